@@ -1,0 +1,43 @@
+# make quickstart: from a fresh machine to a trained DTop-p model. make help lists the rest.
+PRESET ?= release
+BUILD  := build/$(PRESET)
+PYTHON := .venv/bin/python
+JOBS   ?= $(shell nproc)
+
+.PHONY: help quickstart test build bench format tidy clean
+
+help:  ## this list
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+quickstart:  ## install what is missing, build, prepare the sample text, train a small DTop-p model (3 minutes)
+	@scripts/setup.sh build
+	@$(MAKE) --no-print-directory .build-dtopp
+	@scripts/quickstart.sh $(BUILD)/bin/dtopp
+
+test:  ## install what is missing, build, run the whole suite
+	@scripts/setup.sh test
+	@scripts/test.sh $(JOBS)
+
+build:  ## install what is missing, build the program (PRESET=release|debug|sanitize)
+	@scripts/setup.sh build
+	@$(MAKE) --no-print-directory .build-dtopp
+
+.PHONY: .build-dtopp
+.build-dtopp:
+	@cmake --preset $(PRESET) >$(BUILD).log 2>&1 || { cat $(BUILD).log; exit 1; }
+	@cmake --build $(BUILD) --target dtopp dtopp_ops -j $(JOBS)
+
+bench:  ## benchmarks side by side with peers, one JSON line a case
+	@scripts/setup.sh test
+	@$(MAKE) --no-print-directory .build-dtopp
+	@scripts/bench.sh
+
+format:  ## clang-format over every source file
+	@scripts/lint.sh format
+
+tidy:  ## clang-tidy over every source file
+	@scripts/setup.sh test
+	@scripts/lint.sh tidy
+
+clean:  ## remove build folders (the virtual environment and runs stay)
+	rm -rf build

@@ -1,0 +1,56 @@
+#include <cstdio>
+#include <exception>
+#include <new>
+#include <string>
+
+#include "cli/verbs.h"
+#include "dtopp/base/errors.h"
+
+namespace {
+
+// A message is one line whatever it quotes.
+std::string one_line(std::string text) {
+  text.resize(text.find_last_not_of("\n\r ") + 1);
+  for (char& c : text) {
+    if (c == '\n' || c == '\r') c = ' ';
+  }
+  return text;
+}
+
+int fail(dtopp::ExitStatus status, const std::string& message) {
+  std::fprintf(stderr, "dtopp: error: %s\n", one_line(message).c_str());
+  return static_cast<int>(status);
+}
+
+int run(int argc, char** argv) {
+  CLI::App app("dtopp trains Mixture-of-Experts transformers whose tokens choose how many experts they use.");
+  app.set_version_flag("--version", "dtopp " DTOPP_VERSION);
+  app.require_subcommand(1);
+  dtopp::cli::add_prepare(app);
+  dtopp::cli::add_tokenize(app);
+  dtopp::cli::add_train(app);
+  dtopp::cli::add_evaluate(app);
+  dtopp::cli::add_plan(app);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    return fail(dtopp::ExitStatus::kUsage, std::string(error.what()) + " (see dtopp --help)");
+  }
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const dtopp::Error& error) {
+    return fail(error.status(), error.what());
+  } catch (const std::bad_alloc&) {
+    return fail(dtopp::ExitStatus::kResource,
+                "out of memory: lower training.micro_batch_size or the model's size");
+  } catch (const std::exception& error) {
+    return fail(dtopp::ExitStatus::kResource, error.what());
+  }
+}

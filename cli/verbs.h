@@ -1,0 +1,15 @@
+// The verbs of `dtopp`, one file each. A verb adds its options to the command line and sets the callback that
+// runs it; what it throws, main() prints as one line and turns into the exit status.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+namespace dtopp::cli {
+
+void add_prepare(CLI::App& app);
+void add_train(CLI::App& app);
+void add_evaluate(CLI::App& app);
+void add_plan(CLI::App& app);
+void add_tokenize(CLI::App& app);
+
+}  // namespace dtopp::cli

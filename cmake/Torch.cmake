@@ -1,0 +1,20 @@
+# Imported target torch::cpu, made from the PyPI wheel of torch without a CUDA toolkit (the wheel's own
+# TorchConfig.cmake insists on one). DTOPP_SITE_PACKAGES names the folder that holds torch/ and nvidia/.
+if(NOT DTOPP_SITE_PACKAGES)
+  file(GLOB _site_packages "${CMAKE_SOURCE_DIR}/.venv/lib/python3*/site-packages")
+  set(DTOPP_SITE_PACKAGES "${_site_packages}" CACHE PATH "folder that holds torch/ and nvidia/" FORCE)
+endif()
+set(_torch "${DTOPP_SITE_PACKAGES}/torch")
+if(NOT EXISTS "${_torch}/include/ATen/ATen.h")
+  message(FATAL_ERROR "libtorch is not there: '${_torch}'. Run `make build`, or pass -DDTOPP_SITE_PACKAGES=…")
+endif()
+
+add_library(torch::cpu INTERFACE IMPORTED)
+target_include_directories(torch::cpu SYSTEM INTERFACE
+  "${_torch}/include" "${_torch}/include/torch/csrc/api/include")
+target_compile_options(torch::cpu INTERFACE -fopenmp)
+# torch's own libgomp comes first in the rpath: two OpenMP runtimes in one process would fight over the cores.
+target_link_options(torch::cpu INTERFACE
+  "LINKER:--no-as-needed" "-L${_torch}/lib" "LINKER:-rpath,${_torch}/lib"
+  "LINKER:-rpath,${DTOPP_SITE_PACKAGES}/nvidia/cu13/lib" "LINKER:-rpath-link,${DTOPP_SITE_PACKAGES}/nvidia/cu13/lib")
+target_link_libraries(torch::cpu INTERFACE torch_cpu c10 "${_torch}/lib/libgomp.so.1")

@@ -1,0 +1,66 @@
+// A cursor over untrusted bytes. Every access is checked for bounds and arithmetic overflow; values are
+// copied out, so nothing depends on alignment. Errors are DataErrors that name `what`, the byte offset and
+// the cause.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+#include "dtopp/base/errors.h"
+
+namespace dtopp {
+
+class ByteReader {
+ public:
+  // `what` names the source in errors, usually its path.
+  ByteReader(std::span<const std::byte> bytes, std::string what) : bytes_(bytes), what_(std::move(what)) {}
+
+  // The next little-endian T.
+  template <class T>
+  requires std::is_arithmetic_v<T> T read() {
+    T value;
+    std::memcpy(&value, take(sizeof(T)).data(), sizeof(T));
+    return value;
+  }
+
+  // The next `count` bytes.
+  std::span<const std::byte> take(uint64_t count) {
+    if (count > remaining())
+      fail("needs " + std::to_string(count) + " bytes, has " + std::to_string(remaining()));
+    const auto part = bytes_.subspan(offset_, count);
+    offset_ += count;
+    return part;
+  }
+
+  // The next `count` elements of `size` bytes each.
+  std::span<const std::byte> take(uint64_t count, uint64_t size) {
+    if (size != 0 && count > remaining() / size)
+      fail("needs " + std::to_string(count) + " x " + std::to_string(size) + " bytes, has " +
+           std::to_string(remaining()));
+    return take(count * size);
+  }
+
+  std::string_view take_text(uint64_t count) {
+    const auto part = take(count);
+    return {reinterpret_cast<const char*>(part.data()), part.size()};
+  }
+
+  uint64_t offset() const { return offset_; }
+  uint64_t remaining() const { return bytes_.size() - offset_; }
+
+  [[noreturn]] void fail(const std::string& cause) const {
+    throw DataError(what_ + ": byte " + std::to_string(offset_) + ": " + cause);
+  }
+
+ private:
+  std::span<const std::byte> bytes_;
+  std::string what_;
+  uint64_t offset_ = 0;
+};
+
+}  // namespace dtopp

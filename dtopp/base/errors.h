@@ -1,0 +1,41 @@
+// Errors that end a command. One type per exit status; each message is a single line that says what happened,
+// where (file, line or byte, step) and what to do about it. Only cli/ catches and prints them.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+namespace dtopp {
+
+enum class ExitStatus : int {
+  kDone = 0,
+  kUsage = 2,       // wrong usage or configuration, also one that is not there
+  kData = 3,        // missing, truncated or damaged input data; an output that cannot be written
+  kCheckpoint = 4,  // a checkpoint does not verify
+  kResource = 5,    // out of memory, device failure
+  kNumerical = 6,   // non-finite beyond the allowed skips
+  kStopped = 75,    // stopped by a signal after saving; start again to go on
+};
+
+class Error : public std::runtime_error {
+ public:
+  Error(ExitStatus status, const std::string& message) : std::runtime_error(message), status_(status) {}
+  ExitStatus status() const { return status_; }
+
+ private:
+  ExitStatus status_;
+};
+
+template <ExitStatus status>
+struct ErrorOf : Error {
+  explicit ErrorOf(const std::string& message) : Error(status, message) {}
+};
+
+using UsageError = ErrorOf<ExitStatus::kUsage>;
+using DataError = ErrorOf<ExitStatus::kData>;
+using CheckpointError = ErrorOf<ExitStatus::kCheckpoint>;
+using ResourceError = ErrorOf<ExitStatus::kResource>;
+using NumericalError = ErrorOf<ExitStatus::kNumerical>;
+using Stopped = ErrorOf<ExitStatus::kStopped>;
+
+}  // namespace dtopp

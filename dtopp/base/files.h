@@ -1,0 +1,84 @@
+// Files that are complete or absent. Everything dtopp writes that must survive a crash goes through here.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace dtopp {
+
+// The whole file. DataError when it is missing, unreadable or larger than `limit` bytes.
+std::string read_file(const std::filesystem::path& path, uint64_t limit = uint64_t{1} << 32);
+
+// A file being written: every call checks the system's answer and throws DataError naming path and cause.
+class OutputFile {
+ public:
+  // Creates or truncates `path`.
+  explicit OutputFile(std::filesystem::path path);
+  ~OutputFile();  // closes without a report; call close() to learn of errors
+  OutputFile(const OutputFile&) = delete;
+  OutputFile& operator=(const OutputFile&) = delete;
+
+  void write(std::span<const std::byte> bytes);
+  void write(std::string_view text) { write(std::as_bytes(std::span(text.data(), text.size()))); }
+  // Flushes buffers, forces the bytes to the device (fsync) and closes.
+  void sync_and_close();
+  uint64_t size() const { return size_; }
+
+ private:
+  void flush();
+
+  std::filesystem::path path_;
+  int descriptor_ = -1;
+  uint64_t size_ = 0;
+  std::vector<std::byte> buffer_;
+};
+
+// Writes `bytes` beside `path`, syncs, renames over it and syncs the directory.
+void write_file_atomically(const std::filesystem::path& path, std::string_view bytes);
+
+// Makes the directory `path` appear complete or not at all: `fill` writes into a temporary sibling
+// (".tmp-<name>"), every file in it is synced, then it is renamed to `path` and the parent is synced. What an
+// earlier interrupted attempt left there is removed first. An existing `path` is an error.
+void write_directory_atomically(const std::filesystem::path& path,
+                                const std::function<void(const std::filesystem::path&)>& fill);
+
+// fsync of a directory, so that renames and new names in it survive a power loss.
+void sync_directory(const std::filesystem::path& path);
+
+// A read-only memory map of a whole file. DataError when it cannot be mapped.
+class MappedFile {
+ public:
+  explicit MappedFile(const std::filesystem::path& path);
+  ~MappedFile();
+  MappedFile(MappedFile&& other) noexcept;
+  MappedFile& operator=(MappedFile&&) = delete;
+  MappedFile(const MappedFile&) = delete;
+  std::span<const std::byte> bytes() const { return {data_, size_}; }
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+  const std::byte* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+// An exclusive lock on a directory (flock on "<directory>/.lock"), held for the object's life. UsageError
+// when another process holds it: two processes never write one run directory.
+class DirectoryLock {
+ public:
+  explicit DirectoryLock(const std::filesystem::path& directory);
+  ~DirectoryLock();
+  DirectoryLock(const DirectoryLock&) = delete;
+  DirectoryLock& operator=(const DirectoryLock&) = delete;
+
+ private:
+  int descriptor_ = -1;
+};
+
+}  // namespace dtopp

@@ -1,0 +1,28 @@
+// XXH3-128 checksums, as 32 lower-case hexadecimal digits (the canonical, big-endian form of xxhsum -H2).
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+
+namespace dtopp {
+
+class Hasher {
+ public:
+  Hasher();
+  ~Hasher();
+  void update(std::span<const std::byte> bytes);
+  std::string hexdigest() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+std::string hash_bytes(std::span<const std::byte> bytes);
+// DataError when the file cannot be read.
+std::string hash_file(const std::filesystem::path& path);
+
+}  // namespace dtopp

@@ -1,0 +1,40 @@
+// The safetensors format: reading untrusted files and writing. Torch-free; data are byte spans.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "dtopp/base/files.h"
+
+namespace dtopp {
+
+struct TensorView {
+  std::string name;
+  std::string dtype;           // "F32", "F64", "BF16", "I64", …
+  std::vector<int64_t> shape;  // [] for a scalar
+  std::span<const std::byte> bytes;
+};
+
+// A safetensors file, memory-mapped. Throws DataError (file, byte, cause) unless header, offsets, shapes and
+// dtypes are consistent, in bounds, without gaps or overlap, and the header is at most 100 MB.
+class SafetensorsFile {
+ public:
+  explicit SafetensorsFile(const std::filesystem::path& path);
+  const std::vector<TensorView>& tensors() const { return tensors_; }  // in the order of their data
+  const TensorView* find(const std::string& name) const;               // null when absent
+
+ private:
+  MappedFile file_;
+  std::vector<TensorView> tensors_;
+  std::map<std::string, size_t> by_name_;
+};
+
+// Writes the tensors in order, data 64-byte aligned by padding the header; synced (see OutputFile).
+void write_safetensors(const std::filesystem::path& path, const std::vector<TensorView>& tensors,
+                       const std::map<std::string, std::string>& metadata = {});
+
+}  // namespace dtopp

@@ -1,0 +1,42 @@
+// Token streams on disk: Megatron .bin + .idx pairs in a folder with manifest.json, a .bin/.idx prefix, or
+// headerless .npy arrays. All are read through memory maps; every header field is checked before use.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace dtopp {
+
+// A stream of token ids: the documents of one or more files, joined in order.
+class TokenStream {
+ public:
+  // `path`: a folder with token files (read in the order of their names), a .bin/.idx prefix, or a .npy file.
+  // Throws DataError naming the file and byte that is missing, truncated or damaged. `verify` also checks the
+  // manifest's checksums (every byte is read once).
+  static TokenStream open(const std::filesystem::path& path, bool verify = true);
+  TokenStream(TokenStream&&) noexcept;
+  ~TokenStream();
+
+  uint64_t size() const;  // tokens
+  // Copies tokens [offset, offset + out.size()); std::out_of_range beyond the end.
+  void read(uint64_t offset, std::span<int64_t> out) const;
+  // Number of documents, where the format records them.
+  uint64_t documents() const;
+  // The tokenizer's hash as recorded in manifest.json, where there is one.
+  std::optional<std::string> tokenizer_hash() const;
+  // The largest id in the stream (from the manifest, else by one scan).
+  int64_t max_token() const;
+  const std::filesystem::path& path() const;
+
+ private:
+  struct Impl;
+  explicit TokenStream(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace dtopp

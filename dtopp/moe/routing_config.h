@@ -1,0 +1,73 @@
+// The `routing` section: how each token chooses its experts.
+#pragma once
+
+#include <array>
+#include <concepts>
+#include <cstdint>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace dtopp {
+
+enum class RoutingMethod { kTopK, kTopP, kDTopP };
+enum class ThresholdScope { kGlobal, kLayer };
+enum class Normalization { kNone, kFixed, kDynamic };
+
+constexpr auto enum_names(RoutingMethod) {
+  return std::array<std::pair<RoutingMethod, std::string_view>, 3>{
+      {{RoutingMethod::kTopK, "top_k"}, {RoutingMethod::kTopP, "top_p"}, {RoutingMethod::kDTopP, "dtop_p"}}};
+}
+constexpr auto enum_names(ThresholdScope) {
+  return std::array<std::pair<ThresholdScope, std::string_view>, 2>{
+      {{ThresholdScope::kGlobal, "global"}, {ThresholdScope::kLayer, "layer"}}};
+}
+constexpr auto enum_names(Normalization) {
+  return std::array<std::pair<Normalization, std::string_view>, 3>{{{Normalization::kNone, "none"},
+                                                                    {Normalization::kFixed, "fixed"},
+                                                                    {Normalization::kDynamic, "dynamic"}}};
+}
+
+struct RoutingConfig {
+  RoutingMethod method = RoutingMethod::kDTopP;
+  int64_t top_k = 8;                           // top_k: experts per token
+  double threshold = 0.25;                     // top_p: p; dtop_p: p_0
+  std::vector<double> target_experts = {8.0};  // dtop_p: T; one value, or one per layer when scope is layer
+  ThresholdScope scope = ThresholdScope::kGlobal;
+  double kp = 0.1;  // K_pro of Eq. (5)
+  double ki = 0.1;  // K_int of Eq. (5)
+  bool anti_windup = true;
+  Normalization normalization = Normalization::kDynamic;
+  bool renormalize = true;  // gates sum to 1 over the selected set
+  int64_t max_experts = 0;  // cap on the set; 0: none
+};
+
+template <class Config, class Visitor>
+requires std::same_as<std::remove_const_t<Config>, RoutingConfig>
+void visit_fields(Config& config, Visitor&& field) {
+  field("method", config.method);
+  field("top_k", config.top_k);
+  field("threshold", config.threshold);
+  field("target_experts", config.target_experts);
+  field("scope", config.scope);
+  field("kp", config.kp);
+  field("ki", config.ki);
+  field("anti_windup", config.anti_windup);
+  field("normalization", config.normalization);
+  field("renormalize", config.renormalize);
+  field("max_experts", config.max_experts);
+}
+
+// T_l. target_experts holds one value for all layers or one per layer.
+inline double target_of_layer(const RoutingConfig& config, int64_t layer) {
+  return config.target_experts.size() == 1 ? config.target_experts[0]
+                                           : config.target_experts.at(static_cast<size_t>(layer));
+}
+
+// Throws UsageError naming the key when a value is impossible for `num_experts` experts in `num_layers`
+// layers (top_k or a target outside [1, num_experts], threshold outside (0, 1), a target list of the wrong
+// length, …).
+void validate(const RoutingConfig& config, int64_t num_experts, int64_t num_layers);
+
+}  // namespace dtopp

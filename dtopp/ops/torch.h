@@ -1,0 +1,10 @@
+// The part of libtorch that dtopp uses, in one precompiled header: tensors, operators, custom autograd
+// functions. torch/torch.h (modules, data loaders, optimisers) would double the compile time of every file.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/library.h>

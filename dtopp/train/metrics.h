@@ -1,0 +1,52 @@
+// Where a run's numbers go: metrics.jsonl (one object a line, flushed as written) and TensorBoard event files
+// with the same names.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace dtopp {
+
+struct MetricRecord {
+  int64_t step = 0;
+  int64_t tokens = 0;
+  double time = 0;  // seconds since the epoch
+  std::vector<std::pair<std::string, double>>
+      values;  // "train/loss" → value; whole numbers print without a point
+};
+
+// TensorBoard's event file: TFRecord framing with masked CRC-32C around hand-encoded Event protobufs.
+class EventFile {
+ public:
+  // Creates events.out.tfevents.<time>.<host>.<pid> in `directory`. Steps from `first_step` on that earlier
+  // files hold are purged by TensorBoard (a SessionLog START event).
+  EventFile(const std::filesystem::path& directory, int64_t first_step);
+  void write(const MetricRecord& record);
+  void flush();
+
+ private:
+  std::ofstream file_;
+};
+
+class MetricsWriter {
+ public:
+  // Appends to <directory>/metrics.jsonl after dropping, atomically, every line past `resume_step` (and a
+  // torn last line), so that a resumed run's file equals that of a run never stopped. DataError when it
+  // cannot be written.
+  MetricsWriter(const std::filesystem::path& directory, int64_t resume_step, bool tensorboard);
+  ~MetricsWriter();
+  // Doubles are printed so that they read back exactly; NaN and infinities as null.
+  void write(const MetricRecord& record);
+
+ private:
+  std::filesystem::path path_;
+  std::ofstream file_;
+  std::unique_ptr<EventFile> events_;
+};
+
+}  // namespace dtopp

@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# Installs what is missing: Debian packages, and libtorch from PyPI into .venv. `setup.sh build` brings what the
+# program needs, `setup.sh test` also what the test suite compares with. Quick when nothing is missing.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+mode=${1:-build}
+torch_version=2.11.0
+
+packages=(g++ cmake ninja-build ccache pkg-config python3-venv libcli11-dev libyaml-cpp-dev nlohmann-json3-dev
+  libsimdjson-dev libzstd-dev zlib1g-dev libutf8proc-dev libxxhash-dev)
+if [ "$mode" = test ]; then
+  packages+=(libgtest-dev libgmock-dev librapidcheck-dev clang-format clang-tidy)
+fi
+
+missing=()
+for package in "${packages[@]}"; do
+  dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
+done
+if [ ${#missing[@]} -gt 0 ]; then
+  as_root=()
+  if [ "$(id -u)" != 0 ]; then
+    if ! { command -v sudo >/dev/null && sudo -n true 2>/dev/null; }; then
+      echo "dtopp needs Debian packages that are not installed; as root run: apt-get install -y ${missing[*]}" >&2
+      exit 1
+    fi
+    as_root=(sudo -n)
+  fi
+  echo "installing Debian packages: ${missing[*]}" >&2
+  log=$(mktemp)
+  if ! { "${as_root[@]}" apt-get update -qq &&
+         "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}"; } >"$log" 2>&1; then
+    tail -n 5 "$log" >&2
+    echo "dtopp could not install Debian packages (full log: $log); as root run: apt-get install -y ${missing[*]}" >&2
+    exit 1
+  fi
+  rm -f "$log"
+fi
+
+[ -x .venv/bin/python ] || python3 -m venv .venv
+# The stamp names what is installed; pip is asked only when that changes.
+stamp=.venv/.dtopp-$mode
+want="$torch_version $mode $(cat tests/python/requirements.txt 2>/dev/null | sha256sum | cut -c1-16)"
+if [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; then
+  pip=(.venv/bin/python -m pip install -q --disable-pip-version-check)
+  if [ "$mode" = test ]; then
+    echo "installing torch $torch_version and the Python packages the tests compare with (one to two minutes)" >&2
+    "${pip[@]}" "torch==$torch_version" -r tests/python/requirements.txt
+  elif ! .venv/bin/python -c 'import importlib.metadata as m; assert m.version("torch").split("+")[0] == "'$torch_version'"' 2>/dev/null; then
+    echo "installing libtorch $torch_version (half a minute)" >&2
+    "${pip[@]}" --no-deps "torch==$torch_version" 'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-cupti==13.0.*'
+  fi
+  echo "$want" >"$stamp"
+fi
+mkdir -p build
