@@ -26,9 +26,9 @@ class Error : public std::runtime_error {
   ExitStatus status_;
 };
 
-template <ExitStatus status>
+template <ExitStatus kStatus>
 struct ErrorOf : Error {
-  explicit ErrorOf(const std::string& message) : Error(status, message) {}
+  explicit ErrorOf(const std::string& message) : Error(kStatus, message) {}
 };
 
 using UsageError = ErrorOf<ExitStatus::kUsage>;

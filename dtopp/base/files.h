@@ -10,7 +10,14 @@
 #include <string_view>
 #include <vector>
 
+#include "dtopp/base/errors.h"
+
 namespace dtopp {
+
+class Hasher;
+
+// The error of a failed system call: what was tried, the path, the system's reason and what to do about it.
+DataError file_error(const std::string& action, const std::filesystem::path& path, int error_number);
 
 // The whole file. DataError when it is missing, unreadable or larger than `limit` bytes.
 std::string read_file(const std::filesystem::path& path, uint64_t limit = uint64_t{1} << 32);
@@ -18,8 +25,8 @@ std::string read_file(const std::filesystem::path& path, uint64_t limit = uint64
 // A file being written: every call checks the system's answer and throws DataError naming path and cause.
 class OutputFile {
  public:
-  // Creates or truncates `path`.
-  explicit OutputFile(std::filesystem::path path);
+  // Creates or truncates `path`. Every byte written also goes through `hasher`, where there is one.
+  explicit OutputFile(std::filesystem::path path, Hasher* hasher = nullptr);
   ~OutputFile();  // closes without a report; call close() to learn of errors
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;
@@ -32,8 +39,10 @@ class OutputFile {
 
  private:
   void flush();
+  void write_through(std::span<const std::byte> bytes);
 
   std::filesystem::path path_;
+  Hasher* hasher_ = nullptr;
   int descriptor_ = -1;
   uint64_t size_ = 0;
   std::vector<std::byte> buffer_;
@@ -47,6 +56,22 @@ void write_file_atomically(const std::filesystem::path& path, std::string_view b
 // earlier interrupted attempt left there is removed first. An existing `path` is an error.
 void write_directory_atomically(const std::filesystem::path& path,
                                 const std::function<void(const std::filesystem::path&)>& fill);
+
+// Names in this form belong to an unfinished write or removal; whoever writes the directory may remove them.
+inline constexpr std::string_view kTemporaryPrefix = ".tmp-";
+
+// Creates `path` and the parents it lacks, each one durable.
+void make_directories(const std::filesystem::path& path);
+
+// Renames within one directory; returns once the new name is durable.
+void rename_durably(const std::filesystem::path& from, const std::filesystem::path& to);
+
+// Removes a file or a directory with all it holds, so that its name is gone, durably, before any of its
+// content: what a crash leaves behind carries kTemporaryPrefix.
+void remove_durably(const std::filesystem::path& path);
+
+// Removes everything in `directory` whose name begins with kTemporaryPrefix.
+void remove_leftovers(const std::filesystem::path& directory);
 
 // fsync of a directory, so that renames and new names in it survive a power loss.
 void sync_directory(const std::filesystem::path& path);

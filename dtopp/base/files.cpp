@@ -1,0 +1,287 @@
+#include "dtopp/base/files.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <system_error>
+#include <utility>
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "dtopp/base/hash.h"
+
+namespace dtopp {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr size_t kBufferBytes = size_t{1} << 20;
+
+const char* remedy(int error_number) {
+  switch (error_number) {
+    case ENOSPC:
+    case EDQUOT:
+      return "free space there or choose another directory";
+    case EACCES:
+    case EPERM:
+    case EROFS:
+      return "check its permissions or choose another directory";
+    case ENOENT:
+    case ENOTDIR:
+      return "check the path";
+    case EMFILE:
+    case ENFILE:
+      return "raise the limit on open files (ulimit -n)";
+    case EIO:
+      return "check the device it lies on";
+    default:
+      return "check the path and the file system it lies on";
+  }
+}
+
+template <class Call>
+auto retry(Call call) {
+  auto result = call();
+  while (result < 0 && errno == EINTR) result = call();
+  return result;
+}
+
+// A descriptor that is closed on every way out; close_checked() for those that were written.
+class Descriptor {
+ public:
+  Descriptor(const fs::path& path, int flags, const char* action)
+      : path_(path), value_(retry([&] { return ::open(path.c_str(), flags | O_CLOEXEC, 0666); })) {
+    if (value_ < 0) throw file_error(action, path, errno);
+  }
+  ~Descriptor() {
+    if (value_ >= 0) ::close(value_);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+
+  int get() const { return value_; }
+  int release() { return std::exchange(value_, -1); }
+  struct stat status() const {
+    struct stat status {};
+    if (::fstat(value_, &status) != 0) throw file_error("read", path_, errno);
+    return status;
+  }
+
+ private:
+  const fs::path& path_;
+  int value_;
+};
+
+// The descriptor is gone afterwards whatever close() answers; EINTR is no loss, since data were synced
+// before.
+void close_checked(int descriptor, const fs::path& path) {
+  if (::close(descriptor) != 0 && errno != EINTR) throw file_error("close", path, errno);
+}
+
+void sync_path(const fs::path& path, int flags) {
+  Descriptor descriptor(path, flags, "open");
+  // EINVAL: a file system that has nothing to sync for directories.
+  if (retry([&] { return ::fsync(descriptor.get()); }) != 0 && !((flags & O_DIRECTORY) && errno == EINVAL))
+    throw file_error("sync", path, errno);
+  close_checked(descriptor.release(), path);
+}
+
+bool directory_exists(const fs::path& path) {
+  std::error_code no_answer;  // counts as no; the call that needs the directory then says why
+  return fs::is_directory(path, no_answer);
+}
+
+// "a" has the parent "": the working directory.
+fs::path parent_of(const fs::path& path) {
+  return path.has_parent_path() ? path.parent_path() : fs::path(".");
+}
+
+fs::path temporary_sibling(const fs::path& path) {
+  if (!path.has_filename()) return temporary_sibling(path.parent_path());  // "a/b/" means "a/b"
+  return path.parent_path() / (std::string(kTemporaryPrefix) + path.filename().string());
+}
+
+void remove_tree(const fs::path& path) {
+  std::error_code error;
+  fs::remove_all(path, error);
+  if (error) throw file_error("remove", path, error.value());
+}
+
+void sync_tree(const fs::path& directory) {
+  std::error_code error;
+  std::vector<fs::directory_entry> entries;
+  for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error))
+    entries.push_back(*it);
+  if (error) throw file_error("list", directory, error.value());
+  for (const auto& entry : entries) {
+    if (directory_exists(entry.path()))
+      sync_tree(entry.path());
+    else
+      sync_path(entry.path(), O_RDONLY);
+  }
+  sync_directory(directory);
+}
+
+}  // namespace
+
+DataError file_error(const std::string& action, const fs::path& path, int error_number) {
+  return DataError(path.string() + ": cannot " + action + ": " +
+                   std::generic_category().message(error_number) + "; " + remedy(error_number));
+}
+
+std::string read_file(const fs::path& path, uint64_t limit) {
+  Descriptor descriptor(path, O_RDONLY, "open");
+  const auto status = descriptor.status();
+  if (S_ISDIR(status.st_mode)) throw file_error("read", path, EISDIR);
+  const auto too_large = [&] {
+    return DataError(path.string() + ": larger than the " + std::to_string(limit) + " bytes allowed here");
+  };
+  if (S_ISREG(status.st_mode) && static_cast<uint64_t>(status.st_size) > limit) throw too_large();
+  std::string text;
+  if (S_ISREG(status.st_mode)) text.reserve(status.st_size);
+  std::vector<char> chunk(kBufferBytes);
+  for (;;) {
+    const auto count = retry([&] { return ::read(descriptor.get(), chunk.data(), chunk.size()); });
+    if (count < 0) throw file_error("read", path, errno);
+    if (count == 0) return text;
+    if (static_cast<uint64_t>(count) > limit - text.size()) throw too_large();
+    text.append(chunk.data(), count);
+  }
+}
+
+OutputFile::OutputFile(fs::path path, Hasher* hasher) : path_(std::move(path)), hasher_(hasher) {
+  descriptor_ = Descriptor(path_, O_WRONLY | O_CREAT | O_TRUNC, "create").release();
+}
+
+OutputFile::~OutputFile() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+void OutputFile::write(std::span<const std::byte> bytes) {
+  size_ += bytes.size();
+  if (hasher_) hasher_->update(bytes);
+  if (buffer_.size() + bytes.size() > kBufferBytes) flush();
+  if (bytes.size() >= kBufferBytes) return write_through(bytes);
+  buffer_.insert(buffer_.end(), bytes.begin(), bytes.end());
+}
+
+void OutputFile::flush() {
+  write_through(buffer_);
+  buffer_.clear();
+}
+
+void OutputFile::write_through(std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const auto count = retry([&] { return ::write(descriptor_, bytes.data(), bytes.size()); });
+    if (count <= 0) throw file_error("write", path_, count < 0 ? errno : ENOSPC);
+    bytes = bytes.subspan(count);
+  }
+}
+
+void OutputFile::sync_and_close() {
+  flush();
+  if (retry([&] { return ::fsync(descriptor_); }) != 0) throw file_error("sync", path_, errno);
+  close_checked(std::exchange(descriptor_, -1), path_);
+}
+
+void sync_directory(const fs::path& path) { sync_path(path, O_RDONLY | O_DIRECTORY); }
+
+void make_directories(const fs::path& path) {
+  if (path.empty() || directory_exists(path)) return;
+  make_directories(path.parent_path());
+  // EEXIST: another process was faster, or `path` is a file.
+  if (::mkdir(path.c_str(), 0777) != 0 && !(errno == EEXIST && directory_exists(path)))
+    throw file_error("create the directory", path, errno);
+  sync_directory(parent_of(path));
+}
+
+void rename_durably(const fs::path& from, const fs::path& to) {
+  if (::rename(from.c_str(), to.c_str()) != 0) throw file_error("rename to " + to.string(), from, errno);
+  sync_directory(parent_of(to));
+}
+
+void remove_durably(const fs::path& path) {
+  const auto doomed = temporary_sibling(path);
+  remove_tree(doomed);
+  rename_durably(path, doomed);
+  remove_tree(doomed);
+}
+
+void remove_leftovers(const fs::path& directory) {
+  std::error_code error;
+  std::vector<fs::path> leftovers;
+  for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
+    if (it->path().filename().string().starts_with(kTemporaryPrefix)) leftovers.push_back(it->path());
+  }
+  if (error) throw file_error("list", directory, error.value());
+  for (const auto& path : leftovers) remove_tree(path);
+}
+
+void write_file_atomically(const fs::path& path, std::string_view bytes) {
+  const auto temporary = temporary_sibling(path);
+  try {
+    OutputFile file(temporary);
+    file.write(bytes);
+    file.sync_and_close();
+    rename_durably(temporary, path);
+  } catch (...) {
+    ::unlink(temporary.c_str());  // gives the space back; not there when only the last sync failed
+    throw;
+  }
+}
+
+void write_directory_atomically(const fs::path& path, const std::function<void(const fs::path&)>& fill) {
+  std::error_code absent;
+  if (fs::exists(fs::symlink_status(path, absent))) throw file_error("create the directory", path, EEXIST);
+  const auto temporary = temporary_sibling(path);
+  remove_tree(temporary);
+  if (::mkdir(temporary.c_str(), 0777) != 0) throw file_error("create the directory", temporary, errno);
+  try {
+    fill(temporary);
+    sync_tree(temporary);
+    rename_durably(temporary, path);
+  } catch (...) {
+    std::error_code ignored;  // the first error is the one to report; the next write removes what stays
+    fs::remove_all(temporary, ignored);
+    throw;
+  }
+}
+
+MappedFile::MappedFile(const fs::path& path) : path_(path) {
+  // O_NONBLOCK: opening a named pipe does not wait for a writer.
+  Descriptor descriptor(path_, O_RDONLY | O_NONBLOCK, "open");
+  const auto status = descriptor.status();
+  if (!S_ISREG(status.st_mode)) throw DataError(path_.string() + ": not a regular file; check the path");
+  size_ = status.st_size;
+  if (size_ == 0) return;  // mmap refuses empty maps
+  void* const data = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, descriptor.get(), 0);
+  if (data == MAP_FAILED) throw file_error("map", path_, errno);
+  data_ = static_cast<const std::byte*>(data);
+}
+
+MappedFile::~MappedFile() {
+  if (data_) ::munmap(const_cast<std::byte*>(data_), size_);
+}
+
+MappedFile::MappedFile(MappedFile&& other) noexcept
+    : path_(std::move(other.path_)),
+      data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)) {}
+
+DirectoryLock::DirectoryLock(const fs::path& directory) {
+  const auto path = directory / ".lock";
+  Descriptor descriptor(path, O_RDWR | O_CREAT, "lock");
+  if (retry([&] { return ::flock(descriptor.get(), LOCK_EX | LOCK_NB); }) != 0) {
+    if (errno != EWOULDBLOCK) throw file_error("lock", path, errno);
+    throw UsageError("another dtopp process is writing " + directory.string() +
+                     "; wait for it, stop it or choose another output directory");
+  }
+  descriptor_ = descriptor.release();
+}
+
+DirectoryLock::~DirectoryLock() { ::close(descriptor_); }
+
+}  // namespace dtopp

@@ -1,0 +1,72 @@
+#include "dtopp/base/hash.h"
+
+#include <cerrno>
+#include <new>
+#include <vector>
+
+#include <fcntl.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include "dtopp/base/files.h"
+
+namespace dtopp {
+namespace {
+
+std::string hexadecimal(XXH128_hash_t hash) {
+  XXH128_canonical_t canonical;
+  XXH128_canonicalFromHash(&canonical, hash);
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string text;
+  for (const unsigned char byte : canonical.digest) {
+    text += kDigits[byte >> 4];
+    text += kDigits[byte & 15];
+  }
+  return text;
+}
+
+}  // namespace
+
+struct Hasher::State {
+  State() : xxh3(XXH3_createState()) {
+    if (!xxh3) throw std::bad_alloc();
+    XXH3_128bits_reset(xxh3);
+  }
+  ~State() { XXH3_freeState(xxh3); }
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+
+  XXH3_state_t* xxh3;  // from the library's allocator, which aligns it
+};
+
+Hasher::Hasher() : state_(std::make_unique<State>()) {}
+Hasher::~Hasher() = default;
+
+void Hasher::update(std::span<const std::byte> bytes) {
+  XXH3_128bits_update(state_->xxh3, bytes.data(), bytes.size());
+}
+
+std::string Hasher::hexdigest() const { return hexadecimal(XXH3_128bits_digest(state_->xxh3)); }
+
+std::string hash_bytes(std::span<const std::byte> bytes) {
+  return hexadecimal(XXH3_128bits(bytes.data(), bytes.size()));
+}
+
+// Reads rather than maps: a device that fails then is an error to report, not a SIGBUS.
+std::string hash_file(const std::filesystem::path& path) {
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (descriptor < 0) throw file_error("open", path, errno);
+  Hasher hasher;
+  std::vector<std::byte> chunk(size_t{1} << 20);
+  ssize_t count;
+  do {
+    count = ::read(descriptor, chunk.data(), chunk.size());
+    if (count > 0) hasher.update({chunk.data(), static_cast<size_t>(count)});
+  } while (count > 0 || (count < 0 && errno == EINTR));
+  const int error_number = errno;
+  ::close(descriptor);
+  if (count < 0) throw file_error("read", path, error_number);
+  return hasher.hexdigest();
+}
+
+}  // namespace dtopp
