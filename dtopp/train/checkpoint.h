@@ -22,10 +22,11 @@ struct TrainingState {
   int64_t seed = 0;
   std::vector<double>
       threshold;  // p: one value, or one per layer; written as exact doubles; empty without a controller
-  std::vector<double> error_sum;  // sum of e, likewise
-  bool per_layer = false;         // written as lists instead of numbers
-  int64_t skipped_steps = 0;      // non-finite steps so far
-  int64_t consecutive_skips = 0;  // of which the last ones in a row
+  std::vector<double> error_sum;      // sum of e, likewise
+  bool per_layer = false;             // written as lists instead of numbers
+  int64_t skipped_steps = 0;          // non-finite steps so far
+  int64_t consecutive_skips = 0;      // of which the last ones in a row
+  int64_t last_validation_step = -1;  // the newest step whose validation is recorded; -1: none
 
   bool operator==(const TrainingState&) const = default;
 };

@@ -1,0 +1,62 @@
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cli/stop_signals.h"
+#include "cli/verbs.h"
+#include "dtopp/base/errors.h"
+#include "dtopp/moe/gain_guard.h"
+#include "dtopp/train/progress.h"
+#include "dtopp/train/run.h"
+
+namespace dtopp::cli {
+namespace {
+
+struct Options {
+  std::string config;
+  std::vector<std::string> overrides;
+};
+
+void message(const std::string& text) { std::fprintf(stderr, "dtopp: %s\n", text.c_str()); }
+
+void run(const Options& options) {
+  const RunConfig config = load_run_config(options.config, options.overrides);
+  if (!config.model.is_dense()) {
+    if (const auto warning = gain_warning(config.routing, config.model.num_experts))
+      message("warning: " + *warning);
+  }
+  stop_on_signals();
+  RunObserver observer;
+  observer.message = message;
+  double last_validation_loss = 0;
+  observer.step = [&](int64_t step, const StepResult& result, const StepRates& rates) {
+    std::fprintf(stderr, "%s\n", console_line(config, step, result, rates).c_str());
+  };
+  observer.validation = [&](int64_t step, const ValidationResult& result) {
+    last_validation_loss = result.loss;
+    std::string line = "validation at step " + std::to_string(step) + ": loss " + std::to_string(result.loss);
+    if (result.activations.num_layers() > 0) {
+      line += ", active experts " + std::to_string(result.activations.summary().mean);
+    }
+    message(line);
+  };
+  const RunSummary summary = run_training(config, observer, stop_requested);
+  if (summary.already_complete) message(summary.directory.string() + " is complete: nothing left to train");
+  std::printf("run         %s\n", summary.directory.c_str());
+  std::printf("steps       %lld\n", static_cast<long long>(summary.steps));
+  std::printf("tokens      %lld\n", static_cast<long long>(summary.tokens));
+  std::printf("checkpoint  %s\n", summary.checkpoint.c_str());
+}
+
+}  // namespace
+
+void add_train(CLI::App& app) {
+  auto options = std::make_shared<Options>();
+  CLI::App* verb = app.add_subcommand("train", "Train a model, or resume where its run stopped");
+  verb->add_option("config", options->config, "the run's YAML file")->required();
+  verb->add_option("overrides", options->overrides, "key.path=value, e.g. training.steps=100");
+  verb->callback([options] { run(*options); });
+}
+
+}  // namespace dtopp::cli

@@ -1,0 +1,36 @@
+#include "dtopp/eval/inference_model.h"
+
+#include <cstring>
+#include <unordered_map>
+
+#include "dtopp/moe/threshold_controller.h"
+
+namespace dtopp {
+
+InferenceModel load_inference_model(const Checkpoint& checkpoint) {
+  InferenceModel loaded;
+  loaded.config = load_run_config(checkpoint.path() / "config.yaml", {});
+  const ModelConfig& model = loaded.config.model;
+  const RoutingConfig& routing = loaded.config.routing;
+
+  std::unordered_map<std::string, at::Tensor> tensors;
+  for (const ParameterSpec& spec : language_model_parameters(model, routing)) {
+    const auto bytes = checkpoint.parameter(spec.name, spec.shape);
+    at::Tensor tensor = at::empty(spec.shape, at::kFloat);
+    std::memcpy(tensor.mutable_data_ptr(), bytes.data(), bytes.size());
+    tensors.emplace(spec.name, tensor);
+  }
+  loaded.model =
+      bind_language_model(model, routing, [&](const std::string& name) { return tensors.at(name); });
+
+  if (!model.is_dense()) {
+    ThresholdController controller(routing, model.num_experts, model.num_layers);
+    controller.restore(checkpoint.state().threshold, checkpoint.state().error_sum);
+    for (int64_t layer = 0; layer < model.num_layers; ++layer) {
+      loaded.routing.threshold.push_back(at::scalar_tensor(controller.threshold(layer), at::kDouble));
+    }
+  }
+  return loaded;
+}
+
+}  // namespace dtopp

@@ -1,0 +1,20 @@
+// A language model out of a checkpoint, for evaluation and generation: parameters only, fp32, with the
+// checkpoint's p.
+#pragma once
+
+#include "dtopp/models/language_model.h"
+#include "dtopp/train/checkpoint.h"
+#include "dtopp/train/run_config.h"
+
+namespace dtopp {
+
+struct InferenceModel {
+  RunConfig config;
+  LanguageModel model;
+  RoutingInputs routing;  // p of each layer
+};
+
+// CheckpointError where a tensor is missing or of another shape.
+InferenceModel load_inference_model(const Checkpoint& checkpoint);
+
+}  // namespace dtopp

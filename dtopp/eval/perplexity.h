@@ -1,0 +1,25 @@
+// Perplexity of a text under a language model.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+
+#include "dtopp/eval/inference_model.h"
+
+namespace dtopp {
+
+struct Perplexity {
+  double nll = 0;      // mean over all predicted tokens, nats
+  int64_t tokens = 0;  // predicted tokens
+  double perplexity() const;
+  ActivationStatistics activations;
+};
+
+// One stream of ids in windows of sequence_length + 1, stride sequence_length; a shorter last window is kept.
+// DataError when there is nothing to predict (fewer than two ids). `progress` hears the tokens done.
+Perplexity measure_perplexity(const InferenceModel& model, uint64_t num_ids,
+                              const std::function<void(uint64_t offset, std::span<int64_t>)>& read,
+                              int64_t batch_size, const std::function<void(uint64_t)>& progress);
+
+}  // namespace dtopp

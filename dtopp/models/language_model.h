@@ -1,0 +1,57 @@
+// The language model: pre-norm decoder blocks with QK-norm, RoPE and a dense or Mixture-of-Experts
+// feed-forward layer.
+//
+//   x = embed(tokens);  for each block: x += attention(norm(x));  x += moe(norm(x));  logits = norm(x)
+//   W_head^T
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "dtopp/models/batch_losses.h"
+#include "dtopp/models/model_config.h"
+
+namespace dtopp {
+
+struct AttentionWeights {
+  at::Tensor q_DD, k_DD, v_DD, o_DD;
+  at::Tensor q_norm_D, k_norm_D;
+};
+
+struct LanguageModelBlock {
+  at::Tensor input_norm_D;
+  AttentionWeights attention;
+  at::Tensor post_attention_norm_D;
+  ExpertLayerWeights experts;                  // MoE
+  at::Tensor dense_gate_up_GD, dense_down_DF;  // dense
+};
+
+struct LanguageModel {
+  ModelConfig config;
+  RoutingConfig routing;
+  at::Tensor embed_VD;
+  std::vector<LanguageModelBlock> blocks;
+  at::Tensor norm_D;
+  at::Tensor head_VD;  // embed_VD itself when tied
+};
+
+// The model over tensors found by parameter name (those of language_model_parameters).
+LanguageModel bind_language_model(const ModelConfig& model, const RoutingConfig& routing,
+                                  const std::function<at::Tensor(const std::string&)>& parameter);
+
+struct HiddenStates {
+  at::Tensor x_TD;                   // after the final norm, T = B L
+  std::vector<RouteOutput> routing;  // one a layer; none for a dense model
+};
+
+// tokens_BL int64.
+HiddenStates hidden_states(const LanguageModel& model, const at::Tensor& tokens_BL,
+                           const RoutingInputs& inputs);
+
+// windows int64 [B, L + 1]: each predicts its tokens 1 … L. Values: "lm_loss", "lm_z_loss", and for MoE
+// "load_balance_loss", "dynamic_loss", "router_z_loss" (summed over layers, divided by their number).
+BatchLosses language_model_losses(const LanguageModel& model, const at::Tensor& windows,
+                                  const RoutingInputs& inputs, const LossWeights& weights);
+
+}  // namespace dtopp

@@ -1,0 +1,40 @@
+#include "dtopp/moe/expert_layer.h"
+
+#include <algorithm>
+
+#include "dtopp/ops/moe_ffn.h"
+
+namespace dtopp {
+namespace {
+
+std::string_view name_of(Normalization normalization) {
+  for (const auto& [value, name] : enum_names(normalization)) {
+    if (value == normalization) return name;
+  }
+  return "";
+}
+
+}  // namespace
+
+ExpertLayerOutput expert_layer(const at::Tensor& x_TD, const ExpertLayerWeights& weights,
+                               const RoutingConfig& config, const at::Tensor& threshold) {
+  // From the logits on everything is fp32, whatever x is.
+  const at::Tensor logits_TE = at::linear(x_TD.to(weights.router_ED.scalar_type()), weights.router_ED);
+  const at::Tensor scale =
+      weights.router_scale.defined() ? weights.router_scale : at::ones({}, weights.router_ED.options());
+  ExpertLayerOutput output;
+  output.routing =
+      route(logits_TE, scale, threshold, name_of(config.normalization),
+            config.method == RoutingMethod::kTopK ? config.top_k : 0, config.max_experts, config.renormalize);
+  output.y_TD = moe_ffn(x_TD, output.routing.gates_TE, weights.gate_up_EGD, weights.down_EDF);
+  return output;
+}
+
+RouterLosses router_losses(const RouteOutput& routing, const at::Tensor& counts_E, int64_t tokens) {
+  const auto num_experts = static_cast<double>(counts_E.numel());
+  const at::Tensor share_E =
+      counts_E.to(routing.mean_prob_E.scalar_type()).div(static_cast<double>(std::max<int64_t>(tokens, 1)));
+  return {(share_E * routing.mean_prob_E).sum() * num_experts, routing.entropy, routing.router_z};
+}
+
+}  // namespace dtopp

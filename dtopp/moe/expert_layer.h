@@ -1,0 +1,35 @@
+// A Mixture-of-Experts feed-forward layer: router, gates, experts (paper, Eqs. 1-4 and 6).
+#pragma once
+
+#include "dtopp/moe/routing_config.h"
+#include "dtopp/ops/route.h"
+
+namespace dtopp {
+
+struct ExpertLayerWeights {
+  at::Tensor router_ED;     // f32 in every precision
+  at::Tensor router_scale;  // theta, f32 []; undefined unless normalization is dynamic
+  at::Tensor gate_up_EGD;
+  at::Tensor down_EDF;
+};
+
+struct ExpertLayerOutput {
+  at::Tensor y_TD;
+  RouteOutput routing;
+};
+
+// threshold: p, f64 [] on x's device.
+ExpertLayerOutput expert_layer(const at::Tensor& x_TD, const ExpertLayerWeights& weights,
+                               const RoutingConfig& config, const at::Tensor& threshold);
+
+// Unweighted losses of one layer (paper, appendix "Loss Designs").
+struct RouterLosses {
+  at::Tensor load_balance;  // E sum_i f_i Q_i; f = share of tokens dispatched to i, gradient through Q only
+  at::Tensor dynamic;       // mean entropy of P
+  at::Tensor router_z;      // mean squared logsumexp of the raw logits
+};
+
+// `counts_E` over `tokens` tokens give f: this micro-batch's own, or those of the whole batch so far.
+RouterLosses router_losses(const RouteOutput& routing, const at::Tensor& counts_E, int64_t tokens);
+
+}  // namespace dtopp

@@ -1,0 +1,125 @@
+#include "dtopp/train/parameter_store.h"
+
+#include "dtopp/models/initialisation.h"
+
+namespace dtopp {
+namespace {
+
+TensorView view_of(const std::string& name, const at::Tensor& tensor) {
+  const auto bytes = std::span(static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes());
+  return {name, "F32", tensor.sizes().vec(), bytes};
+}
+
+void copy_bytes(std::span<const std::byte> bytes, at::Tensor& tensor) {
+  std::memcpy(tensor.mutable_data_ptr(), bytes.data(), tensor.nbytes());
+}
+
+}  // namespace
+
+ParameterStore::ParameterStore(std::vector<ParameterSpec> specs, at::ScalarType compute_type)
+    : specs_(std::move(specs)) {
+  for (const ParameterSpec& spec : specs_) {
+    index_.emplace(spec.name, masters_.size());
+    const at::Tensor master = at::zeros(spec.shape, at::kFloat);
+    masters_.push_back(master);
+    exp_avg_.push_back(at::zeros_like(master));
+    exp_avg_sq_.push_back(at::zeros_like(master));
+    // detach(): a leaf of its own over the same storage, so that the master itself never joins a graph.
+    const bool direct = compute_type == at::kFloat || !spec.compute_precision;
+    compute_.push_back((direct ? master.detach() : master.to(compute_type)).requires_grad_());
+  }
+  gradients_.resize(specs_.size());
+}
+
+void ParameterStore::initialise(uint64_t seed) {
+  for (size_t i = 0; i < specs_.size(); ++i) dtopp::initialise(specs_[i], seed, masters_[i]);
+  refresh_copies();
+}
+
+void ParameterStore::load(const Checkpoint& checkpoint, bool moments) {
+  for (size_t i = 0; i < specs_.size(); ++i) {
+    const ParameterSpec& spec = specs_[i];
+    copy_bytes(checkpoint.parameter(spec.name, spec.shape), masters_[i]);
+    if (!moments) continue;
+    copy_bytes(checkpoint.moment(spec.name + ".exp_avg", spec.shape), exp_avg_[i]);
+    copy_bytes(checkpoint.moment(spec.name + ".exp_avg_sq", spec.shape), exp_avg_sq_[i]);
+  }
+  refresh_copies();
+}
+
+at::Tensor ParameterStore::compute(const std::string& name) const { return compute_.at(index_.at(name)); }
+
+void ParameterStore::refresh_copies() {
+  const at::NoGradGuard no_grad;
+  for (size_t i = 0; i < specs_.size(); ++i) {
+    if (compute_[i].const_data_ptr() != masters_[i].const_data_ptr()) compute_[i].copy_(masters_[i]);
+  }
+}
+
+void ParameterStore::collect_gradients() {
+  const at::NoGradGuard no_grad;
+  for (size_t i = 0; i < specs_.size(); ++i) {
+    at::Tensor& gradient = compute_[i].mutable_grad();
+    if (!gradient.defined()) continue;
+    if (gradients_[i].defined()) {
+      gradients_[i].add_(gradient);
+    } else {
+      gradients_[i] = gradient.to(at::kFloat).contiguous();
+    }
+    gradient.reset();
+  }
+}
+
+void ParameterStore::clear_gradients() {
+  for (at::Tensor& gradient : gradients_) gradient.reset();
+  for (at::Tensor& leaf : compute_) leaf.mutable_grad().reset();
+}
+
+at::Tensor ParameterStore::gradient_norm() const {
+  std::vector<at::Tensor> present;
+  for (const at::Tensor& gradient : gradients_) {
+    if (gradient.defined()) present.push_back(gradient);
+  }
+  if (present.empty()) return at::zeros({}, at::kFloat);
+  return at::linalg_vector_norm(at::stack(at::_foreach_norm(present)));
+}
+
+void ParameterStore::adamw_step(const OptimizerConfig& config, double lr, int64_t update,
+                                const at::Tensor& divisor) {
+  const at::NoGradGuard no_grad;
+  for (const bool decay : {true, false}) {
+    std::vector<at::Tensor> parameters, gradients, exp_avg, exp_avg_sq, steps;
+    for (size_t i = 0; i < specs_.size(); ++i) {
+      if (specs_[i].weight_decay != decay) continue;
+      // A parameter no loss reached (an unused theta, say) still decays and lets its moments fade.
+      if (!gradients_[i].defined()) gradients_[i] = at::zeros_like(masters_[i]);
+      parameters.push_back(masters_[i]);
+      gradients.push_back(gradients_[i]);
+      exp_avg.push_back(exp_avg_[i]);
+      exp_avg_sq.push_back(exp_avg_sq_[i]);
+      steps.push_back(at::full({}, static_cast<double>(update), at::kFloat));
+    }
+    at::_fused_adamw_(parameters, gradients, exp_avg, exp_avg_sq, {}, steps, lr, config.betas[0],
+                      config.betas[1], decay ? config.weight_decay : 0.0, config.eps, /*amsgrad=*/false,
+                      /*maximize=*/false, divisor,
+                      /*found_inf=*/{});
+  }
+  refresh_copies();
+}
+
+std::vector<TensorView> ParameterStore::parameter_views() const {
+  std::vector<TensorView> views;
+  for (size_t i = 0; i < specs_.size(); ++i) views.push_back(view_of(specs_[i].name, masters_[i]));
+  return views;
+}
+
+std::vector<TensorView> ParameterStore::moment_views() const {
+  std::vector<TensorView> views;
+  for (size_t i = 0; i < specs_.size(); ++i) {
+    views.push_back(view_of(specs_[i].name + ".exp_avg", exp_avg_[i]));
+    views.push_back(view_of(specs_[i].name + ".exp_avg_sq", exp_avg_sq_[i]));
+  }
+  return views;
+}
+
+}  // namespace dtopp

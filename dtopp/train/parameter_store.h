@@ -1,0 +1,56 @@
+// The tensors of a run: fp32 masters, Adam moments, fp32 gradients, and the copies the model computes with.
+#pragma once
+
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "dtopp/models/parameters.h"
+#include "dtopp/ops/torch.h"
+#include "dtopp/train/checkpoint.h"
+#include "dtopp/train/run_config.h"
+
+namespace dtopp {
+
+class ParameterStore {
+ public:
+  // compute_type: at::kFloat or at::kBFloat16. Nothing is initialised.
+  ParameterStore(std::vector<ParameterSpec> specs, at::ScalarType compute_type);
+
+  void initialise(uint64_t seed);
+  // Parameters and, with `moments`, the optimiser's. CheckpointError where the checkpoint lacks one.
+  void load(const Checkpoint& checkpoint, bool moments);
+
+  // The tensor the model computes with: a leaf that collects gradients. The master itself in fp32.
+  at::Tensor compute(const std::string& name) const;
+
+  // After each micro-batch's backward: adds the compute copies' gradients to the fp32 gradients.
+  void collect_gradients();
+  void clear_gradients();
+  // Global norm over all parameters, f32 []; NaN or infinite where any gradient is.
+  at::Tensor gradient_norm() const;
+
+  // One AdamW update (decoupled decay on the specs that have it) with gradients divided by `divisor` (f32
+  // []), then the compute copies are refreshed. update counts from 1.
+  void adamw_step(const OptimizerConfig& config, double lr, int64_t update, const at::Tensor& divisor);
+
+  // Views for a checkpoint; valid while the store lives and does not step.
+  std::vector<TensorView> parameter_views() const;
+  std::vector<TensorView> moment_views() const;
+
+  const std::vector<ParameterSpec>& specs() const { return specs_; }
+  const at::Tensor& master(const std::string& name) const { return masters_.at(index_.at(name)); }
+  // The fp32 gradient so far; undefined where none has come.
+  const at::Tensor& gradient(const std::string& name) const { return gradients_.at(index_.at(name)); }
+
+ private:
+  void refresh_copies();
+
+  std::vector<ParameterSpec> specs_;
+  std::unordered_map<std::string, size_t> index_;
+  std::vector<at::Tensor> masters_, exp_avg_, exp_avg_sq_;
+  std::vector<at::Tensor> compute_;    // shares storage with the master where that is computed with directly
+  std::vector<at::Tensor> gradients_;  // fp32
+};
+
+}  // namespace dtopp

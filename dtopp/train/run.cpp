@@ -1,0 +1,286 @@
+#include "dtopp/train/run.h"
+
+#include <chrono>
+#include <fstream>
+
+#include "dtopp/base/errors.h"
+#include "dtopp/base/files.h"
+#include "dtopp/ops/linear.h"
+#include "dtopp/train/matrix_rate.h"
+#include "dtopp/train/metrics.h"
+#include "dtopp/train/plan.h"
+
+namespace dtopp {
+namespace {
+
+namespace fs = std::filesystem;
+
+at::ScalarType compute_type(Precision precision) {
+  if (precision == Precision::kAuto) return has_bf16_matmul(at::kCPU) ? at::kBFloat16 : at::kFloat;
+  return precision == Precision::kBf16 ? at::kBFloat16 : at::kFloat;
+}
+
+double wall_time() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+// "VmRSS", "VmHWM": kilobytes in /proc/self/status.
+uint64_t process_memory(const std::string& key) {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with(key + ":")) return std::stoull(line.substr(key.size() + 1)) * 1024;
+  }
+  return 0;
+}
+
+std::string layer_key(size_t layer, const char* name) {
+  char text[64];
+  std::snprintf(text, sizeof text, "layer_%02zu/%s", layer, name);
+  return text;
+}
+
+void refuse_other_configuration(const RunConfig& config) {
+  const fs::path path = fs::path(config.output) / "config.yaml";
+  if (!fs::exists(path)) return;
+  const RunConfig there = load_run_config(path, {});
+  std::string keys;
+  for (const std::string& key : differing_keys(there, config)) {
+    if (affects_result(key)) keys += (keys.empty() ? "" : ", ") + key;
+  }
+  if (keys.empty()) return;
+  throw UsageError(config.output + " holds a run of another configuration (different: " + keys +
+                   "): choose another output, or the same configuration to resume");
+}
+
+class Run {
+ public:
+  Run(const RunConfig& config, const RunObserver& observer, const std::function<bool()>& stop)
+      : config_(config), observer_(observer), stop_(stop), directory_(config.output) {}
+
+  RunSummary train();
+
+ private:
+  void prepare_directory();
+  void open_or_resume();
+  void train_step();
+  void validate();
+  bool validation_is_due() const;
+  void save();
+  [[noreturn]] void stop_here();
+  StepRates rates(const StepResult& result);
+  MetricRecord record_of(const StepResult& result, const StepRates& rates) const;
+  MetricRecord new_record() const {
+    return {trainer_->state().step, trainer_->state().tokens, wall_time(), {}};
+  }
+  void say(const std::string& text) const {
+    if (observer_.message) observer_.message(text);
+  }
+  bool finished() const { return trainer_->state().step >= config_.training.steps; }
+
+  const RunConfig& config_;
+  const RunObserver& observer_;
+  const std::function<bool()>& stop_;
+  fs::path directory_;
+  std::optional<Trainer> trainer_;
+  std::optional<MetricsWriter> metrics_;
+  fs::path last_checkpoint_;
+  bool unsaved_ = false;  // the trainer's state is not in last_checkpoint_
+  double flops_per_token_ = 0;
+  double matrix_rate_ = 0;
+  double recent_step_seconds_ = 0;
+};
+
+RunSummary Run::train() {
+  refuse_other_configuration(config_);
+  prepare_directory();
+  const DirectoryLock lock(directory_);
+  open_or_resume();
+  RunSummary summary{directory_, {}, 0, 0, finished()};
+  if (!finished()) {
+    say("measured matrix rate: " + std::to_string(static_cast<int64_t>(matrix_rate_ / 1e9)) + " GFLOP/s on " +
+        std::to_string(at::get_num_threads()) + " threads");
+  }
+  if (validation_is_due()) validate();
+  while (!finished()) {
+    train_step();
+    const int64_t step = trainer_->state().step;
+    if (validation_is_due()) validate();
+    if (config_.checkpoint.every > 0 && step % config_.checkpoint.every == 0) save();
+  }
+  if (unsaved_) save();
+  summary.checkpoint = last_checkpoint_;
+  summary.steps = trainer_->state().step;
+  summary.tokens = trainer_->state().tokens;
+  return summary;
+}
+
+void Run::prepare_directory() {
+  std::error_code error;
+  fs::create_directories(directory_ / "checkpoints", error);
+  if (error) throw DataError(directory_.string() + ": cannot be created: " + error.message());
+}
+
+void Run::open_or_resume() {
+  require_memory(make_plan(config_), available_memory());
+  const at::ScalarType type = compute_type(config_.training.precision);
+  trainer_.emplace(config_, language_model_task(config_), type);
+  flops_per_token_ = static_cast<double>(make_plan(config_).flops_per_token);
+  const auto checkpoint = newest_checkpoint(directory_ / "checkpoints",
+                                            [this](const std::string& text) { say("warning: " + text); });
+  if (checkpoint) {
+    trainer_->restore(*checkpoint);
+    last_checkpoint_ = checkpoint->path();
+    say("resuming from " + last_checkpoint_.string());
+  } else {
+    trainer_->initialise();
+    unsaved_ = true;
+  }
+  if (finished()) return;
+  write_file_atomically(directory_ / "config.yaml", to_yaml(config_));
+  metrics_.emplace(directory_, checkpoint ? trainer_->state().step : -1, config_.logging.tensorboard);
+  matrix_rate_ = measure_matrix_rate(type);
+  if (trainer_->task().validation_samples == 0 && config_.validation.every > 0) {
+    say("no data.validation: training without validation");
+  }
+}
+
+void Run::train_step() {
+  const std::optional<StepResult> result = trainer_->step(stop_);
+  if (!result) stop_here();
+  unsaved_ = true;
+  const StepRates speed = rates(*result);
+  const TrainingState& state = trainer_->state();
+  const bool last = finished();
+  if (config_.logging.every > 0 && (state.step % config_.logging.every == 0 || last || result->skipped)) {
+    metrics_->write(record_of(*result, speed));
+    if (observer_.step) observer_.step(state.step, *result, speed);
+  }
+  if (result->skipped) {
+    say("step " + std::to_string(state.step) + " was skipped: its loss or gradient is not finite (" +
+        std::to_string(state.consecutive_skips) + " in a row)");
+    if (state.consecutive_skips > config_.training.max_skips) {
+      save();
+      throw NumericalError(
+          "step " + std::to_string(state.step) + ": " + std::to_string(state.consecutive_skips) +
+          " non-finite steps in a row (training.max_skips " + std::to_string(config_.training.max_skips) +
+          "): lower optimizer.lr or look at the data; the last good parameters are in " +
+          last_checkpoint_.string());
+    }
+  }
+}
+
+StepRates Run::rates(const StepResult& result) {
+  StepRates speed;
+  const auto tokens =
+      static_cast<double>(config_.training.global_batch_size * trainer_->task().tokens_per_sample);
+  speed.tokens_per_second = tokens / result.seconds;
+  speed.tflops = speed.tokens_per_second * flops_per_token_ * 1e-12;
+  speed.mfu = speed.tflops * 1e12 / matrix_rate_;
+  recent_step_seconds_ =
+      recent_step_seconds_ == 0 ? result.seconds : 0.9 * recent_step_seconds_ + 0.1 * result.seconds;
+  speed.seconds_left =
+      recent_step_seconds_ * static_cast<double>(config_.training.steps - trainer_->state().step);
+  speed.memory_bytes = process_memory("VmRSS");
+  speed.memory_peak_bytes = process_memory("VmHWM");
+  return speed;
+}
+
+MetricRecord Run::record_of(const StepResult& result, const StepRates& rates) const {
+  MetricRecord record = new_record();
+  auto& values = record.values;
+  values.emplace_back("train/loss", result.loss);
+  for (const auto& [name, value] : result.losses) values.emplace_back("train/" + name, value);
+  values.emplace_back("train/lr", result.lr);
+  values.emplace_back("train/grad_norm", result.grad_norm);
+  values.emplace_back("train/skipped_steps", static_cast<double>(trainer_->state().skipped_steps));
+  if (!result.thresholds.empty()) {
+    const bool has_threshold = config_.routing.method != RoutingMethod::kTopK;
+    const auto add = [&](const std::string& prefix, const ActivationSummary& summary) {
+      values.emplace_back(prefix + "active_experts", summary.mean);
+      values.emplace_back(prefix + "active_experts_std", summary.deviation);
+      values.emplace_back(prefix + "imbalance", summary.imbalance);
+      values.emplace_back(prefix + "dead_experts", static_cast<double>(summary.dead_experts));
+    };
+    add("moe/", result.activations.summary());
+    if (has_threshold) {
+      double mean = 0;
+      for (const double p : result.thresholds) mean += p / static_cast<double>(result.thresholds.size());
+      const bool shared = config_.routing.scope == ThresholdScope::kGlobal;
+      values.emplace_back("moe/threshold", shared ? result.thresholds[0] : mean);
+    }
+    for (size_t layer = 0; layer < result.thresholds.size(); ++layer) {
+      add("moe/" + layer_key(layer, ""), result.activations.summary(static_cast<int64_t>(layer)));
+      if (has_threshold)
+        values.emplace_back("moe/" + layer_key(layer, "threshold"), result.thresholds[layer]);
+      if (!result.scales.empty())
+        values.emplace_back("moe/" + layer_key(layer, "scale"), result.scales[layer]);
+    }
+  }
+  values.emplace_back("throughput/tokens_per_second", rates.tokens_per_second);
+  values.emplace_back("throughput/tflops", rates.tflops);
+  values.emplace_back("throughput/mfu", rates.mfu);
+  values.emplace_back("throughput/data_share", result.data_seconds / result.seconds);
+  values.emplace_back("memory/resident_bytes", static_cast<double>(rates.memory_bytes));
+  values.emplace_back("memory/peak_bytes", static_cast<double>(rates.memory_peak_bytes));
+  return record;
+}
+
+// Before the first step, every validation.every steps and after the last one.
+bool Run::validation_is_due() const {
+  const TrainingState& state = trainer_->state();
+  if (config_.validation.every == 0 || trainer_->task().validation_samples == 0) return false;
+  if (state.last_validation_step == state.step) return false;
+  return state.step % config_.validation.every == 0 || finished();
+}
+
+void Run::validate() {
+  const std::optional<ValidationResult> result = trainer_->validate(config_.validation.tokens, stop_);
+  if (!result) stop_here();
+  MetricRecord record = new_record();
+  record.values.emplace_back("val/loss", result->loss);
+  if (result->activations.num_layers() > 0) {
+    const ActivationSummary all = result->activations.summary();
+    record.values.emplace_back("val/active_experts", all.mean);
+    record.values.emplace_back("val/active_experts_std", all.deviation);
+    for (int64_t layer = 0; layer < result->activations.num_layers(); ++layer) {
+      record.values.emplace_back("val/" + layer_key(static_cast<size_t>(layer), "active_experts"),
+                                 result->activations.summary(layer).mean);
+    }
+  }
+  metrics_->write(record);
+  trainer_->mark_validated();
+  unsaved_ = true;
+  if (observer_.validation) observer_.validation(record.step, *result);
+}
+
+void Run::save() {
+  const ParameterStore& store = trainer_->parameters();
+  const CheckpointContents contents{trainer_->state(), store.parameter_views(), store.moment_views(),
+                                    to_yaml(config_), trainer_->task().tokenizer_json};
+  last_checkpoint_ = save_checkpoint(directory_ / "checkpoints", contents, config_.checkpoint.keep);
+  unsaved_ = false;
+}
+
+void Run::stop_here() {
+  if (unsaved_) save();
+  throw Stopped("stopped at step " + std::to_string(trainer_->state().step) + ", saved as " +
+                last_checkpoint_.string() + ": start the same command again to go on");
+}
+
+}  // namespace
+
+RunSummary run_training(const RunConfig& config, const RunObserver& observer,
+                        const std::function<bool()>& stop) {
+  if (!config.validation.tasks.empty()) {
+    throw UsageError(
+        "validation.tasks: this version measures validation loss only; remove the tasks or override "
+        "validation.tasks=[]");
+  }
+  if (config.training.device == Device::kCuda) {
+    throw UsageError("training.device: this build has no CUDA support; use cpu or auto");
+  }
+  if (config.training.threads > 0) at::set_num_threads(static_cast<int>(config.training.threads));
+  return Run(config, observer, stop).train();
+}
+
+}  // namespace dtopp

@@ -1,0 +1,44 @@
+// A training run in its directory: locked, resumable, stoppable.
+//   <output>/config.yaml  metrics.jsonl  events.out.tfevents.*  checkpoints/step-XXXXXXXX/
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "dtopp/train/trainer.h"
+
+namespace dtopp {
+
+// How fast a step was.
+struct StepRates {
+  double tokens_per_second = 0;
+  double tflops = 0;
+  double mfu = 0;                  // share of the machine's measured matrix rate
+  double seconds_left = 0;         // until the last step, at the recent pace
+  uint64_t memory_bytes = 0;       // resident now
+  uint64_t memory_peak_bytes = 0;  // the most it ever was
+};
+
+// What a run tells its caller while it goes on; all may be empty.
+struct RunObserver {
+  std::function<void(const std::string&)> message;
+  std::function<void(int64_t step, const StepResult&, const StepRates&)> step;
+  std::function<void(int64_t step, const ValidationResult&)> validation;
+};
+
+struct RunSummary {
+  std::filesystem::path directory;
+  std::filesystem::path checkpoint;  // the final one
+  int64_t steps = 0;
+  int64_t tokens = 0;
+  bool already_complete = false;
+};
+
+// Trains to config.training.steps, resuming from the newest valid checkpoint in config.output. `stop` is
+// polled between micro-batches; once true, the state is saved and Stopped is thrown. UsageError when the
+// directory holds another configuration's run or another process writes it; NumericalError after
+// training.max_skips non-finite steps in a row; DataError when something cannot be read or written.
+RunSummary run_training(const RunConfig& config, const RunObserver& observer,
+                        const std::function<bool()>& stop);
+
+}  // namespace dtopp

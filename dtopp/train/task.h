@@ -1,0 +1,38 @@
+// All the loop knows of what it trains: named parameters, the losses of a batch, and where batches come from.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "dtopp/models/batch_losses.h"
+#include "dtopp/models/parameters.h"
+#include "dtopp/train/run_config.h"
+
+namespace dtopp {
+
+// Finds a parameter's tensor by its name.
+using ParameterLookup = std::function<at::Tensor(const std::string&)>;
+
+struct TrainingTask {
+  std::vector<ParameterSpec> parameters;
+  int64_t num_routed_layers = 0;  // layers with a router
+  int64_t tokens_per_sample = 0;
+  std::string tokenizer_json;  // kept in checkpoints; empty when the data names none
+
+  // Makes the loss function over the given parameters.
+  std::function<std::function<BatchLosses(const at::Tensor& batch, const RoutingInputs&)>(
+      const ParameterLookup&)>
+      bind;
+  // `count` samples from global position `position` of the training order.
+  std::function<at::Tensor(uint64_t position, int64_t count)> training_batch;
+  uint64_t validation_samples = 0;
+  std::function<at::Tensor(uint64_t index, int64_t count)> validation_batch;
+};
+
+// Opens the data and checks that model, tokenizer and data belong together. UsageError when the model does
+// not fit the data, DataError when the data are missing or damaged.
+TrainingTask language_model_task(const RunConfig& config);
+
+}  // namespace dtopp
