@@ -1,0 +1,31 @@
+"""Lower rooms never include higher ones. Exits 1 and names each include that does, or any source file too long."""
+
+import pathlib
+import re
+import sys
+
+ROOMS = ["base", "ops", "moe", "models", "data", "distributed", "train", "eval", "report"]
+# A room may include itself and rooms before it; data knows nothing of tensors, base and ops nothing of anyone.
+FORBIDDEN = {"data": {"ops", "moe", "models"}, "ops": {"base"}}
+LINES = 300
+
+root = pathlib.Path(__file__).resolve().parent.parent
+problems = []
+for path in sorted([*root.glob("dtopp/**/*.h"), *root.glob("dtopp/**/*.cpp"), *root.glob("cli/*")]):
+    name = path.relative_to(root)
+    room = name.parts[1] if name.parts[0] == "dtopp" else "cli"
+    text = path.read_text()
+    if text.count("\n") > LINES and "// Longer than" not in text:
+        problems.append(f"{name}: {text.count(chr(10))} lines, more than {LINES}")
+    for number, line in enumerate(text.splitlines(), 1):
+        match = re.match(r'#include "(dtopp/(\w+)/|cli/)', line)
+        if not match:
+            continue
+        included = match.group(2) or "cli"
+        if room == "cli":
+            continue
+        if included == "cli" or included not in ROOMS or ROOMS.index(included) > ROOMS.index(room) \
+                or included in FORBIDDEN.get(room, ()):
+            problems.append(f"{name}:{number}: {room} must not include {included}")
+print("\n".join(problems) or "include direction: fine")
+sys.exit(1 if problems else 0)

@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Prepares the sample text, trains configs/quickstart.yaml and says what was learned. Run by `make quickstart`.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+dtopp=$1
+tokenizer=assets/tokenizer/gpt-neox-20b.tokenizer.json
+
+for part in train validation; do
+  "$dtopp" prepare text "assets/text/novels-$part.jsonl.zst" --tokenizer "$tokenizer" --output "data/quickstart/$part"
+done
+"$dtopp" train configs/quickstart.yaml >/dev/null
+
+.venv/bin/python scripts/quickstart_summary.py runs/quickstart

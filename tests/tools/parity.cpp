@@ -1,0 +1,103 @@
+// What the model computes, for comparison with other implementations:
+//   dtopp_parity CONFIG.yaml CHECKPOINT_DIRECTORY TOKENS.safetensors OUTPUT.safetensors
+// TOKENS holds "tokens", I64 [B, L + 1]. OUTPUT gets logits, every loss, every gradient and the activation
+// histograms.
+#include <cstdio>
+#include <cstring>
+#include <deque>
+#include <exception>
+
+#include "dtopp/base/safetensors.h"
+#include "dtopp/models/language_model.h"
+#include "dtopp/moe/threshold_controller.h"
+#include "dtopp/ops/linear.h"
+#include "dtopp/train/checkpoint.h"
+#include "dtopp/train/parameter_store.h"
+#include "dtopp/train/run_config.h"
+
+namespace {
+
+using namespace dtopp;
+
+class Output {
+ public:
+  void add(const std::string& name, const at::Tensor& tensor) {
+    const bool whole = tensor.scalar_type() == at::kLong;
+    kept_.push_back(tensor.detach().to(whole ? at::kLong : at::kFloat).contiguous().cpu());
+    const at::Tensor& kept = kept_.back();
+    views_.push_back({name, whole ? "I64" : "F32", kept.sizes().vec(),
+                      std::span(static_cast<const std::byte*>(kept.const_data_ptr()), kept.nbytes())});
+  }
+  void write(const char* path) const { write_safetensors(path, views_); }
+
+ private:
+  std::deque<at::Tensor> kept_;
+  std::vector<TensorView> views_;
+};
+
+void run(char** argv) {
+  const RunConfig config = load_run_config(argv[1], {});
+  const Checkpoint checkpoint(argv[2]);
+  const SafetensorsFile input(argv[3]);
+  const TensorView* view = input.find("tokens");
+  if (view == nullptr) throw std::runtime_error("no tensor named tokens");
+  at::Tensor tokens = at::empty(view->shape, at::kLong);
+  std::memcpy(tokens.mutable_data_ptr(), view->bytes.data(), view->bytes.size());
+
+  const bool bf16 = config.training.precision == Precision::kBf16;
+  ParameterStore store(language_model_parameters(config.model, config.routing),
+                       bf16 ? at::kBFloat16 : at::kFloat);
+  store.load(checkpoint, /*moments=*/false);
+  const LanguageModel model = bind_language_model(
+      config.model, config.routing, [&](const std::string& name) { return store.compute(name); });
+  ThresholdController controller(config.routing, config.model.num_experts, config.model.num_layers);
+  if (!config.model.is_dense())
+    controller.restore(checkpoint.state().threshold, checkpoint.state().error_sum);
+  RoutingInputs inputs;
+  for (int64_t layer = 0; layer < config.model.num_layers; ++layer) {
+    inputs.threshold.push_back(at::scalar_tensor(controller.threshold(layer), at::kDouble));
+  }
+
+  Output output;
+  {
+    const at::NoGradGuard no_grad;
+    const int64_t length = tokens.size(1) - 1;
+    const HiddenStates states = hidden_states(model, tokens.narrow(1, 0, length), inputs);
+    output.add("logits", dtopp::linear(states.x_TD.to(at::kFloat), model.head_VD.to(at::kFloat))
+                             .view({tokens.size(0), length, config.model.vocab_size}));
+    for (size_t layer = 0; layer < states.routing.size(); ++layer) {
+      output.add("active_histogram/" + std::to_string(layer), states.routing[layer].active_histogram);
+    }
+  }
+  const BatchLosses losses = language_model_losses(
+      model, tokens, inputs,
+      {config.loss.lm_z, config.loss.load_balance, config.loss.dynamic, config.loss.router_z});
+  output.add("loss/total", losses.total);
+  for (const auto& [name, value] : losses.values)
+    output.add("loss/" + name.substr(0, name.rfind("_loss")), value);
+  losses.total.backward();
+  store.collect_gradients();
+  for (const ParameterSpec& spec : store.specs()) {
+    const at::Tensor& gradient = store.gradient(spec.name);
+    output.add("grad/" + spec.name, gradient.defined() ? gradient : at::zeros_like(store.master(spec.name)));
+  }
+  output.write(argv[4]);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 5) {
+    std::fprintf(
+        stderr,
+        "usage: dtopp_parity CONFIG.yaml CHECKPOINT_DIRECTORY TOKENS.safetensors OUTPUT.safetensors\n");
+    return 2;
+  }
+  try {
+    run(argv);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "dtopp_parity: %s\n", error.what());
+    return 1;
+  }
+  return 0;
+}

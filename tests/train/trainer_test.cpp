@@ -1,0 +1,244 @@
+#include "dtopp/train/trainer.h"
+
+#include <cmath>
+#include <limits>
+
+#include <gtest/gtest.h>
+
+#include "dtopp/base/random.h"
+#include "dtopp/models/language_model.h"
+
+namespace dtopp {
+namespace {
+
+RunConfig tiny() {
+  RunConfig config;
+  config.model.hidden_size = 16;
+  config.model.num_layers = 2;
+  config.model.num_heads = 2;
+  config.model.ffn_hidden_size = 8;
+  config.model.num_experts = 8;
+  config.model.vocab_size = 64;
+  config.model.sequence_length = 12;
+  config.routing.target_experts = {3};
+  config.optimizer.lr = 1e-2;
+  config.optimizer.warmup_steps = 2;
+  config.training.steps = 20;
+  config.training.global_batch_size = 4;
+  config.training.micro_batch_size = 2;
+  config.training.precision = Precision::kFp32;
+  return config;
+}
+
+// Batches of random tokens, a function of the position alone.
+TrainingTask task_of(const RunConfig& config) {
+  TrainingTask task;
+  task.parameters = language_model_parameters(config.model, config.routing);
+  task.num_routed_layers = config.model.is_dense() ? 0 : config.model.num_layers;
+  task.tokens_per_sample = config.model.sequence_length;
+  task.training_batch = [config](uint64_t position, int64_t count) {
+    const RandomStream stream(7, "tokens");
+    const int64_t width = config.model.sequence_length + 1;
+    at::Tensor batch = at::empty({count, width}, at::kLong);
+    for (int64_t i = 0; i < batch.numel(); ++i) {
+      const auto index = position * static_cast<uint64_t>(width) + static_cast<uint64_t>(i);
+      batch.mutable_data_ptr<int64_t>()[i] = stream.bits(index)[0] % config.model.vocab_size;
+    }
+    return batch;
+  };
+  task.validation_samples = 3;
+  task.validation_batch = task.training_batch;
+  task.bind = [config](const ParameterLookup& parameter) {
+    const LossWeights weights{config.loss.lm_z, config.loss.load_balance, config.loss.dynamic,
+                              config.loss.router_z};
+    return [model = bind_language_model(config.model, config.routing, parameter), weights](
+               const at::Tensor& windows, const RoutingInputs& inputs) {
+      return language_model_losses(model, windows, inputs, weights);
+    };
+  };
+  return task;
+}
+
+bool never() { return false; }
+
+double distance(const Trainer& a, const Trainer& b) {
+  double most = 0;
+  for (const ParameterSpec& spec : a.parameters().specs()) {
+    const at::Tensor difference = a.parameters().master(spec.name) - b.parameters().master(spec.name);
+    most = std::max(most, difference.abs().max().item<double>());
+  }
+  return most;
+}
+
+TEST(Trainer, gradients_do_not_depend_on_the_micro_batch_size) {
+  RunConfig config = tiny();
+  config.loss.load_balance = 0;  // the one term that is a function of the micro-batch
+  Trainer two(config, task_of(config), at::kFloat);
+  config.training.micro_batch_size = 4;
+  Trainer four(config, task_of(config), at::kFloat);
+  two.initialise();
+  four.initialise();
+  for (int step = 0; step < 3; ++step) {
+    const auto a = two.step(never);
+    const auto b = four.step(never);
+    EXPECT_NEAR(a->loss, b->loss, 1e-5);
+    EXPECT_NEAR(a->grad_norm, b->grad_norm, 1e-4 * b->grad_norm);
+    EXPECT_EQ(a->activations.selected(), b->activations.selected());
+  }
+}
+
+TEST(Trainer, global_batch_statistics_see_earlier_micro_batches) {
+  RunConfig config = tiny();
+  config.loss.batch_statistics = BatchStatistics::kGlobal;
+  Trainer trainer(config, task_of(config), at::kFloat);
+  trainer.initialise();
+  const auto result = trainer.step(never);
+  // Recounted: f over both micro-batches for the second, over the first for the first.
+  Trainer again(config, task_of(config), at::kFloat);
+  again.initialise();
+  const auto bound =
+      again.task().bind([&](const std::string& name) { return again.parameters().compute(name); });
+  RoutingInputs inputs;
+  for (int layer = 0; layer < 2; ++layer) inputs.threshold.push_back(at::scalar_tensor(0.25, at::kDouble));
+  ActivationStatistics earlier(2);
+  double sum = 0;
+  for (const uint64_t position : {0, 2}) {
+    const auto one = bound(again.task().training_batch(position, 2), inputs);
+    inputs.earlier = nullptr;
+    inputs.earlier = &earlier;
+    earlier.add(one.activations);
+    sum += one.values[2].second.item<double>();
+  }
+  EXPECT_EQ(result->losses[2].first, "load_balance_loss");
+  EXPECT_NEAR(result->losses[2].second, sum / 2, 1e-5);
+}
+
+TEST(Trainer, controller_counts_every_micro_batch_and_layer_exactly) {
+  const RunConfig config = tiny();
+  Trainer trainer(config, task_of(config), at::kFloat);
+  trainer.initialise();
+  for (int step = 0; step < 4; ++step) {
+    const double p = trainer.state().threshold[0];
+    const double sum = trainer.state().error_sum[0];
+    const auto result = trainer.step(never);
+    EXPECT_EQ(result->thresholds[0], p);
+    int64_t selected = 0;
+    for (int64_t layer = 0; layer < 2; ++layer)
+      selected += result->activations.expert_counts(layer).sum().item<int64_t>();
+    const double error = (3.0 - static_cast<double>(selected) / (4.0 * 12 * 2)) / 8;
+    EXPECT_NEAR(trainer.state().error_sum[0], sum + error, 1e-15);
+    EXPECT_NEAR(trainer.state().threshold[0], 0.25 + 0.1 * error + 0.1 * (sum + error), 1e-15);
+  }
+}
+
+TEST(Trainer, validation_disturbs_nothing) {
+  const RunConfig config = tiny();
+  Trainer plain(config, task_of(config), at::kFloat);
+  Trainer validating(config, task_of(config), at::kFloat);
+  plain.initialise();
+  validating.initialise();
+  for (int step = 0; step < 3; ++step) {
+    plain.step(never);
+    validating.step(never);
+    const auto result = validating.validate(36, never);
+    ASSERT_TRUE(result);
+    EXPECT_EQ(result->activations.tokens(), 36);
+  }
+  EXPECT_EQ(distance(plain, validating), 0);
+  EXPECT_EQ(plain.state(), validating.state());
+}
+
+TEST(Trainer, a_step_that_is_stopped_has_not_happened) {
+  const RunConfig config = tiny();
+  Trainer stopped(config, task_of(config), at::kFloat);
+  Trainer plain(config, task_of(config), at::kFloat);
+  stopped.initialise();
+  plain.initialise();
+  int polls = 0;
+  EXPECT_FALSE(stopped.step([&] { return ++polls == 2; }));
+  EXPECT_EQ(stopped.state(), plain.state());
+  stopped.step(never);
+  plain.step(never);
+  EXPECT_EQ(distance(stopped, plain), 0);
+  EXPECT_EQ(stopped.state(), plain.state());
+}
+
+TEST(Trainer, a_non_finite_step_changes_nothing_but_the_position) {
+  const RunConfig config = tiny();
+  for (const double poison :
+       {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
+    TrainingTask task = task_of(config);
+    const auto bind = task.bind;
+    bool poisoned = false;
+    task.bind = [&, bind](const ParameterLookup& parameter) {
+      const auto losses = bind(parameter);
+      return [&, losses](const at::Tensor& batch, const RoutingInputs& inputs) {
+        BatchLosses result = losses(batch, inputs);
+        if (poisoned) result.total = result.total * poison;
+        return result;
+      };
+    };
+    Trainer trainer(config, task, at::kFloat);
+    Trainer plain(config, task_of(config), at::kFloat);
+    trainer.initialise();
+    plain.initialise();
+    trainer.step(never);
+    plain.step(never);
+    poisoned = true;
+    const auto result = trainer.step(never);
+    poisoned = false;
+    EXPECT_TRUE(result->skipped);
+    EXPECT_EQ(distance(trainer, plain), 0);
+    EXPECT_EQ(trainer.state().threshold, plain.state().threshold);
+    EXPECT_EQ(trainer.state().error_sum, plain.state().error_sum);
+    EXPECT_EQ(trainer.state().skipped_steps, 1);
+    EXPECT_EQ(trainer.state().sample_position, plain.state().sample_position + 4);
+    EXPECT_FALSE(trainer.step(never)->skipped);
+    EXPECT_EQ(trainer.state().consecutive_skips, 0);
+    EXPECT_TRUE(std::isfinite(trainer.step(never)->loss));
+  }
+}
+
+TEST(Trainer, learns_to_repeat_a_small_batch) {
+  for (const RoutingMethod method : {RoutingMethod::kTopK, RoutingMethod::kTopP, RoutingMethod::kDTopP}) {
+    for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+      RunConfig config = tiny();
+      config.routing.method = method;
+      config.routing.top_k = 3;
+      config.training.steps = 60;
+      TrainingTask task = task_of(config);
+      const auto batch = task.training_batch;
+      task.training_batch = [batch](uint64_t, int64_t count) { return batch(0, count); };
+      Trainer trainer(config, task, type);
+      trainer.initialise();
+      const double first = trainer.step(never)->losses[0].second;
+      double last = 0;
+      for (int step = 1; step < 60; ++step) last = trainer.step(never)->losses[0].second;
+      EXPECT_NEAR(first, std::log(64.0), 0.1);
+      EXPECT_LT(last, 0.5 * first);
+    }
+  }
+}
+
+TEST(Trainer, clips_the_global_norm) {
+  RunConfig config = tiny();
+  config.optimizer.grad_clip = 1e-3;
+  config.optimizer.eps = 1.0;  // makes AdamW's first step proportional to the gradient
+  config.optimizer.weight_decay = 0;
+  Trainer clipped(config, task_of(config), at::kFloat);
+  config.optimizer.grad_clip = 0;
+  Trainer free(config, task_of(config), at::kFloat);
+  clipped.initialise();
+  free.initialise();
+  const at::Tensor start = free.parameters().master("model.norm.weight").clone();
+  const double norm = clipped.step(never)->grad_norm;
+  free.step(never);
+  ASSERT_GT(norm, 1e-2);
+  const at::Tensor moved_free = free.parameters().master("model.norm.weight") - start;
+  const at::Tensor moved_clipped = clipped.parameters().master("model.norm.weight") - start;
+  const double ratio = (moved_clipped.norm() / moved_free.norm()).item<double>();
+  EXPECT_NEAR(ratio, 1e-3 / norm, 0.1 * 1e-3 / norm);
+}
+
+}  // namespace
+}  // namespace dtopp
