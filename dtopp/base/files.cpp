@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <system_error>
 #include <utility>
 
@@ -108,6 +109,15 @@ void remove_tree(const fs::path& path) {
   std::error_code error;
   fs::remove_all(path, error);
   if (error) throw file_error("remove", path, error.value());
+}
+
+// Both names exist at every moment. A file system that cannot do so gets two renames instead.
+void exchange_durably(const fs::path& fresh, const fs::path& old) {
+  if (::renameat2(AT_FDCWD, fresh.c_str(), AT_FDCWD, old.c_str(), RENAME_EXCHANGE) == 0)
+    return sync_directory(parent_of(old));
+  if (errno != EINVAL && errno != ENOSYS) throw file_error("exchange with " + old.string(), fresh, errno);
+  remove_durably(old);
+  rename_durably(fresh, old);
 }
 
 void sync_tree(const fs::path& directory) {
@@ -233,21 +243,27 @@ void write_file_atomically(const fs::path& path, std::string_view bytes) {
   }
 }
 
-void write_directory_atomically(const fs::path& path, const std::function<void(const fs::path&)>& fill) {
+void write_directory_atomically(const fs::path& path, const std::function<void(const fs::path&)>& fill,
+                                bool replace) {
   std::error_code absent;
-  if (fs::exists(fs::symlink_status(path, absent))) throw file_error("create the directory", path, EEXIST);
+  const bool exists = fs::exists(fs::symlink_status(path, absent));
+  if (exists && !replace) throw file_error("create the directory", path, EEXIST);
   const auto temporary = temporary_sibling(path);
   remove_tree(temporary);
   if (::mkdir(temporary.c_str(), 0777) != 0) throw file_error("create the directory", temporary, errno);
   try {
     fill(temporary);
     sync_tree(temporary);
-    rename_durably(temporary, path);
+    if (exists)
+      exchange_durably(temporary, path);
+    else
+      rename_durably(temporary, path);
   } catch (...) {
     std::error_code ignored;  // the first error is the one to report; the next write removes what stays
     fs::remove_all(temporary, ignored);
     throw;
   }
+  remove_tree(temporary);  // the old one, after an exchange
 }
 
 MappedFile::MappedFile(const fs::path& path) : path_(path) {

@@ -53,9 +53,11 @@ void write_file_atomically(const std::filesystem::path& path, std::string_view b
 
 // Makes the directory `path` appear complete or not at all: `fill` writes into a temporary sibling
 // (".tmp-<name>"), every file in it is synced, then it is renamed to `path` and the parent is synced. What an
-// earlier interrupted attempt left there is removed first. An existing `path` is an error.
+// earlier interrupted attempt left there is removed first. An existing `path` is an error; with `replace` the
+// two are exchanged in one step, then the old one is removed.
 void write_directory_atomically(const std::filesystem::path& path,
-                                const std::function<void(const std::filesystem::path&)>& fill);
+                                const std::function<void(const std::filesystem::path&)>& fill,
+                                bool replace = false);
 
 // Names in this form belong to an unfinished write or removal; whoever writes the directory may remove them.
 inline constexpr std::string_view kTemporaryPrefix = ".tmp-";

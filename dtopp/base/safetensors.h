@@ -33,8 +33,10 @@ class SafetensorsFile {
   std::map<std::string, size_t> by_name_;
 };
 
-// Writes the tensors in order, data 64-byte aligned by padding the header; synced (see OutputFile).
-void write_safetensors(const std::filesystem::path& path, const std::vector<TensorView>& tensors,
-                       const std::map<std::string, std::string>& metadata = {});
+// Writes the tensors in order and answers the file's size; data 64-byte aligned by padding the header; synced
+// and hashed as OutputFile does. DataError also for a name used twice and a dtype and shape that do not fit
+// the bytes.
+uint64_t write_safetensors(const std::filesystem::path& path, const std::vector<TensorView>& tensors,
+                           const std::map<std::string, std::string>& metadata = {}, Hasher* hasher = nullptr);
 
 }  // namespace dtopp

@@ -11,25 +11,9 @@
 #include <vector>
 
 #include "dtopp/base/safetensors.h"
+#include "dtopp/train/training_state.h"
 
 namespace dtopp {
-
-// What state.json holds: everything besides tensors that a run needs to go on bit for bit.
-struct TrainingState {
-  int64_t step = 0;             // optimiser steps done (skipped ones included)
-  int64_t tokens = 0;           // tokens trained on
-  int64_t sample_position = 0;  // the next sample of the global order
-  int64_t seed = 0;
-  std::vector<double>
-      threshold;  // p: one value, or one per layer; written as exact doubles; empty without a controller
-  std::vector<double> error_sum;      // sum of e, likewise
-  bool per_layer = false;             // written as lists instead of numbers
-  int64_t skipped_steps = 0;          // non-finite steps so far
-  int64_t consecutive_skips = 0;      // of which the last ones in a row
-  int64_t last_validation_step = -1;  // the newest step whose validation is recorded; -1: none
-
-  bool operator==(const TrainingState&) const = default;
-};
 
 // Everything one checkpoint is made of. The spans of the tensors must outlive the call that takes it.
 struct CheckpointContents {
@@ -41,15 +25,18 @@ struct CheckpointContents {
 };
 
 // Writes checkpoints/step-XXXXXXXX atomically, then removes all but the newest `keep` complete ones (0: keeps
-// all) and leftovers of interrupted writes. model.safetensors is split into model-0000i-of-0000n.safetensors
-// + model.safetensors.index.json past `shard_bytes`. DataError when it cannot be written; what was there
-// stays.
+// all) up to this step; complete means that manifest and sizes match. Leftovers of interrupted writes are
+// removed first. A checkpoint of this step that is already there stays when it verifies and holds the same
+// state, otherwise the new one takes its place. model.safetensors is split into
+// model-0000i-of-0000n.safetensors + model.safetensors.index.json past `shard_bytes`. DataError when it
+// cannot be written; what was there stays.
 std::filesystem::path save_checkpoint(const std::filesystem::path& checkpoints,
                                       const CheckpointContents& contents, int64_t keep,
                                       uint64_t shard_bytes = uint64_t{4} << 30);
 
 // A verified checkpoint: sizes and XXH3-128 of every file match its manifest. CheckpointError (naming file
-// and cause) otherwise; UsageError when `path` is not a checkpoint at all.
+// and cause) otherwise; UsageError when `path` is not a checkpoint at all. Files that the manifest does not
+// list are ignored, but a tokenizer.json among them, which would be taken for the checkpoint's, is an error.
 class Checkpoint {
  public:
   explicit Checkpoint(const std::filesystem::path& path);

@@ -1,0 +1,246 @@
+#include "dtopp/base/safetensors.h"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+#include "dtopp/base/byte_reader.h"
+
+namespace dtopp {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the limit of Hugging Face's reader
+constexpr uint64_t kAlignment = 64;
+
+constexpr std::array<std::pair<std::string_view, uint64_t>, 17> kDtypeBytes = {{
+    {"F64", 8},
+    {"F32", 4},
+    {"F16", 2},
+    {"BF16", 2},
+    {"F8_E4M3", 1},
+    {"F8_E5M2", 1},
+    {"F8_E8M0", 1},
+    {"I64", 8},
+    {"I32", 4},
+    {"I16", 2},
+    {"I8", 1},
+    {"U64", 8},
+    {"U32", 4},
+    {"U16", 2},
+    {"U8", 1},
+    {"BOOL", 1},
+    {"C64", 8},
+}};
+
+// Bytes of one element; 0 for a dtype this reader does not know.
+uint64_t element_bytes(std::string_view dtype) {
+  const auto found = std::ranges::find(kDtypeBytes, dtype, &std::pair<std::string_view, uint64_t>::first);
+  return found == kDtypeBytes.end() ? 0 : found->second;
+}
+
+// Bytes of a tensor; nullopt where the product overflows.
+std::optional<uint64_t> tensor_bytes(uint64_t element, const std::vector<int64_t>& shape) {
+  uint64_t bytes = element;
+  for (const int64_t size : shape)
+    if (size < 0 || __builtin_mul_overflow(bytes, static_cast<uint64_t>(size), &bytes)) return std::nullopt;
+  return bytes;
+}
+
+struct Entry {
+  std::string name;
+  std::string dtype;
+  std::vector<int64_t> shape;
+  std::vector<uint64_t> offsets;
+  bool has_dtype = false, has_shape = false, has_offsets = false;
+};
+
+// Accepts exactly the header's schema while it is being parsed: memory stays within a small multiple of the
+// header, and nothing nests. Each handler answers false, with `cause` set, at the first surprise.
+class HeaderHandler : public json::json_sax_t {
+ public:
+  std::vector<Entry> entries;
+  std::string cause;
+
+  bool null() override { return refuse("null where none belongs"); }
+  bool boolean(bool) override { return refuse("a boolean where none belongs"); }
+  bool number_integer(number_integer_t) override { return refuse("a negative number"); }
+  bool number_float(number_float_t, const string_t&) override {
+    return refuse("a number that is no integer");
+  }
+  bool binary(binary_t&) override { return refuse("binary where none belongs"); }
+
+  bool number_unsigned(number_unsigned_t value) override {
+    if (!in_array_) return refuse("a number where none belongs");
+    if (key_ == "data_offsets") {
+      if (entry().offsets.size() == 2) return refuse("more than two data_offsets");
+      entry().offsets.push_back(value);
+      return true;
+    }
+    if (value > uint64_t{std::numeric_limits<int64_t>::max()}) return refuse("a dimension out of range");
+    entry().shape.push_back(static_cast<int64_t>(value));
+    return true;
+  }
+
+  bool string(string_t& text) override {
+    if (depth_ != 2 || in_array_) return refuse("a string where none belongs");
+    if (in_metadata_) return true;
+    if (key_ != "dtype") return refuse("a string for " + key_);
+    entry().dtype = std::move(text);
+    return true;
+  }
+
+  bool start_object(size_t) override {
+    if (depth_ == 2 || in_array_) return refuse("an object where none belongs");
+    ++depth_;
+    return true;
+  }
+
+  bool key(string_t& text) override {
+    if (depth_ == 1) return name(text);
+    if (in_metadata_) return true;
+    key_ = text;
+    bool Entry::*const seen = text == "dtype"          ? &Entry::has_dtype
+                              : text == "shape"        ? &Entry::has_shape
+                              : text == "data_offsets" ? &Entry::has_offsets
+                                                       : nullptr;
+    if (!seen) return refuse("unknown key \"" + text + "\"");
+    if (std::exchange(entry().*seen, true)) return refuse(text + " twice");
+    return true;
+  }
+
+  bool end_object() override {
+    const bool closes_entry = depth_-- == 2 && !in_metadata_;
+    if (closes_entry && !(entry().has_dtype && entry().has_shape && entry().offsets.size() == 2))
+      return refuse("lacks dtype, shape or two data_offsets");
+    return true;
+  }
+
+  bool start_array(size_t) override {
+    if (depth_ != 2 || in_metadata_ || in_array_ || key_ == "dtype")
+      return refuse("an array where none belongs");
+    return in_array_ = true;
+  }
+
+  bool end_array() override {
+    in_array_ = false;
+    return true;
+  }
+
+  bool parse_error(size_t position, const std::string&, const json::exception&) override {
+    return refuse("not JSON at byte " + std::to_string(position + sizeof(uint64_t)));
+  }
+
+ private:
+  Entry& entry() { return entries.back(); }
+
+  bool name(const std::string& text) {
+    in_metadata_ = text == "__metadata__";
+    if (in_metadata_) return !std::exchange(has_metadata_, true) || refuse("__metadata__ twice");
+    entries.push_back({.name = text, .dtype = {}, .shape = {}, .offsets = {}});
+    return true;
+  }
+
+  bool refuse(const std::string& what) {
+    cause = depth_ == 2 && !in_metadata_ ? "tensor \"" + entry().name + "\": " + what : what;
+    return false;
+  }
+
+  int depth_ = 0;  // 1: names, 2: an entry
+  bool in_metadata_ = false, has_metadata_ = false, in_array_ = false;
+  std::string key_;
+};
+
+std::vector<Entry> parse_header(std::string_view header, const ByteReader& reader) {
+  if (!header.starts_with('{')) reader.fail("the header does not begin with {; not a safetensors file");
+  // The JSON parser takes a NUL for the end of its input.
+  if (header.find('\0') != std::string_view::npos) reader.fail("the header holds a NUL byte");
+  HeaderHandler handler;
+  if (!json::sax_parse(header.begin(), header.end(), &handler)) reader.fail("the header: " + handler.cause);
+  // Empty tensors share their place with the one that follows them.
+  std::ranges::stable_sort(handler.entries, {}, &Entry::offsets);
+  return std::move(handler.entries);
+}
+
+TensorView view_of(Entry& entry, ByteReader& data, uint64_t data_start) {
+  const auto fail = [&](const std::string& cause) { data.fail("tensor \"" + entry.name + "\": " + cause); };
+  const uint64_t element = element_bytes(entry.dtype);
+  if (element == 0) fail("unknown dtype \"" + entry.dtype + "\"");
+  const auto bytes = tensor_bytes(element, entry.shape);
+  if (!bytes) fail("its size overflows");
+  const uint64_t begin = entry.offsets[0], end = entry.offsets[1];
+  if (begin != data.offset() - data_start)
+    fail("begins with a gap or an overlap, at " + std::to_string(begin));
+  if (end < begin || end - begin != *bytes)
+    fail("data_offsets do not fit its " + std::to_string(*bytes) + " bytes");
+  return {std::move(entry.name), std::move(entry.dtype), std::move(entry.shape), data.take(*bytes)};
+}
+
+std::string header_of(const fs::path& path, const std::vector<TensorView>& tensors,
+                      const std::map<std::string, std::string>& metadata) {
+  nlohmann::ordered_json header = nlohmann::ordered_json::object();
+  std::set<std::string_view> names;
+  if (!metadata.empty()) header["__metadata__"] = metadata;
+  uint64_t offset = 0;
+  for (const auto& tensor : tensors) {
+    const auto bytes = tensor_bytes(element_bytes(tensor.dtype), tensor.shape);
+    if (bytes != tensor.bytes.size() || element_bytes(tensor.dtype) == 0 || tensor.name == "__metadata__" ||
+        !names.insert(tensor.name).second)
+      throw DataError(path.string() + ": tensor \"" + tensor.name +
+                      "\": its name is taken or its dtype and shape do not fit its bytes");
+    header[tensor.name] = {{"dtype", tensor.dtype},
+                           {"shape", tensor.shape},
+                           {"data_offsets", {offset, offset + tensor.bytes.size()}}};
+    offset += tensor.bytes.size();
+  }
+  std::string text = header.dump();
+  text.append((kAlignment - (sizeof(uint64_t) + text.size()) % kAlignment) % kAlignment, ' ');
+  if (text.size() > kMaxHeaderBytes) throw DataError(path.string() + ": too many tensors for one file");
+  return text;
+}
+
+}  // namespace
+
+SafetensorsFile::SafetensorsFile(const fs::path& path) : file_(path) {
+  ByteReader reader(file_.bytes(), path.string());
+  const auto header_bytes = reader.read<uint64_t>();
+  if (header_bytes > kMaxHeaderBytes)
+    reader.fail("a header of " + std::to_string(header_bytes) + " bytes; not a safetensors file");
+  const auto header = reader.take_text(header_bytes);
+  const uint64_t data_start = reader.offset();
+  auto entries = parse_header(header, reader);
+  tensors_.reserve(entries.size());
+  for (auto& entry : entries) {
+    tensors_.push_back(view_of(entry, reader, data_start));
+    if (!by_name_.emplace(tensors_.back().name, tensors_.size() - 1).second)
+      reader.fail("tensor \"" + tensors_.back().name + "\": twice");
+  }
+  if (reader.remaining() != 0)
+    reader.fail(std::to_string(reader.remaining()) + " bytes that belong to no tensor");
+}
+
+const TensorView* SafetensorsFile::find(const std::string& name) const {
+  const auto found = by_name_.find(name);
+  return found == by_name_.end() ? nullptr : &tensors_[found->second];
+}
+
+uint64_t write_safetensors(const fs::path& path, const std::vector<TensorView>& tensors,
+                           const std::map<std::string, std::string>& metadata, Hasher* hasher) {
+  const auto header = header_of(path, tensors, metadata);
+  OutputFile file(path, hasher);
+  const uint64_t size = header.size();
+  file.write(std::as_bytes(std::span(&size, 1)));
+  file.write(header);
+  for (const auto& tensor : tensors) file.write(tensor.bytes);
+  file.sync_and_close();
+  return file.size();
+}
+
+}  // namespace dtopp

@@ -1,0 +1,50 @@
+// An empty directory for one test, removed with all it holds when the test ends.
+#pragma once
+
+#include <filesystem>
+#include <stdexcept>
+#include <string>
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+namespace dtopp {
+
+class ScratchDirectory {
+ public:
+  ScratchDirectory() {
+    auto name = (std::filesystem::temp_directory_path() / "dtopp_test_XXXXXX").string();
+    if (!::mkdtemp(name.data())) throw std::runtime_error("cannot create " + name);
+    path_ = name;
+  }
+  ~ScratchDirectory() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  ScratchDirectory(const ScratchDirectory&) = delete;
+  ScratchDirectory& operator=(const ScratchDirectory&) = delete;
+
+  const std::filesystem::path& path() const { return path_; }
+  std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+// What the action's error of type T says; fails the test when it throws none or another type.
+template <class T>
+std::string error_of(const auto& action) {
+  try {
+    action();
+  } catch (const T& error) {
+    EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos) << "more than one line";
+    return error.what();
+  } catch (const std::exception& error) {
+    ADD_FAILURE() << "another error: " << error.what();
+    return "";
+  }
+  ADD_FAILURE() << "no error";
+  return "";
+}
+
+}  // namespace dtopp
