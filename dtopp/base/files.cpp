@@ -116,21 +116,28 @@ void exchange_durably(const fs::path& fresh, const fs::path& old) {
   if (::renameat2(AT_FDCWD, fresh.c_str(), AT_FDCWD, old.c_str(), RENAME_EXCHANGE) == 0)
     return sync_directory(parent_of(old));
   if (errno != EINVAL && errno != ENOSYS) throw file_error("exchange with " + old.string(), fresh, errno);
-  remove_durably(old);
+  const auto aside = temporary_sibling(fresh);
+  remove_tree(aside);
+  rename_durably(old, aside);
   rename_durably(fresh, old);
+  remove_tree(aside);
+}
+
+std::vector<fs::path> list(const fs::path& directory) {
+  std::error_code error;
+  std::vector<fs::path> paths;
+  for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error))
+    paths.push_back(it->path());
+  if (error) throw file_error("list", directory, error.value());
+  return paths;
 }
 
 void sync_tree(const fs::path& directory) {
-  std::error_code error;
-  std::vector<fs::directory_entry> entries;
-  for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error))
-    entries.push_back(*it);
-  if (error) throw file_error("list", directory, error.value());
-  for (const auto& entry : entries) {
-    if (directory_exists(entry.path()))
-      sync_tree(entry.path());
+  for (const auto& path : list(directory)) {
+    if (directory_exists(path))
+      sync_tree(path);
     else
-      sync_path(entry.path(), O_RDONLY);
+      sync_path(path, O_RDONLY);
   }
   sync_directory(directory);
 }
@@ -202,9 +209,9 @@ void sync_directory(const fs::path& path) { sync_path(path, O_RDONLY | O_DIRECTO
 void make_directories(const fs::path& path) {
   if (path.empty() || directory_exists(path)) return;
   make_directories(path.parent_path());
-  // EEXIST: another process was faster, or `path` is a file.
-  if (::mkdir(path.c_str(), 0777) != 0 && !(errno == EEXIST && directory_exists(path)))
-    throw file_error("create the directory", path, errno);
+  // EEXIST: another process was faster, or a file has that name.
+  if (::mkdir(path.c_str(), 0777) != 0 && !directory_exists(path))
+    throw file_error("create the directory", path, errno == EEXIST ? ENOTDIR : errno);
   sync_directory(parent_of(path));
 }
 
@@ -221,13 +228,8 @@ void remove_durably(const fs::path& path) {
 }
 
 void remove_leftovers(const fs::path& directory) {
-  std::error_code error;
-  std::vector<fs::path> leftovers;
-  for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
-    if (it->path().filename().string().starts_with(kTemporaryPrefix)) leftovers.push_back(it->path());
-  }
-  if (error) throw file_error("list", directory, error.value());
-  for (const auto& path : leftovers) remove_tree(path);
+  for (const auto& path : list(directory))
+    if (path.filename().string().starts_with(kTemporaryPrefix)) remove_tree(path);
 }
 
 void write_file_atomically(const fs::path& path, std::string_view bytes) {
