@@ -1,0 +1,81 @@
+"""Do the tests catch mistakes? Applies each mutant to a copy of the sources, builds the test program that should
+notice, and expects it to fail. Exits 1 when a mutant survives (or no longer applies).
+
+Usage: mutants.py [NAME…]      (the copy is built in build/mutants; ccache keeps it short)
+"""
+
+import pathlib
+import shutil
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+COPY = ROOT / "build" / "mutants"
+
+# name: (file, text, replacement, test program, gtest filter)
+MUTANTS = {
+    "swapped comparison in selection": (
+        "dtopp/ops/route_cpu.cpp", "before < threshold", "before > threshold", "test_ops", "*"),
+    "missing renormalisation": (
+        "dtopp/ops/route_cpu.cpp", "renormalize ? chosen_sum : 1", "renormalize ? 1 : 1", "test_ops", "*"),
+    "windup": (
+        "dtopp/moe/threshold_controller.cpp", "config_.anti_windup && winds_up", "false && winds_up", "test_moe", "*"),
+    "missing fsync": (
+        "dtopp/base/files.cpp", "::fsync(descriptor", "::fcntl(descriptor, F_GETFD + 0 * ", "test_base", "*"),
+    "off-by-one window": (
+        "dtopp/data/sampler.cpp", "* stride", "* stride + 1", "test_data", "*"),
+    "error scaled by the target instead of the number of experts": (
+        "dtopp/moe/threshold_controller.cpp", "static_cast<double>(num_experts_)", "target", "test_moe", "*"),
+}
+
+
+def run(command, **options):
+    return subprocess.run(command, cwd=COPY, text=True, capture_output=True, **options)
+
+
+def prepare():
+    COPY.mkdir(parents=True, exist_ok=True)
+    listed = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, text=True,
+                            capture_output=True, check=True).stdout.split("\n")
+    for name in filter(None, listed):
+        source, target = ROOT / name, COPY / name
+        if not source.is_file():
+            continue
+        if not target.exists() or target.read_bytes() != source.read_bytes():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, target)
+    site = next((ROOT / ".venv").glob("lib/python3*/site-packages"))
+    run(["cmake", "--preset", "release", f"-DDTOPP_SITE_PACKAGES={site}"], check=True)
+
+
+def survives(file, text, replacement, program, tests):
+    """None when a test fails as it should, else what went wrong."""
+    path = COPY / file
+    original = path.read_text()
+    if original.count(text) < 1:
+        return f"{file} no longer holds {text!r}"
+    path.write_text(original.replace(text, replacement, 1))
+    try:
+        built = run(["cmake", "--build", "build/release", "--target", program])
+        if built.returncode:
+            return "does not compile:\n" + built.stdout[-2000:]
+        tested = run([f"build/release/bin/{program}", f"--gtest_filter={tests}", "--gtest_brief=1"])
+        return None if tested.returncode else "no test failed"
+    finally:
+        path.write_text(original)
+
+
+def main():
+    prepare()
+    names = sys.argv[1:] or list(MUTANTS)
+    failures = 0
+    for name in names:
+        problem = survives(*MUTANTS[name])
+        failures += problem is not None
+        print(f"{'SURVIVED' if problem else 'caught  '}  {name}{': ' + problem if problem else ''}", flush=True)
+    print(f"{len(names) - failures} passed, {failures} failed")
+    sys.exit(1 if failures else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""A run stopped anywhere equals the run never stopped: parameters, moments, p, its error sum, data order, metrics."""
+
+import random
+import signal
+import subprocess
+import time
+
+import pytest
+import tiny_run
+
+STATE_FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
+
+pytestmark = pytest.mark.skipif(not tiny_run.BINARY.exists(), reason=f"{tiny_run.BINARY} is not built")
+
+
+def final_state(run, step=12):
+    folder = run / "checkpoints" / f"step-{step:08d}"
+    return [(folder / name).read_bytes() for name in STATE_FILES]
+
+
+@pytest.fixture(scope="module", params=["global", "layer"])
+def reference(request, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("reference")
+    overrides = [f"routing.scope={request.param}"]
+    done = tiny_run.dtopp("train", tiny_run.make(directory), *overrides)
+    assert done.returncode == 0, done.stderr
+    return directory, overrides
+
+
+def start(config, overrides):
+    return subprocess.Popen([tiny_run.BINARY, "train", config, *overrides], stdout=subprocess.DEVNULL,
+                            stderr=subprocess.PIPE, text=True)
+
+
+def kill_when(process, run, step, how):
+    """Sends the signal once the metrics file shows `step`."""
+    deadline = time.time() + 60
+    while time.time() < deadline and process.poll() is None:
+        path = run / "metrics.jsonl"
+        if path.exists() and path.read_bytes().count(b"train/loss") >= step:
+            break
+        time.sleep(0.002)
+    time.sleep(random.random() * 0.02)
+    process.send_signal(how)
+    return process.wait(timeout=60)
+
+
+@pytest.mark.parametrize("how,status", [(signal.SIGKILL, -9), (signal.SIGTERM, 75), (signal.SIGINT, 75)])
+def test_a_run_stopped_at_random_moments_equals_the_run_never_stopped(reference, tmp_path, how, status):
+    directory, overrides = reference
+    config = tiny_run.make(tmp_path)
+    run = tmp_path / "run"
+    for name in ("train.npy", "validation.npy"):
+        assert (tmp_path / name).read_bytes() == (directory / name).read_bytes()
+    stops = 0
+    for step in (1, 3, 6, 8, 11):
+        process = start(config, overrides)
+        ended = kill_when(process, run, step, how)
+        assert ended in (status, 0), process.stderr.read()
+        stops += ended == status
+    assert stops >= 2, "the run was too quick to be stopped"
+    done = tiny_run.dtopp("train", config, *overrides)
+    assert done.returncode == 0, done.stderr
+    assert final_state(run) == final_state(directory / "run")
+    assert tiny_run.timeless(tiny_run.metrics(run)) == tiny_run.timeless(tiny_run.metrics(directory / "run"))
+
+
+def test_a_second_signal_ends_the_process_at_once_and_leaves_only_complete_checkpoints(reference, tmp_path):
+    _, overrides = reference
+    config = tiny_run.make(tmp_path)
+    process = start(config, overrides)
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=20) in (75, 128 + signal.SIGTERM, -signal.SIGTERM)
+    assert tiny_run.dtopp("train", config, *overrides).returncode == 0
+
+
+def test_a_complete_run_started_again_changes_nothing(reference):
+    directory, overrides = reference
+    before = final_state(directory / "run"), (directory / "run/metrics.jsonl").read_bytes()
+    done = tiny_run.dtopp("train", directory / "run.yaml", *overrides)
+    assert done.returncode == 0 and "complete" in done.stderr
+    assert before == (final_state(directory / "run"), (directory / "run/metrics.jsonl").read_bytes())
+
+
+def test_another_configuration_in_the_directory_is_refused_by_key(reference):
+    directory, overrides = reference
+    before = (directory / "run/config.yaml").read_bytes()
+    done = tiny_run.dtopp("train", directory / "run.yaml", *overrides, "optimizer.lr=0.5", "training.seed=9")
+    assert done.returncode == 2
+    assert "optimizer.lr" in done.stderr and "training.seed" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert before == (directory / "run/config.yaml").read_bytes()
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over(reference, tmp_path):
+    directory, overrides = reference
+    config = tiny_run.make(tmp_path)
+    assert tiny_run.dtopp("train", config, *overrides).returncode == 0
+    run = tmp_path / "run"
+    model = run / "checkpoints/step-00000012/model.safetensors"
+    data = bytearray(model.read_bytes())
+    data[-1] ^= 1
+    model.write_bytes(data)
+    done = tiny_run.dtopp("train", config, *overrides)
+    assert done.returncode == 0 and "step-00000012" in done.stderr
+    assert final_state(run) == final_state(directory / "run")

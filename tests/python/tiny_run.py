@@ -1,0 +1,59 @@
+"""A training run small enough for tests: its data, its configuration and the program around it."""
+
+import json
+import os
+import pathlib
+import subprocess
+
+import numpy as np
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BINARY = pathlib.Path(os.environ.get("DTOPP_BINARY", ROOT / "build/release/bin/dtopp"))
+
+CONFIG = """\
+name: tiny
+model: {{type: language_model, hidden_size: 32, num_layers: 2, num_heads: 4, ffn_hidden_size: 16, num_experts: 8,
+        vocab_size: 256, sequence_length: 32}}
+routing: {{method: dtop_p, target_experts: 3, threshold: 0.3}}
+optimizer: {{lr: 1.0e-2, min_lr: 1.0e-4, warmup_steps: 3}}
+data: {{train: [{data}/train.npy], validation: [{data}/validation.npy]}}
+training: {{steps: 12, global_batch_size: 4, micro_batch_size: 2, seed: 3, precision: fp32, device: cpu, threads: 1}}
+validation: {{every: 5, tokens: 256}}
+checkpoint: {{every: 4, keep: 0}}
+output: {output}
+"""
+
+
+def write_tokens(path, count, seed, vocab_size=256):
+    """Headerless uint16 ids with some structure to learn: each id is near the one before it."""
+    steps = np.random.default_rng(seed).integers(0, 4, count)
+    (np.cumsum(steps) % vocab_size).astype("<u2").tofile(path)
+
+
+def make(directory, **replacements):
+    """Writes data and config.yaml below `directory`; returns the path of the configuration."""
+    directory = pathlib.Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    if not (directory / "train.npy").exists():
+        write_tokens(directory / "train.npy", 8000, seed=1)
+        write_tokens(directory / "validation.npy", 1000, seed=2)
+    config = directory / "run.yaml"
+    config.write_text(CONFIG.format(data=directory, output=replacements.pop("output", directory / "run")))
+    return config
+
+
+def dtopp(*arguments, **options):
+    options = {"text": True, "capture_output": True, "timeout": 120} | options
+    return subprocess.run([BINARY, *map(str, arguments)], **options)
+
+
+def metrics(run):
+    return [json.loads(line) for line in (pathlib.Path(run) / "metrics.jsonl").read_text().splitlines()]
+
+
+TIMES = ("time", "throughput/", "memory/")
+
+
+def timeless(lines):
+    """The lines without what depends on the clock or the machine."""
+    return [{key: value for key, value in line.items() if not key.startswith(TIMES)} for line in lines]
