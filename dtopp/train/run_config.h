@@ -186,13 +186,30 @@ void visit_fields(Config& config, Visitor&& field) {
 // key the nearest known one.
 RunConfig load_run_config(const std::filesystem::path& path, const std::vector<std::string>& overrides);
 
+// The same for who trains nothing (plan, a checkpoint's config.yaml): data.train and output may be missing.
+RunConfig load_model_run_config(const std::filesystem::path& path, const std::vector<std::string>& overrides);
+
+// What load_model_run_config reads, from a text; `source` is what errors call it. No `base:`.
+RunConfig parse_run_config(const std::string& yaml, const std::string& source);
+
 // The configuration as YAML, every key written out; load_run_config reads it back to an equal value.
 std::string to_yaml(const RunConfig& config);
 
-// Throws UsageError for values that cannot work together.
+// Throws UsageError (InvalidValue of base/config.h, which names the key) for values that cannot work
+// together. Where model.num_experts is 1 the routing section is not looked at.
 void validate(const RunConfig& config);
+
+// The same without the demand for data.train and output.
+void validate_values(const RunConfig& config);
 
 // The keys ("training.seed") whose values differ, in field order.
 std::vector<std::string> differing_keys(const RunConfig& a, const RunConfig& b);
+
+// Whether a run may not change `key` between start and resume. Free are: name, output, what is reported and
+// when (validation.*, data.validation, checkpoint.*, logging.*), when it gives up (training.max_skips), and
+// how the work is laid out (training.threads, training.device, training.micro_batch_size), which changes
+// rounding and, for loss.batch_statistics: micro_batch, over which tokens f is taken. training.steps is not:
+// the schedule depends on it.
+bool affects_result(const std::string& key);
 
 }  // namespace dtopp

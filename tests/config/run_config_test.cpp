@@ -1,0 +1,195 @@
+#include "dtopp/train/run_config.h"
+
+#include <map>
+
+#include <gmock/gmock.h>
+
+#include "dtopp/base/config.h"
+#include "tests/config/temporary_files.h"
+
+namespace dtopp {
+namespace {
+
+const char* const kMinimal = "data: {train: [t]}\noutput: runs/x\n";
+
+class RunConfigTest : public TemporaryFiles {
+ protected:
+  RunConfig load(const std::vector<std::string>& overrides) const {
+    return load_run_config(write("run.yaml", kMinimal), overrides);
+  }
+  std::string error(const std::vector<std::string>& overrides) const {
+    return usage_error([&] { load(overrides); });
+  }
+};
+
+TEST_F(RunConfigTest, defaults_are_the_papers_main_model) {
+  const RunConfig config = load({});
+  EXPECT_EQ(config.model.num_experts, 64);
+  EXPECT_EQ(config.model.hidden_size, 2048);
+  EXPECT_EQ(config.routing.method, RoutingMethod::kDTopP);
+  EXPECT_EQ(config.routing.target_experts, std::vector<double>{8.0});
+  EXPECT_EQ(config.optimizer.betas, (std::vector<double>{0.9, 0.95}));
+  EXPECT_EQ(config.training.steps, 95367);
+  EXPECT_EQ(config.data.train, std::vector<std::string>{"t"});
+}
+
+TEST_F(RunConfigTest, impossible_values_name_the_key_and_the_bound) {
+  const std::map<std::vector<std::string>, std::string> cases = {
+      {{"routing.target_experts=65"},
+       "routing.target_experts: must lie in [1, 64] (model.num_experts), is 65.0"},
+      {{"routing.target_experts=0.5"},
+       "routing.target_experts: must lie in [1, 64] (model.num_experts), is 0.5"},
+      {{"routing.target_experts=[]"}, "routing.target_experts: names no target"},
+      {{"routing.target_experts=[8, 8]"},
+       "routing.target_experts: a list needs routing.scope: layer; one threshold has one target"},
+      {{"routing.scope=layer", "routing.target_experts=[8, 8]"},
+       "routing.target_experts: has 2 values for 16 layers (model.num_layers)"},
+      {{"routing.method=top_k", "routing.top_k=65"},
+       "routing.top_k: must lie in [1, 64] (model.num_experts), is 65"},
+      {{"routing.method=top_k", "routing.top_k=0"},
+       "routing.top_k: must lie in [1, 64] (model.num_experts), is 0"},
+      {{"routing.method=top_k", "routing.max_experts=4"}, "routing.max_experts: 4 is below routing.top_k 8"},
+      {{"routing.threshold=0"}, "routing.threshold: must lie between 0 and 1, both excluded, is 0.0"},
+      {{"routing.threshold=1"}, "routing.threshold: must lie between 0 and 1, both excluded, is 1.0"},
+      {{"routing.method=top_p", "routing.threshold=-0.25"},
+       "routing.threshold: must lie between 0 and 1, both excluded, is -0.25"},
+      {{"routing.max_experts=-1"},
+       "routing.max_experts: must lie in [0, 64] (model.num_experts; 0: no cap), is -1"},
+      {{"routing.max_experts=65"},
+       "routing.max_experts: must lie in [0, 64] (model.num_experts; 0: no cap), is 65"},
+      {{"routing.max_experts=4"}, "routing.max_experts: 4 is below the target of 8.0 experts"},
+      {{"routing.kp=-0.1"}, "routing.kp: must not be negative: the controller would run away"},
+      {{"routing.ki=-0.1"}, "routing.ki: must not be negative: the controller would run away"},
+      {{"model.hidden_size=0"}, "model.hidden_size: must lie in [1, 1048576], is 0"},
+      {{"model.num_layers=-1"}, "model.num_layers: must lie in [1, 16384], is -1"},
+      {{"model.num_heads=3"}, "model.num_heads: 3 heads do not divide hidden_size 2048"},
+      {{"model.num_heads=2048"},
+       "model.num_heads: hidden_size 2048 over 2048 heads gives an odd head size; rotary positions need an "
+       "even one"},
+      {{"model.vocab_size=0"}, "model.vocab_size: must lie in [1, 2147483647], is 0"},
+      {{"model.init_std=0"}, "model.init_std: must be above 0"},
+      {{"loss.lm_z=-1e-4"}, "loss.lm_z: must not be negative, is -1.0e-04"},
+      {{"loss.load_balance=-1"}, "loss.load_balance: must not be negative, is -1.0"},
+      {{"loss.dynamic=-1"}, "loss.dynamic: must not be negative, is -1.0"},
+      {{"loss.router_z=-1"}, "loss.router_z: must not be negative, is -1.0"},
+      {{"optimizer.lr=0"}, "optimizer.lr: must be above 0, is 0.0"},
+      {{"optimizer.min_lr=1"}, "optimizer.min_lr: 1.0 is above optimizer.lr 0.003"},
+      {{"optimizer.min_lr=-1"}, "optimizer.min_lr: must not be negative, is -1.0"},
+      {{"optimizer.warmup_steps=-1"}, "optimizer.warmup_steps: must be at least 0, is -1"},
+      {{"training.steps=100"}, "optimizer.warmup_steps: 2500 is above training.steps 100"},
+      {{"optimizer.betas=[0.9]"}, "optimizer.betas: must be two numbers, [0.9, 0.95]"},
+      {{"optimizer.betas=[0.9, 1.0]"}, "optimizer.betas: must lie in [0, 1), one is 1.0"},
+      {{"optimizer.betas=[-0.1, 0.9]"}, "optimizer.betas: must lie in [0, 1), one is -0.1"},
+      {{"optimizer.eps=0"}, "optimizer.eps: must be above 0"},
+      {{"optimizer.weight_decay=-1"}, "optimizer.weight_decay: must not be negative, is -1.0"},
+      {{"optimizer.grad_clip=-1"}, "optimizer.grad_clip: must not be negative, is -1.0"},
+      {{"training.steps=0"}, "training.steps: must be at least 1, is 0"},
+      {{"training.global_batch_size=0"}, "training.global_batch_size: must be at least 1, is 0"},
+      {{"training.micro_batch_size=0"}, "training.micro_batch_size: must be at least 1, is 0"},
+      {{"training.micro_batch_size=7"},
+       "training.micro_batch_size: 7 does not divide training.global_batch_size 512"},
+      {{"training.steps=9223372036854775807"},
+       "training.steps: steps x global_batch_size x sequence_length is more tokens than can be counted"},
+      {{"training.seed=-1"}, "training.seed: must be at least 0, is -1"},
+      {{"training.threads=-1"}, "training.threads: must be at least 0, is -1"},
+      {{"training.max_skips=-1"}, "training.max_skips: must be at least 0, is -1"},
+      {{"validation.every=-1"}, "validation.every: must be at least 0, is -1"},
+      {{"validation.tokens=0"}, "validation.tokens: must be at least 1, is 0"},
+      {{"validation.task_limit=-1"}, "validation.task_limit: must be at least 0, is -1"},
+      {{"checkpoint.every=-1"}, "checkpoint.every: must be at least 0, is -1"},
+      {{"checkpoint.keep=-1"}, "checkpoint.keep: must be at least 0, is -1"},
+      {{"logging.every=0"}, "logging.every: must be at least 1, is 0"},
+      {{"data.train=[]"}, "data.train: names no training data; give the folders that `dtopp prepare` wrote"},
+      {{"data.train=[a, '']"}, "data.train: holds an empty path"},
+      {{"data.validation=['']"}, "data.validation: holds an empty path"},
+      {{"output="}, "output: names no directory for the run"},
+  };
+  for (const auto& [overrides, message] : cases)
+    EXPECT_THAT(error(overrides), ::testing::EndsWith(": " + message)) << overrides[0];
+}
+
+TEST_F(RunConfigTest, an_impossible_value_is_placed_where_it_was_set) {
+  write("base.yaml", "model:\n  num_experts: 4\nrouting:\n  target_experts: 8\n");
+  const auto path = write("run.yaml", std::string("base: base.yaml\n") + kMinimal);
+  EXPECT_EQ(usage_error([&] { load_run_config(path, {}); }),
+            "base.yaml:4: routing.target_experts: must lie in [1, 4] (model.num_experts), is 8.0");
+  EXPECT_EQ(usage_error([&] { load_run_config(path, {"routing.target_experts=5"}); }),
+            "argument 'routing.target_experts=5': routing.target_experts: must lie in [1, 4] "
+            "(model.num_experts), is 5.0");
+  EXPECT_EQ(usage_error([&] { load_run_config(write("empty.yaml", "name: x\n"), {}); }),
+            "empty.yaml: data.train: names no training data; give the folders that `dtopp prepare` wrote");
+}
+
+TEST_F(RunConfigTest, mistyped_keys_are_answered_with_the_nearest) {
+  EXPECT_EQ(usage_error([&] { load_run_config(write("a.yaml", "model:\n  hidden_siz: 8\n"), {}); }),
+            "a.yaml:2: unknown key 'model.hidden_siz'; did you mean model.hidden_size?");
+  EXPECT_EQ(usage_error([&] { load_run_config(write("a.yaml", "routing:\n  mehtod: top_k\n"), {}); }),
+            "a.yaml:2: unknown key 'routing.mehtod'; did you mean routing.method?");
+  EXPECT_EQ(error({"lr=1"}), "argument 'lr=1': unknown key 'lr'; did you mean optimizer.lr?");
+  EXPECT_EQ(error({"training.learning_rate=1"}).find("argument 'training.learning_rate=1': unknown key"), 0U);
+  EXPECT_EQ(
+      error({"routing.method=topk"}),
+      "argument 'routing.method=topk': routing.method: expected one of top_k, top_p, dtop_p, got 'topk'");
+}
+
+TEST_F(RunConfigTest, dense_models_ignore_routing) {
+  EXPECT_EQ(error({"model.num_experts=1", "routing.top_k=99", "routing.threshold=7"}), "no error");
+}
+
+TEST_F(RunConfigTest, settings_of_other_methods_are_not_judged) {
+  EXPECT_EQ(error({"routing.method=top_k", "routing.top_k=2", "routing.threshold=7", "model.num_experts=4"}),
+            "no error");
+  EXPECT_EQ(error({"routing.target_experts=4", "routing.top_k=8", "model.num_experts=4"}), "no error");
+}
+
+TEST_F(RunConfigTest, takes_one_target_a_layer) {
+  const RunConfig config =
+      load({"model.num_layers=3", "routing.scope=layer", "routing.target_experts=[4, 8, 12.5]"});
+  EXPECT_EQ(target_of_layer(config.routing, 2), 12.5);
+  EXPECT_EQ(target_of_layer(load({}).routing, 15), 8.0);
+}
+
+TEST_F(RunConfigTest, prints_what_it_reads) {
+  const RunConfig config =
+      load({"optimizer.lr=0.1234567890123456789", "routing.threshold=0.30000000000000004", "name=odd: name",
+            "validation.tasks=[hellaswag, arc_easy]", "routing.scope=layer", "loss.router_z=5e-324"});
+  const RunConfig back = load_run_config(write("printed.yaml", to_yaml(config)), {});
+  EXPECT_THAT(differing_keys(config, back), ::testing::IsEmpty());
+  EXPECT_EQ(back.optimizer.lr, 0.1234567890123456789);
+  EXPECT_EQ(back.routing.threshold, 0.30000000000000004);
+  EXPECT_EQ(back.loss.router_z, 5e-324);
+  EXPECT_EQ(back.name, "odd: name");
+  EXPECT_EQ(to_yaml(back), to_yaml(config));
+  EXPECT_EQ(to_yaml(parse_run_config(to_yaml(config), "text")), to_yaml(config));
+  EXPECT_THAT(to_yaml(config), ::testing::HasSubstr("  target_experts: 8.0\n"));
+}
+
+TEST_F(RunConfigTest, lists_differing_keys_in_field_order) {
+  const RunConfig a = load({});
+  const RunConfig b = load({"training.seed=2", "optimizer.betas=[0.9, 0.99]", "model.num_layers=2"});
+  EXPECT_EQ(differing_keys(a, b),
+            (std::vector<std::string>{"model.num_layers", "optimizer.betas", "training.seed"}));
+  EXPECT_THAT(differing_keys(a, a), ::testing::IsEmpty());
+}
+
+TEST_F(RunConfigTest, a_resumed_run_may_change_how_it_works_but_not_what_it_computes) {
+  std::vector<std::string> free;
+  for (const std::string& key : config_keys<RunConfig>()) {
+    if (!affects_result(key)) free.push_back(key);
+  }
+  EXPECT_EQ(free, (std::vector<std::string>{
+                      "name", "data.validation", "training.micro_batch_size", "training.device",
+                      "training.threads", "training.max_skips", "validation.every", "validation.tokens",
+                      "validation.tasks", "validation.task_data", "validation.task_limit", "checkpoint.every",
+                      "checkpoint.keep", "logging.every", "logging.tensorboard", "output"}));
+}
+
+TEST_F(RunConfigTest, plans_need_neither_data_nor_output) {
+  const auto path = write("model.yaml", "model: {num_layers: 2}\n");
+  EXPECT_EQ(load_model_run_config(path, {}).model.num_layers, 2);
+  EXPECT_THAT(usage_error([&] { load_model_run_config(path, {"model.num_layers=0"}); }),
+              ::testing::HasSubstr("model.num_layers"));
+}
+
+}  // namespace
+}  // namespace dtopp
