@@ -1,0 +1,46 @@
+// The parts of a Hugging Face tokenizer.json that byte-level BPE needs. Whatever would change ids and is not
+// of this family is a DataError; truncation, padding and the post-processor are not applied (ids are those of
+// add_special_tokens=False).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace dtopp {
+
+// Limits on what is loaded: bytes of the file, ids (exclusive), bytes of an added token.
+inline constexpr uint64_t kMaxTokenizerBytes = uint64_t{64} << 20;
+inline constexpr int64_t kMaxTokenId = int64_t{1} << 22;
+inline constexpr size_t kMaxAddedTokenBytes = 1024;
+
+struct AddedToken {
+  std::string content;
+  bool single_word = false;
+  bool lstrip = false;
+  bool rstrip = false;
+  bool normalized = false;
+  bool special = false;
+};
+
+struct TokenizerSpec {
+  bool nfc = false;
+  bool add_prefix_space = false;
+  bool use_regex = true;
+  bool byte_level_decoder = false;  // else tokens are joined by spaces
+  std::vector<std::pair<std::string, int32_t>> vocab;
+  std::vector<std::pair<std::string, std::string>> merges;  // best first
+  std::optional<std::string> unk_token;
+  bool fuse_unk = false;
+  bool byte_fallback = false;
+  bool ignore_merges = false;
+  std::vector<AddedToken> added_tokens;
+};
+
+// `file` names the text in errors.
+TokenizerSpec parse_tokenizer_json(std::string_view text, const std::string& file);
+
+}  // namespace dtopp

@@ -1,0 +1,67 @@
+// A bounded, direct-mapped cache of encoded words, for one thread: a word displaces what hashes to its place.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string_view>
+#include <vector>
+
+namespace dtopp {
+
+class WordCache {
+ public:
+  static constexpr size_t kMaxWordBytes = 31;
+  static constexpr size_t kMaxIds = 7;
+
+  // The word in 32 zero-padded bytes, the last one its length.
+  using Key = std::array<uint64_t, 4>;
+
+  // One cache line. A free entry has the key of no word.
+  struct alignas(64) Entry {
+    Key key{};
+    std::array<int32_t, kMaxIds> ids{};
+    int32_t count = 0;
+  };
+
+  WordCache() : entries_(size_t{1} << kBits) {}
+
+  // `word` must not be empty nor longer than kMaxWordBytes; `readable` bytes may be read from its start.
+  static Key make_key(std::string_view word, size_t readable) {
+    Key key{};
+    if (readable >= sizeof(Key)) {
+      std::memcpy(key.data(), word.data(), sizeof(Key));
+      // Clears what lies behind the word, without a branch on its length.
+      for (size_t i = 0; i < key.size(); ++i) {
+        const int64_t bits = static_cast<int64_t>(8 * word.size()) - static_cast<int64_t>(64 * i);
+        const uint64_t mask = bits >= 64 ? ~uint64_t{0} : bits <= 0 ? 0 : (uint64_t{1} << bits) - 1;
+        key[i] &= mask;
+      }
+    } else {
+      std::memcpy(key.data(), word.data(), word.size());
+    }
+    key[3] |= uint64_t{word.size()} << 56;
+    return key;
+  }
+
+  // The place of a word; it holds that word when its key is equal.
+  Entry& entry(const Key& key) {
+    uint64_t hash = key[0] * 0x9E3779B97F4A7C15u ^ key[1] * 0xC2B2AE3D27D4EB4Fu;
+    hash ^= key[2] * 0x165667B19E3779F9u ^ key[3] * 0xD6E8FEB86659FD93u;
+    hash = (hash ^ hash >> 32) * 0x9E3779B97F4A7C15u;
+    return entries_[hash >> (64 - kBits)];
+  }
+
+  static void store(Entry& entry, const Key& key, std::span<const int32_t> ids) {
+    entry.key = key;
+    entry.count = static_cast<int32_t>(ids.size());
+    std::memcpy(entry.ids.data(), ids.data(), ids.size_bytes());
+  }
+
+ private:
+  static constexpr int kBits = 15;  // 2 MiB
+  std::vector<Entry> entries_;
+};
+
+}  // namespace dtopp
