@@ -1,0 +1,88 @@
+// Text to ids and back, a line at a time. Lines end at \n alone: a \r or NUL belongs to the line.
+#include <cstdio>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/verbs.h"
+#include "dtopp/base/errors.h"
+#include "dtopp/data/tokenizer.h"
+
+namespace dtopp::cli {
+namespace {
+
+// One line of text → a JSON array of ids.
+std::string encode_line(const Tokenizer& tokenizer, const std::string& line) {
+  std::string out = "[";
+  for (const int32_t id : tokenizer.encode(line)) {
+    if (out.size() > 1) out += ',';
+    out += std::to_string(id);
+  }
+  return out + "]";
+}
+
+// A JSON array of ids → one JSON string, in ASCII so that no reader takes a part of it for the line's end.
+std::string decode_line(const Tokenizer& tokenizer, const std::string& line) {
+  const auto array = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+  if (!array.is_array()) throw DataError("must be a JSON array of token ids");
+  std::vector<int32_t> ids;
+  for (const auto& id : array) {
+    if (!id.is_number_integer()) throw DataError("token ids must be integers");
+    // Unsigned numbers beyond int64 wrap to negative ones, which are refused alike.
+    const auto value = id.get<int64_t>();
+    if (value < 0 || value >= tokenizer.vocab_size())
+      throw DataError("token id " + id.dump() + " does not exist; the tokenizer has " +
+                      std::to_string(tokenizer.vocab_size()) + " ids");
+    ids.push_back(static_cast<int32_t>(value));
+  }
+  return nlohmann::json(tokenizer.decode(ids)).dump(-1, ' ', /*ensure_ascii=*/true);
+}
+
+void write_line(const std::string& text) {
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fputc('\n', stdout) == EOF)
+    throw DataError("standard output: cannot be written; free space or check the receiving program");
+}
+
+void flush_output() {
+  if (std::fflush(stdout) != 0)
+    throw DataError("standard output: cannot be written; free space or check the receiving program");
+}
+
+void tokenize(const std::string& tokenizer_path, bool decode) {
+  const Tokenizer tokenizer = Tokenizer::load(tokenizer_path);
+  std::ios::sync_with_stdio(false);
+  std::string line;
+  for (uint64_t number = 1; std::getline(std::cin, line, '\n'); ++number) {
+    std::string result;
+    try {
+      result = decode ? decode_line(tokenizer, line) : encode_line(tokenizer, line);
+    } catch (const DataError& error) {
+      throw DataError("standard input: line " + std::to_string(number) + ": " + error.what());
+    }
+    write_line(result);
+    // A caller that waits for each answer gets it; a file is not slowed down.
+    if (std::cin.rdbuf()->in_avail() <= 0) flush_output();
+  }
+  if (std::cin.bad()) throw DataError("standard input: cannot be read");
+  flush_output();
+}
+
+}  // namespace
+
+void add_tokenize(CLI::App& app) {
+  struct Options {
+    std::string tokenizer;
+    bool decode = false;
+  };
+  auto options = std::make_shared<Options>();
+  CLI::App* verb = app.add_subcommand(
+      "tokenize", "One JSON array of token ids per line of standard input, or back with --decode.");
+  verb->add_option("--tokenizer", options->tokenizer, "a tokenizer.json (byte-level BPE)")->required();
+  verb->add_flag("--decode", options->decode, "arrays of ids in, one JSON string a line out");
+  verb->callback([options] { tokenize(options->tokenizer, options->decode); });
+}
+
+}  // namespace dtopp::cli
