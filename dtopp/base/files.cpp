@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "dtopp/base/descriptor.h"
 #include "dtopp/base/hash.h"
 
 namespace dtopp {
@@ -41,45 +42,6 @@ const char* remedy(int error_number) {
     default:
       return "check the path and the file system it lies on";
   }
-}
-
-template <class Call>
-auto retry(Call call) {
-  auto result = call();
-  while (result < 0 && errno == EINTR) result = call();
-  return result;
-}
-
-// A descriptor that is closed on every way out; close_checked() for those that were written.
-class Descriptor {
- public:
-  Descriptor(const fs::path& path, int flags, const char* action)
-      : path_(path), value_(retry([&] { return ::open(path.c_str(), flags | O_CLOEXEC, 0666); })) {
-    if (value_ < 0) throw file_error(action, path, errno);
-  }
-  ~Descriptor() {
-    if (value_ >= 0) ::close(value_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-
-  int get() const { return value_; }
-  int release() { return std::exchange(value_, -1); }
-  struct stat status() const {
-    struct stat status {};
-    if (::fstat(value_, &status) != 0) throw file_error("read", path_, errno);
-    return status;
-  }
-
- private:
-  const fs::path& path_;
-  int value_;
-};
-
-// The descriptor is gone afterwards whatever close() answers; EINTR is no loss, since data were synced
-// before.
-void close_checked(int descriptor, const fs::path& path) {
-  if (::close(descriptor) != 0 && errno != EINTR) throw file_error("close", path, errno);
 }
 
 void sync_path(const fs::path& path, int flags) {
@@ -161,10 +123,9 @@ std::string read_file(const fs::path& path, uint64_t limit) {
   if (S_ISREG(status.st_mode)) text.reserve(status.st_size);
   std::vector<char> chunk(kBufferBytes);
   for (;;) {
-    const auto count = retry([&] { return ::read(descriptor.get(), chunk.data(), chunk.size()); });
-    if (count < 0) throw file_error("read", path, errno);
+    const auto count = descriptor.read(chunk.data(), chunk.size());
     if (count == 0) return text;
-    if (static_cast<uint64_t>(count) > limit - text.size()) throw too_large();
+    if (count > limit - text.size()) throw too_large();
     text.append(chunk.data(), count);
   }
 }

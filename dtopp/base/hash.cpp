@@ -1,14 +1,11 @@
 #include "dtopp/base/hash.h"
 
-#include <cerrno>
 #include <new>
 #include <vector>
 
-#include <fcntl.h>
-#include <unistd.h>
 #include <xxhash.h>
 
-#include "dtopp/base/files.h"
+#include "dtopp/base/descriptor.h"
 
 namespace dtopp {
 namespace {
@@ -54,18 +51,11 @@ std::string hash_bytes(std::span<const std::byte> bytes) {
 
 // Reads rather than maps: a device that fails then is an error to report, not a SIGBUS.
 std::string hash_file(const std::filesystem::path& path) {
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (descriptor < 0) throw file_error("open", path, errno);
+  const Descriptor descriptor(path, O_RDONLY, "open");
   Hasher hasher;
   std::vector<std::byte> chunk(size_t{1} << 20);
-  ssize_t count;
-  do {
-    count = ::read(descriptor, chunk.data(), chunk.size());
-    if (count > 0) hasher.update({chunk.data(), static_cast<size_t>(count)});
-  } while (count > 0 || (count < 0 && errno == EINTR));
-  const int error_number = errno;
-  ::close(descriptor);
-  if (count < 0) throw file_error("read", path, error_number);
+  while (const size_t count = descriptor.read(chunk.data(), chunk.size()))
+    hasher.update(std::span(chunk).first(count));
   return hasher.hexdigest();
 }
 
