@@ -170,9 +170,10 @@ void sync_directory(const fs::path& path) { sync_path(path, O_RDONLY | O_DIRECTO
 void make_directories(const fs::path& path) {
   if (path.empty() || directory_exists(path)) return;
   make_directories(path.parent_path());
+  const int error_number = ::mkdir(path.c_str(), 0777) == 0 ? 0 : errno;
   // EEXIST: another process was faster, or a file has that name.
-  if (::mkdir(path.c_str(), 0777) != 0 && !directory_exists(path))
-    throw file_error("create the directory", path, errno == EEXIST ? ENOTDIR : errno);
+  if (error_number != 0 && !(error_number == EEXIST && directory_exists(path)))
+    throw file_error("create the directory", path, error_number == EEXIST ? ENOTDIR : error_number);
   sync_directory(parent_of(path));
 }
 

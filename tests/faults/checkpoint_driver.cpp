@@ -1,0 +1,110 @@
+// A stand-in for a training run, for tests that let its system calls fail, kill it or cut its power.
+//   checkpoint_driver save RUN KEEP ITEM…   saves checkpoints below RUN; an item is a step, "30v" another
+//   state of
+//                                           step 30, "=TEXT" a text written to RUN/config.yaml, "+TEXT" one
+//                                           for both files of the directory RUN/tree, written without a sync.
+//                                           Says "saved ITEM" on standard output once each is durable.
+//   checkpoint_driver check RUN…            one JSON object a line: the steps that verify and hold what was
+//   saved,
+//                                           the step a resumed run would take, and what is wrong.
+#include <cstdio>
+#include <optional>
+#include <string>
+
+#include <nlohmann/json.hpp>
+#include <unistd.h>
+
+#include "dtopp/base/descriptor.h"
+#include "dtopp/base/errors.h"
+#include "dtopp/base/files.h"
+#include "tests/config/checkpoint_contents.h"
+
+namespace dtopp {
+namespace {
+
+namespace fs = std::filesystem;
+
+void write_unsynced(const fs::path& path, std::string_view text) {
+  const Descriptor file(path, O_WRONLY | O_CREAT, "create");
+  while (!text.empty()) {
+    const auto count = retry([&] { return ::write(file.get(), text.data(), text.size()); });
+    if (count < 0) throw file_error("write", path, errno);
+    text.remove_prefix(count);
+  }
+}
+
+void write_tree(const fs::path& path, const std::string& text) {
+  const auto fill = [&](const fs::path& directory) {
+    make_directories(directory / "nested");
+    write_unsynced(directory / "nested/a", text);
+    write_unsynced(directory / "b", text);
+  };
+  write_directory_atomically(path, fill, /*replace=*/true);
+}
+
+void save_item(const fs::path& run, int64_t keep, const std::string& item) {
+  if (item.front() == '=') {
+    make_directories(run);
+    write_file_atomically(run / "config.yaml", item.substr(1));
+  } else if (item.front() == '+') {
+    write_tree(run / "tree", item.substr(1));
+  } else {
+    SampleContents sample(std::stoll(item));
+    if (item.back() == 'v') sample.contents.state.last_validation_step = sample.contents.state.step;
+    save_checkpoint(run / "checkpoints", sample.contents, keep);
+  }
+  const auto line = "saved " + item + "\n";
+  if (::write(STDOUT_FILENO, line.data(), line.size()) < 0) std::abort();
+}
+
+nlohmann::json check_run(const fs::path& run) {
+  nlohmann::json result = {{"steps", nlohmann::json::array()},
+                           {"newest", nullptr},
+                           {"tree", nullptr},
+                           {"wrong", nlohmann::json::array()}};
+  const auto wrong = [&](const std::string& what) { result["wrong"].push_back(what); };
+  std::error_code absent;
+  for (const auto& entry : fs::directory_iterator(run / "checkpoints", absent)) {
+    const auto name = entry.path().filename().string();
+    if (!name.starts_with("step-")) continue;
+    try {
+      const Checkpoint checkpoint(entry.path());
+      SampleContents expected(std::stoll(name.substr(5)));
+      expected.contents.state.last_validation_step = checkpoint.state().last_validation_step;
+      if (!holds(checkpoint, expected.contents)) wrong(name + " holds something else");
+      result["steps"].push_back(checkpoint.state().step);
+    } catch (const std::exception& error) {
+      wrong(error.what());
+    }
+  }
+  if (fs::exists(run / "tree", absent)) {
+    const auto text = read_file(run / "tree/b");
+    if (read_file(run / "tree/nested/a") != text) wrong("tree: its files differ");
+    result["tree"] = text;
+  }
+  const auto newest = newest_checkpoint(run / "checkpoints", wrong);
+  if (newest) result["newest"] = newest->state().step;
+  return result;
+}
+
+int run_driver(const std::vector<std::string>& arguments) {
+  if (arguments.at(0) == "check") {
+    for (size_t i = 1; i < arguments.size(); ++i) std::printf("%s\n", check_run(arguments[i]).dump().c_str());
+  } else {
+    for (size_t i = 3; i < arguments.size(); ++i)
+      save_item(arguments.at(1), std::stoll(arguments.at(2)), arguments[i]);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace dtopp
+
+int main(int count, char** arguments) {
+  try {
+    return dtopp::run_driver({arguments + 1, arguments + count});
+  } catch (const dtopp::Error& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return static_cast<int>(error.status());
+  }
+}

@@ -1,0 +1,215 @@
+// Preloaded (LD_PRELOAD) to stand between a program and the system calls that change files below FAULT_ROOT.
+// Calls are counted from 1; what happens at number FAULT_AT is up to FAULT_MODE:
+//   once, forever  the call (and with forever every later one) fails with the number FAULT_ERRNO
+//   short          a write takes only a part of its bytes
+//   kill           the process is killed before the call
+// The name of that call is written to the file FAULT_FIRED. FAULT_LOG names a file that records every
+// successful call, and every write to standard output, as a line for the power-loss model.
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include <fcntl.h>
+#include <stdarg.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+namespace {
+
+const char* variable(const char* name) {
+  const char* const value = std::getenv(name);
+  return value ? value : "";
+}
+
+struct Shim {
+  std::string root = variable("FAULT_ROOT");
+  std::string mode = variable("FAULT_MODE");
+  long at = std::atol(variable("FAULT_AT"));
+  int error_number = std::atoi(variable("FAULT_ERRNO"));
+  long calls = 0;
+  int log = *variable("FAULT_LOG") ? raw_open(variable("FAULT_LOG")) : -1;
+
+  static int raw_open(const char* path) {
+    return static_cast<int>(
+        ::syscall(SYS_openat, AT_FDCWD, path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+  }
+};
+
+Shim& shim() {
+  static Shim instance;
+  return instance;
+}
+
+std::string path_of(int descriptor) {
+  const auto link = "/proc/self/fd/" + std::to_string(descriptor);
+  char path[4096];
+  const auto size = ::syscall(SYS_readlinkat, AT_FDCWD, link.c_str(), path, sizeof(path));
+  return size > 0 ? std::string(path, size) : "";
+}
+
+std::string path_at(int directory, const char* path) {
+  if (path[0] == '/') return path;
+  return (directory == AT_FDCWD ? std::string(".") : path_of(directory)) + "/" + path;
+}
+
+bool is_watched(const std::string& path) { return !shim().root.empty() && path.starts_with(shim().root); }
+
+// Whether this call goes wrong; errno says how.
+bool goes_wrong(const char* name) {
+  auto& state = shim();
+  ++state.calls;
+  const bool is_the_one = state.calls == state.at;
+  if (is_the_one) {
+    const int fired = Shim::raw_open(variable("FAULT_FIRED"));
+    ::syscall(SYS_write, fired, name, std::strlen(name));
+    ::syscall(SYS_close, fired);
+  }
+  if (is_the_one && state.mode == "kill") ::syscall(SYS_kill, ::getpid(), SIGKILL);
+  if (!(is_the_one && state.mode == "once") && !(state.calls >= state.at && state.mode == "forever"))
+    return false;
+  errno = state.error_number;
+  return true;
+}
+
+void record(const std::string& line) {
+  if (shim().log < 0) return;
+  const auto text = line + "\n";
+  ::syscall(SYS_write, shim().log, text.data(), text.size());
+}
+
+std::string hexadecimal(const void* data, size_t size) {
+  std::string text;
+  for (size_t i = 0; i < size; ++i) {
+    char digits[3];
+    std::snprintf(digits, sizeof(digits), "%02x", static_cast<const unsigned char*>(data)[i]);
+    text += digits;
+  }
+  return text;
+}
+
+int open_at(int directory, const char* path, int flags, mode_t mode) {
+  const auto full = path_at(directory, path);
+  if (is_watched(full) && goes_wrong((flags & O_DIRECTORY) ? "open directory" : "open")) return -1;
+  const int descriptor = static_cast<int>(::syscall(SYS_openat, directory, path, flags, mode));
+  if (is_watched(full) && descriptor >= 0)
+    record("open\t" + std::to_string(descriptor) + "\t" + ((flags & O_CREAT) ? "1" : "0") + "\t" +
+           ((flags & O_TRUNC) ? "1" : "0") + "\t" + full);
+  return descriptor;
+}
+
+mode_t mode_argument(int flags, va_list arguments) {
+  return (flags & (O_CREAT | O_TMPFILE)) ? va_arg(arguments, mode_t) : 0;
+}
+
+int change_names(const char* name, long number, int directory, const char* path, int flags) {
+  const auto full = path_at(directory, path);
+  if (is_watched(full) && goes_wrong(name)) return -1;
+  const int result = static_cast<int>(::syscall(number, directory, path, flags));
+  if (is_watched(full) && result == 0) record(std::string(name) + "\t" + full);
+  return result;
+}
+
+int rename_with(const char* from, const char* to, unsigned flags) {
+  const char* const name = flags ? "exchange" : "rename";
+  if (is_watched(to) && goes_wrong(name)) return -1;
+  const int result = static_cast<int>(::syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, flags));
+  if (is_watched(to) && result == 0) record(std::string(name) + "\t" + from + "\t" + to);
+  return result;
+}
+
+int sync(int descriptor, long number) {
+  const bool watched = is_watched(path_of(descriptor));
+  if (watched && goes_wrong("fsync")) return -1;
+  const int result = static_cast<int>(::syscall(number, descriptor));
+  if (watched && result == 0) record("fsync\t" + std::to_string(descriptor));
+  return result;
+}
+
+}  // namespace
+
+extern "C" {
+
+int open(const char* path, int flags, ...) {
+  va_list arguments;
+  va_start(arguments, flags);
+  const mode_t mode = mode_argument(flags, arguments);
+  va_end(arguments);
+  return open_at(AT_FDCWD, path, flags, mode);
+}
+
+int open64(const char* path, int flags, ...) {
+  va_list arguments;
+  va_start(arguments, flags);
+  const mode_t mode = mode_argument(flags, arguments);
+  va_end(arguments);
+  return open_at(AT_FDCWD, path, flags, mode);
+}
+
+int openat(int directory, const char* path, int flags, ...) {
+  va_list arguments;
+  va_start(arguments, flags);
+  const mode_t mode = mode_argument(flags, arguments);
+  va_end(arguments);
+  return open_at(directory, path, flags, mode);
+}
+
+int openat64(int directory, const char* path, int flags, ...) {
+  va_list arguments;
+  va_start(arguments, flags);
+  const mode_t mode = mode_argument(flags, arguments);
+  va_end(arguments);
+  return open_at(directory, path, flags, mode);
+}
+
+ssize_t write(int descriptor, const void* data, size_t size) {
+  const bool watched = is_watched(path_of(descriptor));
+  if (watched && goes_wrong("write")) return -1;
+  if (watched && shim().mode == "short" && shim().calls == shim().at) size = (size + 1) / 2;
+  const auto result = ::syscall(SYS_write, descriptor, data, size);
+  if (watched && result > 0)
+    record("write\t" + std::to_string(descriptor) + "\t" + hexadecimal(data, result));
+  if (descriptor == STDOUT_FILENO && result > 0) record("mark\t" + hexadecimal(data, result));
+  return result;
+}
+
+int fsync(int descriptor) { return sync(descriptor, SYS_fsync); }
+int fdatasync(int descriptor) { return sync(descriptor, SYS_fdatasync); }
+
+int close(int descriptor) {
+  const bool watched = is_watched(path_of(descriptor));
+  const bool wrong = watched && goes_wrong("close");
+  const int error_number = errno;
+  const int result = static_cast<int>(::syscall(SYS_close, descriptor));  // Linux closes it in any case
+  if (watched && result == 0) record("close\t" + std::to_string(descriptor));
+  if (!wrong) return result;
+  errno = error_number;
+  return -1;
+}
+
+int mkdir(const char* path, mode_t mode) {
+  if (is_watched(path) && goes_wrong("mkdir")) return -1;
+  const int result = static_cast<int>(::syscall(SYS_mkdirat, AT_FDCWD, path, mode));
+  if (is_watched(path) && result == 0) record(std::string("mkdir\t") + path);
+  return result;
+}
+
+int rename(const char* from, const char* to) { return rename_with(from, to, 0); }
+
+int renameat2(int, const char* from, int, const char* to, unsigned flags) {
+  return rename_with(from, to, flags);
+}
+
+int unlink(const char* path) { return change_names("unlink", SYS_unlinkat, AT_FDCWD, path, 0); }
+int rmdir(const char* path) { return change_names("unlink", SYS_unlinkat, AT_FDCWD, path, AT_REMOVEDIR); }
+int remove(const char* path) {
+  const int result = change_names("unlink", SYS_unlinkat, AT_FDCWD, path, 0);
+  return result < 0 && errno == EISDIR ? rmdir(path) : result;
+}
+int unlinkat(int directory, const char* path, int flags) {
+  return change_names("unlink", SYS_unlinkat, directory, path, flags);
+}
+
+}  // extern "C"

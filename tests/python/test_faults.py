@@ -1,0 +1,195 @@
+"""A checkpoint is complete or absent, whatever fails: every system call, the process, the power.
+
+The program under test is checkpoint_driver, which saves a series of checkpoints; fault_shim stands between it
+and the kernel (tests/faults).
+"""
+
+import errno
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from power_loss import crash_states, materialise
+
+BUILD = Path(os.environ.get("DTOPP_BUILD", Path(__file__).parents[2] / "build" / "release"))
+DRIVER = BUILD / "bin" / "checkpoint_driver"
+SHIM = BUILD / "lib" / "libfault_shim.so"
+KEEP = 2
+ITEMS = ["=name: run", "10", "20", "+first", "30", "30v", "=name: changed", "+second", "40"]
+FINAL_STEPS = [30, 40]
+
+
+@pytest.fixture
+def scratch():
+    """Memory where there is some: thousands of syncs cost nothing there."""
+    memory = Path("/dev/shm")
+    where = memory if memory.is_dir() and os.access(memory, os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=where) as path:
+        yield Path(path)
+
+
+def save(run, items=ITEMS, **fault):
+    environment = dict(os.environ)
+    if fault:
+        environment |= {"LD_PRELOAD": str(SHIM), "FAULT_ROOT": str(run)}
+        environment |= {f"FAULT_{key.upper()}": str(value) for key, value in fault.items()}
+    command = [DRIVER, "save", run, str(KEEP), *items]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+
+
+def check(runs):
+    """What checkpoint_driver says about each run directory; a few hundred a call."""
+    results = []
+    for start in range(0, len(runs), 500):
+        done = subprocess.run(
+            [DRIVER, "check", *runs[start : start + 500]], capture_output=True, text=True, check=True, timeout=300
+        )
+        results += [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(results) == len(runs)
+    return results
+
+
+def saved_items(output):
+    return [line.removeprefix("saved ") for line in output.splitlines() if line.startswith("saved ")]
+
+
+def assert_old_or_new(found, mark, items, where):
+    """The text said to be saved last, or a later one; nothing only as long as nothing was said."""
+    saved = [item[1:] for item in items if item.startswith(mark)]
+    known = [item[1:] for item in ITEMS if item.startswith(mark)]
+    assert found in (known[len(saved) - 1 :] if saved else [None, *known]), where
+
+
+def assert_nothing_lost(run, result, items, where):
+    """Only what is complete, and nothing older than what was said to be saved last."""
+    assert result["wrong"] == [], where
+    steps = [int(item.rstrip("v")) for item in items if item[0].isdigit()]
+    if steps:
+        assert result["newest"] is not None and result["newest"] >= steps[-1], where
+        assert steps[-1] in result["steps"], where
+    config = run / "config.yaml"
+    assert_old_or_new(config.read_text() if config.exists() else None, "=", items, where)
+    assert_old_or_new(result["tree"], "+", items, where)
+
+
+def assert_recovers(run):
+    """The next start goes through, and no trace of the failure is left."""
+    done = save(run, ITEMS[-1:])
+    assert done.returncode == 0, done.stderr
+    assert not list((run / "checkpoints").glob(".tmp-*"))
+
+
+# Calls whose failure can be harmless: of files that are only read.
+MAY_GO_UNNOTICED = {"open", "open directory", "close"}
+
+
+@pytest.mark.parametrize("mode", ["once", "forever"])
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO], ids=["ENOSPC", "EIO"])
+def test_every_failing_call_leaves_complete_checkpoints(scratch, mode, error):
+    runs, outcomes, kinds = [], [], set()
+    for at in range(1, 10_000):
+        run, fired = scratch / str(at), scratch / f"fired-{at}"
+        run.mkdir()
+        done = save(run, mode=mode, errno=error, at=at, fired=fired)
+        if not fired.exists():
+            assert done.returncode == 0
+            break
+        kind = fired.read_text()
+        kinds.add(kind)
+        where = f"{kind}, call {at}: {done.stderr}"
+        if done.returncode == 0:
+            assert kind in MAY_GO_UNNOTICED and saved_items(done.stdout) == ITEMS, where
+        else:
+            assert done.returncode == 3, where
+            assert done.stderr.count("\n") == 1 and str(run) in done.stderr, where
+            assert os.strerror(error) in done.stderr, where
+        runs.append(run)
+        outcomes.append((saved_items(done.stdout), where))
+    assert kinds == {"open", "open directory", "write", "fsync", "close", "mkdir", "rename", "exchange", "unlink"}
+    assert len(runs) > 200
+    for run, result, (items, where) in zip(runs, check(runs), outcomes, strict=True):
+        assert_nothing_lost(run, result, items, where)
+        assert_recovers(run)
+
+
+@pytest.mark.parametrize(("mode", "error"), [("once", errno.EINTR), ("short", 0)])
+def test_interrupted_and_short_calls_are_carried_on(scratch, mode, error):
+    for at in range(1, 10_000):
+        run, fired = scratch / str(at), scratch / f"fired-{at}"
+        run.mkdir()
+        done = save(run, mode=mode, errno=error, at=at, fired=fired)
+        if not fired.exists():
+            break
+        # A signal does not interrupt the calls that change or list names.
+        if mode == "short" or fired.read_text() in {"open", "write", "fsync", "close"}:
+            (result,) = check([run])
+            assert done.returncode == 0, f"{fired.read_text()}, call {at}: {done.stderr}"
+            assert sorted(result["steps"]) == FINAL_STEPS and result["wrong"] == []
+        shutil.rmtree(run)
+    assert at > 200
+
+
+def test_killed_before_every_call(scratch):
+    runs, outcomes = [], []
+    for at in range(1, 10_000):
+        run, fired = scratch / str(at), scratch / f"fired-{at}"
+        run.mkdir()
+        done = save(run, mode="kill", at=at, fired=fired)
+        if not fired.exists():
+            break
+        assert done.returncode == -signal.SIGKILL
+        runs.append(run)
+        outcomes.append((saved_items(done.stdout), f"{fired.read_text()}, call {at}"))
+    assert len(runs) > 200
+    for run, result, (items, where) in zip(runs, check(runs), outcomes, strict=True):
+        assert_nothing_lost(run, result, items, where)
+        assert_recovers(run)
+
+
+def test_killed_at_random_moments(tmp_path):
+    """On a real file system, one run directory killed and taken up again 100 times."""
+    generator = random.Random(1)
+    run = tmp_path / "run"
+    start = time.monotonic()
+    assert save(run, ["10", "20", "30", "40", "50"]).returncode == 0
+    save_time = (time.monotonic() - start) / 5
+    step, killed = 50, 0
+    while killed < 100:
+        items = [str(step + 10 * i) for i in range(100)]
+        command = [DRIVER, "save", run, str(KEEP), *items]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            time.sleep(generator.uniform(0, 3 * save_time))
+            process.kill()
+            output = process.communicate()[0]
+        killed += process.returncode == -signal.SIGKILL
+        (result,) = check([run])
+        assert_nothing_lost(run, result, saved_items(output), f"kill {killed}")
+        assert result["newest"] >= step
+        step = result["newest"]
+    assert step > 50
+    assert save(run, [str(step + 10)]).returncode == 0
+    assert not list((run / "checkpoints").glob(".tmp-*"))
+
+
+def test_power_lost_after_every_call(scratch):
+    run, log = scratch / "run", scratch / "log"
+    run.mkdir()
+    done = save(run, log=log)
+    assert done.returncode == 0 and saved_items(done.stdout) == ITEMS
+    states = list(crash_states(log.read_text(), run, random.Random(1)))
+    assert len(states) > 500
+    runs = []
+    for i, (tree, _, _) in enumerate(states):
+        runs.append(scratch / f"state-{i}")
+        materialise(tree, runs[-1])
+    for path, result, (_, items, where) in zip(runs, check(runs), states, strict=True):
+        assert_nothing_lost(path, result, items, where)
+    assert any(sorted(result["steps"]) == FINAL_STEPS for result in check(runs[-5:]))
