@@ -1,0 +1,18 @@
+"""Reads the text data without a package for zstd."""
+
+import ctypes
+import ctypes.util
+import json
+
+
+def documents(path):
+    """The texts of a .jsonl.zst whose frame states its size."""
+    zstd = ctypes.CDLL(ctypes.util.find_library("zstd") or "libzstd.so.1")
+    zstd.ZSTD_getFrameContentSize.restype = zstd.ZSTD_decompress.restype = ctypes.c_size_t
+    compressed = path.read_bytes()
+    size = zstd.ZSTD_getFrameContentSize(compressed, ctypes.c_size_t(len(compressed)))
+    assert size < 1 << 32, f"{path} is not one zstd frame of stated size"
+    text = ctypes.create_string_buffer(size)
+    got = zstd.ZSTD_decompress(text, ctypes.c_size_t(size), compressed, ctypes.c_size_t(len(compressed)))
+    assert got == size
+    return [json.loads(line)["text"] for line in text.raw.decode().split("\n") if line]

@@ -1,0 +1,228 @@
+"""`dtopp tokenize` against Hugging Face `tokenizers`, on the shipped tokenizer and small GPT-2 style ones."""
+
+import json
+import os
+import pathlib
+import random
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+sys.path.insert(0, str(ROOT / "tests/data"))
+
+import make_tokenizer_golden as golden  # noqa: E402
+from corpus import documents  # noqa: E402
+
+BINARY = pathlib.Path(os.environ.get("DTOPP_BINARY", ROOT / "build/release/bin/dtopp"))
+SHIPPED = ROOT / "assets/tokenizer/gpt-neox-20b.tokenizer.json"
+FULL = os.environ.get("DTOPP_FULL") == "1"
+DATA = pathlib.Path(os.environ.get("DTOPP_DATA", ROOT / "../shared"))
+
+pytestmark = pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not built")
+
+
+def tokenize(tokenizer, lines, *options, check=True):
+    """The lines of standard output, parsed; with check=False the finished process."""
+    data = lines if isinstance(lines, bytes) else "".join(line + "\n" for line in lines).encode()
+    done = subprocess.run([BINARY, "tokenize", "--tokenizer", tokenizer, *options], input=data, capture_output=True)
+    if not check:
+        return done
+    assert done.returncode == 0, done.stderr.decode()
+    out = done.stdout.decode().split("\n")
+    assert out.pop() == ""
+    return [json.loads(line) for line in out]
+
+
+def as_lines(texts):
+    """A line cannot hold its own end; a carriage return is white space just the same."""
+    return [text.replace("\n", "\r") for text in texts]
+
+
+def assert_same_ids(path, reference, lines):
+    ours = tokenize(path, lines)
+    assert len(ours) == len(lines)
+    for line, ids in zip(lines, ours):
+        assert ids == reference.encode(line, add_special_tokens=False).ids, repr(line[:200])
+
+
+def hard_lines(seed, count):
+    return as_lines(golden.HARD_CASES + list(golden.random_texts(random.Random(seed), count)))
+
+
+def test_hard_cases_and_random_unicode():
+    assert_same_ids(SHIPPED, golden.shipped_tokenizer(), hard_lines(2, 3000))
+
+
+def test_every_code_point_beside_letters_digits_marks_and_spaces():
+    code_points = [chr(c) for c in range(0x110000) if c != 10 and not 0xD800 <= c < 0xE000]
+    if not FULL:  # planes 4 to 13 and the private ones are alike throughout
+        code_points = [c for c in code_points if c < "\U00040000" or "\U000e0000" <= c < "\U000e0200" or ord(c) % 61 == 0]
+    lines = []
+    for i in range(0, len(code_points), 32):
+        lines.append("".join(f"a{c}b1{c}2!{c} {c}\u0323{c}\u0301" for c in code_points[i : i + 32]))
+    assert_same_ids(SHIPPED, golden.shipped_tokenizer(), lines)
+
+
+@pytest.mark.parametrize("text", ["a", "ab", "\u0301\u0323", "é", " ", "日本"])
+def test_a_megabyte_without_a_break(text):
+    assert_same_ids(SHIPPED, golden.shipped_tokenizer(), [text * ((1 << 20) // len(text.encode()))])
+
+
+@pytest.mark.parametrize("ignore_merges", [False, True])
+@pytest.mark.parametrize("use_regex", [True, False])
+@pytest.mark.parametrize("nfc", [True, False])
+@pytest.mark.parametrize("prefix_space", [True, False])
+def test_gpt2_style(tmp_path, prefix_space, nfc, use_regex, ignore_merges):
+    reference = golden.small_tokenizer(prefix_space, nfc, use_regex, ignore_merges)
+    path = tmp_path / "tokenizer.json"
+    path.write_text(reference.to_str())
+    assert_same_ids(path, reference, hard_lines(3, 1000))
+
+
+def test_old_files_with_merges_as_strings_and_empty_affixes(tmp_path):
+    reference = golden.small_tokenizer(False, False, True)
+    file = json.loads(reference.to_str())
+    model = file["model"]
+    model["merges"] = ["#version: 0.2"] + [" ".join(pair) for pair in model["merges"]]
+    model.update(unk_token="", continuing_subword_prefix="", end_of_word_suffix="")
+    del model["type"], model["ignore_merges"], model["byte_fallback"]
+    del file["pre_tokenizer"]["use_regex"]
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(file))
+    assert_same_ids(path, reference, hard_lines(4, 200))
+
+
+def small_file():
+    return json.loads(golden.small_tokenizer(False, True, True).to_str())
+
+
+@pytest.mark.parametrize("unk_token, fuse_unk", [(None, False), ("<|endoftext|>", False), ("<|endoftext|>", True)])
+def test_bytes_that_the_vocabulary_lacks(tmp_path, unk_token, fuse_unk):
+    file = small_file()
+    model = file["model"]
+    vocab = model["vocab"]
+    lost = {token for token in vocab if "a" in token or "Ã" in token}
+    model["vocab"] = {token: id for token, id in vocab.items() if token not in lost}
+    model["merges"] = [pair for pair in model["merges"] if not {*pair, "".join(pair)} & lost]
+    model.update(unk_token=unk_token, fuse_unk=fuse_unk)
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(file))
+    reference = golden.Tokenizer.from_file(str(path))
+    assert_same_ids(path, reference, hard_lines(5, 200) + ["aaabaab", "Ãaéa"])
+
+
+def test_decodes_any_ids_as_hugging_face_does(tmp_path):
+    rng = random.Random(6)
+    small = golden.small_tokenizer(True, True, True)
+    path = tmp_path / "tokenizer.json"
+    path.write_text(small.to_str())
+    for file, reference in [(SHIPPED, golden.shipped_tokenizer()), (path, small)]:
+        size = reference.get_vocab_size()
+        arrays = [[rng.randrange(size) for _ in range(rng.randrange(30))] for _ in range(2000)]
+        arrays += [[rng.randrange(2, 258) for _ in range(12)] for _ in range(2000)]  # loose bytes
+        ours = tokenize(file, [json.dumps(ids) for ids in arrays], "--decode")
+        assert ours == [reference.decode(ids, skip_special_tokens=False) for ids in arrays]
+
+
+def test_lines_end_at_newline_alone():
+    reference = golden.shipped_tokenizer()
+    text = "a\r\nb\0c\x0bd\x85\u2028e\n\nlast without an end"
+    expected = [reference.encode(line).ids for line in text.split("\n")]
+    assert tokenize(SHIPPED, text.encode()) == expected
+    assert tokenize(SHIPPED, b"") == []
+
+
+@pytest.mark.parametrize(
+    "lines, options, place",
+    [
+        (b"good\nbad \xff\n", [], "line 2: byte 4"),
+        (b"\xed\xa0\x80\n", [], "line 1: byte 0"),
+        (b"[1]\n[1, x]\n", ["--decode"], "line 2"),
+        (b"[1.5]\n", ["--decode"], "line 1"),
+        (b"[-1]\n", ["--decode"], "line 1"),
+        (b"[50277]\n", ["--decode"], "line 1"),
+        (b"[18446744073709551615]\n", ["--decode"], "line 1"),
+        (b"\n", ["--decode"], "line 1"),
+        (b"[" * 100000 + b"\n", ["--decode"], "line 1"),
+    ],
+)
+def test_bad_lines_are_named(lines, options, place):
+    done = tokenize(SHIPPED, lines, *options, check=False)
+    assert done.returncode == 3
+    message = done.stderr.decode()
+    assert place in message and message.count("\n") == 1
+
+
+def damage(path, value):
+    def apply(file):
+        *parents, last = path
+        for key in parents:
+            file = file[key]
+        file[last] = value
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    "change, named",
+    [
+        (damage(["model", "type"], "WordPiece"), "model.type"),
+        (damage(["model", "vocab"], []), "model.vocab"),
+        (damage(["model", "vocab", "zzz"], 1 << 40), "zzz"),
+        (damage(["model", "vocab", "zzz"], -1), "zzz"),
+        (damage(["model", "vocab", "zzz"], 5), "share the id 5"),
+        (damage(["model", "merges"], [["a", "qqq"]]), "qqq"),
+        (damage(["model", "merges"], ["a b c"]), "model.merges[0]"),
+        (damage(["model", "merges"], [["a"]]), "model.merges[0]"),
+        (damage(["model", "dropout"], 0.1), "model.dropout"),
+        (damage(["model", "end_of_word_suffix"], "</w>"), "model.end_of_word_suffix"),
+        (damage(["normalizer"], {"type": "Lowercase"}), "Lowercase"),
+        (damage(["pre_tokenizer"], None), "pre_tokenizer"),
+        (damage(["pre_tokenizer"], {"type": "Whitespace"}), "Whitespace"),
+        (damage(["decoder"], {"type": "WordPiece"}), "WordPiece"),
+        (damage(["added_tokens", 0, "content"], 7), "added_tokens[0].content"),
+        (damage(["added_tokens", 0, "content"], "x" * 2000), "added_tokens[0].content"),
+        (damage(["added_tokens", 0, "lstrip"], "yes"), "added_tokens[0].lstrip"),
+        (damage(["version"], "9"), "version"),
+    ],
+)
+def test_damaged_or_foreign_files_are_refused_by_name(tmp_path, change, named):
+    file = small_file()
+    change(file)
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(file))
+    done = tokenize(path, b"x\n", check=False)
+    message = done.stderr.decode()
+    assert done.returncode == 3, message
+    assert named in message and str(path) in message and message.count("\n") == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"null", b'{"model": ', b"\xff\xfe", b"[" * 1000000])
+def test_what_is_not_a_tokenizer_is_refused(tmp_path, content):
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(content)
+    done = tokenize(path, b"x\n", check=False)
+    assert done.returncode == 3 and done.stderr.decode().count("\n") == 1
+
+
+def test_cut_files_are_refused(tmp_path):
+    text = json.dumps(small_file()).encode()
+    path = tmp_path / "tokenizer.json"
+    for size in range(0, len(text), max(1, len(text) // 40)):
+        path.write_bytes(text[:size])
+        assert tokenize(path, b"x\n", check=False).returncode == 3
+
+
+def text_files():
+    return sorted((DATA / "data/text").glob("*.jsonl.zst" if FULL else "validation.jsonl.zst"))
+
+
+@pytest.mark.skipif(not text_files(), reason=f"DTOPP_DATA={DATA} holds no data/text")
+def test_real_text():
+    reference = golden.shipped_tokenizer()
+    for path in text_files():
+        texts = documents(path)
+        assert_same_ids(SHIPPED, reference, as_lines(texts))
+        assert_same_ids(SHIPPED, reference, [line for text in texts for line in text.split("\n")])
