@@ -90,8 +90,9 @@ requires std::is_enum_v<T> std::string print_value(T value) {
 template <class Config>
 void append_keys(const Config& config, const std::string& section, std::vector<std::string>& keys) {
   visit_fields(config, [&](const char* name, const auto& value) {
-    keys.push_back(join_key(section, name));
-    if constexpr (Section<decltype(value)>) append_keys(value, keys.back(), keys);
+    const std::string key = join_key(section, name);
+    keys.push_back(key);
+    if constexpr (Section<decltype(value)>) append_keys(value, key, keys);
   });
 }
 
