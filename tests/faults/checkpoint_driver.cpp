@@ -25,12 +25,13 @@ namespace {
 namespace fs = std::filesystem;
 
 void write_unsynced(const fs::path& path, std::string_view text) {
-  const Descriptor file(path, O_WRONLY | O_CREAT, "create");
+  Descriptor file(path, O_WRONLY | O_CREAT, "create");
   while (!text.empty()) {
     const auto count = retry([&] { return ::write(file.get(), text.data(), text.size()); });
     if (count < 0) throw file_error("write", path, errno);
     text.remove_prefix(count);
   }
+  close_checked(file.release(), path);
 }
 
 void write_tree(const fs::path& path, const std::string& text) {
@@ -51,7 +52,8 @@ void save_item(const fs::path& run, int64_t keep, const std::string& item) {
   } else {
     SampleContents sample(std::stoll(item));
     if (item.back() == 'v') sample.contents.state.last_validation_step = sample.contents.state.step;
-    save_checkpoint(run / "checkpoints", sample.contents, keep);
+    const uint64_t shard_bytes = item.back() == 's' ? 48 : uint64_t{4} << 30;
+    save_checkpoint(run / "checkpoints", sample.contents, keep, shard_bytes);
   }
   const auto line = "saved " + item + "\n";
   if (::write(STDOUT_FILENO, line.data(), line.size()) < 0) std::abort();
@@ -82,8 +84,12 @@ nlohmann::json check_run(const fs::path& run) {
     if (read_file(run / "tree/nested/a") != text) wrong("tree: its files differ");
     result["tree"] = text;
   }
-  const auto newest = newest_checkpoint(run / "checkpoints", wrong);
-  if (newest) result["newest"] = newest->state().step;
+  try {
+    const auto newest = newest_checkpoint(run / "checkpoints", wrong);
+    if (newest) result["newest"] = newest->state().step;
+  } catch (const CheckpointError& error) {
+    wrong(error.what());
+  }
   return result;
 }
 

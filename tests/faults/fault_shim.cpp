@@ -90,9 +90,15 @@ std::string hexadecimal(const void* data, size_t size) {
   return text;
 }
 
+// Names tell apart what a caller may get over: descriptors that only read.
+const char* open_name(int flags) {
+  if (flags & O_DIRECTORY) return "open directory";
+  return (flags & O_ACCMODE) == O_RDONLY ? "open to read" : "open";
+}
+
 int open_at(int directory, const char* path, int flags, mode_t mode) {
   const auto full = path_at(directory, path);
-  if (is_watched(full) && goes_wrong((flags & O_DIRECTORY) ? "open directory" : "open")) return -1;
+  if (is_watched(full) && goes_wrong(open_name(flags))) return -1;
   const int descriptor = static_cast<int>(::syscall(SYS_openat, directory, path, flags, mode));
   if (is_watched(full) && descriptor >= 0)
     record("open\t" + std::to_string(descriptor) + "\t" + ((flags & O_CREAT) ? "1" : "0") + "\t" +
@@ -180,7 +186,8 @@ int fdatasync(int descriptor) { return sync(descriptor, SYS_fdatasync); }
 
 int close(int descriptor) {
   const bool watched = is_watched(path_of(descriptor));
-  const bool wrong = watched && goes_wrong("close");
+  const auto flags = watched ? ::syscall(SYS_fcntl, descriptor, F_GETFL) : 0;
+  const bool wrong = watched && goes_wrong((flags & O_ACCMODE) == O_RDONLY ? "close after reading" : "close");
   const int error_number = errno;
   const int result = static_cast<int>(::syscall(SYS_close, descriptor));  // Linux closes it in any case
   if (watched && result == 0) record("close\t" + std::to_string(descriptor));

@@ -1,0 +1,30 @@
+// list_tensors FILE…: one JSON object a safetensors file, {name: [dtype, shape, bytes as hexadecimal
+// digits]}, or
+// {"error": …} for one that is refused. For comparisons with Hugging Face's reader and writer.
+#include <cstdio>
+
+#include <nlohmann/json.hpp>
+
+#include "dtopp/base/errors.h"
+#include "dtopp/base/safetensors.h"
+
+int main(int count, char** arguments) {
+  for (int i = 1; i < count; ++i) {
+    nlohmann::json result = nlohmann::json::object();
+    try {
+      const dtopp::SafetensorsFile file(arguments[i]);
+      for (const auto& tensor : file.tensors()) {
+        std::string digits;
+        for (const auto byte : tensor.bytes) {
+          char text[3];
+          std::snprintf(text, sizeof(text), "%02x", static_cast<unsigned>(byte));
+          digits += text;
+        }
+        result[tensor.name] = {tensor.dtype, tensor.shape, digits};
+      }
+    } catch (const dtopp::DataError& error) {
+      result = {{"error", error.what()}};
+    }
+    std::puts(result.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
+  }
+}
