@@ -3,6 +3,7 @@
 #include <cstring>
 #include <unordered_map>
 
+#include "dtopp/models/parameters.h"
 #include "dtopp/moe/threshold_controller.h"
 
 namespace dtopp {

@@ -55,10 +55,10 @@ TEST(GainGuard, its_bound_is_where_the_closed_loop_stops_settling) {
 
 TEST(GainGuard, suggested_gains_are_stable) {
   for (const int64_t experts : {8, 16, 32, 64, 128}) {
-    const auto warning = gain_warning(with_gains(50, 50, static_cast<double>(experts) / 8), experts);
+    const auto warning = gain_warning(with_gains(50, 50, static_cast<double>(experts) / 4), experts);
     ASSERT_TRUE(warning);
     const double gain = std::stod(warning->substr(warning->rfind('=') + 1));
-    EXPECT_FALSE(gain_warning(with_gains(gain, gain, static_cast<double>(experts) / 8), experts)) << *warning;
+    EXPECT_FALSE(gain_warning(with_gains(gain, gain, static_cast<double>(experts) / 4), experts)) << *warning;
   }
 }
 
