@@ -1,0 +1,24 @@
+// What the kernels of route share: argument checks and the gradients that reach it.
+#pragma once
+
+#include <optional>
+
+#include "dtopp/ops/torch.h"
+
+namespace dtopp {
+
+// Gradients of route's differentiable outputs; none where nothing depends on them.
+struct RouteGradients {
+  std::optional<at::Tensor> gates_TE;
+  std::optional<at::Tensor> mean_prob_E;
+  std::optional<at::Tensor> entropy;
+  std::optional<at::Tensor> router_z;
+};
+
+// f32, or f64 for f64 logits.
+at::ScalarType route_dtype(const at::Tensor& logits_TE);
+
+void check_route(const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& threshold,
+                 c10::string_view normalization, int64_t top_k, int64_t max_experts);
+
+}  // namespace dtopp

@@ -1,0 +1,63 @@
+// Loops compiled for the widest vectors of the machine, chosen at run time, and an exponential that such
+// loops vectorise.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+
+namespace dtopp {
+
+#if defined(__x86_64__)
+template <typename Body>
+[[gnu::target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"), gnu::flatten]] void run_avx512(
+    const Body& body) {
+  body();
+}
+
+template <typename Body>
+[[gnu::target("avx2,fma"), gnu::flatten]] void run_avx2(const Body& body) {
+  body();
+}
+#endif
+
+// Runs body, everything inlinable in it compiled for AVX-512, AVX2 or the baseline. Results differ between
+// those by rounding only, and never between runs on one machine.
+template <typename Body>
+void run_widest(const Body& body) {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vl")) {
+    return run_avx512(body);
+  }
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return run_avx2(body);
+#endif
+  body();
+}
+
+// exp(x) within 2 ulp for x in [-87.3, 88]; 0 below, exp(88) above, NaN for NaN.
+[[gnu::always_inline]] inline float fast_exp(float x) {
+  constexpr float kLowest = -87.3F, kHighest = 88.0F;
+  constexpr float kRound = 12582912.0F;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
+  float clamped = x < kLowest ? kLowest : x;
+  clamped = clamped > kHighest ? kHighest : clamped;
+  const float shifted = clamped * 1.44269504F + kRound;
+  const float n = shifted - kRound;
+  const float r = (clamped - n * 0.693359375F) - n * -2.12194440e-4F;  // ln 2 in two parts
+  float p = 1.9875691500e-4F;
+  p = p * r + 1.3981999507e-3F;
+  p = p * r + 8.3334519073e-3F;
+  p = p * r + 4.1665795894e-2F;
+  p = p * r + 1.6666665459e-1F;
+  p = p * r + 5.0000001201e-1F;
+  p = p * r * r + r + 1.0F;
+  const uint32_t exponent = (std::bit_cast<uint32_t>(shifted) + 127U)
+                            << 23;  // the mantissa's top bits fall out
+  const float result = p * std::bit_cast<float>(exponent);
+  return x < kLowest ? 0.0F : result;
+}
+
+[[gnu::always_inline]] inline double fast_exp(double x) { return std::exp(x); }
+
+}  // namespace dtopp
