@@ -12,13 +12,17 @@
 
 namespace dtopp {
 
+// What manifest.json calls a folder of token files.
+inline constexpr char kTokenDataFormat[] = "dtopp token data 1";
+
 // A stream of token ids: the documents of one or more files, joined in order.
 class TokenStream {
  public:
   // `path`: a folder with token files (read in the order of their names), a .bin/.idx prefix, or a .npy file.
   // Throws DataError naming the file and byte that is missing, truncated or damaged. `verify` also checks the
-  // manifest's checksums (every byte is read once).
-  static TokenStream open(const std::filesystem::path& path, bool verify = true);
+  // manifest's checksums (every byte is read once). `vocab_size` tells the width of headerless .npy ids:
+  // uint16 where it fits, else uint32.
+  static TokenStream open(const std::filesystem::path& path, bool verify = true, int64_t vocab_size = 0);
   TokenStream(TokenStream&&) noexcept;
   ~TokenStream();
 

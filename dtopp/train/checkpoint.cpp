@@ -11,7 +11,7 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/hash.h"
-#include "dtopp/train/manifest.h"
+#include "dtopp/base/manifest.h"
 
 namespace dtopp {
 namespace {
@@ -26,6 +26,7 @@ constexpr char kState[] = "state.json";
 constexpr char kConfig[] = "config.yaml";
 constexpr char kTokenizer[] = "tokenizer.json";
 constexpr char kManifest[] = "manifest.json";
+constexpr char kFormat[] = "dtopp checkpoint 1";
 constexpr uint64_t kMaxTextBytes = uint64_t{1} << 28;
 
 std::string directory_name(int64_t step) {
@@ -79,11 +80,11 @@ class DirectoryWriter {
     manifest_[name] = {size, hasher.hexdigest()};
   }
 
-  const Manifest& manifest() const { return manifest_; }
+  const ManifestFiles& manifest() const { return manifest_; }
 
  private:
   fs::path directory_;
-  Manifest manifest_;
+  ManifestFiles manifest_;
 };
 
 // Tensors in order, each shard filled up to `shard_bytes`; a larger tensor has a shard of its own.
@@ -124,9 +125,9 @@ void write_model(DirectoryWriter& writer, const std::vector<TensorView>& paramet
 // Whether the directory looks like a complete checkpoint, without reading the bytes of its tensors.
 bool is_complete(const fs::path& path) {
   try {
-    verify_sizes(path, read_manifest(path));
+    verify_sizes(path, read_manifest(path, kFormat).files);
     return true;
-  } catch (const CheckpointError&) {
+  } catch (const DataError&) {
     return false;
   }
 }
@@ -155,7 +156,7 @@ bool is_already_saved(const fs::path& path, const TrainingState& state) {
 }
 
 // A checkpoint's files as far as the manifest names them.
-std::vector<SafetensorsFile> open_model(const fs::path& path, const Manifest& manifest) {
+std::vector<SafetensorsFile> open_model(const fs::path& path, const ManifestFiles& manifest) {
   std::vector<SafetensorsFile> files;
   if (manifest.contains(kModel)) {
     files.emplace_back(path / kModel);
@@ -202,7 +203,7 @@ void check_is_checkpoint(const fs::path& path) {
   throw UsageError(path.string() + ": holds no checkpoint; name a checkpoint or a run directory");
 }
 
-void check_names(const fs::path& path, const Manifest& manifest) {
+void check_names(const fs::path& path, const ManifestFiles& manifest) {
   for (const char* const name : {kState, kConfig, kOptimizer})
     if (!manifest.contains(name)) throw DataError((path / kManifest).string() + ": lists no " + name);
   if (!manifest.contains(kModel) && !manifest.contains(kModelIndex))
@@ -227,7 +228,7 @@ fs::path save_checkpoint(const fs::path& checkpoints, const CheckpointContents& 
       writer.text(kState, format_training_state(contents.state));
       writer.text(kConfig, contents.config_yaml);
       if (!contents.tokenizer_json.empty()) writer.text(kTokenizer, contents.tokenizer_json);
-      writer.text(kManifest, format_manifest(writer.manifest()));
+      writer.text(kManifest, format_manifest({kFormat, {}, writer.manifest()}));
     };
     write_directory_atomically(path, fill, /*replace=*/true);
   }
@@ -237,16 +238,16 @@ fs::path save_checkpoint(const fs::path& checkpoints, const CheckpointContents& 
 
 Checkpoint::Checkpoint(const fs::path& path) : path_(path) {
   check_is_checkpoint(path);
-  const auto manifest = read_manifest(path);
-  verify_content(path, manifest);
   try {
+    const ManifestFiles manifest = read_manifest(path, kFormat).files;
+    verify_content(path, manifest);
     check_names(path, manifest);
     state_ = parse_training_state(read_file(path / kState, kMaxTextBytes), (path / kState).string());
     config_yaml_ = read_file(path / kConfig, kMaxTextBytes);
     model_ = open_model(path, manifest);
     optimizer_.emplace_back(path / kOptimizer);
   } catch (const DataError& error) {
-    throw CheckpointError(error.what());
+    throw CheckpointError(error.what() + std::string("; restore the file or use an earlier checkpoint"));
   }
 }
 

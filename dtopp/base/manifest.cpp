@@ -1,4 +1,4 @@
-#include "dtopp/train/manifest.h"
+#include "dtopp/base/manifest.h"
 
 #include <span>
 #include <string_view>
@@ -15,12 +15,10 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-constexpr std::string_view kFormat = "dtopp checkpoint 1";
 constexpr uint64_t kMaxManifestBytes = uint64_t{1} << 24;
-constexpr std::string_view kRemedy = "; restore the file or use an earlier checkpoint";
 
 [[noreturn]] void fail(const fs::path& path, const std::string& cause) {
-  throw CheckpointError(path.string() + ": " + cause + std::string(kRemedy));
+  throw DataError(path.string() + ": " + cause);
 }
 
 // The last two lines: the checksum of the text before them.
@@ -33,12 +31,10 @@ bool is_plain_name(const std::string& name) {
          name.find_first_of(std::string_view("/\0", 2)) == name.npos;
 }
 
-Manifest parse_files(const json& object, const fs::path& path) {
-  if (!object.is_object() || object.value("format", json()) != kFormat)
-    fail(path, "not of the format \"" + std::string(kFormat) + "\"");
+ManifestFiles parse_files(const json& object, const fs::path& path) {
   const auto files = object.value("files", json());
   if (!files.is_object()) fail(path, "lists no files");
-  Manifest manifest;
+  ManifestFiles manifest;
   for (const auto& [name, entry] : files.items()) {
     const auto size = entry.is_object() ? entry.value("size", json()) : json();
     const auto hash = entry.is_object() ? entry.value("xxh3_128", json()) : json();
@@ -51,10 +47,12 @@ Manifest parse_files(const json& object, const fs::path& path) {
 
 }  // namespace
 
-std::string format_manifest(const Manifest& files) {
-  std::string text = "{\n  \"format\": " + json(kFormat).dump() + ",\n  \"files\": {";
+std::string format_manifest(const Manifest& manifest) {
+  std::string text = "{\n  \"format\": " + json(manifest.format).dump() + ",\n";
+  if (!manifest.about.empty()) text += "  \"about\": " + manifest.about.dump() + ",\n";
+  text += "  \"files\": {";
   std::string_view separator = "\n";
-  for (const auto& [name, entry] : files) {
+  for (const auto& [name, entry] : manifest.files) {
     text += separator;
     text += "    " + json(name).dump() + ": {\"size\": " + std::to_string(entry.size) + ", \"xxh3_128\": \"" +
             entry.xxh3_128 + "\"}";
@@ -64,22 +62,22 @@ std::string format_manifest(const Manifest& files) {
   return text + closing_of(text);
 }
 
-Manifest read_manifest(const fs::path& directory) {
+Manifest read_manifest(const fs::path& directory, const std::string& format) {
   const auto path = directory / "manifest.json";
-  std::string text;
-  try {
-    text = read_file(path, kMaxManifestBytes);
-  } catch (const DataError& error) {
-    throw CheckpointError(error.what());
-  }
+  const std::string text = read_file(path, kMaxManifestBytes);
   const size_t closing = closing_of("").size();
   if (text.size() < closing) fail(path, "truncated");
   const auto body = std::string_view(text).substr(0, text.size() - closing);
   if (text.substr(body.size()) != closing_of(body)) fail(path, "damaged: its own checksum does not match");
-  return parse_files(json::parse(text, nullptr, /*allow_exceptions=*/false), path);
+  const auto object = nlohmann::ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!object.is_object() || object.value("format", nlohmann::ordered_json()) != format)
+    fail(path, "not of the format \"" + format + "\"");
+  Manifest manifest{format, nlohmann::ordered_json::object(), parse_files(json(object), path)};
+  if (const auto about = object.find("about"); about != object.end()) manifest.about = *about;
+  return manifest;
 }
 
-void verify_sizes(const fs::path& directory, const Manifest& files) {
+void verify_sizes(const fs::path& directory, const ManifestFiles& files) {
   for (const auto& [name, entry] : files) {
     std::error_code error;
     const auto size = fs::file_size(directory / name, error);
@@ -90,16 +88,11 @@ void verify_sizes(const fs::path& directory, const Manifest& files) {
   }
 }
 
-void verify_content(const fs::path& directory, const Manifest& files) {
+void verify_content(const fs::path& directory, const ManifestFiles& files) {
   verify_sizes(directory, files);
   for (const auto& [name, entry] : files) {
-    std::string hash;
-    try {
-      hash = hash_file(directory / name);
-    } catch (const DataError& error) {
-      throw CheckpointError(error.what());
-    }
-    if (hash != entry.xxh3_128) fail(directory / name, "damaged: its checksum does not match the manifest");
+    if (hash_file(directory / name) != entry.xxh3_128)
+      fail(directory / name, "damaged: its checksum does not match the manifest");
   }
 }
 

@@ -1,0 +1,42 @@
+// manifest.json of a folder: what it holds, size and XXH3-128 of every other file, and a checksum of itself,
+// so that no flipped bit goes unseen.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+namespace dtopp {
+
+struct ManifestEntry {
+  uint64_t size = 0;
+  std::string xxh3_128;
+
+  bool operator==(const ManifestEntry&) const = default;
+};
+
+using ManifestFiles = std::map<std::string, ManifestEntry>;  // by file name
+
+struct Manifest {
+  std::string format;                                               // "dtopp checkpoint 1"
+  nlohmann::ordered_json about = nlohmann::ordered_json::object();  // facts about the content
+  ManifestFiles files;
+};
+
+// The text ends with the checksum of everything before it.
+std::string format_manifest(const Manifest& manifest);
+
+// <directory>/manifest.json. DataError when it is missing, damaged, of another format or names anything but
+// plain files of the directory.
+Manifest read_manifest(const std::filesystem::path& directory, const std::string& format);
+
+// DataError naming the first file that is missing or has another size than the manifest says.
+void verify_sizes(const std::filesystem::path& directory, const ManifestFiles& files);
+
+// verify_sizes, then DataError naming the first file whose bytes have another checksum.
+void verify_content(const std::filesystem::path& directory, const ManifestFiles& files);
+
+}  // namespace dtopp
