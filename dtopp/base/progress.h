@@ -1,0 +1,61 @@
+// Progress for people: how numbers are written on the console, and a bar for work whose end is known.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+
+namespace dtopp {
+
+// Seconds as the two units that matter: "0.4s", "12s", "2m10s", "3h05m", "4d07h". What is not a length of
+// time (negative, NaN, infinite) is "?".
+std::string format_duration(double seconds);
+// Three significant digits with a decimal prefix: "87", "5.1k", "132k", "1.24M", "13.6G".
+std::string format_count(double count);
+// Decimal units: "512 B", "1.2 GB".
+std::string format_bytes(double bytes);
+
+// "done" of "total" after some seconds, with the rate and the time left. Zero total: not known. `start` was
+// done before the clock began and does not enter the rate.
+//   tokenize   43%  1.20M/2.80M tok  310k tok/s  5.2s left
+std::string progress_line(const std::string& label, const std::string& unit, uint64_t done, uint64_t total,
+                          double seconds, uint64_t start = 0);
+
+// Draws progress_line on standard error: in place on a terminal, a few times a second; elsewhere as a plain
+// line now and then, so that a log stays readable. Not for several threads at once.
+class ProgressBar {
+ public:
+  // `unit` names what is counted ("tok", "docs"); "B" counts bytes.
+  ProgressBar(std::string label, std::string unit, uint64_t total = 0, std::FILE* stream = stderr);
+  ~ProgressBar();  // finishes
+  ProgressBar(const ProgressBar&) = delete;
+  ProgressBar& operator=(const ProgressBar&) = delete;
+
+  void set_total(uint64_t total) { total_ = total; }
+  // What a resumed job finds done; it does not enter the rate.
+  void set_start(uint64_t done) { start_ = done_ = done; }
+  // `done` in all, not since the last call.
+  void update(uint64_t done);
+  // The last state stays on the screen, ended by a newline. Does nothing the second time.
+  void finish();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  void draw(Clock::time_point now);
+
+  std::string label_;
+  std::string unit_;
+  uint64_t total_;
+  std::FILE* stream_;
+  bool terminal_;
+  uint64_t start_ = 0;
+  uint64_t done_ = 0;
+  Clock::time_point began_;
+  Clock::time_point next_draw_;
+  size_t drawn_width_ = 0;
+  bool drawn_ = false;
+  bool finished_ = false;
+};
+
+}  // namespace dtopp
