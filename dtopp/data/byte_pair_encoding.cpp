@@ -50,15 +50,16 @@ BytePairEncoding::BytePairEncoding(const TokenizerSpec& spec, const std::string&
       fuse_unk_(spec.fuse_unk),
       ignore_merges_(spec.ignore_merges) {
   uint32_t rank = 0;
-  for (const auto& [left, right] : spec.merges) {
+  for (const auto& pair : spec.merges) {
     const auto id_of = [&](const std::string& token) {
       const auto id = vocabulary_.id(token);
       if (!id)
-        throw DataError(file + ": model.merges: merge " + std::to_string(rank) + " (" + quote(left) + ", " +
-                        quote(right) + ") needs the token " + quote(token) + ", which model.vocab lacks");
+        throw DataError(file + ": model.merges: merge " + std::to_string(rank) + " (" + quote(pair.first) +
+                        ", " + quote(pair.second) + ") needs the token " + quote(token) +
+                        ", which model.vocab lacks");
       return *id;
     };
-    merges_.set(id_of(left), id_of(right), {rank, id_of(left + right)});
+    merges_.set(id_of(pair.first), id_of(pair.second), {rank, id_of(pair.first + pair.second)});
     ++rank;
   }
   for (int byte = 0; byte < 256; ++byte) {

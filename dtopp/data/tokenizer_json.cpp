@@ -108,6 +108,12 @@ void read_decoder(const FieldReader& read, const element& root, TokenizerSpec& s
   });
 }
 
+// Entries of a few bytes each must not grow a file of 64 MiB to gigabytes.
+void check_count(const FieldReader& read, const char* field, size_t entries) {
+  if (entries >= static_cast<size_t>(kMaxTokenId))
+    read.fail(field, "has more than " + std::to_string(kMaxTokenId) + " entries");
+}
+
 void read_vocab(const FieldReader& read, const element& model, TokenizerSpec& spec) {
   const auto vocab = read.find(model, "vocab");
   if (!vocab) read.fail("model.vocab", "is missing");
@@ -117,6 +123,7 @@ void read_vocab(const FieldReader& read, const element& model, TokenizerSpec& sp
     if (entry.value.get(id) != simdjson::SUCCESS || id >= static_cast<uint64_t>(kMaxTokenId))
       read.fail("model.vocab[" + quote(entry.key) + "]",
                 "must be an integer from 0 to " + std::to_string(kMaxTokenId - 1));
+    check_count(read, "model.vocab", spec.vocab.size());
     spec.vocab.emplace_back(entry.key, static_cast<int32_t>(id));
   }
 }
@@ -151,6 +158,7 @@ void read_merges(const FieldReader& read, const element& model, TokenizerSpec& s
     strings = merge.is_string();
     // A header of merges.txt that old files carry along; it takes no rank.
     if (*strings && read.text(merge, field).starts_with("#version")) continue;
+    check_count(read, "model.merges", spec.merges.size());
     spec.merges.push_back(read_merge(read, merge, field));
   }
 }

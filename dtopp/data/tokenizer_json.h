@@ -12,7 +12,8 @@
 
 namespace dtopp {
 
-// Limits on what is loaded: bytes of the file, ids (exclusive), bytes of an added token.
+// Limits on what is loaded: bytes of the file, ids (exclusive; also entries of vocab and of merges),
+// bytes of an added token.
 inline constexpr uint64_t kMaxTokenizerBytes = uint64_t{64} << 20;
 inline constexpr int64_t kMaxTokenId = int64_t{1} << 22;
 inline constexpr size_t kMaxAddedTokenBytes = 1024;

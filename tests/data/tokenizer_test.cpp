@@ -119,6 +119,7 @@ TEST(Tokenizer, is_the_same_from_many_threads) {
   const auto& items = golden_cases()[0]["encode"];
   std::vector<int> wrong(4, 0);
   std::vector<std::thread> threads;
+  threads.reserve(wrong.size());
   for (int& errors : wrong) {
     threads.emplace_back([&] {
       for (int round = 0; round < 20; ++round) {
