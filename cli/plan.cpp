@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/verbs.h"
+#include "dtopp/base/progress.h"
 
 namespace dtopp::cli {
 namespace {
@@ -70,15 +71,17 @@ void print_table(const Plan& plan, const RunConfig& config, const Options& optio
   row("FLOPs in all", with_unit(tokens * static_cast<double>(plan.flops_per_token)));
   std::printf("memory%s\n", plan.ranks > 1 ? " of each rank" : "");
   for (const MemoryPart& part : plan.memory) {
-    if (part.bytes > 0) row("  " + part.name, format_bytes(part.bytes));
+    if (part.bytes > 0) row("  " + part.name, format_bytes(static_cast<double>(part.bytes)));
   }
   const std::string precision = plan.precision == Precision::kBf16 ? "bf16" : "fp32";
-  row("  total", format_bytes(plan.memory_bytes()),
+  row("  total", format_bytes(static_cast<double>(plan.memory_bytes())),
       "micro-batch " + std::to_string(plan.micro_batch_size) + ", " + precision);
-  if (plan.ranks > 1) row("sent a step", format_bytes(plan.wire_bytes_per_step), "by each rank");
+  if (plan.ranks > 1)
+    row("sent a step", format_bytes(static_cast<double>(plan.wire_bytes_per_step)), "by each rank");
   if (options.device.empty()) return;
   const uint64_t memory = device_memory(options.device);
-  row(options.device, format_bytes(memory), plan.memory_bytes() <= memory ? "fits" : "does not fit");
+  row(options.device, format_bytes(static_cast<double>(memory)),
+      plan.memory_bytes() <= memory ? "fits" : "does not fit");
 }
 
 void run(const Options& options) {

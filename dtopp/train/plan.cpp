@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "dtopp/base/config.h"
+#include "dtopp/base/progress.h"
 #include "dtopp/models/parameters.h"
 
 namespace dtopp {
@@ -227,22 +228,9 @@ void require_memory(const Plan& plan, uint64_t available) {
                         std::to_string(fitting) + " or less"
                   : "make the model smaller (model.num_layers, hidden_size, num_experts) or use a machine "
                     "with more memory";
-  throw ResourceError("this run needs about " + format_bytes(needed) + " of memory and " +
-                      format_bytes(available) + " are available: " + remedy +
-                      " (`dtopp plan` shows the parts)");
-}
-
-std::string format_bytes(uint64_t bytes) {
-  constexpr std::array<const char*, 6> kUnits = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
-  auto value = static_cast<double>(bytes);
-  size_t unit = 0;
-  while (value >= 1024 && unit + 1 < kUnits.size()) {
-    value /= 1024;
-    ++unit;
-  }
-  std::array<char, 40> text{};
-  std::snprintf(text.data(), text.size(), unit == 0 ? "%.0f %s" : "%.2f %s", value, kUnits[unit]);
-  return text.data();
+  throw ResourceError("this run needs about " + format_bytes(static_cast<double>(needed)) +
+                      " of memory and " + format_bytes(static_cast<double>(available)) +
+                      " are available: " + remedy + " (`dtopp plan` shows the parts)");
 }
 
 }  // namespace dtopp

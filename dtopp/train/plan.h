@@ -57,7 +57,4 @@ uint64_t device_memory(const std::string& name);
 // Throws ResourceError that names the remedy unless the plan's memory fits.
 void require_memory(const Plan& plan, uint64_t available);
 
-// "1.46 GiB"
-std::string format_bytes(uint64_t bytes);
-
 }  // namespace dtopp
