@@ -1,6 +1,7 @@
 #include "dtopp/ops/linear_cross_entropy.h"
 
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include "dtopp/ops/linear_cross_entropy_kernel.h"
 
@@ -64,7 +65,9 @@ TensorPair log_probs_meta(const at::Tensor& x_TD, const at::Tensor& weight_VD, c
           at::empty_symint({x_TD.sym_size(0)}, x_TD.options().dtype(at::kLong))};
 }
 
-// The gradients are formed while a chunk's probabilities are there, and only scaled in the backward pass.
+// The gradients are formed while a chunk's probabilities are there, and only scaled in the backward pass: in
+// place unless the graph is kept for another one, because a second copy of the weight's gradient is the
+// largest tensor of a training step.
 struct LossFunction : torch::autograd::Function<LossFunction> {
   static variable_list forward(AutogradContext* context, const at::Tensor& x_TD, const at::Tensor& weight_VD,
                                const at::Tensor& targets_T, double z_weight, int64_t ignore_index,
@@ -72,17 +75,29 @@ struct LossFunction : torch::autograd::Function<LossFunction> {
     const at::AutoDispatchBelowADInplaceOrView guard;
     auto [loss, nll, z, grad_x_TD, grad_weight_VD] =
         call_forward(x_TD, weight_VD, targets_T, z_weight, ignore_index, need_x, need_weight);
-    context->save_for_backward({grad_x_TD, grad_weight_VD});
+    if (need_x) context->saved_data["grad_x"] = grad_x_TD;
+    if (need_weight) context->saved_data["grad_weight"] = grad_weight_VD;
     context->mark_non_differentiable({nll, z});
     return {loss, nll, z};
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    const variable_list saved = context->get_saved_variables();
-    at::Tensor grad_x_TD, grad_weight_VD;
-    if (context->needs_input_grad(0)) grad_x_TD = saved[0] * grads[0];
-    if (context->needs_input_grad(1)) grad_weight_VD = saved[1] * grads[0];
-    return {grad_x_TD, grad_weight_VD, {}, {}, {}, {}, {}};
+    const bool keep = torch::autograd::get_current_graph_task_keep_graph();
+    const auto scaled = [&](const char* name) {
+      const auto saved = context->saved_data.find(name);
+      TORCH_CHECK(
+          saved != context->saved_data.end(),
+          "linear_cross_entropy: expected retain_graph=True before a second backward pass, got a graph "
+          "whose gradients were freed");
+      if (keep) return saved->second.toTensor() * grads[0];
+      at::Tensor grad = std::move(saved->second).toTensor();
+      context->saved_data.erase(name);
+      return grad.mul_(grads[0]);
+    };
+    variable_list out(7);
+    if (context->needs_input_grad(0)) out[0] = scaled("grad_x");
+    if (context->needs_input_grad(1)) out[1] = scaled("grad_weight");
+    return out;
   }
 };
 
