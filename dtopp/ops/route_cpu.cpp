@@ -36,10 +36,12 @@ template <typename Real>
     return count;
   }
   std::copy(p, p + experts, left);
+  const double threshold = options.threshold;
   int64_t count = 0;
   double before = 0;
   while (count < limit) {
-    if (options.top_k == 0 && count > 0 && !(before < options.threshold)) break;
+    const bool wanted = options.top_k > 0 || count == 0 || before < threshold;
+    if (!wanted) break;
     const int32_t next = likeliest(left, static_cast<int32_t>(experts));
     left[next] = -1;
     before += p[next];
@@ -74,13 +76,14 @@ template <typename Real>
     const Real* p = buffers.p.data();
     Real inverse_sigma = 1;
     const auto state = probabilities(z, experts, options, theta, buffers, &inverse_sigma);
-    double sum = 0;
-    const int64_t count =
-        select_experts(p, experts, state.finite(), options, buffers.work.data(), buffers.chosen.data(), &sum);
+    double chosen_sum = 0;
+    const int64_t count = select_experts(p, experts, state.finite(), options, buffers.work.data(),
+                                         buffers.chosen.data(), &chosen_sum);
+    const double divisor = options.renormalize ? chosen_sum : 1;
     std::fill(gates_E, gates_E + experts, Real(0));
     for (int64_t n = 0; n < count; ++n) {
       const int32_t e = buffers.chosen[n];
-      gates_E[e] = options.renormalize ? static_cast<Real>(p[e] / sum) : p[e];
+      gates_E[e] = static_cast<Real>(p[e] / divisor);
       ++sums.counts_E[e];
     }
     ++sums.histogram[count];

@@ -1,0 +1,70 @@
+// The ops in plain ATen, in double where the caller passes doubles: what the kernels are compared with.
+#pragma once
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "dtopp/ops/torch.h"
+
+namespace dtopp::reference {
+
+inline at::Tensor probabilities(const at::Tensor& logits_TE, const at::Tensor& scale,
+                                const std::string& normalization) {
+  if (normalization == "none") return logits_TE.softmax(-1);
+  const at::Tensor centred = logits_TE - logits_TE.mean(-1, true);
+  const at::Tensor s = centred / (centred.square().mean(-1, true) + 1e-6).sqrt();
+  return (normalization == "dynamic" ? s * scale : s).softmax(-1);
+}
+
+// The experts of one token in the order they are taken, from a stable sort of all of them.
+inline std::vector<int64_t> chosen_experts(const at::Tensor& prob_E, double threshold, int64_t top_k,
+                                           int64_t max_experts) {
+  const at::Tensor prob = prob_E.to(at::kDouble).contiguous();
+  const double* p = prob.const_data_ptr<double>();
+  std::vector<int64_t> order(prob.size(0));
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return p[a] > p[b]; });
+  size_t count = static_cast<size_t>(top_k);
+  if (top_k == 0) {
+    double sum = 0;
+    do {
+      sum += p[order[count++]];
+    } while (count < order.size() && sum < threshold);
+  }
+  if (max_experts > 0) count = std::min(count, static_cast<size_t>(max_experts));
+  order.resize(count);
+  return order;
+}
+
+inline at::Tensor moe_ffn(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
+                          const at::Tensor& down_proj) {
+  at::Tensor y_TD = at::zeros_like(x_TD);
+  for (int64_t e = 0; e < gates_TE.size(1); ++e) {
+    const auto gate_up = at::matmul(x_TD, gate_up_proj[e].t()).chunk(2, -1);
+    const at::Tensor act = at::silu(gate_up[0]) * gate_up[1];
+    y_TD = y_TD + gates_TE.narrow(1, e, 1) * at::matmul(act, down_proj[e].t());
+  }
+  return y_TD;
+}
+
+// The mean negative log likelihood and the mean squared logsumexp over targets >= 0.
+inline std::pair<at::Tensor, at::Tensor> cross_entropy(const at::Tensor& x_TD, const at::Tensor& weight_VD,
+                                                       const at::Tensor& targets_T) {
+  const at::Tensor kept = at::nonzero(targets_T >= 0).flatten();
+  const at::Tensor logits = at::matmul(x_TD.index_select(0, kept), weight_VD.t());
+  const at::Tensor lse = logits.logsumexp(-1);
+  const at::Tensor target = targets_T.index_select(0, kept).unsqueeze(1);
+  return {(lse - logits.gather(1, target).squeeze(1)).mean(), lse.square().mean()};
+}
+
+// |actual - expected| of the worst element over the largest |expected|.
+inline double error(const at::Tensor& actual, const at::Tensor& expected) {
+  if (expected.numel() == 0) return 0;
+  const at::Tensor reference = expected.detach().to(at::kDouble);
+  const double largest = std::max(reference.abs().max().item<double>(), 1e-12);
+  return (actual.detach().to(at::kDouble) - reference).abs().max().item<double>() / largest;
+}
+
+}  // namespace dtopp::reference
