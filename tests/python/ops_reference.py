@@ -1,0 +1,81 @@
+"""Inputs and double-precision PyTorch references for the tests of the ops."""
+
+import os
+
+import torch
+
+LIBRARY = os.environ.get("DTOPP_OPS", "build/release/lib/libdtopp_ops.so")
+torch.ops.load_library(os.path.abspath(LIBRARY))
+ops = torch.ops.dtopp
+
+DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def close(actual, expected, dtype, scale=1.0):
+    """Within 1e-5 of the largest value in fp32. In bf16 a rounding moves a value by up to 2^-8 of it: pre-activations
+    are stored rounded, results are rounded, gradients of a scaled loss twice. 2^-6 in all."""
+    bound = (1e-5 if dtype in (torch.float32, torch.float64) else 2.0**-6) * scale
+    expected = expected.double()
+    worst = (actual.double() - expected).abs().max().item() if actual.numel() else 0.0
+    largest = expected.abs().max().item() if expected.numel() else 0.0
+    assert worst <= bound * max(largest, 1e-12), f"off by {worst} where the largest is {largest}"
+
+
+def route_reference(logits, scale, threshold, normalization="dynamic", top_k=0, max_experts=0, renormalize=True):
+    """Returns the differentiable outputs; the set is formed by one sorted pass per token."""
+    z = logits.double()
+    s = z
+    if normalization != "none":
+        centred = z - z.mean(-1, keepdim=True)
+        s = centred / (centred.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt()
+    if normalization == "dynamic":
+        s = s * scale.double()
+    prob = s.softmax(-1)
+    chosen = torch.zeros_like(prob, dtype=torch.bool)
+    for t in range(z.shape[0]):
+        order = sorted(range(z.shape[1]), key=lambda e: (-prob[t, e].item(), e))
+        before = 0.0
+        for n, e in enumerate(order):
+            if (top_k and n >= top_k) or (max_experts and n >= max_experts):
+                break
+            if not top_k and n and not before < float(threshold):
+                break
+            chosen[t, e] = True
+            before += prob[t, e].item()
+    gates = prob * chosen
+    if renormalize:
+        gates = gates / gates.sum(-1, keepdim=True)
+    tokens = max(z.shape[0], 1)
+    entropy = -torch.special.xlogy(prob, prob).sum() / tokens
+    return gates, chosen, prob.sum(0) / tokens, entropy, z.logsumexp(-1).pow(2).sum() / tokens
+
+
+def moe_reference(x, gates, gate_up, down):
+    y = torch.zeros_like(x, dtype=gates.dtype)
+    for e in range(gates.shape[1]):
+        gate, up = (x @ gate_up[e].T).chunk(2, -1)
+        y = y + gates[:, e : e + 1] * ((torch.nn.functional.silu(gate) * up) @ down[e].T)
+    return y
+
+
+def loss_reference(x, weight, targets, z_weight, ignore_index=-100):
+    keep = targets != ignore_index
+    logits = x[keep] @ weight.T
+    lse = logits.logsumexp(-1)
+    count = max(int(keep.sum()), 1)
+    nll = (lse - logits.gather(1, targets[keep, None])[:, 0]).sum() / count
+    z = lse.pow(2).sum() / count
+    return nll + z_weight * z, nll, z
+
+
+def gates_like(tokens, experts, active, device="cpu", dtype=torch.float32, seed=0):
+    """Positive gates of `active` random experts a token; sets of varying size for a fractional number."""
+    g = torch.Generator().manual_seed(seed)
+    chance = active / experts
+    chosen = torch.rand(tokens, experts, generator=g) < chance if chance < 1 else torch.ones(tokens, experts) > 0
+    return (chosen * (0.1 + torch.rand(tokens, experts, generator=g))).to(device, dtype)
+
+
+def randn(*shape, device="cpu", dtype=torch.float32, seed=1, std=1.0):
+    return (torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * std).to(device, dtype)
