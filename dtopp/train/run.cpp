@@ -76,6 +76,7 @@ class Run {
     if (observer_.message) observer_.message(text);
   }
   bool finished() const { return trainer_->state().step >= config_.training.steps; }
+  bool complete() const { return finished() && !validation_is_due(); }
 
   const RunConfig& config_;
   const RunObserver& observer_;
@@ -95,8 +96,8 @@ RunSummary Run::train() {
   prepare_directory();
   const DirectoryLock lock(directory_);
   open_or_resume();
-  RunSummary summary{directory_, {}, 0, 0, finished()};
-  if (!finished()) {
+  RunSummary summary{directory_, {}, 0, 0, complete()};
+  if (!summary.already_complete) {
     say("measured matrix rate: " + std::to_string(static_cast<int64_t>(matrix_rate_ / 1e9)) + " GFLOP/s on " +
         std::to_string(at::get_num_threads()) + " threads");
   }
@@ -135,7 +136,7 @@ void Run::open_or_resume() {
     trainer_->initialise();
     unsaved_ = true;
   }
-  if (finished()) return;
+  if (complete()) return;
   write_file_atomically(directory_ / "config.yaml", to_yaml(config_));
   metrics_.emplace(directory_, checkpoint ? trainer_->state().step : -1, config_.logging.tensorboard);
   matrix_rate_ = measure_matrix_rate(type);
