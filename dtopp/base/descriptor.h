@@ -1,10 +1,14 @@
 // System calls on file descriptors with their results checked; for the sources of this room.
 #pragma once
 
+#include <algorithm>
 #include <cerrno>
+#include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -49,6 +53,14 @@ class Descriptor {
     struct stat status {};
     if (::fstat(value_, &status) != 0) throw file_error("read", path_, errno);
     return status;
+  }
+
+  // A buffer for reading it through: small for small files.
+  std::vector<std::byte> make_buffer() const {
+    constexpr uint64_t kLargest = uint64_t{1} << 20;
+    const auto file = status();
+    const uint64_t size = S_ISREG(file.st_mode) ? static_cast<uint64_t>(file.st_size) + 1 : kLargest;
+    return std::vector<std::byte>(std::min(size, kLargest));
   }
 
   // Up to `size` bytes; 0 at the end.

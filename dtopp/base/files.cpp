@@ -121,12 +121,12 @@ std::string read_file(const fs::path& path, uint64_t limit) {
   if (S_ISREG(status.st_mode) && static_cast<uint64_t>(status.st_size) > limit) throw too_large();
   std::string text;
   if (S_ISREG(status.st_mode)) text.reserve(status.st_size);
-  std::vector<char> chunk(kBufferBytes);
+  auto chunk = descriptor.make_buffer();
   for (;;) {
     const auto count = descriptor.read(chunk.data(), chunk.size());
     if (count == 0) return text;
     if (count > limit - text.size()) throw too_large();
-    text.append(chunk.data(), count);
+    text.append(reinterpret_cast<const char*>(chunk.data()), count);
   }
 }
 

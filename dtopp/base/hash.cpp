@@ -53,7 +53,7 @@ std::string hash_bytes(std::span<const std::byte> bytes) {
 std::string hash_file(const std::filesystem::path& path) {
   const Descriptor descriptor(path, O_RDONLY, "open");
   Hasher hasher;
-  std::vector<std::byte> chunk(size_t{1} << 20);
+  auto chunk = descriptor.make_buffer();
   while (const size_t count = descriptor.read(chunk.data(), chunk.size()))
     hasher.update(std::span(chunk).first(count));
   return hasher.hexdigest();

@@ -219,7 +219,7 @@ fs::path save_checkpoint(const fs::path& checkpoints, const CheckpointContents& 
                          uint64_t shard_bytes) {
   make_directories(checkpoints);
   remove_leftovers(checkpoints);
-  const auto path = checkpoints / directory_name(contents.state.step);
+  auto path = checkpoints / directory_name(contents.state.step);
   if (!is_already_saved(path, contents.state)) {
     const auto fill = [&](const fs::path& directory) {
       DirectoryWriter writer(directory);

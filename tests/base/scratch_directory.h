@@ -1,4 +1,5 @@
-// An empty directory for one test, removed with all it holds when the test ends.
+// An empty directory for one test, in memory where there is some, removed with all it holds when the test
+// ends.
 #pragma once
 
 #include <filesystem>
@@ -7,13 +8,16 @@
 
 #include <gtest/gtest.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 namespace dtopp {
 
 class ScratchDirectory {
  public:
   ScratchDirectory() {
-    auto name = (std::filesystem::temp_directory_path() / "dtopp_test_XXXXXX").string();
+    const bool has_memory = ::access("/dev/shm", W_OK) == 0;
+    const auto parent = has_memory ? "/dev/shm" : std::filesystem::temp_directory_path();
+    auto name = (parent / "dtopp_test_XXXXXX").string();
     if (!::mkdtemp(name.data())) throw std::runtime_error("cannot create " + name);
     path_ = name;
   }
