@@ -1,0 +1,156 @@
+"""A whole training step of dtopp against Hugging Face OLMoE on the same machine: hidden 512, 8 layers, 8 heads,
+64 experts of 256, 8 active, vocabulary 50,432 tied, 4 x 1024 tokens; bf16 (autocast there) and fp32, fused AdamW and
+clipping on both sides, losses of the language model alone there and with dtopp's auxiliary ones here.
+
+Each side trains in a process of its own, stopped (SIGSTOP) while the other one runs: a few steps in turn, the step a
+stop fell into left out, median of all others. One JSON line a case: tokens/s, the ratio, the peak resident memory.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+import numpy as np
+
+HERE = pathlib.Path(__file__).resolve().parent
+BINARY = pathlib.Path(os.environ.get("DTOPP_BINARY", HERE.parent / "build/release/bin/dtopp"))
+FULL = {"hidden_size": 512, "num_layers": 8, "num_heads": 8, "ffn_hidden_size": 256, "num_experts": 64, "active": 8,
+        "vocab_size": 50432, "sequence_length": 1024, "batch": 4}
+QUICK = {"hidden_size": 128, "num_layers": 2, "num_heads": 4, "ffn_hidden_size": 64, "num_experts": 16, "active": 4,
+         "vocab_size": 4096, "sequence_length": 256, "batch": 2}
+# p_0 that gives about the wanted number at initialisation, where normalised logits are Gaussian: no settling needed.
+THRESHOLD = {8: 0.415, 4: 0.58}
+
+
+class Side:
+    """A process that trains and writes a line a step; it runs only inside steps()."""
+
+    def __init__(self, command, log, lines):
+        self.log, self.lines = log, lines
+        with open(log, "w") as out, open(log.with_suffix(".err"), "w") as errors:
+            self.process = subprocess.Popen(command, stdout=out, stderr=errors)
+        try:
+            self.wait_for(1)  # the first step warms caches and allocators up
+        except BaseException:
+            self.process.kill()
+            raise
+        self.process.send_signal(signal.SIGSTOP)
+
+    def read(self):
+        """Complete lines, parsed."""
+        if not self.lines.exists():
+            return []
+        return [json.loads(line) for line in self.lines.read_text().split("\n")[:-1]]
+
+    def wait_for(self, count):
+        while len(self.read()) < count:
+            if self.process.poll() is not None:
+                sys.exit(f"a side ended early: {self.log.with_suffix('.err').read_text()[-2000:]}")
+            time.sleep(0.01)
+
+    def steps(self, count):
+        """The next `count` whole steps."""
+        done = len(self.read())
+        self.process.send_signal(signal.SIGCONT)
+        self.wait_for(done + 1 + count)
+        self.process.send_signal(signal.SIGSTOP)
+        return self.read()[done + 1:done + 1 + count]
+
+    def peak_bytes(self):
+        status = pathlib.Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(status.split("VmHWM:")[1].split()[0]) * 1024
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait()
+
+
+def start_hugging_face(case, precision, implementation, threads, folder):
+    log = folder / f"{implementation}.jsonl"
+    command = [sys.executable, HERE / "olmoe_steps.py", json.dumps(case), "--implementation", implementation,
+               "--precision", precision, "--threads", str(threads)]
+    return Side(command, log, log)
+
+
+def start_dtopp(case, precision, threads, folder):
+    np.random.default_rng(1).integers(0, case["vocab_size"], 2_000_000).astype("<u2").tofile(folder / "train.npy")
+    model = {k: v for k, v in case.items() if k not in ("active", "batch")}
+    config = {
+        "name": "training_step", "model": model | {"tie_embeddings": True},
+        "routing": {"method": "dtop_p", "target_experts": case["active"], "threshold": THRESHOLD[case["active"]]},
+        "optimizer": {"lr": 1e-4, "min_lr": 1e-5, "warmup_steps": 0}, "data": {"train": [str(folder / "train.npy")]},
+        "training": {"steps": 100000, "global_batch_size": case["batch"], "micro_batch_size": case["batch"],
+                     "precision": precision, "device": "cpu", "threads": threads},
+        "validation": {"every": 0, "tasks": []}, "checkpoint": {"every": 0}, "logging": {"tensorboard": False},
+        "output": str(folder / "run"),
+    }
+    (folder / "run.yaml").write_text(json.dumps(config))  # JSON is YAML
+    return Side([BINARY, "train", folder / "run.yaml"], folder / "dtopp.log", folder / "run/metrics.jsonl")
+
+
+def faster_implementation(case, precision, args, folder):
+    """Of Hugging Face's ways to run the experts, each alone for as many steps as a round has."""
+    seconds = {}
+    for name in args.implementations:
+        with start_hugging_face(case, precision, name, args.threads, folder) as side:
+            seconds[name] = statistics.median(step["seconds"] for step in side.steps(args.steps))
+    return min(seconds, key=seconds.get), seconds
+
+
+def measure(case, precision, args, folder):
+    tokens = case["batch"] * case["sequence_length"]
+    implementation, alone = faster_implementation(case, precision, args, folder)
+    with contextlib.ExitStack() as running:
+        start = running.enter_context
+        sides = {"hugging_face": start(start_hugging_face(case, precision, implementation, args.threads, folder))}
+        if not args.hugging_face_only:
+            sides["dtopp"] = start(start_dtopp(case, precision, args.threads, folder))
+        steps = {name: [] for name in sides}
+        for _ in range(args.rounds):
+            for name, side in sides.items():
+                steps[name] += side.steps(args.steps)
+        peaks = {name: side.peak_bytes() for name, side in sides.items()}
+    result = {"case": "training_step" + (" quick" if args.quick else ""), "precision": precision,
+              "threads": args.threads, "implementation": implementation,
+              "hugging_face_tokens_per_second":
+                  round(tokens / statistics.median(step["seconds"] for step in steps["hugging_face"]), 1),
+              "hugging_face_peak_bytes": peaks["hugging_face"],
+              "hugging_face_alone": {name: round(tokens / s, 1) for name, s in alone.items()}}
+    if "dtopp" in sides:
+        rate = statistics.median(step["throughput/tokens_per_second"] for step in steps["dtopp"])
+        result |= {"dtopp_tokens_per_second": round(rate, 1), "dtopp_peak_bytes": peaks["dtopp"],
+                   "dtopp_active_experts": round(statistics.mean(s["moe/active_experts"] for s in steps["dtopp"]), 3),
+                   "dtopp_data_share": round(statistics.median(s["throughput/data_share"] for s in steps["dtopp"]), 5),
+                   "ratio": round(rate / result["hugging_face_tokens_per_second"], 2),
+                   "memory_ratio": round(peaks["dtopp"] / peaks["hugging_face"], 2)}
+    return result
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a small model, for a look at the benchmark itself")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=2, help="steps a side takes in one round")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--precisions", nargs="+", default=["bf16", "fp32"])
+    parser.add_argument("--implementations", nargs="+", default=["eager", "grouped_mm"])
+    parser.add_argument("--hugging-face-only", action="store_true")
+    args = parser.parse_args()
+    for precision in args.precisions:
+        with tempfile.TemporaryDirectory() as folder:
+            print(json.dumps(measure(QUICK if args.quick else FULL, precision, args, pathlib.Path(folder))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,267 @@
+"""The language model, its losses, controller and optimiser in plain PyTorch, to compare dtopp with.
+
+Written from the definitions alone (paper and docs), for clearness: every expert runs on every token, the whole
+tokens x vocabulary matrix is held, autograd does the backward pass. Shapes: T tokens, D hidden, E experts,
+F expert FFN, V vocabulary, H heads, L positions.
+"""
+
+import json
+import math
+import pathlib
+
+import torch
+import torch.nn.functional as F
+import yaml
+from safetensors.torch import load_file
+
+LOSSES = ("lm", "lm_z", "load_balance", "dynamic", "router_z")
+
+
+def load_checkpoint(directory, dtype=torch.float32):
+    """(configuration, parameters, moments, state) of a checkpoint directory."""
+    directory = pathlib.Path(directory)
+    config = yaml.safe_load((directory / "config.yaml").read_text())
+    state = json.loads((directory / "state.json").read_text())
+    parameters = {name: tensor.to(dtype).requires_grad_() for name, tensor in
+                  load_file(directory / "model.safetensors").items()}
+    moments = {name: tensor.to(dtype) for name, tensor in load_file(directory / "optimizer.safetensors").items()}
+    return config, parameters, moments, state
+
+
+# ---- the forward pass ---------------------------------------------------------------------------------------
+
+def rope(x_BHLK):
+    """Rotates the pair (i, i + K / 2) of position l by l / 10000^(2 i / K)."""
+    length, size = x_BHLK.shape[-2:]
+    frequency = 10000.0 ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
+    angle = torch.outer(torch.arange(length, dtype=torch.float64), frequency)
+    cos, sin = (torch.cat([f, f], -1).to(x_BHLK.dtype) for f in (angle.cos(), angle.sin()))
+    first, second = x_BHLK.chunk(2, -1)
+    return x_BHLK * cos + torch.cat([-second, first], -1) * sin
+
+
+def attention(x_BLD, weight, prefix, num_heads):
+    def layer_norm(x, name):
+        return F.layer_norm(x, x.shape[-1:], weight(prefix + name), eps=1e-5)
+
+    def heads(x):
+        return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+
+    q = heads(layer_norm(x_BLD @ weight(prefix + "q_proj.weight").T, "q_norm.weight"))
+    k = heads(layer_norm(x_BLD @ weight(prefix + "k_proj.weight").T, "k_norm.weight"))
+    v = heads(x_BLD @ weight(prefix + "v_proj.weight").T)
+    scores = rope(q) @ rope(k).transpose(-1, -2) / math.sqrt(q.shape[-1])
+    length = x_BLD.shape[1]
+    future = torch.ones(length, length, dtype=torch.bool).triu(1)
+    mixed = scores.masked_fill(future, -math.inf).softmax(-1) @ v
+    return mixed.transpose(1, 2).flatten(-2) @ weight(prefix + "o_proj.weight").T
+
+
+def select(P_TE, routing, threshold):
+    """The chosen set as 0 / 1, a constant for the gradient; and how near any decision was to the other one."""
+    P = P_TE.detach()
+    ordered, index = torch.sort(P, dim=-1, descending=True, stable=True)
+    if routing["method"] == "top_k":
+        chosen = torch.arange(P.shape[-1]).expand_as(P) < routing["top_k"]
+        margin = math.inf
+    else:
+        before = ordered.double().cumsum(-1) - ordered.double()
+        chosen = before < threshold
+        margin = (before - threshold).abs().min().item()
+    if routing["max_experts"] > 0:
+        chosen = chosen & (torch.arange(P.shape[-1]) < routing["max_experts"])
+    return torch.zeros_like(P).scatter(-1, index, chosen.to(P.dtype)), margin
+
+
+def route(z_TE, scale, routing, threshold):
+    """Gates and everything the losses and the controller need of one layer."""
+    s = z_TE
+    if routing["normalization"] != "none":
+        mean = z_TE.mean(-1, keepdim=True)
+        s = (z_TE - mean) / torch.sqrt(((z_TE - mean) ** 2).mean(-1, keepdim=True) + 1e-6)
+    if routing["normalization"] == "dynamic":
+        s = scale * s
+    P = s.softmax(-1)
+    chosen, margin = select(P, routing, threshold)
+    gates = P * chosen
+    if routing["renormalize"]:
+        gates = gates / gates.sum(-1, keepdim=True)
+    return gates, {
+        "counts": chosen.sum(0).long(),
+        "histogram": torch.bincount(chosen.sum(-1).long(), minlength=z_TE.shape[-1] + 1),
+        "Q": P.mean(0),
+        "entropy": -(P * s.log_softmax(-1)).sum(-1).mean(),
+        "router_z": (z_TE.logsumexp(-1) ** 2).mean(),
+        "margin": margin,
+    }
+
+
+def swiglu(x, gate_up, down):
+    gate, up = (x @ gate_up.transpose(-1, -2)).chunk(2, -1)
+    return (F.silu(gate) * up) @ down.transpose(-1, -2)
+
+
+def moe(x_TD, parameters, weight, prefix, routing, threshold):
+    z_TE = x_TD.to(parameters[prefix + "gate.weight"].dtype) @ parameters[prefix + "gate.weight"].T
+    gates_TE, routed = route(z_TE, parameters.get(prefix + "gate.scale"), routing, threshold)
+    y_ETD = swiglu(x_TD, weight(prefix + "experts.gate_up_proj"), weight(prefix + "experts.down_proj"))
+    return (gates_TE.T.unsqueeze(-1) * y_ETD).sum(0).to(x_TD.dtype), routed
+
+
+def forward(config, parameters, tokens_BL, thresholds, compute=None):
+    """Logits [B, L, V] and what each layer routed. `thresholds`: p of every layer. `compute`: the dtype of
+    everything but the router, where it is not the parameters' own."""
+    model = config["model"]
+
+    def weight(name):
+        return parameters[name] if compute is None else parameters[name].to(compute)
+
+    def layer_norm(x, name):
+        return F.layer_norm(x, x.shape[-1:], weight(name), eps=1e-5)
+
+    x = weight("model.embed_tokens.weight")[tokens_BL]
+    layers = []
+    for n in range(model["num_layers"]):
+        prefix = f"model.layers.{n}."
+        x = x + attention(layer_norm(x, prefix + "input_layernorm.weight"), weight, prefix + "self_attn.",
+                          model["num_heads"])
+        h = layer_norm(x, prefix + "post_attention_layernorm.weight")
+        if model["num_experts"] == 1:
+            x = x + swiglu(h, weight(prefix + "mlp.gate_up_proj.weight"), weight(prefix + "mlp.down_proj.weight"))
+        else:
+            y, routed = moe(h.flatten(0, 1), parameters, weight, prefix + "mlp.", config["routing"], thresholds[n])
+            x = x + y.unflatten(0, h.shape[:2])
+            layers.append(routed)
+    head = weight("model.embed_tokens.weight" if model["tie_embeddings"] else "lm_head.weight")
+    x = layer_norm(x, "model.norm.weight")
+    return x.to(parameters["model.norm.weight"].dtype) @ head.to(parameters["model.norm.weight"].dtype).T, layers
+
+
+# ---- losses -------------------------------------------------------------------------------------------------
+
+def losses(config, logits_BLV, layers, targets_BL, earlier=None):
+    """Unweighted losses by name, and "total". `earlier`: per layer, (counts [E], tokens) of the global batch's
+    micro-batches before this one, where load balance counts the whole batch."""
+    lse = logits_BLV.logsumexp(-1)
+    picked = logits_BLV.gather(-1, targets_BL.unsqueeze(-1)).squeeze(-1)
+    values = {"lm": (lse - picked).mean(), "lm_z": (lse**2).mean()}
+    if layers:
+        tokens = targets_BL.numel()
+        load_balance = []
+        for n, layer in enumerate(layers):
+            counts, total = (0, 0) if earlier is None else earlier[n]
+            f = (counts + layer["counts"]) / (total + tokens)
+            load_balance.append(len(f) * (f * layer["Q"]).sum())
+        values["load_balance"] = sum(load_balance) / len(layers)
+        values["dynamic"] = sum(layer["entropy"] for layer in layers) / len(layers)
+        values["router_z"] = sum(layer["router_z"] for layer in layers) / len(layers)
+    weights = {"lm": 1.0} | {name: config["loss"][name] for name in LOSSES[1:]}
+    values["total"] = sum(weights[name] * value for name, value in values.items())
+    return values
+
+
+# ---- controller ---------------------------------------------------------------------------------------------
+
+class Controller:
+    """p = p_0 + K_p e + K_i sum(e), e = (T - a) / E; one for all layers or one a layer."""
+
+    LOW, HIGH = 1e-6, 1 - 1e-6
+
+    def __init__(self, config, state=None):
+        self.routing = config["routing"]
+        self.num_layers = config["model"]["num_layers"]
+        self.num_experts = config["model"]["num_experts"]
+        self.per_layer = self.routing["scope"] == "layer"
+        count = self.num_layers if self.per_layer else 1
+
+        def listed(value):
+            return list(value) if isinstance(value, list) else [value] * count
+
+        self.targets = listed(self.routing["target_experts"])
+        self.targets = self.targets * count if len(self.targets) == 1 else self.targets
+        self.p = listed(state["threshold"] if state else self.routing["threshold"])
+        self.error_sum = listed(state["error_sum"] if state else 0.0)
+
+    def thresholds(self):
+        return self.p if self.per_layer else self.p * self.num_layers
+
+    def update(self, active_per_layer):
+        """Active experts a token, of every layer."""
+        if self.routing["method"] != "dtop_p":
+            return
+        measured = active_per_layer if self.per_layer else [sum(active_per_layer) / len(active_per_layer)]
+        for i, a in enumerate(measured):
+            e = (self.targets[i] - a) / self.num_experts
+            proportional = self.routing["threshold"] + self.routing["kp"] * e
+            p = proportional + self.routing["ki"] * (self.error_sum[i] + e)
+            outwards = (p > self.HIGH and e > 0) or (p < self.LOW and e < 0)
+            if not (self.routing["anti_windup"] and outwards):
+                self.error_sum[i] += e
+            self.p[i] = min(max(p, self.LOW), self.HIGH)
+
+
+# ---- training -----------------------------------------------------------------------------------------------
+
+def learning_rate(config, step):
+    """Of step 1, 2, …: linear from 0, then a cosine that ends at min_lr with the last step."""
+    o, steps = config["optimizer"], config["training"]["steps"]
+    if step <= o["warmup_steps"]:
+        return o["lr"] * step / o["warmup_steps"]
+    share = (step - o["warmup_steps"]) / (steps - o["warmup_steps"])
+    return o["min_lr"] + 0.5 * (o["lr"] - o["min_lr"]) * (1 + math.cos(math.pi * share))
+
+
+class Trainer:
+    """Goes on from a checkpoint with batches it is given."""
+
+    def __init__(self, checkpoint, dtype=torch.float32):
+        self.config, self.parameters, self.moments, state = load_checkpoint(checkpoint, dtype)
+        self.step_count = state["step"]
+        self.controller = Controller(self.config, state)
+
+    def step(self, tokens_BL1):
+        """One optimiser step on a global batch [B, L + 1]; returns what metrics.jsonl reports of it."""
+        self.step_count += 1
+        micro_batches = tokens_BL1.split(self.config["training"]["micro_batch_size"])
+        report, counts, margin, tokens = {}, None, math.inf, 0
+        thresholds = self.controller.thresholds()
+        whole_batch = self.config["loss"]["batch_statistics"] == "global"
+        for batch in micro_batches:
+            logits, layers = forward(self.config, self.parameters, batch[:, :-1], thresholds)
+            earlier = [(c, tokens) for c in counts] if whole_batch and counts else None
+            values = losses(self.config, logits, layers, batch[:, 1:], earlier)
+            (values["total"] / len(micro_batches)).backward()
+            for name, value in values.items():
+                report[name] = report.get(name, 0.0) + value.item() / len(micro_batches)
+            counts = [c + layer["counts"] for c, layer in zip(counts or [0] * len(layers), layers)]
+            tokens += batch[:, 1:].numel()
+            margin = min([margin] + [layer["margin"] for layer in layers])
+        report["lr"] = learning_rate(self.config, self.step_count)
+        report["grad_norm"] = self.clip_and_update(report["lr"])
+        report["margin"] = margin
+        if counts:
+            active = [c.sum().item() / tokens for c in counts]
+            report["active_experts"] = sum(active) / len(active)
+            report["thresholds"] = list(thresholds)
+            self.controller.update(active)
+        return report
+
+    def clip_and_update(self, lr):
+        o = self.config["optimizer"]
+        beta1, beta2 = o["betas"]
+        gradients = {name: p.grad for name, p in self.parameters.items()}
+        norm = math.sqrt(sum(g.double().pow(2).sum().item() for g in gradients.values()))
+        shrink = o["grad_clip"] / norm if 0 < o["grad_clip"] < norm else 1.0
+        with torch.no_grad():
+            for name, p in self.parameters.items():
+                g = gradients[name] * shrink
+                m, v = self.moments[name + ".exp_avg"], self.moments[name + ".exp_avg_sq"]
+                m.mul_(beta1).add_(g, alpha=1 - beta1)
+                v.mul_(beta2).add_(g * g, alpha=1 - beta2)
+                if p.dim() >= 2:  # matrices; gains are vectors, theta is a scalar
+                    p.mul_(1 - lr * o["weight_decay"])
+                m_hat = m / (1 - beta1**self.step_count)
+                v_hat = v / (1 - beta2**self.step_count)
+                p.sub_(lr * m_hat / (v_hat.sqrt() + o["eps"]))
+                p.grad = None
+        return norm

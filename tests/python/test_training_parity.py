@@ -1,0 +1,81 @@
+"""Ten optimiser steps of `dtopp train` against the reference that goes on from the same checkpoint."""
+
+import numpy as np
+import pytest
+import reference_model
+import reference_sampler
+import tiny_run
+import torch
+
+FIRST, LAST = 2, 11
+COMMON = {
+    "training.steps": 12, "checkpoint.every": 1, "checkpoint.keep": 0, "validation.every": 0,
+    "logging.tensorboard": "false", "model.init_std": 0.1, "optimizer.lr": 0.02, "optimizer.weight_decay": 0.1,
+    "loss.lm_z": 0.001, "loss.load_balance": 0.01, "loss.dynamic": 0.01, "loss.router_z": 0.001,
+}
+CASES = {
+    "dense": {"model.num_experts": 1, "model.tie_embeddings": "false"},
+    "top_k": {"routing.method": "top_k", "routing.top_k": 2, "routing.normalization": "fixed"},
+    "top_p": {"routing.method": "top_p", "routing.threshold": 0.5, "routing.normalization": "none"},
+    "dtop_p": {},
+    "dtop_p_layer": {"routing.scope": "layer", "routing.target_experts": "[2, 5]", "optimizer.grad_clip": 0.3},
+    "dtop_p_whole_batch": {"loss.batch_statistics": "global", "loss.load_balance": 0.1},
+}
+REPORTED = {"total": "train/loss"} | {name: f"train/{name}_loss" for name in reference_model.LOSSES} | {
+    "lr": "train/lr", "grad_norm": "train/grad_norm", "active_experts": "moe/active_experts"}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def run(request, dtopp_binary, tmp_path_factory):
+    directory = tmp_path_factory.mktemp(request.param)
+    overrides = COMMON | CASES[request.param]
+    done = tiny_run.dtopp("train", tiny_run.make(directory), *(f"{key}={value}" for key, value in overrides.items()))
+    assert done.returncode == 0, done.stderr
+    return directory
+
+
+def checkpoint(directory, step):
+    return directory / f"run/checkpoints/step-{step:08d}"
+
+
+def test_ten_steps_agree_with_the_reference(run):
+    trainer = reference_model.Trainer(checkpoint(run, FIRST - 1))
+    config = trainer.config
+    batch, seed = config["training"]["global_batch_size"], config["training"]["seed"]
+    tokens = np.fromfile(run / "train.npy", "<u2")
+    lines = {line["step"]: line for line in tiny_run.metrics(run / "run")}
+    for step in range(FIRST, LAST + 1):
+        windows = reference_sampler.samples(tokens, config["model"]["sequence_length"], seed, (step - 1) * batch, batch)
+        report = trainer.step(torch.from_numpy(windows))
+        assert report["margin"] > 1e-7, f"step {step}: a token lies on the threshold; take another seed"
+        for name, key in REPORTED.items():
+            if name in report:
+                assert lines[step][key] == pytest.approx(report[name], rel=1e-4), f"step {step}: {key}"
+        for n, p in enumerate(report.get("thresholds", [])):
+            if config["routing"]["method"] != "top_k":
+                assert lines[step][f"moe/layer_{n:02d}/threshold"] == pytest.approx(p, abs=1e-12), f"step {step}"
+    compare_state(trainer, checkpoint(run, LAST))
+
+
+def compare_state(trainer, path):
+    _, parameters, moments, state = reference_model.load_checkpoint(path)
+    assert sorted(parameters) == sorted(trainer.parameters)
+    for want, got in ((trainer.parameters, parameters), (trainer.moments, moments)):
+        for name, tensor in want.items():
+            difference = (got[name].detach() - tensor.detach()).norm() / tensor.detach().norm()
+            assert difference < 1e-3, name
+    if trainer.config["model"]["num_experts"] > 1 and trainer.config["routing"]["method"] == "dtop_p":
+        listed = state["threshold"] if trainer.controller.per_layer else [state["threshold"]]
+        assert listed == pytest.approx(trainer.controller.p, abs=1e-12)
+
+
+def test_samples_are_taken_in_the_order_of_the_seed(run):
+    """The reference sees other losses when the windows are others: the agreement above is not by chance."""
+    trainer = reference_model.Trainer(checkpoint(run, FIRST - 1))
+    batch = trainer.config["training"]["global_batch_size"]
+    tokens = np.fromfile(run / "train.npy", "<u2")
+    windows = reference_sampler.samples(tokens, trainer.config["model"]["sequence_length"],
+                                        trainer.config["training"]["seed"] + 1, (FIRST - 1) * batch, batch)
+    report = trainer.step(torch.from_numpy(windows))
+    line = next(line for line in tiny_run.metrics(run / "run") if line["step"] == FIRST)
+    assert abs(line["train/lm_loss"] / report["lm"] - 1) > 1e-4
