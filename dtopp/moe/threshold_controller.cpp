@@ -8,19 +8,17 @@ namespace dtopp {
 
 ThresholdController::ThresholdController(const RoutingConfig& config, int64_t num_experts, int64_t num_layers)
     : config_(config), num_experts_(num_experts) {
-  if (config.method != RoutingMethod::kDTopP) return;
   const size_t controllers = per_layer() ? static_cast<size_t>(num_layers) : 1;
   threshold_.assign(controllers, config.threshold);
   error_sum_.assign(controllers, 0.0);
 }
 
 double ThresholdController::threshold(int64_t layer) const {
-  if (threshold_.empty()) return config_.threshold;
   return threshold_[per_layer() ? static_cast<size_t>(layer) : 0];
 }
 
 void ThresholdController::update(std::span<const int64_t> selected, int64_t tokens) {
-  if (threshold_.empty() || tokens == 0) return;
+  if (config_.method != RoutingMethod::kDTopP || tokens == 0) return;
   if (per_layer()) {
     for (size_t layer = 0; layer < threshold_.size(); ++layer) {
       const double active = static_cast<double>(selected[layer]) / static_cast<double>(tokens);

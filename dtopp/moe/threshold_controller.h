@@ -23,15 +23,17 @@ class ThresholdController {
  public:
   ThresholdController(const RoutingConfig& config, int64_t num_experts, int64_t num_layers);
 
-  // p of a layer for the coming step. Constant for top_p; unused by top_k.
+  // p of a layer for the coming step. Constant unless the method is dtop_p; unused by top_k.
   double threshold(int64_t layer) const;
 
   // One optimiser step has passed: `selected[l]` token-expert pairs in layer l, over `tokens` tokens. Does
   // nothing unless the method is dtop_p.
   void update(std::span<const int64_t> selected, int64_t tokens);
 
-  bool per_layer() const { return config_.scope == ThresholdScope::kLayer; }
-  // One value, or one per layer; empty unless the method is dtop_p. The state a checkpoint keeps.
+  bool per_layer() const {
+    return config_.method == RoutingMethod::kDTopP && config_.scope == ThresholdScope::kLayer;
+  }
+  // One value, or one per layer: the state a checkpoint keeps.
   const std::vector<double>& thresholds() const { return threshold_; }
   const std::vector<double>& error_sums() const { return error_sum_; }
   // std::invalid_argument when the sizes are not those of this controller.

@@ -55,7 +55,6 @@ void Trainer::restore(const Checkpoint& checkpoint) {
 }
 
 void Trainer::record_controller() {
-  if (task_.num_routed_layers == 0) return;
   state_.threshold = controller_.thresholds();
   state_.error_sum = controller_.error_sums();
   state_.per_layer = controller_.per_layer();

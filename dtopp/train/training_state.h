@@ -13,8 +13,7 @@ struct TrainingState {
   int64_t tokens = 0;           // tokens trained on
   int64_t sample_position = 0;  // the next sample of the global order
   int64_t seed = 0;
-  std::vector<double>
-      threshold;  // p: one value, or one per layer; written as exact doubles; empty without a controller
+  std::vector<double> threshold;      // p: one value, or one per layer; written as exact doubles
   std::vector<double> error_sum;      // sum of e, likewise
   bool per_layer = false;             // written as lists instead of numbers
   int64_t skipped_steps = 0;          // non-finite steps so far

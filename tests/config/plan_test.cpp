@@ -130,7 +130,7 @@ TEST(RequireMemory, names_a_micro_batch_that_fits_or_a_smaller_model) {
     require_memory(make_plan(config), 1000);
     FAIL() << "no error";
   } catch (const ResourceError& error) {
-    EXPECT_THAT(error.what(), ::testing::HasSubstr("1000 B are available: make the model smaller"));
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("1.0 kB are available: make the model smaller"));
   }
 }
 

@@ -52,7 +52,7 @@ TEST(ThresholdController, is_constant_for_fixed_top_p) {
   const std::vector<int64_t> selected = {64000, 64000};
   controller.update(selected, 1000);
   EXPECT_EQ(controller.threshold(0), 0.4);
-  EXPECT_TRUE(controller.thresholds().empty());
+  EXPECT_EQ(controller.error_sums(), std::vector<double>{0.0});
 }
 
 TEST(ThresholdController, anti_windup_leaves_the_bound_at_once_when_the_error_turns) {

@@ -12,7 +12,8 @@ CASES = {
     "gains_of_the_paper": {},
     "layers_of_their_own": {"routing.scope": "layer", "routing.target_experts": "[2, 5]"},
     "strong_gains_at_the_upper_bound": {"routing.kp": 2, "routing.ki": 1, "routing.target_experts": 8},
-    "strong_gains_at_the_lower_bound": {"routing.kp": 2, "routing.ki": 1, "routing.target_experts": 1},
+    "strong_gains_at_the_lower_bound": {"routing.kp": 2, "routing.ki": 1, "routing.target_experts": 1,
+                                        "routing.threshold": 0.9},
     "layers_at_both_bounds": {"routing.scope": "layer", "routing.target_experts": "[8, 1]", "routing.ki": 1},
     "windup": {"routing.kp": 2, "routing.ki": 1, "routing.target_experts": 8, "routing.anti_windup": "false"},
 }
