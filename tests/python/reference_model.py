@@ -168,6 +168,7 @@ class Controller:
     LOW, HIGH = 1e-6, 1 - 1e-6
 
     def __init__(self, config, state=None):
+        state = state or {}  # state.json holds no p where nothing controls it
         self.routing = config["routing"]
         self.num_layers = config["model"]["num_layers"]
         self.num_experts = config["model"]["num_experts"]
@@ -179,8 +180,8 @@ class Controller:
 
         self.targets = listed(self.routing["target_experts"])
         self.targets = self.targets * count if len(self.targets) == 1 else self.targets
-        self.p = listed(state["threshold"] if state else self.routing["threshold"])
-        self.error_sum = listed(state["error_sum"] if state else 0.0)
+        self.p = listed(state.get("threshold", self.routing["threshold"]))
+        self.error_sum = listed(state.get("error_sum", 0.0))
 
     def thresholds(self):
         return self.p if self.per_layer else self.p * self.num_layers

@@ -29,21 +29,26 @@ CASES = {
     "top_p_capped": {"routing.method": "top_p", "routing.threshold": 0.7, "routing.normalization": "fixed",
                      "routing.max_experts": 2},
     "dtop_p": {},
+    "dtop_p_of_all": {"routing.target_experts": 8, "routing.threshold": 0.99999},
     "dtop_p_layer": {"routing.scope": "layer", "routing.target_experts": "[2, 5]"},
     "dtop_p_without_renormalisation": {"routing.renormalize": "false", "model.tie_embeddings": "false"},
     "dtop_p_lm_loss_alone": {"loss.lm_z": 0, "loss.load_balance": 0, "loss.dynamic": 0, "loss.router_z": 0},
 }
 
 
+# Where no rounding can change which experts a token takes.
+WITHOUT_DECISIONS = ("dense", "dense_untied", "top_k_of_all", "dtop_p_of_all")
+
+
 class Both:
     """One checkpoint and one batch through both implementations."""
 
-    def __init__(self, dtopp_binary, parity, directory, overrides):
+    def __init__(self, case, parity, directory):
         run = directory / "run"
         done = tiny_run.dtopp("train", tiny_run.make(directory),
-                              *(f"{key}={value}" for key, value in (COMMON | overrides).items()))
+                              *(f"{key}={value}" for key, value in (COMMON | CASES[case]).items()))
         assert done.returncode == 0, done.stderr
-        self.parity, self.directory = parity, directory
+        self.case, self.parity, self.directory = case, parity, directory
         self.checkpoint = run / "checkpoints/step-00000003"
         self.tokens = torch.from_numpy(np.random.default_rng(7).integers(0, 256, (3, 33)))
         save_file({"tokens": self.tokens}, directory / "tokens.safetensors")
@@ -73,7 +78,7 @@ class Both:
 
 @pytest.fixture(scope="module", params=CASES)
 def both(request, dtopp_binary, program, tmp_path_factory):
-    return Both(dtopp_binary, program("dtopp_parity"), tmp_path_factory.mktemp(request.param), CASES[request.param])
+    return Both(request.param, program("dtopp_parity"), tmp_path_factory.mktemp(request.param))
 
 
 def distance(a, b):
@@ -106,12 +111,19 @@ def test_the_case_is_not_trivial(both):
 
 
 def test_bf16_is_as_near_the_truth_as_bf16_can_be(both):
-    """Twice the error of a straightforward bf16 model, each against fp64; losses of averages are better than that."""
+    """Against fp64, with twice the error of a straightforward bf16 model. Where rounding moves single tokens to other
+    experts the gradients of the two bf16 models differ by chance: there only their sum total is held to a bound."""
     got = both.dtopp("bf16")
     truth, _ = both.reference(torch.float64)
-    plain, _ = both.reference(torch.float32, compute=torch.bfloat16)
-    for name, tensor in truth.items():
-        if name == "logits" or name.startswith("grad/"):
-            assert distance(got[name], tensor) < 2 * distance(plain[name], tensor) + 0.01, name
-        elif name.startswith("loss/"):
-            assert distance(got[name], tensor) < 0.02, name
+    gradients = [name for name in truth if name.startswith("grad/")]
+    for name in truth:
+        if name.startswith("loss/"):
+            assert distance(got[name], truth[name]) < 0.01, name
+    if both.case in WITHOUT_DECISIONS:
+        plain, _ = both.reference(torch.float32, compute=torch.bfloat16)
+        for name in ["logits", *gradients]:
+            assert distance(got[name], truth[name]) < 2 * distance(plain[name], truth[name]) + 0.001, name
+    else:
+        assert distance(got["logits"], truth["logits"]) < 0.1
+        whole = [torch.cat([values[name].double().flatten() for name in gradients]) for values in (got, truth)]
+        assert distance(*whole) < 0.3
