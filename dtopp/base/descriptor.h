@@ -1,4 +1,4 @@
-// System calls on file descriptors with their results checked; for the sources of this room.
+// System calls on file descriptors with their results checked.
 #pragma once
 
 #include <algorithm>

@@ -62,8 +62,8 @@ std::string format_manifest(const Manifest& manifest) {
   return text + closing_of(text);
 }
 
-Manifest read_manifest(const fs::path& directory, const std::string& format) {
-  const auto path = directory / "manifest.json";
+Manifest read_manifest(const fs::path& directory, const std::string& format, const std::string& name) {
+  const auto path = directory / name;
   const std::string text = read_file(path, kMaxManifestBytes);
   const size_t closing = closing_of("").size();
   if (text.size() < closing) fail(path, "truncated");

@@ -11,6 +11,8 @@
 
 namespace dtopp {
 
+inline constexpr char kManifestName[] = "manifest.json";
+
 struct ManifestEntry {
   uint64_t size = 0;
   std::string xxh3_128;
@@ -29,9 +31,10 @@ struct Manifest {
 // The text ends with the checksum of everything before it.
 std::string format_manifest(const Manifest& manifest);
 
-// <directory>/manifest.json. DataError when it is missing, damaged, of another format or names anything but
-// plain files of the directory.
-Manifest read_manifest(const std::filesystem::path& directory, const std::string& format);
+// <directory>/<name>. DataError when it is missing, damaged, of another format or names anything but plain
+// files of the directory.
+Manifest read_manifest(const std::filesystem::path& directory, const std::string& format,
+                       const std::string& name = kManifestName);
 
 // DataError naming the first file that is missing or has another size than the manifest says.
 void verify_sizes(const std::filesystem::path& directory, const ManifestFiles& files);

@@ -109,7 +109,8 @@ void ProgressBar::update(uint64_t done) {
 
 void ProgressBar::draw(Clock::time_point now) {
   const double seconds = std::chrono::duration<double>(now - began_).count();
-  const std::string line = progress_line(label_, unit_, done_, total_, seconds, start_);
+  std::string line = progress_line(label_, unit_, done_, total_, seconds, start_);
+  if (!note_.empty()) line += "  " + note_;
   if (terminal_) {
     const size_t leftover = drawn_width_ > line.size() ? drawn_width_ - line.size() : 0;
     std::fprintf(stream_, "\r%s%*s", line.c_str(), static_cast<int>(leftover), "");

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <string>
+#include <utility>
 
 namespace dtopp {
 
@@ -35,6 +36,8 @@ class ProgressBar {
   void set_total(uint64_t total) { total_ = total; }
   // What a resumed job finds done; it does not enter the rate.
   void set_start(uint64_t done) { start_ = done_ = done; }
+  // More to say at the line's end, such as a second rate.
+  void set_note(std::string note) { note_ = std::move(note); }
   // `done` in all, not since the last call.
   void update(uint64_t done);
   // The last state stays on the screen, ended by a newline. Does nothing the second time.
@@ -46,6 +49,7 @@ class ProgressBar {
 
   std::string label_;
   std::string unit_;
+  std::string note_;
   uint64_t total_;
   std::FILE* stream_;
   bool terminal_;

@@ -14,7 +14,9 @@ uint64_t fnv1a(std::string_view text) {
   return hash;
 }
 
-std::array<uint32_t, 4> philox(std::array<uint32_t, 4> counter, uint64_t key) {
+}  // namespace
+
+std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter, uint64_t key) {
   auto k0 = static_cast<uint32_t>(key);
   auto k1 = static_cast<uint32_t>(key >> 32);
   for (int round = 0; round < 10; ++round) {
@@ -28,14 +30,12 @@ std::array<uint32_t, 4> philox(std::array<uint32_t, 4> counter, uint64_t key) {
   return counter;
 }
 
-}  // namespace
-
 RandomStream::RandomStream(uint64_t seed, std::string_view purpose) : key_(seed), stream_(fnv1a(purpose)) {}
 
 std::array<uint32_t, 4> RandomStream::bits(uint64_t index) const {
-  return philox({static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32),
-                 static_cast<uint32_t>(stream_), static_cast<uint32_t>(stream_ >> 32)},
-                key_);
+  return philox4x32({static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32),
+                     static_cast<uint32_t>(stream_), static_cast<uint32_t>(stream_ >> 32)},
+                    key_);
 }
 
 double RandomStream::uniform(uint64_t index) const {

@@ -8,6 +8,9 @@
 
 namespace dtopp {
 
+// The block function: 128 random bits of a counter under a key (low word first).
+std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter, uint64_t key);
+
 // One independent stream: all draws for one purpose under one seed.
 class RandomStream {
  public:

@@ -1,6 +1,7 @@
 #include "dtopp/data/sampler.h"
 
 #include <algorithm>
+#include <stdexcept>
 
 #include "dtopp/base/errors.h"
 
@@ -11,28 +12,33 @@ WindowSampler::WindowSampler(std::vector<TokenStream> streams, int64_t sequence_
       first_window_{0},
       sequence_length_(sequence_length),
       order_(seed, "sample order") {
-  const auto stride = static_cast<uint64_t>(sequence_length);
+  if (sequence_length < 1) throw std::invalid_argument("WindowSampler: sequence_length must be at least 1");
+  uint64_t tokens = 0;
   for (const TokenStream& stream : streams_) {
-    // A window predicts `stride` tokens, so it reads one more than it advances.
-    const uint64_t windows = stream.size() == 0 ? 0 : (stream.size() - 1) / stride;
-    first_window_.push_back(first_window_.back() + windows);
+    // Neighbours share one token: the target of one's last position is the other's first input.
+    const uint64_t predicted = std::max<uint64_t>(stream.size(), 1) - 1;
+    first_window_.push_back(first_window_.back() + predicted / static_cast<uint64_t>(sequence_length));
+    tokens += stream.size();
   }
-  if (num_windows() == 0) {
-    const std::string where = streams_.empty() ? "the data" : streams_.front().path().string();
-    throw DataError(where + ": holds no window of " + std::to_string(sequence_length + 1) +
-                    " tokens: use a shorter model.sequence_length or more text");
-  }
+  if (num_windows() == 0)
+    throw DataError((streams_.empty() ? std::string("no token data") : streams_.front().path().string()) +
+                    ": holds " + std::to_string(tokens) + " tokens, less than one sample of " +
+                    std::to_string(sequence_length + 1) + "; prepare more text or shorten the sequence");
 }
 
 void WindowSampler::sample(uint64_t position, std::span<int64_t> tokens) const {
-  const uint64_t epoch = position / num_windows();
-  window(Permutation(order_, epoch, num_windows())(position % num_windows()), tokens);
+  const Permutation permutation(order_, position / num_windows(), num_windows());
+  window(permutation(position % num_windows()), tokens);
 }
 
 void WindowSampler::window(uint64_t index, std::span<int64_t> tokens) const {
+  if (index >= num_windows()) throw std::out_of_range("WindowSampler: window beyond the last");
+  if (tokens.size() != static_cast<size_t>(sequence_length_) + 1)
+    throw std::invalid_argument("WindowSampler: room for sequence_length + 1 tokens is needed");
   const auto after = std::upper_bound(first_window_.begin(), first_window_.end(), index);
   const auto stream = static_cast<size_t>(after - first_window_.begin()) - 1;
-  streams_.at(stream).read((index - first_window_[stream]) * static_cast<uint64_t>(sequence_length_), tokens);
+  const auto stride = static_cast<uint64_t>(sequence_length_);
+  streams_[stream].read((index - first_window_[stream]) * stride, tokens);
 }
 
 }  // namespace dtopp

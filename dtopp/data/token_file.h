@@ -1,5 +1,6 @@
 // Token streams on disk: Megatron .bin + .idx pairs in a folder with manifest.json, a .bin/.idx prefix, or
-// headerless .npy arrays. All are read through memory maps; every header field is checked before use.
+// .npy arrays with or without a header. All are read through memory maps; every header field is checked
+// before use.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +21,8 @@ class TokenStream {
  public:
   // `path`: a folder with token files (read in the order of their names), a .bin/.idx prefix, or a .npy file.
   // Throws DataError naming the file and byte that is missing, truncated or damaged. `verify` also checks the
-  // manifest's checksums (every byte is read once). `vocab_size` tells the width of headerless .npy ids:
-  // uint16 where it fits, else uint32.
+  // manifest's checksums (every byte is read once). Only a folder's manifest is read. Headerless .npy files
+  // hold uint16, or uint32 when `vocab_size` does not fit that.
   static TokenStream open(const std::filesystem::path& path, bool verify = true, int64_t vocab_size = 0);
   TokenStream(TokenStream&&) noexcept;
   ~TokenStream();
@@ -29,7 +30,7 @@ class TokenStream {
   uint64_t size() const;  // tokens
   // Copies tokens [offset, offset + out.size()); std::out_of_range beyond the end.
   void read(uint64_t offset, std::span<int64_t> out) const;
-  // Number of documents, where the format records them.
+  // Number of documents, where the format records them; .npy files count none.
   uint64_t documents() const;
   // The tokenizer's hash as recorded in manifest.json, where there is one.
   std::optional<std::string> tokenizer_hash() const;

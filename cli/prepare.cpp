@@ -1,0 +1,94 @@
+// Text to token files.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cli/stop_signals.h"
+#include "cli/verbs.h"
+#include "dtopp/base/progress.h"
+#include "dtopp/data/prepare_text.h"
+
+namespace dtopp::cli {
+namespace {
+
+struct Options {
+  std::vector<std::string> files;
+  std::string tokenizer;
+  std::string output;
+  int workers = 0;
+};
+
+// Draws the share of the input read, and how fast text becomes tokens.
+class PrepareBar {
+ public:
+  void operator()(const PrepareTextProgress& progress) {
+    if (!begun_) {
+      bar_.set_total(progress.input_bytes_total);
+      bar_.set_start(progress.input_bytes);
+      tokens_at_start_ = progress.tokens;
+      begun_ = true;
+    }
+    const double seconds = std::chrono::duration<double>(Clock::now() - began_).count();
+    if (seconds > 0)
+      bar_.set_note("(text " + format_bytes(static_cast<double>(progress.text_bytes) / seconds) + "/s, " +
+                    format_count(static_cast<double>(progress.tokens - tokens_at_start_) / seconds) +
+                    " tok/s)");
+    bar_.update(progress.input_bytes);
+  }
+  void finish() { bar_.finish(); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  ProgressBar bar_{"prepare", "B"};
+  Clock::time_point began_ = Clock::now();
+  uint64_t tokens_at_start_ = 0;
+  bool begun_ = false;
+};
+
+void prepare_text(const Options& options) {
+  const Tokenizer tokenizer = Tokenizer::load(options.tokenizer);
+  stop_on_signals();
+  PrepareTextOptions job;
+  job.inputs.assign(options.files.begin(), options.files.end());
+  job.output = options.output;
+  // hardware_concurrency() is 0 where it cannot tell.
+  const auto cores = static_cast<int>(std::thread::hardware_concurrency());
+  job.num_workers = options.workers > 0 ? options.workers : std::max(cores, 1);
+  PrepareBar bar;
+  PrepareTextObserver observer;
+  observer.progress = [&](const PrepareTextProgress& progress) { bar(progress); };
+  observer.stop_requested = stop_requested;
+  const PrepareTextResult result = dtopp::prepare_text(job, encoder_of(tokenizer), observer);
+  bar.finish();
+  if (result.was_complete)
+    std::fprintf(stderr, "dtopp: %s is complete already: nothing left to do\n", options.output.c_str());
+  if (result.resumed_documents > 0)
+    std::fprintf(stderr, "dtopp: went on after %llu documents of an earlier start\n",
+                 static_cast<unsigned long long>(result.resumed_documents));
+  std::printf("output     %s\n", options.output.c_str());
+  std::printf("documents  %llu\n", static_cast<unsigned long long>(result.documents));
+  std::printf("tokens     %llu\n", static_cast<unsigned long long>(result.tokens));
+}
+
+}  // namespace
+
+void add_prepare(CLI::App& app) {
+  auto options = std::make_shared<Options>();
+  CLI::App* verb = app.add_subcommand("prepare", "Turn data into the files that training reads");
+  verb->require_subcommand(1);
+  CLI::App* text =
+      verb->add_subcommand("text", "Text to token files; run again to go on after an interruption");
+  text->add_option("files", options->files, ".jsonl, .jsonl.gz, .jsonl.zst (key \"text\") or .txt")
+      ->required();
+  text->add_option("--tokenizer", options->tokenizer, "a tokenizer.json (byte-level BPE)")->required();
+  text->add_option("--output", options->output, "folder for the token files")->required();
+  text->add_option("--workers", options->workers, "threads that encode (default: one a core)")
+      ->check(CLI::Range(1, 1024));
+  text->callback([options] { prepare_text(*options); });
+}
+
+}  // namespace dtopp::cli

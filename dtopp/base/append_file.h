@@ -1,0 +1,42 @@
+// A file that grows over several runs of a program: what was synced stays, what came after is cut off again.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <vector>
+
+#include "dtopp/base/hash.h"
+
+namespace dtopp {
+
+class AppendFile {
+ public:
+  // Opens `path`, or creates it, cuts it to its first `size` bytes and goes on from there. DataError when it
+  // is shorter or the system refuses.
+  AppendFile(std::filesystem::path path, uint64_t size);
+  ~AppendFile();  // closes without a report; sync() before to learn of errors
+  AppendFile(const AppendFile&) = delete;
+  AppendFile& operator=(const AppendFile&) = delete;
+
+  void write(std::span<const std::byte> bytes);
+  // Returns once every byte written is on the device.
+  void sync();
+
+  uint64_t size() const { return size_; }  // what lies in the file and what will
+  std::string hash() const { return hasher_.hexdigest(); }
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  void read_hash();
+  void flush();
+
+  std::filesystem::path path_;
+  int descriptor_ = -1;
+  uint64_t size_;
+  Hasher hasher_;
+  std::vector<std::byte> buffer_;
+};
+
+}  // namespace dtopp

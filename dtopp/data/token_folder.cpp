@@ -1,0 +1,101 @@
+#include "dtopp/data/token_folder.h"
+
+#include <limits>
+
+#include "dtopp/data/token_file.h"
+
+namespace dtopp {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::ordered_json;
+
+}  // namespace
+
+JsonFields::JsonFields(const ordered_json& object, std::string place)
+    : object_(&object), place_(std::move(place)) {
+  if (!object.is_object()) throw DataError(place_ + ": must be an object");
+}
+
+void JsonFields::fail(const std::string& key, const std::string& cause) const {
+  throw DataError(place_ + ": " + key + ": " + cause);
+}
+
+const ordered_json& JsonFields::member(const std::string& key) const {
+  const auto found = object_->find(key);
+  if (found == object_->end()) fail(key, "is missing");
+  return *found;
+}
+
+uint64_t JsonFields::count(const std::string& key) const {
+  const auto& value = member(key);
+  if (!value.is_number_unsigned() || value.get<uint64_t>() > std::numeric_limits<int64_t>::max())
+    fail(key, "must be a count");
+  return value.get<uint64_t>();
+}
+
+std::string JsonFields::text(const std::string& key) const {
+  const auto& value = member(key);
+  if (!value.is_string()) fail(key, "must be a string");
+  return value.get<std::string>();
+}
+
+JsonFields JsonFields::object(const std::string& key) const {
+  return JsonFields(member(key), place_ + ": " + key);
+}
+
+std::vector<JsonFields> JsonFields::objects(const std::string& key) const {
+  const auto& value = member(key);
+  if (!value.is_array()) fail(key, "must be an array");
+  std::vector<JsonFields> fields;
+  for (const auto& element : value) fields.emplace_back(element, place_ + ": " + key);
+  return fields;
+}
+
+ordered_json to_json(const TokenFacts& facts) {
+  ordered_json sources = ordered_json::array();
+  for (const TextSource& source : facts.job.sources) {
+    sources.push_back({{"name", source.name},
+                       {"size", source.size},
+                       {"xxh3_128", source.xxh3_128},
+                       {"documents", source.documents},
+                       {"tokens", source.tokens}});
+  }
+  ordered_json about = {{"tokenizer_hash", facts.job.tokenizer_hash},
+                        {"vocab_size", facts.job.vocab_size},
+                        {"end_of_text", facts.job.end_of_text},
+                        {"documents", facts.documents},
+                        {"tokens", facts.tokens}};
+  if (facts.max_token >= 0) about["max_token"] = facts.max_token;
+  about["sources"] = std::move(sources);
+  return about;
+}
+
+TokenFacts read_facts(const Manifest& manifest, const fs::path& path) {
+  const JsonFields about(manifest.about, path.string());
+  TokenFacts facts;
+  facts.job = {about.text("tokenizer_hash"),
+               static_cast<int64_t>(about.count("vocab_size")),
+               static_cast<int64_t>(about.count("end_of_text")),
+               {}};
+  for (const JsonFields& source : about.objects("sources"))
+    facts.job.sources.push_back({source.text("name"), source.count("size"), source.text("xxh3_128"),
+                                 source.count("documents"), source.count("tokens")});
+  facts.documents = about.count("documents");
+  facts.tokens = about.count("tokens");
+  if (facts.tokens > 0) facts.max_token = static_cast<int64_t>(about.count("max_token"));
+  return facts;
+}
+
+Manifest read_token_manifest(const fs::path& folder, bool verify) {
+  return with_remedy([&] {
+    Manifest manifest = read_manifest(folder, kTokenDataFormat);
+    if (verify)
+      verify_content(folder, manifest.files);
+    else
+      verify_sizes(folder, manifest.files);
+    return manifest;
+  });
+}
+
+}  // namespace dtopp

@@ -1,0 +1,83 @@
+// What a folder of token files says about itself: manifest.json when it is complete, progress.json before.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "dtopp/base/errors.h"
+#include "dtopp/base/manifest.h"
+
+namespace dtopp {
+
+// The record of an unfinished preparation. A folder without a manifest is not complete.
+inline constexpr char kProgressName[] = "progress.json";
+
+// A text file that went in.
+struct TextSource {
+  std::string name;  // without its folder
+  uint64_t size = 0;
+  std::string xxh3_128;
+  uint64_t documents = 0;
+  uint64_t tokens = 0;
+
+  // The same content, whatever came of it so far.
+  bool same_content(const TextSource& other) const {
+    return size == other.size && xxh3_128 == other.xxh3_128;
+  }
+};
+
+// What decides every byte of the tokens.
+struct TextJob {
+  std::string tokenizer_hash;
+  int64_t vocab_size = 0;
+  int64_t end_of_text = 0;
+  std::vector<TextSource> sources;
+};
+
+struct TokenFacts {
+  TextJob job;
+  uint64_t documents = 0;
+  uint64_t tokens = 0;
+  int64_t max_token = -1;  // of none
+};
+
+nlohmann::ordered_json to_json(const TokenFacts& facts);
+// From the `about` of a manifest; DataError naming `path` and the member that is missing or of a wrong type.
+TokenFacts read_facts(const Manifest& manifest, const std::filesystem::path& path);
+
+// The manifest of a complete folder, whose files have the sizes it says and, with `verify`, the checksums.
+// DataError naming the file that is missing or damaged.
+Manifest read_token_manifest(const std::filesystem::path& folder, bool verify);
+
+// Members of a JSON object with their types checked; DataErrors name the place and the member.
+class JsonFields {
+ public:
+  JsonFields(const nlohmann::ordered_json& object, std::string place);
+  uint64_t count(const std::string& key) const;  // at most 2^63 - 1
+  std::string text(const std::string& key) const;
+  JsonFields object(const std::string& key) const;
+  std::vector<JsonFields> objects(const std::string& key) const;
+  [[noreturn]] void fail(const std::string& key, const std::string& cause) const;
+
+ private:
+  const nlohmann::ordered_json& member(const std::string& key) const;
+
+  const nlohmann::ordered_json* object_;
+  std::string place_;
+};
+
+// What `read` gives; its DataErrors also say what to do about the folder.
+template <class Read>
+auto with_remedy(Read read) {
+  try {
+    return read();
+  } catch (const DataError& error) {
+    throw DataError(std::string(error.what()) + "; delete the folder and prepare it again");
+  }
+}
+
+}  // namespace dtopp
