@@ -1,0 +1,82 @@
+// Small token files and texts, made without the code under test where it is the reader that is tested.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "dtopp/base/errors.h"
+#include "dtopp/base/files.h"
+#include "dtopp/data/prepare_text.h"
+#include "dtopp/data/token_file.h"
+
+namespace dtopp {
+
+inline void write_bytes(const std::filesystem::path& path, const std::string& bytes) {
+  std::ofstream file(path, std::ios::binary);
+  file << bytes;
+  file.close();
+  if (!file) throw std::runtime_error("cannot write " + path.string());
+}
+
+template <class T>
+void put(std::string& bytes, T value) {
+  bytes.append(reinterpret_cast<const char*>(&value), sizeof value);
+}
+
+template <class T>
+std::string array_bytes(const std::vector<T>& values) {
+  std::string bytes;
+  for (const T value : values) put(bytes, value);
+  return bytes;
+}
+
+// The fields of a Megatron index, each of which a test may spoil.
+struct IndexFields {
+  std::string magic{"MMIDIDX\0\0", 9};
+  uint64_t version = 1;
+  uint8_t type = 8;
+  uint64_t sequences = 3;
+  uint64_t bounds = 4;
+  std::vector<int32_t> lengths = {2, 0, 3};
+  std::vector<int64_t> pointers = {0, 4, 4};
+  std::vector<int64_t> documents = {0, 1, 2, 3};
+
+  std::string bytes() const {
+    std::string text = magic;
+    put(text, version);
+    put(text, type);
+    put(text, sequences);
+    put(text, bounds);
+    return text + array_bytes(lengths) + array_bytes(pointers) + array_bytes(documents);
+  }
+};
+
+inline std::vector<int64_t> all_tokens(const TokenStream& stream) {
+  std::vector<int64_t> tokens(stream.size());
+  stream.read(0, tokens);
+  return tokens;
+}
+
+// Each byte of the text is one id, 1 to 256; 0 ends a document. An independent reader needs no tokenizer.
+inline TextEncoder byte_encoder(int64_t vocab_size = 257) {
+  return {[](std::string_view text) {
+            std::vector<int32_t> ids;
+            for (const char c : text) ids.push_back(static_cast<unsigned char>(c) + 1);
+            return ids;
+          },
+          0, vocab_size, "{\"a\": \"tokenizer\"}", "0123456789abcdef0123456789abcdef"};
+}
+
+inline std::vector<int64_t> byte_ids(const std::vector<std::string>& documents) {
+  std::vector<int64_t> ids;
+  for (const std::string& document : documents) {
+    for (const char c : document) ids.push_back(static_cast<unsigned char>(c) + 1);
+    ids.push_back(0);
+  }
+  return ids;
+}
+
+}  // namespace dtopp

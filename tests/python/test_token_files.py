@@ -1,0 +1,173 @@
+"""`dtopp prepare text` against readers of Megatron's format and Hugging Face `tokenizers`, through the command line."""
+
+import gzip
+import json
+import os
+import pathlib
+import signal
+import struct
+import subprocess
+import time
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from conftest import ROOT
+from corpus import documents
+
+TOKENIZER = ROOT / "assets/tokenizer/gpt-neox-20b.tokenizer.json"
+TEXT = ROOT / "assets/text"
+DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 6: np.float64, 7: np.float32, 8: np.uint16}
+
+
+def read_megatron(prefix):
+    """The documents, as megatron/core/datasets/indexed_dataset.py (_IndexReader) lays the two files out."""
+    index = pathlib.Path(f"{prefix}.idx").read_bytes()
+    assert index[:9] == b"MMIDIDX\x00\x00"
+    version, code, sequences, bounds = struct.unpack("<QBQQ", index[9:34])
+    assert version == 1
+    offset = 34
+    lengths = np.frombuffer(index, np.int32, sequences, offset)
+    offset += lengths.nbytes
+    pointers = np.frombuffer(index, np.int64, sequences, offset)
+    offset += pointers.nbytes
+    document_bounds = np.frombuffer(index, np.int64, bounds, offset)
+    assert offset + document_bounds.nbytes == len(index)
+    assert document_bounds.tolist() == list(range(sequences + 1))
+    tokens = pathlib.Path(f"{prefix}.bin").read_bytes()
+    read = [np.frombuffer(tokens, DTYPES[code], length, pointer) for length, pointer in zip(lengths, pointers)]
+    assert sum(part.nbytes for part in read) == len(tokens)
+    return DTYPES[code], read
+
+
+def command(binary, inputs, output, *options):
+    return [binary, "prepare", "text", *inputs, "--tokenizer", TOKENIZER, "--output", output, *options]
+
+
+def prepare(binary, inputs, output, *options, check=True):
+    done = subprocess.run(command(binary, inputs, output, *options), capture_output=True, text=True)
+    if check:
+        assert done.returncode == 0, done.stderr
+    return done
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return Tokenizer.from_file(str(TOKENIZER))
+
+
+def assert_holds(folder, texts, reference):
+    dtype, read = read_megatron(folder / "tokens")
+    assert dtype == np.uint16
+    end = reference.token_to_id("<|endoftext|>")
+    expected = [e.ids + [end] for e in reference.encode_batch(texts, add_special_tokens=False)]
+    assert len(read) == len(expected)
+    for i, (ours, theirs) in enumerate(zip(read, expected)):
+        assert ours.tolist() == theirs, f"document {i}"
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["about"]["documents"] == len(texts)
+    assert manifest["about"]["tokens"] == sum(map(len, expected))
+    assert manifest["about"]["max_token"] == max(map(max, expected))
+    assert manifest["about"]["vocab_size"] == 1 + max(reference.get_vocab(with_added_tokens=True).values())
+
+
+def test_shipped_text_gives_the_ids_of_hugging_face(dtopp_binary, tmp_path, reference):
+    sources = [TEXT / "novels-validation.jsonl.zst", TEXT / "novels-train.jsonl.zst"]
+    prepare(dtopp_binary, sources, tmp_path / "out", "--workers", "3")
+    assert_holds(tmp_path / "out", [text for path in sources for text in documents(path)], reference)
+
+
+def test_full_text_gives_the_ids_of_hugging_face(dtopp_binary, dtopp_data, tmp_path, reference):
+    source = dtopp_data / "data/text/validation.jsonl.zst"
+    prepare(dtopp_binary, [source], tmp_path / "out")
+    assert_holds(tmp_path / "out", documents(source), reference)
+
+
+def test_hard_documents_in_every_kind_of_file(dtopp_binary, tmp_path, reference):
+    texts = ["a\r\nb", "x<|endoftext|>y", "", " ", "\n" * 50, "\u0000", "e\u0301\u212b", "👩\u200d👩\u200d👧" * 9,
+             "\u2028\u0085", "z" * 100000, "", "last"]
+    lines = "".join(json.dumps({"id": i, "text": text}, ensure_ascii=i % 2 == 0) + "\r\n" * (i % 3 == 0)
+                    + "\n" * (i % 3 != 0) for i, text in enumerate(texts)).encode()
+    (tmp_path / "a.jsonl").write_bytes(lines)
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(lines[:77]) + gzip.compress(lines[77:]))
+    (tmp_path / "c.txt").write_bytes("whole\r\nfile".encode())
+    prepare(dtopp_binary, [tmp_path / name for name in ("a.jsonl", "c.txt", "b.jsonl.gz")], tmp_path / "out")
+    some = [text for text in texts if text]
+    assert_holds(tmp_path / "out", some + ["whole\r\nfile"] + some, reference)
+
+
+def test_manifest_checksums_are_those_of_xxhash(dtopp_binary, tmp_path):
+    prepare(dtopp_binary, [TEXT / "novels-validation.jsonl.zst"], tmp_path / "out")
+    manifest = json.loads((tmp_path / "out/manifest.json").read_text())
+    assert sorted(manifest["files"]) == ["tokenizer.json", "tokens.bin", "tokens.idx"]
+    for name, entry in manifest["files"].items():
+        assert entry["size"] == (tmp_path / "out" / name).stat().st_size
+    assert manifest["files"]["tokenizer.json"]["xxh3_128"] == manifest["about"]["tokenizer_hash"]
+    assert (tmp_path / "out/tokenizer.json").read_bytes() == TOKENIZER.read_bytes()
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_stopped_and_started_again_gives_the_same_bytes(dtopp_binary, tmp_path, stop):
+    sources = [TEXT / "novels-train.jsonl.zst"] * 3
+    prepare(dtopp_binary, sources, tmp_path / "whole")
+    for delay in [0.02, 0.3, 0.5, 0.6, 0.7, 0.8]:
+        process = subprocess.Popen(command(dtopp_binary, sources, tmp_path / "out", "--workers", "1"),
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        time.sleep(delay)
+        process.send_signal(stop)
+        message = process.communicate()[1]
+        # Before the handlers stand, a signal ends the process as usual; after the end it comes too late.
+        assert process.returncode in (75, -stop, 0), message
+        if process.returncode == 75:
+            assert "run the same command again" in message
+    done = prepare(dtopp_binary, sources, tmp_path / "out", "--workers", "2")
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    again = prepare(dtopp_binary, sources, tmp_path / "out")
+    assert "complete already" in again.stderr
+    assert again.stdout == done.stdout
+
+
+@pytest.mark.parametrize(
+    "make, status, named",
+    [
+        (lambda p: [p / "missing.jsonl"], 3, "missing.jsonl"),
+        (lambda p: [p / "bad.jsonl"], 3, "bad.jsonl: line 2"),
+        (lambda p: [p / "cut.jsonl.zst"], 3, "cut.jsonl.zst: byte"),
+        (lambda p: [p / "a.csv"], 2, "a.csv"),
+        (lambda p: [p], 2, ".jsonl"),
+        (lambda p: [], 2, "files"),
+        (lambda p: [p / "good.jsonl", "--workers", "0"], 2, "workers"),
+        (lambda p: [p / "good.jsonl", "--tokenizr", "x"], 2, "tokenizr"),
+    ],
+)
+def test_bad_input_is_one_line_and_the_right_status(dtopp_binary, tmp_path, make, status, named):
+    (tmp_path / "good.jsonl").write_text('{"text": "a"}\n')
+    (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"text": }\n')
+    (tmp_path / "a.csv").write_text("a")
+    (tmp_path / "cut.jsonl.zst").write_bytes((TEXT / "novels-validation.jsonl.zst").read_bytes()[:5000])
+    done = prepare(dtopp_binary, make(tmp_path), tmp_path / "out", check=False)
+    assert done.returncode == status, done.stderr
+    assert named in done.stderr and done.stderr.count("\n") == 1 and done.stdout == ""
+
+
+def test_an_output_that_cannot_be_written(dtopp_binary, tmp_path):
+    (tmp_path / "good.jsonl").write_text('{"text": "a"}\n')
+    (tmp_path / "file").write_text("not a folder")
+    done = prepare(dtopp_binary, [tmp_path / "good.jsonl"], tmp_path / "file/out", check=False)
+    assert done.returncode == 3 and "file" in done.stderr and done.stderr.count("\n") == 1
+    if os.geteuid() != 0:  # root writes anywhere
+        (tmp_path / "locked").mkdir(mode=0o500)
+        done = prepare(dtopp_binary, [tmp_path / "good.jsonl"], tmp_path / "locked/out", check=False)
+        assert done.returncode == 3 and "permissions" in done.stderr
+
+
+def test_a_missing_tokenizer_is_named(dtopp_binary, tmp_path):
+    (tmp_path / "good.jsonl").write_text('{"text": "a"}\n')
+    done = subprocess.run([dtopp_binary, "prepare", "text", tmp_path / "good.jsonl", "--tokenizer", tmp_path / "no.json",
+                           "--output", tmp_path / "out"], capture_output=True, text=True)
+    assert done.returncode == 3 and "no.json" in done.stderr and done.stderr.count("\n") == 1
