@@ -16,44 +16,69 @@ void swiglu(const Product* pre_NG, int64_t rows, int64_t ffn, Product* out_NF) {
   });
 }
 
+// What the forward pass of a block reads and writes. The buffers have kLargestBlock rows for each thread.
+struct ForwardTensors {
+  at::Tensor x_TD, gates_TE, y_TD;
+  at::Tensor pre_activations_AG;  // undefined where nothing is saved
+  at::Tensor x_ND, pre_NG, act_NF, y_ND;
+};
+
+template <typename Scalar, typename Product>
+void forward_block(const ForwardTensors& t, const Assignment& pairs, const RowBlock& block,
+                   const at::Tensor& gate_up_GD, const at::Tensor& down_DF) {
+  using Real = Accumulator<Scalar>;
+  const int64_t hidden = t.x_TD.size(1), experts = t.gates_TE.size(1), ffn = down_DF.size(1);
+  const int64_t* tokens = pairs.token_A.data() + block.pair;
+  const auto rows_of = [&](const at::Tensor& buffer) {
+    return row_block(buffer, block.share * kLargestBlock, block.rows);
+  };
+  const at::Tensor x = rows_of(t.x_ND), act = rows_of(t.act_NF);
+  gather(t.x_TD.const_data_ptr<Scalar>(), tokens, block.rows, hidden, x.mutable_data_ptr<Product>());
+  // Saved where they are computed unless they are saved rounded.
+  const bool save = t.pre_activations_AG.defined(), in_place = save && std::is_same_v<Scalar, Product>;
+  at::Tensor pre = in_place ? row_block(t.pre_activations_AG, block.pair, block.rows) : rows_of(t.pre_NG);
+  at::mm_out(pre, x, gate_up_GD.t());
+  if (save && !in_place) {
+    convert(pre.const_data_ptr<Product>(), row_start<Scalar>(t.pre_activations_AG, block.pair), pre.numel());
+  }
+  swiglu(pre.const_data_ptr<Product>(), block.rows, ffn, act.mutable_data_ptr<Product>());
+  at::Tensor y = rows_of(t.y_ND);
+  at::mm_out(y, act, down_DF.t());
+  scatter_add(y.const_data_ptr<Product>(), tokens, block.rows, hidden,
+              t.gates_TE.const_data_ptr<Real>() + block.expert, experts, t.y_TD.mutable_data_ptr<Real>());
+}
+
 // y as accumulated; pre_activations_AG is filled when defined.
 template <typename Scalar, typename Product>
 at::Tensor forward(const at::Tensor& x_TD, const at::Tensor& gates_TE, const Assignment& pairs,
                    const at::Tensor& gate_up_proj, const at::Tensor& down_proj,
                    const at::Tensor& pre_activations_AG) {
-  using Real = Accumulator<Scalar>;
-  const int64_t hidden = x_TD.size(1), experts = gates_TE.size(1), ffn = down_proj.size(2);
+  const int64_t tokens = x_TD.size(0), hidden = x_TD.size(1), ffn = down_proj.size(2);
   const auto product = x_TD.options().dtype(c10::CppTypeToScalarType<Product>::value);
-  const at::Tensor y_TD =
-      at::zeros(x_TD.sizes(), x_TD.options().dtype(c10::CppTypeToScalarType<Real>::value));
-  const at::Tensor x_ND = at::empty({pairs.most, hidden}, product), y_ND = at::empty_like(x_ND);
-  const at::Tensor pre_NG = at::empty({pairs.most, 2 * ffn}, product);
-  const at::Tensor act_NF = at::empty({pairs.most, ffn}, product);
-  const at::Tensor gate_up_buffer = at::empty({2 * ffn, hidden}, product);
-  const at::Tensor down_buffer = at::empty({hidden, ffn}, product);
-  for (int64_t e = 0; e < experts; ++e) {
-    if (pairs.count(e) == 0) continue;
-    const at::Tensor gate_up_GD = expert_weight<Scalar, Product>(gate_up_proj, e, gate_up_buffer);
-    const at::Tensor down_DF = expert_weight<Scalar, Product>(down_proj, e, down_buffer);
-    for_row_blocks(pairs.count(e), [&](int64_t begin, int64_t rows) {
-      const int64_t first = pairs.offset_E1[e] + begin;
-      const int64_t* tokens = pairs.token_A.data() + first;
-      gather(x_TD.const_data_ptr<Scalar>(), tokens, rows, hidden, row_start<Product>(x_ND, begin));
-      // Saved where they are computed unless they are saved rounded.
-      const bool save = pre_activations_AG.defined(), in_place = save && std::is_same_v<Scalar, Product>;
-      at::Tensor pre = in_place ? row_block(pre_activations_AG, first, rows) : row_block(pre_NG, begin, rows);
-      at::Tensor y = row_block(y_ND, begin, rows);
-      at::mm_out(pre, row_block(x_ND, begin, rows), gate_up_GD.t());
-      if (save && !in_place) {
-        convert(pre.const_data_ptr<Product>(), row_start<Scalar>(pre_activations_AG, first), rows * 2 * ffn);
-      }
-      swiglu(pre.const_data_ptr<Product>(), rows, ffn, row_start<Product>(act_NF, begin));
-      at::mm_out(y, row_block(act_NF, begin, rows), down_DF.t());
-      scatter_add(y.const_data_ptr<Product>(), tokens, rows, hidden, gates_TE.const_data_ptr<Real>() + e,
-                  experts, y_TD.mutable_data_ptr<Real>());
+  const auto make = [&](int64_t width) {
+    return at::empty({thread_shares(tokens) * kLargestBlock, width}, product);
+  };
+  const ForwardTensors t{x_TD,
+                         gates_TE,
+                         at::zeros(x_TD.sizes(), gates_TE.options()),
+                         pre_activations_AG,
+                         make(hidden),
+                         make(2 * ffn),
+                         make(ffn),
+                         make(hidden)};
+  const auto groups = group_experts(pairs, gates_TE.size(1));
+  const at::Tensor gate_up_buffer = weight_buffer<Scalar, Product>(gate_up_proj);
+  const at::Tensor down_buffer = weight_buffer<Scalar, Product>(down_proj);
+  for (const ExpertGroup& group : groups) {
+    if (group.rows == 0) continue;
+    const at::Tensor gate_up = group_weight<Scalar, Product>(gate_up_proj, pairs, group, gate_up_buffer);
+    const at::Tensor down = group_weight<Scalar, Product>(down_proj, pairs, group, down_buffer);
+    for_row_blocks(pairs, group, tokens, [&](const RowBlock& block) {
+      const int64_t e = block.expert - group.first;
+      forward_block<Scalar, Product>(t, pairs, block, gate_up.select(0, e), down.select(0, e));
     });
   }
-  return y_TD;
+  return t.y_TD;
 }
 
 std::tuple<at::Tensor, at::Tensor> moe_ffn_forward_cpu(const at::Tensor& x_TD, const at::Tensor& gates_TE,

@@ -48,7 +48,8 @@ at::Tensor attention_reference(const at::Tensor& q, const at::Tensor& k, const a
 }
 
 TEST(CausalAttention, sees_no_later_token_and_matches_double_precision) {
-  for (const auto& [dtype, bound] : kBounds) {
+  // Hardware bf16 kernels round the probabilities as well as the result.
+  for (const auto& [dtype, bound] : {Bound{at::kFloat, 1e-5}, Bound{at::kBFloat16, 1.0 / 64}}) {
     std::vector<at::Tensor> in, exact;
     for (int i = 0; i < 3; ++i) {
       in.push_back(at::randn({2, 3, 17, 8}).to(dtype).requires_grad_());

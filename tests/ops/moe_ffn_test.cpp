@@ -59,8 +59,8 @@ TEST(MoeFfn, matches_double_precision_for_any_number_of_experts_per_token) {
   }
 }
 
-TEST(MoeFfn, matches_where_an_expert_has_more_rows_than_a_block) {
-  expect_matches_reference(make_case(2300, 16, 8, 2, 0.9), kFloatBound);
+TEST(MoeFfn, matches_where_an_expert_has_more_rows_than_a_block_or_group) {
+  expect_matches_reference(make_case(5000, 16, 8, 3, 0.9), kFloatBound);
 }
 
 TEST(MoeFfn, matches_for_widths_no_vector_divides) {
