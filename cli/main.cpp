@@ -18,7 +18,8 @@ std::string one_line(std::string text) {
 }
 
 int fail(dtopp::ExitStatus status, const std::string& message) {
-  std::fprintf(stderr, "dtopp: error: %s\n", one_line(message).c_str());
+  const char* kind = status == dtopp::ExitStatus::kStopped ? "" : "error: ";
+  std::fprintf(stderr, "dtopp: %s%s\n", kind, one_line(message).c_str());
   return static_cast<int>(status);
 }
 

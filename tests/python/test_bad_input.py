@@ -1,0 +1,198 @@
+"""Bad input gives one clear line and the right exit status, and leaves what was there untouched."""
+
+import pathlib
+import resource
+import shutil
+import signal
+import subprocess
+import time
+
+import numpy as np
+import pytest
+import tiny_run
+
+pytestmark = pytest.mark.skipif(not tiny_run.BINARY.exists(), reason=f"{tiny_run.BINARY} is not built")
+
+TOKENIZER = tiny_run.ROOT / "assets/tokenizer/gpt-neox-20b.tokenizer.json"
+
+
+def snapshot(directory):
+    return {path: path.read_bytes() for path in pathlib.Path(directory).rglob("*") if path.is_file()}
+
+
+def fails(status, words, *arguments, **options):
+    """Runs dtopp; checks status and the single line on standard error; returns that line."""
+    done = tiny_run.dtopp(*arguments, **options)
+    assert done.returncode == status, (done.returncode, done.stderr)
+    lines = [line for line in done.stderr.splitlines() if "error:" in line]
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("dtopp: error: ")
+    for word in [words] if isinstance(words, str) else words:
+        assert word in lines[0], lines[0]
+    return done
+
+
+@pytest.mark.parametrize("override,words", [
+    ("optimizer.lrr=1", ["optimizer.lrr", "optimizer.lr"]),
+    ("trainig.steps=1", ["trainig", "training"]),
+    ("training.steps=ten", ["training.steps", "ten"]),
+    ("training.steps=1.5", "training.steps"),
+    ("routing.target_experts=9", ["routing.target_experts", "8"]),
+    ("routing.method=top_q", ["top_k", "top_p", "dtop_p"]),
+    ("routing.threshold=1.5", "routing.threshold"),
+    ("training.micro_batch_size=3", "micro_batch_size"),
+    ("model.num_heads=5", "num_heads"),
+    ("validation.tasks=[hellaswag]", "validation.tasks"),
+    ("training.device=cuda", "training.device"),
+    ("model.vocab_size=100", "vocab_size"),
+    ("data.train=[]", "data.train"),
+])
+def test_configuration_mistakes_exit_2_and_write_nothing(tmp_path, override, words):
+    config = tiny_run.make(tmp_path)
+    start = time.time()
+    fails(2, words, "train", config, override)
+    assert time.time() - start < 10
+    assert not list((tmp_path / "run").glob("**/step-*"))
+    assert not (tmp_path / "run/config.yaml").exists()
+
+
+def test_wrong_usage_exits_2(tmp_path):
+    fails(2, "nothing.yaml", "train", tmp_path / "nothing.yaml")
+    fails(2, "--help", "trian")
+    fails(2, "--help", "evaluate")
+    fails(2, "checkpoint", "evaluate", tmp_path, "--tasks", "perplexity", "--text", tmp_path)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("trained")
+    done = tiny_run.dtopp("train", tiny_run.make(directory), "training.steps=4")
+    assert done.returncode == 0, done.stderr
+    return directory
+
+
+def test_missing_or_damaged_tokens_exit_3(tmp_path):
+    config = tiny_run.make(tmp_path)
+    fails(3, "nowhere", "train", config, "data.train=[nowhere]")
+    (tmp_path / "train.npy").write_bytes((tmp_path / "train.npy").read_bytes()[:-1])
+    fails(3, "train.npy", "train", config)
+    (tmp_path / "train.npy").write_bytes(b"\x01\x00" * 8)
+    fails(3, "sequence", "train", config)
+
+
+def prepare(directory, name, text, tokenizer=TOKENIZER):
+    source = directory / f"{name}.txt"
+    source.write_text(text)
+    return tiny_run.dtopp("prepare", "text", source, "--tokenizer", tokenizer, "--output", directory / name)
+
+
+def test_a_flipped_bit_or_a_cut_in_prepared_tokens_exits_3(tmp_path):
+    assert prepare(tmp_path, "tokens", "It is a truth universally acknowledged. " * 200).returncode == 0
+    config = tiny_run.make(tmp_path)
+    overrides = [f"data.train=[{tmp_path / 'tokens'}]", "model.vocab_size=50432", "validation.every=0"]
+    for name in ("tokens.bin", "tokens.idx", "manifest.json"):
+        path = tmp_path / "tokens" / name
+        good = path.read_bytes()
+        for bad in (good[:-1], good[:10] + bytes([good[10] ^ 4]) + good[11:]):
+            path.write_bytes(bad)
+            fails(3, "tokens", "train", config, *overrides)
+        path.write_bytes(good)
+    assert tiny_run.dtopp("train", config, *overrides, "training.steps=4").returncode == 0
+
+
+def test_two_tokenizers_exit_2(tmp_path):
+    other = tmp_path / "other.json"
+    other.write_text(TOKENIZER.read_text() + "\n")
+    assert prepare(tmp_path, "a", "one text " * 200).returncode == 0
+    assert prepare(tmp_path, "b", "another text " * 200, other).returncode == 0
+    config = tiny_run.make(tmp_path)
+    fails(2, "tokenizer", "train", config, "model.vocab_size=50432", f"data.train=[{tmp_path / 'a'}]",
+          f"data.validation=[{tmp_path / 'b'}]")
+
+
+def test_prepare_names_file_and_line_of_damaged_text(tmp_path):
+    source = tmp_path / "bad.jsonl"
+    source.write_text('{"text": "fine"}\n{"text": 3}\n')
+    fails(3, ["bad.jsonl", "2"], "prepare", "text", source, "--tokenizer", TOKENIZER, "--output", tmp_path / "out")
+    fails(3, "missing.jsonl", "prepare", "text", tmp_path / "missing.jsonl", "--tokenizer", TOKENIZER, "--output",
+          tmp_path / "out2")
+    (tmp_path / "not.json").write_text("{")
+    fails(3, "not.json", "prepare", "text", source, "--tokenizer", tmp_path / "not.json", "--output", tmp_path / "out3")
+
+
+def test_an_output_that_cannot_be_written_exits_3(tmp_path):
+    fails(3, "/proc", "train", tiny_run.make(tmp_path, output="/proc/no/run"))
+
+
+def test_a_full_disk_exits_3_and_keeps_the_last_checkpoint(tmp_path):
+    config = tiny_run.make(tmp_path)
+    assert tiny_run.dtopp("train", config, "training.steps=12", "checkpoint.every=4").returncode == 0
+    run = tmp_path / "run"
+    shutil.rmtree(run / "checkpoints/step-00000012")
+    before = snapshot(run / "checkpoints")
+
+    def small_files():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))
+
+    done = tiny_run.dtopp("train", config, "training.steps=12", preexec_fn=small_files)
+    assert done.returncode == 3, done.stderr
+    assert sum("error:" in line for line in done.stderr.splitlines()) == 1
+    after = snapshot(run / "checkpoints")
+    assert all(after[path] == content for path, content in before.items())
+    assert tiny_run.dtopp("train", config, "training.steps=12").returncode == 0
+
+
+def test_damaged_checkpoints_exit_4(trained, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(trained / "run", run)
+    for model in run.glob("checkpoints/*/model.safetensors"):
+        data = bytearray(model.read_bytes())
+        data[len(data) // 2] ^= 16
+        model.write_bytes(data)
+    before = snapshot(run)
+    fails(4, "model.safetensors", "train", tiny_run.make(tmp_path), "training.steps=4",
+          f"data.train=[{trained}/train.npy]")
+    newest = sorted(run.glob("checkpoints/*"))[-1]
+    fails(4, "model.safetensors", "evaluate", newest, "--tasks", "perplexity", "--text", tmp_path / "validation.npy")
+    assert {key: value for key, value in snapshot(run).items() if key.name != ".lock"} == \
+        {key: value for key, value in before.items() if key.name != ".lock"}
+
+
+def test_two_processes_cannot_write_one_run_directory(tmp_path):
+    config = tiny_run.make(tmp_path)
+    first = subprocess.Popen([tiny_run.BINARY, "train", config, "training.steps=100000"], stdout=subprocess.DEVNULL,
+                             stderr=subprocess.PIPE, text=True)
+    try:
+        for line in first.stderr:
+            if line.startswith("step"):
+                break
+        fails(2, str(tmp_path / "run"), "train", config, "training.steps=100000")
+    finally:
+        first.kill()
+        first.communicate()
+
+
+def test_endless_non_finite_steps_exit_6_and_spare_the_parameters(tmp_path):
+    config = tiny_run.make(tmp_path)
+    done = fails(6, ["max_skips", "optimizer.lr"], "train", config, "optimizer.lr=1.0e38", "optimizer.min_lr=1.0e38",
+                 "optimizer.warmup_steps=0", "training.max_skips=2", "training.steps=50")
+    assert "skipped" in done.stderr
+    lines = [line for line in tiny_run.metrics(tmp_path / "run") if "train/loss" in line]
+    assert lines[-1]["train/skipped_steps"] == 3
+    thresholds = [line["moe/threshold"] for line in lines[-3:]]
+    assert len(set(thresholds)) == 1, "a skipped step moved the controller"
+
+
+def test_too_little_memory_exits_5_before_the_first_step(tmp_path):
+    config = tiny_run.make(tmp_path)
+    fails(5, "memory", "train", config, "model.hidden_size=65536", "model.ffn_hidden_size=65536",
+          "model.num_layers=64")
+    assert not (tmp_path / "run/metrics.jsonl").exists()
+
+
+def test_evaluate_refuses_tokens_that_do_not_fit(trained, tmp_path):
+    np.array([1, 2, 300], dtype="<u2").tofile(tmp_path / "tokens.npy")
+    fails(2, "300", "evaluate", trained / "run", "--tasks", "perplexity", "--text", tmp_path / "tokens.npy")
+    fails(2, "tokenizer", "evaluate", trained / "run", "--tasks", "perplexity", "--text", __file__)
+    fails(2, "unknown task", "evaluate", trained / "run", "--tasks", "nonsense", "--text", __file__)
