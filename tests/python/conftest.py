@@ -4,9 +4,7 @@ import os
 import pathlib
 
 import pytest
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-BINARY = pathlib.Path(os.environ.get("DTOPP_BINARY", ROOT / "build/release/bin/dtopp"))
+from tiny_run import BINARY, ROOT
 
 
 def built(name):

@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# The benchmarks that stand beside a peer, one JSON line a case (benchmarks/README.md). Arguments go to
+# training_step.py.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+cmake --build build/release --target tokenizer_benchmark >/dev/null
+.venv/bin/python benchmarks/tokenizer.py
+.venv/bin/python benchmarks/moe_ffn.py
+.venv/bin/python benchmarks/route.py
+.venv/bin/python benchmarks/linear_cross_entropy.py
+.venv/bin/python benchmarks/training_step.py "$@"
