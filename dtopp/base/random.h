@@ -28,7 +28,8 @@ class RandomStream {
 };
 
 // A keyed bijection of [0, size): position -> index, computed without a table (a Feistel network with cycle
-// walking). Equal (stream, epoch, size) give an equal permutation.
+// walking). Equal (stream, epoch, size) give an equal permutation. Over epochs every place is equally likely;
+// below about 32 elements, pairs of places are not quite.
 class Permutation {
  public:
   Permutation(const RandomStream& stream, uint64_t epoch, uint64_t size);

@@ -9,7 +9,7 @@ namespace dtopp {
 
 namespace fs = std::filesystem;
 
-BatchReader::BatchReader(std::vector<fs::path> files, CorpusPosition start, uint64_t batch_bytes)
+BatchReader::BatchReader(const std::vector<fs::path>& files, CorpusPosition start, uint64_t batch_bytes)
     : position_(start), batch_bytes_(batch_bytes) {
   for (const fs::path& path : files) files_.push_back({path, fs::file_size(path), fs::last_write_time(path)});
   for (size_t i = 0; i < start.source; ++i) bytes_before_ += files_[i].size;

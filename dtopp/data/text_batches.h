@@ -34,7 +34,7 @@ struct TextBatch {
 
 class BatchReader {
  public:
-  BatchReader(std::vector<std::filesystem::path> files, CorpusPosition start, uint64_t batch_bytes);
+  BatchReader(const std::vector<std::filesystem::path>& files, CorpusPosition start, uint64_t batch_bytes);
   // At least batch_bytes, less at the end of a file; nothing after the last file. DataError also when a file
   // has changed since this object was made.
   std::optional<TextBatch> next();

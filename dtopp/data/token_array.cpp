@@ -38,7 +38,8 @@ void copy_ids(const std::byte* from, std::span<int64_t> out) {
   for (size_t i = 0; i < out.size(); ++i) {
     T value;
     std::memcpy(&value, from + i * sizeof(T), sizeof(T));
-    out[i] = static_cast<int64_t>(value);
+    out[i] =
+        static_cast<int64_t>(value);  // NOLINT(bugprone-signed-char-misuse): max_token() looks at the sign
   }
 }
 
