@@ -48,23 +48,27 @@ std::optional<int64_t> step_of(std::string_view line) {
   return step;
 }
 
-std::string lines_until(std::string_view text, int64_t last_step) {
+bool is_validation(std::string_view line) { return line.find("\"val/") != std::string_view::npos; }
+
+std::string lines_until(std::string_view text, int64_t last_step, int64_t last_validation) {
   std::string kept;
   kept.reserve(text.size());
   while (!text.empty()) {
     const size_t newline = text.find('\n');
     if (newline == std::string_view::npos) break;  // torn
-    const auto step = step_of(text.substr(0, newline));
-    if (step && *step <= last_step) kept += text.substr(0, newline + 1);
+    const auto line = text.substr(0, newline);
+    const auto step = step_of(line);
+    if (step && *step <= (is_validation(line) ? last_validation : last_step))
+      kept += text.substr(0, newline + 1);
     text.remove_prefix(newline + 1);
   }
   return kept;
 }
 
-void drop_lines_past(const fs::path& path, int64_t last_step) {
+void drop_lines_past(const fs::path& path, int64_t last_step, int64_t last_validation) {
   if (!fs::exists(path)) return;
   const std::string text = read_file(path, std::numeric_limits<uint64_t>::max());
-  const std::string kept = lines_until(text, last_step);
+  const std::string kept = lines_until(text, last_step, last_validation);
   if (kept.size() != text.size()) write_file_atomically(path, kept);
 }
 
@@ -84,9 +88,10 @@ std::string to_json(const MetricRecord& record) {
   return line + '}';
 }
 
-MetricsWriter::MetricsWriter(const fs::path& directory, int64_t resume_step, bool tensorboard)
+MetricsWriter::MetricsWriter(const fs::path& directory, int64_t resume_step, bool tensorboard,
+                             std::optional<int64_t> last_validation)
     : path_(directory / "metrics.jsonl") {
-  drop_lines_past(path_, resume_step);
+  drop_lines_past(path_, resume_step, last_validation.value_or(resume_step));
   errno = 0;
   file_.open(path_, std::ios::binary | std::ios::app);
   if (!file_) throw file_error("open", path_, errno);

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -46,8 +47,11 @@ class MetricsWriter {
   // Appends to <directory>/metrics.jsonl after dropping, atomically, every line past `resume_step` (and a
   // torn last line), so that a resumed run's file equals that of a run never stopped. DataError when it
   // cannot be written.
-  // `resume_step` -1: nothing is kept, not even a validation before the first step.
-  MetricsWriter(const std::filesystem::path& directory, int64_t resume_step, bool tensorboard);
+  // `resume_step` -1: nothing is kept, not even a validation before the first step. `last_validation` is the
+  // newest step whose validation the resumed state knows of (by default resume_step): a later one is made
+  // again, so its line goes too.
+  MetricsWriter(const std::filesystem::path& directory, int64_t resume_step, bool tensorboard,
+                std::optional<int64_t> last_validation = std::nullopt);
   ~MetricsWriter();
   // In the files when it returns, else DataError.
   void write(const MetricRecord& record);

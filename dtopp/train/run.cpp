@@ -138,7 +138,8 @@ void Run::open_or_resume() {
   }
   if (complete()) return;
   write_file_atomically(directory_ / "config.yaml", to_yaml(config_));
-  metrics_.emplace(directory_, checkpoint ? trainer_->state().step : -1, config_.logging.tensorboard);
+  metrics_.emplace(directory_, checkpoint ? trainer_->state().step : -1, config_.logging.tensorboard,
+                   trainer_->state().last_validation_step);
   matrix_rate_ = measure_matrix_rate(type);
   if (trainer_->task().validation_samples == 0 && config_.validation.every > 0) {
     say("no data.validation: training without validation");

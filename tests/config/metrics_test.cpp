@@ -79,6 +79,16 @@ TEST_F(Metrics, keeps_every_line_of_the_step_it_resumes_from) {
   EXPECT_EQ(text(), line(4, 2) + line(4, 3) + line(5, 0.2));
 }
 
+TEST_F(Metrics, a_validation_that_will_be_made_again_loses_its_line) {
+  const std::string train = line(4, 2);
+  const std::string validation = to_json({4, 4, 1, {{"val/loss", 3}}}) + "\n";
+  put(train + validation);
+  { MetricsWriter writer(directory_.path(), 4, false, 4); }
+  EXPECT_EQ(text(), train + validation);
+  { MetricsWriter writer(directory_.path(), 4, false, 2); }
+  EXPECT_EQ(text(), train);
+}
+
 TEST_F(Metrics, a_run_from_the_start_keeps_nothing) {
   put(line(0, 2) + line(1, 3));
   write_all(-1, 1, 1);
