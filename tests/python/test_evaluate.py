@@ -1,0 +1,96 @@
+"""evaluate --tasks perplexity against the plain PyTorch model and Hugging Face `tokenizers`."""
+
+import gzip
+import json
+import math
+
+import pytest
+import reference_model
+import tiny_run
+import tokenizers
+import torch
+
+pytestmark = pytest.mark.skipif(not tiny_run.BINARY.exists(), reason=f"{tiny_run.BINARY} is not built")
+
+TOKENIZER = tiny_run.ROOT / "assets/tokenizer/gpt-neox-20b.tokenizer.json"
+TEXT = "The fog came down at noon, and with it the silence.\n\nNobody spoke. " * 9
+DOCUMENTS = [TEXT, "", "  A second document, with  runs   of spaces.", TEXT[100:400]]
+
+
+@pytest.fixture(scope="module", params=["dtop_p", "top_k", "dense"])
+def trained(request, tmp_path_factory):
+    """A run on prepared text, so that its checkpoints hold a tokenizer."""
+    directory = tmp_path_factory.mktemp(request.param)
+    (directory / "source.txt").write_text(TEXT * 8)
+    done = tiny_run.dtopp("prepare", "text", directory / "source.txt", "--tokenizer", TOKENIZER, "--output",
+                          directory / "tokens")
+    assert done.returncode == 0, done.stderr
+    routing = ["model.num_experts=1"] if request.param == "dense" else [f"routing.method={request.param}"]
+    done = tiny_run.dtopp("train", tiny_run.make(directory), *routing, "routing.top_k=3", "model.vocab_size=50304",
+                          f"data.train=[{directory / 'tokens'}]", "validation.every=0", "training.steps=6")
+    assert done.returncode == 0, done.stderr
+    return directory
+
+
+def ids_of(documents):
+    tokenizer = tokenizers.Tokenizer.from_file(str(TOKENIZER))
+    ids = []
+    for document in documents:
+        if document:
+            ids += tokenizer.encode(document, add_special_tokens=False).ids + [0]
+    return ids
+
+
+def reference_nll(run, ids):
+    """Mean over all predicted tokens, windows of 33 with stride 32, the shorter last one kept."""
+    checkpoint = sorted((run / "checkpoints").iterdir())[-1]
+    config, parameters, _, state = reference_model.load_checkpoint(checkpoint, torch.float64)
+    thresholds = reference_model.Controller(config, state).thresholds()
+    total = 0.0
+    with torch.no_grad():
+        for start in range(0, len(ids) - 1, 32):
+            window = torch.tensor([ids[start:start + 33]])
+            logits, _ = reference_model.forward(config, parameters, window[:, :-1], thresholds)
+            total += torch.nn.functional.cross_entropy(logits[0], window[0, 1:], reduction="sum").item()
+    return total / (len(ids) - 1)
+
+
+def evaluate(run, text, *arguments):
+    done = tiny_run.dtopp("evaluate", run, "--tasks", "perplexity", "--text", text, "--json", *arguments)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def check(result, run, ids):
+    assert result["tokens"] == len(ids) - 1
+    assert result["nll"] == pytest.approx(reference_nll(run, ids), rel=1e-5)
+    assert result["perplexity"] == pytest.approx(math.exp(result["nll"]), rel=1e-12)
+
+
+def test_perplexity_of_text_files(trained, tmp_path):
+    lines = "".join(json.dumps({"text": document}) + "\n" for document in DOCUMENTS)
+    (tmp_path / "a.txt").write_text(TEXT)
+    (tmp_path / "b.jsonl").write_text(lines)
+    (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    check(evaluate(trained / "run", tmp_path / "a.txt"), trained / "run", ids_of([TEXT]))
+    check(evaluate(trained / "run", tmp_path / "b.jsonl"), trained / "run", ids_of(DOCUMENTS))
+    check(evaluate(trained / "run", tmp_path / "c.jsonl.gz"), trained / "run", ids_of(DOCUMENTS))
+
+
+def test_perplexity_of_a_token_folder_equals_that_of_its_text(trained, tmp_path):
+    result = evaluate(trained / "run", trained / "tokens", "--output", tmp_path / "results.json")
+    check(result, trained / "run", ids_of([TEXT * 8]))
+    assert json.loads((tmp_path / "results.json").read_text()) == result
+
+
+def test_perplexity_does_not_depend_on_the_batch_size(trained):
+    one = evaluate(trained / "run", trained / "tokens", "--batch-size", "1")
+    many = evaluate(trained / "run", trained / "tokens", "--batch-size", "7")
+    assert one["nll"] == pytest.approx(many["nll"], rel=1e-6)
+
+
+def test_a_text_of_one_token_is_refused(trained, tmp_path):
+    (tmp_path / "empty.txt").write_text("")
+    done = tiny_run.dtopp("evaluate", trained / "run", "--tasks", "perplexity", "--text", tmp_path / "empty.txt")
+    assert done.returncode == 3
+    assert done.stderr.startswith("dtopp: error: ") and done.stderr.count("\n") == 1
