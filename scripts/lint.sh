@@ -5,7 +5,11 @@ cd "$(dirname "$0")/.."
 mapfile -t sources < <(git ls-files --cached --others --exclude-standard -- '*.cpp' '*.h')
 case ${1:-check} in
   format) clang-format -i "${sources[@]}" ;;
-  check) clang-format --dry-run -Werror "${sources[@]}" ;;
+  check)
+    clang-format --dry-run -Werror "${sources[@]}"
+    for script in scripts/*.sh .ci/run; do
+      [ -x "$script" ] || { echo "$script is not executable" >&2; exit 1; }
+    done ;;
   tidy)
     cmake --preset release >build/release.log 2>&1 || { cat build/release.log; exit 1; }
     shift
