@@ -57,19 +57,23 @@ def prepare():
 
 
 def survives(file, text, replacement, targets, command):
-    """None when a test fails as it should, else what went wrong."""
+    """None when the tests pass without the mutant and fail with it, else what went wrong."""
     path = COPY / file
     original = path.read_text()
     if original.count(text) < 1:
         return f"{file} no longer holds {text!r}"
-    path.write_text(original.replace(text, replacement, 1))
-    try:
-        built = run(["cmake", "--build", "build/release", "--target", *targets])
-        if built.returncode:
-            return "does not compile:\n" + built.stdout[-2000:]
-        return None if run(command).returncode else "no test failed"
-    finally:
-        path.write_text(original)
+    for mutated in (False, True):
+        path.write_text(original.replace(text, replacement, 1) if mutated else original)
+        try:
+            built = run(["cmake", "--build", "build/release", "--target", *targets])
+            if built.returncode:
+                return "does not compile:\n" + built.stdout[-2000:]
+            failed = run(command).returncode != 0
+        finally:
+            path.write_text(original)
+        if failed and not mutated:
+            return "the tests fail without it"
+    return None if failed else "no test failed"
 
 
 def main():
