@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The whole suite: format, include direction, unit tests, the same rooms under sanitizers, Python oracles.
+# The whole suite: format, include direction, clang-tidy of the rooms that need no torch (all of them: make tidy), unit
+# tests, the rooms that read untrusted bytes and the kernels again under sanitizers, Python oracles.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 jobs=${1:-$(nproc)}
@@ -16,6 +17,7 @@ scripts/lint.sh check
 .venv/bin/python scripts/check_includes.py
 
 configure release
+scripts/lint.sh tidy dtopp/base/*.cpp dtopp/data/*.cpp >build/tidy.log 2>&1 || { cat build/tidy.log; exit 1; }
 cmake --build build/release -j "$jobs"
 ctest --test-dir build/release --output-on-failure
 .venv/bin/python -m pytest -q tests/python

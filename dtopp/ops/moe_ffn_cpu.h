@@ -127,7 +127,7 @@ at::Tensor weight_buffer(const at::Tensor& weight) {
 template <typename Scalar, typename Product>
 at::Tensor group_weight(const at::Tensor& weight, const Assignment& pairs, const ExpertGroup& group,
                         const at::Tensor& buffer) {
-  const at::Tensor slice = weight.narrow(0, group.first, group.experts());
+  at::Tensor slice = weight.narrow(0, group.first, group.experts());
   if constexpr (std::is_same_v<Scalar, Product>) {
     return slice;
   } else {

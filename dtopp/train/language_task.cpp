@@ -63,6 +63,17 @@ std::function<at::Tensor(uint64_t, int64_t)> batches(std::shared_ptr<const Windo
 
 }  // namespace
 
+std::function<LossFunction(const ParameterLookup&)> bind_language_model_losses(const RunConfig& config) {
+  return [config](const ParameterLookup& parameter) {
+    const LossWeights weights{config.loss.lm_z, config.loss.load_balance, config.loss.dynamic,
+                              config.loss.router_z};
+    return [model = bind_language_model(config.model, config.routing, parameter), weights](
+               const at::Tensor& windows, const RoutingInputs& inputs) {
+      return language_model_losses(model, windows, inputs, weights);
+    };
+  };
+}
+
 TrainingTask language_model_task(const RunConfig& config) {
   const ModelConfig& model = config.model;
   const auto seed = static_cast<uint64_t>(config.training.seed);
@@ -82,14 +93,7 @@ TrainingTask language_model_task(const RunConfig& config) {
     task.validation_samples = sampler->num_windows();
     task.validation_batch = batches(std::move(sampler), &WindowSampler::window);
   }
-  task.bind = [config](const ParameterLookup& parameter) {
-    const LossWeights weights{config.loss.lm_z, config.loss.load_balance, config.loss.dynamic,
-                              config.loss.router_z};
-    return [model = bind_language_model(config.model, config.routing, parameter), weights](
-               const at::Tensor& windows, const RoutingInputs& inputs) {
-      return language_model_losses(model, windows, inputs, weights);
-    };
-  };
+  task.bind = bind_language_model_losses(config);
   return task;
 }
 

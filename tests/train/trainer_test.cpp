@@ -6,7 +6,6 @@
 #include <gtest/gtest.h>
 
 #include "dtopp/base/random.h"
-#include "dtopp/models/language_model.h"
 
 namespace dtopp {
 namespace {
@@ -48,14 +47,7 @@ TrainingTask task_of(const RunConfig& config) {
   };
   task.validation_samples = 3;
   task.validation_batch = task.training_batch;
-  task.bind = [config](const ParameterLookup& parameter) {
-    const LossWeights weights{config.loss.lm_z, config.loss.load_balance, config.loss.dynamic,
-                              config.loss.router_z};
-    return [model = bind_language_model(config.model, config.routing, parameter), weights](
-               const at::Tensor& windows, const RoutingInputs& inputs) {
-      return language_model_losses(model, windows, inputs, weights);
-    };
-  };
+  task.bind = bind_language_model_losses(config);
   return task;
 }
 
