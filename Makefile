@@ -1,7 +1,6 @@
 # make quickstart: from a fresh machine to a trained DTop-p model. make help lists the rest.
 PRESET ?= release
 BUILD  := build/$(PRESET)
-PYTHON := .venv/bin/python
 JOBS   ?= $(shell nproc)
 
 .PHONY: help quickstart test build bench format tidy clean
