@@ -5,7 +5,6 @@
 
 #include "cli/stop_signals.h"
 #include "cli/verbs.h"
-#include "dtopp/base/errors.h"
 #include "dtopp/moe/gain_guard.h"
 #include "dtopp/train/progress.h"
 #include "dtopp/train/run.h"
@@ -29,12 +28,10 @@ void run(const Options& options) {
   stop_on_signals();
   RunObserver observer;
   observer.message = message;
-  double last_validation_loss = 0;
   observer.step = [&](int64_t step, const StepResult& result, const StepRates& rates) {
     std::fprintf(stderr, "%s\n", console_line(config, step, result, rates).c_str());
   };
   observer.validation = [&](int64_t step, const ValidationResult& result) {
-    last_validation_loss = result.loss;
     std::string line = "validation at step " + std::to_string(step) + ": loss " + std::to_string(result.loss);
     if (result.activations.num_layers() > 0) {
       line += ", active experts " + std::to_string(result.activations.summary().mean);

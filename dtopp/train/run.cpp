@@ -122,10 +122,11 @@ void Run::prepare_directory() {
 }
 
 void Run::open_or_resume() {
-  require_memory(make_plan(config_), available_memory());
+  const Plan plan = make_plan(config_);
+  require_memory(plan, available_memory());
   const at::ScalarType type = compute_type(config_.training.precision);
   trainer_.emplace(config_, language_model_task(config_), type);
-  flops_per_token_ = static_cast<double>(make_plan(config_).flops_per_token);
+  flops_per_token_ = static_cast<double>(plan.flops_per_token);
   const auto checkpoint = newest_checkpoint(directory_ / "checkpoints",
                                             [this](const std::string& text) { say("warning: " + text); });
   if (checkpoint) {
