@@ -100,6 +100,14 @@ std::optional<StepResult> Trainer::step(const std::function<bool()>& stop) {
   }
   sums.mean_into(result, micro_batches);
 
+  apply_gradients(result);
+  state_.sample_position += config_.training.global_batch_size;
+  state_.tokens += config_.training.global_batch_size * task_.tokens_per_sample;
+  result.seconds = now() - begin;
+  return result;
+}
+
+void Trainer::apply_gradients(StepResult& result) {
   state_.step += 1;
   result.lr = learning_rate(config_.optimizer, state_.step, config_.training.steps);
   const at::Tensor norm = store_.gradient_norm();
@@ -118,10 +126,6 @@ std::optional<StepResult> Trainer::step(const std::function<bool()>& stop) {
     record_controller();
   }
   store_.clear_gradients();
-  state_.sample_position += config_.training.global_batch_size;
-  state_.tokens += config_.training.global_batch_size * task_.tokens_per_sample;
-  result.seconds = now() - begin;
-  return result;
 }
 
 std::optional<ValidationResult> Trainer::validate(int64_t tokens, const std::function<bool()>& stop) const {

@@ -54,6 +54,9 @@ class Trainer {
 
  private:
   RoutingInputs routing_inputs() const;
+  // Ends a step whose gradients are there: updates parameters and controller, or skips where anything is not
+  // finite.
+  void apply_gradients(StepResult& result);
   void record_controller();
 
   RunConfig config_;
