@@ -1,23 +1,29 @@
+// Backward: for each group of experts, first blocks of rows as in the forward pass: dA = dy W_down, the
+// activation's derivative on it while in cache, dx += d pre W_gate_up; d pre and r * A of the group are kept.
+// Then the weight gradients d pre^T x and dy^T (r * A), whose rows the threads share out by their cost. The
+// rows of x and dy are gathered where they are packed, never copied.
 #include "dtopp/ops/moe_ffn_cpu.h"
 
 namespace dtopp {
 namespace {
 
+constexpr int64_t kGradientRows = 392;  // of a weight gradient at once: its operand stays in cache
+
 // One row of the backward pass through the activation: from da = dy W_down and the gate r to d pre, r * A
 // (what the gradient of W_down needs) and the gate's gradient <da, A>, which is returned.
-template <typename Scalar, typename Product, typename Real>
-[[gnu::always_inline]] inline Real swiglu_backward(const Scalar* pre_G, const Product* da_F, Real r,
-                                                   int64_t ffn, Product* d_pre_G, Product* scaled_F) {
+template <typename Scalar, typename Real>
+[[gnu::always_inline]] inline Real swiglu_backward(const Scalar* pre_G, const Real* da_F, Real r, int64_t ffn,
+                                                   Real* d_pre_G, Real* scaled_F) {
   Real grad_gate = 0;
 #pragma omp simd reduction(+ : grad_gate)
   for (int64_t f = 0; f < ffn; ++f) {
-    const Real gate = load(pre_G[f]), up = load(pre_G[ffn + f]), da = load(da_F[f]);
+    const Real gate = load(pre_G[f]), up = load(pre_G[ffn + f]), da = da_F[f];
     const Real sig = sigmoid(gate);
     const Real silu = gate * sig;
     grad_gate += da * silu * up;
-    store(scaled_F + f, r * silu * up);
-    store(d_pre_G + f, r * da * up * (sig + silu * (1 - sig)));
-    store(d_pre_G + ffn + f, r * da * silu);
+    scaled_F[f] = r * silu * up;
+    d_pre_G[f] = r * da * up * (sig + silu * (1 - sig));
+    d_pre_G[ffn + f] = r * da * silu;
   }
   return grad_gate;
 }
@@ -29,111 +35,175 @@ struct Gradients {
 
 struct BackwardInputs {
   at::Tensor grad_y_TD, x_TD, gates_TE, pre_activations_AG;
+  int64_t hidden, ffn;
 };
 
-// The first four hold the rows of a group, which the weight gradients need; the last two a block for each
-// thread.
+template <typename Tiles>
 struct BackwardBuffers {
-  at::Tensor x_ND, dy_ND, scaled_NF, d_pre_NG;
-  at::Tensor dx_ND, da_NF;
-};
+  using Real = typename Tiles::Real;
+  at::Tensor d_pre_NG, scaled_NF;                     // the rows of a group
+  ThreadBuffers<typename Tiles::Packed> left, right;  // packed
+  ThreadBuffers<Real> da_NF, dx_ND, sum;
 
-BackwardBuffers backward_buffers(int64_t group_rows, int64_t tokens, int64_t hidden, int64_t ffn,
-                                 const at::TensorOptions& product) {
-  const int64_t block_rows = thread_shares(tokens) * kLargestBlock;
-  const auto make = [&](int64_t rows, int64_t width) { return at::empty({rows, width}, product); };
-  return {make(group_rows, hidden),  make(group_rows, hidden), make(group_rows, ffn),
-          make(group_rows, 2 * ffn), make(block_rows, hidden), make(block_rows, ffn)};
-}
+  BackwardBuffers(int64_t group_rows, int64_t threads, int64_t hidden, int64_t ffn,
+                  const at::TensorOptions& options)
+      : d_pre_NG(at::empty({group_rows, 2 * ffn}, real(options))),
+        scaled_NF(at::empty({group_rows, ffn}, real(options))),
+        left(threads, left_size(hidden, ffn), options),
+        right(threads, Tiles::right_size(kTileDepth, std::max(hidden, ffn)), options),
+        da_NF(threads, kLargestBlock * ffn, options),
+        dx_ND(threads, kLargestBlock * hidden, options),
+        sum(threads, kGradientRows * std::max(hidden, ffn), options) {}
+
+  static at::TensorOptions real(const at::TensorOptions& options) {
+    return options.dtype(c10::CppTypeToScalarType<Real>::value);
+  }
+  static int64_t left_size(int64_t hidden, int64_t ffn) {
+    return std::max(Tiles::template left_size<Order::kRows>(kLargestBlock, std::max(hidden, 2 * ffn)),
+                    Tiles::template left_size<Order::kColumns>(kGradientRows, kTileDepth));
+  }
+};
 
 // Everything but the weight gradients of one block; row: where its rows begin in the buffers of the group.
-template <typename Scalar, typename Product>
+template <typename Scalar, typename Tiles>
 void backward_block(const BackwardInputs& in, const Assignment& pairs, const RowBlock& block, int64_t row,
-                    const at::Tensor& gate_up_GD, const at::Tensor& down_DF, const BackwardBuffers& buffers,
-                    const Gradients& grad) {
-  using Real = Accumulator<Scalar>;
-  const int64_t hidden = in.x_TD.size(1), experts = in.gates_TE.size(1), ffn = down_DF.size(1);
-  const int64_t rows = block.rows, own = block.share * kLargestBlock;
+                    const typename Tiles::Packed* gate_up, const typename Tiles::Packed* down,
+                    const BackwardBuffers<Tiles>& buffers, const Gradients& grad) {
+  using Real = typename Tiles::Real;
+  const int64_t hidden = in.hidden, ffn = in.ffn, experts = in.gates_TE.size(1), rows = block.rows;
   const int64_t* tokens = pairs.token_A.data() + block.pair;
-  gather(in.grad_y_TD.const_data_ptr<Scalar>(), tokens, rows, hidden, row_start<Product>(buffers.dy_ND, row));
-  at::Tensor da_NF = row_block(buffers.da_NF, own, rows);
-  at::mm_out(da_NF, row_block(buffers.dy_ND, row, rows), down_DF);
-  const Scalar* pre = row_start<Scalar>(in.pre_activations_AG, block.pair);
-  const Product* da = da_NF.const_data_ptr<Product>();
+  typename Tiles::Packed* left = buffers.left.of(block.share);
+  pack_gathered<Tiles>(in.grad_y_TD.const_data_ptr<Scalar>(), tokens, rows, hidden, left);
+  Real* da = buffers.da_NF.of(block.share);
+  Tiles::template multiply<Order::kRows>(left, down, rows, ffn, hidden, da, ffn, false);
+  const Scalar* pre = in.pre_activations_AG.const_data_ptr<Scalar>() + block.pair * 2 * ffn;
   const Real* gates = in.gates_TE.const_data_ptr<Real>() + block.expert;
   Real* grad_gates =
       grad.gates_TE.defined() ? grad.gates_TE.mutable_data_ptr<Real>() + block.expert : nullptr;
-  Product* d_pre = row_start<Product>(buffers.d_pre_NG, row);
-  Product* scaled = row_start<Product>(buffers.scaled_NF, row);
+  Real* d_pre = buffers.d_pre_NG.template mutable_data_ptr<Real>() + row * 2 * ffn;
+  Real* scaled = buffers.scaled_NF.template mutable_data_ptr<Real>() + row * ffn;
   run_widest([&] {
     for (int64_t n = 0; n < rows; ++n) {
       const Real grad_gate = swiglu_backward(pre + n * 2 * ffn, da + n * ffn, gates[tokens[n] * experts], ffn,
                                              d_pre + n * 2 * ffn, scaled + n * ffn);
       if (grad_gates != nullptr) grad_gates[tokens[n] * experts] = grad_gate;
+      if (grad.x_TD.defined()) Tiles::pack_left_row(d_pre + n * 2 * ffn, n, rows, 2 * ffn, left);
     }
   });
-  if (grad.gate_up_proj.defined()) {
-    gather(in.x_TD.const_data_ptr<Scalar>(), tokens, rows, hidden, row_start<Product>(buffers.x_ND, row));
-  }
   if (!grad.x_TD.defined()) return;
-  at::Tensor dx_ND = row_block(buffers.dx_ND, own, rows);
-  at::mm_out(dx_ND, row_block(buffers.d_pre_NG, row, rows), gate_up_GD);
-  scatter_add<Product, Real>(dx_ND.const_data_ptr<Product>(), tokens, rows, hidden, nullptr, 0,
-                             grad.x_TD.mutable_data_ptr<Real>());
+  Real* dx = buffers.dx_ND.of(block.share);
+  Tiles::template multiply<Order::kRows>(left, gate_up, rows, hidden, 2 * ffn, dx, hidden, false);
+  scatter_add<Real>(dx, tokens, rows, hidden, nullptr, 0, grad.x_TD.mutable_data_ptr<Real>());
 }
 
-// Rows [begin, end) of out = left^T right.
-template <typename Scalar, typename Product>
-void weight_gradient(const at::Tensor& left_NM, const at::Tensor& right_NK, const at::Tensor& out_MK,
-                     int64_t begin, int64_t end) {
-  at::Tensor out = out_MK.narrow(0, begin, end - begin);
-  if (left_NM.size(0) == 0) {
-    out.zero_();
-    return;
-  }
-  const at::Tensor left = left_NM.narrow(1, begin, end - begin).t();
-  if constexpr (std::is_same_v<Scalar, Product>) {
-    at::mm_out(out, left, right_NK);
-  } else {
-    const at::Tensor sum = at::mm(left, right_NK);
-    convert(sum.const_data_ptr<Product>(), out.mutable_data_ptr<Scalar>(), sum.numel());
+// Rows [begin, end) of a weight gradient of one expert: sum over its pairs n of left(n)[m] right(n)[k].
+template <typename Scalar, typename Tiles, typename Left, typename Right>
+void weight_gradient(const Left& left, const Right& right, int64_t pairs, int64_t begin, int64_t end,
+                     int64_t width, int64_t share, const BackwardBuffers<Tiles>& buffers, Scalar* out_MK) {
+  using Real = typename Tiles::Real;
+  const int64_t parts = round_up(end - begin, kGradientRows) / kGradientRows;
+  const int64_t step = parts == 0 ? 1 : round_up((end - begin + parts - 1) / parts, Tiles::shape().rows);
+  for (int64_t m = begin; m < end; m += step) {
+    const int64_t rows = std::min(step, end - m);
+    Scalar* out = out_MK + m * width;
+    Real* sum = buffers.sum.of(share);
+    if constexpr (std::is_same_v<Scalar, Real>) sum = out;
+    if (pairs == 0) std::fill_n(sum, rows * width, Real(0));
+    for (int64_t n = 0; n < pairs; n += kTileDepth) {
+      const int64_t depth = std::min(kTileDepth, pairs - n);
+      Tiles::pack_left_columns([&](int64_t k) { return left(n + k) + m; }, rows, depth,
+                               buffers.left.of(share));
+      Tiles::pack_right_rows([&](int64_t k) { return right(n + k); }, depth, width, 0, width,
+                             buffers.right.of(share));
+      Tiles::template multiply<Order::kColumns>(buffers.left.of(share), buffers.right.of(share), rows, width,
+                                                depth, sum, width, n > 0);
+    }
+    if constexpr (!std::is_same_v<Scalar, Real>) {
+      run_widest([&] { copy_converted(sum, out, rows * width); });
+    }
   }
 }
 
-// The gradient of one weight for the experts of a group; every thread forms its share of the rows of each.
-template <typename Scalar, typename Product>
-void weight_gradients(const Assignment& pairs, const ExpertGroup& group, const at::Tensor& left_NM,
-                      const at::Tensor& right_NK, const at::Tensor& grad_EMK) {
-  if (!grad_EMK.defined()) return;
-  const int64_t rows = left_NM.size(1), shares = thread_shares(rows);
-  at::parallel_for(0, shares, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t e = group.first; e < group.last; ++e) {
-      const int64_t row = pairs.offset_E1[e] - group.pair, count = pairs.count(e);
-      weight_gradient<Scalar, Product>(row_block(left_NM, row, count), row_block(right_NK, row, count),
-                                       grad_EMK.select(0, e), rows * begin / shares, rows * end / shares);
+// Shares the rows [0, M) of a gradient of every expert of the group out to the threads, each row counted with
+// its expert's pairs: body(expert, first row, last row, share).
+template <typename Body>
+void for_gradient_rows(const Assignment& pairs, const ExpertGroup& group, int64_t M, int64_t step,
+                       const Body& body) {
+  const auto cost = [&](int64_t e) { return std::max<int64_t>(pairs.count(e), 1); };
+  int64_t total = 0;
+  for (int64_t e = group.first; e < group.last; ++e) total += cost(e) * M;
+  const int64_t shares = thread_shares(group.rows);
+  at::parallel_for(0, shares, 1, [&](int64_t first, int64_t last) {
+    for (int64_t share = first; share < last; ++share) {
+      int64_t before = 0;
+      for (int64_t e = group.first; e < group.last; ++e) {
+        const auto row_at = [&](int64_t position) {
+          return std::clamp<int64_t>(round_up(std::max<int64_t>(position - before, 0) / cost(e), step), 0, M);
+        };
+        const int64_t begin = row_at(total * share / shares);
+        const int64_t end = share + 1 == shares ? M : row_at(total * (share + 1) / shares);
+        if (begin < end) body(e, begin, end, share);
+        before += cost(e) * M;
+      }
     }
   });
 }
 
-template <typename Scalar, typename Product>
+template <typename Scalar, typename Tiles>
+void weight_gradients(const BackwardInputs& in, const Assignment& pairs, const ExpertGroup& group,
+                      const BackwardBuffers<Tiles>& buffers, const Gradients& grad) {
+  using Real = typename Tiles::Real;
+  const int64_t hidden = in.hidden, ffn = in.ffn, step = Tiles::shape().rows;
+  const Scalar *x = in.x_TD.const_data_ptr<Scalar>(), *dy = in.grad_y_TD.const_data_ptr<Scalar>();
+  const auto rows_of = [&](const at::Tensor& buffer, int64_t e) {
+    const int64_t width = buffer.size(1);
+    const Real* start = buffer.const_data_ptr<Real>() + (pairs.offset_E1[e] - group.pair) * width;
+    return [start, width](int64_t n) { return start + n * width; };
+  };
+  const auto gathered = [&](const Scalar* from_TD, int64_t e) {
+    const int64_t* tokens = pairs.token_A.data() + pairs.offset_E1[e];
+    return [from_TD, tokens, hidden](int64_t n) { return from_TD + tokens[n] * hidden; };
+  };
+  if (grad.gate_up_proj.defined()) {
+    for_gradient_rows(pairs, group, 2 * ffn, step, [&](int64_t e, int64_t begin, int64_t end, int64_t share) {
+      weight_gradient<Scalar, Tiles>(rows_of(buffers.d_pre_NG, e), gathered(x, e), pairs.count(e), begin, end,
+                                     hidden, share, buffers,
+                                     grad.gate_up_proj.mutable_data_ptr<Scalar>() + e * 2 * ffn * hidden);
+    });
+  }
+  if (!grad.down_proj.defined()) return;
+  for_gradient_rows(pairs, group, hidden, step, [&](int64_t e, int64_t begin, int64_t end, int64_t share) {
+    weight_gradient<Scalar, Tiles>(gathered(dy, e), rows_of(buffers.scaled_NF, e), pairs.count(e), begin, end,
+                                   ffn, share, buffers,
+                                   grad.down_proj.mutable_data_ptr<Scalar>() + e * hidden * ffn);
+  });
+}
+
+template <typename Scalar, typename Tiles>
 void backward(const BackwardInputs& in, const Assignment& pairs, const at::Tensor& gate_up_proj,
               const at::Tensor& down_proj, const Gradients& grad) {
-  const int64_t tokens = in.x_TD.size(0), hidden = in.x_TD.size(1), ffn = down_proj.size(2);
-  const auto product = in.x_TD.options().dtype(c10::CppTypeToScalarType<Product>::value);
+  const int64_t tokens = in.x_TD.size(0), hidden = in.hidden, ffn = in.ffn;
+  const auto options = in.x_TD.options();
   const auto groups = group_experts(pairs, in.gates_TE.size(1));
-  const BackwardBuffers buffers = backward_buffers(most_rows(groups), tokens, hidden, ffn, product);
-  const at::Tensor gate_up_buffer = weight_buffer<Scalar, Product>(gate_up_proj);
-  const at::Tensor down_buffer = weight_buffer<Scalar, Product>(down_proj);
+  const int64_t threads = std::max(thread_shares(tokens), thread_shares(most_rows(groups)));
+  const BackwardBuffers<Tiles> buffers(most_rows(groups), threads, hidden, ffn, options);
+  const PackedWeights<Tiles> gate_up(2 * ffn, hidden, options), down(hidden, ffn, options);
+  const auto pack = [&](const at::Tensor& weight, const ExpertGroup& group, const auto& out) {
+    const int64_t K = weight.size(1), N = weight.size(2);
+    pack_weights(pairs, group, N, out, [&](int64_t e, int64_t begin, int64_t end, auto* packed) {
+      const Scalar* from = weight.const_data_ptr<Scalar>() + e * K * N;
+      Tiles::pack_right_rows([&](int64_t k) { return from + k * N; }, K, N, begin, end, packed);
+    });
+  };
   for (const ExpertGroup& group : groups) {
-    const at::Tensor gate_up = group_weight<Scalar, Product>(gate_up_proj, pairs, group, gate_up_buffer);
-    const at::Tensor down = group_weight<Scalar, Product>(down_proj, pairs, group, down_buffer);
+    if (grad.x_TD.defined()) pack(gate_up_proj, group, gate_up);
+    pack(down_proj, group, down);
     for_row_blocks(pairs, group, tokens, [&](const RowBlock& block) {
       const int64_t e = block.expert - group.first;
-      backward_block<Scalar, Product>(in, pairs, block, block.pair - group.pair, gate_up.select(0, e),
-                                      down.select(0, e), buffers, grad);
+      backward_block<Scalar, Tiles>(in, pairs, block, block.pair - group.pair, gate_up.expert(e),
+                                    down.expert(e), buffers, grad);
     });
-    weight_gradients<Scalar, Product>(pairs, group, buffers.d_pre_NG, buffers.x_ND, grad.gate_up_proj);
-    weight_gradients<Scalar, Product>(pairs, group, buffers.dy_ND, buffers.scaled_NF, grad.down_proj);
+    weight_gradients<Scalar, Tiles>(in, pairs, group, buffers, grad);
   }
 }
 
@@ -148,9 +218,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> moe_ffn_backward_cpu(
   if (needed[2]) grad.gate_up_proj = at::empty(gate_up_proj.sizes(), gate_up_proj.options());
   if (needed[3]) grad.down_proj = at::empty(down_proj.sizes(), down_proj.options());
   const Assignment pairs = assign(at::nonzero(gates_TE.detach().t()), gates_TE.size(1));
-  const BackwardInputs in{plain(grad_y_TD), plain(x_TD), plain(gates_TE), plain(pre_activations_AG)};
-  dispatch(x_TD, [&](auto scalar, auto product) {
-    backward<decltype(scalar), decltype(product)>(in, pairs, plain(gate_up_proj), plain(down_proj), grad);
+  const BackwardInputs in{plain(grad_y_TD), plain(x_TD),      plain(gates_TE), plain(pre_activations_AG),
+                          x_TD.size(1),     down_proj.size(2)};
+  dispatch(x_TD, [&](auto scalar, auto tiles) {
+    backward<decltype(scalar), decltype(tiles)>(in, pairs, plain(gate_up_proj), plain(down_proj), grad);
   });
   if (needed[0]) grad.x_TD = grad.x_TD.to(x_TD.scalar_type());
   return {grad.x_TD, grad.gates_TE, grad.gate_up_proj, grad.down_proj};

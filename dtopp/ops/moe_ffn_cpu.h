@@ -1,14 +1,13 @@
-// What moe_ffn's CPU forward and backward share: the pairs of each expert, row blocks over the threads,
-// gathering and scattering rows.
+// What moe_ffn's CPU forward and backward share: the pairs of each expert, row blocks over the threads, packed
+// weights.
 #pragma once
 
 #include <algorithm>
 #include <vector>
 
-#include "dtopp/ops/bfloat16.h"
-#include "dtopp/ops/linear.h"
+#include "dtopp/ops/matrix_tiles.h"
 #include "dtopp/ops/moe_ffn_kernel.h"
-#include "dtopp/ops/simd.h"
+#include "dtopp/ops/torch.h"
 
 namespace dtopp {
 
@@ -16,8 +15,8 @@ namespace dtopp {
 // to the same row of y or dx, the order of every sum is fixed, and threads meet once a group rather than once
 // an expert.
 constexpr int64_t kGroupRows = 4096;    // bounds the buffers of a group
-constexpr int64_t kGroupExperts = 8;    // bounds its converted weights
-constexpr int64_t kLargestBlock = 512;  // a block's buffers stay in the second-level cache
+constexpr int64_t kGroupExperts = 8;    // bounds its packed weights
+constexpr int64_t kLargestBlock = 168;  // a block's buffers stay in the second-level cache; whole strips
 constexpr int64_t kSmallestShare = 32;  // fewer rows than this do not repay a thread
 
 // The token-expert pairs, ordered by expert, then token.
@@ -28,19 +27,8 @@ struct Assignment {
   int64_t count(int64_t e) const { return offset_E1[e + 1] - offset_E1[e]; }
 };
 
-inline Assignment assign(const at::Tensor& pairs_A2, int64_t experts) {
-  Assignment out;
-  const int64_t pairs = pairs_A2.size(0);
-  const auto pair = pairs_A2.accessor<int64_t, 2>();
-  out.offset_E1.assign(experts + 1, 0);
-  out.token_A.resize(pairs);
-  for (int64_t a = 0; a < pairs; ++a) {
-    ++out.offset_E1[pair[a][0] + 1];
-    out.token_A[a] = pair[a][1];
-  }
-  for (int64_t e = 0; e < experts; ++e) out.offset_E1[e + 1] += out.offset_E1[e];
-  return out;
-}
+// pairs_A2: (expert, token), in that order.
+Assignment assign(const at::Tensor& pairs_A2, int64_t experts);
 
 // Experts [first, last), which have the pairs [pair, pair + rows).
 struct ExpertGroup {
@@ -51,22 +39,15 @@ struct ExpertGroup {
 
 // As many experts as have kGroupRows pairs together, but at least one; experts without pairs are in a group
 // too.
-inline std::vector<ExpertGroup> group_experts(const Assignment& pairs, int64_t experts) {
-  std::vector<ExpertGroup> groups;
-  for (int64_t e = 0; e < experts; ++e) {
-    const bool full = groups.empty() || groups.back().experts() == kGroupExperts ||
-                      groups.back().rows + pairs.count(e) > kGroupRows;
-    if (full) groups.push_back({e, e, pairs.offset_E1[e], 0});
-    groups.back().last = e + 1;
-    groups.back().rows += pairs.count(e);
-  }
-  return groups;
-}
+std::vector<ExpertGroup> group_experts(const Assignment& pairs, int64_t experts);
+
+int64_t most_rows(const std::vector<ExpertGroup>& groups);
 
 // How many parts of `rows` rows are worth a thread each.
-inline int64_t thread_shares(int64_t rows) {
-  return std::clamp<int64_t>(rows / kSmallestShare, 1, at::get_num_threads());
-}
+int64_t thread_shares(int64_t rows);
+
+// Where the tokens of each share begin: the pairs of a group in about equal parts, whole tokens. [shares + 1]
+std::vector<int64_t> token_shares(const Assignment& pairs, const ExpertGroup& group, int64_t tokens);
 
 // Rows of one expert whose tokens belong to one thread: pairs [pair, pair + rows).
 struct RowBlock {
@@ -74,19 +55,21 @@ struct RowBlock {
   int64_t share;  // which thread's buffers
 };
 
+// The first pair of expert e whose token is not below `token`.
+inline int64_t find_pair(const Assignment& pairs, int64_t e, int64_t token) {
+  const auto begin = pairs.token_A.begin();
+  return std::lower_bound(begin + pairs.offset_E1[e], begin + pairs.offset_E1[e + 1], token) - begin;
+}
+
 // Calls body(block) for all pairs of the group.
 template <typename Body>
 void for_row_blocks(const Assignment& pairs, const ExpertGroup& group, int64_t tokens, const Body& body) {
-  const int64_t shares = thread_shares(tokens);
-  const auto find = [&](int64_t e, int64_t token) {
-    const auto begin = pairs.token_A.begin();
-    return std::lower_bound(begin + pairs.offset_E1[e], begin + pairs.offset_E1[e + 1], token) - begin;
-  };
-  at::parallel_for(0, shares, 1, [&](int64_t begin, int64_t end) {
+  const std::vector<int64_t> starts = token_shares(pairs, group, tokens);
+  at::parallel_for(0, static_cast<int64_t>(starts.size()) - 1, 1, [&](int64_t begin, int64_t end) {
     for (int64_t share = begin; share < end; ++share) {
       for (int64_t e = group.first; e < group.last; ++e) {
-        const int64_t last = find(e, tokens * (share + 1) / shares);
-        for (int64_t pair = find(e, tokens * share / shares); pair < last; pair += kLargestBlock) {
+        const int64_t last = find_pair(pairs, e, starts[share + 1]);
+        for (int64_t pair = find_pair(pairs, e, starts[share]); pair < last; pair += kLargestBlock) {
           body(RowBlock{e, pair, std::min(kLargestBlock, last - pair), share});
         }
       }
@@ -94,73 +77,62 @@ void for_row_blocks(const Assignment& pairs, const ExpertGroup& group, int64_t t
   });
 }
 
-// The type matrices are multiplied in: the tensors' own, but float for bfloat16 where the CPU would emulate
-// it.
-inline at::ScalarType product_dtype(const at::Tensor& x_TD) {
-  const bool emulated = x_TD.scalar_type() == at::kBFloat16 && !has_bf16_matmul(x_TD.device());
-  return emulated ? at::kFloat : x_TD.scalar_type();
-}
+// The weights of a group, packed as the right side of a product.
+template <typename Tiles>
+struct PackedWeights {
+  at::Tensor buffer;
+  int64_t size;  // of one expert
 
-template <typename From, typename To>
-void convert(const From* from, To* to, int64_t count) {
-  run_widest([&] {
-    for (int64_t i = 0; i < count; ++i) store(to + i, load(from[i]));
+  PackedWeights(int64_t K, int64_t N, const at::TensorOptions& options)
+      : buffer(at::empty({kGroupExperts * Tiles::right_size(K, N)},
+                         options.dtype(c10::CppTypeToScalarType<typename Tiles::Packed>::value))),
+        size(Tiles::right_size(K, N)) {}
+
+  typename Tiles::Packed* expert(int64_t index) const {
+    return buffer.mutable_data_ptr<typename Tiles::Packed>() + index * size;
+  }
+};
+
+// Packs the weights of those experts of the group that have pairs; pack(expert, first column, last column,
+// destination) does so for some panels of one.
+template <typename Tiles, typename Pack>
+void pack_weights(const Assignment& pairs, const ExpertGroup& group, int64_t N,
+                  const PackedWeights<Tiles>& out, const Pack& pack) {
+  const int64_t columns = Tiles::shape().columns, panels = round_up(N, columns) / columns;
+  at::parallel_for(0, group.experts() * panels, 1, [&](int64_t begin, int64_t end) {
+    while (begin < end) {
+      const int64_t e = begin / panels, stop = std::min(end, (e + 1) * panels);
+      if (pairs.count(group.first + e) > 0) {
+        pack(group.first + e, (begin - e * panels) * columns, std::min(N, (stop - e * panels) * columns),
+             out.expert(e));
+      }
+      begin = stop;
+    }
   });
 }
 
-inline int64_t most_rows(const std::vector<ExpertGroup>& groups) {
-  int64_t most = 0;
-  for (const ExpertGroup& group : groups) most = std::max(most, group.rows);
-  return most;
-}
-
-// Room for the converted weights of a group; none where weights are multiplied as they are.
-template <typename Scalar, typename Product>
-at::Tensor weight_buffer(const at::Tensor& weight) {
-  const auto options = weight.options().dtype(c10::CppTypeToScalarType<Product>::value);
-  const int64_t experts = std::is_same_v<Scalar, Product> ? 0 : kGroupExperts;
-  return at::empty({experts, weight.size(1), weight.size(2)}, options);
-}
-
-// The weights of a group in the product's type, [experts of the group, ., .]; of those with pairs where they
-// have to be converted.
-template <typename Scalar, typename Product>
-at::Tensor group_weight(const at::Tensor& weight, const Assignment& pairs, const ExpertGroup& group,
-                        const at::Tensor& buffer) {
-  at::Tensor slice = weight.narrow(0, group.first, group.experts());
-  if constexpr (std::is_same_v<Scalar, Product>) {
-    return slice;
-  } else {
-    const Scalar* from = slice.const_data_ptr<Scalar>();
-    Product* to = buffer.mutable_data_ptr<Product>();
-    const int64_t size = weight.size(1) * weight.size(2);
-    at::parallel_for(0, slice.numel(), 1 << 16, [&](int64_t begin, int64_t end) {
-      while (begin < end) {
-        const int64_t e = begin / size, stop = std::min(end, (e + 1) * size);
-        if (pairs.count(group.first + e) > 0) convert(from + begin, to + begin, stop - begin);
-        begin = stop;
-      }
-    });
-    return buffer;
-  }
-}
-
-template <typename Scalar, typename Product>
-void gather(const Scalar* x_TD, const int64_t* tokens, int64_t rows, int64_t width, Product* out) {
-  for (int64_t n = 0; n < rows; ++n) convert(x_TD + tokens[n] * width, out + n * width, width);
+// Row n: numbers of x[tokens[n]], packed as the left side of a product.
+template <typename Tiles, typename Scalar>
+void pack_gathered(const Scalar* x_TD, const int64_t* tokens, int64_t rows, int64_t width,
+                   typename Tiles::Packed* packed) {
+  run_widest([&] {
+    for (int64_t n = 0; n < rows; ++n) {
+      Tiles::pack_left_row(x_TD + tokens[n] * width, n, rows, width, packed);
+    }
+  });
 }
 
 // y[token] += factor * row; factor 1 without gates.
-template <typename Product, typename Real>
-void scatter_add(const Product* rows_ND, const int64_t* tokens, int64_t rows, int64_t width,
+template <typename Real>
+void scatter_add(const Real* rows_ND, const int64_t* tokens, int64_t rows, int64_t width,
                  const Real* gates_TE, int64_t gate_stride, Real* y_TD) {
   run_widest([&] {
     for (int64_t n = 0; n < rows; ++n) {
       const Real factor = gates_TE == nullptr ? Real(1) : gates_TE[tokens[n] * gate_stride];
-      const Product* from = rows_ND + n * width;
+      const Real* from = rows_ND + n * width;
       Real* to = y_TD + tokens[n] * width;
 #pragma omp simd
-      for (int64_t d = 0; d < width; ++d) to[d] += factor * load(from[d]);
+      for (int64_t d = 0; d < width; ++d) to[d] += factor * from[d];
     }
   });
 }
@@ -170,23 +142,26 @@ template <typename Real>
   return 1 / (1 + fast_exp(-x));
 }
 
-// Rows [begin, begin + rows) of a buffer, and their start as a pointer.
-inline at::Tensor row_block(const at::Tensor& buffer, int64_t begin, int64_t rows) {
-  return buffer.narrow(0, begin, rows);
-}
+// Each thread's part of a buffer.
+template <typename Number>
+struct ThreadBuffers {
+  at::Tensor buffer;
+  int64_t size;
 
-template <typename Scalar>
-Scalar* row_start(const at::Tensor& buffer, int64_t begin) {
-  return buffer.mutable_data_ptr<Scalar>() + begin * buffer.size(1);
-}
+  ThreadBuffers(int64_t threads, int64_t numbers, const at::TensorOptions& options)
+      : buffer(at::empty({threads * round_up(numbers, 16)},
+                         options.dtype(c10::CppTypeToScalarType<Number>::value))),
+        size(round_up(numbers, 16)) {}
 
-// Calls body with the tensors' type and the product's type as values of those types.
+  Number* of(int64_t thread) const { return buffer.mutable_data_ptr<Number>() + thread * size; }
+};
+
+// Calls body with the tensors' type and the tiles that multiply it.
 template <typename Body>
 void dispatch(const at::Tensor& x_TD, const Body& body) {
-  if (x_TD.scalar_type() == at::kDouble) return body(double{}, double{});
-  if (x_TD.scalar_type() == at::kFloat) return body(float{}, float{});
-  if (product_dtype(x_TD) == at::kFloat) return body(c10::BFloat16{}, float{});
-  body(c10::BFloat16{}, c10::BFloat16{});
+  if (x_TD.scalar_type() == at::kDouble) return body(double{}, VectorTiles<double>{});
+  if (x_TD.scalar_type() == at::kFloat) return body(float{}, VectorTiles<float>{});
+  body(c10::BFloat16{}, VectorTiles<float>{});
 }
 
 // Threads of the pool have their own autograd state: what they read must not require gradients.

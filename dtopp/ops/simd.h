@@ -9,6 +9,12 @@
 
 namespace dtopp {
 
+enum class Simd { kBaseline, kAvx2, kAvx512 };
+
+// What loops are compiled for here: the machine's widest, or less where ATEN_CPU_CAPABILITY (default, avx2)
+// says so, as for libtorch's own kernels.
+Simd widest_simd();
+
 #if defined(__x86_64__)
 template <typename Body>
 [[gnu::target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"), gnu::flatten]] void run_avx512(
@@ -27,11 +33,14 @@ template <typename Body>
 template <typename Body>
 void run_widest(const Body& body) {
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl")) {
-    return run_avx512(body);
+  switch (widest_simd()) {
+    case Simd::kAvx512:
+      return run_avx512(body);
+    case Simd::kAvx2:
+      return run_avx2(body);
+    case Simd::kBaseline:
+      break;
   }
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return run_avx2(body);
 #endif
   body();
 }

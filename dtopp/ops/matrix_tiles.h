@@ -1,0 +1,135 @@
+// Matrix products of one thread, C = A B, whose operands are packed first: packing is where rows are gathered,
+// transposed and converted, so that none of this needs a pass or a buffer of its own, and where the caller
+// looks at C while it is still in cache.
+//
+// A is packed in strips of `rows` rows, B in panels of `columns` columns (TileShape), both cut along K into
+// blocks of kTileDepth. The kernel multiplies a strip and a panel of one block into registers.
+#pragma once
+
+#include "dtopp/ops/bfloat16.h"
+#include "dtopp/ops/simd.h"
+
+namespace dtopp {
+
+// A panel of 256 x 32 floats is 32 KiB: it stays in the first-level cache while strips of A pass by.
+constexpr int64_t kTileDepth = 256;
+
+// Rows of A keep this distance in a strip, not kTileDepth: at a power of two they would share cache sets.
+constexpr int64_t kStripStride = kTileDepth + 16;
+
+// What the registers of the widest vectors hold of C.
+struct TileShape {
+  int64_t rows, columns;
+};
+
+inline int64_t round_up(int64_t value, int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+// How A lies: row by row, as an activation is, or K by K, as it does where it is transposed.
+enum class Order { kRows, kColumns };
+
+// Packs and multiplies in float (in double). What a packer takes is in any type that `load` reads.
+template <typename RealOf>
+struct VectorTiles {
+  using Real = RealOf;    // of C
+  using Packed = RealOf;  // of the packed operands
+
+  // How many numbers the packed operands take.
+  template <Order kOrder>
+  static int64_t left_size(int64_t M, int64_t K);
+  static int64_t right_size(int64_t K, int64_t N);
+
+  // Row m of A, K numbers, into A packed by rows.
+  template <typename Scalar>
+  [[gnu::always_inline]] static void pack_left_row(const Scalar* row_K, int64_t m, int64_t M, int64_t K,
+                                                   Packed* packed);
+
+  // A packed by columns; column(k) points to A[0, k] ... A[M - 1, k].
+  template <typename Column>
+  static void pack_left_columns(const Column& column, int64_t M, int64_t K, Packed* packed);
+
+  // Columns [begin, end) of B, begin at the start of a panel; row(k) points to B[k, 0] ... B[k, N - 1].
+  template <typename Row>
+  static void pack_right_rows(const Row& row, int64_t K, int64_t N, int64_t begin, int64_t end,
+                              Packed* packed);
+
+  // The same from B^T: B[k, n] = transposed[n * K + k].
+  template <typename Scalar>
+  static void pack_right_transposed(const Scalar* transposed, int64_t K, int64_t N, int64_t begin,
+                                    int64_t end, Packed* packed);
+
+  // C[m, n] = sum over k of A[m, k] B[k, n], plus C[m, n] where add. C's rows are ldc numbers apart.
+  template <Order kOrder>
+  static void multiply(const Packed* left, const Packed* right, int64_t M, int64_t N, int64_t K, Real* C,
+                       int64_t ldc, bool add);
+
+  static TileShape shape();
+};
+
+template <typename From, typename To>
+[[gnu::always_inline]] inline void copy_converted(const From* from, To* to, int64_t count) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) store(to + i, static_cast<To>(load(from[i])));
+}
+
+template <typename Real>
+template <Order kOrder>
+int64_t VectorTiles<Real>::left_size(int64_t M, int64_t K) {
+  if (kOrder == Order::kRows) return round_up(K, kTileDepth) / kTileDepth * M * kStripStride;
+  return round_up(M, shape().rows) * K;
+}
+
+template <typename Real>
+int64_t VectorTiles<Real>::right_size(int64_t K, int64_t N) {
+  return round_up(N, shape().columns) * K;
+}
+
+template <typename Real>
+template <typename Scalar>
+inline void VectorTiles<Real>::pack_left_row(const Scalar* row_K, int64_t m, int64_t M, int64_t K,
+                                             Packed* packed) {
+  for (int64_t k = 0; k < K; k += kTileDepth, packed += M * kStripStride) {
+    copy_converted(row_K + k, packed + m * kStripStride, std::min(kTileDepth, K - k));
+  }
+}
+
+template <typename Real>
+template <typename Column>
+void VectorTiles<Real>::pack_left_columns(const Column& column, int64_t M, int64_t K, Packed* packed) {
+  const int64_t rows = shape().rows, padded = round_up(M, rows);
+  run_widest([&] {
+    for (int64_t first = 0; first < K; first += kTileDepth, packed += kTileDepth * padded) {
+      const int64_t depth = std::min(kTileDepth, K - first);
+      for (int64_t k = 0; k < depth; ++k) {
+        const auto* from = column(first + k);
+        for (int64_t m = 0; m < M; m += rows) {
+          copy_converted(from + m, packed + m * depth + k * rows, std::min(rows, M - m));
+        }
+      }
+    }
+  });
+}
+
+template <typename Real>
+template <typename Row>
+void VectorTiles<Real>::pack_right_rows(const Row& row, int64_t K, int64_t N, int64_t begin, int64_t end,
+                                        Packed* packed) {
+  const int64_t columns = shape().columns, padded = round_up(N, columns);
+  run_widest([&] {
+    for (int64_t first = 0; first < K; first += kTileDepth, packed += kTileDepth * padded) {
+      const int64_t depth = std::min(kTileDepth, K - first);
+      for (int64_t k = 0; k < depth; ++k) {
+        const auto* from = row(first + k);
+        for (int64_t n = begin; n < end; n += columns) {
+          Packed* to = packed + n * depth + k * columns;
+          const int64_t count = std::min(columns, N - n);
+          copy_converted(from + n, to, count);
+          std::fill(to + count, to + columns, Packed(0));
+        }
+      }
+    }
+  });
+}
+
+}  // namespace dtopp

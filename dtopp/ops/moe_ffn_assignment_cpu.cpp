@@ -1,0 +1,67 @@
+#include "dtopp/ops/moe_ffn_cpu.h"
+
+namespace dtopp {
+
+Assignment assign(const at::Tensor& pairs_A2, int64_t experts) {
+  Assignment out;
+  const int64_t pairs = pairs_A2.size(0);
+  const auto pair = pairs_A2.accessor<int64_t, 2>();
+  out.offset_E1.assign(experts + 1, 0);
+  out.token_A.resize(pairs);
+  for (int64_t a = 0; a < pairs; ++a) {
+    ++out.offset_E1[pair[a][0] + 1];
+    out.token_A[a] = pair[a][1];
+  }
+  for (int64_t e = 0; e < experts; ++e) out.offset_E1[e + 1] += out.offset_E1[e];
+  return out;
+}
+
+std::vector<ExpertGroup> group_experts(const Assignment& pairs, int64_t experts) {
+  std::vector<ExpertGroup> groups;
+  for (int64_t e = 0; e < experts; ++e) {
+    const bool full = groups.empty() || groups.back().experts() == kGroupExperts ||
+                      groups.back().rows + pairs.count(e) > kGroupRows;
+    if (full) groups.push_back({e, e, pairs.offset_E1[e], 0});
+    groups.back().last = e + 1;
+    groups.back().rows += pairs.count(e);
+  }
+  return groups;
+}
+
+int64_t most_rows(const std::vector<ExpertGroup>& groups) {
+  int64_t most = 0;
+  for (const ExpertGroup& group : groups) most = std::max(most, group.rows);
+  return most;
+}
+
+int64_t thread_shares(int64_t rows) {
+  return std::clamp<int64_t>(rows / kSmallestShare, 1, at::get_num_threads());
+}
+
+std::vector<int64_t> token_shares(const Assignment& pairs, const ExpertGroup& group, int64_t tokens) {
+  const int64_t shares = thread_shares(tokens);
+  const auto pairs_before = [&](int64_t token) {
+    int64_t before = 0;
+    for (int64_t e = group.first; e < group.last; ++e) {
+      before += find_pair(pairs, e, token) - pairs.offset_E1[e];
+    }
+    return before;
+  };
+  std::vector<int64_t> starts(shares + 1, 0);
+  starts[shares] = tokens;
+  for (int64_t share = 1; share < shares; ++share) {
+    int64_t low = starts[share - 1], high = tokens;  // the first token with enough pairs before it
+    while (low < high) {
+      const int64_t middle = low + (high - low) / 2;
+      if (pairs_before(middle) * shares < group.rows * share) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    starts[share] = low;
+  }
+  return starts;
+}
+
+}  // namespace dtopp
