@@ -9,22 +9,6 @@ namespace {
 constexpr int64_t kLineBytes = 64;    // of a cache line
 constexpr int64_t kPrefetchStep = 4;  // columns of a strip to a prefetched line: a panel comes in 8 strips' time
 
-// A tile of C fills the vector registers: of 32, all but the two of B and one of A; of 16 likewise.
-template <int kBytesOf, int kRowsOf>
-struct Registers {
-  static constexpr int kBytes = kBytesOf;  // of a vector
-  static constexpr int kRows = kRowsOf;
-  static constexpr int kVectors = 2;  // side by side in a tile
-
-  template <typename Real>
-  static constexpr int64_t kLanes = kBytes / static_cast<int64_t>(sizeof(Real));
-  template <typename Real>
-  static constexpr int64_t kColumns = kVectors * kLanes<Real>;
-};
-using Avx512Registers = Registers<64, 14>;
-using Avx2Registers = Registers<32, 6>;
-using BaselineRegisters = Registers<16, 6>;
-
 template <typename Real, typename Regs>
 struct Vectors {
   typedef Real Vector __attribute__((vector_size(Regs::kBytes)));
@@ -44,22 +28,6 @@ template <typename Vector, typename Real>
 template <typename Vector, typename Real>
 [[gnu::always_inline]] inline void store_vector(Real* to, const Vector& vector) {
   __builtin_memcpy(to, &vector, sizeof(Vector));
-}
-
-// Calls body with the registers of the machine, compiled for them.
-template <typename Body>
-void run_with_registers(const Body& body) {
-#if defined(__x86_64__)
-  switch (widest_simd()) {
-    case Simd::kAvx512:
-      return run_avx512([&] { body(Avx512Registers{}); });
-    case Simd::kAvx2:
-      return run_avx2([&] { body(Avx2Registers{}); });
-    case Simd::kBaseline:
-      break;
-  }
-#endif
-  body(BaselineRegisters{});
 }
 
 // sum += the outer product of column k of a strip and row k of a panel.

@@ -17,7 +17,38 @@ constexpr int64_t kTileDepth = 256;
 // Rows of A keep this distance in a strip, not kTileDepth: at a power of two they would share cache sets.
 constexpr int64_t kStripStride = kTileDepth + 16;
 
-// What the registers of the widest vectors hold of C.
+// A tile of C fills the vector registers: of 32, all but the two of B and one of A; of 16 likewise.
+template <int kBytesOf, int kRowsOf>
+struct Registers {
+  static constexpr int kBytes = kBytesOf;  // of a vector
+  static constexpr int kRows = kRowsOf;
+  static constexpr int kVectors = 2;  // side by side in a tile
+
+  template <typename Real>
+  static constexpr int64_t kLanes = kBytes / static_cast<int64_t>(sizeof(Real));
+  template <typename Real>
+  static constexpr int64_t kColumns = kVectors * kLanes<Real>;
+};
+using Avx512Registers = Registers<64, 14>;
+using Avx2Registers = Registers<32, 6>;
+using BaselineRegisters = Registers<16, 6>;
+
+// Calls body with the registers of the widest vectors, compiled for them.
+template <typename Body>
+void run_with_registers(const Body& body) {
+#if defined(__x86_64__)
+  switch (widest_simd()) {
+    case Simd::kAvx512:
+      return run_avx512([&] { body(Avx512Registers{}); });
+    case Simd::kAvx2:
+      return run_avx2([&] { body(Avx2Registers{}); });
+    case Simd::kBaseline:
+      break;
+  }
+#endif
+  body(BaselineRegisters{});
+}
+
 struct TileShape {
   int64_t rows, columns;
 };
@@ -34,6 +65,10 @@ template <typename RealOf>
 struct VectorTiles {
   using Real = RealOf;    // of C
   using Packed = RealOf;  // of the packed operands
+
+  // Rows of A that a caller packs at once: whole strips of every instruction set, and what belongs to them stays
+  // in the second-level cache.
+  static constexpr int64_t kLargestBlock = 252;
 
   // How many numbers the packed operands take.
   template <Order kOrder>
@@ -65,12 +100,38 @@ struct VectorTiles {
                        int64_t ldc, bool add);
 
   static TileShape shape();
+
+  // To be called by each thread after its last product.
+  static void release() {}
 };
 
 template <typename From, typename To>
 [[gnu::always_inline]] inline void copy_converted(const From* from, To* to, int64_t count) {
 #pragma omp simd
   for (int64_t i = 0; i < count; ++i) store(to + i, static_cast<To>(load(from[i])));
+}
+
+// kCount numbers, or fewer where fewer are left.
+template <int64_t kCount, typename From, typename To>
+[[gnu::always_inline]] inline void copy_up_to(const From* from, To* to, int64_t left) {
+  if (left >= kCount) {
+    copy_converted(from, to, kCount);
+  } else {
+    copy_converted(from, to, left);
+  }
+}
+
+// body(k, position) for k below depth and positions 0, step, 2 step ... below width, a few k at a time: few
+// enough that what they read stays in cache until the next position, enough to write whole lines there.
+template <typename Body>
+[[gnu::always_inline]] inline void for_few(int64_t depth, int64_t width, int64_t step, const Body& body) {
+  constexpr int64_t kFew = 8;
+  for (int64_t first = 0; first < depth; first += kFew) {
+    const int64_t last = std::min(first + kFew, depth);
+    for (int64_t position = 0; position < width; position += step) {
+      for (int64_t k = first; k < last; ++k) body(k, position);
+    }
+  }
 }
 
 template <typename Real>
@@ -97,16 +158,13 @@ inline void VectorTiles<Real>::pack_left_row(const Scalar* row_K, int64_t m, int
 template <typename Real>
 template <typename Column>
 void VectorTiles<Real>::pack_left_columns(const Column& column, int64_t M, int64_t K, Packed* packed) {
-  const int64_t rows = shape().rows, padded = round_up(M, rows);
-  run_widest([&] {
-    for (int64_t first = 0; first < K; first += kTileDepth, packed += kTileDepth * padded) {
+  run_with_registers([&]<typename Regs>(Regs) {
+    constexpr int64_t kRows = Regs::kRows;
+    for (int64_t first = 0; first < K; first += kTileDepth, packed += kTileDepth * round_up(M, kRows)) {
       const int64_t depth = std::min(kTileDepth, K - first);
-      for (int64_t k = 0; k < depth; ++k) {
-        const auto* from = column(first + k);
-        for (int64_t m = 0; m < M; m += rows) {
-          copy_converted(from + m, packed + m * depth + k * rows, std::min(rows, M - m));
-        }
-      }
+      for_few(depth, M, kRows, [&](int64_t k, int64_t m) {
+        copy_up_to<kRows>(column(first + k) + m, packed + m * depth + k * kRows, M - m);
+      });
     }
   });
 }
@@ -115,19 +173,15 @@ template <typename Real>
 template <typename Row>
 void VectorTiles<Real>::pack_right_rows(const Row& row, int64_t K, int64_t N, int64_t begin, int64_t end,
                                         Packed* packed) {
-  const int64_t columns = shape().columns, padded = round_up(N, columns);
-  run_widest([&] {
-    for (int64_t first = 0; first < K; first += kTileDepth, packed += kTileDepth * padded) {
+  run_with_registers([&]<typename Regs>(Regs) {
+    constexpr int64_t kColumns = Regs::template kColumns<Real>;
+    for (int64_t first = 0; first < K; first += kTileDepth, packed += kTileDepth * round_up(N, kColumns)) {
       const int64_t depth = std::min(kTileDepth, K - first);
-      for (int64_t k = 0; k < depth; ++k) {
-        const auto* from = row(first + k);
-        for (int64_t n = begin; n < end; n += columns) {
-          Packed* to = packed + n * depth + k * columns;
-          const int64_t count = std::min(columns, N - n);
-          copy_converted(from + n, to, count);
-          std::fill(to + count, to + columns, Packed(0));
-        }
-      }
+      for_few(depth, end - begin, kColumns, [&](int64_t k, int64_t n) {
+        Packed* to = packed + (begin + n) * depth + k * kColumns;
+        copy_up_to<kColumns>(row(first + k) + begin + n, to, N - begin - n);
+        if (N - begin - n < kColumns) std::fill(to + (N - begin - n), to + kColumns, Packed(0));
+      });
     }
   });
 }

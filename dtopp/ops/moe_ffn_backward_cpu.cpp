@@ -7,8 +7,6 @@
 namespace dtopp {
 namespace {
 
-constexpr int64_t kGradientRows = 392;  // of a weight gradient at once: its operand stays in cache
-
 // One row of the backward pass through the activation: from da = dy W_down and the gate r to d pre, r * A
 // (what the gradient of W_down needs) and the gate's gradient <da, A>, which is returned.
 template <typename Scalar, typename Real>
@@ -51,16 +49,16 @@ struct BackwardBuffers {
         scaled_NF(at::empty({group_rows, ffn}, real(options))),
         left(threads, left_size(hidden, ffn), options),
         right(threads, Tiles::right_size(kTileDepth, std::max(hidden, ffn)), options),
-        da_NF(threads, kLargestBlock * ffn, options),
-        dx_ND(threads, kLargestBlock * hidden, options),
-        sum(threads, kGradientRows * std::max(hidden, ffn), options) {}
+        da_NF(threads, Tiles::kLargestBlock * ffn, options),
+        dx_ND(threads, Tiles::kLargestBlock * hidden, options),
+        sum(threads, Tiles::kLargestBlock * std::max(hidden, ffn), options) {}
 
   static at::TensorOptions real(const at::TensorOptions& options) {
     return options.dtype(c10::CppTypeToScalarType<Real>::value);
   }
   static int64_t left_size(int64_t hidden, int64_t ffn) {
-    return std::max(Tiles::template left_size<Order::kRows>(kLargestBlock, std::max(hidden, 2 * ffn)),
-                    Tiles::template left_size<Order::kColumns>(kGradientRows, kTileDepth));
+    return std::max(Tiles::template left_size<Order::kRows>(Tiles::kLargestBlock, std::max(hidden, 2 * ffn)),
+                    Tiles::template left_size<Order::kColumns>(Tiles::kLargestBlock, kTileDepth));
   }
 };
 
@@ -101,8 +99,7 @@ template <typename Scalar, typename Tiles, typename Left, typename Right>
 void weight_gradient(const Left& left, const Right& right, int64_t pairs, int64_t begin, int64_t end,
                      int64_t width, int64_t share, const BackwardBuffers<Tiles>& buffers, Scalar* out_MK) {
   using Real = typename Tiles::Real;
-  const int64_t parts = round_up(end - begin, kGradientRows) / kGradientRows;
-  const int64_t step = parts == 0 ? 1 : round_up((end - begin + parts - 1) / parts, Tiles::shape().rows);
+  const int64_t step = even_part(end - begin, Tiles::kLargestBlock, Tiles::shape().rows);
   for (int64_t m = begin; m < end; m += step) {
     const int64_t rows = std::min(step, end - m);
     Scalar* out = out_MK + m * width;
@@ -126,9 +123,9 @@ void weight_gradient(const Left& left, const Right& right, int64_t pairs, int64_
 
 // Shares the rows [0, M) of a gradient of every expert of the group out to the threads, each row counted with
 // its expert's pairs: body(expert, first row, last row, share).
-template <typename Body>
-void for_gradient_rows(const Assignment& pairs, const ExpertGroup& group, int64_t M, int64_t step,
-                       const Body& body) {
+template <typename Tiles, typename Body>
+void for_gradient_rows(const Assignment& pairs, const ExpertGroup& group, int64_t M, const Body& body) {
+  const int64_t step = Tiles::shape().rows;
   const auto cost = [&](int64_t e) { return std::max<int64_t>(pairs.count(e), 1); };
   int64_t total = 0;
   for (int64_t e = group.first; e < group.last; ++e) total += cost(e) * M;
@@ -146,6 +143,7 @@ void for_gradient_rows(const Assignment& pairs, const ExpertGroup& group, int64_
         before += cost(e) * M;
       }
     }
+    Tiles::release();
   });
 }
 
@@ -153,7 +151,7 @@ template <typename Scalar, typename Tiles>
 void weight_gradients(const BackwardInputs& in, const Assignment& pairs, const ExpertGroup& group,
                       const BackwardBuffers<Tiles>& buffers, const Gradients& grad) {
   using Real = typename Tiles::Real;
-  const int64_t hidden = in.hidden, ffn = in.ffn, step = Tiles::shape().rows;
+  const int64_t hidden = in.hidden, ffn = in.ffn;
   const Scalar *x = in.x_TD.const_data_ptr<Scalar>(), *dy = in.grad_y_TD.const_data_ptr<Scalar>();
   const auto rows_of = [&](const at::Tensor& buffer, int64_t e) {
     const int64_t width = buffer.size(1);
@@ -165,14 +163,14 @@ void weight_gradients(const BackwardInputs& in, const Assignment& pairs, const E
     return [from_TD, tokens, hidden](int64_t n) { return from_TD + tokens[n] * hidden; };
   };
   if (grad.gate_up_proj.defined()) {
-    for_gradient_rows(pairs, group, 2 * ffn, step, [&](int64_t e, int64_t begin, int64_t end, int64_t share) {
+    for_gradient_rows<Tiles>(pairs, group, 2 * ffn, [&](int64_t e, int64_t begin, int64_t end, int64_t share) {
       weight_gradient<Scalar, Tiles>(rows_of(buffers.d_pre_NG, e), gathered(x, e), pairs.count(e), begin, end,
                                      hidden, share, buffers,
                                      grad.gate_up_proj.mutable_data_ptr<Scalar>() + e * 2 * ffn * hidden);
     });
   }
   if (!grad.down_proj.defined()) return;
-  for_gradient_rows(pairs, group, hidden, step, [&](int64_t e, int64_t begin, int64_t end, int64_t share) {
+  for_gradient_rows<Tiles>(pairs, group, hidden, [&](int64_t e, int64_t begin, int64_t end, int64_t share) {
     weight_gradient<Scalar, Tiles>(gathered(dy, e), rows_of(buffers.scaled_NF, e), pairs.count(e), begin, end,
                                    ffn, share, buffers,
                                    grad.down_proj.mutable_data_ptr<Scalar>() + e * hidden * ffn);
@@ -198,7 +196,7 @@ void backward(const BackwardInputs& in, const Assignment& pairs, const at::Tenso
   for (const ExpertGroup& group : groups) {
     if (grad.x_TD.defined()) pack(gate_up_proj, group, gate_up);
     pack(down_proj, group, down);
-    for_row_blocks(pairs, group, tokens, [&](const RowBlock& block) {
+    for_row_blocks<Tiles>(pairs, group, tokens, [&](const RowBlock& block) {
       const int64_t e = block.expert - group.first;
       backward_block<Scalar, Tiles>(in, pairs, block, block.pair - group.pair, gate_up.expert(e),
                                     down.expert(e), buffers, grad);

@@ -30,11 +30,11 @@ struct ForwardBuffers {
   ThreadBuffers<Real> pre_NG, act_F, y_ND;
 
   ForwardBuffers(int64_t threads, int64_t hidden, int64_t ffn, const at::TensorOptions& options)
-      : x_ND(threads, Tiles::template left_size<Order::kRows>(kLargestBlock, hidden), options),
-        act_NF(threads, Tiles::template left_size<Order::kRows>(kLargestBlock, ffn), options),
-        pre_NG(threads, kLargestBlock * 2 * ffn, options),
+      : x_ND(threads, Tiles::template left_size<Order::kRows>(Tiles::kLargestBlock, hidden), options),
+        act_NF(threads, Tiles::template left_size<Order::kRows>(Tiles::kLargestBlock, ffn), options),
+        pre_NG(threads, Tiles::kLargestBlock * 2 * ffn, options),
         act_F(threads, ffn, options),
-        y_ND(threads, kLargestBlock * hidden, options) {}
+        y_ND(threads, Tiles::kLargestBlock * hidden, options) {}
 };
 
 struct ForwardTensors {
@@ -87,7 +87,7 @@ at::Tensor forward(const at::Tensor& x_TD, const at::Tensor& gates_TE, const Ass
     pack_weights(pairs, group, hidden, down, [&](int64_t e, int64_t begin, int64_t end, auto* out) {
       Tiles::pack_right_transposed(down_EDF + e * hidden * ffn, ffn, hidden, begin, end, out);
     });
-    for_row_blocks(pairs, group, tokens, [&](const RowBlock& block) {
+    for_row_blocks<Tiles>(pairs, group, tokens, [&](const RowBlock& block) {
       const int64_t e = block.expert - group.first;
       forward_block<Scalar, Tiles>(t, pairs, block, gate_up.expert(e), down.expert(e), ffn, buffers);
     });

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "dtopp/ops/matrix_tiles.h"
+#include "dtopp/ops/matrix_tiles_bf16.h"
 #include "dtopp/ops/moe_ffn_kernel.h"
 #include "dtopp/ops/torch.h"
 
@@ -16,7 +16,6 @@ namespace dtopp {
 // an expert.
 constexpr int64_t kGroupRows = 4096;    // bounds the buffers of a group
 constexpr int64_t kGroupExperts = 8;    // bounds its packed weights
-constexpr int64_t kLargestBlock = 168;  // a block's buffers stay in the second-level cache; whole strips
 constexpr int64_t kSmallestShare = 32;  // fewer rows than this do not repay a thread
 
 // The token-expert pairs, ordered by expert, then token.
@@ -61,19 +60,29 @@ inline int64_t find_pair(const Assignment& pairs, int64_t e, int64_t token) {
   return std::lower_bound(begin + pairs.offset_E1[e], begin + pairs.offset_E1[e + 1], token) - begin;
 }
 
-// Calls body(block) for all pairs of the group.
-template <typename Body>
+// The size of equal parts of a count, at most `most` each, whole multiples of `unit`, which divides `most`.
+inline int64_t even_part(int64_t count, int64_t most, int64_t unit) {
+  const int64_t parts = std::max<int64_t>(round_up(count, most) / most, 1);
+  return std::max(round_up((count + parts - 1) / parts, unit), unit);
+}
+
+// Calls body(block) for all pairs of the group. A thread's rows of an expert are in blocks of about equal
+// size, whole strips: a small one would read the weights for little.
+template <typename Tiles, typename Body>
 void for_row_blocks(const Assignment& pairs, const ExpertGroup& group, int64_t tokens, const Body& body) {
   const std::vector<int64_t> starts = token_shares(pairs, group, tokens);
   at::parallel_for(0, static_cast<int64_t>(starts.size()) - 1, 1, [&](int64_t begin, int64_t end) {
     for (int64_t share = begin; share < end; ++share) {
       for (int64_t e = group.first; e < group.last; ++e) {
+        const int64_t first = find_pair(pairs, e, starts[share]);
         const int64_t last = find_pair(pairs, e, starts[share + 1]);
-        for (int64_t pair = find_pair(pairs, e, starts[share]); pair < last; pair += kLargestBlock) {
-          body(RowBlock{e, pair, std::min(kLargestBlock, last - pair), share});
+        const int64_t step = even_part(last - first, Tiles::kLargestBlock, Tiles::shape().rows);
+        for (int64_t pair = first; pair < last; pair += step) {
+          body(RowBlock{e, pair, std::min(step, last - pair), share});
         }
       }
     }
+    Tiles::release();
   });
 }
 
@@ -161,6 +170,7 @@ template <typename Body>
 void dispatch(const at::Tensor& x_TD, const Body& body) {
   if (x_TD.scalar_type() == at::kDouble) return body(double{}, VectorTiles<double>{});
   if (x_TD.scalar_type() == at::kFloat) return body(float{}, VectorTiles<float>{});
+  if (BrgemmKernel::available()) return body(c10::BFloat16{}, Bfloat16Tiles<BrgemmKernel>{});
   body(c10::BFloat16{}, VectorTiles<float>{});
 }
 

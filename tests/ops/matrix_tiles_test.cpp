@@ -1,21 +1,36 @@
-#include "dtopp/ops/matrix_tiles.h"
-
 #include <gtest/gtest.h>
 
+#include "dtopp/ops/matrix_tiles_bf16.h"
 #include "dtopp/ops/torch.h"
 
 namespace dtopp {
 namespace {
 
-template <typename Real>
-at::Tensor random(int64_t rows, int64_t columns) {
-  return at::randn({rows, columns}, at::TensorOptions().dtype(c10::CppTypeToScalarType<Real>::value));
+template <typename Number>
+at::TensorOptions options() {
+  return at::TensorOptions().dtype(c10::CppTypeToScalarType<Number>::value);
 }
 
-template <typename Real>
+// What must not be read is not a number.
+template <typename Number>
 at::Tensor room(int64_t numbers) {
-  return at::full({numbers}, std::nan(""), at::TensorOptions().dtype(c10::CppTypeToScalarType<Real>::value));
+  return at::full({numbers}, std::nan(""), options<Number>());
 }
+
+// What BrgemmKernel promises, number by number: only AMX machines run that one.
+struct PlainKernel {
+  static void multiply(int64_t M, int64_t N, int64_t K, int64_t lda, int64_t ldb, int64_t ldc, bool add,
+                       const c10::BFloat16* A, const c10::BFloat16* B, float* C) {
+    for (int64_t m = 0; m < M; ++m) {
+      for (int64_t n = 0; n < N; ++n) {
+        float sum = add ? C[m * ldc + n] : 0;
+        for (int64_t k = 0; k < K; ++k) sum += load(A[m * lda + k]) * load(B[(k / 2 * ldb + n) * 2 + k % 2]);
+        C[m * ldc + n] = sum;
+      }
+    }
+  }
+  static void release() {}
+};
 
 struct Shape {
   int64_t M, N, K;
@@ -23,60 +38,88 @@ struct Shape {
 
 // Around the edges of tiles, strips, panels and blocks of every instruction set.
 const std::vector<Shape> kShapes = {{1, 1, 1},    {14, 32, 256}, {15, 33, 257}, {13, 31, 255}, {6, 16, 16},
-                                    {29, 65, 40}, {5, 70, 600},  {112, 8, 512}, {3, 4, 0},     {0, 4, 4}};
+                                    {29, 65, 40}, {5, 70, 600},  {112, 8, 512}, {3, 4, 0},     {0, 4, 4},
+                                    {144, 64, 7}, {130, 128, 64}};
 
-// Both ways to pack each operand give A B, written over C or added to it, and nothing beside C is touched.
-template <typename Real, Order kOrder>
+template <typename Tiles, Order kOrder, typename Scalar>
+void pack_left(const at::Tensor& a_MK, typename Tiles::Packed* out) {
+  const int64_t M = a_MK.size(0), K = a_MK.size(1);
+  const at::Tensor a_KM = a_MK.t().contiguous();
+  if (kOrder == Order::kColumns) {
+    Tiles::pack_left_columns([&](int64_t k) { return a_KM.const_data_ptr<Scalar>() + k * M; }, M, K, out);
+    return;
+  }
+  for (int64_t m = 0; m < M; ++m) {
+    Tiles::pack_left_row(a_MK.const_data_ptr<Scalar>() + m * K, m, M, K, out);
+  }
+}
+
+template <typename Tiles, typename Scalar>
+void pack_right(const at::Tensor& b_KN, bool transposed, typename Tiles::Packed* out) {
+  const int64_t K = b_KN.size(0), N = b_KN.size(1);
+  if (transposed) {
+    const at::Tensor b_NK = b_KN.t().contiguous();
+    Tiles::pack_right_transposed(b_NK.const_data_ptr<Scalar>(), K, N, 0, N, out);
+    return;
+  }
+  Tiles::pack_right_rows([&](int64_t k) { return b_KN.const_data_ptr<Scalar>() + k * N; }, K, N, 0, N, out);
+}
+
+// A B is written over C or added to it, and nothing beside C is touched.
+template <typename Tiles, Order kOrder, typename Scalar>
 void expect_product(const Shape& shape, bool transposed_right, bool add) {
   SCOPED_TRACE(testing::Message() << shape.M << " x " << shape.N << " x " << shape.K);
+  using Packed = typename Tiles::Packed;
+  using Real = typename Tiles::Real;
   const auto [M, N, K] = shape;
-  const at::Tensor a = random<Real>(M, K), b = random<Real>(K, N), c = random<Real>(M, N + 3);
-  using Tiles = VectorTiles<Real>;
-  const at::Tensor left = room<Real>(Tiles::template left_size<kOrder>(M, K));
-  const at::Tensor right = room<Real>(Tiles::right_size(K, N));
-  Real *left_data = left.mutable_data_ptr<Real>(), *right_data = right.mutable_data_ptr<Real>();
-  const at::Tensor a_KM = a.t().contiguous(), b_NK = b.t().contiguous();
-  if (kOrder == Order::kRows) {
-    for (int64_t m = 0; m < M; ++m) Tiles::pack_left_row(a.const_data_ptr<Real>() + m * K, m, M, K, left_data);
-  } else {
-    Tiles::pack_left_columns([&](int64_t k) { return a_KM.const_data_ptr<Real>() + k * M; }, M, K, left_data);
-  }
-  if (transposed_right) {
-    Tiles::pack_right_transposed(b_NK.const_data_ptr<Real>(), K, N, 0, N, right_data);
-  } else {
-    Tiles::pack_right_rows([&](int64_t k) { return b.const_data_ptr<Real>() + k * N; }, K, N, 0, N, right_data);
-  }
-  const at::Tensor expected = c.to(at::kDouble).clone();
+  const at::Tensor a = at::randn({M, K}).to(options<Scalar>()), b = at::randn({K, N}).to(options<Scalar>());
+  const at::Tensor c = at::randn({M, N + 3}, options<Real>());
+  const at::Tensor expected = c.to(at::kDouble);
   const at::Tensor product = at::mm(a.to(at::kDouble), b.to(at::kDouble));
   expected.narrow(1, 0, N).copy_(add ? expected.narrow(1, 0, N) + product : product);
-  Tiles::template multiply<kOrder>(left_data, right_data, M, N, K, c.mutable_data_ptr<Real>(), N + 3, add);
+
+  const at::Tensor left = room<Packed>(Tiles::template left_size<kOrder>(M, K));
+  const at::Tensor right = room<Packed>(Tiles::right_size(K, N));
+  pack_left<Tiles, kOrder, Scalar>(a, left.mutable_data_ptr<Packed>());
+  pack_right<Tiles, Scalar>(b, transposed_right, right.mutable_data_ptr<Packed>());
+  Tiles::template multiply<kOrder>(left.const_data_ptr<Packed>(), right.const_data_ptr<Packed>(), M, N, K,
+                                   c.mutable_data_ptr<Real>(), N + 3, add);
   EXPECT_TRUE(at::allclose(c.to(at::kDouble), expected, 1e-5, 1e-4));
 }
 
-template <typename Real>
+template <typename Tiles, typename Scalar>
 void expect_products() {
   at::manual_seed(3);
   for (const Shape& shape : kShapes) {
     for (const bool transposed_right : {false, true}) {
       for (const bool add : {false, true}) {
-        expect_product<Real, Order::kRows>(shape, transposed_right, add);
-        expect_product<Real, Order::kColumns>(shape, transposed_right, add);
+        expect_product<Tiles, Order::kRows, Scalar>(shape, transposed_right, add);
+        expect_product<Tiles, Order::kColumns, Scalar>(shape, transposed_right, add);
       }
     }
   }
 }
 
-TEST(MatrixTiles, multiply_floats) { expect_products<float>(); }
-TEST(MatrixTiles, multiply_doubles) { expect_products<double>(); }
+TEST(MatrixTiles, multiply_floats) { expect_products<VectorTiles<float>, float>(); }
+TEST(MatrixTiles, multiply_doubles) { expect_products<VectorTiles<double>, double>(); }
+TEST(MatrixTiles, multiply_bfloat16_in_float) { expect_products<VectorTiles<float>, c10::BFloat16>(); }
+TEST(MatrixTiles, multiply_bfloat16) { expect_products<Bfloat16Tiles<PlainKernel>, c10::BFloat16>(); }
+
+TEST(MatrixTiles, multiply_bfloat16_with_the_matrix_unit) {
+  if (!BrgemmKernel::available()) GTEST_SKIP() << "this machine has no matrix unit for bfloat16";
+  expect_products<Bfloat16Tiles<BrgemmKernel>, c10::BFloat16>();
+  BrgemmKernel::release();
+}
 
 TEST(MatrixTiles, a_part_of_the_panels_can_be_packed_by_itself) {
-  const int64_t N = 100, K = 300, columns = VectorTiles<float>::shape().columns;
-  const at::Tensor b_NK = random<float>(N, K);
-  const at::Tensor whole = room<float>(VectorTiles<float>::right_size(K, N)), parts = whole.clone();
+  using Tiles = VectorTiles<float>;
+  const int64_t N = 100, K = 300, columns = Tiles::shape().columns;
+  const at::Tensor b_NK = at::randn({N, K});
+  const at::Tensor whole = room<float>(Tiles::right_size(K, N)), parts = whole.clone();
   const auto* from = b_NK.const_data_ptr<float>();
-  VectorTiles<float>::pack_right_transposed(from, K, N, 0, N, whole.mutable_data_ptr<float>());
-  VectorTiles<float>::pack_right_transposed(from, K, N, columns, N, parts.mutable_data_ptr<float>());
-  VectorTiles<float>::pack_right_transposed(from, K, N, 0, columns, parts.mutable_data_ptr<float>());
+  Tiles::pack_right_transposed(from, K, N, 0, N, whole.mutable_data_ptr<float>());
+  Tiles::pack_right_transposed(from, K, N, columns, N, parts.mutable_data_ptr<float>());
+  Tiles::pack_right_transposed(from, K, N, 0, columns, parts.mutable_data_ptr<float>());
   EXPECT_TRUE(whole.equal(parts));
 }
 
