@@ -5,9 +5,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "dtopp/ops/matrix_tiles_bf16.h"
+#include "dtopp/ops/cpu_kernel.h"
 #include "dtopp/ops/moe_ffn_kernel.h"
-#include "dtopp/ops/torch.h"
 
 namespace dtopp {
 
@@ -58,12 +57,6 @@ struct RowBlock {
 inline int64_t find_pair(const Assignment& pairs, int64_t e, int64_t token) {
   const auto begin = pairs.token_A.begin();
   return std::lower_bound(begin + pairs.offset_E1[e], begin + pairs.offset_E1[e + 1], token) - begin;
-}
-
-// The size of equal parts of a count, at most `most` each, whole multiples of `unit`, which divides `most`.
-inline int64_t even_part(int64_t count, int64_t most, int64_t unit) {
-  const int64_t parts = std::max<int64_t>(round_up(count, most) / most, 1);
-  return std::max(round_up((count + parts - 1) / parts, unit), unit);
 }
 
 // Calls body(block) for all pairs of the group. A thread's rows of an expert are in blocks of about equal
@@ -150,31 +143,5 @@ template <typename Real>
 [[gnu::always_inline]] inline Real sigmoid(Real x) {
   return 1 / (1 + fast_exp(-x));
 }
-
-// Each thread's part of a buffer.
-template <typename Number>
-struct ThreadBuffers {
-  at::Tensor buffer;
-  int64_t size;
-
-  ThreadBuffers(int64_t threads, int64_t numbers, const at::TensorOptions& options)
-      : buffer(at::empty({threads * round_up(numbers, 16)},
-                         options.dtype(c10::CppTypeToScalarType<Number>::value))),
-        size(round_up(numbers, 16)) {}
-
-  Number* of(int64_t thread) const { return buffer.mutable_data_ptr<Number>() + thread * size; }
-};
-
-// Calls body with the tensors' type and the tiles that multiply it.
-template <typename Body>
-void dispatch(const at::Tensor& x_TD, const Body& body) {
-  if (x_TD.scalar_type() == at::kDouble) return body(double{}, VectorTiles<double>{});
-  if (x_TD.scalar_type() == at::kFloat) return body(float{}, VectorTiles<float>{});
-  if (BrgemmKernel::available()) return body(c10::BFloat16{}, Bfloat16Tiles<BrgemmKernel>{});
-  body(c10::BFloat16{}, VectorTiles<float>{});
-}
-
-// Threads of the pool have their own autograd state: what they read must not require gradients.
-inline at::Tensor plain(const at::Tensor& tensor) { return tensor.detach().contiguous(); }
 
 }  // namespace dtopp
