@@ -1,7 +1,7 @@
-// A chunk of tokens at a time: the threads form the logits of their blocks of the vocabulary and sum them while
-// in cache; once the sums are complete, each turns its blocks into gradients d loss / d logits and multiplies
+// A chunk of tokens at a time: the threads form the logits of their blocks of the vocabulary and their
+// exponentials and sum these while in cache; once the sums are complete, each turns its blocks into gradients d loss / d logits and multiplies
 // them, while in cache, with the chunk's rows (its rows of the weight gradient) and with the weight (its share
-// of the gradient of x). Only the chunk's logits leave the cache in between.
+// of the gradient of x). Only the chunk's exponentials leave the cache in between.
 #include "dtopp/ops/linear_cross_entropy_cpu.h"
 
 namespace dtopp {
@@ -63,18 +63,18 @@ struct LossInputs {
   int64_t vocabulary() const { return weight_VD.size(0); }
 };
 
-// Turns the logits of a block into d loss / d logits: factor * softmax - share at the target.
+// Turns the exponentials of a block into d loss / d logits: factor * softmax - share at the target.
 template <typename Real>
-void form_gradient(const TokenChunk& chunk, const std::vector<LogitSums<Real>>& sums, const LossInputs& in,
-                   int64_t first, int64_t columns, Real* logits) {
+void form_gradient(const TokenChunk& chunk, const std::vector<LogitSums<Real>>& sums, const Real* highest,
+                   const LossInputs& in, int64_t first, int64_t columns, Real* exponentials) {
   run_widest([&] {
     for (int64_t n = 0; n < chunk.rows; ++n) {
-      Real* row = logits + n * kBlockColumns;
+      Real* row = exponentials + n * kBlockColumns;
       const double lse = sums[n].lse();
-      const Real shift = static_cast<Real>(lse);
-      const Real factor = static_cast<Real>(in.share * (1 + 2 * in.options.z_weight * lse));
+      const double factor = in.share * (1 + 2 * in.options.z_weight * lse);
+      const Real scale = static_cast<Real>(factor * std::exp(highest[n] - lse));
 #pragma omp simd
-      for (int64_t v = 0; v < columns; ++v) row[v] = factor * fast_exp(row[v] - shift);
+      for (int64_t v = 0; v < columns; ++v) row[v] *= scale;
       const int64_t target = chunk.targets[chunk.tokens[n]] - first;
       if (target >= 0 && target < columns) row[target] -= static_cast<Real>(in.share);
     }
@@ -140,7 +140,8 @@ void add_gradients(const LossInputs& in, const TokenChunk& chunk,
   for_vocabulary_blocks<Tiles>(
       in.vocabulary(), shares, [&](int64_t block, int64_t first, int64_t columns, int64_t share) {
         Real* gradient = buffers.block(block);
-        form_gradient(chunk, logit_sums, in, first, columns, gradient);
+        form_gradient(chunk, logit_sums, buffers.forward.highest.data() + block * chunk.rows, in, first,
+                      columns, gradient);
         if (in.options.need_weight) {
           add_weight_gradient(gradient, chunk, columns, hidden, share, buffers,
                               sums.grad_weight_VD.mutable_data_ptr<Real>() + first * hidden);

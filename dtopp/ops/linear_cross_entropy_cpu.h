@@ -31,36 +31,39 @@ struct LogitSums {
 
   double lse() const { return highest + std::log(total); }
 
+  // Those of later logits. Where nothing is higher than -inf or all is NaN, a difference is NaN: so is the sum.
   void add(const LogitSums& later) {
     target += later.target;
     if (later.highest > highest) {
-      total *= std::exp(static_cast<double>(highest) - later.highest);
+      total = later.total + total * std::exp(static_cast<double>(highest) - later.highest);
       highest = later.highest;
       likeliest = later.likeliest;
-      total += later.total;
     } else {
-      // Where nothing was higher than -inf or all is NaN, the difference is NaN: so is the sum.
       total += later.total * std::exp(static_cast<double>(later.highest) - highest);
     }
   }
 };
 
-// The sums of logits [0, columns), which are those of the vocabulary from `first` on.
+// Adds logits [0, columns), which are those of the vocabulary from `first` on, and leaves exp(logit - the
+// highest of them) in their place; returns that highest.
 template <typename Real>
-[[gnu::always_inline]] inline LogitSums<Real> sum_logits(const Real* logits, int64_t first, int64_t columns,
-                                                         int64_t target) {
-  LogitSums<Real> sums;
-  Real highest = sums.highest, total = 0;
+[[gnu::always_inline]] inline Real add_logits(Real* logits, int64_t first, int64_t columns, int64_t target,
+                                              LogitSums<Real>& sums) {
+  LogitSums<Real> block;
+  Real highest = block.highest, total = 0;
 #pragma omp simd reduction(max : highest)
   for (int64_t v = 0; v < columns; ++v) highest = logits[v] > highest ? logits[v] : highest;
+  if (highest > sums.highest) block.likeliest = first + (std::find(logits, logits + columns, highest) - logits);
+  if (target >= first && target < first + columns) block.target = logits[target - first];
 #pragma omp simd reduction(+ : total)
-  for (int64_t v = 0; v < columns; ++v) total += fast_exp(logits[v] - highest);
-  sums.highest = highest;
-  sums.total = total;
-  if (target >= first && target < first + columns) sums.target = logits[target - first];
-  const Real* found = std::find(logits, logits + columns, highest);
-  sums.likeliest = found == logits + columns ? 0 : first + (found - logits);
-  return sums;
+  for (int64_t v = 0; v < columns; ++v) {
+    logits[v] = fast_exp(logits[v] - highest);
+    total += logits[v];
+  }
+  block.highest = highest;
+  block.total = total;
+  sums.add(block);
+  return highest;
 }
 
 // Blocks of the vocabulary, shared out to the threads: body(block, its first id, its columns, share).
@@ -93,6 +96,7 @@ struct LogitBuffers {
   ThreadBuffers<typename Tiles::Packed> weight;  // a block of it, packed either way
   ThreadBuffers<typename Tiles::Packed> x_ND;    // the chunk's rows, packed as the left side; one for all
   std::vector<LogitSums<Real>> sums;             // [shares, rows]
+  std::vector<Real> highest;                     // [blocks, rows]: what was subtracted from a block's logits
 
   LogitBuffers(int64_t rows, int64_t hidden, int64_t vocabulary, const at::TensorOptions& options)
       : shares(std::min<int64_t>(at::get_num_threads(), std::max<int64_t>(logit_blocks(vocabulary), 1))),
@@ -100,11 +104,12 @@ struct LogitBuffers {
                std::max(Tiles::right_size(hidden, kBlockColumns), Tiles::right_size(kBlockColumns, hidden)),
                options),
         x_ND(1, Tiles::template left_size<Order::kRows>(rows, hidden), options),
-        sums(shares * rows) {}
+        sums(shares * rows),
+        highest(logit_blocks(vocabulary) * rows) {}
 };
 
-// Forms the logits of a chunk and returns their sums, one a row. A block's logits [rows, kBlockColumns] go to
-// place(block, share).
+// Forms the logits of a chunk and returns their sums, one a row. A block's exponentials (add_logits) [rows,
+// kBlockColumns] are left in place(block, share).
 template <typename Scalar, typename Tiles, typename Place>
 std::vector<LogitSums<typename Tiles::Real>> form_logits(const Scalar* x_TD, const Scalar* weight_VD,
                                                          int64_t hidden, int64_t vocabulary,
@@ -126,8 +131,9 @@ std::vector<LogitSums<typename Tiles::Real>> form_logits(const Scalar* x_TD, con
                                                columns, hidden, logits, kBlockColumns, false);
         run_widest([&] {
           for (int64_t n = 0; n < chunk.rows; ++n) {
-            buffers.sums[share * chunk.rows + n].add(
-                sum_logits(logits + n * kBlockColumns, first, columns, chunk.targets[chunk.tokens[n]]));
+            buffers.highest[block * chunk.rows + n] =
+                add_logits(logits + n * kBlockColumns, first, columns, chunk.targets[chunk.tokens[n]],
+                           buffers.sums[share * chunk.rows + n]);
           }
         });
       });
