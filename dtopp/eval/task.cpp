@@ -50,6 +50,7 @@ constexpr std::array<Task, 13> kTasks = {{
 }};
 
 [[noreturn]] void throw_unknown_task(const std::string& name) {
+  if (name == "perplexity") throw UsageError("--tasks: perplexity is measured alone, of a --text");
   std::vector<std::string> known = {"all"};
   for (const Task& task : kTasks) known.emplace_back(task.name);
   const std::string nearest = nearest_key(name, known);
