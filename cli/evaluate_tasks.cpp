@@ -89,6 +89,7 @@ void evaluate_tasks(const EvaluateOptions& options) {
   const Tokenizer tokenizer = load_tokenizer(options, checkpoint, config.model.vocab_size);
   const int64_t limit = options.limit > 0 ? options.limit : std::numeric_limits<int64_t>::max();
   std::vector<TaskRequests> prepared;
+  prepared.reserve(tasks.size());
   for (const Task& task : tasks) prepared.push_back(prepare_requests(task, options.data, tokenizer, limit));
   if (options.dry_run) return report_prompts(options, prepared);
   for (const TaskRequests& requests : prepared)

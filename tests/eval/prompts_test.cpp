@@ -183,7 +183,7 @@ struct SequenceSummary {
   }
 };
 
-// All tasks take three seconds, under sanitizers two minutes.
+// All tasks take three seconds in all; under sanitizers the large ones would take most of the suite's time.
 #ifdef __SANITIZE_ADDRESS__
 constexpr int64_t kMostTokens = 1000000;
 #else

@@ -214,10 +214,10 @@ def fails(status, words, run, *arguments):
         assert word in done.stderr, done.stderr
 
 
-def test_wrong_calls_exit_2(trained, bare, task_data, tmp_path):
-    copa = ["--tasks", "copa", "--data", task_data]
-    fails(2, ["'copaa'", "did you mean copa?"], trained, "--tasks", "copaa", "--data", task_data, "--dry-run")
-    fails(2, ["perplexity", "--text"], trained, "--tasks", "copa,perplexity", "--data", task_data)
+def test_wrong_calls_exit_2(trained, bare, tmp_path):
+    copa = ["--tasks", "copa", "--data", tmp_path]
+    fails(2, ["'copaa'", "did you mean copa?"], trained, "--tasks", "copaa", "--data", tmp_path, "--dry-run")
+    fails(2, ["perplexity", "--text"], trained, "--tasks", "copa,perplexity", "--data", tmp_path)
     fails(2, ["--data"], trained, "--tasks", "copa", "--dry-run")
     fails(2, ["--dump"], trained, "--tasks", "perplexity", "--text", TOKENIZER, "--dump", tmp_path / "dump.jsonl")
     fails(2, ["--text"], trained, *copa, "--text", TOKENIZER)
