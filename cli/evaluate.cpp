@@ -1,129 +1,57 @@
+#include "cli/evaluate.h"
+
 #include <cstdio>
-#include <filesystem>
 #include <memory>
 #include <string>
-#include <vector>
-
-#include <nlohmann/json.hpp>
 
 #include "cli/verbs.h"
 #include "dtopp/base/errors.h"
-#include "dtopp/base/files.h"
-#include "dtopp/base/progress.h"
-#include "dtopp/data/text_reader.h"
-#include "dtopp/data/token_file.h"
-#include "dtopp/data/tokenizer.h"
-#include "dtopp/eval/perplexity.h"
 
 namespace dtopp::cli {
 namespace {
 
-struct Options {
-  std::string checkpoint;
-  std::string tasks;
-  std::string text;
-  std::string output;
-  int64_t batch_size = 8;
-  int64_t threads = 0;
-  bool json = false;
-};
-
-void warn(const std::string& text) { std::fprintf(stderr, "dtopp: warning: %s\n", text.c_str()); }
-
-// The ids of every document of a text file, each closed by <|endoftext|>.
-std::vector<int64_t> encode_file(const std::filesystem::path& path, const Checkpoint& checkpoint) {
-  if (!std::filesystem::is_regular_file(checkpoint.tokenizer_path())) {
-    throw UsageError(
-        checkpoint.path().string() +
-        " holds no tokenizer.json (its run was trained on bare token files): pass a token folder as --text");
-  }
-  const Tokenizer tokenizer = Tokenizer::load(checkpoint.tokenizer_path());
-  const int32_t end_of_text = tokenizer.end_of_text();
-  std::vector<int64_t> ids;
-  TextReader reader(path);
-  std::string document;
-  while (reader.next(document)) {
-    const std::vector<int32_t> encoded = tokenizer.encode(document);
-    ids.insert(ids.end(), encoded.begin(), encoded.end());
-    ids.push_back(end_of_text);
-  }
-  return ids;
-}
-
-bool is_token_data(const std::filesystem::path& path) {
-  return std::filesystem::is_directory(path) || path.extension() == ".npy" || path.extension() == ".bin" ||
-         (!std::filesystem::exists(path) && std::filesystem::exists(path.string() + ".idx"));
-}
-
-Perplexity run_perplexity(const Options& options, const Checkpoint& checkpoint) {
-  const InferenceModel model = load_inference_model(checkpoint);
-  const int64_t vocab_size = model.config.model.vocab_size;
-  ProgressBar bar("perplexity", "tok");
-  const auto progress = [&](uint64_t done) { bar.update(done); };
-  if (is_token_data(options.text)) {
-    const TokenStream stream = TokenStream::open(options.text, /*verify=*/true, vocab_size);
-    if (stream.max_token() >= vocab_size) {
-      throw UsageError(options.text + ": token id " + std::to_string(stream.max_token()) +
-                       " does not fit the checkpoint's vocabulary of " + std::to_string(vocab_size));
-    }
-    bar.set_total(stream.size());
-    return measure_perplexity(
-        model, stream.size(), [&](uint64_t offset, std::span<int64_t> out) { stream.read(offset, out); },
-        options.batch_size, progress);
-  }
-  const std::vector<int64_t> ids = encode_file(options.text, checkpoint);
-  bar.set_total(ids.size());
-  return measure_perplexity(
-      model, ids.size(),
-      [&](uint64_t offset, std::span<int64_t> out) {
-        std::copy_n(ids.begin() + static_cast<int64_t>(offset), out.size(), out.begin());
-      },
-      options.batch_size, progress);
-}
-
-void run(const Options& options) {
-  if (options.tasks != "perplexity") {
-    throw UsageError("--tasks " + options.tasks + ": unknown task; this version knows: perplexity");
-  }
-  if (options.text.empty())
-    throw UsageError("--tasks perplexity needs --text FILE (a text file or a token folder)");
-  if (options.threads > 0) at::set_num_threads(static_cast<int>(options.threads));
-  const Checkpoint checkpoint = open_checkpoint(options.checkpoint, warn);
-  const Perplexity result = run_perplexity(options, checkpoint);
-
-  const nlohmann::ordered_json json = {
-      {"nll", result.nll}, {"perplexity", result.perplexity()}, {"tokens", result.tokens}};
-  if (!options.output.empty()) write_file_atomically(options.output, json.dump(2) + "\n");
-  if (options.json) {
-    std::printf("%s\n", json.dump().c_str());
-    return;
-  }
-  std::printf("checkpoint   %s\n", checkpoint.path().c_str());
-  std::printf("tokens       %lld\n", static_cast<long long>(result.tokens));
-  std::printf("nll          %.6f nats a token\n", result.nll);
-  std::printf("perplexity   %.4f\n", result.perplexity());
-  if (result.activations.num_layers() > 0) {
-    const ActivationSummary active = result.activations.summary();
-    std::printf("experts      %.4f a token (deviation %.4f)\n", active.mean, active.deviation);
+// What would be ignored is more likely a mistake.
+void refuse_task_options(const CLI::App& verb) {
+  for (const char* name : {"--data", "--limit", "--dump", "--dry-run", "--tokenizer"}) {
+    if (verb.count(name) > 0) throw UsageError(std::string(name) + " means nothing to --tasks perplexity");
   }
 }
 
 }  // namespace
 
+Checkpoint open_named_checkpoint(const EvaluateOptions& options) {
+  return open_checkpoint(options.checkpoint, [](const std::string& text) {
+    std::fprintf(stderr, "dtopp: warning: %s\n", text.c_str());
+  });
+}
+
 void add_evaluate(CLI::App& app) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<EvaluateOptions>();
   CLI::App* verb = app.add_subcommand("evaluate", "Measure a checkpoint");
   verb->add_option("checkpoint", options->checkpoint, "a checkpoint, or a run directory (its newest one)")
       ->required();
-  verb->add_option("--tasks", options->tasks, "what to measure: perplexity")->required();
+  verb->add_option("--tasks", options->tasks,
+                   "what to measure: perplexity, all, or names such as copa,arc_easy")
+      ->required();
   verb->add_option("--text", options->text, "perplexity: a .txt or .jsonl[.gz|.zst] file, or a token folder");
+  verb->add_option("--data", options->data, "tasks: the folder with their files, NAME.jsonl[.gz|.zst]");
+  verb->add_option("--limit", options->limit, "tasks: only the first items of each data set")
+      ->check(CLI::PositiveNumber);
+  verb->add_option("--dump", options->dump, "tasks: write a JSON line for each item, prompts included");
+  verb->add_flag("--dry-run", options->dry_run, "tasks: make the prompts, run no model");
+  verb->add_option("--tokenizer", options->tokenizer,
+                   "tasks: a tokenizer.json, if the checkpoint holds none");
   verb->add_option("--output", options->output, "write the results to this JSON file too");
   verb->add_option("--batch-size", options->batch_size, "sequences computed at once")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
   verb->add_option("--threads", options->threads, "0: every core")->check(CLI::NonNegativeNumber);
   verb->add_flag("--json", options->json, "print the results as one JSON object");
-  verb->callback([options] { run(*options); });
+  verb->callback([options, verb] {
+    if (options->tasks != "perplexity") return evaluate_tasks(*options);
+    refuse_task_options(*verb);
+    evaluate_perplexity(*options);
+  });
 }
 
 }  // namespace dtopp::cli

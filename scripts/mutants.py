@@ -31,6 +31,15 @@ MUTANTS = {
     "off-by-one window": (
         "dtopp/data/sampler.cpp", "* stride, tokens", "* stride + 1, tokens",
         ["test_data"], ["build/release/bin/test_data"]),
+    "sum instead of mean of a choice's losses": (
+        "dtopp/eval/answers.cpp", "loss /= static_cast<double>(log_probs[choice].size())", "loss /= 1",
+        ["test_eval"], ["build/release/bin/test_eval", "--gtest_filter=Answers.*"]),
+    "the last of equal choices": (
+        "dtopp/eval/answers.cpp", "loss >= best_loss", "loss > best_loss",
+        ["test_eval"], ["build/release/bin/test_eval", "--gtest_filter=Answers.*"]),
+    "an example drawn in the place of the item itself": (
+        "dtopp/eval/exemplars.cpp", "if (value != item)", "if (value >= 0)",
+        ["test_eval"], ["build/release/bin/test_eval", "--gtest_filter=Exemplars.*"]),
     "error divided by the target instead of the number of experts": (
         "dtopp/moe/threshold_controller.cpp", "static_cast<double>(num_experts_)", "target",
         ["test_moe"], ["build/release/bin/test_moe"]),

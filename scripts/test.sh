@@ -17,12 +17,13 @@ scripts/lint.sh check
 .venv/bin/python scripts/check_includes.py
 
 configure release
-scripts/lint.sh tidy dtopp/base/*.cpp dtopp/data/*.cpp >build/tidy.log 2>&1 || { cat build/tidy.log; exit 1; }
+scripts/lint.sh tidy dtopp/base/*.cpp dtopp/data/*.cpp dtopp/eval/{task*,exemplars,prompts,answers,results}.cpp \
+  >build/tidy.log 2>&1 || { cat build/tidy.log; exit 1; }
 cmake --build build/release -j "$jobs"
 ctest --test-dir build/release --output-on-failure
 .venv/bin/python -m pytest -q tests/python
 
 # The rooms that read untrusted bytes, and the kernels, under AddressSanitizer and UndefinedBehaviorSanitizer.
 configure sanitize
-cmake --build build/sanitize -j "$jobs" --target test_base test_data test_config test_ops
-ctest --test-dir build/sanitize --output-on-failure -R '^(base|data|config|ops)$'
+cmake --build build/sanitize -j "$jobs" --target test_base test_data test_config test_eval test_ops
+ctest --test-dir build/sanitize --output-on-failure -R '^(base|data|config|eval|ops)$'

@@ -194,17 +194,21 @@ void remove_leftovers(const fs::path& directory) {
     if (path.filename().string().starts_with(kTemporaryPrefix)) remove_tree(path);
 }
 
-void write_file_atomically(const fs::path& path, std::string_view bytes) {
+void write_file_atomically(const fs::path& path, const std::function<void(OutputFile&)>& fill) {
   const auto temporary = temporary_sibling(path);
   try {
     OutputFile file(temporary);
-    file.write(bytes);
+    fill(file);
     file.sync_and_close();
     rename_durably(temporary, path);
   } catch (...) {
     ::unlink(temporary.c_str());  // gives the space back; not there when only the last sync failed
     throw;
   }
+}
+
+void write_file_atomically(const fs::path& path, std::string_view bytes) {
+  write_file_atomically(path, [&](OutputFile& file) { file.write(bytes); });
 }
 
 void write_directory_atomically(const fs::path& path, const std::function<void(const fs::path&)>& fill,

@@ -48,7 +48,8 @@ class OutputFile {
   std::vector<std::byte> buffer_;
 };
 
-// Writes `bytes` beside `path`, syncs, renames over it and syncs the directory.
+// What `fill` writes is written beside `path`, synced and renamed over it; the directory is synced too.
+void write_file_atomically(const std::filesystem::path& path, const std::function<void(OutputFile&)>& fill);
 void write_file_atomically(const std::filesystem::path& path, std::string_view bytes);
 
 // Makes the directory `path` appear complete or not at all: `fill` writes into a temporary sibling

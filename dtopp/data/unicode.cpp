@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include <utf8proc.h>
+
 namespace dtopp {
 namespace {
 
@@ -54,6 +56,10 @@ void append_utf8(std::string& text, char32_t c) {
   } else {
     text += {static_cast<char>(0xF0 | c >> 18), tail(12), tail(6), tail(0)};
   }
+}
+
+char32_t lower_case(char32_t c) {
+  return static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(c)));
 }
 
 std::optional<size_t> find_invalid_utf8(std::string_view text) {

@@ -58,6 +58,9 @@ inline CodePoint code_point_before(std::string_view text, size_t end) {
 
 void append_utf8(std::string& text, char32_t c);
 
+// The one code point that is the lower case of `c`, or `c`.
+char32_t lower_case(char32_t c);
+
 // The offset of the first byte that is not part of valid UTF-8.
 std::optional<size_t> find_invalid_utf8(std::string_view text);
 // Each maximal invalid part becomes one U+FFFD, as in Rust's String::from_utf8_lossy.

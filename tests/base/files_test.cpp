@@ -125,6 +125,18 @@ TEST(WriteFileAtomically, that_fails_leaves_what_was_there) {
   EXPECT_THAT(names_in(scratch.path()), ElementsAre("taken"));
 }
 
+TEST(WriteFileAtomically, whose_writer_fails_leaves_what_was_there) {
+  ScratchDirectory scratch;
+  write_file_atomically(scratch / "file", "first");
+  const auto half = [](OutputFile& file) {
+    file.write("second, ha");
+    throw DataError("half way");
+  };
+  EXPECT_THROW(write_file_atomically(scratch / "file", half), DataError);
+  EXPECT_EQ(content_of(scratch / "file"), "first");
+  EXPECT_THAT(names_in(scratch.path()), ElementsAre("file"));
+}
+
 void fill_two(const fs::path& directory) {
   fs::create_directory(directory / "nested");
   std::ofstream(directory / "nested/a") << "a";

@@ -1,0 +1,101 @@
+#include "dtopp/eval/results.h"
+
+#include <cmath>
+#include <cstdio>
+
+namespace dtopp {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr double kPercent = 100;
+
+template <class... Values>
+void append_format(std::string& text, const char* format, Values... values) {
+  char line[160];
+  std::snprintf(line, sizeof line, format, values...);
+  text += line;
+}
+
+std::string title_with_shots(const Task& task) {
+  return std::string(task.title) + "(" + std::to_string(task.shots) + ")";
+}
+
+}  // namespace
+
+TaskResult summarize(const Task& task, std::span<const Tally> data_sets) {
+  TaskResult result{.task = task};
+  const auto count = static_cast<double>(data_sets.size());
+  double variance = 0;
+  for (const Tally& tally : data_sets) {
+    const auto items = static_cast<double>(tally.items);
+    const double accuracy = static_cast<double>(tally.correct) / items;
+    result.accuracy += accuracy / count;
+    variance += accuracy * (1 - accuracy) / items;
+    result.items += tally.items;
+  }
+  result.standard_error = std::sqrt(variance) / count;
+  return result;
+}
+
+double average(std::span<const TaskResult> results) {
+  double sum = 0;
+  for (const TaskResult& result : results) sum += result.accuracy;
+  return sum / static_cast<double>(results.size());
+}
+
+std::vector<AreaResult> summarize_areas(std::span<const TaskResult> results) {
+  std::vector<AreaResult> areas;
+  // The tasks of an area stand together.
+  for (size_t begin = 0; begin < results.size();) {
+    size_t end = begin + 1;
+    while (end < results.size() && results[end].task.area == results[begin].task.area) ++end;
+    areas.push_back({results[begin].task.area, average(results.subspan(begin, end - begin))});
+    begin = end;
+  }
+  return areas;
+}
+
+ordered_json to_json(std::span<const TaskResult> results) {
+  ordered_json tasks = ordered_json::object();
+  for (const TaskResult& result : results)
+    tasks[std::string(result.task.name)] = {
+        {"accuracy", result.accuracy}, {"stderr", result.standard_error}, {"items", result.items}};
+  return {{"tasks", std::move(tasks)}, {"average", average(results)}};
+}
+
+std::string format_table(std::span<const TaskResult> results) {
+  std::string table;
+  append_format(table, "%-20s %9s %7s %8s %7s\n", "benchmark(shots)", "accuracy", "+-", "chance", "items");
+  for (const TaskResult& result : results)
+    append_format(table, "%-20s %9.1f %7.1f %8.1f %7lld\n", title_with_shots(result.task).c_str(),
+                  kPercent * result.accuracy, kPercent * result.standard_error,
+                  kPercent * result.task.chance(), static_cast<long long>(result.items));
+  table += "\n";
+  for (const AreaResult& area : summarize_areas(results))
+    append_format(table, "%-24s %5.1f\n", std::string(area.area).c_str(), kPercent * area.accuracy);
+  append_format(table, "%-24s %5.1f\n", "Average", kPercent * average(results));
+  return table;
+}
+
+std::string dump_line(const Task& task, const DataSet& data, const Request& request, const Scores* scores,
+                      const Answer* answer) {
+  ordered_json line = {{"task", task.name}, {"category", nullptr}, {"index", request.index}};
+  if (task.by_category) line["category"] = data.category;
+  line["contexts"] = request.contexts;
+  line["continuations"] = request.continuations;
+  if (scores != nullptr && answer != nullptr) {
+    line["log_probs"] = scores->log_probs;
+    line["greedy"] = scores->greedy;
+    if (task.type == TaskType::kGeneration) {
+      line["generated"] = scores->generated;
+      line["prediction"] = answer->text;
+    } else {
+      line["prediction"] = answer->choice;
+    }
+    line["correct"] = answer->correct;
+  }
+  return line.dump();
+}
+
+}  // namespace dtopp

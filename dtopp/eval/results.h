@@ -1,0 +1,57 @@
+// From answers to the tables: accuracies of tasks, of the paper's areas, and their average.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "dtopp/eval/answers.h"
+#include "dtopp/eval/prompts.h"
+#include "dtopp/eval/task.h"
+
+namespace dtopp {
+
+// The answers to one data set.
+struct Tally {
+  int64_t correct = 0;
+  int64_t items = 0;
+};
+
+// Fractions of 1.
+struct TaskResult {
+  Task task;
+  double accuracy = 0;
+  double standard_error = 0;  // of the accuracy, were the items drawn at random: sqrt(a (1 - a) / n)
+  int64_t items = 0;
+};
+
+// The unweighted mean over the data sets (categories of MMLU); each must have an item.
+TaskResult summarize(const Task& task, std::span<const Tally> data_sets);
+
+// The unweighted mean over tasks, as in the paper's row "Average".
+double average(std::span<const TaskResult> results);
+
+struct AreaResult {
+  std::string_view area;
+  double accuracy = 0;  // the unweighted mean over its tasks
+};
+
+// The areas of the tasks, in their order.
+std::vector<AreaResult> summarize_areas(std::span<const TaskResult> results);
+
+// {"tasks": {NAME: {"accuracy", "stderr", "items"}}, "average"}
+nlohmann::ordered_json to_json(std::span<const TaskResult> results);
+
+// The paper's table: percentages with one decimal, tasks by area, then areas and the average.
+std::string format_table(std::span<const TaskResult> results);
+
+// One line of a dump, without its end: the prompts of an item and, where a model ran, what came of them. Null
+// pointers: no model ran.
+std::string dump_line(const Task& task, const DataSet& data, const Request& request, const Scores* scores,
+                      const Answer* answer);
+
+}  // namespace dtopp
