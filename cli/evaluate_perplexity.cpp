@@ -9,63 +9,53 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/progress.h"
-#include "dtopp/data/text_reader.h"
+#include "dtopp/data/encode_file.h"
 #include "dtopp/data/token_file.h"
-#include "dtopp/data/tokenizer.h"
 #include "dtopp/eval/perplexity.h"
 
 namespace dtopp::cli {
 namespace {
 
-// The ids of every document of a text file, each closed by <|endoftext|>.
-std::vector<int64_t> encode_file(const std::filesystem::path& path, const Checkpoint& checkpoint) {
-  if (!std::filesystem::is_regular_file(checkpoint.tokenizer_path())) {
-    throw UsageError(
-        checkpoint.path().string() +
-        " holds no tokenizer.json (its run was trained on bare token files): pass a token folder as --text");
-  }
-  const Tokenizer tokenizer = Tokenizer::load(checkpoint.tokenizer_path());
-  const int32_t end_of_text = tokenizer.end_of_text();
-  std::vector<int64_t> ids;
-  TextReader reader(path);
-  std::string document;
-  while (reader.next(document)) {
-    const std::vector<int32_t> encoded = tokenizer.encode(document);
-    ids.insert(ids.end(), encoded.begin(), encoded.end());
-    ids.push_back(end_of_text);
-  }
-  return ids;
-}
+using nlohmann::ordered_json;
 
 bool is_token_data(const std::filesystem::path& path) {
   return std::filesystem::is_directory(path) || path.extension() == ".npy" || path.extension() == ".bin" ||
          (!std::filesystem::exists(path) && std::filesystem::exists(path.string() + ".idx"));
 }
 
-Perplexity run_perplexity(const EvaluateOptions& options, const Checkpoint& checkpoint) {
-  const InferenceModel model = load_inference_model(checkpoint);
-  const int64_t vocab_size = model.config.model.vocab_size;
-  ProgressBar bar("perplexity", "tok");
-  const auto progress = [&](uint64_t done) { bar.update(done); };
-  if (is_token_data(options.text)) {
-    const TokenStream stream = TokenStream::open(options.text, /*verify=*/true, vocab_size);
-    if (stream.max_token() >= vocab_size) {
-      throw UsageError(options.text + ": token id " + std::to_string(stream.max_token()) +
-                       " does not fit the checkpoint's vocabulary of " + std::to_string(vocab_size));
+// The ids of a text or of a token folder, measured as often as is asked.
+class Text {
+ public:
+  Text(const EvaluateOptions& options, const Checkpoint& checkpoint, int64_t vocab_size)
+      : batch_size_(options.batch_size) {
+    if (is_token_data(options.text)) {
+      stream_.emplace(TokenStream::open(options.text, /*verify=*/true, vocab_size));
+      stream_->require_ids_below(vocab_size);
+    } else {
+      ids_ = encode_file(options.text, load_tokenizer(options.inference, checkpoint, vocab_size));
     }
-    bar.set_total(stream.size());
-    return measure_perplexity(
-        model, stream.size(), [&](uint64_t offset, std::span<int64_t> out) { stream.read(offset, out); },
-        options.batch_size, progress);
   }
-  const std::vector<int64_t> ids = encode_file(options.text, checkpoint);
-  bar.set_total(ids.size());
-  return measure_perplexity(
-      model, ids.size(),
-      [&](uint64_t offset, std::span<int64_t> out) {
-        std::copy_n(ids.begin() + static_cast<int64_t>(offset), out.size(), out.begin());
-      },
-      options.batch_size, progress);
+
+  Perplexity measure(const InferenceModel& model) const {
+    const uint64_t size = stream_ ? stream_->size() : ids_.size();
+    ProgressBar bar("perplexity", "tok", size);
+    return measure_perplexity(
+        model, size,
+        [&](uint64_t offset, std::span<int64_t> out) {
+          if (stream_) return stream_->read(offset, out);
+          std::copy_n(ids_.begin() + static_cast<int64_t>(offset), out.size(), out.begin());
+        },
+        batch_size_, [&](uint64_t done) { bar.update(done); });
+  }
+
+ private:
+  int64_t batch_size_;
+  std::optional<TokenStream> stream_;
+  std::vector<int64_t> ids_;
+};
+
+ordered_json to_json(const Perplexity& result) {
+  return {{"nll", result.nll}, {"perplexity", result.perplexity()}, {"tokens", result.tokens}};
 }
 
 void print_summary(const Checkpoint& checkpoint, const Perplexity& result) {
@@ -79,22 +69,47 @@ void print_summary(const Checkpoint& checkpoint, const Perplexity& result) {
   }
 }
 
+// The text itself is what p is solved on, unless another is named.
+std::string text_to_solve_on(const EvaluateOptions& options) {
+  return is_token_data(options.text) ? std::string() : options.text;
+}
+
+ordered_json sweep(const EvaluateOptions& options, const Checkpoint& checkpoint) {
+  EvaluateOptions one = options;
+  ordered_json results = ordered_json::array();
+  const bool table = !options.json;
+  if (table) std::printf("%8s %10s %12s %10s\n", "target", "nll", "perplexity", "experts");
+  for (const double target : options.sweep) {
+    one.inference.target_experts = target;
+    const InferenceModel model = load_model(one.inference, checkpoint, text_to_solve_on(options));
+    const Perplexity result = Text(one, checkpoint, model.config.model.vocab_size).measure(model);
+    const double experts = result.activations.summary().mean;
+    ordered_json entry = to_json(result);
+    entry["target_experts"] = target;
+    entry["active_experts"] = experts;
+    results.push_back(std::move(entry));
+    if (table) std::printf("%8g %10.6f %12.4f %10.4f\n", target, result.nll, result.perplexity(), experts);
+  }
+  return {{"sweep", std::move(results)}};
+}
+
 }  // namespace
 
 void evaluate_perplexity(const EvaluateOptions& options) {
   if (options.text.empty())
     throw UsageError("--tasks perplexity needs --text FILE (a text file or a token folder)");
-  if (options.threads > 0) at::set_num_threads(static_cast<int>(options.threads));
-  const Checkpoint checkpoint = open_named_checkpoint(options);
-  const Perplexity result = run_perplexity(options, checkpoint);
-
-  const nlohmann::ordered_json json = {
-      {"nll", result.nll}, {"perplexity", result.perplexity()}, {"tokens", result.tokens}};
+  const Checkpoint checkpoint = open_named_checkpoint(options.inference);
+  ordered_json json;
+  if (!options.sweep.empty()) {
+    json = sweep(options, checkpoint);
+  } else {
+    const InferenceModel model = load_model(options.inference, checkpoint, text_to_solve_on(options));
+    const Perplexity result = Text(options, checkpoint, model.config.model.vocab_size).measure(model);
+    json = to_json(result);
+    if (!options.json) print_summary(checkpoint, result);
+  }
   if (!options.output.empty()) write_file_atomically(options.output, json.dump(2) + "\n");
-  if (options.json)
-    std::printf("%s\n", json.dump().c_str());
-  else
-    print_summary(checkpoint, result);
+  if (options.json) std::printf("%s\n", json.dump().c_str());
 }
 
 }  // namespace dtopp::cli

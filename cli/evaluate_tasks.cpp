@@ -1,38 +1,26 @@
 #include <cstdio>
 #include <filesystem>
+#include <iomanip>
 #include <limits>
+#include <memory>
+#include <sstream>
 #include <string>
 #include <vector>
 
 #include <nlohmann/json.hpp>
 
 #include "cli/evaluate.h"
+#include "cli/stop_signals.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
-#include "dtopp/data/tokenizer.h"
-#include "dtopp/eval/results.h"
-#include "dtopp/eval/task_requests.h"
+#include "dtopp/base/hash.h"
+#include "dtopp/base/manifest.h"
+#include "dtopp/base/progress.h"
+#include "dtopp/eval/task_run.h"
 #include "dtopp/train/run_config.h"
 
 namespace dtopp::cli {
 namespace {
-
-// The checkpoint's tokenizer, or the one named for a checkpoint without; its ids are ids of the model.
-Tokenizer load_tokenizer(const EvaluateOptions& options, const Checkpoint& checkpoint, int64_t vocab_size) {
-  const bool has_own = std::filesystem::is_regular_file(checkpoint.tokenizer_path());
-  if (!has_own && options.tokenizer.empty())
-    throw UsageError(checkpoint.path().string() +
-                     " holds no tokenizer.json (its run was trained on bare token files): pass --tokenizer");
-  const std::string path = has_own ? checkpoint.tokenizer_path().string() : options.tokenizer;
-  Tokenizer tokenizer = Tokenizer::load(path);
-  if (has_own && !options.tokenizer.empty() && Tokenizer::load(options.tokenizer).hash() != tokenizer.hash())
-    throw UsageError("--tokenizer " + options.tokenizer +
-                     ": not the one the checkpoint was trained with; leave " + "it out");
-  if (tokenizer.vocab_size() > vocab_size)
-    throw UsageError(path + ": a tokenizer of " + std::to_string(tokenizer.vocab_size()) +
-                     " ids does not fit the checkpoint's model.vocab_size of " + std::to_string(vocab_size));
-  return tokenizer;
-}
 
 nlohmann::ordered_json to_json(const PromptCounts& counts) {
   return {{"items", counts.items},
@@ -76,6 +64,94 @@ void report_prompts(const EvaluateOptions& options, const std::vector<TaskReques
     print_counts(prepared);
 }
 
+// Where finished tasks wait for the others: beside what the command writes.
+std::filesystem::path parts_directory(const EvaluateOptions& options) {
+  const std::string& beside = options.output.empty() ? options.dump : options.output;
+  return beside.empty() ? std::filesystem::path() : std::filesystem::path(beside + ".parts");
+}
+
+// What a kept result must have been computed with.
+nlohmann::ordered_json run_key(const Checkpoint& checkpoint, const InferenceModel& model) {
+  nlohmann::ordered_json thresholds = nlohmann::ordered_json::array();
+  for (const at::Tensor& threshold : model.routing.threshold) thresholds.push_back(threshold.item<double>());
+  return {{"checkpoint", hash_file(checkpoint.path() / kManifestName)},
+          {"thresholds", std::move(thresholds)}};
+}
+
+std::vector<TaskResult> measure(const EvaluateOptions& options, const Checkpoint& checkpoint,
+                                const InferenceModel& model, const Tokenizer& tokenizer,
+                                const std::vector<TaskRequests>& prepared) {
+  std::unique_ptr<ProgressBar> bar;
+  std::string shown;
+  TaskRunHooks hooks;
+  hooks.stop = stop_requested;
+  hooks.message = [](const std::string& text) { std::fprintf(stderr, "dtopp: %s\n", text.c_str()); };
+  hooks.progress = [&](const std::string& task, size_t done, size_t total) {
+    if (task != shown) bar = std::make_unique<ProgressBar>(task, "items", total);
+    shown = task;
+    bar->update(done);
+  };
+  const TaskRunOptions run{options.batch_size * model.config.model.sequence_length, parts_directory(options),
+                           run_key(checkpoint, model)};
+  return run_tasks(model, tokenizer, prepared, run, hooks);
+}
+
+void write_dump(const EvaluateOptions& options, const std::vector<TaskRequests>& prepared) {
+  if (options.dump.empty()) return;
+  write_file_atomically(options.dump, [&](OutputFile& file) {
+    for (const TaskRequests& requests : prepared) {
+      file.write(read_dump_part(parts_directory(options), requests.task));
+    }
+  });
+}
+
+void print_results(const EvaluateOptions& options, const std::vector<TaskResult>& results,
+                   const nlohmann::ordered_json& json) {
+  if (options.json) {
+    std::printf("%s\n", json.dump().c_str());
+  } else {
+    std::printf("%s", (options.paper ? format_table_with_paper(results) : format_table(results)).c_str());
+  }
+}
+
+std::vector<TaskResult> run_model(const EvaluateOptions& options, const Checkpoint& checkpoint,
+                                  const Tokenizer& tokenizer, const std::vector<TaskRequests>& prepared) {
+  const InferenceModel model = load_model(options.inference, checkpoint);
+  return measure(options, checkpoint, model, tokenizer, prepared);
+}
+
+// The table of each number of active experts, then accuracy against it.
+void sweep(const EvaluateOptions& options, const Checkpoint& checkpoint, const Tokenizer& tokenizer,
+           const std::vector<TaskRequests>& prepared) {
+  nlohmann::ordered_json entries = nlohmann::ordered_json::array();
+  std::string table = "  target   average\n";
+  for (const double target : options.sweep) {
+    EvaluateOptions one = options;
+    one.inference.target_experts = target;
+    if (!options.output.empty()) {
+      std::ostringstream name;
+      name << options.output << "." << target;
+      one.output = name.str();
+    }
+    const auto results = run_model(one, checkpoint, tokenizer, prepared);
+    nlohmann::ordered_json entry = to_json(results);
+    entry["target_experts"] = target;
+    entries.push_back(std::move(entry));
+    std::ostringstream line;
+    line << std::setw(8) << target << std::fixed << std::setprecision(1) << std::setw(10)
+         << 100 * average(results) << "\n";
+    table += line.str();
+  }
+  const nlohmann::ordered_json json = {{"sweep", std::move(entries)}};
+  if (!options.output.empty()) write_file_atomically(options.output, json.dump(2) + "\n");
+  for (const double target : options.sweep) {
+    std::ostringstream name;
+    name << options.output << "." << target << ".parts";
+    if (!options.output.empty()) std::filesystem::remove_all(name.str());
+  }
+  std::printf("%s", options.json ? (json.dump() + "\n").c_str() : table.c_str());
+}
+
 }  // namespace
 
 void evaluate_tasks(const EvaluateOptions& options) {
@@ -83,10 +159,12 @@ void evaluate_tasks(const EvaluateOptions& options) {
   if (!options.text.empty()) throw UsageError("--text means nothing to --tasks " + options.tasks);
   if (options.data.empty())
     throw UsageError("--tasks " + options.tasks + " needs --data DIR with their files");
-  const Checkpoint checkpoint = open_named_checkpoint(options);
+  if (!options.sweep.empty() && !options.dump.empty())
+    throw UsageError("--dump means nothing to --sweep-target: one dump holds one budget");
+  const Checkpoint checkpoint = open_named_checkpoint(options.inference);
   const RunConfig config =
       parse_run_config(checkpoint.config_yaml(), (checkpoint.path() / "config.yaml").string());
-  const Tokenizer tokenizer = load_tokenizer(options, checkpoint, config.model.vocab_size);
+  const Tokenizer tokenizer = load_tokenizer(options.inference, checkpoint, config.model.vocab_size);
   const int64_t limit = options.limit > 0 ? options.limit : std::numeric_limits<int64_t>::max();
   std::vector<TaskRequests> prepared;
   prepared.reserve(tasks.size());
@@ -94,8 +172,14 @@ void evaluate_tasks(const EvaluateOptions& options) {
   if (options.dry_run) return report_prompts(options, prepared);
   for (const TaskRequests& requests : prepared)
     require_sequence_length(requests, config.model.sequence_length);
-  throw UsageError("--tasks " + options.tasks + ": this version runs a model for perplexity only; " +
-                   "--dry-run makes the prompts");
+  stop_on_signals();
+  if (!options.sweep.empty()) return sweep(options, checkpoint, tokenizer, prepared);
+  const std::vector<TaskResult> results = run_model(options, checkpoint, tokenizer, prepared);
+  const nlohmann::ordered_json json = to_json(results);
+  write_dump(options, prepared);
+  if (!options.output.empty()) write_file_atomically(options.output, json.dump(2) + "\n");
+  if (const auto parts = parts_directory(options); !parts.empty()) std::filesystem::remove_all(parts);
+  print_results(options, results, json);
 }
 
 }  // namespace dtopp::cli

@@ -31,6 +31,7 @@ int run(int argc, char** argv) {
   dtopp::cli::add_tokenize(app);
   dtopp::cli::add_train(app);
   dtopp::cli::add_evaluate(app);
+  dtopp::cli::add_generate(app);
   dtopp::cli::add_plan(app);
   try {
     app.parse(argc, argv);

@@ -11,5 +11,6 @@ void add_train(CLI::App& app);
 void add_evaluate(CLI::App& app);
 void add_plan(CLI::App& app);
 void add_tokenize(CLI::App& app);
+void add_generate(CLI::App& app);
 
 }  // namespace dtopp::cli

@@ -157,6 +157,13 @@ void TokenStream::read(uint64_t offset, std::span<int64_t> out) const {
 uint64_t TokenStream::documents() const { return impl_->parts.documents; }
 std::optional<std::string> TokenStream::tokenizer_hash() const { return impl_->tokenizer_hash; }
 int64_t TokenStream::max_token() const { return impl_->max_token; }
+
+void TokenStream::require_ids_below(int64_t vocab_size) const {
+  if (max_token() < vocab_size) return;
+  throw UsageError(path().string() + ": token id " + std::to_string(max_token()) +
+                   " does not fit model.vocab_size " + std::to_string(vocab_size) +
+                   ": raise model.vocab_size, or prepare the text again");
+}
 const fs::path& TokenStream::path() const { return impl_->path; }
 
 }  // namespace dtopp

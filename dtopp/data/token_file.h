@@ -36,6 +36,8 @@ class TokenStream {
   std::optional<std::string> tokenizer_hash() const;
   // The largest id in the stream (from the manifest, else by one scan).
   int64_t max_token() const;
+  // UsageError where that is not below a model's vocab_size.
+  void require_ids_below(int64_t vocab_size) const;
   const std::filesystem::path& path() const;
 
  private:

@@ -4,7 +4,6 @@
 #include <unordered_map>
 
 #include "dtopp/models/parameters.h"
-#include "dtopp/moe/threshold_controller.h"
 
 namespace dtopp {
 
@@ -27,9 +26,7 @@ InferenceModel load_inference_model(const Checkpoint& checkpoint) {
   if (!model.is_dense()) {
     ThresholdController controller(routing, model.num_experts, model.num_layers);
     controller.restore(checkpoint.state().threshold, checkpoint.state().error_sum);
-    for (int64_t layer = 0; layer < model.num_layers; ++layer) {
-      loaded.routing.threshold.push_back(at::scalar_tensor(controller.threshold(layer), at::kDouble));
-    }
+    loaded.routing = routing_inputs(controller, model.num_layers);
   }
   return loaded;
 }

@@ -3,6 +3,8 @@
 #include <cmath>
 #include <cstdio>
 
+#include "dtopp/eval/paper_results.h"
+
 namespace dtopp {
 namespace {
 
@@ -75,6 +77,29 @@ std::string format_table(std::span<const TaskResult> results) {
   for (const AreaResult& area : summarize_areas(results))
     append_format(table, "%-24s %5.1f\n", std::string(area.area).c_str(), kPercent * area.accuracy);
   append_format(table, "%-24s %5.1f\n", "Average", kPercent * average(results));
+  return table;
+}
+
+std::string format_table_with_paper(std::span<const TaskResult> results) {
+  std::string table;
+  append_format(table, "%-20s %9s %7s |", "benchmark(shots)", "accuracy", "+-");
+  for (const std::string_view model : kPaperModels) append_format(table, " %6s", std::string(model).c_str());
+  table += "   (paper: 1.3 B active, 100 B tokens)\n";
+  const auto add_paper = [&](std::string_view row) {
+    for (const double percent : paper_results(row)) append_format(table, " %6.1f", percent);
+    table += "\n";
+  };
+  for (const TaskResult& result : results) {
+    append_format(table, "%-20s %9.1f %7.1f |", title_with_shots(result.task).c_str(),
+                  kPercent * result.accuracy, kPercent * result.standard_error);
+    add_paper(result.task.name);
+  }
+  append_format(table, "%-20s %9.1f %7s |", "Average", kPercent * average(results), "");
+  if (results.size() == all_tasks().size()) {
+    add_paper("average");
+  } else {
+    table += " (the paper's is over all 13)\n";
+  }
   return table;
 }
 

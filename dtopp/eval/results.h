@@ -49,6 +49,9 @@ nlohmann::ordered_json to_json(std::span<const TaskResult> results);
 // The paper's table: percentages with one decimal, tasks by area, then areas and the average.
 std::string format_table(std::span<const TaskResult> results);
 
+// The same with the paper's own columns beside each task and the average.
+std::string format_table_with_paper(std::span<const TaskResult> results);
+
 // One line of a dump, without its end: the prompts of an item and, where a model ran, what came of them. Null
 // pointers: no model ran.
 std::string dump_line(const Task& task, const DataSet& data, const Request& request, const Scores* scores,

@@ -1,12 +1,14 @@
 // What the training loop knows of a model: the named losses of a batch.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "dtopp/moe/activation_statistics.h"
 #include "dtopp/moe/expert_layer.h"
+#include "dtopp/moe/threshold_controller.h"
 
 namespace dtopp {
 
@@ -17,9 +19,15 @@ struct LossWeights {
 // What routing needs besides weights.
 struct RoutingInputs {
   std::vector<at::Tensor> threshold;  // p of each layer, f64 [] on the device
+  // Where there is one, p of a layer once its input is known, in place of `threshold`.
+  std::function<at::Tensor(size_t layer, const at::Tensor& x_TD, const ExpertLayerWeights& weights)>
+      choose_threshold;
   // With global batch statistics: the counts of the step's earlier micro-batches; otherwise null.
   const ActivationStatistics* earlier = nullptr;
 };
+
+// The thresholds of layers 0 … num_layers - 1 for the coming step.
+RoutingInputs routing_inputs(const ThresholdController& controller, int64_t num_layers);
 
 struct BatchLosses {
   at::Tensor total;                                        // what is differentiated

@@ -6,48 +6,6 @@
 namespace dtopp {
 namespace {
 
-constexpr double kLayerNormEps = 1e-5;
-constexpr double kRopeBase = 10000.0;
-
-at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& gain_D) {
-  return at::layer_norm(x, gain_D.sizes(), gain_D, {}, kLayerNormEps);
-}
-
-struct RotaryTable {
-  at::Tensor cos_LK, sin_LK;  // f32, the two halves of K equal
-};
-
-RotaryTable rotary_table(int64_t length, int64_t head_size, const at::TensorOptions& options) {
-  const auto f64 = options.dtype(at::kDouble);
-  const at::Tensor frequency = at::pow(kRopeBase, at::arange(0, head_size, 2, f64).neg().div(head_size));
-  const at::Tensor angle = at::arange(length, f64).unsqueeze(1) * frequency;
-  const at::Tensor angle_LK = at::cat({angle, angle}, 1);
-  return {angle_LK.cos().to(at::kFloat), angle_LK.sin().to(at::kFloat)};
-}
-
-// Hugging Face's rotate-half layout, in fp32, rounded once to x's type.
-at::Tensor rotate(const at::Tensor& x_BHLK, const RotaryTable& table) {
-  const at::Tensor x = x_BHLK.to(table.cos_LK.scalar_type());
-  const auto halves = x.chunk(2, -1);
-  const at::Tensor turned = at::cat({halves[1].neg(), halves[0]}, -1);
-  return (x * table.cos_LK + turned * table.sin_LK).to(x_BHLK.scalar_type());
-}
-
-at::Tensor attention(const at::Tensor& x_BLD, const AttentionWeights& w, int64_t num_heads,
-                     const RotaryTable& rotary) {
-  const int64_t B = x_BLD.size(0);
-  const int64_t L = x_BLD.size(1);
-  const int64_t D = x_BLD.size(2);
-  const auto heads = [&](const at::Tensor& projected) {
-    return projected.view({B, L, num_heads, D / num_heads}).transpose(1, 2);
-  };
-  const at::Tensor q = rotate(heads(layer_norm(dtopp::linear(x_BLD, w.q_DD), w.q_norm_D)), rotary);
-  const at::Tensor k = rotate(heads(layer_norm(dtopp::linear(x_BLD, w.k_DD), w.k_norm_D)), rotary);
-  const at::Tensor v = heads(dtopp::linear(x_BLD, w.v_DD));
-  const at::Tensor mixed = causal_attention(q, k, v);
-  return dtopp::linear(mixed.transpose(1, 2).reshape({B, L, D}), w.o_DD);
-}
-
 at::Tensor dense_ffn(const at::Tensor& x, const LanguageModelBlock& block) {
   const auto gate_up = dtopp::linear(x, block.dense_gate_up_GD).chunk(2, -1);
   return dtopp::linear(at::silu(gate_up[0]) * gate_up[1], block.dense_down_DF);
@@ -89,29 +47,45 @@ LanguageModel bind_language_model(const ModelConfig& model, const RoutingConfig&
   return bound;
 }
 
-HiddenStates hidden_states(const LanguageModel& model, const at::Tensor& tokens_BL,
-                           const RoutingInputs& inputs) {
+HiddenStates hidden_states(const LanguageModel& model, const at::Tensor& tokens_T,
+                           const at::Tensor& positions_T, const RoutingInputs& inputs, const Attend& attend) {
   const ModelConfig& config = model.config;
-  const int64_t T = tokens_BL.numel();
-  const RotaryTable rotary = rotary_table(tokens_BL.size(1), config.head_size(), model.embed_VD.options());
+  const RotaryTable rotary = rotary_table(positions_T, config.head_size());
   HiddenStates states;
-  at::Tensor x_BLD = at::embedding(model.embed_VD, tokens_BL);
+  at::Tensor x_TD = at::embedding(model.embed_VD, tokens_T);
   for (size_t layer = 0; layer < model.blocks.size(); ++layer) {
     const LanguageModelBlock& block = model.blocks[layer];
-    x_BLD =
-        x_BLD + attention(layer_norm(x_BLD, block.input_norm_D), block.attention, config.num_heads, rotary);
-    const at::Tensor normed_BLD = layer_norm(x_BLD, block.post_attention_norm_D);
+    const Heads heads =
+        project_heads(layer_norm(x_TD, block.input_norm_D), block.attention, config.num_heads, rotary);
+    const at::Tensor mixed_TD = attend(layer, heads).reshape(x_TD.sizes());
+    x_TD = x_TD + dtopp::linear(mixed_TD, block.attention.o_DD);
+    const at::Tensor normed_TD = layer_norm(x_TD, block.post_attention_norm_D);
     if (config.is_dense()) {
-      x_BLD = x_BLD + dense_ffn(normed_BLD, block);
+      x_TD = x_TD + dense_ffn(normed_TD, block);
       continue;
     }
-    ExpertLayerOutput output = expert_layer(normed_BLD.reshape({T, config.hidden_size}), block.experts,
-                                            model.routing, inputs.threshold.at(layer));
-    x_BLD = x_BLD + output.y_TD.view_as(x_BLD);
+    const at::Tensor threshold = inputs.choose_threshold
+                                     ? inputs.choose_threshold(layer, normed_TD, block.experts)
+                                     : inputs.threshold.at(layer);
+    ExpertLayerOutput output = expert_layer(normed_TD, block.experts, model.routing, threshold);
+    x_TD = x_TD + output.y_TD;
     states.routing.push_back(std::move(output.routing));
   }
-  states.x_TD = layer_norm(x_BLD, model.norm_D).reshape({T, config.hidden_size});
+  states.x_TD = layer_norm(x_TD, model.norm_D);
   return states;
+}
+
+HiddenStates hidden_states(const LanguageModel& model, const at::Tensor& tokens_BL,
+                           const RoutingInputs& inputs) {
+  const int64_t B = tokens_BL.size(0), L = tokens_BL.size(1);
+  const at::Tensor positions_T = at::arange(L, tokens_BL.options()).repeat({B});
+  const auto attend = [&](size_t /*layer*/, const Heads& heads) {
+    const auto split = [&](const at::Tensor& x_THK) {
+      return x_THK.view({B, L, x_THK.size(1), x_THK.size(2)}).transpose(1, 2);
+    };
+    return causal_attention(split(heads.q_THK), split(heads.k_THK), split(heads.v_THK)).transpose(1, 2);
+  };
+  return hidden_states(model, tokens_BL.reshape({-1}), positions_T, inputs, attend);
 }
 
 BatchLosses language_model_losses(const LanguageModel& model, const at::Tensor& windows,

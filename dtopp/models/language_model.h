@@ -9,15 +9,11 @@
 #include <string>
 #include <vector>
 
+#include "dtopp/models/attention.h"
 #include "dtopp/models/batch_losses.h"
 #include "dtopp/models/model_config.h"
 
 namespace dtopp {
-
-struct AttentionWeights {
-  at::Tensor q_DD, k_DD, v_DD, o_DD;
-  at::Tensor q_norm_D, k_norm_D;
-};
 
 struct LanguageModelBlock {
   at::Tensor input_norm_D;
@@ -45,7 +41,15 @@ struct HiddenStates {
   std::vector<RouteOutput> routing;  // one a layer; none for a dense model
 };
 
-// tokens_BL int64.
+// Mixes the values of a layer's heads over positions: [T, H, K] each, the result likewise. Which token sees
+// which is its choice.
+using Attend = std::function<at::Tensor(size_t layer, const Heads& heads)>;
+
+// tokens_T and positions_T int64.
+HiddenStates hidden_states(const LanguageModel& model, const at::Tensor& tokens_T,
+                           const at::Tensor& positions_T, const RoutingInputs& inputs, const Attend& attend);
+
+// Sequences of equal length, each token seeing itself and those before it. tokens_BL int64.
 HiddenStates hidden_states(const LanguageModel& model, const at::Tensor& tokens_BL,
                            const RoutingInputs& inputs);
 

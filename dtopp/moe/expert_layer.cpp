@@ -16,16 +16,21 @@ std::string_view name_of(Normalization normalization) {
 
 }  // namespace
 
-ExpertLayerOutput expert_layer(const at::Tensor& x_TD, const ExpertLayerWeights& weights,
-                               const RoutingConfig& config, const at::Tensor& threshold) {
+RouteOutput route_tokens(const at::Tensor& x_TD, const ExpertLayerWeights& weights,
+                         const RoutingConfig& config, const at::Tensor& threshold) {
   // From the logits on everything is fp32, whatever x is.
   const at::Tensor logits_TE = at::linear(x_TD.to(weights.router_ED.scalar_type()), weights.router_ED);
   const at::Tensor scale =
       weights.router_scale.defined() ? weights.router_scale : at::ones({}, weights.router_ED.options());
+  return route(logits_TE, scale, threshold, name_of(config.normalization),
+               config.method == RoutingMethod::kTopK ? config.top_k : 0, config.max_experts,
+               config.renormalize);
+}
+
+ExpertLayerOutput expert_layer(const at::Tensor& x_TD, const ExpertLayerWeights& weights,
+                               const RoutingConfig& config, const at::Tensor& threshold) {
   ExpertLayerOutput output;
-  output.routing =
-      route(logits_TE, scale, threshold, name_of(config.normalization),
-            config.method == RoutingMethod::kTopK ? config.top_k : 0, config.max_experts, config.renormalize);
+  output.routing = route_tokens(x_TD, weights, config, threshold);
   output.y_TD = moe_ffn(x_TD, output.routing.gates_TE, weights.gate_up_EGD, weights.down_EDF);
   return output;
 }

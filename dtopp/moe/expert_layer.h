@@ -18,7 +18,10 @@ struct ExpertLayerOutput {
   RouteOutput routing;
 };
 
-// threshold: p, f64 [] on x's device.
+// The router alone: which experts, with which gates. threshold: p, f64 [] on x's device.
+RouteOutput route_tokens(const at::Tensor& x_TD, const ExpertLayerWeights& weights,
+                         const RoutingConfig& config, const at::Tensor& threshold);
+
 ExpertLayerOutput expert_layer(const at::Tensor& x_TD, const ExpertLayerWeights& weights,
                                const RoutingConfig& config, const at::Tensor& threshold);
 

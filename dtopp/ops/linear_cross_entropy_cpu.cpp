@@ -1,7 +1,8 @@
 // A chunk of tokens at a time: the threads form the logits of their blocks of the vocabulary and their
-// exponentials and sum these while in cache; once the sums are complete, each turns its blocks into gradients d loss / d logits and multiplies
-// them, while in cache, with the chunk's rows (its rows of the weight gradient) and with the weight (its share
-// of the gradient of x). Only the chunk's exponentials leave the cache in between.
+// exponentials and sum these while in cache; once the sums are complete, each turns its blocks into gradients
+// d loss / d logits and multiplies them, while in cache, with the chunk's rows (its rows of the weight
+// gradient) and with the weight (its share of the gradient of x). Only the chunk's exponentials leave the
+// cache in between.
 #include "dtopp/ops/linear_cross_entropy_cpu.h"
 
 namespace dtopp {
@@ -33,17 +34,17 @@ template <typename Tiles>
 struct LossBuffers {
   using Real = typename Tiles::Real;
   LogitBuffers<Tiles> forward;
-  at::Tensor logits;                             // [blocks, rows, kBlockColumns]; a block a share without gradients
-  ThreadBuffers<typename Tiles::Packed> x_ND;    // the chunk's rows, packed as the right side; one for all
+  at::Tensor logits;  // [blocks, rows, kBlockColumns]; a block a share without gradients
+  ThreadBuffers<typename Tiles::Packed> x_ND;  // the chunk's rows, packed as the right side; one for all
   ThreadBuffers<typename Tiles::Packed> grad_logits;  // a block of them, packed either way
   ThreadBuffers<Real> grad_x_ND;
 
   LossBuffers(int64_t rows, int64_t hidden, int64_t vocabulary, const LossOptions& options,
               const at::TensorOptions& tensor)
       : forward(rows, hidden, vocabulary, tensor),
-        logits(at::empty({options.need_gradient() ? logit_blocks(vocabulary) : forward.shares, rows,
-                          kBlockColumns},
-                         tensor.dtype(c10::CppTypeToScalarType<Real>::value))),
+        logits(at::empty(
+            {options.need_gradient() ? logit_blocks(vocabulary) : forward.shares, rows, kBlockColumns},
+            tensor.dtype(c10::CppTypeToScalarType<Real>::value))),
         x_ND(1, options.need_weight ? Tiles::right_size(rows, hidden) : 0, tensor),
         grad_logits(options.need_gradient() ? forward.shares : 0,
                     std::max(Tiles::template left_size<Order::kRows>(rows, kBlockColumns),
@@ -51,7 +52,9 @@ struct LossBuffers {
                     tensor),
         grad_x_ND(options.need_x ? forward.shares : 0, rows * hidden, tensor) {}
 
-  Real* block(int64_t index) const { return logits.template mutable_data_ptr<Real>() + index * logits.stride(0); }
+  Real* block(int64_t index) const {
+    return logits.template mutable_data_ptr<Real>() + index * logits.stride(0);
+  }
 };
 
 struct LossInputs {
@@ -86,9 +89,10 @@ template <typename Tiles, typename Real>
 void add_weight_gradient(const Real* gradient, const TokenChunk& chunk, int64_t columns, int64_t hidden,
                          int64_t share, const LossBuffers<Tiles>& buffers, Real* grad_weight) {
   auto* left = buffers.grad_logits.of(share);
-  Tiles::pack_left_columns([&](int64_t n) { return gradient + n * kBlockColumns; }, columns, chunk.rows, left);
-  Tiles::template multiply<Order::kColumns>(left, buffers.x_ND.of(0), columns, hidden, chunk.rows, grad_weight,
-                                            hidden, true);
+  Tiles::pack_left_columns([&](int64_t n) { return gradient + n * kBlockColumns; }, columns, chunk.rows,
+                           left);
+  Tiles::template multiply<Order::kColumns>(left, buffers.x_ND.of(0), columns, hidden, chunk.rows,
+                                            grad_weight, hidden, true);
 }
 
 // The block's part of the gradient of x: gradient times its rows of the weight.
@@ -102,8 +106,8 @@ void add_x_gradient(const Real* gradient, const Scalar* weight, const TokenChunk
     }
   });
   Tiles::pack_right_rows([&](int64_t v) { return weight + v * hidden; }, columns, hidden, 0, hidden, right);
-  Tiles::template multiply<Order::kRows>(left, right, chunk.rows, hidden, columns, buffers.grad_x_ND.of(share),
-                                         hidden, add);
+  Tiles::template multiply<Order::kRows>(left, right, chunk.rows, hidden, columns,
+                                         buffers.grad_x_ND.of(share), hidden, add);
 }
 
 // grad_x of the chunk's tokens: the shares' parts, in their order.
@@ -170,8 +174,9 @@ LossSums sum_chunks(const LossInputs& in, const int64_t* targets, const std::vec
     const TokenChunk chunk{counted.data() + first, targets, std::min(rows, total - first)};
     const auto logit_sums = form_logits<Scalar>(
         in.x_TD.const_data_ptr<Scalar>(), in.weight_VD.const_data_ptr<Scalar>(), in.hidden(), in.vocabulary(),
-        chunk, buffers.forward,
-        [&](int64_t block, int64_t share) { return buffers.block(in.options.need_gradient() ? block : share); });
+        chunk, buffers.forward, [&](int64_t block, int64_t share) {
+          return buffers.block(in.options.need_gradient() ? block : share);
+        });
     for (const LogitSums<Real>& row : logit_sums) {
       sums.nll += row.lse() - row.target;
       sums.z += row.lse() * row.lse();

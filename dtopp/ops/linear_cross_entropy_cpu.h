@@ -1,5 +1,5 @@
-// What the CPU kernels of linear_cross_entropy and token_log_probs share: the logits of some tokens, a block of
-// the vocabulary at a time, and what is summed over them while the block is in cache.
+// What the CPU kernels of linear_cross_entropy and token_log_probs share: the logits of some tokens, a block
+// of the vocabulary at a time, and what is summed over them while the block is in cache.
 #pragma once
 
 #include <cmath>
@@ -15,7 +15,9 @@ namespace dtopp {
 // Columns of a block of logits; as a side of a product it is one block deep.
 constexpr int64_t kBlockColumns = kTileDepth;
 
-inline int64_t logit_blocks(int64_t vocabulary) { return round_up(vocabulary, kBlockColumns) / kBlockColumns; }
+inline int64_t logit_blocks(int64_t vocabulary) {
+  return round_up(vocabulary, kBlockColumns) / kBlockColumns;
+}
 
 // The indexes of the tokens that count. Throws, beginning with `op`, where a target is out of range.
 std::vector<int64_t> counted_tokens(const char* op, const at::Tensor& targets_T, int64_t vocabulary,
@@ -31,7 +33,8 @@ struct LogitSums {
 
   double lse() const { return highest + std::log(total); }
 
-  // Those of later logits. Where nothing is higher than -inf or all is NaN, a difference is NaN: so is the sum.
+  // Those of later logits. Where nothing is higher than -inf or all is NaN, a difference is NaN: so is the
+  // sum.
   void add(const LogitSums& later) {
     target += later.target;
     if (later.highest > highest) {
@@ -53,7 +56,8 @@ template <typename Real>
   Real highest = block.highest, total = 0;
 #pragma omp simd reduction(max : highest)
   for (int64_t v = 0; v < columns; ++v) highest = logits[v] > highest ? logits[v] : highest;
-  if (highest > sums.highest) block.likeliest = first + (std::find(logits, logits + columns, highest) - logits);
+  if (highest > sums.highest)
+    block.likeliest = first + (std::find(logits, logits + columns, highest) - logits);
   if (target >= first && target < first + columns) block.target = logits[target - first];
 #pragma omp simd reduction(+ : total)
   for (int64_t v = 0; v < columns; ++v) {

@@ -6,8 +6,9 @@
 namespace dtopp {
 namespace {
 
-constexpr int64_t kLineBytes = 64;    // of a cache line
-constexpr int64_t kPrefetchStep = 4;  // columns of a strip to a prefetched line: a panel comes in 8 strips' time
+constexpr int64_t kLineBytes = 64;  // of a cache line
+constexpr int64_t kPrefetchStep =
+    4;  // columns of a strip to a prefetched line: a panel comes in 8 strips' time
 
 template <typename Real, typename Regs>
 struct Vectors {
@@ -150,8 +151,8 @@ template <int64_t kBit, typename Vector, size_t... kLane>
   constexpr int64_t kLanes = sizeof...(kLane);
   const Vector low = __builtin_shufflevector(
       a, b, ((kLane & kBit) != 0 ? static_cast<int64_t>(kLane) - kBit + kLanes : kLane)...);
-  b = __builtin_shufflevector(
-      a, b, ((kLane & kBit) != 0 ? static_cast<int64_t>(kLane) + kLanes : kLane + kBit)...);
+  b = __builtin_shufflevector(a, b,
+                              ((kLane & kBit) != 0 ? static_cast<int64_t>(kLane) + kLanes : kLane + kBit)...);
   a = low;
 }
 

@@ -1,6 +1,6 @@
-// Matrix products of one thread, C = A B, whose operands are packed first: packing is where rows are gathered,
-// transposed and converted, so that none of this needs a pass or a buffer of its own, and where the caller
-// looks at C while it is still in cache.
+// Matrix products of one thread, C = A B, whose operands are packed first: packing is where rows are
+// gathered, transposed and converted, so that none of this needs a pass or a buffer of its own, and where the
+// caller looks at C while it is still in cache.
 //
 // A is packed in strips of `rows` rows, B in panels of `columns` columns (TileShape), both cut along K into
 // blocks of kTileDepth. The kernel multiplies a strip and a panel of one block into registers.
@@ -27,7 +27,7 @@ struct Registers {
   template <typename Real>
   static constexpr int64_t kLanes = kBytes / static_cast<int64_t>(sizeof(Real));
   template <typename Real>
-  static constexpr int64_t kColumns = kVectors * kLanes<Real>;
+  static constexpr int64_t kColumns = kVectors* kLanes<Real>;
 };
 using Avx512Registers = Registers<64, 14>;
 using Avx2Registers = Registers<32, 6>;
@@ -66,8 +66,8 @@ struct VectorTiles {
   using Real = RealOf;    // of C
   using Packed = RealOf;  // of the packed operands
 
-  // Rows of A that a caller packs at once: whole strips of every instruction set, and what belongs to them stays
-  // in the second-level cache.
+  // Rows of A that a caller packs at once: whole strips of every instruction set, and what belongs to them
+  // stays in the second-level cache.
   static constexpr int64_t kLargestBlock = 252;
 
   // How many numbers the packed operands take.

@@ -1,5 +1,5 @@
-// The interface of VectorTiles for processors with a matrix unit for bfloat16 (AMX): operands in bfloat16, C in
-// float. Each strip and panel is multiplied along all of K at once by a kernel made for its shape, so that
+// The interface of VectorTiles for processors with a matrix unit for bfloat16 (AMX): operands in bfloat16, C
+// in float. Each strip and panel is multiplied along all of K at once by a kernel made for its shape, so that
 // shapes are kept few: strips are cut at multiples of kUnit rows.
 #pragma once
 

@@ -163,11 +163,12 @@ void weight_gradients(const BackwardInputs& in, const Assignment& pairs, const E
     return [from_TD, tokens, hidden](int64_t n) { return from_TD + tokens[n] * hidden; };
   };
   if (grad.gate_up_proj.defined()) {
-    for_gradient_rows<Tiles>(pairs, group, 2 * ffn, [&](int64_t e, int64_t begin, int64_t end, int64_t share) {
-      weight_gradient<Scalar, Tiles>(rows_of(buffers.d_pre_NG, e), gathered(x, e), pairs.count(e), begin, end,
-                                     hidden, share, buffers,
-                                     grad.gate_up_proj.mutable_data_ptr<Scalar>() + e * 2 * ffn * hidden);
-    });
+    for_gradient_rows<Tiles>(
+        pairs, group, 2 * ffn, [&](int64_t e, int64_t begin, int64_t end, int64_t share) {
+          weight_gradient<Scalar, Tiles>(rows_of(buffers.d_pre_NG, e), gathered(x, e), pairs.count(e), begin,
+                                         end, hidden, share, buffers,
+                                         grad.gate_up_proj.mutable_data_ptr<Scalar>() + e * 2 * ffn * hidden);
+        });
   }
   if (!grad.down_proj.defined()) return;
   for_gradient_rows<Tiles>(pairs, group, hidden, [&](int64_t e, int64_t begin, int64_t end, int64_t share) {
@@ -216,8 +217,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> moe_ffn_backward_cpu(
   if (needed[2]) grad.gate_up_proj = at::empty(gate_up_proj.sizes(), gate_up_proj.options());
   if (needed[3]) grad.down_proj = at::empty(down_proj.sizes(), down_proj.options());
   const Assignment pairs = assign(at::nonzero(gates_TE.detach().t()), gates_TE.size(1));
-  const BackwardInputs in{plain(grad_y_TD), plain(x_TD),      plain(gates_TE), plain(pre_activations_AG),
-                          x_TD.size(1),     down_proj.size(2)};
+  const BackwardInputs in{plain(grad_y_TD),          plain(x_TD),  plain(gates_TE),
+                          plain(pre_activations_AG), x_TD.size(1), down_proj.size(2)};
   dispatch(x_TD, [&](auto scalar, auto tiles) {
     backward<decltype(scalar), decltype(tiles)>(in, pairs, plain(gate_up_proj), plain(down_proj), grad);
   });

@@ -102,9 +102,8 @@ at::Tensor run_forward(const at::Tensor& x_TD, const at::Tensor& gates_TE, const
   const Assignment pairs = assign(pairs_A2, gates_TE.size(1));
   at::Tensor y_TD;
   dispatch(x_TD, [&](auto scalar, auto tiles) {
-    y_TD = forward<decltype(scalar), decltype(tiles)>(plain(x_TD), plain(gates_TE), pairs,
-                                                      plain(gate_up_proj), plain(down_proj),
-                                                      pre_activations_AG);
+    y_TD = forward<decltype(scalar), decltype(tiles)>(
+        plain(x_TD), plain(gates_TE), pairs, plain(gate_up_proj), plain(down_proj), pre_activations_AG);
   });
   return y_TD.to(x_TD.scalar_type());
 }

@@ -1,5 +1,5 @@
-// What moe_ffn's CPU forward and backward share: the pairs of each expert, row blocks over the threads, packed
-// weights.
+// What moe_ffn's CPU forward and backward share: the pairs of each expert, row blocks over the threads,
+// packed weights.
 #pragma once
 
 #include <algorithm>

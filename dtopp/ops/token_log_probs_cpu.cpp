@@ -55,9 +55,8 @@ std::tuple<at::Tensor, at::Tensor> log_probs_cpu(const at::Tensor& x_TD, const a
   const at::Tensor greedy_T = at::empty({x_TD.size(0)}, real.dtype(at::kLong));
   const at::Tensor targets = targets_T.contiguous();
   dispatch(x_TD, [&](auto scalar, auto tiles) {
-    fill_log_probs<decltype(scalar), decltype(tiles)>(plain(x_TD), plain(weight_VD),
-                                                      targets.const_data_ptr<int64_t>(), tokens, log_probs_T,
-                                                      greedy_T);
+    fill_log_probs<decltype(scalar), decltype(tiles)>(
+        plain(x_TD), plain(weight_VD), targets.const_data_ptr<int64_t>(), tokens, log_probs_T, greedy_T);
   });
   return {log_probs_T, greedy_T};
 }

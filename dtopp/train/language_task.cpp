@@ -13,12 +13,7 @@ std::vector<TokenStream> open_streams(const std::vector<std::string>& paths, con
   std::vector<TokenStream> streams;
   for (const std::string& path : paths) {
     streams.push_back(TokenStream::open(path, /*verify=*/true, model.vocab_size));
-    const int64_t largest = streams.back().max_token();
-    if (largest >= model.vocab_size) {
-      throw UsageError(path + ": token id " + std::to_string(largest) + " does not fit model.vocab_size " +
-                       std::to_string(model.vocab_size) +
-                       ": raise model.vocab_size, or prepare the text again");
-    }
+    streams.back().require_ids_below(model.vocab_size);
   }
   return streams;
 }

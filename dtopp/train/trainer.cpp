@@ -60,37 +60,25 @@ void Trainer::record_controller() {
   state_.per_layer = controller_.per_layer();
 }
 
-RoutingInputs Trainer::routing_inputs() const {
-  RoutingInputs inputs;
-  for (int64_t layer = 0; layer < task_.num_routed_layers; ++layer) {
-    inputs.threshold.push_back(at::scalar_tensor(controller_.threshold(layer), at::kDouble));
+void Trainer::record_inputs(const RoutingInputs& inputs, StepResult& result) const {
+  for (const at::Tensor& threshold : inputs.threshold) result.thresholds.push_back(threshold.item<double>());
+  if (config_.routing.normalization != Normalization::kDynamic) return;
+  for (const ParameterSpec& spec : store_.specs()) {
+    if (spec.name.ends_with("mlp.gate.scale"))
+      result.scales.push_back(store_.master(spec.name).item<double>());
   }
-  return inputs;
 }
 
-std::optional<StepResult> Trainer::step(const std::function<bool()>& stop) {
-  const double begin = now();
-  const int64_t micro_batches = config_.training.global_batch_size / config_.training.micro_batch_size;
-  StepResult result;
-  result.activations = ActivationStatistics(task_.num_routed_layers);
-  RoutingInputs inputs = routing_inputs();
-  if (config_.loss.batch_statistics == BatchStatistics::kGlobal) inputs.earlier = &result.activations;
-  for (const at::Tensor& threshold : inputs.threshold) result.thresholds.push_back(threshold.item<double>());
-  if (config_.routing.normalization == Normalization::kDynamic) {
-    for (const ParameterSpec& spec : store_.specs()) {
-      if (spec.name.ends_with("mlp.gate.scale"))
-        result.scales.push_back(store_.master(spec.name).item<double>());
-    }
-  }
-
-  store_.clear_gradients();
+bool Trainer::accumulate_gradients(const RoutingInputs& inputs, const std::function<bool()>& stop,
+                                   StepResult& result) {
+  const int64_t size = config_.training.micro_batch_size;
+  const int64_t micro_batches = config_.training.global_batch_size / size;
   LossSums sums;
   for (int64_t micro = 0; micro < micro_batches; ++micro) {
-    if (stop()) return std::nullopt;
+    if (stop()) return false;
     const double wait = now();
-    const auto position =
-        static_cast<uint64_t>(state_.sample_position + micro * config_.training.micro_batch_size);
-    const at::Tensor batch = task_.training_batch(position, config_.training.micro_batch_size);
+    const at::Tensor batch =
+        task_.training_batch(static_cast<uint64_t>(state_.sample_position + micro * size), size);
     result.data_seconds += now() - wait;
     const BatchLosses losses = losses_(batch, inputs);
     (losses.total / static_cast<double>(micro_batches)).backward();
@@ -99,7 +87,18 @@ std::optional<StepResult> Trainer::step(const std::function<bool()>& stop) {
     result.activations.add(losses.activations);
   }
   sums.mean_into(result, micro_batches);
+  return true;
+}
 
+std::optional<StepResult> Trainer::step(const std::function<bool()>& stop) {
+  const double begin = now();
+  StepResult result;
+  result.activations = ActivationStatistics(task_.num_routed_layers);
+  RoutingInputs inputs = routing_inputs(controller_, task_.num_routed_layers);
+  if (config_.loss.batch_statistics == BatchStatistics::kGlobal) inputs.earlier = &result.activations;
+  record_inputs(inputs, result);
+  store_.clear_gradients();
+  if (!accumulate_gradients(inputs, stop, result)) return std::nullopt;
   apply_gradients(result);
   state_.sample_position += config_.training.global_batch_size;
   state_.tokens += config_.training.global_batch_size * task_.tokens_per_sample;
@@ -134,7 +133,7 @@ std::optional<ValidationResult> Trainer::validate(int64_t tokens, const std::fun
   const uint64_t samples = std::min(wanted, task_.validation_samples);
   ValidationResult result;
   result.activations = ActivationStatistics(task_.num_routed_layers);
-  const RoutingInputs inputs = routing_inputs();
+  const RoutingInputs inputs = routing_inputs(controller_, task_.num_routed_layers);
   for (uint64_t index = 0; index < samples;) {
     if (stop()) return std::nullopt;
     const auto count = static_cast<int64_t>(

@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "dtopp/moe/threshold_controller.h"
 #include "dtopp/train/parameter_store.h"
 #include "dtopp/train/task.h"
 
@@ -53,7 +52,11 @@ class Trainer {
   const TrainingTask& task() const { return task_; }
 
  private:
-  RoutingInputs routing_inputs() const;
+  // What the step that begins now uses, recorded in its result.
+  void record_inputs(const RoutingInputs& inputs, StepResult& result) const;
+  // Runs the model forward and backward over the step's micro-batches; false when `stop` became true.
+  bool accumulate_gradients(const RoutingInputs& inputs, const std::function<bool()>& stop,
+                            StepResult& result);
   // Ends a step whose gradients are there: updates parameters and controller, or skips where anything is not
   // finite.
   void apply_gradients(StepResult& result);

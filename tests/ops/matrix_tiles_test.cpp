@@ -37,9 +37,9 @@ struct Shape {
 };
 
 // Around the edges of tiles, strips, panels and blocks of every instruction set.
-const std::vector<Shape> kShapes = {{1, 1, 1},    {14, 32, 256}, {15, 33, 257}, {13, 31, 255}, {6, 16, 16},
-                                    {29, 65, 40}, {5, 70, 600},  {112, 8, 512}, {3, 4, 0},     {0, 4, 4},
-                                    {144, 64, 7}, {130, 128, 64}};
+const std::vector<Shape> kShapes = {{1, 1, 1},   {14, 32, 256}, {15, 33, 257}, {13, 31, 255},
+                                    {6, 16, 16}, {29, 65, 40},  {5, 70, 600},  {112, 8, 512},
+                                    {3, 4, 0},   {0, 4, 4},     {144, 64, 7},  {130, 128, 64}};
 
 template <typename Tiles, Order kOrder, typename Scalar>
 void pack_left(const at::Tensor& a_MK, typename Tiles::Packed* out) {

@@ -9,7 +9,6 @@
 
 #include "dtopp/base/safetensors.h"
 #include "dtopp/models/language_model.h"
-#include "dtopp/moe/threshold_controller.h"
 #include "dtopp/ops/linear.h"
 #include "dtopp/train/checkpoint.h"
 #include "dtopp/train/parameter_store.h"
@@ -53,10 +52,7 @@ void run(char** argv) {
   ThresholdController controller(config.routing, config.model.num_experts, config.model.num_layers);
   if (!config.model.is_dense())
     controller.restore(checkpoint.state().threshold, checkpoint.state().error_sum);
-  RoutingInputs inputs;
-  for (int64_t layer = 0; layer < config.model.num_layers; ++layer) {
-    inputs.threshold.push_back(at::scalar_tensor(controller.threshold(layer), at::kDouble));
-  }
+  const RoutingInputs inputs = routing_inputs(controller, config.model.num_layers);
 
   Output output;
   {

@@ -1,0 +1,155 @@
+#include "dtopp/models/segments.h"
+
+#include <numeric>
+#include <stdexcept>
+
+namespace dtopp {
+namespace {
+
+constexpr int64_t kSmallestCache = 64;  // tokens
+
+// [tokens, H, K] to SDPA's [1, H, tokens, K].
+at::Tensor by_head(const at::Tensor& x_LHK) { return x_LHK.transpose(0, 1).unsqueeze(0); }
+
+at::Tensor attend(const at::Tensor& q_LHK, const at::Tensor& k_LHK, const at::Tensor& v_LHK,
+                  const std::optional<at::Tensor>& mask, bool causal) {
+  return at::scaled_dot_product_attention(by_head(q_LHK), by_head(k_LHK), by_head(v_LHK), mask, 0.0, causal)
+      .squeeze(0)
+      .transpose(0, 1);
+}
+
+}  // namespace
+
+// Attention of every segment over what it continues and itself.
+class SegmentAttention {
+ public:
+  explicit SegmentAttention(std::span<const Segment> segments) : segments_(segments) {
+    int64_t begin = 0;
+    for (size_t i = 0; i < segments.size(); ++i) {
+      const Segment& segment = segments[i];
+      const bool known = segment.parent < static_cast<int64_t>(i);
+      if (!known || (segment.parent != kNoParent && (segment.cache != nullptr || has_prefix(segment.parent))))
+        throw std::invalid_argument("a segment's parent is an earlier one without cache or parent");
+      begin_.push_back(begin);
+      begin += segment.length;
+    }
+    begin_.push_back(begin);
+  }
+
+  int64_t num_tokens() const { return begin_.back(); }
+
+  at::Tensor positions() const {
+    at::Tensor positions_T = at::empty({num_tokens()}, at::kLong);
+    auto* position = positions_T.mutable_data_ptr<int64_t>();
+    for (size_t i = 0; i < segments_.size(); ++i) {
+      std::iota(position + begin_[i], position + begin_[i + 1], prefix_length(segments_[i]));
+    }
+    return positions_T;
+  }
+
+  at::Tensor operator()(size_t layer, const Heads& heads) {
+    at::Tensor mixed_THK = at::empty_like(heads.q_THK);
+    for (size_t i = 0; i < segments_.size();) {
+      const size_t last = segments_[i].parent == kNoParent ? i + 1 : end_of_siblings(i);
+      const int64_t begin = begin_[i], length = begin_[last] - begin;
+      const Heads own{heads.q_THK.narrow(0, begin, length), heads.k_THK.narrow(0, begin, length),
+                      heads.v_THK.narrow(0, begin, length)};
+      at::Tensor out = mixed_THK.narrow(0, begin, length);
+      if (length > 0) out.copy_(attend_to(i, last, layer, heads, own));
+      i = last;
+    }
+    return mixed_THK;
+  }
+
+  void extend_caches() const {
+    for (const Segment& segment : segments_) {
+      if (segment.cache != nullptr) segment.cache->length_ += segment.length;
+    }
+  }
+
+ private:
+  bool has_prefix(int64_t index) const {
+    return segments_[index].cache != nullptr || segments_[index].parent != kNoParent;
+  }
+  int64_t prefix_length(const Segment& segment) const {
+    if (segment.parent != kNoParent) return segments_[segment.parent].length;
+    return segment.cache != nullptr ? segment.cache->length() : 0;
+  }
+  size_t end_of_siblings(size_t first) const {
+    size_t last = first;
+    while (last < segments_.size() && segments_[last].parent == segments_[first].parent) ++last;
+    return last;
+  }
+
+  at::Tensor attend_to(size_t first, size_t last, size_t layer, const Heads& all, const Heads& own) const {
+    const Segment& segment = segments_[first];
+    if (segment.parent != kNoParent) {
+      const int64_t begin = begin_[segment.parent], length = segments_[segment.parent].length;
+      const at::Tensor k = at::cat({all.k_THK.narrow(0, begin, length), own.k_THK});
+      const at::Tensor v = at::cat({all.v_THK.narrow(0, begin, length), own.v_THK});
+      return attend(own.q_THK, k, v, sibling_mask(first, last), false);
+    }
+    if (segment.cache == nullptr || segment.cache->length() == 0) {
+      if (segment.cache != nullptr) append(*segment.cache, layer, own);
+      return attend(own.q_THK, own.k_THK, own.v_THK, std::nullopt, true);
+    }
+    append(*segment.cache, layer, own);
+    const int64_t before = segment.cache->length(), total = before + segment.length;
+    std::optional<at::Tensor> mask;
+    if (segment.length > 1) {
+      mask = at::ones({segment.length, total}, at::kBool).tril(before);
+    }
+    return attend(own.q_THK, segment.cache->k_LHK_[layer].narrow(0, 0, total),
+                  segment.cache->v_LHK_[layer].narrow(0, 0, total), mask, false);
+  }
+
+  // Siblings see their parent and, each, its own tokens so far.
+  at::Tensor sibling_mask(size_t first, size_t last) const {
+    const int64_t before = segments_[segments_[first].parent].length, total = begin_[last] - begin_[first];
+    const at::Tensor mask = at::zeros({total, before + total}, at::kBool);
+    mask.narrow(1, 0, before).fill_(true);
+    for (size_t i = first; i < last; ++i) {
+      const int64_t begin = begin_[i] - begin_[first], length = segments_[i].length;
+      mask.narrow(0, begin, length)
+          .narrow(1, before + begin, length)
+          .copy_(at::ones({length, length}, at::kBool).tril());
+    }
+    return mask;
+  }
+
+  static void append(KeyValueCache& cache, size_t layer, const Heads& own) {
+    put(cache.k_LHK_[layer], cache.length_, own.k_THK);
+    put(cache.v_LHK_[layer], cache.length_, own.v_THK);
+  }
+
+  static void put(at::Tensor& stored_LHK, int64_t length, const at::Tensor& added_LHK) {
+    const int64_t needed = length + added_LHK.size(0);
+    const int64_t room = stored_LHK.defined() ? stored_LHK.size(0) : 0;
+    if (needed > room) {
+      const int64_t more = std::max({needed, 2 * room, kSmallestCache});
+      const at::Tensor grown = at::empty({more, added_LHK.size(1), added_LHK.size(2)}, added_LHK.options());
+      if (length > 0) grown.narrow(0, 0, length).copy_(stored_LHK.narrow(0, 0, length));
+      stored_LHK = grown;
+    }
+    stored_LHK.narrow(0, length, added_LHK.size(0)).copy_(added_LHK);
+  }
+
+  std::span<const Segment> segments_;
+  std::vector<int64_t> begin_;
+};
+
+HiddenStates segment_states(const LanguageModel& model, const at::Tensor& tokens_T,
+                            std::span<const Segment> segments, const RoutingInputs& inputs) {
+  const at::NoGradGuard no_grad;
+  SegmentAttention attention(segments);
+  if (tokens_T.dim() != 1 || tokens_T.size(0) != attention.num_tokens())
+    throw std::invalid_argument("segments of " + std::to_string(attention.num_tokens()) + " tokens for " +
+                                std::to_string(tokens_T.numel()));
+  HiddenStates states =
+      hidden_states(model, tokens_T, attention.positions(), inputs,
+                    [&](size_t layer, const Heads& heads) { return attention(layer, heads); });
+  attention.extend_caches();
+  return states;
+}
+
+}  // namespace dtopp

@@ -1,0 +1,126 @@
+"""generate and budgets of experts, against the plain PyTorch model."""
+
+import json
+import re
+
+import pytest
+import tiny_language_run
+import tiny_run
+import tokenizers
+import torch
+
+pytestmark = pytest.mark.skipif(not tiny_run.BINARY.exists(), reason=f"{tiny_run.BINARY} is not built")
+
+PROMPT = "The fog came down at noon, and"
+
+
+@pytest.fixture(scope="module", params=["dtop_p", "dtop_p_layer", "dense"])
+def run(request, tmp_path_factory):
+    return tiny_language_run.train(tmp_path_factory.mktemp(request.param), request.param, 128)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return tokenizers.Tokenizer.from_file(str(tiny_language_run.TOKENIZER))
+
+
+def generate(run, *arguments):
+    done = tiny_run.dtopp("generate", run, *arguments)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_greedy_text_is_the_reference_models(run, tokenizer):
+    reference = tiny_language_run.Reference(run)
+    ids = tokenizer.encode(PROMPT).ids
+    generated = []
+    for _ in range(24):
+        token = reference.log_probs(ids + generated)[-1].argmax().item()
+        if token == 0:
+            break
+        generated.append(token)
+    done = generate(run, "--prompt", PROMPT, "--max-tokens", "24", "--temperature", "0")
+    assert done.stdout == tokenizer.decode(generated) + "\n"
+    assert f"{len(generated)} tokens" in done.stderr
+
+
+def test_prompts_side_by_side_are_as_each_by_itself(run, tmp_path):
+    prompts = [PROMPT, "Nobody", "A longer line that says nothing of the kind, at some length"]
+    (tmp_path / "prompts.txt").write_text("\n".join(prompts) + "\n")
+    options = ["--max-tokens", "12", "--temperature", "0"]
+    together = generate(run, "--prompts", tmp_path / "prompts.txt", *options).stdout
+    assert together == "".join(generate(run, "--prompt", prompt, *options).stdout for prompt in prompts)
+
+
+def test_a_seed_repeats_its_text_and_another_gives_another(run):
+    texts = [generate(run, "--prompt", PROMPT, "--temperature", "1.5", "--top-p", "1", "--seed", seed).stdout
+             for seed in (1, 1, 2)]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_a_tiny_top_p_is_greedy(run):
+    greedy = generate(run, "--prompt", PROMPT, "--max-tokens", "12", "--temperature", "0").stdout
+    assert generate(run, "--prompt", PROMPT, "--max-tokens", "12", "--temperature", "1", "--top-p",
+                    "1e-9").stdout == greedy
+
+
+def test_drawn_tokens_have_the_models_probabilities(run, tokenizer):
+    """The first token over many seeds, against the reference's distribution: total variation."""
+    reference = tiny_language_run.Reference(run)
+    expected = reference.log_probs(tokenizer.encode("Nobody").ids)[-1].div(0.5).softmax(-1)
+    top = expected.topk(3)
+    counts = torch.zeros(3)
+    draws = 60
+    for seed in range(draws):
+        text = generate(run, "--prompt", "Nobody", "--max-tokens", "1", "--temperature", "0.5", "--top-p", "1",
+                        "--seed", seed).stdout[:-1]
+        for place, token in enumerate(top.indices.tolist()):
+            counts[place] += text == tokenizer.decode([token])
+    for share, probability in zip(counts / draws, top.values):
+        assert abs(share - probability) < 4 * (probability * (1 - probability) / draws) ** 0.5 + 1 / draws
+
+
+def test_experts_are_shown_beside_the_text(run):
+    if "dense" in str(run):
+        pytest.skip("a dense model has no experts")
+    done = generate(run, "--prompt", PROMPT, "--max-tokens", "8", "--temperature", "0", "--show-experts")
+    numbers = [float(number) for number in re.findall(r"\[(\d+\.\d)\]", done.stdout)]
+    assert numbers and all(1 <= number <= 8 for number in numbers)
+    mean = float(re.search(r"([\d.]+) of 8 experts", done.stderr).group(1))
+    assert min(numbers) - 0.05 <= mean <= max(numbers) + 0.05
+
+
+def perplexity(run, text, *arguments):
+    done = tiny_run.dtopp("evaluate", run, "--tasks", "perplexity", "--text", text, *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_thresholds_are_solved_for_any_budget(run, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text(tiny_language_run.TEXT * 20)
+    if "dense" in str(run):
+        done = tiny_run.dtopp("evaluate", run, "--tasks", "perplexity", "--text", text, "--target-experts", "2")
+        assert done.returncode == 2 and "no threshold" in done.stderr
+        return
+    for target in (1.5, 2, 5):
+        out = perplexity(run, text, "--target-experts", target)
+        mean = float(re.search(r"experts +([\d.]+) a token", out).group(1))
+        assert mean == pytest.approx(target, rel=0.02)
+    sweep = json.loads(perplexity(run, text, "--sweep-target", "2,4", "--json"))["sweep"]
+    assert [entry["target_experts"] for entry in sweep] == [2, 4]
+    assert all(entry["active_experts"] == pytest.approx(entry["target_experts"], rel=0.02) for entry in sweep)
+
+
+@pytest.mark.parametrize("arguments, text", [
+    ([], "--prompt"),
+    (["--prompt", "a", "--prompts", "b"], "not both"),
+    (["--prompt", PROMPT, "--max-tokens", "200"], "sequence length of 128"),
+    (["--prompt", PROMPT, "--target-experts", "2"], "--target-text"),
+    (["--prompt", PROMPT, "--target-text", "x"], "means nothing"),
+])
+def test_a_wrong_call_is_told_in_one_line(run, arguments, text):
+    done = tiny_run.dtopp("generate", run, *arguments)
+    assert done.returncode == 2
+    assert text in done.stderr and done.stderr.count("\n") == 1
+    assert done.stdout == ""
