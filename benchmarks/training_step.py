@@ -9,95 +9,24 @@ stop fell into left out, median of all others. One JSON line a case: tokens/s, t
 import argparse
 import contextlib
 import json
-import os
 import pathlib
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 
-import numpy as np
-import yaml
+from training_side import Side, start_dtopp
 
 HERE = pathlib.Path(__file__).resolve().parent
-BINARY = pathlib.Path(os.environ.get("DTOPP_BINARY", HERE.parent / "build/release/bin/dtopp"))
 FULL = {"hidden_size": 512, "num_layers": 8, "num_heads": 8, "ffn_hidden_size": 256, "num_experts": 64, "active": 8,
         "vocab_size": 50432, "sequence_length": 1024, "batch": 4}
 QUICK = {"hidden_size": 128, "num_layers": 2, "num_heads": 4, "ffn_hidden_size": 64, "num_experts": 16, "active": 4,
          "vocab_size": 4096, "sequence_length": 256, "batch": 2}
-# p_0 that gives about the wanted number at initialisation, where normalised logits are Gaussian: no settling needed.
-THRESHOLD = {8: 0.415, 4: 0.58}
-
-
-class Side:
-    """A process that trains and writes a line a step; it runs only inside steps()."""
-
-    def __init__(self, command, log, lines):
-        self.log, self.lines = log, lines
-        with open(log, "w") as out, open(log.with_suffix(".err"), "w") as errors:
-            self.process = subprocess.Popen(command, stdout=out, stderr=errors)
-        try:
-            self.wait_for(1)  # the first step warms caches and allocators up
-        except BaseException:
-            self.process.kill()
-            raise
-        self.process.send_signal(signal.SIGSTOP)
-
-    def read(self):
-        """Complete lines, parsed."""
-        if not self.lines.exists():
-            return []
-        return [json.loads(line) for line in self.lines.read_text().split("\n")[:-1]]
-
-    def wait_for(self, count):
-        while len(self.read()) < count:
-            if self.process.poll() is not None:
-                sys.exit(f"a side ended early: {self.log.with_suffix('.err').read_text()[-2000:]}")
-            time.sleep(0.01)
-
-    def steps(self, count):
-        """The next `count` whole steps."""
-        done = len(self.read())
-        self.process.send_signal(signal.SIGCONT)
-        self.wait_for(done + 1 + count)
-        self.process.send_signal(signal.SIGSTOP)
-        return self.read()[done + 1:done + 1 + count]
-
-    def peak_bytes(self):
-        status = pathlib.Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(status.split("VmHWM:")[1].split()[0]) * 1024
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.process.kill()
-        self.process.wait()
-
 
 def start_hugging_face(case, precision, implementation, threads, folder):
     log = folder / f"{implementation}.jsonl"
     command = [sys.executable, HERE / "olmoe_steps.py", json.dumps(case), "--implementation", implementation,
                "--precision", precision, "--threads", str(threads)]
     return Side(command, log, log)
-
-
-def start_dtopp(case, precision, threads, folder):
-    np.random.default_rng(1).integers(0, case["vocab_size"], 2_000_000).astype("<u2").tofile(folder / "train.npy")
-    model = {k: v for k, v in case.items() if k not in ("active", "batch")}
-    config = {
-        "name": "training_step", "model": model | {"tie_embeddings": True},
-        "routing": {"method": "dtop_p", "target_experts": case["active"], "threshold": THRESHOLD[case["active"]]},
-        "optimizer": {"lr": 1e-4, "min_lr": 1e-5, "warmup_steps": 0}, "data": {"train": [str(folder / "train.npy")]},
-        "training": {"steps": 100000, "global_batch_size": case["batch"], "micro_batch_size": case["batch"],
-                     "precision": precision, "device": "cpu", "threads": threads},
-        "validation": {"every": 0, "tasks": []}, "checkpoint": {"every": 0}, "logging": {"tensorboard": False},
-        "output": str(folder / "run"),
-    }
-    (folder / "run.yaml").write_text(yaml.safe_dump(config))
-    return Side([BINARY, "train", folder / "run.yaml"], folder / "dtopp.log", folder / "run/metrics.jsonl")
 
 
 def faster_implementation(case, precision, args, folder):
@@ -116,7 +45,7 @@ def measure(case, precision, args, folder):
         start = running.enter_context
         sides = {"hugging_face": start(start_hugging_face(case, precision, implementation, args.threads, folder))}
         if not args.hugging_face_only:
-            sides["dtopp"] = start(start_dtopp(case, precision, args.threads, folder))
+            sides["dtopp"] = start(start_dtopp(case, "dtop_p", precision, args.threads, folder / "dtopp"))
         steps = {name: [] for name in sides}
         for _ in range(args.rounds):
             for name, side in sides.items():

@@ -39,18 +39,23 @@ std::vector<std::string> read_prompts(const Options& options) {
   return prompts;
 }
 
-std::vector<std::vector<int32_t>> encode(const std::vector<std::string>& prompts, const Tokenizer& tokenizer,
-                                         int64_t sequence_length, int64_t max_tokens) {
+struct EncodedPrompts {
   std::vector<std::vector<int32_t>> ids;
+  std::vector<int64_t> room;  // new tokens: what is asked for, or what the model's sequence length leaves
+};
+
+EncodedPrompts encode(const std::vector<std::string>& prompts, const Tokenizer& tokenizer,
+                      int64_t sequence_length, int64_t max_tokens) {
+  EncodedPrompts encoded;
   for (const std::string& prompt : prompts) {
-    ids.push_back(tokenizer.encode(prompt));
-    const auto length = static_cast<int64_t>(ids.back().size());
-    if (length + max_tokens > sequence_length)
-      throw UsageError("a prompt of " + std::to_string(length) + " tokens and --max-tokens " +
-                       std::to_string(max_tokens) + " exceed the model's sequence length of " +
-                       std::to_string(sequence_length));
+    encoded.ids.push_back(tokenizer.encode(prompt));
+    const auto length = static_cast<int64_t>(encoded.ids.back().size());
+    if (length >= sequence_length)
+      throw UsageError("a prompt of " + std::to_string(length) + " tokens leaves no room in the model's " +
+                       "sequence length of " + std::to_string(sequence_length));
+    encoded.room.push_back(std::min(max_tokens, sequence_length - length));
   }
-  return ids;
+  return encoded;
 }
 
 // The text of a growing list of ids, given out as far as it is certain: a character may need several tokens.
@@ -116,7 +121,7 @@ void run(const Options& options) {
   const InferenceModel model = load_model(options.inference, checkpoint);
   const ModelConfig& config = model.config.model;
   const Tokenizer tokenizer = load_tokenizer(options.inference, checkpoint, config.vocab_size);
-  const auto ids = encode(prompts, tokenizer, config.sequence_length, options.max_tokens);
+  const EncodedPrompts encoded = encode(prompts, tokenizer, config.sequence_length, options.max_tokens);
   stop_on_signals();
 
   // One prompt is streamed; several are shown once each is whole, in their order.
@@ -124,17 +129,16 @@ void run(const Options& options) {
   std::vector<Writer> writers(prompts.size(), Writer(tokenizer, options.show_experts, config.num_experts));
   std::vector<std::string> texts(prompts.size());
   const auto begin = std::chrono::steady_clock::now();
-  generate(model, ids, std::vector<int64_t>(prompts.size(), options.max_tokens), options.sampling,
-           [&](const GeneratedToken& token) {
-             if (token.id == tokenizer.end_of_text() || stop_requested()) return false;
-             const std::string text = writers[token.sequence].add(token);
-             if (stream) {
-               std::fwrite(text.data(), 1, text.size(), stdout);
-               std::fflush(stdout);
-             }
-             texts[token.sequence] += text;
-             return true;
-           });
+  generate(model, encoded.ids, encoded.room, options.sampling, [&](const GeneratedToken& token) {
+    if (token.id == tokenizer.end_of_text() || stop_requested()) return false;
+    const std::string text = writers[token.sequence].add(token);
+    if (stream) {
+      std::fwrite(text.data(), 1, text.size(), stdout);
+      std::fflush(stdout);
+    }
+    texts[token.sequence] += text;
+    return true;
+  });
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   int64_t tokens = 0;
   double experts = 0;
@@ -163,7 +167,8 @@ void add_generate(CLI::App& app) {
   verb->add_option("--prompt", options->prompt, "the text to continue");
   verb->add_option("--prompts", options->prompts_file,
                    "a file with one prompt a line, computed side by side");
-  verb->add_option("--max-tokens", options->max_tokens, "new tokens of each prompt at most")
+  verb->add_option("--max-tokens", options->max_tokens,
+                   "new tokens of each prompt at most (and what the model's sequence length leaves)")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
   verb->add_option("--temperature", options->sampling.temperature, "0: the likeliest token each time")

@@ -5,6 +5,7 @@
 
 #include "cli/stop_signals.h"
 #include "cli/verbs.h"
+#include "dtopp/eval/probes.h"
 #include "dtopp/moe/gain_guard.h"
 #include "dtopp/train/progress.h"
 #include "dtopp/train/run.h"
@@ -31,14 +32,19 @@ void run(const Options& options) {
   observer.step = [&](int64_t step, const StepResult& result, const StepRates& rates) {
     std::fprintf(stderr, "%s\n", console_line(config, step, result, rates).c_str());
   };
-  observer.validation = [&](int64_t step, const ValidationResult& result) {
-    std::string line = "validation at step " + std::to_string(step) + ": loss " + std::to_string(result.loss);
-    if (result.activations.num_layers() > 0) {
-      line += ", active experts " + std::to_string(result.activations.summary().mean);
+  observer.validation = [&](int64_t step, const ValidationResult* loss, const ProbeResults& accuracies) {
+    std::string line = "validation at step " + std::to_string(step) + ":";
+    if (loss != nullptr) line += " loss " + std::to_string(loss->loss);
+    if (loss != nullptr && loss->activations.num_layers() > 0) {
+      line += ", active experts " + std::to_string(loss->activations.summary().mean);
+    }
+    for (const auto& [task, accuracy] : accuracies) {
+      line += (line.ends_with(":") ? " " : ", ") + task + " " + std::to_string(100 * accuracy) + " %";
     }
     message(line);
   };
-  const RunSummary summary = run_training(config, observer, stop_requested);
+  const RunSummary summary =
+      run_training(config, observer, stop_requested, make_probes(config, stop_requested));
   if (summary.already_complete) message(summary.directory.string() + " is complete: nothing left to train");
   std::printf("run         %s\n", summary.directory.c_str());
   std::printf("steps       %lld\n", static_cast<long long>(summary.steps));

@@ -25,6 +25,16 @@ std::string title_with_shots(const Task& task) {
 
 }  // namespace
 
+Tally tally(const TaskRequests& requests, size_t index, std::span<const Scores> scores) {
+  Tally counts;
+  for (size_t n = 0; n < scores.size(); ++n) {
+    const TaskItem& item = requests.data_sets[index].items[requests.requests[index][n].index];
+    counts.correct += judge(requests.task, item, scores[n]).correct ? 1 : 0;
+    counts.items += 1;
+  }
+  return counts;
+}
+
 TaskResult summarize(const Task& task, std::span<const Tally> data_sets) {
   TaskResult result{.task = task};
   const auto count = static_cast<double>(data_sets.size());

@@ -12,6 +12,7 @@
 #include "dtopp/eval/answers.h"
 #include "dtopp/eval/prompts.h"
 #include "dtopp/eval/task.h"
+#include "dtopp/eval/task_requests.h"
 
 namespace dtopp {
 
@@ -28,6 +29,9 @@ struct TaskResult {
   double standard_error = 0;  // of the accuracy, were the items drawn at random: sqrt(a (1 - a) / n)
   int64_t items = 0;
 };
+
+// Of the requests of data set `index`, in their order.
+Tally tally(const TaskRequests& requests, size_t index, std::span<const Scores> scores);
 
 // The unweighted mean over the data sets (categories of MMLU); each must have an item.
 TaskResult summarize(const Task& task, std::span<const Tally> data_sets);

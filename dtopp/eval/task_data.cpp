@@ -142,7 +142,8 @@ std::vector<DataSet> load_task(const Task& task, const fs::path& directory) {
     return std::move(file.data_sets);
   }
   throw DataError((directory / task.name).string() +
-                  ".jsonl.zst: no such file; --data names the folder with the task files");
+                  ".jsonl.zst: no such file; --data (validation.task_data in a configuration) names the "
+                  "folder with the task files");
 }
 
 }  // namespace dtopp

@@ -64,13 +64,11 @@ std::optional<std::vector<Tally>> run_task(const InferenceModel& model, const To
         [&](size_t scored) { hooks.progress(std::string(requests.task.name), done + scored, total); },
         hooks.stop);
     if (scores.size() < requests.requests[i].size()) return std::nullopt;
-    Tally& tally = tallies.emplace_back();
-    for (size_t n = 0; n < scores.size(); ++n) {
+    tallies.push_back(tally(requests, i, scores));
+    for (size_t n = 0; n < scores.size() && !options.parts.empty(); ++n) {
       const Request& request = requests.requests[i][n];
       const Answer answer = judge(requests.task, data.items[request.index], scores[n]);
-      tally.correct += answer.correct ? 1 : 0;
-      tally.items += 1;
-      if (!options.parts.empty()) dump += dump_line(requests.task, data, request, &scores[n], &answer) + "\n";
+      dump += dump_line(requests.task, data, request, &scores[n], &answer) + "\n";
     }
     done += scores.size();
   }

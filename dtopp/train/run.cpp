@@ -9,6 +9,7 @@
 #include "dtopp/train/matrix_rate.h"
 #include "dtopp/train/metrics.h"
 #include "dtopp/train/plan.h"
+#include "dtopp/train/run_records.h"
 
 namespace dtopp {
 namespace {
@@ -33,12 +34,6 @@ uint64_t process_memory(const std::string& key) {
   return 0;
 }
 
-std::string layer_key(size_t layer, const char* name) {
-  char text[64];
-  std::snprintf(text, sizeof text, "layer_%02zu/%s", layer, name);
-  return text;
-}
-
 void refuse_other_configuration(const RunConfig& config) {
   const fs::path path = fs::path(config.output) / "config.yaml";
   if (!fs::exists(path)) return;
@@ -54,8 +49,9 @@ void refuse_other_configuration(const RunConfig& config) {
 
 class Run {
  public:
-  Run(const RunConfig& config, const RunObserver& observer, const std::function<bool()>& stop)
-      : config_(config), observer_(observer), stop_(stop), directory_(config.output) {}
+  Run(const RunConfig& config, const RunObserver& observer, const std::function<bool()>& stop,
+      const Probes& probes)
+      : config_(config), observer_(observer), stop_(stop), probes_(probes), directory_(config.output) {}
 
   RunSummary train();
 
@@ -68,7 +64,6 @@ class Run {
   void save();
   [[noreturn]] void stop_here();
   StepRates rates(const StepResult& result);
-  MetricRecord record_of(const StepResult& result, const StepRates& rates) const;
   MetricRecord new_record() const {
     return {trainer_->state().step, trainer_->state().tokens, wall_time(), {}};
   }
@@ -81,6 +76,7 @@ class Run {
   const RunConfig& config_;
   const RunObserver& observer_;
   const std::function<bool()>& stop_;
+  const Probes& probes_;
   fs::path directory_;
   std::optional<Trainer> trainer_;
   std::optional<MetricsWriter> metrics_;
@@ -155,7 +151,10 @@ void Run::train_step() {
   const TrainingState& state = trainer_->state();
   const bool last = finished();
   if (config_.logging.every > 0 && (state.step % config_.logging.every == 0 || last || result->skipped)) {
-    metrics_->write(record_of(*result, speed));
+    MetricRecord record = new_record();
+    add_step(*result, state.skipped_steps, config_.routing, record);
+    add_rates(speed, result->data_seconds / result->seconds, record);
+    metrics_->write(record);
     if (observer_.step) observer_.step(state.step, *result, speed);
   }
   if (result->skipped) {
@@ -188,72 +187,37 @@ StepRates Run::rates(const StepResult& result) {
   return speed;
 }
 
-MetricRecord Run::record_of(const StepResult& result, const StepRates& rates) const {
-  MetricRecord record = new_record();
-  auto& values = record.values;
-  values.emplace_back("train/loss", result.loss);
-  for (const auto& [name, value] : result.losses) values.emplace_back("train/" + name, value);
-  values.emplace_back("train/lr", result.lr);
-  values.emplace_back("train/grad_norm", result.grad_norm);
-  values.emplace_back("train/skipped_steps", static_cast<double>(trainer_->state().skipped_steps));
-  if (!result.thresholds.empty()) {
-    const bool has_threshold = config_.routing.method != RoutingMethod::kTopK;
-    const auto add = [&](const std::string& prefix, const ActivationSummary& summary) {
-      values.emplace_back(prefix + "active_experts", summary.mean);
-      values.emplace_back(prefix + "active_experts_std", summary.deviation);
-      values.emplace_back(prefix + "imbalance", summary.imbalance);
-      values.emplace_back(prefix + "dead_experts", static_cast<double>(summary.dead_experts));
-    };
-    add("moe/", result.activations.summary());
-    if (has_threshold) {
-      double mean = 0;
-      for (const double p : result.thresholds) mean += p / static_cast<double>(result.thresholds.size());
-      const bool shared = config_.routing.scope == ThresholdScope::kGlobal;
-      values.emplace_back("moe/threshold", shared ? result.thresholds[0] : mean);
-    }
-    for (size_t layer = 0; layer < result.thresholds.size(); ++layer) {
-      add("moe/" + layer_key(layer, ""), result.activations.summary(static_cast<int64_t>(layer)));
-      if (has_threshold)
-        values.emplace_back("moe/" + layer_key(layer, "threshold"), result.thresholds[layer]);
-      if (!result.scales.empty())
-        values.emplace_back("moe/" + layer_key(layer, "scale"), result.scales[layer]);
-    }
-  }
-  values.emplace_back("throughput/tokens_per_second", rates.tokens_per_second);
-  values.emplace_back("throughput/tflops", rates.tflops);
-  values.emplace_back("throughput/mfu", rates.mfu);
-  values.emplace_back("throughput/data_share", result.data_seconds / result.seconds);
-  values.emplace_back("memory/resident_bytes", static_cast<double>(rates.memory_bytes));
-  values.emplace_back("memory/peak_bytes", static_cast<double>(rates.memory_peak_bytes));
-  return record;
-}
-
 // Before the first step, every validation.every steps and after the last one.
 bool Run::validation_is_due() const {
   const TrainingState& state = trainer_->state();
-  if (config_.validation.every == 0 || trainer_->task().validation_samples == 0) return false;
+  const bool something = trainer_->task().validation_samples > 0 || probes_;
+  if (config_.validation.every == 0 || !something) return false;
   if (state.last_validation_step == state.step) return false;
   return state.step % config_.validation.every == 0 || finished();
 }
 
 void Run::validate() {
-  const std::optional<ValidationResult> result = trainer_->validate(config_.validation.tokens, stop_);
-  if (!result) stop_here();
+  std::optional<ValidationResult> loss;
+  if (trainer_->task().validation_samples > 0) {
+    loss = trainer_->validate(config_.validation.tokens, stop_);
+    if (!loss) stop_here();
+  }
+  ProbeResults accuracies;
+  if (probes_) {
+    auto measured = probes_([this](const std::string& name) { return trainer_->parameters().master(name); },
+                            trainer_->routing());
+    if (!measured) stop_here();
+    accuracies = std::move(*measured);
+  }
   MetricRecord record = new_record();
-  record.values.emplace_back("val/loss", result->loss);
-  if (result->activations.num_layers() > 0) {
-    const ActivationSummary all = result->activations.summary();
-    record.values.emplace_back("val/active_experts", all.mean);
-    record.values.emplace_back("val/active_experts_std", all.deviation);
-    for (int64_t layer = 0; layer < result->activations.num_layers(); ++layer) {
-      record.values.emplace_back("val/" + layer_key(static_cast<size_t>(layer), "active_experts"),
-                                 result->activations.summary(layer).mean);
-    }
+  if (loss) add_validation(*loss, record);
+  for (const auto& [task, accuracy] : accuracies) {
+    record.values.emplace_back("eval/" + task + "/accuracy", accuracy);
   }
   metrics_->write(record);
   trainer_->mark_validated();
   unsaved_ = true;
-  if (observer_.validation) observer_.validation(record.step, *result);
+  if (observer_.validation) observer_.validation(record.step, loss ? &*loss : nullptr, accuracies);
 }
 
 void Run::save() {
@@ -273,17 +237,12 @@ void Run::stop_here() {
 }  // namespace
 
 RunSummary run_training(const RunConfig& config, const RunObserver& observer,
-                        const std::function<bool()>& stop) {
-  if (!config.validation.tasks.empty()) {
-    throw UsageError(
-        "validation.tasks: this version measures validation loss only; remove the tasks or override "
-        "validation.tasks=[]");
-  }
+                        const std::function<bool()>& stop, const Probes& probes) {
   if (config.training.device == Device::kCuda) {
     throw UsageError("training.device: this build has no CUDA support; use cpu or auto");
   }
   if (config.training.threads > 0) at::set_num_threads(static_cast<int>(config.training.threads));
-  return Run(config, observer, stop).train();
+  return Run(config, observer, stop, probes).train();
 }
 
 }  // namespace dtopp

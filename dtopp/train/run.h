@@ -3,7 +3,10 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "dtopp/train/trainer.h"
 
@@ -19,11 +22,17 @@ struct StepRates {
   uint64_t memory_peak_bytes = 0;  // the most it ever was
 };
 
+// Accuracies by task, measured at each validation from the fp32 parameters and the thresholds of the moment;
+// nullopt where a stop was asked for.
+using ProbeResults = std::vector<std::pair<std::string, double>>;
+using Probes = std::function<std::optional<ProbeResults>(const ParameterLookup&, const RoutingInputs&)>;
+
 // What a run tells its caller while it goes on; all may be empty.
 struct RunObserver {
   std::function<void(const std::string&)> message;
   std::function<void(int64_t step, const StepResult&, const StepRates&)> step;
-  std::function<void(int64_t step, const ValidationResult&)> validation;
+  // `loss` is null where there is no validation data.
+  std::function<void(int64_t step, const ValidationResult* loss, const ProbeResults&)> validation;
 };
 
 struct RunSummary {
@@ -39,6 +48,6 @@ struct RunSummary {
 // directory holds another configuration's run or another process writes it; NumericalError after
 // training.max_skips non-finite steps in a row; DataError when something cannot be read or written.
 RunSummary run_training(const RunConfig& config, const RunObserver& observer,
-                        const std::function<bool()>& stop);
+                        const std::function<bool()>& stop, const Probes& probes = {});
 
 }  // namespace dtopp

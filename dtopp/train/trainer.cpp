@@ -94,7 +94,7 @@ std::optional<StepResult> Trainer::step(const std::function<bool()>& stop) {
   const double begin = now();
   StepResult result;
   result.activations = ActivationStatistics(task_.num_routed_layers);
-  RoutingInputs inputs = routing_inputs(controller_, task_.num_routed_layers);
+  RoutingInputs inputs = routing();
   if (config_.loss.batch_statistics == BatchStatistics::kGlobal) inputs.earlier = &result.activations;
   record_inputs(inputs, result);
   store_.clear_gradients();
@@ -133,7 +133,7 @@ std::optional<ValidationResult> Trainer::validate(int64_t tokens, const std::fun
   const uint64_t samples = std::min(wanted, task_.validation_samples);
   ValidationResult result;
   result.activations = ActivationStatistics(task_.num_routed_layers);
-  const RoutingInputs inputs = routing_inputs(controller_, task_.num_routed_layers);
+  const RoutingInputs inputs = routing();
   for (uint64_t index = 0; index < samples;) {
     if (stop()) return std::nullopt;
     const auto count = static_cast<int64_t>(

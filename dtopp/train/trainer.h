@@ -48,6 +48,8 @@ class Trainer {
   void mark_validated() { state_.last_validation_step = state_.step; }
 
   const TrainingState& state() const { return state_; }
+  // The thresholds of the coming step.
+  RoutingInputs routing() const { return routing_inputs(controller_, task_.num_routed_layers); }
   const ParameterStore& parameters() const { return store_; }
   const TrainingTask& task() const { return task_; }
 

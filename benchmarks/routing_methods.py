@@ -1,0 +1,48 @@
+"""Is a varying number of experts dearer than a fixed one? Whole training steps of DTop-p against Top-k at the same mean,
+200 in turn (hidden 256, 4 layers, 64 experts of 128, 8 active, vocabulary 8,192, 4 x 512 tokens). One JSON line.
+
+Each method trains in a process of its own, stopped while the other one runs; the step a stop fell into is left out.
+"""
+
+import argparse
+import contextlib
+import json
+import pathlib
+import statistics
+import tempfile
+
+from training_side import start_dtopp
+
+CASE = {"hidden_size": 256, "num_layers": 4, "num_heads": 4, "ffn_hidden_size": 128, "num_experts": 64, "active": 8,
+        "vocab_size": 8192, "sequence_length": 512, "batch": 4}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=5, help="steps of a method in one round")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--precision", default="fp32")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as running:
+        sides = {method: running.enter_context(start_dtopp(CASE, method, args.precision, args.threads,
+                                                           pathlib.Path(folder) / method))
+                 for method in ("top_k", "dtop_p")}
+        steps = {method: [] for method in sides}
+        for _ in range(args.rounds):
+            for method, side in sides.items():
+                steps[method] += side.steps(args.steps)
+    tokens = CASE["batch"] * CASE["sequence_length"]
+    seconds = {method: statistics.median(tokens / step["throughput/tokens_per_second"] for step in taken)
+               for method, taken in steps.items()}
+    print(json.dumps({
+        "case": "routing_methods", "precision": args.precision, "threads": args.threads,
+        "steps": sum(map(len, steps.values())),
+        "active_experts": {m: round(statistics.mean(s["moe/active_experts"] for s in taken), 3)
+                           for m, taken in steps.items()},
+        "seconds": {method: round(value, 4) for method, value in seconds.items()},
+        "dtop_p_against_top_k": round(seconds["dtop_p"] / seconds["top_k"], 4)}))
+
+
+if __name__ == "__main__":
+    main()

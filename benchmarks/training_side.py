@@ -1,0 +1,83 @@
+"""A process that trains, stopped (SIGSTOP) while another one runs, so that two can be timed in turn."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import yaml
+
+HERE = pathlib.Path(__file__).resolve().parent
+BINARY = pathlib.Path(os.environ.get("DTOPP_BINARY", HERE.parent / "build/release/bin/dtopp"))
+# p_0 that gives about the wanted number at initialisation, where normalised logits are Gaussian: no settling needed.
+THRESHOLD = {8: 0.415, 4: 0.58}
+
+
+class Side:
+    """A process that trains and writes a line a step; it runs only inside steps()."""
+
+    def __init__(self, command, log, lines):
+        self.log, self.lines = log, lines
+        with open(log, "w") as out, open(log.with_suffix(".err"), "w") as errors:
+            self.process = subprocess.Popen(command, stdout=out, stderr=errors)
+        try:
+            self.wait_for(1)  # the first step warms caches and allocators up
+        except BaseException:
+            self.process.kill()
+            raise
+        self.process.send_signal(signal.SIGSTOP)
+
+    def read(self):
+        """Complete lines, parsed."""
+        if not self.lines.exists():
+            return []
+        return [json.loads(line) for line in self.lines.read_text().split("\n")[:-1]]
+
+    def wait_for(self, count):
+        while len(self.read()) < count:
+            if self.process.poll() is not None:
+                sys.exit(f"a side ended early: {self.log.with_suffix('.err').read_text()[-2000:]}")
+            time.sleep(0.01)
+
+    def steps(self, count):
+        """The next `count` whole steps."""
+        done = len(self.read())
+        self.process.send_signal(signal.SIGCONT)
+        self.wait_for(done + 1 + count)
+        self.process.send_signal(signal.SIGSTOP)
+        return self.read()[done + 1:done + 1 + count]
+
+    def peak_bytes(self):
+        status = pathlib.Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(status.split("VmHWM:")[1].split()[0]) * 1024
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait()
+
+
+def start_dtopp(case, method, precision, threads, folder):
+    """`case`: the model's keys, `active` experts a token and the `batch`; `method`: top_k or dtop_p."""
+    folder.mkdir(parents=True)
+    np.random.default_rng(1).integers(0, case["vocab_size"], 2_000_000).astype("<u2").tofile(folder / "train.npy")
+    model = {k: v for k, v in case.items() if k not in ("active", "batch")}
+    routing = {"method": "dtop_p", "target_experts": case["active"], "threshold": THRESHOLD[case["active"]]}
+    if method == "top_k":
+        routing = {"method": "top_k", "top_k": case["active"]}
+    config = {
+        "name": "training_step", "model": model | {"tie_embeddings": True}, "routing": routing,
+        "optimizer": {"lr": 1e-4, "min_lr": 1e-5, "warmup_steps": 0}, "data": {"train": [str(folder / "train.npy")]},
+        "training": {"steps": 100000, "global_batch_size": case["batch"], "micro_batch_size": case["batch"],
+                     "precision": precision, "device": "cpu", "threads": threads},
+        "validation": {"every": 0, "tasks": []}, "checkpoint": {"every": 0}, "logging": {"tensorboard": False},
+        "output": str(folder / "run"),
+    }
+    (folder / "run.yaml").write_text(yaml.safe_dump(config))
+    return Side([BINARY, "train", folder / "run.yaml"], folder / "dtopp.log", folder / "run/metrics.jsonl")

@@ -1,0 +1,78 @@
+#include "dtopp/eval/probes.h"
+
+#include <limits>
+
+#include "dtopp/base/errors.h"
+#include "dtopp/eval/results.h"
+#include "dtopp/eval/scoring.h"
+#include "dtopp/eval/task_requests.h"
+
+namespace dtopp {
+namespace {
+
+Tokenizer training_tokenizer(const DataConfig& data) {
+  for (const std::string& folder : data.train) {
+    const auto path = std::filesystem::path(folder) / "tokenizer.json";
+    if (std::filesystem::is_regular_file(path)) return Tokenizer::load(path);
+  }
+  throw UsageError(
+      "validation.tasks needs training data with a tokenizer.json (dtopp prepare text makes it): " +
+      std::string("data.train names none"));
+}
+
+std::string joined(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : ",") + name;
+  return text;
+}
+
+struct PreparedProbes {
+  RunConfig config;
+  Tokenizer tokenizer;
+  std::vector<TaskRequests> tasks;
+};
+
+// nullopt when stopped.
+std::optional<double> accuracy(const PreparedProbes& probes, const InferenceModel& model,
+                               const TaskRequests& requests, const std::function<bool()>& stop) {
+  const int64_t batch_tokens = probes.config.training.micro_batch_size * probes.config.model.sequence_length;
+  std::vector<Tally> tallies;
+  for (size_t i = 0; i < requests.data_sets.size(); ++i) {
+    const auto scores = score_requests(
+        model, probes.tokenizer, requests.requests[i], batch_tokens, [](size_t /*done*/) {}, stop);
+    if (scores.size() < requests.requests[i].size()) return std::nullopt;
+    tallies.push_back(tally(requests, i, scores));
+  }
+  return summarize(requests.task, tallies).accuracy;
+}
+
+}  // namespace
+
+Probes make_probes(const RunConfig& config, const std::function<bool()>& stop) {
+  if (config.validation.tasks.empty() || config.validation.every == 0) return {};
+  const std::vector<Task> tasks = select_tasks(joined(config.validation.tasks));
+  auto probes = std::make_shared<PreparedProbes>(
+      PreparedProbes{config, training_tokenizer(config.data), std::vector<TaskRequests>()});
+  const int64_t limit =
+      config.validation.task_limit > 0 ? config.validation.task_limit : std::numeric_limits<int64_t>::max();
+  for (const Task& task : tasks) {
+    probes->tasks.push_back(prepare_requests(task, config.validation.task_data, probes->tokenizer, limit));
+    require_sequence_length(probes->tasks.back(), config.model.sequence_length);
+  }
+  return [probes, stop](const ParameterLookup& parameter,
+                        const RoutingInputs& routing) -> std::optional<ProbeResults> {
+    const at::NoGradGuard no_grad;
+    const InferenceModel model{probes->config,
+                               bind_language_model(probes->config.model, probes->config.routing, parameter),
+                               routing};
+    ProbeResults results;
+    for (const TaskRequests& requests : probes->tasks) {
+      const auto share = accuracy(*probes, model, requests, stop);
+      if (!share) return std::nullopt;
+      results.emplace_back(requests.task.name, *share);
+    }
+    return results;
+  };
+}
+
+}  // namespace dtopp

@@ -1,0 +1,74 @@
+#include "dtopp/train/run_records.h"
+
+#include <cstdio>
+
+namespace dtopp {
+namespace {
+
+std::string layer_key(size_t layer, const char* name) {
+  char text[64];
+  std::snprintf(text, sizeof text, "layer_%02zu/%s", layer, name);
+  return text;
+}
+
+void add_activations(const std::string& prefix, const ActivationSummary& summary, MetricRecord& record) {
+  record.values.emplace_back(prefix + "active_experts", summary.mean);
+  record.values.emplace_back(prefix + "active_experts_std", summary.deviation);
+  record.values.emplace_back(prefix + "imbalance", summary.imbalance);
+  record.values.emplace_back(prefix + "dead_experts", static_cast<double>(summary.dead_experts));
+}
+
+void add_routing(const StepResult& result, const RoutingConfig& routing, MetricRecord& record) {
+  auto& values = record.values;
+  const bool has_threshold = routing.method != RoutingMethod::kTopK;
+  add_activations("moe/", result.activations.summary(), record);
+  if (has_threshold) {
+    double mean = 0;
+    for (const double p : result.thresholds) mean += p / static_cast<double>(result.thresholds.size());
+    const bool shared = routing.scope == ThresholdScope::kGlobal;
+    values.emplace_back("moe/threshold", shared ? result.thresholds[0] : mean);
+  }
+  for (size_t layer = 0; layer < result.thresholds.size(); ++layer) {
+    add_activations("moe/" + layer_key(layer, ""), result.activations.summary(static_cast<int64_t>(layer)),
+                    record);
+    if (has_threshold) values.emplace_back("moe/" + layer_key(layer, "threshold"), result.thresholds[layer]);
+    if (!result.scales.empty()) values.emplace_back("moe/" + layer_key(layer, "scale"), result.scales[layer]);
+  }
+}
+
+}  // namespace
+
+void add_step(const StepResult& result, int64_t skipped_steps, const RoutingConfig& routing,
+              MetricRecord& record) {
+  auto& values = record.values;
+  values.emplace_back("train/loss", result.loss);
+  for (const auto& [name, value] : result.losses) values.emplace_back("train/" + name, value);
+  values.emplace_back("train/lr", result.lr);
+  values.emplace_back("train/grad_norm", result.grad_norm);
+  values.emplace_back("train/skipped_steps", static_cast<double>(skipped_steps));
+  if (!result.thresholds.empty()) add_routing(result, routing, record);
+}
+
+void add_rates(const StepRates& rates, double data_share, MetricRecord& record) {
+  auto& values = record.values;
+  values.emplace_back("throughput/tokens_per_second", rates.tokens_per_second);
+  values.emplace_back("throughput/tflops", rates.tflops);
+  values.emplace_back("throughput/mfu", rates.mfu);
+  values.emplace_back("throughput/data_share", data_share);
+  values.emplace_back("memory/resident_bytes", static_cast<double>(rates.memory_bytes));
+  values.emplace_back("memory/peak_bytes", static_cast<double>(rates.memory_peak_bytes));
+}
+
+void add_validation(const ValidationResult& result, MetricRecord& record) {
+  record.values.emplace_back("val/loss", result.loss);
+  if (result.activations.num_layers() == 0) return;
+  const ActivationSummary all = result.activations.summary();
+  record.values.emplace_back("val/active_experts", all.mean);
+  record.values.emplace_back("val/active_experts_std", all.deviation);
+  for (int64_t layer = 0; layer < result.activations.num_layers(); ++layer) {
+    record.values.emplace_back("val/" + layer_key(static_cast<size_t>(layer), "active_experts"),
+                               result.activations.summary(layer).mean);
+  }
+}
+
+}  // namespace dtopp

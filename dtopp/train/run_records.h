@@ -1,0 +1,19 @@
+// What a step and a validation put into metrics.jsonl: the names of docs/files.md.
+#pragma once
+
+#include "dtopp/train/metrics.h"
+#include "dtopp/train/run.h"
+
+namespace dtopp {
+
+// train/…, and where there are routers moe/… in all and by layer.
+void add_step(const StepResult& result, int64_t skipped_steps, const RoutingConfig& routing,
+              MetricRecord& record);
+
+// throughput/… and memory/…; data_share: part of the step spent waiting for data.
+void add_rates(const StepRates& rates, double data_share, MetricRecord& record);
+
+// val/….
+void add_validation(const ValidationResult& result, MetricRecord& record);
+
+}  // namespace dtopp

@@ -1,0 +1,60 @@
+"""Tasks measured while a model trains: they change nothing of the training, and say what evaluate says."""
+
+import json
+import os
+
+import pytest
+import tiny_language_run
+import tiny_run
+
+DATA = tiny_run.ROOT / os.environ.get("DTOPP_DATA", "../shared") / "eval/data"
+pytestmark = [pytest.mark.skipif(not tiny_run.BINARY.exists(), reason=f"{tiny_run.BINARY} is not built"),
+              pytest.mark.skipif(not DATA.is_dir(), reason=f"{DATA} is not there")]
+PROBES = ["validation.every=2", "validation.tasks=[hellaswag,arc_easy]", f"validation.task_data={DATA}",
+          "validation.task_limit=20"]
+
+
+@pytest.fixture(scope="module", params=["dtop_p", "dense"])
+def runs(request, tmp_path_factory):
+    with_probes = tmp_path_factory.mktemp("with_" + request.param)
+    without = tmp_path_factory.mktemp("without_" + request.param)
+    return (tiny_language_run.train(with_probes, request.param, 384, *PROBES),
+            tiny_language_run.train(without, request.param, 384))
+
+
+def test_a_run_with_probes_equals_one_without_bit_for_bit(runs):
+    def steps(run):
+        return [line for line in tiny_run.timeless(tiny_run.metrics(run)) if "train/loss" in line]
+
+    assert steps(runs[0]) == steps(runs[1])
+    last = [run / "checkpoints/step-00000004" for run in runs]
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert (last[0] / name).read_bytes() == (last[1] / name).read_bytes()
+    states = [json.loads((path / "state.json").read_text()) for path in last]
+    for state in states:
+        state.pop("last_validation_step")
+    assert states[0] == states[1]
+
+
+def test_accuracies_are_written_at_each_validation_and_are_those_of_evaluate(runs):
+    lines = [line for line in tiny_run.metrics(runs[0]) if "eval/hellaswag/accuracy" in line]
+    assert [line["step"] for line in lines] == [0, 2, 4]
+    done = tiny_run.dtopp("evaluate", runs[0], "--tasks", "hellaswag,arc_easy", "--data", DATA, "--limit", "20", "--json")
+    assert done.returncode == 0, done.stderr
+    for task, result in json.loads(done.stdout)["tasks"].items():
+        assert lines[-1][f"eval/{task}/accuracy"] == result["accuracy"]
+
+
+@pytest.mark.parametrize("override, status, text", [
+    ("validation.tasks=[hellaswagg]", 2, "did you mean hellaswag?"),
+    ("validation.task_data=/nowhere", 3, "arc_easy.jsonl"),
+    ("model.sequence_length=16", 2, "model.sequence_length is 16"),
+])
+def test_wrong_probes_end_a_run_before_its_first_step(runs, tmp_path, override, status, text):
+    tokens = runs[0].parent / "tokens"
+    config = tiny_run.make(tmp_path)
+    done = tiny_run.dtopp("train", config, "model.vocab_size=50304", "model.sequence_length=384",
+                          f"data.train=[{tokens}]", "data.validation=[]", *PROBES, override)
+    assert done.returncode == status, done.stderr
+    assert text in done.stderr and done.stderr.count("\n") == 1
+    assert not (tmp_path / "run").exists()
