@@ -106,7 +106,7 @@ class SegmentAttention {
   // Siblings see their parent and, each, its own tokens so far.
   at::Tensor sibling_mask(size_t first, size_t last) const {
     const int64_t before = segments_[segments_[first].parent].length, total = begin_[last] - begin_[first];
-    const at::Tensor mask = at::zeros({total, before + total}, at::kBool);
+    at::Tensor mask = at::zeros({total, before + total}, at::kBool);
     mask.narrow(1, 0, before).fill_(true);
     for (size_t i = first; i < last; ++i) {
       const int64_t begin = begin_[i] - begin_[first], length = segments_[i].length;
