@@ -1,4 +1,4 @@
-// What the CPU kernels that multiply share: the tiles for a tensor's type, memory for each thread.
+// What the CPU kernels that multiply share: the tiles for a tensor's type, packing of rows, memory in parts.
 #pragma once
 
 #include <algorithm>
@@ -14,19 +14,27 @@ inline int64_t even_part(int64_t count, int64_t most, int64_t unit) {
   return std::max(round_up((count + parts - 1) / parts, unit), unit);
 }
 
-// Each thread's part of a buffer.
+// A buffer in parts of equal size: one for each thread, say, or each expert of a group.
 template <typename Number>
-struct ThreadBuffers {
+struct BufferParts {
   at::Tensor buffer;
   int64_t size;
 
-  ThreadBuffers(int64_t threads, int64_t numbers, const at::TensorOptions& options)
-      : buffer(at::empty({threads * round_up(numbers, 16)},
+  BufferParts(int64_t parts, int64_t numbers, const at::TensorOptions& options)
+      : buffer(at::empty({parts * round_up(numbers, 16)},
                          options.dtype(c10::CppTypeToScalarType<Number>::value))),
         size(round_up(numbers, 16)) {}
 
-  Number* of(int64_t thread) const { return buffer.mutable_data_ptr<Number>() + thread * size; }
+  Number* of(int64_t part) const { return buffer.mutable_data_ptr<Number>() + part * size; }
 };
+
+// The left side of a product, row by row: row(m) points to K numbers.
+template <typename Tiles, typename Row>
+void pack_left_rows(const Row& row, int64_t M, int64_t K, typename Tiles::Packed* packed) {
+  run_widest([&] {
+    for (int64_t m = 0; m < M; ++m) Tiles::pack_left_row(row(m), m, M, K, packed);
+  });
+}
 
 // Calls body with the tensors' type and the tiles that multiply it.
 template <typename Body>

@@ -35,9 +35,9 @@ struct LossBuffers {
   using Real = typename Tiles::Real;
   LogitBuffers<Tiles> forward;
   at::Tensor logits;  // [blocks, rows, kBlockColumns]; a block a share without gradients
-  ThreadBuffers<typename Tiles::Packed> x_ND;  // the chunk's rows, packed as the right side; one for all
-  ThreadBuffers<typename Tiles::Packed> grad_logits;  // a block of them, packed either way
-  ThreadBuffers<Real> grad_x_ND;
+  BufferParts<typename Tiles::Packed> x_ND;         // the chunk's rows, packed as the right side; one for all
+  BufferParts<typename Tiles::Packed> grad_logits;  // a block of them, packed either way
+  BufferParts<Real> grad_x_ND;
 
   LossBuffers(int64_t rows, int64_t hidden, int64_t vocabulary, const LossOptions& options,
               const at::TensorOptions& tensor)
@@ -68,14 +68,13 @@ struct LossInputs {
 
 // Turns the exponentials of a block into d loss / d logits: factor * softmax - share at the target.
 template <typename Real>
-void form_gradient(const TokenChunk& chunk, const std::vector<LogitSums<Real>>& sums, const Real* highest,
+void form_gradient(const TokenChunk& chunk, const std::vector<double>& lse_N, const Real* highest,
                    const LossInputs& in, int64_t first, int64_t columns, Real* exponentials) {
   run_widest([&] {
     for (int64_t n = 0; n < chunk.rows; ++n) {
       Real* row = exponentials + n * kBlockColumns;
-      const double lse = sums[n].lse();
-      const double factor = in.share * (1 + 2 * in.options.z_weight * lse);
-      const Real scale = static_cast<Real>(factor * std::exp(highest[n] - lse));
+      const double factor = in.share * (1 + 2 * in.options.z_weight * lse_N[n]);
+      const Real scale = static_cast<Real>(factor * std::exp(highest[n] - lse_N[n]));
 #pragma omp simd
       for (int64_t v = 0; v < columns; ++v) row[v] *= scale;
       const int64_t target = chunk.targets[chunk.tokens[n]] - first;
@@ -100,11 +99,7 @@ template <typename Tiles, typename Scalar, typename Real>
 void add_x_gradient(const Real* gradient, const Scalar* weight, const TokenChunk& chunk, int64_t columns,
                     int64_t hidden, int64_t share, bool add, const LossBuffers<Tiles>& buffers) {
   auto *left = buffers.grad_logits.of(share), *right = buffers.forward.weight.of(share);
-  run_widest([&] {
-    for (int64_t n = 0; n < chunk.rows; ++n) {
-      Tiles::pack_left_row(gradient + n * kBlockColumns, n, chunk.rows, columns, left);
-    }
-  });
+  pack_left_rows<Tiles>([&](int64_t n) { return gradient + n * kBlockColumns; }, chunk.rows, columns, left);
   Tiles::pack_right_rows([&](int64_t v) { return weight + v * hidden; }, columns, hidden, 0, hidden, right);
   Tiles::template multiply<Order::kRows>(left, right, chunk.rows, hidden, columns,
                                          buffers.grad_x_ND.of(share), hidden, add);
@@ -112,7 +107,7 @@ void add_x_gradient(const Real* gradient, const Scalar* weight, const TokenChunk
 
 // grad_x of the chunk's tokens: the shares' parts, in their order.
 template <typename Scalar, typename Real>
-void sum_x_gradient(const TokenChunk& chunk, const ThreadBuffers<Real>& parts, int64_t shares, int64_t hidden,
+void sum_x_gradient(const TokenChunk& chunk, const BufferParts<Real>& parts, int64_t shares, int64_t hidden,
                     Scalar* grad_x_TD) {
   at::parallel_for(0, chunk.rows, 8, [&](int64_t begin, int64_t end) {
     run_widest([&] {
@@ -130,8 +125,7 @@ void sum_x_gradient(const TokenChunk& chunk, const ThreadBuffers<Real>& parts, i
 }
 
 template <typename Scalar, typename Tiles>
-void add_gradients(const LossInputs& in, const TokenChunk& chunk,
-                   const std::vector<LogitSums<typename Tiles::Real>>& logit_sums,
+void add_gradients(const LossInputs& in, const TokenChunk& chunk, const std::vector<double>& lse_N,
                    const LossBuffers<Tiles>& buffers, LossSums& sums) {
   using Real = typename Tiles::Real;
   const int64_t hidden = in.hidden(), shares = buffers.forward.shares;
@@ -144,8 +138,8 @@ void add_gradients(const LossInputs& in, const TokenChunk& chunk,
   for_vocabulary_blocks<Tiles>(
       in.vocabulary(), shares, [&](int64_t block, int64_t first, int64_t columns, int64_t share) {
         Real* gradient = buffers.block(block);
-        form_gradient(chunk, logit_sums, buffers.forward.highest.data() + block * chunk.rows, in, first,
-                      columns, gradient);
+        form_gradient(chunk, lse_N, buffers.forward.highest.data() + block * chunk.rows, in, first, columns,
+                      gradient);
         if (in.options.need_weight) {
           add_weight_gradient(gradient, chunk, columns, hidden, share, buffers,
                               sums.grad_weight_VD.mutable_data_ptr<Real>() + first * hidden);
@@ -177,11 +171,13 @@ LossSums sum_chunks(const LossInputs& in, const int64_t* targets, const std::vec
         chunk, buffers.forward, [&](int64_t block, int64_t share) {
           return buffers.block(in.options.need_gradient() ? block : share);
         });
+    std::vector<double> lse_N;
     for (const LogitSums<Real>& row : logit_sums) {
-      sums.nll += row.lse() - row.target;
-      sums.z += row.lse() * row.lse();
+      const double lse = lse_N.emplace_back(row.lse());
+      sums.nll += lse - row.target;
+      sums.z += lse * lse;
     }
-    if (in.options.need_gradient()) add_gradients<Scalar>(in, chunk, logit_sums, buffers, sums);
+    if (in.options.need_gradient()) add_gradients<Scalar>(in, chunk, lse_N, buffers, sums);
   }
   return sums;
 }

@@ -97,10 +97,10 @@ template <typename Tiles>
 struct LogitBuffers {
   using Real = typename Tiles::Real;
   int64_t shares;
-  ThreadBuffers<typename Tiles::Packed> weight;  // a block of it, packed either way
-  ThreadBuffers<typename Tiles::Packed> x_ND;    // the chunk's rows, packed as the left side; one for all
-  std::vector<LogitSums<Real>> sums;             // [shares, rows]
-  std::vector<Real> highest;                     // [blocks, rows]: what was subtracted from a block's logits
+  BufferParts<typename Tiles::Packed> weight;  // a block of it, packed either way
+  BufferParts<typename Tiles::Packed> x_ND;    // the chunk's rows, packed as the left side; one for all
+  std::vector<LogitSums<Real>> sums;           // [shares, rows]
+  std::vector<Real> highest;                   // [blocks, rows]: what was subtracted from a block's logits
 
   LogitBuffers(int64_t rows, int64_t hidden, int64_t vocabulary, const at::TensorOptions& options)
       : shares(std::min<int64_t>(at::get_num_threads(), std::max<int64_t>(logit_blocks(vocabulary), 1))),
@@ -120,11 +120,8 @@ std::vector<LogitSums<typename Tiles::Real>> form_logits(const Scalar* x_TD, con
                                                          const TokenChunk& chunk,
                                                          LogitBuffers<Tiles>& buffers, const Place& place) {
   using Real = typename Tiles::Real;
-  run_widest([&] {
-    for (int64_t n = 0; n < chunk.rows; ++n) {
-      Tiles::pack_left_row(x_TD + chunk.tokens[n] * hidden, n, chunk.rows, hidden, buffers.x_ND.of(0));
-    }
-  });
+  pack_left_rows<Tiles>([&](int64_t n) { return x_TD + chunk.tokens[n] * hidden; }, chunk.rows, hidden,
+                        buffers.x_ND.of(0));
   std::fill(buffers.sums.begin(), buffers.sums.end(), LogitSums<Real>());
   for_vocabulary_blocks<Tiles>(
       vocabulary, buffers.shares, [&](int64_t block, int64_t first, int64_t columns, int64_t share) {

@@ -109,12 +109,7 @@ void multiply_edge(const Real* left, const Real* right, int64_t rows, int64_t co
   constexpr int64_t kColumns = Regs::template kColumns<Real>;
   alignas(64) std::array<Real, Regs::kRows * kColumns> tile;
   multiply_strip<Real, Regs, kOrder>(left, right, right, rows, depth, tile.data(), kColumns, false);
-  for (int64_t m = 0; m < rows; ++m) {
-    for (int64_t n = 0; n < columns; ++n) {
-      const Real sum = tile[m * kColumns + n];
-      C[m * ldc + n] = add ? C[m * ldc + n] + sum : sum;
-    }
-  }
+  put_tile(tile.data(), kColumns, rows, columns, C, ldc, add);
 }
 
 template <typename Real, typename Regs, Order kOrder>
@@ -212,27 +207,16 @@ template <typename Regs, typename Scalar, typename Real>
 
 template <typename Real>
 TileShape VectorTiles<Real>::shape() {
-  const auto shape = []<typename Regs>(Regs) {
-    return TileShape{Regs::kRows, Regs::template kColumns<Real>};
-  };
-  switch (widest_simd()) {
-    case Simd::kAvx512:
-      return shape(Avx512Registers{});
-    case Simd::kAvx2:
-      return shape(Avx2Registers{});
-    case Simd::kBaseline:
-      break;
-  }
-  return shape(BaselineRegisters{});
+  TileShape shape{};
+  run_with_registers([&]<typename Regs>(Regs) { shape = {Regs::kRows, Regs::template kColumns<Real>}; });
+  return shape;
 }
 
 template <typename Real>
 template <Order kOrder>
 void VectorTiles<Real>::multiply(const Packed* left, const Packed* right, int64_t M, int64_t N, int64_t K,
                                  Real* C, int64_t ldc, bool add) {
-  if (K == 0 && !add) {
-    for (int64_t m = 0; m < M; ++m) std::fill_n(C + m * ldc, N, Real(0));
-  }
+  if (K == 0) return clear_unless_added(M, N, C, ldc, add);
   run_with_registers([&](auto registers) {
     multiply_blocks<Real, decltype(registers), kOrder>(left, right, M, N, K, C, ldc, add);
   });

@@ -108,7 +108,25 @@ struct VectorTiles {
 template <typename From, typename To>
 [[gnu::always_inline]] inline void copy_converted(const From* from, To* to, int64_t count) {
 #pragma omp simd
-  for (int64_t i = 0; i < count; ++i) store(to + i, static_cast<To>(load(from[i])));
+  for (int64_t i = 0; i < count; ++i) store(to + i, load(from[i]));
+}
+
+// C, or nothing where it is added to: a product over no k.
+template <typename Real>
+void clear_unless_added(int64_t M, int64_t N, Real* C, int64_t ldc, bool add) {
+  for (int64_t m = 0; m < M && !add; ++m) std::fill_n(C + m * ldc, N, Real(0));
+}
+
+// A tile of which C has only some rows and columns; the tile's rows are `width` numbers apart.
+template <typename Real>
+void put_tile(const Real* tile, int64_t width, int64_t rows, int64_t columns, Real* C, int64_t ldc,
+              bool add) {
+  for (int64_t m = 0; m < rows; ++m) {
+    for (int64_t n = 0; n < columns; ++n) {
+      const Real sum = tile[m * width + n];
+      C[m * ldc + n] = add ? C[m * ldc + n] + sum : sum;
+    }
+  }
 }
 
 // kCount numbers, or fewer where fewer are left.

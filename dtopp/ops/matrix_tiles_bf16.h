@@ -56,7 +56,7 @@ struct Bfloat16Tiles {
             continue;
           }
           const auto* from = column(k);
-          for (int64_t m = 0; m < M; ++m) store(packed + m * stride + k, static_cast<float>(load(from[m])));
+          for (int64_t m = 0; m < M; ++m) store(packed + m * stride + k, load(from[m]));
         }
       }
     });
@@ -73,8 +73,8 @@ struct Bfloat16Tiles {
           Packed* to = packed + n * 2 * pairs + pair * 2 * kPanel;
           const int64_t count = std::min(kPanel, N - n);
           for (int64_t i = 0; i < count; ++i) {
-            store(to + 2 * i, static_cast<float>(load(even[n + i])));
-            store(to + 2 * i + 1, odd == nullptr ? 0.0F : static_cast<float>(load(odd[n + i])));
+            store(to + 2 * i, load(even[n + i]));
+            store(to + 2 * i + 1, odd == nullptr ? 0.0F : load(odd[n + i]));
           }
           std::fill(to + 2 * count, to + 2 * kPanel, Packed(0));
         }
@@ -92,8 +92,7 @@ struct Bfloat16Tiles {
           Packed* to = packed + n * 2 * pairs + 2 * i;
           for (int64_t k = 0; k < 2 * pairs; ++k) {
             const bool inside = n + i < N && k < K;
-            store(to + k / 2 * 2 * kPanel + k % 2,
-                  inside ? static_cast<float>(load(transposed[(n + i) * K + k])) : 0.0F);
+            store(to + k / 2 * 2 * kPanel + k % 2, inside ? load(transposed[(n + i) * K + k]) : 0.0F);
           }
         }
       }
@@ -104,10 +103,7 @@ struct Bfloat16Tiles {
   static void multiply(const Packed* left, const Packed* right, int64_t M, int64_t N, int64_t K, Real* C,
                        int64_t ldc, bool add) {
     const int64_t depth = round_up(K, 2);
-    if (K == 0 && !add) {
-      for (int64_t m = 0; m < M; ++m) std::fill_n(C + m * ldc, N, Real(0));
-    }
-    if (K == 0) return;
+    if (K == 0) return clear_unless_added(M, N, C, ldc, add);
     for (int64_t m = 0; m < M; m += kStrip) {
       const int64_t rows = std::min(kStrip, M - m);
       for (int64_t n = 0; n < N; n += kPanel) {
@@ -128,12 +124,7 @@ struct Bfloat16Tiles {
     alignas(64) std::array<Real, kStrip * kPanel> tile;
     Kernel::multiply(round_up(rows, kUnit), kPanel, depth, depth, kPanel, kPanel, false, strip, panel,
                      tile.data());
-    for (int64_t m = 0; m < rows; ++m) {
-      for (int64_t n = 0; n < columns; ++n) {
-        const Real sum = tile[m * kPanel + n];
-        C[m * ldc + n] = add ? C[m * ldc + n] + sum : sum;
-      }
-    }
+    put_tile(tile.data(), kPanel, rows, columns, C, ldc, add);
   }
 };
 

@@ -39,9 +39,9 @@ struct BackwardInputs {
 template <typename Tiles>
 struct BackwardBuffers {
   using Real = typename Tiles::Real;
-  at::Tensor d_pre_NG, scaled_NF;                     // the rows of a group
-  ThreadBuffers<typename Tiles::Packed> left, right;  // packed
-  ThreadBuffers<Real> da_NF, dx_ND, sum;
+  at::Tensor d_pre_NG, scaled_NF;                   // the rows of a group
+  BufferParts<typename Tiles::Packed> left, right;  // packed
+  BufferParts<Real> da_NF, dx_ND, sum;
 
   BackwardBuffers(int64_t group_rows, int64_t threads, int64_t hidden, int64_t ffn,
                   const at::TensorOptions& options)
@@ -71,7 +71,8 @@ void backward_block(const BackwardInputs& in, const Assignment& pairs, const Row
   const int64_t hidden = in.hidden, ffn = in.ffn, experts = in.gates_TE.size(1), rows = block.rows;
   const int64_t* tokens = pairs.token_A.data() + block.pair;
   typename Tiles::Packed* left = buffers.left.of(block.share);
-  pack_gathered<Tiles>(in.grad_y_TD.const_data_ptr<Scalar>(), tokens, rows, hidden, left);
+  const Scalar* dy = in.grad_y_TD.const_data_ptr<Scalar>();
+  pack_left_rows<Tiles>([&](int64_t n) { return dy + tokens[n] * hidden; }, rows, hidden, left);
   Real* da = buffers.da_NF.of(block.share);
   Tiles::template multiply<Order::kRows>(left, down, rows, ffn, hidden, da, ffn, false);
   const Scalar* pre = in.pre_activations_AG.const_data_ptr<Scalar>() + block.pair * 2 * ffn;
@@ -186,10 +187,12 @@ void backward(const BackwardInputs& in, const Assignment& pairs, const at::Tenso
   const auto groups = group_experts(pairs, in.gates_TE.size(1));
   const int64_t threads = std::max(thread_shares(tokens), thread_shares(most_rows(groups)));
   const BackwardBuffers<Tiles> buffers(most_rows(groups), threads, hidden, ffn, options);
-  const PackedWeights<Tiles> gate_up(2 * ffn, hidden, options), down(hidden, ffn, options);
+  using Weights = BufferParts<typename Tiles::Packed>;
+  const Weights gate_up(kGroupExperts, Tiles::right_size(2 * ffn, hidden), options);
+  const Weights down(kGroupExperts, Tiles::right_size(hidden, ffn), options);
   const auto pack = [&](const at::Tensor& weight, const ExpertGroup& group, const auto& out) {
     const int64_t K = weight.size(1), N = weight.size(2);
-    pack_weights(pairs, group, N, out, [&](int64_t e, int64_t begin, int64_t end, auto* packed) {
+    pack_weights<Tiles>(pairs, group, N, out, [&](int64_t e, int64_t begin, int64_t end, auto* packed) {
       const Scalar* from = weight.const_data_ptr<Scalar>() + e * K * N;
       Tiles::pack_right_rows([&](int64_t k) { return from + k * N; }, K, N, begin, end, packed);
     });
@@ -199,8 +202,8 @@ void backward(const BackwardInputs& in, const Assignment& pairs, const at::Tenso
     pack(down_proj, group, down);
     for_row_blocks<Tiles>(pairs, group, tokens, [&](const RowBlock& block) {
       const int64_t e = block.expert - group.first;
-      backward_block<Scalar, Tiles>(in, pairs, block, block.pair - group.pair, gate_up.expert(e),
-                                    down.expert(e), buffers, grad);
+      backward_block<Scalar, Tiles>(in, pairs, block, block.pair - group.pair, gate_up.of(e), down.of(e),
+                                    buffers, grad);
     });
     weight_gradients<Scalar, Tiles>(in, pairs, group, buffers, grad);
   }

@@ -26,8 +26,8 @@ void activate(const Real* pre_NG, int64_t rows, int64_t ffn, Real* row_F, typena
 template <typename Tiles>
 struct ForwardBuffers {
   using Real = typename Tiles::Real;
-  ThreadBuffers<typename Tiles::Packed> x_ND, act_NF;  // packed
-  ThreadBuffers<Real> pre_NG, act_F, y_ND;
+  BufferParts<typename Tiles::Packed> x_ND, act_NF;  // packed
+  BufferParts<Real> pre_NG, act_F, y_ND;
 
   ForwardBuffers(int64_t threads, int64_t hidden, int64_t ffn, const at::TensorOptions& options)
       : x_ND(threads, Tiles::template left_size<Order::kRows>(Tiles::kLargestBlock, hidden), options),
@@ -49,7 +49,9 @@ void forward_block(const ForwardTensors& t, const Assignment& pairs, const RowBl
   using Real = typename Tiles::Real;
   const int64_t hidden = t.x_TD.size(1), experts = t.gates_TE.size(1), share = block.share;
   const int64_t* tokens = pairs.token_A.data() + block.pair;
-  pack_gathered<Tiles>(t.x_TD.const_data_ptr<Scalar>(), tokens, block.rows, hidden, buffers.x_ND.of(share));
+  const Scalar* x = t.x_TD.const_data_ptr<Scalar>();
+  pack_left_rows<Tiles>([&](int64_t n) { return x + tokens[n] * hidden; }, block.rows, hidden,
+                        buffers.x_ND.of(share));
   Scalar* saved = nullptr;
   if (t.pre_activations_AG.defined()) {
     saved = t.pre_activations_AG.mutable_data_ptr<Scalar>() + block.pair * 2 * ffn;
@@ -76,20 +78,23 @@ at::Tensor forward(const at::Tensor& x_TD, const at::Tensor& gates_TE, const Ass
   const int64_t tokens = x_TD.size(0), hidden = x_TD.size(1), ffn = down_proj.size(2);
   const ForwardTensors t{x_TD, gates_TE, at::zeros(x_TD.sizes(), gates_TE.options()), pre_activations_AG};
   const ForwardBuffers<Tiles> buffers(thread_shares(tokens), hidden, ffn, x_TD.options());
-  const PackedWeights<Tiles> gate_up(hidden, 2 * ffn, x_TD.options()), down(ffn, hidden, x_TD.options());
+  using Weights = BufferParts<typename Tiles::Packed>;
+  const Weights gate_up(kGroupExperts, Tiles::right_size(hidden, 2 * ffn), x_TD.options());
+  const Weights down(kGroupExperts, Tiles::right_size(ffn, hidden), x_TD.options());
   const Scalar* gate_up_EGD = gate_up_proj.const_data_ptr<Scalar>();
   const Scalar* down_EDF = down_proj.const_data_ptr<Scalar>();
   for (const ExpertGroup& group : group_experts(pairs, gates_TE.size(1))) {
     if (group.rows == 0) continue;
-    pack_weights(pairs, group, 2 * ffn, gate_up, [&](int64_t e, int64_t begin, int64_t end, auto* out) {
-      Tiles::pack_right_transposed(gate_up_EGD + e * 2 * ffn * hidden, hidden, 2 * ffn, begin, end, out);
-    });
-    pack_weights(pairs, group, hidden, down, [&](int64_t e, int64_t begin, int64_t end, auto* out) {
+    pack_weights<Tiles>(
+        pairs, group, 2 * ffn, gate_up, [&](int64_t e, int64_t begin, int64_t end, auto* out) {
+          Tiles::pack_right_transposed(gate_up_EGD + e * 2 * ffn * hidden, hidden, 2 * ffn, begin, end, out);
+        });
+    pack_weights<Tiles>(pairs, group, hidden, down, [&](int64_t e, int64_t begin, int64_t end, auto* out) {
       Tiles::pack_right_transposed(down_EDF + e * hidden * ffn, ffn, hidden, begin, end, out);
     });
     for_row_blocks<Tiles>(pairs, group, tokens, [&](const RowBlock& block) {
       const int64_t e = block.expert - group.first;
-      forward_block<Scalar, Tiles>(t, pairs, block, gate_up.expert(e), down.expert(e), ffn, buffers);
+      forward_block<Scalar, Tiles>(t, pairs, block, gate_up.of(e), down.of(e), ffn, buffers);
     });
   }
   return t.y_TD;

@@ -79,47 +79,20 @@ void for_row_blocks(const Assignment& pairs, const ExpertGroup& group, int64_t t
   });
 }
 
-// The weights of a group, packed as the right side of a product.
-template <typename Tiles>
-struct PackedWeights {
-  at::Tensor buffer;
-  int64_t size;  // of one expert
-
-  PackedWeights(int64_t K, int64_t N, const at::TensorOptions& options)
-      : buffer(at::empty({kGroupExperts * Tiles::right_size(K, N)},
-                         options.dtype(c10::CppTypeToScalarType<typename Tiles::Packed>::value))),
-        size(Tiles::right_size(K, N)) {}
-
-  typename Tiles::Packed* expert(int64_t index) const {
-    return buffer.mutable_data_ptr<typename Tiles::Packed>() + index * size;
-  }
-};
-
-// Packs the weights of those experts of the group that have pairs; pack(expert, first column, last column,
-// destination) does so for some panels of one.
+// Packs the weights of those experts of the group that have pairs, each into its part; pack(expert, first
+// column, last column, destination) does so for some panels of one.
 template <typename Tiles, typename Pack>
 void pack_weights(const Assignment& pairs, const ExpertGroup& group, int64_t N,
-                  const PackedWeights<Tiles>& out, const Pack& pack) {
+                  const BufferParts<typename Tiles::Packed>& out, const Pack& pack) {
   const int64_t columns = Tiles::shape().columns, panels = round_up(N, columns) / columns;
   at::parallel_for(0, group.experts() * panels, 1, [&](int64_t begin, int64_t end) {
     while (begin < end) {
       const int64_t e = begin / panels, stop = std::min(end, (e + 1) * panels);
       if (pairs.count(group.first + e) > 0) {
         pack(group.first + e, (begin - e * panels) * columns, std::min(N, (stop - e * panels) * columns),
-             out.expert(e));
+             out.of(e));
       }
       begin = stop;
-    }
-  });
-}
-
-// Row n: numbers of x[tokens[n]], packed as the left side of a product.
-template <typename Tiles, typename Scalar>
-void pack_gathered(const Scalar* x_TD, const int64_t* tokens, int64_t rows, int64_t width,
-                   typename Tiles::Packed* packed) {
-  run_widest([&] {
-    for (int64_t n = 0; n < rows; ++n) {
-      Tiles::pack_left_row(x_TD + tokens[n] * width, n, rows, width, packed);
     }
   });
 }

@@ -31,7 +31,7 @@ void fill_log_probs(const at::Tensor& x_TD, const at::Tensor& weight_VD, const i
   if (total == 0) return;
   const int64_t rows = even_part(total, kTokensPerChunk, 1);
   LogitBuffers<Tiles> buffers(rows, hidden, vocabulary, x_TD.options());
-  const ThreadBuffers<Real> logits(buffers.shares, rows * kBlockColumns, x_TD.options());
+  const BufferParts<Real> logits(buffers.shares, rows * kBlockColumns, x_TD.options());
   Real* log_probs = log_probs_T.mutable_data_ptr<Real>();
   int64_t* greedy = greedy_T.mutable_data_ptr<int64_t>();
   for (int64_t first = 0; first < total; first += rows) {
