@@ -3,7 +3,7 @@ PRESET ?= release
 BUILD  := build/$(PRESET)
 JOBS   ?= $(shell nproc)
 
-.PHONY: help quickstart test build bench format tidy clean
+.PHONY: help quickstart test nightly build bench format tidy clean
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,6 +25,10 @@ build:  ## install what is missing, build the program (PRESET=release|debug|sani
 .build-dtopp:
 	@cmake --preset $(PRESET) >$(BUILD).log 2>&1 || { cat $(BUILD).log; exit 1; }
 	@cmake --build $(BUILD) --target dtopp dtopp_ops -j $(JOBS)
+
+nightly: test tidy  ## the suite, clang-tidy over every source file, 10,000 random cases of the ops
+	@OMP_WAIT_POLICY=passive DTOPP_DIFFERENTIAL_CASES=3334 .venv/bin/python -m pytest -q \
+	  tests/python/test_ops_differential.py
 
 bench:  ## benchmarks side by side with peers, one JSON line a case
 	@scripts/setup.sh test

@@ -13,8 +13,19 @@ import yaml
 
 HERE = pathlib.Path(__file__).resolve().parent
 BINARY = pathlib.Path(os.environ.get("DTOPP_BINARY", HERE.parent / "build/release/bin/dtopp"))
-# p_0 that gives about the wanted number at initialisation, where normalised logits are Gaussian: no settling needed.
-THRESHOLD = {8: 0.415, 4: 0.58}
+
+
+def starting_threshold(experts, active):
+    """p_0 that gives about `active` of the experts at initialisation, where normalised logits are Gaussian."""
+    logits = np.random.default_rng(1).standard_normal((4000, experts))
+    logits = (logits - logits.mean(-1, keepdims=True)) / logits.std(-1, keepdims=True)
+    prob = -np.sort(-np.exp(logits) / np.exp(logits).sum(-1, keepdims=True))
+    before = prob.cumsum(-1) - prob
+    low, high = 0.0, 1.0
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (middle, high) if (before < middle).sum(-1).mean() < active else (low, middle)
+    return round(max(low, 0.05), 4)
 
 
 class Side:
@@ -64,17 +75,23 @@ class Side:
 
 
 def start_dtopp(case, method, precision, threads, folder):
-    """`case`: the model's keys, `active` experts a token and the `batch`; `method`: top_k or dtop_p."""
+    """`case`: the model's keys, `active` experts a token, the `batch` and, where it has several, the `micro_batch`;
+    `method`: dense, top_k or dtop_p."""
     folder.mkdir(parents=True)
     np.random.default_rng(1).integers(0, case["vocab_size"], 2_000_000).astype("<u2").tofile(folder / "train.npy")
-    model = {k: v for k, v in case.items() if k not in ("active", "batch")}
-    routing = {"method": "dtop_p", "target_experts": case["active"], "threshold": THRESHOLD[case["active"]]}
-    if method == "top_k":
+    model = {k: v for k, v in case.items() if k not in ("active", "batch", "micro_batch")}
+    if method == "dense":
+        model["num_experts"] = 1
+        routing = {}
+    elif method == "top_k":
         routing = {"method": "top_k", "top_k": case["active"]}
+    else:
+        routing = {"method": "dtop_p", "target_experts": case["active"],
+                   "threshold": starting_threshold(case["num_experts"], case["active"])}
     config = {
         "name": "training_step", "model": model | {"tie_embeddings": True}, "routing": routing,
         "optimizer": {"lr": 1e-4, "min_lr": 1e-5, "warmup_steps": 0}, "data": {"train": [str(folder / "train.npy")]},
-        "training": {"steps": 100000, "global_batch_size": case["batch"], "micro_batch_size": case["batch"],
+        "training": {"steps": 100000, "global_batch_size": case["batch"], "micro_batch_size": case.get("micro_batch", case["batch"]),
                      "precision": precision, "device": "cpu", "threads": threads},
         "validation": {"every": 0, "tasks": []}, "checkpoint": {"every": 0}, "logging": {"tensorboard": False},
         "output": str(folder / "run"),

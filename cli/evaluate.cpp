@@ -10,6 +10,14 @@ namespace dtopp::cli {
 namespace {
 
 // What would be ignored is more likely a mistake.
+void refuse_idle_options(const EvaluateOptions& options) {
+  if (options.sweep.empty()) return;
+  if (options.inference.target_experts != 0)
+    throw UsageError("--target-experts means nothing to --sweep-target, which names its own");
+  if (!options.dump.empty())
+    throw UsageError("--dump means nothing to --sweep-target: one dump holds one budget");
+}
+
 void refuse_task_options(const CLI::App& verb) {
   for (const char* name : {"--data", "--limit", "--dump", "--dry-run", "--paper"}) {
     if (verb.count(name) > 0) throw UsageError(std::string(name) + " means nothing to --tasks perplexity");
@@ -42,6 +50,7 @@ void add_evaluate(CLI::App& app) {
       ->check(CLI::PositiveNumber);
   verb->add_flag("--json", options->json, "print the results as one JSON object");
   verb->callback([options, verb] {
+    refuse_idle_options(*options);
     if (options->tasks != "perplexity") return evaluate_tasks(*options);
     refuse_task_options(*verb);
     evaluate_perplexity(*options);

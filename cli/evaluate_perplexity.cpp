@@ -11,6 +11,7 @@
 #include "dtopp/base/progress.h"
 #include "dtopp/data/encode_file.h"
 #include "dtopp/data/token_file.h"
+#include "dtopp/eval/expert_budget.h"
 #include "dtopp/eval/perplexity.h"
 
 namespace dtopp::cli {
@@ -27,7 +28,7 @@ bool is_token_data(const std::filesystem::path& path) {
 class Text {
  public:
   Text(const EvaluateOptions& options, const Checkpoint& checkpoint, int64_t vocab_size)
-      : batch_size_(options.batch_size) {
+      : name_(options.text), batch_size_(options.batch_size) {
     if (is_token_data(options.text)) {
       stream_.emplace(TokenStream::open(options.text, /*verify=*/true, vocab_size));
       stream_->require_ids_below(vocab_size);
@@ -37,18 +38,27 @@ class Text {
   }
 
   Perplexity measure(const InferenceModel& model) const {
-    const uint64_t size = stream_ ? stream_->size() : ids_.size();
-    ProgressBar bar("perplexity", "tok", size);
+    ProgressBar bar("perplexity", "tok", size());
     return measure_perplexity(
-        model, size,
-        [&](uint64_t offset, std::span<int64_t> out) {
-          if (stream_) return stream_->read(offset, out);
-          std::copy_n(ids_.begin() + static_cast<int64_t>(offset), out.size(), out.begin());
-        },
-        batch_size_, [&](uint64_t done) { bar.update(done); });
+        model, size(), [&](uint64_t offset, std::span<int64_t> out) { read(offset, out); }, batch_size_,
+        [&](uint64_t done) { bar.update(done); });
+  }
+
+  at::Tensor first_windows(int64_t sequence_length) const {
+    std::vector<int64_t> ids(std::min<uint64_t>(size(), std::max(kSolveTokens, sequence_length)));
+    read(0, ids);
+    return solving_windows(ids, sequence_length, name_);
   }
 
  private:
+  uint64_t size() const { return stream_ ? stream_->size() : ids_.size(); }
+
+  void read(uint64_t offset, std::span<int64_t> out) const {
+    if (stream_) return stream_->read(offset, out);
+    std::copy_n(ids_.begin() + static_cast<int64_t>(offset), out.size(), out.begin());
+  }
+
+  std::string name_;
   int64_t batch_size_;
   std::optional<TokenStream> stream_;
   std::vector<int64_t> ids_;
@@ -69,20 +79,14 @@ void print_summary(const Checkpoint& checkpoint, const Perplexity& result) {
   }
 }
 
-// The text itself is what p is solved on, unless another is named.
-std::string text_to_solve_on(const EvaluateOptions& options) {
-  return is_token_data(options.text) ? std::string() : options.text;
-}
-
-ordered_json sweep(const EvaluateOptions& options, const Checkpoint& checkpoint) {
-  EvaluateOptions one = options;
+ordered_json sweep(const EvaluateOptions& options, const Text& text, const at::Tensor& windows_BL,
+                   InferenceModel& model) {
   ordered_json results = ordered_json::array();
   const bool table = !options.json;
   if (table) std::printf("%8s %10s %12s %10s\n", "target", "nll", "perplexity", "experts");
   for (const double target : options.sweep) {
-    one.inference.target_experts = target;
-    const InferenceModel model = load_model(one.inference, checkpoint, text_to_solve_on(options));
-    const Perplexity result = Text(one, checkpoint, model.config.model.vocab_size).measure(model);
+    model.routing = solve_thresholds(model, windows_BL, target);
+    const Perplexity result = text.measure(model);
     const double experts = result.activations.summary().mean;
     ordered_json entry = to_json(result);
     entry["target_experts"] = target;
@@ -99,12 +103,21 @@ void evaluate_perplexity(const EvaluateOptions& options) {
   if (options.text.empty())
     throw UsageError("--tasks perplexity needs --text FILE (a text file or a token folder)");
   const Checkpoint checkpoint = open_named_checkpoint(options.inference);
+  InferenceModel model = load_model(options.inference, checkpoint);
+  const ModelConfig& config = model.config.model;
+  const Text text(options, checkpoint, config.vocab_size);
+  // The text itself is what p is solved on, unless another is named.
+  const auto windows = [&] {
+    return options.inference.target_text.empty() ? text.first_windows(config.sequence_length)
+                                                 : target_windows(options.inference, checkpoint, config);
+  };
   ordered_json json;
   if (!options.sweep.empty()) {
-    json = sweep(options, checkpoint);
+    json = sweep(options, text, windows(), model);
   } else {
-    const InferenceModel model = load_model(options.inference, checkpoint, text_to_solve_on(options));
-    const Perplexity result = Text(options, checkpoint, model.config.model.vocab_size).measure(model);
+    const double target = options.inference.target_experts;
+    if (target != 0) model.routing = solve_thresholds(model, windows(), target);
+    const Perplexity result = text.measure(model);
     json = to_json(result);
     if (!options.json) print_summary(checkpoint, result);
   }

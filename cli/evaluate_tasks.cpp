@@ -16,6 +16,7 @@
 #include "dtopp/base/hash.h"
 #include "dtopp/base/manifest.h"
 #include "dtopp/base/progress.h"
+#include "dtopp/eval/expert_budget.h"
 #include "dtopp/eval/task_run.h"
 #include "dtopp/train/run_config.h"
 
@@ -64,10 +65,21 @@ void report_prompts(const EvaluateOptions& options, const std::vector<TaskReques
     print_counts(prepared);
 }
 
-// Where finished tasks wait for the others: beside what the command writes.
-std::filesystem::path parts_directory(const EvaluateOptions& options) {
-  const std::string& beside = options.output.empty() ? options.dump : options.output;
-  return beside.empty() ? std::filesystem::path() : std::filesystem::path(beside + ".parts");
+// Where the finished tasks of an evaluation wait for the others: beside what the command writes.
+std::filesystem::path parts_beside(const std::string& file) { return file.empty() ? file : file + ".parts"; }
+
+std::filesystem::path parts_of(const EvaluateOptions& options) {
+  return parts_beside(options.output.empty() ? options.dump : options.output);
+}
+
+std::filesystem::path parts_at(const EvaluateOptions& options, double target) {
+  std::ostringstream name;
+  name << options.output << "." << target;
+  return parts_beside(options.output.empty() ? std::string() : name.str());
+}
+
+void remove_parts(const std::filesystem::path& parts) {
+  if (!parts.empty()) std::filesystem::remove_all(parts);
 }
 
 // What a kept result must have been computed with.
@@ -80,7 +92,8 @@ nlohmann::ordered_json run_key(const Checkpoint& checkpoint, const InferenceMode
 
 std::vector<TaskResult> measure(const EvaluateOptions& options, const Checkpoint& checkpoint,
                                 const InferenceModel& model, const Tokenizer& tokenizer,
-                                const std::vector<TaskRequests>& prepared) {
+                                const std::vector<TaskRequests>& prepared,
+                                const std::filesystem::path& parts) {
   std::unique_ptr<ProgressBar> bar;
   std::string shown;
   TaskRunHooks hooks;
@@ -91,7 +104,7 @@ std::vector<TaskResult> measure(const EvaluateOptions& options, const Checkpoint
     shown = task;
     bar->update(done);
   };
-  const TaskRunOptions run{options.batch_size * model.config.model.sequence_length, parts_directory(options),
+  const TaskRunOptions run{options.batch_size * model.config.model.sequence_length, parts,
                            run_key(checkpoint, model)};
   return run_tasks(model, tokenizer, prepared, run, hooks);
 }
@@ -100,7 +113,7 @@ void write_dump(const EvaluateOptions& options, const std::vector<TaskRequests>&
   if (options.dump.empty()) return;
   write_file_atomically(options.dump, [&](OutputFile& file) {
     for (const TaskRequests& requests : prepared) {
-      file.write(read_dump_part(parts_directory(options), requests.task));
+      file.write(read_dump_part(parts_of(options), requests.task));
     }
   });
 }
@@ -110,30 +123,20 @@ void print_results(const EvaluateOptions& options, const std::vector<TaskResult>
   if (options.json) {
     std::printf("%s\n", json.dump().c_str());
   } else {
-    std::printf("%s", (options.paper ? format_table_with_paper(results) : format_table(results)).c_str());
+    std::printf("%s%s", format_categories(results).c_str(),
+                (options.paper ? format_table_with_paper(results) : format_table(results)).c_str());
   }
 }
 
-std::vector<TaskResult> run_model(const EvaluateOptions& options, const Checkpoint& checkpoint,
-                                  const Tokenizer& tokenizer, const std::vector<TaskRequests>& prepared) {
-  const InferenceModel model = load_model(options.inference, checkpoint);
-  return measure(options, checkpoint, model, tokenizer, prepared);
-}
-
-// The table of each number of active experts, then accuracy against it.
-void sweep(const EvaluateOptions& options, const Checkpoint& checkpoint, const Tokenizer& tokenizer,
-           const std::vector<TaskRequests>& prepared) {
+// Accuracy against the number of active experts.
+void sweep(const EvaluateOptions& options, const Checkpoint& checkpoint, InferenceModel& model,
+           const Tokenizer& tokenizer, const std::vector<TaskRequests>& prepared) {
+  const at::Tensor windows_BL = target_windows(options.inference, checkpoint, model.config.model);
   nlohmann::ordered_json entries = nlohmann::ordered_json::array();
   std::string table = "  target   average\n";
   for (const double target : options.sweep) {
-    EvaluateOptions one = options;
-    one.inference.target_experts = target;
-    if (!options.output.empty()) {
-      std::ostringstream name;
-      name << options.output << "." << target;
-      one.output = name.str();
-    }
-    const auto results = run_model(one, checkpoint, tokenizer, prepared);
+    model.routing = solve_thresholds(model, windows_BL, target);
+    const auto results = measure(options, checkpoint, model, tokenizer, prepared, parts_at(options, target));
     nlohmann::ordered_json entry = to_json(results);
     entry["target_experts"] = target;
     entries.push_back(std::move(entry));
@@ -144,11 +147,7 @@ void sweep(const EvaluateOptions& options, const Checkpoint& checkpoint, const T
   }
   const nlohmann::ordered_json json = {{"sweep", std::move(entries)}};
   if (!options.output.empty()) write_file_atomically(options.output, json.dump(2) + "\n");
-  for (const double target : options.sweep) {
-    std::ostringstream name;
-    name << options.output << "." << target << ".parts";
-    if (!options.output.empty()) std::filesystem::remove_all(name.str());
-  }
+  for (const double target : options.sweep) remove_parts(parts_at(options, target));
   std::printf("%s", options.json ? (json.dump() + "\n").c_str() : table.c_str());
 }
 
@@ -159,8 +158,6 @@ void evaluate_tasks(const EvaluateOptions& options) {
   if (!options.text.empty()) throw UsageError("--text means nothing to --tasks " + options.tasks);
   if (options.data.empty())
     throw UsageError("--tasks " + options.tasks + " needs --data DIR with their files");
-  if (!options.sweep.empty() && !options.dump.empty())
-    throw UsageError("--dump means nothing to --sweep-target: one dump holds one budget");
   const Checkpoint checkpoint = open_named_checkpoint(options.inference);
   const RunConfig config =
       parse_run_config(checkpoint.config_yaml(), (checkpoint.path() / "config.yaml").string());
@@ -173,12 +170,14 @@ void evaluate_tasks(const EvaluateOptions& options) {
   for (const TaskRequests& requests : prepared)
     require_sequence_length(requests, config.model.sequence_length);
   stop_on_signals();
-  if (!options.sweep.empty()) return sweep(options, checkpoint, tokenizer, prepared);
-  const std::vector<TaskResult> results = run_model(options, checkpoint, tokenizer, prepared);
+  InferenceModel model = load_model(options.inference, checkpoint);
+  if (!options.sweep.empty()) return sweep(options, checkpoint, model, tokenizer, prepared);
+  meet_target(model, options.inference, checkpoint);
+  const auto results = measure(options, checkpoint, model, tokenizer, prepared, parts_of(options));
   const nlohmann::ordered_json json = to_json(results);
   write_dump(options, prepared);
   if (!options.output.empty()) write_file_atomically(options.output, json.dump(2) + "\n");
-  if (const auto parts = parts_directory(options); !parts.empty()) std::filesystem::remove_all(parts);
+  remove_parts(parts_of(options));
   print_results(options, results, json);
 }
 

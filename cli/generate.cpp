@@ -64,15 +64,15 @@ class TextStream {
   explicit TextStream(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
 
   std::string add(int32_t id) {
-    if (id < tokenizer_.vocab_size()) pending_.push_back(id);
-    const std::string text = tokenizer_.decode(pending_, /*skip_special=*/true);
+    pending_.push_back(id);
+    const std::string text = tokenizer_.decode_generated(pending_);
     constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
     const bool cut = text.ends_with(kReplacement) && pending_.size() < 4;  // no character has more bytes
     if (cut) return {};
     pending_.clear();
     return text;
   }
-  std::string rest() const { return tokenizer_.decode(pending_, /*skip_special=*/true); }
+  std::string rest() const { return tokenizer_.decode_generated(pending_); }
 
  private:
   const Tokenizer& tokenizer_;
@@ -104,8 +104,8 @@ class Writer {
     return text + number;
   }
   std::string rest() const { return text_.rest(); }
-  double mean_experts() const { return count_ == 0 ? 0 : sum_ / static_cast<double>(count_); }
-  int64_t count() const { return count_; }
+  double experts() const { return sum_; }  // of all tokens together
+  int64_t tokens() const { return count_; }
 
  private:
   TextStream text_;
@@ -118,7 +118,8 @@ class Writer {
 void run(const Options& options) {
   const std::vector<std::string> prompts = read_prompts(options);
   const Checkpoint checkpoint = open_named_checkpoint(options.inference);
-  const InferenceModel model = load_model(options.inference, checkpoint);
+  InferenceModel model = load_model(options.inference, checkpoint);
+  meet_target(model, options.inference, checkpoint);
   const ModelConfig& config = model.config.model;
   const Tokenizer tokenizer = load_tokenizer(options.inference, checkpoint, config.vocab_size);
   const EncodedPrompts encoded = encode(prompts, tokenizer, config.sequence_length, options.max_tokens);
@@ -132,21 +133,21 @@ void run(const Options& options) {
   generate(model, encoded.ids, encoded.room, options.sampling, [&](const GeneratedToken& token) {
     if (token.id == tokenizer.end_of_text() || stop_requested()) return false;
     const std::string text = writers[token.sequence].add(token);
-    if (stream) {
+    if (!stream) {
+      texts[token.sequence] += text;
+    } else {
       std::fwrite(text.data(), 1, text.size(), stdout);
       std::fflush(stdout);
     }
-    texts[token.sequence] += text;
     return true;
   });
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   int64_t tokens = 0;
   double experts = 0;
   for (size_t i = 0; i < prompts.size(); ++i) {
-    if (stream) texts[i].clear();
     std::printf("%s%s\n", texts[i].c_str(), writers[i].rest().c_str());
-    tokens += writers[i].count();
-    experts += writers[i].mean_experts() * static_cast<double>(writers[i].count());
+    tokens += writers[i].tokens();
+    experts += writers[i].experts();
   }
   std::fflush(stdout);
   std::fprintf(stderr, "dtopp: %lld tokens, %.1f tok/s", static_cast<long long>(tokens),

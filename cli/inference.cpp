@@ -9,11 +9,6 @@
 #include "dtopp/eval/expert_budget.h"
 
 namespace dtopp::cli {
-namespace {
-
-constexpr int64_t kSolveTokens = 16384;  // enough for a mean within a hundredth of an expert
-
-}  // namespace
 
 void add_inference_options(CLI::App& verb, InferenceOptions& options) {
   verb.add_option("checkpoint", options.checkpoint, "a checkpoint, or a run directory (its newest one)")
@@ -48,33 +43,35 @@ Tokenizer load_tokenizer(const InferenceOptions& options, const Checkpoint& chec
   return tokenizer;
 }
 
-RoutingInputs solve_on_text(const InferenceModel& model, const InferenceOptions& options,
-                            const Checkpoint& checkpoint, const std::string& text, double target) {
-  const ModelConfig& config = model.config.model;
-  const auto ids = encode_file(text, load_tokenizer(options, checkpoint, config.vocab_size));
-  const int64_t length = std::min<int64_t>(config.sequence_length, static_cast<int64_t>(ids.size()));
-  if (length == 0) throw DataError(text + ": holds no text to solve --target-experts on");
-  const int64_t windows =
-      std::clamp<int64_t>(kSolveTokens / length, 1, static_cast<int64_t>(ids.size()) / length);
-  const at::Tensor tokens_BL =
-      at::tensor(std::vector<int64_t>(ids.begin(), ids.begin() + windows * length), at::kLong)
-          .view({windows, length});
-  return solve_thresholds(model, tokens_BL, target);
+InferenceModel load_model(const InferenceOptions& options, const Checkpoint& checkpoint) {
+  if (options.threads > 0) at::set_num_threads(static_cast<int>(options.threads));
+  return load_inference_model(checkpoint);
 }
 
-InferenceModel load_model(const InferenceOptions& options, const Checkpoint& checkpoint,
-                          const std::string& text) {
-  if (options.threads > 0) at::set_num_threads(static_cast<int>(options.threads));
-  InferenceModel model = load_inference_model(checkpoint);
-  const std::string& solve_on = options.target_text.empty() ? text : options.target_text;
+at::Tensor solving_windows(std::span<const int64_t> ids, int64_t sequence_length, const std::string& name) {
+  const auto count = static_cast<int64_t>(ids.size());
+  const int64_t length = std::min(sequence_length, count);
+  if (length == 0) throw DataError(name + ": holds no text to solve --target-experts on");
+  const int64_t windows = std::clamp<int64_t>(kSolveTokens / length, 1, count / length);
+  return at::tensor(at::IntArrayRef(ids.data(), windows * length)).view({windows, length});
+}
+
+at::Tensor target_windows(const InferenceOptions& options, const Checkpoint& checkpoint,
+                          const ModelConfig& config) {
+  if (options.target_text.empty())
+    throw UsageError("another number of experts needs --target-text FILE to solve p on");
+  const auto ids = encode_file(options.target_text, load_tokenizer(options, checkpoint, config.vocab_size));
+  return solving_windows(ids, config.sequence_length, options.target_text);
+}
+
+void meet_target(InferenceModel& model, const InferenceOptions& options, const Checkpoint& checkpoint) {
   if (options.target_experts == 0) {
     if (!options.target_text.empty())
-      throw UsageError("--target-text means nothing without --target-experts");
-    return model;
+      throw UsageError("--target-text means nothing without a number of experts");
+    return;
   }
-  if (solve_on.empty()) throw UsageError("--target-experts needs --target-text FILE to solve p on");
-  model.routing = solve_on_text(model, options, checkpoint, solve_on, options.target_experts);
-  return model;
+  const at::Tensor windows_BL = target_windows(options, checkpoint, model.config.model);
+  model.routing = solve_thresholds(model, windows_BL, options.target_experts);
 }
 
 }  // namespace dtopp::cli

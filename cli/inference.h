@@ -2,7 +2,7 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
+#include <span>
 #include <string>
 
 #include <CLI/CLI.hpp>
@@ -28,12 +28,21 @@ Checkpoint open_named_checkpoint(const InferenceOptions& options);
 // The checkpoint's tokenizer, or the one named for a checkpoint without; its ids are ids of the model.
 Tokenizer load_tokenizer(const InferenceOptions& options, const Checkpoint& checkpoint, int64_t vocab_size);
 
-// The model with the thresholds asked for. `text`: where target_text is not given, solve on this file.
-InferenceModel load_model(const InferenceOptions& options, const Checkpoint& checkpoint,
-                          const std::string& text = {});
+// The model, its thresholds as trained.
+InferenceModel load_model(const InferenceOptions& options, const Checkpoint& checkpoint);
 
-// Thresholds at which the model's tokens choose `target` experts on the text's first windows.
-RoutingInputs solve_on_text(const InferenceModel& model, const InferenceOptions& options,
-                            const Checkpoint& checkpoint, const std::string& text, double target);
+// The first windows [B, L] of --target-text, on which thresholds are solved. UsageError where none is named.
+at::Tensor target_windows(const InferenceOptions& options, const Checkpoint& checkpoint,
+                          const ModelConfig& config);
+
+// The first windows [B, L] of a text's ids, enough for a mean within a hundredth of an expert; `name` is for
+// the DataError where there are none.
+at::Tensor solving_windows(std::span<const int64_t> ids, int64_t sequence_length, const std::string& name);
+
+// Solves p for --target-experts where that is given.
+void meet_target(InferenceModel& model, const InferenceOptions& options, const Checkpoint& checkpoint);
+
+// As many ids as solving_windows takes.
+inline constexpr int64_t kSolveTokens = 16384;
 
 }  // namespace dtopp::cli

@@ -1,4 +1,5 @@
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <new>
 #include <string>
@@ -45,6 +46,8 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  // torch's large tensors in huge pages: a step's gradients are fresh memory, faulted in page by page.
+  setenv("THP_MEM_ALLOC_ENABLE", "1", /*overwrite=*/0);
   try {
     return run(argc, argv);
   } catch (const dtopp::Error& error) {

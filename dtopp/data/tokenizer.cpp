@@ -91,6 +91,7 @@ struct Tokenizer::Impl {
   void encode_word(std::string_view word, size_t readable, WordCache& cache, std::vector<int32_t>& ids) const;
   // As decoding writes it; null when there is no such id.
   const std::string* spelling(int32_t id) const;
+  std::string join(std::span<const std::string* const> tokens) const;
 
   std::string text;
   std::string hash;
@@ -203,24 +204,37 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
   return ids;
 }
 
-std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special) const {
+std::string Tokenizer::Impl::join(std::span<const std::string* const> tokens) const {
   std::string bytes;
-  bool first = true;
-  for (const int32_t id : ids) {
-    const std::string* token = impl_->spelling(id);
-    if (token == nullptr)
-      throw DataError("token id " + std::to_string(id) + " does not exist; the tokenizer has " +
-                      std::to_string(vocab_size()) + " ids");
-    if (skip_special && impl_->added.special.contains(*token)) continue;
-    if (impl_->byte_level_decoder) {
-      impl_->model.alphabet().append_bytes(bytes, *token);
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (byte_level_decoder) {
+      model.alphabet().append_bytes(bytes, *tokens[i]);
     } else {
-      if (!first) bytes += ' ';
-      bytes += *token;
+      if (i > 0) bytes += ' ';
+      bytes += *tokens[i];
     }
-    first = false;
   }
   return replace_invalid_utf8(bytes);
+}
+
+std::string Tokenizer::decode(std::span<const int32_t> ids) const {
+  std::vector<const std::string*> tokens;
+  for (const int32_t id : ids) {
+    tokens.push_back(impl_->spelling(id));
+    if (tokens.back() == nullptr)
+      throw DataError("token id " + std::to_string(id) + " does not exist; the tokenizer has " +
+                      std::to_string(vocab_size()) + " ids");
+  }
+  return impl_->join(tokens);
+}
+
+std::string Tokenizer::decode_generated(std::span<const int32_t> ids) const {
+  std::vector<const std::string*> tokens;
+  for (const int32_t id : ids) {
+    const std::string* token = impl_->spelling(id);
+    if (token != nullptr && !impl_->added.special.contains(*token)) tokens.push_back(token);
+  }
+  return impl_->join(tokens);
 }
 
 int64_t Tokenizer::vocab_size() const {

@@ -23,9 +23,12 @@ class Tokenizer {
 
   // The ids of `text` (UTF-8; DataError at the first invalid byte). Const and safe to call from many threads.
   std::vector<int32_t> encode(std::string_view text) const;
-  // The text of `ids`; invalid UTF-8 that a cut token leaves becomes U+FFFD, as in Hugging Face. DataError
-  // for an id that does not exist. Special tokens are written out unless `skip_special`.
-  std::string decode(std::span<const int32_t> ids, bool skip_special = false) const;
+  // The text of `ids`; invalid UTF-8 that a cut token leaves becomes U+FFFD, as in Hugging Face. Special
+  // tokens are written out. DataError for an id that does not exist.
+  std::string decode(std::span<const int32_t> ids) const;
+  // The same of ids that a model made: special tokens have no text, nor have ids that do not exist (a model's
+  // vocabulary is often padded).
+  std::string decode_generated(std::span<const int32_t> ids) const;
 
   int64_t vocab_size() const;  // 1 + the largest id
   std::optional<int32_t> token_to_id(std::string_view token) const;

@@ -17,7 +17,7 @@ struct Scores {
   std::vector<std::vector<float>> log_probs;
   // One a continuation: each of its tokens was the likeliest (of equal ones the lowest id).
   std::vector<bool> greedy;
-  // Generation: the new ids, without the end of text, and their text without special tokens.
+  // Generation: the new ids, without the end of text, and their text.
   std::vector<int32_t> generated;
   std::string generated_text;
 };

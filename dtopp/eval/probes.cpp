@@ -41,7 +41,7 @@ std::optional<double> accuracy(const PreparedProbes& probes, const InferenceMode
     const auto scores = score_requests(
         model, probes.tokenizer, requests.requests[i], batch_tokens, [](size_t /*done*/) {}, stop);
     if (scores.size() < requests.requests[i].size()) return std::nullopt;
-    tallies.push_back(tally(requests, i, scores));
+    tallies.push_back(tally(requests.data_sets[i], judge_all(requests, i, scores)));
   }
   return summarize(requests.task, tallies).accuracy;
 }

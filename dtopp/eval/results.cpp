@@ -1,5 +1,6 @@
 #include "dtopp/eval/results.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 
@@ -25,14 +26,18 @@ std::string title_with_shots(const Task& task) {
 
 }  // namespace
 
-Tally tally(const TaskRequests& requests, size_t index, std::span<const Scores> scores) {
-  Tally counts;
+std::vector<Answer> judge_all(const TaskRequests& requests, size_t index, std::span<const Scores> scores) {
+  std::vector<Answer> answers;
   for (size_t n = 0; n < scores.size(); ++n) {
     const TaskItem& item = requests.data_sets[index].items[requests.requests[index][n].index];
-    counts.correct += judge(requests.task, item, scores[n]).correct ? 1 : 0;
-    counts.items += 1;
+    answers.push_back(judge(requests.task, item, scores[n]));
   }
-  return counts;
+  return answers;
+}
+
+Tally tally(const DataSet& data, std::span<const Answer> answers) {
+  return {data.category, std::ranges::count(answers, true, &Answer::correct),
+          static_cast<int64_t>(answers.size())};
 }
 
 TaskResult summarize(const Task& task, std::span<const Tally> data_sets) {
@@ -40,11 +45,11 @@ TaskResult summarize(const Task& task, std::span<const Tally> data_sets) {
   const auto count = static_cast<double>(data_sets.size());
   double variance = 0;
   for (const Tally& tally : data_sets) {
-    const auto items = static_cast<double>(tally.items);
-    const double accuracy = static_cast<double>(tally.correct) / items;
+    const double accuracy = tally.accuracy();
     result.accuracy += accuracy / count;
-    variance += accuracy * (1 - accuracy) / items;
+    variance += accuracy * (1 - accuracy) / static_cast<double>(tally.items);
     result.items += tally.items;
+    if (task.by_category) result.categories.push_back(tally);
   }
   result.standard_error = std::sqrt(variance) / count;
   return result;
@@ -70,9 +75,12 @@ std::vector<AreaResult> summarize_areas(std::span<const TaskResult> results) {
 
 ordered_json to_json(std::span<const TaskResult> results) {
   ordered_json tasks = ordered_json::object();
-  for (const TaskResult& result : results)
-    tasks[std::string(result.task.name)] = {
+  for (const TaskResult& result : results) {
+    ordered_json& task = tasks[std::string(result.task.name)] = {
         {"accuracy", result.accuracy}, {"stderr", result.standard_error}, {"items", result.items}};
+    for (const Tally& category : result.categories)
+      task["categories"][category.category] = {{"accuracy", category.accuracy()}, {"items", category.items}};
+  }
   return {{"tasks", std::move(tasks)}, {"average", average(results)}};
 }
 
@@ -87,6 +95,23 @@ std::string format_table(std::span<const TaskResult> results) {
   for (const AreaResult& area : summarize_areas(results))
     append_format(table, "%-24s %5.1f\n", std::string(area.area).c_str(), kPercent * area.accuracy);
   append_format(table, "%-24s %5.1f\n", "Average", kPercent * average(results));
+  return table;
+}
+
+std::string format_categories(std::span<const TaskResult> results) {
+  constexpr size_t kColumns = 3;
+  std::string table;
+  for (const TaskResult& result : results) {
+    const size_t count = result.categories.size(), rows = (count + kColumns - 1) / kColumns;
+    for (size_t row = 0; row < rows; ++row) {
+      for (size_t i = row; i < count; i += rows) {
+        const Tally& category = result.categories[i];
+        append_format(table, "%-36s %5.1f%s", category.category.c_str(), kPercent * category.accuracy(),
+                      i + rows < count ? "  " : "\n");
+      }
+    }
+    if (count > 0) table += "\n";
+  }
   return table;
 }
 

@@ -18,8 +18,11 @@ namespace dtopp {
 
 // The answers to one data set.
 struct Tally {
+  std::string category = {};  // of MMLU, else empty
   int64_t correct = 0;
   int64_t items = 0;
+
+  double accuracy() const { return static_cast<double>(correct) / static_cast<double>(items); }
 };
 
 // Fractions of 1.
@@ -28,10 +31,14 @@ struct TaskResult {
   double accuracy = 0;
   double standard_error = 0;  // of the accuracy, were the items drawn at random: sqrt(a (1 - a) / n)
   int64_t items = 0;
+  std::vector<Tally> categories = {};  // of MMLU, else empty
 };
 
-// Of the requests of data set `index`, in their order.
-Tally tally(const TaskRequests& requests, size_t index, std::span<const Scores> scores);
+// The answers to the requests of data set `index`, in their order. NumericalError where a log probability is
+// not finite.
+std::vector<Answer> judge_all(const TaskRequests& requests, size_t index, std::span<const Scores> scores);
+
+Tally tally(const DataSet& data, std::span<const Answer> answers);
 
 // The unweighted mean over the data sets (categories of MMLU); each must have an item.
 TaskResult summarize(const Task& task, std::span<const Tally> data_sets);
@@ -47,11 +54,15 @@ struct AreaResult {
 // The areas of the tasks, in their order.
 std::vector<AreaResult> summarize_areas(std::span<const TaskResult> results);
 
-// {"tasks": {NAME: {"accuracy", "stderr", "items"}}, "average"}
+// {"tasks": {NAME: {"accuracy", "stderr", "items"}}, "average"}; MMLU has "categories" too, {CATEGORY:
+// {"accuracy", "items"}}.
 nlohmann::ordered_json to_json(std::span<const TaskResult> results);
 
 // The paper's table: percentages with one decimal, tasks by area, then areas and the average.
 std::string format_table(std::span<const TaskResult> results);
+
+// The categories of those tasks that have some, in columns.
+std::string format_categories(std::span<const TaskResult> results);
 
 // The same with the paper's own columns beside each task and the average.
 std::string format_table_with_paper(std::span<const TaskResult> results);

@@ -108,7 +108,7 @@ void generate_answers(const InferenceModel& model, const Tokenizer& tokenizer,
     if (token.id == tokenizer.end_of_text()) return false;
     Scores& one = scores[first + token.sequence];
     one.generated.push_back(token.id);
-    one.generated_text = tokenizer.decode(one.generated, /*skip_special=*/true);
+    one.generated_text = tokenizer.decode_generated(one.generated);
     return cut_at_stop_string(one.generated_text).size() == one.generated_text.size();
   });
 }

@@ -35,7 +35,10 @@ std::optional<std::vector<Tally>> read_part(const TaskRunOptions& options, const
     return std::nullopt;
   }
   std::vector<Tally> tallies;
-  for (const ordered_json& one : part.at("tallies")) tallies.push_back({one.at(0), one.at(1)});
+  for (size_t i = 0; i < requests.data_sets.size(); ++i) {
+    const ordered_json& counts = part.at("tallies").at(i);
+    tallies.push_back({requests.data_sets[i].category, counts.at(0), counts.at(1)});
+  }
   return tallies;
 }
 
@@ -64,11 +67,10 @@ std::optional<std::vector<Tally>> run_task(const InferenceModel& model, const To
         [&](size_t scored) { hooks.progress(std::string(requests.task.name), done + scored, total); },
         hooks.stop);
     if (scores.size() < requests.requests[i].size()) return std::nullopt;
-    tallies.push_back(tally(requests, i, scores));
+    const std::vector<Answer> answers = judge_all(requests, i, scores);
+    tallies.push_back(tally(data, answers));
     for (size_t n = 0; n < scores.size() && !options.parts.empty(); ++n) {
-      const Request& request = requests.requests[i][n];
-      const Answer answer = judge(requests.task, data.items[request.index], scores[n]);
-      dump += dump_line(requests.task, data, request, &scores[n], &answer) + "\n";
+      dump += dump_line(requests.task, data, requests.requests[i][n], &scores[n], &answers[n]) + "\n";
     }
     done += scores.size();
   }

@@ -76,7 +76,8 @@ TEST(Tokenizer, decodes_any_ids_as_hugging_face_does) {
     ASSERT_FALSE(golden["decode"].empty());
     for (const auto& item : golden["decode"]) {
       const auto ids = item["ids"].get<std::vector<int32_t>>();
-      EXPECT_EQ(tokenizer.decode(ids, item["skip_special"]), item["text"].get<std::string>());
+      EXPECT_EQ(item["skip_special"] ? tokenizer.decode_generated(ids) : tokenizer.decode(ids),
+                item["text"].get<std::string>());
     }
   }
 }
@@ -169,6 +170,11 @@ TEST(Tokenizer, refuses_ids_that_do_not_exist) {
   for (const int32_t id : {-1, 50277, INT32_MAX, INT32_MIN}) {
     EXPECT_THROW(tokenizer.decode(std::vector<int32_t>{0, id}), DataError);
   }
+}
+
+TEST(Tokenizer, gives_no_text_to_ids_of_a_padded_vocabulary) {
+  const Tokenizer tokenizer = Tokenizer::load(kShipped);
+  EXPECT_EQ(tokenizer.decode_generated(std::vector<int32_t>{50277, 253, 50303, 0}), " the");
 }
 
 TEST(Tokenizer, numbers_added_tokens_as_hugging_face_does) {

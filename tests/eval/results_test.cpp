@@ -28,6 +28,22 @@ TEST(Results, categories_weigh_alike_whatever_their_size) {
   EXPECT_EQ(result.items, 1001);
 }
 
+TEST(Results, categories_are_shown_where_a_task_has_some) {
+  std::vector<Tally> tallies;
+  for (const char* name : {"anatomy", "astronomy", "law", "virology"})
+    tallies.push_back({.category = name, .correct = 1, .items = 4});
+  tallies[1].correct = 3;
+  const std::vector<TaskResult> results = {summarize(task_named("mmlu"), tallies),
+                                           summarize(task_named("copa"), std::span(tallies).first(1))};
+  EXPECT_EQ(json::parse(to_json(results)["tasks"]["mmlu"]["categories"]["astronomy"].dump()),
+            json::parse(R"({"accuracy": 0.75, "items": 4})"));
+  EXPECT_FALSE(to_json(results)["tasks"]["copa"].contains("categories"));
+  const std::string pad(29, ' ');
+  EXPECT_EQ(format_categories(results), "anatomy" + pad + "  25.0  law" + std::string(33, ' ') +
+                                            "  25.0\nastronomy" + std::string(27, ' ') + "  75.0  virology" +
+                                            std::string(28, ' ') + "  25.0\n\n");
+}
+
 // The column "DTop-p" of the paper's table of the 1.3B models.
 std::vector<TaskResult> paper_column() {
   const std::vector<double> percent = {16.0, 27.4, 67.1, 41.7, 85.0, 78.1, 70.9,
