@@ -11,16 +11,20 @@ namespace {
 
 // What would be ignored is more likely a mistake.
 void refuse_idle_options(const EvaluateOptions& options) {
-  if (options.sweep.empty()) return;
+  if (options.sweep.empty()) {
+    if (options.inference.target_experts == 0 && !options.inference.target_text.empty())
+      throw UsageError("--target-text means nothing without a number of experts");
+    return;
+  }
   if (options.inference.target_experts != 0)
     throw UsageError("--target-experts means nothing to --sweep-target, which names its own");
   if (!options.dump.empty())
     throw UsageError("--dump means nothing to --sweep-target: one dump holds one budget");
 }
 
-void refuse_task_options(const CLI::App& verb) {
+void refuse_task_options(const CLI::App& verb, const std::string& tasks) {
   for (const char* name : {"--data", "--limit", "--dump", "--dry-run", "--paper"}) {
-    if (verb.count(name) > 0) throw UsageError(std::string(name) + " means nothing to --tasks perplexity");
+    if (verb.count(name) > 0) throw UsageError(std::string(name) + " means nothing to --tasks " + tasks);
   }
 }
 
@@ -30,10 +34,13 @@ void add_evaluate(CLI::App& app) {
   auto options = std::make_shared<EvaluateOptions>();
   CLI::App* verb = app.add_subcommand("evaluate", "Measure a checkpoint");
   add_inference_options(*verb, options->inference);
-  verb->add_option("--tasks", options->tasks,
-                   "what to measure: perplexity, all, or names such as copa,arc_easy")
+  verb->add_option(
+          "--tasks", options->tasks,
+          "what to measure: perplexity, activations (the experts that tokens use), all, or names such as "
+          "copa,arc_easy")
       ->required();
-  verb->add_option("--text", options->text, "perplexity: a .txt or .jsonl[.gz|.zst] file, or a token folder");
+  verb->add_option("--text", options->text,
+                   "perplexity, activations: a .txt or .jsonl[.gz|.zst] file, or a token folder");
   verb->add_option("--data", options->data, "tasks: the folder with their files, NAME.jsonl[.gz|.zst]");
   verb->add_option("--limit", options->limit, "tasks: only the first items of each data set")
       ->check(CLI::PositiveNumber);
@@ -51,9 +58,13 @@ void add_evaluate(CLI::App& app) {
   verb->add_flag("--json", options->json, "print the results as one JSON object");
   verb->callback([options, verb] {
     refuse_idle_options(*options);
-    if (options->tasks != "perplexity") return evaluate_tasks(*options);
-    refuse_task_options(*verb);
-    evaluate_perplexity(*options);
+    if (options->tasks != "perplexity" && options->tasks != "activations") return evaluate_tasks(*options);
+    refuse_task_options(*verb, options->tasks);
+    if (options->text.empty())
+      throw UsageError("--tasks " + options->tasks + " needs --text FILE (a text file or a token folder)");
+    if (options->tasks == "perplexity") return evaluate_perplexity(*options);
+    if (!options->sweep.empty()) throw UsageError("--sweep-target means nothing to --tasks activations");
+    evaluate_activations(*options);
   });
 }
 

@@ -1,4 +1,4 @@
-// The two halves of `dtopp evaluate`: the perplexity of a text, and the tasks.
+// The parts of `dtopp evaluate`: the perplexity of a text, the experts its tokens use, and the tasks.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace dtopp::cli {
 struct EvaluateOptions {
   InferenceOptions inference;
   std::string tasks;
-  std::string text;  // perplexity
+  std::string text;  // perplexity, activations
   std::string data;  // tasks: the folder with their files
   std::string dump;  // tasks
   std::string output;
@@ -25,6 +25,7 @@ struct EvaluateOptions {
 };
 
 void evaluate_perplexity(const EvaluateOptions& options);
+void evaluate_activations(const EvaluateOptions& options);
 void evaluate_tasks(const EvaluateOptions& options);
 
 }  // namespace dtopp::cli

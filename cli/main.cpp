@@ -1,11 +1,15 @@
 #include <cstdio>
-#include <cstdlib>
 #include <exception>
 #include <new>
 #include <string>
 
 #include "cli/verbs.h"
 #include "dtopp/base/errors.h"
+
+// jemalloc, where it is linked, keeps what is freed: a training step asks for what the last one gave back,
+// and the kernel would clear it page by page each time.
+extern "C" const char* malloc_conf;
+const char* malloc_conf = "oversize_threshold:0,dirty_decay_ms:-1,muzzy_decay_ms:-1,narenas:1";
 
 namespace {
 
@@ -46,8 +50,6 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  // torch's large tensors in huge pages: a step's gradients are fresh memory, faulted in page by page.
-  setenv("THP_MEM_ALLOC_ENABLE", "1", /*overwrite=*/0);
   try {
     return run(argc, argv);
   } catch (const dtopp::Error& error) {

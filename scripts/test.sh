@@ -17,7 +17,7 @@ scripts/lint.sh check
 .venv/bin/python scripts/check_includes.py
 
 configure release
-scripts/lint.sh tidy dtopp/base/*.cpp dtopp/data/*.cpp dtopp/eval/{task,task_data,task_requests,exemplars,prompts,answers,paper_results,results}.cpp \
+scripts/lint.sh tidy dtopp/base/*.cpp dtopp/data/*.cpp dtopp/eval/{task,task_data,task_requests,exemplars,prompts,answers,paper_results,results,token_kinds}.cpp \
   >build/tidy.log 2>&1 || { cat build/tidy.log; exit 1; }
 cmake --build build/release -j "$jobs"
 ctest --test-dir build/release --output-on-failure

@@ -11,7 +11,8 @@ double Perplexity::perplexity() const { return std::exp(nll); }
 
 Perplexity measure_perplexity(const InferenceModel& model, uint64_t num_ids,
                               const std::function<void(uint64_t, std::span<int64_t>)>& read,
-                              int64_t batch_size, const std::function<void(uint64_t)>& progress) {
+                              int64_t batch_size, const std::function<void(uint64_t)>& progress,
+                              const ObserveWindows& observe) {
   if (num_ids < 2) throw DataError("the text holds no token to predict");
   const at::NoGradGuard no_grad;
   const auto stride = static_cast<uint64_t>(model.config.model.sequence_length);
@@ -26,7 +27,8 @@ Perplexity measure_perplexity(const InferenceModel& model, uint64_t num_ids,
       read(offset + static_cast<uint64_t>(i) * stride,
            std::span(windows.mutable_data_ptr<int64_t>() + i * (width + 1), length + 1));
     }
-    const HiddenStates states = hidden_states(model.model, windows.narrow(1, 0, width), model.routing);
+    const TextWindows inputs{windows.narrow(1, 0, width), offset, stride};
+    const HiddenStates states = hidden_states(model.model, inputs.ids_BL, model.routing);
     const auto [log_probs_T, greedy_T] =
         token_log_probs(states.x_TD, model.model.head_VD, windows.narrow(1, 1, width).reshape({-1}));
     sum -= log_probs_T.to(at::kDouble).sum().item<double>();
@@ -35,6 +37,7 @@ Perplexity measure_perplexity(const InferenceModel& model, uint64_t num_ids,
       result.activations.add(static_cast<int64_t>(layer), states.routing[layer].expert_counts_E,
                              states.routing[layer].active_histogram);
     }
+    if (observe) observe(inputs, states);
     if (progress) progress(static_cast<uint64_t>(result.tokens));
   };
   for (uint64_t window = 0; window < full_windows;) {

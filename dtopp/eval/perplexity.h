@@ -16,10 +16,20 @@ struct Perplexity {
   ActivationStatistics activations;
 };
 
+// Some windows of a stream of ids: the first begins at id `offset`, each other `stride` after the one before.
+struct TextWindows {
+  at::Tensor ids_BL;  // what the model reads
+  uint64_t offset, stride;
+};
+
+using ObserveWindows = std::function<void(const TextWindows&, const HiddenStates&)>;
+
 // One stream of ids in windows of sequence_length + 1, stride sequence_length; a shorter last window is kept.
-// DataError when there is nothing to predict (fewer than two ids). `progress` hears the tokens done.
+// DataError when there is nothing to predict (fewer than two ids). `progress` hears the tokens done,
+// `observe`, if there is one, what the model made of them.
 Perplexity measure_perplexity(const InferenceModel& model, uint64_t num_ids,
                               const std::function<void(uint64_t offset, std::span<int64_t>)>& read,
-                              int64_t batch_size, const std::function<void(uint64_t)>& progress);
+                              int64_t batch_size, const std::function<void(uint64_t)>& progress,
+                              const ObserveWindows& observe = {});
 
 }  // namespace dtopp

@@ -1,5 +1,6 @@
 #include "dtopp/models/language_model.h"
 
+#include "dtopp/ops/attention.h"
 #include "dtopp/ops/linear.h"
 #include "dtopp/ops/linear_cross_entropy.h"
 

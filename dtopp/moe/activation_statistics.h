@@ -28,6 +28,8 @@ class ActivationStatistics {
   int64_t num_layers() const { return static_cast<int64_t>(counts_E_.size()); }
   // int64 [E] since construction; undefined before the first add.
   const at::Tensor& expert_counts(int64_t layer) const { return counts_E_[layer]; }
+  // int64 [E + 1]: tokens with that many active experts; undefined before the first add.
+  const at::Tensor& histogram(int64_t layer) const { return histogram_[layer]; }
   int64_t tokens() const;                 // tokens a layer has seen
   std::vector<int64_t> selected() const;  // token-expert pairs, per layer
   ActivationSummary summary(int64_t layer) const;

@@ -14,6 +14,13 @@ inline int64_t even_part(int64_t count, int64_t most, int64_t unit) {
   return std::max(round_up((count + parts - 1) / parts, unit), unit);
 }
 
+constexpr int64_t kSmallestShare = 32;  // fewer rows than this do not repay a thread
+
+// How many parts of `rows` rows are worth a thread each.
+inline int64_t thread_shares(int64_t rows) {
+  return std::clamp<int64_t>(rows / kSmallestShare, 1, at::get_num_threads());
+}
+
 // A buffer in parts of equal size: one for each thread, say, or each expert of a group.
 template <typename Number>
 struct BufferParts {

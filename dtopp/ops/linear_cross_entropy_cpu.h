@@ -126,7 +126,7 @@ std::vector<LogitSums<typename Tiles::Real>> form_logits(const Scalar* x_TD, con
   for_vocabulary_blocks<Tiles>(
       vocabulary, buffers.shares, [&](int64_t block, int64_t first, int64_t columns, int64_t share) {
         Real* logits = place(block, share);
-        Tiles::pack_right_transposed(weight_VD + first * hidden, hidden, columns, 0, columns,
+        Tiles::pack_right_transposed(weight_VD + first * hidden, hidden, hidden, columns, 0, columns,
                                      buffers.weight.of(share));
         Tiles::template multiply<Order::kRows>(buffers.x_ND.of(0), buffers.weight.of(share), chunk.rows,
                                                columns, hidden, logits, kBlockColumns, false);

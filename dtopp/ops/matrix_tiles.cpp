@@ -224,15 +224,15 @@ void VectorTiles<Real>::multiply(const Packed* left, const Packed* right, int64_
 
 template <typename Real>
 template <typename Scalar>
-void VectorTiles<Real>::pack_right_transposed(const Scalar* transposed, int64_t K, int64_t N, int64_t begin,
-                                              int64_t end, Packed* packed) {
+void VectorTiles<Real>::pack_right_transposed(const Scalar* transposed, int64_t stride, int64_t K, int64_t N,
+                                              int64_t begin, int64_t end, Packed* packed) {
   run_with_registers([&](auto registers) {
     using Regs = decltype(registers);
     constexpr int64_t kColumns = Regs::template kColumns<Real>;
     for (int64_t k = 0; k < K; k += kTileDepth, packed += kTileDepth * round_up(N, kColumns)) {
       const int64_t depth = std::min(kTileDepth, K - k);
       for (int64_t n = begin; n < end; n += kColumns) {
-        transpose_panel<Regs>(transposed + n * K + k, K, std::min(kColumns, N - n), depth,
+        transpose_panel<Regs>(transposed + n * stride + k, stride, std::min(kColumns, N - n), depth,
                               packed + n * depth);
       }
     }
@@ -245,7 +245,7 @@ template struct VectorTiles<double>;
 template <typename Real>
 using Multiply = void(const Real*, const Real*, int64_t, int64_t, int64_t, Real*, int64_t, bool);
 template <typename Scalar, typename Real>
-using PackTransposed = void(const Scalar*, int64_t, int64_t, int64_t, int64_t, Real*);
+using PackTransposed = void(const Scalar*, int64_t, int64_t, int64_t, int64_t, int64_t, Real*);
 
 template Multiply<float> VectorTiles<float>::multiply<Order::kRows>;
 template Multiply<float> VectorTiles<float>::multiply<Order::kColumns>;

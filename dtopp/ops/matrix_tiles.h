@@ -69,6 +69,8 @@ struct VectorTiles {
   // Rows of A that a caller packs at once: whole strips of every instruction set, and what belongs to them
   // stays in the second-level cache.
   static constexpr int64_t kLargestBlock = 252;
+  // Rows of C that are summed up over several blocks of K at once: fewer would pack B more often.
+  static constexpr int64_t kLargestSum = 378;
 
   // How many numbers the packed operands take.
   template <Order kOrder>
@@ -89,10 +91,10 @@ struct VectorTiles {
   static void pack_right_rows(const Row& row, int64_t K, int64_t N, int64_t begin, int64_t end,
                               Packed* packed);
 
-  // The same from B^T: B[k, n] = transposed[n * K + k].
+  // The same from B^T: B[k, n] = transposed[n * stride + k].
   template <typename Scalar>
-  static void pack_right_transposed(const Scalar* transposed, int64_t K, int64_t N, int64_t begin,
-                                    int64_t end, Packed* packed);
+  static void pack_right_transposed(const Scalar* transposed, int64_t stride, int64_t K, int64_t N,
+                                    int64_t begin, int64_t end, Packed* packed);
 
   // C[m, n] = sum over k of A[m, k] B[k, n], plus C[m, n] where add. C's rows are ldc numbers apart.
   template <Order kOrder>

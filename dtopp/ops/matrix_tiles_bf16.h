@@ -24,6 +24,7 @@ struct Bfloat16Tiles {
   using Real = float;
   using Packed = c10::BFloat16;
   static constexpr int64_t kLargestBlock = 256;
+  static constexpr int64_t kLargestSum = 384;
   static constexpr int64_t kStrip = 128, kPanel = 64, kUnit = 16;
 
   static TileShape shape() { return {kUnit, kPanel}; }
@@ -83,8 +84,8 @@ struct Bfloat16Tiles {
   }
 
   template <typename Scalar>
-  static void pack_right_transposed(const Scalar* transposed, int64_t K, int64_t N, int64_t begin,
-                                    int64_t end, Packed* packed) {
+  static void pack_right_transposed(const Scalar* transposed, int64_t stride, int64_t K, int64_t N,
+                                    int64_t begin, int64_t end, Packed* packed) {
     const int64_t pairs = round_up(K, 2) / 2;
     run_widest([&] {
       for (int64_t n = begin; n < end; n += kPanel) {
@@ -92,7 +93,7 @@ struct Bfloat16Tiles {
           Packed* to = packed + n * 2 * pairs + 2 * i;
           for (int64_t k = 0; k < 2 * pairs; ++k) {
             const bool inside = n + i < N && k < K;
-            store(to + k / 2 * 2 * kPanel + k % 2, inside ? load(transposed[(n + i) * K + k]) : 0.0F);
+            store(to + k / 2 * 2 * kPanel + k % 2, inside ? load(transposed[(n + i) * stride + k]) : 0.0F);
           }
         }
       }

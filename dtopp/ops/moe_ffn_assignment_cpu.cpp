@@ -34,10 +34,6 @@ int64_t most_rows(const std::vector<ExpertGroup>& groups) {
   return most;
 }
 
-int64_t thread_shares(int64_t rows) {
-  return std::clamp<int64_t>(rows / kSmallestShare, 1, at::get_num_threads());
-}
-
 std::vector<int64_t> token_shares(const Assignment& pairs, const ExpertGroup& group, int64_t tokens) {
   const int64_t shares = thread_shares(tokens);
   const auto pairs_before = [&](int64_t token) {

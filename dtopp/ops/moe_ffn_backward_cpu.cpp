@@ -51,14 +51,14 @@ struct BackwardBuffers {
         right(threads, Tiles::right_size(kTileDepth, std::max(hidden, ffn)), options),
         da_NF(threads, Tiles::kLargestBlock * ffn, options),
         dx_ND(threads, Tiles::kLargestBlock * hidden, options),
-        sum(threads, Tiles::kLargestBlock * std::max(hidden, ffn), options) {}
+        sum(threads, Tiles::kLargestSum * std::max(hidden, ffn), options) {}
 
   static at::TensorOptions real(const at::TensorOptions& options) {
     return options.dtype(c10::CppTypeToScalarType<Real>::value);
   }
   static int64_t left_size(int64_t hidden, int64_t ffn) {
     return std::max(Tiles::template left_size<Order::kRows>(Tiles::kLargestBlock, std::max(hidden, 2 * ffn)),
-                    Tiles::template left_size<Order::kColumns>(Tiles::kLargestBlock, kTileDepth));
+                    Tiles::template left_size<Order::kColumns>(Tiles::kLargestSum, kTileDepth));
   }
 };
 
@@ -100,7 +100,7 @@ template <typename Scalar, typename Tiles, typename Left, typename Right>
 void weight_gradient(const Left& left, const Right& right, int64_t pairs, int64_t begin, int64_t end,
                      int64_t width, int64_t share, const BackwardBuffers<Tiles>& buffers, Scalar* out_MK) {
   using Real = typename Tiles::Real;
-  const int64_t step = even_part(end - begin, Tiles::kLargestBlock, Tiles::shape().rows);
+  const int64_t step = even_part(end - begin, Tiles::kLargestSum, Tiles::shape().rows);
   for (int64_t m = begin; m < end; m += step) {
     const int64_t rows = std::min(step, end - m);
     Scalar* out = out_MK + m * width;

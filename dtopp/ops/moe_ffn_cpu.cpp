@@ -85,12 +85,13 @@ at::Tensor forward(const at::Tensor& x_TD, const at::Tensor& gates_TE, const Ass
   const Scalar* down_EDF = down_proj.const_data_ptr<Scalar>();
   for (const ExpertGroup& group : group_experts(pairs, gates_TE.size(1))) {
     if (group.rows == 0) continue;
-    pack_weights<Tiles>(
-        pairs, group, 2 * ffn, gate_up, [&](int64_t e, int64_t begin, int64_t end, auto* out) {
-          Tiles::pack_right_transposed(gate_up_EGD + e * 2 * ffn * hidden, hidden, 2 * ffn, begin, end, out);
-        });
+    pack_weights<Tiles>(pairs, group, 2 * ffn, gate_up,
+                        [&](int64_t e, int64_t begin, int64_t end, auto* out) {
+                          Tiles::pack_right_transposed(gate_up_EGD + e * 2 * ffn * hidden, hidden, hidden,
+                                                       2 * ffn, begin, end, out);
+                        });
     pack_weights<Tiles>(pairs, group, hidden, down, [&](int64_t e, int64_t begin, int64_t end, auto* out) {
-      Tiles::pack_right_transposed(down_EDF + e * hidden * ffn, ffn, hidden, begin, end, out);
+      Tiles::pack_right_transposed(down_EDF + e * hidden * ffn, ffn, ffn, hidden, begin, end, out);
     });
     for_row_blocks<Tiles>(pairs, group, tokens, [&](const RowBlock& block) {
       const int64_t e = block.expert - group.first;

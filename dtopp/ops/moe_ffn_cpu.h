@@ -13,9 +13,8 @@ namespace dtopp {
 // A group of experts at a time, each thread takes a range of tokens through all of them, so that no two add
 // to the same row of y or dx, the order of every sum is fixed, and threads meet once a group rather than once
 // an expert.
-constexpr int64_t kGroupRows = 4096;    // bounds the buffers of a group
-constexpr int64_t kGroupExperts = 8;    // bounds its packed weights
-constexpr int64_t kSmallestShare = 32;  // fewer rows than this do not repay a thread
+constexpr int64_t kGroupRows = 4096;  // bounds the buffers of a group
+constexpr int64_t kGroupExperts = 8;  // bounds its packed weights
 
 // The token-expert pairs, ordered by expert, then token.
 struct Assignment {
@@ -40,9 +39,6 @@ struct ExpertGroup {
 std::vector<ExpertGroup> group_experts(const Assignment& pairs, int64_t experts);
 
 int64_t most_rows(const std::vector<ExpertGroup>& groups);
-
-// How many parts of `rows` rows are worth a thread each.
-int64_t thread_shares(int64_t rows);
 
 // Where the tokens of each share begin: the pairs of a group in about equal parts, whole tokens. [shares + 1]
 std::vector<int64_t> token_shares(const Assignment& pairs, const ExpertGroup& group, int64_t tokens);

@@ -29,6 +29,7 @@ ParameterStore::ParameterStore(std::vector<ParameterSpec> specs, at::ScalarType 
     compute_.push_back((direct ? master.detach() : master.to(compute_type)).requires_grad_());
   }
   gradients_.resize(specs_.size());
+  converted_.resize(specs_.size());
 }
 
 void ParameterStore::initialise(uint64_t seed) {
@@ -63,8 +64,11 @@ void ParameterStore::collect_gradients() {
     if (!gradient.defined()) continue;
     if (gradients_[i].defined()) {
       gradients_[i].add_(gradient);
+    } else if (gradient.scalar_type() == at::kFloat) {
+      gradients_[i] = gradient.contiguous();
     } else {
-      gradients_[i] = gradient.to(at::kFloat).contiguous();
+      if (!converted_[i].defined()) converted_[i] = at::empty_like(masters_[i]);
+      gradients_[i] = converted_[i].copy_(gradient);
     }
     gradient.reset();
   }

@@ -51,6 +51,7 @@ class ParameterStore {
   std::vector<at::Tensor> masters_, exp_avg_, exp_avg_sq_;
   std::vector<at::Tensor> compute_;    // shares storage with the master where that is computed with directly
   std::vector<at::Tensor> gradients_;  // fp32
+  std::vector<at::Tensor> converted_;  // where those of bf16 copies are, kept from step to step
 };
 
 }  // namespace dtopp

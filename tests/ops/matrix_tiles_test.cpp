@@ -59,7 +59,7 @@ void pack_right(const at::Tensor& b_KN, bool transposed, typename Tiles::Packed*
   const int64_t K = b_KN.size(0), N = b_KN.size(1);
   if (transposed) {
     const at::Tensor b_NK = b_KN.t().contiguous();
-    Tiles::pack_right_transposed(b_NK.const_data_ptr<Scalar>(), K, N, 0, N, out);
+    Tiles::pack_right_transposed(b_NK.const_data_ptr<Scalar>(), K, K, N, 0, N, out);
     return;
   }
   Tiles::pack_right_rows([&](int64_t k) { return b_KN.const_data_ptr<Scalar>() + k * N; }, K, N, 0, N, out);
@@ -117,9 +117,9 @@ TEST(MatrixTiles, a_part_of_the_panels_can_be_packed_by_itself) {
   const at::Tensor b_NK = at::randn({N, K});
   const at::Tensor whole = room<float>(Tiles::right_size(K, N)), parts = whole.clone();
   const auto* from = b_NK.const_data_ptr<float>();
-  Tiles::pack_right_transposed(from, K, N, 0, N, whole.mutable_data_ptr<float>());
-  Tiles::pack_right_transposed(from, K, N, columns, N, parts.mutable_data_ptr<float>());
-  Tiles::pack_right_transposed(from, K, N, 0, columns, parts.mutable_data_ptr<float>());
+  Tiles::pack_right_transposed(from, K, K, N, 0, N, whole.mutable_data_ptr<float>());
+  Tiles::pack_right_transposed(from, K, K, N, columns, N, parts.mutable_data_ptr<float>());
+  Tiles::pack_right_transposed(from, K, K, N, 0, columns, parts.mutable_data_ptr<float>());
   EXPECT_TRUE(whole.equal(parts));
 }
 

@@ -87,6 +87,7 @@ def route(z_TE, scale, routing, threshold):
     if routing["renormalize"]:
         gates = gates / gates.sum(-1, keepdim=True)
     return gates, {
+        "gates": gates,
         "counts": chosen.sum(0).long(),
         "histogram": torch.bincount(chosen.sum(-1).long(), minlength=z_TE.shape[-1] + 1),
         "Q": P.mean(0),

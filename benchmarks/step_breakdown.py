@@ -1,0 +1,66 @@
+"""Where the time of a training step goes: `perf record` over a run of training_step.py's case (hidden 512, 8 layers, 64
+experts of 256, 8 active, vocabulary 50,432, 4 x 1024 tokens), its samples by what the function at the top does. Needs
+Linux's perf. One JSON line: percent of the samples by part, and tokens/s.
+"""
+
+import argparse
+import collections
+import json
+import pathlib
+import re
+import statistics
+import subprocess
+import tempfile
+
+from training_side import start_dtopp
+from training_step import FULL
+
+PARTS = {  # the first that matches
+    "matrix products": r"VectorTiles.*multiply<|brgemm|multiply_block|sgemm_kernel|gemm",
+    "packing operands": r"pack_|transpose|scopy",
+    "softmax of attention": r"(Forward|Backward)Heads|flash_attention|Sleef",
+    "activation, gates, scatter": r"backward_block|activate|scatter_add",
+    "logits to loss and gradient": r"form_logits|form_gradient|sum_x_gradient|add_logits",
+    "routing": r"route_",
+    "optimizer": r"adam",
+    "norms, RoPE, residuals, copies": r"at::native|c10::function_ref|LayerNorm|RowwiseMoments|reduced_float_copy|TensorIterator"
+                                     r"|cascade_sum|memcpy|memmove|memset|serial_for_each|invoke_parallel",
+    "threads waiting": r"libgomp|gomp_|futex|sched",
+    "fresh memory": r"clear_page|page_fault|folio|do_anonymous|madvise|mm_",
+}
+
+
+def part_of(line):
+    for name, pattern in PARTS.items():
+        if re.search(pattern, line):
+            return name
+    return "other"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--precision", default="fp32")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder, data = pathlib.Path(name), pathlib.Path(name) / "perf.data"
+        with start_dtopp(FULL, "dtop_p", args.precision, args.threads, folder / "run") as side:
+            side.steps(1)
+            perf = subprocess.Popen(["perf", "record", "-q", "-F", "499", "-o", data, "-p", str(side.process.pid)])
+            steps = side.steps(args.steps)
+            perf.send_signal(2)
+            perf.wait()
+        report = subprocess.run(["perf", "report", "-i", data, "--stdio", "--no-children", "-F", "overhead,dso,symbol",
+                                 "--percent-limit", "0"], capture_output=True, text=True, check=True).stdout
+    shares = collections.Counter()
+    for line in report.splitlines():
+        if found := re.match(r"\s+([\d.]+)%\s+(.*)", line):
+            shares[part_of(found.group(2))] += float(found.group(1))
+    print(json.dumps({"case": "step_breakdown", "precision": args.precision, "threads": args.threads,
+                      "tokens_per_second": round(statistics.median(s["throughput/tokens_per_second"] for s in steps), 1),
+                      "percent": {part: round(share, 1) for part, share in shares.most_common()}}))
+
+
+if __name__ == "__main__":
+    main()

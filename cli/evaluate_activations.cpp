@@ -1,0 +1,31 @@
+#include <cstdio>
+#include <numeric>
+
+#include "cli/evaluate.h"
+#include "cli/evaluation_text.h"
+#include "dtopp/base/errors.h"
+#include "dtopp/base/files.h"
+#include "dtopp/base/progress.h"
+#include "dtopp/eval/activation_analysis.h"
+
+namespace dtopp::cli {
+
+void evaluate_activations(const EvaluateOptions& options) {
+  const Checkpoint checkpoint = open_named_checkpoint(options.inference);
+  InferenceModel model = load_model(options.inference, checkpoint);
+  const ModelConfig& config = model.config.model;
+  const Tokenizer tokenizer = load_tokenizer(options.inference, checkpoint, config.vocab_size);
+  const EvaluationText text(options, checkpoint, config.vocab_size);
+  text.meet_target(options, checkpoint, model);
+  std::vector<int64_t> ids(text.size());
+  text.read(0, ids);
+  ProgressBar bar("activations", "tok", ids.size());
+  const ActivationAnalysis analysis =
+      analyze_activations(model, ids, find_token_kinds(ids, tokenizer, config.sequence_length),
+                          options.batch_size, [&](uint64_t done) { bar.update(done); });
+  const nlohmann::ordered_json json = to_json(analysis, model);
+  if (!options.output.empty()) write_file_atomically(options.output, json.dump(2) + "\n");
+  std::printf("%s", options.json ? (json.dump() + "\n").c_str() : format_table(analysis).c_str());
+}
+
+}  // namespace dtopp::cli

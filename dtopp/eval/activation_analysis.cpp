@@ -1,0 +1,156 @@
+#include "dtopp/eval/activation_analysis.h"
+
+#include <cmath>
+#include <cstdio>
+
+#include "dtopp/base/errors.h"
+
+namespace dtopp {
+namespace {
+
+using nlohmann::ordered_json;
+
+// Active experts of each token in each layer. f64 [T, L]
+at::Tensor active_experts(const HiddenStates& states) {
+  std::vector<at::Tensor> layers;
+  for (const RouteOutput& routing : states.routing)
+    layers.push_back(routing.gates_TE.ne(0).sum(-1).to(at::kDouble));
+  return at::stack(layers, 1);
+}
+
+// The kinds of the tokens that a batch of windows routes, in its order.
+at::Tensor kinds_of(const TokenKinds& kinds, const TextWindows& windows) {
+  const int64_t count = windows.ids_BL.size(0), length = windows.ids_BL.size(1);
+  at::Tensor out = at::empty({count * length}, at::kLong);
+  auto* kind = out.mutable_data_ptr<int64_t>();
+  for (int64_t i = 0; i < count; ++i) {
+    const auto* from = kinds.kind.data() + windows.offset + static_cast<uint64_t>(i) * windows.stride;
+    kind = std::copy_n(from, length, kind);
+  }
+  return out;
+}
+
+struct KindSummary {
+  int64_t tokens;
+  double mean, deviation;  // over tokens and layers
+};
+
+KindSummary summarize(const KindActivations& activations, int64_t kind) {
+  const int64_t tokens = activations.tokens_G[kind].item<int64_t>();
+  const auto pairs = static_cast<double>(tokens * activations.sums_GL.size(1));
+  const double mean = activations.sums_GL[kind].sum().item<double>() / pairs;
+  const double square = activations.squares_G[kind].item<double>() / pairs;
+  return {tokens, mean, std::sqrt(std::max(0.0, square - mean * mean))};
+}
+
+template <typename Number>
+std::vector<Number> values(const at::Tensor& tensor) {
+  const at::Tensor host = tensor.contiguous();
+  const auto* data = host.const_data_ptr<Number>();
+  return {data, data + host.numel()};
+}
+
+ordered_json layer_json(const ActivationStatistics& statistics, int64_t layer, const InferenceModel& model) {
+  const ActivationSummary summary = statistics.summary(layer);
+  const at::Tensor& counts_E = statistics.expert_counts(layer);
+  const auto tokens = static_cast<double>(statistics.tokens());
+  ordered_json json = {{"layer", layer},
+                       {"mean", summary.mean},
+                       {"deviation", summary.deviation},
+                       {"imbalance", summary.imbalance},
+                       {"dead_experts", summary.dead_experts},
+                       {"threshold", model.routing.threshold.at(layer).item<double>()},
+                       {"histogram", values<int64_t>(statistics.histogram(layer))},
+                       {"expert_load", values<double>(counts_E.to(at::kDouble) / tokens)}};
+  const at::Tensor& scale = model.model.blocks.at(layer).experts.router_scale;
+  if (scale.defined()) json["scale"] = scale.item<double>();
+  return json;
+}
+
+}  // namespace
+
+ActivationAnalysis analyze_activations(const InferenceModel& model, std::span<const int64_t> ids,
+                                       std::vector<TokenKinds> kinds, int64_t batch_size,
+                                       const std::function<void(uint64_t)>& progress) {
+  if (model.config.model.is_dense())
+    throw UsageError("--tasks activations needs a model with experts: this one is dense");
+  ActivationAnalysis analysis;
+  const int64_t layers = model.config.model.num_layers;
+  for (TokenKinds& one : kinds) {
+    const auto count = static_cast<int64_t>(one.names.size());
+    analysis.by_kind.push_back({std::move(one), at::zeros({count}, at::kLong),
+                                at::zeros({count, layers}, at::kDouble), at::zeros({count}, at::kDouble)});
+  }
+  const auto read = [&](uint64_t offset, std::span<int64_t> out) {
+    std::copy_n(ids.data() + offset, out.size(), out.data());
+  };
+  const auto observe = [&](const TextWindows& windows, const HiddenStates& states) {
+    const at::Tensor active_TL = active_experts(states);
+    for (KindActivations& one : analysis.by_kind) {
+      const at::Tensor kind_T = kinds_of(one.kinds, windows);
+      one.tokens_G.index_add_(0, kind_T, at::ones_like(kind_T));
+      one.sums_GL.index_add_(0, kind_T, active_TL);
+      one.squares_G.index_add_(0, kind_T, active_TL.square().sum(1));
+    }
+  };
+  analysis.perplexity = measure_perplexity(model, ids.size(), read, batch_size, progress, observe);
+  return analysis;
+}
+
+ordered_json to_json(const ActivationAnalysis& analysis, const InferenceModel& model) {
+  const ActivationStatistics& statistics = analysis.perplexity.activations;
+  const ActivationSummary all = statistics.summary();
+  ordered_json json = {{"tokens", analysis.perplexity.tokens},
+                       {"nll", analysis.perplexity.nll},
+                       {"num_experts", model.config.model.num_experts},
+                       {"mean", all.mean},
+                       {"deviation", all.deviation},
+                       {"layers", ordered_json::array()},
+                       {"tokens_by", ordered_json::object()}};
+  for (int64_t layer = 0; layer < statistics.num_layers(); ++layer)
+    json["layers"].push_back(layer_json(statistics, layer, model));
+  for (const KindActivations& one : analysis.by_kind) {
+    ordered_json& kinds = json["tokens_by"][one.kinds.by] = ordered_json::array();
+    for (int64_t kind = 0; kind < one.tokens_G.size(0); ++kind) {
+      const KindSummary summary = summarize(one, kind);
+      if (summary.tokens == 0) continue;
+      kinds.push_back(
+          {{"kind", one.kinds.names[kind]},
+           {"tokens", summary.tokens},
+           {"mean", summary.mean},
+           {"deviation", summary.deviation},
+           {"layer_means", values<double>(one.sums_GL[kind] / static_cast<double>(summary.tokens))}});
+    }
+  }
+  return json;
+}
+
+std::string format_table(const ActivationAnalysis& analysis) {
+  std::string table;
+  char line[160];
+  const auto add = [&](const auto&... values) {
+    std::snprintf(line, sizeof line, values...);
+    table += line;
+  };
+  const ActivationStatistics& statistics = analysis.perplexity.activations;
+  add("%-28s %8s %10s %10s %6s\n", "layer", "experts", "deviation", "imbalance", "dead");
+  for (int64_t layer = 0; layer < statistics.num_layers(); ++layer) {
+    const ActivationSummary one = statistics.summary(layer);
+    add("%-28lld %8.3f %10.3f %10.2f %6lld\n", static_cast<long long>(layer), one.mean, one.deviation,
+        one.imbalance, static_cast<long long>(one.dead_experts));
+  }
+  const ActivationSummary all = statistics.summary();
+  add("%-28s %8.3f %10.3f\n", "all", all.mean, all.deviation);
+  for (const KindActivations& one : analysis.by_kind) {
+    add("\n%-28s %8s %10s %10s\n", one.kinds.by.c_str(), "experts", "deviation", "tokens");
+    for (int64_t kind = 0; kind < one.tokens_G.size(0); ++kind) {
+      const KindSummary summary = summarize(one, kind);
+      if (summary.tokens == 0) continue;
+      add("%-28s %8.3f %10.3f %10lld\n", one.kinds.names[kind].c_str(), summary.mean, summary.deviation,
+          static_cast<long long>(summary.tokens));
+    }
+  }
+  return table;
+}
+
+}  // namespace dtopp

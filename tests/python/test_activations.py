@@ -1,0 +1,98 @@
+"""evaluate --tasks activations, against the plain PyTorch model."""
+
+import json
+
+import pytest
+import reference_model
+import tiny_language_run
+import tiny_run
+import tokenizers
+import torch
+
+pytestmark = pytest.mark.skipif(not tiny_run.BINARY.exists(), reason=f"{tiny_run.BINARY} is not built")
+LENGTH = 32
+
+
+@pytest.fixture(scope="module", params=["dtop_p", "dtop_p_layer"])
+def run(request, tmp_path_factory):
+    return tiny_language_run.train(tmp_path_factory.mktemp(request.param), request.param, LENGTH)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text(tiny_language_run.TEXT * 2 + "Caf\u00e9s in 1984, antidisestablishmentarianism!")
+    return path
+
+
+def analyse(run, text, *options):
+    done = tiny_run.dtopp("evaluate", run, "--tasks", "activations", "--text", text, *options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def reference_counts(run, text):
+    """Active experts of each token the windows hold: [tokens, layers], and the gates chosen: [layers, experts]."""
+    reference = tiny_language_run.Reference(run)
+    tokenizer = tokenizers.Tokenizer.from_file(str(tiny_language_run.TOKENIZER))
+    ids = tokenizer.encode(text.read_text()).ids + [0]
+    active, load = [], 0
+    for start in range(0, len(ids) - 1, LENGTH):
+        window = ids[start:start + LENGTH]
+        window = window[:len(ids) - 1 - start]
+        with torch.no_grad():
+            _, routing = reference_model.forward(reference.config, reference.parameters, torch.tensor([window]),
+                                                 reference.thresholds)
+        chosen = torch.stack([layer["gates"].reshape(len(window), -1) != 0 for layer in routing])
+        active.append(chosen.sum(-1).T)
+        load = load + chosen.sum(1)
+    return torch.cat(active), load
+
+
+def test_layers_and_experts_are_the_reference_models(run, text, tmp_path):
+    result = json.loads(analyse(run, text, "--json", "--output", tmp_path / "out.json"))
+    assert json.loads((tmp_path / "out.json").read_text()) == result
+    active, load = reference_counts(run, text)
+    assert result["tokens"] == len(active)
+    assert result["mean"] == pytest.approx(active.double().mean().item(), abs=1e-9)
+    assert result["deviation"] == pytest.approx(active.double().std(correction=0).item(), abs=1e-9)
+    for n, layer in enumerate(result["layers"]):
+        assert layer["layer"] == n
+        assert layer["mean"] == pytest.approx(active[:, n].double().mean().item(), abs=1e-9)
+        experts = load.shape[1]
+        assert layer["histogram"] == torch.bincount(active[:, n], minlength=experts + 1).tolist()
+        assert layer["expert_load"] == pytest.approx((load[n] / len(active)).tolist(), abs=1e-6)
+
+
+def test_kinds_divide_the_tokens(run, text):
+    result = json.loads(analyse(run, text, "--json"))
+    active, _ = reference_counts(run, text)
+    for name in ("frequency", "position", "part_of_word"):
+        kinds = result["tokens_by"][name]
+        assert sum(kind["tokens"] for kind in kinds) == result["tokens"]
+        total = sum(kind["tokens"] * kind["mean"] for kind in kinds)
+        assert total == pytest.approx(result["tokens"] * result["mean"], rel=1e-9)
+    positions = {kind["kind"]: kind for kind in result["tokens_by"]["position"]}
+    first = active[::LENGTH].double()
+    assert positions["0"]["tokens"] == len(first)
+    assert positions["0"]["mean"] == pytest.approx(first.mean().item(), abs=1e-9)
+    assert positions["0"]["layer_means"] == pytest.approx(first.mean(0).tolist(), abs=1e-9)
+    words = {kind["kind"] for kind in result["tokens_by"]["part_of_word"]}
+    assert {"whole word", "beginning of a word", "rest of a word", "number", "punctuation", "white space"} <= words
+
+
+def test_batches_do_not_change_it(run, text):
+    one, five = (json.loads(analyse(run, text, "--json", "--batch-size", size)) for size in ("1", "5"))
+    assert one.pop("nll") == pytest.approx(five.pop("nll"), rel=1e-5)
+    assert one == five
+
+
+def test_the_table_shows_layers_and_kinds(run, text):
+    table = analyse(run, text)
+    assert "layer" in table and "whole word" in table and "rank 1-10" in table
+
+
+def test_a_dense_model_has_none(tmp_path):
+    dense = tiny_language_run.train(tmp_path, "dense", LENGTH)
+    done = tiny_run.dtopp("evaluate", dense, "--tasks", "activations", "--text", tmp_path / "source.txt")
+    assert done.returncode == 2 and "dense" in done.stderr
