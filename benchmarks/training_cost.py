@@ -53,8 +53,8 @@ def measure(what, change, args):
     return {"case": "training_cost", "grows": what, "changed": change, "threads": args.threads, "precision": precision,
             "active_experts": round(statistics.mean(s.get("moe/active_experts", 0) for s in steps), 2),
             "seconds": round(seconds, 4), "gflops": round(planned["flops_per_token"] * tokens / seconds / 1e9, 1),
-            "peak_bytes": peak, "planned_bytes": sum(planned["memory_bytes"].values()),
-            "peak_against_plan": round(peak / sum(planned["memory_bytes"].values()), 3)}
+            "peak_bytes": peak, "planned_bytes": planned["memory_bytes"]["total"],
+            "peak_against_plan": round(peak / planned["memory_bytes"]["total"], 3), "planned": planned["memory_bytes"]}
 
 
 def main():

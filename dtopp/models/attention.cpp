@@ -1,20 +1,13 @@
 #include "dtopp/models/attention.h"
 
 #include "dtopp/ops/linear.h"
+#include "dtopp/ops/norm_rotary.h"
 
 namespace dtopp {
 namespace {
 
 constexpr double kLayerNormEps = 1e-5;
 constexpr double kRopeBase = 10000.0;
-
-// Hugging Face's rotate-half layout, in fp32, rounded once to x's type.
-at::Tensor rotate(const at::Tensor& x_THK, const RotaryTable& table) {
-  const at::Tensor x = x_THK.to(table.cos_TK.scalar_type());
-  const auto halves = x.chunk(2, -1);
-  const at::Tensor turned = at::cat({halves[1].neg(), halves[0]}, -1);
-  return (x * table.cos_TK.unsqueeze(1) + turned * table.sin_TK.unsqueeze(1)).to(x_THK.scalar_type());
-}
 
 }  // namespace
 
@@ -32,11 +25,12 @@ RotaryTable rotary_table(const at::Tensor& positions_T, int64_t head_size) {
 
 Heads project_heads(const at::Tensor& x_TD, const AttentionWeights& weights, int64_t num_heads,
                     const RotaryTable& rotary) {
-  const int64_t T = x_TD.size(0), head_size = x_TD.size(1) / num_heads;
-  const auto heads = [&](const at::Tensor& projected) { return projected.view({T, num_heads, head_size}); };
-  return {rotate(heads(layer_norm(dtopp::linear(x_TD, weights.q_DD), weights.q_norm_D)), rotary),
-          rotate(heads(layer_norm(dtopp::linear(x_TD, weights.k_DD), weights.k_norm_D)), rotary),
-          heads(dtopp::linear(x_TD, weights.v_DD))};
+  const auto normed = [&](const at::Tensor& weight_DD, const at::Tensor& gain_D) {
+    return norm_rotary(dtopp::linear(x_TD, weight_DD), gain_D, rotary.cos_TK, rotary.sin_TK, num_heads,
+                       kLayerNormEps);
+  };
+  return {normed(weights.q_DD, weights.q_norm_D), normed(weights.k_DD, weights.k_norm_D),
+          dtopp::linear(x_TD, weights.v_DD).view({x_TD.size(0), num_heads, x_TD.size(1) / num_heads})};
 }
 
 }  // namespace dtopp
