@@ -22,9 +22,9 @@ CENTRE = {"D": 512, "E": 64, "K": 8, "T": 4096}
 SWEEPS = {"D": [256, 1024, 2048], "E": [8, 16, 128], "K": [1, 2, 4, 16], "T": [256, 1024, 16384]}
 
 
-def sizes(quick):
+def sizes(sweeps, quick):
     yield CENTRE
-    for name, values in SWEEPS.items():
+    for name, values in ((name, SWEEPS[name]) for name in sweeps):
         for value in values:
             case = CENTRE | {name: value}
             case["T"] = min(case["T"], 4096 * 512 // max(case["D"], 512)) if name != "T" else case["T"]
@@ -142,8 +142,8 @@ def measure(case, args, dtype):
     plain.load_state_dict(ours.state_dict())
     plain.threshold.copy_(ours.threshold)
     # A token at the very threshold may differ by an expert.
-    apart = ((ours(x) - plain(x)).abs().amax(-1) > (1e-3 if dtype == torch.float32 else 0.2)).float().mean().item()
-    assert apart < 2e-3, f"dtopp and plain PyTorch differ in {apart:.2%} of the tokens"
+    apart = int(((ours(x) - plain(x)).abs().amax(-1) > (1e-3 if dtype == torch.float32 else 0.2)).sum())
+    assert apart <= max(1, T // 500), f"dtopp and plain PyTorch differ in {apart} of {T} tokens"
     models = {"dtopp": ours, "torch top-p": plain, "olmoe eager": Olmoe(D, F, E, K, dtype, "eager"),
               "olmoe grouped": Olmoe(D, F, E, K, dtype, "grouped_mm"), "dense": Dense(D, F * K, dtype)}
     runs = {"g": make_yardstick(torch.float32)}
@@ -165,12 +165,13 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtypes", nargs="+", default=["float32"])
-    parser.add_argument("--quick", action="store_true", help="five sizes")
+    parser.add_argument("--sweeps", nargs="+", default=list(SWEEPS), choices=list(SWEEPS))
+    parser.add_argument("--quick", action="store_true", help="one other size a sweep")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.ops.load_library(os.path.abspath(os.environ.get("DTOPP_OPS", "build/release/lib/libdtopp_ops.so")))
     for name in args.dtypes:
-        for case in sizes(args.quick):
+        for case in sizes(args.sweeps, args.quick):
             measure(case, args, getattr(torch, name))
 
 

@@ -6,6 +6,7 @@ cd "$(dirname "$0")/.."
 cmake --build build/release --target tokenizer_benchmark >/dev/null
 .venv/bin/python benchmarks/tokenizer.py
 .venv/bin/python benchmarks/moe_ffn.py
+.venv/bin/python benchmarks/moe_layers.py --quick
 .venv/bin/python benchmarks/routing_methods.py
 .venv/bin/python benchmarks/route.py
 .venv/bin/python benchmarks/linear_cross_entropy.py

@@ -23,8 +23,9 @@ centre = passes[0]
 
 figure, axes = plt.subplots(1, 4, figsize=(13, 3.4), constrained_layout=True, sharey=True)
 for axis, (name, title) in zip(axes, AXES.items()):
-    swept = sorted((r for r in passes if all(r[n] == centre[n] for n in AXES if n not in (name, "T" if name == "D" else ""))),
-                   key=lambda r: r[name])
+    others = [n for n in AXES if n != name]
+    swept = sorted((r for r in passes if all(r[n] == centre[n] for n in others)
+                    or (name == "D" and r["D"] != centre["D"] and r["E"] == centre["E"])), key=lambda r: r[name])
     for model, (colour, marker) in STYLE.items():
         # GFLOP/s of the experts' arithmetic: what a layer makes of the machine.
         rate = [18 * r["K"] * r["T"] * r["D"] * r["F"] / r["milliseconds"][model] / 1e6 for r in swept]

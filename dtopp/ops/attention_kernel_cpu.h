@@ -127,11 +127,10 @@ inline int64_t left_rows_size(int64_t depth) {
   return AttentionTiles::left_size<Order::kRows>(kQueries, depth);
 }
 
-struct Workspace {
-  at::Tensor buffer;
-
-  explicit Workspace(int64_t numbers) : buffer(at::empty({numbers}, at::kFloat)) {}
-  float* data() const { return buffer.mutable_data_ptr<float>(); }
+// A buffer of floats.
+struct Workspace : BufferParts<float> {
+  explicit Workspace(int64_t numbers) : BufferParts(1, numbers, at::TensorOptions()) {}
+  float* data() const { return of(0); }
 };
 
 // [B, H, L, K] over the memory of [B, L, H, K]: what the projections around attention read.
@@ -143,12 +142,6 @@ inline at::Tensor empty_heads(const at::Tensor& like) {
 template <typename Body>
 void for_heads(const at::Tensor& q, const Body& body) {
   at::parallel_for(0, q.size(0) * q.size(1), 1, body);
-}
-
-template <typename Body>
-void dispatch_scalar(const at::Tensor& q, const Body& body) {
-  if (q.scalar_type() == at::kFloat) return body(float{});
-  body(c10::BFloat16{});
 }
 
 inline at::Tensor with_dense_rows(const at::Tensor& x) {

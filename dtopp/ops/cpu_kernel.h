@@ -43,6 +43,13 @@ void pack_left_rows(const Row& row, int64_t M, int64_t K, typename Tiles::Packed
   });
 }
 
+// Calls body with the tensor's type, float or bfloat16.
+template <typename Body>
+void dispatch_scalar(const at::Tensor& x, const Body& body) {
+  if (x.scalar_type() == at::kFloat) return body(float{});
+  body(c10::BFloat16{});
+}
+
 // Calls body with the tensors' type and the tiles that multiply it.
 template <typename Body>
 void dispatch(const at::Tensor& x_TD, const Body& body) {

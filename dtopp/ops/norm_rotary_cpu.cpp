@@ -123,12 +123,6 @@ std::vector<RowBuffers> for_row_shares(int64_t rows, int64_t hidden, const Body&
   return buffers;
 }
 
-template <typename Body>
-void dispatch_scalar(const at::Tensor& x, const Body& body) {
-  if (x.scalar_type() == at::kFloat) return body(float{});
-  body(c10::BFloat16{});
-}
-
 }  // namespace
 
 at::Tensor norm_rotary_cpu(const NormRotaryInputs& in) {

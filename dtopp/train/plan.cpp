@@ -18,6 +18,10 @@ namespace {
 constexpr uint64_t kFloat = 4;  // bytes
 constexpr uint64_t kBfloat16 = 2;
 constexpr uint64_t kCrossEntropyChunk = uint64_t{96} << 20;
+constexpr uint64_t kProgram = uint64_t{128} << 20;  // the program and libtorch, measured
+// Of the activations: what gradients and workspace take over as the backward pass releases it; the rest lies
+// in pieces too small for them (benchmarks/training_cost.py).
+constexpr double kReusedShare = 0.6;
 constexpr uint64_t kGiB = uint64_t{1} << 30;
 
 [[noreturn]] void throw_uncountable() {
@@ -105,8 +109,8 @@ Sizes sizes_of(const RunConfig& config, double active_experts, uint64_t width) {
 // What autograd keeps of one block (see language_model.cpp).
 uint64_t layer_activations(const Sizes& s, bool dense) {
   const uint64_t stream = product({s.T, s.D, s.width});
-  // Two norms keep their inputs, their outputs feed the projections; four norms keep mean and 1 / sigma.
-  const uint64_t norms = sum({product({4, stream}), product({s.T, 8 * kFloat})});
+  // Two norms keep their inputs, mean and 1 / sigma; their outputs feed the projections.
+  const uint64_t norms = sum({product({4, stream}), product({s.T, 4 * kFloat})});
   // q and k before their norms; q, k, v and the result for attention; its logsumexp.
   const uint64_t attention = sum({product({6, stream}), product({s.T, s.H, kFloat})});
   if (dense) {
@@ -116,8 +120,8 @@ uint64_t layer_activations(const Sizes& s, bool dense) {
   // The router's input in fp32, its logits and the gates.
   const uint64_t input = s.width == kFloat ? 0 : product({s.T, s.D, kFloat});
   const uint64_t router = sum({input, product({s.T, s.E, 2 * kFloat})});
-  // Gate and up before the activation, and the pairs' order: a row and an expert each.
-  const uint64_t experts = sum({product({s.pairs, 2, s.F, s.width}), product({s.pairs, 16})});
+  // Gate and up before the activation.
+  const uint64_t experts = product({s.pairs, 2, s.F, s.width});
   return sum({norms, attention, router, experts});
 }
 
@@ -131,21 +135,27 @@ std::vector<MemoryPart> plan_memory(const RunConfig& config, const Counts& count
   const uint64_t copies = bf16 ? product({counts.compute_precision, kBfloat16}) : 0;
   const bool several = config.training.global_batch_size > config.training.micro_batch_size * ranks;
   const uint64_t others = product({counts.all - counts.compute_precision, kFloat});
-  const uint64_t micro_gradients = !several ? 0 : bf16 ? sum({copies, others}) : masters;
+  const uint64_t micro_gradients = bf16 ? sum({copies, others}) : several ? masters : 0;
   const uint64_t stream = product({s.T, s.D, s.width});
   const uint64_t ends = sum({product({2, stream}), product({s.T, 16})});
   const uint64_t chunk = std::min(product({s.T, s.V, 2 * kFloat}), kCrossEntropyChunk);
   const uint64_t cross_entropy = sum({chunk, product({s.V, s.D, kFloat}), product({s.T, s.D, kFloat})});
   const uint64_t rows = dense ? s.T : s.pairs;
-  const uint64_t workspace = sum({product({3, stream}), product({rows, 3, s.F, s.width})});
+  // A tied embedding gets a second gradient, from its look-up.
+  const uint64_t look_up = config.model.tie_embeddings ? product({s.V, s.D, bf16 ? kBfloat16 : kFloat}) : 0;
+  const uint64_t workspace = sum({product({3, stream}), product({rows, 3, s.F, s.width}), look_up});
+  const uint64_t activations = sum({product({s.L, layer_activations(s, dense)}), ends});
+  const uint64_t later = sum({micro_gradients > 0 ? micro_gradients : masters, workspace});
+  const uint64_t reused = std::min(later, rounded(kReusedShare * static_cast<double>(activations)));
   return {{"parameters", masters},
           {"optimizer_moments", (product({2, masters}) + n - 1) / n},
           {"gradients", masters},
           {"compute_copies", copies},
           {"micro_batch_gradients", micro_gradients},
-          {"activations", sum({product({s.L, layer_activations(s, dense)}), ends})},
+          {"activations", activations - reused},
           {"cross_entropy", cross_entropy},
-          {"workspace", workspace}};
+          {"workspace", workspace},
+          {"program", kProgram}};
 }
 
 }  // namespace

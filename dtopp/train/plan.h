@@ -36,8 +36,8 @@ struct Plan {
 
   // A rank's memory at its peak. Parts: parameters (fp32 masters), optimizer_moments (two fp32, divided among
   // the ranks: ZeRO-1), gradients (fp32), compute_copies (bf16), micro_batch_gradients (of one micro-batch,
-  // where there are several, before they are added up), activations (kept for the backward pass),
-  // cross_entropy, workspace (what one layer's backward holds for a moment).
+  // before they are added up), activations (kept for the backward pass; without what gradients and workspace
+  // take over), cross_entropy, workspace (what one layer's backward holds for a moment), program.
   std::vector<MemoryPart> memory;
   uint64_t memory_bytes() const;  // the sum
   uint64_t memory_bytes(std::string_view part) const;

@@ -1,5 +1,7 @@
 #include "dtopp/train/plan.h"
 
+#include <cmath>
+
 #include <gmock/gmock.h>
 #include <rapidcheck/gtest.h>
 
@@ -66,10 +68,12 @@ TEST(Plan, memory_in_fp32_by_hand) {
   EXPECT_EQ(plan.memory_bytes("compute_copies"), 0U);
   EXPECT_EQ(plan.memory_bytes("micro_batch_gradients"), 4 * P);
   // 12 tokens of 8 floats make a stream of 384 bytes; 36 pairs.
-  const uint64_t layer = 4 * 384 + 12 * 32 + 6 * 384 + 12 * 2 * 4 + 12 * 6 * 8 + 36 * 2 * 5 * 4 + 36 * 16;
-  EXPECT_EQ(plan.memory_bytes("activations"), 2 * layer + 2 * 384 + 12 * 16);
+  const uint64_t layer = 4 * 384 + 12 * 16 + 6 * 384 + 12 * 2 * 4 + 12 * 6 * 8 + 36 * 2 * 5 * 4;
+  const uint64_t kept = 2 * layer + 2 * 384 + 12 * 16;
+  EXPECT_EQ(plan.memory_bytes("activations"), kept - static_cast<uint64_t>(std::llround(0.6 * kept)));
   EXPECT_EQ(plan.memory_bytes("cross_entropy"), 12U * 11 * 8 + 11 * 8 * 4 + 384);
-  EXPECT_EQ(plan.memory_bytes("workspace"), 3U * 384 + 36 * 3 * 5 * 4);
+  EXPECT_EQ(plan.memory_bytes("workspace"), 3U * 384 + 36 * 3 * 5 * 4 + 11 * 8 * 4);
+  EXPECT_EQ(plan.memory_bytes("program"), 128U << 20);
   uint64_t total = 0;
   for (const MemoryPart& part : plan.memory) total += part.bytes;
   EXPECT_EQ(plan.memory_bytes(), total);
@@ -86,6 +90,18 @@ TEST(Plan, bf16_adds_copies_and_halves_activations) {
   config.training.precision = Precision::kAuto;
   EXPECT_EQ(make_plan(config).memory_bytes(),
             std::max(plan.memory_bytes(), make_plan(tiny()).memory_bytes()));
+}
+
+TEST(Plan, gradients_take_over_no_more_than_they_need) {
+  RunConfig config = tiny();
+  config.model.sequence_length = 4096;  // activations far above the parameters
+  config.training.micro_batch_size = config.training.global_batch_size;
+  config.model.tie_embeddings = false;
+  const uint64_t before = make_plan(config).memory_bytes("activations");
+  config.model.vocab_size += 100;
+  const Plan after = make_plan(config);
+  const uint64_t more = 2 * 100 * 8 * 4;  // bytes of gradients: embedding and output
+  EXPECT_EQ(before - after.memory_bytes("activations"), more);
 }
 
 TEST(Plan, one_micro_batch_needs_no_second_gradient) {
