@@ -65,7 +65,7 @@ class TextStream {
 
   std::string add(int32_t id) {
     pending_.push_back(id);
-    const std::string text = tokenizer_.decode_generated(pending_);
+    std::string text = tokenizer_.decode_generated(pending_);
     constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
     const bool cut = text.ends_with(kReplacement) && pending_.size() < 4;  // no character has more bytes
     if (cut) return {};
@@ -94,7 +94,7 @@ class Writer {
       : text_(tokenizer), show_experts_(show_experts), num_experts_(static_cast<double>(num_experts)) {}
 
   std::string add(const GeneratedToken& token) {
-    const std::string text = text_.add(token.id);
+    std::string text = text_.add(token.id);
     sum_ += token.active_experts;
     count_ += 1;
     if (!show_experts_ || text.empty()) return text;
