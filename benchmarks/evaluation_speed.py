@@ -2,7 +2,7 @@
 prompts (hidden 512, 8 layers, 64 experts of 256, 8 active, GPT-NeoX's vocabulary, fp32; weights are random, which
 changes no cost): there one request at a time, as a plain harness scores them, and in padded batches sorted by length.
 
-The prompts are those of `dtopp evaluate --dry-run --dump`: few-shot multiple choice (arc_easy, hellaswag), WinoGrande,
+The prompts are those of `dtopp evaluate --dry-run --dump`: multiple choice with five examples (copa) and without (hellaswag), WinoGrande,
 and LAMBADA. dtopp's rate leaves out loading: it is the difference of two runs with few and with all items. One JSON line
 a task, with dtopp's peak resident memory.
 """
@@ -90,7 +90,7 @@ def items_per_second(model, items, most_tokens):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default=str(HERE.parent.parent / "shared/eval/data"), help="the folder of the task files")
-    parser.add_argument("--tasks", nargs="+", default=["arc_easy", "hellaswag", "winogrande", "lambada_openai"])
+    parser.add_argument("--tasks", nargs="+", default=["copa", "hellaswag", "winogrande", "lambada_openai"])
     parser.add_argument("--items", type=int, default=12, help="that Hugging Face scores; dtopp scores eight times as many")
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
