@@ -2,9 +2,9 @@
 prompts (hidden 512, 8 layers, 64 experts of 256, 8 active, GPT-NeoX's vocabulary, fp32; weights are random, which
 changes no cost): there one request at a time, as a plain harness scores them, and in padded batches sorted by length.
 
-The prompts are those of `dtopp evaluate --dry-run --dump`: multiple choice with five examples (copa) and without (hellaswag), WinoGrande,
-and LAMBADA. dtopp's rate leaves out loading: it is the difference of two runs with few and with all items. One JSON line
-a task, with dtopp's peak resident memory.
+The prompts are those of `dtopp evaluate --dry-run --dump`: multiple choice with five examples (copa) and without
+(hellaswag), WinoGrande, and LAMBADA. dtopp's rate leaves out loading: it is the difference of two runs with few and
+with all items. One JSON line a task, with dtopp's peak resident memory.
 """
 
 import argparse
