@@ -41,7 +41,7 @@ def make_checkpoint(folder, threads):
     run(BINARY, "prepare", "text", folder / "text.txt", "--tokenizer", TOKENIZER, "--output", folder / "tokens")
     model = {k: v for k, v in CASE.items() if k != "active"}
     config = {"name": "evaluation_speed", "model": model | {"tie_embeddings": True},
-              "routing": {"method": "top_k", "top_k": CASE["active"]}, "data": {"train": [str(folder / "tokens")]},
+              "routing": {"method": "top_k", "top_k": CASE["active"]}, "data": {"train": [str(folder / "tokens")]}, "optimizer": {"warmup_steps": 0},
               "training": {"steps": 1, "global_batch_size": 1, "micro_batch_size": 1, "device": "cpu",
                            "precision": "fp32", "threads": threads},
               "validation": {"every": 0, "tasks": []}, "logging": {"tensorboard": False}, "output": str(folder / "run")}
