@@ -9,8 +9,9 @@ import torch
 from ops_reference import close, loss_reference, moe_reference, ops, randn, route_reference
 
 CASES = int(os.environ.get("DTOPP_DIFFERENTIAL_CASES", "67"))
-# Double inputs take the same code with other tiles; both sides then round alike.
-TOLERANCE_SCALE = {torch.float32: 1.0, torch.bfloat16: 1.0, torch.float64: 1e-7}
+# Double inputs take the same code with other tiles; both sides then round alike. Thousands of sums of bf16 roundings
+# reach further than the few of test_ops.py.
+TOLERANCE_SCALE = {torch.float32: 1.0, torch.bfloat16: 2.0, torch.float64: 1e-7}
 
 
 @pytest.fixture
@@ -29,6 +30,14 @@ def dtype(draw):
 
 def check(actual, expected, kind):
     close(actual, expected, kind, TOLERANCE_SCALE[kind])
+
+
+def near(actual, expected, bound, terms):
+    """Within `bound` of the largest value, or of the terms it is a difference of."""
+    if actual.numel() == 0:
+        return
+    worst = (actual.double() - expected.double()).abs().max().item()
+    assert worst <= bound * max(expected.abs().max().item(), terms), (worst, bound, expected.abs().max().item(), terms)
 
 
 def some_need_gradients(draw, tensors):
@@ -74,7 +83,7 @@ def test_route(seed, draw):
     assert torch.equal(histogram, torch.bincount(chosen.sum(1), minlength=experts + 1))
     close(gates, expected, torch.float32)
     for actual, reference in zip(sums, exact_sums):
-        close(actual, reference, torch.float32)
+        near(actual.detach(), reference.detach(), 1e-5, 1e-2)
     generator = torch.Generator().manual_seed(seed)
     weights = [torch.randn(t.shape, generator=generator) * (draw.random() < 0.8) for t in (gates, *sums)]
     if len(logits) == 0:
@@ -87,7 +96,8 @@ def test_route(seed, draw):
         largest = torch.maximum(largest, 0.1 * exact_scale.detach() / deviation(exact.detach()))
     assert ((logits.grad.double() - exact.grad).abs() <= 1e-5 * largest).all()
     if exact_scale.grad is not None:
-        assert abs(scale.grad - exact_scale.grad) <= 1e-5 * max(exact.grad.abs().sum().item(), 1e-2)
+        terms = max(exact.grad.abs().sum().item(), exact_scale.grad.abs().item(), 1e-2)
+        assert abs(scale.grad - exact_scale.grad) <= 1e-5 * terms
 
 
 def random_gates(draw, seed, tokens, experts):
@@ -138,7 +148,10 @@ def test_linear_cross_entropy_and_token_log_probs(seed, draw):
     logits = x.double() @ weight.double().T
     log_probs, greedy = ops.token_log_probs(x, weight, targets)
     real = torch.float64 if kind == torch.float64 else torch.float32
-    check(log_probs, logits.log_softmax(-1).gather(1, targets[:, None])[:, 0], real)
+    # A logit of 100 is off by 6e-6 in fp32, and so is its exponential.
+    largest = logits.abs().max().item() if tokens else 1.0
+    bound = 1e-5 * max(1.0, largest / 16) * TOLERANCE_SCALE[real]
+    near(log_probs, logits.log_softmax(-1).gather(1, targets[:, None])[:, 0], bound, 1.0)
     assert torch.all(logits.gather(1, greedy[:, None])[:, 0] >= logits.amax(-1) - 1e-5 * logits.abs().amax()) if tokens else True
 
     targets[torch.rand(tokens, generator=torch.Generator().manual_seed(seed + 2)) < draw.choice([0.0, 0.3, 1.0])] = -1
@@ -148,12 +161,15 @@ def test_linear_cross_entropy_and_token_log_probs(seed, draw):
     actual = ops.linear_cross_entropy(x, weight, targets, z_weight=z_weight, ignore_index=-1)
     expected = loss_reference(*exact, targets, z_weight, ignore_index=-1)
     for one, reference in zip(actual, expected):
-        check(one.detach(), reference.detach(), real)
+        near(one.detach(), reference.detach(), bound, 1.0)
     if not actual[0].requires_grad:
         return
     actual[0].backward()
     expected[0].backward()
-    for one, reference in zip((x, weight), exact):
+    count = max(int((targets != -1).sum()), 1)
+    for one, reference, other in zip((x, weight), exact, exact[::-1]):
         assert (one.grad is not None) == one.requires_grad
         if one.requires_grad:
-            check(one.grad, reference.grad, kind)
+            # A sure prediction's gradient is a difference of terms of the other side's size over the tokens.
+            terms = 0.1 * other.detach().abs().max().item() / count if tokens else 0.0
+            near(one.grad, reference.grad, 2.0**-5 if kind == torch.bfloat16 else bound, terms)
