@@ -1,5 +1,4 @@
 #include <cstdio>
-#include <numeric>
 
 #include "cli/evaluate.h"
 #include "cli/evaluation_text.h"

@@ -43,6 +43,43 @@ void pack_left_rows(const Row& row, int64_t M, int64_t K, typename Tiles::Packed
   });
 }
 
+// A thread's room for a sum of outer products whose rows are at most `width` numbers.
+template <typename Tiles>
+struct OuterSumBuffers {
+  typename Tiles::Packed *left, *right;
+  typename Tiles::Real* sum;  // unused where the result is of its type
+
+  static int64_t left_size() {
+    return Tiles::template left_size<Order::kColumns>(Tiles::kLargestSum, kTileDepth);
+  }
+  static int64_t right_size(int64_t width) { return Tiles::right_size(kTileDepth, width); }
+};
+
+// Rows [begin, end) of out_MN = the sum over k below K of left(k)[m] right(k)[n]: a weight's gradient over
+// its rows.
+template <typename Tiles, typename Scalar, typename Left, typename Right>
+void sum_outer_products(const Left& left, const Right& right, int64_t K, int64_t begin, int64_t end,
+                        int64_t N, const OuterSumBuffers<Tiles>& buffers, Scalar* out_MN) {
+  using Real = typename Tiles::Real;
+  const int64_t step = even_part(end - begin, Tiles::kLargestSum, Tiles::shape().rows);
+  for (int64_t m = begin; m < end; m += step) {
+    const int64_t rows = std::min(step, end - m);
+    Scalar* out = out_MN + m * N;
+    Real* sum = buffers.sum;
+    if constexpr (std::is_same_v<Scalar, Real>) sum = out;
+    if (K == 0) std::fill_n(sum, rows * N, Real(0));
+    for (int64_t k = 0; k < K; k += kTileDepth) {
+      const int64_t depth = std::min(kTileDepth, K - k);
+      Tiles::pack_left_columns([&](int64_t i) { return left(k + i) + m; }, rows, depth, buffers.left);
+      Tiles::pack_right_rows([&](int64_t i) { return right(k + i); }, depth, N, 0, N, buffers.right);
+      Tiles::template multiply<Order::kColumns>(buffers.left, buffers.right, rows, N, depth, sum, N, k > 0);
+    }
+    if constexpr (!std::is_same_v<Scalar, Real>) {
+      run_widest([&] { copy_converted(sum, out, rows * N); });
+    }
+  }
+}
+
 // Calls body with the tensor's type, float or bfloat16.
 template <typename Body>
 void dispatch_scalar(const at::Tensor& x, const Body& body) {

@@ -74,30 +74,13 @@ void multiply_columns(const Scalar* left_KM, const Scalar* right_KN, int64_t M, 
   using Real = typename Tiles::Real;
   constexpr bool kDirect = std::is_same_v<Scalar, Real>;
   const int64_t shares = thread_shares(M);
-  const BufferParts<typename Tiles::Packed> left(
-      shares, Tiles::template left_size<Order::kColumns>(Tiles::kLargestSum, kTileDepth), options);
-  const BufferParts<typename Tiles::Packed> right(shares, Tiles::right_size(kTileDepth, N), options);
+  const BufferParts<typename Tiles::Packed> left(shares, OuterSumBuffers<Tiles>::left_size(), options);
+  const BufferParts<typename Tiles::Packed> right(shares, OuterSumBuffers<Tiles>::right_size(N), options);
   const BufferParts<Real> sums(shares, kDirect ? 0 : Tiles::kLargestSum * N, options);
   for_shares<Tiles>(M, Tiles::shape().rows, [&](int64_t begin, int64_t end, int64_t share) {
-    const int64_t step = even_part(end - begin, Tiles::kLargestSum, Tiles::shape().rows);
-    for (int64_t m = begin; m < end; m += step) {
-      const int64_t rows = std::min(step, end - m);
-      Scalar* out = out_MN + m * N;
-      Real* sum = sums.of(share);
-      if constexpr (kDirect) sum = out;
-      for (int64_t k = 0; k < K; k += kTileDepth) {
-        const int64_t depth = std::min(kTileDepth, K - k);
-        Tiles::pack_left_columns([&](int64_t i) { return left_KM + (k + i) * M + m; }, rows, depth,
-                                 left.of(share));
-        Tiles::pack_right_rows([&](int64_t i) { return right_KN + (k + i) * N; }, depth, N, 0, N,
-                               right.of(share));
-        Tiles::template multiply<Order::kColumns>(left.of(share), right.of(share), rows, N, depth, sum, N,
-                                                  k > 0);
-      }
-      if constexpr (!kDirect) {
-        run_widest([&] { copy_converted(sum, out, rows * N); });
-      }
-    }
+    sum_outer_products<Tiles>([&](int64_t k) { return left_KM + k * M; },
+                              [&](int64_t k) { return right_KN + k * N; }, K, begin, end, N,
+                              {left.of(share), right.of(share), sums.of(share)}, out_MN);
   });
 }
 
@@ -138,7 +121,6 @@ at::Tensor multiply_cpu(const at::Tensor& grad_y_TN, const at::Tensor& weight_ND
 
 at::Tensor multiply_left_transposed_cpu(const at::Tensor& grad_y_TN, const at::Tensor& x_TD) {
   const int64_t T = grad_y_TN.size(0), N = grad_y_TN.size(1), D = x_TD.size(1);
-  if (T == 0) return at::zeros({N, D}, x_TD.options());
   at::Tensor grad_weight_ND = at::empty({N, D}, x_TD.options());
   dispatch(x_TD, [&](auto scalar, auto tiles) {
     using Scalar = decltype(scalar);

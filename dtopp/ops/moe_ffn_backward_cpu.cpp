@@ -48,7 +48,7 @@ struct BackwardBuffers {
       : d_pre_NG(at::empty({group_rows, 2 * ffn}, real(options))),
         scaled_NF(at::empty({group_rows, ffn}, real(options))),
         left(threads, left_size(hidden, ffn), options),
-        right(threads, Tiles::right_size(kTileDepth, std::max(hidden, ffn)), options),
+        right(threads, OuterSumBuffers<Tiles>::right_size(std::max(hidden, ffn)), options),
         da_NF(threads, Tiles::kLargestBlock * ffn, options),
         dx_ND(threads, Tiles::kLargestBlock * hidden, options),
         sum(threads, Tiles::kLargestSum * std::max(hidden, ffn), options) {}
@@ -58,7 +58,7 @@ struct BackwardBuffers {
   }
   static int64_t left_size(int64_t hidden, int64_t ffn) {
     return std::max(Tiles::template left_size<Order::kRows>(Tiles::kLargestBlock, std::max(hidden, 2 * ffn)),
-                    Tiles::template left_size<Order::kColumns>(Tiles::kLargestSum, kTileDepth));
+                    OuterSumBuffers<Tiles>::left_size());
   }
 };
 
@@ -99,27 +99,8 @@ void backward_block(const BackwardInputs& in, const Assignment& pairs, const Row
 template <typename Scalar, typename Tiles, typename Left, typename Right>
 void weight_gradient(const Left& left, const Right& right, int64_t pairs, int64_t begin, int64_t end,
                      int64_t width, int64_t share, const BackwardBuffers<Tiles>& buffers, Scalar* out_MK) {
-  using Real = typename Tiles::Real;
-  const int64_t step = even_part(end - begin, Tiles::kLargestSum, Tiles::shape().rows);
-  for (int64_t m = begin; m < end; m += step) {
-    const int64_t rows = std::min(step, end - m);
-    Scalar* out = out_MK + m * width;
-    Real* sum = buffers.sum.of(share);
-    if constexpr (std::is_same_v<Scalar, Real>) sum = out;
-    if (pairs == 0) std::fill_n(sum, rows * width, Real(0));
-    for (int64_t n = 0; n < pairs; n += kTileDepth) {
-      const int64_t depth = std::min(kTileDepth, pairs - n);
-      Tiles::pack_left_columns([&](int64_t k) { return left(n + k) + m; }, rows, depth,
-                               buffers.left.of(share));
-      Tiles::pack_right_rows([&](int64_t k) { return right(n + k); }, depth, width, 0, width,
-                             buffers.right.of(share));
-      Tiles::template multiply<Order::kColumns>(buffers.left.of(share), buffers.right.of(share), rows, width,
-                                                depth, sum, width, n > 0);
-    }
-    if constexpr (!std::is_same_v<Scalar, Real>) {
-      run_widest([&] { copy_converted(sum, out, rows * width); });
-    }
-  }
+  const OuterSumBuffers<Tiles> own{buffers.left.of(share), buffers.right.of(share), buffers.sum.of(share)};
+  sum_outer_products(left, right, pairs, begin, end, width, own, out_MK);
 }
 
 // Shares the rows [0, M) of a gradient of every expert of the group out to the threads, each row counted with

@@ -1,5 +1,5 @@
-// A token at a time: its moments, its normalised numbers, and the rotation of each head, while the row is in
-// cache. The backward pass forms the moments again rather than keep them.
+// A token at a time: its deviation, its normalised numbers, and the rotation of each head, while the row is
+// in cache. The backward pass forms it again rather than keep it.
 #include "dtopp/ops/norm_rotary_cpu.h"
 
 #include <cmath>
@@ -10,13 +10,9 @@
 namespace dtopp {
 namespace {
 
-struct Moments {
-  float mean, inverse_deviation;
-};
-
-// x - mean in centred_D.
+// x - mean in centred_D; returns 1 / sqrt(var + eps).
 template <typename Scalar>
-[[gnu::always_inline]] inline Moments centre(const Scalar* x_D, int64_t hidden, float eps, float* centred_D) {
+[[gnu::always_inline]] inline float centre(const Scalar* x_D, int64_t hidden, float eps, float* centred_D) {
   float sum = 0;
 #pragma omp simd reduction(+ : sum)
   for (int64_t d = 0; d < hidden; ++d) sum += load(x_D[d]);
@@ -27,7 +23,7 @@ template <typename Scalar>
     centred_D[d] = load(x_D[d]) - mean;
     squares += centred_D[d] * centred_D[d];
   }
-  return {mean, 1 / std::sqrt(squares / static_cast<float>(hidden) + eps)};
+  return 1 / std::sqrt(squares / static_cast<float>(hidden) + eps);
 }
 
 // What the rows of a share need, and the sum of d gain over them.
@@ -49,9 +45,9 @@ template <typename Scalar>
 [[gnu::always_inline]] inline void forward_row(const Rows<Scalar>& in, int64_t t, RowBuffers& buffers,
                                                Scalar* y_D) {
   float* n = buffers.normal_D.data();
-  const Moments moments = centre(in.x_TD + t * in.hidden, in.hidden, in.eps, n);
+  const float inverse = centre(in.x_TD + t * in.hidden, in.hidden, in.eps, n);
 #pragma omp simd
-  for (int64_t d = 0; d < in.hidden; ++d) n[d] *= moments.inverse_deviation * load(in.gain_D[d]);
+  for (int64_t d = 0; d < in.hidden; ++d) n[d] *= inverse * load(in.gain_D[d]);
   const float *cos = in.cos_TK + t * in.width, *sin = in.sin_TK + t * in.width;
   const int64_t half = in.width / 2;
   for (int64_t head = 0; head < in.hidden; head += in.width) {
@@ -71,7 +67,7 @@ template <typename Scalar>
   const int64_t hidden = in.hidden, half = in.width / 2;
   float *normal = buffers.normal_D.data(), *row = buffers.row_D.data(),
         *grad_gain = buffers.grad_gain_D.data();
-  const Moments moments = centre(in.x_TD + t * hidden, hidden, in.eps, normal);
+  const float inverse = centre(in.x_TD + t * hidden, hidden, in.eps, normal);
   const float *cos = in.cos_TK + t * in.width, *sin = in.sin_TK + t * in.width;
   for (int64_t head = 0; head < hidden; head += in.width) {  // the rotation turned back
     const Scalar *low = grad_D + head, *high = low + half;
@@ -86,7 +82,7 @@ template <typename Scalar>
   float sum = 0, product = 0;
 #pragma omp simd reduction(+ : sum, product)
   for (int64_t d = 0; d < hidden; ++d) {
-    normal[d] *= moments.inverse_deviation;
+    normal[d] *= inverse;
     grad_gain[d] += row[d] * normal[d];
     row[d] *= load(in.gain_D[d]);
     sum += row[d];
@@ -95,7 +91,7 @@ template <typename Scalar>
   const float mean = sum / static_cast<float>(hidden), projection = product / static_cast<float>(hidden);
 #pragma omp simd
   for (int64_t d = 0; d < hidden; ++d)
-    store(grad_x_D + d, moments.inverse_deviation * (row[d] - mean - normal[d] * projection));
+    store(grad_x_D + d, inverse * (row[d] - mean - normal[d] * projection));
 }
 
 template <typename Scalar>
