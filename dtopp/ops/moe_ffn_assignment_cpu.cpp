@@ -16,11 +16,17 @@ Assignment assign(const at::Tensor& pairs_A2, int64_t experts) {
   return out;
 }
 
-std::vector<ExpertGroup> group_experts(const Assignment& pairs, int64_t experts) {
+bool few_rows(const Assignment& pairs) {
+  int64_t used = 0;
+  for (size_t e = 0; e + 1 < pairs.offset_E1.size(); ++e) used += pairs.count(static_cast<int64_t>(e)) > 0;
+  return static_cast<int64_t>(pairs.token_A.size()) <= used * kFewRows;
+}
+
+std::vector<ExpertGroup> group_experts(const Assignment& pairs, int64_t experts, int64_t most) {
   std::vector<ExpertGroup> groups;
   for (int64_t e = 0; e < experts; ++e) {
-    const bool full = groups.empty() || groups.back().experts() == kGroupExperts ||
-                      groups.back().rows + pairs.count(e) > kGroupRows;
+    const bool full =
+        groups.empty() || groups.back().experts() == most || groups.back().rows + pairs.count(e) > kGroupRows;
     if (full) groups.push_back({e, e, pairs.offset_E1[e], 0});
     groups.back().last = e + 1;
     groups.back().rows += pairs.count(e);

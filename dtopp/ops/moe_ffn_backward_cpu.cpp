@@ -1,20 +1,22 @@
 // Backward: for each group of experts, first blocks of rows as in the forward pass: dA = dy W_down, the
 // activation's derivative on it while in cache, dx += d pre W_gate_up; d pre and r * A of the group are kept.
 // Then the weight gradients d pre^T x and dy^T (r * A), whose rows the threads share out by their cost. The
-// rows of x and dy are gathered where they are packed, never copied.
-#include "dtopp/ops/moe_ffn_cpu.h"
+// rows of x and dy are gathered where they are packed, never copied. Where threads share columns, each forms
+// its columns of d pre and r * A first, then its columns of dx.
+#include "dtopp/ops/moe_ffn_columns_cpu.h"
 
 namespace dtopp {
 namespace {
 
-// One row of the backward pass through the activation: from da = dy W_down and the gate r to d pre, r * A
-// (what the gradient of W_down needs) and the gate's gradient <da, A>, which is returned.
+// One row of the backward pass through the activation, or `columns` of its columns: from da = dy W_down and
+// the gate r to d pre, r * A (what the gradient of W_down needs) and the gate's gradient <da, A>, which is
+// returned.
 template <typename Scalar, typename Real>
 [[gnu::always_inline]] inline Real swiglu_backward(const Scalar* pre_G, const Real* da_F, Real r, int64_t ffn,
-                                                   Real* d_pre_G, Real* scaled_F) {
+                                                   int64_t columns, Real* d_pre_G, Real* scaled_F) {
   Real grad_gate = 0;
 #pragma omp simd reduction(+ : grad_gate)
-  for (int64_t f = 0; f < ffn; ++f) {
+  for (int64_t f = 0; f < columns; ++f) {
     const Real gate = load(pre_G[f]), up = load(pre_G[ffn + f]), da = da_F[f];
     const Real sig = sigmoid(gate);
     const Real silu = gate * sig;
@@ -84,7 +86,7 @@ void backward_block(const BackwardInputs& in, const Assignment& pairs, const Row
   run_widest([&] {
     for (int64_t n = 0; n < rows; ++n) {
       const Real grad_gate = swiglu_backward(pre + n * 2 * ffn, da + n * ffn, gates[tokens[n] * experts], ffn,
-                                             d_pre + n * 2 * ffn, scaled + n * ffn);
+                                             ffn, d_pre + n * 2 * ffn, scaled + n * ffn);
       if (grad_gates != nullptr) grad_gates[tokens[n] * experts] = grad_gate;
       if (grad.x_TD.defined()) Tiles::pack_left_row(d_pre + n * 2 * ffn, n, rows, 2 * ffn, left);
     }
@@ -92,7 +94,7 @@ void backward_block(const BackwardInputs& in, const Assignment& pairs, const Row
   if (!grad.x_TD.defined()) return;
   Real* dx = buffers.dx_ND.of(block.share);
   Tiles::template multiply<Order::kRows>(left, gate_up, rows, hidden, 2 * ffn, dx, hidden, false);
-  scatter_add<Real>(dx, tokens, rows, hidden, nullptr, 0, grad.x_TD.mutable_data_ptr<Real>());
+  scatter_add(dx, tokens, rows, hidden, TokenSums<Real>{grad.x_TD.mutable_data_ptr<Real>(), hidden});
 }
 
 // Rows [begin, end) of a weight gradient of one expert: sum over its pairs n of left(n)[m] right(n)[k].
@@ -107,26 +109,9 @@ void weight_gradient(const Left& left, const Right& right, int64_t pairs, int64_
 // its expert's pairs: body(expert, first row, last row, share).
 template <typename Tiles, typename Body>
 void for_gradient_rows(const Assignment& pairs, const ExpertGroup& group, int64_t M, const Body& body) {
-  const int64_t step = Tiles::shape().rows;
   const auto cost = [&](int64_t e) { return std::max<int64_t>(pairs.count(e), 1); };
-  int64_t total = 0;
-  for (int64_t e = group.first; e < group.last; ++e) total += cost(e) * M;
-  const int64_t shares = thread_shares(group.rows);
-  at::parallel_for(0, shares, 1, [&](int64_t first, int64_t last) {
-    for (int64_t share = first; share < last; ++share) {
-      int64_t before = 0;
-      for (int64_t e = group.first; e < group.last; ++e) {
-        const auto row_at = [&](int64_t position) {
-          return std::clamp<int64_t>(round_up(std::max<int64_t>(position - before, 0) / cost(e), step), 0, M);
-        };
-        const int64_t begin = row_at(total * share / shares);
-        const int64_t end = share + 1 == shares ? M : row_at(total * (share + 1) / shares);
-        if (begin < end) body(e, begin, end, share);
-        before += cost(e) * M;
-      }
-    }
-    Tiles::release();
-  });
+  for_even_shares<Tiles>(group.first, group.last, M, Tiles::shape().rows, thread_shares(group.rows), cost,
+                         body);
 }
 
 template <typename Scalar, typename Tiles>
@@ -161,11 +146,11 @@ void weight_gradients(const BackwardInputs& in, const Assignment& pairs, const E
 }
 
 template <typename Scalar, typename Tiles>
-void backward(const BackwardInputs& in, const Assignment& pairs, const at::Tensor& gate_up_proj,
-              const at::Tensor& down_proj, const Gradients& grad) {
+void backward_rows(const BackwardInputs& in, const Assignment& pairs, const at::Tensor& gate_up_proj,
+                   const at::Tensor& down_proj, const Gradients& grad) {
   const int64_t tokens = in.x_TD.size(0), hidden = in.hidden, ffn = in.ffn;
   const auto options = in.x_TD.options();
-  const auto groups = group_experts(pairs, in.gates_TE.size(1));
+  const auto groups = group_experts(pairs, in.gates_TE.size(1), kGroupExperts);
   const int64_t threads = std::max(thread_shares(tokens), thread_shares(most_rows(groups)));
   const BackwardBuffers<Tiles> buffers(most_rows(groups), threads, hidden, ffn, options);
   using Weights = BufferParts<typename Tiles::Packed>;
@@ -190,6 +175,101 @@ void backward(const BackwardInputs& in, const Assignment& pairs, const at::Tenso
   }
 }
 
+// Packs columns [first, first + columns) of expert e's [K, N] of a weight [E, K, N].
+template <typename Scalar, typename Tiles>
+void pack_columns(const at::Tensor& weight, int64_t e, int64_t first, int64_t columns,
+                  typename Tiles::Packed* packed) {
+  const int64_t K = weight.size(1), N = weight.size(2);
+  const Scalar* from = weight.const_data_ptr<Scalar>() + e * K * N + first;
+  Tiles::pack_right_rows([&](int64_t k) { return from + k * N; }, K, columns, 0, columns, packed);
+}
+
+// Where a group's rows are, and per share of the columns what they add to each row's gate gradient.
+template <typename Real>
+struct HiddenGradients {
+  Real *d_pre_NG, *scaled_NF;
+  Real* grad_gates_SN;
+  int64_t first_pair, rows;
+};
+
+// Columns [begin, end) of d pre and r * A of a block.
+template <typename Scalar, typename Tiles>
+void backward_columns_of(const BackwardInputs& in, const Assignment& pairs, const RowBlock& block,
+                         const at::Tensor& down_proj, int64_t begin, int64_t end, int64_t share,
+                         const ColumnBuffers<Tiles>& buffers,
+                         const HiddenGradients<typename Tiles::Real>& out) {
+  using Real = typename Tiles::Real;
+  const int64_t hidden = in.hidden, ffn = in.ffn, experts = in.gates_TE.size(1), rows = block.rows;
+  const int64_t* tokens = pairs.token_A.data() + block.pair;
+  const int64_t row = block.pair - out.first_pair, most = columns_at_once<Tiles>(hidden);
+  const Scalar* dy = in.grad_y_TD.const_data_ptr<Scalar>();
+  const Scalar* pre = in.pre_activations_AG.const_data_ptr<Scalar>() + block.pair * 2 * ffn;
+  const Real* gates = in.gates_TE.const_data_ptr<Real>() + block.expert;
+  pack_left_rows<Tiles>([&](int64_t n) { return dy + tokens[n] * hidden; }, rows, hidden,
+                        buffers.left.of(share));
+  Real* da = buffers.product.of(share);
+  for (int64_t f = begin; f < end; f += most) {
+    const int64_t columns = std::min(most, end - f);
+    pack_columns<Scalar, Tiles>(down_proj, block.expert, f, columns, buffers.right.of(share));
+    Tiles::template multiply<Order::kRows>(buffers.left.of(share), buffers.right.of(share), rows, columns,
+                                           hidden, da, columns, false);
+    run_widest([&] {
+      for (int64_t n = 0; n < rows; ++n) {
+        out.grad_gates_SN[share * out.rows + row + n] +=
+            swiglu_backward(pre + n * 2 * ffn + f, da + n * columns, gates[tokens[n] * experts], ffn, columns,
+                            out.d_pre_NG + (row + n) * 2 * ffn + f, out.scaled_NF + (row + n) * ffn + f);
+      }
+    });
+  }
+}
+
+template <typename Scalar, typename Tiles>
+void backward_columns(const BackwardInputs& in, const Assignment& pairs, const at::Tensor& gate_up_proj,
+                      const at::Tensor& down_proj, const Gradients& grad) {
+  using Real = typename Tiles::Real;
+  const int64_t hidden = in.hidden, ffn = in.ffn, experts = in.gates_TE.size(1);
+  const auto groups = group_experts(pairs, experts, experts);
+  const int64_t shares = at::get_num_threads();
+  const BackwardBuffers<Tiles> sums(most_rows(groups), shares, hidden, ffn, in.x_TD.options());
+  const ColumnBuffers<Tiles> buffers(std::max(hidden, 2 * ffn), in.x_TD.options());
+  const BufferParts<Real> grad_gates(1, shares * most_rows(groups), in.x_TD.options());
+  for (const ExpertGroup& group : groups) {
+    const std::vector<RowBlock> blocks = row_blocks<Tiles>(pairs, group);
+    const HiddenGradients<Real> rows{sums.d_pre_NG.template mutable_data_ptr<Real>(),
+                                     sums.scaled_NF.template mutable_data_ptr<Real>(), grad_gates.of(0),
+                                     group.pair, group.rows};
+    std::fill_n(rows.grad_gates_SN, shares * group.rows, Real(0));
+    for_hidden_columns<Tiles>(
+        blocks, ffn, [&](const RowBlock& block, int64_t begin, int64_t end, int64_t share) {
+          backward_columns_of<Scalar, Tiles>(in, pairs, block, down_proj, begin, end, share, buffers, rows);
+        });
+    if (grad.gates_TE.defined()) {
+      for (const RowBlock& block : blocks) {
+        for (int64_t pair = block.pair; pair < block.pair + block.rows; ++pair) {
+          Real& sum = grad.gates_TE.mutable_data_ptr<Real>()[pairs.token_A[pair] * experts + block.expert];
+          for (int64_t share = 0; share < shares; ++share) {
+            sum += rows.grad_gates_SN[share * group.rows + pair - group.pair];
+          }
+        }
+      }
+    }
+    if (grad.x_TD.defined()) {
+      add_results<Tiles>(
+          blocks, pairs, 2 * ffn, hidden, buffers,
+          [&](const RowBlock& block, int64_t n) {
+            return rows.d_pre_NG + (block.pair - group.pair + n) * 2 * ffn;
+          },
+          [&](int64_t e, int64_t first, int64_t columns, auto* packed) {
+            pack_columns<Scalar, Tiles>(gate_up_proj, e, first, columns, packed);
+          },
+          [&](int64_t) {
+            return TokenSums<Real>{grad.x_TD.mutable_data_ptr<Real>(), hidden};
+          });
+    }
+    weight_gradients<Scalar, Tiles>(in, pairs, group, sums, grad);
+  }
+}
+
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> moe_ffn_backward_cpu(
     const at::Tensor& grad_y_TD, const at::Tensor& x_TD, const at::Tensor& gates_TE,
     const at::Tensor& gate_up_proj, const at::Tensor& down_proj, const at::Tensor& pre_activations_AG,
@@ -204,7 +284,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> moe_ffn_backward_cpu(
   const BackwardInputs in{plain(grad_y_TD),          plain(x_TD),  plain(gates_TE),
                           plain(pre_activations_AG), x_TD.size(1), down_proj.size(2)};
   dispatch(x_TD, [&](auto scalar, auto tiles) {
-    backward<decltype(scalar), decltype(tiles)>(in, pairs, plain(gate_up_proj), plain(down_proj), grad);
+    using Scalar = decltype(scalar);
+    using Tiles = decltype(tiles);
+    const auto run = few_rows(pairs) ? backward_columns<Scalar, Tiles> : backward_rows<Scalar, Tiles>;
+    run(in, pairs, plain(gate_up_proj), plain(down_proj), grad);
   });
   if (needed[0]) grad.x_TD = grad.x_TD.to(x_TD.scalar_type());
   return {grad.x_TD, grad.gates_TE, grad.gate_up_proj, grad.down_proj};

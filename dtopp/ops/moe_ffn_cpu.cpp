@@ -1,7 +1,8 @@
 // Forward: for each expert, a block of its rows is gathered into packed strips, multiplied with the packed
 // gate and up weights, sent through the activation while in cache, multiplied with the packed down weight and
-// added, times the gate, to y. Only the pre-activations leave the block.
-#include "dtopp/ops/moe_ffn_cpu.h"
+// added, times the gate, to y. Only the pre-activations leave the block. Where threads share columns, also
+// the activations of a group do.
+#include "dtopp/ops/moe_ffn_columns_cpu.h"
 
 namespace dtopp {
 namespace {
@@ -42,12 +43,18 @@ struct ForwardTensors {
   at::Tensor pre_activations_AG;  // undefined where nothing is saved
 };
 
+template <typename Real>
+TokenSums<Real> token_sums(const ForwardTensors& t, int64_t expert) {
+  return {t.y_TD.mutable_data_ptr<Real>(), t.y_TD.size(1), t.gates_TE.const_data_ptr<Real>() + expert,
+          t.gates_TE.size(1)};
+}
+
 template <typename Scalar, typename Tiles>
 void forward_block(const ForwardTensors& t, const Assignment& pairs, const RowBlock& block,
                    const typename Tiles::Packed* gate_up, const typename Tiles::Packed* down, int64_t ffn,
                    const ForwardBuffers<Tiles>& buffers) {
   using Real = typename Tiles::Real;
-  const int64_t hidden = t.x_TD.size(1), experts = t.gates_TE.size(1), share = block.share;
+  const int64_t hidden = t.x_TD.size(1), share = block.share;
   const int64_t* tokens = pairs.token_A.data() + block.pair;
   const Scalar* x = t.x_TD.const_data_ptr<Scalar>();
   pack_left_rows<Tiles>([&](int64_t n) { return x + tokens[n] * hidden; }, block.rows, hidden,
@@ -66,24 +73,20 @@ void forward_block(const ForwardTensors& t, const Assignment& pairs, const RowBl
   Real* y = buffers.y_ND.of(share);
   Tiles::template multiply<Order::kRows>(buffers.act_NF.of(share), down, block.rows, hidden, ffn, y, hidden,
                                          false);
-  scatter_add(y, tokens, block.rows, hidden, t.gates_TE.const_data_ptr<Real>() + block.expert, experts,
-              t.y_TD.mutable_data_ptr<Real>());
+  scatter_add(y, tokens, block.rows, hidden, token_sums<Real>(t, block.expert));
 }
 
-// y as accumulated; pre_activations_AG is filled when defined.
 template <typename Scalar, typename Tiles>
-at::Tensor forward(const at::Tensor& x_TD, const at::Tensor& gates_TE, const Assignment& pairs,
-                   const at::Tensor& gate_up_proj, const at::Tensor& down_proj,
-                   const at::Tensor& pre_activations_AG) {
-  const int64_t tokens = x_TD.size(0), hidden = x_TD.size(1), ffn = down_proj.size(2);
-  const ForwardTensors t{x_TD, gates_TE, at::zeros(x_TD.sizes(), gates_TE.options()), pre_activations_AG};
-  const ForwardBuffers<Tiles> buffers(thread_shares(tokens), hidden, ffn, x_TD.options());
+void forward_rows(const ForwardTensors& t, const Assignment& pairs, const at::Tensor& gate_up_proj,
+                  const at::Tensor& down_proj) {
+  const int64_t tokens = t.x_TD.size(0), hidden = t.x_TD.size(1), ffn = down_proj.size(2);
+  const ForwardBuffers<Tiles> buffers(thread_shares(tokens), hidden, ffn, t.x_TD.options());
   using Weights = BufferParts<typename Tiles::Packed>;
-  const Weights gate_up(kGroupExperts, Tiles::right_size(hidden, 2 * ffn), x_TD.options());
-  const Weights down(kGroupExperts, Tiles::right_size(ffn, hidden), x_TD.options());
+  const Weights gate_up(kGroupExperts, Tiles::right_size(hidden, 2 * ffn), t.x_TD.options());
+  const Weights down(kGroupExperts, Tiles::right_size(ffn, hidden), t.x_TD.options());
   const Scalar* gate_up_EGD = gate_up_proj.const_data_ptr<Scalar>();
   const Scalar* down_EDF = down_proj.const_data_ptr<Scalar>();
-  for (const ExpertGroup& group : group_experts(pairs, gates_TE.size(1))) {
+  for (const ExpertGroup& group : group_experts(pairs, t.gates_TE.size(1), kGroupExperts)) {
     if (group.rows == 0) continue;
     pack_weights<Tiles>(pairs, group, 2 * ffn, gate_up,
                         [&](int64_t e, int64_t begin, int64_t end, auto* out) {
@@ -97,6 +100,87 @@ at::Tensor forward(const at::Tensor& x_TD, const at::Tensor& gates_TE, const Ass
       const int64_t e = block.expert - group.first;
       forward_block<Scalar, Tiles>(t, pairs, block, gate_up.of(e), down.of(e), ffn, buffers);
     });
+  }
+}
+
+// Columns [begin, begin + columns) of a block's activations from its packed rows; act_NF: the block's.
+template <typename Scalar, typename Tiles>
+void activate_columns(const ForwardTensors& t, const RowBlock& block, const Scalar* gate_up_GD, int64_t ffn,
+                      int64_t begin, int64_t columns, const ColumnBuffers<Tiles>& buffers, int64_t share,
+                      typename Tiles::Real* act_NF) {
+  using Real = typename Tiles::Real;
+  const int64_t hidden = t.x_TD.size(1);
+  Real* pre = buffers.product.of(share);  // [rows, gate and up, columns]
+  for (const int64_t half : {0, 1}) {
+    Tiles::pack_right_transposed(gate_up_GD + (half * ffn + begin) * hidden, hidden, hidden, columns, 0,
+                                 columns, buffers.right.of(share));
+    Tiles::template multiply<Order::kRows>(buffers.left.of(share), buffers.right.of(share), block.rows,
+                                           columns, hidden, pre + half * columns, 2 * columns, false);
+  }
+  Scalar* saved = nullptr;
+  if (t.pre_activations_AG.defined()) {
+    saved = t.pre_activations_AG.mutable_data_ptr<Scalar>() + block.pair * 2 * ffn + begin;
+  }
+  run_widest([&] {
+    for (int64_t n = 0; n < block.rows; ++n) {
+      const Real *gate = pre + n * 2 * columns, *up = gate + columns;
+      Real* act = act_NF + n * ffn + begin;
+      if (saved != nullptr) {
+        copy_converted(gate, saved + n * 2 * ffn, columns);
+        copy_converted(up, saved + n * 2 * ffn + ffn, columns);
+      }
+#pragma omp simd
+      for (int64_t f = 0; f < columns; ++f) act[f] = gate[f] * sigmoid(gate[f]) * up[f];
+    }
+  });
+}
+
+template <typename Scalar, typename Tiles>
+void forward_columns(const ForwardTensors& t, const Assignment& pairs, const at::Tensor& gate_up_proj,
+                     const at::Tensor& down_proj) {
+  using Real = typename Tiles::Real;
+  const int64_t hidden = t.x_TD.size(1), ffn = down_proj.size(2), experts = t.gates_TE.size(1);
+  const auto groups = group_experts(pairs, experts, experts);
+  const ColumnBuffers<Tiles> buffers(std::max(hidden, ffn), t.x_TD.options());
+  const BufferParts<Real> act(1, most_rows(groups) * ffn, t.x_TD.options());
+  const Scalar* x = t.x_TD.const_data_ptr<Scalar>();
+  const Scalar* gate_up_EGD = gate_up_proj.const_data_ptr<Scalar>();
+  const Scalar* down_EDF = down_proj.const_data_ptr<Scalar>();
+  const int64_t most = columns_at_once<Tiles>(hidden);
+  for (const ExpertGroup& group : groups) {
+    const std::vector<RowBlock> blocks = row_blocks<Tiles>(pairs, group);
+    const auto act_of = [&](const RowBlock& block) { return act.of(0) + (block.pair - group.pair) * ffn; };
+    for_hidden_columns<Tiles>(
+        blocks, ffn, [&](const RowBlock& block, int64_t begin, int64_t end, int64_t share) {
+          const int64_t* tokens = pairs.token_A.data() + block.pair;
+          pack_left_rows<Tiles>([&](int64_t n) { return x + tokens[n] * hidden; }, block.rows, hidden,
+                                buffers.left.of(share));
+          for (int64_t f = begin; f < end; f += most) {
+            activate_columns<Scalar, Tiles>(t, block, gate_up_EGD + block.expert * 2 * ffn * hidden, ffn, f,
+                                            std::min(most, end - f), buffers, share, act_of(block));
+          }
+        });
+    add_results<Tiles>(
+        blocks, pairs, ffn, hidden, buffers,
+        [&](const RowBlock& block, int64_t n) { return act_of(block) + n * ffn; },
+        [&](int64_t e, int64_t first, int64_t columns, auto* packed) {
+          Tiles::pack_right_transposed(down_EDF + (e * hidden + first) * ffn, ffn, ffn, columns, 0, columns,
+                                       packed);
+        },
+        [&](int64_t e) { return token_sums<Real>(t, e); });
+  }
+}
+
+// y as accumulated; pre_activations_AG is filled when defined.
+template <typename Scalar, typename Tiles>
+at::Tensor forward(const at::Tensor& x_TD, const at::Tensor& gates_TE, const Assignment& pairs,
+                   const at::Tensor& gate_up_proj, const at::Tensor& down_proj,
+                   const at::Tensor& pre_activations_AG) {
+  const ForwardTensors t{x_TD, gates_TE, at::zeros(x_TD.sizes(), gates_TE.options()), pre_activations_AG};
+  if (few_rows(pairs)) {
+    forward_columns<Scalar, Tiles>(t, pairs, gate_up_proj, down_proj);
+  } else {
+    forward_rows<Scalar, Tiles>(t, pairs, gate_up_proj, down_proj);
   }
   return t.y_TD;
 }

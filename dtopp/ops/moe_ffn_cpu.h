@@ -1,5 +1,9 @@
-// What moe_ffn's CPU forward and backward share: the pairs of each expert, row blocks over the threads,
-// packed weights.
+// What moe_ffn's CPU forward and backward share: the pairs of each expert, the two ways to share the work out
+// to threads, packed weights.
+//
+// Many rows an expert: threads share the tokens, and every one multiplies with weights that all have packed
+// together. Few rows an expert: threads share the columns of the weights, and each packs a few of them at a
+// time into a buffer of its own that stays in cache, so that a weight is read once and goes nowhere.
 #pragma once
 
 #include <algorithm>
@@ -15,6 +19,9 @@ namespace dtopp {
 // an expert.
 constexpr int64_t kGroupRows = 4096;  // bounds the buffers of a group
 constexpr int64_t kGroupExperts = 8;  // bounds its packed weights
+
+constexpr int64_t kFewRows = 96;     // an expert that has any has no more on average: threads share columns
+constexpr int64_t kPackingRows = 8;  // packing a weight costs as much as multiplying it with this many rows
 
 // The token-expert pairs, ordered by expert, then token.
 struct Assignment {
@@ -34,9 +41,12 @@ struct ExpertGroup {
   int64_t experts() const { return last - first; }
 };
 
-// As many experts as have kGroupRows pairs together, but at least one; experts without pairs are in a group
-// too.
-std::vector<ExpertGroup> group_experts(const Assignment& pairs, int64_t experts);
+// Whether threads share the columns.
+bool few_rows(const Assignment& pairs);
+
+// As many experts as have kGroupRows pairs together, but at least one and at most `most`; experts without
+// pairs are in a group too.
+std::vector<ExpertGroup> group_experts(const Assignment& pairs, int64_t experts, int64_t most);
 
 int64_t most_rows(const std::vector<ExpertGroup>& groups);
 
@@ -75,6 +85,31 @@ void for_row_blocks(const Assignment& pairs, const ExpertGroup& group, int64_t t
   });
 }
 
+// Shares [0, count) of each of the items [first, last) out to threads, a number counted with its item's cost:
+// body(item, begin, end, share), begin a multiple of step.
+template <typename Tiles, typename Cost, typename Body>
+void for_even_shares(int64_t first, int64_t last, int64_t count, int64_t step, int64_t shares,
+                     const Cost& cost, const Body& body) {
+  int64_t total = 0;
+  for (int64_t item = first; item < last; ++item) total += cost(item) * count;
+  at::parallel_for(0, shares, 1, [&](int64_t from, int64_t to) {
+    for (int64_t share = from; share < to; ++share) {
+      int64_t before = 0;
+      for (int64_t item = first; item < last; ++item) {
+        const auto at = [&](int64_t position) {
+          const int64_t number = std::max<int64_t>(position - before, 0) / cost(item);
+          return std::clamp<int64_t>(round_up(number, step), 0, count);
+        };
+        const int64_t begin = at(total * share / shares);
+        const int64_t end = share + 1 == shares ? count : at(total * (share + 1) / shares);
+        if (begin < end) body(item, begin, end, share);
+        before += cost(item) * count;
+      }
+    }
+    Tiles::release();
+  });
+}
+
 // Packs the weights of those experts of the group that have pairs, each into its part; pack(expert, first
 // column, last column, destination) does so for some panels of one.
 template <typename Tiles, typename Pack>
@@ -93,15 +128,24 @@ void pack_weights(const Assignment& pairs, const ExpertGroup& group, int64_t N,
   });
 }
 
-// y[token] += factor * row; factor 1 without gates.
+// Rows of y, `stride` numbers apart, and what a row is multiplied with before it is added: 1 without gates.
+template <typename Real>
+struct TokenSums {
+  Real* y_TD;
+  int64_t stride;
+  const Real* gates_TE = nullptr;
+  int64_t gate_stride = 0;
+};
+
+// y[token] += gate * row
 template <typename Real>
 void scatter_add(const Real* rows_ND, const int64_t* tokens, int64_t rows, int64_t width,
-                 const Real* gates_TE, int64_t gate_stride, Real* y_TD) {
+                 const TokenSums<Real>& out) {
   run_widest([&] {
     for (int64_t n = 0; n < rows; ++n) {
-      const Real factor = gates_TE == nullptr ? Real(1) : gates_TE[tokens[n] * gate_stride];
+      const Real factor = out.gates_TE == nullptr ? Real(1) : out.gates_TE[tokens[n] * out.gate_stride];
       const Real* from = rows_ND + n * width;
-      Real* to = y_TD + tokens[n] * width;
+      Real* to = out.y_TD + tokens[n] * out.stride;
 #pragma omp simd
       for (int64_t d = 0; d < width; ++d) to[d] += factor * from[d];
     }
