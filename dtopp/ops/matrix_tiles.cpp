@@ -6,9 +6,30 @@
 namespace dtopp {
 namespace {
 
-constexpr int64_t kLineBytes = 64;  // of a cache line
-constexpr int64_t kPrefetchStep =
-    4;  // columns of a strip to a prefetched line: a panel comes in 8 strips' time
+constexpr int64_t kLineBytes = 64;    // of a cache line
+constexpr int64_t kPrefetchStep = 2;  // columns of a strip to a prefetched line
+
+// The lines that a product brings to the second-level cache as it goes.
+struct Coming {
+  const char* line;
+  int64_t left, run, skip;  // bytes: of a run that are left, of a run, from one to the next
+
+  explicit Coming(const NextRows& next)
+      : line(static_cast<const char*>(next.first)),
+        left(next.bytes),
+        run(next.bytes),
+        skip(next.stride - next.bytes) {}
+
+  [[gnu::always_inline]] void fetch() {
+    __builtin_prefetch(line, 0, 2);
+    line += kLineBytes;
+    left -= kLineBytes;
+    if (left <= 0) {
+      line += left + skip;
+      left = run;
+    }
+  }
+};
 
 template <typename Real, typename Regs>
 struct Vectors {
@@ -50,10 +71,10 @@ template <typename Real, typename Regs, Order kOrder, int kRows>
   }
 }
 
-// C[0 .. kRows, one panel]. Meanwhile C's lines come to be written, and one line of `coming`, which the
-// following tiles read, every kPrefetchStep columns.
+// C[0 .. kRows, one panel]. Meanwhile C's lines come to be written, and a line of `coming` every
+// kPrefetchStep columns.
 template <typename Real, typename Regs, Order kOrder, int kRows>
-[[gnu::always_inline]] inline void multiply_tile(const Real* left, const Real* right, const Real* coming,
+[[gnu::always_inline]] inline void multiply_tile(const Real* left, const Real* right, Coming& coming,
                                                  int64_t depth, Real* C, int64_t ldc, bool add) {
   using Vector = VectorOf<Real, Regs>;
   constexpr int64_t kLanes = Regs::template kLanes<Real>, kColumns = Regs::template kColumns<Real>;
@@ -66,9 +87,8 @@ template <typename Real, typename Regs, Order kOrder, int kRows>
   }
   int64_t k = 0;
   for (; k + kPrefetchStep <= depth; k += kPrefetchStep) {
-    __builtin_prefetch(coming, 0, 2);
-    coming += kLineBytes / sizeof(Real);
-#pragma GCC unroll 4
+    coming.fetch();
+#pragma GCC unroll 2
     for (int i = 0; i < kPrefetchStep; ++i) {
       add_outer_product<Real, Regs, kOrder, kRows>(left, right, sum);
       left += kColumnStep;
@@ -92,7 +112,7 @@ template <typename Real, typename Regs, Order kOrder, int kRows>
 
 // A strip of any number of rows up to kRows: a kernel for each.
 template <typename Real, typename Regs, Order kOrder, int kRows = Regs::kRows>
-[[gnu::always_inline]] inline void multiply_strip(const Real* left, const Real* right, const Real* coming,
+[[gnu::always_inline]] inline void multiply_strip(const Real* left, const Real* right, Coming& coming,
                                                   int64_t rows, int64_t depth, Real* C, int64_t ldc,
                                                   bool add) {
   if (rows == kRows) {
@@ -104,34 +124,36 @@ template <typename Real, typename Regs, Order kOrder, int kRows = Regs::kRows>
 
 // The last panel may have columns that C has not.
 template <typename Real, typename Regs, Order kOrder>
-void multiply_edge(const Real* left, const Real* right, int64_t rows, int64_t columns, int64_t depth, Real* C,
-                   int64_t ldc, bool add) {
+void multiply_edge(const Real* left, const Real* right, Coming& coming, int64_t rows, int64_t columns,
+                   int64_t depth, Real* C, int64_t ldc, bool add) {
   constexpr int64_t kColumns = Regs::template kColumns<Real>;
   alignas(64) std::array<Real, Regs::kRows * kColumns> tile;
-  multiply_strip<Real, Regs, kOrder>(left, right, right, rows, depth, tile.data(), kColumns, false);
+  multiply_strip<Real, Regs, kOrder>(left, right, coming, rows, depth, tile.data(), kColumns, false);
   put_tile(tile.data(), kColumns, rows, columns, C, ldc, add);
 }
 
 template <typename Real, typename Regs, Order kOrder>
 void multiply_blocks(const Real* left, const Real* right, int64_t M, int64_t N, int64_t K, Real* C,
-                     int64_t ldc, bool add) {
+                     int64_t ldc, bool add, const NextRows& next) {
   constexpr int64_t kRows = Regs::kRows, kColumns = Regs::template kColumns<Real>;
-  constexpr int64_t kLineNumbers = kLineBytes / static_cast<int64_t>(sizeof(Real));
+  Coming coming(next);
   for (int64_t k = 0; k < K; k += kTileDepth) {
     const int64_t depth = std::min(kTileDepth, K - k);
     const int64_t strip_step = kOrder == Order::kRows ? kStripStride : depth;  // to the next row's strip
     for (int64_t n = 0; n < N; n += kColumns) {
       const int64_t columns = std::min(kColumns, N - n);
+      const Real* after = right + (n + kColumns) * depth;
+      if (next.first == nullptr)
+        coming = Coming({after, kColumns * depth * static_cast<int64_t>(sizeof(Real)), 0});
       for (int64_t m = 0; m < M; m += kRows) {
         const int64_t rows = std::min(kRows, M - m);
         const Real *strip = left + m * strip_step, *panel = right + n * depth;
         Real* to = C + m * ldc + n;
         if (columns == kColumns) {
-          // The next panel, a part of it for each strip.
-          const Real* coming = panel + kColumns * depth + m / kRows * (depth / kPrefetchStep) * kLineNumbers;
           multiply_strip<Real, Regs, kOrder>(strip, panel, coming, rows, depth, to, ldc, add || k > 0);
         } else {
-          multiply_edge<Real, Regs, kOrder>(strip, panel, rows, columns, depth, to, ldc, add || k > 0);
+          multiply_edge<Real, Regs, kOrder>(strip, panel, coming, rows, columns, depth, to, ldc,
+                                            add || k > 0);
         }
       }
     }
@@ -215,10 +237,10 @@ TileShape VectorTiles<Real>::shape() {
 template <typename Real>
 template <Order kOrder>
 void VectorTiles<Real>::multiply(const Packed* left, const Packed* right, int64_t M, int64_t N, int64_t K,
-                                 Real* C, int64_t ldc, bool add) {
+                                 Real* C, int64_t ldc, bool add, const NextRows& next) {
   if (K == 0) return clear_unless_added(M, N, C, ldc, add);
   run_with_registers([&](auto registers) {
-    multiply_blocks<Real, decltype(registers), kOrder>(left, right, M, N, K, C, ldc, add);
+    multiply_blocks<Real, decltype(registers), kOrder>(left, right, M, N, K, C, ldc, add, next);
   });
 }
 
@@ -243,7 +265,8 @@ template struct VectorTiles<float>;
 template struct VectorTiles<double>;
 
 template <typename Real>
-using Multiply = void(const Real*, const Real*, int64_t, int64_t, int64_t, Real*, int64_t, bool);
+using Multiply = void(const Real*, const Real*, int64_t, int64_t, int64_t, Real*, int64_t, bool,
+                      const NextRows&);
 template <typename Scalar, typename Real>
 using PackTransposed = void(const Scalar*, int64_t, int64_t, int64_t, int64_t, int64_t, Real*);
 

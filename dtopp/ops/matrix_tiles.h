@@ -57,6 +57,12 @@ inline int64_t round_up(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
+// What a caller reads after a product: rows of so many bytes, so far apart. It comes to the cache meanwhile.
+struct NextRows {
+  const void* first = nullptr;  // null: the operands themselves
+  int64_t bytes = 0, stride = 0;
+};
+
 // How A lies: row by row, as an activation is, or K by K, as it does where it is transposed.
 enum class Order { kRows, kColumns };
 
@@ -99,7 +105,7 @@ struct VectorTiles {
   // C[m, n] = sum over k of A[m, k] B[k, n], plus C[m, n] where add. C's rows are ldc numbers apart.
   template <Order kOrder>
   static void multiply(const Packed* left, const Packed* right, int64_t M, int64_t N, int64_t K, Real* C,
-                       int64_t ldc, bool add);
+                       int64_t ldc, bool add, const NextRows& next = {});
 
   static TileShape shape();
 

@@ -102,7 +102,7 @@ struct Bfloat16Tiles {
 
   template <Order kOrder>
   static void multiply(const Packed* left, const Packed* right, int64_t M, int64_t N, int64_t K, Real* C,
-                       int64_t ldc, bool add) {
+                       int64_t ldc, bool add, const NextRows& /*next*/ = {}) {
     const int64_t depth = round_up(K, 2);
     if (K == 0) return clear_unless_added(M, N, C, ldc, add);
     for (int64_t m = 0; m < M; m += kStrip) {
@@ -121,7 +121,7 @@ struct Bfloat16Tiles {
 
  private:
   static void multiply_edge(const Packed* strip, const Packed* panel, int64_t rows, int64_t columns,
-                            int64_t depth, Real* C, int64_t ldc, bool add) {
+                            int64_t depth, Real* C, int64_t ldc, bool add, const NextRows& /*next*/ = {}) {
     alignas(64) std::array<Real, kStrip * kPanel> tile;
     Kernel::multiply(round_up(rows, kUnit), kPanel, depth, depth, kPanel, kPanel, false, strip, panel,
                      tile.data());

@@ -16,10 +16,10 @@ Assignment assign(const at::Tensor& pairs_A2, int64_t experts) {
   return out;
 }
 
-bool few_rows(const Assignment& pairs) {
+double mean_rows(const Assignment& pairs) {
   int64_t used = 0;
   for (size_t e = 0; e + 1 < pairs.offset_E1.size(); ++e) used += pairs.count(static_cast<int64_t>(e)) > 0;
-  return static_cast<int64_t>(pairs.token_A.size()) <= used * kFewRows;
+  return static_cast<double>(pairs.token_A.size()) / static_cast<double>(std::max<int64_t>(used, 1));
 }
 
 std::vector<ExpertGroup> group_experts(const Assignment& pairs, int64_t experts, int64_t most) {

@@ -175,13 +175,10 @@ void backward_rows(const BackwardInputs& in, const Assignment& pairs, const at::
   }
 }
 
-// Packs columns [first, first + columns) of expert e's [K, N] of a weight [E, K, N].
-template <typename Scalar, typename Tiles>
-void pack_columns(const at::Tensor& weight, int64_t e, int64_t first, int64_t columns,
-                  typename Tiles::Packed* packed) {
-  const int64_t K = weight.size(1), N = weight.size(2);
-  const Scalar* from = weight.const_data_ptr<Scalar>() + e * K * N + first;
-  Tiles::pack_right_rows([&](int64_t k) { return from + k * N; }, K, columns, 0, columns, packed);
+// Expert e's [K, N] of a weight [E, K, N].
+template <typename Scalar>
+RightSide<Scalar> right_side(const at::Tensor& weight, int64_t e) {
+  return {weight.const_data_ptr<Scalar>() + e * weight.size(1) * weight.size(2), weight.size(2), false};
 }
 
 // Where a group's rows are, and per share of the columns what they add to each row's gate gradient.
@@ -194,32 +191,46 @@ struct HiddenGradients {
 
 // Columns [begin, end) of d pre and r * A of a block.
 template <typename Scalar, typename Tiles>
-void backward_columns_of(const BackwardInputs& in, const Assignment& pairs, const RowBlock& block,
-                         const at::Tensor& down_proj, int64_t begin, int64_t end, int64_t share,
-                         const ColumnBuffers<Tiles>& buffers,
-                         const HiddenGradients<typename Tiles::Real>& out) {
+void backward_hidden(const BackwardInputs& in, const Assignment& pairs, const RowBlock& block,
+                     const RightSide<Scalar>& down_DF, int64_t begin, int64_t end,
+                     const ColumnBuffers<Tiles>& buffers, const HiddenGradients<typename Tiles::Real>& out) {
   using Real = typename Tiles::Real;
   const int64_t hidden = in.hidden, ffn = in.ffn, experts = in.gates_TE.size(1), rows = block.rows;
   const int64_t* tokens = pairs.token_A.data() + block.pair;
-  const int64_t row = block.pair - out.first_pair, most = columns_at_once<Tiles>(hidden);
+  const int64_t row = block.pair - out.first_pair;
   const Scalar* dy = in.grad_y_TD.const_data_ptr<Scalar>();
   const Scalar* pre = in.pre_activations_AG.const_data_ptr<Scalar>() + block.pair * 2 * ffn;
   const Real* gates = in.gates_TE.const_data_ptr<Real>() + block.expert;
-  pack_left_rows<Tiles>([&](int64_t n) { return dy + tokens[n] * hidden; }, rows, hidden,
-                        buffers.left.of(share));
-  Real* da = buffers.product.of(share);
-  for (int64_t f = begin; f < end; f += most) {
-    const int64_t columns = std::min(most, end - f);
-    pack_columns<Scalar, Tiles>(down_proj, block.expert, f, columns, buffers.right.of(share));
-    Tiles::template multiply<Order::kRows>(buffers.left.of(share), buffers.right.of(share), rows, columns,
-                                           hidden, da, columns, false);
+  Real* grad_gates = out.grad_gates_SN + block.share * out.rows + row;
+  buffers.pack_rows([&](int64_t n) { return dy + tokens[n] * hidden; }, rows, hidden, block.share);
+  Real* da = buffers.product.of(block.share);
+  for (int64_t f = begin; f < end; f += kColumnsAtOnce) {
+    const int64_t columns = std::min(kColumnsAtOnce, end - f);
+    buffers.multiply(rows, hidden, down_DF, f, columns, block.share, da, columns,
+                     down_DF.rows(0, std::min(kTileDepth, hidden), f + columns, columns));
     run_widest([&] {
       for (int64_t n = 0; n < rows; ++n) {
-        out.grad_gates_SN[share * out.rows + row + n] +=
+        grad_gates[n] +=
             swiglu_backward(pre + n * 2 * ffn + f, da + n * columns, gates[tokens[n] * experts], ffn, columns,
                             out.d_pre_NG + (row + n) * 2 * ffn + f, out.scaled_NF + (row + n) * ffn + f);
       }
     });
+  }
+}
+
+// Adds the shares' parts, in their order.
+template <typename Real>
+void add_gate_gradients(const Assignment& pairs, const std::vector<RowBlock>& blocks, int64_t shares,
+                        const HiddenGradients<Real>& rows, const at::Tensor& grad_gates_TE) {
+  const int64_t experts = grad_gates_TE.size(1);
+  Real* grad = grad_gates_TE.mutable_data_ptr<Real>();
+  for (const RowBlock& block : blocks) {
+    for (int64_t pair = block.pair; pair < block.pair + block.rows; ++pair) {
+      for (int64_t share = 0; share < shares; ++share) {
+        grad[pairs.token_A[pair] * experts + block.expert] +=
+            rows.grad_gates_SN[share * rows.rows + pair - rows.first_pair];
+      }
+    }
   }
 }
 
@@ -239,29 +250,18 @@ void backward_columns(const BackwardInputs& in, const Assignment& pairs, const a
                                      sums.scaled_NF.template mutable_data_ptr<Real>(), grad_gates.of(0),
                                      group.pair, group.rows};
     std::fill_n(rows.grad_gates_SN, shares * group.rows, Real(0));
-    for_hidden_columns<Tiles>(
-        blocks, ffn, [&](const RowBlock& block, int64_t begin, int64_t end, int64_t share) {
-          backward_columns_of<Scalar, Tiles>(in, pairs, block, down_proj, begin, end, share, buffers, rows);
-        });
-    if (grad.gates_TE.defined()) {
-      for (const RowBlock& block : blocks) {
-        for (int64_t pair = block.pair; pair < block.pair + block.rows; ++pair) {
-          Real& sum = grad.gates_TE.mutable_data_ptr<Real>()[pairs.token_A[pair] * experts + block.expert];
-          for (int64_t share = 0; share < shares; ++share) {
-            sum += rows.grad_gates_SN[share * group.rows + pair - group.pair];
-          }
-        }
-      }
-    }
+    for_hidden_columns<Tiles>(blocks, ffn, [&](const RowBlock& block, int64_t begin, int64_t end) {
+      backward_hidden<Scalar, Tiles>(in, pairs, block, right_side<Scalar>(down_proj, block.expert), begin,
+                                     end, buffers, rows);
+    });
+    if (grad.gates_TE.defined()) add_gate_gradients(pairs, blocks, shares, rows, grad.gates_TE);
     if (grad.x_TD.defined()) {
       add_results<Tiles>(
           blocks, pairs, 2 * ffn, hidden, buffers,
           [&](const RowBlock& block, int64_t n) {
             return rows.d_pre_NG + (block.pair - group.pair + n) * 2 * ffn;
           },
-          [&](int64_t e, int64_t first, int64_t columns, auto* packed) {
-            pack_columns<Scalar, Tiles>(gate_up_proj, e, first, columns, packed);
-          },
+          [&](int64_t e) { return right_side<Scalar>(gate_up_proj, e); },
           [&](int64_t) {
             return TokenSums<Real>{grad.x_TD.mutable_data_ptr<Real>(), hidden};
           });
@@ -286,7 +286,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> moe_ffn_backward_cpu(
   dispatch(x_TD, [&](auto scalar, auto tiles) {
     using Scalar = decltype(scalar);
     using Tiles = decltype(tiles);
-    const auto run = few_rows(pairs) ? backward_columns<Scalar, Tiles> : backward_rows<Scalar, Tiles>;
+    const bool few = mean_rows(pairs) <= kFewRowsBackward;
+    const auto run = few ? backward_columns<Scalar, Tiles> : backward_rows<Scalar, Tiles>;
     run(in, pairs, plain(gate_up_proj), plain(down_proj), grad);
   });
   if (needed[0]) grad.x_TD = grad.x_TD.to(x_TD.scalar_type());

@@ -106,17 +106,16 @@ void forward_rows(const ForwardTensors& t, const Assignment& pairs, const at::Te
 // Columns [begin, begin + columns) of a block's activations from its packed rows; act_NF: the block's.
 template <typename Scalar, typename Tiles>
 void activate_columns(const ForwardTensors& t, const RowBlock& block, const Scalar* gate_up_GD, int64_t ffn,
-                      int64_t begin, int64_t columns, const ColumnBuffers<Tiles>& buffers, int64_t share,
+                      int64_t begin, int64_t columns, const ColumnBuffers<Tiles>& buffers,
                       typename Tiles::Real* act_NF) {
   using Real = typename Tiles::Real;
-  const int64_t hidden = t.x_TD.size(1);
-  Real* pre = buffers.product.of(share);  // [rows, gate and up, columns]
-  for (const int64_t half : {0, 1}) {
-    Tiles::pack_right_transposed(gate_up_GD + (half * ffn + begin) * hidden, hidden, hidden, columns, 0,
-                                 columns, buffers.right.of(share));
-    Tiles::template multiply<Order::kRows>(buffers.left.of(share), buffers.right.of(share), block.rows,
-                                           columns, hidden, pre + half * columns, 2 * columns, false);
-  }
+  const int64_t hidden = t.x_TD.size(1), depth = std::min(kTileDepth, hidden);
+  const RightSide<Scalar> gate_DF{gate_up_GD, hidden, true}, up_DF{gate_up_GD + ffn * hidden, hidden, true};
+  Real* pre = buffers.product.of(block.share);  // [rows, gate and up, columns]
+  buffers.multiply(block.rows, hidden, gate_DF, begin, columns, block.share, pre, 2 * columns,
+                   up_DF.rows(0, depth, begin, columns));
+  buffers.multiply(block.rows, hidden, up_DF, begin, columns, block.share, pre + columns, 2 * columns,
+                   gate_DF.rows(0, depth, begin + columns, columns));
   Scalar* saved = nullptr;
   if (t.pre_activations_AG.defined()) {
     saved = t.pre_activations_AG.mutable_data_ptr<Scalar>() + block.pair * 2 * ffn + begin;
@@ -146,26 +145,22 @@ void forward_columns(const ForwardTensors& t, const Assignment& pairs, const at:
   const Scalar* x = t.x_TD.const_data_ptr<Scalar>();
   const Scalar* gate_up_EGD = gate_up_proj.const_data_ptr<Scalar>();
   const Scalar* down_EDF = down_proj.const_data_ptr<Scalar>();
-  const int64_t most = columns_at_once<Tiles>(hidden);
   for (const ExpertGroup& group : groups) {
     const std::vector<RowBlock> blocks = row_blocks<Tiles>(pairs, group);
     const auto act_of = [&](const RowBlock& block) { return act.of(0) + (block.pair - group.pair) * ffn; };
-    for_hidden_columns<Tiles>(
-        blocks, ffn, [&](const RowBlock& block, int64_t begin, int64_t end, int64_t share) {
-          const int64_t* tokens = pairs.token_A.data() + block.pair;
-          pack_left_rows<Tiles>([&](int64_t n) { return x + tokens[n] * hidden; }, block.rows, hidden,
-                                buffers.left.of(share));
-          for (int64_t f = begin; f < end; f += most) {
-            activate_columns<Scalar, Tiles>(t, block, gate_up_EGD + block.expert * 2 * ffn * hidden, ffn, f,
-                                            std::min(most, end - f), buffers, share, act_of(block));
-          }
-        });
+    for_hidden_columns<Tiles>(blocks, ffn, [&](const RowBlock& block, int64_t begin, int64_t end) {
+      const int64_t* tokens = pairs.token_A.data() + block.pair;
+      buffers.pack_rows([&](int64_t n) { return x + tokens[n] * hidden; }, block.rows, hidden, block.share);
+      for (int64_t f = begin; f < end; f += kColumnsAtOnce) {
+        activate_columns<Scalar, Tiles>(t, block, gate_up_EGD + block.expert * 2 * ffn * hidden, ffn, f,
+                                        std::min(kColumnsAtOnce, end - f), buffers, act_of(block));
+      }
+    });
     add_results<Tiles>(
         blocks, pairs, ffn, hidden, buffers,
         [&](const RowBlock& block, int64_t n) { return act_of(block) + n * ffn; },
-        [&](int64_t e, int64_t first, int64_t columns, auto* packed) {
-          Tiles::pack_right_transposed(down_EDF + (e * hidden + first) * ffn, ffn, ffn, columns, 0, columns,
-                                       packed);
+        [&](int64_t e) {
+          return RightSide<Scalar>{down_EDF + e * hidden * ffn, ffn, true};
         },
         [&](int64_t e) { return token_sums<Real>(t, e); });
   }
@@ -177,7 +172,7 @@ at::Tensor forward(const at::Tensor& x_TD, const at::Tensor& gates_TE, const Ass
                    const at::Tensor& gate_up_proj, const at::Tensor& down_proj,
                    const at::Tensor& pre_activations_AG) {
   const ForwardTensors t{x_TD, gates_TE, at::zeros(x_TD.sizes(), gates_TE.options()), pre_activations_AG};
-  if (few_rows(pairs)) {
+  if (mean_rows(pairs) <= kFewRowsForward) {
     forward_columns<Scalar, Tiles>(t, pairs, gate_up_proj, down_proj);
   } else {
     forward_rows<Scalar, Tiles>(t, pairs, gate_up_proj, down_proj);

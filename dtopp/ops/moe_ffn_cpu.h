@@ -20,7 +20,9 @@ namespace dtopp {
 constexpr int64_t kGroupRows = 4096;  // bounds the buffers of a group
 constexpr int64_t kGroupExperts = 8;  // bounds its packed weights
 
-constexpr int64_t kFewRows = 96;     // an expert that has any has no more on average: threads share columns
+// An expert that has any pairs has no more than so many on average: threads share columns.
+constexpr int64_t kFewRowsForward = 384;
+constexpr int64_t kFewRowsBackward = 192;
 constexpr int64_t kPackingRows = 8;  // packing a weight costs as much as multiplying it with this many rows
 
 // The token-expert pairs, ordered by expert, then token.
@@ -41,8 +43,8 @@ struct ExpertGroup {
   int64_t experts() const { return last - first; }
 };
 
-// Whether threads share the columns.
-bool few_rows(const Assignment& pairs);
+// Pairs of an expert that has any, on average.
+double mean_rows(const Assignment& pairs);
 
 // As many experts as have kGroupRows pairs together, but at least one and at most `most`; experts without
 // pairs are in a group too.

@@ -59,6 +59,16 @@ TEST(MoeFfn, matches_double_precision_for_any_number_of_experts_per_token) {
   }
 }
 
+// Between few and many rows an expert the work is shared out differently, backward sooner than forward.
+TEST(MoeFfn, matches_double_precision_for_any_number_of_tokens_per_expert) {
+  for (const int64_t tokens : {1, 40, 180, 200, 360, 420, 900}) {
+    expect_matches_reference(make_case(tokens, 40, 36, 3, 0.95), kFloatBound);
+    expect_matches_reference(make_case(tokens, 40, 36, 3, 0.95, at::kBFloat16), kBfloat16Bound);
+  }
+  expect_matches_reference(make_case(150, 530, 270, 3, 0.5),
+                           kFloatBound);  // more columns than are packed at once
+}
+
 TEST(MoeFfn, matches_where_an_expert_has_more_rows_than_a_block_or_group) {
   expect_matches_reference(make_case(5000, 16, 8, 3, 0.9), kFloatBound);
 }
