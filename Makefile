@@ -17,14 +17,14 @@ test:  ## install what is missing, build, run the whole suite
 	@scripts/setup.sh test
 	@scripts/test.sh $(JOBS)
 
-build:  ## install what is missing, build the program (PRESET=release|debug|sanitize)
-	@scripts/setup.sh build
+build:  ## install what is missing, build the program (PRESET=release|debug|sanitize; CUDA=1: for CUDA devices too)
+	@scripts/setup.sh $(if $(filter 1,$(CUDA)),cuda,build)
 	@$(MAKE) --no-print-directory .build-dtopp
 
 .PHONY: .build-dtopp
 .build-dtopp:
-	@cmake --preset $(PRESET) >$(BUILD).log 2>&1 || { cat $(BUILD).log; exit 1; }
-	@cmake --build $(BUILD) --target dtopp dtopp_ops -j $(JOBS)
+	@cmake --preset $(PRESET) $(if $(CUDA),-DDTOPP_CUDA=$(CUDA)) >$(BUILD).log 2>&1 || { cat $(BUILD).log; exit 1; }
+	@cmake --build $(BUILD) --target dtopp dtopp_ops $(if $(filter 1,$(CUDA)),dtopp_cuda) -j $(JOBS)
 
 nightly: test tidy  ## the suite, clang-tidy over every source file, 10,000 random cases of the ops
 	@OMP_WAIT_POLICY=passive DTOPP_DIFFERENTIAL_CASES=3334 .venv/bin/python -m pytest -q \

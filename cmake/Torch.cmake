@@ -12,7 +12,7 @@ endif()
 add_library(torch::cpu INTERFACE IMPORTED)
 target_include_directories(torch::cpu SYSTEM INTERFACE
   "${_torch}/include" "${_torch}/include/torch/csrc/api/include")
-target_compile_options(torch::cpu INTERFACE -fopenmp)
+target_compile_options(torch::cpu INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fopenmp>)
 # torch's own libgomp comes first in the rpath: two OpenMP runtimes in one process would fight over the cores.
 target_link_options(torch::cpu INTERFACE
   "LINKER:--no-as-needed" "-L${_torch}/lib" "LINKER:-rpath,${_torch}/lib"

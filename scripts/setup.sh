@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs what is missing: Debian packages, and libtorch from PyPI into .venv. `setup.sh build` brings what the
-# program needs, `setup.sh test` also what the test suite compares with. Quick when nothing is missing.
+# program needs, `setup.sh cuda` also the libraries of CUDA that torch uses (nvcc is left to the user), `setup.sh test`
+# those and what the test suite compares with. Quick when nothing is missing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 mode=${1:-build}
@@ -45,6 +46,9 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; then
   if [ "$mode" = test ]; then
     echo "installing torch $torch_version and the Python packages the tests compare with (one to two minutes)" >&2
     "${pip[@]}" "torch==$torch_version" -r tests/python/requirements.txt
+  elif [ "$mode" = cuda ]; then
+    echo "installing torch $torch_version with the libraries of CUDA (one to two minutes)" >&2
+    "${pip[@]}" "torch==$torch_version"
   elif ! .venv/bin/python -c 'import importlib.metadata as m; assert m.version("torch").split("+")[0] == "'$torch_version'"' 2>/dev/null; then
     echo "installing libtorch $torch_version (half a minute)" >&2
     "${pip[@]}" --no-deps "torch==$torch_version" 'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-cupti==13.0.*'

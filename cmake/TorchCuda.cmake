@@ -1,0 +1,37 @@
+# Imported target torch::cuda: what libdtopp_cuda.so adds to torch::cpu. Headers come from the toolkit that nvcc belongs
+# to, the runtime from where torch's own libraries find it, so that a process holds one.
+find_program(DTOPP_NVCC nvcc HINTS ENV CUDACXX ENV CUDA_HOME PATHS /usr/local/cuda PATH_SUFFIXES bin)
+if(NOT DTOPP_NVCC)
+  message(FATAL_ERROR "DTOPP_CUDA=ON needs nvcc, which is neither in PATH nor in /usr/local/cuda/bin: install the CUDA "
+    "toolkit 13, or configure with DTOPP_CUDA=OFF")
+endif()
+if(NOT EXISTS "${_torch}/lib/libtorch_cuda.so")
+  message(FATAL_ERROR "DTOPP_CUDA=ON needs a torch with CUDA: '${_torch}/lib' holds no libtorch_cuda.so. Run `make build CUDA=1`")
+endif()
+set(CMAKE_CUDA_COMPILER "${DTOPP_NVCC}")
+set(CMAKE_CUDA_RUNTIME_LIBRARY None)
+# -gencode below says what is built.
+set(CMAKE_CUDA_ARCHITECTURES OFF)
+if(CCACHE)
+  set(CMAKE_CUDA_COMPILER_LAUNCHER "${CMAKE_CXX_COMPILER_LAUNCHER}")
+endif()
+enable_language(CUDA)
+# CMake 3.25 believes that nvcc knows no C++20.
+set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
+set(CMAKE_CUDA_STANDARD 20)
+set(CMAKE_CUDA_EXTENSIONS OFF)
+
+find_library(DTOPP_CUDART NAMES libcudart.so.13 cudart NO_DEFAULT_PATH
+  PATHS "${DTOPP_SITE_PACKAGES}/nvidia/cu13/lib" ${CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES})
+if(NOT DTOPP_CUDART)
+  message(FATAL_ERROR "DTOPP_CUDA=ON needs libcudart.so.13, which is neither beside torch nor in the toolkit of ${DTOPP_NVCC}")
+endif()
+add_library(torch::cuda INTERFACE IMPORTED)
+target_include_directories(torch::cuda SYSTEM INTERFACE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
+# sm_90a: Hopper with its own instructions. sm_80 and its PTX: every other device torch runs on from there on.
+target_compile_options(torch::cuda INTERFACE "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:\
+-gencode=arch=compute_90a,code=sm_90a -gencode=arch=compute_80,code=[sm_80,compute_80] \
+--Werror=all-warnings -Xcompiler=-Wall,-Wextra>")
+# The driver is no link-time need: what of it torch uses, torch brings.
+target_link_options(torch::cuda INTERFACE "LINKER:--allow-shlib-undefined")
+target_link_libraries(torch::cuda INTERFACE torch::cpu torch_cuda c10_cuda "${DTOPP_CUDART}")

@@ -1,0 +1,75 @@
+#include "dtopp/ops/device.h"
+
+#include <cstdlib>
+#include <filesystem>
+
+#include <dlfcn.h>
+
+#include <c10/core/CachingDeviceAllocator.h>
+
+namespace dtopp {
+namespace {
+
+// Operators of libdtopp_cuda.so about a device (device_cuda.cpp).
+template <typename Answer>
+Answer ask(const char* op, const at::Device& device) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(op, "").typed<Answer(int64_t)>().call(device.index());
+}
+
+// The folder of the library that this function is in.
+std::filesystem::path library_folder() {
+  static const char here = 0;
+  Dl_info info{};
+  if (dladdr(&here, &info) == 0 || info.dli_fname == nullptr) return {};
+  return std::filesystem::absolute(info.dli_fname).parent_path();
+}
+
+std::optional<std::string> load_library() {
+  const std::filesystem::path path = library_folder() / "libdtopp_cuda.so";
+  std::error_code error;
+  if (!std::filesystem::exists(path, error)) {
+    return "libdtopp_cuda.so is not in " + path.parent_path().string() + ": run `make build CUDA=1`";
+  }
+  // Its static initialisers register the operators, and those of libtorch_cuda.so CUDA itself. Never closed.
+  if (dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL) == nullptr) {
+    return "libdtopp_cuda.so cannot be loaded: " + std::string(dlerror());
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<std::string> find_cuda() {
+  if (auto missing = load_library()) return missing;
+  if (!at::hasCUDA()) return "there is no CUDA device (`nvidia-smi` lists those the driver knows)";
+  return std::nullopt;
+}
+
+std::string describe_device(const at::Device& device) {
+  const int threads = at::get_num_threads();
+  if (device.is_cpu())
+    return "the CPU (" + std::to_string(threads) + (threads == 1 ? " thread)" : " threads)");
+  return device.str() + " (" + ask<std::string>("dtopp::device_name", device) + ")";
+}
+
+std::optional<uint64_t> free_device_memory(const at::Device& device) {
+  if (device.is_cpu()) return std::nullopt;
+  return static_cast<uint64_t>(ask<int64_t>("dtopp::free_device_memory", device));
+}
+
+std::optional<AllocatedMemory> allocated_device_memory(const at::Device& device) {
+  if (device.is_cpu()) return std::nullopt;
+  const auto reserved =
+      at::getDeviceAllocator(device.type())->getDeviceStats(device.index()).reserved_bytes[0];
+  return AllocatedMemory{static_cast<uint64_t>(reserved.current), static_cast<uint64_t>(reserved.peak)};
+}
+
+void make_deterministic(const at::Device& device) {
+  if (device.is_cpu()) return;
+  // cuBLAS reads this when it is first used.
+  ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
+  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+  at::globalContext().setDeterministicFillUninitializedMemory(false);
+}
+
+}  // namespace dtopp

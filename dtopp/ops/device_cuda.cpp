@@ -1,0 +1,28 @@
+// What device.cpp asks about a CUDA device.
+#include <ATen/cuda/CUDAContext.h>
+#include <c10/cuda/CUDAGuard.h>
+
+#include "dtopp/ops/torch.h"
+
+namespace dtopp {
+namespace {
+
+std::string device_name(int64_t index) {
+  return at::cuda::getDeviceProperties(static_cast<c10::DeviceIndex>(index))->name;
+}
+
+int64_t free_device_memory(int64_t index) {
+  const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(index));
+  size_t free = 0, total = 0;
+  C10_CUDA_CHECK(cudaMemGetInfo(&free, &total));
+  return static_cast<int64_t>(free);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(dtopp, m) {
+  m.def("device_name(int index) -> str", device_name);
+  m.def("free_device_memory(int index) -> int", free_device_memory);
+}
+
+}  // namespace dtopp
