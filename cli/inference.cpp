@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <map>
 
 #include "dtopp/base/errors.h"
 #include "dtopp/data/encode_file.h"
 #include "dtopp/eval/expert_budget.h"
+#include "dtopp/ops/device.h"
+#include "dtopp/train/compute_device.h"
 
 namespace dtopp::cli {
 
@@ -18,6 +21,11 @@ void add_inference_options(CLI::App& verb, InferenceOptions& options) {
                   "active experts a token on average: p is solved for this number on --target-text")
       ->check(CLI::PositiveNumber);
   verb.add_option("--target-text", options.target_text, "the text file on which --target-experts holds");
+  std::map<std::string, Device> devices;
+  for (const auto& [device, name] : enum_names(Device())) devices.emplace(name, device);
+  verb.add_option("--device", options.device, "where to compute: auto, cpu or cuda")
+      ->transform(CLI::Transformer(devices))
+      ->default_str("auto");
   verb.add_option("--threads", options.threads, "0: every core")->check(CLI::NonNegativeNumber);
 }
 
@@ -44,8 +52,10 @@ Tokenizer load_tokenizer(const InferenceOptions& options, const Checkpoint& chec
 }
 
 InferenceModel load_model(const InferenceOptions& options, const Checkpoint& checkpoint) {
+  const at::Device device = compute_device(options.device, "--device");
   if (options.threads > 0) at::set_num_threads(static_cast<int>(options.threads));
-  return load_inference_model(checkpoint);
+  std::fprintf(stderr, "dtopp: computing on %s\n", describe_device(device).c_str());
+  return load_inference_model(checkpoint, device);
 }
 
 at::Tensor solving_windows(std::span<const int64_t> ids, int64_t sequence_length, const std::string& name) {

@@ -17,6 +17,7 @@ struct InferenceOptions {
   std::string tokenizer;      // for a checkpoint that holds none
   double target_experts = 0;  // 0: the checkpoint's thresholds
   std::string target_text;    // on which thresholds are solved
+  Device device = Device::kAuto;
   int64_t threads = 0;
 };
 
@@ -28,7 +29,7 @@ Checkpoint open_named_checkpoint(const InferenceOptions& options);
 // The checkpoint's tokenizer, or the one named for a checkpoint without; its ids are ids of the model.
 Tokenizer load_tokenizer(const InferenceOptions& options, const Checkpoint& checkpoint, int64_t vocab_size);
 
-// The model, its thresholds as trained.
+// The model on the device asked for, its thresholds as trained.
 InferenceModel load_model(const InferenceOptions& options, const Checkpoint& checkpoint);
 
 // The first windows [B, L] of --target-text, on which thresholds are solved. UsageError where none is named.

@@ -3,6 +3,8 @@
 #include <new>
 #include <string>
 
+#include <c10/util/Exception.h>
+
 #include "cli/verbs.h"
 #include "dtopp/base/errors.h"
 
@@ -57,6 +59,11 @@ int main(int argc, char** argv) {
   } catch (const std::bad_alloc&) {
     return fail(dtopp::ExitStatus::kResource,
                 "out of memory: lower training.micro_batch_size or the model's size");
+  } catch (const c10::OutOfMemoryError&) {
+    return fail(dtopp::ExitStatus::kResource,
+                "out of device memory: lower training.micro_batch_size or the model's size");
+  } catch (const c10::Error& error) {
+    return fail(dtopp::ExitStatus::kResource, error.what_without_backtrace());
   } catch (const std::exception& error) {
     return fail(dtopp::ExitStatus::kResource, error.what());
   }

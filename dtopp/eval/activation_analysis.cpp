@@ -10,12 +10,12 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// Active experts of each token in each layer. f64 [T, L]
+// Active experts of each token in each layer. f64 [T, L], on the host
 at::Tensor active_experts(const HiddenStates& states) {
   std::vector<at::Tensor> layers;
   for (const RouteOutput& routing : states.routing)
     layers.push_back(routing.gates_TE.ne(0).sum(-1).to(at::kDouble));
-  return at::stack(layers, 1);
+  return at::stack(layers, 1).cpu();
 }
 
 // The kinds of the tokens that a batch of windows routes, in its order.
@@ -45,14 +45,14 @@ KindSummary summarize(const KindActivations& activations, int64_t kind) {
 
 template <typename Number>
 std::vector<Number> values(const at::Tensor& tensor) {
-  const at::Tensor host = tensor.contiguous();
+  const at::Tensor host = tensor.cpu().contiguous();
   const auto* data = host.const_data_ptr<Number>();
   return {data, data + host.numel()};
 }
 
 ordered_json layer_json(const ActivationStatistics& statistics, int64_t layer, const InferenceModel& model) {
   const ActivationSummary summary = statistics.summary(layer);
-  const at::Tensor& counts_E = statistics.expert_counts(layer);
+  const at::Tensor counts_E = statistics.expert_counts()[layer];
   const auto tokens = static_cast<double>(statistics.tokens());
   ordered_json json = {{"layer", layer},
                        {"mean", summary.mean},
@@ -60,7 +60,7 @@ ordered_json layer_json(const ActivationStatistics& statistics, int64_t layer, c
                        {"imbalance", summary.imbalance},
                        {"dead_experts", summary.dead_experts},
                        {"threshold", model.routing.threshold.at(layer).item<double>()},
-                       {"histogram", values<int64_t>(statistics.histogram(layer))},
+                       {"histogram", values<int64_t>(statistics.histogram()[layer])},
                        {"expert_load", values<double>(counts_E.to(at::kDouble) / tokens)}};
   const at::Tensor& scale = model.model.blocks.at(layer).experts.router_scale;
   if (scale.defined()) json["scale"] = scale.item<double>();

@@ -4,6 +4,7 @@
 
 #include "dtopp/base/errors.h"
 #include "dtopp/moe/threshold_controller.h"
+#include "dtopp/ops/host_copy.h"
 
 namespace dtopp {
 namespace {
@@ -29,16 +30,18 @@ double mean_experts(const RouteOutput& routing) {
   return static_cast<double>(routing.expert_counts_E.sum().item<int64_t>()) / tokens;
 }
 
-at::Tensor as_threshold(double p) { return at::scalar_tensor(p, at::kDouble); }
+at::Tensor as_threshold(double p, const InferenceModel& model) {
+  return at::full({}, p, at::device(model.device()).dtype(at::kDouble));
+}
 
 // A layer's p is found when its input is there, which the layers below have decided.
 RoutingInputs solve_by_layer(const InferenceModel& model, const at::Tensor& tokens_BL, double target) {
   RoutingInputs solved, inputs;
   inputs.choose_threshold = [&](size_t /*layer*/, const at::Tensor& x_TD, const ExpertLayerWeights& weights) {
     const double p = bisect(target, [&](double candidate) {
-      return mean_experts(route_tokens(x_TD, weights, model.model.routing, as_threshold(candidate)));
+      return mean_experts(route_tokens(x_TD, weights, model.model.routing, as_threshold(candidate, model)));
     });
-    solved.threshold.push_back(as_threshold(p));
+    solved.threshold.push_back(as_threshold(p, model));
     return solved.threshold.back();
   };
   hidden_states(model.model, tokens_BL, inputs);
@@ -49,7 +52,7 @@ RoutingInputs solve_globally(const InferenceModel& model, const at::Tensor& toke
   const size_t layers = model.model.blocks.size();
   const auto inputs_at = [&](double p) {
     RoutingInputs inputs;
-    inputs.threshold.assign(layers, as_threshold(p));
+    inputs.threshold.assign(layers, as_threshold(p, model));
     return inputs;
   };
   return inputs_at(bisect(target, [&](double candidate) {
@@ -72,7 +75,8 @@ RoutingInputs solve_thresholds(const InferenceModel& model, const at::Tensor& to
                      std::to_string(experts) + " experts");
   const at::NoGradGuard no_grad;
   const bool by_layer = routing.method == RoutingMethod::kDTopP && routing.scope == ThresholdScope::kLayer;
-  return by_layer ? solve_by_layer(model, tokens_BL, target) : solve_globally(model, tokens_BL, target);
+  const at::Tensor tokens = to_device(tokens_BL, model.device());
+  return by_layer ? solve_by_layer(model, tokens, target) : solve_globally(model, tokens, target);
 }
 
 }  // namespace dtopp

@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "dtopp/base/random.h"
+#include "dtopp/ops/host_copy.h"
 #include "dtopp/ops/linear.h"
 #include "dtopp/ops/linear_cross_entropy.h"
 
@@ -28,13 +29,13 @@ at::Tensor last_rows(std::span<const Segment> segments) {
   return rows;
 }
 
-// Mean over layers of the experts that each of the rows' tokens chose. [rows] f64
+// Mean over layers of the experts that each of the rows' tokens chose. [rows] f64, on the host
 at::Tensor active_experts(const HiddenStates& states, const at::Tensor& rows) {
-  at::Tensor sum = at::zeros({rows.size(0)}, at::kDouble);
+  at::Tensor sum = at::zeros({rows.size(0)}, rows.options().dtype(at::kDouble));
   for (const RouteOutput& routing : states.routing) {
     sum += routing.gates_TE.index_select(0, rows).ne(0).sum(-1);
   }
-  return sum / static_cast<double>(std::max<size_t>(states.routing.size(), 1));
+  return (sum / static_cast<double>(std::max<size_t>(states.routing.size(), 1))).cpu();
 }
 
 std::vector<int32_t> choose(const InferenceModel& model, const at::Tensor& x_ND,
@@ -43,12 +44,13 @@ std::vector<int32_t> choose(const InferenceModel& model, const at::Tensor& x_ND,
   std::vector<int32_t> ids;
   const at::Tensor& head_VD = model.model.head_VD;
   if (options.temperature <= 0) {
-    const auto [log_probs, greedy] = token_log_probs(x_ND, head_VD, at::zeros({x_ND.size(0)}, at::kLong));
+    const at::Tensor targets_N = at::zeros({x_ND.size(0)}, x_ND.options().dtype(at::kLong));
+    const at::Tensor greedy = std::get<1>(token_log_probs(x_ND, head_VD, targets_N)).cpu();
     const auto* id = greedy.const_data_ptr<int64_t>();
     for (int64_t n = 0; n < x_ND.size(0); ++n) ids.push_back(static_cast<int32_t>(id[n]));
     return ids;
   }
-  const at::Tensor logits = dtopp::linear(x_ND, head_VD).to(at::kFloat);
+  const at::Tensor logits = dtopp::linear(x_ND, head_VD).to(at::kFloat).cpu();
   for (size_t n = 0; n < sequences.size(); ++n) {
     const RandomStream stream(options.seed, "generation " + std::to_string(sequences[n]->index));
     ids.push_back(sample_token(logits[static_cast<int64_t>(n)], options.temperature, options.top_p,
@@ -94,9 +96,9 @@ void generate(const InferenceModel& model, std::span<const std::vector<int32_t>>
       segments.push_back({static_cast<int64_t>(sequence->coming.size()), &sequence->cache, kNoParent});
       tokens.insert(tokens.end(), sequence->coming.begin(), sequence->coming.end());
     }
-    const HiddenStates states =
-        segment_states(model.model, at::tensor(tokens, at::kLong), segments, model.routing);
-    const at::Tensor rows = last_rows(segments);
+    const HiddenStates states = segment_states(
+        model.model, to_device(at::tensor(tokens, at::kLong), model.device()), segments, model.routing);
+    const at::Tensor rows = to_device(last_rows(segments), model.device());
     const std::vector<int32_t> ids = choose(model, states.x_TD.index_select(0, rows), sequences, options);
     const at::Tensor active = active_experts(states, rows);
     for (size_t n = 0; n < sequences.size(); ++n) {

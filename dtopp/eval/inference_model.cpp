@@ -1,13 +1,13 @@
 #include "dtopp/eval/inference_model.h"
 
-#include <cstring>
 #include <unordered_map>
 
 #include "dtopp/models/parameters.h"
+#include "dtopp/ops/host_copy.h"
 
 namespace dtopp {
 
-InferenceModel load_inference_model(const Checkpoint& checkpoint) {
+InferenceModel load_inference_model(const Checkpoint& checkpoint, const at::Device& device) {
   InferenceModel loaded;
   loaded.config = load_run_config(checkpoint.path() / "config.yaml", {});
   const ModelConfig& model = loaded.config.model;
@@ -15,16 +15,15 @@ InferenceModel load_inference_model(const Checkpoint& checkpoint) {
 
   std::unordered_map<std::string, at::Tensor> tensors;
   for (const ParameterSpec& spec : language_model_parameters(model, routing)) {
-    const auto bytes = checkpoint.parameter(spec.name, spec.shape);
-    at::Tensor tensor = at::empty(spec.shape, at::kFloat);
-    std::memcpy(tensor.mutable_data_ptr(), bytes.data(), bytes.size());
+    const at::Tensor tensor = at::empty(spec.shape, at::device(device).dtype(at::kFloat));
+    copy_from_bytes(checkpoint.parameter(spec.name, spec.shape), tensor);
     tensors.emplace(spec.name, tensor);
   }
   loaded.model =
       bind_language_model(model, routing, [&](const std::string& name) { return tensors.at(name); });
 
   if (!model.is_dense()) {
-    ThresholdController controller(routing, model.num_experts, model.num_layers);
+    ThresholdController controller(routing, model.num_experts, model.num_layers, device);
     controller.restore(checkpoint.state().threshold, checkpoint.state().error_sum);
     loaded.routing = routing_inputs(controller, model.num_layers);
   }

@@ -12,9 +12,11 @@ struct InferenceModel {
   RunConfig config;
   LanguageModel model;
   RoutingInputs routing;  // p of each layer
+
+  at::Device device() const { return model.embed_VD.device(); }
 };
 
 // CheckpointError where a tensor is missing or of another shape.
-InferenceModel load_inference_model(const Checkpoint& checkpoint);
+InferenceModel load_inference_model(const Checkpoint& checkpoint, const at::Device& device = at::kCPU);
 
 }  // namespace dtopp

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "dtopp/base/errors.h"
+#include "dtopp/ops/host_copy.h"
 #include "dtopp/ops/linear_cross_entropy.h"
 
 namespace dtopp {
@@ -22,21 +23,19 @@ Perplexity measure_perplexity(const InferenceModel& model, uint64_t num_ids,
   double sum = 0;
   const auto add = [&](uint64_t offset, int64_t count, uint64_t length) {
     const auto width = static_cast<int64_t>(length);
-    at::Tensor windows = at::empty({count, width + 1}, at::kLong);
+    const at::Tensor read_windows = at::empty({count, width + 1}, at::kLong);
     for (int64_t i = 0; i < count; ++i) {
       read(offset + static_cast<uint64_t>(i) * stride,
-           std::span(windows.mutable_data_ptr<int64_t>() + i * (width + 1), length + 1));
+           std::span(read_windows.mutable_data_ptr<int64_t>() + i * (width + 1), length + 1));
     }
+    const at::Tensor windows = to_device(read_windows, model.device());
     const TextWindows inputs{windows.narrow(1, 0, width), offset, stride};
     const HiddenStates states = hidden_states(model.model, inputs.ids_BL, model.routing);
     const auto [log_probs_T, greedy_T] =
         token_log_probs(states.x_TD, model.model.head_VD, windows.narrow(1, 1, width).reshape({-1}));
     sum -= log_probs_T.to(at::kDouble).sum().item<double>();
     result.tokens += count * width;
-    for (size_t layer = 0; layer < states.routing.size(); ++layer) {
-      result.activations.add(static_cast<int64_t>(layer), states.routing[layer].expert_counts_E,
-                             states.routing[layer].active_histogram);
-    }
+    result.activations.add(states.routing);
     if (observe) observe(inputs, states);
     if (progress) progress(static_cast<uint64_t>(result.tokens));
   };

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "dtopp/eval/generator.h"
+#include "dtopp/ops/host_copy.h"
 #include "dtopp/ops/linear_cross_entropy.h"
 
 namespace dtopp {
@@ -75,13 +76,15 @@ void score_continuations(const InferenceModel& model, std::span<const Request> r
       add_separate(request, batch);
     }
   }
-  const HiddenStates states =
-      segment_states(model.model, at::tensor(batch.tokens, at::kLong), batch.segments, model.routing);
+  const auto ids = [&](const std::vector<int64_t>& values) {
+    return to_device(at::tensor(values, at::kLong), model.device());
+  };
+  const HiddenStates states = segment_states(model.model, ids(batch.tokens), batch.segments, model.routing);
   const auto [log_probs_N, greedy_N] =
-      token_log_probs(states.x_TD.index_select(0, at::tensor(batch.rows, at::kLong)), model.model.head_VD,
-                      at::tensor(batch.targets, at::kLong));
-  const auto* log_prob = log_probs_N.const_data_ptr<float>();
-  const auto* greedy = greedy_N.const_data_ptr<int64_t>();
+      token_log_probs(states.x_TD.index_select(0, ids(batch.rows)), model.model.head_VD, ids(batch.targets));
+  const HostCopy host({log_probs_N, greedy_N});
+  const auto* log_prob = host.get()[0].const_data_ptr<float>();
+  const auto* greedy = host.get()[1].const_data_ptr<int64_t>();
   for (const Request& request : requests) {
     Scores& one = scores.emplace_back();
     for (const std::vector<int32_t>& continuation : request.continuations) {

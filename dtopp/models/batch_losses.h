@@ -18,7 +18,7 @@ struct LossWeights {
 
 // What routing needs besides weights.
 struct RoutingInputs {
-  std::vector<at::Tensor> threshold;  // p of each layer, f64 [] on the device
+  std::vector<at::Tensor> threshold;  // p of each layer, f64 [] on the model's device
   // Where there is one, p of a layer once its input is known, in place of `threshold`.
   std::function<at::Tensor(size_t layer, const at::Tensor& x_TD, const ExpertLayerWeights& weights)>
       choose_threshold;

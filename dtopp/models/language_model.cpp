@@ -103,14 +103,15 @@ BatchLosses language_model_losses(const LanguageModel& model, const at::Tensor& 
 
   const auto num_layers = static_cast<int64_t>(states.routing.size());
   losses.activations = ActivationStatistics(num_layers);
+  losses.activations.add(states.routing);
+  const bool earlier = inputs.earlier != nullptr && inputs.earlier->tokens() > 0;
   std::vector<at::Tensor> balance, dynamic, router_z;
   for (int64_t layer = 0; layer < num_layers; ++layer) {
     const RouteOutput& routing = states.routing[layer];
-    losses.activations.add(layer, routing.expert_counts_E, routing.active_histogram);
     at::Tensor counts_E = routing.expert_counts_E;
     int64_t tokens = targets_T.numel();
-    if (inputs.earlier != nullptr && inputs.earlier->expert_counts(layer).defined()) {
-      counts_E = counts_E + inputs.earlier->expert_counts(layer);
+    if (earlier) {
+      counts_E = counts_E + inputs.earlier->expert_counts()[layer];
       tokens += inputs.earlier->tokens();
     }
     RouterLosses one = router_losses(routing, counts_E, tokens);

@@ -3,6 +3,8 @@
 #include <numeric>
 #include <stdexcept>
 
+#include "dtopp/ops/host_copy.h"
+
 namespace dtopp {
 namespace {
 
@@ -87,7 +89,7 @@ class SegmentAttention {
       const int64_t begin = begin_[segment.parent], length = segments_[segment.parent].length;
       const at::Tensor k = at::cat({all.k_THK.narrow(0, begin, length), own.k_THK});
       const at::Tensor v = at::cat({all.v_THK.narrow(0, begin, length), own.v_THK});
-      return attend(own.q_THK, k, v, sibling_mask(first, last), false);
+      return attend(own.q_THK, k, v, sibling_mask(first, last, own.q_THK.options()), false);
     }
     if (segment.cache == nullptr || segment.cache->length() == 0) {
       if (segment.cache != nullptr) append(*segment.cache, layer, own);
@@ -97,22 +99,22 @@ class SegmentAttention {
     const int64_t before = segment.cache->length(), total = before + segment.length;
     std::optional<at::Tensor> mask;
     if (segment.length > 1) {
-      mask = at::ones({segment.length, total}, at::kBool).tril(before);
+      mask = at::ones({segment.length, total}, own.q_THK.options().dtype(at::kBool)).tril(before);
     }
     return attend(own.q_THK, segment.cache->k_LHK_[layer].narrow(0, 0, total),
                   segment.cache->v_LHK_[layer].narrow(0, 0, total), mask, false);
   }
 
   // Siblings see their parent and, each, its own tokens so far.
-  at::Tensor sibling_mask(size_t first, size_t last) const {
+  at::Tensor sibling_mask(size_t first, size_t last, const at::TensorOptions& options) const {
     const int64_t before = segments_[segments_[first].parent].length, total = begin_[last] - begin_[first];
-    at::Tensor mask = at::zeros({total, before + total}, at::kBool);
+    at::Tensor mask = at::zeros({total, before + total}, options.dtype(at::kBool));
     mask.narrow(1, 0, before).fill_(true);
     for (size_t i = first; i < last; ++i) {
       const int64_t begin = begin_[i] - begin_[first], length = segments_[i].length;
       mask.narrow(0, begin, length)
           .narrow(1, before + begin, length)
-          .copy_(at::ones({length, length}, at::kBool).tril());
+          .copy_(at::ones({length, length}, mask.options()).tril());
     }
     return mask;
   }
@@ -146,7 +148,7 @@ HiddenStates segment_states(const LanguageModel& model, const at::Tensor& tokens
     throw std::invalid_argument("segments of " + std::to_string(attention.num_tokens()) + " tokens for " +
                                 std::to_string(tokens_T.numel()));
   HiddenStates states =
-      hidden_states(model, tokens_T, attention.positions(), inputs,
+      hidden_states(model, tokens_T, to_device(attention.positions(), tokens_T.device()), inputs,
                     [&](size_t layer, const Heads& heads) { return attention(layer, heads); });
   attention.extend_caches();
   return states;

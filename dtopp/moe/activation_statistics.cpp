@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
+#include <vector>
 
 namespace dtopp {
 namespace {
@@ -10,7 +12,7 @@ struct Moments {
   int64_t tokens = 0, sum = 0, squares = 0;
 
   void add(const at::Tensor& histogram) {
-    const at::Tensor host = histogram.cpu();
+    const at::Tensor host = histogram.cpu().contiguous();
     const auto* count = host.const_data_ptr<int64_t>();
     for (int64_t n = 0; n < host.numel(); ++n) {
       tokens += count[n];
@@ -28,40 +30,35 @@ struct Moments {
 
 }  // namespace
 
-void ActivationStatistics::add(int64_t layer, const at::Tensor& expert_counts_E,
-                               const at::Tensor& active_histogram) {
-  if (counts_E_[layer].defined()) {
-    counts_E_[layer].add_(expert_counts_E);
-    histogram_[layer].add_(active_histogram);
-  } else {
-    counts_E_[layer] = expert_counts_E.clone();
-    histogram_[layer] = active_histogram.clone();
+ActivationStatistics::ActivationStatistics(at::Tensor counts_LE, at::Tensor histogram_LN, int64_t tokens)
+    : num_layers_(counts_LE.size(0)),
+      tokens_(tokens),
+      counts_LE_(std::move(counts_LE)),
+      histogram_LN_(std::move(histogram_LN)) {}
+
+void ActivationStatistics::add(std::span<const RouteOutput> layers) {
+  if (layers.empty()) return;
+  std::vector<at::Tensor> counts, histograms;
+  for (const RouteOutput& routing : layers) {
+    counts.push_back(routing.expert_counts_E);
+    histograms.push_back(routing.active_histogram);
   }
+  add({at::stack(counts), at::stack(histograms), layers[0].gates_TE.size(0)});
 }
 
 void ActivationStatistics::add(const ActivationStatistics& other) {
-  for (int64_t layer = 0; layer < num_layers(); ++layer) {
-    if (other.counts_E_[layer].defined()) add(layer, other.counts_E_[layer], other.histogram_[layer]);
-  }
-}
-
-int64_t ActivationStatistics::tokens() const {
-  if (histogram_.empty() || !histogram_[0].defined()) return 0;
-  return histogram_[0].sum().item<int64_t>();
-}
-
-std::vector<int64_t> ActivationStatistics::selected() const {
-  std::vector<int64_t> pairs;
-  for (const at::Tensor& counts_E : counts_E_)
-    pairs.push_back(counts_E.defined() ? counts_E.sum().item<int64_t>() : 0);
-  return pairs;
+  if (!other.counts_LE_.defined()) return;
+  const bool first = !counts_LE_.defined();
+  counts_LE_ = first ? other.counts_LE_ : counts_LE_ + other.counts_LE_;
+  histogram_LN_ = first ? other.histogram_LN_ : histogram_LN_ + other.histogram_LN_;
+  tokens_ += other.tokens_;
 }
 
 ActivationSummary ActivationStatistics::summary(int64_t layer) const {
-  if (!histogram_[layer].defined()) return {};
+  if (!counts_LE_.defined()) return {};
   Moments moments;
-  moments.add(histogram_[layer]);
-  const at::Tensor counts_E = counts_E_[layer].cpu();
+  moments.add(histogram_LN_[layer]);
+  const at::Tensor counts_E = counts_LE_[layer].cpu();
   const double mean_count = counts_E.to(at::kDouble).mean().item<double>();
   return {moments.mean(), moments.deviation(),
           mean_count == 0 ? 0.0 : counts_E.max().item<double>() / mean_count,
@@ -69,11 +66,11 @@ ActivationSummary ActivationStatistics::summary(int64_t layer) const {
 }
 
 ActivationSummary ActivationStatistics::summary() const {
+  if (!counts_LE_.defined()) return {};
   Moments moments;
   ActivationSummary all;
   for (int64_t layer = 0; layer < num_layers(); ++layer) {
-    if (!histogram_[layer].defined()) continue;
-    moments.add(histogram_[layer]);
+    moments.add(histogram_LN_[layer]);
     const ActivationSummary one = summary(layer);
     all.imbalance += one.imbalance / static_cast<double>(num_layers());
     all.dead_experts += one.dead_experts;

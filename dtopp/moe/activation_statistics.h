@@ -1,9 +1,9 @@
 // Exact counts of which experts were used, over the micro-batches of one optimiser step (or a validation
-// pass). They are kept as int64 tensors on the device and read once.
+// pass). They are kept as int64 tensors on the device; only summaries wait for it.
 #pragma once
 
 #include <cstdint>
-#include <vector>
+#include <span>
 
 #include "dtopp/ops/route.h"
 
@@ -19,27 +19,31 @@ struct ActivationSummary {
 
 class ActivationStatistics {
  public:
-  explicit ActivationStatistics(int64_t num_layers = 0) : counts_E_(num_layers), histogram_(num_layers) {}
+  explicit ActivationStatistics(int64_t num_layers = 0) : num_layers_(num_layers) {}
+  // Counts that are there already; see expert_counts, histogram, tokens.
+  ActivationStatistics(at::Tensor counts_LE, at::Tensor histogram_LN, int64_t tokens);
 
-  // Adds the routing of `tokens` tokens in `layer`.
-  void add(int64_t layer, const at::Tensor& expert_counts_E, const at::Tensor& active_histogram);
+  // Adds a batch: the routing of the same tokens in each layer.
+  void add(std::span<const RouteOutput> layers);
   void add(const ActivationStatistics& other);
 
-  int64_t num_layers() const { return static_cast<int64_t>(counts_E_.size()); }
-  // int64 [E] since construction; undefined before the first add.
-  const at::Tensor& expert_counts(int64_t layer) const { return counts_E_[layer]; }
-  // int64 [E + 1]: tokens with that many active experts; undefined before the first add.
-  const at::Tensor& histogram(int64_t layer) const { return histogram_[layer]; }
-  int64_t tokens() const;                 // tokens a layer has seen
-  std::vector<int64_t> selected() const;  // token-expert pairs, per layer
+  int64_t num_layers() const { return num_layers_; }
+  int64_t tokens() const { return tokens_; }  // tokens each layer has seen
+  // int64 [L, E] since construction; undefined before the first add.
+  const at::Tensor& expert_counts() const { return counts_LE_; }
+  // int64 [L, E + 1]: tokens with that many active experts; undefined before the first add.
+  const at::Tensor& histogram() const { return histogram_LN_; }
+  // int64 [L]: token-expert pairs of each layer. Not before the first add.
+  at::Tensor selected() const { return counts_LE_.sum(1); }
   ActivationSummary summary(int64_t layer) const;
   // Mean and deviation over all (token, layer) pairs; imbalance is the mean over layers; dead experts their
   // sum.
   ActivationSummary summary() const;
 
  private:
-  std::vector<at::Tensor> counts_E_;
-  std::vector<at::Tensor> histogram_;
+  int64_t num_layers_;
+  int64_t tokens_ = 0;
+  at::Tensor counts_LE_, histogram_LN_;
 };
 
 }  // namespace dtopp

@@ -6,23 +6,41 @@
 #include "dtopp/ops/linear.h"
 
 namespace dtopp {
+namespace {
 
-double measure_matrix_rate(at::ScalarType type) {
-  constexpr int64_t kRows = 4096;
-  constexpr int64_t kWidth = 768;
+constexpr double kLongEnough = 1e-3;  // seconds of a product: a call costs a device some 1e-5
+
+class Product {
+ public:
+  Product(int64_t rows, int64_t width, const at::TensorOptions& options)
+      : a_(at::ones({rows, width}, options)), b_(at::ones({width, width}, options)), c_(at::mm(a_, b_)) {
+    c_[0][0].item();
+  }
+
+  double flops() const { return 2.0 * static_cast<double>(a_.numel() * b_.size(1)); }
+  double seconds() {
+    const auto begin = std::chrono::steady_clock::now();
+    at::mm_out(c_, a_, b_);
+    c_[0][0].item();  // waits for it
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  }
+
+ private:
+  at::Tensor a_, b_, c_;
+};
+
+}  // namespace
+
+double measure_matrix_rate(const at::TensorOptions& compute) {
   constexpr int kCalls = 8;
   const at::NoGradGuard no_grad;
-  if (type == at::kBFloat16 && !has_bf16_matmul(at::kCPU)) type = at::kFloat;
-  const at::Tensor a = at::ones({kRows, kWidth}, type);
-  const at::Tensor b = at::ones({kWidth, kWidth}, type);
-  at::Tensor product = at::mm(a, b);  // warms caches and thread pool
+  const bool emulated = compute.dtype() == at::kBFloat16 && !has_bf16_matmul(compute.device());
+  const at::TensorOptions options = emulated ? compute.dtype(at::kFloat) : compute;
+  int64_t rows = 4096, width = 768;
+  Product product(rows, width, options);
+  while (product.seconds() < kLongEnough && width < 16384) product = Product(rows *= 2, width *= 2, options);
   double best = 0;
-  for (int call = 0; call < kCalls; ++call) {
-    const auto begin = std::chrono::steady_clock::now();
-    at::mm_out(product, a, b);
-    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
-    best = std::max(best, 2.0 * kRows * kWidth * kWidth / elapsed.count());
-  }
+  for (int call = 0; call < kCalls; ++call) best = std::max(best, product.flops() / product.seconds());
   return best;
 }
 

@@ -1,26 +1,24 @@
 #include "dtopp/train/parameter_store.h"
 
 #include "dtopp/models/initialisation.h"
+#include "dtopp/ops/host_copy.h"
 
 namespace dtopp {
-namespace {
 
-TensorView view_of(const std::string& name, const at::Tensor& tensor) {
-  const auto bytes = std::span(static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes());
-  return {name, "F32", tensor.sizes().vec(), bytes};
+void HostTensors::add(const std::string& name, const at::Tensor& tensor) {
+  const at::Tensor& host = tensors.emplace_back(tensor.cpu());
+  const auto bytes = std::span(static_cast<const std::byte*>(host.const_data_ptr()), host.nbytes());
+  views.push_back({name, "F32", host.sizes().vec(), bytes});
 }
 
-void copy_bytes(std::span<const std::byte> bytes, at::Tensor& tensor) {
-  std::memcpy(tensor.mutable_data_ptr(), bytes.data(), tensor.nbytes());
-}
-
-}  // namespace
-
-ParameterStore::ParameterStore(std::vector<ParameterSpec> specs, at::ScalarType compute_type)
-    : specs_(std::move(specs)) {
+ParameterStore::ParameterStore(std::vector<ParameterSpec> specs, const at::TensorOptions& compute)
+    : specs_(std::move(specs)), device_(compute.device()) {
+  const at::ScalarType compute_type = c10::typeMetaToScalarType(compute.dtype());
+  const auto fp32 = at::device(device_).dtype(at::kFloat);
+  updates_ = at::zeros({}, fp32);
   for (const ParameterSpec& spec : specs_) {
     index_.emplace(spec.name, masters_.size());
-    const at::Tensor master = at::zeros(spec.shape, at::kFloat);
+    const at::Tensor master = at::zeros(spec.shape, fp32);
     masters_.push_back(master);
     exp_avg_.push_back(at::zeros_like(master));
     exp_avg_sq_.push_back(at::zeros_like(master));
@@ -40,11 +38,12 @@ void ParameterStore::initialise(uint64_t seed) {
 void ParameterStore::load(const Checkpoint& checkpoint, bool moments) {
   for (size_t i = 0; i < specs_.size(); ++i) {
     const ParameterSpec& spec = specs_[i];
-    copy_bytes(checkpoint.parameter(spec.name, spec.shape), masters_[i]);
+    copy_from_bytes(checkpoint.parameter(spec.name, spec.shape), masters_[i]);
     if (!moments) continue;
-    copy_bytes(checkpoint.moment(spec.name + ".exp_avg", spec.shape), exp_avg_[i]);
-    copy_bytes(checkpoint.moment(spec.name + ".exp_avg_sq", spec.shape), exp_avg_sq_[i]);
+    copy_from_bytes(checkpoint.moment(spec.name + ".exp_avg", spec.shape), exp_avg_[i]);
+    copy_from_bytes(checkpoint.moment(spec.name + ".exp_avg_sq", spec.shape), exp_avg_sq_[i]);
   }
+  if (moments) updates_.fill_(checkpoint.state().step - checkpoint.state().skipped_steps);
   refresh_copies();
 }
 
@@ -84,15 +83,17 @@ at::Tensor ParameterStore::gradient_norm() const {
   for (const at::Tensor& gradient : gradients_) {
     if (gradient.defined()) present.push_back(gradient);
   }
-  if (present.empty()) return at::zeros({}, at::kFloat);
+  if (present.empty()) return at::zeros({}, updates_.options());
   return at::linalg_vector_norm(at::stack(at::_foreach_norm(present)));
 }
 
-void ParameterStore::adamw_step(const OptimizerConfig& config, double lr, int64_t update,
-                                const at::Tensor& divisor) {
+void ParameterStore::adamw_step(const OptimizerConfig& config, double lr, const at::Tensor& divisor,
+                                const at::Tensor& applied) {
   const at::NoGradGuard no_grad;
+  updates_ += applied;
+  const at::Tensor skipped = applied.logical_not().to(at::kFloat);
   for (const bool decay : {true, false}) {
-    std::vector<at::Tensor> parameters, gradients, exp_avg, exp_avg_sq, steps;
+    std::vector<at::Tensor> parameters, gradients, exp_avg, exp_avg_sq;
     for (size_t i = 0; i < specs_.size(); ++i) {
       if (specs_[i].weight_decay != decay) continue;
       // A parameter no loss reached (an unused theta, say) still decays and lets its moments fade.
@@ -101,29 +102,29 @@ void ParameterStore::adamw_step(const OptimizerConfig& config, double lr, int64_
       gradients.push_back(gradients_[i]);
       exp_avg.push_back(exp_avg_[i]);
       exp_avg_sq.push_back(exp_avg_sq_[i]);
-      steps.push_back(at::full({}, static_cast<double>(update), at::kFloat));
     }
-    at::_fused_adamw_(parameters, gradients, exp_avg, exp_avg_sq, {}, steps, lr, config.betas[0],
+    const std::vector<at::Tensor> updates(parameters.size(), updates_);
+    at::_fused_adamw_(parameters, gradients, exp_avg, exp_avg_sq, {}, updates, lr, config.betas[0],
                       config.betas[1], decay ? config.weight_decay : 0.0, config.eps, /*amsgrad=*/false,
                       /*maximize=*/false, divisor,
-                      /*found_inf=*/{});
+                      /*found_inf=*/skipped);
   }
   refresh_copies();
 }
 
-std::vector<TensorView> ParameterStore::parameter_views() const {
-  std::vector<TensorView> views;
-  for (size_t i = 0; i < specs_.size(); ++i) views.push_back(view_of(specs_[i].name, masters_[i]));
-  return views;
+HostTensors ParameterStore::host_parameters() const {
+  HostTensors host;
+  for (size_t i = 0; i < specs_.size(); ++i) host.add(specs_[i].name, masters_[i]);
+  return host;
 }
 
-std::vector<TensorView> ParameterStore::moment_views() const {
-  std::vector<TensorView> views;
+HostTensors ParameterStore::host_moments() const {
+  HostTensors host;
   for (size_t i = 0; i < specs_.size(); ++i) {
-    views.push_back(view_of(specs_[i].name + ".exp_avg", exp_avg_[i]));
-    views.push_back(view_of(specs_[i].name + ".exp_avg_sq", exp_avg_sq_[i]));
+    host.add(specs_[i].name + ".exp_avg", exp_avg_[i]);
+    host.add(specs_[i].name + ".exp_avg_sq", exp_avg_sq_[i]);
   }
-  return views;
+  return host;
 }
 
 }  // namespace dtopp

@@ -12,10 +12,18 @@
 
 namespace dtopp {
 
+// Tensors as a checkpoint takes them, on the host.
+struct HostTensors {
+  std::vector<at::Tensor> tensors;
+  std::vector<TensorView> views;  // into the tensors
+
+  void add(const std::string& name, const at::Tensor& tensor);
+};
+
 class ParameterStore {
  public:
-  // compute_type: at::kFloat or at::kBFloat16. Nothing is initialised.
-  ParameterStore(std::vector<ParameterSpec> specs, at::ScalarType compute_type);
+  // compute: at::kFloat or at::kBFloat16, and the device where everything lies. Nothing is initialised.
+  ParameterStore(std::vector<ParameterSpec> specs, const at::TensorOptions& compute);
 
   void initialise(uint64_t seed);
   // Parameters and, with `moments`, the optimiser's. CheckpointError where the checkpoint lacks one.
@@ -31,14 +39,16 @@ class ParameterStore {
   at::Tensor gradient_norm() const;
 
   // One AdamW update (decoupled decay on the specs that have it) with gradients divided by `divisor` (f32
-  // []), then the compute copies are refreshed. update counts from 1.
-  void adamw_step(const OptimizerConfig& config, double lr, int64_t update, const at::Tensor& divisor);
+  // []), then the compute copies are refreshed. Nothing changes where `applied`, bool [], is false.
+  void adamw_step(const OptimizerConfig& config, double lr, const at::Tensor& divisor,
+                  const at::Tensor& applied);
 
-  // Views for a checkpoint; valid while the store lives and does not step.
-  std::vector<TensorView> parameter_views() const;
-  std::vector<TensorView> moment_views() const;
+  // For a checkpoint; valid while the store does not step.
+  HostTensors host_parameters() const;
+  HostTensors host_moments() const;
 
   const std::vector<ParameterSpec>& specs() const { return specs_; }
+  const at::Device& device() const { return device_; }
   const at::Tensor& master(const std::string& name) const { return masters_.at(index_.at(name)); }
   // The fp32 gradient so far; undefined where none has come.
   const at::Tensor& gradient(const std::string& name) const { return gradients_.at(index_.at(name)); }
@@ -47,8 +57,10 @@ class ParameterStore {
   void refresh_copies();
 
   std::vector<ParameterSpec> specs_;
+  at::Device device_;
   std::unordered_map<std::string, size_t> index_;
   std::vector<at::Tensor> masters_, exp_avg_, exp_avg_sq_;
+  at::Tensor updates_;                 // f32 []: AdamW updates so far
   std::vector<at::Tensor> compute_;    // shares storage with the master where that is computed with directly
   std::vector<at::Tensor> gradients_;  // fp32
   std::vector<at::Tensor> converted_;  // where those of bf16 copies are, kept from step to step

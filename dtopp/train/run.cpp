@@ -5,7 +5,8 @@
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
-#include "dtopp/ops/linear.h"
+#include "dtopp/ops/device.h"
+#include "dtopp/train/compute_device.h"
 #include "dtopp/train/matrix_rate.h"
 #include "dtopp/train/metrics.h"
 #include "dtopp/train/plan.h"
@@ -15,11 +16,6 @@ namespace dtopp {
 namespace {
 
 namespace fs = std::filesystem;
-
-at::ScalarType compute_type(Precision precision) {
-  if (precision == Precision::kAuto) return has_bf16_matmul(at::kCPU) ? at::kBFloat16 : at::kFloat;
-  return precision == Precision::kBf16 ? at::kBFloat16 : at::kFloat;
-}
 
 double wall_time() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
@@ -49,9 +45,14 @@ void refuse_other_configuration(const RunConfig& config) {
 
 class Run {
  public:
-  Run(const RunConfig& config, const RunObserver& observer, const std::function<bool()>& stop,
-      const Probes& probes)
-      : config_(config), observer_(observer), stop_(stop), probes_(probes), directory_(config.output) {}
+  Run(const RunConfig& config, const at::Device& device, const RunObserver& observer,
+      const std::function<bool()>& stop, const Probes& probes)
+      : config_(config),
+        device_(device),
+        observer_(observer),
+        stop_(stop),
+        probes_(probes),
+        directory_(config.output) {}
 
   RunSummary train();
 
@@ -59,14 +60,15 @@ class Run {
   void prepare_directory();
   void open_or_resume();
   void train_step();
+  // Takes in the results of the steps issued; no more than `in_flight` of them stay out.
+  void take_results(size_t in_flight);
+  void record(const StepResult& result);
+  void refuse_more_skips(const StepResult& result);
   void validate();
   bool validation_is_due() const;
   void save();
   [[noreturn]] void stop_here();
   StepRates rates(const StepResult& result);
-  MetricRecord new_record() const {
-    return {trainer_->state().step, trainer_->state().tokens, wall_time(), {}};
-  }
   void say(const std::string& text) const {
     if (observer_.message) observer_.message(text);
   }
@@ -74,6 +76,7 @@ class Run {
   bool complete() const { return finished() && !validation_is_due(); }
 
   const RunConfig& config_;
+  at::Device device_;
   const RunObserver& observer_;
   const std::function<bool()>& stop_;
   const Probes& probes_;
@@ -94,16 +97,16 @@ RunSummary Run::train() {
   open_or_resume();
   RunSummary summary{directory_, {}, 0, 0, complete()};
   if (!summary.already_complete) {
-    say("measured matrix rate: " + std::to_string(static_cast<int64_t>(matrix_rate_ / 1e9)) + " GFLOP/s on " +
-        std::to_string(at::get_num_threads()) + " threads");
+    say("training on " + describe_device(device_) +
+        "; measured matrix rate: " + std::to_string(static_cast<int64_t>(matrix_rate_ / 1e9)) + " GFLOP/s");
   }
   if (validation_is_due()) validate();
   while (!finished()) {
     train_step();
-    const int64_t step = trainer_->state().step;
     if (validation_is_due()) validate();
-    if (config_.checkpoint.every > 0 && step % config_.checkpoint.every == 0) save();
+    if (config_.checkpoint.every > 0 && trainer_->state().step % config_.checkpoint.every == 0) save();
   }
+  take_results(0);
   if (unsaved_) save();
   summary.checkpoint = last_checkpoint_;
   summary.steps = trainer_->state().step;
@@ -119,9 +122,10 @@ void Run::prepare_directory() {
 
 void Run::open_or_resume() {
   const Plan plan = make_plan(config_);
-  require_memory(plan, available_memory());
-  const at::ScalarType type = compute_type(config_.training.precision);
-  trainer_.emplace(config_, language_model_task(config_), type);
+  const auto memory = free_device_memory(device_);
+  require_memory(plan, memory ? *memory : available_memory());
+  const at::ScalarType type = compute_type(config_.training.precision, device_);
+  trainer_.emplace(config_, language_model_task(config_), at::device(device_).dtype(type));
   flops_per_token_ = static_cast<double>(plan.flops_per_token);
   const auto checkpoint = newest_checkpoint(directory_ / "checkpoints",
                                             [this](const std::string& text) { say("warning: " + text); });
@@ -137,38 +141,48 @@ void Run::open_or_resume() {
   write_file_atomically(directory_ / "config.yaml", to_yaml(config_));
   metrics_.emplace(directory_, checkpoint ? trainer_->state().step : -1, config_.logging.tensorboard,
                    trainer_->state().last_validation_step);
-  matrix_rate_ = measure_matrix_rate(type);
+  matrix_rate_ = measure_matrix_rate(at::device(device_).dtype(type));
   if (trainer_->task().validation_samples == 0 && config_.validation.every > 0) {
     say("no data.validation: training without validation");
   }
 }
 
 void Run::train_step() {
-  const std::optional<StepResult> result = trainer_->step(stop_);
-  if (!result) stop_here();
+  if (!trainer_->step(stop_)) stop_here();
   unsaved_ = true;
-  const StepRates speed = rates(*result);
-  const TrainingState& state = trainer_->state();
-  const bool last = finished();
-  if (config_.logging.every > 0 && (state.step % config_.logging.every == 0 || last || result->skipped)) {
-    MetricRecord record = new_record();
-    add_step(*result, state.skipped_steps, config_.routing, record);
-    add_rates(speed, result->data_seconds / result->seconds, record);
-    metrics_->write(record);
-    if (observer_.step) observer_.step(state.step, *result, speed);
+  take_results(1);
+}
+
+void Run::take_results(size_t in_flight) {
+  while (const auto result = trainer_->next_result(in_flight)) {
+    record(*result);
+    if (result->skipped) refuse_more_skips(*result);
   }
-  if (result->skipped) {
-    say("step " + std::to_string(state.step) + " was skipped: its loss or gradient is not finite (" +
-        std::to_string(state.consecutive_skips) + " in a row)");
-    if (state.consecutive_skips > config_.training.max_skips) {
-      save();
-      throw NumericalError(
-          "step " + std::to_string(state.step) + ": " + std::to_string(state.consecutive_skips) +
-          " non-finite steps in a row (training.max_skips " + std::to_string(config_.training.max_skips) +
-          "): lower optimizer.lr or look at the data; the last good parameters are in " +
-          last_checkpoint_.string());
-    }
-  }
+}
+
+void Run::record(const StepResult& result) {
+  const StepRates speed = rates(result);
+  const bool last = result.step == config_.training.steps;
+  if (result.step % config_.logging.every != 0 && !last && !result.skipped) return;
+  MetricRecord record{result.step, result.tokens, wall_time(), {}};
+  add_step(result, config_.routing, record);
+  add_rates(speed, result.data_seconds / result.seconds, record);
+  metrics_->write(record);
+  if (observer_.step) observer_.step(result.step, result, speed);
+}
+
+void Run::refuse_more_skips(const StepResult& result) {
+  const std::string step = "step " + std::to_string(result.step);
+  say(step + " was skipped: its loss or gradient is not finite (" + std::to_string(result.consecutive_skips) +
+      " in a row)");
+  if (result.consecutive_skips <= config_.training.max_skips) return;
+  while (const auto later = trainer_->next_result(0)) record(*later);
+  save();
+  throw NumericalError(step + ": " + std::to_string(result.consecutive_skips) +
+                       " non-finite steps in a row (training.max_skips " +
+                       std::to_string(config_.training.max_skips) +
+                       "): lower optimizer.lr or look at the data; the last good parameters are in " +
+                       last_checkpoint_.string());
 }
 
 StepRates Run::rates(const StepResult& result) {
@@ -180,10 +194,10 @@ StepRates Run::rates(const StepResult& result) {
   speed.mfu = speed.tflops * 1e12 / matrix_rate_;
   recent_step_seconds_ =
       recent_step_seconds_ == 0 ? result.seconds : 0.9 * recent_step_seconds_ + 0.1 * result.seconds;
-  speed.seconds_left =
-      recent_step_seconds_ * static_cast<double>(config_.training.steps - trainer_->state().step);
-  speed.memory_bytes = process_memory("VmRSS");
-  speed.memory_peak_bytes = process_memory("VmHWM");
+  speed.seconds_left = recent_step_seconds_ * static_cast<double>(config_.training.steps - result.step);
+  const auto memory = allocated_device_memory(device_);
+  speed.memory_bytes = memory ? memory->now : process_memory("VmRSS");
+  speed.memory_peak_bytes = memory ? memory->peak : process_memory("VmHWM");
   return speed;
 }
 
@@ -197,6 +211,7 @@ bool Run::validation_is_due() const {
 }
 
 void Run::validate() {
+  take_results(0);
   std::optional<ValidationResult> loss;
   if (trainer_->task().validation_samples > 0) {
     loss = trainer_->validate(config_.validation.tokens, stop_);
@@ -209,7 +224,7 @@ void Run::validate() {
     if (!measured) stop_here();
     accuracies = std::move(*measured);
   }
-  MetricRecord record = new_record();
+  MetricRecord record{trainer_->state().step, trainer_->state().tokens, wall_time(), {}};
   if (loss) add_validation(*loss, record);
   for (const auto& [task, accuracy] : accuracies) {
     record.values.emplace_back("eval/" + task + "/accuracy", accuracy);
@@ -221,14 +236,17 @@ void Run::validate() {
 }
 
 void Run::save() {
-  const ParameterStore& store = trainer_->parameters();
-  const CheckpointContents contents{trainer_->state(), store.parameter_views(), store.moment_views(),
-                                    to_yaml(config_), trainer_->task().tokenizer_json};
+  take_results(0);
+  const HostTensors parameters = trainer_->parameters().host_parameters();
+  const HostTensors moments = trainer_->parameters().host_moments();
+  const CheckpointContents contents{trainer_->state(), parameters.views, moments.views, to_yaml(config_),
+                                    trainer_->task().tokenizer_json};
   last_checkpoint_ = save_checkpoint(directory_ / "checkpoints", contents, config_.checkpoint.keep);
   unsaved_ = false;
 }
 
 void Run::stop_here() {
+  take_results(0);
   if (unsaved_) save();
   throw Stopped("stopped at step " + std::to_string(trainer_->state().step) + ", saved as " +
                 last_checkpoint_.string() + ": start the same command again to go on");
@@ -238,11 +256,10 @@ void Run::stop_here() {
 
 RunSummary run_training(const RunConfig& config, const RunObserver& observer,
                         const std::function<bool()>& stop, const Probes& probes) {
-  if (config.training.device == Device::kCuda) {
-    throw UsageError("training.device: this build has no CUDA support; use cpu or auto");
-  }
+  const at::Device device = compute_device(config.training.device, "training.device");
+  if (config.training.deterministic) make_deterministic(device);
   if (config.training.threads > 0) at::set_num_threads(static_cast<int>(config.training.threads));
-  return Run(config, observer, stop, probes).train();
+  return Run(config, device, observer, stop, probes).train();
 }
 
 }  // namespace dtopp

@@ -18,7 +18,7 @@ struct StepRates {
   double tflops = 0;
   double mfu = 0;                  // share of the machine's measured matrix rate
   double seconds_left = 0;         // until the last step, at the recent pace
-  uint64_t memory_bytes = 0;       // resident now
+  uint64_t memory_bytes = 0;       // resident now; on a device with its own memory, what is taken of that
   uint64_t memory_peak_bytes = 0;  // the most it ever was
 };
 

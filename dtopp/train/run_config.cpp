@@ -146,10 +146,11 @@ std::vector<std::string> differing_keys(const RunConfig& a, const RunConfig& b) 
 }
 
 bool affects_result(const std::string& key) {
-  constexpr std::array<std::string_view, 7> kFreeKeys = {"name",
+  constexpr std::array<std::string_view, 8> kFreeKeys = {"name",
                                                          "output",
                                                          "training.threads",
                                                          "training.device",
+                                                         "training.deterministic",
                                                          "training.micro_batch_size",
                                                          "data.validation",
                                                          "training.max_skips"};

@@ -63,8 +63,9 @@ struct TrainingConfig {
   int64_t seed = 1;
   Precision precision = Precision::kBf16;  // auto: bf16 where the hardware multiplies it, else fp32
   Device device = Device::kAuto;
-  int64_t threads = 0;     // 0: every core this process may use
-  int64_t max_skips = 10;  // non-finite steps in a row before the run ends with status 6
+  bool deterministic = false;  // the same bits each time on a CUDA device too
+  int64_t threads = 0;         // 0: every core this process may use
+  int64_t max_skips = 10;      // non-finite steps in a row before the run ends with status 6
 };
 
 struct ValidationConfig {
@@ -137,6 +138,7 @@ void visit_fields(Config& config, Visitor&& field) {
   field("seed", config.seed);
   field("precision", config.precision);
   field("device", config.device);
+  field("deterministic", config.deterministic);
   field("threads", config.threads);
   field("max_skips", config.max_skips);
 }
@@ -207,7 +209,7 @@ std::vector<std::string> differing_keys(const RunConfig& a, const RunConfig& b);
 
 // Whether a run may not change `key` between start and resume. Free are: name, output, what is reported and
 // when (validation.*, data.validation, checkpoint.*, logging.*), when it gives up (training.max_skips), and
-// how the work is laid out (training.threads, training.device, training.micro_batch_size), which changes
+// how the work is laid out (training.threads, device, deterministic, micro_batch_size), which changes
 // rounding and, for loss.batch_statistics: micro_batch, over which tokens f is taken. training.steps is not:
 // the schedule depends on it.
 bool affects_result(const std::string& key);

@@ -38,14 +38,13 @@ void add_routing(const StepResult& result, const RoutingConfig& routing, MetricR
 
 }  // namespace
 
-void add_step(const StepResult& result, int64_t skipped_steps, const RoutingConfig& routing,
-              MetricRecord& record) {
+void add_step(const StepResult& result, const RoutingConfig& routing, MetricRecord& record) {
   auto& values = record.values;
   values.emplace_back("train/loss", result.loss);
   for (const auto& [name, value] : result.losses) values.emplace_back("train/" + name, value);
   values.emplace_back("train/lr", result.lr);
   values.emplace_back("train/grad_norm", result.grad_norm);
-  values.emplace_back("train/skipped_steps", static_cast<double>(skipped_steps));
+  values.emplace_back("train/skipped_steps", static_cast<double>(result.skipped_steps));
   if (!result.thresholds.empty()) add_routing(result, routing, record);
 }
 

@@ -7,8 +7,7 @@
 namespace dtopp {
 
 // train/…, and where there are routers moe/… in all and by layer.
-void add_step(const StepResult& result, int64_t skipped_steps, const RoutingConfig& routing,
-              MetricRecord& record);
+void add_step(const StepResult& result, const RoutingConfig& routing, MetricRecord& record);
 
 // throughput/… and memory/…; data_share: part of the step spent waiting for data.
 void add_rates(const StepRates& rates, double data_share, MetricRecord& record);

@@ -1,7 +1,7 @@
 #include "dtopp/train/trainer.h"
 
+#include <algorithm>
 #include <chrono>
-#include <cmath>
 
 #include "dtopp/train/schedule.h"
 
@@ -12,38 +12,23 @@ double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// Sums the terms of micro-batches; every micro-batch has the same number of tokens.
-class LossSums {
- public:
-  void add(const BatchLosses& losses) {
-    total_ += losses.total.item<double>();
-    if (terms_.empty()) {
-      for (const auto& [name, value] : losses.values) terms_.emplace_back(name, 0.0);
-    }
-    for (size_t i = 0; i < terms_.size(); ++i) terms_[i].second += losses.values[i].second.item<double>();
-  }
-  void mean_into(StepResult& result, int64_t micro_batches) const {
-    const auto count = static_cast<double>(micro_batches);
-    result.loss = total_ / count;
-    result.losses = terms_;
-    for (auto& [name, value] : result.losses) value /= count;
-  }
-
- private:
-  double total_ = 0;
-  std::vector<std::pair<std::string, double>> terms_;
-};
+std::vector<double> doubles(const at::Tensor& values) {
+  const at::Tensor host = values.cpu();
+  return {host.const_data_ptr<double>(), host.const_data_ptr<double>() + host.numel()};
+}
 
 }  // namespace
 
-Trainer::Trainer(const RunConfig& config, TrainingTask task, at::ScalarType compute_type)
+Trainer::Trainer(const RunConfig& config, TrainingTask task, const at::TensorOptions& compute)
     : config_(config),
       task_(std::move(task)),
-      store_(task_.parameters, compute_type),
-      controller_(config.routing, config.model.num_experts, task_.num_routed_layers) {
+      store_(task_.parameters, compute),
+      controller_(config.routing, config.model.num_experts, task_.num_routed_layers, compute.device()) {
   losses_ = task_.bind([this](const std::string& name) { return store_.compute(name); });
   state_.seed = config.training.seed;
-  record_controller();
+  state_.threshold = doubles(controller_.thresholds());
+  state_.error_sum = doubles(controller_.error_sums());
+  state_.per_layer = controller_.per_layer();
 }
 
 void Trainer::initialise() { store_.initialise(static_cast<uint64_t>(config_.training.seed)); }
@@ -54,77 +39,89 @@ void Trainer::restore(const Checkpoint& checkpoint) {
   controller_.restore(state_.threshold, state_.error_sum);
 }
 
-void Trainer::record_controller() {
-  state_.threshold = controller_.thresholds();
-  state_.error_sum = controller_.error_sums();
-  state_.per_layer = controller_.per_layer();
-}
-
-void Trainer::record_inputs(const RoutingInputs& inputs, StepResult& result) const {
-  for (const at::Tensor& threshold : inputs.threshold) result.thresholds.push_back(threshold.item<double>());
-  if (config_.routing.normalization != Normalization::kDynamic) return;
-  for (const ParameterSpec& spec : store_.specs()) {
-    if (spec.name.ends_with("mlp.gate.scale"))
-      result.scales.push_back(store_.master(spec.name).item<double>());
+at::Tensor Trainer::scales() const {
+  std::vector<at::Tensor> scales;
+  if (config_.routing.normalization == Normalization::kDynamic) {
+    for (const ParameterSpec& spec : store_.specs()) {
+      if (spec.name.ends_with("mlp.gate.scale")) scales.push_back(store_.master(spec.name));
+    }
   }
+  if (scales.empty()) return at::empty({0}, at::device(store_.device()).dtype(at::kFloat));
+  return at::stack(scales);
 }
 
 bool Trainer::accumulate_gradients(const RoutingInputs& inputs, const std::function<bool()>& stop,
-                                   StepResult& result) {
+                                   StepResult& result, StepNumbers& numbers) {
   const int64_t size = config_.training.micro_batch_size;
   const int64_t micro_batches = config_.training.global_batch_size / size;
-  LossSums sums;
   for (int64_t micro = 0; micro < micro_batches; ++micro) {
     if (stop()) return false;
     const double wait = now();
     const at::Tensor batch =
         task_.training_batch(static_cast<uint64_t>(state_.sample_position + micro * size), size);
     result.data_seconds += now() - wait;
-    const BatchLosses losses = losses_(batch, inputs);
+    const BatchLosses losses = losses_(to_device(batch, store_.device()), inputs);
     (losses.total / static_cast<double>(micro_batches)).backward();
     store_.collect_gradients();
-    sums.add(losses);
-    result.activations.add(losses.activations);
+    numbers.losses.add(losses.total.detach(), losses.values);
+    numbers.activations.add(losses.activations);
   }
-  sums.mean_into(result, micro_batches);
   return true;
 }
 
-std::optional<StepResult> Trainer::step(const std::function<bool()>& stop) {
+bool Trainer::step(const std::function<bool()>& stop) {
   const double begin = now();
   StepResult result;
-  result.activations = ActivationStatistics(task_.num_routed_layers);
+  StepNumbers numbers;
+  numbers.activations = ActivationStatistics(task_.num_routed_layers);
+  numbers.threshold_C = controller_.thresholds();
+  numbers.scale_L = scales();
   RoutingInputs inputs = routing();
-  if (config_.loss.batch_statistics == BatchStatistics::kGlobal) inputs.earlier = &result.activations;
-  record_inputs(inputs, result);
+  if (config_.loss.batch_statistics == BatchStatistics::kGlobal) inputs.earlier = &numbers.activations;
   store_.clear_gradients();
-  if (!accumulate_gradients(inputs, stop, result)) return std::nullopt;
-  apply_gradients(result);
+  if (!accumulate_gradients(inputs, stop, result, numbers)) return false;
+  state_.step += 1;
   state_.sample_position += config_.training.global_batch_size;
   state_.tokens += config_.training.global_batch_size * task_.tokens_per_sample;
-  result.seconds = now() - begin;
-  return result;
+  result.step = state_.step;
+  result.tokens = state_.tokens;
+  result.lr = learning_rate(config_.optimizer, state_.step, config_.training.steps);
+  apply_gradients(result.lr, numbers);
+  in_flight_.emplace_back(std::move(result), numbers, begin);
+  return true;
 }
 
-void Trainer::apply_gradients(StepResult& result) {
-  state_.step += 1;
-  result.lr = learning_rate(config_.optimizer, state_.step, config_.training.steps);
-  const at::Tensor norm = store_.gradient_norm();
-  result.grad_norm = norm.item<double>();
-  result.skipped = !std::isfinite(result.loss) || !std::isfinite(result.grad_norm);
-  if (result.skipped) {
-    state_.skipped_steps += 1;
-    state_.consecutive_skips += 1;
-  } else {
-    state_.consecutive_skips = 0;
-    const double clip = config_.optimizer.grad_clip;
-    const double divisor = clip > 0 ? std::max(1.0, (result.grad_norm + 1e-6) / clip) : 1.0;
-    store_.adamw_step(config_.optimizer, result.lr, state_.step - state_.skipped_steps,
-                      at::scalar_tensor(divisor, at::kFloat));
-    controller_.update(result.activations.selected(), result.activations.tokens());
-    record_controller();
-  }
+void Trainer::apply_gradients(double lr, StepNumbers& numbers) {
+  numbers.grad_norm = store_.gradient_norm();
+  numbers.applied = at::isfinite(numbers.losses.sums()[0]).logical_and(at::isfinite(numbers.grad_norm));
+  const double clip = config_.optimizer.grad_clip;
+  const at::Tensor norm = numbers.grad_norm.to(at::kDouble);
+  const at::Tensor divisor = clip > 0 ? ((norm + 1e-6) / clip).clamp_min(1.0) : at::ones_like(norm);
+  store_.adamw_step(config_.optimizer, lr, divisor.to(at::kFloat), numbers.applied);
   store_.clear_gradients();
+  if (task_.num_routed_layers > 0) {
+    controller_.update(numbers.activations.selected(), numbers.activations.tokens(), numbers.applied);
+  }
+  numbers.new_threshold_C = controller_.thresholds();
+  numbers.new_error_sum_C = controller_.error_sums();
+}
+
+std::optional<StepResult> Trainer::next_result(size_t in_flight) {
+  if (in_flight_.empty() || (in_flight_.size() <= in_flight && !in_flight_.front().arrived()))
+    return std::nullopt;
+  auto [result, thresholds, error_sums] = in_flight_.front().read();
+  const double arrival = now();
+  // Of steps that follow each other without a pause, what lies between their ends.
+  result.seconds = arrival - std::max(in_flight_.front().begun(), last_arrival_);
+  last_arrival_ = arrival;
+  in_flight_.pop_front();
+  state_.skipped_steps += result.skipped ? 1 : 0;
+  state_.consecutive_skips = result.skipped ? state_.consecutive_skips + 1 : 0;
+  state_.threshold = std::move(thresholds);
+  state_.error_sum = std::move(error_sums);
+  result.skipped_steps = state_.skipped_steps;
+  result.consecutive_skips = state_.consecutive_skips;
+  return result;
 }
 
 std::optional<ValidationResult> Trainer::validate(int64_t tokens, const std::function<bool()>& stop) const {
@@ -134,16 +131,18 @@ std::optional<ValidationResult> Trainer::validate(int64_t tokens, const std::fun
   ValidationResult result;
   result.activations = ActivationStatistics(task_.num_routed_layers);
   const RoutingInputs inputs = routing();
+  at::Tensor sum = at::zeros({}, at::device(store_.device()).dtype(at::kDouble));
   for (uint64_t index = 0; index < samples;) {
     if (stop()) return std::nullopt;
     const auto count = static_cast<int64_t>(
         std::min<uint64_t>(static_cast<uint64_t>(config_.training.micro_batch_size), samples - index));
-    const BatchLosses losses = losses_(task_.validation_batch(index, count), inputs);
-    result.loss += losses.values.at(0).second.item<double>() * static_cast<double>(count);
+    const at::Tensor batch = to_device(task_.validation_batch(index, count), store_.device());
+    const BatchLosses losses = losses_(batch, inputs);
+    sum += losses.values.at(0).second.to(at::kDouble) * count;
     result.activations.add(losses.activations);
     index += static_cast<uint64_t>(count);
   }
-  result.loss /= static_cast<double>(samples);
+  result.loss = sum.item<double>() / static_cast<double>(samples);
   return result;
 }
 

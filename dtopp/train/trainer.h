@@ -1,29 +1,20 @@
 // One optimiser step, and validation: the numbers of training, without files, signals or printing.
+//
+// A step is issued to the device and its numbers are read when they have come, so that the host can go on: it
+// never waits for the device between the beginning of a step's forward pass and the end of its update.
 #pragma once
 
+#include <deque>
 #include <functional>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "dtopp/train/parameter_store.h"
+#include "dtopp/train/step_result.h"
 #include "dtopp/train/task.h"
 
 namespace dtopp {
-
-struct StepResult {
-  double loss = 0;                                     // total, weighted
-  std::vector<std::pair<std::string, double>> losses;  // unweighted, one a term
-  double grad_norm = 0;                                // before clipping
-  double lr = 0;
-  bool skipped = false;            // non-finite: nothing was changed but the position
-  std::vector<double> thresholds;  // p used, one a routed layer
-  std::vector<double> scales;      // theta used, one a routed layer; empty unless dynamic
-  ActivationStatistics activations;
-  double seconds = 0;       // the whole step
-  double data_seconds = 0;  // of which waiting for data
-};
 
 struct ValidationResult {
   double loss = 0;  // mean cross entropy in nats a token
@@ -32,21 +23,26 @@ struct ValidationResult {
 
 class Trainer {
  public:
-  // compute_type: at::kFloat or at::kBFloat16.
-  Trainer(const RunConfig& config, TrainingTask task, at::ScalarType compute_type);
+  // compute: at::kFloat or at::kBFloat16, and the device.
+  Trainer(const RunConfig& config, TrainingTask task, const at::TensorOptions& compute);
 
   void initialise();
   void restore(const Checkpoint& checkpoint);
 
-  // Runs the next step. nullopt when `stop` became true between micro-batches: the step is undone (nothing
+  // Issues the next step. false when `stop` became true between micro-batches: the step is undone (nothing
   // has changed) and can be run again.
-  std::optional<StepResult> step(const std::function<bool()>& stop);
+  bool step(const std::function<bool()>& stop);
+  // The result of the earliest step that has not been given out. nullopt where there is none, or where it has
+  // not come yet and no more than `in_flight` steps are out; else it is waited for.
+  std::optional<StepResult> next_result(size_t in_flight);
   // Mean over the first `tokens` held-out tokens. nullopt when `stop` became true.
   std::optional<ValidationResult> validate(int64_t tokens, const std::function<bool()>& stop) const;
 
   // The validation at the current step is recorded; a resumed run will not repeat it.
   void mark_validated() { state_.last_validation_step = state_.step; }
 
+  // Of the steps whose results have been given out; step, tokens and position of those issued. A checkpoint
+  // therefore takes it after the last result.
   const TrainingState& state() const { return state_; }
   // The thresholds of the coming step.
   RoutingInputs routing() const { return routing_inputs(controller_, task_.num_routed_layers); }
@@ -54,15 +50,14 @@ class Trainer {
   const TrainingTask& task() const { return task_; }
 
  private:
-  // What the step that begins now uses, recorded in its result.
-  void record_inputs(const RoutingInputs& inputs, StepResult& result) const;
+  // theta of each routed layer; [0] unless dynamic.
+  at::Tensor scales() const;
   // Runs the model forward and backward over the step's micro-batches; false when `stop` became true.
   bool accumulate_gradients(const RoutingInputs& inputs, const std::function<bool()>& stop,
-                            StepResult& result);
-  // Ends a step whose gradients are there: updates parameters and controller, or skips where anything is not
-  // finite.
-  void apply_gradients(StepResult& result);
-  void record_controller();
+                            StepResult& result, StepNumbers& numbers);
+  // Ends a step whose gradients are there: updates parameters and controller, or neither where anything is
+  // not finite.
+  void apply_gradients(double lr, StepNumbers& numbers);
 
   RunConfig config_;
   TrainingTask task_;
@@ -70,6 +65,8 @@ class Trainer {
   std::function<BatchLosses(const at::Tensor&, const RoutingInputs&)> losses_;
   ThresholdController controller_;
   TrainingState state_;
+  std::deque<StepInFlight> in_flight_;
+  double last_arrival_ = 0;  // seconds of a steady clock
 };
 
 }  // namespace dtopp

@@ -1,5 +1,6 @@
 #include "dtopp/moe/threshold_controller.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include <gtest/gtest.h>
@@ -19,18 +20,31 @@ RoutingConfig routing(double p0 = 0.25, double target = 8, double kp = 0.1, doub
   return config;
 }
 
+void update(ThresholdController& controller, const std::vector<int64_t>& selected, int64_t tokens,
+            bool applied = true) {
+  controller.update(at::tensor(selected, at::kLong), tokens, at::full({}, applied, at::kBool));
+}
+
+double p_of(const ThresholdController& controller, int64_t layer = 0) {
+  return controller.threshold(layer).item<double>();
+}
+
+double error_sum_of(const ThresholdController& controller) {
+  return controller.error_sums()[0].item<double>();
+}
+
 TEST(ThresholdController, follows_equation_five_by_hand) {
   ThresholdController controller(routing(), 64, 2);
-  EXPECT_EQ(controller.threshold(0), 0.25);
+  EXPECT_EQ(p_of(controller), 0.25);
   // 1000 tokens, layers with 10 and 14 experts a token: a = 12, e = (8 - 12) / 64 = -1/16.
   const std::vector<int64_t> first = {10000, 14000};
-  controller.update(first, 1000);
-  EXPECT_DOUBLE_EQ(controller.threshold(0), 0.25 + 0.1 * (-1.0 / 16) + 0.1 * (-1.0 / 16));
+  update(controller, first, 1000);
+  EXPECT_DOUBLE_EQ(p_of(controller), 0.25 + 0.1 * (-1.0 / 16) + 0.1 * (-1.0 / 16));
   // a = 4, e = 1/16: the sum is back at 0.
   const std::vector<int64_t> second = {4000, 4000};
-  controller.update(second, 1000);
-  EXPECT_DOUBLE_EQ(controller.threshold(1), 0.25 + 0.1 / 16);
-  EXPECT_DOUBLE_EQ(controller.error_sums().at(0), 0.0);
+  update(controller, second, 1000);
+  EXPECT_DOUBLE_EQ(p_of(controller, 1), 0.25 + 0.1 / 16);
+  EXPECT_DOUBLE_EQ(error_sum_of(controller), 0.0);
 }
 
 TEST(ThresholdController, layers_are_independent_with_layer_scope) {
@@ -39,10 +53,10 @@ TEST(ThresholdController, layers_are_independent_with_layer_scope) {
   config.target_experts = {4, 8, 12};
   ThresholdController controller(config, 64, 3);
   const std::vector<int64_t> selected = {4 * 500, 6 * 500, 20 * 500};
-  controller.update(selected, 500);
-  EXPECT_DOUBLE_EQ(controller.threshold(0), 0.25);
-  EXPECT_DOUBLE_EQ(controller.threshold(1), 0.25 + 0.2 * (2.0 / 64));
-  EXPECT_DOUBLE_EQ(controller.threshold(2), 0.25 + 0.2 * (-8.0 / 64));
+  update(controller, selected, 500);
+  EXPECT_DOUBLE_EQ(p_of(controller), 0.25);
+  EXPECT_DOUBLE_EQ(p_of(controller, 1), 0.25 + 0.2 * (2.0 / 64));
+  EXPECT_DOUBLE_EQ(p_of(controller, 2), 0.25 + 0.2 * (-8.0 / 64));
 }
 
 TEST(ThresholdController, is_constant_for_fixed_top_p) {
@@ -50,9 +64,9 @@ TEST(ThresholdController, is_constant_for_fixed_top_p) {
   config.method = RoutingMethod::kTopP;
   ThresholdController controller(config, 64, 2);
   const std::vector<int64_t> selected = {64000, 64000};
-  controller.update(selected, 1000);
-  EXPECT_EQ(controller.threshold(0), 0.4);
-  EXPECT_EQ(controller.error_sums(), std::vector<double>{0.0});
+  update(controller, selected, 1000);
+  EXPECT_EQ(p_of(controller), 0.4);
+  EXPECT_EQ(error_sum_of(controller), 0.0);
 }
 
 TEST(ThresholdController, anti_windup_leaves_the_bound_at_once_when_the_error_turns) {
@@ -64,17 +78,17 @@ TEST(ThresholdController, anti_windup_leaves_the_bound_at_once_when_the_error_tu
   config.anti_windup = false;
   ThresholdController winding(config, 64, 1);
   for (int step = 0; step < 200; ++step) {
-    guarded.update(starved, 1000);
-    winding.update(starved, 1000);
+    update(guarded, starved, 1000);
+    update(winding, starved, 1000);
   }
-  EXPECT_EQ(guarded.threshold(0), kMaxThreshold);
-  EXPECT_EQ(winding.threshold(0), kMaxThreshold);
-  EXPECT_LT(guarded.error_sums()[0], 1.1);
-  EXPECT_GT(winding.error_sums()[0], 90);
-  guarded.update(flooded, 1000);
-  winding.update(flooded, 1000);
-  EXPECT_LT(guarded.threshold(0), 0.95);
-  EXPECT_EQ(winding.threshold(0), kMaxThreshold);  // still unwinding
+  EXPECT_EQ(p_of(guarded), kMaxThreshold);
+  EXPECT_EQ(p_of(winding), kMaxThreshold);
+  EXPECT_LT(error_sum_of(guarded), 1.1);
+  EXPECT_GT(error_sum_of(winding), 90);
+  update(guarded, flooded, 1000);
+  update(winding, flooded, 1000);
+  EXPECT_LT(p_of(guarded), 0.95);
+  EXPECT_EQ(p_of(winding), kMaxThreshold);  // still unwinding
 }
 
 TEST(ThresholdController, is_the_papers_law_wherever_nothing_clips) {
@@ -85,10 +99,10 @@ TEST(ThresholdController, is_the_papers_law_wherever_nothing_clips) {
     double sum = 0;
     for (const int64_t count : counts) {
       const std::vector<int64_t> selected = {count};
-      controller.update(selected, 1000);
+      update(controller, selected, 1000);
       const double error = (8.0 - static_cast<double>(count) / 1000.0) / 64.0;
       sum += error;
-      RC_ASSERT(std::abs(controller.threshold(0) - (0.5 + 0.05 * error + 0.02 * sum)) < 1e-12);
+      RC_ASSERT(std::abs(p_of(controller) - (0.5 + 0.05 * error + 0.02 * sum)) < 1e-12);
     }
   });
 }
@@ -101,22 +115,63 @@ TEST(ThresholdController, stays_inside_its_bounds_whatever_happens) {
     for (const int64_t count :
          *rc::gen::container<std::vector<int64_t>>(50, rc::gen::inRange<int64_t>(100, 6400))) {
       const std::vector<int64_t> selected = {count};
-      controller.update(selected, 100);
-      RC_ASSERT(controller.threshold(0) >= kMinThreshold && controller.threshold(0) <= kMaxThreshold);
+      update(controller, selected, 100);
+      RC_ASSERT(p_of(controller) >= kMinThreshold && p_of(controller) <= kMaxThreshold);
     }
   });
+}
+
+// The law in plain doubles, for one controller.
+struct PlainController {
+  RoutingConfig config;
+  int64_t num_experts;
+  double p, error_sum = 0;
+
+  void update(double active_experts) {
+    const double error = (config.target_experts[0] - active_experts) / static_cast<double>(num_experts);
+    const double sum = error_sum + error;
+    p = config.threshold + config.kp * error + config.ki * sum;
+    const bool winds_up = (p > kMaxThreshold && error > 0) || (p < kMinThreshold && error < 0);
+    if (!(config.anti_windup && winds_up)) error_sum = sum;
+    p = std::clamp(p, kMinThreshold, kMaxThreshold);
+  }
+};
+
+TEST(ThresholdController, has_the_bits_of_plain_doubles) {
+  rc::check([](bool anti_windup) {
+    RoutingConfig config = routing(0.3, 7.3, *rc::gen::inRange(0, 30) * 0.1, *rc::gen::inRange(0, 30) * 0.1);
+    config.anti_windup = anti_windup;
+    ThresholdController controller(config, 48, 3);
+    PlainController plain{config, 48, config.threshold};
+    for (const int64_t count :
+         *rc::gen::container<std::vector<int64_t>>(40, rc::gen::inRange<int64_t>(997, 48 * 997))) {
+      update(controller, {count, 5000, 997}, 997);
+      plain.update(static_cast<double>(count + 5997) / static_cast<double>(997 * 3));
+      RC_ASSERT(p_of(controller) == plain.p);
+      RC_ASSERT(error_sum_of(controller) == plain.error_sum);
+    }
+  });
+}
+
+TEST(ThresholdController, a_step_that_is_not_applied_does_not_move_it) {
+  ThresholdController controller(routing(), 64, 1);
+  update(controller, {12345}, 1000);
+  const double p = p_of(controller), sum = error_sum_of(controller);
+  update(controller, {54321}, 1000, /*applied=*/false);
+  EXPECT_EQ(p_of(controller), p);
+  EXPECT_EQ(error_sum_of(controller), sum);
 }
 
 TEST(ThresholdController, restores_to_the_same_future) {
   ThresholdController a(routing(), 64, 1);
   const std::vector<int64_t> first = {12345};
-  a.update(first, 1000);
+  update(a, first, 1000);
   ThresholdController b(routing(), 64, 1);
-  b.restore(a.thresholds(), a.error_sums());
+  b.restore({p_of(a)}, {error_sum_of(a)});
   const std::vector<int64_t> second = {6789};
-  a.update(second, 1000);
-  b.update(second, 1000);
-  EXPECT_EQ(a.threshold(0), b.threshold(0));
+  update(a, second, 1000);
+  update(b, second, 1000);
+  EXPECT_EQ(p_of(a), p_of(b));
   EXPECT_THROW(b.restore({0.1, 0.2}, {0.0, 0.0}), std::invalid_argument);
 }
 

@@ -3,14 +3,15 @@
 // TOKENS holds "tokens", I64 [B, L + 1]. OUTPUT gets logits, every loss, every gradient and the activation
 // histograms.
 #include <cstdio>
-#include <cstring>
 #include <deque>
 #include <exception>
 
 #include "dtopp/base/safetensors.h"
 #include "dtopp/models/language_model.h"
+#include "dtopp/ops/host_copy.h"
 #include "dtopp/ops/linear.h"
 #include "dtopp/train/checkpoint.h"
+#include "dtopp/train/compute_device.h"
 #include "dtopp/train/parameter_store.h"
 #include "dtopp/train/run_config.h"
 
@@ -40,16 +41,17 @@ void run(char** argv) {
   const SafetensorsFile input(argv[3]);
   const TensorView* view = input.find("tokens");
   if (view == nullptr) throw std::runtime_error("no tensor named tokens");
-  at::Tensor tokens = at::empty(view->shape, at::kLong);
-  std::memcpy(tokens.mutable_data_ptr(), view->bytes.data(), view->bytes.size());
+  const at::Device device = compute_device(config.training.device, "training.device");
+  const at::Tensor tokens = at::empty(view->shape, at::device(device).dtype(at::kLong));
+  copy_from_bytes(view->bytes, tokens);
 
-  const bool bf16 = config.training.precision == Precision::kBf16;
+  const at::ScalarType type = compute_type(config.training.precision, device);
   ParameterStore store(language_model_parameters(config.model, config.routing),
-                       bf16 ? at::kBFloat16 : at::kFloat);
+                       at::device(device).dtype(type));
   store.load(checkpoint, /*moments=*/false);
   const LanguageModel model = bind_language_model(
       config.model, config.routing, [&](const std::string& name) { return store.compute(name); });
-  ThresholdController controller(config.routing, config.model.num_experts, config.model.num_layers);
+  ThresholdController controller(config.routing, config.model.num_experts, config.model.num_layers, device);
   if (!config.model.is_dense())
     controller.restore(checkpoint.state().threshold, checkpoint.state().error_sum);
   const RoutingInputs inputs = routing_inputs(controller, config.model.num_layers);

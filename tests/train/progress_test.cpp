@@ -19,12 +19,11 @@ StepResult routed_step(std::vector<double> thresholds) {
   result.grad_norm = 0.837;
   result.lr = 2.9e-3;
   result.thresholds = std::move(thresholds);
-  result.activations = ActivationStatistics(static_cast<int64_t>(result.thresholds.size()));
   // 100 tokens a layer, of which 98 chose four experts and two chose five.
-  const at::Tensor counts = at::tensor({90, 100, 120, 92}, at::kLong);
-  const at::Tensor histogram = at::tensor({0, 0, 0, 0, 98, 2}, at::kLong);
-  for (int64_t layer = 0; layer < result.activations.num_layers(); ++layer)
-    result.activations.add(layer, counts, histogram);
+  const auto layers = static_cast<int64_t>(result.thresholds.size());
+  const at::Tensor counts_E = at::tensor({90, 100, 120, 92}, at::kLong);
+  const at::Tensor histogram_N = at::tensor({0, 0, 0, 0, 98, 2}, at::kLong);
+  result.activations = {counts_E.repeat({layers, 1}), histogram_N.repeat({layers, 1}), 100};
   return result;
 }
 
