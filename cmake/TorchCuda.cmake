@@ -1,6 +1,6 @@
 # Imported target torch::cuda: what libdtopp_cuda.so adds to torch::cpu. Headers come from the toolkit that nvcc belongs
 # to, the runtime from where torch's own libraries find it, so that a process holds one.
-find_program(DTOPP_NVCC nvcc HINTS ENV CUDACXX ENV CUDA_HOME PATHS /usr/local/cuda PATH_SUFFIXES bin)
+find_program(DTOPP_NVCC nvcc HINTS ENV CUDA_HOME PATHS /usr/local/cuda PATH_SUFFIXES bin)
 if(NOT DTOPP_NVCC)
   message(FATAL_ERROR "DTOPP_CUDA=ON needs nvcc, which is neither in PATH nor in /usr/local/cuda/bin: install the CUDA "
     "toolkit 13, or configure with DTOPP_CUDA=OFF")

@@ -8,7 +8,11 @@ LIBRARY = os.environ.get("DTOPP_OPS", "build/release/lib/libdtopp_ops.so")
 torch.ops.load_library(os.path.abspath(LIBRARY))
 ops = torch.ops.dtopp
 
-DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
+DEVICES = ["cpu"]
+CUDA_LIBRARY = os.path.join(os.path.dirname(os.path.abspath(LIBRARY)), "libdtopp_cuda.so")
+if torch.cuda.is_available() and os.path.exists(CUDA_LIBRARY):
+    torch.ops.load_library(CUDA_LIBRARY)
+    DEVICES.append("cuda")
 DTYPES = [torch.float32, torch.bfloat16]
 
 

@@ -8,6 +8,8 @@ import subprocess
 import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+# Where the runs of the tests compute; those that compare bits are for a CPU.
+DEVICE = os.environ.get("DTOPP_DEVICE", "cpu")
 BINARY = pathlib.Path(os.environ.get("DTOPP_BINARY", ROOT / "build/release/bin/dtopp"))
 
 CONFIG = """\
@@ -17,7 +19,7 @@ model: {{type: language_model, hidden_size: 32, num_layers: 2, num_heads: 4, ffn
 routing: {{method: dtop_p, target_experts: 3, threshold: 0.3}}
 optimizer: {{lr: 1.0e-2, min_lr: 1.0e-4, warmup_steps: 3}}
 data: {{train: [{data}/train.npy], validation: [{data}/validation.npy]}}
-training: {{steps: 12, global_batch_size: 4, micro_batch_size: 2, seed: 3, precision: fp32, device: cpu, threads: 1}}
+training: {{steps: 12, global_batch_size: 4, micro_batch_size: 2, seed: 3, precision: fp32, device: {device}, threads: 1}}
 validation: {{every: 5, tokens: 256}}
 checkpoint: {{every: 4, keep: 0}}
 output: {output}
@@ -38,7 +40,7 @@ def make(directory, **replacements):
         write_tokens(directory / "train.npy", 8000, seed=1)
         write_tokens(directory / "validation.npy", 1000, seed=2)
     config = directory / "run.yaml"
-    config.write_text(CONFIG.format(data=directory, output=replacements.pop("output", directory / "run")))
+    config.write_text(CONFIG.format(data=directory, device=DEVICE, output=replacements.pop("output", directory / "run")))
     return config
 
 

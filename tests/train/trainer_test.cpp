@@ -3,60 +3,13 @@
 #include <cmath>
 #include <limits>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "dtopp/base/random.h"
+#include "tiny_task.h"
 
 namespace dtopp {
 namespace {
-
-RunConfig tiny() {
-  RunConfig config;
-  config.model.hidden_size = 16;
-  config.model.num_layers = 2;
-  config.model.num_heads = 2;
-  config.model.ffn_hidden_size = 8;
-  config.model.num_experts = 8;
-  config.model.vocab_size = 64;
-  config.model.sequence_length = 12;
-  config.routing.target_experts = {3};
-  config.optimizer.lr = 1e-2;
-  config.optimizer.warmup_steps = 2;
-  config.training.steps = 20;
-  config.training.global_batch_size = 4;
-  config.training.micro_batch_size = 2;
-  config.training.precision = Precision::kFp32;
-  return config;
-}
-
-// Batches of random tokens, a function of the position alone.
-TrainingTask task_of(const RunConfig& config) {
-  TrainingTask task;
-  task.parameters = language_model_parameters(config.model, config.routing);
-  task.num_routed_layers = config.model.is_dense() ? 0 : config.model.num_layers;
-  task.tokens_per_sample = config.model.sequence_length;
-  task.training_batch = [config](uint64_t position, int64_t count) {
-    const RandomStream stream(7, "tokens");
-    const int64_t width = config.model.sequence_length + 1;
-    at::Tensor batch = at::empty({count, width}, at::kLong);
-    for (int64_t i = 0; i < batch.numel(); ++i) {
-      const auto index = position * static_cast<uint64_t>(width) + static_cast<uint64_t>(i);
-      batch.mutable_data_ptr<int64_t>()[i] = stream.bits(index)[0] % config.model.vocab_size;
-    }
-    return batch;
-  };
-  task.validation_samples = 3;
-  task.validation_batch = task.training_batch;
-  task.bind = bind_language_model_losses(config);
-  return task;
-}
-
-bool never() { return false; }
-
-StepResult step(Trainer& trainer) {
-  EXPECT_TRUE(trainer.step(never));
-  return trainer.next_result(0).value();
-}
 
 double distance(const Trainer& a, const Trainer& b) {
   double most = 0;
@@ -196,6 +149,50 @@ TEST(Trainer, a_non_finite_step_changes_nothing_but_the_position) {
     EXPECT_EQ(trainer.state().consecutive_skips, 0);
     EXPECT_TRUE(std::isfinite(step(trainer).loss));
   }
+}
+
+// As where a device is behind: two steps are issued before the first one's numbers are read.
+TEST(Trainer, results_read_late_are_the_same) {
+  const RunConfig config = tiny();
+  TrainingTask task = task_of(config);
+  const auto bind = task.bind;
+  bool poisoned = false;
+  task.bind = [&, bind](const ParameterLookup& parameter) {
+    const auto losses = bind(parameter);
+    return [&, losses](const at::Tensor& batch, const RoutingInputs& inputs) {
+      BatchLosses result = losses(batch, inputs);
+      if (poisoned) result.total = result.total * std::numeric_limits<double>::infinity();
+      return result;
+    };
+  };
+  Trainer late(config, task, at::kFloat);
+  Trainer prompt(config, task, at::kFloat);
+  late.initialise();
+  prompt.initialise();
+  for (int pair = 0; pair < 3; ++pair) {
+    std::vector<StepResult> expected;
+    for (const bool first : {true, false}) {
+      poisoned = pair == 1 && first;
+      expected.push_back(step(prompt));
+      EXPECT_TRUE(late.step(never));
+    }
+    for (const StepResult& result : expected) {
+      const StepResult same = late.next_result(0).value();
+      EXPECT_EQ(same.step, result.step);
+      EXPECT_EQ(same.tokens, result.tokens);
+      EXPECT_EQ(same.skipped, result.skipped);
+      EXPECT_EQ(same.skipped_steps, result.skipped_steps);
+      EXPECT_EQ(same.consecutive_skips, result.consecutive_skips);
+      EXPECT_THAT(same.grad_norm, ::testing::NanSensitiveDoubleEq(result.grad_norm));
+      EXPECT_EQ(same.thresholds, result.thresholds);
+      EXPECT_EQ(same.scales, result.scales);
+      EXPECT_TRUE(same.activations.histogram().equal(result.activations.histogram()));
+    }
+    EXPECT_FALSE(late.next_result(0));
+  }
+  EXPECT_EQ(late.state(), prompt.state());
+  EXPECT_EQ(late.state().skipped_steps, 1);
+  EXPECT_EQ(distance(late, prompt), 0);
 }
 
 TEST(Trainer, learns_to_repeat_a_small_batch) {

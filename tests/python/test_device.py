@@ -1,0 +1,90 @@
+"""Which device a run takes, and what is said where the one asked for cannot be had."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+
+import pytest
+import tiny_run
+import torch
+from tiny_run import BINARY
+
+LIBRARIES = pathlib.Path(os.environ.get("DTOPP_OPS", BINARY.parents[1] / "lib/libdtopp_ops.so")).parent
+CUDA_LIBRARY = LIBRARIES / "libdtopp_cuda.so"
+built_for_cuda = pytest.mark.skipif(not CUDA_LIBRARY.exists(), reason=f"{CUDA_LIBRARY} is not built")
+without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
+
+
+@pytest.fixture
+def carried(tmp_path, dtopp_binary):
+    """The program in a folder of its own, without libdtopp_cuda.so."""
+    for folder in ("bin", "lib"):
+        (tmp_path / "there" / folder).mkdir(parents=True)
+    shutil.copy(LIBRARIES / "libdtopp_ops.so", tmp_path / "there/lib")
+    return shutil.copy(dtopp_binary, tmp_path / "there/bin")
+
+
+def train(program, tmp_path, device):
+    config = tiny_run.make(tmp_path)
+    return subprocess.run([program, "train", config, f"training.device={device}", "training.steps=1",
+                           "validation.every=0", "optimizer.warmup_steps=0"], text=True, capture_output=True, timeout=120)
+
+
+def refused(done, *words):
+    assert done.returncode == 2, done.stderr
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1 and all(word in lines[0] for word in ("training.device: cuda", *words)), done.stderr
+
+
+def test_cuda_without_the_library_names_it(carried, tmp_path):
+    refused(train(carried, tmp_path, "cuda"), "libdtopp_cuda.so is not in", "make build CUDA=1")
+
+
+def test_cuda_with_a_library_that_is_none_says_so(carried, tmp_path):
+    (tmp_path / "there/lib/libdtopp_cuda.so").write_text("nothing of use")
+    refused(train(carried, tmp_path, "cuda"), "libdtopp_cuda.so cannot be loaded")
+
+
+def test_auto_without_the_library_trains_on_the_cpu(carried, tmp_path):
+    done = train(carried, tmp_path, "auto")
+    assert done.returncode == 0, done.stderr
+    assert "training on the CPU (1 thread)" in done.stderr
+
+
+@built_for_cuda
+@without_gpu
+def test_cuda_without_a_device_says_so(carried, tmp_path):
+    shutil.copy(CUDA_LIBRARY, tmp_path / "there/lib")
+    refused(train(carried, tmp_path, "cuda"), "there is no CUDA device")
+    done = train(carried, tmp_path, "auto")
+    assert done.returncode == 0, done.stderr
+    assert "training on the CPU (1 thread)" in done.stderr
+
+
+@built_for_cuda
+def test_the_library_for_cuda_lacks_no_symbol():
+    """RTLD_NOW: every symbol is looked up when it is loaded, whether a device is there or not."""
+    done = subprocess.run(["python3", "-c", f"import ctypes, os; ctypes.CDLL('{CUDA_LIBRARY}', mode=os.RTLD_NOW)"],
+                          text=True, capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is here")
+def test_auto_takes_the_cuda_device(dtopp_binary, tmp_path):
+    if not CUDA_LIBRARY.exists():
+        pytest.fail(f"{CUDA_LIBRARY} is not built")
+    done = train(dtopp_binary, tmp_path, "auto")
+    assert done.returncode == 0, done.stderr
+    assert f"training on cuda:0 ({torch.cuda.get_device_name(0)})" in done.stderr
+
+
+def test_evaluation_and_generation_take_a_device(dtopp_binary, tmp_path):
+    assert train(dtopp_binary, tmp_path, "cpu").returncode == 0
+    done = tiny_run.dtopp("evaluate", tmp_path / "run", "--tasks", "perplexity", "--text", tmp_path / "validation.npy",
+                          "--device", "cpu", "--threads", "1")
+    assert done.returncode == 0, done.stderr
+    assert "computing on the CPU (1 thread)" in done.stderr
+    done = tiny_run.dtopp("evaluate", tmp_path / "run", "--tasks", "perplexity", "--text", tmp_path / "validation.npy",
+                          "--device", "gpu")
+    assert done.returncode == 2 and "--device" in done.stderr and len(done.stderr.splitlines()) == 1

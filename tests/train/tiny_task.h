@@ -1,0 +1,59 @@
+// A model of seconds and batches of random tokens, for tests of the trainer.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include "dtopp/base/random.h"
+#include "dtopp/train/trainer.h"
+
+namespace dtopp {
+
+inline RunConfig tiny() {
+  RunConfig config;
+  config.model.hidden_size = 16;
+  config.model.num_layers = 2;
+  config.model.num_heads = 2;
+  config.model.ffn_hidden_size = 8;
+  config.model.num_experts = 8;
+  config.model.vocab_size = 64;
+  config.model.sequence_length = 12;
+  config.routing.target_experts = {3};
+  config.optimizer.lr = 1e-2;
+  config.optimizer.warmup_steps = 2;
+  config.training.steps = 20;
+  config.training.global_batch_size = 4;
+  config.training.micro_batch_size = 2;
+  config.training.precision = Precision::kFp32;
+  return config;
+}
+
+// Batches of random tokens, a function of the position alone.
+inline TrainingTask task_of(const RunConfig& config) {
+  TrainingTask task;
+  task.parameters = language_model_parameters(config.model, config.routing);
+  task.num_routed_layers = config.model.is_dense() ? 0 : config.model.num_layers;
+  task.tokens_per_sample = config.model.sequence_length;
+  task.training_batch = [config](uint64_t position, int64_t count) {
+    const RandomStream stream(7, "tokens");
+    const int64_t width = config.model.sequence_length + 1;
+    at::Tensor batch = at::empty({count, width}, at::kLong);
+    for (int64_t i = 0; i < batch.numel(); ++i) {
+      const auto index = position * static_cast<uint64_t>(width) + static_cast<uint64_t>(i);
+      batch.mutable_data_ptr<int64_t>()[i] = stream.bits(index)[0] % config.model.vocab_size;
+    }
+    return batch;
+  };
+  task.validation_samples = 3;
+  task.validation_batch = task.training_batch;
+  task.bind = bind_language_model_losses(config);
+  return task;
+}
+
+inline bool never() { return false; }
+
+inline StepResult step(Trainer& trainer) {
+  EXPECT_TRUE(trainer.step(never));
+  return trainer.next_result(0).value();
+}
+
+}  // namespace dtopp
