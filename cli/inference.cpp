@@ -54,7 +54,7 @@ Tokenizer load_tokenizer(const InferenceOptions& options, const Checkpoint& chec
 InferenceModel load_model(const InferenceOptions& options, const Checkpoint& checkpoint) {
   const at::Device device = compute_device(options.device, "--device");
   if (options.threads > 0) at::set_num_threads(static_cast<int>(options.threads));
-  std::fprintf(stderr, "dtopp: computing on %s\n", describe_device(device).c_str());
+  if (!device.is_cpu()) std::fprintf(stderr, "dtopp: computing on %s\n", describe_device(device).c_str());
   return load_inference_model(checkpoint, device);
 }
 

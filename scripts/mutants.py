@@ -23,7 +23,7 @@ MUTANTS = {
         "options.renormalize ? chosen_sum / chosen_sum : 1",
         ["test_ops"], ["build/release/bin/test_ops"]),
     "windup": (
-        "dtopp/moe/threshold_controller.cpp", "config_.anti_windup && winds_up", "false && winds_up",
+        "dtopp/moe/threshold_controller.cpp", "if (config_.anti_windup)", "if (false)",
         ["test_moe"], ["build/release/bin/test_moe"]),
     "missing fsync": (
         "dtopp/base/files.cpp", "retry([&] { return ::fsync(descriptor_); }) != 0", "false",
@@ -41,7 +41,7 @@ MUTANTS = {
         "dtopp/eval/exemplars.cpp", "if (value != item)", "if (value >= 0)",
         ["test_eval"], ["build/release/bin/test_eval", "--gtest_filter=Exemplars.*"]),
     "error divided by the target instead of the number of experts": (
-        "dtopp/moe/threshold_controller.cpp", "static_cast<double>(num_experts_)", "target",
+        "dtopp/moe/threshold_controller.cpp", "/ num_experts_;", "/ target_C_;",
         ["test_moe"], ["build/release/bin/test_moe"]),
 }
 

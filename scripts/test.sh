@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The whole suite: format, include direction, clang-tidy of the rooms that need no torch (all of them: make tidy), unit
-# tests, the rooms that read untrusted bytes and the kernels again under sanitizers, Python oracles.
+# tests, the rooms that read untrusted bytes and the kernels again under sanitizers, Python oracles. Where nvcc is,
+# libdtopp_cuda.so is compiled, linked and loaded; its kernels run on a GPU machine (make test-gpu).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 jobs=${1:-$(nproc)}
@@ -10,13 +11,18 @@ export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 [ -d "$DTOPP_DATA/data" ] || echo "DTOPP_DATA=$DTOPP_DATA holds no data/: tests on the full data skip" >&2
 
 configure() {
-  cmake --preset "$1" >"build/$1.log" 2>&1 || { cat "build/$1.log"; exit 1; }
+  cmake --preset "$@" >"build/$1.log" 2>&1 || { cat "build/$1.log"; exit 1; }
 }
 
 scripts/lint.sh check
 .venv/bin/python scripts/check_includes.py
 
-configure release
+if PATH=$PATH:/usr/local/cuda/bin command -v nvcc >/dev/null; then
+  configure release -DDTOPP_CUDA=ON
+else
+  echo "nvcc is not installed: the CUDA library is neither compiled nor linked" >&2
+  configure release
+fi
 scripts/lint.sh tidy dtopp/base/*.cpp dtopp/data/*.cpp dtopp/eval/{task,task_data,task_requests,exemplars,prompts,answers,paper_results,results,token_kinds}.cpp \
   >build/tidy.log 2>&1 || { cat build/tidy.log; exit 1; }
 cmake --build build/release -j "$jobs"

@@ -25,5 +25,5 @@ program=build/carry/bin/dtopp
 # Its own rpaths are those of the machine it was built on; the operators built here come before the ones built there.
 export LD_LIBRARY_PATH=$PWD/build/gpu/lib:$site/torch/lib:$site/nvidia/cu13/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 export DTOPP_BINARY=$PWD/$program DTOPP_DEVICE=cuda
-"$python" -m pytest -q tests/python/test_device.py tests/python/test_model_parity.py tests/python/test_training_parity.py \
-  tests/python/test_controller_replay.py
+"$python" -m pytest -q tests/python/test_device.py::test_auto_takes_the_cuda_device \
+  tests/python/test_{model_parity,training_parity,controller_replay}.py

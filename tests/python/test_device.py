@@ -84,7 +84,7 @@ def test_evaluation_and_generation_take_a_device(dtopp_binary, tmp_path):
     done = tiny_run.dtopp("evaluate", tmp_path / "run", "--tasks", "perplexity", "--text", tmp_path / "validation.npy",
                           "--device", "cpu", "--threads", "1")
     assert done.returncode == 0, done.stderr
-    assert "computing on the CPU (1 thread)" in done.stderr
+    assert "computing on" not in done.stderr
     done = tiny_run.dtopp("evaluate", tmp_path / "run", "--tasks", "perplexity", "--text", tmp_path / "validation.npy",
                           "--device", "gpu")
     assert done.returncode == 2 and "--device" in done.stderr and len(done.stderr.splitlines()) == 1
