@@ -2,8 +2,7 @@
 # to, the runtime from where torch's own libraries find it, so that a process holds one.
 find_program(DTOPP_NVCC nvcc HINTS ENV CUDA_HOME PATHS /usr/local/cuda PATH_SUFFIXES bin)
 if(NOT DTOPP_NVCC)
-  message(FATAL_ERROR "DTOPP_CUDA=ON needs nvcc, which is neither in PATH nor in /usr/local/cuda/bin: install the CUDA "
-    "toolkit 13, or configure with DTOPP_CUDA=OFF")
+  message(FATAL_ERROR "DTOPP_CUDA=ON needs nvcc (CUDA 13), which is neither in PATH nor in /usr/local/cuda/bin")
 endif()
 if(NOT EXISTS "${_torch}/lib/libtorch_cuda.so")
   message(FATAL_ERROR "DTOPP_CUDA=ON needs a torch with CUDA: '${_torch}/lib' holds no libtorch_cuda.so. Run `make build CUDA=1`")
@@ -27,7 +26,11 @@ if(NOT DTOPP_CUDART)
   message(FATAL_ERROR "DTOPP_CUDA=ON needs libcudart.so.13, which is neither beside torch nor in the toolkit of ${DTOPP_NVCC}")
 endif()
 add_library(torch::cuda INTERFACE IMPORTED)
+# The wheels' headers come second: for what a toolkit of nvcc alone lacks (cuBLAS and the like).
 target_include_directories(torch::cuda SYSTEM INTERFACE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
+if(EXISTS "${DTOPP_SITE_PACKAGES}/nvidia/cu13/include")
+  target_include_directories(torch::cuda SYSTEM INTERFACE "${DTOPP_SITE_PACKAGES}/nvidia/cu13/include")
+endif()
 # sm_90a: Hopper with its own instructions. sm_80 and its PTX: every other device torch runs on from there on.
 target_compile_options(torch::cuda INTERFACE "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:\
 -gencode=arch=compute_90a,code=sm_90a -gencode=arch=compute_80,code=[sm_80,compute_80] \

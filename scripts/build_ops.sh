@@ -16,7 +16,7 @@ fi
 nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
 cuda=$(dirname "$(dirname "$(readlink -f "$nvcc")")")
 export host="g++ -c -std=c++20 -O3 -DNDEBUG -fPIC -fopenmp -I. -isystem $site/torch/include \
-  -isystem $site/torch/include/torch/csrc/api/include -isystem $cuda/include"
+  -isystem $site/torch/include/torch/csrc/api/include -isystem $cuda/include -isystem $site/nvidia/cu13/include"
 export device="$nvcc -c -std=c++20 -O3 -DNDEBUG -Xcompiler=-fPIC -I. \
   -gencode=arch=compute_90a,code=sm_90a -gencode=arch=compute_80,code=[sm_80,compute_80]"
 export build

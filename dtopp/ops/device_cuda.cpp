@@ -1,5 +1,5 @@
 // What device.cpp asks about a CUDA device.
-#include <ATen/cuda/CUDAContext.h>
+#include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 
 #include "dtopp/ops/torch.h"
@@ -8,7 +8,9 @@ namespace dtopp {
 namespace {
 
 std::string device_name(int64_t index) {
-  return at::cuda::getDeviceProperties(static_cast<c10::DeviceIndex>(index))->name;
+  cudaDeviceProp properties{};
+  C10_CUDA_CHECK(cudaGetDeviceProperties(&properties, static_cast<int>(index)));
+  return properties.name;
 }
 
 int64_t free_device_memory(int64_t index) {
