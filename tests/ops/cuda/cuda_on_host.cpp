@@ -19,7 +19,8 @@ dtopp::cuda_on_host::Dim3 threadIdx, blockIdx, blockDim, gridDim;
 namespace dtopp::cuda_on_host {
 namespace {
 
-constexpr size_t kStackBytes = 256 << 10;
+// Not a power of two: the same variable of every fiber would fall into one set of the cache.
+constexpr size_t kStackBytes = (128 << 10) + 192;
 constexpr int kLanes = 32;
 
 std::mt19937_64 order_source(1);  // NOLINT: of tests
@@ -47,7 +48,7 @@ struct Context {
 
 struct Fiber {
   Context context;
-  std::unique_ptr<unsigned char[]> stack{new unsigned char[kStackBytes]};
+  unsigned char* stack = nullptr;
   State state = State::kReady;
   Where where;
   unsigned mask = 0;
@@ -74,13 +75,22 @@ class Block {
         kernel_(kernel),
         fibers_(grid.threads),
         warps_(grid.threads / kLanes),
-        shared_(new unsigned char[grid.shared_bytes]) {}
+        stacks_(new unsigned char[fibers_.size() * kStackBytes]),
+        shared_(new unsigned char[grid.shared_bytes]) {
+    current = this;
+    for (size_t thread = 0; thread < fibers_.size(); ++thread) {
+      fibers_[thread].stack = stacks_.get() + thread * kStackBytes;
+      start(fibers_[thread]);
+    }
+  }
 
   void run() {
-    current = this;
     std::memset(shared_.get(), 0xFF, grid_.shared_bytes);
     std::memset(warps_.data(), 0xFF, warps_.size() * sizeof(Warp));
-    for (Fiber& fiber : fibers_) start(fiber);
+    for (Fiber& fiber : fibers_) {
+      fiber.state = State::kReady;
+      fiber.exchanges = 0;
+    }
     std::vector<int> order(fibers_.size());
     std::iota(order.begin(), order.end(), 0);
     while (!all_are(State::kDone)) {
@@ -119,27 +129,24 @@ class Block {
   int thread() const { return thread_; }
 
  private:
-  static void enter() {
+  // A fiber runs a thread of block after block: entering one anew costs a system call.
+  [[noreturn]] static void enter() {
     Block& block = *current;
     block.arrived(nullptr);
-    try {
-      block.kernel_();
-    } catch (...) {
-      block.failure_ = std::current_exception();
+    for (;;) {
+      try {
+        block.kernel_();
+      } catch (...) {
+        block.failure_ = std::current_exception();
+      }
+      block.wait(State::kDone, Where::current());
     }
-    Fiber& fiber = block.fibers_[block.thread_];
-    fiber.state = State::kDone;
-    block.leave(fiber);
   }
 
-  void start(Fiber& fiber) {
-    fiber.state = State::kReady;
-    fiber.exchanges = 0;
-    fiber.fake_stack = nullptr;
+  static void start(Fiber& fiber) {
     ucontext_t& entry = fiber.context.entry;
-    fiber.context.entered = false;
     getcontext(&entry);
-    entry.uc_stack.ss_sp = fiber.stack.get();
+    entry.uc_stack.ss_sp = fiber.stack;
     entry.uc_stack.ss_size = kStackBytes;
     entry.uc_link = nullptr;
     makecontext(&entry, &Block::enter, 0);
@@ -150,7 +157,7 @@ class Block {
     threadIdx = {static_cast<unsigned>(thread), 0, 0};
 #if defined(__SANITIZE_ADDRESS__)
     void* fake_stack = nullptr;
-    __sanitizer_start_switch_fiber(&fake_stack, fibers_[thread].stack.get(), kStackBytes);
+    __sanitizer_start_switch_fiber(&fake_stack, fibers_[thread].stack, kStackBytes);
 #endif
     scheduler_.leave_for(fibers_[thread].context);
 #if defined(__SANITIZE_ADDRESS__)
@@ -160,8 +167,7 @@ class Block {
 
   void leave(Fiber& fiber) {
 #if defined(__SANITIZE_ADDRESS__)
-    __sanitizer_start_switch_fiber(fiber.state == State::kDone ? nullptr : &fiber.fake_stack,
-                                   scheduler_stack_, scheduler_bytes_);
+    __sanitizer_start_switch_fiber(&fiber.fake_stack, scheduler_stack_, scheduler_bytes_);
 #endif
     fiber.context.leave_for(scheduler_);
     arrived(fiber.fake_stack);
@@ -226,7 +232,7 @@ class Block {
   const std::function<void()>& kernel_;
   std::vector<Fiber> fibers_;
   std::vector<Warp> warps_;
-  std::unique_ptr<unsigned char[]> shared_;
+  std::unique_ptr<unsigned char[]> stacks_, shared_;
   Context scheduler_;
   const void* scheduler_stack_ = nullptr;
   size_t scheduler_bytes_ = 0;
