@@ -97,6 +97,19 @@ __device__ Number block_sum(Number value, Number* scratch) {
   return sum;
 }
 
+// The largest of the block's threads', for all of them. scratch: a number a warp.
+template <typename Number>
+__device__ Number block_max(Number value, Number* scratch) {
+  value = warp_max(value);
+  __syncthreads();
+  if (lane_index() == 0) scratch[warp_index()] = value;
+  __syncthreads();
+  Number largest = scratch[0];
+  for (int warp = 1; warp < static_cast<int>(blockDim.x) / kWarp; ++warp)
+    largest = scratch[warp] > largest ? scratch[warp] : largest;
+  return largest;
+}
+
 // The sum over the threads before this one; the block's sum in *total. scratch: a number a warp.
 __device__ inline int block_scan(int value, int* scratch, int* total) {
   int inclusive = value;
