@@ -44,7 +44,7 @@ __device__ inline void store(Bfloat16* to, float value) {
 
 // Neighbouring numbers that are loaded and stored at once.
 template <typename Scalar, int kWidth>
-struct alignas(sizeof(Scalar) * kWidth) Pack {
+struct alignas(sizeof(Scalar) * kWidth < kVectorBytes ? sizeof(Scalar) * kWidth : kVectorBytes) Pack {
   Scalar of[kWidth];
 };
 
