@@ -60,7 +60,7 @@ struct PairGradients {
 };
 
 PairGradients activation_backward(const Pairs& pairs, const at::Tensor& pre_AG, const at::Tensor& da_AF) {
-  const PairGradients out{at::empty_like(pre_AG), at::empty_like(da_AF), at::empty_like(pairs.gate_A)};
+  PairGradients out{at::empty_like(pre_AG), at::empty_like(da_AF), at::empty_like(pairs.gate_A)};
   cuda::dispatch(pre_AG, [&](auto scalar) {
     using Scalar = decltype(scalar);
     using Real = cuda::Accumulator<Scalar>;
