@@ -93,16 +93,18 @@ class Block {
     }
     std::vector<int> order(fibers_.size());
     std::iota(order.begin(), order.end(), 0);
+    uint64_t held = 0;  // warps that are made to wait, so that others get ahead of them
     while (!all_are(State::kDone)) {
       std::shuffle(order.begin(), order.end(), order_source);
       bool moved = false;
       for (const int thread : order) {
-        if (fibers_[thread].state != State::kReady) continue;
+        if (fibers_[thread].state != State::kReady || (held >> (thread / kLanes) & 1U) != 0) continue;
         resume(thread);
         moved = true;
         if (failure_) std::rethrow_exception(failure_);
       }
-      if (!release() && !moved) report_stuck();
+      if (!release() && !moved && held == 0) report_stuck();
+      held = moved ? order_source() : 0;
     }
   }
 

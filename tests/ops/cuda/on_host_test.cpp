@@ -103,6 +103,26 @@ TEST(CudaOnHost, without_a_barrier_the_order_of_threads_shows) {
   EXPECT_TRUE(differs);
 }
 
+TEST(CudaOnHost, a_warp_that_gets_ahead_overwrites_what_others_have_yet_to_read) {
+  bool differs = false;
+  for (int attempt = 0; attempt < 20; ++attempt) {
+    std::vector<int> read(kThreads);
+    run_block(
+        [&] {
+          int* shared = reinterpret_cast<int*>(shared_memory());
+          if (threadIdx.x == 0) shared[0] = 1;
+          __syncthreads();
+          __syncwarp();
+          read[threadIdx.x] = shared[0];
+          __syncwarp();  // a barrier of the block is missing here
+          if (threadIdx.x == 0) shared[0] = 2;
+        },
+        sizeof(int));
+    differs = differs || read != std::vector<int>(kThreads, 1);
+  }
+  EXPECT_TRUE(differs);
+}
+
 TEST(CudaOnHost, refuses_what_a_launch_refuses) {
   EXPECT_THROW(run({"test", 1, 1, 33, 0}, [] {}), std::runtime_error);
   EXPECT_THROW(run({"test", 1, 1, 2048, 0}, [] {}), std::runtime_error);
