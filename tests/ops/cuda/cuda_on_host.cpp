@@ -93,7 +93,8 @@ class Block {
     }
     std::vector<int> order(fibers_.size());
     std::iota(order.begin(), order.end(), 0);
-    uint64_t held = 0;  // warps that are made to wait, so that others get ahead of them
+    // Warps that wait until the others can go no further, drawn anew after each barrier of the block.
+    uint64_t held = order_source();
     while (!all_are(State::kDone)) {
       std::shuffle(order.begin(), order.end(), order_source);
       bool moved = false;
@@ -103,8 +104,13 @@ class Block {
         moved = true;
         if (failure_) std::rethrow_exception(failure_);
       }
-      if (!release() && !moved && held == 0) report_stuck();
-      held = moved ? order_source() : 0;
+      const State released = release();
+      if (released == State::kAtBlockBarrier) {
+        held = order_source();
+      } else if (!moved && released == State::kReady) {
+        if (held == 0) report_stuck();
+        held = 0;
+      }
     }
   }
 
@@ -190,14 +196,14 @@ class Block {
            std::strcmp(a.where.file_name(), b.where.file_name()) == 0;
   }
 
-  // Lets go on who has waited for all; false where nobody could.
-  bool release() {
-    bool released = false;
+  // Lets go on who has waited for all; what they waited at, kReady where nobody could.
+  State release() {
+    State released = State::kReady;
     if (fibers_[0].state == State::kAtBlockBarrier &&
         std::all_of(fibers_.begin(), fibers_.end(),
                     [&](const Fiber& f) { return same_place(f, fibers_[0]); })) {
       for (Fiber& fiber : fibers_) fiber.state = State::kReady;
-      return true;
+      return State::kAtBlockBarrier;
     }
     for (size_t thread = 0; thread < fibers_.size(); ++thread) {
       const Fiber& fiber = fibers_[thread];
@@ -215,7 +221,7 @@ class Block {
       for (int lane = 0; lane < kLanes; ++lane) {
         if ((mask >> lane & 1U) != 0) warp[lane].state = State::kReady;
       }
-      released = true;
+      released = State::kAtWarpBarrier;
     }
     return released;
   }

@@ -119,8 +119,8 @@ TEST(MoeFfnOnHost, matches_double_precision_for_any_shape) {
 }
 
 TEST(MoeFfnOnHost, pairs_are_those_of_nonzero) {
-  for (const auto& [tokens, experts] :
-       std::vector<std::pair<int64_t, int64_t>>{{1, 1}, {129, 33}, {300, 60}, {257, 64}, {5, 300}}) {
+  for (const auto& [tokens, experts] : std::vector<std::pair<int64_t, int64_t>>{
+           {1, 1}, {129, 33}, {300, 60}, {257, 64}, {5, 300}, {7, 900}, {7, 901}}) {
     const Case c = make_case({tokens, 1, 1, experts, 0.3}, at::kFloat);
     const cuda::Pairs pairs = cuda::make_pairs(c.gates_TE, 0, false);
     const at::Tensor expected = at::nonzero(c.gates_TE.t());
