@@ -11,8 +11,7 @@ LINES = 300
 
 root = pathlib.Path(__file__).resolve().parent.parent
 problems = []
-for path in sorted([*root.glob("dtopp/**/*.h"), *root.glob("dtopp/**/*.cpp"), *root.glob("dtopp/**/*.cu"),
-                    *root.glob("cli/*")]):
+for path in sorted([*(p for kind in ("h", "cpp", "cu") for p in root.glob(f"dtopp/**/*.{kind}")), *root.glob("cli/*")]):
     name = path.relative_to(root)
     room = name.parts[1] if name.parts[0] == "dtopp" else "cli"
     text = path.read_text()

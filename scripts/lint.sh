@@ -2,7 +2,7 @@
 # lint.sh format: rewrite in place. lint.sh check: fail on unformatted files. lint.sh tidy [FILE…]: clang-tidy.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-mapfile -t sources < <(git ls-files --cached --others --exclude-standard -- '*.cpp' '*.h' '*.cu' '*.cuh')
+mapfile -t sources < <(git ls-files --cached --others --exclude-standard -- '*.cpp' '*.h' '*.cu')
 case ${1:-check} in
   format) clang-format -i "${sources[@]}" ;;
   check)

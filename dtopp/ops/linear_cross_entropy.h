@@ -16,7 +16,8 @@ struct CrossEntropy {
 
 // x_TD [T, D], weight_VD [V, D], targets_T int64 [T] in [0, V) or ignore_index (paper, LM loss of the
 // appendix). Differentiable in x and weight; nll and z are not. A mean over no targets is 0 with zero
-// gradients.
+// gradients. A target out of range throws; on a CUDA device, where nothing is read on the host, it prints a
+// line and fails the launch and every later one.
 CrossEntropy linear_cross_entropy(const at::Tensor& x_TD, const at::Tensor& weight_VD,
                                   const at::Tensor& targets_T, double z_weight = 0.0,
                                   int64_t ignore_index = -100);

@@ -33,7 +33,7 @@ TensorQuadruple call_backward(const at::Tensor& grad_y_TD, const at::Tensor& x_T
 }
 
 at::Tensor moe_ffn_meta(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
-                        const at::Tensor& down_proj) {
+                        const at::Tensor& down_proj, int64_t /*max_pairs*/) {
   check_moe_ffn(x_TD, gates_TE, gate_up_proj, down_proj);
   return at::empty_symint(x_TD.sym_sizes(), x_TD.options());
 }
@@ -57,13 +57,19 @@ TensorQuadruple moe_ffn_backward_meta(const at::Tensor& /*grad_y_TD*/, const at:
           like(needed[3], down_proj)};
 }
 
+// The pairs are an argument of the forward op because their number is the size of an output: tracing then
+// knows it by a name. On a CUDA device with max_pairs they stay there: what is passed is as long and never
+// read.
+at::Tensor chosen_pairs(const at::Tensor& gates_TE, int64_t max_pairs) {
+  if (max_pairs == 0 || !gates_TE.is_cuda()) return at::nonzero(gates_TE.t());
+  return at::empty({1, 2}, gates_TE.options().dtype(at::kLong)).expand({max_pairs, 2});
+}
+
 struct MoeFfnFunction : torch::autograd::Function<MoeFfnFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x_TD, const at::Tensor& gates_TE,
-                            const at::Tensor& gate_up_proj, const at::Tensor& down_proj) {
+                            const at::Tensor& gate_up_proj, const at::Tensor& down_proj, int64_t max_pairs) {
     const at::AutoDispatchBelowADInplaceOrView guard;
-    // The pairs are an argument because their number is the size of an output: tracing then knows it by a
-    // name.
-    const at::Tensor pairs_A2 = at::nonzero(gates_TE.t());
+    const at::Tensor pairs_A2 = chosen_pairs(gates_TE, max_pairs);
     auto [y_TD, pre_activations_AG] = call_forward(x_TD, gates_TE, pairs_A2, gate_up_proj, down_proj);
     context->save_for_backward({x_TD, gates_TE, gate_up_proj, down_proj, pre_activations_AG});
     return y_TD;
@@ -75,19 +81,20 @@ struct MoeFfnFunction : torch::autograd::Function<MoeFfnFunction> {
     for (size_t i = 0; i < needed.size(); ++i) needed[i] = context->needs_input_grad(i);
     auto [grad_x, grad_gates, grad_gate_up, grad_down] =
         call_backward(grads[0], saved[0], saved[1], saved[2], saved[3], saved[4], needed);
-    return {grad_x, grad_gates, grad_gate_up, grad_down};
+    return {grad_x, grad_gates, grad_gate_up, grad_down, {}};
   }
 };
 
 at::Tensor moe_ffn_autograd(const at::Tensor& x_TD, const at::Tensor& gates_TE,
-                            const at::Tensor& gate_up_proj, const at::Tensor& down_proj) {
+                            const at::Tensor& gate_up_proj, const at::Tensor& down_proj, int64_t max_pairs) {
   check_moe_ffn(x_TD, gates_TE, gate_up_proj, down_proj);
+  TORCH_CHECK(max_pairs >= 0, "moe_ffn: expected max_pairs of at least 0, got ", max_pairs);
   if (at::GradMode::is_enabled() && (x_TD.requires_grad() || gates_TE.requires_grad() ||
                                      gate_up_proj.requires_grad() || down_proj.requires_grad())) {
-    return MoeFfnFunction::apply(x_TD, gates_TE, gate_up_proj, down_proj);
+    return MoeFfnFunction::apply(x_TD, gates_TE, gate_up_proj, down_proj, max_pairs);
   }
   const at::AutoDispatchBelowADInplaceOrView guard;
-  return moe_ffn(x_TD, gates_TE, gate_up_proj, down_proj);
+  return moe_ffn(x_TD, gates_TE, gate_up_proj, down_proj, max_pairs);
 }
 
 }  // namespace
@@ -125,17 +132,20 @@ void check_moe_ffn(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at:
 }
 
 at::Tensor moe_ffn(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
-                   const at::Tensor& down_proj) {
-  static const auto op =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow("dtopp::moe_ffn", "")
-          .typed<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&)>();
-  return op.call(x_TD, gates_TE, gate_up_proj, down_proj);
+                   const at::Tensor& down_proj, int64_t max_pairs) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("dtopp::moe_ffn", "")
+                             .typed<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                                               const at::Tensor&, int64_t)>();
+  return op.call(x_TD, gates_TE, gate_up_proj, down_proj, max_pairs);
 }
 
 TORCH_LIBRARY_FRAGMENT(dtopp, m) {
-  m.def("moe_ffn(Tensor x_TD, Tensor gates_TE, Tensor gate_up_proj, Tensor down_proj) -> Tensor y_TD");
-  // pairs_A2: the (expert, token) pairs with a gate, ordered by expert, then token.
+  m.def(
+      "moe_ffn(Tensor x_TD, Tensor gates_TE, Tensor gate_up_proj, Tensor down_proj, *, int max_pairs=0) -> "
+      "Tensor y_TD");
+  // pairs_A2: the (expert, token) pairs with a gate, ordered by expert, then token; on a CUDA device, room
+  // for as many.
   m.def(
       "moe_ffn_forward(Tensor x_TD, Tensor gates_TE, Tensor pairs_A2, Tensor gate_up_proj, Tensor down_proj) "
       "-> "

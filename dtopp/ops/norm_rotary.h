@@ -1,5 +1,6 @@
 // The queries or keys of attention from their projection: layer norm over the hidden size, then rotary
-// position embedding of each head (rotate-half). One pass on a CPU, torch's operations elsewhere.
+// position embedding of each head (rotate-half). One pass in fp32 and bf16, torch's operations in
+// double.
 #pragma once
 
 #include "dtopp/ops/torch.h"

@@ -1,7 +1,5 @@
 // A token at a time: its deviation, its normalised numbers, and the rotation of each head, while the row is
 // in cache. The backward pass forms it again rather than keep it.
-#include "dtopp/ops/norm_rotary_cpu.h"
-
 #include <cmath>
 #include <vector>
 
@@ -9,6 +7,12 @@
 
 namespace dtopp {
 namespace {
+
+// Contiguous.
+struct NormRotaryInputs {
+  at::Tensor x_TD, gain_D, cos_TK, sin_TK;
+  double eps;
+};
 
 // x - mean in centred_D; returns 1 / sqrt(var + eps).
 template <typename Scalar>
@@ -119,9 +123,10 @@ std::vector<RowBuffers> for_row_shares(int64_t rows, int64_t hidden, const Body&
   return buffers;
 }
 
-}  // namespace
-
-at::Tensor norm_rotary_cpu(const NormRotaryInputs& in) {
+at::Tensor norm_rotary_cpu(const at::Tensor& x_TD, const at::Tensor& gain_D, const at::Tensor& cos_TK,
+                           const at::Tensor& sin_TK, double eps) {
+  const NormRotaryInputs in{x_TD.contiguous(), gain_D.contiguous(), cos_TK.contiguous(), sin_TK.contiguous(),
+                            eps};
   const int64_t tokens = in.x_TD.size(0), hidden = in.x_TD.size(1), width = in.cos_TK.size(1);
   at::Tensor y_THK = at::empty({tokens, hidden / width, width}, in.x_TD.options());
   dispatch_scalar(in.x_TD, [&](auto scalar) {
@@ -135,8 +140,13 @@ at::Tensor norm_rotary_cpu(const NormRotaryInputs& in) {
   return y_THK;
 }
 
-std::pair<at::Tensor, at::Tensor> norm_rotary_backward_cpu(const at::Tensor& grad_y_THK,
-                                                           const NormRotaryInputs& in) {
+std::tuple<at::Tensor, at::Tensor> norm_rotary_backward_cpu(const at::Tensor& grad_y, const at::Tensor& x_TD,
+                                                            const at::Tensor& gain_D,
+                                                            const at::Tensor& cos_TK,
+                                                            const at::Tensor& sin_TK, double eps) {
+  const NormRotaryInputs in{x_TD.contiguous(), gain_D.contiguous(), cos_TK.contiguous(), sin_TK.contiguous(),
+                            eps};
+  const at::Tensor grad_y_THK = grad_y.contiguous();
   const int64_t tokens = in.x_TD.size(0), hidden = in.x_TD.size(1);
   at::Tensor grad_x_TD = at::empty_like(in.x_TD), grad_gain_D = at::zeros({hidden}, at::kFloat);
   dispatch_scalar(in.x_TD, [&](auto scalar) {
@@ -154,6 +164,13 @@ std::pair<at::Tensor, at::Tensor> norm_rotary_backward_cpu(const at::Tensor& gra
     }
   });
   return {grad_x_TD, grad_gain_D.to(in.gain_D.scalar_type())};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(dtopp, CPU, m) {
+  m.impl("norm_rotary_forward", norm_rotary_cpu);
+  m.impl("norm_rotary_backward", norm_rotary_backward_cpu);
 }
 
 }  // namespace dtopp

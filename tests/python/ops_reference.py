@@ -2,18 +2,30 @@
 
 import os
 
+import pytest
 import torch
 
-LIBRARY = os.environ.get("DTOPP_OPS", "build/release/lib/libdtopp_ops.so")
-torch.ops.load_library(os.path.abspath(LIBRARY))
+LIBRARY = os.path.abspath(os.environ.get("DTOPP_OPS", "build/release/lib/libdtopp_ops.so"))
+CUDA_LIBRARY = os.path.join(os.path.dirname(LIBRARY), "libdtopp_cuda.so")
+torch.ops.load_library(LIBRARY)
 ops = torch.ops.dtopp
 
 DEVICES = ["cpu"]
-CUDA_LIBRARY = os.path.join(os.path.dirname(os.path.abspath(LIBRARY)), "libdtopp_cuda.so")
 if torch.cuda.is_available() and os.path.exists(CUDA_LIBRARY):
     torch.ops.load_library(CUDA_LIBRARY)
     DEVICES.append("cuda")
 DTYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.fixture(params=DEVICES)
+def default_device(request):
+    """Runs a test on each device: tensors are made there unless it says otherwise."""
+    if request.param == "cpu":
+        yield request.param
+        return
+    torch.set_default_device(request.param)
+    yield request.param
+    torch.set_default_device(None)
 
 
 def close(actual, expected, dtype, scale=1.0):
@@ -73,13 +85,17 @@ def loss_reference(x, weight, targets, z_weight, ignore_index=-100):
     return nll + z_weight * z, nll, z
 
 
-def gates_like(tokens, experts, active, device="cpu", dtype=torch.float32, seed=0):
+def seeded(make, *args, seed, **kwargs):
+    """make(...) of torch's random numbers, the same ones on every device."""
+    generator = torch.Generator("cpu").manual_seed(seed)
+    return make(*args, generator=generator, device="cpu", **kwargs).to(torch.get_default_device())
+
+
+def gates_like(tokens, experts, active, dtype=torch.float32, seed=0):
     """Positive gates of `active` random experts a token; sets of varying size for a fractional number."""
-    g = torch.Generator().manual_seed(seed)
-    chance = active / experts
-    chosen = torch.rand(tokens, experts, generator=g) < chance if chance < 1 else torch.ones(tokens, experts) > 0
-    return (chosen * (0.1 + torch.rand(tokens, experts, generator=g))).to(device, dtype)
+    values = seeded(torch.rand, 2, tokens, experts, seed=seed)
+    return ((values[0] < active / experts) * (0.1 + values[1])).to(dtype)
 
 
-def randn(*shape, device="cpu", dtype=torch.float32, seed=1, std=1.0):
-    return (torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * std).to(device, dtype)
+def randn(*shape, dtype=torch.float32, seed=1, std=1.0):
+    return (seeded(torch.randn, *shape, seed=seed) * std).to(dtype)

@@ -2,7 +2,10 @@
 
 import pytest
 import torch
-from ops_reference import DEVICES, DTYPES, close, gates_like, loss_reference, moe_reference, ops, randn, route_reference
+from ops_reference import (
+    DTYPES, close, default_device, gates_like, loss_reference, moe_reference, ops, randn, route_reference, seeded)
+
+pytestmark = pytest.mark.usefixtures("default_device")
 
 # --- route ----------------------------------------------------------------------------------------------------
 
@@ -18,14 +21,13 @@ ROUTES = [
 ]
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("options", ROUTES, ids=str)
 @pytest.mark.parametrize("tokens,experts", [(0, 4), (1, 1), (7, 1), (33, 5), (300, 64)])
-def test_route_matches_reference(device, options, tokens, experts):
+def test_route_matches_reference(options, tokens, experts):
     options = dict(options, top_k=min(options.get("top_k", 0), experts))
-    logits = randn(tokens, experts, device=device, std=2.0).requires_grad_()
-    scale = torch.tensor(1.3, device=device, requires_grad=True)
-    threshold = torch.tensor(0.61, dtype=torch.float64, device=device)
+    logits = randn(tokens, experts, std=2.0).requires_grad_()
+    scale = torch.tensor(1.3, requires_grad=True)
+    threshold = torch.tensor(0.61, dtype=torch.float64)
     gates, counts, histogram, prob, entropy, router_z = ops.route(logits, scale, threshold, **options)
     exact = logits.detach().double().requires_grad_()
     exact_scale = scale.detach().double().requires_grad_()
@@ -36,8 +38,8 @@ def test_route_matches_reference(device, options, tokens, experts):
     close(gates, expected, torch.float32)
     for actual, reference in zip((prob, entropy, router_z), rest):
         close(actual, reference, torch.float32)
-    weights = randn(tokens, experts, device=device, seed=5)
-    per_expert = randn(experts, device=device, seed=6)
+    weights = randn(tokens, experts, seed=5)
+    per_expert = randn(experts, seed=6)
     ((gates * weights).sum() + (prob * per_expert).sum() + 0.7 * entropy + 0.3 * router_z).backward()
     total = (expected * weights).sum() + (rest[0] * per_expert).sum() + 0.7 * rest[1] + 0.3 * rest[2]
     total.backward()
@@ -115,25 +117,24 @@ def test_route_of_huge_logits_stays_finite():
 # --- moe_ffn --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "tokens,hidden,ffn,experts,active",
     [(0, 8, 4, 3, 1), (1, 8, 4, 1, 1), (40, 16, 8, 1, 1), (65, 24, 12, 6, 2.5), (50, 16, 8, 4, 4), (300, 32, 20, 16, 0.5)],
 )
-def test_moe_ffn_matches_reference(device, dtype, tokens, hidden, ffn, experts, active):
+def test_moe_ffn_matches_reference(dtype, tokens, hidden, ffn, experts, active):
     inputs = [
-        randn(tokens, hidden, device=device, dtype=dtype),
-        gates_like(tokens, experts, active, device),
-        randn(experts, 2 * ffn, hidden, device=device, dtype=dtype, seed=2, std=hidden**-0.5),
-        randn(experts, hidden, ffn, device=device, dtype=dtype, seed=3, std=ffn**-0.5),
+        randn(tokens, hidden, dtype=dtype),
+        gates_like(tokens, experts, active),
+        randn(experts, 2 * ffn, hidden, dtype=dtype, seed=2, std=hidden**-0.5),
+        randn(experts, hidden, ffn, dtype=dtype, seed=3, std=ffn**-0.5),
     ]
     inputs = [i.requires_grad_() for i in inputs]
     exact = [i.detach().double().requires_grad_() for i in inputs]
     y, expected = ops.moe_ffn(*inputs), moe_reference(*exact)
     assert y.dtype == dtype and y.shape == (tokens, hidden)
     close(y, expected, dtype)
-    grad = randn(tokens, hidden, device=device, dtype=dtype, seed=4)
+    grad = randn(tokens, hidden, dtype=dtype, seed=4)
     y.backward(grad)
     expected.backward(grad.double())
     for actual, reference in zip(inputs, exact):
@@ -155,6 +156,20 @@ def test_moe_ffn_gradients_match_finite_differences():
         return ops.moe_ffn(x, torch.zeros_like(gates).masked_scatter(chosen, values), gate_up, down)
 
     assert torch.autograd.gradcheck(run, (x, values, gate_up, down))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("hidden,ffn", [(16, 8), (13, 7)])
+def test_moe_ffn_with_room_for_more_pairs_gives_the_same_bits(dtype, hidden, ffn):
+    def run(max_pairs):
+        inputs = [randn(70, hidden, dtype=dtype), gates_like(70, 5, 2), randn(5, 2 * ffn, hidden, dtype=dtype, seed=2),
+                  randn(5, hidden, ffn, dtype=dtype, seed=3)]
+        inputs = [i.requires_grad_() for i in inputs]
+        y = ops.moe_ffn(*inputs, max_pairs=max_pairs)
+        y.backward(randn(70, hidden, dtype=dtype, seed=4))
+        return [y.detach(), *(i.grad for i in inputs)]
+
+    assert all(torch.equal(a, b) for a, b in zip(run(0), run(300)))
 
 
 @pytest.mark.parametrize("needed", range(4))
@@ -189,13 +204,12 @@ def test_moe_ffn_saves_its_inputs_and_the_pre_activations_only():
 # --- linear_cross_entropy and token_log_probs -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tokens,hidden,vocabulary", [(0, 8, 11), (1, 8, 1), (37, 16, 101), (1100, 8, 3000), (70, 24, 300_000)])
-def test_linear_cross_entropy_matches_reference(device, dtype, tokens, hidden, vocabulary):
-    x = randn(tokens, hidden, device=device, dtype=dtype).requires_grad_()
-    weight = randn(vocabulary, hidden, device=device, dtype=dtype, seed=2, std=0.5).requires_grad_()
-    targets = torch.randint(vocabulary, (tokens,), generator=torch.Generator().manual_seed(3)).to(device)
+def test_linear_cross_entropy_matches_reference(dtype, tokens, hidden, vocabulary):
+    x = randn(tokens, hidden, dtype=dtype).requires_grad_()
+    weight = randn(vocabulary, hidden, dtype=dtype, seed=2, std=0.5).requires_grad_()
+    targets = seeded(torch.randint, vocabulary, (tokens,), seed=3)
     targets[::3] = -100
     exact, exact_weight = x.detach().double().requires_grad_(), weight.detach().double().requires_grad_()
     loss, nll, z = ops.linear_cross_entropy(x, weight, targets, z_weight=0.01)
@@ -232,7 +246,7 @@ def test_linear_cross_entropy_of_ignored_targets_is_zero_with_zero_gradients():
 @pytest.mark.parametrize("tokens,hidden,vocabulary", [(0, 8, 11), (37, 16, 101), (1100, 8, 3000)])
 def test_token_log_probs_matches_reference(dtype, tokens, hidden, vocabulary):
     x, weight = randn(tokens, hidden, dtype=dtype), randn(vocabulary, hidden, dtype=dtype, seed=2)
-    targets = torch.randint(vocabulary, (tokens,), generator=torch.Generator().manual_seed(3))
+    targets = seeded(torch.randint, vocabulary, (tokens,), seed=3)
     log_probs, greedy = ops.token_log_probs(x, weight, targets)
     reference = (x.double() @ weight.double().T).log_softmax(-1)
     assert log_probs.dtype == torch.float32 and greedy.dtype == torch.int64

@@ -6,7 +6,9 @@ import random
 
 import pytest
 import torch
-from ops_reference import close, loss_reference, moe_reference, ops, randn, route_reference
+from ops_reference import close, default_device, loss_reference, moe_reference, ops, randn, route_reference, seeded
+
+pytestmark = pytest.mark.usefixtures("default_device")
 
 CASES = int(os.environ.get("DTOPP_DIFFERENTIAL_CASES", "67"))
 # Double inputs take the same code with other tiles; both sides then round alike. Thousands of sums of bf16 roundings
@@ -84,8 +86,8 @@ def test_route(seed, draw):
     close(gates, expected, torch.float32)
     for actual, reference in zip(sums, exact_sums):
         near(actual.detach(), reference.detach(), 1e-5, 1e-2)
-    generator = torch.Generator().manual_seed(seed)
-    weights = [torch.randn(t.shape, generator=generator) * (draw.random() < 0.8) for t in (gates, *sums)]
+    weights = [seeded(torch.randn, t.shape, seed=seed + n) * (draw.random() < 0.8)
+               for n, t in enumerate((gates, *sums))]
     if len(logits) == 0:
         return
     sum((t * w).sum() for t, w in zip([gates, *sums], weights)).backward()
@@ -107,9 +109,8 @@ def random_gates(draw, seed, tokens, experts):
         chance[:, draw.randrange(experts)] = 1
     if draw.random() < 0.2:
         chance[: tokens // 2] = 0
-    generator = torch.Generator().manual_seed(seed)
-    chosen = torch.rand(tokens, experts, generator=generator) < chance
-    return chosen * (0.05 + torch.rand(tokens, experts, generator=generator))
+    values = seeded(torch.rand, 2, tokens, experts, seed=seed)
+    return (values[0] < chance) * (0.05 + values[1])
 
 
 @pytest.mark.parametrize("seed", range(CASES))
@@ -145,7 +146,7 @@ def test_linear_cross_entropy_and_token_log_probs(seed, draw):
     tokens, hidden, vocabulary = draw.randint(0, 300), size(draw, 150), draw.choice([size(draw, 700), size(draw, 3000)])
     x = randn(tokens, hidden, dtype=kind, seed=seed)
     weight = randn(vocabulary, hidden, dtype=kind, seed=seed + 1, std=draw.choice([0.02, 0.5, 2.0]))
-    targets = torch.randint(vocabulary, (tokens,), generator=torch.Generator().manual_seed(seed))
+    targets = seeded(torch.randint, vocabulary, (tokens,), seed=seed)
 
     logits = x.double() @ weight.double().T
     log_probs, greedy = ops.token_log_probs(x, weight, targets)
@@ -156,7 +157,7 @@ def test_linear_cross_entropy_and_token_log_probs(seed, draw):
     near(log_probs, logits.log_softmax(-1).gather(1, targets[:, None])[:, 0], bound, 1.0)
     assert torch.all(logits.gather(1, greedy[:, None])[:, 0] >= logits.amax(-1) - 1e-5 * logits.abs().amax()) if tokens else True
 
-    targets[torch.rand(tokens, generator=torch.Generator().manual_seed(seed + 2)) < draw.choice([0.0, 0.3, 1.0])] = -1
+    targets[seeded(torch.rand, tokens, seed=seed + 2) < draw.choice([0.0, 0.3, 1.0])] = -1
     some_need_gradients(draw, [x, weight])
     z_weight = draw.choice([0.0, 1e-4, 0.1])
     exact = [t.detach().double().requires_grad_(t.requires_grad) for t in (x, weight)]

@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from ops_reference import DTYPES, close, gates_like, loss_reference, moe_reference, ops, randn
+from ops_reference import DTYPES, close, default_device, gates_like, loss_reference, moe_reference, ops, randn
 
 OPCHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
 
@@ -38,6 +38,7 @@ def samples(dtype):
     }
 
 
+@pytest.mark.usefixtures("default_device")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", list(samples(torch.float32)))
 def test_opcheck(name, dtype):
@@ -45,6 +46,7 @@ def test_opcheck(name, dtype):
         torch.library.opcheck(getattr(ops, name).default, args, kwargs, test_utils=OPCHECKS)
 
 
+@pytest.mark.usefixtures("default_device")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_compiled_functions_give_the_same_gradients(dtype):
     for name, cases in samples(dtype).items():
@@ -68,6 +70,7 @@ def test_compiled_functions_give_the_same_gradients(dtype):
             torch.testing.assert_close(eager, compiled)
 
 
+@pytest.mark.usefixtures("default_device")
 def test_two_runs_give_the_same_bits():
     def once():
         x, weight = randn(700, 64).requires_grad_(), randn(2000, 64, seed=2).requires_grad_()
@@ -84,6 +87,7 @@ def test_two_runs_give_the_same_bits():
         assert all(torch.equal(a, b) for a, b in zip(first, once()))
 
 
+@pytest.mark.usefixtures("default_device")
 def test_inputs_need_not_be_contiguous():
     x, gates = randn(8, 20).t(), gates_like(3, 20, 8).t()
     gate_up, down = randn(3, 8, 12, seed=2).mT, randn(3, 6, 8, seed=3).mT

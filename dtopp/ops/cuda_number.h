@@ -1,0 +1,17 @@
+// The numbers of CUDA kernels, for headers that torch is not included in.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+namespace dtopp::cuda {
+
+struct Bfloat16 {
+  uint16_t bits;
+};
+
+// The type sums are formed in: float for float and Bfloat16, double for double.
+template <typename Scalar>
+using Accumulator = std::conditional_t<std::is_same_v<Scalar, double>, double, float>;
+
+}  // namespace dtopp::cuda

@@ -1,0 +1,258 @@
+// The rows of moe_ffn between its matrix products; each kernel reads and writes a row once, kWidth numbers at
+// a time. gather, swiglu and its backward pass: a warp a row, whose lanes take every 32nd pack; a gate's
+// gradient is the warp's sum. Rows beyond the number of pairs, read on the device, are left alone: nothing
+// was computed for them. sum_rows: a block a token; its first warp lists the token's pairs in the order of
+// experts, then every thread adds up its packs over the list, in fp32 and in that order, and rounds once.
+// Nothing is added atomically, so that equal inputs give equal bits.
+#include "dtopp/ops/cuda_kernel.h"
+#include "dtopp/ops/moe_ffn_cuda.h"
+
+namespace dtopp::cuda {
+namespace {
+
+constexpr int kRowWarps = 8;
+constexpr int kRowThreads = kRowWarps * kWarp;
+constexpr int kSumThreads = 256;
+constexpr int kClearBlocks = 8;  // of an expert
+
+__device__ inline int64_t row_of_warp() {
+  return blockIdx.x * static_cast<int64_t>(kRowWarps) + warp_index();
+}
+
+Launch row_launch(const PairRows& rows, Stream stream) {
+  return {"moe_ffn", stream, ceil_divide(rows.capacity, kRowWarps), kRowThreads};
+}
+
+__device__ inline double sigmoid(double x) { return 1 / (1 + exp(-x)); }
+__device__ inline float sigmoid(float x) { return 1 / (1 + expf(-x)); }
+
+// Of a number that is rounded to bf16 in the end.
+__device__ inline float sigmoid_for(Bfloat16 /*scalar*/, float x) { return __fdividef(1, 1 + __expf(-x)); }
+template <typename Real>
+__device__ Real sigmoid_for(Real /*scalar*/, Real x) {
+  return sigmoid(x);
+}
+
+template <typename Scalar, int kWidth>
+__global__ void __launch_bounds__(kRowThreads)
+    gather_kernel(const Scalar* x_TD, const int32_t* token_A, const int32_t* pairs, int64_t hidden,
+                  Scalar* rows_AD) {
+  const int64_t row = row_of_warp();
+  if (row >= *pairs) return;
+  const Scalar* from = x_TD + token_A[row] * hidden;
+  Scalar* to = rows_AD + row * hidden;
+  for (int64_t pack = lane_index(); pack < hidden / kWidth; pack += kWarp)
+    store_pack(to, pack, load_pack<kWidth>(from, pack));
+}
+
+template <typename Scalar, int kWidth>
+__global__ void __launch_bounds__(kRowThreads)
+    swiglu_kernel(const Scalar* pre_AG, const int32_t* pairs, int64_t ffn, Scalar* act_AF) {
+  const int64_t row = row_of_warp();
+  if (row >= *pairs) return;
+  const Scalar *gates = pre_AG + row * 2 * ffn, *ups = gates + ffn;
+  for (int64_t pack = lane_index(); pack < ffn / kWidth; pack += kWarp) {
+    const auto gate = load_pack<kWidth>(gates, pack), up = load_pack<kWidth>(ups, pack);
+    Pack<Scalar, kWidth> act;
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) {
+      const auto x = load(gate.of[i]);
+      store(&act.of[i], x * sigmoid_for(Scalar(), x) * load(up.of[i]));
+    }
+    store_pack(act_AF + row * ffn, pack, act);
+  }
+}
+
+template <typename Scalar, int kWidth>
+__global__ void __launch_bounds__(kRowThreads)
+    swiglu_backward_kernel(SwigluBackward<Scalar> in, const int32_t* pairs) {
+  using Real = Accumulator<Scalar>;
+  const int64_t row = row_of_warp(), ffn = in.ffn;
+  if (row >= *pairs) return;
+  const Scalar *gates = in.pre_AG + row * 2 * ffn, *ups = gates + ffn;
+  Scalar *d_gates = in.d_pre_AG + row * 2 * ffn, *d_ups = d_gates + ffn;
+  const Real r = in.gate_A[row];
+  Real grad_gate = 0;
+  for (int64_t pack = lane_index(); pack < ffn / kWidth; pack += kWarp) {
+    const auto gate = load_pack<kWidth>(gates, pack), up = load_pack<kWidth>(ups, pack),
+               gradient = load_pack<kWidth>(in.da_AF + row * ffn, pack);
+    Pack<Scalar, kWidth> d_gate, d_up, scaled;
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) {
+      const Real x = load(gate.of[i]), u = load(up.of[i]), da = load(gradient.of[i]);
+      const Real sig = sigmoid_for(Scalar(), x), silu = x * sig;
+      grad_gate += da * silu * u;
+      store(&scaled.of[i], r * silu * u);
+      store(&d_gate.of[i], r * da * u * (sig + silu * (1 - sig)));
+      store(&d_up.of[i], r * da * silu);
+    }
+    store_pack(d_gates, pack, d_gate);
+    store_pack(d_ups, pack, d_up);
+    store_pack(in.scaled_AF + row * ffn, pack, scaled);
+  }
+  grad_gate = warp_sum(grad_gate);
+  if (lane_index() == 0) in.grad_gate_A[row] = grad_gate;
+}
+
+// The pairs of a block's token, in the order of experts, in shared memory.
+template <typename Real>
+struct TokenPairs {
+  Real* factors;
+  int32_t *positions, *count;
+
+  __device__ explicit TokenPairs(int64_t experts)
+      : factors(reinterpret_cast<Real*>(shared_memory())),
+        positions(reinterpret_cast<int32_t*>(factors + experts)),
+        count(positions + experts) {}
+
+  static size_t bytes(int64_t experts) {
+    return experts * (sizeof(Real) + sizeof(int32_t)) + sizeof(int32_t);
+  }
+
+  // By the first warp.
+  template <typename Scalar>
+  __device__ void list(const RowSums<Scalar>& in, int64_t t) const {
+    int found = 0;
+    for (int64_t first = 0; first < in.experts; first += kWarp) {
+      const int64_t e = first + lane_index();
+      const int32_t position = e < in.experts ? in.position_TE[t * in.experts + e] : -1;
+      const unsigned chosen = __ballot_sync(kAllLanes, position >= 0);
+      if (position >= 0) {
+        const int index = found + __popc(chosen & ((1U << lane_index()) - 1));
+        positions[index] = position;
+        factors[index] = in.gates_TE == nullptr ? Real(1) : in.gates_TE[t * in.experts + e];
+      }
+      found += __popc(chosen);
+    }
+    if (lane_index() == 0) *count = found;
+  }
+};
+
+template <typename Scalar, int kWidth>
+__global__ void __launch_bounds__(kSumThreads) sum_rows_kernel(RowSums<Scalar> in) {
+  using Real = Accumulator<Scalar>;
+  const int64_t t = blockIdx.x;
+  const TokenPairs<Real> pairs(in.experts);
+  if (warp_index() == 0) pairs.list(in, t);
+  __syncthreads();
+  const int count = *pairs.count;
+  for (int64_t pack = threadIdx.x; pack < in.hidden / kWidth; pack += kSumThreads) {
+    Real sums[kWidth] = {};
+#pragma unroll 4
+    for (int n = 0; n < count; ++n) {
+      const auto row = load_pack<kWidth>(in.rows_AD + pairs.positions[n] * in.hidden, pack);
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) sums[i] += pairs.factors[n] * load(row.of[i]);
+    }
+    Pack<Scalar, kWidth> rounded;
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) store(&rounded.of[i], sums[i]);
+    store_pack(in.sums_TD + t * in.hidden, pack, rounded);
+  }
+}
+
+template <typename Real>
+__global__ void __launch_bounds__(kRowThreads)
+    spread_kernel(const Real* grad_gate_A, const int32_t* position_TE, int64_t numbers, Real* grad_gates_TE) {
+  const int64_t n = blockIdx.x * static_cast<int64_t>(kRowThreads) + threadIdx.x;
+  if (n >= numbers) return;
+  const int32_t position = position_TE[n];
+  grad_gates_TE[n] = position < 0 ? Real(0) : grad_gate_A[position];
+}
+
+template <typename Scalar, int kWidth>
+__global__ void __launch_bounds__(kRowThreads)
+    clear_kernel(const int32_t* offsets_E1, int64_t numbers, Scalar* weight_EN) {
+  const int64_t e = blockIdx.x;
+  if (offsets_E1[e] < offsets_E1[e + 1]) return;
+  const int64_t step = static_cast<int64_t>(gridDim.y) * kRowThreads;
+  for (int64_t pack = blockIdx.y * static_cast<int64_t>(kRowThreads) + threadIdx.x; pack < numbers / kWidth;
+       pack += step)
+    store_pack(weight_EN + e * numbers, pack, Pack<Scalar, kWidth>{});
+}
+
+// Calls body with the width of packs that rows of these widths and addresses allow.
+template <typename Scalar, typename Body, typename... Pointers>
+void with_width(int64_t width, const Body& body, const Pointers*... rows) {
+  if (takes_packs<Scalar>(width, rows...)) return body(std::integral_constant<int, kWidest<Scalar>>());
+  body(std::integral_constant<int, 1>());
+}
+
+}  // namespace
+
+template <typename Scalar>
+void gather_rows(const Scalar* x_TD, const int32_t* token_A, const PairRows& rows, int64_t hidden,
+                 Scalar* rows_AD, Stream stream) {
+  with_width<Scalar>(
+      hidden,
+      [&](auto width) {
+        launch(row_launch(rows, stream), gather_kernel<Scalar, width()>, x_TD, token_A, rows.pairs, hidden,
+               rows_AD);
+      },
+      x_TD, rows_AD);
+}
+
+template <typename Scalar>
+void swiglu(const Scalar* pre_AG, const PairRows& rows, int64_t ffn, Scalar* act_AF, Stream stream) {
+  with_width<Scalar>(
+      ffn,
+      [&](auto width) {
+        launch(row_launch(rows, stream), swiglu_kernel<Scalar, width()>, pre_AG, rows.pairs, ffn, act_AF);
+      },
+      pre_AG, act_AF);
+}
+
+template <typename Scalar>
+void swiglu_backward(const SwigluBackward<Scalar>& in, const PairRows& rows, Stream stream) {
+  with_width<Scalar>(
+      in.ffn,
+      [&](auto width) {
+        launch(row_launch(rows, stream), swiglu_backward_kernel<Scalar, width()>, in, rows.pairs);
+      },
+      in.pre_AG, in.da_AF, in.d_pre_AG, in.scaled_AF);
+}
+
+template <typename Scalar>
+void sum_rows(const RowSums<Scalar>& in, Stream stream) {
+  const size_t bytes = TokenPairs<Accumulator<Scalar>>::bytes(in.experts);
+  with_width<Scalar>(
+      in.hidden,
+      [&](auto width) {
+        launch({"moe_ffn", stream, in.tokens, kSumThreads, bytes}, sum_rows_kernel<Scalar, width()>, in);
+      },
+      in.rows_AD, in.sums_TD);
+}
+
+template <typename Real>
+void spread_gate_gradients(const Real* grad_gate_A, const int32_t* position_TE, int64_t numbers,
+                           Real* grad_gates_TE, Stream stream) {
+  launch({"moe_ffn", stream, ceil_divide(numbers, kRowThreads), kRowThreads}, spread_kernel<Real>,
+         grad_gate_A, position_TE, numbers, grad_gates_TE);
+}
+
+template <typename Scalar>
+void clear_unused_experts(const int32_t* offsets_E1, int64_t experts, int64_t numbers, Scalar* weight_EN,
+                          Stream stream) {
+  with_width<Scalar>(
+      numbers,
+      [&](auto width) {
+        launch({"moe_ffn", stream, experts, kRowThreads, 0, kClearBlocks}, clear_kernel<Scalar, width()>,
+               offsets_E1, numbers, weight_EN);
+      },
+      weight_EN);
+}
+
+#define DTOPP_FOR_SCALAR(Scalar)                                                                       \
+  template void gather_rows(const Scalar*, const int32_t*, const PairRows&, int64_t, Scalar*, Stream); \
+  template void swiglu(const Scalar*, const PairRows&, int64_t, Scalar*, Stream);                      \
+  template void swiglu_backward(const SwigluBackward<Scalar>&, const PairRows&, Stream);               \
+  template void sum_rows(const RowSums<Scalar>&, Stream);                                              \
+  template void clear_unused_experts(const int32_t*, int64_t, int64_t, Scalar*, Stream);
+DTOPP_FOR_SCALAR(float)
+DTOPP_FOR_SCALAR(double)
+DTOPP_FOR_SCALAR(Bfloat16)
+#undef DTOPP_FOR_SCALAR
+template void spread_gate_gradients(const float*, const int32_t*, int64_t, float*, Stream);
+template void spread_gate_gradients(const double*, const int32_t*, int64_t, double*, Stream);
+
+}  // namespace dtopp::cuda

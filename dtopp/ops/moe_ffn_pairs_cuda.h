@@ -1,0 +1,42 @@
+// The token-expert pairs of moe_ffn on a CUDA device, and matrix products of each expert's rows with its
+// weight.
+#pragma once
+
+#include "dtopp/ops/cuda_tensor.h"
+#include "dtopp/ops/moe_ffn_cuda.h"
+
+namespace dtopp::cuda {
+
+// bf16 of widths and addresses that are multiples of 16 bytes: one at::_grouped_mm for all experts, which
+// reads offsets on the device (compute capability 9.0; elsewhere torch reads them on the host). All else: a
+// product an expert, their offsets read on the host, the reference path.
+bool takes_grouped_mm(const at::Tensor& x_TD, const at::Tensor& gate_up_proj, const at::Tensor& down_proj);
+
+struct Pairs {
+  at::Tensor offsets_E1;   // int32; as moe_ffn_cuda.h has them
+  at::Tensor token_A;      // int32
+  at::Tensor gate_A;       // f32 (f64)
+  at::Tensor position_TE;  // int32
+  bool grouped;
+  std::vector<int64_t> host_offsets_E1;  // where not grouped
+
+  int64_t capacity() const { return token_A.size(0); }
+  PairRows rows() const { return {read<int32_t>(offsets_E1) + offsets_E1.size(0) - 1, capacity()}; }
+};
+
+// Room for max_pairs pairs; 0: for as many as there are, a number that is read on the host.
+Pairs make_pairs(const at::Tensor& gates_TE, int64_t max_pairs, bool grouped);
+
+// x_TD[token_A]; rows past the pairs are left as allocated, as in the products.
+at::Tensor gather_pairs(const Pairs& pairs, const at::Tensor& x_TD);
+
+// rows_AK[a] weight_EKN[e] for the pairs a of each expert e: [A, N].
+at::Tensor multiply_pairs(const Pairs& pairs, const at::Tensor& rows_AK, const at::Tensor& weight_EKN);
+
+// The sum over each expert's pairs a of left_AM[a]^T right_AN[a], in fp32, rounded once: [E, M, N].
+at::Tensor sum_pair_products(const Pairs& pairs, const at::Tensor& left_AM, const at::Tensor& right_AN);
+
+// For each token, the sum of its pairs' rows, times their gates where gates_TE is defined: [T, D].
+at::Tensor sum_pairs(const Pairs& pairs, const at::Tensor& rows_AD, const at::Tensor& gates_TE);
+
+}  // namespace dtopp::cuda

@@ -1,0 +1,288 @@
+#include "tests/ops/cuda/cuda_on_host.h"
+
+#include <exception>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <setjmp.h>
+#include <ucontext.h>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+dtopp::cuda_on_host::Dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+namespace dtopp::cuda_on_host {
+namespace {
+
+// Not a power of two: the same variable of every fiber would fall into one set of the cache.
+constexpr size_t kStackBytes = (128 << 10) + 192;
+constexpr int kLanes = 32;
+
+std::mt19937_64 order_source(1);  // NOLINT: of tests
+
+enum class State { kReady, kAtBlockBarrier, kAtWarpBarrier, kDone };
+
+// Where a fiber or the scheduler goes on. Once entered, jumps do what swapcontext does without its system
+// calls; ASan follows swapcontext only.
+struct Context {
+  ucontext_t entry;
+  jmp_buf place;
+  bool entered = false;
+
+  void leave_for(Context& next) {
+#if defined(__SANITIZE_ADDRESS__)
+    swapcontext(&entry, &next.entry);
+#else
+    entered = true;
+    if (_setjmp(place) != 0) return;
+    if (next.entered) _longjmp(next.place, 1);
+    setcontext(&next.entry);
+#endif
+  }
+};
+
+struct Fiber {
+  Context context;
+  unsigned char* stack = nullptr;
+  State state = State::kReady;
+  Where where;
+  unsigned mask = 0;
+  int exchanges = 0;
+  void* fake_stack = nullptr;  // ASan's, kept while the fiber is away
+};
+
+// What the lanes of a warp gave, for the exchange now and the one before, which a slower lane may still read.
+struct Warp {
+  alignas(kSlotBytes) unsigned char slots[2][kLanes * kSlotBytes];
+};
+
+std::string name_of(const Where& where) {
+  return std::string(where.file_name()) + ":" + std::to_string(where.line());
+}
+
+class Block;
+Block* current = nullptr;  // NOLINT: of tests
+
+class Block {
+ public:
+  Block(const Grid& grid, const std::function<void()>& kernel)
+      : grid_(grid),
+        kernel_(kernel),
+        fibers_(grid.threads),
+        warps_(grid.threads / kLanes),
+        stacks_(new unsigned char[fibers_.size() * kStackBytes]),
+        shared_(new unsigned char[grid.shared_bytes]) {
+    current = this;
+    for (size_t thread = 0; thread < fibers_.size(); ++thread) {
+      fibers_[thread].stack = stacks_.get() + thread * kStackBytes;
+      start(fibers_[thread]);
+    }
+  }
+
+  void run() {
+    std::memset(shared_.get(), 0xFF, grid_.shared_bytes);
+    std::memset(warps_.data(), 0xFF, warps_.size() * sizeof(Warp));
+    for (Fiber& fiber : fibers_) {
+      fiber.state = State::kReady;
+      fiber.exchanges = 0;
+    }
+    std::vector<int> order(fibers_.size());
+    std::iota(order.begin(), order.end(), 0);
+    // Warps that wait until the others can go no further, drawn anew after each barrier of the block.
+    uint64_t held = order_source();
+    while (!all_are(State::kDone)) {
+      std::shuffle(order.begin(), order.end(), order_source);
+      bool moved = false;
+      for (const int thread : order) {
+        if (fibers_[thread].state != State::kReady || (held >> (thread / kLanes) & 1U) != 0) continue;
+        resume(thread);
+        moved = true;
+        if (failure_) std::rethrow_exception(failure_);
+      }
+      const State released = release();
+      if (released == State::kAtBlockBarrier) {
+        held = order_source();
+      } else if (!moved && released == State::kReady) {
+        if (held == 0) report_stuck();
+        held = 0;
+      }
+    }
+  }
+
+  unsigned char* shared() { return shared_.get(); }
+
+  void wait(State state, const Where& where) {
+    Fiber& fiber = fibers_[thread_];
+    fiber.state = state;
+    fiber.where = where;
+    leave(fiber);
+  }
+
+  const unsigned char* exchange(unsigned mask, const void* value, size_t bytes, const Where& where) {
+    Fiber& fiber = fibers_[thread_];
+    const int lane = thread_ % kLanes;
+    if ((mask >> lane & 1U) == 0) fail("a lane outside the mask takes part", where);
+    unsigned char* slots = warps_[thread_ / kLanes].slots[fiber.exchanges++ % 2];
+    if (bytes > 0) std::memcpy(slots + lane * kSlotBytes, value, bytes);
+    fiber.mask = mask;
+    wait(State::kAtWarpBarrier, where);
+    return slots;
+  }
+
+  int thread() const { return thread_; }
+
+ private:
+  // A fiber runs a thread of block after block: entering one anew costs a system call.
+  [[noreturn]] static void enter() {
+    Block& block = *current;
+    block.arrived(nullptr);
+    for (;;) {
+      try {
+        block.kernel_();
+      } catch (...) {
+        block.failure_ = std::current_exception();
+      }
+      block.wait(State::kDone, Where::current());
+    }
+  }
+
+  static void start(Fiber& fiber) {
+    ucontext_t& entry = fiber.context.entry;
+    getcontext(&entry);
+    entry.uc_stack.ss_sp = fiber.stack;
+    entry.uc_stack.ss_size = kStackBytes;
+    entry.uc_link = nullptr;
+    makecontext(&entry, &Block::enter, 0);
+  }
+
+  void resume(int thread) {
+    thread_ = thread;
+    threadIdx = {static_cast<unsigned>(thread), 0, 0};
+#if defined(__SANITIZE_ADDRESS__)
+    void* fake_stack = nullptr;
+    __sanitizer_start_switch_fiber(&fake_stack, fibers_[thread].stack, kStackBytes);
+#endif
+    scheduler_.leave_for(fibers_[thread].context);
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(fake_stack, nullptr, nullptr);
+#endif
+  }
+
+  void leave(Fiber& fiber) {
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_start_switch_fiber(&fiber.fake_stack, scheduler_stack_, scheduler_bytes_);
+#endif
+    fiber.context.leave_for(scheduler_);
+    arrived(fiber.fake_stack);
+  }
+
+  void arrived([[maybe_unused]] void* fake_stack) {
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(fake_stack, &scheduler_stack_, &scheduler_bytes_);
+#endif
+  }
+
+  bool all_are(State state) const {
+    return std::all_of(fibers_.begin(), fibers_.end(), [&](const Fiber& f) { return f.state == state; });
+  }
+
+  static bool same_place(const Fiber& a, const Fiber& b) {
+    return a.state == b.state && a.where.line() == b.where.line() &&
+           std::strcmp(a.where.file_name(), b.where.file_name()) == 0;
+  }
+
+  // Lets go on who has waited for all; what they waited at, kReady where nobody could.
+  State release() {
+    State released = State::kReady;
+    if (fibers_[0].state == State::kAtBlockBarrier &&
+        std::all_of(fibers_.begin(), fibers_.end(),
+                    [&](const Fiber& f) { return same_place(f, fibers_[0]); })) {
+      for (Fiber& fiber : fibers_) fiber.state = State::kReady;
+      return State::kAtBlockBarrier;
+    }
+    for (size_t thread = 0; thread < fibers_.size(); ++thread) {
+      const Fiber& fiber = fibers_[thread];
+      if (fiber.state != State::kAtWarpBarrier) continue;
+      Fiber* warp = &fibers_[thread - thread % kLanes];
+      const unsigned mask = fiber.mask;
+      bool complete = true;
+      for (int lane = 0; lane < kLanes; ++lane) {
+        if ((mask >> lane & 1U) != 0) {
+          complete = complete && same_place(warp[lane], fiber) && warp[lane].mask == mask &&
+                     warp[lane].exchanges == fiber.exchanges;
+        }
+      }
+      if (!complete) continue;
+      for (int lane = 0; lane < kLanes; ++lane) {
+        if ((mask >> lane & 1U) != 0) warp[lane].state = State::kReady;
+      }
+      released = State::kAtWarpBarrier;
+    }
+    return released;
+  }
+
+  [[noreturn]] void report_stuck() const {
+    std::string text = std::string(grid_.op) + ": a barrier is not reached by all threads:";
+    for (size_t thread = 0; thread < fibers_.size(); ++thread) {
+      const Fiber& fiber = fibers_[thread];
+      text += "\n  thread " + std::to_string(thread) + ": ";
+      text += fiber.state == State::kDone ? "done" : "at " + name_of(fiber.where);
+    }
+    throw std::runtime_error(text);
+  }
+
+  const Grid& grid_;
+  const std::function<void()>& kernel_;
+  std::vector<Fiber> fibers_;
+  std::vector<Warp> warps_;
+  std::unique_ptr<unsigned char[]> stacks_, shared_;
+  Context scheduler_;
+  const void* scheduler_stack_ = nullptr;
+  size_t scheduler_bytes_ = 0;
+  std::exception_ptr failure_;
+  int thread_ = 0;
+};
+
+}  // namespace
+
+void set_seed(uint64_t seed) { order_source.seed(seed); }
+
+void run(const Grid& grid, const std::function<void()>& kernel) {
+  const int64_t blocks = grid.blocks * grid.blocks_y;
+  if (blocks == 0) return;
+  const auto refuse = [&](bool wrong, const char* what) {
+    if (wrong) throw std::runtime_error(std::string(grid.op) + ": a launch that CUDA refuses: " + what);
+  };
+  refuse(grid.threads % kLanes != 0 || grid.threads <= 0 || grid.threads > 1024, "threads of a block");
+  refuse(grid.blocks < 0 || grid.blocks > 0x7FFFFFFF || grid.blocks_y < 0 || grid.blocks_y > 0xFFFF,
+         "blocks");
+  refuse(grid.shared_bytes > 48 << 10, "shared memory of more than 48 KiB");
+  blockDim = {static_cast<unsigned>(grid.threads), 1, 1};
+  gridDim = {static_cast<unsigned>(grid.blocks), static_cast<unsigned>(grid.blocks_y), 1};
+  std::vector<int64_t> order(blocks);
+  std::iota(order.begin(), order.end(), 0);
+  std::shuffle(order.begin(), order.end(), order_source);
+  Block block(grid, kernel);
+  for (const int64_t index : order) {
+    blockIdx = {static_cast<unsigned>(index % grid.blocks), static_cast<unsigned>(index / grid.blocks), 0};
+    block.run();
+  }
+}
+
+unsigned char* shared_memory() { return current->shared(); }
+void wait_for_block(const Where& where) { current->wait(State::kAtBlockBarrier, where); }
+const unsigned char* exchange(unsigned mask, const void* value, size_t bytes, const Where& where) {
+  return current->exchange(mask, value, bytes, where);
+}
+int lane() { return current->thread() % kLanes; }
+
+void fail(const char* what, const Where& where) {
+  throw std::runtime_error(std::string(what) + " at " + name_of(where));
+}
+
+}  // namespace dtopp::cuda_on_host

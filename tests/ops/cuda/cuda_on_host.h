@@ -1,0 +1,138 @@
+// CUDA kernels on a CPU, for tests: what CUDA builds in, declared for g++ (included before a kernel file by
+// -include), and a launch that runs the blocks one after another, each thread of a block a fiber of its own.
+// Fibers change only at barriers and warp operations, in an order drawn anew each time, so that a missing
+// barrier shows as a result that changes with the order. Throws std::runtime_error where a barrier is not
+// reached by all, a lane reads from one that does not take part, or the device would trap. Shared memory has
+// exactly the size of the launch and holds 0xFF bytes when a block begins: ASan finds what lies outside.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <source_location>
+#include <stdexcept>
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+
+namespace dtopp::cuda_on_host {
+
+struct Dim3 {
+  unsigned x = 0, y = 0, z = 0;
+};
+
+struct Grid {
+  const char* op;
+  int64_t blocks, blocks_y;
+  int threads;
+  size_t shared_bytes;
+};
+
+// The order of fibers and blocks is drawn from this.
+void set_seed(uint64_t seed);
+
+void run(const Grid& grid, const std::function<void()>& kernel);
+
+unsigned char* shared_memory();
+
+using Where = std::source_location;
+
+void wait_for_block(const Where& where);
+
+constexpr size_t kSlotBytes = 16;
+
+// Waits for the lanes of the mask; returns what each of the warp's gave, kSlotBytes apart.
+const unsigned char* exchange(unsigned mask, const void* value, size_t bytes, const Where& where);
+
+// This lane of its warp.
+int lane();
+
+[[noreturn]] void fail(const char* what, const Where& where);
+
+template <typename Value>
+Value from_lane(unsigned mask, const Value& value, int source, const Where& where) {
+  static_assert(sizeof(Value) <= kSlotBytes);
+  const unsigned char* slots = exchange(mask, &value, sizeof(Value), where);
+  if ((mask >> source & 1U) == 0) fail("a lane reads from one outside the mask", where);
+  Value result;
+  std::memcpy(&result, slots + kSlotBytes * source, sizeof(Value));
+  return result;
+}
+
+}  // namespace dtopp::cuda_on_host
+
+extern dtopp::cuda_on_host::Dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+using DtoppWhere = dtopp::cuda_on_host::Where;
+
+inline void __syncthreads(const DtoppWhere& where = DtoppWhere::current()) {
+  dtopp::cuda_on_host::wait_for_block(where);
+}
+
+inline void __syncwarp(unsigned mask = 0xFFFFFFFFU, const DtoppWhere& where = DtoppWhere::current()) {
+  dtopp::cuda_on_host::exchange(mask, nullptr, 0, where);
+}
+
+template <typename Value>
+Value __shfl_xor_sync(unsigned mask, Value value, int distance,
+                      const DtoppWhere& where = DtoppWhere::current()) {
+  return dtopp::cuda_on_host::from_lane(mask, value, dtopp::cuda_on_host::lane() ^ distance, where);
+}
+
+template <typename Value>
+Value __shfl_up_sync(unsigned mask, Value value, int distance,
+                     const DtoppWhere& where = DtoppWhere::current()) {
+  const int lane = dtopp::cuda_on_host::lane();
+  return dtopp::cuda_on_host::from_lane(mask, value, lane < distance ? lane : lane - distance, where);
+}
+
+template <typename Value>
+Value __shfl_sync(unsigned mask, Value value, int source, const DtoppWhere& where = DtoppWhere::current()) {
+  return dtopp::cuda_on_host::from_lane(mask, value, source, where);
+}
+
+inline unsigned __ballot_sync(unsigned mask, bool predicate,
+                              const DtoppWhere& where = DtoppWhere::current()) {
+  const unsigned char vote = predicate ? 1 : 0;
+  const unsigned char* slots = dtopp::cuda_on_host::exchange(mask, &vote, 1, where);
+  unsigned votes = 0;
+  for (unsigned lane = 0; lane < 32; ++lane) {
+    if ((mask >> lane & 1U) != 0 && slots[dtopp::cuda_on_host::kSlotBytes * lane] != 0) votes |= 1U << lane;
+  }
+  return votes;
+}
+
+template <typename Number>
+Number atomicAdd(Number* to, Number value) {
+  const Number before = *to;
+  *to += value;
+  return before;
+}
+
+inline int min(int a, int b) { return a < b ? a : b; }
+inline int __popc(unsigned bits) { return std::popcount(bits); }
+inline float __uint_as_float(uint32_t bits) { return std::bit_cast<float>(bits); }
+inline float __expf(float x) { return std::exp(x); }
+inline float __fdividef(float a, float b) { return a / b; }
+[[noreturn]] inline void __trap(const DtoppWhere& where = DtoppWhere::current()) {
+  dtopp::cuda_on_host::fail("trap", where);
+}
+
+struct DtoppNvBfloat16 {
+  uint16_t bits;
+};
+// Rounds to nearest even; NaNs become 0x7FFF, as on the device.
+inline DtoppNvBfloat16 __float2bfloat16_rn(float value) {
+  const auto bits = std::bit_cast<uint32_t>(value);
+  if ((bits & 0x7FFFFFFFU) > 0x7F800000U) return {0x7FFF};
+  return {static_cast<uint16_t>((bits + 0x7FFFU + (bits >> 16 & 1U)) >> 16)};
+}
+inline uint16_t __bfloat16_as_ushort(DtoppNvBfloat16 value) { return value.bits; }

@@ -1,0 +1,214 @@
+// moe_ffn's CUDA side, its kernels run on a CPU and its products by torch, against double precision and the
+// CPU kernels.
+#include "dtopp/ops/moe_ffn.h"
+
+#include <gtest/gtest.h>
+
+#include "dtopp/ops/moe_ffn_pairs_cuda.h"
+#include "tests/ops/cuda/on_host.h"
+#include "tests/ops/reference.h"
+
+namespace dtopp {
+namespace {
+
+using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+
+constexpr std::array<bool, 4> kAll = {true, true, true, true};
+
+struct Case {
+  at::Tensor x_TD, gates_TE, gate_up_proj, down_proj;
+};
+
+struct Shape {
+  int64_t tokens, hidden, ffn, experts;
+  double chance;  // of an expert to be chosen
+};
+
+Case make_case(const Shape& shape, at::ScalarType dtype) {
+  at::manual_seed(7);
+  const auto gates_dtype = dtype == at::kDouble ? at::kDouble : at::kFloat;
+  const at::Tensor gates = at::rand({shape.tokens, shape.experts})
+                               .lt(shape.chance)
+                               .mul(at::rand({shape.tokens, shape.experts}).add(0.1));
+  return {at::randn({shape.tokens, shape.hidden}).to(dtype), gates.to(gates_dtype),
+          at::randn({shape.experts, 2 * shape.ffn, shape.hidden}).div(4).to(dtype),
+          at::randn({shape.experts, shape.hidden, shape.ffn}).div(4).to(dtype)};
+}
+
+// oneDNN compiles a kernel for each number of rows, in milliseconds; an expert has any.
+struct WithoutOneDnn {
+  WithoutOneDnn() { at::globalContext().setUserEnabledMkldnn(false); }
+  ~WithoutOneDnn() { at::globalContext().setUserEnabledMkldnn(true); }
+};
+
+at::Tensor run_inference(const Case& c, int64_t max_pairs) {
+  const WithoutOneDnn without_one_dnn;
+  return call_cuda<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                              int64_t)>("dtopp::moe_ffn", c.x_TD, c.gates_TE, c.gate_up_proj, c.down_proj,
+                                        max_pairs);
+}
+
+struct Outputs {
+  at::Tensor y, pre_AG;
+  Gradients grad;
+
+  std::vector<at::Tensor> all() const {
+    return {y, std::get<0>(grad), std::get<1>(grad), std::get<2>(grad), std::get<3>(grad)};
+  }
+};
+
+// room: of pairs.
+Outputs run_cuda(const Case& c, const at::Tensor& grad_y, int64_t room, std::array<bool, 4> needed = kAll) {
+  const PoisonedMemory poisoned;
+  const WithoutOneDnn without_one_dnn;
+  const at::Tensor pairs_A2 = at::empty({1, 2}, at::kLong).expand({room, 2});
+  auto [y, pre_AG] = call_cuda<std::tuple<at::Tensor, at::Tensor>(
+      const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&)>(
+      "dtopp::moe_ffn_forward", c.x_TD, c.gates_TE, pairs_A2, c.gate_up_proj, c.down_proj);
+  const Gradients grad =
+      call_cuda<Gradients(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                          const at::Tensor&, const at::Tensor&, std::array<bool, 4>)>(
+          "dtopp::moe_ffn_backward", grad_y, c.x_TD, c.gates_TE, c.gate_up_proj, c.down_proj, pre_AG, needed);
+  return {y, pre_AG, grad};
+}
+
+int64_t count_pairs(const Case& c) { return c.gates_TE.ne(0).sum().item<int64_t>(); }
+
+// In bf16 pre-activations, activations, each expert's rows and results are rounded, 2^-9 each.
+double bound(at::ScalarType dtype) {
+  return dtype == at::kDouble ? 1e-12 : dtype == at::kFloat ? 1e-5 : 1.0 / 64;
+}
+
+void expect_matches_double_precision(const Shape& shape, at::ScalarType dtype, int64_t spare_room) {
+  SCOPED_TRACE(testing::Message() << shape.tokens << " " << shape.hidden << " " << shape.ffn << " "
+                                  << shape.experts << " " << dtype << " spare " << spare_room);
+  const Case c = make_case(shape, dtype);
+  std::vector<at::Tensor> exact = {c.x_TD, c.gates_TE, c.gate_up_proj, c.down_proj};
+  for (at::Tensor& tensor : exact) tensor = tensor.to(at::kDouble).clone().requires_grad_();
+  const at::Tensor expected = reference::moe_ffn(exact[0], exact[1], exact[2], exact[3]);
+  const at::Tensor grad_y = at::randn(c.x_TD.sizes()).to(dtype);
+  expected.backward(grad_y.to(at::kDouble));
+  const Outputs out = run_cuda(c, grad_y, count_pairs(c) + spare_room);
+  const double near = bound(dtype);
+  EXPECT_LT(reference::error(out.y, expected), near);
+  EXPECT_LT(reference::error(run_inference(c, 0), expected), near);
+  EXPECT_LT(reference::error(std::get<0>(out.grad), exact[0].grad()), near);
+  EXPECT_LT(reference::error(std::get<1>(out.grad), exact[1].grad() * c.gates_TE.ne(0)), near);
+  EXPECT_LT(reference::error(std::get<2>(out.grad), exact[2].grad()), near);
+  EXPECT_LT(reference::error(std::get<3>(out.grad), exact[3].grad()), near);
+  for (const at::Tensor& tensor : {out.y, std::get<0>(out.grad), std::get<2>(out.grad)})
+    EXPECT_EQ(tensor.scalar_type(), dtype);
+  EXPECT_EQ(std::get<1>(out.grad).scalar_type(), c.gates_TE.scalar_type());
+}
+
+TEST(MoeFfnOnHost, matches_double_precision_for_any_shape) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kDouble}) {
+    for (const Shape& shape : std::vector<Shape>{{0, 8, 8, 3, 0.5},
+                                                 {1, 8, 4, 1, 1.0},
+                                                 {40, 16, 8, 1, 1.0},
+                                                 {65, 24, 12, 6, 0.4},
+                                                 {50, 16, 8, 4, 1.0},
+                                                 {300, 32, 24, 16, 0.04},
+                                                 {31, 13, 7, 3, 0.6},
+                                                 {140, 8, 8, 64, 0.1},
+                                                 {20, 264, 72, 40, 0.2}}) {
+      expect_matches_double_precision(shape, dtype, 0);
+      if (shape.tokens > 0) expect_matches_double_precision(shape, dtype, 37);
+    }
+  }
+}
+
+TEST(MoeFfnOnHost, pairs_are_those_of_nonzero) {
+  for (const auto& [tokens, experts] : std::vector<std::pair<int64_t, int64_t>>{
+           {1, 1}, {129, 33}, {300, 60}, {257, 64}, {5, 300}, {7, 900}, {7, 901}}) {
+    const Case c = make_case({tokens, 1, 1, experts, 0.3}, at::kFloat);
+    const cuda::Pairs pairs = cuda::make_pairs(c.gates_TE, 0, false);
+    const at::Tensor expected = at::nonzero(c.gates_TE.t());
+    ASSERT_EQ(pairs.capacity(), expected.size(0));
+    EXPECT_TRUE(at::equal(pairs.token_A, expected.select(1, 1).to(at::kInt)));
+    EXPECT_TRUE(at::equal(pairs.gate_A, c.gates_TE.t().masked_select(c.gates_TE.t() != 0)));
+    EXPECT_TRUE(at::equal(pairs.offsets_E1.diff(), c.gates_TE.ne(0).sum(0).to(at::kInt)));
+    const at::Tensor positions =
+        at::full({experts, tokens}, -1, at::kInt)
+            .masked_scatter(c.gates_TE.t() != 0, at::arange(pairs.capacity(), at::kInt));
+    EXPECT_TRUE(at::equal(pairs.position_TE, positions.t()));
+  }
+}
+
+TEST(MoeFfnOnHost, spare_room_changes_no_bit) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    const Case c = make_case({70, 16, 8, 6, 0.4}, dtype);
+    const at::Tensor grad_y = at::randn(c.x_TD.sizes()).to(dtype);
+    const auto exact = run_cuda(c, grad_y, count_pairs(c)).all();
+    const auto spare = run_cuda(c, grad_y, count_pairs(c) + 91).all();
+    for (size_t i = 0; i < exact.size(); ++i) EXPECT_TRUE(at::equal(exact[i], spare[i])) << i;
+    EXPECT_TRUE(at::equal(exact[0], run_inference(c, count_pairs(c) + 5)));
+  }
+}
+
+TEST(MoeFfnOnHost, any_order_of_threads_and_blocks_gives_the_same_bits) {
+  const Case c = make_case({150, 24, 16, 40, 0.1}, at::kBFloat16);
+  const at::Tensor grad_y = at::randn(c.x_TD.sizes()).to(at::kBFloat16);
+  std::vector<at::Tensor> first;
+  for (uint64_t seed = 0; seed < 4; ++seed) {
+    cuda_on_host::set_seed(seed);
+    const auto all = run_cuda(c, grad_y, count_pairs(c)).all();
+    if (seed == 0) first = all;
+    for (size_t i = 0; i < all.size(); ++i) EXPECT_TRUE(at::equal(all[i], first[i])) << i;
+  }
+}
+
+// What is left out is undefined; sanitizers see whether memory is safe.
+TEST(MoeFfnOnHost, too_little_room_leaves_pairs_out) {
+  const Case c = make_case({70, 16, 8, 6, 0.6}, at::kBFloat16);
+  const at::Tensor grad_y = at::randn(c.x_TD.sizes()).to(at::kBFloat16);
+  const Outputs out = run_cuda(c, grad_y, count_pairs(c) / 2);
+  EXPECT_EQ(out.pre_AG.size(0), count_pairs(c) / 2);
+  for (const at::Tensor& tensor : out.all()) EXPECT_TRUE(at::isfinite(tensor).all().item<bool>());
+}
+
+TEST(MoeFfnOnHost, experts_without_tokens_have_zero_gradients) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    Case c = make_case({20, 8, 8, 4, 1.0}, dtype);
+    c.gates_TE.select(1, 2).zero_();
+    const Gradients grad = run_cuda(c, at::ones_like(c.x_TD), count_pairs(c) + 3).grad;
+    for (const at::Tensor& weight : {std::get<2>(grad), std::get<3>(grad)}) {
+      EXPECT_FALSE(weight[2].any().item<bool>());
+      EXPECT_TRUE(weight[1].any().item<bool>());
+    }
+    EXPECT_FALSE(std::get<1>(grad).select(1, 2).any().item<bool>());
+  }
+}
+
+TEST(MoeFfnOnHost, no_pairs_give_zeros) {
+  Case c = make_case({20, 8, 8, 4, 1.0}, at::kBFloat16);
+  c.gates_TE.zero_();
+  for (const int64_t room : {0, 9}) {
+    for (const at::Tensor& tensor : run_cuda(c, at::ones_like(c.x_TD), room).all())
+      EXPECT_FALSE(tensor.any().item<bool>()) << room;
+  }
+}
+
+TEST(MoeFfnOnHost, a_gate_that_is_not_finite_does_not_touch_other_tokens) {
+  Case c = make_case({20, 8, 8, 4, 0.5}, at::kBFloat16);
+  c.gates_TE[3].fill_(std::numeric_limits<float>::quiet_NaN());
+  const at::Tensor y = run_cuda(c, at::ones_like(c.x_TD), count_pairs(c)).y;
+  EXPECT_TRUE(y[3].isnan().all().item<bool>());
+  EXPECT_TRUE(at::isfinite(y.slice(0, 4)).all().item<bool>());
+}
+
+TEST(MoeFfnOnHost, gives_gradients_only_where_needed) {
+  const Case c = make_case({20, 8, 8, 4, 0.5}, at::kFloat);
+  const at::Tensor grad_y = at::randn(c.x_TD.sizes());
+  const auto full = run_cuda(c, grad_y, count_pairs(c)).all();
+  for (size_t i = 0; i < 4; ++i) {
+    std::array<bool, 4> needed{};
+    needed[i] = true;
+    const auto some = run_cuda(c, grad_y, count_pairs(c), needed).all();
+    for (size_t j = 0; j < 4; ++j) EXPECT_EQ(some[j + 1].defined(), i == j);
+    EXPECT_TRUE(at::equal(some[i + 1], full[i + 1]));
+  }
+}
+
+}  // namespace
+}  // namespace dtopp

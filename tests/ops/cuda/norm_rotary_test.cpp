@@ -1,0 +1,83 @@
+// norm_rotary's CUDA kernels, run on a CPU, against torch's operations in double.
+#include "dtopp/ops/norm_rotary.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/ops/cuda/on_host.h"
+#include "tests/ops/reference.h"
+
+namespace dtopp {
+namespace {
+
+struct Case {
+  int64_t tokens, heads, width;
+};
+
+constexpr Case kCases[] = {{0, 1, 2}, {1, 2, 8}, {5, 3, 6}, {70, 2, 40}, {40, 4, 64}, {3, 16, 128}};
+constexpr double kEps = 1e-5;
+
+struct Inputs {
+  at::Tensor x, gain, cos, sin, grad;
+};
+
+Inputs make_inputs(const Case& test, at::ScalarType dtype) {
+  at::manual_seed(2);
+  const int64_t hidden = test.heads * test.width;
+  const at::Tensor angle = at::randn({test.tokens, test.width / 2}).repeat({1, 2}) * 5;
+  return {(at::randn({test.tokens, hidden}) * 3 + 1).to(dtype), (at::randn({hidden}) + 1).to(dtype),
+          angle.cos(), angle.sin(), at::randn({test.tokens, test.heads, test.width}).to(dtype)};
+}
+
+at::Tensor run_cuda(const Inputs& in) {
+  const PoisonedMemory poisoned;
+  return call_cuda<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                              double)>("dtopp::norm_rotary_forward", in.x, in.gain, in.cos, in.sin, kEps);
+}
+
+std::tuple<at::Tensor, at::Tensor> run_cuda_backward(const Inputs& in) {
+  const PoisonedMemory poisoned;
+  return call_cuda<std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                                                      const at::Tensor&, const at::Tensor&, double)>(
+      "dtopp::norm_rotary_backward", in.grad, in.x, in.gain, in.cos, in.sin, kEps);
+}
+
+void expect_rotated(const Case& test, at::ScalarType dtype, double bound) {
+  SCOPED_TRACE(testing::Message() << test.tokens << " tokens, " << test.heads << " heads of " << test.width);
+  const Inputs in = make_inputs(test, dtype);
+  const at::Tensor x = in.x.to(at::kDouble).clone().requires_grad_();
+  const at::Tensor gain = in.gain.to(at::kDouble).clone().requires_grad_();
+  const at::Tensor expected =
+      norm_rotary(x, gain, in.cos.to(at::kDouble), in.sin.to(at::kDouble), test.heads, kEps);
+  expected.backward(in.grad.to(at::kDouble));
+  const at::Tensor y = run_cuda(in);
+  ASSERT_EQ(y.sizes(), expected.sizes());
+  EXPECT_EQ(y.scalar_type(), dtype);
+  EXPECT_LT(reference::error(y, expected), bound);
+  const auto [grad_x, grad_gain] = run_cuda_backward(in);
+  EXPECT_LT(reference::error(grad_x, x.grad()), bound);
+  EXPECT_LT(reference::error(grad_gain, gain.grad()), bound);
+  EXPECT_EQ(grad_gain.scalar_type(), dtype);
+}
+
+TEST(NormRotaryOnHost, and_its_gradients_match_double_precision) {
+  for (const Case& test : kCases) {
+    expect_rotated(test, at::kFloat, 1e-5);
+    expect_rotated(test, at::kBFloat16, 1.0 / 256);
+  }
+}
+
+TEST(NormRotaryOnHost, any_order_of_threads_and_blocks_gives_the_same_bits) {
+  const Inputs in = make_inputs({70, 3, 32}, at::kBFloat16);
+  const at::Tensor y = run_cuda(in);
+  const auto [grad_x, grad_gain] = run_cuda_backward(in);
+  for (uint64_t seed = 0; seed < 3; ++seed) {
+    cuda_on_host::set_seed(seed);
+    EXPECT_TRUE(at::equal(run_cuda(in), y));
+    const auto [again_x, again_gain] = run_cuda_backward(in);
+    EXPECT_TRUE(at::equal(again_x, grad_x));
+    EXPECT_TRUE(at::equal(again_gain, grad_gain));
+  }
+}
+
+}  // namespace
+}  // namespace dtopp
