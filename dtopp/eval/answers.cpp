@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "dtopp/base/errors.h"
 #include "dtopp/data/unicode.h"
@@ -85,6 +86,11 @@ std::string extract_answer(std::string_view generated) {
 
 Answer judge(const Task& task, const TaskItem& item, const Scores& scores) {
   Answer answer;
+  if (task.type != TaskType::kGeneration) {
+    const std::vector<float>& gold = scores.log_probs.at(static_cast<size_t>(item.gold));
+    answer.nll = -std::accumulate(gold.begin(), gold.end(), 0.0);
+    answer.tokens = static_cast<int64_t>(gold.size());
+  }
   switch (task.type) {
     case TaskType::kMultipleChoice:
     case TaskType::kSchema:

@@ -23,9 +23,13 @@ struct Scores {
 };
 
 struct Answer {
-  int64_t choice = 0;  // multiple choice and schema
-  std::string text;    // generation: the extracted answer, normalised
+  int64_t choice = 0;     // multiple choice and schema
+  std::string text = {};  // generation: the extracted answer, normalised
   bool correct = false;
+  // Of the right continuation: the sum of -log p over its tokens, nats, and their number; none of a
+  // generation.
+  double nll = 0;
+  int64_t tokens = 0;
 };
 
 // NumericalError where a log probability is not finite.

@@ -20,6 +20,10 @@ void append_format(std::string& text, const char* format, Values... values) {
   text += line;
 }
 
+bool has_perplexity(const TaskResult& result) {
+  return result.task.type == TaskType::kLanguageModeling && result.tokens > 0;
+}
+
 std::string title_with_shots(const Task& task) {
   return std::string(task.title) + "(" + std::to_string(task.shots) + ")";
 }
@@ -36,8 +40,14 @@ std::vector<Answer> judge_all(const TaskRequests& requests, size_t index, std::s
 }
 
 Tally tally(const DataSet& data, std::span<const Answer> answers) {
-  return {data.category, std::ranges::count(answers, true, &Answer::correct),
-          static_cast<int64_t>(answers.size())};
+  Tally sums{.category = data.category};
+  for (const Answer& answer : answers) {
+    sums.correct += answer.correct ? 1 : 0;
+    sums.items += 1;
+    sums.nll += answer.nll;
+    sums.tokens += answer.tokens;
+  }
+  return sums;
 }
 
 TaskResult summarize(const Task& task, std::span<const Tally> data_sets) {
@@ -49,6 +59,8 @@ TaskResult summarize(const Task& task, std::span<const Tally> data_sets) {
     result.accuracy += accuracy / count;
     variance += accuracy * (1 - accuracy) / static_cast<double>(tally.items);
     result.items += tally.items;
+    result.nll += tally.nll;
+    result.tokens += tally.tokens;
     if (task.by_category) result.categories.push_back(tally);
   }
   result.standard_error = std::sqrt(variance) / count;
@@ -78,6 +90,8 @@ ordered_json to_json(std::span<const TaskResult> results) {
   for (const TaskResult& result : results) {
     ordered_json& task = tasks[std::string(result.task.name)] = {
         {"accuracy", result.accuracy}, {"stderr", result.standard_error}, {"items", result.items}};
+    if (result.tokens > 0) task["nll"] = result.nll / static_cast<double>(result.tokens);
+    if (has_perplexity(result)) task["perplexity"] = result.perplexity();
     for (const Tally& category : result.categories)
       task["categories"][category.category] = {{"accuracy", category.accuracy()}, {"items", category.items}};
   }
@@ -87,10 +101,13 @@ ordered_json to_json(std::span<const TaskResult> results) {
 std::string format_table(std::span<const TaskResult> results) {
   std::string table;
   append_format(table, "%-20s %9s %7s %8s %7s\n", "benchmark(shots)", "accuracy", "+-", "chance", "items");
-  for (const TaskResult& result : results)
-    append_format(table, "%-20s %9.1f %7.1f %8.1f %7lld\n", title_with_shots(result.task).c_str(),
+  for (const TaskResult& result : results) {
+    append_format(table, "%-20s %9.1f %7.1f %8.1f %7lld", title_with_shots(result.task).c_str(),
                   kPercent * result.accuracy, kPercent * result.standard_error,
                   kPercent * result.task.chance(), static_cast<long long>(result.items));
+    if (has_perplexity(result)) append_format(table, "  perplexity %.4g", result.perplexity());
+    table += "\n";
+  }
   table += "\n";
   for (const AreaResult& area : summarize_areas(results))
     append_format(table, "%-24s %5.1f\n", std::string(area.area).c_str(), kPercent * area.accuracy);

@@ -1,6 +1,7 @@
 // From answers to the tables: accuracies of tasks, of the paper's areas, and their average.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -21,6 +22,8 @@ struct Tally {
   std::string category = {};  // of MMLU, else empty
   int64_t correct = 0;
   int64_t items = 0;
+  double nll = 0;  // of the right continuations: the sum of -log p, nats
+  int64_t tokens = 0;
 
   double accuracy() const { return static_cast<double>(correct) / static_cast<double>(items); }
 };
@@ -31,7 +34,12 @@ struct TaskResult {
   double accuracy = 0;
   double standard_error = 0;  // of the accuracy, were the items drawn at random: sqrt(a (1 - a) / n)
   int64_t items = 0;
+  double nll = 0;  // as in Tally
+  int64_t tokens = 0;
   std::vector<Tally> categories = {};  // of MMLU, else empty
+
+  // Language modelling: exp of the mean -log p of a continuation, which is a word.
+  double perplexity() const { return std::exp(nll / static_cast<double>(items)); }
 };
 
 // The answers to the requests of data set `index`, in their order. NumericalError where a log probability is
@@ -54,11 +62,13 @@ struct AreaResult {
 // The areas of the tasks, in their order.
 std::vector<AreaResult> summarize_areas(std::span<const TaskResult> results);
 
-// {"tasks": {NAME: {"accuracy", "stderr", "items"}}, "average"}; MMLU has "categories" too, {CATEGORY:
-// {"accuracy", "items"}}.
+// {"tasks": {NAME: {"accuracy", "stderr", "items"}}, "average"}. Tasks with continuations have "nll" too, of
+// the right ones in nats a token, language modelling "perplexity", MMLU "categories", {CATEGORY: {"accuracy",
+// "items"}}.
 nlohmann::ordered_json to_json(std::span<const TaskResult> results);
 
-// The paper's table: percentages with one decimal, tasks by area, then areas and the average.
+// The paper's table: percentages with one decimal, tasks by area, then areas and the average. After the items
+// of language modelling its perplexity.
 std::string format_table(std::span<const TaskResult> results);
 
 // The categories of those tasks that have some, in columns.

@@ -36,8 +36,9 @@ std::optional<std::vector<Tally>> read_part(const TaskRunOptions& options, const
   }
   std::vector<Tally> tallies;
   for (size_t i = 0; i < requests.data_sets.size(); ++i) {
-    const ordered_json& counts = part.at("tallies").at(i);
-    tallies.push_back({requests.data_sets[i].category, counts.at(0), counts.at(1)});
+    const ordered_json& sums = part.at("tallies").at(i);
+    if (sums.size() != 4) return std::nullopt;
+    tallies.push_back({requests.data_sets[i].category, sums.at(0), sums.at(1), sums.at(2), sums.at(3)});
   }
   return tallies;
 }
@@ -47,7 +48,8 @@ void write_part(const TaskRunOptions& options, const TaskRequests& requests,
   if (options.parts.empty()) return;
   make_directories(options.parts);
   ordered_json part = {{"key", part_key(options, requests)}, {"tallies", ordered_json::array()}};
-  for (const Tally& tally : tallies) part["tallies"].push_back({tally.correct, tally.items});
+  for (const Tally& tally : tallies)
+    part["tallies"].push_back({tally.correct, tally.items, tally.nll, tally.tokens});
   write_file_atomically(part_path(options.parts, requests.task, ".jsonl"), dump);
   write_file_atomically(part_path(options.parts, requests.task, ".json"), part.dump() + "\n");
 }

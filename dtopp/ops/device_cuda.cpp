@@ -1,8 +1,9 @@
-// What device.cpp asks about a CUDA device.
+// What needs the CUDA runtime itself: the current stream, and what device.cpp asks about a device.
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
 
-#include "dtopp/ops/torch.h"
+#include "dtopp/ops/cuda_tensor.h"
 
 namespace dtopp {
 namespace {
@@ -21,6 +22,10 @@ int64_t free_device_memory(int64_t index) {
 }
 
 }  // namespace
+
+cuda::Stream cuda::current_stream(const at::Tensor& tensor) {
+  return c10::cuda::getCurrentCUDAStream(tensor.device().index()).stream();
+}
 
 TORCH_LIBRARY_FRAGMENT(dtopp, m) {
   m.def("device_name(int index) -> str", device_name);

@@ -77,6 +77,15 @@ TEST(Answers, a_choice_is_right_when_it_is_the_gold_one) {
   }
 }
 
+TEST(Answers, know_the_likelihood_of_the_right_continuation) {
+  Scores scores;
+  scores.log_probs = {{-2.0F}, {-1.0F, -0.5F}};
+  EXPECT_DOUBLE_EQ(judge(task_named("copa"), item_with(1), scores).nll, 1.5);
+  EXPECT_EQ(judge(task_named("copa"), item_with(1), scores).tokens, 2);
+  EXPECT_DOUBLE_EQ(judge(task_named("copa"), item_with(0), scores).nll, 2.0);
+  EXPECT_EQ(judge(task_named("svamp"), item_with(0, "1"), {}).tokens, 0);
+}
+
 TEST(Answers, language_modelling_is_right_when_every_token_is_the_likeliest) {
   Scores scores;
   scores.log_probs = {{-0.1F, -0.2F}};

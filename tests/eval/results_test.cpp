@@ -28,6 +28,20 @@ TEST(Results, categories_weigh_alike_whatever_their_size) {
   EXPECT_EQ(result.items, 1001);
 }
 
+TEST(Results, language_modelling_has_a_perplexity) {
+  const std::vector<Answer> answers = {{.correct = true, .nll = std::log(2.0), .tokens = 1},
+                                       {.nll = std::log(32.0), .tokens = 3}};
+  const std::vector<Tally> tallies = {tally({}, answers)};
+  const std::vector<TaskResult> results = {summarize(task_named("lambada_openai"), tallies),
+                                           summarize(task_named("copa"), tallies)};
+  const auto tasks = to_json(results)["tasks"];
+  EXPECT_DOUBLE_EQ(tasks["lambada_openai"]["perplexity"], 8.0);  // sqrt(2 * 32): a continuation is a word
+  EXPECT_DOUBLE_EQ(tasks["lambada_openai"]["nll"], std::log(64.0) / 4);
+  EXPECT_DOUBLE_EQ(tasks["copa"]["nll"], std::log(64.0) / 4);
+  EXPECT_FALSE(tasks["copa"].contains("perplexity"));
+  EXPECT_THAT(format_table(results), testing::HasSubstr("       2  perplexity 8\n"));
+}
+
 TEST(Results, categories_are_shown_where_a_task_has_some) {
   std::vector<Tally> tallies;
   for (const char* name : {"anatomy", "astronomy", "law", "virology"})

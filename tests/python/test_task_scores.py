@@ -2,6 +2,7 @@
 what is made of it. The prompts themselves are the business of test_evaluate_tasks.py."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -60,6 +61,10 @@ def test_scores_are_those_of_a_model_without_cache_and_batch(run, tmp_path):
         assert results["tasks"][task]["accuracy"] == pytest.approx(accuracy)
         assert results["tasks"][task]["stderr"] == pytest.approx((accuracy * (1 - accuracy) / len(flags)) ** 0.5)
         assert results["tasks"][task]["items"] == len(flags)
+    words = [item["log_probs"][0] for item in items if item["task"] == "lambada_openai"]
+    lambada = results["tasks"]["lambada_openai"]
+    assert lambada["perplexity"] == pytest.approx(math.exp(-sum(map(sum, words)) / len(words)), rel=1e-5)
+    assert lambada["nll"] == pytest.approx(-sum(map(sum, words)) / sum(map(len, words)), rel=1e-5)
 
 
 @needs_data
