@@ -3,7 +3,7 @@ PRESET ?= release
 BUILD  := build/$(PRESET)
 JOBS   ?= $(shell nproc)
 
-.PHONY: help quickstart test test-gpu nightly build bench format tidy clean
+.PHONY: help quickstart test test-gpu bench-gpu nightly build bench format tidy clean
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,7 +18,10 @@ test:  ## install what is missing, build, run the whole suite
 	@scripts/test.sh $(JOBS)
 
 test-gpu:  ## on a machine with a CUDA device: build the operators with its torch, run the tests on it
-	@scripts/test_gpu.sh
+	@scripts/gpu.sh test
+
+bench-gpu:  ## there: build the operators, measure them beside torch's own
+	@scripts/gpu.sh bench
 
 build:  ## install what is missing, build the program (PRESET=release|debug|sanitize; CUDA=1: for CUDA devices too)
 	@scripts/setup.sh $(if $(filter 1,$(CUDA)),cuda,build)

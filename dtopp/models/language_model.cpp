@@ -68,7 +68,8 @@ HiddenStates hidden_states(const LanguageModel& model, const at::Tensor& tokens_
     const at::Tensor threshold = inputs.choose_threshold
                                      ? inputs.choose_threshold(layer, normed_TD, block.experts)
                                      : inputs.threshold.at(layer);
-    ExpertLayerOutput output = expert_layer(normed_TD, block.experts, model.routing, threshold);
+    const int64_t max_pairs = inputs.max_pairs.empty() ? 0 : inputs.max_pairs.at(layer);
+    ExpertLayerOutput output = expert_layer(normed_TD, block.experts, model.routing, threshold, max_pairs);
     x_TD = x_TD + output.y_TD;
     states.routing.push_back(std::move(output.routing));
   }

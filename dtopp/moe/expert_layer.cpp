@@ -28,10 +28,10 @@ RouteOutput route_tokens(const at::Tensor& x_TD, const ExpertLayerWeights& weigh
 }
 
 ExpertLayerOutput expert_layer(const at::Tensor& x_TD, const ExpertLayerWeights& weights,
-                               const RoutingConfig& config, const at::Tensor& threshold) {
+                               const RoutingConfig& config, const at::Tensor& threshold, int64_t max_pairs) {
   ExpertLayerOutput output;
   output.routing = route_tokens(x_TD, weights, config, threshold);
-  output.y_TD = moe_ffn(x_TD, output.routing.gates_TE, weights.gate_up_EGD, weights.down_EDF);
+  output.y_TD = moe_ffn(x_TD, output.routing.gates_TE, weights.gate_up_EGD, weights.down_EDF, max_pairs);
   return output;
 }
 

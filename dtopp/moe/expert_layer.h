@@ -22,8 +22,10 @@ struct ExpertLayerOutput {
 RouteOutput route_tokens(const at::Tensor& x_TD, const ExpertLayerWeights& weights,
                          const RoutingConfig& config, const at::Tensor& threshold);
 
+// max_pairs: as in moe_ffn.
 ExpertLayerOutput expert_layer(const at::Tensor& x_TD, const ExpertLayerWeights& weights,
-                               const RoutingConfig& config, const at::Tensor& threshold);
+                               const RoutingConfig& config, const at::Tensor& threshold,
+                               int64_t max_pairs = 0);
 
 // Unweighted losses of one layer (paper, appendix "Loss Designs").
 struct RouterLosses {

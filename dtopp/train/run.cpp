@@ -66,6 +66,9 @@ class Run {
   void refuse_more_skips(const StepResult& result);
   void validate();
   bool validation_is_due() const;
+  bool saving_is_due() const {
+    return config_.checkpoint.every > 0 && trainer_->state().step % config_.checkpoint.every == 0;
+  }
   void save();
   [[noreturn]] void stop_here();
   StepRates rates(const StepResult& result);
@@ -103,10 +106,11 @@ RunSummary Run::train() {
   if (validation_is_due()) validate();
   while (!finished()) {
     train_step();
+    // Before what looks at a step: it may have to run again.
+    if (validation_is_due() || saving_is_due() || finished()) take_results(0);
     if (validation_is_due()) validate();
-    if (config_.checkpoint.every > 0 && trainer_->state().step % config_.checkpoint.every == 0) save();
+    if (saving_is_due() && unsaved_) save();
   }
-  take_results(0);
   if (unsaved_) save();
   summary.checkpoint = last_checkpoint_;
   summary.steps = trainer_->state().step;
@@ -149,12 +153,12 @@ void Run::open_or_resume() {
 
 void Run::train_step() {
   if (!trainer_->step(stop_)) stop_here();
-  unsaved_ = true;
   take_results(1);
 }
 
 void Run::take_results(size_t in_flight) {
   while (const auto result = trainer_->next_result(in_flight)) {
+    unsaved_ = true;
     record(*result);
     if (result->skipped) refuse_more_skips(*result);
   }

@@ -36,14 +36,16 @@ StepInFlight::StepInFlight(StepResult known, const StepNumbers& numbers, double 
     : known_(std::move(known)),
       loss_names_(numbers.losses.names()),
       micro_batches_(numbers.losses.micro_batches()),
+      routed_layers_(numbers.most_pairs_L.numel()),
       controllers_(numbers.threshold_C.numel()),
       scales_(numbers.scale_L.numel()),
       tokens_(numbers.activations.tokens()),
       begun_(begun) {
   const auto list = [](const at::Tensor& value) { return value.to(at::kDouble).view({-1}); };
   std::vector<at::Tensor> lists = {
-      at::cat({numbers.losses.sums(), list(numbers.grad_norm), list(numbers.applied), numbers.threshold_C,
-               list(numbers.scale_L), numbers.new_threshold_C, numbers.new_error_sum_C})};
+      at::cat({numbers.losses.sums(), list(numbers.grad_norm), list(numbers.applied), list(numbers.halted),
+               list(numbers.most_pairs_L), numbers.threshold_C, list(numbers.scale_L),
+               numbers.new_threshold_C, numbers.new_error_sum_C})};
   if (tokens_ > 0) {
     num_experts_ = numbers.activations.expert_counts().size(1);
     lists.push_back(at::cat({numbers.activations.expert_counts(), numbers.activations.histogram()}, 1));
@@ -60,7 +62,11 @@ StepInFlight::Arrival StepInFlight::read() const {
   result.loss = numbers.one() / count;
   for (const std::string& name : loss_names_) result.losses.emplace_back(name, numbers.one() / count);
   result.grad_norm = numbers.one();
-  result.skipped = numbers.one() == 0;
+  const bool applied = numbers.one() != 0;
+  result.halted = numbers.one() != 0;
+  result.skipped = !applied && !result.halted;
+  for (const double most : numbers.several(routed_layers_))
+    result.most_pairs_L.push_back(static_cast<int64_t>(most));
   const std::vector<double> thresholds = numbers.several(controllers_);
   result.scales = numbers.several(scales_);
   arrival.thresholds = numbers.several(controllers_);

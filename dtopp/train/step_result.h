@@ -24,8 +24,10 @@ struct StepResult {
   std::vector<double> thresholds;  // p used, one a routed layer
   std::vector<double> scales;      // theta used, one a routed layer; empty unless dynamic
   ActivationStatistics activations;
-  double seconds = 0;       // the whole step
-  double data_seconds = 0;  // of which waiting for data
+  std::vector<int64_t> most_pairs_L;  // token-expert pairs of a micro-batch, at most; one a routed layer
+  bool halted = false;                // it, or one before it, had no room for its pairs: it must run again
+  double seconds = 0;                 // the whole step
+  double data_seconds = 0;            // of which waiting for data
 };
 
 // The sum of the losses of micro-batches, every one with the same number of tokens.
@@ -48,6 +50,8 @@ struct StepNumbers {
   LossSums losses;
   at::Tensor grad_norm;                         // []
   at::Tensor applied;                           // bool []
+  at::Tensor halted;                            // bool []
+  at::Tensor most_pairs_L;                      // int64, of a micro-batch; [0] of a dense model
   at::Tensor threshold_C;                       // used
   at::Tensor scale_L;                           // used; [0] unless dynamic
   at::Tensor new_threshold_C, new_error_sum_C;  // of the coming step
@@ -72,7 +76,7 @@ class StepInFlight {
  private:
   StepResult known_;
   std::vector<std::string> loss_names_;
-  int64_t micro_batches_, controllers_, scales_, tokens_, num_experts_ = 0;
+  int64_t micro_batches_, routed_layers_, controllers_, scales_, tokens_, num_experts_ = 0;
   HostCopy copy_;
   double begun_;
 };

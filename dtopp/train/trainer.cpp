@@ -29,6 +29,8 @@ Trainer::Trainer(const RunConfig& config, TrainingTask task, const at::TensorOpt
   state_.threshold = doubles(controller_.thresholds());
   state_.error_sum = doubles(controller_.error_sums());
   state_.per_layer = controller_.per_layer();
+  if (!compute.device().is_cpu()) predict_pairs(kPairMargin);
+  halted_ = at::zeros({}, at::device(store_.device()).dtype(at::kBool));
 }
 
 void Trainer::initialise() { store_.initialise(static_cast<uint64_t>(config_.training.seed)); }
@@ -65,6 +67,8 @@ bool Trainer::accumulate_gradients(const RoutingInputs& inputs, const std::funct
     store_.collect_gradients();
     numbers.losses.add(losses.total.detach(), losses.values);
     numbers.activations.add(losses.activations);
+    if (task_.num_routed_layers > 0)
+      numbers.most_pairs_L = at::maximum(numbers.most_pairs_L, losses.activations.selected());
   }
   return true;
 }
@@ -76,7 +80,9 @@ bool Trainer::step(const std::function<bool()>& stop) {
   numbers.activations = ActivationStatistics(task_.num_routed_layers);
   numbers.threshold_C = controller_.thresholds();
   numbers.scale_L = scales();
+  numbers.most_pairs_L = at::zeros({task_.num_routed_layers}, at::device(store_.device()).dtype(at::kLong));
   RoutingInputs inputs = routing();
+  inputs.max_pairs = pair_limits_.limits_L();
   if (config_.loss.batch_statistics == BatchStatistics::kGlobal) inputs.earlier = &numbers.activations;
   store_.clear_gradients();
   if (!accumulate_gradients(inputs, stop, result, numbers)) return false;
@@ -86,6 +92,11 @@ bool Trainer::step(const std::function<bool()>& stop) {
   result.step = state_.step;
   result.tokens = state_.tokens;
   result.lr = learning_rate(config_.optimizer, state_.step, config_.training.steps);
+  if (!inputs.max_pairs.empty()) {
+    const at::Tensor limits_L = to_device(at::tensor(inputs.max_pairs, at::kLong), store_.device());
+    halted_ = halted_.logical_or(numbers.most_pairs_L.gt(limits_L).any());
+  }
+  numbers.halted = halted_;
   apply_gradients(result.lr, numbers);
   in_flight_.emplace_back(std::move(result), numbers, begin);
   return true;
@@ -93,7 +104,9 @@ bool Trainer::step(const std::function<bool()>& stop) {
 
 void Trainer::apply_gradients(double lr, StepNumbers& numbers) {
   numbers.grad_norm = store_.gradient_norm();
-  numbers.applied = at::isfinite(numbers.losses.sums()[0]).logical_and(at::isfinite(numbers.grad_norm));
+  numbers.applied = at::isfinite(numbers.losses.sums()[0])
+                        .logical_and(at::isfinite(numbers.grad_norm))
+                        .logical_and(numbers.halted.logical_not());
   const double clip = config_.optimizer.grad_clip;
   const at::Tensor norm = numbers.grad_norm.to(at::kDouble);
   const at::Tensor divisor = clip > 0 ? ((norm + 1e-6) / clip).clamp_min(1.0) : at::ones_like(norm);
@@ -110,6 +123,11 @@ std::optional<StepResult> Trainer::next_result(size_t in_flight) {
   if (in_flight_.empty() || (in_flight_.size() <= in_flight && !in_flight_.front().arrived()))
     return std::nullopt;
   auto [result, thresholds, error_sums] = in_flight_.front().read();
+  if (result.halted) {
+    undo(result);
+    return std::nullopt;
+  }
+  pair_limits_.observe(result.most_pairs_L);
   const double arrival = now();
   // Of steps that follow each other without a pause, what lies between their ends.
   result.seconds = arrival - std::max(in_flight_.front().begun(), last_arrival_);
@@ -122,6 +140,16 @@ std::optional<StepResult> Trainer::next_result(size_t in_flight) {
   result.skipped_steps = state_.skipped_steps;
   result.consecutive_skips = state_.consecutive_skips;
   return result;
+}
+
+void Trainer::undo(const StepResult& halted) {
+  const int64_t steps = state_.step - halted.step + 1;
+  state_.step -= steps;
+  state_.sample_position -= steps * config_.training.global_batch_size;
+  state_.tokens -= steps * config_.training.global_batch_size * task_.tokens_per_sample;
+  in_flight_.clear();
+  halted_ = at::zeros_like(halted_);
+  pair_limits_.forget();
 }
 
 std::optional<ValidationResult> Trainer::validate(int64_t tokens, const std::function<bool()>& stop) const {

@@ -10,11 +10,14 @@
 #include <string>
 #include <vector>
 
+#include "dtopp/train/pair_limits.h"
 #include "dtopp/train/parameter_store.h"
 #include "dtopp/train/step_result.h"
 #include "dtopp/train/task.h"
 
 namespace dtopp {
+
+constexpr double kPairMargin = 1.25;
 
 struct ValidationResult {
   double loss = 0;  // mean cross entropy in nats a token
@@ -33,8 +36,13 @@ class Trainer {
   // has changed) and can be run again.
   bool step(const std::function<bool()>& stop);
   // The result of the earliest step that has not been given out. nullopt where there is none, or where it has
-  // not come yet and no more than `in_flight` steps are out; else it is waited for.
+  // not come yet and no more than `in_flight` steps are out; else it is waited for. Also nullopt where that
+  // step had no room for its pairs: it and those after it have changed nothing, and state() is the one before
+  // it.
   std::optional<StepResult> next_result(size_t in_flight);
+  // From now on room for a layer's pairs is that of the last result times margin; 0: what each micro-batch
+  // needs, which a device other than the CPU makes the host wait for. At first kPairMargin there, 0 on a CPU.
+  void predict_pairs(double margin) { pair_limits_ = PairLimits(margin); }
   // Mean over the first `tokens` held-out tokens. nullopt when `stop` became true.
   std::optional<ValidationResult> validate(int64_t tokens, const std::function<bool()>& stop) const;
 
@@ -58,6 +66,8 @@ class Trainer {
   // Ends a step whose gradients are there: updates parameters and controller, or neither where anything is
   // not finite.
   void apply_gradients(double lr, StepNumbers& numbers);
+  // Back to before the step of this result, which halted, and those after it.
+  void undo(const StepResult& halted);
 
   RunConfig config_;
   TrainingTask task_;
@@ -65,6 +75,8 @@ class Trainer {
   std::function<BatchLosses(const at::Tensor&, const RoutingInputs&)> losses_;
   ThresholdController controller_;
   TrainingState state_;
+  PairLimits pair_limits_;
+  at::Tensor halted_;  // bool []: a step had no room for its pairs; until it runs again nothing is applied
   std::deque<StepInFlight> in_flight_;
   double last_arrival_ = 0;  // seconds of a steady clock
 };

@@ -37,6 +37,42 @@ TEST(Trainer, gradients_do_not_depend_on_the_micro_batch_size) {
   }
 }
 
+// Two steps at a time are issued before their results are read, as on a device that computes meanwhile.
+std::vector<StepResult> results_of(Trainer& trainer, int64_t steps) {
+  std::vector<StepResult> results;
+  while (trainer.state().step < steps) {
+    EXPECT_TRUE(trainer.step(never));
+    EXPECT_TRUE(trainer.step(never));
+    while (auto result = trainer.next_result(0)) results.push_back(*result);
+  }
+  return results;
+}
+
+TEST(Trainer, steps_without_room_for_their_pairs_run_again_and_leave_no_trace) {
+  const RunConfig config = tiny();
+  Trainer exact(config, task_of(config), at::kFloat);
+  exact.initialise();
+  const auto expected = results_of(exact, 6);
+  for (const double margin : {0.5, 2.0}) {
+    Trainer limited(config, task_of(config), at::kFloat);
+    limited.initialise();
+    limited.predict_pairs(margin);
+    const auto results = results_of(limited, 6);
+    ASSERT_EQ(results.size(), expected.size());
+    for (size_t i = 0; i < results.size(); ++i) {
+      EXPECT_EQ(results[i].step, expected[i].step);
+      EXPECT_EQ(results[i].tokens, expected[i].tokens);
+      EXPECT_EQ(results[i].loss, expected[i].loss);
+      EXPECT_EQ(results[i].thresholds, expected[i].thresholds);
+      EXPECT_FALSE(results[i].skipped);
+    }
+    EXPECT_EQ(distance(limited, exact), 0);
+    EXPECT_EQ(limited.state().sample_position, exact.state().sample_position);
+    EXPECT_EQ(limited.state().error_sum, exact.state().error_sum);
+    EXPECT_EQ(limited.state().skipped_steps, 0);
+  }
+}
+
 TEST(Trainer, global_batch_statistics_see_earlier_micro_batches) {
   RunConfig config = tiny();
   config.loss.batch_statistics = BatchStatistics::kGlobal;

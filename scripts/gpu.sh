@@ -1,27 +1,29 @@
 #!/usr/bin/env bash
-# On a machine with a CUDA device, a torch that knows it, g++ and nvcc: builds the operators and runs their tests on the
-# device; then, where scripts/carry.sh left the program, the tests of the model and of training. No network needed.
-# PYTHON names a Python other than python3.
+# On a machine with a CUDA device, a torch that knows it, g++ and nvcc: builds the operators. gpu.sh bench: measures them
+# (benchmarks/gpu_ops.py). gpu.sh test: runs their tests on the device; then, where scripts/carry.sh left the program,
+# the tests of the model and of training. No network needed. PYTHON names a Python other than python3.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+mode=$1
 python=${PYTHON:-python3}
-fail() { echo "make test-gpu: $*" >&2; exit 1; }
+fail() { echo "make $mode-gpu: $*" >&2; exit 1; }
 export PATH=$PATH:/usr/local/cuda/bin PYTHONPATH=$PWD/build/carry/python${PYTHONPATH:+:$PYTHONPATH}
 "$python" -c 'import torch' 2>/dev/null || fail "$python has no torch: name a Python that has one, PYTHON=…"
 "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null ||
   fail "there is no CUDA device that torch can use (nvidia-smi lists those the driver knows)"
 for tool in g++ nvcc; do command -v $tool >/dev/null || fail "$tool is not installed"; done
-"$python" -c 'import numpy, pytest' 2>/dev/null ||
+[ "$mode" = bench ] || "$python" -c 'import numpy, pytest' 2>/dev/null ||
   fail "$python has no numpy and pytest: install them, or bring build/carry from a machine with network (scripts/carry.sh)"
 
 site=$("$python" -c 'import pathlib, torch; print(pathlib.Path(torch.__file__).parents[1])')
 scripts/build_ops.sh "$site" build/gpu
 export DTOPP_OPS=$PWD/build/gpu/lib/libdtopp_ops.so
-"$python" -m pytest -q tests/python/test_ops.py tests/python/test_ops_dispatch.py tests/python/test_ops_differential.py
+[ "$mode" = test ] || exec "$python" benchmarks/gpu_ops.py
+"$python" -m pytest -q tests/python/test_ops{,_cuda,_dispatch,_differential}.py
 
 program=build/carry/bin/dtopp
 [ -x $program ] || program=build/release/bin/dtopp
-[ -x $program ] || { echo "make test-gpu: no program is here: the tests of the model and of training are left out" >&2; exit 0; }
+[ -x $program ] || { echo "make $mode-gpu: no program is here: the tests of the model and of training are left out" >&2; exit 0; }
 # Its own rpaths are those of the machine it was built on; the operators built here come before the ones built there.
 export LD_LIBRARY_PATH=$PWD/build/gpu/lib:$site/torch/lib:$site/nvidia/cu13/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 export DTOPP_BINARY=$PWD/$program DTOPP_DEVICE=cuda

@@ -1,0 +1,105 @@
+// moe_ffn's backward pass on the CPU where experts have few rows: each thread forms its columns of d pre and
+// r * A of a group, then its columns of dx; the weight gradients as elsewhere.
+#pragma once
+
+#include "dtopp/ops/moe_ffn_backward_cpu.h"
+#include "dtopp/ops/moe_ffn_columns_cpu.h"
+
+namespace dtopp {
+
+// Expert e's [K, N] of a weight [E, K, N].
+template <typename Scalar>
+RightSide<Scalar> right_side(const at::Tensor& weight, int64_t e) {
+  return {weight.const_data_ptr<Scalar>() + e * weight.size(1) * weight.size(2), weight.size(2), false};
+}
+
+// Where a group's rows are, and per share of the columns what they add to each row's gate gradient.
+template <typename Real>
+struct HiddenGradients {
+  Real *d_pre_NG, *scaled_NF;
+  Real* grad_gates_SN;
+  int64_t first_pair, rows;
+};
+
+// Columns [begin, end) of d pre and r * A of a block.
+template <typename Scalar, typename Tiles>
+void backward_hidden(const BackwardInputs& in, const Assignment& pairs, const RowBlock& block,
+                     const RightSide<Scalar>& down_DF, int64_t begin, int64_t end,
+                     const ColumnBuffers<Tiles>& buffers, const HiddenGradients<typename Tiles::Real>& out) {
+  using Real = typename Tiles::Real;
+  const int64_t hidden = in.hidden, ffn = in.ffn, experts = in.gates_TE.size(1), rows = block.rows;
+  const int64_t* tokens = pairs.token_A.data() + block.pair;
+  const int64_t row = block.pair - out.first_pair;
+  const Scalar* dy = in.grad_y_TD.const_data_ptr<Scalar>();
+  const Scalar* pre = in.pre_activations_AG.const_data_ptr<Scalar>() + block.pair * 2 * ffn;
+  const Real* gates = in.gates_TE.const_data_ptr<Real>() + block.expert;
+  Real* grad_gates = out.grad_gates_SN + block.share * out.rows + row;
+  buffers.pack_rows([&](int64_t n) { return dy + tokens[n] * hidden; }, rows, hidden, block.share);
+  Real* da = buffers.product.of(block.share);
+  for (int64_t f = begin; f < end; f += kColumnsAtOnce) {
+    const int64_t columns = std::min(kColumnsAtOnce, end - f);
+    buffers.multiply(rows, hidden, down_DF, f, columns, block.share, da, columns,
+                     down_DF.rows(0, std::min(kTileDepth, hidden), f + columns, columns));
+    run_widest([&] {
+      for (int64_t n = 0; n < rows; ++n) {
+        grad_gates[n] +=
+            swiglu_backward(pre + n * 2 * ffn + f, da + n * columns, gates[tokens[n] * experts], ffn, columns,
+                            out.d_pre_NG + (row + n) * 2 * ffn + f, out.scaled_NF + (row + n) * ffn + f);
+      }
+    });
+  }
+}
+
+// Adds the shares' parts, in their order.
+template <typename Real>
+void add_gate_gradients(const Assignment& pairs, const std::vector<RowBlock>& blocks, int64_t shares,
+                        const HiddenGradients<Real>& rows, const at::Tensor& grad_gates_TE) {
+  const int64_t experts = grad_gates_TE.size(1);
+  Real* grad = grad_gates_TE.mutable_data_ptr<Real>();
+  for (const RowBlock& block : blocks) {
+    for (int64_t pair = block.pair; pair < block.pair + block.rows; ++pair) {
+      for (int64_t share = 0; share < shares; ++share) {
+        grad[pairs.token_A[pair] * experts + block.expert] +=
+            rows.grad_gates_SN[share * rows.rows + pair - rows.first_pair];
+      }
+    }
+  }
+}
+
+template <typename Scalar, typename Tiles>
+void backward_columns(const BackwardInputs& in, const Assignment& pairs, const at::Tensor& gate_up_proj,
+                      const at::Tensor& down_proj, const Gradients& grad) {
+  using Real = typename Tiles::Real;
+  const int64_t hidden = in.hidden, ffn = in.ffn, experts = in.gates_TE.size(1);
+  const auto groups = group_experts(pairs, experts, experts);
+  const int64_t shares = at::get_num_threads();
+  const BackwardBuffers<Tiles> sums(most_rows(groups), shares, hidden, ffn, in.x_TD.options());
+  const ColumnBuffers<Tiles> buffers(std::max(hidden, 2 * ffn), in.x_TD.options());
+  const BufferParts<Real> grad_gates(1, shares * most_rows(groups), in.x_TD.options());
+  for (const ExpertGroup& group : groups) {
+    const std::vector<RowBlock> blocks = row_blocks<Tiles>(pairs, group);
+    const HiddenGradients<Real> rows{sums.d_pre_NG.template mutable_data_ptr<Real>(),
+                                     sums.scaled_NF.template mutable_data_ptr<Real>(), grad_gates.of(0),
+                                     group.pair, group.rows};
+    std::fill_n(rows.grad_gates_SN, shares * group.rows, Real(0));
+    for_hidden_columns<Tiles>(blocks, ffn, [&](const RowBlock& block, int64_t begin, int64_t end) {
+      backward_hidden<Scalar, Tiles>(in, pairs, block, right_side<Scalar>(down_proj, block.expert), begin,
+                                     end, buffers, rows);
+    });
+    if (grad.gates_TE.defined()) add_gate_gradients(pairs, blocks, shares, rows, grad.gates_TE);
+    if (grad.x_TD.defined()) {
+      add_results<Tiles>(
+          blocks, pairs, 2 * ffn, hidden, buffers,
+          [&](const RowBlock& block, int64_t n) {
+            return rows.d_pre_NG + (block.pair - group.pair + n) * 2 * ffn;
+          },
+          [&](int64_t e) { return right_side<Scalar>(gate_up_proj, e); },
+          [&](int64_t) {
+            return TokenSums<Real>{grad.x_TD.mutable_data_ptr<Real>(), hidden};
+          });
+    }
+    weight_gradients<Scalar, Tiles>(in, pairs, group, sums, grad);
+  }
+}
+
+}  // namespace dtopp
