@@ -172,7 +172,8 @@ at::Tensor forward(const at::Tensor& x_TD, const at::Tensor& gates_TE, const Ass
                    const at::Tensor& gate_up_proj, const at::Tensor& down_proj,
                    const at::Tensor& pre_activations_AG) {
   const ForwardTensors t{x_TD, gates_TE, at::zeros(x_TD.sizes(), gates_TE.options()), pre_activations_AG};
-  if (mean_rows(pairs) <= kFewRowsForward) {
+  const int64_t weights = (gate_up_proj.size(1) + down_proj.size(2)) * x_TD.size(1);
+  if (mean_rows(pairs) <= kFewRowsForward || weights > kManyWeights) {
     forward_columns<Scalar, Tiles>(t, pairs, gate_up_proj, down_proj);
   } else {
     forward_rows<Scalar, Tiles>(t, pairs, gate_up_proj, down_proj);

@@ -23,6 +23,9 @@ constexpr int64_t kGroupExperts = 8;  // bounds its packed weights
 // An expert that has any pairs has no more than so many on average: threads share columns.
 constexpr int64_t kFewRowsForward = 384;
 constexpr int64_t kFewRowsBackward = 192;
+// Forward they also do where an expert has more weights than this: those of a group, packed, would be read
+// from memory again.
+constexpr int64_t kManyWeights = int64_t{1} << 22;
 constexpr int64_t kPackingRows = 8;  // packing a weight costs as much as multiplying it with this many rows
 
 // The token-expert pairs, ordered by expert, then token.

@@ -65,8 +65,9 @@ TEST(MoeFfn, matches_double_precision_for_any_number_of_tokens_per_expert) {
     expect_matches_reference(make_case(tokens, 40, 36, 3, 0.95), kFloatBound);
     expect_matches_reference(make_case(tokens, 40, 36, 3, 0.95, at::kBFloat16), kBfloat16Bound);
   }
-  expect_matches_reference(make_case(150, 530, 270, 3, 0.5),
-                           kFloatBound);  // more columns than are packed at once
+  // More columns than are packed at once; many weights an expert.
+  expect_matches_reference(make_case(150, 530, 270, 3, 0.5), kFloatBound);
+  expect_matches_reference(make_case(400, 1100, 1300, 1, 1.0), kFloatBound);
 }
 
 TEST(MoeFfn, matches_where_an_expert_has_more_rows_than_a_block_or_group) {

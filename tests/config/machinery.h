@@ -1,0 +1,66 @@
+// A configuration of the tests' own, for those of the generic machinery.
+#pragma once
+
+#include <array>
+
+#include "dtopp/base/config.h"
+#include "tests/config/temporary_files.h"
+
+namespace local {
+
+enum class Colour { kRed, kGreen };
+constexpr auto enum_names(Colour /*type*/) {
+  return std::array<std::pair<Colour, std::string_view>, 2>{
+      {{Colour::kRed, "red"}, {Colour::kGreen, "green"}}};
+}
+
+struct Inner {
+  int64_t count = 3;
+  double rate = 0.5;
+  std::vector<double> weights = {1.0};
+};
+struct Outer {
+  std::string title;
+  bool flag = false;
+  Colour colour = Colour::kRed;
+  Inner inner;
+  std::vector<std::string> words;
+};
+
+template <class Config, class Visitor>
+requires std::same_as<std::remove_const_t<Config>, Inner>
+void visit_fields(Config& config, Visitor&& field) {
+  field("count", config.count);
+  field("rate", config.rate);
+  field("weights", config.weights);
+}
+template <class Config, class Visitor>
+requires std::same_as<std::remove_const_t<Config>, Outer>
+void visit_fields(Config& config, Visitor&& field) {
+  field("title", config.title);
+  field("flag", config.flag);
+  field("colour", config.colour);
+  field("inner", config.inner);
+  field("words", config.words);
+}
+
+}  // namespace local
+
+namespace dtopp {
+
+using local::Outer;
+
+inline Outer read(const std::string& yaml) {
+  Outer config;
+  read_config(parse_config(yaml, "a.yaml"), config);
+  return config;
+}
+
+class Machinery : public TemporaryFiles {
+ protected:
+  std::string error(const std::string& yaml) const {
+    return usage_error([&] { read(yaml); });
+  }
+};
+
+}  // namespace dtopp
