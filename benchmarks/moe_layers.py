@@ -166,12 +166,13 @@ def main():
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtypes", nargs="+", default=["float32"])
     parser.add_argument("--sweeps", nargs="+", default=list(SWEEPS), choices=list(SWEEPS))
+    parser.add_argument("--size", nargs=4, type=int, metavar=tuple("DEKT"), help="one size alone: hidden, experts, active, tokens")
     parser.add_argument("--quick", action="store_true", help="one other size a sweep")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.ops.load_library(os.path.abspath(os.environ.get("DTOPP_OPS", "build/release/lib/libdtopp_ops.so")))
     for name in args.dtypes:
-        for case in sizes(args.sweeps, args.quick):
+        for case in [dict(zip("DEKT", args.size))] if args.size else sizes(args.sweeps, args.quick):
             measure(case, args, getattr(torch, name))
 
 
