@@ -45,6 +45,11 @@ std::optional<std::string> find_cuda() {
   return std::nullopt;
 }
 
+bool has_cuda_driver() {
+  static const bool there = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL) != nullptr;
+  return there;
+}
+
 std::string describe_device(const at::Device& device) {
   const int threads = at::get_num_threads();
   if (device.is_cpu())

@@ -14,6 +14,9 @@ namespace dtopp {
 // torch: what it finds out about CUDA in a process, it finds out once.
 std::optional<std::string> find_cuda();
 
+// Whether a driver for CUDA devices is installed. Quick, where find_cuda loads all of torch's CUDA.
+bool has_cuda_driver();
+
 // "the CPU (2 threads)", "cuda:0 (NVIDIA H200)".
 std::string describe_device(const at::Device& device);
 

@@ -7,7 +7,7 @@
 namespace dtopp {
 
 at::Device compute_device(Device wish, const std::string& option) {
-  if (wish == Device::kCpu) return at::kCPU;
+  if (wish == Device::kCpu || (wish == Device::kAuto && !has_cuda_driver())) return at::kCPU;
   const auto missing = find_cuda();
   if (!missing) return at::Device(at::kCUDA, 0);
   if (wish == Device::kCuda)
