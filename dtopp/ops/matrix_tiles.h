@@ -102,7 +102,8 @@ struct VectorTiles {
   static void pack_right_transposed(const Scalar* transposed, int64_t stride, int64_t K, int64_t N,
                                     int64_t begin, int64_t end, Packed* packed);
 
-  // C[m, n] = sum over k of A[m, k] B[k, n], plus C[m, n] where add. C's rows are ldc numbers apart.
+  // C[m, n] = sum over k of A[m, k] B[k, n], plus C[m, n] where add. C's rows are ldc numbers apart. `next`
+  // comes to the cache meanwhile.
   template <Order kOrder>
   static void multiply(const Packed* left, const Packed* right, int64_t M, int64_t N, int64_t K, Real* C,
                        int64_t ldc, bool add, const NextRows& next = {});

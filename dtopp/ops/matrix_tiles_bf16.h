@@ -121,7 +121,7 @@ struct Bfloat16Tiles {
 
  private:
   static void multiply_edge(const Packed* strip, const Packed* panel, int64_t rows, int64_t columns,
-                            int64_t depth, Real* C, int64_t ldc, bool add, const NextRows& /*next*/ = {}) {
+                            int64_t depth, Real* C, int64_t ldc, bool add) {
     alignas(64) std::array<Real, kStrip * kPanel> tile;
     Kernel::multiply(round_up(rows, kUnit), kPanel, depth, depth, kPanel, kPanel, false, strip, panel,
                      tile.data());
