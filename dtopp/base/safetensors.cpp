@@ -183,7 +183,7 @@ TensorView view_of(Entry& entry, ByteReader& data, uint64_t data_start) {
   return {std::move(entry.name), std::move(entry.dtype), std::move(entry.shape), data.take(*bytes)};
 }
 
-std::string header_of(const fs::path& path, const std::vector<TensorView>& tensors,
+std::string header_of(const fs::path& path, const std::vector<TensorSource>& tensors,
                       const std::map<std::string, std::string>& metadata) {
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
   std::set<std::string_view> names;
@@ -191,14 +191,13 @@ std::string header_of(const fs::path& path, const std::vector<TensorView>& tenso
   uint64_t offset = 0;
   for (const auto& tensor : tensors) {
     const auto bytes = tensor_bytes(element_bytes(tensor.dtype), tensor.shape);
-    if (bytes != tensor.bytes.size() || element_bytes(tensor.dtype) == 0 || tensor.name == "__metadata__" ||
+    if (bytes != tensor.size || element_bytes(tensor.dtype) == 0 || tensor.name == "__metadata__" ||
         !names.insert(tensor.name).second)
       throw DataError(path.string() + ": tensor \"" + tensor.name +
                       "\": its name is taken or its dtype and shape do not fit its bytes");
-    header[tensor.name] = {{"dtype", tensor.dtype},
-                           {"shape", tensor.shape},
-                           {"data_offsets", {offset, offset + tensor.bytes.size()}}};
-    offset += tensor.bytes.size();
+    header[tensor.name] = {
+        {"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {offset, offset + tensor.size}}};
+    offset += tensor.size;
   }
   std::string text = header.dump();
   text.append((kAlignment - (sizeof(uint64_t) + text.size()) % kAlignment) % kAlignment, ' ');
@@ -231,14 +230,20 @@ const TensorView* SafetensorsFile::find(const std::string& name) const {
   return found == by_name_.end() ? nullptr : &tensors_[found->second];
 }
 
-uint64_t write_safetensors(const fs::path& path, const std::vector<TensorView>& tensors,
+uint64_t write_safetensors(const fs::path& path, const std::vector<TensorSource>& tensors,
                            const std::map<std::string, std::string>& metadata, Hasher* hasher) {
   const auto header = header_of(path, tensors, metadata);
   OutputFile file(path, hasher);
   const uint64_t size = header.size();
   file.write(std::as_bytes(std::span(&size, 1)));
   file.write(header);
-  for (const auto& tensor : tensors) file.write(tensor.bytes);
+  for (const auto& tensor : tensors) {
+    const uint64_t end = file.size() + tensor.size;
+    tensor.read([&](std::span<const std::byte> bytes) { file.write(bytes); });
+    if (file.size() != end)
+      throw DataError(path.string() + ": tensor \"" + tensor.name + "\": its bytes are not " +
+                      std::to_string(tensor.size));
+  }
   file.sync_and_close();
   return file.size();
 }

@@ -3,9 +3,11 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "dtopp/base/files.h"
@@ -33,10 +35,36 @@ class SafetensorsFile {
   std::map<std::string, size_t> by_name_;
 };
 
-// Writes the tensors in order and answers the file's size; data 64-byte aligned by padding the header; synced
-// and hashed as OutputFile does. DataError also for a name used twice and a dtype and shape that do not fit
-// the bytes.
-uint64_t write_safetensors(const std::filesystem::path& path, const std::vector<TensorView>& tensors,
+using TakeBytes = std::function<void(std::span<const std::byte>)>;
+
+// A tensor to be written, whose bytes need not be there before they are.
+struct TensorSource {
+  // Bytes that are there already and stay until they are written.
+  TensorSource(std::string name, std::string dtype, std::vector<int64_t> shape,
+               std::span<const std::byte> bytes)
+      : TensorSource(std::move(name), std::move(dtype), std::move(shape), bytes.size(),
+                     [bytes](const TakeBytes& take) { take(bytes); }) {}
+  TensorSource(std::string name, std::string dtype, std::vector<int64_t> shape, uint64_t size,
+               std::function<void(const TakeBytes&)> read)
+      : name(std::move(name)),
+        dtype(std::move(dtype)),
+        shape(std::move(shape)),
+        size(size),
+        read(std::move(read)) {}
+
+  std::string name;
+  std::string dtype;
+  std::vector<int64_t> shape;
+  uint64_t size;  // bytes
+  // Hands them to the function it is given, in order, in pieces that need to stay no longer than that call.
+  // It is called when the tensor's turn to be written comes.
+  std::function<void(const TakeBytes&)> read;
+};
+
+// Writes the tensors in order, each read when those before it are written, and answers the file's size; data
+// 64-byte aligned by padding the header; synced and hashed as OutputFile does. DataError also for a name used
+// twice and a dtype and shape that do not fit the bytes.
+uint64_t write_safetensors(const std::filesystem::path& path, const std::vector<TensorSource>& tensors,
                            const std::map<std::string, std::string>& metadata = {}, Hasher* hasher = nullptr);
 
 }  // namespace dtopp

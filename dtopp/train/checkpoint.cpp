@@ -73,7 +73,7 @@ class DirectoryWriter {
     manifest_[name] = {file.size(), hasher.hexdigest()};
   }
 
-  void tensors(const std::string& name, const std::vector<TensorView>& tensors) {
+  void tensors(const std::string& name, const std::vector<TensorSource>& tensors) {
     Hasher hasher;
     const auto size = write_safetensors(directory_ / name, tensors, {{"format", "pt"}},
                                         &hasher);  // what transformers asks for
@@ -88,23 +88,23 @@ class DirectoryWriter {
 };
 
 // Tensors in order, each shard filled up to `shard_bytes`; a larger tensor has a shard of its own.
-std::vector<std::vector<TensorView>> split_into_shards(const std::vector<TensorView>& tensors,
-                                                       uint64_t shard_bytes) {
-  std::vector<std::vector<TensorView>> shards(1);
+std::vector<std::vector<TensorSource>> split_into_shards(const std::vector<TensorSource>& tensors,
+                                                         uint64_t shard_bytes) {
+  std::vector<std::vector<TensorSource>> shards(1);
   uint64_t size = 0;
   for (const auto& tensor : tensors) {
-    if (!shards.back().empty() && size + tensor.bytes.size() > shard_bytes) {
+    if (!shards.back().empty() && size + tensor.size > shard_bytes) {
       shards.emplace_back();
       size = 0;
     }
     shards.back().push_back(tensor);
-    size += tensor.bytes.size();
+    size += tensor.size;
   }
   return shards;
 }
 
 // Names as Hugging Face gives them, so that its readers find the shards.
-void write_model(DirectoryWriter& writer, const std::vector<TensorView>& parameters, uint64_t shard_bytes) {
+void write_model(DirectoryWriter& writer, const std::vector<TensorSource>& parameters, uint64_t shard_bytes) {
   const auto shards = split_into_shards(parameters, shard_bytes);
   if (shards.size() == 1) return writer.tensors(kModel, parameters);
   json weight_map = json::object();
@@ -115,7 +115,7 @@ void write_model(DirectoryWriter& writer, const std::vector<TensorView>& paramet
     writer.tensors(name, shards[i]);
     for (const auto& tensor : shards[i]) {
       if (!weight_map.emplace(tensor.name, name).second) throw DataError(tensor.name + ": a parameter twice");
-      total += tensor.bytes.size();
+      total += tensor.size;
     }
   }
   const json index = {{"metadata", {{"total_size", total}}}, {"weight_map", weight_map}};

@@ -15,11 +15,11 @@
 
 namespace dtopp {
 
-// Everything one checkpoint is made of. The spans of the tensors must outlive the call that takes it.
+// Everything one checkpoint is made of. Tensors are read one after another while they are written.
 struct CheckpointContents {
   TrainingState state;
-  std::vector<TensorView> parameters;  // fp32, names of ParameterSpec
-  std::vector<TensorView> optimizer;   // "<parameter>.exp_avg", "<parameter>.exp_avg_sq"
+  std::vector<TensorSource> parameters;  // fp32, names of ParameterSpec
+  std::vector<TensorSource> optimizer;   // "<parameter>.exp_avg", "<parameter>.exp_avg_sq"
   std::string config_yaml;
   std::string tokenizer_json;  // empty: the data came without one
 };

@@ -4,12 +4,14 @@
 #include "dtopp/ops/host_copy.h"
 
 namespace dtopp {
+namespace {
 
-void HostTensors::add(const std::string& name, const at::Tensor& tensor) {
-  const at::Tensor& host = tensors.emplace_back(tensor.cpu());
-  const auto bytes = std::span(static_cast<const std::byte*>(host.const_data_ptr()), host.nbytes());
-  views.push_back({name, "F32", host.sizes().vec(), bytes});
+TensorSource source_of(const std::string& name, const at::Tensor& tensor) {
+  return {name, "F32", tensor.sizes().vec(), tensor.nbytes(),
+          [tensor](const TakeBytes& take) { copy_to_bytes(tensor, take); }};
 }
+
+}  // namespace
 
 ParameterStore::ParameterStore(std::vector<ParameterSpec> specs, const at::TensorOptions& compute)
     : specs_(std::move(specs)), device_(compute.device()) {
@@ -112,19 +114,19 @@ void ParameterStore::adamw_step(const OptimizerConfig& config, double lr, const 
   refresh_copies();
 }
 
-HostTensors ParameterStore::host_parameters() const {
-  HostTensors host;
-  for (size_t i = 0; i < specs_.size(); ++i) host.add(specs_[i].name, masters_[i]);
-  return host;
+std::vector<TensorSource> ParameterStore::parameter_sources() const {
+  std::vector<TensorSource> sources;
+  for (size_t i = 0; i < specs_.size(); ++i) sources.push_back(source_of(specs_[i].name, masters_[i]));
+  return sources;
 }
 
-HostTensors ParameterStore::host_moments() const {
-  HostTensors host;
+std::vector<TensorSource> ParameterStore::moment_sources() const {
+  std::vector<TensorSource> sources;
   for (size_t i = 0; i < specs_.size(); ++i) {
-    host.add(specs_[i].name + ".exp_avg", exp_avg_[i]);
-    host.add(specs_[i].name + ".exp_avg_sq", exp_avg_sq_[i]);
+    sources.push_back(source_of(specs_[i].name + ".exp_avg", exp_avg_[i]));
+    sources.push_back(source_of(specs_[i].name + ".exp_avg_sq", exp_avg_sq_[i]));
   }
-  return host;
+  return sources;
 }
 
 }  // namespace dtopp

@@ -12,14 +12,6 @@
 
 namespace dtopp {
 
-// Tensors as a checkpoint takes them, on the host.
-struct HostTensors {
-  std::vector<at::Tensor> tensors;
-  std::vector<TensorView> views;  // into the tensors
-
-  void add(const std::string& name, const at::Tensor& tensor);
-};
-
 class ParameterStore {
  public:
   // compute: at::kFloat or at::kBFloat16, and the device where everything lies. Nothing is initialised.
@@ -43,9 +35,10 @@ class ParameterStore {
   void adamw_step(const OptimizerConfig& config, double lr, const at::Tensor& divisor,
                   const at::Tensor& applied);
 
-  // For a checkpoint; valid while the store does not step.
-  HostTensors host_parameters() const;
-  HostTensors host_moments() const;
+  // For a checkpoint, to be read while the store does not step: from a device piece by piece, on a CPU
+  // without a copy.
+  std::vector<TensorSource> parameter_sources() const;
+  std::vector<TensorSource> moment_sources() const;
 
   const std::vector<ParameterSpec>& specs() const { return specs_; }
   const at::Device& device() const { return device_; }

@@ -241,9 +241,9 @@ void Run::validate() {
 
 void Run::save() {
   take_results(0);
-  const HostTensors parameters = trainer_->parameters().host_parameters();
-  const HostTensors moments = trainer_->parameters().host_moments();
-  const CheckpointContents contents{trainer_->state(), parameters.views, moments.views, to_yaml(config_),
+  const ParameterStore& parameters = trainer_->parameters();
+  const CheckpointContents contents{trainer_->state(), parameters.parameter_sources(),
+                                    parameters.moment_sources(), to_yaml(config_),
                                     trainer_->task().tokenizer_json};
   last_checkpoint_ = save_checkpoint(directory_ / "checkpoints", contents, config_.checkpoint.keep);
   unsaved_ = false;

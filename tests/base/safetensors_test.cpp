@@ -44,18 +44,20 @@ TEST(Safetensors, read_back_what_was_written) {
   const auto part = [&](size_t begin, size_t size) {
     return bytes_of(std::string_view(data).substr(begin, size));
   };
-  const std::vector<TensorView> tensors = {{"b", "BF16", {3, 1}, part(0, 6)},
-                                           {"scalar", "F32", {}, part(6, 4)},
-                                           {"empty", "I64", {0, 5}, part(10, 0)},
-                                           {"a \"quoted\" ü", "U8", {2, 2, 2}, part(10, 8)}};
+  const std::vector<TensorView> views = {{"b", "BF16", {3, 1}, part(0, 6)},
+                                         {"scalar", "F32", {}, part(6, 4)},
+                                         {"empty", "I64", {0, 5}, part(10, 0)},
+                                         {"a \"quoted\" ü", "U8", {2, 2, 2}, part(10, 8)}};
+  std::vector<TensorSource> tensors;
+  for (const TensorView& view : views) tensors.emplace_back(view.name, view.dtype, view.shape, view.bytes);
   Hasher hasher;
   const auto size = write_safetensors(scratch / "file", tensors, {{"format", "pt"}}, &hasher);
   EXPECT_EQ(size, std::filesystem::file_size(scratch / "file"));
   EXPECT_EQ(hasher.hexdigest(), hash_file(scratch / "file"));
 
   const SafetensorsFile file(scratch / "file");
-  ASSERT_EQ(file.tensors().size(), tensors.size());
-  for (const auto& expected : tensors) {
+  ASSERT_EQ(file.tensors().size(), views.size());
+  for (const auto& expected : views) {
     const auto* const tensor = file.find(expected.name);
     ASSERT_NE(tensor, nullptr) << expected.name;
     EXPECT_EQ(tensor->dtype, expected.dtype);
@@ -92,7 +94,7 @@ TEST(Safetensors, stay_readable_after_a_move) {
 
 TEST(Safetensors, refuse_to_write_tensors_that_could_not_be_read) {
   ScratchDirectory scratch;
-  const auto refused = [&](const std::vector<TensorView>& tensors) {
+  const auto refused = [&](const std::vector<TensorSource>& tensors) {
     return error_of<DataError>([&] { write_safetensors(scratch / "file", tensors); });
   };
   EXPECT_THAT(refused({{"a", "F32", {2}, bytes_of("1234")}}), HasSubstr("do not fit"));
@@ -101,6 +103,21 @@ TEST(Safetensors, refuse_to_write_tensors_that_could_not_be_read) {
   EXPECT_THAT(refused({{"a", "U8", {4}, bytes_of("1234")}, {"a", "U8", {4}, bytes_of("1234")}}),
               HasSubstr("taken"));
   EXPECT_THAT(refused({{"__metadata__", "U8", {4}, bytes_of("1234")}}), HasSubstr("taken"));
+  const auto three = [](const TakeBytes& take) { take(bytes_of("123")); };
+  EXPECT_THAT(refused({{"a", "U8", {4}, 4, three}}), HasSubstr("tensor \"a\": its bytes are not 4"));
+  EXPECT_THAT(refused({{"a", "U8", {2}, 2, three}}), HasSubstr("its bytes are not 2"));
+}
+
+TEST(Safetensors, are_written_the_same_from_bytes_in_pieces) {
+  ScratchDirectory scratch;
+  const std::string data = "0123456789abcdef";
+  write_safetensors(scratch / "whole", {{"a", "U8", {16}, bytes_of(data)}, {"b", "U8", {0}, bytes_of("")}});
+  const auto pieces = [&](const TakeBytes& take) {
+    for (const char& byte : data) take(bytes_of({&byte, 1}));
+  };
+  write_safetensors(scratch / "pieces",
+                    {{"a", "U8", {16}, 16, pieces}, {"b", "U8", {0}, 0, [](const TakeBytes&) {}}});
+  EXPECT_EQ(read_file(scratch / "pieces"), read_file(scratch / "whole"));
 }
 
 struct Damage {

@@ -1,7 +1,7 @@
 // A small checkpoint to write: tensors that own their bytes.
 #pragma once
 
-#include <cstring>
+#include <algorithm>
 #include <list>
 #include <random>
 #include <string>
@@ -17,7 +17,7 @@ class SampleContents {
   explicit SampleContents(int64_t step, int64_t elements = 6) {
     std::mt19937 generator(static_cast<unsigned>(step) + 1);
     const auto tensor = [&](const std::string& name, std::vector<int64_t> shape,
-                            std::vector<TensorView>& to) {
+                            std::vector<TensorSource>& to) {
       int64_t count = 1;
       for (const int64_t size : shape) count *= size;
       auto& values = storage_.emplace_back(count);
@@ -53,15 +53,18 @@ class SampleContents {
 
 // Every byte that was saved is there again.
 inline bool holds(const Checkpoint& checkpoint, const CheckpointContents& contents) {
-  const auto same = [](std::span<const std::byte> a, std::span<const std::byte> b) {
-    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size()) == 0;
+  const auto same = [](std::span<const std::byte> read, const TensorSource& source) {
+    std::vector<std::byte> written;
+    source.read(
+        [&](std::span<const std::byte> bytes) { written.insert(written.end(), bytes.begin(), bytes.end()); });
+    return std::ranges::equal(read, written);
   };
   if (!(checkpoint.state() == contents.state) || checkpoint.config_yaml() != contents.config_yaml)
     return false;
   for (const auto& tensor : contents.parameters)
-    if (!same(checkpoint.parameter(tensor.name, tensor.shape), tensor.bytes)) return false;
+    if (!same(checkpoint.parameter(tensor.name, tensor.shape), tensor)) return false;
   for (const auto& tensor : contents.optimizer)
-    if (!same(checkpoint.moment(tensor.name, tensor.shape), tensor.bytes)) return false;
+    if (!same(checkpoint.moment(tensor.name, tensor.shape), tensor)) return false;
   return read_file(checkpoint.tokenizer_path()) == contents.tokenizer_json;
 }
 

@@ -25,14 +25,14 @@ class Output {
     const bool whole = tensor.scalar_type() == at::kLong;
     kept_.push_back(tensor.detach().to(whole ? at::kLong : at::kFloat).contiguous().cpu());
     const at::Tensor& kept = kept_.back();
-    views_.push_back({name, whole ? "I64" : "F32", kept.sizes().vec(),
-                      std::span(static_cast<const std::byte*>(kept.const_data_ptr()), kept.nbytes())});
+    sources_.push_back({name, whole ? "I64" : "F32", kept.sizes().vec(),
+                        std::span(static_cast<const std::byte*>(kept.const_data_ptr()), kept.nbytes())});
   }
-  void write(const char* path) const { write_safetensors(path, views_); }
+  void write(const char* path) const { write_safetensors(path, sources_); }
 
  private:
   std::deque<at::Tensor> kept_;
-  std::vector<TensorView> views_;
+  std::vector<TensorSource> sources_;
 };
 
 void run(char** argv) {
