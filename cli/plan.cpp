@@ -86,8 +86,12 @@ void print_table(const Plan& plan, const RunConfig& config, const Options& optio
 
 void run(const Options& options) {
   const RunConfig config = load_model_run_config(options.config, options.overrides);
-  if (!options.device.empty()) device_memory(options.device);  // a wrong name, before any output
-  const Plan plan = make_plan(config, options.ranks);
+  Device device = config.training.device;
+  if (!options.device.empty()) {
+    device_memory(options.device);  // a wrong name, before any output
+    device = options.device == "cpu" ? Device::kCpu : Device::kCuda;
+  }
+  const Plan plan = make_plan(config, options.ranks, device);
   if (options.json) {
     print_json(plan, options);
   } else {
@@ -106,7 +110,9 @@ void add_plan(CLI::App& app) {
   verb->add_option("--ranks", options->ranks, "data-parallel processes")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
-  verb->add_option("--device", options->device, "does it fit: cpu (this machine), a100, h100, h200");
+  verb->add_option("--device", options->device,
+                   "does it fit: cpu (this machine), a100, h100, h200; without it, training.device says what "
+                   "memory is counted for");
   verb->add_flag("--json", options->json, "print one JSON object");
   verb->callback([options] { run(*options); });
 }

@@ -8,6 +8,8 @@
 
 namespace dtopp {
 
+constexpr double kPairMargin = 1.25;
+
 class PairLimits {
  public:
   // No limits, and none are predicted: a micro-batch gets the room it needs.

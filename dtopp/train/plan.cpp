@@ -11,6 +11,7 @@
 #include "dtopp/base/config.h"
 #include "dtopp/base/progress.h"
 #include "dtopp/models/parameters.h"
+#include "dtopp/train/pair_limits.h"
 
 namespace dtopp {
 namespace {
@@ -18,7 +19,10 @@ namespace {
 constexpr uint64_t kFloat = 4;  // bytes
 constexpr uint64_t kBfloat16 = 2;
 constexpr uint64_t kCrossEntropyChunk = uint64_t{96} << 20;
-constexpr uint64_t kProgram = uint64_t{128} << 20;  // the program and libtorch, measured
+constexpr uint64_t kCudaLogits = uint64_t{1} << 30;  // fp32, of a chunk (ops/linear_cross_entropy_cuda.cpp)
+constexpr uint64_t kProgram = uint64_t{128} << 20;   // the program and libtorch, measured
+// A context with the kernels it has loaded, and the workspaces of cuBLAS and cuBLASLt.
+constexpr uint64_t kCudaProgram = uint64_t{512 + 2 * 32} << 20;
 // Of the activations: what gradients and workspace take over as the backward pass releases it; the rest lies
 // in pieces too small for them (benchmarks/training_cost.py).
 constexpr double kReusedShare = 0.6;
@@ -86,11 +90,12 @@ Counts count_parameters(const RunConfig& config) {
 
 struct Sizes {
   uint64_t T, D, L, H, F, E, V;  // T: tokens of a micro-batch
-  uint64_t pairs;                // token-expert pairs of a layer and micro-batch
-  uint64_t width;                // bytes of an activation
+  uint64_t pairs;  // token-expert pairs of a layer and micro-batch; on a CUDA device, room for them
+  uint64_t width;  // bytes of an activation
+  bool dense, cuda;
 };
 
-Sizes sizes_of(const RunConfig& config, double active_experts, uint64_t width) {
+Sizes sizes_of(const RunConfig& config, double active_experts, uint64_t width, Device device) {
   const ModelConfig& model = config.model;
   const auto u = [](int64_t value) { return static_cast<uint64_t>(value); };
   Sizes s{};
@@ -101,19 +106,21 @@ Sizes sizes_of(const RunConfig& config, double active_experts, uint64_t width) {
   s.F = u(model.ffn_hidden_size);
   s.E = u(model.num_experts);
   s.V = u(model.vocab_size);
-  s.pairs = rounded(static_cast<double>(s.T) * active_experts);
+  s.cuda = device == Device::kCuda;
+  s.dense = model.is_dense();
+  s.pairs = rounded(static_cast<double>(s.T) * active_experts * (s.cuda ? kPairMargin : 1.0));
   s.width = width;
   return s;
 }
 
 // What autograd keeps of one block (see language_model.cpp).
-uint64_t layer_activations(const Sizes& s, bool dense) {
+uint64_t layer_activations(const Sizes& s) {
   const uint64_t stream = product({s.T, s.D, s.width});
   // Two norms keep their inputs, mean and 1 / sigma; their outputs feed the projections.
   const uint64_t norms = sum({product({4, stream}), product({s.T, 4 * kFloat})});
   // q and k before their norms; q, k, v and the result for attention; its logsumexp.
   const uint64_t attention = sum({product({6, stream}), product({s.T, s.H, kFloat})});
-  if (dense) {
+  if (s.dense) {
     // Gate and up, silu(gate), and its product with up.
     return sum({norms, attention, product({s.T, 4, s.F, s.width})});
   }
@@ -125,37 +132,59 @@ uint64_t layer_activations(const Sizes& s, bool dense) {
   return sum({norms, attention, router, experts});
 }
 
+// Logits of a chunk with what becomes of them, the weight's gradient in fp32 and that of the hidden states.
+uint64_t cross_entropy(const Sizes& s) {
+  const uint64_t weight = product({s.V, s.D, kFloat});
+  if (!s.cuda) {
+    const uint64_t chunk = std::min(product({s.T, s.V, 2 * kFloat}), kCrossEntropyChunk);
+    return sum({chunk, weight, product({s.T, s.D, kFloat})});
+  }
+  // Their gradients are formed beside them.
+  const uint64_t logits = std::min(product({s.T, s.V, kFloat}), kCudaLogits);
+  return sum({logits, logits / kFloat * s.width, weight, product({s.T, s.D, s.width})});
+}
+
+// What the backward pass of one layer holds for a moment.
+uint64_t layer_workspace(const Sizes& s) {
+  const uint64_t streams = product({3, s.T, s.D, s.width});
+  const uint64_t rows = s.dense ? s.T : s.pairs;
+  if (!s.cuda) return sum({streams, product({rows, 3, s.F, s.width})});
+  const uint64_t ffn = product({rows, 4, s.F, s.width});
+  if (s.dense) return sum({streams, ffn});
+  // The rows gathered from the gradient of the output, and where each pair lies.
+  return sum({streams, ffn, product({rows, s.D, s.width}), product({s.T, s.E, kFloat})});
+}
+
 std::vector<MemoryPart> plan_memory(const RunConfig& config, const Counts& counts, double active_experts,
-                                    Precision precision, int64_t ranks) {
+                                    Precision precision, int64_t ranks, Device device) {
   const bool bf16 = precision == Precision::kBf16;
-  const bool dense = config.model.is_dense();
-  const Sizes s = sizes_of(config, active_experts, bf16 ? kBfloat16 : kFloat);
+  const Sizes s = sizes_of(config, active_experts, bf16 ? kBfloat16 : kFloat, device);
   const auto n = static_cast<uint64_t>(ranks);
   const uint64_t masters = product({counts.all, kFloat});
   const uint64_t copies = bf16 ? product({counts.compute_precision, kBfloat16}) : 0;
   const bool several = config.training.global_batch_size > config.training.micro_batch_size * ranks;
   const uint64_t others = product({counts.all - counts.compute_precision, kFloat});
   const uint64_t micro_gradients = bf16 ? sum({copies, others}) : several ? masters : 0;
-  const uint64_t stream = product({s.T, s.D, s.width});
-  const uint64_t ends = sum({product({2, stream}), product({s.T, 16})});
-  const uint64_t chunk = std::min(product({s.T, s.V, 2 * kFloat}), kCrossEntropyChunk);
-  const uint64_t cross_entropy = sum({chunk, product({s.V, s.D, kFloat}), product({s.T, s.D, kFloat})});
-  const uint64_t rows = dense ? s.T : s.pairs;
+  const uint64_t ends = sum({product({2, s.T, s.D, s.width}), product({s.T, 16})});
   // A tied embedding gets a second gradient, from its look-up.
   const uint64_t look_up = config.model.tie_embeddings ? product({s.V, s.D, bf16 ? kBfloat16 : kFloat}) : 0;
-  const uint64_t workspace = sum({product({3, stream}), product({rows, 3, s.F, s.width}), look_up});
-  const uint64_t activations = sum({product({s.L, layer_activations(s, dense)}), ends});
-  const uint64_t later = sum({micro_gradients > 0 ? micro_gradients : masters, workspace});
-  const uint64_t reused = std::min(later, rounded(kReusedShare * static_cast<double>(activations)));
+  const uint64_t workspace = sum({layer_workspace(s), look_up});
+  const uint64_t layer = layer_activations(s);
+  const uint64_t activations = sum({product({s.L, layer}), ends});
+  const uint64_t arising = micro_gradients > 0 ? micro_gradients : masters;
+  // On a CUDA device blocks are split for what comes next; the first layer's go when every gradient is there.
+  const uint64_t reused =
+      s.cuda ? std::min(arising, activations - layer)
+             : std::min(sum({arising, workspace}), rounded(kReusedShare * static_cast<double>(activations)));
   return {{"parameters", masters},
           {"optimizer_moments", (product({2, masters}) + n - 1) / n},
           {"gradients", masters},
           {"compute_copies", copies},
           {"micro_batch_gradients", micro_gradients},
           {"activations", activations - reused},
-          {"cross_entropy", cross_entropy},
+          {"cross_entropy", cross_entropy(s)},
           {"workspace", workspace},
-          {"program", kProgram}};
+          {"program", s.cuda ? kCudaProgram : kProgram}};
 }
 
 }  // namespace
@@ -173,7 +202,7 @@ uint64_t Plan::memory_bytes(std::string_view part) const {
   return 0;
 }
 
-Plan make_plan(const RunConfig& config, int64_t ranks) {
+Plan make_plan(const RunConfig& config, int64_t ranks, Device device) {
   if (ranks < 1) throw UsageError("--ranks: must be at least 1");
   const TrainingConfig& training = config.training;
   if (training.global_batch_size / training.micro_batch_size % ranks != 0)
@@ -190,7 +219,7 @@ Plan make_plan(const RunConfig& config, int64_t ranks) {
   const uint64_t active_experts = rounded(static_cast<double>(counts.experts) * share);
   plan.active_parameters = counts.all - counts.experts + active_experts;
 
-  const Sizes s = sizes_of(config, plan.active_experts, kFloat);
+  const Sizes s = sizes_of(config, plan.active_experts, kFloat, device);
   const uint64_t projection = config.model.tie_embeddings ? counts.embedding : 0;
   const auto length = static_cast<uint64_t>(config.model.sequence_length);
   plan.flops_per_token =
@@ -200,13 +229,14 @@ Plan make_plan(const RunConfig& config, int64_t ranks) {
   plan.micro_batch_size = training.micro_batch_size;
   plan.ranks = ranks;
   plan.precision = training.precision;
+  if (plan.precision == Precision::kAuto && device == Device::kCuda) plan.precision = Precision::kBf16;
   if (plan.precision != Precision::kAuto) {
-    plan.memory = plan_memory(config, counts, plan.active_experts, plan.precision, ranks);
+    plan.memory = plan_memory(config, counts, plan.active_experts, plan.precision, ranks, device);
   } else {
     for (const Precision precision : {Precision::kFp32, Precision::kBf16}) {
       Plan other = plan;
       other.precision = precision;
-      other.memory = plan_memory(config, counts, plan.active_experts, precision, ranks);
+      other.memory = plan_memory(config, counts, plan.active_experts, precision, ranks, device);
       if (plan.memory.empty() || other.memory_bytes() > plan.memory_bytes()) plan = other;
     }
   }

@@ -32,7 +32,8 @@ struct Plan {
   uint64_t tokens_per_step = 0;  // of the global batch
   int64_t micro_batch_size = 0;
   int64_t ranks = 1;
-  Precision precision = Precision::kFp32;  // auto resolved: the one that needs more memory
+  Precision precision =
+      Precision::kFp32;  // auto resolved: bf16 on a CUDA device, else what needs more memory
 
   // A rank's memory at its peak. Parts: parameters (fp32 masters), optimizer_moments (two fp32, divided among
   // the ranks: ZeRO-1), gradients (fp32), compute_copies (bf16), micro_batch_gradients (of one micro-batch,
@@ -47,8 +48,9 @@ struct Plan {
   uint64_t wire_bytes_per_step = 0;
 };
 
-// InvalidValue where sizes are too large to be counted, or the global batch does not divide among the ranks.
-Plan make_plan(const RunConfig& config, int64_t ranks = 1);
+// On a CUDA device (kCuda) or, all else, on a CPU. InvalidValue where sizes are too large to be counted, or
+// the global batch does not divide among the ranks.
+Plan make_plan(const RunConfig& config, int64_t ranks = 1, Device device = Device::kCpu);
 
 // The memory of a device by name: cpu (what this process can still take), a100, h100 (80 GB), h200; what
 // their driver leaves for data. UsageError for another name.

@@ -125,7 +125,7 @@ void Run::prepare_directory() {
 }
 
 void Run::open_or_resume() {
-  const Plan plan = make_plan(config_);
+  const Plan plan = make_plan(config_, /*ranks=*/1, device_.is_cpu() ? Device::kCpu : Device::kCuda);
   const auto memory = free_device_memory(device_);
   require_memory(plan, memory ? *memory : available_memory());
   const at::ScalarType type = compute_type(config_.training.precision, device_);

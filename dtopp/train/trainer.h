@@ -17,8 +17,6 @@
 
 namespace dtopp {
 
-constexpr double kPairMargin = 1.25;
-
 struct ValidationResult {
   double loss = 0;  // mean cross entropy in nats a token
   ActivationStatistics activations;

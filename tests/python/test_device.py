@@ -1,5 +1,6 @@
 """Which device a run takes, and what is said where the one asked for cannot be had."""
 
+import json
 import os
 import pathlib
 import shutil
@@ -88,3 +89,17 @@ def test_evaluation_and_generation_take_a_device(dtopp_binary, tmp_path):
     done = tiny_run.dtopp("evaluate", tmp_path / "run", "--tasks", "perplexity", "--text", tmp_path / "validation.npy",
                           "--device", "gpu")
     assert done.returncode == 2 and "--device" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_plan_counts_memory_for_the_device_that_is_named(dtopp_binary, tmp_path):
+    def memory(*arguments):
+        done = tiny_run.dtopp("plan", config, "--json", *arguments)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)["memory_bytes"]
+
+    config = tiny_run.make(tmp_path)
+    cpu, cuda = memory("--device", "cpu"), memory("--device", "h200")
+    assert cpu["program"] == 128 << 20 and cuda["program"] == 576 << 20
+    assert memory("training.device=cpu") == memory("training.device=auto") == cpu
+    assert memory("training.device=cuda") == memory("training.device=cuda", "--device", "a100") == cuda
+    assert memory("training.device=cuda", "--device", "cpu") == cpu
