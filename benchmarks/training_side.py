@@ -48,17 +48,18 @@ class Side:
             return []
         return [json.loads(line) for line in self.lines.read_text().split("\n")[:-1]]
 
-    def wait_for(self, count):
-        while len(self.read()) < count:
+    def wait_for(self, count, seconds=float("inf")):
+        end = time.monotonic() + seconds
+        while len(self.read()) < count and time.monotonic() < end:
             if self.process.poll() is not None:
                 sys.exit(f"a side ended early: {self.log.with_suffix('.err').read_text()[-2000:]}")
             time.sleep(0.01)
 
-    def steps(self, count):
-        """The next `count` whole steps."""
+    def steps(self, count, seconds=float("inf")):
+        """The next `count` whole steps, or as many as end within `seconds`."""
         done = len(self.read())
         self.process.send_signal(signal.SIGCONT)
-        self.wait_for(done + 1 + count)
+        self.wait_for(done + 1 + count, seconds)
         self.process.send_signal(signal.SIGSTOP)
         return self.read()[done + 1:done + 1 + count]
 

@@ -1,0 +1,133 @@
+"""Trains the paper's model (where that does not fit, a smaller one of it) on a CUDA device with the largest micro-batch that
+`dtopp plan` says fits, and prints one JSON line: the median step, tokens/s and MFU, the measured peak beside plan's total
+and its parts, the loss at both ends (means of 10 steps), active experts over the last 100 steps (of fewer than 200, the
+last half) beside the target.
+
+A step is a global batch of 24 sequences unless an override says otherwise; 24 has many divisors, and AdamW's share of so
+short a step is above that of the paper's 512. A step that ran again for want of room for its pairs is one slow step.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+
+import yaml
+from training_side import BINARY, Side
+from yardstick import report
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PRESETS = [ROOT / f"configs/moe-{name}-64e8a-dtop-p.yaml" for name in ("1.3b-6.9b", "0.4b-3.7b")]
+BATCH, MICRO_BATCH = "training.global_batch_size", "training.micro_batch_size"
+# In a process of its own: a context takes memory of the device as long as it is there.
+ASK_DEVICE = "import torch as t; t.cuda.is_available() and print(t.cuda.mem_get_info()[0], t.cuda.get_device_name())"
+
+
+def texts():
+    """The training text below DTOPP_DATA; where there is none, the sample that the repository brings."""
+    folder = pathlib.Path(os.environ.get("DTOPP_DATA", ROOT / "../shared")) / "data/text"
+    return sorted(folder.glob("train-*.jsonl.zst")) or [ROOT / "assets/text/novels-train.jsonl.zst"]
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", type=pathlib.Path, help="the run's YAML file; default: of moe-1.3b-6.9b-64e8a-dtop-p and "
+                                                            "moe-0.4b-3.7b-64e8a-dtop-p the first that fits")
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="of training, after which steps are missing")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--text", type=pathlib.Path, action="append", metavar="FILE",
+                        help="once or several times; default: data/text of DTOPP_DATA (../shared), else the sample in assets/")
+    parser.add_argument("overrides", nargs="*", help="key.path=value, as `dtopp train` takes them")
+    return parser.parse_intermixed_args()
+
+
+def run(*command):
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"gpu_training: {' '.join(map(str, command[:2]))}: {done.stderr.strip()[-2000:]}")
+    return done.stdout
+
+
+def find_device(wish):
+    """(bytes that can be taken, name)"""
+    if wish == "cpu":
+        return json.loads(run(BINARY, "plan", PRESETS[0], "--device", "cpu", "--json"))["device_memory_bytes"], "cpu"
+    answer = run(sys.executable, "-c", ASK_DEVICE).strip()
+    if not answer:
+        sys.exit("gpu_training: there is no CUDA device here")
+    free, name = answer.split(" ", 1)
+    return int(free), name
+
+
+def find_fitting(presets, overrides, free):
+    """The first preset of which something fits, the largest divisor of the global batch that does (or the one that an
+    override asks for), and the plan of both."""
+    given = dict(override.split("=", 1) for override in overrides if "=" in override)
+    batch = int(given[BATCH])
+    divisors = [n for n in range(batch, 0, -1) if batch % n == 0]
+    for preset in presets:
+        for micro_batch in [int(given[MICRO_BATCH])] if MICRO_BATCH in given else divisors:
+            plan = json.loads(run(BINARY, "plan", preset, *overrides, f"{MICRO_BATCH}={micro_batch}", "--json"))
+            if plan["memory_bytes"]["total"] <= free:
+                return preset, micro_batch, plan
+    sys.exit(f"gpu_training: {preset.stem} with a micro-batch of {micro_batch} needs "
+             f"{plan['memory_bytes']['total'] / 2**30:.1f} GiB, {free / 2**30:.1f} are free")
+
+
+def train(preset, overrides, text, steps, seconds):
+    """The lines of metrics.jsonl, one a step, and the configuration they are of."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        run(BINARY, "prepare", "text", *text, "--tokenizer", ROOT / "assets/tokenizer/gpt-neox-20b.tokenizer.json",
+            "--output", folder / "text")
+        # Ended from outside: the last step of a run writes a checkpoint.
+        command = [BINARY, "train", preset, *overrides, f"data.train=[{folder / 'text'}]", "data.validation=[]",
+                   "training.steps=100000", "validation.every=0", "validation.tasks=[]", "checkpoint.every=0",
+                   "logging.every=1", "logging.tensorboard=false", f"output={folder / 'run'}"]
+        with Side(command, folder / "log", folder / "run/metrics.jsonl") as side:
+            side.steps(steps - 2, seconds)
+            return side.read()[:steps], yaml.safe_load((folder / "run/config.yaml").read_text())
+
+
+def main():
+    args = arguments()
+    if args.steps < 4:
+        sys.exit("gpu_training: --steps: at least 4")
+    free, device = find_device(args.device)
+    overrides = [f"{BATCH}=24", *args.overrides, f"training.device={args.device}"]
+    presets = [args.preset] if args.preset else PRESETS
+    preset, micro_batch, plan = find_fitting(presets, overrides, free)
+    lines, config = train(preset, [*overrides, f"{MICRO_BATCH}={micro_batch}"], args.text or texts(), args.steps,
+                          args.seconds)
+    late = lines[-min(100, max(len(lines) // 2, 1)):]
+    ends = min(10, len(lines))
+
+    def median(name):
+        return statistics.median(line[name] for line in lines)
+
+    def mean(name, some):
+        return statistics.mean(line[name] for line in some)
+
+    seconds = [plan["tokens_per_step"] / line["throughput/tokens_per_second"] for line in lines]
+    planned, peak = plan["memory_bytes"], lines[-1]["memory/peak_bytes"]
+    routed = "moe/active_experts" in lines[0]
+    targets = config["routing"]["target_experts"]
+    report(case="gpu_training", preset=preset.stem, device=device, precision=config["training"]["precision"],
+           steps=len(lines), global_batch_size=config["training"]["global_batch_size"], micro_batch_size=micro_batch,
+           sequence_length=config["model"]["sequence_length"], milliseconds=1e3 * statistics.median(seconds),
+           slowest_milliseconds=1e3 * max(seconds[1:]), tokens_per_second=median("throughput/tokens_per_second"),
+           tflops=median("throughput/tflops"), mfu=median("throughput/mfu"), free_bytes=free, peak_bytes=int(peak),
+           peak_against_plan=peak / planned["total"], planned=planned, loss_first=mean("train/loss", lines[:ends]),
+           loss_last=mean("train/loss", lines[-ends:]),
+           active_experts=mean("moe/active_experts", late) if routed else None,
+           target_experts=statistics.mean(targets if isinstance(targets, list) else [targets]) if routed else None,
+           skipped_steps=int(lines[-1]["train/skipped_steps"]))
+
+
+if __name__ == "__main__":
+    main()
