@@ -31,10 +31,18 @@ target_include_directories(torch::cuda SYSTEM INTERFACE ${CMAKE_CUDA_TOOLKIT_INC
 if(EXISTS "${DTOPP_SITE_PACKAGES}/nvidia/cu13/include")
   target_include_directories(torch::cuda SYSTEM INTERFACE "${DTOPP_SITE_PACKAGES}/nvidia/cu13/include")
 endif()
-# sm_90a: Hopper with its own instructions. sm_80 and its PTX: every other device torch runs on from there on.
+# sm_90a: Hopper with its own instructions; files of kernels made of these (*_wgmma_cuda.cu) are for nothing else.
+# sm_80 and its PTX: every other device torch runs on from there on.
 target_compile_options(torch::cuda INTERFACE "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:\
--gencode=arch=compute_90a,code=sm_90a -gencode=arch=compute_80,code=[sm_80,compute_80] \
---Werror=all-warnings -Xcompiler=-Wall,-Wextra>")
+-gencode=arch=compute_90a,code=sm_90a --Werror=all-warnings -Xcompiler=-Wall,-Wextra>")
+function(dtopp_set_cuda_devices)
+  foreach(source ${ARGN})
+    if(source MATCHES "\\.cu$" AND NOT source MATCHES "_wgmma_cuda\\.cu$")
+      set_source_files_properties(${source} PROPERTIES
+        COMPILE_OPTIONS "-gencode=arch=compute_80,code=[sm_80$<COMMA>compute_80]")
+    endif()
+  endforeach()
+endfunction()
 # The driver is no link-time need: what of it torch uses, torch brings.
 target_link_options(torch::cuda INTERFACE "LINKER:--allow-shlib-undefined")
 target_link_libraries(torch::cuda INTERFACE torch::cpu torch_cuda c10_cuda "${DTOPP_CUDART}")

@@ -6,6 +6,7 @@
 // Nothing is added atomically, so that equal inputs give equal bits.
 #include "dtopp/ops/cuda_kernel.h"
 #include "dtopp/ops/moe_ffn_cuda.h"
+#include "dtopp/ops/swiglu_cuda.h"
 
 namespace dtopp::cuda {
 namespace {
@@ -21,16 +22,6 @@ __device__ inline int64_t row_of_warp() {
 
 Launch row_launch(const PairRows& rows, Stream stream) {
   return {"moe_ffn", stream, ceil_divide(rows.capacity, kRowWarps), kRowThreads};
-}
-
-__device__ inline double sigmoid(double x) { return 1 / (1 + exp(-x)); }
-__device__ inline float sigmoid(float x) { return 1 / (1 + expf(-x)); }
-
-// Of a number that is rounded to bf16 in the end.
-__device__ inline float sigmoid_for(Bfloat16 /*scalar*/, float x) { return __fdividef(1, 1 + __expf(-x)); }
-template <typename Real>
-__device__ Real sigmoid_for(Real /*scalar*/, Real x) {
-  return sigmoid(x);
 }
 
 template <typename Scalar, int kWidth>
@@ -56,8 +47,7 @@ __global__ void __launch_bounds__(kRowThreads)
     Pack<Scalar, kWidth> act;
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) {
-      const auto x = load(gate.of[i]);
-      store(&act.of[i], x * sigmoid_for(Scalar(), x) * load(up.of[i]));
+      store(&act.of[i], swiglu<Scalar>(load(gate.of[i]), load(up.of[i])));
     }
     store_pack(act_AF + row * ffn, pack, act);
   }
@@ -79,12 +69,11 @@ __global__ void __launch_bounds__(kRowThreads)
     Pack<Scalar, kWidth> d_gate, d_up, scaled;
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) {
-      const Real x = load(gate.of[i]), u = load(up.of[i]), da = load(gradient.of[i]);
-      const Real sig = sigmoid_for(Scalar(), x), silu = x * sig;
-      grad_gate += da * silu * u;
-      store(&scaled.of[i], r * silu * u);
-      store(&d_gate.of[i], r * da * u * (sig + silu * (1 - sig)));
-      store(&d_up.of[i], r * da * silu);
+      const auto of = swiglu_gradient<Scalar>(load(gate.of[i]), load(up.of[i]), load(gradient.of[i]), r);
+      grad_gate += of.grad_gate;
+      store(&scaled.of[i], of.scaled);
+      store(&d_gate.of[i], of.d_gate);
+      store(&d_up.of[i], of.d_up);
     }
     store_pack(d_gates, pack, d_gate);
     store_pack(d_ups, pack, d_up);
@@ -153,11 +142,16 @@ __global__ void __launch_bounds__(kSumThreads) sum_rows_kernel(RowSums<Scalar> i
 
 template <typename Real>
 __global__ void __launch_bounds__(kRowThreads)
-    spread_kernel(const Real* grad_gate_A, const int32_t* position_TE, int64_t numbers, Real* grad_gates_TE) {
+    spread_kernel(const Real* grad_gate_AP, int64_t parts, const int32_t* position_TE, int64_t numbers,
+                  Real* grad_gates_TE) {
   const int64_t n = blockIdx.x * static_cast<int64_t>(kRowThreads) + threadIdx.x;
   if (n >= numbers) return;
-  const int32_t position = position_TE[n];
-  grad_gates_TE[n] = position < 0 ? Real(0) : grad_gate_A[position];
+  const int64_t position = position_TE[n];
+  Real sum = 0;
+  if (position >= 0) {
+    for (int64_t part = 0; part < parts; ++part) sum += grad_gate_AP[position * parts + part];
+  }
+  grad_gates_TE[n] = sum;
 }
 
 template <typename Scalar, int kWidth>
@@ -224,10 +218,10 @@ void sum_rows(const RowSums<Scalar>& in, Stream stream) {
 }
 
 template <typename Real>
-void spread_gate_gradients(const Real* grad_gate_A, const int32_t* position_TE, int64_t numbers,
-                           Real* grad_gates_TE, Stream stream) {
+void spread_gate_gradients(const Real* grad_gate_AP, int64_t parts, const int32_t* position_TE,
+                           int64_t numbers, Real* grad_gates_TE, Stream stream) {
   launch({"moe_ffn", stream, ceil_divide(numbers, kRowThreads), kRowThreads}, spread_kernel<Real>,
-         grad_gate_A, position_TE, numbers, grad_gates_TE);
+         grad_gate_AP, parts, position_TE, numbers, grad_gates_TE);
 }
 
 template <typename Scalar>
@@ -252,7 +246,7 @@ DTOPP_FOR_SCALAR(float)
 DTOPP_FOR_SCALAR(double)
 DTOPP_FOR_SCALAR(Bfloat16)
 #undef DTOPP_FOR_SCALAR
-template void spread_gate_gradients(const float*, const int32_t*, int64_t, float*, Stream);
-template void spread_gate_gradients(const double*, const int32_t*, int64_t, double*, Stream);
+template void spread_gate_gradients(const float*, int64_t, const int32_t*, int64_t, float*, Stream);
+template void spread_gate_gradients(const double*, int64_t, const int32_t*, int64_t, double*, Stream);
 
 }  // namespace dtopp::cuda

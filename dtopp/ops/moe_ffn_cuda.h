@@ -87,10 +87,10 @@ struct RowSums {
 template <typename Scalar>
 void sum_rows(const RowSums<Scalar>& in, Stream stream);
 
-// grad_gates_TE = grad_gate_A of the pair, 0 where there is none; numbers = T E.
+// grad_gates_TE = the sum of the pair's parts of grad_gate_AP, 0 where there is no pair; numbers = T E.
 template <typename Real>
-void spread_gate_gradients(const Real* grad_gate_A, const int32_t* position_TE, int64_t numbers,
-                           Real* grad_gates_TE, Stream stream);
+void spread_gate_gradients(const Real* grad_gate_AP, int64_t parts, const int32_t* position_TE,
+                           int64_t numbers, Real* grad_gates_TE, Stream stream);
 
 // Zeros weight_EN[e] of experts without pairs.
 template <typename Scalar>

@@ -1,6 +1,8 @@
 #include "dtopp/ops/moe_ffn_pairs_cuda.h"
 
+#include <cstdlib>
 #include <limits>
+#include <string_view>
 
 #include "dtopp/ops/route_cuda.h"
 
@@ -41,12 +43,20 @@ void fill(const GateTable<Real>& table, const at::Tensor& counts_EB, int64_t cap
 
 }  // namespace
 
-bool takes_grouped_mm(const at::Tensor& x_TD, const at::Tensor& gate_up_proj, const at::Tensor& down_proj) {
-  return x_TD.scalar_type() == at::kBFloat16 && gate_up_proj.size(0) <= kMostGroups &&
-         is_aligned(gate_up_proj) && is_aligned(down_proj);
+Products choose_products(const at::Tensor& x_TD, const at::Tensor& gate_up_proj,
+                         const at::Tensor& down_proj) {
+  if (x_TD.scalar_type() != at::kBFloat16 || !is_aligned(x_TD) || !is_aligned(gate_up_proj) ||
+      !is_aligned(down_proj))
+    return Products::kPlain;
+  const char* wish = std::getenv("DTOPP_MOE_PRODUCTS");
+  const std::string_view products = wish == nullptr || *wish == 0 ? "grouped_mm" : wish;
+  TORCH_CHECK(products == "grouped_mm" || products == "fused",
+              "moe_ffn: DTOPP_MOE_PRODUCTS is grouped_mm or fused, got '", products, "'");
+  if (products == "fused") return Products::kFused;
+  return gate_up_proj.size(0) <= kMostGroups ? Products::kGrouped : Products::kPlain;
 }
 
-Pairs make_pairs(const at::Tensor& gates_TE, int64_t max_pairs, bool grouped) {
+Pairs make_pairs(const at::Tensor& gates_TE, int64_t max_pairs, Products products) {
   const int64_t tokens = gates_TE.size(0), experts = gates_TE.size(1);
   TORCH_CHECK(experts <= kMostExperts, "moe_ffn: expected at most ", kMostExperts,
               " experts on a CUDA device, got ", experts);
@@ -57,7 +67,7 @@ Pairs make_pairs(const at::Tensor& gates_TE, int64_t max_pairs, bool grouped) {
   const auto integer = gates_TE.options().dtype(at::kInt);
   const at::Tensor counts_EB = at::empty({experts, pair_blocks(tokens)}, integer);
   const at::Tensor totals_E = at::empty({experts}, integer);
-  Pairs pairs{at::empty({experts + 1}, integer), {}, {}, at::empty({tokens, experts}, integer), grouped, {}};
+  Pairs pairs{at::empty({experts + 1}, integer), {}, {}, at::empty({tokens, experts}, integer), products, {}};
   const auto with_table = [&](const auto& body) {
     if (gates_TE.scalar_type() == at::kDouble)
       return body(GateTable<double>{read<double>(gates_TE), tokens, experts});
@@ -68,10 +78,11 @@ Pairs make_pairs(const at::Tensor& gates_TE, int64_t max_pairs, bool grouped) {
   });
   offset_pairs(read<int32_t>(totals_E), experts, max_pairs > 0 ? max_pairs : kNoLimit,
                write<int32_t>(pairs.offsets_E1), stream);
-  if (!grouped) pairs.host_offsets_E1 = read_on_host(pairs.offsets_E1);
+  const bool on_host = products == Products::kPlain;
+  if (on_host) pairs.host_offsets_E1 = read_on_host(pairs.offsets_E1);
   const int64_t capacity = max_pairs > 0 ? max_pairs
-                           : grouped     ? pairs.offsets_E1[experts].item<int>()
-                                         : pairs.host_offsets_E1.back();
+                           : on_host     ? pairs.host_offsets_E1.back()
+                                         : pairs.offsets_E1[experts].item<int>();
   pairs.token_A = at::empty({capacity}, integer);
   pairs.gate_A = at::empty({capacity}, gates_TE.options());
   with_table([&](const auto& table) { fill(table, counts_EB, capacity, pairs, stream); });
@@ -90,7 +101,7 @@ at::Tensor gather_pairs(const Pairs& pairs, const at::Tensor& x_TD) {
 }
 
 at::Tensor multiply_pairs(const Pairs& pairs, const at::Tensor& rows_AK, const at::Tensor& weight_EKN) {
-  if (pairs.grouped) return at::_grouped_mm(rows_AK, weight_EKN, ends_of(pairs));
+  if (pairs.products == Products::kGrouped) return at::_grouped_mm(rows_AK, weight_EKN, ends_of(pairs));
   at::Tensor out_AN = at::empty({rows_AK.size(0), weight_EKN.size(2)}, rows_AK.options());
   for_experts(pairs, [&](int64_t e, int64_t begin, int64_t end) {
     at::Tensor out = out_AN.slice(0, begin, end);
@@ -101,7 +112,7 @@ at::Tensor multiply_pairs(const Pairs& pairs, const at::Tensor& rows_AK, const a
 
 at::Tensor sum_pair_products(const Pairs& pairs, const at::Tensor& left_AM, const at::Tensor& right_AN) {
   const int64_t experts = pairs.offsets_E1.size(0) - 1;
-  if (pairs.grouped) {
+  if (pairs.products == Products::kGrouped) {
     at::Tensor out_EMN = at::_grouped_mm(left_AM.t(), right_AN, ends_of(pairs));
     // What a product over no pairs writes is left open by at::_grouped_mm.
     clear_unused_experts(read<int32_t>(pairs.offsets_E1), experts, left_AM.size(1) * right_AN.size(1),

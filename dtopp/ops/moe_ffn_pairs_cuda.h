@@ -7,26 +7,33 @@
 
 namespace dtopp::cuda {
 
-// bf16 of widths and addresses that are multiples of 16 bytes: one at::_grouped_mm for all experts, which
-// reads offsets on the device (compute capability 9.0; elsewhere torch reads them on the host). All else: a
-// product an expert, their offsets read on the host, the reference path.
-bool takes_grouped_mm(const at::Tensor& x_TD, const at::Tensor& gate_up_proj, const at::Tensor& down_proj);
+enum class Products {
+  kPlain,    // a product an expert, their offsets read on the host: the reference path
+  kGrouped,  // one at::_grouped_mm for all experts
+  kFused,    // own kernels that do what stands before and after a product with it
+};
+
+// kPlain for what is not bf16 with widths and addresses that are multiples of 16 bytes. Of the others the
+// environment variable DTOPP_MOE_PRODUCTS says which: grouped_mm (default) or fused, from compute
+// capability 8.0 on. Throws c10::Error for another value.
+Products choose_products(const at::Tensor& x_TD, const at::Tensor& gate_up_proj, const at::Tensor& down_proj);
 
 struct Pairs {
   at::Tensor offsets_E1;   // int32; as moe_ffn_cuda.h has them
   at::Tensor token_A;      // int32
   at::Tensor gate_A;       // f32 (f64)
   at::Tensor position_TE;  // int32
-  bool grouped;
-  std::vector<int64_t> host_offsets_E1;  // where not grouped
+  Products products;
+  std::vector<int64_t> host_offsets_E1;  // for kPlain
 
   int64_t capacity() const { return token_A.size(0); }
   PairRows rows() const { return {read<int32_t>(offsets_E1) + offsets_E1.size(0) - 1, capacity()}; }
 };
 
 // Room for max_pairs pairs; 0: for as many as there are, a number that is read on the host.
-Pairs make_pairs(const at::Tensor& gates_TE, int64_t max_pairs, bool grouped);
+Pairs make_pairs(const at::Tensor& gates_TE, int64_t max_pairs, Products products);
 
+// The following are for the first two.
 // x_TD[token_A]; rows past the pairs are left as allocated, as in the products.
 at::Tensor gather_pairs(const Pairs& pairs, const at::Tensor& x_TD);
 

@@ -2,6 +2,7 @@
 
 #include <exception>
 #include <memory>
+#include <new>
 #include <numeric>
 #include <random>
 #include <string>
@@ -22,10 +23,16 @@ namespace {
 // Not a power of two: the same variable of every fiber would fall into one set of the cache.
 constexpr size_t kStackBytes = (128 << 10) + 192;
 constexpr int kLanes = 32;
+constexpr std::align_val_t kSharedAlignment{1024};
+
+struct SharedDeleter {
+  void operator()(unsigned char* memory) const { operator delete[](memory, kSharedAlignment); }
+};
 
 std::mt19937_64 order_source(1);  // NOLINT: of tests
+Device simulated;                 // NOLINT: of tests
 
-enum class State { kReady, kAtBlockBarrier, kAtWarpBarrier, kDone };
+enum class State { kReady, kAtBlockBarrier, kAtWarpBarrier, kWaiting, kDone };
 
 // Where a fiber or the scheduler goes on. Once entered, jumps do what swapcontext does without its system
 // calls; ASan follows swapcontext only.
@@ -53,6 +60,7 @@ struct Fiber {
   Where where;
   unsigned mask = 0;
   int exchanges = 0;
+  std::function<bool()> condition;
   void* fake_stack = nullptr;  // ASan's, kept while the fiber is away
 };
 
@@ -76,7 +84,7 @@ class Block {
         fibers_(grid.threads),
         warps_(grid.threads / kLanes),
         stacks_(new unsigned char[fibers_.size() * kStackBytes]),
-        shared_(new unsigned char[grid.shared_bytes]) {
+        shared_(static_cast<unsigned char*>(operator new[](grid.shared_bytes, kSharedAlignment))) {
     current = this;
     for (size_t thread = 0; thread < fibers_.size(); ++thread) {
       fibers_[thread].stack = stacks_.get() + thread * kStackBytes;
@@ -85,6 +93,7 @@ class Block {
   }
 
   void run() {
+    begin_block();
     std::memset(shared_.get(), 0xFF, grid_.shared_bytes);
     std::memset(warps_.data(), 0xFF, warps_.size() * sizeof(Warp));
     for (Fiber& fiber : fibers_) {
@@ -99,7 +108,7 @@ class Block {
       std::shuffle(order.begin(), order.end(), order_source);
       bool moved = false;
       for (const int thread : order) {
-        if (fibers_[thread].state != State::kReady || (held >> (thread / kLanes) & 1U) != 0) continue;
+        if ((held >> (thread / kLanes) & 1U) != 0 || !can_go_on(fibers_[thread])) continue;
         resume(thread);
         moved = true;
         if (failure_) std::rethrow_exception(failure_);
@@ -112,9 +121,16 @@ class Block {
         held = 0;
       }
     }
+    end_block();
   }
 
   unsigned char* shared() { return shared_.get(); }
+  size_t shared_bytes() const { return grid_.shared_bytes; }
+
+  void wait_until(const std::function<bool()>& condition, const Where& where) {
+    fibers_[thread_].condition = condition;
+    wait(State::kWaiting, where);
+  }
 
   void wait(State state, const Where& where) {
     Fiber& fiber = fibers_[thread_];
@@ -149,6 +165,11 @@ class Block {
       }
       block.wait(State::kDone, Where::current());
     }
+  }
+
+  static bool can_go_on(Fiber& fiber) {
+    if (fiber.state == State::kWaiting && fiber.condition()) fiber.state = State::kReady;
+    return fiber.state == State::kReady;
   }
 
   static void start(Fiber& fiber) {
@@ -240,7 +261,8 @@ class Block {
   const std::function<void()>& kernel_;
   std::vector<Fiber> fibers_;
   std::vector<Warp> warps_;
-  std::unique_ptr<unsigned char[]> stacks_, shared_;
+  std::unique_ptr<unsigned char[]> stacks_;
+  std::unique_ptr<unsigned char, SharedDeleter> shared_;
   Context scheduler_;
   const void* scheduler_stack_ = nullptr;
   size_t scheduler_bytes_ = 0;
@@ -251,6 +273,9 @@ class Block {
 }  // namespace
 
 void set_seed(uint64_t seed) { order_source.seed(seed); }
+uint64_t draw() { return order_source(); }
+const Device& device() { return simulated; }
+void set_device(const Device& device) { simulated = device; }
 
 void run(const Grid& grid, const std::function<void()>& kernel) {
   const int64_t blocks = grid.blocks * grid.blocks_y;
@@ -261,7 +286,7 @@ void run(const Grid& grid, const std::function<void()>& kernel) {
   refuse(grid.threads % kLanes != 0 || grid.threads <= 0 || grid.threads > 1024, "threads of a block");
   refuse(grid.blocks < 0 || grid.blocks > 0x7FFFFFFF || grid.blocks_y < 0 || grid.blocks_y > 0xFFFF,
          "blocks");
-  refuse(grid.shared_bytes > 48 << 10, "shared memory of more than 48 KiB");
+  refuse(grid.shared_bytes > simulated.shared_bytes, "more shared memory than the device has");
   blockDim = {static_cast<unsigned>(grid.threads), 1, 1};
   gridDim = {static_cast<unsigned>(grid.blocks), static_cast<unsigned>(grid.blocks_y), 1};
   std::vector<int64_t> order(blocks);
@@ -279,7 +304,12 @@ void wait_for_block(const Where& where) { current->wait(State::kAtBlockBarrier, 
 const unsigned char* exchange(unsigned mask, const void* value, size_t bytes, const Where& where) {
   return current->exchange(mask, value, bytes, where);
 }
+void wait_until(const std::function<bool()>& condition, const Where& where) {
+  current->wait_until(condition, where);
+}
 int lane() { return current->thread() % kLanes; }
+int thread() { return current->thread(); }
+size_t shared_bytes() { return current->shared_bytes(); }
 
 void fail(const char* what, const Where& where) {
   throw std::runtime_error(std::string(what) + " at " + name_of(where));

@@ -38,6 +38,15 @@ struct Grid {
 
 // The order of fibers and blocks is drawn from this.
 void set_seed(uint64_t seed);
+uint64_t draw();
+
+struct Device {
+  int multiprocessors = 3;
+  int capability = 90;
+  size_t shared_bytes = 227 << 10;
+};
+const Device& device();
+void set_device(const Device& device);
 
 void run(const Grid& grid, const std::function<void()>& kernel);
 
@@ -47,13 +56,18 @@ using Where = std::source_location;
 
 void wait_for_block(const Where& where);
 
-constexpr size_t kSlotBytes = 16;
+// Until the condition holds, which others bring about.
+void wait_until(const std::function<bool()>& condition, const Where& where);
+
+constexpr size_t kSlotBytes = 32;
 
 // Waits for the lanes of the mask; returns what each of the warp's gave, kSlotBytes apart.
 const unsigned char* exchange(unsigned mask, const void* value, size_t bytes, const Where& where);
 
 // This lane of its warp.
 int lane();
+int thread();
+size_t shared_bytes();
 
 [[noreturn]] void fail(const char* what, const Where& where);
 
@@ -136,3 +150,11 @@ inline DtoppNvBfloat16 __float2bfloat16_rn(float value) {
   return {static_cast<uint16_t>((bits + 0x7FFFU + (bits >> 16 & 1U)) >> 16)};
 }
 inline uint16_t __bfloat16_as_ushort(DtoppNvBfloat16 value) { return value.bits; }
+struct DtoppNvBfloat162 {
+  DtoppNvBfloat16 x, y;
+};
+inline DtoppNvBfloat162 __floats2bfloat162_rn(float x, float y) {
+  return {__float2bfloat16_rn(x), __float2bfloat16_rn(y)};
+}
+
+#include "tests/ops/cuda/async_on_host.h"

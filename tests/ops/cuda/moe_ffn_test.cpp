@@ -2,6 +2,7 @@
 // CPU kernels.
 #include "dtopp/ops/moe_ffn.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "dtopp/ops/moe_ffn_pairs_cuda.h"
@@ -34,6 +35,19 @@ Case make_case(const Shape& shape, at::ScalarType dtype) {
           at::randn({shape.experts, 2 * shape.ffn, shape.hidden}).div(4).to(dtype),
           at::randn({shape.experts, shape.hidden, shape.ffn}).div(4).to(dtype)};
 }
+
+// By torch's products or by own kernels, which are for bf16 alone.
+class MoeFfnOnHost : public testing::TestWithParam<const char*> {
+ protected:
+  MoeFfnOnHost() { setenv("DTOPP_MOE_PRODUCTS", GetParam(), 1); }
+  ~MoeFfnOnHost() override { unsetenv("DTOPP_MOE_PRODUCTS"); }
+
+  static std::vector<at::ScalarType> types() {
+    if (std::string_view(GetParam()) == "fused") return {at::kBFloat16};
+    return {at::kFloat, at::kBFloat16, at::kDouble};
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Products, MoeFfnOnHost, testing::Values("grouped_mm", "fused"));
 
 // oneDNN compiles a kernel for each number of rows, in milliseconds; an expert has any.
 struct WithoutOneDnn {
@@ -101,8 +115,8 @@ void expect_matches_double_precision(const Shape& shape, at::ScalarType dtype, i
   EXPECT_EQ(std::get<1>(out.grad).scalar_type(), c.gates_TE.scalar_type());
 }
 
-TEST(MoeFfnOnHost, matches_double_precision_for_any_shape) {
-  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kDouble}) {
+TEST_P(MoeFfnOnHost, matches_double_precision_for_any_shape) {
+  for (const at::ScalarType dtype : types()) {
     for (const Shape& shape : std::vector<Shape>{{0, 8, 8, 3, 0.5},
                                                  {1, 8, 4, 1, 1.0},
                                                  {40, 16, 8, 1, 1.0},
@@ -118,11 +132,11 @@ TEST(MoeFfnOnHost, matches_double_precision_for_any_shape) {
   }
 }
 
-TEST(MoeFfnOnHost, pairs_are_those_of_nonzero) {
+TEST(PairsOnHost, are_those_of_nonzero) {
   for (const auto& [tokens, experts] : std::vector<std::pair<int64_t, int64_t>>{
            {1, 1}, {129, 33}, {300, 60}, {257, 64}, {5, 300}, {7, 900}, {7, 901}}) {
     const Case c = make_case({tokens, 1, 1, experts, 0.3}, at::kFloat);
-    const cuda::Pairs pairs = cuda::make_pairs(c.gates_TE, 0, false);
+    const cuda::Pairs pairs = cuda::make_pairs(c.gates_TE, 0, cuda::Products::kPlain);
     const at::Tensor expected = at::nonzero(c.gates_TE.t());
     ASSERT_EQ(pairs.capacity(), expected.size(0));
     EXPECT_TRUE(at::equal(pairs.token_A, expected.select(1, 1).to(at::kInt)));
@@ -135,8 +149,8 @@ TEST(MoeFfnOnHost, pairs_are_those_of_nonzero) {
   }
 }
 
-TEST(MoeFfnOnHost, spare_room_changes_no_bit) {
-  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+TEST_P(MoeFfnOnHost, spare_room_changes_no_bit) {
+  for (const at::ScalarType dtype : types()) {
     const Case c = make_case({70, 16, 8, 6, 0.4}, dtype);
     const at::Tensor grad_y = at::randn(c.x_TD.sizes()).to(dtype);
     const auto exact = run_cuda(c, grad_y, count_pairs(c)).all();
@@ -146,8 +160,8 @@ TEST(MoeFfnOnHost, spare_room_changes_no_bit) {
   }
 }
 
-TEST(MoeFfnOnHost, any_order_of_threads_and_blocks_gives_the_same_bits) {
-  const Case c = make_case({150, 24, 16, 40, 0.1}, at::kBFloat16);
+TEST_P(MoeFfnOnHost, any_order_of_threads_and_blocks_gives_the_same_bits) {
+  const Case c = make_case({150, 24, 16, 12, 0.3}, at::kBFloat16);
   const at::Tensor grad_y = at::randn(c.x_TD.sizes()).to(at::kBFloat16);
   std::vector<at::Tensor> first;
   for (uint64_t seed = 0; seed < 4; ++seed) {
@@ -159,7 +173,7 @@ TEST(MoeFfnOnHost, any_order_of_threads_and_blocks_gives_the_same_bits) {
 }
 
 // What is left out is undefined; sanitizers see whether memory is safe.
-TEST(MoeFfnOnHost, too_little_room_leaves_pairs_out) {
+TEST_P(MoeFfnOnHost, too_little_room_leaves_pairs_out) {
   const Case c = make_case({70, 16, 8, 6, 0.6}, at::kBFloat16);
   const at::Tensor grad_y = at::randn(c.x_TD.sizes()).to(at::kBFloat16);
   const Outputs out = run_cuda(c, grad_y, count_pairs(c) / 2);
@@ -167,8 +181,8 @@ TEST(MoeFfnOnHost, too_little_room_leaves_pairs_out) {
   for (const at::Tensor& tensor : out.all()) EXPECT_TRUE(at::isfinite(tensor).all().item<bool>());
 }
 
-TEST(MoeFfnOnHost, experts_without_tokens_have_zero_gradients) {
-  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+TEST_P(MoeFfnOnHost, experts_without_tokens_have_zero_gradients) {
+  for (const at::ScalarType dtype : types()) {
     Case c = make_case({20, 8, 8, 4, 1.0}, dtype);
     c.gates_TE.select(1, 2).zero_();
     const Gradients grad = run_cuda(c, at::ones_like(c.x_TD), count_pairs(c) + 3).grad;
@@ -180,7 +194,7 @@ TEST(MoeFfnOnHost, experts_without_tokens_have_zero_gradients) {
   }
 }
 
-TEST(MoeFfnOnHost, no_pairs_give_zeros) {
+TEST_P(MoeFfnOnHost, no_pairs_give_zeros) {
   Case c = make_case({20, 8, 8, 4, 1.0}, at::kBFloat16);
   c.gates_TE.zero_();
   for (const int64_t room : {0, 9}) {
@@ -189,7 +203,7 @@ TEST(MoeFfnOnHost, no_pairs_give_zeros) {
   }
 }
 
-TEST(MoeFfnOnHost, a_gate_that_is_not_finite_does_not_touch_other_tokens) {
+TEST_P(MoeFfnOnHost, a_gate_that_is_not_finite_does_not_touch_other_tokens) {
   Case c = make_case({20, 8, 8, 4, 0.5}, at::kBFloat16);
   c.gates_TE[3].fill_(std::numeric_limits<float>::quiet_NaN());
   const at::Tensor y = run_cuda(c, at::ones_like(c.x_TD), count_pairs(c)).y;
@@ -197,9 +211,16 @@ TEST(MoeFfnOnHost, a_gate_that_is_not_finite_does_not_touch_other_tokens) {
   EXPECT_TRUE(at::isfinite(y.slice(0, 4)).all().item<bool>());
 }
 
-TEST(MoeFfnOnHost, gives_gradients_only_where_needed) {
-  const Case c = make_case({20, 8, 8, 4, 0.5}, at::kFloat);
-  const at::Tensor grad_y = at::randn(c.x_TD.sizes());
+TEST_P(MoeFfnOnHost, refuses_unknown_products) {
+  setenv("DTOPP_MOE_PRODUCTS", "fast", 1);
+  const Case c = make_case({20, 8, 8, 4, 0.5}, at::kBFloat16);
+  EXPECT_THAT([&] { run_inference(c, 0); }, testing::ThrowsMessage<c10::Error>(testing::HasSubstr(
+                                                "DTOPP_MOE_PRODUCTS is grouped_mm or fused, got 'fast'")));
+}
+
+TEST_P(MoeFfnOnHost, gives_gradients_only_where_needed) {
+  const Case c = make_case({20, 8, 8, 4, 0.5}, types().front());
+  const at::Tensor grad_y = at::randn(c.x_TD.sizes()).to(types().front());
   const auto full = run_cuda(c, grad_y, count_pairs(c)).all();
   for (size_t i = 0; i < 4; ++i) {
     std::array<bool, 4> needed{};

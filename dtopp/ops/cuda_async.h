@@ -1,0 +1,97 @@
+// Copies to shared memory that go on while threads do other things, and barriers to wait for what others did:
+// the PTX instructions by name. The tests have the same functions for a CPU (tests/ops/cuda/async_on_host.h).
+#pragma once
+
+#include <cstdint>
+
+namespace dtopp::cuda {
+
+#if defined(__CUDACC__)
+
+// Where in shared memory, as instructions want it.
+__device__ inline uint32_t shared_address(const void* place) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(place));
+}
+
+// 16 bytes to `to`: the first `bytes` (0 or 16) of `from`, then zeros.
+__device__ inline void copy_async(uint32_t to, const void* from, uint32_t bytes) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
+               : "memory");
+}
+
+// This thread's copies since the last call are a group.
+__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Until all groups of this thread but the last kGroups are there.
+template <int kGroups>
+__device__ void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
+}
+
+// The same for 0, 1 or 2 groups.
+__device__ inline void wait_for_all_copies_but(int groups) {
+  if (groups >= 2) {
+    wait_for_copies<2>();
+  } else if (groups == 1) {
+    wait_for_copies<1>();
+  } else {
+    wait_for_copies<0>();
+  }
+}
+
+// From here on compute capability 9.0 alone. Lets wgmma read what this thread, by then, has written to shared
+// memory or copied there and waited for.
+__device__ inline void fence_for_wgmma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// A barrier in shared memory, 8 bytes: a phase ends when `arrivals` threads have arrived. One thread makes
+// it, before a
+// __syncthreads.
+__device__ inline void make_barrier(uint32_t barrier, uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+__device__ inline void arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// Until the phase of this parity (0 for the first, then 1, 0, …) has ended; of parity 1, on a new barrier: at
+// once.
+__device__ inline void wait_for_phase(uint32_t barrier, uint32_t parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred ended;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 ended, [%0], %1;\n"
+      "@!ended bra again;\n"
+      "}\n" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+// By all warps of a warp group, together: the registers a thread has from here on.
+template <int kRegisters>
+__device__ void give_up_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+#else
+
+using cuda_on_host::arrive;
+using cuda_on_host::commit_copies;
+using cuda_on_host::copy_async;
+using cuda_on_host::fence_for_wgmma;
+using cuda_on_host::give_up_registers;
+using cuda_on_host::make_barrier;
+using cuda_on_host::shared_address;
+using cuda_on_host::take_registers;
+using cuda_on_host::wait_for_all_copies_but;
+using cuda_on_host::wait_for_copies;
+using cuda_on_host::wait_for_phase;
+
+#endif
+
+}  // namespace dtopp::cuda

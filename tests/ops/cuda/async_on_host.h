@@ -1,0 +1,65 @@
+// What cuda_async.h, cuda_wgmma.h and cuda_mma.h have of a GPU, for cuda_on_host. Copies and products that a
+// device would make in its own time are made at once or when they are waited for, as is drawn; throws
+// std::runtime_error where
+// - a copy goes to what a product may still read, or to where another is under way,
+// - a product reads what is under way or was not fenced off, its threads disagree, or sums were not fenced,
+// - a block ends with something under way.
+#pragma once
+
+namespace dtopp::cuda_on_host {
+
+using Where = std::source_location;
+
+void begin_block();
+void end_block();
+
+uint32_t shared_address(const void* place);
+void copy_async(uint32_t to, const void* from, uint32_t bytes, const Where& where = Where::current());
+void commit_copies();
+void wait_for_all_copies_but(int groups);
+template <int kGroups>
+void wait_for_copies() {
+  wait_for_all_copies_but(kGroups);
+}
+void fence_for_wgmma();
+
+void make_barrier(uint32_t barrier, uint32_t arrivals, const Where& where = Where::current());
+void arrive(uint32_t barrier, const Where& where = Where::current());
+void wait_for_phase(uint32_t barrier, uint32_t parity, const Where& where = Where::current());
+
+template <int kRegisters>
+void give_up_registers() {}
+template <int kRegisters>
+void take_registers() {}
+
+struct Product {
+  uint64_t a, b;
+  bool transposed_a, transposed_b, accumulate;
+
+  bool operator==(const Product&) const = default;
+};
+
+void begin_product(float* sums, const Product& product, const Where& where);
+void wgmma_fence();
+inline void hold(float (&/*sums*/)[128]) {}
+void wgmma_commit();
+void wait_for_products_but(int groups, const Where& where);
+template <int kGroups>
+void wgmma_wait(const Where& where = Where::current()) {
+  wait_for_products_but(kGroups, where);
+}
+template <bool kTransposedA, bool kTransposedB>
+void wgmma(float (&sums)[128], uint64_t a, uint64_t b, bool accumulate,
+           const Where& where = Where::current()) {
+  begin_product(sums, {a, b, kTransposedA, kTransposedB, accumulate}, where);
+}
+
+void read_matrices(uint32_t (&out)[4], uint32_t row, bool transposed, const Where& where);
+template <bool kTransposed>
+void load_matrices(uint32_t (&out)[4], uint32_t row, const Where& where = Where::current()) {
+  read_matrices(out, row, kTransposed, where);
+}
+void mma(float* sums, const uint32_t (&a)[4], uint32_t b_first, uint32_t b_second,
+         const Where& where = Where::current());
+
+}  // namespace dtopp::cuda_on_host

@@ -1,0 +1,194 @@
+// The products of pair_products_cuda.h, run on a CPU, against double precision.
+#include <gtest/gtest.h>
+
+#include "dtopp/ops/cuda_tensor.h"
+#include "dtopp/ops/pair_products_cuda.h"
+#include "tests/ops/cuda/on_host.h"
+#include "tests/ops/reference.h"
+
+namespace dtopp {
+namespace {
+
+using cuda::Bfloat16;
+using cuda::read;
+using cuda::write;
+
+constexpr double kRounded = 1.0 / 256;  // to bf16
+constexpr double kNotANumber = std::numeric_limits<double>::quiet_NaN();
+
+struct Sizes {
+  std::vector<int> rows;  // of each expert
+  int64_t hidden, ffn, tokens;
+};
+
+// What the products read and, poisoned, what they write.
+struct Layer {
+  explicit Layer(const Sizes& sizes) {
+    at::manual_seed(3);
+    const int64_t experts = static_cast<int64_t>(sizes.rows.size());
+    std::vector<int> ends = {0};
+    for (const int n : sizes.rows) ends.push_back(ends.back() + n);
+    pairs = ends.back();
+    offsets_E1 = at::tensor(ends, at::kInt);
+    token_A = at::randint(sizes.tokens, {pairs}, at::kInt);
+    gate_A = at::rand({pairs});
+    x_TD = random({sizes.tokens, sizes.hidden});
+    dy_TD = random({sizes.tokens, sizes.hidden});
+    gate_up_EGD = random({experts, 2 * sizes.ffn, sizes.hidden}) / 4;
+    down_EDF = random({experts, sizes.hidden, sizes.ffn}) / 4;
+    products = {read<int32_t>(offsets_E1), read<int32_t>(token_A), experts, sizes.hidden, sizes.ffn, nullptr};
+  }
+
+  static at::Tensor random(at::IntArrayRef shape) { return at::randn(shape).to(at::kBFloat16); }
+  // Rows past the pairs, that nothing may write.
+  static constexpr int64_t kSpare = 3;
+  at::Tensor rows(int64_t width, at::ScalarType type = at::kBFloat16) const {
+    return at::full({pairs + kSpare, width}, kNotANumber, type);
+  }
+
+  // rows_AM[a] of the experts' products with the weight of their expert.
+  template <typename Body>
+  at::Tensor for_experts(const at::Tensor& rows_AM, const Body& body) const {
+    std::vector<at::Tensor> parts;
+    for (int64_t e = 0; e < products.experts; ++e)
+      parts.push_back(body(rows_AM.slice(0, begin(e), begin(e + 1)), e));
+    return at::cat(parts);
+  }
+  int64_t begin(int64_t e) const { return offsets_E1[e].item<int>(); }
+  at::Tensor gathered(const at::Tensor& rows_TD) const {
+    return rows_TD.to(at::kDouble).index_select(0, token_A);
+  }
+
+  at::Tensor offsets_E1, token_A, gate_A, x_TD, dy_TD, gate_up_EGD, down_EDF;
+  int64_t pairs;
+  cuda::PairProducts products;
+};
+
+void expect_near(const at::Tensor& rows, const Layer& layer, const at::Tensor& expected,
+                 double bound = kRounded) {
+  EXPECT_LT(reference::error(rows.slice(0, 0, layer.pairs), expected), bound);
+  EXPECT_TRUE(rows.slice(0, layer.pairs).isnan().all().item<bool>());
+}
+
+const std::vector<Sizes>& all_sizes() {
+  static const std::vector<Sizes> sizes = {
+      {{1}, 8, 8, 1},
+      {{128, 0, 129, 3}, 64, 128, 50},       // whole tiles, and one row more
+      {{0, 200, 0, 0, 70, 0}, 72, 136, 30},  // one 16-byte chunk more than whole steps and tiles
+      {{40, 300}, 328, 264, 500},            // more steps than stages; more columns than a tile
+      {{0, 0}, 16, 16, 4},
+  };
+  return sizes;
+}
+
+template <typename Body>
+void for_all_sizes(const Body& body) {
+  for (const Sizes& sizes : all_sizes()) {
+    SCOPED_TRACE(testing::Message() << testing::PrintToString(sizes.rows) << " " << sizes.hidden << " "
+                                    << sizes.ffn);
+    body(Layer(sizes), sizes);
+  }
+}
+
+TEST(PairProductsOnHost, activates_the_gathered_rows) {
+  for_all_sizes([](const Layer& layer, const Sizes& sizes) {
+    const at::Tensor pre_AG = layer.rows(2 * sizes.ffn), act_AF = layer.rows(sizes.ffn);
+    cuda::activate_pairs(layer.products, {read<Bfloat16>(layer.x_TD), read<Bfloat16>(layer.gate_up_EGD),
+                                          write<Bfloat16>(pre_AG), write<Bfloat16>(act_AF)});
+    const at::Tensor expected = layer.for_experts(
+        layer.gathered(layer.x_TD),
+        [&](const at::Tensor& rows, int64_t e) { return rows.mm(layer.gate_up_EGD[e].to(at::kDouble).t()); });
+    expect_near(pre_AG, layer, expected);
+    const auto halves = pre_AG.slice(0, 0, layer.pairs).to(at::kDouble).chunk(2, 1);
+    expect_near(act_AF, layer, at::silu(halves[0]) * halves[1]);
+  });
+}
+
+TEST(PairProductsOnHost, projects_rows) {
+  for_all_sizes([](const Layer& layer, const Sizes& sizes) {
+    const at::Tensor act_AF = Layer::random({layer.pairs, sizes.ffn}), out_AD = layer.rows(sizes.hidden);
+    cuda::project_pairs(layer.products, read<Bfloat16>(act_AF), read<Bfloat16>(layer.down_EDF),
+                        write<Bfloat16>(out_AD));
+    expect_near(out_AD, layer,
+                layer.for_experts(act_AF.to(at::kDouble), [&](const at::Tensor& rows, int64_t e) {
+                  return rows.mm(layer.down_EDF[e].to(at::kDouble).t());
+                }));
+  });
+}
+
+TEST(PairProductsOnHost, forms_the_gradients_of_activations_and_gates) {
+  for_all_sizes([](const Layer& layer, const Sizes& sizes) {
+    const at::Tensor pre_AG = Layer::random({layer.pairs, 2 * sizes.ffn}),
+                     d_pre_AG = layer.rows(2 * sizes.ffn), scaled_AF = layer.rows(sizes.ffn),
+                     grad_gate_AP = layer.rows(cuda::gate_parts(sizes.ffn), at::kFloat);
+    cuda::activation_gradients(
+        layer.products, {read<Bfloat16>(layer.dy_TD), read<Bfloat16>(layer.down_EDF), read<Bfloat16>(pre_AG),
+                         read<float>(layer.gate_A), write<Bfloat16>(d_pre_AG), write<Bfloat16>(scaled_AF),
+                         write<float>(grad_gate_AP)});
+    const at::Tensor da_AF = layer.for_experts(
+        layer.gathered(layer.dy_TD),
+        [&](const at::Tensor& rows, int64_t e) { return rows.mm(layer.down_EDF[e].to(at::kDouble)); });
+    const at::Tensor pre = pre_AG.to(at::kDouble).requires_grad_(),
+                     r = layer.gate_A.to(at::kDouble).requires_grad_();
+    const auto halves = pre.chunk(2, 1);
+    const at::Tensor act = at::silu(halves[0]) * halves[1], scaled = r.unsqueeze(1) * act;
+    scaled.backward(da_AF);
+    expect_near(d_pre_AG, layer, pre.grad());
+    expect_near(scaled_AF, layer, scaled.detach());
+    expect_near(grad_gate_AP.sum(1, true), layer, r.grad().unsqueeze(1), 1e-5);
+  });
+}
+
+TEST(PairProductsOnHost, forms_the_gradients_of_inputs) {
+  for_all_sizes([](const Layer& layer, const Sizes& sizes) {
+    const at::Tensor d_pre_AG = Layer::random({layer.pairs, 2 * sizes.ffn}), dx_AD = layer.rows(sizes.hidden);
+    cuda::input_gradients(layer.products, read<Bfloat16>(d_pre_AG), read<Bfloat16>(layer.gate_up_EGD),
+                          write<Bfloat16>(dx_AD));
+    expect_near(dx_AD, layer,
+                layer.for_experts(d_pre_AG.to(at::kDouble), [&](const at::Tensor& rows, int64_t e) {
+                  return rows.mm(layer.gate_up_EGD[e].to(at::kDouble));
+                }));
+  });
+}
+
+// Of the sums over pairs: [E, M, N], all written.
+void expect_sums_near(const at::Tensor& out_EMN, const Layer& layer, const at::Tensor& left_AM,
+                      const at::Tensor& right_AN) {
+  for (int64_t e = 0; e < layer.products.experts; ++e) {
+    const auto of_expert = [&](const at::Tensor& rows) {
+      return rows.to(at::kDouble).slice(0, layer.begin(e), layer.begin(e + 1));
+    };
+    const at::Tensor expected = of_expert(left_AM).t().mm(of_expert(right_AN));
+    if (layer.begin(e) == layer.begin(e + 1)) {
+      EXPECT_TRUE(at::equal(out_EMN[e], at::zeros_like(out_EMN[e])));
+    } else {
+      EXPECT_LT(reference::error(out_EMN[e], expected), kRounded);
+    }
+  }
+}
+
+TEST(PairProductsOnHost, forms_the_gradient_of_gate_up) {
+  for_all_sizes([](const Layer& layer, const Sizes& sizes) {
+    // Rows past the pairs must not be read: a product with 0 is no way to leave them out.
+    const at::Tensor d_pre_AG = layer.rows(2 * sizes.ffn);
+    d_pre_AG.slice(0, 0, layer.pairs).copy_(at::randn({layer.pairs, 2 * sizes.ffn}));
+    const at::Tensor out_EGD = at::full_like(layer.gate_up_EGD, kNotANumber);
+    cuda::gate_up_gradient(layer.products, read<Bfloat16>(d_pre_AG), read<Bfloat16>(layer.x_TD),
+                           write<Bfloat16>(out_EGD));
+    expect_sums_near(out_EGD, layer, d_pre_AG, layer.gathered(layer.x_TD));
+  });
+}
+
+TEST(PairProductsOnHost, forms_the_gradient_of_down) {
+  for_all_sizes([](const Layer& layer, const Sizes& sizes) {
+    const at::Tensor scaled_AF = layer.rows(sizes.ffn);
+    scaled_AF.slice(0, 0, layer.pairs).copy_(at::randn({layer.pairs, sizes.ffn}));
+    const at::Tensor out_EDF = at::full_like(layer.down_EDF, kNotANumber);
+    cuda::down_gradient(layer.products, read<Bfloat16>(layer.dy_TD), read<Bfloat16>(scaled_AF),
+                        write<Bfloat16>(out_EDF));
+    expect_sums_near(out_EDF, layer, layer.gathered(layer.dy_TD), scaled_AF);
+  });
+}
+
+}  // namespace
+}  // namespace dtopp
