@@ -6,6 +6,7 @@ import argparse
 import os
 import statistics
 import sys
+from functools import partial
 
 import torch
 from torch.nn.functional import cross_entropy, linear, silu
@@ -16,6 +17,7 @@ D, F, E, K, V = 2048, 1024, 64, 8, 50432
 SETS = 3  # of inputs, so that none is found in the cache
 ROOM = 1.1  # max_pairs over the pairs there are
 HEADS = 16
+PRODUCTS = ("grouped_mm", "fused")  # of moe_ffn
 ops = torch.ops.dtopp
 
 
@@ -101,11 +103,13 @@ def moe_case(tokens, rounds):
         for p in parameters:
             p.grad = None
 
-    def moe(kind, n, max_pairs=room):
+    def moe(products, kind, n, max_pairs=room):
         clear()
+        os.environ["DTOPP_MOE_PRODUCTS"] = products
         ops.moe_ffn(inputs[n], sets[kind][n], gate_up, down, max_pairs=max_pairs).backward(grads[n])
 
-    def forward(n):
+    def forward(products, n):
+        os.environ["DTOPP_MOE_PRODUCTS"] = products
         with torch.no_grad():
             ops.moe_ffn(inputs[n], sets["varying"][n], gate_up, down, max_pairs=room)
 
@@ -118,17 +122,24 @@ def moe_case(tokens, rounds):
         gate, up = linear(inputs[n], wide_gate_up).chunk(2, -1)
         linear(silu(gate) * up, wide_down).backward(grads[n])
 
-    t = alternate({"varying": lambda n: moe("varying", n), "fixed": lambda n: moe("fixed", n), "forward": forward,
-                   "exact": lambda n: moe("varying", n, 0), "dense": dense, "composition": composition}, rounds)
+    runs = {"dense": dense, "composition": composition}
+    for products in PRODUCTS:
+        runs |= {(products, "varying"): partial(moe, products, "varying"), (products, "fixed"): partial(moe, products, "fixed"),
+                 (products, "forward"): partial(forward, products),
+                 (products, "exact"): partial(moe, products, "varying", max_pairs=0)}
+    t = alternate(runs, rounds)
     flops = 3 * 2 * 3 * K * tokens * D * F
     rate = lambda name, share=1.0: flops * share / t[name] / 1e9
-    report(case="moe_ffn", tokens=tokens, tflops=rate("varying"), forward_tflops=rate("forward", 1 / 3),
-           dense_tflops=rate("dense"), composition_tflops=rate("composition"),
-           share_of_dense=t["dense"] / t["varying"], speed_against_composition=t["composition"] / t["varying"],
-           varying_against_fixed=t["varying"] / t["fixed"], exact_against_room=t["exact"] / t["varying"],
-           milliseconds=t["varying"], peak_mebibytes=peak_mebibytes(lambda n: moe("varying", n)),
-           composition_peak_mebibytes=peak_mebibytes(composition))
-    return t["varying"]
+    for products in PRODUCTS:
+        varying = t[products, "varying"]
+        report(case="moe_ffn", products=products, tokens=tokens, tflops=rate((products, "varying")),
+               forward_tflops=rate((products, "forward"), 1 / 3), dense_tflops=rate("dense"),
+               composition_tflops=rate("composition"), share_of_dense=t["dense"] / varying,
+               speed_against_composition=t["composition"] / varying,
+               varying_against_fixed=varying / t[products, "fixed"], exact_against_room=t[products, "exact"] / varying,
+               milliseconds=varying, peak_mebibytes=peak_mebibytes(runs[products, "varying"]),
+               composition_peak_mebibytes=peak_mebibytes(composition))
+    return min(t[products, "varying"] for products in PRODUCTS)
 
 
 def route_case(tokens, rounds, moe_milliseconds):

@@ -118,7 +118,8 @@ def main():
     routed = "moe/active_experts" in lines[0]
     targets = config["routing"]["target_experts"]
     report(case="gpu_training", preset=preset.stem, device=device, precision=config["training"]["precision"],
-           steps=len(lines), global_batch_size=config["training"]["global_batch_size"], micro_batch_size=micro_batch,
+           products=os.environ.get("DTOPP_MOE_PRODUCTS", "grouped_mm"), steps=len(lines),
+           global_batch_size=config["training"]["global_batch_size"], micro_batch_size=micro_batch,
            sequence_length=config["model"]["sequence_length"], milliseconds=1e3 * statistics.median(seconds),
            slowest_milliseconds=1e3 * max(seconds[1:]), tokens_per_second=median("throughput/tokens_per_second"),
            tflops=median("throughput/tflops"), mfu=median("throughput/mfu"), free_bytes=free, peak_bytes=int(peak),

@@ -23,6 +23,7 @@ if [ "$mode" = bench ]; then
   "$python" benchmarks/gpu_ops.py
 else
   "$python" -m pytest -q tests/python/test_ops{,_cuda,_dispatch,_differential}.py
+  DTOPP_MOE_PRODUCTS=fused "$python" -m pytest -q tests/python/test_ops{,_cuda,_differential}.py -k cuda
 fi
 
 program=build/carry/bin/dtopp
@@ -39,3 +40,4 @@ if [ "$mode" = bench ]; then
 fi
 "$python" -m pytest -q tests/python/test_device.py::test_auto_takes_the_cuda_device \
   tests/python/test_{model_parity,training_parity,controller_replay}.py
+DTOPP_MOE_PRODUCTS=fused "$python" -m pytest -q tests/python/test_{model_parity,training_parity}.py

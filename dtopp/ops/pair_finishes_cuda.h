@@ -169,7 +169,8 @@ struct ActivateBackward {
       }
       grad_gate += __shfl_xor_sync(kAllLanes, grad_gate, 1);
       grad_gate += __shfl_xor_sync(kAllLanes, grad_gate, 2);
-      if (there && lane_index() % 4 == 0) grad_gate_AP[pair * parts + at.slice] = grad_gate;
+      if (there && at.first_column < ffn && lane_index() % 4 == 0)
+        grad_gate_AP[pair * parts + at.slice] = grad_gate;
     }
   }
 };

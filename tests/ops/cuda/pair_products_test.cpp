@@ -81,13 +81,19 @@ const std::vector<Sizes>& all_sizes() {
   return sizes;
 }
 
+// By wgmma, and by mma with as many stages as an A100 and as a GeForce has room for.
 template <typename Body>
 void for_all_sizes(const Body& body) {
-  for (const Sizes& sizes : all_sizes()) {
-    SCOPED_TRACE(testing::Message() << testing::PrintToString(sizes.rows) << " " << sizes.hidden << " "
-                                    << sizes.ffn);
-    body(Layer(sizes), sizes);
+  for (const cuda_on_host::Device& device : {cuda_on_host::Device{}, cuda_on_host::Device{2, 80, 163 << 10},
+                                             cuda_on_host::Device{3, 89, 99 << 10}}) {
+    cuda_on_host::set_device(device);
+    for (const Sizes& sizes : all_sizes()) {
+      SCOPED_TRACE(testing::Message() << device.capability << " " << testing::PrintToString(sizes.rows) << " "
+                                      << sizes.hidden << " " << sizes.ffn);
+      body(Layer(sizes), sizes);
+    }
   }
+  cuda_on_host::set_device({});
 }
 
 TEST(PairProductsOnHost, activates_the_gathered_rows) {
