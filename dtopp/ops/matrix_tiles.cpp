@@ -6,8 +6,11 @@
 namespace dtopp {
 namespace {
 
-constexpr int64_t kLineBytes = 64;    // of a cache line
-constexpr int64_t kPrefetchStep = 2;  // columns of a strip to a prefetched line
+constexpr int64_t kLineBytes = 64;  // of a cache line
+
+// Columns of a strip to a prefetched line: the less arithmetic a column has, the more.
+template <typename Regs>
+constexpr int64_t kPrefetchStep = Regs::kBytes* Regs::kRows >= 64 * 14 ? 2 : 8;
 
 // The lines that a product brings to the second-level cache as it goes.
 struct Coming {
@@ -71,8 +74,7 @@ template <typename Real, typename Regs, Order kOrder, int kRows>
   }
 }
 
-// C[0 .. kRows, one panel]. Meanwhile C's lines come to be written, and a line of `coming` every
-// kPrefetchStep columns.
+// C[0 .. kRows, one panel]. Meanwhile C's lines come to be written, and lines of `coming` to be read.
 template <typename Real, typename Regs, Order kOrder, int kRows>
 [[gnu::always_inline]] inline void multiply_tile(const Real* left, const Real* right, Coming& coming,
                                                  int64_t depth, Real* C, int64_t ldc, bool add) {
@@ -86,10 +88,11 @@ template <typename Real, typename Regs, Order kOrder, int kRows>
     __builtin_prefetch(C + m * ldc + kColumns - 1, 1);
   }
   int64_t k = 0;
-  for (; k + kPrefetchStep <= depth; k += kPrefetchStep) {
+  constexpr int64_t kStep = kPrefetchStep<Regs>;
+  for (; k + kStep <= depth; k += kStep) {
     coming.fetch();
-#pragma GCC unroll 2
-    for (int i = 0; i < kPrefetchStep; ++i) {
+#pragma GCC unroll 8
+    for (int i = 0; i < kStep; ++i) {
       add_outer_product<Real, Regs, kOrder, kRows>(left, right, sum);
       left += kColumnStep;
       right += kColumns;
