@@ -110,13 +110,18 @@ __device__ Number block_max(Number value, Number* scratch) {
   return largest;
 }
 
+// The sum over the lanes up to this one.
+__device__ inline int warp_scan(int value) {
+  for (int distance = 1; distance < kWarp; distance *= 2) {
+    const int before = __shfl_up_sync(kAllLanes, value, distance);
+    if (lane_index() >= distance) value += before;
+  }
+  return value;
+}
+
 // The sum over the threads before this one; the block's sum in *total. scratch: a number a warp.
 __device__ inline int block_scan(int value, int* scratch, int* total) {
-  int inclusive = value;
-  for (int distance = 1; distance < kWarp; distance *= 2) {
-    const int before = __shfl_up_sync(kAllLanes, inclusive, distance);
-    if (lane_index() >= distance) inclusive += before;
-  }
+  const int inclusive = warp_scan(value);
   __syncthreads();
   if (lane_index() == kWarp - 1) scratch[warp_index()] = inclusive;
   __syncthreads();

@@ -13,9 +13,12 @@ constexpr int64_t kAlignment = 16;     // bytes
 constexpr int64_t kMostGroups = 1023;  // of at::_grouped_mm
 constexpr int64_t kNoLimit = std::numeric_limits<int32_t>::max();
 
+bool begins_aligned(const at::Tensor& tensor) {
+  return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % kAlignment == 0;
+}
+
 bool is_aligned(const at::Tensor& tensor) {
-  return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % kAlignment == 0 &&
-         tensor.size(-1) * tensor.element_size() % kAlignment == 0;
+  return begins_aligned(tensor) && tensor.size(-1) * tensor.element_size() % kAlignment == 0;
 }
 
 std::vector<int64_t> read_on_host(const at::Tensor& offsets_E1) {
@@ -54,6 +57,11 @@ Products choose_products(const at::Tensor& x_TD, const at::Tensor& gate_up_proj,
               "moe_ffn: DTOPP_MOE_PRODUCTS is grouped_mm or fused, got '", products, "'");
   if (products == "fused") return Products::kFused;
   return gate_up_proj.size(0) <= kMostGroups ? Products::kGrouped : Products::kPlain;
+}
+
+at::Tensor aligned(const at::Tensor& tensor) {
+  const at::Tensor contiguous = tensor.contiguous();
+  return begins_aligned(contiguous) ? contiguous : contiguous.clone();
 }
 
 Pairs make_pairs(const at::Tensor& gates_TE, int64_t max_pairs, Products products) {

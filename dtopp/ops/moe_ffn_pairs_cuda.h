@@ -18,6 +18,9 @@ enum class Products {
 // capability 8.0 on. Throws c10::Error for another value.
 Products choose_products(const at::Tensor& x_TD, const at::Tensor& gate_up_proj, const at::Tensor& down_proj);
 
+// A contiguous copy where it is not one already at a multiple of 16 bytes.
+at::Tensor aligned(const at::Tensor& tensor);
+
 struct Pairs {
   at::Tensor offsets_E1;   // int32; as moe_ffn_cuda.h has them
   at::Tensor token_A;      // int32

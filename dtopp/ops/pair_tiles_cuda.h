@@ -104,11 +104,7 @@ class Schedule {
       const int e = first + lane_index();
       int tiles = 0;
       if (e < in_.experts) tiles = (in_.offsets_E1[e + 1] - in_.offsets_E1[e] + kTileRows - 1) / kTileRows;
-      int inclusive = tiles;
-      for (int distance = 1; distance < kWarp; distance *= 2) {
-        const int other = __shfl_up_sync(kAllLanes, inclusive, distance);
-        if (lane_index() >= distance) inclusive += other;
-      }
+      const int inclusive = warp_scan(tiles);
       if (e < in_.experts) row_tiles_before_[e] = before + inclusive - tiles;
       before += __shfl_sync(kAllLanes, inclusive, kWarp - 1);
     }

@@ -211,6 +211,26 @@ TEST_P(MoeFfnOnHost, a_gate_that_is_not_finite_does_not_touch_other_tokens) {
   EXPECT_TRUE(at::isfinite(y.slice(0, 4)).all().item<bool>());
 }
 
+// As a slice of a larger tensor may begin anywhere.
+TEST_P(MoeFfnOnHost, takes_tensors_at_any_address) {
+  const Case c = make_case({20, 8, 8, 4, 0.5}, at::kBFloat16);
+  const auto moved = [](const at::Tensor& tensor) {
+    return at::empty({tensor.numel() + 1}, tensor.options())
+        .slice(0, 1)
+        .copy_(tensor.flatten())
+        .view_as(tensor);
+  };
+  const at::Tensor grad_y = at::randn(c.x_TD.sizes()).to(at::kBFloat16);
+  const auto expected = run_cuda(c, grad_y, count_pairs(c)).all();
+  const auto with_moved_gradient = run_cuda(c, moved(grad_y), count_pairs(c)).all();
+  for (size_t i = 0; i < expected.size(); ++i)
+    EXPECT_TRUE(at::equal(with_moved_gradient[i], expected[i])) << i;
+  const Case all_moved{moved(c.x_TD), moved(c.gates_TE), moved(c.gate_up_proj), moved(c.down_proj)};
+  const auto with_all_moved = run_cuda(all_moved, moved(grad_y), count_pairs(c)).all();
+  for (size_t i = 0; i < expected.size(); ++i)
+    EXPECT_LT(reference::error(with_all_moved[i], expected[i].to(at::kDouble)), bound(at::kBFloat16)) << i;
+}
+
 TEST_P(MoeFfnOnHost, refuses_unknown_products) {
   setenv("DTOPP_MOE_PRODUCTS", "fast", 1);
   const Case c = make_case({20, 8, 8, 4, 0.5}, at::kBFloat16);
