@@ -62,6 +62,18 @@ def peak_mebibytes(run):
     return (torch.cuda.max_memory_allocated() - before) / 2**20
 
 
+def kernels(run):
+    """Milliseconds of each kernel of a run, the longest first."""
+    run(0)
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=list(torch.profiler.supported_activities())) as profile:
+        run(1)
+        torch.cuda.synchronize()
+    times = {event.key[:120]: event.self_device_time_total / 1e3 for event in profile.key_averages()
+             if event.device_type == torch.autograd.DeviceType.CUDA}
+    return dict(sorted(times.items(), key=lambda item: -item[1]))
+
+
 def randn(*shape, std=1.0, dtype=torch.bfloat16):
     return (torch.randn(*shape, device=DEVICE) * std).to(dtype)
 
@@ -139,6 +151,8 @@ def moe_case(tokens, rounds):
                varying_against_fixed=varying / t[products, "fixed"], exact_against_room=t[products, "exact"] / varying,
                milliseconds=varying, peak_mebibytes=peak_mebibytes(runs[products, "varying"]),
                composition_peak_mebibytes=peak_mebibytes(composition))
+    for products in PRODUCTS:
+        report(case="moe_ffn_kernels", products=products, milliseconds=kernels(runs[products, "varying"]))
     return min(t[products, "varying"] for products in PRODUCTS)
 
 
