@@ -43,6 +43,17 @@ MUTANTS = {
     "error divided by the target instead of the number of experts": (
         "dtopp/moe/threshold_controller.cpp", "/ num_experts_;", "/ target_C_;",
         ["test_moe"], ["build/release/bin/test_moe"]),
+    "a stage not fenced off for wgmma": (
+        "dtopp/ops/pair_multiply_wgmma_cuda.cu", "    fence_for_wgmma();\n", "",
+        ["test_ops_cuda"], ["build/release/bin/test_ops_cuda", "--gtest_filter=PairProducts*"]),
+    "a stage given back while it is read": (
+        "dtopp/ops/pair_multiply_wgmma_cuda.cu", "        wgmma_wait<1>();\n        give_back();",
+        "        give_back();\n        wgmma_wait<1>();",
+        ["test_ops_cuda"], ["build/release/bin/test_ops_cuda", "--gtest_filter=PairProducts*"]),
+    "a stage multiplied before it is there": (
+        "dtopp/ops/pair_multiply_mma_cuda.cu", "wait_for_all_copies_but(stages - 2)",
+        "wait_for_all_copies_but(stages - 1)",
+        ["test_ops_cuda"], ["build/release/bin/test_ops_cuda", "--gtest_filter=PairProducts*"]),
 }
 
 
