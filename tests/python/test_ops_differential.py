@@ -133,11 +133,13 @@ def test_moe_ffn(seed, draw):
     grad = randn(tokens, hidden, dtype=kind, seed=seed + 3)
     y.backward(grad)
     expected.backward(grad.double())
+    # Of one column, the largest of a weight's gradients may be what is left of a thousand terms that cancel out.
+    cancels = 4 if hidden == 1 else 1
     for actual, reference in zip(inputs, exact):
         assert (actual.grad is not None) == actual.requires_grad
         if actual.requires_grad:
             mask = actual != 0 if actual is inputs[1] else torch.ones_like(actual)
-            check(actual.grad, reference.grad * mask, kind)
+            close(actual.grad, reference.grad * mask, kind, TOLERANCE_SCALE[kind] * cancels)
 
 
 @pytest.mark.parametrize("seed", range(CASES))
