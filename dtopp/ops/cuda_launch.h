@@ -33,12 +33,15 @@ constexpr size_t kPlainSharedBytes = 48 << 10;  // more has to be asked for
 #if defined(__CUDACC__)
 
 inline Device current_device() {
-  const auto attribute = [](cudaDeviceAttr which) {
-    int device = 0, value = 0;
-    cudaError_t error = cudaGetDevice(&device);
-    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&value, which, device);
+  const auto check = [](cudaError_t error) {
     if (error != cudaSuccess)
       throw std::runtime_error(std::string("the CUDA device cannot be asked: ") + cudaGetErrorString(error));
+  };
+  int device = 0;
+  check(cudaGetDevice(&device));
+  const auto attribute = [&](cudaDeviceAttr which) {
+    int value = 0;
+    check(cudaDeviceGetAttribute(&value, which, device));
     return value;
   };
   return {attribute(cudaDevAttrMultiProcessorCount),

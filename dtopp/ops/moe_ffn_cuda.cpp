@@ -15,10 +15,9 @@ std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor
                                            const at::Tensor& gate_up, const at::Tensor& down,
                                            int64_t max_pairs) {
   const c10::DeviceGuard guard(x.device());
-  const at::Tensor x_TD = x.contiguous(), gates_TE = gates.contiguous();
+  const at::Tensor x_TD = cuda::aligned(x), gates_TE = gates.contiguous();
   const at::Tensor gate_up_EGD = gate_up.contiguous(), down_EDF = down.contiguous();
-  const Pairs pairs =
-      cuda::make_pairs(gates_TE, max_pairs, cuda::choose_products(x_TD, gate_up_EGD, down_EDF));
+  const Pairs pairs = cuda::make_pairs(gates_TE, max_pairs, cuda::choose_products(gate_up_EGD, down_EDF));
   if (pairs.capacity() == 0)
     return {at::zeros(x.sizes(), x.options()), at::empty({0, gate_up.size(1)}, x.options())};
   cuda::ActivatedPairs activated = cuda::activate_pairs(pairs, x_TD, gate_up_EGD);
@@ -78,9 +77,9 @@ Gradients moe_ffn_backward_cuda(const at::Tensor& grad_y_TD, const at::Tensor& x
     return zero_gradients({x_TD, gates_TE, gate_up_proj, down_proj}, needed);
   const at::Tensor gate_up_EGD = gate_up_proj.contiguous(), down_EDF = down_proj.contiguous();
   const at::Tensor pre_AG = pre_activations_AG.contiguous();
-  const at::Tensor x = x_TD.contiguous(), dy_TD = cuda::aligned(grad_y_TD);
-  const Pairs pairs = cuda::make_pairs(gates_TE.contiguous(), pre_AG.size(0),
-                                       cuda::choose_products(x, gate_up_EGD, down_EDF));
+  const at::Tensor x = cuda::aligned(x_TD), dy_TD = cuda::aligned(grad_y_TD);
+  const Pairs pairs =
+      cuda::make_pairs(gates_TE.contiguous(), pre_AG.size(0), cuda::choose_products(gate_up_EGD, down_EDF));
   at::Tensor grad_x_TD, grad_gates_TE, grad_gate_up, grad_down, d_pre_AG;
   {
     const cuda::ActivationGradient gradient = cuda::activation_gradient(pairs, dy_TD, pre_AG, down_EDF);

@@ -46,10 +46,8 @@ void fill(const GateTable<Real>& table, const at::Tensor& counts_EB, int64_t cap
 
 }  // namespace
 
-Products choose_products(const at::Tensor& x_TD, const at::Tensor& gate_up_proj,
-                         const at::Tensor& down_proj) {
-  if (x_TD.scalar_type() != at::kBFloat16 || !is_aligned(x_TD) || !is_aligned(gate_up_proj) ||
-      !is_aligned(down_proj))
+Products choose_products(const at::Tensor& gate_up_proj, const at::Tensor& down_proj) {
+  if (gate_up_proj.scalar_type() != at::kBFloat16 || !is_aligned(gate_up_proj) || !is_aligned(down_proj))
     return Products::kPlain;
   const char* wish = std::getenv("DTOPP_MOE_PRODUCTS");
   const std::string_view products = wish == nullptr || *wish == 0 ? "grouped_mm" : wish;

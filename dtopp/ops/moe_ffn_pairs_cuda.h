@@ -13,12 +13,12 @@ enum class Products {
   kFused,    // own kernels that do what stands before and after a product with it
 };
 
-// kPlain for what is not bf16 with widths and addresses that are multiples of 16 bytes. Of the others the
-// environment variable DTOPP_MOE_PRODUCTS says which: grouped_mm (default) or fused, from compute
+// kPlain for weights that are not bf16 with widths and addresses that are multiples of 16 bytes. For others
+// the environment variable DTOPP_MOE_PRODUCTS says which: grouped_mm (default) or fused, from compute
 // capability 8.0 on. Throws c10::Error for another value.
-Products choose_products(const at::Tensor& x_TD, const at::Tensor& gate_up_proj, const at::Tensor& down_proj);
+Products choose_products(const at::Tensor& gate_up_proj, const at::Tensor& down_proj);
 
-// A contiguous copy where it is not one already at a multiple of 16 bytes.
+// A contiguous copy where it is not one already at a multiple of 16 bytes: what the products want of rows.
 at::Tensor aligned(const at::Tensor& tensor);
 
 struct Pairs {

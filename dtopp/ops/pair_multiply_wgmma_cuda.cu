@@ -6,12 +6,10 @@
 namespace dtopp::cuda {
 namespace {
 
-constexpr int kRows = kTileRows, kColumns = kWgmmaColumns;
-constexpr int kMultiplyingGroups = kRows / kWgmmaRows;
+constexpr int kMultiplyingGroups = kTileRows / kWgmmaRows;
 constexpr int kThreads = (1 + kMultiplyingGroups) * kWarpGroup;
 constexpr int kStages = 4;
-constexpr int kStagesUnderWay =
-    2;  // of those a thread has begun to load, when it makes sure of the one before
+constexpr int kStagesUnderWay = 2;  // when a thread makes sure that the one it began before these is there
 // 65,536 in all; at launch each thread has 168.
 constexpr int kLoadingRegisters = 72, kMultiplyingRegisters = 216;
 static_assert(kLoadingRegisters + kMultiplyingGroups * kMultiplyingRegisters <= 3 * 168);
@@ -41,9 +39,9 @@ struct Ring {
 
 template <bool kOverPairs, bool kRightTransposed, typename Finish>
 struct Shape {
-  using Tiles = Schedule<kOverPairs, kRows, Finish::kPaired ? kColumns / 2 : kColumns>;
-  using Loader =
-      TileLoader<kOverPairs, kRightTransposed, Finish::kPaired, kRows, kColumns, kColumns, kWarpGroup>;
+  using Tiles = Schedule<kOverPairs, kTileRows, Finish::kPaired ? kWgmmaColumns / 2 : kWgmmaColumns>;
+  using Loader = TileLoader<kOverPairs, kRightTransposed, Finish::kPaired, kTileRows, kWgmmaColumns,
+                            kWgmmaSlice, kWarpGroup>;
   using Stages = Ring<Loader::kStageBytes>;
   static constexpr bool kLeftByColumns = kOverPairs, kRightByColumns = kOverPairs || kRightTransposed;
 
@@ -135,7 +133,7 @@ __device__ void multiply_tiles(const Product& in, const typename Shape::Tiles& t
       for (float& sum : sums) sum = 0;
     }
     const Fragments at{tile, group * kWgmmaRows + warp_index() % 4 * 16, tile.first_column,
-                       static_cast<int>(tile.first_column / kColumns)};
+                       static_cast<int>(tile.first_column / kWgmmaSlice)};
     finish(in, at, sums);
   }
 }
