@@ -3,25 +3,12 @@
 #include <rapidcheck/gtest.h>
 
 #include "dtopp/train/plan.h"
+#include "tests/config/tiny_run.h"
 
 namespace dtopp {
 namespace {
 
-RunConfig tiny() {
-  RunConfig config;
-  config.model.hidden_size = 8;
-  config.model.num_layers = 2;
-  config.model.num_heads = 2;
-  config.model.ffn_hidden_size = 5;
-  config.model.num_experts = 6;
-  config.model.vocab_size = 11;
-  config.model.sequence_length = 4;
-  config.routing.target_experts = {3.0};
-  config.training.global_batch_size = 12;
-  config.training.micro_batch_size = 3;
-  config.training.precision = Precision::kBf16;
-  return config;
-}
+RunConfig tiny_in_bf16() { return tiny(Precision::kBf16); }
 
 Plan cuda_plan(const RunConfig& config) { return make_plan(config, /*ranks=*/1, Device::kCuda); }
 
@@ -30,7 +17,7 @@ constexpr uint64_t kLayer = 4 * 192 + 12 * 16 + 6 * 192 + 12 * 2 * 4 + 12 * 6 * 
 constexpr uint64_t kKept = 2 * kLayer + 2 * 192 + 12 * 16;
 
 TEST(PlanForCuda, memory_in_bf16_by_hand) {
-  const Plan plan = cuda_plan(tiny());
+  const Plan plan = cuda_plan(tiny_in_bf16());
   const uint64_t P = plan.parameters, routers = 2 * 49;
   EXPECT_EQ(plan.memory_bytes("parameters"), 4 * P);
   EXPECT_EQ(plan.memory_bytes("optimizer_moments"), 8 * P);
@@ -48,15 +35,15 @@ TEST(PlanForCuda, memory_in_bf16_by_hand) {
 
 TEST(PlanForCuda, activations_are_there_in_full_or_one_layer_of_them_with_every_gradient) {
   // Micro-batch gradients of some 4 kB take over what all layers but one release.
-  EXPECT_EQ(cuda_plan(tiny()).memory_bytes("activations"),
-            std::max(kLayer, kKept - cuda_plan(tiny()).memory_bytes("micro_batch_gradients")));
-  RunConfig config = tiny();
+  EXPECT_EQ(cuda_plan(tiny_in_bf16()).memory_bytes("activations"),
+            std::max(kLayer, kKept - cuda_plan(tiny_in_bf16()).memory_bytes("micro_batch_gradients")));
+  RunConfig config = tiny_in_bf16();
   config.model.vocab_size = 4096;
   EXPECT_EQ(cuda_plan(config).memory_bytes("activations"), kLayer);
 }
 
 TEST(PlanForCuda, forms_a_chunk_of_logits_at_a_time) {
-  RunConfig config = tiny();
+  RunConfig config = tiny_in_bf16();
   config.model.vocab_size = 1 << 16;
   config.model.sequence_length = 1 << 12;  // 3 GiB of logits
   EXPECT_EQ(cuda_plan(config).memory_bytes("cross_entropy"),
@@ -64,22 +51,22 @@ TEST(PlanForCuda, forms_a_chunk_of_logits_at_a_time) {
 }
 
 TEST(PlanForCuda, a_dense_layer_needs_no_room_for_pairs) {
-  RunConfig config = tiny();
+  RunConfig config = tiny_in_bf16();
   config.model.num_experts = 1;
   EXPECT_EQ(cuda_plan(config).memory_bytes("workspace"), 3U * 192 + 12 * 4 * 5 * 2 + 11 * 8 * 2);
 }
 
 TEST(PlanForCuda, takes_auto_for_bf16) {
-  RunConfig config = tiny();
+  RunConfig config = tiny_in_bf16();
   config.training.precision = Precision::kAuto;
   EXPECT_EQ(cuda_plan(config).precision, Precision::kBf16);
-  EXPECT_EQ(cuda_plan(config).memory_bytes(), cuda_plan(tiny()).memory_bytes());
+  EXPECT_EQ(cuda_plan(config).memory_bytes(), cuda_plan(tiny_in_bf16()).memory_bytes());
   config.training.precision = Precision::kFp32;
   EXPECT_EQ(cuda_plan(config).memory_bytes("compute_copies"), 0U);
 }
 
 TEST(PlanForCuda, changes_no_other_figure) {
-  const Plan cuda = cuda_plan(tiny()), cpu = make_plan(tiny());
+  const Plan cuda = cuda_plan(tiny_in_bf16()), cpu = make_plan(tiny_in_bf16());
   EXPECT_EQ(cuda.parameters, cpu.parameters);
   EXPECT_EQ(cuda.active_parameters, cpu.active_parameters);
   EXPECT_EQ(cuda.flops_per_token, cpu.flops_per_token);
@@ -87,7 +74,7 @@ TEST(PlanForCuda, changes_no_other_figure) {
 
 // What lies there at the three moments that can be the peak, added up apart from the plan's parts.
 RC_GTEST_PROP(PlanForCudaProperty, covers_each_moment_of_a_step, ()) {
-  RunConfig config = tiny();
+  RunConfig config = tiny_in_bf16();
   config.model.num_layers = *rc::gen::inRange<int64_t>(1, 6);
   config.model.sequence_length = *rc::gen::inRange<int64_t>(1, 2000);
   config.model.vocab_size = *rc::gen::inRange<int64_t>(2, 5000);
@@ -106,7 +93,7 @@ RC_GTEST_PROP(PlanForCudaProperty, covers_each_moment_of_a_step, ()) {
 }
 
 RC_GTEST_PROP(PlanForCudaProperty, more_of_anything_never_costs_less, ()) {
-  RunConfig config = tiny();
+  RunConfig config = tiny_in_bf16();
   config.model.num_experts = *rc::gen::inRange<int64_t>(2, 40);
   config.routing.target_experts = {
       static_cast<double>(*rc::gen::inRange<int64_t>(1, config.model.num_experts))};

@@ -6,25 +6,10 @@
 #include <rapidcheck/gtest.h>
 
 #include "tests/config/temporary_files.h"
+#include "tests/config/tiny_run.h"
 
 namespace dtopp {
 namespace {
-
-RunConfig tiny() {
-  RunConfig config;
-  config.model.hidden_size = 8;
-  config.model.num_layers = 2;
-  config.model.num_heads = 2;
-  config.model.ffn_hidden_size = 5;
-  config.model.num_experts = 6;
-  config.model.vocab_size = 11;
-  config.model.sequence_length = 4;
-  config.routing.target_experts = {3.0};
-  config.training.global_batch_size = 12;
-  config.training.micro_batch_size = 3;
-  config.training.precision = Precision::kFp32;
-  return config;
-}
 
 TEST(Plan, counts_what_can_be_counted_by_hand) {
   const Plan plan = make_plan(tiny());

@@ -8,20 +8,17 @@
 #include <string>
 #include <vector>
 
-#include <setjmp.h>
-#include <ucontext.h>
-
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/common_interface_defs.h>
 #endif
+
+#include "tests/ops/cuda/fiber.h"
 
 dtopp::cuda_on_host::Dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace dtopp::cuda_on_host {
 namespace {
 
-// Not a power of two: the same variable of every fiber would fall into one set of the cache.
-constexpr size_t kStackBytes = (128 << 10) + 192;
 constexpr int kLanes = 32;
 constexpr std::align_val_t kSharedAlignment{1024};
 
@@ -31,38 +28,6 @@ struct SharedDeleter {
 
 std::mt19937_64 order_source(1);  // NOLINT: of tests
 Device simulated;                 // NOLINT: of tests
-
-enum class State { kReady, kAtBlockBarrier, kAtWarpBarrier, kWaiting, kDone };
-
-// Where a fiber or the scheduler goes on. Once entered, jumps do what swapcontext does without its system
-// calls; ASan follows swapcontext only.
-struct Context {
-  ucontext_t entry;
-  jmp_buf place;
-  bool entered = false;
-
-  void leave_for(Context& next) {
-#if defined(__SANITIZE_ADDRESS__)
-    swapcontext(&entry, &next.entry);
-#else
-    entered = true;
-    if (_setjmp(place) != 0) return;
-    if (next.entered) _longjmp(next.place, 1);
-    setcontext(&next.entry);
-#endif
-  }
-};
-
-struct Fiber {
-  Context context;
-  unsigned char* stack = nullptr;
-  State state = State::kReady;
-  Where where;
-  unsigned mask = 0;
-  int exchanges = 0;
-  std::function<bool()> condition;
-  void* fake_stack = nullptr;  // ASan's, kept while the fiber is away
-};
 
 // What the lanes of a warp gave, for the exchange now and the one before, which a slower lane may still read.
 struct Warp {

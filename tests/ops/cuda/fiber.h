@@ -1,0 +1,46 @@
+// A thread of a block on the host: what it waits for, and where it goes on.
+#pragma once
+
+#include <setjmp.h>
+#include <ucontext.h>
+
+#include "tests/ops/cuda/cuda_on_host.h"
+
+namespace dtopp::cuda_on_host {
+
+// Not a power of two: the same variable of every fiber would fall into one set of the cache.
+constexpr size_t kStackBytes = (128 << 10) + 192;
+
+enum class State { kReady, kAtBlockBarrier, kAtWarpBarrier, kWaiting, kDone };
+
+// Where a fiber or the scheduler goes on. Once entered, jumps do what swapcontext does without its system
+// calls; ASan follows swapcontext only.
+struct Context {
+  ucontext_t entry;
+  jmp_buf place;
+  bool entered = false;
+
+  void leave_for(Context& next) {
+#if defined(__SANITIZE_ADDRESS__)
+    swapcontext(&entry, &next.entry);
+#else
+    entered = true;
+    if (_setjmp(place) != 0) return;
+    if (next.entered) _longjmp(next.place, 1);
+    setcontext(&next.entry);
+#endif
+  }
+};
+
+struct Fiber {
+  Context context;
+  unsigned char* stack = nullptr;
+  State state = State::kReady;
+  Where where;
+  unsigned mask = 0;
+  int exchanges = 0;
+  std::function<bool()> condition;
+  void* fake_stack = nullptr;  // ASan's, kept while the fiber is away
+};
+
+}  // namespace dtopp::cuda_on_host
