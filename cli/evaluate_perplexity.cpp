@@ -18,7 +18,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-ordered_json to_json(const Perplexity& result) {
+ordered_json perplexity_json(const Perplexity& result) {
   return {{"nll", result.nll}, {"perplexity", result.perplexity()}, {"tokens", result.tokens}};
 }
 
@@ -33,23 +33,24 @@ void print_summary(const Checkpoint& checkpoint, const Perplexity& result) {
   }
 }
 
-Perplexity measure(const EvaluateOptions& options, const EvaluationText& text, const InferenceModel& model) {
+Perplexity perplexity_of(const EvaluateOptions& options, const EvaluationText& text,
+                         const InferenceModel& model) {
   ProgressBar bar("perplexity", "tok", text.size());
   return measure_perplexity(
       model, text.size(), [&](uint64_t offset, std::span<int64_t> out) { text.read(offset, out); },
       options.batch_size, [&](uint64_t done) { bar.update(done); });
 }
 
-ordered_json sweep(const EvaluateOptions& options, const EvaluationText& text, const at::Tensor& windows_BL,
-                   InferenceModel& model) {
+ordered_json sweep_perplexity(const EvaluateOptions& options, const EvaluationText& text,
+                              const at::Tensor& windows_BL, InferenceModel& model) {
   ordered_json results = ordered_json::array();
   const bool table = !options.json;
   if (table) std::printf("%8s %10s %12s %10s\n", "target", "nll", "perplexity", "experts");
   for (const double target : options.sweep) {
     model.routing = solve_thresholds(model, windows_BL, target);
-    const Perplexity result = measure(options, text, model);
+    const Perplexity result = perplexity_of(options, text, model);
     const double experts = result.activations.summary().mean;
-    ordered_json entry = to_json(result);
+    ordered_json entry = perplexity_json(result);
     entry["target_experts"] = target;
     entry["active_experts"] = experts;
     results.push_back(std::move(entry));
@@ -67,11 +68,11 @@ void evaluate_perplexity(const EvaluateOptions& options) {
   const EvaluationText text(options, checkpoint, config.vocab_size);
   ordered_json json;
   if (!options.sweep.empty()) {
-    json = sweep(options, text, text.windows_to_solve_on(options, checkpoint, config), model);
+    json = sweep_perplexity(options, text, text.windows_to_solve_on(options, checkpoint, config), model);
   } else {
     text.meet_target(options, checkpoint, model);
-    const Perplexity result = measure(options, text, model);
-    json = to_json(result);
+    const Perplexity result = perplexity_of(options, text, model);
+    json = perplexity_json(result);
     if (!options.json) print_summary(checkpoint, result);
   }
   if (!options.output.empty()) write_file_atomically(options.output, json.dump(2) + "\n");

@@ -16,9 +16,9 @@
 #include "dtopp/base/hash.h"
 #include "dtopp/base/manifest.h"
 #include "dtopp/base/progress.h"
+#include "dtopp/config/run_config.h"
 #include "dtopp/eval/expert_budget.h"
 #include "dtopp/eval/task_run.h"
-#include "dtopp/train/run_config.h"
 
 namespace dtopp::cli {
 namespace {

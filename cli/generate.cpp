@@ -16,7 +16,7 @@
 namespace dtopp::cli {
 namespace {
 
-struct Options {
+struct GenerateOptions {
   InferenceOptions inference;
   SamplingOptions sampling{.temperature = 0.8, .top_p = 0.95, .seed = 0};
   std::string prompt;
@@ -25,7 +25,7 @@ struct Options {
   bool show_experts = false;
 };
 
-std::vector<std::string> read_prompts(const Options& options) {
+std::vector<std::string> read_prompts(const GenerateOptions& options) {
   if (options.prompts_file.empty() == options.prompt.empty())
     throw UsageError("generate needs --prompt TEXT or --prompts FILE, and not both");
   if (options.prompts_file.empty()) return {options.prompt};
@@ -115,7 +115,7 @@ class Writer {
   int64_t count_ = 0;
 };
 
-void run(const Options& options) {
+void generate_texts(const GenerateOptions& options) {
   const std::vector<std::string> prompts = read_prompts(options);
   const Checkpoint checkpoint = open_named_checkpoint(options.inference);
   InferenceModel model = load_model(options.inference, checkpoint);
@@ -162,7 +162,7 @@ void run(const Options& options) {
 }  // namespace
 
 void add_generate(CLI::App& app) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<GenerateOptions>();
   CLI::App* verb = app.add_subcommand("generate", "Continue a text");
   add_inference_options(*verb, options->inference);
   verb->add_option("--prompt", options->prompt, "the text to continue");
@@ -183,7 +183,7 @@ void add_generate(CLI::App& app) {
   verb->add_flag("--show-experts", options->show_experts,
                  "colour each token by the experts that chose it (a number in brackets where there is no "
                  "terminal)");
-  verb->callback([options] { run(*options); });
+  verb->callback([options] { generate_texts(*options); });
 }
 
 }  // namespace dtopp::cli

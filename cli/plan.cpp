@@ -1,4 +1,4 @@
-#include "dtopp/train/plan.h"
+#include "dtopp/plan/plan.h"
 
 #include <cstdio>
 #include <memory>
@@ -13,7 +13,7 @@
 namespace dtopp::cli {
 namespace {
 
-struct Options {
+struct PlanOptions {
   std::string config;
   std::vector<std::string> overrides;
   int64_t ranks = 1;
@@ -33,7 +33,7 @@ std::string with_unit(double value) {
   return text;
 }
 
-void print_json(const Plan& plan, const Options& options) {
+void print_json(const Plan& plan, const PlanOptions& options) {
   nlohmann::ordered_json json;
   json["parameters"] = plan.parameters;
   json["active_parameters"] = plan.active_parameters;
@@ -52,7 +52,7 @@ void print_json(const Plan& plan, const Options& options) {
   std::printf("%s\n", json.dump().c_str());
 }
 
-void print_table(const Plan& plan, const RunConfig& config, const Options& options) {
+void print_table(const Plan& plan, const RunConfig& config, const PlanOptions& options) {
   const auto row = [](const std::string& name, const std::string& value, const std::string& note = "") {
     std::printf("%-24s%14s%s%s\n", name.c_str(), value.c_str(), note.empty() ? "" : "   ", note.c_str());
   };
@@ -84,7 +84,7 @@ void print_table(const Plan& plan, const RunConfig& config, const Options& optio
       plan.memory_bytes() <= memory ? "fits" : "does not fit");
 }
 
-void run(const Options& options) {
+void plan_run(const PlanOptions& options) {
   const RunConfig config = load_model_run_config(options.config, options.overrides);
   Device device = config.training.device;
   if (!options.device.empty()) {
@@ -102,7 +102,7 @@ void run(const Options& options) {
 }  // namespace
 
 void add_plan(CLI::App& app) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<PlanOptions>();
   CLI::App* verb =
       app.add_subcommand("plan", "Foretell parameters, FLOPs and memory of a run; trains nothing");
   verb->add_option("config", options->config, "the run's YAML file")->required();
@@ -114,7 +114,7 @@ void add_plan(CLI::App& app) {
                    "does it fit: cpu (this machine), a100, h100, h200; without it, training.device says what "
                    "memory is counted for");
   verb->add_flag("--json", options->json, "print one JSON object");
-  verb->callback([options] { run(*options); });
+  verb->callback([options] { plan_run(*options); });
 }
 
 }  // namespace dtopp::cli

@@ -15,7 +15,7 @@
 namespace dtopp::cli {
 namespace {
 
-struct Options {
+struct PrepareOptions {
   std::vector<std::string> files;
   std::string tokenizer;
   std::string output;
@@ -49,7 +49,7 @@ class PrepareBar {
   bool begun_ = false;
 };
 
-void prepare_text(const Options& options) {
+void prepare_text(const PrepareOptions& options) {
   const Tokenizer tokenizer = Tokenizer::load(options.tokenizer);
   stop_on_signals();
   PrepareTextOptions job;
@@ -77,7 +77,7 @@ void prepare_text(const Options& options) {
 }  // namespace
 
 void add_prepare(CLI::App& app) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<PrepareOptions>();
   CLI::App* verb = app.add_subcommand("prepare", "Turn data into the files that training reads");
   verb->require_subcommand(1);
   CLI::App* text =

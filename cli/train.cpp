@@ -7,20 +7,20 @@
 #include "cli/verbs.h"
 #include "dtopp/eval/probes.h"
 #include "dtopp/moe/gain_guard.h"
-#include "dtopp/train/progress.h"
+#include "dtopp/train/console_line.h"
 #include "dtopp/train/run.h"
 
 namespace dtopp::cli {
 namespace {
 
-struct Options {
+struct TrainOptions {
   std::string config;
   std::vector<std::string> overrides;
 };
 
 void message(const std::string& text) { std::fprintf(stderr, "dtopp: %s\n", text.c_str()); }
 
-void run(const Options& options) {
+void train_run(const TrainOptions& options) {
   const RunConfig config = load_run_config(options.config, options.overrides);
   if (!config.model.is_dense()) {
     if (const auto warning = gain_warning(config.routing, config.model.num_experts))
@@ -55,11 +55,11 @@ void run(const Options& options) {
 }  // namespace
 
 void add_train(CLI::App& app) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<TrainOptions>();
   CLI::App* verb = app.add_subcommand("train", "Train a model, or resume where its run stopped");
   verb->add_option("config", options->config, "the run's YAML file")->required();
   verb->add_option("overrides", options->overrides, "key.path=value, e.g. training.steps=100");
-  verb->callback([options] { run(*options); });
+  verb->callback([options] { train_run(*options); });
 }
 
 }  // namespace dtopp::cli

@@ -4,7 +4,8 @@ import pathlib
 import re
 import sys
 
-ROOMS = ["base", "ops", "moe", "models", "data", "distributed", "train", "eval", "report"]
+ROOMS = ["base", "config", "ops", "moe", "models", "plan", "data", "tasks", "checkpoint", "metrics", "distributed", "train", "eval",
+         "report"]
 # A room may include itself and rooms before it; data knows nothing of tensors, base and ops nothing of anyone.
 FORBIDDEN = {"data": {"ops", "moe", "models"}, "ops": {"base"}}
 LINES = 300

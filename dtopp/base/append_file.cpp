@@ -9,7 +9,7 @@
 namespace dtopp {
 namespace {
 
-constexpr size_t kBufferBytes = size_t{1} << 20;
+constexpr size_t kAppendBufferBytes = size_t{1} << 20;
 
 }  // namespace
 
@@ -34,7 +34,7 @@ AppendFile::AppendFile(std::filesystem::path path, uint64_t size) : path_(std::m
 AppendFile::~AppendFile() { ::close(descriptor_); }
 
 void AppendFile::read_hash() {
-  std::vector<std::byte> chunk(kBufferBytes);
+  std::vector<std::byte> chunk(kAppendBufferBytes);
   for (;;) {
     const auto count = retry([&] { return ::read(descriptor_, chunk.data(), chunk.size()); });
     if (count < 0) throw file_error("read", path_, errno);
@@ -47,7 +47,7 @@ void AppendFile::write(std::span<const std::byte> bytes) {
   hasher_.update(bytes);
   size_ += bytes.size();
   buffer_.insert(buffer_.end(), bytes.begin(), bytes.end());
-  if (buffer_.size() >= kBufferBytes) flush();
+  if (buffer_.size() >= kAppendBufferBytes) flush();
 }
 
 void AppendFile::flush() {

@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr size_t kChunkBytes = size_t{1} << 18;
+constexpr size_t kPieceBytes = size_t{1} << 18;
 constexpr const char* kRemedy = "; restore the file from its source";
 
 class PlainSource : public ByteSource {
@@ -45,7 +45,7 @@ class PlainSource : public ByteSource {
 // The compressed file behind a decompressor: its unread part, refilled in chunks.
 class CompressedInput {
  public:
-  explicit CompressedInput(const fs::path& path) : path_(path), source_(path), chunk_(kChunkBytes) {}
+  explicit CompressedInput(const fs::path& path) : path_(path), source_(path), chunk_(kPieceBytes) {}
 
   // What is not consumed yet; empty only at the file's end.
   std::span<char> unread() {
@@ -101,7 +101,7 @@ class GzipSource : public ByteSource {
     stream_.next_in = reinterpret_cast<Bytef*>(in.data());
     stream_.avail_in = static_cast<uInt>(in.size());
     stream_.next_out = reinterpret_cast<Bytef*>(out.data());
-    const auto room = static_cast<uInt>(std::min(out.size(), kChunkBytes));
+    const auto room = static_cast<uInt>(std::min(out.size(), kPieceBytes));
     stream_.avail_out = room;
     const int status = ::inflate(&stream_, Z_NO_FLUSH);
     input_.consume(in.size() - stream_.avail_in);

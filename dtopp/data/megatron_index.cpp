@@ -11,7 +11,7 @@ namespace {
 
 using namespace std::string_view_literals;
 
-constexpr std::string_view kMagic = "MMIDIDX\0\0"sv;
+constexpr std::string_view kIndexMagic = "MMIDIDX\0\0"sv;
 constexpr uint64_t kVersion = 1;
 constexpr uint8_t kInt32Code = 4;
 constexpr uint8_t kUint16Code = 8;
@@ -37,7 +37,7 @@ std::optional<TokenType> type_of(uint8_t code) {
 }
 
 TokenType read_header(ByteReader& reader) {
-  if (reader.take_text(kMagic.size()) != kMagic)
+  if (reader.take_text(kIndexMagic.size()) != kIndexMagic)
     reader.fail("not a Megatron index: it must begin with MMIDIDX");
   const auto version = reader.read<uint64_t>();
   if (version != kVersion) reader.fail("index version " + std::to_string(version) + " is not known");
@@ -110,7 +110,7 @@ std::string write_megatron_index(const std::filesystem::path& path, TokenType ty
   OutputFile file(path, &hasher);
   const auto put = [&](auto value) { file.write(std::as_bytes(std::span(&value, 1))); };
   const uint64_t documents = lengths.bytes().size() / sizeof(int32_t);
-  file.write(kMagic);
+  file.write(kIndexMagic);
   put(kVersion);
   put(uint8_t{type == TokenType::kUint16 ? kUint16Code : kInt32Code});
   put(documents);

@@ -11,7 +11,7 @@
 namespace dtopp {
 namespace {
 
-constexpr std::string_view kMagic = "\x93NUMPY";
+constexpr std::string_view kNpyMagic = "\x93NUMPY";
 constexpr uint64_t kMaxHeaderBytes = 1 << 16;  // NumPy's own are a hundred
 
 // The value that the header's Python dictionary has under `key`, up to `end`.
@@ -67,7 +67,7 @@ uint64_t header_size(ByteReader& reader) {
 
 TokenArray open_with_header(MappedFile file) {
   ByteReader reader(file.bytes(), file.path().string());
-  reader.take(kMagic.size());
+  reader.take(kNpyMagic.size());
   const auto header = reader.take_text(header_size(reader));
   const auto descr = value_of(header, "descr", ",");
   const auto shape = value_of(header, "shape", ")");
@@ -87,8 +87,8 @@ TokenArray open_with_header(MappedFile file) {
 TokenArray open_npy(const std::filesystem::path& path, int64_t vocab_size) {
   MappedFile file(path);
   const auto bytes = file.bytes();
-  if (bytes.size() >= kMagic.size() &&
-      std::string_view(reinterpret_cast<const char*>(bytes.data()), kMagic.size()) == kMagic)
+  if (bytes.size() >= kNpyMagic.size() &&
+      std::string_view(reinterpret_cast<const char*>(bytes.data()), kNpyMagic.size()) == kNpyMagic)
     return open_with_header(std::move(file));
   const TokenType type = vocab_size > (int64_t{1} << 16) ? TokenType::kUint32 : TokenType::kUint16;
   if (bytes.size() % size_of(type) != 0)

@@ -7,7 +7,7 @@
 #include "dtopp/base/hash.h"
 #include "dtopp/base/manifest.h"
 #include "dtopp/data/ordered_workers.h"
-#include "dtopp/data/prepare_progress.h"
+#include "dtopp/data/prepare_record.h"
 #include "dtopp/data/text_batches.h"
 #include "dtopp/data/token_file.h"
 
@@ -52,7 +52,7 @@ void require_ours(const fs::path& folder) {
 class Preparation {
  public:
   Preparation(const PrepareTextOptions& options, const TextEncoder& encoder,
-              const PrepareTextObserver& observer, PrepareProgress start)
+              const PrepareTextObserver& observer, PrepareRecord start)
       : options_(options),
         encoder_(encoder),
         observer_(observer),
@@ -114,7 +114,7 @@ class Preparation {
   // The ids are on the device before the record that counts them.
   void record() {
     progress_.written = writer_.sync();
-    write_progress(options_.output, progress_);
+    write_prepare_record(options_.output, progress_);
     next_record_ = Clock::now() + options_.record_every;
   }
 
@@ -138,7 +138,7 @@ class Preparation {
   const PrepareTextOptions& options_;
   const TextEncoder& encoder_;
   const PrepareTextObserver& observer_;
-  PrepareProgress progress_;
+  PrepareRecord progress_;
   TokenFileWriter writer_;
   PrepareTextProgress shown_;
   Clock::time_point next_record_;
@@ -152,15 +152,15 @@ void remove_progress(const fs::path& folder) {
 }
 
 // Begins the folder, or reads how far it is.
-PrepareProgress begin(const fs::path& folder, TextJob job) {
+PrepareRecord begin(const fs::path& folder, TextJob job) {
   require_ours(folder);
   remove_leftovers(folder);
-  if (auto progress = read_progress(folder)) {
+  if (auto progress = read_prepare_record(folder)) {
     require_same_job(folder, progress->job, job);
     return *std::move(progress);
   }
-  PrepareProgress progress{std::move(job), {}, {}};
-  write_progress(folder, progress);  // before anything else, so that the folder is known as ours
+  PrepareRecord progress{std::move(job), {}, {}};
+  write_prepare_record(folder, progress);  // before anything else, so that the folder is known as ours
   return progress;
 }
 
@@ -195,7 +195,7 @@ PrepareTextResult prepare_text(const PrepareTextOptions& options, const TextEnco
   const DirectoryLock lock(options.output);
   auto result = find_complete(options.output, job);
   if (!result) {
-    PrepareProgress start = begin(options.output, std::move(job));
+    PrepareRecord start = begin(options.output, std::move(job));
     result = Preparation(options, encoder, observer, std::move(start)).run();
   }
   remove_progress(options.output);

@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "dtopp/eval/perplexity.h"
-#include "dtopp/eval/token_kinds.h"
+#include "dtopp/tasks/token_kinds.h"
 
 namespace dtopp {
 

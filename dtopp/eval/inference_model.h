@@ -2,9 +2,9 @@
 // checkpoint's p.
 #pragma once
 
+#include "dtopp/checkpoint/checkpoint.h"
+#include "dtopp/config/run_config.h"
 #include "dtopp/models/language_model.h"
-#include "dtopp/train/checkpoint.h"
-#include "dtopp/train/run_config.h"
 
 namespace dtopp {
 

@@ -3,9 +3,9 @@
 #include <limits>
 
 #include "dtopp/base/errors.h"
-#include "dtopp/eval/results.h"
 #include "dtopp/eval/scoring.h"
-#include "dtopp/eval/task_requests.h"
+#include "dtopp/tasks/results.h"
+#include "dtopp/tasks/task_requests.h"
 
 namespace dtopp {
 namespace {

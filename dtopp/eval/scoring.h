@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "dtopp/data/tokenizer.h"
-#include "dtopp/eval/answers.h"
 #include "dtopp/eval/inference_model.h"
-#include "dtopp/eval/prompts.h"
+#include "dtopp/tasks/answers.h"
+#include "dtopp/tasks/prompts.h"
 
 namespace dtopp {
 

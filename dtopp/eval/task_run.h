@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "dtopp/eval/inference_model.h"
-#include "dtopp/eval/results.h"
-#include "dtopp/eval/task_requests.h"
+#include "dtopp/tasks/results.h"
+#include "dtopp/tasks/task_requests.h"
 
 namespace dtopp {
 

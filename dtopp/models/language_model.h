@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "dtopp/config/model_config.h"
 #include "dtopp/models/attention.h"
 #include "dtopp/models/batch_losses.h"
-#include "dtopp/models/model_config.h"
 
 namespace dtopp {
 

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "dtopp/models/model_config.h"
-#include "dtopp/moe/routing_config.h"
+#include "dtopp/config/model_config.h"
+#include "dtopp/config/routing_config.h"
 
 namespace dtopp {
 

@@ -1,7 +1,7 @@
 // A Mixture-of-Experts feed-forward layer: router, gates, experts (paper, Eqs. 1-4 and 6).
 #pragma once
 
-#include "dtopp/moe/routing_config.h"
+#include "dtopp/config/routing_config.h"
 #include "dtopp/ops/route.h"
 
 namespace dtopp {

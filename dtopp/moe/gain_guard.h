@@ -8,7 +8,7 @@
 #include <optional>
 #include <string>
 
-#include "dtopp/moe/routing_config.h"
+#include "dtopp/config/routing_config.h"
 
 namespace dtopp {
 

@@ -14,7 +14,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "dtopp/moe/routing_config.h"
+#include "dtopp/config/routing_config.h"
 #include "dtopp/ops/torch.h"
 
 namespace dtopp {

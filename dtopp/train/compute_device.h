@@ -3,8 +3,8 @@
 
 #include <string>
 
+#include "dtopp/config/run_config.h"
 #include "dtopp/ops/torch.h"
-#include "dtopp/train/run_config.h"
 
 namespace dtopp {
 

@@ -5,10 +5,10 @@
 #include <unordered_map>
 #include <vector>
 
+#include "dtopp/checkpoint/checkpoint.h"
+#include "dtopp/config/run_config.h"
 #include "dtopp/models/parameters.h"
 #include "dtopp/ops/torch.h"
-#include "dtopp/train/checkpoint.h"
-#include "dtopp/train/run_config.h"
 
 namespace dtopp {
 

@@ -5,11 +5,11 @@
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
+#include "dtopp/metrics/metrics.h"
 #include "dtopp/ops/device.h"
+#include "dtopp/plan/plan.h"
 #include "dtopp/train/compute_device.h"
 #include "dtopp/train/matrix_rate.h"
-#include "dtopp/train/metrics.h"
-#include "dtopp/train/plan.h"
 #include "dtopp/train/run_records.h"
 
 namespace dtopp {

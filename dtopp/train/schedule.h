@@ -5,7 +5,7 @@
 #include <cmath>
 #include <numbers>
 
-#include "dtopp/train/run_config.h"
+#include "dtopp/config/run_config.h"
 
 namespace dtopp {
 

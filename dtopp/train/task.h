@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "dtopp/config/run_config.h"
 #include "dtopp/models/batch_losses.h"
 #include "dtopp/models/parameters.h"
-#include "dtopp/train/run_config.h"
 
 namespace dtopp {
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "dtopp/train/pair_limits.h"
+#include "dtopp/moe/pair_limits.h"
 #include "dtopp/train/parameter_store.h"
 #include "dtopp/train/step_result.h"
 #include "dtopp/train/task.h"

@@ -8,7 +8,7 @@
 #include "dtopp/base/files.h"
 #include "tests/base/scratch_directory.h"
 
-namespace dtopp {
+namespace dtopp::append_file_test {
 namespace {
 
 std::span<const std::byte> bytes_of(std::string_view text) {
@@ -57,4 +57,4 @@ TEST(AppendFile, names_a_file_that_is_shorter_than_recorded) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::append_file_test

@@ -8,7 +8,7 @@
 
 #include "dtopp/base/errors.h"
 
-namespace dtopp {
+namespace dtopp::hash_test {
 namespace {
 
 std::span<const std::byte> bytes_of(const std::string& text) {
@@ -67,4 +67,4 @@ TEST(Hash, of_a_file_is_the_hash_of_its_bytes) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::hash_test

@@ -12,7 +12,7 @@
 #include "dtopp/base/hash.h"
 #include "tests/base/scratch_directory.h"
 
-namespace dtopp {
+namespace dtopp::manifest_test {
 namespace {
 
 using ::testing::AllOf;
@@ -115,4 +115,4 @@ TEST(Manifest, tells_a_wrong_size_from_wrong_bytes) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::manifest_test

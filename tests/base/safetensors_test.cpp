@@ -10,7 +10,7 @@
 #include "dtopp/base/hash.h"
 #include "tests/base/scratch_directory.h"
 
-namespace dtopp {
+namespace dtopp::safetensors_test {
 namespace {
 
 using ::testing::AllOf;
@@ -249,4 +249,4 @@ TEST(Safetensors, survive_random_mutations) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::safetensors_test

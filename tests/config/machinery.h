@@ -3,7 +3,7 @@
 
 #include <array>
 
-#include "dtopp/base/config.h"
+#include "dtopp/config/config.h"
 #include "tests/config/temporary_files.h"
 
 namespace local {

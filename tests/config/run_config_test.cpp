@@ -1,10 +1,10 @@
-#include "dtopp/train/run_config.h"
+#include "dtopp/config/run_config.h"
 
 #include <map>
 
 #include <gmock/gmock.h>
 
-#include "dtopp/base/config.h"
+#include "dtopp/config/config.h"
 #include "tests/config/temporary_files.h"
 
 namespace dtopp {

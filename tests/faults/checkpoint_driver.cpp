@@ -17,7 +17,7 @@
 #include "dtopp/base/descriptor.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
-#include "tests/config/checkpoint_contents.h"
+#include "tests/checkpoint/checkpoint_contents.h"
 
 namespace dtopp {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-namespace dtopp {
+namespace dtopp::activation_statistics_test {
 namespace {
 
 // A layer's routing as far as statistics read it.
@@ -54,4 +54,4 @@ TEST(ActivationStatistics, is_empty_without_tokens) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::activation_statistics_test

@@ -8,7 +8,7 @@
 
 #include "dtopp/moe/gain_guard.h"
 
-namespace dtopp {
+namespace dtopp::threshold_controller_test {
 namespace {
 
 RoutingConfig routing(double p0 = 0.25, double target = 8, double kp = 0.1, double ki = 0.1) {
@@ -176,4 +176,4 @@ TEST(ThresholdController, restores_to_the_same_future) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::threshold_controller_test

@@ -5,7 +5,7 @@
 
 #include "tests/ops/reference.h"
 
-namespace dtopp {
+namespace dtopp::moe_ffn_test {
 namespace {
 
 struct Case {
@@ -126,4 +126,4 @@ TEST(MoeFfn, names_itself_in_errors) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::moe_ffn_test

@@ -4,7 +4,7 @@
 
 #include "tests/ops/reference.h"
 
-namespace dtopp {
+namespace dtopp::norm_rotary_test {
 namespace {
 
 struct Case {
@@ -60,4 +60,4 @@ TEST(NormRotary, refuses_shapes_that_do_not_fit) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::norm_rotary_test

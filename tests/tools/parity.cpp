@@ -7,13 +7,13 @@
 #include <exception>
 
 #include "dtopp/base/safetensors.h"
+#include "dtopp/checkpoint/checkpoint.h"
+#include "dtopp/config/run_config.h"
 #include "dtopp/models/language_model.h"
 #include "dtopp/ops/host_copy.h"
 #include "dtopp/ops/linear.h"
-#include "dtopp/train/checkpoint.h"
 #include "dtopp/train/compute_device.h"
 #include "dtopp/train/parameter_store.h"
-#include "dtopp/train/run_config.h"
 
 namespace {
 

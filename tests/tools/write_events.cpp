@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <exception>
 
-#include "dtopp/train/metrics.h"
+#include "dtopp/metrics/metrics.h"
 
 int main(int argc, char** argv) {
   if (argc != 5) {

@@ -9,7 +9,7 @@
 #include "tests/ops/cuda/on_host.h"
 #include "tests/ops/reference.h"
 
-namespace dtopp {
+namespace dtopp::moe_ffn_test {
 namespace {
 
 using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
@@ -252,4 +252,4 @@ TEST_P(MoeFfnOnHost, gives_gradients_only_where_needed) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::moe_ffn_test

@@ -1,0 +1,235 @@
+#include "dtopp/config/config.h"
+
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <system_error>
+
+namespace dtopp {
+namespace {
+
+using Kind = ConfigNode::Kind;
+
+constexpr size_t kLongestKey = 100;  // beyond it no suggestion is sought
+
+std::string_view last_part(std::string_view key) {
+  const size_t dot = key.rfind('.');
+  return dot == std::string_view::npos ? key : key.substr(dot + 1);
+}
+
+// Optimal string alignment distance: insertions, deletions, substitutions, swaps of neighbours.
+size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<size_t> before;
+  std::vector<size_t> previous(b.size() + 1);
+  std::vector<size_t> current(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) current[j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    before = std::exchange(previous, current);
+    current[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t substitution = previous[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
+      current[j] = std::min({previous[j] + 1, current[j - 1] + 1, substitution});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+        current[j] = std::min(current[j], before[j - 2] + 1);
+    }
+  }
+  return current[b.size()];
+}
+
+bool is_null(const ConfigNode& node) {
+  return node.kind == Kind::kNull || (node.kind == Kind::kScalar && !node.quoted &&
+                                      (node.text.empty() || node.text == "~" || node.text == "null"));
+}
+
+std::string describe(const ConfigNode& node) {
+  if (is_null(node)) return "nothing";
+  switch (node.kind) {
+    case Kind::kList:
+      return "a list";
+    case Kind::kMapping:
+      return "a section";
+    default:
+      return (node.quoted ? "the quoted text " : "") + quote_for_message(node.text);
+  }
+}
+
+template <class T>
+T parse_number(const ConfigNode& node, const std::string& key, const std::string& expected) {
+  const std::string& text = config_detail::plain_text(node, key, expected);
+  const char* begin = text.data();
+  const char* end = begin + text.size();
+  if (text.size() > 1 && text[0] == '+' && text[1] != '-') ++begin;
+  T value{};
+  const auto [stop, error] = std::from_chars(begin, end, value);
+  if (stop == end && error == std::errc::result_out_of_range)
+    throw UsageError(node.place() + ": " + key + ": " + quote_for_message(text) + " is out of range for " +
+                     expected);
+  if (stop != end || error != std::errc()) config_detail::throw_wrong_type(node, key, expected);
+  return value;
+}
+
+bool reads_as_text_everywhere(const std::string& text) {
+  constexpr std::array<std::string_view, 9> kReserved = {"true", "false", "yes", "no", "on",
+                                                         "off",  "null",  "y",   "n"};
+  if (text.empty()) return false;
+  const auto is_letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); };
+  if (!is_letter(text[0]) && text[0] != '/') return false;
+  std::string lower;
+  for (const char c : text) {
+    if (!is_letter(c) && !(c >= '0' && c <= '9') &&
+        std::string_view("_-./").find(c) == std::string_view::npos)
+      return false;
+    lower += static_cast<char>(c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c);
+  }
+  return std::find(kReserved.begin(), kReserved.end(), lower) == kReserved.end();
+}
+
+std::string print_text(const std::string& text) {
+  if (reads_as_text_everywhere(text)) return text;
+  constexpr std::string_view kHex = "0123456789abcdef";
+  std::string out = "\"";
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (byte < 0x20 || byte == 0x7F) {
+      out.append("\\x") += kHex[byte >> 4];
+      out += kHex[byte & 15U];
+    } else {
+      out += c;
+    }
+  }
+  return out + "\"";
+}
+
+template <class T, class Print>
+std::string print_list(const std::vector<T>& values, Print print) {
+  std::string out = "[";
+  for (const T& value : values) out.append(out.size() > 1 ? ", " : "").append(print(value));
+  return out + "]";
+}
+
+// A list, or one value that stands for a list of one.
+template <class T>
+void read_list(const ConfigNode& node, const std::string& key, const char* expected, std::vector<T>& values) {
+  const bool is_empty = is_null(node) || (node.kind == Kind::kScalar && node.text.empty());
+  if (node.kind == Kind::kMapping || is_empty) config_detail::throw_wrong_type(node, key, expected);
+  std::vector<T> result(node.kind == Kind::kList ? node.items.size() : 1);
+  for (size_t i = 0; i < result.size(); ++i) {
+    if (node.kind == Kind::kList)
+      config_detail::read_value(node.items[i], key + "[" + std::to_string(i) + "]", result[i]);
+    else
+      config_detail::read_value(node, key, result[i]);
+  }
+  values = std::move(result);
+}
+
+}  // namespace
+
+namespace config_detail {
+
+std::string join_key(const std::string& section, std::string_view name) {
+  return section.empty() ? std::string(name) : section + "." + std::string(name);
+}
+
+void throw_wrong_type(const ConfigNode& node, const std::string& key, const std::string& expected) {
+  throw UsageError(node.place() + ": " + (key.empty() ? "" : key + ": ") + "expected " + expected + ", got " +
+                   describe(node));
+}
+
+void throw_unknown_key(const ConfigNode& value, const std::string& key,
+                       const std::vector<std::string>& known) {
+  const std::string nearest = nearest_key(key, known);
+  std::string hint = "did you mean " + nearest + "?";
+  if (nearest.empty()) {
+    // Nothing is near: the keys of the same section.
+    const std::string section = key.substr(0, key.size() - last_part(key).size());
+    hint.clear();
+    for (const std::string& name : known) {
+      const bool sibling = name.size() > section.size() && name.compare(0, section.size(), section) == 0 &&
+                           name.find('.', section.size()) == std::string::npos;
+      if (sibling) hint.append(hint.empty() ? "known keys: " : ", ").append(name);
+    }
+  }
+  throw UsageError(value.place() + ": unknown key " + quote_for_message(key) + "; " + hint);
+}
+
+const std::string& plain_text(const ConfigNode& node, const std::string& key, const std::string& expected) {
+  if (node.kind != Kind::kScalar || node.quoted || is_null(node)) throw_wrong_type(node, key, expected);
+  return node.text;
+}
+
+void read_value(const ConfigNode& node, const std::string& key, bool& value) {
+  const std::string& text = plain_text(node, key, "true or false");
+  if (text != "true" && text != "false") throw_wrong_type(node, key, "true or false");
+  value = text == "true";
+}
+
+void read_value(const ConfigNode& node, const std::string& key, int64_t& value) {
+  value = parse_number<int64_t>(node, key, "an integer");
+}
+
+void read_value(const ConfigNode& node, const std::string& key, double& value) {
+  const auto number = parse_number<double>(node, key, "a number");
+  if (!std::isfinite(number)) throw_wrong_type(node, key, "a finite number");
+  value = number;
+}
+
+void read_value(const ConfigNode& node, const std::string& key, std::string& value) {
+  if (node.kind != Kind::kScalar || is_null(node)) throw_wrong_type(node, key, "text");
+  if (node.text.find('\0') != std::string::npos) throw_wrong_type(node, key, "text without NUL characters");
+  value = node.text;
+}
+
+void read_value(const ConfigNode& node, const std::string& key, std::vector<double>& value) {
+  read_list(node, key, "a number or a list of numbers", value);
+}
+
+void read_value(const ConfigNode& node, const std::string& key, std::vector<std::string>& value) {
+  read_list(node, key, "a list of texts", value);
+}
+
+std::string print_value(bool value) { return value ? "true" : "false"; }
+
+std::string print_value(int64_t value) { return std::to_string(value); }
+
+// The shortest digits that read back exactly, in a form that YAML 1.1 readers too take for a number: always a
+// point, and a signed exponent.
+std::string print_value(double value) {
+  std::array<char, 32> buffer{};
+  const auto result = std::to_chars(buffer.data(), buffer.data() + buffer.size(), value);
+  std::string text(buffer.data(), result.ptr);
+  if (text.find('.') == std::string::npos) text.insert(std::min(text.find('e'), text.size()), ".0");
+  return text;
+}
+
+std::string print_value(const std::string& value) { return print_text(value); }
+
+std::string print_value(const std::vector<double>& value) {
+  if (value.size() == 1) return print_value(value[0]);
+  return print_list(value, [](double element) { return print_value(element); });
+}
+
+std::string print_value(const std::vector<std::string>& value) { return print_list(value, print_text); }
+
+}  // namespace config_detail
+
+std::string nearest_key(const std::string& key, const std::vector<std::string>& known) {
+  if (key.size() > kLongestKey) return "";
+  std::string nearest;
+  size_t best = 0;
+  for (const std::string& candidate : known) {
+    // The right name in the wrong section costs one.
+    const size_t by_last_part = edit_distance(last_part(key), last_part(candidate)) + 1;
+    const size_t distance = std::min(edit_distance(key, candidate), by_last_part);
+    if (nearest.empty() || distance < best) {
+      nearest = candidate;
+      best = distance;
+    }
+  }
+  const size_t allowed = std::max<size_t>(1, last_part(key).size() / 3 + 1);
+  return best <= allowed ? nearest : "";
+}
+
+}  // namespace dtopp

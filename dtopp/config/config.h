@@ -1,0 +1,178 @@
+// Configuration structs to and from YAML. A struct lists its fields once,
+//
+//   template <class Config, class Visitor>  // Config is const or not
+//   void visit_fields(Config& config, Visitor&& field) { field("lr", config.lr); … }
+//
+// and reading, printing, comparing and the suggestion for a mistyped key follow from that list. A field is a
+// bool, int64_t, double, string, a vector of doubles or strings, an enum with enum_names(), or another such
+// struct. Errors are UsageErrors "place: key: what is wrong".
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "dtopp/base/errors.h"
+#include "dtopp/config/config_tree.h"
+
+namespace dtopp {
+
+// A value that is of the right type but impossible. Whoever knows the file adds the place.
+struct InvalidValue : UsageError {
+  InvalidValue(const std::string& key, const std::string& cause) : UsageError(key + ": " + cause), key(key) {}
+  std::string key;
+};
+
+namespace config_detail {
+
+struct AnyField {
+  template <class T>
+  void operator()(const char* /*name*/, T& /*value*/) const {}
+};
+
+template <class T>
+concept Section = requires(T& config) {
+  visit_fields(config, AnyField{});
+};
+
+std::string join_key(const std::string& section, std::string_view name);
+
+[[noreturn]] void throw_wrong_type(const ConfigNode& node, const std::string& key,
+                                   const std::string& expected);
+[[noreturn]] void throw_unknown_key(const ConfigNode& value, const std::string& key,
+                                    const std::vector<std::string>& known);
+
+// The text of a plain scalar; throws wrong type for anything else.
+const std::string& plain_text(const ConfigNode& node, const std::string& key, const std::string& expected);
+
+void read_value(const ConfigNode& node, const std::string& key, bool& value);
+void read_value(const ConfigNode& node, const std::string& key, int64_t& value);
+void read_value(const ConfigNode& node, const std::string& key, double& value);
+void read_value(const ConfigNode& node, const std::string& key, std::string& value);
+void read_value(const ConfigNode& node, const std::string& key, std::vector<double>& value);
+void read_value(const ConfigNode& node, const std::string& key, std::vector<std::string>& value);
+
+template <class T>
+requires std::is_enum_v<T>
+void read_value(const ConfigNode& node, const std::string& key, T& value) {
+  std::string choices;
+  for (const auto& [choice, name] : enum_names(value))
+    choices.append(choices.empty() ? "one of " : ", ").append(name);
+  const std::string& text = plain_text(node, key, choices);
+  for (const auto& [choice, name] : enum_names(value)) {
+    if (text == name) {
+      value = choice;
+      return;
+    }
+  }
+  throw_wrong_type(node, key, choices);
+}
+
+std::string print_value(bool value);
+std::string print_value(int64_t value);
+std::string print_value(double value);
+std::string print_value(const std::string& value);
+std::string print_value(const std::vector<double>& value);
+std::string print_value(const std::vector<std::string>& value);
+
+template <class T>
+requires std::is_enum_v<T> std::string print_value(T value) {
+  for (const auto& [choice, name] : enum_names(value)) {
+    if (choice == value) return std::string(name);
+  }
+  throw UsageError("an enumeration holds a value without a name");
+}
+
+template <class Config>
+void append_keys(const Config& config, const std::string& section, std::vector<std::string>& keys) {
+  visit_fields(config, [&](const char* name, const auto& value) {
+    const std::string key = join_key(section, name);
+    keys.push_back(key);
+    if constexpr (Section<decltype(value)>) append_keys(value, key, keys);
+  });
+}
+
+template <class Config>
+void read_section(const ConfigNode& node, const std::string& section, Config& config,
+                  const std::vector<std::string>& known) {
+  if (node.kind == ConfigNode::Kind::kNull) return;
+  if (node.kind != ConfigNode::Kind::kMapping)
+    throw_wrong_type(node, section, "a section (key: value lines)");
+  for (size_t i = 0; i < node.keys.size(); ++i) {
+    const std::string key = join_key(section, node.keys[i]);
+    bool found = false;
+    visit_fields(config, [&](const char* name, auto& /*value*/) { found = found || node.keys[i] == name; });
+    if (!found) throw_unknown_key(node.items[i], key, known);
+  }
+  visit_fields(config, [&](const char* name, auto& value) {
+    const ConfigNode* child = node.find(name);
+    if (child == nullptr) return;
+    const std::string key = join_key(section, name);
+    if constexpr (Section<decltype(value)>) {
+      read_section(*child, key, value, known);
+    } else {
+      read_value(*child, key, value);
+    }
+  });
+}
+
+template <class Config>
+void append_yaml(const Config& config, const std::string& indent, std::string& out) {
+  visit_fields(config, [&](const char* name, const auto& value) {
+    out.append(indent).append(name).append(":");
+    if constexpr (Section<decltype(value)>) {
+      out.append("\n");
+      append_yaml(value, indent + "  ", out);
+    } else {
+      out.append(" ").append(print_value(value)).append("\n");
+    }
+  });
+}
+
+}  // namespace config_detail
+
+// Every key of the struct in field order, sections ("model") before what is in them ("model.hidden_size").
+template <class Config>
+std::vector<std::string> config_keys() {
+  std::vector<std::string> keys;
+  config_detail::append_keys(Config{}, "", keys);
+  return keys;
+}
+
+// Sets the fields that `tree` names; the others keep their values.
+template <class Config>
+void read_config(const ConfigNode& tree, Config& config) {
+  config_detail::read_section(tree, "", config, config_keys<Config>());
+}
+
+// Block YAML with every field, in field order; reading it back gives an equal struct, doubles included.
+template <class Config>
+std::string print_config(const Config& config) {
+  std::string out;
+  config_detail::append_yaml(config, "", out);
+  return out;
+}
+
+// ("model.hidden_size", "128") for every leaf, in field order.
+template <class Config>
+void flatten_config(const Config& config, const std::string& section,
+                    std::vector<std::pair<std::string, std::string>>& leaves) {
+  visit_fields(config, [&](const char* name, const auto& value) {
+    const std::string key = config_detail::join_key(section, name);
+    if constexpr (config_detail::Section<decltype(value)>) {
+      flatten_config(value, key, leaves);
+    } else {
+      leaves.emplace_back(key, config_detail::print_value(value));
+    }
+  });
+}
+
+// The known key nearest to `key` in edit distance, over whole keys and over their last parts; empty when none
+// is near.
+std::string nearest_key(const std::string& key, const std::vector<std::string>& known);
+
+}  // namespace dtopp

@@ -1,0 +1,170 @@
+#include "dtopp/config/config_tree.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "dtopp/base/errors.h"
+#include "dtopp/base/files.h"
+
+namespace dtopp {
+namespace {
+
+namespace fs = std::filesystem;
+using Kind = ConfigNode::Kind;
+
+constexpr size_t kMaxKeyParts = 32;
+constexpr size_t kMaxBases = 16;
+
+// Lays `top` over `node`.
+void merge(ConfigNode& node, ConfigNode top) {
+  if (top.kind == Kind::kNull && node.kind == Kind::kMapping) return;  // "section:" with nothing in it
+  if (top.kind != Kind::kMapping || node.kind != Kind::kMapping) {
+    node = std::move(top);
+    return;
+  }
+  for (size_t i = 0; i < top.keys.size(); ++i) {
+    const auto found = std::find(node.keys.begin(), node.keys.end(), top.keys[i]);
+    if (found == node.keys.end()) {
+      node.keys.push_back(std::move(top.keys[i]));
+      node.items.push_back(std::move(top.items[i]));
+    } else {
+      merge(node.items[static_cast<size_t>(found - node.keys.begin())], std::move(top.items[i]));
+    }
+  }
+  node.source = top.source;
+  node.line = top.line;
+}
+
+ConfigNode read_config_file(const fs::path& path, const std::string& named_by) {
+  std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  if (!fs::exists(status))
+    throw UsageError(named_by + path.string() + ": there is no such configuration file");
+  // Reading a pipe could wait forever.
+  if (!fs::is_regular_file(status)) throw UsageError(named_by + path.string() + ": not a regular file");
+  std::string text;
+  try {
+    text = read_file(path, kMaxConfigBytes);
+  } catch (const DataError& cause) {
+    throw UsageError(named_by + cause.what());
+  }
+  ConfigNode tree = parse_config(text, path.string());
+  if (tree.kind == Kind::kNull) tree.kind = Kind::kMapping;
+  if (tree.kind != Kind::kMapping)
+    throw UsageError(tree.place() + ": a configuration is a mapping (key: value), this is a " +
+                     (tree.kind == Kind::kList ? "list" : "single value"));
+  return tree;
+}
+
+// Removes `base` from the mapping; empty where it has none.
+ConfigNode take_base(ConfigNode& tree) {
+  const auto found = std::find(tree.keys.begin(), tree.keys.end(), "base");
+  if (found == tree.keys.end()) return {};
+  const auto index = found - tree.keys.begin();
+  ConfigNode base = std::move(tree.items[static_cast<size_t>(index)]);
+  tree.keys.erase(found);
+  tree.items.erase(tree.items.begin() + index);
+  if (base.kind != Kind::kScalar || base.text.empty())
+    throw UsageError(base.place() + ": base: expected the path of another configuration file");
+  return base;
+}
+
+}  // namespace
+
+std::string ConfigNode::place() const {
+  const std::string& name = source ? *source : "configuration";
+  return line > 0 ? name + ":" + std::to_string(line) : name;
+}
+
+const ConfigNode* ConfigNode::find(std::string_view key) const {
+  const auto found = std::find(keys.begin(), keys.end(), key);
+  return found == keys.end() ? nullptr : &items[static_cast<size_t>(found - keys.begin())];
+}
+
+ConfigNode load_config_tree(const fs::path& path) {
+  std::vector<ConfigNode> layers;
+  std::vector<fs::path> seen;
+  fs::path next = path;
+  std::string named_by;
+  while (true) {
+    layers.push_back(read_config_file(next, named_by));
+    std::error_code error;
+    const fs::path identity = fs::canonical(next, error);
+    if (std::find(seen.begin(), seen.end(), identity) != seen.end())
+      throw UsageError(named_by + next.string() + " is its own base: break the circle");
+    seen.push_back(identity);
+    const ConfigNode base = take_base(layers.back());
+    if (base.kind == Kind::kNull) break;
+    if (layers.size() >= kMaxBases)
+      throw UsageError(base.place() + ": base: a chain of more than " + std::to_string(kMaxBases) + " files");
+    named_by = base.place() + ": base: ";
+    next = (next.parent_path() / base.text).lexically_normal();
+  }
+  ConfigNode tree = std::move(layers.back());
+  for (size_t i = layers.size() - 1; i-- > 0;) merge(tree, std::move(layers[i]));
+  tree.source = std::make_shared<const std::string>(path.string());
+  tree.line = 0;
+  return tree;
+}
+
+void apply_override(ConfigNode& tree, const std::string& argument) {
+  const std::string source = "argument " + quote_for_message(argument);
+  const size_t equals = argument.find('=');
+  const std::string path = argument.substr(0, equals);
+  if (equals == std::string::npos || path.empty() || path.front() == '.' || path.back() == '.' ||
+      path.find("..") != std::string::npos)
+    throw UsageError(source + ": expected key.path=value, for example training.steps=1000");
+  const std::string value = argument.substr(equals + 1);
+  require_text(argument, source);
+
+  ConfigNode leaf;
+  if (!value.empty() && std::string_view("[{\"'").find(value.front()) != std::string_view::npos) {
+    leaf = parse_config(value, source, false);
+  } else {
+    leaf.kind = Kind::kScalar;
+    leaf.text = value;
+    leaf.quoted = value.empty();
+  }
+  leaf.source = std::make_shared<const std::string>(source);
+
+  // From the innermost key outwards: a mapping of one key each, then laid over the tree.
+  size_t end = path.size();
+  size_t depth = 0;
+  while (end != std::string::npos) {
+    if (++depth > kMaxKeyParts) throw UsageError(source + ": the key has too many parts");
+    const size_t dot = path.rfind('.', end - 1);
+    const size_t begin = dot == std::string::npos ? 0 : dot + 1;
+    ConfigNode parent;
+    parent.kind = Kind::kMapping;
+    parent.source = leaf.source;
+    parent.keys.push_back(path.substr(begin, end - begin));
+    parent.items.push_back(std::move(leaf));
+    leaf = std::move(parent);
+    end = dot;
+  }
+  const auto tree_source = tree.source;
+  merge(tree, std::move(leaf));
+  tree.source = tree_source;
+}
+
+std::string place_of(const ConfigNode& tree, std::string_view key) {
+  const ConfigNode* node = &tree;
+  for (size_t begin = 0; node != nullptr && begin <= key.size();) {
+    const size_t dot = std::min(key.find('.', begin), key.size());
+    node = node->kind == Kind::kMapping ? node->find(key.substr(begin, dot - begin)) : nullptr;
+    begin = dot + 1;
+  }
+  return node != nullptr ? node->place() : tree.place();
+}
+
+std::string quote_for_message(std::string_view text) {
+  constexpr size_t kLongest = 60;
+  std::string out = "'";
+  size_t cut = std::min(text.size(), kLongest);
+  // Not inside a UTF-8 character.
+  while (cut < text.size() && cut > 0 && (static_cast<unsigned char>(text[cut]) & 0xC0U) == 0x80U) --cut;
+  for (const char c : text.substr(0, cut)) out += static_cast<unsigned char>(c) < 0x20 || c == 0x7F ? '?' : c;
+  return out + (cut < text.size() ? "…'" : "'");
+}
+
+}  // namespace dtopp

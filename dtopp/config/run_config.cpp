@@ -1,0 +1,167 @@
+#include "dtopp/config/run_config.h"
+
+#include <array>
+#include <limits>
+
+#include "dtopp/config/config.h"
+
+namespace dtopp {
+namespace {
+
+void require_at_least(const char* key, int64_t least, int64_t value) {
+  if (value < least)
+    throw InvalidValue(key, "must be at least " + std::to_string(least) + ", is " + std::to_string(value));
+}
+
+void require_not_negative(const char* key, double value) {
+  if (!(value >= 0)) throw InvalidValue(key, "must not be negative, is " + config_detail::print_value(value));
+}
+
+void validate(const LossConfig& loss) {
+  require_not_negative("loss.lm_z", loss.lm_z);
+  require_not_negative("loss.load_balance", loss.load_balance);
+  require_not_negative("loss.dynamic", loss.dynamic);
+  require_not_negative("loss.router_z", loss.router_z);
+}
+
+void validate(const OptimizerConfig& optimizer, int64_t steps) {
+  using config_detail::print_value;
+  if (!(optimizer.lr > 0))
+    throw InvalidValue("optimizer.lr", "must be above 0, is " + print_value(optimizer.lr));
+  require_not_negative("optimizer.min_lr", optimizer.min_lr);
+  if (optimizer.min_lr > optimizer.lr)
+    throw InvalidValue("optimizer.min_lr",
+                       print_value(optimizer.min_lr) + " is above optimizer.lr " + print_value(optimizer.lr));
+  require_at_least("optimizer.warmup_steps", 0, optimizer.warmup_steps);
+  if (optimizer.warmup_steps > steps)
+    throw InvalidValue("optimizer.warmup_steps", std::to_string(optimizer.warmup_steps) +
+                                                     " is above training.steps " + std::to_string(steps));
+  if (optimizer.betas.size() != 2) throw InvalidValue("optimizer.betas", "must be two numbers, [0.9, 0.95]");
+  for (const double beta : optimizer.betas) {
+    if (!(beta >= 0 && beta < 1))
+      throw InvalidValue("optimizer.betas", "must lie in [0, 1), one is " + print_value(beta));
+  }
+  if (!(optimizer.eps > 0)) throw InvalidValue("optimizer.eps", "must be above 0");
+  require_not_negative("optimizer.weight_decay", optimizer.weight_decay);
+  require_not_negative("optimizer.grad_clip", optimizer.grad_clip);
+}
+
+void validate(const TrainingConfig& training, int64_t sequence_length) {
+  require_at_least("training.steps", 1, training.steps);
+  require_at_least("training.global_batch_size", 1, training.global_batch_size);
+  require_at_least("training.micro_batch_size", 1, training.micro_batch_size);
+  if (training.global_batch_size % training.micro_batch_size != 0)
+    throw InvalidValue("training.micro_batch_size", std::to_string(training.micro_batch_size) +
+                                                        " does not divide training.global_batch_size " +
+                                                        std::to_string(training.global_batch_size));
+  int64_t tokens = 0;
+  if (__builtin_mul_overflow(training.global_batch_size, sequence_length, &tokens) ||
+      __builtin_mul_overflow(tokens, training.steps, &tokens))
+    throw InvalidValue("training.steps",
+                       "steps x global_batch_size x sequence_length is more tokens than can be counted");
+  require_at_least("training.seed", 0, training.seed);
+  require_at_least("training.threads", 0, training.threads);
+  require_at_least("training.max_skips", 0, training.max_skips);
+}
+
+void validate(const ValidationConfig& validation) {
+  require_at_least("validation.every", 0, validation.every);
+  if (validation.every > 0) require_at_least("validation.tokens", 1, validation.tokens);
+  require_at_least("validation.task_limit", 0, validation.task_limit);
+}
+
+void require_paths(const char* key, const std::vector<std::string>& paths) {
+  for (const std::string& path : paths) {
+    if (path.empty()) throw InvalidValue(key, "holds an empty path");
+  }
+}
+
+// Adds the place to what validate() throws.
+RunConfig read_run_config(const ConfigNode& tree, bool trains) {
+  RunConfig config;
+  read_config(tree, config);
+  try {
+    validate_values(config);
+    if (trains) validate(config);
+  } catch (const InvalidValue& error) {
+    throw UsageError(place_of(tree, error.key) + ": " + error.what());
+  }
+  return config;
+}
+
+RunConfig load(const std::filesystem::path& path, const std::vector<std::string>& overrides, bool trains) {
+  ConfigNode tree = load_config_tree(path);
+  for (const std::string& argument : overrides) apply_override(tree, argument);
+  return read_run_config(tree, trains);
+}
+
+}  // namespace
+
+RunConfig load_run_config(const std::filesystem::path& path, const std::vector<std::string>& overrides) {
+  return load(path, overrides, true);
+}
+
+RunConfig load_model_run_config(const std::filesystem::path& path,
+                                const std::vector<std::string>& overrides) {
+  return load(path, overrides, false);
+}
+
+RunConfig parse_run_config(const std::string& yaml, const std::string& source) {
+  return read_run_config(parse_config(yaml, source), false);
+}
+
+std::string to_yaml(const RunConfig& config) { return print_config(config); }
+
+void validate_values(const RunConfig& config) {
+  validate(config.model);
+  if (!config.model.is_dense()) validate(config.routing, config.model.num_experts, config.model.num_layers);
+  validate(config.loss);
+  validate(config.training, config.model.sequence_length);
+  validate(config.optimizer, config.training.steps);
+  validate(config.validation);
+  require_at_least("checkpoint.every", 0, config.checkpoint.every);
+  require_at_least("checkpoint.keep", 0, config.checkpoint.keep);
+  require_at_least("logging.every", 1, config.logging.every);
+  require_paths("data.train", config.data.train);
+  require_paths("data.validation", config.data.validation);
+}
+
+void validate(const RunConfig& config) {
+  validate_values(config);
+  if (config.data.train.empty())
+    throw InvalidValue("data.train", "names no training data; give the folders that `dtopp prepare` wrote");
+  if (config.output.empty()) throw InvalidValue("output", "names no directory for the run");
+}
+
+std::vector<std::string> differing_keys(const RunConfig& a, const RunConfig& b) {
+  std::vector<std::pair<std::string, std::string>> leaves_a;
+  std::vector<std::pair<std::string, std::string>> leaves_b;
+  flatten_config(a, "", leaves_a);
+  flatten_config(b, "", leaves_b);
+  std::vector<std::string> keys;
+  for (size_t i = 0; i < leaves_a.size(); ++i) {
+    if (leaves_a[i].second != leaves_b[i].second) keys.push_back(leaves_a[i].first);
+  }
+  return keys;
+}
+
+bool affects_result(const std::string& key) {
+  constexpr std::array<std::string_view, 8> kFreeKeys = {"name",
+                                                         "output",
+                                                         "training.threads",
+                                                         "training.device",
+                                                         "training.deterministic",
+                                                         "training.micro_batch_size",
+                                                         "data.validation",
+                                                         "training.max_skips"};
+  constexpr std::array<std::string_view, 3> kFreeSections = {"validation.", "checkpoint.", "logging."};
+  for (const std::string_view name : kFreeKeys) {
+    if (key == name) return false;
+  }
+  for (const std::string_view section : kFreeSections) {
+    if (key.compare(0, section.size(), section) == 0) return false;
+  }
+  return true;
+}
+
+}  // namespace dtopp

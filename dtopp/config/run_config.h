@@ -1,0 +1,217 @@
+// The whole configuration of a run: one struct a section, each with the list of its fields, which parsing,
+// printing, overrides and the suggestion for a mistyped key share.
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "dtopp/config/model_config.h"
+#include "dtopp/config/routing_config.h"
+
+namespace dtopp {
+
+enum class BatchStatistics { kMicroBatch, kGlobal };
+enum class Precision { kFp32, kBf16, kAuto };
+enum class Device { kAuto, kCpu, kCuda };
+
+constexpr auto enum_names(BatchStatistics) {
+  return std::array<std::pair<BatchStatistics, std::string_view>, 2>{
+      {{BatchStatistics::kMicroBatch, "micro_batch"}, {BatchStatistics::kGlobal, "global"}}};
+}
+constexpr auto enum_names(Precision) {
+  return std::array<std::pair<Precision, std::string_view>, 3>{
+      {{Precision::kFp32, "fp32"}, {Precision::kBf16, "bf16"}, {Precision::kAuto, "auto"}}};
+}
+constexpr auto enum_names(Device) {
+  return std::array<std::pair<Device, std::string_view>, 3>{
+      {{Device::kAuto, "auto"}, {Device::kCpu, "cpu"}, {Device::kCuda, "cuda"}}};
+}
+
+// Coefficients of the auxiliary losses (paper, Appendix "Loss Designs").
+struct LossConfig {
+  double lm_z = 1.0e-4;
+  double load_balance = 1.0e-4;
+  double dynamic = 1.0e-3;
+  double router_z = 0.0;
+  BatchStatistics batch_statistics = BatchStatistics::kMicroBatch;  // whose f enters the load-balance loss
+};
+
+struct OptimizerConfig {
+  double lr = 3.0e-3;
+  double min_lr = 3.0e-5;
+  int64_t warmup_steps = 2500;
+  std::vector<double> betas = {0.9, 0.95};
+  double eps = 1.0e-8;
+  double weight_decay = 3.3e-2;
+  double grad_clip = 1.0;  // global norm; 0: off
+};
+
+struct DataConfig {
+  std::vector<std::string> train;  // token folders, .bin prefixes or .npy files
+  std::vector<std::string> validation;
+};
+
+struct TrainingConfig {
+  int64_t steps = 95367;
+  int64_t global_batch_size = 512;  // sequences an optimiser step
+  int64_t micro_batch_size = 8;     // sequences a forward and backward
+  int64_t seed = 1;
+  Precision precision = Precision::kBf16;  // auto: bf16 where the hardware multiplies it, else fp32
+  Device device = Device::kAuto;
+  bool deterministic = false;  // the same bits each time on a CUDA device too
+  int64_t threads = 0;         // 0: every core this process may use
+  int64_t max_skips = 10;      // non-finite steps in a row before the run ends with status 6
+};
+
+struct ValidationConfig {
+  int64_t every = 1000;
+  int64_t tokens = 1000000;
+  std::vector<std::string> tasks;
+  std::string task_data = "eval/data";
+  int64_t task_limit = 0;
+};
+
+struct CheckpointConfig {
+  int64_t every = 1000;
+  int64_t keep = 2;  // newest checkpoints that stay; 0: all
+};
+
+struct LoggingConfig {
+  int64_t every = 1;
+  bool tensorboard = true;
+};
+
+struct RunConfig {
+  std::string name;
+  ModelConfig model;
+  RoutingConfig routing;
+  LossConfig loss;
+  OptimizerConfig optimizer;
+  DataConfig data;
+  TrainingConfig training;
+  ValidationConfig validation;
+  CheckpointConfig checkpoint;
+  LoggingConfig logging;
+  std::string output;
+};
+
+template <class Config, class Visitor>
+requires std::same_as<std::remove_const_t<Config>, LossConfig>
+void visit_fields(Config& config, Visitor&& field) {
+  field("lm_z", config.lm_z);
+  field("load_balance", config.load_balance);
+  field("dynamic", config.dynamic);
+  field("router_z", config.router_z);
+  field("batch_statistics", config.batch_statistics);
+}
+
+template <class Config, class Visitor>
+requires std::same_as<std::remove_const_t<Config>, OptimizerConfig>
+void visit_fields(Config& config, Visitor&& field) {
+  field("lr", config.lr);
+  field("min_lr", config.min_lr);
+  field("warmup_steps", config.warmup_steps);
+  field("betas", config.betas);
+  field("eps", config.eps);
+  field("weight_decay", config.weight_decay);
+  field("grad_clip", config.grad_clip);
+}
+
+template <class Config, class Visitor>
+requires std::same_as<std::remove_const_t<Config>, DataConfig>
+void visit_fields(Config& config, Visitor&& field) {
+  field("train", config.train);
+  field("validation", config.validation);
+}
+
+template <class Config, class Visitor>
+requires std::same_as<std::remove_const_t<Config>, TrainingConfig>
+void visit_fields(Config& config, Visitor&& field) {
+  field("steps", config.steps);
+  field("global_batch_size", config.global_batch_size);
+  field("micro_batch_size", config.micro_batch_size);
+  field("seed", config.seed);
+  field("precision", config.precision);
+  field("device", config.device);
+  field("deterministic", config.deterministic);
+  field("threads", config.threads);
+  field("max_skips", config.max_skips);
+}
+
+template <class Config, class Visitor>
+requires std::same_as<std::remove_const_t<Config>, ValidationConfig>
+void visit_fields(Config& config, Visitor&& field) {
+  field("every", config.every);
+  field("tokens", config.tokens);
+  field("tasks", config.tasks);
+  field("task_data", config.task_data);
+  field("task_limit", config.task_limit);
+}
+
+template <class Config, class Visitor>
+requires std::same_as<std::remove_const_t<Config>, CheckpointConfig>
+void visit_fields(Config& config, Visitor&& field) {
+  field("every", config.every);
+  field("keep", config.keep);
+}
+
+template <class Config, class Visitor>
+requires std::same_as<std::remove_const_t<Config>, LoggingConfig>
+void visit_fields(Config& config, Visitor&& field) {
+  field("every", config.every);
+  field("tensorboard", config.tensorboard);
+}
+
+template <class Config, class Visitor>
+requires std::same_as<std::remove_const_t<Config>, RunConfig>
+void visit_fields(Config& config, Visitor&& field) {
+  field("name", config.name);
+  field("model", config.model);
+  field("routing", config.routing);
+  field("loss", config.loss);
+  field("optimizer", config.optimizer);
+  field("data", config.data);
+  field("training", config.training);
+  field("validation", config.validation);
+  field("checkpoint", config.checkpoint);
+  field("logging", config.logging);
+  field("output", config.output);
+}
+
+// Reads `path` (with its chain of `base:` files, each relative to the file that names it), applies the
+// `key.path=value` overrides in order and validates. UsageError names file, line and key, and for an unknown
+// key the nearest known one.
+RunConfig load_run_config(const std::filesystem::path& path, const std::vector<std::string>& overrides);
+
+// The same for who trains nothing (plan, a checkpoint's config.yaml): data.train and output may be missing.
+RunConfig load_model_run_config(const std::filesystem::path& path, const std::vector<std::string>& overrides);
+
+// What load_model_run_config reads, from a text; `source` is what errors call it. No `base:`.
+RunConfig parse_run_config(const std::string& yaml, const std::string& source);
+
+// The configuration as YAML, every key written out; load_run_config reads it back to an equal value.
+std::string to_yaml(const RunConfig& config);
+
+// Throws UsageError (InvalidValue of base/config.h, which names the key) for values that cannot work
+// together. Where model.num_experts is 1 the routing section is not looked at.
+void validate(const RunConfig& config);
+
+// The same without the demand for data.train and output.
+void validate_values(const RunConfig& config);
+
+// The keys ("training.seed") whose values differ, in field order.
+std::vector<std::string> differing_keys(const RunConfig& a, const RunConfig& b);
+
+// Whether a run may not change `key` between start and resume. Free are: name, output, what is reported and
+// when (validation.*, data.validation, checkpoint.*, logging.*), when it gives up (training.max_skips), and
+// how the work is laid out (training.threads, device, deterministic, micro_batch_size), which changes
+// rounding and, for loss.batch_statistics: micro_batch, over which tokens f is taken. training.steps is not:
+// the schedule depends on it.
+bool affects_result(const std::string& key);
+
+}  // namespace dtopp

@@ -1,0 +1,30 @@
+// progress.json: how far an unfinished folder of token files is.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+
+#include "dtopp/data/text_batches.h"
+#include "dtopp/data/token_file_writer.h"
+#include "dtopp/data/token_folder.h"
+
+namespace dtopp {
+
+struct PrepareRecord {
+  TextJob job;  // the sources' counts: so far
+  CorpusPosition position;
+  WrittenTokens written;
+
+  TokenFacts facts() const { return {job, written.documents, written.tokens, written.max_token}; }
+};
+
+// Replaces the folder's record; durable on return.
+void write_prepare_record(const std::filesystem::path& folder, const PrepareRecord& progress);
+// The folder's record, where there is one. DataError when it is damaged.
+std::optional<PrepareRecord> read_prepare_record(const std::filesystem::path& folder);
+
+// What a job to do differs in from the one a folder holds, as a clause; empty when in nothing.
+std::string job_difference(const TextJob& there, const TextJob& now);
+
+}  // namespace dtopp

@@ -1,0 +1,58 @@
+// What a model is asked for each item of a task, as strings and as token ids.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "dtopp/data/tokenizer.h"
+#include "dtopp/tasks/task.h"
+#include "dtopp/tasks/task_data.h"
+
+namespace dtopp {
+
+// The longest sequence of context and continuation, whatever the model's own sequence length: longer contexts
+// lose their first tokens.
+inline constexpr int64_t kMaxPromptTokens = 2048;
+
+// One item's strings. The three parts are tokenized one by one: no token crosses from one into the next.
+struct PromptText {
+  std::string preamble;                    // the examples
+  std::vector<std::string> contexts;       // one, or one a choice (schema)
+  std::vector<std::string> continuations;  // one a choice; none for generation
+};
+
+// The same as ids, contexts with their preamble and cut to kMaxPromptTokens.
+struct Request {
+  int64_t index = 0;  // of the item in its data set
+  // One that all choices share, or one a choice (schema; or cut to leave room for unequal continuations).
+  std::vector<std::vector<int32_t>> contexts;
+  std::vector<int64_t> cut_tokens;                  // from the left of each context
+  std::vector<std::vector<int32_t>> continuations;  // one a choice; none for generation
+  int64_t max_new_tokens = 0;                       // generation only
+
+  size_t num_sequences() const { return continuations.empty() ? 1 : continuations.size(); }
+  // The context of a choice.
+  const std::vector<int32_t>& context(size_t choice) const {
+    return contexts[contexts.size() == 1 ? 0 : choice];
+  }
+  int64_t cut(size_t choice) const { return cut_tokens[cut_tokens.size() == 1 ? 0 : choice]; }
+  // Tokens of the longest sequence, generated ones included.
+  int64_t longest() const;
+};
+
+// `exemplars` are indices into `items`, in prompt order.
+PromptText make_prompt_text(const Task& task, std::span<const TaskItem> items, int64_t index,
+                            std::span<const int64_t> exemplars);
+
+// Generation: the most tokens to generate for any item; 0 for other tasks.
+int64_t answer_budget(const Task& task, std::span<const TaskItem> items, const Tokenizer& tokenizer);
+
+// Requests for the first `limit` items of a data set; the others serve as examples all the same. DataError
+// where a continuation leaves no room for any context.
+std::vector<Request> make_requests(const Task& task, const DataSet& data, const Tokenizer& tokenizer,
+                                   int64_t limit = std::numeric_limits<int64_t>::max());
+
+}  // namespace dtopp

@@ -1,0 +1,85 @@
+// From answers to the tables: accuracies of tasks, of the paper's areas, and their average.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "dtopp/tasks/answers.h"
+#include "dtopp/tasks/prompts.h"
+#include "dtopp/tasks/task.h"
+#include "dtopp/tasks/task_requests.h"
+
+namespace dtopp {
+
+// The answers to one data set.
+struct Tally {
+  std::string category = {};  // of MMLU, else empty
+  int64_t correct = 0;
+  int64_t items = 0;
+  double nll = 0;  // of the right continuations: the sum of -log p, nats
+  int64_t tokens = 0;
+
+  double accuracy() const { return static_cast<double>(correct) / static_cast<double>(items); }
+};
+
+// Fractions of 1.
+struct TaskResult {
+  Task task;
+  double accuracy = 0;
+  double standard_error = 0;  // of the accuracy, were the items drawn at random: sqrt(a (1 - a) / n)
+  int64_t items = 0;
+  double nll = 0;  // as in Tally
+  int64_t tokens = 0;
+  std::vector<Tally> categories = {};  // of MMLU, else empty
+
+  // Language modelling: exp of the mean -log p of a continuation, which is a word.
+  double perplexity() const { return std::exp(nll / static_cast<double>(items)); }
+};
+
+// The answers to the requests of data set `index`, in their order. NumericalError where a log probability is
+// not finite.
+std::vector<Answer> judge_all(const TaskRequests& requests, size_t index, std::span<const Scores> scores);
+
+Tally tally(const DataSet& data, std::span<const Answer> answers);
+
+// The unweighted mean over the data sets (categories of MMLU); each must have an item.
+TaskResult summarize(const Task& task, std::span<const Tally> data_sets);
+
+// The unweighted mean over tasks, as in the paper's row "Average".
+double average(std::span<const TaskResult> results);
+
+struct AreaResult {
+  std::string_view area;
+  double accuracy = 0;  // the unweighted mean over its tasks
+};
+
+// The areas of the tasks, in their order.
+std::vector<AreaResult> summarize_areas(std::span<const TaskResult> results);
+
+// {"tasks": {NAME: {"accuracy", "stderr", "items"}}, "average"}. Tasks with continuations have "nll" too, of
+// the right ones in nats a token, language modelling "perplexity", MMLU "categories", {CATEGORY: {"accuracy",
+// "items"}}.
+nlohmann::ordered_json to_json(std::span<const TaskResult> results);
+
+// The paper's table: percentages with one decimal, tasks by area, then areas and the average. After the items
+// of language modelling its perplexity.
+std::string format_table(std::span<const TaskResult> results);
+
+// The categories of those tasks that have some, in columns.
+std::string format_categories(std::span<const TaskResult> results);
+
+// The same with the paper's own columns beside each task and the average.
+std::string format_table_with_paper(std::span<const TaskResult> results);
+
+// One line of a dump, without its end: the prompts of an item and, where a model ran, what came of them. Null
+// pointers: no model ran.
+std::string dump_line(const Task& task, const DataSet& data, const Request& request, const Scores* scores,
+                      const Answer* answer);
+
+}  // namespace dtopp

@@ -1,0 +1,49 @@
+#include "dtopp/tasks/task_requests.h"
+
+#include <algorithm>
+#include <string>
+
+#include "dtopp/base/errors.h"
+
+namespace dtopp {
+
+TaskRequests prepare_requests(const Task& task, const std::filesystem::path& directory,
+                              const Tokenizer& tokenizer, int64_t limit) {
+  TaskRequests prepared{.task = task, .data_sets = load_task(task, directory), .requests = {}};
+  for (const DataSet& data : prepared.data_sets) {
+    try {
+      prepared.requests.push_back(make_requests(task, data, tokenizer, limit));
+    } catch (const DataError& error) {
+      throw DataError((directory / task.name).string() + ": " + error.what());
+    }
+  }
+  return prepared;
+}
+
+PromptCounts count_prompts(const TaskRequests& requests) {
+  PromptCounts counts;
+  for (const auto& data_set : requests.requests) {
+    for (const Request& request : data_set) {
+      ++counts.items;
+      counts.longest = std::max(counts.longest, request.longest());
+      for (size_t choice = 0; choice < request.num_sequences(); ++choice) {
+        ++counts.sequences;
+        counts.cut_sequences += request.cut(choice) > 0 ? 1 : 0;
+        counts.tokens += static_cast<int64_t>(request.context(choice).size());
+        if (!request.continuations.empty())
+          counts.tokens += static_cast<int64_t>(request.continuations[choice].size());
+      }
+    }
+  }
+  return counts;
+}
+
+void require_sequence_length(const TaskRequests& requests, int64_t sequence_length) {
+  const int64_t longest = count_prompts(requests).longest;
+  if (longest <= sequence_length) return;
+  throw UsageError("--tasks: " + std::string(requests.task.name) + ": its longest prompt takes " +
+                   std::to_string(longest) + " tokens, the checkpoint's model.sequence_length is " +
+                   std::to_string(sequence_length) + ": leave the task out, or train with longer sequences");
+}
+
+}  // namespace dtopp

@@ -1,0 +1,281 @@
+#include "dtopp/checkpoint/checkpoint.h"
+
+#include <algorithm>
+#include <fstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "dtopp/base/errors.h"
+#include "tests/base/scratch_directory.h"
+#include "tests/checkpoint/checkpoint_contents.h"
+
+namespace dtopp::checkpoint_test {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::StartsWith;
+
+void overwrite(const fs::path& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
+}
+
+void put_byte(const fs::path& path, std::streamoff at, char byte) {
+  std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
+  file.seekp(at).put(byte);
+}
+
+std::vector<std::string> names_in(const fs::path& directory) {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(directory))
+    names.push_back(entry.path().filename().string());
+  std::ranges::sort(names);
+  return names;
+}
+
+fs::path save(const fs::path& checkpoints, int64_t step, int64_t keep = 0) {
+  return save_checkpoint(checkpoints, SampleContents(step).contents, keep);
+}
+
+void no_warning(const std::string& message) { ADD_FAILURE() << "unexpected warning: " << message; }
+
+TEST(Checkpoint, gives_back_every_bit_that_was_saved) {
+  ScratchDirectory scratch;
+  SampleContents sample(1000);
+  const auto path = save_checkpoint(scratch / "run/checkpoints", sample.contents, 0);
+  EXPECT_EQ(path, scratch / "run/checkpoints/step-00001000");
+  EXPECT_THAT(names_in(path), ElementsAre("config.yaml", "manifest.json", "model.safetensors",
+                                          "optimizer.safetensors", "state.json", "tokenizer.json"));
+  EXPECT_TRUE(holds(Checkpoint(path), sample.contents));
+  EXPECT_THAT(names_in(scratch / "run/checkpoints"), ElementsAre("step-00001000"));
+}
+
+TEST(Checkpoint, is_split_past_the_shard_size_under_hugging_face_names) {
+  ScratchDirectory scratch;
+  SampleContents sample(7);
+  const auto path = save_checkpoint(scratch / "checkpoints", sample.contents, 0, /*shard_bytes=*/48);
+  EXPECT_TRUE(holds(Checkpoint(path), sample.contents));
+  EXPECT_THAT(names_in(path), ElementsAre("config.yaml", "manifest.json", "model-00001-of-00003.safetensors",
+                                          "model-00002-of-00003.safetensors",
+                                          "model-00003-of-00003.safetensors", "model.safetensors.index.json",
+                                          "optimizer.safetensors", "state.json", "tokenizer.json"));
+  const auto index = nlohmann::json::parse(read_file(path / "model.safetensors.index.json"));
+  EXPECT_EQ(index["metadata"]["total_size"], 2 * 48 + 4);
+  EXPECT_EQ(index["weight_map"]["model.layers.0.mlp.gate.scale"], "model-00003-of-00003.safetensors");
+}
+
+TEST(Checkpoint, of_a_run_without_tokenizer_has_no_tokenizer_file) {
+  ScratchDirectory scratch;
+  SampleContents sample(1);
+  sample.contents.tokenizer_json.clear();
+  const Checkpoint checkpoint(save_checkpoint(scratch.path(), sample.contents, 0));
+  EXPECT_FALSE(fs::exists(checkpoint.tokenizer_path()));
+}
+
+// R3: no bit of any file can change unseen, and the error names the file it is in.
+TEST(Checkpoint, every_flipped_bit_is_detected_and_named) {
+  ScratchDirectory scratch;
+  SampleContents sample(3, /*elements=*/1);
+  const auto path = save_checkpoint(scratch.path(), sample.contents, 0);
+  size_t flips = 0;
+  for (const auto& name : names_in(path)) {
+    const auto original = read_file(path / name);
+    for (size_t bit = 0; bit < original.size() * 8; ++bit, ++flips) {
+      const auto at = static_cast<std::streamoff>(bit / 8);
+      put_byte(path / name, at, static_cast<char>(original[at] ^ (1 << (bit % 8))));
+      try {
+        Checkpoint{path};
+        FAIL() << name << ": bit " << bit << " went unseen";
+      } catch (const CheckpointError& error) {
+        ASSERT_THAT(error.what(), StartsWith((path / name).string() + ": ")) << "bit " << bit;
+        ASSERT_EQ(static_cast<int>(error.status()), 4);
+      }
+      put_byte(path / name, at, original[at]);
+    }
+  }
+  EXPECT_GT(flips, 10000u);
+  EXPECT_TRUE(holds(Checkpoint(path), sample.contents));
+}
+
+TEST(Checkpoint, every_truncated_extended_or_missing_file_is_detected_and_named) {
+  ScratchDirectory scratch;
+  SampleContents sample(3);
+  const auto path = save_checkpoint(scratch.path(), sample.contents, 0, /*shard_bytes=*/48);
+  for (const auto& name : names_in(path)) {
+    const auto original = read_file(path / name);
+    for (const auto& damaged : {original.substr(0, original.size() - 1), original.substr(0, 1), std::string(),
+                                original + '\n', original + std::string(1, '\0')}) {
+      overwrite(path / name, damaged);
+      EXPECT_THAT(error_of<CheckpointError>([&] { Checkpoint{path}; }), StartsWith((path / name).string()));
+    }
+    fs::remove(path / name);
+    EXPECT_THAT(error_of<CheckpointError>([&] { Checkpoint{path}; }), StartsWith((path / name).string()));
+    overwrite(path / name, original);
+  }
+  EXPECT_TRUE(holds(Checkpoint(path), sample.contents));
+}
+
+TEST(Checkpoint, files_it_does_not_list_are_ignored_but_for_a_tokenizer) {
+  ScratchDirectory scratch;
+  SampleContents sample(3);
+  sample.contents.tokenizer_json.clear();
+  const auto path = save_checkpoint(scratch.path(), sample.contents, 0);
+  overwrite(path / "notes.txt", "loss looks fine");
+  EXPECT_EQ(Checkpoint(path).state(), sample.contents.state);
+  overwrite(path / "tokenizer.json", "{}");
+  EXPECT_THAT(error_of<CheckpointError>([&] { Checkpoint{path}; }),
+              HasSubstr("tokenizer.json: not in the manifest"));
+}
+
+TEST(Checkpoint, another_shape_or_name_is_refused) {
+  ScratchDirectory scratch;
+  const Checkpoint checkpoint(save(scratch.path(), 3));
+  EXPECT_THAT(error_of<CheckpointError>([&] {
+                checkpoint.parameter("model.norm.weight", {6, 2});
+              }),
+              HasSubstr("\"model.norm.weight\" is F32 [2,6], expected F32 [6,2]"));
+  EXPECT_THAT(error_of<CheckpointError>([&] { checkpoint.parameter("model.norm.bias", {6}); }),
+              HasSubstr("no tensor \"model.norm.bias\""));
+  EXPECT_THAT(error_of<CheckpointError>([&] {
+                checkpoint.moment("model.norm.weight", {2, 6});
+              }),
+              HasSubstr("no tensor"));
+}
+
+TEST(Checkpoint, what_is_not_one_is_the_users_mistake) {
+  ScratchDirectory scratch;
+  fs::create_directory(scratch / "empty");
+  overwrite(scratch / "file", "text");
+  for (const auto* const name : {"absent", "empty", "file"}) {
+    EXPECT_THAT(error_of<UsageError>([&] { Checkpoint{scratch / name}; }), HasSubstr(name));
+    EXPECT_THAT(error_of<UsageError>([&] { open_checkpoint(scratch / name, no_warning); }), HasSubstr(name));
+  }
+}
+
+TEST(SaveCheckpoint, keeps_the_newest_ones) {
+  ScratchDirectory scratch;
+  for (int64_t step = 10; step <= 50; step += 10) save(scratch.path(), step, 2);
+  EXPECT_THAT(names_in(scratch.path()), ElementsAre("step-00000040", "step-00000050"));
+  for (int64_t step = 60; step <= 80; step += 10) save(scratch.path(), step, 0);
+  EXPECT_EQ(names_in(scratch.path()).size(), 5u);
+  save(scratch.path(), 90, 1);
+  EXPECT_THAT(names_in(scratch.path()), ElementsAre("step-00000090"));
+}
+
+TEST(SaveCheckpoint, orders_steps_by_number_beyond_eight_digits) {
+  ScratchDirectory scratch;
+  save(scratch.path(), 99'999'999, 1);
+  save(scratch.path(), 100'000'000, 1);
+  EXPECT_THAT(names_in(scratch.path()), ElementsAre("step-100000000"));
+}
+
+// keep counts what a run could go on from, so a truncated checkpoint does not push out a good one.
+TEST(SaveCheckpoint, does_not_count_incomplete_ones_as_kept) {
+  ScratchDirectory scratch;
+  for (const int64_t step : {10, 20, 30}) save(scratch.path(), step);
+  fs::resize_file(scratch / "step-00000030/model.safetensors", 10);
+  save(scratch.path(), 40, 2);
+  EXPECT_THAT(names_in(scratch.path()), ElementsAre("step-00000020", "step-00000030", "step-00000040"));
+}
+
+// A run that went on from before a damaged checkpoint must not lose what it saves on the way.
+TEST(SaveCheckpoint, never_removes_what_it_has_just_written) {
+  ScratchDirectory scratch;
+  save(scratch.path(), 100);
+  fs::resize_file(save(scratch.path(), 200) / "state.json", 3);
+  save(scratch.path(), 150, 1);
+  EXPECT_THAT(names_in(scratch.path()), ElementsAre("step-00000150", "step-00000200"));
+  save(scratch.path(), 200, 1);
+  EXPECT_THAT(names_in(scratch.path()), ElementsAre("step-00000200"));
+  EXPECT_TRUE(holds(Checkpoint(scratch / "step-00000200"), SampleContents(200).contents));
+}
+
+TEST(SaveCheckpoint, leaves_the_same_step_with_the_same_state_as_it_is) {
+  ScratchDirectory scratch;
+  const auto path = save(scratch.path(), 10);
+  const auto before = fs::last_write_time(path / "model.safetensors");
+  EXPECT_EQ(save(scratch.path(), 10), path);
+  EXPECT_EQ(fs::last_write_time(path / "model.safetensors"), before);
+}
+
+TEST(SaveCheckpoint, replaces_the_same_step_with_another_state) {
+  ScratchDirectory scratch;
+  const auto path = save(scratch.path(), 10);
+  SampleContents validated(10);
+  validated.contents.state.last_validation_step = 10;
+  EXPECT_EQ(save_checkpoint(scratch.path(), validated.contents, 1), path);
+  EXPECT_TRUE(holds(Checkpoint(path), validated.contents));
+  EXPECT_THAT(names_in(scratch.path()), ElementsAre("step-00000010"));
+}
+
+TEST(SaveCheckpoint, removes_leftovers_of_interrupted_writes) {
+  ScratchDirectory scratch;
+  fs::create_directories(scratch / ".tmp-step-00000009/nested");
+  overwrite(scratch / ".tmp-step-00000009/model.safetensors", "half");
+  fs::create_directories(scratch / ".tmp-step-00000010");
+  save(scratch.path(), 10);
+  EXPECT_THAT(names_in(scratch.path()), ElementsAre("step-00000010"));
+}
+
+TEST(SaveCheckpoint, that_fails_names_the_path_and_leaves_what_was_there) {
+  ScratchDirectory scratch;
+  save(scratch.path(), 10);
+  SampleContents bad(20);
+  bad.contents.state.threshold = {std::nan("")};
+  EXPECT_THAT(error_of<DataError>([&] { save_checkpoint(scratch.path(), bad.contents, 1); }),
+              HasSubstr("threshold: not finite"));
+  overwrite(scratch / "file", "");
+  EXPECT_THAT(error_of<DataError>([&] { save(scratch / "file/checkpoints", 20); }),
+              HasSubstr("/file: cannot create the directory: Not a directory"));
+  fs::remove(scratch / "file");
+  EXPECT_THAT(names_in(scratch.path()), ElementsAre("step-00000010"));
+}
+
+TEST(NewestCheckpoint, is_none_where_there_is_none) {
+  ScratchDirectory scratch;
+  EXPECT_FALSE(newest_checkpoint(scratch / "absent", no_warning));
+  for (const auto* const name : {"step-1", "step-0000000x", "step-000000001", ".tmp-step-00000001", "other"})
+    fs::create_directory(scratch / name);
+  overwrite(scratch / "step-00000005", "a file");
+  EXPECT_FALSE(newest_checkpoint(scratch.path(), no_warning));
+}
+
+TEST(NewestCheckpoint, passes_over_damaged_ones_and_says_so) {
+  ScratchDirectory scratch;
+  for (const int64_t step : {10, 20, 30}) save(scratch.path(), step);
+  fs::remove(scratch / "step-00000030/manifest.json");
+  fs::resize_file(scratch / "step-00000020/model.safetensors", 100);
+  std::vector<std::string> warnings;
+  const auto newest =
+      newest_checkpoint(scratch.path(), [&](const std::string& text) { warnings.push_back(text); });
+  ASSERT_TRUE(newest);
+  EXPECT_EQ(newest->state().step, 10);
+  EXPECT_THAT(warnings, ElementsAre(HasSubstr("step-00000030/manifest.json"),
+                                    HasSubstr("step-00000020/model.safetensors: damaged")));
+}
+
+TEST(NewestCheckpoint, is_an_error_when_all_are_damaged) {
+  ScratchDirectory scratch;
+  for (const int64_t step : {10, 20}) fs::resize_file(save(scratch.path(), step) / "state.json", 5);
+  int warnings = 0;
+  EXPECT_THAT(
+      error_of<CheckpointError>([&] { newest_checkpoint(scratch.path(), [&](const auto&) { ++warnings; }); }),
+      HasSubstr("none of its checkpoints verifies; the newest: "));
+  EXPECT_EQ(warnings, 2);
+}
+
+TEST(OpenCheckpoint, takes_a_checkpoint_a_run_or_its_checkpoints) {
+  ScratchDirectory scratch;
+  save(scratch / "run/checkpoints", 10);
+  save(scratch / "run/checkpoints", 20);
+  EXPECT_EQ(open_checkpoint(scratch / "run/checkpoints/step-00000010", no_warning).state().step, 10);
+  EXPECT_EQ(open_checkpoint(scratch / "run", no_warning).state().step, 20);
+  EXPECT_EQ(open_checkpoint(scratch / "run/checkpoints", no_warning).state().step, 20);
+}
+
+}  // namespace
+}  // namespace dtopp::checkpoint_test

@@ -1,0 +1,206 @@
+#include "dtopp/plan/plan.h"
+
+#include <cmath>
+
+#include <gmock/gmock.h>
+#include <rapidcheck/gtest.h>
+
+#include "tests/config/temporary_files.h"
+#include "tests/plan/tiny_run.h"
+
+namespace dtopp {
+namespace {
+
+TEST(Plan, counts_what_can_be_counted_by_hand) {
+  const Plan plan = make_plan(tiny());
+  // A layer: attention 4 * 64, norms 4 * 8, router 6 * 8 + 1, experts 6 * 3 * 8 * 5.
+  EXPECT_EQ(plan.parameters, 11U * 8 + 2 * (256 + 32 + 49 + 720) + 8);
+  EXPECT_EQ(plan.active_parameters, 11U * 8 + 2 * (256 + 32 + 49 + 360) + 8);
+  EXPECT_EQ(plan.flops_per_token, 6U * (2 * (256 + 48 + 360) + 88) + 6U * 2 * 8 * 4);
+  EXPECT_EQ(plan.tokens_per_step, 48U);
+}
+
+TEST(Plan, an_untied_output_counts_as_parameters_but_a_look_up_costs_nothing) {
+  RunConfig config = tiny();
+  const Plan tied = make_plan(config);
+  config.model.tie_embeddings = false;
+  const Plan untied = make_plan(config);
+  EXPECT_EQ(untied.parameters, tied.parameters + 88);
+  EXPECT_EQ(untied.active_parameters, tied.active_parameters + 88);
+  EXPECT_EQ(untied.flops_per_token, tied.flops_per_token);
+}
+
+TEST(Plan, takes_active_experts_from_what_the_method_holds) {
+  RunConfig config = tiny();
+  config.routing.method = RoutingMethod::kTopK;
+  config.routing.top_k = 2;
+  EXPECT_EQ(make_plan(config).active_parameters, 11U * 8 + 2 * (256 + 32 + 49 + 240) + 8);
+  config.routing.method = RoutingMethod::kDTopP;
+  config.routing.scope = ThresholdScope::kLayer;
+  config.routing.target_experts = {1.5, 3.5};
+  EXPECT_EQ(make_plan(config).active_parameters, 11U * 8 + 2 * (256 + 32 + 49 + 300) + 8);
+  config.model.num_experts = 1;
+  EXPECT_EQ(make_plan(config).parameters, 11U * 8 + 2 * (256 + 32 + 120) + 8);
+  EXPECT_EQ(make_plan(config).active_parameters, make_plan(config).parameters);
+}
+
+TEST(Plan, memory_in_fp32_by_hand) {
+  const Plan plan = make_plan(tiny());
+  const uint64_t P = plan.parameters;
+  EXPECT_EQ(plan.memory_bytes("parameters"), 4 * P);
+  EXPECT_EQ(plan.memory_bytes("optimizer_moments"), 8 * P);
+  EXPECT_EQ(plan.memory_bytes("gradients"), 4 * P);
+  EXPECT_EQ(plan.memory_bytes("compute_copies"), 0U);
+  EXPECT_EQ(plan.memory_bytes("micro_batch_gradients"), 4 * P);
+  // 12 tokens of 8 floats make a stream of 384 bytes; 36 pairs.
+  const uint64_t layer = 4 * 384 + 12 * 16 + 6 * 384 + 12 * 2 * 4 + 12 * 6 * 8 + 36 * 2 * 5 * 4;
+  const uint64_t kept = 2 * layer + 2 * 384 + 12 * 16;
+  EXPECT_EQ(plan.memory_bytes("activations"), kept - static_cast<uint64_t>(std::llround(0.6 * kept)));
+  EXPECT_EQ(plan.memory_bytes("cross_entropy"), 12U * 11 * 8 + 11 * 8 * 4 + 384);
+  EXPECT_EQ(plan.memory_bytes("workspace"), 3U * 384 + 36 * 3 * 5 * 4 + 11 * 8 * 4);
+  EXPECT_EQ(plan.memory_bytes("program"), 128U << 20);
+  uint64_t total = 0;
+  for (const MemoryPart& part : plan.memory) total += part.bytes;
+  EXPECT_EQ(plan.memory_bytes(), total);
+}
+
+TEST(Plan, bf16_adds_copies_and_halves_activations) {
+  RunConfig config = tiny();
+  config.training.precision = Precision::kBf16;
+  const Plan plan = make_plan(config);
+  const uint64_t routers = 2 * 49;
+  EXPECT_EQ(plan.memory_bytes("compute_copies"), 2 * (plan.parameters - routers));
+  EXPECT_EQ(plan.memory_bytes("micro_batch_gradients"), 2 * (plan.parameters - routers) + 4 * routers);
+  EXPECT_LT(plan.memory_bytes("activations"), make_plan(tiny()).memory_bytes("activations"));
+  config.training.precision = Precision::kAuto;
+  EXPECT_EQ(make_plan(config).memory_bytes(),
+            std::max(plan.memory_bytes(), make_plan(tiny()).memory_bytes()));
+}
+
+TEST(Plan, gradients_take_over_no_more_than_they_need) {
+  RunConfig config = tiny();
+  config.model.sequence_length = 4096;  // activations far above the parameters
+  config.training.micro_batch_size = config.training.global_batch_size;
+  config.model.tie_embeddings = false;
+  const uint64_t before = make_plan(config).memory_bytes("activations");
+  config.model.vocab_size += 100;
+  const Plan after = make_plan(config);
+  const uint64_t more = 2 * 100 * 8 * 4;  // bytes of gradients: embedding and output
+  EXPECT_EQ(before - after.memory_bytes("activations"), more);
+}
+
+TEST(Plan, one_micro_batch_needs_no_second_gradient) {
+  RunConfig config = tiny();
+  config.training.micro_batch_size = config.training.global_batch_size;
+  EXPECT_EQ(make_plan(config).memory_bytes("micro_batch_gradients"), 0U);
+}
+
+TEST(Plan, ranks_share_moments_and_send_gradients_round_a_ring) {
+  const Plan one = make_plan(tiny());
+  EXPECT_EQ(one.wire_bytes_per_step, 0U);
+  const Plan four = make_plan(tiny(), 4);
+  EXPECT_EQ(four.memory_bytes("optimizer_moments"), (one.memory_bytes("optimizer_moments") + 3) / 4);
+  EXPECT_EQ(four.wire_bytes_per_step, 2 * 3 * 4 * one.parameters / 4);
+  EXPECT_THROW(make_plan(tiny(), 3), UsageError);
+  EXPECT_THROW(make_plan(tiny(), 0), UsageError);
+}
+
+TEST(Plan, refuses_sizes_that_cannot_be_counted) {
+  RunConfig config = tiny();
+  config.model.hidden_size = 1 << 20;
+  config.model.num_layers = 1 << 14;
+  config.model.num_experts = 1 << 16;
+  config.model.ffn_hidden_size = 1 << 24;
+  EXPECT_THROW(make_plan(config), UsageError);
+}
+
+TEST(RequireMemory, names_a_micro_batch_that_fits_or_a_smaller_model) {
+  RunConfig config = tiny();
+  const uint64_t needed = make_plan(config).memory_bytes();
+  EXPECT_NO_THROW(require_memory(make_plan(config), needed));
+  try {
+    require_memory(make_plan(config), needed - 1);
+    FAIL() << "no error";
+  } catch (const ResourceError& error) {
+    EXPECT_EQ(error.status(), ExitStatus::kResource);
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("lower training.micro_batch_size from 3 to 2 or less"));
+  }
+  config.training.micro_batch_size = 2;
+  EXPECT_NO_THROW(require_memory(make_plan(config), needed - 1));
+  try {
+    require_memory(make_plan(config), 1000);
+    FAIL() << "no error";
+  } catch (const ResourceError& error) {
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("1.0 kB are available: make the model smaller"));
+  }
+}
+
+TEST(DeviceMemory, knows_its_devices) {
+  EXPECT_GT(device_memory("h200"), device_memory("h100"));
+  EXPECT_GT(device_memory("cpu"), 0U);
+  EXPECT_THROW(device_memory("tpu"), UsageError);
+}
+
+RC_GTEST_PROP(PlanProperty, more_of_anything_never_costs_less, ()) {
+  RunConfig config = tiny();
+  config.model.num_experts = *rc::gen::inRange<int64_t>(2, 40);
+  config.routing.target_experts = {
+      static_cast<double>(*rc::gen::inRange<int64_t>(1, config.model.num_experts))};
+  config.training.precision = *rc::gen::element(Precision::kFp32, Precision::kBf16);
+  const Plan before = make_plan(config);
+  switch (*rc::gen::inRange(0, 6)) {
+    case 0:
+      config.model.hidden_size *= 2;
+      break;
+    case 1:
+      config.model.num_layers += 1;
+      break;
+    case 2:
+      config.model.ffn_hidden_size += 1;
+      break;
+    case 3:
+      config.model.sequence_length += 1;
+      break;
+    case 4:
+      config.training.micro_batch_size *= 2;
+      break;
+    default:
+      config.routing.target_experts[0] += 1;
+  }
+  const Plan after = make_plan(config);
+  RC_ASSERT(after.parameters >= before.parameters);
+  RC_ASSERT(after.active_parameters >= before.active_parameters);
+  RC_ASSERT(after.flops_per_token >= before.flops_per_token);
+  RC_ASSERT(after.memory_bytes() > before.memory_bytes());
+}
+
+class AvailableMemory : public TemporaryFiles {};
+
+TEST_F(AvailableMemory, is_the_least_of_machine_and_control_groups) {
+  EXPECT_EQ(available_memory(root_), std::numeric_limits<uint64_t>::max());
+  write("proc/meminfo", "MemTotal: 100 kB\nMemFree: 1 kB\nMemAvailable:      5000 kB\n");
+  EXPECT_EQ(available_memory(root_), 5000U * 1024);
+  write("proc/self/cgroup", "0::/a/b\n");
+  write("sys/fs/cgroup/a/b/memory.max", "max\n");
+  write("sys/fs/cgroup/a/b/memory.current", "100\n");
+  EXPECT_EQ(available_memory(root_), 5000U * 1024);
+  write("sys/fs/cgroup/a/memory.max", "1000000\n");
+  write("sys/fs/cgroup/a/memory.current", "700000\n");
+  EXPECT_EQ(available_memory(root_), 300000U);
+  write("sys/fs/cgroup/a/memory.stat", "anon 5\ninactive_file 150000\n");
+  EXPECT_EQ(available_memory(root_), 450000U);
+  write("sys/fs/cgroup/memory.max", "1000\n");  // a container's own view
+  write("sys/fs/cgroup/memory.current", "2000\n");
+  EXPECT_EQ(available_memory(root_), 0U);
+}
+
+TEST_F(AvailableMemory, reads_version_1_groups) {
+  write("proc/self/cgroup", "5:cpu,cpuacct:/x\n4:memory:/gone\n");
+  write("sys/fs/cgroup/memory/memory.limit_in_bytes", "9000\n");
+  write("sys/fs/cgroup/memory/memory.usage_in_bytes", "4000\n");
+  write("sys/fs/cgroup/memory/memory.stat", "total_inactive_file 1000\n");
+  EXPECT_EQ(available_memory(root_), 6000U);
+}
+
+}  // namespace
+}  // namespace dtopp

@@ -1,0 +1,157 @@
+// Every file of configs/, against the paper's two tables.
+#include <algorithm>
+#include <filesystem>
+#include <set>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "dtopp/config/run_config.h"
+#include "dtopp/plan/plan.h"
+
+namespace dtopp {
+namespace {
+
+const std::filesystem::path kConfigs = std::filesystem::path(DTOPP_SOURCE_DIR) / "configs";
+
+struct Row {
+  const char* name;
+  int64_t layers, heads, hidden, ffn, experts;
+  double active;
+};
+
+// Paper, table of architectures.
+const Row kDenseRows[] = {{"dense-0.4b", 16, 16, 1024, 4096, 1, 0},
+                          {"dense-1.3b", 16, 16, 2048, 8192, 1, 0},
+                          {"dense-2.4b", 32, 32, 2048, 8192, 1, 0}};
+const Row kMoeRows[] = {
+    {"moe-0.4b-3.7b-64e8a", 16, 16, 1024, 512, 64, 8},
+    {"moe-1.3b-2.1b-16e8a", 16, 16, 2048, 1024, 16, 8},
+    {"moe-1.3b-3.7b-32e8a", 16, 16, 2048, 1024, 32, 8},
+    {"moe-1.3b-6.9b-32e4a", 16, 16, 2048, 2048, 32, 4},
+    {"moe-1.3b-6.9b-64e8a", 16, 16, 2048, 1024, 64, 8},
+    {"moe-1.3b-6.9b-128e16a", 16, 16, 2048, 512, 128, 16},
+    {"moe-2.4b-13.6b-64e8a", 32, 32, 2048, 1024, 64, 8},
+};
+
+RunConfig load(const std::string& name) { return load_run_config(kConfigs / (name + ".yaml"), {}); }
+
+void expect_row(const RunConfig& config, const Row& row) {
+  EXPECT_EQ(config.model.num_layers, row.layers) << config.name;
+  EXPECT_EQ(config.model.num_heads, row.heads) << config.name;
+  EXPECT_EQ(config.model.hidden_size, row.hidden) << config.name;
+  EXPECT_EQ(config.model.ffn_hidden_size, row.ffn) << config.name;
+  EXPECT_EQ(config.model.num_experts, row.experts) << config.name;
+  EXPECT_EQ(config.model.vocab_size, 50432);
+  EXPECT_EQ(config.model.sequence_length, 2048);
+  EXPECT_TRUE(config.model.tie_embeddings);
+  EXPECT_EQ(config.model.init_std, 0.02);
+  // Paper, table of training hyperparameters.
+  EXPECT_EQ(config.training.global_batch_size, 512);
+  EXPECT_EQ(config.training.steps, 95367);
+  EXPECT_EQ(config.optimizer.warmup_steps, 2500);
+  EXPECT_EQ(config.optimizer.lr, 3e-3);
+  EXPECT_EQ(config.optimizer.min_lr, 3e-5);
+  EXPECT_EQ(config.optimizer.weight_decay, 3.3e-2);
+  EXPECT_EQ(config.optimizer.betas, (std::vector<double>{0.9, 0.95}));
+  EXPECT_EQ(config.optimizer.eps, 1e-8);
+  EXPECT_EQ(config.optimizer.grad_clip, 1.0);
+  EXPECT_EQ(config.loss.lm_z, 1e-4);
+  EXPECT_EQ(config.loss.router_z, 0.0);
+}
+
+// By hand: embedding V D; a block 4 D^2 + 4 D (attention with its norms, two norms), router E D (+ 1),
+// experts 3 E D F; the last norm D.
+int64_t parameters_by_hand(const Row& row, bool dynamic) {
+  const int64_t D = row.hidden;
+  const int64_t router = row.experts > 1 ? row.experts * D + (dynamic ? 1 : 0) : 0;
+  return 50432 * D + row.layers * (4 * D * D + 4 * D + router + 3 * row.experts * D * row.ffn) + D;
+}
+
+TEST(Presets, every_file_loads_validates_and_is_named_after_itself) {
+  std::set<std::string> outputs;
+  size_t count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(kConfigs)) {
+    if (entry.path().extension() != ".yaml") continue;
+    const RunConfig config = load_run_config(entry.path(), {});
+    EXPECT_EQ(config.name, entry.path().stem().string());
+    EXPECT_TRUE(outputs.insert(config.output).second) << config.output << " is used twice";
+    ++count;
+  }
+  EXPECT_EQ(count, 3 + 7 * 4 + 5 + 1U);
+}
+
+TEST(Presets, dense_rows_follow_the_paper) {
+  for (const Row& row : kDenseRows) {
+    const RunConfig config = load(row.name);
+    expect_row(config, row);
+    EXPECT_EQ(config.loss.load_balance, 0.0);
+    EXPECT_EQ(config.loss.dynamic, 0.0);
+    EXPECT_EQ(make_plan(config).parameters, static_cast<uint64_t>(parameters_by_hand(row, false)))
+        << row.name;
+    EXPECT_EQ(make_plan(config).active_parameters, make_plan(config).parameters);
+  }
+}
+
+TEST(Presets, moe_rows_follow_the_paper_under_every_method) {
+  for (const Row& row : kMoeRows) {
+    const std::string name = row.name;
+    const RunConfig top_k = load(name + "-top-k");
+    EXPECT_EQ(top_k.routing.method, RoutingMethod::kTopK);
+    EXPECT_EQ(top_k.routing.top_k, static_cast<int64_t>(row.active));
+    EXPECT_EQ(top_k.routing.normalization, Normalization::kFixed);
+    EXPECT_EQ(top_k.loss.dynamic, 0.0);
+    const RunConfig top_p = load(name + "-top-p");
+    EXPECT_EQ(top_p.routing.method, RoutingMethod::kTopP);
+    EXPECT_EQ(top_p.routing.threshold, 0.25);
+    EXPECT_EQ(top_p.routing.normalization, Normalization::kFixed);
+    EXPECT_EQ(top_p.loss.dynamic, 1e-3);
+    const RunConfig dtop_p = load(name + "-dtop-p");
+    EXPECT_EQ(dtop_p.routing.scope, ThresholdScope::kGlobal);
+    const RunConfig layer = load(name + "-dtop-p-layer");
+    EXPECT_EQ(layer.routing.scope, ThresholdScope::kLayer);
+    for (const RunConfig* config : {&dtop_p, &layer}) {
+      EXPECT_EQ(config->routing.method, RoutingMethod::kDTopP);
+      EXPECT_EQ(config->routing.threshold, 0.25);
+      EXPECT_EQ(config->routing.kp, 0.1);
+      EXPECT_EQ(config->routing.ki, 0.1);
+      EXPECT_EQ(config->routing.target_experts, std::vector<double>{row.active});
+      EXPECT_EQ(config->routing.normalization, Normalization::kDynamic);
+      EXPECT_EQ(config->loss.dynamic, 1e-3);
+    }
+    for (const RunConfig* config : {&top_k, &top_p, &dtop_p, &layer}) {
+      expect_row(*config, row);
+      EXPECT_EQ(config->loss.load_balance, 1e-4);
+      const Plan plan = make_plan(*config);
+      const bool dynamic = config->routing.normalization == Normalization::kDynamic;
+      EXPECT_EQ(plan.parameters, static_cast<uint64_t>(parameters_by_hand(row, dynamic))) << config->name;
+      Row active = row;  // as if it had only its active experts, with the whole router
+      active.experts = static_cast<int64_t>(row.active);
+      const int64_t router = (row.experts - active.experts) * row.hidden * row.layers;
+      EXPECT_EQ(plan.active_parameters, static_cast<uint64_t>(parameters_by_hand(active, dynamic) + router))
+          << config->name;
+    }
+  }
+}
+
+TEST(Presets, the_main_model_has_about_6_8_billion_parameters) {
+  EXPECT_NEAR(static_cast<double>(make_plan(load("moe-1.3b-6.9b-64e8a-dtop-p")).parameters), 6.8e9, 0.05e9);
+}
+
+TEST(Presets, small_models_are_of_equal_active_size) {
+  const RunConfig dense = load("small-dense");
+  for (const char* method : {"top-k", "top-p", "dtop-p", "dtop-p-layer"}) {
+    const RunConfig config = load(std::string("small-") + method);
+    EXPECT_EQ(4 * config.model.ffn_hidden_size, dense.model.ffn_hidden_size);
+    EXPECT_EQ(config.data.train, dense.data.train);
+    EXPECT_EQ(config.training.seed, dense.training.seed);
+    EXPECT_GE(config.training.steps * config.training.global_batch_size * config.model.sequence_length,
+              4000000);
+    const auto difference = static_cast<double>(make_plan(config).active_parameters) /
+                            static_cast<double>(make_plan(dense).active_parameters);
+    EXPECT_NEAR(difference, 1.0, 0.005);  // the router
+  }
+}
+
+}  // namespace
+}  // namespace dtopp

@@ -1,0 +1,126 @@
+#include "dtopp/tasks/results.h"
+
+#include <cmath>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/tasks/evaluation_data.h"
+
+namespace dtopp {
+namespace {
+
+using nlohmann::json;
+
+TEST(Results, one_data_set_has_the_plain_accuracy) {
+  const std::vector<Tally> tallies = {{.correct = 82, .items = 100}};
+  const TaskResult result = summarize(task_named("copa"), tallies);
+  EXPECT_DOUBLE_EQ(result.accuracy, 0.82);
+  EXPECT_DOUBLE_EQ(result.standard_error, std::sqrt(0.82 * 0.18 / 100));
+  EXPECT_EQ(result.items, 100);
+}
+
+TEST(Results, categories_weigh_alike_whatever_their_size) {
+  const std::vector<Tally> tallies = {{.correct = 1, .items = 1}, {.correct = 250, .items = 1000}};
+  const TaskResult result = summarize(task_named("mmlu"), tallies);
+  EXPECT_DOUBLE_EQ(result.accuracy, 0.625);
+  EXPECT_DOUBLE_EQ(result.standard_error, std::sqrt(0.25 * 0.75 / 1000) / 2);
+  EXPECT_EQ(result.items, 1001);
+}
+
+TEST(Results, language_modelling_has_a_perplexity) {
+  const std::vector<Answer> answers = {{.correct = true, .nll = std::log(2.0), .tokens = 1},
+                                       {.nll = std::log(32.0), .tokens = 3}};
+  const std::vector<Tally> tallies = {tally({}, answers)};
+  const std::vector<TaskResult> results = {summarize(task_named("lambada_openai"), tallies),
+                                           summarize(task_named("copa"), tallies)};
+  const auto tasks = to_json(results)["tasks"];
+  EXPECT_DOUBLE_EQ(tasks["lambada_openai"]["perplexity"], 8.0);  // sqrt(2 * 32): a continuation is a word
+  EXPECT_DOUBLE_EQ(tasks["lambada_openai"]["nll"], std::log(64.0) / 4);
+  EXPECT_DOUBLE_EQ(tasks["copa"]["nll"], std::log(64.0) / 4);
+  EXPECT_FALSE(tasks["copa"].contains("perplexity"));
+  EXPECT_THAT(format_table(results), testing::HasSubstr("       2  perplexity 8\n"));
+}
+
+TEST(Results, categories_are_shown_where_a_task_has_some) {
+  std::vector<Tally> tallies;
+  for (const char* name : {"anatomy", "astronomy", "law", "virology"})
+    tallies.push_back({.category = name, .correct = 1, .items = 4});
+  tallies[1].correct = 3;
+  const std::vector<TaskResult> results = {summarize(task_named("mmlu"), tallies),
+                                           summarize(task_named("copa"), std::span(tallies).first(1))};
+  EXPECT_EQ(json::parse(to_json(results)["tasks"]["mmlu"]["categories"]["astronomy"].dump()),
+            json::parse(R"({"accuracy": 0.75, "items": 4})"));
+  EXPECT_FALSE(to_json(results)["tasks"]["copa"].contains("categories"));
+  const std::string pad(29, ' ');
+  EXPECT_EQ(format_categories(results), "anatomy" + pad + "  25.0  law" + std::string(33, ' ') +
+                                            "  25.0\nastronomy" + std::string(27, ' ') + "  75.0  virology" +
+                                            std::string(28, ' ') + "  25.0\n\n");
+}
+
+// The column "DTop-p" of the paper's table of the 1.3B models.
+std::vector<TaskResult> paper_column() {
+  const std::vector<double> percent = {16.0, 27.4, 67.1, 41.7, 85.0, 78.1, 70.9,
+                                       67.2, 62.5, 65.4, 27.2, 25.5, 27.7};
+  std::vector<TaskResult> results;
+  for (size_t i = 0; i < percent.size(); ++i)
+    results.push_back({.task = all_tasks()[i], .accuracy = percent[i] / 100, .items = 100});
+  return results;
+}
+
+TEST(Results, the_average_of_the_papers_column_is_the_papers) {
+  EXPECT_NEAR(100 * average(paper_column()), 50.9, 0.05);
+  EXPECT_THAT(format_table(paper_column()), testing::EndsWith("Average                   50.9\n"));
+}
+
+TEST(Results, areas_are_means_of_their_tasks) {
+  const auto areas = summarize_areas(paper_column());
+  ASSERT_EQ(areas.size(), 5);
+  EXPECT_EQ(areas[0].area, "Symbolic Problem Solving");
+  EXPECT_DOUBLE_EQ(areas[0].accuracy, 0.16);
+  EXPECT_EQ(areas[3].area, "Language Understanding");
+  EXPECT_NEAR(areas[3].accuracy, (0.709 + 0.672 + 0.625) / 3, 1e-12);
+}
+
+TEST(Results, json_holds_fractions_and_the_average_of_what_ran) {
+  const auto column = paper_column();
+  const auto results = json::parse(to_json(std::span(column).subspan(4, 2)).dump());
+  EXPECT_EQ(results, json::parse(R"({"tasks": {"copa": {"accuracy": 0.85, "stderr": 0.0, "items": 100},
+      "piqa": {"accuracy": 0.7809999999999999, "stderr": 0.0, "items": 100}}, "average": 0.8154999999999999})"));
+}
+
+TEST(Results, a_dump_line_holds_prompts_and_what_came_of_them) {
+  Request request;
+  request.index = 7;
+  request.contexts = {{1, 2}};
+  request.continuations = {{3}, {4, 5}};
+  const json prompts = json::parse(dump_line(task_named("copa"), {}, request, nullptr, nullptr));
+  EXPECT_EQ(prompts, json::parse(R"({"task": "copa", "category": null, "index": 7, "contexts": [[1, 2]],
+      "continuations": [[3], [4, 5]]})"));
+  Scores scores;
+  scores.log_probs = {{-1.5F}, {-0.25F, -0.5F}};
+  scores.greedy = {false, true};
+  const Answer answer{.choice = 1, .text = "", .correct = true};
+  json expected = prompts;
+  expected.update(json::parse(R"({"log_probs": [[-1.5], [-0.25, -0.5]], "greedy": [false, true],
+      "prediction": 1, "correct": true})"));
+  EXPECT_EQ(json::parse(dump_line(task_named("copa"), {}, request, &scores, &answer)), expected);
+  const auto mmlu = json::parse(
+      dump_line(task_named("mmlu"), {.category = "anatomy", .items = {}}, request, nullptr, nullptr));
+  EXPECT_EQ(mmlu["category"], "anatomy");
+}
+
+TEST(Results, a_dump_line_of_generation_holds_the_new_ids_and_the_answer) {
+  Request request;
+  request.contexts = {{1}};
+  Scores scores;
+  scores.generated = {9, 8};
+  const Answer answer{.text = "12", .correct = false};
+  const auto line = json::parse(dump_line(task_named("svamp"), {}, request, &scores, &answer));
+  EXPECT_EQ(line, json::parse(R"({"task": "svamp", "category": null, "index": 0, "contexts": [[1]],
+      "continuations": [], "log_probs": [], "greedy": [], "generated": [9, 8], "prediction": "12",
+      "correct": false})"));
+}
+
+}  // namespace
+}  // namespace dtopp

@@ -1,0 +1,68 @@
+#include "dtopp/tasks/task_requests.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "dtopp/base/errors.h"
+#include "tests/base/scratch_directory.h"
+#include "tests/tasks/evaluation_data.h"
+
+namespace dtopp {
+namespace {
+
+using testing::HasSubstr;
+
+// Two items: one with a context that its choices share, one with a context a choice, one of them cut.
+TaskRequests two_items() {
+  TaskRequests requests{.task = task_named("copa"), .data_sets = {{}}, .requests = {{{}, {}}}};
+  Request& shared = requests.requests[0][0];
+  shared.contexts = {{1, 2, 3}};
+  shared.cut_tokens = {0};
+  shared.continuations = {{4}, {5, 6}};
+  Request& own = requests.requests[0][1];
+  own.contexts = {{1}, {1, 2}};
+  own.cut_tokens = {2, 0};
+  own.continuations = {{3}, {4}};
+  return requests;
+}
+
+TEST(TaskRequests, counts_a_shared_context_once_a_choice) {
+  const PromptCounts counts = count_prompts(two_items());
+  EXPECT_EQ(counts.items, 2);
+  EXPECT_EQ(counts.sequences, 4);
+  EXPECT_EQ(counts.cut_sequences, 1);
+  EXPECT_EQ(counts.tokens, (3 + 1) + (3 + 2) + (1 + 1) + (2 + 1));
+  EXPECT_EQ(counts.longest, 5);
+}
+
+TEST(TaskRequests, generated_tokens_count_for_the_longest) {
+  TaskRequests requests{.task = task_named("svamp"), .data_sets = {{}}, .requests = {{{}}}};
+  requests.requests[0][0].contexts = {{1, 2, 3}};
+  requests.requests[0][0].cut_tokens = {0};
+  requests.requests[0][0].max_new_tokens = 31;
+  EXPECT_EQ(count_prompts(requests).longest, 34);
+  EXPECT_EQ(count_prompts(requests).tokens, 3);
+}
+
+TEST(TaskRequests, a_model_shorter_than_a_prompt_is_refused) {
+  require_sequence_length(two_items(), 5);
+  const std::string message = error_of<UsageError>([] { require_sequence_length(two_items(), 4); });
+  EXPECT_THAT(message, HasSubstr("copa: its longest prompt takes 5 tokens"));
+  EXPECT_THAT(message, HasSubstr("model.sequence_length is 4"));
+}
+
+TEST_F(EvaluationData, a_limit_takes_the_first_items_of_each_category) {
+  const auto directory = evaluation_data() / "data";
+  const TaskRequests all = prepare_requests(task_named("mmlu"), directory, shipped_tokenizer(), 1 << 20);
+  const TaskRequests two = prepare_requests(task_named("mmlu"), directory, shipped_tokenizer(), 2);
+  ASSERT_EQ(two.requests.size(), 57);
+  EXPECT_EQ(count_prompts(all).items, 14042);
+  for (size_t category = 0; category < 57; ++category) {
+    ASSERT_EQ(two.requests[category].size(), 2);
+    EXPECT_EQ(two.requests[category][1].index, 1);
+    EXPECT_EQ(two.requests[category][1].contexts, all.requests[category][1].contexts);
+  }
+}
+
+}  // namespace
+}  // namespace dtopp

@@ -1,0 +1,61 @@
+#include "dtopp/train/console_line.h"
+
+#include <gtest/gtest.h>
+
+namespace dtopp {
+namespace {
+
+RunConfig config_of(RoutingMethod method) {
+  RunConfig config;
+  config.training.steps = 300;
+  config.routing.method = method;
+  config.routing.target_experts = {4};
+  return config;
+}
+
+StepResult routed_step(std::vector<double> thresholds) {
+  StepResult result;
+  result.loss = 5.1234;
+  result.grad_norm = 0.837;
+  result.lr = 2.9e-3;
+  result.thresholds = std::move(thresholds);
+  // 100 tokens a layer, of which 98 chose four experts and two chose five.
+  const auto layers = static_cast<int64_t>(result.thresholds.size());
+  const at::Tensor counts_E = at::tensor({90, 100, 120, 92}, at::kLong);
+  const at::Tensor histogram_N = at::tensor({0, 0, 0, 0, 98, 2}, at::kLong);
+  result.activations = {counts_E.repeat({layers, 1}), histogram_N.repeat({layers, 1}), 100};
+  return result;
+}
+
+const StepRates kRates{5120, 0.5, 0.432, 130, 1'240'000'000, 1'300'000'000};
+
+TEST(ConsoleLine, shows_the_step_its_losses_routing_and_speed) {
+  EXPECT_EQ(console_line(config_of(RoutingMethod::kDTopP), 120, routed_step({0.4123, 0.4123}), kRates),
+            "step 120/300 | loss 5.123 | grad 0.84 | lr 2.9e-3 | experts 4.02/4 | p 0.412 | imbalance 1.2 | "
+            "5.12k tok/s | MFU 43 % | 1.2 GB | 2m10s left");
+}
+
+TEST(ConsoleLine, shows_the_range_of_thresholds_where_each_layer_has_its_own) {
+  const auto line =
+      console_line(config_of(RoutingMethod::kDTopP), 1, routed_step({0.39, 0.44, 0.41}), kRates);
+  EXPECT_NE(line.find(" | p 0.390-0.440 | "), std::string::npos) << line;
+}
+
+TEST(ConsoleLine, leaves_out_what_the_routing_lacks) {
+  const auto top_k = console_line(config_of(RoutingMethod::kTopK), 1, routed_step({0.25, 0.25}), kRates);
+  EXPECT_NE(top_k.find(" | experts 4.02 | imbalance"), std::string::npos) << top_k;
+  const auto top_p = console_line(config_of(RoutingMethod::kTopP), 1, routed_step({0.25, 0.25}), kRates);
+  EXPECT_NE(top_p.find(" | experts 4.02 | p 0.250 | imbalance"), std::string::npos) << top_p;
+  const auto dense = console_line(config_of(RoutingMethod::kTopK), 1, routed_step({}), kRates);
+  EXPECT_NE(dense.find(" | lr 2.9e-3 | 5.12k tok/s"), std::string::npos) << dense;
+}
+
+TEST(ConsoleLine, says_that_a_step_was_skipped) {
+  StepResult result = routed_step({0.4});
+  result.skipped = true;
+  const auto line = console_line(config_of(RoutingMethod::kDTopP), 1, result, kRates);
+  EXPECT_NE(line.find(" | skipped | "), std::string::npos) << line;
+}
+
+}  // namespace
+}  // namespace dtopp
