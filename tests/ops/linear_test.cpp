@@ -4,7 +4,7 @@
 
 #include "tests/ops/reference.h"
 
-namespace dtopp {
+namespace dtopp::linear_test {
 namespace {
 
 struct Bound {
@@ -67,4 +67,4 @@ TEST(Linear, gives_no_gradient_nobody_asked_for) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::linear_test
