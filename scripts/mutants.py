@@ -32,14 +32,14 @@ MUTANTS = {
         "dtopp/data/sampler.cpp", "* stride, tokens", "* stride + 1, tokens",
         ["test_data"], ["build/release/bin/test_data"]),
     "sum instead of mean of a choice's losses": (
-        "dtopp/eval/answers.cpp", "loss /= static_cast<double>(log_probs[choice].size())", "loss /= 1",
-        ["test_eval"], ["build/release/bin/test_eval", "--gtest_filter=Answers.*"]),
+        "dtopp/tasks/answers.cpp", "loss /= static_cast<double>(log_probs[choice].size())", "loss /= 1",
+        ["test_tasks"], ["build/release/bin/test_tasks", "--gtest_filter=Answers.*"]),
     "the last of equal choices": (
-        "dtopp/eval/answers.cpp", "loss >= best_loss", "loss > best_loss",
-        ["test_eval"], ["build/release/bin/test_eval", "--gtest_filter=Answers.*"]),
+        "dtopp/tasks/answers.cpp", "loss >= best_loss", "loss > best_loss",
+        ["test_tasks"], ["build/release/bin/test_tasks", "--gtest_filter=Answers.*"]),
     "an example drawn in the place of the item itself": (
-        "dtopp/eval/exemplars.cpp", "if (value != item)", "if (value >= 0)",
-        ["test_eval"], ["build/release/bin/test_eval", "--gtest_filter=Exemplars.*"]),
+        "dtopp/tasks/exemplars.cpp", "if (value != item)", "if (value >= 0)",
+        ["test_tasks"], ["build/release/bin/test_tasks", "--gtest_filter=Exemplars.*"]),
     "error divided by the target instead of the number of experts": (
         "dtopp/moe/threshold_controller.cpp", "/ num_experts_;", "/ target_C_;",
         ["test_moe"], ["build/release/bin/test_moe"]),
