@@ -79,7 +79,7 @@ const AddedTokenMatcher::Pattern* AddedTokenMatcher::longest_at(std::string_view
   return longest;
 }
 
-void AddedTokenMatcher::split(std::string_view text, std::vector<Segment>& segments) const {
+void AddedTokenMatcher::split(std::string_view text, std::vector<TextSegment>& segments) const {
   const auto report = [&](int32_t id, size_t begin, size_t end) {
     if (begin < end) segments.push_back({id, begin, end});
   };

@@ -15,7 +15,7 @@
 namespace dtopp {
 
 // A stretch of a text: an added token, or text between (id -1).
-struct Segment {
+struct TextSegment {
   int32_t id;
   size_t begin;
   size_t end;
@@ -36,7 +36,7 @@ class AddedTokenMatcher {
 
   // Appends the segments of `text` (valid UTF-8), none of them empty. A token that an rstrip before it ran
   // over is still reported, so segments may overlap.
-  void split(std::string_view text, std::vector<Segment>& segments) const;
+  void split(std::string_view text, std::vector<TextSegment>& segments) const;
 
  private:
   struct Range {

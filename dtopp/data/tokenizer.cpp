@@ -65,8 +65,8 @@ AddedTokenMatcher make_matcher(const AddedTokens& added, bool normalized) {
 // What one encode() needs and the next can use again.
 struct Workspace {
   WordCache cache;
-  std::vector<Segment> raw_segments;
-  std::vector<Segment> segments;
+  std::vector<TextSegment> raw_segments;
+  std::vector<TextSegment> segments;
   std::string normalized;
   std::string prefixed;
 };
@@ -133,7 +133,7 @@ void Tokenizer::Impl::encode_raw(std::string_view raw, Workspace& work, std::vec
   const std::string_view normal = nfc ? normalize_nfc(raw, work.normalized) : raw;
   work.segments.clear();
   normalized_matcher.split(normal, work.segments);
-  for (const Segment& segment : work.segments) {
+  for (const TextSegment& segment : work.segments) {
     if (segment.id >= 0)
       ids.push_back(segment.id);
     else
@@ -194,7 +194,7 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
   auto work = impl_->borrow_workspace();
   work->raw_segments.clear();
   impl_->raw_matcher.split(text, work->raw_segments);
-  for (const Segment& segment : work->raw_segments) {
+  for (const TextSegment& segment : work->raw_segments) {
     if (segment.id >= 0)
       ids.push_back(segment.id);
     else
