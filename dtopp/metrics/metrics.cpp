@@ -48,7 +48,10 @@ std::optional<int64_t> step_of(std::string_view line) {
   return step;
 }
 
-bool is_validation(std::string_view line) { return line.find("\"val/") != std::string_view::npos; }
+// A validation without held-out text holds the accuracies of its tasks alone.
+bool is_validation(std::string_view line) {
+  return line.find("\"val/") != std::string_view::npos || line.find("\"eval/") != std::string_view::npos;
+}
 
 std::string lines_until(std::string_view text, int64_t last_step, int64_t last_validation) {
   std::string kept;

@@ -87,6 +87,10 @@ TEST_F(Metrics, a_validation_that_will_be_made_again_loses_its_line) {
   EXPECT_EQ(text(), train + validation);
   { MetricsWriter writer(directory_.path(), 4, false, 2); }
   EXPECT_EQ(text(), train);
+  // Without held-out text a validation holds tasks alone.
+  put(train + to_json({4, 4, 1, {{"eval/hellaswag/accuracy", 0.3}}}) + "\n");
+  { MetricsWriter writer(directory_.path(), 4, false, 2); }
+  EXPECT_EQ(text(), train);
 }
 
 TEST_F(Metrics, a_run_from_the_start_keeps_nothing) {
