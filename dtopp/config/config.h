@@ -3,7 +3,8 @@
 //   template <class Config, class Visitor>  // Config is const or not
 //   void visit_fields(Config& config, Visitor&& field) { field("lr", config.lr); … }
 //
-// and reading, printing, comparing and the suggestion for a mistyped key follow from that list. A field is a
+// and reading, printing, comparing and the suggestion for a mistyped key follow from that list. Which fields
+// there are may depend on the value of a field listed before them: it is read before they are. A field is a
 // bool, int64_t, double, string, a vector of doubles or strings, an enum with enum_names(), or another such
 // struct. Errors are UsageErrors "place: key: what is wrong".
 #pragma once
@@ -96,18 +97,13 @@ void append_keys(const Config& config, const std::string& section, std::vector<s
   });
 }
 
-template <class Config>
+// known() gives the keys that errors suggest from. Values come first: they decide which keys there are.
+template <class Config, class KnownKeys>
 void read_section(const ConfigNode& node, const std::string& section, Config& config,
-                  const std::vector<std::string>& known) {
+                  const KnownKeys& known) {
   if (node.kind == ConfigNode::Kind::kNull) return;
   if (node.kind != ConfigNode::Kind::kMapping)
     throw_wrong_type(node, section, "a section (key: value lines)");
-  for (size_t i = 0; i < node.keys.size(); ++i) {
-    const std::string key = join_key(section, node.keys[i]);
-    bool found = false;
-    visit_fields(config, [&](const char* name, auto& /*value*/) { found = found || node.keys[i] == name; });
-    if (!found) throw_unknown_key(node.items[i], key, known);
-  }
   visit_fields(config, [&](const char* name, auto& value) {
     const ConfigNode* child = node.find(name);
     if (child == nullptr) return;
@@ -118,6 +114,12 @@ void read_section(const ConfigNode& node, const std::string& section, Config& co
       read_value(*child, key, value);
     }
   });
+  for (size_t i = 0; i < node.keys.size(); ++i) {
+    const std::string key = join_key(section, node.keys[i]);
+    bool found = false;
+    visit_fields(config, [&](const char* name, auto& /*value*/) { found = found || node.keys[i] == name; });
+    if (!found) throw_unknown_key(node.items[i], key, known());
+  }
 }
 
 template <class Config>
@@ -146,7 +148,11 @@ std::vector<std::string> config_keys() {
 // Sets the fields that `tree` names; the others keep their values.
 template <class Config>
 void read_config(const ConfigNode& tree, Config& config) {
-  config_detail::read_section(tree, "", config, config_keys<Config>());
+  config_detail::read_section(tree, "", config, [&] {
+    std::vector<std::string> keys;
+    config_detail::append_keys(config, "", keys);
+    return keys;
+  });
 }
 
 // Block YAML with every field, in field order; reading it back gives an equal struct, doubles included.

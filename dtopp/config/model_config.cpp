@@ -15,6 +15,11 @@ void require_size(const char* key, int64_t value, int64_t largest = kLargest) {
     throw InvalidValue(key, "must lie in [1, " + std::to_string(largest) + "], is " + std::to_string(value));
 }
 
+void validate(const LanguageModelConfig& config) {
+  require_size("model.vocab_size", config.vocab_size, kLargest - 1);  // ids are int32
+  require_size("model.sequence_length", config.sequence_length, 1 << 24);
+}
+
 }  // namespace
 
 void validate(const ModelConfig& config) {
@@ -23,8 +28,11 @@ void validate(const ModelConfig& config) {
   require_size("model.num_heads", config.num_heads);
   require_size("model.ffn_hidden_size", config.ffn_hidden_size, 1 << 24);
   require_size("model.num_experts", config.num_experts, 1 << 16);
-  require_size("model.vocab_size", config.vocab_size, kLargest - 1);  // ids are int32
-  require_size("model.sequence_length", config.sequence_length, 1 << 24);
+  switch (config.type) {
+    case ModelType::kLanguageModel:
+      validate(language_model_part(config));
+      break;
+  }
   const std::string hidden = "hidden_size " + std::to_string(config.hidden_size);
   if (config.hidden_size % config.num_heads != 0)
     throw InvalidValue("model.num_heads",

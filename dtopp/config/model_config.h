@@ -1,4 +1,4 @@
-// The `model` section: the shape of a transformer.
+// The `model` section: the type of model, the shape of a transformer, and what belongs to one type alone.
 #pragma once
 
 #include <array>
@@ -7,6 +7,8 @@
 #include <string_view>
 #include <type_traits>
 #include <utility>
+
+#include "dtopp/config/language_model_config.h"
 
 namespace dtopp {
 
@@ -17,22 +19,23 @@ constexpr auto enum_names(ModelType) {
       {{ModelType::kLanguageModel, "language_model"}}};
 }
 
-struct ModelConfig {
+// Each type's own part is a base, so that its keys stand in the section beside the others.
+struct ModelConfig : LanguageModelConfig {
   ModelType type = ModelType::kLanguageModel;
   int64_t hidden_size = 2048;
   int64_t num_layers = 16;
   int64_t num_heads = 16;
   int64_t ffn_hidden_size = 1024;  // of one expert; of the whole FFN where num_experts is 1
   int64_t num_experts = 64;        // 1: dense
-  int64_t vocab_size = 50432;
-  int64_t sequence_length = 2048;
-  bool tie_embeddings = true;
   double init_std = 0.02;
   bool scale_residual_init = false;  // divide the std of o_proj and down_proj by sqrt(2 num_layers)
 
   bool is_dense() const { return num_experts == 1; }
   int64_t head_size() const { return hidden_size / num_heads; }
 };
+
+inline LanguageModelConfig& language_model_part(ModelConfig& config) { return config; }
+inline const LanguageModelConfig& language_model_part(const ModelConfig& config) { return config; }
 
 template <class Config, class Visitor>
 requires std::same_as<std::remove_const_t<Config>, ModelConfig>
@@ -43,9 +46,12 @@ void visit_fields(Config& config, Visitor&& field) {
   field("num_heads", config.num_heads);
   field("ffn_hidden_size", config.ffn_hidden_size);
   field("num_experts", config.num_experts);
-  field("vocab_size", config.vocab_size);
-  field("sequence_length", config.sequence_length);
-  field("tie_embeddings", config.tie_embeddings);
+  // The keys of other types are unknown to this one.
+  switch (config.type) {
+    case ModelType::kLanguageModel:
+      visit_fields(language_model_part(config), field);
+      break;
+  }
   field("init_std", config.init_std);
   field("scale_residual_init", config.scale_residual_init);
 }

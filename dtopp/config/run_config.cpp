@@ -1,5 +1,6 @@
 #include "dtopp/config/run_config.h"
 
+#include <algorithm>
 #include <array>
 #include <limits>
 
@@ -8,9 +9,17 @@
 namespace dtopp {
 namespace {
 
+constexpr int64_t kMostThreads = 4096;
+
 void require_at_least(const char* key, int64_t least, int64_t value) {
   if (value < least)
     throw InvalidValue(key, "must be at least " + std::to_string(least) + ", is " + std::to_string(value));
+}
+
+void require_between(const char* key, int64_t least, int64_t most, int64_t value) {
+  if (value < least || value > most)
+    throw InvalidValue(key, "must lie in [" + std::to_string(least) + ", " + std::to_string(most) + "], is " +
+                                std::to_string(value));
 }
 
 void require_not_negative(const char* key, double value) {
@@ -60,7 +69,7 @@ void validate(const TrainingConfig& training, int64_t sequence_length) {
     throw InvalidValue("training.steps",
                        "steps x global_batch_size x sequence_length is more tokens than can be counted");
   require_at_least("training.seed", 0, training.seed);
-  require_at_least("training.threads", 0, training.threads);
+  require_between("training.threads", 0, kMostThreads, training.threads);
   require_at_least("training.max_skips", 0, training.max_skips);
 }
 
@@ -139,8 +148,8 @@ std::vector<std::string> differing_keys(const RunConfig& a, const RunConfig& b) 
   flatten_config(a, "", leaves_a);
   flatten_config(b, "", leaves_b);
   std::vector<std::string> keys;
-  for (size_t i = 0; i < leaves_a.size(); ++i) {
-    if (leaves_a[i].second != leaves_b[i].second) keys.push_back(leaves_a[i].first);
+  for (const auto& leaf : leaves_a) {
+    if (std::ranges::find(leaves_b, leaf) == leaves_b.end()) keys.push_back(leaf.first);
   }
   return keys;
 }

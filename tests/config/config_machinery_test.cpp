@@ -96,7 +96,20 @@ TEST_F(Machinery, suggests_the_nearest_key) {
   EXPECT_EQ(error("color: red"), "a.yaml:1: unknown key 'color'; did you mean colour?");
   EXPECT_EQ(error("inner: {momentum: 1}"),
             "a.yaml:1: unknown key 'inner.momentum'; known keys: inner.count, inner.rate, inner.weights");
-  EXPECT_EQ(error("zzz: 1"), "a.yaml:1: unknown key 'zzz'; known keys: title, flag, colour, inner, words");
+  EXPECT_EQ(error("zzz: 1"),
+            "a.yaml:1: unknown key 'zzz'; known keys: title, flag, colour, inner, words, paint");
+}
+
+// In whatever order they stand in the file.
+TEST_F(Machinery, knows_the_keys_that_follow_from_a_value) {
+  EXPECT_EQ(read("paint: {warmth: 5}").paint.warmth, 5);
+  EXPECT_EQ(read("paint: {shadows: 7, colour: green}").paint.shadows, 7);
+  EXPECT_EQ(error("paint: {shadows: 7}"),
+            "a.yaml:1: unknown key 'paint.shadows'; known keys: paint.colour, paint.warmth");
+  EXPECT_EQ(error("paint:\n  warmth: 5\n  colour: green\n"),
+            "a.yaml:2: unknown key 'paint.warmth'; known keys: paint.colour, paint.shadows");
+  EXPECT_THAT(print_config(read("paint: {colour: green}")),
+              ::testing::HasSubstr("paint:\n  colour: green\n  shadows: 2\n"));
 }
 
 TEST_F(Machinery, refuses_what_is_not_plain_yaml) {

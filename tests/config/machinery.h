@@ -14,6 +14,12 @@ constexpr auto enum_names(Colour /*type*/) {
       {{Colour::kRed, "red"}, {Colour::kGreen, "green"}}};
 }
 
+// Whose fields depend on one of them.
+struct Paint {
+  Colour colour = Colour::kRed;
+  int64_t warmth = 1;   // of red
+  int64_t shadows = 2;  // of green
+};
 struct Inner {
   int64_t count = 3;
   double rate = 0.5;
@@ -25,6 +31,7 @@ struct Outer {
   Colour colour = Colour::kRed;
   Inner inner;
   std::vector<std::string> words;
+  Paint paint;
 };
 
 template <class Config, class Visitor>
@@ -35,6 +42,13 @@ void visit_fields(Config& config, Visitor&& field) {
   field("weights", config.weights);
 }
 template <class Config, class Visitor>
+requires std::same_as<std::remove_const_t<Config>, Paint>
+void visit_fields(Config& config, Visitor&& field) {
+  field("colour", config.colour);
+  if (config.colour == Colour::kRed) field("warmth", config.warmth);
+  if (config.colour == Colour::kGreen) field("shadows", config.shadows);
+}
+template <class Config, class Visitor>
 requires std::same_as<std::remove_const_t<Config>, Outer>
 void visit_fields(Config& config, Visitor&& field) {
   field("title", config.title);
@@ -42,6 +56,7 @@ void visit_fields(Config& config, Visitor&& field) {
   field("colour", config.colour);
   field("inner", config.inner);
   field("words", config.words);
+  field("paint", config.paint);
 }
 
 }  // namespace local

@@ -68,6 +68,7 @@ TEST_F(RunConfigTest, impossible_values_name_the_key_and_the_bound) {
        "even one"},
       {{"model.vocab_size=0"}, "model.vocab_size: must lie in [1, 2147483647], is 0"},
       {{"model.init_std=0"}, "model.init_std: must be above 0"},
+      {{"training.threads=4294967297"}, "training.threads: must lie in [0, 4096], is 4294967297"},
       {{"loss.lm_z=-1e-4"}, "loss.lm_z: must not be negative, is -1.0e-04"},
       {{"loss.load_balance=-1"}, "loss.load_balance: must not be negative, is -1.0"},
       {{"loss.dynamic=-1"}, "loss.dynamic: must not be negative, is -1.0"},
