@@ -257,13 +257,17 @@ MappedFile::MappedFile(MappedFile&& other) noexcept
 
 DirectoryLock::DirectoryLock(const fs::path& directory) {
   const auto path = directory / ".lock";
-  Descriptor descriptor(path, O_RDWR | O_CREAT, "lock");
-  if (retry([&] { return ::flock(descriptor.get(), LOCK_EX | LOCK_NB); }) != 0) {
-    if (errno != EWOULDBLOCK) throw file_error("lock", path, errno);
-    throw UsageError("another dtopp process is writing " + directory.string() +
-                     "; wait for it, stop it or choose another output directory");
+  for (;;) {
+    Descriptor descriptor(path, O_RDWR | O_CREAT, "lock");
+    if (retry([&] { return ::flock(descriptor.get(), LOCK_EX | LOCK_NB); }) != 0) {
+      if (errno != EWOULDBLOCK) throw file_error("lock", path, errno);
+      throw UsageError("another dtopp process is writing " + directory.string() +
+                       "; wait for it, stop it or choose another output directory");
+    }
+    if (descriptor.status().st_nlink == 0) continue;  // its holder removed it before letting go
+    descriptor_ = descriptor.release();
+    return;
   }
-  descriptor_ = descriptor.release();
 }
 
 DirectoryLock::~DirectoryLock() { ::close(descriptor_); }

@@ -14,6 +14,7 @@ namespace dtopp {
 enum class RoutingMethod { kTopK, kTopP, kDTopP };
 enum class ThresholdScope { kGlobal, kLayer };
 enum class Normalization { kNone, kFixed, kDynamic };
+enum class RouterZOn { kRaw, kNormalized };  // which logits the router z-loss is taken on
 
 constexpr auto enum_names(RoutingMethod) {
   return std::array<std::pair<RoutingMethod, std::string_view>, 3>{
@@ -27,6 +28,10 @@ constexpr auto enum_names(Normalization) {
   return std::array<std::pair<Normalization, std::string_view>, 3>{{{Normalization::kNone, "none"},
                                                                     {Normalization::kFixed, "fixed"},
                                                                     {Normalization::kDynamic, "dynamic"}}};
+}
+constexpr auto enum_names(RouterZOn) {
+  return std::array<std::pair<RouterZOn, std::string_view>, 2>{
+      {{RouterZOn::kRaw, "raw"}, {RouterZOn::kNormalized, "normalized"}}};
 }
 
 struct RoutingConfig {

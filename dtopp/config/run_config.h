@@ -38,6 +38,7 @@ struct LossConfig {
   double load_balance = 1.0e-4;
   double dynamic = 1.0e-3;
   double router_z = 0.0;
+  RouterZOn router_z_on = RouterZOn::kRaw;
   BatchStatistics batch_statistics = BatchStatistics::kMicroBatch;  // whose f enters the load-balance loss
 };
 
@@ -107,6 +108,7 @@ void visit_fields(Config& config, Visitor&& field) {
   field("load_balance", config.load_balance);
   field("dynamic", config.dynamic);
   field("router_z", config.router_z);
+  field("router_z_on", config.router_z_on);
   field("batch_statistics", config.batch_statistics);
 }
 

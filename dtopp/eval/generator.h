@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "dtopp/eval/inference_model.h"
-#include "dtopp/models/segments.h"
+#include "dtopp/models/language_model/segments.h"
 
 namespace dtopp {
 

@@ -2,7 +2,6 @@
 
 #include <unordered_map>
 
-#include "dtopp/models/parameters.h"
 #include "dtopp/ops/host_copy.h"
 
 namespace dtopp {

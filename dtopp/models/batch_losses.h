@@ -1,20 +1,18 @@
-// What the training loop knows of a model: the named losses of a batch.
+// The named losses of a batch, and what routing needs and leaves besides.
 #pragma once
 
 #include <functional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "dtopp/config/run_config.h"
 #include "dtopp/moe/activation_statistics.h"
 #include "dtopp/moe/expert_layer.h"
 #include "dtopp/moe/threshold_controller.h"
 
 namespace dtopp {
-
-struct LossWeights {
-  double lm_z = 0, load_balance = 0, dynamic = 0, router_z = 0;
-};
 
 // What routing needs besides weights.
 struct RoutingInputs {
@@ -26,6 +24,7 @@ struct RoutingInputs {
   std::vector<int64_t> max_pairs;
   // With global batch statistics: the counts of the step's earlier micro-batches; otherwise null.
   const ActivationStatistics* earlier = nullptr;
+  RouterZOn router_z_on = RouterZOn::kRaw;
 };
 
 // The thresholds of layers 0 … num_layers - 1 for the coming step.
@@ -35,6 +34,14 @@ struct BatchLosses {
   at::Tensor total;                                        // what is differentiated
   std::vector<std::pair<std::string, at::Tensor>> values;  // unweighted, detached, f32 []: "lm_loss", …
   ActivationStatistics activations;                        // no layers for a dense model
+
+  // std::invalid_argument where there is none of this name.
+  const at::Tensor& value(std::string_view name) const;
 };
+
+// Adds the routers' losses of a batch's layers, each summed over layers and divided by their number:
+// "load_balance_loss", "dynamic_loss", "router_z_loss"; and counts who was chosen.
+void add_router_losses(const std::vector<RouteOutput>& layers, const RoutingInputs& inputs,
+                       const LossConfig& weights, BatchLosses& losses);
 
 }  // namespace dtopp

@@ -10,13 +10,7 @@ namespace {
 constexpr double kCut = 3.0;  // standard deviations
 constexpr int64_t kBlock = 1 << 16;
 
-}  // namespace
-
-void initialise(const ParameterSpec& spec, uint64_t seed, at::Tensor& tensor) {
-  if (spec.init_std == 0.0) {
-    tensor.fill_(1.0);
-    return;
-  }
+void draw_truncated_normal(const ParameterSpec& spec, uint64_t seed, at::Tensor& tensor) {
   const RandomStream stream(seed, "init " + spec.name);
   // P(|x| < 3) = erf(3 / sqrt 2): the inverse of the truncated distribution function at u is
   // sqrt 2 erfinv((2 u - 1) P).
@@ -31,7 +25,23 @@ void initialise(const ParameterSpec& spec, uint64_t seed, at::Tensor& tensor) {
         out[i] = (2.0 * stream.uniform(static_cast<uint64_t>(begin + i)) - 1.0) * inside;
       }
     });
-    flat.narrow(0, begin, size).copy_(u.erfinv_().mul_(std::sqrt(2.0) * spec.init_std));
+    flat.narrow(0, begin, size).copy_(u.erfinv_().mul_(std::sqrt(2.0) * spec.initial.std));
+  }
+}
+
+}  // namespace
+
+void initialise(const ParameterSpec& spec, uint64_t seed, at::Tensor& tensor) {
+  switch (spec.initial.distribution) {
+    case Distribution::kZero:
+      tensor.zero_();
+      return;
+    case Distribution::kOne:
+      tensor.fill_(1.0);
+      return;
+    case Distribution::kTruncatedNormal:
+      draw_truncated_normal(spec, seed, tensor);
+      return;
   }
 }
 

@@ -1,5 +1,4 @@
-// Initial parameter values: a truncated normal cut at three standard deviations for matrices, 1 for gains and
-// scales.
+// Initial parameter values.
 #pragma once
 
 #include "dtopp/models/parameters.h"
@@ -7,7 +6,8 @@
 
 namespace dtopp {
 
-// Fills the f32 tensor of spec's shape. Element i is a function of (seed, name, i) alone.
+// Fills the f32 tensor of spec's shape from its distribution. Element i is a function of (seed, name, i)
+// alone.
 void initialise(const ParameterSpec& spec, uint64_t seed, at::Tensor& tensor);
 
 }  // namespace dtopp

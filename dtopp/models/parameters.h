@@ -1,32 +1,48 @@
-// The parameters of a language model, by name: the one list that initialisation, optimiser, checkpoint,
-// export and counting share. Names and shapes are those of the checkpoint format (docs/files.md).
+// What initialisation, optimiser, checkpoint, export and counting know of a parameter. Each model type has
+// one list of them; names and shapes are those of the checkpoint format (docs/files.md).
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
-#include "dtopp/config/model_config.h"
-#include "dtopp/config/routing_config.h"
-
 namespace dtopp {
+
+// What a parameter does with a token: its decay, precision and cost follow from that.
+enum class ParameterRole {
+  kMatrix,       // multiplies it
+  kExpert,       // one slice per expert along the first dimension: those it chose multiply it
+  kLookUp,       // one of its rows is taken
+  kTiedLookUp,   // the same, and it multiplies the output too
+  kGain,         // scales it element by element
+  kRouter,       // multiplies it, in fp32 in every precision
+  kRouterScale,  // theta of a routed layer, []; fp32 in every precision
+};
+
+enum class Distribution { kZero, kOne, kTruncatedNormal };  // the normal is cut at ±3 std
+
+struct InitialValue {
+  Distribution distribution = Distribution::kZero;
+  double std = 0;  // of the normal before the cut
+};
 
 struct ParameterSpec {
   std::string name;            // "model.layers.3.mlp.experts.down_proj"
-  std::vector<int64_t> shape;  // [] for the scalar mlp.gate.scale
-  double init_std;             // truncated normal (cut at ±3 std); 0: constant 1 (gains and scales)
-  bool weight_decay;           // matrices yes; gains and theta no
-  bool compute_precision;      // false: stays fp32 in every precision (router weight and scale)
-  bool expert;                 // one slice per expert along the first dimension
+  std::vector<int64_t> shape;  // [] for a scalar
+  InitialValue initial;
+  ParameterRole role = ParameterRole::kMatrix;
 
+  // Matrices yes; gains and theta no.
+  bool weight_decay() const { return role != ParameterRole::kGain && role != ParameterRole::kRouterScale; }
+  // Whether it is computed with in the compute precision.
+  bool compute_precision() const {
+    return role != ParameterRole::kRouter && role != ParameterRole::kRouterScale;
+  }
   int64_t count() const {
     int64_t product = 1;
     for (const int64_t size : shape) product *= size;
     return product;
   }
 };
-
-// In the order of a forward pass.
-std::vector<ParameterSpec> language_model_parameters(const ModelConfig& model, const RoutingConfig& routing);
 
 }  // namespace dtopp

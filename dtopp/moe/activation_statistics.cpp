@@ -8,6 +8,12 @@
 namespace dtopp {
 namespace {
 
+double deviation_of(int64_t sum, int64_t squares, int64_t count) {
+  if (count == 0) return 0.0;
+  const double mean = static_cast<double>(sum) / static_cast<double>(count);
+  return std::sqrt(std::max(0.0, static_cast<double>(squares) / static_cast<double>(count) - mean * mean));
+}
+
 struct Moments {
   int64_t tokens = 0, sum = 0, squares = 0;
 
@@ -21,20 +27,28 @@ struct Moments {
     }
   }
   double mean() const { return tokens == 0 ? 0.0 : static_cast<double>(sum) / static_cast<double>(tokens); }
-  double deviation() const {
-    if (tokens == 0) return 0.0;
-    return std::sqrt(
-        std::max(0.0, static_cast<double>(squares) / static_cast<double>(tokens) - mean() * mean()));
-  }
+  double deviation() const { return deviation_of(sum, squares, tokens); }
 };
+
+// Of the experts each token used, over all layers. Sums of signs are whole numbers that an f32 holds.
+at::Tensor sums_of_tokens(std::span<const RouteOutput> layers) {
+  at::Tensor used_T;
+  for (const RouteOutput& routing : layers) {
+    const at::Tensor of_layer_T = routing.gates_TE.detach().sign().sum(1).to(at::kLong);
+    used_T = used_T.defined() ? used_T + of_layer_T : of_layer_T;
+  }
+  return at::stack({used_T.sum(), used_T.square().sum()});
+}
 
 }  // namespace
 
-ActivationStatistics::ActivationStatistics(at::Tensor counts_LE, at::Tensor histogram_LN, int64_t tokens)
+ActivationStatistics::ActivationStatistics(at::Tensor counts_LE, at::Tensor histogram_LN,
+                                           at::Tensor token_sums_2, int64_t tokens)
     : num_layers_(counts_LE.size(0)),
       tokens_(tokens),
       counts_LE_(std::move(counts_LE)),
-      histogram_LN_(std::move(histogram_LN)) {}
+      histogram_LN_(std::move(histogram_LN)),
+      token_sums_2_(std::move(token_sums_2)) {}
 
 void ActivationStatistics::add(std::span<const RouteOutput> layers) {
   if (layers.empty()) return;
@@ -43,7 +57,7 @@ void ActivationStatistics::add(std::span<const RouteOutput> layers) {
     counts.push_back(routing.expert_counts_E);
     histograms.push_back(routing.active_histogram);
   }
-  add({at::stack(counts), at::stack(histograms), layers[0].gates_TE.size(0)});
+  add({at::stack(counts), at::stack(histograms), sums_of_tokens(layers), layers[0].gates_TE.size(0)});
 }
 
 void ActivationStatistics::add(const ActivationStatistics& other) {
@@ -51,6 +65,7 @@ void ActivationStatistics::add(const ActivationStatistics& other) {
   const bool first = !counts_LE_.defined();
   counts_LE_ = first ? other.counts_LE_ : counts_LE_ + other.counts_LE_;
   histogram_LN_ = first ? other.histogram_LN_ : histogram_LN_ + other.histogram_LN_;
+  token_sums_2_ = first ? other.token_sums_2_ : token_sums_2_ + other.token_sums_2_;
   tokens_ += other.tokens_;
 }
 
@@ -78,6 +93,13 @@ ActivationSummary ActivationStatistics::summary() const {
   all.mean = moments.mean();
   all.deviation = moments.deviation();
   return all;
+}
+
+double ActivationStatistics::token_mean_deviation() const {
+  if (!token_sums_2_.defined()) return 0.0;
+  const at::Tensor sums = token_sums_2_.cpu();
+  const auto* of = sums.const_data_ptr<int64_t>();
+  return deviation_of(of[0], of[1], tokens_) / static_cast<double>(num_layers_);
 }
 
 }  // namespace dtopp

@@ -12,7 +12,7 @@ namespace dtopp {
 // What the counts say of one layer, or of all layers together.
 struct ActivationSummary {
   double mean = 0;           // active experts per token
-  double deviation = 0;      // standard deviation over tokens
+  double deviation = 0;      // standard deviation over tokens; of all layers: over (token, layer) pairs
   double imbalance = 0;      // max_i f_i / mean_i f_i
   int64_t dead_experts = 0;  // experts no token chose
 };
@@ -20,8 +20,9 @@ struct ActivationSummary {
 class ActivationStatistics {
  public:
   explicit ActivationStatistics(int64_t num_layers = 0) : num_layers_(num_layers) {}
-  // Counts that are there already; see expert_counts, histogram, tokens.
-  ActivationStatistics(at::Tensor counts_LE, at::Tensor histogram_LN, int64_t tokens);
+  // Counts that are there already; see expert_counts, histogram, token_sums, tokens.
+  ActivationStatistics(at::Tensor counts_LE, at::Tensor histogram_LN, at::Tensor token_sums_2,
+                       int64_t tokens);
 
   // Adds a batch: the routing of the same tokens in each layer.
   void add(std::span<const RouteOutput> layers);
@@ -33,17 +34,22 @@ class ActivationStatistics {
   const at::Tensor& expert_counts() const { return counts_LE_; }
   // int64 [L, E + 1]: tokens with that many active experts; undefined before the first add.
   const at::Tensor& histogram() const { return histogram_LN_; }
+  // int64 [2]: the sums over tokens of n and n², n the experts a token used in all layers together (those of
+  // a gate that is not 0, be it by underflow); undefined before the first add.
+  const at::Tensor& token_sums() const { return token_sums_2_; }
   // int64 [L]: token-expert pairs of each layer. Not before the first add.
   at::Tensor selected() const { return counts_LE_.sum(1); }
   ActivationSummary summary(int64_t layer) const;
   // Mean and deviation over all (token, layer) pairs; imbalance is the mean over layers; dead experts their
   // sum.
   ActivationSummary summary() const;
+  // The standard deviation over tokens of a token's mean number of experts a layer.
+  double token_mean_deviation() const;
 
  private:
   int64_t num_layers_;
   int64_t tokens_ = 0;
-  at::Tensor counts_LE_, histogram_LN_;
+  at::Tensor counts_LE_, histogram_LN_, token_sums_2_;
 };
 
 }  // namespace dtopp

@@ -7,6 +7,8 @@
 namespace dtopp {
 namespace {
 
+constexpr double kVarianceEps = 1e-6;  // as in ops/route.h
+
 std::string_view name_of(Normalization normalization) {
   for (const auto& [value, name] : enum_names(normalization)) {
     if (value == normalization) return name;
@@ -14,23 +16,37 @@ std::string_view name_of(Normalization normalization) {
   return "";
 }
 
+// Mean squared logsumexp of the logits as they enter the softmax, gradients through mean and sigma included.
+at::Tensor normalized_router_z(const at::Tensor& logits_TE, const at::Tensor& scale,
+                               Normalization normalization) {
+  const at::Tensor centred_TE = logits_TE - logits_TE.mean({-1}, /*keepdim=*/true);
+  const at::Tensor variance_T1 = centred_TE.square().mean({-1}, /*keepdim=*/true);
+  at::Tensor s_TE = centred_TE * (variance_T1 + kVarianceEps).rsqrt();
+  if (normalization == Normalization::kDynamic) s_TE = s_TE * scale;
+  return at::logsumexp(s_TE, {-1}).square().mean();
+}
+
 }  // namespace
 
 RouteOutput route_tokens(const at::Tensor& x_TD, const ExpertLayerWeights& weights,
-                         const RoutingConfig& config, const at::Tensor& threshold) {
+                         const RoutingConfig& config, const at::Tensor& threshold, RouterZOn router_z_on) {
   // From the logits on everything is fp32, whatever x is.
   const at::Tensor logits_TE = at::linear(x_TD.to(weights.router_ED.scalar_type()), weights.router_ED);
   const at::Tensor scale =
       weights.router_scale.defined() ? weights.router_scale : at::ones({}, weights.router_ED.options());
-  return route(logits_TE, scale, threshold, name_of(config.normalization),
-               config.method == RoutingMethod::kTopK ? config.top_k : 0, config.max_experts,
-               config.renormalize);
+  RouteOutput routing =
+      route(logits_TE, scale, threshold, name_of(config.normalization),
+            config.method == RoutingMethod::kTopK ? config.top_k : 0, config.max_experts, config.renormalize);
+  if (router_z_on == RouterZOn::kNormalized && config.normalization != Normalization::kNone)
+    routing.router_z = normalized_router_z(logits_TE, scale, config.normalization);
+  return routing;
 }
 
 ExpertLayerOutput expert_layer(const at::Tensor& x_TD, const ExpertLayerWeights& weights,
-                               const RoutingConfig& config, const at::Tensor& threshold, int64_t max_pairs) {
+                               const RoutingConfig& config, const at::Tensor& threshold, int64_t max_pairs,
+                               RouterZOn router_z_on) {
   ExpertLayerOutput output;
-  output.routing = route_tokens(x_TD, weights, config, threshold);
+  output.routing = route_tokens(x_TD, weights, config, threshold, router_z_on);
   output.y_TD = moe_ffn(x_TD, output.routing.gates_TE, weights.gate_up_EGD, weights.down_EDF, max_pairs);
   return output;
 }

@@ -18,20 +18,22 @@ struct ExpertLayerOutput {
   RouteOutput routing;
 };
 
-// The router alone: which experts, with which gates. threshold: p, f64 [] on x's device.
+// The router alone: which experts, with which gates. threshold: p, f64 [] on x's device. router_z is that of
+// the logits named: z as the router gives them, or s, which become probabilities (ops/route.h).
 RouteOutput route_tokens(const at::Tensor& x_TD, const ExpertLayerWeights& weights,
-                         const RoutingConfig& config, const at::Tensor& threshold);
+                         const RoutingConfig& config, const at::Tensor& threshold,
+                         RouterZOn router_z_on = RouterZOn::kRaw);
 
 // max_pairs: as in moe_ffn.
 ExpertLayerOutput expert_layer(const at::Tensor& x_TD, const ExpertLayerWeights& weights,
                                const RoutingConfig& config, const at::Tensor& threshold,
-                               int64_t max_pairs = 0);
+                               int64_t max_pairs = 0, RouterZOn router_z_on = RouterZOn::kRaw);
 
 // Unweighted losses of one layer (paper, appendix "Loss Designs").
 struct RouterLosses {
   at::Tensor load_balance;  // E sum_i f_i Q_i; f = share of tokens dispatched to i, gradient through Q only
   at::Tensor dynamic;       // mean entropy of P
-  at::Tensor router_z;      // mean squared logsumexp of the raw logits
+  at::Tensor router_z;      // mean squared logsumexp of the logits
 };
 
 // `counts_E` over `tokens` tokens give f: this micro-batch's own, or those of the whole batch so far.

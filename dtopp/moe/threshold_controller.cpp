@@ -12,7 +12,7 @@ ThresholdController::ThresholdController(const RoutingConfig& config, int64_t nu
   num_experts_ = at::full({}, static_cast<double>(num_experts), options);
   threshold_C_ = at::full({controllers}, config.threshold, options);
   error_sum_C_ = at::zeros({controllers}, options);
-  if (config.method != RoutingMethod::kDTopP) return;
+  if (config.method != RoutingMethod::kDTopP || num_layers == 0) return;
   std::vector<double> targets;
   for (int64_t i = 0; i < controllers; ++i) targets.push_back(target_of_layer(config, i));
   target_C_ = at::tensor(targets, at::kDouble).to(device);

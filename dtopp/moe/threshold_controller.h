@@ -24,13 +24,15 @@ inline constexpr double kMaxThreshold = 1.0 - 1e-6;
 
 class ThresholdController {
  public:
+  // num_layers: those with a router; 0 for a dense model, whose targets are not looked at.
   ThresholdController(const RoutingConfig& config, int64_t num_experts, int64_t num_layers,
                       const at::Device& device = at::kCPU);
 
   // p of a layer for the coming step, f64 []. Constant unless the method is dtop_p; unused by top_k.
   at::Tensor threshold(int64_t layer) const { return threshold_C_[per_layer() ? layer : 0]; }
 
-  // One optimiser step has passed: selected_L token-expert pairs in each layer, int64, over `tokens` tokens.
+  // One optimiser step has passed: selected_L token-expert pairs in each layer, whole numbers of any
+  // type, over `tokens` tokens.
   // Does nothing unless the method is dtop_p, nor where `applied`, bool [], is false.
   void update(const at::Tensor& selected_L, int64_t tokens, const at::Tensor& applied);
 

@@ -19,7 +19,6 @@ class HostCopy {
   HostCopy() = default;
   explicit HostCopy(const std::vector<at::Tensor>& tensors);
 
-  bool ready() const { return !arrival_ || arrival_->query(); }
   // Waits until they are there.
   const std::vector<at::Tensor>& get() const;
 

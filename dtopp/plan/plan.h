@@ -10,13 +10,9 @@
 
 #include "dtopp/base/available_memory.h"
 #include "dtopp/config/run_config.h"
+#include "dtopp/models/costs.h"
 
 namespace dtopp {
-
-struct MemoryPart {
-  std::string name;  // "optimizer_moments"
-  uint64_t bytes;
-};
 
 struct Plan {
   double active_experts = 0;       // of num_experts, a token and layer, on average: the target, k, or for

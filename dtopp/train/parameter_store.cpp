@@ -25,7 +25,7 @@ ParameterStore::ParameterStore(std::vector<ParameterSpec> specs, const at::Tenso
     exp_avg_.push_back(at::zeros_like(master));
     exp_avg_sq_.push_back(at::zeros_like(master));
     // detach(): a leaf of its own over the same storage, so that the master itself never joins a graph.
-    const bool direct = compute_type == at::kFloat || !spec.compute_precision;
+    const bool direct = compute_type == at::kFloat || !spec.compute_precision();
     compute_.push_back((direct ? master.detach() : master.to(compute_type)).requires_grad_());
   }
   gradients_.resize(specs_.size());
@@ -97,7 +97,7 @@ void ParameterStore::adamw_step(const OptimizerConfig& config, double lr, const 
   for (const bool decay : {true, false}) {
     std::vector<at::Tensor> parameters, gradients, exp_avg, exp_avg_sq;
     for (size_t i = 0; i < specs_.size(); ++i) {
-      if (specs_[i].weight_decay != decay) continue;
+      if (specs_[i].weight_decay() != decay) continue;
       // A parameter no loss reached (an unused theta, say) still decays and lets its moments fade.
       if (!gradients_[i].defined()) gradients_[i] = at::zeros_like(masters_[i]);
       parameters.push_back(masters_[i]);
@@ -112,11 +112,32 @@ void ParameterStore::adamw_step(const OptimizerConfig& config, double lr, const 
                       /*found_inf=*/skipped);
   }
   refresh_copies();
+  move_average(applied);
 }
 
-std::vector<TensorSource> ParameterStore::parameter_sources() const {
+void ParameterStore::keep_average(double decay) {
+  average_decay_ = decay;
+  averages_.clear();
+  for (const at::Tensor& master : masters_) averages_.push_back(master.clone());
+}
+
+void ParameterStore::move_average(const at::Tensor& applied) {
+  if (averages_.empty()) return;
+  // In f64: an f32 of d leaves 1 - d few digits.
+  const at::Tensor n = updates_.to(at::kDouble);
+  const at::Tensor decay = ((n + 1) / (n + 10)).clamp_max(average_decay_);
+  const at::Tensor share = ((1 - decay) * applied).to(at::kFloat);
+  for (size_t i = 0; i < specs_.size(); ++i) averages_[i].lerp_(masters_[i], share);
+}
+
+void ParameterStore::load_average(const ReadTensor& read) {
+  for (size_t i = 0; i < specs_.size(); ++i)
+    copy_from_bytes(read(specs_[i].name, specs_[i].shape), averages_.at(i));
+}
+
+std::vector<TensorSource> ParameterStore::sources_of(const std::vector<at::Tensor>& tensors) const {
   std::vector<TensorSource> sources;
-  for (size_t i = 0; i < specs_.size(); ++i) sources.push_back(source_of(specs_[i].name, masters_[i]));
+  for (size_t i = 0; i < specs_.size(); ++i) sources.push_back(source_of(specs_[i].name, tensors.at(i)));
   return sources;
 }
 

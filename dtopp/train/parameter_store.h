@@ -1,6 +1,9 @@
-// The tensors of a run: fp32 masters, Adam moments, fp32 gradients, and the copies the model computes with.
+// The tensors of a run: fp32 masters, Adam moments, fp32 gradients, the copies the model computes with, and
+// where it is wanted a moving average of the masters.
 #pragma once
 
+#include <functional>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -21,6 +24,19 @@ class ParameterStore {
   // Parameters and, with `moments`, the optimiser's. CheckpointError where the checkpoint lacks one.
   void load(const Checkpoint& checkpoint, bool moments);
 
+  // From now on every applied adamw_step moves an average of the parameters, which begins as they are now:
+  //   average <- d average + (1 - d) parameter,  d = min(decay, (1 + n) / (10 + n))
+  // n: the updates applied so far, this one included.
+  void keep_average(double decay);
+  // The average of a parameter, f32. Only where one is kept, like the next two.
+  const at::Tensor& average(const std::string& name) const { return averages_.at(index_.at(name)); }
+  // For a checkpoint, under the parameters' own names; as parameter_sources.
+  std::vector<TensorSource> average_sources() const { return sources_of(averages_); }
+  // `read` gives the bytes that average_sources wrote of a name and shape.
+  using ReadTensor =
+      std::function<std::span<const std::byte>(const std::string& name, const std::vector<int64_t>& shape)>;
+  void load_average(const ReadTensor& read);
+
   // The tensor the model computes with: a leaf that collects gradients. The master itself in fp32.
   at::Tensor compute(const std::string& name) const;
 
@@ -37,7 +53,7 @@ class ParameterStore {
 
   // For a checkpoint, to be read while the store does not step: from a device piece by piece, on a CPU
   // without a copy.
-  std::vector<TensorSource> parameter_sources() const;
+  std::vector<TensorSource> parameter_sources() const { return sources_of(masters_); }
   std::vector<TensorSource> moment_sources() const;
 
   const std::vector<ParameterSpec>& specs() const { return specs_; }
@@ -48,11 +64,15 @@ class ParameterStore {
 
  private:
   void refresh_copies();
+  std::vector<TensorSource> sources_of(const std::vector<at::Tensor>& tensors) const;
+  void move_average(const at::Tensor& applied);
 
   std::vector<ParameterSpec> specs_;
   at::Device device_;
   std::unordered_map<std::string, size_t> index_;
   std::vector<at::Tensor> masters_, exp_avg_, exp_avg_sq_;
+  double average_decay_ = 0;
+  std::vector<at::Tensor> averages_;   // fp32; none unless kept
   at::Tensor updates_;                 // f32 []: AdamW updates so far
   std::vector<at::Tensor> compute_;    // shares storage with the master where that is computed with directly
   std::vector<at::Tensor> gradients_;  // fp32

@@ -10,7 +10,9 @@
 #include "dtopp/plan/plan.h"
 #include "dtopp/train/compute_device.h"
 #include "dtopp/train/matrix_rate.h"
+#include "dtopp/train/run_directory.h"
 #include "dtopp/train/run_records.h"
+#include "dtopp/train/step_decision.h"
 
 namespace dtopp {
 namespace {
@@ -32,7 +34,8 @@ uint64_t process_memory(const std::string& key) {
 
 void refuse_other_configuration(const RunConfig& config) {
   const fs::path path = fs::path(config.output) / "config.yaml";
-  if (!fs::exists(path)) return;
+  std::error_code error;
+  if (!fs::exists(path, error)) return;
   const RunConfig there = load_run_config(path, {});
   std::string keys;
   for (const std::string& key : differing_keys(there, config)) {
@@ -52,18 +55,21 @@ class Run {
         observer_(observer),
         stop_(stop),
         probes_(probes),
-        directory_(config.output) {}
+        path_(config.output) {}
 
   RunSummary train();
 
  private:
-  void prepare_directory();
-  void open_or_resume();
+  // Takes the directory for this process; refuses one that holds another configuration's run.
+  void hold_directory();
+  void check_memory();
+  void open_or_resume(Model model, TrainingData data);
   void train_step();
   // Takes in the results of the steps issued; no more than `in_flight` of them stay out.
   void take_results(size_t in_flight);
   void record(const StepResult& result);
-  void refuse_more_skips(const StepResult& result);
+  void report_skip(const StepResult& result);
+  [[noreturn]] void give_up(const StepResult& result);
   void validate();
   bool validation_is_due() const;
   bool saving_is_due() const {
@@ -83,7 +89,8 @@ class Run {
   const RunObserver& observer_;
   const std::function<bool()>& stop_;
   const Probes& probes_;
-  fs::path directory_;
+  fs::path path_;
+  std::optional<RunDirectory> directory_;
   std::optional<Trainer> trainer_;
   std::optional<MetricsWriter> metrics_;
   fs::path last_checkpoint_;
@@ -94,11 +101,17 @@ class Run {
 };
 
 RunSummary Run::train() {
-  refuse_other_configuration(config_);
-  prepare_directory();
-  const DirectoryLock lock(directory_);
-  open_or_resume();
-  RunSummary summary{directory_, {}, 0, 0, complete()};
+  std::error_code error;
+  const bool there = fs::exists(path_, error);
+  // A run that is there refuses at once; a new one has nothing of it written before its data are known to
+  // fit.
+  if (there) hold_directory();
+  check_memory();
+  Model model = make_model(config_);
+  TrainingData data = model.open_data();
+  if (!there) hold_directory();
+  open_or_resume(std::move(model), std::move(data));
+  RunSummary summary{path_, {}, 0, 0, complete()};
   if (!summary.already_complete) {
     say("training on " + describe_device(device_) +
         "; measured matrix rate: " + std::to_string(static_cast<int64_t>(matrix_rate_ / 1e9)) + " GFLOP/s");
@@ -118,21 +131,23 @@ RunSummary Run::train() {
   return summary;
 }
 
-void Run::prepare_directory() {
-  std::error_code error;
-  fs::create_directories(directory_ / "checkpoints", error);
-  if (error) throw DataError(directory_.string() + ": cannot be created: " + error.message());
+void Run::hold_directory() {
+  directory_.emplace(path_);
+  refuse_other_configuration(config_);
 }
 
-void Run::open_or_resume() {
+void Run::check_memory() {
   const Plan plan = make_plan(config_, /*ranks=*/1, device_.is_cpu() ? Device::kCpu : Device::kCuda);
   const auto memory = free_device_memory(device_);
   require_memory(plan, memory ? *memory : available_memory());
-  const at::ScalarType type = compute_type(config_.training.precision, device_);
-  trainer_.emplace(config_, language_model_task(config_), at::device(device_).dtype(type));
   flops_per_token_ = static_cast<double>(plan.flops_per_token);
-  const auto checkpoint = newest_checkpoint(directory_ / "checkpoints",
-                                            [this](const std::string& text) { say("warning: " + text); });
+}
+
+void Run::open_or_resume(Model model, TrainingData data) {
+  const at::ScalarType type = compute_type(config_.training.precision, device_);
+  trainer_.emplace(config_, std::move(model), std::move(data), at::device(device_).dtype(type));
+  const auto checkpoint =
+      newest_checkpoint(path_ / "checkpoints", [this](const std::string& text) { say("warning: " + text); });
   if (checkpoint) {
     trainer_->restore(*checkpoint);
     last_checkpoint_ = checkpoint->path();
@@ -142,25 +157,29 @@ void Run::open_or_resume() {
     unsaved_ = true;
   }
   if (complete()) return;
-  write_file_atomically(directory_ / "config.yaml", to_yaml(config_));
-  metrics_.emplace(directory_, checkpoint ? trainer_->state().step : -1, config_.logging.tensorboard,
+  directory_->keep();
+  write_file_atomically(path_ / "config.yaml", to_yaml(config_));
+  metrics_.emplace(path_, checkpoint ? trainer_->state().step : -1, config_.logging.tensorboard,
                    trainer_->state().last_validation_step);
   matrix_rate_ = measure_matrix_rate(at::device(device_).dtype(type));
-  if (trainer_->task().validation_samples == 0 && config_.validation.every > 0) {
+  if (trainer_->data().validation_samples == 0 && config_.validation.every > 0) {
     say("no data.validation: training without validation");
   }
 }
 
 void Run::train_step() {
   if (!trainer_->step(stop_)) stop_here();
-  take_results(1);
+  // One step stays out on a device that computes while the host goes on. Never as many as happen to have
+  // arrived: what a step begins with would depend on the clock.
+  take_results(device_.is_cpu() ? 0 : 1);
 }
 
 void Run::take_results(size_t in_flight) {
   while (const auto result = trainer_->next_result(in_flight)) {
     unsaved_ = true;
     record(*result);
-    if (result->skipped) refuse_more_skips(*result);
+    if (result->skipped) report_skip(*result);
+    if (gives_up(*result, config_.training)) give_up(*result);
   }
 }
 
@@ -175,24 +194,25 @@ void Run::record(const StepResult& result) {
   if (observer_.step) observer_.step(result.step, result, speed);
 }
 
-void Run::refuse_more_skips(const StepResult& result) {
-  const std::string step = "step " + std::to_string(result.step);
-  say(step + " was skipped: its loss or gradient is not finite (" + std::to_string(result.consecutive_skips) +
-      " in a row)");
-  if (result.consecutive_skips <= config_.training.max_skips) return;
+void Run::report_skip(const StepResult& result) {
+  say("step " + std::to_string(result.step) + " was skipped: its loss or gradient is not finite (" +
+      std::to_string(result.consecutive_skips) + " in a row)");
+}
+
+void Run::give_up(const StepResult& result) {
   while (const auto later = trainer_->next_result(0)) record(*later);
   save();
-  throw NumericalError(step + ": " + std::to_string(result.consecutive_skips) +
-                       " non-finite steps in a row (training.max_skips " +
-                       std::to_string(config_.training.max_skips) +
-                       "): lower optimizer.lr or look at the data; the last good parameters are in " +
-                       last_checkpoint_.string());
+  throw NumericalError(
+      "step " + std::to_string(result.step) + ": " + std::to_string(result.consecutive_skips) +
+      " non-finite steps in a row (training.max_skips " + std::to_string(config_.training.max_skips) +
+      "): lower optimizer.lr or look at the data; the last good parameters are in " +
+      last_checkpoint_.string());
 }
 
 StepRates Run::rates(const StepResult& result) {
   StepRates speed;
   const auto tokens =
-      static_cast<double>(config_.training.global_batch_size * trainer_->task().tokens_per_sample);
+      static_cast<double>(config_.training.global_batch_size * trainer_->model().tokens_per_sample);
   speed.tokens_per_second = tokens / result.seconds;
   speed.tflops = speed.tokens_per_second * flops_per_token_ * 1e-12;
   speed.mfu = speed.tflops * 1e12 / matrix_rate_;
@@ -208,7 +228,7 @@ StepRates Run::rates(const StepResult& result) {
 // Before the first step, every validation.every steps and after the last one.
 bool Run::validation_is_due() const {
   const TrainingState& state = trainer_->state();
-  const bool something = trainer_->task().validation_samples > 0 || probes_;
+  const bool something = trainer_->data().validation_samples > 0 || probes_;
   if (config_.validation.every == 0 || !something) return false;
   if (state.last_validation_step == state.step) return false;
   return state.step % config_.validation.every == 0 || finished();
@@ -217,7 +237,7 @@ bool Run::validation_is_due() const {
 void Run::validate() {
   take_results(0);
   std::optional<ValidationResult> loss;
-  if (trainer_->task().validation_samples > 0) {
+  if (trainer_->data().validation_samples > 0) {
     loss = trainer_->validate(config_.validation.tokens, stop_);
     if (!loss) stop_here();
   }
@@ -244,8 +264,8 @@ void Run::save() {
   const ParameterStore& parameters = trainer_->parameters();
   const CheckpointContents contents{trainer_->state(), parameters.parameter_sources(),
                                     parameters.moment_sources(), to_yaml(config_),
-                                    trainer_->task().tokenizer_json};
-  last_checkpoint_ = save_checkpoint(directory_ / "checkpoints", contents, config_.checkpoint.keep);
+                                    trainer_->data().tokenizer_json};
+  last_checkpoint_ = save_checkpoint(path_ / "checkpoints", contents, config_.checkpoint.keep);
   unsaved_ = false;
 }
 

@@ -22,6 +22,7 @@ void add_routing(const StepResult& result, const RoutingConfig& routing, MetricR
   auto& values = record.values;
   const bool has_threshold = routing.method != RoutingMethod::kTopK;
   add_activations("moe/", result.activations.summary(), record);
+  values.emplace_back("moe/token_mean_std", result.activations.token_mean_deviation());
   if (has_threshold) {
     double mean = 0;
     for (const double p : result.thresholds) mean += p / static_cast<double>(result.thresholds.size());
@@ -64,6 +65,7 @@ void add_validation(const ValidationResult& result, MetricRecord& record) {
   const ActivationSummary all = result.activations.summary();
   record.values.emplace_back("val/active_experts", all.mean);
   record.values.emplace_back("val/active_experts_std", all.deviation);
+  record.values.emplace_back("val/token_mean_std", result.activations.token_mean_deviation());
   for (int64_t layer = 0; layer < result.activations.num_layers(); ++layer) {
     record.values.emplace_back("val/" + layer_key(static_cast<size_t>(layer), "active_experts"),
                                result.activations.summary(layer).mean);

@@ -1,5 +1,7 @@
 #include "dtopp/train/step_result.h"
 
+#include <stdexcept>
+
 namespace dtopp {
 namespace {
 
@@ -20,64 +22,53 @@ class Numbers {
 
 }  // namespace
 
-void LossSums::add(const at::Tensor& total, const std::vector<std::pair<std::string, at::Tensor>>& terms) {
-  std::vector<at::Tensor> values = {total};
-  for (const auto& [name, value] : terms) values.push_back(value);
-  if (micro_batches_ == 0) {
-    sums_ = at::zeros({static_cast<int64_t>(values.size())}, total.options().dtype(at::kDouble));
-    for (const auto& [name, value] : terms) names_.push_back(name);
+double StepResult::loss_named(std::string_view name) const {
+  for (const auto& [candidate, value] : losses) {
+    if (candidate == name) return value;
   }
-  sums_ += at::stack(values);
-  micro_batches_ += 1;
+  throw std::invalid_argument("StepResult: no loss named " + std::string(name));
 }
 
-// Two copies, of floating and of whole numbers: each costs the device as much as a hundred times its size.
-StepInFlight::StepInFlight(StepResult known, const StepNumbers& numbers, double begun)
+// One copy: each costs the device as much as a hundred times its size.
+StepInFlight::StepInFlight(StepResult known, const StepNumbers& numbers, const StepStates& states,
+                           double begun)
     : known_(std::move(known)),
-      loss_names_(numbers.losses.names()),
-      micro_batches_(numbers.losses.micro_batches()),
-      routed_layers_(numbers.most_pairs_L.numel()),
-      controllers_(numbers.threshold_C.numel()),
-      scales_(numbers.scale_L.numel()),
-      tokens_(numbers.activations.tokens()),
+      shape_(numbers.shape()),
+      controllers_(states.threshold_C.numel()),
+      scales_(states.scale_L.numel()),
       begun_(begun) {
   const auto list = [](const at::Tensor& value) { return value.to(at::kDouble).view({-1}); };
-  std::vector<at::Tensor> lists = {
-      at::cat({numbers.losses.sums(), list(numbers.grad_norm), list(numbers.applied), list(numbers.halted),
-               list(numbers.most_pairs_L), numbers.threshold_C, list(numbers.scale_L),
-               numbers.new_threshold_C, numbers.new_error_sum_C})};
-  if (tokens_ > 0) {
-    num_experts_ = numbers.activations.expert_counts().size(1);
-    lists.push_back(at::cat({numbers.activations.expert_counts(), numbers.activations.histogram()}, 1));
-  }
-  copy_ = HostCopy(lists);
+  const std::vector<at::Tensor> all = {
+      at::cat({numbers.values(), list(states.applied), states.threshold_C, list(states.scale_L),
+               states.new_threshold_C, states.new_error_sum_C})};
+  copy_ = HostCopy(all);
 }
 
 StepInFlight::Arrival StepInFlight::read() const {
-  const std::vector<at::Tensor>& lists = copy_.get();
-  Numbers numbers(lists[0]);
+  const at::Tensor& all = copy_.get()[0];
+  const int64_t size = StepNumbers::size(shape_);
+  const StepNumbers numbers(shape_, all.narrow(0, 0, size));
   Arrival arrival{known_, {}, {}};
   StepResult& result = arrival.result;
-  const auto count = static_cast<double>(micro_batches_);
-  result.loss = numbers.one() / count;
-  for (const std::string& name : loss_names_) result.losses.emplace_back(name, numbers.one() / count);
-  result.grad_norm = numbers.one();
-  const bool applied = numbers.one() != 0;
-  result.halted = numbers.one() != 0;
-  result.skipped = !applied && !result.halted;
-  for (const double most : numbers.several(routed_layers_))
+
+  const auto count = static_cast<double>(shape_.micro_batches);
+  Numbers sums(numbers.loss_sums());
+  result.loss = sums.one() / count;
+  for (const std::string& name : shape_.loss_names) result.losses.emplace_back(name, sums.one() / count);
+  result.grad_norm = numbers.grad_norm().item<double>();
+  result.halted = numbers.halted().item<bool>();
+  for (const double most : Numbers(numbers.most_pairs_L()).several(shape_.routed_layers))
     result.most_pairs_L.push_back(static_cast<int64_t>(most));
-  const std::vector<double> thresholds = numbers.several(controllers_);
-  result.scales = numbers.several(scales_);
-  arrival.thresholds = numbers.several(controllers_);
-  arrival.error_sums = numbers.several(controllers_);
-  if (tokens_ > 0) {
-    const at::Tensor& counts = lists[1];
-    result.activations = ActivationStatistics(counts.narrow(1, 0, num_experts_),
-                                              counts.narrow(1, num_experts_, num_experts_ + 1), tokens_);
-  }
+  result.activations = numbers.activations();
+
+  Numbers states(all.narrow(0, size, all.numel() - size));
+  result.skipped = states.one() == 0 && !result.halted;
+  const std::vector<double> thresholds = states.several(controllers_);
+  result.scales = states.several(scales_);
+  arrival.thresholds = states.several(controllers_);
+  arrival.error_sums = states.several(controllers_);
   // One threshold may serve every layer.
-  for (int64_t layer = 0; layer < result.activations.num_layers(); ++layer)
+  for (int64_t layer = 0; layer < shape_.routed_layers; ++layer)
     result.thresholds.push_back(thresholds[controllers_ > 1 ? static_cast<size_t>(layer) : 0]);
   return arrival;
 }

@@ -1,13 +1,13 @@
-// The numbers of an optimiser step, and their way to the host: a step leaves them on its device and ends; the
-// host reads them when they have come.
+// What is reported of an optimiser step, and its way to the host: a step leaves its numbers on its device and
+// ends; the host reads them when they have come.
 #pragma once
 
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "dtopp/moe/activation_statistics.h"
 #include "dtopp/ops/host_copy.h"
+#include "dtopp/train/step_numbers.h"
 
 namespace dtopp {
 
@@ -25,45 +25,27 @@ struct StepResult {
   std::vector<double> scales;      // theta used, one a routed layer; empty unless dynamic
   ActivationStatistics activations;
   std::vector<int64_t> most_pairs_L;  // token-expert pairs of a micro-batch, at most; one a routed layer
-  bool halted = false;                // it, or one before it, had no room for its pairs: it must run again
+  bool halted = false;                // it, or one before it, had no room for its pairs
   double seconds = 0;                 // the whole step
   double data_seconds = 0;            // of which waiting for data
+
+  // The unweighted loss of a name; std::invalid_argument where there is none.
+  double loss_named(std::string_view name) const;
 };
 
-// The sum of the losses of micro-batches, every one with the same number of tokens.
-class LossSums {
- public:
-  // total and the terms: f32 [], detached.
-  void add(const at::Tensor& total, const std::vector<std::pair<std::string, at::Tensor>>& terms);
-  const std::vector<std::string>& names() const { return names_; }
-  const at::Tensor& sums() const { return sums_; }  // f64 [1 + terms]: the total first
-  int64_t micro_batches() const { return micro_batches_; }
-
- private:
-  std::vector<std::string> names_;
-  at::Tensor sums_;
-  int64_t micro_batches_ = 0;
-};
-
-// What a step leaves on its device.
-struct StepNumbers {
-  LossSums losses;
-  at::Tensor grad_norm;                         // []
-  at::Tensor applied;                           // bool []
-  at::Tensor halted;                            // bool []
-  at::Tensor most_pairs_L;                      // int64, of a micro-batch; [0] of a dense model
-  at::Tensor threshold_C;                       // used
-  at::Tensor scale_L;                           // used; [0] unless dynamic
-  at::Tensor new_threshold_C, new_error_sum_C;  // of the coming step
-  ActivationStatistics activations;
+// What a step was run with and what came of it, besides its numbers; on its device.
+struct StepStates {
+  at::Tensor applied;      // bool []
+  at::Tensor threshold_C;  // used
+  at::Tensor scale_L;      // used; [0] unless dynamic
+  at::Tensor new_threshold_C, new_error_sum_C;
 };
 
 class StepInFlight {
  public:
   // `known`: what the host knows of the step when it has been issued. begun: seconds of a steady clock.
-  StepInFlight(StepResult known, const StepNumbers& numbers, double begun);
+  StepInFlight(StepResult known, const StepNumbers& numbers, const StepStates& states, double begun);
 
-  bool arrived() const { return copy_.ready(); }
   double begun() const { return begun_; }
 
   struct Arrival {
@@ -75,8 +57,8 @@ class StepInFlight {
 
  private:
   StepResult known_;
-  std::vector<std::string> loss_names_;
-  int64_t micro_batches_, routed_layers_, controllers_, scales_, tokens_, num_experts_ = 0;
+  StepShape shape_;
+  int64_t controllers_, scales_;
   HostCopy copy_;
   double begun_;
 };

@@ -10,22 +10,24 @@
 #include <string>
 #include <vector>
 
+#include "dtopp/models/batch.h"
+#include "dtopp/models/batch_losses.h"
+#include "dtopp/models/model.h"
 #include "dtopp/moe/pair_limits.h"
 #include "dtopp/train/parameter_store.h"
 #include "dtopp/train/step_result.h"
-#include "dtopp/train/task.h"
 
 namespace dtopp {
 
 struct ValidationResult {
-  double loss = 0;  // mean cross entropy in nats a token
+  double loss = 0;  // mean of the model's validation_loss
   ActivationStatistics activations;
 };
 
 class Trainer {
  public:
   // compute: at::kFloat or at::kBFloat16, and the device.
-  Trainer(const RunConfig& config, TrainingTask task, const at::TensorOptions& compute);
+  Trainer(const RunConfig& config, Model model, TrainingData data, const at::TensorOptions& compute);
 
   void initialise();
   void restore(const Checkpoint& checkpoint);
@@ -33,10 +35,9 @@ class Trainer {
   // Issues the next step. false when `stop` became true between micro-batches: the step is undone (nothing
   // has changed) and can be run again.
   bool step(const std::function<bool()>& stop);
-  // The result of the earliest step that has not been given out. nullopt where there is none, or where it has
-  // not come yet and no more than `in_flight` steps are out; else it is waited for. Also nullopt where that
-  // step had no room for its pairs: it and those after it have changed nothing, and state() is the one before
-  // it.
+  // The result of the earliest step that has not been given out, which is waited for; nullopt where no more
+  // than `in_flight` steps are out. Also nullopt where that step had no room for its pairs: it and those
+  // after it have changed nothing, and state() is the one before it.
   std::optional<StepResult> next_result(size_t in_flight);
   // From now on room for a layer's pairs is that of the last result times margin; 0: what each micro-batch
   // needs, which a device other than the CPU makes the host wait for. At first kPairMargin there, 0 on a CPU.
@@ -51,26 +52,28 @@ class Trainer {
   // therefore takes it after the last result.
   const TrainingState& state() const { return state_; }
   // The thresholds of the coming step.
-  RoutingInputs routing() const { return routing_inputs(controller_, task_.num_routed_layers); }
+  RoutingInputs routing() const { return routing_inputs(controller_, model_.num_routed_layers); }
   const ParameterStore& parameters() const { return store_; }
-  const TrainingTask& task() const { return task_; }
+  const Model& model() const { return model_; }
+  const TrainingData& data() const { return data_; }
 
  private:
   // theta of each routed layer; [0] unless dynamic.
   at::Tensor scales() const;
-  // Runs the model forward and backward over the step's micro-batches; false when `stop` became true.
-  bool accumulate_gradients(const RoutingInputs& inputs, const std::function<bool()>& stop,
-                            StepResult& result, StepNumbers& numbers);
-  // Ends a step whose gradients are there: updates parameters and controller, or neither where anything is
-  // not finite.
-  void apply_gradients(double lr, StepNumbers& numbers);
-  // Back to before the step of this result, which halted, and those after it.
+  // Runs the model forward and backward over the step's micro-batches, until `stop` becomes true.
+  void accumulate_gradients(RoutingInputs inputs, const std::function<bool()>& stop, StepSums& sums);
+  // Whether this step, or an earlier one that is to run again, had no room for its pairs: bool [].
+  at::Tensor halts(const StepSums& sums);
+  // Ends a step whose gradients are there: updates parameters and controller as is decided.
+  void apply(const StepNumbers& numbers, double lr, StepStates& states);
+  // Back to before the step of this result, which must run again, and those after it.
   void undo(const StepResult& halted);
 
   RunConfig config_;
-  TrainingTask task_;
+  Model model_;
+  TrainingData data_;
   ParameterStore store_;
-  std::function<BatchLosses(const at::Tensor&, const RoutingInputs&)> losses_;
+  LossFunction losses_;
   ThresholdController controller_;
   TrainingState state_;
   PairLimits pair_limits_;

@@ -9,7 +9,7 @@ namespace dtopp {
 namespace {
 
 ParameterSpec matrix(const std::string& name, int64_t rows, int64_t columns) {
-  return {name, {rows, columns}, 0.02, true, true, false};
+  return {name, {rows, columns}, {Distribution::kTruncatedNormal, 0.02}, ParameterRole::kMatrix};
 }
 
 TEST(Initialisation, is_a_truncated_normal) {
@@ -42,10 +42,12 @@ TEST(Initialisation, depends_on_seed_and_name_alone) {
   EXPECT_FALSE(a.equal(b));
 }
 
-TEST(Initialisation, gains_are_one) {
-  at::Tensor gain = at::empty({16}, at::kFloat);
-  initialise({"norm", {16}, 0.0, false, true, false}, 1, gain);
-  EXPECT_TRUE(gain.equal(at::ones({16})));
+TEST(Initialisation, may_be_one_or_zero) {
+  at::Tensor tensor = at::full({16}, 7.0, at::kFloat);
+  initialise({"norm", {16}, {Distribution::kOne}, ParameterRole::kGain}, 1, tensor);
+  EXPECT_TRUE(tensor.equal(at::ones({16})));
+  initialise({"modulation", {16}, {Distribution::kZero}, ParameterRole::kMatrix}, 1, tensor);
+  EXPECT_TRUE(tensor.equal(at::zeros({16})));
 }
 
 }  // namespace

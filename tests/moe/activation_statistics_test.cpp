@@ -47,6 +47,32 @@ TEST(ActivationStatistics, adding_micro_batches_equals_one_batch) {
   EXPECT_EQ(parts.summary().dead_experts, 1);
 }
 
+// Four tokens over two layers used (1, 1), (3, 1), (2, 2) and (3, 3) experts: means 1, 2, 2, 3.
+TEST(ActivationStatistics, tells_the_deviation_over_tokens_from_that_over_pairs) {
+  const auto layer = [](const std::vector<int64_t>& used_T) {
+    RouteOutput routing;
+    routing.gates_TE = at::zeros({4, 3});
+    routing.expert_counts_E = at::zeros({3}, at::kLong);
+    routing.active_histogram = at::zeros({4}, at::kLong);
+    for (int64_t t = 0; t < 4; ++t) {
+      for (int64_t e = 0; e < used_T[static_cast<size_t>(t)]; ++e) {
+        routing.gates_TE[t][e] = 1.0 / (1.0 + static_cast<double>(e));
+        routing.expert_counts_E[e] += 1;
+      }
+      routing.active_histogram[used_T[static_cast<size_t>(t)]] += 1;
+    }
+    return routing;
+  };
+  const std::vector<RouteOutput> layers = {layer({1, 3, 2, 3}), layer({1, 1, 2, 3})};
+  ActivationStatistics statistics(2);
+  statistics.add(layers);
+  EXPECT_DOUBLE_EQ(statistics.summary().mean, 2.0);
+  EXPECT_DOUBLE_EQ(statistics.summary().deviation, std::sqrt(6.0 / 8));
+  EXPECT_DOUBLE_EQ(statistics.token_mean_deviation(), std::sqrt(2.0 / 4));
+  statistics.add(statistics_of(layers));
+  EXPECT_DOUBLE_EQ(statistics.token_mean_deviation(), std::sqrt(2.0 / 4));
+}
+
 TEST(ActivationStatistics, is_empty_without_tokens) {
   const ActivationStatistics statistics(2);
   EXPECT_EQ(statistics.tokens(), 0);

@@ -92,7 +92,7 @@ def route(z_TE, scale, routing, threshold):
         "histogram": torch.bincount(chosen.sum(-1).long(), minlength=z_TE.shape[-1] + 1),
         "Q": P.mean(0),
         "entropy": -(P * s.log_softmax(-1)).sum(-1).mean(),
-        "router_z": (z_TE.logsumexp(-1) ** 2).mean(),
+        "router_z": {"raw": (z_TE.logsumexp(-1) ** 2).mean(), "normalized": (s.logsumexp(-1) ** 2).mean()},
         "margin": margin,
     }
 
@@ -155,7 +155,8 @@ def losses(config, logits_BLV, layers, targets_BL, earlier=None):
             load_balance.append(len(f) * (f * layer["Q"]).sum())
         values["load_balance"] = sum(load_balance) / len(layers)
         values["dynamic"] = sum(layer["entropy"] for layer in layers) / len(layers)
-        values["router_z"] = sum(layer["router_z"] for layer in layers) / len(layers)
+        logits = config["loss"]["router_z_on"]
+        values["router_z"] = sum(layer["router_z"][logits] for layer in layers) / len(layers)
     weights = {"lm": 1.0} | {name: config["loss"][name] for name in LOSSES[1:]}
     values["total"] = sum(weights[name] * value for name, value in values.items())
     return values
@@ -225,7 +226,7 @@ class Trainer:
         """One optimiser step on a global batch [B, L + 1]; returns what metrics.jsonl reports of it."""
         self.step_count += 1
         micro_batches = tokens_BL1.split(self.config["training"]["micro_batch_size"])
-        report, counts, margin, tokens = {}, None, math.inf, 0
+        report, counts, margin, tokens, token_means = {}, None, math.inf, 0, []
         thresholds = self.controller.thresholds()
         whole_batch = self.config["loss"]["batch_statistics"] == "global"
         for batch in micro_batches:
@@ -237,6 +238,8 @@ class Trainer:
                 report[name] = report.get(name, 0.0) + value.item() / len(micro_batches)
             counts = [c + layer["counts"] for c, layer in zip(counts or [0] * len(layers), layers)]
             tokens += batch[:, 1:].numel()
+            if layers:
+                token_means.append(torch.stack([(layer["gates"] > 0).sum(-1).double() for layer in layers]).mean(0))
             margin = min([margin] + [layer["margin"] for layer in layers])
         report["lr"] = learning_rate(self.config, self.step_count)
         report["grad_norm"] = self.clip_and_update(report["lr"])
@@ -244,6 +247,7 @@ class Trainer:
         if counts:
             active = [c.sum().item() / tokens for c in counts]
             report["active_experts"] = sum(active) / len(active)
+            report["token_mean_std"] = torch.cat(token_means).std(unbiased=False).item()
             report["thresholds"] = list(thresholds)
             self.controller.update(active)
         return report

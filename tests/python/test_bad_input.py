@@ -1,5 +1,6 @@
 """Bad input gives one clear line and the right exit status, and leaves what was there untouched."""
 
+import fcntl
 import pathlib
 import resource
 import shutil
@@ -46,14 +47,15 @@ def fails(status, words, *arguments, **options):
     ("training.device=cuda", "training.device"),
     ("model.vocab_size=100", "vocab_size"),
     ("data.train=[]", "data.train"),
+    ("training.threads=4294967297", ["training.threads", "4096"]),
+    ("loss.router_z_on=normalised", ["raw", "normalized"]),
 ])
 def test_configuration_mistakes_exit_2_and_write_nothing(tmp_path, override, words):
     config = tiny_run.make(tmp_path)
     start = time.time()
     fails(2, words, "train", config, override)
     assert time.time() - start < 10
-    assert not list((tmp_path / "run").glob("**/step-*"))
-    assert not (tmp_path / "run/config.yaml").exists()
+    assert not (tmp_path / "run").exists()
 
 
 def test_wrong_usage_exits_2(tmp_path):
@@ -72,12 +74,37 @@ def trained(tmp_path_factory):
 
 
 def test_missing_or_damaged_tokens_exit_3(tmp_path):
-    config = tiny_run.make(tmp_path)
+    config = tiny_run.make(tmp_path, output=tmp_path / "runs/new/")
     fails(3, "nowhere", "train", config, "data.train=[nowhere]")
     (tmp_path / "train.npy").write_bytes((tmp_path / "train.npy").read_bytes()[:-1])
     fails(3, "train.npy", "train", config)
     (tmp_path / "train.npy").write_bytes(b"\x01\x00" * 8)
     fails(3, "sequence", "train", config)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_failed_start_removes_what_it_made_and_nothing_else(tmp_path):
+    run = tmp_path / "runs/old"
+    config = tiny_run.make(tmp_path, output=run)
+    run.mkdir(parents=True)
+    (run / "notes.txt").write_text("mine")
+    fails(3, "nowhere", "train", config, "data.train=[nowhere]")
+    assert sorted(path.name for path in run.iterdir()) == ["notes.txt"]
+    assert tiny_run.dtopp("train", config).returncode == 0
+    before = snapshot(run)
+    fails(2, "data.train", "train", config, f"data.train=[{tmp_path / 'validation.npy'}]")
+    (tmp_path / "train.npy").unlink()
+    fails(3, "train.npy", "train", config)
+    assert snapshot(run) == before
+
+
+def test_the_configuration_is_compared_by_who_holds_the_directory(tmp_path):
+    config = tiny_run.make(tmp_path)
+    assert tiny_run.dtopp("train", config, "training.steps=4").returncode == 0
+    with open(tmp_path / "run/.lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        fails(2, "another dtopp process", "train", config, "training.steps=4", "training.seed=4")
+    fails(2, "training.seed", "train", config, "training.steps=4", "training.seed=4")
 
 
 def prepare(directory, name, text, tokenizer=TOKENIZER):
@@ -97,6 +124,7 @@ def test_a_flipped_bit_or_a_cut_in_prepared_tokens_exits_3(tmp_path):
             path.write_bytes(bad)
             fails(3, "tokens", "train", config, *overrides)
         path.write_bytes(good)
+    assert not (tmp_path / "run").exists()
     assert tiny_run.dtopp("train", config, *overrides, "training.steps=4").returncode == 0
 
 
@@ -108,6 +136,7 @@ def test_two_tokenizers_exit_2(tmp_path):
     config = tiny_run.make(tmp_path)
     fails(2, "tokenizer", "train", config, "model.vocab_size=50432", f"data.train=[{tmp_path / 'a'}]",
           f"data.validation=[{tmp_path / 'b'}]")
+    assert not (tmp_path / "run").exists()
 
 
 def test_prepare_names_file_and_line_of_damaged_text(tmp_path):

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+import tiny_run
 from power_loss import crash_states, materialise
 
 BUILD = Path(os.environ.get("DTOPP_BUILD", Path(__file__).parents[2] / "build" / "release"))
@@ -179,6 +180,26 @@ def test_killed_at_random_moments(tmp_path):
     assert step > 50
     assert save(run, [str(step + 10)]).returncode == 0
     assert not list((run / "checkpoints").glob(".tmp-*"))
+
+
+def test_a_new_run_syncs_the_directories_it_makes(scratch):
+    config = tiny_run.make(scratch, output=scratch / "runs/group/new")
+    environment = os.environ | {"LD_PRELOAD": str(SHIM), "FAULT_ROOT": str(scratch / "runs"), "FAULT_LOG": str(scratch / "log")}
+    done = tiny_run.dtopp("train", config, "training.steps=1", env=environment)
+    assert done.returncode == 0, done.stderr
+    names, synced, made = {}, set(), []
+    for line in (scratch / "log").read_text().splitlines():
+        call, *fields = line.split("\t")
+        if call == "open":
+            names[fields[0]] = Path(fields[-1])
+        elif call == "mkdir":
+            made.append(Path(fields[0]))
+        elif call == "fsync":
+            synced.add(names[fields[0]])
+    assert scratch / "runs/group/new" in made
+    for path in made:
+        if path.parent != scratch:  # above what the shim watches
+            assert path.parent in synced, path
 
 
 def test_power_lost_after_every_call(scratch):

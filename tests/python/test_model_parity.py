@@ -32,6 +32,11 @@ CASES = {
     "dtop_p_of_all": {"routing.target_experts": 8, "routing.threshold": 0.99999},
     "dtop_p_layer": {"routing.scope": "layer", "routing.target_experts": "[2, 5]"},
     "dtop_p_without_renormalisation": {"routing.renormalize": "false", "model.tie_embeddings": "false"},
+    "dtop_p_z_of_normalized_logits": {"loss.router_z_on": "normalized", "loss.router_z": 0.1},
+    "top_k_z_of_normalized_logits": {"routing.method": "top_k", "routing.top_k": 3, "routing.normalization": "fixed",
+                                     "loss.router_z_on": "normalized", "loss.router_z": 0.1},
+    "top_p_z_where_nothing_is_normalized": {"routing.method": "top_p", "routing.threshold": 0.6,
+                                            "routing.normalization": "none", "loss.router_z_on": "normalized"},
     "dtop_p_lm_loss_alone": {"loss.lm_z": 0, "loss.load_balance": 0, "loss.dynamic": 0, "loss.router_z": 0},
 }
 

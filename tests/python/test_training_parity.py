@@ -19,10 +19,12 @@ CASES = {
     "top_p": {"routing.method": "top_p", "routing.threshold": 0.5, "routing.normalization": "none"},
     "dtop_p": {},
     "dtop_p_layer": {"routing.scope": "layer", "routing.target_experts": "[2, 5]", "optimizer.grad_clip": 0.3},
+    "dtop_p_z_of_normalized_logits": {"loss.router_z_on": "normalized", "loss.router_z": 0.1},
     "dtop_p_whole_batch": {"loss.batch_statistics": "global", "loss.load_balance": 0.1},
 }
 REPORTED = {"total": "train/loss"} | {name: f"train/{name}_loss" for name in reference_model.LOSSES} | {
-    "lr": "train/lr", "grad_norm": "train/grad_norm", "active_experts": "moe/active_experts"}
+    "lr": "train/lr", "grad_norm": "train/grad_norm", "active_experts": "moe/active_experts",
+    "token_mean_std": "moe/token_mean_std"}
 
 
 @pytest.fixture(scope="module", params=CASES)

@@ -9,7 +9,7 @@
 #include "dtopp/base/safetensors.h"
 #include "dtopp/checkpoint/checkpoint.h"
 #include "dtopp/config/run_config.h"
-#include "dtopp/models/language_model.h"
+#include "dtopp/models/language_model/language_model.h"
 #include "dtopp/ops/host_copy.h"
 #include "dtopp/ops/linear.h"
 #include "dtopp/train/compute_device.h"
@@ -51,10 +51,10 @@ void run(char** argv) {
   store.load(checkpoint, /*moments=*/false);
   const LanguageModel model = bind_language_model(
       config.model, config.routing, [&](const std::string& name) { return store.compute(name); });
-  ThresholdController controller(config.routing, config.model.num_experts, config.model.num_layers, device);
-  if (!config.model.is_dense())
-    controller.restore(checkpoint.state().threshold, checkpoint.state().error_sum);
-  const RoutingInputs inputs = routing_inputs(controller, config.model.num_layers);
+  const int64_t routed_layers = make_model(config).num_routed_layers;
+  ThresholdController controller(config.routing, config.model.num_experts, routed_layers, device);
+  if (routed_layers > 0) controller.restore(checkpoint.state().threshold, checkpoint.state().error_sum);
+  const RoutingInputs inputs = routing_inputs(controller, routed_layers);
 
   Output output;
   {
@@ -67,9 +67,7 @@ void run(char** argv) {
       output.add("active_histogram/" + std::to_string(layer), states.routing[layer].active_histogram);
     }
   }
-  const BatchLosses losses = language_model_losses(
-      model, tokens, inputs,
-      {config.loss.lm_z, config.loss.load_balance, config.loss.dynamic, config.loss.router_z});
+  const BatchLosses losses = language_model_losses(model, tokens, inputs, config.loss);
   output.add("loss/total", losses.total);
   for (const auto& [name, value] : losses.values)
     output.add("loss/" + name.substr(0, name.rfind("_loss")), value);

@@ -7,7 +7,7 @@
 
 #include <ATen/record_function.h>
 
-#include "tiny_task.h"
+#include "tiny_model.h"
 
 namespace dtopp {
 namespace {
@@ -70,7 +70,7 @@ TEST(TrainingStep, waits_for_nothing_on_the_device) {
         RunConfig config = tiny();
         config.routing.scope = scope;
         config.loss.batch_statistics = statistics;
-        Trainer trainer(config, task_of(config), type);
+        Trainer trainer = trainer_of(config, type);
         trainer.initialise();
         const Recording seen = record([&] { ASSERT_TRUE(trainer.step(never)); });
         EXPECT_GT(seen.operators, 500);
@@ -85,7 +85,7 @@ TEST(TrainingStep, a_dense_model_waits_for_nothing_either) {
   RunConfig config = tiny();
   config.model.num_experts = 1;
   config.optimizer.grad_clip = 0;
-  Trainer trainer(config, task_of(config), at::kFloat);
+  Trainer trainer = trainer_of(config);
   trainer.initialise();
   const Recording seen = record([&] { ASSERT_TRUE(trainer.step(never)); });
   EXPECT_GT(seen.operators, 100);

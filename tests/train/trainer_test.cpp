@@ -1,12 +1,13 @@
 #include "dtopp/train/trainer.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tiny_task.h"
+#include "tiny_model.h"
 
 namespace dtopp {
 namespace {
@@ -23,9 +24,9 @@ double distance(const Trainer& a, const Trainer& b) {
 TEST(Trainer, gradients_do_not_depend_on_the_micro_batch_size) {
   RunConfig config = tiny();
   config.loss.load_balance = 0;  // the one term that is a function of the micro-batch
-  Trainer two(config, task_of(config), at::kFloat);
+  Trainer two = trainer_of(config);
   config.training.micro_batch_size = 4;
-  Trainer four(config, task_of(config), at::kFloat);
+  Trainer four = trainer_of(config);
   two.initialise();
   four.initialise();
   for (int n = 0; n < 3; ++n) {
@@ -50,11 +51,11 @@ std::vector<StepResult> results_of(Trainer& trainer, int64_t steps) {
 
 TEST(Trainer, steps_without_room_for_their_pairs_run_again_and_leave_no_trace) {
   const RunConfig config = tiny();
-  Trainer exact(config, task_of(config), at::kFloat);
+  Trainer exact = trainer_of(config);
   exact.initialise();
   const auto expected = results_of(exact, 6);
   for (const double margin : {0.5, 2.0}) {
-    Trainer limited(config, task_of(config), at::kFloat);
+    Trainer limited = trainer_of(config);
     limited.initialise();
     limited.predict_pairs(margin);
     const auto results = results_of(limited, 6);
@@ -76,32 +77,30 @@ TEST(Trainer, steps_without_room_for_their_pairs_run_again_and_leave_no_trace) {
 TEST(Trainer, global_batch_statistics_see_earlier_micro_batches) {
   RunConfig config = tiny();
   config.loss.batch_statistics = BatchStatistics::kGlobal;
-  Trainer trainer(config, task_of(config), at::kFloat);
+  Trainer trainer = trainer_of(config);
   trainer.initialise();
   const StepResult result = step(trainer);
   // Recounted: f over both micro-batches for the second, over the first for the first.
-  Trainer again(config, task_of(config), at::kFloat);
+  Trainer again = trainer_of(config);
   again.initialise();
-  const auto bound =
-      again.task().bind([&](const std::string& name) { return again.parameters().compute(name); });
+  const LossFunction losses =
+      again.model().bind([&](const std::string& name) { return again.parameters().compute(name); });
   RoutingInputs inputs;
   for (int layer = 0; layer < 2; ++layer) inputs.threshold.push_back(at::scalar_tensor(0.25, at::kDouble));
   ActivationStatistics earlier(2);
   double sum = 0;
   for (const uint64_t position : {0, 2}) {
-    const auto one = bound(again.task().training_batch(position, 2), inputs);
-    inputs.earlier = nullptr;
+    const BatchLosses one = losses(again.data().training_batch(position, 2), inputs);
     inputs.earlier = &earlier;
     earlier.add(one.activations);
-    sum += one.values[2].second.item<double>();
+    sum += one.value("load_balance_loss").item<double>();
   }
-  EXPECT_EQ(result.losses[2].first, "load_balance_loss");
-  EXPECT_NEAR(result.losses[2].second, sum / 2, 1e-5);
+  EXPECT_NEAR(result.loss_named("load_balance_loss"), sum / 2, 1e-5);
 }
 
 TEST(Trainer, controller_counts_every_micro_batch_and_layer_exactly) {
   const RunConfig config = tiny();
-  Trainer trainer(config, task_of(config), at::kFloat);
+  Trainer trainer = trainer_of(config);
   trainer.initialise();
   for (int n = 0; n < 4; ++n) {
     const double p = trainer.state().threshold[0];
@@ -119,8 +118,8 @@ TEST(Trainer, controller_counts_every_micro_batch_and_layer_exactly) {
 
 TEST(Trainer, validation_disturbs_nothing) {
   const RunConfig config = tiny();
-  Trainer plain(config, task_of(config), at::kFloat);
-  Trainer validating(config, task_of(config), at::kFloat);
+  Trainer plain = trainer_of(config);
+  Trainer validating = trainer_of(config);
   plain.initialise();
   validating.initialise();
   for (int n = 0; n < 3; ++n) {
@@ -136,8 +135,8 @@ TEST(Trainer, validation_disturbs_nothing) {
 
 TEST(Trainer, a_step_that_is_stopped_has_not_happened) {
   const RunConfig config = tiny();
-  Trainer stopped(config, task_of(config), at::kFloat);
-  Trainer plain(config, task_of(config), at::kFloat);
+  Trainer stopped = trainer_of(config);
+  Trainer plain = trainer_of(config);
   stopped.initialise();
   plain.initialise();
   int polls = 0;
@@ -150,30 +149,33 @@ TEST(Trainer, a_step_that_is_stopped_has_not_happened) {
   EXPECT_EQ(stopped.state(), plain.state());
 }
 
+// The model with a total loss times `factor`, which may change while it trains.
+Model poisoned_model(const RunConfig& config, const double& factor) {
+  Model model = make_model(config);
+  model.bind = [&factor, bind = model.bind](const ParameterLookup& parameter) -> LossFunction {
+    return [&factor, losses = bind(parameter)](const Batch& batch, const RoutingInputs& inputs) {
+      BatchLosses result = losses(batch, inputs);
+      result.total = result.total * factor;
+      return result;
+    };
+  };
+  return model;
+}
+
 TEST(Trainer, a_non_finite_step_changes_nothing_but_the_position) {
   const RunConfig config = tiny();
   for (const double poison :
        {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
-    TrainingTask task = task_of(config);
-    const auto bind = task.bind;
-    bool poisoned = false;
-    task.bind = [&, bind](const ParameterLookup& parameter) {
-      const auto losses = bind(parameter);
-      return [&, losses](const at::Tensor& batch, const RoutingInputs& inputs) {
-        BatchLosses result = losses(batch, inputs);
-        if (poisoned) result.total = result.total * poison;
-        return result;
-      };
-    };
-    Trainer trainer(config, task, at::kFloat);
-    Trainer plain(config, task_of(config), at::kFloat);
+    double factor = 1;
+    Trainer trainer(config, poisoned_model(config, factor), data_for(config), at::kFloat);
+    Trainer plain = trainer_of(config);
     trainer.initialise();
     plain.initialise();
     step(trainer);
     step(plain);
-    poisoned = true;
+    factor = poison;
     const StepResult result = step(trainer);
-    poisoned = false;
+    factor = 1;
     EXPECT_TRUE(result.skipped);
     EXPECT_EQ(distance(trainer, plain), 0);
     EXPECT_EQ(trainer.state().threshold, plain.state().threshold);
@@ -190,25 +192,15 @@ TEST(Trainer, a_non_finite_step_changes_nothing_but_the_position) {
 // As where a device is behind: two steps are issued before the first one's numbers are read.
 TEST(Trainer, results_read_late_are_the_same) {
   const RunConfig config = tiny();
-  TrainingTask task = task_of(config);
-  const auto bind = task.bind;
-  bool poisoned = false;
-  task.bind = [&, bind](const ParameterLookup& parameter) {
-    const auto losses = bind(parameter);
-    return [&, losses](const at::Tensor& batch, const RoutingInputs& inputs) {
-      BatchLosses result = losses(batch, inputs);
-      if (poisoned) result.total = result.total * std::numeric_limits<double>::infinity();
-      return result;
-    };
-  };
-  Trainer late(config, task, at::kFloat);
-  Trainer prompt(config, task, at::kFloat);
+  double factor = 1;
+  Trainer late(config, poisoned_model(config, factor), data_for(config), at::kFloat);
+  Trainer prompt(config, poisoned_model(config, factor), data_for(config), at::kFloat);
   late.initialise();
   prompt.initialise();
   for (int pair = 0; pair < 3; ++pair) {
     std::vector<StepResult> expected;
     for (const bool first : {true, false}) {
-      poisoned = pair == 1 && first;
+      factor = pair == 1 && first ? std::numeric_limits<double>::infinity() : 1;
       expected.push_back(step(prompt));
       EXPECT_TRUE(late.step(never));
     }
@@ -238,14 +230,15 @@ TEST(Trainer, learns_to_repeat_a_small_batch) {
       config.routing.method = method;
       config.routing.top_k = 3;
       config.training.steps = 60;
-      TrainingTask task = task_of(config);
-      const auto batch = task.training_batch;
-      task.training_batch = [batch](uint64_t, int64_t count) { return batch(0, count); };
-      Trainer trainer(config, task, type);
+      TrainingData data = data_for(config);
+      data.training_batch = [batch = data.training_batch](uint64_t, int64_t count) {
+        return batch(0, count);
+      };
+      Trainer trainer(config, make_model(config), data, type);
       trainer.initialise();
-      const double first = step(trainer).losses[0].second;
+      const double first = step(trainer).loss_named("lm_loss");
       double last = 0;
-      for (int n = 1; n < 60; ++n) last = step(trainer).losses[0].second;
+      for (int n = 1; n < 60; ++n) last = step(trainer).loss_named("lm_loss");
       EXPECT_NEAR(first, std::log(64.0), 0.1);
       EXPECT_LT(last, 0.5 * first);
     }
@@ -258,9 +251,9 @@ TEST(Trainer, clips_the_global_norm) {
   config.optimizer.eps = 10.0;  // makes AdamW's first step proportional to the gradient
   config.optimizer.lr = 1.0;
   config.optimizer.weight_decay = 0;
-  Trainer clipped(config, task_of(config), at::kFloat);
+  Trainer clipped = trainer_of(config);
   config.optimizer.grad_clip = 0;
-  Trainer free(config, task_of(config), at::kFloat);
+  Trainer free = trainer_of(config);
   clipped.initialise();
   free.initialise();
   const at::Tensor start = free.parameters().master("model.embed_tokens.weight").clone();
@@ -271,6 +264,57 @@ TEST(Trainer, clips_the_global_norm) {
   const at::Tensor moved_clipped = clipped.parameters().master("model.embed_tokens.weight") - start;
   const double ratio = (moved_clipped.norm() / moved_free.norm()).item<double>();
   EXPECT_NEAR(ratio, 0.1 / norm, 0.02 * 0.1 / norm);
+}
+
+// A model whose losses come in another order, and another one of which is validated.
+TEST(Trainer, validation_finds_its_loss_by_name) {
+  const RunConfig config = tiny();
+  Model reversed = make_model(config);
+  reversed.bind = [bind = reversed.bind](const ParameterLookup& parameter) -> LossFunction {
+    return [losses = bind(parameter)](const Batch& batch, const RoutingInputs& inputs) {
+      BatchLosses result = losses(batch, inputs);
+      std::reverse(result.values.begin(), result.values.end());
+      return result;
+    };
+  };
+  Model other = make_model(config);
+  other.validation_loss = "lm_z_loss";
+  Trainer plain = trainer_of(config);
+  Trainer by_name(config, reversed, data_for(config), at::kFloat);
+  Trainer z(config, other, data_for(config), at::kFloat);
+  for (Trainer* trainer : {&plain, &by_name, &z}) trainer->initialise();
+  const double loss = plain.validate(36, never)->loss;
+  EXPECT_EQ(by_name.validate(36, never)->loss, loss);
+  EXPECT_NEAR(z.validate(36, never)->loss, std::log(64.0) * std::log(64.0), 0.5);
+  EXPECT_NEAR(loss, std::log(64.0), 0.1);
+}
+
+TEST(Trainer, gives_batches_their_global_position) {
+  const RunConfig config = tiny();
+  Model model = make_model(config);
+  std::vector<uint64_t> positions;
+  model.bind = [&, bind = model.bind](const ParameterLookup& parameter) -> LossFunction {
+    return [&, losses = bind(parameter)](const Batch& batch, const RoutingInputs& inputs) {
+      positions.push_back(batch.position);
+      return losses(batch, inputs);
+    };
+  };
+  Trainer trainer(config, model, data_for(config), at::kFloat);
+  trainer.initialise();
+  step(trainer);
+  step(trainer);
+  EXPECT_EQ(positions, (std::vector<uint64_t>{0, 2, 4, 6}));
+}
+
+// Nothing reads a dense model's routing section, so validation lets anything through.
+TEST(Trainer, a_dense_model_needs_no_target) {
+  RunConfig config = tiny();
+  config.model.num_experts = 1;
+  config.routing.target_experts = {};
+  validate_values(config);
+  Trainer trainer = trainer_of(config);
+  trainer.initialise();
+  EXPECT_FALSE(step(trainer).skipped);
 }
 
 }  // namespace

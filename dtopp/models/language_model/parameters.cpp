@@ -1,6 +1,6 @@
-#include "dtopp/models/parameters.h"
-
 #include <cmath>
+
+#include "dtopp/models/language_model/language_model.h"
 
 namespace dtopp {
 namespace {
@@ -8,17 +8,15 @@ namespace {
 class ParameterList {
  public:
   void gain(const std::string& name, int64_t size) {
-    list_.push_back({name, {size}, 0.0, false, true, false});
+    list_.push_back({name, {size}, {Distribution::kOne}, ParameterRole::kGain});
   }
-  void matrix(const std::string& name, std::vector<int64_t> shape, double std) {
-    list_.push_back({name, std::move(shape), std, true, true, false});
-  }
-  void experts(const std::string& name, std::vector<int64_t> shape, double std) {
-    list_.push_back({name, std::move(shape), std, true, true, true});
+  void matrix(const std::string& name, std::vector<int64_t> shape, double std,
+              ParameterRole role = ParameterRole::kMatrix) {
+    list_.push_back({name, std::move(shape), {Distribution::kTruncatedNormal, std}, role});
   }
   void router(const std::string& name, int64_t num_experts, int64_t hidden_size, double std, bool dynamic) {
-    list_.push_back({name + ".weight", {num_experts, hidden_size}, std, true, false, false});
-    if (dynamic) list_.push_back({name + ".scale", {}, 0.0, false, false, false});
+    matrix(name + ".weight", {num_experts, hidden_size}, std, ParameterRole::kRouter);
+    if (dynamic) list_.push_back({name + ".scale", {}, {Distribution::kOne}, ParameterRole::kRouterScale});
   }
   std::vector<ParameterSpec> take() { return std::move(list_); }
 
@@ -37,7 +35,8 @@ std::vector<ParameterSpec> language_model_parameters(const ModelConfig& model, c
       model.scale_residual_init ? std / std::sqrt(2.0 * static_cast<double>(model.num_layers)) : std;
 
   ParameterList list;
-  list.matrix("model.embed_tokens.weight", {model.vocab_size, D}, std);
+  list.matrix("model.embed_tokens.weight", {model.vocab_size, D}, std,
+              model.tie_embeddings ? ParameterRole::kTiedLookUp : ParameterRole::kLookUp);
   for (int64_t layer = 0; layer < model.num_layers; ++layer) {
     const std::string prefix = "model.layers." + std::to_string(layer) + ".";
     list.gain(prefix + "input_layernorm.weight", D);
@@ -52,8 +51,8 @@ std::vector<ParameterSpec> language_model_parameters(const ModelConfig& model, c
       list.matrix(prefix + "mlp.down_proj.weight", {D, F}, residual_std);
     } else {
       list.router(prefix + "mlp.gate", E, D, std, routing.normalization == Normalization::kDynamic);
-      list.experts(prefix + "mlp.experts.gate_up_proj", {E, 2 * F, D}, std);
-      list.experts(prefix + "mlp.experts.down_proj", {E, D, F}, residual_std);
+      list.matrix(prefix + "mlp.experts.gate_up_proj", {E, 2 * F, D}, std, ParameterRole::kExpert);
+      list.matrix(prefix + "mlp.experts.down_proj", {E, D, F}, residual_std, ParameterRole::kExpert);
     }
   }
   list.gain("model.norm.weight", D);

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "dtopp/models/language_model.h"
+#include "dtopp/models/language_model/language_model.h"
 
 namespace dtopp {
 

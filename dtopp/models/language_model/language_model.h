@@ -6,12 +6,12 @@
 #pragma once
 
 #include <functional>
-#include <string>
 #include <vector>
 
 #include "dtopp/config/model_config.h"
 #include "dtopp/models/attention.h"
 #include "dtopp/models/batch_losses.h"
+#include "dtopp/models/model.h"
 
 namespace dtopp {
 
@@ -34,7 +34,7 @@ struct LanguageModel {
 
 // The model over tensors found by parameter name (those of language_model_parameters).
 LanguageModel bind_language_model(const ModelConfig& model, const RoutingConfig& routing,
-                                  const std::function<at::Tensor(const std::string&)>& parameter);
+                                  const ParameterLookup& parameter);
 
 struct HiddenStates {
   at::Tensor x_TD;                   // after the final norm, T = B L
@@ -53,9 +53,20 @@ HiddenStates hidden_states(const LanguageModel& model, const at::Tensor& tokens_
 HiddenStates hidden_states(const LanguageModel& model, const at::Tensor& tokens_BL,
                            const RoutingInputs& inputs);
 
-// windows int64 [B, L + 1]: each predicts its tokens 1 … L. Values: "lm_loss", "lm_z_loss", and for MoE
-// "load_balance_loss", "dynamic_loss", "router_z_loss" (summed over layers, divided by their number).
+// windows int64 [B, L + 1]: each predicts its tokens 1 … L. Values: "lm_loss", "lm_z_loss", and for MoE those
+// of add_router_losses.
 BatchLosses language_model_losses(const LanguageModel& model, const at::Tensor& windows,
-                                  const RoutingInputs& inputs, const LossWeights& weights);
+                                  const RoutingInputs& inputs, const LossConfig& weights);
+
+// Its parameters in the order of a forward pass.
+std::vector<ParameterSpec> language_model_parameters(const ModelConfig& model, const RoutingConfig& routing);
+
+StepCosts language_model_costs(const ModelConfig& model, const CostInputs& inputs);
+
+// Batches hold "tokens", int64 [B, sequence_length + 1]: windows of the token files.
+TrainingData language_model_data(const RunConfig& config);
+
+// All of the above as one record.
+Model make_language_model(const RunConfig& config);
 
 }  // namespace dtopp

@@ -1,4 +1,4 @@
-// A model of seconds and batches of random tokens, for tests of the trainer.
+// A model and batches of random tokens, for tests of the trainer.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -28,25 +28,25 @@ inline RunConfig tiny() {
 }
 
 // Batches of random tokens, a function of the position alone.
-inline TrainingTask task_of(const RunConfig& config) {
-  TrainingTask task;
-  task.parameters = language_model_parameters(config.model, config.routing);
-  task.num_routed_layers = config.model.is_dense() ? 0 : config.model.num_layers;
-  task.tokens_per_sample = config.model.sequence_length;
-  task.training_batch = [config](uint64_t position, int64_t count) {
+inline TrainingData data_for(const RunConfig& config) {
+  TrainingData data;
+  data.training_batch = [config](uint64_t position, int64_t count) {
     const RandomStream stream(7, "tokens");
     const int64_t width = config.model.sequence_length + 1;
-    at::Tensor batch = at::empty({count, width}, at::kLong);
-    for (int64_t i = 0; i < batch.numel(); ++i) {
+    const at::Tensor tokens = at::empty({count, width}, at::kLong);
+    for (int64_t i = 0; i < tokens.numel(); ++i) {
       const auto index = position * static_cast<uint64_t>(width) + static_cast<uint64_t>(i);
-      batch.mutable_data_ptr<int64_t>()[i] = stream.bits(index)[0] % config.model.vocab_size;
+      tokens.mutable_data_ptr<int64_t>()[i] = stream.bits(index)[0] % config.model.vocab_size;
     }
-    return batch;
+    return Batch{position, {{"tokens", tokens}}};
   };
-  task.validation_samples = 3;
-  task.validation_batch = task.training_batch;
-  task.bind = bind_language_model_losses(config);
-  return task;
+  data.validation_samples = 3;
+  data.validation_batch = data.training_batch;
+  return data;
+}
+
+inline Trainer trainer_of(const RunConfig& config, const at::ScalarType type = at::kFloat) {
+  return {config, make_model(config), data_for(config), type};
 }
 
 inline bool never() { return false; }

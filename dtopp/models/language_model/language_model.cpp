@@ -1,5 +1,6 @@
-#include "dtopp/models/language_model.h"
+#include "dtopp/models/language_model/language_model.h"
 
+#include "dtopp/models/batch.h"
 #include "dtopp/ops/attention.h"
 #include "dtopp/ops/linear.h"
 #include "dtopp/ops/linear_cross_entropy.h"
@@ -13,7 +14,7 @@ at::Tensor dense_ffn(const at::Tensor& x, const LanguageModelBlock& block) {
 }
 
 LanguageModelBlock bind_block(const ModelConfig& model, const RoutingConfig& routing, int64_t layer,
-                              const std::function<at::Tensor(const std::string&)>& parameter) {
+                              const ParameterLookup& parameter) {
   const auto get = [&](const std::string& name) {
     return parameter("model.layers." + std::to_string(layer) + "." + name);
   };
@@ -38,7 +39,7 @@ LanguageModelBlock bind_block(const ModelConfig& model, const RoutingConfig& rou
 }  // namespace
 
 LanguageModel bind_language_model(const ModelConfig& model, const RoutingConfig& routing,
-                                  const std::function<at::Tensor(const std::string&)>& parameter) {
+                                  const ParameterLookup& parameter) {
   LanguageModel bound{model, routing, parameter("model.embed_tokens.weight"), {}, {}, {}};
   for (int64_t layer = 0; layer < model.num_layers; ++layer) {
     bound.blocks.push_back(bind_block(model, routing, layer, parameter));
@@ -69,7 +70,8 @@ HiddenStates hidden_states(const LanguageModel& model, const at::Tensor& tokens_
                                      ? inputs.choose_threshold(layer, normed_TD, block.experts)
                                      : inputs.threshold.at(layer);
     const int64_t max_pairs = inputs.max_pairs.empty() ? 0 : inputs.max_pairs.at(layer);
-    ExpertLayerOutput output = expert_layer(normed_TD, block.experts, model.routing, threshold, max_pairs);
+    ExpertLayerOutput output =
+        expert_layer(normed_TD, block.experts, model.routing, threshold, max_pairs, inputs.router_z_on);
     x_TD = x_TD + output.y_TD;
     states.routing.push_back(std::move(output.routing));
   }
@@ -91,44 +93,36 @@ HiddenStates hidden_states(const LanguageModel& model, const at::Tensor& tokens_
 }
 
 BatchLosses language_model_losses(const LanguageModel& model, const at::Tensor& windows,
-                                  const RoutingInputs& inputs, const LossWeights& weights) {
+                                  const RoutingInputs& inputs, const LossConfig& weights) {
   const int64_t length = windows.size(1) - 1;
-  const HiddenStates states = hidden_states(model, windows.narrow(1, 0, length), inputs);
+  RoutingInputs routing = inputs;
+  routing.router_z_on = weights.router_z_on;
+  const HiddenStates states = hidden_states(model, windows.narrow(1, 0, length), routing);
   const at::Tensor targets_T = windows.narrow(1, 1, length).reshape({-1});
   const CrossEntropy lm = linear_cross_entropy(states.x_TD, model.head_VD, targets_T, weights.lm_z);
 
   BatchLosses losses;
   losses.total = lm.loss;
   losses.values = {{"lm_loss", lm.nll.detach()}, {"lm_z_loss", lm.z.detach()}};
-  if (states.routing.empty()) return losses;
-
-  const auto num_layers = static_cast<int64_t>(states.routing.size());
-  losses.activations = ActivationStatistics(num_layers);
-  losses.activations.add(states.routing);
-  const bool earlier = inputs.earlier != nullptr && inputs.earlier->tokens() > 0;
-  std::vector<at::Tensor> balance, dynamic, router_z;
-  for (int64_t layer = 0; layer < num_layers; ++layer) {
-    const RouteOutput& routing = states.routing[layer];
-    at::Tensor counts_E = routing.expert_counts_E;
-    int64_t tokens = targets_T.numel();
-    if (earlier) {
-      counts_E = counts_E + inputs.earlier->expert_counts()[layer];
-      tokens += inputs.earlier->tokens();
-    }
-    RouterLosses one = router_losses(routing, counts_E, tokens);
-    balance.push_back(std::move(one.load_balance));
-    dynamic.push_back(std::move(one.dynamic));
-    router_z.push_back(std::move(one.router_z));
-  }
-  const auto add = [&](const char* name, double weight, const std::vector<at::Tensor>& per_layer) {
-    const at::Tensor mean = at::stack(per_layer).mean();
-    losses.values.emplace_back(name, mean.detach());
-    if (weight != 0) losses.total = losses.total + mean * weight;
-  };
-  add("load_balance_loss", weights.load_balance, balance);
-  add("dynamic_loss", weights.dynamic, dynamic);
-  add("router_z_loss", weights.router_z, router_z);
+  add_router_losses(states.routing, routing, weights, losses);
   return losses;
+}
+
+Model make_language_model(const RunConfig& config) {
+  Model model;
+  model.parameters = language_model_parameters(config.model, config.routing);
+  model.num_routed_layers = config.model.is_dense() ? 0 : config.model.num_layers;
+  model.tokens_per_sample = config.model.sequence_length;
+  model.validation_loss = "lm_loss";
+  model.bind = [config](const ParameterLookup& parameter) {
+    return [bound = bind_language_model(config.model, config.routing, parameter), weights = config.loss](
+               const Batch& batch, const RoutingInputs& inputs) {
+      return language_model_losses(bound, batch.tensor("tokens"), inputs, weights);
+    };
+  };
+  model.costs = [config](const CostInputs& inputs) { return language_model_costs(config.model, inputs); };
+  model.open_data = [config] { return language_model_data(config); };
+  return model;
 }
 
 }  // namespace dtopp

@@ -1,4 +1,4 @@
-#include "dtopp/models/segments.h"
+#include "dtopp/models/language_model/segments.h"
 
 #include <numeric>
 #include <stdexcept>

@@ -1,0 +1,22 @@
+#include "dtopp/models/batch.h"
+
+#include <stdexcept>
+
+#include "dtopp/ops/host_copy.h"
+
+namespace dtopp {
+
+const at::Tensor& Batch::tensor(std::string_view name) const {
+  for (const auto& [candidate, tensor] : tensors) {
+    if (candidate == name) return tensor;
+  }
+  throw std::invalid_argument("Batch: no tensor named " + std::string(name));
+}
+
+Batch Batch::to(const at::Device& device) const {
+  Batch moved{position, {}};
+  for (const auto& [name, tensor] : tensors) moved.tensors.emplace_back(name, to_device(tensor, device));
+  return moved;
+}
+
+}  // namespace dtopp

@@ -1,0 +1,35 @@
+// What a model is trained on: samples of a global order, as named tensors.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "dtopp/ops/torch.h"
+
+namespace dtopp {
+
+struct Batch {
+  // The place of its first sample in the global order. What is drawn at random for sample i is drawn at
+  // (seed, purpose, position + i): the same at every micro-batch size, number of processes and restart.
+  uint64_t position = 0;
+  std::vector<std::pair<std::string, at::Tensor>> tensors;
+
+  // std::invalid_argument where there is none of this name.
+  const at::Tensor& tensor(std::string_view name) const;
+  Batch to(const at::Device& device) const;
+};
+
+// Where batches come from.
+struct TrainingData {
+  std::string tokenizer_json;  // kept in checkpoints; empty when the data names none
+  // `count` samples from `position` of the training order.
+  std::function<Batch(uint64_t position, int64_t count)> training_batch;
+  uint64_t validation_samples = 0;
+  std::function<Batch(uint64_t position, int64_t count)> validation_batch;
+};
+
+}  // namespace dtopp

@@ -1,0 +1,52 @@
+#include "dtopp/train/run_directory.h"
+
+namespace dtopp {
+namespace {
+
+namespace fs = std::filesystem;
+
+// The outermost of path and its parents that is not there; empty where path is.
+fs::path first_missing(fs::path path) {
+  fs::path missing;
+  std::error_code error;
+  for (; !path.empty() && !fs::exists(path, error); path = path.parent_path()) missing = path;
+  return missing;
+}
+
+// "runs/tiny/" names the same directory as "runs/tiny".
+fs::path without_trailing_slash(const fs::path& path) {
+  return path.has_filename() ? path : path.parent_path();
+}
+
+}  // namespace
+
+RunDirectory::RunDirectory(fs::path path)
+    : path_(std::move(path)), first_created_(first_missing(without_trailing_slash(path_))) {
+  try {
+    std::error_code error;
+    make_directories(without_trailing_slash(path_));
+    lock_is_new_ = !fs::exists(path_ / ".lock", error);
+    lock_.emplace(path_);
+  } catch (...) {
+    lock_is_new_ = false;  // another process holds it
+    remove_created();
+    throw;
+  }
+}
+
+RunDirectory::~RunDirectory() {
+  if (!kept_) remove_created();
+}
+
+void RunDirectory::remove_created() const {
+  std::error_code ignored;  // what is not empty stays
+  // While it is locked: who waits for the lock finds it held or gone.
+  if (lock_is_new_) fs::remove(path_ / ".lock", ignored);
+  if (first_created_.empty()) return;
+  for (fs::path path = without_trailing_slash(path_);; path = path.parent_path()) {
+    fs::remove(path, ignored);
+    if (path == first_created_) return;
+  }
+}
+
+}  // namespace dtopp

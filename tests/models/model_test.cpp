@@ -1,0 +1,83 @@
+#include "dtopp/models/model.h"
+
+#include <map>
+#include <set>
+
+#include <gtest/gtest.h>
+
+#include "dtopp/models/batch.h"
+#include "dtopp/models/batch_losses.h"
+
+namespace dtopp {
+namespace {
+
+RunConfig small() {
+  RunConfig config;
+  config.model.hidden_size = 8;
+  config.model.num_layers = 2;
+  config.model.num_heads = 2;
+  config.model.ffn_hidden_size = 4;
+  config.model.num_experts = 4;
+  config.model.vocab_size = 16;
+  config.model.sequence_length = 6;
+  config.routing.target_experts = {2};
+  return config;
+}
+
+// All that is known of a model is its record: every parameter it lists is bound, and no other.
+TEST(Model, binds_the_parameters_it_lists) {
+  for (const int64_t experts : {4, 1}) {
+    for (const bool tied : {true, false}) {
+      RunConfig config = small();
+      config.model.num_experts = experts;
+      config.model.tie_embeddings = tied;
+      const Model model = make_model(config);
+      std::set<std::string> listed, bound;
+      std::map<std::string, at::Tensor> tensors;
+      for (const ParameterSpec& spec : model.parameters) {
+        EXPECT_TRUE(listed.insert(spec.name).second);
+        tensors[spec.name] = at::ones(spec.shape);
+      }
+      const LossFunction losses = model.bind([&](const std::string& name) {
+        bound.insert(name);
+        return tensors.at(name);
+      });
+      EXPECT_EQ(bound, listed);
+      RoutingInputs inputs;
+      inputs.threshold.assign(static_cast<size_t>(model.num_routed_layers), at::full({}, 0.5, at::kDouble));
+      const Batch batch{3, {{"tokens", at::zeros({2, model.tokens_per_sample + 1}, at::kLong)}}};
+      const BatchLosses result = losses(batch, inputs);
+      EXPECT_NO_THROW(result.value(model.validation_loss));
+      EXPECT_THROW(result.value("no_such_loss"), std::invalid_argument);
+      EXPECT_EQ(result.activations.num_layers(), model.num_routed_layers);
+    }
+  }
+}
+
+TEST(Model, parameters_say_what_they_are_for) {
+  const Model model = make_model(small());
+  std::map<ParameterRole, int> roles;
+  for (const ParameterSpec& spec : model.parameters) {
+    roles[spec.role] += 1;
+    const bool decays = spec.shape.size() > 1;
+    EXPECT_EQ(spec.weight_decay(), decays) << spec.name;
+    EXPECT_EQ(spec.initial.distribution, decays ? Distribution::kTruncatedNormal : Distribution::kOne)
+        << spec.name;
+  }
+  const std::map<ParameterRole, int> expected = {
+      {ParameterRole::kMatrix, 8}, {ParameterRole::kExpert, 4}, {ParameterRole::kTiedLookUp, 1},
+      {ParameterRole::kGain, 9},   {ParameterRole::kRouter, 2}, {ParameterRole::kRouterScale, 2}};
+  EXPECT_EQ(roles, expected);
+}
+
+TEST(Batch, finds_tensors_by_name) {
+  const Batch batch{7, {{"images", at::ones({2})}, {"labels", at::zeros({2})}}};
+  EXPECT_TRUE(batch.tensor("labels").equal(at::zeros({2})));
+  EXPECT_THROW(batch.tensor("tokens"), std::invalid_argument);
+  const Batch moved = batch.to(at::kCPU);
+  EXPECT_EQ(moved.position, 7U);
+  EXPECT_TRUE(moved.tensor("images").equal(at::ones({2})));
+}
+
+}  // namespace
+}  // namespace dtopp

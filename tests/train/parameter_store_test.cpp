@@ -1,0 +1,100 @@
+#include "dtopp/train/parameter_store.h"
+
+#include <algorithm>
+#include <map>
+
+#include <gtest/gtest.h>
+
+#include "dtopp/base/safetensors.h"
+#include "tests/base/scratch_directory.h"
+
+namespace dtopp {
+namespace {
+
+std::vector<ParameterSpec> two_parameters() {
+  return {{"matrix", {5, 3}, {Distribution::kTruncatedNormal, 0.5}, ParameterRole::kMatrix},
+          {"scale", {}, {Distribution::kOne}, ParameterRole::kRouterScale}};
+}
+
+class Average : public testing::TestWithParam<at::ScalarType> {
+ protected:
+  Average() : store_(two_parameters(), GetParam()) {
+    store_.initialise(1);
+    config_.weight_decay = 0.1;
+  }
+
+  void step(int64_t number, bool applied) {
+    for (const ParameterSpec& spec : store_.specs()) {
+      const at::Tensor leaf = store_.compute(spec.name);
+      (leaf * at::full_like(leaf, 1.0 + static_cast<double>(number % 3))).sum().backward();
+    }
+    store_.collect_gradients();
+    store_.adamw_step(config_, 0.05, at::ones({}), at::scalar_tensor(applied, at::kBool));
+    store_.clear_gradients();
+  }
+
+  ParameterStore store_;
+  OptimizerConfig config_;
+};
+
+TEST_P(Average, follows_its_equation_over_applied_steps_alone) {
+  for (const double limit : {0.9999, 0.4}) {
+    store_.keep_average(limit);
+    std::map<std::string, at::Tensor> expected;
+    for (const ParameterSpec& spec : store_.specs())
+      expected[spec.name] = store_.master(spec.name).to(at::kDouble);
+    const int64_t before = limit == 0.4 ? 25 : 0;  // the updates of the first round
+    int64_t n = before;
+    for (int64_t number = 0; number < 30; ++number) {
+      const bool applied = number % 6 != 4;
+      step(number, applied);
+      n += applied ? 1 : 0;
+      const double d = std::min(limit, (1.0 + static_cast<double>(n)) / (10.0 + static_cast<double>(n)));
+      for (auto& [name, average] : expected) {
+        if (applied) average = d * average + (1 - d) * store_.master(name).to(at::kDouble);
+        const at::Tensor difference = store_.average(name).to(at::kDouble) - average;
+        // Roundings of f32 values near 1, half an ulp each, that fade as slowly as the average.
+        ASSERT_LT(difference.abs().max().item<double>(), 1e-6) << name << " after step " << number;
+      }
+    }
+    ASSERT_EQ(n, before + 25);
+  }
+}
+
+TEST_P(Average, comes_back_from_a_file_and_goes_on) {
+  store_.keep_average(0.9);
+  for (int64_t number = 0; number < 3; ++number) step(number, true);
+  const ScratchDirectory directory;
+  write_safetensors(directory / "ema.safetensors", store_.average_sources());
+  const at::Tensor saved = store_.average("matrix").clone();
+
+  const SafetensorsFile file(directory / "ema.safetensors");
+  store_.keep_average(0.9);  // begins anew
+  EXPECT_FALSE(store_.average("matrix").equal(saved));
+  store_.load_average([&](const std::string& name, const std::vector<int64_t>& shape) {
+    const TensorView* tensor = file.find(name);
+    EXPECT_EQ(tensor->shape, shape);
+    return tensor->bytes;
+  });
+  EXPECT_TRUE(store_.average("matrix").equal(saved));
+  EXPECT_EQ(file.tensors().size(), 2U);
+  step(3, true);
+  EXPECT_FALSE(store_.average("matrix").equal(saved));
+}
+
+TEST_P(Average, changes_nothing_of_the_training) {
+  ParameterStore plain(two_parameters(), GetParam());
+  plain.initialise(1);
+  std::swap(plain, store_);
+  for (int64_t number = 0; number < 5; ++number) step(number, number != 2);
+  std::swap(plain, store_);
+  store_.keep_average(0.99);
+  for (int64_t number = 0; number < 5; ++number) step(number, number != 2);
+  EXPECT_TRUE(plain.master("matrix").equal(store_.master("matrix")));
+  EXPECT_TRUE(plain.average_sources().empty());
+}
+
+INSTANTIATE_TEST_SUITE_P(ParameterStore, Average, testing::Values(at::kFloat, at::kBFloat16));
+
+}  // namespace
+}  // namespace dtopp

@@ -1,0 +1,119 @@
+#include "dtopp/train/step_decision.h"
+
+#include <cmath>
+#include <limits>
+
+#include <gtest/gtest.h>
+
+namespace dtopp {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+at::Tensor scalar(double value) { return at::scalar_tensor(value, at::kFloat); }
+
+// Two layers of three experts, three tokens, in two micro-batches.
+StepSums sums(double loss = 2.0) {
+  StepSums sums;
+  for (int micro = 0; micro < 2; ++micro)
+    sums.losses.add(scalar(loss), {{"a", scalar(1.5)}, {"b", scalar(3)}});
+  sums.activations = ActivationStatistics(at::tensor({2, 1, 0, 3, 3, 1}, at::kLong).view({2, 3}),
+                                          at::tensor({0, 3, 0, 0, 0, 1, 0, 2}, at::kLong).view({2, 4}),
+                                          at::tensor({10, 36}, at::kLong), 3);
+  sums.most_pairs_L = at::tensor({3, 7}, at::kLong);
+  return sums;
+}
+
+StepNumbers numbers(double loss, double norm, bool halted) {
+  return {sums(loss), scalar(norm), at::scalar_tensor(halted, at::kBool)};
+}
+
+bool applied(const StepNumbers& numbers) { return decide(numbers, {}).applied.item<bool>(); }
+
+TEST(StepDecision, applies_what_is_finite_and_had_room) {
+  EXPECT_TRUE(applied(numbers(2, 0.5, false)));
+  EXPECT_FALSE(applied(numbers(2, 0.5, true)));
+  for (const double bad : {kInfinity, -kInfinity, kNaN}) {
+    EXPECT_FALSE(applied(numbers(bad, 0.5, false)));
+    EXPECT_FALSE(applied(numbers(2, std::abs(bad), false)));
+  }
+}
+
+TEST(StepDecision, divides_gradients_by_what_their_norm_is_above_the_clip) {
+  OptimizerConfig config;
+  const auto divisor = [&](double norm) {
+    return decide(numbers(2, norm, false), config).divisor.item<double>();
+  };
+  config.grad_clip = 0.5;
+  EXPECT_EQ(divisor(0.25), 1);
+  EXPECT_NEAR(divisor(4), 8, 1e-5);
+  config.grad_clip = 0;
+  EXPECT_EQ(divisor(4), 1);
+}
+
+TEST(StepDecision, ends_a_run_after_more_skips_than_are_allowed) {
+  TrainingConfig config;
+  config.max_skips = 2;
+  StepResult result;
+  result.skipped = true;
+  result.consecutive_skips = 2;
+  EXPECT_FALSE(gives_up(result, config));
+  result.consecutive_skips = 3;
+  EXPECT_TRUE(gives_up(result, config));
+  result.skipped = false;
+  EXPECT_FALSE(gives_up(result, config));
+}
+
+StepStates states() {
+  const at::Tensor one = at::full({1}, 0.25, at::kDouble);
+  return {at::scalar_tensor(true, at::kBool), one, at::tensor({1.5, 0.5}, at::kFloat), one + 0.5, one - 1};
+}
+
+TEST(StepNumbers, come_to_the_host_as_they_were) {
+  const float norm = 0.1F;
+  const StepNumbers all(sums(), at::scalar_tensor(norm, at::kFloat), at::scalar_tensor(false, at::kBool));
+  EXPECT_EQ(all.values().numel(), StepNumbers::size(all.shape()));
+  const auto [result, thresholds, error_sums] = StepInFlight(StepResult(), all, states(), 0).read();
+  EXPECT_EQ(result.loss, 2);
+  EXPECT_EQ(result.loss_named("a"), 1.5);
+  EXPECT_EQ(result.loss_named("b"), 3);
+  EXPECT_THROW(result.loss_named("c"), std::invalid_argument);
+  EXPECT_EQ(result.grad_norm, norm);
+  EXPECT_FALSE(result.halted);
+  EXPECT_FALSE(result.skipped);
+  EXPECT_EQ(result.most_pairs_L, (std::vector<int64_t>{3, 7}));
+  EXPECT_TRUE(result.activations.expert_counts().equal(sums().activations.expert_counts()));
+  EXPECT_TRUE(result.activations.histogram().equal(sums().activations.histogram()));
+  EXPECT_TRUE(result.activations.token_sums().equal(sums().activations.token_sums()));
+  EXPECT_EQ(result.activations.tokens(), 3);
+  EXPECT_EQ(result.thresholds, (std::vector<double>{0.25, 0.25}));
+  EXPECT_EQ(result.scales, (std::vector<double>{1.5, 0.5}));
+  EXPECT_EQ(thresholds, std::vector<double>{0.75});
+  EXPECT_EQ(error_sums, std::vector<double>{-0.75});
+}
+
+// Every f32 has a square that an f64 holds, and the root of that is the f32.
+TEST(StepNumbers, hold_the_norm_exactly) {
+  for (float norm = 1e-12F; norm < 1e12F; norm *= 1.37F) {
+    ASSERT_EQ(numbers(2, norm, false).grad_norm().item<double>(), norm);
+  }
+}
+
+TEST(StepNumbers, of_a_dense_model_hold_no_routing) {
+  StepSums dense = sums();
+  dense.activations = ActivationStatistics(0);
+  dense.most_pairs_L = at::zeros({0}, at::kLong);
+  const StepNumbers all(dense, scalar(1), at::scalar_tensor(false, at::kBool));
+  EXPECT_EQ(all.values().numel(), StepNumbers::size(all.shape()));
+  StepStates none = states();
+  none.scale_L = at::zeros({0});
+  const auto [result, thresholds, error_sums] = StepInFlight(StepResult(), all, none, 0).read();
+  EXPECT_EQ(result.loss, 2);
+  EXPECT_EQ(result.activations.num_layers(), 0);
+  EXPECT_TRUE(result.thresholds.empty());
+  EXPECT_TRUE(result.most_pairs_L.empty());
+}
+
+}  // namespace
+}  // namespace dtopp
