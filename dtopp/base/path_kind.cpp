@@ -1,0 +1,26 @@
+#include "dtopp/base/path_kind.h"
+
+#include <system_error>
+
+#include "dtopp/base/files.h"
+
+namespace dtopp {
+
+PathKind path_kind(const std::filesystem::path& path) {
+  std::error_code error;
+  const auto status = std::filesystem::status(path, error);
+  switch (status.type()) {
+    case std::filesystem::file_type::not_found:
+      return PathKind::kNothing;
+    case std::filesystem::file_type::regular:
+      return PathKind::kFile;
+    case std::filesystem::file_type::directory:
+      return PathKind::kDirectory;
+    case std::filesystem::file_type::none:
+      throw file_error("look at", path, error.value());
+    default:
+      return PathKind::kOther;
+  }
+}
+
+}  // namespace dtopp
