@@ -82,7 +82,8 @@ void add_prepare(CLI::App& app) {
   verb->require_subcommand(1);
   CLI::App* text =
       verb->add_subcommand("text", "Text to token files; run again to go on after an interruption");
-  text->add_option("files", options->files, ".jsonl, .jsonl.gz, .jsonl.zst (key \"text\") or .txt")
+  text->add_option("files", options->files,
+                   ".jsonl, .jsonl.gz, .jsonl.zst (key \"text\"), or plain text of any other name")
       ->required();
   text->add_option("--tokenizer", options->tokenizer, "a tokenizer.json (byte-level BPE)")->required();
   text->add_option("--output", options->output, "folder for the token files")->required();

@@ -9,7 +9,7 @@
 
 namespace dtopp {
 
-// The ids of every document (.txt, .jsonl, .gz, .zst: see text_reader.h), each closed by <|endoftext|>.
+// The ids of every document (text_reader.h), each closed by <|endoftext|>.
 // DataError where the file cannot be read.
 std::vector<int64_t> encode_file(const std::filesystem::path& path, const Tokenizer& tokenizer);
 

@@ -21,7 +21,6 @@ constexpr const char* kTokenizerName = "tokenizer.json";
 
 TextJob describe_job(const PrepareTextOptions& options, const TextEncoder& encoder) {
   for (const fs::path& path : options.inputs) {
-    check_text_file_name(path);
     const MappedFile readable(path);  // all are looked at before one is read through
   }
   TextJob job{encoder.tokenizer_hash, encoder.vocab_size, encoder.end_of_text, {}};

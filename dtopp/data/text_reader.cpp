@@ -16,7 +16,10 @@ namespace fs = std::filesystem;
 
 constexpr size_t kChunkBytes = size_t{1} << 18;
 
-bool is_plain_text(const fs::path& path) { return path.extension() == ".txt"; }
+bool is_plain_text(const fs::path& path) {
+  const std::string name = path.filename().string();
+  return !name.ends_with(".jsonl") && !name.ends_with(".jsonl.gz") && !name.ends_with(".jsonl.zst");
+}
 
 [[noreturn]] void fail(const fs::path& path, uint64_t line, const std::string& cause) {
   throw DataError(path.string() + ": line " + std::to_string(line) + ": " + cause);
@@ -33,18 +36,8 @@ bool is_plain_text(const fs::path& path) { return path.extension() == ".txt"; }
 
 }  // namespace
 
-void check_text_file_name(const fs::path& path) {
-  const std::string name = path.filename().string();
-  for (const char* ending : {".jsonl", ".jsonl.gz", ".jsonl.zst", ".txt"}) {
-    if (name.ends_with(ending)) return;
-  }
-  throw UsageError(path.string() + ": not a known kind of text file; its name must end in .jsonl, " +
-                   ".jsonl.gz, .jsonl.zst or .txt");
-}
-
 LineReader::LineReader(const fs::path& path, TextPosition start, uint64_t max_bytes)
     : path_(path), max_bytes_(max_bytes) {
-  check_text_file_name(path);
   by_line_ = !is_plain_text(path);
   source_ = open_bytes(path);
   chunk_.resize(kChunkBytes);

@@ -1,5 +1,6 @@
 // Documents out of text files: .jsonl, .jsonl.gz and .jsonl.zst hold one JSON object a line with the text
-// under the key `text`; a .txt file is one document. Streaming: memory is bounded by the longest line.
+// under the key `text`; a file of any other name is one document. Streaming: memory is bounded by the longest
+// line.
 #pragma once
 
 #include <cstddef>
@@ -13,11 +14,8 @@
 
 namespace dtopp {
 
-// The largest line (or .txt file), uncompressed.
+// The largest line (or document of its own), uncompressed.
 inline constexpr uint64_t kMaxLineBytes = uint64_t{1} << 30;
-
-// UsageError unless the name ends as one of the formats above.
-void check_text_file_name(const std::filesystem::path& path);
 
 // How far a file is read: uncompressed bytes and lines.
 struct TextPosition {
@@ -27,7 +25,7 @@ struct TextPosition {
   bool operator==(const TextPosition&) const = default;
 };
 
-// The lines of a .jsonl file without their ends; a .txt file comes as one.
+// The lines of a .jsonl file without their ends; any other file comes as one.
 class LineReader {
  public:
   // Goes on at `start`, which an earlier reader of the same file gave.

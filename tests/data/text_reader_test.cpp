@@ -85,11 +85,13 @@ TEST_F(TextReaderTest, a_text_file_is_one_document) {
   EXPECT_EQ(read("a.txt", "one\r\n\ntwo\n"), (Documents{"one\r\n\ntwo\n"}));
 }
 
-TEST_F(TextReaderTest, other_names_are_wrong_usage) {
-  write_bytes(scratch_ / "a.csv", "x");
-  const auto message = error_of<UsageError>([&] { TextReader(scratch_ / "a.csv"); });
-  EXPECT_NE(message.find(".jsonl.zst"), message.npos);
-  EXPECT_THROW(TextReader(scratch_ / "a.gz"), UsageError);
+TEST_F(TextReaderTest, a_file_of_any_other_name_is_one_document_too) {
+  const std::string text = "# Title\n\n{\"text\": 1}\n";
+  for (const char* name : {"README.md", "a.csv", "a.json", "jsonl", "no_ending", ".txt"})
+    EXPECT_EQ(read(name, text), Documents{text}) << name;
+  EXPECT_EQ(read("a.md.gz", gzip(text)), Documents{text});
+  EXPECT_EQ(read("a.zst", zstd(text)), Documents{text});
+  expect_error("a.npy", "\x93NUMPY", "line 1: byte 0: invalid UTF-8");
 }
 
 TEST_F(TextReaderTest, bad_lines_are_named_by_number) {
