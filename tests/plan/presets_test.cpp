@@ -58,6 +58,9 @@ void expect_row(const RunConfig& config, const Row& row) {
   EXPECT_EQ(config.optimizer.grad_clip, 1.0);
   EXPECT_EQ(config.loss.lm_z, 1e-4);
   EXPECT_EQ(config.loss.router_z, 0.0);
+  // Paper, table of evaluation suites: what is measured during pre-training.
+  EXPECT_EQ(config.validation.tasks, (std::vector<std::string>{"hellaswag", "arc_easy"}));
+  EXPECT_EQ(config.validation.task_data, "eval/data");
 }
 
 // By hand: embedding V D; a block 4 D^2 + 4 D (attention with its norms, two norms), router E D (+ 1),
@@ -78,7 +81,7 @@ TEST(Presets, every_file_loads_validates_and_is_named_after_itself) {
     EXPECT_TRUE(outputs.insert(config.output).second) << config.output << " is used twice";
     ++count;
   }
-  EXPECT_EQ(count, 3 + 7 * 4 + 5 + 1U);
+  EXPECT_EQ(count, 3 + (7 * 4 + 1) + 5 + 1U);
 }
 
 TEST(Presets, dense_rows_follow_the_paper) {
@@ -103,7 +106,7 @@ TEST(Presets, moe_rows_follow_the_paper_under_every_method) {
     EXPECT_EQ(top_k.loss.dynamic, 0.0);
     const RunConfig top_p = load(name + "-top-p");
     EXPECT_EQ(top_p.routing.method, RoutingMethod::kTopP);
-    EXPECT_EQ(top_p.routing.threshold, 0.25);
+    EXPECT_EQ(top_p.routing.threshold, 0.35);
     EXPECT_EQ(top_p.routing.normalization, Normalization::kFixed);
     EXPECT_EQ(top_p.loss.dynamic, 1e-3);
     const RunConfig dtop_p = load(name + "-dtop-p");
@@ -132,6 +135,15 @@ TEST(Presets, moe_rows_follow_the_paper_under_every_method) {
           << config->name;
     }
   }
+}
+
+// The paper's ablation without controller and dynamic normalisation.
+TEST(Presets, the_main_model_comes_with_the_ablations_threshold_too) {
+  const RunConfig baseline = load("moe-1.3b-6.9b-64e8a-top-p"),
+                  ablation = load("moe-1.3b-6.9b-64e8a-top-p-0.25");
+  EXPECT_EQ(ablation.routing.threshold, 0.25);
+  EXPECT_EQ(differing_keys(baseline, ablation),
+            (std::vector<std::string>{"name", "routing.threshold", "output"}));
 }
 
 TEST(Presets, the_main_model_has_about_6_8_billion_parameters) {
