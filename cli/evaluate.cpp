@@ -9,7 +9,7 @@
 namespace dtopp::cli {
 namespace {
 
-// What would be ignored is more likely a mistake.
+// An option that would be ignored is refused: it is more likely a mistake.
 void refuse_idle_options(const EvaluateOptions& options) {
   if (options.sweep.empty()) {
     if (options.inference.target_experts == 0 && !options.inference.target_text.empty())
@@ -30,23 +30,32 @@ void refuse_task_options(const CLI::App& verb, const std::string& tasks) {
 
 }  // namespace
 
+EvaluationText open_text(const EvaluateOptions& options, const Checkpoint& checkpoint,
+                         const ModelConfig& config) {
+  return {options.text, config.vocab_size,
+          [&] { return load_tokenizer(checkpoint, options.inference.tokenizer, config.vocab_size); }};
+}
+
 void add_evaluate(CLI::App& app) {
   auto options = std::make_shared<EvaluateOptions>();
   CLI::App* verb = app.add_subcommand("evaluate", "Measure a checkpoint");
   add_inference_options(*verb, options->inference);
-  verb->add_option(
-          "--tasks", options->tasks,
-          "what to measure: perplexity, activations (the experts that tokens use), all, or names such as "
-          "copa,arc_easy")
+  verb->add_option("--tasks", options->tasks,
+                   "what to measure: perplexity, activations (the experts that tokens use), all (the tasks "
+                   "whose prompts "
+                   "fit the model's sequence length), or names such as copa,arc_easy")
       ->required();
-  verb->add_option("--text", options->text,
-                   "perplexity, activations: a .txt or .jsonl[.gz|.zst] file, or a token folder");
+  verb->add_option(
+      "--text", options->text,
+      "perplexity, activations: a text file (.jsonl[.gz|.zst]: a document a line; any other name: one "
+      "document), or a token folder");
   verb->add_option("--data", options->data, "tasks: the folder with their files, NAME.jsonl[.gz|.zst]");
   verb->add_option("--limit", options->limit, "tasks: only the first items of each data set")
       ->check(CLI::PositiveNumber);
   verb->add_option("--dump", options->dump, "tasks: write a JSON line for each item, prompts included");
   verb->add_flag("--dry-run", options->dry_run, "tasks: make the prompts, run no model");
-  verb->add_flag("--paper", options->paper, "tasks: the paper's own results beside the table");
+  verb->add_flag("--paper", options->paper,
+                 "tasks: beside the table the paper's own results, which are of its 1.3B models");
   verb->add_option("--sweep-target", options->sweep,
                    "measure at each of these numbers of active experts, e.g. 2,4,8,12")
       ->delimiter(',')

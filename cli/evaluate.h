@@ -24,6 +24,10 @@ struct EvaluateOptions {
   bool json = false;
 };
 
+// --text, read with the checkpoint's tokenizer where it is no token data.
+EvaluationText open_text(const EvaluateOptions& options, const Checkpoint& checkpoint,
+                         const ModelConfig& config);
+
 void evaluate_perplexity(const EvaluateOptions& options);
 void evaluate_activations(const EvaluateOptions& options);
 void evaluate_tasks(const EvaluateOptions& options);

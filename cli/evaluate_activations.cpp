@@ -1,7 +1,6 @@
 #include <cstdio>
 
 #include "cli/evaluate.h"
-#include "cli/evaluation_text.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/progress.h"
@@ -13,9 +12,9 @@ void evaluate_activations(const EvaluateOptions& options) {
   const Checkpoint checkpoint = open_named_checkpoint(options.inference);
   InferenceModel model = load_model(options.inference, checkpoint);
   const ModelConfig& config = model.config.model;
-  const Tokenizer tokenizer = load_tokenizer(options.inference, checkpoint, config.vocab_size);
-  const EvaluationText text(options, checkpoint, config.vocab_size);
-  text.meet_target(options, checkpoint, model);
+  const Tokenizer tokenizer = load_tokenizer(checkpoint, options.inference.tokenizer, config.vocab_size);
+  const EvaluationText text = open_text(options, checkpoint, config);
+  meet_target(model, options.inference, checkpoint, &text);
   std::vector<int64_t> ids(text.size());
   text.read(0, ids);
   ProgressBar bar("activations", "tok", ids.size());

@@ -1,12 +1,10 @@
 #include <cstdio>
-#include <filesystem>
 #include <string>
 #include <vector>
 
 #include <nlohmann/json.hpp>
 
 #include "cli/evaluate.h"
-#include "cli/evaluation_text.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/progress.h"
@@ -65,12 +63,13 @@ void evaluate_perplexity(const EvaluateOptions& options) {
   const Checkpoint checkpoint = open_named_checkpoint(options.inference);
   InferenceModel model = load_model(options.inference, checkpoint);
   const ModelConfig& config = model.config.model;
-  const EvaluationText text(options, checkpoint, config.vocab_size);
+  const EvaluationText text = open_text(options, checkpoint, config);
   ordered_json json;
   if (!options.sweep.empty()) {
-    json = sweep_perplexity(options, text, text.windows_to_solve_on(options, checkpoint, config), model);
+    json =
+        sweep_perplexity(options, text, target_windows(options.inference, checkpoint, config, &text), model);
   } else {
-    text.meet_target(options, checkpoint, model);
+    meet_target(model, options.inference, checkpoint, &text);
     const Perplexity result = perplexity_of(options, text, model);
     json = perplexity_json(result);
     if (!options.json) print_summary(checkpoint, result);

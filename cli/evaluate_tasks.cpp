@@ -1,10 +1,9 @@
 #include <cstdio>
-#include <filesystem>
-#include <iomanip>
 #include <limits>
 #include <memory>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -13,12 +12,10 @@
 #include "cli/stop_signals.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
-#include "dtopp/base/hash.h"
-#include "dtopp/base/manifest.h"
 #include "dtopp/base/progress.h"
-#include "dtopp/config/run_config.h"
 #include "dtopp/eval/expert_budget.h"
 #include "dtopp/eval/task_run.h"
+#include "dtopp/tasks/dump.h"
 
 namespace dtopp::cli {
 namespace {
@@ -42,19 +39,10 @@ void print_counts(const std::vector<TaskRequests>& prepared) {
   }
 }
 
-void dump_prompts(OutputFile& file, const std::vector<TaskRequests>& prepared) {
-  for (const TaskRequests& requests : prepared) {
-    for (size_t i = 0; i < requests.data_sets.size(); ++i) {
-      for (const Request& request : requests.requests[i])
-        file.write(dump_line(requests.task, requests.data_sets[i], request, nullptr, nullptr) + "\n");
-    }
-  }
-}
-
 // Everything short of a model.
 void report_prompts(const EvaluateOptions& options, const std::vector<TaskRequests>& prepared) {
   if (!options.dump.empty())
-    write_file_atomically(options.dump, [&](OutputFile& file) { dump_prompts(file, prepared); });
+    write_file_atomically(options.dump, [&](OutputFile& file) { write_prompts(file, prepared); });
   nlohmann::ordered_json json = {{"tasks", nlohmann::ordered_json::object()}};
   for (const TaskRequests& requests : prepared)
     json["tasks"][std::string(requests.task.name)] = to_json(count_prompts(requests));
@@ -65,35 +53,22 @@ void report_prompts(const EvaluateOptions& options, const std::vector<TaskReques
     print_counts(prepared);
 }
 
-// Where the finished tasks of an evaluation wait for the others: beside what the command writes.
-std::filesystem::path parts_beside(const std::string& file) { return file.empty() ? file : file + ".parts"; }
+// What the evaluation of a model is made of.
+struct TaskEvaluation {
+  const EvaluateOptions& options;
+  const Checkpoint& checkpoint;
+  const Tokenizer& tokenizer;
+  InferenceModel model;
+  std::vector<TaskRequests> tasks;
+  std::vector<LongTask> left_out;
 
-std::filesystem::path parts_of(const EvaluateOptions& options) {
-  return parts_beside(options.output.empty() ? options.dump : options.output);
-}
+  // Beside `output`, where that is a name.
+  KeptResults results_kept_for(const std::string& output) const {
+    return {kept_results_of(output), run_key(checkpoint, model, tokenizer, DTOPP_VERSION)};
+  }
+};
 
-std::filesystem::path parts_at(const EvaluateOptions& options, double target) {
-  std::ostringstream name;
-  name << options.output << "." << target;
-  return parts_beside(options.output.empty() ? std::string() : name.str());
-}
-
-void remove_parts(const std::filesystem::path& parts) {
-  if (!parts.empty()) std::filesystem::remove_all(parts);
-}
-
-// What a kept result must have been computed with.
-nlohmann::ordered_json run_key(const Checkpoint& checkpoint, const InferenceModel& model) {
-  nlohmann::ordered_json thresholds = nlohmann::ordered_json::array();
-  for (const at::Tensor& threshold : model.routing.threshold) thresholds.push_back(threshold.item<double>());
-  return {{"checkpoint", hash_file(checkpoint.path() / kManifestName)},
-          {"thresholds", std::move(thresholds)}};
-}
-
-std::vector<TaskResult> measure(const EvaluateOptions& options, const Checkpoint& checkpoint,
-                                const InferenceModel& model, const Tokenizer& tokenizer,
-                                const std::vector<TaskRequests>& prepared,
-                                const std::filesystem::path& parts) {
+std::vector<TaskResult> measure(const TaskEvaluation& evaluation, KeptResults& kept) {
   std::unique_ptr<ProgressBar> bar;
   std::string shown;
   TaskRunHooks hooks;
@@ -104,51 +79,51 @@ std::vector<TaskResult> measure(const EvaluateOptions& options, const Checkpoint
     shown = task;
     bar->update(done);
   };
-  const TaskRunOptions run{options.batch_size * model.config.model.sequence_length, parts,
-                           run_key(checkpoint, model)};
-  return run_tasks(model, tokenizer, prepared, run, hooks);
+  const int64_t batch_tokens = evaluation.options.batch_size * evaluation.model.config.model.sequence_length;
+  return run_tasks(evaluation.model, evaluation.tokenizer, evaluation.tasks, kept, batch_tokens, hooks);
 }
 
-void write_dump(const EvaluateOptions& options, const std::vector<TaskRequests>& prepared) {
-  if (options.dump.empty()) return;
-  write_file_atomically(options.dump, [&](OutputFile& file) {
-    for (const TaskRequests& requests : prepared) {
-      file.write(read_dump_part(parts_of(options), requests.task));
-    }
-  });
+void report(const EvaluateOptions& options, const nlohmann::ordered_json& json, const std::string& table) {
+  if (!options.output.empty()) write_file_atomically(options.output, json.dump(2) + "\n");
+  std::printf("%s", options.json ? (json.dump() + "\n").c_str() : table.c_str());
 }
 
-void print_results(const EvaluateOptions& options, const std::vector<TaskResult>& results,
-                   const nlohmann::ordered_json& json) {
-  if (options.json) {
-    std::printf("%s\n", json.dump().c_str());
-  } else {
-    std::printf("%s%s", format_categories(results).c_str(),
-                (options.paper ? format_table_with_paper(results) : format_table(results)).c_str());
+void evaluate_once(TaskEvaluation& evaluation) {
+  const EvaluateOptions& options = evaluation.options;
+  meet_target(evaluation.model, options.inference, evaluation.checkpoint);
+  KeptResults kept = evaluation.results_kept_for(options.output.empty() ? options.dump : options.output);
+  const auto results = measure(evaluation, kept);
+  if (!options.dump.empty()) {
+    write_file_atomically(options.dump, [&](OutputFile& file) {
+      for (const TaskRequests& requests : evaluation.tasks) file.write(kept.dump(requests.task));
+    });
   }
+  const auto& left_out = evaluation.left_out;
+  const std::string table =
+      options.paper ? format_table_with_paper(
+                          results, left_out,
+                          describe_model(evaluation.model.config, evaluation.checkpoint.state().tokens))
+                    : format_table(results, left_out);
+  report(options, to_json(results, left_out), format_categories(results) + table);
+  kept.remove();
 }
 
 // Accuracy against the number of active experts.
-void sweep(const EvaluateOptions& options, const Checkpoint& checkpoint, InferenceModel& model,
-           const Tokenizer& tokenizer, const std::vector<TaskRequests>& prepared) {
-  const at::Tensor windows_BL = target_windows(options.inference, checkpoint, model.config.model);
-  nlohmann::ordered_json entries = nlohmann::ordered_json::array();
-  std::string table = "  target   average\n";
+void sweep(TaskEvaluation& evaluation) {
+  const EvaluateOptions& options = evaluation.options;
+  InferenceModel& model = evaluation.model;
+  const at::Tensor windows_BL = target_windows(options.inference, evaluation.checkpoint, model.config.model);
+  std::vector<BudgetResult> budgets;
+  std::vector<KeptResults> kept;
   for (const double target : options.sweep) {
     model.routing = solve_thresholds(model, windows_BL, target);
-    const auto results = measure(options, checkpoint, model, tokenizer, prepared, parts_at(options, target));
-    nlohmann::ordered_json entry = to_json(results);
-    entry["target_experts"] = target;
-    entries.push_back(std::move(entry));
-    std::ostringstream line;
-    line << std::setw(8) << target << std::fixed << std::setprecision(1) << std::setw(10)
-         << 100 * average(results) << "\n";
-    table += line.str();
+    std::ostringstream name;
+    if (!options.output.empty()) name << options.output << "." << target;
+    kept.push_back(evaluation.results_kept_for(name.str()));
+    budgets.push_back({target, measure(evaluation, kept.back())});
   }
-  const nlohmann::ordered_json json = {{"sweep", std::move(entries)}};
-  if (!options.output.empty()) write_file_atomically(options.output, json.dump(2) + "\n");
-  for (const double target : options.sweep) remove_parts(parts_at(options, target));
-  std::printf("%s", options.json ? (json.dump() + "\n").c_str() : table.c_str());
+  report(options, to_json(budgets, evaluation.left_out), format_table(budgets, evaluation.left_out));
+  for (const KeptResults& one : kept) one.remove();
 }
 
 }  // namespace
@@ -159,26 +134,26 @@ void evaluate_tasks(const EvaluateOptions& options) {
   if (options.data.empty())
     throw UsageError("--tasks " + options.tasks + " needs --data DIR with their files");
   const Checkpoint checkpoint = open_named_checkpoint(options.inference);
-  const RunConfig config =
-      parse_run_config(checkpoint.config_yaml(), (checkpoint.path() / "config.yaml").string());
-  const Tokenizer tokenizer = load_tokenizer(options.inference, checkpoint, config.model.vocab_size);
+  const ModelConfig config = checkpoint.config().model;
+  const Tokenizer tokenizer = load_tokenizer(checkpoint, options.inference.tokenizer, config.vocab_size);
   const int64_t limit = options.limit > 0 ? options.limit : std::numeric_limits<int64_t>::max();
   std::vector<TaskRequests> prepared;
   prepared.reserve(tasks.size());
   for (const Task& task : tasks) prepared.push_back(prepare_requests(task, options.data, tokenizer, limit));
   if (options.dry_run) return report_prompts(options, prepared);
-  for (const TaskRequests& requests : prepared)
-    require_sequence_length(requests, config.model.sequence_length);
+  std::vector<LongTask> left_out = take_out_long_tasks(prepared, options.tasks, config.sequence_length);
+  std::fprintf(stderr, "%s", format_left_out(left_out).c_str());
   stop_on_signals();
-  InferenceModel model = load_model(options.inference, checkpoint);
-  if (!options.sweep.empty()) return sweep(options, checkpoint, model, tokenizer, prepared);
-  meet_target(model, options.inference, checkpoint);
-  const auto results = measure(options, checkpoint, model, tokenizer, prepared, parts_of(options));
-  const nlohmann::ordered_json json = to_json(results);
-  write_dump(options, prepared);
-  if (!options.output.empty()) write_file_atomically(options.output, json.dump(2) + "\n");
-  remove_parts(parts_of(options));
-  print_results(options, results, json);
+  TaskEvaluation evaluation{options,
+                            checkpoint,
+                            tokenizer,
+                            load_model(options.inference, checkpoint),
+                            std::move(prepared),
+                            std::move(left_out)};
+  if (options.sweep.empty())
+    evaluate_once(evaluation);
+  else
+    sweep(evaluation);
 }
 
 }  // namespace dtopp::cli

@@ -1,6 +1,5 @@
 #include <chrono>
 #include <cstdio>
-#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
@@ -12,6 +11,7 @@
 #include "cli/verbs.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/eval/generator.h"
+#include "dtopp/eval/text_generation.h"
 
 namespace dtopp::cli {
 namespace {
@@ -25,59 +25,12 @@ struct GenerateOptions {
   bool show_experts = false;
 };
 
-std::vector<std::string> read_prompts(const GenerateOptions& options) {
+std::vector<std::string> prompts_of(const GenerateOptions& options) {
   if (options.prompts_file.empty() == options.prompt.empty())
     throw UsageError("generate needs --prompt TEXT or --prompts FILE, and not both");
   if (options.prompts_file.empty()) return {options.prompt};
-  std::ifstream file(options.prompts_file);
-  if (!file) throw DataError(options.prompts_file + ": cannot be read");
-  std::vector<std::string> prompts;
-  for (std::string line; std::getline(file, line);) {
-    if (!line.empty()) prompts.push_back(line);
-  }
-  if (prompts.empty()) throw DataError(options.prompts_file + ": holds no prompt (one a line)");
-  return prompts;
+  return read_prompts(options.prompts_file);
 }
-
-struct EncodedPrompts {
-  std::vector<std::vector<int32_t>> ids;
-  std::vector<int64_t> room;  // new tokens: what is asked for, or what the model's sequence length leaves
-};
-
-EncodedPrompts encode(const std::vector<std::string>& prompts, const Tokenizer& tokenizer,
-                      int64_t sequence_length, int64_t max_tokens) {
-  EncodedPrompts encoded;
-  for (const std::string& prompt : prompts) {
-    encoded.ids.push_back(tokenizer.encode(prompt));
-    const auto length = static_cast<int64_t>(encoded.ids.back().size());
-    if (length >= sequence_length)
-      throw UsageError("a prompt of " + std::to_string(length) + " tokens leaves no room in the model's " +
-                       "sequence length of " + std::to_string(sequence_length));
-    encoded.room.push_back(std::min(max_tokens, sequence_length - length));
-  }
-  return encoded;
-}
-
-// The text of a growing list of ids, given out as far as it is certain: a character may need several tokens.
-class TextStream {
- public:
-  explicit TextStream(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
-
-  std::string add(int32_t id) {
-    pending_.push_back(id);
-    std::string text = tokenizer_.decode_generated(pending_);
-    constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
-    const bool cut = text.ends_with(kReplacement) && pending_.size() < 4;  // no character has more bytes
-    if (cut) return {};
-    pending_.clear();
-    return text;
-  }
-  std::string rest() const { return tokenizer_.decode_generated(pending_); }
-
- private:
-  const Tokenizer& tokenizer_;
-  std::vector<int32_t> pending_;
-};
 
 // From blue (few) over green to red (all of them), in the terminal's 256 colours.
 std::string coloured(const std::string& text, double share) {
@@ -115,14 +68,31 @@ class Writer {
   int64_t count_ = 0;
 };
 
+// Text that nobody can read any more need not be made: DataError.
+void write_now(const std::string& text) {
+  if (std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0) return;
+  throw DataError("standard output: cannot be written; free space or check the receiving program");
+}
+
+void print_rate(int64_t tokens, double seconds, double experts, const ModelConfig& config) {
+  const auto count = static_cast<double>(tokens);
+  std::fprintf(stderr, "dtopp: %lld tokens, %.1f tok/s", static_cast<long long>(tokens), count / seconds);
+  if (!config.is_dense() && tokens > 0) {
+    std::fprintf(stderr, ", %.2f of %lld experts a token", experts / count,
+                 static_cast<long long>(config.num_experts));
+  }
+  std::fprintf(stderr, "\n");
+}
+
 void generate_texts(const GenerateOptions& options) {
-  const std::vector<std::string> prompts = read_prompts(options);
+  const std::vector<std::string> prompts = prompts_of(options);
   const Checkpoint checkpoint = open_named_checkpoint(options.inference);
   InferenceModel model = load_model(options.inference, checkpoint);
   meet_target(model, options.inference, checkpoint);
   const ModelConfig& config = model.config.model;
-  const Tokenizer tokenizer = load_tokenizer(options.inference, checkpoint, config.vocab_size);
-  const EncodedPrompts encoded = encode(prompts, tokenizer, config.sequence_length, options.max_tokens);
+  const Tokenizer tokenizer = load_tokenizer(checkpoint, options.inference.tokenizer, config.vocab_size);
+  const EncodedPrompts encoded =
+      encode_prompts(prompts, tokenizer, config.sequence_length, options.max_tokens);
   stop_on_signals();
 
   // One prompt is streamed; several are shown once each is whole, in their order.
@@ -136,8 +106,7 @@ void generate_texts(const GenerateOptions& options) {
     if (!stream) {
       texts[token.sequence] += text;
     } else {
-      std::fwrite(text.data(), 1, text.size(), stdout);
-      std::fflush(stdout);
+      write_now(text);
     }
     return true;
   });
@@ -145,18 +114,11 @@ void generate_texts(const GenerateOptions& options) {
   int64_t tokens = 0;
   double experts = 0;
   for (size_t i = 0; i < prompts.size(); ++i) {
-    std::printf("%s%s\n", texts[i].c_str(), writers[i].rest().c_str());
+    write_now(texts[i] + writers[i].rest() + "\n");
     tokens += writers[i].tokens();
     experts += writers[i].experts();
   }
-  std::fflush(stdout);
-  std::fprintf(stderr, "dtopp: %lld tokens, %.1f tok/s", static_cast<long long>(tokens),
-               static_cast<double>(tokens) / seconds);
-  if (!config.is_dense() && tokens > 0) {
-    std::fprintf(stderr, ", %.2f of %lld experts a token", experts / static_cast<double>(tokens),
-                 static_cast<long long>(config.num_experts));
-  }
-  std::fprintf(stderr, "\n");
+  print_rate(tokens, seconds, experts, config);
 }
 
 }  // namespace

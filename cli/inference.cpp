@@ -1,11 +1,10 @@
 #include "cli/inference.h"
 
-#include <algorithm>
 #include <cstdio>
-#include <filesystem>
 #include <map>
 
 #include "dtopp/base/errors.h"
+#include "dtopp/checkpoint/run_directory.h"
 #include "dtopp/data/encode_file.h"
 #include "dtopp/eval/expert_budget.h"
 #include "dtopp/ops/device.h"
@@ -35,22 +34,6 @@ Checkpoint open_named_checkpoint(const InferenceOptions& options) {
   });
 }
 
-Tokenizer load_tokenizer(const InferenceOptions& options, const Checkpoint& checkpoint, int64_t vocab_size) {
-  const bool has_own = std::filesystem::is_regular_file(checkpoint.tokenizer_path());
-  if (!has_own && options.tokenizer.empty())
-    throw UsageError(checkpoint.path().string() +
-                     " holds no tokenizer.json (its run was trained on bare token files): pass --tokenizer");
-  const std::string path = has_own ? checkpoint.tokenizer_path().string() : options.tokenizer;
-  Tokenizer tokenizer = Tokenizer::load(path);
-  if (has_own && !options.tokenizer.empty() && Tokenizer::load(options.tokenizer).hash() != tokenizer.hash())
-    throw UsageError("--tokenizer " + options.tokenizer +
-                     ": not the one the checkpoint was trained with; leave it out");
-  if (tokenizer.vocab_size() > vocab_size)
-    throw UsageError(path + ": a tokenizer of " + std::to_string(tokenizer.vocab_size()) +
-                     " ids does not fit the checkpoint's model.vocab_size of " + std::to_string(vocab_size));
-  return tokenizer;
-}
-
 InferenceModel load_model(const InferenceOptions& options, const Checkpoint& checkpoint) {
   const at::Device device = compute_device(options.device, "--device");
   if (options.threads > 0) at::set_num_threads(static_cast<int>(options.threads));
@@ -58,29 +41,25 @@ InferenceModel load_model(const InferenceOptions& options, const Checkpoint& che
   return load_inference_model(checkpoint, device);
 }
 
-at::Tensor solving_windows(std::span<const int64_t> ids, int64_t sequence_length, const std::string& name) {
-  const auto count = static_cast<int64_t>(ids.size());
-  const int64_t length = std::min(sequence_length, count);
-  if (length == 0) throw DataError(name + ": holds no text to solve --target-experts on");
-  const int64_t windows = std::clamp<int64_t>(kSolveTokens / length, 1, count / length);
-  return at::tensor(at::IntArrayRef(ids.data(), windows * length)).view({windows, length});
-}
-
 at::Tensor target_windows(const InferenceOptions& options, const Checkpoint& checkpoint,
-                          const ModelConfig& config) {
-  if (options.target_text.empty())
-    throw UsageError("another number of experts needs --target-text FILE to solve p on");
-  const auto ids = encode_file(options.target_text, load_tokenizer(options, checkpoint, config.vocab_size));
+                          const ModelConfig& config, const EvaluationText* text) {
+  if (options.target_text.empty()) {
+    if (text == nullptr) throw UsageError("another number of experts needs --target-text FILE to solve p on");
+    return text->beginning(config.sequence_length);
+  }
+  const auto ids =
+      encode_file(options.target_text, load_tokenizer(checkpoint, options.tokenizer, config.vocab_size));
   return solving_windows(ids, config.sequence_length, options.target_text);
 }
 
-void meet_target(InferenceModel& model, const InferenceOptions& options, const Checkpoint& checkpoint) {
+void meet_target(InferenceModel& model, const InferenceOptions& options, const Checkpoint& checkpoint,
+                 const EvaluationText* text) {
   if (options.target_experts == 0) {
     if (!options.target_text.empty())
       throw UsageError("--target-text means nothing without a number of experts");
     return;
   }
-  const at::Tensor windows_BL = target_windows(options, checkpoint, model.config.model);
+  const at::Tensor windows_BL = target_windows(options, checkpoint, model.config.model, text);
   model.routing = solve_thresholds(model, windows_BL, options.target_experts);
 }
 

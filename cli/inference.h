@@ -1,13 +1,12 @@
-// What the verbs that run a trained model share: its checkpoint, tokenizer and budget of experts.
+// What the verbs that run a trained model share: their options, and what those open.
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <string>
 
 #include <CLI/CLI.hpp>
 
-#include "dtopp/data/tokenizer.h"
+#include "dtopp/eval/evaluation_text.h"
 #include "dtopp/eval/inference_model.h"
 
 namespace dtopp::cli {
@@ -26,24 +25,16 @@ void add_inference_options(CLI::App& verb, InferenceOptions& options);
 // open_checkpoint whose warnings go to standard error.
 Checkpoint open_named_checkpoint(const InferenceOptions& options);
 
-// The checkpoint's tokenizer, or the one named for a checkpoint without; its ids are ids of the model.
-Tokenizer load_tokenizer(const InferenceOptions& options, const Checkpoint& checkpoint, int64_t vocab_size);
-
 // The model on the device asked for, its thresholds as trained.
 InferenceModel load_model(const InferenceOptions& options, const Checkpoint& checkpoint);
 
-// The first windows [B, L] of --target-text, on which thresholds are solved. UsageError where none is named.
+// Windows [B, L] on which p is solved: the beginning of --target-text, of `text` where none is named.
+// UsageError where there is neither.
 at::Tensor target_windows(const InferenceOptions& options, const Checkpoint& checkpoint,
-                          const ModelConfig& config);
+                          const ModelConfig& config, const EvaluationText* text = nullptr);
 
-// The first windows [B, L] of a text's ids, enough for a mean within a hundredth of an expert; `name` is for
-// the DataError where there are none.
-at::Tensor solving_windows(std::span<const int64_t> ids, int64_t sequence_length, const std::string& name);
-
-// Solves p for --target-experts where that is given.
-void meet_target(InferenceModel& model, const InferenceOptions& options, const Checkpoint& checkpoint);
-
-// As many ids as solving_windows takes.
-inline constexpr int64_t kSolveTokens = 16384;
+// Solves p for --target-experts where that is given. UsageError for a --target-text without.
+void meet_target(InferenceModel& model, const InferenceOptions& options, const Checkpoint& checkpoint,
+                 const EvaluationText* text = nullptr);
 
 }  // namespace dtopp::cli

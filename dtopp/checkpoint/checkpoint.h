@@ -5,13 +5,13 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <functional>
-#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "dtopp/base/safetensors.h"
 #include "dtopp/checkpoint/training_state.h"
+#include "dtopp/config/run_config.h"
 
 namespace dtopp {
 
@@ -34,37 +34,37 @@ std::filesystem::path save_checkpoint(const std::filesystem::path& checkpoints,
                                       const CheckpointContents& contents, int64_t keep,
                                       uint64_t shard_bytes = uint64_t{4} << 30);
 
-// A verified checkpoint: sizes and XXH3-128 of every file match its manifest. CheckpointError (naming file
-// and cause) otherwise; UsageError when `path` is not a checkpoint at all. Files that the manifest does not
-// list are ignored, but a tokenizer.json among them, which would be taken for the checkpoint's, is an error.
+// What a checkpoint is opened for. Inference needs no moments: the optimiser's files, the largest, are not
+// read then and need not be there.
+enum class CheckpointUse { kTraining, kInference };
+
+// A verified checkpoint: sizes and XXH3-128 of every file it is read for match its manifest. CheckpointError
+// (naming file and cause) otherwise; UsageError when `path` is not a checkpoint at all. Files that the
+// manifest does not list are ignored, but a tokenizer.json among them, which would be taken for the
+// checkpoint's, is an error.
 class Checkpoint {
  public:
-  explicit Checkpoint(const std::filesystem::path& path);
+  explicit Checkpoint(const std::filesystem::path& path, CheckpointUse use = CheckpointUse::kTraining);
   const std::filesystem::path& path() const { return path_; }
   const TrainingState& state() const { return state_; }
   const std::string& config_yaml() const { return config_yaml_; }
-  std::filesystem::path tokenizer_path() const { return path_ / "tokenizer.json"; }
-  // CheckpointError when the tensor is missing or has another dtype or shape.
+  // The configuration it was written with. UsageError (config.yaml, line, key) where this program does not
+  // know it.
+  RunConfig config() const;
+  bool has_tokenizer() const { return has_tokenizer_; }
+  std::filesystem::path tokenizer_path() const;
+  // CheckpointError when the tensor is missing or has another dtype or shape. Moments: only for training.
   std::span<const std::byte> parameter(const std::string& name, const std::vector<int64_t>& shape) const;
   std::span<const std::byte> moment(const std::string& name, const std::vector<int64_t>& shape) const;
 
  private:
   std::filesystem::path path_;
+  CheckpointUse use_;
   TrainingState state_;
   std::string config_yaml_;
+  bool has_tokenizer_ = false;
   std::vector<SafetensorsFile> model_;
   std::vector<SafetensorsFile> optimizer_;
 };
-
-// The newest checkpoint in the directory that verifies; damaged ones are passed over, each reported through
-// `warn`. nullopt when there is none. (A run directory: pass its "checkpoints" folder. CheckpointError when
-// there are checkpoints but none verifies.)
-std::optional<Checkpoint> newest_checkpoint(const std::filesystem::path& checkpoints,
-                                            const std::function<void(const std::string&)>& warn);
-
-// What a user names on the command line: a checkpoint directory, or a run directory (its newest valid
-// checkpoint).
-Checkpoint open_checkpoint(const std::filesystem::path& path,
-                           const std::function<void(const std::string&)>& warn);
 
 }  // namespace dtopp

@@ -1,5 +1,6 @@
 #include "dtopp/eval/expert_budget.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "dtopp/base/errors.h"
@@ -34,7 +35,7 @@ at::Tensor as_threshold(double p, const InferenceModel& model) {
   return at::full({}, p, at::device(model.device()).dtype(at::kDouble));
 }
 
-// A layer's p is found when its input is there, which the layers below have decided.
+// A layer's input depends on the p of the layers below it, so one forward pass solves layer after layer.
 RoutingInputs solve_by_layer(const InferenceModel& model, const at::Tensor& tokens_BL, double target) {
   RoutingInputs solved, inputs;
   inputs.choose_threshold = [&](size_t /*layer*/, const at::Tensor& x_TD, const ExpertLayerWeights& weights) {
@@ -77,6 +78,14 @@ RoutingInputs solve_thresholds(const InferenceModel& model, const at::Tensor& to
   const bool by_layer = routing.method == RoutingMethod::kDTopP && routing.scope == ThresholdScope::kLayer;
   const at::Tensor tokens = to_device(tokens_BL, model.device());
   return by_layer ? solve_by_layer(model, tokens, target) : solve_globally(model, tokens, target);
+}
+
+at::Tensor solving_windows(std::span<const int64_t> ids, int64_t sequence_length, const std::string& source) {
+  const auto count = static_cast<int64_t>(ids.size());
+  const int64_t length = std::min(sequence_length, count);
+  if (length == 0) throw DataError(source + ": holds no text to solve --target-experts on");
+  const int64_t windows = std::clamp<int64_t>(kSolveTokens / length, 1, count / length);
+  return at::tensor(at::IntArrayRef(ids.data(), windows * length)).view({windows, length});
 }
 
 }  // namespace dtopp

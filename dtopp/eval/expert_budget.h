@@ -1,6 +1,10 @@
 // Another number of active experts for a trained model: the thresholds at which it chooses that many.
 #pragma once
 
+#include <cstdint>
+#include <span>
+#include <string>
+
 #include "dtopp/eval/inference_model.h"
 
 namespace dtopp {
@@ -9,5 +13,12 @@ namespace dtopp {
 // the tokens choose `target` experts on average: the mean over layers, or in each. tokens_BL int64.
 // UsageError where the method has no threshold or `target` is not between 1 and the number of experts.
 RoutingInputs solve_thresholds(const InferenceModel& model, const at::Tensor& tokens_BL, double target);
+
+// As many ids as solving_windows takes of a text.
+inline constexpr int64_t kSolveTokens = 16384;
+
+// The first windows [B, L] of a text's ids, enough for a mean within a hundredth of an expert. DataError that
+// begins with `source`, the text's name, where there is no id.
+at::Tensor solving_windows(std::span<const int64_t> ids, int64_t sequence_length, const std::string& source);
 
 }  // namespace dtopp

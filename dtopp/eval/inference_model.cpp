@@ -2,13 +2,16 @@
 
 #include <unordered_map>
 
+#include "dtopp/base/errors.h"
+#include "dtopp/base/progress.h"
 #include "dtopp/ops/host_copy.h"
+#include "dtopp/plan/plan.h"
 
 namespace dtopp {
 
 InferenceModel load_inference_model(const Checkpoint& checkpoint, const at::Device& device) {
   InferenceModel loaded;
-  loaded.config = load_run_config(checkpoint.path() / "config.yaml", {});
+  loaded.config = checkpoint.config();
   const ModelConfig& model = loaded.config.model;
   const RoutingConfig& routing = loaded.config.routing;
 
@@ -27,6 +30,30 @@ InferenceModel load_inference_model(const Checkpoint& checkpoint, const at::Devi
     loaded.routing = routing_inputs(controller, model.num_layers);
   }
   return loaded;
+}
+
+Tokenizer load_tokenizer(const Checkpoint& checkpoint, const std::filesystem::path& other,
+                         int64_t vocab_size) {
+  const bool has_own = checkpoint.has_tokenizer();
+  if (!has_own && other.empty())
+    throw UsageError(checkpoint.path().string() +
+                     " holds no tokenizer.json (its run was trained on bare token files): pass --tokenizer");
+  const std::filesystem::path path = has_own ? checkpoint.tokenizer_path() : other;
+  Tokenizer tokenizer = Tokenizer::load(path);
+  if (has_own && !other.empty() && Tokenizer::load(other).hash() != tokenizer.hash())
+    throw UsageError("--tokenizer " + other.string() +
+                     ": not the one the checkpoint was trained with; leave it out");
+  if (tokenizer.vocab_size() > vocab_size)
+    throw UsageError(path.string() + ": a tokenizer of " + std::to_string(tokenizer.vocab_size()) +
+                     " ids does not fit the checkpoint's model.vocab_size of " + std::to_string(vocab_size));
+  return tokenizer;
+}
+
+std::string describe_model(const RunConfig& config, int64_t tokens) {
+  const Plan plan = make_plan(config);
+  const auto number = [](auto count) { return format_count(static_cast<double>(count)); };
+  return number(plan.parameters) + " parameters, of which a token uses " + number(plan.active_parameters) +
+         ", after " + number(tokens) + " tokens";
 }
 
 }  // namespace dtopp

@@ -25,8 +25,8 @@ struct TextWindows {
 using ObserveWindows = std::function<void(const TextWindows&, const HiddenStates&)>;
 
 // One stream of ids in windows of sequence_length + 1, stride sequence_length; a shorter last window is kept.
-// DataError when there is nothing to predict (fewer than two ids). `progress` hears the tokens done,
-// `observe`, if there is one, what the model made of them.
+// DataError when there is nothing to predict (fewer than two ids). `progress` is called with the tokens done;
+// `observe`, where given, with each batch of windows and the model's states for it.
 Perplexity measure_perplexity(const InferenceModel& model, uint64_t num_ids,
                               const std::function<void(uint64_t offset, std::span<int64_t>)>& read,
                               int64_t batch_size, const std::function<void(uint64_t)>& progress,

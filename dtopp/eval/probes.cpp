@@ -1,8 +1,11 @@
 #include "dtopp/eval/probes.h"
 
+#include <cerrno>
 #include <limits>
 
 #include "dtopp/base/errors.h"
+#include "dtopp/base/files.h"
+#include "dtopp/base/path_kind.h"
 #include "dtopp/eval/scoring.h"
 #include "dtopp/tasks/results.h"
 #include "dtopp/tasks/task_requests.h"
@@ -13,11 +16,16 @@ namespace {
 Tokenizer training_tokenizer(const DataConfig& data) {
   for (const std::string& folder : data.train) {
     const auto path = std::filesystem::path(folder) / "tokenizer.json";
-    if (std::filesystem::is_regular_file(path)) return Tokenizer::load(path);
+    if (path_kind(path) == PathKind::kFile) return Tokenizer::load(path);
+  }
+  for (const std::string& path : data.train) {
+    const bool absent =
+        path_kind(path) == PathKind::kNothing && path_kind(path + ".idx") == PathKind::kNothing;
+    if (absent) throw file_error("open", path, ENOENT);
   }
   throw UsageError(
-      "validation.tasks needs training data with a tokenizer.json (dtopp prepare text makes it): " +
-      std::string("data.train names none"));
+      "validation.tasks needs training data with a tokenizer.json (dtopp prepare text makes it), data.train "
+      "names none; validation.tasks=[] trains without them");
 }
 
 std::string joined(const std::vector<std::string>& names) {
@@ -57,8 +65,8 @@ Probes make_probes(const RunConfig& config, const std::function<bool()>& stop) {
       config.validation.task_limit > 0 ? config.validation.task_limit : std::numeric_limits<int64_t>::max();
   for (const Task& task : tasks) {
     probes->tasks.push_back(prepare_requests(task, config.validation.task_data, probes->tokenizer, limit));
-    require_sequence_length(probes->tasks.back(), config.model.sequence_length);
   }
+  take_out_long_tasks(probes->tasks, joined(config.validation.tasks), config.model.sequence_length);
   return [probes, stop](const ParameterLookup& parameter,
                         const RoutingInputs& routing) -> std::optional<ProbeResults> {
     const at::NoGradGuard no_grad;

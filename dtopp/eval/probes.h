@@ -7,8 +7,9 @@
 namespace dtopp {
 
 // The tasks of config.validation over config.validation.task_data, their prompts made with the tokenizer of
-// the training data; empty where there are none. UsageError where a task is unknown, longer than the model's
-// sequence, or no training data names a tokenizer; DataError where a task's file is missing or damaged.
+// the training data; empty where there are none. "all" is what fits the model's sequence length. UsageError
+// where a task is unknown or named and does not fit, or no training data comes with a tokenizer; DataError
+// where training data or a task's file are missing or damaged.
 Probes make_probes(const RunConfig& config, const std::function<bool()>& stop);
 
 }  // namespace dtopp

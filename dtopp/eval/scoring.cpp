@@ -27,8 +27,8 @@ std::span<const int32_t> all_but_last(const std::vector<int32_t>& ids) {
   return std::span(ids).first(ids.empty() ? 0 : ids.size() - 1);
 }
 
-// A context that all choices share is computed once; the choices' tokens but the last, which predicts nothing
-// that is scored, continue it.
+// The shared context is one segment, computed once. Each choice continues it in a segment of its own, without
+// its last token: what the model predicts after that one is not scored.
 void add_shared(const Request& request, ScoringBatch& batch) {
   const auto parent = static_cast<int64_t>(batch.segments.size());
   batch.add_segment(request.contexts[0], kNoParent);

@@ -13,9 +13,9 @@
 
 namespace dtopp {
 
-// Scores of each request, in their order. About `batch_tokens` tokens are computed at once, a request's own
-// at least. `progress` hears how many requests are done; `stop` is asked between batches, and once it is true
-// the result is shorter.
+// Scores of each request, in their order. Requests are computed together as long as they have at most
+// `batch_tokens` tokens; a longer one is computed by itself. `progress` is called with the number of requests
+// done. `stop` is asked between batches: once it returns true, the scores of the rest are missing.
 std::vector<Scores> score_requests(const InferenceModel& model, const Tokenizer& tokenizer,
                                    std::span<const Request> requests, int64_t batch_tokens,
                                    const std::function<void(size_t)>& progress,

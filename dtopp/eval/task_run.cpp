@@ -1,63 +1,25 @@
 #include "dtopp/eval/task_run.h"
 
+#include <cstdio>
 #include <optional>
 
 #include "dtopp/base/errors.h"
-#include "dtopp/base/files.h"
+#include "dtopp/base/hash.h"
+#include "dtopp/base/manifest.h"
 #include "dtopp/eval/scoring.h"
+#include "dtopp/ops/device.h"
+#include "dtopp/tasks/dump.h"
 
 namespace dtopp {
 namespace {
 
 using nlohmann::ordered_json;
 
-std::filesystem::path part_path(const std::filesystem::path& parts, const Task& task, const char* extension) {
-  return parts / (std::string(task.name) + extension);
-}
-
-ordered_json part_key(const TaskRunOptions& options, const TaskRequests& requests) {
-  ordered_json key = options.key;
-  key["sha256"] = requests.task.sha256;
-  ordered_json counts = ordered_json::array();
-  for (const auto& data_set : requests.requests) counts.push_back(data_set.size());
-  key["items"] = std::move(counts);
-  return key;
-}
-
-// The tallies of a task that an earlier run finished with the same key.
-std::optional<std::vector<Tally>> read_part(const TaskRunOptions& options, const TaskRequests& requests) {
-  if (options.parts.empty()) return std::nullopt;
-  const auto path = part_path(options.parts, requests.task, ".json");
-  if (!std::filesystem::is_regular_file(path)) return std::nullopt;
-  // Whatever is not as write_part leaves it is computed again.
-  const ordered_json part = ordered_json::parse(read_file(path), nullptr, /*allow_exceptions=*/false);
-  if (!part.is_object() || part.value("key", ordered_json()) != part_key(options, requests)) {
-    return std::nullopt;
-  }
-  std::vector<Tally> tallies;
-  for (size_t i = 0; i < requests.data_sets.size(); ++i) {
-    const ordered_json& sums = part.at("tallies").at(i);
-    if (sums.size() != 4) return std::nullopt;
-    tallies.push_back({requests.data_sets[i].category, sums.at(0), sums.at(1), sums.at(2), sums.at(3)});
-  }
-  return tallies;
-}
-
-void write_part(const TaskRunOptions& options, const TaskRequests& requests,
-                const std::vector<Tally>& tallies, const std::string& dump) {
-  if (options.parts.empty()) return;
-  make_directories(options.parts);
-  ordered_json part = {{"key", part_key(options, requests)}, {"tallies", ordered_json::array()}};
-  for (const Tally& tally : tallies)
-    part["tallies"].push_back({tally.correct, tally.items, tally.nll, tally.tokens});
-  write_file_atomically(part_path(options.parts, requests.task, ".jsonl"), dump);
-  write_file_atomically(part_path(options.parts, requests.task, ".json"), part.dump() + "\n");
-}
-
 // nullopt when stopped before the end.
 std::optional<std::vector<Tally>> run_task(const InferenceModel& model, const Tokenizer& tokenizer,
-                                           const TaskRequests& requests, const TaskRunOptions& options,
-                                           const TaskRunHooks& hooks) {
+                                           const TaskRequests& requests, KeptResults& kept,
+                                           int64_t batch_tokens, const TaskRunHooks& hooks) {
+  const std::string name(requests.task.name);
   std::vector<Tally> tallies;
   std::string dump;
   size_t total = 0, done = 0;
@@ -65,48 +27,76 @@ std::optional<std::vector<Tally>> run_task(const InferenceModel& model, const To
   for (size_t i = 0; i < requests.data_sets.size(); ++i) {
     const DataSet& data = requests.data_sets[i];
     const auto scores = score_requests(
-        model, tokenizer, requests.requests[i], options.batch_tokens,
-        [&](size_t scored) { hooks.progress(std::string(requests.task.name), done + scored, total); },
-        hooks.stop);
+        model, tokenizer, requests.requests[i], batch_tokens,
+        [&](size_t scored) { hooks.progress(name, done + scored, total); }, hooks.stop);
     if (scores.size() < requests.requests[i].size()) return std::nullopt;
     const std::vector<Answer> answers = judge_all(requests, i, scores);
     tallies.push_back(tally(data, answers));
-    for (size_t n = 0; n < scores.size() && !options.parts.empty(); ++n) {
+    for (size_t n = 0; n < scores.size() && kept.keeps(); ++n) {
       dump += dump_line(requests.task, data, requests.requests[i][n], &scores[n], &answers[n]) + "\n";
     }
     done += scores.size();
   }
-  write_part(options, requests, tallies, dump);
+  if (!kept.keep(requests, tallies, std::move(dump)))
+    hooks.message(name + ": not kept until the end: " + kept.folder().string() +
+                  " holds files of that name which dtopp did not write");
   return tallies;
 }
 
 }  // namespace
 
 std::vector<TaskResult> run_tasks(const InferenceModel& model, const Tokenizer& tokenizer,
-                                  std::span<const TaskRequests> tasks, const TaskRunOptions& options,
-                                  const TaskRunHooks& hooks) {
+                                  std::span<const TaskRequests> tasks, KeptResults& kept,
+                                  int64_t batch_tokens, const TaskRunHooks& hooks) {
   std::vector<TaskResult> results;
   for (const TaskRequests& requests : tasks) {
-    auto tallies = read_part(options, requests);
-    if (tallies) {
-      hooks.message(std::string(requests.task.name) + ": finished by an earlier run, taken from " +
-                    options.parts.string());
-    } else {
-      tallies = run_task(model, tokenizer, requests, options, hooks);
-    }
+    const std::string name(requests.task.name);
+    auto tallies = kept.find(requests);
+    if (tallies)
+      hooks.message(name + ": finished by an earlier run, taken from " + kept.folder().string());
+    else
+      tallies = run_task(model, tokenizer, requests, kept, batch_tokens, hooks);
     if (!tallies) {
-      throw Stopped("stopped in " + std::string(requests.task.name) + " after " +
-                    std::to_string(results.size()) + " finished tasks; " +
-                    (options.parts.empty() ? "with --output or --dump they would have been kept"
-                                           : "the same command goes on from there"));
+      throw Stopped("stopped in " + name + " after " + std::to_string(results.size()) + " finished tasks; " +
+                    (kept.keeps() ? "the same command goes on from there"
+                                  : "with --output or --dump they would have been kept"));
     }
     results.push_back(summarize(requests.task, *tallies));
   }
   return results;
 }
 
-std::string read_dump_part(const std::filesystem::path& parts, const Task& task) {
-  return read_file(part_path(parts, task, ".jsonl"));
+ordered_json run_key(const Checkpoint& checkpoint, const InferenceModel& model, const Tokenizer& tokenizer,
+                     const std::string& version) {
+  ordered_json thresholds = ordered_json::array();
+  for (const at::Tensor& threshold : model.routing.threshold) thresholds.push_back(threshold.item<double>());
+  // The number of threads, which a CPU's description names, is not part of it: see docs/evaluation.md.
+  const at::Device device = model.device();
+  return {{"checkpoint", hash_file(checkpoint.path() / kManifestName)},
+          {"thresholds", std::move(thresholds)},
+          {"tokenizer", tokenizer.hash()},
+          {"device", device.is_cpu() ? "cpu" : describe_device(device)},
+          {"version", version}};
+}
+
+ordered_json to_json(std::span<const BudgetResult> sweep, std::span<const LongTask> left_out) {
+  ordered_json entries = ordered_json::array();
+  for (const BudgetResult& budget : sweep) {
+    ordered_json entry = to_json(budget.results, left_out);
+    entry["target_experts"] = budget.target_experts;
+    entries.push_back(std::move(entry));
+  }
+  return {{"sweep", std::move(entries)}};
+}
+
+std::string format_table(std::span<const BudgetResult> sweep, std::span<const LongTask> left_out) {
+  std::string table = format_left_out(left_out) + "  target   average\n";
+  for (const BudgetResult& budget : sweep) {
+    char line[40];
+    std::snprintf(line, sizeof line, "%8g%10.1f\n", budget.target_experts, 100 * average(budget.results));
+    table += line;
+  }
+  return table;
 }
 
 }  // namespace dtopp

@@ -1,25 +1,20 @@
-// Runs a model on prepared tasks, one after another. Finished tasks are kept beside the output, so that an
-// interrupted evaluation goes on with the next one.
+// Runs a model on prepared tasks, one after another; finished ones are kept, so that an interrupted
+// evaluation goes on with the next.
 #pragma once
 
-#include <filesystem>
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
+#include <nlohmann/json.hpp>
+
 #include "dtopp/eval/inference_model.h"
+#include "dtopp/tasks/kept_results.h"
 #include "dtopp/tasks/results.h"
 #include "dtopp/tasks/task_requests.h"
 
 namespace dtopp {
-
-struct TaskRunOptions {
-  int64_t batch_tokens = 8192;  // computed at once
-  // Where finished tasks wait for the rest; empty: nowhere, and there are no dump lines.
-  std::filesystem::path parts;
-  // What a finished task must have been computed with to count: the checkpoint, the thresholds.
-  nlohmann::ordered_json key;
-};
 
 struct TaskRunHooks {
   std::function<void(const std::string& task, size_t done, size_t total)> progress;  // items
@@ -27,13 +22,27 @@ struct TaskRunHooks {
   std::function<bool()> stop;
 };
 
-// The results in the order of `tasks`. Stopped once `stop` says so; finished tasks are kept where there is a
-// place for them. NumericalError where a log probability is not finite.
+// The results in the order of `tasks`, about `batch_tokens` tokens computed at once. Those that `kept` finds
+// are not computed again. Stopped once `stop` says so. NumericalError where a log probability is not finite.
 std::vector<TaskResult> run_tasks(const InferenceModel& model, const Tokenizer& tokenizer,
-                                  std::span<const TaskRequests> tasks, const TaskRunOptions& options,
-                                  const TaskRunHooks& hooks);
+                                  std::span<const TaskRequests> tasks, KeptResults& kept,
+                                  int64_t batch_tokens, const TaskRunHooks& hooks);
 
-// The dump lines of a finished task, as dump_line makes them, each with its end.
-std::string read_dump_part(const std::filesystem::path& parts, const Task& task);
+// All that a score depends on besides the task: the checkpoint, p, the tokenizer, the device and the program.
+// What KeptResults compares. `version` is the program's.
+nlohmann::ordered_json run_key(const Checkpoint& checkpoint, const InferenceModel& model,
+                               const Tokenizer& tokenizer, const std::string& version);
+
+// Results at one number of active experts.
+struct BudgetResult {
+  double target_experts = 0;
+  std::vector<TaskResult> results;
+};
+
+// {"sweep": [to_json(results) with "target_experts"]}
+nlohmann::ordered_json to_json(std::span<const BudgetResult> sweep, std::span<const LongTask> left_out);
+
+// The average against the number of active experts, after a line for each task that was left out.
+std::string format_table(std::span<const BudgetResult> sweep, std::span<const LongTask> left_out);
 
 }  // namespace dtopp

@@ -1,4 +1,4 @@
-// What the paper reports for its models of 1.3 billion active parameters after 100 billion tokens.
+// What the paper's table of main results holds.
 #pragma once
 
 #include <array>
@@ -7,6 +7,10 @@
 namespace dtopp {
 
 inline constexpr std::array<std::string_view, 4> kPaperModels = {"Dense", "Top-k", "Top-p", "DTop-p"};
+
+// What these columns are of.
+inline constexpr char kPaperSetting[] =
+    "Dense-1.3B, and MoE-1.3B-6.9B-64E8A routed by top-k, top-p and DTop-p, each after 100 billion tokens";
 
 // Percentages in the order of kPaperModels; `task` as on the command line, or "average". std::out_of_range
 // for any other.

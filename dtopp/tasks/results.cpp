@@ -28,6 +28,13 @@ std::string title_with_shots(const Task& task) {
   return std::string(task.title) + "(" + std::to_string(task.shots) + ")";
 }
 
+// Where some tasks are left out: how many the average is taken over.
+std::string average_over(std::span<const TaskResult> results, std::span<const LongTask> left_out) {
+  if (left_out.empty()) return "";
+  return "  over " + std::to_string(results.size()) + " of " +
+         std::to_string(results.size() + left_out.size()) + " tasks";
+}
+
 }  // namespace
 
 std::vector<Answer> judge_all(const TaskRequests& requests, size_t index, std::span<const Scores> scores) {
@@ -85,7 +92,7 @@ std::vector<AreaResult> summarize_areas(std::span<const TaskResult> results) {
   return areas;
 }
 
-ordered_json to_json(std::span<const TaskResult> results) {
+ordered_json to_json(std::span<const TaskResult> results, std::span<const LongTask> left_out) {
   ordered_json tasks = ordered_json::object();
   for (const TaskResult& result : results) {
     ordered_json& task = tasks[std::string(result.task.name)] = {
@@ -95,10 +102,27 @@ ordered_json to_json(std::span<const TaskResult> results) {
     for (const Tally& category : result.categories)
       task["categories"][category.category] = {{"accuracy", category.accuracy()}, {"items", category.items}};
   }
-  return {{"tasks", std::move(tasks)}, {"average", average(results)}};
+  ordered_json json = {{"tasks", std::move(tasks)}, {"average", average(results)}};
+  if (left_out.empty()) return json;
+  for (const TaskResult& result : results) json["average_over"].push_back(result.task.name);
+  for (const LongTask& task : left_out)
+    json["left_out"][std::string(task.task.name)] = {{"longest", task.longest},
+                                                     {"sequence_length", task.sequence_length}};
+  return json;
 }
 
-std::string format_table(std::span<const TaskResult> results) {
+std::string format_left_out(std::span<const LongTask> left_out) {
+  std::string lines;
+  for (const LongTask& task : left_out) {
+    append_format(lines,
+                  "%-20s left out: its longest prompt takes %lld tokens, the model's sequences have %lld\n",
+                  title_with_shots(task.task).c_str(), static_cast<long long>(task.longest),
+                  static_cast<long long>(task.sequence_length));
+  }
+  return lines;
+}
+
+std::string format_table(std::span<const TaskResult> results, std::span<const LongTask> left_out) {
   std::string table;
   append_format(table, "%-20s %9s %7s %8s %7s\n", "benchmark(shots)", "accuracy", "+-", "chance", "items");
   for (const TaskResult& result : results) {
@@ -108,10 +132,11 @@ std::string format_table(std::span<const TaskResult> results) {
     if (has_perplexity(result)) append_format(table, "  perplexity %.4g", result.perplexity());
     table += "\n";
   }
-  table += "\n";
+  table += format_left_out(left_out) + "\n";
   for (const AreaResult& area : summarize_areas(results))
     append_format(table, "%-24s %5.1f\n", std::string(area.area).c_str(), kPercent * area.accuracy);
-  append_format(table, "%-24s %5.1f\n", "Average", kPercent * average(results));
+  append_format(table, "%-24s %5.1f%s\n", "Average", kPercent * average(results),
+                average_over(results, left_out).c_str());
   return table;
 }
 
@@ -132,11 +157,12 @@ std::string format_categories(std::span<const TaskResult> results) {
   return table;
 }
 
-std::string format_table_with_paper(std::span<const TaskResult> results) {
-  std::string table;
+std::string format_table_with_paper(std::span<const TaskResult> results, std::span<const LongTask> left_out,
+                                    const std::string& this_model) {
+  std::string table = "accuracy: this model, " + this_model + "\n" + "paper:    " + kPaperSetting + "\n\n";
   append_format(table, "%-20s %9s %7s |", "benchmark(shots)", "accuracy", "+-");
   for (const std::string_view model : kPaperModels) append_format(table, " %6s", std::string(model).c_str());
-  table += "   (paper: 1.3 B active, 100 B tokens)\n";
+  table += "   (paper)\n";
   const auto add_paper = [&](std::string_view row) {
     for (const double percent : paper_results(row)) append_format(table, " %6.1f", percent);
     table += "\n";
@@ -146,33 +172,14 @@ std::string format_table_with_paper(std::span<const TaskResult> results) {
                   kPercent * result.accuracy, kPercent * result.standard_error);
     add_paper(result.task.name);
   }
+  table += format_left_out(left_out);
   append_format(table, "%-20s %9.1f %7s |", "Average", kPercent * average(results), "");
   if (results.size() == all_tasks().size()) {
     add_paper("average");
   } else {
-    table += " (the paper's is over all 13)\n";
+    table += average_over(results, left_out) + " (the paper's is over all 13)\n";
   }
   return table;
-}
-
-std::string dump_line(const Task& task, const DataSet& data, const Request& request, const Scores* scores,
-                      const Answer* answer) {
-  ordered_json line = {{"task", task.name}, {"category", nullptr}, {"index", request.index}};
-  if (task.by_category) line["category"] = data.category;
-  line["contexts"] = request.contexts;
-  line["continuations"] = request.continuations;
-  if (scores != nullptr && answer != nullptr) {
-    line["log_probs"] = scores->log_probs;
-    line["greedy"] = scores->greedy;
-    if (task.type == TaskType::kGeneration) {
-      line["generated"] = scores->generated;
-      line["prediction"] = answer->text;
-    } else {
-      line["prediction"] = answer->choice;
-    }
-    line["correct"] = answer->correct;
-  }
-  return line.dump();
 }
 
 }  // namespace dtopp

@@ -11,7 +11,6 @@
 #include <nlohmann/json.hpp>
 
 #include "dtopp/tasks/answers.h"
-#include "dtopp/tasks/prompts.h"
 #include "dtopp/tasks/task.h"
 #include "dtopp/tasks/task_requests.h"
 
@@ -64,22 +63,23 @@ std::vector<AreaResult> summarize_areas(std::span<const TaskResult> results);
 
 // {"tasks": {NAME: {"accuracy", "stderr", "items"}}, "average"}. Tasks with continuations have "nll" too, of
 // the right ones in nats a token, language modelling "perplexity", MMLU "categories", {CATEGORY: {"accuracy",
-// "items"}}.
-nlohmann::ordered_json to_json(std::span<const TaskResult> results);
+// "items"}}. Where tasks were left out also "average_over", [NAME], and "left_out", {NAME: {"longest",
+// "sequence_length"}}.
+nlohmann::ordered_json to_json(std::span<const TaskResult> results, std::span<const LongTask> left_out = {});
 
-// The paper's table: percentages with one decimal, tasks by area, then areas and the average. After the items
-// of language modelling its perplexity.
-std::string format_table(std::span<const TaskResult> results);
+// The paper's table: percentages with one decimal, tasks by area, those left out, then areas and the average.
+// After the items of language modelling its perplexity.
+std::string format_table(std::span<const TaskResult> results, std::span<const LongTask> left_out = {});
+
+// A line for each task that was left out.
+std::string format_left_out(std::span<const LongTask> left_out);
 
 // The categories of those tasks that have some, in columns.
 std::string format_categories(std::span<const TaskResult> results);
 
-// The same with the paper's own columns beside each task and the average.
-std::string format_table_with_paper(std::span<const TaskResult> results);
-
-// One line of a dump, without its end: the prompts of an item and, where a model ran, what came of them. Null
-// pointers: no model ran.
-std::string dump_line(const Task& task, const DataSet& data, const Request& request, const Scores* scores,
-                      const Answer* answer);
+// The same with the paper's own columns beside each task and the average. They are of the paper's models,
+// whatever was evaluated: `this_model` says what that is ("9.9M parameters …"), above the table.
+std::string format_table_with_paper(std::span<const TaskResult> results, std::span<const LongTask> left_out,
+                                    const std::string& this_model);
 
 }  // namespace dtopp

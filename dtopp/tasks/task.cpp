@@ -62,16 +62,23 @@ constexpr std::array<Task, 13> kTasks = {{
   throw UsageError("--tasks: unknown task " + quote_for_message(name) + "; " + hint);
 }
 
+std::vector<std::string_view> split(std::string_view names) {
+  std::vector<std::string_view> parts;
+  for (size_t begin = 0; begin <= names.size();) {
+    const size_t end = std::min(names.find(',', begin), names.size());
+    parts.push_back(names.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return parts;
+}
+
 }  // namespace
 
 std::span<const Task> all_tasks() { return kTasks; }
 
 std::vector<Task> select_tasks(std::string_view names) {
   std::array<bool, kTasks.size()> selected = {};
-  for (size_t begin = 0; begin <= names.size();) {
-    const size_t end = std::min(names.find(',', begin), names.size());
-    const std::string_view name = names.substr(begin, end - begin);
-    begin = end + 1;
+  for (const std::string_view name : split(names)) {
     const auto* const task = std::ranges::find(kTasks, name, &Task::name);
     if (name == "all")
       selected.fill(true);
@@ -85,6 +92,10 @@ std::vector<Task> select_tasks(std::string_view names) {
     if (selected[i]) tasks.push_back(kTasks[i]);
   }
   return tasks;
+}
+
+bool names_task(std::string_view names, const Task& task) {
+  return std::ranges::count(split(names), task.name) > 0;
 }
 
 }  // namespace dtopp

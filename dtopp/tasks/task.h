@@ -39,4 +39,7 @@ std::span<const Task> all_tasks();
 // unknown or an empty name.
 std::vector<Task> select_tasks(std::string_view names);
 
+// Whether `names` names the task itself, not by "all".
+bool names_task(std::string_view names, const Task& task);
+
 }  // namespace dtopp

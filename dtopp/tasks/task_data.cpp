@@ -2,12 +2,12 @@
 
 #include <map>
 #include <string_view>
-#include <system_error>
 #include <utility>
 
 #include <nlohmann/json.hpp>
 
 #include "dtopp/base/errors.h"
+#include "dtopp/base/path_kind.h"
 #include "dtopp/base/sha256.h"
 #include "dtopp/data/text_reader.h"
 
@@ -132,8 +132,7 @@ TaskFile read_task_file(const Task& task, const fs::path& path) {
 std::vector<DataSet> load_task(const Task& task, const fs::path& directory) {
   for (const char* ending : {".jsonl.zst", ".jsonl", ".jsonl.gz"}) {
     const fs::path path = directory / (std::string(task.name) + ending);
-    std::error_code error;
-    if (!fs::exists(path, error)) continue;
+    if (path_kind(path) == PathKind::kNothing) continue;
     TaskFile file = read_task_file(task, path);
     if (file.sha256 != task.sha256)
       throw DataError(path.string() + ": its text has SHA-256 " + file.sha256.substr(0, 16) +
@@ -142,8 +141,8 @@ std::vector<DataSet> load_task(const Task& task, const fs::path& directory) {
     return std::move(file.data_sets);
   }
   throw DataError((directory / task.name).string() +
-                  ".jsonl.zst: no such file; --data (validation.task_data in a configuration) names the "
-                  "folder with the task files");
+                  ".jsonl.zst: no such file; --data names the folder with the task files, in a configuration "
+                  "validation.task_data (validation.tasks=[] trains without them)");
 }
 
 }  // namespace dtopp

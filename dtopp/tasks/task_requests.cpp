@@ -38,12 +38,25 @@ PromptCounts count_prompts(const TaskRequests& requests) {
   return counts;
 }
 
-void require_sequence_length(const TaskRequests& requests, int64_t sequence_length) {
-  const int64_t longest = count_prompts(requests).longest;
-  if (longest <= sequence_length) return;
-  throw UsageError("--tasks: " + std::string(requests.task.name) + ": its longest prompt takes " +
-                   std::to_string(longest) + " tokens, the checkpoint's model.sequence_length is " +
-                   std::to_string(sequence_length) + ": leave the task out, or train with longer sequences");
+std::vector<LongTask> take_out_long_tasks(std::vector<TaskRequests>& tasks, std::string_view names,
+                                          int64_t sequence_length) {
+  std::vector<LongTask> left_out;
+  for (const TaskRequests& requests : tasks) {
+    const int64_t longest = count_prompts(requests).longest;
+    if (longest > sequence_length) left_out.push_back({requests.task, longest, sequence_length});
+  }
+  for (const LongTask& task : left_out) {
+    if (left_out.size() < tasks.size() && !names_task(names, task.task)) continue;
+    throw UsageError(std::string(task.task.name) + ": its longest prompt takes " +
+                     std::to_string(task.longest) + " tokens, model.sequence_length is " +
+                     std::to_string(sequence_length) +
+                     ": leave the task out, or train with longer sequences");
+  }
+  std::erase_if(tasks, [&](const TaskRequests& requests) {
+    return std::ranges::any_of(left_out,
+                               [&](const LongTask& task) { return task.task.name == requests.task.name; });
+  });
+  return left_out;
 }
 
 }  // namespace dtopp

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <string_view>
 #include <vector>
 
 #include "dtopp/tasks/prompts.h"
@@ -30,8 +31,18 @@ struct PromptCounts {
 
 PromptCounts count_prompts(const TaskRequests& requests);
 
-// UsageError where a sequence is longer than `sequence_length`: a model has not learned positions beyond the
-// length it was trained with, and cutting the prompts to it would give a score that compares with nobody's.
-void require_sequence_length(const TaskRequests& requests, int64_t sequence_length);
+// A task with a prompt that is longer than the model's sequences. It is not put to the model: positions
+// beyond the length it was trained with are none it has learned, and cutting the prompts to that length would
+// give a score that compares with nobody's.
+struct LongTask {
+  Task task;
+  int64_t longest = 0;          // tokens
+  int64_t sequence_length = 0;  // of the model
+};
+
+// Takes out of `tasks` those that do not fit, and answers which. `names` is what the user asked for:
+// UsageError where a task that does not fit is named there itself, not by "all", and where nothing fits.
+std::vector<LongTask> take_out_long_tasks(std::vector<TaskRequests>& tasks, std::string_view names,
+                                          int64_t sequence_length);
 
 }  // namespace dtopp

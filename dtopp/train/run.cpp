@@ -5,6 +5,7 @@
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
+#include "dtopp/checkpoint/run_directory.h"
 #include "dtopp/metrics/metrics.h"
 #include "dtopp/ops/device.h"
 #include "dtopp/plan/plan.h"
@@ -33,12 +34,10 @@ uint64_t process_memory(const std::string& key) {
 }
 
 void refuse_other_configuration(const RunConfig& config) {
-  const fs::path path = fs::path(config.output) / "config.yaml";
-  std::error_code error;
-  if (!fs::exists(path, error)) return;
-  const RunConfig there = load_run_config(path, {});
+  const auto there = config_of(config.output);
+  if (!there) return;
   std::string keys;
-  for (const std::string& key : differing_keys(there, config)) {
+  for (const std::string& key : differing_keys(*there, config)) {
     if (affects_result(key)) keys += (keys.empty() ? "" : ", ") + key;
   }
   if (keys.empty()) return;
@@ -147,7 +146,7 @@ void Run::open_or_resume(Model model, TrainingData data) {
   const at::ScalarType type = compute_type(config_.training.precision, device_);
   trainer_.emplace(config_, std::move(model), std::move(data), at::device(device_).dtype(type));
   const auto checkpoint =
-      newest_checkpoint(path_ / "checkpoints", [this](const std::string& text) { say("warning: " + text); });
+      newest_checkpoint(checkpoints_of(path_), [this](const std::string& text) { say("warning: " + text); });
   if (checkpoint) {
     trainer_->restore(*checkpoint);
     last_checkpoint_ = checkpoint->path();
@@ -158,7 +157,7 @@ void Run::open_or_resume(Model model, TrainingData data) {
   }
   if (complete()) return;
   directory_->keep();
-  write_file_atomically(path_ / "config.yaml", to_yaml(config_));
+  write_file_atomically(config_file_of(path_), to_yaml(config_));
   metrics_.emplace(path_, checkpoint ? trainer_->state().step : -1, config_.logging.tensorboard,
                    trainer_->state().last_validation_step);
   matrix_rate_ = measure_matrix_rate(at::device(device_).dtype(type));
@@ -265,7 +264,7 @@ void Run::save() {
   const CheckpointContents contents{trainer_->state(), parameters.parameter_sources(),
                                     parameters.moment_sources(), to_yaml(config_),
                                     trainer_->data().tokenizer_json};
-  last_checkpoint_ = save_checkpoint(path_ / "checkpoints", contents, config_.checkpoint.keep);
+  last_checkpoint_ = save_checkpoint(checkpoints_of(path_), contents, config_.checkpoint.keep);
   unsaved_ = false;
 }
 

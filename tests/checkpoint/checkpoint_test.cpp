@@ -1,15 +1,13 @@
 #include "dtopp/checkpoint/checkpoint.h"
 
-#include <algorithm>
-#include <fstream>
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
 #include "dtopp/base/errors.h"
+#include "dtopp/base/manifest.h"
 #include "tests/base/scratch_directory.h"
-#include "tests/checkpoint/checkpoint_contents.h"
+#include "tests/checkpoint/checkpoint_files.h"
 
 namespace dtopp::checkpoint_test {
 namespace {
@@ -19,29 +17,6 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::StartsWith;
-
-void overwrite(const fs::path& path, const std::string& bytes) {
-  std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
-}
-
-void put_byte(const fs::path& path, std::streamoff at, char byte) {
-  std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
-  file.seekp(at).put(byte);
-}
-
-std::vector<std::string> names_in(const fs::path& directory) {
-  std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(directory))
-    names.push_back(entry.path().filename().string());
-  std::ranges::sort(names);
-  return names;
-}
-
-fs::path save(const fs::path& checkpoints, int64_t step, int64_t keep = 0) {
-  return save_checkpoint(checkpoints, SampleContents(step).contents, keep);
-}
-
-void no_warning(const std::string& message) { ADD_FAILURE() << "unexpected warning: " << message; }
 
 TEST(Checkpoint, gives_back_every_bit_that_was_saved) {
   ScratchDirectory scratch;
@@ -87,12 +62,16 @@ TEST(Checkpoint, every_flipped_bit_is_detected_and_named) {
     for (size_t bit = 0; bit < original.size() * 8; ++bit, ++flips) {
       const auto at = static_cast<std::streamoff>(bit / 8);
       put_byte(path / name, at, static_cast<char>(original[at] ^ (1 << (bit % 8))));
-      try {
-        Checkpoint{path};
-        FAIL() << name << ": bit " << bit << " went unseen";
-      } catch (const CheckpointError& error) {
-        ASSERT_THAT(error.what(), StartsWith((path / name).string() + ": ")) << "bit " << bit;
-        ASSERT_EQ(static_cast<int>(error.status()), 4);
+      for (const auto use : {CheckpointUse::kTraining, CheckpointUse::kInference}) {
+        const bool is_read = use == CheckpointUse::kTraining || name != "optimizer.safetensors";
+        try {
+          Checkpoint(path, use);
+          ASSERT_FALSE(is_read) << name << ": bit " << bit << " went unseen";
+        } catch (const CheckpointError& error) {
+          ASSERT_TRUE(is_read) << name << ": is not for inference";
+          ASSERT_THAT(error.what(), StartsWith((path / name).string() + ": ")) << "bit " << bit;
+          ASSERT_EQ(static_cast<int>(error.status()), 4);
+        }
       }
       put_byte(path / name, at, original[at]);
     }
@@ -131,6 +110,52 @@ TEST(Checkpoint, files_it_does_not_list_are_ignored_but_for_a_tokenizer) {
               HasSubstr("tokenizer.json: not in the manifest"));
 }
 
+// A manifest of its own: what comes from elsewhere lists no optimiser's file at all.
+void leave_out_of_manifest(const fs::path& path, const std::string& name) {
+  Manifest manifest = read_manifest(path, "dtopp checkpoint 1");
+  manifest.files.erase(name);
+  overwrite(path / "manifest.json", format_manifest(manifest));
+}
+
+TEST(Checkpoint, without_the_optimisers_file_serves_inference_and_no_training) {
+  for (const bool listed : {true, false}) {
+    ScratchDirectory scratch;
+    SampleContents sample(3);
+    const auto path = save_checkpoint(scratch.path(), sample.contents, 0);
+    fs::remove(path / "optimizer.safetensors");
+    if (!listed) leave_out_of_manifest(path, "optimizer.safetensors");
+    const Checkpoint checkpoint(path, CheckpointUse::kInference);
+    EXPECT_EQ(checkpoint.state(), sample.contents.state);
+    for (const auto& tensor : sample.contents.parameters)
+      EXPECT_EQ(checkpoint.parameter(tensor.name, tensor.shape).size(), tensor.size);
+    EXPECT_THROW(checkpoint.moment("model.norm.weight.exp_avg", {2, 6}), std::logic_error);
+    EXPECT_THAT(
+        error_of<CheckpointError>([&] { Checkpoint{path}; }),
+        HasSubstr("optimizer.safetensors: not there: without it a checkpoint serves evaluate and generate"));
+  }
+}
+
+TEST(Checkpoint, reads_its_configuration_from_the_verified_bytes) {
+  ScratchDirectory scratch;
+  SampleContents sample(3);
+  RunConfig config;
+  config.model.num_layers = 7;
+  sample.contents.config_yaml = to_yaml(config);
+  const Checkpoint checkpoint(save_checkpoint(scratch.path(), sample.contents, 0), CheckpointUse::kInference);
+  overwrite(checkpoint.path() / "config.yaml", "model: {num_layers: 8}\n");
+  EXPECT_EQ(to_yaml(checkpoint.config()), to_yaml(config));  // no training data and no output: not asked for
+}
+
+TEST(Checkpoint, a_configuration_that_leads_elsewhere_is_refused) {
+  ScratchDirectory scratch;
+  overwrite(scratch / "other.yaml", "model: {num_layers: 8}\n");
+  SampleContents sample(3);
+  sample.contents.config_yaml = "base: ../other.yaml\n";
+  const Checkpoint checkpoint(save_checkpoint(scratch.path(), sample.contents, 0));
+  EXPECT_THAT(error_of<UsageError>([&] { checkpoint.config(); }),
+              HasSubstr("config.yaml:1: unknown key 'base'"));
+}
+
 TEST(Checkpoint, another_shape_or_name_is_refused) {
   ScratchDirectory scratch;
   const Checkpoint checkpoint(save(scratch.path(), 3));
@@ -152,7 +177,6 @@ TEST(Checkpoint, what_is_not_one_is_the_users_mistake) {
   overwrite(scratch / "file", "text");
   for (const auto* const name : {"absent", "empty", "file"}) {
     EXPECT_THAT(error_of<UsageError>([&] { Checkpoint{scratch / name}; }), HasSubstr(name));
-    EXPECT_THAT(error_of<UsageError>([&] { open_checkpoint(scratch / name, no_warning); }), HasSubstr(name));
   }
 }
 
@@ -194,6 +218,18 @@ TEST(SaveCheckpoint, never_removes_what_it_has_just_written) {
   EXPECT_TRUE(holds(Checkpoint(scratch / "step-00000200"), SampleContents(200).contents));
 }
 
+// Notes may lie in a checkpoint, and a directory may only be called like one.
+TEST(SaveCheckpoint, removes_nothing_that_it_did_not_write) {
+  ScratchDirectory scratch;
+  overwrite(save(scratch.path(), 10) / "notes.txt", "the good one");
+  save(scratch.path(), 20);
+  fs::create_directory(scratch / "step-00000005");
+  overwrite(scratch / "step-00000005/thesis.tex", "years of work");
+  save(scratch.path(), 30, 1);
+  EXPECT_THAT(names_in(scratch.path()), ElementsAre("step-00000005", "step-00000010", "step-00000030"));
+  EXPECT_EQ(read_file(scratch / "step-00000005/thesis.tex"), "years of work");
+}
+
 TEST(SaveCheckpoint, leaves_the_same_step_with_the_same_state_as_it_is) {
   ScratchDirectory scratch;
   const auto path = save(scratch.path(), 10);
@@ -233,48 +269,6 @@ TEST(SaveCheckpoint, that_fails_names_the_path_and_leaves_what_was_there) {
               HasSubstr("/file: cannot create the directory: Not a directory"));
   fs::remove(scratch / "file");
   EXPECT_THAT(names_in(scratch.path()), ElementsAre("step-00000010"));
-}
-
-TEST(NewestCheckpoint, is_none_where_there_is_none) {
-  ScratchDirectory scratch;
-  EXPECT_FALSE(newest_checkpoint(scratch / "absent", no_warning));
-  for (const auto* const name : {"step-1", "step-0000000x", "step-000000001", ".tmp-step-00000001", "other"})
-    fs::create_directory(scratch / name);
-  overwrite(scratch / "step-00000005", "a file");
-  EXPECT_FALSE(newest_checkpoint(scratch.path(), no_warning));
-}
-
-TEST(NewestCheckpoint, passes_over_damaged_ones_and_says_so) {
-  ScratchDirectory scratch;
-  for (const int64_t step : {10, 20, 30}) save(scratch.path(), step);
-  fs::remove(scratch / "step-00000030/manifest.json");
-  fs::resize_file(scratch / "step-00000020/model.safetensors", 100);
-  std::vector<std::string> warnings;
-  const auto newest =
-      newest_checkpoint(scratch.path(), [&](const std::string& text) { warnings.push_back(text); });
-  ASSERT_TRUE(newest);
-  EXPECT_EQ(newest->state().step, 10);
-  EXPECT_THAT(warnings, ElementsAre(HasSubstr("step-00000030/manifest.json"),
-                                    HasSubstr("step-00000020/model.safetensors: damaged")));
-}
-
-TEST(NewestCheckpoint, is_an_error_when_all_are_damaged) {
-  ScratchDirectory scratch;
-  for (const int64_t step : {10, 20}) fs::resize_file(save(scratch.path(), step) / "state.json", 5);
-  int warnings = 0;
-  EXPECT_THAT(
-      error_of<CheckpointError>([&] { newest_checkpoint(scratch.path(), [&](const auto&) { ++warnings; }); }),
-      HasSubstr("none of its checkpoints verifies; the newest: "));
-  EXPECT_EQ(warnings, 2);
-}
-
-TEST(OpenCheckpoint, takes_a_checkpoint_a_run_or_its_checkpoints) {
-  ScratchDirectory scratch;
-  save(scratch / "run/checkpoints", 10);
-  save(scratch / "run/checkpoints", 20);
-  EXPECT_EQ(open_checkpoint(scratch / "run/checkpoints/step-00000010", no_warning).state().step, 10);
-  EXPECT_EQ(open_checkpoint(scratch / "run", no_warning).state().step, 20);
-  EXPECT_EQ(open_checkpoint(scratch / "run/checkpoints", no_warning).state().step, 20);
 }
 
 }  // namespace

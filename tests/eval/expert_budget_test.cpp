@@ -1,37 +1,15 @@
 #include "dtopp/eval/expert_budget.h"
 
-#include <unordered_map>
-
 #include <gtest/gtest.h>
 
 #include "dtopp/base/errors.h"
-#include "dtopp/models/initialisation.h"
-#include "dtopp/models/parameters.h"
+#include "tests/base/scratch_directory.h"
+#include "tests/eval/tiny_model.h"
 
 namespace dtopp {
 namespace {
 
-InferenceModel tiny(ThresholdScope scope) {
-  InferenceModel loaded;
-  ModelConfig& config = loaded.config.model;
-  config.hidden_size = 16;
-  config.num_layers = 3;
-  config.num_heads = 2;
-  config.ffn_hidden_size = 8;
-  config.num_experts = 16;
-  config.vocab_size = 64;
-  config.init_std = 0.5;
-  loaded.config.routing.scope = scope;
-  std::unordered_map<std::string, at::Tensor> parameters;
-  for (const ParameterSpec& spec : language_model_parameters(config, loaded.config.routing)) {
-    at::Tensor tensor = at::empty(spec.shape, at::kFloat);
-    initialise(spec, 3, tensor);
-    parameters.emplace(spec.name, tensor);
-  }
-  loaded.model = bind_language_model(config, loaded.config.routing,
-                                     [&](const std::string& name) { return parameters.at(name); });
-  return loaded;
-}
+InferenceModel tiny(ThresholdScope scope) { return tiny_model(tiny_config(scope)); }
 
 std::vector<double> experts_of_layers(const InferenceModel& model, const at::Tensor& tokens_BL,
                                       const RoutingInputs& inputs) {
@@ -68,6 +46,19 @@ TEST(ExpertBudget, what_cannot_be_met_is_refused) {
     EXPECT_THROW(solve_thresholds(model, tokens_BL, target), UsageError);
   model.config.routing.method = RoutingMethod::kTopK;
   EXPECT_THROW(solve_thresholds(model, tokens_BL, 4), UsageError);
+}
+
+TEST(SolvingWindows, are_the_beginning_of_a_text_in_whole_windows) {
+  std::vector<int64_t> ids(3 * kSolveTokens);
+  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int64_t>(i);
+  const at::Tensor windows_BL = solving_windows(ids, 1000, "text");
+  EXPECT_EQ(windows_BL.sizes(), (at::IntArrayRef{16, 1000}));
+  EXPECT_EQ(windows_BL[15][999].item<int64_t>(), 15999);
+  EXPECT_EQ(solving_windows(std::span(ids).first(2500), 1000, "text").size(0), 2);
+  EXPECT_EQ(solving_windows(std::span(ids).first(7), 1000, "text").sizes(), (at::IntArrayRef{1, 7}));
+  EXPECT_EQ(solving_windows(ids, 2 * kSolveTokens, "text").sizes(), (at::IntArrayRef{1, 2 * kSolveTokens}));
+  EXPECT_EQ(error_of<DataError>([&] { solving_windows({}, 1000, "empty.txt"); }),
+            "empty.txt: holds no text to solve --target-experts on");
 }
 
 }  // namespace

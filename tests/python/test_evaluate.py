@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+import shutil
 
 import pytest
 import reference_model
@@ -75,6 +76,62 @@ def test_perplexity_of_text_files(trained, tmp_path):
     check(evaluate(trained / "run", tmp_path / "a.txt"), trained / "run", ids_of([TEXT]))
     check(evaluate(trained / "run", tmp_path / "b.jsonl"), trained / "run", ids_of(DOCUMENTS))
     check(evaluate(trained / "run", tmp_path / "c.jsonl.gz"), trained / "run", ids_of(DOCUMENTS))
+
+
+def test_perplexity_of_any_file_that_is_text(trained):
+    """README.md, as text: one document, whatever it is called."""
+    readme = tiny_run.ROOT / "README.md"
+    check(evaluate(trained / "run", readme), trained / "run", ids_of([readme.read_text()]))
+
+
+def test_a_checkpoint_alone_is_enough(trained, tmp_path):
+    """Without its run, the data it names and the optimiser's file; but a run does not go on from it."""
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT)
+    whole = evaluate(trained / "run", text)
+    checkpoint = sorted((trained / "run/checkpoints").iterdir())[-1]
+    alone = tmp_path / "alone" / checkpoint.name
+    shutil.copytree(checkpoint, alone, ignore=lambda _, names: {"optimizer.safetensors"} & set(names))
+    assert evaluate(alone, text) == whole
+    assert evaluate(alone.parent, text) == whole
+    done = tiny_run.dtopp("generate", alone, "--prompt", "Nobody", "--max-tokens", "2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+    run = tmp_path / "run"
+    alone.parent.rename(tmp_path / "checkpoints")
+    run.mkdir()
+    (tmp_path / "checkpoints").rename(run / "checkpoints")
+    done = tiny_run.dtopp("train", tiny_run.make(tmp_path), "training.steps=6")
+    assert done.returncode == 4, done.stderr
+    assert "optimizer.safetensors: not there: without it a checkpoint serves evaluate and generate" in done.stderr
+
+
+def test_a_flipped_bit_is_found_in_what_is_read_and_the_optimisers_file_is_not(trained, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT)
+    whole = evaluate(trained / "run", text)
+    alone = tmp_path / "step-00000006"
+    shutil.copytree(sorted((trained / "run/checkpoints").iterdir())[-1], alone)
+    for path in sorted(alone.iterdir()):
+        good = path.read_bytes()
+        path.write_bytes(good[:50] + bytes([good[50] ^ 1]) + good[51:])
+        done = tiny_run.dtopp("evaluate", alone, "--tasks", "perplexity", "--text", text, "--json")
+        if path.name == "optimizer.safetensors":
+            assert done.returncode == 0 and json.loads(done.stdout) == whole, done.stderr
+        else:
+            assert done.returncode == 4 and f"{path}: " in done.stderr, done.stderr
+        path.write_bytes(good)
+
+
+def test_a_path_that_cannot_be_looked_at_exits_3(trained, tmp_path):
+    """As a forbidden folder, which root is never refused: the system's reason, not status 5."""
+    loop = tmp_path / "loop"
+    loop.symlink_to("loop")
+    for arguments in ([trained / "run", "--text", loop], [loop, "--text", trained / "source.txt"],
+                      [loop / "run", "--text", trained / "source.txt"]):
+        done = tiny_run.dtopp("evaluate", *arguments, "--tasks", "perplexity")
+        assert done.returncode == 3 and done.stderr.count("\n") == 1, done.stderr
+        assert "Too many levels of symbolic links" in done.stderr
 
 
 def test_perplexity_of_a_token_folder_equals_that_of_its_text(trained, tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 
 import pytest
 import tiny_language_run
@@ -114,6 +115,16 @@ def test_thresholds_are_solved_for_any_budget(run, tmp_path):
     sweep = json.loads(perplexity(run, text, "--sweep-target", "2,4", "--json"))["sweep"]
     assert [entry["target_experts"] for entry in sweep] == [2, 4]
     assert all(entry["active_experts"] == pytest.approx(entry["target_experts"], rel=0.02) for entry in sweep)
+
+
+def test_text_that_nobody_takes_exits_3(run, tmp_path):
+    (tmp_path / "prompts.txt").write_text(PROMPT + "\nNobody\n")
+    for prompts in (["--prompt", PROMPT], ["--prompts", tmp_path / "prompts.txt"]):
+        with open("/dev/full", "w") as full:
+            done = tiny_run.dtopp("generate", run, *prompts, "--max-tokens", "8", capture_output=False, stdout=full,
+                                  stderr=subprocess.PIPE)
+        assert done.returncode == 3, done.stderr
+        assert "standard output: cannot be written" in done.stderr
 
 
 @pytest.mark.parametrize("arguments, text", [

@@ -47,7 +47,9 @@ def test_accuracies_are_written_at_each_validation_and_are_those_of_evaluate(run
 
 @pytest.mark.parametrize("override, status, text", [
     ("validation.tasks=[hellaswagg]", 2, "did you mean hellaswag?"),
-    ("validation.task_data=/nowhere", 3, "arc_easy.jsonl"),
+    ("validation.task_data=/nowhere", 3, "/nowhere/arc_easy.jsonl"),
+    ("validation.task_data=/nowhere", 3, "validation.tasks=[] trains without them"),
+    ("data.train=[/nowhere]", 3, "/nowhere: cannot open: No such file or directory"),
     ("model.sequence_length=16", 2, "model.sequence_length is 16"),
 ])
 def test_wrong_probes_end_a_run_before_its_first_step(runs, tmp_path, override, status, text):

@@ -104,6 +104,64 @@ def test_all_tasks_run(run, tmp_path):
     assert not (tmp_path / "results.json.parts").exists()
 
 
+@pytest.fixture(scope="module")
+def short_run(tmp_path_factory):
+    """Sequences of 512 tokens: six tasks have longer prompts."""
+    return tiny_language_run.train(tmp_path_factory.mktemp("short"), "dtop_p", 512)
+
+
+LONG = {"mmlu", "lambada_openai", "boolq", "agi_eval_lsat_rc", "agi_eval_lsat_lr", "agi_eval_sat_en"}
+
+
+@needs_data
+def test_all_takes_what_fits_the_model_and_names_the_rest(short_run, tmp_path):
+    output = tmp_path / "results.json"
+    arguments = ["evaluate", short_run, "--data", DATA, "--limit", "40"]
+    done = tiny_run.dtopp(*arguments, "--tasks", "all", "--output", output)
+    assert done.returncode == 0, done.stderr
+    results = json.loads(output.read_text())
+    left_out = results["left_out"]
+    assert "boolq" in left_out and set(left_out) <= LONG
+    assert all(task["longest"] > task["sequence_length"] == 512 for task in left_out.values())
+    assert list(results["tasks"]) == results["average_over"] == [name for name in ALL if name not in left_out]
+    assert results["average"] == pytest.approx(
+        sum(task["accuracy"] for task in results["tasks"].values()) / len(results["tasks"]))
+    assert done.stdout.count("left out: its longest prompt takes") == len(left_out)
+    assert f"over {13 - len(left_out)} of 13 tasks" in done.stdout.splitlines()[-1]
+
+    done = tiny_run.dtopp(*arguments, "--tasks", "copa,boolq")
+    assert done.returncode == 2 and done.stdout == "", done.stderr
+    assert f"boolq: its longest prompt takes {left_out['boolq']['longest']} tokens" in done.stderr
+
+
+@needs_data
+def test_what_dtopp_did_not_write_stays(run, tmp_path):
+    """A folder with the name that finished tasks wait in."""
+    parts = tmp_path / "results.json.parts"
+    parts.mkdir()
+    (parts / "thesis.tex").write_text("years of work")
+    (parts / "copa.json").write_text("mine")
+    done = evaluate(run, "--tasks", "copa,piqa", "--limit", "2", "--output", tmp_path / "results.json", "--dump",
+                    tmp_path / "dump.jsonl")
+    assert done.returncode == 0, done.stderr
+    assert {path.name: path.read_text() for path in parts.iterdir()} == {"thesis.tex": "years of work",
+                                                                        "copa.json": "mine"}
+    assert [json.loads(line)["task"] for line in open(tmp_path / "dump.jsonl")] == ["copa"] * 2 + ["piqa"] * 2
+
+
+@needs_data
+def test_a_sweep_leaves_nothing_behind(run, tmp_path):
+    if "dense" in str(run):
+        pytest.skip("a dense model has no budget")
+    (tmp_path / "text.txt").write_text(tiny_language_run.TEXT * 20)
+    done = evaluate(run, "--tasks", "copa", "--limit", "2", "--sweep-target", "2,4", "--target-text",
+                    tmp_path / "text.txt", "--output", tmp_path / "sweep.json")
+    assert done.returncode == 0, done.stderr
+    sweep = json.loads((tmp_path / "sweep.json").read_text())["sweep"]
+    assert [entry["target_experts"] for entry in sweep] == [2, 4] and "copa" in sweep[0]["tasks"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["sweep.json", "text.txt"]
+
+
 @needs_data
 def test_an_interrupted_evaluation_goes_on_with_the_next_task(run, tmp_path):
     output = tmp_path / "results.json"
@@ -145,5 +203,8 @@ def test_a_kept_result_of_another_call_does_not_count(run, tmp_path):
 def test_the_papers_columns_stand_beside_the_table(run):
     done = tiny_run.dtopp("evaluate", run, "--data", DATA, "--tasks", "copa", "--limit", "3", "--paper")
     assert done.returncode == 0, done.stderr
-    row = next(line for line in done.stdout.splitlines() if line.startswith("COPA"))
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("accuracy: this model, ") and "tokens" in lines[0]
+    assert "MoE-1.3B-6.9B-64E8A" in lines[1] and "100 billion tokens" in lines[1]
+    row = next(line for line in lines if line.startswith("COPA"))
     assert row.split("|")[1].split() == ["69.0", "82.0", "82.0", "85.0"]

@@ -11,6 +11,10 @@ namespace dtopp {
 namespace {
 
 using nlohmann::json;
+using nlohmann::ordered_json;
+using testing::EndsWith;
+using testing::HasSubstr;
+using testing::StartsWith;
 
 TEST(Results, one_data_set_has_the_plain_accuracy) {
   const std::vector<Tally> tallies = {{.correct = 82, .items = 100}};
@@ -89,37 +93,38 @@ TEST(Results, json_holds_fractions_and_the_average_of_what_ran) {
       "piqa": {"accuracy": 0.7809999999999999, "stderr": 0.0, "items": 100}}, "average": 0.8154999999999999})"));
 }
 
-TEST(Results, a_dump_line_holds_prompts_and_what_came_of_them) {
-  Request request;
-  request.index = 7;
-  request.contexts = {{1, 2}};
-  request.continuations = {{3}, {4, 5}};
-  const json prompts = json::parse(dump_line(task_named("copa"), {}, request, nullptr, nullptr));
-  EXPECT_EQ(prompts, json::parse(R"({"task": "copa", "category": null, "index": 7, "contexts": [[1, 2]],
-      "continuations": [[3], [4, 5]]})"));
-  Scores scores;
-  scores.log_probs = {{-1.5F}, {-0.25F, -0.5F}};
-  scores.greedy = {false, true};
-  const Answer answer{.choice = 1, .text = "", .correct = true};
-  json expected = prompts;
-  expected.update(json::parse(R"({"log_probs": [[-1.5], [-0.25, -0.5]], "greedy": [false, true],
-      "prediction": 1, "correct": true})"));
-  EXPECT_EQ(json::parse(dump_line(task_named("copa"), {}, request, &scores, &answer)), expected);
-  const auto mmlu = json::parse(
-      dump_line(task_named("mmlu"), {.category = "anatomy", .items = {}}, request, nullptr, nullptr));
-  EXPECT_EQ(mmlu["category"], "anatomy");
+const std::vector<LongTask> kLeftOut = {{task_named("boolq"), 1895, 512}, {task_named("mmlu"), 2048, 512}};
+
+TEST(Results, json_names_what_was_left_out_and_what_the_average_is_over) {
+  const auto column = paper_column();
+  const auto json = to_json(std::span(column).subspan(4, 2), kLeftOut);
+  EXPECT_DOUBLE_EQ(json["average"], (0.85 + 0.781) / 2);
+  EXPECT_EQ(json["average_over"], ordered_json({"copa", "piqa"}));
+  EXPECT_EQ(json["left_out"]["boolq"], ordered_json({{"longest", 1895}, {"sequence_length", 512}}));
+  EXPECT_EQ(json["left_out"].size(), 2);
+  EXPECT_FALSE(to_json(column).contains("left_out") || to_json(column).contains("average_over"));
 }
 
-TEST(Results, a_dump_line_of_generation_holds_the_new_ids_and_the_answer) {
-  Request request;
-  request.contexts = {{1}};
-  Scores scores;
-  scores.generated = {9, 8};
-  const Answer answer{.text = "12", .correct = false};
-  const auto line = json::parse(dump_line(task_named("svamp"), {}, request, &scores, &answer));
-  EXPECT_EQ(line, json::parse(R"({"task": "svamp", "category": null, "index": 0, "contexts": [[1]],
-      "continuations": [], "log_probs": [], "greedy": [], "generated": [9, 8], "prediction": "12",
-      "correct": false})"));
+TEST(Results, tables_name_what_was_left_out_and_what_the_average_is_over) {
+  const auto column = paper_column();
+  const auto some = std::span(column).subspan(4, 2);
+  const std::string line =
+      "BoolQ(5)             left out: its longest prompt takes 1895 tokens, the model's sequences have 512\n";
+  EXPECT_THAT(format_table(some, kLeftOut), HasSubstr(line));
+  EXPECT_THAT(format_table(some, kLeftOut), EndsWith("Average                   81.5  over 2 of 4 tasks\n"));
+  const std::string with_paper = format_table_with_paper(some, kLeftOut, "a small one");
+  EXPECT_THAT(with_paper, HasSubstr(line));
+  EXPECT_THAT(with_paper, EndsWith("over 2 of 4 tasks (the paper's is over all 13)\n"));
+}
+
+// The columns are the paper's whatever was evaluated, so both sides are named.
+TEST(Results, the_papers_columns_say_whose_they_are) {
+  const std::string table = format_table_with_paper(paper_column(), {}, "9.9M parameters");
+  EXPECT_THAT(table,
+              StartsWith("accuracy: this model, 9.9M parameters\n"
+                         "paper:    Dense-1.3B, and MoE-1.3B-6.9B-64E8A routed by top-k, top-p and DTop-p"));
+  EXPECT_THAT(table, HasSubstr("COPA(5)                   85.0     0.0 |   69.0   82.0   82.0   85.0\n"));
+  EXPECT_THAT(table, HasSubstr("Average                   50.9         |   45.1   49.0   49.3   50.9\n"));
 }
 
 }  // namespace

@@ -44,11 +44,43 @@ TEST(TaskRequests, generated_tokens_count_for_the_longest) {
   EXPECT_EQ(count_prompts(requests).tokens, 3);
 }
 
-TEST(TaskRequests, a_model_shorter_than_a_prompt_is_refused) {
-  require_sequence_length(two_items(), 5);
-  const std::string message = error_of<UsageError>([] { require_sequence_length(two_items(), 4); });
-  EXPECT_THAT(message, HasSubstr("copa: its longest prompt takes 5 tokens"));
-  EXPECT_THAT(message, HasSubstr("model.sequence_length is 4"));
+// copa takes 5 tokens at most, svamp 34.
+std::vector<TaskRequests> short_and_long() {
+  TaskRequests generation{.task = task_named("svamp"), .data_sets = {{}}, .requests = {{{}}}};
+  generation.requests[0][0].contexts = {{1, 2, 3}};
+  generation.requests[0][0].cut_tokens = {0};
+  generation.requests[0][0].max_new_tokens = 31;
+  return {generation, two_items()};
+}
+
+TEST(TaskRequests, what_does_not_fit_a_model_is_left_out_of_all) {
+  auto tasks = short_and_long();
+  EXPECT_TRUE(take_out_long_tasks(tasks, "all", 34).empty());
+  EXPECT_EQ(tasks.size(), 2);
+  const auto left_out = take_out_long_tasks(tasks, "all", 33);
+  ASSERT_EQ(left_out.size(), 1);
+  EXPECT_EQ(left_out[0].task.name, "svamp");
+  EXPECT_EQ(left_out[0].longest, 34);
+  EXPECT_EQ(left_out[0].sequence_length, 33);
+  ASSERT_EQ(tasks.size(), 1);
+  EXPECT_EQ(tasks[0].task.name, "copa");
+}
+
+TEST(TaskRequests, what_is_named_and_does_not_fit_is_refused) {
+  for (const char* names : {"svamp", "copa,svamp", "all,svamp", "svamp,all"}) {
+    auto tasks = short_and_long();
+    const std::string message = error_of<UsageError>([&] { take_out_long_tasks(tasks, names, 33); });
+    EXPECT_THAT(message, HasSubstr("svamp: its longest prompt takes 34 tokens"));
+    EXPECT_THAT(message, HasSubstr("model.sequence_length is 33"));
+  }
+  auto tasks = short_and_long();
+  EXPECT_EQ(take_out_long_tasks(tasks, "copa,all", 33).size(), 1);
+}
+
+TEST(TaskRequests, a_model_that_nothing_fits_is_refused) {
+  auto tasks = short_and_long();
+  EXPECT_THAT(error_of<UsageError>([&] { take_out_long_tasks(tasks, "all", 4); }),
+              HasSubstr("longest prompt"));
 }
 
 TEST_F(EvaluationData, a_limit_takes_the_first_items_of_each_category) {

@@ -1,0 +1,50 @@
+#include "dtopp/checkpoint/checkpoint_layout.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <functional>
+#include <optional>
+#include <system_error>
+
+#include "dtopp/base/files.h"
+
+namespace dtopp {
+namespace {
+
+namespace fs = std::filesystem;
+
+// nullopt for a name that stands for no step.
+std::optional<int64_t> step_of(const std::string& name) {
+  constexpr std::string_view kPrefix = "step-";
+  const auto digits = name.starts_with(kPrefix) ? name.substr(kPrefix.size()) : "";
+  if (digits.size() < 8 || digits.size() > 18 || digits.find_first_not_of("0123456789") != digits.npos)
+    return std::nullopt;
+  const int64_t step = std::stoll(digits);
+  return checkpoint_name(step) == name ? std::optional(step) : std::nullopt;
+}
+
+}  // namespace
+
+std::string checkpoint_name(int64_t step) {
+  char name[32];
+  std::snprintf(name, sizeof(name), "step-%08lld", static_cast<long long>(step));
+  return name;
+}
+
+bool is_checkpoint_name(const std::string& name) { return step_of(name).has_value(); }
+
+std::vector<int64_t> list_checkpoint_steps(const fs::path& checkpoints) {
+  std::vector<int64_t> steps;
+  std::error_code error;
+  for (fs::directory_iterator it(checkpoints, error), end; !error && it != end; it.increment(error)) {
+    std::error_code gone;
+    const auto step = step_of(it->path().filename().string());
+    if (step && fs::is_directory(it->path(), gone)) steps.push_back(*step);
+  }
+  if (error && error != std::errc::no_such_file_or_directory && error != std::errc::not_a_directory)
+    throw file_error("list", checkpoints, error.value());
+  std::ranges::sort(steps, std::greater());
+  return steps;
+}
+
+}  // namespace dtopp

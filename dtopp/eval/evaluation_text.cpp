@@ -1,0 +1,43 @@
+#include "dtopp/eval/evaluation_text.h"
+
+#include <algorithm>
+
+#include "dtopp/base/path_kind.h"
+#include "dtopp/data/encode_file.h"
+#include "dtopp/eval/expert_budget.h"
+
+namespace dtopp {
+namespace {
+
+bool is_token_data(const std::filesystem::path& path) {
+  if (path.extension() == ".npy" || path.extension() == ".bin") return true;
+  const PathKind kind = path_kind(path);
+  return kind == PathKind::kDirectory ||
+         (kind == PathKind::kNothing && path_kind(path.string() + ".idx") != PathKind::kNothing);
+}
+
+}  // namespace
+
+EvaluationText::EvaluationText(const std::filesystem::path& path, int64_t vocab_size,
+                               const std::function<Tokenizer()>& load_tokenizer)
+    : path_(path) {
+  if (is_token_data(path)) {
+    stream_.emplace(TokenStream::open(path, /*verify=*/true, vocab_size));
+    stream_->require_ids_below(vocab_size);
+  } else {
+    ids_ = encode_file(path, load_tokenizer());
+  }
+}
+
+void EvaluationText::read(uint64_t offset, std::span<int64_t> out) const {
+  if (stream_) return stream_->read(offset, out);
+  std::copy_n(ids_.begin() + static_cast<int64_t>(offset), out.size(), out.begin());
+}
+
+at::Tensor EvaluationText::beginning(int64_t sequence_length) const {
+  std::vector<int64_t> ids(std::min<uint64_t>(size(), std::max(kSolveTokens, sequence_length)));
+  read(0, ids);
+  return solving_windows(ids, sequence_length, path_.string());
+}
+
+}  // namespace dtopp

@@ -1,0 +1,174 @@
+#include "dtopp/tasks/kept_results.h"
+
+#include <cmath>
+#include <span>
+#include <system_error>
+
+#include "dtopp/base/errors.h"
+#include "dtopp/base/files.h"
+#include "dtopp/base/hash.h"
+#include "dtopp/base/path_kind.h"
+
+namespace dtopp {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::ordered_json;
+
+constexpr char kFormat[] = "dtopp task result 1";
+constexpr char kMadeFolder[] = "made_folder";
+
+std::string record_name(const Task& task) { return std::string(task.name) + ".json"; }
+std::string dump_name(const Task& task) { return std::string(task.name) + ".jsonl"; }
+
+// An integer from 0 to `most`; nullopt for anything else.
+std::optional<int64_t> read_count(const ordered_json& value, int64_t most) {
+  // A number too large for int64 is kept as an unsigned one, and compares as larger than `most` too.
+  if (!value.is_number_integer() || value < 0 || value > most) return std::nullopt;
+  return value.get<int64_t>();
+}
+
+std::optional<Tally> read_tally(const ordered_json& sums, const DataSet& data, size_t items) {
+  if (!sums.is_array() || sums.size() != 4 || !sums[2].is_number()) return std::nullopt;
+  const auto most = static_cast<int64_t>(items);
+  const auto correct = read_count(sums[0], most), counted = read_count(sums[1], most);
+  const auto tokens = read_count(sums[3], INT64_MAX);
+  const auto nll = sums[2].get<double>();
+  if (!correct || counted != most || !tokens || !std::isfinite(nll)) return std::nullopt;
+  return Tally{data.category, *correct, *counted, nll, *tokens};
+}
+
+ordered_json to_json(const std::vector<Tally>& tallies) {
+  ordered_json sums = ordered_json::array();
+  for (const Tally& tally : tallies) sums.push_back({tally.correct, tally.items, tally.nll, tally.tokens});
+  return sums;
+}
+
+bool verifies(const fs::path& folder, const ManifestFiles& files, const std::string& name) {
+  const auto entry = files.find(name);
+  if (entry == files.end()) return false;
+  try {
+    verify_content(folder, {*entry});
+    return true;
+  } catch (const DataError&) {
+    return false;
+  }
+}
+
+void remove_file(const fs::path& path) {
+  std::error_code error;
+  fs::remove(path, error);
+  if (error) throw file_error("remove", path, error.value());
+}
+
+void write_file(const fs::path& path, const std::string& text) {
+  OutputFile file(path);
+  file.write(text);
+  file.sync_and_close();
+}
+
+}  // namespace
+
+fs::path kept_results_of(const fs::path& output) {
+  return output.empty() ? fs::path() : fs::path(output.string() + ".parts");
+}
+
+ordered_json KeptResults::key_of(const TaskRequests& requests) const {
+  ordered_json key = key_;
+  key["sha256"] = requests.task.sha256;
+  ordered_json counts = ordered_json::array();
+  for (const auto& data_set : requests.requests) counts.push_back(data_set.size());
+  key["items"] = std::move(counts);
+  return key;
+}
+
+// nullopt for what is no record of dtopp's.
+std::optional<Manifest> KeptResults::read_record(const Task& task) const {
+  try {
+    Manifest record = read_manifest(folder_, kFormat, record_name(task));
+    if (!record.about.is_object()) return std::nullopt;
+    return record;
+  } catch (const DataError&) {
+    return std::nullopt;
+  }
+}
+
+std::optional<std::vector<Tally>> KeptResults::find(const TaskRequests& requests) const {
+  if (!keeps()) return std::nullopt;
+  const auto record = read_record(requests.task);
+  if (!record || record->about.value("key", ordered_json()) != key_of(requests)) return std::nullopt;
+  if (!verifies(folder_, record->files, dump_name(requests.task))) return std::nullopt;
+  const ordered_json sums = record->about.value("tallies", ordered_json());
+  if (!sums.is_array() || sums.size() != requests.data_sets.size()) return std::nullopt;
+  std::vector<Tally> tallies;
+  for (size_t i = 0; i < sums.size(); ++i) {
+    const auto tally = read_tally(sums[i], requests.data_sets[i], requests.requests[i].size());
+    if (!tally) return std::nullopt;
+    tallies.push_back(*tally);
+  }
+  return tallies;
+}
+
+// Whether the task's names are free, or taken by what dtopp wrote.
+bool KeptResults::may_write(const Task& task) const {
+  const auto record = read_record(task);
+  if (!record && path_kind(folder_ / record_name(task)) != PathKind::kNothing) return false;
+  return path_kind(folder_ / dump_name(task)) == PathKind::kNothing ||
+         (record && verifies(folder_, record->files, dump_name(task)));
+}
+
+// Each record says whether the folder was there before dtopp.
+bool KeptResults::made_folder() const {
+  for (const Task& task : all_tasks()) {
+    if (const auto record = read_record(task))
+      return record->about.value(kMadeFolder, ordered_json()) == ordered_json(true);
+  }
+  return false;
+}
+
+bool KeptResults::keep(const TaskRequests& requests, const std::vector<Tally>& tallies, std::string dump) {
+  if (!keeps()) return true;
+  const std::string name = dump_name(requests.task);
+  const bool is_new = path_kind(folder_) == PathKind::kNothing;
+  Manifest record{kFormat, {{"key", key_of(requests)}, {"tallies", to_json(tallies)}}, {}};
+  record.about[kMadeFolder] = is_new || made_folder();
+  record.files[name] = {dump.size(), hash_bytes(std::as_bytes(std::span(dump)))};
+  if (is_new) {
+    // The folder is never there without a record that it is dtopp's.
+    make_directories(folder_.parent_path());
+    write_directory_atomically(folder_, [&](const fs::path& folder) {
+      write_file(folder / record_name(requests.task), format_manifest(record));
+      write_file(folder / name, dump);
+    });
+    return true;
+  }
+  if (!may_write(requests.task)) {
+    dumps_in_memory_[name] = std::move(dump);
+    return false;
+  }
+  // In this order a file of dtopp's is one that a record names, whenever this is interrupted.
+  remove_file(folder_ / name);
+  write_file_atomically(folder_ / record_name(requests.task), format_manifest(record));
+  write_file_atomically(folder_ / name, dump);
+  return true;
+}
+
+std::string KeptResults::dump(const Task& task) const {
+  const auto in_memory = dumps_in_memory_.find(dump_name(task));
+  return in_memory != dumps_in_memory_.end() ? in_memory->second : read_file(folder_ / dump_name(task));
+}
+
+void KeptResults::remove() const {
+  if (!keeps()) return;
+  const bool ours = made_folder();
+  for (const Task& task : all_tasks()) {
+    const auto record = read_record(task);
+    if (!record) continue;
+    if (verifies(folder_, record->files, dump_name(task))) remove_file(folder_ / dump_name(task));
+    remove_file(folder_ / record_name(task));
+  }
+  std::error_code not_empty;  // somebody else's files: they stay, and so does the folder
+  if (ours) fs::remove(folder_, not_empty);
+}
+
+}  // namespace dtopp

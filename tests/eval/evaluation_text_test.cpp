@@ -1,0 +1,63 @@
+#include "dtopp/eval/evaluation_text.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "dtopp/base/errors.h"
+#include "dtopp/base/files.h"
+#include "tests/base/scratch_directory.h"
+#include "tests/tasks/evaluation_data.h"
+
+namespace dtopp {
+namespace {
+
+using testing::HasSubstr;
+
+Tokenizer shipped_anew() {
+  return Tokenizer::load(std::filesystem::path(DTOPP_SOURCE_DIR) /
+                         "assets/tokenizer/gpt-neox-20b.tokenizer.json");
+}
+
+Tokenizer not_asked_for() {
+  ADD_FAILURE() << "token data need no tokenizer";
+  return shipped_anew();
+}
+
+std::vector<int64_t> ids_of(const EvaluationText& text) {
+  std::vector<int64_t> ids(text.size());
+  text.read(0, ids);
+  return ids;
+}
+
+TEST(EvaluationText, is_the_ids_of_any_text_file_closed_by_the_end_of_text) {
+  ScratchDirectory scratch;
+  const std::string text = "# A title\n\nAnd some words.\n";
+  std::vector<int64_t> expected;
+  for (const int32_t id : shipped_tokenizer().encode(text)) expected.push_back(id);
+  expected.push_back(shipped_tokenizer().end_of_text());
+  for (const std::string name : {"README.md", "a.txt", "plain"}) {
+    write_file_atomically(scratch / name, text);
+    EXPECT_EQ(ids_of(EvaluationText(scratch / name, 50432, shipped_anew)), expected) << name;
+  }
+}
+
+TEST(EvaluationText, of_token_data_needs_no_tokenizer) {
+  ScratchDirectory scratch;
+  write_file_atomically(scratch / "ids.npy", std::string("\5\0\7\0\x2a\0", 6));
+  const EvaluationText text(scratch / "ids.npy", 64, not_asked_for);
+  EXPECT_EQ(ids_of(text), (std::vector<int64_t>{5, 7, 42}));
+  EXPECT_TRUE(text.beginning(3).equal(at::tensor(std::vector<int64_t>{5, 7, 42}, at::kLong).view({1, 3})));
+  EXPECT_THROW(EvaluationText(scratch / "ids.npy", 42, not_asked_for), UsageError);
+}
+
+TEST(EvaluationText, that_cannot_be_looked_at_gives_the_systems_reason) {
+  ScratchDirectory scratch;
+  std::filesystem::create_symlink("loop", scratch / "loop");
+  EXPECT_THAT(error_of<DataError>([&] { EvaluationText(scratch / "loop", 64, not_asked_for); }),
+              HasSubstr("Too many levels of symbolic links"));
+  EXPECT_THAT(error_of<DataError>([&] { EvaluationText(scratch / "absent", 64, shipped_anew); }),
+              HasSubstr("No such file"));
+}
+
+}  // namespace
+}  // namespace dtopp

@@ -1,0 +1,123 @@
+#include "dtopp/eval/task_run.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "dtopp/base/errors.h"
+#include "dtopp/base/files.h"
+#include "tests/base/scratch_directory.h"
+#include "tests/eval/tiny_model.h"
+#include "tests/tasks/evaluation_data.h"
+
+namespace dtopp {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+// Two items of two choices each, of ids below 64.
+TaskRequests two_items(const std::string& name, int32_t first_id) {
+  TaskRequests requests{.task = task_named(name), .data_sets = {{}}, .requests = {{}}};
+  for (int32_t item = 0; item < 2; ++item) {
+    requests.data_sets[0].items.emplace_back().gold = item;
+    Request request;
+    request.index = item;
+    request.contexts = {{first_id, first_id + 1, first_id + item}};
+    request.continuations = {{first_id + 5}, {first_id + 6, first_id + 7}};
+    requests.requests[0].push_back(request);
+  }
+  return requests;
+}
+
+class TaskRunTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    path_ = save_tiny_checkpoint(scratch_ / "checkpoints", tiny_config());
+    checkpoint_.emplace(path_, CheckpointUse::kInference);
+    model_.emplace(load_inference_model(*checkpoint_));
+    hooks_.progress = [](const std::string&, size_t, size_t) {};
+    hooks_.message = [this](const std::string& text) { messages_.push_back(text); };
+    hooks_.stop = [] { return false; };
+  }
+  KeptResults kept(const Tokenizer& tokenizer, const std::string& version = "1") const {
+    return {scratch_ / "r.json.parts", run_key(*checkpoint_, *model_, tokenizer, version)};
+  }
+  std::vector<TaskResult> run(KeptResults results) {
+    messages_.clear();
+    const at::NoGradGuard no_grad;
+    return run_tasks(*model_, shipped_tokenizer(), tasks_, results, 64, hooks_);
+  }
+
+  ScratchDirectory scratch_;
+  std::filesystem::path path_;
+  std::optional<Checkpoint> checkpoint_;
+  std::optional<InferenceModel> model_;
+  std::vector<TaskRequests> tasks_ = {two_items("copa", 3), two_items("piqa", 30)};
+  TaskRunHooks hooks_;
+  std::vector<std::string> messages_;
+};
+
+TEST_F(TaskRunTest, goes_on_after_the_last_finished_task) {
+  const auto whole = run({});
+  size_t batches = 0;
+  hooks_.stop = [&] { return ++batches > 1; };  // asked before each batch; copa is one
+  EXPECT_THAT(error_of<Stopped>([&] { run(kept(shipped_tokenizer())); }),
+              HasSubstr("stopped in piqa after 1 finished tasks; the same command goes on"));
+  hooks_.stop = [] { return false; };
+  const auto resumed = run(kept(shipped_tokenizer()));
+  EXPECT_THAT(messages_, ElementsAre(HasSubstr("copa: finished by an earlier run")));
+  EXPECT_EQ(to_json(resumed), to_json(whole));
+}
+
+// Another tokenizer makes other prompts of the same number; other programs and thresholds other scores.
+TEST_F(TaskRunTest, takes_nothing_from_a_run_with_another_tokenizer_program_or_threshold) {
+  run(kept(shipped_tokenizer()));
+  run(kept(shipped_tokenizer()));
+  EXPECT_EQ(messages_.size(), 2);
+  write_file_atomically(scratch_ / "other.json", shipped_tokenizer().file_text() + "\n");
+  run(kept(Tokenizer::load(scratch_ / "other.json")));
+  EXPECT_THAT(messages_, IsEmpty());
+  run(kept(shipped_tokenizer()));
+  EXPECT_THAT(messages_, IsEmpty());
+  run(kept(shipped_tokenizer(), "2"));
+  EXPECT_THAT(messages_, IsEmpty());
+  model_->routing.threshold[1] = at::full({}, 0.5, at::kDouble);
+  run(kept(shipped_tokenizer(), "2"));
+  EXPECT_THAT(messages_, IsEmpty());
+}
+
+TEST_F(TaskRunTest, the_key_names_all_that_a_score_depends_on) {
+  const auto key = run_key(*checkpoint_, *model_, shipped_tokenizer(), "0.1.0");
+  EXPECT_EQ(key["tokenizer"], shipped_tokenizer().hash());
+  EXPECT_EQ(key["thresholds"], nlohmann::ordered_json({0.4, 0.4, 0.4}));
+  EXPECT_EQ(key["device"], "cpu");
+  EXPECT_EQ(key["version"], "0.1.0");
+  EXPECT_EQ(key["checkpoint"].get<std::string>().size(), 32);
+}
+
+TEST_F(TaskRunTest, a_task_whose_name_is_taken_is_measured_all_the_same) {
+  std::filesystem::create_directory(scratch_ / "r.json.parts");
+  write_file_atomically(scratch_ / "r.json.parts/copa.json", "mine");
+  const auto results = run(kept(shipped_tokenizer()));
+  EXPECT_EQ(results.size(), 2);
+  EXPECT_THAT(messages_, ElementsAre(HasSubstr("copa: not kept")));
+  EXPECT_EQ(read_file(scratch_ / "r.json.parts/copa.json"), "mine");
+}
+
+TEST(BudgetResults, are_told_by_their_number_of_experts) {
+  const auto result = [](double accuracy) {
+    return TaskResult{.task = task_named("copa"), .accuracy = accuracy, .items = 100};
+  };
+  const std::vector<BudgetResult> sweep = {{2, {result(0.5)}}, {4.5, {result(0.625)}}};
+  const std::vector<LongTask> left_out = {{task_named("boolq"), 1895, 512}};
+  EXPECT_EQ(format_table(sweep, {}), "  target   average\n       2      50.0\n     4.5      62.5\n");
+  EXPECT_THAT(format_table(sweep, left_out), testing::StartsWith("BoolQ(5)             left out"));
+  const auto json = to_json(sweep, left_out);
+  EXPECT_EQ(json["sweep"][1]["target_experts"], 4.5);
+  EXPECT_EQ(json["sweep"][1]["tasks"]["copa"]["accuracy"], 0.625);
+  EXPECT_EQ(json["sweep"][0]["left_out"]["boolq"]["longest"], 1895);
+}
+
+}  // namespace
+}  // namespace dtopp

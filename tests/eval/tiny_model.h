@@ -1,0 +1,69 @@
+// A language model of random parameters, and a checkpoint of it.
+#pragma once
+
+#include <filesystem>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "dtopp/checkpoint/checkpoint.h"
+#include "dtopp/eval/inference_model.h"
+#include "dtopp/models/initialisation.h"
+#include "dtopp/models/parameters.h"
+
+namespace dtopp {
+
+using TinyParameters = std::unordered_map<std::string, at::Tensor>;
+
+inline RunConfig tiny_config(ThresholdScope scope = ThresholdScope::kGlobal) {
+  RunConfig config;
+  config.model.hidden_size = 16;
+  config.model.num_layers = 3;
+  config.model.num_heads = 2;
+  config.model.ffn_hidden_size = 8;
+  config.model.num_experts = 16;
+  config.model.vocab_size = 64;
+  config.model.init_std = 0.5;
+  config.routing.scope = scope;
+  return config;
+}
+
+inline TinyParameters tiny_parameters(const RunConfig& config) {
+  TinyParameters parameters;
+  for (const ParameterSpec& spec : language_model_parameters(config.model, config.routing)) {
+    at::Tensor tensor = at::empty(spec.shape, at::kFloat);
+    initialise(spec, 3, tensor);
+    parameters.emplace(spec.name, tensor);
+  }
+  return parameters;
+}
+
+// No p is set.
+inline InferenceModel tiny_model(const RunConfig& config) {
+  const TinyParameters parameters = tiny_parameters(config);
+  InferenceModel loaded{config, {}, {}};
+  loaded.model = bind_language_model(config.model, config.routing,
+                                     [&](const std::string& name) { return parameters.at(name); });
+  return loaded;
+}
+
+// Whole, but for the optimiser's file; p is 0.4.
+inline std::filesystem::path save_tiny_checkpoint(const std::filesystem::path& folder,
+                                                  const RunConfig& config,
+                                                  const std::string& tokenizer_json = "") {
+  const TinyParameters parameters = tiny_parameters(config);
+  CheckpointContents contents;
+  contents.state = {.step = 5, .tokens = 1000, .threshold = {0.4}, .error_sum = {0}};
+  contents.config_yaml = to_yaml(config);
+  contents.tokenizer_json = tokenizer_json;
+  for (const auto& [name, tensor] : parameters) {
+    const std::span values(tensor.const_data_ptr<float>(), static_cast<size_t>(tensor.numel()));
+    contents.parameters.push_back({name, "F32", tensor.sizes().vec(), std::as_bytes(values)});
+  }
+  const auto path = save_checkpoint(folder, contents, 0);
+  std::filesystem::remove(path / "optimizer.safetensors");
+  return path;
+}
+
+}  // namespace dtopp
