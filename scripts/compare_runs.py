@@ -1,9 +1,9 @@
 """A table of finished runs, from their metrics.jsonl. Usage: compare_runs.py RUN_DIRECTORY…
 
-Active experts: mean over the last half of training, and the mean of the standard deviation over tokens there. Tokens/s is the
-median step's.
+Training loss: the cross entropy, mean over the last tenth of training. Active experts: mean over its last half, and the mean
+of the standard deviation over tokens there. Tokens/s is the median step's.
 
-Runs whose config.yaml differs in training.seed (and output) alone are one row: means, for held-out loss and active experts
+Runs whose config.yaml differs in training.seed (and output) alone are one row: means, for losses and active experts
 with the half-width of the mean's 95 % confidence interval. Where top-k has several seeds too, a second table has the
 differences of held-out loss from it: each run less top-k's of the same seed, so that what a seed does to both drops out.
 """
@@ -16,8 +16,8 @@ import statistics
 import sys
 from dataclasses import dataclass
 
-HEADER = ("| run | held-out loss | active experts, mean | deviation over tokens | p at the end | tokens/s |\n"
-          "|---|---|---|---|---|---|")
+HEADER = ("| run | held-out loss | training loss | active experts, mean | deviation over tokens | p at the end | tokens/s |\n"
+          "|---|---|---|---|---|---|---|")
 DIFFERENCES = ("| run | held-out loss less top-k's | seeds |\n"
                "|---|---|---|")
 # Two-sided 95 % quantiles of Student's t for 1 to 10 degrees of freedom.
@@ -44,6 +44,7 @@ class Run:
     seed: int
     configuration: tuple  # the lines of config.yaml, but seed and output
     loss: float
+    training_loss: float
     active: float | None
     deviation: float | None
     thresholds: list  # p of every layer that has one of its own, at the end
@@ -55,6 +56,7 @@ def read_run(directory):
     steps = [line for line in lines if "train/loss" in line]
     validation = [line for line in lines if "val/loss" in line][-1]
     half = steps[len(steps) // 2:]
+    tenth = steps[-max(1, len(steps) // 10):]
 
     def mean(name):
         return statistics.mean(line[name] for line in half) if name in half[0] else None
@@ -63,7 +65,8 @@ def read_run(directory):
     seed = next(int(line.split(":")[1]) for line in config if line.startswith("  seed:"))
     same = tuple(line for line in config if not line.startswith(("  seed:", "output:")))
     thresholds = [steps[-1][name] for name in sorted(steps[-1]) if name.endswith("/threshold") and "layer" in name]
-    return Run(directory.name, seed, same, validation["val/loss"], mean("moe/active_experts"),
+    return Run(directory.name, seed, same, validation["val/loss"],
+               statistics.mean(line["train/lm_loss"] for line in tenth), mean("moe/active_experts"),
                mean("moe/active_experts_std"), thresholds,
                statistics.median(line["throughput/tokens_per_second"] for line in steps))
 
@@ -99,6 +102,7 @@ def row(group):
         low, high = min(thresholds), max(thresholds)
         p = f"{low:.3f}" if high - low < 1e-9 else f"{low:.3f} to {high:.3f}"
     return (f"| {name_of(group)}{seeds} | {with_interval([run.loss for run in runs], 4)} | "
+            f"{with_interval([run.training_loss for run in runs], 4)} | "
             f"{with_interval([run.active for run in runs], 3)} | {deviation} | {p} | "
             f"{statistics.median(run.rate for run in runs):,.0f} |")
 
