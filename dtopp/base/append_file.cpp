@@ -14,7 +14,7 @@ constexpr size_t kAppendBufferBytes = size_t{1} << 20;
 }  // namespace
 
 AppendFile::AppendFile(std::filesystem::path path, uint64_t size) : path_(std::move(path)), size_(size) {
-  Descriptor descriptor(path_, O_RDWR | O_CREAT, "create");
+  Descriptor descriptor(path_, O_RDWR | O_CREAT | O_NOFOLLOW, "create");
   const auto there = static_cast<uint64_t>(descriptor.status().st_size);
   if (there < size)
     throw DataError(path_.string() + ": has " + std::to_string(there) + " bytes where " +

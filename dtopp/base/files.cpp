@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <optional>
 #include <system_error>
 #include <utility>
 
@@ -14,6 +15,7 @@
 
 #include "dtopp/base/descriptor.h"
 #include "dtopp/base/hash.h"
+#include "dtopp/base/temporary.h"
 
 namespace dtopp {
 namespace {
@@ -62,11 +64,6 @@ fs::path parent_of(const fs::path& path) {
   return path.has_parent_path() ? path.parent_path() : fs::path(".");
 }
 
-fs::path temporary_sibling(const fs::path& path) {
-  if (!path.has_filename()) return temporary_sibling(path.parent_path());  // "a/b/" means "a/b"
-  return path.parent_path() / (std::string(kTemporaryPrefix) + path.filename().string());
-}
-
 void remove_tree(const fs::path& path) {
   std::error_code error;
   fs::remove_all(path, error);
@@ -78,8 +75,7 @@ void exchange_durably(const fs::path& fresh, const fs::path& old) {
   if (::renameat2(AT_FDCWD, fresh.c_str(), AT_FDCWD, old.c_str(), RENAME_EXCHANGE) == 0)
     return sync_directory(parent_of(old));
   if (errno != EINVAL && errno != ENOSYS) throw file_error("exchange with " + old.string(), fresh, errno);
-  const auto aside = temporary_sibling(fresh);
-  remove_tree(aside);
+  const auto aside = temporary_sibling(old);
   rename_durably(old, aside);
   rename_durably(fresh, old);
   remove_tree(aside);
@@ -92,6 +88,14 @@ std::vector<fs::path> list(const fs::path& directory) {
     paths.push_back(it->path());
   if (error) throw file_error("list", directory, error.value());
   return paths;
+}
+
+// A rename would put a file in the place of a device or a pipe.
+void refuse_what_is_no_file(const fs::path& path) {
+  std::error_code no_answer;  // then creating the file says why
+  const auto status = fs::status(path, no_answer);
+  if (fs::status_known(status) && fs::is_other(status))
+    throw DataError(path.string() + ": not a regular file; choose another path");
 }
 
 void sync_tree(const fs::path& directory) {
@@ -130,8 +134,10 @@ std::string read_file(const fs::path& path, uint64_t limit) {
   }
 }
 
-OutputFile::OutputFile(fs::path path, Hasher* hasher) : path_(std::move(path)), hasher_(hasher) {
-  descriptor_ = Descriptor(path_, O_WRONLY | O_CREAT | O_TRUNC, "create").release();
+OutputFile::OutputFile(fs::path path, Hasher* hasher, Existing existing)
+    : path_(std::move(path)), hasher_(hasher) {
+  const int how = existing == Existing::kRefused ? O_EXCL : O_TRUNC;
+  descriptor_ = Descriptor(path_, O_WRONLY | O_CREAT | O_NOFOLLOW | how, "create").release();
 }
 
 OutputFile::~OutputFile() {
@@ -159,11 +165,12 @@ void OutputFile::write_through(std::span<const std::byte> bytes) {
   }
 }
 
-void OutputFile::sync_and_close() {
+void OutputFile::sync() {
   flush();
   if (retry([&] { return ::fsync(descriptor_); }) != 0) throw file_error("sync", path_, errno);
-  close_checked(std::exchange(descriptor_, -1), path_);
 }
+
+void OutputFile::close() { close_checked(std::exchange(descriptor_, -1), path_); }
 
 void sync_directory(const fs::path& path) { sync_path(path, O_RDONLY | O_DIRECTORY); }
 
@@ -184,25 +191,34 @@ void rename_durably(const fs::path& from, const fs::path& to) {
 
 void remove_durably(const fs::path& path) {
   const auto doomed = temporary_sibling(path);
-  remove_tree(doomed);
   rename_durably(path, doomed);
   remove_tree(doomed);
 }
 
 void remove_leftovers(const fs::path& directory) {
-  for (const auto& path : list(directory))
-    if (path.filename().string().starts_with(kTemporaryPrefix)) remove_tree(path);
+  for (const auto& path : list(directory)) {
+    std::error_code gone;
+    const auto type = fs::symlink_status(path, gone).type();
+    if ((type == fs::file_type::regular || type == fs::file_type::directory) &&
+        is_temporary_name(path.filename().string()))
+      remove_tree(path);
+  }
 }
 
 void write_file_atomically(const fs::path& path, const std::function<void(OutputFile&)>& fill) {
-  const auto temporary = temporary_sibling(path);
+  refuse_what_is_no_file(path);
+  remove_abandoned(path);
+  std::optional<OutputFile> file;
+  do {
+    file.emplace(temporary_sibling(path), nullptr, OutputFile::Existing::kRefused);
+  } while (!hold_temporary(file->descriptor()));
   try {
-    OutputFile file(temporary);
-    fill(file);
-    file.sync_and_close();
-    rename_durably(temporary, path);
+    fill(*file);
+    file->sync();
+    rename_durably(file->path(), path);
+    file->close();  // not before: with it the lock ends
   } catch (...) {
-    ::unlink(temporary.c_str());  // gives the space back; not there when only the last sync failed
+    ::unlink(file->path().c_str());  // gives the space back; not there once it has been renamed
     throw;
   }
 }
@@ -217,7 +233,6 @@ void write_directory_atomically(const fs::path& path, const std::function<void(c
   const bool exists = fs::exists(fs::symlink_status(path, absent));
   if (exists && !replace) throw file_error("create the directory", path, EEXIST);
   const auto temporary = temporary_sibling(path);
-  remove_tree(temporary);
   if (::mkdir(temporary.c_str(), 0777) != 0) throw file_error("create the directory", temporary, errno);
   try {
     fill(temporary);
@@ -227,7 +242,7 @@ void write_directory_atomically(const fs::path& path, const std::function<void(c
     else
       rename_durably(temporary, path);
   } catch (...) {
-    std::error_code ignored;  // the first error is the one to report; the next write removes what stays
+    std::error_code ignored;  // the first error is the one to report; what stays is a leftover
     fs::remove_all(temporary, ignored);
     throw;
   }
@@ -258,7 +273,7 @@ MappedFile::MappedFile(MappedFile&& other) noexcept
 DirectoryLock::DirectoryLock(const fs::path& directory) {
   const auto path = directory / ".lock";
   for (;;) {
-    Descriptor descriptor(path, O_RDWR | O_CREAT, "lock");
+    Descriptor descriptor(path, O_RDWR | O_CREAT | O_NOFOLLOW, "lock");
     if (retry([&] { return ::flock(descriptor.get(), LOCK_EX | LOCK_NB); }) != 0) {
       if (errno != EWOULDBLOCK) throw file_error("lock", path, errno);
       throw UsageError("another dtopp process is writing " + directory.string() +

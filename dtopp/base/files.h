@@ -25,17 +25,28 @@ std::string read_file(const std::filesystem::path& path, uint64_t limit = uint64
 // A file being written: every call checks the system's answer and throws DataError naming path and cause.
 class OutputFile {
  public:
-  // Creates or truncates `path`. Every byte written also goes through `hasher`, where there is one.
-  explicit OutputFile(std::filesystem::path path, Hasher* hasher = nullptr);
+  enum class Existing { kTruncated, kRefused };
+
+  // Creates `path`; a file that is there is truncated or refused, a link is never followed. Every byte
+  // written also goes through `hasher`, where there is one.
+  explicit OutputFile(std::filesystem::path path, Hasher* hasher = nullptr,
+                      Existing existing = Existing::kTruncated);
   ~OutputFile();  // closes without a report; call close() to learn of errors
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;
 
   void write(std::span<const std::byte> bytes);
   void write(std::string_view text) { write(std::as_bytes(std::span(text.data(), text.size()))); }
-  // Flushes buffers, forces the bytes to the device (fsync) and closes.
-  void sync_and_close();
+  // Flushes buffers and forces the bytes to the device (fsync).
+  void sync();
+  void close();
+  void sync_and_close() {
+    sync();
+    close();
+  }
   uint64_t size() const { return size_; }
+  const std::filesystem::path& path() const { return path_; }
+  int descriptor() const { return descriptor_; }
 
  private:
   void flush();
@@ -48,20 +59,20 @@ class OutputFile {
   std::vector<std::byte> buffer_;
 };
 
-// What `fill` writes is written beside `path`, synced and renamed over it; the directory is synced too.
+// What `fill` writes is written beside `path`, synced and renamed over it; the directory is synced too. Of
+// several writers the last one to end wins, and a reader sees the whole of one or of another. What an
+// interrupted write of `path` left is removed. DataError where `path` is there and no file (a device, a
+// pipe).
 void write_file_atomically(const std::filesystem::path& path, const std::function<void(OutputFile&)>& fill);
 void write_file_atomically(const std::filesystem::path& path, std::string_view bytes);
 
-// Makes the directory `path` appear complete or not at all: `fill` writes into a temporary sibling
-// (".tmp-<name>"), every file in it is synced, then it is renamed to `path` and the parent is synced. What an
-// earlier interrupted attempt left there is removed first. An existing `path` is an error; with `replace` the
-// two are exchanged in one step, then the old one is removed.
+// Makes the directory `path` appear complete or not at all: `fill` writes into a directory beside it, which
+// carries a temporary name (base/temporary.h); every file in it is synced, then it is renamed to `path` and
+// the parent is synced. An existing `path` is an error; with `replace` the two are exchanged in one step,
+// then the old one is removed.
 void write_directory_atomically(const std::filesystem::path& path,
                                 const std::function<void(const std::filesystem::path&)>& fill,
                                 bool replace = false);
-
-// Names in this form belong to an unfinished write or removal; whoever writes the directory may remove them.
-inline constexpr std::string_view kTemporaryPrefix = ".tmp-";
 
 // Creates `path` and the parents it lacks, each one durable.
 void make_directories(const std::filesystem::path& path);
@@ -70,10 +81,11 @@ void make_directories(const std::filesystem::path& path);
 void rename_durably(const std::filesystem::path& from, const std::filesystem::path& to);
 
 // Removes a file or a directory with all it holds, so that its name is gone, durably, before any of its
-// content: what a crash leaves behind carries kTemporaryPrefix.
+// content: what a crash leaves behind carries a temporary name.
 void remove_durably(const std::filesystem::path& path);
 
-// Removes everything in `directory` whose name begins with kTemporaryPrefix.
+// Removes what interrupted writes and removals left in `directory`: files and directories with a temporary
+// name. Links stay, and so does every other name. Only for who alone writes there (DirectoryLock).
 void remove_leftovers(const std::filesystem::path& directory);
 
 // fsync of a directory, so that renames and new names in it survive a power loss.

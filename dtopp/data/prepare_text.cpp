@@ -6,6 +6,7 @@
 #include "dtopp/base/files.h"
 #include "dtopp/base/hash.h"
 #include "dtopp/base/manifest.h"
+#include "dtopp/base/temporary.h"
 #include "dtopp/data/ordered_workers.h"
 #include "dtopp/data/prepare_record.h"
 #include "dtopp/data/text_batches.h"
@@ -42,7 +43,7 @@ void require_ours(const fs::path& folder) {
   for (const auto& entry : fs::directory_iterator(folder)) {
     const std::string name = entry.path().filename().string();
     // A first record that was never finished is ours too.
-    if (name == ".lock" || name == std::string(kTemporaryPrefix) + kProgressName) continue;
+    if (name == ".lock" || is_temporary_name_of(kProgressName, name)) continue;
     throw UsageError(folder.string() + ": holds other files (" + name +
                      "); choose an empty or new output folder");
   }

@@ -5,6 +5,7 @@
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
+#include "dtopp/base/temporary.h"
 #include "dtopp/data/megatron_index.h"
 
 namespace dtopp {
@@ -76,7 +77,7 @@ WrittenTokens TokenFileWriter::sync() {
 ManifestFiles TokenFileWriter::finish() {
   sync();
   const fs::path index = folder_ / kIndexName;
-  const fs::path temporary = folder_ / (std::string(kTemporaryPrefix) + kIndexName);
+  const fs::path temporary = temporary_sibling(index);
   const MappedFile lengths(lengths_.path());
   const std::string index_hash = write_megatron_index(temporary, type_, lengths);
   rename_durably(temporary, index);

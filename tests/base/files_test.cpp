@@ -151,13 +151,6 @@ TEST(WriteDirectoryAtomically, makes_the_directory_with_all_it_holds) {
   EXPECT_EQ(content_of(scratch / "made/nested/a"), "a");
 }
 
-TEST(WriteDirectoryAtomically, starts_afresh_after_an_interrupted_attempt) {
-  ScratchDirectory scratch;
-  fs::create_directories(scratch / ".tmp-made/stale");
-  write_directory_atomically(scratch / "made", fill_two);
-  EXPECT_THAT(names_in(scratch / "made"), ElementsAre("b", "nested"));
-}
-
 TEST(WriteDirectoryAtomically, leaves_nothing_when_filling_fails) {
   ScratchDirectory scratch;
   EXPECT_THROW(write_directory_atomically(scratch / "made",

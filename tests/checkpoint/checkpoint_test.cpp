@@ -250,9 +250,9 @@ TEST(SaveCheckpoint, replaces_the_same_step_with_another_state) {
 
 TEST(SaveCheckpoint, removes_leftovers_of_interrupted_writes) {
   ScratchDirectory scratch;
-  fs::create_directories(scratch / ".tmp-step-00000009/nested");
-  overwrite(scratch / ".tmp-step-00000009/model.safetensors", "half");
-  fs::create_directories(scratch / ".tmp-step-00000010");
+  fs::create_directories(scratch / ".tmp-step-00000009.0123456789abcdef/nested");
+  overwrite(scratch / ".tmp-step-00000009.0123456789abcdef/model.safetensors", "half");
+  fs::create_directories(scratch / ".tmp-step-00000010.fedcba9876543210");
   save(scratch.path(), 10);
   EXPECT_THAT(names_in(scratch.path()), ElementsAre("step-00000010"));
 }

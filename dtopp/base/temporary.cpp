@@ -1,0 +1,86 @@
+#include "dtopp/base/temporary.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <system_error>
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "dtopp/base/descriptor.h"
+#include "dtopp/base/files.h"
+
+namespace dtopp {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kPrefix = ".tmp-";
+constexpr size_t kDigits = 16;
+
+std::string random_digits() {
+  uint64_t number = 0;
+  if (retry([&] { return ::getrandom(&number, sizeof(number), 0); }) != sizeof(number))
+    throw file_error("read", "the kernel's random numbers", errno);
+  std::array<char, kDigits + 1> digits{};
+  std::snprintf(digits.data(), digits.size(), "%016llx", static_cast<unsigned long long>(number));
+  return digits.data();
+}
+
+// What stands between the prefix and the digits; empty where the name is no temporary one.
+std::string_view finished_name(std::string_view name) {
+  if (name.size() < kPrefix.size() + 1 + 1 + kDigits || !name.starts_with(kPrefix)) return {};
+  const auto tail = name.substr(name.size() - kDigits - 1);
+  const auto is_digit = [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); };
+  if (tail.front() != '.' || !std::ranges::all_of(tail.substr(1), is_digit)) return {};
+  return name.substr(kPrefix.size(), name.size() - kPrefix.size() - tail.size());
+}
+
+// Unlinked while the lock is held, so that a writer who gets the lock afterwards sees that his file is gone.
+void remove_if_abandoned(const fs::path& path) {
+  const int descriptor = ::open(path.c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+  if (descriptor < 0) return;
+  struct stat status {};
+  if (::fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode) &&
+      ::flock(descriptor, LOCK_EX | LOCK_NB) == 0)
+    ::unlink(path.c_str());
+  ::close(descriptor);
+}
+
+}  // namespace
+
+fs::path temporary_sibling(const fs::path& path) {
+  if (!path.has_filename()) return temporary_sibling(path.parent_path());  // "a/b/" means "a/b"
+  return path.parent_path() / (std::string(kPrefix) + path.filename().string() + "." + random_digits());
+}
+
+bool is_temporary_name(std::string_view name) { return !finished_name(name).empty(); }
+
+bool is_temporary_name_of(std::string_view of, std::string_view name) {
+  return !of.empty() && finished_name(name) == of;
+}
+
+void remove_abandoned(const fs::path& path) {
+  const std::string of = path.filename().string();
+  std::error_code unreadable;  // then nothing is removed
+  for (fs::directory_iterator it(path.has_parent_path() ? path.parent_path() : ".", unreadable), end;
+       !unreadable && it != end; it.increment(unreadable)) {
+    if (is_temporary_name_of(of, it->path().filename().string())) remove_if_abandoned(it->path());
+  }
+}
+
+bool hold_temporary(int descriptor) {
+  // A file system without locks: remove_abandoned() gets none either, and leaves the file alone.
+  if (::flock(descriptor, LOCK_EX | LOCK_NB) != 0) return errno != EWOULDBLOCK;
+  struct stat status {};
+  return ::fstat(descriptor, &status) == 0 && status.st_nlink > 0;
+}
+
+}  // namespace dtopp
