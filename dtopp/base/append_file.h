@@ -1,4 +1,5 @@
-// A file that grows over several runs of a program: what was synced stays, what came after is cut off again.
+// A file that several runs of a program append to. Whoever opens it says how many bytes were recorded after
+// the last sync; what lies beyond them, from a run that was interrupted, is cut off.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +15,7 @@ namespace dtopp {
 class AppendFile {
  public:
   // Opens `path`, or creates it, cuts it to its first `size` bytes and goes on from there. DataError when it
-  // is shorter or the system refuses.
+  // is shorter, is a link, or the system refuses.
   AppendFile(std::filesystem::path path, uint64_t size);
   ~AppendFile();  // closes without a report; sync() before to learn of errors
   AppendFile(const AppendFile&) = delete;

@@ -37,9 +37,10 @@ class SafetensorsFile {
 
 using TakeBytes = std::function<void(std::span<const std::byte>)>;
 
-// A tensor to be written, whose bytes need not be there before they are.
+// A tensor to be written. Its bytes may be made in pieces when its turn comes, so that a file may be larger
+// than memory.
 struct TensorSource {
-  // Bytes that are there already and stay until they are written.
+  // From bytes in memory, which must stay there until they are written.
   TensorSource(std::string name, std::string dtype, std::vector<int64_t> shape,
                std::span<const std::byte> bytes)
       : TensorSource(std::move(name), std::move(dtype), std::move(shape), bytes.size(),
@@ -56,14 +57,14 @@ struct TensorSource {
   std::string dtype;
   std::vector<int64_t> shape;
   uint64_t size;  // bytes
-  // Hands them to the function it is given, in order, in pieces that need to stay no longer than that call.
-  // It is called when the tensor's turn to be written comes.
+  // Called once, when those before it are in the file. Gives the bytes to `take` in order, in pieces of any
+  // size; a piece may be overwritten as soon as `take` returns.
   std::function<void(const TakeBytes&)> read;
 };
 
-// Writes the tensors in order, each read when those before it are written, and answers the file's size; data
-// 64-byte aligned by padding the header; synced and hashed as OutputFile does. DataError also for a name used
-// twice and a dtype and shape that do not fit the bytes.
+// Writes the tensors in order and returns the file's size. The header is padded so that the data begin at a
+// multiple of 64 bytes; the file is synced, and hashed where there is a `hasher`. DataError where the system
+// refuses, a name is used twice, or dtype and shape do not fit the bytes.
 uint64_t write_safetensors(const std::filesystem::path& path, const std::vector<TensorSource>& tensors,
                            const std::map<std::string, std::string>& metadata = {}, Hasher* hasher = nullptr);
 
