@@ -1,5 +1,5 @@
 // SHA-256, as 64 lower-case hexadecimal digits: what the publishers of data sets state. Files that dtopp
-// itself writes carry XXH3-128 (base/hash.h), which is faster.
+// itself writes carry XXH3-128 (base/hash.h): 12 against 1.1 GB/s on one core with SHA instructions.
 #pragma once
 
 #include <memory>
