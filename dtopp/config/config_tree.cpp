@@ -35,18 +35,23 @@ void merge(ConfigNode& node, ConfigNode top) {
   node.line = top.line;
 }
 
-ConfigNode read_config_file(const fs::path& path, const std::string& named_by) {
-  std::error_code error;
-  const fs::file_status status = fs::status(path, error);
-  if (!fs::exists(status))
-    throw UsageError(named_by + path.string() + ": there is no such configuration file");
+std::string read_config_text(const fs::path& path) {
+  if (!path_exists(path)) throw UsageError(path.string() + ": there is no such configuration file");
   // Reading a pipe could wait forever.
-  if (!fs::is_regular_file(status)) throw UsageError(named_by + path.string() + ": not a regular file");
+  if (!fs::is_regular_file(path)) throw UsageError(path.string() + ": not a regular file");
+  if (fs::file_size(path) > kMaxConfigBytes)
+    throw UsageError(path.string() + ": larger than " + std::to_string(kMaxConfigBytes) + " bytes");
+  return read_file(path, kMaxConfigBytes);
+}
+
+ConfigNode read_config_file(const fs::path& path, const std::string& named_by) {
   std::string text;
   try {
-    text = read_file(path, kMaxConfigBytes);
-  } catch (const DataError& cause) {
-    throw UsageError(named_by + cause.what());
+    text = read_config_text(path);
+  } catch (const UsageError& error) {
+    throw UsageError(named_by + error.what());
+  } catch (const DataError& error) {
+    throw DataError(named_by + error.what());
   }
   ConfigNode tree = parse_config(text, path.string());
   if (tree.kind == Kind::kNull) tree.kind = Kind::kMapping;

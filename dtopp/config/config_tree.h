@@ -1,6 +1,7 @@
 // Configuration files as trees of values that remember the file and line they came from. Files are untrusted:
 // size, nesting and number of values are limited, aliases and tags are refused, duplicate keys are errors.
-// Every error is a UsageError of one line that names the place.
+// Every error is one line that names the place: a UsageError, or a DataError where the system refuses to
+// read.
 #pragma once
 
 #include <cstdint>

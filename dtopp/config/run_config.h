@@ -199,7 +199,7 @@ RunConfig parse_run_config(const std::string& yaml, const std::string& source);
 // The configuration as YAML, every key written out; load_run_config reads it back to an equal value.
 std::string to_yaml(const RunConfig& config);
 
-// Throws UsageError (InvalidValue of base/config.h, which names the key) for values that cannot work
+// Throws UsageError (InvalidValue of config/config.h, which names the key) for values that cannot work
 // together. Where model.num_experts is 1 the routing section is not looked at.
 void validate(const RunConfig& config);
 

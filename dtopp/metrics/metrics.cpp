@@ -69,7 +69,7 @@ std::string lines_until(std::string_view text, int64_t last_step, int64_t last_v
 }
 
 void drop_lines_past(const fs::path& path, int64_t last_step, int64_t last_validation) {
-  if (!fs::exists(path)) return;
+  if (!path_exists(path)) return;
   const std::string text = read_file(path, std::numeric_limits<uint64_t>::max());
   const std::string kept = lines_until(text, last_step, last_validation);
   if (kept.size() != text.size()) write_file_atomically(path, kept);

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/base/forbidden.h"
 #include "tests/config/machinery.h"
 
 namespace dtopp {
@@ -57,6 +58,23 @@ TEST_F(Machinery, names_the_file_of_a_chain_that_is_wrong) {
   EXPECT_THAT(load(root_ / "chain0.yaml"), ::testing::HasSubstr("a chain of more than 16 files"));
   std::filesystem::create_directory(root_ / "folder");
   EXPECT_EQ(load(root_ / "folder"), "folder: not a regular file");
+}
+
+TEST_F(Machinery, a_forbidden_folder_is_named_with_the_systems_reason) {
+  const auto path = write("locked/a.yaml", "flag: true\n");
+  const ForbiddenDirectory forbidden(root_ / "locked");
+  EXPECT_THROW(load_config_tree(path), DataError);
+  try {
+    load_config_tree(path);
+  } catch (const DataError& error) {
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("locked/a.yaml: cannot read: Permission denied"));
+  }
+}
+
+TEST_F(Machinery, a_file_that_is_too_large_is_not_read) {
+  EXPECT_EQ(
+      usage_error([&] { load_config_tree(write("large.yaml", std::string(kMaxConfigBytes + 1, ' '))); }),
+      "large.yaml: larger than 1048576 bytes");
 }
 
 TEST_F(Machinery, overrides_in_order) {

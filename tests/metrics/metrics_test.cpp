@@ -11,6 +11,7 @@
 #include <sys/resource.h>
 
 #include "dtopp/base/files.h"
+#include "tests/base/forbidden.h"
 #include "tests/base/scratch_directory.h"
 
 namespace dtopp {
@@ -117,6 +118,12 @@ TEST_F(Metrics, a_torn_line_within_the_kept_steps_goes_too) {
 TEST_F(Metrics, a_missing_directory_is_a_data_error_naming_the_file) {
   const auto message = error_of<DataError>([&] { MetricsWriter writer(directory_ / "absent", -1, false); });
   EXPECT_NE(message.find("absent/metrics.jsonl"), std::string::npos) << message;
+}
+
+TEST_F(Metrics, a_forbidden_directory_is_a_data_error_with_the_systems_reason) {
+  const ForbiddenDirectory forbidden(directory_.path());
+  const auto message = error_of<DataError>([&] { MetricsWriter writer(directory_.path(), -1, false); });
+  EXPECT_NE(message.find("metrics.jsonl: cannot read: Permission denied"), std::string::npos) << message;
 }
 
 // A limit on the size of files stands for a full disk.
