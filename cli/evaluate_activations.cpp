@@ -1,8 +1,11 @@
 #include <cstdio>
 
+#include <nlohmann/json.hpp>
+
 #include "cli/evaluate.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
+#include "dtopp/base/json.h"
 #include "dtopp/base/progress.h"
 #include "dtopp/eval/activation_analysis.h"
 
@@ -22,8 +25,8 @@ void evaluate_activations(const EvaluateOptions& options) {
       analyze_activations(model, ids, find_token_kinds(ids, tokenizer, config.sequence_length),
                           options.batch_size, [&](uint64_t done) { bar.update(done); });
   const nlohmann::ordered_json json = to_json(analysis, model);
-  if (!options.output.empty()) write_file_atomically(options.output, json.dump(2) + "\n");
-  std::printf("%s", options.json ? (json.dump() + "\n").c_str() : format_table(analysis).c_str());
+  if (!options.output.empty()) write_file_atomically(options.output, dump_json(json, 2) + "\n");
+  std::printf("%s", options.json ? (dump_json(json) + "\n").c_str() : format_table(analysis).c_str());
 }
 
 }  // namespace dtopp::cli

@@ -9,6 +9,7 @@
 
 #include "cli/verbs.h"
 #include "dtopp/base/errors.h"
+#include "dtopp/base/json.h"
 #include "dtopp/data/tokenizer.h"
 
 namespace dtopp::cli {
@@ -24,9 +25,14 @@ std::string encode_line(const Tokenizer& tokenizer, const std::string& line) {
   return out + "]";
 }
 
+std::string text_of(const nlohmann::json& integer) {
+  return integer.is_number_unsigned() ? std::to_string(integer.get<uint64_t>())
+                                      : std::to_string(integer.get<int64_t>());
+}
+
 // A JSON array of ids → one JSON string, in ASCII so that no reader takes a part of it for the line's end.
 std::string decode_line(const Tokenizer& tokenizer, const std::string& line) {
-  const auto array = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+  const auto array = parse_json(line);
   if (!array.is_array()) throw DataError("must be a JSON array of token ids");
   std::vector<int32_t> ids;
   for (const auto& id : array) {
@@ -34,11 +40,11 @@ std::string decode_line(const Tokenizer& tokenizer, const std::string& line) {
     // Unsigned numbers beyond int64 wrap to negative ones, which are refused alike.
     const auto value = id.get<int64_t>();
     if (value < 0 || value >= tokenizer.vocab_size())
-      throw DataError("token id " + id.dump() + " does not exist; the tokenizer has " +
+      throw DataError("token id " + text_of(id) + " does not exist; the tokenizer has " +
                       std::to_string(tokenizer.vocab_size()) + " ids");
     ids.push_back(static_cast<int32_t>(value));
   }
-  return nlohmann::json(tokenizer.decode(ids)).dump(-1, ' ', /*ensure_ascii=*/true);
+  return quote_json(tokenizer.decode(ids), /*ascii=*/true);
 }
 
 void write_line(const std::string& text) {

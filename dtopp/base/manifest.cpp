@@ -3,17 +3,16 @@
 #include <span>
 #include <string_view>
 
-#include <nlohmann/json.hpp>
-
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/hash.h"
+#include "dtopp/base/json.h"
+#include "dtopp/base/json_fields.h"
 
 namespace dtopp {
 namespace {
 
 namespace fs = std::filesystem;
-using nlohmann::json;
 
 constexpr uint64_t kMaxManifestBytes = uint64_t{1} << 24;
 
@@ -31,30 +30,29 @@ bool is_plain_name(const std::string& name) {
          name.find_first_of(std::string_view("/\0", 2)) == name.npos;
 }
 
-ManifestFiles parse_files(const json& object, const fs::path& path) {
-  const auto files = object.value("files", json());
-  if (!files.is_object()) fail(path, "lists no files");
+ManifestFiles parse_files(const JsonFields& files, const fs::path& path) {
   ManifestFiles manifest;
-  for (const auto& [name, entry] : files.items()) {
-    const auto size = entry.is_object() ? entry.value("size", json()) : json();
-    const auto hash = entry.is_object() ? entry.value("xxh3_128", json()) : json();
-    if (!is_plain_name(name) || !size.is_number_unsigned() || !hash.is_string())
-      fail(path, "a malformed entry for \"" + name + "\"");
-    manifest[name] = {size.get<uint64_t>(), hash.get<std::string>()};
+  for (const std::string& name : files.keys()) {
+    if (!is_plain_name(name)) fail(path, "a malformed entry for \"" + name + "\"");
+    const JsonFields entry = files.object(name);
+    manifest[name] = {entry.count("size"), entry.text("xxh3_128")};
   }
   return manifest;
 }
 
+// How the text begins.
+std::string opening_of(const std::string& format) { return "{\n  \"format\": " + quote_json(format) + ",\n"; }
+
 }  // namespace
 
 std::string format_manifest(const Manifest& manifest) {
-  std::string text = "{\n  \"format\": " + json(manifest.format).dump() + ",\n";
-  if (!manifest.about.empty()) text += "  \"about\": " + manifest.about.dump() + ",\n";
+  std::string text = opening_of(manifest.format);
+  if (!manifest.about.empty()) text += "  \"about\": " + manifest.about + ",\n";
   text += "  \"files\": {";
   std::string_view separator = "\n";
   for (const auto& [name, entry] : manifest.files) {
     text += separator;
-    text += "    " + json(name).dump() + ": {\"size\": " + std::to_string(entry.size) + ", \"xxh3_128\": \"" +
+    text += "    " + quote_json(name) + ": {\"size\": " + std::to_string(entry.size) + ", \"xxh3_128\": \"" +
             entry.xxh3_128 + "\"}";
     separator = ",\n";
   }
@@ -68,13 +66,12 @@ Manifest read_manifest(const fs::path& directory, const std::string& format, con
   const size_t closing = closing_of("").size();
   if (text.size() < closing) fail(path, "truncated");
   const auto body = std::string_view(text).substr(0, text.size() - closing);
-  if (text.substr(body.size()) != closing_of(body)) fail(path, "damaged: its own checksum does not match");
-  const auto object = nlohmann::ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!object.is_object() || object.value("format", nlohmann::ordered_json()) != format)
-    fail(path, "not of the format \"" + format + "\"");
-  Manifest manifest{format, nlohmann::ordered_json::object(), parse_files(json(object), path)};
-  if (const auto about = object.find("about"); about != object.end()) manifest.about = *about;
-  return manifest;
+  if (text.substr(body.size()) != closing_of(body))
+    fail(path, "damaged: its own checksum does not match");
+  const JsonFields object(text, path.string());
+  if (object.text("format") != format) fail(path, "not of the format \"" + format + "\"");
+  return {format, object.has("about") ? object.object("about").dump() : "",
+          parse_files(object.object("files"), path)};
 }
 
 void verify_sizes(const fs::path& directory, const ManifestFiles& files) {

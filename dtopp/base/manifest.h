@@ -7,8 +7,6 @@
 #include <map>
 #include <string>
 
-#include <nlohmann/json.hpp>
-
 namespace dtopp {
 
 inline constexpr char kManifestName[] = "manifest.json";
@@ -23,8 +21,8 @@ struct ManifestEntry {
 using ManifestFiles = std::map<std::string, ManifestEntry>;  // by file name
 
 struct Manifest {
-  std::string format;                                               // "dtopp checkpoint 1"
-  nlohmann::ordered_json about = nlohmann::ordered_json::object();  // facts about the content
+  std::string format;  // "dtopp checkpoint 1"
+  std::string about;   // facts about the content: a JSON object; empty: none
   ManifestFiles files;
 };
 

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "dtopp/base/byte_reader.h"
+#include "dtopp/base/json.h"
 
 namespace dtopp {
 namespace {
@@ -199,7 +200,7 @@ std::string header_of(const fs::path& path, const std::vector<TensorSource>& ten
         {"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {offset, offset + tensor.size}}};
     offset += tensor.size;
   }
-  std::string text = header.dump();
+  std::string text = dump_json(header);
   text.append((kAlignment - (sizeof(uint64_t) + text.size()) % kAlignment) % kAlignment, ' ');
   if (text.size() > kMaxHeaderBytes) throw DataError(path.string() + ": too many tensors for one file");
   return text;

@@ -2,7 +2,11 @@
 
 #include <utility>
 
+#include <nlohmann/json.hpp>
+
 #include "dtopp/base/files.h"
+#include "dtopp/base/json.h"
+#include "dtopp/base/json_fields.h"
 
 namespace dtopp {
 namespace {
@@ -19,12 +23,13 @@ std::string describe(const TextSource& source) {
 }  // namespace
 
 void write_prepare_record(const fs::path& folder, const PrepareRecord& progress) {
-  Manifest manifest{kFormat, to_json(progress.facts()), progress.written.files};
-  manifest.about["position"] = {{"source", progress.position.source},
-                                {"offset", progress.position.text.offset},
-                                {"line", progress.position.text.line},
-                                {"input_bytes", progress.position.input_bytes}};
-  write_file_atomically(folder / kProgressName, format_manifest(manifest));
+  nlohmann::ordered_json about = to_json(progress.facts());
+  about["position"] = {{"source", progress.position.source},
+                       {"offset", progress.position.text.offset},
+                       {"line", progress.position.text.line},
+                       {"input_bytes", progress.position.input_bytes}};
+  write_file_atomically(folder / kProgressName,
+                        format_manifest({kFormat, dump_json(about), progress.written.files}));
 }
 
 std::optional<PrepareRecord> read_prepare_record(const fs::path& folder) {

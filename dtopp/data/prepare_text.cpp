@@ -2,9 +2,12 @@
 
 #include <utility>
 
+#include <nlohmann/json.hpp>
+
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/hash.h"
+#include "dtopp/base/json.h"
 #include "dtopp/base/manifest.h"
 #include "dtopp/base/temporary.h"
 #include "dtopp/data/ordered_workers.h"
@@ -127,7 +130,7 @@ class Preparation {
 
   // The manifest comes last: with it the folder is complete.
   void finish() {
-    Manifest manifest{kTokenDataFormat, to_json(progress_.facts()), writer_.finish()};
+    Manifest manifest{kTokenDataFormat, dump_json(to_json(progress_.facts())), writer_.finish()};
     const std::string& json = encoder_.tokenizer_json;
     write_file_atomically(options_.output / kTokenizerName, json);
     manifest.files[kTokenizerName] = {json.size(),

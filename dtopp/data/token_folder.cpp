@@ -1,56 +1,14 @@
 #include "dtopp/data/token_folder.h"
 
-#include <limits>
+#include <nlohmann/json.hpp>
 
+#include "dtopp/base/json_fields.h"
 #include "dtopp/data/token_file.h"
 
 namespace dtopp {
-namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::ordered_json;
-
-}  // namespace
-
-JsonFields::JsonFields(const ordered_json& object, std::string place)
-    : object_(&object), place_(std::move(place)) {
-  if (!object.is_object()) throw DataError(place_ + ": must be an object");
-}
-
-void JsonFields::fail(const std::string& key, const std::string& cause) const {
-  throw DataError(place_ + ": " + key + ": " + cause);
-}
-
-const ordered_json& JsonFields::member(const std::string& key) const {
-  const auto found = object_->find(key);
-  if (found == object_->end()) fail(key, "is missing");
-  return *found;
-}
-
-uint64_t JsonFields::count(const std::string& key) const {
-  const auto& value = member(key);
-  if (!value.is_number_unsigned() || value.get<uint64_t>() > std::numeric_limits<int64_t>::max())
-    fail(key, "must be a count");
-  return value.get<uint64_t>();
-}
-
-std::string JsonFields::text(const std::string& key) const {
-  const auto& value = member(key);
-  if (!value.is_string()) fail(key, "must be a string");
-  return value.get<std::string>();
-}
-
-JsonFields JsonFields::object(const std::string& key) const {
-  return JsonFields(member(key), place_ + ": " + key);
-}
-
-std::vector<JsonFields> JsonFields::objects(const std::string& key) const {
-  const auto& value = member(key);
-  if (!value.is_array()) fail(key, "must be an array");
-  std::vector<JsonFields> fields;
-  for (const auto& element : value) fields.emplace_back(element, place_ + ": " + key);
-  return fields;
-}
 
 ordered_json to_json(const TokenFacts& facts) {
   ordered_json sources = ordered_json::array();

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/manifest.h"
@@ -52,23 +52,6 @@ TokenFacts read_facts(const Manifest& manifest, const std::filesystem::path& pat
 // The manifest of a complete folder, whose files have the sizes it says and, with `verify`, the checksums.
 // DataError naming the file that is missing or damaged.
 Manifest read_token_manifest(const std::filesystem::path& folder, bool verify);
-
-// Members of a JSON object with their types checked; DataErrors name the place and the member.
-class JsonFields {
- public:
-  JsonFields(const nlohmann::ordered_json& object, std::string place);
-  uint64_t count(const std::string& key) const;  // at most 2^63 - 1
-  std::string text(const std::string& key) const;
-  JsonFields object(const std::string& key) const;
-  std::vector<JsonFields> objects(const std::string& key) const;
-  [[noreturn]] void fail(const std::string& key, const std::string& cause) const;
-
- private:
-  const nlohmann::ordered_json& member(const std::string& key) const;
-
-  const nlohmann::ordered_json* object_;
-  std::string place_;
-};
 
 // What `read` gives; its DataErrors also say what to do about the folder.
 template <class Read>

@@ -3,7 +3,7 @@
 // Analysis").
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 
 #include "dtopp/eval/perplexity.h"
 #include "dtopp/tasks/token_kinds.h"

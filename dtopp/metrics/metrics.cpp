@@ -8,9 +8,8 @@
 #include <optional>
 #include <string_view>
 
-#include <nlohmann/json.hpp>
-
 #include "dtopp/base/files.h"
+#include "dtopp/base/json.h"
 
 namespace dtopp {
 namespace {
@@ -85,7 +84,7 @@ std::string to_json(const MetricRecord& record) {
   line += ",\"time\":";
   append_value(line, record.time);
   for (const auto& [name, value] : record.values) {
-    line += ',' + nlohmann::json(name).dump() + ':';
+    line += ',' + quote_json(name) + ':';
     append_value(line, value);
   }
   return line + '}';

@@ -21,7 +21,7 @@ std::string dump_line(const Task& task, const DataSet& data, const Request& requ
     }
     line["correct"] = answer->correct;
   }
-  return line.dump();
+  return dump_json(line);
 }
 
 void write_prompts(OutputFile& file, std::span<const TaskRequests> tasks) {

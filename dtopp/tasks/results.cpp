@@ -4,6 +4,9 @@
 #include <cmath>
 #include <cstdio>
 
+#include <nlohmann/json.hpp>
+
+#include "dtopp/base/json.h"
 #include "dtopp/tasks/paper_results.h"
 
 namespace dtopp {

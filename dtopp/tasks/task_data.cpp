@@ -1,13 +1,13 @@
 #include "dtopp/tasks/task_data.h"
 
+#include <algorithm>
 #include <map>
 #include <string_view>
 #include <utility>
 
-#include <nlohmann/json.hpp>
-
 #include "dtopp/base/errors.h"
 #include "dtopp/base/path_kind.h"
+#include "dtopp/base/json_fields.h"
 #include "dtopp/base/sha256.h"
 #include "dtopp/data/text_reader.h"
 
@@ -15,7 +15,6 @@ namespace dtopp {
 namespace {
 
 namespace fs = std::filesystem;
-using nlohmann::json;
 
 // The real files reach 5 KB a line and 8 MB in all.
 constexpr uint64_t kMaxItemBytes = uint64_t{1} << 20;
@@ -27,73 +26,40 @@ std::string strip(const std::string& text) {
   return begin == text.npos ? "" : text.substr(begin, text.find_last_not_of(kSpace) + 1 - begin);
 }
 
-// The fields of one line. Errors lack file and line, which the caller knows.
-class Fields {
- public:
-  explicit Fields(const std::string& line) : object_(json::parse(line, nullptr, /*allow_exceptions=*/false)) {
-    if (object_.is_discarded()) throw DataError("invalid JSON");
-    if (!object_.is_object()) throw DataError("must be a JSON object");
-  }
+std::string text_of(const JsonFields& fields, const char* key) {
+  std::string text = fields.text(key);
+  if (strip(text).empty()) fields.fail(key, "must be a string that is not empty");
+  return text;
+}
 
-  std::string text(const char* key) const {
-    const json& value = at(key);
-    if (!value.is_string() || strip(value.get_ref<const std::string&>()).empty())
-      throw DataError(std::string("the value of \"") + key + "\" must be a string that is not empty");
-    return value.get<std::string>();
-  }
+std::vector<std::string> texts_of(const JsonFields& fields, const char* key, int64_t count) {
+  std::vector<std::string> texts = fields.texts(key);
+  if (!std::cmp_equal(texts.size(), count) || std::ranges::count(texts, "") > 0)
+    fields.fail(key, "must be an array of " + std::to_string(count) + " strings that are not empty");
+  return texts;
+}
 
-  std::vector<std::string> texts(const char* key, int64_t count) const {
-    const json& array = at(key);
-    bool good = array.is_array() && std::cmp_equal(array.size(), count);
-    for (size_t i = 0; good && i < array.size(); ++i)
-      good = array[i].is_string() && !array[i].get_ref<const std::string&>().empty();
-    if (!good)
-      throw DataError(std::string("the value of \"") + key + "\" must be an array of " +
-                      std::to_string(count) + " strings that are not empty");
-    return array.get<std::vector<std::string>>();
-  }
-
-  int64_t index(const char* key, int64_t count) const {
-    const json& value = at(key);
-    // A number beyond int64 is an unsigned one.
-    const bool good = value.is_number_integer() && value >= 0 && value < count;
-    if (!good)
-      throw DataError(std::string("the value of \"") + key + "\" must be an integer from 0 to " +
-                      std::to_string(count - 1));
-    return value.get<int64_t>();
-  }
-
- private:
-  const json& at(const char* key) const {
-    const auto found = object_.find(key);
-    if (found == object_.end()) throw DataError(std::string("has no key \"") + key + "\"");
-    return *found;
-  }
-
-  json object_;
-};
-
-TaskItem parse_item(const Task& task, const Fields& fields) {
+TaskItem parse_item(const Task& task, const JsonFields& fields) {
   TaskItem item;
   switch (task.type) {
     case TaskType::kMultipleChoice:
-      item.question = strip(fields.text("query"));
-      item.choices = fields.texts("choices", task.num_choices);
-      item.gold = fields.index("gold", task.num_choices);
+      item.question = strip(text_of(fields, "query"));
+      item.choices = texts_of(fields, "choices", task.num_choices);
+      item.gold = fields.integer("gold", 0, task.num_choices - 1);
       break;
     case TaskType::kSchema:
-      item.choices = fields.texts("context_options", task.num_choices);
-      item.continuation = strip(fields.text("continuation"));
-      item.gold = fields.index("gold", task.num_choices);
+      item.choices = texts_of(fields, "context_options", task.num_choices);
+      item.continuation = strip(text_of(fields, "continuation"));
+      item.gold = fields.integer("gold", 0, task.num_choices - 1);
       break;
     case TaskType::kLanguageModeling:
-      item.question = strip(fields.text("context"));
-      item.continuation = strip(fields.text("continuation"));
+      item.question = strip(text_of(fields, "context"));
+      item.continuation = strip(text_of(fields, "continuation"));
       break;
     case TaskType::kGeneration: {
-      item.question = strip(fields.text("context"));
-      const std::string thought = fields.text("chain_of_thought");
-      const std::string answer = fields.text("answer");
+      item.question = strip(text_of(fields, "context"));
+      const std::string thought = text_of(fields, "chain_of_thought");
+      const std::string answer = text_of(fields, "answer");
       item.answer = strip(answer);
       item.worked_answer.append(strip(thought)).append(kAnswerMark).append(item.answer);
       item.raw_worked_answer.append(thought).append(kAnswerMark).append(answer);
@@ -113,14 +79,15 @@ TaskFile read_task_file(const Task& task, const fs::path& path) {
   for (uint64_t offset = 0; lines.next(line); offset = lines.position().offset) {
     digest.update(line);
     if (lines.position().offset - offset > line.size()) digest.update("\n");
+    const std::string place = path.string() + ": line " + std::to_string(lines.position().line);
     try {
-      if (lines.position().offset > kMaxFileBytes) throw DataError("the file is too long for a task");
-      const Fields fields(line);
-      const std::string category = task.by_category ? strip(fields.text("category")) : "";
+      if (lines.position().offset > kMaxFileBytes)
+        throw DataError(place + ": the file is too long for a task");
+      const JsonFields fields(line, place);
+      const std::string category = task.by_category ? strip(text_of(fields, "category")) : "";
       items[category].push_back(parse_item(task, fields));
     } catch (const DataError& error) {
-      throw DataError(path.string() + ": line " + std::to_string(lines.position().line) + ": " +
-                      error.what() + "; restore the file from its source");
+      throw DataError(std::string(error.what()) + "; restore the file from its source");
     }
   }
   TaskFile file;

@@ -22,8 +22,7 @@ using ::testing::StartsWith;
 constexpr char kFormat[] = "dtopp test 1";
 constexpr char kHash[] = "99aa06d3014798d86001c324468d497f";  // of nothing
 
-std::string text_of(const ManifestFiles& files,
-                    const nlohmann::ordered_json& about = nlohmann::ordered_json::object()) {
+std::string text_of(const ManifestFiles& files, const std::string& about = "") {
   return format_manifest({kFormat, about, files});
 }
 
@@ -34,19 +33,19 @@ std::string read_error(const ScratchDirectory& scratch, const std::string& text)
 
 TEST(Manifest, is_json_and_comes_back_as_it_was) {
   ScratchDirectory scratch;
-  const ManifestFiles manifest = {{"a.safetensors", {uint64_t{1} << 63, kHash}}, {"ü \"b\"", {0, kHash}}};
+  const ManifestFiles manifest = {{"a.safetensors", {uint64_t{1} << 62, kHash}}, {"ü \"b\"", {0, kHash}}};
   for (const auto& files : {manifest, ManifestFiles{}}) {
     write_file_atomically(scratch / "manifest.json", text_of(files));
     EXPECT_EQ(read_manifest(scratch.path(), kFormat).files, files);
   }
   const auto object = nlohmann::json::parse(text_of(manifest));
-  EXPECT_EQ(object["files"]["a.safetensors"]["size"], uint64_t{1} << 63);
+  EXPECT_EQ(object["files"]["a.safetensors"]["size"], uint64_t{1} << 62);
   EXPECT_EQ(object["files"]["a.safetensors"]["xxh3_128"], kHash);
 }
 
 TEST(Manifest, keeps_facts_about_the_content) {
   ScratchDirectory scratch;
-  const nlohmann::ordered_json about = {{"tokens", uint64_t{1} << 40}, {"name", "a \"b\""}};
+  const std::string about = R"({"name":"a \"b\"","tokens":1099511627776})";
   std::ofstream(scratch / "manifest.json") << text_of({}, about);
   EXPECT_EQ(read_manifest(scratch.path(), kFormat).about, about);
   EXPECT_THAT(error_of<DataError>([&] { read_manifest(scratch.path(), "dtopp other 1"); }),

@@ -1,0 +1,84 @@
+#include "dtopp/base/json_fields.h"
+
+#include <limits>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "dtopp/base/json.h"
+#include "tests/base/scratch_directory.h"
+
+namespace dtopp::json_fields_test {
+namespace {
+
+using ::testing::ElementsAre;
+
+constexpr const char* kText = R"({
+  "name": "a \"b\"", "words": ["x", ""], "low": -9223372036854775808, "high": 9223372036854775807, "beyond": 9223372036854775808,
+  "half": 0.5, "halves": [0.5, 1], "mixed": [0.5, "1"], "none": [], "null": null,
+  "inner": {"count": 3}, "list": [{"count": 4}, {"count": "5"}]})";
+
+TEST(JsonFields, members_come_with_their_types) {
+  const JsonFields fields(kText, "f");
+  EXPECT_EQ(fields.text("name"), "a \"b\"");
+  EXPECT_THAT(fields.texts("words"), ElementsAre("x", ""));
+  EXPECT_EQ(fields.integer("low"), std::numeric_limits<int64_t>::min());
+  EXPECT_EQ(fields.integer("high"), std::numeric_limits<int64_t>::max());
+  EXPECT_EQ(fields.count("high"), uint64_t{std::numeric_limits<int64_t>::max()});
+  EXPECT_THAT(fields.numbers("half"), ElementsAre(0.5));
+  EXPECT_THAT(fields.numbers("halves"), ElementsAre(0.5, 1));
+  EXPECT_EQ(fields.object("inner").count("count"), 3U);
+  EXPECT_EQ(fields.objects("list").at(0).count("count"), 4U);
+  EXPECT_THAT(fields.object("inner").keys(), ElementsAre("count"));
+  EXPECT_TRUE(fields.has("null") && !fields.has("no") && fields.is_array("none") && !fields.is_array("half"));
+}
+
+// A part outlives what it was taken from.
+TEST(JsonFields, parts_keep_the_whole) {
+  const JsonFields inner = JsonFields(kText, "f").object("inner");
+  EXPECT_EQ(inner.count("count"), 3U);
+  EXPECT_EQ(inner.dump(), R"({"count":3})");
+}
+
+TEST(JsonFields, every_error_names_place_and_key) {
+  const JsonFields fields(kText, "f.json: line 2");
+  const auto error = [](const auto& read) { return error_of<DataError>([&] { read(); }); };
+  EXPECT_EQ(error([&] { fields.text("no"); }), "f.json: line 2: no: is missing");
+  EXPECT_EQ(error([&] { fields.text("half"); }), "f.json: line 2: half: must be a string");
+  EXPECT_EQ(error([&] { fields.texts("halves"); }), "f.json: line 2: halves: must be an array of strings");
+  EXPECT_EQ(error([&] { fields.texts("name"); }), "f.json: line 2: name: must be an array of strings");
+  EXPECT_EQ(error([&] { fields.object("name"); }), "f.json: line 2: name: must be a JSON object");
+  EXPECT_EQ(error([&] { fields.objects("inner"); }), "f.json: line 2: inner: must be an array of objects");
+  EXPECT_EQ(error([&] { fields.objects("list").at(1).count("count"); }),
+            "f.json: line 2: list: count: must be an integer of at least 0");
+  for (const char* key : {"half", "beyond", "name", "null", "halves"})
+    EXPECT_EQ(error([&] { fields.integer(key); }),
+              "f.json: line 2: " + std::string(key) + ": must be an integer");
+  EXPECT_EQ(error([&] { fields.count("low"); }), "f.json: line 2: low: must be an integer of at least 0");
+  EXPECT_EQ(error([&] { fields.integer("high", 0, 3); }),
+            "f.json: line 2: high: must be an integer from 0 to 3");
+  for (const char* key : {"mixed", "none", "name"})
+    EXPECT_EQ(
+        error([&] { fields.numbers(key); }),
+        "f.json: line 2: " + std::string(key) + ": must be a number or a list of numbers, at least one");
+}
+
+TEST(JsonFields, only_one_whole_object_is_read) {
+  const auto error = [](const std::string& text) {
+    return error_of<DataError>([&] { JsonFields(text, "f"); });
+  };
+  for (const std::string& text : {std::string(), std::string("{"), std::string("{} {}"),
+                                  std::string("{}\0", 3), std::string("{\"a\": \"\xff\"}")})
+    EXPECT_EQ(error(text), "f: invalid JSON") << text;
+  for (const char* text : {"[]", "3", "null", "\"{}\""}) EXPECT_EQ(error(text), "f: must be a JSON object");
+}
+
+TEST(Json, bytes_that_are_no_text_do_not_stop_a_dump) {
+  EXPECT_EQ(dump_json({{"a", "\xff"}}), "{\"a\":\"\xef\xbf\xbd\"}");
+  EXPECT_EQ(quote_json("\xff\n\u00fc"), "\"\xef\xbf\xbd\\n\u00fc\"");
+  EXPECT_EQ(quote_json("\u00fc", /*ascii=*/true), "\"\\u00fc\"");
+}
+
+}  // namespace
+}  // namespace dtopp::json_fields_test
