@@ -2,6 +2,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "dtopp/base/json.h"
+
 namespace dtopp {
 
 std::string dump_line(const Task& task, const DataSet& data, const Request& request, const Scores* scores,
