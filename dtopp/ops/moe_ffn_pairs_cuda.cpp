@@ -11,7 +11,6 @@ namespace {
 
 constexpr int64_t kAlignment = 16;     // bytes
 constexpr int64_t kMostGroups = 1023;  // of at::_grouped_mm
-constexpr int64_t kNoLimit = std::numeric_limits<int32_t>::max();
 
 bool begins_aligned(const at::Tensor& tensor) {
   return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % kAlignment == 0;
@@ -66,7 +65,7 @@ Pairs make_pairs(const at::Tensor& gates_TE, int64_t max_pairs, Products product
   const int64_t tokens = gates_TE.size(0), experts = gates_TE.size(1);
   TORCH_CHECK(experts <= kMostExperts, "moe_ffn: expected at most ", kMostExperts,
               " experts on a CUDA device, got ", experts);
-  TORCH_CHECK(max_pairs >= 0 && std::max(max_pairs, tokens * experts) <= kNoLimit,
+  TORCH_CHECK(max_pairs >= 0 && std::max(max_pairs, tokens * experts) <= kMostPairs,
               "moe_ffn: expected at most 2^31 - 1 tokens times experts and max_pairs from 0 to that, got ",
               tokens, " tokens, ", experts, " experts and ", max_pairs);
   const Stream stream = current_stream(gates_TE);
@@ -82,7 +81,7 @@ Pairs make_pairs(const at::Tensor& gates_TE, int64_t max_pairs, Products product
   with_table([&](const auto& table) {
     count_pairs(table, write<int32_t>(counts_EB), write<int32_t>(totals_E), stream);
   });
-  offset_pairs(read<int32_t>(totals_E), experts, max_pairs > 0 ? max_pairs : kNoLimit,
+  offset_pairs(read<int32_t>(totals_E), experts, max_pairs > 0 ? max_pairs : kMostPairs,
                write<int32_t>(pairs.offsets_E1), stream);
   const bool on_host = products == Products::kPlain;
   if (on_host) pairs.host_offsets_E1 = read_on_host(pairs.offsets_E1);

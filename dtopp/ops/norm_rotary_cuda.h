@@ -3,13 +3,11 @@
 
 #include <cstdint>
 
+#include "dtopp/ops/cuda_limits.h"
 #include "dtopp/ops/cuda_number.h"
 #include "dtopp/ops/cuda_stream.h"
 
 namespace dtopp::cuda {
-
-// The gradient of the gain is summed in the shared memory of a block.
-constexpr int64_t kWidestNorm = 12280;
 
 // Scalar: float, Bfloat16.
 template <typename Scalar>

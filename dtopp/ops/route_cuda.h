@@ -3,14 +3,11 @@
 
 #include <cstdint>
 
+#include "dtopp/ops/cuda_limits.h"
 #include "dtopp/ops/cuda_number.h"
 #include "dtopp/ops/cuda_stream.h"
 
 namespace dtopp::cuda {
-
-// Probabilities of a token stay in the registers of a warp up to this number of experts (in local memory for
-// the larger of them).
-constexpr int64_t kMostExperts = 2048;
 
 struct RouteRule {
   bool normalize;    // fixed or dynamic

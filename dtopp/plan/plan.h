@@ -44,8 +44,8 @@ struct Plan {
   uint64_t wire_bytes_per_step = 0;
 };
 
-// On a CUDA device (kCuda) or, all else, on a CPU. InvalidValue where sizes are too large to be counted, or
-// the global batch does not divide among the ranks.
+// On a CUDA device (kCuda) or, all else, on a CPU. InvalidValue where sizes are too large to be counted or
+// for the kernels of a CUDA device (ops/cuda_limits.h), or the global batch does not divide among the ranks.
 Plan make_plan(const RunConfig& config, int64_t ranks = 1, Device device = Device::kCpu);
 
 // The memory of a device by name: cpu (what this process can still take), a100, h100 (80 GB), h200; what

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <rapidcheck/gtest.h>
 
+#include "dtopp/base/errors.h"
 #include "dtopp/plan/plan.h"
 #include "tests/plan/tiny_run.h"
 
@@ -104,6 +105,32 @@ RC_GTEST_PROP(PlanForCudaProperty, more_of_anything_never_costs_less, ()) {
                             &config.training.micro_batch_size};
   *sizes[*rc::gen::inRange(0, 5)] *= 2;
   RC_ASSERT(cuda_plan(config).memory_bytes() > before);
+}
+
+void expect_refused_on_cuda_alone(RunConfig config, const std::string& key) {
+  EXPECT_NO_THROW(make_plan(config, /*ranks=*/1, Device::kCpu));
+  try {
+    cuda_plan(config);
+    ADD_FAILURE() << key << " is not refused";
+  } catch (const UsageError& error) {
+    EXPECT_THAT(error.what(), testing::StartsWith(key + ": "));
+    EXPECT_THAT(error.what(), testing::HasSubstr("a CUDA device takes at most "));
+  }
+}
+
+TEST(PlanForCuda, sizes_that_its_kernels_do_not_take_are_refused_by_key) {
+  RunConfig experts = tiny(), wide = tiny(), tokens = tiny();
+  experts.model.num_experts = 2048;
+  EXPECT_NO_THROW(cuda_plan(experts));
+  experts.model.num_experts = 2049;
+  expect_refused_on_cuda_alone(experts, "model.num_experts");
+  wide.model.hidden_size = 12280;
+  EXPECT_NO_THROW(cuda_plan(wide));
+  wide.model.hidden_size = 12288;
+  expect_refused_on_cuda_alone(wide, "model.hidden_size");
+  tokens.model.num_experts = 1024;
+  tokens.training.micro_batch_size = tokens.training.global_batch_size = 1 << 20;
+  expect_refused_on_cuda_alone(tokens, "training.micro_batch_size");
 }
 
 }  // namespace

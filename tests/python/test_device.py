@@ -103,3 +103,13 @@ def test_plan_counts_memory_for_the_device_that_is_named(dtopp_binary, tmp_path)
     assert memory("training.device=cpu") == memory("training.device=auto") == cpu
     assert memory("training.device=cuda") == memory("training.device=cuda", "--device", "a100") == cuda
     assert memory("training.device=cuda", "--device", "cpu") == cpu
+
+
+@pytest.mark.parametrize("key,value", [("model.num_experts", 2049), ("model.hidden_size", 12288)])
+def test_plan_refuses_what_the_kernels_of_a_cuda_device_do_not_take(dtopp_binary, tmp_path, key, value):
+    config = tiny_run.make(tmp_path)
+    for arguments in (["--device", "h200"], ["training.device=cuda"]):
+        done = tiny_run.dtopp("plan", config, f"{key}={value}", *arguments)
+        assert done.returncode == 2 and not done.stdout
+        assert f"{key}: {value}, and a CUDA device takes at most" in done.stderr, done.stderr
+    assert tiny_run.dtopp("plan", config, f"{key}={value}", "--device", "cpu").returncode == 0

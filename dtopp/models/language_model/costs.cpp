@@ -1,8 +1,10 @@
 // See language_model.cpp for what is kept, docs/plan.md for the formulas.
 #include <algorithm>
 
+#include "dtopp/config/config.h"
 #include "dtopp/models/language_model/language_model.h"
 #include "dtopp/moe/pair_limits.h"
+#include "dtopp/ops/cuda_limits.h"
 
 namespace dtopp {
 namespace {
@@ -33,6 +35,20 @@ Sizes sizes_of(const ModelConfig& model, const CostInputs& inputs) {
   s.pairs = checked_round(static_cast<double>(s.T) * inputs.active_experts * (s.cuda ? kPairMargin : 1.0));
   s.width = inputs.width;
   return s;
+}
+
+// Throws where the kernels for CUDA devices would refuse the sizes.
+void require_cuda_limits(const Sizes& s) {
+  const auto require = [](const char* key, const std::string& what, uint64_t count, int64_t most) {
+    if (count <= static_cast<uint64_t>(most)) return;
+    throw InvalidValue(key, what + std::to_string(count) + ", and a CUDA device takes at most " +
+                                std::to_string(most) + ": make it smaller, or set training.device to cpu");
+  };
+  require("model.hidden_size", "", s.D, cuda::kWidestNorm);
+  if (s.dense) return;
+  require("model.num_experts", "", s.E, cuda::kMostExperts);
+  require("training.micro_batch_size", "its tokens times the experts are ",
+          std::max(checked_product({s.T, s.E}), s.pairs), cuda::kMostPairs);
 }
 
 // What autograd keeps of one block.
@@ -82,6 +98,7 @@ uint64_t layer_workspace(const Sizes& s) {
 
 StepCosts language_model_costs(const ModelConfig& model, const CostInputs& inputs) {
   const Sizes s = sizes_of(model, inputs);
+  if (s.cuda) require_cuda_limits(s);
   const uint64_t ends = checked_sum({checked_product({2, s.T, s.D, s.width}), checked_product({s.T, 16})});
   // A tied embedding gets a second gradient, from its look-up.
   const uint64_t look_up = model.tie_embeddings ? checked_product({s.V, s.D, s.width}) : 0;
