@@ -1,5 +1,4 @@
-// Causal attention in the compute precision: on a CPU that computes in fp32 our own kernel (attention_cpu.h),
-// libtorch's elsewhere.
+// Causal attention: our own kernel (attention_cpu.h) where linear.h uses its own, libtorch's elsewhere.
 #pragma once
 
 #include "dtopp/ops/torch.h"

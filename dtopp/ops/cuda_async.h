@@ -1,5 +1,6 @@
-// Copies to shared memory that go on while threads do other things, and barriers to wait for what others did:
-// the PTX instructions by name. The tests have the same functions for a CPU (tests/ops/cuda/async_on_host.h).
+// Names for the PTX instructions that copy to shared memory while threads go on, and for barriers between
+// threads that fill memory and threads that read it. The tests have the same functions for a CPU
+// (tests/ops/cuda/async_on_host.h).
 #pragma once
 
 #include <cstdint>
@@ -8,21 +9,21 @@ namespace dtopp::cuda {
 
 #if defined(__CUDACC__)
 
-// Where in shared memory, as instructions want it.
+// The address in shared memory that the instructions below take.
 __device__ inline uint32_t shared_address(const void* place) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(place));
 }
 
-// 16 bytes to `to`: the first `bytes` (0 or 16) of `from`, then zeros.
+// Begins to copy 16 bytes to `to`; with bytes = 0 instead of 16, writes zeros and reads nothing.
 __device__ inline void copy_async(uint32_t to, const void* from, uint32_t bytes) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
                : "memory");
 }
 
-// This thread's copies since the last call are a group.
+// Makes a group of this thread's copies since the last call.
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Until all groups of this thread but the last kGroups are there.
+// Waits until the copies of all this thread's groups but the last kGroups have arrived.
 template <int kGroups>
 __device__ void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
@@ -39,13 +40,12 @@ __device__ inline void wait_for_all_copies_but(int groups) {
   }
 }
 
-// From here on compute capability 9.0 alone. Lets wgmma read what this thread, by then, has written to shared
-// memory or copied there and waited for.
+// What follows needs compute capability 9.0. After this, wgmma sees what this thread has written to shared
+// memory, and what it has copied there and waited for.
 __device__ inline void fence_for_wgmma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// A barrier in shared memory, 8 bytes: a phase ends when `arrivals` threads have arrived. One thread makes
-// it, before a
-// __syncthreads.
+// A barrier in shared memory, 8 bytes: a phase ends when `arrivals` threads have arrived. One thread calls
+// this, then all call __syncthreads.
 __device__ inline void make_barrier(uint32_t barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
@@ -54,8 +54,8 @@ __device__ inline void arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// Until the phase of this parity (0 for the first, then 1, 0, …) has ended; of parity 1, on a new barrier: at
-// once.
+// Waits until the phase of this parity has ended; the first phase has parity 0, the next 1, then 0 again. On
+// a new barrier, waiting for parity 1 returns at once.
 __device__ inline void wait_for_phase(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n"
@@ -68,7 +68,7 @@ __device__ inline void wait_for_phase(uint32_t barrier, uint32_t parity) {
       : "memory");
 }
 
-// By all warps of a warp group, together: the registers a thread has from here on.
+// Called by all warps of a warp group together: from here on a thread has kRegisters registers.
 template <int kRegisters>
 __device__ void give_up_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));

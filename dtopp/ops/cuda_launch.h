@@ -1,5 +1,5 @@
-// How kernels are launched and find their shared memory. nvcc compiles kernel files for a GPU. Any other
-// compiler needs what CUDA builds in declared first, which is how the tests run every kernel on a CPU
+// How kernels are launched and find their shared memory. nvcc compiles kernel files for a GPU. The tests
+// compile them for a CPU and run them there, with declarations of what nvcc has built in
 // (tests/ops/cuda/cuda_on_host.h).
 #pragma once
 

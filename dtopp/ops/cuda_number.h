@@ -1,4 +1,4 @@
-// The numbers of CUDA kernels, for headers that torch is not included in.
+// The number types of CUDA kernels, for headers that do not include torch.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The type of a CUDA stream, for headers that neither torch nor the CUDA toolkit is included in.
+// The type of a CUDA stream, for headers that include neither torch nor the CUDA toolkit.
 #pragma once
 
 struct CUstream_st;

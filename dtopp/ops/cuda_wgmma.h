@@ -34,11 +34,11 @@ __device__ inline uint64_t wgmma_operand(uint32_t begin, uint32_t group_bytes, u
 // Before the first instruction, and before the next on sums that are under way.
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
-// The instructions since the last call are a group.
+// Makes a group of the instructions since the last call.
 __device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-// Until all groups but the last kGroups have ended; between the first and the last the sums are not to be
-// touched.
+// Waits until all groups but the last kGroups have ended. The sums must not be touched while one that writes
+// them has not.
 template <int kGroups>
 __device__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kGroups) : "memory");

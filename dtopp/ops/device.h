@@ -9,9 +9,9 @@
 
 namespace dtopp {
 
-// Loads libdtopp_cuda.so, which lies beside libdtopp_ops.so, and answers what is missing to use a CUDA
-// device: the library or the device; nullopt where nothing is. To be asked before anything else is done with
-// torch: what it finds out about CUDA in a process, it finds out once.
+// Loads libdtopp_cuda.so from the folder of libdtopp_ops.so. Returns what is missing to use a CUDA device,
+// the library or the device, or nullopt where one can be used. To be called before any other use of torch,
+// which looks for CUDA devices once in a process and remembers the answer.
 std::optional<std::string> find_cuda();
 
 // Whether a driver for CUDA devices is installed. Quick, where find_cuda loads all of torch's CUDA.
@@ -20,16 +20,16 @@ bool has_cuda_driver();
 // "the CPU (2 threads)", "cuda:0 (NVIDIA H200)".
 std::string describe_device(const at::Device& device);
 
-// Bytes that can still be allocated; nullopt for the CPU, whose memory is not torch's to know.
+// Bytes that can still be allocated; nullopt for the CPU, of whose memory torch knows nothing.
 std::optional<uint64_t> free_device_memory(const at::Device& device);
 
 struct AllocatedMemory {
   uint64_t now = 0, peak = 0;  // bytes, freed ones kept for reuse included
 };
-// What torch has taken of the device's own memory; nullopt for the CPU.
+// Memory of the device that torch holds, in use or kept for reuse; nullopt for the CPU.
 std::optional<AllocatedMemory> allocated_device_memory(const at::Device& device);
 
-// From here on the device's results depend on nothing but its input; a CPU's never do. Slower. To be called
+// From here on equal inputs give equal bits on this device, as they always do on a CPU. Slower. To be called
 // before the first operation.
 void make_deterministic(const at::Device& device);
 

@@ -4,7 +4,7 @@
 
 namespace dtopp {
 
-// Only page-locked memory is copied while the host goes on.
+// Into page-locked memory: copies to any other make the host wait.
 HostCopy::HostCopy(const std::vector<at::Tensor>& tensors) {
   for (const at::Tensor& tensor : tensors) {
     if (tensor.is_cpu()) {
@@ -33,7 +33,7 @@ at::Tensor to_device(const at::Tensor& host, const at::Device& device) {
 void copy_from_bytes(std::span<const std::byte> bytes, const at::Tensor& tensor) {
   TORCH_CHECK(bytes.size() == tensor.nbytes(), "copy_from_bytes: ", bytes.size(), " bytes for a tensor of ",
               tensor.nbytes());
-  // Bytes of a file lie at any address: nothing wider than a byte is read from there.
+  // Copied as bytes: those of a file may lie at an address that is not aligned for the tensor's type.
   const auto size = static_cast<int64_t>(bytes.size());
   const at::Tensor source = at::from_blob(const_cast<std::byte*>(bytes.data()), {size}, at::kByte);
   tensor.view({-1}).view(at::kByte).copy_(source);

@@ -1,6 +1,6 @@
-// Dense matrix products in the compute precision: on a CPU that computes in fp32 our own kernels
-// (linear_cpu.h), libtorch's elsewhere. On a CPU without bf16 multiply instructions a bf16 product is formed
-// in fp32 and rounded once, which is several times faster there than emulation and never less exact.
+// Linear layers. On a CPU without instructions that multiply bf16, our own kernels (linear_cpu.h), which form
+// bf16 products in fp32 and round once: several times faster than libtorch's emulation and no less exact. In
+// fp32 our own on every CPU. Elsewhere libtorch's.
 #pragma once
 
 #include "dtopp/ops/torch.h"

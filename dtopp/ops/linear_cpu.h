@@ -6,8 +6,8 @@
 
 namespace dtopp {
 
-// Whether x's products are formed by our own kernels: on a CPU, in fp32, or in bf16 where it has no unit for
-// that.
+// Whether our own kernels multiply x: on a CPU in fp32, and in bf16 where the CPU cannot multiply that
+// itself.
 bool multiplies_on_tiles(const at::Tensor& x);
 
 // y_TN = x_TD W_ND^T

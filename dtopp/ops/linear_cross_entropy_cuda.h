@@ -1,5 +1,5 @@
-// The kernels of linear_cross_entropy and token_log_probs for CUDA, as plain functions of device pointers: a
-// row of logits is what a token gives to each of the vocabulary.
+// The kernels of linear_cross_entropy and token_log_probs for CUDA, as plain functions of device pointers. A
+// row of logits is one token's, over the vocabulary.
 #pragma once
 
 #include <cstdint>

@@ -18,7 +18,8 @@ enum class Products {
 // capability 8.0 on. Throws c10::Error for another value.
 Products choose_products(const at::Tensor& gate_up_proj, const at::Tensor& down_proj);
 
-// A contiguous copy where it is not one already at a multiple of 16 bytes: what the products want of rows.
+// The tensor itself where it is contiguous and begins at a multiple of 16 bytes, as the products need it,
+// else a copy that does.
 at::Tensor aligned(const at::Tensor& tensor);
 
 struct Pairs {
@@ -36,7 +37,7 @@ struct Pairs {
 // Room for max_pairs pairs; 0: for as many as there are, a number that is read on the host.
 Pairs make_pairs(const at::Tensor& gates_TE, int64_t max_pairs, Products products);
 
-// The following are for the first two.
+// The functions below are for Products::kPlain and kGrouped.
 // x_TD[token_A]; rows past the pairs are left as allocated, as in the products.
 at::Tensor gather_pairs(const Pairs& pairs, const at::Tensor& x_TD);
 

@@ -1,13 +1,17 @@
-// route: from router logits to gates (paper, Eqs. 2-4 and 6).
+// The router's choice: from each token's logits over the experts to the gates of those it is sent to (paper,
+// Eqs. 2-4 and 6). For one token, z its E logits:
 //
-//   s = z | (z - mean) / sigma | theta (z - mean) / sigma       normalization none | fixed | dynamic
-//   P = softmax(s);  S = the experts chosen;  gates = P / sum_S P on S, 0 elsewhere (P on S without
-//   renormalize)
+//   s = z                            normalization none
+//   s = (z - mean) / sigma                         fixed
+//   s = theta (z - mean) / sigma                   dynamic; theta is learned
+//   P = softmax(s)
+//   S = the chosen experts, the likeliest first; of two equally likely ones the lower index
+//   gate_e = P_e / sum of P over S   for e in S, else 0; without renormalize: P_e
 //
-// mean and sigma are per token over experts, sigma = sqrt(biased variance + 1e-6). Experts are ordered by
-// (P descending, index ascending). top_k > 0: S is the first top_k. top_k == 0: expert j is in S while the
-// sum of the probabilities before it is < threshold, so at least one is. max_experts > 0 caps the set. S is a
-// constant for the gradient.
+// mean and sigma are over the token's logits, sigma = sqrt(variance + 1e-6), the variance with divisor E.
+// Top-k (top_k > 0): S is the top_k likeliest experts. Top-p (top_k 0): experts join S until their P add up
+// to the threshold; the likeliest always does. max_experts > 0 limits S to as many. The gradient takes S as
+// given.
 #pragma once
 
 #include <cstdint>
@@ -17,18 +21,23 @@
 
 namespace dtopp {
 
+// "f32" below is f64 for f64 logits. Means are over tokens, 0 where there are none.
 struct RouteOutput {
-  at::Tensor gates_TE;          // f32; 0 where not chosen
+  at::Tensor gates_TE;          // f32
   at::Tensor expert_counts_E;   // int64: tokens that chose each expert
   at::Tensor active_histogram;  // int64 [E + 1]: tokens that chose n experts
-  at::Tensor mean_prob_E;       // f32: Q of the load-balance loss
-  at::Tensor entropy;           // f32 []: mean over tokens of -sum P log P
-  at::Tensor router_z;          // f32 []: mean over tokens of logsumexp(z)^2 of the raw logits
+  at::Tensor mean_prob_E;       // f32: mean of P, the Q of the load-balance loss
+  at::Tensor entropy;           // f32 []: mean of -sum P log P
+  at::Tensor router_z;          // f32 []: mean of logsumexp(z)^2, of the raw logits
 };
 
-// logits_TE: f32, bf16 or f64 [T, E]; scale: f32 [] (used when dynamic); threshold: f64 [] on the logits'
-// device (used when top_k is 0). Differentiable: gates, mean_prob, entropy, router_z into logits and scale.
-// Throws c10::Error beginning "route:" for wrong shapes, dtypes, devices or values.
+// logits_TE: f32, bf16 or f64 [T, E]. scale: theta, f32 [], used when dynamic. threshold: f64 [], used when
+// top_k is 0. All on one device; a CUDA device takes at most 2,048 experts (cuda_limits.h), and the host does
+// not wait for it. Differentiable: gates, mean_prob, entropy, router_z in logits and scale.
+//
+// Throws c10::Error beginning "route:" for shapes, types, devices or values that do not fit, on a CPU also
+// for a threshold that is NaN (a CUDA device then chooses one expert). Logits that are not finite are no
+// error: the token's gates are NaN, those of the first experts by index.
 RouteOutput route(const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& threshold,
                   std::string_view normalization, int64_t top_k, int64_t max_experts, bool renormalize);
 
