@@ -20,8 +20,8 @@ struct LinearShape {
   std::vector<int64_t> rows;
   int64_t width, outputs;
 };
-const std::vector<LinearShape> kShapes = {{{3, 7}, 20, 11},  {{0}, 8, 5},       {{1}, 300, 7},
-                                          {{2, 50}, 33, 64}, {{700}, 600, 900}, {{33}, 1, 1}};
+const std::vector<LinearShape> kLinearShapes = {{{3, 7}, 20, 11},  {{0}, 8, 5},       {{1}, 300, 7},
+                                                {{2, 50}, 33, 64}, {{700}, 600, 900}, {{33}, 1, 1}};
 
 void expect_linear(const LinearShape& shape, at::ScalarType dtype, double bound) {
   SCOPED_TRACE(testing::Message() << at::IntArrayRef(shape.rows) << " of " << shape.width << " to "
@@ -45,7 +45,7 @@ void expect_linear(const LinearShape& shape, at::ScalarType dtype, double bound)
 
 TEST(Linear, and_its_gradients_match_double_precision) {
   for (const auto& [dtype, bound] : kBounds) {
-    for (const LinearShape& shape : kShapes) expect_linear(shape, dtype, bound);
+    for (const LinearShape& shape : kLinearShapes) expect_linear(shape, dtype, bound);
   }
 }
 
