@@ -7,14 +7,10 @@
 
 #include <c10/core/CachingDeviceAllocator.h>
 
+#include "dtopp/ops/call_op.h"
+
 namespace dtopp {
 namespace {
-
-// Operators of libdtopp_cuda.so about a device (device_cuda.cpp).
-template <typename Answer>
-Answer ask(const char* op, const at::Device& device) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(op, "").typed<Answer(int64_t)>().call(device.index());
-}
 
 // The folder of the library that this function is in.
 std::filesystem::path library_folder() {
@@ -30,7 +26,8 @@ std::optional<std::string> load_library() {
   if (!std::filesystem::exists(path, error)) {
     return "libdtopp_cuda.so is not in " + path.parent_path().string() + ": run `make build CUDA=1`";
   }
-  // Its static initialisers register the operators, and those of libtorch_cuda.so CUDA itself. Never closed.
+  // Loading it registers its operators, and with libtorch_cuda.so torch's own for CUDA. Never closed: they
+  // stay registered.
   if (dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL) == nullptr) {
     return "libdtopp_cuda.so cannot be loaded: " + std::string(dlerror());
   }
@@ -54,12 +51,12 @@ std::string describe_device(const at::Device& device) {
   const int threads = at::get_num_threads();
   if (device.is_cpu())
     return "the CPU (" + std::to_string(threads) + (threads == 1 ? " thread)" : " threads)");
-  return device.str() + " (" + ask<std::string>("dtopp::device_name", device) + ")";
+  return device.str() + " (" + call_op<"dtopp::device_name", std::string(int64_t)>(device.index()) + ")";
 }
 
 std::optional<uint64_t> free_device_memory(const at::Device& device) {
   if (device.is_cpu()) return std::nullopt;
-  return static_cast<uint64_t>(ask<int64_t>("dtopp::free_device_memory", device));
+  return static_cast<uint64_t>(call_op<"dtopp::free_device_memory", int64_t(int64_t)>(device.index()));
 }
 
 std::optional<AllocatedMemory> allocated_device_memory(const at::Device& device) {

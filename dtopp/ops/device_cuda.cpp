@@ -8,13 +8,21 @@
 namespace dtopp {
 namespace {
 
+void check_index(const char* op, int64_t index) {
+  const int devices = c10::cuda::device_count();
+  TORCH_CHECK(index >= 0 && index < devices, op, ": expected the index of one of ", devices,
+              " CUDA devices, got ", index);
+}
+
 std::string device_name(int64_t index) {
+  check_index("device_name", index);
   cudaDeviceProp properties{};
   C10_CUDA_CHECK(cudaGetDeviceProperties(&properties, static_cast<int>(index)));
   return properties.name;
 }
 
 int64_t free_device_memory(int64_t index) {
+  check_index("free_device_memory", index);
   const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(index));
   size_t free = 0, total = 0;
   C10_CUDA_CHECK(cudaMemGetInfo(&free, &total));

@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include "dtopp/ops/call_op.h"
 #include "dtopp/ops/linear_cross_entropy_kernel.h"
 
 namespace dtopp {
@@ -14,49 +15,28 @@ using LossTuple = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 using ForwardTuple = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 using TensorPair = std::tuple<at::Tensor, at::Tensor>;
 
-LossTuple call_loss(const at::Tensor& x_TD, const at::Tensor& weight_VD, const at::Tensor& targets_T,
-                    double z_weight, int64_t ignore_index) {
-  static const auto op =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow("dtopp::linear_cross_entropy", "")
-          .typed<LossTuple(const at::Tensor&, const at::Tensor&, const at::Tensor&, double, int64_t)>();
-  return op.call(x_TD, weight_VD, targets_T, z_weight, ignore_index);
-}
-
-ForwardTuple call_forward(const at::Tensor& x_TD, const at::Tensor& weight_VD, const at::Tensor& targets_T,
-                          double z_weight, int64_t ignore_index, bool need_x, bool need_weight) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("dtopp::linear_cross_entropy_forward", "")
-                             .typed<ForwardTuple(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                                                 double, int64_t, bool, bool)>();
-  return op.call(x_TD, weight_VD, targets_T, z_weight, ignore_index, need_x, need_weight);
-}
-
-TensorPair call_log_probs(const at::Tensor& x_TD, const at::Tensor& weight_VD, const at::Tensor& targets_T) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("dtopp::token_log_probs", "")
-                             .typed<TensorPair(const at::Tensor&, const at::Tensor&, const at::Tensor&)>();
-  return op.call(x_TD, weight_VD, targets_T);
-}
-
 at::TensorOptions loss_options(const at::Tensor& x_TD) {
   return x_TD.options().dtype(x_TD.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
 }
 
-LossTuple loss_meta(const at::Tensor& x_TD, const at::Tensor& weight_VD, const at::Tensor& targets_T,
-                    double /*z_weight*/, int64_t /*ignore_index*/) {
-  check_linear_cross_entropy("linear_cross_entropy", x_TD, weight_VD, targets_T);
-  const auto options = loss_options(x_TD);
-  return {at::empty({}, options), at::empty({}, options), at::empty({}, options)};
-}
-
 ForwardTuple forward_meta(const at::Tensor& x_TD, const at::Tensor& weight_VD, const at::Tensor& targets_T,
-                          double z_weight, int64_t ignore_index, bool need_x, bool need_weight) {
-  auto [loss, nll, z] = loss_meta(x_TD, weight_VD, targets_T, z_weight, ignore_index);
+                          double /*z_weight*/, int64_t /*ignore_index*/, bool need_x, bool need_weight) {
+  check_linear_cross_entropy("linear_cross_entropy_forward", x_TD, weight_VD, targets_T);
+  const auto mean = [&] { return at::empty({}, loss_options(x_TD)); };
   const auto like = [](bool need, const at::Tensor& input) {
     return need ? at::empty_symint(input.sym_sizes(), input.options()) : at::empty({0}, input.options());
   };
-  return {loss, nll, z, like(need_x, x_TD), like(need_weight, weight_VD)};
+  return {mean(), mean(), mean(), like(need_x, x_TD), like(need_weight, weight_VD)};
+}
+
+// Without gradients, on any device.
+LossTuple loss_alone(const at::Tensor& x_TD, const at::Tensor& weight_VD, const at::Tensor& targets_T,
+                     double z_weight, int64_t ignore_index) {
+  check_linear_cross_entropy("linear_cross_entropy", x_TD, weight_VD, targets_T);
+  auto [loss, nll, z, no_grad_x, no_grad_weight] =
+      call_op<"dtopp::linear_cross_entropy_forward", decltype(forward_meta)>(
+          x_TD, weight_VD, targets_T, z_weight, ignore_index, false, false);
+  return {loss, nll, z};
 }
 
 TensorPair log_probs_meta(const at::Tensor& x_TD, const at::Tensor& weight_VD, const at::Tensor& targets_T) {
@@ -74,7 +54,8 @@ struct LossFunction : torch::autograd::Function<LossFunction> {
                                bool need_x, bool need_weight) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     auto [loss, nll, z, grad_x_TD, grad_weight_VD] =
-        call_forward(x_TD, weight_VD, targets_T, z_weight, ignore_index, need_x, need_weight);
+        call_op<"dtopp::linear_cross_entropy_forward", decltype(forward_meta)>(
+            x_TD, weight_VD, targets_T, z_weight, ignore_index, need_x, need_weight);
     if (need_x) context->saved_data["grad_x"] = grad_x_TD;
     if (need_weight) context->saved_data["grad_weight"] = grad_weight_VD;
     context->mark_non_differentiable({nll, z});
@@ -110,14 +91,15 @@ LossTuple loss_autograd(const at::Tensor& x_TD, const at::Tensor& weight_VD, con
     return {out[0], out[1], out[2]};
   }
   const at::AutoDispatchBelowADInplaceOrView guard;
-  return call_loss(x_TD, weight_VD, targets_T, z_weight, ignore_index);
+  const CrossEntropy out = linear_cross_entropy(x_TD, weight_VD, targets_T, z_weight, ignore_index);
+  return {out.loss, out.nll, out.z};
 }
 
 TensorPair log_probs_autograd(const at::Tensor& x_TD, const at::Tensor& weight_VD,
                               const at::Tensor& targets_T) {
   check_linear_cross_entropy("token_log_probs", x_TD, weight_VD, targets_T);
   const at::AutoDispatchBelowADInplaceOrView guard;
-  return call_log_probs(x_TD, weight_VD, targets_T);
+  return token_log_probs(x_TD, weight_VD, targets_T);
 }
 
 }  // namespace
@@ -144,13 +126,14 @@ void check_linear_cross_entropy(const char* op, const at::Tensor& x_TD, const at
 
 CrossEntropy linear_cross_entropy(const at::Tensor& x_TD, const at::Tensor& weight_VD,
                                   const at::Tensor& targets_T, double z_weight, int64_t ignore_index) {
-  auto [loss, nll, z] = call_loss(x_TD, weight_VD, targets_T, z_weight, ignore_index);
+  auto [loss, nll, z] = call_op<"dtopp::linear_cross_entropy", decltype(loss_alone)>(
+      x_TD, weight_VD, targets_T, z_weight, ignore_index);
   return {loss, nll, z};
 }
 
 std::tuple<at::Tensor, at::Tensor> token_log_probs(const at::Tensor& x_TD, const at::Tensor& weight_VD,
                                                    const at::Tensor& targets_T) {
-  return call_log_probs(x_TD, weight_VD, targets_T);
+  return call_op<"dtopp::token_log_probs", decltype(log_probs_meta)>(x_TD, weight_VD, targets_T);
 }
 
 TORCH_LIBRARY_FRAGMENT(dtopp, m) {
@@ -173,8 +156,9 @@ TORCH_LIBRARY_IMPL(dtopp, Autograd, m) {
   m.impl("token_log_probs", log_probs_autograd);
 }
 
+TORCH_LIBRARY_IMPL(dtopp, CompositeExplicitAutograd, m) { m.impl("linear_cross_entropy", loss_alone); }
+
 TORCH_LIBRARY_IMPL(dtopp, Meta, m) {
-  m.impl("linear_cross_entropy", loss_meta);
   m.impl("linear_cross_entropy_forward", forward_meta);
   m.impl("token_log_probs", log_probs_meta);
 }

@@ -185,7 +185,7 @@ LossSums sum_chunks(const LossInputs& in, const int64_t* targets, const std::vec
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> forward_cpu(
     const at::Tensor& x_TD, const at::Tensor& weight_VD, const at::Tensor& targets_T, double z_weight,
     int64_t ignore_index, bool need_x, bool need_weight) {
-  check_linear_cross_entropy("linear_cross_entropy", x_TD, weight_VD, targets_T);
+  check_linear_cross_entropy("linear_cross_entropy_forward", x_TD, weight_VD, targets_T);
   const auto counted = counted_tokens("linear_cross_entropy", targets_T, weight_VD.size(0), ignore_index);
   const double count = static_cast<double>(std::max<size_t>(counted.size(), 1));
   const at::Tensor targets = targets_T.contiguous();
@@ -202,19 +202,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> forward_c
       need_weight ? sums.grad_weight_VD.to(weight_VD.scalar_type()) : at::empty({0}, weight_VD.options())};
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> loss_cpu(const at::Tensor& x_TD, const at::Tensor& weight_VD,
-                                                        const at::Tensor& targets_T, double z_weight,
-                                                        int64_t ignore_index) {
-  auto [loss, nll, z, grad_x, grad_weight] =
-      forward_cpu(x_TD, weight_VD, targets_T, z_weight, ignore_index, false, false);
-  return {loss, nll, z};
-}
-
 }  // namespace
 
-TORCH_LIBRARY_IMPL(dtopp, CPU, m) {
-  m.impl("linear_cross_entropy", loss_cpu);
-  m.impl("linear_cross_entropy_forward", forward_cpu);
-}
+TORCH_LIBRARY_IMPL(dtopp, CPU, m) { m.impl("linear_cross_entropy_forward", forward_cpu); }
 
 }  // namespace dtopp

@@ -100,7 +100,7 @@ namespace {
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> forward_cuda(
     const at::Tensor& x_TD, const at::Tensor& weight_VD, const at::Tensor& targets_T, double z_weight,
     int64_t ignore_index, bool need_x, bool need_weight) {
-  check_linear_cross_entropy("linear_cross_entropy", x_TD, weight_VD, targets_T);
+  check_linear_cross_entropy("linear_cross_entropy_forward", x_TD, weight_VD, targets_T);
   const c10::DeviceGuard guard(x_TD.device());
   const int64_t chunk = cuda::tokens_per_chunk(x_TD.size(0), weight_VD.size(0), cuda::real_type(x_TD));
   const cuda::LossOutputs out =
@@ -108,14 +108,6 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> forward_c
                        ignore_index, need_x, need_weight},
                       chunk);
   return {out.loss, out.nll, out.z, out.grad_x_TD, out.grad_weight_VD};
-}
-
-std::tuple<at::Tensor, at::Tensor, at::Tensor> loss_cuda(const at::Tensor& x_TD, const at::Tensor& weight_VD,
-                                                         const at::Tensor& targets_T, double z_weight,
-                                                         int64_t ignore_index) {
-  auto [loss, nll, z, grad_x, grad_weight] =
-      forward_cuda(x_TD, weight_VD, targets_T, z_weight, ignore_index, false, false);
-  return {loss, nll, z};
 }
 
 std::tuple<at::Tensor, at::Tensor> log_probs_cuda(const at::Tensor& x, const at::Tensor& weight,
@@ -150,7 +142,6 @@ std::tuple<at::Tensor, at::Tensor> log_probs_cuda(const at::Tensor& x, const at:
 }  // namespace
 
 TORCH_LIBRARY_IMPL(dtopp, CUDA, m) {
-  m.impl("linear_cross_entropy", loss_cuda);
   m.impl("linear_cross_entropy_forward", forward_cuda);
   m.impl("token_log_probs", log_probs_cuda);
 }

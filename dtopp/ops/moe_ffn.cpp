@@ -2,6 +2,8 @@
 
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 
+#include "dtopp/ops/call_op.h"
+#include "dtopp/ops/check_tensor.h"
 #include "dtopp/ops/moe_ffn_kernel.h"
 
 namespace dtopp {
@@ -12,44 +14,58 @@ using torch::autograd::variable_list;
 using TensorPair = std::tuple<at::Tensor, at::Tensor>;
 using TensorQuadruple = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
-TensorPair call_forward(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& pairs_A2,
-                        const at::Tensor& gate_up_proj, const at::Tensor& down_proj) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("dtopp::moe_ffn_forward", "")
-                             .typed<TensorPair(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                                               const at::Tensor&, const at::Tensor&)>();
-  return op.call(x_TD, gates_TE, pairs_A2, gate_up_proj, down_proj);
-}
+c10::SymInt rows_of(const at::Tensor& matrix) { return matrix.dim() == 2 ? matrix.sym_size(0) : 0; }
 
-TensorQuadruple call_backward(const at::Tensor& grad_y_TD, const at::Tensor& x_TD, const at::Tensor& gates_TE,
-                              const at::Tensor& gate_up_proj, const at::Tensor& down_proj,
-                              const at::Tensor& pre_activations_AG, std::array<bool, 4> needed) {
-  static const auto op =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow("dtopp::moe_ffn_backward", "")
-          .typed<TensorQuadruple(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                                 const at::Tensor&, const at::Tensor&, std::array<bool, 4>)>();
-  return op.call(grad_y_TD, x_TD, gates_TE, gate_up_proj, down_proj, pre_activations_AG, needed);
+void check_layer(const char* op, const at::Tensor& x_TD, const at::Tensor& gates_TE,
+                 const at::Tensor& gate_up_proj, const at::Tensor& down_proj) {
+  const auto dtype = x_TD.scalar_type();
+  TORCH_CHECK(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kDouble, op,
+              ": expected x of dtype float32, bfloat16 or float64, got ", dtype);
+  TORCH_CHECK(gate_up_proj.scalar_type() == dtype && down_proj.scalar_type() == dtype, op,
+              ": expected gate_up_proj and down_proj of x's dtype ", dtype, ", got ",
+              gate_up_proj.scalar_type(), " and ", down_proj.scalar_type());
+  const auto gates_dtype = dtype == at::kDouble ? at::kDouble : at::kFloat;
+  TORCH_CHECK(gates_TE.scalar_type() == gates_dtype, op, ": expected gates of dtype ", gates_dtype, ", got ",
+              gates_TE.scalar_type());
+  TORCH_CHECK(x_TD.dim() == 2, op, ": expected x of shape [tokens, hidden], got ", x_TD.sym_sizes());
+  const c10::SymInt hidden = x_TD.sym_size(1);
+  TORCH_CHECK(gates_TE.dim() == 2 && gates_TE.sym_size(0) == x_TD.sym_size(0), op,
+              ": expected gates of shape [", x_TD.sym_size(0), ", experts], got ", gates_TE.sym_sizes());
+  const c10::SymInt experts = gates_TE.sym_size(1);
+  TORCH_CHECK(down_proj.dim() == 3 && down_proj.sym_size(0) == experts && down_proj.sym_size(1) == hidden, op,
+              ": expected down_proj of shape [", experts, ", ", hidden, ", ffn], got ",
+              down_proj.sym_sizes());
+  const c10::SymInt ffn = down_proj.sym_size(2);
+  TORCH_CHECK(gate_up_proj.dim() == 3 && gate_up_proj.sym_size(0) == experts &&
+                  gate_up_proj.sym_size(1) == ffn * 2 && gate_up_proj.sym_size(2) == hidden,
+              op, ": expected gate_up_proj of shape [", experts, ", ", ffn * 2, ", ", hidden, "], got ",
+              gate_up_proj.sym_sizes());
+  TORCH_CHECK(gates_TE.device() == x_TD.device() && gate_up_proj.device() == x_TD.device() &&
+                  down_proj.device() == x_TD.device(),
+              op, ": expected all tensors on x's device ", x_TD.device(), ", got gates on ",
+              gates_TE.device(), ", gate_up_proj on ", gate_up_proj.device(), ", down_proj on ",
+              down_proj.device());
 }
 
 at::Tensor moe_ffn_meta(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
-                        const at::Tensor& down_proj, int64_t /*max_pairs*/) {
-  check_moe_ffn(x_TD, gates_TE, gate_up_proj, down_proj);
+                        const at::Tensor& down_proj, int64_t max_pairs) {
+  check_moe_ffn(x_TD, gates_TE, gate_up_proj, down_proj, max_pairs);
   return at::empty_symint(x_TD.sym_sizes(), x_TD.options());
 }
 
 TensorPair moe_ffn_forward_meta(const at::Tensor& x_TD, const at::Tensor& gates_TE,
                                 const at::Tensor& pairs_A2, const at::Tensor& gate_up_proj,
                                 const at::Tensor& down_proj) {
-  check_moe_ffn(x_TD, gates_TE, gate_up_proj, down_proj);
+  check_moe_ffn_forward(x_TD, gates_TE, pairs_A2, gate_up_proj, down_proj);
   return {at::empty_symint(x_TD.sym_sizes(), x_TD.options()),
           at::empty_symint({pairs_A2.sym_size(0), gate_up_proj.sym_size(1)}, x_TD.options())};
 }
 
-TensorQuadruple moe_ffn_backward_meta(const at::Tensor& /*grad_y_TD*/, const at::Tensor& x_TD,
+TensorQuadruple moe_ffn_backward_meta(const at::Tensor& grad_y_TD, const at::Tensor& x_TD,
                                       const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
-                                      const at::Tensor& down_proj, const at::Tensor& /*pre_activations_AG*/,
+                                      const at::Tensor& down_proj, const at::Tensor& pre_activations_AG,
                                       std::array<bool, 4> needed) {
+  check_moe_ffn_backward(grad_y_TD, x_TD, gates_TE, gate_up_proj, down_proj, pre_activations_AG);
   const auto like = [](bool need, const at::Tensor& input) {
     return need ? at::empty_symint(input.sym_sizes(), input.options()) : at::Tensor();
   };
@@ -57,9 +73,9 @@ TensorQuadruple moe_ffn_backward_meta(const at::Tensor& /*grad_y_TD*/, const at:
           like(needed[3], down_proj)};
 }
 
-// The pairs are an argument of the forward op because their number is the size of an output: tracing then
-// knows it by a name. On a CUDA device with max_pairs they stay there: what is passed is as long and never
-// read.
+// The pairs are an argument of moe_ffn_forward because their number is the size of an output, to which
+// torch.compile can then give a name. A CUDA device with max_pairs finds them itself: of the argument only
+// the length is used.
 at::Tensor chosen_pairs(const at::Tensor& gates_TE, int64_t max_pairs) {
   if (max_pairs == 0 || !gates_TE.is_cuda()) return at::nonzero(gates_TE.t());
   return at::empty({1, 2}, gates_TE.options().dtype(at::kLong)).expand({max_pairs, 2});
@@ -70,7 +86,8 @@ struct MoeFfnFunction : torch::autograd::Function<MoeFfnFunction> {
                             const at::Tensor& gate_up_proj, const at::Tensor& down_proj, int64_t max_pairs) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     const at::Tensor pairs_A2 = chosen_pairs(gates_TE, max_pairs);
-    auto [y_TD, pre_activations_AG] = call_forward(x_TD, gates_TE, pairs_A2, gate_up_proj, down_proj);
+    auto [y_TD, pre_activations_AG] = call_op<"dtopp::moe_ffn_forward", decltype(moe_ffn_forward_meta)>(
+        x_TD, gates_TE, pairs_A2, gate_up_proj, down_proj);
     context->save_for_backward({x_TD, gates_TE, gate_up_proj, down_proj, pre_activations_AG});
     return y_TD;
   }
@@ -80,15 +97,15 @@ struct MoeFfnFunction : torch::autograd::Function<MoeFfnFunction> {
     std::array<bool, 4> needed{};
     for (size_t i = 0; i < needed.size(); ++i) needed[i] = context->needs_input_grad(i);
     auto [grad_x, grad_gates, grad_gate_up, grad_down] =
-        call_backward(grads[0], saved[0], saved[1], saved[2], saved[3], saved[4], needed);
+        call_op<"dtopp::moe_ffn_backward", decltype(moe_ffn_backward_meta)>(
+            grads[0], saved[0], saved[1], saved[2], saved[3], saved[4], needed);
     return {grad_x, grad_gates, grad_gate_up, grad_down, {}};
   }
 };
 
 at::Tensor moe_ffn_autograd(const at::Tensor& x_TD, const at::Tensor& gates_TE,
                             const at::Tensor& gate_up_proj, const at::Tensor& down_proj, int64_t max_pairs) {
-  check_moe_ffn(x_TD, gates_TE, gate_up_proj, down_proj);
-  TORCH_CHECK(max_pairs >= 0, "moe_ffn: expected max_pairs of at least 0, got ", max_pairs);
+  check_moe_ffn(x_TD, gates_TE, gate_up_proj, down_proj, max_pairs);
   if (at::GradMode::is_enabled() && (x_TD.requires_grad() || gates_TE.requires_grad() ||
                                      gate_up_proj.requires_grad() || down_proj.requires_grad())) {
     return MoeFfnFunction::apply(x_TD, gates_TE, gate_up_proj, down_proj, max_pairs);
@@ -100,52 +117,55 @@ at::Tensor moe_ffn_autograd(const at::Tensor& x_TD, const at::Tensor& gates_TE,
 }  // namespace
 
 void check_moe_ffn(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
-                   const at::Tensor& down_proj) {
-  const auto dtype = x_TD.scalar_type();
-  TORCH_CHECK(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kDouble,
-              "moe_ffn: expected x of dtype float32, bfloat16 or float64, got ", dtype);
-  TORCH_CHECK(gate_up_proj.scalar_type() == dtype && down_proj.scalar_type() == dtype,
-              "moe_ffn: expected gate_up_proj and down_proj of x's dtype ", dtype, ", got ",
-              gate_up_proj.scalar_type(), " and ", down_proj.scalar_type());
-  const auto gates_dtype = dtype == at::kDouble ? at::kDouble : at::kFloat;
-  TORCH_CHECK(gates_TE.scalar_type() == gates_dtype, "moe_ffn: expected gates of dtype ", gates_dtype,
-              ", got ", gates_TE.scalar_type());
-  TORCH_CHECK(x_TD.dim() == 2, "moe_ffn: expected x of shape [tokens, hidden], got ", x_TD.sym_sizes());
-  const c10::SymInt hidden = x_TD.sym_size(1);
-  TORCH_CHECK(gates_TE.dim() == 2 && gates_TE.sym_size(0) == x_TD.sym_size(0),
-              "moe_ffn: expected gates of shape [", x_TD.sym_size(0), ", experts], got ",
-              gates_TE.sym_sizes());
-  const c10::SymInt experts = gates_TE.sym_size(1);
-  TORCH_CHECK(down_proj.dim() == 3 && down_proj.sym_size(0) == experts && down_proj.sym_size(1) == hidden,
-              "moe_ffn: expected down_proj of shape [", experts, ", ", hidden, ", ffn], got ",
-              down_proj.sym_sizes());
-  const c10::SymInt ffn = down_proj.sym_size(2);
-  TORCH_CHECK(gate_up_proj.dim() == 3 && gate_up_proj.sym_size(0) == experts &&
-                  gate_up_proj.sym_size(1) == ffn * 2 && gate_up_proj.sym_size(2) == hidden,
-              "moe_ffn: expected gate_up_proj of shape [", experts, ", ", ffn * 2, ", ", hidden, "], got ",
-              gate_up_proj.sym_sizes());
-  TORCH_CHECK(gates_TE.device() == x_TD.device() && gate_up_proj.device() == x_TD.device() &&
-                  down_proj.device() == x_TD.device(),
-              "moe_ffn: expected all tensors on x's device ", x_TD.device(), ", got gates on ",
-              gates_TE.device(), ", gate_up_proj on ", gate_up_proj.device(), ", down_proj on ",
-              down_proj.device());
+                   const at::Tensor& down_proj, int64_t max_pairs) {
+  check_layer("moe_ffn", x_TD, gates_TE, gate_up_proj, down_proj);
+  TORCH_CHECK(max_pairs >= 0, "moe_ffn: expected max_pairs of at least 0, got ", max_pairs);
+}
+
+void check_moe_ffn_forward(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& pairs_A2,
+                           const at::Tensor& gate_up_proj, const at::Tensor& down_proj) {
+  check_layer("moe_ffn_forward", x_TD, gates_TE, gate_up_proj, down_proj);
+  check_tensor("moe_ffn_forward", "pairs", pairs_A2, {at::kLong, x_TD.device()}, {rows_of(pairs_A2), 2});
+}
+
+void check_moe_ffn_backward(const at::Tensor& grad_y_TD, const at::Tensor& x_TD, const at::Tensor& gates_TE,
+                            const at::Tensor& gate_up_proj, const at::Tensor& down_proj,
+                            const at::Tensor& pre_activations_AG) {
+  check_layer("moe_ffn_backward", x_TD, gates_TE, gate_up_proj, down_proj);
+  const Expected like_x{x_TD.scalar_type(), x_TD.device()};
+  check_tensor("moe_ffn_backward", "grad_y", grad_y_TD, like_x, x_TD.sym_sizes());
+  check_tensor("moe_ffn_backward", "pre_activations", pre_activations_AG, like_x,
+               {rows_of(pre_activations_AG), gate_up_proj.sym_size(1)});
+}
+
+void check_pairs(const at::Tensor& pairs_A2, int64_t experts, int64_t tokens) {
+  const auto pair = pairs_A2.accessor<int64_t, 2>();
+  bool ordered = true;
+  int64_t last_expert = 0, last_token = -1;
+  for (int64_t a = 0; a < pair.size(0); ++a) {
+    const int64_t expert = pair[a][0], token = pair[a][1];
+    ordered &= token >= 0 && token < tokens && expert < experts &&
+               (expert == last_expert ? token > last_token : expert > last_expert);
+    last_expert = expert;
+    last_token = token;
+  }
+  TORCH_CHECK(ordered,
+              "moe_ffn_forward: expected pairs (expert, token) in ascending order, experts from 0 to ",
+              experts - 1, " and tokens from 0 to ", tokens - 1, ", got others");
 }
 
 at::Tensor moe_ffn(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
                    const at::Tensor& down_proj, int64_t max_pairs) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("dtopp::moe_ffn", "")
-                             .typed<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                                               const at::Tensor&, int64_t)>();
-  return op.call(x_TD, gates_TE, gate_up_proj, down_proj, max_pairs);
+  return call_op<"dtopp::moe_ffn", decltype(moe_ffn_meta)>(x_TD, gates_TE, gate_up_proj, down_proj,
+                                                           max_pairs);
 }
 
 TORCH_LIBRARY_FRAGMENT(dtopp, m) {
   m.def(
       "moe_ffn(Tensor x_TD, Tensor gates_TE, Tensor gate_up_proj, Tensor down_proj, *, int max_pairs=0) -> "
       "Tensor y_TD");
-  // pairs_A2: the (expert, token) pairs with a gate, ordered by expert, then token; on a CUDA device, room
-  // for as many.
+  // pairs_A2: the (expert, token) pairs with a gate, ordered by expert, then token. A CUDA device looks at
+  // the length alone: how many pairs to make room for.
   m.def(
       "moe_ffn_forward(Tensor x_TD, Tensor gates_TE, Tensor pairs_A2, Tensor gate_up_proj, Tensor down_proj) "
       "-> "

@@ -75,6 +75,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> moe_ffn_backward_cpu(
     const at::Tensor& grad_y_TD, const at::Tensor& x_TD, const at::Tensor& gates_TE,
     const at::Tensor& gate_up_proj, const at::Tensor& down_proj, const at::Tensor& pre_activations_AG,
     std::array<bool, 4> needed) {
+  check_moe_ffn_backward(grad_y_TD, x_TD, gates_TE, gate_up_proj, down_proj, pre_activations_AG);
   const auto sums = gates_TE.scalar_type();
   Gradients grad;
   if (needed[0]) grad.x_TD = at::zeros(x_TD.sizes(), x_TD.options().dtype(sums));
@@ -82,6 +83,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> moe_ffn_backward_cpu(
   if (needed[2]) grad.gate_up_proj = at::empty(gate_up_proj.sizes(), gate_up_proj.options());
   if (needed[3]) grad.down_proj = at::empty(down_proj.sizes(), down_proj.options());
   const Assignment pairs = assign(at::nonzero(gates_TE.detach().t()), gates_TE.size(1));
+  const int64_t rows = static_cast<int64_t>(pairs.token_A.size());
+  TORCH_CHECK(pre_activations_AG.size(0) == rows, "moe_ffn_backward: expected pre_activations of ", rows,
+              " pairs, as many as there are gates, got ", pre_activations_AG.size(0));
   const BackwardInputs in{plain(grad_y_TD),          plain(x_TD),  plain(gates_TE),
                           plain(pre_activations_AG), x_TD.size(1), down_proj.size(2)};
   dispatch(x_TD, [&](auto scalar, auto tiles) {

@@ -184,7 +184,6 @@ at::Tensor forward(const at::Tensor& x_TD, const at::Tensor& gates_TE, const Ass
 at::Tensor run_forward(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& pairs_A2,
                        const at::Tensor& gate_up_proj, const at::Tensor& down_proj,
                        const at::Tensor& pre_activations_AG) {
-  check_moe_ffn(x_TD, gates_TE, gate_up_proj, down_proj);
   const Assignment pairs = assign(pairs_A2, gates_TE.size(1));
   at::Tensor y_TD;
   dispatch(x_TD, [&](auto scalar, auto tiles) {
@@ -198,12 +197,15 @@ std::tuple<at::Tensor, at::Tensor> moe_ffn_forward_cpu(const at::Tensor& x_TD, c
                                                        const at::Tensor& pairs_A2,
                                                        const at::Tensor& gate_up_proj,
                                                        const at::Tensor& down_proj) {
+  check_moe_ffn_forward(x_TD, gates_TE, pairs_A2, gate_up_proj, down_proj);
+  check_pairs(pairs_A2, gates_TE.size(1), x_TD.size(0));
   const at::Tensor pre_AG = at::empty({pairs_A2.size(0), gate_up_proj.size(1)}, x_TD.options());
   return {run_forward(x_TD, gates_TE, pairs_A2, gate_up_proj, down_proj, pre_AG), pre_AG};
 }
 
 at::Tensor moe_ffn_cpu(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
-                       const at::Tensor& down_proj, int64_t /*max_pairs*/) {
+                       const at::Tensor& down_proj, int64_t max_pairs) {
+  check_moe_ffn(x_TD, gates_TE, gate_up_proj, down_proj, max_pairs);
   return run_forward(x_TD, gates_TE, at::nonzero(gates_TE.detach().t()), gate_up_proj, down_proj,
                      at::Tensor());
 }

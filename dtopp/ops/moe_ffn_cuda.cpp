@@ -26,12 +26,12 @@ std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor
   return {cuda::sum_pairs(pairs, out_AD, gates_TE), activated.pre_AG};
 }
 
-// Of moe_ffn_forward's pairs_A2 the length alone: the room for pairs, more than none where there are any.
+// Of pairs_A2 only the length is used: how many pairs there is room for. It is 0 only where there are none.
 std::tuple<at::Tensor, at::Tensor> moe_ffn_forward_cuda(const at::Tensor& x_TD, const at::Tensor& gates_TE,
                                                         const at::Tensor& pairs_A2,
                                                         const at::Tensor& gate_up_proj,
                                                         const at::Tensor& down_proj) {
-  check_moe_ffn(x_TD, gates_TE, gate_up_proj, down_proj);
+  check_moe_ffn_forward(x_TD, gates_TE, pairs_A2, gate_up_proj, down_proj);
   if (pairs_A2.size(0) == 0)
     return {at::zeros(x_TD.sizes(), x_TD.options()), at::empty({0, gate_up_proj.size(1)}, x_TD.options())};
   return forward(x_TD, gates_TE, gate_up_proj, down_proj, pairs_A2.size(0));
@@ -39,7 +39,7 @@ std::tuple<at::Tensor, at::Tensor> moe_ffn_forward_cuda(const at::Tensor& x_TD, 
 
 at::Tensor moe_ffn_cuda(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
                         const at::Tensor& down_proj, int64_t max_pairs) {
-  check_moe_ffn(x_TD, gates_TE, gate_up_proj, down_proj);
+  check_moe_ffn(x_TD, gates_TE, gate_up_proj, down_proj, max_pairs);
   return std::get<0>(forward(x_TD, gates_TE, gate_up_proj, down_proj, max_pairs));
 }
 
@@ -72,6 +72,7 @@ Gradients moe_ffn_backward_cuda(const at::Tensor& grad_y_TD, const at::Tensor& x
                                 const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
                                 const at::Tensor& down_proj, const at::Tensor& pre_activations_AG,
                                 std::array<bool, 4> needed) {
+  check_moe_ffn_backward(grad_y_TD, x_TD, gates_TE, gate_up_proj, down_proj, pre_activations_AG);
   const c10::DeviceGuard guard(x_TD.device());
   if (pre_activations_AG.size(0) == 0)
     return zero_gradients({x_TD, gates_TE, gate_up_proj, down_proj}, needed);

@@ -2,46 +2,36 @@
 
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 
+#include "dtopp/ops/call_op.h"
+#include "dtopp/ops/check_tensor.h"
+#include "dtopp/ops/norm_rotary_kernel.h"
+
 namespace dtopp {
 namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-at::Tensor call_forward(const at::Tensor& x_TD, const at::Tensor& gain_D, const at::Tensor& cos_TK,
-                        const at::Tensor& sin_TK, double eps) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("dtopp::norm_rotary_forward", "")
-                             .typed<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                                               const at::Tensor&, double)>();
-  return op.call(x_TD, gain_D, cos_TK, sin_TK, eps);
-}
+using Forward = at::Tensor(const at::Tensor& x_TD, const at::Tensor& gain_D, const at::Tensor& cos_TK,
+                           const at::Tensor& sin_TK, double eps);
+using Backward = std::tuple<at::Tensor, at::Tensor>(const at::Tensor& grad_y_THK, const at::Tensor& x_TD,
+                                                    const at::Tensor& gain_D, const at::Tensor& cos_TK,
+                                                    const at::Tensor& sin_TK, double eps);
 
-std::tuple<at::Tensor, at::Tensor> call_backward(const at::Tensor& grad_y_THK, const at::Tensor& x_TD,
-                                                 const at::Tensor& gain_D, const at::Tensor& cos_TK,
-                                                 const at::Tensor& sin_TK, double eps) {
-  static const auto op =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow("dtopp::norm_rotary_backward", "")
-          .typed<std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                                                    const at::Tensor&, const at::Tensor&, double)>();
-  return op.call(grad_y_THK, x_TD, gain_D, cos_TK, sin_TK, eps);
-}
-
-// Saves its inputs alone.
+// Keeps nothing but its inputs for the backward pass.
 struct NormRotaryFunction : torch::autograd::Function<NormRotaryFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x_TD, const at::Tensor& gain_D,
                             const at::Tensor& cos_TK, const at::Tensor& sin_TK, double eps) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     context->save_for_backward({x_TD, gain_D, cos_TK, sin_TK});
     context->saved_data["eps"] = eps;
-    return call_forward(x_TD, gain_D, cos_TK, sin_TK, eps);
+    return call_op<"dtopp::norm_rotary_forward", Forward>(x_TD, gain_D, cos_TK, sin_TK, eps);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const variable_list saved = context->get_saved_variables();
-    auto [grad_x, grad_gain] = call_backward(grads[0], saved[0], saved[1], saved[2], saved[3],
-                                             context->saved_data["eps"].toDouble());
+    auto [grad_x, grad_gain] = call_op<"dtopp::norm_rotary_backward", Backward>(
+        grads[0], saved[0], saved[1], saved[2], saved[3], context->saved_data["eps"].toDouble());
     return {grad_x, grad_gain, at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
@@ -54,6 +44,31 @@ at::Tensor rotate(const at::Tensor& x_THK, const at::Tensor& cos_TK, const at::T
 }
 
 }  // namespace
+
+void check_norm_rotary(const char* op, const at::Tensor& x_TD, const at::Tensor& gain_D,
+                       const at::Tensor& cos_TK, const at::Tensor& sin_TK) {
+  const auto dtype = x_TD.scalar_type();
+  TORCH_CHECK(dtype == at::kFloat || dtype == at::kBFloat16, op,
+              ": expected x of dtype float32 or bfloat16, got ", dtype);
+  TORCH_CHECK(x_TD.dim() == 2, op, ": expected x of shape [tokens, hidden], got ", x_TD.sizes());
+  const int64_t tokens = x_TD.size(0), hidden = x_TD.size(1);
+  const Expected like_x{dtype, x_TD.device()}, angles{at::kFloat, x_TD.device()};
+  check_tensor(op, "gain", gain_D, like_x, {hidden});
+  const int64_t width = cos_TK.dim() == 2 ? cos_TK.size(1) : 0;
+  TORCH_CHECK(width > 0 && width % 2 == 0 && hidden % width == 0, op, ": expected cos of shape [", tokens,
+              ", K], K even and a divisor of ", hidden, ", got ", cos_TK.sizes());
+  check_tensor(op, "cos", cos_TK, angles, {tokens, width});
+  check_tensor(op, "sin", sin_TK, angles, {tokens, width});
+}
+
+void check_norm_rotary_backward(const at::Tensor& grad_y_THK, const at::Tensor& x_TD,
+                                const at::Tensor& gain_D, const at::Tensor& cos_TK,
+                                const at::Tensor& sin_TK) {
+  check_norm_rotary("norm_rotary_backward", x_TD, gain_D, cos_TK, sin_TK);
+  const int64_t width = cos_TK.size(1);
+  check_tensor("norm_rotary_backward", "grad_y", grad_y_THK, {x_TD.scalar_type(), x_TD.device()},
+               {x_TD.size(0), x_TD.size(1) / width, width});
+}
 
 at::Tensor norm_rotary(const at::Tensor& x_TD, const at::Tensor& gain_D, const at::Tensor& cos_TK,
                        const at::Tensor& sin_TK, int64_t num_heads, double eps) {

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "dtopp/ops/cpu_kernel.h"
+#include "dtopp/ops/norm_rotary_kernel.h"
 
 namespace dtopp {
 namespace {
@@ -125,6 +126,7 @@ std::vector<RowBuffers> for_row_shares(int64_t rows, int64_t hidden, const Body&
 
 at::Tensor norm_rotary_cpu(const at::Tensor& x_TD, const at::Tensor& gain_D, const at::Tensor& cos_TK,
                            const at::Tensor& sin_TK, double eps) {
+  check_norm_rotary("norm_rotary_forward", x_TD, gain_D, cos_TK, sin_TK);
   const NormRotaryInputs in{x_TD.contiguous(), gain_D.contiguous(), cos_TK.contiguous(), sin_TK.contiguous(),
                             eps};
   const int64_t tokens = in.x_TD.size(0), hidden = in.x_TD.size(1), width = in.cos_TK.size(1);
@@ -144,6 +146,7 @@ std::tuple<at::Tensor, at::Tensor> norm_rotary_backward_cpu(const at::Tensor& gr
                                                             const at::Tensor& gain_D,
                                                             const at::Tensor& cos_TK,
                                                             const at::Tensor& sin_TK, double eps) {
+  check_norm_rotary_backward(grad_y, x_TD, gain_D, cos_TK, sin_TK);
   const NormRotaryInputs in{x_TD.contiguous(), gain_D.contiguous(), cos_TK.contiguous(), sin_TK.contiguous(),
                             eps};
   const at::Tensor grad_y_THK = grad_y.contiguous();

@@ -1,6 +1,7 @@
 #include "dtopp/ops/norm_rotary_cuda.h"
 
 #include "dtopp/ops/cuda_tensor.h"
+#include "dtopp/ops/norm_rotary_kernel.h"
 
 namespace dtopp {
 namespace {
@@ -25,11 +26,6 @@ struct Inputs {
 
 Inputs inputs_of(const at::Tensor& x_TD, const at::Tensor& gain_D, const at::Tensor& cos_TK,
                  const at::Tensor& sin_TK, double eps) {
-  TORCH_CHECK(gain_D.scalar_type() == x_TD.scalar_type() && cos_TK.scalar_type() == at::kFloat &&
-                  sin_TK.scalar_type() == at::kFloat,
-              "norm_rotary: expected a gain of x's dtype ", x_TD.scalar_type(),
-              " and float32 cos and sin, got ", gain_D.scalar_type(), ", ", cos_TK.scalar_type(), " and ",
-              sin_TK.scalar_type());
   TORCH_CHECK(x_TD.size(1) <= cuda::kWidestNorm, "norm_rotary: expected a hidden size of at most ",
               cuda::kWidestNorm, " on a CUDA device, got ", x_TD.size(1));
   return {x_TD.contiguous(), gain_D.contiguous(), cos_TK.contiguous(), sin_TK.contiguous(), eps};
@@ -43,6 +39,7 @@ void dispatch(const at::Tensor& x_TD, const Body& body) {
 
 at::Tensor norm_rotary_cuda(const at::Tensor& x_TD, const at::Tensor& gain_D, const at::Tensor& cos_TK,
                             const at::Tensor& sin_TK, double eps) {
+  check_norm_rotary("norm_rotary_forward", x_TD, gain_D, cos_TK, sin_TK);
   const c10::DeviceGuard guard(x_TD.device());
   const Inputs in = inputs_of(x_TD, gain_D, cos_TK, sin_TK, eps);
   const int64_t width = cos_TK.size(1);
@@ -58,6 +55,7 @@ std::tuple<at::Tensor, at::Tensor> norm_rotary_backward_cuda(const at::Tensor& g
                                                              const at::Tensor& gain_D,
                                                              const at::Tensor& cos_TK,
                                                              const at::Tensor& sin_TK, double eps) {
+  check_norm_rotary_backward(grad_y, x_TD, gain_D, cos_TK, sin_TK);
   const c10::DeviceGuard guard(x_TD.device());
   const Inputs in = inputs_of(x_TD, gain_D, cos_TK, sin_TK, eps);
   const at::Tensor grad_y_THK = grad_y.contiguous();

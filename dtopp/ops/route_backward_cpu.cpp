@@ -132,6 +132,8 @@ std::tuple<at::Tensor, at::Tensor> route_backward_cpu(const at::Tensor& logits_T
                                                       const OptionalTensor& grad_entropy,
                                                       const OptionalTensor& grad_router_z,
                                                       c10::string_view normalization, bool renormalize) {
+  check_route_backward(logits_TE, scale, gates_TE,
+                       {grad_gates_TE, grad_mean_prob_E, grad_entropy, grad_router_z}, normalization);
   const RouteOptions options = parse_options(normalization, 0, 0, renormalize, 0);
   const auto dtype = route_dtype(logits_TE);
   const double count = static_cast<double>(std::max<int64_t>(logits_TE.size(0), 1));

@@ -15,6 +15,11 @@ cuda::RouteRule rule_of(c10::string_view normalization, int64_t top_k, int64_t m
           static_cast<int>(std::min(max_experts, cuda::kMostExperts))};
 }
 
+void check_number(const char* op, int64_t experts) {
+  TORCH_CHECK(experts <= cuda::kMostExperts, op, ": expected at most ", cuda::kMostExperts,
+              " experts on a CUDA device, got ", experts);
+}
+
 // A NaN threshold is not seen, since nothing is read on the host: it chooses one expert.
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> route_cuda(
     const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& threshold,
@@ -22,8 +27,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tenso
   check_route(logits_TE, scale, threshold, normalization, top_k, max_experts);
   const c10::DeviceGuard guard(logits_TE.device());
   const int64_t tokens = logits_TE.size(0), experts = logits_TE.size(1);
-  TORCH_CHECK(experts <= cuda::kMostExperts, "route: expected at most ", cuda::kMostExperts,
-              " experts on a CUDA device, got ", experts);
+  check_number("route", experts);
   const auto dtype = route_dtype(logits_TE);
   const auto real = logits_TE.options().dtype(dtype);
   const at::Tensor logits = logits_TE.contiguous(), theta = scale.to(dtype);
@@ -53,10 +57,13 @@ std::tuple<at::Tensor, at::Tensor> route_backward_cuda(const at::Tensor& logits_
                                                        const OptionalTensor& grad_entropy,
                                                        const OptionalTensor& grad_router_z,
                                                        c10::string_view normalization, bool renormalize) {
+  check_route_backward(logits_TE, scale, gates_TE,
+                       {grad_gates_TE, grad_mean_prob_E, grad_entropy, grad_router_z}, normalization);
   const c10::DeviceGuard guard(logits_TE.device());
   const auto dtype = route_dtype(logits_TE);
   const auto real = logits_TE.options().dtype(dtype);
   const int64_t tokens = logits_TE.size(0), experts = logits_TE.size(1);
+  check_number("route_backward", experts);
   const auto plain = [](const OptionalTensor& grad) { return grad ? grad->contiguous() : at::Tensor(); };
   const at::Tensor logits = logits_TE.contiguous(), theta = scale.to(dtype), gates = gates_TE.contiguous();
   const at::Tensor grad_gates = plain(grad_gates_TE), grad_prob = plain(grad_mean_prob_E);

@@ -21,4 +21,8 @@ at::ScalarType route_dtype(const at::Tensor& logits_TE);
 void check_route(const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& threshold,
                  c10::string_view normalization, int64_t top_k, int64_t max_experts);
 
+// The arguments of route_backward.
+void check_route_backward(const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& gates_TE,
+                          const RouteGradients& grad, c10::string_view normalization);
+
 }  // namespace dtopp

@@ -102,6 +102,7 @@ def test_inputs_need_not_be_contiguous():
 F64, ONE = torch.tensor(0.5, dtype=torch.float64), torch.tensor(1.0)
 X, GATES, GATE_UP, DOWN = torch.zeros(3, 4), torch.zeros(3, 2), torch.zeros(2, 6, 4), torch.zeros(2, 4, 3)
 WEIGHT, TARGETS = torch.zeros(5, 4), torch.zeros(3, dtype=torch.int64)
+PAIRS, GAIN, ANGLES = torch.zeros(1, 2, dtype=torch.int64), torch.ones(4), torch.zeros(3, 2)
 MISTAKES = [
     ("route", (torch.zeros(3), ONE, F64), {}, r"route: expected logits of shape .*got \[3\]"),
     ("route", (torch.zeros(3, 0), ONE, F64), {}, "route: expected logits of at least 1 expert"),
@@ -134,6 +135,18 @@ MISTAKES = [
     ("linear_cross_entropy", (X, WEIGHT.to("meta"), TARGETS), {}, "linear_cross_entropy: expected .*device cpu, got meta"),
     ("token_log_probs", (X, WEIGHT, TARGETS - 100), {}, "token_log_probs: expected targets .*got -100"),
     ("token_log_probs", (X, WEIGHT[0], TARGETS), {}, "token_log_probs: expected a weight of shape"),
+    # What only autograd calls.
+    ("route_backward", (GATES, ONE, GATES[:2], None, None, None, None, "none", True), {}, r"route_backward: expected gates .*got Float \[2, 2\]"),
+    ("route_backward", (GATES, ONE, GATES, None, GATES, None, None, "none", True), {}, r"route_backward: expected grad_mean_prob Float \[2\] on cpu"),
+    ("moe_ffn_forward", (X, GATES, PAIRS + 3, GATE_UP, DOWN), {}, "moe_ffn_forward: expected pairs .*experts from 0 to 1 and tokens from 0 to 2"),
+    ("moe_ffn_forward", (X, GATES, PAIRS - 1, GATE_UP, DOWN), {}, "moe_ffn_forward: expected pairs"),
+    ("moe_ffn_forward", (X, GATES, PAIRS.int(), GATE_UP, DOWN), {}, r"moe_ffn_forward: expected pairs Long \[1, 2\] on cpu, got Int"),
+    ("moe_ffn_backward", (X, X, GATES, GATE_UP, DOWN, torch.zeros(1, 6), [True] * 4), {}, "moe_ffn_backward: expected pre_activations of 0 pairs, .*got 1"),
+    ("moe_ffn_backward", (X[:2], X, GATES, GATE_UP, DOWN, torch.zeros(0, 6), [True] * 4), {}, r"moe_ffn_backward: expected grad_y Float \[3, 4\] on cpu, got Float \[2, 4\]"),
+    ("linear_cross_entropy_forward", (X, WEIGHT, TARGETS[:2], 0.0, -100, True, True), {}, r"linear_cross_entropy_forward: expected targets of shape \[3\]"),
+    ("norm_rotary_forward", (X, ONE[None], ANGLES, ANGLES, 1e-5), {}, r"norm_rotary_forward: expected gain Float \[4\] on cpu, got Float \[1\]"),
+    ("norm_rotary_forward", (X.double(), GAIN.double(), ANGLES, ANGLES, 1e-5), {}, "norm_rotary_forward: expected x of dtype float32 or bfloat16, got Double"),
+    ("norm_rotary_backward", (X, X, GAIN, ANGLES, ANGLES, 1e-5), {}, r"norm_rotary_backward: expected grad_y Float \[3, 2, 2\] on cpu"),
 ]
 
 

@@ -131,9 +131,11 @@ TEST(LinearCrossEntropyOnHost, traps_at_a_target_out_of_range) {
 
 TEST(LinearCrossEntropyOnHost, the_op_takes_the_same_path) {
   const Case c = make_case({50, 12, 37}, at::kBFloat16);
-  const auto [loss, nll, z] = call_cuda<std::tuple<at::Tensor, at::Tensor, at::Tensor>(
-      const at::Tensor&, const at::Tensor&, const at::Tensor&, double, int64_t)>(
-      "dtopp::linear_cross_entropy", c.x_TD, c.weight_VD, c.targets_T, kZWeight, kIgnored);
+  using Outputs = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+  const auto [loss, nll, z, grad_x, grad_weight] =
+      call_cuda<Outputs(const at::Tensor&, const at::Tensor&, const at::Tensor&, double, int64_t, bool,
+                        bool)>("dtopp::linear_cross_entropy_forward", c.x_TD, c.weight_VD, c.targets_T,
+                               kZWeight, kIgnored, false, false);
   EXPECT_TRUE(at::equal(loss, run_cuda(c, 50).loss));
 }
 
