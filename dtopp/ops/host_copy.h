@@ -20,7 +20,6 @@ class HostCopy {
   HostCopy() = default;
   explicit HostCopy(const std::vector<at::Tensor>& tensors);
 
-  bool ready() const { return !arrival_ || arrival_->query(); }
   // Waits until all have arrived.
   const std::vector<at::Tensor>& get() const;
 
