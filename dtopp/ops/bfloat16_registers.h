@@ -1,0 +1,281 @@
+// The loops of bfloat16_loops.h in registers of 64 bytes. To be included inside a namespace, once for every
+// set of instructions, with DTOPP_AVX512 and DTOPP_AVX512_BF16 defined where the compiler has been told that
+// it may use these; `scalar`, the loops that take what fills no register, stands before it. Without either
+// the compiler makes narrower registers of these, slowly: so the tests run them on any machine.
+
+using Number = c10::BFloat16;
+typedef float Floats __attribute__((vector_size(64)));
+typedef uint32_t Words __attribute__((vector_size(64)));
+typedef uint16_t Numbers __attribute__((vector_size(64)));  // 32 of them
+typedef uint64_t Quads __attribute__((vector_size(64)));    // the same bytes, whatever is in them
+typedef uint64_t Piece __attribute__((vector_size(16)));    // 8 numbers
+typedef uint16_t Half __attribute__((vector_size(32)));     // 16 numbers
+
+template <typename Vector, typename Source>
+[[gnu::always_inline]] inline Vector get(const Source* from) {
+  Vector vector;
+  __builtin_memcpy(&vector, from, sizeof(Vector));
+  return vector;
+}
+
+template <typename Vector, typename Target>
+[[gnu::always_inline]] inline void put(Target* to, const Vector& vector) {
+  __builtin_memcpy(to, &vector, sizeof(Vector));
+}
+
+// 16 numbers in float.
+[[gnu::always_inline]] inline Floats get_floats(const Number* from) {
+#if defined(DTOPP_AVX512)
+  const Words wide = (Words)_mm512_maskz_cvtepu16_epi32(0xFFFF, (__m256i)get<Half>(from));
+#else
+  const Words wide = __builtin_convertvector(get<Half>(from), Words);
+#endif
+  return (Floats)(wide << 16);
+}
+
+// Rounds to nearest even; a NaN stays one. AVX512_BF16 takes numbers below 2^-126 for zero.
+[[gnu::always_inline]] inline void put_rounded(Number* to, Floats low, Floats high) {
+#if defined(DTOPP_AVX512_BF16)
+  put(to, _mm512_cvtne2ps_pbh((__m512)high, (__m512)low));
+#else
+  const auto rounded = [](Words bits) {
+    const Words result = bits + 0x7FFFU + ((bits >> 16) & 1U);
+    return (bits & 0x7FFFFFFFU) > 0x7F800000U ? Words{} + 0x7FC00000U : result;
+  };
+  const auto upper_halves = []<size_t... kLane>(Words a, Words b, std::index_sequence<kLane...>) {
+    return __builtin_shufflevector((Numbers)a, (Numbers)b, (2 * kLane + 1)...);
+  };
+  put(to, upper_halves(rounded((Words)low), rounded((Words)high), std::make_index_sequence<32>{}));
+#endif
+}
+
+// 1 / x within 2^-22: AVX-512's instruction has 14 bits, one step of Newton's doubles them.
+[[gnu::always_inline]] inline Floats reciprocal(Floats x) {
+#if defined(DTOPP_AVX512)
+  const Floats guess = (Floats)_mm512_maskz_rcp14_ps(0xFFFF, (__m512)x);
+  return guess * (2.0F - x * guess);
+#else
+  return 1.0F / x;
+#endif
+}
+
+// fast_exp (simd.h) with one coefficient less: what uses it is rounded to 8 bits.
+[[gnu::always_inline]] inline Floats exponential(Floats x) {
+  x = x < -87.3F ? Floats{} - 87.3F : x;  // a NaN stays one
+  x = x > 88.0F ? Floats{} + 88.0F : x;
+  const Floats shifted = x * 1.44269504F + 12582912.0F, n = shifted - 12582912.0F;
+  const Floats r = (x - n * 0.693359375F) - n * -2.12194440e-4F;
+  Floats p = r * 1.3981999507e-3F + 8.3334519073e-3F;
+  p = p * r + 4.1665795894e-2F;
+  p = p * r + 1.6666665459e-1F;
+  p = p * r + 5.0000001201e-1F;
+  p = p * r * r + r + 1.0F;
+  return p * (Floats)(((Words)shifted + 127U) << 23);
+}
+
+[[gnu::always_inline]] inline Floats sigmoid_of(Floats x) { return reciprocal(1.0F + exponential(-x)); }
+
+[[gnu::always_inline]] inline float sum_of(Floats x) {
+  x += __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+  x += __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+  return (x[0] + x[1]) + (x[2] + x[3]);
+}
+
+// Number by number in turn those of a and of b, in every 16 bytes the lower (kUpper: upper) half of theirs.
+template <typename Vector, bool kUpper, size_t... kLane>
+[[gnu::always_inline]] inline Quads interleave(Quads a, Quads b, std::index_sequence<kLane...>) {
+  constexpr size_t kLanes = sizeof...(kLane), kPart = kLanes / 4, kFirst = kUpper ? kPart / 2 : 0;
+  return (Quads)__builtin_shufflevector(
+      (Vector)a, (Vector)b, (kLane / kPart * kPart + kFirst + kLane % kPart / 2 + kLane % 2 * kLanes)...);
+}
+
+template <typename Vector>
+[[gnu::always_inline]] inline Quads lower(Quads a, Quads b) {
+  return interleave<Vector, false>(a, b, std::make_index_sequence<64 / sizeof(Vector{}[0])>{});
+}
+
+template <typename Vector>
+[[gnu::always_inline]] inline Quads upper(Quads a, Quads b) {
+  return interleave<Vector, true>(a, b, std::make_index_sequence<64 / sizeof(Vector{}[0])>{});
+}
+
+// Four times 8 numbers. Each is read into its place: nothing has to cross the register later.
+[[gnu::always_inline]] inline Quads gather(const Number* a, const Number* b, const Number* c,
+                                           const Number* d) {
+#if defined(DTOPP_AVX512)
+  __m512i all = _mm512_castsi128_si512((__m128i)get<Piece>(a));
+  all = _mm512_inserti32x4(all, (__m128i)get<Piece>(b), 1);
+  all = _mm512_inserti32x4(all, (__m128i)get<Piece>(c), 2);
+  return (Quads)_mm512_inserti32x4(all, (__m128i)get<Piece>(d), 3);
+#else
+  const Piece p = get<Piece>(a), q = get<Piece>(b), r = get<Piece>(c), s = get<Piece>(d);
+  return Quads{p[0], p[1], q[0], q[1], r[0], r[1], s[0], s[1]};
+#endif
+}
+
+void convert(const float* from, Number* to, int64_t count) {
+  int64_t i = 0;
+  for (; i + 32 <= count; i += 32) put_rounded(to + i, get<Floats>(from + i), get<Floats>(from + i + 16));
+  scalar.convert(from + i, to + i, count - i);
+}
+
+void convert_scaled(const Number* from, float scale, Number* to, int64_t count) {
+  int64_t i = 0;
+  for (; i + 32 <= count; i += 32) {
+    put_rounded(to + i, scale * get_floats(from + i), scale * get_floats(from + i + 16));
+  }
+  scalar.convert_scaled(from + i, scale, to + i, count - i);
+}
+
+// 32 k x 8 m: register i takes columns i, i + 8, i + 16 and i + 24, 16 bytes of each; three rounds within
+// these 16 bytes transpose all, and every result is a whole row. kWhole: no column is missing.
+template <bool kWhole>
+[[gnu::always_inline]] inline void pack_8_rows(const Number* const* columns, int64_t present, int64_t m,
+                                               Number* to, int64_t stride) {
+  static const Number kZeros[8] = {};
+  const auto column = [&](int64_t k) { return kWhole || k < present ? columns[k] + m : kZeros; };
+  Quads r[8], t[8];
+#pragma GCC unroll 8
+  for (int64_t i = 0; i < 8; ++i) r[i] = gather(column(i), column(i + 8), column(i + 16), column(i + 24));
+#pragma GCC unroll 4
+  for (int64_t i = 0; i < 4; ++i) {
+    t[2 * i] = lower<Numbers>(r[2 * i], r[2 * i + 1]);
+    t[2 * i + 1] = upper<Numbers>(r[2 * i], r[2 * i + 1]);
+  }
+#pragma GCC unroll 2
+  for (int64_t i = 0; i < 2; ++i) {
+    r[4 * i] = lower<Words>(t[4 * i], t[4 * i + 2]);
+    r[4 * i + 1] = upper<Words>(t[4 * i], t[4 * i + 2]);
+    r[4 * i + 2] = lower<Words>(t[4 * i + 1], t[4 * i + 3]);
+    r[4 * i + 3] = upper<Words>(t[4 * i + 1], t[4 * i + 3]);
+  }
+#pragma GCC unroll 4
+  for (int64_t i = 0; i < 4; ++i) {
+    put(to + 2 * i * stride, lower<Quads>(r[i], r[i + 4]));
+    put(to + (2 * i + 1) * stride, upper<Quads>(r[i], r[i + 4]));
+  }
+}
+
+void pack_left_columns(const Number* const* columns, int64_t present, int64_t M, Number* to, int64_t stride) {
+  int64_t m = 0;
+  if (present == kPackedDepth) {
+    for (; m + 8 <= M; m += 8) pack_8_rows<true>(columns, present, m, to + m * stride, stride);
+  } else {
+    for (; m + 8 <= M; m += 8) pack_8_rows<false>(columns, present, m, to + m * stride, stride);
+  }
+  if (m == M) return;
+  const Number* rest[kPackedDepth];
+  for (int64_t k = 0; k < present; ++k) rest[k] = columns[k] + m;
+  scalar.pack_left_columns(rest, present, M - m, to + m * stride, stride);
+}
+
+void pack_right_rows(const Number* even, const Number* odd, int64_t columns, Number* to, int64_t step) {
+  for (; columns >= kPanelColumns; columns -= kPanelColumns, to += step) {
+#pragma GCC unroll 2
+    for (int64_t n = 0; n < kPanelColumns; n += 32) {
+      const Quads a = get<Quads>(even + n), b = odd == nullptr ? Quads{} : get<Quads>(odd + n);
+      const Quads low = lower<Numbers>(a, b), high = upper<Numbers>(a, b);
+      put(to + 2 * n, __builtin_shufflevector(low, high, 0, 1, 8, 9, 2, 3, 10, 11));
+      put(to + 2 * n + 32, __builtin_shufflevector(low, high, 4, 5, 12, 13, 6, 7, 14, 15));
+    }
+    even += kPanelColumns;
+    if (odd != nullptr) odd += kPanelColumns;
+  }
+  scalar.pack_right_rows(even, odd, columns, to, step);
+}
+
+// 16 n x 8 k: as pack_left_columns, but numbers stay in pairs of k, so that two rounds do.
+void pack_right_transposed(const Number* rows, int64_t stride, int64_t columns, int64_t K, Number* to) {
+  if (columns < 16) return scalar.pack_right_transposed(rows, stride, columns, K, to);
+  int64_t k = 0;
+  for (; k + 8 <= K; k += 8) {
+    const auto row = [&](int64_t n) { return rows + n * stride + k; };
+    Quads r[4];
+#pragma GCC unroll 4
+    for (int64_t i = 0; i < 4; ++i) r[i] = gather(row(i), row(i + 4), row(i + 8), row(i + 12));
+    const Quads a = lower<Words>(r[0], r[1]), b = upper<Words>(r[0], r[1]);
+    const Quads c = lower<Words>(r[2], r[3]), d = upper<Words>(r[2], r[3]);
+    Number* pair = to + k * kPanelColumns;
+    put(pair, lower<Quads>(a, c));
+    put(pair + 2 * kPanelColumns, upper<Quads>(a, c));
+    put(pair + 4 * kPanelColumns, lower<Quads>(b, d));
+    put(pair + 6 * kPanelColumns, upper<Quads>(b, d));
+  }
+  if (K % kPackedDepth != 0) {
+    scalar.pack_right_transposed(rows + k, stride, columns, K - k, to + k * kPanelColumns);
+  }
+}
+
+void swiglu(const float* tile, int64_t rows, int64_t columns, Number* act, int64_t act_stride, Number* saved,
+            int64_t saved_stride, int64_t ffn) {
+  if (columns < 32) return scalar.swiglu(tile, rows, columns, act, act_stride, saved, saved_stride, ffn);
+  for (int64_t n = 0; n < rows; ++n, tile += kPanelColumns, act += act_stride) {
+    const Floats gate[2] = {get<Floats>(tile), get<Floats>(tile + 16)};
+    const Floats up[2] = {get<Floats>(tile + 32), get<Floats>(tile + 48)};
+    if (saved != nullptr) {
+      put_rounded(saved, gate[0], gate[1]);
+      put_rounded(saved + ffn, up[0], up[1]);
+      saved += saved_stride;
+    }
+    put_rounded(act, gate[0] * sigmoid_of(gate[0]) * up[0], gate[1] * sigmoid_of(gate[1]) * up[1]);
+  }
+}
+
+void swiglu_gradients(const float* tile, int64_t rows, int64_t columns, const SwigluGradients& to) {
+  if (columns < kPanelColumns) return scalar.swiglu_gradients(tile, rows, columns, to);
+  for (int64_t n = 0; n < rows; ++n, tile += kPanelColumns) {
+    const Number *gates = to.pre + n * to.pre_stride, *ups = gates + to.ffn;
+    Number *d_gates = to.d_pre + n * to.d_pre_stride, *d_ups = d_gates + to.ffn;
+    Number* scaled = to.scaled + n * to.scaled_stride;
+    const Floats factor = Floats{} + to.gates[to.tokens[n] * to.gate_stride];
+    Floats sum = {};
+    for (int64_t f = 0; f < kPanelColumns; f += 32) {
+      Floats act[2], d_gate[2], d_up[2];
+#pragma GCC unroll 2
+      for (int64_t i = 0; i < 2; ++i) {
+        const int64_t at = f + 16 * i;
+        const Floats gate = get_floats(gates + at), up = get_floats(ups + at), da = get<Floats>(tile + at);
+        const Floats sig = sigmoid_of(gate), silu = gate * sig, scaled_da = factor * da;
+        sum += da * (silu * up);
+        act[i] = factor * (silu * up);
+        d_gate[i] = scaled_da * up * (sig + silu * (1.0F - sig));
+        d_up[i] = scaled_da * silu;
+      }
+      put_rounded(scaled + f, act[0], act[1]);
+      put_rounded(d_gates + f, d_gate[0], d_gate[1]);
+      put_rounded(d_ups + f, d_up[0], d_up[1]);
+    }
+    to.grad_gates[n] += sum_of(sum);
+  }
+}
+
+// Tokens are far apart in memory: the rows that come in a while are asked for early.
+void add_rows(const float* tile, int64_t rows, int64_t columns, const RowSums& to) {
+  constexpr int64_t kAhead = 8;
+  if (columns < kPanelColumns) return scalar.add_rows(tile, rows, columns, to);
+  for (int64_t n = 0; n < rows; ++n, tile += kPanelColumns) {
+    if (n + kAhead < rows) {
+      const float* later = to.y + to.tokens[n + kAhead] * to.stride;
+#pragma GCC unroll 4
+      for (int64_t i = 0; i < kPanelColumns; i += 16) __builtin_prefetch(later + i, 1);
+    }
+    const Floats gate = Floats{} + (to.gates == nullptr ? 1.0F : to.gates[to.tokens[n] * to.gate_stride]);
+    float* sum = to.y + to.tokens[n] * to.stride;
+#pragma GCC unroll 4
+    for (int64_t i = 0; i < kPanelColumns; i += 16) {
+      put(sum + i, gate * get<Floats>(tile + i) + get<Floats>(sum + i));
+    }
+  }
+}
+
+#if defined(DTOPP_AVX512_BF16)
+constexpr char kInstructions[] = "AVX512_BF16";
+#elif defined(DTOPP_AVX512)
+constexpr char kInstructions[] = "AVX-512";
+#else
+constexpr char kInstructions[] = "the compiler's";
+#endif
+
+constexpr Bfloat16Loops loops{
+    kInstructions,         convert, convert_scaled,   pack_left_columns, pack_right_rows,
+    pack_right_transposed, swiglu,  swiglu_gradients, add_rows};
