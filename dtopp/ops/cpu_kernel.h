@@ -8,7 +8,7 @@
 
 namespace dtopp {
 
-// The size of equal parts of a count, at most `most` each, whole multiples of `unit`, which divides `most`.
+// The size of equal parts of `count`: a multiple of `unit`, at most `most`, which is one too.
 inline int64_t even_part(int64_t count, int64_t most, int64_t unit) {
   const int64_t parts = std::max<int64_t>(round_up(count, most) / most, 1);
   return std::max(round_up((count + parts - 1) / parts, unit), unit);
@@ -28,9 +28,11 @@ struct BufferParts {
   int64_t size;
 
   BufferParts(int64_t parts, int64_t numbers, const at::TensorOptions& options)
-      : buffer(at::empty({parts * round_up(numbers, 16)},
+      : buffer(at::empty({parts * round_up(numbers, kLine)},
                          options.dtype(c10::CppTypeToScalarType<Number>::value))),
-        size(round_up(numbers, 16)) {}
+        size(round_up(numbers, kLine)) {}
+
+  static constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(Number));  // parts begin on a cache line
 
   Number* of(int64_t part) const { return buffer.mutable_data_ptr<Number>() + part * size; }
 };
@@ -43,16 +45,18 @@ void pack_left_rows(const Row& row, int64_t M, int64_t K, typename Tiles::Packed
   });
 }
 
-// A thread's room for a sum of outer products whose rows are at most `width` numbers.
+// A thread's room for sums of outer products (sum_outer_products), and how many numbers that is where the sum
+// is [M, N] and goes over K.
 template <typename Tiles>
 struct OuterSumBuffers {
   typename Tiles::Packed *left, *right;
   typename Tiles::Real* sum;  // unused where the result is of its type
 
-  static int64_t left_size() {
+  static int64_t left_size(int64_t /*K*/) {
     return Tiles::template left_size<Order::kColumns>(Tiles::kLargestSum, kTileDepth);
   }
-  static int64_t right_size(int64_t width) { return Tiles::right_size(kTileDepth, width); }
+  static int64_t right_size(int64_t /*K*/, int64_t N) { return Tiles::right_size(kTileDepth, N); }
+  static int64_t sum_size(int64_t /*K*/, int64_t /*M*/, int64_t N) { return Tiles::kLargestSum * N; }
 };
 
 // Rows [begin, end) of out_MN = the sum over k below K of left(k)[m] right(k)[n]: a weight's gradient over
@@ -80,6 +84,71 @@ void sum_outer_products(const Left& left, const Right& right, int64_t K, int64_t
   }
 }
 
+template <>
+struct OuterSumBuffers<Bfloat16Tiles> {
+  using Tiles = Bfloat16Tiles;
+  Tiles::Packed *left, *right;
+  float* sum;  // where K is longer than a part: what the parts before it sum up to
+
+  static constexpr int64_t kCallDepth = 512;   // K of one call of the matrix unit
+  static constexpr int64_t kPartDepth = 2048;  // of K is packed at once: bounds left and right
+
+  static int64_t left_block() { return Tiles::left_size<Order::kColumns>(Tiles::kStrip, kCallDepth); }
+  static int64_t right_block(int64_t N) { return Tiles::right_size(kCallDepth, N); }
+  static int64_t blocks(int64_t K) { return round_up(std::min(K, kPartDepth), kCallDepth) / kCallDepth; }
+  static int64_t left_size(int64_t K) { return blocks(K) * left_block(); }
+  static int64_t right_size(int64_t K, int64_t N) { return blocks(K) * right_block(N); }
+  static int64_t sum_size(int64_t K, int64_t M, int64_t N) { return K > kPartDepth ? M * N : 0; }
+
+  // Calls body(block, first k, depth) for the calls that a part takes.
+  template <typename Body>
+  static void for_calls(int64_t part_depth, const Body& body) {
+    for (int64_t k = 0; k < part_depth; k += kCallDepth) {
+      body(k / kCallDepth, k, std::min(kCallDepth, part_depth - k));
+    }
+  }
+};
+
+// The same in bfloat16: B is packed along a part of K once for all rows, A a strip of rows at a time, and a
+// tile of the result is summed up in the first-level cache and rounded from there.
+template <typename Left, typename Right>
+void sum_outer_products(const Left& left, const Right& right, int64_t K, int64_t begin, int64_t end,
+                        int64_t N, const OuterSumBuffers<Bfloat16Tiles>& buffers, c10::BFloat16* out_MN) {
+  using Tiles = Bfloat16Tiles;
+  if (K == 0) std::fill_n(out_MN + begin * N, (end - begin) * N, c10::BFloat16(0));
+  alignas(64) Tiles::Tile tile;
+  for (int64_t part = 0; part < K; part += buffers.kPartDepth) {
+    const int64_t part_depth = std::min(buffers.kPartDepth, K - part);
+    const bool last = part + part_depth == K;
+    buffers.for_calls(part_depth, [&](int64_t block, int64_t k, int64_t depth) {
+      Tiles::pack_right_rows([&](int64_t i) { return right(part + k + i); }, depth, N, 0, N,
+                             buffers.right + block * buffers.right_block(N));
+    });
+    for (int64_t m = begin; m < end; m += Tiles::kStrip) {
+      const int64_t rows = std::min(Tiles::kStrip, end - m);
+      buffers.for_calls(part_depth, [&](int64_t block, int64_t k, int64_t depth) {
+        Tiles::pack_left_columns([&](int64_t i) { return left(part + k + i) + m; }, rows, depth,
+                                 buffers.left + block * buffers.left_block());
+      });
+      for (int64_t n = 0; n < N; n += Tiles::kPanel) {
+        const int64_t columns = std::min(Tiles::kPanel, N - n);
+        float* sum = buffers.sum + (m - begin) * N + n;
+        const auto row = [&](int64_t i) { return tile.data() + i * Tiles::kPanel; };
+        for (int64_t i = 0; i < rows && part > 0; ++i) std::copy_n(sum + i * N, columns, row(i));
+        buffers.for_calls(part_depth, [&](int64_t block, int64_t k, int64_t depth) {
+          Tiles::multiply_tile(buffers.left + block * buffers.left_block(),
+                               buffers.right + block * buffers.right_block(N) + n * Tiles::depth(depth), rows,
+                               depth, part + k > 0, tile);
+        });
+        for (int64_t i = 0; i < rows && !last; ++i) std::copy_n(row(i), columns, sum + i * N);
+        for (int64_t i = 0; i < rows && last; ++i) {
+          bfloat16_loops().convert(row(i), out_MN + (m + i) * N + n, columns);
+        }
+      }
+    }
+  }
+}
+
 // Calls body with the tensor's type, float or bfloat16.
 template <typename Body>
 void dispatch_scalar(const at::Tensor& x, const Body& body) {
@@ -92,7 +161,7 @@ template <typename Body>
 void dispatch(const at::Tensor& x_TD, const Body& body) {
   if (x_TD.scalar_type() == at::kDouble) return body(double{}, VectorTiles<double>{});
   if (x_TD.scalar_type() == at::kFloat) return body(float{}, VectorTiles<float>{});
-  if (BrgemmKernel::available()) return body(c10::BFloat16{}, Bfloat16Tiles<BrgemmKernel>{});
+  if (MatrixUnit::available()) return body(c10::BFloat16{}, Bfloat16Tiles{});
   body(c10::BFloat16{}, VectorTiles<float>{});
 }
 

@@ -74,13 +74,14 @@ void multiply_columns(const Scalar* left_KM, const Scalar* right_KN, int64_t M, 
   using Real = typename Tiles::Real;
   constexpr bool kDirect = std::is_same_v<Scalar, Real>;
   const int64_t shares = thread_shares(M);
-  const BufferParts<typename Tiles::Packed> left(shares, OuterSumBuffers<Tiles>::left_size(), options);
-  const BufferParts<typename Tiles::Packed> right(shares, OuterSumBuffers<Tiles>::right_size(N), options);
-  const BufferParts<Real> sums(shares, kDirect ? 0 : Tiles::kLargestSum * N, options);
+  using Buffers = OuterSumBuffers<Tiles>;
+  const BufferParts<typename Tiles::Packed> left(shares, Buffers::left_size(K), options);
+  const BufferParts<typename Tiles::Packed> right(shares, Buffers::right_size(K, N), options);
+  const BufferParts<Real> sums(shares, kDirect ? 0 : Buffers::sum_size(K, M, N), options);
   for_shares<Tiles>(M, Tiles::shape().rows, [&](int64_t begin, int64_t end, int64_t share) {
-    sum_outer_products<Tiles>([&](int64_t k) { return left_KM + k * M; },
-                              [&](int64_t k) { return right_KN + k * N; }, K, begin, end, N,
-                              {left.of(share), right.of(share), sums.of(share)}, out_MN);
+    sum_outer_products([&](int64_t k) { return left_KM + k * M; },
+                       [&](int64_t k) { return right_KN + k * N; }, K, begin, end, N,
+                       Buffers{left.of(share), right.of(share), sums.of(share)}, out_MN);
   });
 }
 

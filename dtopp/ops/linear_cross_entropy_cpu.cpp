@@ -30,31 +30,41 @@ struct LossSums {
   at::Tensor grad_weight_VD;  // fp32 (f64)
 };
 
+// Whether gradients are rounded to bfloat16 as they are formed, straight into packed rows. Until then the
+// exponentials are kept in it, which takes half the memory: a chunk has twice the tokens.
+template <typename Tiles>
+constexpr bool kRounds = std::is_same_v<typename Tiles::Packed, c10::BFloat16>;
+
 template <typename Tiles>
 struct LossBuffers {
   using Real = typename Tiles::Real;
+  using Packed = typename Tiles::Packed;
   LogitBuffers<Tiles> forward;
-  at::Tensor logits;  // [blocks, rows, kBlockColumns]; a block a share without gradients
-  BufferParts<typename Tiles::Packed> x_ND;         // the chunk's rows, packed as the right side; one for all
-  BufferParts<typename Tiles::Packed> grad_logits;  // a block of them, packed either way
+  bool all_here;                // the exponentials of all blocks, until they become gradients in their place
+  BufferParts<Real> logits;     // [blocks, rows, kBlockColumns], or a block a share
+  BufferParts<Packed> rounded;  // where kRounds: those of all blocks
+  BufferParts<Packed> x_ND;     // the chunk's rows, packed as the right side; one for all
+  BufferParts<Packed> grad_logits;  // a share's block of gradients, packed either way
+  BufferParts<Packed> grad_rows;    // where kRounds: the same before that, packed by rows
   BufferParts<Real> grad_x_ND;
 
   LossBuffers(int64_t rows, int64_t hidden, int64_t vocabulary, const LossOptions& options,
               const at::TensorOptions& tensor)
       : forward(rows, hidden, vocabulary, tensor),
-        logits(at::empty(
-            {options.need_gradient() ? logit_blocks(vocabulary) : forward.shares, rows, kBlockColumns},
-            tensor.dtype(c10::CppTypeToScalarType<Real>::value))),
+        all_here(options.need_gradient() && !kRounds<Tiles>),
+        logits(all_here ? logit_blocks(vocabulary) : forward.shares, rows * kBlockColumns, tensor),
+        rounded(options.need_gradient() && kRounds<Tiles> ? logit_blocks(vocabulary) : 0,
+                rows * kBlockColumns, tensor),
         x_ND(1, options.need_weight ? Tiles::right_size(rows, hidden) : 0, tensor),
         grad_logits(options.need_gradient() ? forward.shares : 0,
                     std::max(Tiles::template left_size<Order::kRows>(rows, kBlockColumns),
                              Tiles::template left_size<Order::kColumns>(kBlockColumns, rows)),
                     tensor),
+        grad_rows(options.need_gradient() && kRounds<Tiles> ? forward.shares : 0,
+                  Tiles::template left_size<Order::kRows>(rows, kBlockColumns), tensor),
         grad_x_ND(options.need_x ? forward.shares : 0, rows * hidden, tensor) {}
 
-  Real* block(int64_t index) const {
-    return logits.template mutable_data_ptr<Real>() + index * logits.stride(0);
-  }
+  Real* block(int64_t index, int64_t share) const { return logits.of(all_here ? index : share); }
 };
 
 struct LossInputs {
@@ -83,25 +93,59 @@ void form_gradient(const TokenChunk& chunk, const std::vector<double>& lse_N, co
   });
 }
 
+// The same from rounded exponentials into packed rows. The target's comes from its logit, which was not
+// rounded: near a probability of 1 less is left of it than rounding takes.
+void round_gradient(const TokenChunk& chunk, const std::vector<double>& lse_N,
+                    const std::vector<float>& target_N, const float* highest, const LossInputs& in,
+                    int64_t first, int64_t columns, const c10::BFloat16* exponentials, c10::BFloat16* rows) {
+  using Tiles = Bfloat16Tiles;
+  for (int64_t n = 0; n < chunk.rows; ++n) {
+    c10::BFloat16* row = rows + n * Tiles::left_stride(columns);
+    const double factor = in.share * (1 + 2 * in.options.z_weight * lse_N[n]);
+    bfloat16_loops().convert_scaled(exponentials + n * kBlockColumns,
+                                    static_cast<float>(factor * std::exp(highest[n] - lse_N[n])), row,
+                                    columns);
+    const int64_t target = chunk.targets[chunk.tokens[n]] - first;
+    if (target >= 0 && target < columns) {
+      store(row + target, static_cast<float>(factor * std::exp(target_N[n] - lse_N[n]) - in.share));
+    }
+    Tiles::fill_depth(row, columns);
+  }
+}
+
+// d loss / d logits of a block, a row a token.
+template <typename Tiles>
+struct BlockGradient {
+  const typename Tiles::Packed* rows;
+  int64_t stride;
+  int64_t columns;
+};
+
 // The block's rows of the weight gradient: += gradient^T x.
 template <typename Tiles, typename Real>
-void add_weight_gradient(const Real* gradient, const TokenChunk& chunk, int64_t columns, int64_t hidden,
+void add_weight_gradient(const BlockGradient<Tiles>& gradient, const TokenChunk& chunk, int64_t hidden,
                          int64_t share, const LossBuffers<Tiles>& buffers, Real* grad_weight) {
   auto* left = buffers.grad_logits.of(share);
-  Tiles::pack_left_columns([&](int64_t n) { return gradient + n * kBlockColumns; }, columns, chunk.rows,
-                           left);
-  Tiles::template multiply<Order::kColumns>(left, buffers.x_ND.of(0), columns, hidden, chunk.rows,
+  Tiles::pack_left_columns([&](int64_t n) { return gradient.rows + n * gradient.stride; }, gradient.columns,
+                           chunk.rows, left);
+  Tiles::template multiply<Order::kColumns>(left, buffers.x_ND.of(0), gradient.columns, hidden, chunk.rows,
                                             grad_weight, hidden, true);
 }
 
 // The block's part of the gradient of x: gradient times its rows of the weight.
-template <typename Tiles, typename Scalar, typename Real>
-void add_x_gradient(const Real* gradient, const Scalar* weight, const TokenChunk& chunk, int64_t columns,
+template <typename Tiles, typename Scalar>
+void add_x_gradient(const BlockGradient<Tiles>& gradient, const Scalar* weight, const TokenChunk& chunk,
                     int64_t hidden, int64_t share, bool add, const LossBuffers<Tiles>& buffers) {
-  auto *left = buffers.grad_logits.of(share), *right = buffers.forward.weight.of(share);
-  pack_left_rows<Tiles>([&](int64_t n) { return gradient + n * kBlockColumns; }, chunk.rows, columns, left);
-  Tiles::pack_right_rows([&](int64_t v) { return weight + v * hidden; }, columns, hidden, 0, hidden, right);
-  Tiles::template multiply<Order::kRows>(left, right, chunk.rows, hidden, columns,
+  auto* right = buffers.forward.weight.of(share);
+  const auto* left = gradient.rows;
+  if constexpr (!kRounds<Tiles>) {
+    pack_left_rows<Tiles>([&](int64_t n) { return gradient.rows + n * gradient.stride; }, chunk.rows,
+                          gradient.columns, buffers.grad_logits.of(share));
+    left = buffers.grad_logits.of(share);
+  }
+  Tiles::pack_right_rows([&](int64_t v) { return weight + v * hidden; }, gradient.columns, hidden, 0, hidden,
+                         right);
+  Tiles::template multiply<Order::kRows>(left, right, chunk.rows, hidden, gradient.columns,
                                          buffers.grad_x_ND.of(share), hidden, add);
 }
 
@@ -126,7 +170,8 @@ void sum_x_gradient(const TokenChunk& chunk, const BufferParts<Real>& parts, int
 
 template <typename Scalar, typename Tiles>
 void add_gradients(const LossInputs& in, const TokenChunk& chunk, const std::vector<double>& lse_N,
-                   const LossBuffers<Tiles>& buffers, LossSums& sums) {
+                   const std::vector<typename Tiles::Real>& target_N, const LossBuffers<Tiles>& buffers,
+                   LossSums& sums) {
   using Real = typename Tiles::Real;
   const int64_t hidden = in.hidden(), shares = buffers.forward.shares;
   const Scalar *x = in.x_TD.const_data_ptr<Scalar>(), *weight = in.weight_VD.const_data_ptr<Scalar>();
@@ -137,16 +182,22 @@ void add_gradients(const LossInputs& in, const TokenChunk& chunk, const std::vec
   std::vector<char> started(shares, 0);
   for_vocabulary_blocks<Tiles>(
       in.vocabulary(), shares, [&](int64_t block, int64_t first, int64_t columns, int64_t share) {
-        Real* gradient = buffers.block(block);
-        form_gradient(chunk, lse_N, buffers.forward.highest.data() + block * chunk.rows, in, first, columns,
-                      gradient);
+        const Real* highest = buffers.forward.highest.data() + block * chunk.rows;
+        BlockGradient<Tiles> gradient;
+        if constexpr (kRounds<Tiles>) {
+          gradient = {buffers.grad_rows.of(share), Tiles::left_stride(columns), columns};
+          round_gradient(chunk, lse_N, target_N, highest, in, first, columns, buffers.rounded.of(block),
+                         buffers.grad_rows.of(share));
+        } else {
+          gradient = {buffers.block(block, share), kBlockColumns, columns};
+          form_gradient(chunk, lse_N, highest, in, first, columns, buffers.block(block, share));
+        }
         if (in.options.need_weight) {
-          add_weight_gradient(gradient, chunk, columns, hidden, share, buffers,
+          add_weight_gradient(gradient, chunk, hidden, share, buffers,
                               sums.grad_weight_VD.mutable_data_ptr<Real>() + first * hidden);
         }
         if (!in.options.need_x) return;
-        add_x_gradient(gradient, weight + first * hidden, chunk, columns, hidden, share, started[share] != 0,
-                       buffers);
+        add_x_gradient(gradient, weight + first * hidden, chunk, hidden, share, started[share] != 0, buffers);
         started[share] = 1;
       });
   if (!in.options.need_x) return;
@@ -162,22 +213,31 @@ LossSums sum_chunks(const LossInputs& in, const int64_t* targets, const std::vec
   if (in.options.need_x) sums.grad_x_TD = at::zeros(in.x_TD.sizes(), in.x_TD.options());
   if (in.options.need_weight) sums.grad_weight_VD = at::zeros(in.weight_VD.sizes(), real);
   if (total == 0) return sums;
-  const int64_t rows = tokens_per_chunk(total, in.vocabulary(), sizeof(Real));
+  const int64_t rows = tokens_per_chunk(total, in.vocabulary(), sizeof(typename Tiles::Packed));
   LossBuffers<Tiles> buffers(rows, in.hidden(), in.vocabulary(), in.options, in.x_TD.options());
   for (int64_t first = 0; first < total; first += rows) {
     const TokenChunk chunk{counted.data() + first, targets, std::min(rows, total - first)};
     const auto logit_sums = form_logits<Scalar>(
         in.x_TD.const_data_ptr<Scalar>(), in.weight_VD.const_data_ptr<Scalar>(), in.hidden(), in.vocabulary(),
-        chunk, buffers.forward, [&](int64_t block, int64_t share) {
-          return buffers.block(in.options.need_gradient() ? block : share);
+        chunk, buffers.forward, [&](int64_t block, int64_t share) { return buffers.block(block, share); },
+        [&](int64_t block, int64_t columns, const Real* exponentials) {
+          if constexpr (kRounds<Tiles>) {
+            if (!in.options.need_gradient()) return;
+            c10::BFloat16* to = buffers.rounded.of(block);
+            for (int64_t n = 0; n < chunk.rows; ++n, to += kBlockColumns, exponentials += kBlockColumns) {
+              bfloat16_loops().convert(exponentials, to, columns);
+            }
+          }
         });
     std::vector<double> lse_N;
+    std::vector<Real> target_N;
     for (const LogitSums<Real>& row : logit_sums) {
       const double lse = lse_N.emplace_back(row.lse());
+      target_N.push_back(row.target);
       sums.nll += lse - row.target;
       sums.z += lse * lse;
     }
-    if (in.options.need_gradient()) add_gradients<Scalar>(in, chunk, lse_N, buffers, sums);
+    if (in.options.need_gradient()) add_gradients<Scalar>(in, chunk, lse_N, target_N, buffers, sums);
   }
   return sums;
 }

@@ -112,13 +112,20 @@ struct LogitBuffers {
         highest(logit_blocks(vocabulary) * rows) {}
 };
 
+struct KeepInPlace {
+  template <typename Real>
+  void operator()(int64_t /*block*/, int64_t /*columns*/, const Real* /*exponentials*/) const {}
+};
+
 // Forms the logits of a chunk and returns their sums, one a row. A block's exponentials (add_logits) [rows,
-// kBlockColumns] are left in place(block, share).
-template <typename Scalar, typename Tiles, typename Place>
+// kBlockColumns] are left in place(block, share); keep(block, columns, exponentials) sees them there while
+// they are in cache.
+template <typename Scalar, typename Tiles, typename Place, typename Keep = KeepInPlace>
 std::vector<LogitSums<typename Tiles::Real>> form_logits(const Scalar* x_TD, const Scalar* weight_VD,
                                                          int64_t hidden, int64_t vocabulary,
                                                          const TokenChunk& chunk,
-                                                         LogitBuffers<Tiles>& buffers, const Place& place) {
+                                                         LogitBuffers<Tiles>& buffers, const Place& place,
+                                                         const Keep& keep = {}) {
   using Real = typename Tiles::Real;
   pack_left_rows<Tiles>([&](int64_t n) { return x_TD + chunk.tokens[n] * hidden; }, chunk.rows, hidden,
                         buffers.x_ND.of(0));
@@ -137,6 +144,7 @@ std::vector<LogitSums<typename Tiles::Real>> form_logits(const Scalar* x_TD, con
                            buffers.sums[share * chunk.rows + n]);
           }
         });
+        keep(block, columns, logits);
       });
   std::vector<LogitSums<Real>> sums(buffers.sums.begin(), buffers.sums.begin() + chunk.rows);
   for (int64_t share = 1; share < buffers.shares; ++share) {

@@ -8,7 +8,7 @@ namespace {
 
 constexpr int64_t kLineBytes = 64;  // of a cache line
 
-// Columns of a strip to a prefetched line: the less arithmetic a column has, the more.
+// After how many columns of a strip a line is prefetched: more of them where each is less arithmetic.
 template <typename Regs>
 constexpr int64_t kPrefetchStep = Regs::kBytes* Regs::kRows >= 64 * 14 ? 2 : 8;
 

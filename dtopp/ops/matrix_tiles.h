@@ -57,9 +57,9 @@ inline int64_t round_up(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-// What a caller reads after a product: rows of so many bytes, so far apart. It comes to the cache meanwhile.
+// Memory that the caller reads after a product, rows of `bytes` bytes: the product prefetches it as it goes.
 struct NextRows {
-  const void* first = nullptr;  // null: the operands themselves
+  const void* first = nullptr;  // null: what follows in the product's own operands is prefetched instead
   int64_t bytes = 0, stride = 0;
 };
 
@@ -69,8 +69,9 @@ enum class Order { kRows, kColumns };
 // Packs and multiplies in float (in double). What a packer takes is in any type that `load` reads.
 template <typename RealOf>
 struct VectorTiles {
-  using Real = RealOf;    // of C
-  using Packed = RealOf;  // of the packed operands
+  using Real = RealOf;                      // of C
+  using Packed = RealOf;                    // of the packed operands
+  static constexpr bool kFinishes = false;  // see matrix_tiles_bf16.h
 
   // Rows of A that a caller packs at once: whole strips of every instruction set, and what belongs to them
   // stays in the second-level cache.
@@ -102,8 +103,8 @@ struct VectorTiles {
   static void pack_right_transposed(const Scalar* transposed, int64_t stride, int64_t K, int64_t N,
                                     int64_t begin, int64_t end, Packed* packed);
 
-  // C[m, n] = sum over k of A[m, k] B[k, n], plus C[m, n] where add. C's rows are ldc numbers apart. `next`
-  // comes to the cache meanwhile.
+  // C[m, n] = sum over k of A[m, k] B[k, n], plus C[m, n] where add. C's rows are ldc numbers apart.
+  // Prefetches `next`.
   template <Order kOrder>
   static void multiply(const Packed* left, const Packed* right, int64_t M, int64_t N, int64_t K, Real* C,
                        int64_t ldc, bool add, const NextRows& next = {});
@@ -148,8 +149,9 @@ template <int64_t kCount, typename From, typename To>
   }
 }
 
-// body(k, position) for k below depth and positions 0, step, 2 step ... below width, a few k at a time: few
-// enough that what they read stays in cache until the next position, enough to write whole lines there.
+// Calls body(k, position) for k below depth and positions 0, step, 2 step ... below width. 8 k go through all
+// positions together: what they read is still in cache at the next position, and they write whole lines
+// there.
 template <typename Body>
 [[gnu::always_inline]] inline void for_few(int64_t depth, int64_t width, int64_t step, const Body& body) {
   constexpr int64_t kFew = 8;

@@ -22,6 +22,14 @@ double mean_rows(const Assignment& pairs) {
   return static_cast<double>(pairs.token_A.size()) / static_cast<double>(std::max<int64_t>(used, 1));
 }
 
+int64_t most_pairs(const Assignment& pairs) {
+  int64_t most = 0;
+  for (size_t e = 0; e + 1 < pairs.offset_E1.size(); ++e) {
+    most = std::max(most, pairs.count(static_cast<int64_t>(e)));
+  }
+  return most;
+}
+
 std::vector<ExpertGroup> group_experts(const Assignment& pairs, int64_t experts, int64_t most) {
   std::vector<ExpertGroup> groups;
   for (int64_t e = 0; e < experts; ++e) {

@@ -14,10 +14,11 @@ RightSide<Scalar> right_side(const at::Tensor& weight, int64_t e) {
 }
 
 // Where a group's rows are, and per share of the columns what they add to each row's gate gradient.
-template <typename Real>
+template <typename Tiles>
 struct HiddenGradients {
-  Real *d_pre_NG, *scaled_NF;
-  Real* grad_gates_SN;
+  typename Tiles::Packed *d_pre_NG, *scaled_NF;
+  int64_t d_pre_stride;
+  typename Tiles::Real* grad_gates_SN;
   int64_t first_pair, rows;
 };
 
@@ -25,7 +26,7 @@ struct HiddenGradients {
 template <typename Scalar, typename Tiles>
 void backward_hidden(const BackwardInputs& in, const Assignment& pairs, const RowBlock& block,
                      const RightSide<Scalar>& down_DF, int64_t begin, int64_t end,
-                     const ColumnBuffers<Tiles>& buffers, const HiddenGradients<typename Tiles::Real>& out) {
+                     const ColumnBuffers<Tiles>& buffers, const HiddenGradients<Tiles>& out) {
   using Real = typename Tiles::Real;
   const int64_t hidden = in.hidden, ffn = in.ffn, experts = in.gates_TE.size(1), rows = block.rows;
   const int64_t* tokens = pairs.token_A.data() + block.pair;
@@ -42,18 +43,19 @@ void backward_hidden(const BackwardInputs& in, const Assignment& pairs, const Ro
                      down_DF.rows(0, std::min(kTileDepth, hidden), f + columns, columns));
     run_widest([&] {
       for (int64_t n = 0; n < rows; ++n) {
-        grad_gates[n] +=
-            swiglu_backward(pre + n * 2 * ffn + f, da + n * columns, gates[tokens[n] * experts], ffn, columns,
-                            out.d_pre_NG + (row + n) * 2 * ffn + f, out.scaled_NF + (row + n) * ffn + f);
+        grad_gates[n] += swiglu_backward(pre + n * 2 * ffn + f, da + n * columns, gates[tokens[n] * experts],
+                                         ffn, columns, out.d_pre_NG + (row + n) * out.d_pre_stride + f,
+                                         out.scaled_NF + (row + n) * ffn + f);
       }
     });
   }
 }
 
 // Adds the shares' parts, in their order.
-template <typename Real>
+template <typename Tiles>
 void add_gate_gradients(const Assignment& pairs, const std::vector<RowBlock>& blocks, int64_t shares,
-                        const HiddenGradients<Real>& rows, const at::Tensor& grad_gates_TE) {
+                        const HiddenGradients<Tiles>& rows, const at::Tensor& grad_gates_TE) {
+  using Real = typename Tiles::Real;
   const int64_t experts = grad_gates_TE.size(1);
   Real* grad = grad_gates_TE.mutable_data_ptr<Real>();
   for (const RowBlock& block : blocks) {
@@ -73,14 +75,14 @@ void backward_columns(const BackwardInputs& in, const Assignment& pairs, const a
   const int64_t hidden = in.hidden, ffn = in.ffn, experts = in.gates_TE.size(1);
   const auto groups = group_experts(pairs, experts, experts);
   const int64_t shares = at::get_num_threads();
-  const BackwardBuffers<Tiles> sums(most_rows(groups), shares, hidden, ffn, in.x_TD.options());
+  const BackwardBuffers<Tiles> sums(most_rows(groups), most_pairs(pairs), shares, hidden, ffn,
+                                    in.x_TD.options());
   const ColumnBuffers<Tiles> buffers(std::max(hidden, 2 * ffn), in.x_TD.options());
   const BufferParts<Real> grad_gates(1, shares * most_rows(groups), in.x_TD.options());
   for (const ExpertGroup& group : groups) {
     const std::vector<RowBlock> blocks = row_blocks<Tiles>(pairs, group);
-    const HiddenGradients<Real> rows{sums.d_pre_NG.template mutable_data_ptr<Real>(),
-                                     sums.scaled_NF.template mutable_data_ptr<Real>(), grad_gates.of(0),
-                                     group.pair, group.rows};
+    const HiddenGradients<Tiles> rows{sums.d_pre_NG.of(0), sums.scaled_NF.of(0), sums.d_pre_stride,
+                                      grad_gates.of(0),    group.pair,           group.rows};
     std::fill_n(rows.grad_gates_SN, shares * group.rows, Real(0));
     for_hidden_columns<Tiles>(blocks, ffn, [&](const RowBlock& block, int64_t begin, int64_t end) {
       backward_hidden<Scalar, Tiles>(in, pairs, block, right_side<Scalar>(down_proj, block.expert), begin,
@@ -91,7 +93,7 @@ void backward_columns(const BackwardInputs& in, const Assignment& pairs, const a
       add_results<Tiles>(
           blocks, pairs, 2 * ffn, hidden, buffers,
           [&](const RowBlock& block, int64_t n) {
-            return rows.d_pre_NG + (block.pair - group.pair + n) * 2 * ffn;
+            return rows.d_pre_NG + (block.pair - group.pair + n) * rows.d_pre_stride;
           },
           [&](int64_t e) { return right_side<Scalar>(gate_up_proj, e); },
           [&](int64_t) {

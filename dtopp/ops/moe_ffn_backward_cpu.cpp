@@ -25,8 +25,7 @@ void backward_block(const BackwardInputs& in, const Assignment& pairs, const Row
   const Real* gates = in.gates_TE.const_data_ptr<Real>() + block.expert;
   Real* grad_gates =
       grad.gates_TE.defined() ? grad.gates_TE.mutable_data_ptr<Real>() + block.expert : nullptr;
-  Real* d_pre = buffers.d_pre_NG.template mutable_data_ptr<Real>() + row * 2 * ffn;
-  Real* scaled = buffers.scaled_NF.template mutable_data_ptr<Real>() + row * ffn;
+  Real *d_pre = buffers.d_pre_NG.of(0) + row * 2 * ffn, *scaled = buffers.scaled_NF.of(0) + row * ffn;
   run_widest([&] {
     for (int64_t n = 0; n < rows; ++n) {
       const Real grad_gate = swiglu_backward(pre + n * 2 * ffn, da + n * ffn, gates[tokens[n] * experts], ffn,
@@ -41,6 +40,44 @@ void backward_block(const BackwardInputs& in, const Assignment& pairs, const Row
   scatter_add(dx, tokens, rows, hidden, TokenSums<Real>{grad.x_TD.mutable_data_ptr<Real>(), hidden});
 }
 
+// The same where tiles are finished one by one: d pre is formed as the packed left side of the next product.
+void backward_block_in_tiles(const BackwardInputs& in, const Assignment& pairs, const RowBlock& block,
+                             int64_t row, const c10::BFloat16* gate_up, const c10::BFloat16* down,
+                             const BackwardBuffers<Bfloat16Tiles>& buffers, const Gradients& grad) {
+  using Tiles = Bfloat16Tiles;
+  const int64_t hidden = in.hidden, ffn = in.ffn, experts = in.gates_TE.size(1), rows = block.rows;
+  const int64_t stride = buffers.d_pre_stride;
+  const int64_t* tokens = pairs.token_A.data() + block.pair;
+  c10::BFloat16* left = buffers.left.of(block.share);
+  const auto* dy = in.grad_y_TD.const_data_ptr<c10::BFloat16>();
+  const auto* pre = in.pre_activations_AG.const_data_ptr<c10::BFloat16>() + block.pair * 2 * ffn;
+  const float* gates = in.gates_TE.const_data_ptr<float>() + block.expert;
+  c10::BFloat16 *d_pre = buffers.d_pre_NG.of(0) + row * stride, *scaled = buffers.scaled_NF.of(0) + row * ffn;
+  std::array<float, Tiles::kLargestBlock> grad_gates{};
+  const Bfloat16Loops& loops = bfloat16_loops();
+  pack_left_rows<Tiles>([&](int64_t n) { return dy + tokens[n] * hidden; }, rows, hidden, left);
+  Tiles::multiply_finish(left, down, rows, ffn, hidden,
+                         [&](const float* tile, int64_t m, int64_t count, int64_t f, int64_t columns) {
+                           loops.swiglu_gradients(tile, count, columns,
+                                                  {pre + m * 2 * ffn + f, 2 * ffn, ffn,
+                                                   d_pre + m * stride + f, stride, scaled + m * ffn + f, ffn,
+                                                   gates, experts, tokens + m, grad_gates.data() + m});
+                         });
+  if (grad.gates_TE.defined()) {
+    float* out = grad.gates_TE.mutable_data_ptr<float>() + block.expert;
+    for (int64_t n = 0; n < rows; ++n) out[tokens[n] * experts] = grad_gates[n];
+  }
+  if (!grad.x_TD.defined()) return;
+  for (int64_t n = 0; n < rows; ++n) Tiles::fill_depth(d_pre + n * stride, 2 * ffn);
+  float* dx = grad.x_TD.mutable_data_ptr<float>();
+  Tiles::multiply_finish(
+      d_pre, gate_up, rows, hidden, 2 * ffn,
+      [&](const float* tile, int64_t m, int64_t count, int64_t d, int64_t columns) {
+        loops.add_rows(tile, count, columns, {dx + d, hidden, tokens + m});
+      },
+      left);  // another thread writes the rows behind the block
+}
+
 template <typename Scalar, typename Tiles>
 void backward_rows(const BackwardInputs& in, const Assignment& pairs, const at::Tensor& gate_up_proj,
                    const at::Tensor& down_proj, const Gradients& grad) {
@@ -48,7 +85,7 @@ void backward_rows(const BackwardInputs& in, const Assignment& pairs, const at::
   const auto options = in.x_TD.options();
   const auto groups = group_experts(pairs, in.gates_TE.size(1), kGroupExperts);
   const int64_t threads = std::max(thread_shares(tokens), thread_shares(most_rows(groups)));
-  const BackwardBuffers<Tiles> buffers(most_rows(groups), threads, hidden, ffn, options);
+  const BackwardBuffers<Tiles> buffers(most_rows(groups), most_pairs(pairs), threads, hidden, ffn, options);
   using Weights = BufferParts<typename Tiles::Packed>;
   const Weights gate_up(kGroupExperts, Tiles::right_size(2 * ffn, hidden), options);
   const Weights down(kGroupExperts, Tiles::right_size(hidden, ffn), options);
@@ -63,9 +100,12 @@ void backward_rows(const BackwardInputs& in, const Assignment& pairs, const at::
     if (grad.x_TD.defined()) pack(gate_up_proj, group, gate_up);
     pack(down_proj, group, down);
     for_row_blocks<Tiles>(pairs, group, tokens, [&](const RowBlock& block) {
-      const int64_t e = block.expert - group.first;
-      backward_block<Scalar, Tiles>(in, pairs, block, block.pair - group.pair, gate_up.of(e), down.of(e),
-                                    buffers, grad);
+      const int64_t e = block.expert - group.first, row = block.pair - group.pair;
+      if constexpr (Tiles::kFinishes) {
+        backward_block_in_tiles(in, pairs, block, row, gate_up.of(e), down.of(e), buffers, grad);
+      } else {
+        backward_block<Scalar, Tiles>(in, pairs, block, row, gate_up.of(e), down.of(e), buffers, grad);
+      }
     });
     weight_gradients<Scalar, Tiles>(in, pairs, group, buffers, grad);
   }

@@ -9,9 +9,9 @@ namespace dtopp {
 // One row of the backward pass through the activation, or `columns` of its columns: from da = dy W_down and
 // the gate r to d pre, r * A (what the gradient of W_down needs) and the gate's gradient <da, A>, which is
 // returned.
-template <typename Scalar, typename Real>
+template <typename Scalar, typename Real, typename Out>
 [[gnu::always_inline]] inline Real swiglu_backward(const Scalar* pre_G, const Real* da_F, Real r, int64_t ffn,
-                                                   int64_t columns, Real* d_pre_G, Real* scaled_F) {
+                                                   int64_t columns, Out* d_pre_G, Out* scaled_F) {
   Real grad_gate = 0;
 #pragma omp simd reduction(+ : grad_gate)
   for (int64_t f = 0; f < columns; ++f) {
@@ -19,9 +19,9 @@ template <typename Scalar, typename Real>
     const Real sig = sigmoid(gate);
     const Real silu = gate * sig;
     grad_gate += da * silu * up;
-    scaled_F[f] = r * silu * up;
-    d_pre_G[f] = r * da * up * (sig + silu * (1 - sig));
-    d_pre_G[ffn + f] = r * da * silu;
+    store(scaled_F + f, r * silu * up);
+    store(d_pre_G + f, r * da * up * (sig + silu * (1 - sig)));
+    store(d_pre_G + ffn + f, r * da * silu);
   }
   return grad_gate;
 }
@@ -36,29 +36,38 @@ struct BackwardInputs {
   int64_t hidden, ffn;
 };
 
+// What a pass over the groups of experts works in. The largest group has group_rows rows, no expert more than
+// expert_rows.
 template <typename Tiles>
 struct BackwardBuffers {
   using Real = typename Tiles::Real;
-  at::Tensor d_pre_NG, scaled_NF;                   // the rows of a group
-  BufferParts<typename Tiles::Packed> left, right;  // packed
+  using Packed = typename Tiles::Packed;
+  using Sums = OuterSumBuffers<Tiles>;
+  int64_t d_pre_stride;
+  BufferParts<Packed> d_pre_NG, scaled_NF;  // the rows of a group; d pre a packed left side if kFinishes
+  BufferParts<Packed> left, right;          // packed
   BufferParts<Real> da_NF, dx_ND, sum;
 
-  BackwardBuffers(int64_t group_rows, int64_t threads, int64_t hidden, int64_t ffn,
+  BackwardBuffers(int64_t group_rows, int64_t expert_rows, int64_t threads, int64_t hidden, int64_t ffn,
                   const at::TensorOptions& options)
-      : d_pre_NG(at::empty({group_rows, 2 * ffn}, real(options))),
-        scaled_NF(at::empty({group_rows, ffn}, real(options))),
-        left(threads, left_size(hidden, ffn), options),
-        right(threads, OuterSumBuffers<Tiles>::right_size(std::max(hidden, ffn)), options),
-        da_NF(threads, Tiles::kLargestBlock * ffn, options),
-        dx_ND(threads, Tiles::kLargestBlock * hidden, options),
-        sum(threads, Tiles::kLargestSum * std::max(hidden, ffn), options) {}
+      : d_pre_stride(row_stride(2 * ffn)),
+        d_pre_NG(1, group_rows * d_pre_stride, options),
+        scaled_NF(1, group_rows * ffn, options),
+        left(
+            threads,
+            std::max(Tiles::template left_size<Order::kRows>(Tiles::kLargestBlock, std::max(hidden, 2 * ffn)),
+                     Sums::left_size(expert_rows)),
+            options),
+        right(threads, Sums::right_size(expert_rows, std::max(hidden, ffn)), options),
+        da_NF(Tiles::kFinishes ? 0 : threads, Tiles::kLargestBlock * ffn, options),
+        dx_ND(Tiles::kFinishes ? 0 : threads, Tiles::kLargestBlock * hidden, options),
+        sum(threads,
+            std::max(Sums::sum_size(expert_rows, 2 * ffn, hidden), Sums::sum_size(expert_rows, hidden, ffn)),
+            options) {}
 
-  static at::TensorOptions real(const at::TensorOptions& options) {
-    return options.dtype(c10::CppTypeToScalarType<Real>::value);
-  }
-  static int64_t left_size(int64_t hidden, int64_t ffn) {
-    return std::max(Tiles::template left_size<Order::kRows>(Tiles::kLargestBlock, std::max(hidden, 2 * ffn)),
-                    OuterSumBuffers<Tiles>::left_size());
+  static int64_t row_stride(int64_t K) {
+    if constexpr (Tiles::kFinishes) return Tiles::left_stride(K);
+    return K;
   }
 };
 
@@ -82,13 +91,12 @@ void for_gradient_rows(const Assignment& pairs, const ExpertGroup& group, int64_
 template <typename Scalar, typename Tiles>
 void weight_gradients(const BackwardInputs& in, const Assignment& pairs, const ExpertGroup& group,
                       const BackwardBuffers<Tiles>& buffers, const Gradients& grad) {
-  using Real = typename Tiles::Real;
+  using Packed = typename Tiles::Packed;
   const int64_t hidden = in.hidden, ffn = in.ffn;
   const Scalar *x = in.x_TD.const_data_ptr<Scalar>(), *dy = in.grad_y_TD.const_data_ptr<Scalar>();
-  const auto rows_of = [&](const at::Tensor& buffer, int64_t e) {
-    const int64_t width = buffer.size(1);
-    const Real* start = buffer.const_data_ptr<Real>() + (pairs.offset_E1[e] - group.pair) * width;
-    return [start, width](int64_t n) { return start + n * width; };
+  const auto rows_of = [&](const Packed* rows, int64_t stride, int64_t e) {
+    const Packed* start = rows + (pairs.offset_E1[e] - group.pair) * stride;
+    return [start, stride](int64_t n) { return start + n * stride; };
   };
   const auto gathered = [&](const Scalar* from_TD, int64_t e) {
     const int64_t* tokens = pairs.token_A.data() + pairs.offset_E1[e];
@@ -97,15 +105,15 @@ void weight_gradients(const BackwardInputs& in, const Assignment& pairs, const E
   if (grad.gate_up_proj.defined()) {
     for_gradient_rows<Tiles>(
         pairs, group, 2 * ffn, [&](int64_t e, int64_t begin, int64_t end, int64_t share) {
-          weight_gradient<Scalar, Tiles>(rows_of(buffers.d_pre_NG, e), gathered(x, e), pairs.count(e), begin,
-                                         end, hidden, share, buffers,
+          weight_gradient<Scalar, Tiles>(rows_of(buffers.d_pre_NG.of(0), buffers.d_pre_stride, e),
+                                         gathered(x, e), pairs.count(e), begin, end, hidden, share, buffers,
                                          grad.gate_up_proj.mutable_data_ptr<Scalar>() + e * 2 * ffn * hidden);
         });
   }
   if (!grad.down_proj.defined()) return;
   for_gradient_rows<Tiles>(pairs, group, hidden, [&](int64_t e, int64_t begin, int64_t end, int64_t share) {
-    weight_gradient<Scalar, Tiles>(gathered(dy, e), rows_of(buffers.scaled_NF, e), pairs.count(e), begin, end,
-                                   ffn, share, buffers,
+    weight_gradient<Scalar, Tiles>(gathered(dy, e), rows_of(buffers.scaled_NF.of(0), ffn, e), pairs.count(e),
+                                   begin, end, ffn, share, buffers,
                                    grad.down_proj.mutable_data_ptr<Scalar>() + e * hidden * ffn);
   });
 }

@@ -28,14 +28,14 @@ template <typename Tiles>
 struct ForwardBuffers {
   using Real = typename Tiles::Real;
   BufferParts<typename Tiles::Packed> x_ND, act_NF;  // packed
-  BufferParts<Real> pre_NG, act_F, y_ND;
+  BufferParts<Real> pre_NG, act_F, y_ND;             // where tiles are not finished one by one
 
   ForwardBuffers(int64_t threads, int64_t hidden, int64_t ffn, const at::TensorOptions& options)
       : x_ND(threads, Tiles::template left_size<Order::kRows>(Tiles::kLargestBlock, hidden), options),
         act_NF(threads, Tiles::template left_size<Order::kRows>(Tiles::kLargestBlock, ffn), options),
-        pre_NG(threads, Tiles::kLargestBlock * 2 * ffn, options),
-        act_F(threads, ffn, options),
-        y_ND(threads, Tiles::kLargestBlock * hidden, options) {}
+        pre_NG(Tiles::kFinishes ? 0 : threads, Tiles::kLargestBlock * 2 * ffn, options),
+        act_F(Tiles::kFinishes ? 0 : threads, ffn, options),
+        y_ND(Tiles::kFinishes ? 0 : threads, Tiles::kLargestBlock * hidden, options) {}
 };
 
 struct ForwardTensors {
@@ -76,29 +76,81 @@ void forward_block(const ForwardTensors& t, const Assignment& pairs, const RowBl
   scatter_add(y, tokens, block.rows, hidden, token_sums<Real>(t, block.expert));
 }
 
+// The same where tiles are finished one by one: a panel of gate_up has columns of both.
+void forward_block_in_tiles(const ForwardTensors& t, const Assignment& pairs, const RowBlock& block,
+                            const c10::BFloat16* gate_up, const c10::BFloat16* down, int64_t ffn,
+                            const ForwardBuffers<Bfloat16Tiles>& buffers) {
+  using Tiles = Bfloat16Tiles;
+  const int64_t hidden = t.x_TD.size(1), stride = Tiles::left_stride(ffn), width = 2 * ffn;
+  const int64_t* tokens = pairs.token_A.data() + block.pair;
+  const auto* x = t.x_TD.const_data_ptr<c10::BFloat16>();
+  c10::BFloat16 *rows_ND = buffers.x_ND.of(block.share), *act = buffers.act_NF.of(block.share);
+  c10::BFloat16* saved = nullptr;
+  if (t.pre_activations_AG.defined()) {
+    saved = t.pre_activations_AG.mutable_data_ptr<c10::BFloat16>() + block.pair * width;
+  }
+  const Bfloat16Loops& loops = bfloat16_loops();
+  pack_left_rows<Tiles>([&](int64_t n) { return x + tokens[n] * hidden; }, block.rows, hidden, rows_ND);
+  Tiles::multiply_finish(rows_ND, gate_up, block.rows, Tiles::paired_columns(ffn), hidden,
+                         [&](const float* tile, int64_t m, int64_t rows, int64_t n, int64_t /*columns*/) {
+                           const int64_t f = n / 2;
+                           loops.swiglu(tile, rows, std::min(Tiles::kPanel / 2, ffn - f),
+                                        act + m * stride + f, stride,
+                                        saved == nullptr ? nullptr : saved + m * width + f, width, ffn);
+                         });
+  for (int64_t n = 0; n < block.rows; ++n) Tiles::fill_depth(act + n * stride, ffn);
+  const TokenSums<float> y = token_sums<float>(t, block.expert);
+  Tiles::multiply_finish(
+      act, down, block.rows, hidden, ffn,
+      [&](const float* tile, int64_t m, int64_t rows, int64_t n, int64_t columns) {
+        loops.add_rows(tile, rows, columns, {y.y_TD + n, y.stride, tokens + m, y.gates_TE, y.gate_stride});
+      });
+}
+
+// Columns [begin, end) of gate and up as the right side of a product.
+template <typename Scalar, typename Tiles>
+void pack_gate_up(const Scalar* gate_up_GD, int64_t hidden, int64_t ffn, int64_t begin, int64_t end,
+                  typename Tiles::Packed* packed) {
+  if constexpr (Tiles::kFinishes) {
+    Tiles::pack_right_paired(gate_up_GD, gate_up_GD + ffn * hidden, hidden, hidden, ffn, begin, end, packed);
+  } else {
+    Tiles::pack_right_transposed(gate_up_GD, hidden, hidden, 2 * ffn, begin, end, packed);
+  }
+}
+
+template <typename Tiles>
+int64_t gate_up_columns(int64_t ffn) {
+  if constexpr (Tiles::kFinishes) return Tiles::paired_columns(ffn);
+  return 2 * ffn;
+}
+
 template <typename Scalar, typename Tiles>
 void forward_rows(const ForwardTensors& t, const Assignment& pairs, const at::Tensor& gate_up_proj,
                   const at::Tensor& down_proj) {
   const int64_t tokens = t.x_TD.size(0), hidden = t.x_TD.size(1), ffn = down_proj.size(2);
   const ForwardBuffers<Tiles> buffers(thread_shares(tokens), hidden, ffn, t.x_TD.options());
   using Weights = BufferParts<typename Tiles::Packed>;
-  const Weights gate_up(kGroupExperts, Tiles::right_size(hidden, 2 * ffn), t.x_TD.options());
+  const int64_t columns = gate_up_columns<Tiles>(ffn);
+  const Weights gate_up(kGroupExperts, Tiles::right_size(hidden, columns), t.x_TD.options());
   const Weights down(kGroupExperts, Tiles::right_size(ffn, hidden), t.x_TD.options());
   const Scalar* gate_up_EGD = gate_up_proj.const_data_ptr<Scalar>();
   const Scalar* down_EDF = down_proj.const_data_ptr<Scalar>();
   for (const ExpertGroup& group : group_experts(pairs, t.gates_TE.size(1), kGroupExperts)) {
     if (group.rows == 0) continue;
-    pack_weights<Tiles>(pairs, group, 2 * ffn, gate_up,
-                        [&](int64_t e, int64_t begin, int64_t end, auto* out) {
-                          Tiles::pack_right_transposed(gate_up_EGD + e * 2 * ffn * hidden, hidden, hidden,
-                                                       2 * ffn, begin, end, out);
-                        });
+    pack_weights<Tiles>(
+        pairs, group, columns, gate_up, [&](int64_t e, int64_t begin, int64_t end, auto* out) {
+          pack_gate_up<Scalar, Tiles>(gate_up_EGD + e * 2 * ffn * hidden, hidden, ffn, begin, end, out);
+        });
     pack_weights<Tiles>(pairs, group, hidden, down, [&](int64_t e, int64_t begin, int64_t end, auto* out) {
       Tiles::pack_right_transposed(down_EDF + e * hidden * ffn, ffn, ffn, hidden, begin, end, out);
     });
     for_row_blocks<Tiles>(pairs, group, tokens, [&](const RowBlock& block) {
       const int64_t e = block.expert - group.first;
-      forward_block<Scalar, Tiles>(t, pairs, block, gate_up.of(e), down.of(e), ffn, buffers);
+      if constexpr (Tiles::kFinishes) {
+        forward_block_in_tiles(t, pairs, block, gate_up.of(e), down.of(e), ffn, buffers);
+      } else {
+        forward_block<Scalar, Tiles>(t, pairs, block, gate_up.of(e), down.of(e), ffn, buffers);
+      }
     });
   }
 }

@@ -20,11 +20,11 @@ namespace dtopp {
 constexpr int64_t kGroupRows = 4096;  // bounds the buffers of a group
 constexpr int64_t kGroupExperts = 8;  // bounds its packed weights
 
-// An expert that has any pairs has no more than so many on average: threads share columns.
+// Threads share columns where the experts that have pairs have at most this many on average.
 constexpr int64_t kFewRowsForward = 384;
 constexpr int64_t kFewRowsBackward = 192;
-// Forward they also do where an expert has more weights than this: those of a group, packed, would be read
-// from memory again.
+// Forward they also do where an expert has more weights than this: a group's packed weights would not stay in
+// cache from one block of rows to the next.
 constexpr int64_t kManyWeights = int64_t{1} << 22;
 constexpr int64_t kPackingRows = 8;  // packing a weight costs as much as multiplying it with this many rows
 
@@ -48,6 +48,9 @@ struct ExpertGroup {
 
 // Pairs of an expert that has any, on average.
 double mean_rows(const Assignment& pairs);
+
+// Pairs of the expert that has most.
+int64_t most_pairs(const Assignment& pairs);
 
 // As many experts as have kGroupRows pairs together, but at least one and at most `most`; experts without
 // pairs are in a group too.

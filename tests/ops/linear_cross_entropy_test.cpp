@@ -45,7 +45,8 @@ TEST(LinearCrossEntropy, matches_double_precision) {
 }
 
 TEST(LinearCrossEntropy, matches_over_several_chunks_of_tokens) {
-  expect_matches_reference(make_case(2500, 4, 20), 1e-5);     // more tokens than a chunk may hold
+  expect_matches_reference(make_case(2500, 4, 20), 1e-5);  // more tokens than a chunk may hold
+  expect_matches_reference(make_case(2500, 4, 20, at::kBFloat16), kBfloat16Bound);
   expect_matches_reference(make_case(60, 8, 400'000), 1e-5);  // 41 rows of logits fit
 }
 

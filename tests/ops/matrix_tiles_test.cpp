@@ -3,7 +3,7 @@
 #include "dtopp/ops/matrix_tiles_bf16.h"
 #include "dtopp/ops/torch.h"
 
-namespace dtopp {
+namespace dtopp::matrix_tiles_test {
 namespace {
 
 template <typename Number>
@@ -16,21 +16,6 @@ template <typename Number>
 at::Tensor room(int64_t numbers) {
   return at::full({numbers}, std::nan(""), options<Number>());
 }
-
-// What BrgemmKernel promises, number by number: only AMX machines run that one.
-struct PlainKernel {
-  static void multiply(int64_t M, int64_t N, int64_t K, int64_t lda, int64_t ldb, int64_t ldc, bool add,
-                       const c10::BFloat16* A, const c10::BFloat16* B, float* C) {
-    for (int64_t m = 0; m < M; ++m) {
-      for (int64_t n = 0; n < N; ++n) {
-        float sum = add ? C[m * ldc + n] : 0;
-        for (int64_t k = 0; k < K; ++k) sum += load(A[m * lda + k]) * load(B[(k / 2 * ldb + n) * 2 + k % 2]);
-        C[m * ldc + n] = sum;
-      }
-    }
-  }
-  static void release() {}
-};
 
 struct Shape {
   int64_t M, N, K;
@@ -103,12 +88,38 @@ void expect_products() {
 TEST(MatrixTiles, multiply_floats) { expect_products<VectorTiles<float>, float>(); }
 TEST(MatrixTiles, multiply_doubles) { expect_products<VectorTiles<double>, double>(); }
 TEST(MatrixTiles, multiply_bfloat16_in_float) { expect_products<VectorTiles<float>, c10::BFloat16>(); }
-TEST(MatrixTiles, multiply_bfloat16) { expect_products<Bfloat16Tiles<PlainKernel>, c10::BFloat16>(); }
 
-TEST(MatrixTiles, multiply_bfloat16_with_the_matrix_unit) {
-  if (!BrgemmKernel::available()) GTEST_SKIP() << "this machine has no matrix unit for bfloat16";
-  expect_products<Bfloat16Tiles<BrgemmKernel>, c10::BFloat16>();
-  BrgemmKernel::release();
+TEST(MatrixTiles, multiply_bfloat16_on_the_matrix_unit) {
+  if (!MatrixUnit::available()) GTEST_SKIP() << "this machine has no matrix unit for bfloat16";
+  expect_products<Bfloat16Tiles, c10::BFloat16>();
+  MatrixUnit::release();
+}
+
+// Tiles handed out one by one, from a left side that ends with its last row.
+TEST(MatrixTiles, finish_tiles_of_bfloat16) {
+  if (!MatrixUnit::available()) GTEST_SKIP() << "this machine has no matrix unit for bfloat16";
+  using Tiles = Bfloat16Tiles;
+  for (const auto& [M, N, K] : kShapes) {
+    const at::Tensor a = at::randn({M, K}).to(at::kBFloat16), b = at::randn({K, N}).to(at::kBFloat16);
+    const at::Tensor left = room<c10::BFloat16>(M * Tiles::left_stride(K));
+    const at::Tensor right = room<c10::BFloat16>(Tiles::right_size(K, N));
+    const at::Tensor spare = room<c10::BFloat16>(Tiles::kStrip * Tiles::left_stride(K));
+    pack_left<Tiles, Order::kRows, c10::BFloat16>(a, left.mutable_data_ptr<c10::BFloat16>());
+    pack_right<Tiles, c10::BFloat16>(b, false, right.mutable_data_ptr<c10::BFloat16>());
+    const at::Tensor c = at::full({M, N}, std::nan(""));
+    Tiles::multiply_finish(
+        left.const_data_ptr<c10::BFloat16>(), right.const_data_ptr<c10::BFloat16>(), M, N, K,
+        [&](const float* tile, int64_t m, int64_t rows, int64_t n, int64_t columns) {
+          for (int64_t i = 0; i < rows; ++i) {
+            std::copy_n(tile + i * Tiles::kPanel, columns,
+                        c.mutable_data_ptr<float>() + (m + i) * c.size(1) + n);
+          }
+        },
+        spare.mutable_data_ptr<c10::BFloat16>());
+    EXPECT_TRUE(at::allclose(c.to(at::kDouble), at::mm(a.to(at::kDouble), b.to(at::kDouble)), 1e-5, 1e-4))
+        << M << " x " << N << " x " << K;
+  }
+  MatrixUnit::release();
 }
 
 TEST(MatrixTiles, a_part_of_the_panels_can_be_packed_by_itself) {
@@ -124,4 +135,4 @@ TEST(MatrixTiles, a_part_of_the_panels_can_be_packed_by_itself) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::matrix_tiles_test

@@ -72,10 +72,18 @@ TEST(MoeFfn, matches_double_precision_for_any_number_of_tokens_per_expert) {
 
 TEST(MoeFfn, matches_where_an_expert_has_more_rows_than_a_block_or_group) {
   expect_matches_reference(make_case(5000, 16, 8, 3, 0.9), kFloatBound);
+  expect_matches_reference(make_case(5000, 16, 8, 3, 0.9, at::kBFloat16), kBfloat16Bound);
 }
 
 TEST(MoeFfn, matches_for_widths_no_vector_divides) {
   expect_matches_reference(make_case(31, 13, 7, 3, 0.6), kFloatBound);
+  expect_matches_reference(make_case(31, 13, 7, 3, 0.6, at::kBFloat16), kBfloat16Bound);
+  expect_matches_reference(make_case(850, 13, 7, 2, 0.6, at::kBFloat16), kBfloat16Bound);
+}
+
+TEST(MoeFfn, matches_for_widths_of_whole_tiles) {
+  expect_matches_reference(make_case(900, 128, 64, 3, 0.6), kFloatBound);
+  expect_matches_reference(make_case(900, 128, 64, 3, 0.6, at::kBFloat16), kBfloat16Bound);
 }
 
 TEST(MoeFfn, no_tokens_give_no_rows_and_zero_weight_gradients) {
