@@ -132,15 +132,15 @@ void sum_outer_products(const Left& left, const Right& right, int64_t K, int64_t
       });
       for (int64_t n = 0; n < N; n += Tiles::kPanel) {
         const int64_t columns = std::min(Tiles::kPanel, N - n);
-        float* sum = buffers.sum + (m - begin) * N + n;
+        const auto sum = [&](int64_t i) { return buffers.sum + (m - begin + i) * N + n; };
         const auto row = [&](int64_t i) { return tile.data() + i * Tiles::kPanel; };
-        for (int64_t i = 0; i < rows && part > 0; ++i) std::copy_n(sum + i * N, columns, row(i));
+        for (int64_t i = 0; i < rows && part > 0; ++i) std::copy_n(sum(i), columns, row(i));
         buffers.for_calls(part_depth, [&](int64_t block, int64_t k, int64_t depth) {
           Tiles::multiply_tile(buffers.left + block * buffers.left_block(),
                                buffers.right + block * buffers.right_block(N) + n * Tiles::depth(depth), rows,
                                depth, part + k > 0, tile);
         });
-        for (int64_t i = 0; i < rows && !last; ++i) std::copy_n(row(i), columns, sum + i * N);
+        for (int64_t i = 0; i < rows && !last; ++i) std::copy_n(row(i), columns, sum(i));
         for (int64_t i = 0; i < rows && last; ++i) {
           bfloat16_loops().convert(row(i), out_MN + (m + i) * N + n, columns);
         }
