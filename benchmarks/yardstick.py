@@ -20,7 +20,8 @@ def use_the_programs_allocator():
     if jemalloc is None or "LD_PRELOAD" in os.environ:
         return
     os.environ |= {"LD_PRELOAD": jemalloc,
-                   "MALLOC_CONF": "oversize_threshold:0,dirty_decay_ms:-1,muzzy_decay_ms:-1,narenas:1"}
+                   "MALLOC_CONF": "oversize_threshold:0,lg_extent_max_active_fit:30,dirty_decay_ms:-1,"
+                                  "muzzy_decay_ms:-1,narenas:1"}
     os.execv(sys.executable, [sys.executable, *sys.argv])
 
 

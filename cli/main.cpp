@@ -9,9 +9,12 @@
 #include "dtopp/base/errors.h"
 
 // jemalloc, where it is linked, keeps what is freed: a training step asks for what the last one gave back,
-// and the kernel would clear it page by page each time.
+// and the kernel would clear it page by page each time. By default it leaves a free block alone that is more
+// than 64 times what is asked for and takes new memory, so that with sizes that vary (pairs of tokens and
+// experts) a run would grow for hundreds of steps; here any block is split.
 extern "C" const char* malloc_conf;
-const char* malloc_conf = "oversize_threshold:0,dirty_decay_ms:-1,muzzy_decay_ms:-1,narenas:1";
+const char* malloc_conf =
+    "oversize_threshold:0,lg_extent_max_active_fit:30,dirty_decay_ms:-1,muzzy_decay_ms:-1,narenas:1";
 
 namespace {
 
