@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/verbs.h"
+#include "dtopp/base/json.h"
 #include "dtopp/base/progress.h"
 
 namespace dtopp::cli {
@@ -49,7 +50,7 @@ void print_json(const Plan& plan, const PlanOptions& options) {
     json["device_memory_bytes"] = memory;
     json["fits"] = plan.memory_bytes() <= memory;
   }
-  std::printf("%s\n", json.dump().c_str());
+  std::printf("%s\n", dump_json(json).c_str());
 }
 
 void print_table(const Plan& plan, const RunConfig& config, const PlanOptions& options) {

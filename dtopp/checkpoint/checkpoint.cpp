@@ -8,6 +8,7 @@
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
+#include "dtopp/base/json.h"
 #include "dtopp/base/manifest.h"
 #include "dtopp/base/path_kind.h"
 #include "dtopp/checkpoint/checkpoint_layout.h"
@@ -28,7 +29,7 @@ std::vector<SafetensorsFile> open_model(const fs::path& path, const ManifestFile
     return files;
   }
   const auto index_path = path / kModelIndexFile;
-  const auto index = json::parse(read_file(index_path, kMaxTextBytes), nullptr, /*allow_exceptions=*/false);
+  const auto index = parse_json(read_file(index_path, kMaxTextBytes));
   const auto weight_map = index.is_object() ? index.value("weight_map", json()) : json();
   if (!weight_map.is_object()) throw DataError(index_path.string() + ": holds no weight_map");
   std::map<std::string, size_t> opened;
@@ -50,15 +51,15 @@ std::span<const std::byte> find_tensor(const fs::path& path, const std::vector<S
     if (!tensor) continue;
     if (tensor->dtype == "F32" && tensor->shape == shape) return tensor->bytes;
     throw CheckpointError(path.string() + ": tensor \"" + name + "\" is " + tensor->dtype + " " +
-                          json(tensor->shape).dump() + ", expected F32 " + json(shape).dump() +
+                          dump_json(tensor->shape) + ", expected F32 " + dump_json(shape) +
                           "; use the configuration the checkpoint was written with");
   }
   throw CheckpointError(path.string() + ": no tensor \"" + name +
                         "\"; use the configuration the checkpoint was written with");
 }
 
-// A path with nothing of a checkpoint is a mistyped one: the user's mistake. With only some of its files it is a
-// damaged checkpoint, which the caller finds out.
+// A path with nothing of a checkpoint is a mistyped one: the user's mistake. With only some of its files it
+// is a damaged checkpoint, which the caller finds out.
 void check_is_checkpoint(const fs::path& path) {
   if (path_kind(path) != PathKind::kDirectory)
     throw UsageError(path.string() + ": no checkpoint there; name a checkpoint or a run directory");

@@ -8,6 +8,7 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/hash.h"
+#include "dtopp/base/json.h"
 #include "dtopp/base/manifest.h"
 #include "dtopp/checkpoint/checkpoint.h"
 #include "dtopp/checkpoint/checkpoint_layout.h"
@@ -77,7 +78,7 @@ void write_model(DirectoryWriter& writer, const std::vector<TensorSource>& param
     }
   }
   const json index = {{"metadata", {{"total_size", total}}}, {"weight_map", weight_map}};
-  writer.text(kModelIndexFile, index.dump(2) + "\n");
+  writer.text(kModelIndexFile, dump_json(index, 2) + "\n");
 }
 
 // Whether the directory looks like a complete checkpoint, without reading the bytes of its tensors.

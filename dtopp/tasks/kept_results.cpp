@@ -7,12 +7,14 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/hash.h"
+#include "dtopp/base/json.h"
 #include "dtopp/base/path_kind.h"
 
 namespace dtopp {
 namespace {
 
 namespace fs = std::filesystem;
+using nlohmann::json;
 using nlohmann::ordered_json;
 
 constexpr char kFormat[] = "dtopp task result 1";
@@ -22,13 +24,13 @@ std::string record_name(const Task& task) { return std::string(task.name) + ".js
 std::string dump_name(const Task& task) { return std::string(task.name) + ".jsonl"; }
 
 // An integer from 0 to `most`; nullopt for anything else.
-std::optional<int64_t> read_count(const ordered_json& value, int64_t most) {
+std::optional<int64_t> read_count(const json& value, int64_t most) {
   // A number too large for int64 is kept as an unsigned one, and compares as larger than `most` too.
   if (!value.is_number_integer() || value < 0 || value > most) return std::nullopt;
   return value.get<int64_t>();
 }
 
-std::optional<Tally> read_tally(const ordered_json& sums, const DataSet& data, size_t items) {
+std::optional<Tally> read_tally(const json& sums, const DataSet& data, size_t items) {
   if (!sums.is_array() || sums.size() != 4 || !sums[2].is_number()) return std::nullopt;
   const auto most = static_cast<int64_t>(items);
   const auto correct = read_count(sums[0], most), counted = read_count(sums[1], most);
@@ -42,6 +44,16 @@ ordered_json to_json(const std::vector<Tally>& tallies) {
   ordered_json sums = ordered_json::array();
   for (const Tally& tally : tallies) sums.push_back({tally.correct, tally.items, tally.nll, tally.tokens});
   return sums;
+}
+
+// What a record says of how its sums came about; null where it says nothing.
+json about(const Manifest& record) {
+  json object = parse_json(record.about);
+  return object.is_object() ? object : json();
+}
+
+json member(const json& object, const char* key) {
+  return object.is_object() ? object.value(key, json()) : json();
 }
 
 bool verifies(const fs::path& folder, const ManifestFiles& files, const std::string& name) {
@@ -85,9 +97,7 @@ ordered_json KeptResults::key_of(const TaskRequests& requests) const {
 // nullopt for what is no record of dtopp's.
 std::optional<Manifest> KeptResults::read_record(const Task& task) const {
   try {
-    Manifest record = read_manifest(folder_, kFormat, record_name(task));
-    if (!record.about.is_object()) return std::nullopt;
-    return record;
+    return read_manifest(folder_, kFormat, record_name(task));
   } catch (const DataError&) {
     return std::nullopt;
   }
@@ -96,9 +106,11 @@ std::optional<Manifest> KeptResults::read_record(const Task& task) const {
 std::optional<std::vector<Tally>> KeptResults::find(const TaskRequests& requests) const {
   if (!keeps()) return std::nullopt;
   const auto record = read_record(requests.task);
-  if (!record || record->about.value("key", ordered_json()) != key_of(requests)) return std::nullopt;
+  if (!record) return std::nullopt;
+  const json facts = about(*record);
+  if (member(facts, "key") != parse_json(dump_json(key_of(requests)))) return std::nullopt;
   if (!verifies(folder_, record->files, dump_name(requests.task))) return std::nullopt;
-  const ordered_json sums = record->about.value("tallies", ordered_json());
+  const json sums = member(facts, "tallies");
   if (!sums.is_array() || sums.size() != requests.data_sets.size()) return std::nullopt;
   std::vector<Tally> tallies;
   for (size_t i = 0; i < sums.size(); ++i) {
@@ -120,8 +132,7 @@ bool KeptResults::may_write(const Task& task) const {
 // Each record says whether the folder was there before dtopp.
 bool KeptResults::made_folder() const {
   for (const Task& task : all_tasks()) {
-    if (const auto record = read_record(task))
-      return record->about.value(kMadeFolder, ordered_json()) == ordered_json(true);
+    if (const auto record = read_record(task)) return member(about(*record), kMadeFolder) == json(true);
   }
   return false;
 }
@@ -130,8 +141,9 @@ bool KeptResults::keep(const TaskRequests& requests, const std::vector<Tally>& t
   if (!keeps()) return true;
   const std::string name = dump_name(requests.task);
   const bool is_new = path_kind(folder_) == PathKind::kNothing;
-  Manifest record{kFormat, {{"key", key_of(requests)}, {"tallies", to_json(tallies)}}, {}};
-  record.about[kMadeFolder] = is_new || made_folder();
+  const ordered_json facts = {
+      {"key", key_of(requests)}, {"tallies", to_json(tallies)}, {kMadeFolder, is_new || made_folder()}};
+  Manifest record{kFormat, dump_json(facts), {}};
   record.files[name] = {dump.size(), hash_bytes(std::as_bytes(std::span(dump)))};
   if (is_new) {
     // The folder is never there without a record that it is dtopp's.
