@@ -13,33 +13,33 @@ constexpr size_t kAppendBufferBytes = size_t{1} << 20;
 
 }  // namespace
 
-AppendFile::AppendFile(std::filesystem::path path, uint64_t size) : path_(std::move(path)), size_(size) {
+AppendFile::AppendFile(std::filesystem::path path, uint64_t size, const std::string& hash)
+    : path_(std::move(path)), size_(size) {
   Descriptor descriptor(path_, O_RDWR | O_CREAT | O_NOFOLLOW, "create");
   const auto there = static_cast<uint64_t>(descriptor.status().st_size);
   if (there < size)
     throw DataError(path_.string() + ": has " + std::to_string(there) + " bytes where " +
-                    std::to_string(size) + " were written: it is damaged; delete it and start again");
+                    std::to_string(size) + " were written: damaged; start again in a new folder");
+  read_hash(descriptor, size);
+  if (size > 0 && !hash.empty() && this->hash() != hash)
+    throw DataError(path_.string() +
+                    ": changed or damaged since it was written; start again in a new folder");
+  if (retry([&] { return ::ftruncate(descriptor.get(), static_cast<off_t>(size)); }) != 0)
+    throw file_error("truncate", path_, errno);
+  sync_directory(path_.has_parent_path() ? path_.parent_path() : ".");
   descriptor_ = descriptor.release();
-  try {
-    if (retry([&] { return ::ftruncate(descriptor_, static_cast<off_t>(size)); }) != 0)
-      throw file_error("truncate", path_, errno);
-    read_hash();  // leaves the position at the end
-    sync_directory(path_.has_parent_path() ? path_.parent_path() : ".");
-  } catch (...) {
-    ::close(descriptor_);
-    throw;
-  }
 }
 
 AppendFile::~AppendFile() { ::close(descriptor_); }
 
-void AppendFile::read_hash() {
-  std::vector<std::byte> chunk(kAppendBufferBytes);
-  for (;;) {
-    const auto count = retry([&] { return ::read(descriptor_, chunk.data(), chunk.size()); });
-    if (count < 0) throw file_error("read", path_, errno);
-    if (count == 0) return;
-    hasher_.update(std::span(chunk).first(static_cast<size_t>(count)));
+// Leaves the position behind the bytes.
+void AppendFile::read_hash(const Descriptor& descriptor, uint64_t size) {
+  std::vector<std::byte> chunk(std::min<uint64_t>(size, kAppendBufferBytes));
+  while (size > 0) {
+    const size_t count = descriptor.read(chunk.data(), std::min<uint64_t>(size, chunk.size()));
+    if (count == 0) throw DataError(path_.string() + ": became shorter while it was read; start again");
+    hasher_.update(std::span(chunk).first(count));
+    size -= count;
   }
 }
 

@@ -6,17 +6,21 @@
 #include <cstdint>
 #include <filesystem>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "dtopp/base/hash.h"
 
 namespace dtopp {
 
+class Descriptor;
+
 class AppendFile {
  public:
-  // Opens `path`, or creates it, cuts it to its first `size` bytes and goes on from there. DataError when it
-  // is shorter, is a link, or the system refuses.
-  AppendFile(std::filesystem::path path, uint64_t size);
+  // Opens `path`, or creates it, cuts it to its first `size` bytes and goes on from there. DataError, with
+  // the file left as it is, when it is shorter, those bytes have another checksum than `hash` (where that is
+  // given), it is a link or the system refuses.
+  AppendFile(std::filesystem::path path, uint64_t size, const std::string& hash = "");
   ~AppendFile();  // closes without a report; sync() before to learn of errors
   AppendFile(const AppendFile&) = delete;
   AppendFile& operator=(const AppendFile&) = delete;
@@ -30,12 +34,12 @@ class AppendFile {
   const std::filesystem::path& path() const { return path_; }
 
  private:
-  void read_hash();
+  void read_hash(const Descriptor& descriptor, uint64_t size);
   void flush();
 
   std::filesystem::path path_;
   int descriptor_ = -1;
-  uint64_t size_;
+  uint64_t size_ = 0;
   Hasher hasher_;
   std::vector<std::byte> buffer_;
 };

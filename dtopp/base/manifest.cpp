@@ -1,5 +1,6 @@
 #include "dtopp/base/manifest.h"
 
+#include <fstream>
 #include <span>
 #include <string_view>
 
@@ -64,14 +65,25 @@ Manifest read_manifest(const fs::path& directory, const std::string& format, con
   const auto path = directory / name;
   const std::string text = read_file(path, kMaxManifestBytes);
   const size_t closing = closing_of("").size();
-  if (text.size() < closing) fail(path, "truncated");
+  if (text.size() < closing) fail(path, "truncated, or not written by dtopp");
   const auto body = std::string_view(text).substr(0, text.size() - closing);
   if (text.substr(body.size()) != closing_of(body))
-    fail(path, "damaged: its own checksum does not match");
+    fail(path, "its own checksum does not match: damaged, or not written by dtopp");
   const JsonFields object(text, path.string());
   if (object.text("format") != format) fail(path, "not of the format \"" + format + "\"");
   return {format, object.has("about") ? object.object("about").dump() : "",
           parse_files(object.object("files"), path)};
+}
+
+bool begins_as_manifest(const fs::path& path, const std::string& format) {
+  std::error_code unreadable;
+  if (!fs::is_regular_file(path, unreadable)) return false;  // a pipe would keep us waiting
+  const std::string opening = opening_of(format);
+  std::string begin(opening.size(), '\0');
+  std::ifstream file(path, std::ios::binary);
+  file.read(begin.data(), static_cast<std::streamsize>(begin.size()));
+  begin.resize(static_cast<size_t>(file.gcount()));
+  return file.is_open() && !file.bad() && opening.starts_with(begin);
 }
 
 void verify_sizes(const fs::path& directory, const ManifestFiles& files) {

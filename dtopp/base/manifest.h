@@ -34,6 +34,10 @@ std::string format_manifest(const Manifest& manifest);
 Manifest read_manifest(const std::filesystem::path& directory, const std::string& format,
                        const std::string& name = kManifestName);
 
+// Whether the file begins as a manifest of this format does, be it damaged further on or cut. What does not
+// is not dtopp's. False also where there is no file or it cannot be read.
+bool begins_as_manifest(const std::filesystem::path& path, const std::string& format);
+
 // DataError naming the first file that is missing or has another size than the manifest says.
 void verify_sizes(const std::filesystem::path& directory, const ManifestFiles& files);
 

@@ -13,8 +13,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kFormat = "dtopp preparation 1";
-
 std::string describe(const TextSource& source) {
   return source.name + " (" + std::to_string(source.size) + " bytes, xxh3-128 " +
          source.xxh3_128.substr(0, 8) + ")";
@@ -29,13 +27,14 @@ void write_prepare_record(const fs::path& folder, const PrepareRecord& progress)
                        {"line", progress.position.text.line},
                        {"input_bytes", progress.position.input_bytes}};
   write_file_atomically(folder / kProgressName,
-                        format_manifest({kFormat, dump_json(about), progress.written.files}));
+                        format_manifest({kProgressFormat, dump_json(about), progress.written.files}));
 }
 
 std::optional<PrepareRecord> read_prepare_record(const fs::path& folder) {
   const fs::path path = folder / kProgressName;
-  if (!fs::exists(path)) return std::nullopt;
-  const Manifest manifest = with_remedy([&] { return read_manifest(folder, kFormat, kProgressName); });
+  if (!begins_as_manifest(path, kProgressFormat)) return std::nullopt;
+  const Manifest manifest =
+      with_remedy([&] { return read_manifest(folder, kProgressFormat, kProgressName); });
   TokenFacts facts = read_facts(manifest, path);
   const JsonFields position = JsonFields(manifest.about, path.string()).object("position");
   const CorpusPosition place{position.count("source"),

@@ -12,7 +12,7 @@
 namespace dtopp {
 
 struct PrepareRecord {
-  TextJob job;  // the sources' counts: so far
+  TextJob job;  // documents and tokens of each source count what is done
   CorpusPosition position;
   WrittenTokens written;
 
@@ -21,10 +21,11 @@ struct PrepareRecord {
 
 // Replaces the folder's record; durable on return.
 void write_prepare_record(const std::filesystem::path& folder, const PrepareRecord& progress);
-// The folder's record, where there is one. DataError when it is damaged.
+// The folder's record, where there is one that dtopp wrote. DataError when it is damaged.
 std::optional<PrepareRecord> read_prepare_record(const std::filesystem::path& folder);
 
-// What a job to do differs in from the one a folder holds, as a clause; empty when in nothing.
+// How the job `now` differs from the one that a folder was made by, to follow the folder's name in a message;
+// empty where it does not.
 std::string job_difference(const TextJob& there, const TextJob& now);
 
 }  // namespace dtopp

@@ -1,5 +1,6 @@
 #include "dtopp/data/prepare_text.h"
 
+#include <span>
 #include <utility>
 
 #include <nlohmann/json.hpp>
@@ -11,7 +12,7 @@
 #include "dtopp/base/manifest.h"
 #include "dtopp/base/temporary.h"
 #include "dtopp/data/ordered_workers.h"
-#include "dtopp/data/prepare_record.h"
+#include "dtopp/data/prepare_folder.h"
 #include "dtopp/data/text_batches.h"
 #include "dtopp/data/token_file.h"
 
@@ -21,35 +22,14 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-constexpr const char* kTokenizerName = "tokenizer.json";
-
 TextJob describe_job(const PrepareTextOptions& options, const TextEncoder& encoder) {
   for (const fs::path& path : options.inputs) {
-    const MappedFile readable(path);  // all are looked at before one is read through
+    const MappedFile readable(path);  // reports a missing file before the others are hashed, which takes long
   }
   TextJob job{encoder.tokenizer_hash, encoder.vocab_size, encoder.end_of_text, {}};
   for (const fs::path& path : options.inputs)
     job.sources.push_back({path.filename().string(), fs::file_size(path), hash_file(path), 0, 0});
   return job;
-}
-
-void require_same_job(const fs::path& folder, const TextJob& there, const TextJob& now) {
-  const std::string difference = job_difference(there, now);
-  if (!difference.empty())
-    throw UsageError(folder.string() + ": " + difference + "; choose another output folder or delete it");
-}
-
-// Nothing that is not ours is ever mixed with tokens or removed.
-void require_ours(const fs::path& folder) {
-  if (!fs::is_directory(folder) || fs::exists(folder / kProgressName) || fs::exists(folder / kManifestName))
-    return;
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    const std::string name = entry.path().filename().string();
-    // A first record that was never finished is ours too.
-    if (name == ".lock" || is_temporary_name_of(kProgressName, name)) continue;
-    throw UsageError(folder.string() + ": holds other files (" + name +
-                     "); choose an empty or new output folder");
-  }
 }
 
 class Preparation {
@@ -147,32 +127,8 @@ class Preparation {
   Clock::time_point next_record_;
 };
 
-// The record goes last: as long as it is there, the next run knows that something is left to remove.
-void remove_progress(const fs::path& folder) {
-  TokenFileWriter::remove_leftovers(folder);
-  fs::remove(folder / kProgressName);
-  sync_directory(folder);
-}
-
-// Begins the folder, or reads how far it is.
-PrepareRecord begin(const fs::path& folder, TextJob job) {
-  require_ours(folder);
-  remove_leftovers(folder);
-  if (auto progress = read_prepare_record(folder)) {
-    require_same_job(folder, progress->job, job);
-    return *std::move(progress);
-  }
-  PrepareRecord progress{std::move(job), {}, {}};
-  write_prepare_record(folder, progress);  // before anything else, so that the folder is known as ours
-  return progress;
-}
-
-std::optional<PrepareTextResult> find_complete(const fs::path& folder, const TextJob& job) {
-  std::error_code unused;
-  if (!fs::exists(folder / kManifestName, unused)) return std::nullopt;
-  const TokenFacts facts = read_facts(read_token_manifest(folder, /*verify=*/true), folder / kManifestName);
-  require_same_job(folder, facts.job, job);
-  return PrepareTextResult{true, 0, facts.documents, facts.tokens};
+PrepareTextResult already_complete(const TokenFacts& facts) {
+  return {true, 0, facts.documents, facts.tokens};
 }
 
 }  // namespace
@@ -187,22 +143,17 @@ PrepareTextResult prepare_text(const PrepareTextOptions& options, const TextEnco
   if (options.inputs.empty()) throw UsageError("no text files to prepare");
   if (options.num_workers < 1) throw UsageError("at least one worker is needed");
   TextJob job = describe_job(options, encoder);
-  std::error_code unused;
-  const bool leftovers = fs::exists(options.output / kProgressName, unused);
   // Without a lock, so that a finished folder on a read-only medium is found too.
-  if (!leftovers) {
-    if (const auto complete = find_complete(options.output, job)) return *complete;
-  }
-  require_ours(options.output);
+  auto complete = find_complete(options.output, job);
+  if (complete && !has_prepare_record(options.output)) return already_complete(*complete);
   make_directories(options.output);
   const DirectoryLock lock(options.output);
-  auto result = find_complete(options.output, job);
-  if (!result) {
-    PrepareRecord start = begin(options.output, std::move(job));
-    result = Preparation(options, encoder, observer, std::move(start)).run();
-  }
-  remove_progress(options.output);
-  return *result;
+  if (!complete) complete = find_complete(options.output, job);
+  const PrepareTextResult result =
+      complete ? already_complete(*complete)
+               : Preparation(options, encoder, observer, begin_folder(options.output, std::move(job))).run();
+  clear_up(options.output);
+  return result;
 }
 
 }  // namespace dtopp

@@ -38,9 +38,9 @@ struct PrepareTextOptions {
 };
 
 struct PrepareTextProgress {
-  uint64_t input_bytes = 0;  // of the files as they lie on disk
+  uint64_t input_bytes = 0;  // read, before decompression
   uint64_t input_bytes_total = 0;
-  uint64_t text_bytes = 0;  // of documents, since this process began
+  uint64_t text_bytes = 0;  // of the documents that this process has encoded
   uint64_t documents = 0;
   uint64_t tokens = 0;
 };

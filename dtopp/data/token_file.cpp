@@ -18,12 +18,6 @@ struct TokenParts {
   uint64_t documents = 0;
 };
 
-// What cannot be looked at counts as absent; opening it then says why.
-bool is_there(const fs::path& path) {
-  std::error_code unused;
-  return fs::exists(fs::symlink_status(path, unused));
-}
-
 fs::path with_ending(const fs::path& prefix, const char* ending) { return prefix.string() + ending; }
 
 void add_pair(TokenParts& parts, const fs::path& prefix) {
@@ -57,7 +51,14 @@ std::vector<fs::path> list_token_files(const fs::path& folder) {
 
 // The folder's manifest and files agree, and no file is there that it does not know.
 TokenFacts read_facts(const fs::path& folder, const std::vector<fs::path>& files, bool verify) {
-  const Manifest manifest = read_token_manifest(folder, verify);
+  const Manifest manifest = with_remedy([&] {
+    Manifest read = read_manifest(folder, kTokenDataFormat);
+    if (verify)
+      verify_content(folder, read.files);
+    else
+      verify_sizes(folder, read.files);
+    return read;
+  });
   for (const fs::path& path : files) {
     if (!manifest.files.contains(path.filename().string()))
       throw DataError(path.string() + ": not in this folder's manifest.json; move it elsewhere");
@@ -85,7 +86,7 @@ struct TokenStream::Impl {
 };
 
 void TokenStream::Impl::open_folder(bool verify, int64_t vocab_size) {
-  if (!is_there(path / kManifestName) && is_there(path / kProgressName))
+  if (!is_there(path / kManifestName) && begins_as_manifest(path / kProgressName, kProgressFormat))
     throw DataError(path.string() + ": its preparation was not finished; run the same `dtopp prepare` again");
   const auto files = list_token_files(path);
   std::optional<TokenFacts> facts;

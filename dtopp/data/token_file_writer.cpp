@@ -14,18 +14,17 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kTokensName = "tokens.bin";
-constexpr const char* kIndexName = "tokens.idx";
 constexpr const char* kLengthsName = "progress.lengths";
 
 TokenType type_for(int64_t vocab_size) {
   return vocab_size <= (int64_t{1} << 16) ? TokenType::kUint16 : TokenType::kInt32;
 }
 
-void check_unchanged(const AppendFile& file, const ManifestFiles& files) {
-  const auto recorded = files.find(file.path().filename().string());
-  if (file.size() > 0 && (recorded == files.end() || file.hash() != recorded->second.xxh3_128))
-    throw DataError(file.path().string() + ": changed or damaged since the preparation was interrupted; " +
-                    "delete the folder and prepare it again");
+// The checksum that an earlier writer recorded for the file; where it recorded none, a text that no checksum
+// equals.
+std::string recorded_hash(const ManifestFiles& files, const char* name) {
+  const auto found = files.find(name);
+  return found == files.end() ? "not recorded" : found->second.xxh3_128;
 }
 
 }  // namespace
@@ -35,11 +34,9 @@ TokenFileWriter::TokenFileWriter(fs::path folder, int64_t vocab_size, const Writ
       vocab_size_(vocab_size),
       type_(type_for(vocab_size)),
       written_(start),
-      tokens_(folder_ / kTokensName, start.tokens * size_of(type_)),
-      lengths_(folder_ / kLengthsName, start.documents * sizeof(int32_t)) {
-  check_unchanged(tokens_, start.files);
-  check_unchanged(lengths_, start.files);
-}
+      tokens_(folder_ / kTokensName, start.tokens * size_of(type_), recorded_hash(start.files, kTokensName)),
+      lengths_(folder_ / kLengthsName, start.documents * sizeof(int32_t),
+               recorded_hash(start.files, kLengthsName)) {}
 
 void TokenFileWriter::check_ids(std::span<const int32_t> ids) {
   if (ids.size() > static_cast<size_t>(std::numeric_limits<int32_t>::max()))
@@ -85,7 +82,8 @@ ManifestFiles TokenFileWriter::finish() {
 }
 
 void TokenFileWriter::remove_leftovers(const fs::path& folder) {
-  fs::remove(folder / kLengthsName);
+  std::error_code gone;
+  fs::remove(folder / kLengthsName, gone);
   sync_directory(folder);
 }
 

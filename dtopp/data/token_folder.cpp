@@ -1,14 +1,19 @@
 #include "dtopp/data/token_folder.h"
 
+#include <system_error>
+
 #include <nlohmann/json.hpp>
 
 #include "dtopp/base/json_fields.h"
-#include "dtopp/data/token_file.h"
 
 namespace dtopp {
 
-namespace fs = std::filesystem;
 using nlohmann::ordered_json;
+
+bool is_there(const std::filesystem::path& path) {
+  std::error_code unused;
+  return std::filesystem::exists(std::filesystem::symlink_status(path, unused));
+}
 
 ordered_json to_json(const TokenFacts& facts) {
   ordered_json sources = ordered_json::array();
@@ -29,7 +34,7 @@ ordered_json to_json(const TokenFacts& facts) {
   return about;
 }
 
-TokenFacts read_facts(const Manifest& manifest, const fs::path& path) {
+TokenFacts read_facts(const Manifest& manifest, const std::filesystem::path& path) {
   const JsonFields about(manifest.about, path.string());
   TokenFacts facts;
   facts.job = {about.text("tokenizer_hash"),
@@ -43,17 +48,6 @@ TokenFacts read_facts(const Manifest& manifest, const fs::path& path) {
   facts.tokens = about.count("tokens");
   if (facts.tokens > 0) facts.max_token = static_cast<int64_t>(about.count("max_token"));
   return facts;
-}
-
-Manifest read_token_manifest(const fs::path& folder, bool verify) {
-  return with_remedy([&] {
-    Manifest manifest = read_manifest(folder, kTokenDataFormat);
-    if (verify)
-      verify_content(folder, manifest.files);
-    else
-      verify_sizes(folder, manifest.files);
-    return manifest;
-  });
 }
 
 }  // namespace dtopp

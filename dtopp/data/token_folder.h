@@ -15,6 +15,7 @@ namespace dtopp {
 
 // The record of an unfinished preparation. A folder without a manifest is not complete.
 inline constexpr char kProgressName[] = "progress.json";
+inline constexpr char kProgressFormat[] = "dtopp preparation 1";
 
 // A text file that went in.
 struct TextSource {
@@ -24,7 +25,7 @@ struct TextSource {
   uint64_t documents = 0;
   uint64_t tokens = 0;
 
-  // The same content, whatever came of it so far.
+  // Whether both hold the same text; how many documents and tokens it has given so far does not matter.
   bool same_content(const TextSource& other) const {
     return size == other.size && xxh3_128 == other.xxh3_128;
   }
@@ -42,24 +43,25 @@ struct TokenFacts {
   TextJob job;
   uint64_t documents = 0;
   uint64_t tokens = 0;
-  int64_t max_token = -1;  // of none
+  int64_t max_token = -1;  // -1: there are no tokens
 };
 
 nlohmann::ordered_json to_json(const TokenFacts& facts);
-// From the `about` of a manifest; DataError naming `path` and the member that is missing or of a wrong type.
+// From the `about` of the manifest at `path`; DataError naming `path` and the member that is missing or of a
+// wrong type.
 TokenFacts read_facts(const Manifest& manifest, const std::filesystem::path& path);
 
-// The manifest of a complete folder, whose files have the sizes it says and, with `verify`, the checksums.
-// DataError naming the file that is missing or damaged.
-Manifest read_token_manifest(const std::filesystem::path& folder, bool verify);
+// Whether something has that name, be it a link to nothing. False for what cannot be looked at; opening it
+// then says why.
+bool is_there(const std::filesystem::path& path);
 
-// What `read` gives; its DataErrors also say what to do about the folder.
+// Calls `read` and adds to its DataErrors what to do about them.
 template <class Read>
 auto with_remedy(Read read) {
   try {
     return read();
   } catch (const DataError& error) {
-    throw DataError(std::string(error.what()) + "; delete the folder and prepare it again");
+    throw DataError(std::string(error.what()) + "; restore it, or prepare the text again into a new folder");
   }
 }
 

@@ -56,5 +56,15 @@ TEST(AppendFile, names_a_file_that_is_shorter_than_recorded) {
   EXPECT_EQ(read_file(scratch / "a"), "12");
 }
 
+TEST(AppendFile, leaves_a_file_that_begins_otherwise_as_it_is) {
+  const ScratchDirectory scratch;
+  std::ofstream(scratch / "a") << "other text";
+  EXPECT_THROW(AppendFile(scratch / "a", 3, hash_bytes(bytes_of("one"))), DataError);
+  EXPECT_EQ(read_file(scratch / "a"), "other text");
+  std::ofstream(scratch / "a") << "one text";
+  EXPECT_EQ(AppendFile(scratch / "a", 3, hash_bytes(bytes_of("one"))).size(), 3U);
+  EXPECT_EQ(read_file(scratch / "a"), "one");
+}
+
 }  // namespace
 }  // namespace dtopp::append_file_test

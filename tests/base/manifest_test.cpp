@@ -52,6 +52,22 @@ TEST(Manifest, keeps_facts_about_the_content) {
               HasSubstr("not of the format \"dtopp other 1\""));
 }
 
+TEST(Manifest, is_known_by_its_first_bytes) {
+  ScratchDirectory scratch;
+  const auto begins = [&](const std::string& text) {
+    std::ofstream(scratch / "manifest.json", std::ios::binary) << text;
+    return begins_as_manifest(scratch / "manifest.json", kFormat);
+  };
+  const std::string text = text_of({{"a", {3, kHash}}});
+  for (const size_t size : {size_t{0}, size_t{5}, size_t{25}, text.size()})
+    EXPECT_TRUE(begins(text.substr(0, size)));
+  for (const char* other :
+       {"{}", " ", R"({"format": "dtopp test 1"})", "{\n  \"format\": \"dtopp test 11\",\n"})
+    EXPECT_FALSE(begins(other)) << other;
+  EXPECT_FALSE(begins_as_manifest(scratch / "none", kFormat));
+  EXPECT_FALSE(begins_as_manifest(scratch.path(), kFormat));
+}
+
 // The page on files promises that the last line is the checksum of the text above it.
 TEST(Manifest, ends_with_the_checksum_of_the_text_above) {
   const auto text = text_of({{"a", {3, kHash}}});

@@ -46,14 +46,58 @@ TEST_P(OtherJob, in_the_same_folder_is_refused_and_the_difference_named) {
 
 INSTANTIATE_TEST_SUITE_P(CompleteOrInterrupted, OtherJob, testing::Bool());
 
+// Names that dtopp uses too do not make a folder dtopp's.
 TEST_F(PrepareTextTest, a_folder_of_other_things_is_left_untouched) {
-  fs::create_directory(options_.output);
-  write_bytes(options_.output / "thesis.tex", "years of work");
-  write_bytes(options_.output / ".tmp-other", "somebody else's");
+  const std::string of_another = R"({"format": "other 1", "files": {}})";
+  const std::vector<std::map<std::string, std::string>> folders = {
+      {{"thesis.tex", "years of work"}, {".tmp-other", "somebody else's"}},
+      {{"progress.json", R"({"chapters": 3})"}},
+      {{"progress.json", of_another}, {".tmp-draft", "unsaved"}, {".tmp-tokens.idx", "mine"}},
+      {{"progress.json", "whatever"}, {"progress.lengths", "whatever"}, {"tokens.bin", "coins"}},
+      {{"manifest.json", of_another}},
+      {{"manifest.json", R"({"files": ["a"]})"}, {"progress.json", "whatever"}, {".tmp-draft", "unsaved"}},
+      {{".tmp-progress.json", "somebody else's"}},
+  };
+  for (const auto& folder : folders) {
+    fs::create_directory(options_.output);
+    for (const auto& [name, bytes] : folder) write_bytes(options_.output / name, bytes);
+    const auto message = error_of<UsageError>([&] { prepare_text(options_, byte_encoder()); });
+    EXPECT_NE(message.find("holds other files"), message.npos) << message;
+    EXPECT_EQ(message.find("delete"), message.npos) << message;
+    EXPECT_EQ(contents(), folder);
+    fs::remove_all(options_.output);
+  }
+}
+
+TEST_F(PrepareTextTest, other_files_beside_unfinished_or_complete_work_stay) {
+  PrepareTextObserver observer;
+  int polls = 0;
+  observer.stop_requested = [&] { return ++polls == 20; };
+  EXPECT_THROW(prepare_text(options_, byte_encoder(), observer), Stopped);
+  write_bytes(options_.output / ".tmp-draft", "unsaved");
+  write_bytes(options_.output / "notes.txt", "mine");
+  prepare_text(options_, byte_encoder());
+  write_bytes(options_.output / "progress.json", "of another program");
+  write_bytes(options_.output / "progress.lengths", "of another program");
   const auto before = contents();
-  EXPECT_NE(error_of<UsageError>([&] { prepare_text(options_, byte_encoder()); }).find("holds other files"),
-            std::string::npos);
+  EXPECT_TRUE(before.contains(".tmp-draft") && before.contains("notes.txt"));
+  EXPECT_TRUE(prepare_text(options_, byte_encoder()).was_complete);
   EXPECT_EQ(contents(), before);
+}
+
+TEST_F(PrepareTextTest, a_first_record_that_was_never_finished_is_begun_again) {
+  const auto expected = contents_without_interruption();
+  PrepareTextObserver observer;
+  observer.stop_requested = [] { return true; };
+  EXPECT_THROW(prepare_text(options_, byte_encoder(), observer), Stopped);
+  const std::string record = read_file(options_.output / "progress.json");
+  for (const size_t size : {size_t{0}, size_t{10}, record.size() / 2, record.size()}) {
+    fs::remove_all(options_.output);
+    fs::create_directory(options_.output);
+    write_bytes(options_.output / ".tmp-progress.json", record.substr(0, size));
+    prepare_text(options_, byte_encoder());
+    EXPECT_EQ(contents(), expected) << size;
+  }
 }
 
 TEST_F(PrepareTextTest, two_processes_cannot_write_one_folder) {
@@ -103,7 +147,12 @@ TEST_F(PrepareTextTest, damaged_unfinished_work_is_named) {
       write_bytes(options_.output / name, content);
       const auto message = error_of<DataError>([&] { prepare_text(options_, byte_encoder()); });
       EXPECT_NE(message.find(name), message.npos) << message;
+      EXPECT_EQ(message.find("delete"), message.npos) << message;
     }
+    // What is longer than recorded is looked at before it is cut.
+    write_bytes(options_.output / name, damaged + "more");
+    EXPECT_THROW(prepare_text(options_, byte_encoder()), DataError);
+    EXPECT_EQ(read_file(options_.output / name), damaged + "more");
     write_bytes(options_.output / name, bytes);
   }
   prepare_text(options_, byte_encoder());

@@ -135,10 +135,15 @@ TEST_F(PrepareTextTest, a_complete_folder_is_left_alone) {
 }
 
 TEST_F(PrepareTextTest, leftovers_of_the_last_moment_are_removed) {
+  const auto expected = contents_without_interruption();
+  PrepareTextObserver observer;
+  int polls = 0;
+  observer.stop_requested = [&] { return ++polls == 20; };
+  EXPECT_THROW(prepare_text(options_, byte_encoder(), observer), Stopped);
+  const auto unfinished = contents();
   prepare_text(options_, byte_encoder());
-  const auto expected = contents();
-  write_bytes(options_.output / "progress.json", "whatever");
-  write_bytes(options_.output / "progress.lengths", "whatever");
+  for (const char* name : {"progress.json", "progress.lengths"})
+    write_bytes(options_.output / name, unfinished.at(name));
   EXPECT_TRUE(prepare_text(options_, byte_encoder()).was_complete);
   EXPECT_EQ(contents(), expected);
 }

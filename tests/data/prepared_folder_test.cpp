@@ -73,6 +73,19 @@ TEST(PreparedFolder, a_prepared_folder_cut_anywhere_is_named) {
   }
 }
 
+TEST(PreparedFolder, records_of_other_programs_are_told_from_damaged_ones) {
+  const ScratchDirectory scratch;
+  write_bytes(scratch / "a.npy", "12");
+  write_bytes(scratch / "progress.json", "{}");
+  EXPECT_EQ(TokenStream::open(scratch.path()).size(), 1U);
+  write_bytes(scratch / "manifest.json", std::string(100, '7'));
+  const auto message = error_of<DataError>([&] { TokenStream::open(scratch.path()); });
+  EXPECT_NE(message.find("manifest.json: its own checksum does not match: damaged, or not written by dtopp"),
+            message.npos)
+      << message;
+  EXPECT_EQ(message.find("delete"), message.npos) << message;
+}
+
 TEST(PreparedFolder, a_file_that_the_manifest_does_not_know_is_named) {
   const ScratchDirectory scratch;
   const fs::path folder = prepared_folder(scratch);

@@ -171,3 +171,17 @@ def test_a_missing_tokenizer_is_named(dtopp_binary, tmp_path):
     done = subprocess.run([dtopp_binary, "prepare", "text", tmp_path / "good.jsonl", "--tokenizer", tmp_path / "no.json",
                            "--output", tmp_path / "out"], capture_output=True, text=True)
     assert done.returncode == 3 and "no.json" in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("foreign", ["progress.json", "manifest.json", "thesis.tex"])
+def test_a_folder_of_another_program_is_left_as_it_is(dtopp_binary, tmp_path, foreign):
+    (tmp_path / "good.jsonl").write_text('{"text": "a"}\n')
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / foreign).write_text('{"made by": "another program"}')
+    (folder / ".tmp-draft").write_text("unsaved")
+    before = contents(folder)
+    done = prepare(dtopp_binary, [tmp_path / "good.jsonl"], folder, check=False)
+    assert done.returncode == 2 and foreign in done.stderr and done.stderr.count("\n") == 1
+    assert "delete" not in done.stderr
+    assert contents(folder) == before
