@@ -148,7 +148,7 @@ void BytePairEncoding::merge_long(std::vector<int32_t>& ids) const {
     Symbol& left = symbols[best.position];
     if (left.merged || left.next == kNone) continue;
     Symbol& right = symbols[left.next];
-    // The pair may have changed since it was offered.
+    // One of the pair may have been merged with another since the pair was put into the queue.
     const Merge* merge = merges_.find(left.id, right.id);
     if (merge == nullptr || merge->id != best.id) continue;
     left.id = best.id;

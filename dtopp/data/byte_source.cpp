@@ -122,7 +122,7 @@ class GzipSource : public ByteSource {
 
   CompressedInput input_;
   z_stream stream_ = {};
-  bool in_member_ = true;  // an empty file is cut too
+  bool in_member_ = true;  // also at the start: a file without any member counts as cut
   bool first_member_ = true;
 };
 
@@ -169,7 +169,7 @@ class ZstdSource : public ByteSource {
 
   CompressedInput input_;
   std::unique_ptr<ZSTD_DStream, Free> stream_;
-  bool in_frame_ = true;  // an empty file is cut too
+  bool in_frame_ = true;  // also at the start: a file without any frame counts as cut
   bool first_frame_ = true;
 };
 

@@ -14,9 +14,9 @@ namespace dtopp {
 
 // A place in a list of files.
 struct CorpusPosition {
-  size_t source = 0;  // of the list; its size at the end
+  size_t source = 0;  // index of the file; at the end, the number of files
   TextPosition text;
-  uint64_t input_bytes = 0;  // of all files so far as they lie on disk
+  uint64_t input_bytes = 0;  // read of all files so far, before decompression
 
   bool operator==(const CorpusPosition&) const = default;
 };

@@ -22,7 +22,8 @@ class TokenArray {
   uint64_t size() const { return count_; }
   // Copies ids [offset, offset + out.size()), which must exist.
   void read(uint64_t offset, std::span<int64_t> out) const;
-  // The largest id, -1 of none, by reading all. DataError naming file and byte of a negative one.
+  // The largest id, found by reading all of them; -1 if there are none. DataError naming file and byte of a
+  // negative one.
   int64_t max_token() const;
   const std::filesystem::path& path() const { return file_.path(); }
 
