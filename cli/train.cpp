@@ -5,6 +5,7 @@
 
 #include "cli/stop_signals.h"
 #include "cli/verbs.h"
+#include "dtopp/data/token_file.h"
 #include "dtopp/eval/probes.h"
 #include "dtopp/moe/gain_guard.h"
 #include "dtopp/train/console_line.h"
@@ -16,9 +17,16 @@ namespace {
 struct TrainOptions {
   std::string config;
   std::vector<std::string> overrides;
+  bool verify = false;
 };
 
 void message(const std::string& text) { std::fprintf(stderr, "dtopp: %s\n", text.c_str()); }
+
+// Every byte of the token files, also of those that an earlier start has found right.
+void verify_data(const RunConfig& config) {
+  for (const auto* paths : {&config.data.train, &config.data.validation})
+    for (const std::string& path : *paths) TokenStream::open(path, Verify::kAll, config.model.vocab_size);
+}
 
 void train_run(const TrainOptions& options) {
   const RunConfig config = load_run_config(options.config, options.overrides);
@@ -26,6 +34,7 @@ void train_run(const TrainOptions& options) {
     if (const auto warning = gain_warning(config.routing, config.model.num_experts))
       message("warning: " + *warning);
   }
+  if (options.verify) verify_data(config);
   stop_on_signals();
   RunObserver observer;
   observer.message = message;
@@ -59,6 +68,8 @@ void add_train(CLI::App& app) {
   CLI::App* verb = app.add_subcommand("train", "Train a model, or resume where its run stopped");
   verb->add_option("config", options->config, "the run's YAML file")->required();
   verb->add_option("overrides", options->overrides, "key.path=value, e.g. training.steps=100");
+  verb->add_flag("--verify", options->verify,
+                 "read all token files through, also those found right before (docs/files.md)");
   verb->callback([options] { train_run(*options); });
 }
 

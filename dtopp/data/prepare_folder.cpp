@@ -1,7 +1,5 @@
 #include "dtopp/data/prepare_folder.h"
 
-#include <algorithm>
-#include <array>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -54,13 +52,8 @@ void require_same_job(const fs::path& folder, const TextJob& there, const TextJo
 }
 
 void remove_temporaries(const fs::path& folder) {
-  constexpr std::array<const char*, 4> kWritten = {kProgressName, kIndexName, kTokenizerName, kManifestName};
-  for (const fs::path& path : list(folder)) {
-    std::error_code unused;  // what stays is in nobody's way
-    if (std::ranges::any_of(
-            kWritten, [&](const char* name) { return is_temporary_name_of(name, path.filename().string()); }))
-      fs::remove(path, unused);
-  }
+  for (const char* name : {kProgressName, kIndexName, kTokenizerName, kManifestName})
+    remove_abandoned(folder / name);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include "dtopp/base/manifest.h"
 #include "dtopp/data/token_array.h"
 #include "dtopp/data/token_folder.h"
+#include "dtopp/data/verified_files.h"
 
 namespace dtopp {
 namespace {
@@ -33,7 +34,8 @@ void add_file(TokenParts& parts, const fs::path& path, int64_t vocab_size) {
     add_pair(parts, fs::path(path).replace_extension());
 }
 
-// The .bin and .npy files of the folder by name; an .idx without its .bin counts, to be missed.
+// The .bin and .npy files of the folder, sorted by name. An .idx whose .bin is missing is listed too, so that
+// opening it reports the missing file.
 std::vector<fs::path> list_token_files(const fs::path& folder) {
   std::vector<fs::path> files;
   std::error_code error;
@@ -49,16 +51,20 @@ std::vector<fs::path> list_token_files(const fs::path& folder) {
   return files;
 }
 
-// The folder's manifest and files agree, and no file is there that it does not know.
-TokenFacts read_facts(const fs::path& folder, const std::vector<fs::path>& files, bool verify) {
-  const Manifest manifest = with_remedy([&] {
-    Manifest read = read_manifest(folder, kTokenDataFormat);
-    if (verify)
-      verify_content(folder, read.files);
+Manifest read_verified_manifest(const fs::path& folder, Verify verify) {
+  return with_remedy([&] {
+    Manifest manifest = read_manifest(folder, kTokenDataFormat);
+    if (verify == Verify::kSizes)
+      verify_sizes(folder, manifest.files);
     else
-      verify_sizes(folder, read.files);
-    return read;
+      verify_files(folder, manifest.files, /*also_known=*/verify == Verify::kAll);
+    return manifest;
   });
+}
+
+// The folder's manifest and files agree, and no file is there that it does not know.
+TokenFacts read_facts(const fs::path& folder, const std::vector<fs::path>& files, Verify verify) {
+  const Manifest manifest = read_verified_manifest(folder, verify);
   for (const fs::path& path : files) {
     if (!manifest.files.contains(path.filename().string()))
       throw DataError(path.string() + ": not in this folder's manifest.json; move it elsewhere");
@@ -80,12 +86,12 @@ struct TokenStream::Impl {
   std::optional<std::string> tokenizer_hash;
   int64_t max_token = -1;
 
-  void open_folder(bool verify, int64_t vocab_size);
+  void open_folder(Verify verify, int64_t vocab_size);
   void open_single(int64_t vocab_size);
   void scan();
 };
 
-void TokenStream::Impl::open_folder(bool verify, int64_t vocab_size) {
+void TokenStream::Impl::open_folder(Verify verify, int64_t vocab_size) {
   if (!is_there(path / kManifestName) && begins_as_manifest(path / kProgressName, kProgressFormat))
     throw DataError(path.string() + ": its preparation was not finished; run the same `dtopp prepare` again");
   const auto files = list_token_files(path);
@@ -121,7 +127,7 @@ void TokenStream::Impl::scan() {
   for (const TokenArray& array : parts.arrays) max_token = std::max(max_token, array.max_token());
 }
 
-TokenStream TokenStream::open(const fs::path& path, bool verify, int64_t vocab_size) {
+TokenStream TokenStream::open(const fs::path& path, Verify verify, int64_t vocab_size) {
   auto impl = std::make_unique<Impl>();
   impl->path = path;
   std::error_code unused;

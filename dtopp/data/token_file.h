@@ -16,14 +16,19 @@ namespace dtopp {
 // What manifest.json calls a folder of token files.
 inline constexpr char kTokenDataFormat[] = "dtopp token data 1";
 
+// How much of the files that a folder's manifest.json lists is compared with it: their sizes; also the
+// contents of those that have changed since they were last found right (data/verified_files.h); the contents
+// of all.
+enum class Verify { kSizes, kChanged, kAll };
+
 // A stream of token ids: the documents of one or more files, joined in order.
 class TokenStream {
  public:
   // `path`: a folder with token files (read in the order of their names), a .bin/.idx prefix, or a .npy file.
-  // Throws DataError naming the file and byte that is missing, truncated or damaged. `verify` also checks the
-  // manifest's checksums (every byte is read once). Only a folder's manifest is read. Headerless .npy files
-  // hold uint16, or uint32 when `vocab_size` does not fit that.
-  static TokenStream open(const std::filesystem::path& path, bool verify = true, int64_t vocab_size = 0);
+  // Throws DataError naming the file and byte that is missing, truncated or damaged. Only a folder's manifest
+  // is read. Headerless .npy files hold uint16, or uint32 when `vocab_size` does not fit that.
+  static TokenStream open(const std::filesystem::path& path, Verify verify = Verify::kChanged,
+                          int64_t vocab_size = 0);
   TokenStream(TokenStream&&) noexcept;
   ~TokenStream();
 

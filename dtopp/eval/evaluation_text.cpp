@@ -22,7 +22,7 @@ EvaluationText::EvaluationText(const std::filesystem::path& path, int64_t vocab_
                                const std::function<Tokenizer()>& load_tokenizer)
     : path_(path) {
   if (is_token_data(path)) {
-    stream_.emplace(TokenStream::open(path, /*verify=*/true, vocab_size));
+    stream_.emplace(TokenStream::open(path, Verify::kChanged, vocab_size));
     stream_->require_ids_below(vocab_size);
   } else {
     ids_ = encode_file(path, load_tokenizer());

@@ -20,7 +20,7 @@ fs::path prepared_folder(const ScratchDirectory& scratch, int64_t vocab_size = 2
 
 TEST(PreparedFolder, tells_its_documents_tokenizer_and_largest_id) {
   const ScratchDirectory scratch;
-  for (const bool verify : {true, false}) {
+  for (const Verify verify : {Verify::kSizes, Verify::kChanged, Verify::kAll}) {
     const auto stream = TokenStream::open(prepared_folder(scratch), verify);
     EXPECT_EQ(all_tokens(stream), byte_ids({"ab", "xyz"}));
     EXPECT_EQ(stream.documents(), 2U);
@@ -68,7 +68,7 @@ TEST(PreparedFolder, a_prepared_folder_cut_anywhere_is_named) {
       expect_named(folder, (folder / name).string(), "");
     }
     fs::remove(folder / name);
-    if (name != std::string("manifest.json")) expect_named(folder, name, "No such file", /*verify=*/false);
+    if (name != std::string("manifest.json")) expect_named(folder, name, "No such file", Verify::kSizes);
     write_bytes(folder / name, bytes);
   }
 }

@@ -157,12 +157,13 @@ TEST(TokenFile, headerless_npy_is_as_wide_as_the_vocabulary_needs) {
   const ScratchDirectory scratch;
   write_bytes(scratch / "t.npy", array_bytes<uint16_t>({1, 0, 65535, 0}));
   EXPECT_EQ(all_tokens(TokenStream::open(scratch / "t.npy")), (std::vector<int64_t>{1, 0, 65535, 0}));
-  EXPECT_EQ(all_tokens(TokenStream::open(scratch / "t.npy", true, 65536)).size(), 4U);
-  EXPECT_EQ(all_tokens(TokenStream::open(scratch / "t.npy", true, 65537)), (std::vector<int64_t>{1, 65535}));
+  EXPECT_EQ(all_tokens(TokenStream::open(scratch / "t.npy", Verify::kAll, 65536)).size(), 4U);
+  EXPECT_EQ(all_tokens(TokenStream::open(scratch / "t.npy", Verify::kAll, 65537)),
+            (std::vector<int64_t>{1, 65535}));
   write_bytes(scratch / "t.npy", "123");
   expect_named(scratch / "t.npy", "t.npy", "byte 3");
   write_bytes(scratch / "t.npy", "123456");
-  EXPECT_THROW(TokenStream::open(scratch / "t.npy", true, kLargeVocabulary), DataError);
+  EXPECT_THROW(TokenStream::open(scratch / "t.npy", Verify::kAll, kLargeVocabulary), DataError);
 }
 
 std::string npy(const std::string& dictionary, const std::string& data, char major = 1) {
@@ -185,7 +186,7 @@ TEST(TokenFile, reads_what_numpy_saves) {
   const ScratchDirectory scratch;
   const auto expect = [&](const std::string& bytes) {
     write_bytes(scratch / "t.npy", bytes);
-    EXPECT_EQ(all_tokens(TokenStream::open(scratch / "t.npy", true, kLargeVocabulary)),
+    EXPECT_EQ(all_tokens(TokenStream::open(scratch / "t.npy", Verify::kAll, kLargeVocabulary)),
               (std::vector<int64_t>{5, 6, 70}));
   };
   expect(npy(npy_header("<u2", "(3,)"), array_bytes<uint16_t>({5, 6, 70})));

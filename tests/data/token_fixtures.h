@@ -81,7 +81,7 @@ inline std::vector<int64_t> byte_ids(const std::vector<std::string>& documents) 
 
 // Opening fails, and the message has the file and what is wrong with it.
 inline void expect_named(const std::filesystem::path& open, const std::string& file, const std::string& what,
-                         bool verify = true) {
+                         Verify verify = Verify::kAll) {
   const auto message = error_of<DataError>([&] { TokenStream::open(open, verify); });
   EXPECT_NE(message.find(file), message.npos) << message;
   EXPECT_NE(message.find(what), message.npos) << message;

@@ -1,5 +1,7 @@
 """`dtopp prepare text` against readers of Megatron's format and Hugging Face `tokenizers`, through the command line."""
 
+import ctypes
+import ctypes.util
 import gzip
 import json
 import os
@@ -11,6 +13,7 @@ import time
 
 import numpy as np
 import pytest
+import tiny_run
 from tokenizers import Tokenizer
 
 from conftest import ROOT
@@ -185,3 +188,43 @@ def test_a_folder_of_another_program_is_left_as_it_is(dtopp_binary, tmp_path, fo
     assert done.returncode == 2 and foreign in done.stderr and done.stderr.count("\n") == 1
     assert "delete" not in done.stderr
     assert contents(folder) == before
+
+
+def xxh3_128(data):
+    """As xxhsum -H2 prints it."""
+    class Hash(ctypes.Structure):
+        _fields_ = [("low", ctypes.c_uint64), ("high", ctypes.c_uint64)]
+
+    library = ctypes.CDLL(ctypes.util.find_library("xxhash") or "libxxhash.so.0")
+    library.XXH3_128bits.restype = Hash
+    found = library.XXH3_128bits(data, ctypes.c_size_t(len(data)))
+    return f"{found.high:016x}{found.low:016x}"
+
+
+def note_as_verified(folder):
+    """The record of a folder whose files were all found right as they are now."""
+    files = json.loads((folder / "manifest.json").read_text())["files"]
+    status = {name: (folder / name).stat() for name in files}
+    about = {name: {"device": s.st_dev, "inode": s.st_ino, "size": s.st_size, "modified": s.st_mtime_ns,
+                    "changed": s.st_ctime_ns} for name, s in status.items()}
+    text = '{\n  "format": "dtopp verified files 1",\n  "about": ' + json.dumps(about) + ',\n  "files": ' \
+        + json.dumps(files) + ",\n"
+    (folder / ".verified.json").write_text(text + f'  "xxh3_128": "{xxh3_128(text.encode())}"\n}}\n')
+
+
+def test_training_reads_known_files_again_only_to_verify_them(dtopp_binary, tmp_path):
+    (tmp_path / "source.txt").write_text("The fog came down at noon, and with it the silence. " * 200)
+    prepare(dtopp_binary, [tmp_path / "source.txt"], tmp_path / "tokens")
+    config = tiny_run.make(tmp_path)
+    arguments = ["train", config, "model.vocab_size=50304", f"data.train=[{tmp_path / 'tokens'}]", "data.validation=[]",
+                 "training.steps=2"]
+    tokens = bytearray((tmp_path / "tokens/tokens.bin").read_bytes())
+    tokens[100] ^= 1
+    (tmp_path / "tokens/tokens.bin").write_bytes(tokens)
+    damaged = tiny_run.dtopp(*arguments)
+    assert damaged.returncode == 3 and "tokens.bin: damaged" in damaged.stderr
+    note_as_verified(tmp_path / "tokens")  # as if the device had flipped the bit, without a write
+    verified = tiny_run.dtopp(*arguments, "--verify")
+    assert verified.returncode == 3 and "tokens.bin: damaged" in verified.stderr
+    done = tiny_run.dtopp(*arguments)
+    assert done.returncode == 0, done.stderr

@@ -12,7 +12,7 @@ namespace {
 std::vector<TokenStream> open_streams(const std::vector<std::string>& paths, const ModelConfig& model) {
   std::vector<TokenStream> streams;
   for (const std::string& path : paths) {
-    streams.push_back(TokenStream::open(path, /*verify=*/true, model.vocab_size));
+    streams.push_back(TokenStream::open(path, Verify::kChanged, model.vocab_size));
     streams.back().require_ids_below(model.vocab_size);
   }
   return streams;
