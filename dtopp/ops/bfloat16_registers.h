@@ -187,8 +187,8 @@ void pack_right_rows(const Number* even, const Number* odd, int64_t columns, Num
 // 16 n x 8 k: as pack_left_columns, but numbers stay in pairs of k, so that two rounds do.
 void pack_right_transposed(const Number* rows, int64_t stride, int64_t columns, int64_t K, Number* to) {
   if (columns < 16) return scalar.pack_right_transposed(rows, stride, columns, K, to);
-  int64_t k = 0;
-  for (; k + 8 <= K; k += 8) {
+  const int64_t whole = K / kPackedDepth * kPackedDepth;
+  for (int64_t k = 0; k < whole; k += 8) {
     const auto row = [&](int64_t n) { return rows + n * stride + k; };
     Quads r[4];
 #pragma GCC unroll 4
@@ -201,9 +201,8 @@ void pack_right_transposed(const Number* rows, int64_t stride, int64_t columns, 
     put(pair + 4 * kPanelColumns, lower<Quads>(b, d));
     put(pair + 6 * kPanelColumns, upper<Quads>(b, d));
   }
-  if (K % kPackedDepth != 0) {
-    scalar.pack_right_transposed(rows + k, stride, columns, K - k, to + k * kPanelColumns);
-  }
+  if (whole == K) return;
+  scalar.pack_right_transposed(rows + whole, stride, columns, K - whole, to + whole * kPanelColumns);
 }
 
 void swiglu(const float* tile, int64_t rows, int64_t columns, Number* act, int64_t act_stride, Number* saved,
