@@ -1,0 +1,108 @@
+"""What a second program leaves: `dtopp train` and `dtopp generate` alone and with one other process busy (a shell that
+counts nothing, on no core in particular), for ways in which threads wait for each other: the program's own, and what
+OMP_WAIT_POLICY and GOMP_SPINCOUNT may say instead.
+
+One JSON line a case: tokens per second alone and beside it, the median of a few turns, and their ratio.
+
+    .venv/bin/python benchmarks/beside_others.py runs/quickstart      # a run that `make quickstart` left
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import re
+import statistics
+import subprocess
+import tempfile
+
+from training_side import BINARY, start_dtopp
+
+CASE = {"hidden_size": 128, "num_layers": 4, "num_heads": 4, "ffn_hidden_size": 64, "num_experts": 16, "active": 4,
+        "vocab_size": 8192, "sequence_length": 256, "batch": 4}
+WAITING = {"own": {}} | {f"GOMP_SPINCOUNT={n}": {"GOMP_SPINCOUNT": n} for n in ("1000", "10000", "300000")}
+
+
+@contextlib.contextmanager
+def busy_process():
+    process = subprocess.Popen(["sh", "-c", "while :; do :; done"])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextlib.contextmanager
+def environment(extra):
+    before = dict(os.environ)
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        os.environ.pop(name, None)
+    os.environ.update(extra)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def generate(run, tokens, waiting):
+    with environment(waiting):
+        done = subprocess.run([BINARY, "generate", run, "--prompt", "The fog came down", "--max-tokens", str(tokens),
+                               "--temperature", "1", "--top-p", "1"], capture_output=True, text=True, check=True)
+    return float(re.search(r"([\d.]+) tok/s", done.stderr).group(1))
+
+
+def report(what, waiting, alone, beside):
+    alone, beside = statistics.median(alone), statistics.median(beside)
+    print(json.dumps({"case": "beside_others", "what": what, "waiting": waiting, "alone": round(alone, 1),
+                      "beside": round(beside, 1), "ratio": round(beside / alone, 3)}), flush=True)
+
+
+def train(args):
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as running:
+        sides = {}
+        for name, waiting in WAITING.items():
+            with environment(waiting):
+                sides[name] = running.enter_context(
+                    start_dtopp(CASE, "dtop_p", "fp32", args.threads, pathlib.Path(folder) / name))
+
+        def rates(steps):
+            result = {name: [] for name in sides}
+            for _ in range(args.rounds):
+                for name, side in sides.items():
+                    result[name] += [step["throughput/tokens_per_second"] for step in side.steps(steps)]
+            return result
+
+        alone = rates(args.steps)
+        with busy_process():
+            beside = rates(max(args.steps // 4, 1))
+    for name in sides:
+        report("train", name, alone[name], beside[name])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", nargs="?", help="a trained run with a tokenizer; without it, training alone")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=20, help="of training a turn; a quarter of them beside the other")
+    parser.add_argument("--tokens", type=int, default=100, help="to generate; a tenth of them where threads spin beside another program")
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    train(args)
+    if args.run is None:
+        return
+    turns = range(args.rounds)
+    alone = {name: [] for name in WAITING}
+    for _ in turns:
+        for name, waiting in WAITING.items():
+            alone[name].append(generate(args.run, args.tokens, waiting))
+    with busy_process():
+        for name, waiting in WAITING.items():
+            tokens = args.tokens if not waiting else args.tokens // 10
+            report("generate", name, alone[name], [generate(args.run, tokens, waiting) for _ in turns])
+
+
+if __name__ == "__main__":
+    main()
