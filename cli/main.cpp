@@ -1,10 +1,14 @@
 #include <cstdio>
 #include <exception>
+#include <filesystem>
 #include <new>
+#include <sstream>
 #include <string>
 
 #include <c10/util/Exception.h>
 
+#include "cli/standard_streams.h"
+#include "cli/usage_errors.h"
 #include "cli/verbs.h"
 #include "dtopp/base/errors.h"
 
@@ -46,19 +50,26 @@ int run(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
-    return fail(dtopp::ExitStatus::kUsage, std::string(error.what()) + " (see dtopp --help)");
+    if (error.get_exit_code() != 0)
+      return fail(dtopp::ExitStatus::kUsage, dtopp::cli::explain(app, error) + " (see dtopp --help)");
+    std::ostringstream text;  // --help, --version
+    app.exit(error, text, text);
+    std::fputs(text.str().c_str(), stdout);
   }
-  return 0;
+  dtopp::cli::flush_standard_output();
+  return static_cast<int>(dtopp::ExitStatus::kDone);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
+  dtopp::cli::guard_standard_streams();
   try {
     return run(argc, argv);
   } catch (const dtopp::Error& error) {
     return fail(error.status(), error.what());
+  } catch (const std::filesystem::filesystem_error& error) {
+    return fail(dtopp::ExitStatus::kData, error.path1().string() + ": " + error.code().message());
   } catch (const std::bad_alloc&) {
     return fail(dtopp::ExitStatus::kResource,
                 "out of memory: lower training.micro_batch_size or the model's size");

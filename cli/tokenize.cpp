@@ -7,6 +7,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "cli/standard_streams.h"
 #include "cli/verbs.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/json.h"
@@ -47,16 +48,6 @@ std::string decode_line(const Tokenizer& tokenizer, const std::string& line) {
   return quote_json(tokenizer.decode(ids), /*ascii=*/true);
 }
 
-void write_line(const std::string& text) {
-  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fputc('\n', stdout) == EOF)
-    throw DataError("standard output: cannot be written; free space or check the receiving program");
-}
-
-void flush_output() {
-  if (std::fflush(stdout) != 0)
-    throw DataError("standard output: cannot be written; free space or check the receiving program");
-}
-
 void tokenize(const std::string& tokenizer_path, bool decode) {
   const Tokenizer tokenizer = Tokenizer::load(tokenizer_path);
   std::ios::sync_with_stdio(false);
@@ -68,12 +59,11 @@ void tokenize(const std::string& tokenizer_path, bool decode) {
     } catch (const DataError& error) {
       throw DataError("standard input: line " + std::to_string(number) + ": " + error.what());
     }
-    write_line(result);
-    // A caller that waits for each answer gets it; a file is not slowed down.
-    if (std::cin.rdbuf()->in_avail() <= 0) flush_output();
+    std::printf("%s\n", result.c_str());
+    // A caller that waits for each answer gets it; a file is not slowed down. One that has gone ends it.
+    if (std::cin.rdbuf()->in_avail() <= 0 || std::ferror(stdout) != 0) flush_standard_output();
   }
   if (std::cin.bad()) throw DataError("standard input: cannot be read");
-  flush_output();
 }
 
 }  // namespace

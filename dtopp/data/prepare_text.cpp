@@ -15,6 +15,7 @@
 #include "dtopp/data/prepare_folder.h"
 #include "dtopp/data/text_batches.h"
 #include "dtopp/data/token_file.h"
+#include "dtopp/data/unicode.h"
 
 namespace dtopp {
 namespace {
@@ -24,7 +25,10 @@ using Clock = std::chrono::steady_clock;
 
 TextJob describe_job(const PrepareTextOptions& options, const TextEncoder& encoder) {
   for (const fs::path& path : options.inputs) {
-    const MappedFile readable(path);  // reports a missing file before the others are hashed, which takes long
+    if (find_invalid_utf8(path.filename().string()))
+      throw UsageError(replace_invalid_utf8(path.string()) +
+                       ": its name is not UTF-8, and the output folder records names; rename it");
+    const MappedFile readable(path);  // all are looked at before one is read through
   }
   TextJob job{encoder.tokenizer_hash, encoder.vocab_size, encoder.end_of_text, {}};
   for (const fs::path& path : options.inputs)

@@ -1,11 +1,12 @@
 """Bad input gives one clear line and the right exit status, and leaves what was there untouched."""
 
 import fcntl
+import os
 import pathlib
 import resource
 import shutil
-import signal
 import subprocess
+import tempfile
 import time
 
 import numpy as np
@@ -60,9 +61,69 @@ def test_configuration_mistakes_exit_2_and_write_nothing(tmp_path, override, wor
 
 def test_wrong_usage_exits_2(tmp_path):
     fails(2, "nothing.yaml", "train", tmp_path / "nothing.yaml")
-    fails(2, "--help", "trian")
     fails(2, "--help", "evaluate")
     fails(2, "checkpoint", "evaluate", tmp_path, "--tasks", "perplexity", "--text", tmp_path)
+
+
+@pytest.mark.parametrize("arguments,words", [
+    (["trian"], "unknown command 'trian'; did you mean train? (see dtopp --help)"),
+    (["frobnicate"], "unknown command 'frobnicate'; there are prepare, tokenize, train, evaluate, generate, plan"),
+    (["prepare", "txet", "a.txt"], "unknown command 'txet'; did you mean text?"),
+    (["--verison"], "unknown option '--verison'; did you mean --version?"),
+    (["evaluate", "run", "--taks=copa"], "unknown option '--taks'; did you mean --tasks?"),
+    (["plan", "configs/quickstart.yaml", "--rank", "2"], "unknown option '--rank'; did you mean --ranks?"),
+    ([], "subcommand is required (see dtopp --help)"),
+])
+def test_mistyped_words_are_named_with_the_nearest_one(arguments, words):
+    fails(2, words, *arguments)
+
+
+@pytest.fixture
+def locked():
+    """A folder that only its owner may enter, in one where all may write."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o777)
+        locked = pathlib.Path(folder) / "locked"
+        locked.mkdir(mode=0o700 if os.geteuid() == 0 else 0)
+        yield locked
+        locked.chmod(0o700)
+
+
+def give_up_rights():
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+
+
+@pytest.mark.parametrize("arguments", [
+    ["train", "LOCKED/run.yaml"],
+    ["train", "CONFIG", "output=LOCKED/run"],
+    ["plan", "LOCKED/run.yaml"],
+    ["prepare", "text", "LOCKED/a.txt", "--tokenizer", TOKENIZER, "--output", "LOCKED/../out"],
+    ["prepare", "text", "TEXT", "--tokenizer", TOKENIZER, "--output", "LOCKED/out"],
+    ["prepare", "text", "TEXT", "--tokenizer", "LOCKED/tokenizer.json", "--output", "LOCKED/../out"],
+    ["tokenize", "--tokenizer", "LOCKED/tokenizer.json"],
+], ids=lambda arguments: "-".join(str(word) for word in arguments if "LOCKED" in str(word) or word == arguments[0]))
+def test_a_forbidden_folder_exits_3_with_the_systems_reason(locked, arguments):
+    """The tests may run as root, whom no permission stops: dtopp runs without root's rights."""
+    folder = locked.parent
+    places = {"LOCKED": locked, "CONFIG": tiny_run.make(folder), "TEXT": folder / "a.txt"}
+    (folder / "a.txt").write_text("text")
+    for name, place in places.items():
+        arguments = [str(word).replace(name, str(place)) for word in arguments]
+    fails(3, ["Permission denied", "locked"], *arguments, preexec_fn=give_up_rights, input="")
+
+
+def test_a_name_that_is_not_utf8_is_refused_at_the_beginning(tmp_path):
+    source = os.fsencode(tmp_path) + b"/caf\xe9.txt"
+    pathlib.Path(os.fsdecode(source)).write_text("text")
+    done = subprocess.run([tiny_run.BINARY, "prepare", "text", source, "--tokenizer", TOKENIZER, "--output",
+                           tmp_path / "out"], text=True, capture_output=True)
+    assert done.returncode == 2
+    assert done.stderr == (f"dtopp: error: {tmp_path}/caf\N{REPLACEMENT CHARACTER}.txt: its name is not UTF-8, "
+                           "and the output folder records names; rename it\n")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +222,6 @@ def test_a_full_disk_exits_3_and_keeps_the_last_checkpoint(tmp_path):
     before = snapshot(run / "checkpoints")
 
     def small_files():
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))
 
     done = tiny_run.dtopp("train", config, "training.steps=12", preexec_fn=small_files)

@@ -1,0 +1,40 @@
+#include "cli/standard_streams.h"
+
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <string>
+#include <system_error>
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "dtopp/base/errors.h"
+
+namespace dtopp::cli {
+namespace {
+
+// open() gives the lowest free number, so descriptors are gone through in order.
+void occupy(int descriptor, int unusable_mode) {
+  if (::fcntl(descriptor, F_GETFD) < 0 && errno == EBADF) (void)::open("/dev/null", unusable_mode);
+}
+
+}  // namespace
+
+void guard_standard_streams() {
+  std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);
+  occupy(STDIN_FILENO, O_WRONLY);
+  occupy(STDOUT_FILENO, O_RDONLY);
+  occupy(STDERR_FILENO, O_RDONLY);
+}
+
+void flush_standard_output() {
+  errno = 0;
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return;
+  const std::string reason = errno != 0 ? " (" + std::generic_category().message(errno) + ")" : "";
+  throw DataError("standard output: cannot be written" + reason +
+                  "; free space or check the receiving program");
+}
+
+}  // namespace dtopp::cli

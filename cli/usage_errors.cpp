@@ -1,0 +1,54 @@
+#include "cli/usage_errors.h"
+
+#include <vector>
+
+#include "dtopp/config/config.h"
+
+namespace dtopp::cli {
+namespace {
+
+// The verb that the command line came to: `dtopp prepare text …` is at "text".
+const CLI::App& innermost(const CLI::App& app) {
+  const auto chosen = app.get_subcommands();
+  return chosen.empty() ? app : innermost(*chosen.front());
+}
+
+std::vector<std::string> verbs_of(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* verb : app.get_subcommands({})) names.push_back(verb->get_name());
+  return names;
+}
+
+std::vector<std::string> options_of(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  }
+  return names;
+}
+
+std::string joined(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text;
+}
+
+std::string unknown(const char* what, const std::string& word, const std::vector<std::string>& known) {
+  const std::string nearest = nearest_key(word, known);
+  return "unknown " + std::string(what) + " " + quote_for_message(word) + "; " +
+         (nearest.empty() ? "there are " + joined(known) : "did you mean " + nearest + "?");
+}
+
+}  // namespace
+
+std::string explain(const CLI::App& app, const CLI::ParseError& error) {
+  const CLI::App& verb = innermost(app);
+  for (const std::string& word : app.remaining(/*recurse=*/true)) {
+    if (word == "--") continue;
+    if (word.starts_with("-")) return unknown("option", word.substr(0, word.find('=')), options_of(verb));
+    if (!verbs_of(verb).empty()) return unknown("command", word, verbs_of(verb));
+  }
+  return error.what();
+}
+
+}  // namespace dtopp::cli
