@@ -42,15 +42,7 @@ void train_run(const TrainOptions& options) {
     std::fprintf(stderr, "%s\n", console_line(config, step, result, rates).c_str());
   };
   observer.validation = [&](int64_t step, const ValidationResult* loss, const ProbeResults& accuracies) {
-    std::string line = "validation at step " + std::to_string(step) + ":";
-    if (loss != nullptr) line += " loss " + std::to_string(loss->loss);
-    if (loss != nullptr && loss->activations.num_layers() > 0) {
-      line += ", active experts " + std::to_string(loss->activations.summary().mean);
-    }
-    for (const auto& [task, accuracy] : accuracies) {
-      line += (line.ends_with(":") ? " " : ", ") + task + " " + std::to_string(100 * accuracy) + " %";
-    }
-    message(line);
+    message(validation_line(step, loss, accuracies));
   };
   const RunSummary summary =
       run_training(config, observer, stop_requested, make_probes(config, stop_requested));

@@ -1,4 +1,4 @@
-// The console's line of a training step.
+// The console's lines of a run.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +9,15 @@
 namespace dtopp {
 
 // step 120/300 | loss 5.123 | grad 0.84 | lr 2.9e-3 | experts 4.02/4 | p 0.412 | imbalance 1.8 | 5.12k tok/s
-// | MFU 43 % | 1.2 GB | 2m10s left What a model or its routing lacks (experts and imbalance of a dense one,
-// the target unless dtop_p, p of top_k) is left out. With a threshold per layer, p is their range
-// "0.39-0.44". A skipped step says so.
+// …
+//
+// What a model or its routing lacks is left out: experts and imbalance of a dense one, the target unless
+// dtop_p, p of top_k. With a threshold per layer, p is their range "0.39-0.44". A skipped step says so.
 std::string console_line(const RunConfig& config, int64_t step, const StepResult& result,
                          const StepRates& rates);
+
+// validation at step 300: loss 5.123456, active experts 4.020000, hellaswag 31.250000 %
+// `loss` is null where there is no validation data; a dense model has no active experts.
+std::string validation_line(int64_t step, const ValidationResult* loss, const ProbeResults& accuracies);
 
 }  // namespace dtopp
