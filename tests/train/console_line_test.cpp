@@ -23,7 +23,8 @@ StepResult routed_step(std::vector<double> thresholds) {
   const auto layers = static_cast<int64_t>(result.thresholds.size());
   const at::Tensor counts_E = at::tensor({90, 100, 120, 92}, at::kLong);
   const at::Tensor histogram_N = at::tensor({0, 0, 0, 0, 98, 2}, at::kLong);
-  result.activations = {counts_E.repeat({layers, 1}), histogram_N.repeat({layers, 1}), 100};
+  result.activations = {counts_E.repeat({layers, 1}), histogram_N.repeat({layers, 1}),
+                        at::zeros({2}, at::kLong), 100};
   return result;
 }
 
