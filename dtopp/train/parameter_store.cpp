@@ -137,7 +137,7 @@ void ParameterStore::load_average(const ReadTensor& read) {
 
 std::vector<TensorSource> ParameterStore::sources_of(const std::vector<at::Tensor>& tensors) const {
   std::vector<TensorSource> sources;
-  for (size_t i = 0; i < specs_.size(); ++i) sources.push_back(source_of(specs_[i].name, tensors.at(i)));
+  for (size_t i = 0; i < tensors.size(); ++i) sources.push_back(source_of(specs_[i].name, tensors[i]));
   return sources;
 }
 

@@ -28,9 +28,9 @@ class ParameterStore {
   //   average <- d average + (1 - d) parameter,  d = min(decay, (1 + n) / (10 + n))
   // n: the updates applied so far, this one included.
   void keep_average(double decay);
-  // The average of a parameter, f32. Only where one is kept, like the next two.
+  // The average of a parameter, f32. Only where one is kept, like load_average.
   const at::Tensor& average(const std::string& name) const { return averages_.at(index_.at(name)); }
-  // For a checkpoint, under the parameters' own names; as parameter_sources.
+  // For a checkpoint, under the parameters' own names; as parameter_sources. None where no average is kept.
   std::vector<TensorSource> average_sources() const { return sources_of(averages_); }
   // `read` gives the bytes that average_sources wrote of a name and shape.
   using ReadTensor =

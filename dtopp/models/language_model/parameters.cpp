@@ -16,8 +16,7 @@ class ParameterList {
   }
   void router(const std::string& name, int64_t num_experts, int64_t hidden_size, double std, bool dynamic) {
     matrix(name + ".weight", {num_experts, hidden_size}, std, ParameterRole::kRouter);
-    if (dynamic)
-      list_.push_back({name + ".scale", {}, {Distribution::kOne}, ParameterRole::kRouterScale});
+    if (dynamic) list_.push_back({name + ".scale", {}, {Distribution::kOne}, ParameterRole::kRouterScale});
   }
   std::vector<ParameterSpec> take() { return std::move(list_); }
 
