@@ -94,7 +94,7 @@ TEST_F(PrepareTextTest, a_first_record_that_was_never_finished_is_begun_again) {
   for (const size_t size : {size_t{0}, size_t{10}, record.size() / 2, record.size()}) {
     fs::remove_all(options_.output);
     fs::create_directory(options_.output);
-    write_bytes(options_.output / ".tmp-progress.json", record.substr(0, size));
+    write_bytes(options_.output / ".tmp-progress.json.0123456789abcdef", record.substr(0, size));
     prepare_text(options_, byte_encoder());
     EXPECT_EQ(contents(), expected) << size;
   }
