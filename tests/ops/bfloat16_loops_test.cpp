@@ -160,7 +160,7 @@ TEST(Bfloat16Loops, round_to_nearest_even) {
 
 // Half a unit in the last of 8 bits, and what float itself rounds; near 0 what lies below 2^-126 may be lost.
 void expect_near(double actual, double exact) {
-  EXPECT_LE(std::abs(actual - exact), std::abs(exact) * (1.0 / 512 + 1e-5) + 1e-35);
+  EXPECT_LE(std::abs(actual - exact), std::abs(exact) * (1.0 / 256 + 1e-5) + 1e-35);
 }
 
 double sigmoid_of(double x) { return 1 / (1 + std::exp(-x)); }

@@ -79,7 +79,7 @@ TEST(TilesBf16, weight_gradients_of_many_rows_match_double_precision) {
 }
 
 // With the target's probability near 1 its gradient is a small difference, here 3 e^-12 of a token's share;
-// formed from rounded numbers it would be off by 2^-9 of that share.
+// formed from rounded numbers it would be off by 2^-8 of that share.
 TEST(TilesBf16, gradients_of_sure_predictions_keep_their_size) {
   const at::Tensor x = at::eye(4).mul(12).to(at::kBFloat16).requires_grad_();
   const at::Tensor weight = at::eye(4).to(at::kBFloat16).requires_grad_();
