@@ -115,13 +115,6 @@ DataError file_error(const std::string& action, const fs::path& path, int error_
                    std::generic_category().message(error_number) + "; " + remedy(error_number));
 }
 
-bool path_exists(const fs::path& path) {
-  std::error_code error;
-  const auto status = fs::status(path, error);
-  if (!fs::status_known(status)) throw file_error("read", path, error.value());
-  return fs::exists(status);
-}
-
 std::string read_file(const fs::path& path, uint64_t limit) {
   Descriptor descriptor(path, O_RDONLY, "open");
   const auto status = descriptor.status();

@@ -19,10 +19,6 @@ class Hasher;
 // The error of a failed system call: what was tried, the path, the system's reason and what to do about it.
 DataError file_error(const std::string& action, const std::filesystem::path& path, int error_number);
 
-// Whether anything has that name, links followed. DataError where the system does not say (a forbidden
-// folder).
-bool path_exists(const std::filesystem::path& path);
-
 // The whole file. DataError when it is missing, unreadable or larger than `limit` bytes.
 std::string read_file(const std::filesystem::path& path, uint64_t limit = uint64_t{1} << 32);
 

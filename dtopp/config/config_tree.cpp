@@ -5,6 +5,7 @@
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
+#include "dtopp/base/path_kind.h"
 
 namespace dtopp {
 namespace {
@@ -36,7 +37,8 @@ void merge(ConfigNode& node, ConfigNode top) {
 }
 
 std::string read_config_text(const fs::path& path) {
-  if (!path_exists(path)) throw UsageError(path.string() + ": there is no such configuration file");
+  if (path_kind(path) == PathKind::kNothing)
+    throw UsageError(path.string() + ": there is no such configuration file");
   // Reading a pipe could wait forever.
   if (!fs::is_regular_file(path)) throw UsageError(path.string() + ": not a regular file");
   if (fs::file_size(path) > kMaxConfigBytes)

@@ -10,6 +10,7 @@
 
 #include "dtopp/base/files.h"
 #include "dtopp/base/json.h"
+#include "dtopp/base/path_kind.h"
 
 namespace dtopp {
 namespace {
@@ -68,7 +69,7 @@ std::string lines_until(std::string_view text, int64_t last_step, int64_t last_v
 }
 
 void drop_lines_past(const fs::path& path, int64_t last_step, int64_t last_validation) {
-  if (!path_exists(path)) return;
+  if (path_kind(path) == PathKind::kNothing) return;
   const std::string text = read_file(path, std::numeric_limits<uint64_t>::max());
   const std::string kept = lines_until(text, last_step, last_validation);
   if (kept.size() != text.size()) write_file_atomically(path, kept);

@@ -5,6 +5,7 @@
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
+#include "dtopp/base/path_kind.h"
 #include "dtopp/checkpoint/run_directory.h"
 #include "dtopp/metrics/metrics.h"
 #include "dtopp/ops/device.h"
@@ -100,8 +101,7 @@ class Run {
 };
 
 RunSummary Run::train() {
-  std::error_code error;
-  const bool there = fs::exists(path_, error);
+  const bool there = path_kind(path_) != PathKind::kNothing;
   // A run that is there refuses at once; a new one has nothing of it written before its data are known to
   // fit.
   if (there) hold_directory();

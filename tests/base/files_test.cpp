@@ -13,7 +13,6 @@
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/hash.h"
-#include "tests/base/forbidden.h"
 #include "tests/base/scratch_directory.h"
 
 namespace dtopp {
@@ -109,17 +108,6 @@ TEST(ReadFile, reports_what_cannot_be_read) {
   ScratchDirectory scratch;
   EXPECT_THAT(error_of<DataError>([&] { read_file(scratch / "absent"); }), HasSubstr("No such file"));
   EXPECT_THAT(error_of<DataError>([&] { read_file(scratch.path()); }), HasSubstr("Is a directory"));
-}
-
-TEST(PathExists, is_an_error_where_the_system_does_not_say) {
-  ScratchDirectory scratch;
-  fs::create_symlink(scratch / "absent", scratch / "dangling");
-  EXPECT_TRUE(path_exists(scratch.path()));
-  EXPECT_FALSE(path_exists(scratch / "absent"));
-  EXPECT_FALSE(path_exists(scratch / "dangling"));
-  const ForbiddenDirectory forbidden(scratch.path());
-  EXPECT_THAT(error_of<DataError>([&] { path_exists(scratch / "absent"); }),
-              AllOf(StartsWith((scratch / "absent").string()), HasSubstr("Permission denied")));
 }
 
 TEST(WriteFileAtomically, replaces_the_file_and_leaves_nothing_else) {

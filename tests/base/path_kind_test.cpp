@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "dtopp/base/files.h"
+#include "tests/base/forbidden.h"
 #include "tests/base/scratch_directory.h"
 
 namespace dtopp {
@@ -21,12 +22,14 @@ TEST(PathKind, tells_files_directories_and_nothing_apart) {
   EXPECT_EQ(path_kind(scratch / "file/below"), PathKind::kNothing);
 }
 
-// Stands for every answer but "not there": a test may run as root, who may look anywhere.
 TEST(PathKind, gives_the_systems_reason_where_it_cannot_tell) {
   ScratchDirectory scratch;
   std::filesystem::create_symlink("loop", scratch / "loop");
   EXPECT_THAT(error_of<DataError>([&] { path_kind(scratch / "loop/file"); }),
               testing::HasSubstr("loop/file: cannot look at: Too many levels of symbolic links"));
+  const ForbiddenDirectory forbidden(scratch.path());
+  EXPECT_THAT(error_of<DataError>([&] { path_kind(scratch / "absent"); }),
+              testing::HasSubstr("absent: cannot look at: Permission denied"));
 }
 
 }  // namespace
