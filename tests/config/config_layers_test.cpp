@@ -67,7 +67,7 @@ TEST_F(Machinery, a_forbidden_folder_is_named_with_the_systems_reason) {
   try {
     load_config_tree(path);
   } catch (const DataError& error) {
-    EXPECT_THAT(error.what(), ::testing::HasSubstr("locked/a.yaml: cannot read: Permission denied"));
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("locked/a.yaml: cannot look at: Permission denied"));
   }
 }
 

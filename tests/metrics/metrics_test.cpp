@@ -123,7 +123,7 @@ TEST_F(Metrics, a_missing_directory_is_a_data_error_naming_the_file) {
 TEST_F(Metrics, a_forbidden_directory_is_a_data_error_with_the_systems_reason) {
   const ForbiddenDirectory forbidden(directory_.path());
   const auto message = error_of<DataError>([&] { MetricsWriter writer(directory_.path(), -1, false); });
-  EXPECT_NE(message.find("metrics.jsonl: cannot read: Permission denied"), std::string::npos) << message;
+  EXPECT_NE(message.find("metrics.jsonl: cannot look at: Permission denied"), std::string::npos) << message;
 }
 
 // A limit on the size of files stands for a full disk.
