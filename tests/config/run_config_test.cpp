@@ -92,7 +92,7 @@ TEST_F(RunConfigTest, impossible_values_name_the_key_and_the_bound) {
       {{"training.steps=9223372036854775807"},
        "training.steps: steps x global_batch_size x sequence_length is more tokens than can be counted"},
       {{"training.seed=-1"}, "training.seed: must be at least 0, is -1"},
-      {{"training.threads=-1"}, "training.threads: must be at least 0, is -1"},
+      {{"training.threads=-1"}, "training.threads: must lie in [0, 4096], is -1"},
       {{"training.max_skips=-1"}, "training.max_skips: must be at least 0, is -1"},
       {{"validation.every=-1"}, "validation.every: must be at least 0, is -1"},
       {{"validation.tokens=0"}, "validation.tokens: must be at least 1, is 0"},
