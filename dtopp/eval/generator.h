@@ -24,9 +24,9 @@ struct GeneratedToken {
 };
 
 // Continues each prompt by at most max_tokens tokens, all prompts side by side: each step makes one token for
-// every prompt that has not ended, and gives them to `accept` in the order of the prompts. A prompt ends with the
-// token for which `accept` returns false. A prompt must have a token. What is drawn depends on the seed, the
-// prompt's index and the position only, not on the other prompts.
+// every prompt that has not ended, and gives them to `accept` in the order of the prompts. A prompt ends with
+// the token for which `accept` returns false. A prompt must have a token. What is drawn depends on the seed,
+// the prompt's index and the position only, not on the other prompts.
 void generate(const InferenceModel& model, std::span<const std::vector<int32_t>> prompts,
               std::span<const int64_t> max_tokens, const SamplingOptions& options,
               const std::function<bool(const GeneratedToken&)>& accept);

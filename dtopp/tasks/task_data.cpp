@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "dtopp/base/errors.h"
-#include "dtopp/base/path_kind.h"
 #include "dtopp/base/json_fields.h"
+#include "dtopp/base/path_kind.h"
 #include "dtopp/base/sha256.h"
 #include "dtopp/data/text_reader.h"
 
