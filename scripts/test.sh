@@ -24,7 +24,7 @@ else
   configure release
 fi
 scripts/lint.sh tidy dtopp/{base,config,checkpoint,metrics,data,tasks}/*.cpp \
-  >build/tidy.log 2>&1 || { cat build/tidy.log; exit 1; }
+  >build/tidy-findings.log 2>&1 || { cat build/tidy-findings.log; exit 1; }
 cmake --build build/release -j "$jobs"
 ctest --test-dir build/release --output-on-failure
 .venv/bin/python -m pytest -q tests/python
