@@ -116,7 +116,7 @@ LONG = {"mmlu", "lambada_openai", "boolq", "agi_eval_lsat_rc", "agi_eval_lsat_lr
 @needs_data
 def test_all_takes_what_fits_the_model_and_names_the_rest(short_run, tmp_path):
     output = tmp_path / "results.json"
-    arguments = ["evaluate", short_run, "--data", DATA, "--limit", "40"]
+    arguments = ["evaluate", short_run, "--data", DATA, "--limit", "2"]
     done = tiny_run.dtopp(*arguments, "--tasks", "all", "--output", output)
     assert done.returncode == 0, done.stderr
     results = json.loads(output.read_text())
