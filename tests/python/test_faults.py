@@ -185,7 +185,7 @@ def test_killed_at_random_moments(tmp_path):
 def test_a_new_run_syncs_the_directories_it_makes(scratch):
     config = tiny_run.make(scratch, output=scratch / "runs/group/new")
     environment = os.environ | {"LD_PRELOAD": str(SHIM), "FAULT_ROOT": str(scratch / "runs"), "FAULT_LOG": str(scratch / "log")}
-    done = tiny_run.dtopp("train", config, "training.steps=1", env=environment)
+    done = tiny_run.dtopp("train", config, "training.steps=1", "optimizer.warmup_steps=1", env=environment)
     assert done.returncode == 0, done.stderr
     names, synced, made = {}, set(), []
     for line in (scratch / "log").read_text().splitlines():
