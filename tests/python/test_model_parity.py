@@ -116,16 +116,16 @@ def test_the_case_is_not_trivial(both):
 
 
 def test_bf16_is_as_near_the_truth_as_bf16_can_be(both):
-    """Against fp64, with twice the error of a straightforward bf16 model. Where rounding moves single tokens to other
+    """Against fp64, with twice the error of a straightforward bf16 model (a loss: or a hundredth). Where rounding moves single tokens to other
     experts the gradients of the two bf16 models differ by chance: there only their sum total is held to a bound."""
     got = both.dtopp("bf16")
     truth, _ = both.reference(torch.float64)
+    plain, _ = both.reference(torch.float32, compute=torch.bfloat16)
     gradients = [name for name in truth if name.startswith("grad/")]
     for name in truth:
         if name.startswith("loss/"):
-            assert distance(got[name], truth[name]) < 0.01, name
+            assert distance(got[name], truth[name]) < max(0.01, 2 * distance(plain[name], truth[name])), name
     if both.case in WITHOUT_DECISIONS:
-        plain, _ = both.reference(torch.float32, compute=torch.bfloat16)
         for name in ["logits", *gradients]:
             assert distance(got[name], truth[name]) < 2 * distance(plain[name], truth[name]) + 0.001, name
     else:
