@@ -8,7 +8,7 @@ JOBS   ?= $(shell nproc)
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-quickstart:  ## install what is missing, build, prepare the sample text, train a small DTop-p model (3 minutes)
+quickstart:  ## install what is missing, build, prepare the sample text, train a small DTop-p model
 	@scripts/setup.sh build
 	@$(MAKE) --no-print-directory .build-dtopp
 	@scripts/quickstart.sh $(BUILD)/bin/dtopp
