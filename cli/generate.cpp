@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "cli/inference.h"
+#include "cli/standard_streams.h"
 #include "cli/stop_signals.h"
 #include "cli/verbs.h"
 #include "dtopp/base/errors.h"
@@ -70,8 +71,8 @@ class Writer {
 
 // Text that nobody can read any more need not be made: DataError.
 void write_now(const std::string& text) {
-  if (std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0) return;
-  throw DataError("standard output: cannot be written; free space or check the receiving program");
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  flush_standard_output();
 }
 
 void print_rate(int64_t tokens, double seconds, double experts, const ModelConfig& config) {

@@ -26,11 +26,6 @@ std::string encode_line(const Tokenizer& tokenizer, const std::string& line) {
   return out + "]";
 }
 
-std::string text_of(const nlohmann::json& integer) {
-  return integer.is_number_unsigned() ? std::to_string(integer.get<uint64_t>())
-                                      : std::to_string(integer.get<int64_t>());
-}
-
 // A JSON array of ids → one JSON string, in ASCII so that no reader takes a part of it for the line's end.
 std::string decode_line(const Tokenizer& tokenizer, const std::string& line) {
   const auto array = parse_json(line);
@@ -41,7 +36,7 @@ std::string decode_line(const Tokenizer& tokenizer, const std::string& line) {
     // Unsigned numbers beyond int64 wrap to negative ones, which are refused alike.
     const auto value = id.get<int64_t>();
     if (value < 0 || value >= tokenizer.vocab_size())
-      throw DataError("token id " + text_of(id) + " does not exist; the tokenizer has " +
+      throw DataError("token id " + dump_json(id) + " does not exist; the tokenizer has " +
                       std::to_string(tokenizer.vocab_size()) + " ids");
     ids.push_back(static_cast<int32_t>(value));
   }
