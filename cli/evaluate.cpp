@@ -1,10 +1,13 @@
 #include "cli/evaluate.h"
 
+#include <cstdio>
 #include <memory>
 #include <string>
 
 #include "cli/verbs.h"
 #include "dtopp/base/errors.h"
+#include "dtopp/base/files.h"
+#include "dtopp/base/json.h"
 
 namespace dtopp::cli {
 namespace {
@@ -34,6 +37,11 @@ EvaluationText open_text(const EvaluateOptions& options, const Checkpoint& check
                          const ModelConfig& config) {
   return {options.text, config.vocab_size,
           [&] { return load_tokenizer(checkpoint, options.inference.tokenizer, config.vocab_size); }};
+}
+
+void report(const EvaluateOptions& options, const nlohmann::ordered_json& json, const std::string& table) {
+  if (!options.output.empty()) write_file_atomically(options.output, dump_json(json, 2) + "\n");
+  std::printf("%s", options.json ? (dump_json(json) + "\n").c_str() : table.c_str());
 }
 
 void add_evaluate(CLI::App& app) {

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include <nlohmann/json_fwd.hpp>
+
 #include "cli/inference.h"
 
 namespace dtopp::cli {
@@ -27,6 +29,9 @@ struct EvaluateOptions {
 // --text, read with the checkpoint's tokenizer where it is no token data.
 EvaluationText open_text(const EvaluateOptions& options, const Checkpoint& checkpoint,
                          const ModelConfig& config);
+
+// Writes the results to --output where that is named, and prints them: with --json, else the table.
+void report(const EvaluateOptions& options, const nlohmann::ordered_json& json, const std::string& table);
 
 void evaluate_perplexity(const EvaluateOptions& options);
 void evaluate_activations(const EvaluateOptions& options);

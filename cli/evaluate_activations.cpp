@@ -4,8 +4,6 @@
 
 #include "cli/evaluate.h"
 #include "dtopp/base/errors.h"
-#include "dtopp/base/files.h"
-#include "dtopp/base/json.h"
 #include "dtopp/base/progress.h"
 #include "dtopp/eval/activation_analysis.h"
 
@@ -24,9 +22,7 @@ void evaluate_activations(const EvaluateOptions& options) {
   const ActivationAnalysis analysis =
       analyze_activations(model, ids, find_token_kinds(ids, tokenizer, config.sequence_length),
                           options.batch_size, [&](uint64_t done) { bar.update(done); });
-  const nlohmann::ordered_json json = to_json(analysis, model);
-  if (!options.output.empty()) write_file_atomically(options.output, dump_json(json, 2) + "\n");
-  std::printf("%s", options.json ? (dump_json(json) + "\n").c_str() : format_table(analysis).c_str());
+  report(options, to_json(analysis, model), format_table(analysis));
 }
 
 }  // namespace dtopp::cli

@@ -6,8 +6,6 @@
 
 #include "cli/evaluate.h"
 #include "dtopp/base/errors.h"
-#include "dtopp/base/files.h"
-#include "dtopp/base/json.h"
 #include "dtopp/base/progress.h"
 #include "dtopp/eval/expert_budget.h"
 #include "dtopp/eval/perplexity.h"
@@ -75,8 +73,7 @@ void evaluate_perplexity(const EvaluateOptions& options) {
     json = perplexity_json(result);
     if (!options.json) print_summary(checkpoint, result);
   }
-  if (!options.output.empty()) write_file_atomically(options.output, dump_json(json, 2) + "\n");
-  if (options.json) std::printf("%s\n", dump_json(json).c_str());
+  report(options, json, "");  // tables are printed as they come
 }
 
 }  // namespace dtopp::cli

@@ -12,7 +12,6 @@
 #include "cli/stop_signals.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
-#include "dtopp/base/json.h"
 #include "dtopp/base/progress.h"
 #include "dtopp/eval/expert_budget.h"
 #include "dtopp/eval/task_run.h"
@@ -47,11 +46,8 @@ void report_prompts(const EvaluateOptions& options, const std::vector<TaskReques
   nlohmann::ordered_json json = {{"tasks", nlohmann::ordered_json::object()}};
   for (const TaskRequests& requests : prepared)
     json["tasks"][std::string(requests.task.name)] = to_json(count_prompts(requests));
-  if (!options.output.empty()) write_file_atomically(options.output, dump_json(json, 2) + "\n");
-  if (options.json)
-    std::printf("%s\n", dump_json(json).c_str());
-  else
-    print_counts(prepared);
+  report(options, json, "");
+  if (!options.json) print_counts(prepared);
 }
 
 // What the evaluation of a model is made of.
@@ -82,11 +78,6 @@ std::vector<TaskResult> measure(const TaskEvaluation& evaluation, KeptResults& k
   };
   const int64_t batch_tokens = evaluation.options.batch_size * evaluation.model.config.model.sequence_length;
   return run_tasks(evaluation.model, evaluation.tokenizer, evaluation.tasks, kept, batch_tokens, hooks);
-}
-
-void report(const EvaluateOptions& options, const nlohmann::ordered_json& json, const std::string& table) {
-  if (!options.output.empty()) write_file_atomically(options.output, dump_json(json, 2) + "\n");
-  std::printf("%s", options.json ? (dump_json(json) + "\n").c_str() : table.c_str());
 }
 
 void evaluate_once(TaskEvaluation& evaluation) {
