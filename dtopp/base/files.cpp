@@ -81,15 +81,6 @@ void exchange_durably(const fs::path& fresh, const fs::path& old) {
   remove_tree(aside);
 }
 
-std::vector<fs::path> list(const fs::path& directory) {
-  std::error_code error;
-  std::vector<fs::path> paths;
-  for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error))
-    paths.push_back(it->path());
-  if (error) throw file_error("list", directory, error.value());
-  return paths;
-}
-
 // A rename would put a file in the place of a device or a pipe.
 void refuse_what_is_no_file(const fs::path& path) {
   std::error_code no_answer;  // then creating the file says why
@@ -99,7 +90,7 @@ void refuse_what_is_no_file(const fs::path& path) {
 }
 
 void sync_tree(const fs::path& directory) {
-  for (const auto& path : list(directory)) {
+  for (const auto& path : list_directory(directory)) {
     if (directory_exists(path))
       sync_tree(path);
     else
@@ -174,6 +165,15 @@ void OutputFile::close() { close_checked(std::exchange(descriptor_, -1), path_);
 
 void sync_directory(const fs::path& path) { sync_path(path, O_RDONLY | O_DIRECTORY); }
 
+std::vector<fs::path> list_directory(const fs::path& directory) {
+  std::error_code error;
+  std::vector<fs::path> paths;
+  for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error))
+    paths.push_back(it->path());
+  if (error) throw file_error("list", directory, error.value());
+  return paths;
+}
+
 void make_directories(const fs::path& path) {
   if (path.empty() || directory_exists(path)) return;
   make_directories(path.parent_path());
@@ -196,7 +196,7 @@ void remove_durably(const fs::path& path) {
 }
 
 void remove_leftovers(const fs::path& directory) {
-  for (const auto& path : list(directory)) {
+  for (const auto& path : list_directory(directory)) {
     std::error_code gone;
     const auto type = fs::symlink_status(path, gone).type();
     if ((type == fs::file_type::regular || type == fs::file_type::directory) &&

@@ -74,6 +74,9 @@ void write_directory_atomically(const std::filesystem::path& path,
                                 const std::function<void(const std::filesystem::path&)>& fill,
                                 bool replace = false);
 
+// What lies in a directory. DataError where it cannot be listed.
+std::vector<std::filesystem::path> list_directory(const std::filesystem::path& directory);
+
 // Creates `path` and the parents it lacks, each one durable.
 void make_directories(const std::filesystem::path& path);
 

@@ -95,12 +95,10 @@ bool is_complete(const fs::path& path) {
 bool holds_only_a_checkpoint(const fs::path& path) {
   try {
     const ManifestFiles files = read_manifest(path, kCheckpointFormat).files;
-    std::error_code error;
-    for (fs::directory_iterator it(path, error), end; !error && it != end; it.increment(error)) {
-      const std::string name = it->path().filename().string();
-      if (name != kManifestName && !files.contains(name)) return false;
-    }
-    return !error;
+    return std::ranges::all_of(list_directory(path), [&](const fs::path& entry) {
+      const std::string name = entry.filename().string();
+      return name == kManifestName || files.contains(name);
+    });
   } catch (const DataError&) {
     return false;
   }

@@ -15,15 +15,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::vector<fs::path> list(const fs::path& folder) {
-  std::vector<fs::path> paths;
-  std::error_code error;
-  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error))
-    paths.push_back(it->path());
-  if (error && error != std::errc::no_such_file_or_directory) throw file_error("list", folder, error.value());
-  return paths;
-}
-
 [[noreturn]] void refuse(const fs::path& path) {
   throw UsageError(path.parent_path().string() + ": holds other files (" + path.filename().string() +
                    ", which dtopp did not write); choose an empty or new output folder");
@@ -38,7 +29,8 @@ void require_ours(const fs::path& folder) {
     if (begins_as_manifest(folder / name, format)) return;
     refuse(folder / name);
   }
-  for (const fs::path& path : list(folder)) {
+  if (!is_there(folder)) return;
+  for (const fs::path& path : list_directory(folder)) {
     const bool first_record = is_temporary_name_of(kProgressName, path.filename().string()) &&
                               begins_as_manifest(path, kProgressFormat);
     if (path.filename() != ".lock" && !first_record) refuse(path);
