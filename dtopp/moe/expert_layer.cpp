@@ -7,8 +7,6 @@
 namespace dtopp {
 namespace {
 
-constexpr double kVarianceEps = 1e-6;  // as in ops/route.h
-
 std::string_view name_of(Normalization normalization) {
   for (const auto& [value, name] : enum_names(normalization)) {
     if (value == normalization) return name;
@@ -21,7 +19,7 @@ at::Tensor normalized_router_z(const at::Tensor& logits_TE, const at::Tensor& sc
                                Normalization normalization) {
   const at::Tensor centred_TE = logits_TE - logits_TE.mean({-1}, /*keepdim=*/true);
   const at::Tensor variance_T1 = centred_TE.square().mean({-1}, /*keepdim=*/true);
-  at::Tensor s_TE = centred_TE * (variance_T1 + kVarianceEps).rsqrt();
+  at::Tensor s_TE = centred_TE * (variance_T1 + kVarianceEpsilon).rsqrt();
   if (normalization == Normalization::kDynamic) s_TE = s_TE * scale;
   return at::logsumexp(s_TE, {-1}).square().mean();
 }

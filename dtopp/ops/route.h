@@ -21,6 +21,9 @@
 
 namespace dtopp {
 
+// Added to the variance of a token's logits.
+constexpr double kVarianceEpsilon = 1e-6;
+
 // "f32" below is f64 for f64 logits. Means are over tokens, 0 where there are none.
 struct RouteOutput {
   at::Tensor gates_TE;          // f32

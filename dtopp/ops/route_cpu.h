@@ -5,6 +5,7 @@
 #include <limits>
 #include <vector>
 
+#include "dtopp/ops/route.h"
 #include "dtopp/ops/route_kernel.h"
 #include "dtopp/ops/simd.h"
 
@@ -12,7 +13,6 @@ namespace dtopp {
 
 // Sums over tokens are formed per chunk, then over chunks in order: the same bits for any number of threads.
 constexpr int64_t kTokensPerChunk = 128;
-constexpr double kVarianceEpsilon = 1e-6;
 
 struct RouteOptions {
   bool normalize;    // fixed or dynamic
