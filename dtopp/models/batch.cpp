@@ -6,11 +6,11 @@
 
 namespace dtopp {
 
-const at::Tensor& Batch::tensor(std::string_view name) const {
+const at::Tensor& find_tensor(const NamedTensors& tensors, std::string_view name, const char* owner) {
   for (const auto& [candidate, tensor] : tensors) {
     if (candidate == name) return tensor;
   }
-  throw std::invalid_argument("Batch: no tensor named " + std::string(name));
+  throw std::invalid_argument(std::string(owner) + ": nothing is named " + std::string(name));
 }
 
 Batch Batch::to(const at::Device& device) const {

@@ -12,14 +12,19 @@
 
 namespace dtopp {
 
+using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+
+// std::invalid_argument, naming `owner`, where none has this name.
+const at::Tensor& find_tensor(const NamedTensors& tensors, std::string_view name, const char* owner);
+
 struct Batch {
   // The place of its first sample in the global order. What is drawn at random for sample i is drawn at
   // (seed, purpose, position + i): the same at every micro-batch size, number of processes and restart.
   uint64_t position = 0;
-  std::vector<std::pair<std::string, at::Tensor>> tensors;
+  NamedTensors tensors;
 
   // std::invalid_argument where there is none of this name.
-  const at::Tensor& tensor(std::string_view name) const;
+  const at::Tensor& tensor(std::string_view name) const { return find_tensor(tensors, name, "Batch"); }
   Batch to(const at::Device& device) const;
 };
 

@@ -1,7 +1,5 @@
 #include "dtopp/models/batch_losses.h"
 
-#include <stdexcept>
-
 namespace dtopp {
 
 RoutingInputs routing_inputs(const ThresholdController& controller, int64_t num_layers) {
@@ -10,13 +8,6 @@ RoutingInputs routing_inputs(const ThresholdController& controller, int64_t num_
     inputs.threshold.push_back(controller.threshold(layer));
   }
   return inputs;
-}
-
-const at::Tensor& BatchLosses::value(std::string_view name) const {
-  for (const auto& [candidate, value] : values) {
-    if (candidate == name) return value;
-  }
-  throw std::invalid_argument("BatchLosses: no loss named " + std::string(name));
 }
 
 void add_router_losses(const std::vector<RouteOutput>& layers, const RoutingInputs& inputs,

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "dtopp/config/run_config.h"
+#include "dtopp/models/batch.h"
 #include "dtopp/moe/activation_statistics.h"
 #include "dtopp/moe/expert_layer.h"
 #include "dtopp/moe/threshold_controller.h"
@@ -31,12 +32,12 @@ struct RoutingInputs {
 RoutingInputs routing_inputs(const ThresholdController& controller, int64_t num_layers);
 
 struct BatchLosses {
-  at::Tensor total;                                        // what is differentiated
-  std::vector<std::pair<std::string, at::Tensor>> values;  // unweighted, detached, f32 []: "lm_loss", …
-  ActivationStatistics activations;                        // no layers for a dense model
+  at::Tensor total;                  // what is differentiated
+  NamedTensors values;               // unweighted, detached, f32 []: "lm_loss", …
+  ActivationStatistics activations;  // no layers for a dense model
 
   // std::invalid_argument where there is none of this name.
-  const at::Tensor& value(std::string_view name) const;
+  const at::Tensor& value(std::string_view name) const { return find_tensor(values, name, "BatchLosses"); }
 };
 
 // Adds the routers' losses of a batch's layers, each summed over layers and divided by their number:
