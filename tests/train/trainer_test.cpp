@@ -266,56 +266,5 @@ TEST(Trainer, clips_the_global_norm) {
   EXPECT_NEAR(ratio, 0.1 / norm, 0.02 * 0.1 / norm);
 }
 
-// A model whose losses come in another order, and another one of which is validated.
-TEST(Trainer, validation_finds_its_loss_by_name) {
-  const RunConfig config = tiny();
-  Model reversed = make_model(config);
-  reversed.bind = [bind = reversed.bind](const ParameterLookup& parameter) -> LossFunction {
-    return [losses = bind(parameter)](const Batch& batch, const RoutingInputs& inputs) {
-      BatchLosses result = losses(batch, inputs);
-      std::reverse(result.values.begin(), result.values.end());
-      return result;
-    };
-  };
-  Model other = make_model(config);
-  other.validation_loss = "lm_z_loss";
-  Trainer plain = trainer_of(config);
-  Trainer by_name(config, reversed, data_for(config), at::kFloat);
-  Trainer z(config, other, data_for(config), at::kFloat);
-  for (Trainer* trainer : {&plain, &by_name, &z}) trainer->initialise();
-  const double loss = plain.validate(36, never)->loss;
-  EXPECT_EQ(by_name.validate(36, never)->loss, loss);
-  EXPECT_NEAR(z.validate(36, never)->loss, std::log(64.0) * std::log(64.0), 0.5);
-  EXPECT_NEAR(loss, std::log(64.0), 0.1);
-}
-
-TEST(Trainer, gives_batches_their_global_position) {
-  const RunConfig config = tiny();
-  Model model = make_model(config);
-  std::vector<uint64_t> positions;
-  model.bind = [&, bind = model.bind](const ParameterLookup& parameter) -> LossFunction {
-    return [&, losses = bind(parameter)](const Batch& batch, const RoutingInputs& inputs) {
-      positions.push_back(batch.position);
-      return losses(batch, inputs);
-    };
-  };
-  Trainer trainer(config, model, data_for(config), at::kFloat);
-  trainer.initialise();
-  step(trainer);
-  step(trainer);
-  EXPECT_EQ(positions, (std::vector<uint64_t>{0, 2, 4, 6}));
-}
-
-// Nothing reads a dense model's routing section, so validation lets anything through.
-TEST(Trainer, a_dense_model_needs_no_target) {
-  RunConfig config = tiny();
-  config.model.num_experts = 1;
-  config.routing.target_experts = {};
-  validate_values(config);
-  Trainer trainer = trainer_of(config);
-  trainer.initialise();
-  EXPECT_FALSE(step(trainer).skipped);
-}
-
 }  // namespace
 }  // namespace dtopp
