@@ -21,7 +21,8 @@ from training_side import BINARY, start_dtopp
 
 CASE = {"hidden_size": 128, "num_layers": 4, "num_heads": 4, "ffn_hidden_size": 64, "num_experts": 16, "active": 4,
         "vocab_size": 8192, "sequence_length": 256, "batch": 4}
-WAITING = {"own": {}} | {f"GOMP_SPINCOUNT={n}": {"GOMP_SPINCOUNT": n} for n in ("1000", "10000", "300000")}
+WAITING = {"own": {}, "asleep": {"OMP_WAIT_POLICY": "passive"}} | {
+    f"GOMP_SPINCOUNT={n}": {"GOMP_SPINCOUNT": n} for n in ("30000", "100000", "300000")}
 
 
 @contextlib.contextmanager

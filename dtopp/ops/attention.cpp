@@ -1,7 +1,6 @@
 #include "dtopp/ops/attention.h"
 
-#include "dtopp/ops/attention_cpu.h"
-#include "dtopp/ops/linear_cpu.h"
+#include "dtopp/ops/linear.h"
 
 namespace dtopp {
 namespace {
@@ -9,21 +8,26 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Saves q, k, v, the result and the log-sum-exp of each query's scores.
-struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
+// bf16 where the processor does not multiply it: computed in fp32, kept and given back in bf16.
+struct WidenedAttention : torch::autograd::Function<WidenedAttention> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k,
                             const at::Tensor& v) {
     const at::AutoDispatchBelowADInplaceOrView guard;
-    const AttentionOutput out = causal_attention_cpu(q, k, v);
-    context->save_for_backward({q, k, v, out.y_BHLK, out.lse_BHL});
-    return out.y_BHLK;
+    const auto [y, lse] = at::_scaled_dot_product_flash_attention_for_cpu(
+        q.to(at::kFloat), k.to(at::kFloat), v.to(at::kFloat), 0.0, /*is_causal=*/true);
+    const at::Tensor rounded = y.to(q.scalar_type());
+    context->save_for_backward({q, k, v, rounded, lse});
+    return rounded;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const variable_list saved = context->get_saved_variables();
-    const AttentionGradients grad =
-        causal_attention_backward_cpu(grads[0], saved[0], saved[1], saved[2], {saved[3], saved[4]});
-    return {grad.q, grad.k, grad.v};
+    const auto wide = [](const at::Tensor& x) { return x.to(at::kFloat); };
+    const auto [q, k, v] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+        wide(grads[0]), wide(saved[0]), wide(saved[1]), wide(saved[2]), wide(saved[3]), saved[4], 0.0,
+        /*is_causal=*/true);
+    const at::ScalarType type = saved[0].scalar_type();
+    return {q.to(type), k.to(type), v.to(type)};
   }
 };
 
@@ -33,7 +37,8 @@ at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::
   TORCH_CHECK(q.dim() == 4 && k.sizes() == q.sizes() && v.sizes() == q.sizes(),
               "causal_attention: expected q, k and v of one shape [B, H, L, K], got ", q.sizes(), ", ",
               k.sizes(), " and ", v.sizes());
-  if (multiplies_on_tiles(q) && q.size(3) <= kWidestHead) return AttentionFunction::apply(q, k, v);
+  if (q.is_cpu() && q.scalar_type() == at::kBFloat16 && !has_bf16_matmul(q.device()) && q.numel() > 0)
+    return WidenedAttention::apply(q, k, v);
   return at::scaled_dot_product_attention(q, k, v, std::nullopt, 0.0, /*is_causal=*/true);
 }
 

@@ -1,4 +1,5 @@
-// Causal attention: our own kernel (attention_cpu.h) where linear.h uses its own, libtorch's elsewhere.
+// Causal attention: libtorch's kernels. On a CPU without instructions that multiply bf16 they compute it in
+// fp32, which is several times faster there than emulating it.
 #pragma once
 
 #include "dtopp/ops/torch.h"

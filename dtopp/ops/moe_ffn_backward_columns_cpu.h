@@ -84,14 +84,14 @@ void backward_columns(const BackwardInputs& in, const Assignment& pairs, const a
     const HiddenGradients<Tiles> rows{sums.d_pre_NG.of(0), sums.scaled_NF.of(0), sums.d_pre_stride,
                                       grad_gates.of(0),    group.pair,           group.rows};
     std::fill_n(rows.grad_gates_SN, shares * group.rows, Real(0));
-    for_hidden_columns<Tiles>(blocks, ffn, [&](const RowBlock& block, int64_t begin, int64_t end) {
+    for_hidden_columns<Tiles>(blocks, ffn, shares, [&](const RowBlock& block, int64_t begin, int64_t end) {
       backward_hidden<Scalar, Tiles>(in, pairs, block, right_side<Scalar>(down_proj, block.expert), begin,
                                      end, buffers, rows);
     });
     if (grad.gates_TE.defined()) add_gate_gradients(pairs, blocks, shares, rows, grad.gates_TE);
     if (grad.x_TD.defined()) {
       add_results<Tiles>(
-          blocks, pairs, 2 * ffn, hidden, buffers,
+          blocks, pairs, 2 * ffn, hidden, shares, buffers,
           [&](const RowBlock& block, int64_t n) {
             return rows.d_pre_NG + (block.pair - group.pair + n) * rows.d_pre_stride;
           },

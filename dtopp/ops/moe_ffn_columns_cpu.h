@@ -96,13 +96,23 @@ struct ColumnBuffers {
   }
 };
 
+// Weights that one thread passes over in about the time it takes to wake another.
+constexpr int64_t kSmallestColumnShare = int64_t{1} << 18;
+
+// How many threads the blocks are worth.
+inline int64_t column_shares(const std::vector<RowBlock>& blocks, int64_t hidden, int64_t ffn) {
+  int64_t rows = 0;
+  for (const RowBlock& block : blocks) rows += block.rows + kPackingRows;
+  const int64_t weights = rows / kPackingRows * 3 * hidden * ffn;
+  return std::clamp<int64_t>(weights / kSmallestColumnShare, 1, at::get_num_threads());
+}
+
 // The expert's hidden layer: body(block, begin, end) for columns [begin, end) of each block's; block.share is
-// the thread's.
+// the thread's, of `shares`.
 template <typename Tiles, typename Body>
-void for_hidden_columns(const std::vector<RowBlock>& blocks, int64_t ffn, const Body& body) {
+void for_hidden_columns(const std::vector<RowBlock>& blocks, int64_t ffn, int64_t shares, const Body& body) {
   const auto cost = [&](int64_t i) { return blocks[i].rows + kPackingRows; };
-  for_even_shares<Tiles>(0, static_cast<int64_t>(blocks.size()), ffn, Tiles::shape().columns,
-                         at::get_num_threads(), cost,
+  for_even_shares<Tiles>(0, static_cast<int64_t>(blocks.size()), ffn, Tiles::shape().columns, shares, cost,
                          [&](int64_t i, int64_t begin, int64_t end, int64_t share) {
                            const RowBlock& block = blocks[i];
                            body(RowBlock{block.expert, block.pair, block.rows, share}, begin, end);
@@ -113,9 +123,9 @@ void for_hidden_columns(const std::vector<RowBlock>& blocks, int64_t ffn, const 
 // B(expert) is [K, width], sums(expert) is y.
 template <typename Tiles, typename Row, typename Right, typename Sums>
 void add_results(const std::vector<RowBlock>& blocks, const Assignment& pairs, int64_t K, int64_t width,
-                 const ColumnBuffers<Tiles>& buffers, const Row& row, const Right& right, const Sums& sums) {
+                 int64_t most_shares, const ColumnBuffers<Tiles>& buffers, const Row& row, const Right& right, const Sums& sums) {
   const int64_t unit = Tiles::shape().columns, panels = round_up(width, unit) / unit;
-  const int64_t shares = std::min<int64_t>(panels, at::get_num_threads());
+  const int64_t shares = std::min(panels, most_shares);
   at::parallel_for(0, shares, 1, [&](int64_t first, int64_t last) {
     for (int64_t share = first; share < last; ++share) {
       const int64_t begin = panels * share / shares * unit;

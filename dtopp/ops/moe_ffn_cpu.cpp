@@ -200,7 +200,8 @@ void forward_columns(const ForwardTensors& t, const Assignment& pairs, const at:
   for (const ExpertGroup& group : groups) {
     const std::vector<RowBlock> blocks = row_blocks<Tiles>(pairs, group);
     const auto act_of = [&](const RowBlock& block) { return act.of(0) + (block.pair - group.pair) * ffn; };
-    for_hidden_columns<Tiles>(blocks, ffn, [&](const RowBlock& block, int64_t begin, int64_t end) {
+    const int64_t shares = column_shares(blocks, hidden, ffn);
+    for_hidden_columns<Tiles>(blocks, ffn, shares, [&](const RowBlock& block, int64_t begin, int64_t end) {
       const int64_t* tokens = pairs.token_A.data() + block.pair;
       buffers.pack_rows([&](int64_t n) { return x + tokens[n] * hidden; }, block.rows, hidden, block.share);
       for (int64_t f = begin; f < end; f += kColumnsAtOnce) {
@@ -209,7 +210,7 @@ void forward_columns(const ForwardTensors& t, const Assignment& pairs, const at:
       }
     });
     add_results<Tiles>(
-        blocks, pairs, ffn, hidden, buffers,
+        blocks, pairs, ffn, hidden, shares, buffers,
         [&](const RowBlock& block, int64_t n) { return act_of(block) + n * ffn; },
         [&](int64_t e) {
           return RightSide<Scalar>{down_EDF + e * hidden * ffn, ffn, true};
