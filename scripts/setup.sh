@@ -8,7 +8,8 @@ mode=${1:-build}
 torch_version=2.11.0
 
 packages=(g++ cmake ninja-build ccache pkg-config python3-venv libcli11-dev libyaml-cpp-dev nlohmann-json3-dev
-  libsimdjson-dev libzstd-dev zlib1g-dev libutf8proc-dev libxxhash-dev libssl-dev libjemalloc-dev)
+  libsimdjson-dev libzstd-dev zlib1g-dev libutf8proc-dev libxxhash-dev libssl-dev libgloo-dev
+  libjemalloc-dev)
 if [ "$mode" = test ]; then
   packages+=(libgtest-dev libgmock-dev librapidcheck-dev clang-format clang-tidy)
 fi

@@ -34,6 +34,10 @@ std::filesystem::path save_checkpoint(const std::filesystem::path& checkpoints,
                                       const CheckpointContents& contents, int64_t keep,
                                       uint64_t shard_bytes = uint64_t{4} << 30);
 
+// Whether save_checkpoint would leave what is there: a checkpoint of this step that verifies and holds the
+// same state.
+bool is_already_saved(const std::filesystem::path& checkpoints, const TrainingState& state);
+
 // What a checkpoint is opened for. Inference needs no moments: the optimiser's files, the largest, are not
 // read then and need not be there.
 enum class CheckpointUse { kTraining, kInference };

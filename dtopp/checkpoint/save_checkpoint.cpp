@@ -118,23 +118,22 @@ void remove_old(const fs::path& checkpoints, int64_t step, int64_t keep) {
   }
 }
 
-// Whether a checkpoint with this state is already there and verifies.
-bool is_already_saved(const fs::path& path, const TrainingState& state) {
+}  // namespace
+
+bool is_already_saved(const fs::path& checkpoints, const TrainingState& state) {
   try {
-    return Checkpoint(path).state() == state;
+    return Checkpoint(checkpoints / checkpoint_name(state.step)).state() == state;
   } catch (const Error&) {
     return false;
   }
 }
-
-}  // namespace
 
 fs::path save_checkpoint(const fs::path& checkpoints, const CheckpointContents& contents, int64_t keep,
                          uint64_t shard_bytes) {
   make_directories(checkpoints);
   remove_leftovers(checkpoints);
   auto path = checkpoints / checkpoint_name(contents.state.step);
-  if (!is_already_saved(path, contents.state)) {
+  if (!is_already_saved(checkpoints, contents.state)) {
     const auto fill = [&](const fs::path& directory) {
       DirectoryWriter writer(directory);
       write_model(writer, contents.parameters, shard_bytes);

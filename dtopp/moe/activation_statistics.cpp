@@ -50,6 +50,23 @@ ActivationStatistics::ActivationStatistics(at::Tensor counts_LE, at::Tensor hist
       histogram_LN_(std::move(histogram_LN)),
       token_sums_2_(std::move(token_sums_2)) {}
 
+at::Tensor ActivationStatistics::to_vector(int64_t num_experts, const at::Device& device) const {
+  if (!counts_LE_.defined())
+    return at::zeros({vector_size(num_layers_, num_experts)}, at::device(device).dtype(at::kDouble));
+  const auto list = [](const at::Tensor& counts) { return counts.to(at::kDouble).view({-1}); };
+  return at::cat({list(token_sums_2_), list(counts_LE_), list(histogram_LN_)});
+}
+
+ActivationStatistics ActivationStatistics::from_vector(const at::Tensor& values, int64_t num_layers,
+                                                       int64_t num_experts, int64_t tokens) {
+  if (num_layers == 0) return ActivationStatistics();
+  const int64_t counts = num_layers * num_experts;
+  const auto part = [&](int64_t begin, int64_t size) { return values.narrow(0, begin, size).to(at::kLong); };
+  return {part(kTokenSums, counts).view({num_layers, num_experts}),
+          part(kTokenSums + counts, counts + num_layers).view({num_layers, num_experts + 1}),
+          part(0, kTokenSums), tokens};
+}
+
 void ActivationStatistics::add(std::span<const RouteOutput> layers) {
   if (layers.empty()) return;
   std::vector<at::Tensor> counts, histograms;

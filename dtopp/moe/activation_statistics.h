@@ -24,6 +24,15 @@ class ActivationStatistics {
   ActivationStatistics(at::Tensor counts_LE, at::Tensor histogram_LN, at::Tensor token_sums_2,
                        int64_t tokens);
 
+  // All counts as one f64 vector, that of several processes to be added up: whole numbers, exact below 2^53.
+  // Of `num_experts` experts a layer; zeros before the first add. [vector_size(...)]
+  at::Tensor to_vector(int64_t num_experts, const at::Device& device) const;
+  static ActivationStatistics from_vector(const at::Tensor& values, int64_t num_layers, int64_t num_experts,
+                                          int64_t tokens);
+  static int64_t vector_size(int64_t num_layers, int64_t num_experts) {
+    return num_layers == 0 ? 0 : kTokenSums + num_layers * (num_experts + num_experts + 1);
+  }
+
   // Adds a batch: the routing of the same tokens in each layer.
   void add(std::span<const RouteOutput> layers);
   void add(const ActivationStatistics& other);
@@ -47,6 +56,8 @@ class ActivationStatistics {
   double token_mean_deviation() const;
 
  private:
+  static constexpr int64_t kTokenSums = 2;
+
   int64_t num_layers_;
   int64_t tokens_ = 0;
   at::Tensor counts_LE_, histogram_LN_, token_sums_2_;

@@ -1,5 +1,8 @@
 // The tensors of a run: fp32 masters, Adam moments, fp32 gradients, the copies the model computes with, and
 // where it is wanted a moving average of the masters.
+//
+// Every rank holds what the model computes with; of all else it keeps its part of each parameter (ZeRO stage
+// 1, distributed/partition.h), so that calls marked "collective" are made by every rank in the same order.
 #pragma once
 
 #include <functional>
@@ -10,14 +13,18 @@
 
 #include "dtopp/checkpoint/checkpoint.h"
 #include "dtopp/config/run_config.h"
+#include "dtopp/distributed/shard_exchange.h"
 #include "dtopp/models/parameters.h"
 #include "dtopp/ops/torch.h"
+#include "dtopp/train/gradient_sums.h"
 
 namespace dtopp {
 
 class ParameterStore {
  public:
   // compute: at::kFloat or at::kBFloat16, and the device where everything lies. Nothing is initialised.
+  // `ranks` must outlive this.
+  ParameterStore(std::vector<ParameterSpec> specs, const at::TensorOptions& compute, Collectives& ranks);
   ParameterStore(std::vector<ParameterSpec> specs, const at::TensorOptions& compute);
 
   void initialise(uint64_t seed);
@@ -28,55 +35,67 @@ class ParameterStore {
   //   average <- d average + (1 - d) parameter,  d = min(decay, (1 + n) / (10 + n))
   // n: the updates applied so far, this one included.
   void keep_average(double decay);
-  // The average of a parameter, f32. Only where one is kept, like load_average.
-  const at::Tensor& average(const std::string& name) const { return averages_.at(index_.at(name)); }
+  // The average of a parameter, f32. Only where one is kept, like load_average. Collective.
+  at::Tensor average(const std::string& name) const { return whole(averages_, index_.at(name)); }
   // For a checkpoint, under the parameters' own names; as parameter_sources. None where no average is kept.
-  std::vector<TensorSource> average_sources() const { return sources_of(averages_); }
+  std::vector<TensorSource> average_sources() const { return sources_of(averages_, ""); }
   // `read` gives the bytes that average_sources wrote of a name and shape.
   using ReadTensor =
       std::function<std::span<const std::byte>(const std::string& name, const std::vector<int64_t>& shape)>;
   void load_average(const ReadTensor& read);
 
-  // The tensor the model computes with: a leaf that collects gradients. The master itself in fp32.
-  at::Tensor compute(const std::string& name) const;
+  // The tensor the model computes with: a leaf whose gradients come here. The master itself in fp32.
+  at::Tensor compute(const std::string& name) const { return compute_.at(index_.at(name)); }
 
-  // After each micro-batch's backward: adds the compute copies' gradients to the fp32 gradients.
-  void collect_gradients();
-  void clear_gradients();
-  // Global norm over all parameters, f32 []; NaN or infinite where any gradient is.
-  at::Tensor gradient_norm() const;
+  // A step of that many micro-batches of this rank begins: after each one's backward pass end_micro_batch().
+  // Gradients that were there are forgotten.
+  void begin_step(int64_t micro_batches) { gradient_sums_->begin(micro_batches); }
+  void end_micro_batch() { gradient_sums_->end_micro_batch(); }
+  // Waits for the sums over all ranks' micro-batches. After the last end_micro_batch().
+  void finish_gradients() { gradients_ = exchange_->take_sums(); }
+  // Squared norms of the gradients, f64: one for each unit of all parameters in order (distributed/partition.h),
+  // 0 for those that other ranks keep. NaN or infinite where a gradient is.
+  at::Tensor squared_norms() const;
 
   // One AdamW update (decoupled decay on the specs that have it) with gradients divided by `divisor` (f32
   // []), then the compute copies are refreshed. Nothing changes where `applied`, bool [], is false.
+  // Collective.
   void adamw_step(const OptimizerConfig& config, double lr, const at::Tensor& divisor,
                   const at::Tensor& applied);
 
-  // For a checkpoint, to be read while the store does not step: from a device piece by piece, on a CPU
-  // without a copy.
-  std::vector<TensorSource> parameter_sources() const { return sources_of(masters_); }
+  // For a checkpoint, to be read while the store does not step: piece by piece, each brought from its rank;
+  // on one rank of a CPU without a copy. Reading one is collective; every rank gets the bytes.
+  std::vector<TensorSource> parameter_sources() const { return sources_of(masters_, ""); }
   std::vector<TensorSource> moment_sources() const;
 
   const std::vector<ParameterSpec>& specs() const { return specs_; }
   const at::Device& device() const { return device_; }
-  const at::Tensor& master(const std::string& name) const { return masters_.at(index_.at(name)); }
-  // The fp32 gradient so far; undefined where none has come.
-  const at::Tensor& gradient(const std::string& name) const { return gradients_.at(index_.at(name)); }
+  // A whole parameter, f32. Collective.
+  at::Tensor master(const std::string& name) const { return whole(masters_, index_.at(name)); }
+  // The same of its gradient so far, between finish_gradients() and the next step. Collective.
+  at::Tensor gradient(const std::string& name) const { return whole(gradients_, index_.at(name)); }
 
  private:
   void refresh_copies();
-  std::vector<TensorSource> sources_of(const std::vector<at::Tensor>& tensors) const;
+  at::Tensor whole(const std::vector<at::Tensor>& kept, size_t parameter) const;
+  std::vector<TensorSource> sources_of(const std::vector<at::Tensor>& kept, const std::string& suffix) const;
+  TensorSource source_of(const at::Tensor& kept, size_t parameter, const std::string& name) const;
+  void copy_kept(std::span<const std::byte> bytes, size_t parameter, const at::Tensor& kept) const;
+  void add_units(const at::Tensor& kept, size_t parameter, std::vector<at::Tensor>& units) const;
   void move_average(const at::Tensor& applied);
 
   std::vector<ParameterSpec> specs_;
   at::Device device_;
   std::unordered_map<std::string, size_t> index_;
-  std::vector<at::Tensor> masters_, exp_avg_, exp_avg_sq_;
+  std::unique_ptr<ShardExchange> exchange_;
+  std::vector<at::Tensor> compute_;  // whole
+  // What this rank keeps of each parameter, f32 [elements]. A master shares storage with the compute copy
+  // where that is computed with directly.
+  std::vector<at::Tensor> masters_, exp_avg_, exp_avg_sq_, gradients_;
   double average_decay_ = 0;
-  std::vector<at::Tensor> averages_;   // fp32; none unless kept
-  at::Tensor updates_;                 // f32 []: AdamW updates so far
-  std::vector<at::Tensor> compute_;    // shares storage with the master where that is computed with directly
-  std::vector<at::Tensor> gradients_;  // fp32
-  std::vector<at::Tensor> converted_;  // where those of bf16 copies are, kept from step to step
+  std::vector<at::Tensor> averages_;  // none unless kept
+  at::Tensor updates_;                // f32 []: AdamW updates so far
+  std::unique_ptr<GradientSums> gradient_sums_;
 };
 
 }  // namespace dtopp

@@ -49,19 +49,26 @@ void refuse_other_configuration(const RunConfig& config) {
 class Run {
  public:
   Run(const RunConfig& config, const at::Device& device, const RunObserver& observer,
-      const std::function<bool()>& stop, const Probes& probes)
+      const std::function<bool()>& stop, const Probes& probes, std::shared_ptr<Collectives> ranks)
       : config_(config),
         device_(device),
         observer_(observer),
         stop_(stop),
         probes_(probes),
-        path_(config.output) {}
+        path_(config.output),
+        ranks_(std::move(ranks)) {}
 
   RunSummary train();
 
  private:
-  // Takes the directory for this process; refuses one that holds another configuration's run.
+  // The one rank that writes and speaks.
+  bool first() const { return ranks_->rank() == 0; }
+  // Takes the directory for this run; refuses one that holds another configuration's.
   void hold_directory();
+  void compare_configurations();
+  bool any_rank(bool here) const;
+  // Rank 0 chooses.
+  std::optional<Checkpoint> checkpoint_to_resume();
   void check_memory();
   void open_or_resume(Model model, TrainingData data);
   void train_step();
@@ -79,7 +86,7 @@ class Run {
   [[noreturn]] void stop_here();
   StepRates rates(const StepResult& result);
   void say(const std::string& text) const {
-    if (observer_.message) observer_.message(text);
+    if (first() && observer_.message) observer_.message(text);
   }
   bool finished() const { return trainer_->state().step >= config_.training.steps; }
   bool complete() const { return finished() && !validation_is_due(); }
@@ -90,10 +97,12 @@ class Run {
   const std::function<bool()>& stop_;
   const Probes& probes_;
   fs::path path_;
+  std::shared_ptr<Collectives> ranks_;
   std::optional<RunDirectory> directory_;
   std::optional<Trainer> trainer_;
   std::optional<MetricsWriter> metrics_;
   fs::path last_checkpoint_;
+  bool stop_asked_ = false;  // of any rank
   bool unsaved_ = false;  // the trainer's state is not in last_checkpoint_
   double flops_per_token_ = 0;
   double matrix_rate_ = 0;
@@ -101,6 +110,7 @@ class Run {
 };
 
 RunSummary Run::train() {
+  compare_configurations();
   const bool there = path_kind(path_) != PathKind::kNothing;
   // A run that is there refuses at once; a new one has nothing of it written before its data are known to
   // fit.
@@ -130,13 +140,28 @@ RunSummary Run::train() {
   return summary;
 }
 
+void Run::compare_configurations() {
+  if (ranks_->size() == 1) return;
+  const std::string mine = to_yaml(config_);
+  if (broadcast_bytes(*ranks_, mine, /*root=*/0, "start") != mine)
+    throw UsageError("rank " + std::to_string(ranks_->rank()) +
+                     " has another configuration than rank 0: start all ranks with the same file and overrides");
+}
+
+bool Run::any_rank(bool here) const {
+  const at::Tensor count = at::full({1}, here ? 1.0 : 0.0, at::device(device_).dtype(at::kDouble));
+  ranks_->all_reduce_sum(count, "validation").wait();
+  return count.item<double>() != 0;
+}
+
 void Run::hold_directory() {
+  if (!first()) return;
   directory_.emplace(path_);
   refuse_other_configuration(config_);
 }
 
 void Run::check_memory() {
-  const Plan plan = make_plan(config_, /*ranks=*/1, device_.is_cpu() ? Device::kCpu : Device::kCuda);
+  const Plan plan = make_plan(config_, ranks_->size(), device_.is_cpu() ? Device::kCpu : Device::kCuda);
   const auto memory = free_device_memory(device_);
   require_memory(plan, memory ? *memory : available_memory());
   flops_per_token_ = static_cast<double>(plan.flops_per_token);
@@ -144,9 +169,8 @@ void Run::check_memory() {
 
 void Run::open_or_resume(Model model, TrainingData data) {
   const at::ScalarType type = compute_type(config_.training.precision, device_);
-  trainer_.emplace(config_, std::move(model), std::move(data), at::device(device_).dtype(type));
-  const auto checkpoint =
-      newest_checkpoint(checkpoints_of(path_), [this](const std::string& text) { say("warning: " + text); });
+  trainer_.emplace(config_, std::move(model), std::move(data), at::device(device_).dtype(type), ranks_);
+  const auto checkpoint = checkpoint_to_resume();
   if (checkpoint) {
     trainer_->restore(*checkpoint);
     last_checkpoint_ = checkpoint->path();
@@ -155,7 +179,7 @@ void Run::open_or_resume(Model model, TrainingData data) {
     trainer_->initialise();
     unsaved_ = true;
   }
-  if (complete()) return;
+  if (complete() || !first()) return;
   directory_->keep();
   write_file_atomically(config_file_of(path_), to_yaml(config_));
   metrics_.emplace(path_, checkpoint ? trainer_->state().step : -1, config_.logging.tensorboard,
@@ -166,18 +190,33 @@ void Run::open_or_resume(Model model, TrainingData data) {
   }
 }
 
+std::optional<Checkpoint> Run::checkpoint_to_resume() {
+  std::optional<Checkpoint> newest;
+  if (first()) {
+    newest = newest_checkpoint(checkpoints_of(path_),
+                               [this](const std::string& text) { say("warning: " + text); });
+  }
+  if (ranks_->size() == 1) return newest;
+  const std::string path =
+      broadcast_bytes(*ranks_, newest ? newest->path().string() : std::string(), /*root=*/0, "start");
+  if (!first() && !path.empty()) newest.emplace(fs::path(path));
+  return newest;
+}
+
 void Run::train_step() {
   if (!trainer_->step(stop_)) stop_here();
   // One step stays out on a device that computes while the host goes on. Never as many as happen to have
   // arrived: what a step begins with would depend on the clock.
   take_results(device_.is_cpu() ? 0 : 1);
+  if (stop_asked_) stop_here();
 }
 
 void Run::take_results(size_t in_flight) {
   while (const auto result = trainer_->next_result(in_flight)) {
     unsaved_ = true;
-    record(*result);
+    if (first()) record(*result);
     if (result->skipped) report_skip(*result);
+    stop_asked_ = stop_asked_ || (result->stop_asked && ranks_->size() > 1);
     if (gives_up(*result, config_.training)) give_up(*result);
   }
 }
@@ -199,7 +238,9 @@ void Run::report_skip(const StepResult& result) {
 }
 
 void Run::give_up(const StepResult& result) {
-  while (const auto later = trainer_->next_result(0)) record(*later);
+  while (const auto later = trainer_->next_result(0)) {
+    if (first()) record(*later);
+  }
   save();
   throw NumericalError(
       "step " + std::to_string(result.step) + ": " + std::to_string(result.consecutive_skips) +
@@ -244,7 +285,7 @@ void Run::validate() {
   if (probes_) {
     auto measured = probes_([this](const std::string& name) { return trainer_->parameters().master(name); },
                             trainer_->routing());
-    if (!measured) stop_here();
+    if (any_rank(!measured)) stop_here();
     accuracies = std::move(*measured);
   }
   MetricRecord record{trainer_->state().step, trainer_->state().tokens, wall_time(), {}};
@@ -252,19 +293,27 @@ void Run::validate() {
   for (const auto& [task, accuracy] : accuracies) {
     record.values.emplace_back("eval/" + task + "/accuracy", accuracy);
   }
-  metrics_->write(record);
+  if (first()) metrics_->write(record);
   trainer_->mark_validated();
   unsaved_ = true;
-  if (observer_.validation) observer_.validation(record.step, loss ? &*loss : nullptr, accuracies);
+  if (first() && observer_.validation) observer_.validation(record.step, loss ? &*loss : nullptr, accuracies);
 }
 
+// Rank 0 writes; the others bring their parts of the tensors, in the order in which it reads them.
 void Run::save() {
   take_results(0);
   const ParameterStore& parameters = trainer_->parameters();
   const CheckpointContents contents{trainer_->state(), parameters.parameter_sources(),
                                     parameters.moment_sources(), to_yaml(config_),
                                     trainer_->data().tokenizer_json};
-  last_checkpoint_ = save_checkpoint(checkpoints_of(path_), contents, config_.checkpoint.keep);
+  const fs::path checkpoints = checkpoints_of(path_);
+  const bool there = ranks_->size() > 1 && any_rank(first() && is_already_saved(checkpoints, contents.state));
+  if (first()) {
+    last_checkpoint_ = save_checkpoint(checkpoints, contents, config_.checkpoint.keep);
+  } else if (!there) {
+    for (const auto* sources : {&contents.parameters, &contents.optimizer})
+      for (const TensorSource& source : *sources) source.read([](std::span<const std::byte>) {});
+  }
   unsaved_ = false;
 }
 
@@ -278,11 +327,12 @@ void Run::stop_here() {
 }  // namespace
 
 RunSummary run_training(const RunConfig& config, const RunObserver& observer,
-                        const std::function<bool()>& stop, const Probes& probes) {
+                        const std::function<bool()>& stop, const Probes& probes,
+                        std::shared_ptr<Collectives> ranks) {
   const at::Device device = compute_device(config.training.device, "training.device");
   if (config.training.deterministic) make_deterministic(device);
   if (config.training.threads > 0) at::set_num_threads(static_cast<int>(config.training.threads));
-  return Run(config, device, observer, stop, probes).train();
+  return Run(config, device, observer, stop, probes, std::move(ranks)).train();
 }
 
 }  // namespace dtopp

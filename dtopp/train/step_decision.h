@@ -1,5 +1,4 @@
-// Everything that is decided about a step, each from its numbers alone. Today these are one process's own;
-// where many train together they are the sum over all, and every process decides the same.
+// Everything that is decided about a step, each from its numbers alone, which are the same on all ranks.
 #pragma once
 
 #include "dtopp/config/run_config.h"
@@ -7,8 +6,9 @@
 
 namespace dtopp {
 
-// Before the numbers are complete: whether the step ends here and has not happened.
-inline bool is_abandoned(const StepSums& sums) { return sums.stop_asked; }
+// Before the numbers are complete: whether the step ends here and has not happened. Never where other ranks
+// wait for it: there it is finished, and all learn of the wish from its numbers.
+inline bool is_abandoned(const StepSums& sums, int64_t ranks) { return sums.stop_asked && ranks == 1; }
 
 // On the step's device, for which the host does not wait.
 struct StepDecision {

@@ -3,58 +3,79 @@
 namespace dtopp {
 namespace {
 
-constexpr int64_t kTokenSums = 2;
+constexpr int64_t kFlags = 2;  // halted, stop_asked
 
-StepShape shape_of(const StepSums& sums) {
-  StepShape shape{sums.losses.names(), sums.losses.micro_batches(), sums.activations.tokens(),
-                  sums.most_pairs_L.numel()};
-  if (shape.routed_layers > 0) shape.num_experts = sums.activations.expert_counts().size(1);
-  return shape;
-}
+// A rank's numbers, and zeros where other ranks have theirs: the sum over ranks holds every rank's.
+class Contribution {
+ public:
+  explicit Contribution(const at::TensorOptions& options) : options_(options) {}
+
+  void add(const at::Tensor& numbers) { lists_.push_back(numbers.to(at::kDouble).reshape({-1})); }
+  void add(bool flag) { add(at::full({}, flag ? 1.0 : 0.0, options_)); }
+  // Row `place` of `rows` such.
+  void add_row(const at::Tensor& numbers, int64_t place, int64_t rows) {
+    add(at::zeros({place * numbers.numel()}, options_));
+    add(numbers);
+    add(at::zeros({(rows - place - 1) * numbers.numel()}, options_));
+  }
+
+  at::Tensor sum(Collectives& ranks) const {
+    const at::Tensor values = at::cat(lists_);
+    ranks.all_reduce_sum(values, "step").wait();
+    return values;
+  }
+
+ private:
+  at::TensorOptions options_;
+  std::vector<at::Tensor> lists_;
+};
 
 }  // namespace
 
-void LossSums::add(const at::Tensor& total, const std::vector<std::pair<std::string, at::Tensor>>& terms) {
+void StepSums::add_losses(const at::Tensor& total,
+                          const std::vector<std::pair<std::string, at::Tensor>>& terms) {
   std::vector<at::Tensor> values = {total};
   for (const auto& [name, value] : terms) values.push_back(value);
-  if (micro_batches_ == 0) {
-    sums_ = at::zeros({static_cast<int64_t>(values.size())}, total.options().dtype(at::kDouble));
-    for (const auto& [name, value] : terms) names_.push_back(name);
-  }
-  sums_ += at::stack(values);
-  micro_batches_ += 1;
+  losses.push_back(at::stack(values).to(at::kDouble));
 }
 
-StepNumbers::StepNumbers(const StepSums& sums, const at::Tensor& grad_norm, const at::Tensor& halted)
-    : shape_(shape_of(sums)) {
-  const auto list = [](const at::Tensor& value) { return value.to(at::kDouble).reshape({-1}); };
-  std::vector<at::Tensor> lists = {sums.losses.sums(), list(grad_norm).square(), list(halted)};
-  if (shape_.routed_layers > 0) {
-    lists.push_back(list(sums.most_pairs_L));
-    lists.push_back(list(sums.activations.token_sums()));
-    lists.push_back(list(sums.activations.expert_counts()));
-    lists.push_back(list(sums.activations.histogram()));
+StepNumbers::StepNumbers(StepShape shape, const StepSums& sums, const at::Tensor& squared_norms,
+                         const at::Tensor& halted, Collectives& ranks)
+    : shape_(std::move(shape)) {
+  const auto options = squared_norms.options();
+  const int64_t M = shape_.micro_batches, L = shape_.routed_layers, E = shape_.num_experts;
+  const at::Tensor losses_MN = at::zeros({M, shape_.num_losses()}, options);
+  for (size_t i = 0; i < sums.losses.size(); ++i)
+    losses_MN[sums.first_micro_batch + static_cast<int64_t>(i)].copy_(sums.losses[i]);
+  Contribution mine(options);
+  mine.add(losses_MN);
+  mine.add(squared_norms);
+  mine.add(halted);
+  mine.add(sums.stop_asked);
+  mine.add_row(sums.most_pairs_L, ranks.rank(), ranks.size());
+  if (L > 0) mine.add(sums.activations.to_vector(E, options.device()));
+  const at::Tensor all = mine.sum(ranks);
+
+  int64_t at = 0;
+  const auto next = [&](int64_t size) { return all.narrow(0, std::exchange(at, at + size), size); };
+  std::vector<at::Tensor> lists = {next(losses_MN.numel()).view({M, -1}).sum(0),
+                                   next(squared_norms.numel()).sum().view({1}), next(kFlags)};
+  if (L > 0) {
+    lists.push_back(next(ranks.size() * L).view({-1, L}).amax(0));
+    lists.push_back(next(ActivationStatistics::vector_size(L, E)));
   }
   values_ = at::cat(lists);
 }
 
 int64_t StepNumbers::size(const StepShape& shape) {
-  const int64_t decided_by = shape.num_losses() + 2;
-  if (shape.routed_layers == 0) return decided_by;
-  return decided_by + kTokenSums + shape.routed_layers * (1 + shape.num_experts + shape.num_experts + 1);
-}
-
-at::Tensor StepNumbers::counts_LE() const {
-  const int64_t L = shape_.routed_layers, E = shape_.num_experts;
-  return part(sums_at() + kTokenSums, L * E).view({L, E});
+  return shape.num_losses() + 1 + kFlags + shape.routed_layers +
+         ActivationStatistics::vector_size(shape.routed_layers, shape.num_experts);
 }
 
 ActivationStatistics StepNumbers::activations() const {
-  const int64_t L = shape_.routed_layers, E = shape_.num_experts;
-  if (L == 0) return ActivationStatistics();
-  const at::Tensor histogram_LN = part(sums_at() + kTokenSums + L * E, L * (E + 1)).view({L, E + 1});
-  return {counts_LE().to(at::kLong), histogram_LN.to(at::kLong), part(sums_at(), kTokenSums).to(at::kLong),
-          shape_.tokens};
+  const int64_t L = shape_.routed_layers, E = shape_.num_experts, begin = norm_at() + 1 + kFlags + L;
+  return ActivationStatistics::from_vector(part(begin, ActivationStatistics::vector_size(L, E)), L, E,
+                                           shape_.tokens);
 }
 
 }  // namespace dtopp

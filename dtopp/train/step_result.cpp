@@ -57,6 +57,7 @@ StepInFlight::Arrival StepInFlight::read() const {
   for (const std::string& name : shape_.loss_names) result.losses.emplace_back(name, sums.one() / count);
   result.grad_norm = numbers.grad_norm().item<double>();
   result.halted = numbers.halted().item<bool>();
+  result.stop_asked = numbers.stop_asked().item<bool>();
   for (const double most : Numbers(numbers.most_pairs_L()).several(shape_.routed_layers))
     result.most_pairs_L.push_back(static_cast<int64_t>(most));
   result.activations = numbers.activations();

@@ -26,6 +26,7 @@ struct StepResult {
   ActivationStatistics activations;
   std::vector<int64_t> most_pairs_L;  // token-expert pairs of a micro-batch, at most; one a routed layer
   bool halted = false;                // it, or one before it, had no room for its pairs
+  bool stop_asked = false;            // on any rank, while it ran
   double seconds = 0;                 // the whole step
   double data_seconds = 0;            // of which waiting for data
 

@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <sstream>
+#include <utility>
 
+#include "dtopp/distributed/tree_sum.h"
 #include "dtopp/train/schedule.h"
 #include "dtopp/train/step_decision.h"
 
@@ -20,11 +23,13 @@ std::vector<double> doubles(const at::Tensor& values) {
 
 }  // namespace
 
-Trainer::Trainer(const RunConfig& config, Model model, TrainingData data, const at::TensorOptions& compute)
+Trainer::Trainer(const RunConfig& config, Model model, TrainingData data, const at::TensorOptions& compute,
+                 std::shared_ptr<Collectives> ranks)
     : config_(config),
       model_(std::move(model)),
       data_(std::move(data)),
-      store_(model_.parameters, compute),
+      ranks_(std::move(ranks)),
+      store_(model_.parameters, compute, *ranks_),
       controller_(config.routing, config.model.num_experts, model_.num_routed_layers, compute.device()) {
   losses_ = model_.bind([this](const std::string& name) { return store_.compute(name); });
   state_.seed = config.training.seed;
@@ -46,7 +51,7 @@ void Trainer::restore(const Checkpoint& checkpoint) {
 at::Tensor Trainer::scales() const {
   std::vector<at::Tensor> scales;
   for (const ParameterSpec& spec : store_.specs()) {
-    if (spec.role == ParameterRole::kRouterScale) scales.push_back(store_.master(spec.name));
+    if (spec.role == ParameterRole::kRouterScale) scales.push_back(store_.compute(spec.name).detach());
   }
   if (scales.empty()) return at::empty({0}, at::device(store_.device()).dtype(at::kFloat));
   return at::stack(scales);
@@ -54,22 +59,45 @@ at::Tensor Trainer::scales() const {
 
 void Trainer::accumulate_gradients(RoutingInputs inputs, const std::function<bool()>& stop, StepSums& sums) {
   const int64_t size = config_.training.micro_batch_size;
-  const int64_t micro_batches = config_.training.global_batch_size / size;
+  const LeafBlock mine = leaf_block(micro_batches(), ranks_->rank(), ranks_->size());
+  sums.first_micro_batch = mine.begin;
   if (config_.loss.batch_statistics == BatchStatistics::kGlobal) inputs.earlier = &sums.activations;
-  for (int64_t micro = 0; micro < micro_batches; ++micro) {
-    if ((sums.stop_asked = stop())) return;
+  store_.begin_step(mine.end - mine.begin);
+  for (int64_t micro = mine.begin; micro < mine.end; ++micro) {
+    sums.stop_asked = sums.stop_asked || stop();
+    if (is_abandoned(sums, ranks_->size())) return;
     const double wait = now();
     const Batch batch =
         data_.training_batch(static_cast<uint64_t>(state_.sample_position + micro * size), size);
     sums.data_seconds += now() - wait;
     const BatchLosses losses = losses_(batch.to(store_.device()), inputs);
-    (losses.total / static_cast<double>(micro_batches)).backward();
-    store_.collect_gradients();
-    sums.losses.add(losses.total.detach(), losses.values);
+    (losses.total / static_cast<double>(micro_batches())).backward();
+    store_.end_micro_batch();
+    sums.add_losses(losses.total.detach(), losses.values);
     sums.activations.add(losses.activations);
     if (model_.num_routed_layers > 0)
       sums.most_pairs_L = at::maximum(sums.most_pairs_L, losses.activations.selected());
+    if (loss_names_.empty()) {
+      for (const auto& [name, value] : losses.values) loss_names_.push_back(name);
+    }
   }
+  store_.finish_gradients();
+}
+
+void Trainer::share_loss_names() {
+  if (ranks_->size() == 1 || std::exchange(names_are_shared_, true)) return;
+  std::string names;
+  for (const std::string& name : loss_names_) names += name + "\n";
+  std::istringstream lines(broadcast_bytes(*ranks_, names, /*root=*/0, "start"));
+  loss_names_.clear();
+  for (std::string name; std::getline(lines, name);) loss_names_.push_back(name);
+}
+
+StepShape Trainer::step_shape() const {
+  StepShape shape{loss_names_, micro_batches(), config_.training.global_batch_size * model_.tokens_per_sample,
+                  model_.num_routed_layers};
+  if (shape.routed_layers > 0) shape.num_experts = config_.model.num_experts;
+  return shape;
 }
 
 at::Tensor Trainer::halts(const StepSums& sums) {
@@ -89,9 +117,9 @@ bool Trainer::step(const std::function<bool()>& stop) {
   sums.most_pairs_L = at::zeros({model_.num_routed_layers}, at::device(store_.device()).dtype(at::kLong));
   RoutingInputs inputs = routing();
   inputs.max_pairs = pair_limits_.limits_L();
-  store_.clear_gradients();
   accumulate_gradients(std::move(inputs), stop, sums);
-  if (is_abandoned(sums)) return false;
+  if (is_abandoned(sums, ranks_->size())) return false;
+  share_loss_names();
   state_.step += 1;
   state_.sample_position += config_.training.global_batch_size;
   state_.tokens += config_.training.global_batch_size * model_.tokens_per_sample;
@@ -100,8 +128,8 @@ bool Trainer::step(const std::function<bool()>& stop) {
   result.tokens = state_.tokens;
   result.lr = learning_rate(config_.optimizer, state_.step, config_.training.steps);
   result.data_seconds = sums.data_seconds;
-  halted_ = halts(sums);
-  const StepNumbers numbers(sums, store_.gradient_norm(), halted_);
+  const StepNumbers numbers(step_shape(), sums, store_.squared_norms(), halts(sums), *ranks_);
+  halted_ = numbers.halted();
   apply(numbers, result.lr, states);
   in_flight_.emplace_back(std::move(result), numbers, states, begin);
   return true;
@@ -110,7 +138,6 @@ bool Trainer::step(const std::function<bool()>& stop) {
 void Trainer::apply(const StepNumbers& numbers, double lr, StepStates& states) {
   const StepDecision decision = decide(numbers, config_.optimizer);
   store_.adamw_step(config_.optimizer, lr, decision.divisor, decision.applied);
-  store_.clear_gradients();
   if (model_.num_routed_layers > 0)
     controller_.update(numbers.selected_L(), numbers.shape().tokens, decision.applied);
   states.applied = decision.applied;
@@ -153,21 +180,26 @@ void Trainer::undo(const StepResult& halted) {
 std::optional<ValidationResult> Trainer::validate(int64_t tokens, const std::function<bool()>& stop) const {
   const at::NoGradGuard no_grad;
   const auto wanted = static_cast<uint64_t>(std::max<int64_t>(1, tokens / model_.tokens_per_sample));
-  const uint64_t samples = std::min(wanted, data_.validation_samples);
-  ValidationResult result;
-  result.activations = ActivationStatistics(model_.num_routed_layers);
+  const auto samples = static_cast<int64_t>(std::min(wanted, data_.validation_samples));
+  const int64_t size = config_.training.micro_batch_size, batches = (samples + size - 1) / size;
+  const int64_t L = model_.num_routed_layers, E = config_.model.num_experts;
   const RoutingInputs inputs = routing();
-  at::Tensor sum = at::zeros({}, at::device(store_.device()).dtype(at::kDouble));
-  for (uint64_t index = 0; index < samples;) {
-    if (stop()) return std::nullopt;
-    const auto count = static_cast<int64_t>(
-        std::min<uint64_t>(static_cast<uint64_t>(config_.training.micro_batch_size), samples - index));
-    const BatchLosses losses = losses_(data_.validation_batch(index, count).to(store_.device()), inputs);
-    sum += losses.value(model_.validation_loss).to(at::kDouble) * count;
-    result.activations.add(losses.activations);
-    index += static_cast<uint64_t>(count);
+  ActivationStatistics activations(L);
+  const at::Tensor losses_B = at::zeros({batches}, at::device(store_.device()).dtype(at::kDouble));
+  for (int64_t b = ranks_->rank(); b < batches; b += ranks_->size()) {
+    if (ranks_->size() == 1 && stop()) return std::nullopt;
+    const int64_t count = std::min(size, samples - b * size);
+    const Batch batch = data_.validation_batch(static_cast<uint64_t>(b * size), count);
+    const BatchLosses losses = losses_(batch.to(store_.device()), inputs);
+    losses_B[b] = losses.value(model_.validation_loss).to(at::kDouble) * count;
+    activations.add(losses.activations);
   }
-  result.loss = sum.item<double>() / static_cast<double>(samples);
+  const at::Tensor all = at::cat({losses_B, activations.to_vector(E, store_.device())});
+  ranks_->all_reduce_sum(all, "validation").wait();
+  ValidationResult result;
+  result.loss = all.narrow(0, 0, batches).sum().item<double>() / static_cast<double>(samples);
+  result.activations = ActivationStatistics::from_vector(all.narrow(0, batches, all.numel() - batches), L, E,
+                                                         samples * model_.tokens_per_sample);
   return result;
 }
 

@@ -6,6 +6,7 @@
 
 #include <deque>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -26,14 +27,16 @@ struct ValidationResult {
 
 class Trainer {
  public:
-  // compute: at::kFloat or at::kBFloat16, and the device.
-  Trainer(const RunConfig& config, Model model, TrainingData data, const at::TensorOptions& compute);
+  // compute: at::kFloat or at::kBFloat16, and the device. `ranks` train together, each with a trainer; every
+  // call but the const ones that are not marked is collective: all ranks make the same ones.
+  Trainer(const RunConfig& config, Model model, TrainingData data, const at::TensorOptions& compute,
+          std::shared_ptr<Collectives> ranks = std::make_shared<SingleRank>());
 
   void initialise();
   void restore(const Checkpoint& checkpoint);
 
   // Issues the next step. false when `stop` became true between micro-batches: the step is undone (nothing
-  // has changed) and can be run again.
+  // has changed) and can be run again. With several ranks it is finished, and its result says so.
   bool step(const std::function<bool()>& stop);
   // The result of the earliest step that has not been given out, which is waited for; nullopt where no more
   // than `in_flight` steps are out. Also nullopt where that step had no room for its pairs: it and those
@@ -42,7 +45,8 @@ class Trainer {
   // From now on room for a layer's pairs is that of the last result times margin; 0: what each micro-batch
   // needs, which a device other than the CPU makes the host wait for. At first kPairMargin there, 0 on a CPU.
   void predict_pairs(double margin) { pair_limits_ = PairLimits(margin); }
-  // Mean over the first `tokens` held-out tokens. nullopt when `stop` became true.
+  // Mean over the first `tokens` held-out tokens, batch b on rank b modulo their number. nullopt when `stop`
+  // became true, for which several ranks do not look. Collective.
   std::optional<ValidationResult> validate(int64_t tokens, const std::function<bool()>& stop) const;
 
   // The validation at the current step is recorded; a resumed run will not repeat it.
@@ -56,12 +60,20 @@ class Trainer {
   const ParameterStore& parameters() const { return store_; }
   const Model& model() const { return model_; }
   const TrainingData& data() const { return data_; }
+  Collectives& ranks() const { return *ranks_; }
 
  private:
+  int64_t micro_batches() const {
+    return config_.training.global_batch_size / config_.training.micro_batch_size;
+  }
+  // What all ranks know of a step's numbers.
+  StepShape step_shape() const;
   // theta of each routed layer; [0] unless dynamic.
   at::Tensor scales() const;
   // Runs the model forward and backward over the step's micro-batches, until `stop` becomes true.
   void accumulate_gradients(RoutingInputs inputs, const std::function<bool()>& stop, StepSums& sums);
+  // A rank without micro-batches learns the losses' names of rank 0, once.
+  void share_loss_names();
   // Whether this step, or an earlier one that is to run again, had no room for its pairs: bool [].
   at::Tensor halts(const StepSums& sums);
   // Ends a step whose gradients are there: updates parameters and controller as is decided.
@@ -72,8 +84,11 @@ class Trainer {
   RunConfig config_;
   Model model_;
   TrainingData data_;
+  std::shared_ptr<Collectives> ranks_;
   ParameterStore store_;
   LossFunction losses_;
+  std::vector<std::string> loss_names_;
+  bool names_are_shared_ = false;
   ThresholdController controller_;
   TrainingState state_;
   PairLimits pair_limits_;

@@ -71,12 +71,11 @@ void run(char** argv) {
   output.add("loss/total", losses.total);
   for (const auto& [name, value] : losses.values)
     output.add("loss/" + name.substr(0, name.rfind("_loss")), value);
+  store.begin_step(/*micro_batches=*/1);
   losses.total.backward();
-  store.collect_gradients();
-  for (const ParameterSpec& spec : store.specs()) {
-    const at::Tensor& gradient = store.gradient(spec.name);
-    output.add("grad/" + spec.name, gradient.defined() ? gradient : at::zeros_like(store.master(spec.name)));
-  }
+  store.end_micro_batch();
+  store.finish_gradients();
+  for (const ParameterSpec& spec : store.specs()) output.add("grad/" + spec.name, store.gradient(spec.name));
   output.write(argv[4]);
 }
 

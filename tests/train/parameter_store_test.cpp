@@ -24,13 +24,14 @@ class Average : public testing::TestWithParam<at::ScalarType> {
   }
 
   void step(int64_t number, bool applied) {
+    store_.begin_step(1);
     for (const ParameterSpec& spec : store_.specs()) {
       const at::Tensor leaf = store_.compute(spec.name);
       (leaf * at::full_like(leaf, 1.0 + static_cast<double>(number % 3))).sum().backward();
     }
-    store_.collect_gradients();
+    store_.end_micro_batch();
+    store_.finish_gradients();
     store_.adamw_step(config_, 0.05, at::ones({}), at::scalar_tensor(applied, at::kBool));
-    store_.clear_gradients();
   }
 
   ParameterStore store_;

@@ -16,8 +16,7 @@ at::Tensor scalar(double value) { return at::scalar_tensor(value, at::kFloat); }
 // Two layers of three experts, three tokens, in two micro-batches.
 StepSums sums(double loss = 2.0) {
   StepSums sums;
-  for (int micro = 0; micro < 2; ++micro)
-    sums.losses.add(scalar(loss), {{"a", scalar(1.5)}, {"b", scalar(3)}});
+  for (int micro = 0; micro < 2; ++micro) sums.add_losses(scalar(loss), {{"a", scalar(1.5)}, {"b", scalar(3)}});
   sums.activations = ActivationStatistics(at::tensor({2, 1, 0, 3, 3, 1}, at::kLong).view({2, 3}),
                                           at::tensor({0, 3, 0, 0, 0, 1, 0, 2}, at::kLong).view({2, 4}),
                                           at::tensor({10, 36}, at::kLong), 3);
@@ -25,8 +24,14 @@ StepSums sums(double loss = 2.0) {
   return sums;
 }
 
+StepNumbers numbers(const StepSums& sums, StepShape shape, double norm, bool halted) {
+  SingleRank alone;
+  const at::Tensor squares = at::full({1}, static_cast<float>(norm), at::kDouble).square();
+  return {std::move(shape), sums, squares, at::scalar_tensor(halted, at::kBool), alone};
+}
+
 StepNumbers numbers(double loss, double norm, bool halted) {
-  return {sums(loss), scalar(norm), at::scalar_tensor(halted, at::kBool)};
+  return numbers(sums(loss), {{"a", "b"}, 2, 3, 2, 3}, norm, halted);
 }
 
 bool applied(const StepNumbers& numbers) { return decide(numbers, {}).applied.item<bool>(); }
@@ -72,7 +77,7 @@ StepStates states() {
 
 TEST(StepNumbers, come_to_the_host_as_they_were) {
   const float norm = 0.1F;
-  const StepNumbers all(sums(), at::scalar_tensor(norm, at::kFloat), at::scalar_tensor(false, at::kBool));
+  const StepNumbers all = numbers(2, norm, false);
   EXPECT_EQ(all.values().numel(), StepNumbers::size(all.shape()));
   const auto [result, thresholds, error_sums] = StepInFlight(StepResult(), all, states(), 0).read();
   EXPECT_EQ(result.loss, 2);
@@ -104,7 +109,7 @@ TEST(StepNumbers, of_a_dense_model_hold_no_routing) {
   StepSums dense = sums();
   dense.activations = ActivationStatistics(0);
   dense.most_pairs_L = at::zeros({0}, at::kLong);
-  const StepNumbers all(dense, scalar(1), at::scalar_tensor(false, at::kBool));
+  const StepNumbers all = numbers(dense, {{"a", "b"}, 2, 3}, 1, false);
   EXPECT_EQ(all.values().numel(), StepNumbers::size(all.shape()));
   StepStates none = states();
   none.scale_L = at::zeros({0});

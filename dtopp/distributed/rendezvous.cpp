@@ -1,0 +1,83 @@
+#include "dtopp/distributed/rendezvous.h"
+
+#include <cstring>
+#include <optional>
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <c10/util/Logging.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "dtopp/base/errors.h"
+#include "dtopp/distributed/transport_error.h"
+
+namespace dtopp {
+namespace {
+
+// A socket listening on 127.0.0.1, and its port: TCPStore's own listens on every interface.
+int listen_on_loopback(uint16_t& port) {
+  const auto checked = [](int result) {
+    if (result < 0) throw std::runtime_error(std::strerror(errno));
+    return result;
+  };
+  const int listening = checked(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  try {
+    const int on = 1;
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(port);
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t length = sizeof address;
+    auto* generic = reinterpret_cast<sockaddr*>(&address);
+    checked(::setsockopt(listening, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on));
+    checked(::bind(listening, generic, length));
+    checked(::listen(listening, SOMAXCONN));
+    checked(::getsockname(listening, generic, &length));
+    port = ntohs(address.sin_port);
+  } catch (...) {
+    ::close(listening);
+    throw;
+  }
+  return listening;
+}
+
+bool resolves(const std::string& host) {
+  addrinfo* found = nullptr;
+  const bool answer = ::getaddrinfo(host.c_str(), nullptr, nullptr, &found) == 0;
+  if (found) ::freeaddrinfo(found);
+  return answer;
+}
+
+}  // namespace
+
+StoreConnection make_store(const StoreOptions& options) {
+  const std::string where = c10::str(options.host, ':', options.port);
+  if (options.port < 0 || options.port > UINT16_MAX || (options.port == 0 && !options.is_server))
+    throw UsageError(where + ": the port is not from 1 to 65535");
+  try {
+    c10d::TCPStoreOptions tcp;
+    tcp.port = static_cast<uint16_t>(options.port);
+    tcp.isServer = options.is_server;
+    tcp.waitWorkers = false;
+    tcp.timeout = options.timeout;
+    if (options.is_server && options.loopback_only) tcp.masterListenFd = listen_on_loopback(tcp.port);
+    auto store = c10::make_intrusive<c10d::TCPStore>(options.host, tcp);
+    const int64_t port = store->getPort();
+    if (options.prefix.empty()) return {std::move(store), port};
+    return {c10::make_intrusive<c10d::PrefixStore>(options.prefix, std::move(store)), port};
+  } catch (const std::exception& error) {
+    if (!resolves(options.host)) throw UsageError(where + ": the host's name has no address");
+    if (options.is_server)
+      throw UsageError("cannot serve " + where + ": " + reason_of(error) + "; choose another port");
+    throw ResourceError(
+        c10::str("no store at ", where, " within ", options.timeout.count(), " ms: ", reason_of(error)));
+  }
+}
+
+void silence_transport_logs() { FLAGS_caffe2_log_level = c10::GLOG_FATAL; }
+
+}  // namespace dtopp

@@ -1,0 +1,58 @@
+#include "dtopp/train/gradient_sums.h"
+
+#include <memory>
+
+#include <torch/csrc/autograd/function_hook.h>
+
+namespace dtopp {
+
+// Called by autograd when the gradient of a leaf is complete in a backward pass, once for each.
+class GradientSums::Hook : public torch::autograd::PostAccumulateGradHook {
+ public:
+  Hook(GradientSums& sums, size_t parameter) : sums_(sums), parameter_(parameter) {}
+
+  void operator()(const at::Tensor& leaf) override {
+    sums_.add(parameter_, std::exchange(leaf.mutable_grad(), at::Tensor()));
+  }
+
+ private:
+  GradientSums& sums_;
+  size_t parameter_;
+};
+
+GradientSums::GradientSums(const std::vector<at::Tensor>& leaves, Take take)
+    : leaves_(leaves), take_(std::move(take)), sums_(leaves.size()), reached_(leaves.size()) {
+  for (size_t i = 0; i < leaves.size(); ++i)
+    torch::autograd::impl::set_post_acc_grad_hooks(leaves[i], std::make_unique<Hook>(*this, i));
+}
+
+GradientSums::~GradientSums() {
+  for (const at::Tensor& leaf : leaves_) torch::autograd::impl::set_post_acc_grad_hooks(leaf, nullptr);
+}
+
+void GradientSums::begin(int64_t micro_batches) {
+  left_ = micro_batches;
+  std::fill(reached_.begin(), reached_.end(), 0);
+  for (size_t i = 0; i < sums_.size(); ++i) {
+    sums_[i].finish();
+    if (left_ == 0) take_(i, at::Tensor());
+  }
+}
+
+void GradientSums::add(size_t parameter, at::Tensor gradient) {
+  const at::NoGradGuard no_grad;
+  if (gradient.defined()) gradient = gradient.to(at::kFloat).contiguous();
+  reached_[parameter] = 1;
+  sums_[parameter].add(std::move(gradient));
+  if (left_ == 1) take_(parameter, sums_[parameter].finish());
+}
+
+void GradientSums::end_micro_batch() {
+  for (size_t i = 0; i < reached_.size(); ++i) {
+    if (reached_[i] == 0) add(i, at::Tensor());
+    reached_[i] = 0;
+  }
+  left_ -= 1;
+}
+
+}  // namespace dtopp

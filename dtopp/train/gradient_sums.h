@@ -1,0 +1,40 @@
+// The gradients of a step in fp32, summed over a rank's micro-batches along an aligned tree (tree_sum.h).
+// Each is added as backward makes it and autograd's own copy freed, so that no second set of them exists.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "dtopp/distributed/tree_sum.h"
+
+namespace dtopp {
+
+class GradientSums {
+ public:
+  // Takes the sum of a parameter as its last micro-batch completes it: f32, undefined where no micro-batch
+  // reached the parameter.
+  using Take = std::function<void(size_t parameter, at::Tensor sum)>;
+
+  // `leaves`: what the model computes with. From now on their gradients come here and nowhere else.
+  GradientSums(const std::vector<at::Tensor>& leaves, Take take);
+  GradientSums(const GradientSums&) = delete;
+  GradientSums& operator=(const GradientSums&) = delete;
+  ~GradientSums();
+
+  // A step of that many micro-batches begins; what there was is forgotten. Without any, all is complete.
+  void begin(int64_t micro_batches);
+  // After each backward pass.
+  void end_micro_batch();
+
+ private:
+  class Hook;
+  void add(size_t parameter, at::Tensor gradient);
+
+  std::vector<at::Tensor> leaves_;
+  Take take_;
+  std::vector<TreeAccumulator> sums_;
+  std::vector<char> reached_;  // by this micro-batch
+  int64_t left_ = 0;           // micro-batches, this one included
+};
+
+}  // namespace dtopp

@@ -1,0 +1,46 @@
+// Ranks as threads of the test, on loopback.
+#pragma once
+
+#include <exception>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include "dtopp/distributed/gloo_collectives.h"
+
+namespace dtopp {
+
+inline GlooOptions on_loopback() { return {.host = "127.0.0.1", .timeout = std::chrono::seconds(20)}; }
+
+// body(rank, store) in `size` threads. Throws what the first of them threw.
+template <class Body>
+void run_ranks(int64_t size, Body body) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<std::exception_ptr> errors(static_cast<size_t>(size));
+  std::vector<std::thread> threads;
+  for (int64_t rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        body(rank, store);
+      } catch (...) {
+        errors[static_cast<size_t>(rank)] = std::current_exception();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const std::exception_ptr& error : errors)
+    if (error) std::rethrow_exception(error);
+}
+
+// body(collectives) in `size` threads that form one group.
+template <class Body>
+void run_group(int64_t size, Body body) {
+  run_ranks(size, [&](int64_t rank, const c10::intrusive_ptr<c10d::Store>& store) {
+    const auto collectives = make_gloo_collectives(store, "all", rank, all_ranks(size), on_loopback());
+    body(*collectives);
+  });
+}
+
+}  // namespace dtopp

@@ -1,0 +1,92 @@
+// The same run on one rank and on several: equal to the bit in fp32.
+#include <gtest/gtest.h>
+
+#include "tests/distributed/rank_threads.h"
+#include "tests/train/tiny_model.h"
+
+namespace dtopp {
+namespace {
+
+// What a run leaves: the parameters, moments and numbers of its last steps.
+struct Outcome {
+  std::vector<at::Tensor> tensors;
+  std::vector<double> numbers;
+};
+
+Outcome outcome_of(Trainer& trainer, int64_t steps) {
+  Outcome outcome;
+  for (int64_t i = 0; i < steps; ++i) {
+    const StepResult result = step(trainer);
+    for (const auto& [name, value] : result.losses) outcome.numbers.push_back(value);
+    outcome.numbers.insert(outcome.numbers.end(), {result.loss, result.grad_norm, result.lr});
+    outcome.numbers.insert(outcome.numbers.end(), result.thresholds.begin(), result.thresholds.end());
+    outcome.numbers.insert(outcome.numbers.end(), result.scales.begin(), result.scales.end());
+    outcome.tensors.push_back(result.activations.expert_counts());
+  }
+  outcome.numbers.push_back(trainer.validate(36, never)->loss);
+  for (const ParameterSpec& spec : trainer.parameters().specs())
+    outcome.tensors.push_back(trainer.parameters().master(spec.name).clone());
+  for (const TensorSource& source : trainer.parameters().moment_sources()) {
+    std::vector<at::Tensor> pieces;
+    source.read([&](std::span<const std::byte> bytes) {
+      pieces.push_back(at::empty({static_cast<int64_t>(bytes.size() / sizeof(float))}));
+      copy_from_bytes(bytes, pieces.back());
+    });
+    // On rank 0 alone there is something to see.
+    if (trainer.ranks().rank() == 0) outcome.tensors.push_back(at::cat(pieces));
+  }
+  return outcome;
+}
+
+void expect_equal(const Outcome& one, const Outcome& other) {
+  ASSERT_EQ(one.tensors.size(), other.tensors.size());
+  for (size_t i = 0; i < one.tensors.size(); ++i) {
+    if (!one.tensors[i].defined()) continue;
+    EXPECT_TRUE(one.tensors[i].equal(other.tensors[i])) << "tensor " << i;
+  }
+  EXPECT_EQ(one.numbers, other.numbers);
+}
+
+class Ranks : public testing::TestWithParam<const char*> {
+ protected:
+  Ranks() : threads_(at::get_num_threads()) {
+    at::set_num_threads(1);
+    const std::string method = GetParam();
+    config_.training.global_batch_size = 12;  // six micro-batches: with four ranks one has none
+    if (method == "top_k") config_.routing.method = RoutingMethod::kTopK;
+    if (method == "top_p") config_.routing.method = RoutingMethod::kTopP;
+    if (method == "layer") config_.routing.scope = ThresholdScope::kLayer;
+    if (method == "dense") config_.model.num_experts = 1;
+    if (method == "dense") config_.routing.target_experts.clear();
+  }
+  ~Ranks() override { at::set_num_threads(threads_); }
+
+  int threads_;
+  RunConfig config_ = tiny();
+};
+
+TEST_P(Ranks, one_run_has_the_same_bits_on_any_number_of_them) {
+  Trainer alone = trainer_of(config_);
+  alone.initialise();
+  const Outcome expected = outcome_of(alone, 12);
+  for (const int64_t size : {2, 4}) {
+    SCOPED_TRACE(size);
+    std::vector<Outcome> outcomes(static_cast<size_t>(size));
+    run_ranks(size, [&](int64_t place, const c10::intrusive_ptr<c10d::Store>& store) {
+      at::set_num_threads(1);
+      const auto rank = static_cast<size_t>(place);
+      std::shared_ptr<Collectives> ranks =
+          make_gloo_collectives(store, "all", place, all_ranks(size), on_loopback());
+      Trainer trainer(config_, make_model(config_), data_for(config_), at::kFloat, std::move(ranks));
+      trainer.initialise();
+      outcomes[rank] = outcome_of(trainer, 12);
+    });
+    expect_equal(expected, outcomes[0]);
+    for (const Outcome& outcome : outcomes) EXPECT_EQ(outcome.numbers, expected.numbers);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Methods, Ranks, testing::Values("dtop_p", "layer", "top_p", "top_k", "dense"));
+
+}  // namespace
+}  // namespace dtopp
