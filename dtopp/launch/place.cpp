@@ -121,7 +121,7 @@ const char* slurm_size(const Variables& variables) {
 // A number that does not fit is not worth a run: the ranks can ask each other.
 int64_t slurm_local_size(const Variables& variables, const Place& place) {
   const char* const tasks = variables.first_of("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE");
-  const auto node = variables.number("SLURM_NODEID", 0, place.size - 1);
+  const auto node = whole_number(variables.text("SLURM_NODEID"));
   const auto count = node ? tasks_on_node(variables.text(tasks), *node) : std::nullopt;
   return count > place.local_rank && count <= place.size ? *count : 0;
 }

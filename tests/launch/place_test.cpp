@@ -1,11 +1,12 @@
 #include "dtopp/launch/place.h"
 
+#include <algorithm>
 #include <map>
-#include <optional>
 #include <ostream>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
 
 #include "dtopp/base/errors.h"
 #include "tests/base/scratch_directory.h"
@@ -174,6 +175,7 @@ TEST(FindPlace, of_slurm_does_with_what_a_container_was_given) {
                       {"SLURM_NODELIST", "cpu1"}};
   EXPECT_EQ(told_in(few), (Told{0, 2, 0, 0, "cpu1:61540", Launcher::kSlurm}));
   EXPECT_EQ(told_in(with(few, {{"SLURM_NODEID", "0"}, {"SLURM_TASKS_PER_NODE", "2"}})).local_size, 2);
+  EXPECT_EQ(told_in(with(few, {{"SLURM_NODEID", "1"}, {"SLURM_TASKS_PER_NODE", "2"}})).local_size, 0);
   for (const auto* const tasks : {"4", "x", "0", "1(x"})
     EXPECT_EQ(told_in(with(few, {{"SLURM_NODEID", "0"}, {"SLURM_TASKS_PER_NODE", tasks}})).local_size, 0);
 }
@@ -249,6 +251,29 @@ TEST(FindPlace, refuses_contradictions_naming_variable_and_value) {
   };
   for (const auto& [variables, says] : all)
     EXPECT_EQ(error_of<UsageError>([&] { place_in(variables); }), says);
+}
+
+// Each variable missing, empty, small, large or nonsense, in the environments of all launchers mixed.
+RC_GTEST_PROP(FindPlace, of_any_environment_is_one_that_can_be_or_one_line_of_error, ()) {
+  Variables variables;
+  for (const auto& base : {kTorchrun, kSlurmStep, kOpenMpi}) {
+    if (*rc::gen::arbitrary<bool>()) variables.insert(base.begin(), base.end());
+  }
+  for (auto& [name, value] : variables) {
+    if (*rc::gen::inRange(0, 6) == 0)
+      value = *rc::gen::element<std::string>("", "0", "1", "2", "4", "-1", "65536", "99999999999999999999",
+                                             "x", "a[1-2", "2(x3)");
+  }
+  try {
+    const Place place = place_in(variables);
+    RC_ASSERT(place.rank >= 0 && place.rank < place.size);
+    RC_ASSERT(place.local_size >= 0 && place.local_size <= place.size);
+    RC_ASSERT(place.local_rank >= 0 && place.local_rank < std::max(place.local_size, place.size));
+    RC_ASSERT(place.local_size == 0 || place.local_rank < place.local_size);
+    RC_ASSERT(place.alone() || (!place.master_host.empty() && place.master_port != 0));
+  } catch (const UsageError& error) {
+    RC_ASSERT(std::string(error.what()).find('\n') == std::string::npos);
+  }
 }
 
 }  // namespace
