@@ -1,0 +1,171 @@
+#include "dtopp/launch/place.h"
+
+#include <limits>
+#include <optional>
+
+#include "dtopp/base/errors.h"
+#include "dtopp/launch/slurm_lists.h"
+
+namespace dtopp {
+namespace {
+
+// The names under which a launcher says the same things.
+struct PlaceNames {
+  const char* rank;
+  const char* size;
+  const char* local_rank;
+  const char* local_size;
+};
+constexpr PlaceNames kTorchNames{"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
+constexpr PlaceNames kOpenMpiNames{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+                                   "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"};
+
+class Variables {
+ public:
+  explicit Variables(const Environment& environment) : environment_(environment) {}
+
+  std::string text(const char* name) const {
+    const char* const value = environment_(name);
+    return value == nullptr ? "" : value;
+  }
+  bool has(const char* name) const { return !text(name).empty(); }
+  const char* first_of(const char* name, const char* other) const { return has(name) ? name : other; }
+  std::string quote(const char* name) const { return std::string(name) + "=" + text(name); }
+
+  // `reason` follows the bounds in the error, as in ", since WORLD_SIZE=4".
+  std::optional<int64_t> number(const char* name, int64_t lowest, int64_t highest,
+                                const std::string& reason = "") const {
+    if (!has(name)) return std::nullopt;
+    const auto value = whole_number(text(name));
+    if (value && *value >= lowest && *value <= highest) return value;
+    throw UsageError(quote(name) + ": must be a whole number from " + std::to_string(lowest) + " to " +
+                     std::to_string(highest) + reason);
+  }
+  int64_t required(const char* name, int64_t lowest, int64_t highest, const char* because_of) const {
+    const auto value = number(name, lowest, highest, ", since " + quote(because_of));
+    if (!value) throw UsageError(quote(because_of) + " without " + name + ": set both or neither");
+    return *value;
+  }
+
+ private:
+  const Environment& environment_;
+};
+
+void read_ranks(const Variables& variables, const PlaceNames& names, Place& place) {
+  const auto size = variables.number(names.size, 1, std::numeric_limits<int32_t>::max());
+  if (!size)
+    throw UsageError(variables.quote(names.rank) + " without " + names.size + ": set both or neither");
+  place.size = *size;
+  place.rank = variables.required(names.rank, 0, place.size - 1, names.size);
+}
+
+void read_local_ranks(const Variables& variables, const PlaceNames& names, Place& place) {
+  const auto since = [&](const char* name) { return ", since " + variables.quote(name); };
+  const auto local_size = variables.number(names.local_size, 1, place.size, since(names.size));
+  place.local_size = local_size.value_or(place.alone() ? 1 : 0);
+  if (local_size > 1) {
+    place.local_rank = variables.required(names.local_rank, 0, *local_size - 1, names.local_size);
+  } else {
+    const int64_t highest = local_size.value_or(place.size) - 1;
+    const char* const bound = local_size ? names.local_size : names.size;
+    place.local_rank = variables.number(names.local_rank, 0, highest, since(bound)).value_or(0);
+  }
+}
+
+void read_master(const Variables& variables, Place& place) {
+  place.master_host = variables.text("MASTER_ADDR");
+  place.master_port = variables.number("MASTER_PORT", 1, 65535).value_or(0);
+}
+
+void require_master(const Place& place, const PlaceNames& names) {
+  const auto need = [&](const char* name, const char* what) {
+    throw UsageError(std::string(name) + " is not set, but " + names.size + "=" + std::to_string(place.size) +
+                     ": give " + what);
+  };
+  if (place.alone()) return;
+  if (place.master_host.empty()) need("MASTER_ADDR", "the host of rank 0");
+  if (place.master_port == 0) need("MASTER_PORT", "a free port on the host of rank 0");
+}
+
+Place find_in(const Variables& variables, const PlaceNames& names, Launcher launcher) {
+  Place place;
+  place.launcher = launcher;
+  read_ranks(variables, names, place);
+  read_local_ranks(variables, names, place);
+  read_master(variables, place);
+  require_master(place, names);
+  return place;
+}
+
+Place find_in_torch(const Variables& variables) {
+  const bool is_own = variables.text("DTOPP_LAUNCHER") == "processes";
+  Place place = find_in(variables, kTorchNames, is_own ? Launcher::kOwn : Launcher::kEnvironment);
+  const bool has_agent = !is_own && variables.text("TORCHELASTIC_USE_AGENT_STORE") == "True";
+  place.launcher_holds_store = is_own || has_agent;
+  if (has_agent) {
+    const char* const restarts = "TORCHELASTIC_RESTART_COUNT";
+    const auto count = variables.number(restarts, 0, std::numeric_limits<int32_t>::max());
+    place.store_prefix = "dtopp/" + std::to_string(count.value_or(0));
+  }
+  return place;
+}
+
+// The variable with the number of tasks of the step that this process belongs to, null where there is none.
+const char* slurm_size(const Variables& variables) {
+  if (!variables.has("SLURM_PROCID")) return nullptr;
+  if (variables.has("SLURM_STEP_NUM_TASKS")) return "SLURM_STEP_NUM_TASKS";
+  const bool is_batch_script = variables.text("ENVIRONMENT") == "BATCH";
+  return !is_batch_script && variables.has("SLURM_NTASKS") ? "SLURM_NTASKS" : nullptr;
+}
+
+// A number that does not fit is not worth a run: the ranks can ask each other.
+int64_t slurm_local_size(const Variables& variables, const Place& place) {
+  const char* const tasks = variables.first_of("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE");
+  const auto node = whole_number(variables.text("SLURM_NODEID"));
+  const auto count = node ? tasks_on_node(variables.text(tasks), *node) : std::nullopt;
+  return count > place.local_rank && count <= place.size ? *count : 0;
+}
+
+// Above the ports that Linux gives out by itself (up to 60999). Jobs on one machine have neighbouring
+// numbers, steps of one job too: the prime keeps both apart.
+uint16_t slurm_port(const Variables& variables) {
+  constexpr int64_t kLargest = int64_t{1} << 32;
+  const auto job = variables.number(variables.first_of("SLURM_JOB_ID", "SLURM_JOBID"), 0, kLargest);
+  const auto step = variables.number(variables.first_of("SLURM_STEP_ID", "SLURM_STEPID"), 0, kLargest);
+  return job ? static_cast<uint16_t>(61440 + (*job + 1009 * step.value_or(0)) % 4096) : 0;
+}
+
+Place find_in_slurm(const Variables& variables, const char* size) {
+  const PlaceNames names{"SLURM_PROCID", size, "SLURM_LOCALID", nullptr};
+  Place place;
+  place.launcher = Launcher::kSlurm;
+  read_ranks(variables, names, place);
+  if (place.alone()) return Place{};
+  place.local_rank = variables.required(names.local_rank, 0, place.size - 1, size);
+  place.local_size = slurm_local_size(variables, place);
+  read_master(variables, place);
+  if (place.master_host.empty()) {
+    const char* const nodes = variables.first_of("SLURM_STEP_NODELIST", "SLURM_NODELIST");
+    const auto host = first_host(variables.text(nodes));
+    if (!host && variables.has(nodes))
+      throw UsageError(variables.quote(nodes) +
+                       ": not a list of hosts; give MASTER_ADDR, the host of rank 0");
+    place.master_host = host.value_or("");
+  }
+  if (place.master_port == 0) place.master_port = slurm_port(variables);
+  require_master(place, names);
+  return place;
+}
+
+}  // namespace
+
+Place find_place(const Environment& environment) {
+  const Variables variables(environment);
+  if (variables.has(kTorchNames.rank) || variables.has(kTorchNames.size)) return find_in_torch(variables);
+  if (variables.has(kOpenMpiNames.rank) || variables.has(kOpenMpiNames.size))
+    return find_in(variables, kOpenMpiNames, Launcher::kOpenMpi);
+  const char* const size = slurm_size(variables);
+  return size != nullptr ? find_in_slurm(variables, size) : Place{};
+}
+
+}  // namespace dtopp

@@ -1,0 +1,99 @@
+// The launcher in a process of its own, for signals that are meant for it. What it and its ranks say comes
+// through a pipe, which ends when they are all gone.
+#pragma once
+
+#include <chrono>
+#include <csignal>
+#include <fstream>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "dtopp/launch/local_ranks.h"
+
+namespace dtopp {
+
+// The field behind the program's name in /proc/PID/stat: its state.
+inline char state_of(const std::string& process) {
+  std::ifstream file("/proc/" + process + "/stat");
+  const std::string text(std::istreambuf_iterator<char>(file), {});
+  return text.empty() ? '-' : text[text.rfind(')') + 2];
+}
+
+inline void wait_for_state(const std::string& process, char state) {
+  while (state_of(process) != state) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
+class LauncherProcess {
+ public:
+  explicit LauncherProcess(
+      const LocalRanks& ranks, const std::function<void()>& prepare = [] {}) {
+    int ends[2];
+    if (::pipe2(ends, O_CLOEXEC) != 0) throw std::runtime_error("no pipe");
+    process_ = ::fork();
+    if (process_ == 0) {
+      ::dup2(ends[1], STDOUT_FILENO);
+      prepare();
+      const RanksEnd end = run_local_ranks(ranks);
+      const std::string message = end.message() + "\n";
+      (void)!::write(STDOUT_FILENO, message.data(), message.size());
+      ::_exit(end.status);
+    }
+    ::close(ends[1]);
+    pipe_ = ends[0];
+  }
+  ~LauncherProcess() {
+    if (process_ != 0) {
+      send(SIGKILL);
+      status();
+    }
+    ::close(pipe_);
+  }
+  LauncherProcess(const LauncherProcess&) = delete;
+  LauncherProcess& operator=(const LauncherProcess&) = delete;
+
+  pid_t process() const { return process_; }
+  void send(int signal) const { ::kill(process_, signal); }
+  // What it is sent until SIGCONT it finds all at once.
+  void pause() const {
+    send(SIGSTOP);
+    wait_for_state(std::to_string(process_), 'T');
+  }
+
+  // The next line; "end" where nobody is left to write one.
+  std::string line() {
+    std::string text;
+    for (char c = 0;; text += c) {
+      pollfd readable{pipe_, POLLIN, 0};
+      if (::poll(&readable, 1, 20'000) != 1) throw std::runtime_error("nothing for 20 s");
+      if (::read(pipe_, &c, 1) != 1) return "end";
+      if (c == '\n') return text;
+    }
+  }
+  std::vector<std::string> lines(int count) {
+    std::vector<std::string> lines;
+    for (int i = 0; i < count; ++i) lines.push_back(line());
+    return lines;
+  }
+
+  // As a shell gives it, once the launcher has ended.
+  int status() {
+    int status = 0;
+    ::waitpid(process_, &status, 0);
+    process_ = 0;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  }
+
+ private:
+  pid_t process_ = 0;
+  int pipe_ = -1;
+};
+
+}  // namespace dtopp
