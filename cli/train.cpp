@@ -1,12 +1,16 @@
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "cli/ranks.h"
 #include "cli/stop_signals.h"
 #include "cli/verbs.h"
+#include "dtopp/base/errors.h"
 #include "dtopp/data/token_file.h"
 #include "dtopp/eval/probes.h"
+#include "dtopp/launch/place.h"
 #include "dtopp/moe/gain_guard.h"
 #include "dtopp/train/console_line.h"
 #include "dtopp/train/run.h"
@@ -18,6 +22,7 @@ struct TrainOptions {
   std::string config;
   std::vector<std::string> overrides;
   bool verify = false;
+  int64_t processes = 0;
 };
 
 void message(const std::string& text) { std::fprintf(stderr, "dtopp: %s\n", text.c_str()); }
@@ -29,12 +34,20 @@ void verify_data(const RunConfig& config) {
 }
 
 void train_run(const TrainOptions& options) {
+  const Place place = find_place([](const char* name) -> const char* { return std::getenv(name); });
   const RunConfig config = load_run_config(options.config, options.overrides);
-  if (!config.model.is_dense()) {
+  if (options.processes > 0) {
+    if (!place.alone())
+      throw UsageError("--processes: this process is one of " + std::to_string(place.size) +
+                       " ranks already (" + std::to_string(place.rank) + "): leave it out");
+    std::exit(run_processes(options.processes));
+  }
+  const bool speaks = place.rank == 0;
+  if (speaks && !config.model.is_dense()) {
     if (const auto warning = gain_warning(config.routing, config.model.num_experts))
       message("warning: " + *warning);
   }
-  if (options.verify) verify_data(config);
+  if (options.verify && speaks) verify_data(config);
   stop_on_signals();
   RunObserver observer;
   observer.message = message;
@@ -44,8 +57,11 @@ void train_run(const TrainOptions& options) {
   observer.validation = [&](int64_t step, const ValidationResult* loss, const ProbeResults& accuracies) {
     message(validation_line(step, loss, accuracies));
   };
-  const RunSummary summary =
-      run_training(config, observer, stop_requested, make_probes(config, stop_requested));
+  const RunSummary summary = run_as_rank(place, [&](std::shared_ptr<Collectives> ranks) {
+    return run_training(config, observer, stop_requested, make_probes(config, stop_requested),
+                        std::move(ranks));
+  });
+  if (!speaks) return;
   if (summary.already_complete) message(summary.directory.string() + " is complete: nothing left to train");
   std::printf("run         %s\n", summary.directory.c_str());
   std::printf("steps       %lld\n", static_cast<long long>(summary.steps));
@@ -62,6 +78,9 @@ void add_train(CLI::App& app) {
   verb->add_option("overrides", options->overrides, "key.path=value, e.g. training.steps=100");
   verb->add_flag("--verify", options->verify,
                  "read all token files through, also those found right before (docs/files.md)");
+  verb->add_option("--processes", options->processes,
+                   "train with that many ranks, processes on this machine (docs/scale.md)")
+      ->check(CLI::Range(1, 4096));
   verb->callback([options] { train_run(*options); });
 }
 

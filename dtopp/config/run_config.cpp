@@ -163,7 +163,8 @@ bool affects_result(const std::string& key) {
                                                          "training.micro_batch_size",
                                                          "data.validation",
                                                          "training.max_skips"};
-  constexpr std::array<std::string_view, 3> kFreeSections = {"validation.", "checkpoint.", "logging."};
+  constexpr std::array<std::string_view, 4> kFreeSections = {"parallel.", "validation.", "checkpoint.",
+                                                             "logging."};
   for (const std::string_view name : kFreeKeys) {
     if (key == name) return false;
   }

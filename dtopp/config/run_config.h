@@ -69,6 +69,11 @@ struct TrainingConfig {
   int64_t max_skips = 10;      // non-finite steps in a row before the run ends with status 6
 };
 
+// How the work is shared out among ranks.
+struct ParallelConfig {
+  bool reproducible = true;  // the same bits at every power-of-two number of ranks
+};
+
 struct ValidationConfig {
   int64_t every = 1000;
   int64_t tokens = 1000000;
@@ -95,6 +100,7 @@ struct RunConfig {
   OptimizerConfig optimizer;
   DataConfig data;
   TrainingConfig training;
+  ParallelConfig parallel;
   ValidationConfig validation;
   CheckpointConfig checkpoint;
   LoggingConfig logging;
@@ -146,6 +152,12 @@ void visit_fields(Config& config, Visitor&& field) {
 }
 
 template <class Config, class Visitor>
+requires std::same_as<std::remove_const_t<Config>, ParallelConfig>
+void visit_fields(Config& config, Visitor&& field) {
+  field("reproducible", config.reproducible);
+}
+
+template <class Config, class Visitor>
 requires std::same_as<std::remove_const_t<Config>, ValidationConfig>
 void visit_fields(Config& config, Visitor&& field) {
   field("every", config.every);
@@ -179,6 +191,7 @@ void visit_fields(Config& config, Visitor&& field) {
   field("optimizer", config.optimizer);
   field("data", config.data);
   field("training", config.training);
+  field("parallel", config.parallel);
   field("validation", config.validation);
   field("checkpoint", config.checkpoint);
   field("logging", config.logging);
@@ -211,8 +224,8 @@ std::vector<std::string> differing_keys(const RunConfig& a, const RunConfig& b);
 
 // Whether a run may not change `key` between start and resume. Free are: name, output, what is reported and
 // when (validation.*, data.validation, checkpoint.*, logging.*), when it gives up (training.max_skips), and
-// how the work is laid out (training.threads, device, deterministic, micro_batch_size), which changes
-// rounding and, for loss.batch_statistics: micro_batch, over which tokens f is taken. training.steps is not:
+// how the work is laid out (training.threads, device, deterministic, micro_batch_size, parallel.*), which
+// changes rounding and, for loss.batch_statistics: micro_batch, over which tokens f is taken. training.steps is not:
 // the schedule depends on it.
 bool affects_result(const std::string& key);
 

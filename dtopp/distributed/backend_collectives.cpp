@@ -29,7 +29,7 @@ void attempt(const std::string& who, const char* what, Action action) {
   try {
     action();
   } catch (const std::exception& error) {
-    throw ResourceError(who + ": " + what + " failed: " + reason_of(error));
+    throw RankLost(who + ": " + what + " failed: " + reason_of(error));
   }
 }
 

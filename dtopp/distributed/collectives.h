@@ -2,8 +2,8 @@
 // order, from one thread at a time (not always the same one); it outlives what it has started.
 //
 // Tensors are contiguous and lie on the device that the implementation serves. A tensor that does not fit is
-// a mistake of the program (TORCH_CHECK); a rank or a connection that fails is a ResourceError, when starting
-// or from wait().
+// a mistake of the program (TORCH_CHECK); a rank or a connection that fails is a RankLost, when starting or
+// from wait().
 #pragma once
 
 #include <cstdint>
@@ -11,9 +11,15 @@
 #include <string>
 #include <vector>
 
+#include "dtopp/base/errors.h"
 #include "dtopp/ops/torch.h"
 
 namespace dtopp {
+
+// Another rank, or the way to it, is gone: what ended this one is not its own failure.
+struct RankLost : ResourceError {
+  using ResourceError::ResourceError;
+};
 
 // A collective that was started. Dropped without wait(), it still takes place and keeps its tensors, so that
 // an error elsewhere can unwind past it without blocking; its own result and error are then lost.

@@ -1,5 +1,6 @@
 #include "dtopp/distributed/rendezvous.h"
 
+#include <cstdlib>
 #include <cstring>
 #include <optional>
 
@@ -78,6 +79,9 @@ StoreConnection make_store(const StoreOptions& options) {
   }
 }
 
-void silence_transport_logs() { FLAGS_caffe2_log_level = c10::GLOG_FATAL; }
+void configure_transport() {
+  FLAGS_caffe2_log_level = c10::GLOG_FATAL;
+  ::setenv("TORCH_FR_BUFFER_SIZE", "0", 0);
+}
 
 }  // namespace dtopp

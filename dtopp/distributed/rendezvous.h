@@ -32,8 +32,10 @@ struct StoreConnection {
 // without address, a port that cannot be served; ResourceError: no server there in time.
 StoreConnection make_store(const StoreOptions& options);
 
-// What torch's stores and process groups throw they also write to stderr, over many lines. From now on they
-// only throw: for a program's beginning.
-void silence_transport_logs();
+// For a program's beginning, before it has threads. Torch's stores and process groups write what they throw
+// to stderr as well, over many lines: from now on they only throw. They note each collective in a
+// FlightRecorder, which two threads that use groups of their own break: it is off, unless
+// TORCH_FR_BUFFER_SIZE is set.
+void configure_transport();
 
 }  // namespace dtopp

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <utility>
 
 #include "dtopp/base/progress.h"
@@ -35,6 +36,7 @@ struct Counts {
   uint64_t all = 0;
   uint64_t compute_precision = 0;  // have a copy in the compute precision
   uint64_t experts = 0;
+  uint64_t largest = 0;  // of one parameter
   uint64_t multiplied = 0;  // by every token: matrices but experts, and a tied embedding's output projection
 };
 
@@ -43,6 +45,7 @@ Counts count_parameters(const Model& model) {
   for (const ParameterSpec& spec : model.parameters) {
     const auto count = static_cast<uint64_t>(spec.count());
     counts.all = checked_sum({counts.all, count});
+    counts.largest = std::max(counts.largest, count);
     if (spec.compute_precision()) counts.compute_precision += count;
     switch (spec.role) {
       case ParameterRole::kExpert:
@@ -72,6 +75,15 @@ struct Subject {
   Device device;
 };
 
+// How many sums of gradients a rank holds at once: with parallel.reproducible one for each level of the tree
+// over its micro-batches (distributed/tree_sum.h).
+uint64_t gradient_sums(const Subject& subject) {
+  const TrainingConfig& training = subject.config.training;
+  const int64_t micro_batches = training.global_batch_size / training.micro_batch_size;
+  const auto mine = static_cast<uint64_t>((micro_batches + subject.ranks - 1) / subject.ranks);
+  return subject.config.parallel.reproducible ? std::max<uint64_t>(1, std::bit_width(mine - 1)) : 1;
+}
+
 std::vector<MemoryPart> plan_memory(const Subject& subject, Precision precision) {
   const Counts& counts = subject.counts;
   const TrainingConfig& training = subject.config.training;
@@ -82,10 +94,12 @@ std::vector<MemoryPart> plan_memory(const Subject& subject, Precision precision)
   const auto n = static_cast<uint64_t>(subject.ranks);
   const uint64_t masters = checked_product({counts.all, kFloat});
   const uint64_t copies = bf16 ? checked_product({counts.compute_precision, kBfloat16}) : 0;
+  const uint64_t sums = gradient_sums(subject);
   const bool several = training.global_batch_size > training.micro_batch_size * subject.ranks;
-  const uint64_t others = checked_product({counts.all - counts.compute_precision, kFloat});
-  const uint64_t micro_gradients = bf16 ? checked_sum({copies, others}) : several ? masters : 0;
-  const uint64_t arising = micro_gradients > 0 ? micro_gradients : masters;
+  // Of one parameter at a time, before it is added.
+  const uint64_t micro_gradients =
+      bf16 || several ? checked_product({counts.largest, bf16 ? kBfloat16 : kFloat}) : 0;
+  const uint64_t arising = several ? micro_gradients : masters;
   // On a CUDA device blocks are split for what comes next; the first layer's go when every gradient is there.
   const uint64_t reused =
       cuda ? std::min(arising, costs.activations - costs.first_layer)
@@ -93,7 +107,7 @@ std::vector<MemoryPart> plan_memory(const Subject& subject, Precision precision)
                       checked_round(kReusedShare * static_cast<double>(costs.activations)));
   return {{"parameters", masters},
           {"optimizer_moments", (checked_product({2, masters}) + n - 1) / n},
-          {"gradients", masters},
+          {"gradients", checked_product({sums, masters})},
           {"compute_copies", copies},
           {"micro_batch_gradients", micro_gradients},
           {"activations", costs.activations - reused},
@@ -120,11 +134,12 @@ uint64_t Plan::memory_bytes(std::string_view part) const {
 Plan make_plan(const RunConfig& config, int64_t ranks, Device device) {
   if (ranks < 1) throw UsageError("--ranks: must be at least 1");
   const TrainingConfig& training = config.training;
-  if (training.global_batch_size / training.micro_batch_size % ranks != 0)
-    throw InvalidValue("training.global_batch_size", std::to_string(training.global_batch_size) +
-                                                         " is no multiple of " + std::to_string(ranks) +
-                                                         " ranks x training.micro_batch_size " +
-                                                         std::to_string(training.micro_batch_size));
+  if (training.global_batch_size / training.micro_batch_size < ranks)
+    throw InvalidValue("training.global_batch_size",
+                       std::to_string(training.global_batch_size) + " in micro-batches of " +
+                           std::to_string(training.micro_batch_size) + " leaves some of " +
+                           std::to_string(ranks) +
+                           " ranks without any: lower training.micro_batch_size or the number of ranks");
   const Model model = make_model(config);
   const Subject subject{config, model, count_parameters(model), mean_active_experts(config), ranks, device};
   const Counts& counts = subject.counts;

@@ -20,8 +20,8 @@ class GradientSums::Hook : public torch::autograd::PostAccumulateGradHook {
   size_t parameter_;
 };
 
-GradientSums::GradientSums(const std::vector<at::Tensor>& leaves, Take take)
-    : leaves_(leaves), take_(std::move(take)), sums_(leaves.size()), reached_(leaves.size()) {
+GradientSums::GradientSums(const std::vector<at::Tensor>& leaves, bool along_tree, Take take)
+    : leaves_(leaves), along_tree_(along_tree), take_(std::move(take)), sums_(leaves.size()), reached_(leaves.size()) {
   for (size_t i = 0; i < leaves.size(); ++i)
     torch::autograd::impl::set_post_acc_grad_hooks(leaves[i], std::make_unique<Hook>(*this, i));
 }
@@ -43,7 +43,10 @@ void GradientSums::add(size_t parameter, at::Tensor gradient) {
   const at::NoGradGuard no_grad;
   if (gradient.defined()) gradient = gradient.to(at::kFloat).contiguous();
   reached_[parameter] = 1;
-  sums_[parameter].add(std::move(gradient));
+  TreeAccumulator& sum = sums_[parameter];
+  // What was added so far and the new one are the tree's only leaves.
+  if (at::Tensor before; !along_tree_ && (before = sum.finish()).defined()) sum.add(std::move(before));
+  sum.add(std::move(gradient));
   if (left_ == 1) take_(parameter, sums_[parameter].finish());
 }
 

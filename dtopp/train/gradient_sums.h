@@ -1,5 +1,5 @@
-// The gradients of a step in fp32, summed over a rank's micro-batches along an aligned tree (tree_sum.h).
-// Each is added as backward makes it and autograd's own copy freed, so that no second set of them exists.
+// The gradients of a step in fp32, summed over a rank's micro-batches: along an aligned tree (tree_sum.h), or
+// one after another. Each is added as backward makes it and autograd's own copy freed, so that no second set of them exists.
 #pragma once
 
 #include <functional>
@@ -16,7 +16,7 @@ class GradientSums {
   using Take = std::function<void(size_t parameter, at::Tensor sum)>;
 
   // `leaves`: what the model computes with. From now on their gradients come here and nowhere else.
-  GradientSums(const std::vector<at::Tensor>& leaves, Take take);
+  GradientSums(const std::vector<at::Tensor>& leaves, bool along_tree, Take take);
   GradientSums(const GradientSums&) = delete;
   GradientSums& operator=(const GradientSums&) = delete;
   ~GradientSums();
@@ -31,6 +31,7 @@ class GradientSums {
   void add(size_t parameter, at::Tensor gradient);
 
   std::vector<at::Tensor> leaves_;
+  bool along_tree_;
   Take take_;
   std::vector<TreeAccumulator> sums_;
   std::vector<char> reached_;  // by this micro-batch

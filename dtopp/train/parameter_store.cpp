@@ -25,7 +25,7 @@ ParameterStore::ParameterStore(std::vector<ParameterSpec> specs, const at::Tenso
     : ParameterStore(std::move(specs), compute, alone()) {}
 
 ParameterStore::ParameterStore(std::vector<ParameterSpec> specs, const at::TensorOptions& compute,
-                               Collectives& ranks)
+                               Collectives& ranks, bool reproducible)
     : specs_(std::move(specs)), device_(compute.device()) {
   exchange_ = std::make_unique<ShardExchange>(ranks, sizes_of(specs_), device_);
   const at::ScalarType compute_type = c10::typeMetaToScalarType(compute.dtype());
@@ -44,9 +44,9 @@ ParameterStore::ParameterStore(std::vector<ParameterSpec> specs, const at::Tenso
     // detach(): a leaf of its own over the same storage, so that the master itself never joins a graph.
     compute_.push_back(copy.detach().requires_grad_());
   }
-  gradient_sums_ = std::make_unique<GradientSums>(compute_, [exchange = exchange_.get()](size_t i, at::Tensor sum) {
-    exchange->add(i, std::move(sum));
-  });
+  gradient_sums_ = std::make_unique<GradientSums>(
+      compute_, reproducible,
+      [exchange = exchange_.get()](size_t i, at::Tensor sum) { exchange->add(i, std::move(sum)); });
 }
 
 void ParameterStore::initialise(uint64_t seed) {

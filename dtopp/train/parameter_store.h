@@ -23,8 +23,9 @@ namespace dtopp {
 class ParameterStore {
  public:
   // compute: at::kFloat or at::kBFloat16, and the device where everything lies. Nothing is initialised.
-  // `ranks` must outlive this.
-  ParameterStore(std::vector<ParameterSpec> specs, const at::TensorOptions& compute, Collectives& ranks);
+  // `ranks` must outlive this. reproducible: parallel.reproducible.
+  ParameterStore(std::vector<ParameterSpec> specs, const at::TensorOptions& compute, Collectives& ranks,
+                 bool reproducible = true);
   ParameterStore(std::vector<ParameterSpec> specs, const at::TensorOptions& compute);
 
   void initialise(uint64_t seed);

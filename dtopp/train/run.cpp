@@ -314,6 +314,7 @@ void Run::save() {
     for (const auto* sources : {&contents.parameters, &contents.optimizer})
       for (const TensorSource& source : *sources) source.read([](std::span<const std::byte>) {});
   }
+  ranks_->barrier("save").wait();  // none goes on, or ends, before the checkpoint is there
   unsaved_ = false;
 }
 

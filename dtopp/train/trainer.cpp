@@ -29,7 +29,7 @@ Trainer::Trainer(const RunConfig& config, Model model, TrainingData data, const 
       model_(std::move(model)),
       data_(std::move(data)),
       ranks_(std::move(ranks)),
-      store_(model_.parameters, compute, *ranks_),
+      store_(model_.parameters, compute, *ranks_, config.parallel.reproducible),
       controller_(config.routing, config.model.num_experts, model_.num_routed_layers, compute.device()) {
   losses_ = model_.bind([this](const std::string& name) { return store_.compute(name); });
   state_.seed = config.training.seed;

@@ -181,8 +181,8 @@ TEST_F(RunConfigTest, a_resumed_run_may_change_how_it_works_but_not_what_it_comp
   EXPECT_EQ(free,
             (std::vector<std::string>{
                 "name", "data.validation", "training.micro_batch_size", "training.device",
-                "training.deterministic", "training.threads", "training.max_skips", "validation.every",
-                "validation.tokens", "validation.tasks", "validation.task_data", "validation.task_limit",
+                "training.deterministic", "training.threads", "training.max_skips", "parallel.reproducible",
+                "validation.every", "validation.tokens", "validation.tasks", "validation.task_data", "validation.task_limit",
                 "checkpoint.every", "checkpoint.keep", "logging.every", "logging.tensorboard", "output"}));
 }
 

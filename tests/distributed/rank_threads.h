@@ -9,6 +9,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "dtopp/distributed/gloo_collectives.h"
+#include "dtopp/distributed/rendezvous.h"
 
 namespace dtopp {
 
@@ -17,6 +18,7 @@ inline GlooOptions on_loopback() { return {.host = "127.0.0.1", .timeout = std::
 // body(rank, store) in `size` threads. Throws what the first of them threw.
 template <class Body>
 void run_ranks(int64_t size, Body body) {
+  configure_transport();
   const auto store = c10::make_intrusive<c10d::HashStore>();
   std::vector<std::exception_ptr> errors(static_cast<size_t>(size));
   std::vector<std::thread> threads;

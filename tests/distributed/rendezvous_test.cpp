@@ -81,7 +81,7 @@ TEST(Rendezvous, connects_ranks) {
 
 template <class ErrorType>
 std::string message_of(const StoreOptions& options) {
-  silence_transport_logs();
+  configure_transport();
   try {
     make_store(options);
   } catch (const ErrorType& error) {

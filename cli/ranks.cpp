@@ -1,0 +1,98 @@
+#include "cli/ranks.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <ATen/Parallel.h>
+#include <unistd.h>
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "dtopp/distributed/gloo_collectives.h"
+#include "dtopp/distributed/rendezvous.h"
+#include "dtopp/launch/local_ranks.h"
+
+namespace dtopp::cli {
+namespace {
+
+// This process's own, which no verb sees as a whole.
+std::vector<std::string> command_line() {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  std::vector<std::string> arguments;
+  for (std::string argument; std::getline(file, argument, '\0');) arguments.push_back(argument);
+  return arguments;
+}
+
+std::vector<std::string> without_processes(std::vector<std::string> arguments) {
+  const std::string option = "--processes";
+  for (size_t i = 0; i < arguments.size();) {
+    const auto at = arguments.begin() + static_cast<std::ptrdiff_t>(i);
+    if (arguments[i] == option)
+      arguments.erase(at, at + std::min<std::ptrdiff_t>(2, arguments.end() - at));
+    else if (arguments[i].starts_with(option + "="))
+      arguments.erase(at);
+    else
+      ++i;
+  }
+  return arguments;
+}
+
+std::shared_ptr<Collectives> join_ranks(const Place& place) {
+  const bool local = place.local_size == place.size;
+  const StoreConnection store = make_store({.host = place.master_host,
+                                            .port = place.master_port,
+                                            .is_server = !place.launcher_holds_store && place.rank == 0,
+                                            .loopback_only = local,
+                                            .prefix = place.store_prefix});
+  GlooOptions options;
+  if (local) options.host = "127.0.0.1";
+  return make_gloo_collectives(store.store, "all", place.rank, all_ranks(place.size), options);
+}
+
+int64_t share_of_threads(const Place& place) {
+  const auto cores = static_cast<int64_t>(std::thread::hardware_concurrency());
+  return std::max<int64_t>(1, cores / place.local_size);
+}
+
+// Without waiting for what other ranks will not finish.
+[[noreturn]] void end_silently(ExitStatus status) {
+  std::fflush(nullptr);
+  _exit(static_cast<int>(status));
+}
+
+}  // namespace
+
+int run_processes(int64_t processes) {
+  configure_transport();
+  const StoreConnection store = make_store({.host = "127.0.0.1", .is_server = true, .loopback_only = true});
+  LocalRanks ranks;
+  ranks.count = processes;
+  ranks.arguments = without_processes(command_line());
+  ranks.store_port = static_cast<uint16_t>(store.port);
+  const RanksEnd end = run_local_ranks(ranks);
+  if (!end.message().empty()) std::fprintf(stderr, "dtopp: %s\n", end.message().c_str());
+  return end.status;
+}
+
+RunSummary run_as_rank(const Place& place,
+                       const std::function<RunSummary(std::shared_ptr<Collectives>)>& body) {
+  if (place.alone()) return body(std::make_shared<SingleRank>());
+  configure_transport();
+  if (place.local_size > 1) at::set_num_threads(static_cast<int>(share_of_threads(place)));
+  const std::shared_ptr<Collectives> ranks = join_ranks(place);
+  try {
+    return body(ranks);
+  } catch (const Stopped& stopped) {
+    if (place.rank > 0) end_silently(stopped.status());
+    throw;
+  } catch (const RankLost& lost) {
+    if (place.launcher == Launcher::kOwn) end_silently(lost.status());
+    throw;
+  }
+}
+
+}  // namespace dtopp::cli

@@ -1,0 +1,24 @@
+// How `dtopp train` becomes one of several ranks: started by --processes, torchrun, Slurm or Open MPI.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "dtopp/distributed/collectives.h"
+#include "dtopp/launch/place.h"
+#include "dtopp/train/run.h"
+
+namespace dtopp::cli {
+
+// Starts the same command line, without --processes, as that many ranks on this machine and waits for them.
+// Returns the exit status; a line on standard error names the rank that ended the run.
+int run_processes(int64_t processes);
+
+// Joins the ranks this process trains with (itself where it is alone) and calls `body` with them, its share of
+// the cores being the default number of threads. A rank says nothing that another one says for all: of a
+// stopped run rank 0 does, of a lost rank the launcher of --processes. ResourceError where the others cannot
+// be reached.
+RunSummary run_as_rank(const Place& place,
+                       const std::function<RunSummary(std::shared_ptr<Collectives>)>& body);
+
+}  // namespace dtopp::cli

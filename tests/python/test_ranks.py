@@ -1,0 +1,154 @@
+"""A run on several ranks equals the run on one, to the bit, whoever starts them, and ends as one."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import tiny_run
+
+FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
+TORCHRUN = tiny_run.ROOT / ".venv/bin/torchrun"
+
+pytestmark = [pytest.mark.skipif(not tiny_run.BINARY.exists(), reason=f"{tiny_run.BINARY} is not built"),
+              pytest.mark.skipif(tiny_run.DEVICE != "cpu", reason="ranks on CUDA devices are not there yet")]
+
+OVERRIDES = ["training.micro_batch_size=1"]
+
+
+def state(run, step=12):
+    folder = run / "checkpoints" / f"step-{step:08d}"
+    return [(folder / name).read_bytes() for name in FILES]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("reference")
+    done = tiny_run.dtopp("train", tiny_run.make(directory), *OVERRIDES)
+    assert done.returncode == 0, done.stderr
+    return directory
+
+
+def train(reference, run, *options):
+    return ["train", reference / "run.yaml", *OVERRIDES, f"output={run}", *options]
+
+
+def expect_the_same(run, reference):
+    assert state(run) == state(reference / "run")
+    assert tiny_run.timeless(tiny_run.metrics(run)) == tiny_run.timeless(tiny_run.metrics(reference / "run"))
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4])
+def test_processes_give_the_same_bits(reference, tmp_path, processes):
+    done = tiny_run.dtopp(*train(reference, tmp_path / "run", "--processes", processes))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("checkpoint ") == 1
+    expect_the_same(tmp_path / "run", reference)
+
+
+@pytest.mark.skipif(not TORCHRUN.exists(), reason=f"{TORCHRUN} is not there")
+def test_torchrun_starts_ranks(reference, tmp_path):
+    done = subprocess.run([TORCHRUN, "--nproc-per-node", "2", "--no-python", tiny_run.BINARY,
+                           *train(reference, tmp_path / "run")], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    expect_the_same(tmp_path / "run", reference)
+
+
+def started(command):
+    return subprocess.Popen([tiny_run.BINARY, *map(str, command)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                            text=True)
+
+
+def wait_for_step(process, step):
+    for line in process.stderr:
+        if line.startswith("step") and int(line.split()[1].split("/")[0]) >= step:
+            return
+    raise AssertionError("ended before that step")
+
+
+def ranks_of(launcher):
+    """The process numbers of the launcher's ranks, in order."""
+    path = f"/proc/{launcher.pid}/task/{launcher.pid}/children"
+    with open(path) as children:
+        return [int(number) for number in children.read().split()]
+
+
+@pytest.mark.parametrize("whom", ["launcher", "rank 1"])
+def test_a_stopped_run_goes_on_with_another_number_of_ranks(reference, tmp_path, whom):
+    run = tmp_path / "run"
+    process = started(train(reference, run, "--processes", 2))
+    wait_for_step(process, 3)
+    os.kill(process.pid if whom == "launcher" else ranks_of(process)[1], signal.SIGTERM)
+    error = process.stderr.read()
+    assert process.wait(timeout=20) == 75, error
+    assert error.count("stopped at step") == 1
+    done = tiny_run.dtopp(*train(reference, run, "--processes", 4))
+    assert done.returncode == 0, done.stderr
+    assert state(run) == state(reference / "run")
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_rank_ends_the_run_which_goes_on_from_its_checkpoint(reference, tmp_path, victim):
+    run = tmp_path / "run"
+    process = started(train(reference, run, "--processes", 2))
+    wait_for_step(process, 6)
+    os.kill(ranks_of(process)[victim], signal.SIGKILL)
+    begin = time.monotonic()
+    error = process.stderr.read()
+    assert process.wait(timeout=20) == 5
+    assert time.monotonic() - begin < 10
+    assert [line for line in error.splitlines() if "rank " in line] == [
+        f"dtopp: rank {victim} was killed by signal 9 (Killed)"]
+    done = tiny_run.dtopp(*train(reference, run))
+    assert done.returncode == 0, done.stderr
+    assert state(run) == state(reference / "run")
+
+
+def test_a_launcher_that_is_killed_takes_its_ranks_along(reference, tmp_path):
+    process = started(train(reference, tmp_path / "run", "--processes", 2))
+    wait_for_step(process, 2)
+    ranks = ranks_of(process)
+    process.kill()
+    process.wait()
+    end = time.monotonic() + 5
+    while any(os.path.exists(f"/proc/{rank}") for rank in ranks) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert not any(os.path.exists(f"/proc/{rank}") for rank in ranks)
+
+
+@pytest.mark.parametrize("environment, word", [
+    ({"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}, "RANK"),
+    ({"RANK": "0"}, "WORLD_SIZE"),
+    ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR"),
+    ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, "MASTER_ADDR"),
+])
+def test_variables_that_contradict_each_other_are_named(reference, tmp_path, environment, word):
+    done = tiny_run.dtopp(*train(reference, tmp_path / "run"), env=os.environ | environment)
+    assert done.returncode == 2
+    assert word in done.stderr and done.stderr.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_ranks_without_work_are_refused(reference, tmp_path):
+    done = tiny_run.dtopp(*train(reference, tmp_path / "run", "--processes", 5))
+    assert done.returncode == 2
+    assert "training.global_batch_size" in done.stderr
+
+
+def test_another_configuration_on_one_rank_is_found(reference, tmp_path):
+    port = 20000 + os.getpid() % 20000
+    ranks = []
+    for rank in range(2):
+        environment = os.environ | {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2",
+                                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        ranks.append(subprocess.Popen([tiny_run.BINARY, *map(str, train(reference, tmp_path / "run")),
+                                       f"training.seed={rank + 1}"], env=environment, stderr=subprocess.PIPE, text=True))
+    errors = [rank.communicate(timeout=60)[1] for rank in ranks]
+    assert ranks[1].returncode == 2, errors
+    assert "another configuration" in errors[1]
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))
