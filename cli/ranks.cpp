@@ -7,9 +7,9 @@
 #include <thread>
 #include <vector>
 
-#include <ATen/Parallel.h>
 #include <unistd.h>
 
+#include <ATen/Parallel.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "dtopp/distributed/gloo_collectives.h"

@@ -14,8 +14,8 @@ namespace dtopp::cli {
 // Returns the exit status; a line on standard error names the rank that ended the run.
 int run_processes(int64_t processes);
 
-// Joins the ranks this process trains with (itself where it is alone) and calls `body` with them, its share of
-// the cores being the default number of threads. A rank says nothing that another one says for all: of a
+// Joins the ranks this process trains with (itself where it is alone) and calls `body` with them, its share
+// of the cores being the default number of threads. A rank says nothing that another one says for all: of a
 // stopped run rank 0 does, of a lost rank the launcher of --processes. ResourceError where the others cannot
 // be reached.
 RunSummary run_as_rank(const Place& place,

@@ -23,7 +23,7 @@ else
   echo "nvcc is not installed: the CUDA library is neither compiled nor linked" >&2
   configure release
 fi
-scripts/lint.sh tidy dtopp/{base,config,checkpoint,metrics,data,tasks}/*.cpp \
+scripts/lint.sh tidy dtopp/{base,launch,config,checkpoint,metrics,data,tasks}/*.cpp \
   >build/tidy-findings.log 2>&1 || { cat build/tidy-findings.log; exit 1; }
 cmake --build build/release -j "$jobs"
 ctest --test-dir build/release --output-on-failure
@@ -31,5 +31,5 @@ ctest --test-dir build/release --output-on-failure
 
 # The rooms that read untrusted bytes, and the kernels, under AddressSanitizer and UndefinedBehaviorSanitizer.
 configure sanitize
-cmake --build build/sanitize -j "$jobs" --target test_base test_config test_checkpoint test_metrics test_data test_tasks test_ops
-ctest --test-dir build/sanitize --output-on-failure -j "$jobs" -R '^(base|config|checkpoint|metrics|data|tasks|ops)$'
+cmake --build build/sanitize -j "$jobs" --target test_base test_launch test_config test_checkpoint test_metrics test_data test_tasks test_ops
+ctest --test-dir build/sanitize --output-on-failure -j "$jobs" -R '^(base|launch|config|checkpoint|metrics|data|tasks|ops)$'

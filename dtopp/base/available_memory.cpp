@@ -102,4 +102,12 @@ uint64_t available_memory(const fs::path& root) {
   return std::min({machine_memory(root), control_group_memory(root), address_space(root)});
 }
 
+uint64_t process_memory(const std::string& key) {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with(key + ":")) return std::stoull(line.substr(key.size() + 1)) * 1024;
+  }
+  return 0;
+}
+
 }  // namespace dtopp

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <string>
 
 namespace dtopp {
 
@@ -10,5 +11,8 @@ namespace dtopp {
 // this process leave (limit - usage + page cache that can be dropped; versions 1 and 2, every level), and
 // what RLIMIT_AS leaves. UINT64_MAX where none of them can be read. `root` stands for "/" in tests.
 uint64_t available_memory(const std::filesystem::path& root = "/");
+
+// Of this process, in bytes: "VmRSS", resident now; "VmHWM", the most that ever was. 0 where it is not known.
+uint64_t process_memory(const std::string& key);
 
 }  // namespace dtopp

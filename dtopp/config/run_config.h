@@ -153,9 +153,7 @@ void visit_fields(Config& config, Visitor&& field) {
 
 template <class Config, class Visitor>
 requires std::same_as<std::remove_const_t<Config>, ParallelConfig>
-void visit_fields(Config& config, Visitor&& field) {
-  field("reproducible", config.reproducible);
-}
+void visit_fields(Config& config, Visitor&& field) { field("reproducible", config.reproducible); }
 
 template <class Config, class Visitor>
 requires std::same_as<std::remove_const_t<Config>, ValidationConfig>
@@ -225,8 +223,8 @@ std::vector<std::string> differing_keys(const RunConfig& a, const RunConfig& b);
 // Whether a run may not change `key` between start and resume. Free are: name, output, what is reported and
 // when (validation.*, data.validation, checkpoint.*, logging.*), when it gives up (training.max_skips), and
 // how the work is laid out (training.threads, device, deterministic, micro_batch_size, parallel.*), which
-// changes rounding and, for loss.batch_statistics: micro_batch, over which tokens f is taken. training.steps is not:
-// the schedule depends on it.
+// changes rounding and, for loss.batch_statistics: micro_batch, over which tokens f is taken. training.steps
+// is not: the schedule depends on it.
 bool affects_result(const std::string& key);
 
 }  // namespace dtopp

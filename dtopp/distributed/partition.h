@@ -1,6 +1,7 @@
 // Which elements of a parameter a rank keeps: its master, its moments, the sum of its gradients. A parameter
 // is cut into units of one size, which depend on its size alone; each rank keeps whole units that follow each
-// other. What is formed unit by unit (an update, a norm) therefore has the same bits at every number of ranks.
+// other. What is formed unit by unit (an update, a norm) therefore has the same bits at every number of
+// ranks.
 #pragma once
 
 #include <cstdint>

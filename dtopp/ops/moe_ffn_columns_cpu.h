@@ -123,7 +123,8 @@ void for_hidden_columns(const std::vector<RowBlock>& blocks, int64_t ffn, int64_
 // B(expert) is [K, width], sums(expert) is y.
 template <typename Tiles, typename Row, typename Right, typename Sums>
 void add_results(const std::vector<RowBlock>& blocks, const Assignment& pairs, int64_t K, int64_t width,
-                 int64_t most_shares, const ColumnBuffers<Tiles>& buffers, const Row& row, const Right& right, const Sums& sums) {
+                 int64_t most_shares, const ColumnBuffers<Tiles>& buffers, const Row& row, const Right& right,
+                 const Sums& sums) {
   const int64_t unit = Tiles::shape().columns, panels = round_up(width, unit) / unit;
   const int64_t shares = std::min(panels, most_shares);
   at::parallel_for(0, shares, 1, [&](int64_t first, int64_t last) {

@@ -36,7 +36,7 @@ struct Counts {
   uint64_t all = 0;
   uint64_t compute_precision = 0;  // have a copy in the compute precision
   uint64_t experts = 0;
-  uint64_t largest = 0;  // of one parameter
+  uint64_t largest = 0;     // of one parameter
   uint64_t multiplied = 0;  // by every token: matrices but experts, and a tied embedding's output projection
 };
 
@@ -193,11 +193,14 @@ void require_memory(const Plan& plan, uint64_t available) {
   const uint64_t fixed = needed - moving;
   const auto micro = static_cast<uint64_t>(plan.micro_batch_size);
   const uint64_t fitting = available > fixed && moving > 0 ? (available - fixed) / (moving / micro + 1) : 0;
-  const std::string remedy =
-      fitting > 0 ? "lower training.micro_batch_size from " + std::to_string(micro) + " to " +
-                        std::to_string(fitting) + " or less"
-                  : "make the model smaller (model.num_layers, hidden_size, num_experts) or use a machine "
-                    "with more memory";
+  std::string remedy = plan.memory_bytes("gradients") > plan.memory_bytes("parameters")
+                           ? "set parallel.reproducible to false, or "
+                           : "";
+  remedy += fitting > 0
+                ? "lower training.micro_batch_size from " + std::to_string(micro) + " to " +
+                      std::to_string(fitting) + " or less"
+                : "make the model smaller (model.num_layers, hidden_size, num_experts) or use a machine "
+                  "with more memory";
   throw ResourceError("this run needs about " + format_bytes(static_cast<double>(needed)) +
                       " of memory and " + format_bytes(static_cast<double>(available)) +
                       " are available: " + remedy + " (`dtopp plan` shows the parts)");

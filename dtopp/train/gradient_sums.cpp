@@ -21,7 +21,11 @@ class GradientSums::Hook : public torch::autograd::PostAccumulateGradHook {
 };
 
 GradientSums::GradientSums(const std::vector<at::Tensor>& leaves, bool along_tree, Take take)
-    : leaves_(leaves), along_tree_(along_tree), take_(std::move(take)), sums_(leaves.size()), reached_(leaves.size()) {
+    : leaves_(leaves),
+      along_tree_(along_tree),
+      take_(std::move(take)),
+      sums_(leaves.size()),
+      reached_(leaves.size()) {
   for (size_t i = 0; i < leaves.size(); ++i)
     torch::autograd::impl::set_post_acc_grad_hooks(leaves[i], std::make_unique<Hook>(*this, i));
 }

@@ -1,5 +1,6 @@
 // The gradients of a step in fp32, summed over a rank's micro-batches: along an aligned tree (tree_sum.h), or
-// one after another. Each is added as backward makes it and autograd's own copy freed, so that no second set of them exists.
+// one after another. Each is added as backward makes it and autograd's own copy freed, so that no second set
+// of them exists.
 #pragma once
 
 #include <functional>

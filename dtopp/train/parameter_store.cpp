@@ -94,7 +94,8 @@ void ParameterStore::refresh_copies() {
 void ParameterStore::add_units(const at::Tensor& kept, size_t parameter,
                                std::vector<at::Tensor>& units) const {
   if (kept.numel() == 0) return;
-  for (at::Tensor& unit : kept.split(exchange_->partition(parameter).unit())) units.push_back(std::move(unit));
+  for (at::Tensor& unit : kept.split(exchange_->partition(parameter).unit()))
+    units.push_back(std::move(unit));
 }
 
 at::Tensor ParameterStore::squared_norms() const {

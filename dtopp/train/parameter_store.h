@@ -54,8 +54,8 @@ class ParameterStore {
   void end_micro_batch() { gradient_sums_->end_micro_batch(); }
   // Waits for the sums over all ranks' micro-batches. After the last end_micro_batch().
   void finish_gradients() { gradients_ = exchange_->take_sums(); }
-  // Squared norms of the gradients, f64: one for each unit of all parameters in order (distributed/partition.h),
-  // 0 for those that other ranks keep. NaN or infinite where a gradient is.
+  // Squared norms of the gradients, f64: one for each unit of all parameters in order
+  // (distributed/partition.h), 0 for those that other ranks keep. NaN or infinite where a gradient is.
   at::Tensor squared_norms() const;
 
   // One AdamW update (decoupled decay on the specs that have it) with gradients divided by `divisor` (f32

@@ -1,8 +1,8 @@
 #include "dtopp/train/run.h"
 
 #include <chrono>
-#include <fstream>
 
+#include "dtopp/base/available_memory.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/path_kind.h"
@@ -12,6 +12,7 @@
 #include "dtopp/plan/plan.h"
 #include "dtopp/train/compute_device.h"
 #include "dtopp/train/matrix_rate.h"
+#include "dtopp/train/rank_agreement.h"
 #include "dtopp/train/run_directory.h"
 #include "dtopp/train/run_records.h"
 #include "dtopp/train/step_decision.h"
@@ -23,15 +24,6 @@ namespace fs = std::filesystem;
 
 double wall_time() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
-
-// "VmRSS", "VmHWM": kilobytes in /proc/self/status.
-uint64_t process_memory(const std::string& key) {
-  std::ifstream status("/proc/self/status");
-  for (std::string line; std::getline(status, line);) {
-    if (line.starts_with(key + ":")) return std::stoull(line.substr(key.size() + 1)) * 1024;
-  }
-  return 0;
 }
 
 void refuse_other_configuration(const RunConfig& config) {
@@ -65,10 +57,6 @@ class Run {
   bool first() const { return ranks_->rank() == 0; }
   // Takes the directory for this run; refuses one that holds another configuration's.
   void hold_directory();
-  void compare_configurations();
-  bool any_rank(bool here) const;
-  // Rank 0 chooses.
-  std::optional<Checkpoint> checkpoint_to_resume();
   void check_memory();
   void open_or_resume(Model model, TrainingData data);
   void train_step();
@@ -103,14 +91,14 @@ class Run {
   std::optional<MetricsWriter> metrics_;
   fs::path last_checkpoint_;
   bool stop_asked_ = false;  // of any rank
-  bool unsaved_ = false;  // the trainer's state is not in last_checkpoint_
+  bool unsaved_ = false;     // the trainer's state is not in last_checkpoint_
   double flops_per_token_ = 0;
   double matrix_rate_ = 0;
   double recent_step_seconds_ = 0;
 };
 
 RunSummary Run::train() {
-  compare_configurations();
+  check_ranks(config_, device_, *ranks_);
   const bool there = path_kind(path_) != PathKind::kNothing;
   // A run that is there refuses at once; a new one has nothing of it written before its data are known to
   // fit.
@@ -140,20 +128,6 @@ RunSummary Run::train() {
   return summary;
 }
 
-void Run::compare_configurations() {
-  if (ranks_->size() == 1) return;
-  const std::string mine = to_yaml(config_);
-  if (broadcast_bytes(*ranks_, mine, /*root=*/0, "start") != mine)
-    throw UsageError("rank " + std::to_string(ranks_->rank()) +
-                     " has another configuration than rank 0: start all ranks with the same file and overrides");
-}
-
-bool Run::any_rank(bool here) const {
-  const at::Tensor count = at::full({1}, here ? 1.0 : 0.0, at::device(device_).dtype(at::kDouble));
-  ranks_->all_reduce_sum(count, "validation").wait();
-  return count.item<double>() != 0;
-}
-
 void Run::hold_directory() {
   if (!first()) return;
   directory_.emplace(path_);
@@ -170,7 +144,8 @@ void Run::check_memory() {
 void Run::open_or_resume(Model model, TrainingData data) {
   const at::ScalarType type = compute_type(config_.training.precision, device_);
   trainer_.emplace(config_, std::move(model), std::move(data), at::device(device_).dtype(type), ranks_);
-  const auto checkpoint = checkpoint_to_resume();
+  const auto checkpoint =
+      checkpoint_to_resume(path_, *ranks_, [this](const std::string& text) { say("warning: " + text); });
   if (checkpoint) {
     trainer_->restore(*checkpoint);
     last_checkpoint_ = checkpoint->path();
@@ -190,19 +165,6 @@ void Run::open_or_resume(Model model, TrainingData data) {
   }
 }
 
-std::optional<Checkpoint> Run::checkpoint_to_resume() {
-  std::optional<Checkpoint> newest;
-  if (first()) {
-    newest = newest_checkpoint(checkpoints_of(path_),
-                               [this](const std::string& text) { say("warning: " + text); });
-  }
-  if (ranks_->size() == 1) return newest;
-  const std::string path =
-      broadcast_bytes(*ranks_, newest ? newest->path().string() : std::string(), /*root=*/0, "start");
-  if (!first() && !path.empty()) newest.emplace(fs::path(path));
-  return newest;
-}
-
 void Run::train_step() {
   if (!trainer_->step(stop_)) stop_here();
   // One step stays out on a device that computes while the host goes on. Never as many as happen to have
@@ -214,7 +176,7 @@ void Run::train_step() {
 void Run::take_results(size_t in_flight) {
   while (const auto result = trainer_->next_result(in_flight)) {
     unsaved_ = true;
-    if (first()) record(*result);
+    record(*result);
     if (result->skipped) report_skip(*result);
     stop_asked_ = stop_asked_ || (result->stop_asked && ranks_->size() > 1);
     if (gives_up(*result, config_.training)) give_up(*result);
@@ -222,6 +184,7 @@ void Run::take_results(size_t in_flight) {
 }
 
 void Run::record(const StepResult& result) {
+  if (!first()) return;
   const StepRates speed = rates(result);
   const bool last = result.step == config_.training.steps;
   if (result.step % config_.logging.every != 0 && !last && !result.skipped) return;
@@ -238,9 +201,7 @@ void Run::report_skip(const StepResult& result) {
 }
 
 void Run::give_up(const StepResult& result) {
-  while (const auto later = trainer_->next_result(0)) {
-    if (first()) record(*later);
-  }
+  while (const auto later = trainer_->next_result(0)) record(*later);
   save();
   throw NumericalError(
       "step " + std::to_string(result.step) + ": " + std::to_string(result.consecutive_skips) +
@@ -285,7 +246,7 @@ void Run::validate() {
   if (probes_) {
     auto measured = probes_([this](const std::string& name) { return trainer_->parameters().master(name); },
                             trainer_->routing());
-    if (any_rank(!measured)) stop_here();
+    if (any_rank(*ranks_, !measured)) stop_here();
     accuracies = std::move(*measured);
   }
   MetricRecord record{trainer_->state().step, trainer_->state().tokens, wall_time(), {}};
@@ -307,7 +268,8 @@ void Run::save() {
                                     parameters.moment_sources(), to_yaml(config_),
                                     trainer_->data().tokenizer_json};
   const fs::path checkpoints = checkpoints_of(path_);
-  const bool there = ranks_->size() > 1 && any_rank(first() && is_already_saved(checkpoints, contents.state));
+  const bool there =
+      ranks_->size() > 1 && any_rank(*ranks_, first() && is_already_saved(checkpoints, contents.state));
   if (first()) {
     last_checkpoint_ = save_checkpoint(checkpoints, contents, config_.checkpoint.keep);
   } else if (!there) {

@@ -23,9 +23,9 @@ struct StepShape {
 
 // What the forward and backward passes of a rank's micro-batches leave on its device.
 struct StepSums {
-  int64_t first_micro_batch = 0;    // of this rank, in the step's order
-  std::vector<at::Tensor> losses;   // of each of its micro-batches, f64 [1 + terms]: the total first
-  at::Tensor most_pairs_L;          // int64: token-expert pairs of a micro-batch, at most; [0] of a dense model
+  int64_t first_micro_batch = 0;   // of this rank, in the step's order
+  std::vector<at::Tensor> losses;  // of each of its micro-batches, f64 [1 + terms]: the total first
+  at::Tensor most_pairs_L;  // int64: token-expert pairs of a micro-batch, at most; [0] of a dense model
   ActivationStatistics activations;
   double data_seconds = 0;  // spent waiting for data
   bool stop_asked = false;
@@ -38,8 +38,8 @@ class StepNumbers {
  public:
   // Of a step all of whose micro-batches were added. squared_norms: of the gradients, f64, each number not 0
   // on one rank at most; halted: bool [], see StepResult. Collective.
-  StepNumbers(StepShape shape, const StepSums& sums, const at::Tensor& squared_norms, const at::Tensor& halted,
-              Collectives& ranks);
+  StepNumbers(StepShape shape, const StepSums& sums, const at::Tensor& squared_norms,
+              const at::Tensor& halted, Collectives& ranks);
   // As they came to the host: what values() of other ones held.
   StepNumbers(StepShape shape, at::Tensor values) : shape_(std::move(shape)), values_(std::move(values)) {}
 

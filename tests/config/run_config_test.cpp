@@ -178,12 +178,12 @@ TEST_F(RunConfigTest, a_resumed_run_may_change_how_it_works_but_not_what_it_comp
   for (const std::string& key : config_keys<RunConfig>()) {
     if (!affects_result(key)) free.push_back(key);
   }
-  EXPECT_EQ(free,
-            (std::vector<std::string>{
-                "name", "data.validation", "training.micro_batch_size", "training.device",
-                "training.deterministic", "training.threads", "training.max_skips", "parallel.reproducible",
-                "validation.every", "validation.tokens", "validation.tasks", "validation.task_data", "validation.task_limit",
-                "checkpoint.every", "checkpoint.keep", "logging.every", "logging.tensorboard", "output"}));
+  EXPECT_EQ(free, (std::vector<std::string>{"name", "data.validation", "training.micro_batch_size",
+                                            "training.device", "training.deterministic", "training.threads",
+                                            "training.max_skips", "parallel.reproducible", "validation.every",
+                                            "validation.tokens", "validation.tasks", "validation.task_data",
+                                            "validation.task_limit", "checkpoint.every", "checkpoint.keep",
+                                            "logging.every", "logging.tensorboard", "output"}));
 }
 
 TEST_F(RunConfigTest, plans_need_neither_data_nor_output) {
