@@ -89,6 +89,9 @@ RunSummary run_as_rank(const Place& place,
   } catch (const Stopped& stopped) {
     if (place.rank > 0) end_silently(stopped.status());
     throw;
+  } catch (const NumericalError& error) {
+    if (place.rank > 0) end_silently(error.status());
+    throw;
   } catch (const RankLost& lost) {
     if (place.launcher == Launcher::kOwn) end_silently(lost.status());
     throw;

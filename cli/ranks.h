@@ -16,8 +16,8 @@ int run_processes(int64_t processes);
 
 // Joins the ranks this process trains with (itself where it is alone) and calls `body` with them, its share
 // of the cores being the default number of threads. A rank says nothing that another one says for all: of a
-// stopped run rank 0 does, of a lost rank the launcher of --processes. ResourceError where the others cannot
-// be reached.
+// stopped or failed run rank 0 does, of a lost rank the launcher of --processes. ResourceError where the
+// others cannot be reached.
 RunSummary run_as_rank(const Place& place,
                        const std::function<RunSummary(std::shared_ptr<Collectives>)>& body);
 

@@ -267,11 +267,10 @@ void Run::save() {
   const CheckpointContents contents{trainer_->state(), parameters.parameter_sources(),
                                     parameters.moment_sources(), to_yaml(config_),
                                     trainer_->data().tokenizer_json};
-  const fs::path checkpoints = checkpoints_of(path_);
-  const bool there =
-      ranks_->size() > 1 && any_rank(*ranks_, first() && is_already_saved(checkpoints, contents.state));
+  const bool there = ranks_->size() > 1 &&
+                     any_rank(*ranks_, first() && is_already_saved(checkpoints_of(path_), contents.state));
   if (first()) {
-    last_checkpoint_ = save_checkpoint(checkpoints, contents, config_.checkpoint.keep);
+    last_checkpoint_ = save_checkpoint(checkpoints_of(path_), contents, config_.checkpoint.keep);
   } else if (!there) {
     for (const auto* sources : {&contents.parameters, &contents.optimizer})
       for (const TensorSource& source : *sources) source.read([](std::span<const std::byte>) {});
