@@ -3,7 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 dtopp=$1
-tokenizer=assets/tokenizer/english-8k.tokenizer.json
+tokenizer=assets/tokenizer/english-4k.tokenizer.json
 
 for part in train validation; do
   "$dtopp" prepare text "assets/text/novels-$part.jsonl.zst" --tokenizer "$tokenizer" --output "data/quickstart/$part"
