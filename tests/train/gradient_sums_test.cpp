@@ -1,0 +1,70 @@
+#include "dtopp/train/gradient_sums.h"
+
+#include <gtest/gtest.h>
+
+namespace dtopp {
+namespace {
+
+// Two leaves, of which the second is reached in every other micro-batch only.
+class GradientSumsTest : public testing::Test {
+ protected:
+  std::vector<at::Tensor> sums_of(bool along_tree, int64_t micro_batches, at::ScalarType type = at::kFloat) {
+    const std::vector<at::Tensor> leaves = {at::zeros({40}, type).requires_grad_(),
+                                            at::zeros({40}, type).requires_grad_()};
+    std::vector<at::Tensor> taken(2);
+    GradientSums sums(leaves, along_tree, [&](size_t i, at::Tensor sum) { taken[i] = std::move(sum); });
+    sums.begin(micro_batches);
+    for (int64_t m = 0; m < micro_batches; ++m) {
+      at::Tensor loss = (leaves[0] * gradient(0, m).to(type)).sum();
+      if (m % 2 == 1) loss = loss + (leaves[1] * gradient(1, m).to(type)).sum() + (leaves[1] * 0.5).sum();
+      loss.backward();
+      EXPECT_FALSE(leaves[0].grad().defined());
+      EXPECT_EQ(taken[0].defined(), m + 1 == micro_batches);
+      sums.end_micro_batch();
+    }
+    return taken;
+  }
+
+  static at::Tensor gradient(int64_t leaf, int64_t micro_batch) {
+    at::manual_seed(static_cast<uint64_t>(100 * leaf + micro_batch));
+    return at::randn({40});
+  }
+};
+
+TEST_F(GradientSumsTest, are_formed_along_the_tree) {
+  for (const int64_t micro_batches : {1, 2, 3, 6, 8}) {
+    std::vector<at::Tensor> first, second;
+    for (int64_t m = 0; m < micro_batches; ++m) {
+      first.push_back(gradient(0, m));
+      second.push_back(m % 2 == 1 ? gradient(1, m) + 0.5 : at::Tensor());
+    }
+    const std::vector<at::Tensor> sums = sums_of(true, micro_batches);
+    EXPECT_TRUE(sums[0].equal(tree_sum(first))) << micro_batches;
+    const at::Tensor expected = tree_sum(second);
+    ASSERT_EQ(sums[1].defined(), expected.defined());
+    if (expected.defined()) {
+      EXPECT_TRUE(sums[1].equal(expected)) << micro_batches;
+    }
+  }
+}
+
+TEST_F(GradientSumsTest, or_one_after_another) {
+  at::Tensor sum = gradient(0, 0);
+  for (int64_t m = 1; m < 6; ++m) sum = sum + gradient(0, m);
+  EXPECT_TRUE(sums_of(false, 6)[0].equal(sum));
+  EXPECT_FALSE(sums_of(true, 6)[0].equal(sum));
+}
+
+TEST_F(GradientSumsTest, are_fp32_where_the_model_computes_in_bf16) {
+  const at::Tensor sum = sums_of(true, 2, at::kBFloat16)[0];
+  EXPECT_EQ(sum.scalar_type(), at::kFloat);
+  EXPECT_TRUE(sum.equal(gradient(0, 0).to(at::kBFloat16).to(at::kFloat) +
+                        gradient(0, 1).to(at::kBFloat16).to(at::kFloat)));
+}
+
+TEST_F(GradientSumsTest, of_no_micro_batches_are_none) {
+  for (const at::Tensor& sum : sums_of(true, 0)) EXPECT_FALSE(sum.defined());
+}
+
+}  // namespace
+}  // namespace dtopp
