@@ -59,6 +59,7 @@ std::vector<std::string> environment_of(int64_t rank, const LocalRanks& wanted) 
 // What exec takes; `texts` must outlive it.
 std::vector<char*> pointers_to(std::vector<std::string>& texts) {
   std::vector<char*> pointers;
+  pointers.reserve(texts.size() + 1);
   for (auto& text : texts) pointers.push_back(text.data());
   pointers.push_back(nullptr);
   return pointers;
