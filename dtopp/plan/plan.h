@@ -32,7 +32,7 @@ struct Plan {
       Precision::kFp32;  // auto resolved: bf16 on a CUDA device, else what needs more memory
 
   // A rank's memory at its peak. Parts: parameters (fp32 masters), optimizer_moments (two fp32, divided among
-  // the ranks: ZeRO-1), gradients (fp32), compute_copies (bf16), micro_batch_gradients (of one micro-batch,
+  // the ranks: ZeRO-1), gradients (fp32), compute_copies (bf16), micro_batch_gradients (of one parameter,
   // before they are added up), activations (kept for the backward pass; without what gradients and workspace
   // take over), cross_entropy, workspace (what one layer's backward holds for a moment), program.
   std::vector<MemoryPart> memory;
