@@ -86,14 +86,12 @@ RunSummary run_as_rank(const Place& place,
   const std::shared_ptr<Collectives> ranks = join_ranks(place);
   try {
     return body(ranks);
-  } catch (const Stopped& stopped) {
-    if (place.rank > 0) end_silently(stopped.status());
-    throw;
-  } catch (const NumericalError& error) {
-    if (place.rank > 0) end_silently(error.status());
-    throw;
   } catch (const RankLost& lost) {
     if (place.launcher == Launcher::kOwn) end_silently(lost.status());
+    throw;
+  } catch (const Error& error) {
+    const bool of_all = error.status() == ExitStatus::kStopped || error.status() == ExitStatus::kNumerical;
+    if (of_all && place.rank > 0) end_silently(error.status());
     throw;
   }
 }

@@ -27,7 +27,8 @@ scripts/lint.sh tidy dtopp/{base,launch,config,checkpoint,metrics,data,tasks}/*.
   >build/tidy-findings.log 2>&1 || { cat build/tidy-findings.log; exit 1; }
 cmake --build build/release -j "$jobs"
 ctest --test-dir build/release --output-on-failure
-.venv/bin/python -m pytest -q tests/python
+# Files of tests are shared out, each to one process, which prepares what its tests share once.
+.venv/bin/python -m pytest -q -n "$jobs" --dist loadfile --durations 20 tests/python
 
 # The rooms that read untrusted bytes, and the kernels, under AddressSanitizer and UndefinedBehaviorSanitizer.
 configure sanitize

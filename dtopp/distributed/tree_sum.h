@@ -10,7 +10,7 @@
 
 #include <vector>
 
-#include "dtopp/distributed/collectives.h"
+#include "dtopp/ops/torch.h"
 
 namespace dtopp {
 
@@ -42,9 +42,5 @@ class TreeAccumulator {
   };
   std::vector<Node> nodes_;  // levels fall
 };
-
-// Starts: part_out [part] of rank r becomes the tree sum, in rank order, of part r of every rank's flat
-// [size · part]. An all-to-all, and in wait() the sum. part_out may lie in flat.
-Pending reduce_scatter(Collectives& collectives, at::Tensor part_out, at::Tensor flat, const char* what);
 
 }  // namespace dtopp

@@ -1,12 +1,11 @@
 #include "dtopp/distributed/tree_sum.h"
 
 #include <bit>
+#include <optional>
 #include <random>
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
-
-#include "tests/distributed/rank_threads.h"
 
 namespace dtopp {
 namespace {
@@ -144,30 +143,6 @@ TEST(TreeAccumulator, holds_no_more_leaves_than_the_tree_is_deep) {
     EXPECT_EQ(held(), 0);
     EXPECT_FALSE(accumulator.finish().defined());
   }
-}
-
-TEST(ReduceScatter, gives_the_same_bits_at_every_number_of_ranks) {
-  for (const int64_t count : {8, 6, 3}) {
-    for (const int64_t size : {1, 2, 3, 4}) {
-      const auto leaves = random_leaves(count, count == 6, static_cast<uint64_t>(count));
-      run_group(size, [&](Collectives& group) {
-        for (const bool within : {false, true}) {
-          const at::Tensor flat = something(sum_of_block(leaves, group.rank(), size)).clone();
-          const at::Tensor part =
-              within ? flat.chunk(size)[static_cast<size_t>(group.rank())] : at::empty({kWidth / size});
-          reduce_scatter(group, part, flat, "reduce_scatter").wait();
-          const at::Tensor sum = at::empty({kWidth});
-          group.all_gather(sum, part, "gather").wait();
-          EXPECT_EQ(bits_of(sum), expected_bits(leaves)) << count << " leaves, " << size << " ranks";
-        }
-      });
-    }
-  }
-}
-
-TEST(ReduceScatter, refuses_parts_that_do_not_fit) {
-  SingleRank group;
-  EXPECT_THROW(static_cast<void>(reduce_scatter(group, at::empty({3}), at::empty({4}), "x")), c10::Error);
 }
 
 }  // namespace
