@@ -41,7 +41,7 @@ std::vector<std::string> without_processes(std::vector<std::string> arguments) {
   return arguments;
 }
 
-std::shared_ptr<Collectives> join_ranks(const Place& place) {
+World join_ranks(const Place& place, int64_t expert_parallel) {
   const bool local = place.local_size == place.size;
   const StoreConnection store = make_store({.host = place.master_host,
                                             .port = place.master_port,
@@ -50,7 +50,7 @@ std::shared_ptr<Collectives> join_ranks(const Place& place) {
                                             .prefix = place.store_prefix});
   GlooOptions options;
   if (local) options.host = "127.0.0.1";
-  return make_gloo_collectives(store.store, "all", place.rank, all_ranks(place.size), options);
+  return make_world(store.store, place.rank, place.size, expert_parallel, options);
 }
 
 int64_t share_of_threads(const Place& place) {
@@ -78,14 +78,14 @@ int run_processes(int64_t processes) {
   return end.status;
 }
 
-RunSummary run_as_rank(const Place& place,
-                       const std::function<RunSummary(std::shared_ptr<Collectives>)>& body) {
-  if (place.alone()) return body(std::make_shared<SingleRank>());
+RunSummary run_as_rank(const Place& place, int64_t expert_parallel,
+                       const std::function<RunSummary(const World&)>& body) {
+  if (place.alone()) return body({});
   configure_transport();
   if (place.local_size > 1) at::set_num_threads(static_cast<int>(share_of_threads(place)));
-  const std::shared_ptr<Collectives> ranks = join_ranks(place);
+  const World world = join_ranks(place, expert_parallel);
   try {
-    return body(ranks);
+    return body(world);
   } catch (const RankLost& lost) {
     if (place.launcher == Launcher::kOwn) end_silently(lost.status());
     throw;

@@ -4,7 +4,7 @@
 #include <functional>
 #include <memory>
 
-#include "dtopp/distributed/collectives.h"
+#include "dtopp/distributed/world.h"
 #include "dtopp/launch/place.h"
 #include "dtopp/train/run.h"
 
@@ -14,11 +14,11 @@ namespace dtopp::cli {
 // Returns the exit status; a line on standard error names the rank that ended the run.
 int run_processes(int64_t processes);
 
-// Joins the ranks this process trains with (itself where it is alone) and calls `body` with them, its share
-// of the cores being the default number of threads. A rank says nothing that another one says for all: of a
-// stopped or failed run rank 0 does, of a lost rank the launcher of --processes. ResourceError where the
-// others cannot be reached.
-RunSummary run_as_rank(const Place& place,
-                       const std::function<RunSummary(std::shared_ptr<Collectives>)>& body);
+// Joins the ranks this process trains with (itself where it is alone), in blocks of `expert_parallel`, and
+// calls `body` with them, its share of the cores being the default number of threads. A rank says nothing
+// that another one says for all: of a stopped or failed run rank 0 does, of a lost rank the launcher of
+// --processes. ResourceError where the others cannot be reached.
+RunSummary run_as_rank(const Place& place, int64_t expert_parallel,
+                       const std::function<RunSummary(const World&)>& body);
 
 }  // namespace dtopp::cli

@@ -57,9 +57,8 @@ void train_run(const TrainOptions& options) {
   observer.validation = [&](int64_t step, const ValidationResult* loss, const ProbeResults& accuracies) {
     message(validation_line(step, loss, accuracies));
   };
-  const RunSummary summary = run_as_rank(place, [&](std::shared_ptr<Collectives> ranks) {
-    return run_training(config, observer, stop_requested, make_probes(config, stop_requested),
-                        std::move(ranks));
+  const RunSummary summary = run_as_rank(place, /*expert_parallel=*/1, [&](const World& world) {
+    return run_training(config, observer, stop_requested, make_probes(config, stop_requested), world);
   });
   if (!speaks) return;
   if (summary.already_complete) message(summary.directory.string() + " is complete: nothing left to train");

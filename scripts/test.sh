@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The whole suite: format, include direction, clang-tidy of the rooms that need no torch (all of them: make tidy), unit
-# tests, the rooms that read untrusted bytes and the kernels again under sanitizers, Python oracles. Where nvcc is,
-# libdtopp_cuda.so is compiled, linked and loaded; its kernels run on a GPU machine (make test-gpu).
+# The whole suite: format, include direction, unit tests, Python oracles, the rooms that read untrusted bytes and the
+# kernels again under sanitizers. Where nvcc is, libdtopp_cuda.so is compiled, linked and loaded; its kernels run on a GPU
+# machine (make test-gpu). clang-tidy: make tidy, make nightly.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 jobs=${1:-$(nproc)}
@@ -23,10 +23,8 @@ else
   echo "nvcc is not installed: the CUDA library is neither compiled nor linked" >&2
   configure release
 fi
-scripts/lint.sh tidy dtopp/{base,launch,config,checkpoint,metrics,data,tasks}/*.cpp \
-  >build/tidy-findings.log 2>&1 || { cat build/tidy-findings.log; exit 1; }
 cmake --build build/release -j "$jobs"
-ctest --test-dir build/release --output-on-failure
+ctest --test-dir build/release --output-on-failure -j "$jobs"
 # Files of tests are shared out, each to one process, which prepares what its tests share once.
 .venv/bin/python -m pytest -q -n "$jobs" --dist loadfile --durations 20 tests/python
 

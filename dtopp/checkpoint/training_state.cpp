@@ -49,6 +49,7 @@ std::string format_training_state(const TrainingState& state) {
     else
       object[key] = values.front();
   }
+  if (!state.expert_counts.empty()) object["expert_counts"] = state.expert_counts;
   return dump_json(object, 2) + "\n";
 }
 
@@ -64,6 +65,10 @@ TrainingState parse_training_state(const std::string& text, const std::string& w
     if (!fields.has(key)) continue;
     state.*member = fields.numbers(key);
     state.per_layer = fields.is_array(key);
+  }
+  if (fields.has("expert_counts")) {
+    for (const double count : fields.numbers("expert_counts"))  // below 2^53: exact
+      state.expert_counts.push_back(static_cast<int64_t>(count));
   }
   if (!state.error_sum.empty() && state.threshold.size() != state.error_sum.size())
     fields.fail("error_sum", "its length differs from threshold's");

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <optional>
 #include <utility>
 
 #include "dtopp/distributed/tree_sum.h"
@@ -16,18 +15,22 @@ at::Tensor elements(const at::Tensor& whole, const ElementRange& range) {
 
 }  // namespace
 
-ShardExchange::ShardExchange(Collectives& ranks, const std::vector<int64_t>& elements,
-                             const at::Device& device, int64_t bucket_elements)
-    : ranks_(ranks), device_(device), bucket_of_(elements.size()), parts_(elements.size()) {
-  for (size_t i = 0; i < elements.size(); ++i)
-    partitions_.emplace_back(elements[i], static_cast<int64_t>(i), ranks.size());
+ShardExchange::ShardExchange(Collectives& ranks, std::vector<Shards> shards, const at::Device& device,
+                             int64_t bucket_elements)
+    : ranks_(ranks),
+      device_(device),
+      shards_(std::move(shards)),
+      bucket_of_(shards_.size()),
+      parts_(shards_.size()) {
   int64_t room = 0;
-  for (size_t i = elements.size(); i-- > 0;) {
-    if (buckets_.empty() || room < elements[i]) {
+  for (size_t i = shards_.size(); i-- > 0;) {
+    int64_t elements = 0;
+    for (const ElementRange& kept : shards_[i]) elements += kept.size();
+    if (buckets_.empty() || room < elements) {
       buckets_.emplace_back();
       room = bucket_elements;
     }
-    room -= elements[i];
+    room -= elements;
     bucket_of_[i] = buckets_.size() - 1;
     buckets_.back().parameters.push_back(i);
     buckets_.back().missing += 1;
@@ -36,7 +39,7 @@ ShardExchange::ShardExchange(Collectives& ranks, const std::vector<int64_t>& ele
 
 int64_t ShardExchange::kept_elements(const std::vector<size_t>& parameters, int64_t rank) const {
   int64_t sum = 0;
-  for (const size_t i : parameters) sum += partitions_[i].range(rank).size();
+  for (const size_t i : parameters) sum += range(i, rank).size();
   return sum;
 }
 
@@ -61,9 +64,8 @@ void ShardExchange::start(Bucket& bucket) {
     splits.in.push_back(kept_elements(bucket.parameters, rank));
     splits.out.push_back(kept_elements(bucket.parameters, ranks_.rank()));
     for (const size_t i : bucket.parameters) {
-      const ElementRange range = partitions_[i].range(rank);
-      pieces.push_back(parts_[i].defined() ? elements(parts_[i], range)
-                                           : at::full({range.size()}, kNothing, options));
+      pieces.push_back(parts_[i].defined() ? elements(parts_[i], range(i, rank))
+                                           : at::full({range(i, rank).size()}, kNothing, options));
     }
   }
   at::Tensor sent = at::cat(pieces);
@@ -76,7 +78,7 @@ void ShardExchange::start(Bucket& bucket) {
 std::vector<at::Tensor> ShardExchange::take_sums() {
   TORCH_CHECK(started_ == buckets_.size(), "take_sums: some parameters were not added");
   const at::NoGradGuard no_grad;
-  std::vector<at::Tensor> sums(partitions_.size());
+  std::vector<at::Tensor> sums(shards_.size());
   for (Bucket& bucket : buckets_) {
     finish(bucket, sums);
     bucket.missing = bucket.parameters.size();
@@ -96,96 +98,86 @@ void ShardExchange::finish(Bucket& bucket, std::vector<at::Tensor>& sums) {
     bucket.received.reset();
     int64_t at = 0;
     for (const size_t i : bucket.parameters) {
-      sums[i] = sum.narrow(0, at, kept(i).size());
-      at += kept(i).size();
+      const int64_t size = range(i, ranks_.rank()).size();
+      sums[i] = sum.narrow(0, std::exchange(at, at + size), size);
     }
   }
   for (const size_t i : bucket.parameters) {
-    if (!sums[i].defined()) sums[i] = at::zeros({kept(i).size()}, at::device(device_).dtype(at::kFloat));
+    if (!sums[i].defined())
+      sums[i] = at::zeros({range(i, ranks_.rank()).size()}, at::device(device_).dtype(at::kFloat));
   }
 }
 
-at::Tensor ShardExchange::collect(size_t parameter, const at::Tensor& kept_elements,
-                                  const ElementRange& piece, int64_t root) const {
-  const auto part = [&](int64_t rank) {
-    const ElementRange range = partitions_[parameter].range(rank);
-    const int64_t begin = std::max(range.begin, piece.begin);
-    return ElementRange{begin, std::max(begin, std::min(range.end, piece.end))};
-  };
-  const ElementRange mine = part(ranks_.rank());
-  const at::Tensor sent = kept_elements.narrow(0, mine.begin - kept(parameter).begin, mine.size());
-  if (ranks_.size() == 1) return sent;
-  Splits splits;
-  std::vector<at::Tensor> copies;
-  const bool receives = root == kEveryRank || root == ranks_.rank();
-  for (int64_t rank = 0; rank < ranks_.size(); ++rank) {
-    const bool takes = root == kEveryRank || root == rank;
-    if (takes) copies.push_back(sent);
-    splits.in.push_back(takes ? mine.size() : 0);
-    splits.out.push_back(receives ? part(rank).size() : 0);
-  }
-  const at::Tensor received = at::empty({receives ? piece.size() : 0}, sent.options());
-  ranks_.all_to_all(received, at::cat(copies), splits, "collect").wait();
-  if (!receives) return {};
-  const at::Tensor ordered = at::empty_like(received);
-  int64_t at = 0;
-  for (int64_t rank = 0; rank < ranks_.size(); ++rank) {
-    const ElementRange range = part(rank);
-    ordered.narrow(0, range.begin - piece.begin, range.size()).copy_(received.narrow(0, at, range.size()));
-    at += range.size();
-  }
-  return ordered;
-}
-
-void ShardExchange::gather(const std::vector<at::Tensor>& whole) const {
+void ShardExchange::start_gather(std::vector<at::Tensor> whole, std::function<void(size_t)> before) {
+  finish_gather();
   if (ranks_.size() == 1) return;
+  whole_ = std::move(whole);
+  before_ = std::move(before);
+  ungathered_ = buckets_.size();
+  start_next_gathering();
+  start_next_gathering();
+}
+
+void ShardExchange::wait_gathered(size_t parameter) {
+  while (!gatherings_.empty() && gatherings_.front().bucket >= bucket_of_[parameter])
+    finish_oldest_gathering();
+}
+
+void ShardExchange::finish_gather() {
+  while (!gatherings_.empty()) finish_oldest_gathering();
+}
+
+void ShardExchange::start_next_gathering() {
+  if (ungathered_ == 0) return;
   const at::NoGradGuard no_grad;
-  std::optional<Gathering> before;
-  for (const Bucket& bucket : buckets_) {
-    for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
-      std::vector<size_t> of_type;
-      std::ranges::copy_if(bucket.parameters, std::back_inserter(of_type),
-                           [&](size_t i) { return whole[i].scalar_type() == type; });
-      if (of_type.empty()) continue;
-      Gathering next = start_gathering(std::move(of_type), whole);
-      if (before) finish(std::move(*before), whole);
-      before.emplace(std::move(next));
-    }
+  const size_t bucket = --ungathered_;
+  if (before_) {
+    for (const size_t i : buckets_[bucket].parameters) before_(i);
   }
-  if (before) finish(std::move(*before), whole);
-}
-
-template <typename Body>
-void ShardExchange::for_each_part(const Gathering& gathering, int64_t rank,
-                                  const std::vector<at::Tensor>& whole, const Body& body) const {
-  int64_t at = 0;
-  for (const size_t i : gathering.parameters) {
-    const ElementRange range = partitions_[i].range(rank);
-    body(elements(whole[i], range), gathering.received[rank].narrow(0, at, range.size()));
-    at += range.size();
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    std::vector<size_t> of_type;
+    std::ranges::copy_if(buckets_[bucket].parameters, std::back_inserter(of_type),
+                         [&](size_t i) { return whole_[i].scalar_type() == type; });
+    if (!of_type.empty()) start_gathering(bucket, std::move(of_type));
   }
 }
 
-ShardExchange::Gathering ShardExchange::start_gathering(std::vector<size_t> parameters,
-                                                        const std::vector<at::Tensor>& whole) const {
-  Gathering gathering{std::move(parameters)};
+void ShardExchange::start_gathering(size_t bucket, std::vector<size_t> parameters) {
+  Gathering gathering{bucket, std::move(parameters)};
   int64_t most = 0;  // every rank sends as much
   for (int64_t rank = 0; rank < ranks_.size(); ++rank)
     most = std::max(most, kept_elements(gathering.parameters, rank));
-  gathering.received = at::zeros({ranks_.size(), most}, whole[gathering.parameters[0]].options());
-  for_each_part(gathering, ranks_.rank(), whole,
+  gathering.received = at::zeros({ranks_.size(), most}, whole_[gathering.parameters[0]].options());
+  for_each_part(gathering, ranks_.rank(),
                 [](const at::Tensor& kept, const at::Tensor& sent) { sent.copy_(kept); });
   gathering.exchange =
       ranks_.all_gather(gathering.received.view(-1), gathering.received[ranks_.rank()], "gather");
-  return gathering;
+  gatherings_.push_back(std::move(gathering));
 }
 
-void ShardExchange::finish(Gathering gathering, const std::vector<at::Tensor>& whole) const {
-  gathering.exchange.wait();
-  for (int64_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (rank == ranks_.rank()) continue;
-    for_each_part(gathering, rank, whole,
-                  [](const at::Tensor& kept, const at::Tensor& received) { kept.copy_(received); });
+// All of a bucket's.
+void ShardExchange::finish_oldest_gathering() {
+  const at::NoGradGuard no_grad;
+  const size_t bucket = gatherings_.front().bucket;
+  for (; !gatherings_.empty() && gatherings_.front().bucket == bucket; gatherings_.pop_front()) {
+    Gathering& gathering = gatherings_.front();
+    gathering.exchange.wait();
+    for (int64_t rank = 0; rank < ranks_.size(); ++rank) {
+      if (rank == ranks_.rank()) continue;
+      for_each_part(gathering, rank,
+                    [](const at::Tensor& kept, const at::Tensor& received) { kept.copy_(received); });
+    }
+  }
+  start_next_gathering();
+}
+
+template <typename Body>
+void ShardExchange::for_each_part(const Gathering& gathering, int64_t rank, const Body& body) const {
+  int64_t at = 0;
+  for (const size_t i : gathering.parameters) {
+    const ElementRange& kept = range(i, rank);
+    body(elements(whole_[i], kept), gathering.received[rank].narrow(0, at, kept.size()));
+    at += kept.size();
   }
 }
 

@@ -1,43 +1,40 @@
-// Tensors whose elements are shared out among ranks (partition.h), exchanged bucket by bucket: sums of what
-// all ranks have come to those who keep them, and what each keeps comes to all.
+// Parameters whose elements are shared out among the ranks of a group, exchanged bucket by bucket: sums of
+// what all ranks have come to those who keep them, and what each keeps comes to all.
 //
 // A bucket is a run of parameters, the last first, as backward completes them. Every rank starts the buckets
-// in that order, each as soon as it is full, so that its bytes travel while the next ones are made.
+// of sums in that order, each as soon as it is full, so that its bytes travel while the next ones are made;
+// what is gathered travels in the opposite order, in which a forward pass asks for it.
 #pragma once
 
+#include <deque>
+#include <functional>
 #include <vector>
 
-#include "dtopp/distributed/collectives.h"
-#include "dtopp/distributed/partition.h"
+#include "dtopp/distributed/shards.h"
 
 namespace dtopp {
 
 class ShardExchange {
  public:
-  // Parameter i has partitions[i].elements() elements. `ranks` must outlive this.
-  ShardExchange(Collectives& ranks, const std::vector<int64_t>& elements, const at::Device& device,
+  // shards[i]: of parameter i, among the ranks of the group. `ranks` must outlive this and serve nothing
+  // else.
+  ShardExchange(Collectives& ranks, std::vector<Shards> shards, const at::Device& device,
                 int64_t bucket_elements = int64_t{40} << 20);
-
-  const Partition& partition(size_t parameter) const { return partitions_[parameter]; }
-  // What this rank keeps of a parameter.
-  ElementRange kept(size_t parameter) const { return partitions_[parameter].range(ranks_.rank()); }
-  Collectives& ranks() const { return ranks_; }
 
   // This rank's part of the sum, contiguous f32 in any shape; undefined: nothing to add. Once for each
   // parameter between two calls of take_sums().
   void add(size_t parameter, at::Tensor part);
-  // Waits for the rest: what this rank keeps of each parameter's sum over all ranks, along the aligned tree;
-  // f32 [kept(i).size()]. Zero where no rank added anything.
+  // Waits for the rest: what this rank keeps of each parameter's sum over all ranks, along the aligned tree
+  // (tree_sum.h); f32 [kept]. Zero where no rank added anything.
   std::vector<at::Tensor> take_sums();
 
-  // Elements [piece.begin, piece.end) of a parameter of which this rank has `kept`: on rank `root`, or with
-  // kEveryRank on all; undefined elsewhere.
-  static constexpr int64_t kEveryRank = -1;
-  at::Tensor collect(size_t parameter, const at::Tensor& kept, const ElementRange& piece, int64_t root) const;
-
-  // Brings every rank what the others keep of `whole`: one contiguous tensor a parameter, of the elements'
-  // number, whose kept part is right already. Those of a type travel together.
-  void gather(const std::vector<at::Tensor>& whole) const;
+  // Begins to bring every rank what the others keep of `whole`: one contiguous tensor a parameter, of the
+  // elements' number, whose kept part is right once before(parameter) has returned. Those of a type travel
+  // together. Two buckets are on their way at a time; memory for more would be that of all parameters.
+  void start_gather(std::vector<at::Tensor> whole, std::function<void(size_t)> before = {});
+  // Returns when a parameter is there.
+  void wait_gathered(size_t parameter);
+  void finish_gather();
 
  private:
   struct Bucket {
@@ -46,30 +43,39 @@ class ShardExchange {
     Pending exchange{};
     at::Tensor received{};  // [ranks * kept]
   };
-  // Parameters whose kept elements are on their way to all.
+  // Kept elements of parameters of one type, on their way to all.
   struct Gathering {
-    std::vector<size_t> parameters;
+    size_t bucket = 0;
+    std::vector<size_t> parameters{};
     at::Tensor received{};  // [ranks, most that one keeps]
     Pending exchange{};
   };
+  const ElementRange& range(size_t parameter, int64_t rank) const {
+    return shards_[parameter][static_cast<size_t>(rank)];
+  }
   int64_t kept_elements(const std::vector<size_t>& parameters, int64_t rank) const;
   void start_full_buckets();
   void start(Bucket& bucket);
   void finish(Bucket& bucket, std::vector<at::Tensor>& sums);
-  Gathering start_gathering(std::vector<size_t> parameters, const std::vector<at::Tensor>& whole) const;
-  void finish(Gathering gathering, const std::vector<at::Tensor>& whole) const;
+  void start_next_gathering();
+  void start_gathering(size_t bucket, std::vector<size_t> parameters);
+  void finish_oldest_gathering();
   // body(part of whole, part of what travels) for each of the parameters.
   template <typename Body>
-  void for_each_part(const Gathering& gathering, int64_t rank, const std::vector<at::Tensor>& whole,
-                     const Body& body) const;
+  void for_each_part(const Gathering& gathering, int64_t rank, const Body& body) const;
 
   Collectives& ranks_;
   at::Device device_;
-  std::vector<Partition> partitions_;
+  std::vector<Shards> shards_;
   std::vector<Bucket> buckets_;
   std::vector<size_t> bucket_of_;
   std::vector<at::Tensor> parts_;  // what was added and has not been sent
-  size_t started_ = 0;             // buckets
+  size_t started_ = 0;             // buckets of sums
+
+  std::vector<at::Tensor> whole_;
+  std::function<void(size_t)> before_;
+  size_t ungathered_ = 0;  // buckets whose gathering has not started
+  std::deque<Gathering> gatherings_;
 };
 
 }  // namespace dtopp

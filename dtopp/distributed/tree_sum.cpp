@@ -14,8 +14,8 @@ at::Tensor sum_of(at::Tensor left, const at::Tensor& right, bool overwrite) {
 
 }  // namespace
 
-LeafBlock leaf_block(int64_t leaves, int64_t rank, int64_t size) {
-  int64_t block = 1;
+LeafBlock leaf_block(int64_t leaves, int64_t rank, int64_t size, int64_t unit) {
+  int64_t block = unit;
   while (block * size < leaves) block *= 2;
   return {std::min(rank * block, leaves), std::min((rank + 1) * block, leaves)};
 }

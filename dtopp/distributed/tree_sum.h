@@ -19,9 +19,9 @@ inline constexpr double kNothing = -0.0;
 struct LeafBlock {
   int64_t begin, end;  // end - begin may be 0
 };
-// The leaves of a rank: blocks of B, the smallest power of two with size · B >= leaves. 6 leaves on 4 ranks:
-// 2, 2, 2, 0.
-LeafBlock leaf_block(int64_t leaves, int64_t rank, int64_t size);
+// The leaves of a rank, or of a block of `unit` ranks among `size` such: B of them, the smallest unit · 2^i
+// with size · B >= leaves. 6 leaves on 4 ranks: 2, 2, 2, 0.
+LeafBlock leaf_block(int64_t leaves, int64_t rank, int64_t size, int64_t unit = 1);
 
 // Undefined leaves are absent; the sum is undefined where all are, and the leaf itself where one is there.
 // The leaves stay as they are.

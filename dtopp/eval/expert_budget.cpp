@@ -50,7 +50,7 @@ RoutingInputs solve_by_layer(const InferenceModel& model, const at::Tensor& toke
 }
 
 RoutingInputs solve_globally(const InferenceModel& model, const at::Tensor& tokens_BL, double target) {
-  const size_t layers = model.model.blocks.size();
+  const auto layers = static_cast<size_t>(model.model.config.num_layers);
   const auto inputs_at = [&](double p) {
     RoutingInputs inputs;
     inputs.threshold.assign(layers, as_threshold(p, model));

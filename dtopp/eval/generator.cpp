@@ -42,7 +42,7 @@ std::vector<int32_t> choose(const InferenceModel& model, const at::Tensor& x_ND,
                             std::span<const std::unique_ptr<Sequence>> sequences,
                             const SamplingOptions& options) {
   std::vector<int32_t> ids;
-  const at::Tensor& head_VD = model.model.head_VD;
+  const at::Tensor head_VD = model.model.head_VD();
   if (options.temperature <= 0) {
     const at::Tensor targets_N = at::zeros({x_ND.size(0)}, x_ND.options().dtype(at::kLong));
     const at::Tensor greedy = std::get<1>(token_log_probs(x_ND, head_VD, targets_N)).cpu();

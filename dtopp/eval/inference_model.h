@@ -17,7 +17,7 @@ struct InferenceModel {
   LanguageModel model;
   RoutingInputs routing;  // p of each layer
 
-  at::Device device() const { return model.embed_VD.device(); }
+  at::Device device() const { return model.embed_VD().device(); }
 };
 
 // CheckpointError where a tensor is missing or of another shape.

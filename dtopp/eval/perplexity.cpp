@@ -32,7 +32,7 @@ Perplexity measure_perplexity(const InferenceModel& model, uint64_t num_ids,
     const TextWindows inputs{windows.narrow(1, 0, width), offset, stride};
     const HiddenStates states = hidden_states(model.model, inputs.ids_BL, model.routing);
     const auto [log_probs_T, greedy_T] =
-        token_log_probs(states.x_TD, model.model.head_VD, windows.narrow(1, 1, width).reshape({-1}));
+        token_log_probs(states.x_TD, model.model.head_VD(), windows.narrow(1, 1, width).reshape({-1}));
     sum -= log_probs_T.to(at::kDouble).sum().item<double>();
     result.tokens += count * width;
     result.activations.add(states.routing);

@@ -80,8 +80,8 @@ void score_continuations(const InferenceModel& model, std::span<const Request> r
     return to_device(at::tensor(values, at::kLong), model.device());
   };
   const HiddenStates states = segment_states(model.model, ids(batch.tokens), batch.segments, model.routing);
-  const auto [log_probs_N, greedy_N] =
-      token_log_probs(states.x_TD.index_select(0, ids(batch.rows)), model.model.head_VD, ids(batch.targets));
+  const auto [log_probs_N, greedy_N] = token_log_probs(states.x_TD.index_select(0, ids(batch.rows)),
+                                                       model.model.head_VD(), ids(batch.targets));
   const HostCopy host({log_probs_N, greedy_N});
   const auto* log_prob = host.get()[0].const_data_ptr<float>();
   const auto* greedy = host.get()[1].const_data_ptr<int64_t>();

@@ -1,6 +1,19 @@
 #include "dtopp/models/batch_losses.h"
 
+#include <algorithm>
+
 namespace dtopp {
+namespace {
+
+at::Tensor share_of(const RoutingInputs& inputs, const ActivationStatistics& counts, int64_t layer) {
+  const at::Tensor own_E = counts.expert_counts()[layer].to(at::kFloat) /
+                           static_cast<double>(std::max<int64_t>(counts.tokens(), 1));
+  if (!inputs.share_LE.defined()) return own_E;
+  const at::Tensor share_E = inputs.share_LE[layer];
+  return at::where(share_E.sum() > 0, share_E, own_E);
+}
+
+}  // namespace
 
 RoutingInputs routing_inputs(const ThresholdController& controller, int64_t num_layers) {
   RoutingInputs inputs;
@@ -16,17 +29,9 @@ void add_router_losses(const std::vector<RouteOutput>& layers, const RoutingInpu
   const auto num_layers = static_cast<int64_t>(layers.size());
   losses.activations = ActivationStatistics(num_layers);
   losses.activations.add(layers);
-  const bool earlier = inputs.earlier != nullptr && inputs.earlier->tokens() > 0;
   std::vector<at::Tensor> balance, dynamic, router_z;
   for (int64_t layer = 0; layer < num_layers; ++layer) {
-    const RouteOutput& routing = layers[layer];
-    at::Tensor counts_E = routing.expert_counts_E;
-    int64_t tokens = losses.activations.tokens();
-    if (earlier) {
-      counts_E = counts_E + inputs.earlier->expert_counts()[layer];
-      tokens += inputs.earlier->tokens();
-    }
-    RouterLosses one = router_losses(routing, counts_E, tokens);
+    RouterLosses one = router_losses(layers[layer], share_of(inputs, losses.activations, layer));
     balance.push_back(std::move(one.load_balance));
     dynamic.push_back(std::move(one.dynamic));
     router_z.push_back(std::move(one.router_z));

@@ -23,8 +23,10 @@ struct RoutingInputs {
       choose_threshold;
   // Room for the token-expert pairs of each layer; empty: as many as there are (moe_ffn's max_pairs).
   std::vector<int64_t> max_pairs;
-  // With global batch statistics: the counts of the step's earlier micro-batches; otherwise null.
-  const ActivationStatistics* earlier = nullptr;
+  // With global batch statistics: each expert's share f of the tokens of the last step, of all ranks, f32
+  // [L, E]; of a layer whose shares are 0, and where it is undefined, a micro-batch's own counts give f.
+  at::Tensor share_LE;
+  ExpertCompute experts;  // none: moe_ffn
   RouterZOn router_z_on = RouterZOn::kRaw;
 };
 

@@ -1,7 +1,5 @@
 #include "dtopp/moe/expert_layer.h"
 
-#include <algorithm>
-
 #include "dtopp/ops/moe_ffn.h"
 
 namespace dtopp {
@@ -41,18 +39,18 @@ RouteOutput route_tokens(const at::Tensor& x_TD, const ExpertLayerWeights& weigh
 }
 
 ExpertLayerOutput expert_layer(const at::Tensor& x_TD, const ExpertLayerWeights& weights,
-                               const RoutingConfig& config, const at::Tensor& threshold, int64_t max_pairs,
-                               RouterZOn router_z_on) {
+                               const RoutingConfig& config, const at::Tensor& threshold,
+                               const ExpertLayerOptions& options) {
   ExpertLayerOutput output;
-  output.routing = route_tokens(x_TD, weights, config, threshold, router_z_on);
-  output.y_TD = moe_ffn(x_TD, output.routing.gates_TE, weights.gate_up_EGD, weights.down_EDF, max_pairs);
+  output.routing = route_tokens(x_TD, weights, config, threshold, options.router_z_on);
+  const ExpertCompute& experts = options.experts ? options.experts : ExpertCompute(moe_ffn);
+  output.y_TD =
+      experts(x_TD, output.routing.gates_TE, weights.gate_up_EGD, weights.down_EDF, options.max_pairs);
   return output;
 }
 
-RouterLosses router_losses(const RouteOutput& routing, const at::Tensor& counts_E, int64_t tokens) {
-  const auto num_experts = static_cast<double>(counts_E.numel());
-  const at::Tensor share_E =
-      counts_E.to(routing.mean_prob_E.scalar_type()).div(static_cast<double>(std::max<int64_t>(tokens, 1)));
+RouterLosses router_losses(const RouteOutput& routing, const at::Tensor& share_E) {
+  const auto num_experts = static_cast<double>(share_E.numel());
   return {(share_E * routing.mean_prob_E).sum() * num_experts, routing.entropy, routing.router_z};
 }
 

@@ -1,6 +1,8 @@
 // A Mixture-of-Experts feed-forward layer: router, gates, experts (paper, Eqs. 1-4 and 6).
 #pragma once
 
+#include <functional>
+
 #include "dtopp/config/routing_config.h"
 #include "dtopp/ops/route.h"
 
@@ -24,10 +26,21 @@ RouteOutput route_tokens(const at::Tensor& x_TD, const ExpertLayerWeights& weigh
                          const RoutingConfig& config, const at::Tensor& threshold,
                          RouterZOn router_z_on = RouterZOn::kRaw);
 
-// max_pairs: as in moe_ffn.
+// What computes a layer's experts: moe_ffn (ops/moe_ffn.h), or what does so where the weights are those of
+// some of the experts (distributed/expert_exchange.h). The arguments and result are moe_ffn's.
+using ExpertCompute =
+    std::function<at::Tensor(const at::Tensor& x_TD, const at::Tensor& gates_TE,
+                             const at::Tensor& gate_up_proj, const at::Tensor& down_proj, int64_t max_pairs)>;
+
+struct ExpertLayerOptions {
+  int64_t max_pairs = 0;  // as in moe_ffn
+  RouterZOn router_z_on = RouterZOn::kRaw;
+  ExpertCompute experts{};  // none: moe_ffn
+};
+
 ExpertLayerOutput expert_layer(const at::Tensor& x_TD, const ExpertLayerWeights& weights,
                                const RoutingConfig& config, const at::Tensor& threshold,
-                               int64_t max_pairs = 0, RouterZOn router_z_on = RouterZOn::kRaw);
+                               const ExpertLayerOptions& options);
 
 // Unweighted losses of one layer (paper, appendix "Loss Designs").
 struct RouterLosses {
@@ -36,7 +49,7 @@ struct RouterLosses {
   at::Tensor router_z;      // mean squared logsumexp of the logits
 };
 
-// `counts_E` over `tokens` tokens give f: this micro-batch's own, or those of the whole batch so far.
-RouterLosses router_losses(const RouteOutput& routing, const at::Tensor& counts_E, int64_t tokens);
+// share_E: f, of this micro-batch or of more tokens.
+RouterLosses router_losses(const RouteOutput& routing, const at::Tensor& share_E);
 
 }  // namespace dtopp

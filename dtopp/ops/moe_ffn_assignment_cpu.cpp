@@ -1,6 +1,60 @@
+#include <bit>
+
 #include "dtopp/ops/moe_ffn_cpu.h"
 
 namespace dtopp {
+namespace {
+
+// When two experts' parts of the tree join: the lower, the earlier.
+class JoinLevels {
+ public:
+  explicit JoinLevels(int64_t experts)
+      : odd_(experts == 0 ? 1 : experts >> std::countr_zero(static_cast<uint64_t>(experts))),
+        inside_(std::bit_width(static_cast<uint64_t>(odd_ - 1))) {}
+
+  int operator()(int64_t left, int64_t right) const {
+    const auto level = [](int64_t a, int64_t b) { return std::bit_width(static_cast<uint64_t>(a ^ b)) - 1; };
+    if (left / odd_ == right / odd_) return level(left % odd_, right % odd_);
+    return inside_ + level(left / odd_, right / odd_);
+  }
+
+ private:
+  int64_t odd_;
+  int inside_;
+};
+
+// A token's sum so far: its last pair, and the levels at which what is in its slots will join.
+struct PartialSum {
+  int64_t pair = -1, expert = 0;
+  uint64_t levels = 0;
+};
+
+void add_steps(const at::Tensor& pairs_A2, int64_t experts, Assignment& out) {
+  const auto pair = pairs_A2.accessor<int64_t, 2>();
+  const JoinLevels join(experts);
+  out.step_A.resize(out.token_A.size());
+  std::vector<PartialSum> tokens;
+  for (int64_t a = 0; a < pairs_A2.size(0); ++a) {
+    const auto token = static_cast<size_t>(pair[a][1]);
+    if (token >= tokens.size()) tokens.resize(std::max(token + 1, 2 * tokens.size()));
+    PartialSum& sum = tokens[token];
+    if (sum.pair >= 0) {
+      const uint64_t level = uint64_t{1} << join(sum.expert, pair[a][0]);
+      const uint64_t complete = sum.levels & (level - 1);
+      out.step_A[sum.pair].merges = static_cast<uint8_t>(std::popcount(complete));
+      sum.levels = (sum.levels ^ complete) | level;
+    }
+    out.step_A[a].slot = static_cast<uint8_t>(std::popcount(sum.levels));
+    sum.pair = a;
+    sum.expert = pair[a][0];
+  }
+  for (const PartialSum& sum : tokens)
+    if (sum.pair >= 0) out.step_A[sum.pair].merges = static_cast<uint8_t>(std::popcount(sum.levels));
+  for (const SumStep& step : out.step_A)
+    if (step.merges == 0) out.slots = std::max<int64_t>(out.slots, step.slot + 1);
+}
+
+}  // namespace
 
 Assignment assign(const at::Tensor& pairs_A2, int64_t experts) {
   Assignment out;
@@ -13,6 +67,7 @@ Assignment assign(const at::Tensor& pairs_A2, int64_t experts) {
     out.token_A[a] = pair[a][1];
   }
   for (int64_t e = 0; e < experts; ++e) out.offset_E1[e + 1] += out.offset_E1[e];
+  add_steps(pairs_A2, experts, out);
   return out;
 }
 

@@ -21,23 +21,31 @@ void backward_block(const BackwardInputs& in, const Assignment& pairs, const Row
   pack_left_rows<Tiles>([&](int64_t n) { return dy + tokens[n] * hidden; }, rows, hidden, left);
   Real* da = buffers.da_NF.of(block.share);
   Tiles::template multiply<Order::kRows>(left, down, rows, ffn, hidden, da, ffn, false);
-  const Scalar* pre = in.pre_activations_AG.const_data_ptr<Scalar>() + block.pair * 2 * ffn;
-  const Real* gates = in.gates_TE.const_data_ptr<Real>() + block.expert;
-  Real* grad_gates =
-      grad.gates_TE.defined() ? grad.gates_TE.mutable_data_ptr<Real>() + block.expert : nullptr;
-  Real *d_pre = buffers.d_pre_NG.of(0) + row * 2 * ffn, *scaled = buffers.scaled_NF.of(0) + row * ffn;
-  run_widest([&] {
-    for (int64_t n = 0; n < rows; ++n) {
-      const Real grad_gate = swiglu_backward(pre + n * 2 * ffn, da + n * ffn, gates[tokens[n] * experts], ffn,
-                                             ffn, d_pre + n * 2 * ffn, scaled + n * ffn);
-      if (grad_gates != nullptr) grad_gates[tokens[n] * experts] = grad_gate;
-      if (grad.x_TD.defined()) Tiles::pack_left_row(d_pre + n * 2 * ffn, n, rows, 2 * ffn, left);
-    }
-  });
+  const int64_t parts = gate_parts(ffn);
+  const SwigluRows<Scalar, Real, Real> activation{
+      rows,
+      ffn,
+      ffn,
+      in.pre_activations_AG.const_data_ptr<Scalar>() + block.pair * 2 * ffn,
+      da,
+      ffn,
+      in.gates_TE.const_data_ptr<Real>() + block.expert,
+      experts,
+      tokens,
+      buffers.d_pre_NG.of(0) + row * 2 * ffn,
+      2 * ffn,
+      buffers.scaled_NF.of(0) + row * ffn,
+      buffers.gate_parts.of(block.share),
+      parts};
+  swiglu_backward(activation);
+  if (grad.gates_TE.defined())
+    add_gate_parts(activation.gate_parts, parts, tokens, rows,
+                   grad.gates_TE.mutable_data_ptr<Real>() + block.expert, experts);
   if (!grad.x_TD.defined()) return;
+  pack_left_rows<Tiles>([&](int64_t n) { return activation.d_pre + n * 2 * ffn; }, rows, 2 * ffn, left);
   Real* dx = buffers.dx_ND.of(block.share);
   Tiles::template multiply<Order::kRows>(left, gate_up, rows, hidden, 2 * ffn, dx, hidden, false);
-  scatter_add(dx, tokens, rows, hidden, TokenSums<Real>{grad.x_TD.mutable_data_ptr<Real>(), hidden});
+  scatter_add(dx, pairs, block.pair, rows, hidden, grad.sums_of_x<Real>());
 }
 
 // The same where tiles are finished one by one: d pre is formed as the packed left side of the next product.
@@ -123,6 +131,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> moe_ffn_backward_cpu(
   if (needed[2]) grad.gate_up_proj = at::empty(gate_up_proj.sizes(), gate_up_proj.options());
   if (needed[3]) grad.down_proj = at::empty(down_proj.sizes(), down_proj.options());
   const Assignment pairs = assign(at::nonzero(gates_TE.detach().t()), gates_TE.size(1));
+  if (needed[0]) grad.slots_STD = slots_for(grad.x_TD, pairs);
   const int64_t rows = static_cast<int64_t>(pairs.token_A.size());
   TORCH_CHECK(pre_activations_AG.size(0) == rows, "moe_ffn_backward: expected pre_activations of ", rows,
               " pairs, as many as there are gates, got ", pre_activations_AG.size(0));

@@ -6,29 +6,76 @@
 
 namespace dtopp {
 
-// One row of the backward pass through the activation, or `columns` of its columns: from da = dy W_down and
-// the gate r to d pre, r * A (what the gradient of W_down needs) and the gate's gradient <da, A>, which is
-// returned.
+// Rows of the backward pass through the activation, or some of their columns. A row's places are `stride`
+// numbers apart, the rows of `pre` and d pre hold gate and up, `ffn` numbers apart.
 template <typename Scalar, typename Real, typename Out>
-[[gnu::always_inline]] inline Real swiglu_backward(const Scalar* pre_G, const Real* da_F, Real r, int64_t ffn,
-                                                   int64_t columns, Out* d_pre_G, Out* scaled_F) {
-  Real grad_gate = 0;
-#pragma omp simd reduction(+ : grad_gate)
-  for (int64_t f = 0; f < columns; ++f) {
-    const Real gate = load(pre_G[f]), up = load(pre_G[ffn + f]), da = da_F[f];
-    const Real sig = sigmoid(gate);
-    const Real silu = gate * sig;
-    grad_gate += da * silu * up;
-    store(scaled_F + f, r * silu * up);
-    store(d_pre_G + f, r * da * up * (sig + silu * (1 - sig)));
-    store(d_pre_G + ffn + f, r * da * silu);
+struct SwigluRows {
+  int64_t rows, columns, ffn;
+  const Scalar* pre;  // stride 2 ffn
+  const Real* da;     // dy W_down
+  int64_t da_stride;
+  const Real* gates_TE;  // of the expert
+  int64_t num_experts;
+  const int64_t* tokens;
+  Out* d_pre;
+  int64_t d_pre_stride;
+  Out* scaled;       // gate * A, what the gradient of W_down needs; stride ffn
+  Real* gate_parts;  // <da, A>, the gate's gradient, over each kGateColumns columns
+  int64_t parts_stride;
+};
+
+// However a row is cut at multiples of this, its gate's gradient has the same bits.
+constexpr int64_t kGateColumns = 64;
+inline int64_t gate_parts(int64_t ffn) { return round_up(ffn, kGateColumns) / kGateColumns; }
+
+// Compiled once for all that call it: the order of a part's sum is the compiler's.
+template <typename Scalar, typename Real, typename Out>
+[[gnu::noinline]] void swiglu_backward(const SwigluRows<Scalar, Real, Out>& in) {
+  run_widest([&] {
+    for (int64_t n = 0; n < in.rows; ++n) {
+      const Real r = in.gates_TE[in.tokens[n] * in.num_experts];
+      for (int64_t first = 0; first < in.columns; first += kGateColumns) {
+        const int64_t count = std::min(kGateColumns, in.columns - first);
+        const Scalar* pre = in.pre + n * 2 * in.ffn + first;
+        const Real* da_F = in.da + n * in.da_stride + first;
+        Out *d_pre = in.d_pre + n * in.d_pre_stride + first, *scaled = in.scaled + n * in.ffn + first;
+        Real part = 0;
+#pragma omp simd reduction(+ : part)
+        for (int64_t f = 0; f < count; ++f) {
+          const Real gate = load(pre[f]), up = load(pre[in.ffn + f]), da = da_F[f];
+          const Real sig = sigmoid(gate);
+          const Real silu = gate * sig;
+          part += da * silu * up;
+          store(scaled + f, r * silu * up);
+          store(d_pre + f, r * da * up * (sig + silu * (1 - sig)));
+          store(d_pre + in.ffn + f, r * da * silu);
+        }
+        in.gate_parts[n * in.parts_stride + first / kGateColumns] = part;
+      }
+    }
+  });
+}
+
+// The gates' gradients from their parts.
+template <typename Real>
+void add_gate_parts(const Real* parts, int64_t parts_each, const int64_t* tokens, int64_t rows,
+                    Real* grad_gates_T, int64_t num_experts) {
+  for (int64_t n = 0; n < rows; ++n) {
+    Real sum = 0;
+    for (int64_t part = 0; part < parts_each; ++part) sum += parts[n * parts_each + part];
+    grad_gates_T[tokens[n] * num_experts] = sum;
   }
-  return grad_gate;
 }
 
 // The gradients asked for, as accumulated; the others undefined.
 struct Gradients {
   at::Tensor x_TD, gates_TE, gate_up_proj, down_proj;
+  at::Tensor slots_STD;  // of x's sums
+
+  template <typename Real>
+  TokenSums<Real> sums_of_x() const {
+    return {x_TD.mutable_data_ptr<Real>(), slots_STD.mutable_data_ptr<Real>(), x_TD.size(0), x_TD.size(1)};
+  }
 };
 
 struct BackwardInputs {
@@ -47,6 +94,7 @@ struct BackwardBuffers {
   BufferParts<Packed> d_pre_NG, scaled_NF;  // the rows of a group; d pre a packed left side if kFinishes
   BufferParts<Packed> left, right;          // packed
   BufferParts<Real> da_NF, dx_ND, sum;
+  BufferParts<Real> gate_parts;  // of a block's rows
 
   BackwardBuffers(int64_t group_rows, int64_t expert_rows, int64_t threads, int64_t hidden, int64_t ffn,
                   const at::TensorOptions& options)
@@ -63,7 +111,8 @@ struct BackwardBuffers {
         dx_ND(Tiles::kFinishes ? 0 : threads, Tiles::kLargestBlock * hidden, options),
         sum(threads,
             std::max(Sums::sum_size(expert_rows, 2 * ffn, hidden), Sums::sum_size(expert_rows, hidden, ffn)),
-            options) {}
+            options),
+        gate_parts(Tiles::kFinishes ? 0 : threads, Tiles::kLargestBlock * dtopp::gate_parts(ffn), options) {}
 
   static int64_t row_stride(int64_t K) {
     if constexpr (Tiles::kFinishes) return Tiles::left_stride(K);

@@ -107,12 +107,13 @@ inline int64_t column_shares(const std::vector<RowBlock>& blocks, int64_t hidden
   return std::clamp<int64_t>(weights / kSmallestColumnShare, 1, at::get_num_threads());
 }
 
-// The expert's hidden layer: body(block, begin, end) for columns [begin, end) of each block's; block.share is
-// the thread's, of `shares`.
+// The expert's hidden layer: body(block, begin, end) for columns [begin, end) of each block's, begin a
+// multiple of step; block.share is the thread's, of `shares`.
 template <typename Tiles, typename Body>
-void for_hidden_columns(const std::vector<RowBlock>& blocks, int64_t ffn, int64_t shares, const Body& body) {
+void for_hidden_columns(const std::vector<RowBlock>& blocks, int64_t ffn, int64_t step, int64_t shares,
+                        const Body& body) {
   const auto cost = [&](int64_t i) { return blocks[i].rows + kPackingRows; };
-  for_even_shares<Tiles>(0, static_cast<int64_t>(blocks.size()), ffn, Tiles::shape().columns, shares, cost,
+  for_even_shares<Tiles>(0, static_cast<int64_t>(blocks.size()), ffn, step, shares, cost,
                          [&](int64_t i, int64_t begin, int64_t end, int64_t share) {
                            const RowBlock& block = blocks[i];
                            body(RowBlock{block.expert, block.pair, block.rows, share}, begin, end);
@@ -139,9 +140,7 @@ void add_results(const std::vector<RowBlock>& blocks, const Assignment& pairs, i
           auto* product = buffers.product.of(share);
           buffers.multiply(block.rows, K, B, d, columns, share, product, columns,
                            B.rows(0, std::min(kTileDepth, K), d + columns, columns));
-          auto out = sums(block.expert);
-          out.y_TD += d;
-          scatter_add(product, pairs.token_A.data() + block.pair, block.rows, columns, out);
+          scatter_add(product, pairs, block.pair, block.rows, columns, sums(block.expert).columns_from(d));
         }
       }
     }

@@ -40,12 +40,17 @@ struct ForwardBuffers {
 
 struct ForwardTensors {
   at::Tensor x_TD, gates_TE, y_TD;
+  at::Tensor slots_STD;           // of the sums
   at::Tensor pre_activations_AG;  // undefined where nothing is saved
 };
 
 template <typename Real>
 TokenSums<Real> token_sums(const ForwardTensors& t, int64_t expert) {
-  return {t.y_TD.mutable_data_ptr<Real>(), t.y_TD.size(1), t.gates_TE.const_data_ptr<Real>() + expert,
+  return {t.y_TD.mutable_data_ptr<Real>(),
+          t.slots_STD.mutable_data_ptr<Real>(),
+          t.y_TD.size(0),
+          t.y_TD.size(1),
+          t.gates_TE.const_data_ptr<Real>() + expert,
           t.gates_TE.size(1)};
 }
 
@@ -73,7 +78,7 @@ void forward_block(const ForwardTensors& t, const Assignment& pairs, const RowBl
   Real* y = buffers.y_ND.of(share);
   Tiles::template multiply<Order::kRows>(buffers.act_NF.of(share), down, block.rows, hidden, ffn, y, hidden,
                                          false);
-  scatter_add(y, tokens, block.rows, hidden, token_sums<Real>(t, block.expert));
+  scatter_add(y, pairs, block.pair, block.rows, hidden, token_sums<Real>(t, block.expert));
 }
 
 // The same where tiles are finished one by one: a panel of gate_up has columns of both.
@@ -201,14 +206,16 @@ void forward_columns(const ForwardTensors& t, const Assignment& pairs, const at:
     const std::vector<RowBlock> blocks = row_blocks<Tiles>(pairs, group);
     const auto act_of = [&](const RowBlock& block) { return act.of(0) + (block.pair - group.pair) * ffn; };
     const int64_t shares = column_shares(blocks, hidden, ffn);
-    for_hidden_columns<Tiles>(blocks, ffn, shares, [&](const RowBlock& block, int64_t begin, int64_t end) {
-      const int64_t* tokens = pairs.token_A.data() + block.pair;
-      buffers.pack_rows([&](int64_t n) { return x + tokens[n] * hidden; }, block.rows, hidden, block.share);
-      for (int64_t f = begin; f < end; f += kColumnsAtOnce) {
-        activate_columns<Scalar, Tiles>(t, block, gate_up_EGD + block.expert * 2 * ffn * hidden, ffn, f,
-                                        std::min(kColumnsAtOnce, end - f), buffers, act_of(block));
-      }
-    });
+    for_hidden_columns<Tiles>(
+        blocks, ffn, Tiles::shape().columns, shares, [&](const RowBlock& block, int64_t begin, int64_t end) {
+          const int64_t* tokens = pairs.token_A.data() + block.pair;
+          buffers.pack_rows([&](int64_t n) { return x + tokens[n] * hidden; }, block.rows, hidden,
+                            block.share);
+          for (int64_t f = begin; f < end; f += kColumnsAtOnce) {
+            activate_columns<Scalar, Tiles>(t, block, gate_up_EGD + block.expert * 2 * ffn * hidden, ffn, f,
+                                            std::min(kColumnsAtOnce, end - f), buffers, act_of(block));
+          }
+        });
     add_results<Tiles>(
         blocks, pairs, ffn, hidden, shares, buffers,
         [&](const RowBlock& block, int64_t n) { return act_of(block) + n * ffn; },
@@ -224,7 +231,8 @@ template <typename Scalar, typename Tiles>
 at::Tensor forward(const at::Tensor& x_TD, const at::Tensor& gates_TE, const Assignment& pairs,
                    const at::Tensor& gate_up_proj, const at::Tensor& down_proj,
                    const at::Tensor& pre_activations_AG) {
-  const ForwardTensors t{x_TD, gates_TE, at::zeros(x_TD.sizes(), gates_TE.options()), pre_activations_AG};
+  const at::Tensor y_TD = at::zeros(x_TD.sizes(), gates_TE.options());
+  const ForwardTensors t{x_TD, gates_TE, y_TD, slots_for(y_TD, pairs), pre_activations_AG};
   const int64_t weights = (gate_up_proj.size(1) + down_proj.size(2)) * x_TD.size(1);
   if (mean_rows(pairs) <= kFewRowsForward || weights > kManyWeights) {
     forward_columns<Scalar, Tiles>(t, pairs, gate_up_proj, down_proj);

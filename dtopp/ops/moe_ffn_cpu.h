@@ -28,15 +28,26 @@ constexpr int64_t kFewRowsBackward = 192;
 constexpr int64_t kManyWeights = int64_t{1} << 22;
 constexpr int64_t kPackingRows = 8;  // packing a weight costs as much as multiplying it with this many rows
 
+// How a pair's row joins what its token has: it is stored in `slot`, or, with merges, added to the slot
+// below; of the slots then there the topmost is added to the one below it merges - 1 times.
+struct SumStep {
+  uint8_t slot = 0, merges = 0;
+};
+
 // The token-expert pairs, ordered by expert, then token.
 struct Assignment {
   std::vector<int64_t> offset_E1;  // expert e has the pairs [offset[e], offset[e + 1])
   std::vector<int64_t> token_A;
+  std::vector<SumStep> step_A;
+  int64_t slots = 1;  // that a token uses, at most
 
   int64_t count(int64_t e) const { return offset_E1[e + 1] - offset_E1[e]; }
 };
 
-// pairs_A2: (expert, token), in that order.
+// pairs_A2: (expert, token), in that order. The steps add a token's rows along a binary tree over the
+// experts, of which those that it did not choose are absent: two neighbours join before others do that lie
+// further apart, in blocks of E's odd divisor times a power of two. A rank that holds 1, 1/2, 1/4, … of the
+// experts (expert parallelism) therefore forms a subtree, and sums over ranks complete the same tree.
 Assignment assign(const at::Tensor& pairs_A2, int64_t experts);
 
 // Experts [first, last), which have the pairs [pair, pair + rows).
@@ -136,26 +147,50 @@ void pack_weights(const Assignment& pairs, const ExpertGroup& group, int64_t N,
   });
 }
 
-// Rows of y, `stride` numbers apart, and what a row is multiplied with before it is added: 1 without gates.
+// Columns of the sums of all tokens, rows `stride` numbers apart, and what a row is multiplied with before it
+// is added: 1 without gates.
 template <typename Real>
 struct TokenSums {
-  Real* y_TD;
-  int64_t stride;
+  Real* y_TD;       // slot 0, in the end the sum
+  Real* slots_STD;  // slots 1, 2, …
+  int64_t tokens, stride;
   const Real* gates_TE = nullptr;
   int64_t gate_stride = 0;
+
+  Real* row(int64_t slot, int64_t token) const {
+    return (slot == 0 ? y_TD : slots_STD + (slot - 1) * tokens * stride) + token * stride;
+  }
+  TokenSums columns_from(int64_t column) const {
+    return {y_TD + column, slots_STD + column, tokens, stride, gates_TE, gate_stride};
+  }
 };
 
-// y[token] += gate * row
+// Memory for the slots 1, 2, … of sums like y_TD.
+inline at::Tensor slots_for(const at::Tensor& y_TD, const Assignment& pairs) {
+  return at::empty({pairs.slots - 1, y_TD.size(0), y_TD.size(1)}, y_TD.options());
+}
+
+// Adds gate * row to the sum of each token, for the pairs from first_pair on, one a row. The rows are
+// overwritten.
 template <typename Real>
-void scatter_add(const Real* rows_ND, const int64_t* tokens, int64_t rows, int64_t width,
+void scatter_add(Real* rows_ND, const Assignment& pairs, int64_t first_pair, int64_t rows, int64_t width,
                  const TokenSums<Real>& out) {
   run_widest([&] {
     for (int64_t n = 0; n < rows; ++n) {
-      const Real factor = out.gates_TE == nullptr ? Real(1) : out.gates_TE[tokens[n] * out.gate_stride];
-      const Real* from = rows_ND + n * width;
-      Real* to = out.y_TD + tokens[n] * out.stride;
+      const int64_t token = pairs.token_A[first_pair + n];
+      const SumStep step = pairs.step_A[first_pair + n];
+      const Real factor = out.gates_TE == nullptr ? Real(1) : out.gates_TE[token * out.gate_stride];
+      // Rounded by itself, whether it is added at once or later: on another rank it might be alone.
+      Real* from = step.merges == 0 ? out.row(step.slot, token) : rows_ND + n * width;
+      const Real* row = rows_ND + n * width;
 #pragma omp simd
-      for (int64_t d = 0; d < width; ++d) to[d] += factor * from[d];
+      for (int64_t d = 0; d < width; ++d) from[d] = factor * row[d];
+      for (int64_t slot = step.slot - 1; slot >= step.slot - step.merges; --slot) {
+        Real* to = out.row(slot, token);
+#pragma omp simd
+        for (int64_t d = 0; d < width; ++d) to[d] += from[d];
+        from = to;
+      }
     }
   });
 }

@@ -20,12 +20,17 @@ class GradientSums::Hook : public torch::autograd::PostAccumulateGradHook {
   size_t parameter_;
 };
 
-GradientSums::GradientSums(const std::vector<at::Tensor>& leaves, bool along_tree, Take take)
+GradientSums::GradientSums(const std::vector<at::Tensor>& leaves, bool along_tree, Take take,
+                           SharedGradients shared)
     : leaves_(leaves),
       along_tree_(along_tree),
       take_(std::move(take)),
+      shared_(std::move(shared)),
+      place_(leaves.size(), kNotShared),
       sums_(leaves.size()),
       reached_(leaves.size()) {
+  for (size_t place = 0; place < shared_.parameters.size(); ++place)
+    place_[shared_.parameters[place]] = place;
   for (size_t i = 0; i < leaves.size(); ++i)
     torch::autograd::impl::set_post_acc_grad_hooks(leaves[i], std::make_unique<Hook>(*this, i));
 }
@@ -47,17 +52,32 @@ void GradientSums::add(size_t parameter, at::Tensor gradient) {
   const at::NoGradGuard no_grad;
   if (gradient.defined()) gradient = gradient.to(at::kFloat).contiguous();
   reached_[parameter] = 1;
+  if (place_[parameter] == kNotShared || !exchanges()) return add_to_sum(parameter, std::move(gradient));
+  if (!along_tree_) {
+    sums_[parameter].add(std::move(gradient));
+    gradient = sums_[parameter].finish();
+  }
+  shared_.exchange->add(place_[parameter], std::move(gradient));
+}
+
+void GradientSums::add_to_sum(size_t parameter, at::Tensor gradient) {
   TreeAccumulator& sum = sums_[parameter];
   // What was added so far and the new one are the tree's only leaves.
   if (at::Tensor before; !along_tree_ && (before = sum.finish()).defined()) sum.add(std::move(before));
   sum.add(std::move(gradient));
-  if (left_ == 1) take_(parameter, sums_[parameter].finish());
+  if (left_ == 1) take_(parameter, sum.finish());
 }
 
 void GradientSums::end_micro_batch() {
   for (size_t i = 0; i < reached_.size(); ++i) {
     if (reached_[i] == 0) add(i, at::Tensor());
     reached_[i] = 0;
+  }
+  if (exchanges()) {
+    const at::NoGradGuard no_grad;
+    std::vector<at::Tensor> sums = shared_.exchange->take_sums();
+    for (size_t place = 0; place < sums.size(); ++place)
+      add_to_sum(shared_.parameters[place], std::move(sums[place]));
   }
   left_ -= 1;
 }

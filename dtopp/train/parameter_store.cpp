@@ -8,45 +8,97 @@
 namespace dtopp {
 namespace {
 
-std::vector<int64_t> sizes_of(const std::vector<ParameterSpec>& specs) {
-  std::vector<int64_t> sizes;
-  for (const ParameterSpec& spec : specs) sizes.push_back(spec.count());
-  return sizes;
-}
+constexpr size_t kNone = SIZE_MAX;
 
-Collectives& alone() {
-  static SingleRank rank;
-  return rank;
+// The parts of a parameter that ranks share out whole: experts. 1: it is computed with whole on all ranks.
+int64_t pieces_of(const ParameterSpec& spec) {
+  return spec.role == ParameterRole::kExpert ? spec.shape.at(0) : 1;
 }
 
 }  // namespace
 
-ParameterStore::ParameterStore(std::vector<ParameterSpec> specs, const at::TensorOptions& compute)
-    : ParameterStore(std::move(specs), compute, alone()) {}
-
 ParameterStore::ParameterStore(std::vector<ParameterSpec> specs, const at::TensorOptions& compute,
-                               Collectives& ranks, bool reproducible)
-    : specs_(std::move(specs)), device_(compute.device()) {
-  exchange_ = std::make_unique<ShardExchange>(ranks, sizes_of(specs_), device_);
+                               World world, bool reproducible)
+    : specs_(std::move(specs)), device_(compute.device()), world_(std::move(world)) {
   const at::ScalarType compute_type = c10::typeMetaToScalarType(compute.dtype());
   const auto fp32 = at::device(device_).dtype(at::kFloat);
+  const int64_t places = world_.grid().places;
   updates_ = at::zeros({}, fp32);
+  std::vector<int64_t> unit_places;
   for (size_t i = 0; i < specs_.size(); ++i) {
     const ParameterSpec& spec = specs_[i];
     index_.emplace(spec.name, i);
-    const ElementRange kept = exchange_->kept(i);
+    const Partition& partition =
+        partitions_.emplace_back(spec.count(), pieces_of(spec), static_cast<int64_t>(i), world_.grid());
+    const ElementRange units = partition.kept_units(world_.rank());
+    for (int64_t unit = units.begin; unit < units.end; ++unit) unit_places.push_back(num_units_ + unit);
+    num_units_ += partition.num_units();
+    std::vector<int64_t> shape = spec.shape;
+    if (spec.role == ParameterRole::kExpert) shape[0] /= places;
     const bool direct = compute_type == at::kFloat || !spec.compute_precision();
-    const at::Tensor copy = at::zeros(spec.shape, fp32.dtype(direct ? at::kFloat : compute_type));
-    masters_.push_back(direct ? copy.view(-1).narrow(0, kept.begin, kept.size())
-                              : at::zeros({kept.size()}, fp32));
-    exp_avg_.push_back(at::zeros({kept.size()}, fp32));
-    exp_avg_sq_.push_back(at::zeros({kept.size()}, fp32));
+    const at::Tensor copy = at::zeros(shape, fp32.dtype(direct ? at::kFloat : compute_type));
+    const int64_t size = kept(i).size();
     // detach(): a leaf of its own over the same storage, so that the master itself never joins a graph.
     compute_.push_back(copy.detach().requires_grad_());
+    masters_.push_back(direct ? copy.view(-1).narrow(0, offset(i), size) : at::zeros({size}, fp32));
+    exp_avg_.push_back(at::zeros({size}, fp32));
+    exp_avg_sq_.push_back(at::zeros({size}, fp32));
+  }
+  unit_places_ = to_device(at::tensor(unit_places, at::kLong), device_);
+  make_exchanges(reproducible);
+}
+
+void ParameterStore::make_exchanges(bool reproducible) {
+  const RankGrid grid = world_.grid();
+  std::vector<Shards> of_slices, of_wholes;
+  place_in_block_.assign(specs_.size(), kNone);
+  for (size_t i = 0; i < specs_.size(); ++i) {
+    const int64_t place = grid.place(world_.rank()), begin = partitions_[i].slice(place).begin;
+    Shards& among_replicas = of_slices.emplace_back();
+    for (int64_t replica = 0; replica < grid.replicas; ++replica) {
+      const ElementRange kept = partitions_[i].kept(replica * grid.places + place);
+      among_replicas.push_back({kept.begin - begin, kept.end - begin});
+    }
+    if (grid.places == 1 || specs_[i].role == ParameterRole::kExpert) continue;
+    place_in_block_[i] = in_block_parameters_.size();
+    in_block_parameters_.push_back(i);
+    Shards& in_block = of_wholes.emplace_back();
+    for (int64_t other = 0; other < grid.places; ++other) in_block.push_back(partitions_[i].slice(other));
+  }
+  among_replicas_ = std::make_unique<ShardExchange>(*world_.replicas, std::move(of_slices), device_);
+  SharedGradients shared;
+  if (grid.places > 1) {
+    in_block_ = std::make_unique<ShardExchange>(*world_.block, std::move(of_wholes), device_);
+    shared = {in_block_.get(), in_block_parameters_};
   }
   gradient_sums_ = std::make_unique<GradientSums>(
       compute_, reproducible,
-      [exchange = exchange_.get()](size_t i, at::Tensor sum) { exchange->add(i, std::move(sum)); });
+      [exchange = among_replicas_.get()](size_t i, at::Tensor sum) { exchange->add(i, std::move(sum)); },
+      std::move(shared));
+}
+
+int64_t ParameterStore::offset(size_t parameter) const {
+  const bool sliced = specs_[parameter].role == ParameterRole::kExpert;
+  const int64_t place = world_.grid().place(world_.rank());
+  return kept(parameter).begin - (sliced ? partitions_[parameter].slice(place).begin : 0);
+}
+
+at::Tensor ParameterStore::slice(size_t parameter) const {
+  const ElementRange slice = partitions_[parameter].slice(world_.grid().place(world_.rank()));
+  const at::Tensor flat = compute_[parameter].view(-1);
+  return flat.numel() == slice.size() ? flat : flat.narrow(0, slice.begin, slice.size());
+}
+
+at::Tensor ParameterStore::compute(const std::string& name) const {
+  const size_t i = index_.at(name);
+  among_replicas_->wait_gathered(i);
+  if (place_in_block_[i] != kNone) in_block_->wait_gathered(place_in_block_[i]);
+  return compute_[i];
+}
+
+void ParameterStore::finish_gather() const {
+  among_replicas_->finish_gather();
+  if (in_block_) in_block_->finish_gather();
 }
 
 void ParameterStore::initialise(uint64_t seed) {
@@ -54,15 +106,15 @@ void ParameterStore::initialise(uint64_t seed) {
   for (size_t i = 0; i < specs_.size(); ++i) {
     at::Tensor whole = at::empty(specs_[i].shape, updates_.options());
     dtopp::initialise(specs_[i], seed, whole);
-    const ElementRange kept = exchange_->kept(i);
-    masters_[i].copy_(whole.view(-1).narrow(0, kept.begin, kept.size()));
-    compute_[i].copy_(whole);
+    masters_[i].copy_(whole.view(-1).narrow(0, kept(i).begin, kept(i).size()));
+    const int64_t first = kept(i).begin - offset(i);
+    compute_[i].view(-1).copy_(whole.view(-1).narrow(0, first, compute_[i].numel()));
   }
 }
 
 void ParameterStore::copy_kept(std::span<const std::byte> bytes, size_t parameter,
                                const at::Tensor& kept) const {
-  const ElementRange range = exchange_->kept(parameter);
+  const ElementRange range = this->kept(parameter);
   copy_from_bytes(bytes.subspan(static_cast<size_t>(range.begin) * sizeof(float),
                                 static_cast<size_t>(range.size()) * sizeof(float)),
                   kept);
@@ -82,37 +134,38 @@ void ParameterStore::load(const Checkpoint& checkpoint, bool moments) {
 
 void ParameterStore::refresh_copies() {
   const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> slices, wholes;
   for (size_t i = 0; i < specs_.size(); ++i) {
-    const ElementRange kept = exchange_->kept(i);
-    const at::Tensor mine = compute_[i].view(-1).narrow(0, kept.begin, kept.size());
+    const at::Tensor mine = compute_[i].view(-1).narrow(0, offset(i), kept(i).size());
     if (mine.const_data_ptr() != masters_[i].const_data_ptr()) mine.copy_(masters_[i]);
+    slices.push_back(slice(i));
   }
-  exchange_->gather(compute_);
+  among_replicas_->start_gather(std::move(slices));
+  if (!in_block_) return;
+  for (const size_t i : in_block_parameters_) wholes.push_back(compute_[i]);
+  in_block_->start_gather(std::move(wholes),
+                          [this](size_t i) { among_replicas_->wait_gathered(in_block_parameters_[i]); });
 }
 
 // The tensor in units, whole ones at a time: a loop over more than one would end its vectors elsewhere.
 void ParameterStore::add_units(const at::Tensor& kept, size_t parameter,
                                std::vector<at::Tensor>& units) const {
-  if (kept.numel() == 0) return;
-  for (at::Tensor& unit : kept.split(exchange_->partition(parameter).unit()))
-    units.push_back(std::move(unit));
+  const Partition& partition = partitions_[parameter];
+  const ElementRange mine = partition.kept_units(world_.rank());
+  const int64_t begin = this->kept(parameter).begin;
+  for (int64_t unit = mine.begin; unit < mine.end; ++unit) {
+    const ElementRange range = partition.unit(unit);
+    units.push_back(kept.narrow(0, range.begin - begin, range.size()));
+  }
 }
 
 at::Tensor ParameterStore::squared_norms() const {
   std::vector<at::Tensor> units;
-  int64_t count = 0;
-  std::vector<int64_t> places;
-  for (size_t i = 0; i < specs_.size(); ++i) {
-    add_units(gradients_[i], i, units);
-    const Partition& partition = exchange_->partition(i);
-    const ElementRange kept = partition.units(exchange_->ranks().rank());
-    for (int64_t unit = kept.begin; unit < kept.end; ++unit) places.push_back(count + unit);
-    count += partition.num_units();
-  }
-  const at::Tensor squares = at::zeros({count}, updates_.options().dtype(at::kDouble));
+  for (size_t i = 0; i < specs_.size(); ++i) add_units(gradients_[i], i, units);
+  const at::Tensor squares = at::zeros({num_units_}, updates_.options().dtype(at::kDouble));
   if (units.empty()) return squares;
   const at::Tensor norms = at::stack(at::_foreach_norm(units, 2, at::kDouble));
-  return squares.index_copy_(0, to_device(at::tensor(places, at::kLong), device_), norms.square());
+  return squares.index_copy_(0, unit_places_, norms.square());
 }
 
 void ParameterStore::adamw_step(const OptimizerConfig& config, double lr, const at::Tensor& divisor,
@@ -166,10 +219,16 @@ void ParameterStore::load_average(const ReadTensor& read) {
     copy_kept(read(specs_[i].name, specs_[i].shape), i, averages_.at(i));
 }
 
+at::Tensor ParameterStore::collect(const at::Tensor& kept, size_t parameter, const ElementRange& piece,
+                                   int64_t root) const {
+  Shards shards;
+  for (int64_t rank = 0; rank < world_.size(); ++rank) shards.push_back(partitions_[parameter].kept(rank));
+  return dtopp::collect(*world_.all, shards, kept, piece, root);
+}
+
 at::Tensor ParameterStore::whole(const std::vector<at::Tensor>& kept, size_t parameter) const {
   const ParameterSpec& spec = specs_.at(parameter);
-  return exchange_->collect(parameter, kept.at(parameter), {0, spec.count()}, ShardExchange::kEveryRank)
-      .view(spec.shape);
+  return collect(kept.at(parameter), parameter, {0, spec.count()}, kEveryRank).view(spec.shape);
 }
 
 TensorSource ParameterStore::source_of(const at::Tensor& kept, size_t parameter,
@@ -180,7 +239,7 @@ TensorSource ParameterStore::source_of(const at::Tensor& kept, size_t parameter,
     constexpr int64_t kPiece = kHostPieceBytes / static_cast<int64_t>(sizeof(float));
     for (int64_t begin = 0; begin < count; begin += kPiece) {
       const ElementRange piece{begin, std::min(begin + kPiece, count)};
-      const at::Tensor elements = exchange_->collect(parameter, kept, piece, /*root=*/0);
+      const at::Tensor elements = collect(kept, parameter, piece, /*root=*/0);
       if (elements.defined()) copy_to_bytes(elements, take);
     }
   };

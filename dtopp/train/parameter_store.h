@@ -1,8 +1,9 @@
 // The tensors of a run: fp32 masters, Adam moments, fp32 gradients, the copies the model computes with, and
 // where it is wanted a moving average of the masters.
 //
-// Every rank holds what the model computes with; of all else it keeps its part of each parameter (ZeRO stage
-// 1, distributed/partition.h), so that calls marked "collective" are made by every rank in the same order.
+// Every rank holds what the model computes with, of each layer's experts those of its place (distributed/
+// partition.h); of all else it keeps its part of each parameter (ZeRO stage 1), so that calls marked
+// "collective" are made by every rank in the same order.
 #pragma once
 
 #include <functional>
@@ -14,6 +15,7 @@
 #include "dtopp/checkpoint/checkpoint.h"
 #include "dtopp/config/run_config.h"
 #include "dtopp/distributed/shard_exchange.h"
+#include "dtopp/distributed/world.h"
 #include "dtopp/models/parameters.h"
 #include "dtopp/ops/torch.h"
 #include "dtopp/train/gradient_sums.h"
@@ -23,10 +25,9 @@ namespace dtopp {
 class ParameterStore {
  public:
   // compute: at::kFloat or at::kBFloat16, and the device where everything lies. Nothing is initialised.
-  // `ranks` must outlive this. reproducible: parallel.reproducible.
-  ParameterStore(std::vector<ParameterSpec> specs, const at::TensorOptions& compute, Collectives& ranks,
+  // reproducible: parallel.reproducible. A layer's experts must divide among the ranks of a block.
+  ParameterStore(std::vector<ParameterSpec> specs, const at::TensorOptions& compute, World world = {},
                  bool reproducible = true);
-  ParameterStore(std::vector<ParameterSpec> specs, const at::TensorOptions& compute);
 
   void initialise(uint64_t seed);
   // Parameters and, with `moments`, the optimiser's. CheckpointError where the checkpoint lacks one.
@@ -45,15 +46,19 @@ class ParameterStore {
       std::function<std::span<const std::byte>(const std::string& name, const std::vector<int64_t>& shape)>;
   void load_average(const ReadTensor& read);
 
-  // The tensor the model computes with: a leaf whose gradients come here. The master itself in fp32.
-  at::Tensor compute(const std::string& name) const { return compute_.at(index_.at(name)); }
+  // The tensor the model computes with: a leaf whose gradients come here; of experts those of this rank's
+  // place. Waits until it has come from the ranks that keep it: a forward pass asks for each when it needs
+  // it, and those it has not come to are on their way meanwhile.
+  at::Tensor compute(const std::string& name) const;
+  // Waits for all of them: for a rank that computes nothing.
+  void finish_gather() const;
 
   // A step of that many micro-batches of this rank begins: after each one's backward pass end_micro_batch().
   // Gradients that were there are forgotten.
   void begin_step(int64_t micro_batches) { gradient_sums_->begin(micro_batches); }
   void end_micro_batch() { gradient_sums_->end_micro_batch(); }
   // Waits for the sums over all ranks' micro-batches. After the last end_micro_batch().
-  void finish_gradients() { gradients_ = exchange_->take_sums(); }
+  void finish_gradients() { gradients_ = among_replicas_->take_sums(); }
   // Squared norms of the gradients, f64: one for each unit of all parameters in order
   // (distributed/partition.h), 0 for those that other ranks keep. NaN or infinite where a gradient is.
   at::Tensor squared_norms() const;
@@ -78,24 +83,39 @@ class ParameterStore {
 
  private:
   void refresh_copies();
+  // What the replicas of this place keep together of what is computed with.
+  at::Tensor slice(size_t parameter) const;
+  // Where what this rank keeps begins in what it computes with.
+  int64_t offset(size_t parameter) const;
+  ElementRange kept(size_t parameter) const { return partitions_[parameter].kept(world_.rank()); }
+  at::Tensor collect(const at::Tensor& kept, size_t parameter, const ElementRange& piece, int64_t root) const;
   at::Tensor whole(const std::vector<at::Tensor>& kept, size_t parameter) const;
   std::vector<TensorSource> sources_of(const std::vector<at::Tensor>& kept, const std::string& suffix) const;
   TensorSource source_of(const at::Tensor& kept, size_t parameter, const std::string& name) const;
   void copy_kept(std::span<const std::byte> bytes, size_t parameter, const at::Tensor& kept) const;
   void add_units(const at::Tensor& kept, size_t parameter, std::vector<at::Tensor>& units) const;
   void move_average(const at::Tensor& applied);
+  void make_exchanges(bool reproducible);
 
   std::vector<ParameterSpec> specs_;
   at::Device device_;
+  World world_;
   std::unordered_map<std::string, size_t> index_;
-  std::unique_ptr<ShardExchange> exchange_;
-  std::vector<at::Tensor> compute_;  // whole
+  std::vector<Partition> partitions_;
+  int64_t num_units_ = 0;
+  at::Tensor unit_places_;           // int64: of the units this rank keeps, among all
+  std::vector<at::Tensor> compute_;  // whole, of experts this place's
   // What this rank keeps of each parameter, f32 [elements]. A master shares storage with the compute copy
   // where that is computed with directly.
   std::vector<at::Tensor> masters_, exp_avg_, exp_avg_sq_, gradients_;
   double average_decay_ = 0;
   std::vector<at::Tensor> averages_;  // none unless kept
   at::Tensor updates_;                // f32 []: AdamW updates so far
+  std::unique_ptr<ShardExchange> among_replicas_;
+  // Of parameters that the ranks of a block all compute with; null where a block is one rank.
+  std::unique_ptr<ShardExchange> in_block_;
+  std::vector<size_t> in_block_parameters_;
+  std::vector<size_t> place_in_block_;  // by parameter; kNone for experts
   std::unique_ptr<GradientSums> gradient_sums_;
 };
 

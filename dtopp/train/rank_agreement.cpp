@@ -9,10 +9,6 @@ void check_ranks(const RunConfig& config, const at::Device& device, Collectives&
   if (ranks.size() == 1) return;
   if (!device.is_cpu())
     throw UsageError("training.device: several ranks train on CPUs only; set it to cpu, or start one rank");
-  if (config.loss.batch_statistics == BatchStatistics::kGlobal) {
-    throw UsageError(
-        "loss.batch_statistics: global counts the micro-batches of one rank; use micro_batch, or one rank");
-  }
   const std::string mine = to_yaml(config);
   if (broadcast_bytes(ranks, mine, /*root=*/0, "start") != mine)
     throw UsageError(

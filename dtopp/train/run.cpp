@@ -41,14 +41,15 @@ void refuse_other_configuration(const RunConfig& config) {
 class Run {
  public:
   Run(const RunConfig& config, const at::Device& device, const RunObserver& observer,
-      const std::function<bool()>& stop, const Probes& probes, std::shared_ptr<Collectives> ranks)
+      const std::function<bool()>& stop, const Probes& probes, const World& world)
       : config_(config),
         device_(device),
         observer_(observer),
         stop_(stop),
         probes_(probes),
         path_(config.output),
-        ranks_(std::move(ranks)) {}
+        world_(world),
+        ranks_(world.all) {}
 
   RunSummary train();
 
@@ -85,6 +86,7 @@ class Run {
   const std::function<bool()>& stop_;
   const Probes& probes_;
   fs::path path_;
+  const World& world_;
   std::shared_ptr<Collectives> ranks_;
   std::optional<RunDirectory> directory_;
   std::optional<Trainer> trainer_;
@@ -143,7 +145,7 @@ void Run::check_memory() {
 
 void Run::open_or_resume(Model model, TrainingData data) {
   const at::ScalarType type = compute_type(config_.training.precision, device_);
-  trainer_.emplace(config_, std::move(model), std::move(data), at::device(device_).dtype(type), ranks_);
+  trainer_.emplace(config_, std::move(model), std::move(data), at::device(device_).dtype(type), world_);
   const auto checkpoint =
       checkpoint_to_resume(path_, *ranks_, [this](const std::string& text) { say("warning: " + text); });
   if (checkpoint) {
@@ -289,12 +291,11 @@ void Run::stop_here() {
 }  // namespace
 
 RunSummary run_training(const RunConfig& config, const RunObserver& observer,
-                        const std::function<bool()>& stop, const Probes& probes,
-                        std::shared_ptr<Collectives> ranks) {
+                        const std::function<bool()>& stop, const Probes& probes, const World& world) {
   const at::Device device = compute_device(config.training.device, "training.device");
   if (config.training.deterministic) make_deterministic(device);
   if (config.training.threads > 0) at::set_num_threads(static_cast<int>(config.training.threads));
-  return Run(config, device, observer, stop, probes, std::move(ranks)).train();
+  return Run(config, device, observer, stop, probes, world).train();
 }
 
 }  // namespace dtopp

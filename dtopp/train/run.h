@@ -43,8 +43,8 @@ struct RunSummary {
   bool already_complete = false;
 };
 
-// The process's place: of `ranks` that train together, rank 0 alone writes to the run's directory and tells
-// the observer anything. All have the same configuration (UsageError where one has not).
+// The process's place: of the ranks of `world`, which train together, rank 0 alone writes to the run's
+// directory and tells the observer anything. All have the same configuration (UsageError where one has not).
 //
 // Trains to config.training.steps, resuming from the newest valid checkpoint in config.output. `stop` is
 // polled between micro-batches; once true, the state is saved and Stopped is thrown. UsageError when the
@@ -52,6 +52,6 @@ struct RunSummary {
 // training.max_skips non-finite steps in a row; DataError when something cannot be read or written.
 RunSummary run_training(const RunConfig& config, const RunObserver& observer,
                         const std::function<bool()>& stop, const Probes& probes = {},
-                        std::shared_ptr<Collectives> ranks = std::make_shared<SingleRank>());
+                        const World& world = {});
 
 }  // namespace dtopp

@@ -32,11 +32,11 @@ class Contribution {
 
 }  // namespace
 
-void StepSums::add_losses(const at::Tensor& total,
+void StepSums::add_losses(int64_t micro_batch, const at::Tensor& total,
                           const std::vector<std::pair<std::string, at::Tensor>>& terms) {
   std::vector<at::Tensor> values = {total};
   for (const auto& [name, value] : terms) values.push_back(value);
-  losses.push_back(at::stack(values).to(at::kDouble));
+  losses.emplace_back(micro_batch, at::stack(values).to(at::kDouble));
 }
 
 StepNumbers::StepNumbers(StepShape shape, const StepSums& sums, const at::Tensor& squared_norms,
@@ -45,8 +45,7 @@ StepNumbers::StepNumbers(StepShape shape, const StepSums& sums, const at::Tensor
   const auto options = squared_norms.options();
   const int64_t M = shape_.micro_batches, L = shape_.routed_layers, E = shape_.num_experts;
   const at::Tensor losses_MN = at::zeros({M, shape_.num_losses()}, options);
-  for (size_t i = 0; i < sums.losses.size(); ++i)
-    losses_MN[sums.first_micro_batch + static_cast<int64_t>(i)].copy_(sums.losses[i]);
+  for (const auto& [micro_batch, losses] : sums.losses) losses_MN[micro_batch].copy_(losses);
   Contribution mine(options);
   mine.add(losses_MN);
   mine.add(squared_norms);

@@ -23,15 +23,16 @@ struct StepShape {
 
 // What the forward and backward passes of a rank's micro-batches leave on its device.
 struct StepSums {
-  int64_t first_micro_batch = 0;   // of this rank, in the step's order
-  std::vector<at::Tensor> losses;  // of each of its micro-batches, f64 [1 + terms]: the total first
+  // Of each of its micro-batches: the place in the step's order, and f64 [1 + terms]: the total first.
+  std::vector<std::pair<int64_t, at::Tensor>> losses;
   at::Tensor most_pairs_L;  // int64: token-expert pairs of a micro-batch, at most; [0] of a dense model
   ActivationStatistics activations;
   double data_seconds = 0;  // spent waiting for data
   bool stop_asked = false;
 
   // A micro-batch's; total and the terms: f32 [], detached.
-  void add_losses(const at::Tensor& total, const std::vector<std::pair<std::string, at::Tensor>>& terms);
+  void add_losses(int64_t micro_batch, const at::Tensor& total,
+                  const std::vector<std::pair<std::string, at::Tensor>>& terms);
 };
 
 class StepNumbers {

@@ -5,6 +5,7 @@
 #include <sstream>
 #include <utility>
 
+#include "dtopp/distributed/expert_exchange.h"
 #include "dtopp/distributed/tree_sum.h"
 #include "dtopp/train/schedule.h"
 #include "dtopp/train/step_decision.h"
@@ -24,12 +25,12 @@ std::vector<double> doubles(const at::Tensor& values) {
 }  // namespace
 
 Trainer::Trainer(const RunConfig& config, Model model, TrainingData data, const at::TensorOptions& compute,
-                 std::shared_ptr<Collectives> ranks)
+                 World world)
     : config_(config),
       model_(std::move(model)),
       data_(std::move(data)),
-      ranks_(std::move(ranks)),
-      store_(model_.parameters, compute, *ranks_, config.parallel.reproducible),
+      world_(std::move(world)),
+      store_(model_.parameters, compute, world_, config.parallel.reproducible),
       controller_(config.routing, config.model.num_experts, model_.num_routed_layers, compute.device()) {
   losses_ = model_.bind([this](const std::string& name) { return store_.compute(name); });
   state_.seed = config.training.seed;
@@ -38,6 +39,16 @@ Trainer::Trainer(const RunConfig& config, Model model, TrainingData data, const 
   state_.per_layer = controller_.per_layer();
   if (!compute.device().is_cpu()) predict_pairs(kPairMargin);
   halted_ = at::zeros({}, at::device(store_.device()).dtype(at::kBool));
+  if (world_.grid().places > 1) {
+    experts_ = [exchange = ExpertExchange(*world_.experts, config.parallel.reproducible)](
+                   const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
+                   const at::Tensor& down_proj,
+                   int64_t /*max_pairs*/) { return exchange(x_TD, gates_TE, gate_up_proj, down_proj); };
+  }
+  if (config.loss.batch_statistics == BatchStatistics::kGlobal && model_.num_routed_layers > 0) {
+    counts_LE_ = at::zeros({model_.num_routed_layers, config.model.num_experts},
+                           at::device(store_.device()).dtype(at::kDouble));
+  }
 }
 
 void Trainer::initialise() { store_.initialise(static_cast<uint64_t>(config_.training.seed)); }
@@ -46,6 +57,10 @@ void Trainer::restore(const Checkpoint& checkpoint) {
   store_.load(checkpoint, /*moments=*/true);
   state_ = checkpoint.state();
   controller_.restore(state_.threshold, state_.error_sum);
+  if (counts_LE_.defined() && !state_.expert_counts.empty()) {
+    const at::Tensor counts = at::tensor(state_.expert_counts, at::kLong).to(at::kDouble);
+    counts_LE_ = to_device(counts.view(counts_LE_.sizes()), store_.device());
+  }
 }
 
 at::Tensor Trainer::scales() const {
@@ -57,45 +72,77 @@ at::Tensor Trainer::scales() const {
   return at::stack(scales);
 }
 
-void Trainer::accumulate_gradients(RoutingInputs inputs, const std::function<bool()>& stop, StepSums& sums) {
-  const int64_t size = config_.training.micro_batch_size;
-  const LeafBlock mine = leaf_block(micro_batches(), ranks_->rank(), ranks_->size());
-  sums.first_micro_batch = mine.begin;
-  if (config_.loss.batch_statistics == BatchStatistics::kGlobal) inputs.earlier = &sums.activations;
-  store_.begin_step(mine.end - mine.begin);
-  for (int64_t micro = mine.begin; micro < mine.end; ++micro) {
+RoutingInputs Trainer::training_inputs() const {
+  RoutingInputs inputs = routing();
+  inputs.experts = experts_;
+  return inputs;
+}
+
+// The block's micro-batches alternate between its ranks: those that its ranks have at a time are an aligned
+// block of the step's (tree_sum.h).
+void Trainer::accumulate_gradients(const RoutingInputs& inputs, const std::function<bool()>& stop,
+                                   StepSums& sums) {
+  const RankGrid grid = world_.grid();
+  const int64_t rank = world_.rank();
+  const LeafBlock block = leaf_block(micro_batches(), grid.replica(rank), grid.replicas, grid.places);
+  if (block.begin + grid.place(rank) >= block.end) store_.finish_gather();
+  store_.begin_step((block.end - block.begin + grid.places - 1) / grid.places);
+  for (int64_t first = block.begin; first < block.end; first += grid.places) {
     sums.stop_asked = sums.stop_asked || stop();
-    if (is_abandoned(sums, ranks_->size())) return;
-    const double wait = now();
-    const Batch batch =
-        data_.training_batch(static_cast<uint64_t>(state_.sample_position + micro * size), size);
-    sums.data_seconds += now() - wait;
-    const BatchLosses losses = losses_(batch.to(store_.device()), inputs);
-    (losses.total / static_cast<double>(micro_batches())).backward();
-    store_.end_micro_batch();
-    sums.add_losses(losses.total.detach(), losses.values);
-    sums.activations.add(losses.activations);
-    if (model_.num_routed_layers > 0)
-      sums.most_pairs_L = at::maximum(sums.most_pairs_L, losses.activations.selected());
-    if (loss_names_.empty()) {
-      for (const auto& [name, value] : losses.values) loss_names_.push_back(name);
+    if (is_abandoned(sums, world_.size())) return;
+    const int64_t micro = first + grid.place(rank);
+    if (micro < block.end) {
+      accumulate_micro_batch(micro, inputs, sums);
+    } else {
+      serve_experts(inputs);
     }
+    store_.end_micro_batch();
   }
   store_.finish_gradients();
 }
 
+void Trainer::accumulate_micro_batch(int64_t micro_batch, const RoutingInputs& inputs, StepSums& sums) {
+  const int64_t size = config_.training.micro_batch_size;
+  const double wait = now();
+  const Batch batch =
+      data_.training_batch(static_cast<uint64_t>(state_.sample_position + micro_batch * size), size);
+  sums.data_seconds += now() - wait;
+  const BatchLosses losses = losses_(batch.to(store_.device()), inputs);
+  (losses.total / static_cast<double>(micro_batches())).backward();
+  sums.add_losses(micro_batch, losses.total.detach(), losses.values);
+  sums.activations.add(losses.activations);
+  if (model_.num_routed_layers > 0)
+    sums.most_pairs_L = at::maximum(sums.most_pairs_L, losses.activations.selected());
+  if (loss_names_.empty()) {
+    for (const auto& [name, value] : losses.values) loss_names_.push_back(name);
+  }
+}
+
+void Trainer::serve_experts(const RoutingInputs& inputs) const {
+  std::vector<at::Tensor> weights;  // of each layer, up and down
+  for (const ParameterSpec& spec : store_.specs()) {
+    if (spec.role == ParameterRole::kExpert) weights.push_back(store_.compute(spec.name));
+  }
+  if (weights.empty() || !inputs.experts) return;
+  at::Tensor x_TD = at::empty({0, config_.model.hidden_size}, weights[0].options()).requires_grad_();
+  const at::Tensor gates_TE =
+      at::empty({0, config_.model.num_experts}, weights[0].options().dtype(at::kFloat)).requires_grad_();
+  for (size_t i = 0; i + 1 < weights.size(); i += 2)
+    x_TD = inputs.experts(x_TD, gates_TE, weights[i], weights[i + 1], 0);
+  if (at::GradMode::is_enabled()) x_TD.sum().backward();
+}
+
 void Trainer::share_loss_names() {
-  if (ranks_->size() == 1 || std::exchange(names_are_shared_, true)) return;
+  if (world_.size() == 1 || std::exchange(names_are_shared_, true)) return;
   std::string names;
   for (const std::string& name : loss_names_) names += name + "\n";
-  std::istringstream lines(broadcast_bytes(*ranks_, names, /*root=*/0, "start"));
+  std::istringstream lines(broadcast_bytes(*world_.all, names, /*root=*/0, "start"));
   loss_names_.clear();
   for (std::string name; std::getline(lines, name);) loss_names_.push_back(name);
 }
 
 StepShape Trainer::step_shape() const {
-  StepShape shape{loss_names_, micro_batches(), config_.training.global_batch_size * model_.tokens_per_sample,
-                  model_.num_routed_layers};
+  StepShape shape{loss_names_, micro_batches(), step_tokens(), model_.num_routed_layers};
   if (shape.routed_layers > 0) shape.num_experts = config_.model.num_experts;
   return shape;
 }
@@ -111,24 +158,26 @@ bool Trainer::step(const std::function<bool()>& stop) {
   const double begin = now();
   StepStates states;
   states.threshold_C = controller_.thresholds();
-  states.scale_L = scales();
   StepSums sums;
   sums.activations = ActivationStatistics(model_.num_routed_layers);
   sums.most_pairs_L = at::zeros({model_.num_routed_layers}, at::device(store_.device()).dtype(at::kLong));
-  RoutingInputs inputs = routing();
+  RoutingInputs inputs = training_inputs();
   inputs.max_pairs = pair_limits_.limits_L();
-  accumulate_gradients(std::move(inputs), stop, sums);
-  if (is_abandoned(sums, ranks_->size())) return false;
+  if (counts_LE_.defined())
+    inputs.share_LE = (counts_LE_ / static_cast<double>(step_tokens())).to(at::kFloat);
+  accumulate_gradients(inputs, stop, sums);
+  if (is_abandoned(sums, world_.size())) return false;
+  states.scale_L = scales();
   share_loss_names();
   state_.step += 1;
   state_.sample_position += config_.training.global_batch_size;
-  state_.tokens += config_.training.global_batch_size * model_.tokens_per_sample;
+  state_.tokens += step_tokens();
   StepResult result;
   result.step = state_.step;
   result.tokens = state_.tokens;
   result.lr = learning_rate(config_.optimizer, state_.step, config_.training.steps);
   result.data_seconds = sums.data_seconds;
-  const StepNumbers numbers(step_shape(), sums, store_.squared_norms(), halts(sums), *ranks_);
+  const StepNumbers numbers(step_shape(), sums, store_.squared_norms(), halts(sums), *world_.all);
   halted_ = numbers.halted();
   apply(numbers, result.lr, states);
   in_flight_.emplace_back(std::move(result), numbers, states, begin);
@@ -140,6 +189,10 @@ void Trainer::apply(const StepNumbers& numbers, double lr, StepStates& states) {
   store_.adamw_step(config_.optimizer, lr, decision.divisor, decision.applied);
   if (model_.num_routed_layers > 0)
     controller_.update(numbers.selected_L(), numbers.shape().tokens, decision.applied);
+  if (counts_LE_.defined()) {
+    const at::Tensor counts_LE = numbers.activations().expert_counts().to(at::kDouble);
+    counts_LE_ = at::where(decision.applied, counts_LE, counts_LE_);
+  }
   states.applied = decision.applied;
   states.new_threshold_C = controller_.thresholds();
   states.new_error_sum_C = controller_.error_sums();
@@ -162,6 +215,11 @@ std::optional<StepResult> Trainer::next_result(size_t in_flight) {
   state_.consecutive_skips = result.skipped ? state_.consecutive_skips + 1 : 0;
   state_.threshold = std::move(thresholds);
   state_.error_sum = std::move(error_sums);
+  if (counts_LE_.defined() && !result.skipped) {
+    const at::Tensor counts_LE = result.activations.expert_counts().cpu().contiguous();
+    state_.expert_counts.assign(counts_LE.const_data_ptr<int64_t>(),
+                                counts_LE.const_data_ptr<int64_t>() + counts_LE.numel());
+  }
   result.skipped_steps = state_.skipped_steps;
   result.consecutive_skips = state_.consecutive_skips;
   return result;
@@ -171,7 +229,7 @@ void Trainer::undo(const StepResult& halted) {
   const int64_t steps = state_.step - halted.step + 1;
   state_.step -= steps;
   state_.sample_position -= steps * config_.training.global_batch_size;
-  state_.tokens -= steps * config_.training.global_batch_size * model_.tokens_per_sample;
+  state_.tokens -= steps * step_tokens();
   in_flight_.clear();
   halted_ = at::zeros_like(halted_);
   pair_limits_.forget();
@@ -183,11 +241,16 @@ std::optional<ValidationResult> Trainer::validate(int64_t tokens, const std::fun
   const auto samples = static_cast<int64_t>(std::min(wanted, data_.validation_samples));
   const int64_t size = config_.training.micro_batch_size, batches = (samples + size - 1) / size;
   const int64_t L = model_.num_routed_layers, E = config_.model.num_experts;
-  const RoutingInputs inputs = routing();
+  const RoutingInputs inputs = training_inputs();
   ActivationStatistics activations(L);
   const at::Tensor losses_B = at::zeros({batches}, at::device(store_.device()).dtype(at::kDouble));
-  for (int64_t b = ranks_->rank(); b < batches; b += ranks_->size()) {
-    if (ranks_->size() == 1 && stop()) return std::nullopt;
+  for (int64_t first = 0; first < batches; first += world_.size()) {
+    if (world_.size() == 1 && stop()) return std::nullopt;
+    const int64_t b = first + world_.rank();
+    if (b >= batches) {
+      serve_experts(inputs);
+      continue;
+    }
     const int64_t count = std::min(size, samples - b * size);
     const Batch batch = data_.validation_batch(static_cast<uint64_t>(b * size), count);
     const BatchLosses losses = losses_(batch.to(store_.device()), inputs);
@@ -195,7 +258,7 @@ std::optional<ValidationResult> Trainer::validate(int64_t tokens, const std::fun
     activations.add(losses.activations);
   }
   const at::Tensor all = at::cat({losses_B, activations.to_vector(E, store_.device())});
-  ranks_->all_reduce_sum(all, "validation").wait();
+  world_.all->all_reduce_sum(all, "validation").wait();
   ValidationResult result;
   result.loss = all.narrow(0, 0, batches).sum().item<double>() / static_cast<double>(samples);
   result.activations = ActivationStatistics::from_vector(all.narrow(0, batches, all.numel() - batches), L, E,

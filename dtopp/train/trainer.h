@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "dtopp/distributed/world.h"
 #include "dtopp/models/batch.h"
 #include "dtopp/models/batch_losses.h"
 #include "dtopp/models/model.h"
@@ -27,10 +28,10 @@ struct ValidationResult {
 
 class Trainer {
  public:
-  // compute: at::kFloat or at::kBFloat16, and the device. `ranks` train together, each with a trainer; every
-  // call but the const ones that are not marked is collective: all ranks make the same ones.
+  // compute: at::kFloat or at::kBFloat16, and the device. The ranks of `world` train together, each with a
+  // trainer; every call but the const ones that are not marked is collective: all ranks make the same ones.
   Trainer(const RunConfig& config, Model model, TrainingData data, const at::TensorOptions& compute,
-          std::shared_ptr<Collectives> ranks = std::make_shared<SingleRank>());
+          World world = {});
 
   void initialise();
   void restore(const Checkpoint& checkpoint);
@@ -60,18 +61,25 @@ class Trainer {
   const ParameterStore& parameters() const { return store_; }
   const Model& model() const { return model_; }
   const TrainingData& data() const { return data_; }
-  Collectives& ranks() const { return *ranks_; }
+  Collectives& ranks() const { return *world_.all; }
 
  private:
   int64_t micro_batches() const {
     return config_.training.global_batch_size / config_.training.micro_batch_size;
   }
+  int64_t step_tokens() const { return config_.training.global_batch_size * model_.tokens_per_sample; }
   // What all ranks know of a step's numbers.
   StepShape step_shape() const;
   // theta of each routed layer; [0] unless dynamic.
   at::Tensor scales() const;
-  // Runs the model forward and backward over the step's micro-batches, until `stop` becomes true.
-  void accumulate_gradients(RoutingInputs inputs, const std::function<bool()>& stop, StepSums& sums);
+  // Runs the model forward and backward over this rank's micro-batches, until `stop` becomes true.
+  void accumulate_gradients(const RoutingInputs& inputs, const std::function<bool()>& stop, StepSums& sums);
+  void accumulate_micro_batch(int64_t micro_batch, const RoutingInputs& inputs, StepSums& sums);
+  // What this rank does while others of its block have a micro-batch or validate, and it has none: its
+  // experts serve them.
+  void serve_experts(const RoutingInputs& inputs) const;
+  // Routing, and who computes the experts.
+  RoutingInputs training_inputs() const;
   // A rank without micro-batches learns the losses' names of rank 0, once.
   void share_loss_names();
   // Whether this step, or an earlier one that is to run again, had no room for its pairs: bool [].
@@ -84,13 +92,15 @@ class Trainer {
   RunConfig config_;
   Model model_;
   TrainingData data_;
-  std::shared_ptr<Collectives> ranks_;
+  World world_;
   ParameterStore store_;
+  ExpertCompute experts_;  // none where this rank holds all
   LossFunction losses_;
   std::vector<std::string> loss_names_;
   bool names_are_shared_ = false;
   ThresholdController controller_;
   TrainingState state_;
+  at::Tensor counts_LE_;  // f64: with global batch statistics, the last applied step's; else undefined
   PairLimits pair_limits_;
   at::Tensor halted_;  // bool []: a step had no room for its pairs; until it runs again nothing is applied
   std::deque<StepInFlight> in_flight_;

@@ -124,6 +124,9 @@ TEST(LeafBlock, is_aligned_and_covers_every_leaf_once) {
   EXPECT_EQ(owned(3, 4), (std::vector<int64_t>{1, 1, 1, 0}));
   EXPECT_EQ(owned(4, 3), (std::vector<int64_t>{2, 2, 0}));
   EXPECT_EQ(owned(7, 1), (std::vector<int64_t>{7}));
+  EXPECT_EQ(leaf_block(6, 0, 2, 4).end, 4);  // two blocks of four ranks
+  EXPECT_EQ(leaf_block(6, 1, 2, 4).end, 6);
+  EXPECT_EQ(leaf_block(9, 1, 2, 2).begin, 8);
 }
 
 TEST(TreeAccumulator, holds_no_more_leaves_than_the_tree_is_deep) {

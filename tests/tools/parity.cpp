@@ -61,7 +61,7 @@ void run(char** argv) {
     const at::NoGradGuard no_grad;
     const int64_t length = tokens.size(1) - 1;
     const HiddenStates states = hidden_states(model, tokens.narrow(1, 0, length), inputs);
-    output.add("logits", dtopp::linear(states.x_TD.to(at::kFloat), model.head_VD.to(at::kFloat))
+    output.add("logits", dtopp::linear(states.x_TD.to(at::kFloat), model.head_VD().to(at::kFloat))
                              .view({tokens.size(0), length, config.model.vocab_size}));
     for (size_t layer = 0; layer < states.routing.size(); ++layer) {
       output.add("active_histogram/" + std::to_string(layer), states.routing[layer].active_histogram);

@@ -7,6 +7,8 @@
 namespace dtopp {
 namespace {
 
+constexpr int64_t kSteps = 12;
+
 // What a run leaves: the parameters, moments and numbers of its last steps.
 struct Outcome {
   std::vector<at::Tensor> tensors;
@@ -57,6 +59,7 @@ class Ranks : public testing::TestWithParam<const char*> {
     if (method == "top_p") config_.routing.method = RoutingMethod::kTopP;
     if (method == "layer") config_.routing.scope = ThresholdScope::kLayer;
     if (method == "dense") config_.model.num_experts = 1;
+    if (method == "global_statistics") config_.loss.batch_statistics = BatchStatistics::kGlobal;
     if (method == "dense") config_.routing.target_experts.clear();
   }
   ~Ranks() override { at::set_num_threads(threads_); }
@@ -65,28 +68,31 @@ class Ranks : public testing::TestWithParam<const char*> {
   RunConfig config_ = tiny();
 };
 
-TEST_P(Ranks, one_run_has_the_same_bits_on_any_number_of_them) {
+// The grids of ranks and blocks that a run may be on.
+const std::vector<RankGrid> kGrids = {{1, 2}, {2, 1}, {1, 4}, {2, 2}, {4, 1}};
+
+TEST_P(Ranks, one_run_has_the_same_bits_on_any_grid_of_them) {
   Trainer alone = trainer_of(config_);
   alone.initialise();
-  const Outcome expected = outcome_of(alone, 12);
-  for (const int64_t size : {2, 4}) {
-    SCOPED_TRACE(size);
-    std::vector<Outcome> outcomes(static_cast<size_t>(size));
-    run_ranks(size, [&](int64_t place, const c10::intrusive_ptr<c10d::Store>& store) {
+  const Outcome expected = outcome_of(alone, kSteps);
+  for (const RankGrid& grid : kGrids) {
+    if (config_.model.is_dense() && grid.places > 1) continue;
+    SCOPED_TRACE(testing::Message() << grid.size() << " ranks in blocks of " << grid.places);
+    std::vector<Outcome> outcomes(static_cast<size_t>(grid.size()));
+    run_ranks(grid.size(), [&](int64_t place, const c10::intrusive_ptr<c10d::Store>& store) {
       at::set_num_threads(1);
-      const auto rank = static_cast<size_t>(place);
-      std::shared_ptr<Collectives> ranks =
-          make_gloo_collectives(store, "all", place, all_ranks(size), on_loopback());
-      Trainer trainer(config_, make_model(config_), data_for(config_), at::kFloat, std::move(ranks));
+      Trainer trainer(config_, make_model(config_), data_for(config_), at::kFloat,
+                      make_world(store, place, grid.size(), grid.places, on_loopback()));
       trainer.initialise();
-      outcomes[rank] = outcome_of(trainer, 12);
+      outcomes[static_cast<size_t>(place)] = outcome_of(trainer, kSteps);
     });
     expect_equal(expected, outcomes[0]);
     for (const Outcome& outcome : outcomes) EXPECT_EQ(outcome.numbers, expected.numbers);
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Methods, Ranks, testing::Values("dtop_p", "layer", "top_p", "top_k", "dense"));
+INSTANTIATE_TEST_SUITE_P(Methods, Ranks,
+                         testing::Values("dtop_p", "layer", "top_p", "top_k", "dense", "global_statistics"));
 
 }  // namespace
 }  // namespace dtopp

@@ -17,7 +17,8 @@ at::Tensor scalar(double value) { return at::scalar_tensor(value, at::kFloat); }
 StepSums sums(double loss = 2.0) {
   StepSums sums;
   for (int micro = 0; micro < 2; ++micro)
-    sums.add_losses(scalar(loss), {{"a", scalar(1.5)}, {"b", scalar(3)}});
+    sums.add_losses(static_cast<int64_t>(sums.losses.size()), scalar(loss),
+                    {{"a", scalar(1.5)}, {"b", scalar(3)}});
   sums.activations = ActivationStatistics(at::tensor({2, 1, 0, 3, 3, 1}, at::kLong).view({2, 3}),
                                           at::tensor({0, 3, 0, 0, 0, 1, 0, 2}, at::kLong).view({2, 4}),
                                           at::tensor({10, 36}, at::kLong), 3);

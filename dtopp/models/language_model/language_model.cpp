@@ -1,5 +1,8 @@
 #include "dtopp/models/language_model/language_model.h"
 
+#include <memory>
+#include <unordered_map>
+
 #include "dtopp/models/batch.h"
 #include "dtopp/ops/attention.h"
 #include "dtopp/ops/linear.h"
@@ -13,8 +16,9 @@ at::Tensor dense_ffn(const at::Tensor& x, const LanguageModelBlock& block) {
   return dtopp::linear(at::silu(gate_up[0]) * gate_up[1], block.dense_down_DF);
 }
 
-LanguageModelBlock bind_block(const ModelConfig& model, const RoutingConfig& routing, int64_t layer,
-                              const ParameterLookup& parameter) {
+}  // namespace
+
+LanguageModelBlock LanguageModel::block(int64_t layer) const {
   const auto get = [&](const std::string& name) {
     return parameter("model.layers." + std::to_string(layer) + "." + name);
   };
@@ -24,7 +28,7 @@ LanguageModelBlock bind_block(const ModelConfig& model, const RoutingConfig& rou
                      get("self_attn.v_proj.weight"), get("self_attn.o_proj.weight"),
                      get("self_attn.q_norm.weight"), get("self_attn.k_norm.weight")};
   block.post_attention_norm_D = get("post_attention_layernorm.weight");
-  if (model.is_dense()) {
+  if (config.is_dense()) {
     block.dense_gate_up_GD = get("mlp.gate_up_proj.weight");
     block.dense_down_DF = get("mlp.down_proj.weight");
     return block;
@@ -36,17 +40,12 @@ LanguageModelBlock bind_block(const ModelConfig& model, const RoutingConfig& rou
   return block;
 }
 
-}  // namespace
-
 LanguageModel bind_language_model(const ModelConfig& model, const RoutingConfig& routing,
                                   const ParameterLookup& parameter) {
-  LanguageModel bound{model, routing, parameter("model.embed_tokens.weight"), {}, {}, {}};
-  for (int64_t layer = 0; layer < model.num_layers; ++layer) {
-    bound.blocks.push_back(bind_block(model, routing, layer, parameter));
-  }
-  bound.norm_D = parameter("model.norm.weight");
-  bound.head_VD = model.tie_embeddings ? bound.embed_VD : parameter("lm_head.weight");
-  return bound;
+  auto tensors = std::make_shared<std::unordered_map<std::string, at::Tensor>>();
+  for (const ParameterSpec& spec : language_model_parameters(model, routing))
+    tensors->emplace(spec.name, parameter(spec.name));
+  return {model, routing, [tensors](const std::string& name) { return tensors->at(name); }};
 }
 
 HiddenStates hidden_states(const LanguageModel& model, const at::Tensor& tokens_T,
@@ -54,9 +53,9 @@ HiddenStates hidden_states(const LanguageModel& model, const at::Tensor& tokens_
   const ModelConfig& config = model.config;
   const RotaryTable rotary = rotary_table(positions_T, config.head_size());
   HiddenStates states;
-  at::Tensor x_TD = at::embedding(model.embed_VD, tokens_T);
-  for (size_t layer = 0; layer < model.blocks.size(); ++layer) {
-    const LanguageModelBlock& block = model.blocks[layer];
+  at::Tensor x_TD = at::embedding(model.embed_VD(), tokens_T);
+  for (size_t layer = 0; layer < static_cast<size_t>(config.num_layers); ++layer) {
+    const LanguageModelBlock block = model.block(static_cast<int64_t>(layer));
     const Heads heads =
         project_heads(layer_norm(x_TD, block.input_norm_D), block.attention, config.num_heads, rotary);
     const at::Tensor mixed_TD = attend(layer, heads).reshape(x_TD.sizes());
@@ -69,13 +68,13 @@ HiddenStates hidden_states(const LanguageModel& model, const at::Tensor& tokens_
     const at::Tensor threshold = inputs.choose_threshold
                                      ? inputs.choose_threshold(layer, normed_TD, block.experts)
                                      : inputs.threshold.at(layer);
-    const int64_t max_pairs = inputs.max_pairs.empty() ? 0 : inputs.max_pairs.at(layer);
-    ExpertLayerOutput output =
-        expert_layer(normed_TD, block.experts, model.routing, threshold, max_pairs, inputs.router_z_on);
+    ExpertLayerOutput output = expert_layer(
+        normed_TD, block.experts, model.routing, threshold,
+        {inputs.max_pairs.empty() ? 0 : inputs.max_pairs.at(layer), inputs.router_z_on, inputs.experts});
     x_TD = x_TD + output.y_TD;
     states.routing.push_back(std::move(output.routing));
   }
-  states.x_TD = layer_norm(x_TD, model.norm_D);
+  states.x_TD = layer_norm(x_TD, model.norm_D());
   return states;
 }
 
@@ -99,7 +98,7 @@ BatchLosses language_model_losses(const LanguageModel& model, const at::Tensor& 
   routing.router_z_on = weights.router_z_on;
   const HiddenStates states = hidden_states(model, windows.narrow(1, 0, length), routing);
   const at::Tensor targets_T = windows.narrow(1, 1, length).reshape({-1});
-  const CrossEntropy lm = linear_cross_entropy(states.x_TD, model.head_VD, targets_T, weights.lm_z);
+  const CrossEntropy lm = linear_cross_entropy(states.x_TD, model.head_VD(), targets_T, weights.lm_z);
 
   BatchLosses losses;
   losses.total = lm.loss;
@@ -115,9 +114,9 @@ Model make_language_model(const RunConfig& config) {
   model.tokens_per_sample = config.model.sequence_length;
   model.validation_loss = "lm_loss";
   model.bind = [config](const ParameterLookup& parameter) {
-    return [bound = bind_language_model(config.model, config.routing, parameter), weights = config.loss](
+    return [model = LanguageModel{config.model, config.routing, parameter}, weights = config.loss](
                const Batch& batch, const RoutingInputs& inputs) {
-      return language_model_losses(bound, batch.tensor("tokens"), inputs, weights);
+      return language_model_losses(model, batch.tensor("tokens"), inputs, weights);
     };
   };
   model.costs = [config](const CostInputs& inputs) { return language_model_costs(config.model, inputs); };

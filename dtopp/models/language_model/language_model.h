@@ -23,16 +23,21 @@ struct LanguageModelBlock {
   at::Tensor dense_gate_up_GD, dense_down_DF;  // dense
 };
 
+// The model over tensors that are looked up by name (those of language_model_parameters) each time they are
+// used, in the order of a forward pass.
 struct LanguageModel {
   ModelConfig config;
   RoutingConfig routing;
-  at::Tensor embed_VD;
-  std::vector<LanguageModelBlock> blocks;
-  at::Tensor norm_D;
-  at::Tensor head_VD;  // embed_VD itself when tied
+  ParameterLookup parameter;
+
+  at::Tensor embed_VD() const { return parameter("model.embed_tokens.weight"); }
+  LanguageModelBlock block(int64_t layer) const;
+  at::Tensor norm_D() const { return parameter("model.norm.weight"); }
+  // The embedding itself when tied.
+  at::Tensor head_VD() const { return config.tie_embeddings ? embed_VD() : parameter("lm_head.weight"); }
 };
 
-// The model over tensors found by parameter name (those of language_model_parameters).
+// The same over tensors that are looked up once, here.
 LanguageModel bind_language_model(const ModelConfig& model, const RoutingConfig& routing,
                                   const ParameterLookup& parameter);
 

@@ -1,0 +1,20 @@
+#include "dtopp/distributed/world.h"
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+namespace dtopp {
+
+World make_world(const c10::intrusive_ptr<c10d::Store>& store, int64_t rank, int64_t size,
+                 int64_t expert_parallel, const GlooOptions& options) {
+  const auto group = [&](const char* name, const std::vector<int64_t>& ranks) {
+    return std::shared_ptr<Collectives>(make_gloo_collectives(store, name, rank, ranks, options));
+  };
+  World world;
+  world.all = group("all", all_ranks(size));
+  world.replicas = group("replicas", ranks_across_blocks(rank, expert_parallel, size));
+  world.block = group("block", ranks_of_block(rank, expert_parallel));
+  world.experts = group("experts", ranks_of_block(rank, expert_parallel));
+  return world;
+}
+
+}  // namespace dtopp

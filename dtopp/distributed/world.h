@@ -1,0 +1,29 @@
+// The ranks of a run, and the groups in which they exchange.
+#pragma once
+
+#include "dtopp/distributed/gloo_collectives.h"
+#include "dtopp/distributed/partition.h"
+
+namespace dtopp {
+
+// Each group serves one purpose, so that what one waits for never stands behind what another has started.
+struct World {
+  std::shared_ptr<Collectives> all = std::make_shared<SingleRank>();
+  // The ranks of this one's place, which hold the same experts: gradients and parameters.
+  std::shared_ptr<Collectives> replicas = std::make_shared<SingleRank>();
+  // The ranks of this one's block, which share out the experts: gradients and parameters that all of them
+  // hold; and tokens on their way to experts and back.
+  std::shared_ptr<Collectives> block = std::make_shared<SingleRank>();
+  std::shared_ptr<Collectives> experts = std::make_shared<SingleRank>();
+
+  int64_t rank() const { return all->rank(); }
+  int64_t size() const { return all->size(); }
+  RankGrid grid() const { return {block->size(), replicas->size()}; }
+};
+
+// Connects this rank to the others. expert_parallel: the ranks of a block; divides `size`. Errors as
+// make_gloo_collectives. Collective.
+World make_world(const c10::intrusive_ptr<c10d::Store>& store, int64_t rank, int64_t size,
+                 int64_t expert_parallel, const GlooOptions& options);
+
+}  // namespace dtopp
