@@ -67,8 +67,10 @@ TrainingState parse_training_state(const std::string& text, const std::string& w
     state.per_layer = fields.is_array(key);
   }
   if (fields.has("expert_counts")) {
-    for (const double count : fields.numbers("expert_counts"))  // below 2^53: exact
+    for (const double count : fields.numbers("expert_counts")) {
+      if (!(count >= 0 && count < 0x1p53)) fields.fail("expert_counts", "not a count");
       state.expert_counts.push_back(static_cast<int64_t>(count));
+    }
   }
   if (!state.error_sum.empty() && state.threshold.size() != state.error_sum.size())
     fields.fail("error_sum", "its length differs from threshold's");

@@ -20,7 +20,7 @@ struct TrainingState {
   int64_t consecutive_skips = 0;      // of which the last ones in a row
   int64_t last_validation_step = -1;  // the newest step whose validation is recorded; -1: none
   // With global batch statistics: tokens of the last applied step that chose each expert, layer after layer.
-  std::vector<int64_t> expert_counts;
+  std::vector<int64_t> expert_counts{};
 
   bool operator==(const TrainingState&) const = default;
 };

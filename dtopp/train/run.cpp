@@ -48,14 +48,14 @@ class Run {
         stop_(stop),
         probes_(probes),
         path_(config.output),
-        world_(world),
-        ranks_(world.all) {}
+        world_(world) {}
 
   RunSummary train();
 
  private:
+  Collectives& ranks() const { return *world_.all; }
   // The one rank that writes and speaks.
-  bool first() const { return ranks_->rank() == 0; }
+  bool first() const { return world_.rank() == 0; }
   // Takes the directory for this run; refuses one that holds another configuration's.
   void hold_directory();
   void check_memory();
@@ -87,7 +87,6 @@ class Run {
   const Probes& probes_;
   fs::path path_;
   const World& world_;
-  std::shared_ptr<Collectives> ranks_;
   std::optional<RunDirectory> directory_;
   std::optional<Trainer> trainer_;
   std::optional<MetricsWriter> metrics_;
@@ -100,7 +99,7 @@ class Run {
 };
 
 RunSummary Run::train() {
-  check_ranks(config_, device_, *ranks_);
+  check_ranks(config_, device_, ranks());
   const bool there = path_kind(path_) != PathKind::kNothing;
   // A run that is there refuses at once; a new one has nothing of it written before its data are known to
   // fit.
@@ -137,7 +136,7 @@ void Run::hold_directory() {
 }
 
 void Run::check_memory() {
-  const Plan plan = make_plan(config_, ranks_->size(), device_.is_cpu() ? Device::kCpu : Device::kCuda);
+  const Plan plan = make_plan(config_, world_.size(), device_.is_cpu() ? Device::kCpu : Device::kCuda);
   const auto memory = free_device_memory(device_);
   require_memory(plan, memory ? *memory : available_memory());
   flops_per_token_ = static_cast<double>(plan.flops_per_token);
@@ -147,7 +146,7 @@ void Run::open_or_resume(Model model, TrainingData data) {
   const at::ScalarType type = compute_type(config_.training.precision, device_);
   trainer_.emplace(config_, std::move(model), std::move(data), at::device(device_).dtype(type), world_);
   const auto checkpoint =
-      checkpoint_to_resume(path_, *ranks_, [this](const std::string& text) { say("warning: " + text); });
+      checkpoint_to_resume(path_, ranks(), [this](const std::string& text) { say("warning: " + text); });
   if (checkpoint) {
     trainer_->restore(*checkpoint);
     last_checkpoint_ = checkpoint->path();
@@ -180,7 +179,7 @@ void Run::take_results(size_t in_flight) {
     unsaved_ = true;
     record(*result);
     if (result->skipped) report_skip(*result);
-    stop_asked_ = stop_asked_ || (result->stop_asked && ranks_->size() > 1);
+    stop_asked_ = stop_asked_ || (result->stop_asked && world_.size() > 1);
     if (gives_up(*result, config_.training)) give_up(*result);
   }
 }
@@ -248,7 +247,7 @@ void Run::validate() {
   if (probes_) {
     auto measured = probes_([this](const std::string& name) { return trainer_->parameters().master(name); },
                             trainer_->routing());
-    if (any_rank(*ranks_, !measured)) stop_here();
+    if (any_rank(ranks(), !measured)) stop_here();
     accuracies = std::move(*measured);
   }
   MetricRecord record{trainer_->state().step, trainer_->state().tokens, wall_time(), {}};
@@ -269,15 +268,15 @@ void Run::save() {
   const CheckpointContents contents{trainer_->state(), parameters.parameter_sources(),
                                     parameters.moment_sources(), to_yaml(config_),
                                     trainer_->data().tokenizer_json};
-  const bool there = ranks_->size() > 1 &&
-                     any_rank(*ranks_, first() && is_already_saved(checkpoints_of(path_), contents.state));
+  const bool there = world_.size() > 1 &&
+                     any_rank(ranks(), first() && is_already_saved(checkpoints_of(path_), contents.state));
   if (first()) {
     last_checkpoint_ = save_checkpoint(checkpoints_of(path_), contents, config_.checkpoint.keep);
   } else if (!there) {
     for (const auto* sources : {&contents.parameters, &contents.optimizer})
       for (const TensorSource& source : *sources) source.read([](std::span<const std::byte>) {});
   }
-  ranks_->barrier("save").wait();  // none goes on, or ends, before the checkpoint is there
+  ranks().barrier("save").wait();  // none goes on, or ends, before the checkpoint is there
   unsaved_ = false;
 }
 

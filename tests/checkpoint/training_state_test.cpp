@@ -60,7 +60,8 @@ TEST(TrainingState, integers_come_back_over_their_whole_range) {
                                .error_sum = {},
                                .skipped_steps = 5,
                                .consecutive_skips = 4,
-                               .last_validation_step = 3};
+                               .last_validation_step = 3,
+                               .expert_counts = {0, 5, int64_t{1} << 50}};
   EXPECT_EQ(round_trip(state), state);
 }
 
