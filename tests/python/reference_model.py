@@ -140,9 +140,9 @@ def forward(config, parameters, tokens_BL, thresholds, compute=None):
 
 # ---- losses -------------------------------------------------------------------------------------------------
 
-def losses(config, logits_BLV, layers, targets_BL, earlier=None):
-    """Unweighted losses by name, and "total". `earlier`: per layer, (counts [E], tokens) of the global batch's
-    micro-batches before this one, where load balance counts the whole batch."""
+def losses(config, logits_BLV, layers, targets_BL, shares=None):
+    """Unweighted losses by name, and "total". `shares`: per layer, f [E] of the last step, where load balance counts the
+    whole batch."""
     lse = logits_BLV.logsumexp(-1)
     picked = logits_BLV.gather(-1, targets_BL.unsqueeze(-1)).squeeze(-1)
     values = {"lm": (lse - picked).mean(), "lm_z": (lse**2).mean()}
@@ -150,8 +150,7 @@ def losses(config, logits_BLV, layers, targets_BL, earlier=None):
         tokens = targets_BL.numel()
         load_balance = []
         for n, layer in enumerate(layers):
-            counts, total = (0, 0) if earlier is None else earlier[n]
-            f = (counts + layer["counts"]) / (total + tokens)
+            f = layer["counts"] / tokens if shares is None else shares[n]
             load_balance.append(len(f) * (f * layer["Q"]).sum())
         values["load_balance"] = sum(load_balance) / len(layers)
         values["dynamic"] = sum(layer["entropy"] for layer in layers) / len(layers)
@@ -221,6 +220,11 @@ class Trainer:
         self.config, self.parameters, self.moments, state = load_checkpoint(checkpoint, dtype)
         self.step_count = state["step"]
         self.controller = Controller(self.config, state)
+        self.last_shares = None  # f of each layer, where the loss takes it from the last step
+        if "expert_counts" in state:
+            counts = torch.tensor(state["expert_counts"], dtype=dtype).view(self.config["model"]["num_layers"], -1)
+            model, training = self.config["model"], self.config["training"]
+            self.last_shares = counts / (training["global_batch_size"] * model["sequence_length"])
 
     def step(self, tokens_BL1):
         """One optimiser step on a global batch [B, L + 1]; returns what metrics.jsonl reports of it."""
@@ -228,11 +232,9 @@ class Trainer:
         micro_batches = tokens_BL1.split(self.config["training"]["micro_batch_size"])
         report, counts, margin, tokens, token_means = {}, None, math.inf, 0, []
         thresholds = self.controller.thresholds()
-        whole_batch = self.config["loss"]["batch_statistics"] == "global"
         for batch in micro_batches:
             logits, layers = forward(self.config, self.parameters, batch[:, :-1], thresholds)
-            earlier = [(c, tokens) for c in counts] if whole_batch and counts else None
-            values = losses(self.config, logits, layers, batch[:, 1:], earlier)
+            values = losses(self.config, logits, layers, batch[:, 1:], self.last_shares)
             (values["total"] / len(micro_batches)).backward()
             for name, value in values.items():
                 report[name] = report.get(name, 0.0) + value.item() / len(micro_batches)
@@ -250,6 +252,8 @@ class Trainer:
             report["token_mean_std"] = torch.cat(token_means).std(unbiased=False).item()
             report["thresholds"] = list(thresholds)
             self.controller.update(active)
+            if self.config["loss"]["batch_statistics"] == "global":
+                self.last_shares = [c / tokens for c in counts]
         return report
 
     def clip_and_update(self, lr):

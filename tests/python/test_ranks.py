@@ -137,12 +137,6 @@ def test_ranks_without_work_are_refused(reference, tmp_path):
     assert "training.global_batch_size" in done.stderr
 
 
-def test_statistics_that_one_rank_cannot_know_are_refused(reference, tmp_path):
-    done = tiny_run.dtopp(*train(reference, tmp_path / "run", "--processes", 2, "loss.batch_statistics=global"))
-    assert done.returncode == 2
-    assert "loss.batch_statistics" in done.stderr
-
-
 def test_another_configuration_on_one_rank_is_found(reference, tmp_path):
     port = 20000 + os.getpid() % 20000
     ranks = []
