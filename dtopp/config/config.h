@@ -5,8 +5,9 @@
 //
 // and reading, printing, comparing and the suggestion for a mistyped key follow from that list. Which fields
 // there are may depend on the value of a field listed before them: it is read before they are. A field is a
-// bool, int64_t, double, string, a vector of doubles or strings, an enum with enum_names(), or another such
-// struct. Errors are UsageErrors "place: key: what is wrong".
+// bool, int64_t, double, string, a vector of doubles or strings, an enum with enum_names(), a type that has
+// read_value and print_value beside it, or another such struct. Errors are UsageErrors "place: key: what is
+// wrong".
 #pragma once
 
 #include <algorithm>
@@ -167,12 +168,13 @@ std::string print_config(const Config& config) {
 template <class Config>
 void flatten_config(const Config& config, const std::string& section,
                     std::vector<std::pair<std::string, std::string>>& leaves) {
+  using config_detail::print_value;
   visit_fields(config, [&](const char* name, const auto& value) {
     const std::string key = config_detail::join_key(section, name);
     if constexpr (config_detail::Section<decltype(value)>) {
       flatten_config(value, key, leaves);
     } else {
-      leaves.emplace_back(key, config_detail::print_value(value));
+      leaves.emplace_back(key, print_value(value));
     }
   });
 }

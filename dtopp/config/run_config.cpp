@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <limits>
 
 #include "dtopp/config/config.h"
@@ -73,6 +74,17 @@ void validate(const TrainingConfig& training, int64_t sequence_length) {
   require_at_least("training.max_skips", 0, training.max_skips);
 }
 
+void validate(const ParallelConfig& parallel, const ModelConfig& model) {
+  const char* key = "parallel.expert_parallel";
+  const int64_t ranks = parallel.expert_parallel.ranks.value_or(1);
+  require_at_least(key, 1, ranks);
+  if (ranks > 1 && model.is_dense())
+    throw InvalidValue(key, "a dense model has no experts to share; leave it at 1");
+  if (model.num_experts % ranks != 0)
+    throw InvalidValue(key, std::to_string(ranks) + " does not divide model.num_experts " +
+                                std::to_string(model.num_experts));
+}
+
 void validate(const ValidationConfig& validation) {
   require_at_least("validation.every", 0, validation.every);
   if (validation.every > 0) require_at_least("validation.tokens", 1, validation.tokens);
@@ -106,6 +118,20 @@ RunConfig load(const std::filesystem::path& path, const std::vector<std::string>
 
 }  // namespace
 
+void read_value(const ConfigNode& node, const std::string& key, ExpertParallel& value) {
+  const char* expected = "an integer or auto";
+  const std::string& text = config_detail::plain_text(node, key, expected);
+  value.ranks.reset();
+  if (text == "auto") return;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value.ranks.emplace());
+  if (stop != end || error != std::errc()) config_detail::throw_wrong_type(node, key, expected);
+}
+
+std::string print_value(const ExpertParallel& value) {
+  return value.ranks ? std::to_string(*value.ranks) : "auto";
+}
+
 RunConfig load_run_config(const std::filesystem::path& path, const std::vector<std::string>& overrides) {
   return load(path, overrides, true);
 }
@@ -127,6 +153,7 @@ void validate_values(const RunConfig& config) {
   validate(config.loss);
   validate(config.training, config.model.sequence_length);
   validate(config.optimizer, config.training.steps);
+  validate(config.parallel, config.model);
   validate(config.validation);
   require_at_least("checkpoint.every", 0, config.checkpoint.every);
   require_at_least("checkpoint.keep", 0, config.checkpoint.keep);

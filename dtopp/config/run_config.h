@@ -5,6 +5,7 @@
 #include <concepts>
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -14,6 +15,8 @@
 #include "dtopp/config/routing_config.h"
 
 namespace dtopp {
+
+struct ConfigNode;
 
 enum class BatchStatistics { kMicroBatch, kGlobal };
 enum class Precision { kFp32, kBf16, kAuto };
@@ -69,9 +72,18 @@ struct TrainingConfig {
   int64_t max_skips = 10;      // non-finite steps in a row before the run ends with status 6
 };
 
+// A number, or auto.
+struct ExpertParallel {
+  std::optional<int64_t> ranks = 1;  // none: auto
+};
+void read_value(const ConfigNode& node, const std::string& key, ExpertParallel& value);
+std::string print_value(const ExpertParallel& value);
+
 // How the work is shared out among ranks.
 struct ParallelConfig {
-  bool reproducible = true;  // the same bits at every power-of-two number of ranks
+  ExpertParallel expert_parallel;  // ranks of a node that share the experts of each layer; auto: the fewest
+                                   // with which the run fits in memory
+  bool reproducible = true;        // the same bits at every power-of-two number of ranks
 };
 
 struct ValidationConfig {
@@ -153,7 +165,10 @@ void visit_fields(Config& config, Visitor&& field) {
 
 template <class Config, class Visitor>
 requires std::same_as<std::remove_const_t<Config>, ParallelConfig>
-void visit_fields(Config& config, Visitor&& field) { field("reproducible", config.reproducible); }
+void visit_fields(Config& config, Visitor&& field) {
+  field("expert_parallel", config.expert_parallel);
+  field("reproducible", config.reproducible);
+}
 
 template <class Config, class Visitor>
 requires std::same_as<std::remove_const_t<Config>, ValidationConfig>

@@ -1,9 +1,7 @@
 #include "dtopp/plan/plan.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
-#include <utility>
 
 #include "dtopp/base/progress.h"
 #include "dtopp/config/config.h"
@@ -20,7 +18,8 @@ constexpr uint64_t kCudaProgram = uint64_t{512 + 2 * 32} << 20;
 // Of the activations: what gradients and workspace take over as the backward pass releases it; the rest lies
 // in pieces too small for them (benchmarks/training_cost.py).
 constexpr double kReusedShare = 0.6;
-constexpr uint64_t kGiB = uint64_t{1} << 30;
+// Of gradients that travel together (distributed/shard_exchange.h).
+constexpr uint64_t kBucketElements = uint64_t{40} << 20;
 
 double mean_active_experts(const RunConfig& config) {
   if (config.model.is_dense()) return 0;
@@ -34,19 +33,25 @@ double mean_active_experts(const RunConfig& config) {
 
 struct Counts {
   uint64_t all = 0;
-  uint64_t compute_precision = 0;  // have a copy in the compute precision
-  uint64_t experts = 0;
-  uint64_t largest = 0;     // of one parameter
+  uint64_t held = 0;     // by a rank, to compute with: all but the experts of the other ranks of its block
+  uint64_t fp32 = 0;     // of which in every precision
+  uint64_t experts = 0;  // of all
+  uint64_t largest = 0;  // of one parameter
+  uint64_t largest_held = 0;
   uint64_t multiplied = 0;  // by every token: matrices but experts, and a tied embedding's output projection
 };
 
-Counts count_parameters(const Model& model) {
+Counts count_parameters(const Model& model, int64_t expert_parallel) {
   Counts counts;
   for (const ParameterSpec& spec : model.parameters) {
     const auto count = static_cast<uint64_t>(spec.count());
+    const uint64_t held =
+        spec.role == ParameterRole::kExpert ? count / static_cast<uint64_t>(expert_parallel) : count;
     counts.all = checked_sum({counts.all, count});
+    counts.held += held;
     counts.largest = std::max(counts.largest, count);
-    if (spec.compute_precision()) counts.compute_precision += count;
+    counts.largest_held = std::max(counts.largest_held, held);
+    if (!spec.compute_precision()) counts.fp32 += held;
     switch (spec.role) {
       case ParameterRole::kExpert:
         counts.experts += count;
@@ -71,17 +76,42 @@ struct Subject {
   const Model& model;
   Counts counts;
   double active_experts;
-  int64_t ranks;
+  RankLayout layout;
   Device device;
+  Communication communication{};
 };
 
-// How many sums of gradients a rank holds at once: with parallel.reproducible one for each level of the tree
-// over its micro-batches (distributed/tree_sum.h).
+// With parallel.reproducible one for each level of the tree over a rank's micro-steps
+// (distributed/tree_sum.h).
 uint64_t gradient_sums(const Subject& subject) {
-  const TrainingConfig& training = subject.config.training;
-  const int64_t micro_batches = training.global_batch_size / training.micro_batch_size;
-  const auto mine = static_cast<uint64_t>((micro_batches + subject.ranks - 1) / subject.ranks);
-  return subject.config.parallel.reproducible ? std::max<uint64_t>(1, std::bit_width(mine - 1)) : 1;
+  const auto micro_steps = static_cast<uint64_t>(subject.communication.micro_steps);
+  return subject.config.parallel.reproducible ? std::max<uint64_t>(1, std::bit_width(micro_steps - 1)) : 1;
+}
+
+// Of one sum: those of dense parameters are shared out in the block as they arise, or at the step's end.
+uint64_t summed_elements(const Subject& subject) {
+  const auto degree = static_cast<uint64_t>(subject.layout.expert_parallel);
+  return subject.config.parallel.reproducible ? (subject.counts.all + degree - 1) / degree
+                                              : subject.counts.held;
+}
+
+// Rows that came to this rank's experts with their gates, kept for the backward pass; the rows of one layer
+// on their way in and out; a bucket of gradients as it is sent and as it arrives.
+uint64_t exchange_buffers(const Subject& subject, uint64_t width) {
+  uint64_t bytes = 0;
+  if (subject.layout.ranks > 1)
+    bytes = checked_product(
+        {2, kFloat, std::min(subject.counts.held, std::max(subject.counts.largest_held, kBucketElements))});
+  if (subject.layout.expert_parallel == 1) return bytes;
+  const ModelConfig& model = subject.config.model;
+  const double rows = subject.communication.rows_per_token *
+                      static_cast<double>(subject.config.training.micro_batch_size) *
+                      static_cast<double>(subject.model.tokens_per_sample);
+  const auto row = static_cast<double>(checked_product({static_cast<uint64_t>(model.hidden_size), width}));
+  const auto gates = static_cast<double>(kFloat) * static_cast<double>(model.num_experts) /
+                     static_cast<double>(subject.layout.expert_parallel);
+  const auto layers = static_cast<double>(subject.model.num_routed_layers);
+  return checked_sum({bytes, checked_round(rows * (layers * (row + gates) + 2 * row))});
 }
 
 std::vector<MemoryPart> plan_memory(const Subject& subject, Precision precision) {
@@ -91,26 +121,34 @@ std::vector<MemoryPart> plan_memory(const Subject& subject, Precision precision)
   const bool cuda = subject.device == Device::kCuda;
   const StepCosts costs = subject.model.costs(
       {training.micro_batch_size, subject.active_experts, bf16 ? kBfloat16 : kFloat, cuda});
-  const auto n = static_cast<uint64_t>(subject.ranks);
-  const uint64_t masters = checked_product({counts.all, kFloat});
-  const uint64_t copies = bf16 ? checked_product({counts.compute_precision, kBfloat16}) : 0;
-  const uint64_t sums = gradient_sums(subject);
-  const bool several = training.global_batch_size > training.micro_batch_size * subject.ranks;
-  // Of one parameter at a time, before it is added.
+  const auto n = static_cast<uint64_t>(subject.layout.ranks);
+  const uint64_t masters = (checked_product({counts.all, kFloat}) + n - 1) / n;
+  // What is computed with in fp32 are the masters themselves, and those that other ranks keep.
+  const uint64_t in_fp32 = bf16 ? counts.fp32 : counts.held;
+  const uint64_t kept_in_fp32 = bf16 ? counts.fp32 / n : counts.all / n;
+  const uint64_t copies = checked_sum({checked_product({counts.held - in_fp32, kBfloat16}),
+                                       checked_product({in_fp32 - kept_in_fp32, kFloat})});
+  const bool several = subject.communication.micro_steps > 1;
+  // Of one parameter at a time, before it is added. Those of experts arise once for each rank of the block
+  // where the tree over its micro-batches is to be kept.
+  const bool by_rank = subject.config.parallel.reproducible;
   const uint64_t micro_gradients =
-      bf16 || several ? checked_product({counts.largest, bf16 ? kBfloat16 : kFloat}) : 0;
-  const uint64_t arising = several ? micro_gradients : masters;
+      bf16 || several
+          ? checked_product({by_rank ? counts.largest : counts.largest_held, bf16 ? kBfloat16 : kFloat})
+          : 0;
+  const uint64_t arising = several ? micro_gradients : checked_product({summed_elements(subject), kFloat});
   // On a CUDA device blocks are split for what comes next; the first layer's go when every gradient is there.
   const uint64_t reused =
       cuda ? std::min(arising, costs.activations - costs.first_layer)
            : std::min(checked_sum({arising, costs.workspace}),
                       checked_round(kReusedShare * static_cast<double>(costs.activations)));
   return {{"parameters", masters},
-          {"optimizer_moments", (checked_product({2, masters}) + n - 1) / n},
-          {"gradients", checked_product({sums, masters})},
+          {"optimizer_moments", (checked_product({counts.all, 2 * kFloat}) + n - 1) / n},
+          {"gradients", checked_product({gradient_sums(subject), summed_elements(subject), kFloat})},
           {"compute_copies", copies},
           {"micro_batch_gradients", micro_gradients},
           {"activations", costs.activations - reused},
+          {"exchange_buffers", exchange_buffers(subject, bf16 ? kBfloat16 : kFloat)},
           costs.loss,
           {"workspace", costs.workspace},
           {"program", cuda ? kCudaProgram : kProgram}};
@@ -131,17 +169,18 @@ uint64_t Plan::memory_bytes(std::string_view part) const {
   return 0;
 }
 
-Plan make_plan(const RunConfig& config, int64_t ranks, Device device) {
-  if (ranks < 1) throw UsageError("--ranks: must be at least 1");
+Plan make_plan(const RunConfig& config, const RankLayout& layout, Device device) {
+  check_layout(layout, config.model);
   const TrainingConfig& training = config.training;
-  if (training.global_batch_size / training.micro_batch_size < ranks)
+  if (training.global_batch_size / training.micro_batch_size < layout.ranks)
     throw InvalidValue("training.global_batch_size",
                        std::to_string(training.global_batch_size) + " in micro-batches of " +
                            std::to_string(training.micro_batch_size) + " leaves some of " +
-                           std::to_string(ranks) +
+                           std::to_string(layout.ranks) +
                            " ranks without any: lower training.micro_batch_size or the number of ranks");
   const Model model = make_model(config);
-  const Subject subject{config, model, count_parameters(model), mean_active_experts(config), ranks, device};
+  Subject subject{config, model, count_parameters(model, layout.expert_parallel), mean_active_experts(config),
+                  layout, device};
   const Counts& counts = subject.counts;
   Plan plan;
   plan.active_experts = subject.active_experts;
@@ -157,32 +196,22 @@ Plan make_plan(const RunConfig& config, int64_t ranks, Device device) {
   plan.tokens_per_step = checked_product(
       {static_cast<uint64_t>(training.global_batch_size), static_cast<uint64_t>(model.tokens_per_sample)});
   plan.micro_batch_size = training.micro_batch_size;
-  plan.ranks = ranks;
-  plan.precision = training.precision;
-  if (plan.precision == Precision::kAuto && device == Device::kCuda) plan.precision = Precision::kBf16;
-  if (plan.precision != Precision::kAuto) {
-    plan.memory = plan_memory(subject, plan.precision);
-  } else {
-    for (const Precision precision : {Precision::kFp32, Precision::kBf16}) {
-      Plan other = plan;
-      other.precision = precision;
-      other.memory = plan_memory(subject, precision);
-      if (plan.memory.empty() || other.memory_bytes() > plan.memory_bytes()) plan = other;
-    }
+  plan.layout = layout;
+  std::vector<Precision> precisions = {training.precision};
+  if (training.precision == Precision::kAuto) {
+    precisions = {Precision::kBf16};
+    if (device != Device::kCuda) precisions = {Precision::kFp32, Precision::kBf16};
   }
-  const auto n = static_cast<uint64_t>(ranks);
-  plan.wire_bytes_per_step = checked_product({2 * (n - 1), counts.all, kFloat}) / n;
+  for (const Precision precision : precisions) {
+    Plan other = plan;
+    other.precision = precision;
+    other.communication = subject.communication = plan_communication(
+        config, model, layout, plan.active_experts, precision == Precision::kBf16 ? kBfloat16 : kFloat);
+    other.gradient_sums = gradient_sums(subject);
+    other.memory = plan_memory(subject, precision);
+    if (plan.memory.empty() || other.memory_bytes() > plan.memory_bytes()) plan = other;
+  }
   return plan;
-}
-
-uint64_t device_memory(const std::string& name) {
-  if (name == "cpu") return available_memory();
-  constexpr std::array<std::pair<std::string_view, uint64_t>, 3> kDevices = {
-      {{"a100", 79 * kGiB}, {"h100", 79 * kGiB}, {"h200", 139 * kGiB}}};
-  for (const auto& [known, bytes] : kDevices) {
-    if (name == known) return bytes;
-  }
-  throw UsageError("--device: expected one of cpu, a100, h100, h200, got " + quote_for_message(name));
 }
 
 void require_memory(const Plan& plan, uint64_t available) {
@@ -193,9 +222,7 @@ void require_memory(const Plan& plan, uint64_t available) {
   const uint64_t fixed = needed - moving;
   const auto micro = static_cast<uint64_t>(plan.micro_batch_size);
   const uint64_t fitting = available > fixed && moving > 0 ? (available - fixed) / (moving / micro + 1) : 0;
-  std::string remedy = plan.memory_bytes("gradients") > plan.memory_bytes("parameters")
-                           ? "set parallel.reproducible to false, or "
-                           : "";
+  std::string remedy = plan.gradient_sums > 1 ? "set parallel.reproducible to false, or " : "";
   remedy += fitting > 0
                 ? "lower training.micro_batch_size from " + std::to_string(micro) + " to " +
                       std::to_string(fitting) + " or less"

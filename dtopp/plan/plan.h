@@ -11,6 +11,7 @@
 #include "dtopp/base/available_memory.h"
 #include "dtopp/config/run_config.h"
 #include "dtopp/models/costs.h"
+#include "dtopp/plan/communication.h"
 
 namespace dtopp {
 
@@ -27,30 +28,30 @@ struct Plan {
 
   uint64_t tokens_per_step = 0;  // of the global batch
   int64_t micro_batch_size = 0;
-  int64_t ranks = 1;
+  RankLayout layout;
   Precision precision =
       Precision::kFp32;  // auto resolved: bf16 on a CUDA device, else what needs more memory
 
-  // A rank's memory at its peak. Parts: parameters (fp32 masters), optimizer_moments (two fp32, divided among
-  // the ranks: ZeRO-1), gradients (fp32), compute_copies (bf16), micro_batch_gradients (of one parameter,
-  // before they are added up), activations (kept for the backward pass; without what gradients and workspace
-  // take over), cross_entropy, workspace (what one layer's backward holds for a moment), program.
+  uint64_t gradient_sums = 1;  // that a rank holds at once; with parallel.reproducible alone more than one
+
+  // A rank's memory at its peak. Parts: parameters (fp32 masters, divided among the ranks), optimizer_moments
+  // (two fp32, divided among the ranks: ZeRO-1), gradients (fp32), compute_copies (what it computes with
+  // beside its masters), micro_batch_gradients (of one parameter, before they are added up), activations
+  // (kept for the backward pass; without what gradients and workspace take over), exchange_buffers (rows of
+  // other ranks, kept for the backward pass, and what is on its way), cross_entropy, workspace (what one
+  // layer's backward holds for a moment), program.
   std::vector<MemoryPart> memory;
   uint64_t memory_bytes() const;  // the sum
   uint64_t memory_bytes(std::string_view part) const;
 
-  // Sent by each rank in an optimiser step. A ring moves 2 (n - 1) / n of the fp32 gradients, whether as one
-  // all-reduce or as a reduce-scatter and, after the sharded update, an all-gather of the parameters.
-  uint64_t wire_bytes_per_step = 0;
+  Communication communication;
 };
 
-// On a CUDA device (kCuda) or, all else, on a CPU. InvalidValue where sizes are too large to be counted or
-// for the kernels of a CUDA device (ops/cuda_limits.h), or the global batch does not divide among the ranks.
-Plan make_plan(const RunConfig& config, int64_t ranks = 1, Device device = Device::kCpu);
-
-// The memory of a device by name: cpu (what this process can still take), a100, h100 (80 GB), h200; what
-// their driver leaves for data. UsageError for another name.
-uint64_t device_memory(const std::string& name);
+// On a CUDA device (kCuda) or, all else, on a CPU. The degree of expert parallelism is the layout's, not the
+// configuration's, which may be auto. InvalidValue where sizes are too large to be counted or for the kernels
+// of a CUDA device (ops/cuda_limits.h), the layout is not possible (check_layout) or leaves a rank without
+// micro-batches.
+Plan make_plan(const RunConfig& config, const RankLayout& layout = {}, Device device = Device::kCpu);
 
 // Throws ResourceError that names the remedy unless the plan's memory fits.
 void require_memory(const Plan& plan, uint64_t available);

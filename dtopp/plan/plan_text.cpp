@@ -7,6 +7,7 @@
 
 #include "dtopp/base/json.h"
 #include "dtopp/base/progress.h"
+#include "dtopp/plan/step_time.h"
 
 namespace dtopp {
 namespace {
@@ -49,7 +50,7 @@ std::string arithmetic_rows(const Plan& plan, const RunConfig& config) {
 }
 
 std::string memory_rows(const Plan& plan) {
-  std::string text = std::string("memory") + (plan.ranks > 1 ? " of each rank" : "") + "\n";
+  std::string text = std::string("memory") + (plan.layout.ranks > 1 ? " of each rank" : "") + "\n";
   for (const MemoryPart& part : plan.memory) {
     if (part.bytes > 0) text += row("  " + part.name, format_bytes(static_cast<double>(part.bytes)));
   }
@@ -58,20 +59,131 @@ std::string memory_rows(const Plan& plan) {
                     "micro-batch " + std::to_string(plan.micro_batch_size) + ", " + precision);
 }
 
-}  // namespace
+std::string bytes(uint64_t count) { return format_bytes(static_cast<double>(count)); }
 
-std::string plan_table(const Plan& plan, const RunConfig& config, const std::optional<PlanDevice>& device) {
-  std::string text = config.name.empty() ? "" : config.name + "\n";
-  text += arithmetic_rows(plan, config) + memory_rows(plan);
-  if (plan.ranks > 1)
-    text += row("sent a step", format_bytes(static_cast<double>(plan.wire_bytes_per_step)), "by each rank");
-  if (device)
-    text += row(device->name, format_bytes(static_cast<double>(device->memory_bytes)),
-                plan.memory_bytes() <= device->memory_bytes ? "fits" : "does not fit");
+// Of all collectives, each of them rounded.
+struct TotalBytes {
+  uint64_t inside = 0, between = 0;
+  uint64_t total() const { return inside + between; }
+};
+
+TotalBytes sent_bytes(const Plan& plan) {
+  TotalBytes total;
+  for (const CollectiveBytes& sent : by_collective(plan.communication)) {
+    total.inside += sent.inside;
+    total.between += sent.between;
+  }
+  return total;
+}
+
+std::string sent_rows(const Plan& plan) {
+  const auto columns = [](const std::string& name, const std::string& inside, const std::string& between) {
+    return print("%-24s%14s%16s\n", name.c_str(), inside.c_str(), between.c_str());
+  };
+  std::string text = columns("sent a step, mean rank", "inside nodes", "between nodes");
+  const TotalBytes total = sent_bytes(plan);
+  for (const CollectiveBytes& sent : by_collective(plan.communication)) {
+    if (sent.inside + sent.between > 0)
+      text += columns("  " + sent.name, bytes(sent.inside), bytes(sent.between));
+  }
+  text += columns("  total", bytes(total.inside), bytes(total.between));
+  if (plan.layout.expert_parallel > 1)
+    text += row("rows a token", print("%.2f", plan.communication.rows_per_token),
+                "ranks of " + std::to_string(plan.layout.expert_parallel) + " that hold its experts");
   return text;
 }
 
-std::string plan_json(const Plan& plan, const std::optional<PlanDevice>& device) {
+std::optional<StepTime> time_of(const Plan& plan, const std::optional<PlanDevice>& device) {
+  if (!device || !device->rates) return std::nullopt;
+  return plan_step_time(plan, *device->rates);
+}
+
+std::string time_rows(const Plan& plan, const DeviceRates& rates) {
+  const StepTime time = plan_step_time(plan, rates);
+  const bool bf16 = plan.precision == Precision::kBf16;
+  const auto seconds = [](double value) { return print("%.3f s", value); };
+  const auto rate = [](double share, double peak, const char* unit) {
+    return print("%.0f %% of %g ", 100 * share, peak) + unit;
+  };
+  const double flops = (bf16 ? rates.bf16_flops : rates.fp32_flops) / 1e12;
+  const std::string hidden = print("beyond %.0f %% of ", 100 * AssumedShares::kHiding);
+  std::string text =
+      row("step", seconds(time.seconds()), print("MFU %.1f %%", 100 * time.mfu)) +
+      row("  compute", seconds(time.compute), "assumed: " + rate(AssumedShares::kCompute, flops, "TFLOP/s"));
+  if (plan.layout.ranks > 1) {
+    text +=
+        row("  gradients", seconds(time.gradients), hidden + "the last backward pass, which hides them") +
+        row("  parameters", seconds(time.parameters), hidden + "the first forward pass") +
+        row("  rows", seconds(time.rows),
+            "assumed of links: " + rate(AssumedShares::kInside, rates.inside / 1e9, "GB/s inside nodes, ") +
+                rate(AssumedShares::kBetween, rates.between / 1e9, "GB/s between"));
+  }
+  return text + row("  update", seconds(time.update),
+                    "assumed of memory: " + rate(AssumedShares::kMemory, rates.memory / 1e9, "GB/s"));
+}
+
+std::string alternative_rows(const PlanContext& context) {
+  std::string text = print("%-24s%14s%16s%14s\n", "expert_parallel", "memory", "between nodes", "step");
+  for (const Plan& plan : context.alternatives) {
+    const std::optional<StepTime> time = time_of(plan, context.device);
+    text += print("  %-22lld%14s%16s%14s\n", static_cast<long long>(plan.layout.expert_parallel),
+                  bytes(plan.memory_bytes()).c_str(), bytes(sent_bytes(plan).between).c_str(),
+                  time ? print("%.3f s", time->seconds()).c_str() : "?");
+  }
+  if (!context.device) return text;
+  const Recommendation best = recommend(context.alternatives, *context.device);
+  return text + "recommended: expert_parallel " + std::to_string(best.expert_parallel) + ": " + best.reason +
+         "\n";
+}
+
+nlohmann::ordered_json wire_json(const Plan& plan) {
+  nlohmann::ordered_json json;
+  for (const CollectiveBytes& sent : by_collective(plan.communication))
+    json[sent.name] = {{"inside", sent.inside}, {"between", sent.between}};
+  return json;
+}
+
+nlohmann::ordered_json seconds_json(const std::optional<StepTime>& time) {
+  return time ? nlohmann::ordered_json(time->seconds()) : nlohmann::ordered_json();
+}
+
+nlohmann::ordered_json assumed_json(const Plan& plan, const DeviceRates& rates) {
+  const bool bf16 = plan.precision == Precision::kBf16;
+  return {{"flops_per_second", AssumedShares::kCompute * (bf16 ? rates.bf16_flops : rates.fp32_flops)},
+          {"memory_bytes_per_second", AssumedShares::kMemory * rates.memory},
+          {"inside_bytes_per_second", AssumedShares::kInside * rates.inside},
+          {"between_bytes_per_second", AssumedShares::kBetween * rates.between},
+          {"hiding_share_of_a_pass", AssumedShares::kHiding}};
+}
+
+nlohmann::ordered_json alternatives_json(const PlanContext& context) {
+  auto list = nlohmann::ordered_json::array();
+  for (const Plan& plan : context.alternatives) {
+    nlohmann::ordered_json one;
+    one["expert_parallel"] = plan.layout.expert_parallel;
+    one["memory_bytes"] = plan.memory_bytes();
+    one["wire_bytes"] = wire_json(plan);
+    one["step_seconds"] = seconds_json(time_of(plan, context.device));
+    list.push_back(one);
+  }
+  return list;
+}
+
+}  // namespace
+
+std::string plan_table(const Plan& plan, const RunConfig& config, const PlanContext& context) {
+  std::string text = config.name.empty() ? "" : config.name + "\n";
+  text += arithmetic_rows(plan, config) + memory_rows(plan);
+  if (context.device)
+    text += row(context.device->name, bytes(context.device->memory_bytes),
+                plan.memory_bytes() <= context.device->memory_bytes ? "fits" : "does not fit");
+  if (plan.layout.ranks > 1) text += sent_rows(plan);
+  if (context.device && context.device->rates) text += time_rows(plan, *context.device->rates);
+  if (context.alternatives.size() > 1) text += alternative_rows(context);
+  return text;
+}
+
+std::string plan_json(const Plan& plan, const PlanContext& context) {
   nlohmann::ordered_json json;
   json["parameters"] = plan.parameters;
   json["active_parameters"] = plan.active_parameters;
@@ -79,12 +191,34 @@ std::string plan_json(const Plan& plan, const std::optional<PlanDevice>& device)
   json["tokens_per_step"] = plan.tokens_per_step;
   for (const MemoryPart& part : plan.memory) json["memory_bytes"][part.name] = part.bytes;
   json["memory_bytes"]["total"] = plan.memory_bytes();
-  json["ranks"] = plan.ranks;
-  json["wire_bytes_per_step"] = plan.wire_bytes_per_step;
-  if (device) {
-    json["device"] = device->name;
-    json["device_memory_bytes"] = device->memory_bytes;
-    json["fits"] = plan.memory_bytes() <= device->memory_bytes;
+  json["ranks"] = plan.layout.ranks;
+  json["nodes"] = plan.layout.nodes;
+  json["expert_parallel"] = plan.layout.expert_parallel;
+  json["rows_per_token"] = plan.communication.rows_per_token;
+  json["wire_bytes"] = wire_json(plan);
+  json["wire_bytes_per_step"] = sent_bytes(plan).total();
+  const std::optional<StepTime> time = time_of(plan, context.device);
+  json["step_seconds"] = seconds_json(time);
+  if (time) {
+    json["step_seconds_by_part"] = {{"compute", time->compute},
+                                    {"gradients", time->gradients},
+                                    {"parameters", time->parameters},
+                                    {"rows", time->rows},
+                                    {"update", time->update}};
+    json["mfu"] = time->mfu;
+    json["assumed"] = assumed_json(plan, *context.device->rates);
+  }
+  if (context.device) {
+    json["device"] = context.device->name;
+    json["device_memory_bytes"] = context.device->memory_bytes;
+    json["fits"] = plan.memory_bytes() <= context.device->memory_bytes;
+  }
+  if (context.alternatives.size() > 1) {
+    json["alternatives"] = alternatives_json(context);
+    if (context.device) {
+      const Recommendation best = recommend(context.alternatives, *context.device);
+      json["recommended"] = {{"expert_parallel", best.expert_parallel}, {"reason", best.reason}};
+    }
   }
   return dump_json(json);
 }

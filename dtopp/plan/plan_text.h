@@ -1,24 +1,25 @@
 // A plan as `dtopp plan` prints it.
 #pragma once
 
-#include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
-#include "dtopp/plan/plan.h"
+#include "dtopp/plan/expert_parallel.h"
 
 namespace dtopp {
 
-// A device the plan may or may not fit on.
-struct PlanDevice {
-  std::string name;
-  uint64_t memory_bytes;
+// What a plan is shown with.
+struct PlanContext {
+  std::optional<PlanDevice> device{};  // it may fit on or not, and takes its time
+  std::vector<Plan> alternatives{};    // with every possible degree of expert parallelism
 };
 
-// A row each for parameters, arithmetic and memory by part; with a device, whether it fits.
-std::string plan_table(const Plan& plan, const RunConfig& config, const std::optional<PlanDevice>& device);
+// A row each for parameters, arithmetic, memory by part, bytes by collective; with a device, whether it fits
+// and how long a step takes; alternatives, where there are several, and the one that is recommended.
+std::string plan_table(const Plan& plan, const RunConfig& config, const PlanContext& context);
 
 // The same figures as one JSON object on one line.
-std::string plan_json(const Plan& plan, const std::optional<PlanDevice>& device);
+std::string plan_json(const Plan& plan, const PlanContext& context);
 
 }  // namespace dtopp

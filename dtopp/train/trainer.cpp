@@ -59,9 +59,9 @@ void Trainer::restore(const Checkpoint& checkpoint) {
   controller_.restore(state_.threshold, state_.error_sum);
   if (counts_LE_.defined() && !state_.expert_counts.empty()) {
     if (counts_LE_.numel() != static_cast<int64_t>(state_.expert_counts.size()))
-      throw CheckpointError(checkpoint.path().string() + "/state.json: expert_counts: " +
-                            std::to_string(state_.expert_counts.size()) + " numbers for " +
-                            std::to_string(counts_LE_.numel()) + " experts");
+      throw CheckpointError(checkpoint.path().string() +
+                            "/state.json: expert_counts: " + std::to_string(state_.expert_counts.size()) +
+                            " numbers for " + std::to_string(counts_LE_.numel()) + " experts");
     const at::Tensor counts = at::tensor(state_.expert_counts, at::kLong).to(at::kDouble);
     counts_LE_ = to_device(counts.view(counts_LE_.sizes()), store_.device());
   }

@@ -94,6 +94,13 @@ TEST_F(RunConfigTest, impossible_values_name_the_key_and_the_bound) {
       {{"training.seed=-1"}, "training.seed: must be at least 0, is -1"},
       {{"training.threads=-1"}, "training.threads: must lie in [0, 4096], is -1"},
       {{"training.max_skips=-1"}, "training.max_skips: must be at least 0, is -1"},
+      {{"parallel.expert_parallel=0"}, "parallel.expert_parallel: must be at least 1, is 0"},
+      {{"parallel.expert_parallel=6"}, "parallel.expert_parallel: 6 does not divide model.num_experts 64"},
+      {{"parallel.expert_parallel=2", "model.num_experts=1"},
+       "parallel.expert_parallel: a dense model has no experts to share; leave it at 1"},
+      {{"parallel.expert_parallel=automatic"},
+       "parallel.expert_parallel: expected an integer or auto, got 'automatic'"},
+      {{"parallel.expert_parallel=4.0"}, "parallel.expert_parallel: expected an integer or auto, got '4.0'"},
       {{"validation.every=-1"}, "validation.every: must be at least 0, is -1"},
       {{"validation.tokens=0"}, "validation.tokens: must be at least 1, is 0"},
       {{"validation.task_limit=-1"}, "validation.task_limit: must be at least 0, is -1"},
@@ -178,12 +185,13 @@ TEST_F(RunConfigTest, a_resumed_run_may_change_how_it_works_but_not_what_it_comp
   for (const std::string& key : config_keys<RunConfig>()) {
     if (!affects_result(key)) free.push_back(key);
   }
-  EXPECT_EQ(free, (std::vector<std::string>{"name", "data.validation", "training.micro_batch_size",
-                                            "training.device", "training.deterministic", "training.threads",
-                                            "training.max_skips", "parallel.reproducible", "validation.every",
-                                            "validation.tokens", "validation.tasks", "validation.task_data",
-                                            "validation.task_limit", "checkpoint.every", "checkpoint.keep",
-                                            "logging.every", "logging.tensorboard", "output"}));
+  EXPECT_EQ(free,
+            (std::vector<std::string>{
+                "name", "data.validation", "training.micro_batch_size", "training.device",
+                "training.deterministic", "training.threads", "training.max_skips",
+                "parallel.expert_parallel", "parallel.reproducible", "validation.every", "validation.tokens",
+                "validation.tasks", "validation.task_data", "validation.task_limit", "checkpoint.every",
+                "checkpoint.keep", "logging.every", "logging.tensorboard", "output"}));
 }
 
 TEST_F(RunConfigTest, plans_need_neither_data_nor_output) {

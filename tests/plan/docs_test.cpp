@@ -1,4 +1,5 @@
-// The pages on configuration and presets say what the code does.
+// The pages on configuration, presets and scale say what the code does.
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <filesystem>
@@ -7,8 +8,10 @@
 #include <gtest/gtest.h>
 
 #include "dtopp/base/files.h"
+#include "dtopp/base/progress.h"
 #include "dtopp/config/config.h"
-#include "dtopp/plan/plan.h"
+#include "dtopp/plan/expert_parallel.h"
+#include "dtopp/plan/step_time.h"
 
 namespace dtopp {
 namespace {
@@ -45,6 +48,46 @@ TEST(PresetsPage, shows_the_plans_numbers) {
         static_cast<double>(plan.flops_per_token) / 1e9, static_cast<double>(plan.memory_bytes()) / 0x1p30);
     EXPECT_THAT(page, ::testing::HasSubstr(row.data()));
   }
+}
+
+// "dense-0.4b", "moe-…-dtop-p": what the paper trained and this repository is about.
+bool is_of_the_paper(const std::string& name) {
+  return name.starts_with("dense-") || (name.starts_with("moe-") && name.ends_with("-dtop-p"));
+}
+
+TEST(ScalePage, shows_the_plans_predictions) {
+  const std::string page = read_file(kRoot / "docs/scale.md");
+  const PlanDevice device = find_device("h100");
+  size_t rows = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(kRoot / "configs")) {
+    const std::string name = entry.path().stem().string();
+    if (entry.path().extension() != ".yaml" || !is_of_the_paper(name)) continue;
+    for (const int64_t ranks : {64, 128}) {
+      const RunConfig config =
+          load_run_config(entry.path(), {"training.micro_batch_size=" + std::to_string(512 / ranks)});
+      const std::vector<Plan> plans =
+          plans_by_expert_parallel(config, {.ranks = ranks, .nodes = ranks / 8}, Device::kCuda);
+      const Recommendation best = recommend(plans, device);
+      std::string row = "\n| `" + name + "` | " + std::to_string(ranks) + " |";
+      for (const int64_t degree : {best.expert_parallel, best.fastest}) {
+        const Plan& plan =
+            *std::ranges::find(plans, degree, [](const Plan& one) { return one.layout.expert_parallel; });
+        double between = 0;
+        for (const CollectiveBytes& sent : by_collective(plan.communication))
+          between += static_cast<double>(sent.between);
+        const StepTime time = plan_step_time(plan, *device.rates);
+        std::array<char, 200> text{};
+        std::snprintf(text.data(), text.size(), " %d | %s | %s | %.3f s | %.1f %% |",
+                      static_cast<int>(degree),
+                      format_bytes(static_cast<double>(plan.memory_bytes())).c_str(),
+                      format_bytes(between).c_str(), time.seconds(), 100 * time.mfu);
+        row += text.data();
+      }
+      EXPECT_THAT(page, ::testing::HasSubstr(row + "\n"));
+      ++rows;
+    }
+  }
+  EXPECT_EQ(rows, 2 * (3 + 7));
 }
 
 }  // namespace

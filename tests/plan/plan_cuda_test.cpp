@@ -11,7 +11,7 @@ namespace {
 
 RunConfig tiny_in_bf16() { return tiny(Precision::kBf16); }
 
-Plan cuda_plan(const RunConfig& config) { return make_plan(config, /*ranks=*/1, Device::kCuda); }
+Plan cuda_plan(const RunConfig& config) { return make_plan(config, RankLayout{}, Device::kCuda); }
 
 // 12 tokens of 8 bf16 make a stream of 192 bytes; 36 pairs, room for 45.
 constexpr uint64_t kLayer = 4 * 192 + 12 * 16 + 6 * 192 + 12 * 2 * 4 + 12 * 6 * 8 + 2 * 192 + 45 * 2 * 5 * 2;
@@ -109,7 +109,7 @@ RC_GTEST_PROP(PlanForCudaProperty, more_of_anything_never_costs_less, ()) {
 }
 
 void expect_refused_on_cuda_alone(RunConfig config, const std::string& key) {
-  EXPECT_NO_THROW(make_plan(config, /*ranks=*/1, Device::kCpu));
+  EXPECT_NO_THROW(make_plan(config, RankLayout{}, Device::kCpu));
   try {
     cuda_plan(config);
     ADD_FAILURE() << key << " is not refused";

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <rapidcheck/gtest.h>
 
+#include "dtopp/plan/devices.h"
 #include "tests/config/temporary_files.h"
 #include "tests/plan/tiny_run.h"
 
@@ -103,14 +104,44 @@ TEST(Plan, sums_that_need_not_be_reproducible_are_one) {
   EXPECT_EQ(make_plan(config).memory_bytes("gradients"), 4 * make_plan(config).parameters);
 }
 
-TEST(Plan, ranks_share_moments_and_send_gradients_round_a_ring) {
+TEST(Plan, ranks_share_masters_and_moments) {
   const Plan one = make_plan(tiny());
-  EXPECT_EQ(one.wire_bytes_per_step, 0U);
-  const Plan four = make_plan(tiny(), 4);
-  EXPECT_EQ(four.memory_bytes("optimizer_moments"), (one.memory_bytes("optimizer_moments") + 3) / 4);
-  EXPECT_EQ(four.wire_bytes_per_step, 2 * 3 * 4 * one.parameters / 4);
-  EXPECT_THROW(make_plan(tiny(), 5), UsageError);
-  EXPECT_THROW(make_plan(tiny(), 0), UsageError);
+  const uint64_t P = one.parameters;
+  ASSERT_EQ(P % 4, 2U);  // elements do not come out even
+  const Plan four = make_plan(tiny(), {.ranks = 4});
+  EXPECT_EQ(four.memory_bytes("parameters"), P);
+  EXPECT_EQ(four.memory_bytes("optimizer_moments"), 2 * P);
+  EXPECT_EQ(four.memory_bytes("gradients"), 4 * P);
+  EXPECT_EQ(four.memory_bytes("compute_copies"), 4 * (P - P / 4));  // those of the others
+  EXPECT_EQ(four.memory_bytes("exchange_buffers"), 2 * 4 * P);      // one bucket, sent and arriving
+  EXPECT_EQ(one.memory_bytes("exchange_buffers"), 0U);
+  RunConfig config = tiny(Precision::kBf16);
+  EXPECT_EQ(make_plan(config, {.ranks = 4}).memory_bytes("compute_copies"),
+            2 * (P - 2 * 49) + 4 * (2 * 49 - 2 * 49 / 4));  // routers are computed with in fp32
+}
+
+TEST(Plan, ranks_of_a_block_share_experts) {
+  RunConfig config = tiny();
+  config.training.global_batch_size = 24;  // eight micro-batches: two micro-steps of each block
+  const RankLayout layout = {.ranks = 4, .nodes = 1, .expert_parallel = 2};
+  const uint64_t dense = 88 + 2 * (256 + 32 + 49) + 8, experts = 2 * 720, held = dense + experts / 2;
+  const Plan plan = make_plan(config, layout);
+  EXPECT_EQ(plan.memory_bytes("parameters"), dense + experts);
+  EXPECT_EQ(plan.memory_bytes("compute_copies"), 4 * (held - (dense + experts) / 4));
+  EXPECT_EQ(plan.memory_bytes("gradients"), 4 * (dense + experts) / 2);
+  EXPECT_EQ(plan.memory_bytes("micro_batch_gradients"), 4U * 6 * 10 * 8);  // of gate and up, by rank
+  // Each of 12 tokens has 1.9 ranks on average. Kept of two layers: x and the gates of three experts; on
+  // their way one layer's rows, in and out.
+  EXPECT_NEAR(static_cast<double>(plan.memory_bytes("exchange_buffers") - 2 * 4 * held),
+              12 * 1.9 * (2 * (8 * 4 + 3 * 4) + 2 * 8 * 4), 0.5);
+  config.parallel.reproducible = false;
+  EXPECT_EQ(make_plan(config, layout).memory_bytes("gradients"), 4 * held);
+  EXPECT_EQ(make_plan(config, layout).memory_bytes("micro_batch_gradients"), 4U * 3 * 10 * 8);
+}
+
+TEST(Plan, more_ranks_than_micro_batches_are_refused) {
+  EXPECT_NO_THROW(make_plan(tiny(), {.ranks = 4}));
+  EXPECT_THROW(make_plan(tiny(), {.ranks = 5}), UsageError);
 }
 
 TEST(Plan, refuses_sizes_that_cannot_be_counted) {
@@ -153,10 +184,12 @@ TEST(RequireMemory, names_the_sums_that_need_not_be) {
   }
 }
 
-TEST(DeviceMemory, knows_its_devices) {
-  EXPECT_GT(device_memory("h200"), device_memory("h100"));
-  EXPECT_GT(device_memory("cpu"), 0U);
-  EXPECT_THROW(device_memory("tpu"), UsageError);
+TEST(FindDevice, knows_its_devices) {
+  EXPECT_GT(find_device("h200").memory_bytes, find_device("h100").memory_bytes);
+  EXPECT_TRUE(find_device("a100").rates);
+  EXPECT_GT(find_device("cpu").memory_bytes, 0U);
+  EXPECT_FALSE(find_device("cpu").rates);
+  EXPECT_THROW(find_device("tpu"), UsageError);
 }
 
 RC_GTEST_PROP(PlanProperty, more_of_anything_never_costs_less, ()) {

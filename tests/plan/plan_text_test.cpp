@@ -1,5 +1,6 @@
 #include "dtopp/plan/plan_text.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
@@ -24,7 +25,7 @@ TEST(PlanTable, shows_figures_with_units_and_leaves_out_parts_of_nothing) {
   RunConfig config = tiny();
   config.name = "tiny";
   config.training.steps = 100;
-  EXPECT_EQ(plan_table(made_up_plan(), config, std::nullopt),
+  EXPECT_EQ(plan_table(made_up_plan(), config, {}),
             "tiny\n"
             "parameters                     1.370 G\n"
             "active parameters                  999   3 of 6 experts a token\n"
@@ -38,28 +39,73 @@ TEST(PlanTable, shows_figures_with_units_and_leaves_out_parts_of_nothing) {
             "  total                         2.0 GB   micro-batch 3, fp32\n");
 }
 
-TEST(PlanTable, shows_ranks_and_whether_a_device_suffices) {
+TEST(PlanTable, shows_whether_a_device_suffices) {
+  const Plan plan = made_up_plan();
+  EXPECT_THAT(plan_table(plan, tiny(), {PlanDevice{"cpu", plan.memory_bytes()}}),
+              ::testing::EndsWith("cpu                             2.0 GB   fits\n"));
+  EXPECT_THAT(plan_table(plan, tiny(), {PlanDevice{"cpu", plan.memory_bytes() - 1}}),
+              ::testing::EndsWith("   does not fit\n"));
+}
+
+Plan made_up_plan_of_ranks(int64_t expert_parallel, uint64_t memory) {
   Plan plan = made_up_plan();
-  plan.ranks = 4;
-  plan.wire_bytes_per_step = 5000;
-  const std::string fits = plan_table(plan, tiny(), PlanDevice{"h100", plan.memory_bytes()});
-  EXPECT_NE(fits.find("memory of each rank\n"), fits.npos) << fits;
-  EXPECT_TRUE(
-      fits.ends_with("sent a step                     5.0 kB   by each rank\n"
-                     "h100                            2.0 GB   fits\n"))
-      << fits;
-  const std::string small = plan_table(plan, tiny(), PlanDevice{"h100", plan.memory_bytes() - 1});
-  EXPECT_TRUE(small.ends_with("   does not fit\n")) << small;
+  plan.layout = {8, 2, expert_parallel};
+  plan.memory = {{"program", memory}};
+  plan.communication.replica_gradients = {1e9, 2e9};
+  plan.communication.step = {400, 0};
+  plan.communication.rows_per_token = 1.5;
+  return plan;
+}
+
+TEST(PlanTable, shows_bytes_by_collective_seconds_and_the_alternatives) {
+  const Plan plan = made_up_plan_of_ranks(2, 50);
+  DeviceRates rates;
+  rates.fp32_flops = 1e12;
+  rates.memory = 1e12;
+  rates.inside = 1e9;
+  rates.between = 1e9;
+  const PlanContext context{PlanDevice{"toy", 70, rates}, {made_up_plan_of_ranks(1, 100), plan}};
+  const std::string text = plan_table(plan, tiny(), context);
+  for (const char* line : {"memory of each rank\n",
+                           "sent a step, mean rank    inside nodes   between nodes\n"
+                           "  reduce_scatter                1.0 GB          2.0 GB\n"
+                           "  step                           400 B             0 B\n"
+                           "  total                         1.0 GB          2.0 GB\n"
+                           "rows a token                      1.50   ranks of 2 that hold its experts\n",
+                           "  compute                      0.110 s   assumed: 45 % of 1 TFLOP/s\n",
+                           "  update                       0.006 s   assumed of memory: 80 % of 1000 GB/s\n",
+                           "expert_parallel                 memory   between nodes          step\n"
+                           "  1                              100 B          2.0 GB       2.272 s\n"
+                           "  2                               50 B          2.0 GB       2.272 s\n"
+                           "recommended: expert_parallel 2: 50 B fit the 70 B of toy, the fewest ranks that "
+                           "do: 1 would need 100 B\n"})
+    EXPECT_THAT(text, ::testing::HasSubstr(line));
 }
 
 TEST(PlanJson, holds_every_part_and_the_device_where_one_is_asked_for) {
   const Plan plan = made_up_plan();
-  const auto json = nlohmann::json::parse(plan_json(plan, PlanDevice{"cpu", plan.memory_bytes() - 1}));
+  const auto json = nlohmann::json::parse(plan_json(plan, {PlanDevice{"cpu", plan.memory_bytes() - 1}}));
   EXPECT_EQ(json["memory_bytes"]["workspace"], 0);
   EXPECT_EQ(json["memory_bytes"]["total"], 2'000'001'000);
   EXPECT_EQ(json["device"], "cpu");
   EXPECT_EQ(json["fits"], false);
-  EXPECT_FALSE(nlohmann::json::parse(plan_json(plan, std::nullopt)).contains("fits"));
+  EXPECT_TRUE(json["step_seconds"].is_null());
+  EXPECT_FALSE(nlohmann::json::parse(plan_json(plan, {})).contains("fits"));
+}
+
+TEST(PlanJson, holds_bytes_by_collective_and_the_recommendation) {
+  const Plan plan = made_up_plan_of_ranks(2, 50);
+  const PlanContext context{find_device("h100"), {made_up_plan_of_ranks(1, 100), plan}};
+  const auto json = nlohmann::json::parse(plan_json(plan, context));
+  EXPECT_EQ(json["wire_bytes"]["reduce_scatter"]["between"], 2'000'000'000);
+  EXPECT_EQ(json["wire_bytes"]["dispatch"]["inside"], 0);
+  EXPECT_EQ(json["wire_bytes_per_step"], 3'000'000'400);
+  EXPECT_EQ(json["alternatives"].size(), 2U);
+  EXPECT_EQ(json["alternatives"][0]["memory_bytes"], 100);
+  EXPECT_EQ(json["recommended"]["expert_parallel"], 1);
+  double sum = 0;
+  for (const auto& part : json["step_seconds_by_part"]) sum += part.get<double>();
+  EXPECT_NEAR(json["step_seconds"].get<double>(), sum, 1e-12);
 }
 
 }  // namespace

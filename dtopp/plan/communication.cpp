@@ -1,0 +1,151 @@
+#include "dtopp/plan/communication.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace dtopp {
+namespace {
+
+constexpr double kFloatBytes = 4;  // bytes
+constexpr double kDoubleBytes = 8;
+constexpr double kCountBytes = 8;  // int64
+
+// Ranks that exchange, `local` of them on each of their nodes.
+struct Group {
+  double size, local;
+};
+
+// Each rank sends every other one its part of `bytes`, wherever it is.
+SentBytes exchange(const Group& group, double bytes) {
+  const double part = bytes / group.size;
+  return {(group.local - 1) * part, (group.size - group.local) * part};
+}
+
+// An all-reduce: its bytes twice, as sums and as their results.
+SentBytes all_reduce(const Group& group, double bytes) { return exchange(group, 2 * bytes); }
+
+// How a step's micro-batches are shared out.
+struct Shares {
+  double micro_batches;  // of the mean rank
+  double micro_steps;    // of the mean block
+  int64_t most_micro_steps;
+};
+
+// Blocks own aligned blocks of micro-steps (distributed/tree_sum.h).
+Shares share_out(const TrainingConfig& training, const RankLayout& layout) {
+  const int64_t leaves = training.global_batch_size / training.micro_batch_size;
+  const int64_t micro_steps = (leaves + layout.expert_parallel - 1) / layout.expert_parallel;
+  int64_t most = 1;
+  while (most * layout.replicas() < micro_steps) most *= 2;
+  return {static_cast<double>(leaves) / static_cast<double>(layout.ranks),
+          static_cast<double>(micro_steps) / static_cast<double>(layout.replicas()),
+          std::min(most, micro_steps)};
+}
+
+// Elements of parameters, and bytes of them in the precision they are computed with.
+struct ParameterSizes {
+  double dense = 0, experts = 0;
+  double dense_bytes = 0, expert_bytes = 0;
+};
+
+ParameterSizes parameter_sizes(const Model& model, double width) {
+  ParameterSizes sizes;
+  for (const ParameterSpec& spec : model.parameters) {
+    const auto count = static_cast<double>(spec.count());
+    const double bytes = count * (spec.compute_precision() ? width : kFloatBytes);
+    const bool expert = spec.role == ParameterRole::kExpert;
+    (expert ? sizes.experts : sizes.dense) += count;
+    (expert ? sizes.expert_bytes : sizes.dense_bytes) += bytes;
+  }
+  return sizes;
+}
+
+// About as many as train/step_numbers.h has: of each micro-batch its losses, the gradients' norms by unit
+// (distributed/partition.h), flags, the most pairs by rank and layer, and who was chosen.
+double count_step_numbers(const RunConfig& config, const Model& model, const RankLayout& layout) {
+  constexpr int64_t kLosses = 6, kFlags = 2, kTokenSums = 2;
+  constexpr int64_t kUnit = int64_t{1} << 14, kMostUnits = 1024;
+  const int64_t layers = model.num_routed_layers;
+  int64_t units = 0;
+  for (const ParameterSpec& spec : model.parameters) {
+    const int64_t pieces = spec.role == ParameterRole::kExpert ? spec.shape.at(0) : 1;
+    const int64_t most = std::max<int64_t>(kMostUnits / pieces, 1);
+    units += pieces * std::min((spec.count() / pieces + kUnit - 1) / kUnit, most);
+  }
+  int64_t count =
+      kLosses * (config.training.global_batch_size / config.training.micro_batch_size) + units + kFlags;
+  if (layers > 0) count += layers * layout.ranks + kTokenSums + layers * (2 * config.model.num_experts + 1);
+  return static_cast<double>(count);
+}
+
+// Adds what rows to other ranks' experts take.
+void add_rows(const RunConfig& config, const Model& model, const Group& block, const Shares& shares,
+              double width, Communication& communication) {
+  const auto layers = static_cast<double>(model.num_routed_layers);
+  const double tokens = shares.micro_batches * static_cast<double>(config.training.micro_batch_size) *
+                        static_cast<double>(model.tokens_per_sample);
+  const double row = static_cast<double>(config.model.hidden_size) * width;
+  const double gates = static_cast<double>(config.model.num_experts) / block.size * kFloatBytes;
+  const double rows = layers * tokens * communication.rows_per_token;
+  // Forward x and the gates go out and a partial sum of the experts comes back; backward their gradients go
+  // the other ways. Beforehand ranks tell each other how many rows will come.
+  const double counts = layers * shares.micro_steps * block.size * kCountBytes;
+  communication.dispatch = exchange(block, 2 * rows * (row + gates) + counts);
+  communication.combine = exchange(block, 2 * rows * row);
+}
+
+}  // namespace
+
+double expected_ranks(int64_t experts, int64_t ranks, double active) {
+  const int64_t others = experts - experts / ranks;
+  const auto none = [&](int64_t drawn) {  // of a rank's experts is among them
+    double probability = 1;
+    for (int64_t i = 0; i < drawn; ++i)
+      probability *= static_cast<double>(std::max<int64_t>(0, others - i)) / static_cast<double>(experts - i);
+    return probability;
+  };
+  const auto whole = static_cast<int64_t>(active);
+  const double missed =
+      std::lerp(none(whole), none(std::min(whole + 1, experts)), active - static_cast<double>(whole));
+  return static_cast<double>(ranks) * (1 - missed);
+}
+
+Communication plan_communication(const RunConfig& config, const Model& model, const RankLayout& layout,
+                                 double active_experts, uint64_t width) {
+  const auto element = static_cast<double>(width);
+  const auto degree = static_cast<double>(layout.expert_parallel);
+  const auto node_ranks = static_cast<double>(layout.node_ranks());
+  const Group all = {static_cast<double>(layout.ranks), node_ranks};
+  const Group block = {degree, degree};
+  const Group replicas = {static_cast<double>(layout.replicas()), node_ranks / degree};
+  const Shares shares = share_out(config.training, layout);
+  const ParameterSizes sizes = parameter_sizes(model, element);
+
+  Communication result;
+  result.micro_steps = shares.most_micro_steps;
+  result.busiest_share = static_cast<double>(shares.most_micro_steps) / shares.micro_batches;
+  // The sums of a rank's gradients are of its part of the dense parameters and its experts, as is what it
+  // shares out afterwards.
+  const double sums_in_block = config.parallel.reproducible ? shares.micro_steps : 1;
+  result.block_gradients = exchange(block, sums_in_block * sizes.dense * kFloatBytes);
+  result.replica_gradients = exchange(replicas, (sizes.dense + sizes.experts) / degree * kFloatBytes);
+  result.parameters = exchange(replicas, (sizes.dense_bytes + sizes.expert_bytes) / degree) +
+                      exchange(block, sizes.dense_bytes);
+  if (!config.model.is_dense()) {
+    result.rows_per_token = expected_ranks(config.model.num_experts, layout.expert_parallel, active_experts);
+    add_rows(config, model, block, shares, element, result);
+  }
+  result.step = all_reduce(all, kDoubleBytes * count_step_numbers(config, model, layout));
+  return result;
+}
+
+std::vector<CollectiveBytes> by_collective(const Communication& communication) {
+  const auto rounded = [](const char* name, const SentBytes& sent) {
+    return CollectiveBytes{name, checked_round(sent.inside), checked_round(sent.between)};
+  };
+  return {rounded("reduce_scatter", communication.block_gradients + communication.replica_gradients),
+          rounded("gather", communication.parameters), rounded("dispatch", communication.dispatch),
+          rounded("combine", communication.combine), rounded("step", communication.step)};
+}
+
+}  // namespace dtopp

@@ -1,0 +1,50 @@
+#include "dtopp/plan/expert_parallel.h"
+
+#include <algorithm>
+
+#include "dtopp/base/progress.h"
+#include "dtopp/plan/step_time.h"
+
+namespace dtopp {
+
+std::vector<Plan> plans_by_expert_parallel(const RunConfig& config, const RankLayout& layout, Device device) {
+  check_layout({layout.ranks, layout.nodes}, config.model);
+  std::vector<Plan> plans;
+  for (const int64_t degree : possible_expert_parallel(layout, config.model))
+    plans.push_back(make_plan(config, {layout.ranks, layout.nodes, degree}, device));
+  return plans;
+}
+
+Recommendation recommend(const std::vector<Plan>& plans, const PlanDevice& device) {
+  const auto bytes = [](uint64_t count) { return format_bytes(static_cast<double>(count)); };
+  const auto fits = [&](const Plan& plan) { return plan.memory_bytes() <= device.memory_bytes; };
+  const std::string room = bytes(device.memory_bytes) + " of " + device.name;
+  const auto first = std::ranges::find_if(plans, fits);
+  if (first == plans.end()) {
+    const Plan& least =
+        *std::ranges::min_element(plans, {}, [](const Plan& plan) { return plan.memory_bytes(); });
+    const int64_t degree = least.layout.expert_parallel;
+    return {degree, "none fits the " + room + "; this one needs the least, " + bytes(least.memory_bytes()),
+            degree};
+  }
+  const int64_t degree = first->layout.expert_parallel;
+  Recommendation best = {degree, bytes(first->memory_bytes()) + " fit the " + room, degree};
+  best.reason +=
+      first == plans.begin()
+          ? ", so no rows have to travel"
+          : ", the fewest ranks that do: " + std::to_string(std::prev(first)->layout.expert_parallel) +
+                " would need " + bytes(std::prev(first)->memory_bytes());
+  if (!device.rates) return best;
+  const auto seconds = [&](const Plan& plan) { return plan_step_time(plan, *device.rates).seconds(); };
+  double shortest = seconds(*first);
+  for (const Plan& plan : plans) {
+    if (!fits(plan) || seconds(plan) >= shortest) continue;
+    shortest = seconds(plan);
+    best.fastest = plan.layout.expert_parallel;
+  }
+  if (best.fastest != degree)
+    best.reason += "; " + std::to_string(best.fastest) + " would have the shortest step";
+  return best;
+}
+
+}  // namespace dtopp

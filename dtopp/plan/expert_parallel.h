@@ -1,0 +1,25 @@
+// Which degree of expert parallelism a run should have: its plans with all that are possible.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "dtopp/plan/devices.h"
+#include "dtopp/plan/plan.h"
+
+namespace dtopp {
+
+// From degree 1 up; layout.expert_parallel is not looked at.
+std::vector<Plan> plans_by_expert_parallel(const RunConfig& config, const RankLayout& layout, Device device);
+
+struct Recommendation {
+  int64_t expert_parallel = 1;
+  std::string reason{};  // one sentence
+  int64_t fastest = 1;   // with the shortest step of those that fit, where the device's rates are known
+};
+
+// The first of the plans that fits the device: the fewest ranks that share experts, as rows travel to them;
+// where none fits, the one that needs the least memory.
+Recommendation recommend(const std::vector<Plan>& plans, const PlanDevice& device);
+
+}  // namespace dtopp

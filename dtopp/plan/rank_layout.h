@@ -1,0 +1,28 @@
+// How the ranks of a run lie: on nodes, and in blocks that share the experts of every layer.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "dtopp/config/model_config.h"
+
+namespace dtopp {
+
+struct RankLayout {
+  int64_t ranks = 1;
+  int64_t nodes = 1;            // each has ranks / nodes consecutive ranks
+  int64_t expert_parallel = 1;  // consecutive ranks of a block, which lies on one node; each holds as many of
+                                // every layer's experts
+
+  int64_t node_ranks() const { return ranks / nodes; }
+  // Ranks that hold the same experts: one of each block.
+  int64_t replicas() const { return ranks / expert_parallel; }
+};
+
+// UsageError where nodes do not divide the ranks, or blocks the ranks of a node or the model's experts.
+void check_layout(const RankLayout& layout, const ModelConfig& model);
+
+// The degrees of expert parallelism that are possible on these ranks and nodes, from 1 up.
+std::vector<int64_t> possible_expert_parallel(const RankLayout& layout, const ModelConfig& model);
+
+}  // namespace dtopp

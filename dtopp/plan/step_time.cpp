@@ -1,0 +1,44 @@
+#include "dtopp/plan/step_time.h"
+
+#include <algorithm>
+
+namespace dtopp {
+namespace {
+
+constexpr double kForwardShare = 1.0 / 3;  // of a training step's FLOPs
+// An update reads fp32 parameter, moments and gradient, writes the first three and a copy.
+constexpr double kUpdateBytes = 4 * 4 + 3 * 4 + 2;
+
+// Links inside and between nodes are used at the same time.
+double seconds_on_links(const SentBytes& sent, const DeviceRates& rates) {
+  return std::max(sent.inside / (rates.inside * AssumedShares::kInside),
+                  sent.between / (rates.between * AssumedShares::kBetween));
+}
+
+double exposed(double seconds, double pass) { return std::max(0.0, seconds - AssumedShares::kHiding * pass); }
+
+}  // namespace
+
+StepTime plan_step_time(const Plan& plan, const DeviceRates& rates) {
+  const Communication& sent = plan.communication;
+  const auto ranks = static_cast<double>(plan.layout.ranks);
+  const auto micro_steps = static_cast<double>(sent.micro_steps);
+  const double peak = plan.precision == Precision::kBf16 ? rates.bf16_flops : rates.fp32_flops;
+  const double mean_flops =
+      static_cast<double>(plan.flops_per_token) * static_cast<double>(plan.tokens_per_step) / ranks;
+
+  StepTime time;
+  time.compute = mean_flops * sent.busiest_share / (peak * AssumedShares::kCompute);
+  time.rows = seconds_on_links(sent.dispatch + sent.combine, rates) * sent.busiest_share;
+  const double forward = time.compute * kForwardShare, backward = time.compute - forward;
+  // Sums of the block travel in every micro-step, all others in the last one.
+  time.gradients = exposed(seconds_on_links(sent.block_gradients, rates), backward) +
+                   exposed(seconds_on_links(sent.replica_gradients, rates), backward / micro_steps);
+  time.parameters = exposed(seconds_on_links(sent.parameters, rates), forward / micro_steps);
+  time.update =
+      static_cast<double>(plan.parameters) / ranks * kUpdateBytes / (rates.memory * AssumedShares::kMemory);
+  time.mfu = mean_flops / (peak * time.seconds());
+  return time;
+}
+
+}  // namespace dtopp

@@ -1,0 +1,129 @@
+#include "dtopp/plan/communication.h"
+
+#include <bit>
+
+#include <gmock/gmock.h>
+#include <rapidcheck/gtest.h>
+
+#include "dtopp/plan/plan.h"
+#include "tests/plan/tiny_run.h"
+
+namespace dtopp::communication_test {
+namespace {
+
+// Every set of `active` experts counted.
+double counted_ranks(int64_t experts, int64_t ranks, int64_t active) {
+  const int64_t each = experts / ranks;
+  const uint64_t local = (uint64_t{1} << static_cast<uint64_t>(each)) - 1;
+  double sum = 0, sets = 0;
+  for (uint64_t set = 0; set < uint64_t{1} << static_cast<uint64_t>(experts); ++set) {
+    if (std::popcount(set) != active) continue;
+    sets += 1;
+    for (int64_t rank = 0; rank < ranks; ++rank)
+      sum += (set >> static_cast<uint64_t>(rank * each) & local) != 0 ? 1 : 0;
+  }
+  return sum / sets;
+}
+
+TEST(ExpectedRanks, is_the_mean_over_all_sets_of_experts) {
+  for (const int64_t ranks : {1, 2, 3, 4, 6, 12}) {
+    for (int64_t active = 1; active <= 12; ++active)
+      EXPECT_NEAR(expected_ranks(12, ranks, static_cast<double>(active)), counted_ranks(12, ranks, active),
+                  1e-12);
+  }
+  EXPECT_NEAR(expected_ranks(12, 4, 2.25), 0.75 * counted_ranks(12, 4, 2) + 0.25 * counted_ranks(12, 4, 3),
+              1e-12);
+}
+
+SentBytes sent(const Plan& plan, const std::string& name) {
+  for (const CollectiveBytes& one : by_collective(plan.communication)) {
+    if (one.name == name) return {static_cast<double>(one.inside), static_cast<double>(one.between)};
+  }
+  ADD_FAILURE() << name;
+  return {};
+}
+
+constexpr double kDense = 88 + 2 * (256 + 32 + 49) + 8, kExperts = 2 * 720, kRouters = 2 * 49;
+
+TEST(Communication, without_expert_parallelism_is_a_reduce_scatter_and_a_gather_of_all_parameters) {
+  const Plan plan = make_plan(tiny(Precision::kBf16), {.ranks = 4, .nodes = 2});
+  const double all = kDense + kExperts;
+  EXPECT_NEAR(sent(plan, "reduce_scatter").total(), 0.75 * 4 * all, 1);
+  EXPECT_NEAR(sent(plan, "gather").total(), 0.75 * (2 * (all - kRouters) + 4 * kRouters), 1);
+  // Of three peers one is near.
+  EXPECT_NEAR(sent(plan, "reduce_scatter").inside, 0.25 * 4 * all, 1);
+  EXPECT_NEAR(sent(plan, "reduce_scatter").between, 0.5 * 4 * all, 1);
+  EXPECT_EQ(sent(plan, "dispatch").total(), 0);
+  EXPECT_EQ(sent(plan, "combine").total(), 0);
+  // Six losses of four micro-batches; a norm of each of 22 parameters and of six experts of four; two flags;
+  // the pairs of two layers on four ranks; two sums over tokens, 6 + 7 counts a layer; summed and given back.
+  EXPECT_NEAR(sent(plan, "step").total(), 2 * 0.75 * 8 * (24 + 22 + 6 * 4 + 2 + 8 + 2 + 26), 1);
+}
+
+TEST(Communication, with_expert_parallelism_by_hand) {
+  const Plan plan = make_plan(tiny(), {.ranks = 4, .nodes = 2, .expert_parallel = 2});
+  // One micro-step. Half of the dense gradients goes to the other rank of the block; then half of this rank's
+  // part goes to the other block, which is on the other node.
+  EXPECT_NEAR(sent(plan, "reduce_scatter").inside, 0.5 * kDense * 4, 1);
+  EXPECT_NEAR(sent(plan, "reduce_scatter").between, 0.5 * (kDense + kExperts) / 2 * 4, 1);
+  EXPECT_NEAR(sent(plan, "gather").inside, 0.5 * kDense * 4, 1);
+  EXPECT_NEAR(sent(plan, "gather").between, 0.5 * (kDense + kExperts) / 2 * 4, 1);
+  // Of 20 sets of three of six experts two lie on one rank: a token has 1.9 ranks, 0.95 of them the other.
+  EXPECT_DOUBLE_EQ(plan.communication.rows_per_token, 1.9);
+  const double rows = 12 * 2 * 0.95;  // tokens, layers
+  EXPECT_NEAR(sent(plan, "dispatch").inside, 2 * rows * (8 * 4 + 3 * 4) + 2 * 8, 1);
+  EXPECT_NEAR(sent(plan, "combine").inside, 2 * rows * 8 * 4, 1);
+  EXPECT_EQ(sent(plan, "dispatch").between + sent(plan, "combine").between, 0);
+}
+
+TEST(Communication, dense_gradients_travel_once_where_sums_need_not_be_reproducible) {
+  RunConfig config = tiny();
+  config.training.global_batch_size = 24;
+  const RankLayout layout = {.ranks = 4, .nodes = 1, .expert_parallel = 2};
+  const auto block = [&] { return make_plan(config, layout).communication.block_gradients.total(); };
+  EXPECT_NEAR(block(), 2 * 0.5 * kDense * 4, 1);  // two micro-steps
+  config.parallel.reproducible = false;
+  EXPECT_NEAR(block(), 0.5 * kDense * 4, 1);
+}
+
+TEST(Communication, the_busiest_rank_owns_an_aligned_block_of_micro_batches) {
+  RunConfig config = tiny();
+  config.training.global_batch_size = 18;  // 2, 2, 2, 0 micro-batches
+  const Communication uneven = make_plan(config, {.ranks = 4}).communication;
+  EXPECT_EQ(uneven.micro_steps, 2);
+  EXPECT_DOUBLE_EQ(uneven.busiest_share, 2 / 1.5);
+  EXPECT_DOUBLE_EQ(make_plan(tiny(), {.ranks = 4}).communication.busiest_share, 1);
+}
+
+// The prototype's figures for 13.5 billion parameters on paper, in GB: gradients, parameters, rows.
+TEST(Communication, agrees_with_an_independent_count_of_the_papers_largest_model) {
+  const RunConfig config = load_run_config(
+      std::string(DTOPP_SOURCE_DIR) + "/configs/moe-2.4b-13.6b-64e8a-dtop-p.yaml", {"data.train=x"});
+  const Plan plan = make_plan(config, {.ranks = 64, .nodes = 8, .expert_parallel = 4}, Device::kCuda);
+  EXPECT_NEAR(sent(plan, "reduce_scatter").total(), 14.6e9, 0.05e9);
+  EXPECT_NEAR(sent(plan, "gather").total(), 7.3e9, 0.05e9);
+  EXPECT_NEAR(sent(plan, "combine").total(), 23.6e9 / 2, 0.05e9);
+  EXPECT_NEAR(sent(plan, "dispatch").total(), 23.6e9 / 2 * (1 + 64.0 / 4096), 0.05e9);  // gates beside x
+}
+
+RC_GTEST_PROP(CommunicationProperty, nodes_move_bytes_and_add_none, ()) {
+  RunConfig config = tiny(*rc::gen::element(Precision::kFp32, Precision::kBf16));
+  config.training.micro_batch_size = 1;
+  config.training.global_batch_size = *rc::gen::inRange<int64_t>(24, 100);
+  config.parallel.reproducible = *rc::gen::arbitrary<bool>();
+  const int64_t degree = *rc::gen::element<int64_t>(1, 2, 3, 6);
+  const int64_t blocks = *rc::gen::element<int64_t>(1, 2, 4);
+  const int64_t ranks = degree * blocks;
+  const Plan together = make_plan(config, {ranks, 1, degree}),
+             apart = make_plan(config, {ranks, blocks, degree});
+  for (const CollectiveBytes& one : by_collective(together.communication)) {
+    const SentBytes other = sent(apart, one.name);
+    RC_ASSERT(one.between == 0U);
+    RC_ASSERT(std::abs(other.total() - static_cast<double>(one.inside)) <= 1);
+  }
+  // Ranks with the same experts are all on other nodes.
+  RC_ASSERT(apart.communication.replica_gradients.inside == 0);
+}
+
+}  // namespace
+}  // namespace dtopp::communication_test

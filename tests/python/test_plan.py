@@ -1,0 +1,77 @@
+"""What `dtopp plan` prints of many ranks, and what it refuses."""
+
+import json
+
+import pytest
+import tiny_run
+
+pytestmark = pytest.mark.skipif(not tiny_run.BINARY.exists(), reason=f"{tiny_run.BINARY} is not built")
+
+COLLECTIVES = ["reduce_scatter", "gather", "dispatch", "combine", "step"]
+LARGEST = tiny_run.ROOT / "configs/moe-2.4b-13.6b-64e8a-dtop-p.yaml"
+
+
+def plan(*arguments):
+    done = tiny_run.dtopp("plan", *arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_json_names_bytes_by_collective_and_seconds():
+    figures = plan(LARGEST, "--ranks", 64, "--nodes", 8, "--expert-parallel", 4, "--device", "h100")
+    assert list(figures["wire_bytes"]) == COLLECTIVES
+    for sent in figures["wire_bytes"].values():
+        assert set(sent) == {"inside", "between"} and all(type(count) is int and count >= 0 for count in sent.values())
+    assert figures["wire_bytes_per_step"] == sum(sum(sent.values()) for sent in figures["wire_bytes"].values())
+    assert figures["wire_bytes"]["dispatch"]["inside"] > 0 == figures["wire_bytes"]["dispatch"]["between"]
+    assert figures["expert_parallel"] == 4 and figures["nodes"] == 8 and 1 < figures["rows_per_token"] < 4
+    assert figures["step_seconds"] == pytest.approx(sum(figures["step_seconds_by_part"].values()))
+    assert 0 < figures["mfu"] <= 0.45
+    assert [other["expert_parallel"] for other in figures["alternatives"]] == [1, 2, 4, 8]
+    assert figures["alternatives"][2]["wire_bytes"] == figures["wire_bytes"]
+    assert figures["alternatives"][2]["memory_bytes"] == figures["memory_bytes"]["total"]
+
+
+def test_auto_takes_what_is_recommended():
+    figures = plan(LARGEST, "--ranks", 64, "--nodes", 8, "--expert-parallel", "auto", "--device", "a100")
+    assert figures["expert_parallel"] == figures["recommended"]["expert_parallel"] > 1
+    fitting = [other["expert_parallel"] for other in figures["alternatives"]
+               if other["memory_bytes"] <= figures["device_memory_bytes"]]
+    assert figures["expert_parallel"] == min(fitting)
+
+
+def test_the_configuration_says_it_too():
+    arguments = (LARGEST, "--ranks", 8, "parallel.expert_parallel=2")
+    assert plan(*arguments)["expert_parallel"] == 2
+    assert plan(*arguments, "--expert-parallel", 4)["expert_parallel"] == 4
+
+
+def test_one_rank_sends_nothing():
+    figures = plan(LARGEST)
+    assert figures["wire_bytes"] == {name: {"inside": 0, "between": 0} for name in COLLECTIVES}
+    assert figures["step_seconds"] is None
+
+
+@pytest.mark.parametrize("arguments,words", [
+    (["--ranks", "64", "--nodes", "5"], "--nodes: 5 does not divide the 64 ranks"),
+    (["--nodes", "2"], "--nodes: 2 does not divide the 1 ranks"),
+    (["--ranks", "64", "--nodes", "8", "--expert-parallel", "16"], "16 does not divide the 8 ranks of a node"),
+    (["--expert-parallel", "2"], "2 does not divide the 1 ranks of a node"),
+    (["--ranks", "24", "--expert-parallel", "3"], "3 does not divide model.num_experts 64"),
+    (["--ranks", "8", "--expert-parallel", "2", "model.num_experts=1"], "a dense model has no experts to share"),
+    (["--expert-parallel", "0"], "parallel.expert_parallel: must be at least 1"),
+    (["--expert-parallel", "all"], "expected an integer or auto"),
+    (["--nodes", "0"], "--nodes"),
+])
+def test_impossible_layouts_exit_2(arguments, words):
+    done = tiny_run.dtopp("plan", LARGEST, *arguments)
+    assert done.returncode == 2 and not done.stdout
+    assert words in done.stderr and done.stderr.count("\n") == 1, done.stderr
+
+
+def test_training_refuses_what_it_cannot_do(tmp_path):
+    for arguments in (["parallel.expert_parallel=2"], ["parallel.expert_parallel=auto", "--processes", "2"]):
+        done = tiny_run.dtopp("train", tiny_run.make(tmp_path), *arguments)
+        assert done.returncode == 2
+        assert "parallel.expert_parallel" in done.stderr
+    assert tiny_run.dtopp("train", tiny_run.make(tmp_path), "parallel.expert_parallel=auto").returncode == 0
