@@ -1,19 +1,35 @@
 #include "cli/evaluate.h"
 
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <string>
 
+#include <nlohmann/json.hpp>
+
+#include "cli/ranks.h"
+#include "cli/stop_signals.h"
 #include "cli/verbs.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
+#include "dtopp/base/hash.h"
 #include "dtopp/base/json.h"
+#include "dtopp/base/manifest.h"
+#include "dtopp/base/progress.h"
+#include "dtopp/tasks/task.h"
+#include "dtopp/train/compute_device.h"
 
 namespace dtopp::cli {
 namespace {
 
+bool measures_text(const EvaluateOptions& options) {
+  return options.tasks == "perplexity" || options.tasks == "activations";
+}
+
 // An option that would be ignored is refused: it is more likely a mistake.
 void refuse_idle_options(const EvaluateOptions& options) {
+  if (options.dry_run && options.processes > 0)
+    throw UsageError("--processes means nothing to --dry-run: one process makes the prompts");
   if (options.sweep.empty()) {
     if (options.inference.target_experts == 0 && !options.inference.target_text.empty())
       throw UsageError("--target-text means nothing without a number of experts");
@@ -25,13 +41,74 @@ void refuse_idle_options(const EvaluateOptions& options) {
     throw UsageError("--dump means nothing to --sweep-target: one dump holds one budget");
 }
 
-void refuse_task_options(const CLI::App& verb, const std::string& tasks) {
-  for (const char* name : {"--data", "--limit", "--dump", "--dry-run", "--paper"}) {
-    if (verb.count(name) > 0) throw UsageError(std::string(name) + " means nothing to --tasks " + tasks);
+// What can be known to be wrong before a rank starts.
+void check_options(const EvaluateOptions& options, const CLI::App& verb) {
+  refuse_idle_options(options);
+  if (!measures_text(options)) {
+    select_tasks(options.tasks);
+    if (!options.text.empty()) throw UsageError("--text means nothing to --tasks " + options.tasks);
+    if (options.data.empty())
+      throw UsageError("--tasks " + options.tasks + " needs --data DIR with their files");
+    return;
   }
+  for (const char* name : {"--data", "--limit", "--dump", "--dry-run", "--paper"}) {
+    if (verb.count(name) > 0)
+      throw UsageError(std::string(name) + " means nothing to --tasks " + options.tasks);
+  }
+  if (options.text.empty())
+    throw UsageError("--tasks " + options.tasks + " needs --text FILE (a text file or a token folder)");
+  if (options.tasks == "activations" && !options.sweep.empty())
+    throw UsageError("--sweep-target means nothing to --tasks activations");
+}
+
+void evaluate(const EvaluateOptions& options, const CLI::App& verb) {
+  check_options(options, verb);
+  const Place place = own_place();
+  if (options.processes > 0) std::exit(run_processes(place, options.processes));
+  if (!options.dry_run) stop_on_signals();
+  run_as_rank(place, /*expert_parallel=*/1, [&](const World& world) {
+    if (options.tasks == "perplexity") return evaluate_perplexity(options, *world.all);
+    if (options.tasks == "activations") return evaluate_activations(options, *world.all);
+    evaluate_tasks(options, *world.all);
+  });
 }
 
 }  // namespace
+
+Checkpoint open_shared_checkpoint(const EvaluateOptions& options, Collectives& ranks) {
+  if (ranks.size() == 1) return open_named_checkpoint(options.inference);
+  if (!compute_device(options.inference.device, "--device").is_cpu())
+    throw UsageError("--device: several ranks compute on CPUs only; set it to cpu, or start one process");
+  if (ranks.rank() > 0)
+    return Checkpoint(broadcast_bytes(ranks, "", /*root=*/0, "start"), CheckpointUse::kInference);
+  Checkpoint checkpoint = open_named_checkpoint(options.inference);
+  broadcast_bytes(ranks, checkpoint.path().string(), /*root=*/0, "start");
+  return checkpoint;
+}
+
+void require_same_work(const EvaluateOptions& options, const Checkpoint& checkpoint,
+                       const nlohmann::ordered_json& amount, Collectives& ranks) {
+  const nlohmann::ordered_json work = {{"version", DTOPP_VERSION},
+                                       {"checkpoint", hash_file(checkpoint.path() / kManifestName)},
+                                       {"batch_size", options.batch_size},
+                                       {"amount", amount}};
+  const std::string mine = dump_json(work);
+  if (broadcast_bytes(ranks, mine, /*root=*/0, "start") != mine)
+    throw UsageError("rank " + std::to_string(ranks.rank()) +
+                     " would measure something else than rank 0: start all ranks with the same program, "
+                     "checkpoint, data and options");
+}
+
+void share_thresholds(InferenceModel& model, Collectives& ranks) {
+  for (const at::Tensor& threshold : model.routing.threshold)
+    ranks.broadcast(threshold, /*root=*/0, "thresholds").wait();
+}
+
+BatchHooks watch_tokens(const char* label, uint64_t tokens, const Collectives& ranks) {
+  if (ranks.rank() > 0) return {[](uint64_t /*done*/) {}, stop_requested};
+  const auto bar = std::make_shared<ProgressBar>(label, "tok", tokens);
+  return {[bar](uint64_t done) { bar->update(done); }, stop_requested};
+}
 
 EvaluationText open_text(const EvaluateOptions& options, const Checkpoint& checkpoint,
                          const ModelConfig& config) {
@@ -73,16 +150,10 @@ void add_evaluate(CLI::App& app) {
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
   verb->add_flag("--json", options->json, "print the results as one JSON object");
-  verb->callback([options, verb] {
-    refuse_idle_options(*options);
-    if (options->tasks != "perplexity" && options->tasks != "activations") return evaluate_tasks(*options);
-    refuse_task_options(*verb, options->tasks);
-    if (options->text.empty())
-      throw UsageError("--tasks " + options->tasks + " needs --text FILE (a text file or a token folder)");
-    if (options->tasks == "perplexity") return evaluate_perplexity(*options);
-    if (!options->sweep.empty()) throw UsageError("--sweep-target means nothing to --tasks activations");
-    evaluate_activations(*options);
-  });
+  verb->add_option("--processes", options->processes,
+                   "measure with that many ranks, processes on this machine (docs/scale.md)")
+      ->check(CLI::Range(1, 4096));
+  verb->callback([options, verb] { evaluate(*options, *verb); });
 }
 
 }  // namespace dtopp::cli

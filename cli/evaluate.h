@@ -8,6 +8,8 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "cli/inference.h"
+#include "dtopp/distributed/collectives.h"
+#include "dtopp/eval/shared_batches.h"
 
 namespace dtopp::cli {
 
@@ -20,21 +22,39 @@ struct EvaluateOptions {
   std::string output;
   int64_t limit = 0;  // items of each data set; 0: all
   int64_t batch_size = 8;
+  int64_t processes = 0;      // to start; 0: this one is all, or a rank
   std::vector<double> sweep;  // numbers of active experts
   bool dry_run = false;
   bool paper = false;
   bool json = false;
 };
 
+// The checkpoint that rank 0 finds by the name that the user gave, opened by all. UsageError where several
+// ranks cannot compute on the device wanted.
+Checkpoint open_shared_checkpoint(const EvaluateOptions& options, Collectives& ranks);
+
+// UsageError on a rank that has another program, checkpoint, batch size or `amount` of what is measured than
+// rank 0.
+void require_same_work(const EvaluateOptions& options, const Checkpoint& checkpoint,
+                       const nlohmann::ordered_json& amount, Collectives& ranks);
+
+// The thresholds that rank 0 solved: with another number of threads the last bits are others.
+void share_thresholds(InferenceModel& model, Collectives& ranks);
+
+// Rank 0 draws how far the ranks are in `tokens`; a signal stops them.
+BatchHooks watch_tokens(const char* label, uint64_t tokens, const Collectives& ranks);
+
 // --text, read with the checkpoint's tokenizer where it is no token data.
 EvaluationText open_text(const EvaluateOptions& options, const Checkpoint& checkpoint,
                          const ModelConfig& config);
 
-// Writes the results to --output where that is named, and prints them: with --json, else the table.
+// For rank 0: writes the results to --output where that is named, and prints them: with --json, else the
+// table.
 void report(const EvaluateOptions& options, const nlohmann::ordered_json& json, const std::string& table);
 
-void evaluate_perplexity(const EvaluateOptions& options);
-void evaluate_activations(const EvaluateOptions& options);
-void evaluate_tasks(const EvaluateOptions& options);
+// Each is called by every rank, with the same options.
+void evaluate_perplexity(const EvaluateOptions& options, Collectives& ranks);
+void evaluate_activations(const EvaluateOptions& options, Collectives& ranks);
+void evaluate_tasks(const EvaluateOptions& options, Collectives& ranks);
 
 }  // namespace dtopp::cli

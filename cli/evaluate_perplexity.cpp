@@ -5,8 +5,6 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/evaluate.h"
-#include "dtopp/base/errors.h"
-#include "dtopp/base/progress.h"
 #include "dtopp/eval/expert_budget.h"
 #include "dtopp/eval/perplexity.h"
 
@@ -31,21 +29,21 @@ void print_summary(const Checkpoint& checkpoint, const Perplexity& result) {
 }
 
 Perplexity perplexity_of(const EvaluateOptions& options, const EvaluationText& text,
-                         const InferenceModel& model) {
-  ProgressBar bar("perplexity", "tok", text.size());
+                         const InferenceModel& model, Collectives& ranks) {
   return measure_perplexity(
       model, text.size(), [&](uint64_t offset, std::span<int64_t> out) { text.read(offset, out); },
-      options.batch_size, [&](uint64_t done) { bar.update(done); });
+      options.batch_size, ranks, watch_tokens("perplexity", text.size(), ranks));
 }
 
 ordered_json sweep_perplexity(const EvaluateOptions& options, const EvaluationText& text,
-                              const at::Tensor& windows_BL, InferenceModel& model) {
+                              const at::Tensor& windows_BL, InferenceModel& model, Collectives& ranks) {
   ordered_json results = ordered_json::array();
-  const bool table = !options.json;
+  const bool table = !options.json && ranks.rank() == 0;
   if (table) std::printf("%8s %10s %12s %10s\n", "target", "nll", "perplexity", "experts");
   for (const double target : options.sweep) {
     model.routing = solve_thresholds(model, windows_BL, target);
-    const Perplexity result = perplexity_of(options, text, model);
+    share_thresholds(model, ranks);
+    const Perplexity result = perplexity_of(options, text, model, ranks);
     const double experts = result.activations.summary().mean;
     ordered_json entry = perplexity_json(result);
     entry["target_experts"] = target;
@@ -58,22 +56,24 @@ ordered_json sweep_perplexity(const EvaluateOptions& options, const EvaluationTe
 
 }  // namespace
 
-void evaluate_perplexity(const EvaluateOptions& options) {
-  const Checkpoint checkpoint = open_named_checkpoint(options.inference);
+void evaluate_perplexity(const EvaluateOptions& options, Collectives& ranks) {
+  const Checkpoint checkpoint = open_shared_checkpoint(options, ranks);
   InferenceModel model = load_model(options.inference, checkpoint);
   const ModelConfig& config = model.config.model;
   const EvaluationText text = open_text(options, checkpoint, config);
+  require_same_work(options, checkpoint, text.size(), ranks);
   ordered_json json;
   if (!options.sweep.empty()) {
-    json =
-        sweep_perplexity(options, text, target_windows(options.inference, checkpoint, config, &text), model);
+    const at::Tensor windows_BL = target_windows(options.inference, checkpoint, config, &text);
+    json = sweep_perplexity(options, text, windows_BL, model, ranks);
   } else {
     meet_target(model, options.inference, checkpoint, &text);
-    const Perplexity result = perplexity_of(options, text, model);
+    share_thresholds(model, ranks);
+    const Perplexity result = perplexity_of(options, text, model, ranks);
     json = perplexity_json(result);
-    if (!options.json) print_summary(checkpoint, result);
+    if (!options.json && ranks.rank() == 0) print_summary(checkpoint, result);
   }
-  report(options, json, "");  // tables are printed as they come
+  if (ranks.rank() == 0) report(options, json, "");  // tables are printed as they come
 }
 
 }  // namespace dtopp::cli

@@ -28,6 +28,13 @@ nlohmann::ordered_json to_json(const PromptCounts& counts) {
           {"longest", counts.longest}};
 }
 
+nlohmann::ordered_json all_counts(const std::vector<TaskRequests>& prepared) {
+  nlohmann::ordered_json json = nlohmann::ordered_json::object();
+  for (const TaskRequests& requests : prepared)
+    json[std::string(requests.task.name)] = to_json(count_prompts(requests));
+  return json;
+}
+
 void print_counts(const std::vector<TaskRequests>& prepared) {
   std::printf("%-18s %8s %10s %8s %12s %8s\n", "task", "items", "sequences", "cut", "tokens", "longest");
   for (const TaskRequests& requests : prepared) {
@@ -43,10 +50,7 @@ void print_counts(const std::vector<TaskRequests>& prepared) {
 void report_prompts(const EvaluateOptions& options, const std::vector<TaskRequests>& prepared) {
   if (!options.dump.empty())
     write_file_atomically(options.dump, [&](OutputFile& file) { write_prompts(file, prepared); });
-  nlohmann::ordered_json json = {{"tasks", nlohmann::ordered_json::object()}};
-  for (const TaskRequests& requests : prepared)
-    json["tasks"][std::string(requests.task.name)] = to_json(count_prompts(requests));
-  report(options, json, "");
+  report(options, {{"tasks", all_counts(prepared)}}, "");
   if (!options.json) print_counts(prepared);
 }
 
@@ -55,12 +59,15 @@ struct TaskEvaluation {
   const EvaluateOptions& options;
   const Checkpoint& checkpoint;
   const Tokenizer& tokenizer;
+  Collectives& ranks;
   InferenceModel model;
   std::vector<TaskRequests> tasks;
   std::vector<LongTask> left_out;
 
-  // Beside `output`, where that is a name.
+  bool first_rank() const { return ranks.rank() == 0; }
+  // Beside `output`, where that is a name. On rank 0: the others keep nothing.
   KeptResults results_kept_for(const std::string& output) const {
+    if (!first_rank()) return {};
     return {kept_results_of(output), run_key(checkpoint, model, tokenizer, DTOPP_VERSION)};
   }
 };
@@ -72,19 +79,23 @@ std::vector<TaskResult> measure(const TaskEvaluation& evaluation, KeptResults& k
   hooks.stop = stop_requested;
   hooks.message = [](const std::string& text) { std::fprintf(stderr, "dtopp: %s\n", text.c_str()); };
   hooks.progress = [&](const std::string& task, size_t done, size_t total) {
+    if (!evaluation.first_rank()) return;
     if (task != shown) bar = std::make_unique<ProgressBar>(task, "items", total);
     shown = task;
     bar->update(done);
   };
   const int64_t batch_tokens = evaluation.options.batch_size * evaluation.model.config.model.sequence_length;
-  return run_tasks(evaluation.model, evaluation.tokenizer, evaluation.tasks, kept, batch_tokens, hooks);
+  return run_tasks(evaluation.model, evaluation.tokenizer, evaluation.tasks, kept, batch_tokens,
+                   evaluation.ranks, hooks);
 }
 
 void evaluate_once(TaskEvaluation& evaluation) {
   const EvaluateOptions& options = evaluation.options;
   meet_target(evaluation.model, options.inference, evaluation.checkpoint);
+  share_thresholds(evaluation.model, evaluation.ranks);
   KeptResults kept = evaluation.results_kept_for(options.output.empty() ? options.dump : options.output);
   const auto results = measure(evaluation, kept);
+  if (!evaluation.first_rank()) return;
   if (!options.dump.empty()) {
     write_file_atomically(options.dump, [&](OutputFile& file) {
       for (const TaskRequests& requests : evaluation.tasks) file.write(kept.dump(requests.task));
@@ -109,36 +120,39 @@ void sweep(TaskEvaluation& evaluation) {
   std::vector<KeptResults> kept;
   for (const double target : options.sweep) {
     model.routing = solve_thresholds(model, windows_BL, target);
+    share_thresholds(model, evaluation.ranks);
     std::ostringstream name;
     if (!options.output.empty()) name << options.output << "." << target;
     kept.push_back(evaluation.results_kept_for(name.str()));
     budgets.push_back({target, measure(evaluation, kept.back())});
   }
+  if (!evaluation.first_rank()) return;
   report(options, to_json(budgets, evaluation.left_out), format_table(budgets, evaluation.left_out));
   for (const KeptResults& one : kept) one.remove();
 }
 
 }  // namespace
 
-void evaluate_tasks(const EvaluateOptions& options) {
+void evaluate_tasks(const EvaluateOptions& options, Collectives& ranks) {
   const std::vector<Task> tasks = select_tasks(options.tasks);
-  if (!options.text.empty()) throw UsageError("--text means nothing to --tasks " + options.tasks);
-  if (options.data.empty())
-    throw UsageError("--tasks " + options.tasks + " needs --data DIR with their files");
-  const Checkpoint checkpoint = open_named_checkpoint(options.inference);
+  const Checkpoint checkpoint = open_shared_checkpoint(options, ranks);
   const ModelConfig config = checkpoint.config().model;
   const Tokenizer tokenizer = load_tokenizer(checkpoint, options.inference.tokenizer, config.vocab_size);
   const int64_t limit = options.limit > 0 ? options.limit : std::numeric_limits<int64_t>::max();
   std::vector<TaskRequests> prepared;
   prepared.reserve(tasks.size());
   for (const Task& task : tasks) prepared.push_back(prepare_requests(task, options.data, tokenizer, limit));
-  if (options.dry_run) return report_prompts(options, prepared);
+  require_same_work(options, checkpoint, all_counts(prepared), ranks);
+  if (options.dry_run) {
+    if (ranks.rank() == 0) report_prompts(options, prepared);
+    return;
+  }
   std::vector<LongTask> left_out = take_out_long_tasks(prepared, options.tasks, config.sequence_length);
-  std::fprintf(stderr, "%s", format_left_out(left_out).c_str());
-  stop_on_signals();
+  if (ranks.rank() == 0) std::fprintf(stderr, "%s", format_left_out(left_out).c_str());
   TaskEvaluation evaluation{options,
                             checkpoint,
                             tokenizer,
+                            ranks,
                             load_model(options.inference, checkpoint),
                             std::move(prepared),
                             std::move(left_out)};

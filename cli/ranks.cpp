@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <string>
 #include <thread>
@@ -66,7 +67,14 @@ int64_t share_of_threads(const Place& place) {
 
 }  // namespace
 
-int run_processes(int64_t processes) {
+Place own_place() {
+  return find_place([](const char* name) -> const char* { return std::getenv(name); });
+}
+
+int run_processes(const Place& place, int64_t processes) {
+  if (!place.alone())
+    throw UsageError("--processes: this process is one of " + std::to_string(place.size) +
+                     " ranks already (" + std::to_string(place.rank) + "): leave it out");
   configure_transport();
   const StoreConnection store = make_store({.host = "127.0.0.1", .is_server = true, .loopback_only = true});
   LocalRanks ranks;
@@ -78,14 +86,14 @@ int run_processes(int64_t processes) {
   return end.status;
 }
 
-RunSummary run_as_rank(const Place& place, int64_t expert_parallel,
-                       const std::function<RunSummary(const World&)>& body) {
+void run_as_rank(const Place& place, int64_t expert_parallel,
+                 const std::function<void(const World&)>& body) {
   if (place.alone()) return body({});
   configure_transport();
   if (place.local_size > 1) at::set_num_threads(static_cast<int>(share_of_threads(place)));
   const World world = join_ranks(place, expert_parallel);
   try {
-    return body(world);
+    body(world);
   } catch (const RankLost& lost) {
     if (place.launcher == Launcher::kOwn) end_silently(lost.status());
     throw;

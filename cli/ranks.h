@@ -1,4 +1,4 @@
-// How `dtopp train` becomes one of several ranks: started by --processes, torchrun, Slurm or Open MPI.
+// How a verb becomes one of several ranks: started by --processes, torchrun, Slurm or Open MPI.
 #pragma once
 
 #include <functional>
@@ -6,19 +6,21 @@
 
 #include "dtopp/distributed/world.h"
 #include "dtopp/launch/place.h"
-#include "dtopp/train/run.h"
 
 namespace dtopp::cli {
 
-// Starts the same command line, without --processes, as that many ranks on this machine and waits for them.
-// Returns the exit status; a line on standard error names the rank that ended the run.
-int run_processes(int64_t processes);
+// As this process's environment says.
+Place own_place();
 
-// Joins the ranks this process trains with (itself where it is alone), in blocks of `expert_parallel`, and
+// Starts the same command line, without --processes, as that many ranks on this machine and waits for them.
+// Returns the exit status; a line on standard error names the rank that ended the run. UsageError where this
+// process is one of several already.
+int run_processes(const Place& place, int64_t processes);
+
+// Joins the ranks this process works with (itself where it is alone), in blocks of `expert_parallel`, and
 // calls `body` with them, its share of the cores being the default number of threads. A rank says nothing
 // that another one says for all: of a stopped or failed run rank 0 does, of a lost rank the launcher of
 // --processes. ResourceError where the others cannot be reached.
-RunSummary run_as_rank(const Place& place, int64_t expert_parallel,
-                       const std::function<RunSummary(const World&)>& body);
+void run_as_rank(const Place& place, int64_t expert_parallel, const std::function<void(const World&)>& body);
 
 }  // namespace dtopp::cli

@@ -7,7 +7,6 @@
 #include "cli/ranks.h"
 #include "cli/stop_signals.h"
 #include "cli/verbs.h"
-#include "dtopp/base/errors.h"
 #include "dtopp/data/token_file.h"
 #include "dtopp/eval/probes.h"
 #include "dtopp/launch/place.h"
@@ -34,14 +33,9 @@ void verify_data(const RunConfig& config) {
 }
 
 void train_run(const TrainOptions& options) {
-  const Place place = find_place([](const char* name) -> const char* { return std::getenv(name); });
+  const Place place = own_place();
   const RunConfig config = load_run_config(options.config, options.overrides);
-  if (options.processes > 0) {
-    if (!place.alone())
-      throw UsageError("--processes: this process is one of " + std::to_string(place.size) +
-                       " ranks already (" + std::to_string(place.rank) + "): leave it out");
-    std::exit(run_processes(options.processes));
-  }
+  if (options.processes > 0) std::exit(run_processes(place, options.processes));
   const bool speaks = place.rank == 0;
   if (speaks && !config.model.is_dense()) {
     if (const auto warning = gain_warning(config.routing, config.model.num_experts))
@@ -57,8 +51,9 @@ void train_run(const TrainOptions& options) {
   observer.validation = [&](int64_t step, const ValidationResult* loss, const ProbeResults& accuracies) {
     message(validation_line(step, loss, accuracies));
   };
-  const RunSummary summary = run_as_rank(place, /*expert_parallel=*/1, [&](const World& world) {
-    return run_training(config, observer, stop_requested, make_probes(config, stop_requested), world);
+  RunSummary summary;
+  run_as_rank(place, /*expert_parallel=*/1, [&](const World& world) {
+    summary = run_training(config, observer, stop_requested, make_probes(config, stop_requested), world);
   });
   if (!speaks) return;
   if (summary.already_complete) message(summary.directory.string() + " is complete: nothing left to train");

@@ -16,6 +16,14 @@ std::string dump_json(const nlohmann::ordered_json& value, int indent) {
   return value.dump(indent, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace);
 }
 
+std::string pack_json(const json& value) {
+  std::string bytes;
+  json::to_msgpack(value, bytes);
+  return bytes;
+}
+
+json unpack_json(std::string_view bytes) { return json::from_msgpack(bytes); }
+
 std::string quote_json(std::string_view text, bool ascii) {
   return nlohmann::ordered_json(text).dump(-1, ' ', ascii, json::error_handler_t::replace);
 }

@@ -95,6 +95,24 @@ std::string broadcast_bytes(Collectives& collectives, std::string bytes, int64_t
   return bytes;
 }
 
+std::vector<std::string> gather_bytes(Collectives& collectives, const std::string& bytes, const char* what) {
+  const auto length = static_cast<int64_t>(bytes.size());
+  const at::Tensor lengths = at::empty({collectives.size()}, at::kLong);
+  collectives.all_gather(lengths, at::full({1}, length, at::kLong), what).wait();
+  // Parts of one size, the longest one's.
+  const int64_t longest = lengths.max().item<int64_t>();
+  const at::Tensor mine = at::zeros({longest}, at::kByte),
+                   all = at::empty({collectives.size(), longest}, at::kByte);
+  std::memcpy(mine.mutable_data_ptr(), bytes.data(), bytes.size());
+  collectives.all_gather(all, mine, what).wait();
+  std::vector<std::string> parts;
+  for (int64_t rank = 0; rank < collectives.size(); ++rank) {
+    const auto* begin = reinterpret_cast<const char*>(all.const_data_ptr<uint8_t>()) + rank * longest;
+    parts.emplace_back(begin, begin + lengths[rank].item<int64_t>());
+  }
+  return parts;
+}
+
 Pending SingleRank::start(const Collective& collective) {
   if (collective.in.defined() && collective.in.data_ptr() != collective.out.data_ptr())
     collective.out.view(-1).copy_(collective.in.view(-1));

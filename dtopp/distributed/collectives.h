@@ -99,6 +99,9 @@ class Collectives {
 // The root's bytes, whatever those of the others are. Returns when they are there; tensors are on the CPU.
 std::string broadcast_bytes(Collectives& collectives, std::string bytes, int64_t root, const char* what);
 
+// Every rank's bytes, in rank order. Returns when they are there; tensors are on the CPU.
+std::vector<std::string> gather_bytes(Collectives& collectives, const std::string& bytes, const char* what);
+
 // One rank by itself: copies, where there is anything to copy.
 class SingleRank final : public Collectives {
  public:

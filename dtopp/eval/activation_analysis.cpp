@@ -72,8 +72,8 @@ ordered_json layer_json(const ActivationStatistics& statistics, int64_t layer, c
 }  // namespace
 
 ActivationAnalysis analyze_activations(const InferenceModel& model, std::span<const int64_t> ids,
-                                       std::vector<TokenKinds> kinds, int64_t batch_size,
-                                       const std::function<void(uint64_t)>& progress) {
+                                       std::vector<TokenKinds> kinds, int64_t batch_size, Collectives& ranks,
+                                       const BatchHooks& hooks) {
   if (model.config.model.is_dense())
     throw UsageError("--tasks activations needs a model with experts: this one is dense");
   ActivationAnalysis analysis;
@@ -95,7 +95,13 @@ ActivationAnalysis analyze_activations(const InferenceModel& model, std::span<co
       one.squares_G.index_add_(0, kind_T, active_TL.square().sum(1));
     }
   };
-  analysis.perplexity = measure_perplexity(model, ids.size(), read, batch_size, progress, observe);
+  analysis.perplexity = measure_perplexity(model, ids.size(), read, batch_size, ranks, hooks, observe);
+  for (KindActivations& one : analysis.by_kind) {
+    const at::Tensor tokens_G = one.tokens_G.to(at::kDouble);
+    for (const at::Tensor& sums : {tokens_G, one.sums_GL, one.squares_G})  // whole numbers all
+      ranks.all_reduce_sum(sums, "kinds").wait();
+    one.tokens_G = tokens_G.to(at::kLong);
+  }
   return analysis;
 }
 

@@ -23,10 +23,11 @@ struct ActivationAnalysis {
   std::vector<KindActivations> by_kind;
 };
 
-// One pass over the windows of measure_perplexity. UsageError for a dense model.
+// One pass over the windows of measure_perplexity, as which it is shared out among ranks. UsageError for a
+// dense model; Stopped.
 ActivationAnalysis analyze_activations(const InferenceModel& model, std::span<const int64_t> ids,
-                                       std::vector<TokenKinds> kinds, int64_t batch_size,
-                                       const std::function<void(uint64_t)>& progress);
+                                       std::vector<TokenKinds> kinds, int64_t batch_size, Collectives& ranks,
+                                       const BatchHooks& hooks);
 
 // The file that docs/evaluation.md describes.
 nlohmann::ordered_json to_json(const ActivationAnalysis& analysis, const InferenceModel& model);

@@ -1,6 +1,8 @@
 #include "dtopp/eval/perplexity.h"
 
+#include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "dtopp/base/errors.h"
 #include "dtopp/ops/host_copy.h"
@@ -10,44 +12,75 @@ namespace dtopp {
 
 double Perplexity::perplexity() const { return std::exp(nll); }
 
+namespace {
+
+// Windows of one batch, the first of which begins at id `offset`; each predicts `length` ids.
+struct WindowBatch {
+  uint64_t offset;
+  int64_t count, length;
+};
+
+std::vector<WindowBatch> batches_of(uint64_t num_ids, int64_t length, int64_t batch_size) {
+  const auto stride = static_cast<uint64_t>(length);
+  const auto full = static_cast<int64_t>((num_ids - 1) / stride);
+  const auto rest = static_cast<int64_t>((num_ids - 1) % stride);
+  std::vector<WindowBatch> batches;
+  for (int64_t window = 0; window < full; window += batch_size)
+    batches.push_back({static_cast<uint64_t>(window) * stride, std::min(batch_size, full - window), length});
+  if (rest > 0) batches.push_back({static_cast<uint64_t>(full) * stride, 1, rest});
+  return batches;
+}
+
+}  // namespace
+
 Perplexity measure_perplexity(const InferenceModel& model, uint64_t num_ids,
                               const std::function<void(uint64_t, std::span<int64_t>)>& read,
-                              int64_t batch_size, const std::function<void(uint64_t)>& progress,
+                              int64_t batch_size, Collectives& ranks, const BatchHooks& hooks,
                               const ObserveWindows& observe) {
   if (num_ids < 2) throw DataError("the text holds no token to predict");
   const at::NoGradGuard no_grad;
   const auto stride = static_cast<uint64_t>(model.config.model.sequence_length);
-  const uint64_t full_windows = (num_ids - 1) / stride;
-  Perplexity result;
-  result.activations = ActivationStatistics(static_cast<int64_t>(model.routing.threshold.size()));
-  double sum = 0;
-  const auto add = [&](uint64_t offset, int64_t count, uint64_t length) {
-    const auto width = static_cast<int64_t>(length);
-    const at::Tensor read_windows = at::empty({count, width + 1}, at::kLong);
+  const std::vector<WindowBatch> batches =
+      batches_of(num_ids, model.config.model.sequence_length, batch_size);
+  const auto num_batches = static_cast<int64_t>(batches.size());
+  const auto L = static_cast<int64_t>(model.routing.threshold.size());
+  const int64_t E = model.config.model.num_experts;
+  ActivationStatistics activations(L);
+  const at::Tensor sums_B = at::zeros({num_batches}, at::kDouble);  // of log probabilities
+  const BatchHooks of_batches = {
+      [&](uint64_t done) {
+        const WindowBatch& last = batches[done - 1];
+        hooks.progress(last.offset + static_cast<uint64_t>(last.count * last.length));
+      },
+      hooks.stop};
+  const bool all = compute_batches(batches.size(), ranks, of_batches, [&](size_t b) {
+    const auto [offset, count, length] = batches[b];
+    const at::Tensor read_windows = at::empty({count, length + 1}, at::kLong);
     for (int64_t i = 0; i < count; ++i) {
       read(offset + static_cast<uint64_t>(i) * stride,
-           std::span(read_windows.mutable_data_ptr<int64_t>() + i * (width + 1), length + 1));
+           std::span(read_windows.mutable_data_ptr<int64_t>() + i * (length + 1),
+                     static_cast<size_t>(length) + 1));
     }
     const at::Tensor windows = to_device(read_windows, model.device());
-    const TextWindows inputs{windows.narrow(1, 0, width), offset, stride};
+    const TextWindows inputs{windows.narrow(1, 0, length), offset, stride};
     const HiddenStates states = hidden_states(model.model, inputs.ids_BL, model.routing);
     const auto [log_probs_T, greedy_T] =
-        token_log_probs(states.x_TD, model.model.head_VD(), windows.narrow(1, 1, width).reshape({-1}));
-    sum -= log_probs_T.to(at::kDouble).sum().item<double>();
-    result.tokens += count * width;
-    result.activations.add(states.routing);
+        token_log_probs(states.x_TD, model.model.head_VD(), windows.narrow(1, 1, length).reshape({-1}));
+    sums_B[static_cast<int64_t>(b)] = log_probs_T.to(at::kDouble).sum();
+    activations.add(states.routing);
     if (observe) observe(inputs, states);
-    if (progress) progress(static_cast<uint64_t>(result.tokens));
-  };
-  for (uint64_t window = 0; window < full_windows;) {
-    const auto count =
-        static_cast<int64_t>(std::min<uint64_t>(static_cast<uint64_t>(batch_size), full_windows - window));
-    add(window * stride, count, stride);
-    window += static_cast<uint64_t>(count);
-  }
-  const uint64_t rest = (num_ids - 1) % stride;
-  if (rest > 0) add(full_windows * stride, 1, rest);
+  });
+  if (!all) throw Stopped("stopped before the end of the text, of which nothing is kept");
+
+  const at::Tensor values = at::cat({sums_B, activations.to_vector(E, model.device()).cpu()});
+  ranks.all_reduce_sum(values, "perplexity").wait();
+  Perplexity result;
+  result.tokens = static_cast<int64_t>(num_ids) - 1;
+  double sum = 0;
+  for (int64_t b = 0; b < num_batches; ++b) sum -= values[b].item<double>();
   result.nll = sum / static_cast<double>(result.tokens);
+  result.activations = ActivationStatistics::from_vector(
+      values.narrow(0, num_batches, values.numel() - num_batches), L, E, result.tokens);
   return result;
 }
 

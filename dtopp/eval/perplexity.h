@@ -6,6 +6,7 @@
 #include <span>
 
 #include "dtopp/eval/inference_model.h"
+#include "dtopp/eval/shared_batches.h"
 
 namespace dtopp {
 
@@ -25,11 +26,12 @@ struct TextWindows {
 using ObserveWindows = std::function<void(const TextWindows&, const HiddenStates&)>;
 
 // One stream of ids in windows of sequence_length + 1, stride sequence_length; a shorter last window is kept.
-// DataError when there is nothing to predict (fewer than two ids). `progress` is called with the tokens done;
-// `observe`, where given, with each batch of windows and the model's states for it.
+// Batches of `batch_size` windows, the last one by itself, are what the ranks share out; the result is every
+// rank's. `hooks` counts tokens; `observe`, where given, is called with each batch that is this rank's and
+// the model's states for it. DataError when there is nothing to predict (fewer than two ids); Stopped.
 Perplexity measure_perplexity(const InferenceModel& model, uint64_t num_ids,
                               const std::function<void(uint64_t offset, std::span<int64_t>)>& read,
-                              int64_t batch_size, const std::function<void(uint64_t)>& progress,
+                              int64_t batch_size, Collectives& ranks, const BatchHooks& hooks,
                               const ObserveWindows& observe = {});
 
 }  // namespace dtopp

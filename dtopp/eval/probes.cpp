@@ -42,15 +42,15 @@ struct PreparedProbes {
 
 // nullopt when stopped.
 std::optional<double> accuracy(const PreparedProbes& probes, const InferenceModel& model,
-                               const TaskRequests& requests, const std::function<bool()>& stop) {
+                               const TaskRequests& requests, Collectives& ranks,
+                               const std::function<bool()>& stop) {
   const int64_t batch_tokens = probes.config.training.micro_batch_size * probes.config.model.sequence_length;
+  const BatchHooks hooks = {[](uint64_t /*done*/) {}, stop};
+  const auto scores = score_task(model, probes.tokenizer, requests, batch_tokens, ranks, hooks);
+  if (!scores) return std::nullopt;
   std::vector<Tally> tallies;
-  for (size_t i = 0; i < requests.data_sets.size(); ++i) {
-    const auto scores = score_requests(
-        model, probes.tokenizer, requests.requests[i], batch_tokens, [](size_t /*done*/) {}, stop);
-    if (scores.size() < requests.requests[i].size()) return std::nullopt;
-    tallies.push_back(tally(requests.data_sets[i], judge_all(requests, i, scores)));
-  }
+  for (size_t i = 0; i < requests.data_sets.size(); ++i)
+    tallies.push_back(tally(requests.data_sets[i], judge_all(requests, i, (*scores)[i])));
   return summarize(requests.task, tallies).accuracy;
 }
 
@@ -67,15 +67,15 @@ Probes make_probes(const RunConfig& config, const std::function<bool()>& stop) {
     probes->tasks.push_back(prepare_requests(task, config.validation.task_data, probes->tokenizer, limit));
   }
   take_out_long_tasks(probes->tasks, joined(config.validation.tasks), config.model.sequence_length);
-  return [probes, stop](const ParameterLookup& parameter,
-                        const RoutingInputs& routing) -> std::optional<ProbeResults> {
+  return [probes, stop](const ParameterLookup& parameter, const RoutingInputs& routing,
+                        Collectives& ranks) -> std::optional<ProbeResults> {
     const at::NoGradGuard no_grad;
     const InferenceModel model{probes->config,
                                bind_language_model(probes->config.model, probes->config.routing, parameter),
                                routing};
     ProbeResults results;
     for (const TaskRequests& requests : probes->tasks) {
-      const auto share = accuracy(*probes, model, requests, stop);
+      const auto share = accuracy(*probes, model, requests, ranks, stop);
       if (!share) return std::nullopt;
       results.emplace_back(requests.task.name, *share);
     }

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 
+#include <nlohmann/json.hpp>
+
+#include "dtopp/base/json.h"
 #include "dtopp/eval/generator.h"
 #include "dtopp/ops/host_copy.h"
 #include "dtopp/ops/linear_cross_entropy.h"
@@ -66,8 +69,7 @@ int64_t tokens_of(const Request& request) {
   return tokens;
 }
 
-void score_continuations(const InferenceModel& model, std::span<const Request> requests,
-                         std::vector<Scores>& scores) {
+std::vector<Scores> score_continuations(const InferenceModel& model, std::span<const Request> requests) {
   ScoringBatch batch;
   for (const Request& request : requests) {
     if (request.contexts.size() == 1) {
@@ -85,6 +87,7 @@ void score_continuations(const InferenceModel& model, std::span<const Request> r
   const HostCopy host({log_probs_N, greedy_N});
   const auto* log_prob = host.get()[0].const_data_ptr<float>();
   const auto* greedy = host.get()[1].const_data_ptr<int64_t>();
+  std::vector<Scores> scores;
   for (const Request& request : requests) {
     Scores& one = scores.emplace_back();
     for (const std::vector<int32_t>& continuation : request.continuations) {
@@ -95,50 +98,107 @@ void score_continuations(const InferenceModel& model, std::span<const Request> r
       greedy += count;
     }
   }
+  return scores;
 }
 
-void generate_answers(const InferenceModel& model, const Tokenizer& tokenizer,
-                      std::span<const Request> requests, std::vector<Scores>& scores) {
+std::vector<Scores> generate_answers(const InferenceModel& model, const Tokenizer& tokenizer,
+                                     std::span<const Request> requests) {
   std::vector<std::vector<int32_t>> prompts;
   std::vector<int64_t> budgets;
   for (const Request& request : requests) {
     prompts.push_back(request.contexts.at(0));
     budgets.push_back(request.max_new_tokens);
   }
-  const size_t first = scores.size();
-  scores.resize(first + requests.size());
+  std::vector<Scores> scores(requests.size());
   generate(model, prompts, budgets, SamplingOptions{}, [&](const GeneratedToken& token) {
     if (token.id == tokenizer.end_of_text()) return false;
-    Scores& one = scores[first + token.sequence];
+    Scores& one = scores[token.sequence];
     one.generated.push_back(token.id);
     one.generated_text = tokenizer.decode_generated(one.generated);
     return cut_at_stop_string(one.generated_text).size() == one.generated_text.size();
   });
+  return scores;
+}
+
+struct RequestBatch {
+  size_t data_set;
+  std::span<const Request> requests;
+  uint64_t end;  // requests of the task up to here
+};
+
+std::vector<RequestBatch> batches_of(const TaskRequests& task, int64_t batch_tokens) {
+  std::vector<RequestBatch> batches;
+  uint64_t end = 0;
+  for (size_t i = 0; i < task.requests.size(); ++i) {
+    const std::span<const Request> requests = task.requests[i];
+    for (size_t first = 0; first < requests.size();) {
+      size_t last = first;
+      int64_t tokens = 0;
+      while (last < requests.size() &&
+             (last == first || tokens + tokens_of(requests[last]) <= batch_tokens)) {
+        tokens += tokens_of(requests[last++]);
+      }
+      end += last - first;
+      batches.push_back({i, requests.subspan(first, last - first), end});
+      first = last;
+    }
+  }
+  return batches;
+}
+
+using BatchScores = std::vector<Scores>;
+
+// For other ranks.
+std::string pack(const std::vector<BatchScores>& batches) {
+  using nlohmann::json;
+  json list = json::array();
+  for (const BatchScores& batch : batches) {
+    json& scores = list.emplace_back(json::array());
+    for (const Scores& one : batch)
+      scores.push_back(json::array({one.log_probs, one.greedy, one.generated, one.generated_text}));
+  }
+  return pack_json(list);
+}
+
+std::vector<BatchScores> unpack(const std::string& bytes) {
+  std::vector<BatchScores> batches;
+  for (const nlohmann::json& list : unpack_json(bytes)) {
+    BatchScores& batch = batches.emplace_back();
+    for (const nlohmann::json& entry : list) {
+      Scores& one = batch.emplace_back();
+      entry[0].get_to(one.log_probs);
+      entry[1].get_to(one.greedy);
+      entry[2].get_to(one.generated);
+      entry[3].get_to(one.generated_text);
+    }
+  }
+  return batches;
 }
 
 }  // namespace
 
-std::vector<Scores> score_requests(const InferenceModel& model, const Tokenizer& tokenizer,
-                                   std::span<const Request> requests, int64_t batch_tokens,
-                                   const std::function<void(size_t)>& progress,
-                                   const std::function<bool()>& stop) {
-  std::vector<Scores> scores;
-  for (size_t first = 0; first < requests.size();) {
-    if (stop()) break;
-    const bool generation = requests[first].continuations.empty();
-    size_t last = first;
-    int64_t tokens = 0;
-    while (last < requests.size() && (last == first || tokens + tokens_of(requests[last]) <= batch_tokens)) {
-      tokens += tokens_of(requests[last++]);
-    }
-    const auto batch = requests.subspan(first, last - first);
-    if (generation) {
-      generate_answers(model, tokenizer, batch, scores);
-    } else {
-      score_continuations(model, batch, scores);
-    }
-    first = last;
-    progress(first);
+std::optional<std::vector<std::vector<Scores>>> score_task(const InferenceModel& model,
+                                                           const Tokenizer& tokenizer,
+                                                           const TaskRequests& task, int64_t batch_tokens,
+                                                           Collectives& ranks, const BatchHooks& hooks) {
+  const std::vector<RequestBatch> batches = batches_of(task, batch_tokens);
+  std::vector<BatchScores> mine;
+  const BatchHooks of_batches = {[&](uint64_t done) { hooks.progress(batches[done - 1].end); }, hooks.stop};
+  const bool all = compute_batches(batches.size(), ranks, of_batches, [&](size_t b) {
+    const auto& requests = batches[b].requests;
+    const bool generation = requests[0].continuations.empty();
+    mine.push_back(generation ? generate_answers(model, tokenizer, requests)
+                              : score_continuations(model, requests));
+  });
+  if (!all) return std::nullopt;
+  std::vector<std::vector<BatchScores>> of_ranks;
+  for (const std::string& bytes : gather_bytes(ranks, pack(mine), "scores"))
+    of_ranks.push_back(unpack(bytes));
+  std::vector<std::vector<Scores>> scores(task.requests.size());
+  for (size_t b = 0; b < batches.size(); ++b) {
+    const BatchScores& batch = of_ranks[b % of_ranks.size()][b / of_ranks.size()];
+    std::vector<Scores>& of_data_set = scores[batches[b].data_set];
+    of_data_set.insert(of_data_set.end(), batch.begin(), batch.end());
   }
   return scores;
 }

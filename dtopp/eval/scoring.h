@@ -2,23 +2,24 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
-#include <span>
+#include <optional>
 #include <vector>
 
 #include "dtopp/data/tokenizer.h"
 #include "dtopp/eval/inference_model.h"
+#include "dtopp/eval/shared_batches.h"
 #include "dtopp/tasks/answers.h"
-#include "dtopp/tasks/prompts.h"
+#include "dtopp/tasks/task_requests.h"
 
 namespace dtopp {
 
-// Scores of each request, in their order. Requests are computed together as long as they have at most
-// `batch_tokens` tokens; a longer one is computed by itself. `progress` is called with the number of requests
-// done. `stop` is asked between batches: once it returns true, the scores of the rest are missing.
-std::vector<Scores> score_requests(const InferenceModel& model, const Tokenizer& tokenizer,
-                                   std::span<const Request> requests, int64_t batch_tokens,
-                                   const std::function<void(size_t)>& progress,
-                                   const std::function<bool()>& stop);
+// Scores of each request, by data set, in their order; nullopt where a stop was asked for. Requests of a data
+// set are computed together as long as they have at most `batch_tokens` tokens; a longer one is computed by
+// itself. These batches are what the ranks share out; every one of them gets all scores. `hooks` counts
+// requests.
+std::optional<std::vector<std::vector<Scores>>> score_task(const InferenceModel& model,
+                                                           const Tokenizer& tokenizer,
+                                                           const TaskRequests& task, int64_t batch_tokens,
+                                                           Collectives& ranks, const BatchHooks& hooks);
 
 }  // namespace dtopp

@@ -9,6 +9,7 @@
 #include "dtopp/eval/scoring.h"
 #include "dtopp/ops/device.h"
 #include "dtopp/tasks/dump.h"
+#include "dtopp/train/rank_agreement.h"
 
 namespace dtopp {
 namespace {
@@ -18,24 +19,24 @@ using nlohmann::ordered_json;
 // nullopt when stopped before the end.
 std::optional<std::vector<Tally>> run_task(const InferenceModel& model, const Tokenizer& tokenizer,
                                            const TaskRequests& requests, KeptResults& kept,
-                                           int64_t batch_tokens, const TaskRunHooks& hooks) {
+                                           int64_t batch_tokens, Collectives& ranks,
+                                           const TaskRunHooks& hooks) {
   const std::string name(requests.task.name);
+  size_t total = 0;
+  for (const auto& data_set : requests.requests) total += data_set.size();
+  const BatchHooks batch_hooks = {[&](uint64_t done) { hooks.progress(name, done, total); }, hooks.stop};
+  const auto scores = score_task(model, tokenizer, requests, batch_tokens, ranks, batch_hooks);
+  if (!scores) return std::nullopt;
   std::vector<Tally> tallies;
   std::string dump;
-  size_t total = 0, done = 0;
-  for (const auto& data_set : requests.requests) total += data_set.size();
   for (size_t i = 0; i < requests.data_sets.size(); ++i) {
     const DataSet& data = requests.data_sets[i];
-    const auto scores = score_requests(
-        model, tokenizer, requests.requests[i], batch_tokens,
-        [&](size_t scored) { hooks.progress(name, done + scored, total); }, hooks.stop);
-    if (scores.size() < requests.requests[i].size()) return std::nullopt;
-    const std::vector<Answer> answers = judge_all(requests, i, scores);
+    const std::vector<Scores>& of_data = (*scores)[i];
+    const std::vector<Answer> answers = judge_all(requests, i, of_data);
     tallies.push_back(tally(data, answers));
-    for (size_t n = 0; n < scores.size() && kept.keeps(); ++n) {
-      dump += dump_line(requests.task, data, requests.requests[i][n], &scores[n], &answers[n]) + "\n";
+    for (size_t n = 0; n < of_data.size() && kept.keeps(); ++n) {
+      dump += dump_line(requests.task, data, requests.requests[i][n], &of_data[n], &answers[n]) + "\n";
     }
-    done += scores.size();
   }
   if (!kept.keep(requests, tallies, std::move(dump)))
     hooks.message(name + ": not kept until the end: " + kept.folder().string() +
@@ -47,21 +48,22 @@ std::optional<std::vector<Tally>> run_task(const InferenceModel& model, const To
 
 std::vector<TaskResult> run_tasks(const InferenceModel& model, const Tokenizer& tokenizer,
                                   std::span<const TaskRequests> tasks, KeptResults& kept,
-                                  int64_t batch_tokens, const TaskRunHooks& hooks) {
+                                  int64_t batch_tokens, Collectives& ranks, const TaskRunHooks& hooks) {
   std::vector<TaskResult> results;
   for (const TaskRequests& requests : tasks) {
     const std::string name(requests.task.name);
     auto tallies = kept.find(requests);
-    if (tallies)
-      hooks.message(name + ": finished by an earlier run, taken from " + kept.folder().string());
-    else
-      tallies = run_task(model, tokenizer, requests, kept, batch_tokens, hooks);
-    if (!tallies) {
-      throw Stopped("stopped in " + name + " after " + std::to_string(results.size()) + " finished tasks; " +
-                    (kept.keeps() ? "the same command goes on from there"
-                                  : "with --output or --dump they would have been kept"));
+    if (tallies) hooks.message(name + ": finished by an earlier run, taken from " + kept.folder().string());
+    if (!any_rank(ranks, tallies.has_value())) {
+      tallies = run_task(model, tokenizer, requests, kept, batch_tokens, ranks, hooks);
+      if (!tallies) {
+        throw Stopped("stopped in " + name + " after " + std::to_string(results.size()) +
+                      " finished tasks; " +
+                      (kept.keeps() ? "the same command goes on from there"
+                                    : "with --output or --dump they would have been kept"));
+      }
     }
-    results.push_back(summarize(requests.task, *tallies));
+    if (tallies) results.push_back(summarize(requests.task, *tallies));
   }
   return results;
 }

@@ -9,6 +9,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "dtopp/distributed/collectives.h"
 #include "dtopp/eval/inference_model.h"
 #include "dtopp/tasks/kept_results.h"
 #include "dtopp/tasks/results.h"
@@ -22,11 +23,13 @@ struct TaskRunHooks {
   std::function<bool()> stop;
 };
 
-// The results in the order of `tasks`, about `batch_tokens` tokens computed at once. Those that `kept` finds
-// are not computed again. Stopped once `stop` says so. NumericalError where a log probability is not finite.
+// The results in the order of `tasks`, about `batch_tokens` tokens computed at once, shared out among ranks.
+// Those that `kept` finds on rank 0 are not computed again; on the other ranks `kept` keeps nothing, and what
+// it found is missing in their results. Stopped once `stop` says so on any rank. NumericalError where a log
+// probability is not finite.
 std::vector<TaskResult> run_tasks(const InferenceModel& model, const Tokenizer& tokenizer,
                                   std::span<const TaskRequests> tasks, KeptResults& kept,
-                                  int64_t batch_tokens, const TaskRunHooks& hooks);
+                                  int64_t batch_tokens, Collectives& ranks, const TaskRunHooks& hooks);
 
 // All that a score depends on besides the task: the checkpoint, p, the tokenizer, the device and the program.
 // What KeptResults compares. `version` is the program's.

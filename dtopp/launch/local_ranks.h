@@ -1,4 +1,4 @@
-// `dtopp train --processes N`: the ranks of a run as child processes on this machine.
+// --processes N: the ranks of a verb as child processes on this machine.
 #pragma once
 
 #include <chrono>

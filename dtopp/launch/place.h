@@ -9,7 +9,7 @@ namespace dtopp {
 
 enum class Launcher {
   kNone,         // started by itself
-  kOwn,          // dtopp train --processes (launch/local_ranks.h)
+  kOwn,          // --processes (launch/local_ranks.h)
   kEnvironment,  // torchrun, or whatever sets RANK and WORLD_SIZE
   kSlurm,
   kOpenMpi,

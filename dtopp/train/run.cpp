@@ -247,8 +247,8 @@ void Run::validate() {
   ProbeResults accuracies;
   if (probes_) {
     auto measured = probes_([this](const std::string& name) { return trainer_->parameters().master(name); },
-                            trainer_->routing());
-    if (any_rank(ranks(), !measured)) stop_here();
+                            trainer_->routing(), ranks());
+    if (!measured) stop_here();
     accuracies = std::move(*measured);
   }
   MetricRecord record{trainer_->state().step, trainer_->state().tokens, wall_time(), {}};

@@ -22,10 +22,11 @@ struct StepRates {
   uint64_t memory_peak_bytes = 0;  // the most it ever was
 };
 
-// Accuracies by task, measured at each validation from the fp32 parameters and the thresholds of the moment;
-// nullopt where a stop was asked for.
+// Accuracies by task, measured at each validation from the fp32 parameters and the thresholds of the moment
+// by all ranks together; nullopt, on every one, where a stop was asked for on any.
 using ProbeResults = std::vector<std::pair<std::string, double>>;
-using Probes = std::function<std::optional<ProbeResults>(const ParameterLookup&, const RoutingInputs&)>;
+using Probes =
+    std::function<std::optional<ProbeResults>(const ParameterLookup&, const RoutingInputs&, Collectives&)>;
 
 // What a run tells its caller while it goes on; all may be empty.
 struct RunObserver {

@@ -1,5 +1,6 @@
 #include "dtopp/base/json_fields.h"
 
+#include <bit>
 #include <limits>
 
 #include <gmock/gmock.h>
@@ -78,6 +79,22 @@ TEST(Json, bytes_that_are_no_text_do_not_stop_a_dump) {
   EXPECT_EQ(dump_json({{"a", "\xff"}}), "{\"a\":\"\xef\xbf\xbd\"}");
   EXPECT_EQ(quote_json("\xff\n\u00fc"), "\"\xef\xbf\xbd\\n\u00fc\"");
   EXPECT_EQ(quote_json("\u00fc", /*ascii=*/true), "\"\\u00fc\"");
+}
+
+TEST(Json, packing_keeps_every_bit) {
+  const std::vector<float> numbers = {0.1F,
+                                      -0.0F,
+                                      1e-45F,
+                                      3.4e38F,
+                                      std::numeric_limits<float>::infinity(),
+                                      std::numeric_limits<float>::quiet_NaN()};
+  const std::string bytes("\xff\0\n", 3);
+  const auto unpacked = unpack_json(pack_json(nlohmann::json::array({numbers, bytes})));
+  const auto same = unpacked[0].get<std::vector<float>>();
+  ASSERT_EQ(same.size(), numbers.size());
+  for (size_t i = 0; i < numbers.size(); ++i)
+    EXPECT_EQ(std::bit_cast<uint32_t>(same[i]), std::bit_cast<uint32_t>(numbers[i])) << numbers[i];
+  EXPECT_EQ(unpacked[1].get<std::string>(), bytes);
 }
 
 }  // namespace

@@ -129,6 +129,21 @@ TEST(GlooGroup, broadcasts_bytes_of_any_length) {
   });
 }
 
+TEST(GlooGroup, gathers_bytes_of_any_length) {
+  const auto of_rank = [](int64_t rank, int64_t first) {
+    return std::string(static_cast<size_t>(std::max<int64_t>(0, rank - first)) * 100000,
+                       static_cast<char>('a' + rank));
+  };
+  SingleRank alone;
+  EXPECT_THAT(gather_bytes(alone, "one", "scores"), ElementsAre("one"));
+  run_group(3, [&](Collectives& group) {
+    for (const int64_t first : {-1, 0, 3}) {  // 1, 2, 3 parts; 0, 1, 2; none
+      EXPECT_THAT(gather_bytes(group, of_rank(group.rank(), first), "scores"),
+                  ElementsAre(of_rank(0, first), of_rank(1, first), of_rank(2, first)));
+    }
+  });
+}
+
 TEST(GlooGroup, lets_no_rank_past_a_barrier_before_all_have_come) {
   std::atomic<int64_t> come = 0;
   run_group(4, [&](Collectives& group) {

@@ -1,11 +1,14 @@
 #include "dtopp/eval/task_run.h"
 
+#include <atomic>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "tests/base/scratch_directory.h"
+#include "tests/distributed/rank_threads.h"
 #include "tests/eval/tiny_model.h"
 #include "tests/tasks/evaluation_data.h"
 
@@ -16,16 +19,32 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-// Two items of two choices each, of ids below 64.
-TaskRequests two_items(const std::string& name, int32_t first_id) {
-  TaskRequests requests{.task = task_named(name), .data_sets = {{}}, .requests = {{}}};
-  for (int32_t item = 0; item < 2; ++item) {
-    requests.data_sets[0].items.emplace_back().gold = item;
-    Request request;
-    request.index = item;
-    request.contexts = {{first_id, first_id + 1, first_id + item}};
-    request.continuations = {{first_id + 5}, {first_id + 6, first_id + 7}};
-    requests.requests[0].push_back(request);
+// Items of two choices each, of ids below 64; `counts` are of each data set.
+TaskRequests items(const std::string& name, int32_t first_id, const std::vector<int32_t>& counts) {
+  TaskRequests requests{.task = task_named(name), .data_sets = {}, .requests = {}};
+  for (const int32_t count : counts) {
+    DataSet& data = requests.data_sets.emplace_back();
+    auto& of_data = requests.requests.emplace_back();
+    for (int32_t item = 0; item < count; ++item) {
+      data.items.emplace_back().gold = item % 2;
+      Request request;
+      request.index = item;
+      request.contexts = {{first_id, first_id + 1, first_id + item}};
+      request.continuations = {{first_id + 5}, {first_id + 6, first_id + 7}};
+      of_data.push_back(request);
+    }
+  }
+  return requests;
+}
+
+TaskRequests two_items(const std::string& name, int32_t first_id) { return items(name, first_id, {2}); }
+
+// The same, each with an answer to generate.
+TaskRequests questions(const std::string& name, int32_t first_id, int32_t count) {
+  TaskRequests requests = items(name, first_id, {count});
+  for (Request& request : requests.requests[0]) {
+    request.continuations.clear();
+    request.max_new_tokens = 3 + request.index % 4;
   }
   return requests;
 }
@@ -46,7 +65,8 @@ class TaskRunTest : public testing::Test {
   std::vector<TaskResult> run(KeptResults results) {
     messages_.clear();
     const at::NoGradGuard no_grad;
-    return run_tasks(*model_, shipped_tokenizer(), tasks_, results, 64, hooks_);
+    SingleRank alone;
+    return run_tasks(*model_, shipped_tokenizer(), tasks_, results, 64, alone, hooks_);
   }
 
   ScratchDirectory scratch_;
@@ -85,6 +105,41 @@ TEST_F(TaskRunTest, takes_nothing_from_a_run_with_another_tokenizer_program_or_t
   model_->routing.threshold[1] = at::full({}, 0.5, at::kDouble);
   run(kept(shipped_tokenizer(), "2"));
   EXPECT_THAT(messages_, IsEmpty());
+}
+
+// Batches of six items in data sets of 3, 1 and 1 of them, and 3 batches of questions.
+TEST_F(TaskRunTest, has_the_same_results_on_any_number_of_ranks) {
+  tasks_ = {items("mmlu", 3, {13, 1, 4}), questions("svamp", 20, 30)};
+  std::vector<std::string> expected;
+  for (const int64_t size : {1, 2, 3, 8}) {
+    SCOPED_TRACE(size);
+    const auto folder = scratch_ / std::to_string(size);
+    std::vector<std::string> found;
+    run_group(size, [&](Collectives& ranks) {
+      at::set_num_threads(1);
+      const at::NoGradGuard no_grad;
+      const auto key = run_key(*checkpoint_, *model_, shipped_tokenizer(), "1");
+      KeptResults kept = ranks.rank() == 0 ? KeptResults(folder, key) : KeptResults();
+      const auto results = run_tasks(*model_, shipped_tokenizer(), tasks_, kept, 36, ranks, hooks_);
+      if (ranks.rank() > 0) return;
+      found = {to_json(results).dump()};
+      for (const TaskRequests& task : tasks_) found.push_back(kept.dump(task.task));
+    });
+    if (size == 1) expected = found;
+    EXPECT_EQ(found, expected);
+  }
+}
+
+TEST_F(TaskRunTest, what_rank_0_has_kept_no_rank_computes_again) {
+  run(kept(shipped_tokenizer()));
+  std::atomic<int> batches = 0;
+  hooks_.stop = [&] { return ++batches < 0; };  // asked before each batch
+  run_group(2, [&](Collectives& ranks) {
+    KeptResults results = ranks.rank() == 0 ? kept(shipped_tokenizer()) : KeptResults();
+    const auto taken = run_tasks(*model_, shipped_tokenizer(), tasks_, results, 64, ranks, hooks_);
+    EXPECT_EQ(taken.size(), ranks.rank() == 0 ? 2 : 0);
+  });
+  EXPECT_EQ(batches, 0);
 }
 
 TEST_F(TaskRunTest, the_key_names_all_that_a_score_depends_on) {

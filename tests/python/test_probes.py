@@ -45,6 +45,17 @@ def test_accuracies_are_written_at_each_validation_and_are_those_of_evaluate(run
         assert lines[-1][f"eval/{task}/accuracy"] == result["accuracy"]
 
 
+def test_ranks_share_the_items_and_find_the_same(tmp_path):
+    metrics = []
+    for processes in (1, 2):
+        folder = tmp_path / str(processes)
+        folder.mkdir()
+        run = tiny_language_run.train(folder, "dtop_p", 384, *PROBES, "training.micro_batch_size=1", "--processes", processes)
+        metrics.append(tiny_run.timeless(tiny_run.metrics(run)))
+    assert metrics[0] == metrics[1]
+    assert sum("eval/arc_easy/accuracy" in line for line in metrics[0]) == 3
+
+
 @pytest.mark.parametrize("override, status, text", [
     ("validation.tasks=[hellaswagg]", 2, "did you mean hellaswag?"),
     ("validation.task_data=/nowhere", 3, "/nowhere/arc_easy.jsonl"),

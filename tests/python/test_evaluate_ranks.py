@@ -1,0 +1,189 @@
+"""evaluate on several ranks writes what one process writes, to the byte, whoever starts them; it goes on where any number
+of them was stopped, and ends as one."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import time
+
+import pytest
+import tiny_language_run
+import tiny_run
+
+DATA = tiny_run.ROOT / os.environ.get("DTOPP_DATA", "../shared") / "eval/data"
+TORCHRUN = tiny_run.ROOT / ".venv/bin/torchrun"
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"{DATA} is not there")
+pytestmark = [pytest.mark.skipif(not tiny_run.BINARY.exists(), reason=f"{tiny_run.BINARY} is not built"),
+              pytest.mark.skipif(tiny_run.DEVICE != "cpu", reason="ranks on CUDA devices are not there yet")]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return tiny_language_run.train(tmp_path_factory.mktemp("run"), "dtop_p", 512)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text(tiny_language_run.TEXT * 12 + "Caf\u00e9s in 1984, antidisestablishmentarianism!")
+    return path
+
+
+# In batches of 512 tokens: several of a task, and four windows of the text, the last one shorter.
+BATCHES = ["--batch-size", "1", "--threads", "1", "--tasks"]
+TASKS = ["--data", DATA, *BATCHES]
+
+
+def written(run, folder, *arguments, launcher=(tiny_run.BINARY,)):
+    """All that a command writes into `folder`, and its standard output."""
+    folder.mkdir()
+    dumps = ["--dump", folder / "dump.jsonl"] if "--data" in arguments and "--sweep-target" not in arguments else []
+    done = subprocess.run([*map(str, launcher), "evaluate", run, *map(str, arguments), "--output", folder / "results.json",
+                           *dumps], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return {path.name: path.read_bytes() for path in folder.iterdir()} | {"standard output": done.stdout}
+
+
+def expect_the_same(run, tmp_path, numbers, *arguments):
+    alone = written(run, tmp_path / "alone", *arguments)
+    assert len(alone) >= 2 and all(alone.values())
+    for processes in numbers:
+        assert written(run, tmp_path / str(processes), *arguments, "--processes", processes) == alone
+    return alone
+
+
+@needs_data
+def test_tasks_have_the_same_bytes(run, tmp_path):
+    alone = expect_the_same(run, tmp_path, (1, 2, 3), *TASKS, "copa,svamp", "--limit", "7")
+    assert set(alone) == {"results.json", "dump.jsonl", "standard output"}
+    items = [json.loads(line) for line in alone["dump.jsonl"].splitlines()]
+    assert [(item["task"], item["index"]) for item in items] == [(task, n) for task in ("svamp", "copa") for n in range(7)]
+
+
+def test_the_perplexity_of_a_text_has_the_same_bytes(run, text, tmp_path):
+    expect_the_same(run, tmp_path, (3,), *BATCHES, "perplexity", "--text", text, "--sweep-target", "2,4")
+
+
+def test_the_perplexity_of_token_files_has_the_same_bytes(run, tmp_path):
+    tiny_run.write_tokens(tmp_path / "tokens.npy", 1500, seed=4)
+    expect_the_same(run, tmp_path, (2, 3), *BATCHES, "perplexity", "--text", tmp_path / "tokens.npy", "--json")
+
+
+def test_activations_have_the_same_bytes(run, text, tmp_path):
+    expect_the_same(run, tmp_path, (3,), *BATCHES, "activations", "--text", text)
+
+
+@pytest.mark.skipif(not TORCHRUN.exists(), reason=f"{TORCHRUN} is not there")
+def test_torchrun_starts_ranks(run, text, tmp_path):
+    arguments = [*BATCHES, "activations", "--text", text]
+    torchrun = [TORCHRUN, "--nproc-per-node", "2", "--no-python", tiny_run.BINARY]
+    assert written(run, tmp_path / "ranks", *arguments, launcher=torchrun) == written(run, tmp_path / "alone", *arguments)
+
+
+LONG = [*TASKS, "copa,hellaswag", "--limit", "100"]
+
+
+@pytest.fixture(scope="module")
+def whole(run, tmp_path_factory):
+    return written(run, tmp_path_factory.mktemp("whole") / "all", *LONG)
+
+
+def started(run, folder, *options):
+    folder.mkdir(exist_ok=True)
+    return subprocess.Popen([tiny_run.BINARY, "evaluate", run, *map(str, LONG), "--output", folder / "results.json", "--dump",
+                             folder / "dump.jsonl", *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(process, path):
+    deadline = time.monotonic() + 60
+    while not path.exists() and time.monotonic() < deadline:
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.002)
+
+
+def ranks_of(launcher):
+    """The process numbers of the launcher's ranks, in order."""
+    children = pathlib.Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text()
+    return [int(number) for number in children.split()]
+
+
+def finish(run, folder, whole, *options):
+    """Goes on to the end; what is written is what a run never stopped writes."""
+    process = started(run, folder, *options)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0 and errors.count("copa: finished by an earlier run") == 1, errors
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} | {"standard output": output} == whole
+
+
+@needs_data
+@pytest.mark.parametrize("before, after, whom", [([], ["--processes=2"], "launcher"), (["--processes=2"], [], "launcher"),
+                                                 (["--processes=3"], ["--processes=2"], "rank 1")])
+def test_a_stopped_evaluation_goes_on_with_another_number_of_ranks(run, whole, tmp_path, before, after, whom):
+    process = started(run, tmp_path, *before)
+    wait_for(process, tmp_path / "results.json.parts/copa.jsonl")
+    os.kill(process.pid if whom == "launcher" else ranks_of(process)[1], signal.SIGTERM)
+    output, errors = process.communicate(timeout=20)
+    assert process.returncode == 75 and output == "", errors
+    assert errors.count("stopped in hellaswag after 1 finished tasks") == 1, errors
+    finish(run, tmp_path, whole, *after)
+
+
+@needs_data
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_rank_ends_all_and_finished_tasks_stay(run, whole, tmp_path, victim):
+    process = started(run, tmp_path, "--processes=2")
+    wait_for(process, tmp_path / "results.json.parts/copa.jsonl")
+    os.kill(ranks_of(process)[victim], signal.SIGKILL)
+    begin = time.monotonic()
+    output, errors = process.communicate(timeout=20)
+    assert process.returncode == 5 and output == "" and time.monotonic() - begin < 10
+    assert [line for line in errors.splitlines() if "rank " in line] == [
+        f"dtopp: rank {victim} was killed by signal 9 (Killed)"]
+    finish(run, tmp_path, whole)
+
+
+def catches_sigterm(process):
+    """Whether it has become a rank, whose command line has no --processes, that a signal stops in order."""
+    if b"--processes" in pathlib.Path(f"/proc/{process}/cmdline").read_bytes():
+        return False
+    status = pathlib.Path(f"/proc/{process}/status").read_text()
+    caught = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt"))
+    return int(caught, 16) >> (signal.SIGTERM - 1) & 1
+
+
+def test_a_stopped_perplexity_ends_all_with_75(run, text):
+    process = subprocess.Popen([tiny_run.BINARY, "evaluate", run, *BATCHES, "perplexity", "--text", text, "--processes", "2"],
+                               stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 20
+    while (len(ranks_of(process)) < 2 or not catches_sigterm(ranks_of(process)[1])) and time.monotonic() < deadline:
+        time.sleep(0.002)
+    os.kill(ranks_of(process)[1], signal.SIGTERM)
+    errors = process.stderr.read()
+    assert process.wait(timeout=20) == 75, errors
+    assert errors.count("stopped before the end of the text") == 1
+
+
+def test_ranks_with_other_work_are_refused(run, text):
+    port = 20000 + (os.getpid() + 7) % 20000
+    ranks = []
+    for rank in range(2):
+        environment = os.environ | {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2",
+                                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        ranks.append(subprocess.Popen([tiny_run.BINARY, "evaluate", run, "--tasks", "perplexity", "--text", text,
+                                       "--batch-size", str(rank + 1)], env=environment, stderr=subprocess.PIPE, text=True))
+    errors = [rank.communicate(timeout=60)[1] for rank in ranks]
+    assert ranks[1].returncode == 2 and "rank 1 would measure something else than rank 0" in errors[1], errors
+    assert ranks[0].returncode == 5, errors
+
+
+@pytest.mark.parametrize("options, words", [
+    (["--tasks", "copa", "--data", "/nowhere", "--dry-run"], "--processes means nothing to --dry-run"),
+    (["--tasks", "copaa", "--data", "/nowhere"], "did you mean copa?"),
+    (["--tasks", "perplexity"], "needs --text"),
+])
+def test_wrong_calls_are_refused_before_ranks_start(run, options, words):
+    done = tiny_run.dtopp("evaluate", run, *options, "--processes", "2")
+    assert done.returncode == 2
+    assert words in done.stderr and done.stderr.count("\n") == 1
