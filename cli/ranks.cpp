@@ -86,8 +86,7 @@ int run_processes(const Place& place, int64_t processes) {
   return end.status;
 }
 
-void run_as_rank(const Place& place, int64_t expert_parallel,
-                 const std::function<void(const World&)>& body) {
+void run_as_rank(const Place& place, int64_t expert_parallel, const std::function<void(const World&)>& body) {
   if (place.alone()) return body({});
   configure_transport();
   if (place.local_size > 1) at::set_num_threads(static_cast<int>(share_of_threads(place)));

@@ -11,6 +11,7 @@
 #include "dtopp/eval/probes.h"
 #include "dtopp/launch/place.h"
 #include "dtopp/moe/gain_guard.h"
+#include "dtopp/plan/expert_parallel.h"
 #include "dtopp/train/console_line.h"
 #include "dtopp/train/run.h"
 
@@ -30,6 +31,15 @@ void message(const std::string& text) { std::fprintf(stderr, "dtopp: %s\n", text
 void verify_data(const RunConfig& config) {
   for (const auto* paths : {&config.data.train, &config.data.validation})
     for (const std::string& path : *paths) TokenStream::open(path, Verify::kAll, config.model.vocab_size);
+}
+
+// Ranks of a block. Where nobody says how many ranks a machine has, all may be on one.
+int64_t expert_parallel_on(const Place& place, const RunConfig& config) {
+  const bool even = place.local_size > 0 && place.size % place.local_size == 0;
+  const RankLayout layout{.ranks = place.size, .nodes = even ? place.size / place.local_size : 1};
+  const Device device = config.training.device == Device::kCuda ? Device::kCuda : Device::kCpu;
+  return expert_parallel_of(config, layout, device,
+                            available_memory() / static_cast<uint64_t>(layout.node_ranks()));
 }
 
 void train_run(const TrainOptions& options) {
@@ -52,7 +62,7 @@ void train_run(const TrainOptions& options) {
     message(validation_line(step, loss, accuracies));
   };
   RunSummary summary;
-  run_as_rank(place, /*expert_parallel=*/1, [&](const World& world) {
+  run_as_rank(place, expert_parallel_on(place, config), [&](const World& world) {
     summary = run_training(config, observer, stop_requested, make_probes(config, stop_requested), world);
   });
   if (!speaks) return;

@@ -1,5 +1,7 @@
 #include "dtopp/distributed/world.h"
 
+#include <string>
+
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 namespace dtopp {
@@ -11,6 +13,7 @@ World make_world(const c10::intrusive_ptr<c10d::Store>& store, int64_t rank, int
   };
   World world;
   world.all = group("all", all_ranks(size));
+  expert_parallel = std::stoll(broadcast_bytes(*world.all, std::to_string(expert_parallel), 0, "start"));
   world.replicas = group("replicas", ranks_across_blocks(rank, expert_parallel, size));
   world.block = group("block", ranks_of_block(rank, expert_parallel));
   world.experts = group("experts", ranks_of_block(rank, expert_parallel));

@@ -21,8 +21,8 @@ struct World {
   RankGrid grid() const { return {block->size(), replicas->size()}; }
 };
 
-// Connects this rank to the others. expert_parallel: the ranks of a block; divides `size`. Errors as
-// make_gloo_collectives. Collective.
+// Connects this rank to the others. expert_parallel: the ranks of a block, which divide `size`; rank 0's
+// counts. Errors as make_gloo_collectives. Collective.
 World make_world(const c10::intrusive_ptr<c10d::Store>& store, int64_t rank, int64_t size,
                  int64_t expert_parallel, const GlooOptions& options);
 

@@ -47,4 +47,14 @@ Recommendation recommend(const std::vector<Plan>& plans, const PlanDevice& devic
   return best;
 }
 
+int64_t expert_parallel_of(const RunConfig& config, const RankLayout& layout, Device device,
+                           uint64_t memory_bytes) {
+  RankLayout wanted = layout;
+  wanted.expert_parallel = config.parallel.expert_parallel.ranks.value_or(1);
+  check_layout(wanted, config.model);
+  if (config.parallel.expert_parallel.ranks || layout.ranks == 1) return wanted.expert_parallel;
+  return recommend(plans_by_expert_parallel(config, layout, device), {.memory_bytes = memory_bytes})
+      .expert_parallel;
+}
+
 }  // namespace dtopp

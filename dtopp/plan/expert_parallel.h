@@ -22,4 +22,9 @@ struct Recommendation {
 // where none fits, the one that needs the least memory.
 Recommendation recommend(const std::vector<Plan>& plans, const PlanDevice& device);
 
+// The degree of a run on these ranks and nodes: the configuration's, checked (check_layout), or with `auto`
+// the recommended one for what a rank has of memory.
+int64_t expert_parallel_of(const RunConfig& config, const RankLayout& layout, Device device,
+                           uint64_t memory_bytes);
+
 }  // namespace dtopp

@@ -6,10 +6,6 @@
 namespace dtopp {
 
 void check_ranks(const RunConfig& config, const at::Device& device, Collectives& ranks) {
-  if (config.parallel.expert_parallel.ranks.value_or(ranks.size()) != 1)
-    throw UsageError(
-        "parallel.expert_parallel: every rank trains with all experts; set it to 1 (`dtopp plan` counts what "
-        "sharing them would take)");
   if (ranks.size() == 1) return;
   if (!device.is_cpu())
     throw UsageError("training.device: several ranks train on CPUs only; set it to cpu, or start one rank");

@@ -137,7 +137,8 @@ void Run::hold_directory() {
 
 void Run::check_memory() {
   const Device device = device_.is_cpu() ? Device::kCpu : Device::kCuda;
-  const Plan plan = make_plan(config_, {.ranks = world_.size()}, device);
+  const Plan plan =
+      make_plan(config_, {.ranks = world_.size(), .expert_parallel = world_.grid().places}, device);
   const auto memory = free_device_memory(device_);
   require_memory(plan, memory ? *memory : available_memory());
   flops_per_token_ = static_cast<double>(plan.flops_per_token);

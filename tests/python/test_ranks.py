@@ -40,12 +40,42 @@ def expect_the_same(run, reference):
     assert tiny_run.timeless(tiny_run.metrics(run)) == tiny_run.timeless(tiny_run.metrics(reference / "run"))
 
 
-@pytest.mark.parametrize("processes", [1, 2, 4])
-def test_processes_give_the_same_bits(reference, tmp_path, processes):
-    done = tiny_run.dtopp(*train(reference, tmp_path / "run", "--processes", processes))
+@pytest.mark.parametrize("processes, expert_parallel", [(1, 1), (2, 1), (2, 2), (4, 1), (4, 2), (4, 4)])
+def test_processes_give_the_same_bits(reference, tmp_path, processes, expert_parallel):
+    done = tiny_run.dtopp(*train(reference, tmp_path / "run", "--processes", processes,
+                                 f"parallel.expert_parallel={expert_parallel}"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("checkpoint ") == 1
     expect_the_same(tmp_path / "run", reference)
+
+
+def test_a_run_goes_on_with_any_ranks_and_blocks(reference, tmp_path):
+    run, grids = tmp_path / "run", [(4, 4), (1, 1), (2, 2), (4, 2), (2, 1), (3, 1)]
+    for done_steps, (processes, expert_parallel) in zip(range(2, 13, 2), grids):
+        # Stopped there as by a signal: a run of fewer steps would have another schedule.
+        with started([*train(reference, run, "--processes", processes,
+                             f"parallel.expert_parallel={expert_parallel}")]) as process:
+            if done_steps < 12:
+                wait_for_step(process, done_steps)
+                process.send_signal(signal.SIGTERM)
+            stderr = process.stderr.read()
+        assert process.returncode in (0, 75), stderr
+    expect_the_same(run, reference)
+
+
+def test_auto_shares_no_experts_where_memory_suffices(reference, tmp_path):
+    done = tiny_run.dtopp(*train(reference, tmp_path / "run", "--processes", 2, "parallel.expert_parallel=auto"))
+    assert done.returncode == 0, done.stderr
+    expect_the_same(tmp_path / "run", reference)
+
+
+@pytest.mark.parametrize("processes, expert_parallel", [(4, 3), (1, 2), (2, 4)])
+def test_blocks_that_do_not_divide_are_refused(reference, tmp_path, processes, expert_parallel):
+    done = tiny_run.dtopp(*train(reference, tmp_path / "run", "--processes", processes,
+                                 f"parallel.expert_parallel={expert_parallel}"))
+    assert done.returncode == 2
+    assert "parallel.expert_parallel" in done.stderr
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.skipif(not TORCHRUN.exists(), reason=f"{TORCHRUN} is not there")
