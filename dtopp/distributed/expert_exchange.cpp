@@ -23,7 +23,7 @@ struct Journey final : torch::CustomClassHolder {
   // Rows of this rank's tokens to the ranks of their experts.
   at::Tensor go(const std::vector<at::Tensor>& rows_to_rank, const char* what) const {
     const at::Tensor in = at::cat(rows_to_rank).contiguous();
-    const at::Tensor out = at::empty({all_received(), in.size(1)}, in.options());
+    at::Tensor out = at::empty({all_received(), in.size(1)}, in.options());
     ranks->all_to_all(out, in, {received, sent}, what).wait();
     return out;
   }

@@ -13,7 +13,7 @@ at::Tensor collect(Collectives& ranks, const Shards& shards, const at::Tensor& k
   };
   const ElementRange mine = part(ranks.rank());
   const int64_t first = mine.size() == 0 ? 0 : mine.begin - shards[static_cast<size_t>(ranks.rank())].begin;
-  const at::Tensor sent = kept.narrow(0, first, mine.size());
+  at::Tensor sent = kept.narrow(0, first, mine.size());
   if (ranks.size() == 1) return sent;
   Splits splits;
   std::vector<at::Tensor> copies = {sent.narrow(0, 0, 0)};
@@ -27,7 +27,7 @@ at::Tensor collect(Collectives& ranks, const Shards& shards, const at::Tensor& k
   const at::Tensor received = at::empty({receives ? piece.size() : 0}, sent.options());
   ranks.all_to_all(received, at::cat(copies), splits, "collect").wait();
   if (!receives) return {};
-  const at::Tensor ordered = at::empty_like(received);
+  at::Tensor ordered = at::empty_like(received);
   int64_t at = 0;
   for (int64_t rank = 0; rank < ranks.size(); ++rank) {
     const ElementRange range = part(rank);
