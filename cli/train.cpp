@@ -1,3 +1,4 @@
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -47,8 +48,7 @@ void train_run(const TrainOptions& options) {
     if (const auto warning = gain_warning(config.routing, config.model.num_experts))
       message("warning: " + *warning);
   }
-  if (options.verify && speaks) verify_data(config);
-  stop_on_signals();
+  stop_on_signals(place.launcher == Launcher::kOwn ? Impatience::kLauncher : Impatience::kSecondSignal);
   RunObserver observer;
   observer.message = message;
   observer.step = [&](int64_t step, const StepResult& result, const StepRates& rates) {
@@ -57,8 +57,11 @@ void train_run(const TrainOptions& options) {
   observer.validation = [&](int64_t step, const ValidationResult* loss, const ProbeResults& accuracies) {
     message(validation_line(step, loss, accuracies));
   };
-  const RunSummary summary = run_as_rank(place, /*expert_parallel=*/1, [&](const World& world) {
-    return run_training(config, observer, stop_requested, make_probes(config, stop_requested), world);
+  const std::chrono::seconds timeout(config.parallel.timeout);
+  const RunSummary summary = run_as_rank(place, /*expert_parallel=*/1, timeout, [&](const Rank& rank) {
+    observer.begin = rank.begin;
+    if (options.verify && speaks) verify_data(config);
+    return run_training(config, observer, stop_requested, make_probes(config, stop_requested), rank.world);
   });
   if (!speaks) return;
   if (summary.already_complete) message(summary.directory.string() + " is complete: nothing left to train");

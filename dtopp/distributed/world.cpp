@@ -5,9 +5,13 @@
 namespace dtopp {
 
 World make_world(const c10::intrusive_ptr<c10d::Store>& store, int64_t rank, int64_t size,
-                 int64_t expert_parallel, const GlooOptions& options) {
-  const auto group = [&](const char* name, const std::vector<int64_t>& ranks) {
-    return std::shared_ptr<Collectives>(make_gloo_collectives(store, name, rank, ranks, options));
+                 int64_t expert_parallel, const GlooOptions& options,
+                 const std::shared_ptr<CollectiveCounts>& counts) {
+  const auto group = [&](const char* name,
+                         const std::vector<int64_t>& ranks) -> std::shared_ptr<Collectives> {
+    auto group = make_gloo_collectives(store, name, rank, ranks, options);
+    if (!counts || ranks.size() == 1) return group;
+    return std::make_shared<CountingCollectives>(std::move(group), counts);
   };
   World world;
   world.all = group("all", all_ranks(size));

@@ -1,6 +1,7 @@
 // The ranks of a run, and the groups in which they exchange.
 #pragma once
 
+#include "dtopp/distributed/counting_collectives.h"
 #include "dtopp/distributed/gloo_collectives.h"
 #include "dtopp/distributed/partition.h"
 
@@ -21,9 +22,10 @@ struct World {
   RankGrid grid() const { return {block->size(), replicas->size()}; }
 };
 
-// Connects this rank to the others. expert_parallel: the ranks of a block; divides `size`. Errors as
-// make_gloo_collectives. Collective.
+// Connects this rank to the others. expert_parallel: the ranks of a block; divides `size`. `counts`, where it
+// is given, learns of what takes place in groups of several. Errors as make_gloo_collectives. Collective.
 World make_world(const c10::intrusive_ptr<c10d::Store>& store, int64_t rank, int64_t size,
-                 int64_t expert_parallel, const GlooOptions& options);
+                 int64_t expert_parallel, const GlooOptions& options,
+                 const std::shared_ptr<CollectiveCounts>& counts = nullptr);
 
 }  // namespace dtopp

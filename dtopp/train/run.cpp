@@ -26,18 +26,6 @@ double wall_time() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-void refuse_other_configuration(const RunConfig& config) {
-  const auto there = config_of(config.output);
-  if (!there) return;
-  std::string keys;
-  for (const std::string& key : differing_keys(*there, config)) {
-    if (affects_result(key)) keys += (keys.empty() ? "" : ", ") + key;
-  }
-  if (keys.empty()) return;
-  throw UsageError(config.output + " holds a run of another configuration (different: " + keys +
-                   "): choose another output, or the same configuration to resume");
-}
-
 class Run {
  public:
   Run(const RunConfig& config, const at::Device& device, const RunObserver& observer,
@@ -61,6 +49,9 @@ class Run {
   void check_memory();
   void open_or_resume(Model model, TrainingData data);
   void train_step();
+  void begin(int64_t step, const char* activity) const {
+    if (observer_.begin) observer_.begin(step, activity);
+  }
   // Takes in the results of the steps issued; no more than `in_flight` of them stay out.
   void take_results(size_t in_flight);
   void record(const StepResult& result);
@@ -107,6 +98,7 @@ RunSummary Run::train() {
   check_memory();
   Model model = make_model(config_);
   TrainingData data = model.open_data();
+  check_data(data, *ranks_);
   if (!there) hold_directory();
   open_or_resume(std::move(model), std::move(data));
   RunSummary summary{path_, {}, 0, 0, complete()};
@@ -168,6 +160,7 @@ void Run::open_or_resume(Model model, TrainingData data) {
 }
 
 void Run::train_step() {
+  begin(trainer_->state().step + 1, "step");
   if (!trainer_->step(stop_)) stop_here();
   // One step stays out on a device that computes while the host goes on. Never as many as happen to have
   // arrived: what a step begins with would depend on the clock.
@@ -239,6 +232,7 @@ bool Run::validation_is_due() const {
 
 void Run::validate() {
   take_results(0);
+  begin(trainer_->state().step, "validation");
   std::optional<ValidationResult> loss;
   if (trainer_->data().validation_samples > 0) {
     loss = trainer_->validate(config_.validation.tokens, stop_);
@@ -265,6 +259,7 @@ void Run::validate() {
 // Rank 0 writes; the others bring their parts of the tensors, in the order in which it reads them.
 void Run::save() {
   take_results(0);
+  begin(trainer_->state().step, "save");
   const ParameterStore& parameters = trainer_->parameters();
   const CheckpointContents contents{trainer_->state(), parameters.parameter_sources(),
                                     parameters.moment_sources(), to_yaml(config_),

@@ -33,6 +33,8 @@ struct RunObserver {
   std::function<void(int64_t step, const StepResult&, const StepRates&)> step;
   // `loss` is null where there is no validation data.
   std::function<void(int64_t step, const ValidationResult* loss, const ProbeResults&)> validation;
+  // Of every rank: what it begins, a "step" of that number, or a "validation" or "save" after it.
+  std::function<void(int64_t step, const char* activity)> begin;
 };
 
 struct RunSummary {
@@ -44,7 +46,8 @@ struct RunSummary {
 };
 
 // The process's place: of the ranks of `world`, which train together, rank 0 alone writes to the run's
-// directory and tells the observer anything. All have the same configuration (UsageError where one has not).
+// directory and tells the observer anything but what it begins. All have the same configuration and data
+// (RanksDiffer of train/rank_agreement.h where one has not).
 //
 // Trains to config.training.steps, resuming from the newest valid checkpoint in config.output. `stop` is
 // polled between micro-batches; once true, the state is saved and Stopped is thrown. UsageError when the
