@@ -74,8 +74,8 @@ void RankRecords::heard(int64_t rank, const RankState& state) {
   const bool moved = !record.heard || state.ordinal != record.state.ordinal ||
                      state.step != record.state.step || state.activity != record.state.activity;
   const bool computed = state.cpu_seconds - record.cpu_when_working > kLeastWork * record.still;
-  const bool at_files = (state.activity == "start" || state.activity == "save") && !state.waiting;
-  if (moved || computed || at_files) {
+  const bool trains = state.activity == "step" || state.activity == "validation";
+  if (moved || computed || (!trains && !state.waiting)) {
     record.still = 0;
     record.cpu_when_working = state.cpu_seconds;
   }

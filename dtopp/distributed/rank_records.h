@@ -12,7 +12,7 @@ namespace dtopp {
 // Where a rank is, as it says itself. Activities and collectives are single words.
 struct RankState {
   int64_t step = 0;
-  std::string activity = "start";  // "start", "step", "validation" or "save"
+  std::string activity = "start";  // "start", "step", "validation", "save" or "report"
   std::string collective = "-";    // the one it waits for, else the last that it started; "-": none yet
   int64_t ordinal = 0;             // of that collective
   bool waiting = false;            // for it
@@ -62,8 +62,9 @@ class RankRecords {
   //   or used a processor for more than a two-hundredth of the time. Lost is then the rank that others wait
   //   for.
   // As long as one rank works nothing stands still, so neither a long computation or transfer nor a slow rank
-  // is an alarm. A rank that starts or saves, and waits for no other, counts as working: files may wait for
-  // their disk. One that computes for ever is therefore not found here but by its collectives' own timeout.
+  // is an alarm. A rank that neither steps nor validates, and waits for no other, counts as working: it may
+  // wait for a disk, or for a terminal that somebody has halted. One that computes for ever is therefore not
+  // found here but by its collectives' own timeout.
   std::optional<LostRank> pass(double seconds);
 
  private:

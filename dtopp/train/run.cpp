@@ -180,6 +180,7 @@ void Run::take_results(size_t in_flight) {
 
 void Run::record(const StepResult& result) {
   if (!first()) return;
+  begin(result.step, "report");
   const StepRates speed = rates(result);
   const bool last = result.step == config_.training.steps;
   if (result.step % config_.logging.every != 0 && !last && !result.skipped) return;
@@ -250,6 +251,7 @@ void Run::validate() {
   for (const auto& [task, accuracy] : accuracies) {
     record.values.emplace_back("eval/" + task + "/accuracy", accuracy);
   }
+  begin(record.step, "report");
   if (first()) metrics_->write(record);
   trainer_->mark_validated();
   unsaved_ = true;

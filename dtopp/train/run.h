@@ -33,7 +33,7 @@ struct RunObserver {
   std::function<void(int64_t step, const StepResult&, const StepRates&)> step;
   // `loss` is null where there is no validation data.
   std::function<void(int64_t step, const ValidationResult* loss, const ProbeResults&)> validation;
-  // Of every rank: what it begins, a "step" of that number, or a "validation" or "save" after it.
+  // Of every rank: what it begins, a "step" of that number, or a "validation", "save" or "report" after it.
   std::function<void(int64_t step, const char* activity)> begin;
 };
 

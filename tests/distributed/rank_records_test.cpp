@@ -86,13 +86,17 @@ TEST_F(Records, do_not_take_the_little_that_a_waiting_process_does_for_work) {
             11);
 }
 
-TEST_F(Records, wait_for_a_rank_that_writes_a_checkpoint_without_computing) {
-  RankState saving = in_step(7, 19, false);
-  saving.activity = "save";
-  EXPECT_EQ(seconds_until_lost([&](int) {
-              return std::vector{saving, in_step(7, 20, true), in_step(7, 20, true)};
-            }),
-            -1);
+TEST_F(Records, wait_for_a_rank_whose_files_or_terminal_take_their_time) {
+  for (const char* activity : {"start", "save", "report"}) {
+    records_ = RankRecords({"node0", "node1", "node2"}, kLimits);
+    RankState busy = in_step(7, 19, false);
+    busy.activity = activity;
+    EXPECT_EQ(seconds_until_lost([&](int) {
+                return std::vector{busy, in_step(7, 20, true), in_step(7, 20, true)};
+              }),
+              -1)
+        << activity;
+  }
 }
 
 TEST_F(Records, are_content_with_slow_steps) {

@@ -45,14 +45,13 @@ struct WatchedRank {
   // The line, once there is one; empty where that takes more than `patience`.
   std::string wait(milliseconds patience = milliseconds(10000)) {
     const auto until = std::chrono::steady_clock::now() + patience;
-    while (std::chrono::steady_clock::now() < until) {
+    while (true) {
       {
         const std::lock_guard lock(mutex);
-        if (!lost.empty()) return lost;
+        if (!lost.empty() || std::chrono::steady_clock::now() >= until) return lost;
       }
       std::this_thread::sleep_for(milliseconds(5));
     }
-    return "";
   }
 };
 
