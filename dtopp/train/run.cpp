@@ -98,7 +98,7 @@ RunSummary Run::train() {
   check_memory();
   Model model = make_model(config_);
   TrainingData data = model.open_data();
-  check_data(data, *ranks_);
+  check_data(data, *world_.all);
   if (!there) hold_directory();
   open_or_resume(std::move(model), std::move(data));
   RunSummary summary{path_, {}, 0, 0, complete()};

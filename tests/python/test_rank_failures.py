@@ -2,6 +2,7 @@
 
 DTOPP_FAILURE_CASES: how many random moments are tried (3)."""
 
+import fcntl
 import os
 import random
 import re
@@ -26,6 +27,8 @@ pytestmark = [pytest.mark.skipif(not tiny_run.BINARY.exists(), reason=f"{tiny_ru
 
 OVERRIDES = ["training.micro_batch_size=1", f"training.steps={STEPS}", "parallel.timeout=2", "validation.every=0",
              "logging.tensorboard=false"]
+# Data that lie in each rank's working directory.
+BESIDE = ["data.train=[train.npy]", "data.validation=[]"]
 LONG = ["training.steps=1000000", "checkpoint.every=0", "logging.every=50"]
 
 
@@ -87,14 +90,16 @@ def free_port():
         return listening.getsockname()[1]
 
 
-def start_ranks(arguments_of, size=2, **options):
-    """Ranks without a launcher that would say how they end."""
+def start_ranks(commands, folders=None, on_one_host=True):
+    """Ranks without a launcher that would say how they end; rank r with its command and working directory."""
     port = free_port()
     ranks = []
-    for rank in range(size):
-        environment = os.environ | {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank),
-                                    "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        ranks.append(Process(arguments_of(rank), env=environment, **options))
+    for rank, arguments in enumerate(commands):
+        environment = os.environ | {"RANK": str(rank), "WORLD_SIZE": str(len(commands)), "MASTER_ADDR": "127.0.0.1",
+                                    "MASTER_PORT": str(port)}
+        if on_one_host:
+            environment |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(len(commands))}
+        ranks.append(Process(arguments, env=environment, cwd=folders[rank] if folders else None))
     return ranks
 
 
@@ -113,10 +118,10 @@ def test_the_launcher_names_a_rank_that_is_killed_or_stopped(reference, tmp_path
     assert re.search(r"(waiting in|after) \w+", named[0])
 
 
-@pytest.mark.parametrize("victim", [0, 2])
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_without_a_launcher_each_surviving_rank_names_the_lost_one(reference, tmp_path, victim, how):
-    ranks = start_ranks(lambda rank: command(reference, tmp_path / "run", *LONG), size=3)
+@pytest.mark.parametrize("victim, how, on_one_host", [(0, signal.SIGKILL, True), (2, signal.SIGKILL, False),
+                                                      (0, signal.SIGSTOP, True), (2, signal.SIGSTOP, True)])
+def test_without_a_launcher_each_surviving_rank_names_the_lost_one(reference, tmp_path, victim, how, on_one_host):
+    ranks = start_ranks([command(reference, tmp_path / "run", *LONG)] * 3, on_one_host=on_one_host)
     ranks[0].wait_for("step 50")
     os.kill(ranks[victim].pid, how)
     for rank, process in enumerate(ranks):
@@ -137,14 +142,7 @@ def test_a_rank_with_an_error_of_its_own_gives_it_and_the_others_name_the_rank(r
     for folder in folders:
         shutil.copytree(reference, folder, ignore=shutil.ignore_patterns("run"))
     (folders[1] / "train.npy").write_bytes(b"\x93NUMPY\x01\x00")
-    data = ["data.train=[train.npy]", "data.validation=[]", "output=" + str(tmp_path / "run")]
-    port = free_port()
-    ranks = []
-    for rank in range(2):
-        environment = os.environ | {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2",
-                                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        ranks.append(Process([tiny_run.BINARY, "train", str(reference / "run.yaml"), *OVERRIDES, *data], cwd=folders[rank],
-                             env=environment))
+    ranks = start_ranks([command(reference, tmp_path / "run", *BESIDE)] * 2, folders)
     status, lines = ranks[1].end(timeout=20)
     assert status == 3 and len(lines) == 1 and "train.npy" in lines[0], lines
     status, lines = ranks[0].end(timeout=5)
@@ -152,6 +150,18 @@ def test_a_rank_with_an_error_of_its_own_gives_it_and_the_others_name_the_rank(r
     assert len(naming_a_rank(lines)) == 1 and "rank 1 on" in lines[-1], lines
     assert "ended with status 3" in lines[-1] and "train.npy" in lines[-1]
     assert not (tmp_path / "run").exists()
+
+
+def test_the_launcher_names_a_rank_with_an_error_of_its_own(reference, tmp_path):
+    """Rank 0 finds the directory held."""
+    run = tmp_path / "run"
+    run.mkdir()
+    with open(run / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        status, lines = Process(command(reference, run, "--processes", 2)).end(timeout=20)
+    assert status == 2, lines
+    assert len([line for line in lines if line.startswith("dtopp: error: ")]) == 1
+    assert len(naming_a_rank(lines)) == 1 and naming_a_rank(lines)[0].startswith("dtopp: rank 0 ended with status 2, on ")
 
 
 @pytest.mark.parametrize("what, status, word", [("data", 3, "train.npy"), ("configuration", 2, "training.seed"),
@@ -164,23 +174,19 @@ def test_ranks_that_differ_all_say_how_before_the_first_step(reference, tmp_path
         changed = bytearray((folders[1] / "train.npy").read_bytes())
         changed[len(changed) // 2 & ~1] ^= 1
         (folders[1] / "train.npy").write_bytes(changed)
-    binaries = [tiny_run.BINARY, tiny_run.BINARY]
+    binary = tiny_run.BINARY
     if what == "program":
         build = tmp_path / "build"
         (build / "bin").mkdir(parents=True)
         (build / "lib").symlink_to(tiny_run.BINARY.parent.parent / "lib")
-        binaries[1] = build / "bin/dtopp"
-        binaries[1].write_bytes(tiny_run.BINARY.read_bytes() + b"another build")
-        binaries[1].chmod(0o755)
-    port = free_port()
-    ranks = []
-    for rank in range(2):
-        environment = os.environ | {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2",
-                                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        own = [f"training.seed={rank}"] if what == "configuration" else []
-        ranks.append(Process([binaries[rank], "train", str(reference / "run.yaml"), *OVERRIDES, "data.train=[train.npy]",
-                              "data.validation=[]", "output=" + str(tmp_path / "run"), *own], cwd=folders[rank],
-                             env=environment))
+        binary = build / "bin/dtopp"
+        binary.write_bytes(tiny_run.BINARY.read_bytes() + b"another build")
+        binary.chmod(0o755)
+    commands = [command(reference, tmp_path / "run", *BESIDE) for _ in range(2)]
+    commands[1][0] = str(binary)
+    if what == "configuration":
+        commands[1].append("training.seed=1")
+    ranks = start_ranks(commands, folders)
     for process in ranks:
         ended, lines = process.end(timeout=20)
         assert ended == status, lines
