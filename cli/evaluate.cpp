@@ -66,10 +66,12 @@ void evaluate(const EvaluateOptions& options, const CLI::App& verb) {
   const Place place = own_place();
   if (options.processes > 0) std::exit(run_processes(place, options.processes));
   if (!options.dry_run) stop_on_signals();
-  run_as_rank(place, /*expert_parallel=*/1, [&](const World& world) {
-    if (options.tasks == "perplexity") return evaluate_perplexity(options, *world.all);
-    if (options.tasks == "activations") return evaluate_activations(options, *world.all);
-    evaluate_tasks(options, *world.all);
+  const std::chrono::seconds timeout(ParallelConfig{}.timeout);
+  run_as_rank(place, /*expert_parallel=*/1, timeout, [&](const Rank& rank) {
+    Collectives& ranks = *rank.world.all;
+    if (options.tasks == "perplexity") return evaluate_perplexity(options, ranks);
+    if (options.tasks == "activations") return evaluate_activations(options, ranks);
+    evaluate_tasks(options, ranks);
   });
 }
 

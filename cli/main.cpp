@@ -1,12 +1,9 @@
 #include <cstdio>
 #include <exception>
-#include <filesystem>
-#include <new>
 #include <sstream>
 #include <string>
 
-#include <c10/util/Exception.h>
-
+#include "cli/failure.h"
 #include "cli/standard_streams.h"
 #include "cli/usage_errors.h"
 #include "cli/verbs.h"
@@ -22,18 +19,9 @@ const char* malloc_conf =
 
 namespace {
 
-// A message is one line whatever it quotes.
-std::string one_line(std::string text) {
-  text.resize(text.find_last_not_of("\n\r ") + 1);
-  for (char& c : text) {
-    if (c == '\n' || c == '\r') c = ' ';
-  }
-  return text;
-}
-
 int fail(dtopp::ExitStatus status, const std::string& message) {
   const char* kind = status == dtopp::ExitStatus::kStopped ? "" : "error: ";
-  std::fprintf(stderr, "dtopp: %s%s\n", kind, one_line(message).c_str());
+  std::fprintf(stderr, "dtopp: %s%s\n", kind, message.c_str());
   return static_cast<int>(status);
 }
 
@@ -66,19 +54,8 @@ int main(int argc, char** argv) {
   dtopp::cli::guard_standard_streams();
   try {
     return run(argc, argv);
-  } catch (const dtopp::Error& error) {
-    return fail(error.status(), error.what());
-  } catch (const std::filesystem::filesystem_error& error) {
-    return fail(dtopp::ExitStatus::kData, error.path1().string() + ": " + error.code().message());
-  } catch (const std::bad_alloc&) {
-    return fail(dtopp::ExitStatus::kResource,
-                "out of memory: lower training.micro_batch_size or the model's size");
-  } catch (const c10::OutOfMemoryError&) {
-    return fail(dtopp::ExitStatus::kResource,
-                "out of device memory: lower training.micro_batch_size or the model's size");
-  } catch (const c10::Error& error) {
-    return fail(dtopp::ExitStatus::kResource, error.what_without_backtrace());
   } catch (const std::exception& error) {
-    return fail(dtopp::ExitStatus::kResource, error.what());
+    const dtopp::cli::Failure failure = dtopp::cli::failure_of(error);
+    return fail(failure.status, failure.message);
   }
 }

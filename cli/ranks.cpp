@@ -1,6 +1,8 @@
 #include "cli/ranks.h"
 
 #include <algorithm>
+#include <array>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -8,14 +10,20 @@
 #include <thread>
 #include <vector>
 
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <ATen/Parallel.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "cli/failure.h"
+#include "cli/program_version.h"
+#include "dtopp/distributed/counting_collectives.h"
 #include "dtopp/distributed/gloo_collectives.h"
 #include "dtopp/distributed/rendezvous.h"
+#include "dtopp/distributed/watcher.h"
 #include "dtopp/launch/local_ranks.h"
+#include "dtopp/train/rank_agreement.h"
 
 namespace dtopp::cli {
 namespace {
@@ -42,27 +50,110 @@ std::vector<std::string> without_processes(std::vector<std::string> arguments) {
   return arguments;
 }
 
-World join_ranks(const Place& place, int64_t expert_parallel) {
-  const bool local = place.local_size == place.size;
-  const StoreConnection store = make_store({.host = place.master_host,
-                                            .port = place.master_port,
-                                            .is_server = !place.launcher_holds_store && place.rank == 0,
-                                            .loopback_only = local,
-                                            .prefix = place.store_prefix});
-  GlooOptions options;
-  if (local) options.host = "127.0.0.1";
-  return make_world(store.store, place.rank, place.size, expert_parallel, options);
+std::string own_host() {
+  std::array<char, 256> name{};
+  ::gethostname(name.data(), name.size() - 1);
+  return name.front() == '\0' ? "unknown" : name.data();
 }
 
-int64_t share_of_threads(const Place& place) {
-  const auto cores = static_cast<int64_t>(std::thread::hardware_concurrency());
-  return std::max<int64_t>(1, cores / place.local_size);
+// Of all ranks, in their order.
+std::vector<std::string> exchange_hosts(c10d::Store& store, const Place& place) {
+  const auto key = [](int64_t rank) { return "host/" + std::to_string(rank); };
+  store.set(key(place.rank), own_host());
+  std::vector<std::string> hosts;
+  for (int64_t rank = 0; rank < place.size; ++rank) {
+    try {
+      hosts.push_back(store.get_to_str(key(rank)));
+    } catch (const std::exception&) {
+      throw ResourceError("rank " + std::to_string(place.rank) + " waited in vain for rank " +
+                          std::to_string(rank) + ", " + std::to_string(store.getTimeout().count() / 1000) +
+                          " s");
+    }
+  }
+  return hosts;
 }
 
-// Without waiting for what other ranks will not finish.
+// The calling process ends, without waiting for what other ranks will not finish.
 [[noreturn]] void end_silently(ExitStatus status) {
   std::fflush(nullptr);
   _exit(static_cast<int>(status));
+}
+
+constexpr char kLoopback[] = "127.0.0.1";
+
+// How long a rank whose collective broke waits for the watcher to learn which rank is lost.
+constexpr std::chrono::milliseconds kPatience{3000};
+
+// Where the launcher of --processes looks for the rank that was lost.
+constexpr char kLostKey[] = "lost";
+
+// One process's part in a run: the group of all ranks, and what looks after them.
+class Membership {
+ public:
+  Membership(const Place& place, int64_t expert_parallel, std::chrono::seconds timeout) : place_(place) {
+    const bool local = place.local_size == place.size;
+    store_ = make_store({.host = place.master_host,
+                         .port = place.master_port,
+                         .is_server = !place.launcher_holds_store && place.rank == 0,
+                         .loopback_only = local,
+                         .prefix = place.store_prefix})
+                 .store;
+    const std::vector<std::string> hosts = exchange_hosts(*store_, place);
+    const int64_t ranks_here = std::ranges::count(hosts, hosts[static_cast<size_t>(place.rank)]);
+    if (place.launcher == Launcher::kOwn) report_ = store_->clone();
+    const auto counts = std::make_shared<CollectiveCounts>();
+    WatcherOptions watched{.rank = place.rank,
+                           .hosts = hosts,
+                           .address = local ? kLoopback : place.master_host,
+                           .loopback_only = local,
+                           .limits = {.silent = static_cast<double>(timeout.count())}};
+    watcher_ = std::make_unique<Watcher>(store_, std::move(watched), counts,
+                                         [this](const LostRank& lost) { end_for(lost); });
+    GlooOptions options;
+    if (local) options.host = kLoopback;
+    // The watcher knows more of what went wrong: it is to speak first.
+    options.timeout = std::max<std::chrono::milliseconds>(options.timeout, 2 * timeout);
+    try {
+      world_ = make_world(store_, place.rank, place.size, expert_parallel, options, counts);
+      world_.ranks_here = place.local_size > 0 ? place.local_size : ranks_here;
+    } catch (const Error& error) {
+      watcher_->await_loss(kPatience);
+      watcher_->fail(static_cast<int>(error.status()), error.what());
+      throw;
+    }
+  }
+
+  const World& world() const { return world_; }
+  Watcher& watcher() { return *watcher_; }
+
+ private:
+  [[noreturn]] void end_for(const LostRank& lost) {
+    if (place_.launcher == Launcher::kOwn)
+      report_->set(kLostKey, lost.to_text());
+    else
+      std::fprintf(stderr, "dtopp: error: %s\n", lost.line().c_str());
+    _exit(static_cast<int>(ExitStatus::kResource));  // flushing could wait for what another thread writes
+  }
+
+  const Place& place_;
+  c10::intrusive_ptr<c10d::Store> store_, report_;  // the watcher's thread has its own connection
+  std::unique_ptr<Watcher> watcher_;
+  World world_;
+};
+
+int64_t share_of_threads(int64_t ranks) {
+  const auto cores = static_cast<int64_t>(std::thread::hardware_concurrency());
+  return std::max<int64_t>(1, cores / ranks);
+}
+
+// What the launcher says of how its ranks ended, given what they found out.
+std::string end_message(const RanksEnd& end, c10d::Store& store) {
+  if (end.message().empty() || !store.check({kLostKey})) return end.message();
+  const auto lost = LostRank::from_text(store.get_to_str(kLostKey));
+  if (!lost) return end.message();
+  // A rank that ended because it lost another tells nothing by that.
+  if (end.signal == 0 && end.status == static_cast<int>(ExitStatus::kResource)) return lost->line();
+  return end.message() + (lost->rank == end.rank ? ", " + lost->place : "");
 }
 
 }  // namespace
@@ -76,29 +167,48 @@ int run_processes(const Place& place, int64_t processes) {
     throw UsageError("--processes: this process is one of " + std::to_string(place.size) +
                      " ranks already (" + std::to_string(place.rank) + "): leave it out");
   configure_transport();
-  const StoreConnection store = make_store({.host = "127.0.0.1", .is_server = true, .loopback_only = true});
+  const StoreConnection store = make_store({.host = kLoopback, .is_server = true, .loopback_only = true});
   LocalRanks ranks;
   ranks.count = processes;
   ranks.arguments = without_processes(command_line());
   ranks.store_port = static_cast<uint16_t>(store.port);
   const RanksEnd end = run_local_ranks(ranks);
-  if (!end.message().empty()) std::fprintf(stderr, "dtopp: %s\n", end.message().c_str());
+  const std::string message = end_message(end, *store.store);
+  if (!message.empty()) std::fprintf(stderr, "dtopp: %s\n", message.c_str());
   return end.status;
 }
 
-void run_as_rank(const Place& place, int64_t expert_parallel, const std::function<void(const World&)>& body) {
+void run_as_rank(const Place& place, int64_t expert_parallel, std::chrono::seconds timeout,
+                 const std::function<void(const Rank&)>& body) {
   if (place.alone()) return body({});
   configure_transport();
-  if (place.local_size > 1) at::set_num_threads(static_cast<int>(share_of_threads(place)));
-  const World world = join_ranks(place, expert_parallel);
+  // Without torchrun's agent nobody starts its ranks again or looks after them: they save and stop.
+  if (place.launcher_holds_store && place.launcher == Launcher::kEnvironment)
+    ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+  Membership membership(place, expert_parallel, timeout);
+  Watcher& watcher = membership.watcher();
+  if (membership.world().ranks_here > 1)
+    at::set_num_threads(static_cast<int>(share_of_threads(membership.world().ranks_here)));
   try {
-    body(world);
-  } catch (const RankLost& lost) {
-    if (place.launcher == Launcher::kOwn) end_silently(lost.status());
+    check_program(program_version(), *membership.world().all);
+    body({membership.world(), [&](int64_t step, const char* activity) { watcher.begin(step, activity); }});
+  } catch (const RankLost&) {
+    watcher.await_loss(kPatience);
+    watcher.leave();
+    if (place.launcher == Launcher::kOwn) end_silently(ExitStatus::kResource);
     throw;
-  } catch (const Error& error) {
-    const bool of_all = error.status() == ExitStatus::kStopped || error.status() == ExitStatus::kNumerical;
-    if (of_all && place.rank > 0) end_silently(error.status());
+  } catch (const RanksDiffer& error) {
+    watcher.leave();
+    if (place.launcher == Launcher::kOwn && place.rank > 0) end_silently(error.status());
+    throw;
+  } catch (const std::exception& error) {
+    const Failure failure = failure_of(error);
+    const bool of_all = failure.status == ExitStatus::kStopped || failure.status == ExitStatus::kNumerical;
+    if (of_all)
+      watcher.leave();
+    else
+      watcher.fail(static_cast<int>(failure.status), failure.message);
+    if (of_all && place.rank > 0) end_silently(failure.status);
     throw;
   }
 }

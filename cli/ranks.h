@@ -1,6 +1,7 @@
 // How a verb becomes one of several ranks: started by --processes, torchrun, Slurm or Open MPI.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
 
@@ -17,10 +18,20 @@ Place own_place();
 // process is one of several already.
 int run_processes(const Place& place, int64_t processes);
 
+// One of the ranks of a run, as `body` sees it.
+struct Rank {
+  World world{};
+  // For RunObserver::begin; may be empty.
+  std::function<void(int64_t step, const char* activity)> begin{};
+};
+
 // Joins the ranks this process works with (itself where it is alone), in blocks of `expert_parallel`, and
 // calls `body` with them, its share of the cores being the default number of threads. A rank says nothing
 // that another one says for all: of a stopped or failed run rank 0 does, of a lost rank the launcher of
-// --processes. ResourceError where the others cannot be reached.
-void run_as_rank(const Place& place, int64_t expert_parallel, const std::function<void(const World&)>& body);
+// --processes. Where another rank is lost (silent for `timeout`, see distributed/watcher.h) the process ends
+// at once, from whatever it does, with status 5. ResourceError where the others cannot be reached,
+// RanksDiffer where they run another program.
+void run_as_rank(const Place& place, int64_t expert_parallel, std::chrono::seconds timeout,
+                 const std::function<void(const Rank&)>& body);
 
 }  // namespace dtopp::cli

@@ -1,23 +1,36 @@
 #include "cli/stop_signals.h"
 
+#include <atomic>
 #include <csignal>
+#include <cstdint>
+#include <ctime>
 
 #include <unistd.h>
 
 namespace dtopp::cli {
 namespace {
 
-// A signal handler can reach nothing but a global.
-volatile std::sig_atomic_t stop_signal = 0;
+// Signals closer together are one request: timeout(1) signals its child and then the whole group.
+constexpr int64_t kOneRequest = 100'000'000;  // nanoseconds
+
+// A signal handler can reach nothing but globals, and in any thread.
+std::atomic<int64_t> asked_at = 0;  // nanoseconds of the steady clock; 0: not yet
+std::atomic<bool> second_ends = true;
+static_assert(std::atomic<int64_t>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
 
 void on_signal(int signal) {
-  if (stop_signal != 0) _exit(128 + signal);
-  stop_signal = signal;
+  timespec time{};
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  const int64_t now = time.tv_sec * int64_t{1'000'000'000} + time.tv_nsec;
+  int64_t first = 0;
+  if (asked_at.compare_exchange_strong(first, now)) return;
+  if (second_ends && now - first >= kOneRequest) _exit(128 + signal);
 }
 
 }  // namespace
 
-void stop_on_signals() {
+void stop_on_signals(Impatience impatience) {
+  second_ends = impatience == Impatience::kSecondSignal;
   struct sigaction action = {};
   action.sa_handler = on_signal;
   sigemptyset(&action.sa_mask);
@@ -26,6 +39,6 @@ void stop_on_signals() {
   sigaction(SIGINT, &action, nullptr);
 }
 
-bool stop_requested() { return stop_signal != 0; }
+bool stop_requested() { return asked_at != 0; }
 
 }  // namespace dtopp::cli

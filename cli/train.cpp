@@ -1,3 +1,4 @@
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -51,8 +52,7 @@ void train_run(const TrainOptions& options) {
     if (const auto warning = gain_warning(config.routing, config.model.num_experts))
       message("warning: " + *warning);
   }
-  if (options.verify && speaks) verify_data(config);
-  stop_on_signals();
+  stop_on_signals(place.launcher == Launcher::kOwn ? Impatience::kLauncher : Impatience::kSecondSignal);
   RunObserver observer;
   observer.message = message;
   observer.step = [&](int64_t step, const StepResult& result, const StepRates& rates) {
@@ -62,8 +62,11 @@ void train_run(const TrainOptions& options) {
     message(validation_line(step, loss, accuracies));
   };
   RunSummary summary;
-  run_as_rank(place, expert_parallel_on(place, config), [&](const World& world) {
-    summary = run_training(config, observer, stop_requested, make_probes(config, stop_requested), world);
+  const std::chrono::seconds timeout(config.parallel.timeout);
+  run_as_rank(place, expert_parallel_on(place, config), timeout, [&](const Rank& rank) {
+    observer.begin = rank.begin;
+    if (options.verify && speaks) verify_data(config);
+    summary = run_training(config, observer, stop_requested, make_probes(config, stop_requested), rank.world);
   });
   if (!speaks) return;
   if (summary.already_complete) message(summary.directory.string() + " is complete: nothing left to train");

@@ -11,6 +11,7 @@ namespace dtopp {
 namespace {
 
 constexpr int64_t kMostThreads = 4096;
+constexpr int64_t kLongestTimeout = 86400;  // seconds
 
 void require_at_least(const char* key, int64_t least, int64_t value) {
   if (value < least)
@@ -83,6 +84,7 @@ void validate(const ParallelConfig& parallel, const ModelConfig& model) {
   if (model.num_experts % ranks != 0)
     throw InvalidValue(key, std::to_string(ranks) + " does not divide model.num_experts " +
                                 std::to_string(model.num_experts));
+  require_between("parallel.timeout", 1, kLongestTimeout, parallel.timeout);
 }
 
 void validate(const ValidationConfig& validation) {

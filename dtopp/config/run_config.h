@@ -84,6 +84,7 @@ struct ParallelConfig {
   ExpertParallel expert_parallel;  // ranks of a node that share the experts of each layer; auto: the fewest
                                    // with which the run fits in memory
   bool reproducible = true;        // the same bits at every power-of-two number of ranks
+  int64_t timeout = 60;            // seconds a rank may be silent (distributed/rank_records.h)
 };
 
 struct ValidationConfig {
@@ -168,6 +169,7 @@ requires std::same_as<std::remove_const_t<Config>, ParallelConfig>
 void visit_fields(Config& config, Visitor&& field) {
   field("expert_parallel", config.expert_parallel);
   field("reproducible", config.reproducible);
+  field("timeout", config.timeout);
 }
 
 template <class Config, class Visitor>

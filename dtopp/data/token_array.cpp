@@ -38,8 +38,7 @@ void copy_ids(const std::byte* from, std::span<int64_t> out) {
   for (size_t i = 0; i < out.size(); ++i) {
     T value;
     std::memcpy(&value, from + i * sizeof(T), sizeof(T));
-    out[i] =
-        static_cast<int64_t>(value);  // NOLINT(bugprone-signed-char-misuse): max_token() looks at the sign
+    out[i] = static_cast<int64_t>(value);  // NOLINT(bugprone-signed-char-misuse): scan() looks at the sign
   }
 }
 
@@ -61,13 +60,14 @@ void TokenArray::read(uint64_t offset, std::span<int64_t> out) const {
   visit_type(type_, [&](auto id) { copy_ids<decltype(id)>(from, out); });
 }
 
-int64_t TokenArray::max_token() const {
+int64_t TokenArray::scan(Hasher& ids) const {
   constexpr uint64_t kChunk = uint64_t{1} << 16;
-  std::vector<int64_t> ids(std::min(kChunk, count_));
+  std::vector<int64_t> buffer(std::min(kChunk, count_));
   int64_t largest = -1;
   for (uint64_t offset = 0; offset < count_; offset += kChunk) {
-    const auto chunk = std::span(ids).first(std::min(kChunk, count_ - offset));
+    const auto chunk = std::span(buffer).first(std::min(kChunk, count_ - offset));
     read(offset, chunk);
+    ids.update(std::as_bytes(chunk));
     const auto [low, high] = std::minmax_element(chunk.begin(), chunk.end());
     if (*low < 0)
       throw DataError(

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "dtopp/base/files.h"
+#include "dtopp/base/hash.h"
 
 namespace dtopp {
 
@@ -22,9 +23,9 @@ class TokenArray {
   uint64_t size() const { return count_; }
   // Copies ids [offset, offset + out.size()), which must exist.
   void read(uint64_t offset, std::span<int64_t> out) const;
-  // The largest id, found by reading all of them; -1 if there are none. DataError naming file and byte of a
-  // negative one.
-  int64_t max_token() const;
+  // The largest id, found by reading all of them; -1 if there are none. Adds them to `ids`, eight bytes each.
+  // DataError naming file and byte of a negative one.
+  int64_t scan(Hasher& ids) const;
   const std::filesystem::path& path() const { return file_.path(); }
 
  private:

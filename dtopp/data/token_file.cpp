@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "dtopp/base/errors.h"
+#include "dtopp/base/hash.h"
 #include "dtopp/base/manifest.h"
 #include "dtopp/data/token_array.h"
 #include "dtopp/data/token_folder.h"
@@ -63,13 +64,18 @@ Manifest read_verified_manifest(const fs::path& folder, Verify verify) {
 }
 
 // The folder's manifest and files agree, and no file is there that it does not know.
-TokenFacts read_facts(const fs::path& folder, const std::vector<fs::path>& files, Verify verify) {
-  const Manifest manifest = read_verified_manifest(folder, verify);
+TokenFacts read_facts(const fs::path& folder, const std::vector<fs::path>& files, const Manifest& manifest) {
   for (const fs::path& path : files) {
     if (!manifest.files.contains(path.filename().string()))
       throw DataError(path.string() + ": not in this folder's manifest.json; move it elsewhere");
   }
   return read_facts(manifest, folder / kManifestName);
+}
+
+std::string hash_of(const ManifestFiles& files) {
+  std::string text;
+  for (const auto& [name, entry] : files) text += name + " " + entry.xxh3_128 + "\n";
+  return hash_bytes(std::as_bytes(std::span(text)));
 }
 
 // "a.bin" and "a.idx" mean the prefix "a".
@@ -85,6 +91,7 @@ struct TokenStream::Impl {
   std::vector<uint64_t> first_token;  // of each array, then the total
   std::optional<std::string> tokenizer_hash;
   int64_t max_token = -1;
+  std::string content_hash;
 
   void open_folder(Verify verify, int64_t vocab_size);
   void open_single(int64_t vocab_size);
@@ -96,10 +103,13 @@ void TokenStream::Impl::open_folder(Verify verify, int64_t vocab_size) {
     throw DataError(path.string() + ": its preparation was not finished; run the same `dtopp prepare` again");
   const auto files = list_token_files(path);
   std::optional<TokenFacts> facts;
-  if (is_there(path / kManifestName))
-    facts = read_facts(path, files, verify);
-  else if (files.empty())
+  if (is_there(path / kManifestName)) {
+    const Manifest manifest = read_verified_manifest(path, verify);
+    facts = read_facts(path, files, manifest);
+    content_hash = hash_of(manifest.files);
+  } else if (files.empty()) {
     throw DataError(path.string() + ": holds no token files (.bin with .idx, or .npy)");
+  }
   for (const fs::path& file : files) add_file(parts, file, vocab_size);
   if (!facts) return scan();
   uint64_t tokens = 0;
@@ -124,7 +134,9 @@ void TokenStream::Impl::open_single(int64_t vocab_size) {
 }
 
 void TokenStream::Impl::scan() {
-  for (const TokenArray& array : parts.arrays) max_token = std::max(max_token, array.max_token());
+  Hasher ids;
+  for (const TokenArray& array : parts.arrays) max_token = std::max(max_token, array.scan(ids));
+  content_hash = ids.hexdigest();
 }
 
 TokenStream TokenStream::open(const fs::path& path, Verify verify, int64_t vocab_size) {
@@ -164,6 +176,7 @@ void TokenStream::read(uint64_t offset, std::span<int64_t> out) const {
 uint64_t TokenStream::documents() const { return impl_->parts.documents; }
 std::optional<std::string> TokenStream::tokenizer_hash() const { return impl_->tokenizer_hash; }
 int64_t TokenStream::max_token() const { return impl_->max_token; }
+const std::string& TokenStream::content_hash() const { return impl_->content_hash; }
 
 void TokenStream::require_ids_below(int64_t vocab_size) const {
   if (max_token() < vocab_size) return;

@@ -41,6 +41,8 @@ class TokenStream {
   std::optional<std::string> tokenizer_hash() const;
   // The largest id in the stream (from the manifest, else by one scan).
   int64_t max_token() const;
+  // Of what it holds, wherever that lies: of a manifest's checksums, else of the ids, by the same scan.
+  const std::string& content_hash() const;
   // UsageError where that is not below a model's vocab_size.
   void require_ids_below(int64_t vocab_size) const;
   const std::filesystem::path& path() const;

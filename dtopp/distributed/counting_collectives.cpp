@@ -9,6 +9,13 @@ std::map<std::string, Traffic> CollectiveCounts::traffic() const {
   return traffic_;
 }
 
+Traffic CollectiveCounts::total() const {
+  const std::lock_guard lock(mutex_);
+  Traffic sum;
+  for (const auto& [what, traffic] : traffic_) sum += traffic;
+  return sum;
+}
+
 CollectiveCounts::Current CollectiveCounts::current() const {
   const std::lock_guard lock(mutex_);
   return waited_for_.waiting ? waited_for_ : last_;

@@ -13,6 +13,13 @@ struct Traffic {
   int64_t calls = 0;
   int64_t bytes = 0;   // sent by this rank to others, as bytes_sent has it
   double seconds = 0;  // spent in wait(): what computation did not hide
+
+  Traffic& operator+=(const Traffic& other) {
+    calls += other.calls;
+    bytes += other.bytes;
+    seconds += other.seconds;
+    return *this;
+  }
 };
 
 // Shared by all groups of a rank, so that its collectives have one order, the same on every rank. From any
@@ -26,6 +33,7 @@ class CollectiveCounts {
   };
 
   std::map<std::string, Traffic> traffic() const;  // by `what`
+  Traffic total() const;
   // The collective that the rank waits for, else the last one that it started.
   Current current() const;
 

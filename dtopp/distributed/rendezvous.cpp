@@ -1,50 +1,19 @@
 #include "dtopp/distributed/rendezvous.h"
 
 #include <cstdlib>
-#include <cstring>
-#include <optional>
 
-#include <arpa/inet.h>
 #include <netdb.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include <c10/util/Logging.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "dtopp/base/errors.h"
+#include "dtopp/distributed/line_socket.h"
 #include "dtopp/distributed/transport_error.h"
 
 namespace dtopp {
 namespace {
-
-// A socket listening on 127.0.0.1, and its port: TCPStore's own listens on every interface.
-int listen_on_loopback(uint16_t& port) {
-  const auto checked = [](int result) {
-    if (result < 0) throw std::runtime_error(std::strerror(errno));
-    return result;
-  };
-  const int listening = checked(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  try {
-    const int on = 1;
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_port = htons(port);
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t length = sizeof address;
-    auto* generic = reinterpret_cast<sockaddr*>(&address);
-    checked(::setsockopt(listening, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on));
-    checked(::bind(listening, generic, length));
-    checked(::listen(listening, SOMAXCONN));
-    checked(::getsockname(listening, generic, &length));
-    port = ntohs(address.sin_port);
-  } catch (...) {
-    ::close(listening);
-    throw;
-  }
-  return listening;
-}
 
 bool resolves(const std::string& host) {
   addrinfo* found = nullptr;
@@ -65,7 +34,9 @@ StoreConnection make_store(const StoreOptions& options) {
     tcp.isServer = options.is_server;
     tcp.waitWorkers = false;
     tcp.timeout = options.timeout;
-    if (options.is_server && options.loopback_only) tcp.masterListenFd = listen_on_loopback(tcp.port);
+    // TCPStore's own would listen on every interface.
+    if (options.is_server && options.loopback_only)
+      tcp.masterListenFd = listening_socket(tcp.port, /*loopback_only=*/true);
     auto store = c10::make_intrusive<c10d::TCPStore>(options.host, tcp);
     const int64_t port = store->getPort();
     if (options.prefix.empty()) return {std::move(store), port};

@@ -1,6 +1,7 @@
 // The ranks of a run, and the groups in which they exchange.
 #pragma once
 
+#include "dtopp/distributed/counting_collectives.h"
 #include "dtopp/distributed/gloo_collectives.h"
 #include "dtopp/distributed/partition.h"
 
@@ -15,6 +16,8 @@ struct World {
   // hold; and tokens on their way to experts and back.
   std::shared_ptr<Collectives> block = std::make_shared<SingleRank>();
   std::shared_ptr<Collectives> experts = std::make_shared<SingleRank>();
+  std::shared_ptr<const CollectiveCounts> counts{};  // of all groups; none where nobody counts
+  int64_t ranks_here = 1;                            // on this machine
 
   int64_t rank() const { return all->rank(); }
   int64_t size() const { return all->size(); }
@@ -22,8 +25,10 @@ struct World {
 };
 
 // Connects this rank to the others. expert_parallel: the ranks of a block, which divide `size`; rank 0's
-// counts. Errors as make_gloo_collectives. Collective.
+// holds for all. `counts`, where it is given, learns of what takes place in groups of several. Errors as
+// make_gloo_collectives. Collective.
 World make_world(const c10::intrusive_ptr<c10d::Store>& store, int64_t rank, int64_t size,
-                 int64_t expert_parallel, const GlooOptions& options);
+                 int64_t expert_parallel, const GlooOptions& options,
+                 const std::shared_ptr<CollectiveCounts>& counts = nullptr);
 
 }  // namespace dtopp

@@ -184,9 +184,9 @@ RanksEnd run_local_ranks(const LocalRanks& wanted) {
     const auto arrived = signals.wait(milliseconds_until(kill_at));
     const auto ends = ranks.reap(sent);
     if (killed) continue;
-    const bool none_failed = !is_failure(decided);
+    const bool open = weight(decided) <= weight({.status = kLostAnother});
     for (const auto& end : ends) {
-      if (none_failed && weight(end) > weight(decided)) decided = end;
+      if (open && weight(end) > weight(decided)) decided = end;
     }
     const auto now = Clock::now();
     if (decided.status != kDone && kill_at == kNever) kill_at = now + wanted.grace;

@@ -16,7 +16,7 @@ struct LocalRanks {
   // close-on-exec, else every rank would keep them open.
   uint16_t store_port = 0;
   // From the first rank that did not end with 0 until those still there are killed.
-  std::chrono::milliseconds grace{5000};
+  std::chrono::milliseconds grace{3000};
   std::filesystem::path program;  // this one where it is empty
 };
 
@@ -37,10 +37,10 @@ struct RanksEnd {
 // with 127.
 //
 // The first rank to fail decides: its status, or 5 where a signal killed it; the others get `grace` to notice
-// and end by themselves. Of ranks found dead at the same moment the one that a signal killed is the first,
-// and one with status 5, as a rank ends that lost another, the last. Where none failed the status is 75 if
-// any rank ended with that, else 0. A rank that ends with 75 starts the grace too: ranks must not leave a
-// stopped run while another one still saves.
+// and end by themselves. Of ranks found dead at the same moment the one that a signal killed is the first. A
+// status of 5, as a rank has that lost another, decides only where no rank ends otherwise within the grace.
+// Where none failed the status is 75 if any rank ended with that, else 0. A rank that ends with 75 starts the
+// grace too: ranks must not leave a stopped run while another one still saves.
 //
 // SIGTERM and SIGINT go to all ranks once. A second one, a tenth of a second or more after the first, kills
 // them: 128 + its number is the status then, as it is where the first one killed a rank that was not yet

@@ -31,6 +31,8 @@ struct Batch {
 // Where batches come from.
 struct TrainingData {
   std::string tokenizer_json;  // kept in checkpoints; empty when the data names none
+  // Each source's name and a hash of what it holds, the same wherever that lies.
+  std::vector<std::pair<std::string, std::string>> content_hashes;
   // `count` samples from `position` of the training order.
   std::function<Batch(uint64_t position, int64_t count)> training_batch;
   uint64_t validation_samples = 0;

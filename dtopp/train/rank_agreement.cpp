@@ -1,19 +1,72 @@
 #include "dtopp/train/rank_agreement.h"
 
-#include "dtopp/base/errors.h"
+#include <sstream>
+
+#include "dtopp/base/hash.h"
 #include "dtopp/checkpoint/run_directory.h"
 
 namespace dtopp {
 
+namespace {
+
+// A rank whose text is not rank 0's, and the two texts.
+struct Difference {
+  int64_t rank;
+  std::string there, first;
+};
+
+// The first such rank; all ranks learn of it. Nothing where all texts are the same.
+std::optional<Difference> find_difference(const std::string& mine, Collectives& ranks) {
+  if (ranks.size() == 1) return std::nullopt;
+  std::string hash = hash_bytes(std::as_bytes(std::span(mine)));
+  const auto length = static_cast<int64_t>(hash.size());
+  const at::Tensor all = at::empty({ranks.size(), length}, at::kByte);
+  ranks.all_gather(all, at::from_blob(hash.data(), {length}, at::kByte), "start").wait();
+  int64_t rank = 0;
+  while (rank < ranks.size() && all[rank].equal(all[0])) ++rank;
+  if (rank == ranks.size()) return std::nullopt;
+  return Difference{rank, broadcast_bytes(ranks, mine, rank, "start"),
+                    broadcast_bytes(ranks, mine, /*root=*/0, "start")};
+}
+
+std::string name(int64_t rank) { return "rank " + std::to_string(rank); }
+
+}  // namespace
+
+void check_program(const std::string& version, Collectives& ranks) {
+  if (const auto difference = find_difference(version, ranks))
+    throw RanksDiffer(ExitStatus::kUsage, name(difference->rank) + " runs another dtopp than rank 0 (" +
+                                              difference->there + ", rank 0 " + difference->first +
+                                              "): install the same on all hosts");
+}
+
 void check_ranks(const RunConfig& config, const at::Device& device, Collectives& ranks) {
   if (ranks.size() == 1) return;
+  if (const auto difference = find_difference(to_yaml(config), ranks)) {
+    std::string keys;
+    for (const std::string& key : differing_keys(parse_run_config(difference->there, "its configuration"),
+                                                 parse_run_config(difference->first, "rank 0's")))
+      keys += (keys.empty() ? "" : ", ") + key;
+    throw RanksDiffer(ExitStatus::kUsage, name(difference->rank) +
+                                              " has another configuration than rank 0 (different: " + keys +
+                                              "): start all ranks with the same file and overrides");
+  }
   if (!device.is_cpu())
     throw UsageError("training.device: several ranks train on CPUs only; set it to cpu, or start one rank");
-  const std::string mine = to_yaml(config);
-  if (broadcast_bytes(ranks, mine, /*root=*/0, "start") != mine)
-    throw UsageError(
-        "rank " + std::to_string(ranks.rank()) +
-        " has another configuration than rank 0: start all ranks with the same file and overrides");
+}
+
+void check_data(const TrainingData& data, Collectives& ranks) {
+  std::string mine;
+  for (const auto& [source, hash] : data.content_hashes) mine += hash + " " + source + "\n";
+  const auto difference = find_difference(mine, ranks);
+  if (!difference) return;
+  std::istringstream there(difference->there), first(difference->first);
+  std::string source, line;
+  while (std::getline(there, source) && std::getline(first, line) && source == line) {
+  }
+  throw RanksDiffer(ExitStatus::kData, name(difference->rank) + " has other data than rank 0: " +
+                                           source.substr(source.find(' ') + 1) +
+                                           " does not hold the same there; copy it again");
 }
 
 bool any_rank(Collectives& ranks, bool here) {

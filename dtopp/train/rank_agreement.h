@@ -6,14 +6,28 @@
 #include <optional>
 #include <string>
 
+#include "dtopp/base/errors.h"
 #include "dtopp/checkpoint/checkpoint.h"
 #include "dtopp/config/run_config.h"
 #include "dtopp/distributed/collectives.h"
+#include "dtopp/models/batch.h"
 
 namespace dtopp {
 
-// UsageError where several ranks cannot do what is configured, or one has another configuration than rank 0.
+// Ranks do not have the same program, configuration or data. All of them throw it, with the same message.
+struct RanksDiffer : Error {
+  using Error::Error;
+};
+
+// RanksDiffer where a rank's program is not rank 0's; `version` says which one this is.
+void check_program(const std::string& version, Collectives& ranks);
+
+// RanksDiffer where a rank has another configuration than rank 0; UsageError where several ranks cannot do
+// what is configured.
 void check_ranks(const RunConfig& config, const at::Device& device, Collectives& ranks);
+
+// RanksDiffer where a rank has opened other data than rank 0.
+void check_data(const TrainingData& data, Collectives& ranks);
 
 // Whether it is so on any of them.
 bool any_rank(Collectives& ranks, bool here);

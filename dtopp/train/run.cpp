@@ -26,18 +26,6 @@ double wall_time() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-void refuse_other_configuration(const RunConfig& config) {
-  const auto there = config_of(config.output);
-  if (!there) return;
-  std::string keys;
-  for (const std::string& key : differing_keys(*there, config)) {
-    if (affects_result(key)) keys += (keys.empty() ? "" : ", ") + key;
-  }
-  if (keys.empty()) return;
-  throw UsageError(config.output + " holds a run of another configuration (different: " + keys +
-                   "): choose another output, or the same configuration to resume");
-}
-
 class Run {
  public:
   Run(const RunConfig& config, const at::Device& device, const RunObserver& observer,
@@ -61,10 +49,12 @@ class Run {
   void check_memory();
   void open_or_resume(Model model, TrainingData data);
   void train_step();
+  void begin(int64_t step, const char* activity) const {
+    if (observer_.begin) observer_.begin(step, activity);
+  }
   // Takes in the results of the steps issued; no more than `in_flight` of them stay out.
   void take_results(size_t in_flight);
   void record(const StepResult& result);
-  void report_skip(const StepResult& result);
   [[noreturn]] void give_up(const StepResult& result);
   void validate();
   bool validation_is_due() const;
@@ -96,6 +86,7 @@ class Run {
   double flops_per_token_ = 0;
   double matrix_rate_ = 0;
   double recent_step_seconds_ = 0;
+  Traffic before_step_;
 };
 
 RunSummary Run::train() {
@@ -107,6 +98,7 @@ RunSummary Run::train() {
   check_memory();
   Model model = make_model(config_);
   TrainingData data = model.open_data();
+  check_data(data, *world_.all);
   if (!there) hold_directory();
   open_or_resume(std::move(model), std::move(data));
   RunSummary summary{path_, {}, 0, 0, complete()};
@@ -140,7 +132,7 @@ void Run::check_memory() {
   const Plan plan =
       make_plan(config_, {.ranks = world_.size(), .expert_parallel = world_.grid().places}, device);
   const auto memory = free_device_memory(device_);
-  require_memory(plan, memory ? *memory : available_memory());
+  require_memory(plan, memory ? *memory : available_memory() / static_cast<uint64_t>(world_.ranks_here));
   flops_per_token_ = static_cast<double>(plan.flops_per_token);
 }
 
@@ -169,6 +161,8 @@ void Run::open_or_resume(Model model, TrainingData data) {
 }
 
 void Run::train_step() {
+  begin(trainer_->state().step + 1, "step");
+  if (world_.counts) before_step_ = world_.counts->total();
   if (!trainer_->step(stop_)) stop_here();
   // One step stays out on a device that computes while the host goes on. Never as many as happen to have
   // arrived: what a step begins with would depend on the clock.
@@ -180,7 +174,9 @@ void Run::take_results(size_t in_flight) {
   while (const auto result = trainer_->next_result(in_flight)) {
     unsaved_ = true;
     record(*result);
-    if (result->skipped) report_skip(*result);
+    if (result->skipped)
+      say("step " + std::to_string(result->step) + " was skipped: its loss or gradient is not finite (" +
+          std::to_string(result->consecutive_skips) + " in a row)");
     stop_asked_ = stop_asked_ || (result->stop_asked && world_.size() > 1);
     if (gives_up(*result, config_.training)) give_up(*result);
   }
@@ -188,6 +184,7 @@ void Run::take_results(size_t in_flight) {
 
 void Run::record(const StepResult& result) {
   if (!first()) return;
+  begin(result.step, "report");
   const StepRates speed = rates(result);
   const bool last = result.step == config_.training.steps;
   if (result.step % config_.logging.every != 0 && !last && !result.skipped) return;
@@ -196,11 +193,6 @@ void Run::record(const StepResult& result) {
   add_rates(speed, result.data_seconds / result.seconds, record);
   metrics_->write(record);
   if (observer_.step) observer_.step(result.step, result, speed);
-}
-
-void Run::report_skip(const StepResult& result) {
-  say("step " + std::to_string(result.step) + " was skipped: its loss or gradient is not finite (" +
-      std::to_string(result.consecutive_skips) + " in a row)");
 }
 
 void Run::give_up(const StepResult& result) {
@@ -215,14 +207,17 @@ void Run::give_up(const StepResult& result) {
 
 StepRates Run::rates(const StepResult& result) {
   StepRates speed;
-  const auto tokens =
-      static_cast<double>(config_.training.global_batch_size * trainer_->model().tokens_per_sample);
-  speed.tokens_per_second = tokens / result.seconds;
+  speed.tokens_per_second = static_cast<double>(trainer_->step_tokens()) / result.seconds;
   speed.tflops = speed.tokens_per_second * flops_per_token_ * 1e-12;
   speed.mfu = speed.tflops * 1e12 / matrix_rate_;
   recent_step_seconds_ =
       recent_step_seconds_ == 0 ? result.seconds : 0.9 * recent_step_seconds_ + 0.1 * result.seconds;
   speed.seconds_left = recent_step_seconds_ * static_cast<double>(config_.training.steps - result.step);
+  if (world_.counts) {
+    const Traffic now = world_.counts->total();
+    speed.sent_bytes = static_cast<double>(now.bytes - before_step_.bytes);
+    speed.exposed_share = (now.seconds - before_step_.seconds) / result.seconds;
+  }
   const auto memory = allocated_device_memory(device_);
   speed.memory_bytes = memory ? memory->now : process_memory("VmRSS");
   speed.memory_peak_bytes = memory ? memory->peak : process_memory("VmHWM");
@@ -240,6 +235,7 @@ bool Run::validation_is_due() const {
 
 void Run::validate() {
   take_results(0);
+  begin(trainer_->state().step, "validation");
   std::optional<ValidationResult> loss;
   if (trainer_->data().validation_samples > 0) {
     loss = trainer_->validate(config_.validation.tokens, stop_);
@@ -257,6 +253,7 @@ void Run::validate() {
   for (const auto& [task, accuracy] : accuracies) {
     record.values.emplace_back("eval/" + task + "/accuracy", accuracy);
   }
+  begin(record.step, "report");
   if (first()) metrics_->write(record);
   trainer_->mark_validated();
   unsaved_ = true;
@@ -266,6 +263,7 @@ void Run::validate() {
 // Rank 0 writes; the others bring their parts of the tensors, in the order in which it reads them.
 void Run::save() {
   take_results(0);
+  begin(trainer_->state().step, "save");
   const ParameterStore& parameters = trainer_->parameters();
   const CheckpointContents contents{trainer_->state(), parameters.parameter_sources(),
                                     parameters.moment_sources(), to_yaml(config_),

@@ -20,6 +20,8 @@ struct StepRates {
   double seconds_left = 0;         // until the last step, at the recent pace
   uint64_t memory_bytes = 0;       // resident now; on a device with its own memory, what is taken of that
   uint64_t memory_peak_bytes = 0;  // the most it ever was
+  // Where ranks exchange: what this one sent in the step, and the share of the step that it waited for it.
+  std::optional<double> sent_bytes{}, exposed_share{};
 };
 
 // Accuracies by task, measured at each validation from the fp32 parameters and the thresholds of the moment
@@ -34,6 +36,8 @@ struct RunObserver {
   std::function<void(int64_t step, const StepResult&, const StepRates&)> step;
   // `loss` is null where there is no validation data.
   std::function<void(int64_t step, const ValidationResult* loss, const ProbeResults&)> validation;
+  // Of every rank: what it begins, a "step" of that number, or a "validation", "save" or "report" after it.
+  std::function<void(int64_t step, const char* activity)> begin;
 };
 
 struct RunSummary {
@@ -45,7 +49,8 @@ struct RunSummary {
 };
 
 // The process's place: of the ranks of `world`, which train together, rank 0 alone writes to the run's
-// directory and tells the observer anything. All have the same configuration (UsageError where one has not).
+// directory and tells the observer anything but what it begins. All have the same configuration and data
+// (RanksDiffer of train/rank_agreement.h where one has not).
 //
 // Trains to config.training.steps, resuming from the newest valid checkpoint in config.output. `stop` is
 // polled between micro-batches; once true, the state is saved and Stopped is thrown. UsageError when the

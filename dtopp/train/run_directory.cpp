@@ -1,5 +1,8 @@
 #include "dtopp/train/run_directory.h"
 
+#include "dtopp/base/errors.h"
+#include "dtopp/checkpoint/run_directory.h"
+
 namespace dtopp {
 namespace {
 
@@ -47,6 +50,18 @@ void RunDirectory::remove_created() const {
     fs::remove(path, ignored);
     if (path == first_created_) return;
   }
+}
+
+void refuse_other_configuration(const RunConfig& config) {
+  const auto there = config_of(config.output);
+  if (!there) return;
+  std::string keys;
+  for (const std::string& key : differing_keys(*there, config)) {
+    if (affects_result(key)) keys += (keys.empty() ? "" : ", ") + key;
+  }
+  if (keys.empty()) return;
+  throw UsageError(config.output + " holds a run of another configuration (different: " + keys +
+                   "): choose another output, or the same configuration to resume");
 }
 
 }  // namespace dtopp

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "dtopp/base/files.h"
+#include "dtopp/config/run_config.h"
 
 namespace dtopp {
 
@@ -31,5 +32,8 @@ class RunDirectory {
   bool kept_ = false;
   std::optional<DirectoryLock> lock_;
 };
+
+// UsageError where config.output holds a run whose configuration differs in what affects the result.
+void refuse_other_configuration(const RunConfig& config);
 
 }  // namespace dtopp

@@ -57,6 +57,8 @@ void add_rates(const StepRates& rates, double data_share, MetricRecord& record) 
   values.emplace_back("throughput/data_share", data_share);
   values.emplace_back("memory/resident_bytes", static_cast<double>(rates.memory_bytes));
   values.emplace_back("memory/peak_bytes", static_cast<double>(rates.memory_peak_bytes));
+  if (rates.sent_bytes) values.emplace_back("comm/bytes", *rates.sent_bytes);
+  if (rates.exposed_share) values.emplace_back("comm/exposed_share", *rates.exposed_share);
 }
 
 void add_validation(const ValidationResult& result, MetricRecord& record) {

@@ -9,7 +9,7 @@ namespace dtopp {
 // train/…, and where there are routers moe/… in all and by layer.
 void add_step(const StepResult& result, const RoutingConfig& routing, MetricRecord& record);
 
-// throughput/… and memory/…; data_share: part of the step spent waiting for data.
+// throughput/…, memory/… and, of several ranks, comm/…; data_share: part of the step spent waiting for data.
 void add_rates(const StepRates& rates, double data_share, MetricRecord& record);
 
 // val/….

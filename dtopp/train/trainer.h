@@ -62,12 +62,12 @@ class Trainer {
   const Model& model() const { return model_; }
   const TrainingData& data() const { return data_; }
   Collectives& ranks() const { return *world_.all; }
+  int64_t step_tokens() const { return config_.training.global_batch_size * model_.tokens_per_sample; }
 
  private:
   int64_t micro_batches() const {
     return config_.training.global_batch_size / config_.training.micro_batch_size;
   }
-  int64_t step_tokens() const { return config_.training.global_batch_size * model_.tokens_per_sample; }
   // What all ranks know of a step's numbers.
   StepShape step_shape() const;
   // theta of each routed layer; [0] unless dynamic.

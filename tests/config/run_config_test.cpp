@@ -101,6 +101,7 @@ TEST_F(RunConfigTest, impossible_values_name_the_key_and_the_bound) {
       {{"parallel.expert_parallel=automatic"},
        "parallel.expert_parallel: expected an integer or auto, got 'automatic'"},
       {{"parallel.expert_parallel=4.0"}, "parallel.expert_parallel: expected an integer or auto, got '4.0'"},
+      {{"parallel.timeout=0"}, "parallel.timeout: must lie in [1, 86400], is 0"},
       {{"validation.every=-1"}, "validation.every: must be at least 0, is -1"},
       {{"validation.tokens=0"}, "validation.tokens: must be at least 1, is 0"},
       {{"validation.task_limit=-1"}, "validation.task_limit: must be at least 0, is -1"},
@@ -185,13 +186,26 @@ TEST_F(RunConfigTest, a_resumed_run_may_change_how_it_works_but_not_what_it_comp
   for (const std::string& key : config_keys<RunConfig>()) {
     if (!affects_result(key)) free.push_back(key);
   }
-  EXPECT_EQ(free,
-            (std::vector<std::string>{
-                "name", "data.validation", "training.micro_batch_size", "training.device",
-                "training.deterministic", "training.threads", "training.max_skips",
-                "parallel.expert_parallel", "parallel.reproducible", "validation.every", "validation.tokens",
-                "validation.tasks", "validation.task_data", "validation.task_limit", "checkpoint.every",
-                "checkpoint.keep", "logging.every", "logging.tensorboard", "output"}));
+  EXPECT_EQ(free, (std::vector<std::string>{"name",
+                                            "data.validation",
+                                            "training.micro_batch_size",
+                                            "training.device",
+                                            "training.deterministic",
+                                            "training.threads",
+                                            "training.max_skips",
+                                            "parallel.expert_parallel",
+                                            "parallel.reproducible",
+                                            "parallel.timeout",
+                                            "validation.every",
+                                            "validation.tokens",
+                                            "validation.tasks",
+                                            "validation.task_data",
+                                            "validation.task_limit",
+                                            "checkpoint.every",
+                                            "checkpoint.keep",
+                                            "logging.every",
+                                            "logging.tensorboard",
+                                            "output"}));
 }
 
 TEST_F(RunConfigTest, plans_need_neither_data_nor_output) {

@@ -29,6 +29,14 @@ TEST(PreparedFolder, tells_its_documents_tokenizer_and_largest_id) {
   }
 }
 
+TEST(PreparedFolder, is_hashed_by_the_checksums_of_its_files) {
+  const ScratchDirectory one, copy, wider;
+  const std::string hash = TokenStream::open(prepared_folder(one)).content_hash();
+  EXPECT_EQ(hash.size(), 32U);
+  EXPECT_EQ(hash, TokenStream::open(prepared_folder(copy)).content_hash());
+  EXPECT_NE(hash, TokenStream::open(prepared_folder(wider, 65537)).content_hash());
+}
+
 TEST(PreparedFolder, ids_are_written_as_wide_as_the_vocabulary_needs) {
   for (const auto& [vocab_size, id_bytes] : {std::pair{65536, 2}, {65537, 4}}) {
     const ScratchDirectory scratch;

@@ -35,6 +35,19 @@ TEST(TokenFile, reads_a_megatron_pair_by_prefix_bin_or_idx) {
   }
 }
 
+TEST(TokenFile, hashes_what_it_holds_wherever_that_lies) {
+  const ScratchDirectory scratch;
+  write_pair(scratch / "a", {}, ids_of_three_documents());
+  write_bytes(scratch / "same.npy", ids_of_three_documents());
+  write_bytes(scratch / "other.npy", array_bytes<uint16_t>({7, 0, 65534, 1, 0}));
+  write_bytes(scratch / "shorter.npy", array_bytes<uint16_t>({7, 0, 65535, 1}));
+  const auto hash = [&](const char* name) { return TokenStream::open(scratch / name).content_hash(); };
+  EXPECT_EQ(hash("a").size(), 32U);
+  EXPECT_EQ(hash("a"), hash("same.npy"));
+  EXPECT_NE(hash("a"), hash("other.npy"));
+  EXPECT_NE(hash("a"), hash("shorter.npy"));
+}
+
 template <class T>
 void expect_reads_type(uint8_t code, T largest) {
   const ScratchDirectory scratch;

@@ -107,6 +107,12 @@ TEST(LocalRanks, that_lost_another_end_by_themselves_within_the_grace) {
   EXPECT_EQ(launcher.status(), 3);
 }
 
+TEST(LocalRanks, that_lost_another_do_not_decide_though_they_end_first) {
+  const RanksEnd end = run_local_ranks(ranks_of(2, "[ $RANK = 0 ] && exit 5; sleep 0.2; exit 3"));
+  EXPECT_EQ(end.status, 3);
+  EXPECT_EQ(end.message(), "rank 1 ended with status 3");
+}
+
 TEST(LocalRanks, end_with_5_where_one_is_killed) {
   LauncherProcess launcher(ranks_of(2, "[ $RANK = 1 ] && echo $$; exec sleep 1000", 50ms));
   ::kill(std::stoi(launcher.line()), SIGKILL);

@@ -53,9 +53,9 @@ def metrics(run):
     return [json.loads(line) for line in (pathlib.Path(run) / "metrics.jsonl").read_text().splitlines()]
 
 
-TIMES = ("time", "throughput/", "memory/")
+TIMES = ("time", "throughput/", "memory/", "comm/")
 
 
 def timeless(lines):
-    """The lines without what depends on the clock or the machine."""
+    """The lines without what depends on the clock, the machine or the number of ranks."""
     return [{key: value for key, value in line.items() if not key.startswith(TIMES)} for line in lines]

@@ -68,6 +68,9 @@ TrainingData language_model_data(const RunConfig& config) {
 
   TrainingData data;
   data.tokenizer_json = find_tokenizer(train);
+  for (const auto* streams : {&train, &validation})
+    for (const TokenStream& stream : *streams)
+      data.content_hashes.emplace_back(stream.path().string(), stream.content_hash());
   data.training_batch = batches(
       std::make_shared<WindowSampler>(std::move(train), model.sequence_length, seed), &WindowSampler::sample);
   if (!validation.empty()) {

@@ -1,0 +1,35 @@
+#include "cli/failure.h"
+
+#include <filesystem>
+#include <new>
+
+#include <c10/util/Exception.h>
+
+namespace dtopp::cli {
+namespace {
+
+std::string one_line(std::string text) {
+  text.resize(text.find_last_not_of("\n\r ") + 1);
+  for (char& c : text) {
+    if (c == '\n' || c == '\r') c = ' ';
+  }
+  return text;
+}
+
+}  // namespace
+
+Failure failure_of(const std::exception& error) {
+  if (const auto* own = dynamic_cast<const Error*>(&error)) return {own->status(), one_line(own->what())};
+  if (const auto* file = dynamic_cast<const std::filesystem::filesystem_error*>(&error))
+    return {ExitStatus::kData, one_line(file->path1().string() + ": " + file->code().message())};
+  if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr)
+    return {ExitStatus::kResource, "out of memory: lower training.micro_batch_size or the model's size"};
+  if (dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr)
+    return {ExitStatus::kResource,
+            "out of device memory: lower training.micro_batch_size or the model's size"};
+  if (const auto* torch = dynamic_cast<const c10::Error*>(&error))
+    return {ExitStatus::kResource, one_line(torch->what_without_backtrace())};
+  return {ExitStatus::kResource, one_line(error.what())};
+}
+
+}  // namespace dtopp::cli

@@ -1,0 +1,260 @@
+"""Ranks that are killed, stopped or fail end the run as one, its last checkpoint is whole, and it goes on from there.
+
+DTOPP_FAILURE_CASES: how many random moments are tried (3)."""
+
+import fcntl
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import tiny_run
+
+FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
+TORCHRUN = tiny_run.ROOT / ".venv/bin/torchrun"
+CASES = int(os.environ.get("DTOPP_FAILURE_CASES", "3"))
+STEPS = 60
+
+pytestmark = [pytest.mark.skipif(not tiny_run.BINARY.exists(), reason=f"{tiny_run.BINARY} is not built"),
+              pytest.mark.skipif(tiny_run.DEVICE != "cpu", reason="ranks on CUDA devices are not there yet")]
+
+OVERRIDES = ["training.micro_batch_size=1", f"training.steps={STEPS}", "parallel.timeout=2", "validation.every=0",
+             "logging.tensorboard=false"]
+# Data that lie in each rank's working directory.
+BESIDE = ["data.train=[train.npy]", "data.validation=[]"]
+LONG = ["training.steps=1000000", "checkpoint.every=0", "logging.every=50"]
+
+
+def state(run, step=STEPS):
+    folder = run / "checkpoints" / f"step-{step:08d}"
+    return [(folder / name).read_bytes() for name in FILES]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("reference")
+    done = tiny_run.dtopp("train", tiny_run.make(directory), *OVERRIDES)
+    assert done.returncode == 0, done.stderr
+    return directory
+
+
+def command(reference, run, *options):
+    return list(map(str, [tiny_run.BINARY, "train", reference / "run.yaml", *OVERRIDES, f"output={run}", *options]))
+
+
+class Process:
+    """A started command whose standard error is read as it comes."""
+
+    def __init__(self, arguments, **options):
+        self.process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, **options)
+        self.pid = self.process.pid
+        self.lines = []
+        self.reader = threading.Thread(target=self.read, daemon=True)
+        self.reader.start()
+
+    def read(self):
+        for line in self.process.stderr:
+            self.lines.append(line.rstrip("\n"))
+
+    def wait_for(self, prefix, timeout=60):
+        end = time.monotonic() + timeout
+        while not any(line.startswith(prefix) for line in self.lines):
+            assert time.monotonic() < end and self.process.poll() is None, self.lines
+            time.sleep(0.005)
+
+    def end(self, timeout):
+        """The exit status and what was said besides steps."""
+        status = self.process.wait(timeout=timeout)
+        self.reader.join(timeout=10)
+        return status, [line for line in self.lines if not line.startswith("step ")]
+
+    def ranks(self):
+        with open(f"/proc/{self.pid}/task/{self.pid}/children") as children:
+            return [int(number) for number in children.read().split()]
+
+
+def naming_a_rank(lines):
+    return [line for line in lines if re.search(r"\brank \d", line)]
+
+
+def free_port():
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return listening.getsockname()[1]
+
+
+def start_ranks(commands, folders=None, on_one_host=True):
+    """Ranks without a launcher that would say how they end; rank r with its command and working directory."""
+    port = free_port()
+    ranks = []
+    for rank, arguments in enumerate(commands):
+        environment = os.environ | {"RANK": str(rank), "WORLD_SIZE": str(len(commands)), "MASTER_ADDR": "127.0.0.1",
+                                    "MASTER_PORT": str(port)}
+        if on_one_host:
+            environment |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(len(commands))}
+        ranks.append(Process(arguments, env=environment, cwd=folders[rank] if folders else None))
+    return ranks
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_the_launcher_names_a_rank_that_is_killed_or_stopped(reference, tmp_path, victim, how):
+    launcher = Process(command(reference, tmp_path / "run", "--processes", 2, *LONG))
+    launcher.wait_for("step 50")
+    os.kill(launcher.ranks()[victim], how)
+    status, lines = launcher.end(timeout=5 if how == signal.SIGKILL else 2 + 5)
+    assert status == 5
+    named = naming_a_rank(lines)
+    assert len(named) == 1, lines
+    assert named[0].startswith(f"dtopp: rank {victim} ") and f"on {socket.gethostname()} at step " in named[0]
+    assert ("killed by signal 9" if how == signal.SIGKILL else "silent for 2 s") in named[0]
+    assert re.search(r"(waiting in|after) \w+", named[0])
+
+
+@pytest.mark.parametrize("victim, how, on_one_host", [(0, signal.SIGKILL, True), (2, signal.SIGKILL, False),
+                                                      (0, signal.SIGSTOP, True), (2, signal.SIGSTOP, True)])
+def test_without_a_launcher_each_surviving_rank_names_the_lost_one(reference, tmp_path, victim, how, on_one_host):
+    ranks = start_ranks([command(reference, tmp_path / "run", *LONG)] * 3, on_one_host=on_one_host)
+    ranks[0].wait_for("step 50")
+    os.kill(ranks[victim].pid, how)
+    for rank, process in enumerate(ranks):
+        if rank == victim:
+            continue
+        status, lines = process.end(timeout=5 if how == signal.SIGKILL else 2 + 5)
+        assert status == 5
+        named = naming_a_rank(lines)
+        assert len(named) == 1, lines
+        assert named[0].startswith(f"dtopp: error: rank {victim} on {socket.gethostname()} at step ")
+    ranks[victim].process.kill()
+    ranks[victim].process.wait()
+
+
+def test_a_rank_with_an_error_of_its_own_gives_it_and_the_others_name_the_rank(reference, tmp_path):
+    """Rank 1 finds its data damaged."""
+    folders = [tmp_path / str(rank) for rank in range(2)]
+    for folder in folders:
+        shutil.copytree(reference, folder, ignore=shutil.ignore_patterns("run"))
+    (folders[1] / "train.npy").write_bytes(b"\x93NUMPY\x01\x00")
+    ranks = start_ranks([command(reference, tmp_path / "run", *BESIDE)] * 2, folders)
+    status, lines = ranks[1].end(timeout=20)
+    assert status == 3 and len(lines) == 1 and "train.npy" in lines[0], lines
+    status, lines = ranks[0].end(timeout=5)
+    assert status == 5
+    assert len(naming_a_rank(lines)) == 1 and "rank 1 on" in lines[-1], lines
+    assert "ended with status 3" in lines[-1] and "train.npy" in lines[-1]
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_launcher_names_a_rank_with_an_error_of_its_own(reference, tmp_path):
+    """Rank 0 finds the directory held."""
+    run = tmp_path / "run"
+    run.mkdir()
+    with open(run / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        status, lines = Process(command(reference, run, "--processes", 2)).end(timeout=20)
+    assert status == 2, lines
+    assert len([line for line in lines if line.startswith("dtopp: error: ")]) == 1
+    assert len(naming_a_rank(lines)) == 1 and naming_a_rank(lines)[0].startswith("dtopp: rank 0 ended with status 2, on ")
+
+
+@pytest.mark.parametrize("what, status, word", [("data", 3, "train.npy"), ("configuration", 2, "training.seed"),
+                                                ("program", 2, "another dtopp")])
+def test_ranks_that_differ_all_say_how_before_the_first_step(reference, tmp_path, what, status, word):
+    folders = [tmp_path / str(rank) for rank in range(2)]
+    for folder in folders:
+        shutil.copytree(reference, folder, ignore=shutil.ignore_patterns("run"))
+    if what == "data":  # one id in the middle
+        changed = bytearray((folders[1] / "train.npy").read_bytes())
+        changed[len(changed) // 2 & ~1] ^= 1
+        (folders[1] / "train.npy").write_bytes(changed)
+    binary = tiny_run.BINARY
+    if what == "program":
+        build = tmp_path / "build"
+        (build / "bin").mkdir(parents=True)
+        (build / "lib").symlink_to(tiny_run.BINARY.parent.parent / "lib")
+        binary = build / "bin/dtopp"
+        binary.write_bytes(tiny_run.BINARY.read_bytes() + b"another build")
+        binary.chmod(0o755)
+    commands = [command(reference, tmp_path / "run", *BESIDE) for _ in range(2)]
+    commands[1][0] = str(binary)
+    if what == "configuration":
+        commands[1].append("training.seed=1")
+    ranks = start_ranks(commands, folders)
+    for process in ranks:
+        ended, lines = process.end(timeout=20)
+        assert ended == status, lines
+        assert len(lines) == 1 and "rank 1 " in lines[0] and word in lines[0], lines
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("whom", ["launcher", "rank 0", "rank 1", "all twice"])
+def test_a_request_to_stop_saves_once_and_ends_all(reference, tmp_path, whom):
+    """scancel signals every process, and the launcher passes on what it gets itself."""
+    launcher = Process(command(reference, tmp_path / "run", "--processes", 2, *LONG))
+    launcher.wait_for("step 50")
+    ranks = launcher.ranks()
+    if whom == "all twice":
+        for process in [*ranks, launcher.pid, *ranks]:
+            os.kill(process, signal.SIGTERM)
+    else:
+        os.kill(launcher.pid if whom == "launcher" else ranks[int(whom[-1])], signal.SIGTERM)
+    status, lines = launcher.end(timeout=20)
+    assert status == 75, lines
+    assert len([line for line in lines if "stopped at step" in line]) == 1
+    assert not naming_a_rank(lines)
+    assert len(list((tmp_path / "run/checkpoints").iterdir())) == 1
+
+
+def expect_to_go_on(reference, run):
+    """What is left is resumed, whole, and ends with the bits of a run that nothing happened to."""
+    done = subprocess.run(command(reference, run), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert state(run) == state(reference / "run")
+
+
+@pytest.mark.parametrize("case", range(CASES))
+def test_a_loss_at_any_moment_leaves_a_run_that_goes_on(reference, tmp_path, case):
+    """Every other step is saved, so half of the moments are in a save."""
+    dice = random.Random(case)
+    run = tmp_path / "run"
+    launcher = Process(command(reference, run, "--processes", 2, "checkpoint.every=2", "checkpoint.keep=2"))
+    launcher.wait_for(f"step {dice.randrange(1, STEPS - 20)}/")
+    time.sleep(dice.random() * 0.1)
+    victims = [launcher.pid, *launcher.ranks()]
+    victim = dice.choice(victims)
+    try:
+        os.kill(victim, signal.SIGKILL)
+        status, lines = launcher.end(timeout=5)
+        assert status == (-signal.SIGKILL if victim == launcher.pid else 5), lines
+    except ProcessLookupError:
+        pass  # it was done before
+    end = time.monotonic() + 5
+    while any(os.path.exists(f"/proc/{rank}") for rank in victims[1:]) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not any(os.path.exists(f"/proc/{rank}") for rank in victims[1:])
+    expect_to_go_on(reference, run)
+
+
+@pytest.mark.skipif(not TORCHRUN.exists(), reason=f"{TORCHRUN} is not there")
+def test_torchrun_starts_the_ranks_again_and_the_run_goes_on(reference, tmp_path):
+    run = tmp_path / "run"
+    launcher = Process([TORCHRUN, "--nproc-per-node", "2", "--max-restarts", "1", "--no-python",
+                        *command(reference, run, "checkpoint.every=5")])
+    launcher.wait_for("step 10/")
+    os.kill(launcher.ranks()[1], signal.SIGKILL)
+    status, lines = launcher.end(timeout=60)
+    assert status == 0, lines
+    assert any(line.startswith("dtopp: resuming from") for line in lines), lines
+    assert len([line for line in lines if line.startswith("dtopp: error: rank 1 on")]) <= 1
+    assert state(run) == state(reference / "run")
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))
