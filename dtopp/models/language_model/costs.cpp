@@ -1,5 +1,6 @@
 // See language_model.cpp for what is kept, docs/plan.md for the formulas.
 #include <algorithm>
+#include <bit>
 
 #include "dtopp/config/config.h"
 #include "dtopp/models/language_model/language_model.h"
@@ -82,11 +83,21 @@ uint64_t cross_entropy(const Sizes& s) {
   return checked_sum({logits, logits / kFp32 * s.width, weight, checked_product({s.T, s.D, s.width})});
 }
 
+// Sums that a token has beside the one that becomes its result, while its experts' rows are added along a
+// tree over the experts (ops/moe_ffn_cpu.h).
+uint64_t sum_slots(const Sizes& s) {
+  const uint64_t active = (s.pairs + s.T - 1) / s.T;
+  return std::min<uint64_t>(std::bit_width(s.E - 1), std::max<uint64_t>(active, 1) - 1);
+}
+
 // What the backward pass of one layer holds for a moment.
 uint64_t layer_workspace(const Sizes& s) {
   const uint64_t streams = checked_product({3, s.T, s.D, s.width});
   const uint64_t rows = s.dense ? s.T : s.pairs;
-  if (!s.cuda) return checked_sum({streams, checked_product({rows, 3, s.F, s.width})});
+  if (!s.cuda) {
+    const uint64_t sums = s.dense ? 0 : checked_product({sum_slots(s), s.T, s.D, kFp32});
+    return checked_sum({streams, checked_product({rows, 3, s.F, s.width}), sums});
+  }
   const uint64_t ffn = checked_product({rows, 4, s.F, s.width});
   if (s.dense) return checked_sum({streams, ffn});
   // The rows gathered from the gradient of the output, and where each pair lies.
