@@ -129,8 +129,7 @@ void Run::hold_directory() {
 
 void Run::check_memory() {
   const Device device = device_.is_cpu() ? Device::kCpu : Device::kCuda;
-  const Plan plan =
-      make_plan(config_, {.ranks = world_.size(), .expert_parallel = world_.grid().places}, device);
+  const Plan plan = make_plan(config_, {world_.size(), 1, world_.grid().places}, device);
   const auto memory = free_device_memory(device_);
   require_memory(plan, memory ? *memory : available_memory() / static_cast<uint64_t>(world_.ranks_here));
   flops_per_token_ = static_cast<double>(plan.flops_per_token);
