@@ -92,8 +92,7 @@ class Run {
 RunSummary Run::train() {
   check_ranks(config_, device_, ranks());
   const bool there = path_kind(path_) != PathKind::kNothing;
-  // A run that is there refuses at once; a new one has nothing of it written before its data are known to
-  // fit.
+  // A run that is there refuses at once; a new one writes nothing before its data are known to fit.
   if (there) hold_directory();
   check_memory();
   Model model = make_model(config_);
