@@ -92,8 +92,7 @@ class Run {
 RunSummary Run::train() {
   check_ranks(config_, device_, ranks());
   const bool there = path_kind(path_) != PathKind::kNothing;
-  // A run that is there refuses at once; a new one has nothing of it written before its data are known to
-  // fit.
+  // A run that is there refuses at once; a new one writes nothing before its data are known to fit.
   if (there) hold_directory();
   check_memory();
   Model model = make_model(config_);
@@ -129,8 +128,7 @@ void Run::hold_directory() {
 
 void Run::check_memory() {
   const Device device = device_.is_cpu() ? Device::kCpu : Device::kCuda;
-  const Plan plan =
-      make_plan(config_, {.ranks = world_.size(), .expert_parallel = world_.grid().places}, device);
+  const Plan plan = make_plan(config_, {world_.size(), 1, world_.grid().places}, device);
   const auto memory = free_device_memory(device_);
   require_memory(plan, memory ? *memory : available_memory() / static_cast<uint64_t>(world_.ranks_here));
   flops_per_token_ = static_cast<double>(plan.flops_per_token);

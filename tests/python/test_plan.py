@@ -67,11 +67,3 @@ def test_impossible_layouts_exit_2(arguments, words):
     done = tiny_run.dtopp("plan", LARGEST, *arguments)
     assert done.returncode == 2 and not done.stdout
     assert words in done.stderr and done.stderr.count("\n") == 1, done.stderr
-
-
-def test_training_refuses_what_it_cannot_do(tmp_path):
-    for arguments in (["parallel.expert_parallel=2"], ["parallel.expert_parallel=auto", "--processes", "2"]):
-        done = tiny_run.dtopp("train", tiny_run.make(tmp_path), *arguments)
-        assert done.returncode == 2
-        assert "parallel.expert_parallel" in done.stderr
-    assert tiny_run.dtopp("train", tiny_run.make(tmp_path), "parallel.expert_parallel=auto").returncode == 0
