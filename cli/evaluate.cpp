@@ -65,10 +65,11 @@ void evaluate(const EvaluateOptions& options, const CLI::App& verb) {
   check_options(options, verb);
   const Place place = own_place();
   if (options.processes > 0) std::exit(run_processes(place, options.processes));
-  if (!options.dry_run) stop_on_signals();
+  if (!options.dry_run) stop_rank_on_signals(place);
   const std::chrono::seconds timeout(ParallelConfig{}.timeout);
   run_as_rank(place, /*expert_parallel=*/1, timeout, [&](const Rank& rank) {
     Collectives& ranks = *rank.world.all;
+    if (rank.begin) rank.begin(0, "evaluation");
     if (options.tasks == "perplexity") return evaluate_perplexity(options, ranks);
     if (options.tasks == "activations") return evaluate_activations(options, ranks);
     evaluate_tasks(options, ranks);

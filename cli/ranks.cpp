@@ -18,6 +18,7 @@
 
 #include "cli/failure.h"
 #include "cli/program_version.h"
+#include "cli/stop_signals.h"
 #include "dtopp/distributed/counting_collectives.h"
 #include "dtopp/distributed/gloo_collectives.h"
 #include "dtopp/distributed/rendezvous.h"
@@ -176,6 +177,10 @@ int run_processes(const Place& place, int64_t processes) {
   const std::string message = end_message(end, *store.store);
   if (!message.empty()) std::fprintf(stderr, "dtopp: %s\n", message.c_str());
   return end.status;
+}
+
+void stop_rank_on_signals(const Place& place) {
+  stop_on_signals(place.launcher == Launcher::kOwn ? Impatience::kLauncher : Impatience::kSecondSignal);
 }
 
 void run_as_rank(const Place& place, int64_t expert_parallel, std::chrono::seconds timeout,

@@ -18,6 +18,9 @@ Place own_place();
 // process is one of several already.
 int run_processes(const Place& place, int64_t processes);
 
+// stop_on_signals: who ends a rank that does not stop in time depends on its launcher.
+void stop_rank_on_signals(const Place& place);
+
 // One of the ranks of a run, as `body` sees it.
 struct Rank {
   World world{};

@@ -52,7 +52,7 @@ void train_run(const TrainOptions& options) {
     if (const auto warning = gain_warning(config.routing, config.model.num_experts))
       message("warning: " + *warning);
   }
-  stop_on_signals(place.launcher == Launcher::kOwn ? Impatience::kLauncher : Impatience::kSecondSignal);
+  stop_rank_on_signals(place);
   RunObserver observer;
   observer.message = message;
   observer.step = [&](int64_t step, const StepResult& result, const StepRates& rates) {

@@ -38,6 +38,7 @@ std::string RankState::place() const {
   std::string text = activity == "start" ? "before its first step" : "at step " + std::to_string(step);
   if (activity == "save") text = "saving " + text;
   if (activity == "validation") text = "validating " + text;
+  if (activity == "evaluation") text = "evaluating";
   if (ordinal > 0) text += (waiting ? ", waiting in " : ", after ") + collective;
   return text;
 }

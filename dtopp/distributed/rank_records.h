@@ -12,7 +12,7 @@ namespace dtopp {
 // Where a rank is, as it says itself. Activities and collectives are single words.
 struct RankState {
   int64_t step = 0;
-  std::string activity = "start";  // "start", "step", "validation", "save" or "report"
+  std::string activity = "start";  // "start", "step", "validation", "save", "report" or "evaluation"
   std::string collective = "-";    // the one it waits for, else the last that it started; "-": none yet
   int64_t ordinal = 0;             // of that collective
   bool waiting = false;            // for it
