@@ -227,26 +227,33 @@ void write_file_atomically(const fs::path& path, std::string_view bytes) {
   write_file_atomically(path, [&](OutputFile& file) { file.write(bytes); });
 }
 
+AtomicDirectory::AtomicDirectory(fs::path path, bool replace) : path_(std::move(path)) {
+  std::error_code absent;
+  exists_ = fs::exists(fs::symlink_status(path_, absent));
+  if (exists_ && !replace) throw file_error("create the directory", path_, EEXIST);
+  temporary_ = temporary_sibling(path_);
+  if (::mkdir(temporary_.c_str(), 0777) != 0) throw file_error("create the directory", temporary_, errno);
+}
+
+AtomicDirectory::~AtomicDirectory() {
+  std::error_code ignored;  // an error that came before is the one to report; what stays is a leftover
+  if (!temporary_.empty()) fs::remove_all(temporary_, ignored);
+}
+
+void AtomicDirectory::commit() {
+  sync_tree(temporary_);
+  if (exists_)
+    exchange_durably(temporary_, path_);
+  else
+    rename_durably(temporary_, path_);
+  remove_tree(std::exchange(temporary_, {}));  // the old one, after an exchange
+}
+
 void write_directory_atomically(const fs::path& path, const std::function<void(const fs::path&)>& fill,
                                 bool replace) {
-  std::error_code absent;
-  const bool exists = fs::exists(fs::symlink_status(path, absent));
-  if (exists && !replace) throw file_error("create the directory", path, EEXIST);
-  const auto temporary = temporary_sibling(path);
-  if (::mkdir(temporary.c_str(), 0777) != 0) throw file_error("create the directory", temporary, errno);
-  try {
-    fill(temporary);
-    sync_tree(temporary);
-    if (exists)
-      exchange_durably(temporary, path);
-    else
-      rename_durably(temporary, path);
-  } catch (...) {
-    std::error_code ignored;  // the first error is the one to report; what stays is a leftover
-    fs::remove_all(temporary, ignored);
-    throw;
-  }
-  remove_tree(temporary);  // the old one, after an exchange
+  AtomicDirectory directory(path, replace);
+  fill(directory.temporary());
+  directory.commit();
 }
 
 MappedFile::MappedFile(const fs::path& path) : path_(path) {

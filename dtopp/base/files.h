@@ -66,10 +66,27 @@ class OutputFile {
 void write_file_atomically(const std::filesystem::path& path, const std::function<void(OutputFile&)>& fill);
 void write_file_atomically(const std::filesystem::path& path, std::string_view bytes);
 
-// Makes the directory `path` appear complete or not at all: `fill` writes into a directory beside it, which
-// carries a temporary name (base/temporary.h); every file in it is synced, then it is renamed to `path` and
-// the parent is synced. An existing `path` is an error; with `replace` the two are exchanged in one step,
-// then the old one is removed.
+// A directory that appears complete or not at all. Until then it lies beside `path` under a temporary name
+// (base/temporary.h).
+class AtomicDirectory {
+ public:
+  // An existing `path` is an error; with `replace` it is exchanged for the new one in one step.
+  explicit AtomicDirectory(std::filesystem::path path, bool replace = false);
+  ~AtomicDirectory();  // without commit(), removes what was written
+  AtomicDirectory(const AtomicDirectory&) = delete;
+  AtomicDirectory& operator=(const AtomicDirectory&) = delete;
+
+  // Where to write what `path` is to hold.
+  const std::filesystem::path& temporary() const { return temporary_; }
+  // Syncs every file, renames to `path`, syncs the parent and removes what was replaced.
+  void commit();
+
+ private:
+  std::filesystem::path path_, temporary_;
+  bool exists_ = false;
+};
+
+// Makes the directory `path` so, of what `fill` writes into the directory it is given.
 void write_directory_atomically(const std::filesystem::path& path,
                                 const std::function<void(const std::filesystem::path&)>& fill,
                                 bool replace = false);

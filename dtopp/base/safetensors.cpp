@@ -231,22 +231,44 @@ const TensorView* SafetensorsFile::find(const std::string& name) const {
   return found == by_name_.end() ? nullptr : &tensors_[found->second];
 }
 
+SafetensorsWriter::SafetensorsWriter(const fs::path& path, const std::vector<TensorSource>& tensors,
+                                     const std::map<std::string, std::string>& metadata, Hasher* hasher)
+    : SafetensorsWriter(path, header_of(path, tensors, metadata), hasher) {
+  for (const auto& tensor : tensors) size_ += tensor.size;
+}
+
+SafetensorsWriter::SafetensorsWriter(const fs::path& path, const std::string& header, Hasher* hasher)
+    : file_(path, hasher) {
+  const uint64_t size = header.size();
+  file_.write(std::as_bytes(std::span(&size, 1)));
+  file_.write(header);
+  size_ = file_.size();
+}
+
+void SafetensorsWriter::write(std::span<const std::byte> bytes) { file_.write(bytes); }
+
+uint64_t SafetensorsWriter::finish() {
+  if (file_.size() != size_)
+    throw DataError(file_.path().string() + ": " + std::to_string(file_.size()) + " bytes came of " +
+                    std::to_string(size_));
+  file_.sync_and_close();
+  return size_;
+}
+
 uint64_t write_safetensors(const fs::path& path, const std::vector<TensorSource>& tensors,
                            const std::map<std::string, std::string>& metadata, Hasher* hasher) {
-  const auto header = header_of(path, tensors, metadata);
-  OutputFile file(path, hasher);
-  const uint64_t size = header.size();
-  file.write(std::as_bytes(std::span(&size, 1)));
-  file.write(header);
+  SafetensorsWriter writer(path, tensors, metadata, hasher);
   for (const auto& tensor : tensors) {
-    const uint64_t end = file.size() + tensor.size;
-    tensor.read([&](std::span<const std::byte> bytes) { file.write(bytes); });
-    if (file.size() != end)
+    uint64_t count = 0;
+    tensor.read(0, tensor.size, [&](std::span<const std::byte> bytes) {
+      count += bytes.size();
+      writer.write(bytes);
+    });
+    if (count != tensor.size)
       throw DataError(path.string() + ": tensor \"" + tensor.name + "\": its bytes are not " +
                       std::to_string(tensor.size));
   }
-  file.sync_and_close();
-  return file.size();
+  return writer.finish();
 }
 
 }  // namespace dtopp

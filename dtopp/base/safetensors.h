@@ -37,16 +37,20 @@ class SafetensorsFile {
 
 using TakeBytes = std::function<void(std::span<const std::byte>)>;
 
-// A tensor to be written. Its bytes may be made in pieces when its turn comes, so that a file may be larger
+// A tensor to be written. Its bytes may be made in pieces when their turn comes, so that a file may be larger
 // than memory.
 struct TensorSource {
   // From bytes in memory, which must stay there until they are written.
   TensorSource(std::string name, std::string dtype, std::vector<int64_t> shape,
                std::span<const std::byte> bytes)
       : TensorSource(std::move(name), std::move(dtype), std::move(shape), bytes.size(),
-                     [bytes](const TakeBytes& take) { take(bytes); }) {}
-  TensorSource(std::string name, std::string dtype, std::vector<int64_t> shape, uint64_t size,
-               std::function<void(const TakeBytes&)> read)
+                     [bytes](uint64_t begin, uint64_t count, const TakeBytes& take) {
+                       take(bytes.subspan(begin, count));
+                     }) {}
+  // `read` gives bytes [begin, begin + count) to `take` in order, in pieces of any size; a piece may be
+  // overwritten as soon as `take` returns.
+  using Read = std::function<void(uint64_t begin, uint64_t count, const TakeBytes& take)>;
+  TensorSource(std::string name, std::string dtype, std::vector<int64_t> shape, uint64_t size, Read read)
       : name(std::move(name)),
         dtype(std::move(dtype)),
         shape(std::move(shape)),
@@ -57,14 +61,29 @@ struct TensorSource {
   std::string dtype;
   std::vector<int64_t> shape;
   uint64_t size;  // bytes
-  // Called once, when those before it are in the file. Gives the bytes to `take` in order, in pieces of any
-  // size; a piece may be overwritten as soon as `take` returns.
-  std::function<void(const TakeBytes&)> read;
+  Read read;      // called for each byte once, when those before it are in the file
 };
 
-// Writes the tensors in order and returns the file's size. The header is padded so that the data begin at a
-// multiple of 64 bytes; the file is synced, and hashed where there is a `hasher`. DataError where the system
-// refuses, a name is used twice, or dtype and shape do not fit the bytes.
+// A file that is written as the bytes of its tensors come, in order. The header is padded so that the data
+// begin at a multiple of 64 bytes; the file is synced, and hashed where there is a `hasher`. DataError where
+// the system refuses, a name is used twice, or dtype and shape do not fit the bytes.
+class SafetensorsWriter {
+ public:
+  // `read` of the tensors is not called.
+  SafetensorsWriter(const std::filesystem::path& path, const std::vector<TensorSource>& tensors,
+                    const std::map<std::string, std::string>& metadata = {}, Hasher* hasher = nullptr);
+  void write(std::span<const std::byte> bytes);
+  // Returns the file's size. DataError where more bytes or fewer came than the tensors have.
+  uint64_t finish();
+
+ private:
+  SafetensorsWriter(const std::filesystem::path& path, const std::string& header, Hasher* hasher);
+
+  OutputFile file_;
+  uint64_t size_ = 0;  // that it is to have
+};
+
+// Writes the tensors, each read in its turn, and returns the file's size. DataError as SafetensorsWriter.
 uint64_t write_safetensors(const std::filesystem::path& path, const std::vector<TensorSource>& tensors,
                            const std::map<std::string, std::string>& metadata = {}, Hasher* hasher = nullptr);
 

@@ -21,14 +21,19 @@ using nlohmann::json;
 
 constexpr uint64_t kMaxTextBytes = uint64_t{1} << 28;
 
-// A checkpoint's files as far as the manifest names them.
-std::vector<SafetensorsFile> open_model(const fs::path& path, const ManifestFiles& manifest) {
+bool lists_tensors(const ManifestFiles& manifest, std::string_view kind) {
+  return manifest.contains(whole_file(kind)) || manifest.contains(index_file(kind));
+}
+
+// The files of one kind of tensors, as far as the manifest names them.
+std::vector<SafetensorsFile> open_tensors(const fs::path& path, const ManifestFiles& manifest,
+                                          std::string_view kind) {
   std::vector<SafetensorsFile> files;
-  if (manifest.contains(kModelFile)) {
-    files.emplace_back(path / kModelFile);
+  if (manifest.contains(whole_file(kind))) {
+    files.emplace_back(path / whole_file(kind));
     return files;
   }
-  const auto index_path = path / kModelIndexFile;
+  const auto index_path = path / index_file(kind);
   const auto index = parse_json(read_file(index_path, kMaxTextBytes));
   const auto weight_map = index.is_object() ? index.value("weight_map", json()) : json();
   if (!weight_map.is_object()) throw DataError(index_path.string() + ": holds no weight_map");
@@ -64,7 +69,8 @@ void check_is_checkpoint(const fs::path& path) {
   if (path_kind(path) != PathKind::kDirectory)
     throw UsageError(path.string() + ": no checkpoint there; name a checkpoint or a run directory");
   if (is_checkpoint_name(path.filename().string())) return;
-  for (const char* const name : {kManifestName, kModelFile, kModelIndexFile, kOptimizerFile, kStateFile})
+  for (const std::string& name : {std::string(kManifestName), whole_file(kModel), index_file(kModel),
+                                  whole_file(kOptimizer), index_file(kOptimizer), std::string(kStateFile)})
     if (path_kind(path / name) != PathKind::kNothing) return;
   throw UsageError(path.string() + ": holds no checkpoint; name a checkpoint or a run directory");
 }
@@ -72,24 +78,28 @@ void check_is_checkpoint(const fs::path& path) {
 void check_names(const fs::path& path, const ManifestFiles& manifest) {
   for (const char* const name : {kStateFile, kConfigFile})
     if (!manifest.contains(name)) throw DataError((path / kManifestName).string() + ": lists no " + name);
-  if (!manifest.contains(kModelFile) && !manifest.contains(kModelIndexFile))
-    throw DataError((path / kManifestName).string() + ": lists no " + kModelFile);
+  if (!lists_tensors(manifest, kModel))
+    throw DataError((path / kManifestName).string() + ": lists no " + whole_file(kModel));
   if (!manifest.contains(kTokenizerFile) && path_kind(path / kTokenizerFile) != PathKind::kNothing)
     throw DataError((path / kTokenizerFile).string() +
                     ": not in the manifest, and would be taken for the checkpoint's; move it elsewhere");
 }
 
 void require_optimizer(const fs::path& path, const ManifestFiles& manifest) {
-  const fs::path file = path / kOptimizerFile;
-  if (manifest.contains(kOptimizerFile) && path_kind(file) != PathKind::kNothing) return;
+  std::string missing = lists_tensors(manifest, kOptimizer) ? "" : whole_file(kOptimizer);
+  for (const auto& [name, entry] : manifest)
+    if (missing.empty() && is_optimizer_file(name) && path_kind(path / name) == PathKind::kNothing)
+      missing = name;
+  if (missing.empty()) return;
   throw DataError(
-      file.string() +
+      (path / missing).string() +
       ": not there: without it a checkpoint serves evaluate and generate, but no run goes on from it");
 }
 
 }  // namespace
 
-Checkpoint::Checkpoint(const fs::path& path, CheckpointUse use) : path_(path), use_(use) {
+Checkpoint::Checkpoint(const fs::path& path, CheckpointUse use, const VerifyFiles& verify)
+    : path_(path), use_(use) {
   check_is_checkpoint(path);
   try {
     ManifestFiles manifest = read_manifest(path, kCheckpointFormat).files;
@@ -97,13 +107,13 @@ Checkpoint::Checkpoint(const fs::path& path, CheckpointUse use) : path_(path), u
       require_optimizer(path, manifest);
     else
       std::erase_if(manifest, [](const auto& file) { return is_optimizer_file(file.first); });
-    verify_content(path, manifest);
+    verify(path, manifest);
     check_names(path, manifest);
     has_tokenizer_ = manifest.contains(kTokenizerFile);
     state_ = parse_training_state(read_file(path / kStateFile, kMaxTextBytes), (path / kStateFile).string());
     config_yaml_ = read_file(path / kConfigFile, kMaxTextBytes);
-    model_ = open_model(path, manifest);
-    if (use == CheckpointUse::kTraining) optimizer_.emplace_back(path / kOptimizerFile);
+    model_ = open_tensors(path, manifest, kModel);
+    if (use == CheckpointUse::kTraining) optimizer_ = open_tensors(path, manifest, kOptimizer);
   } catch (const DataError& error) {
     throw CheckpointError(error.what() + std::string("; restore the file or use an earlier checkpoint"));
   }

@@ -5,17 +5,21 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "dtopp/base/manifest.h"
 #include "dtopp/base/safetensors.h"
+#include "dtopp/checkpoint/saving_ranks.h"
 #include "dtopp/checkpoint/training_state.h"
 #include "dtopp/config/run_config.h"
 
 namespace dtopp {
 
-// Everything one checkpoint is made of. Tensors are read one after another while they are written.
+// Everything one checkpoint is made of. Tensors are read one after another while they are written, through
+// the ranks where several save (saving_ranks.h).
 struct CheckpointContents {
   TrainingState state;
   std::vector<TensorSource> parameters;  // fp32, names of ParameterSpec
@@ -24,23 +28,31 @@ struct CheckpointContents {
   std::string tokenizer_json;  // empty: the data came without one
 };
 
+inline constexpr uint64_t kShardBytes = uint64_t{4} << 30;
+
 // Writes checkpoints/step-XXXXXXXX atomically, then removes all but the newest `keep` complete ones (0: keeps
 // all) up to this step; complete means that manifest and sizes match. Leftovers of interrupted writes are
 // removed first. A checkpoint of this step that is already there stays when it verifies and holds the same
-// state, otherwise the new one takes its place. model.safetensors is split into
-// model-0000i-of-0000n.safetensors + model.safetensors.index.json past `shard_bytes`. DataError when it
+// state, otherwise the new one takes its place. model.safetensors and optimizer.safetensors are each split
+// into model-0000i-of-0000n.safetensors + model.safetensors.index.json past `shard_bytes`. DataError when it
 // cannot be written; what was there stays.
 std::filesystem::path save_checkpoint(const std::filesystem::path& checkpoints,
                                       const CheckpointContents& contents, int64_t keep,
-                                      uint64_t shard_bytes = uint64_t{4} << 30);
+                                      uint64_t shard_bytes = kShardBytes);
 
-// Whether save_checkpoint would leave what is there: a checkpoint of this step that verifies and holds the
-// same state.
-bool is_already_saved(const std::filesystem::path& checkpoints, const TrainingState& state);
+// The same by several ranks, whose contents differ in nothing but who holds which bytes of a tensor: the
+// files are shared out among the ranks that see rank 0's directory, and are those that one process writes.
+// Returns when the checkpoint is there; where it fails on one rank it fails on all (SavingRanks::check).
+std::filesystem::path save_checkpoint(const std::filesystem::path& checkpoints,
+                                      const CheckpointContents& contents, int64_t keep, SavingRanks& ranks,
+                                      uint64_t shard_bytes = kShardBytes);
 
 // What a checkpoint is opened for. Inference needs no moments: the optimiser's files, the largest, are not
 // read then and need not be there.
 enum class CheckpointUse { kTraining, kInference };
+
+// How a checkpoint's files are held against its manifest: DataError naming one that differs.
+using VerifyFiles = std::function<void(const std::filesystem::path& directory, const ManifestFiles& files)>;
 
 // A verified checkpoint: sizes and XXH3-128 of every file it is read for match its manifest. CheckpointError
 // (naming file and cause) otherwise; UsageError when `path` is not a checkpoint at all. Files that the
@@ -48,7 +60,8 @@ enum class CheckpointUse { kTraining, kInference };
 // checkpoint's, is an error.
 class Checkpoint {
  public:
-  explicit Checkpoint(const std::filesystem::path& path, CheckpointUse use = CheckpointUse::kTraining);
+  explicit Checkpoint(const std::filesystem::path& path, CheckpointUse use = CheckpointUse::kTraining,
+                      const VerifyFiles& verify = verify_content);
   const std::filesystem::path& path() const { return path_; }
   const TrainingState& state() const { return state_; }
   const std::string& config_yaml() const { return config_yaml_; }

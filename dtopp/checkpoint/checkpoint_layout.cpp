@@ -25,6 +25,18 @@ std::optional<int64_t> step_of(const std::string& name) {
 
 }  // namespace
 
+std::string part_file(std::string_view kind, size_t number, size_t count) {
+  char name[64];
+  std::snprintf(name, sizeof(name), "%.*s-%05zu-of-%05zu.safetensors", static_cast<int>(kind.size()),
+                kind.data(), number, count);
+  return name;
+}
+
+bool is_optimizer_file(std::string_view name) {
+  return name == whole_file(kOptimizer) || name == index_file(kOptimizer) ||
+         (name.starts_with("optimizer-") && name.ends_with(".safetensors"));
+}
+
 std::string checkpoint_name(int64_t step) {
   char name[32];
   std::snprintf(name, sizeof(name), "step-%08lld", static_cast<long long>(step));

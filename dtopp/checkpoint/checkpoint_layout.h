@@ -9,16 +9,22 @@
 
 namespace dtopp {
 
-inline constexpr char kModelFile[] = "model.safetensors";
-inline constexpr char kModelIndexFile[] = "model.safetensors.index.json";
-inline constexpr char kOptimizerFile[] = "optimizer.safetensors";
+// Tensors of one kind: "<kind>.safetensors", or "<kind>-0000i-of-0000n.safetensors" with an index that says
+// which tensor is where.
+inline constexpr char kModel[] = "model";
+inline constexpr char kOptimizer[] = "optimizer";
+inline std::string whole_file(std::string_view kind) { return std::string(kind) + ".safetensors"; }
+inline std::string index_file(std::string_view kind) { return whole_file(kind) + ".index.json"; }
+// The part `number`, from 1, of `count`.
+std::string part_file(std::string_view kind, size_t number, size_t count);
+
 inline constexpr char kStateFile[] = "state.json";
 inline constexpr char kConfigFile[] = "config.yaml";
 inline constexpr char kTokenizerFile[] = "tokenizer.json";
 inline constexpr char kCheckpointFormat[] = "dtopp checkpoint 1";
 
-// Whether only a run that goes on needs the file: optimizer.safetensors, whole or in parts.
-inline bool is_optimizer_file(std::string_view name) { return name.starts_with("optimizer"); }
+// Whether only a run that goes on needs the file: the optimiser's tensors and their index.
+bool is_optimizer_file(std::string_view name);
 
 // "step-00001000"
 std::string checkpoint_name(int64_t step);

@@ -24,11 +24,11 @@ std::optional<RunConfig> config_of(const fs::path& run) {
 
 std::optional<Checkpoint> newest_checkpoint(const fs::path& checkpoints,
                                             const std::function<void(const std::string&)>& warn,
-                                            CheckpointUse use) {
+                                            CheckpointUse use, const VerifyFiles& verify) {
   std::string newest_error;
   for (const int64_t step : list_checkpoint_steps(checkpoints)) {
     try {
-      return Checkpoint(checkpoints / checkpoint_name(step), use);
+      return Checkpoint(checkpoints / checkpoint_name(step), use, verify);
     } catch (const Error& error) {
       warn(std::string(error.what()) + "; passed over");
       if (newest_error.empty()) newest_error = error.what();

@@ -26,7 +26,8 @@ std::optional<RunConfig> config_of(const std::filesystem::path& run);
 // none verifies.
 std::optional<Checkpoint> newest_checkpoint(const std::filesystem::path& checkpoints,
                                             const std::function<void(const std::string&)>& warn,
-                                            CheckpointUse use = CheckpointUse::kTraining);
+                                            CheckpointUse use = CheckpointUse::kTraining,
+                                            const VerifyFiles& verify = verify_content);
 
 // What a user names to evaluate or generate with: a checkpoint, a run or its folder of checkpoints (the
 // newest that verifies), opened for inference. UsageError where there is no checkpoint.

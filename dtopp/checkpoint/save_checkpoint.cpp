@@ -1,84 +1,58 @@
 #include <algorithm>
-#include <cstdio>
+#include <exception>
+#include <optional>
 #include <string_view>
 #include <utility>
-
-#include <nlohmann/json.hpp>
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/hash.h"
-#include "dtopp/base/json.h"
 #include "dtopp/base/manifest.h"
 #include "dtopp/checkpoint/checkpoint.h"
 #include "dtopp/checkpoint/checkpoint_layout.h"
+#include "dtopp/checkpoint/tensor_files.h"
 
 namespace dtopp {
 namespace {
 
 namespace fs = std::filesystem;
-using nlohmann::json;
 
-// Writes the files of one directory and notes size and checksum of each.
-class DirectoryWriter {
- public:
-  explicit DirectoryWriter(fs::path directory) : directory_(std::move(directory)) {}
-
-  void text(const std::string& name, std::string_view content) {
-    Hasher hasher;
-    OutputFile file(directory_ / name, &hasher);
-    file.write(content);
-    file.sync_and_close();
-    manifest_[name] = {file.size(), hasher.hexdigest()};
+// Runs `work` on rank 0 alone; returns when it is done there, and throws on every rank where it failed.
+template <class Work>
+void on_first(SavingRanks& ranks, const Work& work) {
+  std::exception_ptr error;
+  try {
+    if (ranks.rank() == 0) work();
+  } catch (...) {
+    error = std::current_exception();
   }
-
-  void tensors(const std::string& name, const std::vector<TensorSource>& tensors) {
-    Hasher hasher;
-    const auto size = write_safetensors(directory_ / name, tensors, {{"format", "pt"}},
-                                        &hasher);  // what transformers asks for
-    manifest_[name] = {size, hasher.hexdigest()};
-  }
-
-  const ManifestFiles& manifest() const { return manifest_; }
-
- private:
-  fs::path directory_;
-  ManifestFiles manifest_;
-};
-
-// Tensors in order, each shard filled up to `shard_bytes`; a larger tensor has a shard of its own.
-std::vector<std::vector<TensorSource>> split_into_shards(const std::vector<TensorSource>& tensors,
-                                                         uint64_t shard_bytes) {
-  std::vector<std::vector<TensorSource>> shards(1);
-  uint64_t size = 0;
-  for (const auto& tensor : tensors) {
-    if (!shards.back().empty() && size + tensor.size > shard_bytes) {
-      shards.emplace_back();
-      size = 0;
-    }
-    shards.back().push_back(tensor);
-    size += tensor.size;
-  }
-  return shards;
+  ranks.check(error);
 }
 
-// Names as Hugging Face gives them, so that its readers find the shards.
-void write_model(DirectoryWriter& writer, const std::vector<TensorSource>& parameters, uint64_t shard_bytes) {
-  const auto shards = split_into_shards(parameters, shard_bytes);
-  if (shards.size() == 1) return writer.tensors(kModelFile, parameters);
-  json weight_map = json::object();
-  uint64_t total = 0;
-  for (size_t i = 0; i < shards.size(); ++i) {
-    char name[64];
-    std::snprintf(name, sizeof(name), "model-%05zu-of-%05zu.safetensors", i + 1, shards.size());
-    writer.tensors(name, shards[i]);
-    for (const auto& tensor : shards[i]) {
-      if (!weight_map.emplace(tensor.name, name).second) throw DataError(tensor.name + ": a parameter twice");
-      total += tensor.size;
-    }
+// The texts of a checkpoint, the manifest last: `files` are those that are there.
+void write_texts(const fs::path& directory, const CheckpointContents& contents, const TensorFiles& tensors,
+                 ManifestFiles files) {
+  const auto write = [&](const std::string& name, std::string_view text) {
+    Hasher hasher;
+    OutputFile file(directory / name, &hasher);
+    file.write(text);
+    file.sync_and_close();
+    files[name] = {file.size(), hasher.hexdigest()};
+  };
+  for (const auto& [name, text] : tensors.indexes) write(name, text);
+  write(kStateFile, format_training_state(contents.state));
+  write(kConfigFile, contents.config_yaml);
+  if (!contents.tokenizer_json.empty()) write(kTokenizerFile, contents.tokenizer_json);
+  write(kManifestName, format_manifest({kCheckpointFormat, {}, files}));
+}
+
+// A checkpoint of this step that verifies and holds the same state.
+bool is_already_saved(const fs::path& path, const TrainingState& state) {
+  try {
+    return Checkpoint(path).state() == state;
+  } catch (const Error&) {
+    return false;
   }
-  const json index = {{"metadata", {{"total_size", total}}}, {"weight_map", weight_map}};
-  writer.text(kModelIndexFile, dump_json(index, 2) + "\n");
 }
 
 // Whether the directory looks like a complete checkpoint, without reading the bytes of its tensors.
@@ -120,32 +94,32 @@ void remove_old(const fs::path& checkpoints, int64_t step, int64_t keep) {
 
 }  // namespace
 
-bool is_already_saved(const fs::path& checkpoints, const TrainingState& state) {
-  try {
-    return Checkpoint(checkpoints / checkpoint_name(state.step)).state() == state;
-  } catch (const Error&) {
-    return false;
-  }
+fs::path save_checkpoint(const fs::path& checkpoints, const CheckpointContents& contents, int64_t keep,
+                         uint64_t shard_bytes) {
+  OneProcess alone;
+  return save_checkpoint(checkpoints, contents, keep, alone, shard_bytes);
 }
 
 fs::path save_checkpoint(const fs::path& checkpoints, const CheckpointContents& contents, int64_t keep,
-                         uint64_t shard_bytes) {
-  make_directories(checkpoints);
-  remove_leftovers(checkpoints);
+                         SavingRanks& ranks, uint64_t shard_bytes) {
   auto path = checkpoints / checkpoint_name(contents.state.step);
-  if (!is_already_saved(checkpoints, contents.state)) {
-    const auto fill = [&](const fs::path& directory) {
-      DirectoryWriter writer(directory);
-      write_model(writer, contents.parameters, shard_bytes);
-      writer.tensors(kOptimizerFile, contents.optimizer);
-      writer.text(kStateFile, format_training_state(contents.state));
-      writer.text(kConfigFile, contents.config_yaml);
-      if (!contents.tokenizer_json.empty()) writer.text(kTokenizerFile, contents.tokenizer_json);
-      writer.text(kManifestName, format_manifest({kCheckpointFormat, {}, writer.manifest()}));
-    };
-    write_directory_atomically(path, fill, /*replace=*/true);
-  }
-  remove_old(checkpoints, contents.state.step, keep);
+  const TensorFiles tensors = split_into_files(contents, shard_bytes);
+  std::optional<AtomicDirectory> directory;  // rank 0's; none where there is nothing to write
+  on_first(ranks, [&] {
+    make_directories(checkpoints);
+    remove_leftovers(checkpoints);
+    if (!is_already_saved(path, contents.state)) directory.emplace(path, /*replace=*/true);
+  });
+  const fs::path temporary = ranks.gather(directory ? directory->temporary().string() : "").front();
+  ManifestFiles written;
+  if (!temporary.empty()) written = write_tensor_files(temporary, tensors.files, ranks);
+  on_first(ranks, [&] {
+    if (directory) {
+      write_texts(temporary, contents, tensors, std::move(written));
+      directory->commit();
+    }
+    remove_old(checkpoints, contents.state.step, keep);
+  });
   return path;
 }
 

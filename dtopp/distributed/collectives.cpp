@@ -101,6 +101,7 @@ std::vector<std::string> gather_bytes(Collectives& collectives, const std::strin
   collectives.all_gather(lengths, at::full({1}, length, at::kLong), what).wait();
   // Parts of one size, the longest one's.
   const int64_t longest = lengths.max().item<int64_t>();
+  if (longest == 0) return std::vector<std::string>(static_cast<size_t>(collectives.size()));
   const at::Tensor mine = at::zeros({longest}, at::kByte),
                    all = at::empty({collectives.size(), longest}, at::kByte);
   std::memcpy(mine.mutable_data_ptr(), bytes.data(), bytes.size());

@@ -11,11 +11,21 @@ namespace dtopp {
 // The elements each rank of a group keeps, by rank; every element is kept by one.
 using Shards = std::vector<ElementRange>;
 
-inline constexpr int64_t kEveryRank = -1;
+// As parameters and moments are kept.
+struct ShardedTensor {
+  const Partition* partition = nullptr;
+  at::Tensor kept;  // [elements] of this rank
+};
 
-// Elements [piece.begin, piece.end) of a tensor of which this rank has `kept`: on rank `root`, or with
-// kEveryRank on all; undefined elsewhere. On one rank without a copy. Collective.
-at::Tensor collect(Collectives& ranks, const Shards& shards, const at::Tensor& kept,
-                   const ElementRange& piece, int64_t root);
+// Elements [begin, end) that a rank is to get of a tensor; nothing where there is none.
+struct WantedPiece {
+  const ShardedTensor* tensor = nullptr;
+  ElementRange piece{};
+};
+
+// Brings each rank the piece it wants, by rank, the same on all of them; the tensors are of one type and
+// device. Returns this rank's, [elements], undefined where it wants none; on one rank without a copy. Memory:
+// what this rank sends, unless that goes to one rank alone, and up to twice what it gets. Collective.
+at::Tensor collect(Collectives& ranks, const std::vector<WantedPiece>& by_rank);
 
 }  // namespace dtopp

@@ -1,7 +1,9 @@
 #include "dtopp/train/parameter_store.h"
 
 #include <algorithm>
+#include <cstring>
 
+#include "dtopp/distributed/shards.h"
 #include "dtopp/models/initialisation.h"
 #include "dtopp/ops/host_copy.h"
 
@@ -10,9 +12,24 @@ namespace {
 
 constexpr size_t kNone = SIZE_MAX;
 
+// What the moments' names end in.
+constexpr char kExpAvg[] = ".exp_avg";
+constexpr char kExpAvgSq[] = ".exp_avg_sq";
+
 // The parts of a parameter that ranks share out whole: experts. 1: it is computed with whole on all ranks.
 int64_t pieces_of(const ParameterSpec& spec) {
   return spec.role == ParameterRole::kExpert ? spec.shape.at(0) : 1;
+}
+
+ElementRange elements_of(uint64_t begin_byte, uint64_t bytes) {
+  constexpr auto kElement = static_cast<int64_t>(sizeof(float));
+  const auto begin = static_cast<int64_t>(begin_byte) / kElement;
+  return {begin, begin + static_cast<int64_t>(bytes) / kElement};
+}
+
+void collect_bytes(Collectives& ranks, const std::vector<WantedPiece>& by_rank, const TakeBytes& take) {
+  const at::Tensor elements = collect(ranks, by_rank);
+  if (elements.defined()) copy_to_bytes(elements, take);
 }
 
 }  // namespace
@@ -125,8 +142,8 @@ void ParameterStore::load(const Checkpoint& checkpoint, bool moments) {
     const ParameterSpec& spec = specs_[i];
     copy_kept(checkpoint.parameter(spec.name, spec.shape), i, masters_[i]);
     if (!moments) continue;
-    copy_kept(checkpoint.moment(spec.name + ".exp_avg", spec.shape), i, exp_avg_[i]);
-    copy_kept(checkpoint.moment(spec.name + ".exp_avg_sq", spec.shape), i, exp_avg_sq_[i]);
+    copy_kept(checkpoint.moment(spec.name + kExpAvg, spec.shape), i, exp_avg_[i]);
+    copy_kept(checkpoint.moment(spec.name + kExpAvgSq, spec.shape), i, exp_avg_sq_[i]);
   }
   if (moments) updates_.fill_(checkpoint.state().step - checkpoint.state().skipped_steps);
   refresh_copies();
@@ -162,7 +179,7 @@ void ParameterStore::add_units(const at::Tensor& kept, size_t parameter,
 at::Tensor ParameterStore::squared_norms() const {
   std::vector<at::Tensor> units;
   for (size_t i = 0; i < specs_.size(); ++i) add_units(gradients_[i], i, units);
-  const at::Tensor squares = at::zeros({num_units_}, updates_.options().dtype(at::kDouble));
+  at::Tensor squares = at::zeros({num_units_}, updates_.options().dtype(at::kDouble));
   if (units.empty()) return squares;
   const at::Tensor norms = at::stack(at::_foreach_norm(units, 2, at::kDouble));
   return squares.index_copy_(0, unit_places_, norms.square());
@@ -219,47 +236,61 @@ void ParameterStore::load_average(const ReadTensor& read) {
     copy_kept(read(specs_[i].name, specs_[i].shape), i, averages_.at(i));
 }
 
-at::Tensor ParameterStore::collect(const at::Tensor& kept, size_t parameter, const ElementRange& piece,
-                                   int64_t root) const {
-  Shards shards;
-  for (int64_t rank = 0; rank < world_.size(); ++rank) shards.push_back(partitions_[parameter].kept(rank));
-  return dtopp::collect(*world_.all, shards, kept, piece, root);
-}
-
 at::Tensor ParameterStore::whole(const std::vector<at::Tensor>& kept, size_t parameter) const {
   const ParameterSpec& spec = specs_.at(parameter);
-  return collect(kept.at(parameter), parameter, {0, spec.count()}, kEveryRank).view(spec.shape);
+  const ShardedTensor tensor{&partitions_[parameter], kept.at(parameter)};
+  const std::vector<WantedPiece> on_all(static_cast<size_t>(world_.size()), {&tensor, {0, spec.count()}});
+  return collect(*world_.all, on_all).view(spec.shape);
 }
 
 TensorSource ParameterStore::source_of(const at::Tensor& kept, size_t parameter,
                                        const std::string& name) const {
   const ParameterSpec& spec = specs_[parameter];
-  const int64_t count = spec.count();
-  const auto read = [this, kept, parameter, count](const TakeBytes& take) {
-    constexpr int64_t kPiece = kHostPieceBytes / static_cast<int64_t>(sizeof(float));
-    for (int64_t begin = 0; begin < count; begin += kPiece) {
-      const ElementRange piece{begin, std::min(begin + kPiece, count)};
-      const at::Tensor elements = collect(kept, parameter, piece, /*root=*/0);
-      if (elements.defined()) copy_to_bytes(elements, take);
+  const auto read = [this, tensor = ShardedTensor{&partitions_[parameter], kept}](
+                        uint64_t begin, uint64_t count, const TakeBytes& take) {
+    for (const uint64_t end = begin + count; begin < end; begin += kHostPieceBytes) {
+      std::vector<WantedPiece> by_rank(static_cast<size_t>(world_.size()));
+      by_rank.front() = {&tensor, elements_of(begin, std::min<uint64_t>(kHostPieceBytes, end - begin))};
+      collect_bytes(*world_.all, by_rank, take);
     }
   };
-  return {name, "F32", spec.shape, static_cast<uint64_t>(count) * sizeof(float), read};
+  return {name, "F32", spec.shape, static_cast<uint64_t>(spec.count()) * sizeof(float), read};
 }
 
-std::vector<TensorSource> ParameterStore::sources_of(const std::vector<at::Tensor>& kept,
-                                                     const std::string& suffix) const {
+std::vector<TensorSource> ParameterStore::sources_of(const std::vector<at::Tensor>& kept) const {
   std::vector<TensorSource> sources;
-  for (size_t i = 0; i < kept.size(); ++i) sources.push_back(source_of(kept[i], i, specs_[i].name + suffix));
+  for (size_t i = 0; i < kept.size(); ++i) sources.push_back(source_of(kept[i], i, specs_[i].name));
   return sources;
 }
 
 std::vector<TensorSource> ParameterStore::moment_sources() const {
   std::vector<TensorSource> sources;
   for (size_t i = 0; i < specs_.size(); ++i) {
-    sources.push_back(source_of(exp_avg_[i], i, specs_[i].name + ".exp_avg"));
-    sources.push_back(source_of(exp_avg_sq_[i], i, specs_[i].name + ".exp_avg_sq"));
+    sources.push_back(source_of(exp_avg_[i], i, specs_[i].name + kExpAvg));
+    sources.push_back(source_of(exp_avg_sq_[i], i, specs_[i].name + kExpAvgSq));
   }
   return sources;
+}
+
+void ParameterStore::collect_saved(const std::vector<TensorPiece>& by_rank, const TakeBytes& take) const {
+  const auto tensor_named = [&](const std::string& name) -> ShardedTensor {
+    for (const auto& [suffix, kept] : {std::pair(kExpAvg, &exp_avg_), {kExpAvgSq, &exp_avg_sq_}}) {
+      if (!name.ends_with(suffix)) continue;
+      const size_t i = index_.at(name.substr(0, name.size() - std::strlen(suffix)));
+      return {&partitions_[i], (*kept)[i]};
+    }
+    const size_t i = index_.at(name);
+    return {&partitions_[i], masters_[i]};
+  };
+  std::vector<ShardedTensor> tensors(by_rank.size());
+  std::vector<WantedPiece> wanted(by_rank.size());
+  for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+    const TensorPiece& piece = by_rank[rank];
+    if (!piece.tensor) continue;
+    tensors[rank] = tensor_named(piece.tensor->name);
+    wanted[rank] = {&tensors[rank], elements_of(piece.begin, piece.count)};
+  }
+  collect_bytes(*world_.all, wanted, take);
 }
 
 }  // namespace dtopp

@@ -40,7 +40,7 @@ class ParameterStore {
   // The average of a parameter, f32. Only where one is kept, like load_average. Collective.
   at::Tensor average(const std::string& name) const { return whole(averages_, index_.at(name)); }
   // For a checkpoint, under the parameters' own names; as parameter_sources. None where no average is kept.
-  std::vector<TensorSource> average_sources() const { return sources_of(averages_, ""); }
+  std::vector<TensorSource> average_sources() const { return sources_of(averages_); }
   // `read` gives the bytes that average_sources wrote of a name and shape.
   using ReadTensor =
       std::function<std::span<const std::byte>(const std::string& name, const std::vector<int64_t>& shape)>;
@@ -70,9 +70,11 @@ class ParameterStore {
                   const at::Tensor& applied);
 
   // For a checkpoint, to be read while the store does not step: piece by piece, each brought from its rank;
-  // on one rank of a CPU without a copy. Reading one is collective; every rank gets the bytes.
-  std::vector<TensorSource> parameter_sources() const { return sources_of(masters_, ""); }
+  // on one rank of a CPU without a copy. Reading one is collective; rank 0 alone gets the bytes.
+  std::vector<TensorSource> parameter_sources() const { return sources_of(masters_); }
   std::vector<TensorSource> moment_sources() const;
+  // Brings each rank its piece of those tensors, as SavingRanks::collect. Collective.
+  void collect_saved(const std::vector<TensorPiece>& by_rank, const TakeBytes& take) const;
 
   const std::vector<ParameterSpec>& specs() const { return specs_; }
   const at::Device& device() const { return device_; }
@@ -88,9 +90,8 @@ class ParameterStore {
   // Where what this rank keeps begins in what it computes with.
   int64_t offset(size_t parameter) const;
   ElementRange kept(size_t parameter) const { return partitions_[parameter].kept(world_.rank()); }
-  at::Tensor collect(const at::Tensor& kept, size_t parameter, const ElementRange& piece, int64_t root) const;
   at::Tensor whole(const std::vector<at::Tensor>& kept, size_t parameter) const;
-  std::vector<TensorSource> sources_of(const std::vector<at::Tensor>& kept, const std::string& suffix) const;
+  std::vector<TensorSource> sources_of(const std::vector<at::Tensor>& kept) const;
   TensorSource source_of(const at::Tensor& kept, size_t parameter, const std::string& name) const;
   void copy_kept(std::span<const std::byte> bytes, size_t parameter, const at::Tensor& kept) const;
   void add_units(const at::Tensor& kept, size_t parameter, std::vector<at::Tensor>& units) const;

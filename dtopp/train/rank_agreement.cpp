@@ -3,7 +3,6 @@
 #include <sstream>
 
 #include "dtopp/base/hash.h"
-#include "dtopp/checkpoint/run_directory.h"
 
 namespace dtopp {
 
@@ -73,17 +72,6 @@ bool any_rank(Collectives& ranks, bool here) {
   const at::Tensor count = at::full({1}, here ? 1.0 : 0.0, at::kDouble);
   ranks.all_reduce_sum(count, "agreement").wait();
   return count.item<double>() != 0;
-}
-
-std::optional<Checkpoint> checkpoint_to_resume(const std::filesystem::path& run, Collectives& ranks,
-                                               const std::function<void(const std::string&)>& warn) {
-  std::optional<Checkpoint> newest;
-  if (ranks.rank() == 0) newest = newest_checkpoint(checkpoints_of(run), warn);
-  if (ranks.size() == 1) return newest;
-  const std::string path =
-      broadcast_bytes(ranks, newest ? newest->path().string() : std::string(), /*root=*/0, "start");
-  if (ranks.rank() > 0 && !path.empty()) newest.emplace(std::filesystem::path(path));
-  return newest;
 }
 
 }  // namespace dtopp

@@ -2,12 +2,7 @@
 // order; one by itself agrees with itself.
 #pragma once
 
-#include <functional>
-#include <optional>
-#include <string>
-
 #include "dtopp/base/errors.h"
-#include "dtopp/checkpoint/checkpoint.h"
 #include "dtopp/config/run_config.h"
 #include "dtopp/distributed/collectives.h"
 #include "dtopp/models/batch.h"
@@ -31,9 +26,5 @@ void check_data(const TrainingData& data, Collectives& ranks);
 
 // Whether it is so on any of them.
 bool any_rank(Collectives& ranks, bool here);
-
-// The checkpoint that rank 0 finds to go on from (newest_checkpoint of the run's), opened by all.
-std::optional<Checkpoint> checkpoint_to_resume(const std::filesystem::path& run, Collectives& ranks,
-                                               const std::function<void(const std::string&)>& warn);
 
 }  // namespace dtopp

@@ -15,6 +15,8 @@
 #include "dtopp/train/rank_agreement.h"
 #include "dtopp/train/run_directory.h"
 #include "dtopp/train/run_records.h"
+#include "dtopp/train/run_resuming.h"
+#include "dtopp/train/run_saving.h"
 #include "dtopp/train/step_decision.h"
 
 namespace dtopp {
@@ -258,23 +260,10 @@ void Run::validate() {
   if (first() && observer_.validation) observer_.validation(record.step, loss ? &*loss : nullptr, accuracies);
 }
 
-// Rank 0 writes; the others bring their parts of the tensors, in the order in which it reads them.
 void Run::save() {
   take_results(0);
   begin(trainer_->state().step, "save");
-  const ParameterStore& parameters = trainer_->parameters();
-  const CheckpointContents contents{trainer_->state(), parameters.parameter_sources(),
-                                    parameters.moment_sources(), to_yaml(config_),
-                                    trainer_->data().tokenizer_json};
-  const bool there = world_.size() > 1 &&
-                     any_rank(ranks(), first() && is_already_saved(checkpoints_of(path_), contents.state));
-  if (first()) {
-    last_checkpoint_ = save_checkpoint(checkpoints_of(path_), contents, config_.checkpoint.keep);
-  } else if (!there) {
-    for (const auto* sources : {&contents.parameters, &contents.optimizer})
-      for (const TensorSource& source : *sources) source.read([](std::span<const std::byte>) {});
-  }
-  ranks().barrier("save").wait();  // none goes on, or ends, before the checkpoint is there
+  last_checkpoint_ = save_run(*trainer_, config_, ranks());
   unsaved_ = false;
 }
 

@@ -103,7 +103,7 @@ TEST(Safetensors, refuse_to_write_tensors_that_could_not_be_read) {
   EXPECT_THAT(refused({{"a", "U8", {4}, bytes_of("1234")}, {"a", "U8", {4}, bytes_of("1234")}}),
               HasSubstr("taken"));
   EXPECT_THAT(refused({{"__metadata__", "U8", {4}, bytes_of("1234")}}), HasSubstr("taken"));
-  const auto three = [](const TakeBytes& take) { take(bytes_of("123")); };
+  const auto three = [](uint64_t, uint64_t, const TakeBytes& take) { take(bytes_of("123")); };
   EXPECT_THAT(refused({{"a", "U8", {4}, 4, three}}), HasSubstr("tensor \"a\": its bytes are not 4"));
   EXPECT_THAT(refused({{"a", "U8", {2}, 2, three}}), HasSubstr("its bytes are not 2"));
 }
@@ -112,11 +112,11 @@ TEST(Safetensors, are_written_the_same_from_bytes_in_pieces) {
   ScratchDirectory scratch;
   const std::string data = "0123456789abcdef";
   write_safetensors(scratch / "whole", {{"a", "U8", {16}, bytes_of(data)}, {"b", "U8", {0}, bytes_of("")}});
-  const auto pieces = [&](const TakeBytes& take) {
-    for (const char& byte : data) take(bytes_of({&byte, 1}));
+  const auto pieces = [&](uint64_t begin, uint64_t count, const TakeBytes& take) {
+    for (const char& byte : data.substr(begin, count)) take(bytes_of({&byte, 1}));
   };
-  write_safetensors(scratch / "pieces",
-                    {{"a", "U8", {16}, 16, pieces}, {"b", "U8", {0}, 0, [](const TakeBytes&) {}}});
+  write_safetensors(scratch / "pieces", {{"a", "U8", {16}, 16, pieces},
+                                         {"b", "U8", {0}, 0, [](uint64_t, uint64_t, const TakeBytes&) {}}});
   EXPECT_EQ(read_file(scratch / "pieces"), read_file(scratch / "whole"));
 }
 

@@ -55,8 +55,9 @@ class SampleContents {
 inline bool holds(const Checkpoint& checkpoint, const CheckpointContents& contents) {
   const auto same = [](std::span<const std::byte> read, const TensorSource& source) {
     std::vector<std::byte> written;
-    source.read(
-        [&](std::span<const std::byte> bytes) { written.insert(written.end(), bytes.begin(), bytes.end()); });
+    source.read(0, source.size, [&](std::span<const std::byte> bytes) {
+      written.insert(written.end(), bytes.begin(), bytes.end());
+    });
     return std::ranges::equal(read, written);
   };
   if (!(checkpoint.state() == contents.state) || checkpoint.config_yaml() != contents.config_yaml)

@@ -31,10 +31,10 @@ TEST(SaveCheckpoint, takes_one_tensor_after_another_and_writes_the_same_bytes) {
     int alive = 0, most_alive = 0, read = 0;
     for (auto* const tensors : {&lazy.parameters, &lazy.optimizer}) {
       for (TensorSource& tensor : *tensors) {
-        tensor.read = [&, whole = tensor.read](const TakeBytes& take) {
+        tensor.read = [&, all = tensor.read](uint64_t begin, uint64_t count, const TakeBytes& take) {
           most_alive = std::max(most_alive, ++alive);
           ++read;
-          whole([&](std::span<const std::byte> bytes) {
+          all(begin, count, [&](std::span<const std::byte> bytes) {
             std::vector<std::byte> copy(bytes.begin(), bytes.end());
             take(copy);
             std::ranges::fill(copy, std::byte{0xff});  // whoever kept the span sees other bytes
@@ -58,7 +58,9 @@ TEST(SaveCheckpoint, whose_tensor_cannot_be_read_leaves_what_was_there) {
   ScratchDirectory scratch;
   save_checkpoint(scratch.path(), SampleContents(10).contents, 1);
   SampleContents bad(20);
-  bad.contents.optimizer[1].read = [](const TakeBytes&) { throw std::runtime_error("the device is gone"); };
+  bad.contents.optimizer[1].read = [](uint64_t, uint64_t, const TakeBytes&) {
+    throw std::runtime_error("the device is gone");
+  };
   EXPECT_THAT(error_of<std::runtime_error>([&] { save_checkpoint(scratch.path(), bad.contents, 1); }),
               HasSubstr("the device is gone"));
   EXPECT_THAT(names_in(scratch.path()), ElementsAre("step-00000010"));

@@ -34,10 +34,16 @@ TEST(Checkpoint, is_split_past_the_shard_size_under_hugging_face_names) {
   SampleContents sample(7);
   const auto path = save_checkpoint(scratch / "checkpoints", sample.contents, 0, /*shard_bytes=*/48);
   EXPECT_TRUE(holds(Checkpoint(path), sample.contents));
-  EXPECT_THAT(names_in(path), ElementsAre("config.yaml", "manifest.json", "model-00001-of-00003.safetensors",
-                                          "model-00002-of-00003.safetensors",
-                                          "model-00003-of-00003.safetensors", "model.safetensors.index.json",
-                                          "optimizer.safetensors", "state.json", "tokenizer.json"));
+  EXPECT_THAT(names_in(path),
+              ElementsAre("config.yaml", "manifest.json", "model-00001-of-00003.safetensors",
+                          "model-00002-of-00003.safetensors", "model-00003-of-00003.safetensors",
+                          "model.safetensors.index.json", "optimizer-00001-of-00004.safetensors",
+                          "optimizer-00002-of-00004.safetensors", "optimizer-00003-of-00004.safetensors",
+                          "optimizer-00004-of-00004.safetensors", "optimizer.safetensors.index.json",
+                          "state.json", "tokenizer.json"));
+  const auto moments = nlohmann::json::parse(read_file(path / "optimizer.safetensors.index.json"));
+  EXPECT_EQ(moments["metadata"]["total_size"], 4 * 48);
+  EXPECT_EQ(moments["weight_map"]["model.norm.weight.exp_avg"], "optimizer-00003-of-00004.safetensors");
   const auto index = nlohmann::json::parse(read_file(path / "model.safetensors.index.json"));
   EXPECT_EQ(index["metadata"]["total_size"], 2 * 48 + 4);
   EXPECT_EQ(index["weight_map"]["model.layers.0.mlp.gate.scale"], "model-00003-of-00003.safetensors");
@@ -133,6 +139,17 @@ TEST(Checkpoint, without_the_optimisers_file_serves_inference_and_no_training) {
         error_of<CheckpointError>([&] { Checkpoint{path}; }),
         HasSubstr("optimizer.safetensors: not there: without it a checkpoint serves evaluate and generate"));
   }
+}
+
+TEST(Checkpoint, without_one_of_the_optimisers_files_serves_inference_and_no_training) {
+  ScratchDirectory scratch;
+  const auto path = save_checkpoint(scratch.path(), SampleContents(3).contents, 0, /*shard_bytes=*/48);
+  fs::remove(path / "optimizer-00002-of-00004.safetensors");
+  EXPECT_THAT(error_of<CheckpointError>([&] { Checkpoint{path}; }),
+              HasSubstr("optimizer-00002-of-00004.safetensors: not there: without it a checkpoint serves"));
+  for (const auto& name : names_in(path))
+    if (name.starts_with("optimizer")) fs::remove(path / name);
+  EXPECT_EQ(Checkpoint(path, CheckpointUse::kInference).state().step, 3);
 }
 
 TEST(Checkpoint, reads_its_configuration_from_the_verified_bytes) {

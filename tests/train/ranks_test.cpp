@@ -30,7 +30,7 @@ Outcome outcome_of(Trainer& trainer, int64_t steps) {
     outcome.tensors.push_back(trainer.parameters().master(spec.name).clone());
   for (const TensorSource& source : trainer.parameters().moment_sources()) {
     std::vector<at::Tensor> pieces;
-    source.read([&](std::span<const std::byte> bytes) {
+    source.read(0, source.size, [&](std::span<const std::byte> bytes) {
       pieces.push_back(at::empty({static_cast<int64_t>(bytes.size() / sizeof(float))}));
       copy_from_bytes(bytes, pieces.back());
     });

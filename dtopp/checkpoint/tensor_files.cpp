@@ -1,0 +1,196 @@
+#include "dtopp/checkpoint/tensor_files.h"
+
+#include <algorithm>
+#include <exception>
+#include <optional>
+#include <span>
+#include <sstream>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+#include "dtopp/base/errors.h"
+#include "dtopp/base/hash.h"
+#include "dtopp/base/json.h"
+#include "dtopp/checkpoint/checkpoint_layout.h"
+
+namespace dtopp {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+std::vector<std::vector<TensorSource>> split(const std::vector<TensorSource>& tensors, uint64_t shard_bytes) {
+  std::vector<std::vector<TensorSource>> shards(1);
+  uint64_t size = 0;
+  for (const auto& tensor : tensors) {
+    if (!shards.back().empty() && size + tensor.size > shard_bytes) {
+      shards.emplace_back();
+      size = 0;
+    }
+    shards.back().push_back(tensor);
+    size += tensor.size;
+  }
+  return shards;
+}
+
+// Names and index as Hugging Face gives them, so that its readers find the shards.
+void add_files(TensorFiles& to, std::string_view kind, const std::vector<TensorSource>& tensors,
+               uint64_t shard_bytes) {
+  auto shards = split(tensors, shard_bytes);
+  if (shards.size() == 1) {
+    to.files.push_back({whole_file(kind), std::move(shards.front())});
+    return;
+  }
+  json weight_map = json::object();
+  uint64_t total = 0;
+  for (size_t i = 0; i < shards.size(); ++i) {
+    const std::string name = part_file(kind, i + 1, shards.size());
+    for (const auto& tensor : shards[i]) {
+      if (!weight_map.emplace(tensor.name, name).second) throw DataError(tensor.name + ": a tensor twice");
+      total += tensor.size;
+    }
+    to.files.push_back({name, std::move(shards[i])});
+  }
+  const json index = {{"metadata", {{"total_size", total}}}, {"weight_map", weight_map}};
+  to.indexes[index_file(kind)] = dump_json(index, 2) + "\n";
+}
+
+// A file's bytes in pieces, tensor after tensor.
+class Pieces {
+ public:
+  explicit Pieces(const TensorFile& file) : tensors_(file.tensors) {}
+
+  // The next piece, of at most `limit` bytes; none at the end.
+  TensorPiece next(uint64_t limit) {
+    while (at_ < tensors_.size() && begin_ == tensors_[at_].size) {
+      ++at_;
+      begin_ = 0;
+    }
+    if (at_ == tensors_.size()) return {};
+    const uint64_t begin = begin_;
+    begin_ = std::min(begin + limit, tensors_[at_].size);
+    return {&tensors_[at_], begin, begin_ - begin};
+  }
+
+ private:
+  std::span<const TensorSource> tensors_;
+  size_t at_ = 0;
+  uint64_t begin_ = 0;
+};
+
+// The file that this rank writes, if any. Its first error is kept, for the ranks to agree on when all pieces
+// have travelled: none may stay away from a collective that others wait in.
+class OwnFile {
+ public:
+  void open(const fs::path& directory, const TensorFile& file) {
+    name_ = file.name;
+    attempt([&] {
+      // The metadata are what transformers asks for.
+      writer_.emplace(directory / name_, file.tensors, std::map<std::string, std::string>{{"format", "pt"}},
+                      &hasher_);
+    });
+  }
+  void write(std::span<const std::byte> bytes) {
+    attempt([&] { writer_->write(bytes); });
+  }
+  void finish(ManifestFiles& files) {
+    if (name_.empty()) return;
+    attempt([&] {
+      const uint64_t size = writer_->finish();
+      files[name_] = {size, hasher_.hexdigest()};
+    });
+  }
+  const std::exception_ptr& error() const { return error_; }
+
+ private:
+  template <class Action>
+  void attempt(const Action& action) {
+    if (error_) return;
+    try {
+      action();
+    } catch (...) {
+      error_ = std::current_exception();
+    }
+  }
+
+  std::string name_;
+  Hasher hasher_;
+  std::optional<SafetensorsWriter> writer_;
+  std::exception_ptr error_;
+};
+
+// Writes files[i] on rank writers[i], all at the same time. Notes this rank's in `written`.
+void write_together(const fs::path& directory, std::span<const TensorFile> files,
+                    const std::vector<int64_t>& writers, SavingRanks& ranks, ManifestFiles& written) {
+  OwnFile own;
+  std::vector<Pieces> pieces;
+  for (size_t i = 0; i < files.size(); ++i) {
+    pieces.emplace_back(files[i]);
+    if (writers[i] == ranks.rank()) own.open(directory, files[i]);
+  }
+  // Whole elements, whatever their type.
+  const uint64_t limit = std::max<uint64_t>(kCollectedBytes / files.size() / 64, 1) * 64;
+  for (;;) {
+    std::vector<TensorPiece> by_rank(static_cast<size_t>(ranks.size()));
+    bool some = false;
+    for (size_t i = 0; i < files.size(); ++i) {
+      const TensorPiece piece = pieces[i].next(limit);
+      some = some || piece.tensor;
+      by_rank[static_cast<size_t>(writers[i])] = piece;
+    }
+    if (!some) break;
+    ranks.collect(by_rank, [&](std::span<const std::byte> bytes) { own.write(bytes); });
+  }
+  own.finish(written);
+  ranks.check(own.error());
+}
+
+// Those that see the directory which rank 0 has made: on its host, or through a shared file system.
+std::vector<int64_t> ranks_that_see(const fs::path& directory, SavingRanks& ranks) {
+  std::vector<int64_t> those;
+  std::error_code unseen;
+  const auto answers = ranks.gather(fs::is_directory(directory, unseen) ? "yes" : "");
+  for (size_t rank = 0; rank < answers.size(); ++rank)
+    if (rank == 0 || !answers[rank].empty()) those.push_back(static_cast<int64_t>(rank));
+  return those;
+}
+
+// All ranks' files together.
+ManifestFiles merge(const ManifestFiles& files, SavingRanks& ranks) {
+  std::string lines;
+  for (const auto& [name, entry] : files)
+    lines += name + " " + std::to_string(entry.size) + " " + entry.xxh3_128 + "\n";
+  ManifestFiles all;
+  for (const std::string& text : ranks.gather(lines)) {
+    std::istringstream stream(text);
+    std::string name;
+    ManifestEntry entry;
+    while (stream >> name >> entry.size >> entry.xxh3_128) all[name] = entry;
+  }
+  return all;
+}
+
+}  // namespace
+
+TensorFiles split_into_files(const CheckpointContents& contents, uint64_t shard_bytes) {
+  TensorFiles files;
+  add_files(files, kModel, contents.parameters, shard_bytes);
+  add_files(files, kOptimizer, contents.optimizer, shard_bytes);
+  return files;
+}
+
+ManifestFiles write_tensor_files(const fs::path& directory, const std::vector<TensorFile>& files,
+                                 SavingRanks& ranks) {
+  const std::vector<int64_t> writers = ranks_that_see(directory, ranks);
+  ManifestFiles written;
+  for (size_t begin = 0; begin < files.size(); begin += writers.size()) {
+    const size_t count = std::min(writers.size(), files.size() - begin);
+    write_together(directory, std::span(files).subspan(begin, count), writers, ranks, written);
+  }
+  return merge(written, ranks);
+}
+
+}  // namespace dtopp

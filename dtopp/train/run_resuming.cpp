@@ -1,0 +1,90 @@
+#include "dtopp/train/run_resuming.h"
+
+#include <algorithm>
+#include <vector>
+
+#include <sys/stat.h>
+
+#include "dtopp/base/errors.h"
+#include "dtopp/checkpoint/checkpoint_layout.h"
+#include "dtopp/checkpoint/run_directory.h"
+
+namespace dtopp {
+namespace {
+
+namespace fs = std::filesystem;
+
+// What tells a file from a copy of it, on all hosts that share its file system; empty where there is none.
+std::string identity_of(const fs::path& path) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0) return "";
+  return std::to_string(status.st_ino) + " " + std::to_string(status.st_ctim.tv_sec) + " " +
+         std::to_string(status.st_ctim.tv_nsec);
+}
+
+// Part `part` of `parts`: the largest file first, each to the part that has the fewest bytes.
+ManifestFiles part_of(const ManifestFiles& files, size_t part, size_t parts) {
+  std::vector<ManifestFiles::const_iterator> by_size;
+  for (auto file = files.begin(); file != files.end(); ++file) by_size.push_back(file);
+  std::ranges::stable_sort(by_size, std::greater(), [](const auto& file) { return file->second.size; });
+  std::vector<uint64_t> bytes(parts);
+  ManifestFiles mine;
+  for (const auto& file : by_size) {
+    const auto least = std::ranges::min_element(bytes);
+    *least += file->second.size;
+    if (least - bytes.begin() == static_cast<std::ptrdiff_t>(part)) mine.insert(*file);
+  }
+  return mine;
+}
+
+// Reads this rank's part of the checkpoint. Returns what is wrong in any part, the same on all ranks; empty:
+// nothing. Notes in `shares` whether this rank reads the same files as rank 0; one that does not reads none.
+std::string verify_part(const fs::path& path, Collectives& ranks, bool& shares) {
+  const auto identities = gather_bytes(ranks, identity_of(path / kManifestName), "verify");
+  const auto rank = static_cast<std::ptrdiff_t>(ranks.rank());
+  shares = identities[static_cast<size_t>(rank)] == identities.front();
+  const auto before = std::count(identities.begin(), identities.begin() + rank, identities.front());
+  const auto all = std::ranges::count(identities, identities.front());
+  std::string wrong;
+  try {
+    if (shares) {
+      const ManifestFiles files = read_manifest(path, kCheckpointFormat).files;
+      verify_content(path, part_of(files, static_cast<size_t>(before), static_cast<size_t>(all)));
+    }
+  } catch (const DataError& error) {
+    wrong = error.what();
+  }
+  for (const std::string& other : gather_bytes(ranks, wrong, "verify"))
+    if (wrong.empty() || (!other.empty() && other < wrong)) wrong = other;
+  return wrong;
+}
+
+}  // namespace
+
+std::optional<Checkpoint> checkpoint_to_resume(const fs::path& run, Collectives& ranks,
+                                               const std::function<void(const std::string&)>& warn) {
+  if (ranks.size() == 1) return newest_checkpoint(checkpoints_of(run), warn);
+  const auto tell = [&](const fs::path& path) {
+    return fs::path(broadcast_bytes(ranks, path.string(), /*root=*/0, "verify"));
+  };
+  bool shares = true;
+  std::optional<Checkpoint> newest;
+  if (ranks.rank() == 0) {
+    const auto verify = [&](const fs::path& path, const ManifestFiles&) {
+      tell(path);
+      const std::string wrong = verify_part(path, ranks, shares);
+      if (!wrong.empty()) throw DataError(wrong);
+    };
+    newest = newest_checkpoint(checkpoints_of(run), warn, CheckpointUse::kTraining, verify);
+    tell({});  // no more to verify
+    tell(newest ? newest->path() : fs::path());
+    return newest;
+  }
+  for (fs::path path = tell({}); !path.empty(); path = tell({})) verify_part(path, ranks, shares);
+  const fs::path path = tell({});
+  if (path.empty()) return newest;
+  newest.emplace(path, CheckpointUse::kTraining, shares ? VerifyFiles(verify_sizes) : verify_content);
+  return newest;
+}
+
+}  // namespace dtopp

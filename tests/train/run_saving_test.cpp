@@ -1,0 +1,94 @@
+// A run saved by one rank and by several: the same files, from which any number of ranks goes on.
+#include "dtopp/train/run_saving.h"
+
+#include <fstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "dtopp/checkpoint/run_directory.h"
+#include "tests/base/scratch_directory.h"
+#include "tests/distributed/rank_threads.h"
+#include "tests/train/tiny_model.h"
+
+namespace dtopp {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Name and bytes of each file of a directory.
+std::map<std::string, std::string> files_of(const fs::path& directory) {
+  std::map<std::string, std::string> files;
+  for (const auto& path : list_directory(directory)) files[path.filename().string()] = read_file(path);
+  return files;
+}
+
+// body(trainer) on each rank of the grid.
+template <class Body>
+void with_trainers(const RunConfig& config, const RankGrid& grid, const Body& body) {
+  run_ranks(grid.size(), [&](int64_t rank, const c10::intrusive_ptr<c10d::Store>& store) {
+    at::set_num_threads(1);
+    const World world =
+        grid.size() == 1 ? World{} : make_world(store, rank, grid.size(), grid.places, on_loopback());
+    Trainer trainer(config, make_model(config), data_for(config), at::kFloat, world);
+    body(trainer, world);
+  });
+}
+
+const std::vector<RankGrid> kSavingGrids = {{1, 1}, {1, 2}, {2, 1}, {1, 4}, {2, 2}};
+
+TEST(SaveRun, gives_the_same_files_on_any_grid_of_ranks_and_each_goes_on_from_them) {
+  const ScratchDirectory scratch;
+  RunConfig config = tiny();
+  config.output = (scratch / "run").string();
+  std::map<std::string, std::string> expected, later;
+  for (const RankGrid& grid : kSavingGrids) {
+    SCOPED_TRACE(testing::Message() << grid.size() << " ranks in blocks of " << grid.places);
+    with_trainers(config, grid, [&](Trainer& trainer, const World& world) {
+      trainer.initialise();
+      for (int i = 0; i < 3; ++i) step(trainer);
+      EXPECT_EQ(save_run(trainer, config, *world.all), checkpoints_of(config.output) / "step-00000003");
+      for (int i = 0; i < 2; ++i) step(trainer);
+      save_run(trainer, config, *world.all);
+    });
+    const auto files = files_of(checkpoints_of(config.output) / "step-00000003");
+    EXPECT_THAT(files, testing::Contains(testing::Key("manifest.json")));
+    if (expected.empty()) expected = files;
+    EXPECT_TRUE(files == expected);
+    const auto after = files_of(checkpoints_of(config.output) / "step-00000005");
+    if (later.empty()) later = after;
+    EXPECT_TRUE(after == later);
+    fs::remove_all(checkpoints_of(config.output) / "step-00000005");
+    if (grid.size() > 1) continue;
+    fs::copy(checkpoints_of(config.output), scratch / "kept", fs::copy_options::recursive);
+  }
+  for (const RankGrid& grid : kSavingGrids) {
+    SCOPED_TRACE(testing::Message() << grid.size() << " ranks in blocks of " << grid.places);
+    with_trainers(config, grid, [&](Trainer& trainer, const World& world) {
+      trainer.restore(Checkpoint(scratch / "kept/step-00000003"));
+      for (int i = 0; i < 2; ++i) step(trainer);
+      save_run(trainer, config, *world.all);
+    });
+    EXPECT_TRUE(files_of(checkpoints_of(config.output) / "step-00000005") == later);
+    fs::remove_all(config.output);
+  }
+}
+
+TEST(SaveRun, ends_all_ranks_where_one_cannot_write) {
+  const ScratchDirectory scratch;
+  RunConfig config = tiny();
+  config.output = (scratch / "run").string();
+  std::ofstream(config.output) << "a file";
+  with_trainers(config, {1, 2}, [&](Trainer& trainer, const World& world) {
+    trainer.initialise();
+    if (world.rank() == 0)
+      EXPECT_THAT(error_of<DataError>([&] { save_run(trainer, config, *world.all); }),
+                  testing::HasSubstr("cannot create the directory"));
+    else
+      EXPECT_THAT(error_of<RankLost>([&] { save_run(trainer, config, *world.all); }),
+                  testing::HasSubstr("rank 0 could not save"));
+  });
+}
+
+}  // namespace
+}  // namespace dtopp
