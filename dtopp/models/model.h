@@ -33,7 +33,7 @@ struct Model {
   int64_t num_routed_layers = 0;          // layers with a router
   int64_t tokens_per_sample = 0;
   std::string validation_loss;  // which of its losses a validation reports
-  // Makes the loss function over the given parameters.
+  // Makes the loss function over the given parameters, each looked up when it is used, in the list's order.
   std::function<LossFunction(const ParameterLookup&)> bind;
   std::function<StepCosts(const CostInputs&)> costs;
   // Opens what config.data names and checks that it belongs to the model. UsageError where it does not,

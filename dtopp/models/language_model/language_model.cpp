@@ -24,9 +24,12 @@ LanguageModelBlock LanguageModel::block(int64_t layer) const {
   };
   LanguageModelBlock block;
   block.input_norm_D = get("input_layernorm.weight");
-  block.attention = {get("self_attn.q_proj.weight"), get("self_attn.k_proj.weight"),
-                     get("self_attn.v_proj.weight"), get("self_attn.o_proj.weight"),
-                     get("self_attn.q_norm.weight"), get("self_attn.k_norm.weight")};
+  block.attention.q_DD = get("self_attn.q_proj.weight");
+  block.attention.k_DD = get("self_attn.k_proj.weight");
+  block.attention.v_DD = get("self_attn.v_proj.weight");
+  block.attention.q_norm_D = get("self_attn.q_norm.weight");
+  block.attention.k_norm_D = get("self_attn.k_norm.weight");
+  block.attention.o_DD = get("self_attn.o_proj.weight");
   block.post_attention_norm_D = get("post_attention_layernorm.weight");
   if (config.is_dense()) {
     block.dense_gate_up_GD = get("mlp.gate_up_proj.weight");
