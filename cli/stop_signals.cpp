@@ -1,17 +1,17 @@
 #include "cli/stop_signals.h"
 
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <cstdint>
 #include <ctime>
 
 #include <unistd.h>
 
+#include "dtopp/launch/signal_pipe.h"
+
 namespace dtopp::cli {
 namespace {
-
-// Signals closer together are one request: timeout(1) signals its child and then the whole group.
-constexpr int64_t kOneRequest = 100'000'000;  // nanoseconds
 
 // A signal handler can reach nothing but globals, and in any thread.
 std::atomic<int64_t> asked_at = 0;  // nanoseconds of the steady clock; 0: not yet
@@ -24,7 +24,7 @@ void on_signal(int signal) {
   const int64_t now = time.tv_sec * int64_t{1'000'000'000} + time.tv_nsec;
   int64_t first = 0;
   if (asked_at.compare_exchange_strong(first, now)) return;
-  if (second_ends && now - first >= kOneRequest) _exit(128 + signal);
+  if (second_ends && std::chrono::nanoseconds(now - first) >= kOneRequest) _exit(128 + signal);
 }
 
 }  // namespace

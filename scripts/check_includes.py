@@ -5,7 +5,7 @@ import pathlib
 import re
 import sys
 
-ROOMS = ["base", "launch", "config", "ops", "moe", "data", "models", "plan", "tasks", "checkpoint", "metrics", "distributed", "train", "eval",
+ROOMS = ["base", "launch", "config", "ops", "distributed", "moe", "data", "models", "plan", "tasks", "checkpoint", "metrics", "train", "eval",
          "report"]
 # A room may include itself and rooms before it; data knows nothing of tensors, base and ops nothing of anyone.
 FORBIDDEN = {"data": {"ops", "moe", "models"}, "ops": {"base"}}

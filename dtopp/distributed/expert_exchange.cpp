@@ -18,21 +18,13 @@ struct Journey final : torch::CustomClassHolder {
   std::vector<at::Tensor> token_S;      // for each rank: which of them go there, ascending
   std::vector<int64_t> sent, received;  // rows, to and from each rank
 
-  int64_t all_received() const { return c10::sum_integers(received); }
-
   // Rows of this rank's tokens to the ranks of their experts.
   at::Tensor go(const std::vector<at::Tensor>& rows_to_rank, const char* what) const {
-    const at::Tensor in = at::cat(rows_to_rank).contiguous();
-    at::Tensor out = at::empty({all_received(), in.size(1)}, in.options());
-    ranks->all_to_all(out, in, {received, sent}, what).wait();
-    return out;
+    return exchange(at::cat(rows_to_rank), {received, sent}, what);
   }
   // And rows for the tokens that came, to the ranks they came from.
   std::vector<at::Tensor> come_back(const at::Tensor& rows, const char* what) const {
-    const at::Tensor in = rows.contiguous();
-    const at::Tensor out = at::empty({c10::sum_integers(sent), in.size(1)}, in.options());
-    ranks->all_to_all(out, in, {sent, received}, what).wait();
-    return out.split_with_sizes(sent);
+    return exchange(rows.contiguous(), {sent, received}, what).split_with_sizes(sent);
   }
   std::vector<at::Tensor> select(const at::Tensor& x_TD) const {
     std::vector<at::Tensor> rows;
@@ -50,6 +42,13 @@ struct Journey final : torch::CustomClassHolder {
       went.index_fill_(0, token_S[rank], true);
     }
     return sum.finish().masked_fill_(went.logical_not_(), 0);
+  }
+
+ private:
+  at::Tensor exchange(const at::Tensor& in, const Splits& rows, const char* what) const {
+    at::Tensor out = at::empty({c10::sum_integers(rows.out), in.size(1)}, in.options());
+    ranks->all_to_all(out, in, rows, what).wait();
+    return out;
   }
 };
 using JourneyPointer = c10::intrusive_ptr<Journey>;

@@ -26,9 +26,6 @@ constexpr int kAllStopped = static_cast<int>(ExitStatus::kStopped);
 
 constexpr auto kNever = Clock::time_point::max();
 
-// Signals closer together are one request: timeout(1) signals its child and then the whole group.
-constexpr std::chrono::milliseconds kOneRequest{100};
-
 // By its own name, which tools like ps show then; where the file was replaced meanwhile, as the kernel knows
 // it.
 std::filesystem::path own_program() {

@@ -2,10 +2,14 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <csignal>
 #include <vector>
 
 namespace dtopp {
+
+// Signals closer together are one request: timeout(1) signals its child and then the whole group.
+inline constexpr std::chrono::milliseconds kOneRequest{100};
 
 // While it lives, SIGCHLD, SIGTERM and SIGINT of this process come out of wait(), whatever thread takes them
 // (a signalfd would miss those that reach a thread that does not block them). Only one at a time.

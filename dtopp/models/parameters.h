@@ -38,6 +38,8 @@ struct ParameterSpec {
   bool compute_precision() const {
     return role != ParameterRole::kRouter && role != ParameterRole::kRouterScale;
   }
+  // Equal parts along the first dimension that ranks may share out whole: experts; else one.
+  int64_t pieces() const { return role == ParameterRole::kExpert ? shape.at(0) : 1; }
   int64_t count() const {
     int64_t product = 1;
     for (const int64_t size : shape) product *= size;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "dtopp/distributed/partition.h"
+
 namespace dtopp {
 namespace {
 
@@ -64,14 +66,10 @@ ParameterSizes parameter_sizes(const Model& model, double width) {
 // (distributed/partition.h), flags, the most pairs by rank and layer, and who was chosen.
 double count_step_numbers(const RunConfig& config, const Model& model, const RankLayout& layout) {
   constexpr int64_t kLosses = 6, kFlags = 2, kTokenSums = 2;
-  constexpr int64_t kUnit = int64_t{1} << 14, kMostUnits = 1024;
   const int64_t layers = model.num_routed_layers;
   int64_t units = 0;
-  for (const ParameterSpec& spec : model.parameters) {
-    const int64_t pieces = spec.role == ParameterRole::kExpert ? spec.shape.at(0) : 1;
-    const int64_t most = std::max<int64_t>(kMostUnits / pieces, 1);
-    units += pieces * std::min((spec.count() / pieces + kUnit - 1) / kUnit, most);
-  }
+  for (const ParameterSpec& spec : model.parameters)
+    units += Partition(spec.count(), spec.pieces(), /*index=*/0, {}).num_units();
   int64_t count =
       kLosses * (config.training.global_batch_size / config.training.micro_batch_size) + units + kFlags;
   if (layers > 0) count += layers * layout.ranks + kTokenSums + layers * (2 * config.model.num_experts + 1);

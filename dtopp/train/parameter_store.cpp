@@ -16,11 +16,6 @@ constexpr size_t kNone = SIZE_MAX;
 constexpr char kExpAvg[] = ".exp_avg";
 constexpr char kExpAvgSq[] = ".exp_avg_sq";
 
-// The parts of a parameter that ranks share out whole: experts. 1: it is computed with whole on all ranks.
-int64_t pieces_of(const ParameterSpec& spec) {
-  return spec.role == ParameterRole::kExpert ? spec.shape.at(0) : 1;
-}
-
 ElementRange elements_of(uint64_t begin_byte, uint64_t bytes) {
   constexpr auto kElement = static_cast<int64_t>(sizeof(float));
   const auto begin = static_cast<int64_t>(begin_byte) / kElement;
@@ -46,7 +41,7 @@ ParameterStore::ParameterStore(std::vector<ParameterSpec> specs, const at::Tenso
     const ParameterSpec& spec = specs_[i];
     index_.emplace(spec.name, i);
     const Partition& partition =
-        partitions_.emplace_back(spec.count(), pieces_of(spec), static_cast<int64_t>(i), world_.grid());
+        partitions_.emplace_back(spec.count(), spec.pieces(), static_cast<int64_t>(i), world_.grid());
     const ElementRange units = partition.kept_units(world_.rank());
     for (int64_t unit = units.begin; unit < units.end; ++unit) unit_places.push_back(num_units_ + unit);
     num_units_ += partition.num_units();

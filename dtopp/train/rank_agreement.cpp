@@ -1,5 +1,6 @@
 #include "dtopp/train/rank_agreement.h"
 
+#include <algorithm>
 #include <sstream>
 
 #include "dtopp/base/hash.h"
@@ -17,13 +18,10 @@ struct Difference {
 // The first such rank; all ranks learn of it. Nothing where all texts are the same.
 std::optional<Difference> find_difference(const std::string& mine, Collectives& ranks) {
   if (ranks.size() == 1) return std::nullopt;
-  std::string hash = hash_bytes(std::as_bytes(std::span(mine)));
-  const auto length = static_cast<int64_t>(hash.size());
-  const at::Tensor all = at::empty({ranks.size(), length}, at::kByte);
-  ranks.all_gather(all, at::from_blob(hash.data(), {length}, at::kByte), "start").wait();
-  int64_t rank = 0;
-  while (rank < ranks.size() && all[rank].equal(all[0])) ++rank;
-  if (rank == ranks.size()) return std::nullopt;
+  const auto hashes = gather_bytes(ranks, hash_bytes(std::as_bytes(std::span(mine))), "start");
+  const auto other = std::ranges::find_if(hashes, [&](const auto& hash) { return hash != hashes[0]; });
+  if (other == hashes.end()) return std::nullopt;
+  const int64_t rank = other - hashes.begin();
   return Difference{rank, broadcast_bytes(ranks, mine, rank, "start"),
                     broadcast_bytes(ranks, mine, /*root=*/0, "start")};
 }

@@ -17,7 +17,6 @@ import time
 import pytest
 import tiny_run
 
-FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
 TORCHRUN = tiny_run.ROOT / ".venv/bin/torchrun"
 CASES = int(os.environ.get("DTOPP_FAILURE_CASES", "3"))
 STEPS = 60
@@ -32,17 +31,9 @@ BESIDE = ["data.train=[train.npy]", "data.validation=[]"]
 LONG = ["training.steps=1000000", "checkpoint.every=0", "logging.every=50"]
 
 
-def state(run, step=STEPS):
-    folder = run / "checkpoints" / f"step-{step:08d}"
-    return [(folder / name).read_bytes() for name in FILES]
-
-
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("reference")
-    done = tiny_run.dtopp("train", tiny_run.make(directory), *OVERRIDES)
-    assert done.returncode == 0, done.stderr
-    return directory
+    return tiny_run.trained(tmp_path_factory.mktemp("reference"), *OVERRIDES)
 
 
 def command(reference, run, *options):
@@ -216,7 +207,7 @@ def expect_to_go_on(reference, run):
     """What is left is resumed, whole, and ends with the bits of a run that nothing happened to."""
     done = subprocess.run(command(reference, run), capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert state(run) == state(reference / "run")
+    assert tiny_run.state(run, STEPS) == tiny_run.state(reference / "run", STEPS)
 
 
 @pytest.mark.parametrize("case", range(CASES))
@@ -253,7 +244,7 @@ def test_torchrun_starts_the_ranks_again_and_the_run_goes_on(reference, tmp_path
     assert status == 0, lines
     assert any(line.startswith("dtopp: resuming from") for line in lines), lines
     assert len([line for line in lines if line.startswith("dtopp: error: rank 1 on")]) <= 1
-    assert state(run) == state(reference / "run")
+    assert tiny_run.state(run, STEPS) == tiny_run.state(reference / "run", STEPS)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ import time
 import pytest
 import tiny_run
 
-FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
 TORCHRUN = tiny_run.ROOT / ".venv/bin/torchrun"
 
 pytestmark = [pytest.mark.skipif(not tiny_run.BINARY.exists(), reason=f"{tiny_run.BINARY} is not built"),
@@ -18,17 +17,9 @@ pytestmark = [pytest.mark.skipif(not tiny_run.BINARY.exists(), reason=f"{tiny_ru
 OVERRIDES = ["training.micro_batch_size=1"]
 
 
-def state(run, step=12):
-    folder = run / "checkpoints" / f"step-{step:08d}"
-    return [(folder / name).read_bytes() for name in FILES]
-
-
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("reference")
-    done = tiny_run.dtopp("train", tiny_run.make(directory), *OVERRIDES)
-    assert done.returncode == 0, done.stderr
-    return directory
+    return tiny_run.trained(tmp_path_factory.mktemp("reference"), *OVERRIDES)
 
 
 def train(reference, run, *options):
@@ -36,7 +27,7 @@ def train(reference, run, *options):
 
 
 def expect_the_same(run, reference):
-    assert state(run) == state(reference / "run")
+    assert tiny_run.state(run, 12) == tiny_run.state(reference / "run", 12)
     assert tiny_run.timeless(tiny_run.metrics(run)) == tiny_run.timeless(tiny_run.metrics(reference / "run"))
 
 
@@ -116,7 +107,7 @@ def test_a_stopped_run_goes_on_with_another_number_of_ranks(reference, tmp_path,
     assert error.count("stopped at step") == 1
     done = tiny_run.dtopp(*train(reference, run, "--processes", 4))
     assert done.returncode == 0, done.stderr
-    assert state(run) == state(reference / "run")
+    assert tiny_run.state(run, 12) == tiny_run.state(reference / "run", 12)
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -133,7 +124,7 @@ def test_a_killed_rank_ends_the_run_which_goes_on_from_its_checkpoint(reference,
     assert len(lines) == 1 and lines[0].startswith(f"dtopp: rank {victim} was killed by signal 9 (Killed), on "), lines
     done = tiny_run.dtopp(*train(reference, run))
     assert done.returncode == 0, done.stderr
-    assert state(run) == state(reference / "run")
+    assert tiny_run.state(run, 12) == tiny_run.state(reference / "run", 12)
 
 
 def test_a_launcher_that_is_killed_takes_its_ranks_along(reference, tmp_path):

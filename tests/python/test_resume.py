@@ -8,23 +8,17 @@ import time
 import pytest
 import tiny_run
 
-STATE_FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
-
 pytestmark = pytest.mark.skipif(not tiny_run.BINARY.exists(), reason=f"{tiny_run.BINARY} is not built")
 
 
 def final_state(run, step=12):
-    folder = run / "checkpoints" / f"step-{step:08d}"
-    return [(folder / name).read_bytes() for name in STATE_FILES]
+    return tiny_run.state(run, step)
 
 
 @pytest.fixture(scope="module", params=["global", "layer"])
 def reference(request, tmp_path_factory):
-    directory = tmp_path_factory.mktemp("reference")
     overrides = [f"routing.scope={request.param}"]
-    done = tiny_run.dtopp("train", tiny_run.make(directory), *overrides)
-    assert done.returncode == 0, done.stderr
-    return directory, overrides
+    return tiny_run.trained(tmp_path_factory.mktemp("reference"), *overrides), overrides
 
 
 def start(config, overrides):

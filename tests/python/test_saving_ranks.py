@@ -26,10 +26,7 @@ def files(run, step):
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("reference")
-    done = tiny_run.dtopp("train", tiny_run.make(directory), *OVERRIDES)
-    assert done.returncode == 0, done.stderr
-    return directory
+    return tiny_run.trained(tmp_path_factory.mktemp("reference"), *OVERRIDES)
 
 
 def train(reference, run, port, faults):

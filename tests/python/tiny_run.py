@@ -49,6 +49,19 @@ def dtopp(*arguments, **options):
     return subprocess.run([BINARY, *map(str, arguments)], **options)
 
 
+def trained(directory, *overrides):
+    """Makes a run below `directory` and trains it on one process; returns the directory."""
+    done = dtopp("train", make(directory), *overrides)
+    assert done.returncode == 0, done.stderr
+    return directory
+
+
+def state(run, step):
+    """The bytes of what a checkpoint holds of the run: parameters, moments, and what else a step begins with."""
+    folder = pathlib.Path(run) / "checkpoints" / f"step-{step:08d}"
+    return [(folder / name).read_bytes() for name in ("model.safetensors", "optimizer.safetensors", "state.json")]
+
+
 def metrics(run):
     return [json.loads(line) for line in (pathlib.Path(run) / "metrics.jsonl").read_text().splitlines()]
 
