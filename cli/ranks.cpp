@@ -74,6 +74,16 @@ std::vector<std::string> exchange_hosts(c10d::Store& store, const Place& place) 
   return hosts;
 }
 
+// As many consecutive ranks as lie together on each machine; all of them where they lie otherwise.
+int64_t ranks_of_a_node(const std::vector<std::string>& hosts, int64_t ranks_here) {
+  const auto size = static_cast<int64_t>(hosts.size());
+  for (int64_t rank = 0; rank < size; ++rank) {
+    const int64_t first = rank / ranks_here * ranks_here;
+    if (hosts[static_cast<size_t>(rank)] != hosts[static_cast<size_t>(first)]) return size;
+  }
+  return ranks_here;
+}
+
 // The calling process ends, without waiting for what other ranks will not finish.
 [[noreturn]] void end_silently(ExitStatus status) {
   std::fflush(nullptr);
@@ -100,7 +110,9 @@ class Membership {
                          .prefix = place.store_prefix})
                  .store;
     const std::vector<std::string> hosts = exchange_hosts(*store_, place);
-    const int64_t ranks_here = std::ranges::count(hosts, hosts[static_cast<size_t>(place.rank)]);
+    const int64_t ranks_here = place.local_size > 0
+                                   ? place.local_size
+                                   : std::ranges::count(hosts, hosts[static_cast<size_t>(place.rank)]);
     if (place.launcher == Launcher::kOwn) report_ = store_->clone();
     const auto counts = std::make_shared<CollectiveCounts>();
     WatcherOptions watched{.rank = place.rank,
@@ -115,8 +127,9 @@ class Membership {
     // The watcher knows more of what went wrong: it is to speak first.
     options.timeout = std::max<std::chrono::milliseconds>(options.timeout, 2 * timeout);
     try {
-      world_ = make_world(store_, place.rank, place.size, expert_parallel, options, counts);
-      world_.ranks_here = place.local_size > 0 ? place.local_size : ranks_here;
+      const RankGrid grid = rank_grid(place.size, expert_parallel, ranks_of_a_node(hosts, ranks_here));
+      world_ = make_world(store_, place.rank, grid, options, counts);
+      world_.ranks_here = ranks_here;
     } catch (const Error& error) {
       watcher_->await_loss(kPatience);
       watcher_->fail(static_cast<int>(error.status()), error.what());

@@ -35,9 +35,15 @@ ElementRange Partition::slice_units(int64_t place) const {
   return {pieces.begin * units_each_, pieces.end * units_each_};
 }
 
+ElementRange Partition::part_units(int64_t rank) const {
+  const int64_t parts = grid_.node_replicas(), turn = grid_.replica(rank) + index_ / grid_.places;
+  return part_of(slice_units(grid_.place(rank)), turn % parts, parts);
+}
+
 ElementRange Partition::kept_units(int64_t rank) const {
-  const int64_t turn = grid_.replica(rank) + index_ / grid_.places;
-  return part_of(slice_units(grid_.place(rank)), turn % grid_.replicas, grid_.replicas);
+  const int64_t node = grid_.replica(rank) / grid_.node_replicas();
+  const int64_t turn = node + index_ / (grid_.places * grid_.node_replicas());
+  return part_of(part_units(rank), turn % grid_.nodes, grid_.nodes);
 }
 
 ElementRange Partition::elements_of(const ElementRange& units) const {

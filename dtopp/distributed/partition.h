@@ -3,24 +3,25 @@
 // other. What is formed unit by unit (an update, a norm) therefore has the same bits on every grid of ranks.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+
+#include "dtopp/distributed/rank_grid.h"
 
 namespace dtopp {
 
 struct ElementRange {
   int64_t begin = 0, end = 0;
   int64_t size() const { return end - begin; }
+  // The same elements, counted from `first` on.
+  ElementRange from(int64_t first) const { return {begin - first, end - first}; }
 };
 
-// Ranks in blocks of `places` consecutive ones, which share out the experts of a layer (expert parallelism);
-// the ranks of one place are replicas of each other.
-struct RankGrid {
-  int64_t places = 1, replicas = 1;
-
-  int64_t size() const { return places * replicas; }
-  int64_t place(int64_t rank) const { return rank % places; }
-  int64_t replica(int64_t rank) const { return rank / places; }
-};
+// Of so many elements of all parameters, those that travel together: few enough that most of them travel
+// while others are computed, and for memory; enough that a message is worth its latency.
+inline int64_t bucket_elements(int64_t elements) {
+  return std::clamp(elements / 16, int64_t{1} << 14, int64_t{40} << 20);
+}
 
 class Partition {
  public:
@@ -34,13 +35,16 @@ class Partition {
   ElementRange unit(int64_t unit) const;
   // What the replicas of a place keep together.
   ElementRange slice(int64_t place) const { return elements_of(slice_units(place)); }
-  // What a rank keeps, in its place's slice.
+  // What a rank and those of other nodes that stand there as it does keep together, in its place's slice.
+  ElementRange part(int64_t rank) const { return elements_of(part_units(rank)); }
+  // What a rank keeps, in its part.
   ElementRange kept(int64_t rank) const { return elements_of(kept_units(rank)); }
   // The units of kept(rank).
   ElementRange kept_units(int64_t rank) const;
 
  private:
   ElementRange slice_units(int64_t place) const;
+  ElementRange part_units(int64_t rank) const;
   ElementRange elements_of(const ElementRange& units) const;
 
   int64_t elements_, pieces_, index_;

@@ -16,21 +16,25 @@ at::Tensor elements(const at::Tensor& whole, const ElementRange& range) {
 }  // namespace
 
 ShardExchange::ShardExchange(Collectives& ranks, std::vector<Shards> shards, const at::Device& device,
-                             int64_t bucket_elements)
+                             ShardExchange* next)
     : ranks_(ranks),
+      next_(next),
       device_(device),
       shards_(std::move(shards)),
       bucket_of_(shards_.size()),
-      parts_(shards_.size()) {
+      parts_(shards_.size()),
+      sums_(shards_.size()) {
+  std::vector<int64_t> elements(shards_.size());
+  for (size_t i = 0; i < shards_.size(); ++i)
+    for (const ElementRange& kept : shards_[i]) elements[i] += kept.size();
+  const int64_t bucket = bucket_elements(c10::sum_integers(elements));
   int64_t room = 0;
   for (size_t i = shards_.size(); i-- > 0;) {
-    int64_t elements = 0;
-    for (const ElementRange& kept : shards_[i]) elements += kept.size();
-    if (buckets_.empty() || room < elements) {
+    if (buckets_.empty() || room < elements[i]) {
       buckets_.emplace_back();
-      room = bucket_elements;
+      room = bucket;
     }
-    room -= elements;
+    room -= elements[i];
     bucket_of_[i] = buckets_.size() - 1;
     buckets_.back().parameters.push_back(i);
     buckets_.back().missing += 1;
@@ -50,8 +54,11 @@ void ShardExchange::add(size_t parameter, at::Tensor part) {
 }
 
 void ShardExchange::start_full_buckets() {
-  for (; started_ < buckets_.size() && buckets_[started_].missing == 0; ++started_) {
+  while (started_ < buckets_.size() && buckets_[started_].missing == 0) {
     if (ranks_.size() > 1) start(buckets_[started_]);
+    started_ += 1;
+    // The one before has arrived while this one filled, or nearly so.
+    if (next_) finish_buckets(ranks_.size() == 1 ? started_ : started_ - 1);
   }
 }
 
@@ -77,20 +84,30 @@ void ShardExchange::start(Bucket& bucket) {
 
 std::vector<at::Tensor> ShardExchange::take_sums() {
   TORCH_CHECK(started_ == buckets_.size(), "take_sums: some parameters were not added");
-  const at::NoGradGuard no_grad;
-  std::vector<at::Tensor> sums(shards_.size());
-  for (Bucket& bucket : buckets_) {
-    finish(bucket, sums);
-    bucket.missing = bucket.parameters.size();
-  }
-  started_ = 0;
-  return sums;
+  finish_buckets(buckets_.size());
+  started_ = finished_ = 0;
+  return next_ ? next_->take_sums() : std::exchange(sums_, std::vector<at::Tensor>(shards_.size()));
 }
 
-void ShardExchange::finish(Bucket& bucket, std::vector<at::Tensor>& sums) {
+void ShardExchange::finish_buckets(size_t end) {
+  const at::NoGradGuard no_grad;
+  for (; finished_ < end; ++finished_) {
+    Bucket& bucket = buckets_[finished_];
+    finish(bucket);
+    bucket.missing = bucket.parameters.size();
+    for (const size_t i : bucket.parameters) {
+      if (next_)
+        next_->add(i, std::exchange(sums_[i], at::Tensor()));
+      else if (!sums_[i].defined())
+        sums_[i] = at::zeros({range(i, ranks_.rank()).size()}, at::device(device_).dtype(at::kFloat));
+    }
+  }
+}
+
+void ShardExchange::finish(Bucket& bucket) {
   if (ranks_.size() == 1) {
     for (const size_t i : bucket.parameters) {
-      if (parts_[i].defined()) sums[i] = std::exchange(parts_[i], at::Tensor()).view(-1);
+      if (parts_[i].defined()) sums_[i] = std::exchange(parts_[i], at::Tensor()).view(-1);
     }
   } else {
     bucket.exchange.wait();
@@ -99,32 +116,38 @@ void ShardExchange::finish(Bucket& bucket, std::vector<at::Tensor>& sums) {
     int64_t at = 0;
     for (const size_t i : bucket.parameters) {
       const int64_t size = range(i, ranks_.rank()).size();
-      sums[i] = sum.narrow(0, std::exchange(at, at + size), size);
+      sums_[i] = sum.narrow(0, std::exchange(at, at + size), size);
     }
-  }
-  for (const size_t i : bucket.parameters) {
-    if (!sums[i].defined())
-      sums[i] = at::zeros({range(i, ranks_.rank()).size()}, at::device(device_).dtype(at::kFloat));
   }
 }
 
 void ShardExchange::start_gather(std::vector<at::Tensor> whole, std::function<void(size_t)> before) {
   finish_gather();
-  if (ranks_.size() == 1) return;
   whole_ = std::move(whole);
   before_ = std::move(before);
+  if (next_) {
+    std::vector<at::Tensor> kept;
+    for (size_t i = 0; i < whole_.size(); ++i) kept.push_back(elements(whole_[i], range(i, ranks_.rank())));
+    next_->start_gather(std::move(kept),
+                        std::exchange(before_, [this](size_t i) { next_->wait_gathered(i); }));
+  }
   ungathered_ = buckets_.size();
-  start_next_gathering();
-  start_next_gathering();
+  for (int ahead = 0; ahead < 2 && !before_; ++ahead) start_next_gathering();
 }
 
-void ShardExchange::wait_gathered(size_t parameter) {
-  while (!gatherings_.empty() && gatherings_.front().bucket >= bucket_of_[parameter])
-    finish_oldest_gathering();
-}
+void ShardExchange::wait_gathered(size_t parameter) { gather_down_to(bucket_of_[parameter]); }
 
-void ShardExchange::finish_gather() {
-  while (!gatherings_.empty()) finish_oldest_gathering();
+void ShardExchange::finish_gather() { gather_down_to(0); }
+
+void ShardExchange::gather_down_to(size_t bucket) {
+  for (;;) {
+    if (!gatherings_.empty() && gatherings_.front().bucket >= bucket)
+      finish_oldest_gathering();
+    else if (gatherings_.empty() && ungathered_ > bucket)
+      start_next_gathering();
+    else
+      return;
+  }
 }
 
 void ShardExchange::start_next_gathering() {
@@ -134,6 +157,7 @@ void ShardExchange::start_next_gathering() {
   if (before_) {
     for (const size_t i : buckets_[bucket].parameters) before_(i);
   }
+  if (ranks_.size() == 1) return;
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
     std::vector<size_t> of_type;
     std::ranges::copy_if(buckets_[bucket].parameters, std::back_inserter(of_type),
@@ -168,7 +192,7 @@ void ShardExchange::finish_oldest_gathering() {
                     [](const at::Tensor& kept, const at::Tensor& received) { kept.copy_(received); });
     }
   }
-  start_next_gathering();
+  if (!before_) start_next_gathering();
 }
 
 template <typename Body>

@@ -1,9 +1,14 @@
 // Parameters whose elements are shared out among the ranks of a group, exchanged bucket by bucket: sums of
 // what all ranks have come to those who keep them, and what each keeps comes to all.
 //
-// A bucket is a run of parameters, the last first, as backward completes them. Every rank starts the buckets
-// of sums in that order, each as soon as it is full, so that its bytes travel while the next ones are made;
-// what is gathered travels in the opposite order, in which a forward pass asks for it.
+// A bucket (partition.h says how large) is a run of parameters, the last first, as backward completes them.
+// Every rank starts the buckets of sums in that order, each as soon as it is full, so that its bytes travel
+// while the next ones are made; what is gathered travels in the opposite order, in which a forward pass asks
+// for it.
+//
+// Groups may be linked: what a rank keeps here is shared out further among the ranks of `next`, as those of a
+// node share out with other nodes what they have added up. Sums go on from bucket to bucket, and what is
+// gathered comes from there.
 #pragma once
 
 #include <deque>
@@ -16,21 +21,22 @@ namespace dtopp {
 
 class ShardExchange {
  public:
-  // shards[i]: of parameter i, among the ranks of the group. `ranks` must outlive this and serve nothing
-  // else.
+  // shards[i]: of parameter i, among the ranks of the group; among those of `next`, what this rank keeps of
+  // it. `ranks` must serve nothing else; both must outlive this.
   ShardExchange(Collectives& ranks, std::vector<Shards> shards, const at::Device& device,
-                int64_t bucket_elements = int64_t{40} << 20);
+                ShardExchange* next = nullptr);
 
   // This rank's part of the sum, contiguous f32 in any shape; undefined: nothing to add. Once for each
   // parameter between two calls of take_sums().
   void add(size_t parameter, at::Tensor part);
-  // Waits for the rest: what this rank keeps of each parameter's sum over all ranks, along the aligned tree
-  // (tree_sum.h); f32 [kept]. Zero where no rank added anything.
+  // Waits for the rest: what this rank keeps of each parameter's sum over all ranks, those of `next` too,
+  // along the aligned tree (tree_sum.h); f32 [kept]. Zero where no rank added anything.
   std::vector<at::Tensor> take_sums();
 
   // Begins to bring every rank what the others keep of `whole`: one contiguous tensor a parameter, of the
   // elements' number, whose kept part is right once before(parameter) has returned. Those of a type travel
-  // together. Two buckets are on their way at a time; memory for more would be that of all parameters.
+  // together. Two buckets are on their way at a time; memory for more would be that of all parameters. What
+  // must come from elsewhere beforehand is not waited for until it is asked for.
   void start_gather(std::vector<at::Tensor> whole, std::function<void(size_t)> before = {});
   // Returns when a parameter is there.
   void wait_gathered(size_t parameter);
@@ -56,7 +62,9 @@ class ShardExchange {
   int64_t kept_elements(const std::vector<size_t>& parameters, int64_t rank) const;
   void start_full_buckets();
   void start(Bucket& bucket);
-  void finish(Bucket& bucket, std::vector<at::Tensor>& sums);
+  void finish_buckets(size_t end);
+  void finish(Bucket& bucket);
+  void gather_down_to(size_t bucket);
   void start_next_gathering();
   void start_gathering(size_t bucket, std::vector<size_t> parameters);
   void finish_oldest_gathering();
@@ -65,16 +73,18 @@ class ShardExchange {
   void for_each_part(const Gathering& gathering, int64_t rank, const Body& body) const;
 
   Collectives& ranks_;
+  ShardExchange* next_;
   at::Device device_;
   std::vector<Shards> shards_;
   std::vector<Bucket> buckets_;
   std::vector<size_t> bucket_of_;
-  std::vector<at::Tensor> parts_;  // what was added and has not been sent
-  size_t started_ = 0;             // buckets of sums
+  std::vector<at::Tensor> parts_;      // what was added and has not been sent
+  size_t started_ = 0, finished_ = 0;  // buckets of sums
+  std::vector<at::Tensor> sums_;       // unless they go on
 
   std::vector<at::Tensor> whole_;
-  std::function<void(size_t)> before_;
-  size_t ungathered_ = 0;  // buckets whose gathering has not started
+  std::function<void(size_t)> before_;  // none: as much as there is room for travels ahead
+  size_t ungathered_ = 0;               // buckets whose gathering has not started
   std::deque<Gathering> gatherings_;
 };
 

@@ -23,6 +23,15 @@ SentBytes exchange(const Group& group, double bytes) {
   return {(group.local - 1) * part, (group.size - group.local) * part};
 }
 
+// The same among replicas: first of a node, then each its part among nodes.
+SentBytes exchange_by_node(const RankLayout& layout, double bytes) {
+  const RankGrid grid = rank_grid(layout.ranks, layout.expert_parallel, layout.node_ranks());
+  const auto here = static_cast<double>(grid.node_replicas()), nodes = static_cast<double>(grid.nodes);
+  // Nodes that count as one lie apart all the same.
+  const double local = here * nodes / static_cast<double>(layout.nodes);
+  return exchange({here, std::min(here, local)}, bytes) + exchange({nodes, 1}, bytes / here);
+}
+
 // An all-reduce: its bytes twice, as sums and as their results.
 SentBytes all_reduce(const Group& group, double bytes) { return exchange(group, 2 * bytes); }
 
@@ -112,10 +121,8 @@ Communication plan_communication(const RunConfig& config, const Model& model, co
                                  double active_experts, uint64_t width) {
   const auto element = static_cast<double>(width);
   const auto degree = static_cast<double>(layout.expert_parallel);
-  const auto node_ranks = static_cast<double>(layout.node_ranks());
-  const Group all = {static_cast<double>(layout.ranks), node_ranks};
+  const Group all = {static_cast<double>(layout.ranks), static_cast<double>(layout.node_ranks())};
   const Group block = {degree, degree};
-  const Group replicas = {static_cast<double>(layout.replicas()), node_ranks / degree};
   const Shares shares = share_out(config.training, layout);
   const ParameterSizes sizes = parameter_sizes(model, element);
 
@@ -126,8 +133,8 @@ Communication plan_communication(const RunConfig& config, const Model& model, co
   // shares out afterwards.
   const double sums_in_block = config.parallel.reproducible ? shares.micro_steps : 1;
   result.block_gradients = exchange(block, sums_in_block * sizes.dense * kFloatBytes);
-  result.replica_gradients = exchange(replicas, (sizes.dense + sizes.experts) / degree * kFloatBytes);
-  result.parameters = exchange(replicas, (sizes.dense_bytes + sizes.expert_bytes) / degree) +
+  result.replica_gradients = exchange_by_node(layout, (sizes.dense + sizes.experts) / degree * kFloatBytes);
+  result.parameters = exchange_by_node(layout, (sizes.dense_bytes + sizes.expert_bytes) / degree) +
                       exchange(block, sizes.dense_bytes);
   if (!config.model.is_dense()) {
     result.rows_per_token = expected_ranks(config.model.num_experts, layout.expert_parallel, active_experts);

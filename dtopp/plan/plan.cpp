@@ -5,6 +5,7 @@
 
 #include "dtopp/base/progress.h"
 #include "dtopp/config/config.h"
+#include "dtopp/distributed/partition.h"
 #include "dtopp/models/model.h"
 
 namespace dtopp {
@@ -18,8 +19,6 @@ constexpr uint64_t kCudaProgram = uint64_t{512 + 2 * 32} << 20;
 // Of the activations: what gradients and workspace take over as the backward pass releases it; the rest lies
 // in pieces too small for them (benchmarks/training_cost.py).
 constexpr double kReusedShare = 0.6;
-// Of gradients that travel together (distributed/shard_exchange.h).
-constexpr uint64_t kBucketElements = uint64_t{40} << 20;
 
 double mean_active_experts(const RunConfig& config) {
   if (config.model.is_dense()) return 0;
@@ -99,9 +98,11 @@ uint64_t summed_elements(const Subject& subject) {
 // on their way in and out; a bucket of gradients as it is sent and as it arrives.
 uint64_t exchange_buffers(const Subject& subject, uint64_t width) {
   uint64_t bytes = 0;
-  if (subject.layout.ranks > 1)
-    bytes = checked_product(
-        {2, kFloat, std::min(subject.counts.held, std::max(subject.counts.largest_held, kBucketElements))});
+  if (subject.layout.ranks > 1) {
+    const uint64_t held = subject.counts.held;
+    const auto bucket = static_cast<uint64_t>(bucket_elements(static_cast<int64_t>(held)));
+    bytes = checked_product({2, kFloat, std::min(held, std::max(subject.counts.largest_held, bucket))});
+  }
   if (subject.layout.expert_parallel == 1) return bytes;
   const ModelConfig& model = subject.config.model;
   const double rows = subject.communication.rows_per_token *

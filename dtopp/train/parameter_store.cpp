@@ -62,22 +62,28 @@ ParameterStore::ParameterStore(std::vector<ParameterSpec> specs, const at::Tenso
 
 void ParameterStore::make_exchanges(bool reproducible) {
   const RankGrid grid = world_.grid();
-  std::vector<Shards> of_slices, of_wholes;
+  const int64_t place = grid.place(world_.rank()), replica = grid.replica(world_.rank());
+  const int64_t node = replica / grid.node_replicas(), first = node * grid.node_replicas();
+  std::vector<Shards> of_parts, of_slices, of_wholes;
   place_in_block_.assign(specs_.size(), kNone);
   for (size_t i = 0; i < specs_.size(); ++i) {
-    const int64_t place = grid.place(world_.rank()), begin = partitions_[i].slice(place).begin;
+    const Partition& partition = partitions_[i];
+    Shards& among_nodes = of_parts.emplace_back();
+    const int64_t part = partition.part(world_.rank()).begin, slice = partition.slice(place).begin;
+    for (int64_t other = replica - first; other < grid.replicas; other += grid.node_replicas())
+      among_nodes.push_back(partition.kept(grid.rank(place, other)).from(part));
     Shards& among_replicas = of_slices.emplace_back();
-    for (int64_t replica = 0; replica < grid.replicas; ++replica) {
-      const ElementRange kept = partitions_[i].kept(replica * grid.places + place);
-      among_replicas.push_back({kept.begin - begin, kept.end - begin});
-    }
+    for (int64_t other = first; other < first + grid.node_replicas(); ++other)
+      among_replicas.push_back(partition.part(grid.rank(place, other)).from(slice));
     if (grid.places == 1 || specs_[i].role == ParameterRole::kExpert) continue;
     place_in_block_[i] = in_block_parameters_.size();
     in_block_parameters_.push_back(i);
     Shards& in_block = of_wholes.emplace_back();
-    for (int64_t other = 0; other < grid.places; ++other) in_block.push_back(partitions_[i].slice(other));
+    for (int64_t other = 0; other < grid.places; ++other) in_block.push_back(partition.slice(other));
   }
-  among_replicas_ = std::make_unique<ShardExchange>(*world_.replicas, std::move(of_slices), device_);
+  among_nodes_ = std::make_unique<ShardExchange>(*world_.nodes, std::move(of_parts), device_);
+  among_replicas_ =
+      std::make_unique<ShardExchange>(*world_.replicas, std::move(of_slices), device_, among_nodes_.get());
   SharedGradients shared;
   if (grid.places > 1) {
     in_block_ = std::make_unique<ShardExchange>(*world_.block, std::move(of_wholes), device_);

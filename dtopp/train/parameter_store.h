@@ -112,7 +112,7 @@ class ParameterStore {
   double average_decay_ = 0;
   std::vector<at::Tensor> averages_;  // none unless kept
   at::Tensor updates_;                // f32 []: AdamW updates so far
-  std::unique_ptr<ShardExchange> among_replicas_;
+  std::unique_ptr<ShardExchange> among_nodes_, among_replicas_;
   // Of parameters that the ranks of a block all compute with; null where a block is one rank.
   std::unique_ptr<ShardExchange> in_block_;
   std::vector<size_t> in_block_parameters_;

@@ -89,7 +89,7 @@ void Trainer::accumulate_gradients(const RoutingInputs& inputs, const std::funct
   const RankGrid grid = world_.grid();
   const int64_t rank = world_.rank();
   const LeafBlock block = leaf_block(micro_batches(), grid.replica(rank), grid.replicas, grid.places);
-  if (block.begin + grid.place(rank) >= block.end) store_.finish_gather();
+  if (block.begin >= block.end) store_.finish_gather();
   store_.begin_step((block.end - block.begin + grid.places - 1) / grid.places);
   for (int64_t first = block.begin; first < block.end; first += grid.places) {
     sums.stop_asked = sums.stop_asked || stop();
@@ -123,17 +123,22 @@ void Trainer::accumulate_micro_batch(int64_t micro_batch, const RoutingInputs& i
 }
 
 void Trainer::serve_experts(const RoutingInputs& inputs) const {
-  std::vector<at::Tensor> weights;  // of each layer, up and down
+  at::Tensor x_TD, gates_TE, gate_up;
   for (const ParameterSpec& spec : store_.specs()) {
-    if (spec.role == ParameterRole::kExpert) weights.push_back(store_.compute(spec.name));
+    const at::Tensor weight = store_.compute(spec.name);
+    if (spec.role != ParameterRole::kExpert || !inputs.experts) continue;
+    if (!gate_up.defined()) {
+      gate_up = weight;
+      continue;
+    }
+    if (!x_TD.defined()) {
+      const auto options = weight.options();
+      x_TD = at::empty({0, config_.model.hidden_size}, options).requires_grad_();
+      gates_TE = at::empty({0, config_.model.num_experts}, options.dtype(at::kFloat)).requires_grad_();
+    }
+    x_TD = inputs.experts(x_TD, gates_TE, std::exchange(gate_up, at::Tensor()), weight, 0);
   }
-  if (weights.empty() || !inputs.experts) return;
-  at::Tensor x_TD = at::empty({0, config_.model.hidden_size}, weights[0].options()).requires_grad_();
-  const at::Tensor gates_TE =
-      at::empty({0, config_.model.num_experts}, weights[0].options().dtype(at::kFloat)).requires_grad_();
-  for (size_t i = 0; i + 1 < weights.size(); i += 2)
-    x_TD = inputs.experts(x_TD, gates_TE, weights[i], weights[i + 1], 0);
-  if (at::GradMode::is_enabled()) x_TD.sum().backward();
+  if (x_TD.defined() && at::GradMode::is_enabled()) x_TD.sum().backward();
 }
 
 void Trainer::share_loss_names() {

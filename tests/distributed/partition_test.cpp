@@ -10,11 +10,12 @@ namespace dtopp {
 namespace {
 
 RC_GTEST_PROP(PartitionProperty, every_element_is_kept_once_in_units_that_no_grid_changes, ()) {
-  const auto places = *rc::gen::inRange<int64_t>(1, 9), replicas = *rc::gen::inRange<int64_t>(1, 40);
+  const auto places = *rc::gen::inRange<int64_t>(1, 9), nodes = *rc::gen::inRange<int64_t>(1, 5);
+  const auto replicas = nodes * *rc::gen::inRange<int64_t>(1, 20);
   const auto pieces = *rc::gen::element<int64_t>(1, places, 3 * places);
   const auto elements = pieces * *rc::gen::inRange<int64_t>(0, int64_t{1} << *rc::gen::inRange(1, 34));
   const auto index = *rc::gen::inRange<int64_t>(0, 100);
-  const Partition partition(elements, pieces, index, {places, replicas});
+  const Partition partition(elements, pieces, index, {places, replicas, nodes});
   const Partition alone(elements, pieces, index, {});
   RC_ASSERT(partition.num_units() == alone.num_units());
   RC_ASSERT(partition.num_units() <= std::max<int64_t>(1024, pieces));
@@ -23,7 +24,9 @@ RC_GTEST_PROP(PartitionProperty, every_element_is_kept_once_in_units_that_no_gri
   std::vector<ElementRange> kept;
   for (int64_t rank = 0; rank < places * replicas; ++rank) {
     const ElementRange mine = partition.kept(rank), slice = partition.slice(rank % places);
-    RC_ASSERT(slice.begin <= mine.begin && mine.end <= slice.end);
+    const ElementRange part = partition.part(rank);
+    RC_ASSERT(slice.begin <= part.begin && part.begin <= mine.begin);
+    RC_ASSERT(mine.end <= part.end && part.end <= slice.end);
     const ElementRange units = partition.kept_units(rank);
     int64_t in_units = 0;
     for (int64_t unit = units.begin; unit < units.end; ++unit) {
@@ -52,7 +55,7 @@ TEST(Partition, shares_pieces_out_to_places_whole) {
 }
 
 TEST(Partition, gives_small_parameters_to_different_ranks) {
-  for (const RankGrid& grid : {RankGrid{1, 4}, RankGrid{2, 2}, RankGrid{4, 1}}) {
+  for (const RankGrid& grid : {RankGrid{1, 4}, RankGrid{2, 2}, RankGrid{4, 1}, RankGrid{1, 4, 2}}) {
     std::vector<int64_t> keepers(4);
     for (int64_t index = 0; index < 4; ++index) {
       for (int64_t rank = 0; rank < 4; ++rank)

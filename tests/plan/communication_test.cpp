@@ -50,14 +50,23 @@ TEST(Communication, without_expert_parallelism_is_a_reduce_scatter_and_a_gather_
   const double all = kDense + kExperts;
   EXPECT_NEAR(sent(plan, "reduce_scatter").total(), 0.75 * 4 * all, 1);
   EXPECT_NEAR(sent(plan, "gather").total(), 0.75 * (2 * (all - kRouters) + 4 * kRouters), 1);
-  // Of three peers one is near.
-  EXPECT_NEAR(sent(plan, "reduce_scatter").inside, 0.25 * 4 * all, 1);
-  EXPECT_NEAR(sent(plan, "reduce_scatter").between, 0.5 * 4 * all, 1);
+  // Half goes to the other rank of the node, half of what the two have added up to the other node.
+  EXPECT_NEAR(sent(plan, "reduce_scatter").inside, 0.5 * 4 * all, 1);
+  EXPECT_NEAR(sent(plan, "reduce_scatter").between, 0.25 * 4 * all, 1);
   EXPECT_EQ(sent(plan, "dispatch").total(), 0);
   EXPECT_EQ(sent(plan, "combine").total(), 0);
   // Six losses of four micro-batches; a norm of each of 22 parameters and of six experts of four; two flags;
   // the pairs of two layers on four ranks; two sums over tokens, 6 + 7 counts a layer; summed and given back.
   EXPECT_NEAR(sent(plan, "step").total(), 2 * 0.75 * 8 * (24 + 22 + 6 * 4 + 2 + 8 + 2 + 26), 1);
+}
+
+TEST(Communication, replicas_that_form_no_tree_in_a_node_exchange_directly) {
+  RunConfig config = tiny();
+  config.training.micro_batch_size = 1;
+  const Plan plan = make_plan(config, {.ranks = 6, .nodes = 2});
+  // Of five peers two are near.
+  EXPECT_NEAR(sent(plan, "reduce_scatter").inside, 2.0 / 6 * 4 * (kDense + kExperts), 1);
+  EXPECT_NEAR(sent(plan, "reduce_scatter").between, 3.0 / 6 * 4 * (kDense + kExperts), 1);
 }
 
 TEST(Communication, with_expert_parallelism_by_hand) {

@@ -37,14 +37,14 @@ TEST(PossibleExpertParallel, divides_experts_and_the_ranks_of_a_node) {
   EXPECT_THAT(possible_expert_parallel({8, 1}, model), ElementsAre(1));
 }
 
-TEST(PlansByExpertParallel, more_ranks_that_share_experts_hold_less_and_send_less_between_nodes) {
+TEST(PlansByExpertParallel, more_ranks_that_share_experts_hold_less_and_send_no_more_between_nodes) {
   RunConfig config = tiny();
   config.training.micro_batch_size = 1;
   const std::vector<Plan> plans = plans_by_expert_parallel(config, {12, 2}, Device::kCpu);
   ASSERT_EQ(plans.size(), 4U);
   for (size_t i = 1; i < plans.size(); ++i) {
     EXPECT_LT(plans[i].memory_bytes("gradients"), plans[i - 1].memory_bytes("gradients"));
-    EXPECT_LT(plans[i].communication.replica_gradients.between,
+    EXPECT_LE(plans[i].communication.replica_gradients.between,
               plans[i - 1].communication.replica_gradients.between);
     EXPECT_GT(plans[i].communication.combine.inside, plans[i - 1].communication.combine.inside);
   }

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -74,6 +75,21 @@ def test_torchrun_starts_ranks(reference, tmp_path):
     done = subprocess.run([TORCHRUN, "--nproc-per-node", "2", "--no-python", tiny_run.BINARY,
                            *train(reference, tmp_path / "run")], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+    expect_the_same(tmp_path / "run", reference)
+
+
+@pytest.mark.skipif(not TORCHRUN.exists(), reason=f"{TORCHRUN} is not there")
+def test_torchrun_starts_ranks_of_two_nodes(reference, tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    nodes = [subprocess.Popen([TORCHRUN, "--nnodes", "2", "--node-rank", str(node), "--nproc-per-node", "2",
+                               "--master-addr", "127.0.0.1", "--master-port", str(port), "--no-python",
+                               tiny_run.BINARY, *train(reference, tmp_path / "run")], stderr=subprocess.PIPE, text=True)
+             for node in (0, 1)]
+    for node in nodes:
+        _, error = node.communicate(timeout=120)
+        assert node.returncode == 0, error
     expect_the_same(tmp_path / "run", reference)
 
 

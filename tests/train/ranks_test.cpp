@@ -74,15 +74,16 @@ class RanksByMethod : public Ranks, public testing::WithParamInterface<const cha
   }
 };
 
-// The grids of ranks and blocks that a run may be on.
-const std::vector<RankGrid> kGrids = {{1, 2}, {2, 1}, {1, 4}, {2, 2}, {4, 1}};
+// The grids of ranks, blocks and nodes that a run may be on.
+const std::vector<RankGrid> kGrids = {{1, 2}, {2, 1},    {1, 4},    {2, 2},
+                                      {4, 1}, {1, 2, 2}, {1, 4, 2}, {2, 2, 2}};
 
 std::vector<Outcome> outcomes_on(const RankGrid& grid, const RunConfig& config, at::ScalarType type) {
   std::vector<Outcome> outcomes(static_cast<size_t>(grid.size()));
   run_ranks(grid.size(), [&](int64_t place, const c10::intrusive_ptr<c10d::Store>& store) {
     at::set_num_threads(1);
     Trainer trainer(config, make_model(config), data_for(config), type,
-                    make_world(store, place, grid.size(), grid.places, on_loopback()));
+                    make_world(store, place, grid, on_loopback()));
     trainer.initialise();
     outcomes[static_cast<size_t>(place)] = outcome_of(trainer, kSteps);
   });
@@ -95,7 +96,8 @@ TEST_P(RanksByMethod, one_run_has_the_same_bits_on_any_grid_of_them) {
   const Outcome expected = outcome_of(alone, kSteps);
   for (const RankGrid& grid : kGrids) {
     if (config_.model.is_dense() && grid.places > 1) continue;
-    SCOPED_TRACE(testing::Message() << grid.size() << " ranks in blocks of " << grid.places);
+    SCOPED_TRACE(testing::Message() << grid.size() << " ranks in blocks of " << grid.places << " on "
+                                    << grid.nodes << " nodes");
     const std::vector<Outcome> outcomes = outcomes_on(grid, config_, at::kFloat);
     expect_equal(expected, outcomes[0]);
     for (const Outcome& outcome : outcomes) EXPECT_EQ(outcome.numbers, expected.numbers);

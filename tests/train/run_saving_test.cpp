@@ -28,8 +28,7 @@ template <class Body>
 void with_trainers(const RunConfig& config, const RankGrid& grid, const Body& body) {
   run_ranks(grid.size(), [&](int64_t rank, const c10::intrusive_ptr<c10d::Store>& store) {
     at::set_num_threads(1);
-    const World world =
-        grid.size() == 1 ? World{} : make_world(store, rank, grid.size(), grid.places, on_loopback());
+    const World world = grid.size() == 1 ? World{} : make_world(store, rank, grid, on_loopback());
     Trainer trainer(config, make_model(config), data_for(config), at::kFloat, world);
     body(trainer, world);
   });

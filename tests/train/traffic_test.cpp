@@ -39,6 +39,8 @@ const std::vector<Shape> kShapes = {
     {"a block of four", {4, 1}, choose_all},
     {"two blocks of two", {2, 2}, choose_all},
     {"two blocks in bf16", {2, 2}, choose_all, at::kBFloat16},
+    {"two nodes", {1, 4, 2}, [](RunConfig&) {}},
+    {"two nodes of a block", {2, 2, 2}, choose_all},
     {"a block that adds up once a step",
      {2, 1},
      [](RunConfig& c) { choose_all(c), c.parallel.reproducible = false; }},
@@ -52,7 +54,7 @@ std::map<std::string, double> measured(const RunConfig& config, const Shape& sha
     at::set_num_threads(1);
     const auto counts = std::make_shared<CollectiveCounts>();
     Trainer trainer(config, make_model(config), data_for(config), shape.type,
-                    make_world(store, rank, shape.grid.size(), shape.grid.places, on_loopback(), counts));
+                    make_world(store, rank, shape.grid, on_loopback(), counts));
     trainer.initialise();
     step(trainer);  // the first one also says what losses there are
     const std::map<std::string, Traffic> before = counts->traffic();
@@ -79,7 +81,9 @@ TEST(Traffic, is_within_two_percent_of_the_plan_by_collective) {
     config.training.global_batch_size = 16;
     shape.change(config);
     config.training.precision = shape.type == at::kFloat ? Precision::kFp32 : Precision::kBf16;
-    const Plan plan = make_plan(config, {.ranks = shape.grid.size(), .expert_parallel = shape.grid.places});
+    const Plan plan = make_plan(
+        config,
+        {.ranks = shape.grid.size(), .nodes = shape.grid.nodes, .expert_parallel = shape.grid.places});
     const std::map<std::string, double> sent = measured(config, shape);
     double planned_sum = 0, sum = 0;
     for (const CollectiveBytes& planned : by_collective(plan.communication)) {
