@@ -18,6 +18,7 @@
 #include "dtopp/base/progress.h"
 #include "dtopp/tasks/task.h"
 #include "dtopp/train/compute_device.h"
+#include "dtopp/train/rank_agreement.h"
 
 namespace dtopp::cli {
 namespace {
@@ -91,15 +92,13 @@ Checkpoint open_shared_checkpoint(const EvaluateOptions& options, Collectives& r
 
 void require_same_work(const EvaluateOptions& options, const Checkpoint& checkpoint,
                        const nlohmann::ordered_json& amount, Collectives& ranks) {
-  const nlohmann::ordered_json work = {{"version", DTOPP_VERSION},
-                                       {"checkpoint", hash_file(checkpoint.path() / kManifestName)},
+  const nlohmann::ordered_json work = {{"checkpoint", hash_file(checkpoint.path() / kManifestName)},
                                        {"batch_size", options.batch_size},
                                        {"amount", amount}};
-  const std::string mine = dump_json(work);
-  if (broadcast_bytes(ranks, mine, /*root=*/0, "start") != mine)
-    throw UsageError("rank " + std::to_string(ranks.rank()) +
-                     " would measure something else than rank 0: start all ranks with the same program, "
-                     "checkpoint, data and options");
+  if (const auto difference = find_difference(dump_json(work), ranks))
+    throw RanksDiffer(ExitStatus::kUsage, difference->name() +
+                                              " would measure something else than rank 0: start all ranks "
+                                              "with the same checkpoint, data and options");
 }
 
 void share_thresholds(InferenceModel& model, Collectives& ranks) {

@@ -33,8 +33,7 @@ struct EvaluateOptions {
 // ranks cannot compute on the device wanted.
 Checkpoint open_shared_checkpoint(const EvaluateOptions& options, Collectives& ranks);
 
-// UsageError on a rank that has another program, checkpoint, batch size or `amount` of what is measured than
-// rank 0.
+// RanksDiffer where a rank has another checkpoint, batch size or `amount` of what is measured than rank 0.
 void require_same_work(const EvaluateOptions& options, const Checkpoint& checkpoint,
                        const nlohmann::ordered_json& amount, Collectives& ranks);
 

@@ -7,32 +7,19 @@
 
 namespace dtopp {
 
-namespace {
-
-// A rank whose text is not rank 0's, and the two texts.
-struct Difference {
-  int64_t rank;
-  std::string there, first;
-};
-
-// The first such rank; all ranks learn of it. Nothing where all texts are the same.
-std::optional<Difference> find_difference(const std::string& mine, Collectives& ranks) {
+std::optional<RankDifference> find_difference(const std::string& mine, Collectives& ranks) {
   if (ranks.size() == 1) return std::nullopt;
   const auto hashes = gather_bytes(ranks, hash_bytes(std::as_bytes(std::span(mine))), "start");
   const auto other = std::ranges::find_if(hashes, [&](const auto& hash) { return hash != hashes[0]; });
   if (other == hashes.end()) return std::nullopt;
   const int64_t rank = other - hashes.begin();
-  return Difference{rank, broadcast_bytes(ranks, mine, rank, "start"),
-                    broadcast_bytes(ranks, mine, /*root=*/0, "start")};
+  return RankDifference{rank, broadcast_bytes(ranks, mine, rank, "start"),
+                        broadcast_bytes(ranks, mine, /*root=*/0, "start")};
 }
-
-std::string name(int64_t rank) { return "rank " + std::to_string(rank); }
-
-}  // namespace
 
 void check_program(const std::string& version, Collectives& ranks) {
   if (const auto difference = find_difference(version, ranks))
-    throw RanksDiffer(ExitStatus::kUsage, name(difference->rank) + " runs another dtopp than rank 0 (" +
+    throw RanksDiffer(ExitStatus::kUsage, difference->name() + " runs another dtopp than rank 0 (" +
                                               difference->there + ", rank 0 " + difference->first +
                                               "): install the same on all hosts");
 }
@@ -44,7 +31,7 @@ void check_ranks(const RunConfig& config, const at::Device& device, Collectives&
     for (const std::string& key : differing_keys(parse_run_config(difference->there, "its configuration"),
                                                  parse_run_config(difference->first, "rank 0's")))
       keys += (keys.empty() ? "" : ", ") + key;
-    throw RanksDiffer(ExitStatus::kUsage, name(difference->rank) +
+    throw RanksDiffer(ExitStatus::kUsage, difference->name() +
                                               " has another configuration than rank 0 (different: " + keys +
                                               "): start all ranks with the same file and overrides");
   }
@@ -61,7 +48,7 @@ void check_data(const TrainingData& data, Collectives& ranks) {
   std::string source, line;
   while (std::getline(there, source) && std::getline(first, line) && source == line) {
   }
-  throw RanksDiffer(ExitStatus::kData, name(difference->rank) + " has other data than rank 0: " +
+  throw RanksDiffer(ExitStatus::kData, difference->name() + " has other data than rank 0: " +
                                            source.substr(source.find(' ') + 1) +
                                            " does not hold the same there; copy it again");
 }

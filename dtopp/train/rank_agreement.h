@@ -2,6 +2,9 @@
 // order; one by itself agrees with itself.
 #pragma once
 
+#include <optional>
+#include <string>
+
 #include "dtopp/base/errors.h"
 #include "dtopp/config/run_config.h"
 #include "dtopp/distributed/collectives.h"
@@ -13,6 +16,17 @@ namespace dtopp {
 struct RanksDiffer : Error {
   using Error::Error;
 };
+
+// A rank whose text is not rank 0's, and the two texts.
+struct RankDifference {
+  int64_t rank;
+  std::string there, first;
+
+  std::string name() const { return "rank " + std::to_string(rank); }
+};
+
+// The first such rank; all ranks learn of it. Nothing where all texts are the same.
+std::optional<RankDifference> find_difference(const std::string& mine, Collectives& ranks);
 
 // RanksDiffer where a rank's program is not rank 0's; `version` says which one this is.
 void check_program(const std::string& version, Collectives& ranks);

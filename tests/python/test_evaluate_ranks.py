@@ -175,8 +175,8 @@ def test_ranks_with_other_work_are_refused(run, text):
         ranks.append(subprocess.Popen([tiny_run.BINARY, "evaluate", run, "--tasks", "perplexity", "--text", text,
                                        "--batch-size", str(rank + 1)], env=environment, stderr=subprocess.PIPE, text=True))
     errors = [rank.communicate(timeout=60)[1] for rank in ranks]
-    assert ranks[1].returncode == 2 and "rank 1 would measure something else than rank 0" in errors[1], errors
-    assert ranks[0].returncode == 5, errors
+    for rank, error in zip(ranks, errors):
+        assert rank.returncode == 2 and "rank 1 would measure something else than rank 0" in error, errors
 
 
 @pytest.mark.parametrize("options, words", [
