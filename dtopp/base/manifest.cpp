@@ -46,6 +46,12 @@ std::string opening_of(const std::string& format) { return "{\n  \"format\": " +
 
 }  // namespace
 
+std::string hash_of(const ManifestFiles& files) {
+  std::string text;
+  for (const auto& [name, entry] : files) text += name + " " + entry.xxh3_128 + "\n";
+  return hash_bytes(std::as_bytes(std::span(text)));
+}
+
 std::string format_manifest(const Manifest& manifest) {
   std::string text = opening_of(manifest.format);
   if (!manifest.about.empty()) text += "  \"about\": " + manifest.about + ",\n";

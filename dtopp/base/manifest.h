@@ -26,6 +26,9 @@ struct Manifest {
   ManifestFiles files;
 };
 
+// One checksum of all files: of their names and checksums.
+std::string hash_of(const ManifestFiles& files);
+
 // The text ends with the checksum of everything before it.
 std::string format_manifest(const Manifest& manifest);
 

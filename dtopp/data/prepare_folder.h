@@ -1,10 +1,10 @@
-// The output folder of a preparation. Nothing in it is written or removed before a record in it (or that
-// there is nothing else) shows that it is dtopp's.
+// The output folder of a preparation of text.
 #pragma once
 
 #include <filesystem>
 #include <optional>
 
+#include "dtopp/data/owned_folder.h"
 #include "dtopp/data/prepare_record.h"
 #include "dtopp/data/token_folder.h"
 
@@ -12,13 +12,12 @@ namespace dtopp {
 
 inline constexpr char kTokenizerName[] = "tokenizer.json";
 
+FolderKind token_folder_kind();
+
 // What a complete folder holds, its files checked against its manifest; nothing where it is not complete.
 // UsageError naming what does not belong to a preparation, or when the folder was made by another job;
 // DataError for what is damaged. Changes nothing.
 std::optional<TokenFacts> find_complete(const std::filesystem::path& folder, const TextJob& job);
-
-// Whether the folder holds the record of a preparation that was not finished or not cleared up.
-bool has_prepare_record(const std::filesystem::path& folder);
 
 // Of a folder that is locked and not complete: how far it is, or its first record, which is written. Errors
 // as above.

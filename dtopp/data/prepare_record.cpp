@@ -7,6 +7,7 @@
 #include "dtopp/base/files.h"
 #include "dtopp/base/json.h"
 #include "dtopp/base/json_fields.h"
+#include "dtopp/data/owned_folder.h"
 
 namespace dtopp {
 namespace {
@@ -27,14 +28,14 @@ void write_prepare_record(const fs::path& folder, const PrepareRecord& progress)
                        {"line", progress.position.text.line},
                        {"input_bytes", progress.position.input_bytes}};
   write_file_atomically(folder / kProgressName,
-                        format_manifest({kProgressFormat, dump_json(about), progress.written.files}));
+                        format_manifest({kPrepareRecordFormat, dump_json(about), progress.written.files}));
 }
 
 std::optional<PrepareRecord> read_prepare_record(const fs::path& folder) {
   const fs::path path = folder / kProgressName;
-  if (!begins_as_manifest(path, kProgressFormat)) return std::nullopt;
+  if (!begins_as_manifest(path, kPrepareRecordFormat)) return std::nullopt;
   const Manifest manifest =
-      with_remedy([&] { return read_manifest(folder, kProgressFormat, kProgressName); });
+      with_remedy([&] { return read_manifest(folder, kPrepareRecordFormat, kProgressName); });
   TokenFacts facts = read_facts(manifest, path);
   const JsonFields position = JsonFields(manifest.about, path.string()).object("position");
   const CorpusPosition place{position.count("source"),

@@ -149,7 +149,8 @@ PrepareTextResult prepare_text(const PrepareTextOptions& options, const TextEnco
   TextJob job = describe_job(options, encoder);
   // Without a lock, so that a finished folder on a read-only medium is found too.
   auto complete = find_complete(options.output, job);
-  if (complete && !has_prepare_record(options.output)) return already_complete(*complete);
+  if (complete && !has_prepare_record(options.output, token_folder_kind()))
+    return already_complete(*complete);
   make_directories(options.output);
   const DirectoryLock lock(options.output);
   if (!complete) complete = find_complete(options.output, job);

@@ -6,6 +6,7 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/base/hash.h"
 #include "dtopp/base/manifest.h"
+#include "dtopp/data/prepare_folder.h"
 #include "dtopp/data/token_array.h"
 #include "dtopp/data/token_folder.h"
 #include "dtopp/data/verified_files.h"
@@ -52,17 +53,6 @@ std::vector<fs::path> list_token_files(const fs::path& folder) {
   return files;
 }
 
-Manifest read_verified_manifest(const fs::path& folder, Verify verify) {
-  return with_remedy([&] {
-    Manifest manifest = read_manifest(folder, kTokenDataFormat);
-    if (verify == Verify::kSizes)
-      verify_sizes(folder, manifest.files);
-    else
-      verify_files(folder, manifest.files, /*also_known=*/verify == Verify::kAll);
-    return manifest;
-  });
-}
-
 // The folder's manifest and files agree, and no file is there that it does not know.
 TokenFacts read_facts(const fs::path& folder, const std::vector<fs::path>& files, const Manifest& manifest) {
   for (const fs::path& path : files) {
@@ -70,12 +60,6 @@ TokenFacts read_facts(const fs::path& folder, const std::vector<fs::path>& files
       throw DataError(path.string() + ": not in this folder's manifest.json; move it elsewhere");
   }
   return read_facts(manifest, folder / kManifestName);
-}
-
-std::string hash_of(const ManifestFiles& files) {
-  std::string text;
-  for (const auto& [name, entry] : files) text += name + " " + entry.xxh3_128 + "\n";
-  return hash_bytes(std::as_bytes(std::span(text)));
 }
 
 // "a.bin" and "a.idx" mean the prefix "a".
@@ -99,12 +83,11 @@ struct TokenStream::Impl {
 };
 
 void TokenStream::Impl::open_folder(Verify verify, int64_t vocab_size) {
-  if (!is_there(path / kManifestName) && begins_as_manifest(path / kProgressName, kProgressFormat))
-    throw DataError(path.string() + ": its preparation was not finished; run the same `dtopp prepare` again");
+  require_finished(path, token_folder_kind());
   const auto files = list_token_files(path);
   std::optional<TokenFacts> facts;
   if (is_there(path / kManifestName)) {
-    const Manifest manifest = read_verified_manifest(path, verify);
+    const Manifest manifest = read_verified_manifest(path, kTokenDataFormat, verify);
     facts = read_facts(path, files, manifest);
     content_hash = hash_of(manifest.files);
   } else if (files.empty()) {

@@ -11,15 +11,12 @@
 #include <string>
 #include <vector>
 
+#include "dtopp/data/verified_files.h"
+
 namespace dtopp {
 
 // What manifest.json calls a folder of token files.
 inline constexpr char kTokenDataFormat[] = "dtopp token data 1";
-
-// How much of the files that a folder's manifest.json lists is compared with it: their sizes; also the
-// contents of those that have changed since they were last found right (data/verified_files.h); the contents
-// of all.
-enum class Verify { kSizes, kChanged, kAll };
 
 // A stream of token ids: the documents of one or more files, joined in order.
 class TokenStream {

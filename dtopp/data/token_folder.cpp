@@ -1,7 +1,5 @@
 #include "dtopp/data/token_folder.h"
 
-#include <system_error>
-
 #include <nlohmann/json.hpp>
 
 #include "dtopp/base/json_fields.h"
@@ -9,11 +7,6 @@
 namespace dtopp {
 
 using nlohmann::ordered_json;
-
-bool is_there(const std::filesystem::path& path) {
-  std::error_code unused;
-  return std::filesystem::exists(std::filesystem::symlink_status(path, unused));
-}
 
 ordered_json to_json(const TokenFacts& facts) {
   ordered_json sources = ordered_json::array();

@@ -8,14 +8,11 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-#include "dtopp/base/errors.h"
 #include "dtopp/base/manifest.h"
 
 namespace dtopp {
 
-// The record of an unfinished preparation. A folder without a manifest is not complete.
-inline constexpr char kProgressName[] = "progress.json";
-inline constexpr char kProgressFormat[] = "dtopp preparation 1";
+inline constexpr char kPrepareRecordFormat[] = "dtopp preparation 1";  // of progress.json
 
 // A text file that went in.
 struct TextSource {
@@ -50,19 +47,5 @@ nlohmann::ordered_json to_json(const TokenFacts& facts);
 // From the `about` of the manifest at `path`; DataError naming `path` and the member that is missing or of a
 // wrong type.
 TokenFacts read_facts(const Manifest& manifest, const std::filesystem::path& path);
-
-// Whether something has that name, be it a link to nothing. False for what cannot be looked at; opening it
-// then says why.
-bool is_there(const std::filesystem::path& path);
-
-// Calls `read` and adds to its DataErrors what to do about them.
-template <class Read>
-auto with_remedy(Read read) {
-  try {
-    return read();
-  } catch (const DataError& error) {
-    throw DataError(std::string(error.what()) + "; restore it, or prepare the text again into a new folder");
-  }
-}
 
 }  // namespace dtopp

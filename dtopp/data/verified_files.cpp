@@ -13,7 +13,7 @@
 #include "dtopp/base/files.h"
 #include "dtopp/base/json.h"
 #include "dtopp/base/json_fields.h"
-#include "dtopp/data/token_folder.h"
+#include "dtopp/data/owned_folder.h"
 
 namespace dtopp {
 namespace {
@@ -98,6 +98,17 @@ void write_record(const fs::path& folder, const VerifiedFiles& files) {
 }
 
 }  // namespace
+
+Manifest read_verified_manifest(const fs::path& folder, const std::string& format, Verify verify) {
+  return with_remedy([&] {
+    Manifest manifest = read_manifest(folder, format);
+    if (verify == Verify::kSizes)
+      verify_sizes(folder, manifest.files);
+    else
+      verify_files(folder, manifest.files, /*also_known=*/verify == Verify::kAll);
+    return manifest;
+  });
+}
 
 void verify_files(const fs::path& folder, const ManifestFiles& files, bool also_known) {
   verify_sizes(folder, files);
