@@ -1,0 +1,115 @@
+#include "dtopp/data/images/image_facts.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+#include "dtopp/base/json_fields.h"
+
+namespace dtopp {
+namespace {
+
+using nlohmann::ordered_json;
+
+// So that no product of sizes overflows.
+constexpr int64_t kMaxShapeSide = int64_t{1} << 16;
+constexpr int64_t kMaxText = int64_t{1} << 24;
+
+constexpr std::array<std::pair<ImageKind, const char*>, 3> kKinds{
+    {{ImageKind::kPixels, "pixels"}, {ImageKind::kEncoded, "encoded"}, {ImageKind::kLatents, "latents"}}};
+
+std::string name_of(ImageKind kind) { return kKinds[static_cast<size_t>(kind)].second; }
+
+ImageKind kind_of(const JsonFields& about) {
+  const std::string name = about.text("kind");
+  for (const auto& [kind, known] : kKinds) {
+    if (name == known) return kind;
+  }
+  about.fail("kind", "\"" + name + "\" is not known");
+}
+
+FloatType float_type(const JsonFields& object) {
+  const auto type = float_type_of(object.text("dtype"));
+  if (!type) object.fail("dtype", "\"" + object.text("dtype") + "\" is not known");
+  return *type;
+}
+
+ordered_json to_json(const ImageJob& job) {
+  ordered_json origins = ordered_json::array();
+  for (const ImageOrigin& origin : job.origins)
+    origins.push_back({{"name", origin.name},
+                       {"size", origin.size},
+                       {"xxh3_128", origin.xxh3_128},
+                       {"images", origin.images}});
+  ordered_json about = {{"size", job.size}, {"channels", job.channels}};
+  if (!job.scale.empty()) about["scale"] = job.scale;
+  if (!job.shift.empty()) about["shift"] = job.shift;
+  about["sources"] = std::move(origins);
+  return about;
+}
+
+ImageJob read_job(const JsonFields& about) {
+  ImageJob job{
+      about.integer("size", 0, kMaxShapeSide), about.integer("channels", 1, kMaxShapeSide), {}, {}, {}};
+  if (about.has("scale")) job.scale = about.numbers("scale");
+  if (about.has("shift")) job.shift = about.numbers("shift");
+  for (const JsonFields& origin : about.objects("sources"))
+    job.origins.push_back(
+        {origin.text("name"), origin.count("size"), origin.text("xxh3_128"), origin.count("images")});
+  return job;
+}
+
+}  // namespace
+
+FolderKind image_folder_kind() { return {kImageDataFormat, kImageRecordFormat, {}}; }
+
+ordered_json to_json(const ImageFacts& facts) {
+  ordered_json about = {{"kind", name_of(facts.kind)},
+                        {"images", facts.images},
+                        {"shape", {facts.shape.channels, facts.shape.height, facts.shape.width}},
+                        {"classes", facts.classes}};
+  if (facts.kind == ImageKind::kLatents)
+    about["latents"] = {{"dtype", name_of(facts.latent_type)}, {"flipped", facts.has_flipped ? 1 : 0}};
+  if (facts.text_size > 0)
+    about["text"] = {
+        {"dtype", name_of(facts.text_type)}, {"size", facts.text_size}, {"longest", facts.text_length}};
+  about["job"] = to_json(facts.job);
+  ordered_json skipped = ordered_json::array();
+  for (const SkippedImage& image : facts.skipped)
+    skipped.push_back({{"name", image.name}, {"cause", image.cause}});
+  about["skipped"] = std::move(skipped);
+  return about;
+}
+
+ImageFacts read_image_facts(const Manifest& manifest, const std::filesystem::path& path) {
+  const JsonFields about(manifest.about, path.string());
+  ImageFacts facts;
+  facts.job = read_job(about.object("job"));
+  facts.kind = kind_of(about);
+  facts.images = about.count("images");
+  const std::vector<double> shape = about.numbers("shape");
+  const auto is_side = [](double side) { return side >= 0 && side <= kMaxShapeSide; };
+  if (shape.size() != 3 || !std::ranges::all_of(shape, is_side))
+    about.fail("shape", "must be channels, height and width");
+  facts.shape = {static_cast<int64_t>(shape[0]), static_cast<int64_t>(shape[1]),
+                 static_cast<int64_t>(shape[2])};
+  facts.classes = about.texts("classes");
+  if (facts.kind == ImageKind::kLatents) {
+    const JsonFields latents = about.object("latents");
+    facts.latent_type = float_type(latents);
+    facts.has_flipped = latents.integer("flipped", 0, 1) != 0;
+  }
+  if (about.has("text")) {
+    const JsonFields text = about.object("text");
+    facts.text_type = float_type(text);
+    facts.text_size = text.integer("size", 1, kMaxText);
+    facts.text_length = text.integer("longest", 0, kMaxText);
+  }
+  for (const JsonFields& image : about.objects("skipped"))
+    facts.skipped.push_back({image.text("name"), image.text("cause")});
+  return facts;
+}
+
+}  // namespace dtopp
