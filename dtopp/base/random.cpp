@@ -1,6 +1,8 @@
 #include "dtopp/base/random.h"
 
 #include <bit>
+#include <cmath>
+#include <numbers>
 #include <stdexcept>
 
 namespace dtopp {
@@ -42,6 +44,23 @@ double RandomStream::uniform(uint64_t index) const {
   const auto words = bits(index);
   const uint64_t mantissa = ((uint64_t{words[0]} << 32) | words[1]) >> 11;
   return static_cast<double>(mantissa) * 0x1.0p-53;
+}
+
+void RandomStream::normals(uint64_t index, std::span<float> out) const {
+  constexpr size_t kOfBlock = 4;
+  const uint64_t blocks = (out.size() + kOfBlock - 1) / kOfBlock;
+  for (uint64_t block = 0; block < blocks; ++block) {
+    const auto words = bits(index * blocks + block);
+    std::array<double, kOfBlock> values{};
+    for (size_t pair = 0; pair < kOfBlock; pair += 2) {
+      const double radius = std::sqrt(-2.0 * std::log((words[pair] + 0.5) * 0x1.0p-32));
+      const double angle = 2.0 * std::numbers::pi * (words[pair + 1] * 0x1.0p-32);
+      values[pair] = radius * std::cos(angle);
+      values[pair + 1] = radius * std::sin(angle);
+    }
+    for (size_t i = 0; i < kOfBlock && block * kOfBlock + i < out.size(); ++i)
+      out[block * kOfBlock + i] = static_cast<float>(values[i]);
+  }
 }
 
 Permutation::Permutation(const RandomStream& stream, uint64_t epoch, uint64_t size)

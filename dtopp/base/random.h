@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <string_view>
 
 namespace dtopp {
@@ -21,6 +22,9 @@ class RandomStream {
   std::array<uint32_t, 4> bits(uint64_t index) const;
   // Uniform in [0, 1), 53 bits, from the first half of bits(index).
   double uniform(uint64_t index) const;
+  // Fills `out` with independent standard normal numbers (Box and Muller 1958): those of row `index` of a
+  // table whose rows are as long. They reach to ±6.7.
+  void normals(uint64_t index, std::span<float> out) const;
 
  private:
   uint64_t key_;

@@ -182,6 +182,10 @@ void read_value(const ConfigNode& node, const std::string& key, std::string& val
   value = node.text;
 }
 
+void read_value(const ConfigNode& node, const std::string& key, std::vector<int64_t>& value) {
+  read_list(node, key, "an integer or a list of integers", value);
+}
+
 void read_value(const ConfigNode& node, const std::string& key, std::vector<double>& value) {
   read_list(node, key, "a number or a list of numbers", value);
 }
@@ -205,6 +209,10 @@ std::string print_value(double value) {
 }
 
 std::string print_value(const std::string& value) { return print_text(value); }
+
+std::string print_value(const std::vector<int64_t>& value) {
+  return print_list(value, [](int64_t element) { return print_value(element); });
+}
 
 std::string print_value(const std::vector<double>& value) {
   if (value.size() == 1) return print_value(value[0]);

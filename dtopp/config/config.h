@@ -5,9 +5,9 @@
 //
 // and reading, printing, comparing and the suggestion for a mistyped key follow from that list. Which fields
 // there are may depend on the value of a field listed before them: it is read before they are. A field is a
-// bool, int64_t, double, string, a vector of doubles or strings, an enum with enum_names(), a type that has
-// read_value and print_value beside it, or another such struct. Errors are UsageErrors "place: key: what is
-// wrong".
+// bool, int64_t, double, string, a vector of integers, doubles or strings, an enum with enum_names(), a type
+// that has read_value and print_value beside it, or another such struct. Errors are UsageErrors "place: key:
+// what is wrong".
 #pragma once
 
 #include <algorithm>
@@ -55,6 +55,7 @@ void read_value(const ConfigNode& node, const std::string& key, bool& value);
 void read_value(const ConfigNode& node, const std::string& key, int64_t& value);
 void read_value(const ConfigNode& node, const std::string& key, double& value);
 void read_value(const ConfigNode& node, const std::string& key, std::string& value);
+void read_value(const ConfigNode& node, const std::string& key, std::vector<int64_t>& value);
 void read_value(const ConfigNode& node, const std::string& key, std::vector<double>& value);
 void read_value(const ConfigNode& node, const std::string& key, std::vector<std::string>& value);
 
@@ -78,6 +79,7 @@ std::string print_value(bool value);
 std::string print_value(int64_t value);
 std::string print_value(double value);
 std::string print_value(const std::string& value);
+std::string print_value(const std::vector<int64_t>& value);
 std::string print_value(const std::vector<double>& value);
 std::string print_value(const std::vector<std::string>& value);
 

@@ -20,6 +20,43 @@ void validate(const LanguageModelConfig& config) {
   require_size("model.sequence_length", config.sequence_length, 1 << 24);
 }
 
+void require_text(const DiffusionTransformerConfig& config) {
+  if (config.text_size == 0 && config.text_length == 0) return;
+  require_size("model.text_size", config.text_size, 1 << 20);
+  require_size("model.text_length", config.text_length, 1 << 16);
+}
+
+void validate(const DiffusionTransformerConfig& config) {
+  require_size("model.image_size", config.image_size, 1 << 12);
+  require_size("model.channels", config.channels, 1 << 12);
+  require_size("model.patch_size", config.patch_size, config.image_size);
+  if (config.image_size % config.patch_size != 0)
+    throw InvalidValue("model.patch_size", std::to_string(config.patch_size) +
+                                               " does not divide image_size " +
+                                               std::to_string(config.image_size));
+  if (config.num_classes < 0 || config.num_classes >= kLargest)
+    throw InvalidValue("model.num_classes", "must lie in [0, " + std::to_string(kLargest - 1) + "], is " +
+                                                std::to_string(config.num_classes));
+  require_text(config);
+}
+
+// That positions can be told by parts of a size: 2 of a head (RoPE), 4 for rows and columns.
+void require_parts(const ModelConfig& config) {
+  const bool images = config.type == ModelType::kDiffusionTransformer;
+  const std::string hidden = "hidden_size " + std::to_string(config.hidden_size);
+  if (images && config.position == Position::kSincos) {
+    if (config.hidden_size % 4 != 0)
+      throw InvalidValue("model.hidden_size", hidden + " is no multiple of 4, as sincos positions need it");
+    return;
+  }
+  const std::string heads = hidden + " over " + std::to_string(config.num_heads) + " heads gives ";
+  if (config.head_size() % 2 != 0)
+    throw InvalidValue("model.num_heads", heads + "an odd head size; rotary positions need an even one");
+  if (images && config.head_size() % 4 != 0)
+    throw InvalidValue("model.num_heads", heads + "a head size of " + std::to_string(config.head_size()) +
+                                              "; rotary positions of images need a multiple of 4");
+}
+
 }  // namespace
 
 void validate(const ModelConfig& config) {
@@ -32,16 +69,31 @@ void validate(const ModelConfig& config) {
     case ModelType::kLanguageModel:
       validate(language_model_part(config));
       break;
+    case ModelType::kDiffusionTransformer:
+      validate(diffusion_transformer_part(config));
+      break;
   }
-  const std::string hidden = "hidden_size " + std::to_string(config.hidden_size);
   if (config.hidden_size % config.num_heads != 0)
-    throw InvalidValue("model.num_heads",
-                       std::to_string(config.num_heads) + " heads do not divide " + hidden);
-  if (config.head_size() % 2 != 0)
-    throw InvalidValue("model.num_heads",
-                       hidden + " over " + std::to_string(config.num_heads) +
-                           " heads gives an odd head size; rotary positions need an even one");
+    throw InvalidValue("model.num_heads", std::to_string(config.num_heads) +
+                                              " heads do not divide hidden_size " +
+                                              std::to_string(config.hidden_size));
+  require_parts(config);
   if (!(config.init_std > 0)) throw InvalidValue("model.init_std", "must be above 0");
+}
+
+void validate(const DiffusionConfig& config, int64_t num_classes) {
+  const auto require_share = [](const char* key, double value) {
+    if (!(value >= 0 && value < 1))
+      throw InvalidValue(key, "must lie in [0, 1), is " + config_detail::print_value(value));
+  };
+  require_share("diffusion.condition_dropout", config.condition_dropout);
+  require_share("diffusion.ema_decay", config.ema_decay);
+  if (config.samples_every < 0) throw InvalidValue("diffusion.samples_every", "must be at least 0");
+  for (const int64_t one : config.sample_classes) {
+    if (one < 0 || one >= num_classes)
+      throw InvalidValue("diffusion.sample_classes", std::to_string(one) + " is none of the model's " +
+                                                         std::to_string(num_classes) + " classes");
+  }
 }
 
 }  // namespace dtopp

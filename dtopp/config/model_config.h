@@ -8,19 +8,21 @@
 #include <type_traits>
 #include <utility>
 
+#include "dtopp/config/diffusion_config.h"
 #include "dtopp/config/language_model_config.h"
 
 namespace dtopp {
 
-enum class ModelType { kLanguageModel };
+enum class ModelType { kLanguageModel, kDiffusionTransformer };
 
 constexpr auto enum_names(ModelType) {
-  return std::array<std::pair<ModelType, std::string_view>, 1>{
-      {{ModelType::kLanguageModel, "language_model"}}};
+  return std::array<std::pair<ModelType, std::string_view>, 2>{
+      {{ModelType::kLanguageModel, "language_model"},
+       {ModelType::kDiffusionTransformer, "diffusion_transformer"}}};
 }
 
 // Each type's own part is a base, so that its keys stand in the section beside the others.
-struct ModelConfig : LanguageModelConfig {
+struct ModelConfig : LanguageModelConfig, DiffusionTransformerConfig {
   ModelType type = ModelType::kLanguageModel;
   int64_t hidden_size = 2048;
   int64_t num_layers = 16;
@@ -32,10 +34,18 @@ struct ModelConfig : LanguageModelConfig {
 
   bool is_dense() const { return num_experts == 1; }
   int64_t head_size() const { return hidden_size / num_heads; }
+  // Of a window; of an image with its text.
+  int64_t tokens_per_sample() const {
+    return type == ModelType::kLanguageModel ? sequence_length : text_length + image_tokens();
+  }
 };
 
 inline LanguageModelConfig& language_model_part(ModelConfig& config) { return config; }
 inline const LanguageModelConfig& language_model_part(const ModelConfig& config) { return config; }
+inline DiffusionTransformerConfig& diffusion_transformer_part(ModelConfig& config) { return config; }
+inline const DiffusionTransformerConfig& diffusion_transformer_part(const ModelConfig& config) {
+  return config;
+}
 
 template <class Config, class Visitor>
 requires std::same_as<std::remove_const_t<Config>, ModelConfig>
@@ -51,13 +61,16 @@ void visit_fields(Config& config, Visitor&& field) {
     case ModelType::kLanguageModel:
       visit_fields(language_model_part(config), field);
       break;
+    case ModelType::kDiffusionTransformer:
+      visit_fields(diffusion_transformer_part(config), field);
+      break;
   }
   field("init_std", config.init_std);
   field("scale_residual_init", config.scale_residual_init);
 }
 
-// Throws UsageError naming the key: sizes below 1, hidden_size not divisible by num_heads, odd head size
-// (RoPE).
+// Throws UsageError naming the key: sizes below 1 or that do not divide, a head size that rotary positions
+// cannot halve (of a language model) or quarter (of images).
 void validate(const ModelConfig& config);
 
 }  // namespace dtopp

@@ -57,7 +57,7 @@ void validate(const OptimizerConfig& optimizer, int64_t steps) {
   require_not_negative("optimizer.grad_clip", optimizer.grad_clip);
 }
 
-void validate(const TrainingConfig& training, int64_t sequence_length) {
+void validate(const TrainingConfig& training, int64_t tokens_per_sample) {
   require_at_least("training.steps", 1, training.steps);
   require_at_least("training.global_batch_size", 1, training.global_batch_size);
   require_at_least("training.micro_batch_size", 1, training.micro_batch_size);
@@ -66,10 +66,10 @@ void validate(const TrainingConfig& training, int64_t sequence_length) {
                                                         " does not divide training.global_batch_size " +
                                                         std::to_string(training.global_batch_size));
   int64_t tokens = 0;
-  if (__builtin_mul_overflow(training.global_batch_size, sequence_length, &tokens) ||
+  if (__builtin_mul_overflow(training.global_batch_size, tokens_per_sample, &tokens) ||
       __builtin_mul_overflow(tokens, training.steps, &tokens))
     throw InvalidValue("training.steps",
-                       "steps x global_batch_size x sequence_length is more tokens than can be counted");
+                       "steps x global_batch_size x tokens of a sample is more tokens than can be counted");
   require_at_least("training.seed", 0, training.seed);
   require_between("training.threads", 0, kMostThreads, training.threads);
   require_at_least("training.max_skips", 0, training.max_skips);
@@ -87,10 +87,12 @@ void validate(const ParallelConfig& parallel, const ModelConfig& model) {
   require_between("parallel.timeout", 1, kLongestTimeout, parallel.timeout);
 }
 
-void validate(const ValidationConfig& validation) {
+void validate(const ValidationConfig& validation, ModelType type) {
   require_at_least("validation.every", 0, validation.every);
   if (validation.every > 0) require_at_least("validation.tokens", 1, validation.tokens);
   require_at_least("validation.task_limit", 0, validation.task_limit);
+  if (!validation.tasks.empty() && type != ModelType::kLanguageModel)
+    throw InvalidValue("validation.tasks", "are put to language models alone; leave them out");
 }
 
 void require_paths(const char* key, const std::vector<std::string>& paths) {
@@ -153,10 +155,12 @@ void validate_values(const RunConfig& config) {
   validate(config.model);
   if (!config.model.is_dense()) validate(config.routing, config.model.num_experts, config.model.num_layers);
   validate(config.loss);
-  validate(config.training, config.model.sequence_length);
+  if (config.model.type == ModelType::kDiffusionTransformer)
+    validate(config.diffusion, config.model.num_classes);
+  validate(config.training, config.model.tokens_per_sample());
   validate(config.optimizer, config.training.steps);
   validate(config.parallel, config.model);
-  validate(config.validation);
+  validate(config.validation, config.model.type);
   require_at_least("checkpoint.every", 0, config.checkpoint.every);
   require_at_least("checkpoint.keep", 0, config.checkpoint.keep);
   require_at_least("logging.every", 1, config.logging.every);
@@ -184,14 +188,16 @@ std::vector<std::string> differing_keys(const RunConfig& a, const RunConfig& b) 
 }
 
 bool affects_result(const std::string& key) {
-  constexpr std::array<std::string_view, 8> kFreeKeys = {"name",
-                                                         "output",
-                                                         "training.threads",
-                                                         "training.device",
-                                                         "training.deterministic",
-                                                         "training.micro_batch_size",
-                                                         "data.validation",
-                                                         "training.max_skips"};
+  constexpr std::array<std::string_view, 10> kFreeKeys = {"name",
+                                                          "output",
+                                                          "training.threads",
+                                                          "training.device",
+                                                          "training.deterministic",
+                                                          "training.micro_batch_size",
+                                                          "data.validation",
+                                                          "training.max_skips",
+                                                          "diffusion.samples_every",
+                                                          "diffusion.sample_classes"};
   constexpr std::array<std::string_view, 4> kFreeSections = {"parallel.", "validation.", "checkpoint.",
                                                              "logging."};
   for (const std::string_view name : kFreeKeys) {

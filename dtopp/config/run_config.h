@@ -45,6 +45,13 @@ struct LossConfig {
   BatchStatistics batch_statistics = BatchStatistics::kMicroBatch;  // whose f enters the load-balance loss
 };
 
+// The section as a model of this type has it.
+template <class Losses>
+struct LossSection {
+  Losses& losses;
+  ModelType type;
+};
+
 struct OptimizerConfig {
   double lr = 3.0e-3;
   double min_lr = 3.0e-5;
@@ -56,14 +63,14 @@ struct OptimizerConfig {
 };
 
 struct DataConfig {
-  std::vector<std::string> train;  // token folders, .bin prefixes or .npy files
+  std::vector<std::string> train;  // token folders, .bin prefixes or .npy files; prepared images
   std::vector<std::string> validation;
 };
 
 struct TrainingConfig {
   int64_t steps = 95367;
-  int64_t global_batch_size = 512;  // sequences an optimiser step
-  int64_t micro_batch_size = 8;     // sequences a forward and backward
+  int64_t global_batch_size = 512;  // samples an optimiser step: sequences, images
+  int64_t micro_batch_size = 8;     // samples a forward and backward
   int64_t seed = 1;
   Precision precision = Precision::kBf16;  // auto: bf16 where the hardware multiplies it, else fp32
   Device device = Device::kAuto;
@@ -110,6 +117,7 @@ struct RunConfig {
   ModelConfig model;
   RoutingConfig routing;
   LossConfig loss;
+  DiffusionConfig diffusion;  // of a diffusion transformer
   OptimizerConfig optimizer;
   DataConfig data;
   TrainingConfig training;
@@ -120,15 +128,14 @@ struct RunConfig {
   std::string output;
 };
 
-template <class Config, class Visitor>
-requires std::same_as<std::remove_const_t<Config>, LossConfig>
-void visit_fields(Config& config, Visitor&& field) {
-  field("lm_z", config.lm_z);
-  field("load_balance", config.load_balance);
-  field("dynamic", config.dynamic);
-  field("router_z", config.router_z);
-  field("router_z_on", config.router_z_on);
-  field("batch_statistics", config.batch_statistics);
+template <class Losses, class Visitor>
+void visit_fields(const LossSection<Losses>& section, Visitor&& field) {
+  if (section.type == ModelType::kLanguageModel) field("lm_z", section.losses.lm_z);
+  field("load_balance", section.losses.load_balance);
+  field("dynamic", section.losses.dynamic);
+  field("router_z", section.losses.router_z);
+  field("router_z_on", section.losses.router_z_on);
+  field("batch_statistics", section.losses.batch_statistics);
 }
 
 template <class Config, class Visitor>
@@ -202,7 +209,9 @@ void visit_fields(Config& config, Visitor&& field) {
   field("name", config.name);
   field("model", config.model);
   field("routing", config.routing);
-  field("loss", config.loss);
+  LossSection losses{config.loss, config.model.type};
+  field("loss", losses);
+  if (config.model.type == ModelType::kDiffusionTransformer) field("diffusion", config.diffusion);
   field("optimizer", config.optimizer);
   field("data", config.data);
   field("training", config.training);
@@ -238,7 +247,8 @@ void validate_values(const RunConfig& config);
 std::vector<std::string> differing_keys(const RunConfig& a, const RunConfig& b);
 
 // Whether a run may not change `key` between start and resume. Free are: name, output, what is reported and
-// when (validation.*, data.validation, checkpoint.*, logging.*), when it gives up (training.max_skips), and
+// when (validation.*, data.validation, checkpoint.*, logging.*, diffusion.samples_every and sample_classes),
+// when it gives up (training.max_skips), and
 // how the work is laid out (training.threads, device, deterministic, micro_batch_size, parallel.*), which
 // changes rounding and, for loss.batch_statistics: micro_batch, over which tokens f is taken. training.steps
 // is not: the schedule depends on it.

@@ -64,7 +64,7 @@ ordered_json layer_json(const ActivationStatistics& statistics, int64_t layer, c
                        {"threshold", model.routing.threshold.at(layer).item<double>()},
                        {"histogram", values<int64_t>(statistics.histogram()[layer])},
                        {"expert_load", values<double>(counts_E.to(at::kDouble) / tokens)}};
-  const at::Tensor scale = model.model.block(layer).experts.router_scale;
+  const at::Tensor scale = model.model.block(layer).mlp.experts.router_scale;
   if (scale.defined()) json["scale"] = scale.item<double>();
   return json;
 }

@@ -1,5 +1,6 @@
 #include "dtopp/models/batch.h"
 
+#include <algorithm>
 #include <stdexcept>
 
 #include "dtopp/ops/host_copy.h"
@@ -11,6 +12,10 @@ const at::Tensor& find_tensor(const NamedTensors& tensors, std::string_view name
     if (candidate == name) return tensor;
   }
   throw std::invalid_argument(std::string(owner) + ": nothing is named " + std::string(name));
+}
+
+bool Batch::has(std::string_view name) const {
+  return std::ranges::any_of(tensors, [&](const auto& tensor) { return tensor.first == name; });
 }
 
 Batch Batch::to(const at::Device& device) const {

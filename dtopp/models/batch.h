@@ -23,6 +23,7 @@ struct Batch {
   uint64_t position = 0;
   NamedTensors tensors;
 
+  bool has(std::string_view name) const;
   // std::invalid_argument where there is none of this name.
   const at::Tensor& tensor(std::string_view name) const { return find_tensor(tensors, name, "Batch"); }
   Batch to(const at::Device& device) const;

@@ -23,6 +23,14 @@ RoutingInputs routing_inputs(const ThresholdController& controller, int64_t num_
   return inputs;
 }
 
+at::Tensor selected_by_sample(const std::vector<RouteOutput>& layers, int64_t samples) {
+  if (layers.empty()) return at::zeros({samples, 0}, at::kLong);
+  std::vector<at::Tensor> per_layer;
+  for (const RouteOutput& layer : layers)
+    per_layer.push_back(layer.gates_TE.ne(0).view({samples, -1}).sum(1));
+  return at::stack(per_layer, 1);
+}
+
 void add_router_losses(const std::vector<RouteOutput>& layers, const RoutingInputs& inputs,
                        const LossConfig& weights, BatchLosses& losses) {
   if (layers.empty()) return;

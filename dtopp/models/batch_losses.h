@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -33,14 +34,24 @@ struct RoutingInputs {
 // The thresholds of layers 0 … num_layers - 1 for the coming step.
 RoutingInputs routing_inputs(const ThresholdController& controller, int64_t num_layers);
 
+// Of each sample of a batch.
+struct SampleLosses {
+  at::Tensor loss_B;       // f32: whose mean is the model's validation_loss
+  at::Tensor selected_BL;  // int64: its token-expert pairs of each layer; [B, 0] of a dense model
+};
+
 struct BatchLosses {
-  at::Tensor total;                  // what is differentiated
-  NamedTensors values;               // unweighted, detached, f32 []: "lm_loss", …
-  ActivationStatistics activations;  // no layers for a dense model
+  at::Tensor total;                     // what is differentiated
+  NamedTensors values;                  // unweighted, detached, f32 []: "lm_loss", …
+  ActivationStatistics activations;     // no layers for a dense model
+  std::optional<SampleLosses> samples;  // of a batch that holds "group" (Model::validation_groups)
 
   // std::invalid_argument where there is none of this name.
   const at::Tensor& value(std::string_view name) const { return find_tensor(values, name, "BatchLosses"); }
 };
+
+// int64 [B, L]: token-expert pairs of each of the `samples` that a batch's tokens are equal parts of.
+at::Tensor selected_by_sample(const std::vector<RouteOutput>& layers, int64_t samples);
 
 // Adds the routers' losses of a batch's layers, each summed over layers and divided by their number:
 // "load_balance_loss", "dynamic_loss", "router_z_loss"; and counts who was chosen.

@@ -10,13 +10,14 @@ namespace dtopp {
 
 // What a parameter does with a token: its decay, precision and cost follow from that.
 enum class ParameterRole {
-  kMatrix,       // multiplies it
-  kExpert,       // one slice per expert along the first dimension: those it chose multiply it
-  kLookUp,       // one of its rows is taken
-  kTiedLookUp,   // the same, and it multiplies the output too
-  kGain,         // scales it element by element
-  kRouter,       // multiplies it, in fp32 in every precision
-  kRouterScale,  // theta of a routed layer, []; fp32 in every precision
+  kMatrix,        // multiplies it
+  kConditioning,  // multiplies what its sample is conditioned on, once for all tokens of the sample
+  kExpert,        // one slice per expert along the first dimension: those it chose multiply it
+  kLookUp,        // one of its rows is taken
+  kTiedLookUp,    // the same, and it multiplies the output too
+  kGain,          // scales or shifts it element by element
+  kRouter,        // multiplies it, in fp32 in every precision
+  kRouterScale,   // theta of a routed layer, []; fp32 in every precision
 };
 
 enum class Distribution { kZero, kOne, kTruncatedNormal };  // the normal is cut at ±3 std

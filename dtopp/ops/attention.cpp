@@ -11,12 +11,13 @@ using torch::autograd::variable_list;
 // bf16 where the processor does not multiply it: computed in fp32, kept and given back in bf16.
 struct WidenedAttention : torch::autograd::Function<WidenedAttention> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k,
-                            const at::Tensor& v) {
+                            const at::Tensor& v, bool causal) {
     const at::AutoDispatchBelowADInplaceOrView guard;
-    const auto [y, lse] = at::_scaled_dot_product_flash_attention_for_cpu(
-        q.to(at::kFloat), k.to(at::kFloat), v.to(at::kFloat), 0.0, /*is_causal=*/true);
+    const auto [y, lse] = at::_scaled_dot_product_flash_attention_for_cpu(q.to(at::kFloat), k.to(at::kFloat),
+                                                                          v.to(at::kFloat), 0.0, causal);
     const at::Tensor rounded = y.to(q.scalar_type());
     context->save_for_backward({q, k, v, rounded, lse});
+    context->saved_data["causal"] = causal;
     return rounded;
   }
 
@@ -25,21 +26,21 @@ struct WidenedAttention : torch::autograd::Function<WidenedAttention> {
     const auto wide = [](const at::Tensor& x) { return x.to(at::kFloat); };
     const auto [q, k, v] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
         wide(grads[0]), wide(saved[0]), wide(saved[1]), wide(saved[2]), wide(saved[3]), saved[4], 0.0,
-        /*is_causal=*/true);
+        context->saved_data["causal"].toBool());
     const at::ScalarType type = saved[0].scalar_type();
-    return {q.to(type), k.to(type), v.to(type)};
+    return {q.to(type), k.to(type), v.to(type), at::Tensor()};
   }
 };
 
 }  // namespace
 
-at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+at::Tensor self_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal) {
   TORCH_CHECK(q.dim() == 4 && k.sizes() == q.sizes() && v.sizes() == q.sizes(),
-              "causal_attention: expected q, k and v of one shape [B, H, L, K], got ", q.sizes(), ", ",
+              "self_attention: expected q, k and v of one shape [B, H, L, K], got ", q.sizes(), ", ",
               k.sizes(), " and ", v.sizes());
   if (q.is_cpu() && q.scalar_type() == at::kBFloat16 && !has_bf16_matmul(q.device()) && q.numel() > 0)
-    return WidenedAttention::apply(q, k, v);
-  return at::scaled_dot_product_attention(q, k, v, std::nullopt, 0.0, /*is_causal=*/true);
+    return WidenedAttention::apply(q, k, v, causal);
+  return at::scaled_dot_product_attention(q, k, v, std::nullopt, 0.0, causal);
 }
 
 }  // namespace dtopp

@@ -38,6 +38,7 @@ struct Counts {
   uint64_t largest = 0;  // of one parameter
   uint64_t largest_held = 0;
   uint64_t multiplied = 0;  // by every token: matrices but experts, and a tied embedding's output projection
+  uint64_t conditioning = 0;  // by every sample
 };
 
 Counts count_parameters(const Model& model, int64_t expert_parallel) {
@@ -59,6 +60,9 @@ Counts count_parameters(const Model& model, int64_t expert_parallel) {
       case ParameterRole::kRouter:
       case ParameterRole::kTiedLookUp:
         counts.multiplied += count;
+        break;
+      case ParameterRole::kConditioning:
+        counts.conditioning += count;
         break;
       case ParameterRole::kLookUp:
       case ParameterRole::kGain:
@@ -190,8 +194,9 @@ Plan make_plan(const RunConfig& config, const RankLayout& layout, Device device)
       config.model.is_dense() ? 1.0 : plan.active_experts / static_cast<double>(config.model.num_experts);
   const uint64_t active_experts = checked_round(static_cast<double>(counts.experts) * share);
   plan.active_parameters = counts.all - counts.experts + active_experts;
+  const uint64_t conditioning = counts.conditioning / static_cast<uint64_t>(model.tokens_per_sample);
   plan.flops_per_token =
-      checked_sum({checked_product({6, checked_sum({counts.multiplied, active_experts})}),
+      checked_sum({checked_product({6, checked_sum({counts.multiplied, active_experts, conditioning})}),
                    model.costs({training.micro_batch_size, plan.active_experts, kFloat}).attention_flops});
 
   plan.tokens_per_step = checked_product(

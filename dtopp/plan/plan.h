@@ -22,8 +22,9 @@ struct Plan {
   uint64_t active_parameters = 0;  // the same with active_experts of every num_experts experts
 
   // Training, forward and backward: 6 a matrix element a token uses (attention, router, active experts or
-  // FFN, output projection; not the embedding's look-up), and 6 D S a layer for causal attention at sequence
-  // length S (each token attends to S / 2 others on average).
+  // FFN, output projection; not the embedding's look-up; of those that a sample uses once its share), and a
+  // layer's attention: 6 D S at sequence length S where it is causal (each token attends to S / 2 others on
+  // average), else 12 D S.
   uint64_t flops_per_token = 0;
 
   uint64_t tokens_per_step = 0;  // of the global batch

@@ -63,6 +63,14 @@ void add_rates(const StepRates& rates, double data_share, MetricRecord& record) 
 
 void add_validation(const ValidationResult& result, MetricRecord& record) {
   record.values.emplace_back("val/loss", result.loss);
+  for (const ValidationGroup& group : result.groups) {
+    record.values.emplace_back("val/loss_" + group.name, group.loss);
+    if (group.active_experts_L.empty()) continue;
+    double sum = 0;
+    for (const double active : group.active_experts_L) sum += active;
+    record.values.emplace_back("val/active_experts_" + group.name,
+                               sum / static_cast<double>(group.active_experts_L.size()));
+  }
   if (result.activations.num_layers() == 0) return;
   const ActivationSummary all = result.activations.summary();
   record.values.emplace_back("val/active_experts", all.mean);

@@ -248,31 +248,21 @@ std::optional<ValidationResult> Trainer::validate(int64_t tokens, const std::fun
   const at::NoGradGuard no_grad;
   const auto wanted = static_cast<uint64_t>(std::max<int64_t>(1, tokens / model_.tokens_per_sample));
   const auto samples = static_cast<int64_t>(std::min(wanted, data_.validation_samples));
-  const int64_t size = config_.training.micro_batch_size, batches = (samples + size - 1) / size;
-  const int64_t L = model_.num_routed_layers, E = config_.model.num_experts;
   const RoutingInputs inputs = training_inputs();
-  ActivationStatistics activations(L);
-  const at::Tensor losses_B = at::zeros({batches}, at::device(store_.device()).dtype(at::kDouble));
-  for (int64_t first = 0; first < batches; first += world_.size()) {
+  ValidationSums sums(model_, config_.model.num_experts, samples, config_.training.micro_batch_size,
+                      store_.device());
+  for (int64_t first = 0; first < sums.num_batches(); first += world_.size()) {
     if (world_.size() == 1 && stop()) return std::nullopt;
     const int64_t b = first + world_.rank();
-    if (b >= batches) {
+    if (b >= sums.num_batches()) {
       serve_experts(inputs);
       continue;
     }
-    const int64_t count = std::min(size, samples - b * size);
-    const Batch batch = data_.validation_batch(static_cast<uint64_t>(b * size), count);
-    const BatchLosses losses = losses_(batch.to(store_.device()), inputs);
-    losses_B[b] = losses.value(model_.validation_loss).to(at::kDouble) * count;
-    activations.add(losses.activations);
+    const Batch batch = data_.validation_batch(static_cast<uint64_t>(sums.first_sample(b)), sums.size_of(b))
+                            .to(store_.device());
+    sums.add(b, batch, losses_(batch, inputs));
   }
-  const at::Tensor all = at::cat({losses_B, activations.to_vector(E, store_.device())});
-  world_.all->all_reduce_sum(all, "validation").wait();
-  ValidationResult result;
-  result.loss = all.narrow(0, 0, batches).sum().item<double>() / static_cast<double>(samples);
-  result.activations = ActivationStatistics::from_vector(all.narrow(0, batches, all.numel() - batches), L, E,
-                                                         samples * model_.tokens_per_sample);
-  return result;
+  return sums.result(*world_.all);
 }
 
 }  // namespace dtopp

@@ -18,13 +18,9 @@
 #include "dtopp/moe/pair_limits.h"
 #include "dtopp/train/parameter_store.h"
 #include "dtopp/train/step_result.h"
+#include "dtopp/train/validation_sums.h"
 
 namespace dtopp {
-
-struct ValidationResult {
-  double loss = 0;  // mean of the model's validation_loss
-  ActivationStatistics activations;
-};
 
 class Trainer {
  public:

@@ -90,7 +90,7 @@ TEST_F(RunConfigTest, impossible_values_name_the_key_and_the_bound) {
       {{"training.micro_batch_size=7"},
        "training.micro_batch_size: 7 does not divide training.global_batch_size 512"},
       {{"training.steps=9223372036854775807"},
-       "training.steps: steps x global_batch_size x sequence_length is more tokens than can be counted"},
+       "training.steps: steps x global_batch_size x tokens of a sample is more tokens than can be counted"},
       {{"training.seed=-1"}, "training.seed: must be at least 0, is -1"},
       {{"training.threads=-1"}, "training.threads: must lie in [0, 4096], is -1"},
       {{"training.max_skips=-1"}, "training.max_skips: must be at least 0, is -1"},

@@ -10,10 +10,11 @@
 namespace dtopp {
 namespace {
 
-at::Tensor attention_reference(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+at::Tensor attention_reference(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                               bool causal = true) {
   const int64_t length = q.size(2);
   const at::Tensor scores = at::matmul(q, k.transpose(-1, -2)) / std::sqrt(static_cast<double>(q.size(3)));
-  const at::Tensor later = at::ones({length, length}, at::kBool).triu(1);
+  const at::Tensor later = at::full({length, length}, causal, at::kBool).triu(1);
   return at::matmul(scores.masked_fill(later, -std::numeric_limits<double>::infinity()).softmax(-1), v);
 }
 
@@ -28,15 +29,16 @@ const std::vector<AttentionCase> kCases = {{{2, 3, 17, 8}, 1},   {{1, 1, 1, 4}, 
                                            {{1, 1, 257, 16}, 8}, {{2, 2, 700, 32}, 1}, {{1, 1, 40, 256}, 1},
                                            {{1, 1, 30, 300}, 1}};
 
-void expect_attention(const AttentionCase& test, at::ScalarType dtype, double bound) {
-  SCOPED_TRACE(testing::Message() << at::IntArrayRef(test.shape) << " of " << dtype);
+void expect_attention(const AttentionCase& test, at::ScalarType dtype, bool causal, double bound) {
+  SCOPED_TRACE(testing::Message() << at::IntArrayRef(test.shape) << " of " << dtype
+                                  << (causal ? ", causal" : ""));
   std::vector<at::Tensor> in, exact;
   for (int i = 0; i < 3; ++i) {
     in.push_back((at::randn(test.shape) * (i < 2 ? test.deviation : 1)).to(dtype).requires_grad_());
     exact.push_back(in.back().detach().to(at::kDouble).requires_grad_());
   }
-  const at::Tensor y = causal_attention(in[0], in[1], in[2]);
-  const at::Tensor expected = attention_reference(exact[0], exact[1], exact[2]);
+  const at::Tensor y = self_attention(in[0], in[1], in[2], causal);
+  const at::Tensor expected = attention_reference(exact[0], exact[1], exact[2], causal);
   EXPECT_EQ(y.scalar_type(), dtype);
   EXPECT_EQ(y.sizes(), expected.sizes());
   EXPECT_LT(reference::error(y, expected), bound);
@@ -46,20 +48,22 @@ void expect_attention(const AttentionCase& test, at::ScalarType dtype, double bo
   for (int i = 0; i < 3; ++i) EXPECT_LT(reference::error(in[i].grad(), exact[i].grad()), bound);
 }
 
-TEST(CausalAttention, sees_no_later_token_and_matches_double_precision) {
+TEST(SelfAttention, matches_double_precision_and_where_causal_sees_no_later_token) {
   at::manual_seed(5);
   // In bf16 the gradients see the rounded result; hardware kernels round the probabilities as well.
   for (const AttentionCase& test : kCases) {
-    expect_attention(test, at::kFloat, 1e-5);
-    expect_attention(test, at::kBFloat16, 1.0 / 64);
+    for (const bool causal : {true, false}) {
+      expect_attention(test, at::kFloat, causal, 1e-5);
+      expect_attention(test, at::kBFloat16, causal, 1.0 / 64);
+    }
   }
 }
 
-TEST(CausalAttention, takes_heads_as_projections_lay_them_out) {
+TEST(SelfAttention, takes_heads_as_projections_lay_them_out) {
   const auto projected = [] { return at::randn({2, 150, 3, 8}).requires_grad_(); };
   const at::Tensor q = projected(), k = projected(), v = projected();
   const auto heads = [](const at::Tensor& x) { return x.transpose(1, 2); };
-  const at::Tensor y = causal_attention(heads(q), heads(k), heads(v));
+  const at::Tensor y = self_attention(heads(q), heads(k), heads(v), /*causal=*/true);
   const auto exact = [&](const at::Tensor& x) { return heads(x.detach().to(at::kDouble)); };
   EXPECT_LT(reference::error(y, attention_reference(exact(q), exact(k), exact(v))), 1e-5);
   EXPECT_TRUE(y.transpose(1, 2).is_contiguous());
@@ -67,11 +71,11 @@ TEST(CausalAttention, takes_heads_as_projections_lay_them_out) {
   EXPECT_TRUE(q.grad().isfinite().all().item<bool>());
 }
 
-TEST(CausalAttention, carries_what_is_not_a_number_on) {
+TEST(SelfAttention, carries_what_is_not_a_number_on) {
   at::Tensor q = at::randn({1, 2, 20, 8});
   q[0][1][7][3] = std::nan("");
   const at::Tensor v = at::randn({1, 2, 20, 8});
-  const at::Tensor bad = causal_attention(q, v, v).isnan().any(-1)[0];
+  const at::Tensor bad = self_attention(q, v, v, /*causal=*/true).isnan().any(-1)[0];
   EXPECT_TRUE(bad[1][7].item<bool>());
   EXPECT_EQ(bad.sum().item<int64_t>(), 1);
 }

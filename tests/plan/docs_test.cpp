@@ -21,7 +21,16 @@ const std::filesystem::path kRoot = DTOPP_SOURCE_DIR;
 TEST(ConfigurationPage, lists_every_key_with_its_default_and_no_other) {
   const std::string page = read_file(kRoot / "docs/configuration.md");
   std::vector<std::pair<std::string, std::string>> leaves;
-  flatten_config(RunConfig{}, "", leaves);
+  for (const ModelType type : {ModelType::kLanguageModel, ModelType::kDiffusionTransformer}) {
+    RunConfig config;
+    config.model.type = type;
+    std::vector<std::pair<std::string, std::string>> of_type;
+    flatten_config(config, "", of_type);
+    for (const auto& leaf : of_type) {
+      const bool is_type = leaf.first == "model.type" && type != ModelType::kLanguageModel;
+      if (!is_type && std::ranges::find(leaves, leaf) == leaves.end()) leaves.push_back(leaf);
+    }
+  }
   for (const auto& [key, value] : leaves) {
     std::string row = "\n| `" + key + "` | ";
     row += value == "\"\"" ? "none" : "`" + value + "`";

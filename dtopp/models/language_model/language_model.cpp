@@ -9,15 +9,6 @@
 #include "dtopp/ops/linear_cross_entropy.h"
 
 namespace dtopp {
-namespace {
-
-at::Tensor dense_ffn(const at::Tensor& x, const LanguageModelBlock& block) {
-  const auto gate_up = dtopp::linear(x, block.dense_gate_up_GD).chunk(2, -1);
-  return dtopp::linear(at::silu(gate_up[0]) * gate_up[1], block.dense_down_DF);
-}
-
-}  // namespace
-
 LanguageModelBlock LanguageModel::block(int64_t layer) const {
   const auto get = [&](const std::string& name) {
     return parameter("model.layers." + std::to_string(layer) + "." + name);
@@ -31,15 +22,8 @@ LanguageModelBlock LanguageModel::block(int64_t layer) const {
   block.attention.k_norm_D = get("self_attn.k_norm.weight");
   block.attention.o_DD = get("self_attn.o_proj.weight");
   block.post_attention_norm_D = get("post_attention_layernorm.weight");
-  if (config.is_dense()) {
-    block.dense_gate_up_GD = get("mlp.gate_up_proj.weight");
-    block.dense_down_DF = get("mlp.down_proj.weight");
-    return block;
-  }
-  block.experts.router_ED = get("mlp.gate.weight");
-  if (routing.normalization == Normalization::kDynamic) block.experts.router_scale = get("mlp.gate.scale");
-  block.experts.gate_up_EGD = get("mlp.experts.gate_up_proj");
-  block.experts.down_EDF = get("mlp.experts.down_proj");
+  block.mlp =
+      feed_forward_weights(config, routing, "model.layers." + std::to_string(layer) + ".mlp.", parameter);
   return block;
 }
 
@@ -64,18 +48,7 @@ HiddenStates hidden_states(const LanguageModel& model, const at::Tensor& tokens_
     const at::Tensor mixed_TD = attend(layer, heads).reshape(x_TD.sizes());
     x_TD = x_TD + dtopp::linear(mixed_TD, block.attention.o_DD);
     const at::Tensor normed_TD = layer_norm(x_TD, block.post_attention_norm_D);
-    if (config.is_dense()) {
-      x_TD = x_TD + dense_ffn(normed_TD, block);
-      continue;
-    }
-    const at::Tensor threshold = inputs.choose_threshold
-                                     ? inputs.choose_threshold(layer, normed_TD, block.experts)
-                                     : inputs.threshold.at(layer);
-    ExpertLayerOutput output = expert_layer(
-        normed_TD, block.experts, model.routing, threshold,
-        {inputs.max_pairs.empty() ? 0 : inputs.max_pairs.at(layer), inputs.router_z_on, inputs.experts});
-    x_TD = x_TD + output.y_TD;
-    states.routing.push_back(std::move(output.routing));
+    x_TD = x_TD + feed_forward(normed_TD, block.mlp, layer, model.routing, inputs, states.routing);
   }
   states.x_TD = layer_norm(x_TD, model.norm_D());
   return states;
@@ -89,7 +62,8 @@ HiddenStates hidden_states(const LanguageModel& model, const at::Tensor& tokens_
     const auto split = [&](const at::Tensor& x_THK) {
       return x_THK.view({B, L, x_THK.size(1), x_THK.size(2)}).transpose(1, 2);
     };
-    return causal_attention(split(heads.q_THK), split(heads.k_THK), split(heads.v_THK)).transpose(1, 2);
+    return self_attention(split(heads.q_THK), split(heads.k_THK), split(heads.v_THK), /*causal=*/true)
+        .transpose(1, 2);
   };
   return hidden_states(model, tokens_BL.reshape({-1}), positions_T, inputs, attend);
 }

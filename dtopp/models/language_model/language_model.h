@@ -11,6 +11,7 @@
 #include "dtopp/config/model_config.h"
 #include "dtopp/models/attention.h"
 #include "dtopp/models/batch_losses.h"
+#include "dtopp/models/feed_forward.h"
 #include "dtopp/models/model.h"
 
 namespace dtopp {
@@ -19,8 +20,7 @@ struct LanguageModelBlock {
   at::Tensor input_norm_D;
   AttentionWeights attention;
   at::Tensor post_attention_norm_D;
-  ExpertLayerWeights experts;                  // MoE
-  at::Tensor dense_gate_up_GD, dense_down_DF;  // dense
+  FeedForwardWeights mlp;
 };
 
 // The model over tensors that are looked up by name (those of language_model_parameters) each time they are

@@ -1,0 +1,83 @@
+// What a diffusion transformer takes beside the shape of a transformer: its part of the `model` section, and
+// the `diffusion` section.
+#pragma once
+
+#include <array>
+#include <concepts>
+#include <cstdint>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace dtopp {
+
+enum class Position { kRotary, kSincos };         // of an image's patches
+enum class Objective { kFlow, kDdpm };            // what is predicted
+enum class Timesteps { kLogitNormal, kUniform };  // how t is drawn
+
+constexpr auto enum_names(Position) {
+  return std::array<std::pair<Position, std::string_view>, 2>{
+      {{Position::kRotary, "rotary"}, {Position::kSincos, "sincos"}}};
+}
+constexpr auto enum_names(Objective) {
+  return std::array<std::pair<Objective, std::string_view>, 2>{
+      {{Objective::kFlow, "flow"}, {Objective::kDdpm, "ddpm"}}};
+}
+constexpr auto enum_names(Timesteps) {
+  return std::array<std::pair<Timesteps, std::string_view>, 2>{
+      {{Timesteps::kLogitNormal, "logit_normal"}, {Timesteps::kUniform, "uniform"}}};
+}
+
+struct DiffusionTransformerConfig {
+  int64_t image_size = 32;  // rows, and columns, of a picture or its latent
+  int64_t channels = 4;
+  int64_t patch_size = 2;
+  int64_t num_classes = 1000;  // 0: not conditioned on a class
+  int64_t text_size = 0;       // of an embedding; 0: not conditioned on text
+  int64_t text_length = 0;     // embeddings of a text
+  Position position = Position::kRotary;
+  bool qk_norm = true;
+
+  int64_t grid_size() const { return image_size / patch_size; }  // patches of a row
+  int64_t image_tokens() const { return grid_size() * grid_size(); }
+  int64_t patch_values() const { return channels * patch_size * patch_size; }
+};
+
+struct DiffusionConfig {
+  Objective objective = Objective::kFlow;
+  Timesteps timesteps = Timesteps::kLogitNormal;
+  double condition_dropout = 0.1;
+  double ema_decay = 0.9999;
+  int64_t samples_every = 1000;
+  std::vector<int64_t> sample_classes;  // empty: the first eight
+};
+
+template <class Config, class Visitor>
+requires std::same_as<std::remove_const_t<Config>, DiffusionTransformerConfig>
+void visit_fields(Config& config, Visitor&& field) {
+  field("image_size", config.image_size);
+  field("channels", config.channels);
+  field("patch_size", config.patch_size);
+  field("num_classes", config.num_classes);
+  field("text_size", config.text_size);
+  field("text_length", config.text_length);
+  field("position", config.position);
+  field("qk_norm", config.qk_norm);
+}
+
+template <class Config, class Visitor>
+requires std::same_as<std::remove_const_t<Config>, DiffusionConfig>
+void visit_fields(Config& config, Visitor&& field) {
+  field("objective", config.objective);
+  field("timesteps", config.timesteps);
+  field("condition_dropout", config.condition_dropout);
+  field("ema_decay", config.ema_decay);
+  field("samples_every", config.samples_every);
+  field("sample_classes", config.sample_classes);
+}
+
+// Throws UsageError naming the key. num_classes: of the model.
+void validate(const DiffusionConfig& config, int64_t num_classes);
+
+}  // namespace dtopp

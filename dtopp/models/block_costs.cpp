@@ -1,0 +1,87 @@
+// See the models' sources for what is kept.
+#include "dtopp/models/block_costs.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "dtopp/config/config.h"
+#include "dtopp/moe/pair_limits.h"
+#include "dtopp/ops/cuda_limits.h"
+
+namespace dtopp {
+namespace {
+
+// Throws where the kernels for CUDA devices would refuse the sizes.
+void require_cuda_limits(const BlockSizes& s) {
+  const auto require = [](const char* key, const std::string& what, uint64_t count, int64_t most) {
+    if (count <= static_cast<uint64_t>(most)) return;
+    throw InvalidValue(key, what + std::to_string(count) + ", and a CUDA device takes at most " +
+                                std::to_string(most) + ": make it smaller, or set training.device to cpu");
+  };
+  require("model.hidden_size", "", s.D, cuda::kWidestNorm);
+  if (s.dense) return;
+  require("model.num_experts", "", s.E, cuda::kMostExperts);
+  require("training.micro_batch_size", "its tokens times the experts are ",
+          std::max(checked_product({s.T, s.E}), s.pairs), cuda::kMostPairs);
+}
+
+// Sums that a token has beside the one that becomes its result, while its experts' rows are added along a
+// tree over the experts (ops/moe_ffn_cpu.h).
+uint64_t sum_slots(const BlockSizes& s) {
+  const uint64_t active = (s.pairs + s.T - 1) / s.T;
+  return std::min<uint64_t>(std::bit_width(s.E - 1), std::max<uint64_t>(active, 1) - 1);
+}
+
+}  // namespace
+
+BlockSizes block_sizes(const ModelConfig& model, const CostInputs& inputs) {
+  const auto u = [](int64_t value) { return static_cast<uint64_t>(value); };
+  BlockSizes s{};
+  s.T = checked_product({u(inputs.micro_batch_size), u(model.tokens_per_sample())});
+  s.D = u(model.hidden_size);
+  s.L = u(model.num_layers);
+  s.H = u(model.num_heads);
+  s.F = u(model.ffn_hidden_size);
+  s.E = u(model.num_experts);
+  s.cuda = inputs.cuda;
+  s.dense = model.is_dense();
+  s.pairs = checked_round(static_cast<double>(s.T) * inputs.active_experts * (s.cuda ? kPairMargin : 1.0));
+  s.width = inputs.width;
+  if (s.cuda) require_cuda_limits(s);
+  return s;
+}
+
+uint64_t block_activations(const BlockSizes& s) {
+  const uint64_t stream = s.stream();
+  // Two norms keep their inputs, mean and 1 / sigma; their outputs feed the projections.
+  const uint64_t norms = checked_sum({checked_product({4, stream}), checked_product({s.T, 4 * kFp32Bytes})});
+  // q and k before their norms; q, k, v and the result for attention; its logsumexp.
+  const uint64_t attention =
+      checked_sum({checked_product({6, stream}), checked_product({s.T, s.H, kFp32Bytes})});
+  if (s.dense) {
+    // Gate and up, silu(gate), and its product with up.
+    return checked_sum({norms, attention, checked_product({s.T, 4, s.F, s.width})});
+  }
+  // The router's input in fp32, its logits and the gates.
+  const uint64_t input = s.width == kFp32Bytes ? 0 : checked_product({s.T, s.D, kFp32Bytes});
+  const uint64_t router = checked_sum({input, checked_product({s.T, s.E, 2 * kFp32Bytes})});
+  // Gate and up before the activation.
+  const uint64_t experts = checked_product({s.pairs, 2, s.F, s.width});
+  return checked_sum({norms, attention, router, experts});
+}
+
+uint64_t block_workspace(const BlockSizes& s) {
+  const uint64_t streams = checked_product({3, s.T, s.D, s.width});
+  const uint64_t rows = s.dense ? s.T : s.pairs;
+  if (!s.cuda) {
+    const uint64_t sums = s.dense ? 0 : checked_product({sum_slots(s), s.T, s.D, kFp32Bytes});
+    return checked_sum({streams, checked_product({rows, 3, s.F, s.width}), sums});
+  }
+  const uint64_t ffn = checked_product({rows, 4, s.F, s.width});
+  if (s.dense) return checked_sum({streams, ffn});
+  // The rows gathered from the gradient of the output, and where each pair lies.
+  return checked_sum(
+      {streams, ffn, checked_product({rows, s.D, s.width}), checked_product({s.T, s.E, kFp32Bytes})});
+}
+
+}  // namespace dtopp
