@@ -2,6 +2,7 @@
 
 #include <stdexcept>
 
+#include "dtopp/models/diffusion_transformer/diffusion_transformer.h"
 #include "dtopp/models/language_model/language_model.h"
 
 namespace dtopp {
@@ -14,6 +15,7 @@ struct TypeEntry {
 
 constexpr TypeEntry kModelTypes[] = {
     {ModelType::kLanguageModel, make_language_model},
+    {ModelType::kDiffusionTransformer, make_diffusion_transformer},
 };
 
 }  // namespace

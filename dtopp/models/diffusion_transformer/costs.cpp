@@ -1,0 +1,25 @@
+// See diffusion_transformer.cpp for what is kept, docs/plan.md for the formulas.
+#include "dtopp/models/block_costs.h"
+#include "dtopp/models/diffusion_transformer/diffusion_transformer.h"
+
+namespace dtopp {
+
+StepCosts diffusion_transformer_costs(const ModelConfig& model, const CostInputs& inputs) {
+  const BlockSizes s = block_sizes(model, inputs);
+  const auto u = [](int64_t value) { return static_cast<uint64_t>(value); };
+  const uint64_t images = checked_product(
+      {u(inputs.micro_batch_size), u(model.channels), u(model.image_size), u(model.image_size), kFp32Bytes});
+  StepCosts costs;
+  // Beside a block's norms their modulated outputs, and what is gated.
+  costs.first_layer = checked_sum({block_activations(s), checked_product({4, s.stream()})});
+  // The embedded tokens; the last norm's input, output and that modulated.
+  costs.activations =
+      checked_sum({checked_product({s.L, costs.first_layer}), checked_product({4, s.stream()}), images});
+  // Image, noise, what they are mixed to, target, prediction and their difference.
+  costs.loss = {"images", checked_product({6, images})};
+  costs.workspace = checked_sum({block_workspace(s), s.stream()});
+  costs.attention_flops = checked_product({12, s.L, s.D, u(model.tokens_per_sample())});
+  return costs;
+}
+
+}  // namespace dtopp

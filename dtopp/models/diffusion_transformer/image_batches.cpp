@@ -1,0 +1,155 @@
+#include "dtopp/models/diffusion_transformer/image_batches.h"
+
+#include <algorithm>
+#include <span>
+#include <stdexcept>
+
+#include "dtopp/base/errors.h"
+#include "dtopp/base/random.h"
+#include "dtopp/models/diffusion_transformer/objective.h"
+
+namespace dtopp {
+namespace {
+
+// What is drawn for a sample.
+struct Draw {
+  uint64_t index = 0;  // in the data
+  bool flip = false, dropped = false;
+  float t = 0;
+  int64_t group = 0;
+};
+
+class TrainingDraws {
+ public:
+  TrainingDraws(const RunConfig& config, uint64_t samples)
+      : config_(config.diffusion),
+        samples_(samples),
+        order_(seed_of(config), "sample order"),
+        flip_(seed_of(config), "image flip"),
+        timestep_(seed_of(config), "timestep"),
+        dropped_(seed_of(config), "dropped condition"),
+        noise_(seed_of(config), "noise") {}
+
+  Draw operator()(uint64_t position) const {
+    return {Permutation(order_, position / samples_, samples_)(position % samples_),
+            flip_.uniform(position) < 0.5, dropped_.uniform(position) < config_.condition_dropout,
+            timestep_at(timestep_.uniform(position), config_), 0};
+  }
+  const RandomStream& noise() const { return noise_; }
+
+  static uint64_t seed_of(const RunConfig& config) { return static_cast<uint64_t>(config.training.seed); }
+
+ private:
+  DiffusionConfig config_;
+  uint64_t samples_;
+  RandomStream order_, flip_, timestep_, dropped_, noise_;
+};
+
+class ValidationDraws {
+ public:
+  explicit ValidationDraws(const RunConfig& config)
+      : config_(config.diffusion),
+        bucket_(TrainingDraws::seed_of(config), "validation bucket"),
+        timestep_(TrainingDraws::seed_of(config), "validation timestep"),
+        noise_(TrainingDraws::seed_of(config), "validation noise") {}
+
+  Draw operator()(uint64_t index) const {
+    constexpr auto kBuckets = static_cast<uint64_t>(kTimestepBuckets);
+    const uint64_t bucket = Permutation(bucket_, index / kBuckets, kBuckets)(index % kBuckets);
+    const double share = (static_cast<double>(bucket) + timestep_.uniform(index)) / kBuckets;
+    return {index, false, false, timestep_at(share, config_), static_cast<int64_t>(bucket)};
+  }
+  const RandomStream& noise() const { return noise_; }
+
+ private:
+  DiffusionConfig config_;
+  RandomStream bucket_, timestep_, noise_;
+};
+
+// The tensors of a batch while they are filled, sample by sample.
+class ImageBatch {
+ public:
+  ImageBatch(const ModelConfig& model, uint64_t position, int64_t count) : model_(model) {
+    const std::vector<int64_t> shape = {count, model.channels, model.image_size, model.image_size};
+    x0_ = at::empty(shape, at::kFloat);
+    noise_ = at::empty(shape, at::kFloat);
+    t_ = at::empty({count}, at::kFloat);
+    batch_ = {position, {{"x0", x0_}, {"noise", noise_}, {"t", t_}}};
+    if (model.num_classes > 0) {
+      class_ = at::empty({count}, at::kLong);
+      batch_.tensors.emplace_back("class", class_);
+    }
+    if (model.text_length > 0) {
+      text_ = at::zeros({count, model.text_length, model.text_size}, at::kFloat);
+      batch_.tensors.emplace_back("text", text_);
+    }
+  }
+
+  void fill(int64_t i, const ImageSample& sample, const Draw& draw, const RandomStream& noise) {
+    const std::span<float> x0 = row(x0_, i);
+    if (sample.x0_CHW.size() != x0.size())
+      throw std::invalid_argument("an image of " + std::to_string(sample.x0_CHW.size()) + " values, not " +
+                                  std::to_string(x0.size()));
+    std::ranges::copy(sample.x0_CHW, x0.begin());
+    noise.normals(batch_.position + static_cast<uint64_t>(i), row(noise_, i));
+    t_.mutable_data_ptr<float>()[i] = draw.t;
+    if (class_.defined())
+      class_.mutable_data_ptr<int64_t>()[i] = draw.dropped ? model_.num_classes : sample.label;
+    if (text_.defined() && !draw.dropped) {
+      if (sample.text_LS.size() > row(text_, i).size())
+        throw std::invalid_argument("a text longer than model.text_length");
+      std::ranges::copy(sample.text_LS, row(text_, i).begin());
+    }
+  }
+
+  Batch take() { return std::move(batch_); }
+
+ private:
+  static std::span<float> row(const at::Tensor& values, int64_t i) {
+    const int64_t size = values.stride(0);
+    return {values.mutable_data_ptr<float>() + i * size, static_cast<size_t>(size)};
+  }
+
+  const ModelConfig& model_;
+  Batch batch_;
+  at::Tensor x0_, noise_, t_, class_, text_;
+};
+
+template <class Draws>
+Batch read_batch(const ModelConfig& model, const ImageSource& source, const Draws& draws, uint64_t position,
+                 int64_t count, int64_t* group) {
+  ImageBatch batch(model, position, count);
+  at::parallel_for(0, count, 1, [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) {
+      const Draw draw = draws(position + static_cast<uint64_t>(i));
+      batch.fill(i, source.read(draw.index, draw.flip), draw, draws.noise());
+      if (group != nullptr) group[i] = draw.group;
+    }
+  });
+  return batch.take();
+}
+
+}  // namespace
+
+std::function<Batch(uint64_t, int64_t)> training_images(const RunConfig& config, ImageSource source) {
+  return [model = config.model, draws = TrainingDraws(config, source.samples), source = std::move(source)](
+             uint64_t position, int64_t count) {
+    return read_batch(model, source, draws, position, count, nullptr);
+  };
+}
+
+std::function<Batch(uint64_t, int64_t)> validation_images(const RunConfig& config, ImageSource source) {
+  return [model = config.model, draws = ValidationDraws(config), source = std::move(source)](
+             uint64_t position, int64_t count) {
+    const at::Tensor group_B = at::empty({count}, at::kLong);
+    Batch batch = read_batch(model, source, draws, position, count, group_B.mutable_data_ptr<int64_t>());
+    batch.tensors.emplace_back("group", group_B);
+    return batch;
+  };
+}
+
+TrainingData diffusion_transformer_data(const RunConfig& /*config*/) {
+  throw DataError("data.train: prepared images are not read yet");
+}
+
+}  // namespace dtopp

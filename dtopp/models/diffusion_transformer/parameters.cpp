@@ -1,0 +1,47 @@
+#include "dtopp/models/diffusion_transformer/diffusion_transformer.h"
+#include "dtopp/models/diffusion_transformer/positions.h"
+#include "dtopp/models/parameter_list.h"
+
+namespace dtopp {
+
+std::vector<ParameterSpec> diffusion_transformer_parameters(const ModelConfig& model,
+                                                            const RoutingConfig& routing) {
+  const int64_t D = model.hidden_size, V = model.patch_values();
+  constexpr ParameterRole kConditioning = ParameterRole::kConditioning;
+  ParameterList list(model, routing);
+  list.matrix("patch_embed.weight", {D, V});
+  list.shift("patch_embed.bias", {D});
+  if (model.text_length > 0) {
+    list.matrix("text_embed.weight", {D, model.text_size});
+    list.shift("text_embed.bias", {D});
+  }
+  list.matrix("time_embed.0.weight", {D, kTimestepFeatures}, kConditioning);
+  list.shift("time_embed.0.bias", {D});
+  list.matrix("time_embed.2.weight", {D, D}, kConditioning);
+  list.shift("time_embed.2.bias", {D});
+  // The last row is that of no class.
+  if (model.num_classes > 0)
+    list.matrix("class_embed.weight", {model.num_classes + 1, D}, ParameterRole::kLookUp);
+  list.zero_matrix("modulation.weight", {6 * D, D}, kConditioning);
+  list.shift("modulation.bias", {6 * D});
+  for (int64_t layer = 0; layer < model.num_layers; ++layer) {
+    const std::string prefix = "blocks." + std::to_string(layer) + ".";
+    list.shift(prefix + "modulation", {6, D});
+    for (const char* name : {"q", "k", "v"})
+      list.matrix(prefix + "attention." + name + "_proj.weight", {D, D});
+    if (model.qk_norm) {
+      list.gain(prefix + "attention.q_norm.weight", D);
+      list.gain(prefix + "attention.k_norm.weight", D);
+    }
+    list.residual_matrix(prefix + "attention.o_proj.weight", {D, D});
+    list.feed_forward(prefix + "mlp.");
+  }
+  list.zero_matrix("final.modulation.weight", {2 * D, D}, kConditioning);
+  list.shift("final.modulation.bias", {2 * D});
+  list.shift("final.table", {2, D});
+  list.zero_matrix("final.proj.weight", {V, D});
+  list.shift("final.proj.bias", {V});
+  return list.take();
+}
+
+}  // namespace dtopp
