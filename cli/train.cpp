@@ -66,7 +66,8 @@ void train_run(const TrainOptions& options) {
   run_as_rank(place, expert_parallel_on(place, config), timeout, [&](const Rank& rank) {
     observer.begin = rank.begin;
     if (options.verify && speaks) verify_data(config);
-    summary = run_training(config, observer, stop_requested, make_probes(config, stop_requested), rank.world);
+    summary = run_training(config, observer, stop_requested, {.probes = make_probes(config, stop_requested)},
+                           rank.world);
   });
   if (!speaks) return;
   if (summary.already_complete) message(summary.directory.string() + " is complete: nothing left to train");

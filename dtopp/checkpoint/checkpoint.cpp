@@ -114,6 +114,8 @@ Checkpoint::Checkpoint(const fs::path& path, CheckpointUse use, const VerifyFile
     config_yaml_ = read_file(path / kConfigFile, kMaxTextBytes);
     model_ = open_tensors(path, manifest, kModel);
     if (use == CheckpointUse::kTraining) optimizer_ = open_tensors(path, manifest, kOptimizer);
+    if (lists_tensors(manifest, kAverage)) averages_ = open_tensors(path, manifest, kAverage);
+    if (manifest.contains(kImagesFile)) images_json_ = read_file(path / kImagesFile, kMaxTextBytes);
   } catch (const DataError& error) {
     throw CheckpointError(error.what() + std::string("; restore the file or use an earlier checkpoint"));
   }
@@ -135,6 +137,14 @@ std::span<const std::byte> Checkpoint::moment(const std::string& name,
   if (use_ != CheckpointUse::kTraining)
     throw std::logic_error("a checkpoint opened for inference has no moments");
   return find_tensor(path_, optimizer_, name, shape);
+}
+
+std::span<const std::byte> Checkpoint::average(const std::string& name,
+                                               const std::vector<int64_t>& shape) const {
+  if (averages_.empty())
+    throw CheckpointError(path_.string() + ": no " + whole_file(kAverage) +
+                          ": this run keeps no average of its parameters");
+  return find_tensor(path_, averages_, name, shape);
 }
 
 }  // namespace dtopp

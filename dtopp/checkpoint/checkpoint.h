@@ -1,6 +1,6 @@
 // Checkpoints: a directory that is complete or absent, verified when read (format: docs/files.md).
-//   <checkpoints>/step-00001000/{model,optimizer}.safetensors, state.json, config.yaml, tokenizer.json,
-//   manifest.json
+//   <checkpoints>/step-00001000/{model,optimizer,ema}.safetensors, state.json, config.yaml,
+//   {tokenizer,images}.json, manifest.json
 #pragma once
 
 #include <cstdint>
@@ -26,6 +26,8 @@ struct CheckpointContents {
   std::vector<TensorSource> optimizer;   // "<parameter>.exp_avg", "<parameter>.exp_avg_sq"
   std::string config_yaml;
   std::string tokenizer_json;  // empty: the data came without one
+  std::string images_json{};  // what the model sees of pictures (models/…/image_data.h); empty: it sees none
+  std::vector<TensorSource> averages{};  // fp32, under the parameters' names; none are kept
 };
 
 inline constexpr uint64_t kShardBytes = uint64_t{4} << 30;
@@ -33,7 +35,7 @@ inline constexpr uint64_t kShardBytes = uint64_t{4} << 30;
 // Writes checkpoints/step-XXXXXXXX atomically, then removes all but the newest `keep` complete ones (0: keeps
 // all) up to this step; complete means that manifest and sizes match. Leftovers of interrupted writes are
 // removed first. A checkpoint of this step that is already there stays when it verifies and holds the same
-// state, otherwise the new one takes its place. model.safetensors and optimizer.safetensors are each split
+// state, otherwise the new one takes its place. {model,optimizer,ema}.safetensors are each split
 // into model-0000i-of-0000n.safetensors + model.safetensors.index.json past `shard_bytes`. DataError when it
 // cannot be written; what was there stays.
 std::filesystem::path save_checkpoint(const std::filesystem::path& checkpoints,
@@ -70,18 +72,23 @@ class Checkpoint {
   RunConfig config() const;
   bool has_tokenizer() const { return has_tokenizer_; }
   std::filesystem::path tokenizer_path() const;
+  // images.json; empty where there is none.
+  const std::string& images_json() const { return images_json_; }
   // CheckpointError when the tensor is missing or has another dtype or shape. Moments: only for training.
   std::span<const std::byte> parameter(const std::string& name, const std::vector<int64_t>& shape) const;
   std::span<const std::byte> moment(const std::string& name, const std::vector<int64_t>& shape) const;
+  // The moving average of a parameter. CheckpointError also where none is kept.
+  std::span<const std::byte> average(const std::string& name, const std::vector<int64_t>& shape) const;
 
  private:
   std::filesystem::path path_;
   CheckpointUse use_;
   TrainingState state_;
-  std::string config_yaml_;
+  std::string config_yaml_, images_json_;
   bool has_tokenizer_ = false;
   std::vector<SafetensorsFile> model_;
   std::vector<SafetensorsFile> optimizer_;
+  std::vector<SafetensorsFile> averages_;
 };
 
 }  // namespace dtopp

@@ -13,6 +13,7 @@ namespace dtopp {
 // which tensor is where.
 inline constexpr char kModel[] = "model";
 inline constexpr char kOptimizer[] = "optimizer";
+inline constexpr char kAverage[] = "ema";
 inline std::string whole_file(std::string_view kind) { return std::string(kind) + ".safetensors"; }
 inline std::string index_file(std::string_view kind) { return whole_file(kind) + ".index.json"; }
 // The part `number`, from 1, of `count`.
@@ -21,6 +22,7 @@ std::string part_file(std::string_view kind, size_t number, size_t count);
 inline constexpr char kStateFile[] = "state.json";
 inline constexpr char kConfigFile[] = "config.yaml";
 inline constexpr char kTokenizerFile[] = "tokenizer.json";
+inline constexpr char kImagesFile[] = "images.json";
 inline constexpr char kCheckpointFormat[] = "dtopp checkpoint 1";
 
 // Whether only a run that goes on needs the file: the optimiser's tensors and their index.

@@ -43,6 +43,7 @@ void write_texts(const fs::path& directory, const CheckpointContents& contents, 
   write(kStateFile, format_training_state(contents.state));
   write(kConfigFile, contents.config_yaml);
   if (!contents.tokenizer_json.empty()) write(kTokenizerFile, contents.tokenizer_json);
+  if (!contents.images_json.empty()) write(kImagesFile, contents.images_json);
   write(kManifestName, format_manifest({kCheckpointFormat, {}, files}));
 }
 

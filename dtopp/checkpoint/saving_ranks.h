@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <exception>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "dtopp/base/safetensors.h"
@@ -13,6 +14,7 @@ namespace dtopp {
 
 // Bytes [begin, begin + count) of a tensor; of none where there is no tensor.
 struct TensorPiece {
+  std::string_view kind{};  // of its file (checkpoint_layout.h)
   const TensorSource* tensor = nullptr;
   uint64_t begin = 0, count = 0;
 };

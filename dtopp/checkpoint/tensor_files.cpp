@@ -41,7 +41,7 @@ void add_files(TensorFiles& to, std::string_view kind, const std::vector<TensorS
                uint64_t shard_bytes) {
   auto shards = split(tensors, shard_bytes);
   if (shards.size() == 1) {
-    to.files.push_back({whole_file(kind), std::move(shards.front())});
+    to.files.push_back({kind, whole_file(kind), std::move(shards.front())});
     return;
   }
   json weight_map = json::object();
@@ -52,7 +52,7 @@ void add_files(TensorFiles& to, std::string_view kind, const std::vector<TensorS
       if (!weight_map.emplace(tensor.name, name).second) throw DataError(tensor.name + ": a tensor twice");
       total += tensor.size;
     }
-    to.files.push_back({name, std::move(shards[i])});
+    to.files.push_back({kind, name, std::move(shards[i])});
   }
   const json index = {{"metadata", {{"total_size", total}}}, {"weight_map", weight_map}};
   to.indexes[index_file(kind)] = dump_json(index, 2) + "\n";
@@ -61,7 +61,7 @@ void add_files(TensorFiles& to, std::string_view kind, const std::vector<TensorS
 // A file's bytes in pieces, tensor after tensor.
 class Pieces {
  public:
-  explicit Pieces(const TensorFile& file) : tensors_(file.tensors) {}
+  explicit Pieces(const TensorFile& file) : kind_(file.kind), tensors_(file.tensors) {}
 
   // The next piece, of at most `limit` bytes; none at the end.
   TensorPiece next(uint64_t limit) {
@@ -72,10 +72,11 @@ class Pieces {
     if (at_ == tensors_.size()) return {};
     const uint64_t begin = begin_;
     begin_ = std::min(begin + limit, tensors_[at_].size);
-    return {&tensors_[at_], begin, begin_ - begin};
+    return {kind_, &tensors_[at_], begin, begin_ - begin};
   }
 
  private:
+  std::string_view kind_;
   std::span<const TensorSource> tensors_;
   size_t at_ = 0;
   uint64_t begin_ = 0;
@@ -179,6 +180,7 @@ TensorFiles split_into_files(const CheckpointContents& contents, uint64_t shard_
   TensorFiles files;
   add_files(files, kModel, contents.parameters, shard_bytes);
   add_files(files, kOptimizer, contents.optimizer, shard_bytes);
+  if (!contents.averages.empty()) add_files(files, kAverage, contents.averages, shard_bytes);
   return files;
 }
 

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "dtopp/base/manifest.h"
@@ -13,6 +14,7 @@
 namespace dtopp {
 
 struct TensorFile {
+  std::string_view kind;  // checkpoint_layout.h
   std::string name;
   std::vector<TensorSource> tensors;
 };
@@ -22,8 +24,8 @@ struct TensorFiles {
   std::map<std::string, std::string> indexes;  // text by file name, of each kind that is split
 };
 
-// Parameters and moments in order, each file filled up to `shard_bytes`; a larger tensor has a file of its
-// own. It follows from names and sizes alone. DataError where a tensor comes twice.
+// Parameters, moments and averages in order, each file filled up to `shard_bytes`; a larger tensor has a file
+// of its own. It follows from names and sizes alone. DataError where a tensor comes twice.
 TensorFiles split_into_files(const CheckpointContents& contents, uint64_t shard_bytes);
 
 // Writes the files, as many at a time as ranks see `directory`, and returns size and checksum of all of them.

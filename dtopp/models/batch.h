@@ -31,7 +31,8 @@ struct Batch {
 
 // Where batches come from.
 struct TrainingData {
-  std::string tokenizer_json;  // kept in checkpoints; empty when the data names none
+  std::string tokenizer_json;  // kept in checkpoints, like images_json; empty when the data names none
+  std::string images_json{};
   // Each source's name and a hash of what it holds, the same wherever that lies.
   std::vector<std::pair<std::string, std::string>> content_hashes;
   // `count` samples from `position` of the training order.

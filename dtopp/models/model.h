@@ -33,6 +33,7 @@ struct Model {
   int64_t num_routed_layers = 0;          // layers with a router
   int64_t tokens_per_sample = 0;
   std::string validation_loss;  // which of its losses a validation reports
+  double average_decay = 0;     // of the moving average of its parameters that is kept beside them; 0: none
   // Groups of held-out samples whose losses and active experts a validation reports too ("t0", …): its
   // batches then hold "group", int64 [B], an index into these, and their losses those of the samples.
   std::vector<std::string> validation_groups;

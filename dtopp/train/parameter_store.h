@@ -41,10 +41,11 @@ class ParameterStore {
   at::Tensor average(const std::string& name) const { return whole(averages_, index_.at(name)); }
   // For a checkpoint, under the parameters' own names; as parameter_sources. None where no average is kept.
   std::vector<TensorSource> average_sources() const { return sources_of(averages_); }
-  // `read` gives the bytes that average_sources wrote of a name and shape.
-  using ReadTensor =
-      std::function<std::span<const std::byte>(const std::string& name, const std::vector<int64_t>& shape)>;
-  void load_average(const ReadTensor& read);
+  // CheckpointError where the checkpoint lacks one.
+  void load_average(const Checkpoint& checkpoint);
+  // Exchanges parameters and averages: the model computes with the average until it is called again, and
+  // meanwhile nothing else is. Only where one is kept. Collective.
+  void swap_average();
 
   // The tensor the model computes with: a leaf whose gradients come here; of experts those of this rank's
   // place. Waits until it has come from the ranks that keep it: a forward pass asks for each when it needs

@@ -1,7 +1,5 @@
 #include "dtopp/train/run.h"
 
-#include <chrono>
-
 #include "dtopp/base/available_memory.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
@@ -24,19 +22,15 @@ namespace {
 
 namespace fs = std::filesystem;
 
-double wall_time() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
-
 class Run {
  public:
   Run(const RunConfig& config, const at::Device& device, const RunObserver& observer,
-      const std::function<bool()>& stop, const Probes& probes, const World& world)
+      const std::function<bool()>& stop, const RunExtras& extras, const World& world)
       : config_(config),
         device_(device),
         observer_(observer),
         stop_(stop),
-        probes_(probes),
+        extras_(extras),
         path_(config.output),
         world_(world) {}
 
@@ -63,6 +57,11 @@ class Run {
   bool saving_is_due() const {
     return config_.checkpoint.every > 0 && trainer_->state().step % config_.checkpoint.every == 0;
   }
+  bool drawing_is_due() const {
+    const int64_t every = extras_.drawing.every;
+    return every > 0 && (trainer_->state().step % every == 0 || finished());
+  }
+  void draw();
   void save();
   [[noreturn]] void stop_here();
   StepRates rates(const StepResult& result);
@@ -76,7 +75,7 @@ class Run {
   at::Device device_;
   const RunObserver& observer_;
   const std::function<bool()>& stop_;
-  const Probes& probes_;
+  const RunExtras& extras_;
   fs::path path_;
   const World& world_;
   std::optional<RunDirectory> directory_;
@@ -111,8 +110,9 @@ RunSummary Run::train() {
   while (!finished()) {
     train_step();
     // Before what looks at a step: it may have to run again.
-    if (validation_is_due() || saving_is_due() || finished()) take_results(0);
+    if (validation_is_due() || drawing_is_due() || saving_is_due() || finished()) take_results(0);
     if (validation_is_due()) validate();
+    if (drawing_is_due()) draw();
     if (saving_is_due() && unsaved_) save();
   }
   if (unsaved_) save();
@@ -188,7 +188,7 @@ void Run::record(const StepResult& result) {
   const StepRates speed = rates(result);
   const bool last = result.step == config_.training.steps;
   if (result.step % config_.logging.every != 0 && !last && !result.skipped) return;
-  MetricRecord record{result.step, result.tokens, wall_time(), {}};
+  MetricRecord record = record_now(result.step, result.tokens);
   add_step(result, config_.routing, record);
   add_rates(speed, result.data_seconds / result.seconds, record);
   metrics_->write(record);
@@ -227,7 +227,7 @@ StepRates Run::rates(const StepResult& result) {
 // Before the first step, every validation.every steps and after the last one.
 bool Run::validation_is_due() const {
   const TrainingState& state = trainer_->state();
-  const bool something = trainer_->data().validation_samples > 0 || probes_;
+  const bool something = trainer_->data().validation_samples > 0 || extras_.probes;
   if (config_.validation.every == 0 || !something) return false;
   if (state.last_validation_step == state.step) return false;
   return state.step % config_.validation.every == 0 || finished();
@@ -242,13 +242,14 @@ void Run::validate() {
     if (!loss) stop_here();
   }
   ProbeResults accuracies;
-  if (probes_) {
-    auto measured = probes_([this](const std::string& name) { return trainer_->parameters().master(name); },
-                            trainer_->routing(), ranks());
+  if (extras_.probes) {
+    auto measured =
+        extras_.probes([this](const std::string& name) { return trainer_->parameters().master(name); },
+                       trainer_->routing(), ranks());
     if (!measured) stop_here();
     accuracies = std::move(*measured);
   }
-  MetricRecord record{trainer_->state().step, trainer_->state().tokens, wall_time(), {}};
+  MetricRecord record = record_now(trainer_->state().step, trainer_->state().tokens);
   if (loss) add_validation(*loss, record);
   for (const auto& [task, accuracy] : accuracies) {
     record.values.emplace_back("eval/" + task + "/accuracy", accuracy);
@@ -258,6 +259,17 @@ void Run::validate() {
   trainer_->mark_validated();
   unsaved_ = true;
   if (first() && observer_.validation) observer_.validation(record.step, loss ? &*loss : nullptr, accuracies);
+}
+
+void Run::draw() {
+  begin(trainer_->state().step, "drawing");
+  const auto draw = [&] {
+    extras_.drawing.draw(
+        trainer_->state().step,
+        [this](const std::string& name) { return trainer_->parameters().compute(name); },
+        trainer_->training_inputs(), first());
+  };
+  trainer_->model().average_decay > 0 ? trainer_->with_average(draw) : draw();
 }
 
 void Run::save() {
@@ -277,11 +289,11 @@ void Run::stop_here() {
 }  // namespace
 
 RunSummary run_training(const RunConfig& config, const RunObserver& observer,
-                        const std::function<bool()>& stop, const Probes& probes, const World& world) {
+                        const std::function<bool()>& stop, const RunExtras& extras, const World& world) {
   const at::Device device = compute_device(config.training.device, "training.device");
   if (config.training.deterministic) make_deterministic(device);
   if (config.training.threads > 0) at::set_num_threads(static_cast<int>(config.training.threads));
-  return Run(config, device, observer, stop, probes, world).train();
+  return Run(config, device, observer, stop, extras, world).train();
 }
 
 }  // namespace dtopp

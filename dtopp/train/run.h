@@ -30,13 +30,27 @@ using ProbeResults = std::vector<std::pair<std::string, double>>;
 using Probes =
     std::function<std::optional<ProbeResults>(const ParameterLookup&, const RoutingInputs&, Collectives&)>;
 
+// What is drawn every `every` steps and after the last one, with the parameters' moving averages where they
+// are kept: by all ranks, of which rank 0 alone writes. 0: never.
+struct Drawing {
+  int64_t every = 0;
+  std::function<void(int64_t step, const ParameterLookup&, const RoutingInputs&, bool writes)> draw{};
+};
+
+// What a run does besides training; all may be empty.
+struct RunExtras {
+  Probes probes{};
+  Drawing drawing{};
+};
+
 // What a run tells its caller while it goes on; all may be empty.
 struct RunObserver {
   std::function<void(const std::string&)> message;
   std::function<void(int64_t step, const StepResult&, const StepRates&)> step;
   // `loss` is null where there is no validation data.
   std::function<void(int64_t step, const ValidationResult* loss, const ProbeResults&)> validation;
-  // Of every rank: what it begins, a "step" of that number, or a "validation", "save" or "report" after it.
+  // Of every rank: what it begins, a "step" of that number, or a "validation", "save", "drawing" or "report"
+  // after it.
   std::function<void(int64_t step, const char* activity)> begin;
 };
 
@@ -57,7 +71,7 @@ struct RunSummary {
 // directory holds another configuration's run or another process writes it; NumericalError after
 // training.max_skips non-finite steps in a row; DataError when something cannot be read or written.
 RunSummary run_training(const RunConfig& config, const RunObserver& observer,
-                        const std::function<bool()>& stop, const Probes& probes = {},
+                        const std::function<bool()>& stop, const RunExtras& extras = {},
                         const World& world = {});
 
 }  // namespace dtopp

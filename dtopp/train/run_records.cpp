@@ -1,5 +1,6 @@
 #include "dtopp/train/run_records.h"
 
+#include <chrono>
 #include <cstdio>
 
 namespace dtopp {
@@ -39,6 +40,11 @@ void add_routing(const StepResult& result, const RoutingConfig& routing, MetricR
 
 }  // namespace
 
+MetricRecord record_now(int64_t step, int64_t tokens) {
+  const auto since_1970 = std::chrono::system_clock::now().time_since_epoch();
+  return {step, tokens, std::chrono::duration<double>(since_1970).count(), {}};
+}
+
 void add_step(const StepResult& result, const RoutingConfig& routing, MetricRecord& record) {
   auto& values = record.values;
   values.emplace_back("train/loss", result.loss);
@@ -63,6 +69,7 @@ void add_rates(const StepRates& rates, double data_share, MetricRecord& record) 
 
 void add_validation(const ValidationResult& result, MetricRecord& record) {
   record.values.emplace_back("val/loss", result.loss);
+  if (result.average_loss) record.values.emplace_back("val/ema_loss", *result.average_loss);
   for (const ValidationGroup& group : result.groups) {
     record.values.emplace_back("val/loss_" + group.name, group.loss);
     if (group.active_experts_L.empty()) continue;

@@ -6,6 +6,9 @@
 
 namespace dtopp {
 
+// An empty record of this moment.
+MetricRecord record_now(int64_t step, int64_t tokens);
+
 // train/…, and where there are routers moe/… in all and by layer.
 void add_step(const StepResult& result, const RoutingConfig& routing, MetricRecord& record);
 

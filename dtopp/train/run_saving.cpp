@@ -34,9 +34,13 @@ class RanksOfRun final : public SavingRanks {
 
 std::filesystem::path save_run(const Trainer& trainer, const RunConfig& config, Collectives& ranks) {
   const ParameterStore& parameters = trainer.parameters();
-  const CheckpointContents contents{trainer.state(), parameters.parameter_sources(),
-                                    parameters.moment_sources(), to_yaml(config),
-                                    trainer.data().tokenizer_json};
+  const CheckpointContents contents{trainer.state(),
+                                    parameters.parameter_sources(),
+                                    parameters.moment_sources(),
+                                    to_yaml(config),
+                                    trainer.data().tokenizer_json,
+                                    trainer.data().images_json,
+                                    parameters.average_sources()};
   RanksOfRun saving(parameters, ranks);
   return save_checkpoint(checkpoints_of(config.output), contents, config.checkpoint.keep, saving);
 }

@@ -51,10 +51,17 @@ Trainer::Trainer(const RunConfig& config, Model model, TrainingData data, const 
   }
 }
 
-void Trainer::initialise() { store_.initialise(static_cast<uint64_t>(config_.training.seed)); }
+void Trainer::initialise() {
+  store_.initialise(static_cast<uint64_t>(config_.training.seed));
+  if (model_.average_decay > 0) store_.keep_average(model_.average_decay);
+}
 
 void Trainer::restore(const Checkpoint& checkpoint) {
   store_.load(checkpoint, /*moments=*/true);
+  if (model_.average_decay > 0) {
+    store_.keep_average(model_.average_decay);
+    store_.load_average(checkpoint);
+  }
   state_ = checkpoint.state();
   controller_.restore(state_.threshold, state_.error_sum);
   if (counts_LE_.defined() && !state_.expert_counts.empty()) {
@@ -242,27 +249,6 @@ void Trainer::undo(const StepResult& halted) {
   in_flight_.clear();
   halted_ = at::zeros_like(halted_);
   pair_limits_.forget();
-}
-
-std::optional<ValidationResult> Trainer::validate(int64_t tokens, const std::function<bool()>& stop) const {
-  const at::NoGradGuard no_grad;
-  const auto wanted = static_cast<uint64_t>(std::max<int64_t>(1, tokens / model_.tokens_per_sample));
-  const auto samples = static_cast<int64_t>(std::min(wanted, data_.validation_samples));
-  const RoutingInputs inputs = training_inputs();
-  ValidationSums sums(model_, config_.model.num_experts, samples, config_.training.micro_batch_size,
-                      store_.device());
-  for (int64_t first = 0; first < sums.num_batches(); first += world_.size()) {
-    if (world_.size() == 1 && stop()) return std::nullopt;
-    const int64_t b = first + world_.rank();
-    if (b >= sums.num_batches()) {
-      serve_experts(inputs);
-      continue;
-    }
-    const Batch batch = data_.validation_batch(static_cast<uint64_t>(sums.first_sample(b)), sums.size_of(b))
-                            .to(store_.device());
-    sums.add(b, batch, losses_(batch, inputs));
-  }
-  return sums.result(*world_.all);
 }
 
 }  // namespace dtopp

@@ -44,7 +44,9 @@ class Trainer {
   void predict_pairs(double margin) { pair_limits_ = PairLimits(margin); }
   // Mean over the first `tokens` held-out tokens, batch b on rank b modulo their number. nullopt when `stop`
   // became true, for which several ranks do not look. Collective.
-  std::optional<ValidationResult> validate(int64_t tokens, const std::function<bool()>& stop) const;
+  std::optional<ValidationResult> validate(int64_t tokens, const std::function<bool()>& stop);
+  // While `body` runs, parameters() are their moving averages. Only where the model keeps them. Collective.
+  void with_average(const std::function<void()>& body);
 
   // The validation at the current step is recorded; a resumed run will not repeat it.
   void mark_validated() { state_.last_validation_step = state_.step; }
@@ -54,6 +56,8 @@ class Trainer {
   const TrainingState& state() const { return state_; }
   // The thresholds of the coming step.
   RoutingInputs routing() const { return routing_inputs(controller_, model_.num_routed_layers); }
+  // The same with who computes the experts: for parameters() as they are computed with.
+  RoutingInputs training_inputs() const;
   const ParameterStore& parameters() const { return store_; }
   const Model& model() const { return model_; }
   const TrainingData& data() const { return data_; }
@@ -74,8 +78,10 @@ class Trainer {
   // What this rank does while others of its block have a micro-batch or validate, and it has none: its
   // experts serve them.
   void serve_experts(const RoutingInputs& inputs) const;
-  // Routing, and who computes the experts.
-  RoutingInputs training_inputs() const;
+  std::optional<ValidationResult> validate_with(const RoutingInputs& inputs, int64_t samples,
+                                                const std::function<bool()>& stop) const;
+  // With thresholds at which the parameters of the moment use the target number of experts.
+  RoutingInputs solved_inputs() const;
   // A rank without micro-batches learns the losses' names of rank 0, once.
   void share_loss_names();
   // Whether this step, or an earlier one that is to run again, had no room for its pairs: bool [].

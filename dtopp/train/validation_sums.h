@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,9 @@ struct ValidationResult {
   double loss = 0;  // mean of the model's validation_loss
   ActivationStatistics activations;
   std::vector<ValidationGroup> groups{};  // those that have samples
+  // The loss of the parameters' moving average, where one is kept, with thresholds at which it uses the
+  // target number of experts.
+  std::optional<double> average_loss{};
 };
 
 class ValidationSums {

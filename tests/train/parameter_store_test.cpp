@@ -66,21 +66,36 @@ TEST_P(Average, comes_back_from_a_file_and_goes_on) {
   store_.keep_average(0.9);
   for (int64_t number = 0; number < 3; ++number) step(number, true);
   const ScratchDirectory directory;
-  write_safetensors(directory / "ema.safetensors", store_.average_sources());
+  const Checkpoint checkpoint(save_checkpoint(directory.path(),
+                                              {.state = {},
+                                               .parameters = store_.parameter_sources(),
+                                               .optimizer = store_.moment_sources(),
+                                               .config_yaml = "",
+                                               .tokenizer_json = "",
+                                               .averages = store_.average_sources()},
+                                              /*keep=*/1));
   const at::Tensor saved = store_.average("matrix").clone();
 
-  const SafetensorsFile file(directory / "ema.safetensors");
   store_.keep_average(0.9);  // begins anew
   EXPECT_FALSE(store_.average("matrix").equal(saved));
-  store_.load_average([&](const std::string& name, const std::vector<int64_t>& shape) {
-    const TensorView* tensor = file.find(name);
-    EXPECT_EQ(tensor->shape, shape);
-    return tensor->bytes;
-  });
+  store_.load_average(checkpoint);
   EXPECT_TRUE(store_.average("matrix").equal(saved));
-  EXPECT_EQ(file.tensors().size(), 2U);
   step(3, true);
   EXPECT_FALSE(store_.average("matrix").equal(saved));
+}
+
+TEST_P(Average, takes_the_parameters_place_and_gives_it_back) {
+  store_.keep_average(0.9);
+  for (int64_t number = 0; number < 3; ++number) step(number, true);
+  const at::Tensor master = store_.master("matrix").clone(), average = store_.average("matrix").clone();
+  const at::Tensor computed = store_.compute("matrix").detach().clone();
+  store_.swap_average();
+  EXPECT_TRUE(store_.compute("matrix").detach().equal(average.to(computed.scalar_type())));
+  EXPECT_FALSE(store_.compute("matrix").detach().equal(computed));
+  store_.swap_average();
+  EXPECT_TRUE(store_.compute("matrix").detach().equal(computed));
+  EXPECT_TRUE(store_.master("matrix").equal(master));
+  EXPECT_TRUE(store_.average("matrix").equal(average));
 }
 
 TEST_P(Average, changes_nothing_of_the_training) {

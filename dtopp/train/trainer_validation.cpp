@@ -1,0 +1,62 @@
+#include <algorithm>
+
+#include "dtopp/models/solve_thresholds.h"
+#include "dtopp/train/trainer.h"
+
+namespace dtopp {
+
+std::optional<ValidationResult> Trainer::validate(int64_t tokens, const std::function<bool()>& stop) {
+  const auto wanted = static_cast<uint64_t>(std::max<int64_t>(1, tokens / model_.tokens_per_sample));
+  const auto samples = static_cast<int64_t>(std::min(wanted, data_.validation_samples));
+  std::optional<ValidationResult> result = validate_with(training_inputs(), samples, stop);
+  if (!result || model_.average_decay == 0) return result;
+  std::optional<ValidationResult> of_average;
+  with_average([&] { of_average = validate_with(solved_inputs(), samples, stop); });
+  if (!of_average) return std::nullopt;
+  result->average_loss = of_average->loss;
+  return result;
+}
+
+void Trainer::with_average(const std::function<void()>& body) {
+  store_.swap_average();
+  body();
+  store_.swap_average();
+}
+
+RoutingInputs Trainer::solved_inputs() const {
+  constexpr int64_t kSolveTokens = 16384;
+  RoutingInputs inputs = training_inputs();
+  const RoutingConfig& routing = config_.routing;
+  if (model_.num_routed_layers == 0 || routing.method == RoutingMethod::kTopK ||
+      routing.target_experts.empty())
+    return inputs;
+  const at::NoGradGuard no_grad;
+  const auto room = static_cast<uint64_t>(std::max<int64_t>(1, kSolveTokens / model_.tokens_per_sample));
+  const auto samples = static_cast<int64_t>(std::min(room, data_.validation_samples));
+  const Batch batch = data_.validation_batch(0, samples).to(store_.device());
+  inputs.threshold.clear();
+  return solve_thresholds(
+      routing, model_.num_routed_layers, routing.target_experts, store_.device(),
+      [&](const RoutingInputs& with) { return losses_(batch, with).activations.summary().mean; }, inputs);
+}
+
+std::optional<ValidationResult> Trainer::validate_with(const RoutingInputs& inputs, int64_t samples,
+                                                       const std::function<bool()>& stop) const {
+  const at::NoGradGuard no_grad;
+  ValidationSums sums(model_, config_.model.num_experts, samples, config_.training.micro_batch_size,
+                      store_.device());
+  for (int64_t first = 0; first < sums.num_batches(); first += world_.size()) {
+    if (world_.size() == 1 && stop()) return std::nullopt;
+    const int64_t b = first + world_.rank();
+    if (b >= sums.num_batches()) {
+      serve_experts(inputs);
+      continue;
+    }
+    const Batch batch = data_.validation_batch(static_cast<uint64_t>(sums.first_sample(b)), sums.size_of(b))
+                            .to(store_.device());
+    sums.add(b, batch, losses_(batch, inputs));
+  }
+  return sums.result(*world_.all);
+}
+
+}  // namespace dtopp
