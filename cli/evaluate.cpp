@@ -67,8 +67,8 @@ void evaluate(const EvaluateOptions& options, const CLI::App& verb) {
   const Place place = own_place();
   if (options.processes > 0) std::exit(run_processes(place, options.processes));
   if (!options.dry_run) stop_rank_on_signals(place);
-  const std::chrono::seconds timeout(ParallelConfig{}.timeout);
-  run_as_rank(place, /*expert_parallel=*/1, timeout, [&](const Rank& rank) {
+  const JoinOptions join{.timeout = std::chrono::seconds(ParallelConfig{}.timeout)};
+  run_as_rank(place, join, [&](const Rank& rank) {
     Collectives& ranks = *rank.world.all;
     if (rank.begin) rank.begin(0, "evaluation");
     if (options.tasks == "perplexity") return evaluate_perplexity(options, ranks);

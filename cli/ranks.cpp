@@ -20,10 +20,12 @@
 #include "cli/program_version.h"
 #include "cli/stop_signals.h"
 #include "dtopp/distributed/counting_collectives.h"
+#include "dtopp/distributed/device_groups.h"
 #include "dtopp/distributed/gloo_collectives.h"
 #include "dtopp/distributed/rendezvous.h"
 #include "dtopp/distributed/watcher.h"
 #include "dtopp/launch/local_ranks.h"
+#include "dtopp/ops/device.h"
 #include "dtopp/train/rank_agreement.h"
 
 namespace dtopp::cli {
@@ -101,7 +103,7 @@ constexpr char kLostKey[] = "lost";
 // One process's part in a run: the group of all ranks, and what looks after them.
 class Membership {
  public:
-  Membership(const Place& place, int64_t expert_parallel, std::chrono::seconds timeout) : place_(place) {
+  Membership(const Place& place, const JoinOptions& join) : place_(place) {
     const bool local = place.local_size == place.size;
     store_ = make_store({.host = place.master_host,
                          .port = place.master_port,
@@ -110,31 +112,43 @@ class Membership {
                          .prefix = place.store_prefix})
                  .store;
     const std::vector<std::string> hosts = exchange_hosts(*store_, place);
-    const int64_t ranks_here = place.local_size > 0
-                                   ? place.local_size
-                                   : std::ranges::count(hosts, hosts[static_cast<size_t>(place.rank)]);
+    const auto own = hosts.begin() + static_cast<std::ptrdiff_t>(place.rank);
+    const int64_t ranks_here =
+        place.local_size > 0 ? place.local_size : std::ranges::count(hosts, *own);
     if (place.launcher == Launcher::kOwn) report_ = store_->clone();
-    const auto counts = std::make_shared<CollectiveCounts>();
     WatcherOptions watched{.rank = place.rank,
                            .hosts = hosts,
                            .address = local ? kLoopback : place.master_host,
                            .loopback_only = local,
-                           .limits = {.silent = static_cast<double>(timeout.count())}};
-    watcher_ = std::make_unique<Watcher>(store_, std::move(watched), counts,
+                           .limits = {.silent = static_cast<double>(join.timeout.count())}};
+    watcher_ = std::make_unique<Watcher>(store_, std::move(watched), counts_,
                                          [this](const LostRank& lost) { end_for(lost); });
-    GlooOptions options;
-    if (local) options.host = kLoopback;
+    if (local) gloo_.host = kLoopback;
     // The watcher knows more of what went wrong: it is to speak first.
-    options.timeout = std::max<std::chrono::milliseconds>(options.timeout, 2 * timeout);
+    gloo_.timeout = std::max<std::chrono::milliseconds>(gloo_.timeout, 2 * join.timeout);
     try {
-      const RankGrid grid = rank_grid(place.size, expert_parallel, ranks_of_a_node(hosts, ranks_here));
-      world_ = make_world(store_, place.rank, grid, options, counts);
+      if (join.device)
+        device_ = join.device(place.local_size > 0 ? place.local_rank : std::count(hosts.begin(), own, *own));
+      const RankGrid grid = rank_grid(place.size, join.expert_parallel, ranks_of_a_node(hosts, ranks_here));
+      world_ = make_world(store_, place.rank, grid, gloo_, counts_);
       world_.ranks_here = ranks_here;
     } catch (const Error& error) {
       watcher_->await_loss(kPatience);
       watcher_->fail(static_cast<int>(error.status()), error.what());
       throw;
     }
+  }
+
+  // Once all are known to run the same program.
+  void connect_devices() {
+    check_devices(device_identity(device_), *world_.all);
+    if (device_.is_cpu()) return;
+    devices_ = std::make_unique<DeviceGroups>(world_, store_, device_, gloo_.timeout, counts_);
+    watcher_->watch_device([this] { return devices_->failure(); });
+  }
+  // At the end of what all ranks do together.
+  void finish() {
+    if (devices_) devices_->finish();
   }
 
   const World& world() const { return world_; }
@@ -151,6 +165,10 @@ class Membership {
 
   const Place& place_;
   c10::intrusive_ptr<c10d::Store> store_, report_;  // the watcher's thread has its own connection
+  std::shared_ptr<CollectiveCounts> counts_ = std::make_shared<CollectiveCounts>();
+  GlooOptions gloo_;
+  at::Device device_ = at::kCPU;
+  std::unique_ptr<DeviceGroups> devices_;  // the watcher asks it
   std::unique_ptr<Watcher> watcher_;
   World world_;
 };
@@ -196,20 +214,22 @@ void stop_rank_on_signals(const Place& place) {
   stop_on_signals(place.launcher == Launcher::kOwn ? Impatience::kLauncher : Impatience::kSecondSignal);
 }
 
-void run_as_rank(const Place& place, int64_t expert_parallel, std::chrono::seconds timeout,
+void run_as_rank(const Place& place, const JoinOptions& options,
                  const std::function<void(const Rank&)>& body) {
   if (place.alone()) return body({});
   configure_transport();
   // Without torchrun's agent nobody starts its ranks again or looks after them: they save and stop.
   if (place.launcher_holds_store && place.launcher == Launcher::kEnvironment)
     ::prctl(PR_SET_PDEATHSIG, SIGTERM);
-  Membership membership(place, expert_parallel, timeout);
+  Membership membership(place, options);
   Watcher& watcher = membership.watcher();
   if (membership.world().ranks_here > 1)
     at::set_num_threads(static_cast<int>(share_of_threads(membership.world().ranks_here)));
   try {
     check_program(program_version(), *membership.world().all);
+    membership.connect_devices();
     body({membership.world(), [&](int64_t step, const char* activity) { watcher.begin(step, activity); }});
+    membership.finish();
   } catch (const RankLost&) {
     watcher.await_loss(kPatience);
     watcher.leave();

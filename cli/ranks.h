@@ -28,13 +28,19 @@ struct Rank {
   std::function<void(int64_t step, const char* activity)> begin{};
 };
 
-// Joins the ranks this process works with (itself where it is alone), in blocks of `expert_parallel`, and
-// calls `body` with them, its share of the cores being the default number of threads. A rank says nothing
-// that another one says for all: of a stopped or failed run rank 0 does, of a lost rank the launcher of
-// --processes. Where another rank is lost (silent for `timeout`, see distributed/watcher.h) the process ends
-// at once, from whatever it does, with status 5. ResourceError where the others cannot be reached,
-// RanksDiffer where they run another program.
-void run_as_rank(const Place& place, int64_t expert_parallel, std::chrono::seconds timeout,
+struct JoinOptions {
+  int64_t expert_parallel = 1;   // ranks of a block
+  std::chrono::seconds timeout;  // that a rank may be silent (distributed/watcher.h)
+  // Where this rank computes, by its number among those on this host; none: on the CPU.
+  std::function<at::Device(int64_t local_rank)> device{};
+};
+
+// Joins the ranks this process works with (itself where it is alone), and calls `body` with them, its share
+// of the cores being the default number of threads. A rank says nothing that another one says for all: of a
+// stopped or failed run rank 0 does, of a lost rank the launcher of --processes. Where another rank is lost
+// the process ends at once, from whatever it does, with status 5. ResourceError where the others cannot be
+// reached, RanksDiffer where they run another program or compute on devices that do not go together.
+void run_as_rank(const Place& place, const JoinOptions& options,
                  const std::function<void(const Rank&)>& body);
 
 }  // namespace dtopp::cli

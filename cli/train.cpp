@@ -13,6 +13,7 @@
 #include "dtopp/launch/place.h"
 #include "dtopp/moe/gain_guard.h"
 #include "dtopp/plan/expert_parallel.h"
+#include "dtopp/train/compute_device.h"
 #include "dtopp/train/console_line.h"
 #include "dtopp/train/run.h"
 
@@ -62,8 +63,12 @@ void train_run(const TrainOptions& options) {
     message(validation_line(step, loss, accuracies));
   };
   RunSummary summary;
-  const std::chrono::seconds timeout(config.parallel.timeout);
-  run_as_rank(place, expert_parallel_on(place, config), timeout, [&](const Rank& rank) {
+  const JoinOptions join{.expert_parallel = expert_parallel_on(place, config),
+                         .timeout = std::chrono::seconds(config.parallel.timeout),
+                         .device = [&](int64_t local_rank) {
+                           return compute_device(config.training.device, "training.device", local_rank);
+                         }};
+  run_as_rank(place, join, [&](const Rank& rank) {
     observer.begin = rank.begin;
     if (options.verify && speaks) verify_data(config);
     summary = run_training(config, observer, stop_requested, {.probes = make_probes(config, stop_requested)},

@@ -26,6 +26,13 @@ if(NOT DTOPP_CUDART)
   message(FATAL_ERROR "DTOPP_CUDA=ON needs libcudart.so.13, which is neither beside torch nor in the toolkit of ${DTOPP_NVCC}")
 endif()
 add_library(torch::cuda INTERFACE IMPORTED)
+# nccl.h first from the wheel whose library torch's links: the toolkit's may be of another version.
+find_path(DTOPP_NCCL_INCLUDE nccl.h NO_DEFAULT_PATH
+  PATHS "${DTOPP_SITE_PACKAGES}/nvidia/nccl/include" ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
+if(NOT DTOPP_NCCL_INCLUDE)
+  message(FATAL_ERROR "DTOPP_CUDA=ON needs nccl.h, which is neither beside torch (nvidia-nccl-cu13) nor in the toolkit of ${DTOPP_NVCC}")
+endif()
+target_include_directories(torch::cuda SYSTEM INTERFACE "${DTOPP_NCCL_INCLUDE}")
 # The wheels' headers come second: for what a toolkit of nvcc alone lacks (cuBLAS and the like).
 target_include_directories(torch::cuda SYSTEM INTERFACE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
 if(EXISTS "${DTOPP_SITE_PACKAGES}/nvidia/cu13/include")

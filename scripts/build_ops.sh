@@ -16,18 +16,19 @@ fi
 nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
 cuda=$(dirname "$(dirname "$(readlink -f "$nvcc")")")
 export host="g++ -c -std=c++20 -O3 -DNDEBUG -fPIC -fopenmp -I. -isystem $site/torch/include \
-  -isystem $site/torch/include/torch/csrc/api/include -isystem $cuda/include -isystem $site/nvidia/cu13/include"
+  -isystem $site/torch/include/torch/csrc/api/include -isystem $site/nvidia/nccl/include -isystem $cuda/include \
+  -isystem $site/nvidia/cu13/include"
 export hopper="$nvcc -c -std=c++20 -O3 -DNDEBUG -Xcompiler=-fPIC -I. -gencode=arch=compute_90a,code=sm_90a"
 export device="$hopper -gencode=arch=compute_80,code=[sm_80,compute_80]"
 export build
 compile() {  # nothing where the object is newer than every source and header
   local object=$build/objects/$(basename "$1").o
-  [ -n "$(find dtopp/ops -newer "$object" -print -quit 2>/dev/null || echo none)" ] || return 0
+  [ -n "$(find dtopp/ops dtopp/distributed -newer "$object" -print -quit 2>/dev/null || echo none)" ] || return 0
   case $1 in *_wgmma_cuda.cu) $hopper "$1" -o "$object.new" ;; *.cu) $device "$1" -o "$object.new" ;; *) $host "$1" -o "$object.new" ;; esac
   mv "$object.new" "$object"
 }
 export -f compile
-printf '%s\n' dtopp/ops/*.cpp dtopp/ops/*.cu | { grep -v '\*' || true; } |
+printf '%s\n' dtopp/ops/*.cpp dtopp/ops/*.cu dtopp/distributed/*_cuda.cpp | { grep -v '\*' || true; } |
   xargs -P "$jobs" -I{} bash -ec 'compile {}'
 
 shopt -s nullglob extglob

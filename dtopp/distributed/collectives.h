@@ -1,9 +1,9 @@
 // What ranks exchange, whatever carries it. Every rank of a group starts the same collectives in the same
 // order, from one thread at a time (not always the same one); it outlives what it has started.
 //
-// Tensors are contiguous and lie on the device that the implementation serves. A tensor that does not fit is
-// a mistake of the program (TORCH_CHECK); a rank or a connection that fails is a RankLost, when starting or
-// from wait().
+// Tensors are contiguous, those of a collective on one device: the CPU, or where the implementation serves
+// another, too, that (device_groups.h). On all ranks alike. A tensor that does not fit is a mistake of the
+// program (TORCH_CHECK); a rank or a connection that fails is a RankLost, when starting or from wait().
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,8 @@ class [[nodiscard]] Pending {
   Pending() = default;  // one that is done
   explicit Pending(std::unique_ptr<Operation> operation) : operation_(std::move(operation)) {}
 
-  // Returns when the result is there; on a device, when work issued from now on sees it. Another time it
+  // Returns when the result is there; on a device, when work that this thread issues from now on to its
+  // current stream sees it: the host has not waited, and learns of a failure otherwise. Another time it
   // returns at once.
   void wait() {
     if (const std::unique_ptr<Operation> operation = std::move(operation_)) operation->wait();

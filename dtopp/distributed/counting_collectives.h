@@ -12,7 +12,7 @@ namespace dtopp {
 struct Traffic {
   int64_t calls = 0;
   int64_t bytes = 0;   // sent by this rank to others, as bytes_sent has it
-  double seconds = 0;  // spent in wait(): what computation did not hide
+  double seconds = 0;  // the host's in wait(): on a CPU what computation did not hide
 
   Traffic& operator+=(const Traffic& other) {
     calls += other.calls;

@@ -17,6 +17,7 @@ struct Journey final : torch::CustomClassHolder {
   int64_t tokens = 0;                   // of this rank
   std::vector<at::Tensor> token_S;      // for each rank: which of them go there, ascending
   std::vector<int64_t> sent, received;  // rows, to and from each rank
+  std::vector<int64_t> received_pairs;  // of tokens and experts, in the rows from each rank
 
   // Rows of this rank's tokens to the ranks of their experts.
   at::Tensor go(const std::vector<at::Tensor>& rows_to_rank, const char* what) const {
@@ -67,18 +68,26 @@ std::vector<at::Tensor> slices(const at::Tensor& gates_TE, int64_t ranks) {
   return gates_TE.split(gates_TE.size(1) / ranks, 1);
 }
 
+std::vector<int64_t> column(const at::Tensor& numbers, int64_t index) {
+  const at::Tensor of_all = numbers.select(1, index).contiguous();
+  return {of_all.const_data_ptr<int64_t>(), of_all.const_data_ptr<int64_t>() + of_all.numel()};
+}
+
 JourneyPointer plan_journey(Collectives& ranks, const at::Tensor& gates_TE) {
   auto journey = c10::make_intrusive<Journey>();
   journey->ranks = &ranks;
   journey->tokens = gates_TE.size(0);
-  for (const at::Tensor& slice : slices(gates_TE.detach(), ranks.size())) {
-    journey->token_S.push_back(slice.ne(0).any(1).nonzero().view(-1));
-    journey->sent.push_back(journey->token_S.back().numel());
-  }
-  const at::Tensor sent = at::tensor(journey->sent, at::kLong), received = at::empty_like(sent);
-  ranks.all_to_all(received, sent, {}, "dispatch").wait();
-  journey->received.assign(received.const_data_ptr<int64_t>(),
-                           received.const_data_ptr<int64_t>() + received.numel());
+  // Numbers that every host needs: on a device read once, and once more by nonzero().
+  const int64_t experts = gates_TE.size(1) / ranks.size();
+  const at::Tensor pairs_KT = gates_TE.detach().ne(0).view({-1, ranks.size(), experts}).sum(2).t();
+  const at::Tensor goes_KT = pairs_KT.ne(0);
+  const at::Tensor sent_K2 = at::stack({goes_KT.sum(1), pairs_KT.sum(1)}, 1).cpu();
+  const at::Tensor received_K2 = at::empty_like(sent_K2);
+  ranks.all_to_all(received_K2, sent_K2, {}, "dispatch").wait();
+  journey->sent = column(sent_K2, 0);
+  journey->received = column(received_K2, 0);
+  journey->received_pairs = column(received_K2, 1);
+  journey->token_S = goes_KT.nonzero().select(1, 1).split_with_sizes(journey->sent);
   return journey;
 }
 
@@ -140,7 +149,9 @@ at::Tensor compute_by_rank(const Journey& journey, const at::Tensor& x_AD, const
   std::vector<at::Tensor> rows;
   for (size_t rank = 0; rank < x.size(); ++rank) {
     const bool any = journey.received[rank] > 0;
-    rows.push_back(any ? moe_ffn(x[rank], gates[rank], gate_up[rank], down[rank]) : x[rank]);
+    rows.push_back(
+        any ? moe_ffn(x[rank], gates[rank], gate_up[rank], down[rank], journey.received_pairs[rank])
+            : x[rank]);
   }
   return at::cat(rows);
 }
@@ -153,9 +164,10 @@ at::Tensor ExpertExchange::operator()(const at::Tensor& x_TD, const at::Tensor& 
               " gates a token for ", gate_up_proj.size(0), " experts on each of ", ranks_.size(), " ranks");
   const JourneyPointer journey = plan_journey(ranks_, gates_TE);
   const variable_list there = Dispatch::apply(x_TD, gates_TE, journey);
-  const at::Tensor y_AD = reproducible_
-                              ? compute_by_rank(*journey, there[0], there[1], gate_up_proj, down_proj)
-                              : moe_ffn(there[0], there[1], gate_up_proj, down_proj);
+  const at::Tensor y_AD =
+      reproducible_
+          ? compute_by_rank(*journey, there[0], there[1], gate_up_proj, down_proj)
+          : moe_ffn(there[0], there[1], gate_up_proj, down_proj, c10::sum_integers(journey->received_pairs));
   return Combine::apply(y_AD, journey);
 }
 

@@ -53,6 +53,10 @@ StoreConnection make_store(const StoreOptions& options) {
 void configure_transport() {
   FLAGS_caffe2_log_level = c10::GLOG_FATAL;
   ::setenv("TORCH_FR_BUFFER_SIZE", "0", 0);
+  for (const char* name :
+       {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_RETHROW_CUDA_ERRORS",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"})
+    ::setenv(name, "0", 0);
 }
 
 }  // namespace dtopp

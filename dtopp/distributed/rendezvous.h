@@ -35,7 +35,8 @@ StoreConnection make_store(const StoreOptions& options);
 // For a program's beginning, before it has threads. Torch's stores and process groups write what they throw
 // to stderr as well, over many lines: from now on they only throw. They note each collective in a
 // FlightRecorder, which two threads that use groups of their own break: it is off, unless
-// TORCH_FR_BUFFER_SIZE is set.
+// TORCH_FR_BUFFER_SIZE is set. Nor do the threads that look after NCCL's collectives end the process, unless
+// TORCH_NCCL_ASYNC_ERROR_HANDLING and its like are set: who ends it says why (DeviceGroups::failure).
 void configure_transport();
 
 }  // namespace dtopp

@@ -63,6 +63,7 @@ struct Watcher::Impl {
   void understand(const RankConnections::Event& event);
   void lose(const LostRank& rank);
   RankState own_state();
+  void check_device(const RankState& state);
   // Whether the thread has come to its end: the run is over, this rank ends, or on_loss was called.
   bool finish();
   void say_farewell(const std::string& words);
@@ -84,6 +85,7 @@ struct Watcher::Impl {
   std::condition_variable changed;
   int64_t step = 0;
   std::string activity = "start";
+  std::function<std::string()> device_failure;
   std::string farewell;  // how this rank ends; empty: it does not
   bool noticed = false;  // this rank has lost another one
   bool called = false;   // on_loss
@@ -112,6 +114,7 @@ void Watcher::Impl::run() {
     if (now - spoken >= interval) {
       const RankState state = own_state();
       if (is_first()) records.heard(0, state);
+      check_device(state);
       connections.offer("at " + state.to_line());
       spoken = now;
     }
@@ -119,6 +122,17 @@ void Watcher::Impl::run() {
     last = now;
     if (const auto silent = records.pass(std::chrono::duration<double>(passed).count())) lose(*silent);
   } while (!finish());
+}
+
+void Watcher::Impl::check_device(const RankState& state) {
+  std::string cause;
+  {
+    const std::lock_guard lock(mutex);
+    if (device_failure) cause = device_failure();
+  }
+  if (cause.empty()) return;
+  const std::string& host = options.hosts[static_cast<size_t>(options.rank)];
+  lose({.rank = options.rank, .place = "on " + host + " " + state.place(), .cause = cause});
 }
 
 void Watcher::Impl::understand(const RankConnections::Event& event) {
@@ -207,6 +221,11 @@ Watcher::Watcher(const c10::intrusive_ptr<c10d::Store>& store, WatcherOptions op
 }
 
 Watcher::~Watcher() { leave(); }
+
+void Watcher::watch_device(std::function<std::string()> failure) {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->device_failure = std::move(failure);
+}
 
 void Watcher::begin(int64_t step, const std::string& activity) {
   const std::lock_guard lock(impl_->mutex);

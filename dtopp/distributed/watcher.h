@@ -47,6 +47,10 @@ class Watcher {
   Watcher(const Watcher&) = delete;
   Watcher& operator=(const Watcher&) = delete;
 
+  // Asked from now on, from the watcher's thread, about every half second: what this rank's device will never
+  // finish, in words (DeviceGroups::failure). Then this rank is lost, and on_loss names it.
+  void watch_device(std::function<std::string()> failure);
+
   // What this rank does from now on, for RankState.
   void begin(int64_t step, const std::string& activity);
 

@@ -20,6 +20,7 @@ struct World {
   std::shared_ptr<Collectives> experts = std::make_shared<SingleRank>();
   std::shared_ptr<const CollectiveCounts> counts{};  // of all groups; none where nobody counts
   int64_t ranks_here = 1;                            // on this machine
+  at::Device device = at::kCPU;  // where this rank computes: of what groups exchange besides the CPU's
 
   int64_t rank() const { return all->rank(); }
   int64_t size() const { return all->size(); }

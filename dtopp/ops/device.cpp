@@ -54,6 +54,11 @@ std::string describe_device(const at::Device& device) {
   return device.str() + " (" + call_op<"dtopp::device_name", std::string(int64_t)>(device.index()) + ")";
 }
 
+std::string device_identity(const at::Device& device) {
+  if (device.is_cpu()) return "cpu";
+  return call_op<"dtopp::device_uuid", std::string(int64_t)>(device.index());
+}
+
 std::optional<uint64_t> free_device_memory(const at::Device& device) {
   if (device.is_cpu()) return std::nullopt;
   return static_cast<uint64_t>(call_op<"dtopp::free_device_memory", int64_t(int64_t)>(device.index()));

@@ -20,6 +20,9 @@ bool has_cuda_driver();
 // "the CPU (2 threads)", "cuda:0 (NVIDIA H200)".
 std::string describe_device(const at::Device& device);
 
+// Of all devices of all hosts this one, "GPU-4b5f…"; "cpu" for any CPU.
+std::string device_identity(const at::Device& device);
+
 // Bytes that can still be allocated; nullopt for the CPU, of whose memory torch knows nothing.
 std::optional<uint64_t> free_device_memory(const at::Device& device);
 

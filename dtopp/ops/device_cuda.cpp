@@ -1,4 +1,7 @@
 // What needs the CUDA runtime itself: the current stream, and what device.cpp asks about a device.
+#include <array>
+#include <cstdio>
+
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -21,6 +24,22 @@ std::string device_name(int64_t index) {
   return properties.name;
 }
 
+// As nvidia-smi -L writes it.
+std::string device_uuid(int64_t index) {
+  check_index("device_uuid", index);
+  cudaDeviceProp properties{};
+  C10_CUDA_CHECK(cudaGetDeviceProperties(&properties, static_cast<int>(index)));
+  std::string text = "GPU";
+  for (int byte = 0; byte < 16; ++byte) {
+    const bool begins_group = byte == 0 || (byte >= 4 && byte <= 10 && byte % 2 == 0);
+    std::array<char, 4> digits{};
+    std::snprintf(digits.data(), digits.size(), begins_group ? "-%02x" : "%02x",
+                  static_cast<unsigned char>(properties.uuid.bytes[byte]));
+    text += digits.data();
+  }
+  return text;
+}
+
 int64_t free_device_memory(int64_t index) {
   check_index("free_device_memory", index);
   const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(index));
@@ -37,6 +56,7 @@ cuda::Stream cuda::current_stream(const at::Tensor& tensor) {
 
 TORCH_LIBRARY_FRAGMENT(dtopp, m) {
   m.def("device_name(int index) -> str", device_name);
+  m.def("device_uuid(int index) -> str", device_uuid);
   m.def("free_device_memory(int index) -> int", free_device_memory);
 }
 

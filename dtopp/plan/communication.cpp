@@ -10,7 +10,7 @@ namespace {
 
 constexpr double kFloatBytes = 4;  // bytes
 constexpr double kDoubleBytes = 8;
-constexpr double kCountBytes = 8;  // int64
+constexpr double kCountBytes = 16;  // two int64
 
 // Ranks that exchange, `local` of them on each of their nodes.
 struct Group {
@@ -95,7 +95,7 @@ void add_rows(const RunConfig& config, const Model& model, const Group& block, c
   const double gates = static_cast<double>(config.model.num_experts) / block.size * kFloatBytes;
   const double rows = layers * tokens * communication.rows_per_token;
   // Forward x and the gates go out and a partial sum of the experts comes back; backward their gradients go
-  // the other ways. Beforehand ranks tell each other how many rows will come.
+  // the other ways. Beforehand ranks tell each other how many rows and pairs will come.
   const double counts = layers * shares.micro_steps * block.size * kCountBytes;
   communication.dispatch = exchange(block, 2 * rows * (row + gates) + counts);
   communication.combine = exchange(block, 2 * rows * row);

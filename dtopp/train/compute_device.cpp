@@ -1,15 +1,33 @@
 #include "dtopp/train/compute_device.h"
 
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include "dtopp/base/errors.h"
 #include "dtopp/ops/device.h"
 #include "dtopp/ops/linear.h"
 
 namespace dtopp {
 
-at::Device compute_device(Device wish, const std::string& option) {
+namespace {
+
+at::Device own_cuda_device(const std::string& option, int64_t local_rank) {
+  const c10::impl::VirtualGuardImpl cuda(at::kCUDA);
+  const int64_t devices = cuda.deviceCount();
+  if (devices > 1 && local_rank >= devices)
+    throw UsageError(option + ": rank " + std::to_string(local_rank) +
+                     " of this host (from 0) has none of its " + std::to_string(devices) +
+                     " CUDA devices: start one rank for each, or set it to cpu on all");
+  const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(devices > 1 ? local_rank : 0));
+  cuda.setDevice(device);
+  return device;
+}
+
+}  // namespace
+
+at::Device compute_device(Device wish, const std::string& option, int64_t local_rank) {
   if (wish == Device::kCpu || (wish == Device::kAuto && !has_cuda_driver())) return at::kCPU;
   const auto missing = find_cuda();
-  if (!missing) return at::Device(at::kCUDA, 0);
+  if (!missing) return own_cuda_device(option, local_rank);
   if (wish == Device::kCuda)
     throw UsageError(option + ": cuda cannot be used: " + *missing + "; or choose cpu or auto");
   return at::kCPU;

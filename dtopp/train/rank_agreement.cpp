@@ -24,8 +24,25 @@ void check_program(const std::string& version, Collectives& ranks) {
                                               "): install the same on all hosts");
 }
 
-void check_ranks(const RunConfig& config, const at::Device& device, Collectives& ranks) {
+void check_devices(const std::string& identity, Collectives& ranks) {
   if (ranks.size() == 1) return;
+  const std::vector<std::string> devices = gather_bytes(ranks, identity, "start");
+  const auto end = devices.end();
+  for (auto device = devices.begin(); device != end; ++device) {
+    const int64_t rank = device - devices.begin();
+    if ((*device == "cpu") != (devices[0] == "cpu"))
+      throw RanksDiffer(ExitStatus::kUsage, name(rank) + " computes on " + *device + ", rank 0 on " +
+                                                devices[0] + ": choose cpu or cuda for all ranks");
+    const auto same = std::find(device + 1, end, *device);
+    if (*device != "cpu" && same != end)
+      throw RanksDiffer(ExitStatus::kUsage, "ranks " + std::to_string(rank) + " and " +
+                                                std::to_string(same - devices.begin()) +
+                                                " compute on the same device, " + *device +
+                                                ": start one rank for each CUDA device, or choose cpu");
+  }
+}
+
+void check_configuration(const RunConfig& config, Collectives& ranks) {
   if (const auto difference = find_difference(to_yaml(config), ranks)) {
     std::string keys;
     for (const std::string& key : differing_keys(parse_run_config(difference->there, "its configuration"),
@@ -35,8 +52,6 @@ void check_ranks(const RunConfig& config, const at::Device& device, Collectives&
                                               " has another configuration than rank 0 (different: " + keys +
                                               "): start all ranks with the same file and overrides");
   }
-  if (!device.is_cpu())
-    throw UsageError("training.device: several ranks train on CPUs only; set it to cpu, or start one rank");
 }
 
 void check_data(const TrainingData& data, Collectives& ranks) {

@@ -31,9 +31,12 @@ std::optional<RankDifference> find_difference(const std::string& mine, Collectiv
 // RanksDiffer where a rank's program is not rank 0's; `version` says which one this is.
 void check_program(const std::string& version, Collectives& ranks);
 
-// RanksDiffer where a rank has another configuration than rank 0; UsageError where several ranks cannot do
-// what is configured.
-void check_ranks(const RunConfig& config, const at::Device& device, Collectives& ranks);
+// RanksDiffer where some ranks compute on CPUs and others on CUDA devices, or two on one of those;
+// `identity`: of this rank's device (ops/device.h).
+void check_devices(const std::string& identity, Collectives& ranks);
+
+// RanksDiffer where a rank has another configuration than rank 0.
+void check_configuration(const RunConfig& config, Collectives& ranks);
 
 // RanksDiffer where a rank has opened other data than rank 0.
 void check_data(const TrainingData& data, Collectives& ranks);

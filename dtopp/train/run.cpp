@@ -91,7 +91,7 @@ class Run {
 };
 
 RunSummary Run::train() {
-  check_ranks(config_, device_, ranks());
+  check_configuration(config_, ranks());
   const bool there = path_kind(path_) != PathKind::kNothing;
   // A run that is there refuses at once; a new one writes nothing before its data are known to fit.
   if (there) hold_directory();
@@ -216,7 +216,7 @@ StepRates Run::rates(const StepResult& result) {
   if (world_.counts) {
     const Traffic now = world_.counts->total();
     speed.sent_bytes = static_cast<double>(now.bytes - before_step_.bytes);
-    speed.exposed_share = (now.seconds - before_step_.seconds) / result.seconds;
+    if (device_.is_cpu()) speed.exposed_share = (now.seconds - before_step_.seconds) / result.seconds;
   }
   const auto memory = allocated_device_memory(device_);
   speed.memory_bytes = memory ? memory->now : process_memory("VmRSS");
@@ -290,7 +290,8 @@ void Run::stop_here() {
 
 RunSummary run_training(const RunConfig& config, const RunObserver& observer,
                         const std::function<bool()>& stop, const RunExtras& extras, const World& world) {
-  const at::Device device = compute_device(config.training.device, "training.device");
+  const at::Device device =
+      world.size() > 1 ? world.device : compute_device(config.training.device, "training.device");
   if (config.training.deterministic) make_deterministic(device);
   if (config.training.threads > 0) at::set_num_threads(static_cast<int>(config.training.threads));
   return Run(config, device, observer, stop, extras, world).train();

@@ -20,7 +20,8 @@ struct StepRates {
   double seconds_left = 0;         // until the last step, at the recent pace
   uint64_t memory_bytes = 0;       // resident now; on a device with its own memory, what is taken of that
   uint64_t memory_peak_bytes = 0;  // the most it ever was
-  // Where ranks exchange: what this one sent in the step, and the share of the step that it waited for it.
+  // Where ranks exchange: what this one sent in the step, and on CPUs the share of the step that it waited
+  // for it.
   std::optional<double> sent_bytes{}, exposed_share{};
 };
 
@@ -64,7 +65,8 @@ struct RunSummary {
 
 // The process's place: of the ranks of `world`, which train together, rank 0 alone writes to the run's
 // directory and tells the observer anything but what it begins. All have the same configuration and data
-// (RanksDiffer of train/rank_agreement.h where one has not).
+// (RanksDiffer of train/rank_agreement.h where one has not), and compute on `world.device`; one by itself on
+// what config.training.device stands for.
 //
 // Trains to config.training.steps, resuming from the newest valid checkpoint in config.output. `stop` is
 // polled between micro-batches; once true, the state is saved and Stopped is thrown. UsageError when the

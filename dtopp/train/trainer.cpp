@@ -37,7 +37,8 @@ Trainer::Trainer(const RunConfig& config, Model model, TrainingData data, const 
   state_.threshold = doubles(controller_.thresholds());
   state_.error_sum = doubles(controller_.error_sums());
   state_.per_layer = controller_.per_layer();
-  if (!compute.device().is_cpu()) predict_pairs(kPairMargin);
+  // Where experts are shared, ranks tell each other how many pairs come.
+  if (!compute.device().is_cpu() && world_.grid().places == 1) predict_pairs(kPairMargin);
   halted_ = at::zeros({}, at::device(store_.device()).dtype(at::kBool));
   if (world_.grid().places > 1) {
     experts_ = [exchange = ExpertExchange(*world_.experts, config.parallel.reproducible)](

@@ -40,7 +40,8 @@ class Trainer {
   // after it have changed nothing, and state() is the one before it.
   std::optional<StepResult> next_result(size_t in_flight);
   // From now on room for a layer's pairs is that of the last result times margin; 0: what each micro-batch
-  // needs, which a device other than the CPU makes the host wait for. At first kPairMargin there, 0 on a CPU.
+  // needs, which a device other than the CPU makes the host wait for. At first kPairMargin there, 0 on a CPU
+  // and where ranks share experts.
   void predict_pairs(double margin) { pair_limits_ = PairLimits(margin); }
   // Mean over the first `tokens` held-out tokens, batch b on rank b modulo their number. nullopt when `stop`
   // became true, for which several ranks do not look. Collective.

@@ -187,6 +187,24 @@ TEST(Watcher, waits_for_a_rank_that_computes) {
 }
 
 // A whole job that a scheduler suspends: rank 1's last word is old when rank 0 goes on.
+// The host does not wait for its device, so the rank itself finds nothing.
+TEST_F(LostRankTest, may_be_the_own_one_whose_device_never_finishes) {
+  for (const int64_t failing : {0, 1}) {
+    run_ranks(2, [&](int64_t rank, const auto& store) {
+      WatchedRank self(store, rank, 2, 60);
+      self.watcher.begin(7, "step");
+      std::atomic<bool> broken = false;
+      self.watcher.watch_device([&] { return broken ? std::string("group all: timed out") : std::string(); });
+      EXPECT_EQ(self.wait(milliseconds(100)), "");
+      broken = rank == failing;
+      const std::string lost = self.wait();
+      const std::string place = "rank " + std::to_string(failing) + " on node" + std::to_string(failing);
+      EXPECT_THAT(lost, StartsWith(place + " at step 7"));
+      EXPECT_TRUE(rank != failing || lost == place + " at step 7: group all: timed out") << lost;
+    });
+  }
+}
+
 TEST_F(LostRankTest, is_none_where_all_ranks_were_stopped_for_a_while) {
   RankProcess first(server_.port, 0, 2, 0.5), second(server_.port, 1, 2, 0.5);
   std::this_thread::sleep_for(milliseconds(300));

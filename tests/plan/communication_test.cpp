@@ -80,7 +80,7 @@ TEST(Communication, with_expert_parallelism_by_hand) {
   // Of 20 sets of three of six experts two lie on one rank: a token has 1.9 ranks, 0.95 of them the other.
   EXPECT_DOUBLE_EQ(plan.communication.rows_per_token, 1.9);
   const double rows = 12 * 2 * 0.95;  // tokens, layers
-  EXPECT_NEAR(sent(plan, "dispatch").inside, 2 * rows * (8 * 4 + 3 * 4) + 2 * 8, 1);
+  EXPECT_NEAR(sent(plan, "dispatch").inside, 2 * rows * (8 * 4 + 3 * 4) + 2 * 16, 1);
   EXPECT_NEAR(sent(plan, "combine").inside, 2 * rows * 8 * 4, 1);
   EXPECT_EQ(sent(plan, "dispatch").between + sent(plan, "combine").between, 0);
 }
