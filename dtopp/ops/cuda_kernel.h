@@ -58,6 +58,13 @@ bool takes_packs(int64_t width, const Pointers*... rows) {
   return width % kWidest<Scalar> == 0 && (aligned(rows) && ...);
 }
 
+// Calls body with the width of packs that rows of these widths and addresses allow.
+template <typename Scalar, typename Body, typename... Pointers>
+void with_packs(int64_t width, const Body& body, const Pointers*... rows) {
+  if (takes_packs<Scalar>(width, rows...)) return body(std::integral_constant<int, kWidest<Scalar>>());
+  body(std::integral_constant<int, 1>());
+}
+
 template <int kWidth, typename Scalar>
 __device__ inline Pack<Scalar, kWidth> load_pack(const Scalar* row, int64_t pack) {
   return reinterpret_cast<const Pack<Scalar, kWidth>*>(row)[pack];

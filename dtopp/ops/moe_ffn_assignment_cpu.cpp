@@ -1,27 +1,10 @@
 #include <bit>
 
+#include "dtopp/ops/expert_tree.h"
 #include "dtopp/ops/moe_ffn_cpu.h"
 
 namespace dtopp {
 namespace {
-
-// When two experts' parts of the tree join: the lower, the earlier.
-class JoinLevels {
- public:
-  explicit JoinLevels(int64_t experts)
-      : odd_(experts == 0 ? 1 : experts >> std::countr_zero(static_cast<uint64_t>(experts))),
-        inside_(std::bit_width(static_cast<uint64_t>(odd_ - 1))) {}
-
-  int operator()(int64_t left, int64_t right) const {
-    const auto level = [](int64_t a, int64_t b) { return std::bit_width(static_cast<uint64_t>(a ^ b)) - 1; };
-    if (left / odd_ == right / odd_) return level(left % odd_, right % odd_);
-    return inside_ + level(left / odd_, right / odd_);
-  }
-
- private:
-  int64_t odd_;
-  int inside_;
-};
 
 // A token's sum so far: its last pair, and the levels at which what is in its slots will join.
 struct PartialSum {
@@ -31,7 +14,7 @@ struct PartialSum {
 
 void add_steps(const at::Tensor& pairs_A2, int64_t experts, Assignment& out) {
   const auto pair = pairs_A2.accessor<int64_t, 2>();
-  const JoinLevels join(experts);
+  const ExpertTree tree = expert_tree(experts);
   out.step_A.resize(out.token_A.size());
   std::vector<PartialSum> tokens;
   for (int64_t a = 0; a < pairs_A2.size(0); ++a) {
@@ -39,7 +22,8 @@ void add_steps(const at::Tensor& pairs_A2, int64_t experts, Assignment& out) {
     if (token >= tokens.size()) tokens.resize(std::max(token + 1, 2 * tokens.size()));
     PartialSum& sum = tokens[token];
     if (sum.pair >= 0) {
-      const uint64_t level = uint64_t{1} << join(sum.expert, pair[a][0]);
+      const uint64_t level = uint64_t{1} << join_level(tree, static_cast<uint32_t>(sum.expert),
+                                                       static_cast<uint32_t>(pair[a][0]));
       const uint64_t complete = sum.levels & (level - 1);
       out.step_A[sum.pair].merges = static_cast<uint8_t>(std::popcount(complete));
       sum.levels = (sum.levels ^ complete) | level;

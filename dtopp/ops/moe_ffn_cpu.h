@@ -44,10 +44,7 @@ struct Assignment {
   int64_t count(int64_t e) const { return offset_E1[e + 1] - offset_E1[e]; }
 };
 
-// pairs_A2: (expert, token), in that order. The steps add a token's rows along a binary tree over the
-// experts, of which those that it did not choose are absent: two neighbours join before others do that lie
-// further apart, in blocks of E's odd divisor times a power of two. A rank that holds 1, 1/2, 1/4, … of the
-// experts (expert parallelism) therefore forms a subtree, and sums over ranks complete the same tree.
+// pairs_A2: (expert, token), in that order. The steps add a token's rows along the tree of expert_tree.h.
 Assignment assign(const at::Tensor& pairs_A2, int64_t experts);
 
 // Experts [first, last), which have the pairs [pair, pair + rows).

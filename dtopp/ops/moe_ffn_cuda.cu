@@ -1,9 +1,7 @@
 // The rows of moe_ffn between its matrix products; each kernel reads and writes a row once, kWidth numbers at
 // a time. gather, swiglu and its backward pass: a warp a row, whose lanes take every 32nd pack; a gate's
 // gradient is the warp's sum. Rows beyond the number of pairs, read on the device, are left alone: nothing
-// was computed for them. sum_rows: a block a token; its first warp lists the token's pairs in the order of
-// experts, then every thread adds up its packs over the list, in fp32 and in that order, and rounds once.
-// Nothing is added atomically, so that equal inputs give equal bits.
+// was computed for them. Nothing is added atomically, so that equal inputs give equal bits.
 #include "dtopp/ops/cuda_kernel.h"
 #include "dtopp/ops/moe_ffn_cuda.h"
 #include "dtopp/ops/swiglu_cuda.h"
@@ -13,7 +11,6 @@ namespace {
 
 constexpr int kRowWarps = 8;
 constexpr int kRowThreads = kRowWarps * kWarp;
-constexpr int kSumThreads = 256;
 constexpr int kClearBlocks = 8;  // of an expert
 
 __device__ inline int64_t row_of_warp() {
@@ -83,63 +80,6 @@ __global__ void __launch_bounds__(kRowThreads)
   if (lane_index() == 0) in.grad_gate_A[row] = grad_gate;
 }
 
-// The pairs of a block's token, in the order of experts, in shared memory.
-template <typename Real>
-struct TokenPairs {
-  Real* factors;
-  int32_t *positions, *count;
-
-  __device__ explicit TokenPairs(int64_t experts)
-      : factors(reinterpret_cast<Real*>(shared_memory())),
-        positions(reinterpret_cast<int32_t*>(factors + experts)),
-        count(positions + experts) {}
-
-  static size_t bytes(int64_t experts) {
-    return experts * (sizeof(Real) + sizeof(int32_t)) + sizeof(int32_t);
-  }
-
-  // By the first warp.
-  template <typename Scalar>
-  __device__ void list(const RowSums<Scalar>& in, int64_t t) const {
-    int found = 0;
-    for (int64_t first = 0; first < in.experts; first += kWarp) {
-      const int64_t e = first + lane_index();
-      const int32_t position = e < in.experts ? in.position_TE[t * in.experts + e] : -1;
-      const unsigned chosen = __ballot_sync(kAllLanes, position >= 0);
-      if (position >= 0) {
-        const int index = found + __popc(chosen & ((1U << lane_index()) - 1));
-        positions[index] = position;
-        factors[index] = in.gates_TE == nullptr ? Real(1) : in.gates_TE[t * in.experts + e];
-      }
-      found += __popc(chosen);
-    }
-    if (lane_index() == 0) *count = found;
-  }
-};
-
-template <typename Scalar, int kWidth>
-__global__ void __launch_bounds__(kSumThreads) sum_rows_kernel(RowSums<Scalar> in) {
-  using Real = Accumulator<Scalar>;
-  const int64_t t = blockIdx.x;
-  const TokenPairs<Real> pairs(in.experts);
-  if (warp_index() == 0) pairs.list(in, t);
-  __syncthreads();
-  const int count = *pairs.count;
-  for (int64_t pack = threadIdx.x; pack < in.hidden / kWidth; pack += kSumThreads) {
-    Real sums[kWidth] = {};
-#pragma unroll 4
-    for (int n = 0; n < count; ++n) {
-      const auto row = load_pack<kWidth>(in.rows_AD + pairs.positions[n] * in.hidden, pack);
-#pragma unroll
-      for (int i = 0; i < kWidth; ++i) sums[i] += pairs.factors[n] * load(row.of[i]);
-    }
-    Pack<Scalar, kWidth> rounded;
-#pragma unroll
-    for (int i = 0; i < kWidth; ++i) store(&rounded.of[i], sums[i]);
-    store_pack(in.sums_TD + t * in.hidden, pack, rounded);
-  }
-}
-
 template <typename Real>
 __global__ void __launch_bounds__(kRowThreads)
     spread_kernel(const Real* grad_gate_AP, int64_t parts, const int32_t* position_TE, int64_t numbers,
@@ -165,19 +105,12 @@ __global__ void __launch_bounds__(kRowThreads)
     store_pack(weight_EN + e * numbers, pack, Pack<Scalar, kWidth>{});
 }
 
-// Calls body with the width of packs that rows of these widths and addresses allow.
-template <typename Scalar, typename Body, typename... Pointers>
-void with_width(int64_t width, const Body& body, const Pointers*... rows) {
-  if (takes_packs<Scalar>(width, rows...)) return body(std::integral_constant<int, kWidest<Scalar>>());
-  body(std::integral_constant<int, 1>());
-}
-
 }  // namespace
 
 template <typename Scalar>
 void gather_rows(const Scalar* x_TD, const int32_t* token_A, const PairRows& rows, int64_t hidden,
                  Scalar* rows_AD, Stream stream) {
-  with_width<Scalar>(
+  with_packs<Scalar>(
       hidden,
       [&](auto width) {
         launch(row_launch(rows, stream), gather_kernel<Scalar, width()>, x_TD, token_A, rows.pairs, hidden,
@@ -188,7 +121,7 @@ void gather_rows(const Scalar* x_TD, const int32_t* token_A, const PairRows& row
 
 template <typename Scalar>
 void swiglu(const Scalar* pre_AG, const PairRows& rows, int64_t ffn, Scalar* act_AF, Stream stream) {
-  with_width<Scalar>(
+  with_packs<Scalar>(
       ffn,
       [&](auto width) {
         launch(row_launch(rows, stream), swiglu_kernel<Scalar, width()>, pre_AG, rows.pairs, ffn, act_AF);
@@ -198,23 +131,12 @@ void swiglu(const Scalar* pre_AG, const PairRows& rows, int64_t ffn, Scalar* act
 
 template <typename Scalar>
 void swiglu_backward(const SwigluBackward<Scalar>& in, const PairRows& rows, Stream stream) {
-  with_width<Scalar>(
+  with_packs<Scalar>(
       in.ffn,
       [&](auto width) {
         launch(row_launch(rows, stream), swiglu_backward_kernel<Scalar, width()>, in, rows.pairs);
       },
       in.pre_AG, in.da_AF, in.d_pre_AG, in.scaled_AF);
-}
-
-template <typename Scalar>
-void sum_rows(const RowSums<Scalar>& in, Stream stream) {
-  const size_t bytes = TokenPairs<Accumulator<Scalar>>::bytes(in.experts);
-  with_width<Scalar>(
-      in.hidden,
-      [&](auto width) {
-        launch({"moe_ffn", stream, in.tokens, kSumThreads, bytes}, sum_rows_kernel<Scalar, width()>, in);
-      },
-      in.rows_AD, in.sums_TD);
 }
 
 template <typename Real>
@@ -227,7 +149,7 @@ void spread_gate_gradients(const Real* grad_gate_AP, int64_t parts, const int32_
 template <typename Scalar>
 void clear_unused_experts(const int32_t* offsets_E1, int64_t experts, int64_t numbers, Scalar* weight_EN,
                           Stream stream) {
-  with_width<Scalar>(
+  with_packs<Scalar>(
       numbers,
       [&](auto width) {
         launch({"moe_ffn", stream, experts, kRowThreads, 0, kClearBlocks}, clear_kernel<Scalar, width()>,
@@ -240,7 +162,6 @@ void clear_unused_experts(const int32_t* offsets_E1, int64_t experts, int64_t nu
   template void gather_rows(const Scalar*, const int32_t*, const PairRows&, int64_t, Scalar*, Stream); \
   template void swiglu(const Scalar*, const PairRows&, int64_t, Scalar*, Stream);                      \
   template void swiglu_backward(const SwigluBackward<Scalar>&, const PairRows&, Stream);               \
-  template void sum_rows(const RowSums<Scalar>&, Stream);                                              \
   template void clear_unused_experts(const int32_t*, int64_t, int64_t, Scalar*, Stream);
 DTOPP_FOR_SCALAR(float)
 DTOPP_FOR_SCALAR(double)

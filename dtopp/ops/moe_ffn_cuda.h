@@ -8,6 +8,7 @@
 
 #include "dtopp/ops/cuda_number.h"
 #include "dtopp/ops/cuda_stream.h"
+#include "dtopp/ops/expert_tree.h"
 
 namespace dtopp::cuda {
 
@@ -72,8 +73,9 @@ struct SwigluBackward {
 template <typename Scalar>
 void swiglu_backward(const SwigluBackward<Scalar>& in, const PairRows& rows, Stream stream);
 
-// sums_TD[t] = sum over the pairs a of t, in the order of experts, of gate times rows_AD[a]; without gates_TE
-// of rows_AD[a].
+// sums_TD[t] = sum over the pairs a of t of gate times rows_AD[a]; without gates_TE of rows_AD[a]. In f32 and
+// f64 along the tree of expert_tree.h, each product rounded by itself: on another rank it might be alone. In
+// bf16, where no rank sends a sum that is not rounded, in the order of experts.
 template <typename Scalar>
 struct RowSums {
   using Real = Accumulator<Scalar>;
@@ -81,6 +83,7 @@ struct RowSums {
   const int32_t* position_TE;
   const Real* gates_TE;
   int64_t tokens, experts, hidden;
+  ExpertTree tree;
   Scalar* sums_TD;
 };
 

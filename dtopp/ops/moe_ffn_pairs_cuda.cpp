@@ -140,7 +140,7 @@ at::Tensor sum_pairs(const Pairs& pairs, const at::Tensor& rows_AD, const at::Te
     using Scalar = decltype(scalar);
     sum_rows<Scalar>(
         {read<Scalar>(rows_AD), read<int32_t>(pairs.position_TE), read_if<Accumulator<Scalar>>(gates_TE),
-         tokens, experts, hidden, write<Scalar>(sums_TD)},
+         tokens, experts, hidden, expert_tree(experts), write<Scalar>(sums_TD)},
         current_stream(rows_AD));
   });
   return sums_TD;

@@ -47,7 +47,8 @@ at::Tensor multiply_pairs(const Pairs& pairs, const at::Tensor& rows_AK, const a
 // The sum over each expert's pairs a of left_AM[a]^T right_AN[a], in fp32, rounded once: [E, M, N].
 at::Tensor sum_pair_products(const Pairs& pairs, const at::Tensor& left_AM, const at::Tensor& right_AN);
 
-// For each token, the sum of its pairs' rows, times their gates where gates_TE is defined: [T, D].
+// For each token, the sum of its pairs' rows, times their gates where gates_TE is defined: [T, D]. Its order
+// is RowSums'.
 at::Tensor sum_pairs(const Pairs& pairs, const at::Tensor& rows_AD, const at::Tensor& gates_TE);
 
 }  // namespace dtopp::cuda

@@ -87,3 +87,38 @@ def test_many_pairs_match_the_cpu():
 def test_a_device_that_is_not_there_is_refused(op, index):
     with pytest.raises(RuntimeError, match=f"^{op}: expected the index of one of .* CUDA devices, got {index}"):
         getattr(ops, op)(index)
+
+
+def sum_along_tree(rows):
+    """Of experts: aligned, in blocks of their number's odd divisor times a power of two (dtopp/ops/expert_tree.h)."""
+    rows, odd = list(rows), len(rows)
+    while odd % 2 == 0:
+        odd //= 2
+    stride = 1
+    while stride < odd:
+        for block in range(0, len(rows), odd):
+            for e in range(0, odd - stride, 2 * stride):
+                rows[block + e] = rows[block + e] + rows[block + e + stride]
+        stride *= 2
+    stride = odd
+    while stride < len(rows):
+        for e in range(0, len(rows), 2 * stride):
+            rows[e] = rows[e] + rows[e + stride]
+        stride *= 2
+    return rows[0]
+
+
+@pytest.mark.parametrize("experts", [1, 3, 8, 12, 64])
+def test_float32_adds_the_experts_of_a_token_along_the_tree(experts):
+    t = {name: tensor.detach().float() for name, tensor in layer(experts=experts).items()}
+    gates = gates_like(256, experts, min(4, experts)).cuda()
+
+    def run_with(gates):
+        x = t["x"].clone().requires_grad_()
+        y = ops.moe_ffn(x, gates, t["gate_up"], t["down"])
+        y.backward(t["x"])
+        return y.detach(), x.grad
+
+    alone = [(gates[:, e:e + 1] == 0, run_with(gates * torch.eye(experts, device="cuda")[e])) for e in range(experts)]
+    for whole, part in zip(run_with(gates), (0, 1)):
+        assert torch.equal(whole, sum_along_tree(rows[part].masked_fill(absent, -0.0) for absent, rows in alone))

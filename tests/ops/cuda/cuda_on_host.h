@@ -132,6 +132,8 @@ Number atomicAdd(Number* to, Number value) {
 }
 
 inline int min(int a, int b) { return a < b ? a : b; }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline double __dmul_rn(double a, double b) { return a * b; }
 inline int __popc(unsigned bits) { return std::popcount(bits); }
 inline float __uint_as_float(uint32_t bits) { return std::bit_cast<float>(bits); }
 inline float __expf(float x) { return std::exp(x); }

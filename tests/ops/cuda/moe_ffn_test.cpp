@@ -149,6 +149,46 @@ TEST(PairsOnHost, are_those_of_nonzero) {
   }
 }
 
+// Of rows of T tokens for each of E experts; aligned, in blocks of E's odd divisor times a power of two.
+at::Tensor sum_along_tree(std::vector<at::Tensor> rows_E) {
+  size_t odd = rows_E.size();
+  while (odd % 2 == 0) odd /= 2;
+  for (size_t block = 0; block < rows_E.size(); block += odd) {
+    for (size_t stride = 1; stride < odd; stride *= 2)
+      for (size_t e = 0; e + stride < odd; e += 2 * stride)
+        rows_E[block + e] = rows_E[block + e] + rows_E[block + e + stride];
+  }
+  for (size_t stride = odd; stride < rows_E.size(); stride *= 2)
+    for (size_t e = 0; e < rows_E.size(); e += 2 * stride) rows_E[e] = rows_E[e] + rows_E[e + stride];
+  return rows_E[0];
+}
+
+// So that ranks which share out the experts get the bits of one that has all (moe_ffn_slices_test.cpp).
+TEST(PairsOnHost, are_added_along_the_tree_over_experts) {
+  constexpr int64_t kTokens = 12, kHidden = 12;
+  for (const int64_t experts : {1, 2, 3, 6, 8, 12, 33, 64, 2048}) {
+    for (const double chance : {0.1, 0.7}) {
+      SCOPED_TRACE(testing::Message() << experts << " experts, chance " << chance);
+      const at::Tensor gates_TE =
+          at::rand({kTokens, experts}).lt(chance).mul(at::rand({kTokens, experts}).add(0.1));
+      const cuda::Pairs pairs = cuda::make_pairs(gates_TE, 0, cuda::Products::kPlain);
+      const at::Tensor rows_AD = at::randn({pairs.capacity(), kHidden});
+      std::vector<at::Tensor> weighted_E, plain_E;
+      for (int64_t e = 0; e < experts; ++e) {
+        const at::Tensor position_T = pairs.position_TE.select(1, e).to(at::kLong);
+        const at::Tensor tokens = position_T.ge(0).nonzero().view(-1);
+        const at::Tensor rows = rows_AD.index_select(0, position_T.index_select(0, tokens));
+        const at::Tensor gates = gates_TE.select(1, e).index_select(0, tokens).unsqueeze(1);
+        const at::Tensor absent = at::full({kTokens, kHidden}, -0.0F);
+        weighted_E.push_back(absent.index_copy(0, tokens, rows * gates));
+        plain_E.push_back(absent.index_copy(0, tokens, rows));
+      }
+      EXPECT_TRUE(cuda::sum_pairs(pairs, rows_AD, gates_TE).equal(sum_along_tree(weighted_E)));
+      EXPECT_TRUE(cuda::sum_pairs(pairs, rows_AD, at::Tensor()).equal(sum_along_tree(plain_E)));
+    }
+  }
+}
+
 TEST_P(MoeFfnOnHost, spare_room_changes_no_bit) {
   for (const at::ScalarType dtype : types()) {
     const Case c = make_case({70, 16, 8, 6, 0.4}, dtype);
