@@ -22,6 +22,7 @@
 #include "dtopp/distributed/counting_collectives.h"
 #include "dtopp/distributed/device_groups.h"
 #include "dtopp/distributed/gloo_collectives.h"
+#include "dtopp/distributed/own_address.h"
 #include "dtopp/distributed/rendezvous.h"
 #include "dtopp/distributed/watcher.h"
 #include "dtopp/launch/local_ranks.h"
@@ -59,21 +60,34 @@ std::string own_host() {
   return name.front() == '\0' ? "unknown" : name.data();
 }
 
-// Of all ranks, in their order.
-std::vector<std::string> exchange_hosts(c10d::Store& store, const Place& place) {
-  const auto key = [](int64_t rank) { return "host/" + std::to_string(rank); };
-  store.set(key(place.rank), own_host());
-  std::vector<std::string> hosts;
+// What all ranks say, in their order.
+std::vector<std::string> exchange(c10d::Store& store, const Place& place, const std::string& what,
+                                  const std::string& mine) {
+  const auto key = [&](int64_t rank) { return what + "/" + std::to_string(rank); };
+  store.set(key(place.rank), mine);
+  std::vector<std::string> all;
   for (int64_t rank = 0; rank < place.size; ++rank) {
     try {
-      hosts.push_back(store.get_to_str(key(rank)));
+      all.push_back(store.get_to_str(key(rank)));
     } catch (const std::exception&) {
       throw ResourceError("rank " + std::to_string(place.rank) + " waited in vain for rank " +
                           std::to_string(rank) + ", " + std::to_string(store.getTimeout().count() / 1000) +
                           " s");
     }
   }
-  return hosts;
+  return all;
+}
+
+std::string exchanged_address(c10d::Store& store, const Place& place) {
+  const std::optional<Route> mine = route_to(place.master_host);
+  std::vector<std::optional<Route>> routes;
+  for (const std::string& text :
+       exchange(store, place, "route", mine ? mine->own + " " + mine->remote : "")) {
+    const size_t space = text.find(' ');
+    routes.push_back(text.empty() ? std::nullopt
+                                  : std::optional(Route{text.substr(0, space), text.substr(space + 1)}));
+  }
+  return own_address(routes, static_cast<size_t>(place.rank));
 }
 
 // As many consecutive ranks as lie together on each machine; all of them where they lie otherwise.
@@ -111,10 +125,9 @@ class Membership {
                          .loopback_only = local,
                          .prefix = place.store_prefix})
                  .store;
-    const std::vector<std::string> hosts = exchange_hosts(*store_, place);
+    const std::vector<std::string> hosts = exchange(*store_, place, "host", own_host());
     const auto own = hosts.begin() + static_cast<std::ptrdiff_t>(place.rank);
-    const int64_t ranks_here =
-        place.local_size > 0 ? place.local_size : std::ranges::count(hosts, *own);
+    const int64_t ranks_here = place.local_size > 0 ? place.local_size : std::ranges::count(hosts, *own);
     if (place.launcher == Launcher::kOwn) report_ = store_->clone();
     WatcherOptions watched{.rank = place.rank,
                            .hosts = hosts,
@@ -123,7 +136,7 @@ class Membership {
                            .limits = {.silent = static_cast<double>(join.timeout.count())}};
     watcher_ = std::make_unique<Watcher>(store_, std::move(watched), counts_,
                                          [this](const LostRank& lost) { end_for(lost); });
-    if (local) gloo_.host = kLoopback;
+    gloo_.host = local ? kLoopback : exchanged_address(*store_, place);
     // The watcher knows more of what went wrong: it is to speak first.
     gloo_.timeout = std::max<std::chrono::milliseconds>(gloo_.timeout, 2 * join.timeout);
     try {

@@ -1,0 +1,69 @@
+"""Two hosts on this machine: network namespaces with names of their own, joined by a veth pair. Needs root."""
+
+import os
+import subprocess
+
+ADDRESSES = ("10.9.1.1", "10.9.1.2")
+NAMES = ("node0", "node1")
+PORT = 29500
+
+
+def possible():
+    """Whether this process may make them."""
+    test = "ip link add eth0 type veth peer name eth1"
+    return subprocess.run(["unshare", "--net", "--uts", "--mount", "sh", "-c", test], capture_output=True).returncode == 0
+
+
+class Host:
+    """One of them. It goes when it is closed, or when this process does."""
+
+    def __init__(self, name, hosts_file):
+        script = f"hostname {name} && mount --bind {hosts_file} /etc/hosts && ip link set lo up && echo up && read end"
+        self.process = subprocess.Popen(["unshare", "--net", "--uts", "--mount", "sh", "-c", script], text=True,
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self.process.stdout.readline() == "up\n"
+
+    def inside(self, command):
+        """The command that runs `command` there; it takes the place of nsenter's process."""
+        return ["nsenter", "--target", str(self.process.pid), "--net", "--uts", "--mount", f"--wd={os.getcwd()}", "--",
+                *map(str, command)]
+
+    def run(self, command):
+        """What a command prints."""
+        return subprocess.run(self.inside(command.split()), check=True, capture_output=True, text=True).stdout
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait()
+
+
+class TwoHosts:
+    """hosts[0] and hosts[1], whose interface is eth0. mbit: what eth0 lets out each second, in millions of bits."""
+
+    def __init__(self, folder, mbit=None):
+        self.hosts = []
+        for name in NAMES:
+            # As Debian installs it: a host finds itself on loopback.
+            known = {NAMES[i]: "127.0.1.1" if NAMES[i] == name else ADDRESSES[i] for i in range(2)}
+            file = folder / f"hosts-{name}"
+            file.write_text("127.0.0.1 localhost\n" + "".join(f"{known[host]} {host}\n" for host in NAMES))
+            self.hosts.append(Host(name, file))
+        self.hosts[0].run(f"ip link add eth0 type veth peer name eth0 netns {self.hosts[1].process.pid}")
+        for host, address in zip(self.hosts, ADDRESSES):
+            host.run(f"ip address add {address}/24 dev eth0")
+            host.run("ip link set eth0 up")
+            if mbit:
+                host.run(f"tc qdisc add dev eth0 root tbf rate {mbit}mbit burst 64kb latency 200ms")
+
+    def __enter__(self):
+        return self.hosts
+
+    def __exit__(self, *error):
+        for host in self.hosts:
+            host.close()
+
+
+def environment(rank):
+    """What torchrun sets for the only rank of a host."""
+    return os.environ | {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
+                         "MASTER_ADDR": NAMES[0], "MASTER_PORT": str(PORT)}
