@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "dtopp/plan/plan.h"
+#include "tests/distributed/mirrored_collectives.h"
 #include "tests/distributed/rank_threads.h"
 #include "tests/train/tiny_model.h"
 
@@ -99,6 +100,77 @@ TEST(Traffic, is_within_two_percent_of_the_plan_by_collective) {
     EXPECT_GT(sum, 1e6);
   }
   at::set_num_threads(threads);
+}
+
+constexpr RankGrid kSixteenNodes = {8, 16};
+
+// A layer of the paper's kind, 64 experts of which 8 are active, on 128 ranks.
+RunConfig paper_like(int64_t hidden_size, int64_t ffn_hidden_size) {
+  RunConfig config = tiny();
+  config.model.hidden_size = hidden_size;
+  config.model.num_layers = 1;
+  config.model.num_heads = 16;
+  config.model.ffn_hidden_size = ffn_hidden_size;
+  config.model.num_experts = 64;
+  config.model.vocab_size = 4096;
+  config.model.sequence_length = 64;
+  config.routing.method = RoutingMethod::kTopK;
+  config.routing.top_k = 8;
+  config.training.global_batch_size = 2 * kSixteenNodes.size() * config.training.micro_batch_size;
+  return config;
+}
+
+std::map<std::string, double> planned_on_sixteen_nodes(const RunConfig& config) {
+  const Plan plan = make_plan(config, {.ranks = kSixteenNodes.size(),
+                                       .nodes = kSixteenNodes.replicas,
+                                       .expert_parallel = kSixteenNodes.places});
+  std::map<std::string, double> bytes;
+  for (const CollectiveBytes& planned : by_collective(plan.communication))
+    bytes[planned.name] = static_cast<double>(planned.inside + planned.between);
+  return bytes;
+}
+
+// What the rank `rank` of many sends in its first step, by collective. The others are not there.
+std::map<std::string, double> sent_by(int64_t rank, const RankGrid& grid, const RunConfig& config) {
+  const auto counts = std::make_shared<CollectiveCounts>();
+  const auto group = [&](int64_t place, int64_t size) {
+    return std::make_shared<CountingCollectives>(std::make_unique<MirroredCollectives>(place, size), counts);
+  };
+  World world;
+  world.all = group(rank, grid.size());
+  world.replicas = group(grid.replica(rank), grid.replicas);
+  world.block = group(grid.place(rank), grid.places);
+  world.experts = group(grid.place(rank), grid.places);
+  Trainer trainer(config, make_model(config), data_for(config), at::kFloat, world);
+  trainer.initialise();
+  step(trainer);
+  trainer.parameters().finish_gather();
+  std::map<std::string, double> sent;
+  for (const auto& [name, traffic] : counts->traffic()) sent[name] = static_cast<double>(traffic.bytes);
+  return sent;
+}
+
+// As wide as the paper's: what is narrower has fewer units (distributed/partition.h) than 128 ranks could
+// share out evenly.
+TEST(Traffic, of_parameters_among_128_ranks_is_within_two_percent_of_the_plan) {
+  const RunConfig config = paper_like(2048, 128);
+  const std::map<std::string, double> planned = planned_on_sixteen_nodes(config);
+  const std::map<std::string, double> sent = sent_by(77, kSixteenNodes, config);
+  for (const char* name : {"reduce_scatter", "gather", "step"})
+    EXPECT_NEAR(sent.at(name), planned.at(name), 0.02 * planned.at(name)) << name;
+}
+
+TEST(Traffic, of_rows_among_128_ranks_is_within_two_percent_of_the_plan) {
+  const RunConfig config = paper_like(128, 64);
+  const std::map<std::string, double> planned = planned_on_sixteen_nodes(config);
+  const std::vector<int64_t> ranks = {0, 13, 26, 39, 84, 97, 110, 123};  // one of each place
+  std::map<std::string, double> mean;
+  for (const int64_t rank : ranks) {
+    for (const auto& [name, bytes] : sent_by(rank, kSixteenNodes, config))
+      mean[name] += bytes / static_cast<double>(ranks.size());
+  }
+  for (const char* name : {"dispatch", "combine", "step"})
+    EXPECT_NEAR(mean.at(name), planned.at(name), 0.02 * planned.at(name)) << name;
 }
 
 }  // namespace
