@@ -15,6 +15,11 @@ class Wire {
   using Clock = std::chrono::steady_clock;
   Wire(std::chrono::duration<double> latency, double bytes_per_second)
       : latency_(latency), bytes_per_second_(bytes_per_second) {}
+  // From now on; of what was given to it before nothing changes.
+  void set(std::chrono::duration<double> latency, double bytes_per_second) {
+    latency_ = latency;
+    bytes_per_second_ = bytes_per_second;
+  }
   // When bytes that are given to it now have arrived.
   Clock::time_point arrival(int64_t bytes);
 

@@ -30,6 +30,13 @@ TEST(Wire, does_not_save_time_in_which_it_was_idle) {
   EXPECT_GE(wire.arrival(10000) - before, milliseconds(10));
 }
 
+TEST(Wire, changes_for_what_it_is_given_from_then_on) {
+  Wire wire(milliseconds(0), 1e6);
+  const Clock::time_point first = wire.arrival(50000);
+  wire.set(milliseconds(9), 2e6);
+  EXPECT_EQ(wire.arrival(50000) - first, milliseconds(34));
+}
+
 TEST(DelayedCollectives, are_done_no_earlier_than_their_bytes_have_arrived) {
   const auto wire = std::make_shared<Wire>(milliseconds(20), 1e6);
   DelayedCollectives group(std::make_unique<SilentCollectives>(0, 2), wire);
