@@ -146,19 +146,23 @@ def losses(config, logits_BLV, layers, targets_BL, shares=None):
     lse = logits_BLV.logsumexp(-1)
     picked = logits_BLV.gather(-1, targets_BL.unsqueeze(-1)).squeeze(-1)
     values = {"lm": (lse - picked).mean(), "lm_z": (lse**2).mean()}
-    if layers:
-        tokens = targets_BL.numel()
-        load_balance = []
-        for n, layer in enumerate(layers):
-            f = layer["counts"] / tokens if shares is None else shares[n]
-            load_balance.append(len(f) * (f * layer["Q"]).sum())
-        values["load_balance"] = sum(load_balance) / len(layers)
-        values["dynamic"] = sum(layer["entropy"] for layer in layers) / len(layers)
-        logits = config["loss"]["router_z_on"]
-        values["router_z"] = sum(layer["router_z"][logits] for layer in layers) / len(layers)
+    values |= router_losses(config, layers, targets_BL.numel(), shares)
     weights = {"lm": 1.0} | {name: config["loss"][name] for name in LOSSES[1:]}
     values["total"] = sum(weights[name] * value for name, value in values.items())
     return values
+
+
+def router_losses(config, layers, tokens, shares=None):
+    if not layers:
+        return {}
+    load_balance = []
+    for n, layer in enumerate(layers):
+        f = layer["counts"] / tokens if shares is None else shares[n]
+        load_balance.append(len(f) * (f * layer["Q"]).sum())
+    logits = config["loss"]["router_z_on"]
+    return {"load_balance": sum(load_balance) / len(layers),
+            "dynamic": sum(layer["entropy"] for layer in layers) / len(layers),
+            "router_z": sum(layer["router_z"][logits] for layer in layers) / len(layers)}
 
 
 # ---- controller ---------------------------------------------------------------------------------------------
@@ -220,6 +224,7 @@ class Trainer:
         self.config, self.parameters, self.moments, state = load_checkpoint(checkpoint, dtype)
         self.step_count = state["step"]
         self.controller = Controller(self.config, state)
+        self.decays = {name for name, p in self.parameters.items() if p.dim() >= 2}  # gains are vectors, theta a scalar
         self.last_shares = None  # f of each layer, where the loss takes it from the last step
         if "expert_counts" in state:
             counts = torch.tensor(state["expert_counts"], dtype=dtype).view(self.config["model"]["num_layers"], -1)
@@ -268,7 +273,7 @@ class Trainer:
                 m, v = self.moments[name + ".exp_avg"], self.moments[name + ".exp_avg_sq"]
                 m.mul_(beta1).add_(g, alpha=1 - beta1)
                 v.mul_(beta2).add_(g * g, alpha=1 - beta2)
-                if p.dim() >= 2:  # matrices; gains are vectors, theta is a scalar
+                if name in self.decays:
                     p.mul_(1 - lr * o["weight_decay"])
                 m_hat = m / (1 - beta1**self.step_count)
                 v_hat = v / (1 - beta2**self.step_count)

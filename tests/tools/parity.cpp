@@ -1,49 +1,31 @@
 // What the model computes, for comparison with other implementations:
 //   dtopp_parity CONFIG.yaml CHECKPOINT_DIRECTORY TOKENS.safetensors OUTPUT.safetensors
-// TOKENS holds "tokens", I64 [B, L + 1]. OUTPUT gets logits, every loss, every gradient and the activation
-// histograms.
+//   dtopp_parity diffusion|diffusion-training CONFIG.yaml INPUT.safetensors OUTPUT.safetensors
+// The second: diffusion_parity.h. TOKENS holds "tokens", I64 [B, L + 1]. OUTPUT gets logits, every loss,
+// every gradient and the activation histograms.
 #include <cstdio>
-#include <deque>
 #include <exception>
+#include <string_view>
 
-#include "dtopp/base/safetensors.h"
+#include "diffusion_parity.h"
 #include "dtopp/checkpoint/checkpoint.h"
 #include "dtopp/config/run_config.h"
 #include "dtopp/models/language_model/language_model.h"
-#include "dtopp/ops/host_copy.h"
 #include "dtopp/ops/linear.h"
 #include "dtopp/train/compute_device.h"
 #include "dtopp/train/parameter_store.h"
+#include "tensor_output.h"
 
 namespace {
 
 using namespace dtopp;
 
-class Output {
- public:
-  void add(const std::string& name, const at::Tensor& tensor) {
-    const bool whole = tensor.scalar_type() == at::kLong;
-    kept_.push_back(tensor.detach().to(whole ? at::kLong : at::kFloat).contiguous().cpu());
-    const at::Tensor& kept = kept_.back();
-    sources_.push_back({name, whole ? "I64" : "F32", kept.sizes().vec(),
-                        std::span(static_cast<const std::byte*>(kept.const_data_ptr()), kept.nbytes())});
-  }
-  void write(const char* path) const { write_safetensors(path, sources_); }
-
- private:
-  std::deque<at::Tensor> kept_;
-  std::vector<TensorSource> sources_;
-};
-
 void run(char** argv) {
   const RunConfig config = load_run_config(argv[1], {});
   const Checkpoint checkpoint(argv[2]);
   const SafetensorsFile input(argv[3]);
-  const TensorView* view = input.find("tokens");
-  if (view == nullptr) throw std::runtime_error("no tensor named tokens");
   const at::Device device = compute_device(config.training.device, "training.device");
-  const at::Tensor tokens = at::empty(view->shape, at::device(device).dtype(at::kLong));
-  copy_from_bytes(view->bytes, tokens);
+  const at::Tensor tokens = read_tensor(input, "tokens").to(device);
 
   const at::ScalarType type = compute_type(config.training.precision, device);
   ParameterStore store(language_model_parameters(config.model, config.routing),
@@ -56,7 +38,7 @@ void run(char** argv) {
   if (routed_layers > 0) controller.restore(checkpoint.state().threshold, checkpoint.state().error_sum);
   const RoutingInputs inputs = routing_inputs(controller, routed_layers);
 
-  Output output;
+  TensorOutput output;
   {
     const at::NoGradGuard no_grad;
     const int64_t length = tokens.size(1) - 1;
@@ -85,11 +67,19 @@ int main(int argc, char** argv) {
   if (argc != 5) {
     std::fprintf(
         stderr,
-        "usage: dtopp_parity CONFIG.yaml CHECKPOINT_DIRECTORY TOKENS.safetensors OUTPUT.safetensors\n");
+        "usage: dtopp_parity CONFIG.yaml CHECKPOINT_DIRECTORY TOKENS.safetensors OUTPUT.safetensors\n"
+        "       dtopp_parity diffusion|diffusion-training CONFIG.yaml INPUT.safetensors "
+        "OUTPUT.safetensors\n");
     return 2;
   }
   try {
-    run(argv);
+    const std::string_view what = argv[1];
+    if (what == "diffusion")
+      dtopp::compute_diffusion(argv[2], argv[3], argv[4]);
+    else if (what == "diffusion-training")
+      dtopp::train_diffusion(argv[2], argv[3], argv[4]);
+    else
+      run(argv);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "dtopp_parity: %s\n", error.what());
     return 1;

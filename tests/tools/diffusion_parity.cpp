@@ -1,0 +1,133 @@
+#include "diffusion_parity.h"
+
+#include <unordered_map>
+
+#include "dtopp/models/diffusion_transformer/diffusion_transformer.h"
+#include "dtopp/models/diffusion_transformer/image_batches.h"
+#include "dtopp/models/diffusion_transformer/objective.h"
+#include "dtopp/train/compute_device.h"
+#include "dtopp/train/trainer.h"
+#include "tensor_output.h"
+
+namespace dtopp {
+namespace {
+
+using Tensors = std::unordered_map<std::string, at::Tensor>;
+
+// Leaves in the precision they are computed with.
+Tensors read_parameters(const SafetensorsFile& input, const RunConfig& config, at::ScalarType type) {
+  Tensors parameters;
+  for (const ParameterSpec& spec : make_model(config).parameters) {
+    const at::Tensor value = read_tensor(input, spec.name);
+    if (value.sizes() != at::IntArrayRef(spec.shape)) throw std::runtime_error(spec.name + ": another shape");
+    parameters.emplace(spec.name,
+                       value.to(spec.compute_precision() ? type : at::kFloat).clone().requires_grad_());
+  }
+  return parameters;
+}
+
+ImageSource pictures(const SafetensorsFile& input, const ModelConfig& model) {
+  const at::Tensor x0 = read_tensor(input, "x0");
+  const at::Tensor label = model.num_classes > 0 ? read_tensor(input, "label") : at::Tensor();
+  const at::Tensor text = model.text_length > 0 ? read_tensor(input, "text") : at::Tensor();
+  const auto values = [](const at::Tensor& row) {
+    const at::Tensor flat = row.contiguous();
+    return std::vector<float>(flat.const_data_ptr<float>(), flat.const_data_ptr<float>() + flat.numel());
+  };
+  return {static_cast<uint64_t>(x0.size(0)), [=](uint64_t index, bool flip) {
+            const auto i = static_cast<int64_t>(index);
+            ImageSample sample{values(flip ? x0[i].flip({-1}) : x0[i]), 0, {}};
+            if (label.defined()) sample.label = label[i].item<int64_t>();
+            if (text.defined()) sample.text_LS = values(text[i]);
+            return sample;
+          }};
+}
+
+}  // namespace
+
+void compute_diffusion(const char* config_path, const char* input_path, const char* output_path) {
+  const RunConfig config = load_model_run_config(config_path, {});
+  const SafetensorsFile input(input_path);
+  const Tensors parameters =
+      read_parameters(input, config, compute_type(config.training.precision, at::kCPU));
+  const DiffusionTransformer model = bind_diffusion_transformer(
+      config.model, config.routing, [&](const std::string& name) { return parameters.at(name); });
+  RoutingInputs inputs;
+  if (!config.model.is_dense()) inputs.threshold = read_tensor(input, "threshold").unbind();
+  Batch batch;
+  for (const char* name : {"x0", "noise", "t", "class", "text"})
+    if (input.find(name) != nullptr) batch.tensors.emplace_back(name, read_tensor(input, name));
+  batch.tensors.emplace_back("group", at::zeros_like(batch.tensor("t"), at::kLong));
+
+  TensorOutput output;
+  const BatchLosses losses = diffusion_losses(model, batch, inputs, config.diffusion.objective, config.loss);
+  {
+    const at::NoGradGuard no_grad;
+    const Noised noised =
+        add_noise(config.diffusion.objective, batch.tensor("x0"), batch.tensor("noise"), batch.tensor("t"));
+    const Prediction prediction =
+        predict(model, noised.x_BCHW, batch.tensor("t"), condition_of(batch), inputs);
+    output.add("prediction", prediction.output_BCHW);
+    for (size_t layer = 0; layer < prediction.routing.size(); ++layer)
+      output.add("active_histogram/" + std::to_string(layer), prediction.routing[layer].active_histogram);
+  }
+  output.add("sample_loss", losses.samples->loss_B);
+  output.add("sample_selected", losses.samples->selected_BL.clone());
+  output.add("loss/total", losses.total);
+  for (const auto& [name, value] : losses.values)
+    output.add("loss/" + name.substr(0, name.rfind("_loss")), value);
+  losses.total.backward();
+  for (const auto& [name, tensor] : parameters)
+    output.add("grad/" + name, tensor.grad().defined() ? tensor.grad() : at::zeros_like(tensor));
+  output.write(output_path);
+}
+
+void train_diffusion(const char* config_path, const char* input_path, const char* output_path) {
+  const RunConfig config = load_model_run_config(config_path, {});
+  const SafetensorsFile input(input_path);
+  TrainingData data;
+  data.training_batch = training_images(config, pictures(input, config.model));
+  data.validation_batch = validation_images(config, pictures(input, config.model));
+  data.validation_samples = pictures(input, config.model).samples;
+  Trainer trainer(config, make_model(config), data, at::kFloat);
+  trainer.initialise();
+
+  TensorOutput output;
+  const auto add_parameters = [&](const std::string& prefix) {
+    for (const ParameterSpec& spec : trainer.parameters().specs())
+      output.add(prefix + spec.name, trainer.parameters().master(spec.name));
+  };
+  const auto add_batch = [&](const std::string& prefix, const Batch& batch) {
+    for (const auto& [name, tensor] : batch.tensors) output.add(prefix + name, tensor);
+  };
+  add_parameters("initial/");
+  const int64_t samples = config.training.steps * config.training.global_batch_size;
+  add_batch("training_batch/", data.training_batch(0, samples));
+  add_batch("validation_batch/", data.validation_batch(0, static_cast<int64_t>(data.validation_samples)));
+  for (int64_t step = 1; step <= config.training.steps; ++step) {
+    trainer.step([] { return false; });
+    const StepResult result = trainer.next_result(0).value();
+    const auto add = [&](const std::string& name, double value) {
+      output.add("step/" + std::to_string(step) + "/" + name, at::scalar_tensor(value));
+    };
+    add("total", result.loss);
+    for (const auto& [name, value] : result.losses) add(name.substr(0, name.rfind("_loss")), value);
+    add("grad_norm", result.grad_norm);
+    if (config.model.is_dense()) continue;
+    add("active_experts", result.activations.summary().mean);
+    for (size_t layer = 0; layer < result.thresholds.size(); ++layer)
+      add("threshold/" + std::to_string(layer), result.thresholds[layer]);
+  }
+  add_parameters("final/");
+  const auto validation =
+      trainer.validate(static_cast<int64_t>(data.validation_samples) * trainer.model().tokens_per_sample,
+                       [] { return false; });
+  output.add("validation/loss", at::scalar_tensor(validation->loss));
+  for (const ValidationGroup& group : validation->groups) {
+    output.add("validation/loss_" + group.name, at::scalar_tensor(group.loss));
+    output.add("validation/active_experts_" + group.name, at::tensor(group.active_experts_L, at::kDouble));
+  }
+  output.write(output_path);
+}
+
+}  // namespace dtopp
