@@ -26,7 +26,7 @@ Tensors read_parameters(const SafetensorsFile& input, const RunConfig& config, a
   return parameters;
 }
 
-ImageSource pictures(const SafetensorsFile& input, const ModelConfig& model) {
+ImageReader pictures(const SafetensorsFile& input, const ModelConfig& model) {
   const at::Tensor x0 = read_tensor(input, "x0");
   const at::Tensor label = model.num_classes > 0 ? read_tensor(input, "label") : at::Tensor();
   const at::Tensor text = model.text_length > 0 ? read_tensor(input, "text") : at::Tensor();
@@ -36,7 +36,7 @@ ImageSource pictures(const SafetensorsFile& input, const ModelConfig& model) {
   };
   return {static_cast<uint64_t>(x0.size(0)), [=](uint64_t index, bool flip) {
             const auto i = static_cast<int64_t>(index);
-            ImageSample sample{values(flip ? x0[i].flip({-1}) : x0[i]), 0, {}};
+            TrainingImage sample{values(flip ? x0[i].flip({-1}) : x0[i]), 0, {}};
             if (label.defined()) sample.label = label[i].item<int64_t>();
             if (text.defined()) sample.text_LS = values(text[i]);
             return sample;

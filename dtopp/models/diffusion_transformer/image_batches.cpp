@@ -4,7 +4,6 @@
 #include <span>
 #include <stdexcept>
 
-#include "dtopp/base/errors.h"
 #include "dtopp/base/random.h"
 #include "dtopp/models/diffusion_transformer/objective.h"
 
@@ -85,7 +84,7 @@ class ImageBatch {
     }
   }
 
-  void fill(int64_t i, const ImageSample& sample, const Draw& draw, const RandomStream& noise) {
+  void fill(int64_t i, const TrainingImage& sample, const Draw& draw, const RandomStream& noise) {
     const std::span<float> x0 = row(x0_, i);
     if (sample.x0_CHW.size() != x0.size())
       throw std::invalid_argument("an image of " + std::to_string(sample.x0_CHW.size()) + " values, not " +
@@ -116,7 +115,7 @@ class ImageBatch {
 };
 
 template <class Draws>
-Batch read_batch(const ModelConfig& model, const ImageSource& source, const Draws& draws, uint64_t position,
+Batch read_batch(const ModelConfig& model, const ImageReader& source, const Draws& draws, uint64_t position,
                  int64_t count, int64_t* group) {
   ImageBatch batch(model, position, count);
   at::parallel_for(0, count, 1, [&](int64_t first, int64_t last) {
@@ -131,14 +130,14 @@ Batch read_batch(const ModelConfig& model, const ImageSource& source, const Draw
 
 }  // namespace
 
-std::function<Batch(uint64_t, int64_t)> training_images(const RunConfig& config, ImageSource source) {
+std::function<Batch(uint64_t, int64_t)> training_images(const RunConfig& config, ImageReader source) {
   return [model = config.model, draws = TrainingDraws(config, source.samples), source = std::move(source)](
              uint64_t position, int64_t count) {
     return read_batch(model, source, draws, position, count, nullptr);
   };
 }
 
-std::function<Batch(uint64_t, int64_t)> validation_images(const RunConfig& config, ImageSource source) {
+std::function<Batch(uint64_t, int64_t)> validation_images(const RunConfig& config, ImageReader source) {
   return [model = config.model, draws = ValidationDraws(config), source = std::move(source)](
              uint64_t position, int64_t count) {
     const at::Tensor group_B = at::empty({count}, at::kLong);
@@ -146,10 +145,6 @@ std::function<Batch(uint64_t, int64_t)> validation_images(const RunConfig& confi
     batch.tensors.emplace_back("group", group_B);
     return batch;
   };
-}
-
-TrainingData diffusion_transformer_data(const RunConfig& /*config*/) {
-  throw DataError("data.train: prepared images are not read yet");
 }
 
 }  // namespace dtopp

@@ -14,16 +14,16 @@ namespace dtopp {
 inline constexpr int64_t kTimestepBuckets = 10;  // of validation
 
 // A picture as the model sees it.
-struct ImageSample {
+struct TrainingImage {
   std::vector<float> x0_CHW;   // pixels in [-1, 1], or a latent scaled to about unit variance
   int64_t label = 0;           // a class
   std::vector<float> text_LS;  // embeddings of its text, at most text_length of them
 };
 
-struct ImageSource {
+struct ImageReader {
   uint64_t samples = 0;
   // Sample `index` as it lies in the data; mirrored left to right where `flip`. Called by several threads.
-  std::function<ImageSample(uint64_t index, bool flip)> read;
+  std::function<TrainingImage(uint64_t index, bool flip)> read;
 };
 
 // Batches hold "x0" and "noise", f32 [B, C, H, W]; "t", f32 [B]; with model.num_classes "class", int64 [B],
@@ -35,9 +35,9 @@ struct ImageSource {
 // besides "group", int64 [B]: of every ten samples in order each has its t in another tenth of the training
 // distribution.
 std::function<Batch(uint64_t position, int64_t count)> training_images(const RunConfig& config,
-                                                                       ImageSource source);
+                                                                       ImageReader source);
 std::function<Batch(uint64_t position, int64_t count)> validation_images(const RunConfig& config,
-                                                                         ImageSource source);
+                                                                         ImageReader source);
 
 // The prepared images that config.data names.
 TrainingData diffusion_transformer_data(const RunConfig& config);

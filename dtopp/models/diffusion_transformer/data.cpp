@@ -1,0 +1,114 @@
+#include <algorithm>
+#include <memory>
+
+#include "dtopp/base/errors.h"
+#include "dtopp/data/images/image_data.h"
+#include "dtopp/models/diffusion_transformer/diffusion_transformer.h"
+#include "dtopp/models/diffusion_transformer/image_batches.h"
+
+namespace dtopp {
+namespace {
+
+std::string joined(const std::vector<std::string>& paths) {
+  std::string text;
+  for (const std::string& path : paths) text.append(text.empty() ? "" : ", ").append(path);
+  return text;
+}
+
+std::string describe(const ImageShape& shape) {
+  return std::to_string(shape.channels) + " x " + std::to_string(shape.height) + " x " +
+         std::to_string(shape.width);
+}
+
+void require_fits(const ImageLayout& layout, const std::string& name, const ModelConfig& model) {
+  const ImageShape wanted{model.channels, model.image_size, model.image_size};
+  if (layout.shape != wanted)
+    throw UsageError(name + " holds samples of " + describe(layout.shape) + ", the model takes " +
+                     describe(wanted) + ": set model.channels and model.image_size to those of the data");
+  if (model.num_classes > 0 && layout.classes.empty())
+    throw UsageError(name + " has no classes: set model.num_classes to 0");
+  if (model.num_classes > 0 && static_cast<int64_t>(layout.classes.size()) > model.num_classes)
+    throw UsageError(name + " has " + std::to_string(layout.classes.size()) +
+                     " classes, more than model.num_classes " + std::to_string(model.num_classes));
+  if (model.text_length == 0) return;
+  if (layout.text_size != model.text_size)
+    throw UsageError(name + " has embeddings of text of size " + std::to_string(layout.text_size) +
+                     ", not model.text_size " + std::to_string(model.text_size));
+  if (layout.text_length > model.text_length)
+    throw UsageError(name + " has texts of up to " + std::to_string(layout.text_length) +
+                     " embeddings, more than model.text_length " + std::to_string(model.text_length));
+}
+
+std::vector<float> read_pixels(const ImageData& data, uint64_t index, bool flip) {
+  const ImageShape& shape = data.layout().shape;
+  std::vector<uint8_t> levels(shape.elements());
+  data.pixels(index, levels);
+  const auto width = static_cast<size_t>(shape.width);
+  if (flip) {
+    for (size_t row = 0; row < levels.size(); row += width)
+      std::reverse(levels.begin() + static_cast<std::ptrdiff_t>(row),
+                   levels.begin() + static_cast<std::ptrdiff_t>(row + width));
+  }
+  std::vector<float> x0(levels.size());
+  std::ranges::transform(levels, x0.begin(),
+                         [](uint8_t level) { return static_cast<float>(level) / 127.5F - 1; });
+  return x0;
+}
+
+// Where there is none of the mirrored picture it is that of the picture: a latent mirrored is no picture's.
+std::vector<float> read_latent(const ImageData& data, uint64_t index, bool flip) {
+  const ImageLayout& layout = data.layout();
+  std::vector<float> x0(layout.shape.elements());
+  data.latent(index, flip && layout.has_flipped, x0);
+  const size_t plane = x0.size() / static_cast<size_t>(layout.shape.channels);
+  for (size_t i = 0; i < x0.size(); ++i) {
+    const auto of_channel = [&](const std::vector<double>& values) {
+      return values.size() == 1 ? values[0] : values.at(i / plane);
+    };
+    x0[i] = static_cast<float>((x0[i] - of_channel(layout.shift)) * of_channel(layout.scale));
+  }
+  return x0;
+}
+
+ImageReader reader_of(std::shared_ptr<const ImageData> data, const ModelConfig& model) {
+  const bool has_text = model.text_length > 0;
+  const uint64_t samples = data->size();
+  return {samples, [data = std::move(data), has_text](uint64_t index, bool flip) {
+            const ImageLayout& layout = data->layout();
+            TrainingImage image;
+            image.x0_CHW =
+                layout.is_latent ? read_latent(*data, index, flip) : read_pixels(*data, index, flip);
+            image.label = data->label(index);
+            if (!has_text) return image;
+            image.text_LS.resize(static_cast<size_t>(layout.text_length * layout.text_size));
+            const int64_t rows = data->text(index, image.text_LS);
+            image.text_LS.resize(static_cast<size_t>(rows * layout.text_size));
+            return image;
+          }};
+}
+
+std::shared_ptr<const ImageData> open_images(const std::vector<std::string>& paths,
+                                             const ModelConfig& model) {
+  auto data = std::make_shared<const ImageData>(ImageData::open({paths.begin(), paths.end()}));
+  require_fits(data->layout(), joined(paths), model);
+  return data;
+}
+
+}  // namespace
+
+TrainingData diffusion_transformer_data(const RunConfig& config) {
+  TrainingData data;
+  const auto train = open_images(config.data.train, config.model);
+  data.content_hashes.emplace_back(joined(config.data.train), train->content_hash());
+  data.training_batch = training_images(config, reader_of(train, config.model));
+  if (config.data.validation.empty()) return data;
+  const auto validation = open_images(config.data.validation, config.model);
+  require_alike(train->layout(), joined(config.data.train), validation->layout(),
+                joined(config.data.validation));
+  data.content_hashes.emplace_back(joined(config.data.validation), validation->content_hash());
+  data.validation_samples = validation->size();
+  data.validation_batch = validation_images(config, reader_of(validation, config.model));
+  return data;
+}
+
+}  // namespace dtopp
