@@ -1,6 +1,7 @@
 #include "dtopp/base/random.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <numeric>
 #include <set>
@@ -46,6 +47,40 @@ double chi_squared(const std::vector<uint64_t>& cells, uint64_t draws) {
   double sum = 0;
   for (const uint64_t cell : cells) sum += std::pow(static_cast<double>(cell) - expected, 2) / expected;
   return sum;
+}
+
+// Row by row: as if each row had been drawn alone.
+TEST(RandomStream, normals_are_normal_and_rows_of_one_table) {
+  constexpr size_t kRow = 3071, kRows = 100;  // no multiple of four
+  const RandomStream stream(1, "normality");
+  std::vector<float> all;
+  for (size_t row = 0; row < kRows; ++row) {
+    std::vector<float> values(kRow);
+    stream.normals(row, values);
+    all.insert(all.end(), values.begin(), values.end());
+  }
+  std::array<double, 4> moments{};
+  for (const float value : all) {
+    for (size_t power = 0; power < 4; ++power) moments[power] += std::pow(value, power + 1);
+  }
+  for (double& moment : moments) moment /= static_cast<double>(all.size());
+  // Six standard deviations of the mean of x^n over 307,100 draws: sqrt((E x^2n - (E x^n)^2) / draws).
+  const auto near = [&](double moment, double expected, double variance) {
+    EXPECT_NEAR(moment, expected, 6 * std::sqrt(variance / static_cast<double>(all.size())));
+  };
+  near(moments[0], 0, 1);
+  near(moments[1], 1, 2);
+  near(moments[2], 0, 15);
+  near(moments[3], 3, 96);
+  EXPECT_EQ(std::set<float>(all.begin(), all.end()).size() > all.size() * 9 / 10, true);
+  // Neighbours, in a row and below each other, are not alike.
+  double beside = 0, below = 0;
+  for (size_t i = 0; i + kRow < all.size(); ++i) {
+    beside += all[i] * all[i + 1];
+    below += all[i] * all[i + kRow];
+  }
+  EXPECT_LT(std::abs(beside), 6 * std::sqrt(static_cast<double>(all.size())));
+  EXPECT_LT(std::abs(below), 6 * std::sqrt(static_cast<double>(all.size())));
 }
 
 TEST(RandomStream, draws_are_uniform) {

@@ -31,6 +31,35 @@ TEST(Plan, an_untied_output_counts_as_parameters_but_a_look_up_costs_nothing) {
   EXPECT_EQ(untied.flops_per_token, tied.flops_per_token);
 }
 
+TEST(Plan, counts_a_diffusion_transformer_by_hand) {
+  RunConfig config = tiny();
+  config.model.type = ModelType::kDiffusionTransformer;
+  config.model.image_size = 8;
+  config.model.channels = 3;
+  config.model.patch_size = 4;
+  config.model.num_classes = 5;
+  config.model.text_length = 2;
+  config.model.text_size = 7;
+  const Plan plan = make_plan(config);
+  // A block: attention 4 * 64, norms 2 * 8, table 6 * 8, router and experts as above.
+  const uint64_t ends =
+      48 * 8 + 8 + 7 * 8 + 8 + 6 * 8 + 2 * 8 + 8 * 48 + 48;  // patches, text, class, table, last
+  const uint64_t once = 256 * 8 + 8 * 8 + 48 * 8 + 16 * 8;   // time, modulations
+  EXPECT_EQ(plan.parameters, ends + once + 8 + 8 + 48 + 16 + 2 * (256 + 16 + 48 + 49 + 720));
+  // 4 patches and 2 of text, each seeing all 6.
+  const uint64_t of_a_token = 2 * (256 + 48 + 360) + 48 * 8 + 7 * 8 + 8 * 48;
+  EXPECT_EQ(plan.flops_per_token, 6 * (of_a_token + once / 6) + 12U * 2 * 8 * 6);
+  EXPECT_EQ(plan.tokens_per_step, 12U * 6);
+  EXPECT_EQ(plan.memory_bytes("cross_entropy"), 0U);
+  EXPECT_EQ(plan.memory_bytes("images"), 6U * 3 * 3 * 64 * 4);
+  // A stream of 18 tokens of 8 floats has 576 bytes; 54 pairs.
+  const uint64_t layer = 8 * 576 + 18 * 16 + 6 * 576 + 18 * 2 * 4 + 18 * 6 * 8 + 54 * 2 * 5 * 4;
+  const uint64_t kept = 2 * layer + 4 * 576 + 3 * 3 * 64 * 4;
+  const uint64_t arising = plan.memory_bytes("micro_batch_gradients") + plan.memory_bytes("workspace");
+  EXPECT_EQ(plan.memory_bytes("activations"),
+            kept - std::min(arising, static_cast<uint64_t>(std::llround(0.6 * static_cast<double>(kept)))));
+}
+
 TEST(Plan, takes_active_experts_from_what_the_method_holds) {
   RunConfig config = tiny();
   config.routing.method = RoutingMethod::kTopK;

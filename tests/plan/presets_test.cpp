@@ -81,7 +81,7 @@ TEST(Presets, every_file_loads_validates_and_is_named_after_itself) {
     EXPECT_TRUE(outputs.insert(config.output).second) << config.output << " is used twice";
     ++count;
   }
-  EXPECT_EQ(count, 3 + (7 * 4 + 1) + 5 + 1U);
+  EXPECT_EQ(count, 3 + (7 * 4 + 1) + 5 + 1 + (1 + 4) + 4 * 2 + 5U);
 }
 
 TEST(Presets, dense_rows_follow_the_paper) {
@@ -163,6 +163,53 @@ TEST(Presets, small_models_are_of_equal_active_size) {
                             static_cast<double>(make_plan(dense).active_parameters);
     EXPECT_NEAR(difference, 1.0, 0.005);  // the router
   }
+}
+
+// By hand: patches and time in, a class and none; a modulation of 6 D and the last one of 2 D; of a block 4
+// D^2, two gains of queries and keys, a table of 6 D and the FFN; the last layer's table and projection.
+int64_t diffusion_parameters_by_hand(const ModelConfig& model, bool dynamic) {
+  const int64_t D = model.hidden_size, V = model.channels * model.patch_size * model.patch_size;
+  const int64_t E = model.num_experts;
+  const int64_t router = E > 1 ? E * D + (dynamic ? 1 : 0) : 0;
+  const int64_t ends = V * D + D + 256 * D + D + D * D + D + (model.num_classes + 1) * D;
+  const int64_t modulation = 6 * D * D + 6 * D + 2 * D * D + 2 * D;
+  const int64_t block = 4 * D * D + 2 * D + 6 * D + router + 3 * E * D * model.ffn_hidden_size;
+  return ends + modulation + model.num_layers * block + 2 * D + V * D + V;
+}
+
+TEST(Presets, diffusion_transformers_follow_the_paper_under_every_method) {
+  for (const char* method : {"dense", "top-k", "top-p", "dtop-p", "dtop-p-layer"}) {
+    const bool dense = std::string(method) == "dense";
+    const RunConfig config =
+        load(dense ? "dit-dense-0.9b" : std::string("dit-moe-0.9b-3.4b-64e8a-") + method);
+    EXPECT_EQ(config.model.type, ModelType::kDiffusionTransformer);
+    EXPECT_EQ(config.model.num_layers, 28);
+    EXPECT_EQ(config.model.hidden_size, 2048);
+    EXPECT_EQ(config.model.num_heads, 16);
+    EXPECT_EQ(config.optimizer.lr, 1e-4);
+    EXPECT_EQ(config.optimizer.weight_decay, 1e-2);
+    EXPECT_EQ(config.loss.router_z, 0.0);
+    EXPECT_EQ(config.loss.load_balance, dense ? 0.0 : 1e-6);
+    EXPECT_EQ(config.loss.dynamic, dense || config.routing.method == RoutingMethod::kTopK ? 0.0 : 1e-5);
+    const bool has_threshold = config.routing.method != RoutingMethod::kTopK && !dense;
+    EXPECT_TRUE(!has_threshold || config.routing.threshold == 0.4);
+    const bool dynamic = config.routing.normalization == Normalization::kDynamic;
+    const Plan plan = make_plan(config);
+    EXPECT_EQ(plan.parameters, static_cast<uint64_t>(diffusion_parameters_by_hand(config.model, dynamic)));
+    // Without the embeddings of time and class and the last layer, which the decision's figures leave out.
+    const int64_t left_out = 8 * 2048 + (256 + 1001 + 3 * 2048) * 2048 + 2 * 16 * 2048 + 2 * 2048 + 16;
+    EXPECT_NEAR(static_cast<double>(plan.parameters) - left_out, dense ? 0.85e9 : 3.32e9, 0.005e9);
+  }
+}
+
+TEST(Presets, small_diffusion_transformers_are_of_equal_active_size) {
+  const auto active = [](const std::string& name) {
+    return static_cast<double>(make_plan(load(name)).active_parameters);
+  };
+  for (const char* method : {"top-k", "top-p", "dtop-p", "dtop-p-layer"})
+    EXPECT_NEAR(active(std::string("cifar10-") + method) / active("cifar10-dense"), 1.0, 0.01);
+  for (const std::string size : {"s", "b", "l", "xl"})
+    EXPECT_NEAR(active("dit-moe-" + size + "-16e4a-dtop-p") / active("dit-dense-" + size), 1.0, 0.01);
 }
 
 }  // namespace

@@ -1,0 +1,190 @@
+#include "dtopp/models/diffusion_transformer/diffusion_transformer.h"
+
+#include <algorithm>
+#include <map>
+
+#include <gtest/gtest.h>
+
+#include "dtopp/models/batch.h"
+#include "dtopp/models/diffusion_transformer/image_batches.h"
+#include "dtopp/models/diffusion_transformer/objective.h"
+#include "dtopp/models/initialisation.h"
+
+namespace dtopp {
+namespace {
+
+RunConfig small_diffusion() {
+  RunConfig config;
+  config.model.type = ModelType::kDiffusionTransformer;
+  config.model.hidden_size = 16;
+  config.model.num_layers = 2;
+  config.model.num_heads = 2;
+  config.model.ffn_hidden_size = 8;
+  config.model.num_experts = 4;
+  config.model.image_size = 8;
+  config.model.channels = 3;
+  config.model.num_classes = 5;
+  config.model.text_length = 2;
+  config.model.text_size = 6;
+  config.routing.target_experts = {2};
+  return config;
+}
+
+// Sample i is a picture of values that rise to the right, of class i modulo 5, with i modulo 3 embeddings.
+ImageReader rising_pictures(uint64_t samples) {
+  return {samples, [](uint64_t index, bool flip) {
+            TrainingImage image;
+            for (int64_t i = 0; i < 3 * 64; ++i) {
+              const int64_t column = flip ? 7 - i % 8 : i % 8;
+              image.x0_CHW.push_back(static_cast<float>(index) + 0.1F * static_cast<float>(column));
+            }
+            image.label = static_cast<int64_t>(index % 5);
+            image.text_LS.assign(index % 3 * 6, static_cast<float>(index));
+            return image;
+          }};
+}
+
+using Tensors = std::map<std::string, at::Tensor>;
+
+Tensors initial_parameters(const Model& model) {
+  Tensors tensors;
+  for (const ParameterSpec& spec : model.parameters) {
+    at::Tensor tensor = at::empty(spec.shape, at::kFloat);
+    initialise(spec, 3, tensor);
+    EXPECT_TRUE(tensors.emplace(spec.name, tensor).second);
+  }
+  return tensors;
+}
+
+RoutingInputs half(const Model& model) {
+  RoutingInputs inputs;
+  inputs.threshold.assign(static_cast<size_t>(model.num_routed_layers), at::full({}, 0.5, at::kDouble));
+  return inputs;
+}
+
+TEST(DiffusionTransformer, looks_up_the_parameters_it_lists_in_their_order) {
+  std::vector<RunConfig> configs(5, small_diffusion());
+  configs[1].model.num_experts = 1;
+  configs[2].model.qk_norm = false;
+  configs[3].model.position = Position::kSincos;
+  configs[3].model.text_length = 0;
+  configs[4].model.num_classes = 0;
+  for (const RunConfig& config : configs) {
+    const Model model = make_model(config);
+    const Tensors tensors = initial_parameters(model);
+    std::vector<std::string> listed, used;
+    for (const ParameterSpec& spec : model.parameters) listed.push_back(spec.name);
+    const LossFunction losses = model.bind([&](const std::string& name) {
+      if (std::ranges::find(used, name) == used.end()) used.push_back(name);
+      return tensors.at(name);
+    });
+    const Batch batch = training_images(config, rising_pictures(20))(3, 4);
+    const BatchLosses result = losses(batch, half(model));
+    EXPECT_EQ(used, listed);
+    EXPECT_NO_THROW(result.value(model.validation_loss));
+    EXPECT_EQ(result.activations.num_layers(), model.num_routed_layers);
+    EXPECT_FALSE(result.samples.has_value());
+    const int64_t tokens = config.model.is_dense() ? 0 : 4 * model.tokens_per_sample;
+    EXPECT_EQ(result.activations.tokens(), tokens);
+  }
+}
+
+// Every gate, and the last layer, begin at zero.
+TEST(DiffusionTransformer, begins_by_predicting_nothing) {
+  const RunConfig config = small_diffusion();
+  const Model model = make_model(config);
+  const Tensors tensors = initial_parameters(model);
+  const Batch batch = training_images(config, rising_pictures(20))(0, 4);
+  const LossFunction losses = model.bind([&](const std::string& name) { return tensors.at(name); });
+  const at::Tensor target = batch.tensor("noise") - batch.tensor("x0");
+  EXPECT_NEAR(losses(batch, half(model)).value("diffusion_loss").item<double>(),
+              target.square().mean().item<double>(), 1e-5);
+}
+
+TEST(DiffusionTransformer, parameters_say_what_they_are_for) {
+  for (const ParameterSpec& spec : make_model(small_diffusion()).parameters) {
+    const bool conditioning = spec.name.starts_with("time_embed") || spec.name.ends_with("modulation.weight");
+    EXPECT_EQ(spec.role == ParameterRole::kConditioning, conditioning && spec.name.ends_with(".weight"))
+        << spec.name;
+    // Tables are added, as biases are.
+    const bool table = spec.name == "final.table" || spec.name.ends_with(".modulation");
+    EXPECT_EQ(spec.weight_decay(), spec.shape.size() > 1 && !table) << spec.name;
+  }
+}
+
+TEST(DiffusionTransformer, reports_the_losses_and_experts_of_each_held_out_sample) {
+  const RunConfig config = small_diffusion();
+  const Model model = make_model(config);
+  const Tensors tensors = initial_parameters(model);
+  const LossFunction losses = model.bind([&](const std::string& name) { return tensors.at(name); });
+  const auto batches = validation_images(config, rising_pictures(20));
+  const BatchLosses all = losses(batches(0, 6), half(model));
+  ASSERT_TRUE(all.samples.has_value());
+  EXPECT_TRUE(all.samples->selected_BL.sum(0).equal(all.activations.selected()));
+  for (int64_t i = 0; i < 6; ++i) {
+    const BatchLosses one = losses(batches(static_cast<uint64_t>(i), 1), half(model));
+    EXPECT_NEAR(one.samples->loss_B.item<double>(), all.samples->loss_B[i].item<double>(), 1e-5);
+    EXPECT_TRUE(one.samples->selected_BL[0].equal(all.samples->selected_BL[i]));
+  }
+}
+
+void expect_equal(const Batch& whole, const std::vector<Batch>& pieces) {
+  for (const auto& [name, tensor] : whole.tensors) {
+    std::vector<at::Tensor> parts;
+    for (const Batch& piece : pieces) parts.push_back(piece.tensor(name));
+    EXPECT_TRUE(tensor.equal(at::cat(parts))) << name;
+  }
+}
+
+TEST(DiffusionDraws, do_not_depend_on_how_samples_are_cut_into_batches) {
+  RunConfig config = small_diffusion();
+  config.diffusion.condition_dropout = 0.5;
+  const auto training = training_images(config, rising_pictures(11));
+  expect_equal(training(2, 20), {training(2, 1), training(3, 12), training(15, 7)});
+  const auto validation = validation_images(config, rising_pictures(11));
+  expect_equal(validation(0, 11), {validation(0, 4), validation(4, 7)});
+}
+
+// Over 4,000 samples, six standard deviations of each share.
+TEST(DiffusionDraws, follow_their_distributions) {
+  RunConfig config = small_diffusion();
+  config.model.text_length = config.model.text_size = 0;
+  constexpr int64_t kCount = 4000;
+  const double deviations = 6 / std::sqrt(static_cast<double>(kCount));
+  const Batch batch = training_images(config, rising_pictures(50))(0, kCount);
+  const at::Tensor logit_B = batch.tensor("t").to(at::kDouble).logit();
+  EXPECT_NEAR(logit_B.mean().item<double>(), 0, deviations);
+  EXPECT_NEAR(logit_B.var().item<double>(), 1, deviations * std::sqrt(2.0));
+  const at::Tensor flipped_B = batch.tensor("x0").select(3, 0).select(2, 0).select(1, 0) >
+                               batch.tensor("x0").select(3, 7).select(2, 0).select(1, 0);
+  EXPECT_NEAR(flipped_B.to(at::kDouble).mean().item<double>(), 0.5, 0.5 * deviations);
+  const at::Tensor dropped_B = batch.tensor("class").eq(config.model.num_classes);
+  EXPECT_NEAR(dropped_B.to(at::kDouble).mean().item<double>(), 0.1, 0.3 * deviations);
+  config.diffusion.timesteps = Timesteps::kUniform;
+  const at::Tensor t_B = training_images(config, rising_pictures(50))(0, kCount).tensor("t").to(at::kDouble);
+  EXPECT_NEAR(t_B.mean().item<double>(), 0.5, deviations / std::sqrt(12.0));
+  EXPECT_NEAR(t_B.var().item<double>(), 1 / 12.0, deviations / std::sqrt(180.0));
+}
+
+TEST(DiffusionDraws, an_epoch_holds_every_picture_once_and_texts_end_in_zeros) {
+  const RunConfig config = small_diffusion();
+  const Batch batch = validation_images(config, rising_pictures(9))(0, 9);
+  for (int64_t i = 0; i < 9; ++i) {
+    const at::Tensor filled_L = batch.tensor("text")[i].eq(static_cast<double>(i)).all(1);
+    EXPECT_EQ(batch.tensor("text")[i].ne(0).any(1).sum().item<int64_t>(), i == 0 ? 0 : i % 3);
+    EXPECT_TRUE(i % 3 == 0 || filled_L[0].item<bool>());
+  }
+  const at::Tensor x0 = training_images(config, rising_pictures(9))(9, 9).tensor("x0");
+  const at::Tensor picture_B = x0.mean({1, 2, 3}).floor();
+  EXPECT_TRUE(std::get<0>(picture_B.sort()).equal(at::arange(9, at::kFloat)));
+}
+
+TEST(DdpmSchedule, is_the_published_one) {
+  // Ho et al. 2020: a_999 of the linear schedule is 4.0358e-5.
+  const at::Tensor a_K = ddpm_alpha_products(at::kCPU);
+  EXPECT_NEAR(a_K[0].item<double>(), 1 - 1e-4, 1e-12);
+  EXPECT_NEAR(a_K[999].item<double>(), 4.0358e-5, 1e-8);
+}
+
+}  // namespace
+}  // namespace dtopp
