@@ -31,8 +31,9 @@ void check_devices(const std::string& identity, Collectives& ranks) {
   for (auto device = devices.begin(); device != end; ++device) {
     const int64_t rank = device - devices.begin();
     if ((*device == "cpu") != (devices[0] == "cpu"))
-      throw RanksDiffer(ExitStatus::kUsage, name(rank) + " computes on " + *device + ", rank 0 on " +
-                                                devices[0] + ": choose cpu or cuda for all ranks");
+      throw RanksDiffer(ExitStatus::kUsage, "rank " + std::to_string(rank) + " computes on " + *device +
+                                                ", rank 0 on " + devices[0] +
+                                                ": choose cpu or cuda for all ranks");
     const auto same = std::find(device + 1, end, *device);
     if (*device != "cpu" && same != end)
       throw RanksDiffer(ExitStatus::kUsage, "ranks " + std::to_string(rank) + " and " +

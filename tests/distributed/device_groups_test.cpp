@@ -49,7 +49,7 @@ TEST(DeviceGroups, say_in_one_line_why_they_cannot_be_connected) {
   if (!missing || missing->find("no CUDA device") == std::string::npos)
     GTEST_SKIP() << (missing ? *missing : "a CUDA device is here");
   run_ranks(2, [](int64_t rank, const c10::intrusive_ptr<c10d::Store>& store) {
-    World world = make_world(store, rank, 2, /*expert_parallel=*/1, on_loopback());
+    World world = make_world(store, rank, {.places = 1, .replicas = 2}, on_loopback());
     try {
       const DeviceGroups groups(world, store, at::Device(at::kCUDA, 0), std::chrono::seconds(20), nullptr);
       ADD_FAILURE() << "connected without a device";

@@ -102,7 +102,7 @@ TEST(Traffic, is_within_two_percent_of_the_plan_by_collective) {
   at::set_num_threads(threads);
 }
 
-constexpr RankGrid kSixteenNodes = {8, 16};
+constexpr RankGrid kSixteenNodes = {.places = 8, .replicas = 16, .nodes = 16};
 
 // A layer of the paper's kind, 64 experts of which 8 are active, on 128 ranks.
 RunConfig paper_like(int64_t hidden_size, int64_t ffn_hidden_size) {
@@ -121,9 +121,9 @@ RunConfig paper_like(int64_t hidden_size, int64_t ffn_hidden_size) {
 }
 
 std::map<std::string, double> planned_on_sixteen_nodes(const RunConfig& config) {
-  const Plan plan = make_plan(config, {.ranks = kSixteenNodes.size(),
-                                       .nodes = kSixteenNodes.replicas,
-                                       .expert_parallel = kSixteenNodes.places});
+  const Plan plan = make_plan(
+      config,
+      {.ranks = kSixteenNodes.size(), .nodes = kSixteenNodes.nodes, .expert_parallel = kSixteenNodes.places});
   std::map<std::string, double> bytes;
   for (const CollectiveBytes& planned : by_collective(plan.communication))
     bytes[planned.name] = static_cast<double>(planned.inside + planned.between);
@@ -138,7 +138,7 @@ std::map<std::string, double> sent_by(int64_t rank, const RankGrid& grid, const 
   };
   World world;
   world.all = group(rank, grid.size());
-  world.replicas = group(grid.replica(rank), grid.replicas);
+  world.nodes = group(grid.replica(rank), grid.nodes);
   world.block = group(grid.place(rank), grid.places);
   world.experts = group(grid.place(rank), grid.places);
   Trainer trainer(config, make_model(config), data_for(config), at::kFloat, world);
