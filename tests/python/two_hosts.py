@@ -3,6 +3,8 @@
 import os
 import subprocess
 
+from delay_line import DelayLine, open_device
+
 ADDRESSES = ("10.9.1.1", "10.9.1.2")
 NAMES = ("node0", "node1")
 PORT = 29500
@@ -38,16 +40,24 @@ class Host:
 
 
 class TwoHosts:
-    """hosts[0] and hosts[1], whose interface is eth0. mbit: what eth0 lets out each second, in millions of bits."""
+    """hosts[0] and hosts[1], whose interface is eth0. mbit: what eth0 lets out each second, in millions of bits; delay:
+    seconds that a packet takes, instead."""
 
-    def __init__(self, folder, mbit=None):
-        self.hosts = []
+    def __init__(self, folder, mbit=None, delay=None):
+        self.hosts, self.line = [], None
         for name in NAMES:
             # As Debian installs it: a host finds itself on loopback.
             known = {NAMES[i]: "127.0.1.1" if NAMES[i] == name else ADDRESSES[i] for i in range(2)}
             file = folder / f"hosts-{name}"
             file.write_text("127.0.0.1 localhost\n" + "".join(f"{known[host]} {host}\n" for host in NAMES))
             self.hosts.append(Host(name, file))
+        if delay:
+            devices = [open_device(host.process.pid, "eth0", address) for host, address in zip(self.hosts, ADDRESSES)]
+            self.line = DelayLine(devices, delay)
+        else:
+            self.join_by_cable(mbit)
+
+    def join_by_cable(self, mbit):
         self.hosts[0].run(f"ip link add eth0 type veth peer name eth0 netns {self.hosts[1].process.pid}")
         for host, address in zip(self.hosts, ADDRESSES):
             host.run(f"ip address add {address}/24 dev eth0")
@@ -59,6 +69,8 @@ class TwoHosts:
         return self.hosts
 
     def __exit__(self, *error):
+        if self.line:
+            self.line.close()
         for host in self.hosts:
             host.close()
 
