@@ -59,6 +59,18 @@ struct ParameterSizes {
   double dense_bytes = 0, expert_bytes = 0;
 };
 
+// Of the elements that a rank holds, those of the largest bucket (distributed/shard_exchange.h).
+double bucket_share(const Model& model, int64_t expert_parallel) {
+  int64_t held = 0, largest = 0;
+  for (const ParameterSpec& spec : model.parameters) {
+    const int64_t count = spec.count() / (spec.role == ParameterRole::kExpert ? expert_parallel : 1);
+    held += count;
+    largest = std::max(largest, count);
+  }
+  return static_cast<double>(std::min(held, std::max(largest, bucket_elements(held)))) /
+         static_cast<double>(held);
+}
+
 ParameterSizes parameter_sizes(const Model& model, double width) {
   ParameterSizes sizes;
   for (const ParameterSpec& spec : model.parameters) {
@@ -129,6 +141,7 @@ Communication plan_communication(const RunConfig& config, const Model& model, co
   Communication result;
   result.micro_steps = shares.most_micro_steps;
   result.busiest_share = static_cast<double>(shares.most_micro_steps) / shares.micro_batches;
+  result.bucket_share = bucket_share(model, layout.expert_parallel);
   // The sums of a rank's gradients are of its part of the dense parameters and its experts, as is what it
   // shares out afterwards.
   const double sums_in_block = config.parallel.reproducible ? shares.micro_steps : 1;

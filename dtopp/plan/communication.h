@@ -26,6 +26,7 @@ struct Communication {
   int64_t micro_steps = 1;    // forward and backward passes of the busiest rank
   double busiest_share = 1;   // its micro-batches over the mean rank's
   double rows_per_token = 0;  // ranks of a block that hold experts of a token, on average, its own included
+  double bucket_share = 0;    // of what gradients and parameters send: what nothing hides, the last bucket
   SentBytes block_gradients;  // of dense parameters, to the ranks of the block
   SentBytes replica_gradients;
   SentBytes parameters;

@@ -106,13 +106,13 @@ std::string time_rows(const Plan& plan, const DeviceRates& rates) {
     return print("%.0f %% of %g ", 100 * share, peak) + unit;
   };
   const double flops = (bf16 ? rates.bf16_flops : rates.fp32_flops) / 1e12;
-  const std::string hidden = print("beyond %.0f %% of ", 100 * AssumedShares::kHiding);
+  const std::string hidden = print("the last bucket, or beyond %.0f %% of ", 100 * AssumedShares::kHiding);
   std::string text =
       row("step", seconds(time.seconds()), print("MFU %.1f %%", 100 * time.mfu)) +
       row("  compute", seconds(time.compute), "assumed: " + rate(AssumedShares::kCompute, flops, "TFLOP/s"));
   if (plan.layout.ranks > 1) {
     text +=
-        row("  gradients", seconds(time.gradients), hidden + "the last backward pass, which hides them") +
+        row("  gradients", seconds(time.gradients), hidden + "the last backward pass") +
         row("  parameters", seconds(time.parameters), hidden + "the first forward pass") +
         row("  rows", seconds(time.rows),
             "assumed of links: " + rate(AssumedShares::kInside, rates.inside / 1e9, "GB/s inside nodes, ") +

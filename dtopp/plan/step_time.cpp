@@ -15,7 +15,10 @@ double seconds_on_links(const SentBytes& sent, const DeviceRates& rates) {
                   sent.between / (rates.between * AssumedShares::kBetween));
 }
 
-double exposed(double seconds, double pass) { return std::max(0.0, seconds - AssumedShares::kHiding * pass); }
+// What a pass does not hide of what takes `seconds`: `end` of it lies before or behind all computation.
+double exposed(double seconds, double pass, double end) {
+  return std::max(end * seconds, seconds - AssumedShares::kHiding * pass);
+}
 
 }  // namespace
 
@@ -32,9 +35,11 @@ StepTime plan_step_time(const Plan& plan, const DeviceRates& rates) {
   time.rows = seconds_on_links(sent.dispatch + sent.combine, rates) * sent.busiest_share;
   const double forward = time.compute * kForwardShare, backward = time.compute - forward;
   // Sums of the block travel in every micro-step, all others in the last one.
-  time.gradients = exposed(seconds_on_links(sent.block_gradients, rates), backward) +
-                   exposed(seconds_on_links(sent.replica_gradients, rates), backward / micro_steps);
-  time.parameters = exposed(seconds_on_links(sent.parameters, rates), forward / micro_steps);
+  time.gradients =
+      exposed(seconds_on_links(sent.block_gradients, rates), backward, sent.bucket_share) +
+      exposed(seconds_on_links(sent.replica_gradients, rates), backward / micro_steps, sent.bucket_share);
+  time.parameters =
+      exposed(seconds_on_links(sent.parameters, rates), forward / micro_steps, sent.bucket_share);
   time.update =
       static_cast<double>(plan.parameters) / ranks * kUpdateBytes / (rates.memory * AssumedShares::kMemory);
   time.mfu = mean_flops / (peak * time.seconds());
