@@ -142,7 +142,8 @@ class Membership {
     try {
       if (join.device)
         device_ = join.device(place.local_size > 0 ? place.local_rank : std::count(hosts.begin(), own, *own));
-      const RankGrid grid = rank_grid(place.size, join.expert_parallel, ranks_of_a_node(hosts, ranks_here));
+      const int64_t block = join.expert_parallel ? join.expert_parallel(device_) : 1;
+      const RankGrid grid = rank_grid(place.size, block, ranks_of_a_node(hosts, ranks_here));
       world_ = make_world(store_, place.rank, grid, gloo_, counts_);
       world_.ranks_here = ranks_here;
     } catch (const Error& error) {

@@ -29,10 +29,11 @@ struct Rank {
 };
 
 struct JoinOptions {
-  int64_t expert_parallel = 1;   // ranks of a block
   std::chrono::seconds timeout;  // that a rank may be silent (distributed/watcher.h)
   // Where this rank computes, by its number among those on this host; none: on the CPU.
   std::function<at::Device(int64_t local_rank)> device{};
+  // The ranks of a block that shares out the experts, given what this one computes on; none: 1.
+  std::function<int64_t(const at::Device& device)> expert_parallel{};
 };
 
 // Joins the ranks this process works with (itself where it is alone), and calls `body` with them, its share

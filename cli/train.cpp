@@ -12,6 +12,7 @@
 #include "dtopp/eval/probes.h"
 #include "dtopp/launch/place.h"
 #include "dtopp/moe/gain_guard.h"
+#include "dtopp/ops/device.h"
 #include "dtopp/plan/expert_parallel.h"
 #include "dtopp/train/compute_device.h"
 #include "dtopp/train/console_line.h"
@@ -35,19 +36,27 @@ void verify_data(const RunConfig& config) {
     for (const std::string& path : *paths) TokenStream::open(path, Verify::kAll, config.model.vocab_size);
 }
 
-// Ranks of a block. Where nobody says how many ranks a machine has, all may be on one.
-int64_t expert_parallel_on(const Place& place, const RunConfig& config) {
+// Where nobody says how many ranks a machine has, all may be on one.
+RankLayout layout_on(const Place& place, const RunConfig& config) {
   const bool even = place.local_size > 0 && place.size % place.local_size == 0;
-  const RankLayout layout{.ranks = place.size, .nodes = even ? place.size / place.local_size : 1};
-  const Device device = config.training.device == Device::kCuda ? Device::kCuda : Device::kCpu;
-  return expert_parallel_of(config, layout, device,
-                            available_memory() / static_cast<uint64_t>(layout.node_ranks()));
+  return {.ranks = place.size,
+          .nodes = even ? place.size / place.local_size : 1,
+          .expert_parallel = config.parallel.expert_parallel.ranks.value_or(1)};
+}
+
+int64_t expert_parallel_on(const RankLayout& layout, const RunConfig& config, const at::Device& device) {
+  const auto memory = free_device_memory(device);
+  return expert_parallel_of(
+      config, layout, device.is_cpu() ? Device::kCpu : Device::kCuda,
+      memory ? *memory : available_memory() / static_cast<uint64_t>(layout.node_ranks()));
 }
 
 void train_run(const TrainOptions& options) {
   const Place place = own_place();
   const RunConfig config = load_run_config(options.config, options.overrides);
   if (options.processes > 0) std::exit(run_processes(place, options.processes));
+  const RankLayout layout = layout_on(place, config);
+  check_layout(layout, config.model);
   const bool speaks = place.rank == 0;
   if (speaks && !config.model.is_dense()) {
     if (const auto warning = gain_warning(config.routing, config.model.num_experts))
@@ -63,11 +72,14 @@ void train_run(const TrainOptions& options) {
     message(validation_line(step, loss, accuracies));
   };
   RunSummary summary;
-  const JoinOptions join{.expert_parallel = expert_parallel_on(place, config),
-                         .timeout = std::chrono::seconds(config.parallel.timeout),
-                         .device = [&](int64_t local_rank) {
-                           return compute_device(config.training.device, "training.device", local_rank);
-                         }};
+  const JoinOptions join{
+      .timeout = std::chrono::seconds(config.parallel.timeout),
+      .device =
+          [&](int64_t local_rank) {
+            return compute_device(config.training.device, "training.device", local_rank);
+          },
+      .expert_parallel =
+          [&](const at::Device& device) { return expert_parallel_on(layout, config, device); }};
   run_as_rank(place, join, [&](const Rank& rank) {
     observer.begin = rank.begin;
     if (options.verify && speaks) verify_data(config);

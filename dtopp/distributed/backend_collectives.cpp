@@ -8,41 +8,49 @@
 namespace dtopp {
 namespace {
 
+// Names the rank and the collective in what an action throws.
+struct Speaker {
+  std::string who;
+  BackendFailure failure;
+
+  template <class Action>
+  void attempt(const char* what, Action action) const {
+    try {
+      action();
+    } catch (const std::exception& error) {
+      const std::string text = who + ": " + what + " failed: " + reason_of(error);
+      if (failure == BackendFailure::kOfDevice) throw ResourceError(text);
+      throw RankLost(text);
+    }
+  }
+};
+
 class BackendCollectives final : public Collectives {
  public:
-  BackendCollectives(c10::intrusive_ptr<c10d::Backend> backend, std::string who)
+  BackendCollectives(c10::intrusive_ptr<c10d::Backend> backend, Speaker speaker)
       : Collectives(backend->getRank(), backend->getSize()),
         backend_(std::move(backend)),
-        who_(std::move(who)) {}
+        speaker_(std::move(speaker)) {}
   Pending start(const Collective& collective) override;
 
  private:
   c10::intrusive_ptr<c10d::Work> issue(Collective collective);
 
   c10::intrusive_ptr<c10d::Backend> backend_;
-  std::string who_;
+  Speaker speaker_;
 };
 
-// Calls `action`, and names the rank and the collective in what it throws.
-template <class Action>
-void attempt(const std::string& who, const char* what, Action action) {
-  try {
-    action();
-  } catch (const std::exception& error) {
-    throw RankLost(who + ": " + what + " failed: " + reason_of(error));
-  }
-}
-
 struct BackendOperation final : Pending::Operation {
-  BackendOperation(const Collective& collective, const std::string& who) : collective(collective), who(who) {}
+  BackendOperation(const Collective& collective, Speaker speaker)
+      : collective(collective), speaker(std::move(speaker)) {}
 
   void wait() override {
-    attempt(who, collective.what, [&] { work->wait(); });
+    speaker.attempt(collective.what, [&] { work->wait(); });
   }
   bool done() override { return work->isCompleted(); }
 
   Collective collective;  // keeps its tensors
-  std::string who;
+  Speaker speaker;
   c10::intrusive_ptr<c10d::Work> work;
 };
 
@@ -50,8 +58,8 @@ Pending BackendCollectives::start(const Collective& collective) {
   // All ranks leave it out alike. An all-to-all of nothing here may have something for others.
   const bool alike = collective.splits.in.empty() && collective.kind != Collective::Kind::kBarrier;
   if (alike && collective.out.numel() == 0) return {};
-  auto operation = std::make_unique<BackendOperation>(collective, who_);
-  attempt(who_, collective.what, [&] { operation->work = issue(collective); });
+  auto operation = std::make_unique<BackendOperation>(collective, speaker_);
+  speaker_.attempt(collective.what, [&] { operation->work = issue(collective); });
   return Pending(std::move(operation));
 }
 
@@ -83,8 +91,8 @@ c10::intrusive_ptr<c10d::Work> BackendCollectives::issue(Collective collective) 
 }  // namespace
 
 std::unique_ptr<Collectives> make_backend_collectives(c10::intrusive_ptr<c10d::Backend> backend,
-                                                      std::string who) {
-  return std::make_unique<BackendCollectives>(std::move(backend), std::move(who));
+                                                      std::string who, BackendFailure failure) {
+  return std::make_unique<BackendCollectives>(std::move(backend), Speaker{std::move(who), failure});
 }
 
 }  // namespace dtopp

@@ -3,7 +3,8 @@
 //
 // Tensors are contiguous, those of a collective on one device: the CPU, or where the implementation serves
 // another, too, that (device_groups.h). On all ranks alike. A tensor that does not fit is a mistake of the
-// program (TORCH_CHECK); a rank or a connection that fails is a RankLost, when starting or from wait().
+// program (TORCH_CHECK); a rank or a connection that fails is a RankLost, when starting or from wait(), this
+// rank's own device a ResourceError.
 #pragma once
 
 #include <cstdint>

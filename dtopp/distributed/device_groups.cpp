@@ -64,7 +64,8 @@ DeviceGroups::DeviceGroups(World& world, const c10::intrusive_ptr<c10d::Store>& 
       throw ResourceError(who + ": NCCL cannot connect its " + std::to_string(group->size()) +
                           " ranks: " + reason_of(error));
     }
-    std::unique_ptr<Collectives> on_device = make_backend_collectives(groups_.back().backend, who);
+    std::unique_ptr<Collectives> on_device =
+        make_backend_collectives(groups_.back().backend, who, BackendFailure::kOfDevice);
     if (counts) on_device = std::make_unique<CountingCollectives>(std::move(on_device), counts);
     group = host_and_device(group, std::move(on_device));
   };

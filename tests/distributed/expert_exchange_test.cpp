@@ -1,8 +1,11 @@
 #include "dtopp/distributed/expert_exchange.h"
 
+#include <atomic>
 #include <random>
 
 #include <gtest/gtest.h>
+
+#include <ATen/record_function.h>
 
 #include "dtopp/distributed/tree_sum.h"
 #include "dtopp/ops/moe_ffn.h"
@@ -121,6 +124,33 @@ TEST(ExpertExchange, is_close_to_it_where_bits_may_differ) {
       EXPECT_TRUE(results[rank].grad_x_TD.allclose(expected[rank].grad_x_TD, 1e-4, 1e-4));
     }
   }
+}
+
+// Of this thread's calls of moe_ffn, max_pairs and the pairs that there are.
+thread_local std::vector<std::pair<int64_t, int64_t>> room_and_pairs;
+
+// A CPU makes room by itself, so this looks at what the operator is called with.
+TEST(ExpertExchange, makes_room_for_the_pairs_that_come) {
+  std::atomic<int64_t> calls = 0;
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    SCOPED_TRACE(seed);
+    const Case c = random_case(seed);
+    run_group(c.ranks, [&](Collectives& group) {
+      room_and_pairs.clear();
+      const auto note = [](const at::RecordFunction& call) -> std::unique_ptr<at::ObserverContext> {
+        if (std::string_view(call.name()) != "dtopp::moe_ffn") return nullptr;
+        room_and_pairs.emplace_back(call.inputs()[4].toInt(),
+                                    call.inputs()[1].toTensor().count_nonzero().item<int64_t>());
+        return nullptr;
+      };
+      const auto handle = at::addThreadLocalCallback(at::RecordFunctionCallback(note).needsInputs(true));
+      run({group, seed % 2 == 0}, c, group.rank());
+      at::removeCallback(handle);
+      for (const auto& [room, pairs] : room_and_pairs) EXPECT_EQ(room, pairs);
+      calls += static_cast<int64_t>(room_and_pairs.size());
+    });
+  }
+  EXPECT_GT(calls, 20);
 }
 
 TEST(ExpertExchange, refuses_gates_that_are_not_those_of_all_experts) {

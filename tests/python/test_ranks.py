@@ -9,11 +9,12 @@ import time
 
 import pytest
 import tiny_run
+import torch
 
 TORCHRUN = tiny_run.ROOT / ".venv/bin/torchrun"
 
 pytestmark = [pytest.mark.skipif(not tiny_run.BINARY.exists(), reason=f"{tiny_run.BINARY} is not built"),
-              pytest.mark.skipif(tiny_run.DEVICE != "cpu", reason="ranks on CUDA devices are not there yet")]
+              pytest.mark.skipif(tiny_run.DEVICE != "cpu", reason="for CPUs: ranks were not run on CUDA devices yet")]
 
 OVERRIDES = ["training.micro_batch_size=1"]
 
@@ -172,6 +173,13 @@ def test_ranks_without_work_are_refused(reference, tmp_path):
     done = tiny_run.dtopp(*train(reference, tmp_path / "run", "--processes", 5))
     assert done.returncode == 2
     assert "training.global_batch_size" in done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
+def test_ranks_without_a_cuda_device_are_refused(reference, tmp_path):
+    done = tiny_run.dtopp(*train(reference, tmp_path / "run", "training.device=cuda", "--processes", 2))
+    assert done.returncode == 2
+    assert done.stderr.count("training.device: cuda cannot be used") == 1, done.stderr
 
 
 def test_another_configuration_on_one_rank_is_found(reference, tmp_path):
