@@ -13,6 +13,8 @@ InferenceModel load_inference_model(const Checkpoint& checkpoint, const at::Devi
   InferenceModel loaded;
   loaded.config = checkpoint.config();
   const ModelConfig& model = loaded.config.model;
+  if (model.type != ModelType::kLanguageModel)
+    throw UsageError(checkpoint.path().string() + " holds a diffusion transformer, not a language model");
   const RoutingConfig& routing = loaded.config.routing;
 
   std::unordered_map<std::string, at::Tensor> tensors;

@@ -9,6 +9,7 @@
 #include "dtopp/models/diffusion_transformer/image_batches.h"
 #include "dtopp/models/diffusion_transformer/objective.h"
 #include "dtopp/models/initialisation.h"
+#include "dtopp/models/solve_thresholds.h"
 
 namespace dtopp {
 namespace {
@@ -126,6 +127,22 @@ TEST(DiffusionTransformer, reports_the_losses_and_experts_of_each_held_out_sampl
     EXPECT_NEAR(one.samples->loss_B.item<double>(), all.samples->loss_B[i].item<double>(), 1e-5);
     EXPECT_TRUE(one.samples->selected_BL[0].equal(all.samples->selected_BL[i]));
   }
+}
+
+// As for averaged weights, which want another p than those that are trained.
+TEST(DiffusionTransformer, thresholds_can_be_solved_for_a_number_of_experts) {
+  const RunConfig config = small_diffusion();
+  const Tensors tensors = initial_parameters(make_model(config));
+  const DiffusionTransformer model = bind_diffusion_transformer(
+      config.model, config.routing, [&](const std::string& name) { return tensors.at(name); });
+  const Batch batch = training_images(config, rising_pictures(64))(0, 64);
+  const auto experts = [&](const RoutingInputs& inputs) {
+    const at::NoGradGuard no_grad;
+    ActivationStatistics chosen(2);
+    chosen.add(predict(model, batch.tensor("x0"), batch.tensor("t"), condition_of(batch), inputs).routing);
+    return chosen.summary().mean;
+  };
+  EXPECT_NEAR(experts(solve_thresholds(config.routing, 2, {2.5}, at::kCPU, experts)), 2.5, 0.01);
 }
 
 void expect_equal(const Batch& whole, const std::vector<Batch>& pieces) {
