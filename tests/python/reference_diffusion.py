@@ -195,7 +195,8 @@ def make_batch(config, pictures, draws, first):
         batch["class"] = torch.tensor([model["num_classes"] if d["dropped"] else pictures["label"][d["image"]].item()
                                        for d in draws])
     if model["text_length"]:
-        text = pictures["text"]
+        missing = model["text_length"] - pictures["text"].shape[1]
+        text = F.pad(pictures["text"], (0, 0, 0, missing))
         batch["text"] = torch.stack([torch.zeros_like(text[0]) if d["dropped"] else text[d["image"]] for d in draws])
     return batch
 
