@@ -90,6 +90,7 @@ void add_prepare(CLI::App& app) {
   text->add_option("--workers", options->workers, "threads that encode (default: one a core)")
       ->check(CLI::Range(1, 1024));
   text->callback([options] { prepare_text(*options); });
+  add_prepare_images(*verb);
 }
 
 }  // namespace dtopp::cli

@@ -7,6 +7,7 @@
 namespace dtopp::cli {
 
 void add_prepare(CLI::App& app);
+void add_prepare_images(CLI::App& prepare);
 void add_train(CLI::App& app);
 void add_evaluate(CLI::App& app);
 void add_plan(CLI::App& app);

@@ -34,6 +34,16 @@ class PlainSource : public ByteSource {
     return filled;
   }
 
+  uint64_t skip(uint64_t count) override {
+    const auto status = file_.status();
+    if (!S_ISREG(status.st_mode)) return 0;
+    const auto size = static_cast<uint64_t>(status.st_size);
+    count = std::min(count, size - std::min(size, file_bytes_));
+    if (::lseek(file_.get(), static_cast<off_t>(count), SEEK_CUR) < 0) throw file_error("read", path_, errno);
+    file_bytes_ += count;
+    return count;
+  }
+
   uint64_t file_bytes() const override { return file_bytes_; }
 
  private:

@@ -15,13 +15,6 @@ int64_t integer_at(std::span<const std::byte> integers, uint64_t index) {
   return value;
 }
 
-void to_planes(const Picture& picture, std::span<uint8_t> out) {
-  const size_t channels = static_cast<size_t>(picture.channels), pixels = out.size() / channels;
-  for (size_t channel = 0; channel < channels; ++channel) {
-    for (size_t i = 0; i < pixels; ++i) out[channel * pixels + i] = picture.pixels[i * channels + channel];
-  }
-}
-
 }  // namespace
 
 ImageShard::ImageShard(const std::filesystem::path& path, const ImageFacts& facts)

@@ -1,7 +1,9 @@
 // A picture in memory.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 namespace dtopp {
@@ -26,5 +28,14 @@ struct Picture {
 // Larger pictures are refused before anything is allocated for them: at most 300 MB of red, green and blue.
 inline constexpr uint64_t kMaxPixels = 100'000'000;
 inline constexpr uint64_t kMaxSide = 65'535;
+
+// As [channels, height, width] into `out`, which has room for just that.
+inline void to_planes(const Picture& picture, std::span<uint8_t> out) {
+  const auto channels = static_cast<size_t>(picture.channels);
+  const size_t size = out.size() / channels;
+  for (size_t c = 0; c < channels; ++c) {
+    for (size_t i = 0; i < size; ++i) out[c * size + i] = picture.pixels[i * channels + c];
+  }
+}
 
 }  // namespace dtopp

@@ -51,8 +51,7 @@ std::vector<Taps> make_taps(int in, int out, ResizeFilter filter, int begin, int
       weights.push_back(filter == ResizeFilter::kBox ? box(at) : bicubic(at));
       sum += weights.back();
     }
-    for (const double weight : weights)
-      taps.weights.push_back(to_fixed(sum != 0 ? weight * (1.0 / sum) : weight));
+    for (const double weight : weights) taps.weights.push_back(to_fixed(sum != 0 ? weight / sum : weight));
   }
   return all;
 }

@@ -7,9 +7,9 @@ namespace dtopp {
 
 enum class ResizeFilter { kBox, kBicubic };
 
-// Pillow's Image.resize, bit for bit: separable, rows first, weights of 22 fractional bits, rounded to eight
-// bits between the two. Of the result [height, width] only the part [top, top + rows) x [left, left +
-// columns) is computed.
+// Pillow's Image.resize, bit for bit (where it begins with the rows, as up to Pillow 12): separable, rows
+// first, weights of 22 fractional bits, rounded to eight bits between the two. Of the result [height, width]
+// only the part [top, top + rows) x [left, left + columns) is computed.
 struct ResizeWindow {
   int top = 0, rows = 0, left = 0, columns = 0;
 };

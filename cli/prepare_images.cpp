@@ -1,0 +1,120 @@
+// Pictures or latents to image files.
+#include "dtopp/data/images/prepare_images.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cli/stop_signals.h"
+#include "cli/verbs.h"
+#include "dtopp/base/errors.h"
+#include "dtopp/base/progress.h"
+
+namespace dtopp::cli {
+namespace {
+
+void require_finite(const char* option, const std::vector<double>& numbers) {
+  for (const double number : numbers) {
+    if (!std::isfinite(number)) throw UsageError(std::string(option) + ": must be finite numbers");
+  }
+}
+
+void print_images(const std::string& output, const ImageFacts& facts) {
+  const auto number = [](auto value) { return static_cast<long long>(value); };
+  std::printf("output   %s\n", output.c_str());
+  std::printf("images   %lld of %lld x %lld x %lld%s\n", number(facts.images), number(facts.shape.channels),
+              number(facts.shape.height), number(facts.shape.width),
+              facts.kind == ImageKind::kLatents ? ", latents" : "");
+  std::printf("classes  %lld\n", number(facts.classes.size()));
+  if (facts.text_size > 0)
+    std::printf("text     up to %lld x %lld\n", number(facts.text_length), number(facts.text_size));
+  if (!facts.skipped.empty()) std::printf("skipped  %lld\n", number(facts.skipped.size()));
+}
+
+struct ImageOptions {
+  std::vector<std::string> sources;
+  std::string output;
+  int64_t size = 0;
+  int64_t channels = 3;
+  std::vector<double> scale, shift;
+  uint64_t max_bad = 0;
+  int workers = 0;
+};
+
+void run_prepare_images(const ImageOptions& options) {
+  require_finite("--scale", options.scale);
+  require_finite("--shift", options.shift);
+  stop_on_signals();
+  PrepareImagesOptions job;
+  job.sources.assign(options.sources.begin(), options.sources.end());
+  job.output = options.output;
+  job.size = options.size;
+  job.channels = options.channels;
+  job.scale = options.scale;
+  job.shift = options.shift;
+  job.max_bad = options.max_bad;
+  // hardware_concurrency() is 0 where it cannot tell.
+  const auto cores = static_cast<int>(std::thread::hardware_concurrency());
+  job.num_workers = options.workers > 0 ? options.workers : std::max(cores, 1);
+  ProgressBar bar("prepare", "img");
+  bool begun = false;
+  PrepareImagesObserver observer;
+  observer.progress = [&](const PrepareImagesProgress& progress) {
+    if (!begun) {
+      bar.set_total(progress.samples_total);
+      bar.set_start(progress.samples);
+      begun = true;
+    }
+    bar.update(progress.samples);
+  };
+  observer.skipped = [](const SkippedImage& image) {
+    std::fprintf(stderr, "dtopp: left out: %s: %s\n", image.name.c_str(), image.cause.c_str());
+  };
+  observer.stop_requested = stop_requested;
+  const PrepareImagesResult result = prepare_images(job, observer);
+  bar.finish();
+  if (result.was_complete)
+    std::fprintf(stderr, "dtopp: %s is complete already: nothing left to do\n", options.output.c_str());
+  if (result.resumed_samples > 0)
+    std::fprintf(stderr, "dtopp: went on after %llu images of an earlier start\n",
+                 static_cast<unsigned long long>(result.resumed_samples));
+  print_images(options.output, result.facts);
+}
+
+}  // namespace
+
+void add_prepare_images(CLI::App& prepare) {
+  auto options = std::make_shared<ImageOptions>();
+  CLI::App* images = prepare.add_subcommand(
+      "images", "Pictures or latents to image files; run again to go on after an interruption");
+  images
+      ->add_option("sources", options->sources,
+                   "folders with a folder for each class; .tar, .tar.gz, .tar.zst (class/name.jpg, or\n"
+                   "WebDataset: .jpg|.png|.webp with .cls, .json, .npy); .safetensors or .npy arrays")
+      ->required();
+  images->add_option("--output", options->output, "folder for the image files")->required();
+  images
+      ->add_option("--size", options->size,
+                   "crop the middle of pictures and scale it to SIZE x SIZE (default: all have one size)")
+      ->check(CLI::Range(int64_t{1}, kLargestSize));
+  images->add_option("--channels", options->channels, "of pictures: 3 (RGB) or 1 (grey)")
+      ->check(CLI::IsMember({1, 3}))
+      ->capture_default_str();
+  images
+      ->add_option("--scale", options->scale, "a model sees (latent - shift) * scale; one, or one a channel")
+      ->delimiter(',');
+  images->add_option("--shift", options->shift, "see --scale")->delimiter(',');
+  images
+      ->add_option("--max-bad", options->max_bad,
+                   "leave out up to so many samples that are damaged or do not fit (default: none)")
+      ->check(CLI::Range(uint64_t{0}, kMostBad));
+  images->add_option("--workers", options->workers, "threads that decode (default: one a core)")
+      ->check(CLI::Range(1, 1024));
+  images->callback([options] { run_prepare_images(*options); });
+}
+
+}  // namespace dtopp::cli
