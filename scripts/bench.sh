@@ -3,8 +3,9 @@
 # training_step.py.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-cmake --build build/release --target tokenizer_benchmark >/dev/null
+cmake --build build/release --target tokenizer_benchmark image_benchmark >/dev/null
 .venv/bin/python benchmarks/tokenizer.py
+.venv/bin/python benchmarks/prepare_images.py
 .venv/bin/python benchmarks/moe_ffn.py
 .venv/bin/python benchmarks/moe_layers.py --quick
 .venv/bin/python benchmarks/routing_methods.py

@@ -30,5 +30,5 @@ ctest --test-dir build/release --output-on-failure -j "$jobs"
 
 # The rooms that read untrusted bytes, and the kernels, under AddressSanitizer and UndefinedBehaviorSanitizer.
 configure sanitize
-cmake --build build/sanitize -j "$jobs" --target test_base test_launch test_config test_checkpoint test_metrics test_data test_tasks test_ops
-ctest --test-dir build/sanitize --output-on-failure -j "$jobs" -R '^(base|launch|config|checkpoint|metrics|data|tasks|ops)$'
+cmake --build build/sanitize -j "$jobs" --target test_base test_launch test_config test_checkpoint test_metrics test_data test_data_images test_tasks test_ops
+ctest --test-dir build/sanitize --output-on-failure -j "$jobs" -R '^(base|launch|config|checkpoint|metrics|data|data_images|tasks|ops)$'

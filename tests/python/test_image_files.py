@@ -127,6 +127,18 @@ def test_folders_archives_and_their_compressions_give_the_same(dtopp_binary, tmp
     assert tensors(tmp_path / "out0")["labels"].tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 
+def test_several_tars_in_one_file_are_read_as_one(dtopp_binary, tmp_path):
+    tars = [write_tar(tmp_path / f"{i}.tar", {f"x/{i}.png": encoded(photograph(i, 16, 16), "PNG")}).read_bytes()
+            for i in range(2)]
+    (tmp_path / "both.tar").write_bytes(tars[0] + tars[1])
+    (tmp_path / "both.tar.gz").write_bytes(gzip.compress(tars[0]) + gzip.compress(tars[1]))
+    for source in ("both.tar", "both.tar.gz"):
+        prepare(dtopp_binary, [tmp_path / source], tmp_path / f"out_{source}")
+        for i, ours in enumerate(pictures(tmp_path / f"out_{source}")):
+            assert np.array_equal(ours, np.asarray(photograph(i, 16, 16)))
+        assert about(tmp_path / f"out_{source}")["images"] == 2
+
+
 def npy(array):
     file = io.BytesIO()
     np.save(file, array)

@@ -1,0 +1,316 @@
+"""Damaged, hostile and unfit images: named, counted, and nothing written elsewhere; interruptions leave no trace."""
+
+import gzip
+import io
+import signal
+import struct
+import subprocess
+import tarfile
+import time
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+from safetensors.numpy import save_file
+
+from image_files import about, contents, encoded, photograph, pictures, prepare, tensors, write_tar
+
+
+def jpeg(seed, size=32):
+    return encoded(photograph(seed, size, size), "JPEG")
+
+
+def png_claiming(width, height):
+    """A PNG whose header claims so many pixels, with a few bytes of them."""
+    def chunk(name, data):
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+    return (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+            + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b""))
+
+
+def jpeg_claiming(width, height):
+    file = bytearray(jpeg(1))
+    at = file.index(b"\xff\xc0")
+    file[at + 5:at + 9] = struct.pack(">HH", height, width)
+    return bytes(file)
+
+
+def webp_claiming(width, height):
+    exif = Image.Exif()
+    exif[0x0112] = 1
+    file = bytearray(encoded(photograph(1, 32, 32), "WEBP", lossless=True, exif=exif))
+    at = file.index(b"VP8X")
+    file[at + 12:at + 18] = struct.pack("<I", width - 1)[:3] + struct.pack("<I", height - 1)[:3]
+    return bytes(file)
+
+
+def jpeg_of_many_scans():
+    """A valid progressive JPEG of one grey block that brings each bit of each coefficient in a scan of its own."""
+    def segment(marker, data):
+        return bytes([0xFF, marker]) + struct.pack(">H", len(data) + 2) + bytes(data)
+    one_symbol = [1] + 15 * [0] + [0]  # a Huffman table: the code 0 means 0
+    file = b"\xff\xd8" + segment(0xDB, [0] + 64 * [1]) + segment(0xC2, [8, 0, 8, 0, 8, 1, 1, 0x11, 0])
+    file += segment(0xC4, [0x00] + one_symbol) + segment(0xC4, [0x10] + one_symbol)
+    for coefficient in range(64):
+        for low in range(13, -1, -1):
+            high = 0 if low == 13 else low + 1
+            file += segment(0xDA, [1, 1, 0, coefficient, coefficient, high << 4 | low]) + b"\x7f"
+    return file + b"\xff\xd9"
+
+
+def cut(file):
+    return file[:len(file) // 2]
+
+
+def flipped(file, at):
+    file = bytearray(file)
+    file[at] ^= 0x40
+    return bytes(file)
+
+
+PNG = encoded(photograph(3, 32, 32), "PNG")
+WEBP = encoded(photograph(4, 32, 32), "WEBP", lossless=True)
+
+BAD = {
+    "cut.jpg": (cut(jpeg(2)), "JPEG"),
+    "cut.png": (cut(PNG), "PNG"),
+    "cut.webp": (cut(WEBP), "WebP"),
+    "no_end.png": (PNG[:-12], "PNG"),
+    "flipped.png": (flipped(PNG, len(PNG) // 2), "PNG"),
+    "empty.jpg": (b"", "empty"),
+    "text.jpg": (b"hello", "neither JPEG nor PNG nor WebP"),
+    "animation.gif": (encoded(photograph(5, 32, 32), "GIF"), "convert it"),
+    "bomb.png": (png_claiming(60000, 60000), "60000 x 60000"),
+    "wide.png": (png_claiming(2**31 - 1, 1), "PNG"),
+    "bomb.jpg": (jpeg_claiming(65000, 65000), "65000 x 65000"),
+    "bomb.webp": (webp_claiming(2**24, 2**7), "WebP"),
+    "scans.jpg": (jpeg_of_many_scans(), "500 scans"),
+    "short.png": (png_claiming(32, 33), "PNG"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_picture_is_named_and_ends_with_3(dtopp_binary, tmp_path, name):
+    file, cause = BAD[name]
+    source = write_tar(tmp_path / "a.tar", {"x/0.jpg": jpeg(1), f"x/{name}": file, "x/2.jpg": jpeg(2)})
+    started = time.time()
+    done = prepare(dtopp_binary, [source], tmp_path / "out", status=3)
+    assert f"a.tar: x/{name}: " in done.error and cause in done.error and "--max-bad" in done.error
+    assert time.time() - started < 20
+
+
+def test_bad_pictures_are_left_out_up_to_max_bad(dtopp_binary, tmp_path):
+    good = {f"good/{i}.jpg": jpeg(i) for i in range(3)}
+    members = dict(zip([*good][:2], [*good.values()][:2])) | {f"good/{name}": file for name, (file, _) in BAD.items()}
+    source = write_tar(tmp_path / "a.tar", members | {"good/2.jpg": good["good/2.jpg"]})
+    done = prepare(dtopp_binary, [source], tmp_path / "out", "--max-bad", len(BAD) - 1, status=3)
+    assert f"{len(BAD) - 1} were left out already" in done.error
+    done = prepare(dtopp_binary, [source], tmp_path / "out", "--max-bad", len(BAD))
+    assert f"skipped  {len(BAD)}" in done.stdout
+    assert [skipped["name"].split("/")[-1] for skipped in about(tmp_path / "out")["skipped"]] == list(BAD)
+    prepare(dtopp_binary, [write_tar(tmp_path / "b.tar", good)], tmp_path / "good")
+    assert (tmp_path / "out/images-00001.safetensors").read_bytes() == \
+        (tmp_path / "good/images-00001.safetensors").read_bytes()
+
+
+def link(kind, target):
+    info = tarfile.TarInfo()
+    info.type, info.linkname = kind, target
+    return info
+
+
+def device():
+    info = tarfile.TarInfo()
+    info.type, info.devmajor, info.devminor = tarfile.CHRTYPE, 1, 5
+    return info
+
+
+HOSTILE = {
+    "../../escaped.jpg": (jpeg(1), "(..)"),
+    "a/../../escaped.jpg": (jpeg(1), "(..)"),
+    "/tmp/dtopp-escaped.jpg": (jpeg(1), "absolute"),
+    "x/symbolic.jpg": (link(tarfile.SYMTYPE, "/etc/passwd"), "link"),
+    "x/hard.jpg": (link(tarfile.LNKTYPE, "/etc/passwd"), "link"),
+    "x/device.jpg": (device(), "regular file"),
+    "x/new\nline\x1b[2J.jpg": (jpeg(1), "control character"),
+    "x/" + 5000 * "n" + ".jpg": (jpeg(1), "5006 bytes"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE, ids=lambda name: name[:20].encode("unicode_escape").decode())
+def test_a_hostile_member_is_refused_and_nothing_is_written_outside(dtopp_binary, tmp_path, name):
+    content, cause = HOSTILE[name]
+    (tmp_path / "inner").mkdir()
+    source = write_tar(tmp_path / "a.tar", {"x/0.jpg": jpeg(1), name: content})
+    done = prepare(dtopp_binary, [source], tmp_path / "inner/out", status=3)
+    assert cause in done.error and "\x1b" not in done.error
+    prepare(dtopp_binary, [source], tmp_path / "inner/out", "--max-bad", 1)
+    assert about(tmp_path / "inner/out")["images"] == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tar", "inner"]
+    assert sorted(path.name for path in (tmp_path / "inner").iterdir()) == ["out"]
+    assert sorted(contents(tmp_path / "inner/out")) == [".lock", "images-00001.safetensors", "manifest.json"]
+
+
+@pytest.mark.parametrize("make, cause", [
+    (lambda tar: tar[:700], "byte"),  # within a member
+    (lambda tar: tar[:1024 + 512 * (len(jpeg(1)) // 512)], "end mark"),  # between two
+    (lambda tar: b"", "empty.tar"),
+    (lambda tar: b"not a tar at all" * 100, "byte"),
+    (lambda tar: tar[:300] + b"\xff" + tar[301:], "byte"),
+], ids=["within", "between", "empty", "text", "flipped"])
+def test_a_damaged_tar_is_named(dtopp_binary, tmp_path, make, cause):
+    tar = write_tar(tmp_path / "whole.tar", {"x/0.jpg": jpeg(1), "x/1.jpg": jpeg(2)}).read_bytes()
+    (tmp_path / "empty.tar").write_bytes(make(tar))
+    done = prepare(dtopp_binary, [tmp_path / "empty.tar"], tmp_path / "out", status=3)
+    assert "empty.tar" in done.error and cause in done.error
+
+
+@pytest.mark.parametrize("kind", ["gz", "zst"])
+def test_a_damaged_compressed_tar_is_named(dtopp_binary, tmp_path, kind):
+    tar = write_tar(tmp_path / "a.tar", {f"x/{i}.jpg": jpeg(i) for i in range(30)})
+    whole = gzip.compress(tar.read_bytes()) if kind == "gz" else \
+        subprocess.run(["zstd", "-qc", tar], capture_output=True, check=True).stdout
+    for damaged in (whole[:len(whole) // 2], flipped(whole, len(whole) // 2)):
+        (tmp_path / f"a.tar.{kind}").write_bytes(damaged)
+        done = prepare(dtopp_binary, [tmp_path / f"a.tar.{kind}"], tmp_path / "out", status=3)
+        assert f"a.tar.{kind}: byte" in done.error
+
+
+def test_a_bomb_of_zeros_in_a_tar_takes_neither_memory_nor_long(dtopp_binary, tmp_path):
+    info = tarfile.TarInfo("x/zeros.jpg")
+    info.size = 2**33
+    bomb = info.tobuf() + bytes(300 << 20)
+    (tmp_path / "a.tar.gz").write_bytes(gzip.compress(bomb, 1))
+    started = time.time()
+    command = f"ulimit -v 500000; exec {dtopp_binary} prepare images {tmp_path}/a.tar.gz --output {tmp_path}/out"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.returncode == 3 and "a.tar.gz" in done.stderr, done.stderr
+    assert time.time() - started < 30
+
+
+@pytest.mark.parametrize("sources, options, status, words", [
+    (["missing.tar"], [], 3, "missing.tar"),
+    (["empty"], [], 3, "holds no pictures"),
+    (["a.txt"], [], 2, "a.txt"),
+    ([], [], 2, "sources"),
+    (["mixed.tar"], [], 3, "3 x 40 x 40, the first sample 3 x 32 x 32 (--size"),
+    (["mixed.tar"], ["--size", "0"], 2, "--size"),
+    (["mixed.tar"], ["--size", "5000"], 2, "--size"),
+    (["mixed.tar"], ["--size", "many"], 2, "--size"),
+    (["mixed.tar"], ["--channels", "2"], 2, "--channels"),
+    (["mixed.tar"], ["--size", "8", "--scale", "2"], 2, "--scale"),
+    (["mixed.tar"], ["--max-bad", "-1"], 2, "--max-bad"),
+    (["kinds"], [], 3, "latent"),
+    (["classes.tar"], [], 3, "1.jpg: lies in no folder"),
+    (["numbers.tar"], [], 3, "1.jpg: has no class"),
+    (["words.tar"], [], 3, "no whole number"),
+    (["nan.safetensors"], [], 3, "sample 1: the latent holds a number that is not finite"),
+    (["short.safetensors"], [], 3, "labels is not of 2 samples"),
+    (["latents.npy"], ["--size", "8"], 3, "--size is for pictures"),
+    (["latents.npy"], ["--scale", "1,2,3"], 2, "each of the 4 channels"),
+    (["latents.npy"], ["--scale", "nan"], 2, "--scale"),
+    (["objects.npy"], [], 3, "dtype"),
+    (["texts.tar"], [], 3, "1.jpg: has text of F32 x 4, the first sample of F32 x 3"),
+    (["text_missing.tar"], [], 3, "1.jpg: has no text"),
+])
+def test_what_does_not_fit_is_one_line_and_the_right_status(dtopp_binary, tmp_path, sources, options, status, words):
+    def npy(array):
+        file = io.BytesIO()
+        np.save(file, array)
+        return file.getvalue()
+    def latents(n):
+        return np.ones((n, 4, 8, 8), np.float32)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "kinds/x").mkdir(parents=True)
+    (tmp_path / "kinds/x/0.jpg").write_bytes(jpeg(0))
+    (tmp_path / "kinds/x/1.npy").write_bytes(npy(latents(1)))
+    (tmp_path / "a.txt").write_text("text")
+    write_tar(tmp_path / "mixed.tar", {"0.jpg": jpeg(0), "1.jpg": jpeg(1, 40)})
+    write_tar(tmp_path / "classes.tar", {"x/0.jpg": jpeg(0), "1.jpg": jpeg(1)})
+    write_tar(tmp_path / "numbers.tar", {"0.jpg": jpeg(0), "0.cls": b"3", "1.jpg": jpeg(1)})
+    write_tar(tmp_path / "words.tar", {"0.jpg": jpeg(0), "0.cls": b"dog"})
+    save_file({"latents": np.stack([latents(1)[0], latents(1)[0] * np.nan])}, tmp_path / "nan.safetensors")
+    save_file({"latents": latents(2), "labels": np.zeros(3, np.int64)}, tmp_path / "short.safetensors")
+    np.save(tmp_path / "latents.npy", latents(2))
+    np.save(tmp_path / "objects.npy", np.zeros((2, 4, 8, 8), complex))
+    write_tar(tmp_path / "texts.tar", {"0.jpg": jpeg(0), "0.npy": npy(np.ones((2, 3), np.float32)),
+                                       "1.jpg": jpeg(1), "1.npy": npy(np.ones((2, 4), np.float32))})
+    write_tar(tmp_path / "text_missing.tar", {"0.jpg": jpeg(0), "0.npy": npy(np.ones((2, 3), np.float32)),
+                                              "1.jpg": jpeg(1)})
+    done = prepare(dtopp_binary, [tmp_path / name for name in sources], tmp_path / "out", *options, status=status)
+    assert words in done.error
+
+
+def test_links_in_a_folder_are_followed_but_not_in_circles(dtopp_binary, tmp_path):
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store/a.jpg").write_bytes(jpeg(1))
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos/cat").symlink_to(tmp_path / "store")
+    prepare(dtopp_binary, [tmp_path / "photos"], tmp_path / "out")
+    assert about(tmp_path / "out")["classes"] == ["cat"]
+    (tmp_path / "store/back").symlink_to(tmp_path / "photos")
+    assert "link back" in prepare(dtopp_binary, [tmp_path / "photos"], tmp_path / "out2", status=3).error
+
+
+def test_unreadable_files_of_a_folder_are_named(dtopp_binary, tmp_path):
+    (tmp_path / "photos/x").mkdir(parents=True)
+    (tmp_path / "photos/x/a.jpg").write_bytes(jpeg(1))
+    (tmp_path / "photos/x/b.jpg").symlink_to("nowhere")
+    subprocess.run(["mkfifo", tmp_path / "photos/x/c.jpg"], check=True)
+    assert "x/b.jpg: cannot open" in prepare(dtopp_binary, [tmp_path / "photos"], tmp_path / "out", status=3).error
+    done = prepare(dtopp_binary, [tmp_path / "photos"], tmp_path / "out", "--max-bad", 1, status=3)
+    assert "x/c.jpg: " in done.error and "regular file" in done.error
+    prepare(dtopp_binary, [tmp_path / "photos"], tmp_path / "out", "--max-bad", 2)
+
+
+# A killed process loses what came after its last record, which it writes every five seconds.
+@pytest.mark.parametrize("stop, part, delays", [(signal.SIGTERM, "validation", [0.05, 0.3, 0.5, 0.7]),
+                                                (signal.SIGKILL, "train", [0.1, 6.5])])
+def test_stopped_and_started_again_gives_the_same_bytes(dtopp_binary, dtopp_data, tmp_path, stop, part, delays):
+    source = dtopp_data / f"data/images/cifar10-{part}.tar.zst"
+    options = ["--size", "70"]  # larger than what is stored as pixels
+    command = [dtopp_binary, "prepare", "images", source, "--output", tmp_path / "out", *options, "--workers", "1"]
+    prepare(dtopp_binary, [source], tmp_path / "whole", *options)
+    for delay in delays:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        time.sleep(delay)
+        process.send_signal(stop)
+        message = process.communicate()[1]
+        # Before the handlers stand, a signal ends the process as usual; after the end it comes too late.
+        assert process.returncode in (75, -stop, 0), message
+        if process.returncode == 75:
+            assert "run the same command again" in message
+    done = prepare(dtopp_binary, [source], tmp_path / "out", *options)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    again = prepare(dtopp_binary, [source], tmp_path / "out", *options)
+    assert "complete already" in again.stderr and again.stdout == done.stdout
+
+
+def test_another_job_in_the_same_folder_is_refused(dtopp_binary, tmp_path):
+    source = write_tar(tmp_path / "a.tar", {f"x/{i}.jpg": jpeg(i) for i in range(3)})
+    prepare(dtopp_binary, [source], tmp_path / "out")
+    before = contents(tmp_path / "out")
+    assert "--size 0, not 16" in prepare(dtopp_binary, [source], tmp_path / "out", "--size", 16, status=2).error
+    assert "--channels" in prepare(dtopp_binary, [source], tmp_path / "out", "--channels", 1, status=2).error
+    assert "1 sources of images, not 2" in prepare(dtopp_binary, [source] * 2, tmp_path / "out", status=2).error
+    write_tar(source, {f"x/{i}.jpg": jpeg(i + 1) for i in range(3)})
+    assert "other images" in prepare(dtopp_binary, [source], tmp_path / "out", status=2).error
+    assert contents(tmp_path / "out") == before
+
+
+def test_a_folder_of_another_program_is_left_as_it_is(dtopp_binary, tmp_path):
+    source = write_tar(tmp_path / "a.tar", {"x/0.jpg": jpeg(1)})
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/manifest.json").write_text('{"made by": "another program"}')
+    assert "manifest.json" in prepare(dtopp_binary, [source], tmp_path / "out", status=2).error
+    assert sorted(contents(tmp_path / "out")) == ["manifest.json"]
+
+
+def test_any_number_of_workers_gives_the_same_bytes(dtopp_binary, tmp_path):
+    members = {f"{'ab'[i % 2]}/{i}.jpg": encoded(photograph(i, 50 + i, 90 - i), "JPEG") for i in range(60)}
+    source = write_tar(tmp_path / "a.tar", members)
+    for workers in (1, 2, 7):
+        prepare(dtopp_binary, [source], tmp_path / f"out{workers}", "--size", 72, "--workers", workers)
+        assert contents(tmp_path / f"out{workers}") == contents(tmp_path / "out1")
+    assert len(pictures(tmp_path / "out1")) == 60 and len(tensors(tmp_path / "out1")["labels"]) == 60
