@@ -27,9 +27,8 @@ RoutingInputs Trainer::solved_inputs() const {
   constexpr int64_t kSolveTokens = 16384;
   RoutingInputs inputs = training_inputs();
   const RoutingConfig& routing = config_.routing;
-  if (model_.num_routed_layers == 0 || routing.method == RoutingMethod::kTopK ||
-      routing.target_experts.empty())
-    return inputs;
+  // Top-p has no target: its p is the configuration's.
+  if (model_.num_routed_layers == 0 || routing.method != RoutingMethod::kDTopP) return inputs;
   const at::NoGradGuard no_grad;
   const auto room = static_cast<uint64_t>(std::max<int64_t>(1, kSolveTokens / model_.tokens_per_sample));
   const auto samples = static_cast<int64_t>(std::min(room, data_.validation_samples));
