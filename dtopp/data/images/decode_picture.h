@@ -27,7 +27,7 @@ struct DecodedPicture {
 // is damaged or cut, or has more than kMaxPixels. Called by many threads at once.
 DecodedPicture decode_picture(std::span<const std::byte> file, int channels);
 
-// A PNG file, made fast rather than small: filtered, with Huffman codes only.
+// A PNG file without compression, which is quick to write and to read.
 std::string encode_png(const Picture& picture);
 
 }  // namespace dtopp

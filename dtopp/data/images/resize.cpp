@@ -1,9 +1,11 @@
 #include "dtopp/data/images/resize.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -46,12 +48,19 @@ std::vector<Taps> make_taps(int in, int out, ResizeFilter filter, int begin, int
     const int end = std::min(static_cast<int>(centre + support + 0.5), in);
     std::vector<double> weights;
     double sum = 0;
-    for (int x = taps.first; x < end; ++x) {
+    const int begin_at = taps.first;
+    for (int x = begin_at; x < end; ++x) {
       const double at = (x - centre + 0.5) * (1.0 / filter_scale);
-      weights.push_back(filter == ResizeFilter::kBox ? box(at) : bicubic(at));
-      sum += weights.back();
+      const double weight = filter == ResizeFilter::kBox ? box(at) : bicubic(at);
+      if (weight == 0 && weights.empty()) {
+        ++taps.first;
+        continue;
+      }
+      weights.push_back(weight);
+      sum += weight;
     }
-    for (const double weight : weights) taps.weights.push_back(to_fixed(sum != 0 ? weight / sum : weight));
+    while (weights.back() == 0) weights.pop_back();
+    for (const double weight : weights) taps.weights.push_back(to_fixed(weight / sum));
   }
   return all;
 }
@@ -63,11 +72,17 @@ __attribute__((target_clones("default", "avx2")))
 #endif
 void add_weighted(const uint8_t* rows, ptrdiff_t stride, const int32_t* weights, int taps, uint8_t* out,
                   ptrdiff_t count) {
+  constexpr int32_t kHalf = 1 << (kPrecision - 1);
+  if (taps == 2 && weights[0] == kHalf && weights[1] == kHalf) {
+    for (ptrdiff_t i = 0; i < count; ++i)
+      out[i] = static_cast<uint8_t>((rows[i] + rows[stride + i] + 1) >> 1);
+    return;
+  }
   constexpr ptrdiff_t kBlock = 32;
   for (ptrdiff_t begin = 0; begin < count; begin += kBlock) {
     int32_t sums[kBlock];
     const ptrdiff_t size = std::min(kBlock, count - begin);
-    for (int32_t& sum : sums) sum = 1 << (kPrecision - 1);
+    for (int32_t& sum : sums) sum = kHalf;
     if (size == kBlock) {
       for (int tap = 0; tap < taps; ++tap) {
         const uint8_t* row = rows + tap * stride + begin;
@@ -83,6 +98,37 @@ void add_weighted(const uint8_t* rows, ptrdiff_t stride, const int32_t* weights,
       for (ptrdiff_t i = 0; i < size; ++i)
         out[begin + i] = static_cast<uint8_t>(std::clamp(sums[i] >> kPrecision, 0, 255));
     }
+  }
+}
+
+// Swaps what `mask` selects in `a`, `shift` bits up, with what it selects in `b`.
+void swap_bits(uint64_t& a, uint64_t& b, int shift, uint64_t mask) {
+  const uint64_t difference = ((a >> shift) ^ b) & mask;
+  b ^= difference;
+  a ^= difference << shift;
+}
+
+// Eight bytes of each of eight rows become eight rows of eight bytes: by halves, quarters, eighths.
+void transpose_8x8(const uint8_t* in, size_t in_stride, uint8_t* out, size_t out_stride) {
+  std::array<uint64_t, 8> rows{};
+  for (size_t i = 0; i < 8; ++i) std::memcpy(&rows[i], in + i * in_stride, 8);
+  for (size_t i = 0; i < 4; ++i) swap_bits(rows[i], rows[i + 4], 32, 0x00000000ffffffff);
+  for (const size_t i : {0, 1, 4, 5}) swap_bits(rows[i], rows[i + 2], 16, 0x0000ffff0000ffff);
+  for (const size_t i : {0, 2, 4, 6}) swap_bits(rows[i], rows[i + 1], 8, 0x00ff00ff00ff00ff);
+  for (size_t i = 0; i < 8; ++i) std::memcpy(out + i * out_stride, &rows[i], 8);
+}
+
+// out[x * out_stride + y] = in[y * in_stride + x].
+void transpose(const uint8_t* in, size_t in_stride, size_t rows, size_t columns, uint8_t* out,
+               size_t out_stride) {
+  const size_t whole_rows = rows / 8 * 8, whole_columns = columns / 8 * 8;
+  for (size_t y = 0; y < whole_rows; y += 8) {
+    for (size_t x = 0; x < whole_columns; x += 8)
+      transpose_8x8(in + y * in_stride + x, in_stride, out + x * out_stride + y, out_stride);
+  }
+  for (size_t y = 0; y < rows; ++y) {
+    for (size_t x = y < whole_rows ? whole_columns : 0; x < columns; ++x)
+      out[x * out_stride + y] = in[y * in_stride + x];
   }
 }
 
@@ -108,11 +154,9 @@ class RowResizer {
   void run_block(int in_row, int out_row, int rows) {
     const auto channels = static_cast<size_t>(in_.channels);
     const auto last = static_cast<size_t>(taps_.back().first) + taps_.back().weights.size();
-    for (int y = 0; y < rows; ++y) {
-      const uint8_t* row = in_.row(in_row + y);
-      for (size_t i = static_cast<size_t>(first_) * channels; i < last * channels; ++i)
-        block_[i * kRowsAtOnce + static_cast<size_t>(y)] = row[i];
-    }
+    const size_t begin = static_cast<size_t>(first_) * channels;
+    transpose(in_.row(in_row) + begin, in_.row_bytes(), static_cast<size_t>(rows), last * channels - begin,
+              block_.data() + begin * kRowsAtOnce, kRowsAtOnce);
     uint8_t* out = result_.data();
     for (const Taps& taps : taps_) {
       for (size_t c = 0; c < channels; ++c, out += kRowsAtOnce)
@@ -120,11 +164,8 @@ class RowResizer {
                      static_cast<ptrdiff_t>(channels * kRowsAtOnce), taps.weights.data(),
                      static_cast<int>(taps.weights.size()), out, kRowsAtOnce);
     }
-    for (int y = 0; y < rows; ++y) {
-      uint8_t* row = out_.row(out_row + y);
-      for (size_t i = 0; i < out_.row_bytes(); ++i)
-        row[i] = result_[i * kRowsAtOnce + static_cast<size_t>(y)];
-    }
+    transpose(result_.data(), kRowsAtOnce, out_.row_bytes(), static_cast<size_t>(rows), out_.row(out_row),
+              out_.row_bytes());
   }
 
   const Picture& in_;

@@ -13,7 +13,7 @@ std::string describe(const ImageShape& shape) {
 }
 
 std::string one_kind(bool has, const std::string& what) {
-  return (has ? "has " : "has no ") + what + ", unlike the first sample";
+  return (has ? "has a " : "has no ") + what + ", unlike the first sample";
 }
 
 void require_scale(const ImageJob& job, const PreparedImage& image) {
@@ -49,10 +49,11 @@ std::string disagreement(const ImageFacts& facts, const ClassPlan& plan, const P
     return "";
   }
   if (std::string fault = shape_disagreement(facts, image); !fault.empty()) return fault;
-  if (image.flipped.empty() == facts.has_flipped) return one_kind(!facts.has_flipped, "a flipped latent");
+  if (image.flipped.empty() == facts.has_flipped) return one_kind(!facts.has_flipped, "flipped latent");
   if (labelled != !facts.classes.empty())
-    return one_kind(labelled, "a class") + " (.cls, or \"label\" in .json)";
-  if ((image.text_size > 0) != (facts.text_size > 0)) return one_kind(image.text_size > 0, "text (.npy)");
+    return one_kind(labelled, "class") + " (.cls, or \"label\" in .json)";
+  if ((image.text_size > 0) != (facts.text_size > 0))
+    return one_kind(image.text_size > 0, "text of embeddings (.npy)");
   if (image.text_size != facts.text_size || (image.text_size > 0 && image.text_type != facts.text_type))
     return "has text of " + name_of(image.text_type) + " x " + std::to_string(image.text_size) +
            ", the first sample of " + name_of(facts.text_type) + " x " + std::to_string(facts.text_size);

@@ -1,0 +1,66 @@
+// The C++ side of benchmarks/prepare_images.py. image_benchmark TAR SIZE WORKERS ROUNDS OUTPUT: in each round
+// decodes all pictures of the tar, which lie in memory, on so many threads, then prepares the tar (SIZE 0: as
+// they are) with as many workers, and prints {"decode", "prepare", "cpu_share"}: pictures a second, and the
+// processor time of the one over that of the other, which holds where other work shares the machine.
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <ctime>
+#include <filesystem>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "dtopp/data/images/decode_picture.h"
+#include "dtopp/data/images/image_source.h"
+#include "dtopp/data/images/prepare_images.h"
+
+namespace {
+
+struct Seconds {
+  double wall, cpu;  // cpu: of all threads
+};
+
+Seconds seconds_of(const auto& action) {
+  const auto start = std::chrono::steady_clock::now();
+  const std::clock_t cpu = std::clock();
+  action();
+  return {std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(),
+          static_cast<double>(std::clock() - cpu) / CLOCKS_PER_SEC};
+}
+
+void decode_all(const std::vector<std::string>& files, int workers) {
+  std::atomic<size_t> next = 0;
+  std::vector<std::thread> threads;
+  for (int worker = 0; worker < workers; ++worker)
+    threads.emplace_back([&] {
+      for (size_t i = next++; i < files.size(); i = next++)
+        dtopp::decode_picture(std::as_bytes(std::span(files[i])), 3);
+    });
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 6) {
+    std::fprintf(stderr, "usage: image_benchmark TAR SIZE WORKERS ROUNDS OUTPUT\n");
+    return 2;
+  }
+  dtopp::PrepareImagesOptions options;
+  options.sources = {argv[1]};
+  options.size = std::stoi(argv[2]);
+  options.num_workers = std::stoi(argv[3]);
+  options.output = argv[5];
+  std::vector<std::string> files;
+  const auto source = dtopp::open_images(argv[1]);
+  while (auto sample = source->next(true)) files.push_back(std::move(*sample->picture).load());
+  const auto count = static_cast<double>(files.size());
+  for (int round = 0; round < std::stoi(argv[4]); ++round) {
+    std::filesystem::remove_all(options.output);
+    const Seconds decode = seconds_of([&] { decode_all(files, options.num_workers); });
+    const Seconds prepare = seconds_of([&] { dtopp::prepare_images(options); });
+    std::printf("{\"decode\": %.1f, \"prepare\": %.1f, \"cpu_share\": %.4f}\n", count / decode.wall,
+                count / prepare.wall, decode.cpu / prepare.cpu);
+  }
+}
