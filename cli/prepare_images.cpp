@@ -106,8 +106,9 @@ void add_prepare_images(CLI::App& prepare) {
       ->capture_default_str();
   images
       ->add_option("--scale", options->scale, "a model sees (latent - shift) * scale; one, or one a channel")
-      ->delimiter(',');
-  images->add_option("--shift", options->shift, "see --scale")->delimiter(',');
+      ->delimiter(',')
+      ->allow_extra_args(false);
+  images->add_option("--shift", options->shift, "see --scale")->delimiter(',')->allow_extra_args(false);
   images
       ->add_option("--max-bad", options->max_bad,
                    "leave out up to so many samples that are damaged or do not fit (default: none)")

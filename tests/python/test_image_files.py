@@ -185,8 +185,8 @@ def test_latents_keep_their_bits(dtopp_binary, tmp_path, dtype):
               "latents_flip": rng.normal(size=(5, 4, 8, 8)).astype(dtype),
               "labels": np.array([3, 1, 0, 2, 2]), "text": rng.normal(size=(5, 6, 9)).astype(np.float32)}
     save_file(arrays, tmp_path / "a.safetensors")
-    prepare(dtopp_binary, [tmp_path / "a.safetensors"], tmp_path / "out", "--scale", "0.3611", "--shift",
-            "0.1159,0,0,1")
+    prepare(dtopp_binary, ["--scale", "0.3611", "--shift", "0.1159,0,0,1", tmp_path / "a.safetensors"],
+            tmp_path / "out")
     stored, facts = tensors(tmp_path / "out"), about(tmp_path / "out")
     for name in ("latents", "latents_flip", "labels"):
         assert np.array_equal(stored[name], arrays[name]) and stored[name].dtype == arrays[name].dtype

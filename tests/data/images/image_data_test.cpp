@@ -145,9 +145,9 @@ void rewrite(const fs::path& folder, const std::vector<TensorSource>& tensors, i
   fs::remove_all(folder);
   fs::create_directories(folder);
   write_safetensors(folder / "images-00001.safetensors", tensors);
-  const std::string about =
-      R"({"kind": "encoded", "images": )" + std::to_string(images) +
-      R"(, "shape": [3, 70, 70], "classes": ["a", "b"], "job": {"size": 0, "channels": 3, "sources": []}, "skipped": []})";
+  const std::string about = R"({"kind": "encoded", "images": )" + std::to_string(images) +
+                            R"(, "shape": [3, 70, 70], "classes": ["a", "b"], "skipped": [], )"
+                            R"("job": {"size": 0, "channels": 3, "sources": []}})";
   const fs::path shard = folder / "images-00001.safetensors";
   write_text(folder / "manifest.json",
              format_manifest({kImageDataFormat,
