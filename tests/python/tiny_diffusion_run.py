@@ -45,7 +45,7 @@ def samples(kind, count, seed):
 def make(directory, kind="pixels"):
     """Prepares data and writes config.yaml below `directory`; returns the path of the configuration."""
     directory = pathlib.Path(directory)
-    options = ["--scale", *map(str, SCALE), "--shift", str(SHIFT)] if kind == "latents" else []
+    options = ["--scale", ",".join(map(str, SCALE)), "--shift", str(SHIFT)] if kind == "latents" else []
     for name, count, seed in (("train", 21, 1), ("validation", 13, 2)):
         save_file(samples(kind, count, seed), directory / f"{name}.safetensors")
         done = tiny_run.dtopp("prepare", "images", directory / f"{name}.safetensors", "--output", directory / name, *options)
