@@ -206,6 +206,19 @@ std::string header_of(const fs::path& path, const std::vector<TensorSource>& ten
   return text;
 }
 
+void read_all(const fs::path& path, const std::vector<TensorSource>& tensors, const TakeBytes& take) {
+  for (const auto& tensor : tensors) {
+    uint64_t count = 0;
+    tensor.read(0, tensor.size, [&](std::span<const std::byte> bytes) {
+      count += bytes.size();
+      take(bytes);
+    });
+    if (count != tensor.size)
+      throw DataError(path.string() + ": tensor \"" + tensor.name + "\": its bytes are not " +
+                      std::to_string(tensor.size));
+  }
+}
+
 }  // namespace
 
 SafetensorsFile::SafetensorsFile(const fs::path& path) : file_(path) {
@@ -258,17 +271,17 @@ uint64_t SafetensorsWriter::finish() {
 uint64_t write_safetensors(const fs::path& path, const std::vector<TensorSource>& tensors,
                            const std::map<std::string, std::string>& metadata, Hasher* hasher) {
   SafetensorsWriter writer(path, tensors, metadata, hasher);
-  for (const auto& tensor : tensors) {
-    uint64_t count = 0;
-    tensor.read(0, tensor.size, [&](std::span<const std::byte> bytes) {
-      count += bytes.size();
-      writer.write(bytes);
-    });
-    if (count != tensor.size)
-      throw DataError(path.string() + ": tensor \"" + tensor.name + "\": its bytes are not " +
-                      std::to_string(tensor.size));
-  }
+  read_all(path, tensors, [&](std::span<const std::byte> bytes) { writer.write(bytes); });
   return writer.finish();
+}
+
+void write_safetensors(OutputFile& file, const std::vector<TensorSource>& tensors,
+                       const std::map<std::string, std::string>& metadata) {
+  const std::string header = header_of(file.path(), tensors, metadata);
+  const uint64_t size = header.size();
+  file.write(std::as_bytes(std::span(&size, 1)));
+  file.write(header);
+  read_all(file.path(), tensors, [&](std::span<const std::byte> bytes) { file.write(bytes); });
 }
 
 }  // namespace dtopp

@@ -87,4 +87,8 @@ class SafetensorsWriter {
 uint64_t write_safetensors(const std::filesystem::path& path, const std::vector<TensorSource>& tensors,
                            const std::map<std::string, std::string>& metadata = {}, Hasher* hasher = nullptr);
 
+// The same into a file that is being written (write_file_atomically).
+void write_safetensors(OutputFile& file, const std::vector<TensorSource>& tensors,
+                       const std::map<std::string, std::string>& metadata = {});
+
 }  // namespace dtopp

@@ -25,8 +25,8 @@ struct CheckpointContents {
   std::vector<TensorSource> parameters;  // fp32, names of ParameterSpec
   std::vector<TensorSource> optimizer;   // "<parameter>.exp_avg", "<parameter>.exp_avg_sq"
   std::string config_yaml;
-  std::string tokenizer_json;  // empty: the data came without one
-  std::string images_json{};  // what the model sees of pictures (models/…/image_data.h); empty: it sees none
+  std::string tokenizer_json;            // empty: the data came without one
+  std::string images_json{};             // of a model of images (data/images/image_layout_json.h)
   std::vector<TensorSource> averages{};  // fp32, under the parameters' names; none are kept
 };
 

@@ -3,6 +3,7 @@
 
 #include "dtopp/base/errors.h"
 #include "dtopp/data/images/image_data.h"
+#include "dtopp/data/images/image_layout_json.h"
 #include "dtopp/models/diffusion_transformer/diffusion_transformer.h"
 #include "dtopp/models/diffusion_transformer/image_batches.h"
 
@@ -99,6 +100,7 @@ std::shared_ptr<const ImageData> open_images(const std::vector<std::string>& pat
 TrainingData diffusion_transformer_data(const RunConfig& config) {
   TrainingData data;
   const auto train = open_images(config.data.train, config.model);
+  data.images_json = format_image_layout(train->layout());
   data.content_hashes.emplace_back(joined(config.data.train), train->content_hash());
   data.training_batch = training_images(config, reader_of(train, config.model));
   if (config.data.validation.empty()) return data;
