@@ -2,6 +2,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <initializer_list>
 #include <memory>
 #include <string>
 
@@ -27,6 +28,16 @@ bool measures_text(const EvaluateOptions& options) {
   return options.tasks == "perplexity" || options.tasks == "activations";
 }
 
+bool measures_images(const EvaluateOptions& options) { return options.tasks == "diffusion"; }
+
+void refuse_options(std::initializer_list<const char*> names, const EvaluateOptions& options,
+                    const CLI::App& verb) {
+  for (const char* name : names) {
+    if (verb.count(name) > 0)
+      throw UsageError(std::string(name) + " means nothing to --tasks " + options.tasks);
+  }
+}
+
 // An option that would be ignored is refused: it is more likely a mistake.
 void refuse_idle_options(const EvaluateOptions& options) {
   if (options.dry_run && options.processes > 0)
@@ -45,6 +56,15 @@ void refuse_idle_options(const EvaluateOptions& options) {
 // What can be known to be wrong before a rank starts.
 void check_options(const EvaluateOptions& options, const CLI::App& verb) {
   refuse_idle_options(options);
+  if (measures_images(options)) {
+    refuse_options(
+        {"--data", "--text", "--dry-run", "--paper", "--tokenizer", "--target-text", "--sweep-target"},
+        options, verb);
+    if (options.images.empty())
+      throw UsageError("--tasks diffusion needs --images DIR (a folder of dtopp prepare images)");
+    return;
+  }
+  refuse_options({"--images"}, options, verb);
   if (!measures_text(options)) {
     select_tasks(options.tasks);
     if (!options.text.empty()) throw UsageError("--text means nothing to --tasks " + options.tasks);
@@ -52,10 +72,7 @@ void check_options(const EvaluateOptions& options, const CLI::App& verb) {
       throw UsageError("--tasks " + options.tasks + " needs --data DIR with their files");
     return;
   }
-  for (const char* name : {"--data", "--limit", "--dump", "--dry-run", "--paper"}) {
-    if (verb.count(name) > 0)
-      throw UsageError(std::string(name) + " means nothing to --tasks " + options.tasks);
-  }
+  refuse_options({"--data", "--limit", "--dump", "--dry-run", "--paper"}, options, verb);
   if (options.text.empty())
     throw UsageError("--tasks " + options.tasks + " needs --text FILE (a text file or a token folder)");
   if (options.tasks == "activations" && !options.sweep.empty())
@@ -73,6 +90,7 @@ void evaluate(const EvaluateOptions& options, const CLI::App& verb) {
     if (rank.begin) rank.begin(0, "evaluation");
     if (options.tasks == "perplexity") return evaluate_perplexity(options, ranks);
     if (options.tasks == "activations") return evaluate_activations(options, ranks);
+    if (measures_images(options)) return evaluate_diffusion(options, ranks);
     evaluate_tasks(options, ranks);
   });
 }
@@ -80,12 +98,14 @@ void evaluate(const EvaluateOptions& options, const CLI::App& verb) {
 }  // namespace
 
 Checkpoint open_shared_checkpoint(const EvaluateOptions& options, Collectives& ranks) {
-  if (ranks.size() == 1) return open_named_checkpoint(options.inference);
+  const ModelType type =
+      measures_images(options) ? ModelType::kDiffusionTransformer : ModelType::kLanguageModel;
+  if (ranks.size() == 1) return open_named_checkpoint(options.inference, type);
   if (!compute_device(options.inference.device, "--device").is_cpu())
     throw UsageError("--device: several ranks compute on CPUs only; set it to cpu, or start one process");
   if (ranks.rank() > 0)
     return Checkpoint(broadcast_bytes(ranks, "", /*root=*/0, "start"), CheckpointUse::kInference);
-  Checkpoint checkpoint = open_named_checkpoint(options.inference);
+  Checkpoint checkpoint = open_named_checkpoint(options.inference, type);
   broadcast_bytes(ranks, checkpoint.path().string(), /*root=*/0, "start");
   return checkpoint;
 }
@@ -101,14 +121,14 @@ void require_same_work(const EvaluateOptions& options, const Checkpoint& checkpo
                                               "with the same checkpoint, data and options");
 }
 
-void share_thresholds(InferenceModel& model, Collectives& ranks) {
-  for (const at::Tensor& threshold : model.routing.threshold)
+void share_thresholds(const RoutingInputs& routing, Collectives& ranks) {
+  for (const at::Tensor& threshold : routing.threshold)
     ranks.broadcast(threshold, /*root=*/0, "thresholds").wait();
 }
 
-BatchHooks watch_tokens(const char* label, uint64_t tokens, const Collectives& ranks) {
+BatchHooks watch(const char* label, const char* unit, uint64_t total, const Collectives& ranks) {
   if (ranks.rank() > 0) return {[](uint64_t /*done*/) {}, stop_requested};
-  const auto bar = std::make_shared<ProgressBar>(label, "tok", tokens);
+  const auto bar = std::make_shared<ProgressBar>(label, unit, total);
   return {[bar](uint64_t done) { bar->update(done); }, stop_requested};
 }
 
@@ -127,19 +147,25 @@ void add_evaluate(CLI::App& app) {
   auto options = std::make_shared<EvaluateOptions>();
   CLI::App* verb = app.add_subcommand("evaluate", "Measure a checkpoint");
   add_inference_options(*verb, options->inference);
-  verb->add_option("--tasks", options->tasks,
-                   "what to measure: perplexity, activations (the experts that tokens use), all (the tasks "
-                   "whose prompts "
-                   "fit the model's sequence length), or names such as copa,arc_easy")
+  verb->add_option(
+          "--tasks", options->tasks,
+          "what to measure: perplexity, activations (the experts that tokens use), diffusion (the loss "
+          "on images), all (the tasks whose prompts fit the model's sequence length), or names such "
+          "as copa,arc_easy")
       ->required();
   verb->add_option(
       "--text", options->text,
       "perplexity, activations: a text file (.jsonl[.gz|.zst]: a document a line; any other name: one "
       "document), or a token folder");
   verb->add_option("--data", options->data, "tasks: the folder with their files, NAME.jsonl[.gz|.zst]");
-  verb->add_option("--limit", options->limit, "tasks: only the first items of each data set")
+  verb->add_option("--images", options->images, "diffusion: a folder of prepared images");
+  verb->add_option("--limit", options->limit,
+                   "tasks: only the first items of each data set; diffusion: only the first images")
       ->check(CLI::PositiveNumber);
-  verb->add_option("--dump", options->dump, "tasks: write a JSON line for each item, prompts included");
+  verb->add_option(
+      "--dump", options->dump,
+      "tasks: write a JSON line for each item, prompts included; diffusion: a safetensors file of "
+      "images, noise, t and predictions");
   verb->add_flag("--dry-run", options->dry_run, "tasks: make the prompts, run no model");
   verb->add_flag("--paper", options->paper,
                  "tasks: beside the table the paper's own results, which are of its 1.3B models");
@@ -148,7 +174,7 @@ void add_evaluate(CLI::App& app) {
       ->delimiter(',')
       ->check(CLI::PositiveNumber);
   verb->add_option("--output", options->output, "write the results to this JSON file too");
-  verb->add_option("--batch-size", options->batch_size, "sequences computed at once")
+  verb->add_option("--batch-size", options->batch_size, "sequences or images computed at once")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
   verb->add_flag("--json", options->json, "print the results as one JSON object");

@@ -1,4 +1,5 @@
-// The parts of `dtopp evaluate`: the perplexity of a text, the experts its tokens use, and the tasks.
+// The parts of `dtopp evaluate`: the perplexity of a text, the experts its tokens use, the tasks, and the
+// loss on images.
 #pragma once
 
 #include <cstdint>
@@ -16,11 +17,12 @@ namespace dtopp::cli {
 struct EvaluateOptions {
   InferenceOptions inference;
   std::string tasks;
-  std::string text;  // perplexity, activations
-  std::string data;  // tasks: the folder with their files
-  std::string dump;  // tasks
+  std::string text;    // perplexity, activations
+  std::string data;    // tasks: the folder with their files
+  std::string images;  // diffusion: a folder of prepared images
+  std::string dump;    // tasks, diffusion
   std::string output;
-  int64_t limit = 0;  // items of each data set; 0: all
+  int64_t limit = 0;  // items of each data set, or images; 0: all
   int64_t batch_size = 8;
   int64_t processes = 0;      // to start; 0: this one is all, or a rank
   std::vector<double> sweep;  // numbers of active experts
@@ -38,10 +40,10 @@ void require_same_work(const EvaluateOptions& options, const Checkpoint& checkpo
                        const nlohmann::ordered_json& amount, Collectives& ranks);
 
 // The thresholds that rank 0 solved: with another number of threads the last bits are others.
-void share_thresholds(InferenceModel& model, Collectives& ranks);
+void share_thresholds(const RoutingInputs& routing, Collectives& ranks);
 
-// Rank 0 draws how far the ranks are in `tokens`; a signal stops them.
-BatchHooks watch_tokens(const char* label, uint64_t tokens, const Collectives& ranks);
+// Rank 0 draws how far the ranks are in `total` of what `unit` names; a signal stops them.
+BatchHooks watch(const char* label, const char* unit, uint64_t total, const Collectives& ranks);
 
 // --text, read with the checkpoint's tokenizer where it is no token data.
 EvaluationText open_text(const EvaluateOptions& options, const Checkpoint& checkpoint,
@@ -54,6 +56,7 @@ void report(const EvaluateOptions& options, const nlohmann::ordered_json& json, 
 // Each is called by every rank, with the same options.
 void evaluate_perplexity(const EvaluateOptions& options, Collectives& ranks);
 void evaluate_activations(const EvaluateOptions& options, Collectives& ranks);
+void evaluate_diffusion(const EvaluateOptions& options, Collectives& ranks);
 void evaluate_tasks(const EvaluateOptions& options, Collectives& ranks);
 
 }  // namespace dtopp::cli

@@ -15,12 +15,12 @@ void evaluate_activations(const EvaluateOptions& options, Collectives& ranks) {
   const EvaluationText text = open_text(options, checkpoint, config);
   require_same_work(options, checkpoint, text.size(), ranks);
   meet_target(model, options.inference, checkpoint, &text);
-  share_thresholds(model, ranks);
+  share_thresholds(model.routing, ranks);
   std::vector<int64_t> ids(text.size());
   text.read(0, ids);
   const ActivationAnalysis analysis =
       analyze_activations(model, ids, find_token_kinds(ids, tokenizer, config.sequence_length),
-                          options.batch_size, ranks, watch_tokens("activations", ids.size(), ranks));
+                          options.batch_size, ranks, watch("activations", "tok", ids.size(), ranks));
   if (ranks.rank() == 0) report(options, to_json(analysis, model), format_table(analysis));
 }
 

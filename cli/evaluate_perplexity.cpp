@@ -32,7 +32,7 @@ Perplexity perplexity_of(const EvaluateOptions& options, const EvaluationText& t
                          const InferenceModel& model, Collectives& ranks) {
   return measure_perplexity(
       model, text.size(), [&](uint64_t offset, std::span<int64_t> out) { text.read(offset, out); },
-      options.batch_size, ranks, watch_tokens("perplexity", text.size(), ranks));
+      options.batch_size, ranks, watch("perplexity", "tok", text.size(), ranks));
 }
 
 ordered_json sweep_perplexity(const EvaluateOptions& options, const EvaluationText& text,
@@ -42,7 +42,7 @@ ordered_json sweep_perplexity(const EvaluateOptions& options, const EvaluationTe
   if (table) std::printf("%8s %10s %12s %10s\n", "target", "nll", "perplexity", "experts");
   for (const double target : options.sweep) {
     model.routing = solve_thresholds(model, windows_BL, target);
-    share_thresholds(model, ranks);
+    share_thresholds(model.routing, ranks);
     const Perplexity result = perplexity_of(options, text, model, ranks);
     const double experts = result.activations.summary().mean;
     ordered_json entry = perplexity_json(result);
@@ -68,7 +68,7 @@ void evaluate_perplexity(const EvaluateOptions& options, Collectives& ranks) {
     json = sweep_perplexity(options, text, windows_BL, model, ranks);
   } else {
     meet_target(model, options.inference, checkpoint, &text);
-    share_thresholds(model, ranks);
+    share_thresholds(model.routing, ranks);
     const Perplexity result = perplexity_of(options, text, model, ranks);
     json = perplexity_json(result);
     if (!options.json && ranks.rank() == 0) print_summary(checkpoint, result);

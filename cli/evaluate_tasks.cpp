@@ -92,7 +92,7 @@ std::vector<TaskResult> measure(const TaskEvaluation& evaluation, KeptResults& k
 void evaluate_once(TaskEvaluation& evaluation) {
   const EvaluateOptions& options = evaluation.options;
   meet_target(evaluation.model, options.inference, evaluation.checkpoint);
-  share_thresholds(evaluation.model, evaluation.ranks);
+  share_thresholds(evaluation.model.routing, evaluation.ranks);
   KeptResults kept = evaluation.results_kept_for(options.output.empty() ? options.dump : options.output);
   const auto results = measure(evaluation, kept);
   if (!evaluation.first_rank()) return;
@@ -120,7 +120,7 @@ void sweep(TaskEvaluation& evaluation) {
   std::vector<KeptResults> kept;
   for (const double target : options.sweep) {
     model.routing = solve_thresholds(model, windows_BL, target);
-    share_thresholds(model, evaluation.ranks);
+    share_thresholds(model.routing, evaluation.ranks);
     std::ostringstream name;
     if (!options.output.empty()) name << options.output << "." << target;
     kept.push_back(evaluation.results_kept_for(name.str()));

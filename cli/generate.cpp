@@ -87,7 +87,7 @@ void print_rate(int64_t tokens, double seconds, double experts, const ModelConfi
 
 void generate_texts(const GenerateOptions& options) {
   const std::vector<std::string> prompts = prompts_of(options);
-  const Checkpoint checkpoint = open_named_checkpoint(options.inference);
+  const Checkpoint checkpoint = open_named_checkpoint(options.inference, ModelType::kLanguageModel);
   InferenceModel model = load_model(options.inference, checkpoint);
   meet_target(model, options.inference, checkpoint);
   const ModelConfig& config = model.config.model;

@@ -12,14 +12,9 @@
 
 namespace dtopp::cli {
 
-void add_inference_options(CLI::App& verb, InferenceOptions& options) {
+void add_checkpoint_options(CLI::App& verb, InferenceOptions& options) {
   verb.add_option("checkpoint", options.checkpoint, "a checkpoint, or a run directory (its newest one)")
       ->required();
-  verb.add_option("--tokenizer", options.tokenizer, "a tokenizer.json, if the checkpoint holds none");
-  verb.add_option("--target-experts", options.target_experts,
-                  "active experts a token on average: p is solved for this number on --target-text")
-      ->check(CLI::PositiveNumber);
-  verb.add_option("--target-text", options.target_text, "the text file on which --target-experts holds");
   std::map<std::string, Device> devices;
   for (const auto& [device, name] : enum_names(Device())) devices.emplace(name, device);
   verb.add_option("--device", options.device, "where to compute: auto, cpu or cuda")
@@ -28,17 +23,41 @@ void add_inference_options(CLI::App& verb, InferenceOptions& options) {
   verb.add_option("--threads", options.threads, "0: every core")->check(CLI::NonNegativeNumber);
 }
 
-Checkpoint open_named_checkpoint(const InferenceOptions& options) {
-  return open_checkpoint(options.checkpoint, [](const std::string& text) {
-    std::fprintf(stderr, "dtopp: warning: %s\n", text.c_str());
-  });
+void add_inference_options(CLI::App& verb, InferenceOptions& options) {
+  add_checkpoint_options(verb, options);
+  verb.add_option("--tokenizer", options.tokenizer, "a tokenizer.json, if the checkpoint holds none");
+  verb.add_option("--target-experts", options.target_experts,
+                  "active experts a token on average: p is solved for this number on --target-text")
+      ->check(CLI::PositiveNumber);
+  verb.add_option("--target-text", options.target_text, "the text file on which --target-experts holds");
 }
 
-InferenceModel load_model(const InferenceOptions& options, const Checkpoint& checkpoint) {
+Checkpoint open_named_checkpoint(const InferenceOptions& options, ModelType type) {
+  Checkpoint checkpoint = open_checkpoint(options.checkpoint, [](const std::string& text) {
+    std::fprintf(stderr, "dtopp: warning: %s\n", text.c_str());
+  });
+  require_type(checkpoint, type);
+  return checkpoint;
+}
+
+void require_type(const Checkpoint& checkpoint, ModelType type) {
+  if (checkpoint.config().model.type == type) return;
+  const char* what =
+      type == ModelType::kLanguageModel
+          ? ": a diffusion transformer makes no text; use sample, or evaluate --tasks diffusion"
+          : ": a language model makes no pictures; use generate, or evaluate with other --tasks";
+  throw UsageError(checkpoint.path().string() + what);
+}
+
+at::Device set_up_device(const InferenceOptions& options) {
   const at::Device device = compute_device(options.device, "--device");
   if (options.threads > 0) at::set_num_threads(static_cast<int>(options.threads));
   if (!device.is_cpu()) std::fprintf(stderr, "dtopp: computing on %s\n", describe_device(device).c_str());
-  return load_inference_model(checkpoint, device);
+  return device;
+}
+
+InferenceModel load_model(const InferenceOptions& options, const Checkpoint& checkpoint) {
+  return load_inference_model(checkpoint, set_up_device(options));
 }
 
 at::Tensor target_windows(const InferenceOptions& options, const Checkpoint& checkpoint,

@@ -20,10 +20,20 @@ struct InferenceOptions {
   int64_t threads = 0;
 };
 
+// For verbs that take models of one type: the checkpoint, --device and --threads.
+void add_checkpoint_options(CLI::App& verb, InferenceOptions& options);
+
+// All of them, for language models.
 void add_inference_options(CLI::App& verb, InferenceOptions& options);
 
-// open_checkpoint whose warnings go to standard error.
-Checkpoint open_named_checkpoint(const InferenceOptions& options);
+// open_checkpoint whose warnings go to standard error. UsageError where it holds a model of another type.
+Checkpoint open_named_checkpoint(const InferenceOptions& options, ModelType type);
+
+// UsageError where the checkpoint holds a model of another type.
+void require_type(const Checkpoint& checkpoint, ModelType type);
+
+// The device and the number of threads asked for.
+at::Device set_up_device(const InferenceOptions& options);
 
 // The model on the device asked for, its thresholds as trained.
 InferenceModel load_model(const InferenceOptions& options, const Checkpoint& checkpoint);

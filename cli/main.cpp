@@ -34,6 +34,7 @@ int run(int argc, char** argv) {
   dtopp::cli::add_train(app);
   dtopp::cli::add_evaluate(app);
   dtopp::cli::add_generate(app);
+  dtopp::cli::add_sample(app);
   dtopp::cli::add_plan(app);
   try {
     app.parse(argc, argv);

@@ -13,5 +13,6 @@ void add_evaluate(CLI::App& app);
 void add_plan(CLI::App& app);
 void add_tokenize(CLI::App& app);
 void add_generate(CLI::App& app);
+void add_sample(CLI::App& app);
 
 }  // namespace dtopp::cli

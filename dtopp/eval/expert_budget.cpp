@@ -19,16 +19,19 @@ double mean_experts(const std::vector<RouteOutput>& layers) {
 
 }  // namespace
 
-RoutingInputs solve_thresholds(const InferenceModel& model, const at::Tensor& tokens_BL, double target) {
-  const RoutingConfig& routing = model.config.routing;
-  const int64_t experts = model.config.model.num_experts;
-  if (model.config.model.is_dense() || routing.method == RoutingMethod::kTopK)
+void require_target(const RunConfig& config, double target) {
+  const int64_t experts = config.model.num_experts;
+  if (config.model.is_dense() || config.routing.method == RoutingMethod::kTopK)
     throw UsageError("--target-experts needs a model routed by top_p or dtop_p: this one has no threshold");
   if (!(target >= 1 && target <= static_cast<double>(experts)))
     throw UsageError("--target-experts " + std::to_string(target) + ": not between 1 and the model's " +
                      std::to_string(experts) + " experts");
+}
+
+RoutingInputs solve_thresholds(const InferenceModel& model, const at::Tensor& tokens_BL, double target) {
+  require_target(model.config, target);
   const at::Tensor tokens = to_device(tokens_BL, model.device());
-  return solve_thresholds(routing, model.config.model.num_layers, {target}, model.device(),
+  return solve_thresholds(model.config.routing, model.config.model.num_layers, {target}, model.device(),
                           [&](const RoutingInputs& inputs) {
                             return mean_experts(hidden_states(model.model, tokens, inputs).routing);
                           });

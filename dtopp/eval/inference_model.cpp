@@ -1,10 +1,8 @@
 #include "dtopp/eval/inference_model.h"
 
-#include <unordered_map>
-
 #include "dtopp/base/errors.h"
 #include "dtopp/base/progress.h"
-#include "dtopp/ops/host_copy.h"
+#include "dtopp/eval/checkpoint_tensors.h"
 #include "dtopp/plan/plan.h"
 
 namespace dtopp {
@@ -13,24 +11,13 @@ InferenceModel load_inference_model(const Checkpoint& checkpoint, const at::Devi
   InferenceModel loaded;
   loaded.config = checkpoint.config();
   const ModelConfig& model = loaded.config.model;
-  if (model.type != ModelType::kLanguageModel)
-    throw UsageError(checkpoint.path().string() + " holds a diffusion transformer, not a language model");
   const RoutingConfig& routing = loaded.config.routing;
-
-  std::unordered_map<std::string, at::Tensor> tensors;
-  for (const ParameterSpec& spec : language_model_parameters(model, routing)) {
-    const at::Tensor tensor = at::empty(spec.shape, at::device(device).dtype(at::kFloat));
-    copy_from_bytes(checkpoint.parameter(spec.name, spec.shape), tensor);
-    tensors.emplace(spec.name, tensor);
-  }
-  loaded.model =
-      bind_language_model(model, routing, [&](const std::string& name) { return tensors.at(name); });
-
-  if (!model.is_dense()) {
-    ThresholdController controller(routing, model.num_experts, model.num_layers, device);
-    controller.restore(checkpoint.state().threshold, checkpoint.state().error_sum);
-    loaded.routing = routing_inputs(controller, model.num_layers);
-  }
+  const auto read = [&](const std::string& name, const std::vector<int64_t>& shape) {
+    return checkpoint.parameter(name, shape);
+  };
+  loaded.model = bind_language_model(
+      model, routing, load_parameters(language_model_parameters(model, routing), read, device));
+  loaded.routing = load_thresholds(checkpoint, loaded.config, device);
   return loaded;
 }
 

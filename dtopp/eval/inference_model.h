@@ -20,7 +20,7 @@ struct InferenceModel {
   at::Device device() const { return model.embed_VD().device(); }
 };
 
-// UsageError where it is no language model. CheckpointError where a tensor is missing or of another shape.
+// Of a language model. CheckpointError where a tensor is missing or of another shape.
 InferenceModel load_inference_model(const Checkpoint& checkpoint, const at::Device& device = at::kCPU);
 
 // The checkpoint's tokenizer, or `other` (--tokenizer; may be empty) for a checkpoint without; its ids are

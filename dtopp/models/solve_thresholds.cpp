@@ -1,5 +1,6 @@
 #include "dtopp/models/solve_thresholds.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 
@@ -62,6 +63,18 @@ RoutingInputs solve_thresholds(const RoutingConfig& routing, int64_t num_routed_
   });
   solved.threshold.assign(static_cast<size_t>(num_routed_layers), as_threshold(p, device));
   return solved;
+}
+
+RoutingInputs solve_on_validation(const Model& model, const RoutingConfig& routing,
+                                  const std::vector<double>& targets, const at::Device& device,
+                                  const LossFunction& losses, const TrainingData& data,
+                                  const RoutingInputs& inputs) {
+  const auto room = static_cast<uint64_t>(std::max<int64_t>(1, kSolveTokens / model.tokens_per_sample));
+  const auto samples = static_cast<int64_t>(std::min(room, data.validation_samples));
+  const Batch batch = data.validation_batch(0, samples).to(device);
+  return solve_thresholds(
+      routing, model.num_routed_layers, targets, device,
+      [&](const RoutingInputs& with) { return losses(batch, with).activations.summary().mean; }, inputs);
 }
 
 }  // namespace dtopp

@@ -24,19 +24,13 @@ void Trainer::with_average(const std::function<void()>& body) {
 }
 
 RoutingInputs Trainer::solved_inputs() const {
-  constexpr int64_t kSolveTokens = 16384;
   RoutingInputs inputs = training_inputs();
   const RoutingConfig& routing = config_.routing;
   // Top-p has no target: its p is the configuration's.
   if (model_.num_routed_layers == 0 || routing.method != RoutingMethod::kDTopP) return inputs;
-  const at::NoGradGuard no_grad;
-  const auto room = static_cast<uint64_t>(std::max<int64_t>(1, kSolveTokens / model_.tokens_per_sample));
-  const auto samples = static_cast<int64_t>(std::min(room, data_.validation_samples));
-  const Batch batch = data_.validation_batch(0, samples).to(store_.device());
   inputs.threshold.clear();
-  return solve_thresholds(
-      routing, model_.num_routed_layers, routing.target_experts, store_.device(),
-      [&](const RoutingInputs& with) { return losses_(batch, with).activations.summary().mean; }, inputs);
+  return solve_on_validation(model_, routing, routing.target_experts, store_.device(), losses_, data_,
+                             inputs);
 }
 
 std::optional<ValidationResult> Trainer::validate_with(const RoutingInputs& inputs, int64_t samples,

@@ -1,7 +1,5 @@
 """`dtopp prepare text` against readers of Megatron's format and Hugging Face `tokenizers`, through the command line."""
 
-import ctypes
-import ctypes.util
 import gzip
 import json
 import os
@@ -15,6 +13,7 @@ import numpy as np
 import pytest
 import tiny_run
 from tokenizers import Tokenizer
+from xxh3 import xxh3_128
 
 from conftest import ROOT
 from corpus import documents
@@ -189,17 +188,6 @@ def test_a_folder_of_another_program_is_left_as_it_is(dtopp_binary, tmp_path, fo
     assert foreign in done.stderr or ".tmp-draft" in done.stderr  # whichever the folder lists first
     assert "delete" not in done.stderr
     assert contents(folder) == before
-
-
-def xxh3_128(data):
-    """As xxhsum -H2 prints it."""
-    class Hash(ctypes.Structure):
-        _fields_ = [("low", ctypes.c_uint64), ("high", ctypes.c_uint64)]
-
-    library = ctypes.CDLL(ctypes.util.find_library("xxhash") or "libxxhash.so.0")
-    library.XXH3_128bits.restype = Hash
-    found = library.XXH3_128bits(data, ctypes.c_size_t(len(data)))
-    return f"{found.high:016x}{found.low:016x}"
 
 
 def note_as_verified(folder):

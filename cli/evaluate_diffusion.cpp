@@ -1,0 +1,48 @@
+#include <algorithm>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/evaluate.h"
+#include "dtopp/base/errors.h"
+#include "dtopp/eval/diffusion/evaluation.h"
+
+namespace dtopp::cli {
+namespace {
+
+// Measures the raw parameters or their average; of both the thresholds are solved where targets_of says so.
+ValidationResult measure(const EvaluateOptions& options, ParameterKind kind, DiffusionModel& model,
+                         const TrainingData& data, int64_t images, Collectives& ranks) {
+  const auto targets = targets_of(model.config, kind, options.inference.target_experts);
+  if (!targets.empty()) model.routing = solve_for_images(model, data, targets);
+  share_thresholds(model.routing, ranks);
+  const char* label = kind == ParameterKind::kRaw ? "diffusion" : "EMA";
+  return measure_diffusion(model, model.routing, data, images, options.batch_size, ranks,
+                           watch(label, "images", static_cast<uint64_t>(images), ranks));
+}
+
+}  // namespace
+
+void evaluate_diffusion(const EvaluateOptions& options, Collectives& ranks) {
+  if (!options.dump.empty() && ranks.size() > 1)
+    throw UsageError("--dump: one process writes it; evaluate without --processes");
+  const Checkpoint checkpoint = open_shared_checkpoint(options, ranks);
+  const at::Device device = set_up_device(options.inference);
+  DiffusionModel model = load_diffusion_model(checkpoint, ParameterKind::kRaw, device);
+  const TrainingData data = open_evaluation_images(checkpoint, model.config, options.images);
+  DiffusionEvaluation evaluation;
+  const auto all = static_cast<int64_t>(data.validation_samples);
+  evaluation.images = options.limit > 0 ? std::min(options.limit, all) : all;
+  require_same_work(options, checkpoint, {{"images", evaluation.images}, {"hash", data.content_hashes}},
+                    ranks);
+  evaluation.raw = measure(options, ParameterKind::kRaw, model, data, evaluation.images, ranks);
+  if (!options.dump.empty())
+    dump_predictions(model, data, evaluation.images, options.batch_size, options.dump,
+                     watch("dump", "images", static_cast<uint64_t>(evaluation.images), ranks));
+  if (model.config.diffusion.ema_decay != 0) {
+    model = load_diffusion_model(checkpoint, ParameterKind::kAverage, device);
+    evaluation.average = measure(options, ParameterKind::kAverage, model, data, evaluation.images, ranks);
+  }
+  if (ranks.rank() == 0) report(options, to_json(evaluation), format_table(evaluation));
+}
+
+}  // namespace dtopp::cli

@@ -1,0 +1,170 @@
+#include <chrono>
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "cli/inference.h"
+#include "cli/stop_signals.h"
+#include "cli/verbs.h"
+#include "dtopp/base/errors.h"
+#include "dtopp/base/progress.h"
+#include "dtopp/eval/diffusion/picture_files.h"
+#include "dtopp/eval/diffusion/text_embeddings.h"
+
+namespace dtopp::cli {
+namespace {
+
+constexpr double kDefaultGuidance = 4;
+
+struct SampleOptions {
+  InferenceOptions inference;
+  PictureRequest request;
+  std::string text_embeddings;
+  std::string output;
+  std::vector<double> guidance_interval;
+  bool raw = false;
+  bool guidance_given = false, sampler_given = false;
+};
+
+// Of classes, those given or all; of texts, those of the file.
+void choose_conditions(const SampleOptions& options, const ModelConfig& model, PictureRequest& request) {
+  for (const int64_t label : request.classes) {
+    if (model.num_classes == 0) throw UsageError("--classes: the model was trained without classes");
+    if (label < 0 || label >= model.num_classes)
+      throw UsageError("--classes " + std::to_string(label) + ": the model has classes 0 to " +
+                       std::to_string(model.num_classes - 1));
+  }
+  if (request.classes.empty() && model.num_classes > 0) {
+    request.classes.resize(static_cast<size_t>(model.num_classes));
+    std::iota(request.classes.begin(), request.classes.end(), 0);
+  }
+  if (options.text_embeddings.empty() != (model.text_length == 0))
+    throw UsageError(model.text_length == 0 ? "--text-embeddings: the model was trained without text"
+                                            : "the model needs --text-embeddings FILE");
+  if (model.text_length > 0) request.text_NLS = read_text_embeddings(options.text_embeddings, model);
+}
+
+void choose_sampler(const SampleOptions& options, const RunConfig& config, SamplerOptions& sampler) {
+  if (!options.sampler_given)
+    sampler.method =
+        config.diffusion.objective == Objective::kDdpm ? SamplerMethod::kDdim : SamplerMethod::kEuler;
+  validate(sampler, config.diffusion.objective);
+  const bool conditioned = config.model.num_classes > 0 || config.model.text_length > 0;
+  sampler.guidance = !options.guidance_given && !conditioned ? 1 : sampler.guidance;
+  if (sampler.guidance == 1) {
+    if (!options.guidance_interval.empty())
+      throw UsageError("--guidance-interval means nothing without guidance");
+    return;
+  }
+  if (!conditioned) throw UsageError("--guidance: the model was trained without classes and text");
+  if (config.diffusion.condition_dropout == 0)
+    throw UsageError(
+        "--guidance needs a model trained with diffusion.condition_dropout above 0, which knows pictures "
+        "without "
+        "a condition; use --guidance 1");
+  if (options.guidance_interval.empty()) return;
+  sampler.guidance_begin = options.guidance_interval[0];
+  sampler.guidance_end = options.guidance_interval[1];
+  if (sampler.guidance_begin > sampler.guidance_end)
+    throw UsageError("--guidance-interval: its end lies before its beginning");
+}
+
+void print_rate(int64_t pictures, double seconds, const ActivationStatistics& activations,
+                const ModelConfig& config) {
+  std::fprintf(stderr, "dtopp: %lld pictures, %.2f a second", static_cast<long long>(pictures),
+               static_cast<double>(pictures) / seconds);
+  if (!config.is_dense())
+    std::fprintf(stderr, ", %.2f of %lld experts a token", activations.summary().mean,
+                 static_cast<long long>(config.num_experts));
+  std::fprintf(stderr, "\n");
+}
+
+void make_pictures(const SampleOptions& options) {
+  const Checkpoint checkpoint = open_named_checkpoint(options.inference, ModelType::kDiffusionTransformer);
+  const RunConfig config = checkpoint.config();
+  PictureRequest request = options.request;
+  choose_conditions(options, config.model, request);
+  choose_sampler(options, config, request.sampler);
+  const ImageLayout layout = load_image_layout(checkpoint);
+  require_writable(options.output, request, layout);
+  const ParameterKind kind = options.raw ? ParameterKind::kRaw : ParameterKind::kAverage;
+  const auto targets = targets_of(config, kind, options.inference.target_experts);
+  DiffusionModel model = load_diffusion_model(checkpoint, kind, set_up_device(options.inference));
+  stop_on_signals();
+  if (!targets.empty()) {
+    std::fprintf(stderr, "dtopp: solving p for the experts wanted\n");
+    model.routing = solve_for_sampling(model, request, targets, stop_requested);
+  }
+  ActivationStatistics activations(config.model.is_dense() ? 0 : config.model.num_layers);
+  const auto begin = std::chrono::steady_clock::now();
+  {
+    ProgressBar bar("sample", "steps", static_cast<uint64_t>(request.count * request.sampler.steps));
+    const BatchHooks hooks{[&](uint64_t done) { bar.update(done); }, stop_requested};
+    write_pictures(options.output, request, layout, [&](const TakePictures& take) {
+      sample_pictures(denoiser_of(model, model.routing, &activations), config.model, model.device, request,
+                      hooks, take);
+    });
+  }
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  print_rate(request.count, seconds, activations, config.model);
+  std::printf("%s\n", options.output.c_str());
+}
+
+void add_sampler_options(CLI::App& verb, SampleOptions& options) {
+  SamplerOptions& sampler = options.request.sampler;
+  sampler.guidance = kDefaultGuidance;
+  std::map<std::string, SamplerMethod> methods;
+  for (const auto& [method, name] : enum_names(SamplerMethod())) methods.emplace(name, method);
+  verb.add_option("--steps", sampler.steps, "of the sampler")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  verb.add_option("--sampler", sampler.method,
+                  "euler or heun (diffusion.objective flow, which takes euler), ddim (ddpm)")
+      ->transform(CLI::Transformer(methods))
+      ->default_str("by objective");
+  verb.add_option("--guidance", sampler.guidance,
+                  "weight of the condition beyond 1; 1: no guidance, and half the time")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
+  verb.add_option("--guidance-interval", options.guidance_interval, "t between which to guide, e.g. 0.1,0.9")
+      ->delimiter(',')
+      ->expected(2)
+      ->check(CLI::Range(0.0, 1.0));
+}
+
+}  // namespace
+
+void add_sample(CLI::App& app) {
+  auto options = std::make_shared<SampleOptions>();
+  CLI::App* verb = app.add_subcommand("sample", "Make pictures");
+  add_checkpoint_options(*verb, options->inference);
+  PictureRequest& request = options->request;
+  verb->add_option("--classes", request.classes, "numbers such as 0,3, which take turns; default: all")
+      ->delimiter(',');
+  verb->add_option("--text-embeddings", options->text_embeddings,
+                   "a safetensors file with \"text\" [texts, tokens, size], which take turns");
+  verb->add_option("--count", request.count, "pictures")->required()->check(CLI::PositiveNumber);
+  add_sampler_options(*verb, *options);
+  verb->add_option("--seed", request.seed, "of the noise pictures begin with")->capture_default_str();
+  verb->add_option("--batch-size", request.batch_size, "pictures computed at once")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  verb->add_flag("--raw", options->raw, "the parameters as trained, not their moving average");
+  verb->add_option("--target-experts", options->inference.target_experts,
+                   "active experts a token on average: p is solved for this number; default: what the model "
+                   "was trained for, with --raw the checkpoint's p")
+      ->check(CLI::PositiveNumber);
+  verb->add_option("--output", options->output,
+                   "NAME.png: one grid; NAME.npz: arrays; any other name: a new folder of pictures")
+      ->required();
+  verb->callback([options, verb] {
+    options->guidance_given = verb->count("--guidance") > 0;
+    options->sampler_given = verb->count("--sampler") > 0;
+    make_pictures(*options);
+  });
+}
+
+}  // namespace dtopp::cli

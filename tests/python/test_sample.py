@@ -1,0 +1,237 @@
+"""dtopp sample: what it makes against the plain PyTorch model under diffusers' schedulers, and where it writes it."""
+
+import re
+import shutil
+import signal
+import subprocess
+import time
+
+import numpy as np
+import pytest
+import reference_diffusion
+import tiny_diffusion
+import tiny_run
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from test_samplers import SCHEDULERS
+
+pytestmark = pytest.mark.skipif(not tiny_run.BINARY.exists(), reason=f"{tiny_run.BINARY} is not built")
+torch.set_num_threads(1)
+
+DENSE = {"num_experts": 1}
+CASES = {"flow": {}, "ddpm": {"model": DENSE, "diffusion": {"objective": "ddpm"}},
+         "text": {"model": DENSE | tiny_diffusion.TEXT}}
+
+
+def made(tmp_path_factory, name, **sections):
+    return tiny_diffusion.randomise(tiny_diffusion.train(tmp_path_factory.mktemp(name), **sections))
+
+
+@pytest.fixture(scope="module")
+def pixels(tmp_path_factory):
+    return made(tmp_path_factory, "pixels")
+
+
+@pytest.fixture(scope="module", params=CASES)
+def latents(request, tmp_path_factory):
+    sections = CASES[request.param]
+    return request.param, made(tmp_path_factory, request.param, **sections | {
+        "model": tiny_diffusion.LATENT | sections.get("model", {})})
+
+
+def sample(directory, output, *arguments, status=0):
+    done = tiny_run.dtopp("sample", directory / "run", "--output", output, "--threads", 1, *arguments)
+    assert done.returncode == status, done.stderr
+    return done
+
+
+def arrays(directory, tmp_path, *arguments):
+    output = tmp_path / "out.npz"
+    sample(directory, output, *arguments)
+    with np.load(output) as archive:
+        return dict(archive)
+
+
+def reference(directory, method, steps, guidance, interval, conditions, seed, weights):
+    """Pictures of the conditions, as the model sees them: one picture each."""
+    model = tiny_diffusion.Reference(directory, weights)
+    none = {"class": torch.full_like(conditions["class"], model.config["model"]["num_classes"])} \
+        if "class" in conditions else {"text": torch.zeros_like(conditions["text"])}
+    count = len(next(iter(conditions.values())))
+    shape = (count, *[model.config["model"][key] for key in ("channels", "image_size", "image_size")])
+    x = torch.from_numpy(np.stack([reference_diffusion.normals(seed, "sample", j, int(np.prod(shape[1:])))
+                                   for j in range(count)])).double().view(shape)
+
+    def predict(t, condition):
+        times = torch.full((count,), t, dtype=torch.float32)
+        return reference_diffusion.forward(model.config, model.parameters, x_in, times, condition, model.thresholds)[0]
+
+    scheduler = SCHEDULERS[method](steps)
+    for step in scheduler.timesteps:
+        t, x_in = round(step.item() / 1000, 6), x
+        v = predict(t, conditions)
+        if interval[0] <= t <= interval[1]:
+            empty = predict(t, none)
+            v = empty + guidance * (v - empty)
+        x = scheduler.step(v, step, x).prev_sample
+    return x
+
+
+def in_own_units(x):
+    scale, shift = (torch.tensor(values, dtype=torch.float64)[:, None, None]
+                    for values in (tiny_diffusion.SCALE, tiny_diffusion.SHIFT))
+    return x / scale + shift
+
+
+@pytest.mark.parametrize("raw", [True, False])
+def test_latents_are_the_reference_models(latents, raw, tmp_path):
+    name, directory = latents
+    options = ["--raw"] if raw else []
+    if name == "text":
+        text = torch.from_numpy(np.random.default_rng(3).normal(size=(2, 2, 6))).to(torch.float16)
+        save_file({"text": text}, tmp_path / "text.safetensors")
+        options += ["--text-embeddings", tmp_path / "text.safetensors"]
+        padded = torch.nn.functional.pad(text.double(), (0, 0, 0, 1))
+        conditions = {"text": padded[[0, 1, 0, 1, 0]]}
+    else:
+        options += ["--classes", "2,0"]
+        conditions = {"class": torch.tensor([2, 0, 2, 0, 2])}
+    if name == "flow" and not raw:
+        pytest.skip("its thresholds are solved: test_the_average_uses_as_many_experts_as_wanted")
+    for method, guidance, interval in (("euler", 1.5, (0, 1)), ("heun", 2, (0.3, 0.8))) if name != "ddpm" else \
+            (("ddim", 1.5, (0.1, 0.7)),):
+        got = arrays(directory, tmp_path, *options, "--sampler", method, "--steps", 5, "--guidance", guidance, "--seed", 7,
+                     "--guidance-interval", f"{interval[0]},{interval[1]}", "--count", 5, "--batch-size", 2)
+        want = reference(directory, method, 5, guidance, interval, conditions, 7, "model" if raw else "ema")
+        assert got["arr_0"].dtype == np.float32
+        scale = in_own_units(want).abs().amax().item()
+        np.testing.assert_allclose(got["arr_0"] / scale, in_own_units(want) / scale, atol=2e-5)
+        assert ("arr_1" in got) == (name != "text")
+        if "arr_1" in got:
+            assert got["arr_1"].dtype == np.int64 and got["arr_1"].tolist() == conditions["class"].tolist()
+
+
+def test_a_picture_does_not_depend_on_those_beside_it(pixels, tmp_path):
+    options = ["--raw", "--steps", 4, "--classes", "0,2,1"]
+    few = arrays(pixels, tmp_path, *options, "--count", 5, "--batch-size", 2)
+    many = arrays(pixels, tmp_path, *options, "--count", 9, "--batch-size", 16)
+    assert few["arr_0"].shape == (5, 8, 8, 3) and few["arr_0"].dtype == np.uint8
+    assert np.abs(few["arr_0"].astype(int) - many["arr_0"][:5]).max() <= 1
+    assert many["arr_1"].tolist() == [0, 2, 1] * 3
+    other = arrays(pixels, tmp_path, *options, "--count", 5, "--seed", 1)
+    assert np.abs(few["arr_0"].astype(int) - other["arr_0"]).mean() > 10
+
+
+def test_folders_and_grids_hold_the_same_pictures(pixels, tmp_path):
+    options = ["--raw", "--steps", 2, "--count", 5, "--classes", "2,0"]
+    pictures = arrays(pixels, tmp_path, *options)["arr_0"]
+    sample(pixels, tmp_path / "folder", *options)
+    names = sorted(path.name for path in (tmp_path / "folder").iterdir())
+    assert names == [f"{j:05d}.png" for j in range(5)]
+    for name, picture in zip(names, pictures):
+        assert np.array_equal(np.asarray(Image.open(tmp_path / "folder" / name)), picture)
+    sample(pixels, tmp_path / "grid.png", *options)
+    grid = np.asarray(Image.open(tmp_path / "grid.png"))
+    zoom, gap, label = 8, 2, 12
+    assert grid.shape == (gap + 2 * (64 + label + gap), gap + 3 * (64 + gap), 3)
+    for j, picture in enumerate(pictures):
+        top, left = gap + j % 2 * (64 + label + gap), gap + j // 2 * (64 + gap)
+        assert np.array_equal(grid[top:top + 64:zoom, left:left + 64:zoom], picture)
+        assert (grid[top + 64:top + 64 + label, left:left + 64] == 0).any()  # its name
+    assert (grid[gap + 64 + label + gap:, gap + 2 * (64 + gap):] == 255).all()  # the second class has one picture less
+
+
+def experts(done):
+    return float(re.search(r"([\d.]+) of 8 experts a token", done.stderr).group(1))
+
+
+def test_the_average_uses_as_many_experts_as_wanted(pixels, tmp_path):
+    options = ["--count", 12, "--steps", 10, "--guidance", 3]
+    assert experts(sample(pixels, tmp_path / "a.png", *options)) == pytest.approx(3, rel=0.03)  # the run's target
+    for kind in ([], ["--raw"]):
+        done = sample(pixels, tmp_path / "a.png", *options, *kind, "--target-experts", 5)
+        assert experts(done) == pytest.approx(5, rel=0.03)
+    assert abs(experts(sample(pixels, tmp_path / "a.png", *options, "--raw")) - 3) > 0.2  # the checkpoint's p
+
+
+def test_thresholds_do_not_depend_on_how_many_pictures_are_made(pixels, tmp_path):
+    one = arrays(pixels, tmp_path, "--steps", 3, "--count", 2)["arr_0"]
+    more = arrays(pixels, tmp_path, "--steps", 3, "--count", 7)["arr_0"]
+    assert np.abs(one.astype(int) - more[:2]).max() <= 1
+
+
+@pytest.mark.parametrize("arguments, text", [
+    (["--count", 0], "--count"),
+    (["--count", 1, "--classes", "3"], "classes 0 to 2"),
+    (["--count", 1, "--classes", "-1"], "classes 0 to 2"),
+    (["--count", 1, "--sampler", "ddim"], "objective ddpm"),
+    (["--count", 1, "--text-embeddings", "x"], "without text"),
+    (["--count", 1, "--target-experts", 9], "not between 1 and the model's 8"),
+    (["--count", 1, "--guidance", 1, "--guidance-interval", "0,1"], "means nothing"),
+    (["--count", 100000], "too many for one grid"),
+    (["--count", 1, "--guidance-interval", "0.5,0.2"], "before its beginning"),
+])
+def test_a_wrong_call_is_told_in_one_line(pixels, arguments, text, tmp_path):
+    done = sample(pixels, tmp_path / "a.png", *arguments, status=2)
+    assert text in done.stderr and done.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_there_is_not_overwritten_by_a_folder(pixels, tmp_path):
+    (tmp_path / "folder").mkdir()
+    done = sample(pixels, tmp_path / "folder", "--count", 1, status=2)
+    assert "already there" in done.stderr and not list((tmp_path / "folder").iterdir())
+
+
+def test_latents_are_no_pictures(latents, tmp_path):
+    name, directory = latents
+    if name == "text":
+        done = sample(directory, tmp_path / "a.npz", "--count", 1, status=2)
+        assert "needs --text-embeddings" in done.stderr
+        return
+    for output in ("a.png", "folder"):
+        done = sample(directory, tmp_path / output, "--count", 1, status=2)
+        assert "makes latents" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_each_type_of_model_has_its_verbs(pixels, tmp_path):
+    done = tiny_run.dtopp("generate", pixels / "run", "--prompt", "a")
+    assert done.returncode == 2 and "use sample" in done.stderr and done.stderr.count("\n") == 1
+    (tmp_path / "text.txt").write_text("a")
+    for task in (["perplexity", "--text", tmp_path / "text.txt"], ["activations", "--text", tmp_path / "text.txt"],
+                 ["copa", "--data", tmp_path]):
+        done = tiny_run.dtopp("evaluate", pixels / "run", "--tasks", *task)
+        assert done.returncode == 2 and "use sample" in done.stderr and done.stderr.count("\n") == 1
+    language = tiny_run.trained(tmp_path / "language", "training.steps=2", "optimizer.warmup_steps=1", "validation.every=0")
+    for verb in (["sample", language / "run", "--count", 1, "--output", tmp_path / "a.png"],
+                 ["evaluate", language / "run", "--tasks", "diffusion", "--images", pixels / "held-out"]):
+        done = tiny_run.dtopp(*verb)
+        assert done.returncode == 2 and "use generate" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_checkpoint_without_its_average_or_layout_is_damaged(pixels, tmp_path):
+    for name, text in (("ema.safetensors", "ema.safetensors"), ("images.json", "images.json")):
+        shutil.copytree(pixels, tmp_path / name)
+        (tiny_diffusion.checkpoint_of(tmp_path / name) / name).unlink()
+        tiny_diffusion.write_manifest(tiny_diffusion.checkpoint_of(tmp_path / name), "dtopp checkpoint 1")
+        done = sample(tmp_path / name, tmp_path / "a.png", "--count", 1, status=4)
+        assert text in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_model_that_diverges_is_said_to(pixels, tmp_path):
+    done = sample(pixels, tmp_path / "a.png", "--raw", "--count", 2, "--guidance", "1e38", "--steps", 3, status=6)
+    assert "not finite" in done.stderr and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("output", ["a.png", "a.npz", "folder"])
+def test_a_stopped_run_leaves_nothing(pixels, output, tmp_path):
+    command = [tiny_run.BINARY, "sample", pixels / "run", "--raw", "--count", "2000", "--output", tmp_path / output]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
+        while not list(tmp_path.iterdir()):
+            time.sleep(0.02)
+        time.sleep(0.2)
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(60) == 75
+        assert "stopped before all pictures" in running.stderr.read()
+    assert not list(tmp_path.iterdir())
