@@ -9,6 +9,7 @@
 #include "cli/stop_signals.h"
 #include "cli/verbs.h"
 #include "dtopp/data/token_file.h"
+#include "dtopp/eval/diffusion/training_grids.h"
 #include "dtopp/eval/probes.h"
 #include "dtopp/launch/place.h"
 #include "dtopp/moe/gain_guard.h"
@@ -83,8 +84,8 @@ void train_run(const TrainOptions& options) {
   run_as_rank(place, join, [&](const Rank& rank) {
     observer.begin = rank.begin;
     if (options.verify && speaks) verify_data(config);
-    summary = run_training(config, observer, stop_requested, {.probes = make_probes(config, stop_requested)},
-                           rank.world);
+    summary = run_training(config, observer, stop_requested,
+                           {make_probes(config, stop_requested), training_grids(config)}, rank.world);
   });
   if (!speaks) return;
   if (summary.already_complete) message(summary.directory.string() + " is complete: nothing left to train");

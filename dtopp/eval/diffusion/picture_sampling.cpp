@@ -128,12 +128,16 @@ RoutingInputs solve_for_sampling(const DiffusionModel& model, const PictureReque
   sample_from(RandomStream(request.seed, "thresholds of a sample"), watched, config, model.device, few, hooks,
               [](int64_t /*first*/, const at::Tensor& /*x0_BCHW*/) {});
   const Question all = questions.all();
-  return solve_thresholds(model.config.routing, config.num_layers, targets, model.device,
-                          [&](const RoutingInputs& inputs) {
-                            ActivationStatistics counts(config.num_layers);
-                            denoiser_of(model, inputs, &counts)(all.x_BCHW, all.t_B, all.condition);
-                            return counts.summary().mean;
-                          });
+  RoutingInputs besides = model.routing;
+  besides.threshold.clear();
+  return solve_thresholds(
+      model.config.routing, config.num_layers, targets, model.device,
+      [&](const RoutingInputs& inputs) {
+        ActivationStatistics counts(config.num_layers);
+        denoiser_of(model, inputs, &counts)(all.x_BCHW, all.t_B, all.condition);
+        return counts.summary().mean;
+      },
+      besides);
 }
 
 at::Tensor to_latents(const at::Tensor& x0_BCHW, const ImageLayout& layout) {
