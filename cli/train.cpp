@@ -8,7 +8,6 @@
 #include "cli/ranks.h"
 #include "cli/stop_signals.h"
 #include "cli/verbs.h"
-#include "dtopp/data/token_file.h"
 #include "dtopp/eval/diffusion/training_grids.h"
 #include "dtopp/eval/probes.h"
 #include "dtopp/launch/place.h"
@@ -30,12 +29,6 @@ struct TrainOptions {
 };
 
 void message(const std::string& text) { std::fprintf(stderr, "dtopp: %s\n", text.c_str()); }
-
-// Every byte of the token files, also of those that an earlier start has found right.
-void verify_data(const RunConfig& config) {
-  for (const auto* paths : {&config.data.train, &config.data.validation})
-    for (const std::string& path : *paths) TokenStream::open(path, Verify::kAll, config.model.vocab_size);
-}
 
 // Where nobody says how many ranks a machine has, all may be on one.
 RankLayout layout_on(const Place& place, const RunConfig& config) {
@@ -83,7 +76,8 @@ void train_run(const TrainOptions& options) {
           [&](const at::Device& device) { return expert_parallel_on(layout, config, device); }};
   run_as_rank(place, join, [&](const Rank& rank) {
     observer.begin = rank.begin;
-    if (options.verify && speaks) verify_data(config);
+    // Every byte of the data, also of what an earlier start has found right.
+    if (options.verify && speaks) make_model(config).open_data(Verify::kAll);
     summary = run_training(config, observer, stop_requested,
                            {make_probes(config, stop_requested), training_grids(config)}, rank.world);
   });

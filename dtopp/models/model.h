@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "dtopp/config/run_config.h"
+#include "dtopp/data/verified_files.h"
 #include "dtopp/models/costs.h"
 #include "dtopp/models/parameters.h"
 
@@ -42,7 +43,7 @@ struct Model {
   std::function<StepCosts(const CostInputs&)> costs;
   // Opens what config.data names and checks that it belongs to the model. UsageError where it does not,
   // DataError where it is missing or damaged.
-  std::function<TrainingData()> open_data;
+  std::function<TrainingData(Verify)> open_data;
 };
 
 // The model a configuration describes. Nothing is read or allocated.

@@ -97,7 +97,7 @@ RunSummary Run::train() {
   if (there) hold_directory();
   check_memory();
   Model model = make_model(config_);
-  TrainingData data = model.open_data();
+  TrainingData data = model.open_data(Verify::kChanged);
   check_data(data, *world_.all);
   if (!there) hold_directory();
   open_or_resume(std::move(model), std::move(data));

@@ -67,7 +67,7 @@ def test_wrong_usage_exits_2(tmp_path):
 
 @pytest.mark.parametrize("arguments,words", [
     (["trian"], "unknown command 'trian'; did you mean train? (see dtopp --help)"),
-    (["frobnicate"], "unknown command 'frobnicate'; there are prepare, tokenize, train, evaluate, generate, plan"),
+    (["frobnicate"], "unknown command 'frobnicate'; there are prepare, tokenize, train, evaluate, generate, sample, plan"),
     (["prepare", "txet", "a.txt"], "unknown command 'txet'; did you mean text?"),
     (["--verison"], "unknown option '--verison'; did you mean --version?"),
     (["evaluate", "run", "--taks=copa"], "unknown option '--taks'; did you mean --tasks?"),

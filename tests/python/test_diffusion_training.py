@@ -1,8 +1,11 @@
 """`dtopp train` on a diffusion transformer: against the plain PyTorch trainer, and with itself, however the work is cut."""
 
+import io
+import os
 import pathlib
 import shutil
 
+import PIL.Image
 import pytest
 import reference_diffusion
 import tiny_diffusion_run
@@ -77,20 +80,35 @@ def test_validation_depends_on_seed_and_picture_alone(dtopp_binary, tmp_path):
         assert ten[f"val/loss_t{bucket}"] == pytest.approx(first[f"val/loss_t{bucket}"], rel=1e-5)
 
 
+def grids(run):
+    return {path.name: path.read_bytes() for path in (run / "samples").iterdir()}
+
+
+GRIDS = "diffusion.samples_every=8"  # and after the last step
+
+
 @pytest.mark.parametrize("cut", [["--processes", "2"], ["--processes", "2", "parallel.expert_parallel=2"]])
 def test_ranks_train_to_the_same_bits(cut, dtopp_binary, tmp_path):
-    train(tmp_path, "pixels")
-    train(tmp_path, "pixels", f"output={tmp_path}/ranks", *cut)
+    train(tmp_path, "pixels", GRIDS)
+    train(tmp_path, "pixels", GRIDS, f"output={tmp_path}/ranks", *cut)
+    assert grids(tmp_path / "ranks") == grids(tmp_path / "run")
     assert tiny_run.state(tmp_path / "ranks", 12) == tiny_run.state(tmp_path / "run", 12)
     assert (tiny_run.timeless(tiny_run.metrics(tmp_path / "ranks")) == tiny_run.timeless(tiny_run.metrics(tmp_path / "run")))
 
 
 def test_a_resumed_run_goes_on_to_the_same_bits(dtopp_binary, tmp_path):
-    train(tmp_path, "pixels")
+    train(tmp_path, "pixels", GRIDS)
+    assert len(tiny_run.state(tmp_path / "run", 12)) == 4, "an average is kept"
+    expected = grids(tmp_path / "run")
+    assert expected.keys() == {"step-00000008.png", "step-00000012.png"}
+    for grid in expected.values():
+        assert len(PIL.Image.open(io.BytesIO(grid)).convert("RGB").getcolors(1 << 20)) > 100
     shutil.copytree(tmp_path / "run", tmp_path / "stopped")
+    shutil.rmtree(tmp_path / "stopped/samples")
     for step in (8, 12):
         shutil.rmtree(tmp_path / f"stopped/checkpoints/step-{step:08d}")
-    train(tmp_path, "pixels", f"output={tmp_path}/stopped")
+    train(tmp_path, "pixels", GRIDS, f"output={tmp_path}/stopped")
+    assert grids(tmp_path / "stopped") == expected
     assert tiny_run.state(tmp_path / "stopped", 12) == tiny_run.state(tmp_path / "run", 12)
 
 
@@ -104,3 +122,14 @@ def test_a_model_that_does_not_fit_the_data_is_refused(override, message, dtopp_
     done = tiny_run.dtopp("train", tiny_diffusion_run.make(tmp_path), override)
     assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
     assert not pathlib.Path(tmp_path / "run").exists()
+
+
+def test_verify_reads_known_data_again(dtopp_binary, tmp_path):
+    train(tmp_path, "pixels", "training.steps=4")
+    shard = next((tmp_path / "train").glob("*.safetensors"))
+    status, content = shard.stat(), bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    os.utime(shard, ns=(status.st_atime_ns, status.st_mtime_ns))
+    done = tiny_run.dtopp("train", tmp_path / "run.yaml", "training.steps=4", f"output={tmp_path}/other", "--verify")
+    assert done.returncode == 3 and shard.name in done.stderr and done.stderr.count("\n") == 1, done.stderr

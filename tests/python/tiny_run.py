@@ -57,9 +57,12 @@ def trained(directory, *overrides):
 
 
 def state(run, step):
-    """The bytes of what a checkpoint holds of the run: parameters, moments, and what else a step begins with."""
+    """The bytes of what a checkpoint holds of the run: parameters, moments, their average where one is kept, and what else a step
+    begins with."""
     folder = pathlib.Path(run) / "checkpoints" / f"step-{step:08d}"
-    return [(folder / name).read_bytes() for name in ("model.safetensors", "optimizer.safetensors", "state.json")]
+    average = ["ema.safetensors"] if (folder / "ema.safetensors").exists() else []
+    names = ["model.safetensors", "optimizer.safetensors", "state.json", *average]
+    return [(folder / name).read_bytes() for name in names]
 
 
 def metrics(run):

@@ -45,7 +45,7 @@ TrainingData open_evaluation_images(const Checkpoint& checkpoint, const RunConfi
                                     const std::filesystem::path& folder) {
   RunConfig with_images = config;
   with_images.data.train = with_images.data.validation = {folder.string()};
-  TrainingData data = make_model(with_images).open_data();
+  TrainingData data = make_model(with_images).open_data(Verify::kChanged);
   require_alike(load_image_layout(checkpoint), checkpoint.path().string(),
                 parse_image_layout(data.images_json, folder.string()), folder.string());
   return data;

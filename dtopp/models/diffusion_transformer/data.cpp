@@ -88,23 +88,23 @@ ImageReader reader_of(std::shared_ptr<const ImageData> data, const ModelConfig& 
           }};
 }
 
-std::shared_ptr<const ImageData> open_images(const std::vector<std::string>& paths,
-                                             const ModelConfig& model) {
-  auto data = std::make_shared<const ImageData>(ImageData::open({paths.begin(), paths.end()}));
+std::shared_ptr<const ImageData> open_images(const std::vector<std::string>& paths, const ModelConfig& model,
+                                             Verify verify) {
+  auto data = std::make_shared<const ImageData>(ImageData::open({paths.begin(), paths.end()}, verify));
   require_fits(data->layout(), joined(paths), model);
   return data;
 }
 
 }  // namespace
 
-TrainingData diffusion_transformer_data(const RunConfig& config) {
+TrainingData diffusion_transformer_data(const RunConfig& config, Verify verify) {
   TrainingData data;
-  const auto train = open_images(config.data.train, config.model);
+  const auto train = open_images(config.data.train, config.model, verify);
   data.images_json = format_image_layout(train->layout());
   data.content_hashes.emplace_back(joined(config.data.train), train->content_hash());
   data.training_batch = training_images(config, reader_of(train, config.model));
   if (config.data.validation.empty()) return data;
-  const auto validation = open_images(config.data.validation, config.model);
+  const auto validation = open_images(config.data.validation, config.model, verify);
   require_alike(train->layout(), joined(config.data.train), validation->layout(),
                 joined(config.data.validation));
   data.content_hashes.emplace_back(joined(config.data.validation), validation->content_hash());

@@ -210,7 +210,7 @@ Model make_diffusion_transformer(const RunConfig& config) {
   model.costs = [config](const CostInputs& inputs) {
     return diffusion_transformer_costs(config.model, inputs);
   };
-  model.open_data = [config] { return diffusion_transformer_data(config); };
+  model.open_data = [config](Verify verify) { return diffusion_transformer_data(config, verify); };
   return model;
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "dtopp/config/run_config.h"
+#include "dtopp/data/verified_files.h"
 #include "dtopp/models/batch.h"
 
 namespace dtopp {
@@ -40,6 +41,6 @@ std::function<Batch(uint64_t position, int64_t count)> validation_images(const R
                                                                          ImageReader source);
 
 // The prepared images that config.data names.
-TrainingData diffusion_transformer_data(const RunConfig& config);
+TrainingData diffusion_transformer_data(const RunConfig& config, Verify verify);
 
 }  // namespace dtopp

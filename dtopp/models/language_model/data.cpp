@@ -9,10 +9,11 @@
 namespace dtopp {
 namespace {
 
-std::vector<TokenStream> open_streams(const std::vector<std::string>& paths, const ModelConfig& model) {
+std::vector<TokenStream> open_streams(const std::vector<std::string>& paths, const ModelConfig& model,
+                                      Verify verify) {
   std::vector<TokenStream> streams;
   for (const std::string& path : paths) {
-    streams.push_back(TokenStream::open(path, Verify::kChanged, model.vocab_size));
+    streams.push_back(TokenStream::open(path, verify, model.vocab_size));
     streams.back().require_ids_below(model.vocab_size);
   }
   return streams;
@@ -59,11 +60,11 @@ std::function<Batch(uint64_t, int64_t)> batches(std::shared_ptr<const WindowSamp
 
 }  // namespace
 
-TrainingData language_model_data(const RunConfig& config) {
+TrainingData language_model_data(const RunConfig& config, Verify verify) {
   const ModelConfig& model = config.model;
   const auto seed = static_cast<uint64_t>(config.training.seed);
-  std::vector<TokenStream> train = open_streams(config.data.train, model);
-  std::vector<TokenStream> validation = open_streams(config.data.validation, model);
+  std::vector<TokenStream> train = open_streams(config.data.train, model, verify);
+  std::vector<TokenStream> validation = open_streams(config.data.validation, model, verify);
   check_same_tokenizer(train, validation);
 
   TrainingData data;

@@ -97,7 +97,7 @@ Model make_language_model(const RunConfig& config) {
     };
   };
   model.costs = [config](const CostInputs& inputs) { return language_model_costs(config.model, inputs); };
-  model.open_data = [config] { return language_model_data(config); };
+  model.open_data = [config](Verify verify) { return language_model_data(config, verify); };
   return model;
 }
 

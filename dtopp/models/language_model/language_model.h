@@ -69,7 +69,7 @@ std::vector<ParameterSpec> language_model_parameters(const ModelConfig& model, c
 StepCosts language_model_costs(const ModelConfig& model, const CostInputs& inputs);
 
 // Batches hold "tokens", int64 [B, sequence_length + 1]: windows of the token files.
-TrainingData language_model_data(const RunConfig& config);
+TrainingData language_model_data(const RunConfig& config, Verify verify);
 
 // All of the above as one record.
 Model make_language_model(const RunConfig& config);
