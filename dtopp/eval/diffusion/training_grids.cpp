@@ -1,11 +1,11 @@
 #include "dtopp/eval/diffusion/training_grids.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <numeric>
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
+#include "dtopp/checkpoint/checkpoint_layout.h"
 #include "dtopp/eval/diffusion/picture_files.h"
 
 namespace dtopp {
@@ -46,9 +46,7 @@ void draw(const RunConfig& config, const ImageLayout& layout, int64_t step, cons
   if (!writes) return;
   const std::filesystem::path folder = std::filesystem::path(config.output) / "samples";
   make_directories(folder);
-  char name[32];
-  std::snprintf(name, sizeof name, "step-%08lld.png", static_cast<long long>(step));
-  write_file_atomically(folder / name, grid.encode());
+  write_file_atomically(folder / (checkpoint_name(step) + ".png"), grid.encode());
 }
 
 }  // namespace
@@ -57,7 +55,9 @@ Drawing training_grids(const RunConfig& config) {
   if (config.model.type != ModelType::kDiffusionTransformer || config.diffusion.samples_every == 0 ||
       config.model.text_length > 0)
     return {};
-  const ImageLayout layout = ImageData::open({config.data.train.begin(), config.data.train.end()}).layout();
+  // The run compares their contents when it opens them to train.
+  const ImageLayout layout =
+      ImageData::open({config.data.train.begin(), config.data.train.end()}, Verify::kSizes).layout();
   if (layout.is_latent) return {};
   return {config.diffusion.samples_every, [config, layout](int64_t step, const ParameterLookup& parameter,
                                                            const RoutingInputs& routing, bool writes) {

@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "dtopp/base/random.h"
+#include "dtopp/data/images/image_data.h"
 #include "dtopp/models/diffusion_transformer/objective.h"
 
 namespace dtopp {
@@ -22,16 +23,15 @@ class TrainingDraws {
  public:
   TrainingDraws(const RunConfig& config, uint64_t samples)
       : config_(config.diffusion),
-        samples_(samples),
-        order_(seed_of(config), "sample order"),
+        order_(samples, seed_of(config)),
         flip_(seed_of(config), "image flip"),
         timestep_(seed_of(config), "timestep"),
         dropped_(seed_of(config), "dropped condition"),
         noise_(seed_of(config), "noise") {}
 
   Draw operator()(uint64_t position) const {
-    return {Permutation(order_, position / samples_, samples_)(position % samples_),
-            flip_.uniform(position) < 0.5, dropped_.uniform(position) < config_.condition_dropout,
+    return {order_(position), flip_.uniform(position) < 0.5,
+            dropped_.uniform(position) < config_.condition_dropout,
             timestep_at(timestep_.uniform(position), config_), 0};
   }
   const RandomStream& noise() const { return noise_; }
@@ -40,8 +40,8 @@ class TrainingDraws {
 
  private:
   DiffusionConfig config_;
-  uint64_t samples_;
-  RandomStream order_, flip_, timestep_, dropped_, noise_;
+  ImageOrder order_;
+  RandomStream flip_, timestep_, dropped_, noise_;
 };
 
 class ValidationDraws {
