@@ -32,14 +32,10 @@ build:  ## install what is missing, build the program (PRESET=release|debug|sani
 	@cmake --preset $(PRESET) $(if $(CUDA),-DDTOPP_CUDA=$(CUDA)) >$(BUILD).log 2>&1 || { cat $(BUILD).log; exit 1; }
 	@cmake --build $(BUILD) --target dtopp dtopp_ops $(if $(filter 1,$(CUDA)),dtopp_cuda) -j $(JOBS)
 
-nightly: test tidy  ## the suite, clang-tidy, sanitized CUDA kernels, one definition of each type, long runs of ranks, 10,000 cases of ops
-	@cmake --build build/sanitize --target test_ops_cuda -j $(JOBS)
-	@ctest --test-dir build/sanitize --output-on-failure -R '^ops_cuda$$'
+nightly: export DTOPP_FULL = 1
+nightly: test tidy  ## every case of the suite, kernels under sanitizers too, clang-tidy, one definition of each type
 	@cmake --preset odr >build/odr.log 2>&1 || { cat build/odr.log; exit 1; }
 	@cmake --build build/odr --target dtopp -j $(JOBS)
-	@OMP_WAIT_POLICY=passive DTOPP_LONG_RUNS=1 build/release/bin/test_train --gtest_filter='*Ranks*'
-	@OMP_WAIT_POLICY=passive DTOPP_DIFFERENTIAL_CASES=3334 .venv/bin/python -m pytest -q \
-	  tests/python/test_ops_differential.py
 
 bench:  ## benchmarks side by side with peers, one JSON line a case
 	@scripts/setup.sh test
@@ -50,7 +46,7 @@ format:  ## clang-format over every source file
 	@scripts/lint.sh format
 
 tidy:  ## clang-tidy over every source file
-	@scripts/setup.sh test
+	@scripts/setup.sh tidy
 	@scripts/lint.sh tidy
 
 clean:  ## remove build folders (the virtual environment and runs stay)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what is missing: Debian packages, and libtorch from PyPI into .venv. `setup.sh build` brings what the
 # program needs, `setup.sh cuda` also the libraries of CUDA that torch uses (nvcc is left to the user), `setup.sh test`
-# those and what the test suite compares with. Quick when nothing is missing.
+# those and what the test suite compares with, `setup.sh tidy` clang-tidy too. Quick when nothing is missing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 mode=${1:-build}
@@ -10,8 +10,12 @@ torch_version=2.11.0
 packages=(g++ cmake ninja-build ccache pkg-config python3-venv libcli11-dev libyaml-cpp-dev nlohmann-json3-dev
   libsimdjson-dev libzstd-dev zlib1g-dev libutf8proc-dev libxxhash-dev libssl-dev libgloo-dev
   libjemalloc-dev libjpeg62-turbo-dev libpng-dev libwebp-dev libarchive-dev)
+if [ "$mode" = tidy ]; then
+  packages+=(clang-tidy)
+  mode=test
+fi
 if [ "$mode" = test ]; then
-  packages+=(libgtest-dev libgmock-dev librapidcheck-dev clang-format clang-tidy)
+  packages+=(libgtest-dev libgmock-dev librapidcheck-dev clang-format)
 fi
 
 missing=()

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The whole suite: format, include direction, unit tests, Python oracles, the rooms that read untrusted bytes and the
-# kernels again under sanitizers. Where nvcc is, libdtopp_cuda.so is compiled, linked and loaded; its kernels run on a GPU
-# machine (make test-gpu). clang-tidy: make tidy, make nightly.
+# The whole suite: format, include direction, unit tests, Python oracles, the rooms that read untrusted bytes again under
+# sanitizers. DTOPP_FULL=1 (make nightly): every case, and the kernels under sanitizers too. Where nvcc is,
+# libdtopp_cuda.so is compiled, linked and loaded; its kernels run on a GPU machine (make test-gpu).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 jobs=${1:-$(nproc)}
@@ -28,7 +28,9 @@ ctest --test-dir build/release --output-on-failure -j "$jobs"
 # Files of tests are shared out, each to one process, which prepares what its tests share once.
 .venv/bin/python -m pytest -q -n "$jobs" --dist loadfile --durations 20 tests/python
 
-# The rooms that read untrusted bytes, and the kernels, under AddressSanitizer and UndefinedBehaviorSanitizer.
+# AddressSanitizer and UndefinedBehaviorSanitizer.
+rooms=(base config checkpoint data data_images tasks)
+[ "${DTOPP_FULL:-}" != 1 ] || rooms+=(launch metrics ops ops_cuda)
 configure sanitize
-cmake --build build/sanitize -j "$jobs" --target test_base test_launch test_config test_checkpoint test_metrics test_data test_data_images test_tasks test_ops
-ctest --test-dir build/sanitize --output-on-failure -j "$jobs" -R '^(base|launch|config|checkpoint|metrics|data|data_images|tasks|ops)$'
+cmake --build build/sanitize -j "$jobs" --target "${rooms[@]/#/test_}"
+ctest --test-dir build/sanitize --output-on-failure -j "$jobs" -R "^($(IFS='|'; echo "${rooms[*]}"))$"

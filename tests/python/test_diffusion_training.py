@@ -84,20 +84,20 @@ def grids(run):
     return {path.name: path.read_bytes() for path in (run / "samples").iterdir()}
 
 
-GRIDS = "diffusion.samples_every=8"  # and after the last step
+GRIDS = ["diffusion.samples_every=8", "diffusion.sample_classes=[1, 3]"]  # and after the last step
 
 
 @pytest.mark.parametrize("cut", [["--processes", "2"], ["--processes", "2", "parallel.expert_parallel=2"]])
 def test_ranks_train_to_the_same_bits(cut, dtopp_binary, tmp_path):
-    train(tmp_path, "pixels", GRIDS)
-    train(tmp_path, "pixels", GRIDS, f"output={tmp_path}/ranks", *cut)
+    train(tmp_path, "pixels", *GRIDS)
+    train(tmp_path, "pixels", *GRIDS, f"output={tmp_path}/ranks", *cut)
     assert grids(tmp_path / "ranks") == grids(tmp_path / "run")
     assert tiny_run.state(tmp_path / "ranks", 12) == tiny_run.state(tmp_path / "run", 12)
     assert (tiny_run.timeless(tiny_run.metrics(tmp_path / "ranks")) == tiny_run.timeless(tiny_run.metrics(tmp_path / "run")))
 
 
 def test_a_resumed_run_goes_on_to_the_same_bits(dtopp_binary, tmp_path):
-    train(tmp_path, "pixels", GRIDS)
+    train(tmp_path, "pixels", *GRIDS)
     assert len(tiny_run.state(tmp_path / "run", 12)) == 4, "an average is kept"
     expected = grids(tmp_path / "run")
     assert expected.keys() == {"step-00000008.png", "step-00000012.png"}
@@ -107,7 +107,7 @@ def test_a_resumed_run_goes_on_to_the_same_bits(dtopp_binary, tmp_path):
     shutil.rmtree(tmp_path / "stopped/samples")
     for step in (8, 12):
         shutil.rmtree(tmp_path / f"stopped/checkpoints/step-{step:08d}")
-    train(tmp_path, "pixels", GRIDS, f"output={tmp_path}/stopped")
+    train(tmp_path, "pixels", *GRIDS, f"output={tmp_path}/stopped")
     assert grids(tmp_path / "stopped") == expected
     assert tiny_run.state(tmp_path / "stopped", 12) == tiny_run.state(tmp_path / "run", 12)
 

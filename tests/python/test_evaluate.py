@@ -18,7 +18,7 @@ TEXT = "The fog came down at noon, and with it the silence.\n\nNobody spoke. " *
 DOCUMENTS = [TEXT, "", "  A second document, with  runs   of spaces.", TEXT[100:400]]
 
 
-@pytest.fixture(scope="module", params=["dtop_p", "top_k", "dense"])
+@pytest.fixture(scope="module", params=["dtop_p", *tiny_run.in_full("top_k", "dense")])
 def trained(request, tmp_path_factory):
     """A run on prepared text, so that its checkpoints hold a tokenizer."""
     directory = tmp_path_factory.mktemp(request.param)

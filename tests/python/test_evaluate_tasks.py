@@ -5,7 +5,6 @@ import ctypes
 import ctypes.util
 import gzip
 import json
-import os
 import random
 import shutil
 
@@ -16,7 +15,6 @@ import tokenizers
 pytestmark = pytest.mark.skipif(not tiny_run.BINARY.exists(), reason=f"{tiny_run.BINARY} is not built")
 
 TOKENIZER = tiny_run.ROOT / "assets/tokenizer/gpt-neox-20b.tokenizer.json"
-FULL = os.environ.get("DTOPP_FULL") == "1"
 LIMIT = 2048
 
 # name: (shots, prelimiter, continuation delimiter), in the order of a dump
@@ -167,8 +165,8 @@ def test_prompts_equal_those_of_plain_python(trained, task_data, tmp_path, name)
     def encode(text):
         return reference.encode(text, add_special_tokens=False).ids
 
-    limit = 10**9 if FULL else 6 if name == "mmlu" else 60
-    ours = dump_of(trained, task_data, tmp_path, "--tasks", name, *([] if FULL else ["--limit", limit]))
+    limit = 10**9 if tiny_run.FULL else 6 if name == "mmlu" else 60
+    ours = dump_of(trained, task_data, tmp_path, "--tasks", name, *([] if tiny_run.FULL else ["--limit", limit]))
     assert_same(ours, expected_lines(name, task_data, limit, encode))
 
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(not tiny_run.BINARY.exists(), reason=f"{tiny_run
 PROMPT = "The fog came down at noon, and"
 
 
-@pytest.fixture(scope="module", params=["dtop_p", "dtop_p_layer", "dense"])
+@pytest.fixture(scope="module", params=["dtop_p", *tiny_run.in_full("dtop_p_layer", "dense")])
 def run(request, tmp_path_factory):
     return tiny_language_run.train(tmp_path_factory.mktemp(request.param), request.param, 128)
 

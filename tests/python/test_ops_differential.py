@@ -1,16 +1,16 @@
 """The ops on random shapes, options and values against plain PyTorch in double precision. A seed is a case: a failure
-names it. DTOPP_DIFFERENTIAL_CASES sets how many there are of each of three groups (`make nightly`: 10,000 in all)."""
+names it. `make nightly` tries 10,000."""
 
-import os
 import random
 
 import pytest
 import torch
 from ops_reference import close, default_device, loss_reference, moe_reference, ops, randn, route_reference, seeded
+from tiny_run import FULL
 
 pytestmark = pytest.mark.usefixtures("default_device")
 
-CASES = int(os.environ.get("DTOPP_DIFFERENTIAL_CASES", "67"))
+CASES = 3334 if FULL else 67  # of each of three groups
 # Double inputs take the same code with other tiles; both sides then round alike. Thousands of sums of bf16 roundings
 # reach further than the few of test_ops.py.
 TOLERANCE_SCALE = {torch.float32: 1.0, torch.bfloat16: 2.0, torch.float64: 1e-7}

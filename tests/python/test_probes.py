@@ -14,7 +14,7 @@ PROBES = ["validation.every=2", "validation.tasks=[hellaswag,arc_easy]", f"valid
           "validation.task_limit=20"]
 
 
-@pytest.fixture(scope="module", params=["dtop_p", "dense"])
+@pytest.fixture(scope="module", params=["dtop_p", *tiny_run.in_full("dense")])
 def runs(request, tmp_path_factory):
     with_probes = tmp_path_factory.mktemp("with_" + request.param)
     without = tmp_path_factory.mktemp("without_" + request.param)

@@ -1,6 +1,4 @@
-"""Ranks that are killed, stopped or fail end the run as one, its last checkpoint is whole, and it goes on from there.
-
-DTOPP_FAILURE_CASES: how many random moments are tried (3)."""
+"""Ranks that are killed, stopped or fail end the run as one, its last checkpoint is whole, and it goes on from there."""
 
 import fcntl
 import os
@@ -18,7 +16,7 @@ import pytest
 import tiny_run
 
 TORCHRUN = tiny_run.ROOT / ".venv/bin/torchrun"
-CASES = int(os.environ.get("DTOPP_FAILURE_CASES", "3"))
+CASES = 30 if tiny_run.FULL else 2  # random moments
 STEPS = 60
 
 pytestmark = [pytest.mark.skipif(not tiny_run.BINARY.exists(), reason=f"{tiny_run.BINARY} is not built"),

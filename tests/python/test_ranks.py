@@ -33,7 +33,7 @@ def expect_the_same(run, reference):
     assert tiny_run.timeless(tiny_run.metrics(run)) == tiny_run.timeless(tiny_run.metrics(reference / "run"))
 
 
-@pytest.mark.parametrize("processes, expert_parallel", [(1, 1), (2, 1), (2, 2), (4, 1), (4, 2), (4, 4)])
+@pytest.mark.parametrize("processes, expert_parallel", [(2, 1), (4, 2), *tiny_run.in_full((1, 1), (2, 2), (4, 1), (4, 4))])
 def test_processes_give_the_same_bits(reference, tmp_path, processes, expert_parallel):
     done = tiny_run.dtopp(*train(reference, tmp_path / "run", "--processes", processes,
                                  f"parallel.expert_parallel={expert_parallel}"))
@@ -43,8 +43,8 @@ def test_processes_give_the_same_bits(reference, tmp_path, processes, expert_par
 
 
 def test_a_run_goes_on_with_any_ranks_and_blocks(reference, tmp_path):
-    run, grids = tmp_path / "run", [(4, 4), (1, 1), (2, 2), (4, 2), (2, 1), (3, 1)]
-    for done_steps, (processes, expert_parallel) in zip(range(2, 13, 2), grids):
+    run, grids = tmp_path / "run", [(4, 4), (1, 1), (4, 2), (3, 1), *tiny_run.in_full((2, 2), (2, 1))]
+    for (processes, expert_parallel), done_steps in zip(grids, [*range(2, 2 * len(grids), 2), 12]):
         # Stopped there as by a signal: a run of fewer steps would have another schedule.
         with started([*train(reference, run, "--processes", processes,
                              f"parallel.expert_parallel={expert_parallel}")]) as process:

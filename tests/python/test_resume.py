@@ -6,6 +6,7 @@ import subprocess
 import time
 
 import pytest
+import tiny_diffusion_run
 import tiny_run
 
 pytestmark = pytest.mark.skipif(not tiny_run.BINARY.exists(), reason=f"{tiny_run.BINARY} is not built")
@@ -15,10 +16,21 @@ def final_state(run, step=12):
     return tiny_run.state(run, step)
 
 
-@pytest.fixture(scope="module", params=["global", "layer"])
+RUNS = {
+    "global": (tiny_run.make, []),
+    "layer": (tiny_run.make, ["routing.scope=layer"]),
+    "diffusion": (tiny_diffusion_run.make, ["diffusion.samples_every=5", "diffusion.sample_classes=[1]"]),
+}
+
+
+@pytest.fixture(scope="module", params=["global"])
 def reference(request, tmp_path_factory):
-    overrides = [f"routing.scope={request.param}"]
-    return tiny_run.trained(tmp_path_factory.mktemp("reference"), *overrides), overrides
+    """A run never stopped: its directory, what writes its data and configuration, its overrides."""
+    make, overrides = RUNS[request.param]
+    directory = tmp_path_factory.mktemp("reference")
+    done = tiny_run.dtopp("train", make(directory), *overrides)
+    assert done.returncode == 0, done.stderr
+    return directory, make, overrides
 
 
 def start(config, overrides):
@@ -38,13 +50,18 @@ def kill_when(process, step, how):
     return process.returncode
 
 
-@pytest.mark.parametrize("how,status", [(signal.SIGKILL, -9), (signal.SIGTERM, 75), (signal.SIGINT, 75)])
+def pictures(run):
+    """The bytes of the grids drawn on the way."""
+    return {path.name: path.read_bytes() for path in (run / "samples").glob("*")}
+
+
+@pytest.mark.parametrize("reference, how, status", [
+    ("global", signal.SIGKILL, -9), ("global", signal.SIGTERM, 75), ("global", signal.SIGINT, 75),
+    ("layer", signal.SIGKILL, -9), ("diffusion", signal.SIGKILL, -9)], indirect=["reference"])
 def test_a_run_stopped_at_random_moments_equals_the_run_never_stopped(reference, tmp_path, how, status):
-    directory, overrides = reference
-    config = tiny_run.make(tmp_path)
+    directory, make, overrides = reference
+    config = make(tmp_path)
     run = tmp_path / "run"
-    for name in ("train.npy", "validation.npy"):
-        assert (tmp_path / name).read_bytes() == (directory / name).read_bytes()
     stops = 0
     for step in (1, 3, 6, 8, 11):
         process = start(config, overrides)
@@ -56,11 +73,12 @@ def test_a_run_stopped_at_random_moments_equals_the_run_never_stopped(reference,
     assert done.returncode == 0, done.stderr
     assert final_state(run) == final_state(directory / "run")
     assert tiny_run.timeless(tiny_run.metrics(run)) == tiny_run.timeless(tiny_run.metrics(directory / "run"))
+    assert pictures(run) == pictures(directory / "run")
 
 
 def test_a_second_signal_ends_the_process_at_once_and_leaves_only_complete_checkpoints(reference, tmp_path):
-    _, overrides = reference
-    config = tiny_run.make(tmp_path)
+    _, make, overrides = reference
+    config = make(tmp_path)
     process = start(config, overrides)
     process.stderr.readline()  # the handlers are there
     process.send_signal(signal.SIGTERM)
@@ -70,7 +88,7 @@ def test_a_second_signal_ends_the_process_at_once_and_leaves_only_complete_check
 
 
 def test_a_complete_run_started_again_changes_nothing(reference):
-    directory, overrides = reference
+    directory, _, overrides = reference
     before = final_state(directory / "run"), (directory / "run/metrics.jsonl").read_bytes()
     done = tiny_run.dtopp("train", directory / "run.yaml", *overrides)
     assert done.returncode == 0 and "complete" in done.stderr
@@ -78,7 +96,7 @@ def test_a_complete_run_started_again_changes_nothing(reference):
 
 
 def test_another_configuration_in_the_directory_is_refused_by_key(reference):
-    directory, overrides = reference
+    directory, _, overrides = reference
     before = (directory / "run/config.yaml").read_bytes()
     done = tiny_run.dtopp("train", directory / "run.yaml", *overrides, "optimizer.lr=0.5", "training.seed=9")
     assert done.returncode == 2
@@ -88,8 +106,8 @@ def test_another_configuration_in_the_directory_is_refused_by_key(reference):
 
 
 def test_a_damaged_newest_checkpoint_is_passed_over(reference, tmp_path):
-    directory, overrides = reference
-    config = tiny_run.make(tmp_path)
+    directory, make, overrides = reference
+    config = make(tmp_path)
     assert tiny_run.dtopp("train", config, *overrides).returncode == 0
     run = tmp_path / "run"
     model = run / "checkpoints/step-00000012/model.safetensors"

@@ -21,7 +21,7 @@ ALL = ["svamp", "mmlu", "arc_easy", "arc_challenge", "copa", "piqa", "hellaswag"
        "boolq", "agi_eval_lsat_rc", "agi_eval_lsat_lr", "agi_eval_sat_en"]
 
 
-@pytest.fixture(scope="module", params=["dtop_p", "dtop_p_layer", "dense"])
+@pytest.fixture(scope="module", params=["dtop_p", *tiny_run.in_full("dtop_p_layer", "dense")])
 def run(request, tmp_path_factory):
     return tiny_language_run.train(tmp_path_factory.mktemp(request.param), request.param, 2048)
 

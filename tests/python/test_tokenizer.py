@@ -8,16 +8,15 @@ import subprocess
 import sys
 
 import pytest
+import tiny_run
+from tiny_run import BINARY, ROOT
 
-ROOT = pathlib.Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT / "tests/data"))
 
 import make_tokenizer_golden as golden  # noqa: E402
 from corpus import documents  # noqa: E402
 
-BINARY = pathlib.Path(os.environ.get("DTOPP_BINARY", ROOT / "build/release/bin/dtopp"))
 SHIPPED = ROOT / "assets/tokenizer/gpt-neox-20b.tokenizer.json"
-FULL = os.environ.get("DTOPP_FULL") == "1"
 DATA = pathlib.Path(os.environ.get("DTOPP_DATA", ROOT / "../shared"))
 
 pytestmark = pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not built")
@@ -57,8 +56,8 @@ def test_hard_cases_and_random_unicode():
 
 def test_every_code_point_beside_letters_digits_marks_and_spaces():
     code_points = [chr(c) for c in range(0x110000) if c != 10 and not 0xD800 <= c < 0xE000]
-    if not FULL:  # planes 4 to 13 and the private ones are alike throughout
-        code_points = [c for c in code_points if c < "\U00040000" or "\U000e0000" <= c < "\U000e0200" or ord(c) % 61 == 0]
+    if not tiny_run.FULL:  # from plane 2 on they are alike throughout
+        code_points = [c for c in code_points if c < "\U00020000" or "\U000e0000" <= c < "\U000e0200" or ord(c) % 61 == 0]
     lines = []
     for i in range(0, len(code_points), 32):
         lines.append("".join(f"a{c}b1{c}2!{c} {c}\u0323{c}\u0301" for c in code_points[i : i + 32]))
@@ -210,13 +209,13 @@ def test_what_is_not_a_tokenizer_is_refused(tmp_path, content):
 def test_cut_files_are_refused(tmp_path):
     text = json.dumps(small_file()).encode()
     path = tmp_path / "tokenizer.json"
-    for size in range(0, len(text), max(1, len(text) // 40)):
+    for size in range(0, len(text), len(text) // (40 if tiny_run.FULL else 8)):
         path.write_bytes(text[:size])
         assert tokenize(path, b"x\n", check=False).returncode == 3
 
 
 def text_files():
-    return sorted((DATA / "data/text").glob("*.jsonl.zst" if FULL else "validation.jsonl.zst"))
+    return sorted((DATA / "data/text").glob("*.jsonl.zst" if tiny_run.FULL else "validation.jsonl.zst"))
 
 
 @pytest.mark.skipif(not text_files(), reason=f"DTOPP_DATA={DATA} holds no data/text")

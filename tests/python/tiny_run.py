@@ -12,6 +12,15 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEVICE = os.environ.get("DTOPP_DEVICE", "cpu")
 BINARY = pathlib.Path(os.environ.get("DTOPP_BINARY", ROOT / "build/release/bin/dtopp"))
 
+# `make nightly`: every case of what is repeated over many.
+FULL = os.environ.get("DTOPP_FULL") == "1"
+
+
+def in_full(*cases):
+    """Cases that `make nightly` alone takes."""
+    return cases if FULL else ()
+
+
 CONFIG = """\
 name: tiny
 model: {{type: language_model, hidden_size: 32, num_layers: 2, num_heads: 4, ffn_hidden_size: 16, num_experts: 8,

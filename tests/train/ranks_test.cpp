@@ -9,10 +9,7 @@
 namespace dtopp {
 namespace {
 
-constexpr int64_t kFew = 12, kMany = 50;
-
-// DTOPP_LONG_RUNS: every run takes many steps.
-int64_t steps_of(bool many) { return many || std::getenv("DTOPP_LONG_RUNS") ? kMany : kFew; }
+const int64_t kSteps = std::getenv("DTOPP_FULL") ? 50 : 12;
 
 // What a run leaves: the parameters, moments and numbers of its last steps.
 struct Outcome {
@@ -20,9 +17,9 @@ struct Outcome {
   std::vector<double> numbers;
 };
 
-Outcome outcome_of(Trainer& trainer, int64_t steps) {
+Outcome outcome_of(Trainer& trainer) {
   Outcome outcome;
-  for (int64_t i = 0; i < steps; ++i) {
+  for (int64_t i = 0; i < kSteps; ++i) {
     const StepResult result = step(trainer);
     for (const auto& [name, value] : result.losses) outcome.numbers.push_back(value);
     outcome.numbers.insert(outcome.numbers.end(), {result.loss, result.grad_norm, result.lr});
@@ -59,7 +56,7 @@ class Ranks : public testing::Test {
   Ranks() : threads_(at::get_num_threads()) {
     at::set_num_threads(1);
     config_.training.global_batch_size = 12;  // six micro-batches: with four ranks one has none
-    config_.training.steps = kMany;
+    config_.training.steps = kSteps;
   }
   ~Ranks() override { at::set_num_threads(threads_); }
 
@@ -71,7 +68,6 @@ class RanksByMethod : public Ranks, public testing::WithParamInterface<const cha
  protected:
   RanksByMethod() {
     const std::string method = GetParam();
-    steps_ = steps_of(method == "dtop_p" || method == "global_statistics");
     if (method == "top_k") config_.routing.method = RoutingMethod::kTopK;
     if (method == "top_p") config_.routing.method = RoutingMethod::kTopP;
     if (method == "layer") config_.routing.scope = ThresholdScope::kLayer;
@@ -79,23 +75,20 @@ class RanksByMethod : public Ranks, public testing::WithParamInterface<const cha
     if (method == "global_statistics") config_.loss.batch_statistics = BatchStatistics::kGlobal;
     if (method == "dense") config_.routing.target_experts.clear();
   }
-
-  int64_t steps_;
 };
 
 // The grids of ranks, blocks and nodes that a run may be on.
 const std::vector<RankGrid> kGrids = {{1, 2}, {2, 1},    {1, 4},    {2, 2},
                                       {4, 1}, {1, 2, 2}, {1, 4, 2}, {2, 2, 2}};
 
-std::vector<Outcome> outcomes_on(const RankGrid& grid, const RunConfig& config, at::ScalarType type,
-                                 int64_t steps) {
+std::vector<Outcome> outcomes_on(const RankGrid& grid, const RunConfig& config, at::ScalarType type) {
   std::vector<Outcome> outcomes(static_cast<size_t>(grid.size()));
   run_ranks(grid.size(), [&](int64_t place, const c10::intrusive_ptr<c10d::Store>& store) {
     at::set_num_threads(1);
     Trainer trainer(config, make_model(config), data_for(config), type,
                     make_world(store, place, grid, on_loopback()));
     trainer.initialise();
-    outcomes[static_cast<size_t>(place)] = outcome_of(trainer, steps);
+    outcomes[static_cast<size_t>(place)] = outcome_of(trainer);
   });
   return outcomes;
 }
@@ -103,12 +96,12 @@ std::vector<Outcome> outcomes_on(const RankGrid& grid, const RunConfig& config, 
 TEST_P(RanksByMethod, one_run_has_the_same_bits_on_any_grid_of_them) {
   Trainer alone = trainer_of(config_);
   alone.initialise();
-  const Outcome expected = outcome_of(alone, steps_);
+  const Outcome expected = outcome_of(alone);
   for (const RankGrid& grid : kGrids) {
     if (config_.model.is_dense() && grid.places > 1) continue;
     SCOPED_TRACE(testing::Message() << grid.size() << " ranks in blocks of " << grid.places << " on "
                                     << grid.nodes << " nodes");
-    const std::vector<Outcome> outcomes = outcomes_on(grid, config_, at::kFloat, steps_);
+    const std::vector<Outcome> outcomes = outcomes_on(grid, config_, at::kFloat);
     expect_equal(expected, outcomes[0]);
     for (const Outcome& outcome : outcomes) EXPECT_EQ(outcome.numbers, expected.numbers);
   }
@@ -116,12 +109,11 @@ TEST_P(RanksByMethod, one_run_has_the_same_bits_on_any_grid_of_them) {
 
 // In bf16 a token's rows are rounded where a rank has added up those of its experts.
 TEST_F(Ranks, a_run_in_bf16_has_them_in_blocks_of_one_size) {
-  const int64_t steps = steps_of(/*many=*/false);
   for (const int64_t places : {1, 2}) {
-    const Outcome expected = outcomes_on({places, 1}, config_, at::kBFloat16, steps)[0];
+    const Outcome expected = outcomes_on({places, 1}, config_, at::kBFloat16)[0];
     for (int64_t replicas = 2; replicas * places <= 4; replicas *= 2) {
       SCOPED_TRACE(testing::Message() << replicas << " blocks of " << places);
-      expect_equal(expected, outcomes_on({places, replicas}, config_, at::kBFloat16, steps)[0]);
+      expect_equal(expected, outcomes_on({places, replicas}, config_, at::kBFloat16)[0]);
     }
   }
 }
