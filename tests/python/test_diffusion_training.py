@@ -87,10 +87,12 @@ def grids(run):
 GRIDS = ["diffusion.samples_every=8", "diffusion.sample_classes=[1, 3]"]  # and after the last step
 
 
-@pytest.mark.parametrize("cut", [["--processes", "2"], ["--processes", "2", "parallel.expert_parallel=2"]])
+@pytest.mark.parametrize("cut", [["--processes", "4"], ["--processes", "2", "parallel.expert_parallel=2"],
+                                 *tiny_run.in_full(["--processes", "2"], ["--processes", "4", "parallel.expert_parallel=2"])])
 def test_ranks_train_to_the_same_bits(cut, dtopp_binary, tmp_path):
-    train(tmp_path, "pixels", *GRIDS)
-    train(tmp_path, "pixels", *GRIDS, f"output={tmp_path}/ranks", *cut)
+    every = [*GRIDS, "training.micro_batch_size=1"]
+    train(tmp_path, "pixels", *every)
+    train(tmp_path, "pixels", *every, f"output={tmp_path}/ranks", *cut)
     assert grids(tmp_path / "ranks") == grids(tmp_path / "run")
     assert tiny_run.state(tmp_path / "ranks", 12) == tiny_run.state(tmp_path / "run", 12)
     assert (tiny_run.timeless(tiny_run.metrics(tmp_path / "ranks")) == tiny_run.timeless(tiny_run.metrics(tmp_path / "run")))

@@ -118,8 +118,9 @@ def finish(run, folder, whole, *options):
 
 
 @needs_data
-@pytest.mark.parametrize("before, after, whom", [([], ["--processes=2"], "launcher"), (["--processes=2"], [], "launcher"),
-                                                 (["--processes=3"], ["--processes=2"], "rank 1")])
+@pytest.mark.parametrize("before, after, whom", [
+    (["--processes=3"], ["--processes=2"], "rank 1"),
+    *tiny_run.in_full(([], ["--processes=2"], "launcher"), (["--processes=2"], [], "launcher"))])
 def test_a_stopped_evaluation_goes_on_with_another_number_of_ranks(run, whole, tmp_path, before, after, whom):
     process = started(run, tmp_path, *before)
     wait_for(process, tmp_path / "results.json.parts/copa.jsonl")
@@ -131,7 +132,7 @@ def test_a_stopped_evaluation_goes_on_with_another_number_of_ranks(run, whole, t
 
 
 @needs_data
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [0, *tiny_run.in_full(1)])
 def test_a_killed_rank_ends_all_and_finished_tasks_stay(run, whole, tmp_path, victim):
     process = started(run, tmp_path, "--processes=2")
     wait_for(process, tmp_path / "results.json.parts/copa.jsonl")

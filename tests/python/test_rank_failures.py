@@ -92,8 +92,8 @@ def start_ranks(commands, folders=None, on_one_host=True):
     return ranks
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("victim, how", [
+    (0, signal.SIGKILL), (1, signal.SIGSTOP), *tiny_run.in_full((0, signal.SIGSTOP), (1, signal.SIGKILL))])
 def test_the_launcher_names_a_rank_that_is_killed_or_stopped(reference, tmp_path, victim, how):
     launcher = Process(command(reference, tmp_path / "run", "--processes", 2, *LONG))
     launcher.wait_for("step 50")
@@ -107,8 +107,9 @@ def test_the_launcher_names_a_rank_that_is_killed_or_stopped(reference, tmp_path
     assert re.search(r"(waiting in|after) \w+", named[0])
 
 
-@pytest.mark.parametrize("victim, how, on_one_host", [(0, signal.SIGKILL, True), (2, signal.SIGKILL, False),
-                                                      (0, signal.SIGSTOP, True), (2, signal.SIGSTOP, True)])
+@pytest.mark.parametrize("victim, how, on_one_host", [
+    (2, signal.SIGKILL, False), (0, signal.SIGSTOP, True),
+    *tiny_run.in_full((0, signal.SIGKILL, True), (2, signal.SIGSTOP, True))])
 def test_without_a_launcher_each_surviving_rank_names_the_lost_one(reference, tmp_path, victim, how, on_one_host):
     ranks = start_ranks([command(reference, tmp_path / "run", *LONG)] * 3, on_one_host=on_one_host)
     ranks[0].wait_for("step 50")
@@ -183,7 +184,7 @@ def test_ranks_that_differ_all_say_how_before_the_first_step(reference, tmp_path
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("whom", ["launcher", "rank 0", "rank 1", "all twice"])
+@pytest.mark.parametrize("whom", ["launcher", "all twice", *tiny_run.in_full("rank 0", "rank 1")])
 def test_a_request_to_stop_saves_once_and_ends_all(reference, tmp_path, whom):
     """scancel signals every process, and the launcher passes on what it gets itself."""
     launcher = Process(command(reference, tmp_path / "run", "--processes", 2, *LONG))
