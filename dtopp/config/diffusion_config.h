@@ -47,6 +47,7 @@ struct DiffusionTransformerConfig {
 struct DiffusionConfig {
   Objective objective = Objective::kFlow;
   Timesteps timesteps = Timesteps::kLogitNormal;
+  bool flip = true;  // half of the samples trained on are mirrored left to right
   double condition_dropout = 0.1;
   double ema_decay = 0.9999;
   int64_t samples_every = 1000;
@@ -71,6 +72,7 @@ requires std::same_as<std::remove_const_t<Config>, DiffusionConfig>
 void visit_fields(Config& config, Visitor&& field) {
   field("objective", config.objective);
   field("timesteps", config.timesteps);
+  field("flip", config.flip);
   field("condition_dropout", config.condition_dropout);
   field("ema_decay", config.ema_decay);
   field("samples_every", config.samples_every);

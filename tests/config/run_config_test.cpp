@@ -249,6 +249,11 @@ TEST_F(RunConfigTest, a_resumed_run_may_change_how_it_works_but_not_what_it_comp
                                             "logging.every",
                                             "logging.tensorboard",
                                             "output"}));
+  free.clear();
+  for (const std::string& key : config_keys<DiffusionConfig>()) {
+    if (!affects_result("diffusion." + key)) free.push_back(key);
+  }
+  EXPECT_EQ(free, (std::vector<std::string>{"samples_every", "sample_classes"}));
 }
 
 TEST_F(RunConfigTest, plans_need_neither_data_nor_output) {

@@ -172,7 +172,7 @@ def draw_training(config, position, images):
     """(image, mirrored, condition dropped, t, noise purpose and index) of a place in the training order."""
     seed = config["training"]["seed"]
     return {"image": reference_sampler.permuted(position % images, position // images, images, seed),
-            "flip": uniform(seed, "image flip", position) < 0.5,
+            "flip": config["diffusion"]["flip"] and uniform(seed, "image flip", position) < 0.5,
             "dropped": uniform(seed, "dropped condition", position) < config["diffusion"]["condition_dropout"],
             "t": timestep(config, uniform(seed, "timestep", position)), "noise": "noise", "group": None}
 

@@ -19,7 +19,7 @@ BASE = {
               "text_length": 0, "position": "rotary", "qk_norm": True},
     "routing": {"method": "dtop_p", "target_experts": 3, "threshold": 0.4},
     "loss": {"load_balance": 0.1, "dynamic": 0.1, "router_z": 0.01},
-    "diffusion": {"objective": "flow", "timesteps": "logit_normal", "condition_dropout": 0.3},
+    "diffusion": {"objective": "flow", "timesteps": "logit_normal", "flip": True, "condition_dropout": 0.3},
     "optimizer": {"lr": 1.0e-2, "min_lr": 1.0e-2, "warmup_steps": 3, "weight_decay": 0.1},
     "training": {"steps": 13, "global_batch_size": 4, "micro_batch_size": 2, "seed": 3, "precision": "fp32",
                  "device": "cpu", "threads": 1},

@@ -30,7 +30,7 @@ class TrainingDraws {
         noise_(seed_of(config), "noise") {}
 
   Draw operator()(uint64_t position) const {
-    return {order_(position), flip_.uniform(position) < 0.5,
+    return {order_(position), config_.flip && flip_.uniform(position) < 0.5,
             dropped_.uniform(position) < config_.condition_dropout,
             timestep_at(timestep_.uniform(position), config_), 0};
   }

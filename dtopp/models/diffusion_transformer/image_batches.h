@@ -31,10 +31,10 @@ struct ImageReader {
 // num_classes where it was dropped; with model.text_length "text", f32 [B, text_length, text_size], zeros
 // after a text's end and where it was dropped.
 //
-// Training: each epoch a fresh permutation of all samples; flip, t, noise and whether the condition is
-// dropped are drawn for each position. Validation: the order of the data, neither flipped nor dropped,
-// besides "group", int64 [B]: of every ten samples in order each has its t in another tenth of the training
-// distribution.
+// Training: each epoch a fresh permutation of all samples; flip (unless diffusion.flip is off), t, noise and
+// whether the condition is dropped are drawn for each position. Validation: the order of the data, neither
+// flipped nor dropped, besides "group", int64 [B]: of every ten samples in order each has its t in another
+// tenth of the training distribution.
 std::function<Batch(uint64_t position, int64_t count)> training_images(const RunConfig& config,
                                                                        ImageReader source);
 std::function<Batch(uint64_t position, int64_t count)> validation_images(const RunConfig& config,

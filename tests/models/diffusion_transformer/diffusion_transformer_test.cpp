@@ -162,6 +162,21 @@ TEST(DiffusionDraws, do_not_depend_on_how_samples_are_cut_into_batches) {
   expect_equal(validation(0, 11), {validation(0, 4), validation(4, 7)});
 }
 
+TEST(DiffusionDraws, mirror_nothing_where_flip_is_off_and_draw_all_else_as_before) {
+  RunConfig config = small_diffusion();
+  const Batch flipped = training_images(config, rising_pictures(20))(0, 40);
+  config.diffusion.flip = false;
+  const Batch upright = training_images(config, rising_pictures(20))(0, 40);
+  const at::Tensor& x0 = upright.tensor("x0");
+  EXPECT_TRUE((x0.select(3, 0) < x0.select(3, 7)).all().item<bool>());
+  const at::Tensor as_it_is_B = flipped.tensor("x0").eq(x0).flatten(1).all(1);
+  const at::Tensor mirrored_B = flipped.tensor("x0").eq(x0.flip(3)).flatten(1).all(1);
+  EXPECT_TRUE(as_it_is_B.logical_xor(mirrored_B).all().item<bool>());
+  EXPECT_TRUE(mirrored_B.any().item<bool>());
+  for (const char* name : {"noise", "t", "class", "text"})
+    EXPECT_TRUE(flipped.tensor(name).equal(upright.tensor(name))) << name;
+}
+
 // Over 4,000 samples, six standard deviations of each share.
 TEST(DiffusionDraws, follow_their_distributions) {
   RunConfig config = small_diffusion();
