@@ -57,6 +57,22 @@ def bootstrap(values, samples, rng):
     return {"difference": float(values.mean()), "low": float(low), "high": float(high)}
 
 
+def compare(dumps, samples=10000, seed=0):
+    """What --json prints, of two files."""
+    try:
+        (first, second), t = losses(dumps)
+    except Exception as error:  # a file that is not there, or no dump
+        fail(error)
+    rng = np.random.default_rng(seed)
+    difference = second - first
+    result = {"images": len(t), "first": float(first.mean()), "second": float(second.mean())}
+    result |= bootstrap(difference, samples, rng)
+    parts = [part for part in np.array_split(np.argsort(t, kind="stable"), BUCKETS) if len(part)]
+    result["by_t"] = [{"from": float(t[part].min()), "to": float(t[part].max())}
+                      | bootstrap(difference[part], samples, rng) for part in parts]
+    return result
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dumps", nargs=2)
@@ -64,21 +80,11 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    try:
-        (first, second), t = losses(options.dumps)
-    except Exception as error:  # a file that is not there, or no dump
-        fail(error)
-    rng = np.random.default_rng(options.seed)
-    difference = second - first
-    result = {"images": len(t), "first": float(first.mean()), "second": float(second.mean())}
-    result |= bootstrap(difference, options.samples, rng)
-    parts = [part for part in np.array_split(np.argsort(t, kind="stable"), BUCKETS) if len(part)]
-    result["by_t"] = [{"from": float(t[part].min()), "to": float(t[part].max())}
-                      | bootstrap(difference[part], options.samples, rng) for part in parts]
+    result = compare(options.dumps, options.samples, options.seed)
     if options.json:
         print(json.dumps(result))
         return
-    print(f"{len(t)} images, loss {first.mean():.6f} and {second.mean():.6f}")
+    print(f"{result['images']} images, loss {result['first']:.6f} and {result['second']:.6f}")
     print(f"difference {result['difference']:+.6f}, 95 % from {result['low']:+.6f} to {result['high']:+.6f}")
     for part in result["by_t"]:
         print(f"t {part['from']:.3f} to {part['to']:.3f}: {part['difference']:+.6f} ({part['low']:+.6f} to "

@@ -51,6 +51,13 @@ class Run:
     rate: float
 
 
+def read_configuration(directory):
+    """(training.seed, the lines of config.yaml but seed and output)."""
+    config = (directory / "config.yaml").read_text().splitlines()
+    seed = next(int(line.split(":")[1]) for line in config if line.startswith("  seed:"))
+    return seed, tuple(line for line in config if not line.startswith(("  seed:", "output:")))
+
+
 def read_run(directory):
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "train/loss" in line]
@@ -61,9 +68,7 @@ def read_run(directory):
     def mean(name):
         return statistics.mean(line[name] for line in half) if name in half[0] else None
 
-    config = (directory / "config.yaml").read_text().splitlines()
-    seed = next(int(line.split(":")[1]) for line in config if line.startswith("  seed:"))
-    same = tuple(line for line in config if not line.startswith(("  seed:", "output:")))
+    seed, same = read_configuration(directory)
     thresholds = [steps[-1][name] for name in sorted(steps[-1]) if name.endswith("/threshold") and "layer" in name]
     return Run(directory.name, seed, same, validation["val/loss"],
                statistics.mean(line["train/lm_loss"] for line in tenth), mean("moe/active_experts"),

