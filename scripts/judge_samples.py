@@ -18,7 +18,7 @@ from picture_features import EXTRACTOR, WEIGHTS_SHA256, Extractor, Folder, Input
 
 FEWEST = 10
 REAL, NOISE = "real, held out", "noise"
-HEADER = ("| pictures | KID × 1000 | Fréchet distance | precision | recall | probe accuracy |\n"
+HEADER = ("| pictures | KID | Fréchet distance | precision | recall | probe accuracy |\n"
           "|---|---|---|---|---|---|")
 
 
@@ -86,7 +86,7 @@ def table(result):
              f"{result['extractor']}, at {result['size']} × {result['size']}", "", HEADER]
     for row in result["rows"]:
         accuracy = f"{row['probe_accuracy']:.1%}" if "probe_accuracy" in row else "–"
-        lines.append(f"| {row['name']} | {1e3 * row['kid']:.2f} ± {1e3 * row['kid_error']:.2f} | "
+        lines.append(f"| {row['name']} | {row['kid']:.4f} ± {row['kid_error']:.4f} | "
                      f"{row['frechet_distance']:.2f} | {row['precision']:.3f} | {row['recall']:.3f} | {accuracy} |")
     return "\n".join(lines)
 
