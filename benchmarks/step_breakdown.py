@@ -1,6 +1,6 @@
 """Where the time of a training step goes: `perf record` over a run of training_step.py's case (hidden 512, 8 layers, 64
-experts of 256, 8 active, vocabulary 50,432, 4 x 1024 tokens), its samples by what the function at the top does. Needs
-Linux's perf. One JSON line: percent of the samples by part, and tokens/s.
+experts of 256, 8 active, vocabulary 50,432, 4 x 1024 tokens) or one of diffusion_step.py's, its samples by what the function
+at the top does. Needs Linux's perf. One JSON line: percent of the samples by part, and tokens/s.
 """
 
 import argparse
@@ -10,9 +10,11 @@ import pathlib
 import re
 import statistics
 import subprocess
+import sys
 import tempfile
 
-from training_side import start_dtopp
+import diffusion_step
+import training_side
 from training_step import FULL
 
 PARTS = {  # the first that matches
@@ -37,15 +39,23 @@ def part_of(line):
     return "other"
 
 
+def start(args, folder):
+    if args.case == "training_step":
+        return training_side.start_dtopp(FULL, "dtop_p", args.precision, args.threads, folder)
+    return diffusion_step.start_dtopp(diffusion_step.CASES[args.case], "dtop_p", args.precision, args.threads, folder)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", default="training_step", choices=["training_step", *diffusion_step.CASES])
+    parser.add_argument("--symbols", type=int, default=0, help="print so many lines of perf's report as well")
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--precision", default="fp32")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder, data = pathlib.Path(name), pathlib.Path(name) / "perf.data"
-        with start_dtopp(FULL, "dtop_p", args.precision, args.threads, folder / "run") as side:
+        with start(args, folder / "run") as side:
             side.steps(1)
             perf = subprocess.Popen(["perf", "record", "-q", "-F", "499", "-o", data, "-p", str(side.process.pid)])
             steps = side.steps(args.steps)
@@ -54,10 +64,12 @@ def main():
         report = subprocess.run(["perf", "report", "-i", data, "--stdio", "--no-children", "-F", "overhead,dso,symbol",
                                  "--percent-limit", "0"], capture_output=True, text=True, check=True).stdout
     shares = collections.Counter()
-    for line in report.splitlines():
+    lines = report.splitlines()
+    for line in lines:
         if found := re.match(r"\s+([\d.]+)%\s+(.*)", line):
             shares[part_of(found.group(2))] += float(found.group(1))
-    print(json.dumps({"case": "step_breakdown", "precision": args.precision, "threads": args.threads,
+    print("\n".join([line for line in lines if "%" in line][:args.symbols]), end="\n" * bool(args.symbols), file=sys.stderr)
+    print(json.dumps({"case": "step_breakdown " + args.case, "precision": args.precision, "threads": args.threads,
                       "tokens_per_second": round(statistics.median(s["throughput/tokens_per_second"] for s in steps), 1),
                       "percent": {part: round(share, 1) for part, share in shares.most_common()}}))
 

@@ -67,6 +67,11 @@ class Side:
         status = pathlib.Path(f"/proc/{self.process.pid}/status").read_text()
         return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
+    def cpu_seconds(self):
+        """Of all its threads so far."""
+        fields = pathlib.Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def __enter__(self):
         return self
 
@@ -75,27 +80,37 @@ class Side:
         self.process.wait()
 
 
-def start_dtopp(case, method, precision, threads, folder):
-    """`case`: the model's keys, `active` experts a token, the `batch` and, where it has several, the `micro_batch`;
-    `method`: dense, top_k or dtop_p."""
-    folder.mkdir(parents=True)
-    np.random.default_rng(1).integers(0, case["vocab_size"], 2_000_000).astype("<u2").tofile(folder / "train.npy")
-    model = {k: v for k, v in case.items() if k not in ("active", "batch", "micro_batch")}
+def routing_of(method, experts, active):
+    """The `routing` section by which a token chooses `active` experts; `method`: dense, top_k or dtop_p."""
     if method == "dense":
-        model["num_experts"] = 1
-        routing = {}
-    elif method == "top_k":
-        routing = {"method": "top_k", "top_k": case["active"]}
-    else:
-        routing = {"method": "dtop_p", "target_experts": case["active"],
-                   "threshold": starting_threshold(case["num_experts"], case["active"])}
-    config = {
-        "name": "training_step", "model": model | {"tie_embeddings": True}, "routing": routing,
-        "optimizer": {"lr": 1e-4, "min_lr": 1e-5, "warmup_steps": 0}, "data": {"train": [str(folder / "train.npy")]},
-        "training": {"steps": 100000, "global_batch_size": case["batch"], "micro_batch_size": case.get("micro_batch", case["batch"]),
-                     "precision": precision, "device": "cpu", "threads": threads},
+        return {}
+    if method == "top_k":
+        return {"method": "top_k", "top_k": active}
+    return {"method": "dtop_p", "target_experts": active, "threshold": starting_threshold(experts, active)}
+
+
+def start_run(config, folder):
+    """Trains `config` in `folder` without end, validation or checkpoints."""
+    config = config | {
         "validation": {"every": 0, "tasks": []}, "checkpoint": {"every": 0}, "logging": {"tensorboard": False},
         "output": str(folder / "run"),
     }
     (folder / "run.yaml").write_text(yaml.safe_dump(config))
     return Side([BINARY, "train", folder / "run.yaml"], folder / "dtopp.log", folder / "run/metrics.jsonl")
+
+
+def start_dtopp(case, method, precision, threads, folder):
+    """A language model on random tokens. `case`: the model's keys, `active` experts a token, the `batch` and, where it has
+    several, the `micro_batch`; `method`: dense, top_k or dtop_p."""
+    folder.mkdir(parents=True)
+    np.random.default_rng(1).integers(0, case["vocab_size"], 2_000_000).astype("<u2").tofile(folder / "train.npy")
+    model = {k: v for k, v in case.items() if k not in ("active", "batch", "micro_batch")}
+    if method == "dense":
+        model["num_experts"] = 1
+    return start_run({
+        "name": "training_step", "model": model | {"tie_embeddings": True},
+        "routing": routing_of(method, case["num_experts"], case["active"]),
+        "optimizer": {"lr": 1e-4, "min_lr": 1e-5, "warmup_steps": 0}, "data": {"train": [str(folder / "train.npy")]},
+        "training": {"steps": 100000, "global_batch_size": case["batch"], "micro_batch_size": case.get("micro_batch", case["batch"]),
+                     "precision": precision, "device": "cpu", "threads": threads},
+    }, folder)
