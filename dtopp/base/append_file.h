@@ -26,6 +26,8 @@ class AppendFile {
   AppendFile& operator=(const AppendFile&) = delete;
 
   void write(std::span<const std::byte> bytes);
+  // Hands over what was written to the system.
+  void flush();
   // Returns once every byte written is on the device.
   void sync();
 
@@ -35,7 +37,6 @@ class AppendFile {
 
  private:
   void read_hash(const Descriptor& descriptor, uint64_t size);
-  void flush();
 
   std::filesystem::path path_;
   int descriptor_ = -1;

@@ -6,7 +6,6 @@
 #include <png.h>
 
 #include "dtopp/base/errors.h"
-#include "dtopp/data/images/decode_picture.h"
 #include "dtopp/data/images/decoders.h"
 #include "dtopp/data/images/orientation.h"
 
@@ -78,32 +77,6 @@ void read_png(PngReader& reader) {
   read_exif(reader);
 }
 
-struct PngWriter {
-  png_structp png = nullptr;
-  png_infop info = nullptr;
-  std::string out;
-
-  ~PngWriter() { png_destroy_write_struct(&png, &info); }
-};
-
-void append_bytes(png_structp png, png_bytep bytes, size_t count) {
-  static_cast<PngWriter*>(png_get_io_ptr(png))->out.append(reinterpret_cast<const char*>(bytes), count);
-}
-
-void write_png(PngWriter& writer, const Picture& picture) {
-  png_structp png = writer.png;
-  png_set_write_fn(png, &writer, append_bytes, nullptr);
-  png_set_IHDR(png, writer.info, static_cast<png_uint_32>(picture.width),
-               static_cast<png_uint_32>(picture.height), 8,
-               picture.channels == 1 ? PNG_COLOR_TYPE_GRAY : PNG_COLOR_TYPE_RGB, PNG_INTERLACE_NONE,
-               PNG_COMPRESSION_TYPE_DEFAULT, PNG_FILTER_TYPE_DEFAULT);
-  png_set_filter(png, PNG_FILTER_TYPE_BASE, PNG_FILTER_NONE);
-  png_set_compression_level(png, 0);
-  png_write_info(png, writer.info);
-  for (int y = 0; y < picture.height; ++y) png_write_row(png, picture.row(y));
-  png_write_end(png, nullptr);
-}
-
 }  // namespace
 
 RawPicture decode_png(std::span<const std::byte> file) {
@@ -115,17 +88,6 @@ RawPicture decode_png(std::span<const std::byte> file) {
   if (setjmp(png_jmpbuf(reader.png)) != 0) throw DataError(std::string("damaged PNG: ") + reader.message);
   read_png(reader);
   return std::move(reader.out);
-}
-
-std::string encode_png(const Picture& picture) {
-  PngWriter writer;
-  writer.png = png_create_write_struct(PNG_LIBPNG_VER_STRING, nullptr, nullptr, ignore_warning);
-  if (writer.png) writer.info = png_create_info_struct(writer.png);
-  if (!writer.info) throw std::bad_alloc();
-  // Nothing but memory can fail here.
-  if (setjmp(png_jmpbuf(writer.png)) != 0) throw std::bad_alloc();
-  write_png(writer, picture);
-  return std::move(writer.out);
 }
 
 }  // namespace dtopp

@@ -133,10 +133,10 @@ ManifestFiles ImageWriter::sync() {
 }
 
 ManifestFiles ImageWriter::finish_shard() {
-  sync();
   std::vector<MappedFile> maps;
   std::vector<TensorSource> tensors;
-  for (const Stream& stream : streams_) {
+  for (Stream& stream : streams_) {
+    stream.file->flush();
     maps.emplace_back(stream.file->path());
     tensors.push_back(
         tensor_of(stream.name, stream.dtype, stream.rest, stream.row_bytes, maps.back().bytes()));

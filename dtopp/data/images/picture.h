@@ -3,16 +3,33 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <new>
 #include <span>
 #include <vector>
 
 namespace dtopp {
 
+// Leaves new elements as they are: whoever makes a vector of them fills it.
+template <class T>
+struct UnfilledAllocator : std::allocator<T> {
+  template <class U>
+  struct rebind {
+    using other = UnfilledAllocator<U>;
+  };
+  template <class U>
+  void construct(U* place) noexcept {
+    ::new (static_cast<void*>(place)) U;
+  }
+};
+
+using Pixels = std::vector<uint8_t, UnfilledAllocator<uint8_t>>;
+
 struct Picture {
   int height = 0;
   int width = 0;
-  int channels = 0;             // 1: grey, 3: red, green, blue
-  std::vector<uint8_t> pixels;  // [height, width, channels]
+  int channels = 0;  // 1: grey, 3: red, green, blue
+  Pixels pixels;     // [height, width, channels]
 
   Picture() = default;
   Picture(int height, int width, int channels)
@@ -30,12 +47,8 @@ inline constexpr uint64_t kMaxPixels = 100'000'000;
 inline constexpr uint64_t kMaxSide = 65'535;
 
 // As [channels, height, width] into `out`, which has room for just that.
-inline void to_planes(const Picture& picture, std::span<uint8_t> out) {
-  const auto channels = static_cast<size_t>(picture.channels);
-  const size_t size = out.size() / channels;
-  for (size_t c = 0; c < channels; ++c) {
-    for (size_t i = 0; i < size; ++i) out[c * size + i] = picture.pixels[i * channels + c];
-  }
-}
+void to_planes(const Picture& picture, std::span<uint8_t> out);
+// The other way round, of as many bytes.
+Picture from_planes(std::span<const std::byte> planes, int height, int width, int channels);
 
 }  // namespace dtopp

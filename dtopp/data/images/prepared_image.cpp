@@ -68,12 +68,8 @@ void set_pixels(PreparedImage& image, const TensorView& array, const ImageJob& j
   if (array.shape[1] > static_cast<int64_t>(kMaxSide) || array.shape[2] > static_cast<int64_t>(kMaxSide) ||
       array.bytes.size() > 3 * kMaxPixels)
     throw DataError("is " + describe(array) + ", too large");
-  Picture picture(static_cast<int>(array.shape[1]), static_cast<int>(array.shape[2]),
-                  static_cast<int>(job.channels));
-  const auto channels = static_cast<size_t>(job.channels);
-  const size_t size = picture.pixels.size() / channels;
-  for (size_t i = 0; i < picture.pixels.size(); ++i)
-    picture.pixels[i] = static_cast<uint8_t>(array.bytes[i % channels * size + i / channels]);
+  Picture picture = from_planes(array.bytes, static_cast<int>(array.shape[1]),
+                                static_cast<int>(array.shape[2]), static_cast<int>(job.channels));
   if (job.size > 0) picture = crop_to_square(std::move(picture), static_cast<int>(job.size));
   store(image, picture, "");
 }

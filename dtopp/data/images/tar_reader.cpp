@@ -20,11 +20,10 @@ MemberKind kind_of(archive_entry* entry) {
   return archive_entry_filetype(entry) == AE_IFREG ? MemberKind::kFile : MemberKind::kOther;
 }
 
-// pathname() has no answer for a name in UTF-8 that the locale cannot spell, the other one none for a name in
-// bytes that are no UTF-8.
+// The bytes as they lie there; pathname() has no answer for a name in UTF-8 that the locale cannot spell.
 std::string name_of(archive_entry* entry) {
-  if (const char* name = archive_entry_pathname_utf8(entry)) return name;
-  const char* name = archive_entry_pathname(entry);
+  if (const char* name = archive_entry_pathname(entry)) return name;
+  const char* name = archive_entry_pathname_utf8(entry);
   return name ? name : "";
 }
 

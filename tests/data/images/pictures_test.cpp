@@ -43,7 +43,7 @@ TEST(Orientation, each_puts_the_same_picture_upright) {
   // 1 2
   // 3 4
   // 5 6, and how cameras store it.
-  const std::vector<std::pair<int, std::vector<uint8_t>>> stored = {
+  const std::vector<std::pair<int, Pixels>> stored = {
       {1, {1, 2, 3, 4, 5, 6}}, {2, {2, 1, 4, 3, 6, 5}}, {3, {6, 5, 4, 3, 2, 1}}, {4, {5, 6, 3, 4, 1, 2}},
       {5, {1, 3, 5, 2, 4, 6}}, {6, {2, 4, 6, 1, 3, 5}}, {7, {6, 4, 2, 5, 3, 1}}, {8, {5, 3, 1, 6, 4, 2}}};
   for (const auto& [orientation, pixels] : stored) {
@@ -51,7 +51,7 @@ TEST(Orientation, each_puts_the_same_picture_upright) {
     picture.pixels = pixels;
     const Picture upright = turn_upright(picture, orientation);
     EXPECT_EQ(upright.height, 3);
-    EXPECT_EQ(upright.pixels, (std::vector<uint8_t>{1, 2, 3, 4, 5, 6})) << orientation;
+    EXPECT_EQ(upright.pixels, (Pixels{1, 2, 3, 4, 5, 6})) << orientation;
   }
 }
 
