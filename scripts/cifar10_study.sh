@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
-# Dense, top-k, top-p, DTop-p and layer-wise DTop-p diffusion transformers on CIFAR-10, the same images, noise and seed for
-# all: trained, measured on held-out images, sampled from, judged, and the tables of docs/image-study.md. Needs DTOPP_DATA
-# (default ../shared) and scripts/setup.sh judge. Goes on where it was stopped; what is finished is not done again.
+# Dense, top-k, top-p, DTop-p and layer-wise DTop-p diffusion transformers on CIFAR-10, the same images, noise and seed
+# for all: trained, measured on held-out images, sampled from, judged, and the tables of docs/image-study.md. Needs
+# DTOPP_DATA (default ../shared) and scripts/setup.sh judge. Goes on where it was stopped; what is finished is not done
+# again.
 # Arguments are overrides for every run. From the environment:
-#   METHODS  which of dense top-k top-p dtop-p dtop-p-layer (all)     SEEDS  of training ("1"); "1 2 3": intervals over them
-#   STEP     what is looked at, 400, 800, 1200 or 1600 (1600); training stops there and goes on from there another time
-#   SAMPLES  pictures of each model that are judged (2000)            RUNS   folder of the runs (runs)
+#   METHODS  which of dense top-k top-p dtop-p dtop-p-layer (all)
+#   SEEDS    of training ("1"); "1 2 3": intervals over them
+#   STEP     what is looked at: 400, 800, 1200 or 1600 (1600); training stops there and goes on from there another time
+#   SAMPLES  pictures of each model that are judged (2000)
+#   RUNS     folder of the runs (runs)
 #   RESULTS  folder of what is measured (runs/cifar10-study)
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -53,7 +56,7 @@ measure() { # CHECKPOINT RESULT
   [ -e "$2.json" ] && [ -e "$2.safetensors" ] ||
     "$dtopp" evaluate "$1" --tasks diffusion --images data/cifar10/validation --dump "$2.safetensors" \
       --output "$2.json" >/dev/null
-  [ -e "$2.npz" ] || "$dtopp" sample "$1" --count "$count" --steps 25 --guidance 2 --output "$2.npz"
+  [ -e "$2.npz" ] || "$dtopp" sample "$1" --count "$count" --steps 25 --guidance 2 --output "$2.npz" >/dev/null
 }
 
 folders=()
@@ -71,8 +74,8 @@ done
 
 judged=$results/judged-$(printf '%s\n' "${files[@]}" | sha256sum | cut -c1-8).json
 if [ ! -e "$judged" ]; then
-  .venv/bin/python scripts/judge_samples.py "${files[@]}" --train data/cifar10/train --held-out data/cifar10/validation \
-    --json >"$judged.part"
+  .venv/bin/python scripts/judge_samples.py "${files[@]}" --train data/cifar10/train \
+    --held-out data/cifar10/validation --json >"$judged.part"
   mv "$judged.part" "$judged"
 fi
 .venv/bin/python scripts/compare_images.py "${folders[@]}" --step "$step" --results "$results" --judged "$judged" \

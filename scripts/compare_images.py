@@ -3,12 +3,12 @@
 
 Usage: compare_images.py RUN_DIRECTORY… --step STEP --results DIR [--judged FILE.json] [--grids FILE.png]
 
-For a run named NAME, DIR holds NAME.json and NAME.safetensors (`dtopp evaluate --tasks diffusion --output --dump`) and NAME.npz
-(`dtopp sample`); FILE.json is of judge_samples.py --json over those. Runs whose configuration differs in the seed alone are one
-row of means. Differences from top-k are of runs of one seed, image by image. With one seed their 95 % interval is the
-bootstrap's over images: what other images would change about these two models, not what another seed would. With several it is
-Student's t over the seeds' differences. The same holds for KID: ± is the jackknife's standard error, or the 95 % interval over
-seeds.
+For a run named NAME, DIR holds NAME.json and NAME.safetensors (`dtopp evaluate --tasks diffusion --output --dump`) and
+NAME.npz (`dtopp sample`); FILE.json is of judge_samples.py --json over those. Runs whose configuration differs in the
+seed alone are one row of means. Differences from top-k are of runs of one seed, image by image. With one seed their 95 %
+interval is the bootstrap's over images: what other images would change about these two models, not what another seed
+would. With several it is Student's t over the seeds' differences. KID has ± its standard error with one seed, the 95 %
+interval over seeds with several.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from compare_runs import group_by_configuration, half_width, is_top_k, name_of, 
 from PIL import Image, ImageDraw
 
 BUCKETS = [f"t{i}" for i in range(compare_dumps.BUCKETS)]
-ROWS_OF_CLASS, GAP, TITLE = 8, 12, 14  # pictures of a class in the grids; pixels
+PICTURES_OF_CLASS, GAP, TITLE = 8, 12, 14  # pictures of a class in the grids; pixels
 
 
 def fail(message):
@@ -50,7 +50,8 @@ def thresholds_at(directory, step, configuration):
     for line in (directory / "metrics.jsonl").read_text().splitlines():
         values = json.loads(line)
         if values["step"] == step and "train/loss" in values:
-            return [values[name] for name in sorted(values) if name.startswith("moe/layer_") and name.endswith("/threshold")]
+            names = [name for name in sorted(values) if name.startswith("moe/layer_") and name.endswith("/threshold")]
+            return [values[name] for name in names]
     raise ValueError(f"{directory}/metrics.jsonl has no step {step}")
 
 
@@ -65,8 +66,12 @@ def read_run(directory, step, results, judged):
 def differences(groups):
     """Of each group but top-k's, by its place: compare_dumps' results of the seeds both have, second less top-k."""
     reference = next((group for group in groups if is_top_k(group)), {})
-    return {i: [compare_dumps.compare([reference[seed].dump, group[seed].dump]) for seed in sorted(set(group) & set(reference))]
-            for i, group in enumerate(groups) if group is not reference and set(group) & set(reference)}
+    found = {}
+    for i, group in enumerate(groups):
+        seeds = sorted(set(group) & set(reference))
+        if group is not reference and seeds:
+            found[i] = [compare_dumps.compare([reference[seed].dump, group[seed].dump]) for seed in seeds]
+    return found
 
 
 def difference(results, scale=1000, digits=2):
@@ -111,7 +116,8 @@ def thresholds(group):
 
 
 def loss_table(groups, compared):
-    rows = header("model", "loss", "loss of the average", "loss less top-k's × 1000", "active experts", "deviation over tokens", "p")
+    rows = header("model", "loss", "loss of the average", "loss less top-k's × 1000", "active experts",
+                  "deviation over tokens", "p")
     for i, group in enumerate(groups):
         measured = [run.measured for run in group.values()]
         deviation = "–"
@@ -153,8 +159,9 @@ def layer_table(groups):
     if not having:
         return []
     layers = range(len(having[0][1][0]))
-    return header("layer", *[title for title, _ in having]) + [
-        line(str(layer), *[with_interval([counts[layer] for counts in runs], 2) for _, runs in having]) for layer in layers]
+    rows = header("layer", *[title for title, _ in having])
+    return rows + [line(str(layer), *[with_interval([counts[layer] for counts in runs], 2) for _, runs in having])
+                   for layer in layers]
 
 
 def draw_grids(groups, path):
@@ -163,10 +170,11 @@ def draw_grids(groups, path):
     for group in groups:
         with np.load(next(iter(group.values())).samples) as file:
             pictures, labels = file["arr_0"], file["arr_1"]
-        rows = [np.concatenate(pictures[labels == label][:ROWS_OF_CLASS], 1) for label in np.unique(labels)]
+        rows = [np.concatenate(pictures[labels == label][:PICTURES_OF_CLASS], 1) for label in np.unique(labels)]
         width = min(row.shape[1] for row in rows)
         grids.append(Image.fromarray(np.concatenate([row[:, :width] for row in rows])))
-    sheet = Image.new("RGB", (sum(grid.width + GAP for grid in grids) + GAP, TITLE + max(grid.height for grid in grids)), "white")
+    size = sum(grid.width + GAP for grid in grids) + GAP, TITLE + max(grid.height for grid in grids)
+    sheet = Image.new("RGB", size, "white")
     left = GAP
     for group, grid in zip(groups, grids):
         ImageDraw.Draw(sheet).text((left, 1), next(iter(group.values())).name, "black")

@@ -1,5 +1,5 @@
-"""How far sets of pictures are apart, told from their features [N, D]: KID, Fréchet distance, precision and recall, and a
-linear probe. Everything in float64, and without random numbers."""
+"""How far sets of pictures are apart, told from their features [N, D]: KID, Fréchet distance, precision and recall, and
+a linear probe. Everything in float64, and without random numbers."""
 
 from functools import cached_property
 
@@ -108,7 +108,7 @@ def precision_recall(samples, reference, neighbours=3):
 
 
 class LinearProbe:
-    """Multinomial logistic regression on standardised features: the minimum of the mean cross entropy + decay / 2 |W|²."""
+    """Logistic regression on standardised features: the minimum of the mean cross entropy + decay / 2 |W|²."""
 
     def __init__(self, features, labels, classes, decay=0.01):
         self.mean, deviation = features.mean(0), features.std(0)
@@ -116,8 +116,8 @@ class LinearProbe:
         x, y = torch.from_numpy(self.standardised(features)), torch.from_numpy(labels)
         self.weight = torch.zeros(features.shape[1], classes, dtype=torch.float64, requires_grad=True)
         self.bias = torch.zeros(classes, dtype=torch.float64, requires_grad=True)
-        optimizer = torch.optim.LBFGS([self.weight, self.bias], max_iter=500, tolerance_grad=1e-6, tolerance_change=0,
-                                      line_search_fn="strong_wolfe")
+        optimizer = torch.optim.LBFGS([self.weight, self.bias], max_iter=500, tolerance_grad=1e-6,
+                                      tolerance_change=0, line_search_fn="strong_wolfe")
 
         def closure():
             optimizer.zero_grad()

@@ -97,7 +97,8 @@ def parse(arguments):
     parser.add_argument("--train", required=True, metavar="DIR")
     parser.add_argument("--held-out", required=True, metavar="DIR")
     parser.add_argument("--count", type=int, help="pictures of each set (default: of the smallest)")
-    parser.add_argument("--reference", type=int, default=10000, help="training pictures to compare with (default 10000)")
+    parser.add_argument("--reference", type=int, default=10000,
+                        help="training pictures to compare with (default 10000)")
     parser.add_argument("--size", type=int, default=96, choices=range(32, 513), metavar="32…512",
                         help="side the extractor sees (default 96)")
     parser.add_argument("--seed", type=int, default=0, help="of which pictures are taken")

@@ -121,16 +121,18 @@ class Extractor:
     def of_batch(self, pixels):
         x = torch.from_numpy(pixels).permute(0, 3, 1, 2).float()
         if x.shape[2:] != (self.size, self.size):
-            x = torch.nn.functional.interpolate(x, (self.size, self.size), mode="bicubic", antialias=True).clamp(0, 255)
+            size = (self.size, self.size)
+            x = torch.nn.functional.interpolate(x, size, mode="bicubic", antialias=True).clamp(0, 255)
         # the network's own input: (level − 127) / 128
         return self.network.extract_features((x - 127) / 128).mean((2, 3)).double().numpy()
 
     def __call__(self, pictures, name):
         """`name` is what progress on standard error calls them."""
-        features = []
+        features, screen = [], sys.stderr.isatty()
         for begin in range(0, len(pictures), BATCH):
             features.append(self.of_batch(pictures.pixels[begin:begin + BATCH]))
-            if sys.stderr.isatty():
-                print(f"\r{name}: {begin + len(features[-1])} of {len(pictures)}", end="", file=sys.stderr, flush=True)
-        print(f"{chr(13) if sys.stderr.isatty() else ''}{name}: {len(pictures)} pictures", file=sys.stderr, flush=True)
+            if screen:
+                done = begin + len(features[-1])
+                print(f"\r{name}: {done} of {len(pictures)} pictures", end="", file=sys.stderr, flush=True)
+        print("" if screen else f"{name}: {len(pictures)} pictures", file=sys.stderr, flush=True)
         return np.concatenate(features)

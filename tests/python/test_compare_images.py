@@ -41,7 +41,8 @@ def write_run(folder, name, loss, seed=1, method="dtop_p", experts=16, active=4.
     measured = {"images": IMAGES, "loss": loss + 0.0195, "ema_loss": loss + 0.1}
     measured |= {f"loss_t{i}": loss + 0.0015 + 0.004 * i for i in range(10)}
     if experts > 1:
-        measured |= {"active_experts": active, "active_experts_std": 1.5, "active_experts_by_layer": {"all": [active - 1, active + 1]}}
+        measured |= {"active_experts": active, "active_experts_std": 1.5,
+                     "active_experts_by_layer": {"all": [active - 1, active + 1]}}
         measured |= {f"active_experts_t{i}": active + i / 10 for i in range(10)}
     (results / f"{name}.json").write_text(json.dumps(measured))
     pictures = np.full((20, 4, 4, 3), 10 * len(name), np.uint8)
@@ -85,7 +86,8 @@ def parts(done):
 
 
 def test_one_seed_has_the_bootstraps_intervals(tmp_path):
-    runs = [write_run(tmp_path, "c-dense-seed1", 1.2, experts=1), write_run(tmp_path, "c-top-k-seed1", 1.0, method="top_k"),
+    runs = [write_run(tmp_path, "c-dense-seed1", 1.2, experts=1),
+            write_run(tmp_path, "c-top-k-seed1", 1.0, method="top_k"),
             write_run(tmp_path, "c-dtop-p-seed1", 0.9, p=(0.4, 0.6))]
     judged = write_judged(tmp_path, {"c-top-k-seed1": 0.3, "c-dtop-p-seed1": 0.2})
     found = parts(compare(tmp_path, *runs, arguments=["--judged", judged, "--grids", tmp_path / "grids.png"]))
@@ -173,8 +175,8 @@ def study(root, *arguments, **environment):
             (root / program).write_text(STAND_IN)
             (root / program).chmod(0o755)
     calls.write_text("")
-    done = subprocess.run(["bash", "scripts/cifar10_study.sh", *arguments], cwd=root, text=True, capture_output=True, timeout=60,
-                          env=os.environ | {"CALLS": str(calls), "DTOPP_DATA": "there"} | environment)
+    done = subprocess.run(["bash", "scripts/cifar10_study.sh", *arguments], cwd=root, text=True, capture_output=True,
+                          timeout=300, env=os.environ | {"CALLS": str(calls), "DTOPP_DATA": "there"} | environment)
     assert done.returncode == 0, done.stderr
     return calls.read_text().splitlines()
 

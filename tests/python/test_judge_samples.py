@@ -1,5 +1,5 @@
-"""scripts/judge_samples.py: its measures against closed forms and plain loops, its rows on pictures made worse and worse, and
-wrong input. What needs the extractor skips where that is not installed."""
+"""scripts/judge_samples.py: its measures against closed forms and plain loops, its rows on pictures made worse and
+worse, and wrong input. What needs the extractor skips where that is not installed."""
 
 import importlib.util
 import json
@@ -160,7 +160,8 @@ def real(tmp_path_factory):
 def judge(real, monkeypatch, capsys):
     """judge(arguments): what it prints; of a failure the single line on standard error."""
     def run(*arguments, status=0):
-        command = ["judge_samples.py", "--train", real / "train", "--held-out", real / "held-out", "--size", 32, *arguments]
+        folders = "--train", real / "train", "--held-out", real / "held-out"
+        command = ["judge_samples.py", *folders, "--size", 32, *arguments]
         monkeypatch.setattr(sys, "argv", [*map(str, command)])
         if status == 0:
             judge_samples.main()
@@ -204,7 +205,8 @@ def test_worse_pictures_are_judged_worse(extractor, judge, tmp_path):
         assert values == sorted(values) and rows["real, held out"][measure] < values[1]
     assert abs(rows["real, held out"]["kid"]) < 4 * rows["real, held out"]["kid_error"]
     assert rows["real, held out"]["recall"] > 0.5 > rows["noise"]["recall"]
-    assert rows["real, held out"]["probe_accuracy"] > 0.9 and rows["noise"]["probe_accuracy"] == pytest.approx(0.5, abs=0.15)
+    assert rows["real, held out"]["probe_accuracy"] > 0.9
+    assert rows["noise"]["probe_accuracy"] == pytest.approx(0.5, abs=0.15)
 
 
 def test_the_table_has_a_row_a_file(extractor, judge, tmp_path):
@@ -254,8 +256,8 @@ def test_wrong_samples_are_told_in_one_line(judge, tmp_path, kind, text):
 def test_wrong_folders_are_told_in_one_line(judge, tmp_path):
     tiny_diffusion.write_images(tmp_path / "latents", tiny_diffusion.MODEL | tiny_diffusion.LATENT, 4, seed=1)
     write_folder(tmp_path / "small", *photographs(8, 12, 16))
-    for folder, text in ((tmp_path, "no folder of"), (tmp_path / "latents", "latents"), (tmp_path / "small", "another size")):
-        assert text in judge("--held-out", folder, status=2)
+    for name, text in ((".", "no folder of"), ("latents", "latents"), ("small", "another size")):
+        assert text in judge("--held-out", tmp_path / name, status=2)
     damaged = write_folder(tmp_path / "damaged", *photographs(8, 12))
     (damaged / "images-00002.safetensors").write_bytes(b"short")
     assert "images-00002" in judge("--held-out", damaged, status=2)
