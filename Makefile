@@ -3,15 +3,20 @@ PRESET ?= release
 BUILD  := build/$(PRESET)
 JOBS   ?= $(shell nproc)
 
-.PHONY: help quickstart test test-gpu bench-gpu nightly build bench format tidy clean
+.PHONY: help quickstart quickstart-images test test-gpu bench-gpu nightly build bench format tidy clean
 
 help:  ## this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 quickstart:  ## install what is missing, build, prepare the sample text, train a small DTop-p model
 	@scripts/setup.sh build
 	@$(MAKE) --no-print-directory .build-dtopp
 	@scripts/quickstart.sh $(BUILD)/bin/dtopp
+
+quickstart-images:  ## the same for pictures: draw digits, train a small DTop-p diffusion transformer, see what it draws
+	@scripts/setup.sh images
+	@$(MAKE) --no-print-directory .build-dtopp
+	@scripts/quickstart_images.sh $(BUILD)/bin/dtopp
 
 test:  ## install what is missing, build, run the whole suite
 	@scripts/setup.sh test

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Installs what is missing: Debian packages, and libtorch from PyPI into .venv. `setup.sh build` brings what the
-# program needs, `setup.sh cuda` also the libraries of CUDA that torch uses (nvcc is left to the user), `setup.sh judge`
-# what scripts/judge_samples.py needs, `setup.sh test` all of it and what the test suite compares with, `setup.sh tidy`
-# clang-tidy too. Quick when nothing is missing.
+# program needs, `setup.sh images` also what draws the pictures of `make quickstart-images`, `setup.sh judge` what
+# scripts/judge_samples.py needs, `setup.sh cuda` the libraries of CUDA that torch uses (nvcc is left to the user),
+# `setup.sh test` all of those and what the test suite compares with, `setup.sh tidy` clang-tidy too. Quick when nothing
+# is missing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 mode=${1:-build}
@@ -15,9 +16,10 @@ if [ "$mode" = tidy ]; then
   packages+=(clang-tidy)
   mode=test
 fi
-if [ "$mode" = test ]; then
-  packages+=(libgtest-dev libgmock-dev librapidcheck-dev clang-format)
-fi
+case $mode in
+  images) packages+=(fonts-dejavu-core) ;;
+  test) packages+=(fonts-dejavu-core libgtest-dev libgmock-dev librapidcheck-dev clang-format) ;;
+esac
 
 missing=()
 for package in "${packages[@]}"; do
@@ -46,7 +48,7 @@ fi
 [ -x .venv/bin/python ] || python3 -m venv .venv
 # The stamp names what is installed; pip is asked only when that changes.
 stamp=.venv/.dtopp-$mode
-want="$torch_version $mode $(cat tests/python/requirements.txt scripts/requirements-judge.txt 2>/dev/null | sha256sum | cut -c1-16)"
+want="$torch_version $mode $(cat tests/python/requirements.txt scripts/requirements*.txt 2>/dev/null | sha256sum | cut -c1-16)"
 if [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; then
   pip=(.venv/bin/python -m pip install -q --disable-pip-version-check)
   if [ "$mode" = test ]; then
@@ -64,6 +66,7 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; then
     echo "installing libtorch $torch_version (half a minute)" >&2
     "${pip[@]}" --no-deps "torch==$torch_version" 'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-cupti==13.0.*'
   fi
+  if [ "$mode" = images ]; then "${pip[@]}" -r scripts/requirements.txt; fi
   echo "$want" >"$stamp"
 fi
 mkdir -p build
