@@ -13,7 +13,7 @@ namespace {
 
 constexpr uint64_t kFloat = 4;  // bytes
 constexpr uint64_t kBfloat16 = 2;
-constexpr uint64_t kProgram = uint64_t{128} << 20;  // the program and libtorch, measured
+constexpr uint64_t kProgram = uint64_t{160} << 20;  // the program and libtorch, measured
 // A context with the kernels it has loaded, and the workspaces of cuBLAS and cuBLASLt.
 constexpr uint64_t kCudaProgram = uint64_t{512 + 2 * 32} << 20;
 // Of the activations: what gradients and workspace take over as the backward pass releases it; the rest lies
@@ -149,6 +149,7 @@ std::vector<MemoryPart> plan_memory(const Subject& subject, Precision precision)
                       checked_round(kReusedShare * static_cast<double>(costs.activations)));
   return {{"parameters", masters},
           {"optimizer_moments", (checked_product({counts.all, 2 * kFloat}) + n - 1) / n},
+          {"average", subject.model.average_decay > 0 ? masters : 0},
           {"gradients", checked_product({gradient_sums(subject), summed_elements(subject), kFloat})},
           {"compute_copies", copies},
           {"micro_batch_gradients", micro_gradients},

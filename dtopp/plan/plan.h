@@ -36,11 +36,12 @@ struct Plan {
   uint64_t gradient_sums = 1;  // that a rank holds at once; with parallel.reproducible alone more than one
 
   // A rank's memory at its peak. Parts: parameters (fp32 masters, divided among the ranks), optimizer_moments
-  // (two fp32, divided among the ranks: ZeRO-1), gradients (fp32), compute_copies (what it computes with
-  // beside its masters), micro_batch_gradients (of one parameter, before they are added up), activations
-  // (kept for the backward pass; without what gradients and workspace take over), exchange_buffers (rows of
-  // other ranks, kept for the backward pass, and what is on its way), cross_entropy, workspace (what one
-  // layer's backward holds for a moment), program.
+  // (two fp32, divided among the ranks: ZeRO-1), average (the moving one of the parameters, where the model
+  // keeps it: divided like them), gradients (fp32), compute_copies (what it computes with beside its
+  // masters), micro_batch_gradients (of one parameter, before they are added up), activations (kept for the
+  // backward pass; without what gradients and workspace take over), exchange_buffers (rows of other ranks,
+  // kept for the backward pass, and what is on its way), cross_entropy or images, workspace (what one layer's
+  // backward holds for a moment), program.
   std::vector<MemoryPart> memory;
   uint64_t memory_bytes() const;  // the sum
   uint64_t memory_bytes(std::string_view part) const;

@@ -1,8 +1,9 @@
-"""What `dtopp plan` prints of many ranks, and what it refuses."""
+"""What `dtopp plan` prints of many ranks, what it refuses, and its memory beside a run's."""
 
 import json
 
 import pytest
+import tiny_diffusion
 import tiny_run
 
 pytestmark = pytest.mark.skipif(not tiny_run.BINARY.exists(), reason=f"{tiny_run.BINARY} is not built")
@@ -67,3 +68,20 @@ def test_impossible_layouts_exit_2(arguments, words):
     done = tiny_run.dtopp("plan", LARGEST, *arguments)
     assert done.returncode == 2 and not done.stdout
     assert words in done.stderr and done.stderr.count("\n") == 1, done.stderr
+
+
+@pytest.mark.parametrize("overrides", [
+    ["training.precision=fp32", "training.micro_batch_size=8"],
+    ["training.precision=bf16", "training.micro_batch_size=16"],
+])
+def test_memory_is_what_training_images_takes(overrides, tmp_path):
+    """CIFAR-10's preset, with its moving average; the measured peak has the program's pages in it."""
+    model = {"channels": 3, "image_size": 32, "num_classes": 3}
+    tiny_diffusion.write_images(tmp_path / "images", model, 64, seed=1)
+    arguments = [tiny_run.ROOT / "configs/cifar10-dtop-p.yaml", "training.device=cpu", "training.threads=2", "training.steps=2",
+                 "training.global_batch_size=16", "optimizer.warmup_steps=0", f"data.train=[{tmp_path}/images]",
+                 "data.validation=[]", "validation.every=0", "diffusion.samples_every=0", f"output={tmp_path}/run", *overrides]
+    done = tiny_run.dtopp("train", *arguments)
+    assert done.returncode == 0, done.stderr
+    last = json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[-1])
+    assert last["memory/peak_bytes"] == pytest.approx(plan(*arguments)["memory_bytes"]["total"], rel=0.1)

@@ -7,7 +7,7 @@
 namespace dtopp {
 namespace {
 
-constexpr uint64_t kCrossEntropyChunk = uint64_t{96} << 20;
+constexpr uint64_t kCrossEntropyChunk = uint64_t{64} << 20;
 constexpr uint64_t kCudaLogits = uint64_t{1} << 30;  // fp32, of a chunk (ops/linear_cross_entropy_cuda.cpp)
 
 // Logits of a chunk with what becomes of them, the weight's gradient in fp32 and that of the hidden states.
