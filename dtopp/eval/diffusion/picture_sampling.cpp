@@ -52,6 +52,14 @@ Condition without_condition(const Condition& given, const ModelConfig& model) {
 struct Question {
   at::Tensor x_BCHW, t_B;
   Condition condition;
+
+  // `count` images from `first` on, or as many as there are.
+  Question from(int64_t first, int64_t count) const {
+    const auto part = [&](const at::Tensor& of) {
+      return of.defined() ? of.slice(0, first, first + count) : of;
+    };
+    return {part(x_BCHW), part(t_B), {part(condition.class_B), part(condition.text_BLS)}};
+  }
 };
 
 // Every `stride`-th image of all questions.
@@ -134,7 +142,11 @@ RoutingInputs solve_for_sampling(const DiffusionModel& model, const PictureReque
       model.config.routing, config.num_layers, targets, model.device,
       [&](const RoutingInputs& inputs) {
         ActivationStatistics counts(config.num_layers);
-        denoiser_of(model, inputs, &counts)(all.x_BCHW, all.t_B, all.condition);
+        const Denoiser counting = denoiser_of(model, inputs, &counts);
+        for (int64_t first = 0; first < all.t_B.size(0); first += request.batch_size) {
+          const Question some = all.from(first, request.batch_size);
+          counting(some.x_BCHW, some.t_B, some.condition);
+        }
         return counts.summary().mean;
       },
       besides);
