@@ -1,6 +1,7 @@
 #include "dtopp/base/append_file.h"
 
 #include <algorithm>
+#include <stdexcept>
 
 #include <unistd.h>
 
@@ -13,18 +14,22 @@ constexpr size_t kAppendBufferBytes = size_t{1} << 20;
 
 }  // namespace
 
-AppendFile::AppendFile(std::filesystem::path path, uint64_t size, const std::string& hash)
-    : path_(std::move(path)), size_(size) {
+AppendFile::AppendFile(std::filesystem::path path, uint64_t size, const std::string& hash,
+                       uint64_t head_bytes)
+    : path_(std::move(path)), head_bytes_(head_bytes), size_(size) {
   Descriptor descriptor(path_, O_RDWR | O_CREAT | O_NOFOLLOW, "create");
-  const auto there = static_cast<uint64_t>(descriptor.status().st_size);
+  const auto all = static_cast<uint64_t>(descriptor.status().st_size);
+  const uint64_t there = all - std::min(all, head_bytes_);
   if (there < size)
     throw DataError(path_.string() + ": has " + std::to_string(there) + " bytes where " +
                     std::to_string(size) + " were written: damaged; start again in a new folder");
+  if (::lseek(descriptor.get(), static_cast<off_t>(head_bytes_), SEEK_SET) < 0)
+    throw file_error("read", path_, errno);
   read_hash(descriptor, size);
   if (size > 0 && !hash.empty() && this->hash() != hash)
     throw DataError(path_.string() +
                     ": changed or damaged since it was written; start again in a new folder");
-  if (retry([&] { return ::ftruncate(descriptor.get(), static_cast<off_t>(size)); }) != 0)
+  if (retry([&] { return ::ftruncate(descriptor.get(), static_cast<off_t>(head_bytes_ + size)); }) != 0)
     throw file_error("truncate", path_, errno);
   sync_directory(path_.has_parent_path() ? path_.parent_path() : ".");
   descriptor_ = descriptor.release();
@@ -48,6 +53,17 @@ void AppendFile::write(std::span<const std::byte> bytes) {
   size_ += bytes.size();
   buffer_.insert(buffer_.end(), bytes.begin(), bytes.end());
   if (buffer_.size() >= kAppendBufferBytes) flush();
+}
+
+void AppendFile::write_head(std::span<const std::byte> bytes) {
+  if (bytes.size() > head_bytes_) throw std::invalid_argument("AppendFile: a head longer than its room");
+  for (size_t done = 0; done < bytes.size();) {
+    const auto rest = bytes.subspan(done);
+    const auto count =
+        retry([&] { return ::pwrite(descriptor_, rest.data(), rest.size(), static_cast<off_t>(done)); });
+    if (count <= 0) throw file_error("write", path_, count < 0 ? errno : ENOSPC);
+    done += static_cast<size_t>(count);
+  }
 }
 
 void AppendFile::flush() {

@@ -244,6 +244,14 @@ const TensorView* SafetensorsFile::find(const std::string& name) const {
   return found == by_name_.end() ? nullptr : &tensors_[found->second];
 }
 
+std::string safetensors_head(const fs::path& path, const std::vector<TensorSource>& tensors, uint64_t bytes) {
+  std::string header = header_of(path, tensors, {});
+  if (sizeof(uint64_t) + header.size() > bytes) throw DataError(path.string() + ": too many tensors");
+  header.resize(bytes - sizeof(uint64_t), ' ');
+  const uint64_t size = header.size();
+  return std::string(reinterpret_cast<const char*>(&size), sizeof(size)) + header;
+}
+
 SafetensorsWriter::SafetensorsWriter(const fs::path& path, const std::vector<TensorSource>& tensors,
                                      const std::map<std::string, std::string>& metadata, Hasher* hasher)
     : SafetensorsWriter(path, header_of(path, tensors, metadata), hasher) {

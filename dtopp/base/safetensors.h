@@ -64,6 +64,11 @@ struct TensorSource {
   Read read;      // called for each byte once, when those before it are in the file
 };
 
+// What comes before the tensors' bytes, padded to `bytes`. `read` of the tensors is not called. DataError
+// about `path` as below, and where it does not fit.
+std::string safetensors_head(const std::filesystem::path& path, const std::vector<TensorSource>& tensors,
+                             uint64_t bytes);
+
 // A file that is written as the bytes of its tensors come, in order. The header is padded so that the data
 // begin at a multiple of 64 bytes; the file is synced, and hashed where there is a `hasher`. DataError where
 // the system refuses, a name is used twice, or dtype and shape do not fit the bytes.

@@ -27,6 +27,11 @@ def encoded(picture, kind, **options):
     return file.getvalue()
 
 
+def jpeg(seed, size=32):
+    """A small photograph."""
+    return encoded(photograph(seed, size, size), "JPEG")
+
+
 def resize(picture, width, height, resample):
     """Rows, then columns, as Pillow does up to version 12; 13 takes the columns of tall pictures first."""
     return picture.resize((width, picture.height), resample).resize((width, height), resample)

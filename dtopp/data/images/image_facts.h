@@ -16,7 +16,7 @@
 namespace dtopp {
 
 inline constexpr char kImageDataFormat[] = "dtopp image data 1";           // of manifest.json
-inline constexpr char kImageRecordFormat[] = "dtopp image preparation 1";  // of progress.json
+inline constexpr char kImageRecordFormat[] = "dtopp image preparation 2";  // of progress.json
 
 // How a sample is stored: U8 [C, H, W]; a JPEG or PNG file; a latent of floating-point numbers [C, H, W].
 enum class ImageKind { kPixels, kEncoded, kLatents };

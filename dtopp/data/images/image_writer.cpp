@@ -8,14 +8,13 @@
 #include "dtopp/base/files.h"
 #include "dtopp/base/hash.h"
 #include "dtopp/base/safetensors.h"
-#include "dtopp/base/temporary.h"
 
 namespace dtopp {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr uint64_t kHeaderRoom = uint64_t{1} << 12;  // for the file's header
+constexpr uint64_t kHeadBytes = uint64_t{1} << 12;  // of a file, before its first tensor
 constexpr const char* kStreamPrefix = "progress.";
 constexpr std::array kStreamNames = {"images",       "bytes",  "offsets", "latents",
                                      "latents_flip", "labels", "text",    "text_offsets"};
@@ -27,13 +26,6 @@ std::string shard_name(size_t number) {
 }
 
 bool is_offsets(const std::string& name) { return name.ends_with("offsets"); }
-
-// The tensor that a stream becomes; `bytes` are the stream's.
-TensorSource tensor_of(const std::string& name, const std::string& dtype, std::vector<int64_t> rest,
-                       uint64_t row_bytes, std::span<const std::byte> bytes) {
-  rest.insert(rest.begin(), static_cast<int64_t>(bytes.size() / row_bytes));
-  return {name, dtype, std::move(rest), bytes};
-}
 
 }  // namespace
 
@@ -60,7 +52,7 @@ ImageWriter::ImageWriter(fs::path folder, const ImageFacts& facts, const Manifes
     if (!name.starts_with(kStreamPrefix)) shards_[name] = entry;
   }
   verify_sizes(folder_, shards_);
-  remove_abandoned(folder_ / shard_name(shards_.size() + 1));
+  take_back_unrecorded();
   open_streams(start);
 }
 
@@ -73,6 +65,12 @@ void ImageWriter::add_stream(const std::string& name, const std::string& dtype, 
   streams_.push_back({name, dtype, std::move(rest), row, nullptr});
 }
 
+// A file that was finished but not recorded is still the first stream.
+void ImageWriter::take_back_unrecorded() {
+  const fs::path path = folder_ / shard_name(shards_.size() + 1);
+  if (is_there(path)) rename_durably(path, stream_path(streams_.front().name));
+}
+
 void ImageWriter::open_streams(const ManifestFiles& start) {
   images_ = 0;
   text_tokens_ = 0;
@@ -80,7 +78,8 @@ void ImageWriter::open_streams(const ManifestFiles& start) {
     const auto found = start.find(kStreamPrefix + stream.name);
     const ManifestEntry entry = found == start.end() ? ManifestEntry{} : found->second;
     stream.file.reset();
-    stream.file = std::make_unique<AppendFile>(stream_path(stream.name), entry.size, entry.xxh3_128);
+    stream.file = std::make_unique<AppendFile>(stream_path(stream.name), entry.size, entry.xxh3_128,
+                                               &stream == &streams_.front() ? kHeadBytes : 0);
     if (is_offsets(stream.name) && entry.size == 0) put_number(stream.name, 0);
     const uint64_t rows = stream.file->size() / stream.row_bytes;
     if (stream.name == "text") text_tokens_ = static_cast<int64_t>(rows);
@@ -101,7 +100,7 @@ void ImageWriter::put_number(const std::string& name, int64_t value) {
 
 bool ImageWriter::has_room_for(const PreparedImage& image) const {
   // Label and two offsets beside the sample's own bytes.
-  uint64_t bytes = kHeaderRoom + image.bytes() + 3 * sizeof(int64_t);
+  uint64_t bytes = kHeadBytes + image.bytes() + 3 * sizeof(int64_t);
   for (const Stream& stream : streams_) bytes += stream.file->size();
   return images_ == 0 || bytes <= shard_bytes_;
 }
@@ -132,21 +131,31 @@ ManifestFiles ImageWriter::sync() {
   return files;
 }
 
-ManifestFiles ImageWriter::finish_shard() {
-  std::vector<MappedFile> maps;
+// Behind the first stream, which with them holds the bytes of the tensors returned.
+std::vector<TensorSource> ImageWriter::append_others() {
   std::vector<TensorSource> tensors;
+  AppendFile& first = *streams_.front().file;
   for (Stream& stream : streams_) {
+    const uint64_t size = stream.file->size();
+    std::vector<int64_t> shape = stream.rest;
+    shape.insert(shape.begin(), static_cast<int64_t>(size / stream.row_bytes));
+    tensors.emplace_back(stream.name, stream.dtype, std::move(shape), size, TensorSource::Read());
+    if (stream.file.get() == &first) continue;
     stream.file->flush();
-    maps.emplace_back(stream.file->path());
-    tensors.push_back(
-        tensor_of(stream.name, stream.dtype, stream.rest, stream.row_bytes, maps.back().bytes()));
+    first.write(MappedFile(stream.file->path()).bytes());
   }
+  return tensors;
+}
+
+ManifestFiles ImageWriter::finish_shard() {
   const std::string name = shard_name(shards_.size() + 1);
-  const fs::path path = folder_ / name, temporary = temporary_sibling(path);
-  Hasher hasher;
-  const uint64_t size = write_safetensors(temporary, tensors, {}, &hasher);
-  rename_durably(temporary, path);
-  shards_[name] = {size, hasher.hexdigest()};
+  const fs::path path = folder_ / name;
+  AppendFile& file = *streams_.front().file;
+  const std::string head = safetensors_head(path, append_others(), kHeadBytes);
+  file.write_head(std::as_bytes(std::span(head)));
+  file.sync();
+  rename_durably(file.path(), path);
+  shards_[name] = {kHeadBytes + file.size(), hash_file(path)};
   return shards_;
 }
 

@@ -1,7 +1,8 @@
 // Writes samples to safetensors files of at most 1 GiB in a folder, so that an interrupted writer can go on.
 //
-// The file in the making lies in the folder as one stream a tensor (progress.images, progress.labels, …);
-// when it is full they are joined to images-0000N.safetensors.
+// The file in the making lies in the folder as one stream a tensor (progress.images, progress.labels, …).
+// When it is full, the first one, which holds nearly all, gets the others behind it and a head in front, and
+// becomes images-0000N.safetensors.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +13,7 @@
 
 #include "dtopp/base/append_file.h"
 #include "dtopp/base/manifest.h"
+#include "dtopp/base/safetensors.h"
 #include "dtopp/data/images/image_facts.h"
 #include "dtopp/data/images/prepared_image.h"
 
@@ -32,8 +34,8 @@ class ImageWriter {
   void append(const PreparedImage& image);
   // Returns once all is on the device: all files of the folder, with their checksums.
   ManifestFiles sync();
-  // Ends the file in the making. The streams stay until begin_shard(), so that whoever is interrupted before
-  // the result is recorded goes on from the record before.
+  // Ends the file in the making. All that was recorded lies there unchanged until begin_shard(), so that
+  // whoever is interrupted before the result is recorded goes on from the record before.
   ManifestFiles finish_shard();
   void begin_shard();
   bool is_empty() const { return images_ == 0; }
@@ -51,7 +53,9 @@ class ImageWriter {
 
   void add_stream(const std::string& name, const std::string& dtype, std::vector<int64_t> rest,
                   uint64_t element_bytes);
+  void take_back_unrecorded();
   void open_streams(const ManifestFiles& start);
+  std::vector<TensorSource> append_others();
   void put(const std::string& name, std::span<const std::byte> bytes);
   void put_number(const std::string& name, int64_t value);
   std::filesystem::path stream_path(const std::string& name) const;
