@@ -99,7 +99,7 @@ def test_plan_counts_memory_for_the_device_that_is_named(dtopp_binary, tmp_path)
 
     config = tiny_run.make(tmp_path)
     cpu, cuda = memory("--device", "cpu"), memory("--device", "h200")
-    assert cpu["program"] == 128 << 20 and cuda["program"] == 576 << 20
+    assert cpu["program"] == 160 << 20 and cuda["program"] == 576 << 20
     assert memory("training.device=cpu") == memory("training.device=auto") == cpu
     assert memory("training.device=cuda") == memory("training.device=cuda", "--device", "a100") == cuda
     assert memory("training.device=cuda", "--device", "cpu") == cpu
