@@ -52,7 +52,27 @@ void validate_targets(const RoutingConfig& config, int64_t num_experts, int64_t 
   }
 }
 
+void validate_gain(const char* key, const ControllerGain& gain) {
+  if (gain.value && !(*gain.value >= 0))
+    throw InvalidValue(key, "must not be negative: the controller would run away");
+}
+
 }  // namespace
+
+void read_value(const ConfigNode& node, const std::string& key, ControllerGain& gain) {
+  const std::string& text = config_detail::plain_text(node, key, "a number or auto");
+  if (text == "auto") {
+    gain.value = std::nullopt;
+    return;
+  }
+  double number = 0;
+  config_detail::read_value(node, key, number);
+  gain.value = number;
+}
+
+std::string print_value(const ControllerGain& gain) {
+  return gain.value ? config_detail::print_value(*gain.value) : "auto";
+}
 
 void validate(const RoutingConfig& config, int64_t num_experts, int64_t num_layers) {
   validate_cap(config, num_experts);
@@ -63,10 +83,8 @@ void validate(const RoutingConfig& config, int64_t num_experts, int64_t num_laye
   validate_threshold(config);
   if (config.method != RoutingMethod::kDTopP) return;
   validate_targets(config, num_experts, num_layers);
-  if (!(config.kp >= 0))
-    throw InvalidValue("routing.kp", "must not be negative: the controller would run away");
-  if (!(config.ki >= 0))
-    throw InvalidValue("routing.ki", "must not be negative: the controller would run away");
+  validate_gain("routing.kp", config.kp);
+  validate_gain("routing.ki", config.ki);
 }
 
 }  // namespace dtopp

@@ -4,16 +4,21 @@
 #include <array>
 #include <concepts>
 #include <cstdint>
+#include <optional>
+#include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
+
+#include "dtopp/config/config_tree.h"
 
 namespace dtopp {
 
 enum class RoutingMethod { kTopK, kTopP, kDTopP };
 enum class ThresholdScope { kGlobal, kLayer };
 enum class Normalization { kNone, kFixed, kDynamic };
+enum class Controller { kPi, kSolve };
 enum class RouterZOn { kRaw, kNormalized };  // which logits the router z-loss is taken on
 
 constexpr auto enum_names(RoutingMethod) {
@@ -29,10 +34,21 @@ constexpr auto enum_names(Normalization) {
                                                                     {Normalization::kFixed, "fixed"},
                                                                     {Normalization::kDynamic, "dynamic"}}};
 }
+constexpr auto enum_names(Controller) {
+  return std::array<std::pair<Controller, std::string_view>, 2>{
+      {{Controller::kPi, "pi"}, {Controller::kSolve, "solve"}}};
+}
 constexpr auto enum_names(RouterZOn) {
   return std::array<std::pair<RouterZOn, std::string_view>, 2>{
       {{RouterZOn::kRaw, "raw"}, {RouterZOn::kNormalized, "normalized"}}};
 }
+
+// Of the PI controller: a number, or auto.
+struct ControllerGain {
+  std::optional<double> value = 0.1;  // none: auto, from how the count answers to p (threshold_controller.h)
+};
+void read_value(const ConfigNode& node, const std::string& key, ControllerGain& gain);
+std::string print_value(const ControllerGain& gain);
 
 struct RoutingConfig {
   RoutingMethod method = RoutingMethod::kDTopP;
@@ -40,8 +56,9 @@ struct RoutingConfig {
   double threshold = 0.25;                     // top_p: p; dtop_p: p_0
   std::vector<double> target_experts = {8.0};  // dtop_p: T; one value, or one per layer when scope is layer
   ThresholdScope scope = ThresholdScope::kGlobal;
-  double kp = 0.1;  // K_pro of Eq. (5)
-  double ki = 0.1;  // K_int of Eq. (5)
+  Controller controller = Controller::kPi;
+  ControllerGain kp;  // pi: K_pro of Eq. (5)
+  ControllerGain ki;  // pi: K_int of Eq. (5)
   bool anti_windup = true;
   Normalization normalization = Normalization::kDynamic;
   bool renormalize = true;  // gates sum to 1 over the selected set
@@ -56,6 +73,7 @@ void visit_fields(Config& config, Visitor&& field) {
   field("threshold", config.threshold);
   field("target_experts", config.target_experts);
   field("scope", config.scope);
+  field("controller", config.controller);
   field("kp", config.kp);
   field("ki", config.ki);
   field("anti_windup", config.anti_windup);

@@ -13,6 +13,14 @@ at::Tensor share_of(const RoutingInputs& inputs, const ActivationStatistics& cou
   return at::where(share_E.sum() > 0, share_E, own_E);
 }
 
+at::Tensor masses_of(const std::vector<RouteOutput>& layers, const MassSampling& sampling) {
+  if (sampling.stride == 0) return {};
+  std::vector<at::Tensor> masses;
+  for (const RouteOutput& layer : layers) masses.push_back(layer.masses_M);
+  const at::Tensor masses_LM = at::stack(masses);
+  return sampling.per_layer ? masses_LM : masses_LM.sum(0, /*keepdim=*/true);
+}
+
 }  // namespace
 
 RoutingInputs routing_inputs(const ThresholdController& controller, int64_t num_layers) {
@@ -37,6 +45,7 @@ void add_router_losses(const std::vector<RouteOutput>& layers, const RoutingInpu
   const auto num_layers = static_cast<int64_t>(layers.size());
   losses.activations = ActivationStatistics(num_layers);
   losses.activations.add(layers);
+  losses.masses_CM = masses_of(layers, inputs.router.masses);
   std::vector<at::Tensor> balance, dynamic, router_z;
   for (int64_t layer = 0; layer < num_layers; ++layer) {
     RouterLosses one = router_losses(layers[layer], share_of(inputs, losses.activations, layer));

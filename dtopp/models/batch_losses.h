@@ -28,7 +28,7 @@ struct RoutingInputs {
   // [L, E]; of a layer whose shares are 0, and where it is undefined, a micro-batch's own counts give f.
   at::Tensor share_LE;
   ExpertCompute experts;  // none: moe_ffn
-  RouterZOn router_z_on = RouterZOn::kRaw;
+  RouterOptions router;
 };
 
 // The thresholds of layers 0 … num_layers - 1 for the coming step.
@@ -41,9 +41,11 @@ struct SampleLosses {
 };
 
 struct BatchLosses {
-  at::Tensor total;                     // what is differentiated
-  NamedTensors values;                  // unweighted, detached, f32 []: "lm_loss", …
-  ActivationStatistics activations;     // no layers for a dense model
+  at::Tensor total;                  // what is differentiated
+  NamedTensors values;               // unweighted, detached, f32 []: "lm_loss", …
+  ActivationStatistics activations;  // no layers for a dense model
+  // int64 [1, kMassBins], or [L, kMassBins], as RoutingInputs::router asks; else undefined.
+  at::Tensor masses_CM;
   std::optional<SampleLosses> samples;  // of a batch that holds "group" (Model::validation_groups)
 
   // std::invalid_argument where there is none of this name.
@@ -54,7 +56,7 @@ struct BatchLosses {
 at::Tensor selected_by_sample(const std::vector<RouteOutput>& layers, int64_t samples);
 
 // Adds the routers' losses of a batch's layers, each summed over layers and divided by their number:
-// "load_balance_loss", "dynamic_loss", "router_z_loss"; and counts who was chosen.
+// "load_balance_loss", "dynamic_loss", "router_z_loss"; and counts who was chosen, and who would be.
 void add_router_losses(const std::vector<RouteOutput>& layers, const RoutingInputs& inputs,
                        const LossConfig& weights, BatchLosses& losses);
 

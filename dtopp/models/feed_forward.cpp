@@ -31,7 +31,7 @@ at::Tensor feed_forward(const at::Tensor& x_TD, const FeedForwardWeights& weight
                                                        : inputs.threshold.at(layer);
   ExpertLayerOutput output = expert_layer(
       x_TD, weights.experts, routing, threshold,
-      {inputs.max_pairs.empty() ? 0 : inputs.max_pairs.at(layer), inputs.router_z_on, inputs.experts});
+      {inputs.max_pairs.empty() ? 0 : inputs.max_pairs.at(layer), inputs.router, inputs.experts});
   routed.push_back(std::move(output.routing));
   return output.y_TD;
 }

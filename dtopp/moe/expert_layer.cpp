@@ -1,5 +1,6 @@
 #include "dtopp/moe/expert_layer.h"
 
+#include "dtopp/ops/mass_histogram.h"
 #include "dtopp/ops/moe_ffn.h"
 
 namespace dtopp {
@@ -25,15 +26,20 @@ at::Tensor normalized_router_z(const at::Tensor& logits_TE, const at::Tensor& sc
 }  // namespace
 
 RouteOutput route_tokens(const at::Tensor& x_TD, const ExpertLayerWeights& weights,
-                         const RoutingConfig& config, const at::Tensor& threshold, RouterZOn router_z_on) {
+                         const RoutingConfig& config, const at::Tensor& threshold,
+                         const RouterOptions& options) {
   // From the logits on everything is fp32, whatever x is.
   const at::Tensor logits_TE = at::linear(x_TD.to(weights.router_ED.scalar_type()), weights.router_ED);
   const at::Tensor scale =
       weights.router_scale.defined() ? weights.router_scale : at::ones({}, weights.router_ED.options());
+  const std::string_view normalization = name_of(config.normalization);
   RouteOutput routing =
-      route(logits_TE, scale, threshold, name_of(config.normalization),
+      route(logits_TE, scale, threshold, normalization,
             config.method == RoutingMethod::kTopK ? config.top_k : 0, config.max_experts, config.renormalize);
-  if (router_z_on == RouterZOn::kNormalized && config.normalization != Normalization::kNone)
+  if (options.masses.stride > 0)
+    routing.masses_M = mass_histogram(logits_TE.detach(), scale.detach(), normalization, config.max_experts,
+                                      options.masses.stride);
+  if (options.router_z_on == RouterZOn::kNormalized && config.normalization != Normalization::kNone)
     routing.router_z = normalized_router_z(logits_TE, scale, config.normalization);
   return routing;
 }
@@ -42,7 +48,7 @@ ExpertLayerOutput expert_layer(const at::Tensor& x_TD, const ExpertLayerWeights&
                                const RoutingConfig& config, const at::Tensor& threshold,
                                const ExpertLayerOptions& options) {
   ExpertLayerOutput output;
-  output.routing = route_tokens(x_TD, weights, config, threshold, options.router_z_on);
+  output.routing = route_tokens(x_TD, weights, config, threshold, options.router);
   const ExpertCompute& experts = options.experts ? options.experts : ExpertCompute(moe_ffn);
   output.y_TD =
       experts(x_TD, output.routing.gates_TE, weights.gate_up_EGD, weights.down_EDF, options.max_pairs);

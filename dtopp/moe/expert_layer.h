@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "dtopp/config/routing_config.h"
+#include "dtopp/moe/mass_sampling.h"
 #include "dtopp/ops/route.h"
 
 namespace dtopp {
@@ -20,11 +21,16 @@ struct ExpertLayerOutput {
   RouteOutput routing;
 };
 
-// The router alone: which experts, with which gates. threshold: p, f64 [] on x's device. router_z is that of
-// the logits named: z as the router gives them, or s, which become probabilities (ops/route.h).
+struct RouterOptions {
+  // Which logits router_z is of: z as the router gives them, or s, which become probabilities (ops/route.h).
+  RouterZOn router_z_on = RouterZOn::kRaw;
+  MassSampling masses{};
+};
+
+// The router alone: which experts, with which gates. threshold: p, f64 [] on x's device.
 RouteOutput route_tokens(const at::Tensor& x_TD, const ExpertLayerWeights& weights,
                          const RoutingConfig& config, const at::Tensor& threshold,
-                         RouterZOn router_z_on = RouterZOn::kRaw);
+                         const RouterOptions& options = {});
 
 // What computes a layer's experts: moe_ffn (ops/moe_ffn.h), or what does so where the weights are those of
 // some of the experts (distributed/expert_exchange.h). The arguments and result are moe_ffn's.
@@ -34,7 +40,7 @@ using ExpertCompute =
 
 struct ExpertLayerOptions {
   int64_t max_pairs = 0;  // as in moe_ffn
-  RouterZOn router_z_on = RouterZOn::kRaw;
+  RouterOptions router{};
   ExpertCompute experts{};  // none: moe_ffn
 };
 

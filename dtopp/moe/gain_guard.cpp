@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "dtopp/base/random.h"
+#include "dtopp/moe/threshold_controller.h"
 
 namespace dtopp {
 namespace {
@@ -76,13 +77,15 @@ PlantEstimate estimate_plant(int64_t num_experts, double target) {
 
 std::optional<std::string> gain_warning(const RoutingConfig& config, int64_t num_experts) {
   if (config.method != RoutingMethod::kDTopP || num_experts < 2) return std::nullopt;
+  if (config.controller == Controller::kSolve) return std::nullopt;  // has no gains
   double gain = 0;
   for (const double target : config.target_experts)
     gain = std::max(gain, estimate_plant(num_experts, target).gain);
-  const double loop = gain * (2 * config.kp + config.ki);
+  const double kp = config.kp.value.value_or(kAutoKp / gain), ki = config.ki.value.value_or(kAutoKi / gain);
+  const double loop = gain * (2 * kp + ki);
   const double suggestion = 0.5 / (3 * gain);  // K_p = K_i = this: a quarter of the bound
   char text[320];
-  if (config.ki == 0) {
+  if (ki == 0) {
     std::snprintf(
         text, sizeof text,
         "routing.ki is 0: without the integral term the mean number of active experts will not reach its "
@@ -90,12 +93,12 @@ std::optional<std::string> gain_warning(const RoutingConfig& config, int64_t num
         suggestion);
     return text;
   }
-  if (loop < 2 && config.kp >= 0 && config.ki > 0) return std::nullopt;
+  if (loop < 2 && kp >= 0 && ki > 0) return std::nullopt;
   std::snprintf(
       text, sizeof text,
       "routing.kp = %g, routing.ki = %g make the controller unstable (loop gain %.2f, stable below 2): the "
       "number of active experts will oscillate; stable gains here: kp = ki = %.2g",
-      config.kp, config.ki, loop, suggestion);
+      kp, ki, loop, suggestion);
   return text;
 }
 

@@ -1,8 +1,47 @@
 #include "dtopp/moe/threshold_controller.h"
 
+#include <limits>
 #include <stdexcept>
 
 namespace dtopp {
+namespace {
+
+constexpr double kNear = 0.05;     // of T, to either side: where da/dp is taken at least
+constexpr double kMostOwed = 0.5;  // of T, that sum_e stands for
+// What is made up for in a step: this share of it. All at once would follow every batch's noise; thresholds
+// then miss by 1.2 instead of 1.4 times the distance that the one that was needed moves from step to step.
+constexpr double kMadeUpFor = 0.5;
+constexpr double kMostMadeUpFor = 0.1;  // and no more of T
+
+// Divisors are tensors: a device multiplies by the reciprocal of a number, which rounds differently.
+at::Tensor number(double value, const at::Tensor& like) { return at::full({}, value, like.options()); }
+
+// The curve of a step's masses, moved so that at the step's p it has the count that all tokens had.
+class Plant {
+ public:
+  Plant(const MassCurve& curve, const at::Tensor& p_C, const at::Tensor& active_C, double masses_tokens)
+      : curve_(curve), p_C_(p_C), active_C_(active_C), below_C_(curve.below(p_C)), tokens_(masses_tokens) {}
+
+  // p at which a token has so many experts.
+  at::Tensor threshold(const at::Tensor& experts_C) const {
+    return curve_.threshold(below_C_ + (experts_C - active_C_) * tokens_);
+  }
+  // da/dp from p to the target, at least in its neighbourhood.
+  at::Tensor slope(const at::Tensor& target_C) const {
+    const at::Tensor low_C = at::minimum(p_C_, threshold(target_C * (1 - kNear)));
+    const at::Tensor high_C = at::maximum(p_C_, threshold(target_C * (1 + kNear)));
+    const at::Tensor rise_C = (curve_.below(high_C) - curve_.below(low_C)) / number(tokens_, p_C_);
+    // Thresholds that many masses share have no distance, ends that no mass lies between no rise.
+    return rise_C.clamp_min(kMinThreshold) / (high_C - low_C).clamp_min(kMinThreshold);
+  }
+
+ private:
+  const MassCurve& curve_;
+  at::Tensor p_C_, active_C_, below_C_;
+  double tokens_;
+};
+
+}  // namespace
 
 ThresholdController::ThresholdController(const RoutingConfig& config, int64_t num_experts, int64_t num_layers,
                                          const at::Device& device)
@@ -12,30 +51,70 @@ ThresholdController::ThresholdController(const RoutingConfig& config, int64_t nu
   num_experts_ = at::full({}, static_cast<double>(num_experts), options);
   threshold_C_ = at::full({controllers}, config.threshold, options);
   error_sum_C_ = at::zeros({controllers}, options);
+  solved_C_ = at::full({controllers}, std::numeric_limits<double>::quiet_NaN(), options);
   if (config.method != RoutingMethod::kDTopP || num_layers == 0) return;
   std::vector<double> targets;
   for (int64_t i = 0; i < controllers; ++i) targets.push_back(target_of_layer(config, i));
   target_C_ = at::tensor(targets, at::kDouble).to(device);
+  edges_ = mass_bin_edges(device);
 }
 
-void ThresholdController::update(const at::Tensor& selected_L, int64_t tokens, const at::Tensor& applied) {
-  if (config_.method != RoutingMethod::kDTopP || tokens == 0) return;
-  const at::Tensor selected_C = per_layer() ? selected_L : selected_L.sum().view({1});
-  const int64_t routed = per_layer() ? tokens : tokens * selected_L.numel();
-  // Divisors are tensors: a device multiplies by the reciprocal of a number, which rounds differently.
-  const at::Tensor active_C =
-      selected_C.to(at::kDouble) / at::full({}, static_cast<double>(routed), threshold_C_.options());
+void ThresholdController::update(const RoutedStep& step, const at::Tensor& applied) {
+  if (config_.method != RoutingMethod::kDTopP || step.tokens == 0) return;
+  const at::Tensor selected_C = per_layer() ? step.selected_L : step.selected_L.sum().view({1});
+  const int64_t tokens = per_layer() ? step.tokens : step.tokens * step.selected_L.numel();
+  const at::Tensor active_C = selected_C.to(at::kDouble) / number(static_cast<double>(tokens), threshold_C_);
   const at::Tensor error_C = (target_C_ - active_C) / num_experts_;
-  at::Tensor error_sum_C = error_sum_C_ + error_C;
-  const at::Tensor p_C = error_C * config_.kp + config_.threshold + error_sum_C * config_.ki;
+  const bool has_masses = step.masses_CM.defined();
+  if (!has_masses && (config_.controller == Controller::kSolve || !config_.kp.value || !config_.ki.value))
+    throw std::invalid_argument("ThresholdController: a step without masses");
+  Next next;
+  if (has_masses) {
+    const MassCurve curve(step.masses_CM, edges_);
+    const Plant plant(curve, threshold_C_, active_C,
+                      static_cast<double>(tokens) / static_cast<double>(step.mass_stride));
+    solved_C_ = plant.threshold(target_C_);
+    next = config_.controller == Controller::kSolve
+               ? solve(error_C, [&](const at::Tensor& experts_C) { return plant.threshold(experts_C); })
+               : paper_law(error_C, plant.slope(target_C_) / num_experts_);
+  } else {
+    next = paper_law(error_C, at::Tensor());
+  }
+  error_sum_C_ = at::where(applied, next.error_sum_C, error_sum_C_);
+  threshold_C_ = at::where(applied, next.threshold_C, threshold_C_);
+}
+
+ThresholdController::Next ThresholdController::paper_law(const at::Tensor& error_C,
+                                                         const at::Tensor& gain_C) const {
+  const auto times = [&](const ControllerGain& gain, double automatic, const at::Tensor& value_C) {
+    return gain.value ? value_C * *gain.value : value_C * automatic / gain_C;
+  };
+  const bool auto_ki = !config_.ki.value;
+  Next next{{}, error_sum_C_ + (auto_ki ? times(config_.ki, kAutoKi, error_C) : error_C)};
+  const at::Tensor integral_C = auto_ki ? next.error_sum_C : times(config_.ki, kAutoKi, next.error_sum_C);
+  const at::Tensor p_C = times(config_.kp, kAutoKp, error_C) + config_.threshold + integral_C;
   if (config_.anti_windup) {
     const at::Tensor winds_up_C = p_C.gt(kMaxThreshold)
                                       .logical_and_(error_C.gt(0))
                                       .logical_or_(p_C.lt(kMinThreshold).logical_and_(error_C.lt(0)));
-    error_sum_C = at::where(winds_up_C, error_sum_C_, error_sum_C);
+    next.error_sum_C = at::where(winds_up_C, error_sum_C_, next.error_sum_C);
   }
-  error_sum_C_ = at::where(applied, error_sum_C, error_sum_C_);
-  threshold_C_ = at::where(applied, p_C.clamp(kMinThreshold, kMaxThreshold), threshold_C_);
+  next.threshold_C = p_C.clamp(kMinThreshold, kMaxThreshold);
+  return next;
+}
+
+ThresholdController::Next ThresholdController::solve(
+    const at::Tensor& error_C,
+    const std::function<at::Tensor(const at::Tensor& experts_C)>& threshold) const {
+  const at::Tensor unit_C = target_C_ / num_experts_;
+  // Nobody is to be blamed for how far p_0 missed.
+  const at::Tensor was_solved_C = threshold_C_.ne(config_.threshold);
+  const at::Tensor sum_C = error_sum_C_ + error_C * was_solved_C;
+  const at::Tensor most_C = unit_C * kMostOwed, most_now_C = unit_C * kMostMadeUpFor;
+  Next next{{}, at::maximum(at::minimum(sum_C, most_C), -most_C)};
+  const at::Tensor now_C = at::maximum(at::minimum(next.error_sum_C * kMadeUpFor, most_now_C), -most_now_C);
+  next.threshold_C = threshold(target_C_ + now_C * num_experts_);
+  return next;
 }
 
 void ThresholdController::restore(const std::vector<double>& thresholds,

@@ -46,25 +46,6 @@ OptionalTensor defined_or_none(const at::Tensor& grad) {
   return grad.defined() ? OptionalTensor(grad) : std::nullopt;
 }
 
-void check_logits(const char* op, const at::Tensor& logits_TE, const at::Tensor& scale,
-                  c10::string_view normalization) {
-  const auto dtype = logits_TE.scalar_type();
-  TORCH_CHECK(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kDouble, op,
-              ": expected logits of dtype float32, bfloat16 or float64, got ", dtype);
-  TORCH_CHECK(logits_TE.dim() == 2, op, ": expected logits of shape [tokens, experts], got ",
-              logits_TE.sym_sizes());
-  TORCH_CHECK(logits_TE.sym_size(1) >= 1, op, ": expected logits of at least 1 expert, got shape ",
-              logits_TE.sym_sizes());
-  TORCH_CHECK(
-      scale.scalar_type() == at::kFloat || (dtype == at::kDouble && scale.scalar_type() == at::kDouble), op,
-      ": expected a scale of dtype float32, got ", scale.scalar_type());
-  TORCH_CHECK(scale.dim() == 0, op, ": expected a scale of shape [], got ", scale.sym_sizes());
-  TORCH_CHECK(scale.device() == logits_TE.device(), op, ": expected a scale on the logits' device ",
-              logits_TE.device(), ", got ", scale.device());
-  TORCH_CHECK(normalization == "none" || normalization == "fixed" || normalization == "dynamic", op,
-              ": expected normalization none, fixed or dynamic, got '", normalization, "'");
-}
-
 struct RouteFunction : torch::autograd::Function<RouteFunction> {
   static variable_list forward(AutogradContext* context, const at::Tensor& logits_TE, const at::Tensor& scale,
                                const at::Tensor& threshold, const std::string& normalization, int64_t top_k,
@@ -106,9 +87,28 @@ at::ScalarType route_dtype(const at::Tensor& logits_TE) {
   return logits_TE.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
+void check_router_logits(const char* op, const at::Tensor& logits_TE, const at::Tensor& scale,
+                         c10::string_view normalization) {
+  const auto dtype = logits_TE.scalar_type();
+  TORCH_CHECK(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kDouble, op,
+              ": expected logits of dtype float32, bfloat16 or float64, got ", dtype);
+  TORCH_CHECK(logits_TE.dim() == 2, op, ": expected logits of shape [tokens, experts], got ",
+              logits_TE.sym_sizes());
+  TORCH_CHECK(logits_TE.sym_size(1) >= 1, op, ": expected logits of at least 1 expert, got shape ",
+              logits_TE.sym_sizes());
+  TORCH_CHECK(
+      scale.scalar_type() == at::kFloat || (dtype == at::kDouble && scale.scalar_type() == at::kDouble), op,
+      ": expected a scale of dtype float32, got ", scale.scalar_type());
+  TORCH_CHECK(scale.dim() == 0, op, ": expected a scale of shape [], got ", scale.sym_sizes());
+  TORCH_CHECK(scale.device() == logits_TE.device(), op, ": expected a scale on the logits' device ",
+              logits_TE.device(), ", got ", scale.device());
+  TORCH_CHECK(normalization == "none" || normalization == "fixed" || normalization == "dynamic", op,
+              ": expected normalization none, fixed or dynamic, got '", normalization, "'");
+}
+
 void check_route(const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& threshold,
                  c10::string_view normalization, int64_t top_k, int64_t max_experts) {
-  check_logits("route", logits_TE, scale, normalization);
+  check_router_logits("route", logits_TE, scale, normalization);
   const c10::SymInt experts = logits_TE.sym_size(1);
   TORCH_CHECK(threshold.scalar_type() == at::kDouble, "route: expected a threshold of dtype float64, got ",
               threshold.scalar_type());
@@ -122,7 +122,7 @@ void check_route(const at::Tensor& logits_TE, const at::Tensor& scale, const at:
 
 void check_route_backward(const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& gates_TE,
                           const RouteGradients& grad, c10::string_view normalization) {
-  check_logits("route_backward", logits_TE, scale, normalization);
+  check_router_logits("route_backward", logits_TE, scale, normalization);
   const auto check = [&](const char* name, const at::Tensor& tensor, c10::SymIntArrayRef sizes) {
     check_tensor("route_backward", name, tensor, {route_dtype(logits_TE), logits_TE.device()}, sizes);
   };

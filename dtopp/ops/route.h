@@ -32,6 +32,8 @@ struct RouteOutput {
   at::Tensor mean_prob_E;       // f32: mean of P, the Q of the load-balance loss
   at::Tensor entropy;           // f32 []: mean of -sum P log P
   at::Tensor router_z;          // f32 []: mean of logsumexp(z)^2, of the raw logits
+  // Not of the op: int64 [kMassBins] (mass_histogram.h) where who routes asks for it, else undefined.
+  at::Tensor masses_M{};
 };
 
 // logits_TE: f32, bf16 or f64 [T, E]. scale: theta, f32 [], used when dynamic. threshold: f64 [], used when

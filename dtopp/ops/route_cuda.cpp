@@ -2,23 +2,12 @@
 
 #include "dtopp/ops/cuda_tensor.h"
 #include "dtopp/ops/route_kernel.h"
+#include "dtopp/ops/route_rule_cuda.h"
 
 namespace dtopp {
 namespace {
 
 using OptionalTensor = std::optional<at::Tensor>;
-
-cuda::RouteRule rule_of(c10::string_view normalization, int64_t top_k, int64_t max_experts,
-                        bool renormalize) {
-  const bool learn_scale = normalization == "dynamic";
-  return {learn_scale || normalization == "fixed", learn_scale, renormalize, static_cast<int>(top_k),
-          static_cast<int>(std::min(max_experts, cuda::kMostExperts))};
-}
-
-void check_number(const char* op, int64_t experts) {
-  TORCH_CHECK(experts <= cuda::kMostExperts, op, ": expected at most ", cuda::kMostExperts,
-              " experts on a CUDA device, got ", experts);
-}
 
 // A NaN threshold is not seen, since nothing is read on the host: it chooses one expert.
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> route_cuda(
@@ -27,7 +16,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tenso
   check_route(logits_TE, scale, threshold, normalization, top_k, max_experts);
   const c10::DeviceGuard guard(logits_TE.device());
   const int64_t tokens = logits_TE.size(0), experts = logits_TE.size(1);
-  check_number("route", experts);
+  cuda::check_number_of_experts("route", experts);
   const auto dtype = route_dtype(logits_TE);
   const auto real = logits_TE.options().dtype(dtype);
   const at::Tensor logits = logits_TE.contiguous(), theta = scale.to(dtype);
@@ -42,7 +31,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tenso
     using Real = cuda::Accumulator<Scalar>;
     cuda::route_forward<Scalar>(
         {cuda::read<Scalar>(logits), cuda::read<Real>(theta), cuda::read<double>(threshold), tokens, experts,
-         rule_of(normalization, top_k, max_experts, renormalize), cuda::write<Real>(gates_TE),
+         cuda::route_rule(normalization, top_k, max_experts, renormalize), cuda::write<Real>(gates_TE),
          cuda::write<int64_t>(counts_E), cuda::write<int64_t>(histogram), cuda::write<double>(sums),
          cuda::write<Real>(mean_prob_E), cuda::write<Real>(entropy), cuda::write<Real>(router_z)},
         cuda::current_stream(logits));
@@ -63,7 +52,7 @@ std::tuple<at::Tensor, at::Tensor> route_backward_cuda(const at::Tensor& logits_
   const auto dtype = route_dtype(logits_TE);
   const auto real = logits_TE.options().dtype(dtype);
   const int64_t tokens = logits_TE.size(0), experts = logits_TE.size(1);
-  check_number("route_backward", experts);
+  cuda::check_number_of_experts("route_backward", experts);
   const auto plain = [](const OptionalTensor& grad) { return grad ? grad->contiguous() : at::Tensor(); };
   const at::Tensor logits = logits_TE.contiguous(), theta = scale.to(dtype), gates = gates_TE.contiguous();
   const at::Tensor grad_gates = plain(grad_gates_TE), grad_prob = plain(grad_mean_prob_E);
@@ -77,7 +66,7 @@ std::tuple<at::Tensor, at::Tensor> route_backward_cuda(const at::Tensor& logits_
     cuda::route_backward<Scalar>(
         {cuda::read<Scalar>(logits), cuda::read<Real>(theta), cuda::read<Real>(gates),
          cuda::read_if<Real>(grad_gates), cuda::read_if<Real>(grad_prob), cuda::read_if<Real>(grad_h),
-         cuda::read_if<Real>(grad_z), tokens, experts, rule_of(normalization, 0, 0, renormalize),
+         cuda::read_if<Real>(grad_z), tokens, experts, cuda::route_rule(normalization, 0, 0, renormalize),
          cuda::write<Scalar>(grad_logits_TE), cuda::write<double>(sums), cuda::write<Real>(grad_theta)},
         cuda::current_stream(logits));
   });

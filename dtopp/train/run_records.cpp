@@ -19,21 +19,28 @@ void add_activations(const std::string& prefix, const ActivationSummary& summary
   record.values.emplace_back(prefix + "dead_experts", static_cast<double>(summary.dead_experts));
 }
 
+// p of all layers, or the mean of theirs.
+double shared_or_mean(const std::vector<double>& thresholds, const RoutingConfig& routing) {
+  if (routing.scope == ThresholdScope::kGlobal) return thresholds[0];
+  double mean = 0;
+  for (const double p : thresholds) mean += p / static_cast<double>(thresholds.size());
+  return mean;
+}
+
 void add_routing(const StepResult& result, const RoutingConfig& routing, MetricRecord& record) {
   auto& values = record.values;
   const bool has_threshold = routing.method != RoutingMethod::kTopK;
   add_activations("moe/", result.activations.summary(), record);
   values.emplace_back("moe/token_mean_std", result.activations.token_mean_deviation());
-  if (has_threshold) {
-    double mean = 0;
-    for (const double p : result.thresholds) mean += p / static_cast<double>(result.thresholds.size());
-    const bool shared = routing.scope == ThresholdScope::kGlobal;
-    values.emplace_back("moe/threshold", shared ? result.thresholds[0] : mean);
-  }
+  if (has_threshold) values.emplace_back("moe/threshold", shared_or_mean(result.thresholds, routing));
+  if (!result.solved.empty())
+    values.emplace_back("moe/threshold_solved", shared_or_mean(result.solved, routing));
   for (size_t layer = 0; layer < result.thresholds.size(); ++layer) {
     add_activations("moe/" + layer_key(layer, ""), result.activations.summary(static_cast<int64_t>(layer)),
                     record);
     if (has_threshold) values.emplace_back("moe/" + layer_key(layer, "threshold"), result.thresholds[layer]);
+    if (!result.solved.empty())
+      values.emplace_back("moe/" + layer_key(layer, "threshold_solved"), result.solved[layer]);
     if (!result.scales.empty()) values.emplace_back("moe/" + layer_key(layer, "scale"), result.scales[layer]);
   }
 }

@@ -1,5 +1,7 @@
 #include "dtopp/train/step_numbers.h"
 
+#include "dtopp/ops/mass_bins.h"
+
 namespace dtopp {
 namespace {
 
@@ -39,6 +41,11 @@ void StepSums::add_losses(int64_t micro_batch, const at::Tensor& total,
   losses.emplace_back(micro_batch, at::stack(values).to(at::kDouble));
 }
 
+void StepSums::add_masses(const at::Tensor& of_micro_batch_CM) {
+  if (!of_micro_batch_CM.defined()) return;
+  masses_CM = masses_CM.defined() ? masses_CM + of_micro_batch_CM : of_micro_batch_CM;
+}
+
 StepNumbers::StepNumbers(StepShape shape, const StepSums& sums, const at::Tensor& squared_norms,
                          const at::Tensor& halted, Collectives& ranks)
     : shape_(std::move(shape)) {
@@ -53,6 +60,8 @@ StepNumbers::StepNumbers(StepShape shape, const StepSums& sums, const at::Tensor
   mine.add(sums.stop_asked);
   mine.add_row(sums.most_pairs_L, ranks.rank(), ranks.size());
   if (L > 0) mine.add(sums.activations.to_vector(E, options.device()));
+  const at::Tensor& masses_CM = sums.masses_CM;
+  mine.add(masses_CM.defined() ? masses_CM : at::zeros({shape_.mass_rows * kMassBins}, options));
   const at::Tensor all = mine.sum(ranks);
 
   int64_t at = 0;
@@ -61,20 +70,29 @@ StepNumbers::StepNumbers(StepShape shape, const StepSums& sums, const at::Tensor
                                    next(squared_norms.numel()).sum().view({1}), next(kFlags)};
   if (L > 0) {
     lists.push_back(next(ranks.size() * L).view({-1, L}).amax(0));
-    lists.push_back(next(ActivationStatistics::vector_size(L, E)));
+    lists.push_back(next(ActivationStatistics::vector_size(L, E) + shape_.mass_rows * kMassBins));
   }
   values_ = at::cat(lists);
 }
 
 int64_t StepNumbers::size(const StepShape& shape) {
   return shape.num_losses() + 1 + kFlags + shape.routed_layers +
-         ActivationStatistics::vector_size(shape.routed_layers, shape.num_experts);
+         ActivationStatistics::vector_size(shape.routed_layers, shape.num_experts) +
+         shape.mass_rows * kMassBins;
 }
 
+int64_t StepNumbers::counts_at() const { return norm_at() + 1 + kFlags + shape_.routed_layers; }
+
 ActivationStatistics StepNumbers::activations() const {
-  const int64_t L = shape_.routed_layers, E = shape_.num_experts, begin = norm_at() + 1 + kFlags + L;
-  return ActivationStatistics::from_vector(part(begin, ActivationStatistics::vector_size(L, E)), L, E,
+  const int64_t L = shape_.routed_layers, E = shape_.num_experts;
+  return ActivationStatistics::from_vector(part(counts_at(), ActivationStatistics::vector_size(L, E)), L, E,
                                            shape_.tokens);
+}
+
+at::Tensor StepNumbers::masses_CM() const {
+  if (shape_.mass_rows == 0) return {};
+  const int64_t size = shape_.mass_rows * kMassBins;
+  return part(StepNumbers::size(shape_) - size, size).view({shape_.mass_rows, kMassBins});
 }
 
 }  // namespace dtopp

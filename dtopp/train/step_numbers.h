@@ -17,6 +17,7 @@ struct StepShape {
   std::vector<std::string> loss_names;
   int64_t micro_batches = 0, tokens = 0;  // of all ranks
   int64_t routed_layers = 0, num_experts = 0;
+  int64_t mass_rows = 0;  // histograms of masses: those of the controllers, or none
 
   int64_t num_losses() const { return 1 + static_cast<int64_t>(loss_names.size()); }
 };
@@ -27,12 +28,14 @@ struct StepSums {
   std::vector<std::pair<int64_t, at::Tensor>> losses;
   at::Tensor most_pairs_L;  // int64: token-expert pairs of a micro-batch, at most; [0] of a dense model
   ActivationStatistics activations;
+  at::Tensor masses_CM;     // int64; undefined before the first, and where the model has no controller
   double data_seconds = 0;  // spent waiting for data
   bool stop_asked = false;
 
   // A micro-batch's; total and the terms: f32 [], detached.
   void add_losses(int64_t micro_batch, const at::Tensor& total,
                   const std::vector<std::pair<std::string, at::Tensor>>& terms);
+  void add_masses(const at::Tensor& of_micro_batch_CM);  // undefined: none
 };
 
 class StepNumbers {
@@ -57,9 +60,11 @@ class StepNumbers {
   at::Tensor most_pairs_L() const { return part(norm_at() + 3, shape_.routed_layers); }
   at::Tensor selected_L() const { return activations().selected(); }
   ActivationStatistics activations() const;
+  at::Tensor masses_CM() const;  // f64; undefined where there are none
 
  private:
   int64_t norm_at() const { return shape_.num_losses(); }
+  int64_t counts_at() const;
   at::Tensor part(int64_t begin, int64_t size) const { return values_.narrow(0, begin, size); }
 
   StepShape shape_;

@@ -36,11 +36,12 @@ StepInFlight::StepInFlight(StepResult known, const StepNumbers& numbers, const S
       shape_(numbers.shape()),
       controllers_(states.threshold_C.numel()),
       scales_(states.scale_L.numel()),
+      solved_(states.solved_C.numel()),
       begun_(begun) {
   const auto list = [](const at::Tensor& value) { return value.to(at::kDouble).view({-1}); };
   const std::vector<at::Tensor> all = {
       at::cat({numbers.values(), list(states.applied), states.threshold_C, list(states.scale_L),
-               states.new_threshold_C, states.new_error_sum_C})};
+               states.solved_C, states.new_threshold_C, states.new_error_sum_C})};
   copy_ = HostCopy(all);
 }
 
@@ -66,11 +67,15 @@ StepInFlight::Arrival StepInFlight::read() const {
   result.skipped = states.one() == 0 && !result.halted;
   const std::vector<double> thresholds = states.several(controllers_);
   result.scales = states.several(scales_);
+  const std::vector<double> solved = states.several(solved_);
   arrival.thresholds = states.several(controllers_);
   arrival.error_sums = states.several(controllers_);
   // One threshold may serve every layer.
-  for (int64_t layer = 0; layer < shape_.routed_layers; ++layer)
-    result.thresholds.push_back(thresholds[controllers_ > 1 ? static_cast<size_t>(layer) : 0]);
+  for (int64_t layer = 0; layer < shape_.routed_layers; ++layer) {
+    const size_t controller = controllers_ > 1 ? static_cast<size_t>(layer) : 0;
+    result.thresholds.push_back(thresholds[controller]);
+    if (solved_ > 0) result.solved.push_back(solved[controller]);
+  }
   return arrival;
 }
 

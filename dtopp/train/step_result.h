@@ -22,6 +22,7 @@ struct StepResult {
   int64_t skipped_steps = 0;       // so far, this one included
   int64_t consecutive_skips = 0;   // of which the last ones in a row
   std::vector<double> thresholds;  // p used, one a routed layer
+  std::vector<double> solved;      // p that would have met the target, one a routed layer; empty: no target
   std::vector<double> scales;      // theta used, one a routed layer; empty unless dynamic
   ActivationStatistics activations;
   std::vector<int64_t> most_pairs_L;  // token-expert pairs of a micro-batch, at most; one a routed layer
@@ -39,6 +40,7 @@ struct StepStates {
   at::Tensor applied;      // bool []
   at::Tensor threshold_C;  // used
   at::Tensor scale_L;      // used; [0] unless dynamic
+  at::Tensor solved_C;     // [0] where there is no target
   at::Tensor new_threshold_C, new_error_sum_C;
 };
 
@@ -59,7 +61,7 @@ class StepInFlight {
  private:
   StepResult known_;
   StepShape shape_;
-  int64_t controllers_, scales_;
+  int64_t controllers_, scales_, solved_;
   HostCopy copy_;
   double begun_;
 };

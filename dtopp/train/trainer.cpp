@@ -123,6 +123,7 @@ void Trainer::accumulate_micro_batch(int64_t micro_batch, const RoutingInputs& i
   (losses.total / static_cast<double>(micro_batches())).backward();
   sums.add_losses(micro_batch, losses.total.detach(), losses.values);
   sums.activations.add(losses.activations);
+  sums.add_masses(losses.masses_CM);
   if (model_.num_routed_layers > 0)
     sums.most_pairs_L = at::maximum(sums.most_pairs_L, losses.activations.selected());
   if (loss_names_.empty()) {
@@ -160,8 +161,15 @@ void Trainer::share_loss_names() {
 
 StepShape Trainer::step_shape() const {
   StepShape shape{loss_names_, micro_batches(), step_tokens(), model_.num_routed_layers};
-  if (shape.routed_layers > 0) shape.num_experts = config_.model.num_experts;
+  if (shape.routed_layers == 0) return shape;
+  shape.num_experts = config_.model.num_experts;
+  if (mass_sampling().stride > 0) shape.mass_rows = controller_.thresholds().numel();
   return shape;
+}
+
+MassSampling Trainer::mass_sampling() const {
+  return dtopp::mass_sampling(config_.routing, config_.model.num_experts, model_.tokens_per_sample,
+                              step_tokens());
 }
 
 at::Tensor Trainer::halts(const StepSums& sums) {
@@ -180,6 +188,7 @@ bool Trainer::step(const std::function<bool()>& stop) {
   sums.most_pairs_L = at::zeros({model_.num_routed_layers}, at::device(store_.device()).dtype(at::kLong));
   RoutingInputs inputs = training_inputs();
   inputs.max_pairs = pair_limits_.limits_L();
+  inputs.router.masses = mass_sampling();
   if (counts_LE_.defined())
     inputs.share_LE = (counts_LE_ / static_cast<double>(step_tokens())).to(at::kFloat);
   accumulate_gradients(inputs, stop, sums);
@@ -205,12 +214,15 @@ void Trainer::apply(const StepNumbers& numbers, double lr, StepStates& states) {
   const StepDecision decision = decide(numbers, config_.optimizer);
   store_.adamw_step(config_.optimizer, lr, decision.divisor, decision.applied);
   if (model_.num_routed_layers > 0)
-    controller_.update(numbers.selected_L(), numbers.shape().tokens, decision.applied);
+    controller_.update(
+        {numbers.selected_L(), numbers.shape().tokens, numbers.masses_CM(), mass_sampling().stride},
+        decision.applied);
   if (counts_LE_.defined()) {
     const at::Tensor counts_LE = numbers.activations().expert_counts().to(at::kDouble);
     counts_LE_ = at::where(decision.applied, counts_LE, counts_LE_);
   }
   states.applied = decision.applied;
+  states.solved_C = controller_.solved().narrow(0, 0, numbers.shape().mass_rows);
   states.new_threshold_C = controller_.thresholds();
   states.new_error_sum_C = controller_.error_sums();
 }

@@ -71,6 +71,7 @@ class Trainer {
   }
   // What all ranks know of a step's numbers.
   StepShape step_shape() const;
+  MassSampling mass_sampling() const;
   // theta of each routed layer; [0] unless dynamic.
   at::Tensor scales() const;
   // Runs the model forward and backward over this rank's micro-batches, until `stop` becomes true.

@@ -9,8 +9,8 @@ namespace {
 
 RoutingConfig with_gains(double kp, double ki, double target = 8) {
   RoutingConfig config;
-  config.kp = kp;
-  config.ki = ki;
+  config.kp = {kp};
+  config.ki = {ki};
   config.target_experts = {target};
   return config;
 }

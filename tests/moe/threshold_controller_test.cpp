@@ -15,14 +15,14 @@ RoutingConfig routing(double p0 = 0.25, double target = 8, double kp = 0.1, doub
   RoutingConfig config;
   config.threshold = p0;
   config.target_experts = {target};
-  config.kp = kp;
-  config.ki = ki;
+  config.kp = {kp};
+  config.ki = {ki};
   return config;
 }
 
 void update(ThresholdController& controller, const std::vector<int64_t>& selected, int64_t tokens,
             bool applied = true) {
-  controller.update(at::tensor(selected, at::kLong), tokens, at::full({}, applied, at::kBool));
+  controller.update({at::tensor(selected, at::kLong), tokens}, at::full({}, applied, at::kBool));
 }
 
 double p_of(const ThresholdController& controller, int64_t layer = 0) {
@@ -130,7 +130,7 @@ struct PlainController {
   void update(double active_experts) {
     const double error = (config.target_experts[0] - active_experts) / static_cast<double>(num_experts);
     const double sum = error_sum + error;
-    p = config.threshold + config.kp * error + config.ki * sum;
+    p = config.threshold + *config.kp.value * error + *config.ki.value * sum;
     const bool winds_up = (p > kMaxThreshold && error > 0) || (p < kMinThreshold && error < 0);
     if (!(config.anti_windup && winds_up)) error_sum = sum;
     p = std::clamp(p, kMinThreshold, kMaxThreshold);

@@ -29,12 +29,15 @@ at::Tensor pairs(std::initializer_list<int64_t> experts_and_tokens) {
 
 TEST(WrongArguments, of_type_device_or_shape_are_refused) {
   // Other numbers of tokens, experts or ids are right where no other argument has them.
-  expect_refused(c10::DispatchKey::CPU,
-                 {"route logits_TE double", "route logits_TE longer", "route logits_TE narrower",
-                  "route logits_TE shorter", "route logits_TE wider", "linear_cross_entropy weight_VD longer",
-                  "linear_cross_entropy weight_VD shorter", "linear_cross_entropy_forward weight_VD longer",
-                  "linear_cross_entropy_forward weight_VD shorter", "token_log_probs weight_VD longer",
-                  "token_log_probs weight_VD shorter"});
+  expect_refused(
+      c10::DispatchKey::CPU,
+      {"route logits_TE double", "route logits_TE longer", "route logits_TE narrower",
+       "route logits_TE shorter", "route logits_TE wider", "mass_histogram logits_TE double",
+       "mass_histogram logits_TE longer", "mass_histogram logits_TE narrower",
+       "mass_histogram logits_TE shorter", "mass_histogram logits_TE wider",
+       "linear_cross_entropy weight_VD longer", "linear_cross_entropy weight_VD shorter",
+       "linear_cross_entropy_forward weight_VD longer", "linear_cross_entropy_forward weight_VD shorter",
+       "token_log_probs weight_VD longer", "token_log_probs weight_VD shorter"});
 }
 
 TEST(WrongArguments, pairs_of_no_expert_or_token_are_refused) {

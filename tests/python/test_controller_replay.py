@@ -1,4 +1,4 @@
-"""Eq. (5), replayed over metrics.jsonl, gives every threshold that was used."""
+"""Eq. (5), replayed over metrics.jsonl, gives every threshold that was used; a controller that solves holds the budget."""
 
 import json
 
@@ -51,3 +51,52 @@ def test_metrics_replayed_through_the_law_reproduce_every_threshold(run):
     state = json.loads((directory / f"checkpoints/step-{STEPS:08d}/state.json").read_text())
     for name, value in (("threshold", controller.p), ("error_sum", controller.error_sum)):
         assert (state[name] if controller.per_layer else [state[name]]) == pytest.approx(value, abs=1e-9), name
+
+
+# A step's tokens are 512 here, whose own mean is off by 1.5 / 3 / sqrt(512) = 0.02 of T.
+HELD = {"training.steps": 60, "training.global_batch_size": 16, "optimizer.lr": 1e-3, "optimizer.min_lr": 1e-3,
+        "validation.every": 0, "checkpoint.every": 0, "logging.tensorboard": "false", "routing.threshold": 0.02}
+
+
+def budget_of(directory, *overrides):
+    """(experts by step, p by step, p that would have met the target by step), T 3; of layers the first."""
+    held = [f"{key}={value}" for key, value in HELD.items()]
+    done = tiny_run.dtopp("train", tiny_run.make(directory), *held, *overrides)
+    assert done.returncode == 0, done.stderr
+    lines = tiny_run.metrics(directory / "run")
+    return [[line[f"moe/layer_00/{name}" if "routing.scope=layer" in overrides else f"moe/{name}"] for line in lines]
+            for name in ("active_experts", "threshold", "threshold_solved")]
+
+
+@pytest.mark.parametrize("scope", ["global", "layer"])
+def test_a_controller_that_solves_holds_the_budget_from_the_third_step_on(dtopp_binary, tmp_path, scope):
+    active, used, solved = budget_of(tmp_path, "routing.controller=solve", f"routing.scope={scope}")
+    assert used[0] == 0.02 and active[0] < 1.5, "the first step uses p_0"
+    assert all(abs(experts / 3 - 1) < 0.1 for experts in active[2:])
+    windows = [sum(active[i:i + 20]) / 60 - 1 for i in range(2, 41)]
+    assert max(map(abs, windows)) < 0.005
+    lag = sum(abs(p - q) for p, q in zip(used[2:], solved[2:]))
+    motion = sum(abs(p - q) for p, q in zip(solved[2:], solved[1:]))
+    assert lag < 1.5 * motion
+
+
+def test_gains_that_are_auto_settle_within_thirty_steps(dtopp_binary, tmp_path):
+    active, _, _ = budget_of(tmp_path, "routing.kp=auto", "routing.ki=auto")
+    assert abs(sum(active[29:]) / len(active[29:]) / 3 - 1) < 0.05
+    assert all(abs(experts / 3 - 1) < 0.15 for experts in active[29:])
+
+
+def test_the_paper_s_law_is_no_other_for_what_is_logged_beside_it(run):
+    _, directory = run
+    lines = [line for line in tiny_run.metrics(directory) if "train/loss" in line]
+    for line in lines:
+        for layer in ("layer_00", "layer_01"):
+            solved, used = line[f"moe/{layer}/threshold_solved"], line[f"moe/{layer}/threshold"]
+            target = yaml.safe_load((directory / "config.yaml").read_text())["routing"]["target_experts"]
+            if isinstance(target, list):
+                target = target[int(layer[-2:])]
+                active = line[f"moe/{layer}/active_experts"]
+            else:
+                active = line["moe/active_experts"]
+            # p that would have met the target lies on the other side of it.
+            assert (active - target) * (used - solved) >= -1e-9 or abs(active - target) < 0.05

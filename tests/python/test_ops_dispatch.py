@@ -22,6 +22,7 @@ def samples(dtype):
             ((grad(randn(20, 4).to(dtype)), grad(torch.tensor(1.0)), threshold), {}),
             ((randn(20, 4).to(dtype), torch.tensor(1.0), threshold), dict(normalization="none", top_k=2)),
         ],
+        "mass_histogram": [((randn(20, 4).to(dtype), torch.tensor(1.0)), dict(max_experts=3, stride=2))],
         "moe_ffn": [
             ((grad(x.clone()), grad(gates.clone()), grad(gate_up.clone()), grad(down.clone())), {}),
             ((x, gates, gate_up, grad(down.clone())), {}),

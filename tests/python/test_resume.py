@@ -18,7 +18,7 @@ def final_state(run, step=12):
 
 RUNS = {
     "global": (tiny_run.make, []),
-    "layer": (tiny_run.make, ["routing.scope=layer"]),
+    "layer": (tiny_run.make, ["routing.scope=layer", "routing.controller=solve"]),
     "diffusion": (tiny_diffusion_run.make, ["diffusion.samples_every=5", "diffusion.sample_classes=[1]"]),
 }
 

@@ -71,6 +71,7 @@ class RanksByMethod : public Ranks, public testing::WithParamInterface<const cha
     if (method == "top_k") config_.routing.method = RoutingMethod::kTopK;
     if (method == "top_p") config_.routing.method = RoutingMethod::kTopP;
     if (method == "layer") config_.routing.scope = ThresholdScope::kLayer;
+    if (method == "layer") config_.routing.controller = Controller::kSolve;
     if (method == "dense") config_.model.num_experts = 1;
     if (method == "global_statistics") config_.loss.batch_statistics = BatchStatistics::kGlobal;
     if (method == "dense") config_.routing.target_experts.clear();

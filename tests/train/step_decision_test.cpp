@@ -5,6 +5,8 @@
 
 #include <gtest/gtest.h>
 
+#include "dtopp/ops/mass_bins.h"
+
 namespace dtopp {
 namespace {
 
@@ -12,6 +14,9 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 at::Tensor scalar(double value) { return at::scalar_tensor(value, at::kFloat); }
+
+// Of a micro-batch, for all layers.
+at::Tensor masses() { return at::arange(kMassBins, at::kLong).view({1, kMassBins}); }
 
 // Two layers of three experts, three tokens, in two micro-batches.
 StepSums sums(double loss = 2.0) {
@@ -23,6 +28,7 @@ StepSums sums(double loss = 2.0) {
                                           at::tensor({0, 3, 0, 0, 0, 1, 0, 2}, at::kLong).view({2, 4}),
                                           at::tensor({10, 36}, at::kLong), 3);
   sums.most_pairs_L = at::tensor({3, 7}, at::kLong);
+  for (int micro = 0; micro < 2; ++micro) sums.add_masses(masses());
   return sums;
 }
 
@@ -33,7 +39,7 @@ StepNumbers numbers(const StepSums& sums, StepShape shape, double norm, bool hal
 }
 
 StepNumbers numbers(double loss, double norm, bool halted) {
-  return numbers(sums(loss), {{"a", "b"}, 2, 3, 2, 3}, norm, halted);
+  return numbers(sums(loss), {{"a", "b"}, 2, 3, 2, 3, 1}, norm, halted);
 }
 
 bool applied(const StepNumbers& numbers) { return decide(numbers, {}).applied.item<bool>(); }
@@ -74,7 +80,12 @@ TEST(StepDecision, ends_a_run_after_more_skips_than_are_allowed) {
 
 StepStates states() {
   const at::Tensor one = at::full({1}, 0.25, at::kDouble);
-  return {at::scalar_tensor(true, at::kBool), one, at::tensor({1.5, 0.5}, at::kFloat), one + 0.5, one - 1};
+  return {at::scalar_tensor(true, at::kBool),
+          one,
+          at::tensor({1.5, 0.5}, at::kFloat),
+          one * 2,
+          one + 0.5,
+          one - 1};
 }
 
 TEST(StepNumbers, come_to_the_host_as_they_were) {
@@ -95,6 +106,8 @@ TEST(StepNumbers, come_to_the_host_as_they_were) {
   EXPECT_TRUE(result.activations.token_sums().equal(sums().activations.token_sums()));
   EXPECT_EQ(result.activations.tokens(), 3);
   EXPECT_EQ(result.thresholds, (std::vector<double>{0.25, 0.25}));
+  EXPECT_EQ(result.solved, (std::vector<double>{0.5, 0.5}));
+  EXPECT_TRUE(all.masses_CM().equal(2 * masses().to(at::kDouble)));
   EXPECT_EQ(result.scales, (std::vector<double>{1.5, 0.5}));
   EXPECT_EQ(thresholds, std::vector<double>{0.75});
   EXPECT_EQ(error_sums, std::vector<double>{-0.75});
@@ -111,10 +124,12 @@ TEST(StepNumbers, of_a_dense_model_hold_no_routing) {
   StepSums dense = sums();
   dense.activations = ActivationStatistics(0);
   dense.most_pairs_L = at::zeros({0}, at::kLong);
+  dense.masses_CM = at::Tensor();
   const StepNumbers all = numbers(dense, {{"a", "b"}, 2, 3}, 1, false);
   EXPECT_EQ(all.values().numel(), StepNumbers::size(all.shape()));
   StepStates none = states();
-  none.scale_L = at::zeros({0});
+  none.scale_L = none.solved_C = at::zeros({0});
+  EXPECT_FALSE(all.masses_CM().defined());
   const auto [result, thresholds, error_sums] = StepInFlight(StepResult(), all, none, 0).read();
   EXPECT_EQ(result.loss, 2);
   EXPECT_EQ(result.activations.num_layers(), 0);

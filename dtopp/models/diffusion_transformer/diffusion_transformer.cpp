@@ -177,7 +177,7 @@ Condition condition_of(const Batch& batch) {
 BatchLosses diffusion_losses(const DiffusionTransformer& model, const Batch& batch,
                              const RoutingInputs& inputs, Objective objective, const LossConfig& weights) {
   RoutingInputs routing = inputs;
-  routing.router_z_on = weights.router_z_on;
+  routing.router.router_z_on = weights.router_z_on;
   const at::Tensor& t_B = batch.tensor("t");
   const Noised noised = add_noise(objective, batch.tensor("x0"), batch.tensor("noise"), t_B);
   const Prediction prediction = predict(model, noised.x_BCHW, t_B, condition_of(batch), routing);

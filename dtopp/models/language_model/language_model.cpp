@@ -72,7 +72,7 @@ BatchLosses language_model_losses(const LanguageModel& model, const at::Tensor& 
                                   const RoutingInputs& inputs, const LossConfig& weights) {
   const int64_t length = windows.size(1) - 1;
   RoutingInputs routing = inputs;
-  routing.router_z_on = weights.router_z_on;
+  routing.router.router_z_on = weights.router_z_on;
   const HiddenStates states = hidden_states(model, windows.narrow(1, 0, length), routing);
   const at::Tensor targets_T = windows.narrow(1, 1, length).reshape({-1});
   const CrossEntropy lm = linear_cross_entropy(states.x_TD, model.head_VD(), targets_T, weights.lm_z);

@@ -9,14 +9,26 @@ namespace {
 
 TEST(WrongArgumentsOnHost, of_type_device_or_shape_are_refused) {
   // As on a CPU; and of pairs the number alone counts, which is the room for them.
-  expect_refused(c10::DispatchKey::CUDA,
-                 {"route logits_TE double", "route logits_TE longer", "route logits_TE narrower",
-                  "route logits_TE shorter", "route logits_TE wider", "moe_ffn_forward pairs_A2 longer",
-                  "moe_ffn_forward pairs_A2 shorter", "moe_ffn_backward pre_activations_AG longer",
-                  "moe_ffn_backward pre_activations_AG shorter", "linear_cross_entropy weight_VD longer",
-                  "linear_cross_entropy weight_VD shorter", "linear_cross_entropy_forward weight_VD longer",
-                  "linear_cross_entropy_forward weight_VD shorter", "token_log_probs weight_VD longer",
-                  "token_log_probs weight_VD shorter"});
+  expect_refused(c10::DispatchKey::CUDA, {"route logits_TE double",
+                                          "route logits_TE longer",
+                                          "route logits_TE narrower",
+                                          "route logits_TE shorter",
+                                          "route logits_TE wider",
+                                          "mass_histogram logits_TE double",
+                                          "mass_histogram logits_TE longer",
+                                          "mass_histogram logits_TE narrower",
+                                          "mass_histogram logits_TE shorter",
+                                          "mass_histogram logits_TE wider",
+                                          "moe_ffn_forward pairs_A2 longer",
+                                          "moe_ffn_forward pairs_A2 shorter",
+                                          "moe_ffn_backward pre_activations_AG longer",
+                                          "moe_ffn_backward pre_activations_AG shorter",
+                                          "linear_cross_entropy weight_VD longer",
+                                          "linear_cross_entropy weight_VD shorter",
+                                          "linear_cross_entropy_forward weight_VD longer",
+                                          "linear_cross_entropy_forward weight_VD shorter",
+                                          "token_log_probs weight_VD longer",
+                                          "token_log_probs weight_VD shorter"});
 }
 
 TEST(WrongArgumentsOnHost, more_than_the_kernels_hold_is_refused) {

@@ -1,0 +1,55 @@
+// Bins of probability mass in [0, 1], finer towards both ends, where thresholds of sharp routers and of small
+// budgets lie: 32 octaves towards 0 and as many towards 1, each of 64 equal bins. Free of torch and CUDA.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <cstring>
+
+namespace dtopp {
+
+constexpr int kMassOctaves = 32, kMassBinBits = 6;
+constexpr int kMassBinsOfHalf = kMassOctaves << kMassBinBits;
+constexpr int kMassBins = 2 * kMassBinsOfHalf;  // 4,096
+
+// The bin of a mass, rounded to f32 from the nearer end: i where edges[i] <= mass < edges[i + 1] below a
+// half, edges[i] < mass <= edges[i + 1] above; the outermost ones for what lies beyond them. Without
+// comparisons of floats, so that loops become vectors.
+template <typename Real>
+#if defined(__CUDACC__)
+__host__ __device__
+#endif
+    inline int
+    mass_bin(Real mass) {
+  constexpr int kSignBits = 31, kFractionBits = 23, kExponentOfHalf = 126;
+  constexpr int kFirst = (kExponentOfHalf - kMassOctaves) << kMassBinBits;
+  const float above_half = static_cast<float>(mass - Real(0.5)), lower = static_cast<float>(mass),
+              upper = static_cast<float>(1 - mass);
+  int32_t sign = 0, lower_bits = 0, upper_bits = 0;
+  memcpy(&sign, &above_half, sizeof sign);
+  memcpy(&lower_bits, &lower, sizeof lower_bits);
+  memcpy(&upper_bits, &upper, sizeof upper_bits);
+  const int32_t is_lower = sign >> kSignBits;  // all bits, or none
+  const int32_t bits = (is_lower & lower_bits) | (~is_lower & upper_bits);
+  // The exponent and the first bits of the fraction are the number of the bin; negative ones are negative.
+  const int number = (bits >> (kFractionBits - kMassBinBits)) - kFirst;
+  const int inside = number < 0 ? 0 : number < kMassBinsOfHalf ? number : kMassBinsOfHalf - 1;
+  return (is_lower & inside) | (~is_lower & (kMassBins - 1 - inside));
+}
+
+// Where bins begin; the last one ends at 1. Exact.
+inline std::array<double, kMassBins + 1> mass_edges() {
+  std::array<double, kMassBins + 1> edges{};
+  constexpr int kBinsOfOctave = 1 << kMassBinBits;
+  double octave = 1.0 / static_cast<double>(int64_t{2} << kMassOctaves);
+  for (int i = 0; i < kMassBinsOfHalf; ++i) {
+    const int place = i % kBinsOfOctave;
+    edges[i] = i == 0 ? 0.0 : octave * (1.0 + static_cast<double>(place) / kBinsOfOctave);
+    if (place == kBinsOfOctave - 1) octave *= 2;
+  }
+  edges[kMassBinsOfHalf] = 0.5;
+  for (int i = 0; i < kMassBinsOfHalf; ++i) edges[kMassBins - i] = 1.0 - edges[i];
+  return edges;
+}
+
+}  // namespace dtopp

@@ -1,0 +1,59 @@
+// Routers without a model, and what a step with them counts: to try controllers on.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "dtopp/moe/threshold_controller.h"
+#include "dtopp/ops/mass_histogram.h"
+
+namespace dtopp {
+
+// Tokens whose logits are Gaussian. theta 1 is as the paper's routers begin, larger is sharper.
+struct Simulated {
+  int64_t tokens, experts;
+  double theta = 1;
+  int64_t max_experts = 0, stride = 1;
+};
+
+struct SimulatedLayer {
+  Simulated of;
+  std::vector<double> masses;  // of all tokens, in order; in double precision
+  at::Tensor masses_M;         // the op's
+};
+
+inline SimulatedLayer simulated_layer(const Simulated& of, uint64_t seed) {
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
+  const at::Tensor z_TE = at::randn({of.tokens, of.experts}, generator, at::TensorOptions(at::kFloat));
+  const at::Tensor scale = at::scalar_tensor(of.theta, at::kFloat);
+  const at::Tensor exact_TE = z_TE.to(at::kDouble);
+  const at::Tensor s_TE = of.theta * (exact_TE - exact_TE.mean({1}, true)) /
+                          (exact_TE.var({1}, /*unbiased=*/false, true) + 1e-6).sqrt();
+  const auto [p_TE, index_TE] = s_TE.softmax(1).sort(/*dim=*/1, /*descending=*/true);
+  const int64_t limit = of.max_experts > 0 ? of.max_experts : of.experts;
+  const at::Tensor before = p_TE.cumsum(1).narrow(1, 0, limit - 1).contiguous();
+  SimulatedLayer layer{of,
+                       {before.const_data_ptr<double>(), before.const_data_ptr<double>() + before.numel()},
+                       mass_histogram(z_TE, scale, "dynamic", of.max_experts, of.stride)};
+  std::sort(layer.masses.begin(), layer.masses.end());
+  return layer;
+}
+
+// One optimiser step whose batch is these tokens.
+inline RoutedStep simulated_step(const std::vector<SimulatedLayer>& layers,
+                                 const ThresholdController& controller) {
+  const Simulated& of = layers.at(0).of;
+  std::vector<int64_t> selected;
+  std::vector<at::Tensor> masses;
+  for (const SimulatedLayer& layer : layers) {
+    const double p = controller.threshold(static_cast<int64_t>(selected.size())).item<double>();
+    const auto below = std::lower_bound(layer.masses.begin(), layer.masses.end(), p) - layer.masses.begin();
+    selected.push_back(of.tokens + below);
+    masses.push_back(layer.masses_M);
+  }
+  const at::Tensor masses_LM = at::stack(masses);
+  return {at::tensor(selected, at::kLong), of.tokens,
+          controller.per_layer() ? masses_LM : masses_LM.sum(0, /*keepdim=*/true), of.stride};
+}
+
+}  // namespace dtopp
