@@ -80,7 +80,7 @@ int32_t sample_token(const at::Tensor& logits_V, double temperature, double top_
 
 void generate(const InferenceModel& model, std::span<const std::vector<int32_t>> prompts,
               std::span<const int64_t> max_tokens, const SamplingOptions& options,
-              const std::function<bool(const GeneratedToken&)>& accept) {
+              const std::function<bool(const GeneratedToken&)>& accept, const ObserveRouting& observe) {
   const at::NoGradGuard no_grad;
   std::vector<std::unique_ptr<Sequence>> sequences;
   for (size_t i = 0; i < prompts.size(); ++i) {
@@ -98,6 +98,7 @@ void generate(const InferenceModel& model, std::span<const std::vector<int32_t>>
     }
     const HiddenStates states = segment_states(
         model.model, to_device(at::tensor(tokens, at::kLong), model.device()), segments, model.routing);
+    if (observe) observe(states.routing);
     const at::Tensor rows = to_device(last_rows(segments), model.device());
     const std::vector<int32_t> ids = choose(model, states.x_TD.index_select(0, rows), sequences, options);
     const at::Tensor active = active_experts(states, rows);

@@ -23,13 +23,16 @@ struct GeneratedToken {
   double active_experts = 0;  // that the token before it chose, mean over layers; 0 for a dense model
 };
 
+// What each forward pass routed, all its tokens, layer by layer.
+using ObserveRouting = std::function<void(const std::vector<RouteOutput>& layers)>;
+
 // Continues each prompt by at most max_tokens tokens, all prompts side by side: each step makes one token for
 // every prompt that has not ended, and gives them to `accept` in the order of the prompts. A prompt ends with
 // the token for which `accept` returns false. A prompt must have a token. What is drawn depends on the seed,
 // the prompt's index and the position only, not on the other prompts.
 void generate(const InferenceModel& model, std::span<const std::vector<int32_t>> prompts,
               std::span<const int64_t> max_tokens, const SamplingOptions& options,
-              const std::function<bool(const GeneratedToken&)>& accept);
+              const std::function<bool(const GeneratedToken&)>& accept, const ObserveRouting& observe = {});
 
 // One id drawn from softmax(logits / temperature) cut to top_p; `uniform` in [0, 1) decides. logits_V f32.
 int32_t sample_token(const at::Tensor& logits_V, double temperature, double top_p, double uniform);

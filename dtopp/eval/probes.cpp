@@ -46,11 +46,11 @@ std::optional<double> accuracy(const PreparedProbes& probes, const InferenceMode
                                const std::function<bool()>& stop) {
   const int64_t batch_tokens = probes.config.training.micro_batch_size * probes.config.model.sequence_length;
   const BatchHooks hooks = {[](uint64_t /*done*/) {}, stop};
-  const auto scores = score_task(model, probes.tokenizer, requests, batch_tokens, ranks, hooks);
-  if (!scores) return std::nullopt;
+  const auto scored = score_task(model, probes.tokenizer, requests, batch_tokens, ranks, hooks);
+  if (!scored) return std::nullopt;
   std::vector<Tally> tallies;
   for (size_t i = 0; i < requests.data_sets.size(); ++i)
-    tallies.push_back(tally(requests.data_sets[i], judge_all(requests, i, (*scores)[i])));
+    tallies.push_back(tally(requests.data_sets[i], judge_all(requests, i, (*scored)[i].scores)));
   return summarize(requests.task, tallies).accuracy;
 }
 

@@ -69,7 +69,14 @@ int64_t tokens_of(const Request& request) {
   return tokens;
 }
 
-std::vector<Scores> score_continuations(const InferenceModel& model, std::span<const Request> requests) {
+ExpertUse use_of(const std::vector<RouteOutput>& layers) {
+  ExpertUse use;
+  for (const RouteOutput& layer : layers)
+    use += {layer.expert_counts_E.sum().item<int64_t>(), layer.gates_TE.size(0)};
+  return use;
+}
+
+ScoredRequests score_continuations(const InferenceModel& model, std::span<const Request> requests) {
   ScoringBatch batch;
   for (const Request& request : requests) {
     if (request.contexts.size() == 1) {
@@ -87,9 +94,9 @@ std::vector<Scores> score_continuations(const InferenceModel& model, std::span<c
   const HostCopy host({log_probs_N, greedy_N});
   const auto* log_prob = host.get()[0].const_data_ptr<float>();
   const auto* greedy = host.get()[1].const_data_ptr<int64_t>();
-  std::vector<Scores> scores;
+  ScoredRequests scored{{}, use_of(states.routing)};
   for (const Request& request : requests) {
-    Scores& one = scores.emplace_back();
+    Scores& one = scored.scores.emplace_back();
     for (const std::vector<int32_t>& continuation : request.continuations) {
       const size_t count = continuation.size();
       one.log_probs.emplace_back(log_prob, log_prob + count);
@@ -98,26 +105,28 @@ std::vector<Scores> score_continuations(const InferenceModel& model, std::span<c
       greedy += count;
     }
   }
-  return scores;
+  return scored;
 }
 
-std::vector<Scores> generate_answers(const InferenceModel& model, const Tokenizer& tokenizer,
-                                     std::span<const Request> requests) {
+ScoredRequests generate_answers(const InferenceModel& model, const Tokenizer& tokenizer,
+                                std::span<const Request> requests) {
   std::vector<std::vector<int32_t>> prompts;
   std::vector<int64_t> budgets;
   for (const Request& request : requests) {
     prompts.push_back(request.contexts.at(0));
     budgets.push_back(request.max_new_tokens);
   }
-  std::vector<Scores> scores(requests.size());
-  generate(model, prompts, budgets, SamplingOptions{}, [&](const GeneratedToken& token) {
+  ScoredRequests scored{std::vector<Scores>(requests.size()), {}};
+  const auto accept = [&](const GeneratedToken& token) {
     if (token.id == tokenizer.end_of_text()) return false;
-    Scores& one = scores[token.sequence];
+    Scores& one = scored.scores[token.sequence];
     one.generated.push_back(token.id);
     one.generated_text = tokenizer.decode_generated(one.generated);
     return cut_at_stop_string(one.generated_text).size() == one.generated_text.size();
-  });
-  return scores;
+  };
+  generate(model, prompts, budgets, SamplingOptions{}, accept,
+           [&](const std::vector<RouteOutput>& layers) { scored.experts += use_of(layers); });
+  return scored;
 }
 
 struct RequestBatch {
@@ -146,26 +155,26 @@ std::vector<RequestBatch> batches_of(const TaskRequests& task, int64_t batch_tok
   return batches;
 }
 
-using BatchScores = std::vector<Scores>;
-
-// For other ranks.
-std::string pack(const std::vector<BatchScores>& batches) {
+// Batches for other ranks.
+std::string pack(const std::vector<ScoredRequests>& batches) {
   using nlohmann::json;
   json list = json::array();
-  for (const BatchScores& batch : batches) {
-    json& scores = list.emplace_back(json::array());
-    for (const Scores& one : batch)
+  for (const ScoredRequests& batch : batches) {
+    json scores = json::array();
+    for (const Scores& one : batch.scores)
       scores.push_back(json::array({one.log_probs, one.greedy, one.generated, one.generated_text}));
+    list.push_back(json::array({batch.experts.selected, batch.experts.routed, std::move(scores)}));
   }
   return pack_json(list);
 }
 
-std::vector<BatchScores> unpack(const std::string& bytes) {
-  std::vector<BatchScores> batches;
-  for (const nlohmann::json& list : unpack_json(bytes)) {
-    BatchScores& batch = batches.emplace_back();
-    for (const nlohmann::json& entry : list) {
-      Scores& one = batch.emplace_back();
+std::vector<ScoredRequests> unpack(const std::string& bytes) {
+  std::vector<ScoredRequests> batches;
+  for (const nlohmann::json& packed : unpack_json(bytes)) {
+    ScoredRequests& batch = batches.emplace_back();
+    batch.experts = {packed[0].get<int64_t>(), packed[1].get<int64_t>()};
+    for (const nlohmann::json& entry : packed[2]) {
+      Scores& one = batch.scores.emplace_back();
       entry[0].get_to(one.log_probs);
       entry[1].get_to(one.greedy);
       entry[2].get_to(one.generated);
@@ -177,12 +186,11 @@ std::vector<BatchScores> unpack(const std::string& bytes) {
 
 }  // namespace
 
-std::optional<std::vector<std::vector<Scores>>> score_task(const InferenceModel& model,
-                                                           const Tokenizer& tokenizer,
-                                                           const TaskRequests& task, int64_t batch_tokens,
-                                                           Collectives& ranks, const BatchHooks& hooks) {
+std::optional<std::vector<ScoredRequests>> score_task(const InferenceModel& model, const Tokenizer& tokenizer,
+                                                      const TaskRequests& task, int64_t batch_tokens,
+                                                      Collectives& ranks, const BatchHooks& hooks) {
   const std::vector<RequestBatch> batches = batches_of(task, batch_tokens);
-  std::vector<BatchScores> mine;
+  std::vector<ScoredRequests> mine;
   const BatchHooks of_batches = {[&](uint64_t done) { hooks.progress(batches[done - 1].end); }, hooks.stop};
   const bool all = compute_batches(batches.size(), ranks, of_batches, [&](size_t b) {
     const auto& requests = batches[b].requests;
@@ -191,16 +199,17 @@ std::optional<std::vector<std::vector<Scores>>> score_task(const InferenceModel&
                               : score_continuations(model, requests));
   });
   if (!all) return std::nullopt;
-  std::vector<std::vector<BatchScores>> of_ranks;
+  std::vector<std::vector<ScoredRequests>> of_ranks;
   for (const std::string& bytes : gather_bytes(ranks, pack(mine), "scores"))
     of_ranks.push_back(unpack(bytes));
-  std::vector<std::vector<Scores>> scores(task.requests.size());
+  std::vector<ScoredRequests> scored(task.requests.size());
   for (size_t b = 0; b < batches.size(); ++b) {
-    const BatchScores& batch = of_ranks[b % of_ranks.size()][b / of_ranks.size()];
-    std::vector<Scores>& of_data_set = scores[batches[b].data_set];
-    of_data_set.insert(of_data_set.end(), batch.begin(), batch.end());
+    const ScoredRequests& batch = of_ranks[b % of_ranks.size()][b / of_ranks.size()];
+    ScoredRequests& of_data_set = scored[batches[b].data_set];
+    of_data_set.scores.insert(of_data_set.scores.end(), batch.scores.begin(), batch.scores.end());
+    of_data_set.experts += batch.experts;
   }
-  return scores;
+  return scored;
 }
 
 }  // namespace dtopp

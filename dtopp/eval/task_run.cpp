@@ -25,15 +25,16 @@ std::optional<std::vector<Tally>> run_task(const InferenceModel& model, const To
   size_t total = 0;
   for (const auto& data_set : requests.requests) total += data_set.size();
   const BatchHooks batch_hooks = {[&](uint64_t done) { hooks.progress(name, done, total); }, hooks.stop};
-  const auto scores = score_task(model, tokenizer, requests, batch_tokens, ranks, batch_hooks);
-  if (!scores) return std::nullopt;
+  const auto scored = score_task(model, tokenizer, requests, batch_tokens, ranks, batch_hooks);
+  if (!scored) return std::nullopt;
   std::vector<Tally> tallies;
   std::string dump;
   for (size_t i = 0; i < requests.data_sets.size(); ++i) {
     const DataSet& data = requests.data_sets[i];
-    const std::vector<Scores>& of_data = (*scores)[i];
+    const std::vector<Scores>& of_data = (*scored)[i].scores;
     const std::vector<Answer> answers = judge_all(requests, i, of_data);
     tallies.push_back(tally(data, answers));
+    tallies.back().experts = (*scored)[i].experts;
     for (size_t n = 0; n < of_data.size() && kept.keeps(); ++n) {
       dump += dump_line(requests.task, data, requests.requests[i][n], &of_data[n], &answers[n]) + "\n";
     }

@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using nlohmann::ordered_json;
 
-constexpr char kFormat[] = "dtopp task result 1";
+constexpr char kFormat[] = "dtopp task result 2";
 constexpr char kMadeFolder[] = "made_folder";
 
 std::string record_name(const Task& task) { return std::string(task.name) + ".json"; }
@@ -31,18 +31,22 @@ std::optional<int64_t> read_count(const json& value, int64_t most) {
 }
 
 std::optional<Tally> read_tally(const json& sums, const DataSet& data, size_t items) {
-  if (!sums.is_array() || sums.size() != 4 || !sums[2].is_number()) return std::nullopt;
+  if (!sums.is_array() || sums.size() != 6 || !sums[2].is_number()) return std::nullopt;
   const auto most = static_cast<int64_t>(items);
   const auto correct = read_count(sums[0], most), counted = read_count(sums[1], most);
   const auto tokens = read_count(sums[3], INT64_MAX);
   const auto nll = sums[2].get<double>();
-  if (!correct || counted != most || !tokens || !std::isfinite(nll)) return std::nullopt;
-  return Tally{data.category, *correct, *counted, nll, *tokens};
+  const auto selected = read_count(sums[4], INT64_MAX), routed = read_count(sums[5], INT64_MAX);
+  if (!correct || counted != most || !tokens || !selected || !routed || !std::isfinite(nll))
+    return std::nullopt;
+  return Tally{data.category, *correct, *counted, nll, *tokens, {*selected, *routed}};
 }
 
 ordered_json to_json(const std::vector<Tally>& tallies) {
   ordered_json sums = ordered_json::array();
-  for (const Tally& tally : tallies) sums.push_back({tally.correct, tally.items, tally.nll, tally.tokens});
+  for (const Tally& tally : tallies)
+    sums.push_back(
+        {tally.correct, tally.items, tally.nll, tally.tokens, tally.experts.selected, tally.experts.routed});
   return sums;
 }
 

@@ -71,6 +71,7 @@ TaskResult summarize(const Task& task, std::span<const Tally> data_sets) {
     result.items += tally.items;
     result.nll += tally.nll;
     result.tokens += tally.tokens;
+    result.experts += tally.experts;
     if (task.by_category) result.categories.push_back(tally);
   }
   result.standard_error = std::sqrt(variance) / count;
@@ -100,6 +101,7 @@ ordered_json to_json(std::span<const TaskResult> results, std::span<const LongTa
   for (const TaskResult& result : results) {
     ordered_json& task = tasks[std::string(result.task.name)] = {
         {"accuracy", result.accuracy}, {"stderr", result.standard_error}, {"items", result.items}};
+    if (result.experts.routed > 0) task["active_experts"] = result.experts.active_experts();
     if (result.tokens > 0) task["nll"] = result.nll / static_cast<double>(result.tokens);
     if (has_perplexity(result)) task["perplexity"] = result.perplexity();
     for (const Tally& category : result.categories)
@@ -127,11 +129,14 @@ std::string format_left_out(std::span<const LongTask> left_out) {
 
 std::string format_table(std::span<const TaskResult> results, std::span<const LongTask> left_out) {
   std::string table;
-  append_format(table, "%-20s %9s %7s %8s %7s\n", "benchmark(shots)", "accuracy", "+-", "chance", "items");
+  const bool has_experts = !results.empty() && results[0].experts.routed > 0;
+  append_format(table, "%-20s %9s %7s %8s %7s%s\n", "benchmark(shots)", "accuracy", "+-", "chance", "items",
+                has_experts ? "  experts" : "");
   for (const TaskResult& result : results) {
     append_format(table, "%-20s %9.1f %7.1f %8.1f %7lld", title_with_shots(result.task).c_str(),
                   kPercent * result.accuracy, kPercent * result.standard_error,
                   kPercent * result.task.chance(), static_cast<long long>(result.items));
+    if (has_experts) append_format(table, " %8.3f", result.experts.active_experts());
     if (has_perplexity(result)) append_format(table, "  perplexity %.4g", result.perplexity());
     table += "\n";
   }

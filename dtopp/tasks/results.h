@@ -16,6 +16,20 @@
 
 namespace dtopp {
 
+// How many experts answering took.
+struct ExpertUse {
+  int64_t selected = 0;  // token-expert pairs, over all layers
+  int64_t routed = 0;    // tokens, once a layer; 0 of a dense model
+
+  double active_experts() const { return static_cast<double>(selected) / static_cast<double>(routed); }
+  ExpertUse& operator+=(const ExpertUse& other) {
+    selected += other.selected;
+    routed += other.routed;
+    return *this;
+  }
+  bool operator==(const ExpertUse&) const = default;
+};
+
 // The answers to one data set.
 struct Tally {
   std::string category = {};  // of MMLU, else empty
@@ -23,6 +37,7 @@ struct Tally {
   int64_t items = 0;
   double nll = 0;  // of the right continuations: the sum of -log p, nats
   int64_t tokens = 0;
+  ExpertUse experts{};
 
   double accuracy() const { return static_cast<double>(correct) / static_cast<double>(items); }
 };
@@ -35,6 +50,7 @@ struct TaskResult {
   int64_t items = 0;
   double nll = 0;  // as in Tally
   int64_t tokens = 0;
+  ExpertUse experts{};
   std::vector<Tally> categories = {};  // of MMLU, else empty
 
   // Language modelling: exp of the mean -log p of a continuation, which is a word.
@@ -61,14 +77,16 @@ struct AreaResult {
 // The areas of the tasks, in their order.
 std::vector<AreaResult> summarize_areas(std::span<const TaskResult> results);
 
-// {"tasks": {NAME: {"accuracy", "stderr", "items"}}, "average"}. Tasks with continuations have "nll" too, of
-// the right ones in nats a token, language modelling "perplexity", MMLU "categories", {CATEGORY: {"accuracy",
-// "items"}}. Where tasks were left out also "average_over", [NAME], and "left_out", {NAME: {"longest",
-// "sequence_length"}}.
+// {"tasks": {NAME: {"accuracy", "stderr", "items"}}, "average"}. Of a model with experts tasks have
+// "active_experts", the mean over layers and the tokens computed for them. Tasks with continuations have
+// "nll" too, of the right ones in nats a token, language modelling "perplexity", MMLU "categories",
+// {CATEGORY: {"accuracy", "items"}}. Where tasks were left out also "average_over", [NAME], and "left_out",
+// {NAME: {"longest", "sequence_length"}}.
 nlohmann::ordered_json to_json(std::span<const TaskResult> results, std::span<const LongTask> left_out = {});
 
-// The paper's table: percentages with one decimal, tasks by area, those left out, then areas and the average.
-// After the items of language modelling its perplexity.
+// The paper's table: percentages with one decimal, tasks by area, those left out, then areas and the average;
+// of a model with experts beside each task how many it used. After the items of language modelling its
+// perplexity.
 std::string format_table(std::span<const TaskResult> results, std::span<const LongTask> left_out = {});
 
 // A line for each task that was left out.

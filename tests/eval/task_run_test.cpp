@@ -130,6 +130,19 @@ TEST_F(TaskRunTest, has_the_same_results_on_any_number_of_ranks) {
   }
 }
 
+// A threshold of nearly 0 takes one expert, of nearly 1 all of them.
+TEST_F(TaskRunTest, says_how_many_experts_each_task_took) {
+  tasks_ = {two_items("copa", 3), questions("svamp", 20, 4)};
+  for (const auto& [p, experts] :
+       {std::pair{1e-6, 1.0}, {1 - 1e-9, static_cast<double>(tiny_config().model.num_experts)}}) {
+    for (at::Tensor& threshold : model_->routing.threshold) threshold = at::full({}, p, at::kDouble);
+    const auto results = run({});
+    for (const TaskResult& result : results) EXPECT_EQ(result.experts.active_experts(), experts);
+    // A shared context of three tokens, a choice of one and one of two, whose last token is not computed.
+    EXPECT_EQ(results[0].experts.routed, 2 * (3 + 0 + 1) * tiny_config().model.num_layers);
+  }
+}
+
 TEST_F(TaskRunTest, what_rank_0_has_kept_no_rank_computes_again) {
   run(kept(shipped_tokenizer()));
   std::atomic<int> batches = 0;

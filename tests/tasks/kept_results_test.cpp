@@ -20,7 +20,8 @@ TaskRequests requests_of(const std::string& name, size_t items = 3) {
   return {.task = task_named(name), .data_sets = {{}}, .requests = {std::vector<Request>(items)}};
 }
 
-const std::vector<Tally> kTallies = {{.correct = 2, .items = 3, .nll = 0.1 + 0.2, .tokens = 7}};
+const std::vector<Tally> kTallies = {
+    {.correct = 2, .items = 3, .nll = 0.1 + 0.2, .tokens = 7, .experts = {30, 8}}};
 const ordered_json kKey = {{"checkpoint", "c"}, {"tokenizer", "t"}};
 
 std::vector<std::string> names_in(const fs::path& folder) {
@@ -52,6 +53,7 @@ TEST_F(KeptResultsTest, a_task_comes_back_to_the_last_bit_and_goes_in_the_end) {
   EXPECT_EQ(found->at(0).correct, 2);
   EXPECT_EQ(found->at(0).items, 3);
   EXPECT_EQ(found->at(0).nll, 0.1 + 0.2);
+  EXPECT_EQ(found->at(0).experts, (ExpertUse{30, 8}));
   EXPECT_EQ(found->at(0).tokens, 7);
   EXPECT_EQ(kept().dump(task_named("copa")), "a line\n");
   EXPECT_FALSE(kept().find(requests_of("piqa")));
@@ -157,22 +159,24 @@ TEST_F(KeptResultsTest, any_flipped_bit_makes_it_count_for_nothing) {
 // Records whose checksums are right and whose content is not: nothing is thrown, nothing is taken.
 TEST_F(KeptResultsTest, a_record_of_another_shape_counts_for_nothing) {
   keep_copa();
-  const Manifest good = read_manifest(folder_, "dtopp task result 1", "copa.json");
+  const Manifest good = read_manifest(folder_, "dtopp task result 2", "copa.json");
   const std::vector<ordered_json> wrong = {
       ordered_json(),
       7,
       ordered_json::array(),
       {{2, 3, 0.5}},
-      {{2, 3, 0.5, 7, 1}},
-      {{"2", 3, 0.5, 7}},
-      {{4, 3, 0.5, 7}},
-      {{-1, 3, 0.5, 7}},
-      {{2, 4, 0.5, 7}},
-      {{2, 3, nullptr, 7}},
-      {{2, 3, 0.5, UINT64_MAX}},
-      {{2.0, 3, 0.5, 7}},
-      {{{"a", 1}, 3, 0.5, 7}},
-      {{2, 3, 0.5, 7}, {2, 3, 0.5, 7}},
+      {{2, 3, 0.5, 7, 30, 8, 1}},
+      {{2, 3, 0.5, 7, 30, -8}},
+      {{2, 3, 0.5, 7, 1.5, 8}},
+      {{"2", 3, 0.5, 7, 30, 8}},
+      {{4, 3, 0.5, 7, 30, 8}},
+      {{-1, 3, 0.5, 7, 30, 8}},
+      {{2, 4, 0.5, 7, 30, 8}},
+      {{2, 3, nullptr, 7, 30, 8}},
+      {{2, 3, 0.5, UINT64_MAX, 30, 8}},
+      {{2.0, 3, 0.5, 7, 30, 8}},
+      {{{"a", 1}, 3, 0.5, 7, 30, 8}},
+      {{2, 3, 0.5, 7, 30, 8}, {2, 3, 0.5, 7, 30, 8}},
   };
   for (const ordered_json& tallies : wrong) {
     Manifest record = good;

@@ -46,6 +46,15 @@ TEST(Results, language_modelling_has_a_perplexity) {
   EXPECT_THAT(format_table(results), testing::HasSubstr("       2  perplexity 8\n"));
 }
 
+TEST(Results, tasks_of_a_model_with_experts_say_how_many_they_took) {
+  const std::vector<Tally> tallies = {{.correct = 1, .items = 1, .experts = {10, 4}},
+                                      {.correct = 2, .items = 3, .experts = {5, 2}}};
+  const std::vector<TaskResult> results = {summarize(task_named("mmlu"), tallies)};
+  EXPECT_EQ(to_json(results)["tasks"]["mmlu"]["active_experts"], 2.5);
+  EXPECT_THAT(format_table(results), HasSubstr("   items  experts\n"));
+  EXPECT_THAT(format_table(results), HasSubstr("       4    2.500\n"));
+}
+
 TEST(Results, categories_are_shown_where_a_task_has_some) {
   std::vector<Tally> tallies;
   for (const char* name : {"anatomy", "astronomy", "law", "virology"})
