@@ -6,9 +6,11 @@ import re
 import sys
 
 ROOMS = ["base", "launch", "config", "ops", "distributed", "moe", "data", "models", "plan", "tasks", "checkpoint", "metrics", "train", "eval",
-         "report"]
-# A room may include itself and rooms before it; data knows nothing of tensors, base and ops nothing of anyone.
-FORBIDDEN = {"data": {"ops", "moe", "models"}, "ops": {"base"}}
+         "study", "report"]
+# A room may include itself and rooms before it; data knows nothing of tensors, base and ops nothing of anyone, and what
+# reads runs is linked without torch.
+TENSORS = {"ops", "distributed", "moe", "models", "plan", "train", "eval"}
+FORBIDDEN = {"data": {"ops", "moe", "models"}, "ops": {"base"}, "study": TENSORS, "report": TENSORS}
 LINES = 300
 
 

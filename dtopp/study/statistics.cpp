@@ -1,0 +1,100 @@
+#include "dtopp/study/statistics.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <stdexcept>
+
+#include <boost/math/distributions/students_t.hpp>
+
+namespace dtopp {
+namespace {
+
+constexpr double kOutside = 0.05;
+
+struct Moments {
+  double mean = 0;
+  double error = 0;  // standard error of the mean; 0 where there are fewer than two values
+};
+
+// About the first value, so that equal values have exactly that mean and no error.
+Moments moments_of(std::span<const double> values) {
+  const auto n = static_cast<double>(values.size());
+  double sum = 0;
+  for (const double value : values) sum += value - values.front();
+  const double shift = sum / n;
+  double squares = 0;
+  for (const double value : values) squares += std::pow(value - values.front() - shift, 2);
+  const double error = values.size() < 2 ? 0 : std::sqrt(squares / (n - 1) / n);
+  return {values.front() + shift, error};
+}
+
+bool all_finite(std::span<const double> values) {
+  return std::ranges::all_of(values, [](double value) { return std::isfinite(value); });
+}
+
+boost::math::students_t distribution_of(size_t n) {
+  return boost::math::students_t(static_cast<double>(n - 1));
+}
+
+double half_width(size_t n, double error) {
+  return error * boost::math::quantile(boost::math::complement(distribution_of(n), kOutside / 2));
+}
+
+double largest(std::span<const double> values) {
+  double most = 0;
+  for (const double value : values) most = std::max(most, std::abs(value));
+  return most;
+}
+
+}  // namespace
+
+Interval mean_interval(std::span<const double> values) {
+  Interval interval{.n = static_cast<int64_t>(values.size())};
+  if (values.empty() || !all_finite(values)) return interval;
+  const Moments moments = moments_of(values);
+  interval.mean = moments.mean;
+  if (values.size() > 1) interval.half_width = half_width(values.size(), moments.error);
+  return interval;
+}
+
+PairedDifference paired_difference(std::span<const double> values, std::span<const double> baseline) {
+  if (values.size() != baseline.size())
+    throw std::invalid_argument("paired_difference: " + std::to_string(values.size()) + " values beside " +
+                                std::to_string(baseline.size()) + " of the baseline");
+  PairedDifference difference{.n = static_cast<int64_t>(values.size())};
+  if (values.empty() || !all_finite(values) || !all_finite(baseline)) return difference;
+  std::vector<double> differences(values.size());
+  std::ranges::transform(values, baseline, differences.begin(), std::minus<>{});
+  const Moments moments = moments_of(differences);
+  difference.mean = moments.mean;
+  if (values.size() < 2) return difference;
+  // A value read from its decimal digits is off by half a unit in its last place, and so is the difference.
+  const double rounding =
+      2 * std::numeric_limits<double>::epsilon() * std::max(largest(values), largest(baseline));
+  if (moments.error <= rounding) {
+    difference.half_width = 0;
+    return difference;
+  }
+  difference.half_width = half_width(values.size(), moments.error);
+  const double t = std::abs(moments.mean) / moments.error;
+  difference.p = 2 * boost::math::cdf(boost::math::complement(distribution_of(values.size()), t));
+  return difference;
+}
+
+std::vector<double> holm(const std::vector<double>& p) {
+  std::vector<size_t> order(p.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::ranges::stable_sort(order, {}, [&](size_t i) { return p[i]; });
+  std::vector<double> adjusted(p.size());
+  double largest_so_far = 0;
+  for (size_t rank = 0; rank < order.size(); ++rank) {
+    const double scaled = p[order[rank]] * static_cast<double>(p.size() - rank);
+    largest_so_far = std::max(largest_so_far, std::min(1.0, scaled));
+    adjusted[order[rank]] = largest_so_far;
+  }
+  return adjusted;
+}
+
+}  // namespace dtopp
