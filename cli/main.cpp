@@ -36,6 +36,7 @@ int run(int argc, char** argv) {
   dtopp::cli::add_generate(app);
   dtopp::cli::add_sample(app);
   dtopp::cli::add_plan(app);
+  dtopp::cli::add_study(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -14,5 +14,6 @@ void add_plan(CLI::App& app);
 void add_tokenize(CLI::App& app);
 void add_generate(CLI::App& app);
 void add_sample(CLI::App& app);
+void add_study(CLI::App& app);
 
 }  // namespace dtopp::cli

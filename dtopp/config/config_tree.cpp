@@ -46,6 +46,36 @@ std::string read_config_text(const fs::path& path) {
   return read_file(path, kMaxConfigBytes);
 }
 
+// Removes `base` from the mapping; empty where it has none.
+ConfigNode take_base(ConfigNode& tree) {
+  const auto found = std::find(tree.keys.begin(), tree.keys.end(), "base");
+  if (found == tree.keys.end()) return {};
+  const auto index = found - tree.keys.begin();
+  ConfigNode base = std::move(tree.items[static_cast<size_t>(index)]);
+  tree.keys.erase(found);
+  tree.items.erase(tree.items.begin() + index);
+  if (base.kind != Kind::kScalar || base.text.empty())
+    throw UsageError(base.place() + ": base: expected the path of another configuration file");
+  return base;
+}
+
+// Words between dots.
+bool is_key(const std::string& text) {
+  return !text.empty() && text.front() != '.' && text.back() != '.' && text.find("..") == std::string::npos;
+}
+
+}  // namespace
+
+std::string ConfigNode::place() const {
+  const std::string& name = source ? *source : "configuration";
+  return line > 0 ? name + ":" + std::to_string(line) : name;
+}
+
+const ConfigNode* ConfigNode::find(std::string_view key) const {
+  const auto found = std::find(keys.begin(), keys.end(), key);
+  return found == keys.end() ? nullptr : &items[static_cast<size_t>(found - keys.begin())];
+}
+
 ConfigNode read_config_file(const fs::path& path, const std::string& named_by) {
   std::string text;
   try {
@@ -63,36 +93,10 @@ ConfigNode read_config_file(const fs::path& path, const std::string& named_by) {
   return tree;
 }
 
-// Removes `base` from the mapping; empty where it has none.
-ConfigNode take_base(ConfigNode& tree) {
-  const auto found = std::find(tree.keys.begin(), tree.keys.end(), "base");
-  if (found == tree.keys.end()) return {};
-  const auto index = found - tree.keys.begin();
-  ConfigNode base = std::move(tree.items[static_cast<size_t>(index)]);
-  tree.keys.erase(found);
-  tree.items.erase(tree.items.begin() + index);
-  if (base.kind != Kind::kScalar || base.text.empty())
-    throw UsageError(base.place() + ": base: expected the path of another configuration file");
-  return base;
-}
-
-}  // namespace
-
-std::string ConfigNode::place() const {
-  const std::string& name = source ? *source : "configuration";
-  return line > 0 ? name + ":" + std::to_string(line) : name;
-}
-
-const ConfigNode* ConfigNode::find(std::string_view key) const {
-  const auto found = std::find(keys.begin(), keys.end(), key);
-  return found == keys.end() ? nullptr : &items[static_cast<size_t>(found - keys.begin())];
-}
-
-ConfigNode load_config_tree(const fs::path& path) {
+ConfigNode load_config_tree(const fs::path& path, std::string named_by) {
   std::vector<ConfigNode> layers;
   std::vector<fs::path> seen;
   fs::path next = path;
-  std::string named_by;
   while (true) {
     layers.push_back(read_config_file(next, named_by));
     std::error_code error;
@@ -114,12 +118,40 @@ ConfigNode load_config_tree(const fs::path& path) {
   return tree;
 }
 
+void set_value(ConfigNode& tree, const std::string& key, ConfigNode value) {
+  const auto source = value.source;
+  const int line = value.line;
+  if (!is_key(key))
+    throw UsageError(value.place() + ": " + quote_for_message(key) +
+                     " is not a key such as training.steps: words between dots");
+  // From the innermost key outwards: a mapping of one key each, then laid over the tree.
+  size_t end = key.size();
+  size_t depth = 0;
+  while (end != std::string::npos) {
+    if (++depth > kMaxKeyParts) throw UsageError(value.place() + ": the key has too many parts");
+    const size_t dot = key.rfind('.', end - 1);
+    const size_t begin = dot == std::string::npos ? 0 : dot + 1;
+    ConfigNode parent;
+    parent.kind = Kind::kMapping;
+    parent.source = source;
+    parent.line = line;
+    parent.keys.push_back(key.substr(begin, end - begin));
+    parent.items.push_back(std::move(value));
+    value = std::move(parent);
+    end = dot;
+  }
+  const auto tree_source = tree.source;
+  const int tree_line = tree.line;
+  merge(tree, std::move(value));
+  tree.source = tree_source;
+  tree.line = tree_line;
+}
+
 void apply_override(ConfigNode& tree, const std::string& argument) {
   const std::string source = "argument " + quote_for_message(argument);
   const size_t equals = argument.find('=');
   const std::string path = argument.substr(0, equals);
-  if (equals == std::string::npos || path.empty() || path.front() == '.' || path.back() == '.' ||
-      path.find("..") != std::string::npos)
+  if (equals == std::string::npos || !is_key(path))
     throw UsageError(source + ": expected key.path=value, for example training.steps=1000");
   const std::string value = argument.substr(equals + 1);
   require_text(argument, source);
@@ -133,25 +165,7 @@ void apply_override(ConfigNode& tree, const std::string& argument) {
     leaf.quoted = value.empty();
   }
   leaf.source = std::make_shared<const std::string>(source);
-
-  // From the innermost key outwards: a mapping of one key each, then laid over the tree.
-  size_t end = path.size();
-  size_t depth = 0;
-  while (end != std::string::npos) {
-    if (++depth > kMaxKeyParts) throw UsageError(source + ": the key has too many parts");
-    const size_t dot = path.rfind('.', end - 1);
-    const size_t begin = dot == std::string::npos ? 0 : dot + 1;
-    ConfigNode parent;
-    parent.kind = Kind::kMapping;
-    parent.source = leaf.source;
-    parent.keys.push_back(path.substr(begin, end - begin));
-    parent.items.push_back(std::move(leaf));
-    leaf = std::move(parent);
-    end = dot;
-  }
-  const auto tree_source = tree.source;
-  merge(tree, std::move(leaf));
-  tree.source = tree_source;
+  set_value(tree, path, std::move(leaf));
 }
 
 std::string place_of(const ConfigNode& tree, std::string_view key) {

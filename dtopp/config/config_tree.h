@@ -38,9 +38,16 @@ ConfigNode parse_config(const std::string& text, const std::string& source, bool
 // Throws where `text` is not UTF-8 or holds control characters other than tab and line ends.
 void require_text(std::string_view text, const std::string& source);
 
+// The mapping that a file holds by itself, whatever its keys mean; an empty file is an empty one. `named_by`
+// goes before every error: the place that names the file.
+ConfigNode read_config_file(const std::filesystem::path& path, const std::string& named_by = "");
+
 // The file at `path` laid over the file its top-level key `base` names (relative to the file that names it),
 // and so on. Mappings merge; lists and scalars replace.
-ConfigNode load_config_tree(const std::filesystem::path& path);
+ConfigNode load_config_tree(const std::filesystem::path& path, std::string named_by = "");
+
+// Lays `value` over what the tree has at "section.key"; the key is words between dots.
+void set_value(ConfigNode& tree, const std::string& key, ConfigNode value);
 
 // Lays `key.path=value` over the tree. The value is taken as it stands, or read as YAML where it begins with
 // one of [ { " '.

@@ -140,6 +140,8 @@ RunConfig load_run_config(const std::filesystem::path& path, const std::vector<s
   return load(path, overrides, true);
 }
 
+RunConfig run_config_of(const ConfigNode& tree) { return read_run_config(tree, true); }
+
 RunConfig load_model_run_config(const std::filesystem::path& path,
                                 const std::vector<std::string>& overrides) {
   return load(path, overrides, false);

@@ -227,7 +227,11 @@ void visit_fields(Config& config, Visitor&& field) {
 // key the nearest known one.
 RunConfig load_run_config(const std::filesystem::path& path, const std::vector<std::string>& overrides);
 
-// The same for who trains nothing (plan, a checkpoint's config.yaml): data.train and output may be missing.
+// What load_run_config makes of a tree that is laid together already.
+RunConfig run_config_of(const ConfigNode& tree);
+
+// load_run_config for who trains nothing (plan, a checkpoint's config.yaml): data.train and output may be
+// missing.
 RunConfig load_model_run_config(const std::filesystem::path& path, const std::vector<std::string>& overrides);
 
 // What load_model_run_config reads, from a text; `source` is what errors call it. No `base:`.

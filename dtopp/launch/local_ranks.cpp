@@ -4,15 +4,12 @@
 #include <cerrno>
 #include <climits>
 #include <csignal>
-#include <cstring>
 #include <system_error>
 
-#include <sys/prctl.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include "dtopp/base/descriptor.h"
 #include "dtopp/base/errors.h"
+#include "dtopp/launch/child_process.h"
 #include "dtopp/launch/signal_pipe.h"
 
 namespace dtopp {
@@ -25,15 +22,6 @@ constexpr int kLostAnother = static_cast<int>(ExitStatus::kResource);
 constexpr int kAllStopped = static_cast<int>(ExitStatus::kStopped);
 
 constexpr auto kNever = Clock::time_point::max();
-
-// By its own name, which tools like ps show then; where the file was replaced meanwhile, as the kernel knows
-// it.
-std::filesystem::path own_program() {
-  std::error_code error;
-  const std::filesystem::path link = "/proc/self/exe";
-  const auto program = std::filesystem::read_symlink(link, error);
-  return std::filesystem::exists(program, error) ? program : link;
-}
 
 std::vector<std::string> environment_of(int64_t rank, const LocalRanks& wanted) {
   const std::string index = std::to_string(rank);
@@ -53,15 +41,6 @@ std::vector<std::string> environment_of(int64_t rank, const LocalRanks& wanted) 
   return entries;
 }
 
-// What exec takes; `texts` must outlive it.
-std::vector<char*> pointers_to(std::vector<std::string>& texts) {
-  std::vector<char*> pointers;
-  pointers.reserve(texts.size() + 1);
-  for (auto& text : texts) pointers.push_back(text.data());
-  pointers.push_back(nullptr);
-  return pointers;
-}
-
 // How much of the run's end a rank's end explains.
 int weight(const RanksEnd& end) {
   if (end.signal != 0) return 4;
@@ -78,37 +57,20 @@ class RankProcesses {
   ~RankProcesses() {
     send(SIGKILL);
     for (const pid_t process : processes_) {
-      if (process != 0) retry([&] { return ::waitpid(process, nullptr, 0); });
+      if (process != 0) kill_child(process);
     }
   }
   RankProcesses(const RankProcesses&) = delete;
   RankProcesses& operator=(const RankProcesses&) = delete;
 
   void start() {
-    auto arguments = wanted_.arguments;
-    const auto argument_pointers = pointers_to(arguments);
-    const auto program = wanted_.program.empty() ? own_program() : wanted_.program;
-    const pid_t launcher = ::getpid();
+    ChildProgram child{.program = wanted_.program.empty() ? own_program() : wanted_.program,
+                       .arguments = wanted_.arguments};
     processes_.reserve(static_cast<size_t>(wanted_.count));
     for (int64_t rank = 0; rank < wanted_.count; ++rank) {
-      auto environment = environment_of(rank, wanted_);
-      const auto environment_pointers = pointers_to(environment);
-      // No handler may run in the child while it shares the launcher's pipe.
-      sigset_t all, mask;
-      sigfillset(&all);
-      pthread_sigmask(SIG_SETMASK, &all, &mask);
-      const pid_t process = ::fork();
-      if (process == 0) {  // async-signal-safe calls only: other threads may have held any lock
-        ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-        if (::getppid() != launcher) ::_exit(kLostAnother);  // dead before the line above
-        ::setsid();
-        SignalPipe::forget();
-        ::sigprocmask(SIG_SETMASK, &mask, nullptr);
-        ::execve(program.c_str(), argument_pointers.data(), environment_pointers.data());
-        ::_exit(127);
-      }
+      child.environment = environment_of(rank, wanted_);
+      const pid_t process = start_child(child);
       const int error = errno;
-      pthread_sigmask(SIG_SETMASK, &mask, nullptr);
       if (process < 0)
         throw ResourceError("cannot start rank " + std::to_string(rank) + ": " +
                             std::generic_category().message(error) + "; lower --processes");
@@ -131,17 +93,11 @@ class RankProcesses {
     std::vector<RanksEnd> ends;
     for (size_t rank = 0; rank < processes_.size(); ++rank) {
       if (processes_[rank] == 0) continue;
-      int status = 0;
-      const pid_t answer = retry([&] { return ::waitpid(processes_[rank], &status, WNOHANG); });
-      if (answer == 0) continue;
+      const auto child = reap_child(processes_[rank]);
+      if (!child) continue;
       processes_[rank] = 0;
-      // Without an answer somebody else has waited for it, and how it ended nobody knows.
-      RanksEnd end{.status = answer < 0 ? kLostAnother : WEXITSTATUS(status),
-                   .rank = static_cast<int64_t>(rank)};
-      if (WIFSIGNALED(status)) {
-        end.signal = WTERMSIG(status);
-        end.status = end.signal == sent ? 128 + sent : kLostAnother;
-      }
+      RanksEnd end{.status = child->status, .rank = static_cast<int64_t>(rank), .signal = child->signal};
+      if (end.signal != 0) end.status = end.signal == sent ? 128 + sent : kLostAnother;
       ends.push_back(end);
     }
     return ends;
@@ -165,7 +121,7 @@ std::string RanksEnd::message() const {
   if (rank < 0) return "";
   const std::string name = "rank " + std::to_string(rank);
   if (signal == 0) return name + " ended with status " + std::to_string(status);
-  return name + " was killed by signal " + std::to_string(signal) + " (" + ::strsignal(signal) + ")";
+  return name + " was killed by " + signal_name(signal);
 }
 
 RanksEnd run_local_ranks(const LocalRanks& wanted) {

@@ -1,0 +1,143 @@
+// A grid of runs with seeds, and a table with confidence intervals.
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "cli/ranks.h"
+#include "cli/verbs.h"
+#include "dtopp/base/files.h"
+#include "dtopp/launch/place.h"
+#include "dtopp/plan/plan.h"
+#include "dtopp/study/forecast.h"
+#include "dtopp/study/result_files.h"
+#include "dtopp/study/runner.h"
+#include "dtopp/study/tables.h"
+#include "dtopp/train/compute_device.h"
+#include "dtopp/train/matrix_rate.h"
+
+namespace dtopp::cli {
+namespace {
+
+struct StudyOptions {
+  std::string file;
+  std::vector<std::string> overrides;
+  bool dry_run = false;
+  int64_t slots = 1;
+};
+
+void say(const std::string& text) { std::fprintf(stderr, "dtopp: %s\n", text.c_str()); }
+
+double flops_of_run(const StudyRun& run) {
+  const Plan plan = make_plan(run.config);
+  return flops_of(run.config, static_cast<double>(plan.flops_per_token),
+                  static_cast<double>(plan.tokens_per_step));
+}
+
+// By precision and number of threads, each measured once.
+class MatrixRates {
+ public:
+  double of(const RunConfig& config) {
+    const at::Device device = compute_device(config.training.device, "training.device");
+    const at::ScalarType type = compute_type(config.training.precision, device);
+    const auto [known, is_new] = rates_.try_emplace({type, config.training.threads});
+    if (is_new) {
+      const int threads = at::get_num_threads();
+      if (config.training.threads > 0) at::set_num_threads(static_cast<int>(config.training.threads));
+      known->second = measure_matrix_rate(at::device(device).dtype(type));
+      at::set_num_threads(threads);
+    }
+    return known->second;
+  }
+
+ private:
+  std::map<std::pair<at::ScalarType, int64_t>, double> rates_;
+};
+
+void print_forecast(const std::vector<StudyRun>& runs, const std::vector<RunRecord>& records) {
+  MatrixRates rates;
+  std::vector<RunCost> costs;
+  for (const StudyRun& run : runs) costs.push_back({flops_of_run(run), rates.of(run.config)});
+  std::printf("%s", forecast_table(runs, records, costs, reached_share(runs, records)).c_str());
+}
+
+std::string names_of(RunStatus status, const std::vector<StudyRun>& runs,
+                     const std::vector<RunRecord>& records) {
+  std::string names;
+  for (size_t i = 0; i < runs.size(); ++i) {
+    if (records[i].status == status) names += (names.empty() ? "" : ", ") + runs[i].name;
+  }
+  return names;
+}
+
+// What the study came to besides its results.
+void report_end(const Study& study, bool stopped, const std::vector<StudyRun>& runs,
+                const std::vector<RunRecord>& records) {
+  const std::string of_all = " of " + std::to_string(runs.size()) + " runs ";
+  const auto count = [&](RunStatus status) {
+    return std::to_string(std::ranges::count(records, status, &RunRecord::status)) + of_all;
+  };
+  const std::string failed = names_of(RunStatus::kFailed, runs, records);
+  if (stopped || (failed.empty() && !names_of(RunStatus::kPending, runs, records).empty()))
+    throw Stopped("study stopped, " + count(RunStatus::kDone) + "done; start it again to go on");
+  if (!failed.empty())
+    throw NumericalError(count(RunStatus::kFailed) + "failed: " + failed + "; see console.log in " +
+                         (study.output / "runs").string() + ", start the study again to try them again");
+}
+
+void run_study(const Study& study, const std::vector<StudyRun>& runs, int64_t slots) {
+  make_directories(study.output);
+  const DirectoryLock lock(study.output);
+  std::vector<RunRecord> records;
+  for (const StudyRun& run : runs) records.push_back(read_record(run));
+  ResultsReader reader(study, runs);
+  const auto write_results = [&] {
+    const StudyResults results = reader.read(records);
+    write_result_files(study, runs, records, results);
+    return results;
+  };
+  write_results();
+  RunnerOptions options{.slots = slots, .say = say, .ended = [&] { write_results(); }};
+  const auto cores = static_cast<int64_t>(std::thread::hardware_concurrency());
+  if (slots > 1) options.threads = std::max<int64_t>(1, cores / slots);
+  for (const StudyRun& run : runs) options.costs.push_back(flops_of_run(run));
+  const bool stopped = run_all(runs, records, options);
+  const StudyResults results = write_results();
+  std::printf("%s", markdown_table(study, results.rows).c_str());
+  report_end(study, stopped, runs, records);
+}
+
+void study_run(const StudyOptions& options) {
+  if (!own_place().alone())
+    throw UsageError("study starts its runs itself: start it once, without a launcher");
+  const Study study = load_study(options.file, options.overrides);
+  const std::vector<StudyRun> runs = expand(study);
+  if (!options.dry_run) return run_study(study, runs, options.slots);
+  std::vector<RunRecord> records;
+  for (const StudyRun& run : runs) records.push_back(read_record(run));
+  print_forecast(runs, records);
+}
+
+}  // namespace
+
+void add_study(CLI::App& app) {
+  auto options = std::make_shared<StudyOptions>();
+  CLI::App* verb = app.add_subcommand(
+      "study", "Train variants of a configuration with several seeds, and compare them (docs/study.md)");
+  verb->add_option("study", options->file, "the study's YAML file")->required();
+  verb->add_option("overrides", options->overrides,
+                   "seeds=, measure=, output= of the study; else key.path=value for every run, e.g. "
+                   "training.steps=100");
+  verb->add_flag("--dry-run", options->dry_run,
+                 "print the runs with their FLOPs and the hours they take here; train nothing");
+  verb->add_option("--slots", options->slots, "runs at the same time, which share the cores")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1024));
+  verb->callback([options] { study_run(*options); });
+}
+
+}  // namespace dtopp::cli

@@ -1,0 +1,218 @@
+#include "dtopp/study/definition.h"
+
+#include <algorithm>
+#include <array>
+#include <set>
+#include <string_view>
+
+#include "dtopp/base/errors.h"
+#include "dtopp/config/config.h"
+
+namespace dtopp {
+namespace {
+
+using Kind = ConfigNode::Kind;
+
+// Sections of the file that are no plain values.
+struct Variants {
+  std::vector<Variant> all;
+};
+struct Axis {
+  std::string key;
+  std::vector<ConfigNode> values;
+  std::string place;
+};
+struct Axes {
+  std::vector<Axis> all;
+};
+
+struct StudyFile {
+  std::string base;
+  std::vector<int64_t> seeds;
+  Variants variants;
+  Axes grid, zip;
+  std::vector<std::string> measure;
+  std::string output;
+};
+
+template <class Config, class Visitor>
+requires std::same_as<std::remove_const_t<Config>, StudyFile>
+void visit_fields(Config& config, Visitor&& field) {
+  field("base", config.base);
+  field("seeds", config.seeds);
+  field("variants", config.variants);
+  field("grid", config.grid);
+  field("zip", config.zip);
+  field("measure", config.measure);
+  field("output", config.output);
+}
+
+[[noreturn]] void fail(const ConfigNode& node, const std::string& cause) {
+  throw UsageError(node.place() + ": " + cause);
+}
+
+// {routing.method: top_k} and {routing: {method: top_k}} are one setting each.
+void append_settings(const ConfigNode& node, const std::string& section, std::vector<Setting>& settings) {
+  for (size_t i = 0; i < node.keys.size(); ++i) {
+    const std::string key = config_detail::join_key(section, node.keys[i]);
+    if (node.items[i].kind == Kind::kMapping)
+      append_settings(node.items[i], key, settings);
+    else
+      settings.push_back({key, node.items[i]});
+  }
+}
+
+void read_value(const ConfigNode& node, const std::string& key, Variants& variants) {
+  if (node.kind != Kind::kMapping || node.keys.empty())
+    config_detail::throw_wrong_type(node, key,
+                                    "variants by name, each with what it sets (name: {key: value})");
+  for (size_t i = 0; i < node.keys.size(); ++i) {
+    const ConfigNode& item = node.items[i];
+    if (item.kind != Kind::kMapping && item.kind != Kind::kNull)
+      config_detail::throw_wrong_type(item, key + "." + node.keys[i], "what the variant sets ({key: value})");
+    if (node.keys[i].empty()) fail(item, key + ": a variant needs a name");
+    Variant& variant = variants.all.emplace_back(Variant{node.keys[i], {}});
+    append_settings(item, "", variant.settings);
+  }
+}
+
+void read_value(const ConfigNode& node, const std::string& key, Axes& axes) {
+  if (node.kind == Kind::kNull) return;
+  if (node.kind != Kind::kMapping)
+    config_detail::throw_wrong_type(node, key, "keys with their values ({key: [value, value]})");
+  std::vector<Setting> settings;
+  append_settings(node, "", settings);
+  for (Setting& setting : settings) {
+    if (setting.value.kind != Kind::kList || setting.value.items.empty())
+      config_detail::throw_wrong_type(setting.value, key + "." + setting.key, "a list of values");
+    axes.all.push_back({setting.key, setting.value.items, setting.value.place()});
+  }
+}
+
+// Whether to set one key is to set something of the other.
+bool overlap(std::string_view a, std::string_view b) {
+  if (a.size() > b.size()) std::swap(a, b);
+  return b.starts_with(a) && (a.size() == b.size() || b[a.size()] == '.');
+}
+
+// Who sets which key; a second one would replace the first without a word.
+class Claims {
+ public:
+  // UsageError where somebody else has set it.
+  void add(const std::string& key, const std::string& owner, const std::string& place) {
+    refuse(key, place);
+    share(key, owner);
+  }
+  void share(const std::string& key, const std::string& owner) { claims_.emplace_back(key, owner); }
+  void refuse(const std::string& key, const std::string& place) const {
+    for (const auto& [claimed, owner] : claims_) {
+      if (overlap(key, claimed)) throw UsageError(place + ": " + key + " is what " + owner + " sets");
+    }
+  }
+
+ private:
+  std::vector<std::pair<std::string, std::string>> claims_;
+};
+
+// The first key of the grid varies slowest; all of `zip` advance together, fastest.
+std::vector<GridPoint> points_of(const Axes& grid, const Axes& zip) {
+  std::vector<GridPoint> points(1);
+  const auto multiply = [&](size_t count, const auto& add) {
+    if (points.size() * count > kMaxStudyRuns) throw UsageError("the study's grid has too many points");
+    std::vector<GridPoint> more;
+    for (const GridPoint& point : points) {
+      for (size_t i = 0; i < count; ++i) add(more.emplace_back(point), i);
+    }
+    points = std::move(more);
+  };
+  for (const Axis& axis : grid.all) {
+    multiply(axis.values.size(), [&](GridPoint& point, size_t i) {
+      point.push_back({axis.key, axis.values[i]});
+    });
+  }
+  if (zip.all.empty()) return points;
+  const Axis& first = zip.all.front();
+  for (const Axis& axis : zip.all) {
+    if (axis.values.size() != first.values.size())
+      throw UsageError(axis.place + ": zip: " + axis.key + " has " + std::to_string(axis.values.size()) +
+                       " values and " + first.key + " " + std::to_string(first.values.size()) +
+                       "; they advance together");
+  }
+  multiply(first.values.size(), [&](GridPoint& point, size_t i) {
+    for (const Axis& axis : zip.all) point.push_back({axis.key, axis.values[i]});
+  });
+  return points;
+}
+
+bool is_of_study(const std::string& argument) {
+  constexpr std::array<std::string_view, 3> kKeys = {"seeds", "measure", "output"};
+  return std::ranges::any_of(kKeys, [&](std::string_view key) {
+    return argument.starts_with(key) && argument.substr(key.size()).starts_with('=');
+  });
+}
+
+template <class T>
+void require_distinct(const std::vector<T>& values, const std::string& place, const std::string& key) {
+  if (std::set<T>(values.begin(), values.end()).size() != values.size())
+    throw UsageError(place + ": " + key + ": names one twice");
+}
+
+void check(const StudyFile& file, const ConfigNode& tree) {
+  const auto require = [&](bool is_there, const char* key, const char* what) {
+    if (!is_there) throw UsageError(place_of(tree, key) + ": " + key + ": " + what);
+  };
+  require(!file.base.empty(), "base", "name the configuration that all runs share");
+  require(!file.measure.empty(), "measure", "name what is compared, for example [val/loss]");
+  require(!file.output.empty(), "output", "names no directory for the study");
+  require_distinct(file.seeds, place_of(tree, "seeds"), "seeds");
+  require_distinct(file.measure, place_of(tree, "measure"), "measure");
+  const auto smallest = std::ranges::min_element(file.seeds);
+  require(smallest == file.seeds.end() || *smallest >= 0, "seeds", "must not be negative");
+}
+
+Claims claims_of(const StudyFile& file) {
+  Claims claims;
+  for (const char* key : {"training.seed", "output", "name"}) claims.share(key, "the study itself");
+  for (const Axes* axes : {&file.grid, &file.zip}) {
+    for (const Axis& axis : axes->all) claims.add(axis.key, axes == &file.grid ? "grid" : "zip", axis.place);
+  }
+  Claims all = claims;
+  for (const Variant& variant : file.variants.all) {
+    Claims own = claims;
+    for (const Setting& setting : variant.settings) {
+      own.add(setting.key, "variant " + variant.name, setting.value.place());
+      all.share(setting.key, "variant " + variant.name);
+    }
+  }
+  return all;
+}
+
+}  // namespace
+
+Study load_study(const std::filesystem::path& file, const std::vector<std::string>& arguments) {
+  ConfigNode tree = read_config_file(file);
+  for (const std::string& argument : arguments) {
+    if (is_of_study(argument)) apply_override(tree, argument);
+  }
+  StudyFile fields;
+  read_config(tree, fields);
+  if (fields.variants.all.empty()) fields.variants.all.push_back({"base", {}});
+  check(fields, tree);
+  const Claims claims = claims_of(fields);
+  const std::string base_place = place_of(tree, "base") + ": base: ";
+  ConfigNode base = load_config_tree((file.parent_path() / fields.base).lexically_normal(), base_place);
+  for (const std::string& argument : arguments) {
+    if (is_of_study(argument)) continue;
+    apply_override(base, argument);
+    claims.refuse(argument.substr(0, argument.find('=')), "argument " + quote_for_message(argument));
+  }
+  return {file,
+          std::move(base),
+          fields.seeds,
+          std::move(fields.variants.all),
+          points_of(fields.grid, fields.zip),
+          fields.measure,
+          fields.output};
+}
+
+}  // namespace dtopp

@@ -1,0 +1,163 @@
+#include "dtopp/study/expansion.h"
+
+#include <charconv>
+#include <map>
+#include <span>
+#include <string_view>
+
+#include <nlohmann/json.hpp>
+
+#include "dtopp/base/errors.h"
+#include "dtopp/base/hash.h"
+#include "dtopp/config/config.h"
+
+namespace dtopp {
+namespace {
+
+using Kind = ConfigNode::Kind;
+
+constexpr size_t kLongestName = 100;
+
+std::string hash_text(const std::string& text) {
+  return hash_bytes(std::as_bytes(std::span(text.data(), text.size())));
+}
+
+bool is_safe(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+         std::string_view("-_.").find(c) != std::string_view::npos;
+}
+
+// Part of a file's name. What had to change or was cut carries a checksum of the whole.
+std::string safe_name(const std::string& raw) {
+  std::string name = raw.substr(0, kLongestName);
+  for (char& c : name) c = is_safe(c) ? c : '_';
+  if (name.front() == '.' || name.front() == '-') name.front() = '_';
+  return name == raw ? name : name + "-" + hash_text(raw).substr(0, kShortHash);
+}
+
+std::string name_of(const Variant& variant, const GridPoint& point) {
+  std::string name = variant.name;
+  for (const Setting& setting : point) {
+    const std::string text = to_text(setting.value);
+    name += "-" + setting.key.substr(setting.key.rfind('.') + 1) + "-" + text;
+  }
+  return safe_name(name);
+}
+
+bool is_measured(const std::string& key) {
+  return affects_result(key) || key == "data.validation" || key.starts_with("validation.");
+}
+
+RunConfig resolve(const Study& study, size_t variant, size_t point) {
+  ConfigNode tree = study.base;
+  for (const Setting& setting : study.points[point]) set_value(tree, setting.key, setting.value);
+  for (const Setting& setting : study.variants[variant].settings) set_value(tree, setting.key, setting.value);
+  ConfigNode output;
+  output.kind = Kind::kScalar;
+  output.text = study.output.string();
+  set_value(tree, "output", output);  // the run's own takes its place; the base need not have one
+  return run_config_of(tree);
+}
+
+void check_measures(const Study& study, const RunConfig& config) {
+  const bool validates = config.validation.every > 0;
+  for (const std::string& measure : study.measures) {
+    const std::string place = study.file.string() + ": measure: " + measure + ": ";
+    if (measure.starts_with("val/") && (!validates || config.data.validation.empty()))
+      throw UsageError(place + "the runs do not validate; give data.validation and validation.every");
+    if (measure.starts_with("eval/") && (!validates || config.validation.tasks.empty()))
+      throw UsageError(place + "the runs are put to no tasks; give validation.tasks and validation.every");
+  }
+}
+
+template <class Number>
+bool reads_as(const std::string& text, Number& value) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc{} && end == text.data() + text.size();
+}
+
+nlohmann::ordered_json json_of(const ConfigNode& value) {
+  if (value.kind == Kind::kNull) return nullptr;
+  if (value.kind == Kind::kList) {
+    auto list = nlohmann::ordered_json::array();
+    for (const ConfigNode& item : value.items) list.push_back(json_of(item));
+    return list;
+  }
+  if (!value.quoted) {
+    int64_t integer = 0;
+    double number = 0;
+    if (reads_as(value.text, integer)) return integer;
+    if (reads_as(value.text, number)) return number;
+    if (value.text == "true" || value.text == "false") return value.text == "true";
+  }
+  return value.text;
+}
+
+}  // namespace
+
+std::string to_text(const ConfigNode& value) {
+  if (value.kind != Kind::kList) return value.text;
+  std::string text;
+  for (const ConfigNode& item : value.items) text += (text.empty() ? "" : ", ") + to_text(item);
+  return "[" + text + "]";
+}
+
+nlohmann::ordered_json to_json(const GridPoint& point) {
+  auto json = nlohmann::ordered_json::object();
+  for (const Setting& setting : point) json[setting.key] = json_of(setting.value);
+  return json;
+}
+
+std::string hash_of(const RunConfig& config) {
+  std::vector<std::pair<std::string, std::string>> leaves;
+  flatten_config(config, "", leaves);
+  std::string text;
+  for (const auto& [key, value] : leaves) {
+    if (is_measured(key)) text += key + ": " + value + "\n";
+  }
+  return hash_text(text);
+}
+
+std::vector<std::string> changed_keys(const RunConfig& before, const RunConfig& now) {
+  std::vector<std::string> keys = differing_keys(now, before);
+  std::erase_if(keys, [](const std::string& key) { return !is_measured(key); });
+  return keys;
+}
+
+std::vector<StudyRun> expand(const Study& study) {
+  std::vector<StudyRun> first;
+  std::map<std::string, std::string> variant_of;  // by name of the run
+  for (size_t point = 0; point < study.points.size(); ++point) {
+    for (size_t variant = 0; variant < study.variants.size(); ++variant) {
+      StudyRun& run = first.emplace_back(StudyRun{.variant = variant, .point = point});
+      run.config = resolve(study, variant, point);
+      check_measures(study, run.config);
+      run.name = name_of(study.variants[variant], study.points[point]);
+      const auto [other, is_new] = variant_of.emplace(run.name, study.variants[variant].name);
+      if (!is_new)
+        throw UsageError(study.file.string() + ": runs of variants " + quote_for_message(other->second) +
+                         " and " + quote_for_message(study.variants[variant].name) +
+                         " would share the folder " + run.name + "-seedN; rename one");
+    }
+  }
+  std::vector<int64_t> seeds = study.seeds;
+  if (seeds.empty()) seeds.push_back(first.front().config.training.seed);
+  if (first.size() * seeds.size() > kMaxStudyRuns)
+    throw UsageError(study.file.string() + ": more than " + std::to_string(kMaxStudyRuns) + " runs");
+  std::vector<StudyRun> runs;
+  for (const int64_t seed : seeds) {
+    for (StudyRun run : first) {
+      run.seed = seed;
+      run.name += "-seed" + std::to_string(seed);
+      run.directory = study.output / "runs" / run.name;
+      run.config.training.seed = seed;
+      run.config.name = run.name;
+      run.config.output = run.directory.string();
+      run.hash = hash_of(run.config);
+      runs.push_back(std::move(run));
+    }
+  }
+  return runs;
+}
+
+}  // namespace dtopp

@@ -1,0 +1,86 @@
+#include "dtopp/study/result_files.h"
+
+#include <cmath>
+
+#include <nlohmann/json.hpp>
+
+#include "dtopp/base/files.h"
+#include "dtopp/base/json.h"
+#include "dtopp/study/tables.h"
+
+namespace dtopp {
+namespace {
+
+using nlohmann::ordered_json;
+
+ordered_json number(const std::optional<double>& value) {
+  return value && std::isfinite(*value) ? ordered_json(*value) : ordered_json();
+}
+
+ordered_json values_json(const Study& study, const std::vector<std::optional<double>>& values) {
+  auto json = ordered_json::object();
+  for (size_t i = 0; i < values.size(); ++i) json[study.measures[i]] = number(values[i]);
+  return json;
+}
+
+ordered_json run_json(const Study& study, const StudyRun& run, const RunRecord& record,
+                      const std::vector<std::optional<double>>& values) {
+  ordered_json json = {{"variant", study.variants[run.variant].name},
+                       {"grid", to_json(study.points[run.point])},
+                       {"seed", run.seed},
+                       {"path", run.directory.string()},
+                       {"status", to_text(record.status)},
+                       {"values", values_json(study, values)},
+                       {"config_hash", run.hash},
+                       {"seconds", record.seconds}};
+  if (record.status == RunStatus::kFailed) json["cause"] = record.cause;
+  return json;
+}
+
+ordered_json row_json(const Study& study, const TableRow& row) {
+  ordered_json json = {{"variant", study.variants[row.variant].name},
+                       {"grid", to_json(study.points[row.point])},
+                       {"n", row.n},
+                       {"values", ordered_json::object()},
+                       {"difference", nullptr},
+                       {"notes", row.notes}};
+  for (size_t i = 0; i < row.values.size(); ++i)
+    json["values"][study.measures[i]] = {{"mean", number(row.values[i].mean)},
+                                         {"half_width", number(row.values[i].half_width)}};
+  for (size_t i = 0; i < row.differences.size(); ++i) {
+    const Comparison& comparison = row.differences[i];
+    json["difference"][study.measures[i]] = {{"mean", number(comparison.difference.mean)},
+                                             {"half_width", number(comparison.difference.half_width)},
+                                             {"p", number(comparison.difference.p)},
+                                             {"p_holm", number(comparison.p_holm)},
+                                             {"n", comparison.difference.n}};
+  }
+  return json;
+}
+
+}  // namespace
+
+std::string study_json(const Study& study, const std::vector<StudyRun>& runs,
+                       const std::vector<RunRecord>& records, const StudyResults& results) {
+  ordered_json json = {{"study", study.file.string()}, {"measure", study.measures}};
+  json["baseline"] = study.variants.front().name;
+  json["runs"] = ordered_json::array();
+  for (size_t i = 0; i < runs.size(); ++i)
+    json["runs"].push_back(run_json(study, runs[i], records[i], results.values[i]));
+  json["table"] = ordered_json::array();
+  for (const TableRow& row : results.rows) json["table"].push_back(row_json(study, row));
+  return dump_json(json, 1) + "\n";
+}
+
+void write_result_files(const Study& study, const std::vector<StudyRun>& runs,
+                        const std::vector<RunRecord>& records, const StudyResults& results) {
+  const auto write = [&](const char* name, const std::string& text) {
+    write_file_atomically(study.output / name, text);
+  };
+  write("study.json", study_json(study, runs, records, results));
+  write("table.md", markdown_table(study, results.rows));
+  write("table.csv", csv_table(study, results.rows));
+  write("table.tex", latex_table(study, results.rows));
+}
+
+}  // namespace dtopp

@@ -1,0 +1,149 @@
+#include "dtopp/study/run_folder.h"
+
+#include <algorithm>
+#include <charconv>
+#include <string_view>
+
+#include <nlohmann/json.hpp>
+
+#include "dtopp/base/descriptor.h"
+#include "dtopp/base/errors.h"
+#include "dtopp/base/files.h"
+#include "dtopp/base/json.h"
+#include "dtopp/base/json_fields.h"
+#include "dtopp/base/path_kind.h"
+#include "dtopp/checkpoint/run_directory.h"
+
+namespace dtopp {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr uint64_t kMaxRecordBytes = 1 << 16;
+
+fs::path record_of(const fs::path& directory) { return directory / "study-run.json"; }
+
+std::optional<JsonFields> read_fields(const fs::path& directory) {
+  const fs::path path = record_of(directory);
+  if (path_kind(path) == PathKind::kNothing) return std::nullopt;
+  return JsonFields(read_file(path, kMaxRecordBytes), path.string());
+}
+
+struct Content {
+  bool is_same = false;      // as the wanted run
+  std::string hash{};        // of another run
+  std::string difference{};  // what sets that apart; empty: no step was made of any other
+};
+
+// A run that has made a step knows its whole configuration, also one that an earlier version of the program
+// wrote, with fewer keys; before that, the record names its checksum.
+Content content_of(const StudyRun& run, const std::optional<JsonFields>& record) {
+  const std::string recorded = record ? record->text("config_hash") : "";
+  std::optional<RunConfig> there;
+  try {
+    there = config_of(run.directory);
+  } catch (const UsageError&) {
+    return {.hash = recorded.empty() ? "unknown" : recorded,
+            .difference = "this version of dtopp cannot read it"};
+  }
+  if (!there) return {.is_same = recorded == run.hash};
+  Content content;
+  for (const std::string& key : changed_keys(*there, run.config))
+    content.difference += (content.difference.empty() ? "different: " : ", ") + key;
+  content.is_same = content.difference.empty();
+  content.hash = hash_of(*there);
+  return content;
+}
+
+fs::path earlier_folder(const StudyRun& run, const std::string& hash) {
+  return run.directory.parent_path().parent_path() / "earlier" /
+         (run.name + "-" + hash.substr(0, kShortHash));
+}
+
+void move_aside(const StudyRun& run, const Content& content,
+                const std::function<void(const std::string&)>& say) {
+  const fs::path base = earlier_folder(run, content.hash);
+  fs::path aside = base;
+  for (int more = 2; path_kind(aside) != PathKind::kNothing; ++more)
+    aside = base.string() + "-" + std::to_string(more);
+  make_directories(aside.parent_path());
+  std::error_code error;
+  fs::rename(run.directory, aside, error);
+  if (error) throw file_error("move", run.directory, error.value());
+  say(run.directory.string() + " holds a run of another configuration (" + content.difference +
+      "): moved to " + aside.string());
+}
+
+RunStatus status_of(const JsonFields& fields) {
+  const std::string text = fields.text("status");
+  for (const RunStatus status : {RunStatus::kPending, RunStatus::kDone, RunStatus::kFailed}) {
+    if (text == to_text(status)) return status;
+  }
+  fields.fail("status", "expected pending, done or failed, got '" + text + "'");
+}
+
+}  // namespace
+
+std::string to_text(RunStatus status) {
+  switch (status) {
+    case RunStatus::kDone:
+      return "done";
+    case RunStatus::kFailed:
+      return "failed";
+    default:
+      return "pending";
+  }
+}
+
+fs::path config_of_run(const StudyRun& run) { return run.directory / "study-run.yaml"; }
+fs::path console_of_run(const StudyRun& run) { return run.directory / "console.log"; }
+fs::path metrics_of_run(const StudyRun& run) { return run.directory / "metrics.jsonl"; }
+
+RunRecord read_record(const StudyRun& run) {
+  const auto fields = read_fields(run.directory);
+  if (!fields || !content_of(run, fields).is_same) return {};
+  RunRecord record{.status = status_of(*fields), .seconds = fields->numbers("seconds").front()};
+  if (record.status == RunStatus::kFailed) record.cause = fields->text("cause");
+  return record;
+}
+
+void write_record(const StudyRun& run, const RunRecord& record) {
+  nlohmann::ordered_json json = {
+      {"config_hash", run.hash}, {"status", to_text(record.status)}, {"seconds", record.seconds}};
+  if (record.status == RunStatus::kFailed) json["cause"] = record.cause;
+  write_file_atomically(record_of(run.directory), dump_json(json, 2) + "\n");
+}
+
+void prepare_folder(const StudyRun& run, const std::function<void(const std::string&)>& say) {
+  const Content content = content_of(run, read_fields(run.directory));
+  if (!content.difference.empty()) move_aside(run, content, say);
+  const fs::path earlier = earlier_folder(run, run.hash);
+  if (path_kind(run.directory) == PathKind::kNothing && path_kind(earlier) == PathKind::kDirectory) {
+    make_directories(run.directory.parent_path());
+    rename_durably(earlier, run.directory);
+    say(run.directory.string() + " comes back from " + earlier.string());
+  }
+  make_directories(run.directory);
+  write_file_atomically(config_of_run(run), to_yaml(run.config));
+}
+
+int64_t last_step(const StudyRun& run) {
+  constexpr off_t kTail = 1 << 17;
+  constexpr std::string_view kLineStart = "\n{\"step\":";
+  const fs::path path = metrics_of_run(run);
+  if (path_kind(path) == PathKind::kNothing) return 0;
+  const Descriptor file(path, O_RDONLY, "read");
+  const off_t size = file.status().st_size;
+  const off_t begin = std::max<off_t>(0, size - kTail);
+  if (::lseek(file.get(), begin, SEEK_SET) < 0) throw file_error("read", path, errno);
+  std::string tail(static_cast<size_t>(size - begin) + 1, '\n');
+  tail.resize(file.read(tail.data() + 1, tail.size() - 1) + 1);
+  const size_t start = tail.rfind(kLineStart);
+  if (start == std::string::npos) return 0;
+  int64_t step = 0;
+  const char* digits = tail.data() + start + kLineStart.size();
+  std::from_chars(digits, tail.data() + tail.size(), step);
+  return step;
+}
+
+}  // namespace dtopp

@@ -1,0 +1,84 @@
+#include "dtopp/study/study_progress.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include <unistd.h>
+
+#include "dtopp/base/progress.h"
+
+namespace dtopp {
+namespace {
+
+constexpr auto kLineElsewhere = std::chrono::seconds(60);
+
+}  // namespace
+
+StudyProgress::StudyProgress(const std::vector<StudyRun>& runs, const std::vector<RunRecord>& records,
+                             const std::vector<double>& costs, std::FILE* stream)
+    : runs_(runs),
+      records_(records),
+      costs_(costs),
+      stream_(stream),
+      terminal_(::isatty(::fileno(stream)) == 1),
+      began_(Clock::now()),
+      next_draw_(terminal_ ? began_ : began_ + kLineElsewhere),
+      total_(std::accumulate(costs.begin(), costs.end(), 0.0)) {
+  before_ = cost_done();
+}
+
+double StudyProgress::done_share(size_t index) const {
+  if (records_[index].status != RunStatus::kPending) return 1;
+  const auto steps = static_cast<double>(runs_[index].config.training.steps);
+  return std::min(1.0, static_cast<double>(last_step(runs_[index])) / steps);
+}
+
+double StudyProgress::cost_done() const {
+  double cost = 0;
+  for (size_t i = 0; i < runs_.size(); ++i) cost += costs_[i] * done_share(i);
+  return cost;
+}
+
+std::string StudyProgress::line(const std::vector<size_t>& running, double seconds) {
+  const auto count = [&](RunStatus status) {
+    return std::to_string(std::ranges::count(records_, status, &RunRecord::status));
+  };
+  std::string text =
+      "study  " + count(RunStatus::kDone) + " of " + std::to_string(runs_.size()) + " runs done";
+  if (const std::string failed = count(RunStatus::kFailed); failed != "0") text += ", " + failed + " failed";
+  if (!running.empty()) text += ", " + std::to_string(running.size()) + " running";
+  const double done = cost_done();
+  text += "  " + std::to_string(static_cast<int>(std::floor(100 * done / total_))) + " %";
+  const double rate = (done - before_) / seconds;
+  if (done < total_ && rate > 0) text += "  " + format_duration((total_ - done) / rate) + " left";
+  return text;
+}
+
+void StudyProgress::draw(const std::vector<size_t>& running) {
+  const auto now = Clock::now();
+  if (now < next_draw_) return;
+  next_draw_ = terminal_ ? now : now + kLineElsewhere;
+  const std::string text = line(running, std::chrono::duration<double>(now - began_).count());
+  if (!terminal_) {
+    std::fprintf(stream_, "%s\n", text.c_str());
+    return;
+  }
+  const size_t leftover = drawn_width_ > text.size() ? drawn_width_ - text.size() : 0;
+  std::fprintf(stream_, "\r%s%*s", text.c_str(), static_cast<int>(leftover), "");
+  std::fflush(stream_);
+  drawn_width_ = text.size();
+}
+
+void StudyProgress::clear() {
+  if (drawn_width_ == 0) return;
+  std::fprintf(stream_, "\r%*s\r", static_cast<int>(drawn_width_), "");
+  drawn_width_ = 0;
+}
+
+void StudyProgress::finish() {
+  if (drawn_width_ > 0) std::fputs("\n", stream_);
+  drawn_width_ = 0;
+}
+
+}  // namespace dtopp

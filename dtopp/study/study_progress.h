@@ -1,0 +1,47 @@
+// How far a study is, drawn on standard error while it runs.
+#pragma once
+
+#include <chrono>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "dtopp/study/expansion.h"
+#include "dtopp/study/run_folder.h"
+
+namespace dtopp {
+
+class StudyProgress {
+ public:
+  // `costs`, one a run, is what progress is counted in. All three must outlive it.
+  StudyProgress(const std::vector<StudyRun>& runs, const std::vector<RunRecord>& records,
+                const std::vector<double>& costs, std::FILE* stream = stderr);
+
+  // In place on a terminal; elsewhere a line a minute, and when it is due.
+  void draw(const std::vector<size_t>& running);
+  void make_due() { next_draw_ = began_; }
+  // Room for another line on a terminal.
+  void clear();
+  void finish();
+
+  // "study  3 of 10 runs done, 1 failed, 2 running  43 %  5m12s left"; nothing is left of a failed run.
+  std::string line(const std::vector<size_t>& running, double seconds);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  double done_share(size_t index) const;
+  double cost_done() const;
+
+  const std::vector<StudyRun>& runs_;
+  const std::vector<RunRecord>& records_;
+  const std::vector<double>& costs_;
+  std::FILE* stream_;
+  bool terminal_;
+  Clock::time_point began_, next_draw_;
+  double total_ = 0;
+  double before_ = 0;  // of it, done when this began
+  size_t drawn_width_ = 0;
+};
+
+}  // namespace dtopp

@@ -1,0 +1,206 @@
+#include "dtopp/study/tables.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+#include <functional>
+
+namespace dtopp {
+namespace {
+
+constexpr double kLeastShownP = 0.001;
+
+using Line = std::vector<std::string>;
+
+std::string print(const char* format, int digits, double value) {
+  std::array<char, 400> text{};
+  std::snprintf(text.data(), text.size(), format, digits, value);
+  return text.data();
+}
+
+std::string p_text(const std::optional<double>& p) {
+  if (!p) return "";
+  return *p < kLeastShownP ? "< 0.001" : print("%.*f", 3, *p);
+}
+
+std::string exact(const std::optional<double>& value) {
+  if (!value || !std::isfinite(*value)) return "";
+  std::array<char, 32> buffer{};
+  return {buffer.data(), std::to_chars(buffer.data(), buffer.data() + buffer.size(), *value).ptr};
+}
+
+Line keys_of(const Study& study) {
+  Line keys;
+  for (const Setting& setting : study.points.front()) keys.push_back(setting.key);
+  return keys;
+}
+
+Line head(const Study& study) {
+  Line line = {"variant"};
+  for (const std::string& key : keys_of(study)) line.push_back(key);
+  line.push_back("n");
+  return line;
+}
+
+Line row_head(const Study& study, const TableRow& row) {
+  Line line = {study.variants[row.variant].name};
+  for (const Setting& setting : study.points[row.point]) line.push_back(to_text(setting.value));
+  line.push_back(std::to_string(row.n));
+  return line;
+}
+
+bool compares(const Study& study) { return study.variants.size() > 1; }
+
+// What people read: head and rows.
+std::vector<Line> text_lines(const Study& study, const std::vector<TableRow>& rows) {
+  std::vector<Line> lines = {head(study)};
+  for (const std::string& measure : study.measures) {
+    lines[0].push_back(measure);
+    if (!compares(study)) continue;
+    lines[0].push_back("less " + study.variants.front().name);
+    lines[0].push_back("p (Holm)");
+  }
+  for (const TableRow& row : rows) {
+    Line& line = lines.emplace_back(row_head(study, row));
+    for (size_t i = 0; i < study.measures.size(); ++i) {
+      line.push_back(with_half_width(row.values[i].mean, row.values[i].half_width));
+      if (!compares(study)) continue;
+      const bool is_baseline = row.differences.empty();
+      const Comparison comparison = is_baseline ? Comparison{} : row.differences[i];
+      line.push_back(with_half_width(comparison.difference.mean, comparison.difference.half_width, true));
+      line.push_back(p_text(comparison.p_holm));
+    }
+  }
+  return lines;
+}
+
+std::string joined(const Line& line, const std::string& separator,
+                   const std::function<std::string(const std::string&)>& escape) {
+  std::string text;
+  for (size_t i = 0; i < line.size(); ++i) text += (i > 0 ? separator : "") + escape(line[i]);
+  return text;
+}
+
+std::string one_line(std::string text) {
+  std::ranges::replace_if(
+      text, [](char c) { return c == '\n' || c == '\r'; }, ' ');
+  return text;
+}
+
+std::string escape_markdown(const std::string& text) {
+  std::string out;
+  for (const char c : one_line(text)) {
+    if (std::string_view("\\|`*_<>[]").find(c) != std::string_view::npos) out += '\\';
+    out += c;
+  }
+  return out;
+}
+
+std::string escape_csv(const std::string& text) {
+  if (text.find_first_of(",\"\n\r") == std::string::npos) return text;
+  std::string out = "\"";
+  for (const char c : text) out.append(c == '"' ? "\"\"" : std::string(1, c));
+  return out + "\"";
+}
+
+std::string escape_latex(const std::string& text) {
+  std::string out;
+  const std::string line = one_line(text);
+  for (size_t i = 0; i < line.size(); ++i) {
+    constexpr std::string_view kPlusMinus = "±";
+    const char c = line[i];
+    if (line.compare(i, kPlusMinus.size(), kPlusMinus) == 0) {
+      out += "$\\pm$";
+      i += kPlusMinus.size() - 1;
+    } else if (std::string_view("&%$#_{}").find(c) != std::string_view::npos) {
+      out.append("\\") += c;
+    } else if (c == '~' || c == '^') {
+      out.append("\\") += c;
+      out += "{}";
+    } else if (c == '\\') {
+      out += "\\textbackslash{}";
+    } else if (c == '<' || c == '>') {
+      out.append("$") += c;
+      out += '$';
+    } else {
+      out += c;
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string with_half_width(const std::optional<double>& mean, const std::optional<double>& half_width,
+                            bool with_sign) {
+  if (!mean) return "";
+  const double width = half_width.value_or(0);
+  if (width == 0) {
+    const std::string text = print(with_sign ? "%+.*g" : "%.*g", 6, *mean);
+    return half_width ? text + " ± 0" : text;
+  }
+  const int decimals = std::clamp(1 - static_cast<int>(std::floor(std::log10(width))), 0, 15);
+  const std::string text = print(with_sign ? "%+.*f" : "%.*f", decimals, *mean);
+  return text + " ± " + print("%.*f", decimals, width);
+}
+
+std::string markdown_table(const Study& study, const std::vector<TableRow>& rows) {
+  const std::vector<Line> lines = text_lines(study, rows);
+  const size_t left = keys_of(study).size() + 1;  // columns of words
+  std::string text;
+  for (size_t i = 0; i < lines.size(); ++i) {
+    text += "| " + joined(lines[i], " | ", escape_markdown) + " |\n";
+    if (i > 0) continue;
+    for (size_t column = 0; column < lines[0].size(); ++column) text += column < left ? "|---" : "|---:";
+    text += "|\n";
+  }
+  text += "\nMean ± half-width of its 95 % confidence interval (Student's t) over n runs, one a seed.";
+  if (compares(study))
+    text += " Differences are taken seed by seed; p is of the paired t test, adjusted (Holm) for all rows.";
+  text += "\n";
+  std::string notes;
+  for (const TableRow& row : rows) {
+    Line name = row_head(study, row);
+    name.pop_back();
+    if (!row.notes.empty())
+      notes +=
+          "- " + joined(name, ", ", escape_markdown) + ": " + joined(row.notes, "; ", escape_markdown) + "\n";
+  }
+  return notes.empty() ? text : text + "\n" + notes;
+}
+
+std::string csv_table(const Study& study, const std::vector<TableRow>& rows) {
+  Line line = head(study);
+  for (const std::string& measure : study.measures) {
+    for (const char* column :
+         {"mean", "half_width", "difference", "difference_half_width", "difference_p", "difference_p_holm"})
+      line.push_back(measure + " " + column);
+  }
+  std::string text = joined(line, ",", escape_csv) + "\n";
+  for (const TableRow& row : rows) {
+    line = row_head(study, row);
+    for (size_t i = 0; i < study.measures.size(); ++i) {
+      const Comparison comparison = row.differences.empty() ? Comparison{} : row.differences[i];
+      const PairedDifference& difference = comparison.difference;
+      for (const auto& value : {row.values[i].mean, row.values[i].half_width, difference.mean,
+                                difference.half_width, difference.p, comparison.p_holm})
+        line.push_back(exact(value));
+    }
+    text += joined(line, ",", escape_csv) + "\n";
+  }
+  return text;
+}
+
+std::string latex_table(const Study& study, const std::vector<TableRow>& rows) {
+  const std::vector<Line> lines = text_lines(study, rows);
+  const size_t left = keys_of(study).size() + 1;
+  std::string text = "\\begin{tabular}{" + std::string(left, 'l') + std::string(lines[0].size() - left, 'r') +
+                     "}\n\\hline\n";
+  for (size_t i = 0; i < lines.size(); ++i)
+    text += joined(lines[i], " & ", escape_latex) + " \\\\\n" + (i == 0 ? "\\hline\n" : "");
+  return text + "\\hline\n\\end{tabular}\n";
+}
+
+}  // namespace dtopp

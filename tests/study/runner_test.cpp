@@ -1,0 +1,157 @@
+#include "dtopp/study/runner.h"
+
+#include <csignal>
+#include <fstream>
+#include <thread>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include "dtopp/base/path_kind.h"
+#include "tests/study/study_files.h"
+
+namespace dtopp {
+namespace {
+
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::Field;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+// A script in the place of `dtopp train CONFIG`: $name, $steps and $run are the configuration's.
+class StudyRunner : public StudyFiles {
+ protected:
+  void make(const std::string& yaml, const std::string& script,
+            const std::vector<std::string>& arguments = {}) {
+    std::vector<std::string> all = arguments;
+    all.push_back("output=" + (directory_ / "out").string());
+    runs_ = expand(load(yaml, all));
+    costs_.assign(runs_.size(), 1);
+    write_file_atomically(directory_ / "program",
+                          "#!/bin/sh\n"
+                          "name=$(sed -n 's/^name: //p' $2); run=$(sed -n 's/^output: //p' $2 | tr -d '\"')\n"
+                          "cp $2 $run/config.yaml; cd " +
+                              directory_.path().string() + "; echo $name >> started\n" + script + "\n");
+    std::filesystem::permissions(directory_ / "program", std::filesystem::perms::owner_all);
+  }
+  bool run(int64_t slots = 1, int64_t threads = 0) {
+    records_.clear();
+    for (const StudyRun& one : runs_) records_.push_back(read_record(one));
+    return run_all(runs_, records_,
+                   {.slots = slots,
+                    .program = directory_ / "program",
+                    .threads = threads,
+                    .costs = costs_,
+                    .say = [&](const std::string& text) { said_.push_back(text); },
+                    .ended = [&] { ++ended_; }});
+  }
+  // Names of the runs that were started since the last call.
+  std::vector<std::string> started() {
+    std::ifstream file(directory_ / "started");
+    std::vector<std::string> names;
+    for (std::string name; std::getline(file, name);) names.push_back(name);
+    std::filesystem::remove(directory_ / "started");
+    return names;
+  }
+  auto all_are(RunStatus status) const { return Each(Field(&RunRecord::status, status)); }
+
+  std::vector<StudyRun> runs_;
+  std::vector<double> costs_;
+  std::vector<RunRecord> records_;
+  std::vector<std::string> said_;
+  int ended_ = 0;
+};
+
+TEST_F(StudyRunner, starts_what_is_not_done_once) {
+  make(kHead + "seeds: [1, 2]\n", "exit 0");
+  EXPECT_FALSE(run());
+  EXPECT_THAT(records_, all_are(RunStatus::kDone));
+  EXPECT_EQ(ended_, 2);
+  EXPECT_THAT(started(), ElementsAre("base-seed1", "base-seed2"));
+  make(kHead + "seeds: [1, 3, 2]\n", "exit 0", {"training.threads=2"});
+  EXPECT_FALSE(run());
+  EXPECT_THAT(records_, all_are(RunStatus::kDone));
+  EXPECT_THAT(started(), ElementsAre("base-seed3"));
+}
+
+TEST_F(StudyRunner, keeps_a_failure_to_its_run_and_tries_it_again) {
+  const std::string study = kHead + "seeds: [1, 2, 3]\n";
+  make(study, "case $name in *2) echo 'dtopp: error: out of luck' >&2; exit 3;; *3) kill -9 $$;; esac");
+  EXPECT_FALSE(run());
+  EXPECT_EQ(records_[0].status, RunStatus::kDone);
+  EXPECT_EQ(records_[1].status, RunStatus::kFailed);
+  EXPECT_EQ(records_[1].cause, "ended with status 3: out of luck");
+  EXPECT_EQ(records_[2].cause, "killed by signal 9 (Killed)");
+  EXPECT_THAT(said_, ElementsAre("base-seed2 failed: ended with status 3: out of luck",
+                                 HasSubstr("base-seed3 failed")));
+  started();
+  make(study, "test $name != base-seed2");
+  EXPECT_FALSE(run());
+  EXPECT_THAT(started(), ElementsAre("base-seed2", "base-seed3"));
+  // What an earlier start printed is no cause of this one's end.
+  EXPECT_EQ(records_[1].cause, "ended with status 1");
+  EXPECT_EQ(records_[2].status, RunStatus::kDone);
+}
+
+TEST_F(StudyRunner, runs_as_many_at_once_as_there_are_slots) {
+  // Each waits for the other one.
+  make(kHead + "seeds: [1, 2]\n",
+       "touch $name.there; for i in $(seq 1000); do test -e base-seed1.there -a -e base-seed2.there && exit "
+       "0; "
+       "sleep 0.01; done; exit 1");
+  run(2);
+  EXPECT_THAT(records_, all_are(RunStatus::kDone));
+}
+
+TEST_F(StudyRunner, shares_out_threads_where_the_configuration_names_none) {
+  make(kHead + "variants: {all: {}, one: {training.threads: 1}}\n", "shift 2; echo \"$@\" > $name.arguments");
+  run(1, 3);
+  EXPECT_EQ(read_file(directory_ / "all-seed7.arguments"), "training.threads=3\n");
+  EXPECT_EQ(read_file(directory_ / "one-seed7.arguments"), "\n");
+}
+
+TEST_F(StudyRunner, stops_its_runs_with_it_and_goes_on_the_next_time) {
+  const std::string study = kHead + "seeds: [1, 2, 3]\n";
+  make(study,
+       "test $name = base-seed1 && exit 0; trap 'exit 75' TERM; kill -TERM $PPID; while :; do sleep 0.01; "
+       "done");
+  EXPECT_TRUE(run());
+  EXPECT_THAT(started(), ElementsAre("base-seed1", "base-seed2"));
+  EXPECT_EQ(records_[0].status, RunStatus::kDone);
+  EXPECT_EQ(records_[1].status, RunStatus::kPending);
+  EXPECT_EQ(records_[2].status, RunStatus::kPending);
+  make(study, "exit 0");
+  EXPECT_FALSE(run());
+  EXPECT_THAT(started(), ElementsAre("base-seed2", "base-seed3"));
+}
+
+TEST_F(StudyRunner, kills_them_on_a_second_signal) {
+  make(kHead, "trap '' TERM; kill -TERM $PPID; sleep 0.2; kill -TERM $PPID; while :; do sleep 0.01; done");
+  EXPECT_TRUE(run());
+  EXPECT_EQ(records_[0].status, RunStatus::kPending);
+}
+
+TEST_F(StudyRunner, moves_a_run_of_another_configuration_aside_and_takes_it_back) {
+  make(kHead, "echo $name > $run/proof");
+  run();
+  const std::string first = runs_[0].hash.substr(0, kShortHash);
+  make(kHead, "exit 0", {"training.steps=13"});
+  EXPECT_EQ(read_record(runs_[0]).status, RunStatus::kPending);
+  run();
+  EXPECT_THAT(said_,
+              ElementsAre(HasSubstr("holds a run of another configuration (different: training.steps)")));
+  EXPECT_EQ(path_kind(runs_[0].directory / "proof"), PathKind::kNothing);
+  EXPECT_EQ(path_kind(directory_ / "out/earlier" / ("base-seed7-" + first) / "proof"), PathKind::kFile);
+  started();
+  make(kHead, "exit 0");
+  run();
+  EXPECT_EQ(path_kind(runs_[0].directory / "proof"), PathKind::kFile);
+  EXPECT_THAT(started(), IsEmpty());
+  EXPECT_THAT(said_, SizeIs(3));  // one moved, one brought back
+}
+
+}  // namespace
+}  // namespace dtopp

@@ -1,0 +1,55 @@
+// A study of a tiny configuration, in files.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "dtopp/base/errors.h"
+#include "dtopp/base/files.h"
+#include "dtopp/metrics/metrics.h"
+#include "dtopp/study/definition.h"
+#include "dtopp/study/expansion.h"
+#include "tests/base/scratch_directory.h"
+
+namespace dtopp {
+
+class StudyFiles : public ::testing::Test {
+ protected:
+  // The lines that every study needs, of runs with seed 7 and 12 steps.
+  static inline const std::string kHead = "base: base.yaml\nmeasure: [train/loss]\noutput: out\n";
+
+  StudyFiles() {
+    write_file_atomically(directory_ / "base.yaml",
+                          "model: {hidden_size: 32, num_layers: 2, num_heads: 4, num_experts: 8}\n"
+                          "routing: {target_experts: 2, top_k: 2}\n"
+                          "optimizer: {warmup_steps: 3}\n"
+                          "data: {train: [train.npy]}\n"
+                          "training: {steps: 12, global_batch_size: 4, micro_batch_size: 2, seed: 7}\n");
+  }
+  Study load(const std::string& yaml, const std::vector<std::string>& arguments = {}) {
+    write_file_atomically(directory_ / "study.yaml", yaml);
+    return load_study(directory_ / "study.yaml", arguments);
+  }
+  // What is wrong with the study; empty: nothing.
+  std::string refusal(const std::string& yaml, const std::vector<std::string>& arguments = {}) {
+    try {
+      expand(load(yaml, arguments));
+    } catch (const UsageError& error) {
+      return error.what();
+    }
+    return "";
+  }
+  // Metrics of a run whose last validation loss is `loss`.
+  static void write_metrics(const StudyRun& run, double loss) {
+    make_directories(run.directory);
+    std::string text = to_json({10, 1280, 5, {{"val/loss", loss + 1}}}) + "\n";
+    text += to_json({20, 2560, 9, {{"val/loss", loss}}}) + "\n";
+    write_file_atomically(run.directory / "metrics.jsonl", text);
+  }
+
+  ScratchDirectory directory_;
+};
+
+}  // namespace dtopp
