@@ -1,6 +1,7 @@
 // A grid of runs with seeds, and a table with confidence intervals.
 #include <algorithm>
 #include <cstdio>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <string>
@@ -13,6 +14,7 @@
 #include "dtopp/base/files.h"
 #include "dtopp/launch/place.h"
 #include "dtopp/plan/plan.h"
+#include "dtopp/study/curves.h"
 #include "dtopp/study/forecast.h"
 #include "dtopp/study/result_files.h"
 #include "dtopp/study/runner.h"
@@ -31,6 +33,17 @@ struct StudyOptions {
 };
 
 void say(const std::string& text) { std::fprintf(stderr, "dtopp: %s\n", text.c_str()); }
+
+// The experts' matrices of a layer hold 3 D F elements each, of which every one costs a token 6 FLOPs.
+TokenCost token_cost_of(const StudyRun& run) {
+  const Plan plan = make_plan(run.config);
+  const ModelConfig& model = run.config.model;
+  TokenCost cost{.fixed = static_cast<double>(plan.flops_per_token), .planned_experts = plan.active_experts};
+  if (model.is_dense()) return cost;
+  cost.per_expert = 18.0 * static_cast<double>(model.hidden_size * model.ffn_hidden_size * model.num_layers);
+  cost.fixed -= cost.per_expert * plan.active_experts;
+  return cost;
+}
 
 double flops_of_run(const StudyRun& run) {
   const Plan plan = make_plan(run.config);
@@ -107,6 +120,9 @@ void run_study(const Study& study, const std::vector<StudyRun>& runs, int64_t sl
   for (const StudyRun& run : runs) options.costs.push_back(flops_of_run(run));
   const bool stopped = run_all(runs, records, options);
   const StudyResults results = write_results();
+  std::vector<TokenCost> token_costs;
+  std::ranges::transform(runs, std::back_inserter(token_costs), token_cost_of);
+  write_curves(study, runs, records, token_costs);
   std::printf("%s", markdown_table(study, results.rows).c_str());
   report_end(study, stopped, runs, records);
 }

@@ -1,0 +1,176 @@
+#include "dtopp/study/curves.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <map>
+
+#include <nlohmann/json.hpp>
+
+#include "dtopp/base/files.h"
+#include "dtopp/base/json.h"
+
+namespace dtopp {
+namespace {
+
+constexpr std::array kAxes{CurveAxis::kTokens, CurveAxis::kActiveFlops, CurveAxis::kSeconds};
+
+// y at `x` on the straight lines between points; the end points' beyond them.
+double interpolate(const std::vector<double>& xs, const std::vector<double>& ys, double x) {
+  const auto right = std::ranges::lower_bound(xs, x);
+  if (right == xs.begin()) return ys.front();
+  if (right == xs.end()) return ys.back();
+  const auto i = static_cast<size_t>(right - xs.begin());
+  if (*right == x) return ys[i];
+  const double share = (x - xs[i - 1]) / (xs[i] - xs[i - 1]);
+  return ys[i - 1] + share * (ys[i] - ys[i - 1]);
+}
+
+// The value of a metric that every training line has, at that line's step.
+double at_step(const RunHistory& history, const std::string& name, int64_t step, double otherwise) {
+  const auto found = history.series.find(name);
+  if (found == history.series.end()) return otherwise;
+  const auto& steps = found->second.steps;
+  const auto place = std::ranges::lower_bound(steps, step);
+  if (place == steps.end() || *place != step) return otherwise;
+  const double value = found->second.values[static_cast<size_t>(place - steps.begin())];
+  return std::isfinite(value) ? value : otherwise;
+}
+
+// What a run had taken by each step, from (0, 0) on.
+Points taken_by_step(const RunHistory& history, CurveAxis axis, const TokenCost& cost) {
+  Points taken{{0}, {0}};
+  double tokens_before = 0;
+  for (size_t i = 0; i < history.tokens.steps.size(); ++i) {
+    const int64_t step = history.tokens.steps[i];
+    const double tokens = history.tokens.values[i] - tokens_before;
+    tokens_before = history.tokens.values[i];
+    double each = 1;
+    if (axis == CurveAxis::kActiveFlops)
+      each =
+          cost.fixed + cost.per_expert * at_step(history, "moe/active_experts", step, cost.planned_experts);
+    if (axis == CurveAxis::kSeconds)
+      each =
+          1 / at_step(history, "throughput/tokens_per_second", step, std::numeric_limits<double>::infinity());
+    taken.x.push_back(static_cast<double>(step));
+    taken.y.push_back(taken.y.back() + tokens * each);
+  }
+  return taken;
+}
+
+Points thinned(const Points& points) {
+  const size_t size = points.x.size();
+  if (size <= kMostPoints) return points;
+  Points few;
+  for (size_t block = 0; block < kMostPoints; ++block) {
+    const size_t begin = block * size / kMostPoints;
+    const size_t end = (block + 1) * size / kMostPoints;
+    double x = 0, y = 0;
+    for (size_t i = begin; i < end; ++i) {
+      x += points.x[i] / static_cast<double>(end - begin);
+      y += points.y[i] / static_cast<double>(end - begin);
+    }
+    few.x.push_back(x);
+    few.y.push_back(y);
+  }
+  return few;
+}
+
+std::vector<double> common_x(const std::vector<Points>& runs) {
+  const auto is_first = [&](const Points& run) { return run.x == runs.front().x; };
+  if (std::ranges::all_of(runs, is_first)) return runs.front().x;
+  double first = runs.front().x.front();
+  double last = runs.front().x.back();
+  size_t count = 2;
+  for (const Points& run : runs) {
+    first = std::max(first, run.x.front());
+    last = std::min(last, run.x.back());
+    count = std::max(count, run.x.size());
+  }
+  std::vector<double> x;
+  for (size_t i = 0; i < count && first <= last; ++i)
+    x.push_back(first + (last - first) * static_cast<double>(i) / static_cast<double>(count - 1));
+  return x;
+}
+
+nlohmann::ordered_json numbers(const Curve& curve, std::optional<double> Interval::*part) {
+  auto list = nlohmann::ordered_json::array();
+  for (const Interval& y : curve.y) {
+    const std::optional<double>& value = y.*part;
+    list.push_back(value ? nlohmann::ordered_json(*value) : nlohmann::ordered_json());
+  }
+  return list;
+}
+
+}  // namespace
+
+std::string to_text(CurveAxis axis) {
+  switch (axis) {
+    case CurveAxis::kTokens:
+      return "tokens";
+    case CurveAxis::kActiveFlops:
+      return "active_flops";
+    default:
+      return "seconds";
+  }
+}
+
+Points points_of(const RunHistory& history, const std::string& measure, CurveAxis axis,
+                 const TokenCost& cost) {
+  const auto found = history.series.find(measure);
+  if (found == history.series.end()) return {};
+  const Points taken = taken_by_step(history, axis, cost);
+  Points points;
+  for (size_t i = 0; i < found->second.steps.size(); ++i) {
+    points.x.push_back(interpolate(taken.x, taken.y, static_cast<double>(found->second.steps[i])));
+    points.y.push_back(found->second.values[i]);
+  }
+  return points;
+}
+
+Curve mean_curve(std::vector<Points> runs) {
+  std::erase_if(runs, [](const Points& run) { return run.x.empty(); });
+  if (runs.empty()) return {};
+  std::ranges::transform(runs, runs.begin(), thinned);
+  Curve curve{.x = common_x(runs)};
+  for (const double x : curve.x) {
+    std::vector<double> values;
+    for (const Points& run : runs) values.push_back(interpolate(run.x, run.y, x));
+    curve.y.push_back(mean_interval(values));
+  }
+  return curve;
+}
+
+void write_curves(const Study& study, const std::vector<StudyRun>& runs,
+                  const std::vector<RunRecord>& records, const std::vector<TokenCost>& costs) {
+  // Runs of one row, each read once: by row, measure and axis.
+  std::map<std::pair<size_t, size_t>, std::vector<std::vector<Points>>> rows;
+  const size_t curves = study.measures.size() * kAxes.size();
+  for (size_t i = 0; i < runs.size(); ++i) {
+    if (records[i].status != RunStatus::kDone) continue;
+    auto& row = rows[{runs[i].point, runs[i].variant}];
+    row.resize(curves);
+    const RunHistory history = read_run_history(metrics_of_run(runs[i]));
+    for (size_t curve = 0; curve < curves; ++curve)
+      row[curve].push_back(
+          points_of(history, study.measures[curve / kAxes.size()], kAxes[curve % kAxes.size()], costs[i]));
+  }
+  nlohmann::ordered_json json = {{"curves", nlohmann::ordered_json::array()}};
+  for (const auto& [place, row] : rows) {
+    for (size_t i = 0; i < curves; ++i) {
+      const Curve curve = mean_curve(row[i]);
+      json["curves"].push_back({{"variant", study.variants[place.second].name},
+                                {"grid", to_json(study.points[place.first])},
+                                {"measure", study.measures[i / kAxes.size()]},
+                                {"axis", to_text(kAxes[i % kAxes.size()])},
+                                {"n", curve.y.empty() ? 0 : curve.y.front().n},
+                                {"x", curve.x},
+                                {"mean", numbers(curve, &Interval::mean)},
+                                {"half_width", numbers(curve, &Interval::half_width)}});
+    }
+  }
+  write_file_atomically(study.output / "curves.json", dump_json(json) + "\n");
+}
+
+}  // namespace dtopp

@@ -1,0 +1,259 @@
+"""A study of tiny runs through the program: what it writes, stopped and gone on with, a failing variant, bad input."""
+
+import csv
+import json
+import pathlib
+import signal
+import subprocess
+import time
+
+import numpy as np
+import pytest
+import tiny_run
+from safetensors.numpy import load_file
+from scipy import stats
+
+STUDY = """\
+base: run.yaml
+seeds: [1, 2, 3]
+variants:
+  top-k: {{routing.method: top_k, routing.top_k: 3}}
+  dtop-p: {{routing.method: dtop_p}}
+measure: [val/loss, train/lm_loss]
+output: {output}
+"""
+SLOW = ("training.steps=100000", "checkpoint.every=2000", "validation.every=0", "measure=[train/loss]")
+
+
+def write_study(directory, text=STUDY):
+    tiny_run.make(directory)
+    path = directory / "study.yaml"
+    path.write_text(text.format(output=directory / "out"))
+    return path
+
+
+def results(directory):
+    return json.loads((directory / "out/study.json").read_text())
+
+
+def run_of(document, variant, seed, **grid):
+    return next(run for run in document["runs"] if (run["variant"], run["seed"], run["grid"]) == (variant, seed, grid))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, dtopp_binary):
+    directory = tmp_path_factory.mktemp("study")
+    done = tiny_run.dtopp("study", write_study(directory), "--slots", 2)
+    assert done.returncode == 0, done.stderr
+    return directory, done
+
+
+def test_values_are_those_of_the_runs(finished):
+    directory, _ = finished
+    document = results(directory)
+    assert len(document["runs"]) == 6
+    for run in document["runs"]:
+        assert run["status"] == "done"
+        assert pathlib.Path(run["path"]) == directory / f"out/runs/{run['variant']}-seed{run['seed']}"
+        lines = tiny_run.metrics(run["path"])
+        losses = [line["train/lm_loss"] for line in lines if "train/lm_loss" in line]
+        assert run["values"]["val/loss"] == [line["val/loss"] for line in lines if "val/loss" in line][-1]
+        assert run["values"]["train/lm_loss"] == np.mean(losses[-max(1, len(losses) // 10):])
+
+
+def test_table_is_what_scipy_makes_of_the_values(finished):
+    directory, _ = finished
+    document = results(directory)
+    values = {variant: np.array([run_of(document, variant, seed)["values"]["val/loss"] for seed in (1, 2, 3)])
+              for variant in ("top-k", "dtop-p")}
+    rows = {row["variant"]: row for row in document["table"]}
+    for variant, row in rows.items():
+        low, high = stats.t.interval(0.95, 2, values[variant].mean(), stats.sem(values[variant]))
+        assert row["n"] == 3
+        assert row["values"]["val/loss"]["mean"] == pytest.approx(values[variant].mean(), rel=1e-12)
+        assert row["values"]["val/loss"]["half_width"] == pytest.approx((high - low) / 2, rel=1e-9)
+    assert rows["top-k"]["difference"] is None
+    test = stats.ttest_rel(values["dtop-p"], values["top-k"])
+    low, high = test.confidence_interval()
+    difference = rows["dtop-p"]["difference"]["val/loss"]
+    assert difference["mean"] == pytest.approx((values["dtop-p"] - values["top-k"]).mean(), rel=1e-9)
+    assert difference["half_width"] == pytest.approx((high - low) / 2, rel=1e-6)
+    assert difference["p"] == difference["p_holm"] == pytest.approx(test.pvalue, rel=1e-6)
+
+
+def test_tables_hold_the_same_numbers(finished):
+    directory, done = finished
+    assert done.stdout == (directory / "out/table.md").read_text()
+    document = results(directory)
+    rows = list(csv.DictReader((directory / "out/table.csv").open()))
+    assert [row["variant"] for row in rows] == ["top-k", "dtop-p"]
+    for text, row in zip(rows, document["table"]):
+        assert float(text["val/loss mean"]) == row["values"]["val/loss"]["mean"]
+        assert float(text["val/loss half_width"]) == row["values"]["val/loss"]["half_width"]
+    assert rows[0]["val/loss difference"] == ""
+    assert float(rows[1]["val/loss difference_p"]) == document["table"][1]["difference"]["val/loss"]["p"]
+    latex = (directory / "out/table.tex").read_text()
+    assert latex.startswith("\\begin{tabular}") and latex.count("\\\\\n") == 3
+
+
+def test_curves_are_means_over_seeds_at_equal_cost(finished):
+    directory, _ = finished
+    curves = {(one["variant"], one["measure"], one["axis"]): one for one in json.loads((directory / "out/curves.json").read_text())["curves"]}
+    assert len(curves) == 2 * 2 * 3
+    runs = [tiny_run.metrics(directory / f"out/runs/dtop-p-seed{seed}") for seed in (1, 2, 3)]
+    losses = np.array([[line["train/lm_loss"] for line in lines if "train/lm_loss" in line] for lines in runs])
+    curve = curves["dtop-p", "train/lm_loss", "tokens"]
+    assert curve["n"] == 3 and curve["x"] == [128 * step for step in range(1, 13)]
+    np.testing.assert_allclose(curve["mean"], losses.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(curve["half_width"], stats.sem(losses) * stats.t.ppf(0.975, 2), rtol=1e-9)
+    # FLOPs of a token with as many experts as each step used, between what plan counts with 3 and with 4.
+    three, four = (json.loads(tiny_run.dtopp("plan", directory / "run.yaml", "--json", f"routing.target_experts={target}").stdout)
+                   ["flops_per_token"] for target in (3, 4))
+    active = [[line["moe/active_experts"] for line in lines if "train/loss" in line] for lines in runs]
+    last = [sum(128 * (three + (four - three) * (a - 3)) for a in experts) for experts in active]
+    assert curves["dtop-p", "train/lm_loss", "active_flops"]["x"][-1] == pytest.approx(min(last), rel=1e-9)
+    assert curves["top-k", "val/loss", "active_flops"]["x"][-1] == pytest.approx(12 * 128 * three)
+    seconds = [sum(128 / line["throughput/tokens_per_second"] for line in lines if "train/loss" in line) for lines in runs]
+    assert curves["dtop-p", "val/loss", "seconds"]["x"][-1] == pytest.approx(min(seconds))
+
+
+def test_again_starts_nothing_and_a_changed_study_what_is_new(finished):
+    directory, _ = finished
+    before = {run["path"]: (pathlib.Path(run["path"]) / "metrics.jsonl").stat().st_mtime_ns for run in results(directory)["runs"]}
+    more = STUDY.replace("measure:", "  dense: {{model.num_experts: 1}}\nmeasure:")
+    done = tiny_run.dtopp("study", write_study(directory, more), "seeds=[1, 2]")
+    assert done.returncode == 0, done.stderr
+    document = results(directory)
+    assert len(document["runs"]) == 6 and {run["status"] for run in document["runs"]} == {"done"}
+    for path, time_before in before.items():
+        assert (pathlib.Path(path) / "metrics.jsonl").stat().st_mtime_ns == time_before
+    assert {row["variant"]: row["n"] for row in document["table"]} == {"top-k": 2, "dtop-p": 2, "dense": 2}
+    p = [document["table"][i]["difference"]["val/loss"] for i in (1, 2)]
+    smaller, larger = sorted(p, key=lambda one: one["p"])
+    assert smaller["p_holm"] == pytest.approx(min(1, 2 * smaller["p"]))
+    assert larger["p_holm"] == pytest.approx(max(min(1, 2 * smaller["p"]), larger["p"]))
+
+
+def test_variants_of_a_seed_begin_with_the_same_values(tmp_path, dtopp_binary):
+    """A step of rate 1e-30 leaves float32 values as they were drawn."""
+    text = STUDY.replace("{{routing.method: dtop_p}}", "{{routing.method: dtop_p, model.num_experts: 16}}")
+    done = tiny_run.dtopp("study", write_study(tmp_path, text), "seeds=[1, 2]", "training.steps=1", "optimizer.lr=1.0e-30",
+                          "optimizer.min_lr=0.0", "optimizer.warmup_steps=0", "checkpoint.every=0")
+    assert done.returncode == 0, done.stderr
+    document = results(tmp_path)
+
+    def initial(variant, seed):
+        return load_file(pathlib.Path(run_of(document, variant, seed)["path"]) / "checkpoints/step-00000001/model.safetensors")
+
+    first, wide, other = initial("top-k", 1), initial("dtop-p", 1), initial("top-k", 2)
+    fitting = [name for name in first if name in wide and first[name].shape == wide[name].shape]
+    assert {"model.embed_tokens.weight", "model.layers.1.self_attn.q_proj.weight"} <= set(fitting)
+    assert "model.layers.0.mlp.gate.weight" not in fitting
+    for name in fitting:
+        np.testing.assert_array_equal(first[name], wide[name])
+    assert not np.array_equal(first["model.embed_tokens.weight"], other["model.embed_tokens.weight"])
+
+
+def test_failing_variant_is_reported_and_the_others_go_on(tmp_path, dtopp_binary):
+    text = STUDY.replace("[1, 2, 3]", "[1]").replace("measure:", "  broken: {{data.train: [{output}/none.npy]}}\nmeasure:")
+    done = tiny_run.dtopp("study", write_study(tmp_path, text))
+    assert done.returncode == 6
+    assert "broken-seed1 failed: ended with status 3: " in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("dtopp: error: 1 of 3 runs failed: broken-seed1;")
+    document = results(tmp_path)
+    assert [run["status"] for run in document["runs"]] == ["done", "done", "failed"]
+    failed = run_of(document, "broken", 1)
+    assert "none.npy" in failed["cause"] and failed["values"]["val/loss"] is None
+    broken = document["table"][2]
+    assert broken["n"] == 0 and broken["values"]["val/loss"]["mean"] is None and "no run is done" in broken["notes"]
+    one = document["table"][1]
+    assert one["difference"]["val/loss"]["mean"] is not None
+    assert one["values"]["val/loss"]["half_width"] is one["difference"]["val/loss"]["p"] is None
+
+
+def start_slow(directory):
+    study = subprocess.Popen([tiny_run.BINARY, "study", write_study(directory), "--slots", "2", *SLOW],
+                             stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    metrics = [directory / f"out/runs/{variant}-seed1/metrics.jsonl" for variant in ("top-k", "dtop-p")]
+    end = time.monotonic() + 60
+    while not all(path.exists() and path.stat().st_size > 0 for path in metrics):
+        assert time.monotonic() < end and study.poll() is None
+        time.sleep(0.05)
+    return study, metrics
+
+
+def last_step(path):
+    return json.loads(path.read_text().rsplit("\n", 2)[-2])["step"]
+
+
+def test_sigterm_saves_the_runs_and_the_next_start_goes_on(tmp_path, dtopp_binary):
+    study, metrics = start_slow(tmp_path)
+    study.send_signal(signal.SIGTERM)
+    stderr = study.communicate(timeout=60)[1]
+    assert study.returncode == 75
+    assert stderr.splitlines()[-1] == "dtopp: study stopped, 0 of 6 runs done; start it again to go on"
+    assert {run["status"] for run in results(tmp_path)["runs"]} == {"pending"}
+    stopped = [last_step(path) for path in metrics]
+    for path, step in zip(metrics, stopped):
+        assert (path.parent / "checkpoints" / f"step-{step:08d}").is_dir()
+    # The same configuration up to where it is: the runs go on from there, and end when they are stopped again.
+    again, _ = start_slow(tmp_path)
+    end = time.monotonic() + 60
+    while any(last_step(path) <= step for path, step in zip(metrics, stopped)):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    again.send_signal(signal.SIGINT)
+    again.communicate(timeout=60)
+    assert again.returncode == 75
+    for path in metrics:
+        steps = [json.loads(line)["step"] for line in path.read_text().splitlines()]
+        assert steps == list(range(1, len(steps) + 1))
+
+
+def test_killed_study_leaves_no_run_behind(tmp_path, dtopp_binary):
+    study, metrics = start_slow(tmp_path)
+    study.kill()
+    study.communicate(timeout=60)
+    time.sleep(0.5)
+    sizes = [path.stat().st_size for path in metrics]
+    time.sleep(0.5)
+    assert [path.stat().st_size for path in metrics] == sizes
+
+
+@pytest.mark.parametrize("change, message", [
+    ("{routing.methd: top_k}", "unknown key 'routing.methd'; did you mean routing.method?"),
+    ("{routing.method: topk}", "routing.method: expected one of"),
+    ("{model.num_heads: 5}", "model.num_heads"),
+])
+def test_impossible_variant_ends_with_2_before_any_run(tmp_path, dtopp_binary, change, message):
+    study = write_study(tmp_path)
+    study.write_text(study.read_text().replace("{routing.method: dtop_p}", change))
+    done = tiny_run.dtopp("study", study)
+    assert done.returncode == 2
+    assert message in done.stderr and f"{study}:5: " in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_dry_run_says_what_it_costs_and_writes_nothing(tmp_path, dtopp_binary):
+    study = write_study(tmp_path)
+    done = tiny_run.dtopp("study", study, "--dry-run", "training.steps=1000")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 1 + 6 + 2
+    assert not (tmp_path / "out").exists()
+    plan = json.loads(tiny_run.dtopp("plan", tmp_path / "run.yaml", "--json", "training.steps=1000").stdout)
+    # Validations before the first step, every 5 steps, after the last one; 256 tokens, a third of the arithmetic.
+    tokens = 1000 * plan["tokens_per_step"] + 201 * 256 / 3
+    name, status, steps, flops, hours = lines[1].split()
+    assert (name, status, steps) == ("top-k-seed1", "pending", "1000")
+    assert float(flops.removesuffix("G")) == pytest.approx(tokens * plan["flops_per_token"] / 1e9, rel=5e-3)
+    assert float(hours) > 0
+    assert float(lines[7].split()[-1]) == pytest.approx(6 * float(hours), rel=0.02)
+
+
+def test_one_study_at_a_time(tmp_path, dtopp_binary):
+    study, _ = start_slow(tmp_path)
+    second = tiny_run.dtopp("study", tmp_path / "study.yaml", *SLOW)
+    study.send_signal(signal.SIGTERM)
+    study.communicate(timeout=60)
+    assert second.returncode == 2 and "another dtopp process is writing" in second.stderr
