@@ -81,7 +81,7 @@ TEST(Presets, every_file_loads_validates_and_is_named_after_itself) {
     EXPECT_TRUE(outputs.insert(config.output).second) << config.output << " is used twice";
     ++count;
   }
-  EXPECT_EQ(count, 3 + (7 * 4 + 1) + 5 + 1 + (1 + 4) + 4 * 2 + 5 + 1U);
+  EXPECT_EQ(count, 3 + (7 * 4 + 1) + 5 + 1 + (1 + 4) + 4 * 2 + 5 + 1 + 2U);
 }
 
 TEST(Presets, dense_rows_follow_the_paper) {

@@ -1,0 +1,39 @@
+// Every file of configs/studies.
+#include <map>
+#include <set>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "dtopp/study/expansion.h"
+
+namespace dtopp {
+namespace {
+
+const std::filesystem::path kStudies = std::filesystem::path(DTOPP_SOURCE_DIR) / "configs/studies";
+
+TEST(ShippedStudies, have_runs_that_can_be_and_differ) {
+  std::map<std::string, std::set<std::string>> names;  // by size
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(kStudies)) {
+    if (!entry.is_regular_file()) continue;
+    SCOPED_TRACE(entry.path());
+    const std::string size = entry.path().parent_path().filename(), name = entry.path().stem();
+    const Study study = load_study(entry.path(), {});
+    const std::vector<StudyRun> runs = expand(study);
+    EXPECT_EQ(study.output, std::filesystem::path("studies") / size / name);
+    EXPECT_EQ(runs.size(), study.variants.size() * study.points.size() * study.seeds.size());
+    EXPECT_GE(study.seeds.size(), size == "paper" ? 1U : 3U);
+    std::set<std::string> hashes;
+    for (const StudyRun& run : runs) hashes.insert(run.hash);
+    EXPECT_EQ(hashes.size(), runs.size()) << "two variants are the same";
+    names[size].insert(name);
+  }
+  EXPECT_THAT(names, testing::SizeIs(3));
+  // Each at each size, but for the questions that the small models ask.
+  EXPECT_EQ(names["gpu"], names["paper"]);
+  names["lab"].erase("why-top-k-leads");
+  EXPECT_EQ(names["lab"], names["gpu"]);
+}
+
+}  // namespace
+}  // namespace dtopp
