@@ -1,0 +1,157 @@
+#!/usr/bin/env python3
+"""Whether one language model answers benchmarks better than another: two dumps of `dtopp evaluate --tasks … --dump`.
+
+Both were asked the same, so answers are compared item by item: for each task the difference of the accuracies, second less
+first, with a 95 % interval from a paired bootstrap. What is drawn are clusters of items that may share a difficulty: those
+of a category (MMLU); with --data, the folder that was evaluated, those about one passage; else single items.
+
+Usage: compare_items.py FIRST.jsonl SECOND.jsonl [--data DIR] [--samples 10000] [--seed 0] [--json]
+"""
+
+import argparse
+import gzip
+import json
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+
+LARGEST = 1 << 20  # numbers drawn at once
+PASSAGE = "Passage: "
+KNOWN_BY = 120  # characters that a passage is known by
+
+
+def fail(message):
+    print(f"compare_items: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def read_text(path):
+    if path.suffix == ".zst":
+        return subprocess.run(["zstd", "-dcq", path], check=True, capture_output=True).stdout.decode()
+    return (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8").read()
+
+
+def read_passages(folder, task):
+    """How the passage of each item of a task begins, None where it is about none."""
+    path = next((path for end in (".jsonl.zst", ".jsonl", ".jsonl.gz") if (path := folder / (task + end)).exists()), None)
+    if path is None:
+        fail(f"{folder}: holds no {task}.jsonl.zst, {task}.jsonl or {task}.jsonl.gz")
+    try:
+        questions = [json.loads(line).get("query", "") for line in read_text(path).splitlines()]
+    except (OSError, subprocess.CalledProcessError, ValueError, AttributeError) as error:
+        fail(f"{path}: {error}")
+    return [question[:KNOWN_BY] if question.startswith(PASSAGE) else None for question in questions]
+
+
+class Clusters:
+    """By category, by passage, else each item by itself."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.passages = {}  # by task
+
+    def of(self, task, category, index):
+        if category is not None or self.folder is None:
+            return category if category is not None else index
+        if task not in self.passages:
+            self.passages[task] = read_passages(self.folder, task)
+        if index >= len(self.passages[task]):
+            fail(f"{self.folder}: {task} has no item {index}: not the data that was evaluated")
+        return self.passages[task][index] or index
+
+
+def read_items(path):
+    """{(task, category, index): (what was asked, whether the answer was right)} in the file's order."""
+    items = {}
+    try:
+        for number, line in enumerate(open(path, encoding="utf-8"), 1):
+            item = json.loads(line)
+            if item.get("correct") is None:
+                fail(f"{path}: line {number}: no answer; it was made with --dry-run")
+            asked = hash(json.dumps([item["contexts"], item["continuations"]]))
+            items[item["task"], item["category"], item["index"]] = asked, bool(item["correct"])
+    except (OSError, ValueError, AttributeError, TypeError, LookupError) as error:
+        fail(f"{path}: not a dump of dtopp evaluate: {error!r}")
+    return items
+
+
+def by_task(first, second, clusters):
+    """{task: (right answers [clusters, 2], items [clusters])}."""
+    if first.keys() != second.keys():
+        fail("the dumps are of different items: evaluate both models with the same tasks and --limit")
+    tasks = {}
+    for key, (asked, right) in first.items():
+        if asked != second[key][0]:
+            fail(f"{key[0]}, item {key[2]}: the models were asked differently; compare models of one tokenizer")
+        counts = tasks.setdefault(key[0], {}).setdefault(clusters.of(*key), [0, 0, 0])
+        counts[0] += right
+        counts[1] += second[key][1]
+        counts[2] += 1
+    tables = {task: np.array(list(counts.values()), np.int64) for task, counts in tasks.items()}
+    return {task: (table[:, :2], table[:, 2]) for task, table in tables.items()}
+
+
+def resampled(right, items, samples, rng):
+    """Differences of accuracy of `samples` draws of as many clusters."""
+    gain = right[:, 1] - right[:, 0]
+    clusters = len(items)
+    chances = np.full(clusters, 1 / clusters)
+    differences = []
+    for begin in range(0, samples, at_once := max(1, LARGEST // clusters)):
+        draws = rng.multinomial(clusters, chances, size=min(at_once, samples - begin))
+        differences.append((draws @ gain) / (draws @ items))
+    return np.concatenate(differences)
+
+
+def with_interval(difference, draws, clusters):
+    """Blank where one cluster is all there is: drawing it again says nothing."""
+    low, high = (None, None) if clusters < 2 else map(float, np.quantile(draws, [0.025, 0.975]))
+    return {"difference": float(difference), "low": low, "high": high}
+
+
+def compare(paths, folder=None, samples=10000, seed=0):
+    """What --json prints, of two files."""
+    tasks = by_task(*map(read_items, paths), Clusters(folder))
+    rng = np.random.default_rng(seed)
+    result, all_draws = {}, []
+    for task, (right, items) in tasks.items():
+        first, second = right.sum(0) / items.sum()
+        draws = resampled(right, items, samples, rng)
+        all_draws.append(draws)
+        result[task] = {"items": int(items.sum()), "clusters": len(items), "first": float(first), "second": float(second)}
+        result[task] |= with_interval(second - first, draws, len(items))
+    average = {name: float(np.mean([row[name] for row in result.values()])) for name in ("first", "second")}
+    least = min(row["clusters"] for row in result.values())
+    average |= with_interval(average["second"] - average["first"], np.mean(all_draws, 0), least)
+    return {"tasks": result, "average": average}
+
+
+def row_text(name, row):
+    interval = "no interval: one cluster" if row["low"] is None else f"{100 * row['low']:+.2f} to {100 * row['high']:+.2f}"
+    counts = f"{row['items']} items in {row['clusters']} clusters" if "items" in row else ""
+    return (f"{name:18} {100 * row['first']:6.2f} {100 * row['second']:6.2f}  {100 * row['difference']:+6.2f}  "
+            f"({interval})  {counts}").rstrip()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("dumps", nargs=2)
+    parser.add_argument("--data", type=pathlib.Path)
+    parser.add_argument("--samples", type=int, default=10000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    result = compare(options.dumps, options.data, options.samples, options.seed)
+    if options.json:
+        print(json.dumps(result))
+        return
+    print(f"{'accuracy, %':18}  first second   difference, 95 %")
+    for task, row in result["tasks"].items():
+        print(row_text(task, row))
+    print(row_text("average", result["average"]))
+
+
+if __name__ == "__main__":
+    main()
