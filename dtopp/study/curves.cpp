@@ -135,8 +135,9 @@ Curve mean_curve(std::vector<Points> runs) {
   std::ranges::transform(runs, runs.begin(), thinned);
   Curve curve{.x = common_x(runs)};
   for (const double x : curve.x) {
-    std::vector<double> values;
-    for (const Points& run : runs) values.push_back(interpolate(run.x, run.y, x));
+    std::vector<double> values(runs.size());
+    std::ranges::transform(runs, values.begin(),
+                           [&](const Points& run) { return interpolate(run.x, run.y, x); });
     curve.y.push_back(mean_interval(values));
   }
   return curve;

@@ -106,7 +106,10 @@ class Claims {
   void share(const std::string& key, const std::string& owner) { claims_.emplace_back(key, owner); }
   void refuse(const std::string& key, const std::string& place) const {
     for (const auto& [claimed, owner] : claims_) {
-      if (overlap(key, claimed)) throw UsageError(place + ": " + key + " is what " + owner + " sets");
+      if (!overlap(key, claimed)) continue;
+      std::string message = place;
+      message.append(": ").append(key).append(" is what ").append(owner).append(" sets");
+      throw UsageError(message);
     }
   }
 

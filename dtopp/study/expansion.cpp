@@ -113,7 +113,7 @@ std::string hash_of(const RunConfig& config) {
   flatten_config(config, "", leaves);
   std::string text;
   for (const auto& [key, value] : leaves) {
-    if (is_measured(key)) text += key + ": " + value + "\n";
+    if (is_measured(key)) text.append(key).append(": ").append(value).append("\n");
   }
   return hash_text(text);
 }

@@ -54,9 +54,9 @@ std::vector<std::string> notes_of(const TableRow& row, const RowRuns& own, const
     const std::string& name = study.measures[measure];
     for (const auto& [seed, run] : own.own) {
       const auto& value = values[run][measure];
-      const std::string where = " in seed " + std::to_string(seed);
-      if (!value) notes.push_back(name + " is not there" + where);
-      if (value && !std::isfinite(*value)) notes.push_back(name + " is not finite" + where);
+      if (value && std::isfinite(*value)) continue;
+      notes.push_back(name + (value ? " is not finite in seed " : " is not there in seed ") +
+                      std::to_string(seed));
     }
     if (row.differences.empty()) continue;
     const PairedDifference& difference = row.differences[measure].difference;

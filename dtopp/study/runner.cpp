@@ -41,13 +41,13 @@ std::vector<std::string> own_environment() {
 // How a run ended, and the error that it printed last.
 std::string cause_of(const StudyRun& run, const ChildEnd& end, uint64_t console_begin) {
   if (end.signal != 0) return "killed by " + signal_name(end.signal);
-  const std::string status = "ended with status " + std::to_string(end.status);
+  std::string cause = "ended with status " + std::to_string(end.status);
   constexpr std::string_view kMark = "dtopp: error: ";
   const std::string text = read_file(console_of_run(run)).substr(console_begin);
   const size_t mark = text.rfind(kMark);
-  if (mark == std::string::npos) return status;
+  if (mark == std::string::npos) return cause;
   const size_t begin = mark + kMark.size();
-  return status + ": " + text.substr(begin, text.find('\n', begin) - begin);
+  return cause.append(": ").append(text, begin, text.find('\n', begin) - begin);
 }
 
 class Runner {
