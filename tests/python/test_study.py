@@ -175,7 +175,7 @@ def start_slow(directory):
     study = subprocess.Popen([tiny_run.BINARY, "study", write_study(directory), "--slots", "2", *SLOW],
                              stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     metrics = [directory / f"out/runs/{variant}-seed1/metrics.jsonl" for variant in ("top-k", "dtop-p")]
-    end = time.monotonic() + 60
+    end = time.monotonic() + 180
     while not all(path.exists() and path.stat().st_size > 0 for path in metrics):
         assert time.monotonic() < end and study.poll() is None
         time.sleep(0.05)
@@ -189,7 +189,7 @@ def last_step(path):
 def test_sigterm_saves_the_runs_and_the_next_start_goes_on(tmp_path, dtopp_binary):
     study, metrics = start_slow(tmp_path)
     study.send_signal(signal.SIGTERM)
-    stderr = study.communicate(timeout=60)[1]
+    stderr = study.communicate(timeout=180)[1]
     assert study.returncode == 75
     assert stderr.splitlines()[-1] == "dtopp: study stopped, 0 of 6 runs done; start it again to go on"
     assert {run["status"] for run in results(tmp_path)["runs"]} == {"pending"}
@@ -198,12 +198,12 @@ def test_sigterm_saves_the_runs_and_the_next_start_goes_on(tmp_path, dtopp_binar
         assert (path.parent / "checkpoints" / f"step-{step:08d}").is_dir()
     # The same configuration up to where it is: the runs go on from there, and end when they are stopped again.
     again, _ = start_slow(tmp_path)
-    end = time.monotonic() + 60
+    end = time.monotonic() + 180
     while any(last_step(path) <= step for path, step in zip(metrics, stopped)):
         assert time.monotonic() < end
         time.sleep(0.05)
     again.send_signal(signal.SIGINT)
-    again.communicate(timeout=60)
+    again.communicate(timeout=180)
     assert again.returncode == 75
     for path in metrics:
         steps = [json.loads(line)["step"] for line in path.read_text().splitlines()]
@@ -213,7 +213,7 @@ def test_sigterm_saves_the_runs_and_the_next_start_goes_on(tmp_path, dtopp_binar
 def test_killed_study_leaves_no_run_behind(tmp_path, dtopp_binary):
     study, metrics = start_slow(tmp_path)
     study.kill()
-    study.communicate(timeout=60)
+    study.communicate(timeout=180)
     time.sleep(0.5)
     sizes = [path.stat().st_size for path in metrics]
     time.sleep(0.5)
@@ -255,5 +255,5 @@ def test_one_study_at_a_time(tmp_path, dtopp_binary):
     study, _ = start_slow(tmp_path)
     second = tiny_run.dtopp("study", tmp_path / "study.yaml", *SLOW)
     study.send_signal(signal.SIGTERM)
-    study.communicate(timeout=60)
+    study.communicate(timeout=180)
     assert second.returncode == 2 and "another dtopp process is writing" in second.stderr
