@@ -37,6 +37,7 @@ int run(int argc, char** argv) {
   dtopp::cli::add_sample(app);
   dtopp::cli::add_plan(app);
   dtopp::cli::add_study(app);
+  dtopp::cli::add_report(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -11,6 +11,7 @@ void add_prepare_images(CLI::App& prepare);
 void add_train(CLI::App& app);
 void add_evaluate(CLI::App& app);
 void add_plan(CLI::App& app);
+void add_report(CLI::App& app);
 void add_tokenize(CLI::App& app);
 void add_generate(CLI::App& app);
 void add_sample(CLI::App& app);

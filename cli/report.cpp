@@ -1,0 +1,82 @@
+// Runs and studies as one page.
+#include <charconv>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/run_cost.h"
+#include "cli/standard_streams.h"
+#include "cli/stop_signals.h"
+#include "cli/verbs.h"
+#include "dtopp/base/errors.h"
+#include "dtopp/report/live_report.h"
+#include "dtopp/report/page.h"
+#include "dtopp/report/server.h"
+
+namespace dtopp::cli {
+namespace {
+
+struct ReportOptions {
+  std::vector<std::string> paths;
+  std::string output = "report.html";
+  std::string port;  // what follows --serve
+};
+
+std::vector<std::filesystem::path> paths_of(const ReportOptions& options) {
+  std::vector<std::filesystem::path> paths;
+  for (std::string path : options.paths) {
+    while (path.size() > 1 && path.ends_with('/')) path.pop_back();
+    paths.emplace_back(path);
+  }
+  return paths;
+}
+
+void serve(ReportOptions options) {
+  uint16_t port = 0;
+  const char* end = options.port.data() + options.port.size();
+  const auto [stopped, error] = std::from_chars(options.port.data(), end, port);
+  if (!options.port.empty() && (error != std::errc{} || stopped != end)) {
+    // What follows --serve is a run where it is no number at all.
+    if (options.port.find_first_not_of("0123456789") == std::string::npos)
+      throw UsageError("--serve: a port is a number up to 65535");
+    options.paths.push_back(options.port);
+    port = 0;
+  }
+  if (options.paths.empty()) throw UsageError("report: name a run or a study");
+  stop_on_signals();
+  LiveReport report(paths_of(options), find_run_cost);
+  serve_report(report, port,
+               {.listening =
+                    [](const std::string& address) {
+                      std::printf("%s\n", address.c_str());
+                      flush_standard_output();
+                    },
+                .stop = stop_requested});
+}
+
+void write(const ReportOptions& options) {
+  if (options.paths.empty()) throw UsageError("report: name a run or a study");
+  write_report(read_report_input(paths_of(options), find_run_cost), options.output);
+  std::printf("%s\n", options.output.c_str());
+}
+
+}  // namespace
+
+void add_report(CLI::App& app) {
+  auto options = std::make_shared<ReportOptions>();
+  CLI::App* verb = app.add_subcommand("report", "What runs and studies show, as one HTML page");
+  verb->add_option("runs", options->paths, "folders of runs and of studies");
+  CLI::Option* output = verb->add_option("--output", options->output, "the page")->capture_default_str();
+  CLI::Option* serve_option =
+      verb->add_option(
+              "--serve", options->port,
+              "follow the runs as they train: on this port of 127.0.0.1, without one on any that is free")
+          ->expected(0, 1)
+          ->excludes(output);
+  verb->callback([options, serve_option] { serve_option->count() > 0 ? serve(*options) : write(*options); });
+}
+
+}  // namespace dtopp::cli

@@ -1,0 +1,13 @@
+// What `plan` says of a run, for who reports on it.
+#pragma once
+
+#include <optional>
+
+#include "dtopp/report/input.h"
+
+namespace dtopp::cli {
+
+// None where the plan cannot be made of the configuration alone.
+std::optional<RunCost> find_run_cost(const RunConfig& config);
+
+}  // namespace dtopp::cli

@@ -1,0 +1,111 @@
+#include "dtopp/report/input.h"
+
+#include <algorithm>
+#include <set>
+
+#include "dtopp/base/errors.h"
+#include "dtopp/base/path_kind.h"
+#include "dtopp/checkpoint/run_directory.h"
+#include "dtopp/report/study_file.h"
+
+namespace dtopp {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kMetricsFile[] = "metrics.jsonl";
+
+ReportRun read_run(const fs::path& path, const FindCost& find_cost) {
+  if (path_kind(path) == PathKind::kNothing) throw UsageError(path.string() + ": there is no such run");
+  auto config = config_of(path);
+  if (!config)
+    throw UsageError(path.string() + ": is no run or study: it holds neither config.yaml nor study.json");
+  if (path_kind(path / kMetricsFile) == PathKind::kNothing)
+    throw UsageError(path.string() + ": the run has no metrics.jsonl yet: it has made no step");
+  ReportRun run;
+  run.name = config->name.empty() ? path.filename().string() : config->name;
+  run.path = path;
+  run.history = read_run_history(path / kMetricsFile);
+  run.evaluations = read_evaluations(path);
+  run.cost = find_cost ? find_cost(*config) : std::nullopt;
+  run.config = std::move(*config);
+  return run;
+}
+
+// Of several runs of one name the path is told too.
+void tell_apart(std::vector<ReportRun>& runs) {
+  std::map<std::string, int> counts;
+  for (const ReportRun& run : runs) ++counts[run.name];
+  for (ReportRun& run : runs) {
+    if (counts[run.name] > 1) run.name += " (" + run.path.string() + ")";
+  }
+}
+
+bool differ_in_seed_alone(const RunConfig& a, const RunConfig& b) {
+  static const std::set<std::string> kFree = {"name", "output", "training.seed"};
+  const auto keys = differing_keys(a, b);
+  return std::ranges::all_of(keys, [](const std::string& key) { return kFree.contains(key); });
+}
+
+// What the names of runs of several seeds have in common: "dtop-p" of "dtop-p-seed1" and "dtop-p-seed2".
+std::string name_of_seeds(const std::vector<ReportRun>& runs, const RunGroup& group) {
+  std::string name = runs[group.runs[0]].name;
+  if (group.runs.size() == 1) return name;
+  for (const size_t run : group.runs) name.erase(std::ranges::mismatch(name, runs[run].name).in1, name.end());
+  name = name.substr(0, name.find(" ("));
+  for (const std::string_view end : {"-", "_", " ", "seed", "-", "_", " "}) {
+    if (name.ends_with(end)) name.erase(name.size() - end.size());
+  }
+  return name.empty() ? runs[group.runs[0]].name : name;
+}
+
+std::vector<RunGroup> group_runs(const std::vector<ReportRun>& runs) {
+  std::vector<RunGroup> groups;
+  for (size_t run = 0; run < runs.size(); ++run) {
+    const auto group = std::ranges::find_if(groups, [&](const RunGroup& candidate) {
+      const RunConfig& first = runs[candidate.runs[0]].config;
+      // The same seed twice is not a second sample: such runs are compared one by one.
+      return differ_in_seed_alone(first, runs[run].config) &&
+             std::ranges::none_of(candidate.runs, [&](size_t other) {
+               return runs[other].config.training.seed == runs[run].config.training.seed;
+             });
+    });
+    if (group == groups.end())
+      groups.push_back({runs[run].name, {run}});
+    else
+      group->runs.push_back(run);
+  }
+  for (RunGroup& group : groups) group.name = name_of_seeds(runs, group);
+  return groups;
+}
+
+std::string folder_name(const fs::path& path) {
+  const fs::path normal = path.lexically_normal();
+  return (normal.has_filename() ? normal : normal.parent_path()).filename().string();
+}
+
+}  // namespace
+
+ReportInput read_report_input(const std::vector<fs::path>& paths, const FindCost& find_cost) {
+  ReportInput input;
+  for (const fs::path& path : paths) {
+    if (!is_study(path)) {
+      input.runs.push_back(read_run(path, find_cost));
+      continue;
+    }
+    StudyFile study = read_study_file(path);
+    for (const fs::path& run : study.runs) {
+      if (path_kind(run / kMetricsFile) != PathKind::kNothing) input.runs.push_back(read_run(run, find_cost));
+    }
+    std::ranges::move(study.rows, std::back_inserter(input.study));
+    input.title = folder_name(path);
+  }
+  if (input.runs.empty()) throw UsageError(paths.at(0).string() + ": the study has no run with metrics yet");
+  tell_apart(input.runs);
+  input.groups = group_runs(input.runs);
+  if (input.title.empty())
+    input.title = input.runs.size() == 1 ? input.runs[0].name : std::to_string(input.runs.size()) + " runs";
+  return input;
+}
+
+}  // namespace dtopp

@@ -1,0 +1,85 @@
+// What a report is made of: runs with their metrics and what was measured on them, and a study's table.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dtopp/config/run_config.h"
+#include "dtopp/metrics/run_history.h"
+
+namespace dtopp {
+
+// What `dtopp plan` says of a run.
+struct RunCost {
+  double flops_per_token = 0;             // forward and backward, without what active experts add
+  double flops_per_token_and_expert = 0;  // what one more active expert in every layer adds
+  double memory_bytes = 0;                // of one process at its peak
+};
+using FindCost = std::function<std::optional<RunCost>(const RunConfig&)>;
+
+// A file that `evaluate --output` has written into the run's folder, by what it holds.
+struct TaskScore {
+  double accuracy = 0, standard_error = 0;  // fractions
+};
+struct LayerActivations {
+  std::vector<double> histogram;    // [n]: tokens with n experts
+  std::vector<double> expert_load;  // [e]: the share of tokens that chose e
+};
+struct KindOfTokens {
+  std::string by, kind;
+  double tokens = 0, mean = 0, deviation = 0;
+};
+struct SweepPoint {
+  double experts = 0, value = 0;  // value: nll in nats a token, or the average accuracy
+};
+struct Evaluations {
+  std::map<std::string, TaskScore> tasks;
+  std::vector<LayerActivations> layers;
+  std::vector<KindOfTokens> kinds;
+  std::vector<SweepPoint> loss_sweep, accuracy_sweep;
+};
+// Of all *.json below `run`; other JSON is passed over. DataError where one is no JSON or lacks a part.
+Evaluations read_evaluations(const std::filesystem::path& run);
+
+struct ReportRun {
+  std::string name;  // unlike all others
+  std::filesystem::path path;
+  RunConfig config;
+  RunHistory history;
+  Evaluations evaluations;
+  std::optional<RunCost> cost;
+};
+
+// Runs that differ in their seeds alone.
+struct RunGroup {
+  std::string name;
+  std::vector<size_t> runs;
+};
+
+// A number of study.json: none where it could not be computed.
+struct StudyValue {
+  std::optional<double> mean, half_width, p, p_holm;
+};
+struct StudyRow {
+  std::string name;  // variant and grid point
+  int64_t n = 0;
+  std::map<std::string, StudyValue> values, differences;  // by measure
+};
+
+struct ReportInput {
+  std::string title;
+  std::vector<ReportRun> runs;
+  std::vector<RunGroup> groups;  // every run is in one
+  std::vector<StudyRow> study;   // empty: no study
+};
+
+// Of folders of runs and of studies (those that hold a study.json, whose runs that have metrics are taken).
+// UsageError where there is no such run or study, DataError where metrics or another file is damaged.
+ReportInput read_report_input(const std::vector<std::filesystem::path>& paths, const FindCost& find_cost);
+
+}  // namespace dtopp

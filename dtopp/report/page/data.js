@@ -1,0 +1,85 @@
+// The document (what there is to show) and columns of numbers, decoded when they are first drawn.
+const columns = new Map();  // id → {kind, n, first, step, values}
+
+function bytesOf(base64) {
+  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(base64);
+  const text = atob(base64);
+  const bytes = new Uint8Array(text.length);
+  for (let i = 0; i < text.length; ++i) bytes[i] = text.charCodeAt(i);
+  return bytes;
+}
+
+function decode(column, base64) {
+  if (column.kind === "affine") {
+    return Float64Array.from({ length: column.n }, (_, i) => column.first + column.step * i);
+  }
+  const bytes = bytesOf(base64);
+  return column.kind === "f64" ? new Float64Array(bytes.buffer) : new Float32Array(bytes.buffer);
+}
+
+function declareColumns(list) {
+  for (const column of list) columns.set(column.id, { ...column, values: null });
+}
+
+// The numbers of a column; of one that the page carries, from the element that holds its text.
+function valuesOf(id) {
+  const column = columns.get(id);
+  if (column.values === null) {
+    const element = document.getElementById("column-" + id);
+    column.values = decode(column, element === null ? "" : element.textContent);
+    if (element !== null) element.remove();
+  }
+  return column.values;
+}
+
+// What the server has added: the numbers from index `from` on.
+function extendColumn(column, base64) {
+  const added = decode(column, base64);
+  if (column.kind === "affine" || column.from === 0) {
+    columns.set(column.id, { ...column, values: added });
+    return;
+  }
+  const known = valuesOf(column.id);
+  const values = new added.constructor(column.n);
+  values.set(known.subarray(0, column.from));
+  values.set(added, column.from);
+  columns.set(column.id, { ...column, values });
+}
+
+// The first index whose value is at least `value`; values ascend.
+function lowerBound(values, value) {
+  let low = 0, high = values.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (values[middle] < value) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+// A run's clock at a step: between its training lines in proportion, from 0 before the first.
+function clockAt(steps, clock, step) {
+  const i = lowerBound(steps, step);
+  if (i === steps.length) return clock[i - 1];
+  if (steps[i] === step) return clock[i];
+  const [step0, clock0] = i === 0 ? [0, 0] : [steps[i - 1], clock[i - 1]];
+  return clock0 + (clock[i] - clock0) * (step - step0) / (steps[i] - step0);
+}
+
+const clockCache = new Map();  // "run axis column" → {source, values}
+
+// Where a line's points lie on an axis ("step", "tokens", "flops", "hours"); null where its run has none.
+function positionsOf(clocks, line, axis) {
+  const steps = valuesOf(line.x);
+  const clock = clocks[line.run];
+  if (axis === "step" || clock === undefined) return steps;
+  if (clock[axis] === undefined) return null;
+  if (clock.steps === line.x) return valuesOf(clock[axis]);
+  const key = `${line.run} ${axis} ${line.x}`;
+  const cached = clockCache.get(key);
+  if (cached !== undefined && cached.source === steps) return cached.values;
+  const from = valuesOf(clock.steps), to = valuesOf(clock[axis]);
+  const values = Float64Array.from(steps, step => clockAt(from, to, step));
+  clockCache.set(key, { source: steps, values });
+  return values;
+}

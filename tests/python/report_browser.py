@@ -1,0 +1,47 @@
+"""A page in a headless browser that fails the test where the page errs or asks anybody but its own server for anything."""
+
+import pathlib
+import shutil
+import urllib.parse
+
+import pytest
+
+BROWSER = shutil.which("chromium-headless-shell") or shutil.which("chromium")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if BROWSER is None:
+        pytest.skip("chromium-headless-shell is not installed")
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as session:
+        yield session.chromium.launch(executable_path=BROWSER)
+
+
+@pytest.fixture
+def open_page(browser):
+    """open_page(file or address, **options of the page): the page, drawn."""
+    troubles, contexts = [], []
+
+    def open_one(place, **options):
+        url = place.as_uri() if isinstance(place, pathlib.Path) else place
+        contexts.append(browser.new_context(**options))
+        page = contexts[-1].new_page()
+        page.on("pageerror", lambda error: troubles.append(f"page error: {error}"))
+        page.on("console", lambda message: troubles.append(f"console: {message.text}") if message.type == "error" else None)
+        page.on("request", lambda request: troubles.append(f"request: {request.url}") if not allowed(request.url, url) else None)
+        page.goto(url)
+        page.wait_for_function("window.dtoppReport !== undefined && view.plots.every(plot => !plot.isVisible || !plot.isDirty)")
+        return page
+
+    yield open_one
+    for context in contexts:
+        context.close()
+    assert not troubles, troubles
+
+
+def allowed(asked, page):
+    asked, page = urllib.parse.urlsplit(asked), urllib.parse.urlsplit(page)
+    if asked.scheme == "data":
+        return True
+    return asked[:2] == page[:2] and (asked.path == page.path if page.scheme == "file" else asked.path in ("/", "/update"))

@@ -1,0 +1,71 @@
+#include "dtopp/report/sections.h"
+
+#include <cmath>
+#include <limits>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "dtopp/report/numbers.h"
+#include "dtopp/report/page.h"
+
+namespace dtopp {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+using namespace report_text;
+
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+Series series_of(std::vector<double> values) {
+  Series series;
+  for (size_t i = 0; i < values.size(); ++i) series.steps.push_back(static_cast<int64_t>(i) + 1);
+  series.values = std::move(values);
+  return series;
+}
+
+TEST(SettledAt, is_the_first_step_from_which_every_mean_stays_within_the_tolerance) {
+  std::vector<double> values(100, 4.0);
+  std::fill_n(values.begin(), 10, 2.1);
+  // The mean over 20 from step s on, s <= 10, is 4 − 1.9 (11 − s) / 20: within 0.2 from s = 9.
+  EXPECT_EQ(settled_at(series_of(values), 4), 9);
+  values[60] = 10;  // its means are 0.3 off, up to the one that begins with it
+  EXPECT_EQ(settled_at(series_of(values), 4), 62);
+  values.back() = 100;
+  EXPECT_EQ(settled_at(series_of(values), 4), std::nullopt);
+}
+
+TEST(SettledAt, leaves_gaps_out_and_needs_as_many_lines_as_it_averages) {
+  std::vector<double> values(25, 4.0);
+  for (const size_t gap : {3, 7, 11}) values[gap] = kNaN;
+  EXPECT_EQ(settled_at(series_of(values), 4), 1);
+  for (const size_t gap : {1, 2, 12}) values[gap] = kNaN;
+  EXPECT_EQ(settled_at(series_of(values), 4), std::nullopt);
+}
+
+TEST(Numbers, are_short_and_exact) {
+  EXPECT_EQ(whole(-1234567), "−1,234,567");
+  EXPECT_EQ(whole(123), "123");
+  EXPECT_EQ(scaled(1075200), "1.075 M");
+  EXPECT_EQ(scaled(6228.4), "6,228");
+  EXPECT_EQ(scaled(2.5e-5), "2.5e-05");
+  EXPECT_EQ(fixed(-0.00001, 3), "0.000");
+  EXPECT_EQ(fixed(kNaN, 3), "–");
+  EXPECT_EQ(interval(1.5, std::nullopt, 2), "1.50");
+  EXPECT_EQ(count_of(1, "run") + ", " + count_of(2, "run"), "1 run, 2 runs");
+}
+
+TEST(Page, is_closed_to_the_network_and_to_markup_in_names) {
+  ReportDocument document;
+  document.title = "</script><script>alert(1)</script>";
+  document.sections = {{"learned", "Did it learn", {document.title}, {}}};
+  const std::string page = render_page(document, Columns());
+  EXPECT_THAT(page, Not(HasSubstr("alert(1)</script>")));
+  EXPECT_THAT(page, HasSubstr("default-src 'none'"));
+  EXPECT_THAT(page, Not(HasSubstr("connect-src")));
+  EXPECT_THAT(render_page(document, Columns(), 1), HasSubstr("connect-src 'self'"));
+}
+
+}  // namespace
+}  // namespace dtopp
