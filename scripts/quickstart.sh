@@ -9,5 +9,6 @@ for part in train validation; do
   "$dtopp" prepare text "assets/text/novels-$part.jsonl.zst" --tokenizer "$tokenizer" --output "data/quickstart/$part"
 done
 "$dtopp" train configs/quickstart.yaml >/dev/null
+"$dtopp" report runs/quickstart --output runs/quickstart/report.html >/dev/null
 
 .venv/bin/python scripts/quickstart_summary.py runs/quickstart

@@ -16,5 +16,6 @@ draw train 10000 1
 draw validation 1000 2
 "$dtopp" train configs/quickstart-images.yaml >/dev/null
 "$dtopp" sample "$run" --count 200 --steps 20 --guidance 2 --output "$run/samples.npz" >/dev/null
+"$dtopp" report "$run" --output "$run/report.html" >/dev/null
 
 .venv/bin/python scripts/quickstart_images_summary.py "$data" "$run"

@@ -29,7 +29,7 @@ What this run learned, from {last['step'] * batch:,} drawn pictures of digits:
   active experts      {mean:.3f} a token over the second half of training, target {target} \
 (threshold p = {steps[-1]['moe/threshold']:.3f})
   speed               {rate:,.0f} tokens a second
-Look at it:           {grid} (a row a digit)
+Look at it:           {grid} (a row a digit); {run / 'report.html'} (its training, for any browser)
 Where everything lies:
   metrics             {run / 'metrics.jsonl'} (TensorBoard reads the same folder)
   samples             {run / 'samples.npz'}; grids drawn while it trained in {run / 'samples'}

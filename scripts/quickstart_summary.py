@@ -23,6 +23,7 @@ What this run learned, from {last['tokens']:,} tokens of public-domain novels:
   active experts      {mean:.3f} a token over the second half of training, target {target} \
 (threshold p = {steps[-1]['moe/threshold']:.3f})
   speed               {sorted(line['throughput/tokens_per_second'] for line in steps)[len(steps) // 2]:,.0f} tokens a second
+Look at it:           {run / 'report.html'} (a page for any browser)
 Where everything lies:
   metrics             {run / 'metrics.jsonl'} (TensorBoard reads the same folder)
   checkpoint          {newest}

@@ -18,7 +18,7 @@ if [ "$mode" = tidy ]; then
 fi
 case $mode in
   images) packages+=(fonts-dejavu-core) ;;
-  test) packages+=(fonts-dejavu-core libgtest-dev libgmock-dev librapidcheck-dev clang-format) ;;
+  test) packages+=(fonts-dejavu-core chromium-headless-shell libgtest-dev libgmock-dev librapidcheck-dev clang-format) ;;
 esac
 
 missing=()

@@ -51,6 +51,7 @@ ReportChart threshold_chart(RunDrawing& drawing) {
   ReportChart chart{"Threshold p", "", drawing.lines("moe/threshold")};
   const LineStyle solved{.name = "solved", .minor = true};
   std::ranges::move(drawing.lines("moe/threshold_solved", solved), std::back_inserter(chart.lines));
+  chart.exact = true;
   if (any_run_has(drawing.input, "moe/threshold_solved"))
     chart.note = "Dotted: the p that would have met the target exactly on the step's own tokens.";
   return chart;
@@ -79,7 +80,8 @@ std::optional<Budget> budget_held(const ReportRun& run) {
   const Series* count = find_series(run, kCount);
   if (count == nullptr) return std::nullopt;
   Budget budget{mean_of_last_tenth(*count), budget_of(run.config), std::nullopt};
-  if (budget.target) budget.settled = settled_at(*count, *budget.target);
+  if (budget.target && run.config.routing.method == RoutingMethod::kDTopP)
+    budget.settled = settled_at(*count, *budget.target);
   return budget;
 }
 

@@ -117,6 +117,7 @@ std::vector<size_t> thinned_places(std::span<const double> values, size_t limit)
     const size_t from = values.size() * s / stretches, to = values.size() * (s + 1) / stretches;
     size_t low = from, high = from;  // a stretch of NaN alone keeps its first
     for (size_t i = from; i < to; ++i) {
+      if (std::isnan(values[i])) continue;
       if (std::isnan(values[low]) || values[i] < values[low]) low = i;
       if (std::isnan(values[high]) || values[i] > values[high]) high = i;
     }

@@ -2,10 +2,12 @@
 #include <cmath>
 #include <map>
 #include <set>
+#include <stdexcept>
 
 #include "dtopp/config/config.h"
 #include "dtopp/report/numbers.h"
 #include "dtopp/report/sections.h"
+#include "dtopp/tasks/paper_results.h"
 
 namespace dtopp {
 namespace {
@@ -67,18 +69,36 @@ std::string score_of(const ReportRun& run, const std::string& task) {
   return series != nullptr ? fixed(100 * last_value(*series), 1) : "–";
 }
 
+std::string paper_score(const std::string& task, size_t model) {
+  try {
+    return fixed(paper_results(task)[model], 1);
+  } catch (const std::out_of_range&) {
+    return "–";  // a task that the paper does not have
+  }
+}
+
 ReportTable benchmark_table(const ReportInput& input, const std::vector<std::string>& tasks) {
   ReportTable table{"Benchmarks, accuracy in percent", {"task"}};
   for (const ReportRun& run : input.runs) table.head.push_back(run.name);
+  for (const std::string_view model : kPaperModels) table.head.push_back("paper: " + std::string(model));
   for (const std::string& task : tasks) {
     std::vector<ReportCell> row = {task};
     for (const ReportRun& run : input.runs) row.push_back(score_of(run, task));
+    for (size_t model = 0; model < kPaperModels.size(); ++model) row.push_back(paper_score(task, model));
     table.rows.push_back(std::move(row));
   }
   table.note =
       "With ±: by `dtopp evaluate`, 95 % interval over items (1.96 standard errors). Without: the last "
-      "validation's, over validation.task_limit items.";
+      "validation's, over validation.task_limit items. The paper's: " +
+      std::string(kPaperSetting) + ".";
   return table;
+}
+
+std::string sentence_of_study(const ReportInput& input) {
+  std::string text = "Runs of the study:";
+  for (const auto& [status, n] : input.study_runs)
+    text += (text.back() == ':' ? " " : ", ") + whole(static_cast<int64_t>(n)) + " " + status;
+  return text + ".";
 }
 
 }  // namespace
@@ -87,6 +107,7 @@ std::optional<ReportSection> compared_section(RunDrawing& drawing) {
   const ReportInput& input = drawing.input;
   ReportSection section{"compared", "Compared"};
   section.blocks = difference_blocks(input);
+  if (!input.study_runs.empty()) section.answers.push_back(sentence_of_study(input));
   if (input.groups.size() > 1) {
     if (auto table = configuration_table(input)) section.blocks.push_back({std::move(*table)});
   }

@@ -72,7 +72,7 @@ ReportChart memory_chart(RunDrawing& drawing) {
   if (drawing.input.runs.size() == 1 && drawing.input.runs[0].cost &&
       find_series(drawing.input.runs[0], "comm/bytes") == nullptr)
     chart.levels.push_back({drawing.input.runs[0].cost->memory_bytes, "by plan"});
-  chart.from_zero = true;
+  chart.from_zero = chart.exact = true;
   return chart;
 }
 

@@ -16,58 +16,71 @@ std::string probability(const std::optional<double>& p) {
   return *p < 0.001 ? "< 0.001" : fixed(*p, 3);
 }
 
-std::vector<double> ordered(const std::vector<std::optional<double>>& p) {
-  std::vector<double> known;
-  for (const auto& value : p) {
-    if (value) known.push_back(*value);
-  }
-  return known;
-}
-
 const std::vector<std::string> kHead = {"", "n", "mean", "difference from the first", "p", "p (Holm)"};
 constexpr char kNote[] =
     "± is the half-width of the 95 % interval (Student's t) over seeds; differences are paired by seed. p: "
     "two-sided, of "
     "the paired difference; Holm's allows for the number of rows. –: one seed, or no spread, gives none.";
 
-// A number of the measure a run, at the seeds that both have.
+// A number a run; none where the run has none.
+using Measure = std::optional<double> (*)(const ReportRun& run);
+
+std::optional<double> known(const Series* series, double (*summary)(const Series&)) {
+  if (series == nullptr || !std::isfinite(summary(*series))) return std::nullopt;
+  return summary(*series);
+}
+
+std::optional<double> validation_loss(const ReportRun& run) {
+  return known(find_series(run, "val/loss"), last_value);
+}
+std::optional<double> training_loss(const ReportRun& run) {
+  return known(find_series(run, main_loss(run)), mean_of_last_tenth);
+}
+std::optional<double> active_experts(const ReportRun& run) {
+  return known(find_series(run, "moe/active_experts"), mean_of_last_tenth);
+}
+
+// Differences over the seeds that both have; `name` is the measure's.
 StudyRow compare(const ReportInput& input, const RunGroup& group, const RunGroup& baseline,
-                 const std::string& metric) {
+                 const std::string& name, Measure measure) {
   StudyRow row;
   row.name = group.name;
   std::vector<double> values, paired, beside;
   for (const size_t run : group.runs) {
-    const Series* series = find_series(input.runs[run], metric);
-    if (series == nullptr || !std::isfinite(last_value(*series))) continue;
-    values.push_back(last_value(*series));
+    const auto value = measure(input.runs[run]);
+    if (!value) continue;
+    values.push_back(*value);
     for (const size_t other : baseline.runs) {
-      const Series* first = find_series(input.runs[other], metric);
-      if (first == nullptr || input.runs[other].config.training.seed != input.runs[run].config.training.seed)
-        continue;
-      paired.push_back(values.back());
-      beside.push_back(last_value(*first));
+      const auto first = measure(input.runs[other]);
+      if (!first || input.runs[other].config.training.seed != input.runs[run].config.training.seed) continue;
+      paired.push_back(*value);
+      beside.push_back(*first);
     }
   }
   const Interval mean = mean_interval(values);
   row.n = mean.n;
-  row.values[metric] = {mean.mean, mean.half_width, std::nullopt, std::nullopt};
+  row.values[name] = {mean.mean, mean.half_width, std::nullopt, std::nullopt};
   if (&group == &baseline) return row;
   const PairedDifference difference = paired_difference(paired, beside);
-  row.differences[metric] = {difference.mean, difference.half_width, difference.p, std::nullopt};
+  row.differences[name] = {difference.mean, difference.half_width, difference.p, std::nullopt};
   return row;
 }
 
-// What a study would say of these runs: the last value of a metric by group.
-std::vector<StudyRow> rows_of_runs(const ReportInput& input, const std::string& metric) {
+// What a study would say of these runs.
+std::vector<StudyRow> rows_of_runs(const ReportInput& input, const std::string& name, Measure measure) {
   std::vector<StudyRow> rows;
-  for (const RunGroup& group : input.groups) rows.push_back(compare(input, group, input.groups[0], metric));
-  std::vector<std::optional<double>> p;
-  for (const StudyRow& row : rows)
-    p.push_back(row.differences.contains(metric) ? row.differences.at(metric).p : std::nullopt);
-  const std::vector<double> adjusted = holm(ordered(p));
+  for (const RunGroup& group : input.groups)
+    rows.push_back(compare(input, group, input.groups[0], name, measure));
+  std::vector<double> p;
+  for (const StudyRow& row : rows) {
+    if (row.differences.contains(name) && row.differences.at(name).p)
+      p.push_back(*row.differences.at(name).p);
+  }
+  const std::vector<double> adjusted = holm(p);
   size_t next = 0;
-  for (size_t row = 0; row < rows.size(); ++row) {
-    if (p[row]) rows[row].differences[metric].p_holm = adjusted[next++];
+  for (StudyRow& row : rows) {
+    if (row.differences.contains(name) && row.differences.at(name).p)
+      row.differences[name].p_holm = adjusted[next++];
   }
   return rows;
 }
@@ -97,10 +110,16 @@ std::vector<ReportBlock> difference_blocks(const ReportInput& input) {
     for (const auto& [measure, value] : row.values) measures.insert(measure);
   }
   for (const std::string& measure : measures) blocks.push_back({table_of(measure, input.study)});
-  if (!blocks.empty() || input.groups.size() < 2 || !any_run_has(input, "val/loss")) return blocks;
-  ReportTable table = table_of("val/loss", rows_of_runs(input, "val/loss"));
-  table.title = "Last validation loss";
-  blocks.push_back({std::move(table)});
+  if (!blocks.empty() || input.groups.size() < 2) return blocks;
+  static constexpr std::pair<const char*, Measure> kMeasures[] = {
+      {"Last validation loss", validation_loss},
+      {"Training loss over the last tenth", training_loss},
+      {"Active experts a token over the last tenth", active_experts}};
+  for (const auto& [name, measure] : kMeasures) {
+    const std::vector<StudyRow> rows = rows_of_runs(input, name, measure);
+    if (std::ranges::any_of(rows, [](const StudyRow& row) { return row.n > 0; }))
+      blocks.push_back({table_of(name, rows)});
+  }
   return blocks;
 }
 

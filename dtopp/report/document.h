@@ -32,6 +32,7 @@ struct ReportChart {
   std::vector<ReportLevel> levels = {};
   bool log = false;
   bool from_zero = false;
+  bool exact = false;      // nothing to be smoothed: it has no noise
   std::string own_x = "";  // what x is where it is neither steps nor what follows from them
   std::string note = "";
 };

@@ -32,6 +32,7 @@ Json block_json(const ReportChart& chart) {
     Json& made = json["levels"].emplace_back(Json{{"value", level.value}, {"label", level.label}});
     if (level.run) made["run"] = *level.run;
   }
+  if (chart.exact) json["exact"] = true;
   add_text(json, "own_x", chart.own_x);
   add_text(json, "note", chart.note);
   return json;

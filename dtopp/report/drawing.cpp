@@ -82,6 +82,13 @@ bool any_run_has_more_than_zero(const ReportInput& input, const std::string& met
   });
 }
 
+const char* main_loss(const ReportRun& run) {
+  for (const char* metric : {"train/lm_loss", "train/diffusion_loss"}) {
+    if (find_series(run, metric) != nullptr) return metric;
+  }
+  return "train/loss";
+}
+
 double last_value(const Series& series) {
   const auto last = std::find_if(series.values.rbegin(), series.values.rend(),
                                  [](double value) { return std::isfinite(value); });

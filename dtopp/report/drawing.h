@@ -20,6 +20,9 @@ bool any_run_has(const ReportInput& input, const std::string& metric);
 // Whether a value of it is other than zero.
 bool any_run_has_more_than_zero(const ReportInput& input, const std::string& metric);
 
+// The training loss that models of a kind are compared by, without what routing adds to it.
+const char* main_loss(const ReportRun& run);
+
 // Of the values that are finite; NaN where none is.
 double last_value(const Series& series);
 double mean_of_last_tenth(const Series& series);

@@ -98,6 +98,7 @@ ReportInput read_report_input(const std::vector<fs::path>& paths, const FindCost
       if (path_kind(run / kMetricsFile) != PathKind::kNothing) input.runs.push_back(read_run(run, find_cost));
     }
     std::ranges::move(study.rows, std::back_inserter(input.study));
+    for (const auto& [status, n] : study.by_status) input.study_runs[status] += n;
     input.title = folder_name(path);
   }
   if (input.runs.empty()) throw UsageError(paths.at(0).string() + ": the study has no run with metrics yet");

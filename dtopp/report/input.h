@@ -74,8 +74,9 @@ struct StudyRow {
 struct ReportInput {
   std::string title;
   std::vector<ReportRun> runs;
-  std::vector<RunGroup> groups;  // every run is in one
-  std::vector<StudyRow> study;   // empty: no study
+  std::vector<RunGroup> groups;              // every run is in one
+  std::vector<StudyRow> study;               // empty: no study
+  std::map<std::string, size_t> study_runs;  // by status
 };
 
 // Of folders of runs and of studies (those that hold a study.json, whose runs that have metrics are taken).

@@ -11,14 +11,6 @@ namespace {
 
 using namespace report_text;
 
-// The loss that models of a kind are compared by, without what routing adds to it.
-const char* main_loss(const ReportRun& run) {
-  for (const char* metric : {"train/lm_loss", "train/diffusion_loss"}) {
-    if (find_series(run, metric) != nullptr) return metric;
-  }
-  return "train/loss";
-}
-
 const char* unit_of(const ReportInput& input) {
   return input.runs[0].config.model.type == ModelType::kLanguageModel ? "nats a token" : "mean squared error";
 }
@@ -73,6 +65,7 @@ ReportChart seeds_chart(RunDrawing& drawing) {
     if (const auto mean = mean_over_seeds(drawing.input, group))
       chart.lines.push_back(drawing.line(group.runs[0], "seeds val/loss", mean->first, style, &mean->second));
   }
+  chart.note = "Against FLOPs and hours: by the clock of a configuration's first seed.";
   return chart;
 }
 
@@ -198,13 +191,17 @@ std::optional<ReportSection> learned_section(RunDrawing& drawing) {
                       .y_label = "before clipping",
                       .lines = drawing.lines("train/grad_norm"),
                       .log = true});
-  add_chart(section,
-            {.title = "Learning rate", .y_label = "", .lines = drawing.lines("train/lr"), .from_zero = true});
+  add_chart(section, {.title = "Learning rate",
+                      .y_label = "",
+                      .lines = drawing.lines("train/lr"),
+                      .from_zero = true,
+                      .exact = true});
   if (any_run_has_more_than_zero(input, "train/skipped_steps"))
     add_chart(section, {.title = "Skipped steps",
                         .y_label = "so far",
                         .lines = drawing.lines("train/skipped_steps"),
-                        .from_zero = true});
+                        .from_zero = true,
+                        .exact = true});
   add_noise_bands(drawing, section);
   ReportDetails terms = loss_terms(drawing);
   if (!terms.blocks.empty()) section.blocks.push_back({std::move(terms)});

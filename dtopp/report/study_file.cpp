@@ -57,8 +57,10 @@ StudyFile read_study_file(const fs::path& path) {
   const Json json = parse_json(read_file(file));
   StudyFile study;
   try {
-    for (const Json& run : json.at("runs"))
+    for (const Json& run : json.at("runs")) {
       study.runs.push_back(find_run(run.at("path").get<std::string>(), file.parent_path()));
+      ++study.by_status[run.at("status").get<std::string>()];
+    }
     for (const Json& row : json.at("table")) {
       study.rows.push_back({name_of(row), row.at("n").get<int64_t>(), read_values(row.at("values")),
                             read_values(row.value("difference", Json()))});

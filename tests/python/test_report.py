@@ -173,6 +173,7 @@ def test_a_study_is_its_runs_and_its_table(tmp_path, open_page):
                    "difference": {"val/loss": {"mean": -0.125, "half_width": 0.5, "p": 0.04, "p_holm": 0.08}}}]}))
     page = open_page(report(tmp_path / "report.html", study))
     assert [series["name"] for series in charts_of(page, "Training loss")["series"]] == ["a-seed1", "b-seed1"]
+    assert page.locator("#compared .answer").text_content() == "Runs of the study: 2 done, 1 pending."
     rows = [row.all_text_contents() for row in (page.locator("#compared table").first.locator("tbody tr").nth(i).locator("th, td") for i in range(2))]
     assert rows == [["a, model.num_experts 8", "1", "3.2500", "–", "–", "–"], ["b", "1", "3.2500", "−0.1250 ± 0.5000", "0.040", "0.080"]]
 
@@ -189,7 +190,8 @@ def test_evaluations_in_the_runs_folder_are_shown(tmp_path, open_page):
     sweep = charts_of(page, "Loss at other budgets, from one checkpoint")["series"][0]
     assert sweep["x"] == [2, 3, 4] and same(sweep["y"], [4.8, 4.7, 4.6])
     assert charts_of(page, "Share of tokens by their number of experts")["series"][0]["y"] == [0, 0.75, 0.25]
-    assert "53.0 ± 9.8" in page.locator("#compared table").first.text_content()
+    benchmark = page.locator("#compared table").first.locator("tbody tr").first.locator("th, td").all_text_contents()
+    assert benchmark == ["copa", "53.0 ± 9.8", "69.0", "82.0", "82.0", "85.0"]
     assert page.locator("#experts td", has_text="position").count() == 1
 
 
@@ -313,6 +315,9 @@ def test_serve_shows_what_is_appended(tmp_path, open_page):
         page = open_page(address)
         assert len(charts_of(page, "Training loss")["series"][0]["x"]) == series_of(run, "train/lm_loss")[0][-1]
         page.get_by_text("tokens", exact=True).first.click()
+        area = page.locator("figure", has=page.get_by_role("heading", name="Training loss")).locator(".area")
+        area.focus()
+        page.keyboard.press("l")
         torn = json.dumps(report_runs.finite(lines[150]))
         with (run / "metrics.jsonl").open("a") as file:
             file.writelines(json.dumps(report_runs.finite(line)) + "\n" for line in lines[100:150])
@@ -322,6 +327,9 @@ def test_serve_shows_what_is_appended(tmp_path, open_page):
         drawn = charts_of(page, "Training loss")
         assert drawn["x_label"] == "tokens" and drawn["series"][0]["x"] == [256 * step for step in steps]
         assert same(drawn["series"][0]["y"], values)
+        # Whoever reads goes on where they are.
+        assert page.evaluate("document.activeElement.closest('figure').plot.block.title") == "Training loss"
+        assert page.evaluate("document.activeElement.closest('figure').plot.isLog")
         # A resumed run's file is a shorter one.
         with (run / "metrics.jsonl").open("w") as file:
             file.writelines(json.dumps(report_runs.finite(line)) + "\n" for line in lines[:60])

@@ -16,7 +16,7 @@ using testing::HasSubstr;
 using testing::Not;
 using namespace report_text;
 
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+constexpr double kGap = std::numeric_limits<double>::quiet_NaN();
 
 Series series_of(std::vector<double> values) {
   Series series;
@@ -38,9 +38,9 @@ TEST(SettledAt, is_the_first_step_from_which_every_mean_stays_within_the_toleran
 
 TEST(SettledAt, leaves_gaps_out_and_needs_as_many_lines_as_it_averages) {
   std::vector<double> values(25, 4.0);
-  for (const size_t gap : {3, 7, 11}) values[gap] = kNaN;
+  for (const size_t gap : {3, 7, 11}) values[gap] = kGap;
   EXPECT_EQ(settled_at(series_of(values), 4), 1);
-  for (const size_t gap : {1, 2, 12}) values[gap] = kNaN;
+  for (const size_t gap : {1, 2, 12}) values[gap] = kGap;
   EXPECT_EQ(settled_at(series_of(values), 4), std::nullopt);
 }
 
@@ -51,7 +51,7 @@ TEST(Numbers, are_short_and_exact) {
   EXPECT_EQ(scaled(6228.4), "6,228");
   EXPECT_EQ(scaled(2.5e-5), "2.5e-05");
   EXPECT_EQ(fixed(-0.00001, 3), "0.000");
-  EXPECT_EQ(fixed(kNaN, 3), "–");
+  EXPECT_EQ(fixed(kGap, 3), "–");
   EXPECT_EQ(interval(1.5, std::nullopt, 2), "1.50");
   EXPECT_EQ(count_of(1, "run") + ", " + count_of(2, "run"), "1 run, 2 runs");
 }

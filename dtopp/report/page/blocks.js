@@ -74,5 +74,6 @@ function describeChart(block, document_) {
     ? block.cells.map((id, row) => ({ name: `${block.y_label} ${block.rows[row]}`, x: x(block), y: numbers(valuesOf(id)) }))
     : block.lines.map(line => ({ name: [document_.runs[line.run].name, line.name].filter(n => n).join(" · "), x: x(line),
       y: numbers(valuesOf(line.y)), ...(line.band === undefined ? {} : { half_width: numbers(valuesOf(line.band)) }) }));
-  return { title: block.title, x_label: block.own_x ?? AXES[view.axis], y_label: block.y_label, series };
+  const isOneOfMany = block.type === "heat" && document_.runs.length > 1;
+  return { title: block.title + (isOneOfMany ? " · " + document_.runs[block.run].name : ""), x_label: block.own_x ?? AXES[view.axis], y_label: block.y_label, series };
 }

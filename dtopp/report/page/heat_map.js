@@ -30,7 +30,7 @@ class HeatMap extends Plot {
     const stride = Math.ceil(this.block.rows.length * 13 / (this.inside.bottom - this.inside.top));
     return this.block.rows.flatMap((_, i) => i % stride === 0 ? [i + 0.5] : []);
   }
-  label(kind, text, style) { super.label(kind, kind === "y" ? this.block.rows[Math.floor(Number(text))] : text, style); }
+  label(kind, text, place) { super.label(kind, kind === "y" ? this.block.rows[Math.floor(Number(text))] : text, place); }
 
   // All but the outermost hundredth on either side: a spike of the first steps would leave one colour to the rest.
   limits(cells) {
@@ -82,7 +82,7 @@ class HeatMap extends Plot {
     }
     if (count === 0) return;
     const at = 4 * (row * image.width + px);
-    image.data.set(heatColor(high > low ? (sum / count - low) / (high - low) : 0.5), at);
+    image.data.set(heatColor(high > low ? (sum / count - low) / (high - low) : 0), at);
     image.data[at + 3] = 255;
   }
 

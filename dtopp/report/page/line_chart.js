@@ -1,8 +1,10 @@
 // Lines of runs over steps, tokens, FLOPs or time, with bands and levels.
+const logChosen = new Map();  // title → whether the reader wants its y axis logarithmic
+
 class LineChart extends Plot {
   constructor(block, document_) {
     super(block, document_);
-    this.isLog = block.log ?? false;
+    this.isLog = logChosen.get(block.title) ?? block.log ?? false;
     this.cache = new Map();
     this.logButton = element("button", { type: "button", "aria-pressed": String(this.isLog), title: "logarithmic y axis (key l)",
       onclick: () => this.toggleLog() }, "log");
@@ -11,6 +13,7 @@ class LineChart extends Plot {
 
   toggleLog() {
     this.isLog = !this.isLog;
+    logChosen.set(this.block.title, this.isLog);
     this.logButton.setAttribute("aria-pressed", String(this.isLog));
     this.isDirty = true;
     this.refresh();
@@ -66,7 +69,7 @@ class LineChart extends Plot {
   hasGrid() { return true; }
 
   smoothedOf(drawn) {
-    if (drawn.line.marks) return null;
+    if (drawn.line.marks || this.block.exact) return null;
     const key = `${drawn.line.y} ${view.smoothing}`;
     if (this.cache.get(drawn.line)?.key !== key || this.cache.get(drawn.line).source !== drawn.ys)
       this.cache.set(drawn.line, { key, source: drawn.ys, values: smoothed(drawn.ys, view.smoothing) });
@@ -129,7 +132,7 @@ class LineChart extends Plot {
       context.moveTo(inside.left * ratio, y.at(level.value));
       context.lineTo(inside.right * ratio, y.at(level.value));
       context.stroke();
-      this.label("level", level.label, `top:${y.at(level.value) / ratio}px;right:${MARGIN.right + 2}px`);
+      this.label("level", level.label, { top: y.at(level.value) / ratio, right: inside.right - 2 });
     }
     context.setLineDash([]);
   }
@@ -151,7 +154,7 @@ class LineChart extends Plot {
     for (const [i, tag] of tags.entries()) if (i > 0) tag.top = Math.max(tag.top, tags[i - 1].top + gap);
     for (let i = tags.length - 1, limit = this.inside.bottom; i >= 0; --i, limit -= gap) tags[i].top = Math.min(tags[i].top, limit);
     for (const tag of tags)
-      this.label("tag", tag.run.tag, `top:${tag.top}px;left:${tag.left + 6}px;color:var(${styleOf(tag.run).color})`);
+      this.label("tag", tag.run.tag, { top: tag.top, left: tag.left + 6, color: `var(${styleOf(tag.run).color})` });
   }
 
   rows(value) {

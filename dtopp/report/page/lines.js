@@ -2,16 +2,17 @@
 
 // Calls emit(pixel, first, low, high, last) for each column of pixels that holds points, and gap() where the line breaks.
 function eachPixel(xs, ys, from, to, x, y, emit, gap) {
+  const { factor: factorX, base: baseX, isLog: isLogX } = x, { factor: factorY, base: baseY, isLog: isLogY } = y;
   let column = NaN, first = 0, low = 0, high = 0, last = 0;
   for (let i = from; i < to; ++i) {
-    const py = y.at(ys[i]);
+    const py = baseY + (isLogY ? Math.log10(ys[i]) : ys[i]) * factorY;
     if (!(py > -1e7 && py < 1e7)) {
       if (column === column) emit(column, first, low, high, last);
       column = NaN;
       gap();
       continue;
     }
-    const px = Math.round(x.at(xs[i]));
+    const px = Math.round(baseX + (isLogX ? Math.log10(xs[i]) : xs[i]) * factorX);
     if (px === column) {
       if (py < low) low = py;
       if (py > high) high = py;
@@ -96,20 +97,23 @@ function drawMarkers(context, xs, ys, from, to, x, y, shape, radius) {
   }
 }
 
-// Exponential mean over about `share` of the points; gaps stay gaps. Unchanged where there are few points.
+// The mean around each point, of weights that fall exponentially on both sides, over about `share` of the points. Gaps stay
+// gaps. Null where nothing is smoothed: few points.
 function smoothed(ys, share) {
   if (share === 0 || ys.length < 100) return null;
-  const keep = Math.exp(-1 / Math.max(1, share * ys.length));
-  const out = new Float32Array(ys.length);
-  let sum = 0, weight = 0;
-  for (let i = 0; i < ys.length; ++i) {
-    if (ys[i] === ys[i]) {
-      sum = sum * keep + ys[i];
-      weight = weight * keep + 1;
-      out[i] = sum / weight;
-    } else {
-      out[i] = NaN;
+  const keep = Math.exp(-2 / Math.max(2, share * ys.length));
+  const sums = new Float64Array(ys.length), weights = new Float64Array(ys.length);
+  const sweep = (first, end, step) => {
+    let sum = 0, weight = 0;
+    for (let i = first; i !== end; i += step) {
+      sums[i] += sum;
+      weights[i] += weight;
+      const isThere = ys[i] === ys[i];
+      sum = (sum + (isThere ? ys[i] : 0)) * keep;
+      weight = (weight + (isThere ? 1 : 0)) * keep;
     }
-  }
-  return out;
+  };
+  sweep(0, ys.length, 1);
+  sweep(ys.length - 1, -1, -1);
+  return Float32Array.from(ys, (y, i) => (sums[i] + y) / (weights[i] + 1));
 }

@@ -69,15 +69,26 @@ function header(document_) {
       element("button", { type: "button", class: "reset", onclick: () => zoom(null) }, "show all"), themeControl(), legend(document_))];
 }
 
+// What the head shows: where it stays the same it is left alone, and with it a slider in somebody's hand.
+function headOf(document_) {
+  return JSON.stringify([document_.title, document_.runs, document_.sections.map(section => section.title), Object.keys(document_.clocks[0] ?? {})]);
+}
+
 function render(document_) {
+  const root = document.getElementById("report");
+  const focused = document.activeElement?.closest("figure")?.plot.block.title;
   for (const plot of view.plots) plot.close();
   view.plots = [];
+  const isSameHead = report !== null && headOf(report) === headOf(document_);
+  const head = isSameHead ? [...root.querySelectorAll("header, .controls")] : header(document_);
   report = document_;
   document.title = document_.title;
   const help = "Drag across a chart to zoom into all, double click to see all again. With the keyboard: Tab to a chart, arrow keys read "
     + "values (with Shift in longer steps), + and − zoom, 0 shows all, l makes the y axis logarithmic.";
-  document.getElementById("report").replaceChildren(...header(document_), ...document_.sections.map(section => sectionElement(section, document_)),
+  root.replaceChildren(...head, ...document_.sections.map(section => sectionElement(section, document_)),
     element("footer", null, element("p", null, help), ...document_.notes.map(note => element("p", null, note))));
+  if (isSameHead) root.querySelector(".about").textContent = document_.about;
+  if (focused !== undefined) view.plots.find(plot => plot.block.title === focused)?.area.focus({ preventScroll: true });
   redraw();
 }
 

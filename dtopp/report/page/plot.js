@@ -1,18 +1,20 @@
 // A figure with axes, a cursor and zoom; what is inside comes from LineChart or HeatMap: extent(), yScale(), paint(), rows().
-const MARGIN = { left: 54, right: 30, top: 8, bottom: 22 };
+const MARGIN = { left: 54, right: 30, top: 8, bottom: 34 };
 
 const visibility = new IntersectionObserver(entries => {
   for (const { target, isIntersecting } of entries) {
     target.plot.isVisible = isIntersecting;
-    if (isIntersecting) target.plot.refresh();
   }
+  schedule();
 }, { rootMargin: "300px" });
 
 const resizing = new ResizeObserver(entries => {
   for (const { target } of entries) {
-    target.closest("figure").plot.isDirty = true;
-    if (target.closest("figure").plot.isVisible) target.closest("figure").plot.refresh();
+    const plot = target.closest("figure").plot;
+    plot.isDirty = true;
+    if (isForPrint()) plot.refresh();
   }
+  schedule();
 });
 
 class Plot {
@@ -93,19 +95,23 @@ class Plot {
     for (const v of this.yTicks()) {
       const y = this.y.at(v);
       if (this.hasGrid()) rule(left, y, right, y);
-      this.label("y", formatNumber(v), `top:${y}px`);
+      this.label("y", formatNumber(v), { top: y, right: left - 6 });
     }
     const ticks = ticksOf(this.x, Math.max(2, Math.floor((right - left) / 90)));
     for (const v of ticks) {
       rule(this.x.at(v), bottom, this.x.at(v), bottom + 4);
-      this.label("x", formatNumber(v), `left:${this.x.at(v)}px`);
+      this.label("x", formatNumber(v), { left: this.x.at(v), top: bottom + 6 });
     }
-    this.label("x-name", this.xLabel(), "");
+    this.label("x-name", this.xLabel(), { right, top: bottom + 20 });
     rule(left, bottom, right, bottom);
   }
 
-  label(kind, text, style) {
-    this.labels.append(element("span", { class: "label " + kind, style }, text));
+  // At a place within the area, in parts of it: where it is printed at another size than it was drawn at, labels go with the
+  // canvas. `right` is where the text ends.
+  label(kind, text, { left, right, top, color }) {
+    const { clientWidth: width, clientHeight: height } = this.area;
+    const x = left === undefined ? `right:${100 - 100 * right / width}%` : `left:${100 * left / width}%`;
+    this.labels.append(element("span", { class: "label " + kind, style: `${x};top:${100 * top / height}%;${color ? "color:" + color : ""}` }, text));
   }
 
   placeCursor(withTip) {

@@ -2,11 +2,11 @@
 
 function makeScale(low, high, isLog, from, to) {
   const map = isLog ? Math.log10 : v => v;
-  const a = map(low), factor = (to - from) / (map(high) - a || 1);
+  const factor = (to - from) / (map(high) - map(low) || 1), base = from - map(low) * factor;
   return {
-    low, high, isLog,
-    at: isLog ? v => from + (Math.log10(v) - a) * factor : v => from + (v - a) * factor,
-    value: pixel => { const v = a + (pixel - from) / factor; return isLog ? 10 ** v : v; },
+    low, high, isLog, factor, base,
+    at: v => base + map(v) * factor,
+    value: pixel => { const v = (pixel - base) / factor; return isLog ? 10 ** v : v; },
   };
 }
 

@@ -40,16 +40,29 @@ function swatch(run) {
   return svg;
 }
 
-// Draws again what can be seen; the rest when it comes into sight.
-let frameRequested = false;
+function isForPrint() { return document.documentElement.classList.contains("print"); }
+
+// Draws what can be seen and is not up to date; in each frame as much as leaves scrolling smooth.
+let isScheduled = false;
+function schedule() {
+  if (isScheduled) return;
+  isScheduled = true;
+  requestAnimationFrame(() => {
+    isScheduled = false;
+    const end = performance.now() + 12;
+    for (const plot of view.plots) {
+      if (!plot.isVisible || !plot.isDirty) continue;
+      plot.refresh();
+      if (performance.now() < end) continue;
+      schedule();
+      break;
+    }
+  });
+}
+
 function redraw() {
   for (const plot of view.plots) plot.isDirty = true;
-  if (frameRequested) return;
-  frameRequested = true;
-  requestAnimationFrame(() => {
-    frameRequested = false;
-    for (const plot of view.plots) if (plot.isVisible) plot.refresh();
-  });
+  schedule();
 }
 
 function zoom(range) {
