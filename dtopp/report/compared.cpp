@@ -108,6 +108,7 @@ std::optional<ReportSection> compared_section(RunDrawing& drawing) {
   ReportSection section{"compared", "Compared"};
   section.blocks = difference_blocks(input);
   if (!input.study_runs.empty()) section.answers.push_back(sentence_of_study(input));
+  std::ranges::move(curve_blocks(drawing), std::back_inserter(section.blocks));
   if (input.groups.size() > 1) {
     if (auto table = configuration_table(input)) section.blocks.push_back({std::move(*table)});
   }

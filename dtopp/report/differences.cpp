@@ -98,6 +98,9 @@ ReportTable table_of(const std::string& measure, const std::vector<StudyRow>& ro
                           probability(less.p_holm)});
   }
   table.note = kNote;
+  for (const StudyRow& row : rows) {
+    for (const std::string& note : row.notes) table.note += " " + row.name + ": " + note + ".";
+  }
   return table;
 }
 

@@ -7,29 +7,34 @@
 namespace dtopp {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
-Json blocks_json(const std::vector<ReportBlock>& blocks);
+OrderedJson blocks_json(const std::vector<ReportBlock>& blocks);
 
-void add_text(Json& json, const char* key, const std::string& text) {
+void add_text(OrderedJson& json, const char* key, const std::string& text) {
   if (!text.empty()) json[key] = text;
 }
 
-Json line_json(const ReportLine& line) {
-  Json json = {{"run", line.run}, {"name", line.name}, {"x", line.x}, {"y", line.y}};
+OrderedJson line_json(const ReportLine& line) {
+  OrderedJson json = {{"run", line.run}, {"name", line.name}, {"x", line.x}, {"y", line.y}};
   if (line.band) json["band"] = *line.band;
   if (line.marks) json["marks"] = true;
   if (line.minor) json["minor"] = true;
   return json;
 }
 
-Json block_json(const ReportChart& chart) {
-  Json json = {{"type", "lines"},        {"title", chart.title},         {"y_label", chart.y_label},
-               {"log", chart.log},       {"from_zero", chart.from_zero}, {"lines", Json::array()},
-               {"levels", Json::array()}};
+OrderedJson block_json(const ReportChart& chart) {
+  OrderedJson json = {{"type", "lines"},
+                      {"title", chart.title},
+                      {"y_label", chart.y_label},
+                      {"log", chart.log},
+                      {"from_zero", chart.from_zero},
+                      {"lines", OrderedJson::array()},
+                      {"levels", OrderedJson::array()}};
   for (const ReportLine& line : chart.lines) json["lines"].push_back(line_json(line));
   for (const ReportLevel& level : chart.levels) {
-    Json& made = json["levels"].emplace_back(Json{{"value", level.value}, {"label", level.label}});
+    OrderedJson& made =
+        json["levels"].emplace_back(OrderedJson{{"value", level.value}, {"label", level.label}});
     if (level.run) made["run"] = *level.run;
   }
   if (chart.exact) json["exact"] = true;
@@ -38,18 +43,19 @@ Json block_json(const ReportChart& chart) {
   return json;
 }
 
-Json block_json(const ReportHeatMap& map) {
-  Json json = {{"type", "heat"},   {"title", map.title}, {"y_label", map.y_label}, {"run", map.run},
-               {"rows", map.rows}, {"x", map.x},         {"cells", map.cells}};
+OrderedJson block_json(const ReportHeatMap& map) {
+  OrderedJson json = {{"type", "heat"},   {"title", map.title}, {"y_label", map.y_label}, {"run", map.run},
+                      {"rows", map.rows}, {"x", map.x},         {"cells", map.cells}};
   add_text(json, "own_x", map.own_x);
   add_text(json, "note", map.note);
   return json;
 }
 
-Json block_json(const ReportTable& table) {
-  Json json = {{"type", "table"}, {"title", table.title}, {"head", table.head}, {"rows", Json::array()}};
+OrderedJson block_json(const ReportTable& table) {
+  OrderedJson json = {
+      {"type", "table"}, {"title", table.title}, {"head", table.head}, {"rows", OrderedJson::array()}};
   for (const auto& row : table.rows) {
-    Json& cells = json["rows"].emplace_back(Json::array());
+    OrderedJson& cells = json["rows"].emplace_back(OrderedJson::array());
     for (const ReportCell& cell : row) {
       if (const auto* run = std::get_if<RunCell>(&cell))
         cells.push_back({{"run", run->run}});
@@ -61,32 +67,33 @@ Json block_json(const ReportTable& table) {
   return json;
 }
 
-Json block_json(const ReportDetails& details) {
+OrderedJson block_json(const ReportDetails& details) {
   return {{"type", "details"}, {"title", details.title}, {"blocks", blocks_json(details.blocks)}};
 }
 
-Json block_json(const ReportChoice& choice) {
-  Json json = {{"type", "choice"}, {"id", choice.id}, {"title", choice.title}, {"options", Json::array()}};
+OrderedJson block_json(const ReportChoice& choice) {
+  OrderedJson json = {
+      {"type", "choice"}, {"id", choice.id}, {"title", choice.title}, {"options", OrderedJson::array()}};
   for (const ReportOption& option : choice.options)
     json["options"].push_back({{"name", option.name}, {"blocks", blocks_json(option.blocks)}});
   return json;
 }
 
-Json blocks_json(const std::vector<ReportBlock>& blocks) {
-  Json json = Json::array();
+OrderedJson blocks_json(const std::vector<ReportBlock>& blocks) {
+  OrderedJson json = OrderedJson::array();
   for (const ReportBlock& block : blocks)
     json.push_back(std::visit([](const auto& content) { return block_json(content); }, block.content));
   return json;
 }
 
-Json clock_json(const std::optional<ReportedRun::Clock>& clock) {
+OrderedJson clock_json(const std::optional<ReportedRun::Clock>& clock) {
   if (!clock) return nullptr;
-  Json json = {{"steps", clock->steps}, {"tokens", clock->tokens}, {"hours", clock->hours}};
+  OrderedJson json = {{"steps", clock->steps}, {"tokens", clock->tokens}, {"hours", clock->hours}};
   if (clock->flops) json["flops"] = *clock->flops;
   return json;
 }
 
-Json column_json(int id, const ReportColumn& column) {
+OrderedJson column_json(int id, const ReportColumn& column) {
   static constexpr const char* kNames[] = {"affine", "f32", "f64"};
   return {{"id", id},
           {"kind", kNames[static_cast<size_t>(column.kind)]},
@@ -95,9 +102,9 @@ Json column_json(int id, const ReportColumn& column) {
           {"step", column.step}};
 }
 
-Json document_json(const ReportDocument& document, const Columns& columns) {
-  Json json = {{"title", document.title}, {"about", document.about}, {"notes", document.notes}};
-  for (const char* list : {"runs", "clocks", "sections", "columns"}) json[list] = Json::array();
+OrderedJson document_json(const ReportDocument& document, const Columns& columns) {
+  OrderedJson json = {{"title", document.title}, {"about", document.about}, {"notes", document.notes}};
+  for (const char* list : {"runs", "clocks", "sections", "columns"}) json[list] = OrderedJson::array();
   for (const ReportedRun& run : document.runs) {
     json["runs"].push_back(
         {{"name", run.name}, {"tag", run.tag}, {"about", run.about}, {"style", run.style}});
@@ -118,23 +125,24 @@ Json document_json(const ReportDocument& document, const Columns& columns) {
 
 std::string to_json(const ReportDocument& document, const Columns& columns,
                     std::optional<uint64_t> generation) {
-  Json json = document_json(document, columns);
-  json["generation"] = generation ? Json(*generation) : Json(nullptr);
+  OrderedJson json = document_json(document, columns);
+  json["generation"] = generation ? OrderedJson(*generation) : OrderedJson(nullptr);
   return dump_json(json);
 }
 
 std::string news_json(const ReportDocument& document, const Columns& columns, uint64_t since,
                       const std::optional<std::string>& trouble) {
-  Json json = {{"generation", columns.generation()}, {"trouble", trouble ? Json(*trouble) : Json(nullptr)}};
+  OrderedJson json = {{"generation", columns.generation()},
+                      {"trouble", trouble ? OrderedJson(*trouble) : OrderedJson(nullptr)}};
   if (since == columns.generation()) return dump_json(json);
   json["document"] = document_json(document, columns);
-  json["columns"] = Json::array();
+  json["columns"] = OrderedJson::array();
   for (size_t i = 0; i < columns.all().size(); ++i) {
     const int id = static_cast<int>(i);
     const ReportColumn& column = columns.at(id);
     const uint64_t from = columns.known_to(id, since);
     if (from == column.n) continue;
-    Json& made = json["columns"].emplace_back(column_json(id, column));
+    OrderedJson& made = json["columns"].emplace_back(column_json(id, column));
     made["from"] = from;
     made["data"] = base64_of(column, from);
   }

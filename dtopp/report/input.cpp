@@ -49,6 +49,7 @@ bool differ_in_seed_alone(const RunConfig& a, const RunConfig& b) {
 
 // What the names of runs of several seeds have in common: "dtop-p" of "dtop-p-seed1" and "dtop-p-seed2".
 std::string name_of_seeds(const std::vector<ReportRun>& runs, const RunGroup& group) {
+  if (!runs[group.runs[0]].study_row.empty()) return runs[group.runs[0]].study_row;
   std::string name = runs[group.runs[0]].name;
   if (group.runs.size() == 1) return name;
   for (const size_t run : group.runs) name.erase(std::ranges::mismatch(name, runs[run].name).in1, name.end());
@@ -94,10 +95,13 @@ ReportInput read_report_input(const std::vector<fs::path>& paths, const FindCost
       continue;
     }
     StudyFile study = read_study_file(path);
-    for (const fs::path& run : study.runs) {
-      if (path_kind(run / kMetricsFile) != PathKind::kNothing) input.runs.push_back(read_run(run, find_cost));
+    for (const StudyFile::Run& run : study.runs) {
+      if (path_kind(run.path / kMetricsFile) == PathKind::kNothing) continue;
+      input.runs.push_back(read_run(run.path, find_cost));
+      input.runs.back().study_row = run.row;
     }
     std::ranges::move(study.rows, std::back_inserter(input.study));
+    std::ranges::move(study.curves, std::back_inserter(input.curves));
     for (const auto& [status, n] : study.by_status) input.study_runs[status] += n;
     input.title = folder_name(path);
   }

@@ -53,6 +53,7 @@ struct ReportRun {
   RunHistory history;
   Evaluations evaluations;
   std::optional<RunCost> cost;
+  std::string study_row;  // of a study's run: StudyRow::name
 };
 
 // Runs that differ in their seeds alone.
@@ -69,12 +70,21 @@ struct StudyRow {
   std::string name;  // variant and grid point
   int64_t n = 0;
   std::map<std::string, StudyValue> values, differences;  // by measure
+  std::vector<std::string> notes;                         // why something could not be computed
+};
+
+// A measure over training: its mean over a row's seeds, with the half-widths of its intervals (NaN: none).
+struct StudyCurve {
+  std::string row, measure, axis;  // "tokens", "active_flops", "seconds"
+  size_t n = 0;                    // seeds
+  std::vector<double> x, mean, half_width;
 };
 
 struct ReportInput {
   std::string title;
   std::vector<ReportRun> runs;
-  std::vector<RunGroup> groups;              // every run is in one
+  std::vector<RunGroup> groups;  // every run is in one
+  std::vector<StudyCurve> curves;
   std::vector<StudyRow> study;               // empty: no study
   std::map<std::string, size_t> study_runs;  // by status
 };

@@ -185,7 +185,8 @@ std::optional<ReportSection> learned_section(RunDrawing& drawing) {
                      " " + sentence_of_skips(input)};
   add_chart(section, training_chart(drawing));
   add_chart(section, validation_chart(drawing));
-  add_chart(section, seeds_chart(drawing));
+  // A study has its own curves over seeds.
+  if (input.curves.empty()) add_chart(section, seeds_chart(drawing));
   section.blocks.push_back({final_table(input)});
   add_chart(section, {.title = "Gradient norm",
                       .y_label = "before clipping",

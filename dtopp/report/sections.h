@@ -20,6 +20,9 @@ ReportDocument make_document(const ReportInput& input, Columns& columns);
 // Parts of a run's experts: where the run's evaluations hold them.
 std::vector<ReportBlock> activation_blocks(RunDrawing& drawing, size_t run);
 
+// A study's measures over training, mean and interval over seeds, at equal tokens, FLOPs or time.
+std::vector<ReportBlock> curve_blocks(RunDrawing& drawing);
+
 // A seed's runs beside the first group's: by the study, else by the runs' own last values.
 std::vector<ReportBlock> difference_blocks(const ReportInput& input);
 

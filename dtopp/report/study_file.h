@@ -14,8 +14,13 @@ namespace dtopp {
 bool is_study(const std::filesystem::path& path);
 
 struct StudyFile {
-  std::vector<std::filesystem::path> runs;
+  struct Run {
+    std::filesystem::path path;
+    std::string row;  // StudyRow::name
+  };
+  std::vector<Run> runs;
   std::vector<StudyRow> rows;
+  std::vector<StudyCurve> curves;           // of the curves.json beside it, where there is one
   std::map<std::string, size_t> by_status;  // "done", "failed", "pending"
 };
 // DataError naming the file where it is not what a study writes.

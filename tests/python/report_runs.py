@@ -1,9 +1,12 @@
-"""Runs for a report to show, written without training: their configuration and metrics.jsonl as `dtopp train` writes them."""
+"""Runs for a report to show, written without training: their configuration and metrics.jsonl as `dtopp train` writes them; and
+their report."""
 
 import json
 import pathlib
 
 import numpy as np
+import pytest
+import tiny_run
 
 CONFIG = """\
 name: {name}
@@ -23,18 +26,21 @@ def metrics_lines(steps, layers=2, seed=1, method="dtop_p", every=1, validation=
         clock = {"step": step, "tokens": TOKENS * step, "time": 1.8e9 + 0.25 * step}
         if step > 0 and step % every == 0:
             noise, gone = random.normal(size=6), np.exp(-step / 300)
-            line = clock | {"train/loss": 3.1 + loss + 3 * gone + 0.1 * noise[0], "train/lm_loss": 3 + loss + 3 * gone + 0.1 * noise[0],
+            entropy = 3 + loss + 3 * gone + 0.1 * noise[0]
+            line = clock | {"train/loss": entropy + 0.1, "train/lm_loss": entropy,
                             "train/load_balance_loss": 1.1 + 0.01 * noise[1], "train/lr": 1e-3 * min(1, step / 50),
                             "train/grad_norm": float(np.exp(0.3 * noise[2])), "train/skipped_steps": 0,
                             "moe/active_experts": 3 - 2 * np.exp(-step / 20) + 0.05 * noise[3], "moe/active_experts_std": 1.2,
-                            "moe/imbalance": 1.5 + gone, "moe/dead_experts": 1 if step < 30 else 0, "moe/token_mean_std": 0.7 + 0.02 * noise[4]}
+                            "moe/imbalance": 1.5 + gone, "moe/dead_experts": 1 if step < 30 else 0,
+                            "moe/token_mean_std": 0.7 + 0.02 * noise[4]}
             if method != "top_k":
                 line["moe/threshold"] = 0.3 + 0.4 * (1 - np.exp(-step / 20))
             for layer in range(layers):
                 prefix = f"moe/layer_{layer:02d}/"
                 line |= {prefix + "active_experts": 2 + layer + 0.1 * noise[5], prefix + "imbalance": 1.2 + 0.1 * layer,
                          prefix + "dead_experts": 0, prefix + "scale": 1 + 0.001 * step * (layer + 1)}
-            line |= {"throughput/tokens_per_second": 1024 + 20 * noise[1], "throughput/tflops": 0.01, "throughput/mfu": 0.3 + 0.01 * noise[2],
+            line |= {"throughput/tokens_per_second": 1024 + 20 * noise[1], "throughput/tflops": 0.01,
+                     "throughput/mfu": 0.3 + 0.01 * noise[2],
                      "throughput/data_share": 0.01, "memory/resident_bytes": 4.0e8, "memory/peak_bytes": 4.2e8}
             yield line
         if validation and step % validation == 0:
@@ -47,7 +53,8 @@ def write_run(directory, name="a run", steps=500, lines=None, **options):
     directory.mkdir(parents=True)
     layers = options.get("layers", 2)
     directory.joinpath("config.yaml").write_text(CONFIG.format(
-        name=json.dumps(name), layers=layers, method=options.get("method", "dtop_p"), seed=options.get("seed", 1), output=json.dumps(str(directory))))
+        name=json.dumps(name), layers=layers, method=options.get("method", "dtop_p"), seed=options.get("seed", 1),
+        output=json.dumps(str(directory))))
     with directory.joinpath("metrics.jsonl").open("w") as file:
         for line in lines if lines is not None else metrics_lines(steps, **options):
             file.write(json.dumps(finite(line), separators=(",", ":")) + "\n")
@@ -64,3 +71,21 @@ def series_of(run, metric):
     lines = [json.loads(line) for line in (pathlib.Path(run) / "metrics.jsonl").read_text().splitlines()]
     held = [line for line in lines if metric in line]
     return [line["step"] for line in held], [line[metric] for line in held]
+
+
+def report(output, *runs):
+    """The page of these runs, at `output`."""
+    done = tiny_run.dtopp("report", *runs, "--output", output)
+    assert done.returncode == 0, done.stderr
+    return output
+
+
+def charts_of(page, title=None):
+    """What the page says it draws: all charts, or the one of this title."""
+    charts = page.evaluate("dtoppReport.charts()")
+    return charts if title is None else next(chart for chart in charts if chart["title"] == title)
+
+
+def same(drawn, written):
+    """Whether it is float32 of what the file holds, and null where that is."""
+    return [None if v is None else pytest.approx(v, rel=1e-6, abs=1e-12) for v in written] == drawn

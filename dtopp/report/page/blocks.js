@@ -10,8 +10,10 @@ function cellElement(cell, document_, tag) {
 }
 
 function tableElement(block, document_) {
-  const head = element("tr", null, ...block.head.map((text, i) => element("th", { scope: "col", class: block.rows.some(row => isNumber(row[i])) ? "number" : null }, text)));
-  const rows = block.rows.map(row => element("tr", null, ...row.map((cell, i) => cellElement(cell, document_, i === 0 ? "th" : "td"))));
+  const kinds = block.head.map((_, i) => block.rows.some(row => isNumber(row[i])) ? "number" : null);
+  const head = element("tr", null, ...block.head.map((text, i) => element("th", { scope: "col", class: kinds[i] }, text)));
+  const rows = block.rows.map(row =>
+    element("tr", null, ...row.map((cell, i) => cellElement(cell, document_, i === 0 ? "th" : "td"))));
   return element("div", { class: "table" },
     element("table", null, element("caption", null, block.title), element("thead", null, head), element("tbody", null, ...rows)),
     block.note ? element("p", { class: "note" }, block.note) : null);
@@ -21,7 +23,8 @@ function tableElement(block, document_) {
 const choices = new Map();
 
 function choiceElement(block, document_) {
-  const panels = block.options.map(option => element("div", { class: "blocks", hidden: true }, ...option.blocks.map(b => blockElement(b, document_))));
+  const panels = block.options.map(option =>
+    element("div", { class: "blocks", hidden: true }, ...option.blocks.map(b => blockElement(b, document_))));
   const show = index => {
     choices.set(block.id, index);
     for (const [i, panel] of panels.entries()) panel.hidden = i !== index;
@@ -31,7 +34,8 @@ function choiceElement(block, document_) {
   const select = element("select", { onchange: event => show(event.target.selectedIndex) },
     ...block.options.map((option, i) => element("option", { selected: i === chosen }, option.name)));
   show(chosen);
-  return element("div", { class: "choice" }, panels.length > 1 ? element("label", null, block.title + " ", select) : null, ...panels);
+  const label = panels.length > 1 ? element("label", null, block.title + " ", select) : null;
+  return element("div", { class: "choice" }, label, ...panels);
 }
 
 const opened = new Set();
@@ -75,5 +79,6 @@ function describeChart(block, document_) {
     : block.lines.map(line => ({ name: [document_.runs[line.run].name, line.name].filter(n => n).join(" · "), x: x(line),
       y: numbers(valuesOf(line.y)), ...(line.band === undefined ? {} : { half_width: numbers(valuesOf(line.band)) }) }));
   const isOneOfMany = block.type === "heat" && document_.runs.length > 1;
-  return { title: block.title + (isOneOfMany ? " · " + document_.runs[block.run].name : ""), x_label: block.own_x ?? AXES[view.axis], y_label: block.y_label, series };
+  const title = block.title + (isOneOfMany ? " · " + document_.runs[block.run].name : "");
+  return { title, x_label: block.own_x ?? AXES[view.axis], y_label: block.y_label, series };
 }

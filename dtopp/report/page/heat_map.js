@@ -35,7 +35,8 @@ class HeatMap extends Plot {
   // All but the outermost hundredth on either side: a spike of the first steps would leave one colour to the rest.
   limits(cells) {
     const stride = Math.ceil(cells.length * cells[0].length / 20000);
-    const sample = cells.flatMap(row => Array.from(row).filter((v, i) => i % stride === 0 && !Number.isNaN(v))).sort((a, b) => a - b);
+    const sample = cells.flatMap(row => Array.from(row).filter((v, i) => i % stride === 0 && !Number.isNaN(v)));
+    sample.sort((a, b) => a - b);
     if (sample.length === 0) return [0, 1];
     const cut = Math.floor(sample.length / 100);
     const [low, high] = [sample[cut], sample[sample.length - 1 - cut]];
@@ -65,7 +66,8 @@ class HeatMap extends Plot {
     for (let px = 0; px < width; ++px) {
       const from = lowerBound(edges, x.value(px)) - 1, to = Math.max(from + 1, lowerBound(edges, x.value(px + 1)) - 1);
       if (to < 1 || from >= xs.length) continue;
-      for (const [row, values] of cells.entries()) this.setPixel(image, px, row, values, Math.max(from, 0), Math.min(to, xs.length), low, high);
+      const window = [Math.max(from, 0), Math.min(to, xs.length)];
+      for (const [row, values] of cells.entries()) this.setPixel(image, px, row, values, window, low, high);
     }
     const rows = new OffscreenCanvas(width, cells.length);
     rows.getContext("2d").putImageData(image, 0, 0);
@@ -73,7 +75,7 @@ class HeatMap extends Plot {
     context.drawImage(rows, left, Math.round(inside.top * ratio), width, Math.round((inside.bottom - inside.top) * ratio));
   }
 
-  setPixel(image, px, row, values, from, to, low, high) {
+  setPixel(image, px, row, values, [from, to], low, high) {
     let sum = 0, count = 0;
     for (let i = from; i < to; ++i) {
       if (Number.isNaN(values[i])) continue;
@@ -90,7 +92,8 @@ class HeatMap extends Plot {
     const stops = HEAT.map(color => `rgb(${color})`).join(",");
     const [below, above] = this.isCut ?? [false, false];
     this.scaleBar.replaceChildren((below ? "≤ " : "") + formatNumber(low, 3),
-      element("span", { class: "bar", style: `background:linear-gradient(90deg,${stops})` }), (above ? "≥ " : "") + formatNumber(high, 3));
+      element("span", { class: "bar", style: `background:linear-gradient(90deg,${stops})` }),
+      (above ? "≥ " : "") + formatNumber(high, 3));
   }
 
   rows(value) {

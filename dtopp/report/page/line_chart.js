@@ -59,7 +59,10 @@ class LineChart extends Plot {
     for (const level of this.block.levels ?? []) if (level.run === undefined || !view.hidden.has(level.run)) include(level.value);
     if (this.block.from_zero && !this.isLog) include(0);
     if (!(high >= low)) [low, high] = [this.isLog ? 0.1 : 0, 1];
-    if (high === low) [low, high] = this.isLog ? [low / 2, high * 2] : [low - (Math.abs(low) * 0.1 || 0.5), high + (Math.abs(high) * 0.1 || 0.5)];
+    if (high === low) {
+      const room = Math.abs(low) * 0.1 || 0.5;
+      [low, high] = this.isLog ? [low / 2, high * 2] : [low - room, high + room];
+    }
     const pad = this.isLog ? (high / low) ** 0.04 : (high - low) * 0.05;
     const bottom = this.block.from_zero && !this.isLog && low === 0 ? 0 : this.isLog ? low / pad : low - pad;
     return makeScale(bottom, this.isLog ? high * pad : high + pad, this.isLog, inside.bottom, inside.top);

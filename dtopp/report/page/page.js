@@ -8,7 +8,8 @@ function choose(axis) {
 }
 
 function axisControl(document_) {
-  const known = Object.keys(AXES).filter(axis => axis === "step" || document_.clocks.some(clock => clock !== null && clock[axis] !== undefined));
+  const isKnown = axis => axis === "step" || document_.clocks.some(clock => clock !== null && clock[axis] !== undefined);
+  const known = Object.keys(AXES).filter(isKnown);
   return element("fieldset", { class: "segments" }, element("legend", null, "against"), ...known.map(axis => element("label", null,
     element("input", { type: "radio", name: "axis", value: axis, checked: axis === view.axis, onchange: () => choose(axis) }),
     element("span", null, AXES[axis]))));
@@ -31,7 +32,8 @@ function toggle(text, isPressed, act) {
 
 // System's choice, then the other one and back.
 function themeControl() {
-  const isDark = () => (document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  const isDark = () => (document.documentElement.dataset.theme ?? (system.matches ? "dark" : "light")) === "dark";
   const button = element("button", { type: "button", class: "theme", "aria-label": "dark or light",
     onclick: () => { document.documentElement.dataset.theme = isDark() ? "light" : "dark"; redraw(); } }, "◐");
   return button;
@@ -40,11 +42,12 @@ function themeControl() {
 function legend(document_) {
   if (document_.runs.length < 2) return null;
   const chip = (run, index) => {
-    const button = element("button", { type: "button", class: "chip", "aria-pressed": String(!view.hidden.has(index)), title: run.about,
+    const button = element("button", { type: "button", class: "chip", title: run.about, "aria-pressed": String(!view.hidden.has(index)),
       onclick: event => {
         if (event.shiftKey) onlyRun(index, document_.runs.length);
         else if (!view.hidden.delete(index)) view.hidden.add(index);
-        for (const [i, other] of [...button.parentNode.children].entries()) other.setAttribute("aria-pressed", String(!view.hidden.has(i)));
+        const chips = [...button.parentNode.children];
+        for (const [i, other] of chips.entries()) other.setAttribute("aria-pressed", String(!view.hidden.has(i)));
         redraw();
       } }, swatch(run), element("b", null, run.tag), run.name);
     return button;
@@ -62,16 +65,19 @@ function onlyRun(index, count) {
 }
 
 function header(document_) {
-  const links = element("nav", { "aria-label": "sections" }, ...document_.sections.map(section => element("a", { href: "#" + section.id }, section.title)));
+  const links = element("nav", { "aria-label": "sections" },
+    ...document_.sections.map(section => element("a", { href: "#" + section.id }, section.title)));
   return [element("header", null, element("h1", null, document_.title), element("p", { class: "about" }, document_.about), links),
     element("div", { class: "controls" }, axisControl(document_),
       toggle("log x", view.logX, () => { view.logX = !view.logX; zoom(null); return view.logX; }), smoothingControl(),
-      element("button", { type: "button", class: "reset", onclick: () => zoom(null) }, "show all"), themeControl(), legend(document_))];
+      element("button", { type: "button", class: "reset", onclick: () => zoom(null) }, "show all"), themeControl(),
+      legend(document_))];
 }
 
 // What the head shows: where it stays the same it is left alone, and with it a slider in somebody's hand.
 function headOf(document_) {
-  return JSON.stringify([document_.title, document_.runs, document_.sections.map(section => section.title), Object.keys(document_.clocks[0] ?? {})]);
+  const sections = document_.sections.map(section => section.title);
+  return JSON.stringify([document_.title, document_.runs, sections, Object.keys(document_.clocks[0] ?? {})]);
 }
 
 function render(document_) {
@@ -83,8 +89,8 @@ function render(document_) {
   const head = isSameHead ? [...root.querySelectorAll("header, .controls")] : header(document_);
   report = document_;
   document.title = document_.title;
-  const help = "Drag across a chart to zoom into all, double click to see all again. With the keyboard: Tab to a chart, arrow keys read "
-    + "values (with Shift in longer steps), + and − zoom, 0 shows all, l makes the y axis logarithmic.";
+  const help = "Drag across a chart to zoom into all, double click to see all again. With the keyboard: Tab to a chart, arrow "
+    + "keys read values (with Shift in longer steps), + and − zoom, 0 shows all, l makes the y axis logarithmic.";
   root.replaceChildren(...head, ...document_.sections.map(section => sectionElement(section, document_)),
     element("footer", null, element("p", null, help), ...document_.notes.map(note => element("p", null, note))));
   if (isSameHead) root.querySelector(".about").textContent = document_.about;
@@ -106,4 +112,6 @@ addEventListener("beforeprint", () => forPrint(true));
 addEventListener("afterprint", () => forPrint(false));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
 
-window.dtoppReport = { charts: () => report.sections.flatMap(section => [...chartsOf(section.blocks)]).map(block => describeChart(block, report)) };
+window.dtoppReport = {
+  charts: () => report.sections.flatMap(section => [...chartsOf(section.blocks)]).map(block => describeChart(block, report)),
+};

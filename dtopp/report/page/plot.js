@@ -32,7 +32,7 @@ class Plot {
       this.canvas, this.labels, this.line, this.selection, this.tip);
     this.buttons = element("span", { class: "buttons" });
     this.element = element("figure", { class: "plot" }, element("figcaption", null,
-      element("h3", null, block.title), element("span", { class: "unit" }, block.unit ?? block.y_label ?? ""), this.buttons), this.area);
+      element("h3", null, block.title), element("span", { class: "unit" }, block.y_label), this.buttons), this.area);
     if (block.note) this.element.append(element("p", { class: "note" }, block.note));
     this.element.plot = this;
     this.listen();
@@ -111,7 +111,8 @@ class Plot {
   label(kind, text, { left, right, top, color }) {
     const { clientWidth: width, clientHeight: height } = this.area;
     const x = left === undefined ? `right:${100 - 100 * right / width}%` : `left:${100 * left / width}%`;
-    this.labels.append(element("span", { class: "label " + kind, style: `${x};top:${100 * top / height}%;${color ? "color:" + color : ""}` }, text));
+    const style = `${x};top:${100 * top / height}%;${color ? "color:" + color : ""}`;
+    this.labels.append(element("span", { class: "label " + kind, style }, text));
   }
 
   placeCursor(withTip) {

@@ -1,0 +1,113 @@
+"""`dtopp report --serve`, and what `dtopp report` says to bad input."""
+
+import json
+import signal
+import subprocess
+import urllib.error
+import urllib.request
+
+import pytest
+import report_runs
+import tiny_run
+from report_browser import browser, open_page  # noqa: F401  fixtures
+from report_runs import charts_of, same, series_of, write_run
+
+pytestmark = pytest.mark.skipif(not tiny_run.BINARY.exists(), reason=f"{tiny_run.BINARY} is not built")
+
+
+def serve(*runs, port=()):
+    process = subprocess.Popen([tiny_run.BINARY, "report", *map(str, runs), "--serve", *port], text=True, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE)
+    return process, process.stdout.readline().strip()
+
+
+def stop(process):
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 0, process.stderr.read()
+
+
+def status_of(url, **headers):
+    try:
+        return urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10).status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def test_serve_shows_what_is_appended(tmp_path, open_page):
+    lines = list(report_runs.metrics_lines(200))
+    run = write_run(tmp_path / "live", "live", lines=lines[:100])
+    process, address = serve(run)
+    try:
+        page = open_page(address)
+        assert len(charts_of(page, "Training loss")["series"][0]["x"]) == series_of(run, "train/lm_loss")[0][-1]
+        page.get_by_text("tokens", exact=True).first.click()
+        area = page.locator("figure", has=page.get_by_role("heading", name="Training loss")).locator(".area")
+        area.focus()
+        page.keyboard.press("l")
+        torn = json.dumps(report_runs.finite(lines[150]))
+        with (run / "metrics.jsonl").open("a") as file:
+            file.writelines(json.dumps(report_runs.finite(line)) + "\n" for line in lines[100:150])
+            file.write(torn[:40])
+        steps, values = series_of_whole(run)
+        drawn_points = "dtoppReport.charts().find(c => c.title === 'Training loss').series[0].y.length"
+        page.wait_for_function(f"{drawn_points} === {len(values)}", timeout=20000)
+        drawn = charts_of(page, "Training loss")
+        assert drawn["x_label"] == "tokens" and drawn["series"][0]["x"] == [256 * step for step in steps]
+        assert same(drawn["series"][0]["y"], values)
+        # Whoever reads goes on where they are.
+        assert page.evaluate("document.activeElement.closest('figure').plot.block.title") == "Training loss"
+        assert page.evaluate("document.activeElement.closest('figure').plot.isLog")
+        # A resumed run's file is a shorter one.
+        with (run / "metrics.jsonl").open("w") as file:
+            file.writelines(json.dumps(report_runs.finite(line)) + "\n" for line in lines[:60])
+        page.wait_for_function(f"{drawn_points} < 60", timeout=20000)
+    finally:
+        stop(process)
+
+
+def series_of_whole(run):
+    """Of a file whose last line is torn."""
+    text = (run / "metrics.jsonl").read_text()
+    lines = [json.loads(line) for line in text[:text.rfind("\n")].splitlines()]
+    held = [line for line in lines if "train/lm_loss" in line]
+    return [line["step"] for line in held], [line["train/lm_loss"] for line in held]
+
+
+def test_serve_listens_on_loopback_and_knows_two_paths(tmp_path):
+    process, address = serve(write_run(tmp_path / "one", "one", 120))
+    try:
+        assert address.startswith("http://127.0.0.1:")
+        port = int(address.rstrip("/").rsplit(":", 1)[1])
+        listening = [line.split()[1] for line in open("/proc/net/tcp") if line.split()[3] == "0A"]
+        assert f"0100007F:{port:04X}" in listening and f"00000000:{port:04X}" not in listening
+        assert status_of(address) == 200 and status_of(address + "update?since=0") == 200
+        for path in ("favicon.ico", "../config.yaml", "%2e%2e/config.yaml", "metrics.jsonl", "?x=1"):
+            assert status_of(address + path) == 404, path
+        assert status_of(address, Host="evil.example") == 403 and status_of(address + "update?since=x") == 400
+        done = tiny_run.dtopp("report", tmp_path / "one", "--serve", str(port))
+        assert done.returncode == 2 and str(port) in done.stderr and done.stderr.count("\n") == 1
+    finally:
+        stop(process)
+
+
+def test_bad_input_is_one_line_and_its_exit_status(tmp_path):
+    damaged = write_run(tmp_path / "damaged", "damaged", 120)
+    (damaged / "metrics.jsonl").write_text('{"step":1,"tokens":1,"time":1,"train/loss":3}\n{"step":2,"tok\x00\n')
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    unfinished = write_run(tmp_path / "unfinished", "unfinished", 120)
+    (unfinished / "metrics.jsonl").unlink()
+    broken = write_run(tmp_path / "broken", "broken", 120)
+    (broken / "tasks.json").write_text('{"tasks": {"copa": {}}, "average": 1}')
+    study = tmp_path / "study"
+    study.mkdir()
+    (study / "study.json").write_text("{}")
+    for run, status, word in ((tmp_path / "nowhere", 2, "nowhere"), (empty, 2, "empty"), (unfinished, 2, "metrics.jsonl"),
+                              (damaged, 3, "line 2"), (broken, 3, "tasks.json"), (study, 3, "study.json")):
+        done = tiny_run.dtopp("report", run, "--output", tmp_path / "report.html")
+        assert done.returncode == status and word in done.stderr and done.stderr.count("\n") == 1, (run, done.stderr)
+        assert not (tmp_path / "report.html").exists()
+    fine = write_run(tmp_path / "fine", "fine", 120)
+    done = tiny_run.dtopp("report", fine, "--output", tmp_path / "no/where/report.html")
+    assert done.returncode == 3 and done.stderr.count("\n") == 1, done.stderr
+    assert tiny_run.dtopp("report", "--output", tmp_path / "report.html").returncode == 2
