@@ -69,13 +69,15 @@ std::string render_page(const ReportDocument& document, const Columns& columns,
   std::string page = head(document, generation.has_value());
   page += "<script type=\"application/json\" id=\"document\">" +
           inside_script(to_json(document, columns, generation)) + "</script>\n";
+  // Before the columns, so that a large page is read while it loads.
+  page += "<script>\n\"use strict\";\n" + std::string(kPageScript) + "</script>\n";
   for (size_t id = 0; id < columns.all().size(); ++id) {
     const ReportColumn& column = columns.all()[id];
     if (column.bytes.empty()) continue;
     page += "<script type=\"text/plain\" id=\"column-" + std::to_string(id) + "\">" + base64_of(column, 0) +
             "</script>\n";
   }
-  return page + "<script>\n\"use strict\";\n" + std::string(kPageScript) + "</script>\n</body>\n</html>\n";
+  return page + "</body>\n</html>\n";
 }
 
 void write_report(const ReportInput& input, const std::filesystem::path& output) {

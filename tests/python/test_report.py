@@ -125,6 +125,15 @@ def test_says_from_where_on_the_budget_holds(tmp_path, open_page):
     assert f"since step {settled}." in text and f"use {held:.3f} experts" in text
 
 
+def test_the_solved_threshold_lies_beside_the_one_used(tmp_path, open_page):
+    lines = [line | ({"moe/threshold_solved": line["moe/threshold"] + 0.01} if "moe/threshold" in line else {})
+             for line in report_runs.metrics_lines(150)]
+    run = write_run(tmp_path / "one", "one", lines=lines)
+    used, solved = charts_of(open_page(report(tmp_path / "report.html", run)), "Threshold p")["series"]
+    assert (used["name"], solved["name"]) == ("one", "one · solved")
+    assert same(used["y"], series_of(run, "moe/threshold")[1]) and same(solved["y"], series_of(run, "moe/threshold_solved")[1])
+
+
 def test_seeds_give_means_differences_and_a_band(tmp_path, open_page):
     runs = [write_run(tmp_path / f"{method}{seed}", f"{method}-{seed}", 200, method=method, seed=seed,
                       loss=loss + 0.01 * seed * seed)

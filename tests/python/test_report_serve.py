@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import subprocess
 import urllib.error
 import urllib.request
@@ -86,6 +87,28 @@ def test_serve_listens_on_loopback_and_knows_two_paths(tmp_path):
         assert status_of(address, Host="evil.example") == 403 and status_of(address + "update?since=x") == 400
         done = tiny_run.dtopp("report", tmp_path / "one", "--serve", str(port))
         assert done.returncode == 2 and str(port) in done.stderr and done.stderr.count("\n") == 1
+    finally:
+        stop(process)
+
+
+def test_serve_answers_others_while_one_says_nothing(tmp_path):
+    process, address = serve(write_run(tmp_path / "one", "one", 120))
+    port = int(address.rstrip("/").rsplit(":", 1)[1])
+    try:
+        silent, torn, long = (socket.create_connection(("127.0.0.1", port)) for _ in range(3))
+        torn.sendall(b"GET / HT")
+        long.sendall(b"GET / HTTP/1.1\r\nX: " + b"x" * 20000)
+        assert long.recv(100).startswith(b"HTTP/1.1 431")
+        for request, status in ((b"\r\n\r\n", 400), (b"GET /\r\n\r\n", 400), (b"GET / HTTP/1.1\r\n\r\n", 403),
+                                (b"POST / HTTP/1.1\r\nHost: localhost\r\n\r\n", 405), (bytes(range(256)) + b"\r\n\r\n", 400)):
+            with socket.create_connection(("127.0.0.1", port)) as client:
+                client.sendall(request)
+                assert client.recv(100).startswith(b"HTTP/1.1 %d" % status), request
+        with socket.create_connection(("127.0.0.1", port)) as gone:
+            gone.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert status_of(address) == 200
+        for client in (silent, torn, long):
+            client.close()
     finally:
         stop(process)
 

@@ -11,7 +11,9 @@ function bytesOf(base64) {
 
 function decode(column, base64) {
   if (column.kind === "affine") {
-    return Float64Array.from({ length: column.n }, (_, i) => column.first + column.step * i);
+    const values = new Float64Array(column.n);
+    for (let i = 0; i < values.length; ++i) values[i] = column.first + column.step * i;
+    return values;
   }
   const bytes = bytesOf(base64);
   return column.kind === "f64" ? new Float64Array(bytes.buffer) : new Float32Array(bytes.buffer);
@@ -19,6 +21,14 @@ function decode(column, base64) {
 
 function declareColumns(list) {
   for (const column of list) columns.set(column.id, { ...column, values: null });
+}
+
+// Whether the page is loaded as far as this column: what follows its element is there.
+function isLoaded(id) {
+  const column = columns.get(id);
+  if (column.values !== null || column.kind === "affine" || document.readyState !== "loading") return true;
+  const element = document.getElementById("column-" + id);
+  return element !== null && element.nextSibling !== null;
 }
 
 // The numbers of a column; of one that the page carries, from the element that holds its text.

@@ -115,5 +115,7 @@ function smoothed(ys, share) {
   };
   sweep(0, ys.length, 1);
   sweep(ys.length - 1, -1, -1);
-  return Float32Array.from(ys, (y, i) => (sums[i] + y) / (weights[i] + 1));
+  const means = new Float32Array(ys.length);
+  for (let i = 0; i < ys.length; ++i) means[i] = (sums[i] + ys[i]) / (weights[i] + 1);
+  return means;
 }

@@ -33,4 +33,5 @@ function declareMissing(list) {
 const document_ = JSON.parse(document.getElementById("document").textContent);
 declareColumns(document_.columns);
 render(document_);
+document.addEventListener("DOMContentLoaded", schedule);
 if (document_.generation !== null) follow(document_.generation);

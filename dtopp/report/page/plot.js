@@ -56,8 +56,14 @@ class Plot {
     return [low, high];
   }
 
+  // The columns that drawing reads: the block's own and the clocks of all runs, which say how far the axis reaches.
+  columns() {
+    const own = (this.block.lines ?? [this.block]).flatMap(line => [line.x, line.y, line.band, ...(line.cells ?? [])]);
+    return [...own, ...this.document.clocks.flatMap(clock => Object.values(clock ?? {}))].filter(id => id !== undefined);
+  }
+
   refresh() {
-    if (!this.isDirty || this.area.clientWidth === 0) return;
+    if (!this.isDirty || this.area.clientWidth === 0 || !this.columns().every(isLoaded)) return;
     this.isDirty = false;
     const ratio = this.pixelRatio ?? window.devicePixelRatio;
     const width = this.area.clientWidth, height = this.area.clientHeight;

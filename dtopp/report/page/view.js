@@ -42,7 +42,8 @@ function swatch(run) {
 
 function isForPrint() { return document.documentElement.classList.contains("print"); }
 
-// Draws what can be seen and is not up to date; in each frame as much as leaves scrolling smooth.
+// Draws what can be seen and is not up to date; in each frame as much as leaves scrolling smooth. A page that is still
+// loading is drawn as far as it is there.
 let isScheduled = false;
 function schedule() {
   if (isScheduled) return;
@@ -50,6 +51,7 @@ function schedule() {
   requestAnimationFrame(() => {
     isScheduled = false;
     const end = performance.now() + 12;
+    if (document.readyState === "loading") schedule();
     for (const plot of view.plots) {
       if (!plot.isVisible || !plot.isDirty) continue;
       plot.refresh();
