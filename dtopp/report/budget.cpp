@@ -127,6 +127,7 @@ std::string sentence_of_budget(const ReportRun& run) {
   if (!budget->target) return text + "; Top-p holds no number.";
   text += ", the budget is " + scaled(*budget->target) + " (" + off_target(*budget) + ").";
   if (run.config.routing.method != RoutingMethod::kDTopP) return text;
+  if (find_series(run, kCount)->values.size() < kSettleLines) return text;
   return text + (budget->settled ? " It has held since step " + whole(*budget->settled) + "."
                                  : " It has not settled.");
 }

@@ -114,12 +114,19 @@ class LineChart extends Plot {
     const means = this.smoothedOf(drawn);
     const { line, xs, ys } = drawn;
     context.strokeStyle = context.fillStyle = colorOf(color);
+    if (means !== null) {  // set off from the points behind it
+      context.strokeStyle = colorOf("--paper");
+      context.lineWidth = 3.4 * ratio;
+      context.globalAlpha = 0.8;
+      tracePath(context, xs, means, from, to, x, y);
+      context.strokeStyle = colorOf(color);
+    }
     context.globalAlpha = line.minor ? 0.75 : 1;
     context.lineWidth = (line.minor ? 1.1 : 1.7) * ratio;
     context.setLineDash((line.minor ? [2, 3] : dash).map(length => length * ratio));
     tracePath(context, xs, means ?? ys, from, to, x, y);
     context.setLineDash([]);
-    if (line.marks && to - from <= 200) drawMarkers(context, xs, ys, from, to, x, y, marker, 3 * ratio);
+    if (to - from <= (line.marks ? 200 : 30)) drawMarkers(context, xs, ys, from, to, x, y, marker, 3 * ratio);
   }
 
   paintLevels(context, ratio, y, inside) {
@@ -149,7 +156,8 @@ class LineChart extends Plot {
       let i = lowerBound(drawn.xs, range[1]);
       if (i === drawn.xs.length || drawn.xs[i] > range[1]) --i;
       while (i >= 0 && Number.isNaN(shown[i])) --i;
-      if (i >= 0 && drawn.xs[i] >= range[0]) tags.push({ run: drawn.run, top: this.y.at(shown[i]), left: this.x.at(drawn.xs[i]) });
+      if (i >= 0 && drawn.xs[i] >= range[0]) tags.push({ run: drawn.run, top: this.y.at(shown[i]),
+        left: i + 1 < drawn.xs.length ? this.inside.right : this.x.at(drawn.xs[i]) });
     }
     tags.sort((a, b) => a.top - b.top);
     const gap = 13;
