@@ -14,10 +14,10 @@ double flops_with(RunConfig config, int64_t experts) {
 
 }  // namespace
 
-std::optional<RunCost> find_run_cost(const RunConfig& config) {
+std::optional<PlannedCost> find_run_cost(const RunConfig& config) {
   try {
     const Device device = config.training.device == Device::kCuda ? Device::kCuda : Device::kCpu;
-    RunCost cost;
+    PlannedCost cost;
     cost.memory_bytes = static_cast<double>(make_plan(config, {}, device).memory_bytes());
     if (config.model.is_dense()) {
       cost.flops_per_token = static_cast<double>(make_plan(config).flops_per_token);

@@ -8,6 +8,6 @@
 namespace dtopp::cli {
 
 // None where the plan cannot be made of the configuration alone.
-std::optional<RunCost> find_run_cost(const RunConfig& config);
+std::optional<PlannedCost> find_run_cost(const RunConfig& config);
 
 }  // namespace dtopp::cli

@@ -10,10 +10,12 @@
 #include <vector>
 
 #include "cli/ranks.h"
+#include "cli/run_cost.h"
 #include "cli/verbs.h"
 #include "dtopp/base/files.h"
 #include "dtopp/launch/place.h"
 #include "dtopp/plan/plan.h"
+#include "dtopp/report/page.h"
 #include "dtopp/study/curves.h"
 #include "dtopp/study/forecast.h"
 #include "dtopp/study/result_files.h"
@@ -123,6 +125,8 @@ void run_study(const Study& study, const std::vector<StudyRun>& runs, int64_t sl
   std::vector<TokenCost> token_costs;
   std::ranges::transform(runs, std::back_inserter(token_costs), token_cost_of);
   write_curves(study, runs, records, token_costs);
+  if (std::ranges::count(records, RunStatus::kDone, &RunRecord::status) > 0)
+    write_report(read_report_input({study.output}, find_run_cost), study.output / "report.html");
   std::printf("%s", markdown_table(study, results.rows).c_str());
   report_end(study, stopped, runs, records);
 }

@@ -33,6 +33,7 @@ ReportChart curves_chart(RunDrawing& drawing, const Axis& axis, const std::strin
     std::vector<double> x = curve.x;
     for (double& value : x) value /= axis.unit;
     ReportLine line{*run, curve.row + ", mean of " + report_text::count_of(curve.n, "seed")};
+    line.of_many = true;
     line.x = drawing.columns.add_exact(place + " x", x);
     line.y = drawing.columns.add(place, curve.mean);
     line.band = drawing.columns.add(place + " band", curve.half_width);

@@ -18,6 +18,7 @@ struct ReportLine {
   std::optional<int> band = std::nullopt;  // y ± band is shaded
   bool marks = false;                      // few points, each one marked, never smoothed
   bool minor = false;                      // thin and dotted
+  bool of_many = false;                    // of several runs: `name` is all its name
 };
 
 struct ReportLevel {

@@ -20,6 +20,7 @@ OrderedJson line_json(const ReportLine& line) {
   if (line.band) json["band"] = *line.band;
   if (line.marks) json["marks"] = true;
   if (line.minor) json["minor"] = true;
+  if (line.of_many) json["of_many"] = true;
   return json;
 }
 

@@ -15,12 +15,12 @@
 namespace dtopp {
 
 // What `dtopp plan` says of a run.
-struct RunCost {
+struct PlannedCost {
   double flops_per_token = 0;             // forward and backward, without what active experts add
   double flops_per_token_and_expert = 0;  // what one more active expert in every layer adds
   double memory_bytes = 0;                // of one process at its peak
 };
-using FindCost = std::function<std::optional<RunCost>(const RunConfig&)>;
+using FindCost = std::function<std::optional<PlannedCost>(const RunConfig&)>;
 
 // A file that `evaluate --output` has written into the run's folder, by what it holds.
 struct TaskScore {
@@ -52,7 +52,7 @@ struct ReportRun {
   RunConfig config;
   RunHistory history;
   Evaluations evaluations;
-  std::optional<RunCost> cost;
+  std::optional<PlannedCost> cost;
   std::string study_row;  // of a study's run: StudyRow::name
 };
 

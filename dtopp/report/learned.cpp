@@ -61,9 +61,12 @@ ReportChart seeds_chart(RunDrawing& drawing) {
   ReportChart chart{"Validation loss over seeds", "mean, 95 % interval"};
   for (const RunGroup& group : drawing.input.groups) {
     if (group.runs.size() < 2) continue;
-    const LineStyle style{.name = "mean of " + count_of(group.runs.size(), "seed"), .marks = true};
-    if (const auto mean = mean_over_seeds(drawing.input, group))
+    const LineStyle style{.name = group.name + ", mean of " + count_of(group.runs.size(), "seed"),
+                          .marks = true};
+    if (const auto mean = mean_over_seeds(drawing.input, group)) {
       chart.lines.push_back(drawing.line(group.runs[0], "seeds val/loss", mean->first, style, &mean->second));
+      chart.lines.back().of_many = true;
+    }
   }
   chart.note = "Against FLOPs and hours: by the clock of a configuration's first seed.";
   return chart;

@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 import tiny_run
+from report_browser import browser, open_page  # noqa: F401  fixtures
 from safetensors.numpy import load_file
 from scipy import stats
 
@@ -115,6 +116,23 @@ def test_curves_are_means_over_seeds_at_equal_cost(finished):
     assert curves["top-k", "val/loss", "active_flops"]["x"][-1] == pytest.approx(12 * 128 * three)
     seconds = [sum(128 / line["throughput/tokens_per_second"] for line in lines if "train/loss" in line) for lines in runs]
     assert curves["dtop-p", "val/loss", "seconds"]["x"][-1] == pytest.approx(min(seconds))
+
+
+def test_report_draws_the_runs_and_their_curves(finished, open_page):
+    directory, _ = finished
+    document = results(directory)
+    curves = json.loads((directory / "out/curves.json").read_text())["curves"]
+    page = open_page(directory / "out/report.html")
+    charts = page.evaluate("dtoppReport.charts()")
+    runs = next(chart for chart in charts if chart["title"] == "Validation loss")["series"]
+    assert sorted(line["y"][-1] for line in runs) == pytest.approx(sorted(run["values"]["val/loss"] for run in document["runs"]))
+    by_tokens = next(chart for chart in charts if chart["title"] == "val/loss over seeds" and chart["x_label"] == "tokens")
+    for line, variant in zip(by_tokens["series"], ("top-k", "dtop-p")):
+        curve = next(one for one in curves if (one["variant"], one["measure"], one["axis"]) == (variant, "val/loss", "tokens"))
+        assert line["name"] == f"{variant}, mean of 3 seeds" and line["x"] == curve["x"]
+        assert line["y"] == pytest.approx(curve["mean"]) and line["half_width"] == pytest.approx(curve["half_width"])
+    rows = page.locator("#compared table").first.locator("tbody tr")
+    assert [rows.nth(i).locator("th").text_content() for i in (0, 1)] == ["top-k", "dtop-p"]
 
 
 def test_again_starts_nothing_and_a_changed_study_what_is_new(finished):

@@ -76,7 +76,7 @@ function describeChart(block, document_) {
   const x = line => numbers(block.own_x ? valuesOf(line.x) : positionsOf(document_.clocks, line, view.axis) ?? []);
   const series = block.type === "heat"
     ? block.cells.map((id, row) => ({ name: `${block.y_label} ${block.rows[row]}`, x: x(block), y: numbers(valuesOf(id)) }))
-    : block.lines.map(line => ({ name: [document_.runs[line.run].name, line.name].filter(n => n).join(" · "), x: x(line),
+    : block.lines.map(line => ({ name: nameOf(line, document_.runs[line.run]), x: x(line),
       y: numbers(valuesOf(line.y)), ...(line.band === undefined ? {} : { half_width: numbers(valuesOf(line.band)) }) }));
   const isOneOfMany = block.type === "heat" && document_.runs.length > 1;
   const title = block.title + (isOneOfMany ? " · " + document_.runs[block.run].name : "");

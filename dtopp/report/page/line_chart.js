@@ -1,6 +1,11 @@
 // Lines of runs over steps, tokens, FLOPs or time, with bands and levels.
 const logChosen = new Map();  // title → whether the reader wants its y axis logarithmic
 
+// "run", "run · part", or the name of what many runs have made.
+function nameOf(line, run) {
+  return line.of_many ? line.name : [run.name, line.name].filter(name => name).join(" · ");
+}
+
 class LineChart extends Plot {
   constructor(block, document_) {
     super(block, document_);
@@ -176,7 +181,7 @@ class LineChart extends Plot {
       if (i === xs.length || (i > 0 && value - xs[i - 1] < xs[i] - value)) --i;
       if (rows.length === 0) position = xs[i];
       const width = widths === null ? "" : ` ± ${formatNumber(widths[i], 3)}`;
-      const name = this.document.runs.length > 1 ? [run.tag, run.name, line.name] : [line.name];
+      const name = this.document.runs.length > 1 ? [run.tag, nameOf(line, run)] : [line.name];
       rows.push(element("span", { class: "row" }, swatch(run), element("span", { class: "name" }, name.filter(n => n).join(" · ")),
         element("span", { class: "value" }, formatNumber(ys[i], 5) + width)));
     }
