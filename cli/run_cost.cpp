@@ -14,20 +14,19 @@ double flops_with(RunConfig config, int64_t experts) {
 
 }  // namespace
 
+// Linear in the number of active experts.
+TokenCost token_cost_of(const RunConfig& config) {
+  const Plan plan = make_plan(config);
+  if (config.model.is_dense()) return {.fixed = static_cast<double>(plan.flops_per_token)};
+  const double one = flops_with(config, 1), more = flops_with(config, 2) - one;
+  return {.fixed = one - more, .per_expert = more, .planned_experts = plan.active_experts};
+}
+
 std::optional<PlannedCost> find_run_cost(const RunConfig& config) {
   try {
     const Device device = config.training.device == Device::kCuda ? Device::kCuda : Device::kCpu;
-    PlannedCost cost;
-    cost.memory_bytes = static_cast<double>(make_plan(config, {}, device).memory_bytes());
-    if (config.model.is_dense()) {
-      cost.flops_per_token = static_cast<double>(make_plan(config).flops_per_token);
-      return cost;
-    }
-    // Linear in the number of active experts.
-    const double one = flops_with(config, 1);
-    cost.flops_per_token_and_expert = flops_with(config, 2) - one;
-    cost.flops_per_token = one - cost.flops_per_token_and_expert;
-    return cost;
+    return PlannedCost{token_cost_of(config),
+                       static_cast<double>(make_plan(config, {}, device).memory_bytes())};
   } catch (const InvalidValue&) {
     return std::nullopt;  // a layout of many ranks, which the configuration does not tell
   }

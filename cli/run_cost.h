@@ -7,6 +7,8 @@
 
 namespace dtopp::cli {
 
+TokenCost token_cost_of(const RunConfig& config);
+
 // None where the plan cannot be made of the configuration alone.
 std::optional<PlannedCost> find_run_cost(const RunConfig& config);
 

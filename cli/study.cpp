@@ -36,17 +36,6 @@ struct StudyOptions {
 
 void say(const std::string& text) { std::fprintf(stderr, "dtopp: %s\n", text.c_str()); }
 
-// The experts' matrices of a layer hold 3 D F elements each, of which every one costs a token 6 FLOPs.
-TokenCost token_cost_of(const StudyRun& run) {
-  const Plan plan = make_plan(run.config);
-  const ModelConfig& model = run.config.model;
-  TokenCost cost{.fixed = static_cast<double>(plan.flops_per_token), .planned_experts = plan.active_experts};
-  if (model.is_dense()) return cost;
-  cost.per_expert = 18.0 * static_cast<double>(model.hidden_size * model.ffn_hidden_size * model.num_layers);
-  cost.fixed -= cost.per_expert * plan.active_experts;
-  return cost;
-}
-
 double flops_of_run(const StudyRun& run) {
   const Plan plan = make_plan(run.config);
   return flops_of(run.config, static_cast<double>(plan.flops_per_token),
@@ -123,7 +112,7 @@ void run_study(const Study& study, const std::vector<StudyRun>& runs, int64_t sl
   const bool stopped = run_all(runs, records, options);
   const StudyResults results = write_results();
   std::vector<TokenCost> token_costs;
-  std::ranges::transform(runs, std::back_inserter(token_costs), token_cost_of);
+  for (const StudyRun& run : runs) token_costs.push_back(token_cost_of(run.config));
   write_curves(study, runs, records, token_costs);
   if (std::ranges::count(records, RunStatus::kDone, &RunRecord::status) > 0)
     write_report(read_report_input({study.output}, find_run_cost), study.output / "report.html");

@@ -11,14 +11,14 @@
 
 #include "dtopp/config/run_config.h"
 #include "dtopp/metrics/run_history.h"
+#include "dtopp/study/token_cost.h"
 
 namespace dtopp {
 
 // What `dtopp plan` says of a run.
 struct PlannedCost {
-  double flops_per_token = 0;             // forward and backward, without what active experts add
-  double flops_per_token_and_expert = 0;  // what one more active expert in every layer adds
-  double memory_bytes = 0;                // of one process at its peak
+  TokenCost token;
+  double memory_bytes = 0;  // of one process at its peak
 };
 using FindCost = std::function<std::optional<PlannedCost>(const RunConfig&)>;
 

@@ -41,8 +41,7 @@ std::vector<double> clock_flops(const ReportRun& run) {
   double sum = 0, before = 0;
   for (size_t i = 0; i < tokens.values.size(); ++i) {
     const double experts = has_counts && std::isfinite(active->values[i]) ? active->values[i] : 0;
-    sum += (tokens.values[i] - before) *
-           (run.cost->flops_per_token + experts * run.cost->flops_per_token_and_expert);
+    sum += (tokens.values[i] - before) * run.cost->token.flops(experts);
     before = tokens.values[i];
     flops.push_back(sum);
   }

@@ -48,8 +48,7 @@ Points taken_by_step(const RunHistory& history, CurveAxis axis, const TokenCost&
     tokens_before = history.tokens.values[i];
     double each = 1;
     if (axis == CurveAxis::kActiveFlops)
-      each =
-          cost.fixed + cost.per_expert * at_step(history, "moe/active_experts", step, cost.planned_experts);
+      each = cost.flops(at_step(history, "moe/active_experts", step, cost.planned_experts));
     if (axis == CurveAxis::kSeconds)
       each =
           1 / at_step(history, "throughput/tokens_per_second", step, std::numeric_limits<double>::infinity());

@@ -8,14 +8,9 @@
 
 #include "dtopp/metrics/run_history.h"
 #include "dtopp/study/results.h"
+#include "dtopp/study/token_cost.h"
 
 namespace dtopp {
-
-// FLOPs of a token, forward and backward, with a active experts a layer: fixed + a · per_expert.
-struct TokenCost {
-  double fixed = 0, per_expert = 0;
-  double planned_experts = 0;  // a of a run that does not say how many it used
-};
 
 enum class CurveAxis { kTokens, kActiveFlops, kSeconds };
 
