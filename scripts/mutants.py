@@ -43,6 +43,10 @@ MUTANTS = {
     "error divided by the target instead of the number of experts": (
         "dtopp/moe/threshold_controller.cpp", "/ num_experts_;", "/ target_C_;",
         ["test_moe"], ["build/release/bin/test_moe"]),
+    "what was missing made up for in the wrong direction": (
+        "dtopp/moe/threshold_controller.cpp", "threshold(target_C_ + now_C * num_experts_)",
+        "threshold(target_C_ - now_C * num_experts_)",
+        ["test_moe"], ["build/release/bin/test_moe", "--gtest_filter=SolvingController*"]),
     "a stage not fenced off for wgmma": (
         "dtopp/ops/pair_multiply_wgmma_cuda.cu", "    fence_for_wgmma();\n", "",
         ["test_ops_cuda"], ["build/release/bin/test_ops_cuda", "--gtest_filter=PairProducts*"]),

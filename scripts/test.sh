@@ -30,7 +30,7 @@ ctest --test-dir build/release --output-on-failure -j "$jobs"
 
 # AddressSanitizer and UndefinedBehaviorSanitizer.
 rooms=(base config checkpoint data data_images tasks)
-[ "${DTOPP_FULL:-}" != 1 ] || rooms+=(launch metrics ops ops_cuda)
+[ "${DTOPP_FULL:-}" != 1 ] || rooms+=(launch metrics study report ops ops_cuda)
 configure sanitize
 cmake --build build/sanitize -j "$jobs" --target "${rooms[@]/#/test_}"
 ctest --test-dir build/sanitize --output-on-failure -j "$jobs" -R "^($(IFS='|'; echo "${rooms[*]}"))$"
