@@ -82,7 +82,10 @@ void check_options(const EvaluateOptions& options, const CLI::App& verb) {
 void evaluate(const EvaluateOptions& options, const CLI::App& verb) {
   check_options(options, verb);
   const Place place = own_place();
-  if (options.processes > 0) std::exit(run_processes(place, options.processes));
+  if (options.processes > 0) {
+    require_device(options.inference.device, "--device");
+    std::exit(run_processes(place, options.processes));
+  }
   if (!options.dry_run) stop_rank_on_signals(place);
   const JoinOptions join{.timeout = std::chrono::seconds(ParallelConfig{}.timeout)};
   run_as_rank(place, join, [&](const Rank& rank) {

@@ -48,7 +48,10 @@ int64_t expert_parallel_on(const RankLayout& layout, const RunConfig& config, co
 void train_run(const TrainOptions& options) {
   const Place place = own_place();
   const RunConfig config = load_run_config(options.config, options.overrides);
-  if (options.processes > 0) std::exit(run_processes(place, options.processes));
+  if (options.processes > 0) {
+    require_device(config.training.device, "training.device");
+    std::exit(run_processes(place, options.processes));
+  }
   const RankLayout layout = layout_on(place, config);
   check_layout(layout, config.model);
   const bool speaks = place.rank == 0;

@@ -24,13 +24,16 @@ at::Device own_cuda_device(const std::string& option, int64_t local_rank) {
 
 }  // namespace
 
+void require_device(Device wish, const std::string& option) {
+  if (wish != Device::kCuda) return;
+  if (const auto missing = find_cuda())
+    throw UsageError(option + ": cuda cannot be used: " + *missing + "; or choose cpu or auto");
+}
+
 at::Device compute_device(Device wish, const std::string& option, int64_t local_rank) {
   if (wish == Device::kCpu || (wish == Device::kAuto && !has_cuda_driver())) return at::kCPU;
-  const auto missing = find_cuda();
-  if (!missing) return own_cuda_device(option, local_rank);
-  if (wish == Device::kCuda)
-    throw UsageError(option + ": cuda cannot be used: " + *missing + "; or choose cpu or auto");
-  return at::kCPU;
+  require_device(wish, option);
+  return find_cuda() ? at::Device(at::kCPU) : own_cuda_device(option, local_rank);
 }
 
 at::ScalarType compute_type(Precision precision, const at::Device& device) {

@@ -15,6 +15,9 @@ namespace dtopp {
 // where there are fewer devices than ranks. To be called before anything else is done with torch.
 at::Device compute_device(Device wish, const std::string& option, int64_t local_rank = 0);
 
+// For who starts ranks and computes nothing: UsageError as above where cuda is wanted and cannot be had.
+void require_device(Device wish, const std::string& option);
+
 // auto: bf16 where the device multiplies it.
 at::ScalarType compute_type(Precision precision, const at::Device& device);
 
