@@ -70,29 +70,21 @@ StepNumbers::StepNumbers(StepShape shape, const StepSums& sums, const at::Tensor
                                    next(squared_norms.numel()).sum().view({1}), next(kFlags)};
   if (L > 0) {
     lists.push_back(next(ranks.size() * L).view({-1, L}).amax(0));
-    lists.push_back(next(ActivationStatistics::vector_size(L, E) + shape_.mass_rows * kMassBins));
+    lists.push_back(next(ActivationStatistics::vector_size(L, E)));
   }
+  if (shape_.mass_rows > 0) masses_CM_ = next(shape_.mass_rows * kMassBins).view({-1, kMassBins});
   values_ = at::cat(lists);
 }
 
 int64_t StepNumbers::size(const StepShape& shape) {
   return shape.num_losses() + 1 + kFlags + shape.routed_layers +
-         ActivationStatistics::vector_size(shape.routed_layers, shape.num_experts) +
-         shape.mass_rows * kMassBins;
+         ActivationStatistics::vector_size(shape.routed_layers, shape.num_experts);
 }
-
-int64_t StepNumbers::counts_at() const { return norm_at() + 1 + kFlags + shape_.routed_layers; }
 
 ActivationStatistics StepNumbers::activations() const {
-  const int64_t L = shape_.routed_layers, E = shape_.num_experts;
-  return ActivationStatistics::from_vector(part(counts_at(), ActivationStatistics::vector_size(L, E)), L, E,
+  const int64_t L = shape_.routed_layers, E = shape_.num_experts, begin = norm_at() + 1 + kFlags + L;
+  return ActivationStatistics::from_vector(part(begin, ActivationStatistics::vector_size(L, E)), L, E,
                                            shape_.tokens);
-}
-
-at::Tensor StepNumbers::masses_CM() const {
-  if (shape_.mass_rows == 0) return {};
-  const int64_t size = shape_.mass_rows * kMassBins;
-  return part(StepNumbers::size(shape_) - size, size).view({shape_.mass_rows, kMassBins});
 }
 
 }  // namespace dtopp

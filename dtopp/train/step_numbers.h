@@ -44,11 +44,11 @@ class StepNumbers {
   // on one rank at most; halted: bool [], see StepResult. Collective.
   StepNumbers(StepShape shape, const StepSums& sums, const at::Tensor& squared_norms,
               const at::Tensor& halted, Collectives& ranks);
-  // As they came to the host: what values() of other ones held.
+  // As they came to the host: what values() of other ones held; without masses.
   StepNumbers(StepShape shape, at::Tensor values) : shape_(std::move(shape)), values_(std::move(values)) {}
 
   const StepShape& shape() const { return shape_; }
-  // f64, on the step's device. Whole numbers are exact below 2^53.
+  // f64, on the step's device, all but the masses. Whole numbers are exact below 2^53.
   const at::Tensor& values() const { return values_; }
   // How many there are.
   static int64_t size(const StepShape& shape);
@@ -60,15 +60,15 @@ class StepNumbers {
   at::Tensor most_pairs_L() const { return part(norm_at() + 3, shape_.routed_layers); }
   at::Tensor selected_L() const { return activations().selected(); }
   ActivationStatistics activations() const;
-  at::Tensor masses_CM() const;  // f64; undefined where there are none
+  // f64, for the controller; undefined where there are none.
+  const at::Tensor& masses_CM() const { return masses_CM_; }
 
  private:
   int64_t norm_at() const { return shape_.num_losses(); }
-  int64_t counts_at() const;
   at::Tensor part(int64_t begin, int64_t size) const { return values_.narrow(0, begin, size); }
 
   StepShape shape_;
-  at::Tensor values_;
+  at::Tensor values_, masses_CM_;
 };
 
 }  // namespace dtopp
