@@ -3,6 +3,7 @@
 
 #include "dtopp/report/numbers.h"
 #include "dtopp/report/sections.h"
+#include "dtopp/study/curves.h"
 
 namespace dtopp {
 namespace {
@@ -34,17 +35,8 @@ std::vector<double> clock_hours(const ReportRun& run) {
 
 // By the plan's count at the number of experts that each step's tokens really chose.
 std::vector<double> clock_flops(const ReportRun& run) {
-  const Series& tokens = run.history.tokens;
-  const Series* active = find_series(run, "moe/active_experts");
-  const bool has_counts = active != nullptr && active->steps == tokens.steps;
-  std::vector<double> flops;
-  double sum = 0, before = 0;
-  for (size_t i = 0; i < tokens.values.size(); ++i) {
-    const double experts = has_counts && std::isfinite(active->values[i]) ? active->values[i] : 0;
-    sum += (tokens.values[i] - before) * run.cost->token.flops(experts);
-    before = tokens.values[i];
-    flops.push_back(sum);
-  }
+  std::vector<double> flops = taken_by_step(run.history, CurveAxis::kActiveFlops, run.cost->token).y;
+  flops.erase(flops.begin());  // before the first step
   return flops;
 }
 

@@ -27,36 +27,24 @@ double interpolate(const std::vector<double>& xs, const std::vector<double>& ys,
   return ys[i - 1] + share * (ys[i] - ys[i - 1]);
 }
 
-// The value of a metric that every training line has, at that line's step.
-double at_step(const RunHistory& history, const std::string& name, int64_t step, double otherwise) {
-  const auto found = history.series.find(name);
-  if (found == history.series.end()) return otherwise;
-  const auto& steps = found->second.steps;
-  const auto place = std::ranges::lower_bound(steps, step);
-  if (place == steps.end() || *place != step) return otherwise;
-  const double value = found->second.values[static_cast<size_t>(place - steps.begin())];
-  return std::isfinite(value) ? value : otherwise;
-}
-
-// What a run had taken by each step, from (0, 0) on.
-Points taken_by_step(const RunHistory& history, CurveAxis axis, const TokenCost& cost) {
-  Points taken{{0}, {0}};
-  double tokens_before = 0;
-  for (size_t i = 0; i < history.tokens.steps.size(); ++i) {
-    const int64_t step = history.tokens.steps[i];
-    const double tokens = history.tokens.values[i] - tokens_before;
-    tokens_before = history.tokens.values[i];
-    double each = 1;
-    if (axis == CurveAxis::kActiveFlops)
-      each = cost.flops(at_step(history, "moe/active_experts", step, cost.planned_experts));
-    if (axis == CurveAxis::kSeconds)
-      each =
-          1 / at_step(history, "throughput/tokens_per_second", step, std::numeric_limits<double>::infinity());
-    taken.x.push_back(static_cast<double>(step));
-    taken.y.push_back(taken.y.back() + tokens * each);
+// A metric of training lines, step after step.
+class LineByLine {
+ public:
+  LineByLine(const RunHistory& history, const std::string& name) {
+    if (const auto found = history.series.find(name); found != history.series.end()) series_ = &found->second;
   }
-  return taken;
-}
+  // Steps are asked for in ascending order; `otherwise` where it has no finite value.
+  double at(int64_t step, double otherwise) {
+    if (series_ == nullptr) return otherwise;
+    while (next_ < series_->steps.size() && series_->steps[next_] < step) ++next_;
+    if (next_ == series_->steps.size() || series_->steps[next_] != step) return otherwise;
+    return std::isfinite(series_->values[next_]) ? series_->values[next_] : otherwise;
+  }
+
+ private:
+  const Series* series_ = nullptr;
+  size_t next_ = 0;
+};
 
 Points thinned(const Points& points) {
   const size_t size = points.x.size();
@@ -113,6 +101,23 @@ std::string to_text(CurveAxis axis) {
     default:
       return "seconds";
   }
+}
+
+Points taken_by_step(const RunHistory& history, CurveAxis axis, const TokenCost& cost) {
+  LineByLine experts(history, "moe/active_experts"), speed(history, "throughput/tokens_per_second");
+  Points taken{{0}, {0}};
+  double tokens_before = 0;
+  for (size_t i = 0; i < history.tokens.steps.size(); ++i) {
+    const int64_t step = history.tokens.steps[i];
+    const double tokens = history.tokens.values[i] - tokens_before;
+    tokens_before = history.tokens.values[i];
+    double each = 1;
+    if (axis == CurveAxis::kActiveFlops) each = cost.flops(experts.at(step, cost.planned_experts));
+    if (axis == CurveAxis::kSeconds) each = 1 / speed.at(step, std::numeric_limits<double>::infinity());
+    taken.x.push_back(static_cast<double>(step));
+    taken.y.push_back(taken.y.back() + tokens * each);
+  }
+  return taken;
 }
 
 Points points_of(const RunHistory& history, const std::string& measure, CurveAxis axis,

@@ -21,6 +21,9 @@ struct Points {
   std::vector<double> x, y;
 };
 
+// What a run had taken by each training step (x), from (0, 0) on.
+Points taken_by_step(const RunHistory& history, CurveAxis axis, const TokenCost& cost);
+
 // A run's measure against what it had taken to get there. FLOPs are those of the experts that its tokens
 // chose; seconds are of its steps alone, without validations, checkpoints and pauses.
 Points points_of(const RunHistory& history, const std::string& measure, CurveAxis axis,
