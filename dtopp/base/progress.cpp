@@ -89,15 +89,39 @@ std::string progress_line(const std::string& label, const std::string& unit, uin
   return line + "  " + format_duration((static_cast<double>(total) - now) / rate) + " left";
 }
 
+StatusLine::StatusLine(std::FILE* stream) : stream_(stream), on_terminal_(::isatty(::fileno(stream)) == 1) {}
+
+void StatusLine::draw(const std::string& text) {
+  if (on_terminal_) {
+    const size_t leftover = width_ > text.size() ? width_ - text.size() : 0;
+    std::fprintf(stream_, "\r%s%*s", text.c_str(), static_cast<int>(leftover), "");
+    width_ = text.size();
+  } else {
+    std::fprintf(stream_, "%s\n", text.c_str());
+  }
+  std::fflush(stream_);
+}
+
+void StatusLine::clear() {
+  if (width_ == 0) return;
+  std::fprintf(stream_, "\r%*s\r", static_cast<int>(width_), "");
+  width_ = 0;
+}
+
+void StatusLine::end() {
+  if (width_ > 0) std::fputs("\n", stream_);
+  width_ = 0;
+  std::fflush(stream_);
+}
+
 ProgressBar::ProgressBar(std::string label, std::string unit, uint64_t total, std::FILE* stream)
     : label_(std::move(label)),
       unit_(std::move(unit)),
       total_(total),
-      stream_(stream),
-      terminal_(::isatty(::fileno(stream)) == 1),
+      line_(stream),
       began_(Clock::now()),
-      next_draw_(began_ +
-                 (terminal_ ? Clock::duration(kRedrawOnTerminal) : Clock::duration(kLineElsewhere))) {}
+      next_draw_(began_ + (line_.on_terminal() ? Clock::duration(kRedrawOnTerminal)
+                                               : Clock::duration(kLineElsewhere))) {}
 
 ProgressBar::~ProgressBar() { finish(); }
 
@@ -111,24 +135,16 @@ void ProgressBar::draw(Clock::time_point now) {
   const double seconds = std::chrono::duration<double>(now - began_).count();
   std::string line = progress_line(label_, unit_, done_, total_, seconds, start_);
   if (!note_.empty()) line += "  " + note_;
-  if (terminal_) {
-    const size_t leftover = drawn_width_ > line.size() ? drawn_width_ - line.size() : 0;
-    std::fprintf(stream_, "\r%s%*s", line.c_str(), static_cast<int>(leftover), "");
-    next_draw_ = now + kRedrawOnTerminal;
-  } else {
-    std::fprintf(stream_, "%s\n", line.c_str());
-    next_draw_ = now + kLineElsewhere;
-  }
-  drawn_width_ = line.size();
+  line_.draw(line);
+  next_draw_ =
+      now + (line_.on_terminal() ? Clock::duration(kRedrawOnTerminal) : Clock::duration(kLineElsewhere));
   drawn_ = true;
-  std::fflush(stream_);
 }
 
 void ProgressBar::finish() {
   if (std::exchange(finished_, true)) return;
   if (done_ > start_ || drawn_) draw(Clock::now());
-  if (terminal_ && drawn_) std::fputs("\n", stream_);
-  std::fflush(stream_);
+  line_.end();
 }
 
 }  // namespace dtopp

@@ -23,6 +23,24 @@ std::string format_bytes(double bytes);
 std::string progress_line(const std::string& label, const std::string& unit, uint64_t done, uint64_t total,
                           double seconds, uint64_t start = 0);
 
+// A line that is drawn again and again: in place on a terminal; elsewhere each is a line of its own.
+class StatusLine {
+ public:
+  explicit StatusLine(std::FILE* stream);
+
+  bool on_terminal() const { return on_terminal_; }
+  void draw(const std::string& text);
+  // Room for another line on a terminal.
+  void clear();
+  // What was drawn last stays on the terminal, ended by a newline.
+  void end();
+
+ private:
+  std::FILE* stream_;
+  bool on_terminal_;
+  size_t width_ = 0;  // on the terminal; 0: nothing is
+};
+
 // Draws progress_line on standard error: in place on a terminal, a few times a second; elsewhere as a plain
 // line now and then, so that a log stays readable. Not for several threads at once.
 class ProgressBar {
@@ -51,13 +69,11 @@ class ProgressBar {
   std::string unit_;
   std::string note_;
   uint64_t total_;
-  std::FILE* stream_;
-  bool terminal_;
+  StatusLine line_;
   uint64_t start_ = 0;
   uint64_t done_ = 0;
   Clock::time_point began_;
   Clock::time_point next_draw_;
-  size_t drawn_width_ = 0;
   bool drawn_ = false;
   bool finished_ = false;
 };

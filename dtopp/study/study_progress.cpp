@@ -4,10 +4,6 @@
 #include <cmath>
 #include <numeric>
 
-#include <unistd.h>
-
-#include "dtopp/base/progress.h"
-
 namespace dtopp {
 namespace {
 
@@ -20,10 +16,9 @@ StudyProgress::StudyProgress(const std::vector<StudyRun>& runs, const std::vecto
     : runs_(runs),
       records_(records),
       costs_(costs),
-      stream_(stream),
-      terminal_(::isatty(::fileno(stream)) == 1),
+      line_(stream),
       began_(Clock::now()),
-      next_draw_(terminal_ ? began_ : began_ + kLineElsewhere),
+      next_draw_(line_.on_terminal() ? began_ : began_ + kLineElsewhere),
       total_(std::accumulate(costs.begin(), costs.end(), 0.0)) {
   before_ = cost_done();
 }
@@ -58,27 +53,8 @@ std::string StudyProgress::line(const std::vector<size_t>& running, double secon
 void StudyProgress::draw(const std::vector<size_t>& running) {
   const auto now = Clock::now();
   if (now < next_draw_) return;
-  next_draw_ = terminal_ ? now : now + kLineElsewhere;
-  const std::string text = line(running, std::chrono::duration<double>(now - began_).count());
-  if (!terminal_) {
-    std::fprintf(stream_, "%s\n", text.c_str());
-    return;
-  }
-  const size_t leftover = drawn_width_ > text.size() ? drawn_width_ - text.size() : 0;
-  std::fprintf(stream_, "\r%s%*s", text.c_str(), static_cast<int>(leftover), "");
-  std::fflush(stream_);
-  drawn_width_ = text.size();
-}
-
-void StudyProgress::clear() {
-  if (drawn_width_ == 0) return;
-  std::fprintf(stream_, "\r%*s\r", static_cast<int>(drawn_width_), "");
-  drawn_width_ = 0;
-}
-
-void StudyProgress::finish() {
-  if (drawn_width_ > 0) std::fputs("\n", stream_);
-  drawn_width_ = 0;
+  next_draw_ = line_.on_terminal() ? now : now + kLineElsewhere;
+  line_.draw(line(running, std::chrono::duration<double>(now - began_).count()));
 }
 
 }  // namespace dtopp

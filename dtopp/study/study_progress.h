@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "dtopp/base/progress.h"
 #include "dtopp/study/expansion.h"
 #include "dtopp/study/run_folder.h"
 
@@ -20,9 +21,9 @@ class StudyProgress {
   // In place on a terminal; elsewhere a line a minute, and when it is due.
   void draw(const std::vector<size_t>& running);
   void make_due() { next_draw_ = began_; }
-  // Room for another line on a terminal.
-  void clear();
-  void finish();
+  // As StatusLine.
+  void clear() { line_.clear(); }
+  void finish() { line_.end(); }
 
   // "study  3 of 10 runs done, 1 failed, 2 running  43 %  5m12s left"; nothing is left of a failed run.
   std::string line(const std::vector<size_t>& running, double seconds);
@@ -36,12 +37,10 @@ class StudyProgress {
   const std::vector<StudyRun>& runs_;
   const std::vector<RunRecord>& records_;
   const std::vector<double>& costs_;
-  std::FILE* stream_;
-  bool terminal_;
+  StatusLine line_;
   Clock::time_point began_, next_draw_;
   double total_ = 0;
   double before_ = 0;  // of it, done when this began
-  size_t drawn_width_ = 0;
 };
 
 }  // namespace dtopp
