@@ -69,11 +69,13 @@ int64_t tokens_of(const Request& request) {
   return tokens;
 }
 
+// The host waits for the device once.
 ExpertUse use_of(const std::vector<RouteOutput>& layers) {
-  ExpertUse use;
-  for (const RouteOutput& layer : layers)
-    use += {layer.expert_counts_E.sum().item<int64_t>(), layer.gates_TE.size(0)};
-  return use;
+  if (layers.empty()) return {};
+  std::vector<at::Tensor> counts;
+  for (const RouteOutput& layer : layers) counts.push_back(layer.expert_counts_E);
+  const auto num_layers = static_cast<int64_t>(layers.size());
+  return {at::stack(counts).sum().item<int64_t>(), num_layers * layers[0].gates_TE.size(0)};
 }
 
 ScoredRequests score_continuations(const InferenceModel& model, std::span<const Request> requests) {
