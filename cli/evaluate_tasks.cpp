@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/evaluate.h"
+#include "cli/standard_streams.h"
 #include "cli/stop_signals.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
@@ -77,7 +78,7 @@ std::vector<TaskResult> measure(const TaskEvaluation& evaluation, KeptResults& k
   std::string shown;
   TaskRunHooks hooks;
   hooks.stop = stop_requested;
-  hooks.message = [](const std::string& text) { std::fprintf(stderr, "dtopp: %s\n", text.c_str()); };
+  hooks.message = print_message;
   hooks.progress = [&](const std::string& task, size_t done, size_t total) {
     if (!evaluation.first_rank()) return;
     if (task != shown) bar = std::make_unique<ProgressBar>(task, "items", total);

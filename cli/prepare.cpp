@@ -1,14 +1,13 @@
 // Text to token files.
-#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "cli/stop_signals.h"
 #include "cli/verbs.h"
+#include "dtopp/base/cpu_cores.h"
 #include "dtopp/base/progress.h"
 #include "dtopp/data/prepare_text.h"
 
@@ -55,9 +54,7 @@ void prepare_text(const PrepareOptions& options) {
   PrepareTextOptions job;
   job.inputs.assign(options.files.begin(), options.files.end());
   job.output = options.output;
-  // hardware_concurrency() is 0 where it cannot tell.
-  const auto cores = static_cast<int>(std::thread::hardware_concurrency());
-  job.num_workers = options.workers > 0 ? options.workers : std::max(cores, 1);
+  job.num_workers = options.workers > 0 ? options.workers : static_cast<int>(cpu_cores());
   PrepareBar bar;
   PrepareTextObserver observer;
   observer.progress = [&](const PrepareTextProgress& progress) { bar(progress); };

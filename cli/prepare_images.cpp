@@ -1,16 +1,15 @@
 // Pictures or latents to image files.
 #include "dtopp/data/images/prepare_images.h"
 
-#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "cli/stop_signals.h"
 #include "cli/verbs.h"
+#include "dtopp/base/cpu_cores.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/progress.h"
 
@@ -57,9 +56,7 @@ void run_prepare_images(const ImageOptions& options) {
   job.scale = options.scale;
   job.shift = options.shift;
   job.max_bad = options.max_bad;
-  // hardware_concurrency() is 0 where it cannot tell.
-  const auto cores = static_cast<int>(std::thread::hardware_concurrency());
-  job.num_workers = options.workers > 0 ? options.workers : std::max(cores, 1);
+  job.num_workers = options.workers > 0 ? options.workers : static_cast<int>(cpu_cores());
   ProgressBar bar("prepare", "img");
   bool begun = false;
   PrepareImagesObserver observer;

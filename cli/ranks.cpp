@@ -7,7 +7,6 @@
 #include <cstdlib>
 #include <fstream>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <sys/prctl.h>
@@ -19,6 +18,7 @@
 #include "cli/failure.h"
 #include "cli/program_version.h"
 #include "cli/stop_signals.h"
+#include "dtopp/base/cpu_cores.h"
 #include "dtopp/distributed/counting_collectives.h"
 #include "dtopp/distributed/device_groups.h"
 #include "dtopp/distributed/gloo_collectives.h"
@@ -187,11 +187,6 @@ class Membership {
   World world_;
 };
 
-int64_t share_of_threads(int64_t ranks) {
-  const auto cores = static_cast<int64_t>(std::thread::hardware_concurrency());
-  return std::max<int64_t>(1, cores / ranks);
-}
-
 // What the launcher says of how its ranks ended, given what they found out.
 std::string end_message(const RanksEnd& end, c10d::Store& store) {
   if (end.message().empty() || !store.check({kLostKey})) return end.message();
@@ -238,7 +233,7 @@ void run_as_rank(const Place& place, const JoinOptions& options,
   Membership membership(place, options);
   Watcher& watcher = membership.watcher();
   if (membership.world().ranks_here > 1)
-    at::set_num_threads(static_cast<int>(share_of_threads(membership.world().ranks_here)));
+    at::set_num_threads(static_cast<int>(share_of_cores(membership.world().ranks_here)));
   try {
     check_program(program_version(), *membership.world().all);
     membership.connect_devices();

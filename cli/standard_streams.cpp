@@ -21,6 +21,8 @@ void occupy(int descriptor, int unusable_mode) {
 
 }  // namespace
 
+void print_message(const std::string& text) { std::fprintf(stderr, "dtopp: %s\n", text.c_str()); }
+
 void guard_standard_streams() {
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGXFSZ, SIG_IGN);

@@ -1,7 +1,12 @@
 // Standard input, output and error as a long-running program needs them.
 #pragma once
 
+#include <string>
+
 namespace dtopp::cli {
+
+// "dtopp: TEXT", a line of standard error.
+void print_message(const std::string& text);
 
 // Call first. A write to a pipe that nobody reads, or past a limit on file size, fails with an error instead
 // of killing the process: a run whose console went away trains on. Streams that the caller closed stay

@@ -5,13 +5,14 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "cli/ranks.h"
 #include "cli/run_cost.h"
+#include "cli/standard_streams.h"
 #include "cli/verbs.h"
+#include "dtopp/base/cpu_cores.h"
 #include "dtopp/base/files.h"
 #include "dtopp/launch/place.h"
 #include "dtopp/plan/plan.h"
@@ -33,8 +34,6 @@ struct StudyOptions {
   bool dry_run = false;
   int64_t slots = 1;
 };
-
-void say(const std::string& text) { std::fprintf(stderr, "dtopp: %s\n", text.c_str()); }
 
 double flops_of_run(const StudyRun& run) {
   const Plan plan = make_plan(run.config);
@@ -105,9 +104,8 @@ void run_study(const Study& study, const std::vector<StudyRun>& runs, int64_t sl
     return results;
   };
   write_results();
-  RunnerOptions options{.slots = slots, .say = say, .ended = [&] { write_results(); }};
-  const auto cores = static_cast<int64_t>(std::thread::hardware_concurrency());
-  if (slots > 1) options.threads = std::max<int64_t>(1, cores / slots);
+  RunnerOptions options{.slots = slots, .say = print_message, .ended = [&] { write_results(); }};
+  if (slots > 1) options.threads = share_of_cores(slots);
   for (const StudyRun& run : runs) options.costs.push_back(flops_of_run(run));
   const bool stopped = run_all(runs, records, options);
   const StudyResults results = write_results();

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cli/ranks.h"
+#include "cli/standard_streams.h"
 #include "cli/stop_signals.h"
 #include "cli/verbs.h"
 #include "dtopp/eval/diffusion/training_grids.h"
@@ -27,8 +28,6 @@ struct TrainOptions {
   bool verify = false;
   int64_t processes = 0;
 };
-
-void message(const std::string& text) { std::fprintf(stderr, "dtopp: %s\n", text.c_str()); }
 
 // Where nobody says how many ranks a machine has, all may be on one.
 RankLayout layout_on(const Place& place, const RunConfig& config) {
@@ -57,16 +56,16 @@ void train_run(const TrainOptions& options) {
   const bool speaks = place.rank == 0;
   if (speaks && !config.model.is_dense()) {
     if (const auto warning = gain_warning(config.routing, config.model.num_experts))
-      message("warning: " + *warning);
+      print_message("warning: " + *warning);
   }
   stop_rank_on_signals(place);
   RunObserver observer;
-  observer.message = message;
+  observer.message = print_message;
   observer.step = [&](int64_t step, const StepResult& result, const StepRates& rates) {
     std::fprintf(stderr, "%s\n", console_line(config, step, result, rates).c_str());
   };
   observer.validation = [&](int64_t step, const ValidationResult* loss, const ProbeResults& accuracies) {
-    message(validation_line(step, loss, accuracies));
+    print_message(validation_line(step, loss, accuracies));
   };
   RunSummary summary;
   const JoinOptions join{
@@ -85,7 +84,8 @@ void train_run(const TrainOptions& options) {
                            {make_probes(config, stop_requested), training_grids(config)}, rank.world);
   });
   if (!speaks) return;
-  if (summary.already_complete) message(summary.directory.string() + " is complete: nothing left to train");
+  if (summary.already_complete)
+    print_message(summary.directory.string() + " is complete: nothing left to train");
   std::printf("run         %s\n", summary.directory.c_str());
   std::printf("steps       %lld\n", static_cast<long long>(summary.steps));
   std::printf("tokens      %lld\n", static_cast<long long>(summary.tokens));
