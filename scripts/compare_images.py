@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 import compare_dumps
 import numpy as np
-from compare_runs import group_by_configuration, half_width, is_top_k, name_of, read_configuration, with_interval
 from PIL import Image, ImageDraw
+from runs_by_seed import group_by_configuration, half_width, is_top_k, name_of, read_configuration, with_interval
 
 BUCKETS = [f"t{i}" for i in range(compare_dumps.BUCKETS)]
 PICTURES_OF_CLASS, GAP, TITLE = 8, 12, 14  # pictures of a class in the grids; pixels
@@ -36,7 +36,7 @@ def fail(message):
 class Run:
     name: str
     seed: int
-    configuration: tuple  # as compare_runs has it
+    configuration: tuple  # the lines of config.yaml, but seed and output
     measured: dict  # of dtopp evaluate
     thresholds: list  # p of every layer that has one, at the step
     dump: pathlib.Path

