@@ -3,6 +3,7 @@
 #include <numeric>
 #include <set>
 
+#include "dtopp/metrics/count_ranges.h"
 #include "dtopp/report/numbers.h"
 #include "dtopp/report/sections.h"
 
@@ -68,6 +69,26 @@ ReportChart deviation_chart(RunDrawing& drawing) {
         "which also "
         "counts how layers differ.";
   return chart;
+}
+
+// A row a range of counts; those beyond the last that a token had are left out.
+std::optional<ReportHeatMap> shares_map(RunDrawing& drawing, size_t run) {
+  std::vector<const Series*> rows;
+  std::vector<std::string> names;
+  for (const CountRange& range : count_ranges(drawing.input.runs[run].config.model.num_experts)) {
+    const Series* shares = find_series(drawing.input.runs[run], range.metric());
+    if (shares == nullptr) return std::nullopt;
+    rows.push_back(shares);
+    names.push_back(range.name());
+  }
+  const auto is_zero = [](const Series* row) {
+    return std::ranges::none_of(row->values, [](double share) { return share > 0; });
+  };
+  while (!rows.empty() && is_zero(rows.back())) rows.pop_back();
+  names.resize(rows.size());
+  if (rows.empty()) return std::nullopt;
+  return drawing.heat_map(run, "shares", "Share of tokens by their number of experts, over training",
+                          "experts", rows, names);
 }
 
 struct Budget {
@@ -183,6 +204,12 @@ std::optional<ReportSection> budget_section(RunDrawing& drawing) {
   if (!threshold.lines.empty()) section.blocks.push_back({std::move(threshold)});
   section.blocks.push_back({budget_table(input)});
   section.blocks.push_back({deviation_chart(drawing)});
+  ReportChoice shares{"shares", "Tokens of", {}};
+  for (size_t run = 0; run < input.runs.size(); ++run) {
+    if (auto map = shares_map(drawing, run))
+      shares.options.push_back({input.runs[run].name, {{std::move(*map)}}});
+  }
+  if (!shares.options.empty()) section.blocks.push_back({std::move(shares)});
   return section;
 }
 

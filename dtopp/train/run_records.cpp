@@ -2,6 +2,9 @@
 
 #include <chrono>
 #include <cstdio>
+#include <numeric>
+
+#include "dtopp/metrics/count_ranges.h"
 
 namespace dtopp {
 namespace {
@@ -27,12 +30,27 @@ double shared_or_mean(const std::vector<double>& thresholds, const RoutingConfig
   return mean;
 }
 
+// The shares of all pairs of a token and a layer. A token whose gates all underflowed counts as one expert's.
+void add_shares(const ActivationStatistics& activations, MetricRecord& record) {
+  const at::Tensor histogram = activations.histogram().sum(0).cpu();
+  const auto* pairs_N = histogram.const_data_ptr<int64_t>();
+  const auto all = static_cast<double>(activations.tokens() * activations.num_layers());
+  for (const CountRange& range : count_ranges(histogram.numel() - 1)) {
+    const int64_t first = range.first == 1 ? 0 : range.first;
+    const int64_t pairs = std::reduce(pairs_N + first, pairs_N + range.last + 1);
+    record.values.emplace_back(range.metric(), static_cast<double>(pairs) / all);
+  }
+}
+
 void add_routing(const StepResult& result, const RoutingConfig& routing, MetricRecord& record) {
   auto& values = record.values;
   const bool has_threshold = routing.method != RoutingMethod::kTopK;
   add_activations("moe/", result.activations.summary(), record);
   values.emplace_back("moe/token_mean_std", result.activations.token_mean_deviation());
-  if (has_threshold) values.emplace_back("moe/threshold", shared_or_mean(result.thresholds, routing));
+  if (has_threshold) {
+    add_shares(result.activations, record);
+    values.emplace_back("moe/threshold", shared_or_mean(result.thresholds, routing));
+  }
   if (!result.solved.empty())
     values.emplace_back("moe/threshold_solved", shared_or_mean(result.solved, routing));
   for (size_t layer = 0; layer < result.thresholds.size(); ++layer) {

@@ -235,7 +235,7 @@ class Trainer:
         """One optimiser step on a global batch [B, L + 1]; returns what metrics.jsonl reports of it."""
         self.step_count += 1
         micro_batches = tokens_BL1.split(self.config["training"]["micro_batch_size"])
-        report, counts, margin, tokens, token_means = {}, None, math.inf, 0, []
+        report, counts, margin, tokens, used = {}, None, math.inf, 0, []
         thresholds = self.controller.thresholds()
         for batch in micro_batches:
             logits, layers = forward(self.config, self.parameters, batch[:, :-1], thresholds)
@@ -246,7 +246,7 @@ class Trainer:
             counts = [c + layer["counts"] for c, layer in zip(counts or [0] * len(layers), layers)]
             tokens += batch[:, 1:].numel()
             if layers:
-                token_means.append(torch.stack([(layer["gates"] > 0).sum(-1).double() for layer in layers]).mean(0))
+                used.append(torch.stack([(layer["gates"] > 0).sum(-1) for layer in layers]))
             margin = min([margin] + [layer["margin"] for layer in layers])
         report["lr"] = learning_rate(self.config, self.step_count)
         report["grad_norm"] = self.clip_and_update(report["lr"])
@@ -254,7 +254,9 @@ class Trainer:
         if counts:
             active = [c.sum().item() / tokens for c in counts]
             report["active_experts"] = sum(active) / len(active)
-            report["token_mean_std"] = torch.cat(token_means).std(unbiased=False).item()
+            used = torch.cat(used, 1)  # [layers, tokens]
+            report["token_mean_std"] = used.double().mean(0).std(unbiased=False).item()
+            report["used"] = used.flatten().tolist()
             report["thresholds"] = list(thresholds)
             self.controller.update(active)
             if self.config["loss"]["batch_statistics"] == "global":

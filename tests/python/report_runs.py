@@ -35,6 +35,8 @@ def metrics_lines(steps, layers=2, seed=1, method="dtop_p", every=1, validation=
                             "moe/token_mean_std": 0.7 + 0.02 * noise[4]}
             if method != "top_k":
                 line["moe/threshold"] = 0.3 + 0.4 * (1 - np.exp(-step / 20))
+                line |= {"moe/tokens_with/1": 0.5 + 0.4 * gone, "moe/tokens_with/2": 0.3 - 0.2 * gone,
+                         "moe/tokens_with/3-4": 0.2 - 0.2 * gone, "moe/tokens_with/5-8": 0.0}
             for layer in range(layers):
                 prefix = f"moe/layer_{layer:02d}/"
                 line |= {prefix + "active_experts": 2 + layer + 0.1 * noise[5], prefix + "imbalance": 1.2 + 0.1 * layer,

@@ -40,6 +40,10 @@ def test_every_chart_draws_what_metrics_jsonl_holds(tmp_path, open_page):
         for layer, series in enumerate(charts.pop(title)["series"]):
             assert series["name"] == f"layer {layer}"
             assert same(series["y"], series_of(run, f"moe/layer_{layer:02d}/{name}")[1]), title
+    shares = charts.pop("Share of tokens by their number of experts, over training")["series"]
+    assert [series["name"] for series in shares] == ["experts 1", "experts 2", "experts 3-4"]  # none ever had 5 to 8
+    for series, name in zip(shares, ("1", "2", "3-4")):
+        assert same(series["y"], series_of(run, f"moe/tokens_with/{name}")[1])
     assert not charts, "a chart that nothing was compared with"
 
 

@@ -56,7 +56,19 @@ def test_ten_steps_agree_with_the_reference(run):
         for n, p in enumerate(report.get("thresholds", [])):
             if config["routing"]["method"] != "top_k":
                 assert lines[step][f"moe/layer_{n:02d}/threshold"] == pytest.approx(p, abs=1e-12), f"step {step}"
+        compare_shares(config, lines[step], report.get("used"))
     compare_state(trainer, checkpoint(run, LAST))
+
+
+def compare_shares(config, line, used):
+    """Of the pairs of a token and a layer, how many have 1, 2, 3-4, 5-8 experts."""
+    shares = {name: value for name, value in line.items() if name.startswith("moe/tokens_with/")}
+    if used is None or config["routing"]["method"] == "top_k":
+        assert not shares
+        return
+    ranges = {"1": (1, 1), "2": (2, 2), "3-4": (3, 4), "5-8": (5, 8)}
+    assert shares == {f"moe/tokens_with/{name}": pytest.approx(sum(low <= n <= high for n in used) / len(used), abs=1e-12)
+                      for name, (low, high) in ranges.items()}
 
 
 def compare_state(trainer, path):
