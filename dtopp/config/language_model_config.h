@@ -1,16 +1,27 @@
 // What the `model` section holds for a language model alone.
 #pragma once
 
+#include <array>
 #include <concepts>
 #include <cstdint>
+#include <string_view>
 #include <type_traits>
+#include <utility>
 
 namespace dtopp {
+
+enum class NormType { kLayer, kRms };
+
+constexpr auto enum_names(NormType) {
+  return std::array<std::pair<NormType, std::string_view>, 2>{
+      {{NormType::kLayer, "layer"}, {NormType::kRms, "rms"}}};
+}
 
 struct LanguageModelConfig {
   int64_t vocab_size = 50432;
   int64_t sequence_length = 2048;
   bool tie_embeddings = true;
+  NormType norm = NormType::kLayer;  // of blocks, of queries and keys, and the last; rms: as OLMoE has it
 };
 
 template <class Config, class Visitor>
@@ -19,6 +30,7 @@ void visit_fields(Config& config, Visitor&& field) {
   field("vocab_size", config.vocab_size);
   field("sequence_length", config.sequence_length);
   field("tie_embeddings", config.tie_embeddings);
+  field("norm", config.norm);
 }
 
 }  // namespace dtopp

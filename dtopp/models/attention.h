@@ -1,6 +1,7 @@
 // The parts of self-attention that training and inference share: projections, QK-norm and rotary positions.
 #pragma once
 
+#include "dtopp/config/language_model_config.h"
 #include "dtopp/ops/torch.h"
 
 namespace dtopp {
@@ -10,8 +11,8 @@ struct AttentionWeights {
   at::Tensor q_norm_D, k_norm_D;
 };
 
-// LayerNorm without bias, eps 1e-5.
-at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& gain_D);
+// LayerNorm without bias or RMSNorm, over the last dimension, eps 1e-5.
+at::Tensor norm(const at::Tensor& x, const at::Tensor& gain_D, NormType type);
 
 // cos and sin of position * 10000^(-2 i / K), f32, the two halves of K equal.
 struct RotaryTable {
@@ -26,6 +27,6 @@ struct Heads {
 
 // q and k normalised over all heads together, then turned to their positions.
 Heads project_heads(const at::Tensor& x_TD, const AttentionWeights& weights, int64_t num_heads,
-                    const RotaryTable& rotary);
+                    const RotaryTable& rotary, NormType norm);
 
 }  // namespace dtopp

@@ -13,26 +13,28 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 using Forward = at::Tensor(const at::Tensor& x_TD, const at::Tensor& gain_D, const at::Tensor& cos_TK,
-                           const at::Tensor& sin_TK, double eps);
+                           const at::Tensor& sin_TK, double eps, bool centred);
 using Backward = std::tuple<at::Tensor, at::Tensor>(const at::Tensor& grad_y_THK, const at::Tensor& x_TD,
                                                     const at::Tensor& gain_D, const at::Tensor& cos_TK,
-                                                    const at::Tensor& sin_TK, double eps);
+                                                    const at::Tensor& sin_TK, double eps, bool centred);
 
 // Keeps nothing but its inputs for the backward pass.
 struct NormRotaryFunction : torch::autograd::Function<NormRotaryFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x_TD, const at::Tensor& gain_D,
-                            const at::Tensor& cos_TK, const at::Tensor& sin_TK, double eps) {
+                            const at::Tensor& cos_TK, const at::Tensor& sin_TK, double eps, bool centred) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     context->save_for_backward({x_TD, gain_D, cos_TK, sin_TK});
     context->saved_data["eps"] = eps;
-    return call_op<"dtopp::norm_rotary_forward", Forward>(x_TD, gain_D, cos_TK, sin_TK, eps);
+    context->saved_data["centred"] = centred;
+    return call_op<"dtopp::norm_rotary_forward", Forward>(x_TD, gain_D, cos_TK, sin_TK, eps, centred);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const variable_list saved = context->get_saved_variables();
     auto [grad_x, grad_gain] = call_op<"dtopp::norm_rotary_backward", Backward>(
-        grads[0], saved[0], saved[1], saved[2], saved[3], context->saved_data["eps"].toDouble());
-    return {grad_x, grad_gain, at::Tensor(), at::Tensor(), at::Tensor()};
+        grads[0], saved[0], saved[1], saved[2], saved[3], context->saved_data["eps"].toDouble(),
+        context->saved_data["centred"].toBool());
+    return {grad_x, grad_gain, at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -71,24 +73,26 @@ void check_norm_rotary_backward(const at::Tensor& grad_y_THK, const at::Tensor& 
 }
 
 at::Tensor norm_rotary(const at::Tensor& x_TD, const at::Tensor& gain_D, const at::Tensor& cos_TK,
-                       const at::Tensor& sin_TK, int64_t num_heads, double eps) {
+                       const at::Tensor& sin_TK, int64_t num_heads, double eps, bool centred) {
   TORCH_CHECK(x_TD.dim() == 2 && x_TD.size(1) == num_heads * cos_TK.size(1) && cos_TK.size(1) % 2 == 0 &&
                   cos_TK.size(0) == x_TD.size(0) && sin_TK.sizes() == cos_TK.sizes(),
               "norm_rotary: expected x [T, D] and cos and sin [T, D / ", num_heads, "], got ", x_TD.sizes(),
               ", ", cos_TK.sizes(), " and ", sin_TK.sizes());
   const bool own = x_TD.scalar_type() == at::kFloat || x_TD.scalar_type() == at::kBFloat16;
-  if (own) return NormRotaryFunction::apply(x_TD, gain_D, cos_TK, sin_TK, eps);
-  const at::Tensor normal = at::layer_norm(x_TD, gain_D.sizes(), gain_D, {}, eps);
+  if (own) return NormRotaryFunction::apply(x_TD, gain_D, cos_TK, sin_TK, eps, centred);
+  const at::Tensor normal = centred ? at::layer_norm(x_TD, gain_D.sizes(), gain_D, {}, eps)
+                                    : at::rms_norm(x_TD, gain_D.sizes(), gain_D, eps);
   return rotate(normal.view({x_TD.size(0), num_heads, cos_TK.size(1)}), cos_TK, sin_TK);
 }
 
 TORCH_LIBRARY_FRAGMENT(dtopp, m) {
   m.def(
-      "norm_rotary_forward(Tensor x_TD, Tensor gain_D, Tensor cos_TK, Tensor sin_TK, float eps) -> "
+      "norm_rotary_forward(Tensor x_TD, Tensor gain_D, Tensor cos_TK, Tensor sin_TK, float eps, "
+      "bool centred=True) -> "
       "Tensor y_THK");
   m.def(
       "norm_rotary_backward(Tensor grad_y_THK, Tensor x_TD, Tensor gain_D, Tensor cos_TK, Tensor sin_TK, "
-      "float eps) -> (Tensor grad_x_TD, Tensor grad_gain_D)");
+      "float eps, bool centred=True) -> (Tensor grad_x_TD, Tensor grad_gain_D)");
 }
 
 TORCH_LIBRARY_IMPL(dtopp, Autograd, m) {

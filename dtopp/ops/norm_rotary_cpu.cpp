@@ -13,14 +13,18 @@ namespace {
 struct NormRotaryInputs {
   at::Tensor x_TD, gain_D, cos_TK, sin_TK;
   double eps;
+  bool centred;
 };
 
-// x - mean in centred_D; returns 1 / sqrt(var + eps).
+// x - mean in centred_D; returns 1 / sqrt(var + eps). Not centred: with a mean of 0.
 template <typename Scalar>
-[[gnu::always_inline]] inline float centre(const Scalar* x_D, int64_t hidden, float eps, float* centred_D) {
+[[gnu::always_inline]] inline float centre(const Scalar* x_D, int64_t hidden, float eps, bool centred,
+                                           float* centred_D) {
   float sum = 0;
+  if (centred) {
 #pragma omp simd reduction(+ : sum)
-  for (int64_t d = 0; d < hidden; ++d) sum += load(x_D[d]);
+    for (int64_t d = 0; d < hidden; ++d) sum += load(x_D[d]);
+  }
   const float mean = sum / static_cast<float>(hidden);
   float squares = 0;
 #pragma omp simd reduction(+ : squares)
@@ -44,13 +48,14 @@ struct Rows {
   const float *cos_TK, *sin_TK;
   int64_t hidden, width;  // D, K
   float eps;
+  bool centred;
 };
 
 template <typename Scalar>
 [[gnu::always_inline]] inline void forward_row(const Rows<Scalar>& in, int64_t t, RowBuffers& buffers,
                                                Scalar* y_D) {
   float* n = buffers.normal_D.data();
-  const float inverse = centre(in.x_TD + t * in.hidden, in.hidden, in.eps, n);
+  const float inverse = centre(in.x_TD + t * in.hidden, in.hidden, in.eps, in.centred, n);
 #pragma omp simd
   for (int64_t d = 0; d < in.hidden; ++d) n[d] *= inverse * load(in.gain_D[d]);
   const float *cos = in.cos_TK + t * in.width, *sin = in.sin_TK + t * in.width;
@@ -72,7 +77,7 @@ template <typename Scalar>
   const int64_t hidden = in.hidden, half = in.width / 2;
   float *normal = buffers.normal_D.data(), *row = buffers.row_D.data(),
         *grad_gain = buffers.grad_gain_D.data();
-  const float inverse = centre(in.x_TD + t * hidden, hidden, in.eps, normal);
+  const float inverse = centre(in.x_TD + t * hidden, hidden, in.eps, in.centred, normal);
   const float *cos = in.cos_TK + t * in.width, *sin = in.sin_TK + t * in.width;
   for (int64_t head = 0; head < hidden; head += in.width) {  // the rotation turned back
     const Scalar *low = grad_D + head, *high = low + half;
@@ -93,7 +98,8 @@ template <typename Scalar>
     sum += row[d];
     product += row[d] * normal[d];
   }
-  const float mean = sum / static_cast<float>(hidden), projection = product / static_cast<float>(hidden);
+  const float mean = in.centred ? sum / static_cast<float>(hidden) : 0;
+  const float projection = product / static_cast<float>(hidden);
 #pragma omp simd
   for (int64_t d = 0; d < hidden; ++d)
     store(grad_x_D + d, inverse * (row[d] - mean - normal[d] * projection));
@@ -107,7 +113,8 @@ Rows<Scalar> rows_of(const NormRotaryInputs& in) {
           in.sin_TK.const_data_ptr<float>(),
           in.x_TD.size(1),
           in.cos_TK.size(1),
-          static_cast<float>(in.eps)};
+          static_cast<float>(in.eps),
+          in.centred};
 }
 
 // Calls body(first row, last row, buffers of a share) with each share's rows; the buffers in the order of
@@ -125,10 +132,10 @@ std::vector<RowBuffers> for_row_shares(int64_t rows, int64_t hidden, const Body&
 }
 
 at::Tensor norm_rotary_cpu(const at::Tensor& x_TD, const at::Tensor& gain_D, const at::Tensor& cos_TK,
-                           const at::Tensor& sin_TK, double eps) {
+                           const at::Tensor& sin_TK, double eps, bool centred) {
   check_norm_rotary("norm_rotary_forward", x_TD, gain_D, cos_TK, sin_TK);
-  const NormRotaryInputs in{x_TD.contiguous(), gain_D.contiguous(), cos_TK.contiguous(), sin_TK.contiguous(),
-                            eps};
+  const NormRotaryInputs in{
+      x_TD.contiguous(), gain_D.contiguous(), cos_TK.contiguous(), sin_TK.contiguous(), eps, centred};
   const int64_t tokens = in.x_TD.size(0), hidden = in.x_TD.size(1), width = in.cos_TK.size(1);
   at::Tensor y_THK = at::empty({tokens, hidden / width, width}, in.x_TD.options());
   dispatch_scalar(in.x_TD, [&](auto scalar) {
@@ -145,10 +152,11 @@ at::Tensor norm_rotary_cpu(const at::Tensor& x_TD, const at::Tensor& gain_D, con
 std::tuple<at::Tensor, at::Tensor> norm_rotary_backward_cpu(const at::Tensor& grad_y, const at::Tensor& x_TD,
                                                             const at::Tensor& gain_D,
                                                             const at::Tensor& cos_TK,
-                                                            const at::Tensor& sin_TK, double eps) {
+                                                            const at::Tensor& sin_TK, double eps,
+                                                            bool centred) {
   check_norm_rotary_backward(grad_y, x_TD, gain_D, cos_TK, sin_TK);
-  const NormRotaryInputs in{x_TD.contiguous(), gain_D.contiguous(), cos_TK.contiguous(), sin_TK.contiguous(),
-                            eps};
+  const NormRotaryInputs in{
+      x_TD.contiguous(), gain_D.contiguous(), cos_TK.contiguous(), sin_TK.contiguous(), eps, centred};
   const at::Tensor grad_y_THK = grad_y.contiguous();
   const int64_t tokens = in.x_TD.size(0), hidden = in.x_TD.size(1);
   at::Tensor grad_x_TD = at::empty_like(in.x_TD), grad_gain_D = at::zeros({hidden}, at::kFloat);

@@ -10,6 +10,7 @@ namespace {
 struct Inputs {
   at::Tensor x_TD, gain_D, cos_TK, sin_TK;
   double eps;
+  bool centred;
 
   template <typename Scalar>
   cuda::NormRotary<Scalar> kernel() const {
@@ -20,15 +21,16 @@ struct Inputs {
             x_TD.size(0),
             x_TD.size(1),
             cos_TK.size(1),
-            static_cast<float>(eps)};
+            static_cast<float>(eps),
+            centred};
   }
 };
 
 Inputs inputs_of(const at::Tensor& x_TD, const at::Tensor& gain_D, const at::Tensor& cos_TK,
-                 const at::Tensor& sin_TK, double eps) {
+                 const at::Tensor& sin_TK, double eps, bool centred) {
   TORCH_CHECK(x_TD.size(1) <= cuda::kWidestNorm, "norm_rotary: expected a hidden size of at most ",
               cuda::kWidestNorm, " on a CUDA device, got ", x_TD.size(1));
-  return {x_TD.contiguous(), gain_D.contiguous(), cos_TK.contiguous(), sin_TK.contiguous(), eps};
+  return {x_TD.contiguous(), gain_D.contiguous(), cos_TK.contiguous(), sin_TK.contiguous(), eps, centred};
 }
 
 template <typename Body>
@@ -38,10 +40,10 @@ void dispatch(const at::Tensor& x_TD, const Body& body) {
 }
 
 at::Tensor norm_rotary_cuda(const at::Tensor& x_TD, const at::Tensor& gain_D, const at::Tensor& cos_TK,
-                            const at::Tensor& sin_TK, double eps) {
+                            const at::Tensor& sin_TK, double eps, bool centred) {
   check_norm_rotary("norm_rotary_forward", x_TD, gain_D, cos_TK, sin_TK);
   const c10::DeviceGuard guard(x_TD.device());
-  const Inputs in = inputs_of(x_TD, gain_D, cos_TK, sin_TK, eps);
+  const Inputs in = inputs_of(x_TD, gain_D, cos_TK, sin_TK, eps, centred);
   const int64_t width = cos_TK.size(1);
   at::Tensor y_THK = at::empty({x_TD.size(0), x_TD.size(1) / width, width}, x_TD.options());
   dispatch(x_TD, [&](auto scalar) {
@@ -54,10 +56,11 @@ at::Tensor norm_rotary_cuda(const at::Tensor& x_TD, const at::Tensor& gain_D, co
 std::tuple<at::Tensor, at::Tensor> norm_rotary_backward_cuda(const at::Tensor& grad_y, const at::Tensor& x_TD,
                                                              const at::Tensor& gain_D,
                                                              const at::Tensor& cos_TK,
-                                                             const at::Tensor& sin_TK, double eps) {
+                                                             const at::Tensor& sin_TK, double eps,
+                                                             bool centred) {
   check_norm_rotary_backward(grad_y, x_TD, gain_D, cos_TK, sin_TK);
   const c10::DeviceGuard guard(x_TD.device());
-  const Inputs in = inputs_of(x_TD, gain_D, cos_TK, sin_TK, eps);
+  const Inputs in = inputs_of(x_TD, gain_D, cos_TK, sin_TK, eps, centred);
   const at::Tensor grad_y_THK = grad_y.contiguous();
   at::Tensor grad_x_TD = at::empty(x_TD.sizes(), x_TD.options());
   const at::Tensor grad_gain_BD =

@@ -1,9 +1,9 @@
 // A block takes a token, a thread the same pairs of numbers throughout: one of the lower half of a head and
 // its partner of the upper half, several neighbours at a time, so that the rotation needs no other thread.
-// Mean and deviation are two sums over the block; the row is read again for each, from cache. Backward: the
-// gradient is turned back; its sum and its product with the normalised row, again over the block, give dx. A
-// block of the backward pass takes kTokensPerBlock tokens and adds their gradients of the gain, in the order
-// of tokens, to a row of its own in shared memory.
+// Mean and deviation are two sums over the block (of an RMS norm the second alone); the row is read again for
+// each, from cache. Backward: the gradient is turned back; its sum and its product with the normalised row,
+// again over the block, give dx. A block of the backward pass takes kTokensPerBlock tokens and adds their
+// gradients of the gain, in the order of tokens, to a row of its own in shared memory.
 #include "dtopp/ops/cuda_kernel.h"
 #include "dtopp/ops/norm_rotary_cuda.h"
 
@@ -51,13 +51,16 @@ struct Moments {
 template <typename Scalar, int kWidth>
 __device__ Moments moments_of(const Row<Scalar, kWidth>& row, float* scratch) {
   const float hidden = static_cast<float>(row.in.hidden);
-  float sum = 0, squares = 0;
-  row.for_packs([&](const HalfPacks& packs) {
-    const auto low = load_pack<kWidth>(row.x(), packs.low), high = load_pack<kWidth>(row.x(), packs.high);
+  float mean = 0, squares = 0;
+  if (row.in.centred) {
+    float sum = 0;
+    row.for_packs([&](const HalfPacks& packs) {
+      const auto low = load_pack<kWidth>(row.x(), packs.low), high = load_pack<kWidth>(row.x(), packs.high);
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) sum += load(low.of[i]) + load(high.of[i]);
-  });
-  const float mean = block_sum(sum, scratch) / hidden;
+      for (int i = 0; i < kWidth; ++i) sum += load(low.of[i]) + load(high.of[i]);
+    });
+    mean = block_sum(sum, scratch) / hidden;
+  }
   row.for_packs([&](const HalfPacks& packs) {
     const auto low = load_pack<kWidth>(row.x(), packs.low), high = load_pack<kWidth>(row.x(), packs.high);
 #pragma unroll
@@ -137,7 +140,8 @@ __device__ void token_backward(const Row<Scalar, kWidth>& row, const Scalar* gra
       product += scaled * turned[i].normal;
     }
   });
-  const float mean = block_sum(sum, scratch) / hidden, projection = block_sum(product, scratch) / hidden;
+  const float mean = row.in.centred ? block_sum(sum, scratch) / hidden : 0;
+  const float projection = block_sum(product, scratch) / hidden;
   for_turned(row, moments, grad_D, [&](int64_t pack, const Turned(&turned)[kWidth]) {
     const auto gain = load_pack<kWidth>(gain_D, pack);
     Pack<Scalar, kWidth> grad_x;

@@ -16,6 +16,7 @@ struct NormRotary {
   const float *cos_TK, *sin_TK;
   int64_t tokens, hidden, width;  // T, D, K
   float eps;
+  bool centred;
 };
 
 template <typename Scalar>

@@ -15,8 +15,9 @@ constexpr Case kCases[] = {{0, 1, 2}, {1, 2, 8}, {5, 3, 6}, {130, 2, 40}, {300, 
 constexpr double kEps = 1e-5;
 
 // In double: torch's operations.
-void expect_rotated(const Case& test, at::ScalarType dtype, double bound) {
-  SCOPED_TRACE(testing::Message() << test.tokens << " tokens, " << test.heads << " heads of " << test.width);
+void expect_rotated(const Case& test, at::ScalarType dtype, bool centred, double bound) {
+  SCOPED_TRACE(testing::Message() << test.tokens << " tokens, " << test.heads << " heads of " << test.width
+                                  << (centred ? ", centred" : ""));
   const int64_t hidden = test.heads * test.width;
   const at::Tensor x = (at::randn({test.tokens, hidden}) * 3 + 1).to(dtype).requires_grad_();
   const at::Tensor gain = (at::randn({hidden}) + 1).to(dtype).requires_grad_();
@@ -24,9 +25,9 @@ void expect_rotated(const Case& test, at::ScalarType dtype, double bound) {
   const at::Tensor cos = angle.cos(), sin = angle.sin();
   const at::Tensor exact_x = x.detach().to(at::kDouble).requires_grad_();
   const at::Tensor exact_gain = gain.detach().to(at::kDouble).requires_grad_();
-  const at::Tensor y = norm_rotary(x, gain, cos, sin, test.heads, kEps);
+  const at::Tensor y = norm_rotary(x, gain, cos, sin, test.heads, kEps, centred);
   const at::Tensor expected =
-      norm_rotary(exact_x, exact_gain, cos.to(at::kDouble), sin.to(at::kDouble), test.heads, kEps);
+      norm_rotary(exact_x, exact_gain, cos.to(at::kDouble), sin.to(at::kDouble), test.heads, kEps, centred);
   EXPECT_EQ(y.scalar_type(), dtype);
   ASSERT_EQ(y.sizes(), expected.sizes());
   EXPECT_LT(reference::error(y, expected), bound);
@@ -40,8 +41,10 @@ void expect_rotated(const Case& test, at::ScalarType dtype, double bound) {
 TEST(NormRotary, and_its_gradients_match_double_precision) {
   at::manual_seed(2);
   for (const Case& test : kCases) {
-    expect_rotated(test, at::kFloat, 1e-5);
-    expect_rotated(test, at::kBFloat16, 1.0 / 256);
+    for (const bool centred : {true, false}) {
+      expect_rotated(test, at::kFloat, centred, 1e-5);
+      expect_rotated(test, at::kBFloat16, centred, 1.0 / 256);
+    }
   }
 }
 

@@ -39,8 +39,8 @@ inline std::vector<Call> fitting_calls() {
           {"linear_cross_entropy", {x, weight, targets, 0.1, -100}},
           {"linear_cross_entropy_forward", {x, weight, targets, 0.1, -100, true, true}},
           {"token_log_probs", {x, weight, targets}},
-          {"norm_rotary_forward", {x, gain, angle, angle, 1e-5}},
-          {"norm_rotary_backward", {at::randn({T, D / K, K}), x, gain, angle, angle, 1e-5}}};
+          {"norm_rotary_forward", {x, gain, angle, angle, 1e-5, true}},
+          {"norm_rotary_backward", {at::randn({T, D / K, K}), x, gain, angle, angle, 1e-5, true}}};
 }
 
 struct Mistake {

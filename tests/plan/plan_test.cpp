@@ -31,6 +31,19 @@ TEST(Plan, an_untied_output_counts_as_parameters_but_a_look_up_costs_nothing) {
   EXPECT_EQ(untied.flops_per_token, tied.flops_per_token);
 }
 
+TEST(Plan, an_rms_norm_keeps_what_it_normalised_on_a_cpu) {
+  RunConfig config = tiny();
+  const uint64_t layer_norm = make_plan(config).memory_bytes("activations");
+  config.model.norm = NormType::kRms;
+  // Two norms in each of two layers and the last one, of 12 tokens of 8 floats; in bf16 their inputs in fp32
+  // too.
+  EXPECT_EQ(make_plan(config).memory_bytes("activations"), layer_norm + 5 * 384);
+  config.training.precision = Precision::kBf16;
+  const uint64_t rms_norm = make_plan(config).memory_bytes("activations");
+  config.model.norm = NormType::kLayer;
+  EXPECT_EQ(rms_norm, make_plan(config).memory_bytes("activations") + 5 * 2 * 384);
+}
+
 TEST(Plan, counts_a_diffusion_transformer_by_hand) {
   RunConfig config = tiny();
   config.model.type = ModelType::kDiffusionTransformer;

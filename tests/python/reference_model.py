@@ -40,15 +40,20 @@ def rope(x_BHLK):
     return x_BHLK * cos + torch.cat([-second, first], -1) * sin
 
 
-def attention(x_BLD, weight, prefix, num_heads):
-    def layer_norm(x, name):
-        return F.layer_norm(x, x.shape[-1:], weight(prefix + name), eps=1e-5)
+def norm_of(model, x, gain):
+    norm = F.rms_norm if model.get("norm") == "rms" else F.layer_norm
+    return norm(x, x.shape[-1:], weight=gain, eps=1e-5)
+
+
+def attention(model, x_BLD, weight, prefix):
+    def norm(x, name):
+        return norm_of(model, x, weight(prefix + name))
 
     def heads(x):
-        return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+        return x.unflatten(-1, (model["num_heads"], -1)).transpose(1, 2)
 
-    q = heads(layer_norm(x_BLD @ weight(prefix + "q_proj.weight").T, "q_norm.weight"))
-    k = heads(layer_norm(x_BLD @ weight(prefix + "k_proj.weight").T, "k_norm.weight"))
+    q = heads(norm(x_BLD @ weight(prefix + "q_proj.weight").T, "q_norm.weight"))
+    k = heads(norm(x_BLD @ weight(prefix + "k_proj.weight").T, "k_norm.weight"))
     v = heads(x_BLD @ weight(prefix + "v_proj.weight").T)
     scores = rope(q) @ rope(k).transpose(-1, -2) / math.sqrt(q.shape[-1])
     length = x_BLD.shape[1]
@@ -117,16 +122,15 @@ def forward(config, parameters, tokens_BL, thresholds, compute=None):
     def weight(name):
         return parameters[name] if compute is None else parameters[name].to(compute)
 
-    def layer_norm(x, name):
-        return F.layer_norm(x, x.shape[-1:], weight(name), eps=1e-5)
+    def norm(x, name):
+        return norm_of(model, x, weight(name))
 
     x = weight("model.embed_tokens.weight")[tokens_BL]
     layers = []
     for n in range(model["num_layers"]):
         prefix = f"model.layers.{n}."
-        x = x + attention(layer_norm(x, prefix + "input_layernorm.weight"), weight, prefix + "self_attn.",
-                          model["num_heads"])
-        h = layer_norm(x, prefix + "post_attention_layernorm.weight")
+        x = x + attention(model, norm(x, prefix + "input_layernorm.weight"), weight, prefix + "self_attn.")
+        h = norm(x, prefix + "post_attention_layernorm.weight")
         if model["num_experts"] == 1:
             x = x + swiglu(h, weight(prefix + "mlp.gate_up_proj.weight"), weight(prefix + "mlp.down_proj.weight"))
         else:
@@ -134,7 +138,7 @@ def forward(config, parameters, tokens_BL, thresholds, compute=None):
             x = x + y.unflatten(0, h.shape[:2])
             layers.append(routed)
     head = weight("model.embed_tokens.weight" if model["tie_embeddings"] else "lm_head.weight")
-    x = layer_norm(x, "model.norm.weight")
+    x = norm(x, "model.norm.weight")
     return x.to(parameters["model.norm.weight"].dtype) @ head.to(parameters["model.norm.weight"].dtype).T, layers
 
 

@@ -29,6 +29,7 @@ CASES = {
     "top_p_capped": {"routing.method": "top_p", "routing.threshold": 0.7, "routing.normalization": "fixed",
                      "routing.max_experts": 2},
     "dtop_p": {},
+    "dtop_p_rms": {"model.norm": "rms"},
     "dtop_p_of_all": {"routing.target_experts": 8, "routing.threshold": 0.99999},
     "dtop_p_layer": {"routing.scope": "layer", "routing.target_experts": "[2, 5]"},
     "dtop_p_without_renormalisation": {"routing.renormalize": "false", "model.tie_embeddings": "false"},

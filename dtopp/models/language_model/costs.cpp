@@ -22,16 +22,24 @@ uint64_t cross_entropy(const BlockSizes& s, uint64_t V) {
   return checked_sum({logits, logits / kFp32Bytes * s.width, weight, checked_product({s.T, s.D, s.width})});
 }
 
+// Of an RMS norm on a CPU, which torch forms of several operations: the normalised numbers, and its input
+// where that is not fp32 already.
+uint64_t kept_by_norm(const BlockSizes& s, const ModelConfig& model) {
+  if (model.norm == NormType::kLayer || s.cuda) return 0;
+  return checked_product({s.T, s.D, kFp32Bytes, s.width == kFp32Bytes ? 1U : 2U});
+}
+
 }  // namespace
 
 StepCosts language_model_costs(const ModelConfig& model, const CostInputs& inputs) {
   const BlockSizes s = block_sizes(model, inputs);
   const auto V = static_cast<uint64_t>(model.vocab_size);
-  const uint64_t ends = checked_sum({checked_product({2, s.stream()}), checked_product({s.T, 16})});
+  const uint64_t ends =
+      checked_sum({checked_product({2, s.stream()}), checked_product({s.T, 16}), kept_by_norm(s, model)});
   // A tied embedding gets a second gradient, from its look-up.
   const uint64_t look_up = model.tie_embeddings ? checked_product({V, s.D, s.width}) : 0;
   StepCosts costs;
-  costs.first_layer = block_activations(s);
+  costs.first_layer = checked_sum({block_activations(s), 2 * kept_by_norm(s, model)});
   costs.activations = checked_sum({checked_product({s.L, costs.first_layer}), ends});
   costs.loss = {"cross_entropy", cross_entropy(s, V)};
   costs.workspace = checked_sum({block_workspace(s), look_up});

@@ -43,14 +43,14 @@ HiddenStates hidden_states(const LanguageModel& model, const at::Tensor& tokens_
   at::Tensor x_TD = at::embedding(model.embed_VD(), tokens_T);
   for (size_t layer = 0; layer < static_cast<size_t>(config.num_layers); ++layer) {
     const LanguageModelBlock block = model.block(static_cast<int64_t>(layer));
-    const Heads heads =
-        project_heads(layer_norm(x_TD, block.input_norm_D), block.attention, config.num_heads, rotary);
+    const Heads heads = project_heads(norm(x_TD, block.input_norm_D, config.norm), block.attention,
+                                      config.num_heads, rotary, config.norm);
     const at::Tensor mixed_TD = attend(layer, heads).reshape(x_TD.sizes());
     x_TD = x_TD + dtopp::linear(mixed_TD, block.attention.o_DD);
-    const at::Tensor normed_TD = layer_norm(x_TD, block.post_attention_norm_D);
+    const at::Tensor normed_TD = norm(x_TD, block.post_attention_norm_D, config.norm);
     x_TD = x_TD + feed_forward(normed_TD, block.mlp, layer, model.routing, inputs, states.routing);
   }
-  states.x_TD = layer_norm(x_TD, model.norm_D());
+  states.x_TD = norm(x_TD, model.norm_D(), config.norm);
   return states;
 }
 

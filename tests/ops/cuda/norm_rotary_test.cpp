@@ -18,6 +18,7 @@ constexpr double kEps = 1e-5;
 
 struct Inputs {
   at::Tensor x, gain, cos, sin, grad;
+  bool centred = true;
 };
 
 Inputs make_inputs(const Case& test, at::ScalarType dtype) {
@@ -31,23 +32,26 @@ Inputs make_inputs(const Case& test, at::ScalarType dtype) {
 at::Tensor run_cuda(const Inputs& in) {
   const PoisonedMemory poisoned;
   return call_cuda<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                              double)>("dtopp::norm_rotary_forward", in.x, in.gain, in.cos, in.sin, kEps);
+                              double, bool)>("dtopp::norm_rotary_forward", in.x, in.gain, in.cos, in.sin,
+                                             kEps, in.centred);
 }
 
 std::tuple<at::Tensor, at::Tensor> run_cuda_backward(const Inputs& in) {
   const PoisonedMemory poisoned;
   return call_cuda<std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                                                      const at::Tensor&, const at::Tensor&, double)>(
-      "dtopp::norm_rotary_backward", in.grad, in.x, in.gain, in.cos, in.sin, kEps);
+                                                      const at::Tensor&, const at::Tensor&, double, bool)>(
+      "dtopp::norm_rotary_backward", in.grad, in.x, in.gain, in.cos, in.sin, kEps, in.centred);
 }
 
-void expect_rotated(const Case& test, at::ScalarType dtype, double bound) {
-  SCOPED_TRACE(testing::Message() << test.tokens << " tokens, " << test.heads << " heads of " << test.width);
-  const Inputs in = make_inputs(test, dtype);
+void expect_rotated(const Case& test, at::ScalarType dtype, bool centred, double bound) {
+  SCOPED_TRACE(testing::Message() << test.tokens << " tokens, " << test.heads << " heads of " << test.width
+                                  << (centred ? ", centred" : ""));
+  Inputs in = make_inputs(test, dtype);
+  in.centred = centred;
   const at::Tensor x = in.x.to(at::kDouble).clone().requires_grad_();
   const at::Tensor gain = in.gain.to(at::kDouble).clone().requires_grad_();
   const at::Tensor expected =
-      norm_rotary(x, gain, in.cos.to(at::kDouble), in.sin.to(at::kDouble), test.heads, kEps);
+      norm_rotary(x, gain, in.cos.to(at::kDouble), in.sin.to(at::kDouble), test.heads, kEps, centred);
   expected.backward(in.grad.to(at::kDouble));
   const at::Tensor y = run_cuda(in);
   ASSERT_EQ(y.sizes(), expected.sizes());
@@ -61,8 +65,10 @@ void expect_rotated(const Case& test, at::ScalarType dtype, double bound) {
 
 TEST(NormRotaryOnHost, and_its_gradients_match_double_precision) {
   for (const Case& test : kCases) {
-    expect_rotated(test, at::kFloat, 1e-5);
-    expect_rotated(test, at::kBFloat16, 1.0 / 256);
+    for (const bool centred : {true, false}) {
+      expect_rotated(test, at::kFloat, centred, 1e-5);
+      expect_rotated(test, at::kBFloat16, centred, 1.0 / 256);
+    }
   }
 }
 

@@ -51,8 +51,9 @@ TEST(WrongArgumentsOnHost, more_than_the_kernels_hold_is_refused) {
       {"moe_ffn", {at::zeros({2, 1}), logits, at::zeros({experts, 2, 1}), at::zeros({experts, 1, 1}), 0}},
       "moe_ffn: expected at most 2048 experts");
   const at::Tensor angle = at::zeros({1, 2});
-  expect_error({"norm_rotary_forward", {at::zeros({1, hidden}), at::zeros({hidden}), angle, angle, 1e-5}},
-               "norm_rotary: expected a hidden size of at most 12280");
+  expect_error(
+      {"norm_rotary_forward", {at::zeros({1, hidden}), at::zeros({hidden}), angle, angle, 1e-5, true}},
+      "norm_rotary: expected a hidden size of at most 12280");
 }
 
 }  // namespace
