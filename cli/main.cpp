@@ -38,6 +38,7 @@ int run(int argc, char** argv) {
   dtopp::cli::add_plan(app);
   dtopp::cli::add_study(app);
   dtopp::cli::add_report(app);
+  dtopp::cli::add_convert(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

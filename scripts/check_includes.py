@@ -6,11 +6,12 @@ import re
 import sys
 
 ROOMS = ["base", "launch", "config", "ops", "distributed", "moe", "data", "models", "plan", "tasks", "checkpoint", "metrics", "train", "eval",
-         "study", "report"]
+         "study", "report", "convert"]
 # A room may include itself and rooms before it; data knows nothing of tensors, base and ops nothing of anyone, and what
 # reads runs is linked without torch.
 TENSORS = {"ops", "distributed", "moe", "models", "plan", "train", "eval"}
-FORBIDDEN = {"data": {"ops", "moe", "models"}, "ops": {"base"}, "study": TENSORS, "report": TENSORS}
+FORBIDDEN = {"data": {"ops", "moe", "models"}, "ops": {"base"}, "study": TENSORS, "report": TENSORS,
+             "convert": TENSORS - {"models"}}
 LINES = 300
 
 

@@ -49,6 +49,10 @@ std::filesystem::path save_checkpoint(const std::filesystem::path& checkpoints,
                                       const CheckpointContents& contents, int64_t keep, SavingRanks& ranks,
                                       uint64_t shard_bytes = kShardBytes);
 
+// The files of a checkpoint, into an empty directory that has its place already.
+void write_checkpoint(const std::filesystem::path& directory, const CheckpointContents& contents,
+                      uint64_t shard_bytes = kShardBytes);
+
 // What a checkpoint is opened for. Inference needs no moments: the optimiser's files, the largest, are not
 // read then and need not be there.
 enum class CheckpointUse { kTraining, kInference };

@@ -95,6 +95,12 @@ void remove_old(const fs::path& checkpoints, int64_t step, int64_t keep) {
 
 }  // namespace
 
+void write_checkpoint(const fs::path& directory, const CheckpointContents& contents, uint64_t shard_bytes) {
+  OneProcess alone;
+  const TensorFiles tensors = split_into_files(contents, shard_bytes);
+  write_texts(directory, contents, tensors, write_tensor_files(directory, tensors.files, alone));
+}
+
 fs::path save_checkpoint(const fs::path& checkpoints, const CheckpointContents& contents, int64_t keep,
                          uint64_t shard_bytes) {
   OneProcess alone;

@@ -12,12 +12,14 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "dtopp/base/enum_name.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/config/config_tree.h"
 
@@ -65,14 +67,9 @@ void read_value(const ConfigNode& node, const std::string& key, T& value) {
   std::string choices;
   for (const auto& [choice, name] : enum_names(value))
     choices.append(choices.empty() ? "one of " : ", ").append(name);
-  const std::string& text = plain_text(node, key, choices);
-  for (const auto& [choice, name] : enum_names(value)) {
-    if (text == name) {
-      value = choice;
-      return;
-    }
-  }
-  throw_wrong_type(node, key, choices);
+  const std::optional<T> choice = enum_named<T>(plain_text(node, key, choices));
+  if (!choice) throw_wrong_type(node, key, choices);
+  value = *choice;
 }
 
 std::string print_value(bool value);
@@ -84,12 +81,7 @@ std::string print_value(const std::vector<double>& value);
 std::string print_value(const std::vector<std::string>& value);
 
 template <class T>
-requires std::is_enum_v<T> std::string print_value(T value) {
-  for (const auto& [choice, name] : enum_names(value)) {
-    if (choice == value) return std::string(name);
-  }
-  throw UsageError("an enumeration holds a value without a name");
-}
+requires std::is_enum_v<T> std::string print_value(T value) { return enum_name(value); }
 
 template <class Config>
 void append_keys(const Config& config, const std::string& section, std::vector<std::string>& keys) {

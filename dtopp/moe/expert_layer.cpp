@@ -1,17 +1,11 @@
 #include "dtopp/moe/expert_layer.h"
 
+#include "dtopp/base/enum_name.h"
 #include "dtopp/ops/mass_histogram.h"
 #include "dtopp/ops/moe_ffn.h"
 
 namespace dtopp {
 namespace {
-
-std::string_view name_of(Normalization normalization) {
-  for (const auto& [value, name] : enum_names(normalization)) {
-    if (value == normalization) return name;
-  }
-  return "";
-}
 
 // Mean squared logsumexp of the logits as they enter the softmax, gradients through mean and sigma included.
 at::Tensor normalized_router_z(const at::Tensor& logits_TE, const at::Tensor& scale,
@@ -32,7 +26,7 @@ RouteOutput route_tokens(const at::Tensor& x_TD, const ExpertLayerWeights& weigh
   const at::Tensor logits_TE = at::linear(x_TD.to(weights.router_ED.scalar_type()), weights.router_ED);
   const at::Tensor scale =
       weights.router_scale.defined() ? weights.router_scale : at::ones({}, weights.router_ED.options());
-  const std::string_view normalization = name_of(config.normalization);
+  const std::string normalization = enum_name(config.normalization);
   RouteOutput routing =
       route(logits_TE, scale, threshold, normalization,
             config.method == RoutingMethod::kTopK ? config.top_k : 0, config.max_experts, config.renormalize);

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "dtopp/base/enum_name.h"
 #include "dtopp/report/numbers.h"
 #include "dtopp/report/sections.h"
 #include "dtopp/study/curves.h"
@@ -67,9 +68,7 @@ std::string about(const ReportInput& input) {
   return whole(config.model.num_layers) + " layers of width " + whole(config.model.hidden_size) +
          (is_dense
               ? ", dense"
-              : ", " + whole(config.model.num_experts) + " experts, " +
-                    std::string(enum_names(config.routing.method)[static_cast<size_t>(config.routing.method)]
-                                    .second)) +
+              : ", " + whole(config.model.num_experts) + " experts, " + enum_name(config.routing.method)) +
          " · " + scaled(static_cast<double>(tokens)) + " tokens · " + input.runs[0].path.string();
 }
 

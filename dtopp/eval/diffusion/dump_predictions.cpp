@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "dtopp/base/enum_name.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/safetensors.h"
@@ -72,11 +73,8 @@ void dump_predictions(const DiffusionModel& model, const TrainingData& data, int
   else if (config.text_length > 0)
     tensors.push_back(
         dumped.source("condition", "F32", {config.text_length, config.text_size}, named("text")));
-  std::string objective_name;
-  for (const auto& [known, name] : enum_names(objective))
-    if (known == objective) objective_name = name;
   write_file_atomically(path, [&](OutputFile& file) {
-    write_safetensors(file, tensors, {{"objective", objective_name}});
+    write_safetensors(file, tensors, {{"objective", enum_name(objective)}});
   });
 }
 

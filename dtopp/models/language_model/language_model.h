@@ -12,6 +12,7 @@
 #include "dtopp/models/attention.h"
 #include "dtopp/models/batch_losses.h"
 #include "dtopp/models/feed_forward.h"
+#include "dtopp/models/language_model/parameters.h"
 #include "dtopp/models/model.h"
 
 namespace dtopp {
@@ -62,9 +63,6 @@ HiddenStates hidden_states(const LanguageModel& model, const at::Tensor& tokens_
 // of add_router_losses.
 BatchLosses language_model_losses(const LanguageModel& model, const at::Tensor& windows,
                                   const RoutingInputs& inputs, const LossConfig& weights);
-
-// Its parameters in the order of a forward pass.
-std::vector<ParameterSpec> language_model_parameters(const ModelConfig& model, const RoutingConfig& routing);
 
 StepCosts language_model_costs(const ModelConfig& model, const CostInputs& inputs);
 

@@ -1,4 +1,5 @@
-#include "dtopp/models/language_model/language_model.h"
+#include "dtopp/models/language_model/parameters.h"
+
 #include "dtopp/models/parameter_list.h"
 
 namespace dtopp {

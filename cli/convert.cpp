@@ -1,0 +1,66 @@
+// Checkpoints to what other programs read, and back.
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "cli/inference.h"
+#include "cli/verbs.h"
+#include "dtopp/convert/convert_huggingface.h"
+
+namespace dtopp::cli {
+namespace {
+
+struct ConvertOptions {
+  InferenceOptions from;
+  std::string folder;
+  HuggingFaceClass as = HuggingFaceClass::kDtopp;
+};
+
+void add_to_hf(CLI::App& convert) {
+  auto options = std::make_shared<ConvertOptions>();
+  CLI::App* verb = convert.add_subcommand(
+      "to-hf", "A language model's checkpoint to a folder that Hugging Face transformers loads");
+  verb->add_option("checkpoint", options->from.checkpoint,
+                   "a checkpoint, or a run directory (its newest one)")
+      ->required();
+  verb->add_option("folder", options->folder, "to be made")->required();
+  const std::map<std::string, HuggingFaceClass> classes = {{"dtopp", HuggingFaceClass::kDtopp},
+                                                           {"olmoe", HuggingFaceClass::kOlmoe}};
+  verb->add_option(
+          "--as", options->as,
+          "the model class: dtopp, whose code lies beside the weights (trust_remote_code), or olmoe, "
+          "which transformers has itself; a model of model.norm=rms, routing.method=top_k, "
+          "normalization=none, renormalize=false is one")
+      ->transform(CLI::CheckedTransformer(classes))
+      ->default_str("dtopp");
+  verb->callback([options] {
+    const Checkpoint checkpoint = open_named_checkpoint(options->from, ModelType::kLanguageModel);
+    convert_to_huggingface(checkpoint, options->folder, options->as);
+    std::printf("%s\n", options->folder.c_str());
+  });
+}
+
+void add_from_hf(CLI::App& convert) {
+  auto options = std::make_shared<ConvertOptions>();
+  CLI::App* verb = convert.add_subcommand(
+      "from-hf", "A folder of transformers' OLMoE, or of convert to-hf, to a checkpoint");
+  verb->add_option("folder", options->folder, "config.json and model.safetensors")->required();
+  verb->add_option("checkpoint", options->from.checkpoint, "to be made")->required();
+  verb->callback([options] {
+    convert_from_huggingface(options->folder, options->from.checkpoint);
+    std::printf("%s\n", options->from.checkpoint.c_str());
+  });
+}
+
+}  // namespace
+
+void add_convert(CLI::App& app) {
+  CLI::App* verb = app.add_subcommand(
+      "convert", "Checkpoints to what other programs read, and back (docs/huggingface.md)");
+  verb->require_subcommand(1);
+  add_to_hf(*verb);
+  add_from_hf(*verb);
+}
+
+}  // namespace dtopp::cli

@@ -1,0 +1,129 @@
+#include "dtopp/convert/convert_huggingface.h"
+
+#include <nlohmann/json.hpp>
+
+#include "dtopp/base/errors.h"
+#include "dtopp/base/files.h"
+#include "dtopp/base/json.h"
+#include "dtopp/base/path_kind.h"
+#include "dtopp/checkpoint/checkpoint_layout.h"
+#include "dtopp/checkpoint/tensor_files.h"
+#include "dtopp/config/config.h"
+#include "dtopp/config/run_config.h"
+#include "dtopp/convert/huggingface_code.h"
+#include "dtopp/convert/huggingface_tensors.h"
+#include "dtopp/data/tokenizer.h"
+#include "dtopp/models/language_model/parameters.h"
+
+namespace dtopp {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::ordered_json;
+
+constexpr char kEndOfText[] = "<|endoftext|>";
+constexpr char kConfigName[] = "config.json";
+
+// Fills `folder`, which is not there or empty.
+template <class Fill>
+void fill_folder(const fs::path& folder, const Fill& fill) {
+  const PathKind kind = path_kind(folder);
+  if (kind == PathKind::kFile || kind == PathKind::kOther)
+    throw UsageError(folder.string() + ": is no folder; name one that is not there yet");
+  const bool is_there = kind == PathKind::kDirectory;
+  if (is_there && !list_directory(folder).empty())
+    throw UsageError(folder.string() + ": is not empty; name a folder that is not there yet");
+  if (folder.has_parent_path()) make_directories(folder.parent_path());
+  write_directory_atomically(folder, fill, /*replace=*/is_there);
+}
+
+std::optional<int64_t> end_of_text(const Checkpoint& checkpoint) {
+  if (!checkpoint.has_tokenizer()) return std::nullopt;
+  const auto token = Tokenizer::load(checkpoint.tokenizer_path()).token_to_id(kEndOfText);
+  return token ? std::optional<int64_t>(*token) : std::nullopt;
+}
+
+void write_json(const fs::path& path, const ordered_json& json) {
+  write_file_atomically(path, dump_json(json, 2) + "\n");
+}
+
+void write_tokenizer(const Checkpoint& checkpoint, bool has_end, int64_t sequence_length,
+                     const fs::path& folder) {
+  write_file_atomically(folder / kTokenizerFile, read_file(checkpoint.tokenizer_path()));
+  ordered_json json = {{"tokenizer_class", "PreTrainedTokenizerFast"},
+                       {"model_max_length", sequence_length},
+                       {"clean_up_tokenization_spaces", false}};
+  if (has_end)
+    for (const char* role : {"bos_token", "eos_token", "pad_token"}) json[role] = kEndOfText;
+  write_json(folder / "tokenizer_config.json", json);
+}
+
+void write_weights(const Checkpoint& checkpoint, const RunConfig& config, HuggingFaceClass as,
+                   const fs::path& folder) {
+  CheckpointContents contents;
+  for (const ParameterSpec& parameter : language_model_parameters(config.model, config.routing)) {
+    const auto bytes = checkpoint.parameter(parameter.name, parameter.shape);
+    if (as == HuggingFaceClass::kDtopp)
+      contents.parameters.emplace_back(parameter.name, "F32", parameter.shape, bytes);
+    else
+      for (TensorSource& source : as_olmoe(parameter, bytes))
+        contents.parameters.push_back(std::move(source));
+  }
+  const TensorFiles tensors = split_into_files(contents, kShardBytes);
+  for (const TensorFile& file : tensors.files)
+    if (file.kind == kModel) write_safetensors(folder / file.name, file.tensors, {{"format", "pt"}});
+  for (const auto& [name, text] : tensors.indexes) write_file_atomically(folder / name, text);
+}
+
+}  // namespace
+
+void convert_to_huggingface(const Checkpoint& checkpoint, const fs::path& folder, HuggingFaceClass as) {
+  const RunConfig config = checkpoint.config();
+  if (as == HuggingFaceClass::kOlmoe) require_olmoe(config);
+  const std::optional<int64_t> end = end_of_text(checkpoint);
+  fill_folder(folder, [&](const fs::path& into) {
+    write_file_atomically(into / kConfigName,
+                          huggingface_config(config, checkpoint.state().threshold, end, as));
+    if (end)
+      write_json(into / "generation_config.json",
+                 {{"bos_token_id", *end}, {"eos_token_id", *end}, {"pad_token_id", *end}});
+    if (as == HuggingFaceClass::kDtopp) {
+      write_file_atomically(into / "configuration_dtopp.py", kHuggingFaceConfiguration);
+      write_file_atomically(into / "modeling_dtopp.py", kHuggingFaceModel);
+    }
+    if (checkpoint.has_tokenizer())
+      write_tokenizer(checkpoint, end.has_value(), config.model.sequence_length, into);
+    write_weights(checkpoint, config, as, into);
+  });
+}
+
+void convert_from_huggingface(const fs::path& folder, const fs::path& checkpoint) {
+  if (path_kind(folder / kConfigName) != PathKind::kFile)
+    throw UsageError(folder.string() + ": holds no " + kConfigName +
+                     "; name a folder that save_pretrained wrote");
+  ImportedConfig imported = read_huggingface_config(folder / kConfigName);
+  RunConfig& config = imported.config;
+  config.name = fs::absolute(folder).lexically_normal().filename().string();
+  try {
+    validate_values(config);
+  } catch (const InvalidValue& error) {
+    throw UsageError((folder / kConfigName).string() +
+                     ": is of a model that dtopp cannot train: " + error.what());
+  }
+  const HuggingFaceTensors tensors(folder);
+  if (static_cast<uint64_t>(config.model.num_layers) > tensors.size())
+    throw DataError(folder.string() + ": holds " + std::to_string(tensors.size()) + " tensors, too few for " +
+                    std::to_string(config.model.num_layers) + " layers");
+  CheckpointContents contents;
+  contents.state.seed = config.training.seed;
+  contents.state.threshold = imported.thresholds;
+  contents.state.error_sum.assign(imported.thresholds.size(), 0.0);
+  contents.state.per_layer = config.routing.scope == ThresholdScope::kLayer && !config.model.is_dense();
+  contents.parameters = tensors.read(language_model_parameters(config.model, config.routing));
+  contents.config_yaml = to_yaml(config);
+  if (path_kind(folder / kTokenizerFile) == PathKind::kFile)
+    contents.tokenizer_json = Tokenizer::load(folder / kTokenizerFile).file_text();
+  fill_folder(checkpoint, [&](const fs::path& into) { write_checkpoint(into, contents); });
+}
+
+}  // namespace dtopp

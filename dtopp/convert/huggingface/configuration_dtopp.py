@@ -1,0 +1,59 @@
+"""Configuration of DTop-p Mixture-of-Experts language models in transformers."""
+
+from transformers import PretrainedConfig
+
+
+class DtoppConfig(PretrainedConfig):
+    """A language model that dtopp trained.
+
+    norm: "layer" (LayerNorm without bias) or "rms", eps `rms_norm_eps`, of blocks, queries and keys.
+    num_experts: 1 is a dense model.
+    router_method: "top_k" (`router_top_k` experts a token), "top_p" or "dtop_p": as many as it takes until their probabilities,
+        largest first, sum to the layer's threshold p.
+    router_thresholds: p of each layer. May be set; `DtoppForCausalLM.set_target_experts` finds it for a number of experts.
+    router_target_experts: experts a token that the thresholds are for, a number or one a layer.
+    router_normalization: of the logits over experts: "none", "fixed" (mean 0, variance 1), "dynamic" (the same times a learned
+        scale a layer).
+    router_renormalize: whether the weights of a token's experts sum to 1.
+    router_max_experts: of a token at most; 0: all.
+    """
+
+    model_type = "dtopp"
+    keys_to_ignore_at_inference = ["past_key_values"]
+    attribute_map = {"num_local_experts": "num_experts"}
+
+    def __init__(self, vocab_size=50432, hidden_size=2048, intermediate_size=1024, num_hidden_layers=16, num_attention_heads=16,
+                 max_position_embeddings=2048, num_experts=64, norm="layer", rms_norm_eps=1e-5, hidden_act="silu",
+                 router_method="dtop_p", router_top_k=8, router_thresholds=None, router_target_experts=8,
+                 router_normalization="dynamic", router_renormalize=True, router_max_experts=0, initializer_range=0.02,
+                 rope_parameters=None, use_cache=True, output_router_logits=False, **kwargs):
+        self.vocab_size = vocab_size
+        self.hidden_size = hidden_size
+        self.intermediate_size = intermediate_size
+        self.num_hidden_layers = num_hidden_layers
+        self.num_attention_heads = num_attention_heads
+        self.num_key_value_heads = num_attention_heads
+        self.max_position_embeddings = max_position_embeddings
+        self.num_experts = num_experts
+        self.norm = norm
+        self.rms_norm_eps = rms_norm_eps
+        self.hidden_act = hidden_act
+        self.router_method = router_method
+        self.router_top_k = router_top_k
+        self.router_thresholds = [0.25] * num_hidden_layers if router_thresholds is None else router_thresholds
+        self.router_target_experts = router_target_experts
+        self.router_normalization = router_normalization
+        self.router_renormalize = router_renormalize
+        self.router_max_experts = router_max_experts
+        self.initializer_range = initializer_range
+        self.rope_parameters = rope_parameters or {"rope_type": "default", "rope_theta": 10000.0}
+        self.use_cache = use_cache
+        self.output_router_logits = output_router_logits
+        # Of transformers' OLMoE, whose attention and decoder this model shares.
+        self.attention_bias = False
+        self.attention_dropout = 0.0
+        self.clip_qkv = None
+        self.num_experts_per_tok = num_experts
+        self.norm_topk_prob = router_renormalize
+        self.router_aux_loss_coef = 0.0
+        super().__init__(**kwargs)

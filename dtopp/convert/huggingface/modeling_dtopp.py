@@ -1,0 +1,229 @@
+"""DTop-p Mixture-of-Experts language models in transformers: OLMoE's decoder with dtopp's norms, router and experts.
+
+A token's experts are found as in training: probabilities P of its normalised router logits, largest first, are taken while those
+before them sum to less than the layer's threshold p; or the first k.
+"""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers import initialization as init
+from transformers.integrations import use_experts_implementation
+from transformers.models.olmoe import modeling_olmoe as olmoe
+from transformers.utils.output_capturing import OutputRecorder
+
+from .configuration_dtopp import DtoppConfig
+
+
+class DtoppLayerNorm(nn.LayerNorm):
+    """Without bias."""
+
+    def __init__(self, size, eps):
+        super().__init__(size, eps=eps, bias=False)
+
+
+def make_norm(config):
+    norm = olmoe.OlmoeRMSNorm if config.norm == "rms" else DtoppLayerNorm
+    return norm(config.hidden_size, eps=config.rms_norm_eps)
+
+
+class DtoppRouter(nn.Module):
+    """Which experts take a token, and with what weight; in fp32."""
+
+    def __init__(self, config, layer):
+        super().__init__()
+        self.config, self.layer = config, layer
+        self.weight = nn.Parameter(torch.zeros(config.num_experts, config.hidden_size))
+        if config.router_normalization == "dynamic":
+            self.scale = nn.Parameter(torch.ones(()))
+
+    def probabilities(self, logits_TE):
+        """Of all experts, largest first, with their indices; equal ones in the order of their indices."""
+        if self.config.router_normalization != "none":
+            mean = logits_TE.mean(-1, keepdim=True)
+            logits_TE = (logits_TE - mean) / (logits_TE.var(-1, correction=0, keepdim=True) + 1e-6).sqrt()
+        if self.config.router_normalization == "dynamic":
+            logits_TE = logits_TE * self.scale.float()
+        return torch.sort(logits_TE.softmax(-1), dim=-1, descending=True, stable=True)
+
+    def forward(self, x_TD):
+        """Logits [T, E]; weights and experts [T, K] of each token, K the most that any of them has. Where a token has fewer,
+        expert `num_experts`, which is none, with weight 0."""
+        config = self.config
+        logits_TE = F.linear(x_TD.float(), self.weight.float())
+        P_TE, expert_TE = self.probabilities(logits_TE)
+        place_E = torch.arange(config.num_experts, device=x_TD.device)
+        if config.router_method == "top_k":
+            chosen_TE = (place_E < config.router_top_k).expand_as(P_TE)
+        else:
+            chosen_TE = before(P_TE) < config.router_thresholds[self.layer]
+            if config.router_max_experts > 0:
+                chosen_TE = chosen_TE & (place_E < config.router_max_experts)
+        most = max(int(chosen_TE.sum(-1).max()), 1) if len(x_TD) > 0 else 1
+        chosen_TK = chosen_TE[:, :most]
+        weight_TK = P_TE[:, :most] * chosen_TK
+        if config.router_renormalize:
+            weight_TK = weight_TK / weight_TK.sum(-1, keepdim=True)
+        return logits_TE, weight_TK, expert_TE[:, :most].masked_fill(~chosen_TK, config.num_experts)
+
+
+def before(P_TE):
+    """Of each expert the probability of those before it."""
+    P_TE = P_TE.double()
+    return P_TE.cumsum(-1) - P_TE
+
+
+@use_experts_implementation
+class DtoppExperts(nn.Module):
+    """SwiGLU experts: gate rows of gate_up_proj first."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.num_experts = config.num_experts
+        self.gate_up_proj = nn.Parameter(torch.empty(config.num_experts, 2 * config.intermediate_size, config.hidden_size))
+        self.down_proj = nn.Parameter(torch.empty(config.num_experts, config.hidden_size, config.intermediate_size))
+        self.act_fn = F.silu
+
+    def forward(self, x_TD, expert_TK, weight_TK):
+        y_TD = torch.zeros_like(x_TD)
+        for expert in expert_TK.unique().tolist():
+            if expert == self.num_experts:
+                continue
+            token, place = torch.where(expert_TK == expert)
+            gate, up = F.linear(x_TD[token], self.gate_up_proj[expert]).chunk(2, -1)
+            y = F.linear(self.act_fn(gate) * up, self.down_proj[expert])
+            y_TD.index_add_(0, token, (y * weight_TK[token, place, None]).to(y_TD.dtype))
+        return y_TD
+
+
+class DtoppMoE(nn.Module):
+    def __init__(self, config, layer):
+        super().__init__()
+        self.gate, self.experts = DtoppRouter(config, layer), DtoppExperts(config)
+        # To every implementation of experts: index num_experts means none. Their decorator has set it to False.
+        self.experts._is_expert_parallel = True
+
+    def forward(self, x):
+        x_TD = x.reshape(-1, x.shape[-1])
+        _, weight_TK, expert_TK = self.gate(x_TD)
+        return self.experts(x_TD, expert_TK, weight_TK.to(x.dtype)).view(x.shape)
+
+
+class DtoppMLP(nn.Module):
+    """The feed-forward layer of a dense model."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.gate_up_proj = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x):
+        gate, up = self.gate_up_proj(x).chunk(2, -1)
+        return self.down_proj(F.silu(gate) * up)
+
+
+class DtoppPreTrainedModel(olmoe.OlmoePreTrainedModel):
+    config_class = DtoppConfig
+    config: DtoppConfig
+    _no_split_modules = ["OlmoeDecoderLayer"]
+    _keep_in_fp32_modules_strict = ["mlp.gate.weight", "mlp.gate.scale"]
+    _can_record_outputs = olmoe.OlmoePreTrainedModel._can_record_outputs | {"router_logits": OutputRecorder(DtoppRouter, index=0)}
+
+    @torch.no_grad()
+    def _init_weights(self, module):
+        super()._init_weights(module)
+        std = self.config.initializer_range
+        if isinstance(module, DtoppExperts):
+            init.normal_(module.gate_up_proj, mean=0.0, std=std)
+            init.normal_(module.down_proj, mean=0.0, std=std)
+        elif isinstance(module, DtoppRouter):
+            init.normal_(module.weight, mean=0.0, std=std)
+
+
+class DtoppModel(DtoppPreTrainedModel, olmoe.OlmoeModel):
+    def __init__(self, config):
+        super().__init__(config)
+        for index, layer in enumerate(self.layers):
+            layer.input_layernorm, layer.post_attention_layernorm = make_norm(config), make_norm(config)
+            layer.self_attn.q_norm, layer.self_attn.k_norm = make_norm(config), make_norm(config)
+            layer.mlp = DtoppMLP(config) if config.num_experts == 1 else DtoppMoE(config, index)
+        self.norm = make_norm(config)
+        self.post_init()
+
+
+class DtoppForCausalLM(DtoppPreTrainedModel, olmoe.OlmoeForCausalLM):
+    def __init__(self, config):
+        super().__init__(config)
+        self.model = DtoppModel(config)
+        self.post_init()
+
+    @torch.no_grad()
+    def set_target_experts(self, target_experts, input_ids, tolerance=1e-3, passes=40):
+        """Sets `config.router_thresholds` so that tokens of `input_ids` [B, L] use `target_experts`: a number, the mean over
+        layers with one p for all; or a list, of each layer. Returns the mean of each layer at that p.
+
+        tolerance: how far off the target the mean may be, as a part of it. ValueError where there is nothing to set.
+        """
+        config = self.config
+        if config.num_experts == 1 or config.router_method == "top_k":
+            raise ValueError("this model has no thresholds: it is dense, or chooses top-k")
+        most = config.router_max_experts or config.num_experts
+        per_layer = not isinstance(target_experts, (int, float))
+        targets = [float(t) for t in target_experts] if per_layer else [float(target_experts)]
+        if per_layer and len(targets) != config.num_hidden_layers or not all(1 <= t <= most for t in targets):
+            raise ValueError(f"target_experts: expected a number from 1 to {most}, or one for each of "
+                             f"{config.num_hidden_layers} layers, got {target_experts}")
+        self.eval()
+        config.router_target_experts = targets if per_layer else targets[0]
+        if per_layer:
+            # A layer's router sees what the layers below made with their p: these are right first.
+            for layer, target in enumerate(targets):
+                config.router_thresholds = [*config.router_thresholds]
+                config.router_thresholds[layer] = _solved([self._masses(input_ids)[layer]], target)
+        else:
+            self._solve_shared(input_ids, targets[0], tolerance, passes)
+        return [_mean_experts(masses, p) for masses, p in zip(self._masses(input_ids), config.router_thresholds)]
+
+    def _solve_shared(self, input_ids, target, tolerance, passes):
+        """The count rises with p, but what routers see moves with p too: the p that fits one pass is the next one's guess, kept
+        inside of what is known to be too little and too much."""
+        low, high, p = 0.0, 1.0, self.config.router_thresholds[0]
+        for _ in range(passes):
+            self.config.router_thresholds = [p] * self.config.num_hidden_layers
+            masses = self._masses(input_ids)
+            mean = sum(_mean_experts(layer, p) for layer in masses) / len(masses)
+            if abs(mean - target) <= tolerance * target:
+                return
+            low, high = (p, high) if mean < target else (low, p)
+            guess = _solved(masses, target)
+            p = guess if low < guess < high else (low + high) / 2
+
+    def _masses(self, input_ids):
+        """Of each layer, of each token's experts (largest first, as many as it may have) the probability before them."""
+        masses = []
+        most = self.config.router_max_experts or self.config.num_experts
+
+        def hook(router, arguments, output):
+            P_TE, _ = router.probabilities(output[0])
+            masses.append(before(P_TE)[:, :most])
+
+        hooks = [layer.mlp.gate.register_forward_hook(hook) for layer in self.model.layers]
+        try:
+            self.model(input_ids=input_ids, use_cache=False)
+        finally:
+            for handle in hooks:
+                handle.remove()
+        return masses
+
+
+def _mean_experts(masses_TE, p):
+    return (masses_TE < p).sum().item() / len(masses_TE)
+
+
+def _solved(masses, target):
+    """p between the pair that is still wanted and the first that is not."""
+    values = torch.cat([layer[:, 1:].flatten() for layer in masses]).sort().values  # a token's first expert has 0
+    wanted = round((target - 1) * sum(len(layer) for layer in masses))
+    if wanted >= len(values):
+        return 1.0
+    return (values[wanted] / 2 if wanted == 0 else (values[wanted - 1] + values[wanted]) / 2).item()

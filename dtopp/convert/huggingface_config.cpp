@@ -1,0 +1,100 @@
+#include "dtopp/convert/huggingface_config.h"
+
+#include <nlohmann/json.hpp>
+
+#include "dtopp/base/enum_name.h"
+#include "dtopp/base/errors.h"
+#include "dtopp/base/json.h"
+
+namespace dtopp {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr double kNormEps = 1e-5;
+constexpr double kRopeTheta = 10000;
+
+ordered_json token_or_null(std::optional<int64_t> token) {
+  return token ? ordered_json(*token) : ordered_json();
+}
+
+// What both classes say.
+ordered_json shape_of(const ModelConfig& model, std::optional<int64_t> end_of_text) {
+  return {{"dtype", "float32"},
+          {"vocab_size", model.vocab_size},
+          {"hidden_size", model.hidden_size},
+          {"intermediate_size", model.ffn_hidden_size},
+          {"num_hidden_layers", model.num_layers},
+          {"num_attention_heads", model.num_heads},
+          {"num_key_value_heads", model.num_heads},
+          {"num_experts", model.num_experts},
+          {"max_position_embeddings", model.sequence_length},
+          {"hidden_act", "silu"},
+          {"rms_norm_eps", kNormEps},
+          {"rope_parameters", {{"rope_type", "default"}, {"rope_theta", kRopeTheta}}},
+          {"initializer_range", model.init_std},
+          {"tie_word_embeddings", model.tie_embeddings},
+          {"bos_token_id", token_or_null(end_of_text)},
+          {"eos_token_id", token_or_null(end_of_text)},
+          {"pad_token_id", nullptr},
+          {"use_cache", true}};
+}
+
+ordered_json dtopp_router(const RunConfig& config, const std::vector<double>& thresholds) {
+  const RoutingConfig& routing = config.routing;
+  const auto layers = static_cast<size_t>(config.model.num_layers);
+  std::vector<double> by_layer(layers, thresholds.empty() ? 1.0 : thresholds[0]);
+  if (thresholds.size() == layers) by_layer = thresholds;
+  const auto& targets = routing.target_experts;
+  return {{"router_method", enum_name(routing.method)},
+          {"router_top_k", routing.top_k},
+          {"router_thresholds", by_layer},
+          {"router_scope", enum_name(routing.scope)},
+          {"router_target_experts", targets.size() == 1 ? ordered_json(targets[0]) : ordered_json(targets)},
+          {"router_normalization", enum_name(routing.normalization)},
+          {"router_renormalize", routing.renormalize},
+          {"router_max_experts", routing.max_experts}};
+}
+
+}  // namespace
+
+void require_olmoe(const RunConfig& config) {
+  const auto require = [](bool fits, const char* key, const char* value) {
+    if (!fits) throw UsageError(std::string("OLMoE has no model whose ") + key + " is not " + value);
+  };
+  const RoutingConfig& routing = config.routing;
+  require(!config.model.is_dense(), "model.num_experts", "more than 1");
+  require(config.model.norm == NormType::kRms, "model.norm", "rms");
+  require(routing.method == RoutingMethod::kTopK, "routing.method", "top_k");
+  require(routing.normalization == Normalization::kNone, "routing.normalization", "none");
+  require(!routing.renormalize, "routing.renormalize", "false");
+}
+
+std::string huggingface_config(const RunConfig& config, const std::vector<double>& thresholds,
+                               std::optional<int64_t> end_of_text, HuggingFaceClass as) {
+  ordered_json json;
+  if (as == HuggingFaceClass::kOlmoe) {
+    json = {{"architectures", {"OlmoeForCausalLM"}}, {"model_type", "olmoe"}};
+    json.update(shape_of(config.model, end_of_text));
+    json.update({{"num_experts_per_tok", config.routing.top_k},
+                 {"norm_topk_prob", false},
+                 {"attention_bias", false},
+                 {"attention_dropout", 0.0},
+                 {"clip_qkv", nullptr},
+                 {"output_router_logits", false},
+                 {"router_aux_loss_coef", config.loss.load_balance}});
+  } else {
+    json = {{"architectures", {"DtoppForCausalLM"}},
+            {"model_type", "dtopp"},
+            {"auto_map",
+             {{"AutoConfig", "configuration_dtopp.DtoppConfig"},
+              {"AutoModel", "modeling_dtopp.DtoppModel"},
+              {"AutoModelForCausalLM", "modeling_dtopp.DtoppForCausalLM"}}}};
+    json.update(shape_of(config.model, end_of_text));
+    json["norm"] = enum_name(config.model.norm);
+    if (!config.model.is_dense()) json.update(dtopp_router(config, thresholds));
+  }
+  return dump_json(json, 2) + "\n";
+}
+
+}  // namespace dtopp

@@ -1,0 +1,186 @@
+#include "dtopp/convert/huggingface_tensors.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <set>
+
+#include <nlohmann/json.hpp>
+
+#include "dtopp/base/errors.h"
+#include "dtopp/base/files.h"
+#include "dtopp/base/json.h"
+#include "dtopp/base/path_kind.h"
+#include "dtopp/checkpoint/checkpoint_layout.h"
+
+namespace dtopp {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kGateUp = "experts.gate_up_proj", kDown = "experts.down_proj";
+constexpr uint64_t kMostIndexBytes = uint64_t{1} << 28;
+
+uint64_t fp32_bytes(const std::vector<int64_t>& shape) {
+  uint64_t size = sizeof(float);
+  for (const int64_t extent : shape) size *= static_cast<uint64_t>(extent);
+  return size;
+}
+
+struct ExpertMatrix {
+  std::string name;
+  std::vector<int64_t> shape;
+};
+
+// What OLMoE's files have instead of a parameter, in the order of its bytes; none of what they have as it is.
+std::vector<ExpertMatrix> expert_matrices(const ParameterSpec& parameter) {
+  const auto part = [&](std::string_view whole, std::vector<const char*> names, int64_t rows) {
+    std::vector<ExpertMatrix> matrices;
+    const std::string prefix = parameter.name.substr(0, parameter.name.size() - whole.size()) + "experts.";
+    for (int64_t expert = 0; expert < parameter.shape[0]; ++expert)
+      for (const char* name : names)
+        matrices.push_back(
+            {prefix + std::to_string(expert) + "." + name + ".weight", {rows, parameter.shape[2]}});
+    return matrices;
+  };
+  if (parameter.name.ends_with(kGateUp))
+    return part(kGateUp, {"gate_proj", "up_proj"}, parameter.shape[1] / 2);
+  if (parameter.name.ends_with(kDown)) return part(kDown, {"down_proj"}, parameter.shape[1]);
+  return {};
+}
+
+float bfloat16(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
+
+float float16(uint16_t bits) {
+  const uint32_t sign = static_cast<uint32_t>(bits & 0x8000U) << 16;
+  const uint32_t exponent = (bits >> 10) & 31U, fraction = bits & 1023U;
+  if (exponent == 31) return std::bit_cast<float>(sign | 0x7f800000U | fraction << 13);
+  if (exponent > 0) return std::bit_cast<float>(sign | (exponent + 112) << 23 | fraction << 13);
+  const float magnitude = static_cast<float>(fraction) * 0x1p-24F;
+  return sign != 0 ? -magnitude : magnitude;
+}
+
+// Gives bytes [begin, begin + count) of the tensor in fp32.
+void give(const TensorView& tensor, uint64_t begin, uint64_t count, const TakeBytes& take) {
+  if (tensor.dtype == "F32") return take(tensor.bytes.subspan(begin, count));
+  constexpr uint64_t kNumbers = uint64_t{1} << 16;
+  std::vector<float> numbers;
+  const uint64_t end = begin + count, last = (end + sizeof(float) - 1) / sizeof(float);
+  for (uint64_t first = begin / sizeof(float); first < last; first += kNumbers) {
+    numbers.resize(std::min(kNumbers, last - first));
+    for (size_t i = 0; i < numbers.size(); ++i) {
+      uint16_t bits;
+      std::memcpy(&bits, tensor.bytes.data() + (first + i) * sizeof bits, sizeof bits);
+      numbers[i] = tensor.dtype == "BF16" ? bfloat16(bits) : float16(bits);
+    }
+    const uint64_t at = first * sizeof(float), from = std::max(at, begin);
+    const uint64_t to = std::min(at + numbers.size() * sizeof(float), end);
+    take(std::as_bytes(std::span(numbers)).subspan(from - at, to - from));
+  }
+}
+
+// The same of several that follow each other.
+void give_all(const std::vector<const TensorView*>& parts, uint64_t begin, uint64_t count,
+              const TakeBytes& take) {
+  for (const TensorView* part : parts) {
+    const uint64_t size = fp32_bytes(part->shape);
+    if (count > 0 && begin < size) {
+      const uint64_t here = std::min(count, size - begin);
+      give(*part, begin, here, take);
+      count -= here;
+      begin = 0;
+    } else {
+      begin -= std::min(begin, size);
+    }
+  }
+}
+
+std::vector<SafetensorsFile> open_files(const fs::path& folder) {
+  std::vector<SafetensorsFile> files;
+  if (path_kind(folder / whole_file(kModel)) == PathKind::kFile) {
+    files.emplace_back(folder / whole_file(kModel));
+    return files;
+  }
+  const fs::path index = folder / index_file(kModel);
+  if (path_kind(index) != PathKind::kFile)
+    throw UsageError(folder.string() + ": holds neither " + whole_file(kModel) + " nor " +
+                     index_file(kModel));
+  const nlohmann::json json = parse_json(read_file(index, kMostIndexBytes));
+  if (!json.is_object() || !json.contains("weight_map") || !json["weight_map"].is_object())
+    throw DataError(index.string() + ": names no files: no weight_map");
+  std::set<std::string> names;
+  for (const auto& [tensor, file] : json["weight_map"].items()) {
+    if (!file.is_string() || fs::path(file.get<std::string>()).has_parent_path())
+      throw DataError(index.string() + ": " + tensor + ": its file is no name of a file beside it");
+    names.insert(file.get<std::string>());
+  }
+  for (const std::string& name : names) files.emplace_back(folder / name);
+  return files;
+}
+
+}  // namespace
+
+std::vector<TensorSource> as_olmoe(const ParameterSpec& parameter, std::span<const std::byte> bytes) {
+  const std::vector<ExpertMatrix> matrices = expert_matrices(parameter);
+  if (matrices.empty()) return {{parameter.name, "F32", parameter.shape, bytes}};
+  std::vector<TensorSource> sources;
+  for (const ExpertMatrix& matrix : matrices) {
+    const uint64_t size = fp32_bytes(matrix.shape);
+    sources.emplace_back(matrix.name, "F32", matrix.shape, bytes.first(size));
+    bytes = bytes.subspan(size);
+  }
+  return sources;
+}
+
+HuggingFaceTensors::HuggingFaceTensors(const fs::path& folder) : folder_(folder), files_(open_files(folder)) {
+  for (const SafetensorsFile& file : files_)
+    for (const TensorView& tensor : file.tensors())
+      if (!by_name_.emplace(tensor.name, &tensor).second)
+        throw DataError(folder.string() + ": tensor \"" + tensor.name + "\" is in two files");
+}
+
+const TensorView* HuggingFaceTensors::find(const std::string& name) const {
+  const auto found = by_name_.find(name);
+  return found == by_name_.end() ? nullptr : found->second;
+}
+
+const TensorView& HuggingFaceTensors::need(const std::string& name, const std::vector<int64_t>& shape) const {
+  const TensorView* tensor = find(name);
+  if (tensor == nullptr) throw DataError(folder_.string() + ": no tensor \"" + name + "\"");
+  const bool is_float = tensor->dtype == "F32" || tensor->dtype == "BF16" || tensor->dtype == "F16";
+  if (tensor->shape != shape || !is_float)
+    throw DataError(folder_.string() + ": tensor \"" + name + "\" is " + tensor->dtype + " " +
+                    dump_json(tensor->shape) + ", expected F32, BF16 or F16 " + dump_json(shape));
+  return *tensor;
+}
+
+std::vector<const TensorView*> HuggingFaceTensors::parts_of(const ParameterSpec& parameter) const {
+  if (find(parameter.name) != nullptr || static_cast<size_t>(parameter.pieces()) > size())
+    return {&need(parameter.name, parameter.shape)};
+  const std::vector<ExpertMatrix> matrices = expert_matrices(parameter);
+  if (matrices.empty() || find(matrices[0].name) == nullptr) return {&need(parameter.name, parameter.shape)};
+  std::vector<const TensorView*> parts;
+  for (const ExpertMatrix& matrix : matrices) parts.push_back(&need(matrix.name, matrix.shape));
+  return parts;
+}
+
+std::vector<TensorSource> HuggingFaceTensors::read(const std::vector<ParameterSpec>& parameters) const {
+  std::set<std::string> unused;
+  for (const auto& [name, tensor] : by_name_) unused.insert(name);
+  unused.erase("lm_head.weight");  // a tied one may be written out
+  std::vector<TensorSource> sources;
+  for (const ParameterSpec& parameter : parameters) {
+    const std::vector<const TensorView*> parts = parts_of(parameter);
+    for (const TensorView* part : parts) unused.erase(part->name);
+    sources.emplace_back(parameter.name, "F32", parameter.shape, fp32_bytes(parameter.shape),
+                         [parts](uint64_t begin, uint64_t count, const TakeBytes& take) {
+                           give_all(parts, begin, count, take);
+                         });
+  }
+  if (!unused.empty())
+    throw DataError(folder_.string() + ": tensor \"" + *unused.begin() +
+                    "\" is none of the model that config.json tells of");
+  return sources;
+}
+
+}  // namespace dtopp

@@ -1,0 +1,170 @@
+#include <algorithm>
+#include <cmath>
+
+#include <nlohmann/json.hpp>
+
+#include "dtopp/base/enum_name.h"
+#include "dtopp/base/errors.h"
+#include "dtopp/base/files.h"
+#include "dtopp/base/json.h"
+#include "dtopp/convert/huggingface_config.h"
+
+namespace dtopp {
+namespace {
+
+using nlohmann::json;
+
+constexpr uint64_t kMostBytes = uint64_t{1} << 24;
+
+// A config.json, key by key. What is absent or null has the default that transformers gives it.
+class ConfigFile {
+ public:
+  explicit ConfigFile(const std::filesystem::path& file)
+      : file_(file.string()), json_(parse_json(read_file(file, kMostBytes))) {
+    if (!json_.is_object()) throw DataError(file_ + ": is not a JSON object");
+  }
+
+  [[noreturn]] void refuse(const std::string& key, const std::string& cause) const {
+    throw UsageError(file_ + ": " + key + ": " + cause);
+  }
+  bool has(const std::string& key) const { return json_.contains(key) && !json_[key].is_null(); }
+
+  template <class T>
+  T get(const std::string& key, const T& otherwise) const {
+    return has(key) ? as<T>(json_[key], key) : otherwise;
+  }
+  template <class T>
+  T need(const std::string& key) const {
+    if (!has(key)) throw DataError(file_ + ": " + key + ": is missing");
+    return as<T>(json_[key], key);
+  }
+  // A number is a list of one.
+  std::vector<double> numbers(const std::string& key) const {
+    if (!has(key)) return {};
+    if (json_[key].is_number()) return {json_[key].get<double>()};
+    return as<std::vector<double>>(json_[key], key);
+  }
+  template <class Enum>
+  Enum one_of(const std::string& key, Enum otherwise) const {
+    if (!has(key)) return otherwise;
+    const auto text = need<std::string>(key);
+    if (const auto value = enum_named<Enum>(text)) return *value;
+    refuse(key, "dtopp has no \"" + text + "\"");
+  }
+  const json& object() const { return json_; }
+
+ private:
+  template <class T>
+  T as(const json& value, const std::string& key) const {
+    try {
+      return value.get<T>();
+    } catch (const json::exception&) {
+      throw DataError(file_ + ": " + key + ": is of another type than expected: " + dump_json(value));
+    }
+  }
+
+  std::string file_;
+  json json_;
+};
+
+// Rotary positions of base 10,000 and nothing else, under their name of today or of before.
+void require_rotary(const ConfigFile& file) {
+  const json& all = file.object();
+  const json rope = file.has("rope_parameters") ? all["rope_parameters"] : json::object();
+  const bool plain = rope.is_object() && rope.value("rope_type", json("default")) == "default" &&
+                     rope.value("rope_theta", json(10000.0)) == 10000.0 &&
+                     rope.value("partial_rotary_factor", json(1.0)) == 1.0;
+  if (!plain)
+    file.refuse("rope_parameters", "dtopp rotates with base 10000 and no scaling, not " + dump_json(rope));
+  if (file.has("rope_scaling")) file.refuse("rope_scaling", "dtopp has none");
+  if (file.get("rope_theta", 10000.0) != 10000.0) file.refuse("rope_theta", "dtopp's is 10000");
+}
+
+// What all models of dtopp share.
+void require_fitting(const ConfigFile& file) {
+  const auto heads = file.need<int64_t>("num_attention_heads");
+  if (file.get("num_key_value_heads", heads) != heads)
+    file.refuse("num_key_value_heads",
+                "dtopp has a key and a value for each query: it must be num_attention_heads");
+  if (const auto act = file.get<std::string>("hidden_act", "silu"); act != "silu")
+    file.refuse("hidden_act", "dtopp's experts have silu, not " + act);
+  if (std::abs(file.get("rms_norm_eps", 1e-5) - 1e-5) > 1e-12) file.refuse("rms_norm_eps", "dtopp's is 1e-5");
+  if (file.has("clip_qkv")) file.refuse("clip_qkv", "dtopp does not clip queries, keys and values");
+  if (file.get("attention_bias", false)) file.refuse("attention_bias", "dtopp's attention has no biases");
+  require_rotary(file);
+}
+
+ModelConfig read_shape(const ConfigFile& file) {
+  ModelConfig model;
+  model.vocab_size = file.need<int64_t>("vocab_size");
+  model.hidden_size = file.need<int64_t>("hidden_size");
+  model.ffn_hidden_size = file.need<int64_t>("intermediate_size");
+  model.num_layers = file.need<int64_t>("num_hidden_layers");
+  model.num_heads = file.need<int64_t>("num_attention_heads");
+  model.sequence_length = file.need<int64_t>("max_position_embeddings");
+  model.num_experts = file.need<int64_t>("num_experts");
+  model.init_std = file.get("initializer_range", model.init_std);
+  return model;
+}
+
+void read_olmoe(const ConfigFile& file, RunConfig& config) {
+  config.model.norm = NormType::kRms;
+  config.model.tie_embeddings = file.get("tie_word_embeddings", false);
+  config.routing.method = RoutingMethod::kTopK;
+  config.routing.top_k = file.get<int64_t>("num_experts_per_tok", 8);
+  config.routing.normalization = Normalization::kNone;
+  config.routing.renormalize = file.get("norm_topk_prob", false);
+  config.routing.target_experts = {static_cast<double>(config.routing.top_k)};
+  config.loss.load_balance = file.get("router_aux_loss_coef", config.loss.load_balance);
+  config.loss.dynamic = 0;
+}
+
+void read_dtopp(const ConfigFile& file, RunConfig& config) {
+  config.model.norm = file.one_of("norm", NormType::kLayer);
+  config.model.tie_embeddings = file.get("tie_word_embeddings", true);
+  if (config.model.is_dense()) return;
+  RoutingConfig& routing = config.routing;
+  routing.method = file.one_of("router_method", RoutingMethod::kDTopP);
+  routing.top_k = file.get("router_top_k", routing.top_k);
+  routing.normalization = file.one_of("router_normalization", Normalization::kDynamic);
+  routing.renormalize = file.get("router_renormalize", true);
+  routing.max_experts = file.get<int64_t>("router_max_experts", 0);
+  routing.scope = file.one_of("router_scope", ThresholdScope::kGlobal);
+  if (file.has("router_target_experts")) routing.target_experts = file.numbers("router_target_experts");
+}
+
+// p as the controller keeps it. Those of layers that were set apart make it one of layers.
+std::vector<double> read_thresholds(const ConfigFile& file, RunConfig& config) {
+  if (config.model.is_dense()) return {};
+  RoutingConfig& routing = config.routing;
+  const auto layers = static_cast<size_t>(config.model.num_layers);
+  std::vector<double> by_layer = file.numbers("router_thresholds");
+  if (by_layer.empty()) by_layer.assign(layers, routing.threshold);
+  if (by_layer.size() != layers)
+    file.refuse("router_thresholds", "expected one for each of " + std::to_string(layers) + " layers");
+  const bool equal = std::ranges::adjacent_find(by_layer, std::not_equal_to()) == by_layer.end();
+  if (routing.target_experts.size() > 1 || !equal) routing.scope = ThresholdScope::kLayer;
+  if (routing.method == RoutingMethod::kTopP) {
+    if (!equal) file.refuse("router_thresholds", "top_p has one threshold for all layers");
+    routing.threshold = by_layer[0];
+  }
+  if (routing.scope == ThresholdScope::kGlobal) by_layer.resize(1);
+  return by_layer;
+}
+
+}  // namespace
+
+ImportedConfig read_huggingface_config(const std::filesystem::path& path) {
+  const ConfigFile file(path);
+  const auto type = file.need<std::string>("model_type");
+  if (type != "olmoe" && type != "dtopp")
+    file.refuse("model_type", "dtopp reads olmoe and dtopp, not " + type);
+  require_fitting(file);
+  ImportedConfig imported;
+  imported.config.model = read_shape(file);
+  type == "olmoe" ? read_olmoe(file, imported.config) : read_dtopp(file, imported.config);
+  imported.thresholds = read_thresholds(file, imported.config);
+  return imported;
+}
+
+}  // namespace dtopp

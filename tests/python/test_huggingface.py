@@ -1,0 +1,195 @@
+"""`dtopp convert to-hf`: what transformers computes with the folder, beside the program."""
+
+import json
+
+import pytest
+import tiny_language_run
+import tiny_run
+import tokenizers
+import torch
+import transformers
+from huggingface_folder import LOADED, load, to_hf
+from language_program import CASES, Both
+
+NAMES = ["dense", "dense_untied", "top_k", "top_1_without_renormalisation", "top_p", "top_p_capped", "dtop_p", "dtop_p_rms",
+         "dtop_p_layer", "dtop_p_without_renormalisation"]
+BOUND = 2e-5
+
+
+class Case(Both):
+    def __init__(self, name, parity, directory):
+        super().__init__(name, parity, directory)
+        self.folder = to_hf(self.checkpoint, directory / "hf")
+        self.inputs = self.tokens[:, :-1]
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def case(request, dtopp_binary, program, tmp_path_factory, remote_code):
+    return Case(request.param, program("dtopp_parity"), tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(scope="module")
+def dtop_p(dtopp_binary, program, tmp_path_factory, remote_code):
+    return Case("dtop_p", program("dtopp_parity"), tmp_path_factory.mktemp("alone"))
+
+
+@pytest.fixture(scope="session")
+def remote_code(tmp_path_factory):
+    """Code that comes with a model is copied here, not into the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path_factory.mktemp("modules")))
+        yield
+
+
+def logits_of(model, inputs, **options):
+    with torch.no_grad():
+        return model(input_ids=inputs, **options).logits
+
+
+@pytest.mark.parametrize("experts", ["eager", "grouped_mm", "batched_mm"])
+def test_logits_are_the_programs(case, experts):
+    if case.case.startswith("dense") and experts != "eager":
+        pytest.skip("a dense model has no experts")
+    model, info = load(case.folder, experts_implementation=experts, output_loading_info=True)
+    assert not any(info[key] for key in LOADED), info
+    want = case.logits()
+    assert (logits_of(model, case.inputs) - want).abs().max() <= BOUND * want.abs().max()
+
+
+def test_generation_with_a_cache_equals_generation_without(case):
+    model = load(case.folder)
+    options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    cached, uncached = (model.generate(case.inputs, use_cache=use, **options) for use in (True, False))
+    assert torch.equal(cached, uncached)
+    assert cached.shape == (3, 44)
+
+
+def test_a_padded_batch_gives_what_single_texts_give(case):
+    model = load(case.folder)
+    lengths = [32, 20, 7]
+    ids, mask = torch.zeros(3, 32, dtype=torch.long), torch.zeros(3, 32, dtype=torch.long)
+    for row, length in enumerate(lengths):
+        ids[row, -length:], mask[row, -length:] = case.inputs[row, :length], 1
+    batch = logits_of(model, ids, attention_mask=mask, position_ids=(mask.cumsum(-1) - 1).clamp_min(0))
+    for row, length in enumerate(lengths):
+        single = logits_of(model, case.inputs[row:row + 1, :length])[0]
+        assert (batch[row, -length:] - single).abs().max() <= BOUND * single.abs().max()
+
+
+def test_in_bf16_the_router_stays_exact(case):
+    model, exact = load(case.folder, dtype=torch.bfloat16), load(case.folder)
+    for name, parameter in model.named_parameters():
+        assert parameter.dtype == (torch.float32 if ".mlp.gate." in name else torch.bfloat16), name
+        if ".mlp.gate." in name:
+            assert torch.equal(parameter, exact.get_parameter(name))
+    got, want = logits_of(model, case.inputs).float(), logits_of(exact, case.inputs)
+    assert (got - want).norm() < 0.1 * want.norm()
+
+
+def test_saved_and_loaded_again_it_is_the_same(case, tmp_path):
+    model = load(case.folder)
+    model.save_pretrained(tmp_path / "again")
+    again = load(tmp_path / "again")
+    want = model.state_dict()
+    assert want.keys() == again.state_dict().keys()
+    assert all(torch.equal(tensor, want[name]) for name, tensor in again.state_dict().items())
+    assert (logits_of(again, case.inputs) - logits_of(model, case.inputs)).abs().max() < 1e-4
+    done = tiny_run.dtopp("convert", "from-hf", tmp_path / "again", tmp_path / "back")
+    assert done.returncode == 0, done.stderr
+    assert torch.equal(case.logits(tmp_path / "back"), case.logits())
+
+
+def test_it_trains(case):
+    model = load(case.folder).train()
+    before = model(input_ids=case.inputs, labels=case.inputs)
+    before.loss.backward()
+    without = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().max() > 0]
+    # A single expert whose weight is 1, or 1 / 1, hides the router from the loss.
+    assert not [name for name in without if ".mlp.gate." not in name]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter -= 1e-2 * parameter.grad
+    assert model(input_ids=case.inputs, labels=case.inputs).loss < before.loss
+
+
+def test_a_fresh_model_has_finite_random_weights(dtop_p):
+    config = transformers.AutoConfig.from_pretrained(dtop_p.folder, trust_remote_code=True)
+    model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=True)
+    experts = model.model.layers[0].mlp.experts
+    for weight in (experts.gate_up_proj, experts.down_proj, model.model.layers[1].mlp.gate.weight):
+        assert weight.std().item() == pytest.approx(config.initializer_range, rel=0.2)
+    assert torch.isfinite(logits_of(model.eval(), dtop_p.inputs)).all()
+
+
+@pytest.mark.parametrize("target", [2, 3.5, [1.5, 6]])
+def test_thresholds_are_solved_for_any_budget(dtop_p, target):
+    model = load(dtop_p.folder)
+    means = model.set_target_experts(target, dtop_p.inputs)
+    if isinstance(target, list):
+        assert means == pytest.approx(target, abs=0.02)
+    else:
+        assert len(set(model.config.router_thresholds)) == 1
+        assert sum(means) / 2 == pytest.approx(target, rel=0.01)
+    counts = []
+    for layer in model.model.layers:
+        layer.mlp.gate.register_forward_hook(lambda _, __, output: counts.append((output[1] > 0).sum(-1).double().mean().item()))
+    logits_of(model, dtop_p.inputs)
+    assert counts == pytest.approx(means)
+
+
+def test_one_budget_has_the_threshold_that_the_program_finds(dtop_p):
+    """The program's own solution of p, on the same tokens, through a checkpoint that has it."""
+    model = load(dtop_p.folder)
+    model.set_target_experts(4, dtop_p.inputs)
+    config = json.loads((dtop_p.folder / "config.json").read_text())
+    config["router_thresholds"] = model.config.router_thresholds
+    changed = dtop_p.directory / "changed"
+    model.save_pretrained(changed)
+    done = tiny_run.dtopp("convert", "from-hf", changed, dtop_p.directory / "solved")
+    assert done.returncode == 0, done.stderr
+    state = json.loads((dtop_p.directory / "solved/state.json").read_text())
+    assert state["threshold"] == model.config.router_thresholds[0]
+    histogram = sum(dtop_p.dtopp("fp32", dtop_p.directory / "solved")[f"active_histogram/{layer}"] for layer in range(2))
+    mean = (histogram * torch.arange(len(histogram))).sum() / histogram.sum()
+    assert mean.item() == pytest.approx(4, rel=0.01)
+
+
+@pytest.mark.parametrize("target", [0.5, 9, [3], [2, 3, 4]])
+def test_a_budget_that_cannot_be_is_refused(dtop_p, target):
+    with pytest.raises(ValueError, match="target_experts: expected a number from 1 to 8, or one for each of 2 layers"):
+        load(dtop_p.folder).set_target_experts(target, dtop_p.inputs)
+
+
+@pytest.fixture(scope="module")
+def with_text(dtopp_binary, tmp_path_factory, remote_code):
+    """A folder with a tokenizer; the run it came from."""
+    directory = tmp_path_factory.mktemp("text")
+    run = tiny_language_run.train(directory, "dtop_p", 64)
+    return to_hf(run, directory / "hf"), run
+
+
+HARD = ["", " ", "  two  spaces\n\n\tand\ttabs ", "don't I'll THEY'RE", "naïve café e\u0301", "漢字 and かな", "🙂👩‍👩‍👧 x", "1234567890 3.14",
+        "<|endoftext|>", "a<|endoftext|>b <|padding|>", "\u200b\u00a0zero\ufeff", "<p>&amp;</p> \\ \"quoted\"", "end. \n"]
+
+
+def test_the_tokenizer_is_the_checkpoints(with_text):
+    folder, run = with_text
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    ours = tokenizers.Tokenizer.from_file(str(sorted((run / "checkpoints").iterdir())[-1] / "tokenizer.json"))
+    for text in HARD:
+        ids = ours.encode(text, add_special_tokens=False).ids
+        assert theirs(text)["input_ids"] == ids, text
+        assert theirs.decode(ids) == ours.decode(ids, skip_special_tokens=False), text
+    assert theirs.eos_token == theirs.pad_token == "<|endoftext|>"
+    assert theirs.model_max_length == 64
+
+
+def test_a_pipeline_writes_what_generate_writes(with_text):
+    folder, run = with_text
+    pipe = transformers.pipeline("text-generation", model=str(folder), trust_remote_code=True)
+    prompt = "The fog came down"
+    text = pipe(prompt, max_new_tokens=8, do_sample=False)[0]["generated_text"]
+    done = tiny_run.dtopp("generate", run, "--prompt", prompt, "--temperature", 0, "--max-tokens", 8)
+    assert done.returncode == 0, done.stderr
+    assert text.removeprefix(prompt).strip() == done.stdout.removeprefix(prompt).strip()

@@ -1,0 +1,182 @@
+"""Hugging Face's OLMoE, there and back: `dtopp convert to-hf --as olmoe` and `from-hf`."""
+
+import json
+import shutil
+
+import pytest
+import tiny_run
+import torch
+import yaml
+from huggingface_folder import LOADED, load, to_hf
+from language_program import CASES, Both
+from safetensors.torch import load_file, save_file
+from transformers import OlmoeConfig, OlmoeForCausalLM
+
+BOUND = 2e-5
+
+
+@pytest.fixture(scope="module", params=["olmoe", "olmoe_tied"])
+def case(request, dtopp_binary, program, tmp_path_factory):
+    return Both(request.param, program("dtopp_parity"), tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture
+def parity(case):
+    return case.parity
+
+
+def close(got, want):
+    return (got - want).abs().max() <= BOUND * want.abs().max()
+
+
+def logits_of(model, tokens):
+    with torch.no_grad():
+        return model(input_ids=tokens).logits
+
+
+def test_transformers_own_class_has_the_programs_logits(case, tmp_path):
+    folder = to_hf(case.checkpoint, tmp_path / "hf", "--as", "olmoe")
+    assert not list(folder.glob("*.py"))
+    model, info = OlmoeForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(info[key] for key in LOADED), info
+    assert close(logits_of(model, case.tokens[:, :-1]), case.logits())
+    assert close(logits_of(load(folder), case.tokens[:, :-1]), case.logits())
+
+
+def test_back_from_there_it_has_the_same_bytes(case, tmp_path):
+    folder = to_hf(case.checkpoint, tmp_path / "hf", "--as", "olmoe")
+    done = tiny_run.dtopp("convert", "from-hf", folder, tmp_path / "back")
+    assert done.returncode == 0 and done.stdout == f"{tmp_path / 'back'}\n", done.stderr
+    assert (tmp_path / "back/model.safetensors").read_bytes() == (case.checkpoint / "model.safetensors").read_bytes()
+    before, after = (yaml.safe_load((path / "config.yaml").read_text()) for path in (case.checkpoint, tmp_path / "back"))
+    assert before["model"] == after["model"]
+    for key in ("method", "top_k", "normalization", "renormalize"):
+        assert before["routing"][key] == after["routing"][key]
+
+
+OWN = {"vocab_size": 256, "hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
+       "num_experts": 8, "num_experts_per_tok": 3, "max_position_embeddings": 32, "initializer_range": 0.15,
+       "eos_token_id": 0, "pad_token_id": None}
+
+
+def random_olmoe(folder, **saving):
+    """One that dtopp never saw, its gains far from 1."""
+    torch.manual_seed(4)
+    model = OlmoeForCausalLM(OlmoeConfig(**OWN))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.copy_(1 + 0.3 * torch.randn_like(parameter))
+    model.to(saving.pop("dtype", torch.float32)).save_pretrained(folder, **saving)
+    return OlmoeForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("saving", [{}, {"max_shard_size": "20KB"}, {"dtype": torch.bfloat16}, {"dtype": torch.float16}],
+                         ids=["fp32", "shards", "bf16", "fp16"])
+def test_a_model_of_transformers_has_its_logits_here(saving, case, tmp_path):
+    model = random_olmoe(tmp_path / "own", **saving)
+    done = tiny_run.dtopp("convert", "from-hf", tmp_path / "own", tmp_path / "here")
+    assert done.returncode == 0, done.stderr
+    assert close(case.logits(tmp_path / "here"), logits_of(model, case.tokens[:, :-1]))
+    again = to_hf(tmp_path / "here", tmp_path / "again", "--as", "olmoe")
+    back = OlmoeForCausalLM.from_pretrained(again).state_dict()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(back[name], tensor), name
+
+
+def test_experts_in_one_tensor_are_read_too(case, tmp_path):
+    model = random_olmoe(tmp_path / "own")
+    save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, tmp_path / "own/model.safetensors")
+    assert "model.layers.0.mlp.experts.gate_up_proj" in load_file(tmp_path / "own/model.safetensors")
+    done = tiny_run.dtopp("convert", "from-hf", tmp_path / "own", tmp_path / "here")
+    assert done.returncode == 0, done.stderr
+    assert close(case.logits(tmp_path / "here"), logits_of(model, case.tokens[:, :-1]))
+
+
+UNFIT = {
+    "num_key_value_heads": (2, "num_key_value_heads: dtopp has a key and a value for each query"),
+    "clip_qkv": (8.0, "clip_qkv: dtopp does not clip"),
+    "rms_norm_eps": (1e-6, "rms_norm_eps: dtopp's is 1e-5"),
+    "hidden_act": ("gelu", "hidden_act: dtopp's experts have silu, not gelu"),
+    "attention_bias": (True, "attention_bias: dtopp's attention has no biases"),
+    "rope_parameters": ({"rope_type": "default", "rope_theta": 500000.0}, "rope_parameters: dtopp rotates with base 10000"),
+    "rope_theta": (500000.0, "rope_theta: dtopp's is 10000"),
+    "rope_scaling": ({"rope_type": "linear", "factor": 2.0}, "rope_scaling: dtopp has none"),
+    "model_type": ("mixtral", "model_type: dtopp reads olmoe and dtopp, not mixtral"),
+    "num_experts_per_tok": (9, "routing.top_k"),
+    "num_attention_heads": (5, "num_key_value_heads: dtopp has"),
+}
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("olmoe") / "own"
+    random_olmoe(folder)
+    return folder
+
+
+@pytest.mark.parametrize("key", UNFIT)
+def test_what_does_not_fit_is_refused_in_a_line(key, own, tmp_path, dtopp_binary):
+    folder = shutil.copytree(own, tmp_path / "own")
+    config = json.loads((folder / "config.json").read_text())
+    config[key], words = UNFIT[key]
+    (folder / "config.json").write_text(json.dumps(config))
+    refused(2, words, "from-hf", folder, tmp_path / "here")
+
+
+def refused(status, words, *arguments):
+    done = tiny_run.dtopp("convert", *arguments)
+    assert done.returncode == status, done
+    assert words in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    assert not arguments[2].exists() or list(arguments[2].iterdir()) == [arguments[2] / "mine"]
+
+
+def test_damage_is_refused_in_a_line(own, tmp_path, dtopp_binary):
+    def damaged(name):
+        return shutil.copytree(own, tmp_path / name)
+
+    cut = damaged("cut") / "model.safetensors"
+    cut.write_bytes(cut.read_bytes()[:-100])
+    refused(3, "model.safetensors", "from-hf", cut.parent, tmp_path / "here")
+    no_json = damaged("no_json") / "config.json"
+    no_json.write_text("{")
+    refused(3, "config.json", "from-hf", no_json.parent, tmp_path / "here")
+    text = damaged("text") / "config.json"
+    text.write_text(text.read_text().replace('"vocab_size": 256', '"vocab_size": "256"'))
+    refused(3, "vocab_size: is of another type", "from-hf", text.parent, tmp_path / "here")
+    for key, value, words in (("num_hidden_layers", 10**15, "too few for"), ("num_experts", 10**15, "expected F32, BF16 or F16")):
+        huge = damaged(key) / "config.json"
+        huge.write_text(json.dumps(json.loads(huge.read_text()) | {key: value}))
+        refused(3, words, "from-hf", huge.parent, tmp_path / "here")
+    (damaged("empty") / "model.safetensors").unlink()
+    refused(2, "holds neither model.safetensors nor", "from-hf", tmp_path / "empty", tmp_path / "here")
+    for name, change, words in [
+            ("fewer", lambda t: t.pop("model.norm.weight"), 'no tensor "model.norm.weight"'),
+            ("more", lambda t: t.update({"model.bias": torch.zeros(3)}), 'tensor "model.bias" is none of the model'),
+            ("shape", lambda t: t.update({"model.norm.weight": torch.zeros(3)}), 'is F32 [3], expected F32, BF16 or F16 [32]'),
+            ("dtype", lambda t: t.update({"model.norm.weight": torch.zeros(32, dtype=torch.int64)}), "is I64 [32], expected")]:
+        file = damaged(name) / "model.safetensors"
+        tensors = load_file(file)
+        change(tensors)
+        save_file(tensors, file)
+        refused(3, words, "from-hf", file.parent, tmp_path / "here")
+
+
+def test_nothing_is_overwritten(own, case, tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there/mine").write_text("kept")
+    refused(2, "is not empty", "from-hf", own, tmp_path / "there")
+    refused(2, "is not empty", "to-hf", case.checkpoint, tmp_path / "there")
+    (tmp_path / "empty").mkdir()
+    to_hf(case.checkpoint, tmp_path / "empty")
+    assert (tmp_path / "empty/config.json").exists()
+
+
+@pytest.mark.parametrize("override, key", [
+    ("model.norm=layer", "model.norm"), ("routing.method=dtop_p", "routing.method"),
+    ("routing.normalization=fixed", "routing.normalization"), ("routing.renormalize=true", "routing.renormalize"),
+    ("model.num_experts=1", "model.num_experts")])
+def test_what_olmoe_cannot_say_is_refused(override, key, tmp_path, dtopp_binary):
+    run = tiny_run.trained(tmp_path, "training.steps=1", "validation.every=0", "optimizer.warmup_steps=0",
+                           *(f"{k}={v}" for k, v in CASES["olmoe"].items()), override) / "run"
+    refused(2, f"OLMoE has no model whose {key} is not", "to-hf", run, tmp_path / "hf", "--as", "olmoe")
