@@ -131,19 +131,20 @@ void read_dtopp(const ConfigFile& file, RunConfig& config) {
   routing.max_experts = file.get<int64_t>("router_max_experts", 0);
   routing.scope = file.one_of("router_scope", ThresholdScope::kGlobal);
   if (file.has("router_target_experts")) routing.target_experts = file.numbers("router_target_experts");
+  if (routing.target_experts.size() > 1) routing.scope = ThresholdScope::kLayer;
 }
 
 // p as the controller keeps it. Those of layers that were set apart make it one of layers.
 std::vector<double> read_thresholds(const ConfigFile& file, RunConfig& config) {
   if (config.model.is_dense()) return {};
   RoutingConfig& routing = config.routing;
-  const auto layers = static_cast<size_t>(config.model.num_layers);
   std::vector<double> by_layer = file.numbers("router_thresholds");
-  if (by_layer.empty()) by_layer.assign(layers, routing.threshold);
-  if (by_layer.size() != layers)
-    file.refuse("router_thresholds", "expected one for each of " + std::to_string(layers) + " layers");
+  if (by_layer.empty() && routing.scope == ThresholdScope::kGlobal) return {routing.threshold};
+  if (by_layer.size() != static_cast<size_t>(config.model.num_layers))
+    file.refuse("router_thresholds",
+                "expected one for each of " + std::to_string(config.model.num_layers) + " layers");
   const bool equal = std::ranges::adjacent_find(by_layer, std::not_equal_to()) == by_layer.end();
-  if (routing.target_experts.size() > 1 || !equal) routing.scope = ThresholdScope::kLayer;
+  if (!equal) routing.scope = ThresholdScope::kLayer;
   if (routing.method == RoutingMethod::kTopP) {
     if (!equal) file.refuse("router_thresholds", "top_p has one threshold for all layers");
     routing.threshold = by_layer[0];
