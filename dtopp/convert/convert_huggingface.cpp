@@ -111,9 +111,6 @@ void convert_from_huggingface(const fs::path& folder, const fs::path& checkpoint
                      ": is of a model that dtopp cannot train: " + error.what());
   }
   const HuggingFaceTensors tensors(folder);
-  if (static_cast<uint64_t>(config.model.num_layers) > tensors.size())
-    throw DataError(folder.string() + ": holds " + std::to_string(tensors.size()) + " tensors, too few for " +
-                    std::to_string(config.model.num_layers) + " layers");
   CheckpointContents contents;
   contents.state.seed = config.training.seed;
   contents.state.threshold = imported.thresholds;

@@ -26,7 +26,6 @@ class HuggingFaceTensors {
   // UsageError where the folder holds neither; DataError for damage.
   explicit HuggingFaceTensors(const std::filesystem::path& folder);
 
-  size_t size() const { return by_name_.size(); }
   // The parameters in fp32, whole or an expert at a time in the files, of F32, BF16 or F16; to be read while
   // this is there. DataError naming one that is missing or has another shape or dtype, and naming a tensor of
   // the files that is none of them.
