@@ -155,10 +155,9 @@ const TensorView& HuggingFaceTensors::need(const std::string& name, const std::v
 }
 
 std::vector<const TensorView*> HuggingFaceTensors::parts_of(const ParameterSpec& parameter) const {
-  if (find(parameter.name) != nullptr || static_cast<size_t>(parameter.pieces()) > size())
-    return {&need(parameter.name, parameter.shape)};
   const std::vector<ExpertMatrix> matrices = expert_matrices(parameter);
-  if (matrices.empty() || find(matrices[0].name) == nullptr) return {&need(parameter.name, parameter.shape)};
+  if (find(parameter.name) != nullptr || matrices.empty() || find(matrices[0].name) == nullptr)
+    return {&need(parameter.name, parameter.shape)};
   std::vector<const TensorView*> parts;
   for (const ExpertMatrix& matrix : matrices) parts.push_back(&need(matrix.name, matrix.shape));
   return parts;
