@@ -28,6 +28,10 @@ TextJob describe_job(const PrepareTextOptions& options, const TextEncoder& encod
     if (find_invalid_utf8(path.filename().string()))
       throw UsageError(replace_invalid_utf8(path.string()) +
                        ": its name is not UTF-8, and the output folder records names; rename it");
+    if (path.extension() == ".parquet")
+      throw UsageError(path.string() +
+                       ": Parquet is not read; convert it: python scripts/parquet_to_jsonl.py " +
+                       path.string() + " --output FILE.jsonl.zst");
     const MappedFile readable(path);  // all are looked at before one is read through
   }
   TextJob job{encoder.tokenizer_hash, encoder.vocab_size, encoder.end_of_text, {}};
