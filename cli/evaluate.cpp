@@ -53,9 +53,21 @@ void refuse_idle_options(const EvaluateOptions& options) {
     throw UsageError("--dump means nothing to --sweep-target: one dump holds one budget");
 }
 
+void check_routing_options(const EvaluateOptions& options, const CLI::App& verb) {
+  if (options.tasks != "perplexity")
+    return refuse_options({"--dump-routing", "--replay-routing"}, options, verb);
+  if (!options.dump_routing.empty() && options.processes > 1)
+    throw UsageError("--dump-routing: one process writes it; leave --processes out");
+  if (!options.dump_routing.empty() && !options.sweep.empty())
+    throw UsageError("--dump-routing means nothing to --sweep-target: one dump holds one budget");
+  if (!options.replay_routing.empty() && (!options.sweep.empty() || options.inference.target_experts != 0))
+    throw UsageError("--replay-routing means nothing with a number of experts: the file says which");
+}
+
 // What can be known to be wrong before a rank starts.
 void check_options(const EvaluateOptions& options, const CLI::App& verb) {
   refuse_idle_options(options);
+  check_routing_options(options, verb);
   if (measures_images(options)) {
     refuse_options(
         {"--data", "--text", "--dry-run", "--paper", "--tokenizer", "--target-text", "--sweep-target"},
@@ -169,6 +181,10 @@ void add_evaluate(CLI::App& app) {
       "--dump", options->dump,
       "tasks: write a JSON line for each item, prompts included; diffusion: a safetensors file of "
       "images, noise, t and predictions");
+  verb->add_option("--dump-routing", options->dump_routing,
+                   "perplexity: write which experts each token took in each layer, a safetensors file");
+  verb->add_option("--replay-routing", options->replay_routing,
+                   "perplexity: the experts are those of such a file, not the router's choice");
   verb->add_flag("--dry-run", options->dry_run, "tasks: make the prompts, run no model");
   verb->add_flag("--paper", options->paper,
                  "tasks: beside the table the paper's own results, which are of its 1.3B models");

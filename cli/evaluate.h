@@ -17,10 +17,11 @@ namespace dtopp::cli {
 struct EvaluateOptions {
   InferenceOptions inference;
   std::string tasks;
-  std::string text;    // perplexity, activations
-  std::string data;    // tasks: the folder with their files
-  std::string images;  // diffusion: a folder of prepared images
-  std::string dump;    // tasks, diffusion
+  std::string text;                          // perplexity, activations
+  std::string data;                          // tasks: the folder with their files
+  std::string images;                        // diffusion: a folder of prepared images
+  std::string dump;                          // tasks, diffusion
+  std::string dump_routing, replay_routing;  // perplexity
   std::string output;
   int64_t limit = 0;  // items of each data set, or images; 0: all
   int64_t batch_size = 8;

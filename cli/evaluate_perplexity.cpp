@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstdio>
 #include <string>
 #include <vector>
@@ -7,6 +8,7 @@
 #include "cli/evaluate.h"
 #include "dtopp/eval/expert_budget.h"
 #include "dtopp/eval/perplexity.h"
+#include "dtopp/eval/routing_file.h"
 
 namespace dtopp::cli {
 namespace {
@@ -29,10 +31,28 @@ void print_summary(const Checkpoint& checkpoint, const Perplexity& result) {
 }
 
 Perplexity perplexity_of(const EvaluateOptions& options, const EvaluationText& text,
-                         const InferenceModel& model, Collectives& ranks) {
+                         const InferenceModel& model, Collectives& ranks, const ObserveWindows& observe = {},
+                         const ReplayWindows& replay = {}) {
   return measure_perplexity(
       model, text.size(), [&](uint64_t offset, std::span<int64_t> out) { text.read(offset, out); },
-      options.batch_size, ranks, watch("perplexity", "tok", text.size(), ranks));
+      options.batch_size, ranks, watch("perplexity", "tok", text.size(), ranks), observe, replay);
+}
+
+// With --dump-routing and --replay-routing as they are given.
+Perplexity routed_perplexity(const EvaluateOptions& options, const EvaluationText& text,
+                             const InferenceModel& model, Collectives& ranks) {
+  const int64_t num_tokens = static_cast<int64_t>(text.size()) - 1;
+  ReplayWindows replay;
+  if (!options.replay_routing.empty()) replay = replay_of(options.replay_routing, model, num_tokens);
+  if (options.dump_routing.empty()) return perplexity_of(options, text, model, ranks, {}, replay);
+  if (ranks.size() > 1) throw UsageError("--dump-routing: one process writes it; start one");
+  RoutingDump dump(model, std::max<int64_t>(num_tokens, 0));
+  const auto observe = [&](const TextWindows& windows, const HiddenStates& states) {
+    dump.add(windows, states);
+  };
+  const Perplexity result = perplexity_of(options, text, model, ranks, observe, replay);
+  dump.write(options.dump_routing);
+  return result;
 }
 
 ordered_json sweep_perplexity(const EvaluateOptions& options, const EvaluationText& text,
@@ -69,7 +89,7 @@ void evaluate_perplexity(const EvaluateOptions& options, Collectives& ranks) {
   } else {
     meet_target(model, options.inference, checkpoint, &text);
     share_thresholds(model.routing, ranks);
-    const Perplexity result = perplexity_of(options, text, model, ranks);
+    const Perplexity result = routed_perplexity(options, text, model, ranks);
     json = perplexity_json(result);
     if (!options.json && ranks.rank() == 0) print_summary(checkpoint, result);
   }

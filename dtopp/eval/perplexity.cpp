@@ -36,7 +36,7 @@ std::vector<WindowBatch> batches_of(uint64_t num_ids, int64_t length, int64_t ba
 Perplexity measure_perplexity(const InferenceModel& model, uint64_t num_ids,
                               const std::function<void(uint64_t, std::span<int64_t>)>& read,
                               int64_t batch_size, Collectives& ranks, const BatchHooks& hooks,
-                              const ObserveWindows& observe) {
+                              const ObserveWindows& observe, const ReplayWindows& replay) {
   if (num_ids < 2) throw DataError("the text holds no token to predict");
   const at::NoGradGuard no_grad;
   const auto stride = static_cast<uint64_t>(model.config.model.sequence_length);
@@ -63,7 +63,9 @@ Perplexity measure_perplexity(const InferenceModel& model, uint64_t num_ids,
     }
     const at::Tensor windows = to_device(read_windows, model.device());
     const TextWindows inputs{windows.narrow(1, 0, length), offset, stride};
-    const HiddenStates states = hidden_states(model.model, inputs.ids_BL, model.routing);
+    RoutingInputs routing = model.routing;
+    if (replay) routing.selection = replay(inputs);
+    const HiddenStates states = hidden_states(model.model, inputs.ids_BL, routing);
     const auto [log_probs_T, greedy_T] =
         token_log_probs(states.x_TD, model.model.head_VD(), windows.narrow(1, 1, length).reshape({-1}));
     sums_B[static_cast<int64_t>(b)] = log_probs_T.to(at::kDouble).sum();

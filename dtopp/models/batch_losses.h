@@ -22,6 +22,8 @@ struct RoutingInputs {
   // Where there is one, p of a layer once its input is known, in place of `threshold`.
   std::function<at::Tensor(size_t layer, const at::Tensor& x_TD, const ExpertLayerWeights& weights)>
       choose_threshold;
+  // Where there is one, the experts of a layer's tokens: bool [T, E], in place of the router's choice.
+  std::function<at::Tensor(size_t layer, int64_t num_tokens)> selection;
   // Room for the token-expert pairs of each layer; empty: as many as there are (moe_ffn's max_pairs).
   std::vector<int64_t> max_pairs;
   // With global batch statistics: each expert's share f of the tokens of the last step, of all ranks, f32

@@ -29,9 +29,10 @@ at::Tensor feed_forward(const at::Tensor& x_TD, const FeedForwardWeights& weight
   }
   const at::Tensor threshold = inputs.choose_threshold ? inputs.choose_threshold(layer, x_TD, weights.experts)
                                                        : inputs.threshold.at(layer);
-  ExpertLayerOutput output = expert_layer(
-      x_TD, weights.experts, routing, threshold,
-      {inputs.max_pairs.empty() ? 0 : inputs.max_pairs.at(layer), inputs.router, inputs.experts});
+  ExpertLayerOptions options{inputs.max_pairs.empty() ? 0 : inputs.max_pairs.at(layer), inputs.router,
+                             inputs.experts};
+  if (inputs.selection) options.router.selection_TE = inputs.selection(layer, x_TD.size(0));
+  ExpertLayerOutput output = expert_layer(x_TD, weights.experts, routing, threshold, options);
   routed.push_back(std::move(output.routing));
   return output.y_TD;
 }

@@ -3,6 +3,7 @@
 #include "dtopp/base/enum_name.h"
 #include "dtopp/ops/mass_histogram.h"
 #include "dtopp/ops/moe_ffn.h"
+#include "dtopp/ops/route_selected.h"
 
 namespace dtopp {
 namespace {
@@ -28,8 +29,11 @@ RouteOutput route_tokens(const at::Tensor& x_TD, const ExpertLayerWeights& weigh
       weights.router_scale.defined() ? weights.router_scale : at::ones({}, weights.router_ED.options());
   const std::string normalization = enum_name(config.normalization);
   RouteOutput routing =
-      route(logits_TE, scale, threshold, normalization,
-            config.method == RoutingMethod::kTopK ? config.top_k : 0, config.max_experts, config.renormalize);
+      options.selection_TE.defined()
+          ? route_selected(logits_TE, scale, options.selection_TE, normalization, config.renormalize)
+          : route(logits_TE, scale, threshold, normalization,
+                  config.method == RoutingMethod::kTopK ? config.top_k : 0, config.max_experts,
+                  config.renormalize);
   if (options.masses.stride > 0)
     routing.masses_M = mass_histogram(logits_TE.detach(), scale.detach(), normalization, config.max_experts,
                                       options.masses.stride);

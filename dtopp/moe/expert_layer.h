@@ -25,6 +25,8 @@ struct RouterOptions {
   // Which logits router_z is of: z as the router gives them, or s, which become probabilities (ops/route.h).
   RouterZOn router_z_on = RouterZOn::kRaw;
   MassSampling masses{};
+  // bool [T, E]: the experts that are taken, whatever the router would choose; undefined: it chooses.
+  at::Tensor selection_TE{};
 };
 
 // The router alone: which experts, with which gates. threshold: p, f64 [] on x's device.

@@ -1,0 +1,88 @@
+#include "dtopp/eval/routing_file.h"
+
+#include <cstdio>
+
+#include "dtopp/base/errors.h"
+#include "dtopp/base/safetensors.h"
+#include "dtopp/ops/host_copy.h"
+
+namespace dtopp {
+namespace {
+
+constexpr char kBool[] = "BOOL";
+
+std::string layer_name(int64_t layer) {
+  char name[32];
+  std::snprintf(name, sizeof name, "layer_%02lld", static_cast<long long>(layer));
+  return name;
+}
+
+void require_routers(const InferenceModel& model) {
+  if (model.config.model.is_dense())
+    throw UsageError("the checkpoint's model is dense: it has no routing to dump or replay");
+}
+
+std::string describe(const TensorView* tensor) {
+  if (tensor == nullptr) return "has no such tensor";
+  return "is " + tensor->dtype + " " + c10::str(at::IntArrayRef(tensor->shape));
+}
+
+// bool [count, E] of the tokens from `first` on. Bytes of a file need not be 0 or 1.
+at::Tensor read_selection(const TensorView& tensor, int64_t first, int64_t count) {
+  const int64_t E = tensor.shape.at(1);
+  const at::Tensor bytes_TE = at::empty({count, E}, at::kByte);
+  copy_from_bytes(tensor.bytes.subspan(static_cast<size_t>(first * E), static_cast<size_t>(count * E)),
+                  bytes_TE);
+  return bytes_TE.ne(0);
+}
+
+}  // namespace
+
+RoutingDump::RoutingDump(const InferenceModel& model, int64_t num_tokens) {
+  require_routers(model);
+  const ModelConfig& config = model.config.model;
+  for (int64_t layer = 0; layer < config.num_layers; ++layer)
+    selection_LTE_.push_back(at::zeros({num_tokens, config.num_experts}, at::kBool));
+}
+
+void RoutingDump::add(const TextWindows& windows, const HiddenStates& states) {
+  for (size_t layer = 0; layer < selection_LTE_.size(); ++layer) {
+    const at::Tensor chosen_TE = states.routing.at(layer).gates_TE.ne(0);
+    selection_LTE_[layer].narrow(0, static_cast<int64_t>(windows.offset), chosen_TE.size(0)).copy_(chosen_TE);
+  }
+}
+
+void RoutingDump::write(const std::filesystem::path& path) const {
+  std::vector<TensorSource> tensors;
+  for (size_t layer = 0; layer < selection_LTE_.size(); ++layer) {
+    const at::Tensor& selection_TE = selection_LTE_[layer];
+    const auto* bytes = static_cast<const std::byte*>(selection_TE.const_data_ptr());
+    tensors.emplace_back(layer_name(static_cast<int64_t>(layer)), kBool, selection_TE.sizes().vec(),
+                         std::span(bytes, static_cast<size_t>(selection_TE.numel())));
+  }
+  write_file_atomically(path, [&](OutputFile& file) { write_safetensors(file, tensors); });
+}
+
+ReplayWindows replay_of(const std::filesystem::path& path, const InferenceModel& model, int64_t num_tokens) {
+  require_routers(model);
+  const auto file = std::make_shared<const SafetensorsFile>(path);
+  const std::vector<int64_t> shape = {num_tokens, model.config.model.num_experts};
+  std::vector<const TensorView*> layers;
+  for (int64_t layer = 0; layer < model.config.model.num_layers; ++layer) {
+    layers.push_back(file->find(layer_name(layer)));
+    if (layers.back() == nullptr || layers.back()->dtype != kBool || layers.back()->shape != shape)
+      throw UsageError(path.string() + ": " + layer_name(layer) + " " + describe(layers.back()) +
+                       ", this text and model need BOOL " + c10::str(at::IntArrayRef(shape)) +
+                       "; take what evaluate --dump-routing wrote of the same text");
+  }
+  if (file->tensors().size() != layers.size())
+    throw UsageError(path.string() + " holds " + std::to_string(file->tensors().size()) +
+                     " tensors, the model has " + std::to_string(layers.size()) + " layers");
+  return [file, layers, device = model.device()](const TextWindows& windows) {
+    return [file, layers, device, first = static_cast<int64_t>(windows.offset)](size_t layer, int64_t count) {
+      return to_device(read_selection(*layers.at(layer), first, count), device);
+    };
+  };
+}
+
+}  // namespace dtopp
