@@ -39,12 +39,12 @@ std::optional<Checkpoint> newest_checkpoint(const fs::path& checkpoints,
                         ": none of its checkpoints verifies; the newest: " + newest_error);
 }
 
-Checkpoint open_checkpoint(const fs::path& path, const std::function<void(const std::string&)>& warn) {
+Checkpoint open_checkpoint(const fs::path& path, const std::function<void(const std::string&)>& warn,
+                           CheckpointUse use, const VerifyFiles& verify) {
   for (const auto& checkpoints : {checkpoints_of(path), path}) {
-    if (auto newest = newest_checkpoint(checkpoints, warn, CheckpointUse::kInference))
-      return std::move(*newest);
+    if (auto newest = newest_checkpoint(checkpoints, warn, use, verify)) return std::move(*newest);
   }
-  return Checkpoint(path, CheckpointUse::kInference);
+  return Checkpoint(path, use, verify);
 }
 
 }  // namespace dtopp

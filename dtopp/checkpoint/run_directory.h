@@ -29,9 +29,11 @@ std::optional<Checkpoint> newest_checkpoint(const std::filesystem::path& checkpo
                                             CheckpointUse use = CheckpointUse::kTraining,
                                             const VerifyFiles& verify = verify_content);
 
-// What a user names to evaluate or generate with: a checkpoint, a run or its folder of checkpoints (the
-// newest that verifies), opened for inference. UsageError where there is no checkpoint.
+// What a user names: a checkpoint, a run or its folder of checkpoints (the newest that verifies). UsageError
+// where there is no checkpoint.
 Checkpoint open_checkpoint(const std::filesystem::path& path,
-                           const std::function<void(const std::string&)>& warn);
+                           const std::function<void(const std::string&)>& warn,
+                           CheckpointUse use = CheckpointUse::kInference,
+                           const VerifyFiles& verify = verify_content);
 
 }  // namespace dtopp

@@ -22,6 +22,7 @@ struct LanguageModelConfig {
   int64_t sequence_length = 2048;
   bool tie_embeddings = true;
   NormType norm = NormType::kLayer;  // of blocks, of queries and keys, and the last; rms: as OLMoE has it
+  bool attend_across_documents = true;  // false: a token sees its own document alone
 };
 
 template <class Config, class Visitor>
@@ -31,6 +32,7 @@ void visit_fields(Config& config, Visitor&& field) {
   field("sequence_length", config.sequence_length);
   field("tie_embeddings", config.tie_embeddings);
   field("norm", config.norm);
+  field("attend_across_documents", config.attend_across_documents);
 }
 
 }  // namespace dtopp

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "dtopp/config/config.h"
+#include "dtopp/config/value_bounds.h"
 
 namespace dtopp {
 namespace {
@@ -13,48 +14,11 @@ namespace {
 constexpr int64_t kMostThreads = 4096;
 constexpr int64_t kLongestTimeout = 86400;  // seconds
 
-void require_at_least(const char* key, int64_t least, int64_t value) {
-  if (value < least)
-    throw InvalidValue(key, "must be at least " + std::to_string(least) + ", is " + std::to_string(value));
-}
-
-void require_between(const char* key, int64_t least, int64_t most, int64_t value) {
-  if (value < least || value > most)
-    throw InvalidValue(key, "must lie in [" + std::to_string(least) + ", " + std::to_string(most) + "], is " +
-                                std::to_string(value));
-}
-
-void require_not_negative(const char* key, double value) {
-  if (!(value >= 0)) throw InvalidValue(key, "must not be negative, is " + config_detail::print_value(value));
-}
-
 void validate(const LossConfig& loss) {
   require_not_negative("loss.lm_z", loss.lm_z);
   require_not_negative("loss.load_balance", loss.load_balance);
   require_not_negative("loss.dynamic", loss.dynamic);
   require_not_negative("loss.router_z", loss.router_z);
-}
-
-void validate(const OptimizerConfig& optimizer, int64_t steps) {
-  using config_detail::print_value;
-  if (!(optimizer.lr > 0))
-    throw InvalidValue("optimizer.lr", "must be above 0, is " + print_value(optimizer.lr));
-  require_not_negative("optimizer.min_lr", optimizer.min_lr);
-  if (optimizer.min_lr > optimizer.lr)
-    throw InvalidValue("optimizer.min_lr",
-                       print_value(optimizer.min_lr) + " is above optimizer.lr " + print_value(optimizer.lr));
-  require_at_least("optimizer.warmup_steps", 0, optimizer.warmup_steps);
-  if (optimizer.warmup_steps > steps)
-    throw InvalidValue("optimizer.warmup_steps", std::to_string(optimizer.warmup_steps) +
-                                                     " is above training.steps " + std::to_string(steps));
-  if (optimizer.betas.size() != 2) throw InvalidValue("optimizer.betas", "must be two numbers, [0.9, 0.95]");
-  for (const double beta : optimizer.betas) {
-    if (!(beta >= 0 && beta < 1))
-      throw InvalidValue("optimizer.betas", "must lie in [0, 1), one is " + print_value(beta));
-  }
-  if (!(optimizer.eps > 0)) throw InvalidValue("optimizer.eps", "must be above 0");
-  require_not_negative("optimizer.weight_decay", optimizer.weight_decay);
-  require_not_negative("optimizer.grad_clip", optimizer.grad_clip);
 }
 
 void validate(const TrainingConfig& training, int64_t tokens_per_sample) {
@@ -73,6 +37,10 @@ void validate(const TrainingConfig& training, int64_t tokens_per_sample) {
   require_at_least("training.seed", 0, training.seed);
   require_between("training.threads", 0, kMostThreads, training.threads);
   require_at_least("training.max_skips", 0, training.max_skips);
+  if (!training.initialize_from.empty() && !training.cooldown_from.empty())
+    throw InvalidValue("training.initialize_from",
+                       "a run begins with another's parameters or goes on from it (training.cooldown_from), "
+                       "not both");
 }
 
 void validate(const ParallelConfig& parallel, const ModelConfig& model) {
@@ -93,12 +61,6 @@ void validate(const ValidationConfig& validation, ModelType type) {
   require_at_least("validation.task_limit", 0, validation.task_limit);
   if (!validation.tasks.empty() && type != ModelType::kLanguageModel)
     throw InvalidValue("validation.tasks", "are put to language models alone; leave them out");
-}
-
-void require_paths(const char* key, const std::vector<std::string>& paths) {
-  for (const std::string& path : paths) {
-    if (path.empty()) throw InvalidValue(key, "holds an empty path");
-  }
 }
 
 // Adds the place to what validate() throws.
@@ -166,8 +128,7 @@ void validate_values(const RunConfig& config) {
   require_at_least("checkpoint.every", 0, config.checkpoint.every);
   require_at_least("checkpoint.keep", 0, config.checkpoint.keep);
   require_at_least("logging.every", 1, config.logging.every);
-  require_paths("data.train", config.data.train);
-  require_paths("data.validation", config.data.validation);
+  validate(config.data, config.model);
 }
 
 void validate(const RunConfig& config) {

@@ -11,7 +11,9 @@
 #include <type_traits>
 #include <vector>
 
+#include "dtopp/config/data_config.h"
 #include "dtopp/config/model_config.h"
+#include "dtopp/config/optimizer_config.h"
 #include "dtopp/config/routing_config.h"
 
 namespace dtopp {
@@ -52,21 +54,6 @@ struct LossSection {
   ModelType type;
 };
 
-struct OptimizerConfig {
-  double lr = 3.0e-3;
-  double min_lr = 3.0e-5;
-  int64_t warmup_steps = 2500;
-  std::vector<double> betas = {0.9, 0.95};
-  double eps = 1.0e-8;
-  double weight_decay = 3.3e-2;
-  double grad_clip = 1.0;  // global norm; 0: off
-};
-
-struct DataConfig {
-  std::vector<std::string> train;  // token folders, .bin prefixes or .npy files; prepared images
-  std::vector<std::string> validation;
-};
-
 struct TrainingConfig {
   int64_t steps = 95367;
   int64_t global_batch_size = 512;  // samples an optimiser step: sequences, images
@@ -77,6 +64,9 @@ struct TrainingConfig {
   bool deterministic = false;  // the same bits each time on a CUDA device too
   int64_t threads = 0;         // 0: every core this process may use
   int64_t max_skips = 10;      // non-finite steps in a row before the run ends with status 6
+  // Checkpoints, or runs of which the newest is taken; empty: the run begins from its seed.
+  std::string initialize_from;  // whose parameters it begins with
+  std::string cooldown_from;    // which it goes on from, parameters, moments and all
 };
 
 // A number, or auto.
@@ -139,25 +129,6 @@ void visit_fields(const LossSection<Losses>& section, Visitor&& field) {
 }
 
 template <class Config, class Visitor>
-requires std::same_as<std::remove_const_t<Config>, OptimizerConfig>
-void visit_fields(Config& config, Visitor&& field) {
-  field("lr", config.lr);
-  field("min_lr", config.min_lr);
-  field("warmup_steps", config.warmup_steps);
-  field("betas", config.betas);
-  field("eps", config.eps);
-  field("weight_decay", config.weight_decay);
-  field("grad_clip", config.grad_clip);
-}
-
-template <class Config, class Visitor>
-requires std::same_as<std::remove_const_t<Config>, DataConfig>
-void visit_fields(Config& config, Visitor&& field) {
-  field("train", config.train);
-  field("validation", config.validation);
-}
-
-template <class Config, class Visitor>
 requires std::same_as<std::remove_const_t<Config>, TrainingConfig>
 void visit_fields(Config& config, Visitor&& field) {
   field("steps", config.steps);
@@ -169,6 +140,8 @@ void visit_fields(Config& config, Visitor&& field) {
   field("deterministic", config.deterministic);
   field("threads", config.threads);
   field("max_skips", config.max_skips);
+  field("initialize_from", config.initialize_from);
+  field("cooldown_from", config.cooldown_from);
 }
 
 template <class Config, class Visitor>
@@ -213,7 +186,8 @@ void visit_fields(Config& config, Visitor&& field) {
   field("loss", losses);
   if (config.model.type == ModelType::kDiffusionTransformer) field("diffusion", config.diffusion);
   field("optimizer", config.optimizer);
-  field("data", config.data);
+  DataSection data{config.data, config.model.type};
+  field("data", data);
   field("training", config.training);
   field("parallel", config.parallel);
   field("validation", config.validation);

@@ -74,6 +74,7 @@ struct TokenStream::Impl {
   TokenParts parts;
   std::vector<uint64_t> first_token;  // of each array, then the total
   std::optional<std::string> tokenizer_hash;
+  std::optional<int64_t> end_of_text;
   int64_t max_token = -1;
   std::string content_hash;
 
@@ -102,6 +103,7 @@ void TokenStream::Impl::open_folder(Verify verify, int64_t vocab_size) {
                     " tokens in " + std::to_string(facts->documents) + " documents, the files hold " +
                     std::to_string(tokens) + " in " + std::to_string(parts.documents));
   tokenizer_hash = facts->job.tokenizer_hash;
+  end_of_text = facts->job.end_of_text;
   max_token = facts->max_token;
 }
 
@@ -158,6 +160,7 @@ void TokenStream::read(uint64_t offset, std::span<int64_t> out) const {
 
 uint64_t TokenStream::documents() const { return impl_->parts.documents; }
 std::optional<std::string> TokenStream::tokenizer_hash() const { return impl_->tokenizer_hash; }
+std::optional<int64_t> TokenStream::end_of_text() const { return impl_->end_of_text; }
 int64_t TokenStream::max_token() const { return impl_->max_token; }
 const std::string& TokenStream::content_hash() const { return impl_->content_hash; }
 

@@ -36,6 +36,8 @@ class TokenStream {
   uint64_t documents() const;
   // The tokenizer's hash as recorded in manifest.json, where there is one.
   std::optional<std::string> tokenizer_hash() const;
+  // The id that ends its documents, as manifest.json has it, where there is one.
+  std::optional<int64_t> end_of_text() const;
   // The largest id in the stream (from the manifest, else by one scan).
   int64_t max_token() const;
   // Of what it holds, wherever that lies: of a manifest's checksums, else of the ids, by the same scan.

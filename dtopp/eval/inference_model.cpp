@@ -6,6 +6,18 @@
 #include "dtopp/plan/plan.h"
 
 namespace dtopp {
+namespace {
+
+// What ended a document in the data the checkpoint was trained on.
+int64_t end_of_text_of(const Checkpoint& checkpoint, const RunConfig& config) {
+  if (config.data.end_of_text >= 0) return config.data.end_of_text;
+  if (checkpoint.has_tokenizer()) return Tokenizer::load(checkpoint.tokenizer_path()).end_of_text();
+  throw CheckpointError(checkpoint.path().string() +
+                        ": holds no tokenizer.json, and its config.yaml no data.end_of_text, to tell its "
+                        "documents apart by");
+}
+
+}  // namespace
 
 InferenceModel load_inference_model(const Checkpoint& checkpoint, const at::Device& device) {
   InferenceModel loaded;
@@ -17,6 +29,7 @@ InferenceModel load_inference_model(const Checkpoint& checkpoint, const at::Devi
   };
   loaded.model = bind_language_model(
       model, routing, load_parameters(language_model_parameters(model, routing), read, device));
+  if (!model.attend_across_documents) loaded.model.end_of_text = end_of_text_of(checkpoint, loaded.config);
   loaded.routing = load_thresholds(checkpoint, loaded.config, device);
   return loaded;
 }

@@ -14,11 +14,11 @@ namespace dtopp {
 namespace {
 
 Tokenizer training_tokenizer(const DataConfig& data) {
-  for (const std::string& folder : data.train) {
+  for (const std::string& folder : data.train_paths()) {
     const auto path = std::filesystem::path(folder) / "tokenizer.json";
     if (path_kind(path) == PathKind::kFile) return Tokenizer::load(path);
   }
-  for (const std::string& path : data.train) {
+  for (const std::string& path : data.train_paths()) {
     const bool absent =
         path_kind(path) == PathKind::kNothing && path_kind(path + ".idx") == PathKind::kNothing;
     if (absent) throw file_error("open", path, ENOENT);
@@ -70,9 +70,10 @@ Probes make_probes(const RunConfig& config, const std::function<bool()>& stop) {
   return [probes, stop](const ParameterLookup& parameter, const RoutingInputs& routing,
                         Collectives& ranks) -> std::optional<ProbeResults> {
     const at::NoGradGuard no_grad;
-    const InferenceModel model{probes->config,
-                               bind_language_model(probes->config.model, probes->config.routing, parameter),
-                               routing};
+    InferenceModel model{probes->config,
+                         bind_language_model(probes->config.model, probes->config.routing, parameter),
+                         routing};
+    model.model.end_of_text = probes->tokenizer.end_of_text();
     ProbeResults results;
     for (const TaskRequests& requests : probes->tasks) {
       const auto share = accuracy(*probes, model, requests, ranks, stop);

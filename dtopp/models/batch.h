@@ -29,6 +29,13 @@ struct Batch {
   Batch to(const at::Device& device) const;
 };
 
+// What a weighted source was of the samples so far.
+struct SourceUse {
+  std::string name;   // in metrics
+  double share = 0;   // of the samples
+  double epochs = 0;  // how many times over its own samples
+};
+
 // Where batches come from.
 struct TrainingData {
   std::string tokenizer_json;  // kept in checkpoints, like images_json; empty when the data names none
@@ -37,6 +44,8 @@ struct TrainingData {
   std::vector<std::pair<std::string, std::string>> content_hashes;
   // `count` samples from `position` of the training order.
   std::function<Batch(uint64_t position, int64_t count)> training_batch;
+  // Of the samples before a position of the training order; none where sources have no weights.
+  std::function<std::vector<SourceUse>(uint64_t position)> sources;
   uint64_t validation_samples = 0;
   std::function<Batch(uint64_t position, int64_t count)> validation_batch;
 };

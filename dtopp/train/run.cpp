@@ -11,9 +11,9 @@
 #include "dtopp/train/compute_device.h"
 #include "dtopp/train/matrix_rate.h"
 #include "dtopp/train/rank_agreement.h"
+#include "dtopp/train/run_beginning.h"
 #include "dtopp/train/run_directory.h"
 #include "dtopp/train/run_records.h"
-#include "dtopp/train/run_resuming.h"
 #include "dtopp/train/run_saving.h"
 #include "dtopp/train/step_decision.h"
 
@@ -139,20 +139,13 @@ void Run::check_memory() {
 void Run::open_or_resume(Model model, TrainingData data) {
   const at::ScalarType type = compute_type(config_.training.precision, device_);
   trainer_.emplace(config_, std::move(model), std::move(data), at::device(device_).dtype(type), world_);
-  const auto checkpoint =
-      checkpoint_to_resume(path_, ranks(), [this](const std::string& text) { say("warning: " + text); });
-  if (checkpoint) {
-    trainer_->restore(*checkpoint);
-    last_checkpoint_ = checkpoint->path();
-    say("resuming from " + last_checkpoint_.string());
-  } else {
-    trainer_->initialise();
-    unsaved_ = true;
-  }
+  const auto own = begin_or_resume(*trainer_, config_, [this](const std::string& text) { say(text); });
+  unsaved_ = !own;
+  if (own) last_checkpoint_ = *own;
   if (complete() || !first()) return;
   directory_->keep();
   write_file_atomically(config_file_of(path_), to_yaml(config_));
-  metrics_.emplace(path_, checkpoint ? trainer_->state().step : -1, config_.logging.tensorboard,
+  metrics_.emplace(path_, own ? trainer_->state().step : -1, config_.logging.tensorboard,
                    trainer_->state().last_validation_step);
   matrix_rate_ = measure_matrix_rate(at::device(device_).dtype(type));
   if (trainer_->data().validation_samples == 0 && config_.validation.every > 0) {
@@ -190,6 +183,7 @@ void Run::record(const StepResult& result) {
   if (result.step % config_.logging.every != 0 && !last && !result.skipped) return;
   MetricRecord record = record_now(result.step, result.tokens);
   add_step(result, config_.routing, record);
+  add_sources(trainer_->data(), result.sample_position, record);
   add_rates(speed, result.data_seconds / result.seconds, record);
   metrics_->write(record);
   if (observer_.step) observer_.step(result.step, result, speed);

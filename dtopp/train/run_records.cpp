@@ -80,6 +80,14 @@ void add_step(const StepResult& result, const RoutingConfig& routing, MetricReco
   if (!result.thresholds.empty()) add_routing(result, routing, record);
 }
 
+void add_sources(const TrainingData& data, int64_t position, MetricRecord& record) {
+  if (!data.sources) return;
+  for (const SourceUse& use : data.sources(static_cast<uint64_t>(position))) {
+    record.values.emplace_back("data/" + use.name + "/share", use.share);
+    record.values.emplace_back("data/" + use.name + "/epoch", use.epochs);
+  }
+}
+
 void add_rates(const StepRates& rates, double data_share, MetricRecord& record) {
   auto& values = record.values;
   values.emplace_back("throughput/tokens_per_second", rates.tokens_per_second);

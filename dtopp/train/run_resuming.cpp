@@ -39,7 +39,7 @@ ManifestFiles part_of(const ManifestFiles& files, size_t part, size_t parts) {
 
 // Reads this rank's part of the checkpoint. Returns what is wrong in any part, the same on all ranks; empty:
 // nothing. Notes in `shares` whether this rank reads the same files as rank 0; one that does not reads none.
-std::string verify_part(const fs::path& path, Collectives& ranks, bool& shares) {
+std::string verify_part(const fs::path& path, CheckpointUse use, Collectives& ranks, bool& shares) {
   const auto identities = gather_bytes(ranks, identity_of(path / kManifestName), "verify");
   const auto rank = static_cast<std::ptrdiff_t>(ranks.rank());
   shares = identities[static_cast<size_t>(rank)] == identities.front();
@@ -48,7 +48,9 @@ std::string verify_part(const fs::path& path, Collectives& ranks, bool& shares) 
   std::string wrong;
   try {
     if (shares) {
-      const ManifestFiles files = read_manifest(path, kCheckpointFormat).files;
+      ManifestFiles files = read_manifest(path, kCheckpointFormat).files;
+      if (use == CheckpointUse::kInference)
+        std::erase_if(files, [](const auto& file) { return is_optimizer_file(file.first); });
       verify_content(path, part_of(files, static_cast<size_t>(before), static_cast<size_t>(all)));
     }
   } catch (const DataError& error) {
@@ -59,32 +61,49 @@ std::string verify_part(const fs::path& path, Collectives& ranks, bool& shares) 
   return wrong;
 }
 
-}  // namespace
+// Finds a checkpoint and verifies it so.
+using FindCheckpoint = std::function<std::optional<Checkpoint>(const VerifyFiles& verify)>;
 
-std::optional<Checkpoint> checkpoint_to_resume(const fs::path& run, Collectives& ranks,
-                                               const std::function<void(const std::string&)>& warn) {
-  if (ranks.size() == 1) return newest_checkpoint(checkpoints_of(run), warn);
+// What rank 0 finds, on all ranks.
+std::optional<Checkpoint> open_together(Collectives& ranks, CheckpointUse use, const FindCheckpoint& find) {
+  if (ranks.size() == 1) return find(verify_content);
   const auto tell = [&](const fs::path& path) {
     return fs::path(broadcast_bytes(ranks, path.string(), /*root=*/0, "verify"));
   };
   bool shares = true;
-  std::optional<Checkpoint> newest;
+  std::optional<Checkpoint> found;
   if (ranks.rank() == 0) {
-    const auto verify = [&](const fs::path& path, const ManifestFiles&) {
+    found = find([&](const fs::path& path, const ManifestFiles&) {
       tell(path);
-      const std::string wrong = verify_part(path, ranks, shares);
+      const std::string wrong = verify_part(path, use, ranks, shares);
       if (!wrong.empty()) throw DataError(wrong);
-    };
-    newest = newest_checkpoint(checkpoints_of(run), warn, CheckpointUse::kTraining, verify);
+    });
     tell({});  // no more to verify
-    tell(newest ? newest->path() : fs::path());
-    return newest;
+    tell(found ? found->path() : fs::path());
+    return found;
   }
-  for (fs::path path = tell({}); !path.empty(); path = tell({})) verify_part(path, ranks, shares);
+  for (fs::path path = tell({}); !path.empty(); path = tell({})) verify_part(path, use, ranks, shares);
   const fs::path path = tell({});
-  if (path.empty()) return newest;
-  newest.emplace(path, CheckpointUse::kTraining, shares ? VerifyFiles(verify_sizes) : verify_content);
-  return newest;
+  if (path.empty()) return found;
+  found.emplace(path, use, shares ? VerifyFiles(verify_sizes) : verify_content);
+  return found;
+}
+
+}  // namespace
+
+std::optional<Checkpoint> checkpoint_to_resume(const fs::path& run, Collectives& ranks,
+                                               const std::function<void(const std::string&)>& warn) {
+  constexpr CheckpointUse kUse = CheckpointUse::kTraining;
+  return open_together(ranks, kUse, [&](const VerifyFiles& verify) {
+    return newest_checkpoint(checkpoints_of(run), warn, kUse, verify);
+  });
+}
+
+Checkpoint named_checkpoint(const fs::path& path, CheckpointUse use, Collectives& ranks,
+                            const std::function<void(const std::string&)>& warn) {
+  return *open_together(ranks, use, [&](const VerifyFiles& verify) {
+    return std::optional(open_checkpoint(path, warn, use, verify));
+  });
 }
 
 }  // namespace dtopp

@@ -14,6 +14,7 @@ namespace dtopp {
 struct StepResult {
   int64_t step = 0;                                    // counts from 1
   int64_t tokens = 0;                                  // trained on so far, this step's included
+  int64_t sample_position = 0;                         // the next sample of the global order
   double loss = 0;                                     // total, weighted
   std::vector<std::pair<std::string, double>> losses;  // unweighted, one a term
   double grad_norm = 0;                                // before clipping

@@ -57,6 +57,11 @@ void Trainer::initialise() {
   if (model_.average_decay > 0) store_.keep_average(model_.average_decay);
 }
 
+void Trainer::initialise_from(const Checkpoint& checkpoint) {
+  store_.load(checkpoint, /*moments=*/false);
+  if (model_.average_decay > 0) store_.keep_average(model_.average_decay);
+}
+
 void Trainer::restore(const Checkpoint& checkpoint) {
   store_.load(checkpoint, /*moments=*/true);
   if (model_.average_decay > 0) {
@@ -201,6 +206,7 @@ bool Trainer::step(const std::function<bool()>& stop) {
   StepResult result;
   result.step = state_.step;
   result.tokens = state_.tokens;
+  result.sample_position = state_.sample_position;
   result.lr = learning_rate(config_.optimizer, state_.step, config_.training.steps);
   result.data_seconds = sums.data_seconds;
   const StepNumbers numbers(step_shape(), sums, store_.squared_norms(), halts(sums), *world_.all);

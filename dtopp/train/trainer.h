@@ -29,7 +29,10 @@ class Trainer {
   Trainer(const RunConfig& config, Model model, TrainingData data, const at::TensorOptions& compute,
           World world = {});
 
+  // Step 0, with parameters from the seed, or a checkpoint's.
   void initialise();
+  void initialise_from(const Checkpoint& checkpoint);
+  // Where a run goes on from: CheckpointError where something is missing.
   void restore(const Checkpoint& checkpoint);
 
   // Issues the next step. false when `stop` became true between micro-batches: the step is undone (nothing

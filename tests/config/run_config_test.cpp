@@ -30,7 +30,7 @@ TEST_F(RunConfigTest, defaults_are_the_papers_main_model) {
   EXPECT_EQ(config.routing.target_experts, std::vector<double>{8.0});
   EXPECT_EQ(config.optimizer.betas, (std::vector<double>{0.9, 0.95}));
   EXPECT_EQ(config.training.steps, 95367);
-  EXPECT_EQ(config.data.train, std::vector<std::string>{"t"});
+  EXPECT_EQ(config.data.train, std::vector<DataSource>{{.path = "t"}});
 }
 
 TEST_F(RunConfigTest, impossible_values_name_the_key_and_the_bound) {
@@ -78,6 +78,27 @@ TEST_F(RunConfigTest, impossible_values_name_the_key_and_the_bound) {
       {{"optimizer.min_lr=-1"}, "optimizer.min_lr: must not be negative, is -1.0"},
       {{"optimizer.warmup_steps=-1"}, "optimizer.warmup_steps: must be at least 0, is -1"},
       {{"training.steps=100"}, "optimizer.warmup_steps: 2500 is above training.steps 100"},
+      {{"optimizer.schedule=wsd"},
+       "optimizer.decay_steps: is not set: schedule wsd needs it, the last steps, along which lr falls to "
+       "min_lr"},
+      {{"optimizer.schedule=wsd", "training.steps=3000", "optimizer.decay_steps=501"},
+       "optimizer.decay_steps: 501 is above training.steps 3000 less optimizer.warmup_steps 2500"},
+      {{"optimizer.decay_steps=-1"}, "optimizer.decay_steps: must be at least 0, is -1"},
+      {{"optimizer.schedule=wds"},
+       "optimizer.schedule: expected one of cosine, wsd, constant, linear, got 'wds'"},
+      {{"training.initialize_from=a", "training.cooldown_from=b"},
+       "training.initialize_from: a run begins with another's parameters or goes on from it "
+       "(training.cooldown_from), not both"},
+      {{"data.train=[{path: a, weight: 0}]"}, "data.train: the weight of a must be above 0, is 0.0"},
+      {{"data.train=[{path: a, weight: 1}, a/../a]"}, "data.train: names a/../a twice; give it one weight"},
+      {{"data.train=[{weight: 1}]"}, "data.train[0]: has no path"},
+      {{"data.train=[a, {path: b, wieght: 1}]"},
+       "unknown key 'data.train[1].wieght'; did you mean data.train[1].weight?"},
+      {{"data.train=[{path: a, weight: heavy}]"}, "data.train[0].weight: expected a number, got 'heavy'"},
+      {{"data.train="}, "data.train: expected a path or a list of sources, got the quoted text ''"},
+      {{"data.train=['']"}, "data.train: holds an empty path"},
+      {{"data.end_of_text=50432"},
+       "data.end_of_text: must be an id below model.vocab_size 50432, or -1 for the tokenizer's, is 50432"},
       {{"optimizer.betas=[0.9]"}, "optimizer.betas: must be two numbers, [0.9, 0.95]"},
       {{"optimizer.betas=[0.9, 1.0]"}, "optimizer.betas: must lie in [0, 1), one is 1.0"},
       {{"optimizer.betas=[-0.1, 0.9]"}, "optimizer.betas: must lie in [0, 1), one is -0.1"},
@@ -129,6 +150,8 @@ TEST_F(RunConfigTest, each_type_of_model_has_keys_of_its_own) {
   EXPECT_THAT(to_yaml(load({})), testing::Not(testing::HasSubstr("diffusion")));
   EXPECT_THAT(error({image, "loss.lm_z=0"}), testing::HasSubstr("unknown key 'loss.lm_z'"));
   EXPECT_THAT(error({image, "model.vocab_size=9"}), testing::HasSubstr("unknown key 'model.vocab_size'"));
+  EXPECT_THAT(error({image, "model.attend_across_documents=false"}), testing::HasSubstr("unknown key"));
+  EXPECT_THAT(error({image, "data.end_of_text=9"}), testing::HasSubstr("unknown key"));
   EXPECT_THAT(error({"diffusion.objective=ddpm"}), testing::HasSubstr("unknown key 'diffusion"));
 }
 
@@ -199,6 +222,22 @@ TEST_F(RunConfigTest, takes_one_target_a_layer) {
       load({"model.num_layers=3", "routing.scope=layer", "routing.target_experts=[4, 8, 12.5]"});
   EXPECT_EQ(target_of_layer(config.routing, 2), 12.5);
   EXPECT_EQ(target_of_layer(load({}).routing, 15), 8.0);
+}
+
+TEST_F(RunConfigTest, decay_steps_are_judged_for_wsd_alone) {
+  EXPECT_EQ(error({"optimizer.decay_steps=1000000"}), "no error");
+  EXPECT_EQ(error({"optimizer.schedule=wsd", "optimizer.decay_steps=92867"}), "no error");
+}
+
+TEST_F(RunConfigTest, sources_have_weights_where_one_has) {
+  EXPECT_FALSE(load({"data.train=[a, b]"}).data.is_weighted());
+  EXPECT_FALSE(load({"data.train=[{path: a}, b]"}).data.is_weighted());
+  EXPECT_EQ(load({"data.train=a"}).data.train_paths(), std::vector<std::string>{"a"});
+  const RunConfig config = load({"data.train=[{path: a b, weight: 0.7}, c]"});
+  EXPECT_EQ(config.data.train_paths(), (std::vector<std::string>{"a b", "c"}));
+  EXPECT_EQ(config.data.weights(), (std::vector<double>{0.7, 1}));
+  EXPECT_THAT(to_yaml(config), ::testing::HasSubstr("  train: [{path: \"a b\", weight: 0.7}, c]\n"));
+  EXPECT_EQ(parse_run_config(to_yaml(config), "text").data.train, config.data.train);
 }
 
 TEST_F(RunConfigTest, prints_what_it_reads) {

@@ -42,6 +42,7 @@ CASES = {
                                      "loss.router_z_on": "normalized", "loss.router_z": 0.1},
     "top_p_z_where_nothing_is_normalized": {"routing.method": "top_p", "routing.threshold": 0.6,
                                             "routing.normalization": "none", "loss.router_z_on": "normalized"},
+    "dtop_p_documents": {"model.attend_across_documents": "false", "data.end_of_text": 7},
     "dtop_p_lm_loss_alone": {"loss.lm_z": 0, "loss.load_balance": 0, "loss.dynamic": 0, "loss.router_z": 0},
 }
 
@@ -57,6 +58,10 @@ class Both:
         self.case, self.parity, self.directory = case, parity, directory
         self.checkpoint = run / "checkpoints/step-00000003"
         self.tokens = torch.from_numpy(np.random.default_rng(7).integers(0, 256, (3, 33)))
+        if "data.end_of_text" in CASES[case]:
+            # Documents that end at a window's end, one of a single token, and a window of one document alone.
+            self.tokens[0, [9, 10, 31]] = CASES[case]["data.end_of_text"]
+            self.tokens[1, [0, 20]] = CASES[case]["data.end_of_text"]
         save_file({"tokens": self.tokens}, directory / "tokens.safetensors")
 
     def logits(self, checkpoint=None):

@@ -45,7 +45,18 @@ def norm_of(model, x, gain):
     return norm(x, x.shape[-1:], weight=gain, eps=1e-5)
 
 
-def attention(model, x_BLD, weight, prefix):
+def hidden_keys(config, tokens_BL):
+    """bool [B, 1, L, L]: the tokens that each does not see: those after it and, unless tokens attend across documents, those of
+    other documents in its window."""
+    hidden = torch.ones(tokens_BL.shape[1], tokens_BL.shape[1], dtype=torch.bool).triu(1).expand(len(tokens_BL), 1, -1, -1)
+    if config["model"]["attend_across_documents"]:
+        return hidden
+    ends = (tokens_BL == config["data"]["end_of_text"]).long()
+    document = ends.cumsum(1) - ends  # the token that ends a document belongs to it
+    return hidden | (document[:, None, :, None] != document[:, None, None, :])
+
+
+def attention(model, x_BLD, weight, prefix, hidden):
     def norm(x, name):
         return norm_of(model, x, weight(prefix + name))
 
@@ -56,9 +67,7 @@ def attention(model, x_BLD, weight, prefix):
     k = heads(norm(x_BLD @ weight(prefix + "k_proj.weight").T, "k_norm.weight"))
     v = heads(x_BLD @ weight(prefix + "v_proj.weight").T)
     scores = rope(q) @ rope(k).transpose(-1, -2) / math.sqrt(q.shape[-1])
-    length = x_BLD.shape[1]
-    future = torch.ones(length, length, dtype=torch.bool).triu(1)
-    mixed = scores.masked_fill(future, -math.inf).softmax(-1) @ v
+    mixed = scores.masked_fill(hidden, -math.inf).softmax(-1) @ v
     return mixed.transpose(1, 2).flatten(-2) @ weight(prefix + "o_proj.weight").T
 
 
@@ -126,10 +135,10 @@ def forward(config, parameters, tokens_BL, thresholds, compute=None):
         return norm_of(model, x, weight(name))
 
     x = weight("model.embed_tokens.weight")[tokens_BL]
-    layers = []
+    layers, hidden = [], hidden_keys(config, tokens_BL)
     for n in range(model["num_layers"]):
         prefix = f"model.layers.{n}."
-        x = x + attention(model, norm(x, prefix + "input_layernorm.weight"), weight, prefix + "self_attn.")
+        x = x + attention(model, norm(x, prefix + "input_layernorm.weight"), weight, prefix + "self_attn.", hidden)
         h = norm(x, prefix + "post_attention_layernorm.weight")
         if model["num_experts"] == 1:
             x = x + swiglu(h, weight(prefix + "mlp.gate_up_proj.weight"), weight(prefix + "mlp.down_proj.weight"))

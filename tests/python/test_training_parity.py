@@ -21,6 +21,7 @@ CASES = {
     "dtop_p_rms": {"model.norm": "rms"},
     "dtop_p_layer": {"routing.scope": "layer", "routing.target_experts": "[2, 5]", "optimizer.grad_clip": 0.3},
     "dtop_p_z_of_normalized_logits": {"loss.router_z_on": "normalized", "loss.router_z": 0.1},
+    "dtop_p_documents": {"model.attend_across_documents": "false", "data.end_of_text": 7},
     "dtop_p_whole_batch": {"loss.batch_statistics": "global", "loss.load_balance": 0.1},
 }
 REPORTED = {"total": "train/loss"} | {name: f"train/{name}_loss" for name in reference_model.LOSSES} | {

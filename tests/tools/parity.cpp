@@ -31,8 +31,9 @@ void run(char** argv) {
   ParameterStore store(language_model_parameters(config.model, config.routing),
                        at::device(device).dtype(type));
   store.load(checkpoint, /*moments=*/false);
-  const LanguageModel model = bind_language_model(
-      config.model, config.routing, [&](const std::string& name) { return store.compute(name); });
+  LanguageModel model = bind_language_model(config.model, config.routing,
+                                            [&](const std::string& name) { return store.compute(name); });
+  if (config.data.end_of_text >= 0) model.end_of_text = config.data.end_of_text;
   const int64_t routed_layers = make_model(config).num_routed_layers;
   ThresholdController controller(config.routing, config.model.num_experts, routed_layers, device);
   if (routed_layers > 0) controller.restore(checkpoint.state().threshold, checkpoint.state().error_sum);

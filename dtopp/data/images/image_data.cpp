@@ -113,6 +113,11 @@ ImageData::ImageData(ImageData&&) noexcept = default;
 ImageData::~ImageData() = default;
 
 uint64_t ImageData::size() const { return impl_->first_image.back(); }
+std::vector<uint64_t> ImageData::folder_sizes() const {
+  std::vector<uint64_t> sizes;
+  for (const ImageFolder& folder : impl_->folders) sizes.push_back(folder.facts->images);
+  return sizes;
+}
 const ImageLayout& ImageData::layout() const { return impl_->layout; }
 const std::string& ImageData::content_hash() const { return impl_->content_hash; }
 

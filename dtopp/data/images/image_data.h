@@ -37,7 +37,8 @@ class ImageData {
   ImageData(ImageData&&) noexcept;
   ~ImageData();
 
-  uint64_t size() const;  // samples
+  uint64_t size() const;                       // samples
+  std::vector<uint64_t> folder_sizes() const;  // of each folder
   const ImageLayout& layout() const;
   // Of all folders' contents, wherever they lie.
   const std::string& content_hash() const;

@@ -44,7 +44,8 @@ std::string format_layers(const std::vector<double>& experts) {
 TrainingData open_evaluation_images(const Checkpoint& checkpoint, const RunConfig& config,
                                     const std::filesystem::path& folder) {
   RunConfig with_images = config;
-  with_images.data.train = with_images.data.validation = {folder.string()};
+  with_images.data.validation = {folder.string()};
+  with_images.data.train = {{.path = folder.string()}};
   TrainingData data = make_model(with_images).open_data(Verify::kChanged);
   require_alike(load_image_layout(checkpoint), checkpoint.path().string(),
                 parse_image_layout(data.images_json, folder.string()), folder.string());

@@ -56,8 +56,8 @@ Drawing training_grids(const RunConfig& config) {
       config.model.text_length > 0)
     return {};
   // The run compares their contents when it opens them to train.
-  const ImageLayout layout =
-      ImageData::open({config.data.train.begin(), config.data.train.end()}, Verify::kSizes).layout();
+  const std::vector<std::string> folders = config.data.train_paths();
+  const ImageLayout layout = ImageData::open({folders.begin(), folders.end()}, Verify::kSizes).layout();
   if (layout.is_latent) return {};
   return {config.diffusion.samples_every, [config, layout](int64_t step, const ParameterLookup& parameter,
                                                            const RoutingInputs& routing, bool writes) {

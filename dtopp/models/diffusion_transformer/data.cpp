@@ -1,11 +1,13 @@
 #include <algorithm>
 #include <memory>
+#include <numeric>
 
 #include "dtopp/base/errors.h"
 #include "dtopp/data/images/image_data.h"
 #include "dtopp/data/images/image_layout_json.h"
 #include "dtopp/models/diffusion_transformer/diffusion_transformer.h"
 #include "dtopp/models/diffusion_transformer/image_batches.h"
+#include "dtopp/models/mixed_sources.h"
 
 namespace dtopp {
 namespace {
@@ -95,18 +97,31 @@ std::shared_ptr<const ImageData> open_images(const std::vector<std::string>& pat
   return data;
 }
 
+// Samples by the weights of their folders, which lie end to end.
+std::function<uint64_t(uint64_t)> weighted_order(const RunConfig& config, const ImageData& images,
+                                                 TrainingData& data) {
+  std::vector<uint64_t> sizes = images.folder_sizes(), first(sizes.size());
+  std::exclusive_scan(sizes.begin(), sizes.end(), first.begin(), uint64_t{0});
+  return [order = mixed_order_of(config, std::move(sizes), data), first](uint64_t position) {
+    const MixedOrder::Place place = (*order)(position);
+    return first[place.source] + place.index;
+  };
+}
+
 }  // namespace
 
 TrainingData diffusion_transformer_data(const RunConfig& config, Verify verify) {
   TrainingData data;
-  const auto train = open_images(config.data.train, config.model, verify);
+  const std::vector<std::string> folders = config.data.train_paths();
+  const auto train = open_images(folders, config.model, verify);
   data.images_json = format_image_layout(train->layout());
-  data.content_hashes.emplace_back(joined(config.data.train), train->content_hash());
-  data.training_batch = training_images(config, reader_of(train, config.model));
+  data.content_hashes.emplace_back(joined(folders), train->content_hash());
+  ImageReader reader = reader_of(train, config.model);
+  if (config.data.is_weighted()) reader.order = weighted_order(config, *train, data);
+  data.training_batch = training_images(config, std::move(reader));
   if (config.data.validation.empty()) return data;
   const auto validation = open_images(config.data.validation, config.model, verify);
-  require_alike(train->layout(), joined(config.data.train), validation->layout(),
-                joined(config.data.validation));
+  require_alike(train->layout(), joined(folders), validation->layout(), joined(config.data.validation));
   data.content_hashes.emplace_back(joined(config.data.validation), validation->content_hash());
   data.validation_samples = validation->size();
   data.validation_batch = validation_images(config, reader_of(validation, config.model));

@@ -21,9 +21,9 @@ struct Draw {
 
 class TrainingDraws {
  public:
-  TrainingDraws(const RunConfig& config, uint64_t samples)
+  TrainingDraws(const RunConfig& config, const ImageReader& source)
       : config_(config.diffusion),
-        order_(samples, seed_of(config)),
+        order_(source.order ? source.order : ImageOrder(source.samples, seed_of(config))),
         flip_(seed_of(config), "image flip"),
         timestep_(seed_of(config), "timestep"),
         dropped_(seed_of(config), "dropped condition"),
@@ -40,7 +40,7 @@ class TrainingDraws {
 
  private:
   DiffusionConfig config_;
-  ImageOrder order_;
+  std::function<uint64_t(uint64_t)> order_;
   RandomStream flip_, timestep_, dropped_, noise_;
 };
 
@@ -131,7 +131,7 @@ Batch read_batch(const ModelConfig& model, const ImageReader& source, const Draw
 }  // namespace
 
 std::function<Batch(uint64_t, int64_t)> training_images(const RunConfig& config, ImageReader source) {
-  return [model = config.model, draws = TrainingDraws(config, source.samples), source = std::move(source)](
+  return [model = config.model, draws = TrainingDraws(config, source), source = std::move(source)](
              uint64_t position, int64_t count) {
     return read_batch(model, source, draws, position, count, nullptr);
   };

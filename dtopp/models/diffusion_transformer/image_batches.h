@@ -25,6 +25,8 @@ struct ImageReader {
   uint64_t samples = 0;
   // Sample `index` as it lies in the data; mirrored left to right where `flip`. Called by several threads.
   std::function<TrainingImage(uint64_t index, bool flip)> read;
+  // The sample at a position of the training order; none: ImageOrder's.
+  std::function<uint64_t(uint64_t position)> order{};
 };
 
 // Batches hold "x0" and "noise", f32 [B, C, H, W]; "t", f32 [B]; with model.num_classes "class", int64 [B],

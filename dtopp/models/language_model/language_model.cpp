@@ -1,14 +1,19 @@
 #include "dtopp/models/language_model/language_model.h"
 
 #include <memory>
+#include <stdexcept>
 #include <unordered_map>
 
 #include "dtopp/models/batch.h"
+#include "dtopp/models/language_model/documents.h"
 #include "dtopp/ops/attention.h"
+#include "dtopp/ops/document_attention.h"
+#include "dtopp/ops/host_copy.h"
 #include "dtopp/ops/linear.h"
 #include "dtopp/ops/linear_cross_entropy.h"
 
 namespace dtopp {
+
 LanguageModelBlock LanguageModel::block(int64_t layer) const {
   const auto get = [&](const std::string& name) {
     return parameter("model.layers." + std::to_string(layer) + "." + name);
@@ -32,7 +37,7 @@ LanguageModel bind_language_model(const ModelConfig& model, const RoutingConfig&
   auto tensors = std::make_shared<std::unordered_map<std::string, at::Tensor>>();
   for (const ParameterSpec& spec : language_model_parameters(model, routing))
     tensors->emplace(spec.name, parameter(spec.name));
-  return {model, routing, [tensors](const std::string& name) { return tensors->at(name); }};
+  return {model, routing, [tensors](const std::string& name) { return tensors->at(name); }, {}};
 }
 
 HiddenStates hidden_states(const LanguageModel& model, const at::Tensor& tokens_T,
@@ -54,11 +59,25 @@ HiddenStates hidden_states(const LanguageModel& model, const at::Tensor& tokens_
   return states;
 }
 
+namespace {
+
+// Undefined where tokens see across documents.
+at::Tensor offsets_of(const LanguageModel& model, const at::Tensor& tokens_BL, const at::Tensor& documents) {
+  if (model.config.attend_across_documents || documents.defined()) return documents;
+  if (!model.end_of_text)
+    throw std::invalid_argument("hidden_states: nobody says where the tokens' documents end");
+  return to_device(document_offsets(tokens_BL.cpu(), *model.end_of_text), tokens_BL.device());
+}
+
+}  // namespace
+
 HiddenStates hidden_states(const LanguageModel& model, const at::Tensor& tokens_BL,
-                           const RoutingInputs& inputs) {
+                           const RoutingInputs& inputs, const at::Tensor& documents) {
   const int64_t B = tokens_BL.size(0), L = tokens_BL.size(1);
   const at::Tensor positions_T = at::arange(L, tokens_BL.options()).repeat({B});
+  const at::Tensor offsets = offsets_of(model, tokens_BL, documents);
   const auto attend = [&](size_t /*layer*/, const Heads& heads) {
+    if (offsets.defined()) return document_attention(heads.q_THK, heads.k_THK, heads.v_THK, offsets, L);
     const auto split = [&](const at::Tensor& x_THK) {
       return x_THK.view({B, L, x_THK.size(1), x_THK.size(2)}).transpose(1, 2);
     };
@@ -69,11 +88,12 @@ HiddenStates hidden_states(const LanguageModel& model, const at::Tensor& tokens_
 }
 
 BatchLosses language_model_losses(const LanguageModel& model, const at::Tensor& windows,
-                                  const RoutingInputs& inputs, const LossConfig& weights) {
+                                  const RoutingInputs& inputs, const LossConfig& weights,
+                                  const at::Tensor& documents) {
   const int64_t length = windows.size(1) - 1;
   RoutingInputs routing = inputs;
   routing.router.router_z_on = weights.router_z_on;
-  const HiddenStates states = hidden_states(model, windows.narrow(1, 0, length), routing);
+  const HiddenStates states = hidden_states(model, windows.narrow(1, 0, length), routing, documents);
   const at::Tensor targets_T = windows.narrow(1, 1, length).reshape({-1});
   const CrossEntropy lm = linear_cross_entropy(states.x_TD, model.head_VD(), targets_T, weights.lm_z);
 
@@ -91,9 +111,11 @@ Model make_language_model(const RunConfig& config) {
   model.tokens_per_sample = config.model.sequence_length;
   model.validation_loss = "lm_loss";
   model.bind = [config](const ParameterLookup& parameter) {
-    return [model = LanguageModel{config.model, config.routing, parameter}, weights = config.loss](
+    return [model = LanguageModel{config.model, config.routing, parameter, {}}, weights = config.loss](
                const Batch& batch, const RoutingInputs& inputs) {
-      return language_model_losses(model, batch.tensor("tokens"), inputs, weights);
+      const at::Tensor documents =
+          model.config.attend_across_documents ? at::Tensor() : batch.tensor("documents");
+      return language_model_losses(model, batch.tensor("tokens"), inputs, weights, documents);
     };
   };
   model.costs = [config](const CostInputs& inputs) { return language_model_costs(config.model, inputs); };

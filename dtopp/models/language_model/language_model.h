@@ -6,6 +6,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "dtopp/config/model_config.h"
@@ -30,6 +31,8 @@ struct LanguageModel {
   ModelConfig config;
   RoutingConfig routing;
   ParameterLookup parameter;
+  // What ends a document, for model.attend_across_documents: false where nobody says where documents are.
+  std::optional<int64_t> end_of_text{};
 
   at::Tensor embed_VD() const { return parameter("model.embed_tokens.weight"); }
   LanguageModelBlock block(int64_t layer) const;
@@ -55,18 +58,23 @@ using Attend = std::function<at::Tensor(size_t layer, const Heads& heads)>;
 HiddenStates hidden_states(const LanguageModel& model, const at::Tensor& tokens_T,
                            const at::Tensor& positions_T, const RoutingInputs& inputs, const Attend& attend);
 
-// Sequences of equal length, each token seeing itself and those before it. tokens_BL int64.
+// Sequences of equal length, each token seeing itself and those before it, with
+// model.attend_across_documents: false those of its document. tokens_BL int64. documents: then
+// document_offsets of them (documents.h), on their device; undefined: found by model.end_of_text, for which
+// the host waits for the device.
 HiddenStates hidden_states(const LanguageModel& model, const at::Tensor& tokens_BL,
-                           const RoutingInputs& inputs);
+                           const RoutingInputs& inputs, const at::Tensor& documents = {});
 
-// windows int64 [B, L + 1]: each predicts its tokens 1 … L. Values: "lm_loss", "lm_z_loss", and for MoE those
-// of add_router_losses.
+// windows int64 [B, L + 1]: each predicts its tokens 1 … L; documents: as above, of tokens 0 … L - 1. Values:
+// "lm_loss", "lm_z_loss", and for MoE those of add_router_losses.
 BatchLosses language_model_losses(const LanguageModel& model, const at::Tensor& windows,
-                                  const RoutingInputs& inputs, const LossConfig& weights);
+                                  const RoutingInputs& inputs, const LossConfig& weights,
+                                  const at::Tensor& documents = {});
 
 StepCosts language_model_costs(const ModelConfig& model, const CostInputs& inputs);
 
-// Batches hold "tokens", int64 [B, sequence_length + 1]: windows of the token files.
+// Batches hold "tokens", int64 [B, sequence_length + 1]: windows of the token files; and with
+// model.attend_across_documents: false "documents", document_offsets of all but their last tokens.
 TrainingData language_model_data(const RunConfig& config, Verify verify);
 
 // All of the above as one record.

@@ -25,7 +25,8 @@ at::Tensor attend(const at::Tensor& q_LHK, const at::Tensor& k_LHK, const at::Te
 // Attention of every segment over what it continues and itself.
 class SegmentAttention {
  public:
-  explicit SegmentAttention(std::span<const Segment> segments) : segments_(segments) {
+  SegmentAttention(const LanguageModel& model, const at::Tensor& tokens_T, std::span<const Segment> segments)
+      : segments_(segments) {
     int64_t begin = 0;
     for (size_t i = 0; i < segments.size(); ++i) {
       const Segment& segment = segments[i];
@@ -36,18 +37,14 @@ class SegmentAttention {
       begin += segment.length;
     }
     begin_.push_back(begin);
+    if (tokens_T.dim() != 1 || tokens_T.size(0) != begin)
+      throw std::invalid_argument("segments of " + std::to_string(begin) + " tokens for " +
+                                  std::to_string(tokens_T.numel()));
+    set_positions(tokens_T.device());
+    if (!model.config.attend_across_documents) find_documents(model, tokens_T.cpu());
   }
 
-  int64_t num_tokens() const { return begin_.back(); }
-
-  at::Tensor positions() const {
-    at::Tensor positions_T = at::empty({num_tokens()}, at::kLong);
-    auto* position = positions_T.mutable_data_ptr<int64_t>();
-    for (size_t i = 0; i < segments_.size(); ++i) {
-      std::iota(position + begin_[i], position + begin_[i + 1], prefix_length(segments_[i]));
-    }
-    return positions_T;
-  }
+  const at::Tensor& positions_T() const { return positions_T_; }
 
   at::Tensor operator()(size_t layer, const Heads& heads) {
     at::Tensor mixed_THK = at::empty_like(heads.q_THK);
@@ -64,12 +61,56 @@ class SegmentAttention {
   }
 
   void extend_caches() const {
-    for (const Segment& segment : segments_) {
-      if (segment.cache != nullptr) segment.cache->length_ += segment.length;
+    for (size_t i = 0; i < segments_.size(); ++i) {
+      KeyValueCache* const cache = segments_[i].cache;
+      if (cache == nullptr) continue;
+      cache->length_ += segments_[i].length;
+      if (!document_begin_.empty()) cache->document_begin_ = document_begin_[i];
     }
   }
 
  private:
+  void set_positions(const at::Device& device) {
+    const at::Tensor positions_T = at::empty({begin_.back()}, at::kLong);
+    auto* position = positions_T.mutable_data_ptr<int64_t>();
+    for (size_t i = 0; i < segments_.size(); ++i) {
+      std::iota(position + begin_[i], position + begin_[i + 1], prefix_length(segments_[i]));
+    }
+    positions_T_ = to_device(positions_T, device);
+  }
+
+  // Where each token's document begins. Positions count what a segment continues.
+  void find_documents(const LanguageModel& model, const at::Tensor& tokens_T) {
+    if (!model.end_of_text)
+      throw std::invalid_argument("segment_states: nobody says where the tokens' documents end");
+    const at::Tensor first_seen_T = at::empty_like(tokens_T);
+    const auto* token = tokens_T.const_data_ptr<int64_t>();
+    auto* first_seen = first_seen_T.mutable_data_ptr<int64_t>();
+    for (size_t i = 0; i < segments_.size(); ++i) {
+      const Segment& segment = segments_[i];
+      int64_t begin = 0;
+      if (segment.parent != kNoParent) begin = document_begin_[segment.parent];
+      if (segment.cache != nullptr) begin = segment.cache->document_begin_;
+      int64_t position = prefix_length(segment);
+      for (int64_t t = begin_[i]; t < begin_[i + 1]; ++t) {
+        first_seen[t] = begin;
+        ++position;
+        if (token[t] == *model.end_of_text) begin = position;
+      }
+      document_begin_.push_back(begin);
+    }
+    if (first_seen_T.any().item<bool>()) first_seen_T_ = to_device(first_seen_T, positions_T_.device());
+  }
+
+  // The mask of tokens from `begin` on, over `before` tokens and their own, less what is of other documents.
+  at::Tensor in_document(const at::Tensor& mask, int64_t begin, int64_t before) const {
+    if (!first_seen_T_.defined()) return mask;
+    const at::Tensor own = positions_T_.narrow(0, begin, mask.size(0));
+    const at::Tensor keys = at::cat({at::arange(before, own.options()), own});
+    const at::Tensor first_seen = first_seen_T_.narrow(0, begin, mask.size(0));
+    return mask.logical_and(keys.unsqueeze(0).ge(first_seen.unsqueeze(1)));
+  }
+
   bool has_prefix(int64_t index) const {
     return segments_[index].cache != nullptr || segments_[index].parent != kNoParent;
   }
@@ -89,18 +130,22 @@ class SegmentAttention {
       const int64_t begin = begin_[segment.parent], length = segments_[segment.parent].length;
       const at::Tensor k = at::cat({all.k_THK.narrow(0, begin, length), own.k_THK});
       const at::Tensor v = at::cat({all.v_THK.narrow(0, begin, length), own.v_THK});
-      return attend(own.q_THK, k, v, sibling_mask(first, last, own.q_THK.options()), false);
+      const at::Tensor mask = sibling_mask(first, last, own.q_THK.options());
+      return attend(own.q_THK, k, v, in_document(mask, begin_[first], length), false);
     }
-    if (segment.cache == nullptr || segment.cache->length() == 0) {
-      if (segment.cache != nullptr) append(*segment.cache, layer, own);
-      return attend(own.q_THK, own.k_THK, own.v_THK, std::nullopt, true);
+    if (segment.cache != nullptr) append(*segment.cache, layer, own);
+    const int64_t before = prefix_length(segment), total = before + segment.length;
+    const auto seen = [&] {
+      const at::Tensor before_it =
+          at::ones({segment.length, total}, own.q_THK.options().dtype(at::kBool)).tril(before);
+      return in_document(before_it, begin_[first], before);
+    };
+    if (before == 0) {
+      if (!first_seen_T_.defined()) return attend(own.q_THK, own.k_THK, own.v_THK, std::nullopt, true);
+      return attend(own.q_THK, own.k_THK, own.v_THK, seen(), false);
     }
-    append(*segment.cache, layer, own);
-    const int64_t before = segment.cache->length(), total = before + segment.length;
     std::optional<at::Tensor> mask;
-    if (segment.length > 1) {
-      mask = at::ones({segment.length, total}, own.q_THK.options().dtype(at::kBool)).tril(before);
-    }
+    if (segment.length > 1 || first_seen_T_.defined()) mask = seen();
     return attend(own.q_THK, segment.cache->k_LHK_[layer].narrow(0, 0, total),
                   segment.cache->v_LHK_[layer].narrow(0, 0, total), mask, false);
   }
@@ -138,17 +183,17 @@ class SegmentAttention {
 
   std::span<const Segment> segments_;
   std::vector<int64_t> begin_;
+  at::Tensor positions_T_;
+  std::vector<int64_t> document_begin_;  // of each segment: of the document its next token would belong to
+  at::Tensor first_seen_T_;  // the position where each token's document begins; undefined: all at 0
 };
 
 HiddenStates segment_states(const LanguageModel& model, const at::Tensor& tokens_T,
                             std::span<const Segment> segments, const RoutingInputs& inputs) {
   const at::NoGradGuard no_grad;
-  SegmentAttention attention(segments);
-  if (tokens_T.dim() != 1 || tokens_T.size(0) != attention.num_tokens())
-    throw std::invalid_argument("segments of " + std::to_string(attention.num_tokens()) + " tokens for " +
-                                std::to_string(tokens_T.numel()));
+  SegmentAttention attention(model, tokens_T, segments);
   HiddenStates states =
-      hidden_states(model, tokens_T, to_device(attention.positions(), tokens_T.device()), inputs,
+      hidden_states(model, tokens_T, attention.positions_T(), inputs,
                     [&](size_t layer, const Heads& heads) { return attention(layer, heads); });
   attention.extend_caches();
   return states;

@@ -1,6 +1,7 @@
 // The model over sequences of different lengths side by side, none padded: everything but attention works on
-// their tokens as one list. A segment continues a cache (generation) or an earlier segment (the choices of a
-// question continue its context, which is computed once).
+// their tokens as one list. With model.attend_across_documents: false, a token sees its own document in what
+// its segment continues and in the segment. A segment continues a cache (generation) or an earlier segment
+// (the choices of a question continue its context, which is computed once).
 #pragma once
 
 #include <span>
@@ -22,6 +23,7 @@ class KeyValueCache {
 
   std::vector<at::Tensor> k_LHK_, v_LHK_;  // with room for more; undefined while empty
   int64_t length_ = 0;
+  int64_t document_begin_ = 0;  // of the document that the next token belongs to
 };
 
 inline constexpr int64_t kNoParent = -1;

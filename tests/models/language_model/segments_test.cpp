@@ -1,5 +1,6 @@
 #include "dtopp/models/language_model/segments.h"
 
+#include <array>
 #include <numeric>
 #include <stdexcept>
 #include <unordered_map>
@@ -11,8 +12,13 @@
 namespace dtopp {
 namespace {
 
-// Two layers, three of eight experts or none.
-class Segments : public testing::TestWithParam<bool> {
+enum class Kind { kDense, kExperts, kDocuments };
+
+constexpr int64_t kEndOfText = 7;
+
+// Two layers, three of eight experts or none; or documents that do not see each other, which end within what
+// the tests continue, at its end, and right after each other.
+class Segments : public testing::TestWithParam<Kind> {
  protected:
   Segments() {
     ModelConfig config;
@@ -20,7 +26,8 @@ class Segments : public testing::TestWithParam<bool> {
     config.num_layers = 2;
     config.num_heads = 2;
     config.ffn_hidden_size = 8;
-    config.num_experts = GetParam() ? 1 : 8;
+    config.num_experts = GetParam() == Kind::kDense ? 1 : 8;
+    config.attend_across_documents = GetParam() != Kind::kDocuments;
     config.vocab_size = 64;
     config.init_std = 0.5;
     std::unordered_map<std::string, at::Tensor> parameters;
@@ -32,7 +39,9 @@ class Segments : public testing::TestWithParam<bool> {
     model_ =
         bind_language_model(config, routing_, [&](const std::string& name) { return parameters.at(name); });
     inputs_.threshold.assign(2, at::scalar_tensor(0.5, at::kDouble));
-    tokens_ = at::randint(0, 64, {40}, at::kLong);
+    tokens_ = at::randint(kEndOfText + 1, 64, {40}, at::kLong);
+    model_.end_of_text = kEndOfText;
+    for (const int64_t end : {4, 8, 12, 13, 14, 30}) tokens_[end].fill_(kEndOfText);
   }
 
   // The states of tokens [begin, end) as a sequence of its own.
@@ -104,8 +113,13 @@ TEST_P(Segments, that_do_not_fit_together_are_refused) {
                std::invalid_argument);
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, Segments, testing::Bool(),
-                         [](const auto& info) { return info.param ? "dense" : "experts"; });
+std::string name_of(const testing::TestParamInfo<Kind>& info) {
+  const std::array names = {"dense", "experts", "documents"};
+  return names.at(static_cast<size_t>(info.param));
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, Segments, testing::Values(Kind::kDense, Kind::kExperts, Kind::kDocuments),
+                         name_of);
 
 }  // namespace
 }  // namespace dtopp

@@ -1,0 +1,52 @@
+// The `optimizer` section: AdamW and its learning rate.
+#pragma once
+
+#include <array>
+#include <concepts>
+#include <cstdint>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace dtopp {
+
+enum class Schedule { kCosine, kWsd, kConstant, kLinear };  // of the learning rate (train/schedule.h)
+
+constexpr auto enum_names(Schedule) {
+  return std::array<std::pair<Schedule, std::string_view>, 4>{{{Schedule::kCosine, "cosine"},
+                                                               {Schedule::kWsd, "wsd"},
+                                                               {Schedule::kConstant, "constant"},
+                                                               {Schedule::kLinear, "linear"}}};
+}
+
+struct OptimizerConfig {
+  double lr = 3.0e-3;
+  double min_lr = 3.0e-5;
+  Schedule schedule = Schedule::kCosine;
+  int64_t warmup_steps = 2500;
+  int64_t decay_steps = 0;  // wsd: the last steps, along which lr falls to min_lr
+  std::vector<double> betas = {0.9, 0.95};
+  double eps = 1.0e-8;
+  double weight_decay = 3.3e-2;
+  double grad_clip = 1.0;  // global norm; 0: off
+};
+
+template <class Config, class Visitor>
+requires std::same_as<std::remove_const_t<Config>, OptimizerConfig>
+void visit_fields(Config& config, Visitor&& field) {
+  field("lr", config.lr);
+  field("min_lr", config.min_lr);
+  field("schedule", config.schedule);
+  field("warmup_steps", config.warmup_steps);
+  field("decay_steps", config.decay_steps);
+  field("betas", config.betas);
+  field("eps", config.eps);
+  field("weight_decay", config.weight_decay);
+  field("grad_clip", config.grad_clip);
+}
+
+// Throws InvalidValue (config/config.h). steps: training.steps.
+void validate(const OptimizerConfig& config, int64_t steps);
+
+}  // namespace dtopp

@@ -1,0 +1,12 @@
+// Bounds that values of several sections have to keep. InvalidValue, which names the key.
+#pragma once
+
+#include <cstdint>
+
+namespace dtopp {
+
+void require_at_least(const char* key, int64_t least, int64_t value);
+void require_between(const char* key, int64_t least, int64_t most, int64_t value);
+void require_not_negative(const char* key, double value);
+
+}  // namespace dtopp

@@ -1,0 +1,106 @@
+#include "dtopp/train/run_beginning.h"
+
+#include <map>
+
+#include "dtopp/base/errors.h"
+#include "dtopp/config/config.h"
+#include "dtopp/train/run_resuming.h"
+#include "dtopp/train/schedule.h"
+
+namespace dtopp {
+namespace {
+
+using Say = std::function<void(const std::string&)>;
+
+std::map<std::string, std::vector<int64_t>> shapes_of(const std::vector<ParameterSpec>& specs) {
+  std::map<std::string, std::vector<int64_t>> shapes;
+  for (const ParameterSpec& spec : specs) shapes.emplace(spec.name, spec.shape);
+  return shapes;
+}
+
+std::string describe(const std::map<std::string, std::vector<int64_t>>& shapes, const std::string& name) {
+  const auto found = shapes.find(name);
+  return found == shapes.end() ? "none" : c10::str(at::IntArrayRef(found->second));
+}
+
+void require_same_tensors(const Checkpoint& checkpoint, const std::vector<ParameterSpec>& specs) {
+  const auto there = shapes_of(make_model(checkpoint.config()).parameters), here = shapes_of(specs);
+  if (there == here) return;
+  for (const auto* shapes : {&here, &there}) {
+    for (const auto& [name, shape] : *shapes) {
+      if (describe(here, name) != describe(there, name))
+        throw UsageError("training.initialize_from: " + checkpoint.path().string() +
+                         " is of another model: " + name + " is " + describe(there, name) + " there and " +
+                         describe(here, name) + " here; take a checkpoint of a model of this shape");
+    }
+  }
+}
+
+// What may be another in the run that a cool-down goes on from.
+bool may_change(const std::string& key) {
+  return !affects_result(key) || key.starts_with("optimizer.") || key.starts_with("data.") ||
+         key == "training.steps" || key == "training.initialize_from" || key == "training.cooldown_from";
+}
+
+void require_same_run(const Checkpoint& checkpoint, const RunConfig& there, const RunConfig& here) {
+  std::string keys;
+  for (const std::string& key : differing_keys(here, there)) {
+    if (!may_change(key)) keys += (keys.empty() ? "" : ", ") + key;
+  }
+  const std::string what = "training.cooldown_from: " + checkpoint.path().string();
+  if (!keys.empty())
+    throw UsageError(what + " is of another configuration (different: " + keys +
+                     "): take over what it was trained with");
+  if (checkpoint.state().step >= here.training.steps)
+    throw UsageError(what + " has made " + std::to_string(checkpoint.state().step) +
+                     " steps, training.steps " + std::to_string(here.training.steps) +
+                     " leaves none: raise it");
+}
+
+void warn_of_other_past(const Checkpoint& checkpoint, const RunConfig& there, const RunConfig& here,
+                        const Say& say) {
+  const int64_t step = checkpoint.state().step;
+  const auto rate = [&](const RunConfig& config) {
+    return learning_rate(config.optimizer, step, config.training.steps);
+  };
+  if (rate(there) != rate(here))
+    say("warning: step " + std::to_string(step) + " had a learning rate of " +
+        config_detail::print_value(rate(there)) + ", by this schedule it is " +
+        config_detail::print_value(rate(here)) + ": they do not join");
+}
+
+void cool_down(Trainer& trainer, const RunConfig& config, const Checkpoint& checkpoint, const Say& say) {
+  const RunConfig there = checkpoint.config();
+  require_same_run(checkpoint, there, config);
+  warn_of_other_past(checkpoint, there, config, say);
+  trainer.restore(checkpoint);
+  say("going on from " + checkpoint.path().string());
+}
+
+}  // namespace
+
+std::optional<std::filesystem::path> begin_or_resume(Trainer& trainer, const RunConfig& config,
+                                                     const Say& say) {
+  const Say warn = [&](const std::string& text) { say("warning: " + text); };
+  if (const auto own = checkpoint_to_resume(config.output, trainer.ranks(), warn)) {
+    trainer.restore(*own);
+    say("resuming from " + own->path().string());
+    return own->path();
+  }
+  const TrainingConfig& training = config.training;
+  if (!training.cooldown_from.empty()) {
+    cool_down(trainer, config,
+              named_checkpoint(training.cooldown_from, CheckpointUse::kTraining, trainer.ranks(), warn), say);
+  } else if (!training.initialize_from.empty()) {
+    const Checkpoint checkpoint =
+        named_checkpoint(training.initialize_from, CheckpointUse::kInference, trainer.ranks(), warn);
+    require_same_tensors(checkpoint, trainer.parameters().specs());
+    trainer.initialise_from(checkpoint);
+    say("beginning with the parameters of " + checkpoint.path().string());
+  } else {
+    trainer.initialise();
+  }
+  return std::nullopt;
+}
+
+}  // namespace dtopp

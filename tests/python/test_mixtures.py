@@ -1,0 +1,111 @@
+"""Sources with weights: their shares and epochs in the metrics, the same bits after a stop and on several processes."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import tiny_diffusion_run
+import tiny_run
+
+pytestmark = pytest.mark.skipif(not tiny_run.BINARY.exists(), reason=f"{tiny_run.BINARY} is not built")
+
+WINDOW = 32
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("mixture")
+    for folder, samples, first in (("web", 20, 0), ("code", 5, 64), ("books", 200, 128)):
+        (directory / folder).mkdir()
+        ids = first + np.random.default_rng(first).integers(0, 64, samples * WINDOW + 1)
+        ids.astype("<u2").tofile(directory / folder / "train.npy")
+    return tiny_run.trained(directory, *overrides(directory))
+
+
+def overrides(directory):
+    sources = ", ".join(f"{{path: {directory}/{name}/train.npy, weight: {weight}}}"
+                        for name, weight in (("web", 6), ("code", 3), ("books", 1)))
+    return [f"data.train=[{sources}]", "training.micro_batch_size=1"]
+
+
+def test_shares_and_epochs_are_reported(reference):
+    lines = [line for line in tiny_run.metrics(reference / "run") if "train/loss" in line]
+    for line in lines:
+        samples = 4 * line["step"]
+        for name, weight, size in (("web_train", 0.6, 20), ("code_train", 0.3, 5), ("books_train", 0.1, 200)):
+            share = line[f"data/{name}/share"]
+            assert abs(share * samples - weight * samples) <= 1
+            assert line[f"data/{name}/epoch"] == pytest.approx(share * samples / size, rel=1e-12)
+    assert not any(key.startswith("data/") for key in tiny_run.metrics(reference / "run")[0])
+
+
+def test_a_stopped_run_goes_on_to_the_bit(reference, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(reference / "run", run)
+    shutil.rmtree(run / "checkpoints/step-00000012")
+    shutil.rmtree(run / "checkpoints/step-00000008")
+    done = tiny_run.dtopp("train", reference / "run.yaml", *overrides(reference), f"output={run}")
+    assert done.returncode == 0 and "step-00000004" in done.stderr
+    assert tiny_run.state(run, 12) == tiny_run.state(reference / "run", 12)
+    assert tiny_run.timeless(tiny_run.metrics(run)) == tiny_run.timeless(tiny_run.metrics(reference / "run"))
+
+
+def test_processes_give_the_same_bits(reference, tmp_path):
+    done = tiny_run.dtopp("train", reference / "run.yaml", *overrides(reference), f"output={tmp_path}/run", "--processes", 4)
+    assert done.returncode == 0, done.stderr
+    assert tiny_run.state(tmp_path / "run", 12) == tiny_run.state(reference / "run", 12)
+
+
+def test_other_weights_are_another_run(reference):
+    changed = [overrides(reference)[0].replace("weight: 6", "weight: 5"), *overrides(reference)[1:]]
+    done = tiny_run.dtopp("train", reference / "run.yaml", *changed)
+    assert done.returncode == 2 and "data.train" in done.stderr
+
+
+def test_sources_without_weights_are_one_whatever_the_form(tmp_path):
+    plain = tiny_run.trained(tmp_path / "a", "validation.every=0")
+    path = plain / "train.npy"
+    done = tiny_run.dtopp("train", plain / "run.yaml", "validation.every=0", f"data.train=[{{path: {path}}}]",
+                          f"output={tmp_path}/run")
+    assert done.returncode == 0
+    assert tiny_run.state(tmp_path / "run", 12) == tiny_run.state(plain / "run", 12)
+
+
+@pytest.mark.parametrize("sources, message", [
+    ("[{path: a, weight: 0}]", "the weight of a must be above 0"), ("[{path: a, weight: -1}]", "must be above 0"),
+    ("[{path: a, weight: .inf}]", "data.train[0].weight: expected a number"),
+    ("[{path: a, weight: 1}, {path: ./a, weight: 2}]", "names ./a twice"), ("[{weight: 1}]", "data.train[0]: has no path"),
+    ("[{path: a, share: 1}]", "unknown key 'data.train[0].share'")])
+def test_sources_that_cannot_be_are_refused(tmp_path, sources, message):
+    done = tiny_run.dtopp("train", tiny_run.make(tmp_path), f"data.train={sources}")
+    assert done.returncode == 2
+    assert message in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_source_that_is_too_short_is_named(reference):
+    np.zeros(WINDOW, "<u2").tofile(reference / "short.npy")
+    done = tiny_run.dtopp("train", reference / "run.yaml",
+                          f"data.train=[{{path: {reference}/short.npy, weight: 1}}, {reference}/web/train.npy]",
+                          f"output={reference}/other")
+    assert done.returncode == 3 and "short.npy" in done.stderr
+
+
+def test_state_of_the_run_holds_the_position_alone(reference):
+    state = json.loads((reference / "run/checkpoints/step-00000012/state.json").read_text())
+    assert state["sample_position"] == 48
+
+
+def test_pictures_have_mixtures_too(tmp_path):
+    config = tiny_diffusion_run.make(tmp_path)
+    mixed = [f"data.train=[{{path: {tmp_path}/train, weight: 3}}, {{path: {tmp_path}/validation, weight: 1}}]"]
+    done = tiny_run.dtopp("train", config, *mixed)
+    assert done.returncode == 0, done.stderr
+    last = tiny_run.metrics(tmp_path / "run")[-2]
+    assert (last["data/train/share"], last["data/validation/share"]) == (0.75, 0.25)
+    assert last["data/train/epoch"] == pytest.approx(36 / 21) and last["data/validation/epoch"] == pytest.approx(12 / 13)
+    shutil.rmtree(tmp_path / "run/checkpoints/step-00000012")
+    whole = tmp_path / "again"
+    assert tiny_run.dtopp("train", config, *mixed, f"output={whole}").returncode == 0
+    assert tiny_run.dtopp("train", config, *mixed).returncode == 0
+    assert tiny_run.state(tmp_path / "run", 12) == tiny_run.state(whole, 12)
