@@ -17,8 +17,9 @@ double along_cosine(const OptimizerConfig& config, double share) {
   return config.min_lr + (config.lr - config.min_lr) * 0.5 * (1.0 + std::cos(std::numbers::pi * share));
 }
 
+// lr and min_lr to the bit at the ends.
 double along_line(const OptimizerConfig& config, double share) {
-  return config.lr + (config.min_lr - config.lr) * share;
+  return std::lerp(config.lr, config.min_lr, share);
 }
 
 }  // namespace

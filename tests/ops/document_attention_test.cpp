@@ -38,12 +38,12 @@ struct DocumentCase {
 };
 
 // One token, none, lengths in a row, blocks of the kernel (32, 64, 256) and one token more.
-const std::vector<DocumentCase> kCases = {{2, 8, {0, 17}},
-                                          {1, 4, {0, 1}},
-                                          {3, 8, {0, 1, 2, 3, 10, 10, 30}},
-                                          {2, 5, {0, 32, 64, 97, 300, 557}},
-                                          {1, 64, {0, 256, 513, 514}},
-                                          {2, 16, {0, 40, 80, 120, 160}}};
+const std::vector<DocumentCase> kDocumentCases = {{2, 8, {0, 17}},
+                                                  {1, 4, {0, 1}},
+                                                  {3, 8, {0, 1, 2, 3, 10, 10, 30}},
+                                                  {2, 5, {0, 32, 64, 97, 300, 557}},
+                                                  {1, 64, {0, 256, 513, 514}},
+                                                  {2, 16, {0, 40, 80, 120, 160}}};
 
 void expect_documents(const DocumentCase& test, at::ScalarType dtype, double bound) {
   SCOPED_TRACE(testing::Message() << test.offsets.size() - 1 << " documents of " << test.offsets.back()
@@ -66,7 +66,7 @@ void expect_documents(const DocumentCase& test, at::ScalarType dtype, double bou
 
 TEST(DocumentAttention, matches_a_masked_reference_in_double_precision) {
   at::manual_seed(5);
-  for (const DocumentCase& test : kCases) {
+  for (const DocumentCase& test : kDocumentCases) {
     expect_documents(test, at::kFloat, 1e-5);
     expect_documents(test, at::kBFloat16, 1.0 / 64);
   }
