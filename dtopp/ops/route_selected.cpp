@@ -15,9 +15,9 @@ RouteTuple route_selected_op(const at::Tensor& logits_TE, const at::Tensor& scal
 }
 
 // How many tokens have n experts, n = 0 … E.
-at::Tensor histogram_of(const at::Tensor& selection_TE) {
+at::Tensor histogram_of(const at::Tensor& selection_TE, int64_t num_experts) {
   const at::Tensor active_T = selection_TE.sum(1);
-  const at::Tensor histogram = at::zeros({selection_TE.size(1) + 1}, active_T.options());
+  const at::Tensor histogram = at::zeros({num_experts + 1}, active_T.options());
   return histogram.index_add(0, active_T, at::ones_like(active_T));
 }
 
@@ -25,15 +25,18 @@ at::Tensor histogram_of(const at::Tensor& selection_TE) {
 
 RouteOutput route_selected(const at::Tensor& logits_TE, const at::Tensor& scale,
                            const at::Tensor& selection_TE, std::string_view normalization, bool renormalize) {
-  TORCH_CHECK(selection_TE.scalar_type() == at::kBool && selection_TE.sizes() == logits_TE.sizes() &&
+  TORCH_CHECK(selection_TE.scalar_type() == at::kBool && selection_TE.sym_sizes() == logits_TE.sym_sizes() &&
                   selection_TE.device() == logits_TE.device(),
-              "route_selected: expected a selection of dtype bool and shape ", logits_TE.sizes(), " on ",
-              logits_TE.device(), ", got ", selection_TE.scalar_type(), " ", selection_TE.sizes(), " on ",
+              "route_selected: expected a selection of dtype bool and shape ", logits_TE.sym_sizes(), " on ",
+              logits_TE.device(), ", got ", selection_TE.scalar_type(), " ", selection_TE.sym_sizes(), " on ",
               selection_TE.device());
+  TORCH_CHECK(logits_TE.dim() == 2, "route_selected: expected logits of shape [tokens, experts], got ",
+              logits_TE.sym_sizes());
+  const int64_t E = logits_TE.sym_size(1).guard_int(__FILE__, __LINE__);
   // With all experts chosen the gates are P.
   const at::Tensor no_threshold = at::zeros({}, logits_TE.options().dtype(at::kDouble));
-  RouteOutput out = route(logits_TE, scale, no_threshold, normalization, /*top_k=*/logits_TE.size(1),
-                          /*max_experts=*/0, /*renormalize=*/false);
+  RouteOutput out = route(logits_TE, scale, no_threshold, normalization, /*top_k=*/E, /*max_experts=*/0,
+                          /*renormalize=*/false);
   out.gates_TE = at::where(selection_TE, out.gates_TE, at::zeros({}, out.gates_TE.options()));
   if (renormalize) {
     const at::Tensor sum_T1 = out.gates_TE.sum({1}, /*keepdim=*/true);
@@ -41,7 +44,7 @@ RouteOutput route_selected(const at::Tensor& logits_TE, const at::Tensor& scale,
     out.gates_TE = out.gates_TE / sum_T1.masked_fill(none_T1, 1);
   }
   out.expert_counts_E = selection_TE.sum(0);
-  out.active_histogram = histogram_of(selection_TE);
+  out.active_histogram = histogram_of(selection_TE, E);
   return out;
 }
 

@@ -69,6 +69,16 @@ void warn_of_other_past(const Checkpoint& checkpoint, const RunConfig& there, co
         config_detail::print_value(rate(here)) + ": they do not join");
 }
 
+// The checkpoint that `key` names; what is wrong with the name is said with it.
+Checkpoint open_named(const char* key, const std::string& path, CheckpointUse use, Collectives& ranks,
+                      const Say& warn) {
+  try {
+    return named_checkpoint(path, use, ranks, warn);
+  } catch (const UsageError& error) {
+    throw UsageError(std::string(key) + ": " + error.what());
+  }
+}
+
 void cool_down(Trainer& trainer, const RunConfig& config, const Checkpoint& checkpoint, const Say& say) {
   const RunConfig there = checkpoint.config();
   require_same_run(checkpoint, there, config);
@@ -89,11 +99,12 @@ std::optional<std::filesystem::path> begin_or_resume(Trainer& trainer, const Run
   }
   const TrainingConfig& training = config.training;
   if (!training.cooldown_from.empty()) {
-    cool_down(trainer, config,
-              named_checkpoint(training.cooldown_from, CheckpointUse::kTraining, trainer.ranks(), warn), say);
+    const Checkpoint checkpoint = open_named("training.cooldown_from", training.cooldown_from,
+                                             CheckpointUse::kTraining, trainer.ranks(), warn);
+    cool_down(trainer, config, checkpoint, say);
   } else if (!training.initialize_from.empty()) {
-    const Checkpoint checkpoint =
-        named_checkpoint(training.initialize_from, CheckpointUse::kInference, trainer.ranks(), warn);
+    const Checkpoint checkpoint = open_named("training.initialize_from", training.initialize_from,
+                                             CheckpointUse::kInference, trainer.ranks(), warn);
     require_same_tensors(checkpoint, trainer.parameters().specs());
     trainer.initialise_from(checkpoint);
     say("beginning with the parameters of " + checkpoint.path().string());

@@ -22,6 +22,10 @@ def samples(dtype):
             ((grad(randn(20, 4).to(dtype)), grad(torch.tensor(1.0)), threshold), {}),
             ((randn(20, 4).to(dtype), torch.tensor(1.0), threshold), dict(normalization="none", top_k=2)),
         ],
+        "route_selected": [
+            ((grad(randn(20, 4).to(dtype)), grad(torch.tensor(1.0)), gates.ne(0)), {}),
+            ((randn(20, 4).to(dtype), torch.tensor(1.0), gates.ne(0)), dict(normalization="none", renormalize=False)),
+        ],
         "mass_histogram": [((randn(20, 4).to(dtype), torch.tensor(1.0)), dict(max_experts=3, stride=2))],
         "moe_ffn": [
             ((grad(x.clone()), grad(gates.clone()), grad(gate_up.clone()), grad(down.clone())), {}),
@@ -118,6 +122,9 @@ MISTAKES = [
     ("route", (torch.zeros(3, 2), ONE, F64), dict(top_k=-1), "route: expected top_k .*got -1"),
     ("route", (torch.zeros(3, 2), ONE, F64), dict(max_experts=-1), "route: expected max_experts .*got -1"),
     ("route", (torch.zeros(3, 2), ONE.to("meta"), F64), {}, "route: expected .*device cpu, got meta"),
+    ("route_selected", (torch.zeros(3), ONE, GATES[:, 0] > 0), {}, r"route_selected: expected logits of shape .*got \[3\]"),
+    ("route_selected", (torch.zeros(3, 2), ONE, GATES), {}, "route_selected: expected a selection of dtype bool .*got Float"),
+    ("route_selected", (torch.zeros(3, 2), ONE, GATES[1:] > 0), {}, r"route_selected: expected .*\[3, 2\].*got Bool \[2, 2\]"),
     ("moe_ffn", (X[0], GATES, GATE_UP, DOWN), {}, r"moe_ffn: expected x of shape .*got \[4\]"),
     ("moe_ffn", (X.half(), GATES, GATE_UP, DOWN), {}, "moe_ffn: expected x of dtype .*got Half"),
     ("moe_ffn", (X, GATES.double(), GATE_UP, DOWN), {}, "moe_ffn: expected gates of dtype Float, got Double"),
