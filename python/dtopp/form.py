@@ -1,0 +1,35 @@
+"""Which form computes: the compiled operators, or plain PyTorch where they are not there."""
+
+from typing import Protocol
+
+from torch import Tensor
+
+from dtopp import compiled, library, plain
+
+
+class Form(Protocol):
+    """What both forms have; shapes, equations and errors are those of dtopp.functional."""
+
+    def route(self, logits_TE: Tensor, scale: Tensor, threshold: Tensor, normalization: str, top_k: int,
+              max_experts: int, renormalize: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]: ...
+
+    def experts_forward(self, x_TD: Tensor, gates_TE: Tensor, gate_up_proj: Tensor,
+                        down_proj: Tensor) -> tuple[Tensor, Tensor]:
+        """(y_TD, pre_activations_AG): W_gate x and W_up x of each of the A pairs, kept for the backward pass."""
+
+    def experts_backward(self, grad_y_TD: Tensor, x_TD: Tensor, gates_TE: Tensor, gate_up_proj: Tensor,
+                         down_proj: Tensor, pre_activations_AG: Tensor,
+                         needed: list[bool]) -> list[Tensor | None]:
+        """Gradients of x, gates, gate_up_proj, down_proj; those not needed may be None."""
+
+    def mass_histogram(self, logits_TE: Tensor, scale: Tensor, normalization: str, max_experts: int,
+                       stride: int) -> Tensor: ...
+
+    def linear_cross_entropy(self, x_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, z_weight: float,
+                             ignore_index: int) -> tuple[Tensor, Tensor, Tensor]: ...
+
+    def token_log_probs(self, x_TD: Tensor, weight_VD: Tensor,
+                        targets_T: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+current: Form = compiled if library.load() else plain

@@ -1,0 +1,241 @@
+"""The Mixture-of-Experts layer and its two parts, as modules. Shapes: T tokens, D hidden size, E experts, F expert FFN
+size."""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dtopp import functional, operators
+from dtopp.functional import Normalization, Routing
+
+Method = Literal["top_k", "top_p", "dtop_p"]
+
+INIT_STD, INIT_CUT = 0.02, 3.0  # matrices: a normal distribution, cut at so many standard deviations
+MASS_BINS = 4096
+LOSSES = ("load_balance", "dynamic", "router_z")
+
+
+class DTopPRouter(nn.Module):
+    """Sends each token to experts: logits z = W x, then dtopp.functional.route.
+
+    The losses of the router,
+
+        load_balance E sum_i f_i Q_i + dynamic mean(-sum P log P) + router_z mean(logsumexp(z)^2)
+
+    with f_i the share of tokens sent to expert i (a constant) and Q_i the mean of P_i, enter in training through the
+    gradient of the gates: what is minimised must not add them. They are multiplied by `loss_scale`, which a
+    ThresholdController sets to 1 / (number of layers).
+
+    Everything from the logits on is computed in f32 (f64 for f64 parameters), under autocast too.
+
+    Args:
+        hidden_size, num_experts: D, E.
+        target_experts: T, the mean number of experts a token that a ThresholdController holds; k with method top_k.
+        threshold: p; with method dtop_p where it starts from.
+        method: top_k, top_p (p is constant) or dtop_p (a ThresholdController moves p).
+        normalization, renormalize, max_experts: as in dtopp.functional.route.
+        load_balance, dynamic, router_z: weights of the losses.
+
+    Parameters: weight [E, D]; scale [1], theta, when normalization is dynamic.
+
+    Not in the state_dict, and never converted to another dtype: `threshold`, p, f64 []; what is counted between two
+    steps of a controller. A controller saves p; `router.threshold.fill_(p)` sets it by hand.
+
+    Raises:
+        ValueError: an option out of range; at a call, an input of another shape.
+    """
+
+    def __init__(self, hidden_size: int, num_experts: int, *, target_experts: float = 8, threshold: float = 0.25,
+                 method: Method = "dtop_p", normalization: Normalization = "dynamic", renormalize: bool = True,
+                 max_experts: int = 0, load_balance: float = 1e-4, dynamic: float = 1e-3, router_z: float = 0.0,
+                 device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.hidden_size, self.num_experts = _size("hidden_size", hidden_size), _size("num_experts", num_experts)
+        self.method, self.normalization = method, normalization
+        self.target_experts, self.initial_threshold = target_experts, threshold
+        self.renormalize, self.max_experts = renormalize, max_experts
+        self.loss_weights = (load_balance, dynamic, router_z)
+        self._check()
+        self.weight = nn.Parameter(torch.empty(num_experts, hidden_size, device=device, dtype=dtype))
+        if normalization == "dynamic":
+            self.scale = nn.Parameter(torch.empty(1, device=device, dtype=dtype))
+        self.register_load_state_dict_pre_hook(_take_scale_of_checkpoints)  # type: ignore[no-untyped-call]
+        self.counts_masses = False
+        self._begin(self.weight.device)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        _draw(self.weight)
+        if self.normalization == "dynamic":
+            nn.init.ones_(self.scale)
+
+    def forward(self, x_TD: Tensor) -> Routing:
+        """x_TD [T, D], of any float dtype, to the routing of its T tokens."""
+        if x_TD.dim() != 2 or x_TD.shape[1] != self.hidden_size:
+            raise ValueError(f"DTopPRouter: expected x of shape [tokens, {self.hidden_size}], "
+                             f"got {list(x_TD.shape)}")
+        if self.threshold.device != x_TD.device:
+            self._place(x_TD.device)
+        with torch.autocast(x_TD.device.type, enabled=False):
+            return self._route(x_TD)
+
+    def _route(self, x_TD: Tensor) -> Routing:
+        real = torch.float64 if self.weight.dtype == torch.float64 else torch.float32
+        logits_TE = F.linear(x_TD.to(real), self.weight.to(real))
+        scale = self.scale.reshape(()).to(real) if self.normalization == "dynamic" else logits_TE.new_ones(())
+        routing = functional.route(logits_TE, scale, self.threshold, normalization=self.normalization,
+                                   top_k=int(self.target_experts) if self.method == "top_k" else 0,
+                                   max_experts=self.max_experts, renormalize=self.renormalize)
+        if not self.training:
+            return routing
+        losses = self._losses(routing)
+        self._tally(routing, losses, scale)
+        if self.counts_masses:
+            operators.tally_(self.masses, functional.mass_histogram(
+                logits_TE, scale, normalization=self.normalization, max_experts=self.max_experts))
+        weighted = [weight * loss for weight, loss in zip(self.loss_weights, losses) if weight != 0]
+        if not weighted:
+            return routing
+        loss = sum(weighted[1:], start=weighted[0]) * self.loss_scale.to(real)
+        return routing._replace(gates_TE=operators.add_loss(routing.gates_TE, loss))
+
+    def _losses(self, routing: Routing) -> tuple[Tensor, Tensor, Tensor]:
+        tokens = max(routing.gates_TE.shape[0], 1)
+        share_E = routing.expert_counts_E.to(routing.mean_prob_E.dtype) / tokens
+        return (share_E * routing.mean_prob_E).sum() * self.num_experts, routing.entropy, routing.router_z
+
+    def _tally(self, routing: Routing, losses: tuple[Tensor, ...], scale: Tensor) -> None:
+        operators.tally_(self.tally, torch.cat([routing.expert_counts_E, routing.active_histogram]))
+        values = [value.detach().double() for value in (*losses, scale)]
+        operators.tally_(self.sums, torch.stack([*values, torch.ones_like(values[0])]))
+
+    def _begin(self, device: torch.device) -> None:
+        # Plain tensors: buffers would be converted by .to(dtype), broadcast by DistributedDataParallel and saved.
+        self.threshold = torch.full((), self.initial_threshold, dtype=torch.float64, device=device)
+        self.loss_scale = torch.ones((), device=device)
+        # Expert counts [E] and the histogram of active experts [E + 1] since the last step of a controller.
+        self.tally = torch.zeros(2 * self.num_experts + 1, dtype=torch.int64, device=device)
+        # The three losses, theta, and of how many calls these are the sums.
+        self.sums = torch.zeros(len(LOSSES) + 2, dtype=torch.float64, device=device)
+        self.masses = torch.zeros(MASS_BINS, dtype=torch.int64, device=device)
+
+    def _place(self, device: torch.device) -> None:
+        if self.threshold.is_meta:
+            self._begin(device)
+        for name in ("threshold", "loss_scale", "tally", "sums", "masses"):
+            setattr(self, name, getattr(self, name).to(device))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "DTopPRouter":
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._place(self.weight.device)
+        return self
+
+    def _check(self) -> None:
+        experts, target, threshold = self.num_experts, self.target_experts, self.initial_threshold
+        _expect(self.method in ("top_k", "top_p", "dtop_p"), f"method top_k, top_p or dtop_p, got '{self.method}'")
+        _expect(self.normalization in ("none", "fixed", "dynamic"),
+                f"normalization none, fixed or dynamic, got '{self.normalization}'")
+        _expect(0 < threshold < 1, f"a threshold between 0 and 1, both excluded, got {threshold}")
+        _expect(1 <= target <= experts or self.method == "top_p",
+                f"target_experts from 1 to num_experts {experts}, got {target}")
+        _expect(self.method != "top_k" or target == int(target),
+                f"a whole number as target_experts with method top_k, got {target}")
+        _expect(self.max_experts == 0 or self.max_experts >= target or self.method == "top_p",
+                f"max_experts of at least target_experts {target}, or 0, got {self.max_experts}")
+        _expect(self.max_experts >= 0, f"max_experts of at least 0, got {self.max_experts}")
+        for name, weight in zip(LOSSES, self.loss_weights):
+            _expect(0 <= weight < float("inf"), f"a weight {name} of at least 0, got {weight}")
+
+    def extra_repr(self) -> str:
+        return (f"hidden_size={self.hidden_size}, num_experts={self.num_experts}, method={self.method}, "
+                f"target_experts={self.target_experts}, normalization={self.normalization}")
+
+
+class Experts(nn.Module):
+    """The experts of a layer, SwiGLU feed-forward networks without biases (dtopp.functional.moe_ffn).
+
+    Under autocast x and weights are cast to its dtype, gates are not, and y has it.
+
+    Parameters: gate_up_proj [E, 2F, D], F rows of W_gate, then F of W_up; down_proj [E, D, F].
+
+    Raises:
+        ValueError: a size below 1; at a call, an input of another shape or dtype.
+    """
+
+    def __init__(self, hidden_size: int, ffn_hidden_size: int, num_experts: int, *,
+                 device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        D, ffn = _size("hidden_size", hidden_size), _size("ffn_hidden_size", ffn_hidden_size)
+        E = _size("num_experts", num_experts)
+        self.gate_up_proj = nn.Parameter(torch.empty(E, 2 * ffn, D, device=device, dtype=dtype))
+        self.down_proj = nn.Parameter(torch.empty(E, D, ffn, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        _draw(self.gate_up_proj)
+        _draw(self.down_proj)
+
+    def forward(self, x_TD: Tensor, gates_TE: Tensor) -> Tensor:
+        """x_TD [T, D] and gates_TE f32 [T, E] to y_TD [T, D]."""
+        gate_up_proj: Tensor = self.gate_up_proj
+        down_proj: Tensor = self.down_proj
+        if torch.is_autocast_enabled(x_TD.device.type):
+            dtype = torch.get_autocast_dtype(x_TD.device.type)
+            x_TD, gate_up_proj, down_proj = x_TD.to(dtype), gate_up_proj.to(dtype), down_proj.to(dtype)
+        return functional.moe_ffn(x_TD, gates_TE, gate_up_proj, down_proj)
+
+    def extra_repr(self) -> str:
+        E, D, ffn = self.down_proj.shape
+        return f"hidden_size={D}, ffn_hidden_size={ffn}, num_experts={E}"
+
+
+class MoE(nn.Module):
+    """A Mixture-of-Experts feed-forward layer: y = sum over the chosen experts of gate_e E_e(x).
+
+    Arguments are those of DTopPRouter, `gate`, and Experts, `experts`; so are the errors. The state_dict holds
+    gate.weight [E, D], gate.scale [1] (when dynamic), experts.gate_up_proj [E, 2F, D], experts.down_proj [E, D, F]: the
+    names of a dtopp checkpoint below `mlp.`, which load_state_dict takes.
+    """
+
+    def __init__(self, hidden_size: int, ffn_hidden_size: int, num_experts: int, *, target_experts: float = 8,
+                 threshold: float = 0.25, method: Method = "dtop_p", normalization: Normalization = "dynamic",
+                 renormalize: bool = True, max_experts: int = 0, load_balance: float = 1e-4, dynamic: float = 1e-3,
+                 router_z: float = 0.0, device: torch.device | str | None = None,
+                 dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.gate = DTopPRouter(
+            hidden_size, num_experts, target_experts=target_experts, threshold=threshold, method=method,
+            normalization=normalization, renormalize=renormalize, max_experts=max_experts,
+            load_balance=load_balance, dynamic=dynamic, router_z=router_z, device=device, dtype=dtype)
+        self.experts = Experts(hidden_size, ffn_hidden_size, num_experts, device=device, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., D] to y [..., D]; every vector of D numbers is a token."""
+        x_TD = x.reshape(-1, x.shape[-1])
+        routing: Routing = self.gate(x_TD)
+        y_TD: Tensor = self.experts(x_TD, routing.gates_TE)
+        return y_TD.reshape(x.shape)
+
+
+def _expect(fits: bool, expected: str) -> None:
+    if not fits:
+        raise ValueError(f"dtopp: expected {expected}")
+
+
+def _size(name: str, value: int) -> int:
+    _expect(isinstance(value, int) and value >= 1, f"{name} of at least 1, got {value}")
+    return value
+
+
+def _draw(matrix: Tensor) -> None:
+    nn.init.trunc_normal_(matrix, std=INIT_STD, a=-INIT_CUT * INIT_STD, b=INIT_CUT * INIT_STD)
+
+
+def _take_scale_of_checkpoints(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    # theta is [] in a dtopp checkpoint; here [1], since FSDP2 shards no scalars.
+    scale = state_dict.get(prefix + "scale")
+    if scale is not None and scale.dim() == 0:
+        state_dict[prefix + "scale"] = scale.reshape(1)

@@ -1,0 +1,63 @@
+"""Finds and loads the compiled operators, libdtopp_ops.so, and libdtopp_cuda.so beside it."""
+
+import os
+import pathlib
+import warnings
+
+import torch
+
+# A library of operators fits one minor version of torch: this one, which scripts/setup.sh installs.
+BUILT_FOR = "2.11"
+
+_PACKAGE = pathlib.Path(__file__).resolve().parent
+_PLACES = (_PACKAGE / "lib/libdtopp_ops.so", _PACKAGE.parents[1] / "build/release/lib/libdtopp_ops.so")
+
+
+def find() -> pathlib.Path | None:
+    """The library to load; None for the plain PyTorch form.
+
+    DTOPP_OPS names one; empty, it asks for the plain form. Otherwise it is the package's own, else that of the
+    checkout's release build, where torch is the version it was built for.
+
+    Raises:
+        ImportError: DTOPP_OPS names a file that is not there.
+    """
+    named = os.environ.get("DTOPP_OPS")
+    if named is not None:
+        if named and not pathlib.Path(named).is_file():
+            raise ImportError(f"DTOPP_OPS={named} is not a file; name libdtopp_ops.so, or nothing for the plain form")
+        return pathlib.Path(named).resolve() if named else None
+    found = next((place for place in _PLACES if place.is_file()), None)
+    if found is None:
+        _warn(f"no compiled operators at {' or '.join(map(str, _PLACES))}")
+    elif torch.__version__.split(".")[:2] != BUILT_FOR.split("."):
+        _warn(f"{found} is for torch {BUILT_FOR}, this is {torch.__version__}")
+        return None
+    return found
+
+
+def load() -> bool:
+    """Loads the library; False where the plain form is to be taken.
+
+    Raises:
+        ImportError: the library is there and cannot be loaded.
+    """
+    path = find()
+    if path is None:
+        return False
+    _load(path)
+    cuda = path.with_name("libdtopp_cuda.so")
+    if cuda.is_file() and torch.cuda.is_available():
+        _load(cuda)
+    return True
+
+
+def _load(path: pathlib.Path) -> None:
+    try:
+        torch.ops.load_library(path)  # type: ignore[no-untyped-call]
+    except OSError as error:
+        raise ImportError(f"{path} cannot be loaded by torch {torch.__version__}: {error}") from error
+
+
+def _warn(reason: str) -> None:
+    warnings.warn(f"dtopp: {reason}; the plain PyTorch form is used, with the same results, slower", stacklevel=3)

@@ -1,0 +1,63 @@
+"""How many experts tokens would choose at every threshold, as it was in a step: from the counts of
+dtopp.functional.mass_histogram. Between the edges of a bin masses are taken to lie evenly. C: controllers, M: bins.
+"""
+
+import torch
+from torch import Tensor
+
+MIN_THRESHOLD, MAX_THRESHOLD = 1e-6, 1.0 - 1e-6
+_NEAR = 0.05  # of the target, to either side: where the slope is taken at least
+
+
+def bin_edges(device: torch.device) -> Tensor:
+    """f64 [M + 1]: 32 octaves of 64 bins towards 0, the same mirrored towards 1."""
+    octave = 2.0 ** torch.arange(-33, -1, dtype=torch.float64, device=device)
+    step = torch.arange(64, dtype=torch.float64, device=device) / 64
+    lower = (octave[:, None] * (1 + step)).flatten()
+    lower[0] = 0.0
+    return torch.cat([lower, lower.new_full((1,), 0.5), 1 - lower.flip(0)])
+
+
+class MassCurve:
+    """The curve a(p) of a step, moved so that at the step's threshold it has the count that its tokens had.
+
+    Args:
+        masses_CM: f64 [C, M].
+        threshold_C, active_C: p of the step, and the mean number of experts its tokens chose.
+        tokens_C: how many tokens the masses are of.
+    """
+
+    def __init__(self, masses_CM: Tensor, threshold_C: Tensor, active_C: Tensor, tokens_C: Tensor) -> None:
+        self._edges = bin_edges(masses_CM.device)
+        self._masses_CM, self._up_to_CM = masses_CM, masses_CM.cumsum(1)
+        self._threshold_C, self._active_C, self._tokens_C = threshold_C, active_C, tokens_C
+        self._below_C = self._below(threshold_C)
+
+    def threshold(self, experts_C: Tensor) -> Tensor:
+        """p at which a token has so many experts, within [MIN_THRESHOLD, MAX_THRESHOLD]."""
+        return self._at_count(self._below_C + (experts_C - self._active_C) * self._tokens_C)
+
+    def slope(self, target_C: Tensor) -> Tensor:
+        """da/dp from the step's p to the target, at least from 0.95 to 1.05 of the target."""
+        low_C = torch.minimum(self._threshold_C, self.threshold(target_C * (1 - _NEAR)))
+        high_C = torch.maximum(self._threshold_C, self.threshold(target_C * (1 + _NEAR)))
+        rise_C = (self._below(high_C) - self._below(low_C)) / self._tokens_C
+        # Thresholds that many masses share have no distance, ends that no mass lies between no rise.
+        return rise_C.clamp(min=MIN_THRESHOLD) / (high_C - low_C).clamp(min=MIN_THRESHOLD)
+
+    def _below(self, p_C: Tensor) -> Tensor:
+        bin_C = (torch.searchsorted(self._edges, p_C, right=True) - 1).clamp(0, self._masses_CM.shape[1] - 1)
+        begin_C, end_C = self._edges[bin_C], self._edges[bin_C + 1]
+        return _at(self._up_to_CM, bin_C) - _at(self._masses_CM, bin_C) * ((end_C - p_C) / (end_C - begin_C))
+
+    def _at_count(self, count_C: Tensor) -> Tensor:
+        bin_C = torch.searchsorted(self._up_to_CM, count_C[:, None])[:, 0].clamp(0, self._masses_CM.shape[1] - 1)
+        begin_C, end_C = self._edges[bin_C], self._edges[bin_C + 1]
+        beyond_C = (_at(self._up_to_CM, bin_C) - count_C) / _at(self._masses_CM, bin_C)
+        p_C = (end_C - (end_C - begin_C) * beyond_C).clamp(MIN_THRESHOLD, MAX_THRESHOLD)
+        p_C = torch.where(count_C <= 0, MIN_THRESHOLD, p_C)
+        return torch.where(count_C >= self._up_to_CM[:, -1], MAX_THRESHOLD, p_C)
+
+
+def _at(values_CM: Tensor, place_C: Tensor) -> Tensor:
+    return values_CM.gather(1, place_C[:, None])[:, 0]

@@ -1,0 +1,81 @@
+"""What the routers of a model counted since the last step of their controller, over all processes. C: controllers,
+L: layers, E: experts."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dtopp.layers import LOSSES, DTopPRouter
+
+
+class StepCounts:
+    """Takes the routers' counts, leaving zeros, and adds up those of the processes of a group. The host does not wait
+    for a device before numbers are asked for."""
+
+    def __init__(self, routers: Sequence[DTopPRouter], group: dist.ProcessGroup | None) -> None:
+        device = routers[0].tally.device
+        self._experts = [router.num_experts for router in routers]
+        kinds = [[router.tally for router in routers], [router.sums for router in routers],
+                 [router.masses for router in routers if router.counts_masses]]
+        flat = [tensor.to(device, torch.float64) for tensors in kinds for tensor in tensors]
+        total = torch.cat(flat)  # whole numbers, exact below 2^53
+        if dist.is_available() and dist.is_initialized():
+            dist.all_reduce(total, group=group)
+        for tensor in (tensor for tensors in kinds for tensor in tensors):
+            tensor.zero_()
+        parts = torch.split(total, [tensor.numel() for tensor in flat])
+        layers = len(routers)
+        self._tallies, self._sums = parts[:layers], parts[layers : 2 * layers]
+        self._masses = parts[2 * layers :]
+
+    def selected_L(self) -> Tensor:
+        """f64 [L]: token-expert pairs."""
+        return torch.stack([tally[:experts].sum() for tally, experts in zip(self._tallies, self._experts)])
+
+    def tokens_L(self) -> Tensor:
+        """f64 [L]: tokens."""
+        return torch.stack([tally[experts:].sum() for tally, experts in zip(self._tallies, self._experts)])
+
+    def masses_CM(self, per_layer: bool) -> Tensor:
+        masses_LM = torch.stack(self._masses)
+        return masses_LM if per_layer else masses_LM.sum(0, keepdim=True)
+
+    def metrics(self) -> dict[str, float]:
+        """By the names of metrics.jsonl: how many experts were active, which ones, and the unweighted losses."""
+        names = [f"moe/layer_{layer:02d}/" for layer in range(len(self._experts))]
+        layers = [self._activations(layer) for layer in range(len(names))]
+        histogram = torch.zeros(max(self._experts) + 1, dtype=torch.float64)
+        for tally, experts in zip(self._tallies, self._experts):
+            histogram[: experts + 1] += tally[experts:].cpu()
+        mean, deviation = _moments(histogram)
+        values = {"moe/active_experts": mean, "moe/active_experts_std": deviation,
+                  "moe/imbalance": sum(layer["imbalance"] for layer in layers) / len(layers),
+                  "moe/dead_experts": sum(layer["dead_experts"] for layer in layers)}
+        values |= {name + key: value for name, layer in zip(names, layers) for key, value in layer.items()}
+        return values | self._losses()
+
+    def _activations(self, layer: int) -> dict[str, float]:
+        experts, tally = self._experts[layer], self._tallies[layer].cpu()
+        counts_E, (mean, deviation) = tally[:experts], _moments(tally[experts:])
+        imbalance = (counts_E.max() / counts_E.mean()).item() if counts_E.sum() > 0 else 0.0
+        return {"active_experts": mean, "active_experts_std": deviation, "imbalance": imbalance,
+                "dead_experts": (counts_E == 0).sum().item(), "scale": self._mean_sums(layer)[-1]}
+
+    def _mean_sums(self, layer: int) -> list[float]:
+        *sums, calls = self._sums[layer].tolist()
+        return [value / max(calls, 1) for value in sums]
+
+    def _losses(self) -> dict[str, float]:
+        layers = [self._mean_sums(layer) for layer in range(len(self._sums))]
+        return {f"train/{name}_loss": sum(layer[i] for layer in layers) / len(layers)
+                for i, name in enumerate(LOSSES)}
+
+
+def _moments(histogram: Tensor) -> tuple[float, float]:
+    """Mean and deviation of n over the tokens that have n."""
+    n = torch.arange(histogram.numel(), dtype=torch.float64, device=histogram.device)
+    tokens = max(histogram.sum().item(), 1.0)
+    mean = (histogram * n).sum().item() / tokens
+    return mean, max(0.0, (histogram * n * n).sum().item() / tokens - mean * mean) ** 0.5

@@ -1,0 +1,68 @@
+"""What importing dtopp does, which library it takes, and that its types hold."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from package_forms import ROOT
+
+LIBRARY = ROOT / "build/release/lib/libdtopp_ops.so"
+
+
+def python(code, *options, **variables):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "python"), **variables}
+    return subprocess.run([sys.executable, *options, "-c", code], env=environment, capture_output=True, text=True)
+
+
+def test_import_leaves_torch_alone():
+    done = python("import dtopp, sys; print(dtopp.__version__, 'torch' in sys.modules, 'MoE' in dir(dtopp))")
+    assert done.stdout.split()[1:] == ["False", "True"], done.stderr
+    version = re.search(r"project\(dtopp VERSION (\S+)", (ROOT / "CMakeLists.txt").read_text()).group(1)
+    assert done.stdout.split()[0] == version
+
+
+def test_library_fits_the_torch_that_setup_installs():
+    from dtopp import library
+    version = re.search(r"^torch_version=(\d+\.\d+)\.", (ROOT / "scripts/setup.sh").read_text(), re.M).group(1)
+    assert library.BUILT_FOR == version
+
+
+FORM = "import warnings; warnings.simplefilter('error'); from dtopp import form; print(form.current.__name__)"
+
+
+@pytest.mark.parametrize("named,form", [(str(LIBRARY), "dtopp.compiled"), ("", "dtopp.plain")])
+def test_dtopp_ops_names_the_library(named, form):
+    done = python(FORM, DTOPP_OPS=named)
+    assert done.stdout.split() == [form], done.stderr
+
+
+@pytest.mark.parametrize("named,message", [("/nowhere/x.so", "DTOPP_OPS=/nowhere/x.so is not a file"),
+                                           (__file__, "cannot be loaded by torch")])
+def test_a_library_that_is_none_is_refused(named, message):
+    done = python(FORM, DTOPP_OPS=named)
+    assert done.returncode == 1 and message in done.stderr.splitlines()[-1]
+
+
+def test_another_torch_takes_the_plain_form_and_says_so(monkeypatch):
+    from dtopp import library
+    monkeypatch.delenv("DTOPP_OPS", raising=False)
+    monkeypatch.setattr(library.torch, "__version__", "2.12.1")
+    with pytest.warns(UserWarning, match="is for torch 2.11, this is 2.12.1; the plain PyTorch form is used"):
+        assert library.find() is None
+    monkeypatch.setattr(library, "_PLACES", ())
+    with pytest.warns(UserWarning, match="no compiled operators"):
+        assert library.find() is None
+
+
+def test_types_are_strict(tmp_path):
+    (tmp_path / "use.py").write_text("import torch, dtopp\nmoe = dtopp.MoE(16, 8, 4, target_experts=2)\n"
+                                     "reveal_type(dtopp.ThresholdController(moe).metrics())\n"
+                                     "dtopp.MoE(16, 8, '4')\n")
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", ROOT / "build/mypy", ROOT / "python/dtopp"]
+    done = subprocess.run([*command, tmp_path / "use.py"], env={**os.environ, "MYPYPATH": str(ROOT / "python")},
+                          capture_output=True, text=True)
+    errors = [line for line in done.stdout.splitlines() if ": error:" in line]
+    assert len(errors) == 1 and "use.py:4" in errors[0], done.stdout + done.stderr
+    assert 'Revealed type is "dict[str, float]"' in done.stdout

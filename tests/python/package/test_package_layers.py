@@ -1,0 +1,201 @@
+"""dtopp.MoE and its parts, in both forms, against the same layer in double precision."""
+
+import copy
+import re
+
+import pytest
+import torch
+from ops_reference import close
+from package_forms import FORMS, both_forms, gradients, layer, reference
+
+import dtopp
+from dtopp import form, functional
+
+OPTIONS = {
+    "dtop_p": ({}, {}),
+    "top_p_fixed": ({"method": "top_p", "normalization": "fixed"}, {"normalization": "fixed"}),
+    "top_k_none": ({"method": "top_k", "normalization": "none"}, {"normalization": "none", "top_k": 2}),
+    "at_most": ({"max_experts": 3, "threshold": 0.9}, {"max_experts": 3}),
+    "own_probability": ({"renormalize": False}, {"renormalize": False}),
+}
+LOSSES = {"load_balance": 0.3, "dynamic": 0.2, "router_z": 0.1}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_layer_and_its_gradients_match_double_precision(both_forms, name):
+    options, routing = OPTIONS[name]
+    moe, x = layer(**options, **LOSSES), torch.randn(3, 21, 16).requires_grad_()
+    target = torch.randn(3, 21, 16)
+    want, added, _ = reference(moe, x, **routing)
+    ((want * target).sum() + added).backward()
+    expected = gradients(moe, x)
+    y = moe(x)
+    (y * target).sum().backward()
+    close(y, want, y.dtype)
+    for grad, expect in zip(gradients(moe, x), expected):
+        close(grad, expect, y.dtype)
+
+
+def test_losses_enter_in_training_alone_and_with_their_scale(both_forms):
+    moe, x = layer(**LOSSES), torch.randn(21, 16)
+    dtopp.ThresholdController(moe).set_loss_scale(0.25)
+    want, added, _ = reference(moe, x, loss_scale=0.25)
+    (want.sum() + added).backward()
+    expected = gradients(moe)
+    moe(x).sum().backward()
+    for grad, expect in zip(gradients(moe), expected):
+        close(grad, expect, x.dtype)
+    reference(moe, x)[0].sum().backward()
+    expected = gradients(moe)
+    moe.eval()(x).sum().backward()
+    for grad, expect in zip(gradients(moe), expected):
+        close(grad, expect, x.dtype)
+
+
+@pytest.mark.parametrize("frozen", ["gate", "experts"])
+def test_frozen_parts_get_no_gradient(both_forms, frozen):
+    moe, x = layer(), torch.randn(9, 16).requires_grad_()
+    reference(moe, x)[0].sum().backward()
+    expected = gradients(moe, x)
+    getattr(moe, frozen).requires_grad_(False)
+    moe.eval()(x).sum().backward()
+    for (name, _), grad, expect in zip([*moe.named_parameters(), ("x", x)], gradients(moe, x), expected):
+        if name.startswith(frozen):
+            assert grad is None
+        else:
+            close(grad, expect, x.dtype)
+
+
+def test_no_tokens_give_no_output_and_zero_gradients(both_forms):
+    moe, x = layer(), torch.randn(0, 16).requires_grad_()
+    y = moe(x)
+    assert y.shape == (0, 16)
+    y.sum().backward()
+    assert all(not grad.any() for grad in gradients(moe, x)[:-1]) and not moe.gate.tally.any()
+
+
+def test_double_precision_passes_gradcheck(both_forms):
+    moe, x = layer(sizes=(4, 3, 3)).double().eval(), torch.randn(5, 4).double().requires_grad_()
+    parameters = dict(moe.named_parameters())
+
+    def call(x, *values):
+        return torch.func.functional_call(moe, dict(zip(parameters, values)), x)
+
+    assert torch.autograd.gradcheck(call, (x, *parameters.values()))
+
+
+def test_both_forms_route_alike():
+    logits, scale = torch.randn(300, 8, generator=torch.Generator().manual_seed(5)), torch.tensor(1.7)
+    logits[3, 2], logits[7, 1], logits[9] = float("nan"), float("inf"), 0.5
+    threshold = torch.tensor(0.6).double()
+    for options in ({}, {"normalization": "none", "top_k": 3}, {"max_experts": 2, "renormalize": False}):
+        compiled, plain = (functional.Routing(*f.route(logits, scale, threshold, **{
+            "normalization": "dynamic", "top_k": 0, "max_experts": 0, "renormalize": True} | options))
+            for f in FORMS.values())
+        assert torch.equal(compiled.expert_counts_E, plain.expert_counts_E)
+        assert torch.equal(compiled.active_histogram, plain.active_histogram)
+        torch.testing.assert_close(compiled.gates_TE, plain.gates_TE, equal_nan=True, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("max_experts", [0, 3])
+def test_both_forms_count_the_same_masses(max_experts, monkeypatch):
+    # Spread, so that no mass lies within fp32's rounding of a bin's edge; few, so that none does by chance.
+    logits, scale = torch.randn(40, 8, generator=torch.Generator().manual_seed(6)) * 3, torch.tensor(1.7)
+    counts = []
+    for kind in FORMS.values():
+        monkeypatch.setattr(form, "current", kind)
+        counts.append(functional.mass_histogram(logits, scale, max_experts=max_experts, stride=2))
+    assert torch.equal(*counts) and counts[0].sum() == 20 * ((max_experts or 8) - 1)
+
+
+def test_cross_entropy_and_log_probs_match_double_precision(both_forms):
+    x, weight = torch.randn(20, 8).requires_grad_(), torch.randn(30, 8).requires_grad_()
+    targets = torch.arange(20)
+    targets[3] = -100
+    logits = x.double() @ weight.double().T
+    lse, kept = logits.logsumexp(-1), targets >= 0
+    nll = (lse - logits.gather(1, targets.clamp(min=0)[:, None])[:, 0])[kept].mean()
+    z = lse[kept].square().mean()
+    expected = torch.autograd.grad(nll + 0.1 * z, (x, weight))
+    got = functional.linear_cross_entropy(x, weight, targets, z_weight=0.1)
+    close(torch.stack([got.loss, got.nll, got.z]), torch.stack([nll + 0.1 * z, nll, z]), x.dtype)
+    for grad, expect in zip(torch.autograd.grad(got.loss, (x, weight)), expected):
+        close(grad, expect, x.dtype)
+    log_probs, greedy = functional.token_log_probs(x, weight, targets.clamp(min=0))
+    close(log_probs, (logits - lse[:, None]).gather(1, targets.clamp(min=0)[:, None])[:, 0], x.dtype)
+    assert torch.equal(greedy, logits.argmax(-1))
+
+
+def test_state_dict_has_a_checkpoints_names_and_comes_back(both_forms, tmp_path):
+    moe = layer()
+    state = moe.state_dict()
+    assert {name: list(t.shape) for name, t in state.items()} == {
+        "gate.weight": [6, 16], "gate.scale": [1], "experts.gate_up_proj": [6, 24, 16],
+        "experts.down_proj": [6, 16, 12]}
+    torch.save(state, tmp_path / "state.pt")
+    other, x = layer(seed=2), torch.randn(7, 16)
+    assert not torch.equal(other(x), moe(x))
+    other.load_state_dict(torch.load(tmp_path / "state.pt"))
+    assert torch.equal(other(x), moe(x))
+    state["gate.scale"] = torch.tensor(2.0)  # as in a checkpoint's file
+    other.load_state_dict(state)
+    assert other.gate.scale.tolist() == [2.0]
+    assert "gate.scale" not in layer(normalization="fixed").state_dict()
+
+
+def test_bf16_model_keeps_its_threshold_and_its_counts(both_forms):
+    moe, x = layer(threshold=0.41532), torch.randn(64, 16)
+    active = reference(moe.bfloat16(), x.bfloat16())[2]
+    y = moe(x.bfloat16())
+    assert y.dtype == torch.bfloat16 and moe.gate.threshold.item() == 0.41532
+    assert moe.gate.tally.dtype == torch.int64
+    assert torch.equal(moe.gate.tally[6:], torch.bincount(active, minlength=7))
+    close(y, reference(moe, x.bfloat16())[0], torch.bfloat16)
+    y.float().sum().backward()
+    assert all(grad.dtype == torch.bfloat16 for grad in gradients(moe))
+
+
+def test_copies_and_models_made_without_memory_work(both_forms):
+    moe, x = layer(), torch.randn(7, 16)
+    twin = copy.deepcopy(moe)
+    twin(x)
+    assert not moe.gate.tally.any() and twin.gate.tally.any()
+    with torch.device("meta"):
+        empty = dtopp.MoE(16, 12, 6, target_experts=2, threshold=0.5)
+    empty.to_empty(device="cpu").load_state_dict(moe.state_dict())
+    assert empty.gate.threshold.item() == 0.5 and torch.equal(empty(x), moe(x))
+
+
+def test_routing_of_the_router_alone():
+    moe, x = layer(), torch.randn(50, 16)
+    routing, active = moe.gate(x), reference(moe, x)[2]
+    assert torch.equal(routing.active_histogram, torch.bincount(active, minlength=7))
+    assert torch.equal(moe.experts(x, routing.gates_TE), moe(x))
+
+
+MISTAKES = [
+    (lambda: dtopp.MoE(16, 12, 0), "num_experts of at least 1, got 0"),
+    (lambda: dtopp.MoE(16, 12, 4), "target_experts from 1 to num_experts 4, got 8"),
+    (lambda: dtopp.MoE(16, 12, 8, threshold=1.0), "threshold between 0 and 1"),
+    (lambda: dtopp.MoE(16, 12, 8, method="topk"), "method top_k, top_p or dtop_p, got 'topk'"),
+    (lambda: dtopp.MoE(16, 12, 8, method="top_k", target_experts=1.5), "a whole number"),
+    (lambda: dtopp.MoE(16, 12, 8, max_experts=4), "max_experts of at least target_experts 8, or 0, got 4"),
+    (lambda: dtopp.MoE(16, 12, 8, normalization="layer"), "normalization none, fixed or dynamic, got 'layer'"),
+    (lambda: dtopp.MoE(16, 12, 8, dynamic=-1.0), "a weight dynamic of at least 0, got -1"),
+    (lambda: layer()(torch.zeros(3, 15)), r"DTopPRouter: .*\[tokens, 16\], got \[3, 15\]"),
+    (lambda: layer()(torch.zeros(3, 16).bfloat16()), "moe_ffn: .*x's dtype torch.bfloat16"),
+    (lambda: functional.moe_ffn(torch.zeros(3, 4), torch.zeros(3, 2), torch.zeros(2, 5, 4), torch.zeros(2, 4, 3)),
+     r"moe_ffn: expected gate_up_proj of shape \[2, 6, 4\], got \[2, 5, 4\]"),
+    (lambda: functional.route(torch.zeros(3, 2), torch.tensor(1.0), torch.tensor(0.5)), "route: .*torch.float64"),
+    (lambda: functional.route(torch.zeros(3, 2), torch.tensor(1.0), torch.tensor(0.5).double(), top_k=3),
+     "route: expected top_k from 0 to the number of experts 2, got 3"),
+    (lambda: functional.linear_cross_entropy(torch.zeros(3, 4), torch.zeros(5, 4), torch.zeros(2).long()),
+     r"linear_cross_entropy: .*shape \[3\], got torch.int64 \[2\]"),
+]
+
+
+@pytest.mark.parametrize("call,message", MISTAKES, ids=[message for _, message in MISTAKES])
+def test_mistakes_are_named(call, message):
+    with pytest.raises(ValueError) as error:
+        call()
+    assert re.search(message, str(error.value)), str(error.value)
