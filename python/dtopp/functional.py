@@ -3,6 +3,7 @@ FFN size, V vocabulary. Each raises ValueError, its message beginning with its n
 options that do not fit.
 """
 
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
@@ -53,11 +54,11 @@ def route(logits_TE: Tensor, scale: Tensor, threshold: Tensor, *, normalization:
     _check_logits("route", logits_TE, scale, normalization)
     experts = logits_TE.shape[1]
     _expect("route", threshold.dtype == torch.float64 and threshold.dim() == 0,
-            f"a threshold of dtype torch.float64 and shape [], got {threshold.dtype} {list(threshold.shape)}")
+            lambda: f"a threshold of dtype torch.float64 and shape [], got {threshold.dtype} {list(threshold.shape)}")
     _expect("route", threshold.device == logits_TE.device,
-            f"a threshold on the logits' device {logits_TE.device}, got {threshold.device}")
-    _expect("route", 0 <= top_k <= experts, f"top_k from 0 to the number of experts {experts}, got {top_k}")
-    _expect("route", max_experts >= 0, f"max_experts of at least 0, got {max_experts}")
+            lambda: f"a threshold on the logits' device {logits_TE.device}, got {threshold.device}")
+    _expect("route", 0 <= top_k <= experts, lambda: f"top_k from 0 to the number of experts {experts}, got {top_k}")
+    _expect("route", max_experts >= 0, lambda: f"max_experts of at least 0, got {max_experts}")
     return Routing(*form.current.route(logits_TE, scale, threshold, normalization, top_k, max_experts, renormalize))
 
 
@@ -96,8 +97,8 @@ def mass_histogram(logits_TE: Tensor, scale: Tensor, *, normalization: Normaliza
         int64 [4096]: bins of [0, 1], 32 octaves of 64 towards 0 and as many towards 1. Not differentiable.
     """
     _check_logits("mass_histogram", logits_TE, scale, normalization)
-    _expect("mass_histogram", max_experts >= 0, f"max_experts of at least 0, got {max_experts}")
-    _expect("mass_histogram", stride >= 1, f"a stride of at least 1, got {stride}")
+    _expect("mass_histogram", max_experts >= 0, lambda: f"max_experts of at least 0, got {max_experts}")
+    _expect("mass_histogram", stride >= 1, lambda: f"a stride of at least 1, got {stride}")
     return form.current.mass_histogram(logits_TE.detach(), scale.detach(), normalization, max_experts, stride)
 
 
@@ -133,54 +134,56 @@ def token_log_probs(x_TD: Tensor, weight_VD: Tensor, targets_T: Tensor) -> tuple
     return form.current.token_log_probs(x_TD.detach(), weight_VD.detach(), targets_T)
 
 
-def _expect(op: str, fits: bool, expected: str) -> None:
+def _expect(op: str, fits: bool, expected: Callable[[], str]) -> None:
+    # Called for the text where it is needed alone: a compiler would take sizes in it for constants.
     if not fits:
-        raise ValueError(f"{op}: expected {expected}")
+        raise ValueError(f"{op}: expected {expected()}")
 
 
 def _check_logits(op: str, logits_TE: Tensor, scale: Tensor, normalization: str) -> None:
     dtype = logits_TE.dtype
-    _expect(op, dtype in _REALS, f"logits of dtype float32, bfloat16 or float64, got {dtype}")
+    _expect(op, dtype in _REALS, lambda: f"logits of dtype float32, bfloat16 or float64, got {dtype}")
     _expect(op, logits_TE.dim() == 2 and logits_TE.shape[1] >= 1,
-            f"logits of shape [tokens, experts], at least 1 expert, got {list(logits_TE.shape)}")
+            lambda: f"logits of shape [tokens, experts], at least 1 expert, got {list(logits_TE.shape)}")
     _expect(op, scale.dim() == 0 and scale.dtype in (torch.float32, dtype),
-            f"a scale of dtype torch.float32 and shape [], got {scale.dtype} {list(scale.shape)}")
+            lambda: f"a scale of dtype torch.float32 and shape [], got {scale.dtype} {list(scale.shape)}")
     _expect(op, scale.device == logits_TE.device,
-            f"a scale on the logits' device {logits_TE.device}, got {scale.device}")
+            lambda: f"a scale on the logits' device {logits_TE.device}, got {scale.device}")
     _expect(op, normalization in ("none", "fixed", "dynamic"),
-            f"normalization none, fixed or dynamic, got '{normalization}'")
+            lambda: f"normalization none, fixed or dynamic, got '{normalization}'")
 
 
 def _check_experts(x_TD: Tensor, gates_TE: Tensor, gate_up_proj: Tensor, down_proj: Tensor) -> None:
     op, dtype = "moe_ffn", x_TD.dtype
-    _expect(op, dtype in _REALS, f"x of dtype float32, bfloat16 or float64, got {dtype}")
+    _expect(op, dtype in _REALS, lambda: f"x of dtype float32, bfloat16 or float64, got {dtype}")
     _expect(op, gate_up_proj.dtype == dtype and down_proj.dtype == dtype,
-            f"gate_up_proj and down_proj of x's dtype {dtype}, got {gate_up_proj.dtype} and {down_proj.dtype}")
+            lambda: f"gate_up_proj and down_proj of x's dtype {dtype}, got {gate_up_proj.dtype} and {down_proj.dtype}")
     real = torch.float64 if dtype == torch.float64 else torch.float32
-    _expect(op, gates_TE.dtype == real, f"gates of dtype {real}, got {gates_TE.dtype}")
-    _expect(op, x_TD.dim() == 2, f"x of shape [tokens, hidden], got {list(x_TD.shape)}")
+    _expect(op, gates_TE.dtype == real, lambda: f"gates of dtype {real}, got {gates_TE.dtype}")
+    _expect(op, x_TD.dim() == 2, lambda: f"x of shape [tokens, hidden], got {list(x_TD.shape)}")
     tokens, hidden = x_TD.shape
     _expect(op, gates_TE.dim() == 2 and gates_TE.shape[0] == tokens,
-            f"gates of shape [{tokens}, experts], got {list(gates_TE.shape)}")
+            lambda: f"gates of shape [{tokens}, experts], got {list(gates_TE.shape)}")
     experts = gates_TE.shape[1]
     _expect(op, down_proj.dim() == 3 and tuple(down_proj.shape[:2]) == (experts, hidden),
-            f"down_proj of shape [{experts}, {hidden}, ffn], got {list(down_proj.shape)}")
+            lambda: f"down_proj of shape [{experts}, {hidden}, ffn], got {list(down_proj.shape)}")
     want = (experts, 2 * down_proj.shape[2], hidden)
     _expect(op, tuple(gate_up_proj.shape) == want,
-            f"gate_up_proj of shape {list(want)}, got {list(gate_up_proj.shape)}")
+            lambda: f"gate_up_proj of shape {list(want)}, got {list(gate_up_proj.shape)}")
     _expect(op, gates_TE.device == gate_up_proj.device == down_proj.device == x_TD.device,
-            f"all tensors on x's device {x_TD.device}, got gates on {gates_TE.device}, gate_up_proj on "
+            lambda: f"all tensors on x's device {x_TD.device}, got gates on {gates_TE.device}, gate_up_proj on "
             f"{gate_up_proj.device}, down_proj on {down_proj.device}")
 
 
 def _check_projection(op: str, x_TD: Tensor, weight_VD: Tensor, targets_T: Tensor) -> None:
-    _expect(op, x_TD.dtype in _REALS, f"x of dtype float32, bfloat16 or float64, got {x_TD.dtype}")
-    _expect(op, weight_VD.dtype == x_TD.dtype, f"a weight of x's dtype {x_TD.dtype}, got {weight_VD.dtype}")
-    _expect(op, x_TD.dim() == 2, f"x of shape [tokens, hidden], got {list(x_TD.shape)}")
+    _expect(op, x_TD.dtype in _REALS, lambda: f"x of dtype float32, bfloat16 or float64, got {x_TD.dtype}")
+    _expect(op, weight_VD.dtype == x_TD.dtype, lambda: f"a weight of x's dtype {x_TD.dtype}, got {weight_VD.dtype}")
+    _expect(op, x_TD.dim() == 2, lambda: f"x of shape [tokens, hidden], got {list(x_TD.shape)}")
     _expect(op, weight_VD.dim() == 2 and weight_VD.shape[1] == x_TD.shape[1],
-            f"a weight of shape [vocabulary, {x_TD.shape[1]}], got {list(weight_VD.shape)}")
+            lambda: f"a weight of shape [vocabulary, {x_TD.shape[1]}], got {list(weight_VD.shape)}")
     _expect(op, targets_T.dtype == torch.int64 and tuple(targets_T.shape) == (x_TD.shape[0],),
-            f"targets of dtype torch.int64 and shape [{x_TD.shape[0]}], got {targets_T.dtype} {list(targets_T.shape)}")
+            lambda: f"targets of dtype torch.int64 and shape [{x_TD.shape[0]}], got {targets_T.dtype} "
+            f"{list(targets_T.shape)}")
     _expect(op, weight_VD.device == x_TD.device == targets_T.device,
-            f"all tensors on x's device {x_TD.device}, got the weight on {weight_VD.device}, targets on "
+            lambda: f"all tensors on x's device {x_TD.device}, got the weight on {weight_VD.device}, targets on "
             f"{targets_T.device}")

@@ -1,0 +1,121 @@
+"""Two processes, with DistributedDataParallel and with FSDP2, train as one does: the same parameters, and a controller
+that counts the tokens of both."""
+
+import contextlib
+
+import pytest
+import torch
+import torch.distributed as dist
+from package_forms import layer
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+from torch.distributed.fsdp import fully_shard
+
+import dtopp
+
+RANKS, STEPS, MICRO_BATCHES = 2, 4, 2
+KINDS = ["ddp", "fsdp2", "ddp_in_checkpoints"]
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        losses = {"load_balance": 0.3, "dynamic": 0.2, "router_z": 0.1}
+        self.layers = nn.ModuleList(layer(seed=seed, **losses) for seed in (1, 2))
+        self.checkpointed = False
+
+    def forward(self, x):
+        for moe in self.layers:
+            call = torch.utils.checkpoint.checkpoint if self.checkpointed else lambda f, x, **_: f(x)
+            x = x + call(moe, torch.tanh(x), use_reentrant=False)
+        return x
+
+
+def batch(step, micro_batch):
+    return torch.randn(21, 16, generator=torch.Generator().manual_seed(100 * step + micro_batch))
+
+
+def train(model, controller, of_step, skip_sync=contextlib.nullcontext):
+    """The thresholds of every step; of_step(step): its micro-batches."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    handle = controller.attach(optimizer)
+    thresholds = []
+    for step in range(STEPS):
+        batches = of_step(step)
+        controller.set_loss_scale(1 / len(batches))
+        for n, x in enumerate(batches):
+            with skip_sync() if n + 1 < len(batches) else contextlib.nullcontext():
+                (model(x).square().mean() / len(batches)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        thresholds.append(controller.state_dict()["threshold"])
+    handle.remove()
+    return thresholds
+
+
+@contextlib.contextmanager
+def without_sync_of_fsdp(model):
+    model.set_requires_gradient_sync(False)
+    yield
+    model.set_requires_gradient_sync(True)
+
+
+def sharded(model):
+    for moe in model.layers:
+        fully_shard(moe)
+    return fully_shard(model)
+
+
+def rank(number, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=number, world_size=RANKS)
+    for kind in KINDS:
+        model = Model()
+        model.checkpointed = kind == "ddp_in_checkpoints"
+        if kind == "fsdp2":
+            wrapped = sharded(model)
+            skip_sync = lambda wrapped=wrapped: without_sync_of_fsdp(wrapped)
+        else:
+            wrapped = nn.parallel.DistributedDataParallel(model)
+            skip_sync = wrapped.no_sync
+        controller = dtopp.ThresholdController(wrapped, kp=1.0, controller="solve" if kind == "fsdp2" else "pi")
+        mine = range(number * MICRO_BATCHES, (number + 1) * MICRO_BATCHES)
+        thresholds = train(wrapped, controller, lambda step: [batch(step, n) for n in mine], skip_sync)
+        state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+        y = wrapped.eval()(batch(0, 0)).detach()
+        if kind == "fsdp2":
+            reload(state, y, number)
+        torch.save({"thresholds": thresholds, "state": state, "metrics": controller.metrics()},
+                   f"{folder}/{kind}-{number}.pt")
+    dist.destroy_process_group()
+
+
+def reload(state, y, number):
+    fresh = sharded(Model())
+    set_model_state_dict(fresh, state if number == 0 else {}, options=StateDictOptions(
+        full_state_dict=True, broadcast_from_rank0=True))
+    torch.testing.assert_close(fresh.eval()(batch(0, 0)).detach(), y)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    torch.multiprocessing.spawn(rank, (str(folder),), nprocs=RANKS)
+    return folder
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_processes_train_as_one_does(kind, folder):
+    model = Model()
+    controller = dtopp.ThresholdController(model, kp=1.0, controller="solve" if kind == "fsdp2" else "pi")
+    thresholds = train(model, controller, lambda step: [batch(step, n) for n in range(RANKS * MICRO_BATCHES)])
+    assert len(set(thresholds)) == STEPS
+    numbers = controller.metrics()
+    of_ranks = [torch.load(folder / f"{kind}-{number}.pt") for number in range(RANKS)]
+    # FSDP2's state is gathered on the first process.
+    for name, parameter in model.state_dict().items():
+        torch.testing.assert_close(of_ranks[0]["state"][name], parameter, rtol=1e-5, atol=1e-7)
+    for one in of_ranks:
+        assert one["thresholds"] == pytest.approx(thresholds, rel=1e-12 if kind != "fsdp2" else 1e-6)
+        assert one["metrics"] == pytest.approx(numbers, rel=1e-5)
+    assert of_ranks[0]["thresholds"] == of_ranks[1]["thresholds"]
