@@ -84,14 +84,15 @@ def rank(number, folder):
         state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
         y = wrapped.eval()(batch(0, 0)).detach()
         if kind == "fsdp2":
-            reload(state, y, number)
+            reload(dict(state), controller.state_dict(), y, number)
         torch.save({"thresholds": thresholds, "state": state, "metrics": controller.metrics()},
                    f"{folder}/{kind}-{number}.pt")
     dist.destroy_process_group()
 
 
-def reload(state, y, number):
+def reload(state, of_controller, y, number):
     fresh = sharded(Model())
+    dtopp.ThresholdController(fresh).load_state_dict(of_controller)
     set_model_state_dict(fresh, state if number == 0 else {}, options=StateDictOptions(
         full_state_dict=True, broadcast_from_rank0=True))
     torch.testing.assert_close(fresh.eval()(batch(0, 0)).detach(), y)

@@ -1,0 +1,129 @@
+"""Ten optimiser steps of `dtopp train` on one layer, and the same ten of dtopp.MoE in a PyTorch model with PyTorch's
+AdamW, from the same checkpoint on."""
+
+import numpy as np
+import pytest
+import reference_model
+import reference_sampler
+import tiny_run
+import torch
+import torch.nn.functional as F
+from package_forms import both_forms
+
+import dtopp
+from dtopp import functional
+
+FIRST, LAST = 2, 11
+# Large enough losses to show; an eps that keeps Adam from turning the rounding of gradients near 0 into whole steps.
+COMMON = {
+    "model.num_layers": 1, "training.steps": 12, "checkpoint.every": 1, "checkpoint.keep": 0, "validation.every": 0,
+    "logging.tensorboard": "false", "model.init_std": 0.1, "optimizer.lr": 0.005, "optimizer.weight_decay": 0.1,
+    "optimizer.eps": 1e-3, "loss.lm_z": 0.001, "loss.load_balance": 0.01, "loss.dynamic": 0.01,
+    "loss.router_z": 0.001,
+}
+CASES = {
+    "pi": {},
+    "solve": {"routing.controller": "solve"},
+    "auto": {"routing.kp": "auto", "routing.ki": "auto"},
+    "top_k": {"routing.method": "top_k", "routing.top_k": 2, "routing.normalization": "fixed"},
+}
+LAYER = "model.layers.0."
+
+
+@pytest.fixture(scope="module", params=CASES)
+def run(request, dtopp_binary, tmp_path_factory):
+    directory = tmp_path_factory.mktemp(request.param)
+    overrides = COMMON | CASES[request.param]
+    done = tiny_run.dtopp("train", tiny_run.make(directory), *(f"{key}={value}" for key, value in overrides.items()))
+    assert done.returncode == 0, done.stderr
+    return directory
+
+
+def load(run, step):
+    return reference_model.load_checkpoint(run / f"run/checkpoints/step-{step:08d}")
+
+
+class Model(torch.nn.Module):
+    """The language model around one dtopp.MoE; parameters are those of a checkpoint."""
+
+    def __init__(self, config, parameters):
+        super().__init__()
+        model, routing, loss = config["model"], config["routing"], config["loss"]
+        top_k = routing["method"] == "top_k"
+        self.moe = dtopp.MoE(
+            model["hidden_size"], model["ffn_hidden_size"], model["num_experts"], method=routing["method"],
+            target_experts=routing["top_k"] if top_k else routing["target_experts"], threshold=routing["threshold"],
+            normalization=routing["normalization"],
+            **{name: loss[name] for name in ("load_balance", "dynamic", "router_z")})
+        below = {name.removeprefix(LAYER + "mlp."): value.detach() for name, value in parameters.items()}
+        self.moe.load_state_dict({name: below[name] for name in self.moe.state_dict()})
+        self.others = {name: value for name, value in parameters.items() if not name.startswith(LAYER + "mlp.")}
+        self.num_heads, self.z_weight = model["num_heads"], loss["lm_z"]
+
+    def named(self):
+        return self.others | {LAYER + "mlp." + name: value for name, value in self.moe.named_parameters()}
+
+    def norm(self, x, name):
+        return F.layer_norm(x, x.shape[-1:], self.others[name], eps=1e-5)
+
+    def forward(self, tokens_BL1):
+        embedding = self.others["model.embed_tokens.weight"]
+        x = embedding[tokens_BL1[:, :-1]]
+        x = x + reference_model.attention(self.norm(x, LAYER + "input_layernorm.weight"), self.others.__getitem__,
+                                          LAYER + "self_attn.", self.num_heads)
+        x = x + self.moe(self.norm(x, LAYER + "post_attention_layernorm.weight"))
+        x = self.norm(x, "model.norm.weight").flatten(0, 1)
+        return functional.linear_cross_entropy(x, embedding, tokens_BL1[:, 1:].flatten(), z_weight=self.z_weight)
+
+
+def adamw(model, config, moments):
+    o = config["optimizer"]
+    decays = [[], []]
+    for name, value in model.named().items():
+        decays[value.dim() >= 2].append(value)
+    optimizer = torch.optim.AdamW([{"params": decays[0], "weight_decay": 0.0}, {"params": decays[1]}],
+                                  betas=o["betas"], eps=o["eps"], weight_decay=o["weight_decay"])
+    for name, value in model.named().items():
+        optimizer.state[value] = {"step": torch.tensor(float(FIRST - 1))} | {
+            key: moments[f"{name}.{key}"].view_as(value) for key in ("exp_avg", "exp_avg_sq")}
+    return optimizer
+
+
+def test_ten_steps_are_those_of_the_trainer(run, both_forms):
+    config, parameters, moments, state = load(run, FIRST - 1)
+    model, routing = Model(config, parameters), config["routing"]
+    gains = {name: value if value == "auto" else float(value) for name, value in routing.items() if name in ("kp", "ki")}
+    controller = dtopp.ThresholdController(model, controller=routing["controller"], **gains)
+    if routing["method"] == "dtop_p":
+        controller.load_state_dict(state)
+    optimizer = adamw(model, config, moments)
+    controller.attach(optimizer)
+    tokens = np.fromfile(run / "train.npy", "<u2")
+    training, lines = config["training"], {line["step"]: line for line in tiny_run.metrics(run / "run")}
+    for step in range(FIRST, LAST + 1):
+        windows = torch.from_numpy(reference_sampler.samples(
+            tokens, config["model"]["sequence_length"], training["seed"], (step - 1) * training["global_batch_size"],
+            training["global_batch_size"]))
+        micro_batches = windows.split(training["micro_batch_size"])
+        controller.set_loss_scale(1 / len(micro_batches))
+        for batch in micro_batches:
+            (model(batch).loss / len(micro_batches)).backward()
+        torch.nn.utils.clip_grad_norm_(list(model.named().values()), config["optimizer"]["grad_clip"])
+        for group in optimizer.param_groups:
+            group["lr"] = reference_model.learning_rate(config, step)
+        optimizer.step()
+        optimizer.zero_grad()
+        numbers = {name: value for name, value in controller.metrics().items() if name in lines[step]}
+        assert len(numbers) >= 12 and numbers == pytest.approx({name: lines[step][name] for name in numbers}, rel=1e-5)
+    compare(model, controller, load(run, LAST))
+
+
+def compare(model, controller, checkpoint):
+    config, parameters, _, state = checkpoint
+    assert sorted(parameters) == sorted(model.named())
+    for name, value in model.named().items():
+        want = parameters[name].detach()
+        assert (value.detach().view_as(want) - want).norm() < 1e-6 * want.norm(), name
+    if config["routing"]["method"] == "dtop_p":
+        assert controller.state_dict() == pytest.approx({key: state[key] for key in ("threshold", "error_sum")},
+                                                        rel=1e-6)
