@@ -17,6 +17,7 @@ class StepCounts:
     def __init__(self, routers: Sequence[DTopPRouter], group: dist.ProcessGroup | None) -> None:
         device = routers[0].tally.device
         self._experts = [router.num_experts for router in routers]
+        self._scaled = [router.normalization == "dynamic" for router in routers]
         kinds = [[router.tally for router in routers], [router.sums for router in routers],
                  [router.masses for router in routers if router.counts_masses]]
         flat = [tensor.to(device, torch.float64) for tensors in kinds for tensor in tensors]
@@ -60,8 +61,9 @@ class StepCounts:
         experts, tally = self._experts[layer], self._tallies[layer].cpu()
         counts_E, (mean, deviation) = tally[:experts], _moments(tally[experts:])
         imbalance = (counts_E.max() / counts_E.mean()).item() if counts_E.sum() > 0 else 0.0
-        return {"active_experts": mean, "active_experts_std": deviation, "imbalance": imbalance,
-                "dead_experts": (counts_E == 0).sum().item(), "scale": self._mean_sums(layer)[-1]}
+        values = {"active_experts": mean, "active_experts_std": deviation, "imbalance": imbalance,
+                  "dead_experts": (counts_E == 0).sum().item()}
+        return values | {"scale": self._mean_sums(layer)[-1]} if self._scaled[layer] else values
 
     def _mean_sums(self, layer: int) -> list[float]:
         *sums, calls = self._sums[layer].tolist()
