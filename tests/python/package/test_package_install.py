@@ -29,20 +29,22 @@ def test_library_fits_the_torch_that_setup_installs():
     assert library.BUILT_FOR == version
 
 
-FORM = "import warnings; warnings.simplefilter('error'); from dtopp import form; print(form.current.__name__)"
+def test_an_empty_dtopp_ops_asks_for_the_plain_form():
+    done = python("import warnings; warnings.simplefilter('error'); from dtopp import form; "
+                  "print(form.current.__name__)", DTOPP_OPS="")
+    assert done.stdout.split() == ["dtopp.plain"], done.stderr
 
 
-@pytest.mark.parametrize("named,form", [(str(LIBRARY), "dtopp.compiled"), ("", "dtopp.plain")])
-def test_dtopp_ops_names_the_library(named, form):
-    done = python(FORM, DTOPP_OPS=named)
-    assert done.stdout.split() == [form], done.stderr
-
-
-@pytest.mark.parametrize("named,message", [("/nowhere/x.so", "DTOPP_OPS=/nowhere/x.so is not a file"),
-                                           (__file__, "cannot be loaded by torch")])
-def test_a_library_that_is_none_is_refused(named, message):
-    done = python(FORM, DTOPP_OPS=named)
-    assert done.returncode == 1 and message in done.stderr.splitlines()[-1]
+def test_dtopp_ops_names_the_library(monkeypatch):
+    from dtopp import library
+    monkeypatch.setenv("DTOPP_OPS", str(LIBRARY))
+    assert library.find() == LIBRARY and library.load()
+    monkeypatch.setenv("DTOPP_OPS", "/nowhere/x.so")
+    with pytest.raises(ImportError, match="DTOPP_OPS=/nowhere/x.so is not a file"):
+        library.load()
+    monkeypatch.setenv("DTOPP_OPS", __file__)
+    with pytest.raises(ImportError, match="cannot be loaded by torch 2.11"):
+        library.load()
 
 
 def test_another_torch_takes_the_plain_form_and_says_so(monkeypatch):

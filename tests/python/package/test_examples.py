@@ -1,0 +1,68 @@
+"""The programs of examples/ run, learn and hold their budget."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from package_forms import ROOT
+
+EXAMPLES = ROOT / "examples"
+sys.path.insert(0, str(EXAMPLES))
+TARGET = 4
+
+
+def run(*command):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, *map(str, command)], env=environment, capture_output=True, text=True,
+                          timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def byte_entropy():
+    """Of the sample text, in nats: what a model that knows nothing but how frequent bytes are would lose."""
+    import train_gpt
+    share = torch.bincount(train_gpt.load(train_gpt.SAMPLE), minlength=256).double()
+    return torch.special.entr(share / share.sum()).sum().item()
+
+
+def losses(printed):
+    return [float(loss) for loss in re.findall(r"(?<![\w/])loss\W+([\d.]+)", printed)]
+
+
+def experts(printed):
+    return [float(count) for count in re.findall(r"(?:experts |active_experts': ')([\d.]+)", printed)]
+
+
+@pytest.mark.parametrize("program", [
+    ["train_gpt.py", "--steps", 60],
+    ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, EXAMPLES / "two_processes.py", "--steps", 40],
+    ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, EXAMPLES / "two_processes.py", "--steps", 40,
+     "--fsdp"],
+], ids=["train_gpt", "two_processes", "two_processes_fsdp"])
+def test_language_models_learn_within_their_budget(program, byte_entropy):
+    program = [EXAMPLES / program[0], *program[1:]] if program[0].endswith(".py") else program
+    printed = run(*program)
+    assert losses(printed)[-1] < byte_entropy - 0.2
+    assert experts(printed)[-1] == pytest.approx(TARGET, rel=0.1)
+
+
+def test_hugging_face_trainer_learns_and_goes_on(tmp_path, byte_entropy):
+    printed = run(EXAMPLES / "huggingface_trainer.py", tmp_path, "--steps", 40)
+    assert losses(printed)[-1] < byte_entropy - 0.1
+    assert experts(printed)[-1] == pytest.approx(TARGET, rel=0.1)
+    resumed = run(EXAMPLES / "huggingface_trainer.py", tmp_path, "--steps", 50)
+    assert len(losses(resumed)) == 1 and losses(resumed)[0] < losses(printed)[0] - 0.5
+    assert experts(resumed) == pytest.approx([TARGET], rel=0.1)
+
+
+def test_classifier_tells_digits(tmp_path):
+    pictures = tmp_path / "digits.tar"
+    subprocess.run([sys.executable, ROOT / "scripts/draw_glyphs.py", pictures, "--count", "500"], check=True)
+    printed = run(EXAMPLES / "classify_images.py", pictures, "--steps", 100)
+    assert float(re.search(r"accuracy ([\d.]+) on 100 pictures", printed).group(1)) > 0.6
+    assert experts(printed)[-1] == pytest.approx(2, rel=0.1)
