@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 
@@ -14,10 +15,23 @@ sys.path.insert(0, str(EXAMPLES))
 TARGET = 4
 
 
-def run(*command):
+@pytest.fixture
+def run(monkeypatch, capfd):
+    """Runs a program here, torch being loaded already, with its arguments; returns what it printed."""
+    def call(program, *arguments):
+        monkeypatch.setattr(sys, "argv", [program, *map(str, arguments)])
+        capfd.readouterr()
+        runpy.run_path(str(EXAMPLES / program), run_name="__main__")
+        return capfd.readouterr().out
+
+    return call
+
+
+def torchrun(*arguments):
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, *map(str, command)], env=environment, capture_output=True, text=True,
-                          timeout=300)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run([*command, EXAMPLES / arguments[0], *arguments[1:]], env=environment, capture_output=True,
+                          text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -38,31 +52,31 @@ def experts(printed):
     return [float(count) for count in re.findall(r"(?:experts |active_experts': ')([\d.]+)", printed)]
 
 
-@pytest.mark.parametrize("program", [
-    ["train_gpt.py", "--steps", 60],
-    ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, EXAMPLES / "two_processes.py", "--steps", 40],
-    ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, EXAMPLES / "two_processes.py", "--steps", 40,
-     "--fsdp"],
-], ids=["train_gpt", "two_processes", "two_processes_fsdp"])
-def test_language_models_learn_within_their_budget(program, byte_entropy):
-    program = [EXAMPLES / program[0], *program[1:]] if program[0].endswith(".py") else program
-    printed = run(*program)
+def test_gpt_learns_within_its_budget(run, byte_entropy):
+    printed = run("train_gpt.py", "--steps", 60)
     assert losses(printed)[-1] < byte_entropy - 0.2
     assert experts(printed)[-1] == pytest.approx(TARGET, rel=0.1)
 
 
-def test_hugging_face_trainer_learns_and_goes_on(tmp_path, byte_entropy):
-    printed = run(EXAMPLES / "huggingface_trainer.py", tmp_path, "--steps", 40)
+@pytest.mark.parametrize("options", [[], ["--fsdp"]], ids=["replicated", "sharded"])
+def test_two_processes_learn_within_their_budget(options, byte_entropy):
+    printed = torchrun("two_processes.py", "--steps", "40", *options)
     assert losses(printed)[-1] < byte_entropy - 0.1
     assert experts(printed)[-1] == pytest.approx(TARGET, rel=0.1)
-    resumed = run(EXAMPLES / "huggingface_trainer.py", tmp_path, "--steps", 50)
+
+
+def test_hugging_face_trainer_learns_and_goes_on(run, tmp_path, byte_entropy):
+    printed = run("huggingface_trainer.py", tmp_path, "--steps", 40)
+    assert losses(printed)[-1] < byte_entropy - 0.1
+    assert experts(printed)[-1] == pytest.approx(TARGET, rel=0.1)
+    resumed = run("huggingface_trainer.py", tmp_path, "--steps", 50)
     assert len(losses(resumed)) == 1 and losses(resumed)[0] < losses(printed)[0] - 0.5
     assert experts(resumed) == pytest.approx([TARGET], rel=0.1)
 
 
-def test_classifier_tells_digits(tmp_path):
+def test_classifier_tells_digits(run, tmp_path):
     pictures = tmp_path / "digits.tar"
     subprocess.run([sys.executable, ROOT / "scripts/draw_glyphs.py", pictures, "--count", "500"], check=True)
-    printed = run(EXAMPLES / "classify_images.py", pictures, "--steps", 100)
+    printed = run("classify_images.py", pictures, "--steps", 100)
     assert float(re.search(r"accuracy ([\d.]+) on 100 pictures", printed).group(1)) > 0.6
     assert experts(printed)[-1] == pytest.approx(2, rel=0.1)

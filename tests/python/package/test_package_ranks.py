@@ -9,12 +9,12 @@ import torch.distributed as dist
 from package_forms import layer
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import dtopp
 
 RANKS, STEPS, MICRO_BATCHES = 2, 4, 2
-KINDS = ["ddp", "fsdp2", "ddp_in_checkpoints"]
+KINDS = ["ddp", "fsdp2", "ddp_in_checkpoints", "ddp_compiled", "fsdp2_compiled"]
 
 
 class Model(nn.Module):
@@ -72,13 +72,16 @@ def rank(number, folder):
     for kind in KINDS:
         model = Model()
         model.checkpointed = kind == "ddp_in_checkpoints"
-        if kind == "fsdp2":
+        if "compiled" in kind:
+            for moe in model.layers:
+                moe.compile(backend="aot_eager", fullgraph=True)
+        if kind.startswith("fsdp2"):
             wrapped = sharded(model)
             skip_sync = lambda wrapped=wrapped: without_sync_of_fsdp(wrapped)
         else:
             wrapped = nn.parallel.DistributedDataParallel(model)
             skip_sync = wrapped.no_sync
-        controller = dtopp.ThresholdController(wrapped, kp=1.0, controller="solve" if kind == "fsdp2" else "pi")
+        controller = dtopp.ThresholdController(wrapped, kp=1.0, controller="solve" if kind.startswith("fsdp2") else "pi")
         mine = range(number * MICRO_BATCHES, (number + 1) * MICRO_BATCHES)
         thresholds = train(wrapped, controller, lambda step: [batch(step, n) for n in mine], skip_sync)
         state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
@@ -87,7 +90,23 @@ def rank(number, folder):
             reload(dict(state), controller.state_dict(), y, number)
         torch.save({"thresholds": thresholds, "state": state, "metrics": controller.metrics()},
                    f"{folder}/{kind}-{number}.pt")
+    check_mixed_precision()
     dist.destroy_process_group()
+
+
+def check_mixed_precision():
+    """A router that is sharded by itself keeps its f32 parameters where everything else is bf16."""
+    model, x = Model(), batch(0, 0).bfloat16()
+    with torch.no_grad():
+        want = model.layers[0].gate.eval()(x).gates_TE
+    fully_shard(model.layers[0].gate)
+    fully_shard(model.layers[0], mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+    routed = []
+    model.layers[0].gate.register_forward_hook(lambda _, __, routing: routed.append(routing.gates_TE))
+    y = model.layers[0](x)
+    assert y.dtype == torch.bfloat16 and torch.equal(routed[0], want)
+    y.float().sum().backward()
+    assert all(parameter.grad.dtype == torch.float32 for parameter in model.layers[0].parameters())
 
 
 def reload(state, of_controller, y, number):
@@ -108,7 +127,7 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_processes_train_as_one_does(kind, folder):
     model = Model()
-    controller = dtopp.ThresholdController(model, kp=1.0, controller="solve" if kind == "fsdp2" else "pi")
+    controller = dtopp.ThresholdController(model, kp=1.0, controller="solve" if kind.startswith("fsdp2") else "pi")
     thresholds = train(model, controller, lambda step: [batch(step, n) for n in range(RANKS * MICRO_BATCHES)])
     assert len(set(thresholds)) == STEPS
     numbers = controller.metrics()
@@ -117,6 +136,6 @@ def test_two_processes_train_as_one_does(kind, folder):
     for name, parameter in model.state_dict().items():
         torch.testing.assert_close(of_ranks[0]["state"][name], parameter, rtol=1e-5, atol=1e-7)
     for one in of_ranks:
-        assert one["thresholds"] == pytest.approx(thresholds, rel=1e-12 if kind != "fsdp2" else 1e-6)
+        assert one["thresholds"] == pytest.approx(thresholds, rel=1e-6 if kind.startswith("fsdp2") else 1e-12)
         assert one["metrics"] == pytest.approx(numbers, rel=1e-5)
     assert of_ranks[0]["thresholds"] == of_ranks[1]["thresholds"]
