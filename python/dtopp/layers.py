@@ -109,8 +109,7 @@ class DTopPRouter(nn.Module):
 
     def _tally(self, routing: Routing, losses: tuple[Tensor, ...], scale: Tensor) -> None:
         operators.tally_(self.tally, torch.cat([routing.expert_counts_E, routing.active_histogram]))
-        values = [value.detach().double() for value in (*losses, scale)]
-        operators.tally_(self.sums, torch.stack([*values, torch.ones_like(values[0])]))
+        operators.tally_(self.sums, torch.stack([*losses, scale, scale.new_ones(())]).detach())
 
     def _begin(self, device: torch.device) -> None:
         # Plain tensors: buffers would be converted by .to(dtype), broadcast by DistributedDataParallel and saved.
