@@ -53,7 +53,7 @@ def experts(printed):
 
 
 def test_gpt_learns_within_its_budget(run, byte_entropy):
-    printed = run("train_gpt.py", "--steps", 60)
+    printed = run("train_gpt.py", 60)
     assert losses(printed)[-1] < byte_entropy - 0.2
     assert experts(printed)[-1] == pytest.approx(TARGET, rel=0.1)
 

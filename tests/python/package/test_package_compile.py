@@ -11,6 +11,7 @@ from torch.utils.checkpoint import (CheckpointPolicy, checkpoint,
                                     create_selective_checkpoint_contexts)
 
 import dtopp
+from dtopp import functional
 
 LOSSES = {"load_balance": 0.3, "dynamic": 0.2, "router_z": 0.1}
 
@@ -135,6 +136,22 @@ def test_number_of_tokens_may_vary(both_forms):
         x = torch.randn(tokens, 16)
         with torch.compiler.set_stance(stance):
             same(run(block, call, x), run(block, block, x))
+
+
+def test_functions_compile_into_one_graph(both_forms):
+    x, weight, targets = torch.randn(21, 8).requires_grad_(), torch.randn(30, 8).requires_grad_(), torch.arange(21)
+
+    def call(x, weight):
+        loss, _, z = functional.linear_cross_entropy(x, weight, targets, z_weight=0.1)
+        return (loss, z, *functional.token_log_probs(x, weight, targets),
+                functional.mass_histogram(x, torch.tensor(1.0), max_experts=3))
+
+    compiled = torch.compile(call, backend="aot_eager", fullgraph=True)(x, weight)
+    for got, want in zip(compiled, call(x, weight)):
+        torch.testing.assert_close(got, want)
+    want = torch.autograd.grad(call(x, weight)[0], (x, weight))
+    for grad, expect in zip(torch.autograd.grad(compiled[0], (x, weight)), want):
+        torch.testing.assert_close(grad, expect)
 
 
 def bf16(tensor):
