@@ -25,6 +25,7 @@ CASES = {
     "pi": {},
     "solve": {"routing.controller": "solve"},
     "auto": {"routing.kp": "auto", "routing.ki": "auto"},
+    "auto_from_above": {"routing.kp": "auto", "routing.ki": "auto", "routing.threshold": 0.8},
     "top_k": {"routing.method": "top_k", "routing.top_k": 2, "routing.normalization": "fixed"},
 }
 LAYER = "model.layers.0."
