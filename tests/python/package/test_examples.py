@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 from package_forms import ROOT
+from tiny_run import in_full
 
 EXAMPLES = ROOT / "examples"
 sys.path.insert(0, str(EXAMPLES))
@@ -58,9 +59,9 @@ def test_gpt_learns_within_its_budget(run, byte_entropy):
     assert experts(printed)[-1] == pytest.approx(TARGET, rel=0.1)
 
 
-@pytest.mark.parametrize("options", [[], ["--fsdp"]], ids=["replicated", "sharded"])
-def test_two_processes_learn_within_their_budget(options, byte_entropy):
-    printed = torchrun("two_processes.py", "--steps", "40", *options)
+@pytest.mark.parametrize("option", ["--fsdp", *in_full("--steps=40")])
+def test_two_processes_learn_within_their_budget(option, byte_entropy):
+    printed = torchrun("two_processes.py", "--steps=40", option)
     assert losses(printed)[-1] < byte_entropy - 0.1
     assert experts(printed)[-1] == pytest.approx(TARGET, rel=0.1)
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from ops_reference import close
 from package_forms import both_forms, gradients, layer, reference
+from tiny_run import in_full
 from torch.utils.checkpoint import (CheckpointPolicy, checkpoint,
                                     create_selective_checkpoint_contexts)
 
@@ -103,6 +104,7 @@ def test_checkpoint_of_a_compiled_layer_is_exact(kind):
     same(run(block, call, x), run(block, block, x))
 
 
+@pytest.mark.parametrize("both_forms", ["compiled", *in_full("plain")], indirect=True)
 def test_inductor_is_exact_and_a_moving_threshold_compiles_nothing_again(both_forms):
     block = Block()
     controller = dtopp.ThresholdController(block, kp=1.0)
@@ -129,6 +131,7 @@ def test_opcheck(both_forms, name):
     torch.library.opcheck(getattr(torch.ops.dtopp, name).default, arguments)
 
 
+@pytest.mark.parametrize("both_forms", ["compiled", *in_full("plain")], indirect=True)
 def test_number_of_tokens_may_vary(both_forms):
     block = Block()
     call = torch.compile(block, backend="aot_eager", fullgraph=True, dynamic=True)

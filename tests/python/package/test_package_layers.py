@@ -173,7 +173,13 @@ def test_routing_of_the_router_alone():
     assert torch.equal(moe.experts(x, routing.gates_TE), moe(x))
 
 
+def call_in_half_precision():
+    with torch.autocast("cpu", dtype=torch.float16):
+        layer()(torch.zeros(3, 16))
+
+
 MISTAKES = [
+    (call_in_half_precision, "moe_ffn: expected x of dtype .*, got torch.float16"),
     (lambda: dtopp.MoE(16, 12, 0), "num_experts of at least 1, got 0"),
     (lambda: dtopp.MoE(16, 12, 4), "target_experts from 1 to num_experts 4, got 8"),
     (lambda: dtopp.MoE(16, 12, 8, threshold=1.0), "threshold between 0 and 1"),

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from package_forms import layer
+from tiny_run import in_full
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -14,7 +15,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 import dtopp
 
 RANKS, STEPS, MICRO_BATCHES = 2, 4, 2
-KINDS = ["ddp", "fsdp2", "ddp_in_checkpoints", "ddp_compiled", "fsdp2_compiled"]
+KINDS = ["ddp", "fsdp2", "ddp_in_checkpoints", *in_full("ddp_compiled", "fsdp2_compiled")]
 
 
 class Model(nn.Module):
