@@ -3,7 +3,7 @@ PRESET ?= release
 BUILD  := build/$(PRESET)
 JOBS   ?= $(shell nproc)
 
-.PHONY: help quickstart quickstart-images test test-gpu bench-gpu nightly build bench format tidy clean
+.PHONY: help quickstart quickstart-images test test-gpu bench-gpu nightly build bench docs format tidy clean
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,11 @@ bench:  ## benchmarks side by side with peers, one JSON line a case
 	@scripts/setup.sh test
 	@$(MAKE) --no-print-directory .build-dtopp
 	@scripts/bench.sh
+
+docs:  ## install what is missing, build, make the site of docs/ in build/site
+	@scripts/setup.sh docs
+	@$(MAKE) --no-print-directory .build-dtopp
+	@NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs --quiet build && echo build/site/index.html
 
 format:  ## clang-format over every source file
 	@scripts/lint.sh format
