@@ -15,8 +15,9 @@ NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 MADE = {"commands.md", "python-reference.md", "benchmarks.md"}  # by scripts/docs_hooks.py
 
 
-def fences(text, language):
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.M | re.S)
+def fences(text, *languages):
+    """Code blocks of these languages; "" of none that is named."""
+    return [block for language, block in re.findall(r"^```(\w*)\n(.*?)^```", text, re.M | re.S) if language in languages]
 
 
 def anchors(text):
@@ -51,7 +52,7 @@ def test_code_blocks_are_code(name):
 
 def commands(text):
     """(verb, options) of every `dtopp …` in its code blocks and between backquotes."""
-    blocks = "\n".join(fences(text, r"(?:bash|sh|)")).replace("\\\n", " ")
+    blocks = "\n".join(fences(text, "", "bash", "sh")).replace("\\\n", " ")
     lines = [*blocks.splitlines(), *re.findall(r"`((?:build/release/bin/)?dtopp [^`]+)`", text)]
     for line in lines:
         for command in re.findall(r"(?:^|[ /])dtopp ([a-z].*)", line.split(" #")[0]):
