@@ -1,5 +1,5 @@
-"""Trains a small Llama whose feed-forward layers are dtopp.MoE with Hugging Face's Trainer, gradients accumulated and
-activations recomputed. Usage: huggingface_trainer.py OUTPUT [--steps N]
+"""Trains a small Llama whose feed-forward layers are dtopp.MoE with Hugging Face's Trainer, gradients
+accumulated and activations recomputed. Usage: huggingface_trainer.py OUTPUT [--steps N]
 """
 
 import argparse
@@ -73,8 +73,9 @@ def main():
         gradient_accumulation_steps=ACCUMULATED, activation_checkpointing=True, logging_steps=10, seed=1,
         save_steps=options.steps, report_to="none", disable_tqdm=True)
     has_checkpoint = any(pathlib.Path(options.output).glob("checkpoint-*"))
-    Trainer(model, arguments, train_dataset=Windows(load(SAMPLE)), callbacks=[ControllerCallback(controller)]).train(
-        resume_from_checkpoint=has_checkpoint)
+    trainer = Trainer(model, arguments, train_dataset=Windows(load(SAMPLE)),
+                      callbacks=[ControllerCallback(controller)])
+    trainer.train(resume_from_checkpoint=has_checkpoint)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Trains a small GPT with Mixture-of-Experts layers on the bytes of the sample text. Usage: train_gpt.py [STEPS]"""
+"""Trains a small Mixture-of-Experts GPT on bytes of the sample text. Usage: train_gpt.py [STEPS]"""
 
 import io
 import json

@@ -41,8 +41,8 @@ def main():
             dist.all_reduce(loss := loss.detach() / dist.get_world_size())
             numbers = controller.metrics()
             if dist.get_rank() == 0:
-                print(f"step {step}  loss {loss.item():.3f}  experts {numbers['moe/active_experts']:.2f} of 4  "
-                      f"p {numbers['moe/threshold']:.3f}", flush=True)
+                active = numbers["moe/active_experts"]
+                print(f"step {step}  loss {loss.item():.3f}  experts {active:.2f} of 4", flush=True)
     dist.destroy_process_group()
 
 

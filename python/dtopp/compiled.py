@@ -8,10 +8,10 @@ from torch import Tensor
 _Six = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
-def route(logits_TE: Tensor, scale: Tensor, threshold: Tensor, normalization: str, top_k: int, max_experts: int,
-          renormalize: bool) -> _Six:
-    return cast(_Six, torch.ops.dtopp.route(logits_TE, scale, threshold, normalization=normalization, top_k=top_k,
-                                            max_experts=max_experts, renormalize=renormalize))
+def route(logits_TE: Tensor, scale: Tensor, threshold: Tensor, normalization: str, top_k: int,
+          max_experts: int, renormalize: bool) -> _Six:
+    return cast(_Six, torch.ops.dtopp.route(logits_TE, scale, threshold, normalization=normalization,
+                                            top_k=top_k, max_experts=max_experts, renormalize=renormalize))
 
 
 def experts_forward(x_TD: Tensor, gates_TE: Tensor, gate_up_proj: Tensor,
@@ -21,13 +21,15 @@ def experts_forward(x_TD: Tensor, gates_TE: Tensor, gate_up_proj: Tensor,
                 torch.ops.dtopp.moe_ffn_forward(x_TD, gates_TE, pairs_A2, gate_up_proj, down_proj))
 
 
-def experts_backward(grad_y_TD: Tensor, x_TD: Tensor, gates_TE: Tensor, gate_up_proj: Tensor, down_proj: Tensor,
-                     pre_activations_AG: Tensor, needed: list[bool]) -> list[Tensor | None]:
+def experts_backward(grad_y_TD: Tensor, x_TD: Tensor, gates_TE: Tensor, gate_up_proj: Tensor,
+                     down_proj: Tensor, pre_activations_AG: Tensor,
+                     needed: list[bool]) -> list[Tensor | None]:
     return list(torch.ops.dtopp.moe_ffn_backward(grad_y_TD, x_TD, gates_TE, gate_up_proj, down_proj,
                                                  pre_activations_AG, needed))
 
 
-def mass_histogram(logits_TE: Tensor, scale: Tensor, normalization: str, max_experts: int, stride: int) -> Tensor:
+def mass_histogram(logits_TE: Tensor, scale: Tensor, normalization: str, max_experts: int,
+                   stride: int) -> Tensor:
     return cast(Tensor, torch.ops.dtopp.mass_histogram(logits_TE, scale, normalization=normalization,
                                                        max_experts=max_experts, stride=stride))
 

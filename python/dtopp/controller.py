@@ -20,34 +20,37 @@ Gain = float | Literal["auto"]
 
 
 class ThresholdController:
-    """Once per optimiser step, with a the mean number of experts that the step's tokens chose (over micro-batches,
-    processes and, for scope global, layers), T the routers' target_experts and E their experts:
+    """Once per optimiser step, with a the mean number of experts that the step's tokens chose (over
+    micro-batches, processes and, for scope global, layers), T the routers' target_experts and E their
+    experts:
 
         e = (T - a) / E        controller pi: error_sum += e
         p <- p_0 + kp e + ki error_sum, clipped to [1e-6, 1 - 1e-6]
 
-    Where that p lies beyond a bound and e pushes outwards, e is left out of error_sum and p is the bound. A gain that
-    is "auto" is 0.1 (kp), 0.3 (ki) over (da/dp) / E, da/dp the rise of the step's curve a(p) towards the target; with
-    ki "auto" error_sum stands for the sum of ki e. controller "solve" needs no gains: p is where that curve reaches T
-    plus half of what was missing so far.
+    Where that p lies beyond a bound and e pushes outwards, e is left out of error_sum and p is the bound. A
+    gain that is "auto" is 0.1 (kp), 0.3 (ki) over (da/dp) / E, da/dp the rise of the step's curve a(p)
+    towards the target; with ki "auto" error_sum stands for the sum of ki e. controller "solve" needs no
+    gains: p is where that curve reaches T plus half of what was missing so far.
 
-    It counts in training mode alone, what is recomputed once. It divides the routers' losses by their number, and with
-    method top_k or top_p that and metrics() are all it does. Call step() after the optimiser's, or attach() it there;
-    set_loss_scale(1 / n) where gradients of n micro-batches are added up. Compile, wrap or shard the model before or
-    after; every process of the group must take its steps.
+    It counts in training mode alone, what is recomputed once. It divides the routers' losses by their number,
+    and with method top_k or top_p that and metrics() are all it does. Call step() after the optimiser's, or
+    attach() it there; set_loss_scale(1 / n) where gradients of n micro-batches are added up. Compile, wrap or
+    shard the model before or after; every process of the group must take its steps.
 
     Args:
         model: any module with MoE or DTopPRouter modules in it.
+        kp, ki: the gains of controller pi, numbers of at least 0 or "auto".
         scope: "global", one threshold for all layers; "layer", one each, with its own target.
         process_group: whose counts are added up; the default group where torch.distributed is initialised.
         controller: "pi" or "solve".
 
     Raises:
-        ValueError: no router; routers that differ in what one threshold needs to share; an option out of range.
+        ValueError: no router; routers that differ in what one threshold shares; an option out of range.
     """
 
     def __init__(self, model: nn.Module, kp: Gain = 0.1, ki: Gain = 0.1,
-                 scope: Literal["global", "layer"] = "global", process_group: dist.ProcessGroup | None = None, *,
+                 scope: Literal["global", "layer"] = "global",
+                 process_group: dist.ProcessGroup | None = None, *,
                  controller: Literal["pi", "solve"] = "pi") -> None:
         self.routers = [module for module in model.modules() if isinstance(module, DTopPRouter)]
         self.kp, self.ki, self.scope, self.controller = kp, ki, scope, controller
@@ -70,8 +73,8 @@ class ThresholdController:
 
     @torch.no_grad()
     def step(self, applied: bool = True) -> None:
-        """One optimiser step has passed: takes what was counted and moves p. With applied False, where the optimiser's
-        step was skipped, what was counted is dropped and p stays."""
+        """One optimiser step has passed: takes what was counted and moves p. With applied False, where the
+        optimiser's step was skipped, what was counted is dropped and p stays."""
         counts = StepCounts(self.routers, self._group)
         if not applied:
             return
@@ -90,18 +93,18 @@ class ThresholdController:
         return optimizer.register_step_post_hook(lambda *_: self.step())
 
     def set_loss_scale(self, scale: float) -> None:
-        """What the routers' losses are multiplied by: 1 / n for the mean over n micro-batches, as the model's own loss
-        is by whoever calls backward."""
+        """What the routers' losses are multiplied by: 1 / n for the mean over n micro-batches, as the model's
+        own loss is by whoever calls backward."""
         for router in self.routers:
             router.loss_scale.fill_(scale / len(self.routers))
 
     def state_dict(self) -> dict[str, Any]:
-        """threshold and error_sum, as in a dtopp checkpoint's state.json: numbers, or lists of one a layer."""
+        """threshold and error_sum as in a checkpoint's state.json: numbers, or lists of one a layer."""
         values = {"threshold": self._threshold_C.tolist(), "error_sum": self._error_sum_C.tolist()}
         return values if self.scope == "layer" else {name: one for name, (one,) in values.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raises ValueError for a state of another number of controllers, KeyError where a value is missing."""
+        """Raises ValueError for a state of another number of layers, KeyError where a value is missing."""
         loaded = {}
         for name in ("threshold", "error_sum"):
             values = state[name] if isinstance(state[name], (list, tuple)) else [state[name]]
@@ -113,8 +116,8 @@ class ThresholdController:
         self._write()
 
     def metrics(self) -> dict[str, float]:
-        """Numbers of the last step by the names of metrics.jsonl, moe/threshold the p used in it; {} before one. The
-        host waits for the device."""
+        """Numbers of the last step by the names of metrics.jsonl, moe/threshold the p used in it; {} before
+        one. The host waits for the device."""
         if self._counts is None:
             return {}
         values = self._counts.metrics()
@@ -170,8 +173,8 @@ class ThresholdController:
         return curve.threshold(self._target_C + now_C * self._experts_C), sum_C
 
     def _write(self) -> None:
-        thresholds = self._threshold_C.expand(len(self.routers)) if self.scope == "global" else self._threshold_C
-        for router, threshold in zip(self.routers, thresholds):
+        # expand: one for all, or as many as there are already.
+        for router, threshold in zip(self.routers, self._threshold_C.expand(len(self.routers))):
             router.threshold.copy_(threshold)
 
     def _list(self, values: list[float]) -> Tensor:
@@ -191,7 +194,8 @@ class ThresholdController:
             shared += ["num_experts", "target_experts", "initial_threshold"]
         for name in shared:
             values = sorted({str(getattr(router, name)) for router in self.routers})
-            _expect(len(values) == 1, f"routers of one {name} for scope {self.scope}, got {', '.join(values)}")
+            _expect(len(values) == 1,
+                    f"routers of one {name} for scope {self.scope}, got {', '.join(values)}")
 
 
 def _expect(fits: bool, expected: str) -> None:

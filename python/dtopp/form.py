@@ -11,11 +11,12 @@ class Form(Protocol):
     """What both forms have; shapes, equations and errors are those of dtopp.functional."""
 
     def route(self, logits_TE: Tensor, scale: Tensor, threshold: Tensor, normalization: str, top_k: int,
-              max_experts: int, renormalize: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]: ...
+              max_experts: int,
+              renormalize: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]: ...
 
     def experts_forward(self, x_TD: Tensor, gates_TE: Tensor, gate_up_proj: Tensor,
                         down_proj: Tensor) -> tuple[Tensor, Tensor]:
-        """(y_TD, pre_activations_AG): W_gate x and W_up x of each of the A pairs, kept for the backward pass."""
+        """(y_TD, pre_activations_AG): W_gate x and W_up x of each of the A pairs, for the backward pass."""
 
     def experts_backward(self, grad_y_TD: Tensor, x_TD: Tensor, gates_TE: Tensor, gate_up_proj: Tensor,
                          down_proj: Tensor, pre_activations_AG: Tensor,

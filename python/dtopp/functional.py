@@ -1,6 +1,6 @@
-"""The operators as functions, in the form that fits (dtopp.form). Shapes: T tokens, E experts, D hidden size, F expert
-FFN size, V vocabulary. Each raises ValueError, its message beginning with its name, for shapes, dtypes, devices and
-options that do not fit.
+"""The operators as functions, in the form that fits (dtopp.form). Shapes: T tokens, E experts, D hidden size,
+F expert FFN size, V vocabulary. Each raises ValueError, its message beginning with its name, for shapes,
+dtypes, devices and options that do not fit.
 """
 
 from collections.abc import Callable
@@ -41,9 +41,9 @@ def route(logits_TE: Tensor, scale: Tensor, threshold: Tensor, *, normalization:
         P = softmax(s)
         gate_e = P_e / (sum of P over S) for e in S, else 0          P_e itself without renormalize
 
-    mean and sigma are over the token's logits, sigma = sqrt(variance + 1e-6), with divisor E. S: the top_k likeliest
-    experts, of equally likely ones the lower index first; with top_k 0 the fewest likeliest experts whose P add up
-    to the threshold, at least one. The gradient takes S as given.
+    mean and sigma are over the token's logits, sigma = sqrt(variance + 1e-6), with divisor E. S: the top_k
+    likeliest experts, of equally likely ones the lower index first; with top_k 0 the fewest likeliest experts
+    whose P add up to the threshold, at least one. The gradient takes S as given.
 
     Args:
         logits_TE: f32, bf16 or f64 [T, E].
@@ -54,12 +54,15 @@ def route(logits_TE: Tensor, scale: Tensor, threshold: Tensor, *, normalization:
     _check_logits("route", logits_TE, scale, normalization)
     experts = logits_TE.shape[1]
     _expect("route", threshold.dtype == torch.float64 and threshold.dim() == 0,
-            lambda: f"a threshold of dtype torch.float64 and shape [], got {threshold.dtype} {list(threshold.shape)}")
+            lambda: f"a threshold of dtype torch.float64 and shape [], got {threshold.dtype} "
+            f"{list(threshold.shape)}")
     _expect("route", threshold.device == logits_TE.device,
             lambda: f"a threshold on the logits' device {logits_TE.device}, got {threshold.device}")
-    _expect("route", 0 <= top_k <= experts, lambda: f"top_k from 0 to the number of experts {experts}, got {top_k}")
+    _expect("route", 0 <= top_k <= experts,
+            lambda: f"top_k from 0 to the number of experts {experts}, got {top_k}")
     _expect("route", max_experts >= 0, lambda: f"max_experts of at least 0, got {max_experts}")
-    return Routing(*form.current.route(logits_TE, scale, threshold, normalization, top_k, max_experts, renormalize))
+    return Routing(*form.current.route(logits_TE, scale, threshold, normalization, top_k, max_experts,
+                                       renormalize))
 
 
 def moe_ffn(x_TD: Tensor, gates_TE: Tensor, gate_up_proj: Tensor, down_proj: Tensor) -> Tensor:
@@ -67,8 +70,8 @@ def moe_ffn(x_TD: Tensor, gates_TE: Tensor, gate_up_proj: Tensor, down_proj: Ten
 
         y = sum over e of gate_e E_e(x)        E_e(x) = W_down (silu(W_gate x) * W_up x)
 
-    Any number of experts a token and of tokens an expert, none included. Only pairs of a token and an expert with a
-    gate other than 0 cost anything. Differentiable in all four; a gate that is 0 has the gradient 0.
+    Any number of experts a token and of tokens an expert, none included. Only pairs of a token and an expert
+    with a gate other than 0 cost anything. Differentiable in all four; a gate that is 0 has the gradient 0.
 
     Args:
         x_TD: f32, bf16 or f64 [T, D].
@@ -86,8 +89,8 @@ def moe_ffn(x_TD: Tensor, gates_TE: Tensor, gate_up_proj: Tensor, down_proj: Ten
 
 def mass_histogram(logits_TE: Tensor, scale: Tensor, *, normalization: Normalization = "dynamic",
                    max_experts: int = 0, stride: int = 1) -> Tensor:
-    """How many experts would join at any threshold: counts of the probability c_j before a token's j-th likeliest
-    expert, j >= 2. The mean number of active experts at p is 1 + (number of c_j < p) / tokens.
+    """How many experts would join at any threshold: counts of the probability c_j before a token's j-th
+    likeliest expert, j >= 2. The mean number of active experts at p is 1 + (number of c_j < p) / tokens.
 
     Args:
         logits_TE, scale, normalization, max_experts: as in route.
@@ -124,12 +127,13 @@ def linear_cross_entropy(x_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, *, 
         targets_T: int64 [T], from 0 to V - 1 or ignore_index.
     """
     _check_projection("linear_cross_entropy", x_TD, weight_VD, targets_T)
-    return CrossEntropy(*form.current.linear_cross_entropy(x_TD, weight_VD, targets_T, z_weight, ignore_index))
+    return CrossEntropy(*form.current.linear_cross_entropy(x_TD, weight_VD, targets_T, z_weight,
+                                                           ignore_index))
 
 
 def token_log_probs(x_TD: Tensor, weight_VD: Tensor, targets_T: Tensor) -> tuple[Tensor, Tensor]:
-    """Each target's log softmax(x W^T), f32 [T], in nats, and the likeliest id, int64 [T], of several the lowest.
-    Arguments as in linear_cross_entropy, with no target ignored. Not differentiable."""
+    """Each target's log softmax(x W^T), f32 [T], in nats, and the likeliest id, int64 [T], of several the
+    lowest. Arguments as in linear_cross_entropy, with no target ignored. Not differentiable."""
     _check_projection("token_log_probs", x_TD, weight_VD, targets_T)
     return form.current.token_log_probs(x_TD.detach(), weight_VD.detach(), targets_T)
 
@@ -157,7 +161,8 @@ def _check_experts(x_TD: Tensor, gates_TE: Tensor, gate_up_proj: Tensor, down_pr
     op, dtype = "moe_ffn", x_TD.dtype
     _expect(op, dtype in _REALS, lambda: f"x of dtype float32, bfloat16 or float64, got {dtype}")
     _expect(op, gate_up_proj.dtype == dtype and down_proj.dtype == dtype,
-            lambda: f"gate_up_proj and down_proj of x's dtype {dtype}, got {gate_up_proj.dtype} and {down_proj.dtype}")
+            lambda: f"gate_up_proj and down_proj of x's dtype {dtype}, got {gate_up_proj.dtype} and "
+            f"{down_proj.dtype}")
     real = torch.float64 if dtype == torch.float64 else torch.float32
     _expect(op, gates_TE.dtype == real, lambda: f"gates of dtype {real}, got {gates_TE.dtype}")
     _expect(op, x_TD.dim() == 2, lambda: f"x of shape [tokens, hidden], got {list(x_TD.shape)}")
@@ -171,13 +176,14 @@ def _check_experts(x_TD: Tensor, gates_TE: Tensor, gate_up_proj: Tensor, down_pr
     _expect(op, tuple(gate_up_proj.shape) == want,
             lambda: f"gate_up_proj of shape {list(want)}, got {list(gate_up_proj.shape)}")
     _expect(op, gates_TE.device == gate_up_proj.device == down_proj.device == x_TD.device,
-            lambda: f"all tensors on x's device {x_TD.device}, got gates on {gates_TE.device}, gate_up_proj on "
-            f"{gate_up_proj.device}, down_proj on {down_proj.device}")
+            lambda: f"all tensors on x's device {x_TD.device}, got gates on {gates_TE.device}, gate_up_proj "
+            f"on {gate_up_proj.device}, down_proj on {down_proj.device}")
 
 
 def _check_projection(op: str, x_TD: Tensor, weight_VD: Tensor, targets_T: Tensor) -> None:
     _expect(op, x_TD.dtype in _REALS, lambda: f"x of dtype float32, bfloat16 or float64, got {x_TD.dtype}")
-    _expect(op, weight_VD.dtype == x_TD.dtype, lambda: f"a weight of x's dtype {x_TD.dtype}, got {weight_VD.dtype}")
+    _expect(op, weight_VD.dtype == x_TD.dtype,
+            lambda: f"a weight of x's dtype {x_TD.dtype}, got {weight_VD.dtype}")
     _expect(op, x_TD.dim() == 2, lambda: f"x of shape [tokens, hidden], got {list(x_TD.shape)}")
     _expect(op, weight_VD.dim() == 2 and weight_VD.shape[1] == x_TD.shape[1],
             lambda: f"a weight of shape [vocabulary, {x_TD.shape[1]}], got {list(weight_VD.shape)}")
@@ -185,5 +191,5 @@ def _check_projection(op: str, x_TD: Tensor, weight_VD: Tensor, targets_T: Tenso
             lambda: f"targets of dtype torch.int64 and shape [{x_TD.shape[0]}], got {targets_T.dtype} "
             f"{list(targets_T.shape)}")
     _expect(op, weight_VD.device == x_TD.device == targets_T.device,
-            lambda: f"all tensors on x's device {x_TD.device}, got the weight on {weight_VD.device}, targets on "
-            f"{targets_T.device}")
+            lambda: f"all tensors on x's device {x_TD.device}, got the weight on {weight_VD.device}, targets "
+            f"on {targets_T.device}")

@@ -1,5 +1,5 @@
-"""The Mixture-of-Experts layer and its two parts, as modules. Shapes: T tokens, D hidden size, E experts, F expert FFN
-size."""
+"""The Mixture-of-Experts layer and its two parts, as modules. Shapes: T tokens, D hidden size, E experts, F
+expert FFN size."""
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -25,15 +25,16 @@ class DTopPRouter(nn.Module):
 
         load_balance E sum_i f_i Q_i + dynamic mean(-sum P log P) + router_z mean(logsumexp(z)^2)
 
-    with f_i the share of tokens sent to expert i (a constant) and Q_i the mean of P_i, enter in training through the
-    gradient of the gates: what is minimised must not add them. They are multiplied by `loss_scale`, which a
-    ThresholdController sets to 1 / (number of layers).
+    with f_i the share of tokens sent to expert i (a constant) and Q_i the mean of P_i, enter in training
+    through the gradient of the gates: what is minimised must not add them. They are multiplied by
+    `loss_scale`, which a ThresholdController sets to 1 / (number of layers).
 
     Everything from the logits on is computed in f32 (f64 for f64 parameters), under autocast too.
 
     Args:
         hidden_size, num_experts: D, E.
-        target_experts: T, the mean number of experts a token that a ThresholdController holds; k with method top_k.
+        target_experts: T, the mean number of experts a token that a ThresholdController holds; k with method
+            top_k.
         threshold: p; with method dtop_p where it starts from.
         method: top_k, top_p (p is constant) or dtop_p (a ThresholdController moves p).
         normalization, renormalize, max_experts: as in dtopp.functional.route.
@@ -41,19 +42,21 @@ class DTopPRouter(nn.Module):
 
     Parameters: weight [E, D]; scale [1], theta, when normalization is dynamic.
 
-    Not in the state_dict, and never converted to another dtype: `threshold`, p, f64 []; what is counted between two
-    steps of a controller. A controller saves p; `router.threshold.fill_(p)` sets it by hand.
+    Not in the state_dict, and never converted to another dtype: `threshold`, p, f64 []; what is counted
+    between two steps of a controller. A controller saves p; `router.threshold.fill_(p)` sets it by hand.
 
     Raises:
         ValueError: an option out of range; at a call, an input of another shape.
     """
 
-    def __init__(self, hidden_size: int, num_experts: int, *, target_experts: float = 8, threshold: float = 0.25,
-                 method: Method = "dtop_p", normalization: Normalization = "dynamic", renormalize: bool = True,
-                 max_experts: int = 0, load_balance: float = 1e-4, dynamic: float = 1e-3, router_z: float = 0.0,
+    def __init__(self, hidden_size: int, num_experts: int, *, target_experts: float = 8,
+                 threshold: float = 0.25, method: Method = "dtop_p", normalization: Normalization = "dynamic",
+                 renormalize: bool = True, max_experts: int = 0, load_balance: float = 1e-4,
+                 dynamic: float = 1e-3, router_z: float = 0.0,
                  device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> None:
         super().__init__()
-        self.hidden_size, self.num_experts = _size("hidden_size", hidden_size), _size("num_experts", num_experts)
+        self.hidden_size = _size("hidden_size", hidden_size)
+        self.num_experts = _size("num_experts", num_experts)
         self.method, self.normalization = method, normalization
         self.target_experts, self.initial_threshold = target_experts, threshold
         self.renormalize, self.max_experts = renormalize, max_experts
@@ -112,7 +115,8 @@ class DTopPRouter(nn.Module):
         operators.tally_(self.sums, torch.stack([*losses, scale, scale.new_ones(())]).detach())
 
     def _begin(self, device: torch.device) -> None:
-        # Plain tensors: buffers would be converted by .to(dtype), broadcast by DistributedDataParallel and saved.
+        # Plain tensors: buffers would be converted by .to(dtype), broadcast by DistributedDataParallel,
+        # saved.
         self.threshold = torch.full((), self.initial_threshold, dtype=torch.float64, device=device)
         self.loss_scale = torch.ones((), device=device)
         # Expert counts [E] and the histogram of active experts [E + 1] since the last step of a controller.
@@ -134,7 +138,8 @@ class DTopPRouter(nn.Module):
 
     def _check(self) -> None:
         experts, target, threshold = self.num_experts, self.target_experts, self.initial_threshold
-        _expect(self.method in ("top_k", "top_p", "dtop_p"), f"method top_k, top_p or dtop_p, got '{self.method}'")
+        _expect(self.method in ("top_k", "top_p", "dtop_p"),
+                f"method top_k, top_p or dtop_p, got '{self.method}'")
         _expect(self.normalization in ("none", "fixed", "dynamic"),
                 f"normalization none, fixed or dynamic, got '{self.normalization}'")
         _expect(0 < threshold < 1, f"a threshold between 0 and 1, both excluded, got {threshold}")
@@ -194,15 +199,15 @@ class Experts(nn.Module):
 class MoE(nn.Module):
     """A Mixture-of-Experts feed-forward layer: y = sum over the chosen experts of gate_e E_e(x).
 
-    Arguments are those of DTopPRouter, `gate`, and Experts, `experts`; so are the errors. The state_dict holds
-    gate.weight [E, D], gate.scale [1] (when dynamic), experts.gate_up_proj [E, 2F, D], experts.down_proj [E, D, F]: the
-    names of a dtopp checkpoint below `mlp.`, which load_state_dict takes.
+    Arguments are those of DTopPRouter, `gate`, and Experts, `experts`; so are the errors. The state_dict
+    holds gate.weight [E, D], gate.scale [1] (when dynamic), experts.gate_up_proj [E, 2F, D],
+    experts.down_proj [E, D, F]: the names of a dtopp checkpoint below `mlp.`, which load_state_dict takes.
     """
 
     def __init__(self, hidden_size: int, ffn_hidden_size: int, num_experts: int, *, target_experts: float = 8,
                  threshold: float = 0.25, method: Method = "dtop_p", normalization: Normalization = "dynamic",
-                 renormalize: bool = True, max_experts: int = 0, load_balance: float = 1e-4, dynamic: float = 1e-3,
-                 router_z: float = 0.0, device: torch.device | str | None = None,
+                 renormalize: bool = True, max_experts: int = 0, load_balance: float = 1e-4,
+                 dynamic: float = 1e-3, router_z: float = 0.0, device: torch.device | str | None = None,
                  dtype: torch.dtype | None = None) -> None:
         super().__init__()
         self.gate = DTopPRouter(

@@ -16,8 +16,8 @@ _PLACES = (_PACKAGE / "lib/libdtopp_ops.so", _PACKAGE.parents[1] / "build/releas
 def find() -> pathlib.Path | None:
     """The library to load; None for the plain PyTorch form.
 
-    DTOPP_OPS names one; empty, it asks for the plain form. Otherwise it is the package's own, else that of the
-    checkout's release build, where torch is the version it was built for.
+    DTOPP_OPS names one; empty, it asks for the plain form. Otherwise it is the package's own, else that of
+    the checkout's release build, where torch is the version it was built for.
 
     Raises:
         ImportError: DTOPP_OPS names a file that is not there.
@@ -25,7 +25,8 @@ def find() -> pathlib.Path | None:
     named = os.environ.get("DTOPP_OPS")
     if named is not None:
         if named and not pathlib.Path(named).is_file():
-            raise ImportError(f"DTOPP_OPS={named} is not a file; name libdtopp_ops.so, or nothing for the plain form")
+            raise ImportError(f"DTOPP_OPS={named} is not a file; name libdtopp_ops.so, or nothing for "
+                              "the plain form")
         return pathlib.Path(named).resolve() if named else None
     found = next((place for place in _PLACES if place.is_file()), None)
     if found is None:
@@ -60,4 +61,5 @@ def _load(path: pathlib.Path) -> None:
 
 
 def _warn(reason: str) -> None:
-    warnings.warn(f"dtopp: {reason}; the plain PyTorch form is used, with the same results, slower", stacklevel=3)
+    warnings.warn(f"dtopp: {reason}; the plain PyTorch form is used, with the same results, slower",
+                  stacklevel=3)

@@ -1,5 +1,6 @@
 """How many experts tokens would choose at every threshold, as it was in a step: from the counts of
-dtopp.functional.mass_histogram. Between the edges of a bin masses are taken to lie evenly. C: controllers, M: bins.
+dtopp.functional.mass_histogram. Between the edges of a bin masses are taken to lie evenly. C: controllers, M:
+bins.
 """
 
 import torch
@@ -51,7 +52,8 @@ class MassCurve:
         return _at(self._up_to_CM, bin_C) - _at(self._masses_CM, bin_C) * ((end_C - p_C) / (end_C - begin_C))
 
     def _at_count(self, count_C: Tensor) -> Tensor:
-        bin_C = torch.searchsorted(self._up_to_CM, count_C[:, None])[:, 0].clamp(0, self._masses_CM.shape[1] - 1)
+        bin_C = torch.searchsorted(self._up_to_CM, count_C[:, None])[:, 0]
+        bin_C = bin_C.clamp(0, self._masses_CM.shape[1] - 1)
         begin_C, end_C = self._edges[bin_C], self._edges[bin_C + 1]
         beyond_C = (_at(self._up_to_CM, bin_C) - count_C) / _at(self._masses_CM, bin_C)
         p_C = (end_C - (end_C - begin_C) * beyond_C).clamp(MIN_THRESHOLD, MAX_THRESHOLD)

@@ -22,11 +22,11 @@ def _(x_TD: Tensor, gates_TE: Tensor, gate_up_proj: Tensor, down_proj: Tensor) -
 
 
 @torch.library.custom_op("dtopp::experts_backward", mutates_args=())
-def experts_backward(grad_y_TD: Tensor, x_TD: Tensor, gates_TE: Tensor, gate_up_proj: Tensor, down_proj: Tensor,
-                     pre_activations_AG: Tensor, needed: Sequence[bool]) -> list[Tensor]:
+def experts_backward(grad_y_TD: Tensor, x_TD: Tensor, gates_TE: Tensor, gate_up_proj: Tensor,
+                     down_proj: Tensor, pre_activations_AG: Tensor, needed: Sequence[bool]) -> list[Tensor]:
     """Gradients of experts' four arguments, an empty tensor for each that is not needed."""
-    grads = form.current.experts_backward(grad_y_TD, x_TD, gates_TE, gate_up_proj, down_proj, pre_activations_AG,
-                                          list(needed))
+    grads = form.current.experts_backward(grad_y_TD, x_TD, gates_TE, gate_up_proj, down_proj,
+                                          pre_activations_AG, list(needed))
     return [grad if need and grad is not None else x_TD.new_empty(0) for need, grad in zip(needed, grads)]
 
 

@@ -1,7 +1,7 @@
 """The operators in plain PyTorch (dtopp.form.Form), for where the compiled ones do not fit.
 
-Experts are computed one after the other, each for its own tokens; the logits of the output projection are held
-whole. What is not finite is treated as the compiled operators do: such a token's gates are NaN.
+Experts are computed one after the other, each for its own tokens; the logits of the output projection are
+held whole. What is not finite is treated as the compiled operators do: such a token's gates are NaN.
 """
 
 import torch
@@ -23,7 +23,7 @@ def _normalized(logits_TE: Tensor, scale: Tensor, normalization: str) -> tuple[T
 
 
 def _chosen(prob_TE: Tensor, threshold: Tensor, top_k: int, max_experts: int) -> Tensor:
-    """bool [T, E]. Sums are formed in double, likeliest first; what is not finite has no order but the index."""
+    """bool [T, E]. Sums are formed in double, likeliest first; what is not finite is ordered by index."""
     finite_T1 = prob_TE.isfinite().all(-1, keepdim=True)
     sorted_TE, order_TE = prob_TE.where(finite_T1, 0).sort(dim=-1, descending=True, stable=True)
     rank_E = torch.arange(prob_TE.shape[1], device=prob_TE.device)
@@ -37,8 +37,8 @@ def _chosen(prob_TE: Tensor, threshold: Tensor, top_k: int, max_experts: int) ->
     return torch.zeros_like(prob_TE, dtype=torch.bool).scatter(-1, order_TE, keep_TE)
 
 
-def route(logits_TE: Tensor, scale: Tensor, threshold: Tensor, normalization: str, top_k: int, max_experts: int,
-          renormalize: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def route(logits_TE: Tensor, scale: Tensor, threshold: Tensor, normalization: str, top_k: int,
+          max_experts: int, renormalize: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     z_TE, s_TE = _normalized(logits_TE, scale, normalization)
     prob_TE, tokens = s_TE.softmax(-1), max(z_TE.shape[0], 1)
     chosen_TE = _chosen(prob_TE.detach(), threshold, top_k, max_experts)
@@ -73,13 +73,15 @@ def experts_forward(x_TD: Tensor, gates_TE: Tensor, gate_up_proj: Tensor,
     return y_TD.to(x_TD.dtype), pre_AG
 
 
-def experts_backward(grad_y_TD: Tensor, x_TD: Tensor, gates_TE: Tensor, gate_up_proj: Tensor, down_proj: Tensor,
-                     pre_activations_AG: Tensor, needed: list[bool]) -> list[Tensor | None]:
+def experts_backward(grad_y_TD: Tensor, x_TD: Tensor, gates_TE: Tensor, gate_up_proj: Tensor,
+                     down_proj: Tensor, pre_activations_AG: Tensor,
+                     needed: list[bool]) -> list[Tensor | None]:
     token_A, sizes = _pairs(gates_TE)
     real = gates_TE.dtype
     grad_x_TD = torch.zeros_like(x_TD, dtype=real)
     grad_gates_TE, grad_gate_up, grad_down = map(torch.zeros_like, (gates_TE, gate_up_proj, down_proj))
-    for e, (token_N, pre_NG) in enumerate(zip(torch.split(token_A, sizes), torch.split(pre_activations_AG, sizes))):
+    rows = zip(torch.split(token_A, sizes), torch.split(pre_activations_AG, sizes))
+    for e, (token_N, pre_NG) in enumerate(rows):
         gate_NF, up_NF = pre_NG.to(real).chunk(2, -1)
         sigmoid_NF, weight_N1 = gate_NF.sigmoid(), gates_TE[token_N, e, None]
         out_NF, grad_y_ND = gate_NF * sigmoid_NF * up_NF, grad_y_TD[token_N]
@@ -95,7 +97,8 @@ def experts_backward(grad_y_TD: Tensor, x_TD: Tensor, gates_TE: Tensor, gate_up_
     return [grad_x_TD.to(x_TD.dtype), grad_gates_TE, grad_gate_up, grad_down]
 
 
-def mass_histogram(logits_TE: Tensor, scale: Tensor, normalization: str, max_experts: int, stride: int) -> Tensor:
+def mass_histogram(logits_TE: Tensor, scale: Tensor, normalization: str, max_experts: int,
+                   stride: int) -> Tensor:
     prob_TE = _normalized(logits_TE[::stride], scale, normalization)[1].softmax(-1)
     counted_T1 = prob_TE.isfinite().all(-1, keepdim=True)
     limit = min(max_experts or prob_TE.shape[1], prob_TE.shape[1])

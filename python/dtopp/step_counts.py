@@ -1,5 +1,5 @@
-"""What the routers of a model counted since the last step of their controller, over all processes. C: controllers,
-L: layers, E: experts."""
+"""What the routers of a model counted since the last step of their controller, over all processes. C:
+controllers, L: layers, E: experts."""
 
 from collections.abc import Sequence
 
@@ -11,8 +11,8 @@ from dtopp.layers import LOSSES, DTopPRouter
 
 
 class StepCounts:
-    """Takes the routers' counts, leaving zeros, and adds up those of the processes of a group. The host does not wait
-    for a device before numbers are asked for."""
+    """Takes the routers' counts, leaving zeros, and adds up those of the processes of a group. The host does
+    not wait for a device before numbers are asked for."""
 
     def __init__(self, routers: Sequence[DTopPRouter], group: dist.ProcessGroup | None) -> None:
         device = routers[0].tally.device
@@ -44,7 +44,7 @@ class StepCounts:
         return masses_LM if per_layer else masses_LM.sum(0, keepdim=True)
 
     def metrics(self) -> dict[str, float]:
-        """By the names of metrics.jsonl: how many experts were active, which ones, and the unweighted losses."""
+        """By the names of metrics.jsonl: how many experts were active, and the unweighted losses."""
         names = [f"moe/layer_{layer:02d}/" for layer in range(len(self._experts))]
         layers = [self._activations(layer) for layer in range(len(names))]
         histogram = torch.zeros(max(self._experts) + 1, dtype=torch.float64)
