@@ -141,8 +141,8 @@ std::vector<std::string> source_names(const std::vector<std::string>& paths) {
     std::filesystem::path normal = std::filesystem::path(path).lexically_normal();
     rest.push_back(normal.has_filename() ? normal : normal.parent_path());
   }
-  std::vector<std::string> names;
-  for (const std::filesystem::path& path : rest) names.push_back(path.stem().string());
+  std::vector<std::string> names(rest.size());
+  std::ranges::transform(rest, names.begin(), [](const auto& path) { return path.stem().string(); });
   while (std::set(names.begin(), names.end()).size() < names.size()) {
     bool longer = false;
     for (size_t i = 0; i < names.size(); ++i) {

@@ -4,6 +4,7 @@ the parameters alone."""
 import json
 
 import pytest
+import tiny_diffusion_run
 import tiny_run
 
 pytestmark = [pytest.mark.skipif(not tiny_run.BINARY.exists(), reason=f"{tiny_run.BINARY} is not built"),
@@ -115,3 +116,15 @@ def test_parameters_of_another_shape_are_refused(trunk, tmp_path):
         done = train(trunk, tmp_path / "run", override, source="training.initialize_from")
         assert done.returncode == 2
         assert tensor in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_diffusion_transformer_keeps_its_average_when_it_cools_down(tmp_path):
+    config = tiny_diffusion_run.make(tmp_path)
+    decay = ["optimizer.schedule=wsd", "optimizer.decay_steps=6", "optimizer.min_lr=1e-4"]
+    for run, overrides in (("trunk", ["optimizer.schedule=constant", "optimizer.min_lr=1e-4"]), ("decayed", decay),
+                           ("branch", [*decay, f"training.cooldown_from={tmp_path}/trunk/checkpoints/step-00000004"])):
+        done = tiny_run.dtopp("train", config, *overrides, f"output={tmp_path}/{run}")
+        assert done.returncode == 0, done.stderr
+    assert len(tiny_run.state(tmp_path / "branch", 12)) == 4  # the average among them
+    assert tiny_run.state(tmp_path / "branch", 12) == tiny_run.state(tmp_path / "decayed", 12)
+    assert tiny_run.state(tmp_path / "branch", 12) != tiny_run.state(tmp_path / "trunk", 12)
