@@ -229,17 +229,6 @@ TEST_F(RunConfigTest, decay_steps_are_judged_for_wsd_alone) {
   EXPECT_EQ(error({"optimizer.schedule=wsd", "optimizer.decay_steps=92867"}), "no error");
 }
 
-TEST_F(RunConfigTest, sources_have_weights_where_one_has) {
-  EXPECT_FALSE(load({"data.train=[a, b]"}).data.is_weighted());
-  EXPECT_FALSE(load({"data.train=[{path: a}, b]"}).data.is_weighted());
-  EXPECT_EQ(load({"data.train=a"}).data.train_paths(), std::vector<std::string>{"a"});
-  const RunConfig config = load({"data.train=[{path: a b, weight: 0.7}, c]"});
-  EXPECT_EQ(config.data.train_paths(), (std::vector<std::string>{"a b", "c"}));
-  EXPECT_EQ(config.data.weights(), (std::vector<double>{0.7, 1}));
-  EXPECT_THAT(to_yaml(config), ::testing::HasSubstr("  train: [{path: \"a b\", weight: 0.7}, c]\n"));
-  EXPECT_EQ(parse_run_config(to_yaml(config), "text").data.train, config.data.train);
-}
-
 TEST_F(RunConfigTest, prints_what_it_reads) {
   const RunConfig config =
       load({"optimizer.lr=0.1234567890123456789", "routing.threshold=0.30000000000000004", "name=odd: name",
