@@ -1,7 +1,10 @@
 """The Hugging Face side of training_step.py: trains OlmoeForCausalLM until it is killed, one JSON line a step."""
 
 import argparse
+import importlib
 import json
+import pathlib
+import sys
 import time
 
 import torch
@@ -27,6 +30,9 @@ def main():
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(1)
+    if args.implementation == "dtopp":
+        sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "python"))
+        importlib.import_module("dtopp.huggingface")
     model = build(args.case, args.implementation)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     shape = args.case["batch"], args.case["sequence_length"]

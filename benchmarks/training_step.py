@@ -74,7 +74,8 @@ def main():
     parser.add_argument("--steps", type=int, default=2, help="steps a side takes in one round")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--precisions", nargs="+", default=["bf16", "fp32"])
-    parser.add_argument("--implementations", nargs="+", default=["eager", "grouped_mm"])
+    parser.add_argument("--implementations", nargs="+", default=["eager", "grouped_mm"],
+                        help="of Hugging Face's experts; dtopp: by our operators (dtopp.huggingface)")
     parser.add_argument("--hugging-face-only", action="store_true")
     args = parser.parse_args()
     for precision in args.precisions:

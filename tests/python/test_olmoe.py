@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 import tiny_run
 import torch
@@ -82,6 +83,23 @@ def test_a_model_of_transformers_has_its_logits_here(saving, case, tmp_path):
     back = OlmoeForCausalLM.from_pretrained(again).state_dict()
     for name, tensor in model.state_dict().items():
         assert torch.equal(back[name], tensor), name
+
+
+def test_training_goes_on_here_and_the_model_goes_back(own, tmp_path, dtopp_binary):
+    done = tiny_run.dtopp("convert", "from-hf", own, tmp_path / "here")
+    assert done.returncode == 0, done.stderr
+    overrides = [f"{key}={value}" for key, value in CASES["olmoe"].items()]
+    done = tiny_run.dtopp("train", tiny_run.make(tmp_path), *overrides, f"training.initialize_from={tmp_path / 'here'}",
+                          "optimizer.lr=0.001")
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in tiny_run.metrics(tmp_path / "run") if "val/loss" in line]
+    assert lines[-1]["val/loss"] < lines[0]["val/loss"]
+    tokens = torch.from_numpy(np.fromfile(tmp_path / "train.npy", "<u2")[:33].astype("int64"))[None]
+    with torch.no_grad():
+        first = OlmoeForCausalLM.from_pretrained(own)(tokens, labels=tokens).loss
+        last = OlmoeForCausalLM.from_pretrained(to_hf(tmp_path / "run", tmp_path / "back", "--as", "olmoe"))(
+            tokens, labels=tokens).loss
+    assert last < first
 
 
 def test_experts_in_one_tensor_are_read_too(case, tmp_path):
