@@ -59,7 +59,7 @@ class Model(torch.nn.Module):
         below = {name.removeprefix(LAYER + "mlp."): value.detach() for name, value in parameters.items()}
         self.moe.load_state_dict({name: below[name] for name in self.moe.state_dict()})
         self.others = {name: value for name, value in parameters.items() if not name.startswith(LAYER + "mlp.")}
-        self.num_heads, self.z_weight = model["num_heads"], loss["lm_z"]
+        self.config, self.z_weight = config, loss["lm_z"]
 
     def named(self):
         return self.others | {LAYER + "mlp." + name: value for name, value in self.moe.named_parameters()}
@@ -70,8 +70,9 @@ class Model(torch.nn.Module):
     def forward(self, tokens_BL1):
         embedding = self.others["model.embed_tokens.weight"]
         x = embedding[tokens_BL1[:, :-1]]
-        x = x + reference_model.attention(self.norm(x, LAYER + "input_layernorm.weight"), self.others.__getitem__,
-                                          LAYER + "self_attn.", self.num_heads)
+        x = x + reference_model.attention(self.config["model"], self.norm(x, LAYER + "input_layernorm.weight"),
+                                          self.others.__getitem__, LAYER + "self_attn.",
+                                          reference_model.hidden_keys(self.config, tokens_BL1[:, :-1]))
         x = x + self.moe(self.norm(x, LAYER + "post_attention_layernorm.weight"))
         x = self.norm(x, "model.norm.weight").flatten(0, 1)
         return functional.linear_cross_entropy(x, embedding, tokens_BL1[:, 1:].flatten(), z_weight=self.z_weight)
