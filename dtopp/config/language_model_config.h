@@ -21,7 +21,7 @@ struct LanguageModelConfig {
   int64_t vocab_size = 50432;
   int64_t sequence_length = 2048;
   bool tie_embeddings = true;
-  NormType norm = NormType::kLayer;  // of blocks, of queries and keys, and the last; rms: as OLMoE has it
+  NormType norm = NormType::kLayer;     // of blocks, of queries and keys, and the last; rms: as OLMoE has it
   bool attend_across_documents = true;  // false: a token sees its own document alone
 };
 
