@@ -34,7 +34,7 @@ struct ExpertMatrix {
 
 // What OLMoE's files have instead of a parameter, in the order of its bytes; none of what they have as it is.
 std::vector<ExpertMatrix> expert_matrices(const ParameterSpec& parameter) {
-  const auto part = [&](std::string_view whole, std::vector<const char*> names, int64_t rows) {
+  const auto part = [&](std::string_view whole, const std::vector<const char*>& names, int64_t rows) {
     std::vector<ExpertMatrix> matrices;
     const std::string prefix = parameter.name.substr(0, parameter.name.size() - whole.size()) + "experts.";
     for (int64_t expert = 0; expert < parameter.shape[0]; ++expert)
@@ -159,6 +159,7 @@ std::vector<const TensorView*> HuggingFaceTensors::parts_of(const ParameterSpec&
   if (find(parameter.name) != nullptr || matrices.empty() || find(matrices[0].name) == nullptr)
     return {&need(parameter.name, parameter.shape)};
   std::vector<const TensorView*> parts;
+  parts.reserve(matrices.size());
   for (const ExpertMatrix& matrix : matrices) parts.push_back(&need(matrix.name, matrix.shape));
   return parts;
 }
