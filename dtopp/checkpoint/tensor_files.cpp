@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "dtopp/base/errors.h"
+#include "dtopp/base/files.h"
 #include "dtopp/base/hash.h"
 #include "dtopp/base/json.h"
 #include "dtopp/checkpoint/checkpoint_layout.h"
@@ -21,6 +22,8 @@ namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
+
+constexpr uint64_t kMostIndexBytes = uint64_t{1} << 28;
 
 std::vector<std::vector<TensorSource>> split(const std::vector<TensorSource>& tensors, uint64_t shard_bytes) {
   std::vector<std::vector<TensorSource>> shards(1);
@@ -181,6 +184,18 @@ TensorFiles split_into_files(const CheckpointContents& contents, uint64_t shard_
   add_files(files, kModel, contents.parameters, shard_bytes);
   add_files(files, kOptimizer, contents.optimizer, shard_bytes);
   if (!contents.averages.empty()) add_files(files, kAverage, contents.averages, shard_bytes);
+  return files;
+}
+
+std::map<std::string, std::string> read_tensor_index(const fs::path& path) {
+  const json index = parse_json(read_file(path, kMostIndexBytes));
+  const json weight_map = index.is_object() ? index.value("weight_map", json()) : json();
+  if (!weight_map.is_object()) throw DataError(path.string() + ": holds no weight_map");
+  std::map<std::string, std::string> files;
+  for (const auto& [name, file] : weight_map.items()) {
+    if (!file.is_string()) throw DataError(path.string() + ": " + name + ": its file is no name");
+    files.emplace(name, file.get<std::string>());
+  }
   return files;
 }
 

@@ -28,6 +28,10 @@ struct TensorFiles {
 // of its own. It follows from names and sizes alone. DataError where a tensor comes twice.
 TensorFiles split_into_files(const CheckpointContents& contents, uint64_t shard_bytes);
 
+// Which file each tensor is in, by its name: what an index of Hugging Face's says, as split_into_files makes
+// them. DataError naming the file and what is wrong with it.
+std::map<std::string, std::string> read_tensor_index(const std::filesystem::path& path);
+
 // Writes the files, as many at a time as ranks see `directory`, and returns size and checksum of all of them.
 // Each rank holds up to twice kCollectedBytes meanwhile. Collective.
 ManifestFiles write_tensor_files(const std::filesystem::path& directory, const std::vector<TensorFile>& files,

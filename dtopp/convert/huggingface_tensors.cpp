@@ -1,17 +1,16 @@
 #include "dtopp/convert/huggingface_tensors.h"
 
 #include <algorithm>
-#include <bit>
-#include <cstring>
 #include <set>
 
 #include <nlohmann/json.hpp>
 
 #include "dtopp/base/errors.h"
-#include "dtopp/base/files.h"
+#include "dtopp/base/float_type.h"
 #include "dtopp/base/json.h"
 #include "dtopp/base/path_kind.h"
 #include "dtopp/checkpoint/checkpoint_layout.h"
+#include "dtopp/checkpoint/tensor_files.h"
 
 namespace dtopp {
 namespace {
@@ -19,7 +18,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kGateUp = "experts.gate_up_proj", kDown = "experts.down_proj";
-constexpr uint64_t kMostIndexBytes = uint64_t{1} << 28;
 
 uint64_t fp32_bytes(const std::vector<int64_t>& shape) {
   uint64_t size = sizeof(float);
@@ -49,30 +47,16 @@ std::vector<ExpertMatrix> expert_matrices(const ParameterSpec& parameter) {
   return {};
 }
 
-float bfloat16(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
-
-float float16(uint16_t bits) {
-  const uint32_t sign = static_cast<uint32_t>(bits & 0x8000U) << 16;
-  const uint32_t exponent = (bits >> 10) & 31U, fraction = bits & 1023U;
-  if (exponent == 31) return std::bit_cast<float>(sign | 0x7f800000U | fraction << 13);
-  if (exponent > 0) return std::bit_cast<float>(sign | (exponent + 112) << 23 | fraction << 13);
-  const float magnitude = static_cast<float>(fraction) * 0x1p-24F;
-  return sign != 0 ? -magnitude : magnitude;
-}
-
 // Gives bytes [begin, begin + count) of the tensor in fp32.
 void give(const TensorView& tensor, uint64_t begin, uint64_t count, const TakeBytes& take) {
-  if (tensor.dtype == "F32") return take(tensor.bytes.subspan(begin, count));
+  const FloatType type = float_type_of(tensor.dtype).value();
+  if (type == FloatType::kF32) return take(tensor.bytes.subspan(begin, count));
   constexpr uint64_t kNumbers = uint64_t{1} << 16;
   std::vector<float> numbers;
   const uint64_t end = begin + count, last = (end + sizeof(float) - 1) / sizeof(float);
   for (uint64_t first = begin / sizeof(float); first < last; first += kNumbers) {
     numbers.resize(std::min(kNumbers, last - first));
-    for (size_t i = 0; i < numbers.size(); ++i) {
-      uint16_t bits;
-      std::memcpy(&bits, tensor.bytes.data() + (first + i) * sizeof bits, sizeof bits);
-      numbers[i] = tensor.dtype == "BF16" ? bfloat16(bits) : float16(bits);
-    }
+    widen(type, tensor.bytes.subspan(first * size_of(type), numbers.size() * size_of(type)), numbers);
     const uint64_t at = first * sizeof(float), from = std::max(at, begin);
     const uint64_t to = std::min(at + numbers.size() * sizeof(float), end);
     take(std::as_bytes(std::span(numbers)).subspan(from - at, to - from));
@@ -105,14 +89,11 @@ std::vector<SafetensorsFile> open_files(const fs::path& folder) {
   if (path_kind(index) != PathKind::kFile)
     throw UsageError(folder.string() + ": holds neither " + whole_file(kModel) + " nor " +
                      index_file(kModel));
-  const nlohmann::json json = parse_json(read_file(index, kMostIndexBytes));
-  if (!json.is_object() || !json.contains("weight_map") || !json["weight_map"].is_object())
-    throw DataError(index.string() + ": names no files: no weight_map");
   std::set<std::string> names;
-  for (const auto& [tensor, file] : json["weight_map"].items()) {
-    if (!file.is_string() || fs::path(file.get<std::string>()).has_parent_path())
+  for (const auto& [tensor, file] : read_tensor_index(index)) {
+    if (fs::path(file).has_parent_path())
       throw DataError(index.string() + ": " + tensor + ": its file is no name of a file beside it");
-    names.insert(file.get<std::string>());
+    names.insert(file);
   }
   for (const std::string& name : names) files.emplace_back(folder / name);
   return files;
@@ -147,8 +128,7 @@ const TensorView* HuggingFaceTensors::find(const std::string& name) const {
 const TensorView& HuggingFaceTensors::need(const std::string& name, const std::vector<int64_t>& shape) const {
   const TensorView* tensor = find(name);
   if (tensor == nullptr) throw DataError(folder_.string() + ": no tensor \"" + name + "\"");
-  const bool is_float = tensor->dtype == "F32" || tensor->dtype == "BF16" || tensor->dtype == "F16";
-  if (tensor->shape != shape || !is_float)
+  if (tensor->shape != shape || !float_type_of(tensor->dtype))
     throw DataError(folder_.string() + ": tensor \"" + name + "\" is " + tensor->dtype + " " +
                     dump_json(tensor->shape) + ", expected F32, BF16 or F16 " + dump_json(shape));
   return *tensor;

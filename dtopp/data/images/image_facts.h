@@ -9,8 +9,8 @@
 
 #include <nlohmann/json_fwd.hpp>
 
+#include "dtopp/base/float_type.h"
 #include "dtopp/base/manifest.h"
-#include "dtopp/data/images/float_type.h"
 #include "dtopp/data/owned_folder.h"
 
 namespace dtopp {

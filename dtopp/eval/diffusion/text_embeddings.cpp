@@ -3,8 +3,8 @@
 #include <span>
 
 #include "dtopp/base/errors.h"
+#include "dtopp/base/float_type.h"
 #include "dtopp/base/safetensors.h"
-#include "dtopp/data/images/float_type.h"
 
 namespace dtopp {
 

@@ -2,7 +2,7 @@
 #include <cmath>
 #include <limits>
 
-#include "dtopp/data/images/float_type.h"
+#include "dtopp/base/float_type.h"
 #include "dtopp/data/images/orientation.h"
 #include "dtopp/data/images/raw_sample.h"
 #include "dtopp/data/images/resize.h"

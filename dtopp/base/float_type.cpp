@@ -1,4 +1,4 @@
-#include "dtopp/data/images/float_type.h"
+#include "dtopp/base/float_type.h"
 
 #include <bit>
 #include <cstring>
