@@ -12,12 +12,12 @@
 #include "dtopp/base/manifest.h"
 #include "dtopp/base/path_kind.h"
 #include "dtopp/checkpoint/checkpoint_layout.h"
+#include "dtopp/checkpoint/tensor_files.h"
 
 namespace dtopp {
 namespace {
 
 namespace fs = std::filesystem;
-using nlohmann::json;
 
 constexpr uint64_t kMaxTextBytes = uint64_t{1} << 28;
 
@@ -34,14 +34,11 @@ std::vector<SafetensorsFile> open_tensors(const fs::path& path, const ManifestFi
     return files;
   }
   const auto index_path = path / index_file(kind);
-  const auto index = parse_json(read_file(index_path, kMaxTextBytes));
-  const auto weight_map = index.is_object() ? index.value("weight_map", json()) : json();
-  if (!weight_map.is_object()) throw DataError(index_path.string() + ": holds no weight_map");
   std::map<std::string, size_t> opened;
-  for (const auto& [name, file] : weight_map.items()) {
-    if (!file.is_string() || !manifest.contains(file.get<std::string>()))
+  for (const auto& [name, file] : read_tensor_index(index_path)) {
+    if (!manifest.contains(file))
       throw DataError(index_path.string() + ": " + name + ": its file is not in the manifest");
-    const auto [position, is_new] = opened.emplace(file.get<std::string>(), files.size());
+    const auto [position, is_new] = opened.emplace(file, files.size());
     if (is_new) files.emplace_back(path / position->first);
     if (!files[position->second].find(name))
       throw DataError(index_path.string() + ": " + name + ": not in " + position->first);
@@ -98,15 +95,18 @@ void require_optimizer(const fs::path& path, const ManifestFiles& manifest) {
 
 }  // namespace
 
+void keep_files_for(CheckpointUse use, ManifestFiles& files) {
+  if (use == CheckpointUse::kInference)
+    std::erase_if(files, [](const auto& file) { return is_optimizer_file(file.first); });
+}
+
 Checkpoint::Checkpoint(const fs::path& path, CheckpointUse use, const VerifyFiles& verify)
     : path_(path), use_(use) {
   check_is_checkpoint(path);
   try {
     ManifestFiles manifest = read_manifest(path, kCheckpointFormat).files;
-    if (use == CheckpointUse::kTraining)
-      require_optimizer(path, manifest);
-    else
-      std::erase_if(manifest, [](const auto& file) { return is_optimizer_file(file.first); });
+    if (use == CheckpointUse::kTraining) require_optimizer(path, manifest);
+    keep_files_for(use, manifest);
     verify(path, manifest);
     check_names(path, manifest);
     has_tokenizer_ = manifest.contains(kTokenizerFile);

@@ -57,6 +57,9 @@ void write_checkpoint(const std::filesystem::path& directory, const CheckpointCo
 // read then and need not be there.
 enum class CheckpointUse { kTraining, kInference };
 
+// Leaves of a checkpoint's files those that are read for that use.
+void keep_files_for(CheckpointUse use, ManifestFiles& files);
+
 // How a checkpoint's files are held against its manifest: DataError naming one that differs.
 using VerifyFiles = std::function<void(const std::filesystem::path& directory, const ManifestFiles& files)>;
 

@@ -6,6 +6,7 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/base/hash.h"
 #include "dtopp/base/manifest.h"
+#include "dtopp/base/path_kind.h"
 #include "dtopp/data/prepare_folder.h"
 #include "dtopp/data/token_array.h"
 #include "dtopp/data/token_folder.h"
@@ -68,6 +69,11 @@ fs::path prefix_of(const fs::path& path) {
 }
 
 }  // namespace
+
+std::optional<fs::path> tokenizer_beside(const fs::path& data) {
+  const fs::path path = data / kTokenizerName;
+  return path_kind(path) == PathKind::kFile ? std::optional(path) : std::nullopt;
+}
 
 struct TokenStream::Impl {
   fs::path path;

@@ -6,6 +6,7 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/path_kind.h"
+#include "dtopp/data/token_file.h"
 #include "dtopp/eval/scoring.h"
 #include "dtopp/tasks/results.h"
 #include "dtopp/tasks/task_requests.h"
@@ -15,8 +16,7 @@ namespace {
 
 Tokenizer training_tokenizer(const DataConfig& data) {
   for (const std::string& folder : data.train_paths()) {
-    const auto path = std::filesystem::path(folder) / "tokenizer.json";
-    if (path_kind(path) == PathKind::kFile) return Tokenizer::load(path);
+    if (const auto path = tokenizer_beside(folder)) return Tokenizer::load(*path);
   }
   for (const std::string& path : data.train_paths()) {
     const bool absent =

@@ -49,8 +49,7 @@ std::string verify_part(const fs::path& path, CheckpointUse use, Collectives& ra
   try {
     if (shares) {
       ManifestFiles files = read_manifest(path, kCheckpointFormat).files;
-      if (use == CheckpointUse::kInference)
-        std::erase_if(files, [](const auto& file) { return is_optimizer_file(file.first); });
+      keep_files_for(use, files);
       verify_content(path, part_of(files, static_cast<size_t>(before), static_cast<size_t>(all)));
     }
   } catch (const DataError& error) {

@@ -38,8 +38,7 @@ void check_same_tokenizer(const std::vector<TokenStream>& train, const std::vect
 
 std::string find_tokenizer(const std::vector<TokenStream>& streams) {
   for (const TokenStream& stream : streams) {
-    const auto path = stream.path() / "tokenizer.json";
-    if (std::filesystem::is_regular_file(path)) return read_file(path);
+    if (const auto path = tokenizer_beside(stream.path())) return read_file(*path);
   }
   return {};
 }

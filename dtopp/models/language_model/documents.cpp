@@ -1,7 +1,5 @@
 #include "dtopp/models/language_model/documents.h"
 
-#include <filesystem>
-
 #include "dtopp/base/errors.h"
 #include "dtopp/data/tokenizer.h"
 
@@ -11,9 +9,9 @@ namespace {
 // What a stream says: by its manifest, or by the tokenizer beside its tokens.
 std::optional<int64_t> end_of_text_of(const TokenStream& stream) {
   if (const auto id = stream.end_of_text()) return id;
-  const std::filesystem::path path = stream.path() / "tokenizer.json";
-  if (!std::filesystem::is_regular_file(path)) return std::nullopt;
-  return Tokenizer::load(path).end_of_text();
+  const auto path = tokenizer_beside(stream.path());
+  if (!path) return std::nullopt;
+  return Tokenizer::load(*path).end_of_text();
 }
 
 }  // namespace

@@ -13,6 +13,17 @@
 #include "dtopp/ops/linear_cross_entropy.h"
 
 namespace dtopp {
+namespace {
+
+// Undefined where tokens see across documents.
+at::Tensor offsets_of(const LanguageModel& model, const at::Tensor& tokens_BL, const at::Tensor& documents) {
+  if (model.config.attend_across_documents || documents.defined()) return documents;
+  if (!model.end_of_text)
+    throw std::invalid_argument("hidden_states: nobody says where the tokens' documents end");
+  return to_device(document_offsets(tokens_BL.cpu(), *model.end_of_text), tokens_BL.device());
+}
+
+}  // namespace
 
 LanguageModelBlock LanguageModel::block(int64_t layer) const {
   const auto get = [&](const std::string& name) {
@@ -58,18 +69,6 @@ HiddenStates hidden_states(const LanguageModel& model, const at::Tensor& tokens_
   states.x_TD = norm(x_TD, model.norm_D(), config.norm);
   return states;
 }
-
-namespace {
-
-// Undefined where tokens see across documents.
-at::Tensor offsets_of(const LanguageModel& model, const at::Tensor& tokens_BL, const at::Tensor& documents) {
-  if (model.config.attend_across_documents || documents.defined()) return documents;
-  if (!model.end_of_text)
-    throw std::invalid_argument("hidden_states: nobody says where the tokens' documents end");
-  return to_device(document_offsets(tokens_BL.cpu(), *model.end_of_text), tokens_BL.device());
-}
-
-}  // namespace
 
 HiddenStates hidden_states(const LanguageModel& model, const at::Tensor& tokens_BL,
                            const RoutingInputs& inputs, const at::Tensor& documents) {
