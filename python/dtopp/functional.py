@@ -87,6 +87,14 @@ def moe_ffn(x_TD: Tensor, gates_TE: Tensor, gate_up_proj: Tensor, down_proj: Ten
     return y_TD
 
 
+def in_autocast(x_TD: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+    """All of them in autocast's dtype where it is on for x's device, else as they are."""
+    device = x_TD.device.type
+    if not torch.is_autocast_enabled(device):
+        return x_TD, *weights
+    return tuple(tensor.to(torch.get_autocast_dtype(device)) for tensor in (x_TD, *weights))
+
+
 def mass_histogram(logits_TE: Tensor, scale: Tensor, *, normalization: Normalization = "dynamic",
                    max_experts: int = 0, stride: int = 1) -> Tensor:
     """How many experts would join at any threshold: counts of the probability c_j before a token's j-th

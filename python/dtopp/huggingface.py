@@ -53,12 +53,8 @@ def experts_forward(experts: nn.Module, hidden_states: Tensor, top_k_index: Tens
         ValueError: experts of another kind.
     """
     _require_fit(experts)
-    x_TD = hidden_states
-    gate_up, down = cast(Tensor, experts.gate_up_proj), cast(Tensor, experts.down_proj)
-    device = x_TD.device.type
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
-        x_TD, gate_up, down = x_TD.to(dtype), gate_up.to(dtype), down.to(dtype)
+    x_TD, gate_up, down = functional.in_autocast(
+        hidden_states, cast(Tensor, experts.gate_up_proj), cast(Tensor, experts.down_proj))
     weights_TK = top_k_weights.to(torch.float64 if x_TD.dtype == torch.float64 else torch.float32)
     gates_TE = weights_TK.new_zeros(len(x_TD), gate_up.shape[0] + 1).scatter_add(1, top_k_index, weights_TK)
     y_TD = functional.moe_ffn(x_TD, gates_TE[:, :-1], gate_up, down)

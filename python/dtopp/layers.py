@@ -184,11 +184,7 @@ class Experts(nn.Module):
 
     def forward(self, x_TD: Tensor, gates_TE: Tensor) -> Tensor:
         """x_TD [T, D] and gates_TE f32 [T, E] to y_TD [T, D]."""
-        gate_up_proj: Tensor = self.gate_up_proj
-        down_proj: Tensor = self.down_proj
-        if torch.is_autocast_enabled(x_TD.device.type):
-            dtype = torch.get_autocast_dtype(x_TD.device.type)
-            x_TD, gate_up_proj, down_proj = x_TD.to(dtype), gate_up_proj.to(dtype), down_proj.to(dtype)
+        x_TD, gate_up_proj, down_proj = functional.in_autocast(x_TD, self.gate_up_proj, self.down_proj)
         return functional.moe_ffn(x_TD, gates_TE, gate_up_proj, down_proj)
 
     def extra_repr(self) -> str:
