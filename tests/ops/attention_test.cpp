@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/ops/reference.h"
+#include "tests/ops/same_gradients.h"
 
 namespace dtopp {
 namespace {
@@ -39,13 +40,7 @@ void expect_attention(const AttentionCase& test, at::ScalarType dtype, bool caus
   }
   const at::Tensor y = self_attention(in[0], in[1], in[2], causal);
   const at::Tensor expected = attention_reference(exact[0], exact[1], exact[2], causal);
-  EXPECT_EQ(y.scalar_type(), dtype);
-  EXPECT_EQ(y.sizes(), expected.sizes());
-  EXPECT_LT(reference::error(y, expected), bound);
-  const at::Tensor grad = at::randn(y.sizes()).to(dtype);
-  y.backward(grad);
-  expected.backward(grad.to(at::kDouble));
-  for (int i = 0; i < 3; ++i) EXPECT_LT(reference::error(in[i].grad(), exact[i].grad()), bound);
+  expect_same_gradients(y, expected, in, exact, bound);
 }
 
 TEST(SelfAttention, matches_double_precision_and_where_causal_sees_no_later_token) {

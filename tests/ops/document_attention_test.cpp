@@ -7,6 +7,7 @@
 
 #include "dtopp/ops/attention.h"
 #include "tests/ops/reference.h"
+#include "tests/ops/same_gradients.h"
 
 namespace dtopp {
 namespace {
@@ -56,12 +57,7 @@ void expect_documents(const DocumentCase& test, at::ScalarType dtype, double bou
   }
   const at::Tensor y = document_attention(in[0], in[1], in[2], at::tensor(test.offsets, at::kInt), shape[0]);
   const at::Tensor expected = masked_reference(exact[0], exact[1], exact[2], test.offsets);
-  EXPECT_EQ(y.scalar_type(), dtype);
-  EXPECT_LT(reference::error(y, expected), bound);
-  const at::Tensor grad = at::randn(shape).to(dtype);
-  y.backward(grad);
-  expected.backward(grad.to(at::kDouble));
-  for (int i = 0; i < 3; ++i) EXPECT_LT(reference::error(in[i].grad(), exact[i].grad()), bound);
+  expect_same_gradients(y, expected, in, exact, bound);
 }
 
 TEST(DocumentAttention, matches_a_masked_reference_in_double_precision) {

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "tests/ops/reference.h"
+#include "tests/ops/same_gradients.h"
 
 namespace dtopp::norm_rotary_test {
 namespace {
@@ -28,14 +28,7 @@ void expect_rotated(const Case& test, at::ScalarType dtype, bool centred, double
   const at::Tensor y = norm_rotary(x, gain, cos, sin, test.heads, kEps, centred);
   const at::Tensor expected =
       norm_rotary(exact_x, exact_gain, cos.to(at::kDouble), sin.to(at::kDouble), test.heads, kEps, centred);
-  EXPECT_EQ(y.scalar_type(), dtype);
-  ASSERT_EQ(y.sizes(), expected.sizes());
-  EXPECT_LT(reference::error(y, expected), bound);
-  const at::Tensor grad = at::randn(y.sizes()).to(dtype);
-  y.backward(grad);
-  expected.backward(grad.to(at::kDouble));
-  EXPECT_LT(reference::error(x.grad(), exact_x.grad()), bound);
-  EXPECT_LT(reference::error(gain.grad(), exact_gain.grad()), bound);
+  expect_same_gradients(y, expected, {x, gain}, {exact_x, exact_gain}, bound);
 }
 
 TEST(NormRotary, and_its_gradients_match_double_precision) {

@@ -88,7 +88,6 @@ def test_commands_and_their_options_are_there(name, help_of):
 
 
 def test_the_site_is_made_of_them(dtopp_binary, tmp_path):
-    pytest.importorskip("mkdocs")
     done = subprocess.run([sys.executable, "-m", "mkdocs", "--quiet", "build", "--site-dir", tmp_path / "site"], cwd=ROOT,
                           text=True, capture_output=True, timeout=300, env={"NO_MKDOCS_2_WARNING": "1", "PATH": "/usr/bin:/bin"})
     assert done.returncode == 0, done.stderr

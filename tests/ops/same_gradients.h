@@ -1,0 +1,26 @@
+// A result and its gradients beside those of a reference.
+#pragma once
+
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "tests/ops/reference.h"
+
+namespace dtopp {
+
+// y, made of `in`, is within the bound of `expected`, made of `exact` in double, and so are the gradients
+// that random ones of y give.
+inline void expect_same_gradients(const at::Tensor& y, const at::Tensor& expected,
+                                  const std::vector<at::Tensor>& in, const std::vector<at::Tensor>& exact,
+                                  double bound) {
+  EXPECT_EQ(y.scalar_type(), in[0].scalar_type());
+  ASSERT_EQ(y.sizes(), expected.sizes());
+  EXPECT_LT(reference::error(y, expected), bound);
+  const at::Tensor grad = at::randn(y.sizes()).to(y.scalar_type());
+  y.backward(grad);
+  expected.backward(grad.to(at::kDouble));
+  for (size_t i = 0; i < in.size(); ++i) EXPECT_LT(reference::error(in[i].grad(), exact[i].grad()), bound);
+}
+
+}  // namespace dtopp
