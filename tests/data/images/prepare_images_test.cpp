@@ -101,7 +101,8 @@ TEST_F(PrepareImagesTest, killed_at_random_moments_and_restarted_nothing_is_lost
   std::mt19937 random(11);  // NOLINT(cert-msc51-cpp)
   options_.record_every = 0ms;
   int kills = 0;
-  for (int round = 0; round < 8; ++round) {
+  for (int round = 0; round < 8 || kills <= 8; ++round) {
+    ASSERT_LT(round, 1000) << "it always finishes first";
     // Later the more often it was killed: a busy machine needs long to begin.
     while (!run_and_kill(options_, 200 + random() % (6000 + 200 * kills))) {
       ASSERT_LT(++kills, 2000) << "it does not get on";
@@ -109,7 +110,6 @@ TEST_F(PrepareImagesTest, killed_at_random_moments_and_restarted_nothing_is_lost
     ASSERT_EQ(contents_of(options_.output), expected) << "round " << round;
     fs::remove_all(options_.output);
   }
-  EXPECT_GT(kills, 8);
 }
 
 TEST_F(PrepareImagesTest, what_an_interrupted_run_left_must_be_there_unchanged) {
