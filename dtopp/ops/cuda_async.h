@@ -20,6 +20,11 @@ __device__ inline void copy_async(uint32_t to, const void* from, uint32_t bytes)
                : "memory");
 }
 
+// Begins to bring the line of 128 bytes that is there into the cache all multiprocessors share.
+__device__ inline void prefetch_line(const void* from) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+}
+
 // Makes a group of this thread's copies since the last call.
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
@@ -86,6 +91,7 @@ using cuda_on_host::copy_async;
 using cuda_on_host::fence_for_wgmma;
 using cuda_on_host::give_up_registers;
 using cuda_on_host::make_barrier;
+using cuda_on_host::prefetch_line;
 using cuda_on_host::shared_address;
 using cuda_on_host::take_registers;
 using cuda_on_host::wait_for_all_copies_but;

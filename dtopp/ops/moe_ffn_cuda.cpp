@@ -77,8 +77,8 @@ Gradients moe_ffn_backward_cuda(const at::Tensor& grad_y_TD, const at::Tensor& x
   if (pre_activations_AG.size(0) == 0)
     return zero_gradients({x_TD, gates_TE, gate_up_proj, down_proj}, needed);
   const at::Tensor gate_up_EGD = gate_up_proj.contiguous(), down_EDF = down_proj.contiguous();
-  const at::Tensor pre_AG = pre_activations_AG.contiguous();
-  const at::Tensor x = cuda::aligned(x_TD), dy_TD = cuda::aligned(grad_y_TD);
+  const at::Tensor x = cuda::aligned(x_TD), dy_TD = cuda::aligned(grad_y_TD),
+                   pre_AG = cuda::aligned(pre_activations_AG);
   const Pairs pairs =
       cuda::make_pairs(gates_TE.contiguous(), pre_AG.size(0), cuda::choose_products(gate_up_EGD, down_EDF));
   at::Tensor grad_x_TD, grad_gates_TE, grad_gate_up, grad_down, d_pre_AG;

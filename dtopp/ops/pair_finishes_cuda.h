@@ -73,7 +73,7 @@ __device__ inline void load_words(const Bfloat16* row, int64_t column, int64_t c
 
 // Rounds the sums: out is [A, N] or, of sums over pairs, [E, rows, N].
 struct Round {
-  static constexpr bool kPaired = false;
+  static constexpr bool kPaired = false, kReads = false;
   Bfloat16* out;
   int64_t rows;  // of an expert's [M, N]; 0: of pairs
 
@@ -97,7 +97,7 @@ struct Round {
 // Rounds the pre-activations and activates them: fragments of the first half are of the gate, of the second
 // of up.
 struct Activate {
-  static constexpr bool kPaired = true;
+  static constexpr bool kPaired = true, kReads = false;
   Bfloat16 *pre_AG, *act_AF;
 
   template <int kSums>
@@ -130,12 +130,25 @@ struct Activate {
 // Of the gradient of the activation but for the gate, what SwigluGradient has; <dA, A> of the warp's columns
 // in grad_gate_AP[a][slice].
 struct ActivateBackward {
-  static constexpr bool kPaired = false;
+  static constexpr bool kPaired = false, kReads = true;
   const Bfloat16* pre_AG;
   const float* gate_A;
   Bfloat16 *d_pre_AG, *scaled_AF;
   float* grad_gate_AP;
   int64_t parts;
+
+  // Begins to bring what is read of kColumns columns close: a lane has the gate's or the up's half of a row.
+  template <int kColumns>
+  __device__ void prefetch(const Product& product, const Fragments& at) const {
+    constexpr int kLine = 128 / sizeof(Bfloat16);
+    const int64_t ffn = product.columns;
+    const int row = at.first_row + lane_index() / 2;
+    if (row >= at.tile.rows) return;
+    const Bfloat16* half = pre_AG + (at.tile.first_row + row) * 2 * ffn + lane_index() % 2 * ffn;
+#pragma unroll
+    for (int64_t column = at.first_column; column < at.first_column + kColumns; column += kLine)
+      if (column < ffn) prefetch_line(half + column);
+  }
 
   template <int kSums>
   __device__ void operator()(const Product& product, const Fragments& at, const float (&sums)[kSums]) const {

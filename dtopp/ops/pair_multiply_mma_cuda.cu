@@ -17,12 +17,12 @@ constexpr int kDepth = 16;  // of an instruction
 constexpr int kFragmentColumns = 8, kFragments = kWarpColumns / kFragmentColumns;
 static_assert(kWarpColumns == kMmaSlice);
 
-template <bool kOverPairs, bool kRightTransposed, typename Finish>
+template <typename Form, typename Finish>
 struct Shape {
-  using Tiles = Schedule<kOverPairs, kTileRows, Finish::kPaired ? kColumns / 2 : kColumns>;
-  using Loader =
-      TileLoader<kOverPairs, kRightTransposed, Finish::kPaired, kTileRows, kColumns, kMmaSlice, kThreads>;
-  static constexpr bool kLeftByColumns = kOverPairs, kRightByColumns = kOverPairs || kRightTransposed;
+  using Tiles = Schedule<Form::kOverPairs, kTileRows, Finish::kPaired ? kColumns / 2 : kColumns>;
+  using Loader = TileLoader<Form, Finish::kPaired, kTileRows, kColumns, kMmaSlice, kThreads>;
+  static constexpr bool kLeftByColumns = Form::kOverPairs,
+                        kRightByColumns = Form::kOverPairs || Form::kRightTransposed;
 };
 
 // Where this lane's row of the four 8 x 8 matrices of an operand's rows [row, row + 16) and depth [depth,
@@ -66,9 +66,9 @@ __device__ void multiply_stage(uint32_t stage, int first_row, int first_column, 
   }
 }
 
-template <bool kOverPairs, bool kRightTransposed, typename Finish>
+template <typename Form, typename Finish>
 __global__ void __launch_bounds__(kThreads, 1) multiply_kernel(Product in, Finish finish, int stages) {
-  using Shape = Shape<kOverPairs, kRightTransposed, Finish>;
+  using Shape = Shape<Form, Finish>;
   constexpr uint32_t kStageBytes = Shape::Loader::kStageBytes;
   const uint32_t ring = shared_address(shared_memory());
   const typename Shape::Tiles tiles(in, reinterpret_cast<int32_t*>(shared_memory() + stages * kStageBytes));
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kThreads, 1) multiply_kernel(Product in, Finis
             first_column = warp_index() % kColumnWarps * kWarpColumns;
   for (int n = static_cast<int>(blockIdx.x); n < tiles.tiles(); n += static_cast<int>(gridDim.x)) {
     const Tile tile = tiles[n];
-    const typename Shape::Loader loader(in, tile, thread);
+    typename Shape::Loader loader(in, tile, thread);
     int64_t loading = tile.depth_begin;
     int filling = 0;
     // A group of copies every time, empty ones at the end: waiting counts them.
@@ -109,15 +109,15 @@ __global__ void __launch_bounds__(kThreads, 1) multiply_kernel(Product in, Finis
 
 }  // namespace
 
-template <bool kOverPairs, bool kRightTransposed, typename Finish>
+template <typename Form, typename Finish>
 void multiply_by_mma(const Product& product, const Finish& finish, const Device& device, Stream stream) {
-  using Shape = Shape<kOverPairs, kRightTransposed, Finish>;
+  using Shape = Shape<Form, Finish>;
   constexpr size_t kStageBytes = Shape::Loader::kStageBytes;
   const size_t table = Shape::Tiles::bytes(product.experts);
   const auto stages =
       static_cast<int>(std::min<size_t>((device.shared_bytes - table) / kStageBytes, kMostStages));
   launch({"moe_ffn", stream, device.multiprocessors, kThreads, stages * kStageBytes + table},
-         multiply_kernel<kOverPairs, kRightTransposed, Finish>, product, finish, stages);
+         multiply_kernel<Form, Finish>, product, finish, stages);
 }
 DTOPP_FOR_PAIR_PRODUCTS(multiply_by_mma)
 

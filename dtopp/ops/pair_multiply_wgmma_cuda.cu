@@ -10,9 +10,15 @@ constexpr int kMultiplyingGroups = kTileRows / kWgmmaRows;
 constexpr int kThreads = (1 + kMultiplyingGroups) * kWarpGroup;
 constexpr int kStages = 4;
 constexpr int kStagesUnderWay = 2;  // when a thread makes sure that the one it began before these is there
-// 65,536 in all; at launch each thread has 168.
-constexpr int kLoadingRegisters = 72, kMultiplyingRegisters = 216;
-static_assert(kLoadingRegisters + kMultiplyingGroups * kMultiplyingRegisters <= 3 * 168);
+
+// Of a thread. A block has 65,536 in all, at launch each thread 168.
+template <typename Form>
+struct Registers {
+  // Rows of weights take more addresses than their columns.
+  static constexpr int kLoading = Form::kOverPairs || Form::kRightTransposed ? 72 : 104;
+  static constexpr int kMultiplying = (3 * 168 - kLoading) / kMultiplyingGroups;
+  static_assert(kLoading % 8 == 0 && kMultiplying % 8 == 0);
+};
 
 // Whose turn it is: the stage, and the parity of the phase in which it is filled.
 struct Turn {
@@ -37,13 +43,13 @@ struct Ring {
   __device__ uint32_t empty(int s) const { return begin + kBarriers + (kStages + s) * 8; }
 };
 
-template <bool kOverPairs, bool kRightTransposed, typename Finish>
+template <typename Form, typename Finish>
 struct Shape {
-  using Tiles = Schedule<kOverPairs, kTileRows, Finish::kPaired ? kWgmmaColumns / 2 : kWgmmaColumns>;
-  using Loader = TileLoader<kOverPairs, kRightTransposed, Finish::kPaired, kTileRows, kWgmmaColumns,
-                            kWgmmaSlice, kWarpGroup>;
+  using Tiles = Schedule<Form::kOverPairs, kTileRows, Finish::kPaired ? kWgmmaColumns / 2 : kWgmmaColumns>;
+  using Loader = TileLoader<Form, Finish::kPaired, kTileRows, kWgmmaColumns, kWgmmaSlice, kWarpGroup>;
   using Stages = Ring<Loader::kStageBytes>;
-  static constexpr bool kLeftByColumns = kOverPairs, kRightByColumns = kOverPairs || kRightTransposed;
+  static constexpr bool kLeftByColumns = Form::kOverPairs,
+                        kRightByColumns = Form::kOverPairs || Form::kRightTransposed;
 
   static size_t shared_bytes(int64_t experts) { return Stages::kTable + Tiles::bytes(experts); }
 };
@@ -60,7 +66,7 @@ __device__ void load_tiles(const Product& in, const typename Shape::Tiles& tiles
   };
   for (int n = static_cast<int>(blockIdx.x); n < tiles.tiles(); n += static_cast<int>(gridDim.x)) {
     const Tile tile = tiles[n];
-    const typename Shape::Loader loader(in, tile, static_cast<int>(threadIdx.x));
+    typename Shape::Loader loader(in, tile, static_cast<int>(threadIdx.x));
     for (int64_t depth = tile.depth_begin; depth < tile.depth_end; depth += kTileDepth) {
       wait_for_phase(ring.empty(filling.stage), filling.parity ^ 1);
       loader.load(ring.stage(filling.stage), depth);
@@ -115,8 +121,16 @@ __device__ void multiply_tiles(const Product& in, const typename Shape::Tiles& t
     if (lane_index() == 0) arrive(ring.empty(done.stage));
     done.advance();
   };
-  for (int n = static_cast<int>(blockIdx.x); n < tiles.tiles(); n += static_cast<int>(gridDim.x)) {
-    const Tile tile = tiles[n];
+  const int blocks = static_cast<int>(gridDim.x);
+  int n = static_cast<int>(blockIdx.x);
+  if (n >= tiles.tiles()) return;
+  Tile tile = tiles[n];
+  while (true) {
+    const Fragments at{tile, group * kWgmmaRows + warp_index() % 4 * 16, tile.first_column,
+                       static_cast<int>(tile.first_column / kWgmmaSlice)};
+    if constexpr (Finish::kReads) finish.template prefetch<kWgmmaColumns>(in, at);
+    n += blocks;
+    Tile next{};  // looked up while products are made
     float sums[kWgmmaSums];
     if (tile.depth_begin < tile.depth_end) {
       multiply_next(true, sums);
@@ -125,22 +139,24 @@ __device__ void multiply_tiles(const Product& in, const typename Shape::Tiles& t
         wgmma_wait<1>();
         give_back();
       }
+      if (n < tiles.tiles()) next = tiles[n];
       wgmma_wait<0>();
       hold(sums);
       give_back();
     } else {
+      if (n < tiles.tiles()) next = tiles[n];
 #pragma unroll
       for (float& sum : sums) sum = 0;
     }
-    const Fragments at{tile, group * kWgmmaRows + warp_index() % 4 * 16, tile.first_column,
-                       static_cast<int>(tile.first_column / kWgmmaSlice)};
     finish(in, at, sums);
+    if (n >= tiles.tiles()) return;
+    tile = next;
   }
 }
 
-template <bool kOverPairs, bool kRightTransposed, typename Finish>
+template <typename Form, typename Finish>
 __global__ void __launch_bounds__(kThreads, 1) multiply_kernel(Product in, Finish finish) {
-  using Shape = Shape<kOverPairs, kRightTransposed, Finish>;
+  using Shape = Shape<Form, Finish>;
   const typename Shape::Stages ring;
   if (threadIdx.x == 0) {
     for (int s = 0; s < kStages; ++s) {
@@ -151,21 +167,21 @@ __global__ void __launch_bounds__(kThreads, 1) multiply_kernel(Product in, Finis
   const typename Shape::Tiles tiles(in, reinterpret_cast<int32_t*>(shared_memory() + Shape::Stages::kTable));
   __syncthreads();
   if (threadIdx.x < kWarpGroup) {
-    give_up_registers<kLoadingRegisters>();
+    give_up_registers<Registers<Form>::kLoading>();
     load_tiles<Shape>(in, tiles, ring);
   } else {
-    take_registers<kMultiplyingRegisters>();
+    take_registers<Registers<Form>::kMultiplying>();
     multiply_tiles<Shape>(in, tiles, ring, finish);
   }
 }
 
 }  // namespace
 
-template <bool kOverPairs, bool kRightTransposed, typename Finish>
+template <typename Form, typename Finish>
 void multiply_by_wgmma(const Product& product, const Finish& finish, const Device& device, Stream stream) {
-  using Shape = Shape<kOverPairs, kRightTransposed, Finish>;
+  using Shape = Shape<Form, Finish>;
   launch({"moe_ffn", stream, device.multiprocessors, kThreads, Shape::shared_bytes(product.experts)},
-         multiply_kernel<kOverPairs, kRightTransposed, Finish>, product, finish);
+         multiply_kernel<Form, Finish>, product, finish);
 }
 DTOPP_FOR_PAIR_PRODUCTS(multiply_by_wgmma)
 

@@ -12,16 +12,16 @@ struct Sizes {
   int64_t rows, columns, depth;
 };
 
-template <bool kOverPairs, bool kRightTransposed, typename Finish>
+template <typename Form, typename Finish>
 void multiply(const PairProducts& pairs, const Rows& left, const Rows& right, const Sizes& sizes,
               const Finish& finish) {
   const Product product{
       pairs.offsets_E1, static_cast<int>(pairs.experts), left, right, sizes.rows, sizes.columns, sizes.depth};
   const Device device = current_device();
   if (has_wgmma(device)) {
-    multiply_by_wgmma<kOverPairs, kRightTransposed>(product, finish, device, pairs.stream);
+    multiply_by_wgmma<Form>(product, finish, device, pairs.stream);
   } else {
-    multiply_by_mma<kOverPairs, kRightTransposed>(product, finish, device, pairs.stream);
+    multiply_by_mma<Form>(product, finish, device, pairs.stream);
   }
 }
 
@@ -33,18 +33,18 @@ Rows gathered(const PairProducts& pairs, const Bfloat16* data_TD) {
 }  // namespace
 
 void activate_pairs(const PairProducts& p, const Activations& in) {
-  multiply<false, false>(p, gathered(p, in.x_TD), rows(in.gate_up_EGD, p.hidden), {0, p.ffn, p.hidden},
+  multiply<ActivateForm>(p, gathered(p, in.x_TD), rows(in.gate_up_EGD, p.hidden), {0, p.ffn, p.hidden},
                          Activate{in.pre_AG, in.act_AF});
 }
 
 void project_pairs(const PairProducts& p, const Bfloat16* act_AF, const Bfloat16* down_EDF,
                    Bfloat16* out_AD) {
-  multiply<false, false>(p, rows(act_AF, p.ffn), rows(down_EDF, p.ffn), {0, p.hidden, p.ffn},
-                         Round{out_AD, 0});
+  multiply<ProjectForm>(p, rows(act_AF, p.ffn), rows(down_EDF, p.ffn), {0, p.hidden, p.ffn},
+                        Round{out_AD, 0});
 }
 
 void activation_gradients(const PairProducts& p, const ActivationGradients& in) {
-  multiply<false, true>(
+  multiply<ActivationGradientForm>(
       p, gathered(p, in.dy_TD), rows(in.down_EDF, p.ffn), {0, p.ffn, p.hidden},
       ActivateBackward{in.pre_AG, in.gate_A, in.d_pre_AG, in.scaled_AF, in.grad_gate_AP, gate_parts(p.ffn)});
 }
@@ -55,20 +55,20 @@ int64_t gate_parts(int64_t ffn) {
 
 void input_gradients(const PairProducts& p, const Bfloat16* d_pre_AG, const Bfloat16* gate_up_EGD,
                      Bfloat16* dx_AD) {
-  multiply<false, true>(p, rows(d_pre_AG, 2 * p.ffn), rows(gate_up_EGD, p.hidden), {0, p.hidden, 2 * p.ffn},
-                        Round{dx_AD, 0});
+  multiply<InputGradientForm>(p, rows(d_pre_AG, 2 * p.ffn), rows(gate_up_EGD, p.hidden),
+                              {0, p.hidden, 2 * p.ffn}, Round{dx_AD, 0});
 }
 
 void gate_up_gradient(const PairProducts& p, const Bfloat16* d_pre_AG, const Bfloat16* x_TD,
                       Bfloat16* grad_gate_up_EGD) {
-  multiply<true, true>(p, rows(d_pre_AG, 2 * p.ffn), gathered(p, x_TD), {2 * p.ffn, p.hidden, 0},
-                       Round{grad_gate_up_EGD, 2 * p.ffn});
+  multiply<GateUpGradientForm>(p, rows(d_pre_AG, 2 * p.ffn), gathered(p, x_TD), {2 * p.ffn, p.hidden, 0},
+                               Round{grad_gate_up_EGD, 2 * p.ffn});
 }
 
 void down_gradient(const PairProducts& p, const Bfloat16* dy_TD, const Bfloat16* scaled_AF,
                    Bfloat16* grad_down_EDF) {
-  multiply<true, true>(p, gathered(p, dy_TD), rows(scaled_AF, p.ffn), {p.hidden, p.ffn, 0},
-                       Round{grad_down_EDF, p.hidden});
+  multiply<DownGradientForm>(p, gathered(p, dy_TD), rows(scaled_AF, p.ffn), {p.hidden, p.ffn, 0},
+                             Round{grad_down_EDF, p.hidden});
 }
 
 }  // namespace dtopp::cuda

@@ -11,18 +11,24 @@ namespace dtopp::cuda {
 constexpr int kTileDepth = 64;  // of the sum, at a time: 128 bytes of bf16
 constexpr int kChunk = 8;       // numbers of 16 bytes
 
-// Rows of [rows, width]; row i is data[index[i]] where there is an index.
+// Rows of [rows, width]; where they are gathered row i is data[index[i]].
 struct Rows {
   const Bfloat16* data;
   const int32_t* index;
   int64_t width;
-
-  __device__ int64_t index_of(int64_t i) const { return index == nullptr ? i : index[i]; }
 };
+
+enum class Gathers { kNothing, kLeft, kRight };
 
 // Where kOverPairs is false, out_AN[a] = sum over k of left_AK[a] right[e], right being [E, N, K] or,
 // transposed, [E, K, N]; paired: of N = 2 F numbers those n and F + n are formed together. Where it is true,
 // out_EMN[e] = the sum over an expert's pairs a of left_AM[a]^T right_AN[a].
+template <bool kOverPairs_, bool kRightTransposed_, Gathers kGathers_>
+struct Form {
+  static constexpr bool kOverPairs = kOverPairs_, kRightTransposed = kRightTransposed_;
+  static constexpr Gathers kGathers = kGathers_;
+};
+
 struct Product {
   const int32_t* offsets_E1;
   int experts;
@@ -47,11 +53,15 @@ template <bool kOverPairs, int kTileRows, int kTileColumns>
 class Schedule {
  public:
   static __host__ __device__ size_t bytes(int64_t experts) {
-    return kOverPairs ? 0 : (experts + 1) * sizeof(int32_t);
+    return (experts + 1) * sizeof(int32_t) * (kOverPairs ? 1 : 2);
   }
 
-  // By every thread of the block; the table lies in shared memory, 4 (E + 1) bytes.
-  __device__ Schedule(const Product& in, int32_t* table) : in_(in), row_tiles_before_(table) {
+  // By every thread of the block; the tables lie in shared memory, `bytes` of it.
+  __device__ Schedule(const Product& in, int32_t* tables)
+      : in_(in), offsets_E1_(tables), row_tiles_before_(tables + in.experts + 1) {
+    for (int e = static_cast<int>(threadIdx.x); e <= in.experts; e += static_cast<int>(blockDim.x))
+      offsets_E1_[e] = in.offsets_E1[e];
+    __syncthreads();
     column_tiles_ = static_cast<int>((in.columns + kTileColumns - 1) / kTileColumns);
     if constexpr (kOverPairs) {
       row_tiles_ = static_cast<int>((in.rows + kTileRows - 1) / kTileRows);
@@ -73,8 +83,8 @@ class Schedule {
               first_row,
               rows_from(in_.rows - first_row),
               static_cast<int64_t>(within / row_tiles_) * kTileColumns,
-              in_.offsets_E1[e],
-              in_.offsets_E1[e + 1]};
+              offsets_E1_[e],
+              offsets_E1_[e + 1]};
     } else {
       int e = 0, beyond = in_.experts;  // tiles of e begin at the index or before, of `beyond` after it
       while (beyond - e > 1) {
@@ -83,10 +93,10 @@ class Schedule {
       }
       const int row_tiles = row_tiles_before_[e + 1] - row_tiles_before_[e];
       const int within = index - row_tiles_before_[e] * column_tiles_;
-      const int64_t first_row = in_.offsets_E1[e] + static_cast<int64_t>(within % row_tiles) * kTileRows;
+      const int64_t first_row = offsets_E1_[e] + static_cast<int64_t>(within % row_tiles) * kTileRows;
       return {e,
               first_row,
-              rows_from(in_.offsets_E1[e + 1] - first_row),
+              rows_from(offsets_E1_[e + 1] - first_row),
               static_cast<int64_t>(within / row_tiles) * kTileColumns,
               0,
               in_.depth};
@@ -103,7 +113,7 @@ class Schedule {
     for (int first = 0; first < in_.experts; first += kWarp) {
       const int e = first + lane_index();
       int tiles = 0;
-      if (e < in_.experts) tiles = (in_.offsets_E1[e + 1] - in_.offsets_E1[e] + kTileRows - 1) / kTileRows;
+      if (e < in_.experts) tiles = (offsets_E1_[e + 1] - offsets_E1_[e] + kTileRows - 1) / kTileRows;
       const int inclusive = warp_scan(tiles);
       if (e < in_.experts) row_tiles_before_[e] = before + inclusive - tiles;
       before += __shfl_sync(kAllLanes, inclusive, kWarp - 1);
@@ -112,7 +122,7 @@ class Schedule {
   }
 
   const Product& in_;
-  int32_t* row_tiles_before_;
+  int32_t *offsets_E1_, *row_tiles_before_;
   int row_tiles_ = 0, column_tiles_ = 0, tiles_ = 0;
 };
 
@@ -136,26 +146,34 @@ __device__ void load_rows(uint32_t to, int thread, const RowOf& row_of) {
   }
 }
 
-// Loads kColumns columns of kTileDepth rows, in blocks of 64 columns one after another: row_of(r) is row r
-// from the thread's own chunk of the columns on.
+// The rows of kTileDepth whose chunks a thread loads of kColumns columns.
+template <int kColumns, int kThreads>
+struct ColumnRows {
+  static constexpr int kChunks = kColumns / kChunk, kStep = kThreads / kChunks, kRows = kTileDepth / kStep;
+
+  static __device__ int row(int thread, int i) { return thread / kChunks + i * kStep; }
+};
+
+// Loads kColumns columns of kTileDepth rows, in blocks of 64 columns one after another: row_of(i, r) is row
+// r, the i-th a thread loads, from the thread's own chunk of the columns on.
 template <int kColumns, int kThreads, typename RowOf>
 __device__ void load_columns(uint32_t to, int thread, const RowOf& row_of) {
-  constexpr int kChunks = kColumns / kChunk, kBlockChunks = kSwizzledRowBytes / 16,
-                kStep = kThreads / kChunks;
-  const int chunk = thread % kChunks;
+  using Own = ColumnRows<kColumns, kThreads>;
+  constexpr int kBlockChunks = kSwizzledRowBytes / 16;
+  const int chunk = thread % Own::kChunks;
   to += chunk / kBlockChunks * (kTileDepth * kSwizzledRowBytes);
 #pragma unroll
-  for (int i = 0; i < kTileDepth / kStep; ++i) {
-    const int r = thread / kChunks + i * kStep;
-    const Source row = row_of(r);
+  for (int i = 0; i < Own::kRows; ++i) {
+    const int r = Own::row(thread, i);
+    const Source row = row_of(i, r);
     copy_async(to + swizzled(r, chunk % kBlockChunks), row.from, row.there ? 16 : 0);
   }
 }
 
-// A thread's part of loading a tile's operands, a step of kTileDepth at a time. Where columns are paired, of
-// kSlice of the right operand's the first half are of the first F and the second half those F after them.
-template <bool kOverPairs, bool kRightTransposed, bool kPaired, int kTileRows, int kTileColumns, int kSlice,
-          int kThreads>
+// A thread's part of loading a tile's operands, a step of kTileDepth at a time, one step after another. Where
+// columns are paired, of kSlice of the right operand's the first half are of the first F and the second half
+// those F after them.
+template <typename Form, bool kPaired, int kTileRows, int kTileColumns, int kSlice, int kThreads>
 class TileLoader {
  public:
   static constexpr uint32_t kLeftBytes = kTileRows * kTileDepth * sizeof(Bfloat16);
@@ -163,29 +181,33 @@ class TileLoader {
 
   __device__ TileLoader(const Product& in, const Tile& tile, int thread)
       : in_(in), tile_(tile), thread_(thread) {
-    if constexpr (!kOverPairs) {
+    if constexpr (Form::kOverPairs) {
+      find_rows(tile.depth_begin);
+    } else {
 #pragma unroll
-      for (int i = 0; i < kLeftRows; ++i) {
+      for (int i = 0; i < kRows; ++i) {
         const int row = thread / kRowChunks + i * kRowStep;
-        left_[i] = row < tile.rows ? static_cast<int32_t>(in.left.index_of(tile.first_row + row)) : 0;
+        rows_[i] = row < tile.rows ? static_cast<int32_t>(row_of_pair(in.left, tile.first_row + row)) : 0;
       }
     }
   }
 
   // `stage`: kStageBytes of shared memory, left then right.
-  __device__ void load(uint32_t stage, int64_t depth) const {
-    if constexpr (kOverPairs) {
-      load_pairs<kTileRows>(stage, in_.left, tile_.first_row, in_.rows, depth);
-      load_pairs<kTileColumns>(stage + kLeftBytes, in_.right, tile_.first_column, in_.columns, depth);
+  __device__ void load(uint32_t stage, int64_t depth) {
+    if constexpr (Form::kOverPairs) {
+      load_pairs<Gathers::kLeft, kTileRows>(stage, in_.left, tile_.first_row, in_.rows, depth);
+      load_pairs<Gathers::kRight, kTileColumns>(stage + kLeftBytes, in_.right, tile_.first_column,
+                                                in_.columns, depth);
+      find_rows(depth + kTileDepth);  // on their way while the next step waits for room
     } else {
       const int64_t column = depth + thread_ % kRowChunks * kChunk;
       const bool inside = column < in_.depth;
       const Bfloat16* left = in_.left.data + column;
       const int rows = tile_.rows - thread_ / kRowChunks;
       load_rows<kTileRows, kThreads>(stage, thread_, [&](int i) {
-        return Source{left + left_[i] * in_.left.width, inside && i * kRowStep < rows};
+        return Source{left + rows_[i] * in_.left.width, inside && i * kRowStep < rows};
       });
-      if constexpr (kRightTransposed) {
+      if constexpr (Form::kRightTransposed) {
         load_weight_columns(stage + kLeftBytes, depth);
       } else {
         load_weight_rows(stage + kLeftBytes, column, inside);
@@ -195,16 +217,35 @@ class TileLoader {
 
  private:
   static constexpr int kRowChunks = kTileDepth / kChunk, kRowStep = kThreads / kRowChunks;
-  static constexpr int kLeftRows = kTileRows / kRowStep;
+  // The operand whose rows are gathered over pairs.
+  using Gathered = ColumnRows<Form::kGathers == Gathers::kLeft ? kTileRows : kTileColumns, kThreads>;
+  static constexpr int kRows = Form::kOverPairs ? Gathered::kRows : kTileRows / kRowStep;
 
-  template <int kColumns>
+  static __device__ int64_t row_of_pair(const Rows& left, int64_t pair) {
+    if constexpr (Form::kGathers == Gathers::kLeft) return left.index[pair];
+    return pair;
+  }
+
+  // Where the gathered operand's rows of the step at `depth` lie.
+  __device__ void find_rows(int64_t depth) {
+    const Rows& gathered = Form::kGathers == Gathers::kLeft ? in_.left : in_.right;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const int64_t pair = depth + Gathered::row(thread_, i);
+      rows_[i] = pair < tile_.depth_end ? gathered.index[pair] : 0;
+    }
+  }
+
+  template <Gathers kOperand, int kColumns>
   __device__ void load_pairs(uint32_t to, const Rows& rows, int64_t first, int64_t columns,
                              int64_t depth) const {
     const int64_t column = first + thread_ % (kColumns / kChunk) * kChunk;
     const int64_t left = column < columns ? tile_.depth_end - depth : 0;
-    load_columns<kColumns, kThreads>(to, thread_, [&](int r) {
+    load_columns<kColumns, kThreads>(to, thread_, [&](int i, int r) {
       const bool there = r < left;
-      return Source{rows.data + (there ? rows.index_of(depth + r) : 0) * rows.width + column, there};
+      int64_t row = there ? depth + r : 0;
+      if constexpr (Form::kGathers == kOperand) row = rows_[i];
+      return Source{rows.data + row * rows.width + column, there};
     });
   }
 
@@ -213,11 +254,11 @@ class TileLoader {
   }
 
   __device__ void load_weight_columns(uint32_t to, int64_t depth) const {
-    static_assert(!kPaired || !kRightTransposed);
+    static_assert(!kPaired || !Form::kRightTransposed);
     const int64_t column = tile_.first_column + thread_ % (kTileColumns / kChunk) * kChunk;
     const int64_t left = column < in_.columns ? in_.depth - depth : 0;
     const Bfloat16* first = weight() + depth * in_.columns + column;
-    load_columns<kTileColumns, kThreads>(to, thread_, [&](int r) {
+    load_columns<kTileColumns, kThreads>(to, thread_, [&](int /*i*/, int r) {
       return Source{first + r * in_.columns, r < left};
     });
   }
@@ -239,7 +280,7 @@ class TileLoader {
   const Product& in_;
   const Tile& tile_;
   int thread_;
-  int32_t left_[kOverPairs ? 1 : kLeftRows];
+  int32_t rows_[kRows];  // of the gathered operand, or of left
 };
 
 }  // namespace dtopp::cuda

@@ -57,6 +57,8 @@ void copy_async(uint32_t to, const void* from, uint32_t bytes, const Where& wher
   this_thread().begun.push_back(copy);
 }
 
+void prefetch_line(const void* from) { static_cast<void>(*static_cast<const volatile unsigned char*>(from)); }
+
 void commit_copies() {
   Thread& self = this_thread();
   self.groups.push_back(std::move(self.begun));

@@ -15,6 +15,8 @@ void end_block();
 
 uint32_t shared_address(const void* place);
 void copy_async(uint32_t to, const void* from, uint32_t bytes, const Where& where = Where::current());
+// Reads a number there, so that sanitizers see an address that is not there.
+void prefetch_line(const void* from);
 void commit_copies();
 void wait_for_all_copies_but(int groups);
 template <int kGroups>

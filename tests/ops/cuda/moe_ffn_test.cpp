@@ -71,6 +71,13 @@ struct Outputs {
   }
 };
 
+Gradients run_backward(const Case& c, const at::Tensor& grad_y, const at::Tensor& pre_AG,
+                       std::array<bool, 4> needed = kAll) {
+  return call_cuda<Gradients(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                             const at::Tensor&, const at::Tensor&, std::array<bool, 4>)>(
+      "dtopp::moe_ffn_backward", grad_y, c.x_TD, c.gates_TE, c.gate_up_proj, c.down_proj, pre_AG, needed);
+}
+
 // room: of pairs.
 Outputs run_cuda(const Case& c, const at::Tensor& grad_y, int64_t room, std::array<bool, 4> needed = kAll) {
   const PoisonedMemory poisoned;
@@ -79,11 +86,7 @@ Outputs run_cuda(const Case& c, const at::Tensor& grad_y, int64_t room, std::arr
   auto [y, pre_AG] = call_cuda<std::tuple<at::Tensor, at::Tensor>(
       const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&)>(
       "dtopp::moe_ffn_forward", c.x_TD, c.gates_TE, pairs_A2, c.gate_up_proj, c.down_proj);
-  const Gradients grad =
-      call_cuda<Gradients(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                          const at::Tensor&, const at::Tensor&, std::array<bool, 4>)>(
-          "dtopp::moe_ffn_backward", grad_y, c.x_TD, c.gates_TE, c.gate_up_proj, c.down_proj, pre_AG, needed);
-  return {y, pre_AG, grad};
+  return {y, pre_AG, run_backward(c, grad_y, pre_AG, needed)};
 }
 
 int64_t count_pairs(const Case& c) { return c.gates_TE.ne(0).sum().item<int64_t>(); }
@@ -261,10 +264,15 @@ TEST_P(MoeFfnOnHost, takes_tensors_at_any_address) {
         .view_as(tensor);
   };
   const at::Tensor grad_y = at::randn(c.x_TD.sizes()).to(at::kBFloat16);
-  const auto expected = run_cuda(c, grad_y, count_pairs(c)).all();
+  const Outputs outputs = run_cuda(c, grad_y, count_pairs(c));
+  const auto expected = outputs.all();
   const auto with_moved_gradient = run_cuda(c, moved(grad_y), count_pairs(c)).all();
-  for (size_t i = 0; i < expected.size(); ++i)
+  const auto with_moved_activations =
+      Outputs{outputs.y, {}, run_backward(c, grad_y, moved(outputs.pre_AG))}.all();
+  for (size_t i = 0; i < expected.size(); ++i) {
     EXPECT_TRUE(at::equal(with_moved_gradient[i], expected[i])) << i;
+    EXPECT_TRUE(at::equal(with_moved_activations[i], expected[i])) << i;
+  }
   const Case all_moved{moved(c.x_TD), moved(c.gates_TE), moved(c.gate_up_proj), moved(c.down_proj)};
   const auto with_all_moved = run_cuda(all_moved, moved(grad_y), count_pairs(c)).all();
   for (size_t i = 0; i < expected.size(); ++i)

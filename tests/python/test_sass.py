@@ -1,0 +1,61 @@
+"""What the compiler made of the products by wgmma, read from libdtopp_cuda.so: what a device would show as lost time."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from ops_reference import CUDA_LIBRARY
+
+# Loads and stores of spilled registers in a kernel. The last tile's gradients of activations want more than there are.
+SPILLS = {"ActivateBackward": 48}
+INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)([^;]*);")
+
+
+def disassembler():
+    triton = pytest.importorskip("triton")  # comes with torch
+    own = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    return own if own.exists() else shutil.which("cuobjdump")
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    """The instructions of each kernel that multiplies by wgmma, by its name."""
+    if not Path(CUDA_LIBRARY).exists():
+        pytest.skip("libdtopp_cuda.so is not built")
+    program = disassembler()
+    if program is None:
+        pytest.skip("neither triton nor the CUDA toolkit brings cuobjdump")
+    text = subprocess.run([program, "-sass", "-arch", "sm_90a", CUDA_LIBRARY], text=True, capture_output=True, check=True).stdout
+    functions = {part.split("\n", 1)[0]: INSTRUCTION.findall(part) for part in re.split(r"Function : ", text)[1:]}
+    found = {name: code for name, code in functions.items() if any(op.startswith("HGMMA") for op, _ in code)}
+    assert len(found) == 6, sorted(found)
+    return found
+
+
+def of(code, *names):
+    """What they did in order, each by the first of `names` that fits; the others are left out."""
+    return [name for op, _ in code for name in names if op == name or op.startswith(name + ".")]
+
+
+def test_products_are_not_serialised(kernels):
+    """Four a stage, and the next stage is begun before the last one is waited for."""
+    for name, code in kernels.items():
+        groups = re.findall(r"a*(h+)", "".join({"HGMMA": "h", "WARPGROUP.ARRIVE": "a", "WARPGROUP.DEPBAR": "w"}[op] for op in
+                                              of(code, "HGMMA", "WARPGROUP.ARRIVE", "WARPGROUP.DEPBAR")))
+        assert groups and all(len(group) == 4 for group in groups), (name, groups)
+        waits = [what for op, what in code if op.startswith("WARPGROUP.DEPBAR")]
+        assert sum("0x0" in what for what in waits) == 1 and len(waits) >= 2, (name, waits)
+
+
+def test_no_copy_waits_for_a_load(kernels):
+    for name, code in kernels.items():
+        stages = re.findall(r"c+(?:[ls]+c+)*", "".join({"LDGSTS": "c", "LDG": "l", "LDL": "s"}[op] for op in of(code, "LDGSTS", "LDG", "LDL")))
+        assert [len(stage) for stage in stages] == [24], (name, stages)
+
+
+def test_registers_are_hardly_spilled(kernels):
+    for name, code in kernels.items():
+        allowed = next((most for part, most in SPILLS.items() if part in name), 0)
+        assert len(of(code, "LDL", "STL")) <= allowed, name
