@@ -1,6 +1,7 @@
 #include "dtopp/distributed/watcher.h"
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <ctime>
 #include <mutex>
@@ -85,6 +86,7 @@ struct Watcher::Impl {
   std::condition_variable changed;
   int64_t step = 0;
   std::string activity = "start";
+  std::atomic<bool> new_activity = false;  // that nobody was told of
   std::function<std::string()> device_failure;
   std::string farewell;  // how this rank ends; empty: it does not
   bool noticed = false;  // this rank has lost another one
@@ -111,7 +113,7 @@ void Watcher::Impl::run() {
   do {
     for (const RankConnections::Event& event : connections.wait(interval)) understand(event);
     const Clock::time_point now = Clock::now();
-    if (now - spoken >= interval) {
+    if (now - spoken >= interval || new_activity.exchange(false)) {
       const RankState state = own_state();
       if (is_first()) records.heard(0, state);
       check_device(state);
@@ -228,9 +230,14 @@ void Watcher::watch_device(std::function<std::string()> failure) {
 }
 
 void Watcher::begin(int64_t step, const std::string& activity) {
-  const std::lock_guard lock(impl_->mutex);
-  impl_->step = step;
-  impl_->activity = activity;
+  {
+    const std::lock_guard lock(impl_->mutex);
+    impl_->step = step;
+    if (activity == impl_->activity) return;
+    impl_->activity = activity;
+  }
+  impl_->new_activity = true;
+  impl_->connections.wake();
 }
 
 void Watcher::leave() { impl_->end("left"); }

@@ -1,4 +1,4 @@
-// The interface of VectorTiles (matrix_tiles.h) for processors with a matrix unit for bfloat16 (AMX):
+// The interface of VectorTiles (matrix_tiles.h) for processors that multiply bfloat16 (AMX, AVX512_BF16):
 // operands in bfloat16, C in float. A is packed row by row, B in panels of kPanel columns whose numbers lie
 // in pairs of k. K is filled up to a multiple of 32 with zeros on both sides and strips of A are multiplied
 // in whole units of kUnit rows: oneDNN compiles a kernel for each shape it is asked for, so few of them are.
@@ -14,8 +14,9 @@
 
 namespace dtopp {
 
-// oneDNN's micro-kernels behind at::native::cpublas. What stands here is all of the hardware that these tiles
-// see: tests link a plain loop in its place and run the operators with it on any machine.
+// With AMX oneDNN's micro-kernels behind at::native::cpublas, else AVX512_BF16's products of pairs. What
+// stands here is all of the hardware that these tiles see: tests link a plain loop in its place and run the
+// operators with it on any machine.
 struct MatrixUnit {
   // Whether this machine has one.
   static bool available();
