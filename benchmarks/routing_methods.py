@@ -1,5 +1,5 @@
-"""Is a varying number of experts dearer than a fixed one? Whole training steps of DTop-p against Top-k at the same mean,
-200 in turn (hidden 256, 4 layers, 64 experts of 128, 8 active, vocabulary 8,192, 4 x 512 tokens). One JSON line.
+"""Is a varying number of experts dearer than a fixed one, and solving for the threshold dearer than the paper's controller?
+Whole training steps of DTop-p, with either controller, and of Top-k at the same mean, 300 in turn (hidden 256, 4 layers, 64 experts of 128, 8 active, vocabulary 8,192, 4 x 512 tokens). One JSON line.
 
 Each method trains in a process of its own, stopped while the other one runs; the step a stop fell into is left out.
 """
@@ -27,7 +27,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as running:
         sides = {method: running.enter_context(start_dtopp(CASE, method, args.precision, args.threads,
                                                            pathlib.Path(folder) / method))
-                 for method in ("top_k", "dtop_p")}
+                 for method in ("top_k", "dtop_p", "solve")}
         steps = {method: [] for method in sides}
         for _ in range(args.rounds):
             for method, side in sides.items():
@@ -41,7 +41,8 @@ def main():
         "active_experts": {m: round(statistics.mean(s["moe/active_experts"] for s in taken), 3)
                            for m, taken in steps.items()},
         "seconds": {method: round(value, 4) for method, value in seconds.items()},
-        "dtop_p_against_top_k": round(seconds["dtop_p"] / seconds["top_k"], 4)}))
+        "dtop_p_against_top_k": round(seconds["dtop_p"] / seconds["top_k"], 4),
+        "solve_against_dtop_p": round(seconds["solve"] / seconds["dtop_p"], 4)}))
 
 
 if __name__ == "__main__":

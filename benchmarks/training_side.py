@@ -81,12 +81,14 @@ class Side:
 
 
 def routing_of(method, experts, active):
-    """The `routing` section by which a token chooses `active` experts; `method`: dense, top_k or dtop_p."""
+    """The `routing` section by which a token chooses `active` experts; `method`: dense, top_k, dtop_p
+    or solve, DTop-p with the threshold solved for."""
     if method == "dense":
         return {}
     if method == "top_k":
         return {"method": "top_k", "top_k": active}
-    return {"method": "dtop_p", "target_experts": active, "threshold": starting_threshold(experts, active)}
+    return {"method": "dtop_p", "target_experts": active, "threshold": starting_threshold(experts, active),
+            "controller": "solve" if method == "solve" else "pi"}
 
 
 def start_run(config, folder):
@@ -101,7 +103,7 @@ def start_run(config, folder):
 
 def start_dtopp(case, method, precision, threads, folder):
     """A language model on random tokens. `case`: the model's keys, `active` experts a token, the `batch` and, where it has
-    several, the `micro_batch`; `method`: dense, top_k or dtop_p."""
+    several, the `micro_batch`; `method` as in routing_of."""
     folder.mkdir(parents=True)
     np.random.default_rng(1).integers(0, case["vocab_size"], 2_000_000).astype("<u2").tofile(folder / "train.npy")
     model = {k: v for k, v in case.items() if k not in ("active", "batch", "micro_batch")}
