@@ -156,7 +156,12 @@ void Run::open_or_resume(Model model, TrainingData data) {
 void Run::train_step() {
   begin(trainer_->state().step + 1, "step");
   if (world_.counts) before_step_ = world_.counts->total();
+  const int64_t size = trainer_->micro_batch_size();
   if (!trainer_->step(stop_)) stop_here();
+  if (trainer_->micro_batch_size() < size)
+    say("out of device memory with training.micro_batch_size=" + std::to_string(size) + " in step " +
+        std::to_string(trainer_->state().step) + ": from here on with " +
+        std::to_string(trainer_->micro_batch_size()));
   // One step stays out on a device that computes while the host goes on. Never as many as happen to have
   // arrived: what a step begins with would depend on the clock.
   take_results(device_.is_cpu() ? 0 : 1);

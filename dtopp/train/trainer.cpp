@@ -118,6 +118,30 @@ void Trainer::accumulate_gradients(const RoutingInputs& inputs, const std::funct
   store_.finish_gradients();
 }
 
+StepSums Trainer::accumulate_what_fits(RoutingInputs& inputs, const std::function<bool()>& stop) {
+  while (true) {
+    StepSums sums;
+    sums.activations = ActivationStatistics(model_.num_routed_layers);
+    sums.most_pairs_L = at::zeros({model_.num_routed_layers}, at::device(store_.device()).dtype(at::kLong));
+    try {
+      accumulate_gradients(inputs, stop, sums);
+      return sums;
+    } catch (const c10::OutOfMemoryError&) {
+      if (world_.size() > 1 || !take_smaller_micro_batch()) throw;
+      inputs.max_pairs = pair_limits_.limits_L();
+    }
+  }
+}
+
+bool Trainer::take_smaller_micro_batch() {
+  int64_t& size = config_.training.micro_batch_size;
+  if (size == 1) return false;
+  do --size;
+  while (config_.training.global_batch_size % size != 0);
+  pair_limits_.forget();
+  return true;
+}
+
 void Trainer::accumulate_micro_batch(int64_t micro_batch, const RoutingInputs& inputs, StepSums& sums) {
   const int64_t size = config_.training.micro_batch_size;
   const double wait = now();
@@ -188,15 +212,12 @@ bool Trainer::step(const std::function<bool()>& stop) {
   const double begin = now();
   StepStates states;
   states.threshold_C = controller_.thresholds();
-  StepSums sums;
-  sums.activations = ActivationStatistics(model_.num_routed_layers);
-  sums.most_pairs_L = at::zeros({model_.num_routed_layers}, at::device(store_.device()).dtype(at::kLong));
   RoutingInputs inputs = training_inputs();
   inputs.max_pairs = pair_limits_.limits_L();
   inputs.router.masses = mass_sampling();
   if (counts_LE_.defined())
     inputs.share_LE = (counts_LE_ / static_cast<double>(step_tokens())).to(at::kFloat);
-  accumulate_gradients(inputs, stop, sums);
+  const StepSums sums = accumulate_what_fits(inputs, stop);
   if (is_abandoned(sums, world_.size())) return false;
   states.scale_L = scales();
   share_loss_names();

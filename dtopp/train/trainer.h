@@ -36,7 +36,9 @@ class Trainer {
   void restore(const Checkpoint& checkpoint);
 
   // Issues the next step. false when `stop` became true between micro-batches: the step is undone (nothing
-  // has changed) and can be run again. With several ranks it is finished, and its result says so.
+  // has changed) and can be run again. With several ranks it is finished, and its result says so. Where the
+  // device's memory does not suffice, a single rank does the step, and those after it, with the next smaller
+  // micro-batch; c10::OutOfMemoryError where there is none, or there are several ranks.
   bool step(const std::function<bool()>& stop);
   // The result of the earliest step that has not been given out, which is waited for; nullopt where no more
   // than `in_flight` steps are out. Also nullopt where that step had no room for its pairs: it and those
@@ -66,6 +68,7 @@ class Trainer {
   const Model& model() const { return model_; }
   const TrainingData& data() const { return data_; }
   Collectives& ranks() const { return *world_.all; }
+  int64_t micro_batch_size() const { return config_.training.micro_batch_size; }
   int64_t step_tokens() const { return config_.training.global_batch_size * model_.tokens_per_sample; }
 
  private:
@@ -79,6 +82,8 @@ class Trainer {
   at::Tensor scales() const;
   // Runs the model forward and backward over this rank's micro-batches, until `stop` becomes true.
   void accumulate_gradients(const RoutingInputs& inputs, const std::function<bool()>& stop, StepSums& sums);
+  StepSums accumulate_what_fits(RoutingInputs& inputs, const std::function<bool()>& stop);
+  bool take_smaller_micro_batch();
   void accumulate_micro_batch(int64_t micro_batch, const RoutingInputs& inputs, StepSums& sums);
   // What this rank does while others of its block have a micro-batch or validate, and it has none: its
   // experts serve them.
