@@ -22,13 +22,15 @@ export DTOPP_OPS=$PWD/build/gpu/lib/libdtopp_ops.so
 if [ "$mode" = bench ]; then
   "$python" benchmarks/gpu_ops.py
 else
-  "$python" -m pytest -q tests/python/test_ops{,_cuda,_dispatch,_differential}.py
-  DTOPP_MOE_PRODUCTS=fused "$python" -m pytest -q tests/python/test_ops{,_cuda,_differential}.py -k cuda
+  status=0
+  "$python" scripts/run_cases.py tests/python/test_ops{,_cuda,_dispatch,_differential}.py || status=1
+  DTOPP_MOE_PRODUCTS=fused "$python" scripts/run_cases.py tests/python/test_ops{,_cuda,_differential}.py -- -k cuda || status=1
 fi
 
 program=build/carry/bin/dtopp
 [ -x $program ] || program=build/release/bin/dtopp
-[ -x $program ] || { echo "make $mode-gpu: no program is here: the model and training are left out" >&2; exit 0; }
+[ -x $program ] ||
+  { echo "make $mode-gpu: no program is here: the model and training are left out" >&2; exit "${status:-0}"; }
 # Its own rpaths are those of the machine it was built on; the operators built here come before the ones built there.
 export LD_LIBRARY_PATH=$PWD/build/gpu/lib:$site/torch/lib:$site/nvidia/cu13/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 export DTOPP_BINARY=$PWD/$program DTOPP_DEVICE=cuda
@@ -38,6 +40,7 @@ if [ "$mode" = bench ]; then
   # With the build, the operators and the start of a run, less than 10 minutes.
   exec "$python" benchmarks/gpu_training.py --steps 200 --seconds 240 "${@:2}"
 fi
-"$python" -m pytest -q tests/python/test_device.py::test_auto_takes_the_cuda_device \
-  tests/python/test_{model_parity,training_parity,controller_replay}.py
-DTOPP_MOE_PRODUCTS=fused "$python" -m pytest -q tests/python/test_{model_parity,training_parity}.py
+"$python" scripts/run_cases.py tests/python/test_device.py::test_auto_takes_the_cuda_device \
+  tests/python/test_{model_parity,training_parity,controller_replay}.py || status=1
+DTOPP_MOE_PRODUCTS=fused "$python" scripts/run_cases.py tests/python/test_{model_parity,training_parity}.py || status=1
+exit $status
