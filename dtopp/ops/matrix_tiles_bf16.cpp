@@ -19,7 +19,7 @@ bool has_tile_registers() {
 #if defined(__x86_64__)
 bool has_pair_products() { return widest_simd() == Simd::kAvx512 && __builtin_cpu_supports("avx512bf16"); }
 
-constexpr int64_t kLanes = 16, kVectors = kPanelColumns / kLanes;
+constexpr int64_t kLanes = 16, kVectors = kPanelColumns / kLanes, kPairs = 2 * kLanes;
 
 // kRows rows of C, in kRows x 4 registers, to which AVX512_BF16 adds the products of two k at a time.
 template <int kRows>
@@ -28,28 +28,28 @@ template <int kRows>
                                                          const c10::BFloat16* B, float* C) {
   __m512 sums[kRows][kVectors];
 #pragma GCC unroll 8
-  for (int m = 0; m < kRows; ++m) {
+  for (int64_t m = 0; m < kRows; ++m) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v)
+    for (int64_t v = 0; v < kVectors; ++v)
       sums[m][v] = add ? _mm512_loadu_ps(C + m * ldc + v * kLanes) : _mm512_setzero_ps();
   }
   for (int64_t k = 0; k < K; k += 2) {
     __m512bh pairs[kVectors];
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) pairs[v] = (__m512bh)_mm512_loadu_si512(B + k * ldb + v * 2 * kLanes);
+    for (int64_t v = 0; v < kVectors; ++v) pairs[v] = (__m512bh)_mm512_loadu_si512(B + k * ldb + v * kPairs);
 #pragma GCC unroll 8
-    for (int m = 0; m < kRows; ++m) {
+    for (int64_t m = 0; m < kRows; ++m) {
       int32_t two = 0;
       __builtin_memcpy(&two, A + m * lda + k, sizeof(two));
       const auto row = (__m512bh)_mm512_set1_epi32(two);
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) sums[m][v] = _mm512_dpbf16_ps(sums[m][v], row, pairs[v]);
+      for (int64_t v = 0; v < kVectors; ++v) sums[m][v] = _mm512_dpbf16_ps(sums[m][v], row, pairs[v]);
     }
   }
 #pragma GCC unroll 8
-  for (int m = 0; m < kRows; ++m) {
+  for (int64_t m = 0; m < kRows; ++m) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) _mm512_storeu_ps(C + m * ldc + v * kLanes, sums[m][v]);
+    for (int64_t v = 0; v < kVectors; ++v) _mm512_storeu_ps(C + m * ldc + v * kLanes, sums[m][v]);
   }
 }
 
