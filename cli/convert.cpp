@@ -7,6 +7,7 @@
 #include "cli/inference.h"
 #include "cli/verbs.h"
 #include "dtopp/convert/convert_huggingface.h"
+#include "dtopp/convert/convert_lm_eval.h"
 
 namespace dtopp::cli {
 namespace {
@@ -53,6 +54,21 @@ void add_from_hf(CLI::App& convert) {
   });
 }
 
+void add_lm_eval(CLI::App& convert) {
+  struct Paths {
+    std::string folder, data;
+  };
+  auto paths = std::make_shared<Paths>();
+  CLI::App* verb = convert.add_subcommand(
+      "lm-eval", "The 13 tasks of evaluate to tasks for lm-eval, with the same prompts");
+  verb->add_option("folder", paths->folder, "to be made")->required();
+  verb->add_option("--data", paths->data, "the folder with the task files")->required();
+  verb->callback([paths] {
+    convert_to_lm_eval(paths->data, paths->folder);
+    std::printf("%s\n", paths->folder.c_str());
+  });
+}
+
 }  // namespace
 
 void add_convert(CLI::App& app) {
@@ -61,6 +77,7 @@ void add_convert(CLI::App& app) {
   verb->require_subcommand(1);
   add_to_hf(*verb);
   add_from_hf(*verb);
+  add_lm_eval(*verb);
 }
 
 }  // namespace dtopp::cli

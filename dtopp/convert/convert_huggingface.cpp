@@ -10,8 +10,9 @@
 #include "dtopp/checkpoint/tensor_files.h"
 #include "dtopp/config/config.h"
 #include "dtopp/config/run_config.h"
-#include "dtopp/convert/huggingface_code.h"
+#include "dtopp/convert/fill_folder.h"
 #include "dtopp/convert/huggingface_tensors.h"
+#include "dtopp/convert/python_code.h"
 #include "dtopp/data/tokenizer.h"
 #include "dtopp/models/language_model/parameters.h"
 
@@ -23,19 +24,6 @@ using nlohmann::ordered_json;
 
 constexpr char kEndOfText[] = "<|endoftext|>";
 constexpr char kConfigName[] = "config.json";
-
-// Fills `folder`, which is not there or empty.
-template <class Fill>
-void fill_folder(const fs::path& folder, const Fill& fill) {
-  const PathKind kind = path_kind(folder);
-  if (kind == PathKind::kFile || kind == PathKind::kOther)
-    throw UsageError(folder.string() + ": is no folder; name one that is not there yet");
-  const bool is_there = kind == PathKind::kDirectory;
-  if (is_there && !list_directory(folder).empty())
-    throw UsageError(folder.string() + ": is not empty; name a folder that is not there yet");
-  if (folder.has_parent_path()) make_directories(folder.parent_path());
-  write_directory_atomically(folder, fill, /*replace=*/is_there);
-}
 
 std::optional<int64_t> end_of_text(const Checkpoint& checkpoint) {
   if (!checkpoint.has_tokenizer()) return std::nullopt;

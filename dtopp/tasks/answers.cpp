@@ -1,7 +1,6 @@
 #include "dtopp/tasks/answers.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -51,7 +50,8 @@ int64_t predict_choice(const std::vector<std::vector<float>>& log_probs) {
 }
 
 std::string_view cut_at_stop_string(std::string_view text) {
-  return text.substr(0, std::min(text.find("\n\n"), text.find("Q:")));
+  for (const std::string_view stop : kStopStrings) text = text.substr(0, text.find(stop));
+  return text;
 }
 
 std::string normalize_answer(std::string_view text) {

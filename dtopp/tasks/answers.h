@@ -1,6 +1,7 @@
 // From what a model computed for a request to its answer, right or wrong.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -38,8 +39,10 @@ Answer judge(const Task& task, const TaskItem& item, const Scores& scores);
 // The continuation with the smallest mean of -log p a token; of equal ones the first.
 int64_t predict_choice(const std::vector<std::vector<float>>& log_probs);
 
-// The text before the first stop string ("\n\n" or "Q:"). Generation may end once that is shorter than the
-// text.
+// Where a generated answer ends.
+inline constexpr std::array<std::string_view, 2> kStopStrings = {"\n\n", "Q:"};
+
+// The text before the first stop string. Generation may end once that is shorter than the text.
 std::string_view cut_at_stop_string(std::string_view text);
 
 // Lower case; punctuation and the articles a, an, the gone; single spaces between words. Invalid UTF-8 counts

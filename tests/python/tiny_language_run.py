@@ -8,6 +8,7 @@ import tiny_run
 import torch
 
 TOKENIZER = tiny_run.ROOT / "assets/tokenizer/gpt-neox-20b.tokenizer.json"
+SMALL_TOKENIZER = tiny_run.ROOT / "assets/tokenizer/english-4k.tokenizer.json"
 TEXT = "The fog came down at noon, and with it the silence.\n\nNobody spoke. " * 9
 METHODS = {
     "dtop_p": ["routing.method=dtop_p"],
@@ -16,14 +17,14 @@ METHODS = {
 }
 
 
-def train(directory, method, sequence_length, *overrides):
+def train(directory, method, sequence_length, *overrides, tokenizer=TOKENIZER):
     """Trains a few steps; returns the run directory."""
     directory = pathlib.Path(directory)
     (directory / "source.txt").write_text(TEXT * 60)
-    done = tiny_run.dtopp("prepare", "text", directory / "source.txt", "--tokenizer", TOKENIZER, "--output",
+    done = tiny_run.dtopp("prepare", "text", directory / "source.txt", "--tokenizer", tokenizer, "--output",
                           directory / "tokens")
     assert done.returncode == 0, done.stderr
-    done = tiny_run.dtopp("train", tiny_run.make(directory), *METHODS[method], "model.vocab_size=50304",
+    done = tiny_run.dtopp("train", tiny_run.make(directory), *METHODS[method], f"model.vocab_size={50304 if tokenizer == TOKENIZER else 4096}",
                           f"model.sequence_length={sequence_length}", f"data.train=[{directory / 'tokens'}]",
                           "data.validation=[]", "training.steps=4", "training.global_batch_size=2", *overrides)
     assert done.returncode == 0, done.stderr
