@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from dtopp.functional import Routing as Routing
     from dtopp.layers import DTopPRouter as DTopPRouter, Experts as Experts, MoE as MoE
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "DTopPRouter": "layers",

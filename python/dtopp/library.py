@@ -6,8 +6,7 @@ import warnings
 
 import torch
 
-# A library of operators fits one minor version of torch: this one, which scripts/setup.sh installs.
-BUILT_FOR = "2.11"
+from dtopp.torch_version import BUILT_FOR, fits
 
 _PACKAGE = pathlib.Path(__file__).resolve().parent
 _PLACES = (_PACKAGE / "lib/libdtopp_ops.so", _PACKAGE.parents[1] / "build/release/lib/libdtopp_ops.so")
@@ -31,7 +30,7 @@ def find() -> pathlib.Path | None:
     found = next((place for place in _PLACES if place.is_file()), None)
     if found is None:
         _warn(f"no compiled operators at {' or '.join(map(str, _PLACES))}")
-    elif torch.__version__.split(".")[:2] != BUILT_FOR.split("."):
+    elif not fits(torch.__version__):
         _warn(f"{found} is for torch {BUILT_FOR}, this is {torch.__version__}")
         return None
     return found

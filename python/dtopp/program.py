@@ -1,0 +1,41 @@
+"""The command dtopp that pip installs: this package's program, run with the torch of this Python.
+
+Nothing here imports torch: that would take seconds, and the program needs its libraries alone.
+"""
+
+import importlib.metadata
+import importlib.util
+import os
+import pathlib
+import sys
+from typing import NoReturn
+
+from dtopp.torch_version import BUILT_FOR, fits
+
+PROGRAM = pathlib.Path(__file__).resolve().parent / "bin/dtopp"
+
+
+def find_torch() -> pathlib.Path:
+    """The folder of the torch that this Python would import. Ends with status 2 where it is none that fits."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        _refuse(f"needs torch {BUILT_FOR}, and {sys.executable} has none")
+    version = importlib.metadata.version("torch")
+    if not fits(version):
+        _refuse(f"is built for torch {BUILT_FOR}, and {sys.executable} has {version}")
+    return pathlib.Path(spec.origin).parent
+
+
+def main() -> NoReturn:
+    torch = find_torch()
+    # The program looks beside its own package; a torch that lies elsewhere (of the system, for a virtual
+    # environment that sees its packages) has to be named.
+    if torch.resolve() != (PROGRAM.parents[2] / "torch").resolve():
+        others = os.environ.get("LD_LIBRARY_PATH")
+        os.environ["LD_LIBRARY_PATH"] = f"{torch}/lib" + (f":{others}" if others else "")
+    os.execv(PROGRAM, ["dtopp", *sys.argv[1:]])
+
+
+def _refuse(reason: str) -> NoReturn:
+    print(f"dtopp: {reason}: run {sys.executable} -m pip install 'torch=={BUILT_FOR}.*'", file=sys.stderr)
+    sys.exit(2)

@@ -1,0 +1,33 @@
+"""Writes what lies beside the program in a checkout: presets, tokenizers, the sample text, the examples.
+
+Usage: python -m dtopp.unpack FOLDER. In FOLDER the commands of the documentation work as they are written.
+"""
+
+import pathlib
+import shutil
+import sys
+
+FILES = pathlib.Path(__file__).resolve().parent / "files"
+
+
+def main(arguments: list[str]) -> int:
+    if len(arguments) != 1:
+        print("usage: python -m dtopp.unpack FOLDER", file=sys.stderr)
+        return 2
+    if not FILES.is_dir():
+        print("dtopp.unpack: a checkout has these files at its root; an installed wheel unpacks them", file=sys.stderr)
+        return 2
+    folder = pathlib.Path(arguments[0])
+    sources = sorted(FILES.iterdir())
+    for source in sources:
+        if (folder / source.name).exists():
+            print(f"dtopp.unpack: {folder / source.name} is there already; name another folder", file=sys.stderr)
+            return 2
+    for source in sources:
+        shutil.copytree(source, folder / source.name)
+    print(f"{folder}: {', '.join(source.name for source in sources)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
