@@ -3,7 +3,7 @@ PRESET ?= release
 BUILD  := build/$(PRESET)
 JOBS   ?= $(shell nproc)
 
-.PHONY: help quickstart quickstart-images test test-gpu bench-gpu nightly build bench docs format tidy clean
+.PHONY: help quickstart quickstart-images test test-gpu bench-gpu nightly build wheel release bench docs format tidy clean
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +36,16 @@ build:  ## install what is missing, build the program (PRESET=release|debug|sani
 .build-dtopp:
 	@cmake --preset $(PRESET) $(if $(CUDA),-DDTOPP_CUDA=$(CUDA)) >$(BUILD).log 2>&1 || { cat $(BUILD).log; exit 1; }
 	@cmake --build $(BUILD) --target dtopp dtopp_ops $(if $(filter 1,$(CUDA)),dtopp_cuda) -j $(JOBS)
+
+wheel:  ## install what is missing, build dist/dtopp-*.whl for pip (CUDA=1: for CUDA devices too)
+	@$(if $(filter 1,$(CUDA)),scripts/setup.sh cuda)
+	@scripts/setup.sh wheel
+	@CUDA=$(CUDA) scripts/wheel.sh
+
+release:  ## from what is committed: wheel, sdist, checksums and notes, in dist/
+	@$(if $(filter 1,$(CUDA)),scripts/setup.sh cuda)
+	@scripts/setup.sh wheel
+	@CUDA=$(CUDA) scripts/release.sh
 
 nightly: export DTOPP_FULL = 1
 nightly: test tidy  ## every case of the suite, kernels under sanitizers too, clang-tidy, one definition of each type

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Installs what is missing: Debian packages, and libtorch from PyPI into .venv. `setup.sh build` brings what the
 # program needs, `setup.sh images` also what draws the pictures of `make quickstart-images`, `setup.sh docs` what makes
-# the site, `setup.sh judge` what scripts/judge_samples.py needs, `setup.sh cuda` the libraries of CUDA that torch uses (nvcc
-# is left to the user), `setup.sh test` all of those and what the test suite compares with, `setup.sh tidy` clang-tidy too.
-# Quick when nothing is missing.
+# the site, `setup.sh wheel` what packs a wheel, `setup.sh judge` what scripts/judge_samples.py needs, `setup.sh cuda` the
+# libraries of CUDA that torch uses (nvcc is left to the user), `setup.sh test` all of those and what the test suite
+# compares with, `setup.sh tidy` clang-tidy too. Quick when nothing is missing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 mode=${1:-build}
@@ -18,7 +18,8 @@ if [ "$mode" = tidy ]; then
 fi
 case $mode in
   images) packages+=(fonts-dejavu-core) ;;
-  test) packages+=(fonts-dejavu-core chromium-headless-shell libgtest-dev libgmock-dev librapidcheck-dev clang-format) ;;
+  wheel) packages+=(nettle-dev) ;;
+  test) packages+=(fonts-dejavu-core nettle-dev chromium-headless-shell libgtest-dev libgmock-dev librapidcheck-dev clang-format) ;;
 esac
 
 missing=()
@@ -67,6 +68,7 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; then
     "${pip[@]}" --no-deps "torch==$torch_version" 'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-cupti==13.0.*'
   fi
   if [ "$mode" = images ]; then "${pip[@]}" -r scripts/requirements.txt; fi
+  if [ "$mode" = wheel ]; then "${pip[@]}" -r scripts/requirements-wheel.txt; fi
   if [ "$mode" = docs ]; then "${pip[@]}" -r scripts/requirements-docs.txt; fi
   echo "$want" >"$stamp"
 fi

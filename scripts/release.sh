@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Makes a release of what is committed, in dist/: the sdist, the wheel that is built from it, SHA256SUMS, NOTES.md.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+if [ -n "$(git status --porcelain)" ]; then
+  echo "make release: there are changes that are not committed (git status)" >&2
+  exit 2
+fi
+version=$(sed -n 's/^project(dtopp VERSION \([^ ]*\).*/\1/p' CMakeLists.txt)
+section() { awk -v title="## $1" '$0 == title { on = 1; next } /^## / { on = 0 } on' CHANGELOG.md; }
+notes=$(section "$version")
+if [ -z "$notes" ]; then
+  echo "CHANGELOG.md has no section $version: the notes are those of Unreleased" >&2
+  notes=$(section Unreleased)
+fi
+SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
+export SOURCE_DATE_EPOCH PYTHON=$PWD/.venv/bin/python
+
+rm -rf dist build/sdist
+mkdir -p dist build/sdist
+"$PYTHON" -c 'import sys; from scikit_build_core.build import build_sdist; build_sdist(sys.argv[1])' dist >build/sdist.log 2>&1 ||
+  { tail -n 20 build/sdist.log >&2; exit 1; }
+tar -xf "dist/dtopp-$version.tar.gz" -C build/sdist
+"build/sdist/dtopp-$version/scripts/wheel.sh" "$PWD/dist" >/dev/null
+printf '# dtopp %s\n\n%s\n' "$version" "$notes" >dist/NOTES.md
+cd dist
+sha256sum dtopp-* >SHA256SUMS
+ls -l

@@ -1,0 +1,106 @@
+"""What a wheel is made of: the command that finds torch, its files unpacked, one version everywhere, packaging/."""
+
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+import yaml
+from tiny_run import ROOT
+
+TORCH = re.search(r"^torch_version=(\S+)", (ROOT / "scripts/setup.sh").read_text(), re.M)[1]
+VERSION = re.search(r"^project\(dtopp VERSION (\S+)", (ROOT / "CMakeLists.txt").read_text(), re.M)[1]
+MINOR = ".".join(TORCH.split(".")[:2])
+
+
+def command(*arguments, **options):
+    return subprocess.run(list(map(str, arguments)), **{"capture_output": True, "text": True, "timeout": 600} | options)
+
+
+def pieces(folder, torch_version):
+    """site-packages of a wheel whose program says what it was started with, beside a torch that cannot be imported."""
+    shutil.copytree(ROOT / "python/dtopp", folder / "dtopp", ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "dtopp/bin").mkdir()
+    program = folder / "dtopp/bin/dtopp"
+    program.write_text('#!/bin/sh\necho "$0" "$@" "$LD_LIBRARY_PATH"\nexit 6\n')
+    program.chmod(0o755)
+    fake_torch(folder, torch_version)
+    return folder
+
+
+def fake_torch(folder, version):
+    (folder / "torch").mkdir(parents=True)
+    (folder / "torch/__init__.py").write_text("raise ImportError('the command imports torch')")
+    (folder / f"torch-{version}.dist-info").mkdir()
+    (folder / f"torch-{version}.dist-info/METADATA").write_text(f"Name: torch\nVersion: {version}\n")
+
+
+def start(*folders, **variables):
+    """The command of the package in `folders`, by a Python that has nothing else."""
+    code = f"import sys; sys.path[:0] = {list(map(str, folders))}; from dtopp.program import main; main()"
+    return command(sys.executable, "-I", "-S", "-B", "-c", code, "train", "a b.yaml", env=variables)
+
+
+def test_command_starts_the_program_without_importing_torch(tmp_path):
+    site = pieces(tmp_path, f"{TORCH}+cu130")
+    done = start(site)
+    assert (done.returncode, done.stdout, done.stderr) == (6, f"{site}/dtopp/bin/dtopp train a b.yaml \n", "")
+
+
+def test_command_names_a_torch_that_lies_elsewhere(tmp_path):
+    site = pieces(tmp_path / "own", TORCH)
+    for found in site.glob("torch*"):
+        shutil.rmtree(found)
+    fake_torch(tmp_path / "system", f"{MINOR}.3")
+    assert start(site, tmp_path / "system").stdout.endswith(f" {tmp_path}/system/torch/lib\n")
+    assert start(site, tmp_path / "system", LD_LIBRARY_PATH="/x").stdout.endswith(f" {tmp_path}/system/torch/lib:/x\n")
+
+
+@pytest.mark.parametrize("version", ["2.10.1", "3.11.0", None])
+def test_command_refuses_another_torch(version, tmp_path):
+    site = pieces(tmp_path, version or TORCH)
+    if version is None:
+        shutil.rmtree(site / "torch")
+    done = start(site)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert f"torch {MINOR}, and {sys.executable} has {version or 'none'}" in done.stderr
+    assert f"pip install 'torch=={MINOR}.*'" in done.stderr
+
+
+def test_unpack_copies_once(tmp_path):
+    site = pieces(tmp_path / "site", TORCH)
+
+    def unpack(*arguments):
+        return command(sys.executable, "-m", "dtopp.unpack", *arguments, env={"PYTHONPATH": str(site)})
+
+    assert unpack(tmp_path / "here").returncode == 2  # a checkout has no files/
+    (site / "dtopp/files/configs").mkdir(parents=True)
+    (site / "dtopp/files/configs/a.yaml").write_text("name: a\n")
+    assert unpack().returncode == 2
+    assert unpack(tmp_path / "here").returncode == 0
+    assert (tmp_path / "here/configs/a.yaml").read_text() == "name: a\n"
+    again = unpack(tmp_path / "here")
+    assert again.returncode == 2 and "configs is there already" in again.stderr
+
+
+def test_versions_agree():
+    project = (ROOT / "pyproject.toml").read_text()
+    assert f'dependencies = ["torch=={MINOR}.*"]' in project
+    assert re.search(rf"^version: {re.escape(VERSION)}$", (ROOT / "CITATION.cff").read_text(), re.M)
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M)[1]
+    assert newest in ("Unreleased", VERSION)
+    assert re.findall(r"torch==(\S+)", (ROOT / "packaging/Dockerfile").read_text()) == [TORCH, TORCH]
+    assert f'set torch = "{MINOR}"' in (ROOT / "packaging/conda/meta.yaml").read_text()
+
+
+def test_dockerfile_is_clean():
+    done = command(pathlib.Path(sys.executable).with_name("hadolint"), ROOT / "packaging/Dockerfile")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_conda_recipe_is_one():
+    text = re.sub(r"^{%.*%}$", "", (ROOT / "packaging/conda/meta.yaml").read_text(), flags=re.M)
+    recipe = yaml.safe_load(re.sub(r"{{.*?}}", "x", text))
+    assert set(recipe) == {"package", "source", "build", "requirements", "test", "about"}
