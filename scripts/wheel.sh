@@ -9,6 +9,8 @@ folder=${1:-dist}
 raw=build/wheel-raw
 # What files in the wheel say of when they were made: where there is no git (an sdist), what the caller says.
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 1700000000)}
+# The compiler's name as build/release has it: ccache then knows what was compiled there.
+export CXX=${CXX:-c++}
 export SOURCE_DATE_EPOCH CMAKE_BUILD_PARALLEL_LEVEL=${JOBS:-$(nproc)} PATH=$(dirname "$python"):$PATH
 
 rm -rf $raw

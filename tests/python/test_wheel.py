@@ -1,10 +1,12 @@
 """What a wheel is made of: the command that finds torch, its files unpacked, one version everywhere, packaging/."""
 
+import hashlib
 import pathlib
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
 
 import pytest
 import yaml
@@ -93,6 +95,44 @@ def test_versions_agree():
     assert newest in ("Unreleased", VERSION)
     assert re.findall(r"torch==(\S+)", (ROOT / "packaging/Dockerfile").read_text()) == [TORCH, TORCH]
     assert f'set torch = "{MINOR}"' in (ROOT / "packaging/conda/meta.yaml").read_text()
+
+
+def configure(folder, python):
+    return command("cmake", "-S", ROOT, "-B", folder, "-G", "Ninja", "-DDTOPP_WHEEL=ON", f"-DPython_EXECUTABLE={python}")
+
+
+def test_program_is_linked_with_archives_and_finds_torch_beside_it(tmp_path):
+    done = configure(tmp_path, sys.executable)
+    assert done.returncode == 0, done.stderr
+    rules = (tmp_path / "build.ninja").read_text()
+    linked = re.search(r"^build bin/dtopp:.*\n(?:  .*\n)+", rules, re.M)[0]
+    shared = {pathlib.Path(name).name for name in re.findall(r"/\S+\.so\S*", linked)}
+    assert {re.sub(r"\.so.*", "", name) for name in shared} <= {"libdtopp_ops", "libsimdjson", "libgomp"}
+    assert {"libyaml-cpp.a", "libjemalloc_pic.a", "libarchive.a"} <= set(re.findall(r"[^/\s]+\.a\b", linked))
+    rpath = re.search(r"-Wl,-rpath,(\S+)", linked)[1].replace("\\$$", "$").strip('"')
+    assert rpath.split(":") == ["$ORIGIN/../lib", "$ORIGIN/../../torch/lib", "$ORIGIN/../../nvidia/cu13/lib"]
+
+
+def test_no_wheel_is_built_without_torch(tmp_path):
+    refused = configure(tmp_path, pathlib.Path(sys.base_prefix, "bin/python3"))
+    assert refused.returncode != 0
+    assert f"needs torch {MINOR}" in refused.stderr and "--no-build-isolation" in refused.stderr
+
+
+def test_sdist_holds_the_sources_and_nothing_built(tmp_path):
+    code = "import sys; from scikit_build_core.build import build_sdist; print(build_sdist(sys.argv[1]))"
+    hashes = []
+    for folder in ("one", "two"):
+        done = command(sys.executable, "-c", code, tmp_path / folder, cwd=ROOT)
+        assert done.returncode == 0, done.stderr
+        sdist = tmp_path / folder / f"dtopp-{VERSION}.tar.gz"
+        hashes.append(hashlib.sha256(sdist.read_bytes()).digest())
+    assert hashes[0] == hashes[1]
+    with tarfile.open(sdist) as archive:
+        names = {name.split("/", 1)[1] for name in archive.getnames()}
+    tracked = command("git", "ls-files", cwd=ROOT).stdout.split("\n")[:-1]
+    assert {name for name in tracked if not name.startswith((".ci/", ".github/"))} <= names
+    assert not {name.split("/")[0] for name in names} & {"build", "dist", "runs", "studies", "data", ".venv", ".git", ".ci"}
 
 
 def test_dockerfile_is_clean():
