@@ -1,7 +1,7 @@
 // moe_ffn on a CUDA device: the pairs, then their rows through two products with an activation between
 // (forward), and their gradients. What is saved is the pre-activations alone. With max_pairs nothing is read
-// on the host (but by Products::kPlain, and by torch's grouped products on devices other than of compute
-// capability 9.0).
+// on the host (but on the reference path of Products, and by torch's grouped products on devices other than
+// of compute capability 9.0).
 #include "dtopp/ops/moe_ffn_kernel.h"
 #include "dtopp/ops/moe_ffn_products_cuda.h"
 

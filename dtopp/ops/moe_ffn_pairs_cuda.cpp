@@ -1,8 +1,6 @@
 #include "dtopp/ops/moe_ffn_pairs_cuda.h"
 
-#include <cstdlib>
 #include <limits>
-#include <string_view>
 
 #include "dtopp/ops/route_cuda.h"
 
@@ -47,13 +45,8 @@ void fill(const GateTable<Real>& table, const at::Tensor& counts_EB, int64_t cap
 
 Products choose_products(const at::Tensor& gate_up_proj, const at::Tensor& down_proj) {
   if (gate_up_proj.scalar_type() != at::kBFloat16 || !is_aligned(gate_up_proj) || !is_aligned(down_proj))
-    return Products::kPlain;
-  const char* wish = std::getenv("DTOPP_MOE_PRODUCTS");
-  const std::string_view products = wish == nullptr || *wish == 0 ? "grouped_mm" : wish;
-  TORCH_CHECK(products == "grouped_mm" || products == "fused",
-              "moe_ffn: DTOPP_MOE_PRODUCTS is grouped_mm or fused, got '", products, "'");
-  if (products == "fused") return Products::kFused;
-  return gate_up_proj.size(0) <= kMostGroups ? Products::kGrouped : Products::kPlain;
+    return {};
+  return {own_products(), gate_up_proj.size(0) <= kMostGroups};
 }
 
 at::Tensor aligned(const at::Tensor& tensor) {
@@ -83,7 +76,7 @@ Pairs make_pairs(const at::Tensor& gates_TE, int64_t max_pairs, Products product
   });
   offset_pairs(read<int32_t>(totals_E), experts, max_pairs > 0 ? max_pairs : kMostPairs,
                write<int32_t>(pairs.offsets_E1), stream);
-  const bool on_host = products == Products::kPlain;
+  const bool on_host = products.need_offsets_on_host();
   if (on_host) pairs.host_offsets_E1 = read_on_host(pairs.offsets_E1);
   const int64_t capacity = max_pairs > 0 ? max_pairs
                            : on_host     ? pairs.host_offsets_E1.back()
@@ -106,7 +99,7 @@ at::Tensor gather_pairs(const Pairs& pairs, const at::Tensor& x_TD) {
 }
 
 at::Tensor multiply_pairs(const Pairs& pairs, const at::Tensor& rows_AK, const at::Tensor& weight_EKN) {
-  if (pairs.products == Products::kGrouped) return at::_grouped_mm(rows_AK, weight_EKN, ends_of(pairs));
+  if (pairs.products.grouped) return at::_grouped_mm(rows_AK, weight_EKN, ends_of(pairs));
   at::Tensor out_AN = at::empty({rows_AK.size(0), weight_EKN.size(2)}, rows_AK.options());
   for_experts(pairs, [&](int64_t e, int64_t begin, int64_t end) {
     at::Tensor out = out_AN.slice(0, begin, end);
@@ -117,7 +110,7 @@ at::Tensor multiply_pairs(const Pairs& pairs, const at::Tensor& rows_AK, const a
 
 at::Tensor sum_pair_products(const Pairs& pairs, const at::Tensor& left_AM, const at::Tensor& right_AN) {
   const int64_t experts = pairs.offsets_E1.size(0) - 1;
-  if (pairs.products == Products::kGrouped) {
+  if (pairs.products.grouped) {
     at::Tensor out_EMN = at::_grouped_mm(left_AM.t(), right_AN, ends_of(pairs));
     // What a product over no pairs writes is left open by at::_grouped_mm.
     clear_unused_experts(read<int32_t>(pairs.offsets_E1), experts, left_AM.size(1) * right_AN.size(1),

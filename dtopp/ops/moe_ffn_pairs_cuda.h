@@ -4,18 +4,24 @@
 
 #include "dtopp/ops/cuda_tensor.h"
 #include "dtopp/ops/moe_ffn_cuda.h"
+#include "dtopp/ops/moe_products.h"
 
 namespace dtopp::cuda {
 
-enum class Products {
-  kPlain,    // a product an expert, their offsets read on the host: the reference path
-  kGrouped,  // one at::_grouped_mm for all experts
-  kFused,    // own kernels that do what stands before and after a product with it
+// What forms the products of each expert's rows.
+struct Products {
+  OwnProducts own{};  // kernels that do what stands before and after a product with it
+  // The others: one at::_grouped_mm for all experts, else a product an expert, their offsets read on the
+  // host: the reference path.
+  bool grouped = false;
+
+  bool by_own_kernel(MoeProduct product) const { return own[static_cast<size_t>(product)]; }
+  bool need_offsets_on_host() const { return !grouped && !own.all(); }
 };
 
-// kPlain for weights that are not bf16 with widths and addresses that are multiples of 16 bytes. For others
-// the environment variable DTOPP_MOE_PRODUCTS says which: grouped_mm (default) or fused, from compute
-// capability 8.0 on. Throws c10::Error for another value.
+// The reference path for weights that are not bf16 with widths and addresses that are multiples of 16 bytes,
+// else what own_products() says; at::_grouped_mm takes a thousand experts. c10::Error where the environment
+// variable DTOPP_MOE_PRODUCTS means nothing.
 Products choose_products(const at::Tensor& gate_up_proj, const at::Tensor& down_proj);
 
 // The tensor itself where it is contiguous and begins at a multiple of 16 bytes, as the products need it,
@@ -28,7 +34,7 @@ struct Pairs {
   at::Tensor gate_A;       // f32 (f64)
   at::Tensor position_TE;  // int32
   Products products;
-  std::vector<int64_t> host_offsets_E1;  // for kPlain
+  std::vector<int64_t> host_offsets_E1;  // where the products need them
 
   int64_t capacity() const { return token_A.size(0); }
   PairRows rows() const { return {read<int32_t>(offsets_E1) + offsets_E1.size(0) - 1, capacity()}; }
@@ -37,7 +43,7 @@ struct Pairs {
 // Room for max_pairs pairs; 0: for as many as there are, a number that is read on the host.
 Pairs make_pairs(const at::Tensor& gates_TE, int64_t max_pairs, Products products);
 
-// The functions below are for Products::kPlain and kGrouped.
+// The functions below are for products that own kernels do not form.
 // x_TD[token_A]; rows past the pairs are left as allocated, as in the products.
 at::Tensor gather_pairs(const Pairs& pairs, const at::Tensor& x_TD);
 

@@ -5,7 +5,7 @@
 namespace dtopp::cuda {
 namespace {
 
-bool fused(const Pairs& pairs) { return pairs.products == Products::kFused; }
+bool by_own_kernel(const Pairs& pairs, MoeProduct product) { return pairs.products.by_own_kernel(product); }
 
 PairProducts kernel_arguments(const Pairs& pairs, int64_t hidden, int64_t ffn) {
   return {read<int32_t>(pairs.offsets_E1),
@@ -29,7 +29,7 @@ ActivatedPairs activate_pairs(const Pairs& pairs, const at::Tensor& x_TD, const 
   const int64_t ffn = gate_up_EGD.size(1) / 2;
   ActivatedPairs out;
   out.act_AF = empty_rows(pairs, ffn, x_TD);
-  if (fused(pairs)) {
+  if (by_own_kernel(pairs, MoeProduct::kActivation)) {
     out.pre_AG = empty_rows(pairs, 2 * ffn, x_TD);
     activate_pairs(kernel_arguments(pairs, x_TD.size(1), ffn),
                    {bf16(x_TD), bf16(gate_up_EGD), write_bf16(out.pre_AG), write_bf16(out.act_AF)});
@@ -44,7 +44,8 @@ ActivatedPairs activate_pairs(const Pairs& pairs, const at::Tensor& x_TD, const 
 }
 
 at::Tensor project_pairs(const Pairs& pairs, const at::Tensor& act_AF, const at::Tensor& down_EDF) {
-  if (!fused(pairs)) return multiply_pairs(pairs, act_AF, down_EDF.transpose(1, 2));
+  if (!by_own_kernel(pairs, MoeProduct::kProjection))
+    return multiply_pairs(pairs, act_AF, down_EDF.transpose(1, 2));
   at::Tensor out_AD = empty_rows(pairs, down_EDF.size(1), act_AF);
   project_pairs(kernel_arguments(pairs, down_EDF.size(1), down_EDF.size(2)), bf16(act_AF), bf16(down_EDF),
                 write_bf16(out_AD));
@@ -58,7 +59,7 @@ ActivationGradient activation_gradient(const Pairs& pairs, const at::Tensor& dy_
     return at::empty({pairs.capacity(), parts}, pairs.gate_A.options());
   };
   ActivationGradient out{at::empty_like(pre_AG), empty_rows(pairs, ffn, pre_AG), {}, {}};
-  if (fused(pairs)) {
+  if (by_own_kernel(pairs, MoeProduct::kActivationGradient)) {
     out.grad_gate_AP = gate_gradients(gate_parts(ffn));
     activation_gradients(
         kernel_arguments(pairs, dy_TD.size(1), ffn),
@@ -77,11 +78,15 @@ ActivationGradient activation_gradient(const Pairs& pairs, const at::Tensor& dy_
          write<Scalar>(out.d_pre_AG), write<Scalar>(out.scaled_AF), write<Real>(out.grad_gate_AP)},
         pairs.rows(), current_stream(pre_AG));
   });
+  if (by_own_kernel(pairs, MoeProduct::kDownGradient)) out.dy_AD.reset();  // it gathers them itself
   return out;
 }
 
 at::Tensor down_gradient(const Pairs& pairs, const at::Tensor& dy_TD, const ActivationGradient& gradient) {
-  if (!fused(pairs)) return sum_pair_products(pairs, gradient.dy_AD, gradient.scaled_AF);
+  if (!by_own_kernel(pairs, MoeProduct::kDownGradient)) {
+    const at::Tensor dy_AD = gradient.dy_AD.defined() ? gradient.dy_AD : gather_pairs(pairs, dy_TD);
+    return sum_pair_products(pairs, dy_AD, gradient.scaled_AF);
+  }
   const int64_t hidden = dy_TD.size(1), ffn = gradient.scaled_AF.size(1);
   const PairProducts arguments = kernel_arguments(pairs, hidden, ffn);
   at::Tensor out_EDF = at::empty({arguments.experts, hidden, ffn}, dy_TD.options());
@@ -90,7 +95,7 @@ at::Tensor down_gradient(const Pairs& pairs, const at::Tensor& dy_TD, const Acti
 }
 
 at::Tensor input_gradient(const Pairs& pairs, const at::Tensor& d_pre_AG, const at::Tensor& gate_up_EGD) {
-  if (!fused(pairs)) return multiply_pairs(pairs, d_pre_AG, gate_up_EGD);
+  if (!by_own_kernel(pairs, MoeProduct::kInputGradient)) return multiply_pairs(pairs, d_pre_AG, gate_up_EGD);
   const int64_t hidden = gate_up_EGD.size(2);
   at::Tensor dx_AD = empty_rows(pairs, hidden, d_pre_AG);
   input_gradients(kernel_arguments(pairs, hidden, gate_up_EGD.size(1) / 2), bf16(d_pre_AG), bf16(gate_up_EGD),
@@ -99,7 +104,8 @@ at::Tensor input_gradient(const Pairs& pairs, const at::Tensor& d_pre_AG, const 
 }
 
 at::Tensor gate_up_gradient(const Pairs& pairs, const at::Tensor& d_pre_AG, const at::Tensor& x_TD) {
-  if (!fused(pairs)) return sum_pair_products(pairs, d_pre_AG, gather_pairs(pairs, x_TD));
+  if (!by_own_kernel(pairs, MoeProduct::kGateUpGradient))
+    return sum_pair_products(pairs, d_pre_AG, gather_pairs(pairs, x_TD));
   const int64_t hidden = x_TD.size(1), gate_up = d_pre_AG.size(1);
   const PairProducts arguments = kernel_arguments(pairs, hidden, gate_up / 2);
   at::Tensor out_EGD = at::empty({arguments.experts, gate_up, hidden}, x_TD.options());

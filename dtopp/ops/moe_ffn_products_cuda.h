@@ -1,6 +1,6 @@
-// The products of moe_ffn on a CUDA device, with what stands between them: by torch's grouped products and
-// kernels of their own for the rest, or in one with it (pair_products_cuda.h). Shapes: moe_ffn_cuda.h. Rows
-// past the pairs are left as allocated.
+// The products of moe_ffn on a CUDA device, with what stands between them: each by torch's grouped product
+// and kernels for the rest, or in one with it (pair_products_cuda.h), as Pairs::products says. Shapes:
+// moe_ffn_cuda.h. Rows past the pairs are left as allocated.
 #pragma once
 
 #include "dtopp/ops/moe_ffn_pairs_cuda.h"
@@ -20,7 +20,7 @@ struct ActivationGradient {
   at::Tensor d_pre_AG;
   at::Tensor scaled_AF;     // the activation times the pair's gate
   at::Tensor grad_gate_AP;  // in parts
-  at::Tensor dy_AD;         // the pairs' rows of dy_TD, where they were gathered
+  at::Tensor dy_AD;         // the pairs' rows of dy_TD, where they were gathered and are needed
 };
 ActivationGradient activation_gradient(const Pairs& pairs, const at::Tensor& dy_TD, const at::Tensor& pre_AG,
                                        const at::Tensor& down_EDF);

@@ -6,35 +6,10 @@
 #include <gtest/gtest.h>
 
 #include "dtopp/ops/moe_ffn_pairs_cuda.h"
-#include "tests/ops/cuda/on_host.h"
-#include "tests/ops/reference.h"
+#include "tests/ops/cuda/moe_ffn_case.h"
 
 namespace dtopp::moe_ffn_test {
 namespace {
-
-using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
-
-constexpr std::array<bool, 4> kAll = {true, true, true, true};
-
-struct Case {
-  at::Tensor x_TD, gates_TE, gate_up_proj, down_proj;
-};
-
-struct Shape {
-  int64_t tokens, hidden, ffn, experts;
-  double chance;  // of an expert to be chosen
-};
-
-Case make_case(const Shape& shape, at::ScalarType dtype) {
-  at::manual_seed(7);
-  const auto gates_dtype = dtype == at::kDouble ? at::kDouble : at::kFloat;
-  const at::Tensor gates = at::rand({shape.tokens, shape.experts})
-                               .lt(shape.chance)
-                               .mul(at::rand({shape.tokens, shape.experts}).add(0.1));
-  return {at::randn({shape.tokens, shape.hidden}).to(dtype), gates.to(gates_dtype),
-          at::randn({shape.experts, 2 * shape.ffn, shape.hidden}).div(4).to(dtype),
-          at::randn({shape.experts, shape.hidden, shape.ffn}).div(4).to(dtype)};
-}
 
 // By torch's products or by own kernels, which are for bf16 alone.
 class MoeFfnOnHost : public testing::TestWithParam<const char*> {
@@ -49,73 +24,10 @@ class MoeFfnOnHost : public testing::TestWithParam<const char*> {
 };
 INSTANTIATE_TEST_SUITE_P(Products, MoeFfnOnHost, testing::Values("grouped_mm", "fused"));
 
-// oneDNN compiles a kernel for each number of rows, in milliseconds; an expert has any.
-struct WithoutOneDnn {
-  WithoutOneDnn() { at::globalContext().setUserEnabledMkldnn(false); }
-  ~WithoutOneDnn() { at::globalContext().setUserEnabledMkldnn(true); }
-};
-
-at::Tensor run_inference(const Case& c, int64_t max_pairs) {
-  const WithoutOneDnn without_one_dnn;
-  return call_cuda<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                              int64_t)>("dtopp::moe_ffn", c.x_TD, c.gates_TE, c.gate_up_proj, c.down_proj,
-                                        max_pairs);
-}
-
-struct Outputs {
-  at::Tensor y, pre_AG;
-  Gradients grad;
-
-  std::vector<at::Tensor> all() const {
-    return {y, std::get<0>(grad), std::get<1>(grad), std::get<2>(grad), std::get<3>(grad)};
-  }
-};
-
-Gradients run_backward(const Case& c, const at::Tensor& grad_y, const at::Tensor& pre_AG,
-                       std::array<bool, 4> needed = kAll) {
-  return call_cuda<Gradients(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                             const at::Tensor&, const at::Tensor&, std::array<bool, 4>)>(
-      "dtopp::moe_ffn_backward", grad_y, c.x_TD, c.gates_TE, c.gate_up_proj, c.down_proj, pre_AG, needed);
-}
-
-// room: of pairs.
-Outputs run_cuda(const Case& c, const at::Tensor& grad_y, int64_t room, std::array<bool, 4> needed = kAll) {
-  const PoisonedMemory poisoned;
-  const WithoutOneDnn without_one_dnn;
-  const at::Tensor pairs_A2 = at::empty({1, 2}, at::kLong).expand({room, 2});
-  auto [y, pre_AG] = call_cuda<std::tuple<at::Tensor, at::Tensor>(
-      const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&)>(
-      "dtopp::moe_ffn_forward", c.x_TD, c.gates_TE, pairs_A2, c.gate_up_proj, c.down_proj);
-  return {y, pre_AG, run_backward(c, grad_y, pre_AG, needed)};
-}
-
-int64_t count_pairs(const Case& c) { return c.gates_TE.ne(0).sum().item<int64_t>(); }
-
-// In bf16 pre-activations, activations, each expert's rows and results are rounded, 2^-9 each.
-double bound(at::ScalarType dtype) {
-  return dtype == at::kDouble ? 1e-12 : dtype == at::kFloat ? 1e-5 : 1.0 / 64;
-}
-
 void expect_matches_double_precision(const Shape& shape, at::ScalarType dtype, int64_t spare_room) {
   SCOPED_TRACE(testing::Message() << shape.tokens << " " << shape.hidden << " " << shape.ffn << " "
                                   << shape.experts << " " << dtype << " spare " << spare_room);
-  const Case c = make_case(shape, dtype);
-  std::vector<at::Tensor> exact = {c.x_TD, c.gates_TE, c.gate_up_proj, c.down_proj};
-  for (at::Tensor& tensor : exact) tensor = tensor.to(at::kDouble).clone().requires_grad_();
-  const at::Tensor expected = reference::moe_ffn(exact[0], exact[1], exact[2], exact[3]);
-  const at::Tensor grad_y = at::randn(c.x_TD.sizes()).to(dtype);
-  expected.backward(grad_y.to(at::kDouble));
-  const Outputs out = run_cuda(c, grad_y, count_pairs(c) + spare_room);
-  const double near = bound(dtype);
-  EXPECT_LT(reference::error(out.y, expected), near);
-  EXPECT_LT(reference::error(run_inference(c, 0), expected), near);
-  EXPECT_LT(reference::error(std::get<0>(out.grad), exact[0].grad()), near);
-  EXPECT_LT(reference::error(std::get<1>(out.grad), exact[1].grad() * c.gates_TE.ne(0)), near);
-  EXPECT_LT(reference::error(std::get<2>(out.grad), exact[2].grad()), near);
-  EXPECT_LT(reference::error(std::get<3>(out.grad), exact[3].grad()), near);
-  for (const at::Tensor& tensor : {out.y, std::get<0>(out.grad), std::get<2>(out.grad)})
-    EXPECT_EQ(tensor.scalar_type(), dtype);
-  EXPECT_EQ(std::get<1>(out.grad).scalar_type(), c.gates_TE.scalar_type());
+  expect_near_double_precision(make_case(shape, dtype), spare_room);
 }
 
 TEST_P(MoeFfnOnHost, matches_double_precision_for_any_shape) {
@@ -139,7 +51,7 @@ TEST(PairsOnHost, are_those_of_nonzero) {
   for (const auto& [tokens, experts] : std::vector<std::pair<int64_t, int64_t>>{
            {1, 1}, {129, 33}, {300, 60}, {257, 64}, {5, 300}, {7, 900}, {7, 901}}) {
     const Case c = make_case({tokens, 1, 1, experts, 0.3}, at::kFloat);
-    const cuda::Pairs pairs = cuda::make_pairs(c.gates_TE, 0, cuda::Products::kPlain);
+    const cuda::Pairs pairs = cuda::make_pairs(c.gates_TE, 0, {});
     const at::Tensor expected = at::nonzero(c.gates_TE.t());
     ASSERT_EQ(pairs.capacity(), expected.size(0));
     EXPECT_TRUE(at::equal(pairs.token_A, expected.select(1, 1).to(at::kInt)));
@@ -174,7 +86,7 @@ TEST(PairsOnHost, are_added_along_the_tree_over_experts) {
       SCOPED_TRACE(testing::Message() << experts << " experts, chance " << chance);
       const at::Tensor gates_TE =
           at::rand({kTokens, experts}).lt(chance).mul(at::rand({kTokens, experts}).add(0.1));
-      const cuda::Pairs pairs = cuda::make_pairs(gates_TE, 0, cuda::Products::kPlain);
+      const cuda::Pairs pairs = cuda::make_pairs(gates_TE, 0, {});
       const at::Tensor rows_AD = at::randn({pairs.capacity(), kHidden});
       std::vector<at::Tensor> weighted_E, plain_E;
       for (int64_t e = 0; e < experts; ++e) {
@@ -282,8 +194,11 @@ TEST_P(MoeFfnOnHost, takes_tensors_at_any_address) {
 TEST_P(MoeFfnOnHost, refuses_unknown_products) {
   setenv("DTOPP_MOE_PRODUCTS", "fast", 1);
   const Case c = make_case({20, 8, 8, 4, 0.5}, at::kBFloat16);
-  EXPECT_THAT([&] { run_inference(c, 0); }, testing::ThrowsMessage<c10::Error>(testing::HasSubstr(
-                                                "DTOPP_MOE_PRODUCTS is grouped_mm or fused, got 'fast'")));
+  EXPECT_THAT([&] { run_inference(c, 0); },
+              testing::ThrowsMessage<c10::Error>(
+                  testing::HasSubstr("DTOPP_MOE_PRODUCTS is grouped_mm, fused or a list of activation, "
+                                     "projection, activation_gradient, input_gradient, down_gradient, "
+                                     "gate_up_gradient, got 'fast'")));
 }
 
 TEST_P(MoeFfnOnHost, gives_gradients_only_where_needed) {

@@ -1,0 +1,39 @@
+// Which of moe_ffn's products own kernels form, and that it makes no difference.
+#include <gtest/gtest.h>
+
+#include "dtopp/ops/moe_products.h"
+#include "tests/ops/cuda/moe_ffn_case.h"
+
+namespace dtopp::moe_ffn_test {
+namespace {
+
+// Own kernels and torch's products leave the same to each other, whichever do what.
+TEST(MoeFfnProductsOnHost, any_mixture_matches_double_precision) {
+  cuda_on_host::set_device({2, 80, 163 << 10});  // whose kernels take a CPU less time
+  const Case c = make_case({12, 16, 8, 2, 0.6}, at::kBFloat16);
+  c.gates_TE.select(1, 0).zero_();
+  for (unsigned own = 0; own < 64; ++own) {
+    const std::string products = own_products_text(OwnProducts(own));
+    SCOPED_TRACE(products);
+    setenv("DTOPP_MOE_PRODUCTS", products.c_str(), 1);
+    expect_near_double_precision(c, 3);
+  }
+  unsetenv("DTOPP_MOE_PRODUCTS");
+  cuda_on_host::set_device({});
+}
+
+TEST(MoeFfnProductsOnHost, are_those_chosen_unless_the_environment_says_otherwise) {
+  const auto own = [] { return own_products().to_ulong(); };
+  EXPECT_EQ(own(), 0U);
+  choose_own_products(OwnProducts(5));
+  EXPECT_EQ(own(), 5U);
+  setenv("DTOPP_MOE_PRODUCTS", "grouped_mm", 1);
+  EXPECT_EQ(own(), 0U);
+  setenv("DTOPP_MOE_PRODUCTS", "", 1);
+  EXPECT_EQ(own(), 5U);
+  choose_own_products({});
+  unsetenv("DTOPP_MOE_PRODUCTS");
+}
+
+}  // namespace
+}  // namespace dtopp::moe_ffn_test
