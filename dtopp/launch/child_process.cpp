@@ -37,6 +37,12 @@ std::filesystem::path own_program() {
   return std::filesystem::exists(program, error) ? program : link;
 }
 
+std::vector<std::string> own_environment() {
+  std::vector<std::string> entries;
+  for (char** entry = environ; *entry != nullptr; ++entry) entries.emplace_back(*entry);
+  return entries;
+}
+
 pid_t start_child(const ChildProgram& child) {
   auto arguments = child.arguments;
   auto environment = child.environment;

@@ -14,6 +14,9 @@ namespace dtopp {
 // replaced meanwhile, as the kernel knows it.
 std::filesystem::path own_program();
 
+// This process's environment.
+std::vector<std::string> own_environment();
+
 struct ChildProgram {
   std::filesystem::path program{};
   std::vector<std::string> arguments{};    // the program's name first

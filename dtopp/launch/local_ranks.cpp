@@ -4,9 +4,9 @@
 #include <cerrno>
 #include <climits>
 #include <csignal>
+#include <functional>
+#include <iterator>
 #include <system_error>
-
-#include <unistd.h>
 
 #include "dtopp/base/errors.h"
 #include "dtopp/launch/child_process.h"
@@ -35,9 +35,7 @@ std::vector<std::string> environment_of(int64_t rank, const LocalRanks& wanted) 
     const auto name = entry.substr(0, entry.find('=') + 1);
     return std::ranges::any_of(ours, [&](const std::string& own) { return own.starts_with(name); });
   };
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    if (!is_ours(*entry)) entries.emplace_back(*entry);
-  }
+  std::ranges::copy_if(own_environment(), std::back_inserter(entries), std::not_fn(is_ours));
   return entries;
 }
 

@@ -8,7 +8,6 @@
 #include <system_error>
 
 #include <fcntl.h>
-#include <unistd.h>
 
 #include "dtopp/base/descriptor.h"
 #include "dtopp/base/errors.h"
@@ -31,12 +30,6 @@ struct Running {
   Clock::time_point started{};
   uint64_t console_begin = 0;  // bytes that earlier starts printed
 };
-
-std::vector<std::string> own_environment() {
-  std::vector<std::string> entries;
-  for (char** entry = environ; *entry != nullptr; ++entry) entries.emplace_back(*entry);
-  return entries;
-}
 
 // How a run ended, and the error that it printed last.
 std::string cause_of(const StudyRun& run, const ChildEnd& end, uint64_t console_begin) {
