@@ -1,0 +1,144 @@
+// The check of own kernels before they are used, run with the kernels on a CPU: it passes them, and finds
+// each kind of wrong result.
+#include <cmath>
+#include <limits>
+#include <map>
+
+#include <gtest/gtest.h>
+
+#include "dtopp/ops/check_moe_product_cuda.h"
+#include "tests/ops/cuda/on_host.h"
+
+namespace dtopp::check_moe_product_test {
+namespace {
+
+using cuda::ProductErrors;
+using cuda::ProductInputs;
+
+constexpr double kMostError = 1.0 / 64;  // CheckedProduct's
+
+// The first of product_cases(); the others take a CPU long.
+constexpr size_t kQuickCases = 2;
+
+std::vector<MoeProduct> all_products() {
+  std::vector<MoeProduct> products;
+  for (const auto name : kMoeProductNames) products.push_back(*moe_product_named(name));
+  return products;
+}
+
+// What an own kernel's results become.
+using Lie = std::function<void(std::vector<at::Tensor>& results, const ProductInputs& inputs)>;
+
+// A product's results, which are formed once.
+class Results {
+ public:
+  explicit Results(const ProductInputs& inputs) : inputs_(inputs) {}
+
+  ProductErrors errors_with(MoeProduct product, const Lie& lie) {
+    return cuda::compare_product(product, {}, inputs_,
+                                 [&](MoeProduct which, const cuda::Pairs& pairs, const ProductInputs& given) {
+                                   const bool own = pairs.products.by_own_kernel(which);
+                                   auto [known, is_new] = results_.try_emplace({which, own});
+                                   if (is_new) known->second = cuda::run_product(which, pairs, given);
+                                   std::vector<at::Tensor> results;
+                                   for (const at::Tensor& result : known->second)
+                                     results.push_back(result.clone());
+                                   if (own) lie(results, given);
+                                   return results;
+                                 });
+  }
+
+ private:
+  const ProductInputs& inputs_;
+  std::map<std::pair<MoeProduct, bool>, std::vector<at::Tensor>> results_;
+};
+
+TEST(CheckMoeProductOnHost, finds_the_kernels_right) {
+  for (size_t n = 0; n < kQuickCases; ++n) {
+    const ProductInputs inputs(cuda::product_cases()[n], at::kCPU);
+    for (const MoeProduct product : all_products()) {
+      const ProductErrors errors = cuda::compare_product(product, {}, inputs);
+      SCOPED_TRACE(testing::Message() << static_cast<int>(product) << " " << inputs.x_TD.sizes());
+      EXPECT_LE(errors.own, kMostError);
+      EXPECT_LE(errors.grouped, kMostError);
+      EXPECT_GT(errors.own, 1e-5) << "bf16 rounds";
+    }
+  }
+}
+
+TEST(CheckMoeProductOnHost, finds_every_lie) {
+  const ProductInputs inputs({{3, 0, 5}, 16, 24}, at::kCPU);
+  Results results(inputs);
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const std::map<std::string, Lie> lies = {
+      {"a tile of another product",
+       [](auto& results, const auto& /*inputs*/) {
+         at::Tensor tile = results[0].view({-1, results[0].size(-1)}).slice(0, 4, 7).slice(1, 0, 8);
+         tile.copy_(at::randn_like(tile) * 0.5);
+       }},
+      {"a row that was not written",
+       [](auto& results, const auto& /*inputs*/) {
+         const at::Tensor written = results[0];
+         results[0] = at::empty_like(written);
+         const auto rows = [](const at::Tensor& all) { return all.view({-1, all.size(-1)}); };
+         rows(results[0]).slice(0, 0, 6).copy_(rows(written).slice(0, 0, 6));
+         rows(results[0]).slice(0, 7).copy_(rows(written).slice(0, 7));
+       }},
+      {"one number that is none",
+       [=](auto& results, const auto& /*inputs*/) { results.back().view(-1)[5] = nan; }},
+      {"one number that is infinite",
+       [=](auto& results, const auto& /*inputs*/) { results.back().view(-1)[5] = INFINITY; }},
+      {"numbers that are a little too large",
+       [](auto& results, const auto& /*inputs*/) { results.back().mul_(1.05); }},
+      {"what is in the rows past the pairs", [](auto& results, const auto& given) {
+         if (results[0].dim() == 2)
+           results[0].slice(0, given.pairs).fill_(1);
+         else
+           results[0][1].fill_(1);  // of an expert without
+       }}};
+  for (const MoeProduct product : all_products()) {
+    for (const auto& [name, lie] : lies) {
+      const ProductErrors errors = results.errors_with(product, lie);
+      SCOPED_TRACE(testing::Message() << static_cast<int>(product) << " " << name);
+      EXPECT_GT(errors.own, kMostError);
+      EXPECT_LE(errors.grouped, kMostError);
+    }
+  }
+}
+
+TEST(CheckMoeProductOnHost, takes_other_products_as_they_are) {
+  const ProductInputs inputs(cuda::product_cases()[0], at::kCPU);
+  std::vector<unsigned long> own;
+  cuda::compare_product(MoeProduct::kDownGradient, OwnProducts("000101"), inputs,
+                        [&](MoeProduct product, const cuda::Pairs& pairs, const ProductInputs& given) {
+                          own.push_back(pairs.products.own.to_ulong());
+                          EXPECT_TRUE(pairs.products.grouped);
+                          return cuda::run_product(product, pairs, given);
+                        });
+  EXPECT_EQ(own, (std::vector<unsigned long>{0b010101, 0b000101}));
+}
+
+// As where there are more experts than at::_grouped_mm takes.
+TEST(CheckMoeProductOnHost, products_an_expert_go_with_own_kernels_too) {
+  const ProductInputs inputs({{3, 0, 5}, 16, 24}, at::kCPU);
+  for (const MoeProduct product : all_products()) {
+    const ProductErrors errors = cuda::compare_product(
+        product, OwnProducts("010101"), inputs,
+        [](MoeProduct which, const cuda::Pairs& pairs, const ProductInputs& given) {
+          return cuda::run_product(which, cuda::pairs_of(given, {pairs.products.own, false}), given);
+        });
+    EXPECT_LE(errors.own, kMostError) << static_cast<int>(product);
+    EXPECT_LE(errors.grouped, kMostError) << static_cast<int>(product);
+  }
+}
+
+// Here the own kernel is run thread by thread.
+TEST(CheckMoeProductOnHost, finds_which_is_faster) {
+  const ProductInputs inputs(cuda::product_cases()[0], at::kCPU);
+  const cuda::ProductTimes times = cuda::time_product(MoeProduct::kDownGradient, {}, inputs);
+  EXPECT_GT(times.grouped, 0);
+  EXPECT_GT(times.own, times.grouped);
+}
+
+}  // namespace
+}  // namespace dtopp::check_moe_product_test
