@@ -6,6 +6,7 @@
 #include <dlfcn.h>
 
 #include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "dtopp/ops/call_op.h"
 
@@ -21,7 +22,7 @@ std::filesystem::path library_folder() {
 }
 
 std::optional<std::string> load_library() {
-  const std::filesystem::path path = library_folder() / "libdtopp_cuda.so";
+  const std::filesystem::path path = cuda_library();
   std::error_code error;
   if (!std::filesystem::exists(path, error)) {
     return "libdtopp_cuda.so is not in " + path.parent_path().string() + ": run `make build CUDA=1`";
@@ -42,6 +43,10 @@ std::optional<std::string> find_cuda() {
   return std::nullopt;
 }
 
+std::filesystem::path cuda_library() { return library_folder() / "libdtopp_cuda.so"; }
+
+int64_t cuda_devices() { return c10::impl::VirtualGuardImpl(at::kCUDA).deviceCount(); }
+
 bool has_cuda_driver() {
   static const bool there = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL) != nullptr;
   return there;
@@ -51,7 +56,14 @@ std::string describe_device(const at::Device& device) {
   const int threads = at::get_num_threads();
   if (device.is_cpu())
     return "the CPU (" + std::to_string(threads) + (threads == 1 ? " thread)" : " threads)");
-  return device.str() + " (" + call_op<"dtopp::device_name", std::string(int64_t)>(device.index()) + ")";
+  return device.str() + " (" + device_facts(device).name + ")";
+}
+
+DeviceFacts device_facts(const at::Device& device) {
+  using Facts = std::tuple<std::string, int64_t, int64_t, int64_t>;
+  const auto [name, capability, memory, driver] =
+      call_op<"dtopp::device_facts", Facts(int64_t)>(device.index());
+  return {name, capability, static_cast<uint64_t>(memory), driver};
 }
 
 std::string device_identity(const at::Device& device) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <string>
 
@@ -14,11 +15,26 @@ namespace dtopp {
 // which looks for CUDA devices once in a process and remembers the answer.
 std::optional<std::string> find_cuda();
 
+// Where find_cuda looks for the library.
+std::filesystem::path cuda_library();
+
+// How many there are that this process may use, once find_cuda() has found that there are any.
+int64_t cuda_devices();
+
 // Whether a driver for CUDA devices is installed. Quick, where find_cuda loads all of torch's CUDA.
 bool has_cuda_driver();
 
 // "the CPU (2 threads)", "cuda:0 (NVIDIA H200)".
 std::string describe_device(const at::Device& device);
+
+// Of a CUDA device.
+struct DeviceFacts {
+  std::string name;        // "NVIDIA H200"
+  int64_t capability = 0;  // 90: 9.0
+  uint64_t memory_bytes = 0;
+  int64_t driver = 0;  // the version of CUDA that its driver knows, 13000: 13.0
+};
+DeviceFacts device_facts(const at::Device& device);
 
 // Of all devices of all hosts this one, "GPU-4b5f…"; "cpu" for any CPU.
 std::string device_identity(const at::Device& device);

@@ -17,18 +17,26 @@ void check_index(const char* op, int64_t index) {
               " CUDA devices, got ", index);
 }
 
-std::string device_name(int64_t index) {
-  check_index("device_name", index);
+cudaDeviceProp properties_of(int64_t index) {
   cudaDeviceProp properties{};
   C10_CUDA_CHECK(cudaGetDeviceProperties(&properties, static_cast<int>(index)));
-  return properties.name;
+  return properties;
+}
+
+// (name, compute capability, bytes of memory, driver's version of CUDA)
+std::tuple<std::string, int64_t, int64_t, int64_t> device_facts(int64_t index) {
+  check_index("device_facts", index);
+  const cudaDeviceProp properties = properties_of(index);
+  int driver = 0;
+  C10_CUDA_CHECK(cudaDriverGetVersion(&driver));
+  return {properties.name, 10 * properties.major + properties.minor,
+          static_cast<int64_t>(properties.totalGlobalMem), driver};
 }
 
 // As nvidia-smi -L writes it.
 std::string device_uuid(int64_t index) {
   check_index("device_uuid", index);
-  cudaDeviceProp properties{};
-  C10_CUDA_CHECK(cudaGetDeviceProperties(&properties, static_cast<int>(index)));
+  const cudaDeviceProp properties = properties_of(index);
   std::string text = "GPU";
   for (int byte = 0; byte < 16; ++byte) {
     const bool begins_group = byte == 0 || (byte >= 4 && byte <= 10 && byte % 2 == 0);
@@ -55,7 +63,7 @@ cuda::Stream cuda::current_stream(const at::Tensor& tensor) {
 }
 
 TORCH_LIBRARY_FRAGMENT(dtopp, m) {
-  m.def("device_name(int index) -> str", device_name);
+  m.def("device_facts(int index) -> (str, int, int, int)", device_facts);
   m.def("device_uuid(int index) -> str", device_uuid);
   m.def("free_device_memory(int index) -> int", free_device_memory);
 }

@@ -11,14 +11,13 @@ namespace dtopp {
 namespace {
 
 at::Device own_cuda_device(const std::string& option, int64_t local_rank) {
-  const c10::impl::VirtualGuardImpl cuda(at::kCUDA);
-  const int64_t devices = cuda.deviceCount();
+  const int64_t devices = cuda_devices();
   if (devices > 1 && local_rank >= devices)
     throw UsageError(option + ": rank " + std::to_string(local_rank) +
                      " of this host (from 0) has none of its " + std::to_string(devices) +
                      " CUDA devices: start one rank for each, or set it to cpu on all");
   const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(devices > 1 ? local_rank : 0));
-  cuda.setDevice(device);
+  c10::impl::VirtualGuardImpl(at::kCUDA).setDevice(device);
   return device;
 }
 

@@ -82,7 +82,7 @@ def test_many_pairs_match_the_cpu():
     assert not results[1][3][5].any() and not results[1][4][5].any()
 
 
-@pytest.mark.parametrize("op", ["device_name", "free_device_memory"])
+@pytest.mark.parametrize("op", ["device_facts", "free_device_memory"])
 @pytest.mark.parametrize("index", [-1, 99, 256])
 def test_a_device_that_is_not_there_is_refused(op, index):
     with pytest.raises(RuntimeError, match=f"^{op}: expected the index of one of .* CUDA devices, got {index}"):
