@@ -225,7 +225,11 @@ void stop_rank_on_signals(const Place& place) {
 
 void run_as_rank(const Place& place, const JoinOptions& options,
                  const std::function<void(const Rank&)>& body) {
-  if (place.alone()) return body({});
+  if (place.alone()) {
+    World alone;
+    if (options.device) alone.device = options.device(/*local_rank=*/0);
+    return body({.world = alone});
+  }
   configure_transport();
   // Without torchrun's agent nobody starts its ranks again or looks after them: they save and stop.
   if (place.launcher_holds_store && place.launcher == Launcher::kEnvironment)

@@ -289,11 +289,9 @@ void Run::stop_here() {
 
 RunSummary run_training(const RunConfig& config, const RunObserver& observer,
                         const std::function<bool()>& stop, const RunExtras& extras, const World& world) {
-  const at::Device device =
-      world.size() > 1 ? world.device : compute_device(config.training.device, "training.device");
-  if (config.training.deterministic) make_deterministic(device);
+  if (config.training.deterministic) make_deterministic(world.device);
   if (config.training.threads > 0) at::set_num_threads(static_cast<int>(config.training.threads));
-  return Run(config, device, observer, stop, extras, world).train();
+  return Run(config, world.device, observer, stop, extras, world).train();
 }
 
 }  // namespace dtopp
