@@ -64,6 +64,13 @@ def find_device(wish):
     return int(free), name
 
 
+def own_products():
+    """The products that own kernels formed, as training has chosen on the first device; none on a CPU."""
+    devices = json.loads(run(BINARY, "devices", "--json"))["cuda"]["devices"][:1]
+    return ",".join(product["product"] for device in devices for product in device["products"] or []
+                    if product["kernel"] == "own") or "grouped_mm"
+
+
 def find_fitting(presets, overrides, free):
     """The first preset of which something fits, the largest divisor of the global batch that does (or the one that an
     override asks for), and the plan of both."""
@@ -118,7 +125,7 @@ def main():
     routed = "moe/active_experts" in lines[0]
     targets = config["routing"]["target_experts"]
     report(case="gpu_training", preset=preset.stem, device=device, precision=config["training"]["precision"],
-           products=os.environ.get("DTOPP_MOE_PRODUCTS", "grouped_mm"), steps=len(lines),
+           products=os.environ.get("DTOPP_MOE_PRODUCTS") or own_products(), steps=len(lines),
            global_batch_size=config["training"]["global_batch_size"], micro_batch_size=micro_batch,
            sequence_length=config["model"]["sequence_length"], milliseconds=1e3 * statistics.median(seconds),
            slowest_milliseconds=1e3 * max(seconds[1:]), tokens_per_second=median("throughput/tokens_per_second"),

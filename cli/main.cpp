@@ -39,6 +39,7 @@ int run(int argc, char** argv) {
   dtopp::cli::add_study(app);
   dtopp::cli::add_report(app);
   dtopp::cli::add_convert(app);
+  dtopp::cli::add_devices(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -17,6 +17,7 @@
 #include "dtopp/plan/expert_parallel.h"
 #include "dtopp/train/compute_device.h"
 #include "dtopp/train/console_line.h"
+#include "dtopp/train/product_check.h"
 #include "dtopp/train/run.h"
 
 namespace dtopp::cli {
@@ -72,7 +73,9 @@ void train_run(const TrainOptions& options) {
       .timeout = std::chrono::seconds(config.parallel.timeout),
       .device =
           [&](int64_t local_rank) {
-            return compute_device(config.training.device, "training.device", local_rank);
+            const at::Device device = compute_device(config.training.device, "training.device", local_rank);
+            choose_products(config, device, print_message);
+            return device;
           },
       .expert_parallel =
           [&](const at::Device& device) { return expert_parallel_on(layout, config, device); }};

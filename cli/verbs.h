@@ -10,6 +10,7 @@ void add_prepare(CLI::App& app);
 void add_prepare_images(CLI::App& prepare);
 void add_train(CLI::App& app);
 void add_convert(CLI::App& app);
+void add_devices(CLI::App& app);
 void add_evaluate(CLI::App& app);
 void add_plan(CLI::App& app);
 void add_report(CLI::App& app);

@@ -35,12 +35,13 @@ program=build/carry/bin/dtopp
 export LD_LIBRARY_PATH=$PWD/build/gpu/lib:$site/torch/lib:$site/nvidia/cu13/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 export DTOPP_BINARY=$PWD/$program DTOPP_DEVICE=cuda
 if [ "$mode" = bench ]; then
+  "$program" devices --check
   "$python" -c 'import numpy, yaml' 2>/dev/null ||
     { echo "make bench-gpu: $python has no numpy and PyYAML: training is left out" >&2; exit 0; }
   # With the build, the operators and the start of a run, less than 10 minutes.
   exec "$python" benchmarks/gpu_training.py --steps 200 --seconds 240 "${@:2}"
 fi
-"$python" scripts/run_cases.py tests/python/test_device.py::test_auto_takes_the_cuda_device \
+"$python" scripts/run_cases.py tests/python/test_device.py::test_auto_takes_the_cuda_device tests/python/test_devices.py \
   tests/python/test_{model_parity,training_parity,controller_replay}.py || status=1
 DTOPP_MOE_PRODUCTS=fused "$python" scripts/run_cases.py tests/python/test_{model_parity,training_parity}.py || status=1
 exit $status

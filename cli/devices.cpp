@@ -1,0 +1,192 @@
+// What can be computed on here, and with which kernels.
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/standard_streams.h"
+#include "cli/verbs.h"
+#include "dtopp/base/available_memory.h"
+#include "dtopp/base/errors.h"
+#include "dtopp/base/json.h"
+#include "dtopp/ops/call_op.h"
+#include "dtopp/ops/device.h"
+#include "dtopp/ops/linear.h"
+#include "dtopp/ops/matrix_tiles_bf16.h"
+#include "dtopp/ops/simd.h"
+#include "dtopp/train/product_check.h"
+
+namespace dtopp::cli {
+namespace {
+
+struct DevicesOptions {
+  bool check = false;
+  bool json = false;
+};
+
+struct CpuFacts {
+  int threads = at::get_num_threads();
+  uint64_t free_bytes = available_memory();
+  const char *fp32, *bf16;  // what multiplies
+};
+
+CpuFacts find_cpu() {
+  CpuFacts cpu{.fp32 = "vectors of 16 bytes", .bf16 = "conversion to fp32"};
+  if (widest_simd() == Simd::kAvx2) cpu.fp32 = "AVX2";
+  if (widest_simd() == Simd::kAvx512) cpu.fp32 = "AVX-512";
+  if (has_bf16_matmul(at::kCPU)) cpu.bf16 = MatrixUnit::available() ? "AMX" : "AVX512_BF16";
+  return cpu;
+}
+
+struct CudaDevice {
+  int64_t index;
+  DeviceFacts facts;
+  uint64_t free_bytes;
+  std::optional<ProductTable> products;
+};
+
+std::vector<CudaDevice> find_cuda_devices(bool check) {
+  std::vector<CudaDevice> devices;
+  std::set<std::string> checked;
+  for (int64_t index = 0; index < cuda_devices(); ++index) {
+    const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(index));
+    CudaDevice found{index, device_facts(device), *free_device_memory(device), std::nullopt};
+    if (found.facts.capability >= kOwnCapability) {
+      const ProductCheck products = product_check_of(device, print_message);
+      const bool is_new = checked.insert(found.facts.name).second;
+      found.products = check ? check_products(products, /*again=*/is_new) : kept_products(products);
+    }
+    devices.push_back(found);
+  }
+  return devices;
+}
+
+std::string capability_text(int64_t capability) {
+  return std::to_string(capability / 10) + "." + std::to_string(capability % 10);
+}
+
+void print_json(const CpuFacts& cpu, const std::optional<std::string>& missing,
+                const std::vector<CudaDevice>& devices) {
+  auto list = nlohmann::ordered_json::array();
+  for (const CudaDevice& device : devices) {
+    list.push_back({{"index", device.index},
+                    {"name", device.facts.name},
+                    {"compute_capability", capability_text(device.facts.capability)},
+                    {"memory_bytes", device.facts.memory_bytes},
+                    {"free_bytes", device.free_bytes},
+                    {"products", nullptr}});
+    if (device.products) list.back()["products"] = product_table_json(*device.products);
+  }
+  nlohmann::ordered_json all = {
+      {"cpu",
+       {{"threads", cpu.threads}, {"free_bytes", cpu.free_bytes}, {"fp32", cpu.fp32}, {"bf16", cpu.bf16}}},
+      {"cuda", {{"missing", nullptr}, {"devices", list}}}};
+  if (missing) all["cuda"]["missing"] = *missing;
+  std::printf("%s\n", dump_json(all).c_str());
+}
+
+double gibibytes(uint64_t bytes) { return static_cast<double>(bytes) / (uint64_t{1} << 30U); }
+
+void print_products(const CudaDevice& device) {
+  if (device.facts.capability < kOwnCapability)
+    return void(std::printf("        experts' rows are multiplied by grouped_mm\n"));
+  if (!device.products)
+    return void(
+        std::printf("        how to multiply experts' rows is not checked yet: the first training does, "
+                    "or --check\n"));
+  std::printf("        %-20s %-11s %21s   %21s\n", "experts' rows in bf16", "kernel", "error own  grouped_mm",
+              "ms own  grouped_mm");
+  for (const CheckedProduct& product : *device.products) {
+    std::printf("        %-21s %-11s", std::string(product.name()).c_str(),
+                product.is_own_taken() ? "own" : "grouped_mm");
+    if (!product.failure.empty()) {
+      std::printf(" %s\n", product.failure.c_str());
+      continue;
+    }
+    std::printf(" %9.2g %11.2g   %9.3g %11.3g\n", product.own_error, product.grouped_error,
+                product.own_milliseconds, product.grouped_milliseconds);
+  }
+}
+
+void print_text(const CpuFacts& cpu, const std::optional<std::string>& missing,
+                const std::vector<CudaDevice>& devices) {
+  std::printf("cpu     %d %s, %.1f GiB of memory free; multiplies fp32 by %s, bf16 by %s\n", cpu.threads,
+              cpu.threads == 1 ? "thread" : "threads", gibibytes(cpu.free_bytes), cpu.fp32, cpu.bf16);
+  if (missing) std::printf("cuda    cannot be used: %s\n", missing->c_str());
+  for (const CudaDevice& device : devices) {
+    std::printf("cuda:%lld  %s, compute capability %s, %.1f of %.1f GiB of memory free\n",
+                static_cast<long long>(device.index), device.facts.name.c_str(),
+                capability_text(device.facts.capability).c_str(), gibibytes(device.free_bytes),
+                gibibytes(device.facts.memory_bytes));
+    print_products(device);
+  }
+}
+
+void show_devices(const DevicesOptions& options) {
+  const std::optional<std::string> missing = find_cuda();
+  if (options.check && missing) throw UsageError("--check: there is nothing to check: " + *missing);
+  const auto wish = wished_products();
+  const auto devices = missing ? std::vector<CudaDevice>() : find_cuda_devices(options.check);
+  (options.json ? print_json : print_text)(find_cpu(), missing, devices);
+  if (wish && !devices.empty())
+    print_message("DTOPP_MOE_PRODUCTS overrides the kernels: " + own_products_text(*wish));
+}
+
+struct CheckOptions {
+  std::string product, own;
+  int64_t device = 0;
+};
+
+using Numbers = std::tuple<double, double, double, double>;
+
+nlohmann::ordered_json check_now(const CheckOptions& options) {
+  try {
+    if (const auto missing = find_cuda()) return {{"unchecked", *missing}};
+    const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(options.device));
+    at::ones({1}, device).item();  // whether it is there for us at all
+  } catch (const c10::Error& error) {
+    return {{"unchecked", error.what_without_backtrace()}};
+  }
+  try {
+    const auto [own_error, grouped_error, own_milliseconds, grouped_milliseconds] =
+        call_op<"dtopp::check_moe_product", Numbers(const std::string&, const std::string&, int64_t)>(
+            options.product, options.own, options.device);
+    return checked_product_json({.product = *moe_product_named(options.product),
+                                 .own_error = own_error,
+                                 .grouped_error = grouped_error,
+                                 .own_milliseconds = own_milliseconds,
+                                 .grouped_milliseconds = grouped_milliseconds});
+  } catch (const c10::OutOfMemoryError&) {
+    return {{"unchecked", "too little of the device's memory is free"}};
+  }
+}
+
+void add_check_product(CLI::App& app) {
+  auto options = std::make_shared<CheckOptions>();
+  CLI::App* verb = app.add_subcommand("check-product", "What `dtopp devices --check` runs for each product");
+  verb->group("");  // no user's verb
+  verb->add_option("product", options->product)
+      ->required()
+      ->check(CLI::IsMember(std::vector<std::string>(kMoeProductNames.begin(), kMoeProductNames.end())));
+  verb->add_option("--own", options->own, "the products by own kernels beside it")->required();
+  verb->add_option("--device", options->device, "of the CUDA devices, from 0");
+  verb->callback([options] { std::printf("%s\n", dump_json(check_now(*options)).c_str()); });
+}
+
+}  // namespace
+
+void add_devices(CLI::App& app) {
+  auto options = std::make_shared<DevicesOptions>();
+  CLI::App* verb = app.add_subcommand("devices", "Show what can be computed on here, and with which kernels");
+  verb->add_flag("--check", options->check,
+                 "check again how to multiply experts' rows on each CUDA device (docs/gpu.md)");
+  verb->add_flag("--json", options->json, "print one JSON object");
+  verb->callback([options] { show_devices(*options); });
+  add_check_product(app);
+}
+
+}  // namespace dtopp::cli

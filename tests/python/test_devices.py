@@ -1,0 +1,86 @@
+"""dtopp devices: what can be computed on here, on a machine without a CUDA device."""
+
+import json
+import os
+import shutil
+import subprocess
+
+import pytest
+from test_device import CUDA_LIBRARY, built_for_cuda, carried, without_gpu  # noqa: F401 (a fixture)
+from tiny_run import dtopp
+
+
+def shown(program, *arguments, **environment):
+    done = subprocess.run([program, "devices", *arguments], text=True, capture_output=True, timeout=120,
+                          env=os.environ | environment)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    return done.stdout
+
+
+def test_a_machine_without_the_library_shows_its_cpu_and_what_is_missing(carried):  # noqa: F811
+    text = shown(carried, OMP_NUM_THREADS="1")
+    cpu, cuda = text.splitlines()
+    assert cpu.startswith("cpu     1 thread, ") and "GiB of memory free; multiplies fp32 by " in cpu
+    assert cuda.startswith("cuda    cannot be used: libdtopp_cuda.so is not in ") and cuda.endswith("`make build CUDA=1`")
+    answer = json.loads(shown(carried, "--json", OMP_NUM_THREADS="1"))
+    assert answer["cpu"]["threads"] == 1 and answer["cpu"]["free_bytes"] > 1 << 28
+    assert answer["cuda"] == {"missing": cuda.removeprefix("cuda    cannot be used: "), "devices": []}
+
+
+def flags():
+    with open("/proc/cpuinfo") as file:
+        return next((line.split() for line in file if line.startswith("flags")), [])
+
+
+def test_the_cpu_is_shown_with_the_instructions_the_kernel_lists(dtopp_binary):
+    known, cpu = flags(), json.loads(shown(dtopp_binary, "--json"))["cpu"]
+    fp32 = "AVX-512" if "avx512f" in known else "AVX2" if "avx2" in known else "vectors of 16 bytes"
+    bf16 = "AMX" if "amx_bf16" in known else "AVX512_BF16" if "avx512_bf16" in known else "conversion to fp32"
+    assert (cpu["fp32"], cpu["bf16"]) == (fp32, bf16)
+    assert json.loads(shown(dtopp_binary, "--json", ATEN_CPU_CAPABILITY="default"))["cpu"]["fp32"] == "vectors of 16 bytes"
+
+
+@built_for_cuda
+@without_gpu
+def test_a_machine_without_a_device_says_so(carried, tmp_path):  # noqa: F811
+    shutil.copy(CUDA_LIBRARY, tmp_path / "there/lib")
+    assert "cannot be used: there is no CUDA device" in shown(carried)
+
+
+def test_nothing_to_check_is_a_usage_error(carried):  # noqa: F811
+    done = subprocess.run([carried, "devices", "--check"], text=True, capture_output=True, timeout=120)
+    assert done.returncode == 2 and not done.stdout
+    assert "--check: there is nothing to check: libdtopp_cuda.so is not in " in done.stderr
+
+
+def test_a_wish_that_means_nothing_is_a_usage_error(dtopp_binary):
+    done = subprocess.run([dtopp_binary, "devices"], text=True, capture_output=True, timeout=120,
+                          env=os.environ | {"DTOPP_MOE_PRODUCTS": "fast"})
+    assert done.returncode == 2 and not done.stdout
+    assert "DTOPP_MOE_PRODUCTS is grouped_mm, fused or a list of activation, " in done.stderr
+
+
+def test_the_check_of_one_product_is_not_among_the_verbs(dtopp_binary):
+    assert "  devices " in dtopp("--help").stdout and "check-product" not in dtopp("--help").stdout
+    assert dtopp("check-product", "activate", "--own", "grouped_mm").returncode == 2
+
+
+@without_gpu
+def test_a_check_that_cannot_be_made_says_why(carried):  # noqa: F811
+    done = subprocess.run([carried, "check-product", "activation", "--own", "grouped_mm"], text=True, capture_output=True,
+                          timeout=120)
+    assert done.returncode == 0 and list(json.loads(done.stdout)) == ["unchecked"], done.stderr
+
+
+@pytest.mark.skipif(not os.environ.get("DTOPP_DEVICE") == "cuda", reason="DTOPP_DEVICE is not cuda")
+def test_a_device_is_shown_with_its_products(dtopp_binary, tmp_path):
+    """The check on a device: every own kernel ends, is right, and the table is kept."""
+    first = json.loads(shown(dtopp_binary, "--json", XDG_CACHE_HOME=str(tmp_path)))["cuda"]["devices"]
+    assert first and first[0]["products"] is None
+    done = subprocess.run([dtopp_binary, "devices", "--check", "--json"], text=True, capture_output=True, timeout=400,
+                          env=os.environ | {"XDG_CACHE_HOME": str(tmp_path)})
+    assert done.returncode == 0 and "warning" not in done.stderr, done.stderr
+    products = json.loads(done.stdout)["cuda"]["devices"][0]["products"]
+    assert len(products) == 6 and all(product["own_error"] <= 1 / 64 for product in products), products
+    kept = json.loads(shown(dtopp_binary, "--json", XDG_CACHE_HOME=str(tmp_path)))["cuda"]["devices"][0]["products"]
+    assert kept == products
