@@ -59,7 +59,7 @@ CheckedProduct check_product(const ProductCheck& check, MoeProduct product, cons
   try {
     const JsonFields answer("{" + last_line_after("{", end.output), "check-product");
     if (answer.has("unchecked")) throw ResourceError(answer.text("unchecked"));
-    const CheckedProduct checked = read_checked_product(answer);
+    CheckedProduct checked = read_checked_product(answer);
     if (checked.product == product) return checked;
   } catch (const DataError&) {  // as no answer
   }
