@@ -4,8 +4,10 @@
 #include <limits>
 #include <map>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "dtopp/ops/call_op.h"
 #include "dtopp/ops/check_moe_product_cuda.h"
 #include "tests/ops/cuda/on_host.h"
 
@@ -130,6 +132,18 @@ TEST(CheckMoeProductOnHost, products_an_expert_go_with_own_kernels_too) {
     EXPECT_LE(errors.own, kMostError) << static_cast<int>(product);
     EXPECT_LE(errors.grouped, kMostError) << static_cast<int>(product);
   }
+}
+
+TEST(CheckMoeProductOnHost, is_an_operator_that_takes_known_products) {
+  const auto call = [](const std::string& product, const std::string& own) {
+    using Numbers = std::tuple<double, double, double, double>;
+    call_op<"dtopp::check_moe_product", Numbers(const std::string&, const std::string&, int64_t)>(
+        product, own, int64_t{0});
+  };
+  for (const auto& [product, own] :
+       {std::pair("activate", "fused"), std::pair("activation", "fast"), std::pair("", "")})
+    EXPECT_THAT([&] { call(product, own); }, testing::ThrowsMessage<c10::Error>(
+                                                 testing::HasSubstr("check_moe_product: expected one of ")));
 }
 
 // Here the own kernel is run thread by thread.
