@@ -49,6 +49,18 @@ inline Trainer trainer_of(const RunConfig& config, const at::ScalarType type = a
   return {config, make_model(config), data_for(config), type};
 }
 
+// On a device whose memory suffices for batches of `most` samples.
+inline Trainer trainer_with_memory_for(int64_t most, const RunConfig& config) {
+  Model model = make_model(config);
+  model.bind = [bind = model.bind, most](const auto& parameter) -> LossFunction {
+    return [losses = bind(parameter), most](const Batch& batch, const RoutingInputs& inputs) {
+      TORCH_CHECK_WITH(OutOfMemoryError, batch.tensor("tokens").size(0) <= most, "no memory");
+      return losses(batch, inputs);
+    };
+  };
+  return {config, std::move(model), data_for(config), at::kFloat};
+}
+
 inline bool never() { return false; }
 
 inline StepResult step(Trainer& trainer) {

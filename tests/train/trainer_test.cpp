@@ -38,31 +38,16 @@ TEST(Trainer, gradients_do_not_depend_on_the_micro_batch_size) {
   }
 }
 
-// Losses as a device makes them that has memory for batches of `most` samples.
-Trainer trainer_with_memory_for(const RunConfig& config, int64_t most) {
-  Model model = make_model(config);
-  model.bind = [bind = model.bind, most](const auto& parameter) -> LossFunction {
-    return [losses = bind(parameter), most](const Batch& batch, const RoutingInputs& inputs) {
-      if (batch.tensor("tokens").size(0) > most) TORCH_CHECK_WITH(OutOfMemoryError, false, "no memory");
-      return losses(batch, inputs);
-    };
-  };
-  return {config, std::move(model), data_for(config), at::kFloat};
-}
-
 TEST(Trainer, takes_a_smaller_micro_batch_where_memory_does_not_suffice) {
   RunConfig config = tiny();
   config.training.global_batch_size = config.training.micro_batch_size = 6;
-  Trainer trainer = trainer_with_memory_for(config, 2);
+  Trainer trainer = trainer_with_memory_for(2, config);
   config.training.micro_batch_size = 2;
-  Trainer expected = trainer_of(config);
-  trainer.initialise();
-  expected.initialise();
+  Trainer expected = trainer_of(config), none = trainer_with_memory_for(0, config);
+  for (Trainer* each : {&trainer, &expected, &none}) each->initialise();
   for (int n = 0; n < 3; ++n) EXPECT_EQ(step(trainer).loss, step(expected).loss);
   EXPECT_EQ(trainer.micro_batch_size(), 2);
   EXPECT_EQ(distance(trainer, expected), 0);
-  Trainer none = trainer_with_memory_for(config, 0);
-  none.initialise();
   EXPECT_THROW(none.step(never), c10::OutOfMemoryError);
 }
 
