@@ -20,7 +20,10 @@ def find_torch() -> pathlib.Path:
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         _refuse(f"needs torch {BUILT_FOR}, and {sys.executable} has none")
-    version = importlib.metadata.version("torch")
+    try:
+        version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        version = "one of unknown version"
     if not fits(version):
         _refuse(f"is built for torch {BUILT_FOR}, and {sys.executable} has {version}")
     return pathlib.Path(spec.origin).parent

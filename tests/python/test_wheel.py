@@ -60,14 +60,16 @@ def test_command_names_a_torch_that_lies_elsewhere(tmp_path):
     assert start(site, tmp_path / "system", LD_LIBRARY_PATH="/x").stdout.endswith(f" {tmp_path}/system/torch/lib:/x\n")
 
 
-@pytest.mark.parametrize("version", ["2.10.1", "3.11.0", None])
-def test_command_refuses_another_torch(version, tmp_path):
-    site = pieces(tmp_path, version or TORCH)
-    if version is None:
-        shutil.rmtree(site / "torch")
+@pytest.mark.parametrize("version, missing, found", [
+    ("2.10.1", None, "2.10.1"), ("3.11.0", None, "3.11.0"), (TORCH, "torch", "none"),
+    (TORCH, f"torch-{TORCH}.dist-info", "one of unknown version")])
+def test_command_refuses_another_torch(version, missing, found, tmp_path):
+    site = pieces(tmp_path, version)
+    if missing:
+        shutil.rmtree(site / missing)
     done = start(site)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert f"torch {MINOR}, and {sys.executable} has {version or 'none'}" in done.stderr
+    assert f"torch {MINOR}, and {sys.executable} has {found}:" in done.stderr
     assert f"pip install 'torch=={MINOR}.*'" in done.stderr
 
 
