@@ -22,7 +22,7 @@ mkdir -p dist build/sdist
   { tail -n 20 build/sdist.log >&2; exit 1; }
 tar -xf "dist/dtopp-$version.tar.gz" -C build/sdist
 "build/sdist/dtopp-$version/scripts/wheel.sh" "$PWD/dist" >/dev/null
-printf '# dtopp %s\n\n%s\n' "$version" "$notes" >dist/NOTES.md
+printf '# dtopp %s\n%s\n' "$version" "$notes" >dist/NOTES.md
 cd dist
 sha256sum dtopp-* >SHA256SUMS
 ls -l
