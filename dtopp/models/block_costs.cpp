@@ -62,9 +62,8 @@ uint64_t block_activations(const BlockSizes& s) {
     // Gate and up, silu(gate), and its product with up.
     return checked_sum({norms, attention, checked_product({s.T, 4, s.F, s.width})});
   }
-  // The router's input in fp32, its logits and the gates.
-  const uint64_t input = s.width == kFp32Bytes ? 0 : checked_product({s.T, s.D, kFp32Bytes});
-  const uint64_t router = checked_sum({input, checked_product({s.T, s.E, 2 * kFp32Bytes})});
+  // The router's logits and the gates; its input is the norm's output.
+  const uint64_t router = checked_product({s.T, s.E, 2 * kFp32Bytes});
   // Gate and up before the activation.
   const uint64_t experts = checked_product({s.pairs, 2, s.F, s.width});
   return checked_sum({norms, attention, router, experts});

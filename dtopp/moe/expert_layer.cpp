@@ -4,6 +4,7 @@
 #include "dtopp/ops/mass_histogram.h"
 #include "dtopp/ops/moe_ffn.h"
 #include "dtopp/ops/route_selected.h"
+#include "dtopp/ops/router_linear.h"
 
 namespace dtopp {
 namespace {
@@ -24,7 +25,7 @@ RouteOutput route_tokens(const at::Tensor& x_TD, const ExpertLayerWeights& weigh
                          const RoutingConfig& config, const at::Tensor& threshold,
                          const RouterOptions& options) {
   // From the logits on everything is fp32, whatever x is.
-  const at::Tensor logits_TE = at::linear(x_TD.to(weights.router_ED.scalar_type()), weights.router_ED);
+  const at::Tensor logits_TE = router_linear(x_TD, weights.router_ED);
   const at::Tensor scale =
       weights.router_scale.defined() ? weights.router_scale : at::ones({}, weights.router_ED.options());
   const std::string normalization = enum_name(config.normalization);

@@ -14,7 +14,7 @@ RunConfig tiny_in_bf16() { return tiny(Precision::kBf16); }
 Plan cuda_plan(const RunConfig& config) { return make_plan(config, RankLayout{}, Device::kCuda); }
 
 // 12 tokens of 8 bf16 make a stream of 192 bytes; 36 pairs, room for 45.
-constexpr uint64_t kLayer = 4 * 192 + 12 * 16 + 6 * 192 + 12 * 2 * 4 + 12 * 6 * 8 + 2 * 192 + 45 * 2 * 5 * 2;
+constexpr uint64_t kLayer = 4 * 192 + 12 * 16 + 6 * 192 + 12 * 2 * 4 + 12 * 6 * 8 + 45 * 2 * 5 * 2;
 constexpr uint64_t kKept = 2 * kLayer + 2 * 192 + 12 * 16;
 
 TEST(PlanForCuda, memory_in_bf16_by_hand) {
