@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 
 namespace dtopp {
 
@@ -32,5 +33,9 @@ struct PlanDevice {
 
 // cpu (what this process can still take), a100 or h100 (80 GB), h200. UsageError for another name.
 PlanDevice find_device(const std::string& name);
+
+// FLOP/s of dense matrix products in bf16, else in fp32, that the data sheet of a device names; by the name
+// that its driver gives it ("NVIDIA H100 80GB HBM3"). nullopt for one that is not known.
+std::optional<double> data_sheet_rate(std::string_view device_name, bool bf16);
 
 }  // namespace dtopp

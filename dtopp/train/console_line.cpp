@@ -58,6 +58,7 @@ std::string console_line(const RunConfig& config, int64_t step, const StepResult
   line.append(routing_text(config.routing, result));
   line.append(" | ").append(format_count(rates.tokens_per_second)).append(" tok/s");
   line.append(number(" | MFU %.0f %%", rates.mfu * 100));
+  if (rates.mfu_of_peak) line.append(number(" (%.0f %% of peak)", *rates.mfu_of_peak * 100));
   line.append(" | ").append(format_bytes(static_cast<double>(rates.memory_bytes)));
   return line.append(" | ").append(format_duration(rates.seconds_left)).append(" left");
 }

@@ -7,6 +7,7 @@
 #include "dtopp/checkpoint/run_directory.h"
 #include "dtopp/metrics/metrics.h"
 #include "dtopp/ops/device.h"
+#include "dtopp/plan/devices.h"
 #include "dtopp/plan/plan.h"
 #include "dtopp/train/compute_device.h"
 #include "dtopp/train/matrix_rate.h"
@@ -44,6 +45,7 @@ class Run {
   void hold_directory();
   void check_memory();
   void open_or_resume(Model model, TrainingData data);
+  void begin_metering(at::ScalarType type);
   void train_step();
   void begin(int64_t step, const char* activity) const {
     if (observer_.begin) observer_.begin(step, activity);
@@ -64,7 +66,6 @@ class Run {
   void draw();
   void save();
   [[noreturn]] void stop_here();
-  StepRates rates(const StepResult& result);
   void say(const std::string& text) const {
     if (first() && observer_.message) observer_.message(text);
   }
@@ -80,14 +81,12 @@ class Run {
   const World& world_;
   std::optional<RunDirectory> directory_;
   std::optional<Trainer> trainer_;
-  std::optional<MetricsWriter> metrics_;
+  std::optional<MetricsWriter> metrics_;  // of the first rank, like meter_
+  std::optional<StepMeter> meter_;
   fs::path last_checkpoint_;
   bool stop_asked_ = false;  // of any rank
   bool unsaved_ = false;     // the trainer's state is not in last_checkpoint_
   double flops_per_token_ = 0;
-  double matrix_rate_ = 0;
-  double recent_step_seconds_ = 0;
-  Traffic before_step_;
 };
 
 RunSummary Run::train() {
@@ -102,10 +101,6 @@ RunSummary Run::train() {
   if (!there) hold_directory();
   open_or_resume(std::move(model), std::move(data));
   RunSummary summary{path_, {}, 0, 0, complete()};
-  if (!summary.already_complete) {
-    say("training on " + describe_device(device_) +
-        "; measured matrix rate: " + std::to_string(static_cast<int64_t>(matrix_rate_ / 1e9)) + " GFLOP/s");
-  }
   if (validation_is_due()) validate();
   while (!finished()) {
     train_step();
@@ -147,15 +142,30 @@ void Run::open_or_resume(Model model, TrainingData data) {
   write_file_atomically(config_file_of(path_), to_yaml(config_));
   metrics_.emplace(path_, own ? trainer_->state().step : -1, config_.logging.tensorboard,
                    trainer_->state().last_validation_step);
-  matrix_rate_ = measure_matrix_rate(at::device(device_).dtype(type));
+  begin_metering(type);
   if (trainer_->data().validation_samples == 0 && config_.validation.every > 0) {
     say("no data.validation: training without validation");
   }
 }
 
+void Run::begin_metering(at::ScalarType type) {
+  StepYardstick yardstick{.flops_per_token = flops_per_token_,
+                          .tokens = static_cast<double>(trainer_->step_tokens()),
+                          .last_step = config_.training.steps,
+                          .matrix_rate = measure_matrix_rate(at::device(device_).dtype(type))};
+  if (!device_.is_cpu())
+    yardstick.peak_rate = data_sheet_rate(device_facts(device_).name, type == at::kBFloat16);
+  meter_.emplace(yardstick, world_);
+  say("training on " + describe_device(device_) + "; measured matrix rate: " +
+      std::to_string(static_cast<int64_t>(yardstick.matrix_rate / 1e9)) + " GFLOP/s" +
+      (yardstick.peak_rate
+           ? " (data sheet: " + std::to_string(static_cast<int64_t>(*yardstick.peak_rate / 1e9)) + ")"
+           : ""));
+}
+
 void Run::train_step() {
   begin(trainer_->state().step + 1, "step");
-  if (world_.counts) before_step_ = world_.counts->total();
+  if (meter_) meter_->begin();
   const int64_t size = trainer_->micro_batch_size();
   if (!trainer_->step(stop_)) stop_here();
   if (trainer_->micro_batch_size() < size)
@@ -183,7 +193,7 @@ void Run::take_results(size_t in_flight) {
 void Run::record(const StepResult& result) {
   if (!first()) return;
   begin(result.step, "report");
-  const StepRates speed = rates(result);
+  const StepRates speed = meter_->rates(result);
   const bool last = result.step == config_.training.steps;
   if (result.step % config_.logging.every != 0 && !last && !result.skipped) return;
   MetricRecord record = record_now(result.step, result.tokens);
@@ -202,25 +212,6 @@ void Run::give_up(const StepResult& result) {
       " non-finite steps in a row (training.max_skips " + std::to_string(config_.training.max_skips) +
       "): lower optimizer.lr or look at the data; the last good parameters are in " +
       last_checkpoint_.string());
-}
-
-StepRates Run::rates(const StepResult& result) {
-  StepRates speed;
-  speed.tokens_per_second = static_cast<double>(trainer_->step_tokens()) / result.seconds;
-  speed.tflops = speed.tokens_per_second * flops_per_token_ * 1e-12;
-  speed.mfu = speed.tflops * 1e12 / matrix_rate_;
-  recent_step_seconds_ =
-      recent_step_seconds_ == 0 ? result.seconds : 0.9 * recent_step_seconds_ + 0.1 * result.seconds;
-  speed.seconds_left = recent_step_seconds_ * static_cast<double>(config_.training.steps - result.step);
-  if (world_.counts) {
-    const Traffic now = world_.counts->total();
-    speed.sent_bytes = static_cast<double>(now.bytes - before_step_.bytes);
-    if (device_.is_cpu()) speed.exposed_share = (now.seconds - before_step_.seconds) / result.seconds;
-  }
-  const auto memory = allocated_device_memory(device_);
-  speed.memory_bytes = memory ? memory->now : process_memory("VmRSS");
-  speed.memory_peak_bytes = memory ? memory->peak : process_memory("VmHWM");
-  return speed;
 }
 
 // Before the first step, every validation.every steps and after the last one.

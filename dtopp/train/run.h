@@ -8,22 +8,10 @@
 #include <utility>
 #include <vector>
 
+#include "dtopp/train/step_meter.h"
 #include "dtopp/train/trainer.h"
 
 namespace dtopp {
-
-// How fast a step was.
-struct StepRates {
-  double tokens_per_second = 0;
-  double tflops = 0;
-  double mfu = 0;                  // share of the machine's measured matrix rate
-  double seconds_left = 0;         // until the last step, at the recent pace
-  uint64_t memory_bytes = 0;       // resident now; on a device with its own memory, what is taken of that
-  uint64_t memory_peak_bytes = 0;  // the most it ever was
-  // Where ranks exchange: what this one sent in the step, and on CPUs the share of the step that it waited
-  // for it.
-  std::optional<double> sent_bytes{}, exposed_share{};
-};
 
 // Accuracies by task, measured at each validation from the fp32 parameters and the thresholds of the moment
 // by all ranks together; nullopt, on every one, where a stop was asked for on any.

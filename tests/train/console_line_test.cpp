@@ -28,12 +28,24 @@ StepResult routed_step(std::vector<double> thresholds) {
   return result;
 }
 
-const StepRates kRates{5120, 0.5, 0.432, 130, 1'240'000'000, 1'300'000'000};
+const StepRates kRates{.tokens_per_second = 5120,
+                       .tflops = 0.5,
+                       .mfu = 0.432,
+                       .seconds_left = 130,
+                       .memory_bytes = 1'240'000'000,
+                       .memory_peak_bytes = 1'300'000'000};
 
 TEST(ConsoleLine, shows_the_step_its_losses_routing_and_speed) {
   EXPECT_EQ(console_line(config_of(RoutingMethod::kDTopP), 120, routed_step({0.4123, 0.4123}), kRates),
             "step 120/300 | loss 5.123 | grad 0.84 | lr 2.9e-3 | experts 4.02/4 | p 0.412 | imbalance 1.2 | "
             "5.12k tok/s | MFU 43 % | 1.2 GB | 2m10s left");
+}
+
+TEST(ConsoleLine, sets_speed_beside_the_data_sheets_peak_where_it_is_known) {
+  StepRates rates = kRates;
+  rates.mfu_of_peak = 0.308;
+  const auto line = console_line(config_of(RoutingMethod::kDTopP), 1, routed_step({0.4}), rates);
+  EXPECT_NE(line.find(" | MFU 43 % (31 % of peak) | "), std::string::npos) << line;
 }
 
 TEST(ConsoleLine, shows_the_range_of_thresholds_where_each_layer_has_its_own) {
