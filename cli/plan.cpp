@@ -44,6 +44,8 @@ void plan_run(PlanOptions options) {
   layout.expert_parallel =
       degree ? *degree : recommend(context.alternatives, *context.device).expert_parallel;
   const Plan plan = make_plan(config, layout, device);
+  if (context.device)
+    context.largest_micro_batch = largest_micro_batch(config, layout, device, context.device->memory_bytes);
   std::printf("%s",
               (options.json ? plan_json(plan, context) + "\n" : plan_table(plan, config, context)).c_str());
 }

@@ -221,6 +221,21 @@ Plan make_plan(const RunConfig& config, const RankLayout& layout, Device device)
   return plan;
 }
 
+std::optional<int64_t> largest_micro_batch(RunConfig config, const RankLayout& layout, Device device,
+                                           uint64_t memory) {
+  const int64_t batch = config.training.global_batch_size;
+  const double room = (1 - kSpareMemory) * static_cast<double>(memory);
+  for (int64_t size = batch / layout.ranks; size > 0; --size) {
+    if (batch % size != 0) continue;
+    config.training.micro_batch_size = size;
+    try {
+      if (static_cast<double>(make_plan(config, layout, device).memory_bytes()) <= room) return size;
+    } catch (const InvalidValue&) {  // too large for the kernels
+    }
+  }
+  return std::nullopt;
+}
+
 void require_memory(const Plan& plan, uint64_t available) {
   const uint64_t needed = plan.memory_bytes();
   if (needed <= available) return;

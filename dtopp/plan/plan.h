@@ -55,6 +55,14 @@ struct Plan {
 // micro-batches.
 Plan make_plan(const RunConfig& config, const RankLayout& layout = {}, Device device = Device::kCpu);
 
+// Of `memory` what a plan is to leave free, as no plan knows what an allocator cannot use.
+inline constexpr double kSpareMemory = 0.05;
+
+// The largest training.micro_batch_size that divides the global batch, leaves no rank without micro-batches
+// and kSpareMemory of a rank's memory free; nullopt where there is none.
+std::optional<int64_t> largest_micro_batch(RunConfig config, const RankLayout& layout, Device device,
+                                           uint64_t memory);
+
 // Throws ResourceError that names the remedy unless the plan's memory fits.
 void require_memory(const Plan& plan, uint64_t available);
 

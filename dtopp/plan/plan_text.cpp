@@ -174,9 +174,13 @@ nlohmann::ordered_json alternatives_json(const PlanContext& context) {
 std::string plan_table(const Plan& plan, const RunConfig& config, const PlanContext& context) {
   std::string text = config.name.empty() ? "" : config.name + "\n";
   text += arithmetic_rows(plan, config) + memory_rows(plan);
-  if (context.device)
+  if (context.device) {
     text += row(context.device->name, bytes(context.device->memory_bytes),
                 plan.memory_bytes() <= context.device->memory_bytes ? "fits" : "does not fit");
+    text += row("largest micro-batch",
+                context.largest_micro_batch ? std::to_string(*context.largest_micro_batch) : "none",
+                print("that leaves %.0f %% free", 100 * kSpareMemory));
+  }
   if (plan.layout.ranks > 1) text += sent_rows(plan);
   if (context.device && context.device->rates) text += time_rows(plan, *context.device->rates);
   if (context.alternatives.size() > 1) text += alternative_rows(context);
@@ -212,6 +216,8 @@ std::string plan_json(const Plan& plan, const PlanContext& context) {
     json["device"] = context.device->name;
     json["device_memory_bytes"] = context.device->memory_bytes;
     json["fits"] = plan.memory_bytes() <= context.device->memory_bytes;
+    json["largest_micro_batch"] = nullptr;
+    if (context.largest_micro_batch) json["largest_micro_batch"] = *context.largest_micro_batch;
   }
   if (context.alternatives.size() > 1) {
     json["alternatives"] = alternatives_json(context);

@@ -73,6 +73,28 @@ TEST(Plan, counts_a_diffusion_transformer_by_hand) {
             kept - std::min(arising, static_cast<uint64_t>(std::llround(0.6 * static_cast<double>(kept)))));
 }
 
+TEST(LargestMicroBatch, is_the_largest_divisor_that_leaves_a_twentieth_free) {
+  const RunConfig config = tiny();  // a global batch of 12
+  const auto bytes_with = [&](int64_t size) {
+    RunConfig other = config;
+    other.training.micro_batch_size = size;
+    return make_plan(other).memory_bytes();
+  };
+  const auto largest = [&](double memory) {
+    return largest_micro_batch(config, {}, Device::kCpu, static_cast<uint64_t>(memory));
+  };
+  const auto six = static_cast<double>(bytes_with(6));
+  ASSERT_LT(bytes_with(6), bytes_with(12));
+  EXPECT_EQ(largest(six / 0.95 + 2), 6);
+  EXPECT_EQ(largest(six / 0.95 - 2), 4);
+  EXPECT_EQ(largest(1e12), 12);
+  EXPECT_EQ(largest(1e6), std::nullopt);
+}
+
+TEST(LargestMicroBatch, leaves_every_rank_a_micro_batch) {
+  EXPECT_EQ(largest_micro_batch(tiny(), {.ranks = 4}, Device::kCpu, uint64_t{1} << 40U), 3);
+}
+
 TEST(Plan, takes_active_experts_from_what_the_method_holds) {
   RunConfig config = tiny();
   config.routing.method = RoutingMethod::kTopK;

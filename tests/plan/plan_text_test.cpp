@@ -42,9 +42,11 @@ TEST(PlanTable, shows_figures_with_units_and_leaves_out_parts_of_nothing) {
 TEST(PlanTable, shows_whether_a_device_suffices) {
   const Plan plan = made_up_plan();
   EXPECT_THAT(plan_table(plan, tiny(), {PlanDevice{"cpu", plan.memory_bytes()}}),
-              ::testing::EndsWith("cpu                             2.0 GB   fits\n"));
-  EXPECT_THAT(plan_table(plan, tiny(), {PlanDevice{"cpu", plan.memory_bytes() - 1}}),
-              ::testing::EndsWith("   does not fit\n"));
+              ::testing::EndsWith("cpu                             2.0 GB   fits\n"
+                                  "largest micro-batch               none   that leaves 5 % free\n"));
+  EXPECT_THAT(plan_table(plan, tiny(), {PlanDevice{"cpu", plan.memory_bytes() - 1}, {}, 4}),
+              ::testing::EndsWith("   does not fit\n"
+                                  "largest micro-batch                  4   that leaves 5 % free\n"));
 }
 
 Plan made_up_plan_of_ranks(int64_t expert_parallel, uint64_t memory) {
@@ -89,6 +91,7 @@ TEST(PlanJson, holds_every_part_and_the_device_where_one_is_asked_for) {
   EXPECT_EQ(json["memory_bytes"]["total"], 2'000'001'000);
   EXPECT_EQ(json["device"], "cpu");
   EXPECT_EQ(json["fits"], false);
+  EXPECT_TRUE(json["largest_micro_batch"].is_null());
   EXPECT_TRUE(json["step_seconds"].is_null());
   EXPECT_FALSE(nlohmann::json::parse(plan_json(plan, {})).contains("fits"));
 }

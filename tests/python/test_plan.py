@@ -41,6 +41,17 @@ def test_auto_takes_what_is_recommended():
     assert figures["expert_parallel"] == min(fitting)
 
 
+def test_the_largest_micro_batch_fits_with_room_to_spare_and_the_next_does_not():
+    model = tiny_run.ROOT / "configs/moe-1.3b-6.9b-64e8a-dtop-p.yaml"
+    for device in ("h100", "h200"):
+        options = (model, "--ranks", 8, "--device", device, "parallel.reproducible=false")
+        size, batch = plan(*options)["largest_micro_batch"], plan(model)["tokens_per_step"] // 2048
+        following = next(n for n in range(size + 1, batch + 1) if batch % n == 0)
+        with_size = [plan(*options, f"training.micro_batch_size={n}") for n in (size, following)]
+        spare = [1 - figures["memory_bytes"]["total"] / figures["device_memory_bytes"] for figures in with_size]
+        assert spare[0] >= 0.05 > spare[1]
+
+
 def test_the_configuration_says_it_too():
     arguments = (LARGEST, "--ranks", 8, "parallel.expert_parallel=2")
     assert plan(*arguments)["expert_parallel"] == 2
