@@ -5,6 +5,7 @@
 
 #include <dlfcn.h>
 
+#include <c10/core/AllocatorConfig.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -21,6 +22,14 @@ std::filesystem::path library_folder() {
   return std::filesystem::absolute(info.dli_fname).parent_path();
 }
 
+// Rows of experts vary in number from step to step: where segments of memory cannot grow, what one step freed
+// is too short for the next. What a user has set stays.
+void let_segments_grow() {
+  for (const char* name : {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"})
+    if (std::getenv(name) != nullptr) return;
+  c10::CachingAllocator::setAllocatorSettings("expandable_segments:True");
+}
+
 std::optional<std::string> load_library() {
   const std::filesystem::path path = cuda_library();
   std::error_code error;
@@ -32,6 +41,7 @@ std::optional<std::string> load_library() {
   if (dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL) == nullptr) {
     return "libdtopp_cuda.so cannot be loaded: " + std::string(dlerror());
   }
+  let_segments_grow();
   return std::nullopt;
 }
 

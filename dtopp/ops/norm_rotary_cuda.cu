@@ -3,7 +3,8 @@
 // Mean and deviation are two sums over the block (of an RMS norm the second alone); the row is read again for
 // each, from cache. Backward: the gradient is turned back; its sum and its product with the normalised row,
 // again over the block, give dx. A block of the backward pass takes kTokensPerBlock tokens and adds their
-// gradients of the gain, in the order of tokens, to a row of its own in shared memory.
+// gradients of the gain, in the order of tokens, to a row of its own in shared memory, whose numbers lie so
+// that threads side by side touch banks side by side.
 #include "dtopp/ops/cuda_kernel.h"
 #include "dtopp/ops/norm_rotary_cuda.h"
 
@@ -18,9 +19,10 @@ constexpr int64_t kTokensPerBlock = 32;
 // halves share.
 struct HalfPacks {
   int64_t low, high, angle;  // numbers of packs
+  int64_t index;             // of all such pairs of packs of a row
 
   template <typename Scalar>
-  __device__ HalfPacks(const NormRotary<Scalar>& in, int64_t index, int width) {
+  __device__ HalfPacks(const NormRotary<Scalar>& in, int64_t index, int width) : index(index) {
     const int half = static_cast<int>(in.width) / 2 / width;
     angle = static_cast<int>(index) % half;
     low = (index - angle) * 2 + angle;
@@ -37,10 +39,12 @@ struct Row {
   __device__ const float* cos() const { return in.cos_TK + t * in.width; }
   __device__ const float* sin() const { return in.sin_TK + t * in.width; }
 
+  __device__ int64_t pairs_of_packs() const { return in.hidden / 2 / kWidth; }
+
   // Calls body with each of the thread's packs.
   template <typename Body>
   __device__ void for_packs(const Body& body) const {
-    for (int64_t n = threadIdx.x; n < in.hidden / 2 / kWidth; n += kThreads) body(HalfPacks(in, n, kWidth));
+    for (int64_t n = threadIdx.x; n < pairs_of_packs(); n += kThreads) body(HalfPacks(in, n, kWidth));
   }
 };
 
@@ -101,7 +105,18 @@ struct Turned {
   float normal, gradient;
 };
 
-// Calls body(index in the row, Turned, pack, number of the pack) for each number of the thread's.
+// The gradient of the gain, [half of a head][place in a pack][pair of packs].
+template <int kWidth>
+struct GainSums {
+  float* sums;
+  int64_t pairs;
+
+  __device__ float& at(int half, int i, int64_t index) const {
+    return sums[(half * kWidth + i) * pairs + index];
+  }
+};
+
+// Calls body(packs, half of a head, number of the pack, its numbers) for each of the thread's packs.
 template <typename Scalar, int kWidth, typename Body>
 __device__ void for_turned(const Row<Scalar, kWidth>& row, const Moments& moments, const Scalar* grad_D,
                            const Body& body) {
@@ -118,31 +133,33 @@ __device__ void for_turned(const Row<Scalar, kWidth>& row, const Moments& moment
       low[i] = {(load(x_low.of[i]) - moments.mean) * moments.inverse_sigma, a * cos.of[i] + b * sin.of[i]};
       high[i] = {(load(x_high.of[i]) - moments.mean) * moments.inverse_sigma, b * cos.of[i] - a * sin.of[i]};
     }
-    body(packs.low, low);
-    body(packs.high, high);
+    body(packs, 0, packs.low, low);
+    body(packs, 1, packs.high, high);
   });
 }
 
 template <typename Scalar, int kWidth>
 __device__ void token_backward(const Row<Scalar, kWidth>& row, const Scalar* grad_D, Scalar* grad_x_D,
-                               float* grad_gain_D, float* scratch) {
+                               const GainSums<kWidth>& grad_gain, float* scratch) {
   const Scalar* gain_D = row.in.gain_D;
   const float hidden = static_cast<float>(row.in.hidden);
   const Moments moments = moments_of(row, scratch);
   float sum = 0, product = 0;
-  for_turned(row, moments, grad_D, [&](int64_t pack, const Turned(&turned)[kWidth]) {
-    const auto gain = load_pack<kWidth>(gain_D, pack);
+  using Numbers = Turned[kWidth];
+  for_turned(row, moments, grad_D,
+             [&](const HalfPacks& packs, int half, int64_t pack, const Numbers& turned) {
+               const auto gain = load_pack<kWidth>(gain_D, pack);
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) {
-      const float scaled = turned[i].gradient * load(gain.of[i]);
-      grad_gain_D[pack * kWidth + i] += turned[i].gradient * turned[i].normal;
-      sum += scaled;
-      product += scaled * turned[i].normal;
-    }
-  });
+               for (int i = 0; i < kWidth; ++i) {
+                 const float scaled = turned[i].gradient * load(gain.of[i]);
+                 grad_gain.at(half, i, packs.index) += turned[i].gradient * turned[i].normal;
+                 sum += scaled;
+                 product += scaled * turned[i].normal;
+               }
+             });
   const float mean = row.in.centred ? block_sum(sum, scratch) / hidden : 0;
   const float projection = block_sum(product, scratch) / hidden;
-  for_turned(row, moments, grad_D, [&](int64_t pack, const Turned(&turned)[kWidth]) {
+  for_turned(row, moments, grad_D, [&](const HalfPacks&, int, int64_t pack, const Numbers& turned) {
     const auto gain = load_pack<kWidth>(gain_D, pack);
     Pack<Scalar, kWidth> grad_x;
 #pragma unroll
@@ -158,17 +175,26 @@ template <typename Scalar, int kWidth>
 __global__ void __launch_bounds__(kThreads)
     backward_kernel(NormRotary<Scalar> in, const Scalar* grad_y_TD, Scalar* grad_x_TD, float* grad_gain_BD) {
   float* scratch = reinterpret_cast<float*>(shared_memory());
-  float* grad_gain_D = scratch + kThreads / kWarp;
-  for (int64_t d = threadIdx.x; d < in.hidden; d += kThreads) grad_gain_D[d] = 0;
-  __syncthreads();
   const int64_t first = blockIdx.x * kTokensPerBlock;
+  const Row<Scalar, kWidth> row{in, first};
+  const GainSums<kWidth> grad_gain{scratch + kThreads / kWarp, row.pairs_of_packs()};
+  // A thread reads and writes its own numbers of these alone.
+  const auto for_sums = [&](const auto& body) {
+    row.for_packs([&](const HalfPacks& packs) {
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) {
+        body(grad_gain.at(0, i, packs.index), packs.low * kWidth + i);
+        body(grad_gain.at(1, i, packs.index), packs.high * kWidth + i);
+      }
+    });
+  };
+  for_sums([](float& sum, int64_t) { sum = 0; });
   for (int64_t t = first; t < first + kTokensPerBlock && t < in.tokens; ++t) {
     const int64_t offset = t * in.hidden;
-    token_backward(Row<Scalar, kWidth>{in, t}, grad_y_TD + offset, grad_x_TD + offset, grad_gain_D, scratch);
+    token_backward(Row<Scalar, kWidth>{in, t}, grad_y_TD + offset, grad_x_TD + offset, grad_gain, scratch);
   }
-  __syncthreads();
   float* out = grad_gain_BD + blockIdx.x * in.hidden;
-  for (int64_t d = threadIdx.x; d < in.hidden; d += kThreads) out[d] = grad_gain_D[d];
+  for_sums([&](float& sum, int64_t d) { out[d] = sum; });
 }
 
 // Calls body with the numbers of a pack: as many as make 16 bytes of Scalar where halves of heads are whole
