@@ -6,10 +6,12 @@ import argparse
 import os
 import statistics
 import sys
+from contextlib import nullcontext
 from functools import partial
 
 import torch
-from torch.nn.functional import cross_entropy, linear, silu
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import cross_entropy, linear, scaled_dot_product_attention, silu
 from yardstick import report
 
 DEVICE = "cuda"
@@ -17,8 +19,12 @@ D, F, E, K, V = 2048, 1024, 64, 8, 50432
 SETS = 3  # of inputs, so that none is found in the cache
 ROOM = 1.1  # max_pairs over the pairs there are
 HEADS = 16
+SEQUENCE = 2048
 LAUNCHING = 20_000_000  # cycles of a device
 PRODUCTS = ("grouped_mm", "fused")  # of moe_ffn
+# Of D x F that a row is multiplied with.
+MATRICES = {"activation": 2, "projection": 1, "activation_gradient": 1, "input_gradient": 2, "down_gradient": 1,
+            "gate_up_gradient": 2}
 ops = torch.ops.dtopp
 
 
@@ -158,6 +164,37 @@ def moe_case(tokens, rounds):
     return min(t[products, "varying"] for products in PRODUCTS)
 
 
+def attention_case(tokens, rounds):
+    """Causal attention over sequences of 2,048 tokens by each of torch's kernels; what training takes is torch's choice."""
+    shape = tokens // SEQUENCE, HEADS, SEQUENCE, D // HEADS
+    inputs = [[randn(*shape).requires_grad_() for _ in range(3)] for _ in range(SETS)]
+    grads = [randn(*shape) for _ in range(SETS)]
+
+    def attend(backends, n):
+        for tensor in inputs[n]:
+            tensor.grad = None
+        with sdpa_kernel(backends) if backends else nullcontext():
+            scaled_dot_product_attention(*inputs[n], is_causal=True).backward(grads[n])
+
+    runs = {"chosen": partial(attend, []), "cudnn": partial(attend, [SDPBackend.CUDNN_ATTENTION]),
+            "flash": partial(attend, [SDPBackend.FLASH_ATTENTION])}
+    t = alternate(runs, rounds)
+    flops = (2 + 5) * 2 * tokens * SEQUENCE / 2 * D  # two products forward, five backward, of half the pairs
+    report(case="attention", tokens=tokens, milliseconds=t["chosen"], tflops=flops / t["chosen"] / 1e9,
+           cudnn_against_chosen=t["chosen"] / t["cudnn"], flash_against_chosen=t["chosen"] / t["flash"])
+
+
+def product_cases():
+    """Each of moe_ffn's products as `dtopp devices --check` times it (dtopp/ops/check_moe_product_cuda.cpp): 8 experts of
+    4,096 rows, with the kernels that torch's grouped product needs round it."""
+    flops = 2 * 8 * 4096 * D * F
+    for product, matrices in MATRICES.items():
+        own_error, grouped_error, own, grouped = ops.check_moe_product(product, "grouped_mm", 0)
+        rate = lambda milliseconds: flops * matrices / milliseconds / 1e9
+        report(case="moe_product", product=product, own_tflops=rate(own), grouped_mm_tflops=rate(grouped),
+               own_against_grouped_mm=grouped / own, own_error=own_error, grouped_mm_error=grouped_error)
+
+
 def route_case(tokens, rounds, moe_milliseconds):
     logits = [randn(tokens, E, dtype=torch.float32).requires_grad_() for _ in range(SETS)]
     grads = [randn(tokens, E, dtype=torch.float32) for _ in range(SETS)]
@@ -229,6 +266,8 @@ def main():
     loss_case(args.tokens, args.rounds)
     torch.cuda.empty_cache()
     norm_case(args.tokens, args.rounds)
+    attention_case(args.tokens, args.rounds)
+    product_cases()
 
 
 if __name__ == "__main__":

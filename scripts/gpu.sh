@@ -19,8 +19,9 @@ for tool in g++ nvcc; do command -v $tool >/dev/null || fail "$tool is not insta
 site=$("$python" -c 'import pathlib, torch; print(pathlib.Path(torch.__file__).parents[1])')
 scripts/build_ops.sh "$site" build/gpu
 export DTOPP_OPS=$PWD/build/gpu/lib/libdtopp_ops.so
+results=build/gpu/bench.jsonl  # of gpu.sh bench, line by line as they come
 if [ "$mode" = bench ]; then
-  "$python" benchmarks/gpu_ops.py
+  "$python" benchmarks/gpu_ops.py | tee $results
 else
   status=0
   "$python" scripts/run_cases.py tests/python/test_ops{,_cuda,_dispatch,_differential}.py || status=1
@@ -39,7 +40,8 @@ if [ "$mode" = bench ]; then
   "$python" -c 'import numpy, yaml' 2>/dev/null ||
     { echo "make bench-gpu: $python has no numpy and PyYAML: training is left out" >&2; exit 0; }
   # With the build, the operators and the start of a run, less than 10 minutes.
-  exec "$python" benchmarks/gpu_training.py --steps 200 --seconds 240 "${@:2}"
+  "$python" benchmarks/gpu_training.py --steps 200 --seconds 240 "${@:2}" | tee -a $results
+  exit
 fi
 "$python" scripts/run_cases.py tests/python/test_device.py::test_auto_takes_the_cuda_device tests/python/test_devices.py \
   tests/python/test_{model_parity,training_parity,controller_replay}.py || status=1
