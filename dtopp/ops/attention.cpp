@@ -1,5 +1,7 @@
 #include "dtopp/ops/attention.h"
 
+#include <ATen/native/CPUBlas.h>
+
 #include "dtopp/ops/linear.h"
 
 namespace dtopp {
@@ -8,7 +10,18 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// bf16 where the processor does not multiply it: computed in fp32, kept and given back in bf16.
+// With AVX512_BF16 libtorch's backward pass of so short sequences takes two to three times as long in bf16 as
+// in fp32; of twice that as long, of longer ones less.
+constexpr int64_t kShort = 128;
+
+bool is_faster_in_fp32(const at::Tensor& q) {
+  if (!q.is_cpu() || q.scalar_type() != at::kBFloat16 || q.numel() == 0) return false;
+  if (!has_bf16_matmul(q.device())) return true;
+  const bool has_amx = at::native::cpublas::could_pack(at::kBFloat16);
+  return !has_amx && q.size(2) <= kShort;
+}
+
+// Of bf16, computed in fp32, kept and given back in bf16.
 struct WidenedAttention : torch::autograd::Function<WidenedAttention> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k,
                             const at::Tensor& v, bool causal) {
@@ -38,8 +51,7 @@ at::Tensor self_attention(const at::Tensor& q, const at::Tensor& k, const at::Te
   TORCH_CHECK(q.dim() == 4 && k.sizes() == q.sizes() && v.sizes() == q.sizes(),
               "self_attention: expected q, k and v of one shape [B, H, L, K], got ", q.sizes(), ", ",
               k.sizes(), " and ", v.sizes());
-  if (q.is_cpu() && q.scalar_type() == at::kBFloat16 && !has_bf16_matmul(q.device()) && q.numel() > 0)
-    return WidenedAttention::apply(q, k, v, causal);
+  if (is_faster_in_fp32(q)) return WidenedAttention::apply(q, k, v, causal);
   return at::scaled_dot_product_attention(q, k, v, std::nullopt, 0.0, causal);
 }
 
