@@ -1,7 +1,9 @@
 """Is a varying number of experts dearer than a fixed one, and solving for the threshold dearer than the paper's controller?
-Whole training steps of DTop-p, with either controller, and of Top-k at the same mean, 300 in turn (hidden 256, 4 layers, 64 experts of 128, 8 active, vocabulary 8,192, 4 x 512 tokens). One JSON line.
+Whole training steps of DTop-p, with either controller, and of Top-k at the same mean, 300 in turn (hidden 256, 4 layers,
+64 experts of 128, 8 active, vocabulary 8,192, 4 x 512 tokens). One JSON line.
 
-Each method trains in a process of its own, stopped while the other one runs; the step a stop fell into is left out.
+Each method trains in a process of its own, stopped while the others run; the step a stop fell into is left out. Ratios are
+of what lies side by side in time: the medians of a round, of which the median over rounds.
 """
 
 import argparse
@@ -31,18 +33,22 @@ def main():
         steps = {method: [] for method in sides}
         for _ in range(args.rounds):
             for method, side in sides.items():
-                steps[method] += side.steps(args.steps)
+                steps[method].append(side.steps(args.steps))
     tokens = CASE["batch"] * CASE["sequence_length"]
-    seconds = {method: statistics.median(tokens / step["throughput/tokens_per_second"] for step in taken)
-               for method, taken in steps.items()}
+    seconds = {method: [statistics.median(tokens / step["throughput/tokens_per_second"] for step in taken) for taken in rounds]
+               for method, rounds in steps.items()}
+    steps = {method: [step for taken in rounds for step in taken] for method, rounds in steps.items()}
+
+    def ratio(method, other):
+        return round(statistics.median(a / b for a, b in zip(seconds[method], seconds[other])), 4)
+
     print(json.dumps({
         "case": "routing_methods", "precision": args.precision, "threads": args.threads,
         "steps": sum(map(len, steps.values())),
         "active_experts": {m: round(statistics.mean(s["moe/active_experts"] for s in taken), 3)
                            for m, taken in steps.items()},
-        "seconds": {method: round(value, 4) for method, value in seconds.items()},
-        "dtop_p_against_top_k": round(seconds["dtop_p"] / seconds["top_k"], 4),
-        "solve_against_dtop_p": round(seconds["solve"] / seconds["dtop_p"], 4)}))
+        "seconds": {method: round(statistics.median(values), 4) for method, values in seconds.items()},
+        "dtop_p_against_top_k": ratio("dtop_p", "top_k"), "solve_against_dtop_p": ratio("solve", "dtop_p")}))
 
 
 if __name__ == "__main__":
