@@ -2,7 +2,10 @@
 
 #include <map>
 
+#include <nlohmann/json.hpp>
+
 #include "dtopp/base/errors.h"
+#include "dtopp/base/files.h"
 #include "dtopp/config/config.h"
 #include "dtopp/train/run_resuming.h"
 #include "dtopp/train/schedule.h"
@@ -69,6 +72,16 @@ void warn_of_other_past(const Checkpoint& checkpoint, const RunConfig& there, co
         config_detail::print_value(rate(here)) + ": they do not join");
 }
 
+// Ids would mean other words than those the parameters have learned.
+void warn_of_other_tokenizer(const Checkpoint& checkpoint, const TrainingData& data, const Say& say) {
+  if (!checkpoint.has_tokenizer() || data.tokenizer_json.empty()) return;
+  const std::string there = read_file(checkpoint.tokenizer_path());
+  const auto parsed = [](const std::string& text) { return nlohmann::json::parse(text, nullptr, false); };
+  if (there == data.tokenizer_json || parsed(there) == parsed(data.tokenizer_json)) return;
+  say("warning: data.train was prepared with another tokenizer than that of " + checkpoint.path().string() +
+      ": prepare it with --tokenizer " + checkpoint.tokenizer_path().string());
+}
+
 // The checkpoint that `key` names; what is wrong with the name is said with it.
 Checkpoint open_named(const char* key, const std::string& path, CheckpointUse use, Collectives& ranks,
                       const Say& warn) {
@@ -83,6 +96,7 @@ void cool_down(Trainer& trainer, const RunConfig& config, const Checkpoint& chec
   const RunConfig there = checkpoint.config();
   require_same_run(checkpoint, there, config);
   warn_of_other_past(checkpoint, there, config, say);
+  warn_of_other_tokenizer(checkpoint, trainer.data(), say);
   trainer.restore(checkpoint);
   say("going on from " + checkpoint.path().string());
 }
@@ -106,6 +120,7 @@ std::optional<std::filesystem::path> begin_or_resume(Trainer& trainer, const Run
     const Checkpoint checkpoint = open_named("training.initialize_from", training.initialize_from,
                                              CheckpointUse::kInference, trainer.ranks(), warn);
     require_same_tensors(checkpoint, trainer.parameters().specs());
+    warn_of_other_tokenizer(checkpoint, trainer.data(), say);
     trainer.initialise_from(checkpoint);
     say("beginning with the parameters of " + checkpoint.path().string());
   } else {

@@ -5,6 +5,7 @@ import json
 
 import pytest
 import tiny_diffusion_run
+import tiny_language_run
 import tiny_run
 
 pytestmark = [pytest.mark.skipif(not tiny_run.BINARY.exists(), reason=f"{tiny_run.BINARY} is not built"),
@@ -109,6 +110,20 @@ def test_a_run_begins_with_parameters_alone(trunk, tmp_path):
     assert (state["step"], state["sample_position"], state["seed"]) == (4, 16, 8)
     moments = [(folder / "checkpoints/step-00000004/optimizer.safetensors").read_bytes() for folder in (run, trunk / "trunk")]
     assert moments[0] != moments[1]
+
+
+def test_data_of_another_tokenizer_are_pointed_out(tmp_path):
+    size = ["model.vocab_size=8192", "model.sequence_length=64"]
+    for entries in (4, 8):
+        (tmp_path / f"{entries}k").mkdir()
+        tokenizer = tiny_run.ROOT / f"assets/tokenizer/english-{entries}k.tokenizer.json"
+        tiny_language_run.train(tmp_path / f"{entries}k", "dtop_p", 64, *size, tokenizer=tokenizer)
+    for entries, is_other in ((4, False), (8, True)):
+        done = tiny_run.dtopp("train", tmp_path / "4k/run.yaml", *size, f"data.train=[{tmp_path}/{entries}k/tokens]",
+                              "data.validation=[]", "training.steps=3", f"training.initialize_from={tmp_path}/4k/run",
+                              f"output={tmp_path}/again-{entries}")
+        assert done.returncode == 0, done.stderr
+        assert ("warning: data.train was prepared with another tokenizer" in done.stderr) == is_other
 
 
 def test_parameters_of_another_shape_are_refused(trunk, tmp_path):
