@@ -68,8 +68,9 @@ void add_plan(CLI::App& app) {
                    "ranks of a node that share the experts of each layer, or auto: the fewest with which a "
                    "rank fits the device; parallel.expert_parallel says so too");
   verb->add_option("--device", options->device,
-                   "does it fit, and how long does a step take: cpu (this machine; no time), a100, h100, "
-                   "h200; without it, training.device says what memory is counted for");
+                   "does it fit, with which micro-batch at most, and how long does a step take: cpu (this "
+                   "machine; no time), a100, h100, h200; without it, training.device says what memory is "
+                   "counted for");
   verb->add_flag("--json", options->json, "print one JSON object");
   verb->callback([options] { plan_run(*options); });
 }
