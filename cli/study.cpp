@@ -15,6 +15,7 @@
 #include "dtopp/base/cpu_cores.h"
 #include "dtopp/base/files.h"
 #include "dtopp/launch/place.h"
+#include "dtopp/moe/gain_guard.h"
 #include "dtopp/plan/plan.h"
 #include "dtopp/report/page.h"
 #include "dtopp/study/curves.h"
@@ -118,11 +119,25 @@ void run_study(const Study& study, const std::vector<StudyRun>& runs, int64_t sl
   report_end(study, stopped, runs, records);
 }
 
+// What each run says to its console.log alone.
+void warn_of_gains(const std::vector<StudyRun>& runs) {
+  std::map<std::string, std::string> names;  // by warning
+  for (const StudyRun& run : runs) {
+    if (run.config.model.is_dense()) continue;
+    const auto warning = gain_warning(run.config.routing, run.config.model.num_experts);
+    if (!warning) continue;
+    std::string& list = names[*warning];
+    list += (list.empty() ? "" : ", ") + run.name;
+  }
+  for (const auto& [warning, list] : names) print_message("warning: " + list + ": " + warning);
+}
+
 void study_run(const StudyOptions& options) {
   if (!own_place().alone())
     throw UsageError("study starts its runs itself: start it once, without a launcher");
   const Study study = load_study(options.file, options.overrides);
   const std::vector<StudyRun> runs = expand(study);
+  warn_of_gains(runs);
   if (!options.dry_run) return run_study(study, runs, options.slots);
   std::vector<RunRecord> records;
   for (const StudyRun& run : runs) records.push_back(read_record(run));
