@@ -8,7 +8,7 @@ import tiny_run
 import tokenizers
 import torch
 import transformers
-from huggingface_folder import LOADED, load, to_hf
+from huggingface_folder import LOADED, keep_modules_in, load, to_hf
 from language_program import CASES, Both
 
 NAMES = ["dense", "dense_untied", "top_k", "top_1_without_renormalisation", "top_p", "top_p_capped", "dtop_p", "dtop_p_rms",
@@ -33,11 +33,11 @@ def dtop_p(dtopp_binary, program, tmp_path_factory, remote_code):
     return Case("dtop_p", program("dtopp_parity"), tmp_path_factory.mktemp("alone"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def remote_code(tmp_path_factory):
     """Code that comes with a model is copied here, not into the user's cache."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path_factory.mktemp("modules")))
+        keep_modules_in(tmp_path_factory.mktemp("modules"), patch)
         yield
 
 

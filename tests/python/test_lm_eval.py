@@ -13,7 +13,7 @@ import pytest
 import tiny_language_run
 import tiny_run
 import tokenizers
-from huggingface_folder import to_hf
+from huggingface_folder import keep_modules_in, to_hf
 
 pytestmark = pytest.mark.skipif(not tiny_run.BINARY.exists(), reason=f"{tiny_run.BINARY} is not built")
 
@@ -68,11 +68,10 @@ def dtopp_lm_eval(tmp_path_factory):
         import dtopp.lm_eval
         import lm_eval.tasks
         import torch
-        import transformers
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # several wait for each other longer than they compute
         patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("datasets"))
-        patch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path_factory.mktemp("modules")))
+        keep_modules_in(tmp_path_factory.mktemp("modules"), patch)
         # Its own fourteen thousand tasks take half a minute to read.
         patch.setattr(lm_eval.tasks, "TaskManager", functools.partial(lm_eval.tasks.TaskManager, include_defaults=False))
         yield dtopp.lm_eval
