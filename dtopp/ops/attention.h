@@ -1,5 +1,5 @@
-// Self-attention: libtorch's kernels. Where that is faster on a CPU, bf16 is computed in fp32: several times so
-// without instructions that multiply bf16, up to three times with AVX512_BF16 and short sequences.
+// Self-attention: libtorch's kernels. Where that is faster on a CPU, bf16 is computed in fp32: several times
+// so without instructions that multiply bf16, up to three times with AVX512_BF16 and short sequences.
 #pragma once
 
 #include "dtopp/ops/torch.h"
