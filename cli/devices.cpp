@@ -8,8 +8,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include <ATen/native/CPUBlas.h>
-
 #include "cli/standard_streams.h"
 #include "cli/verbs.h"
 #include "dtopp/base/available_memory.h"
@@ -39,8 +37,7 @@ CpuFacts find_cpu() {
   CpuFacts cpu{.fp32 = "vectors of 16 bytes", .bf16 = "conversion to fp32"};
   if (widest_simd() == Simd::kAvx2) cpu.fp32 = "AVX2";
   if (widest_simd() == Simd::kAvx512) cpu.fp32 = "AVX-512";
-  if (has_bf16_matmul(at::kCPU))
-    cpu.bf16 = at::native::cpublas::could_pack(at::kBFloat16) ? "AMX" : "AVX512_BF16";
+  if (has_bf16_matmul(at::kCPU)) cpu.bf16 = has_amx() ? "AMX" : "AVX512_BF16";
   return cpu;
 }
 

@@ -123,7 +123,6 @@ void run_study(const Study& study, const std::vector<StudyRun>& runs, int64_t sl
 void warn_of_gains(const std::vector<StudyRun>& runs) {
   std::map<std::string, std::string> names;  // by warning
   for (const StudyRun& run : runs) {
-    if (run.config.model.is_dense()) continue;
     const auto warning = gain_warning(run.config.routing, run.config.model.num_experts);
     if (!warning) continue;
     std::string& list = names[*warning];

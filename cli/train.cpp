@@ -55,7 +55,7 @@ void train_run(const TrainOptions& options) {
   const RankLayout layout = layout_on(place, config);
   check_layout(layout, config.model);
   const bool speaks = place.rank == 0;
-  if (speaks && !config.model.is_dense()) {
+  if (speaks) {
     if (const auto warning = gain_warning(config.routing, config.model.num_experts))
       print_message("warning: " + *warning);
   }

@@ -1,7 +1,5 @@
 #include "dtopp/ops/attention.h"
 
-#include <ATen/native/CPUBlas.h>
-
 #include "dtopp/ops/linear.h"
 
 namespace dtopp {
@@ -17,8 +15,7 @@ constexpr int64_t kShort = 128;
 bool is_faster_in_fp32(const at::Tensor& q) {
   if (!q.is_cpu() || q.scalar_type() != at::kBFloat16 || q.numel() == 0) return false;
   if (!has_bf16_matmul(q.device())) return true;
-  const bool has_amx = at::native::cpublas::could_pack(at::kBFloat16);
-  return !has_amx && q.size(2) <= kShort;
+  return !has_amx() && q.size(2) <= kShort;
 }
 
 // Of bf16, computed in fp32, kept and given back in bf16.

@@ -1,5 +1,7 @@
 #include "dtopp/ops/linear.h"
 
+#include <ATen/native/CPUBlas.h>
+
 #include "dtopp/ops/linear_cpu.h"
 
 #if defined(__x86_64__)
@@ -57,6 +59,11 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
 bool has_bf16_matmul(const at::Device& device) {
   static const bool cpu = cpu_multiplies_bf16();
   return device.is_cpu() ? cpu : true;
+}
+
+bool has_amx() {
+  static const bool has = at::native::cpublas::could_pack(at::kBFloat16);
+  return has;
 }
 
 bool multiplies_on_tiles(const at::Tensor& x) {

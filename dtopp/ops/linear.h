@@ -11,6 +11,9 @@ namespace dtopp {
 // True when the device multiplies bf16 in hardware (AMX or AVX512_BF16; every CUDA device we support).
 bool has_bf16_matmul(const at::Device& device);
 
+// True when a CPU has tile registers that multiply bf16 (AMX), which libtorch can use.
+bool has_amx();
+
 // y = x W^T. x [..., D], weight [N, D], same floating dtype; y [..., N] in it. Differentiable in both.
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight);
 

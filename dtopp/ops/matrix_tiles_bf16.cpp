@@ -6,15 +6,11 @@
 #include <immintrin.h>
 #endif
 
+#include "dtopp/ops/linear.h"
 #include "dtopp/ops/simd.h"
 
 namespace dtopp {
 namespace {
-
-bool has_tile_registers() {
-  static const bool has = at::native::cpublas::could_pack(at::kBFloat16);
-  return has;
-}
 
 #if defined(__x86_64__)
 bool has_pair_products() { return widest_simd() == Simd::kAvx512 && __builtin_cpu_supports("avx512bf16"); }
@@ -68,19 +64,19 @@ void multiply_pairs(int64_t, int64_t, int64_t, int64_t, int64_t, bool, const c10
 }  // namespace
 
 bool MatrixUnit::available() {
-  static const bool has = has_tile_registers() || has_pair_products();
+  static const bool has = has_amx() || has_pair_products();
   return has;
 }
 
 void MatrixUnit::multiply(int64_t M, int64_t N, int64_t K, int64_t lda, int64_t ldb, int64_t ldc, bool add,
                           const c10::BFloat16* A, const c10::BFloat16* B, float* C) {
-  if (has_tile_registers()) return at::native::cpublas::brgemm(M, N, K, lda, ldb, ldc, add, A, B, C);
+  if (has_amx()) return at::native::cpublas::brgemm(M, N, K, lda, ldb, ldc, add, A, B, C);
   multiply_pairs(M, K, lda, ldb, ldc, add, A, B, C);
 }
 
 // Without it the next product of libtorch's own on this thread died of an illegal instruction.
 void MatrixUnit::release() {
-  if (has_tile_registers()) at::native::cpublas::brgemm_release();
+  if (has_amx()) at::native::cpublas::brgemm_release();
 }
 
 }  // namespace dtopp
