@@ -15,6 +15,7 @@
 #include "dtopp/moe/gain_guard.h"
 #include "dtopp/ops/device.h"
 #include "dtopp/plan/expert_parallel.h"
+#include "dtopp/train/attention_choice.h"
 #include "dtopp/train/compute_device.h"
 #include "dtopp/train/console_line.h"
 #include "dtopp/train/product_check.h"
@@ -75,6 +76,9 @@ void train_run(const TrainOptions& options) {
           [&](int64_t local_rank) {
             const at::Device device = compute_device(config.training.device, "training.device", local_rank);
             choose_products(config, device, print_message);
+            choose_attention(config, device, [&](const std::string& text) {
+              if (speaks) print_message(text);
+            });
             return device;
           },
       .expert_parallel =

@@ -32,6 +32,11 @@ class TreeAccumulator {
  public:
   // The next leaf, undefined if it is absent. Its memory is the accumulator's from now on.
   void add(at::Tensor leaf);
+  // Whether the next leaf is only added to what is here, and so may be of a narrower type; nothing is kept of
+  // it.
+  bool takes_narrow() const {
+    return !nodes_.empty() && nodes_.back().level == 0 && nodes_.back().sum.defined();
+  }
   // The sum, undefined where no leaf was there; the accumulator begins anew.
   at::Tensor finish();
 

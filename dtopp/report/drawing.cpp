@@ -6,6 +6,7 @@
 #include <limits>
 #include <map>
 
+#include "dtopp/base/median.h"
 #include "dtopp/report/numbers.h"
 
 namespace dtopp {
@@ -101,11 +102,8 @@ double mean_of_last_tenth(const Series& series) {
 }
 
 double median(const Series& series) {
-  std::vector<double> values = finite_values(series);
-  if (values.empty()) return kNaN;
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::ranges::nth_element(values, middle);
-  return *middle;
+  const std::vector<double> values = finite_values(series);
+  return values.empty() ? kNaN : median(values);
 }
 
 std::vector<ReportLine> RunDrawing::lines(const std::string& metric, const LineStyle& style) {

@@ -5,6 +5,18 @@
 #include <torch/csrc/autograd/function_hook.h>
 
 namespace dtopp {
+namespace {
+
+at::Tensor in_fp32(at::Tensor gradient) {
+  return gradient.defined() ? gradient.to(at::kFloat).contiguous() : gradient;
+}
+
+// Half as many bytes are moved where a gradient in bf16 is added to a sum in fp32 as it is.
+void add_to_tree(TreeAccumulator& sum, at::Tensor gradient) {
+  sum.add(sum.takes_narrow() ? std::move(gradient) : in_fp32(std::move(gradient)));
+}
+
+}  // namespace
 
 // Called by autograd when the gradient of a leaf is complete in a backward pass, once for each.
 class GradientSums::Hook : public torch::autograd::PostAccumulateGradHook {
@@ -50,21 +62,20 @@ void GradientSums::begin(int64_t micro_batches) {
 
 void GradientSums::add(size_t parameter, at::Tensor gradient) {
   const at::NoGradGuard no_grad;
-  if (gradient.defined()) gradient = gradient.to(at::kFloat).contiguous();
   reached_[parameter] = 1;
   if (place_[parameter] == kNotShared || !exchanges()) return add_to_sum(parameter, std::move(gradient));
   if (!along_tree_) {
-    sums_[parameter].add(std::move(gradient));
+    add_to_tree(sums_[parameter], std::move(gradient));
     gradient = sums_[parameter].finish();
   }
-  shared_.exchange->add(place_[parameter], std::move(gradient));
+  shared_.exchange->add(place_[parameter], in_fp32(std::move(gradient)));
 }
 
 void GradientSums::add_to_sum(size_t parameter, at::Tensor gradient) {
   TreeAccumulator& sum = sums_[parameter];
   // What was added so far and the new one are the tree's only leaves.
   if (at::Tensor before; !along_tree_ && (before = sum.finish()).defined()) sum.add(std::move(before));
-  sum.add(std::move(gradient));
+  add_to_tree(sum, std::move(gradient));
   if (left_ == 1) take_(parameter, sum.finish());
 }
 

@@ -62,6 +62,27 @@ TEST_F(GradientSumsTest, are_fp32_where_the_model_computes_in_bf16) {
                         gradient(0, 1).to(at::kBFloat16).to(at::kFloat)));
 }
 
+TEST_F(GradientSumsTest, are_the_same_whether_a_gradient_is_widened_before_or_while_it_is_added) {
+  const auto wide = [](int64_t leaf, int64_t m) {
+    return gradient(leaf, m).to(at::kBFloat16).to(at::kFloat);
+  };
+  for (const int64_t micro_batches : {3, 5, 8}) {
+    std::vector<at::Tensor> first, second;
+    at::Tensor one_by_one;
+    for (int64_t m = 0; m < micro_batches; ++m) {
+      first.push_back(wide(0, m));
+      one_by_one = m == 0 ? first[0] : one_by_one + first.back();
+      // Absent ones stand where the tree would begin a sum.
+      second.push_back(m % 2 == 1 ? (wide(1, m) + 0.5).to(at::kBFloat16).to(at::kFloat) : at::Tensor());
+    }
+    const std::vector<at::Tensor> along_tree = sums_of(true, micro_batches, at::kBFloat16);
+    EXPECT_TRUE(along_tree[0].equal(tree_sum(first))) << micro_batches;
+    EXPECT_TRUE(along_tree[1].equal(tree_sum(second))) << micro_batches;
+    EXPECT_TRUE(sums_of(false, micro_batches, at::kBFloat16)[0].equal(one_by_one)) << micro_batches;
+    for (const at::Tensor& sum : along_tree) EXPECT_EQ(sum.scalar_type(), at::kFloat);
+  }
+}
+
 TEST_F(GradientSumsTest, of_no_micro_batches_are_none) {
   for (const at::Tensor& sum : sums_of(true, 0)) EXPECT_FALSE(sum.defined());
 }

@@ -1,0 +1,38 @@
+// Which of libtorch's attention kernels a training takes on a CUDA device: the one that is faster there, at
+// the run's own shapes.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "dtopp/config/run_config.h"
+#include "dtopp/ops/attention.h"
+#include "dtopp/ops/torch.h"
+
+namespace dtopp {
+
+// Of the attention of a layer and micro-batch.
+struct AttentionShape {
+  int64_t samples, heads, tokens, head_size;
+  bool causal;
+};
+AttentionShape attention_shape(const RunConfig& config);
+
+// Milliseconds of a layer, forward and backward, by either kernel in turns: medians. Infinite for one that
+// cannot do it. Leaves the order of preference as it was.
+struct AttentionTimes {
+  double cudnn, flash;
+};
+AttentionTimes time_attention(const AttentionShape& shape, const at::Device& device);
+
+// The kernel that libtorch prefers by itself, unless the other is at least 3 % faster: less is within what
+// times differ by from one measurement to the next.
+AttentionKernel faster_attention(const AttentionTimes& times, AttentionKernel preferred);
+
+// For who is about to train on the device: measures and prefers, and says which. Not in fp32, which neither
+// takes; not with training.deterministic, whose bits must not hang on what was faster; not where documents
+// are attended to alone, which is flash's; nor where TORCH_CUDNN_SDPA_DEPRIORITIZED has decided.
+void choose_attention(const RunConfig& config, const at::Device& device,
+                      const std::function<void(const std::string&)>& say);
+
+}  // namespace dtopp
