@@ -86,6 +86,13 @@ void ActivationStatistics::add(const ActivationStatistics& other) {
   tokens_ += other.tokens_;
 }
 
+std::vector<double> ActivationStatistics::layer_means() const {
+  if (!counts_LE_.defined() || tokens_ == 0) return {};
+  const at::Tensor mean_L = selected().cpu().to(at::kDouble) / static_cast<double>(tokens_);
+  const auto* means = mean_L.const_data_ptr<double>();
+  return {means, means + mean_L.numel()};
+}
+
 ActivationSummary ActivationStatistics::summary(int64_t layer) const {
   if (!counts_LE_.defined()) return {};
   Moments moments;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "dtopp/ops/route.h"
 
@@ -48,6 +49,8 @@ class ActivationStatistics {
   const at::Tensor& token_sums() const { return token_sums_2_; }
   // int64 [L]: token-expert pairs of each layer. Not before the first add.
   at::Tensor selected() const { return counts_LE_.sum(1); }
+  // Active experts a token in each layer; empty before the first add.
+  std::vector<double> layer_means() const;
   ActivationSummary summary(int64_t layer) const;
   // Mean and deviation over all (token, layer) pairs; imbalance is the mean over layers; dead experts their
   // sum.

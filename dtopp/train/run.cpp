@@ -6,6 +6,7 @@
 #include "dtopp/base/path_kind.h"
 #include "dtopp/checkpoint/run_directory.h"
 #include "dtopp/metrics/metrics.h"
+#include "dtopp/moe/budget_watch.h"
 #include "dtopp/ops/device.h"
 #include "dtopp/plan/devices.h"
 #include "dtopp/plan/plan.h"
@@ -33,7 +34,8 @@ class Run {
         stop_(stop),
         extras_(extras),
         path_(config.output),
-        world_(world) {}
+        world_(world),
+        budget_(config.routing) {}
 
   RunSummary train();
 
@@ -83,6 +85,7 @@ class Run {
   std::optional<Trainer> trainer_;
   std::optional<MetricsWriter> metrics_;  // of the first rank, like meter_
   std::optional<StepMeter> meter_;
+  BudgetWatch budget_;
   fs::path last_checkpoint_;
   bool stop_asked_ = false;  // of any rank
   bool unsaved_ = false;     // the trainer's state is not in last_checkpoint_
@@ -194,6 +197,8 @@ void Run::record(const StepResult& result) {
   if (!first()) return;
   begin(result.step, "report");
   const StepRates speed = meter_->rates(result);
+  if (const auto warning = budget_.see(result.step, result.activations.layer_means()))
+    say("warning: " + *warning);
   const bool last = result.step == config_.training.steps;
   if (result.step % config_.logging.every != 0 && !last && !result.skipped) return;
   MetricRecord record = record_now(result.step, result.tokens);

@@ -1,0 +1,52 @@
+#include "dtopp/moe/budget_watch.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <numeric>
+
+namespace dtopp {
+namespace {
+
+constexpr double kMostOff = 0.5;  // of T
+
+double mean_of(const std::vector<double>& values) {
+  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+}
+
+double mean_distance(const std::deque<double>& active, double target) {
+  double sum = 0;
+  for (const double a : active) sum += std::abs(a - target);
+  return sum / static_cast<double>(active.size());
+}
+
+}  // namespace
+
+std::optional<std::string> BudgetWatch::see(int64_t step, const std::vector<double>& active_L) {
+  if (config_.method != RoutingMethod::kDTopP || active_L.empty() || said_ || step <= kSettling)
+    return std::nullopt;
+  const bool per_layer = config_.scope == ThresholdScope::kLayer;
+  const std::vector<double> active_C = per_layer ? active_L : std::vector<double>{mean_of(active_L)};
+  last_C_.resize(active_C.size());
+  for (size_t c = 0; c < active_C.size(); ++c) {
+    std::deque<double>& last = last_C_[c];
+    last.push_back(active_C[c]);
+    if (last.size() > kSteps) last.pop_front();
+    const double target = target_of_layer(config_, static_cast<int64_t>(c));
+    if (said_ || last.size() < kSteps || mean_distance(last, target) <= kMostOff * target) continue;
+    said_ = true;
+    const auto [least, most] = std::ranges::minmax_element(last);
+    std::array<char, 256> text{};
+    std::snprintf(
+        text.data(), text.size(),
+        "the controller does not hold its budget: %.1f to %.1f active experts in the last %zu steps%s%s, "
+        "of %.3g wanted; routing.controller: solve does, and so may kp: auto with ki: auto",
+        *least, *most, kSteps, per_layer ? " of layer " : "", per_layer ? std::to_string(c).c_str() : "",
+        target);
+    return text.data();
+  }
+  return std::nullopt;
+}
+
+}  // namespace dtopp
