@@ -59,6 +59,12 @@ __device__ inline void arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+// Keeps the compiler from keeping in registers, from one step of a loop to the next, what is computed of it.
+__device__ inline uint32_t computed_anew(uint32_t value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
 // Waits until the phase of this parity has ended; the first phase has parity 0, the next 1, then 0 again. On
 // a new barrier, waiting for parity 1 returns at once.
 __device__ inline void wait_for_phase(uint32_t barrier, uint32_t parity) {
@@ -87,6 +93,7 @@ __device__ void take_registers() {
 
 using cuda_on_host::arrive;
 using cuda_on_host::commit_copies;
+using cuda_on_host::computed_anew;
 using cuda_on_host::copy_async;
 using cuda_on_host::fence_for_wgmma;
 using cuda_on_host::give_up_registers;

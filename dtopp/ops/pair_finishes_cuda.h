@@ -1,12 +1,13 @@
 // What becomes of a tile's sums, in the registers of the warp that formed them: 16 rows of neighbouring
 // fragments of 8 columns, of which the thread has, of the rows lane / 4 + 8 h and the columns 8 j + 2 (lane %
 // 4) + i of fragment j, the sums 4 j + 2 h + i (of wgmma and mma alike). Every lane takes part; rows of 16
-// bytes are read and written at once after the four lanes of a row have exchanged four fragments among
-// themselves.
+// bytes are read and written at once: where columns are in order (Form::kInOrder) a lane's share of four
+// fragments is such a row, else the four lanes of a row exchange four fragments among themselves.
 #pragma once
 
 #include <cstring>
 
+#include "dtopp/ops/cuda_async.h"
 #include "dtopp/ops/pair_tiles_cuda.h"
 #include "dtopp/ops/swiglu_cuda.h"
 
@@ -49,10 +50,11 @@ __device__ inline void transpose(Words& words) {
   }
 }
 
-// Four fragments of a row to or from memory; `columns` are in the row, of which the first of the fragments is
+// Four fragments of a row to memory; `columns` are in the row, of which the first of the fragments is
 // `column`.
-__device__ inline void store_words(Bfloat16* row, int64_t column, int64_t columns, bool there, Words& words) {
-  transpose(words);
+template <bool kInOrder>
+__device__ void store_words(Bfloat16* row, int64_t column, int64_t columns, bool there, Words& words) {
+  if constexpr (!kInOrder) transpose(words);
   column += lane_index() % 4 * kChunk;
   if (!there || column >= columns) return;
   Pack<uint32_t, 4> chunk;
@@ -61,19 +63,20 @@ __device__ inline void store_words(Bfloat16* row, int64_t column, int64_t column
   *reinterpret_cast<Pack<uint32_t, 4>*>(row + column) = chunk;
 }
 
-__device__ inline void load_words(const Bfloat16* row, int64_t column, int64_t columns, bool there,
-                                  Words& words) {
+// This lane's part of four fragments in memory, zeros where they are not there; exchanged they are the words.
+__device__ inline void load_chunk(const Bfloat16* row, int64_t column, int64_t columns, bool there,
+                                  Words& chunk) {
   column += lane_index() % 4 * kChunk;
-  Pack<uint32_t, 4> chunk{};
-  if (there && column < columns) chunk = *reinterpret_cast<const Pack<uint32_t, 4>*>(row + column);
+  Pack<uint32_t, 4> loaded{};
+  if (there && column < columns) loaded = *reinterpret_cast<const Pack<uint32_t, 4>*>(row + column);
 #pragma unroll
-  for (int r = 0; r < 4; ++r) words[r] = chunk.of[r];
-  transpose(words);
+  for (int r = 0; r < 4; ++r) chunk[r] = loaded.of[r];
 }
 
 // Rounds the sums: out is [A, N] or, of sums over pairs, [E, rows, N].
+template <bool kInOrder_>
 struct Round {
-  static constexpr bool kPaired = false, kReads = false;
+  static constexpr bool kPaired = false, kReads = false, kInOrder = kInOrder_;
   Bfloat16* out;
   int64_t rows;  // of an expert's [M, N]; 0: of pairs
 
@@ -88,7 +91,7 @@ struct Round {
 #pragma unroll
         for (int r = 0; r < 4; ++r)
           words[r] = pack(sums[4 * (j + r) + 2 * half], sums[4 * (j + r) + 2 * half + 1]);
-        store_words(row, at.first_column + j * 8, product.columns, at.has(half), words);
+        store_words<kInOrder>(row, at.first_column + j * 8, product.columns, at.has(half), words);
       }
     }
   }
@@ -97,7 +100,7 @@ struct Round {
 // Rounds the pre-activations and activates them: fragments of the first half are of the gate, of the second
 // of up.
 struct Activate {
-  static constexpr bool kPaired = true, kReads = false;
+  static constexpr bool kPaired = true, kReads = false, kInOrder = true;
   Bfloat16 *pre_AG, *act_AF;
 
   template <int kSums>
@@ -119,9 +122,9 @@ struct Activate {
                          swiglu<Bfloat16>(high_of(gates[r]), high_of(ups[r])));
         }
         const int64_t column = at.first_column + j * 8;
-        store_words(pre_AG + pair * 2 * ffn, column, ffn, at.has(half), gates);
-        store_words(pre_AG + pair * 2 * ffn + ffn, column, ffn, at.has(half), ups);
-        store_words(act_AF + pair * ffn, column, ffn, at.has(half), acts);
+        store_words<kInOrder>(pre_AG + pair * 2 * ffn, column, ffn, at.has(half), gates);
+        store_words<kInOrder>(pre_AG + pair * 2 * ffn + ffn, column, ffn, at.has(half), ups);
+        store_words<kInOrder>(act_AF + pair * ffn, column, ffn, at.has(half), acts);
       }
     }
   }
@@ -130,7 +133,7 @@ struct Activate {
 // Of the gradient of the activation but for the gate, what SwigluGradient has; <dA, A> of the warp's columns
 // in grad_gate_AP[a][slice].
 struct ActivateBackward {
-  static constexpr bool kPaired = false, kReads = true;
+  static constexpr bool kPaired = false, kReads = true, kInOrder = false;
   const Bfloat16* pre_AG;
   const float* gate_A;
   Bfloat16 *d_pre_AG, *scaled_AF;
@@ -152,38 +155,56 @@ struct ActivateBackward {
 
   template <int kSums>
   __device__ void operator()(const Product& product, const Fragments& at, const float (&sums)[kSums]) const {
+    constexpr int kQuads = kSums / 16;  // of fragments, in each half
     const int64_t ffn = product.columns;
+    const auto pair = [&](int half) { return at.tile.first_row + at.row(half); };
+    Words gates, ups, next_gates, next_ups;
+    const auto read = [&](int quad) {
+      const int half = quad / kQuads;
+      const Bfloat16* row = pre_AG + pair(half) * 2 * ffn;
+      const int64_t column = at.first_column + quad % kQuads * 32;
+      load_chunk(row, column, ffn, at.has(half), next_gates);
+      load_chunk(row + ffn, column, ffn, at.has(half), next_ups);
+    };
+    read(0);
+    float r_pair = 0, grad_gate = 0;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
+    for (int quad = 0; quad < 2 * kQuads; ++quad) {
+      const int half = quad / kQuads, j = quad % kQuads * 4;
       const bool there = at.has(half);
-      const int64_t pair = at.tile.first_row + at.row(half);
-      const float r_pair = there ? gate_A[pair] : 0;
-      float grad_gate = 0;
-#pragma unroll
-      for (int j = 0; j < kSums / 4; j += 4) {
-        const int64_t column = at.first_column + j * 8;
-        Words gates, ups, d_gates, d_ups, scaled;
-        load_words(pre_AG + pair * 2 * ffn, column, ffn, there, gates);
-        load_words(pre_AG + pair * 2 * ffn + ffn, column, ffn, there, ups);
-#pragma unroll
-        for (int r = 0; r < 4; ++r) {
-          const int n = 4 * (j + r) + 2 * half;
-          const auto low = swiglu_gradient<Bfloat16>(low_of(gates[r]), low_of(ups[r]), sums[n], r_pair),
-                     high =
-                         swiglu_gradient<Bfloat16>(high_of(gates[r]), high_of(ups[r]), sums[n + 1], r_pair);
-          grad_gate += low.grad_gate + high.grad_gate;
-          scaled[r] = pack(low.scaled, high.scaled);
-          d_gates[r] = pack(low.d_gate, high.d_gate);
-          d_ups[r] = pack(low.d_up, high.d_up);
-        }
-        store_words(scaled_AF + pair * ffn, column, ffn, there, scaled);
-        store_words(d_pre_AG + pair * 2 * ffn, column, ffn, there, d_gates);
-        store_words(d_pre_AG + pair * 2 * ffn + ffn, column, ffn, there, d_ups);
+      if (j == 0) {
+        r_pair = there ? gate_A[pair(half)] : 0;
+        grad_gate = 0;
       }
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        gates[r] = next_gates[r];
+        ups[r] = next_ups[r];
+      }
+      if (quad + 1 < 2 * kQuads) read(quad + 1);  // before stores, which loads may not pass
+      transpose(gates);
+      transpose(ups);
+      Words d_gates, d_ups, scaled;
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        const int n = 4 * (j + r) + 2 * half;
+        const auto low = swiglu_gradient<Bfloat16>(low_of(gates[r]), low_of(ups[r]), sums[n], r_pair),
+                   high = swiglu_gradient<Bfloat16>(high_of(gates[r]), high_of(ups[r]), sums[n + 1], r_pair);
+        grad_gate += low.grad_gate + high.grad_gate;
+        scaled[r] = pack(low.scaled, high.scaled);
+        d_gates[r] = pack(low.d_gate, high.d_gate);
+        d_ups[r] = pack(low.d_up, high.d_up);
+      }
+      const int64_t column = at.first_column + j * 8;
+      Bfloat16* d_pre = d_pre_AG + pair(half) * 2 * ffn;
+      store_words<kInOrder>(scaled_AF + pair(half) * ffn, column, ffn, there, scaled);
+      store_words<kInOrder>(d_pre, column, ffn, there, d_gates);
+      store_words<kInOrder>(d_pre + ffn, column, ffn, there, d_ups);
+      if (j + 4 < 4 * kQuads) continue;
       grad_gate += __shfl_xor_sync(kAllLanes, grad_gate, 1);
       grad_gate += __shfl_xor_sync(kAllLanes, grad_gate, 2);
       if (there && at.first_column < ffn && lane_index() % 4 == 0)
-        grad_gate_AP[pair * parts + at.slice] = grad_gate;
+        grad_gate_AP[pair(half) * parts + at.slice] = grad_gate;
     }
   }
 };

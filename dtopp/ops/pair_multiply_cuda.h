@@ -2,6 +2,7 @@
 #pragma once
 
 #include "dtopp/ops/pair_finishes_cuda.h"
+#include "dtopp/ops/pair_loader_cuda.h"
 
 namespace dtopp::cuda {
 
@@ -26,13 +27,19 @@ using InputGradientForm = Form<false, true, Gathers::kNothing>;
 using GateUpGradientForm = Form<true, true, Gathers::kRight>;
 using DownGradientForm = Form<true, true, Gathers::kLeft>;
 
-#define DTOPP_FOR_PAIR_PRODUCTS(multiply)                                                                \
-  template void multiply<ActivateForm>(const Product&, const Activate&, const Device&, Stream);          \
-  template void multiply<ProjectForm>(const Product&, const Round&, const Device&, Stream);              \
-  template void multiply<ActivationGradientForm>(const Product&, const ActivateBackward&, const Device&, \
-                                                 Stream);                                                \
-  template void multiply<InputGradientForm>(const Product&, const Round&, const Device&, Stream);        \
-  template void multiply<GateUpGradientForm>(const Product&, const Round&, const Device&, Stream);       \
-  template void multiply<DownGradientForm>(const Product&, const Round&, const Device&, Stream);
+template <typename Form>
+using RoundOf = Round<Form::kInOrder>;
+
+#define DTOPP_FOR_PAIR_PRODUCTS(multiply)                                                                   \
+  template void multiply<ActivateForm>(const Product&, const Activate&, const Device&, Stream);             \
+  template void multiply<ProjectForm>(const Product&, const RoundOf<ProjectForm>&, const Device&, Stream);  \
+  template void multiply<ActivationGradientForm>(const Product&, const ActivateBackward&, const Device&,    \
+                                                 Stream);                                                   \
+  template void multiply<InputGradientForm>(const Product&, const RoundOf<InputGradientForm>&,              \
+                                            const Device&, Stream);                                         \
+  template void multiply<GateUpGradientForm>(const Product&, const RoundOf<GateUpGradientForm>&,            \
+                                             const Device&, Stream);                                        \
+  template void multiply<DownGradientForm>(const Product&, const RoundOf<DownGradientForm>&, const Device&, \
+                                           Stream);
 
 }  // namespace dtopp::cuda

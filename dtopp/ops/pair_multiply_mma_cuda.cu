@@ -19,6 +19,7 @@ static_assert(kWarpColumns == kMmaSlice);
 
 template <typename Form, typename Finish>
 struct Shape {
+  static_assert(Finish::kInOrder == Form::kInOrder);
   using Tiles = Schedule<Form::kOverPairs, kTileRows, Finish::kPaired ? kColumns / 2 : kColumns>;
   using Loader = TileLoader<Form, Finish::kPaired, kTileRows, kColumns, kMmaSlice, kThreads>;
   static constexpr bool kLeftByColumns = Form::kOverPairs,
@@ -85,6 +86,7 @@ __global__ void __launch_bounds__(kThreads, 1) multiply_kernel(Product in, Finis
       if (loading < tile.depth_end) loader.load(ring + filling * kStageBytes, loading);
       commit_copies();
       loading += kTileDepth;
+      loader.look_ahead(loading);
       filling = filling + 1 == stages ? 0 : filling + 1;
     };
     for (int s = 0; s < stages - 1; ++s) load_next();

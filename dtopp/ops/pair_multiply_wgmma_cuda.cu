@@ -11,14 +11,10 @@ constexpr int kThreads = (1 + kMultiplyingGroups) * kWarpGroup;
 constexpr int kStages = 4;
 constexpr int kStagesUnderWay = 2;  // when a thread makes sure that the one it began before these is there
 
-// Of a thread. A block has 65,536 in all, at launch each thread 168.
-template <typename Form>
-struct Registers {
-  // Rows of weights take more addresses than their columns.
-  static constexpr int kLoading = Form::kOverPairs || Form::kRightTransposed ? 72 : 104;
-  static constexpr int kMultiplying = (3 * 168 - kLoading) / kMultiplyingGroups;
-  static_assert(kLoading % 8 == 0 && kMultiplying % 8 == 0);
-};
+// Registers of a thread. A block has 65,536 in all, at launch each thread 168.
+constexpr int kLoadingRegisters = 72,
+              kMultiplyingRegisters = (3 * 168 - kLoadingRegisters) / kMultiplyingGroups;
+static_assert(kLoadingRegisters % 8 == 0 && kMultiplyingRegisters % 8 == 0);
 
 // Whose turn it is: the stage, and the parity of the phase in which it is filled.
 struct Turn {
@@ -45,6 +41,7 @@ struct Ring {
 
 template <typename Form, typename Finish>
 struct Shape {
+  static_assert(Finish::kInOrder == Form::kInOrder);
   using Tiles = Schedule<Form::kOverPairs, kTileRows, Finish::kPaired ? kWgmmaColumns / 2 : kWgmmaColumns>;
   using Loader = TileLoader<Form, Finish::kPaired, kTileRows, kWgmmaColumns, kWgmmaSlice, kWarpGroup>;
   using Stages = Ring<Loader::kStageBytes>;
@@ -72,9 +69,11 @@ __device__ void load_tiles(const Product& in, const typename Shape::Tiles& tiles
       loader.load(ring.stage(filling.stage), depth);
       commit_copies();
       filling.advance();
-      if (++steps <= kStagesUnderWay) continue;
-      wait_for_copies<kStagesUnderWay>();
-      hand_over();
+      if (++steps > kStagesUnderWay) {
+        wait_for_copies<kStagesUnderWay>();
+        hand_over();
+      }
+      loader.look_ahead(depth + kTileDepth);
     }
   }
   wait_for_copies<0>();
@@ -167,10 +166,10 @@ __global__ void __launch_bounds__(kThreads, 1) multiply_kernel(Product in, Finis
   const typename Shape::Tiles tiles(in, reinterpret_cast<int32_t*>(shared_memory() + Shape::Stages::kTable));
   __syncthreads();
   if (threadIdx.x < kWarpGroup) {
-    give_up_registers<Registers<Form>::kLoading>();
+    give_up_registers<kLoadingRegisters>();
     load_tiles<Shape>(in, tiles, ring);
   } else {
-    take_registers<Registers<Form>::kMultiplying>();
+    take_registers<kMultiplyingRegisters>();
     multiply_tiles<Shape>(in, tiles, ring, finish);
   }
 }

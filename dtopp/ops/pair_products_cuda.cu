@@ -40,7 +40,7 @@ void activate_pairs(const PairProducts& p, const Activations& in) {
 void project_pairs(const PairProducts& p, const Bfloat16* act_AF, const Bfloat16* down_EDF,
                    Bfloat16* out_AD) {
   multiply<ProjectForm>(p, rows(act_AF, p.ffn), rows(down_EDF, p.ffn), {0, p.hidden, p.ffn},
-                        Round{out_AD, 0});
+                        RoundOf<ProjectForm>{out_AD, 0});
 }
 
 void activation_gradients(const PairProducts& p, const ActivationGradients& in) {
@@ -56,19 +56,19 @@ int64_t gate_parts(int64_t ffn) {
 void input_gradients(const PairProducts& p, const Bfloat16* d_pre_AG, const Bfloat16* gate_up_EGD,
                      Bfloat16* dx_AD) {
   multiply<InputGradientForm>(p, rows(d_pre_AG, 2 * p.ffn), rows(gate_up_EGD, p.hidden),
-                              {0, p.hidden, 2 * p.ffn}, Round{dx_AD, 0});
+                              {0, p.hidden, 2 * p.ffn}, RoundOf<InputGradientForm>{dx_AD, 0});
 }
 
 void gate_up_gradient(const PairProducts& p, const Bfloat16* d_pre_AG, const Bfloat16* x_TD,
                       Bfloat16* grad_gate_up_EGD) {
   multiply<GateUpGradientForm>(p, rows(d_pre_AG, 2 * p.ffn), gathered(p, x_TD), {2 * p.ffn, p.hidden, 0},
-                               Round{grad_gate_up_EGD, 2 * p.ffn});
+                               RoundOf<GateUpGradientForm>{grad_gate_up_EGD, 2 * p.ffn});
 }
 
 void down_gradient(const PairProducts& p, const Bfloat16* dy_TD, const Bfloat16* scaled_AF,
                    Bfloat16* grad_down_EDF) {
   multiply<DownGradientForm>(p, gathered(p, dy_TD), rows(scaled_AF, p.ffn), {p.hidden, p.ffn, 0},
-                             Round{grad_down_EDF, p.hidden});
+                             RoundOf<DownGradientForm>{grad_down_EDF, p.hidden});
 }
 
 }  // namespace dtopp::cuda

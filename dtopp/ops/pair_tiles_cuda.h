@@ -1,15 +1,12 @@
 // Tiles of the products in pair_products_cuda.h: which there are, found on the device from the experts'
-// numbers of pairs, and how their operands come into shared memory, in the layout of cuda_wgmma.h.
+// numbers of pairs.
 #pragma once
 
-#include "dtopp/ops/cuda_async.h"
 #include "dtopp/ops/cuda_kernel.h"
-#include "dtopp/ops/cuda_wgmma.h"
 
 namespace dtopp::cuda {
 
-constexpr int kTileDepth = 64;  // of the sum, at a time: 128 bytes of bf16
-constexpr int kChunk = 8;       // numbers of 16 bytes
+constexpr int kChunk = 8;  // numbers of 16 bytes
 
 // Rows of [rows, width]; where they are gathered row i is data[index[i]].
 struct Rows {
@@ -27,6 +24,9 @@ template <bool kOverPairs_, bool kRightTransposed_, Gathers kGathers_>
 struct Form {
   static constexpr bool kOverPairs = kOverPairs_, kRightTransposed = kRightTransposed_;
   static constexpr Gathers kGathers = kGathers_;
+  // Whether four neighbouring fragments of 8 columns of the output are dealt out so that the q-th of the four
+  // lanes of a row has the columns 8 q to 8 q + 7 of them; else it has 2 q and 2 q + 1 of each fragment.
+  static constexpr bool kInOrder = !kOverPairs && !kRightTransposed;
 };
 
 struct Product {
@@ -124,163 +124,6 @@ class Schedule {
   const Product& in_;
   int32_t *offsets_E1_, *row_tiles_before_;
   int row_tiles_ = 0, column_tiles_ = 0, tiles_ = 0;
-};
-
-// What is loaded of a row begins at `from`; where it is not there, zeros are.
-struct Source {
-  const Bfloat16* from;
-  bool there;
-};
-
-// Loads kTileDepth columns of kRows rows: row_of(i) is the i-th a thread loads, r = thread / 8 + i kThreads /
-// 8, from the thread's own chunk of the columns on.
-template <int kRows, int kThreads, typename RowOf>
-__device__ void load_rows(uint32_t to, int thread, const RowOf& row_of) {
-  constexpr int kChunks = kTileDepth / kChunk, kStep = kThreads / kChunks;
-  static_assert(kStep % 8 == 0);  // all rows of a thread have its chunk in the same place
-  to += swizzled(thread / kChunks, thread % kChunks);
-#pragma unroll
-  for (int i = 0; i < kRows / kStep; ++i) {
-    const Source row = row_of(i);
-    copy_async(to + i * kStep * kSwizzledRowBytes, row.from, row.there ? 16 : 0);
-  }
-}
-
-// The rows of kTileDepth whose chunks a thread loads of kColumns columns.
-template <int kColumns, int kThreads>
-struct ColumnRows {
-  static constexpr int kChunks = kColumns / kChunk, kStep = kThreads / kChunks, kRows = kTileDepth / kStep;
-
-  static __device__ int row(int thread, int i) { return thread / kChunks + i * kStep; }
-};
-
-// Loads kColumns columns of kTileDepth rows, in blocks of 64 columns one after another: row_of(i, r) is row
-// r, the i-th a thread loads, from the thread's own chunk of the columns on.
-template <int kColumns, int kThreads, typename RowOf>
-__device__ void load_columns(uint32_t to, int thread, const RowOf& row_of) {
-  using Own = ColumnRows<kColumns, kThreads>;
-  constexpr int kBlockChunks = kSwizzledRowBytes / 16;
-  const int chunk = thread % Own::kChunks;
-  to += chunk / kBlockChunks * (kTileDepth * kSwizzledRowBytes);
-#pragma unroll
-  for (int i = 0; i < Own::kRows; ++i) {
-    const int r = Own::row(thread, i);
-    const Source row = row_of(i, r);
-    copy_async(to + swizzled(r, chunk % kBlockChunks), row.from, row.there ? 16 : 0);
-  }
-}
-
-// A thread's part of loading a tile's operands, a step of kTileDepth at a time, one step after another. Where
-// columns are paired, of kSlice of the right operand's the first half are of the first F and the second half
-// those F after them.
-template <typename Form, bool kPaired, int kTileRows, int kTileColumns, int kSlice, int kThreads>
-class TileLoader {
- public:
-  static constexpr uint32_t kLeftBytes = kTileRows * kTileDepth * sizeof(Bfloat16);
-  static constexpr uint32_t kStageBytes = kLeftBytes + kTileColumns * kTileDepth * sizeof(Bfloat16);
-
-  __device__ TileLoader(const Product& in, const Tile& tile, int thread)
-      : in_(in), tile_(tile), thread_(thread) {
-    if constexpr (Form::kOverPairs) {
-      find_rows(tile.depth_begin);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        const int row = thread / kRowChunks + i * kRowStep;
-        rows_[i] = row < tile.rows ? static_cast<int32_t>(row_of_pair(in.left, tile.first_row + row)) : 0;
-      }
-    }
-  }
-
-  // `stage`: kStageBytes of shared memory, left then right.
-  __device__ void load(uint32_t stage, int64_t depth) {
-    if constexpr (Form::kOverPairs) {
-      load_pairs<Gathers::kLeft, kTileRows>(stage, in_.left, tile_.first_row, in_.rows, depth);
-      load_pairs<Gathers::kRight, kTileColumns>(stage + kLeftBytes, in_.right, tile_.first_column,
-                                                in_.columns, depth);
-      find_rows(depth + kTileDepth);  // on their way while the next step waits for room
-    } else {
-      const int64_t column = depth + thread_ % kRowChunks * kChunk;
-      const bool inside = column < in_.depth;
-      const Bfloat16* left = in_.left.data + column;
-      const int rows = tile_.rows - thread_ / kRowChunks;
-      load_rows<kTileRows, kThreads>(stage, thread_, [&](int i) {
-        return Source{left + rows_[i] * in_.left.width, inside && i * kRowStep < rows};
-      });
-      if constexpr (Form::kRightTransposed) {
-        load_weight_columns(stage + kLeftBytes, depth);
-      } else {
-        load_weight_rows(stage + kLeftBytes, column, inside);
-      }
-    }
-  }
-
- private:
-  static constexpr int kRowChunks = kTileDepth / kChunk, kRowStep = kThreads / kRowChunks;
-  // The operand whose rows are gathered over pairs.
-  using Gathered = ColumnRows<Form::kGathers == Gathers::kLeft ? kTileRows : kTileColumns, kThreads>;
-  static constexpr int kRows = Form::kOverPairs ? Gathered::kRows : kTileRows / kRowStep;
-
-  static __device__ int64_t row_of_pair(const Rows& left, int64_t pair) {
-    if constexpr (Form::kGathers == Gathers::kLeft) return left.index[pair];
-    return pair;
-  }
-
-  // Where the gathered operand's rows of the step at `depth` lie.
-  __device__ void find_rows(int64_t depth) {
-    const Rows& gathered = Form::kGathers == Gathers::kLeft ? in_.left : in_.right;
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      const int64_t pair = depth + Gathered::row(thread_, i);
-      rows_[i] = pair < tile_.depth_end ? gathered.index[pair] : 0;
-    }
-  }
-
-  template <Gathers kOperand, int kColumns>
-  __device__ void load_pairs(uint32_t to, const Rows& rows, int64_t first, int64_t columns,
-                             int64_t depth) const {
-    const int64_t column = first + thread_ % (kColumns / kChunk) * kChunk;
-    const int64_t left = column < columns ? tile_.depth_end - depth : 0;
-    load_columns<kColumns, kThreads>(to, thread_, [&](int i, int r) {
-      const bool there = r < left;
-      int64_t row = there ? depth + r : 0;
-      if constexpr (Form::kGathers == kOperand) row = rows_[i];
-      return Source{rows.data + row * rows.width + column, there};
-    });
-  }
-
-  __device__ const Bfloat16* weight() const {
-    return in_.right.data + tile_.expert * in_.depth * in_.columns * (kPaired ? 2 : 1);
-  }
-
-  __device__ void load_weight_columns(uint32_t to, int64_t depth) const {
-    static_assert(!kPaired || !Form::kRightTransposed);
-    const int64_t column = tile_.first_column + thread_ % (kTileColumns / kChunk) * kChunk;
-    const int64_t left = column < in_.columns ? in_.depth - depth : 0;
-    const Bfloat16* first = weight() + depth * in_.columns + column;
-    load_columns<kTileColumns, kThreads>(to, thread_, [&](int /*i*/, int r) {
-      return Source{first + r * in_.columns, r < left};
-    });
-  }
-
-  __device__ void load_weight_rows(uint32_t to, int64_t column, bool inside) const {
-    const int64_t n = tile_.first_column + thread_ / kRowChunks;
-    const int64_t left = inside ? in_.columns - n : 0;
-    const Bfloat16* first = weight() + n * in_.depth + column;
-    const Bfloat16* second = first + in_.columns * in_.depth;
-    load_rows<kTileColumns, kThreads>(to, thread_, [&](int i) {
-      const int row = i * kRowStep;
-      if constexpr (!kPaired) return Source{first + row * in_.depth, row < left};
-      static_assert(kSlice / 2 % kRowStep == 0);
-      const int half = row / kSlice * (kSlice / 2) + row % (kSlice / 2);
-      return Source{(row % kSlice < kSlice / 2 ? first : second) + half * in_.depth, half < left};
-    });
-  }
-
-  const Product& in_;
-  const Tile& tile_;
-  int thread_;
-  int32_t rows_[kRows];  // of the gathered operand, or of left
 };
 
 }  // namespace dtopp::cuda

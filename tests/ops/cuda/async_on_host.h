@@ -18,6 +18,7 @@ void copy_async(uint32_t to, const void* from, uint32_t bytes, const Where& wher
 // Reads a number there, so that sanitizers see an address that is not there.
 void prefetch_line(const void* from);
 void commit_copies();
+inline uint32_t computed_anew(uint32_t value) { return value; }
 void wait_for_all_copies_but(int groups);
 template <int kGroups>
 void wait_for_copies() {

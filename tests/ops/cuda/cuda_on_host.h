@@ -136,8 +136,10 @@ inline float __fmul_rn(float a, float b) { return a * b; }
 inline double __dmul_rn(double a, double b) { return a * b; }
 inline int __popc(unsigned bits) { return std::popcount(bits); }
 inline float __uint_as_float(uint32_t bits) { return std::bit_cast<float>(bits); }
-inline float __expf(float x) { return std::exp(x); }
-inline float __fdividef(float a, float b) { return a / b; }
+namespace dtopp::cuda_on_host {
+inline float fast_exp2(float x) { return std::exp2(x); }
+inline float fast_reciprocal(float x) { return 1 / x; }
+}  // namespace dtopp::cuda_on_host
 [[noreturn]] inline void __trap(const DtoppWhere& where = DtoppWhere::current()) {
   dtopp::cuda_on_host::fail("trap", where);
 }
