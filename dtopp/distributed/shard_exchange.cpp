@@ -89,6 +89,15 @@ std::vector<at::Tensor> ShardExchange::take_sums() {
   return next_ ? next_->take_sums() : std::exchange(sums_, std::vector<at::Tensor>(shards_.size()));
 }
 
+void ShardExchange::forget() {
+  TORCH_CHECK(ranks_.size() == 1 || started_ == 0, "forget: sums are on their way");
+  for (Bucket& bucket : buckets_) bucket.missing = bucket.parameters.size();
+  parts_.assign(parts_.size(), at::Tensor());
+  sums_.assign(sums_.size(), at::Tensor());
+  started_ = finished_ = 0;
+  if (next_) next_->forget();
+}
+
 void ShardExchange::finish_buckets(size_t end) {
   const at::NoGradGuard no_grad;
   for (; finished_ < end; ++finished_) {

@@ -33,6 +33,10 @@ class ShardExchange {
   // along the aligned tree (tree_sum.h); f32 [kept]. Zero where no rank added anything.
   std::vector<at::Tensor> take_sums();
 
+  // Forgets what was added since the last take_sums(), of which nothing may have set out for another rank: a
+  // step that could not be ended begins anew.
+  void forget();
+
   // Begins to bring every rank what the others keep of `whole`: one contiguous tensor a parameter, of the
   // elements' number, whose kept part is right once before(parameter) has returned. Those of a type travel
   // together. Two buckets are on their way at a time; memory for more would be that of all parameters. What

@@ -5,9 +5,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
+#include <optional>
 #include <vector>
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <c10/core/CachingDeviceAllocator.h>
 
 #include "dtopp/base/median.h"
 #include "dtopp/ops/device.h"
@@ -68,6 +70,12 @@ AttentionShape attention_shape(const RunConfig& config) {
 
 AttentionTimes time_attention(const AttentionShape& shape, const at::Device& device) {
   constexpr int kWarmUps = 2, kRounds = 7;
+  try {
+    milliseconds_of(random_inputs({1, 1, 8, shape.head_size, shape.causal}, device));
+  } catch (const c10::OutOfMemoryError&) {
+    throw;
+  } catch (const c10::Error&) {  // as below; libtorch has set its own order all the same
+  }
   const AttentionKernel before = preferred_attention();
   const AttentionInputs inputs = random_inputs(shape, device);
   std::array<std::vector<double>, kAttentionKernelNames.size()> times;
@@ -103,22 +111,22 @@ void choose_attention(const RunConfig& config, const at::Device& device,
     return;
   if (config.model.type == ModelType::kLanguageModel && !config.model.attend_across_documents) return;
   if (std::getenv("TORCH_CUDNN_SDPA_DEPRIORITIZED") != nullptr) return;
-  const AttentionShape shape = attention_shape(config);
-  AttentionTimes times;
+  std::optional<AttentionTimes> times;
   try {
-    milliseconds_of(
-        random_inputs({1, 1, 8, shape.head_size, shape.causal}, device));  // libtorch sets its order
-    times = time_attention(shape, device);
+    times = time_attention(attention_shape(config), device);
   } catch (const c10::OutOfMemoryError&) {
-    return say(
-        "warning: which kernel computes attention faster cannot be tried: the device has too little free "
-        "memory");
   }
-  const AttentionKernel taken = faster_attention(times, preferred_attention());
+  // What the trial took is free for those who ask how much there is.
+  at::getDeviceAllocator(device.type())->emptyCache();
+  if (!times)
+    return say(
+        "warning: which kernel computes attention faster cannot be tried: too little of the device's memory "
+        "is free");
+  const AttentionKernel taken = faster_attention(*times, preferred_attention());
   prefer_attention(taken);
   say("attention on " + device_facts(device).name + ": " +
       std::string(kAttentionKernelNames[static_cast<size_t>(taken)]) + " (a layer: cuDNN " +
-      milliseconds_text(times.cudnn) + ", flash " + milliseconds_text(times.flash) + ")");
+      milliseconds_text(times->cudnn) + ", flash " + milliseconds_text(times->flash) + ")");
 }
 
 }  // namespace dtopp

@@ -56,7 +56,11 @@ class ParameterStore {
 
   // A step of that many micro-batches of this rank begins: after each one's backward pass end_micro_batch().
   // Gradients that were there are forgotten.
-  void begin_step(int64_t micro_batches) { gradient_sums_->begin(micro_batches); }
+  // Of one that began before and was not ended nothing is left.
+  void begin_step(int64_t micro_batches) {
+    among_replicas_->forget();
+    gradient_sums_->begin(micro_batches);
+  }
   void end_micro_batch() { gradient_sums_->end_micro_batch(); }
   // Waits for the sums over all ranks' micro-batches. After the last end_micro_batch().
   void finish_gradients() { gradients_ = among_replicas_->take_sums(); }
@@ -95,7 +99,7 @@ class ParameterStore {
   std::vector<TensorSource> sources_of(const std::vector<at::Tensor>& kept) const;
   TensorSource source_of(const at::Tensor& kept, size_t parameter, const std::string& name) const;
   void copy_kept(std::span<const std::byte> bytes, size_t parameter, const at::Tensor& kept) const;
-  void add_units(const at::Tensor& kept, size_t parameter, std::vector<at::Tensor>& units) const;
+  void add_updated(const at::Tensor& kept, size_t parameter, std::vector<at::Tensor>& updated) const;
   void move_average(const at::Tensor& applied);
   void make_exchanges(bool reproducible);
 
@@ -105,8 +109,9 @@ class ParameterStore {
   std::unordered_map<std::string, size_t> index_;
   std::vector<Partition> partitions_;
   int64_t num_units_ = 0;
-  at::Tensor unit_places_;           // int64: of the units this rank keeps, among all
-  std::vector<at::Tensor> compute_;  // whole, of experts this place's
+  at::Tensor unit_places_;                // int64: of the units this rank keeps, among all
+  std::vector<at::Tensor> unit_offsets_;  // int64 [units + 1]: of each parameter's, in what is kept of it
+  std::vector<at::Tensor> compute_;       // whole, of experts this place's
   // What this rank keeps of each parameter, f32 [elements]. A master shares storage with the compute copy
   // where that is computed with directly.
   std::vector<at::Tensor> masters_, exp_avg_, exp_avg_sq_, gradients_;

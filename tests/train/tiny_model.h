@@ -1,6 +1,8 @@
 // A model and batches of random tokens, for tests of the trainer.
 #pragma once
 
+#include <memory>
+
 #include <gtest/gtest.h>
 
 #include "dtopp/base/random.h"
@@ -49,12 +51,17 @@ inline Trainer trainer_of(const RunConfig& config, const at::ScalarType type = a
   return {config, make_model(config), data_for(config), type};
 }
 
-// On a device whose memory suffices for batches of `most` samples.
-inline Trainer trainer_with_memory_for(int64_t most, const RunConfig& config) {
+// On a device whose memory suffices for batches of `most` samples: for more, it ends before the forward pass,
+// or in the backward pass where that reaches the parameter `late`.
+inline Trainer trainer_with_memory_for(int64_t most, const RunConfig& config, const std::string& late = "") {
   Model model = make_model(config);
-  model.bind = [bind = model.bind, most](const auto& parameter) -> LossFunction {
-    return [losses = bind(parameter), most](const Batch& batch, const RoutingInputs& inputs) {
-      TORCH_CHECK_WITH(OutOfMemoryError, batch.tensor("tokens").size(0) <= most, "no memory");
+  model.bind = [bind = model.bind, most, late](const auto& parameter) -> LossFunction {
+    const auto samples = std::make_shared<int64_t>();
+    const auto check = [samples, most] { TORCH_CHECK_WITH(OutOfMemoryError, *samples <= most, "no memory"); };
+    if (!late.empty()) parameter(late).register_hook([check](const at::Tensor&) { check(); });
+    return [losses = bind(parameter), samples, check, late](const Batch& batch, const RoutingInputs& inputs) {
+      *samples = batch.tensor("tokens").size(0);
+      if (late.empty()) check();
       return losses(batch, inputs);
     };
   };
