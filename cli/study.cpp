@@ -65,6 +65,7 @@ class MatrixRates {
 void print_forecast(const std::vector<StudyRun>& runs, const std::vector<RunRecord>& records) {
   MatrixRates rates;
   std::vector<RunCost> costs;
+  costs.reserve(runs.size());
   for (const StudyRun& run : runs) costs.push_back({flops_of_run(run), rates.of(run.config)});
   std::printf("%s", forecast_table(runs, records, costs, reached_share(runs, records)).c_str());
 }

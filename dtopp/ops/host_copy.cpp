@@ -1,5 +1,7 @@
 #include "dtopp/ops/host_copy.h"
 
+#include <algorithm>
+
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 namespace dtopp {
@@ -43,8 +45,13 @@ void copy_to_bytes(const at::Tensor& tensor, const std::function<void(std::span<
                    int64_t piece_bytes) {
   const int64_t piece = piece_bytes / static_cast<int64_t>(tensor.element_size());
   TORCH_CHECK(piece > 0, "copy_to_bytes: pieces of ", piece_bytes, " bytes hold no element");
+  // Of a device's pieces each in turn: into pinned memory, which it fills several times as fast.
+  at::Tensor room;
+  if (!tensor.is_cpu())
+    room =
+        at::empty({std::min(piece, tensor.numel())}, tensor.options().device(at::kCPU).pinned_memory(true));
   for (const at::Tensor& part : tensor.view({-1}).split(piece)) {
-    const at::Tensor host = part.cpu();
+    const at::Tensor host = room.defined() ? room.narrow(0, 0, part.numel()).copy_(part) : part;
     take({static_cast<const std::byte*>(host.const_data_ptr()), host.nbytes()});
   }
 }

@@ -85,7 +85,7 @@ __device__ double token_backward(const RouteBackward<Scalar>& in, int64_t t,
   using Real = Accumulator<Scalar>;
   const int experts = static_cast<int>(in.experts);
   const int64_t row = t * in.experts;
-  RouteToken<Real, kPerLane> token;
+  RouteToken<Real, kPerLane> token{};  // x-hat is left out where nothing is normalised
   load_token(in.logits_TE + row, experts, in.rule, theta, token);
   Real gradient[kPerLane];
 #pragma unroll

@@ -110,6 +110,8 @@ void dispatch_per_lane(int64_t experts, const Body& body) {
   if (experts <= 2 * kWarp) return body(std::integral_constant<int, 2>());
   if (experts <= 4 * kWarp) return body(std::integral_constant<int, 4>());
   if (experts <= 8 * kWarp) return body(std::integral_constant<int, 8>());
+  if (experts <= 16 * kWarp) return body(std::integral_constant<int, 16>());
+  if (experts <= 32 * kWarp) return body(std::integral_constant<int, 32>());
   return body(std::integral_constant<int, kMostExperts / kWarp>());
 }
 

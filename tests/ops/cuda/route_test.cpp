@@ -128,8 +128,18 @@ void expect_equal_gradients(const at::Tensor& logits_TE, const Options& options,
 
 TEST(RouteOnHost, agrees_with_the_cpu_for_any_shape) {
   at::manual_seed(1);
-  for (const auto& [tokens, experts] : std::vector<std::pair<int64_t, int64_t>>{
-           {0, 4}, {1, 1}, {9, 1}, {33, 5}, {11, 33}, {40, 60}, {35, 64}, {9, 128}, {5, 256}, {2, 300}}) {
+  for (const auto& [tokens, experts] : std::vector<std::pair<int64_t, int64_t>>{{0, 4},
+                                                                                {1, 1},
+                                                                                {9, 1},
+                                                                                {33, 5},
+                                                                                {11, 33},
+                                                                                {40, 60},
+                                                                                {35, 64},
+                                                                                {9, 128},
+                                                                                {5, 256},
+                                                                                {2, 300},
+                                                                                {2, 600},
+                                                                                {2, 1100}}) {
     for (const Options& options : kOptions) {
       const at::Tensor logits = at::randn({tokens, experts}) * 2;
       expect_equal_routes(logits, options);
