@@ -94,25 +94,32 @@ void report_end(const Study& study, bool stopped, const std::vector<StudyRun>& r
                          (study.output / "runs").string() + ", start the study again to try them again");
 }
 
+std::vector<RunRecord> read_records(const std::vector<StudyRun>& runs) {
+  std::vector<RunRecord> records(runs.size());
+  std::ranges::transform(runs, records.begin(), read_record);
+  return records;
+}
+
 void run_study(const Study& study, const std::vector<StudyRun>& runs, int64_t slots) {
   make_directories(study.output);
   const DirectoryLock lock(study.output);
-  std::vector<RunRecord> records;
-  for (const StudyRun& run : runs) records.push_back(read_record(run));
+  std::vector<RunRecord> records = read_records(runs);
   ResultsReader reader(study, runs);
   const auto write_results = [&] {
-    const StudyResults results = reader.read(records);
+    StudyResults results = reader.read(records);
     write_result_files(study, runs, records, results);
     return results;
   };
   write_results();
   RunnerOptions options{.slots = slots, .say = print_message, .ended = [&] { write_results(); }};
   if (slots > 1) options.threads = share_of_cores(slots);
-  for (const StudyRun& run : runs) options.costs.push_back(flops_of_run(run));
+  options.costs.resize(runs.size());
+  std::ranges::transform(runs, options.costs.begin(), flops_of_run);
   const bool stopped = run_all(runs, records, options);
   const StudyResults results = write_results();
-  std::vector<TokenCost> token_costs;
-  for (const StudyRun& run : runs) token_costs.push_back(token_cost_of(run.config));
+  std::vector<TokenCost> token_costs(runs.size());
+  std::ranges::transform(runs, token_costs.begin(),
+                         [](const StudyRun& run) { return token_cost_of(run.config); });
   write_curves(study, runs, records, token_costs);
   if (std::ranges::count(records, RunStatus::kDone, &RunRecord::status) > 0)
     write_report(read_report_input({study.output}, find_run_cost), study.output / "report.html");
@@ -129,7 +136,8 @@ void warn_of_gains(const std::vector<StudyRun>& runs) {
     std::string& list = names[*warning];
     list += (list.empty() ? "" : ", ") + run.name;
   }
-  for (const auto& [warning, list] : names) print_message("warning: " + list + ": " + warning);
+  for (const auto& [warning, list] : names)
+    print_message(std::string("warning: ").append(list).append(": ").append(warning));
 }
 
 void study_run(const StudyOptions& options) {
@@ -139,9 +147,7 @@ void study_run(const StudyOptions& options) {
   const std::vector<StudyRun> runs = expand(study);
   warn_of_gains(runs);
   if (!options.dry_run) return run_study(study, runs, options.slots);
-  std::vector<RunRecord> records;
-  for (const StudyRun& run : runs) records.push_back(read_record(run));
-  print_forecast(runs, records);
+  print_forecast(runs, read_records(runs));
 }
 
 }  // namespace

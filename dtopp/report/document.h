@@ -33,9 +33,9 @@ struct ReportChart {
   std::vector<ReportLevel> levels = {};
   bool log = false;
   bool from_zero = false;
-  bool exact = false;      // nothing to be smoothed: it has no noise
-  std::string own_x = "";  // what x is where it is neither steps nor what follows from them
-  std::string note = "";
+  bool exact = false;   // nothing to be smoothed: it has no noise
+  std::string own_x{};  // what x is where it is neither steps nor what follows from them
+  std::string note{};
 };
 
 struct ReportHeatMap {
@@ -44,8 +44,8 @@ struct ReportHeatMap {
   std::vector<std::string> rows = {};
   int x = 0;
   std::vector<int> cells = {};  // a column a row
-  std::string own_x = "";
-  std::string note = "";
+  std::string own_x{};
+  std::string note{};
 };
 
 struct RunCell {
@@ -57,7 +57,7 @@ struct ReportTable {
   std::string title;
   std::vector<std::string> head;
   std::vector<std::vector<ReportCell>> rows = {};
-  std::string note = "";
+  std::string note{};
 };
 
 struct ReportBlock;
