@@ -5,7 +5,6 @@
 #include <cmath>
 #include <limits>
 
-#include "dtopp/base/median.h"
 #include "dtopp/ops/moe_ffn_products_cuda.h"
 #include "dtopp/ops/poisoned_memory.h"
 
@@ -57,6 +56,12 @@ double milliseconds_of(MoeProduct product, const Pairs& pairs, const ProductInpu
   while (out.dim() > 0) out = out.select(0, 0);
   out.item();
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count() / kCalls;
+}
+
+double median(std::vector<double> numbers) {
+  const auto middle = numbers.begin() + std::ssize(numbers) / 2;
+  std::ranges::nth_element(numbers, middle);
+  return *middle;
 }
 
 }  // namespace
