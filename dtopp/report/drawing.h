@@ -29,8 +29,8 @@ double mean_of_last_tenth(const Series& series);
 double median(const Series& series);
 
 struct LineStyle {
-  std::string name = "";
-  std::string band = "";  // the metric of its half-widths
+  std::string name{};
+  std::string band{};  // the metric of its half-widths
   bool marks = false;
   bool minor = false;
 };
