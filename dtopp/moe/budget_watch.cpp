@@ -34,7 +34,7 @@ std::optional<std::string> BudgetWatch::see(int64_t step, const std::vector<doub
     last.push_back(active_C[c]);
     if (last.size() > kSteps) last.pop_front();
     const double target = target_of_layer(config_, static_cast<int64_t>(c));
-    if (said_ || last.size() < kSteps || mean_distance(last, target) <= kMostOff * target) continue;
+    if (last.size() < kSteps || mean_distance(last, target) <= kMostOff * target) continue;
     said_ = true;
     const auto [least, most] = std::ranges::minmax_element(last);
     std::array<char, 256> text{};

@@ -50,6 +50,27 @@ double milliseconds_of(const AttentionInputs& in) {
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count() / kCalls;
 }
 
+double milliseconds_or_never(const AttentionInputs& in) {
+  try {
+    return milliseconds_of(in);
+  } catch (const c10::OutOfMemoryError&) {
+    throw;
+  } catch (const c10::Error&) {  // of cuDNN: no plan for this shape
+    return kNever;
+  }
+}
+
+class KeptPreference {
+ public:
+  KeptPreference() = default;
+  KeptPreference(const KeptPreference&) = delete;
+  KeptPreference& operator=(const KeptPreference&) = delete;
+  ~KeptPreference() { prefer_attention(before_); }
+
+ private:
+  AttentionKernel before_ = preferred_attention();
+};
+
 std::string milliseconds_text(double milliseconds) {
   if (milliseconds == kNever) return "not possible";
   std::array<char, 32> text{};
@@ -70,30 +91,18 @@ AttentionShape attention_shape(const RunConfig& config) {
 
 AttentionTimes time_attention(const AttentionShape& shape, const at::Device& device) {
   constexpr int kWarmUps = 2, kRounds = 7;
-  try {
-    milliseconds_of(random_inputs({1, 1, 8, shape.head_size, shape.causal}, device));
-  } catch (const c10::OutOfMemoryError&) {
-    throw;
-  } catch (const c10::Error&) {  // as below; libtorch has set its own order all the same
-  }
-  const AttentionKernel before = preferred_attention();
+  milliseconds_or_never(
+      random_inputs({1, 1, 8, shape.head_size, shape.causal}, device));  // sets libtorch's own order
+  const KeptPreference kept;
   const AttentionInputs inputs = random_inputs(shape, device);
   std::array<std::vector<double>, kAttentionKernelNames.size()> times;
   for (int round = 0; round < kWarmUps + kRounds; ++round) {
     for (const AttentionKernel kernel : {AttentionKernel::kCudnn, AttentionKernel::kFlash}) {
       prefer_attention(kernel);
-      double taken = kNever;
-      try {
-        taken = milliseconds_of(inputs);
-      } catch (const c10::OutOfMemoryError&) {
-        prefer_attention(before);
-        throw;
-      } catch (const c10::Error&) {  // of cuDNN: no plan for this shape
-      }
+      const double taken = milliseconds_or_never(inputs);
       if (round >= kWarmUps) times[static_cast<size_t>(kernel)].push_back(taken);
     }
   }
-  prefer_attention(before);
   return {median(times[0]), median(times[1])};
 }
 

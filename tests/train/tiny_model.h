@@ -1,6 +1,7 @@
 // A model and batches of random tokens, for tests of the trainer.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 
 #include <gtest/gtest.h>
@@ -66,6 +67,16 @@ inline Trainer trainer_with_memory_for(int64_t most, const RunConfig& config, co
     };
   };
   return {config, std::move(model), data_for(config), at::kFloat};
+}
+
+// The largest of any parameter.
+inline double distance(const Trainer& a, const Trainer& b) {
+  double most = 0;
+  for (const ParameterSpec& spec : a.parameters().specs()) {
+    const at::Tensor difference = a.parameters().master(spec.name) - b.parameters().master(spec.name);
+    most = std::max(most, difference.abs().max().item<double>());
+  }
+  return most;
 }
 
 inline bool never() { return false; }
