@@ -1,7 +1,5 @@
 #include "dtopp/train/trainer.h"
 
-#include <algorithm>
-#include <cmath>
 #include <limits>
 
 #include <gmock/gmock.h>
