@@ -1,5 +1,6 @@
 """moe_ffn forward + backward against g, against a dense SwiGLU FFN of equal arithmetic, and varying against fixed
-sets: T 8192, D 512, F 256, E 64, 8 experts a token on average. One JSON line a case."""
+sets; its backward pass where the gradients of weights are added to fp32 sums as they are formed, against forming and
+then adding them: T 8192, D 512, F 256, E 64, 8 experts a token on average. One JSON line a case."""
 
 import torch
 from yardstick import YARDSTICK_FLOPS, alternate, arguments, make_yardstick, report
@@ -51,8 +52,24 @@ def main():
             gate, up = torch.nn.functional.linear(x, wide_gate_up).chunk(2, -1)
             torch.nn.functional.linear(torch.nn.functional.silu(gate) * up, wide_down).backward(grad)
 
+        ops = torch.ops.dtopp
+        with torch.no_grad():
+            gates = sets["varying"]
+            _, pre = ops.moe_ffn_forward(x, gates, gates.t().nonzero(), gate_up, down)
+            sums = [torch.zeros(weight.shape) for weight in (gate_up, down)]
+            inputs = (grad, x, gates, gate_up, down, pre)
+
+        @torch.no_grad()
+        def into_sums():
+            ops.moe_ffn_backward_sums(*inputs, [True, True], *sums, [True, True])
+
+        @torch.no_grad()
+        def then_added():
+            for total, gradient in zip(sums, ops.moe_ffn_backward(*inputs, [True] * 4)[2:]):
+                total.add_(gradient)
+
         runs = {"g": make_yardstick(dtype), "varying": lambda: moe(sets["varying"]), "fixed": lambda: moe(sets["fixed"]),
-                "forward": forward, "dense": dense}
+                "forward": forward, "dense": dense, "into_sums": into_sums, "then_added": then_added}
         if dtype != torch.float32:
             runs["g_float32"] = make_yardstick(torch.float32)
         t = alternate(runs, args.rounds)
@@ -62,6 +79,7 @@ def main():
                share_of_g=flops / t["varying"] / g, forward_share_of_g=flops / 3 / t["forward"] / g,
                share_of_float32_g=flops / t["varying"] / (YARDSTICK_FLOPS / t.get("g_float32", t["g"])),
                speed_against_dense=t["dense"] / t["varying"], varying_against_fixed=t["varying"] / t["fixed"],
+               into_sums_against_added=t["then_added"] / t["into_sums"],
                seconds=t["varying"])
 
 

@@ -27,13 +27,23 @@ at::Tensor tree_sum(std::vector<at::Tensor> leaves) {
   return leaves.empty() ? at::Tensor() : leaves[0];
 }
 
-void TreeAccumulator::add(at::Tensor leaf) {
-  int level = 0;
-  for (; !nodes_.empty() && nodes_.back().level == level; ++level) {
-    leaf = sum_of(nodes_.back().sum, leaf, true);
+at::Tensor TreeAccumulator::waiting() const {
+  return !nodes_.empty() && nodes_.back().level == 0 ? nodes_.back().sum : at::Tensor();
+}
+
+void TreeAccumulator::added() {
+  Node pair = std::move(nodes_.back());
+  nodes_.pop_back();
+  pair.level += 1;
+  join(std::move(pair));
+}
+
+void TreeAccumulator::join(Node node) {
+  for (; !nodes_.empty() && nodes_.back().level == node.level; ++node.level) {
+    node.sum = sum_of(nodes_.back().sum, node.sum, true);
     nodes_.pop_back();
   }
-  nodes_.push_back({std::move(leaf), level});
+  nodes_.push_back(std::move(node));
 }
 
 at::Tensor TreeAccumulator::finish() {

@@ -31,12 +31,11 @@ at::Tensor tree_sum(std::vector<at::Tensor> leaves);
 class TreeAccumulator {
  public:
   // The next leaf, undefined if it is absent. Its memory is the accumulator's from now on.
-  void add(at::Tensor leaf);
-  // Whether the next leaf is only added to what is here, and so may be of a narrower type; nothing is kept of
-  // it.
-  bool takes_narrow() const {
-    return !nodes_.empty() && nodes_.back().level == 0 && nodes_.back().sum.defined();
-  }
+  void add(at::Tensor leaf) { join({std::move(leaf), 0}); }
+  // The leaf that the next one is added to, undefined where there is none. Where there is, the next leaf may
+  // be of a narrower type, since nothing is kept of it; or the caller adds it himself and says so by added().
+  at::Tensor waiting() const;
+  void added();
   // The sum, undefined where no leaf was there; the accumulator begins anew.
   at::Tensor finish();
 
@@ -45,6 +44,8 @@ class TreeAccumulator {
     at::Tensor sum;
     int level;  // of 2^level leaves
   };
+  void join(Node node);
+
   std::vector<Node> nodes_;  // levels fall
 };
 

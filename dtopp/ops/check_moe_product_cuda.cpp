@@ -58,6 +58,20 @@ double milliseconds_of(MoeProduct product, const Pairs& pairs, const ProductInpu
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count() / kCalls;
 }
 
+// form(place) gives the gradient of a weight.
+template <typename Form>
+std::vector<at::Tensor> gradient_and_sum(const ProductInputs& inputs, const Form& form) {
+  if (inputs.place.sum.defined()) {
+    form(inputs.place);
+    return {inputs.place.sum};
+  }
+  const at::Tensor gradient = form(SumPlace{});
+  const at::Tensor sum = at::empty(gradient.sizes(), inputs.gates_TE.options());
+  form(SumPlace{sum, false});
+  form(SumPlace{sum, true});
+  return {gradient, sum};
+}
+
 double median(std::vector<double> numbers) {
   const auto middle = numbers.begin() + std::ssize(numbers) / 2;
   std::ranges::nth_element(numbers, middle);
@@ -139,10 +153,12 @@ std::vector<at::Tensor> run_product(MoeProduct product, const Pairs& pairs, cons
       ActivationGradient gradient;
       gradient.scaled_AF = in.rows_AF;
       gradient.dy_AD = in.dy_AD;
-      return {down_gradient(pairs, in.dy_TD, gradient)};
+      return gradient_and_sum(
+          in, [&](const SumPlace& place) { return down_gradient(pairs, in.dy_TD, gradient, place); });
     }
     case MoeProduct::kGateUpGradient:
-      return {gate_up_gradient(pairs, in.rows_AG, in.x_TD)};
+      return gradient_and_sum(
+          in, [&](const SumPlace& place) { return gate_up_gradient(pairs, in.rows_AG, in.x_TD, place); });
   }
   return {};
 }
@@ -165,6 +181,11 @@ ProductTimes time_product(MoeProduct product, const OwnProducts& others, const P
   ProductInputs given = inputs;
   if (!grouped.products.by_own_kernel(MoeProduct::kActivationGradient))
     given.dy_AD = gather_pairs(grouped, inputs.dy_TD);
+  const auto sum_like = [&](const at::Tensor& weight) {
+    return SumPlace{at::zeros(weight.sizes(), inputs.gates_TE.options()), true};
+  };
+  if (product == MoeProduct::kDownGradient) given.place = sum_like(inputs.down_EDF);
+  if (product == MoeProduct::kGateUpGradient) given.place = sum_like(inputs.gate_up_EGD);
   std::vector<double> own_times, grouped_times;
   for (int round = 0; round < kWarmUps + kRounds; ++round) {
     const double by_own = milliseconds_of(product, own, given),

@@ -4,6 +4,7 @@
 
 #include <functional>
 
+#include "dtopp/ops/gradient_sum.h"
 #include "dtopp/ops/moe_ffn_pairs_cuda.h"
 
 namespace dtopp::cuda {
@@ -28,9 +29,11 @@ struct ProductInputs {
   at::Tensor gates_TE, x_TD, dy_TD, gate_up_EGD, down_EDF;
   at::Tensor rows_AG, rows_AF;  // pre-activations or their gradient; activations
   at::Tensor dy_AD{};           // of the gradient of down: as the product before it may leave them
+  SumPlace place{};             // of a weight's gradient: where it goes, if to one place alone
 };
 
-// What a product gives: [A, …] of pairs or [E, …]. `pairs` are those of `inputs` (pairs_of).
+// What a product gives: [A, …] of pairs or [E, …]; of a weight, its gradient and what that is added up to, in
+// fp32, the second time. `pairs` are those of `inputs` (pairs_of).
 using RunProduct =
     std::function<std::vector<at::Tensor>(MoeProduct, const Pairs& pairs, const ProductInputs& inputs)>;
 std::vector<at::Tensor> run_product(MoeProduct product, const Pairs& pairs, const ProductInputs& inputs);
@@ -50,6 +53,7 @@ ProductErrors compare_product(MoeProduct product, const OwnProducts& others, con
 struct ProductTimes {
   double own, grouped;  // milliseconds, medians
 };
+// A weight's gradient is added to a sum, as in a training step.
 ProductTimes time_product(MoeProduct product, const OwnProducts& others, const ProductInputs& inputs);
 
 }  // namespace dtopp::cuda

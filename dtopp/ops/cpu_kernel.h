@@ -50,7 +50,7 @@ void pack_left_rows(const Row& row, int64_t M, int64_t K, typename Tiles::Packed
 template <typename Tiles>
 struct OuterSumBuffers {
   typename Tiles::Packed *left, *right;
-  typename Tiles::Real* sum;  // unused where the result is of its type
+  typename Tiles::Real* sum;  // unused where the result is of its type and overwritten
 
   static int64_t left_size(int64_t /*K*/) {
     return Tiles::template left_size<Order::kColumns>(Tiles::kLargestSum, kTileDepth);
@@ -59,18 +59,35 @@ struct OuterSumBuffers {
   static int64_t sum_size(int64_t /*K*/, int64_t /*M*/, int64_t N) { return Tiles::kLargestSum * N; }
 };
 
+// Where a sum of outer products goes.
+template <typename Out>
+struct OuterSum {
+  Out* out_MN;
+  bool add = false;  // to what is there
+
+  [[gnu::always_inline]] void put(const auto* sums, Out* out, int64_t count) const {
+    if (!add) return copy_converted(sums, out, count);
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) store(out + i, load(out[i]) + sums[i]);
+  }
+};
+
 // Rows [begin, end) of out_MN = the sum over k below K of left(k)[m] right(k)[n]: a weight's gradient over
 // its rows.
-template <typename Tiles, typename Scalar, typename Left, typename Right>
+template <typename Tiles, typename Out, typename Left, typename Right>
 void sum_outer_products(const Left& left, const Right& right, int64_t K, int64_t begin, int64_t end,
-                        int64_t N, const OuterSumBuffers<Tiles>& buffers, Scalar* out_MN) {
+                        int64_t N, const OuterSumBuffers<Tiles>& buffers, const OuterSum<Out>& to) {
   using Real = typename Tiles::Real;
   const int64_t step = even_part(end - begin, Tiles::kLargestSum, Tiles::shape().rows);
   for (int64_t m = begin; m < end; m += step) {
     const int64_t rows = std::min(step, end - m);
-    Scalar* out = out_MN + m * N;
+    Out* out = to.out_MN + m * N;
     Real* sum = buffers.sum;
-    if constexpr (std::is_same_v<Scalar, Real>) sum = out;
+    bool in_place = false;
+    if constexpr (std::is_same_v<Out, Real>) {
+      in_place = !to.add;
+      if (in_place) sum = out;
+    }
     if (K == 0) std::fill_n(sum, rows * N, Real(0));
     for (int64_t k = 0; k < K; k += kTileDepth) {
       const int64_t depth = std::min(kTileDepth, K - k);
@@ -78,9 +95,7 @@ void sum_outer_products(const Left& left, const Right& right, int64_t K, int64_t
       Tiles::pack_right_rows([&](int64_t i) { return right(k + i); }, depth, N, 0, N, buffers.right);
       Tiles::template multiply<Order::kColumns>(buffers.left, buffers.right, rows, N, depth, sum, N, k > 0);
     }
-    if constexpr (!std::is_same_v<Scalar, Real>) {
-      run_widest([&] { copy_converted(sum, out, rows * N); });
-    }
+    if (!in_place) run_widest([&] { to.put(sum, out, rows * N); });
   }
 }
 
@@ -110,12 +125,12 @@ struct OuterSumBuffers<Bfloat16Tiles> {
 };
 
 // The same in bfloat16: B is packed along a part of K once for all rows, A a strip of rows at a time, and a
-// tile of the result is summed up in the first-level cache and rounded from there.
-template <typename Left, typename Right>
+// tile of the result is summed up in the first-level cache and rounded or added from there.
+template <typename Out, typename Left, typename Right>
 void sum_outer_products(const Left& left, const Right& right, int64_t K, int64_t begin, int64_t end,
-                        int64_t N, const OuterSumBuffers<Bfloat16Tiles>& buffers, c10::BFloat16* out_MN) {
+                        int64_t N, const OuterSumBuffers<Bfloat16Tiles>& buffers, const OuterSum<Out>& to) {
   using Tiles = Bfloat16Tiles;
-  if (K == 0) std::fill_n(out_MN + begin * N, (end - begin) * N, c10::BFloat16(0));
+  if (K == 0 && !to.add) std::fill_n(to.out_MN + begin * N, (end - begin) * N, Out(0));
   alignas(64) Tiles::Tile tile;
   for (int64_t part = 0; part < K; part += buffers.kPartDepth) {
     const int64_t part_depth = std::min(buffers.kPartDepth, K - part);
@@ -141,8 +156,14 @@ void sum_outer_products(const Left& left, const Right& right, int64_t K, int64_t
                                depth, part + k > 0, tile);
         });
         for (int64_t i = 0; i < rows && !last; ++i) std::copy_n(row(i), columns, sum(i));
-        for (int64_t i = 0; i < rows && last; ++i) {
-          bfloat16_loops().convert(row(i), out_MN + (m + i) * N + n, columns);
+        if (!last) continue;
+        const auto out = [&](int64_t i) { return to.out_MN + (m + i) * N + n; };
+        if constexpr (std::is_same_v<Out, c10::BFloat16>) {
+          for (int64_t i = 0; i < rows; ++i) bfloat16_loops().convert(row(i), out(i), columns);
+        } else {
+          run_widest([&] {
+            for (int64_t i = 0; i < rows; ++i) to.put(row(i), out(i), columns);
+          });
         }
       }
     }

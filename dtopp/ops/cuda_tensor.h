@@ -31,6 +31,12 @@ Number* write_if(const at::Tensor& tensor) {
   return tensor.defined() ? write<Number>(tensor) : nullptr;
 }
 
+constexpr int64_t kAlignment = 16;  // bytes, of what products read and write
+
+inline bool begins_aligned(const at::Tensor& tensor) {
+  return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % kAlignment == 0;
+}
+
 // Calls body with a number of the tensor's type: float, double or Bfloat16.
 template <typename Body>
 void dispatch(const at::Tensor& tensor, const Body& body) {

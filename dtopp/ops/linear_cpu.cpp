@@ -81,7 +81,7 @@ void multiply_columns(const Scalar* left_KM, const Scalar* right_KN, int64_t M, 
   for_shares<Tiles>(M, Tiles::shape().rows, [&](int64_t begin, int64_t end, int64_t share) {
     sum_outer_products([&](int64_t k) { return left_KM + k * M; },
                        [&](int64_t k) { return right_KN + k * N; }, K, begin, end, N,
-                       Buffers{left.of(share), right.of(share), sums.of(share)}, out_MN);
+                       Buffers{left.of(share), right.of(share), sums.of(share)}, OuterSum<Scalar>{out_MN});
   });
 }
 

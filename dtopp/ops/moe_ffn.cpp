@@ -4,6 +4,7 @@
 
 #include "dtopp/ops/call_op.h"
 #include "dtopp/ops/check_tensor.h"
+#include "dtopp/ops/gradient_sum.h"
 #include "dtopp/ops/moe_ffn_kernel.h"
 
 namespace dtopp {
@@ -47,6 +48,16 @@ void check_layer(const char* op, const at::Tensor& x_TD, const at::Tensor& gates
               down_proj.device());
 }
 
+void check_backward(const char* op, const at::Tensor& grad_y_TD, const at::Tensor& x_TD,
+                    const at::Tensor& gates_TE, const at::Tensor& gate_up_proj, const at::Tensor& down_proj,
+                    const at::Tensor& pre_activations_AG) {
+  check_layer(op, x_TD, gates_TE, gate_up_proj, down_proj);
+  const Expected like_x{x_TD.scalar_type(), x_TD.device()};
+  check_tensor(op, "grad_y", grad_y_TD, like_x, x_TD.sym_sizes());
+  check_tensor(op, "pre_activations", pre_activations_AG, like_x,
+               {rows_of(pre_activations_AG), gate_up_proj.sym_size(1)});
+}
+
 at::Tensor moe_ffn_meta(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
                         const at::Tensor& down_proj, int64_t max_pairs) {
   check_moe_ffn(x_TD, gates_TE, gate_up_proj, down_proj, max_pairs);
@@ -61,16 +72,27 @@ TensorPair moe_ffn_forward_meta(const at::Tensor& x_TD, const at::Tensor& gates_
           at::empty_symint({pairs_A2.sym_size(0), gate_up_proj.sym_size(1)}, x_TD.options())};
 }
 
+at::Tensor like(bool need, const at::Tensor& input) {
+  return need ? at::empty_symint(input.sym_sizes(), input.options()) : at::Tensor();
+}
+
 TensorQuadruple moe_ffn_backward_meta(const at::Tensor& grad_y_TD, const at::Tensor& x_TD,
                                       const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
                                       const at::Tensor& down_proj, const at::Tensor& pre_activations_AG,
                                       std::array<bool, 4> needed) {
   check_moe_ffn_backward(grad_y_TD, x_TD, gates_TE, gate_up_proj, down_proj, pre_activations_AG);
-  const auto like = [](bool need, const at::Tensor& input) {
-    return need ? at::empty_symint(input.sym_sizes(), input.options()) : at::Tensor();
-  };
   return {like(needed[0], x_TD), like(needed[1], gates_TE), like(needed[2], gate_up_proj),
           like(needed[3], down_proj)};
+}
+
+TensorPair moe_ffn_backward_sums_meta(const at::Tensor& grad_y_TD, const at::Tensor& x_TD,
+                                      const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
+                                      const at::Tensor& down_proj, const at::Tensor& pre_activations_AG,
+                                      std::array<bool, 2> needed, const at::Tensor& gate_up_sum,
+                                      const at::Tensor& down_sum, std::array<bool, 2> /*add*/) {
+  check_moe_ffn_backward_sums(grad_y_TD, x_TD, gates_TE, gate_up_proj, down_proj, pre_activations_AG,
+                              gate_up_sum, down_sum);
+  return {like(needed[0], x_TD), like(needed[1], gates_TE)};
 }
 
 // The pairs are an argument of moe_ffn_forward because their number is the size of an output, to which
@@ -96,6 +118,21 @@ struct MoeFfnFunction : torch::autograd::Function<MoeFfnFunction> {
     const variable_list saved = context->get_saved_variables();
     std::array<bool, 4> needed{};
     for (size_t i = 0; i < needed.size(); ++i) needed[i] = context->needs_input_grad(i);
+    GradientSum *gate_up = needed[2] ? GradientSum::of(saved[2]) : nullptr,
+                *down = needed[3] ? GradientSum::of(saved[3]) : nullptr;
+    if (gate_up != nullptr && down != nullptr) {
+      const SumPlace gate_up_place = gate_up->place(), down_place = down->place();
+      if (gate_up_place.sum.defined() && down_place.sum.defined()) {
+        auto [grad_x, grad_gates] =
+            call_op<"dtopp::moe_ffn_backward_sums", decltype(moe_ffn_backward_sums_meta)>(
+                grads[0], saved[0], saved[1], saved[2], saved[3], saved[4],
+                std::array<bool, 2>{needed[0], needed[1]}, gate_up_place.sum, down_place.sum,
+                std::array<bool, 2>{gate_up_place.add, down_place.add});
+        down->complete(down_place);
+        gate_up->complete(gate_up_place);
+        return {grad_x, grad_gates, {}, {}, {}};
+      }
+    }
     auto [grad_x, grad_gates, grad_gate_up, grad_down] =
         call_op<"dtopp::moe_ffn_backward", decltype(moe_ffn_backward_meta)>(
             grads[0], saved[0], saved[1], saved[2], saved[3], saved[4], needed);
@@ -131,11 +168,19 @@ void check_moe_ffn_forward(const at::Tensor& x_TD, const at::Tensor& gates_TE, c
 void check_moe_ffn_backward(const at::Tensor& grad_y_TD, const at::Tensor& x_TD, const at::Tensor& gates_TE,
                             const at::Tensor& gate_up_proj, const at::Tensor& down_proj,
                             const at::Tensor& pre_activations_AG) {
-  check_layer("moe_ffn_backward", x_TD, gates_TE, gate_up_proj, down_proj);
-  const Expected like_x{x_TD.scalar_type(), x_TD.device()};
-  check_tensor("moe_ffn_backward", "grad_y", grad_y_TD, like_x, x_TD.sym_sizes());
-  check_tensor("moe_ffn_backward", "pre_activations", pre_activations_AG, like_x,
-               {rows_of(pre_activations_AG), gate_up_proj.sym_size(1)});
+  check_backward("moe_ffn_backward", grad_y_TD, x_TD, gates_TE, gate_up_proj, down_proj, pre_activations_AG);
+}
+
+void check_moe_ffn_backward_sums(const at::Tensor& grad_y_TD, const at::Tensor& x_TD,
+                                 const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
+                                 const at::Tensor& down_proj, const at::Tensor& pre_activations_AG,
+                                 const at::Tensor& gate_up_sum, const at::Tensor& down_sum) {
+  const char* op = "moe_ffn_backward_sums";
+  check_backward(op, grad_y_TD, x_TD, gates_TE, gate_up_proj, down_proj, pre_activations_AG);
+  const Expected like_gates{gates_TE.scalar_type(), x_TD.device()};
+  check_tensor(op, "gate_up_sum", gate_up_sum, like_gates, gate_up_proj.sym_sizes());
+  check_tensor(op, "down_sum", down_sum, like_gates, down_proj.sym_sizes());
+  TORCH_CHECK(gate_up_sum.is_contiguous() && down_sum.is_contiguous(), op, ": expected contiguous sums");
 }
 
 void check_pairs(const at::Tensor& pairs_A2, int64_t experts, int64_t tokens) {
@@ -175,18 +220,26 @@ TORCH_LIBRARY_FRAGMENT(dtopp, m) {
       "down_proj, "
       "Tensor pre_activations_AG, bool[4] needed) -> "
       "(Tensor grad_x_TD, Tensor grad_gates_TE, Tensor grad_gate_up_proj, Tensor grad_down_proj)");
+  // The gradients of the weights go to contiguous sums of the gates' type, which they overwrite or where
+  // `add` says so are added to (gradient_sum.h).
+  m.def(
+      "moe_ffn_backward_sums(Tensor grad_y_TD, Tensor x_TD, Tensor gates_TE, Tensor gate_up_proj, Tensor "
+      "down_proj, Tensor pre_activations_AG, bool[2] needed, Tensor(a!) gate_up_sum, Tensor(b!) down_sum, "
+      "bool[2] add) -> (Tensor grad_x_TD, Tensor grad_gates_TE)");
 }
 
 TORCH_LIBRARY_IMPL(dtopp, Autograd, m) {
   m.impl("moe_ffn", moe_ffn_autograd);
   m.impl("moe_ffn_forward", torch::autograd::autogradNotImplementedFallback());
   m.impl("moe_ffn_backward", torch::autograd::autogradNotImplementedFallback());
+  m.impl("moe_ffn_backward_sums", torch::autograd::autogradNotImplementedFallback());
 }
 
 TORCH_LIBRARY_IMPL(dtopp, Meta, m) {
   m.impl("moe_ffn", moe_ffn_meta);
   m.impl("moe_ffn_forward", moe_ffn_forward_meta);
   m.impl("moe_ffn_backward", moe_ffn_backward_meta);
+  m.impl("moe_ffn_backward_sums", moe_ffn_backward_sums_meta);
 }
 
 }  // namespace dtopp

@@ -119,21 +119,18 @@ void backward_rows(const BackwardInputs& in, const Assignment& pairs, const at::
   }
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> moe_ffn_backward_cpu(
-    const at::Tensor& grad_y_TD, const at::Tensor& x_TD, const at::Tensor& gates_TE,
-    const at::Tensor& gate_up_proj, const at::Tensor& down_proj, const at::Tensor& pre_activations_AG,
-    std::array<bool, 4> needed) {
-  check_moe_ffn_backward(grad_y_TD, x_TD, gates_TE, gate_up_proj, down_proj, pre_activations_AG);
-  const auto sums = gates_TE.scalar_type();
-  Gradients grad;
-  if (needed[0]) grad.x_TD = at::zeros(x_TD.sizes(), x_TD.options().dtype(sums));
-  if (needed[1]) grad.gates_TE = at::zeros(gates_TE.sizes(), gates_TE.options());
-  if (needed[2]) grad.gate_up_proj = at::empty(gate_up_proj.sizes(), gate_up_proj.options());
-  if (needed[3]) grad.down_proj = at::empty(down_proj.sizes(), down_proj.options());
+// (grad_x_TD, grad_gates_TE); those of the weights go where grad says.
+std::tuple<at::Tensor, at::Tensor> run_backward(const char* op, const at::Tensor& grad_y_TD,
+                                                const at::Tensor& x_TD, const at::Tensor& gates_TE,
+                                                const at::Tensor& gate_up_proj, const at::Tensor& down_proj,
+                                                const at::Tensor& pre_activations_AG, bool need_x,
+                                                bool need_gates, Gradients grad) {
+  if (need_x) grad.x_TD = at::zeros(x_TD.sizes(), gates_TE.options());
+  if (need_gates) grad.gates_TE = at::zeros(gates_TE.sizes(), gates_TE.options());
   const Assignment pairs = assign(at::nonzero(gates_TE.detach().t()), gates_TE.size(1));
-  if (needed[0]) grad.slots_STD = slots_for(grad.x_TD, pairs);
+  if (need_x) grad.slots_STD = slots_for(grad.x_TD, pairs);
   const int64_t rows = static_cast<int64_t>(pairs.token_A.size());
-  TORCH_CHECK(pre_activations_AG.size(0) == rows, "moe_ffn_backward: expected pre_activations of ", rows,
+  TORCH_CHECK(pre_activations_AG.size(0) == rows, op, ": expected pre_activations of ", rows,
               " pairs, as many as there are gates, got ", pre_activations_AG.size(0));
   const BackwardInputs in{plain(grad_y_TD),          plain(x_TD),  plain(gates_TE),
                           plain(pre_activations_AG), x_TD.size(1), down_proj.size(2)};
@@ -144,12 +141,42 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> moe_ffn_backward_cpu(
     const auto run = few ? backward_columns<Scalar, Tiles> : backward_rows<Scalar, Tiles>;
     run(in, pairs, plain(gate_up_proj), plain(down_proj), grad);
   });
-  if (needed[0]) grad.x_TD = grad.x_TD.to(x_TD.scalar_type());
-  return {grad.x_TD, grad.gates_TE, grad.gate_up_proj, grad.down_proj};
+  if (need_x) grad.x_TD = grad.x_TD.to(x_TD.scalar_type());
+  return {grad.x_TD, grad.gates_TE};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> moe_ffn_backward_cpu(
+    const at::Tensor& grad_y_TD, const at::Tensor& x_TD, const at::Tensor& gates_TE,
+    const at::Tensor& gate_up_proj, const at::Tensor& down_proj, const at::Tensor& pre_activations_AG,
+    std::array<bool, 4> needed) {
+  check_moe_ffn_backward(grad_y_TD, x_TD, gates_TE, gate_up_proj, down_proj, pre_activations_AG);
+  Gradients grad;
+  if (needed[2]) grad.gate_up_proj.sum = at::empty(gate_up_proj.sizes(), gate_up_proj.options());
+  if (needed[3]) grad.down_proj.sum = at::empty(down_proj.sizes(), down_proj.options());
+  auto [grad_x_TD, grad_gates_TE] = run_backward("moe_ffn_backward", grad_y_TD, x_TD, gates_TE, gate_up_proj,
+                                                 down_proj, pre_activations_AG, needed[0], needed[1], grad);
+  return {grad_x_TD, grad_gates_TE, grad.gate_up_proj.sum, grad.down_proj.sum};
+}
+
+std::tuple<at::Tensor, at::Tensor> moe_ffn_backward_sums_cpu(
+    const at::Tensor& grad_y_TD, const at::Tensor& x_TD, const at::Tensor& gates_TE,
+    const at::Tensor& gate_up_proj, const at::Tensor& down_proj, const at::Tensor& pre_activations_AG,
+    std::array<bool, 2> needed, const at::Tensor& gate_up_sum, const at::Tensor& down_sum,
+    std::array<bool, 2> add) {
+  check_moe_ffn_backward_sums(grad_y_TD, x_TD, gates_TE, gate_up_proj, down_proj, pre_activations_AG,
+                              gate_up_sum, down_sum);
+  Gradients grad;
+  grad.gate_up_proj = {gate_up_sum, add[0]};
+  grad.down_proj = {down_sum, add[1]};
+  return run_backward("moe_ffn_backward_sums", grad_y_TD, x_TD, gates_TE, gate_up_proj, down_proj,
+                      pre_activations_AG, needed[0], needed[1], grad);
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(dtopp, CPU, m) { m.impl("moe_ffn_backward", moe_ffn_backward_cpu); }
+TORCH_LIBRARY_IMPL(dtopp, CPU, m) {
+  m.impl("moe_ffn_backward", moe_ffn_backward_cpu);
+  m.impl("moe_ffn_backward_sums", moe_ffn_backward_sums_cpu);
+}
 
 }  // namespace dtopp

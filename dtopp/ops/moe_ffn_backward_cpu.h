@@ -2,6 +2,7 @@
 // buffers of a group of experts, the weight gradients.
 #pragma once
 
+#include "dtopp/ops/gradient_sum.h"
 #include "dtopp/ops/moe_ffn_cpu.h"
 
 namespace dtopp {
@@ -67,9 +68,11 @@ void add_gate_parts(const Real* parts, int64_t parts_each, const int64_t* tokens
   }
 }
 
-// The gradients asked for, as accumulated; the others undefined.
+// The gradients asked for, as accumulated; the others undefined. Those of weights are of their type, or sums
+// of the gates'.
 struct Gradients {
-  at::Tensor x_TD, gates_TE, gate_up_proj, down_proj;
+  at::Tensor x_TD, gates_TE;
+  SumPlace gate_up_proj, down_proj;
   at::Tensor slots_STD;  // of x's sums
 
   template <typename Real>
@@ -123,9 +126,17 @@ struct BackwardBuffers {
 // Rows [begin, end) of a weight gradient of one expert: sum over its pairs n of left(n)[m] right(n)[k].
 template <typename Scalar, typename Tiles, typename Left, typename Right>
 void weight_gradient(const Left& left, const Right& right, int64_t pairs, int64_t begin, int64_t end,
-                     int64_t width, int64_t share, const BackwardBuffers<Tiles>& buffers, Scalar* out_MK) {
+                     int64_t width, int64_t share, const BackwardBuffers<Tiles>& buffers,
+                     const SumPlace& out_EMK, int64_t expert) {
   const OuterSumBuffers<Tiles> own{buffers.left.of(share), buffers.right.of(share), buffers.sum.of(share)};
-  sum_outer_products(left, right, pairs, begin, end, width, own, out_MK);
+  const auto sum_into = [&]<typename Out>(Out* out) {
+    sum_outer_products(left, right, pairs, begin, end, width, own,
+                       OuterSum<Out>{out + expert * out_EMK.sum.stride(0), out_EMK.add});
+  };
+  using Real = typename Tiles::Real;
+  if (out_EMK.sum.scalar_type() == c10::CppTypeToScalarType<Real>::value)
+    return sum_into(out_EMK.sum.mutable_data_ptr<Real>());
+  sum_into(out_EMK.sum.mutable_data_ptr<Scalar>());
 }
 
 // Shares the rows [0, M) of a gradient of every expert of the group out to the threads, each row counted with
@@ -151,19 +162,18 @@ void weight_gradients(const BackwardInputs& in, const Assignment& pairs, const E
     const int64_t* tokens = pairs.token_A.data() + pairs.offset_E1[e];
     return [from_TD, tokens, hidden](int64_t n) { return from_TD + tokens[n] * hidden; };
   };
-  if (grad.gate_up_proj.defined()) {
+  if (grad.gate_up_proj.sum.defined()) {
     for_gradient_rows<Tiles>(
         pairs, group, 2 * ffn, [&](int64_t e, int64_t begin, int64_t end, int64_t share) {
           weight_gradient<Scalar, Tiles>(rows_of(buffers.d_pre_NG.of(0), buffers.d_pre_stride, e),
                                          gathered(x, e), pairs.count(e), begin, end, hidden, share, buffers,
-                                         grad.gate_up_proj.mutable_data_ptr<Scalar>() + e * 2 * ffn * hidden);
+                                         grad.gate_up_proj, e);
         });
   }
-  if (!grad.down_proj.defined()) return;
+  if (!grad.down_proj.sum.defined()) return;
   for_gradient_rows<Tiles>(pairs, group, hidden, [&](int64_t e, int64_t begin, int64_t end, int64_t share) {
     weight_gradient<Scalar, Tiles>(gathered(dy, e), rows_of(buffers.scaled_NF.of(0), ffn, e), pairs.count(e),
-                                   begin, end, ffn, share, buffers,
-                                   grad.down_proj.mutable_data_ptr<Scalar>() + e * hidden * ffn);
+                                   begin, end, ffn, share, buffers, grad.down_proj, e);
   });
 }
 

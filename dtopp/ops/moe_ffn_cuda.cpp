@@ -61,21 +61,29 @@ at::Tensor gate_gradients(const Pairs& pairs, const at::Tensor& grad_gate_AP) {
 
 using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
-Gradients zero_gradients(const std::array<at::Tensor, 4>& inputs, std::array<bool, 4> needed) {
+// Where the gradients of the weights go.
+struct SumPlaces {
+  SumPlace gate_up, down;
+};
+
+Gradients zero_gradients(const std::array<at::Tensor, 4>& inputs, std::array<bool, 4> needed,
+                         const SumPlaces& places) {
   const auto zeros = [&](size_t i) {
     return needed[i] ? at::zeros(inputs[i].sizes(), inputs[i].options()) : at::Tensor();
   };
-  return {zeros(0), zeros(1), zeros(2), zeros(3)};
+  for (const SumPlace& place : {places.gate_up, places.down})
+    if (place.sum.defined() && !place.add) place.sum.zero_();
+  return {zeros(0), zeros(1), places.gate_up.sum.defined() ? at::Tensor() : zeros(2),
+          places.down.sum.defined() ? at::Tensor() : zeros(3)};
 }
 
-Gradients moe_ffn_backward_cuda(const at::Tensor& grad_y_TD, const at::Tensor& x_TD,
-                                const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
-                                const at::Tensor& down_proj, const at::Tensor& pre_activations_AG,
-                                std::array<bool, 4> needed) {
-  check_moe_ffn_backward(grad_y_TD, x_TD, gates_TE, gate_up_proj, down_proj, pre_activations_AG);
+Gradients backward(const at::Tensor& grad_y_TD, const at::Tensor& x_TD, const at::Tensor& gates_TE,
+                   const at::Tensor& gate_up_proj, const at::Tensor& down_proj,
+                   const at::Tensor& pre_activations_AG, std::array<bool, 4> needed,
+                   const SumPlaces& places) {
   const c10::DeviceGuard guard(x_TD.device());
   if (pre_activations_AG.size(0) == 0)
-    return zero_gradients({x_TD, gates_TE, gate_up_proj, down_proj}, needed);
+    return zero_gradients({x_TD, gates_TE, gate_up_proj, down_proj}, needed, places);
   const at::Tensor gate_up_EGD = gate_up_proj.contiguous(), down_EDF = down_proj.contiguous();
   const at::Tensor x = cuda::aligned(x_TD), dy_TD = cuda::aligned(grad_y_TD),
                    pre_AG = cuda::aligned(pre_activations_AG);
@@ -85,14 +93,37 @@ Gradients moe_ffn_backward_cuda(const at::Tensor& grad_y_TD, const at::Tensor& x
   {
     const cuda::ActivationGradient gradient = cuda::activation_gradient(pairs, dy_TD, pre_AG, down_EDF);
     if (needed[1]) grad_gates_TE = gate_gradients(pairs, gradient.grad_gate_AP);
-    if (needed[3]) grad_down = cuda::down_gradient(pairs, dy_TD, gradient);
+    if (needed[3]) grad_down = cuda::down_gradient(pairs, dy_TD, gradient, places.down);
     d_pre_AG = gradient.d_pre_AG;
   }
   if (needed[0]) {
     grad_x_TD = cuda::sum_pairs(pairs, cuda::input_gradient(pairs, d_pre_AG, gate_up_EGD), at::Tensor());
   }
-  if (needed[2]) grad_gate_up = cuda::gate_up_gradient(pairs, d_pre_AG, x);
+  if (needed[2]) grad_gate_up = cuda::gate_up_gradient(pairs, d_pre_AG, x, places.gate_up);
   return {grad_x_TD, grad_gates_TE, grad_gate_up, grad_down};
+}
+
+Gradients moe_ffn_backward_cuda(const at::Tensor& grad_y_TD, const at::Tensor& x_TD,
+                                const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
+                                const at::Tensor& down_proj, const at::Tensor& pre_activations_AG,
+                                std::array<bool, 4> needed) {
+  check_moe_ffn_backward(grad_y_TD, x_TD, gates_TE, gate_up_proj, down_proj, pre_activations_AG);
+  return backward(grad_y_TD, x_TD, gates_TE, gate_up_proj, down_proj, pre_activations_AG, needed, {});
+}
+
+std::tuple<at::Tensor, at::Tensor> moe_ffn_backward_sums_cuda(
+    const at::Tensor& grad_y_TD, const at::Tensor& x_TD, const at::Tensor& gates_TE,
+    const at::Tensor& gate_up_proj, const at::Tensor& down_proj, const at::Tensor& pre_activations_AG,
+    std::array<bool, 2> needed, const at::Tensor& gate_up_sum, const at::Tensor& down_sum,
+    std::array<bool, 2> add) {
+  check_moe_ffn_backward_sums(grad_y_TD, x_TD, gates_TE, gate_up_proj, down_proj, pre_activations_AG,
+                              gate_up_sum, down_sum);
+  for (const at::Tensor& sum : {gate_up_sum, down_sum})
+    TORCH_CHECK(cuda::begins_aligned(sum), "moe_ffn_backward_sums: expected sums aligned to 16 bytes");
+  const auto [grad_x_TD, grad_gates_TE, no_grad_gate_up, no_grad_down] =
+      backward(grad_y_TD, x_TD, gates_TE, gate_up_proj, down_proj, pre_activations_AG,
+               {needed[0], needed[1], true, true}, {{gate_up_sum, add[0]}, {down_sum, add[1]}});
+  return {grad_x_TD, grad_gates_TE};
 }
 
 }  // namespace
@@ -101,6 +132,7 @@ TORCH_LIBRARY_IMPL(dtopp, CUDA, m) {
   m.impl("moe_ffn", moe_ffn_cuda);
   m.impl("moe_ffn_forward", moe_ffn_forward_cuda);
   m.impl("moe_ffn_backward", moe_ffn_backward_cuda);
+  m.impl("moe_ffn_backward_sums", moe_ffn_backward_sums_cuda);
 }
 
 }  // namespace dtopp

@@ -7,12 +7,7 @@
 namespace dtopp::cuda {
 namespace {
 
-constexpr int64_t kAlignment = 16;     // bytes
 constexpr int64_t kMostGroups = 1023;  // of at::_grouped_mm
-
-bool begins_aligned(const at::Tensor& tensor) {
-  return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % kAlignment == 0;
-}
 
 bool is_aligned(const at::Tensor& tensor) {
   return begins_aligned(tensor) && tensor.size(-1) * tensor.element_size() % kAlignment == 0;

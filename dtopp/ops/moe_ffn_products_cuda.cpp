@@ -23,6 +23,20 @@ at::Tensor empty_rows(const Pairs& pairs, int64_t width, const at::Tensor& like)
 const Bfloat16* bf16(const at::Tensor& tensor) { return read<Bfloat16>(tensor); }
 Bfloat16* write_bf16(const at::Tensor& tensor) { return write<Bfloat16>(tensor); }
 
+// The gradient of a weight as the kernel that `launch` calls writes it: in the type of `like`, or undefined
+// where it went to a sum.
+template <typename Launch>
+at::Tensor write_gradient(at::IntArrayRef shape, const at::Tensor& like, const SumPlace& place,
+                          const Launch& launch) {
+  if (place.sum.defined()) {
+    launch(WeightGradient{nullptr, write<float>(place.sum), place.add});
+    return {};
+  }
+  at::Tensor rounded = at::empty(shape, like.options());
+  launch(WeightGradient{write_bf16(rounded)});
+  return rounded;
+}
+
 }  // namespace
 
 ActivatedPairs activate_pairs(const Pairs& pairs, const at::Tensor& x_TD, const at::Tensor& gate_up_EGD) {
@@ -82,16 +96,17 @@ ActivationGradient activation_gradient(const Pairs& pairs, const at::Tensor& dy_
   return out;
 }
 
-at::Tensor down_gradient(const Pairs& pairs, const at::Tensor& dy_TD, const ActivationGradient& gradient) {
+at::Tensor down_gradient(const Pairs& pairs, const at::Tensor& dy_TD, const ActivationGradient& gradient,
+                         const SumPlace& place) {
   if (!by_own_kernel(pairs, MoeProduct::kDownGradient)) {
     const at::Tensor dy_AD = gradient.dy_AD.defined() ? gradient.dy_AD : gather_pairs(pairs, dy_TD);
-    return sum_pair_products(pairs, dy_AD, gradient.scaled_AF);
+    return place.take(sum_pair_products(pairs, dy_AD, gradient.scaled_AF));
   }
   const int64_t hidden = dy_TD.size(1), ffn = gradient.scaled_AF.size(1);
   const PairProducts arguments = kernel_arguments(pairs, hidden, ffn);
-  at::Tensor out_EDF = at::empty({arguments.experts, hidden, ffn}, dy_TD.options());
-  down_gradient(arguments, bf16(dy_TD), bf16(gradient.scaled_AF), write_bf16(out_EDF));
-  return out_EDF;
+  return write_gradient({arguments.experts, hidden, ffn}, dy_TD, place, [&](const WeightGradient& out_EDF) {
+    down_gradient(arguments, bf16(dy_TD), bf16(gradient.scaled_AF), out_EDF);
+  });
 }
 
 at::Tensor input_gradient(const Pairs& pairs, const at::Tensor& d_pre_AG, const at::Tensor& gate_up_EGD) {
@@ -103,14 +118,16 @@ at::Tensor input_gradient(const Pairs& pairs, const at::Tensor& d_pre_AG, const 
   return dx_AD;
 }
 
-at::Tensor gate_up_gradient(const Pairs& pairs, const at::Tensor& d_pre_AG, const at::Tensor& x_TD) {
+at::Tensor gate_up_gradient(const Pairs& pairs, const at::Tensor& d_pre_AG, const at::Tensor& x_TD,
+                            const SumPlace& place) {
   if (!by_own_kernel(pairs, MoeProduct::kGateUpGradient))
-    return sum_pair_products(pairs, d_pre_AG, gather_pairs(pairs, x_TD));
+    return place.take(sum_pair_products(pairs, d_pre_AG, gather_pairs(pairs, x_TD)));
   const int64_t hidden = x_TD.size(1), gate_up = d_pre_AG.size(1);
   const PairProducts arguments = kernel_arguments(pairs, hidden, gate_up / 2);
-  at::Tensor out_EGD = at::empty({arguments.experts, gate_up, hidden}, x_TD.options());
-  gate_up_gradient(arguments, bf16(d_pre_AG), bf16(x_TD), write_bf16(out_EGD));
-  return out_EGD;
+  return write_gradient({arguments.experts, gate_up, hidden}, x_TD, place,
+                        [&](const WeightGradient& out_EGD) {
+                          gate_up_gradient(arguments, bf16(d_pre_AG), bf16(x_TD), out_EGD);
+                        });
 }
 
 }  // namespace dtopp::cuda

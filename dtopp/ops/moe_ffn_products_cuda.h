@@ -3,6 +3,7 @@
 // moe_ffn_cuda.h. Rows past the pairs are left as allocated.
 #pragma once
 
+#include "dtopp/ops/gradient_sum.h"
 #include "dtopp/ops/moe_ffn_pairs_cuda.h"
 
 namespace dtopp::cuda {
@@ -25,11 +26,15 @@ struct ActivationGradient {
 ActivationGradient activation_gradient(const Pairs& pairs, const at::Tensor& dy_TD, const at::Tensor& pre_AG,
                                        const at::Tensor& down_EDF);
 
-at::Tensor down_gradient(const Pairs& pairs, const at::Tensor& dy_TD, const ActivationGradient& gradient);
+// Undefined where it went to `place`; so does that of gate_up. The place's sum is f32 for weights in bf16,
+// and aligned to 16 bytes.
+at::Tensor down_gradient(const Pairs& pairs, const at::Tensor& dy_TD, const ActivationGradient& gradient,
+                         const SumPlace& place = {});
 
 // [A, D]
 at::Tensor input_gradient(const Pairs& pairs, const at::Tensor& d_pre_AG, const at::Tensor& gate_up_EGD);
 
-at::Tensor gate_up_gradient(const Pairs& pairs, const at::Tensor& d_pre_AG, const at::Tensor& x_TD);
+at::Tensor gate_up_gradient(const Pairs& pairs, const at::Tensor& d_pre_AG, const at::Tensor& x_TD,
+                            const SumPlace& place = {});
 
 }  // namespace dtopp::cuda

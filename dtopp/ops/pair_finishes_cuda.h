@@ -97,6 +97,37 @@ struct Round {
   }
 };
 
+// Leaves the sums as they are: out is f32 [E, rows, N]. Four lanes have 32 bytes of a row together, which is
+// what memory moves at once.
+struct Accumulate {
+  static constexpr bool kPaired = false, kReads = false, kInOrder = false;
+  float* out;
+  int64_t rows;
+  bool add;  // to what is there
+
+  template <int kSums>
+  __device__ void operator()(const Product& product, const Fragments& at, const float (&sums)[kSums]) const {
+    const int64_t first_column = at.first_column + lane_index() % 4 * 2;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (!at.has(half)) continue;
+      float* row =
+          out + (at.tile.expert * rows + at.tile.first_row + at.row(half)) * product.columns + first_column;
+      const int64_t columns = product.columns - first_column;
+#pragma unroll
+      for (int j = 0; j < kSums / 4; ++j) {
+        if (j * 8 >= columns) break;
+        const float low = sums[4 * j + 2 * half], high = sums[4 * j + 2 * half + 1];
+        if (add) {
+          add_two(row + j * 8, low, high);
+        } else {
+          *reinterpret_cast<Pack<float, 2>*>(row + j * 8) = {low, high};
+        }
+      }
+    }
+  }
+};
+
 // Rounds the pre-activations and activates them: fragments of the first half are of the gate, of the second
 // of up.
 struct Activate {

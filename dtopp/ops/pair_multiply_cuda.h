@@ -40,6 +40,8 @@ using RoundOf = Round<Form::kInOrder>;
   template void multiply<GateUpGradientForm>(const Product&, const RoundOf<GateUpGradientForm>&,            \
                                              const Device&, Stream);                                        \
   template void multiply<DownGradientForm>(const Product&, const RoundOf<DownGradientForm>&, const Device&, \
-                                           Stream);
+                                           Stream);                                                         \
+  template void multiply<GateUpGradientForm>(const Product&, const Accumulate&, const Device&, Stream);     \
+  template void multiply<DownGradientForm>(const Product&, const Accumulate&, const Device&, Stream);
 
 }  // namespace dtopp::cuda

@@ -25,6 +25,14 @@ void multiply(const PairProducts& pairs, const Rows& left, const Rows& right, co
   }
 }
 
+template <typename Form>
+void sum_over_pairs(const PairProducts& pairs, const Rows& left, const Rows& right, const Sizes& sizes,
+                    const WeightGradient& out) {
+  if (out.sum != nullptr)
+    return multiply<Form>(pairs, left, right, sizes, Accumulate{out.sum, sizes.rows, out.add});
+  multiply<Form>(pairs, left, right, sizes, RoundOf<Form>{out.rounded, sizes.rows});
+}
+
 Rows rows(const Bfloat16* data, int64_t width) { return {data, nullptr, width}; }
 Rows gathered(const PairProducts& pairs, const Bfloat16* data_TD) {
   return {data_TD, pairs.token_A, pairs.hidden};
@@ -60,15 +68,15 @@ void input_gradients(const PairProducts& p, const Bfloat16* d_pre_AG, const Bflo
 }
 
 void gate_up_gradient(const PairProducts& p, const Bfloat16* d_pre_AG, const Bfloat16* x_TD,
-                      Bfloat16* grad_gate_up_EGD) {
-  multiply<GateUpGradientForm>(p, rows(d_pre_AG, 2 * p.ffn), gathered(p, x_TD), {2 * p.ffn, p.hidden, 0},
-                               RoundOf<GateUpGradientForm>{grad_gate_up_EGD, 2 * p.ffn});
+                      const WeightGradient& out_EGD) {
+  sum_over_pairs<GateUpGradientForm>(p, rows(d_pre_AG, 2 * p.ffn), gathered(p, x_TD),
+                                     {2 * p.ffn, p.hidden, 0}, out_EGD);
 }
 
 void down_gradient(const PairProducts& p, const Bfloat16* dy_TD, const Bfloat16* scaled_AF,
-                   Bfloat16* grad_down_EDF) {
-  multiply<DownGradientForm>(p, gathered(p, dy_TD), rows(scaled_AF, p.ffn), {p.hidden, p.ffn, 0},
-                             RoundOf<DownGradientForm>{grad_down_EDF, p.hidden});
+                   const WeightGradient& out_EDF) {
+  sum_over_pairs<DownGradientForm>(p, gathered(p, dy_TD), rows(scaled_AF, p.ffn), {p.hidden, p.ffn, 0},
+                                   out_EDF);
 }
 
 }  // namespace dtopp::cuda

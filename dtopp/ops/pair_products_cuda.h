@@ -46,12 +46,18 @@ int64_t gate_parts(int64_t ffn);
 void input_gradients(const PairProducts& pairs, const Bfloat16* d_pre_AG, const Bfloat16* gate_up_EGD,
                      Bfloat16* dx_AD);
 
-// Sums over an expert's pairs a, rounded once; zeros for an expert without.
+// Sums over an expert's pairs a, 0 for an expert without: rounded, or as they are where there is a `sum`,
+// added to it or in its place.
+struct WeightGradient {
+  Bfloat16* rounded;
+  float* sum = nullptr;
+  bool add = false;
+};
 // grad_gate_up_EGD[e] = sum d_pre_AG[a] x_TD[token_A[a]]^T
 void gate_up_gradient(const PairProducts& pairs, const Bfloat16* d_pre_AG, const Bfloat16* x_TD,
-                      Bfloat16* grad_gate_up_EGD);
+                      const WeightGradient& grad_gate_up_EGD);
 // grad_down_EDF[e] = sum dy_TD[token_A[a]] scaled_AF[a]^T
 void down_gradient(const PairProducts& pairs, const Bfloat16* dy_TD, const Bfloat16* scaled_AF,
-                   Bfloat16* grad_down_EDF);
+                   const WeightGradient& grad_down_EDF);
 
 }  // namespace dtopp::cuda

@@ -2,8 +2,6 @@
 
 #include <memory>
 
-#include <torch/csrc/autograd/function_hook.h>
-
 namespace dtopp {
 namespace {
 
@@ -11,21 +9,20 @@ at::Tensor in_fp32(const at::Tensor& gradient) {
   return gradient.defined() ? gradient.to(at::kFloat).contiguous() : gradient;
 }
 
-// Half as many bytes are moved where a gradient in bf16 is added to a sum in fp32 as it is.
-void add_to_tree(TreeAccumulator& sum, at::Tensor gradient) {
-  sum.add(sum.takes_narrow() ? std::move(gradient) : in_fp32(gradient));
-}
-
 }  // namespace
 
-// Called by autograd when the gradient of a leaf is complete in a backward pass, once for each.
-class GradientSums::Hook : public torch::autograd::PostAccumulateGradHook {
+// Called when the gradient of a leaf is complete in a backward pass, once for each: by autograd, or by the op
+// that forms it in its place.
+class GradientSums::Hook : public GradientSum {
  public:
   Hook(GradientSums& sums, size_t parameter) : sums_(sums), parameter_(parameter) {}
 
+  // Without a gradient too, where an op has it or there is none.
   void operator()(const at::Tensor& leaf) override {
-    sums_.add(parameter_, std::exchange(leaf.mutable_grad(), at::Tensor()));
+    if (leaf.grad().defined()) sums_.add(parameter_, std::exchange(leaf.mutable_grad(), at::Tensor()));
   }
+  SumPlace place() override { return sums_.place(parameter_); }
+  void complete(const SumPlace& place) override { sums_.complete(parameter_, place); }
 
  private:
   GradientSums& sums_;
@@ -60,23 +57,50 @@ void GradientSums::begin(int64_t micro_batches) {
   }
 }
 
-void GradientSums::add(size_t parameter, at::Tensor gradient) {
-  const at::NoGradGuard no_grad;
-  reached_[parameter] = 1;
-  if (place_[parameter] == kNotShared || !exchanges()) return add_to_sum(parameter, std::move(gradient));
-  if (!along_tree_) {
-    add_to_tree(sums_[parameter], std::move(gradient));
-    gradient = sums_[parameter].finish();
-  }
-  shared_.exchange->add(place_[parameter], in_fp32(gradient));
-}
-
-void GradientSums::add_to_sum(size_t parameter, at::Tensor gradient) {
+at::Tensor GradientSums::waiting(size_t parameter) {
   TreeAccumulator& sum = sums_[parameter];
   // What was added so far and the new one are the tree's only leaves.
   if (at::Tensor before; !along_tree_ && (before = sum.finish()).defined()) sum.add(std::move(before));
-  add_to_tree(sum, std::move(gradient));
-  if (left_ == 1) take_(parameter, sum.finish());
+  return sum.waiting();
+}
+
+SumPlace GradientSums::place(size_t parameter) {
+  const at::Tensor& leaf = leaves_[parameter];
+  at::Tensor sum = exchanges_each(parameter) ? at::Tensor() : waiting(parameter);
+  if (sum.defined()) return {std::move(sum), true};
+  // In fp32 autograd's gradient becomes the sum.
+  if (leaf.scalar_type() == at::kFloat) return {};
+  return {at::empty(leaf.sizes(), leaf.options().dtype(at::kFloat)), false};
+}
+
+void GradientSums::complete(size_t parameter, const SumPlace& place) {
+  const at::NoGradGuard no_grad;
+  if (!place.add) return add(parameter, place.sum);
+  sums_[parameter].added();
+  end(parameter);
+}
+
+void GradientSums::add(size_t parameter, at::Tensor gradient) {
+  const at::NoGradGuard no_grad;
+  if (exchanges_each(parameter)) {
+    reached_[parameter] = 1;
+    return shared_.exchange->add(place_[parameter], in_fp32(gradient));
+  }
+  add_to_sum(parameter, std::move(gradient));
+  end(parameter);
+}
+
+// Half as many bytes are moved where a gradient in bf16 is added to a sum in fp32 as it is.
+void GradientSums::add_to_sum(size_t parameter, at::Tensor gradient) {
+  sums_[parameter].add(waiting(parameter).defined() ? std::move(gradient) : in_fp32(gradient));
+}
+
+void GradientSums::end(size_t parameter) {
+  reached_[parameter] = 1;
+  if (left_ > 1) return;
+  at::Tensor sum = sums_[parameter].finish();
+  if (place_[parameter] == kNotShared) return take_(parameter, std::move(sum));
+  shared_.exchange->add(place_[parameter], std::move(sum));
 }
 
 void GradientSums::end_micro_batch() {
@@ -87,8 +111,11 @@ void GradientSums::end_micro_batch() {
   if (exchanges()) {
     const at::NoGradGuard no_grad;
     std::vector<at::Tensor> sums = shared_.exchange->take_sums();
-    for (size_t place = 0; place < sums.size(); ++place)
-      add_to_sum(shared_.parameters[place], std::move(sums[place]));
+    for (size_t place = 0; place < sums.size(); ++place) {
+      const size_t parameter = shared_.parameters[place];
+      add_to_sum(parameter, std::move(sums[place]));
+      if (left_ == 1) take_(parameter, sums_[parameter].finish());
+    }
   }
   left_ -= 1;
 }

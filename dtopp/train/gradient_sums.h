@@ -8,6 +8,7 @@
 
 #include "dtopp/distributed/shard_exchange.h"
 #include "dtopp/distributed/tree_sum.h"
+#include "dtopp/ops/gradient_sum.h"
 
 namespace dtopp {
 
@@ -40,8 +41,14 @@ class GradientSums {
  private:
   class Hook;
   bool exchanges() const { return shared_.exchange != nullptr && (along_tree_ || left_ == 1); }
+  // Whether each of its gradients travels by itself before it joins a sum.
+  bool exchanges_each(size_t parameter) const { return along_tree_ && place_[parameter] != kNotShared; }
+  at::Tensor waiting(size_t parameter);
+  SumPlace place(size_t parameter);
+  void complete(size_t parameter, const SumPlace& place);
   void add(size_t parameter, at::Tensor gradient);
   void add_to_sum(size_t parameter, at::Tensor gradient);
+  void end(size_t parameter);
 
   std::vector<at::Tensor> leaves_;
   bool along_tree_;

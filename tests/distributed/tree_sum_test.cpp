@@ -59,12 +59,20 @@ std::vector<uint32_t> bits_of(const at::Tensor& sum) {
   return bits;
 }
 
-// What a rank adds up of its own.
+// What a rank adds up of its own; what is added to a leaf that waits, it or its caller.
 at::Tensor sum_of_block(const std::vector<Leaf>& leaves, int64_t rank, int64_t size) {
   const LeafBlock block = leaf_block(static_cast<int64_t>(leaves.size()), rank, size);
   TreeAccumulator accumulator;
-  for (int64_t leaf = block.begin; leaf < block.end; ++leaf)
-    accumulator.add(tensor_of(leaves[static_cast<size_t>(leaf)]));
+  for (int64_t leaf = block.begin; leaf < block.end; ++leaf) {
+    const at::Tensor next = tensor_of(leaves[static_cast<size_t>(leaf)]);
+    if (const at::Tensor waiting = accumulator.waiting();
+        waiting.defined() && next.defined() && leaf % 4 > 1) {
+      waiting.add_(next);
+      accumulator.added();
+    } else {
+      accumulator.add(next);
+    }
+  }
   return accumulator.finish();
 }
 

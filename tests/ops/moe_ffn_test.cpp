@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "dtopp/ops/gradient_sum.h"
 #include "tests/ops/reference.h"
 
 namespace dtopp::moe_ffn_test {
@@ -48,6 +49,53 @@ void expect_matches_reference(const Case& given, double bound) {
   EXPECT_EQ(c.down_proj.grad().scalar_type(), given.down_proj.scalar_type());
 }
 
+// What the gradients of a leaf are added to.
+class Sum : public GradientSum {
+ public:
+  explicit Sum(SumPlace place) : place_(std::move(place)) {}
+  SumPlace place() override { return place_; }
+  void complete(const SumPlace& place) override {
+    EXPECT_TRUE(place.sum.is_same(place_.sum) && place.add == place_.add);
+    times_ += 1;
+  }
+  void operator()(const at::Tensor& leaf) override { handed_over_ += leaf.grad().defined() ? 1 : 0; }
+
+  int times() const { return times_; }
+  int handed_over() const { return handed_over_; }
+
+ private:
+  SumPlace place_;
+  int times_ = 0, handed_over_ = 0;
+};
+
+// The gradients of the weights as autograd has them, and as the op adds them to sums.
+void expect_sums_match(const Case& given, double bound) {
+  Case plain = require_gradients(given, given.x_TD.scalar_type()),
+       summed = require_gradients(given, given.x_TD.scalar_type());
+  for (Case* c : {&plain, &summed}) c->gates_TE = given.gates_TE.clone().requires_grad_();
+  const at::Tensor before = at::randn(given.gate_up_proj.sizes());
+  const SumPlace gate_up{before.clone(), true}, down{at::full(given.down_proj.sizes(), NAN), false};
+  const auto set_sum = [](const at::Tensor& leaf, const SumPlace& place) {
+    auto sum = std::make_unique<Sum>(place);
+    Sum& set = *sum;
+    torch::autograd::impl::set_post_acc_grad_hooks(leaf, std::move(sum));
+    return std::ref(set);
+  };
+  const Sum &gate_up_sum = set_sum(summed.gate_up_proj, gate_up), &down_sum = set_sum(summed.down_proj, down);
+  const at::Tensor grad = at::randn(given.x_TD.sizes()).to(given.x_TD.scalar_type());
+  for (Case* c : {&plain, &summed})
+    moe_ffn(c->x_TD, c->gates_TE, c->gate_up_proj, c->down_proj).backward(grad);
+  EXPECT_TRUE(summed.x_TD.grad().equal(plain.x_TD.grad()));
+  EXPECT_TRUE(summed.gates_TE.grad().equal(plain.gates_TE.grad()));
+  EXPECT_FALSE(summed.gate_up_proj.grad().defined() || summed.down_proj.grad().defined());
+  EXPECT_LT(reference::error(gate_up.sum - before, plain.gate_up_proj.grad()), bound);
+  EXPECT_LT(reference::error(down.sum, plain.down_proj.grad()), bound);
+  for (const Sum* sum : {&gate_up_sum, &down_sum}) {
+    EXPECT_EQ(sum->times(), 1);
+    EXPECT_EQ(sum->handed_over(), 0);
+  }
+}
+
 constexpr double kFloatBound = 1e-5;
 constexpr double kBfloat16Bound =
     1.0 / 64;  // 2^-8 from the rounded pre-activations, 2^-8 from the rounded result, doubled
@@ -84,6 +132,27 @@ TEST(MoeFfn, matches_for_widths_no_vector_divides) {
 TEST(MoeFfn, matches_for_widths_of_whole_tiles) {
   expect_matches_reference(make_case(900, 128, 64, 3, 0.6), kFloatBound);
   expect_matches_reference(make_case(900, 128, 64, 3, 0.6, at::kBFloat16), kBfloat16Bound);
+}
+
+TEST(MoeFfn, adds_the_gradients_of_weights_to_sums_as_it_forms_them) {
+  for (const int64_t tokens : {1, 40, 420, 2500}) {
+    expect_sums_match(make_case(tokens, 40, 36, 3, 0.95), kFloatBound);
+    expect_sums_match(make_case(tokens, 40, 36, 3, 0.95, at::kBFloat16), 1.0 / 256);
+  }
+  Case c = make_case(20, 8, 4, 4, 1.0);
+  c.gates_TE.select(1, 2).zero_();
+  expect_sums_match(c, kFloatBound);
+}
+
+TEST(MoeFfn, hands_gradients_over_where_a_weight_has_no_sum) {
+  Case c = require_gradients(make_case(20, 8, 4, 4, 1.0), at::kFloat);
+  auto sum = std::make_unique<Sum>(SumPlace{at::zeros(c.down_proj.sizes()), true});
+  const Sum& down = *sum;
+  torch::autograd::impl::set_post_acc_grad_hooks(c.down_proj, std::move(sum));
+  moe_ffn(c.x_TD, c.gates_TE, c.gate_up_proj, c.down_proj).sum().backward();
+  EXPECT_EQ(down.handed_over(), 1);
+  EXPECT_EQ(down.times(), 0);
+  EXPECT_TRUE(c.down_proj.grad().defined() && c.gate_up_proj.grad().defined());
 }
 
 TEST(MoeFfn, no_tokens_give_no_rows_and_zero_weight_gradients) {

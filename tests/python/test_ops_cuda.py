@@ -82,6 +82,24 @@ def test_many_pairs_match_the_cpu():
     assert not results[1][3][5].any() and not results[1][4][5].any()
 
 
+@pytest.mark.parametrize("add", [False, True])
+def test_gradients_of_weights_go_to_sums(add):
+    t = {name: tensor.detach() for name, tensor in layer(hidden=72, ffn=136).items()}
+    gates = gates_like(256, 8, 3).cuda()
+    gates[:, 5] = 0
+    inputs = [t["x"], gates, t["gate_up"], t["down"]]
+    pre = ops.moe_ffn_forward(inputs[0], gates, gates.t().nonzero(), *inputs[2:])[1]
+    expected = ops.moe_ffn_backward(t["x"], *inputs, pre, [True] * 4)
+    before = [torch.randn(g.shape, device="cuda") if add else torch.full(g.shape, torch.nan, device="cuda") for g in expected[2:]]
+    sums = [b.clone() for b in before]
+    close = ops.moe_ffn_backward_sums(t["x"], *inputs, pre, [True] * 2, *sums, [add, add])
+    assert all(torch.equal(a, b) for a, b in zip(close, expected))
+    for total, was, gradient in zip(sums, before, expected[2:]):
+        error = (total - was if add else total) - gradient.float()
+        assert error.norm() < gradient.float().norm() / 256
+        assert torch.equal(total[5], was[5] if add else torch.zeros_like(was[5]))
+
+
 @pytest.mark.parametrize("op", ["device_facts", "free_device_memory"])
 @pytest.mark.parametrize("index", [-1, 99, 256])
 def test_a_device_that_is_not_there_is_refused(op, index):

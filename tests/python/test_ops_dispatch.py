@@ -33,6 +33,9 @@ def samples(dtype):
             ((x, gates, gate_up, down), {}),
         ],
         "moe_ffn_forward": [((x, gates, gates.t().nonzero(), gate_up, down), {})],
+        "moe_ffn_backward_sums": [
+            ((randn(20, 8, dtype=dtype), x, gates, gate_up, down, randn(int(gates.ne(0).sum()), 12, dtype=dtype), [True, True],
+              torch.ones_like(gate_up, dtype=torch.float32), torch.ones_like(down, dtype=torch.float32), [True, False]), {})],
         "linear_cross_entropy": [
             ((grad(x.clone()), grad(weight.clone()), targets), dict(z_weight=0.1)),
             ((x, grad(weight.clone()), targets), {}),

@@ -32,7 +32,7 @@ def kernels():
     text = subprocess.run([program, "-sass", "-arch", "sm_90a", CUDA_LIBRARY], text=True, capture_output=True, check=True).stdout
     functions = {part.split("\n", 1)[0]: INSTRUCTION.findall(part) for part in re.split(r"Function : ", text)[1:]}
     found = {name: code for name, code in functions.items() if any(op.startswith("HGMMA") for op, _ in code)}
-    assert len(found) == 6, sorted(found)
+    assert len(found) == 8, sorted(found)
     return found
 
 

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "dtopp/ops/moe_ffn.h"
+
 namespace dtopp {
 namespace {
 
@@ -80,6 +82,51 @@ TEST_F(GradientSumsTest, are_the_same_whether_a_gradient_is_widened_before_or_wh
     EXPECT_TRUE(along_tree[1].equal(tree_sum(second))) << micro_batches;
     EXPECT_TRUE(sums_of(false, micro_batches, at::kBFloat16)[0].equal(one_by_one)) << micro_batches;
     for (const at::Tensor& sum : along_tree) EXPECT_EQ(sum.scalar_type(), at::kFloat);
+  }
+}
+
+// The gradients of experts' weights, which moe_ffn adds by itself, beside those that autograd has.
+TEST_F(GradientSumsTest, are_the_same_where_an_op_adds_to_them) {
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    for (const bool along_tree : {true, false}) {
+      for (const int64_t micro_batches : {1, 2, 3, 6}) {
+        SCOPED_TRACE(testing::Message() << type << along_tree << micro_batches);
+        at::manual_seed(3);
+        const auto leaf = [&](at::IntArrayRef shape) { return at::randn(shape).to(type).requires_grad_(); };
+        const std::vector<at::Tensor> weights = {leaf({3, 12, 8}), leaf({3, 8, 6})};
+        const auto backward = [&](int64_t micro_batch) {
+          at::manual_seed(static_cast<uint64_t>(micro_batch));
+          const at::Tensor x = at::randn({30, 8}).to(type), gates = at::rand({30, 3});
+          moe_ffn(x, gates, weights[0], weights[1]).to(at::kFloat).square().sum().backward();
+        };
+        std::vector<std::vector<at::Tensor>> alone(2);
+        for (int64_t m = 0; m < micro_batches; ++m) {
+          backward(m);
+          for (size_t i = 0; i < 2; ++i)
+            alone[i].push_back(std::exchange(weights[i].mutable_grad(), at::Tensor()).to(at::kFloat));
+        }
+        std::vector<at::Tensor> taken(2);
+        GradientSums sums(weights, along_tree, [&](size_t i, at::Tensor sum) { taken[i] = std::move(sum); });
+        sums.begin(micro_batches);
+        for (int64_t m = 0; m < micro_batches; ++m) {
+          backward(m);
+          EXPECT_EQ(taken[0].defined() && taken[1].defined(), m + 1 == micro_batches);
+          sums.end_micro_batch();
+        }
+        for (size_t i = 0; i < 2; ++i) {
+          at::Tensor expected = alone[i][0];
+          for (int64_t m = 1; m < micro_batches && !along_tree; ++m)
+            expected = expected + alone[i][static_cast<size_t>(m)];
+          if (along_tree) expected = tree_sum(alone[i]);
+          EXPECT_EQ(taken[i].scalar_type(), at::kFloat);
+          if (type == at::kFloat) {
+            EXPECT_TRUE(taken[i].equal(expected));
+          }
+          // What is added has not been rounded.
+          EXPECT_LT((taken[i] - expected).norm().item<float>(), expected.norm().item<float>() / 256);
+        }
+      }
+    }
   }
 }
 

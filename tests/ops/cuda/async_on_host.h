@@ -17,6 +17,10 @@ uint32_t shared_address(const void* place);
 void copy_async(uint32_t to, const void* from, uint32_t bytes, const Where& where = Where::current());
 // Reads a number there, so that sanitizers see an address that is not there.
 void prefetch_line(const void* from);
+inline void add_two(float* to, float first, float second) {
+  to[0] += first;
+  to[1] += second;
+}
 void commit_copies();
 inline uint32_t computed_anew(uint32_t value) { return value; }
 void wait_for_all_copies_but(int groups);

@@ -90,11 +90,31 @@ inline std::vector<at::Tensor> exact_outputs(const Case& c, const at::Tensor& gr
           inputs[3].grad()};
 }
 
+// The same gradients where those of the weights go to sums, of which one is added to, one overwritten.
+inline void expect_sums_hold(const Case& c, const at::Tensor& grad_y, const Outputs& expected) {
+  const WithoutOneDnn without_one_dnn;
+  const auto& [grad_x, grad_gates, grad_gate_up, grad_down] = expected.grad;
+  const at::Tensor before = at::randn(c.gate_up_proj.sizes(), c.gates_TE.options()),
+                   gate_up_sum = before.clone(), down_sum = at::empty(c.down_proj.sizes(), before.options());
+  const auto [x, gates] = call_cuda<std::tuple<at::Tensor, at::Tensor>(
+      const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+      const at::Tensor&, std::array<bool, 2>, const at::Tensor&, const at::Tensor&, std::array<bool, 2>)>(
+      "dtopp::moe_ffn_backward_sums", grad_y, c.x_TD, c.gates_TE, c.gate_up_proj, c.down_proj,
+      expected.pre_AG, std::array<bool, 2>{true, true}, gate_up_sum, down_sum,
+      std::array<bool, 2>{true, false});
+  EXPECT_TRUE(x.equal(grad_x) && gates.equal(grad_gates));
+  const double bound = c.x_TD.scalar_type() == at::kBFloat16 ? 1.0 / 256 : 1e-5;
+  EXPECT_LT(reference::error(gate_up_sum - before, grad_gate_up), bound);
+  EXPECT_LT(reference::error(down_sum, grad_down), bound);
+}
+
 inline void expect_near_double_precision(const Case& c, int64_t spare_room) {
   const at::ScalarType dtype = c.x_TD.scalar_type();
   const at::Tensor grad_y = at::randn(c.x_TD.sizes()).to(dtype);
   const std::vector<at::Tensor> expected = exact_outputs(c, grad_y);
-  const std::vector<at::Tensor> outputs = run_cuda(c, grad_y, count_pairs(c) + spare_room).all();
+  const Outputs own = run_cuda(c, grad_y, count_pairs(c) + spare_room);
+  expect_sums_hold(c, grad_y, own);
+  const std::vector<at::Tensor> outputs = own.all();
   for (size_t i = 0; i < expected.size(); ++i) {
     EXPECT_LT(reference::error(outputs[i], expected[i]), bound(dtype)) << i;
     EXPECT_EQ(outputs[i].scalar_type(), i == 2 ? c.gates_TE.scalar_type() : dtype) << i;

@@ -157,7 +157,7 @@ TEST(PairProductsOnHost, forms_the_gradients_of_inputs) {
   });
 }
 
-// Of the sums over pairs: [E, M, N], all written.
+// Of the sums over pairs: [E, M, N], all written, rounded or not.
 void expect_sums_near(const at::Tensor& out_EMN, const Layer& layer, const at::Tensor& left_AM,
                       const at::Tensor& right_AN) {
   for (int64_t e = 0; e < layer.products.experts; ++e) {
@@ -168,9 +168,26 @@ void expect_sums_near(const at::Tensor& out_EMN, const Layer& layer, const at::T
     if (layer.begin(e) == layer.begin(e + 1)) {
       EXPECT_TRUE(at::equal(out_EMN[e], at::zeros_like(out_EMN[e])));
     } else {
-      EXPECT_LT(reference::error(out_EMN[e], expected), kRounded);
+      EXPECT_LT(reference::error(out_EMN[e], expected),
+                out_EMN.scalar_type() == at::kFloat ? 1e-5 : kRounded);
     }
   }
+}
+
+// form(out): rounded; in fp32; and added to that.
+template <typename Form>
+void expect_gradients_near(const at::Tensor& weight_EMN, const Layer& layer, const at::Tensor& left_AM,
+                           const at::Tensor& right_AN, const Form& form) {
+  const at::Tensor rounded = at::full_like(weight_EMN, kNotANumber),
+                   sum = at::full(weight_EMN.sizes(), kNotANumber, at::kFloat);
+  form(cuda::WeightGradient{write<Bfloat16>(rounded)});
+  expect_sums_near(rounded, layer, left_AM, right_AN);
+  form(cuda::WeightGradient{nullptr, write<float>(sum)});
+  expect_sums_near(sum, layer, left_AM, right_AN);
+  EXPECT_TRUE(sum.to(at::kBFloat16).equal(rounded));
+  const at::Tensor before = at::randn(sum.sizes()), after = before.clone();
+  form(cuda::WeightGradient{nullptr, write<float>(after), true});
+  EXPECT_TRUE(after.equal(before + sum));
 }
 
 TEST(PairProductsOnHost, forms_the_gradient_of_gate_up) {
@@ -178,10 +195,10 @@ TEST(PairProductsOnHost, forms_the_gradient_of_gate_up) {
     // Rows past the pairs must not be read: a product with 0 is no way to leave them out.
     const at::Tensor d_pre_AG = layer.rows(2 * sizes.ffn);
     d_pre_AG.slice(0, 0, layer.pairs).copy_(at::randn({layer.pairs, 2 * sizes.ffn}));
-    const at::Tensor out_EGD = at::full_like(layer.gate_up_EGD, kNotANumber);
-    cuda::gate_up_gradient(layer.products, read<Bfloat16>(d_pre_AG), read<Bfloat16>(layer.x_TD),
-                           write<Bfloat16>(out_EGD));
-    expect_sums_near(out_EGD, layer, d_pre_AG, layer.gathered(layer.x_TD));
+    expect_gradients_near(
+        layer.gate_up_EGD, layer, d_pre_AG, layer.gathered(layer.x_TD), [&](const cuda::WeightGradient& out) {
+          cuda::gate_up_gradient(layer.products, read<Bfloat16>(d_pre_AG), read<Bfloat16>(layer.x_TD), out);
+        });
   });
 }
 
@@ -189,10 +206,10 @@ TEST(PairProductsOnHost, forms_the_gradient_of_down) {
   for_all_sizes([](const Layer& layer, const Sizes& sizes) {
     const at::Tensor scaled_AF = layer.rows(sizes.ffn);
     scaled_AF.slice(0, 0, layer.pairs).copy_(at::randn({layer.pairs, sizes.ffn}));
-    const at::Tensor out_EDF = at::full_like(layer.down_EDF, kNotANumber);
-    cuda::down_gradient(layer.products, read<Bfloat16>(layer.dy_TD), read<Bfloat16>(scaled_AF),
-                        write<Bfloat16>(out_EDF));
-    expect_sums_near(out_EDF, layer, layer.gathered(layer.dy_TD), scaled_AF);
+    expect_gradients_near(
+        layer.down_EDF, layer, layer.gathered(layer.dy_TD), scaled_AF, [&](const cuda::WeightGradient& out) {
+          cuda::down_gradient(layer.products, read<Bfloat16>(layer.dy_TD), read<Bfloat16>(scaled_AF), out);
+        });
   });
 }
 

@@ -23,6 +23,8 @@ TEST(WrongArgumentsOnHost, of_type_device_or_shape_are_refused) {
                                           "moe_ffn_forward pairs_A2 shorter",
                                           "moe_ffn_backward pre_activations_AG longer",
                                           "moe_ffn_backward pre_activations_AG shorter",
+                                          "moe_ffn_backward_sums pre_activations_AG longer",
+                                          "moe_ffn_backward_sums pre_activations_AG shorter",
                                           "linear_cross_entropy weight_VD longer",
                                           "linear_cross_entropy weight_VD shorter",
                                           "linear_cross_entropy_forward weight_VD longer",
