@@ -48,6 +48,7 @@ int64_t ShardExchange::kept_elements(const std::vector<size_t>& parameters, int6
 }
 
 void ShardExchange::add(size_t parameter, at::Tensor part) {
+  if (bucket_of_[parameter] < started_) return;
   parts_[parameter] = std::move(part);
   buckets_[bucket_of_[parameter]].missing -= 1;
   start_full_buckets();
@@ -65,49 +66,61 @@ void ShardExchange::start_full_buckets() {
 void ShardExchange::start(Bucket& bucket) {
   const at::NoGradGuard no_grad;
   const auto options = at::device(device_).dtype(at::kFloat);
+  if (!bucket.sent.defined()) bucket.sent = packed_parts(bucket);
+  for (const size_t i : bucket.parameters) parts_[i].reset();
   Splits splits;
-  std::vector<at::Tensor> pieces;
   for (int64_t rank = 0; rank < ranks_.size(); ++rank) {
     splits.in.push_back(kept_elements(bucket.parameters, rank));
     splits.out.push_back(kept_elements(bucket.parameters, ranks_.rank()));
-    for (const size_t i : bucket.parameters) {
-      pieces.push_back(parts_[i].defined() ? elements(parts_[i], range(i, rank))
-                                           : at::full({range(i, rank).size()}, kNothing, options));
-    }
   }
-  at::Tensor sent = at::cat(pieces);
-  pieces.clear();
-  for (const size_t i : bucket.parameters) parts_[i].reset();
   bucket.received = at::empty({ranks_.size() * splits.out[0]}, options);
-  bucket.exchange = ranks_.all_to_all(bucket.received, std::move(sent), std::move(splits), "reduce_scatter");
+  bucket.exchange = ranks_.all_to_all(bucket.received, std::exchange(bucket.sent, at::Tensor()),
+                                      std::move(splits), "reduce_scatter");
+}
+
+at::Tensor ShardExchange::packed_parts(const Bucket& bucket) const {
+  std::vector<at::Tensor> pieces;
+  for (int64_t rank = 0; rank < ranks_.size(); ++rank) {
+    for (const size_t i : bucket.parameters)
+      pieces.push_back(parts_[i].defined() ? elements(parts_[i], range(i, rank))
+                                           : at::full({range(i, rank).size()}, kNothing,
+                                                      at::device(device_).dtype(at::kFloat)));
+  }
+  return at::cat(pieces);
 }
 
 std::vector<at::Tensor> ShardExchange::take_sums() {
+  start_full_buckets();  // for which memory did not suffice before
   TORCH_CHECK(started_ == buckets_.size(), "take_sums: some parameters were not added");
   finish_buckets(buckets_.size());
+  std::vector<at::Tensor> sums =
+      next_ ? next_->take_sums() : std::exchange(sums_, std::vector<at::Tensor>(shards_.size()));
+  for (Bucket& bucket : buckets_) bucket.missing = bucket.parameters.size();
   started_ = finished_ = 0;
-  return next_ ? next_->take_sums() : std::exchange(sums_, std::vector<at::Tensor>(shards_.size()));
+  return sums;
 }
 
 void ShardExchange::forget() {
-  TORCH_CHECK(ranks_.size() == 1 || started_ == 0, "forget: sums are on their way");
-  for (Bucket& bucket : buckets_) bucket.missing = bucket.parameters.size();
-  parts_.assign(parts_.size(), at::Tensor());
-  sums_.assign(sums_.size(), at::Tensor());
-  started_ = finished_ = 0;
-  if (next_) next_->forget();
+  for (size_t n = started_; n < buckets_.size(); ++n) {
+    buckets_[n].missing = buckets_[n].parameters.size();
+    buckets_[n].sent.reset();
+    for (const size_t i : buckets_[n].parameters) parts_[i].reset();
+  }
 }
 
+// Goes on where it threw for want of memory: what was passed on is not passed on again.
 void ShardExchange::finish_buckets(size_t end) {
   const at::NoGradGuard no_grad;
   for (; finished_ < end; ++finished_) {
     Bucket& bucket = buckets_[finished_];
-    finish(bucket);
-    bucket.missing = bucket.parameters.size();
+    if (bucket.passed_on == 0) finish(bucket);
+    while (next_ && bucket.passed_on < bucket.parameters.size()) {
+      const size_t i = bucket.parameters[bucket.passed_on++];
+      next_->add(i, std::exchange(sums_[i], at::Tensor()));
+    }
+    bucket.passed_on = 0;
     for (const size_t i : bucket.parameters) {
-      if (next_)
-        next_->add(i, std::exchange(sums_[i], at::Tensor()));
-      else if (!sums_[i].defined())
+      if (!next_ && !sums_[i].defined())
         sums_[i] = at::zeros({range(i, ranks_.rank()).size()}, at::device(device_).dtype(at::kFloat));
     }
   }
@@ -118,7 +131,7 @@ void ShardExchange::finish(Bucket& bucket) {
     for (const size_t i : bucket.parameters) {
       if (parts_[i].defined()) sums_[i] = std::exchange(parts_[i], at::Tensor()).view(-1);
     }
-  } else {
+  } else if (bucket.received.defined()) {
     bucket.exchange.wait();
     const at::Tensor sum = tree_sum(bucket.received.view({ranks_.size(), -1}).unbind(0));
     bucket.received.reset();
@@ -162,20 +175,29 @@ void ShardExchange::gather_down_to(size_t bucket) {
 void ShardExchange::start_next_gathering() {
   if (ungathered_ == 0) return;
   const at::NoGradGuard no_grad;
-  const size_t bucket = --ungathered_;
+  const size_t bucket = ungathered_ - 1;
   if (before_) {
     for (const size_t i : buckets_[bucket].parameters) before_(i);
   }
-  if (ranks_.size() == 1) return;
+  // Nothing has changed before there is memory for all of the bucket.
+  std::vector<Gathering> prepared;
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
     std::vector<size_t> of_type;
     std::ranges::copy_if(buckets_[bucket].parameters, std::back_inserter(of_type),
                          [&](size_t i) { return whole_[i].scalar_type() == type; });
-    if (!of_type.empty()) start_gathering(bucket, std::move(of_type));
+    if (ranks_.size() > 1 && !of_type.empty())
+      prepared.push_back(prepare_gathering(bucket, std::move(of_type)));
+  }
+  ungathered_ = bucket;
+  for (Gathering& gathering : prepared) {
+    gathering.exchange =
+        ranks_.all_gather(gathering.received.view(-1), gathering.received[ranks_.rank()], "gather");
+    gatherings_.push_back(std::move(gathering));
   }
 }
 
-void ShardExchange::start_gathering(size_t bucket, std::vector<size_t> parameters) {
+ShardExchange::Gathering ShardExchange::prepare_gathering(size_t bucket,
+                                                          std::vector<size_t> parameters) const {
   Gathering gathering{bucket, std::move(parameters)};
   int64_t most = 0;  // every rank sends as much
   for (int64_t rank = 0; rank < ranks_.size(); ++rank)
@@ -183,9 +205,7 @@ void ShardExchange::start_gathering(size_t bucket, std::vector<size_t> parameter
   gathering.received = at::zeros({ranks_.size(), most}, whole_[gathering.parameters[0]].options());
   for_each_part(gathering, ranks_.rank(),
                 [](const at::Tensor& kept, const at::Tensor& sent) { sent.copy_(kept); });
-  gathering.exchange =
-      ranks_.all_gather(gathering.received.view(-1), gathering.received[ranks_.rank()], "gather");
-  gatherings_.push_back(std::move(gathering));
+  return gathering;
 }
 
 // All of a bucket's.

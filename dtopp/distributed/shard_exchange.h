@@ -27,14 +27,15 @@ class ShardExchange {
                 ShardExchange* next = nullptr);
 
   // This rank's part of the sum, contiguous f32 in any shape; undefined: nothing to add. Once for each
-  // parameter between two calls of take_sums().
+  // parameter between two calls of take_sums(), or of forget(). Where it throws for want of memory
+  // (c10::OutOfMemoryError), the part is taken all the same.
   void add(size_t parameter, at::Tensor part);
   // Waits for the rest: what this rank keeps of each parameter's sum over all ranks, those of `next` too,
   // along the aligned tree (tree_sum.h); f32 [kept]. Zero where no rank added anything.
   std::vector<at::Tensor> take_sums();
 
-  // Forgets what was added since the last take_sums(), of which nothing may have set out for another rank: a
-  // step that could not be ended begins anew.
+  // A step that could not be ended begins anew: forgets what was added since the last take_sums() but for
+  // buckets that have set out. Of those what is added from now on is dropped: sums of the same step.
   void forget();
 
   // Begins to bring every rank what the others keep of `whole`: one contiguous tensor a parameter, of the
@@ -50,8 +51,10 @@ class ShardExchange {
   struct Bucket {
     std::vector<size_t> parameters;
     size_t missing = 0;  // of the sums
+    at::Tensor sent{};   // from when it is full until it sets out
     Pending exchange{};
-    at::Tensor received{};  // [ranks * kept]
+    at::Tensor received{};  // [ranks * kept]; undefined once it is added up
+    size_t passed_on = 0;   // of the parameters, to `next`
   };
   // Kept elements of parameters of one type, on their way to all.
   struct Gathering {
@@ -66,11 +69,12 @@ class ShardExchange {
   int64_t kept_elements(const std::vector<size_t>& parameters, int64_t rank) const;
   void start_full_buckets();
   void start(Bucket& bucket);
+  at::Tensor packed_parts(const Bucket& bucket) const;
   void finish_buckets(size_t end);
   void finish(Bucket& bucket);
   void gather_down_to(size_t bucket);
   void start_next_gathering();
-  void start_gathering(size_t bucket, std::vector<size_t> parameters);
+  Gathering prepare_gathering(size_t bucket, std::vector<size_t> parameters) const;
   void finish_oldest_gathering();
   // body(part of whole, part of what travels) for each of the parameters.
   template <typename Body>

@@ -85,15 +85,16 @@ ParameterSizes parameter_sizes(const Model& model, double width) {
 }
 
 // About as many as train/step_numbers.h has: of each micro-batch its losses, the gradients' norms by unit
-// (distributed/partition.h), flags, the most pairs by rank and layer, who was chosen, and masses.
+// (distributed/partition.h), flags, what each rank cuts, the most pairs by rank and layer, who was chosen,
+// and masses.
 double count_step_numbers(const RunConfig& config, const Model& model, const RankLayout& layout) {
   constexpr int64_t kLosses = 6, kFlags = 2, kTokenSums = 2;
   const int64_t layers = model.num_routed_layers;
   int64_t units = 0;
   for (const ParameterSpec& spec : model.parameters)
     units += Partition(spec.count(), spec.pieces(), /*index=*/0, {}).num_units();
-  int64_t count =
-      kLosses * (config.training.global_batch_size / config.training.micro_batch_size) + units + kFlags;
+  int64_t count = kLosses * (config.training.global_batch_size / config.training.micro_batch_size) + units +
+                  kFlags + layout.ranks;
   if (layers > 0 && config.routing.method == RoutingMethod::kDTopP)
     count += kMassBins * (config.routing.scope == ThresholdScope::kLayer ? layers : 1);
   if (layers > 0) count += layers * layout.ranks + kTokenSums + layers * (2 * config.model.num_experts + 1);

@@ -55,8 +55,8 @@ class ParameterStore {
   void finish_gather() const;
 
   // A step of that many micro-batches of this rank begins: after each one's backward pass end_micro_batch().
-  // Gradients that were there are forgotten.
-  // Of one that began before and was not ended nothing is left.
+  // Where one that was not ended begins anew, gradients that have set out for other ranks stay, the others
+  // are forgotten.
   void begin_step(int64_t micro_batches) {
     among_replicas_->forget();
     gradient_sums_->begin(micro_batches);

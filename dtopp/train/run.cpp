@@ -55,6 +55,7 @@ class Run {
   // Takes in the results of the steps issued; no more than `in_flight` of them stay out.
   void take_results(size_t in_flight);
   void record(const StepResult& result);
+  void say_of_memory(const StepResult& result);
   [[noreturn]] void give_up(const StepResult& result);
   void validate();
   bool validation_is_due() const;
@@ -86,6 +87,7 @@ class Run {
   std::optional<MetricsWriter> metrics_;  // of the first rank, like meter_
   std::optional<StepMeter> meter_;
   BudgetWatch budget_;
+  std::vector<int64_t> parts_;  // as StepResult::parts_R, of the last step
   fs::path last_checkpoint_;
   bool stop_asked_ = false;  // of any rank
   bool unsaved_ = false;     // the trainer's state is not in last_checkpoint_
@@ -169,12 +171,7 @@ void Run::begin_metering(at::ScalarType type) {
 void Run::train_step() {
   begin(trainer_->state().step + 1, "step");
   if (meter_) meter_->begin();
-  const int64_t size = trainer_->micro_batch_size();
   if (!trainer_->step(stop_)) stop_here();
-  if (trainer_->micro_batch_size() < size)
-    say("out of device memory with training.micro_batch_size=" + std::to_string(size) + " in step " +
-        std::to_string(trainer_->state().step) + ": from here on with " +
-        std::to_string(trainer_->micro_batch_size()));
   // One step stays out on a device that computes while the host goes on. Never as many as happen to have
   // arrived: what a step begins with would depend on the clock.
   take_results(device_.is_cpu() ? 0 : 1);
@@ -197,6 +194,7 @@ void Run::record(const StepResult& result) {
   if (!first()) return;
   begin(result.step, "report");
   const StepRates speed = meter_->rates(result);
+  say_of_memory(result);
   if (const auto warning = budget_.see(result.step, result.activations.layer_means()))
     say("warning: " + *warning);
   const bool last = result.step == config_.training.steps;
@@ -207,6 +205,18 @@ void Run::record(const StepResult& result) {
   add_rates(speed, result.data_seconds / result.seconds, record);
   metrics_->write(record);
   if (observer_.step) observer_.step(result.step, result, speed);
+}
+
+void Run::say_of_memory(const StepResult& result) {
+  parts_.resize(result.parts_R.size(), 1);
+  const int64_t size = config_.training.micro_batch_size;
+  for (size_t rank = 0; rank < parts_.size(); ++rank) {
+    const int64_t before = std::exchange(parts_[rank], result.parts_R[rank]);
+    if (parts_[rank] == before) continue;
+    say((world_.size() > 1 ? "rank " + std::to_string(rank) + ": " : "") +
+        "out of device memory with training.micro_batch_size=" + std::to_string(size / before) + " in step " +
+        std::to_string(result.step) + ": from here on with " + std::to_string(size / parts_[rank]));
+  }
 }
 
 void Run::give_up(const StepResult& result) {

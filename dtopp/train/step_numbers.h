@@ -16,6 +16,7 @@ namespace dtopp {
 struct StepShape {
   std::vector<std::string> loss_names;
   int64_t micro_batches = 0, tokens = 0;  // of all ranks
+  int64_t ranks = 1;
   int64_t routed_layers = 0, num_experts = 0;
   int64_t mass_rows = 0;  // histograms of masses: those of the controllers, or none
 
@@ -26,13 +27,16 @@ struct StepShape {
 struct StepSums {
   // Of each of its micro-batches: the place in the step's order, and f64 [1 + terms]: the total first.
   std::vector<std::pair<int64_t, at::Tensor>> losses;
-  at::Tensor most_pairs_L;  // int64: token-expert pairs of a micro-batch, at most; [0] of a dense model
+  // int64: token-expert pairs of a micro-batch, at most; [0] of a dense model. Where micro-batches are cut,
+  // of a part times their number.
+  at::Tensor most_pairs_L;
+  int64_t parts = 1;  // that each micro-batch was cut into
   ActivationStatistics activations;
   at::Tensor masses_CM;     // int64; undefined before the first, and where the model has no controller
   double data_seconds = 0;  // spent waiting for data
   bool stop_asked = false;
 
-  // A micro-batch's; total and the terms: f32 [], detached.
+  // A micro-batch's, or one of its parts'; total and the terms: f32 [], detached.
   void add_losses(int64_t micro_batch, const at::Tensor& total,
                   const std::vector<std::pair<std::string, at::Tensor>>& terms);
   void add_masses(const at::Tensor& of_micro_batch_CM);  // undefined: none
@@ -57,7 +61,8 @@ class StepNumbers {
   at::Tensor grad_norm() const { return part(norm_at(), 1)[0].sqrt(); }
   at::Tensor halted() const { return part(norm_at() + 1, 1)[0].ne(0); }
   at::Tensor stop_asked() const { return part(norm_at() + 2, 1)[0].ne(0); }  // of any rank
-  at::Tensor most_pairs_L() const { return part(norm_at() + 3, shape_.routed_layers); }
+  at::Tensor parts_R() const { return part(norm_at() + 3, shape_.ranks); }
+  at::Tensor most_pairs_L() const { return part(norm_at() + 3 + shape_.ranks, shape_.routed_layers); }
   at::Tensor selected_L() const { return activations().selected(); }
   ActivationStatistics activations() const;
   // f64, for the controller; undefined where there are none.

@@ -59,6 +59,8 @@ StepInFlight::Arrival StepInFlight::read() const {
   result.grad_norm = numbers.grad_norm().item<double>();
   result.halted = numbers.halted().item<bool>();
   result.stop_asked = numbers.stop_asked().item<bool>();
+  for (const double parts : Numbers(numbers.parts_R()).several(shape_.ranks))
+    result.parts_R.push_back(static_cast<int64_t>(parts));
   for (const double most : Numbers(numbers.most_pairs_L()).several(shape_.routed_layers))
     result.most_pairs_L.push_back(static_cast<int64_t>(most));
   result.activations = numbers.activations();

@@ -27,10 +27,11 @@ struct StepResult {
   std::vector<double> scales;      // theta used, one a routed layer; empty unless dynamic
   ActivationStatistics activations;
   std::vector<int64_t> most_pairs_L;  // token-expert pairs of a micro-batch, at most; one a routed layer
-  bool halted = false;                // it, or one before it, had no room for its pairs
-  bool stop_asked = false;            // on any rank, while it ran
-  double seconds = 0;                 // the whole step
-  double data_seconds = 0;            // of which waiting for data
+  std::vector<int64_t> parts_R;  // that each rank cut its micro-batches into: 1, or more for want of memory
+  bool halted = false;           // it, or one before it, had no room for its pairs
+  bool stop_asked = false;       // on any rank, while it ran
+  double seconds = 0;            // the whole step
+  double data_seconds = 0;       // of which waiting for data
 
   // The unweighted loss of a name; std::invalid_argument where there is none.
   double loss_named(std::string_view name) const;

@@ -103,58 +103,70 @@ void Trainer::accumulate_gradients(const RoutingInputs& inputs, const std::funct
   const int64_t rank = world_.rank();
   const LeafBlock block = leaf_block(micro_batches(), grid.replica(rank), grid.replicas, grid.places);
   if (block.begin >= block.end) store_.finish_gather();
-  store_.begin_step((block.end - block.begin + grid.places - 1) / grid.places);
+  store_.begin_step((block.end - block.begin + grid.places - 1) / grid.places * parts_);
   for (int64_t first = block.begin; first < block.end; first += grid.places) {
     sums.stop_asked = sums.stop_asked || stop();
     if (is_abandoned(sums, world_.size())) return;
     const int64_t micro = first + grid.place(rank);
-    if (micro < block.end) {
-      accumulate_micro_batch(micro, inputs, sums);
-    } else {
-      serve_experts(inputs);
+    for (int64_t part = 0; part < parts_; ++part) {
+      if (micro < block.end) {
+        accumulate_part(micro, part, inputs, sums);
+      } else {
+        serve_experts(inputs);
+      }
+      store_.end_micro_batch();
     }
-    store_.end_micro_batch();
   }
   store_.finish_gradients();
 }
 
 StepSums Trainer::accumulate_what_fits(RoutingInputs& inputs, const std::function<bool()>& stop) {
   while (true) {
+    inputs.max_pairs = pair_rooms_L();
     StepSums sums;
+    sums.parts = parts_;
     sums.activations = ActivationStatistics(model_.num_routed_layers);
     sums.most_pairs_L = at::zeros({model_.num_routed_layers}, at::device(store_.device()).dtype(at::kLong));
     try {
       accumulate_gradients(inputs, stop, sums);
       return sums;
     } catch (const c10::OutOfMemoryError&) {
-      if (world_.size() > 1 || !take_smaller_micro_batch()) throw;
-      inputs.max_pairs = pair_limits_.limits_L();
+      // Other ranks wait where they need this one: for its gradients. With experts shared out they may be in
+      // the midst of a layer.
+      if (world_.grid().places > 1 || !cut_micro_batches()) throw;
     }
   }
 }
 
-bool Trainer::take_smaller_micro_batch() {
-  int64_t& size = config_.training.micro_batch_size;
-  if (size == 1) return false;
-  do --size;
-  while (config_.training.global_batch_size % size != 0);
+bool Trainer::cut_micro_batches() {
+  const int64_t size = config_.training.micro_batch_size;
+  if (parts_ == size) return false;
+  do ++parts_;
+  while (size % parts_ != 0);
   pair_limits_.forget();
   return true;
 }
 
-void Trainer::accumulate_micro_batch(int64_t micro_batch, const RoutingInputs& inputs, StepSums& sums) {
-  const int64_t size = config_.training.micro_batch_size;
+std::vector<int64_t> Trainer::pair_rooms_L() const {
+  std::vector<int64_t> rooms_L = pair_limits_.limits_L();
+  for (int64_t& room : rooms_L) room = std::max<int64_t>(room / parts_, 1);
+  return rooms_L;
+}
+
+void Trainer::accumulate_part(int64_t micro_batch, int64_t part, const RoutingInputs& inputs,
+                              StepSums& sums) {
+  const int64_t size = config_.training.micro_batch_size / parts_;
   const double wait = now();
-  const Batch batch =
-      data_.training_batch(static_cast<uint64_t>(state_.sample_position + micro_batch * size), size);
+  const int64_t position = state_.sample_position + (micro_batch * parts_ + part) * size;
+  const Batch batch = data_.training_batch(static_cast<uint64_t>(position), size);
   sums.data_seconds += now() - wait;
   const BatchLosses losses = losses_(batch.to(store_.device()), inputs);
-  (losses.total / static_cast<double>(micro_batches())).backward();
+  (losses.total / static_cast<double>(micro_batches() * parts_)).backward();
   sums.add_losses(micro_batch, losses.total.detach(), losses.values);
   sums.activations.add(losses.activations);
   sums.add_masses(losses.masses_CM);
   if (model_.num_routed_layers > 0)
-    sums.most_pairs_L = at::maximum(sums.most_pairs_L, losses.activations.selected());
+    sums.most_pairs_L = at::maximum(sums.most_pairs_L, losses.activations.selected() * parts_);
   if (loss_names_.empty()) {
     for (const auto& [name, value] : losses.values) loss_names_.push_back(name);
   }
@@ -189,7 +201,7 @@ void Trainer::share_loss_names() {
 }
 
 StepShape Trainer::step_shape() const {
-  StepShape shape{loss_names_, micro_batches(), step_tokens(), model_.num_routed_layers};
+  StepShape shape{loss_names_, micro_batches(), step_tokens(), world_.size(), model_.num_routed_layers};
   if (shape.routed_layers == 0) return shape;
   shape.num_experts = config_.model.num_experts;
   if (mass_sampling().stride > 0) shape.mass_rows = controller_.thresholds().numel();
@@ -213,7 +225,6 @@ bool Trainer::step(const std::function<bool()>& stop) {
   StepStates states;
   states.threshold_C = controller_.thresholds();
   RoutingInputs inputs = training_inputs();
-  inputs.max_pairs = pair_limits_.limits_L();
   inputs.router.masses = mass_sampling();
   if (counts_LE_.defined())
     inputs.share_LE = (counts_LE_ / static_cast<double>(step_tokens())).to(at::kFloat);

@@ -36,9 +36,10 @@ class Trainer {
   void restore(const Checkpoint& checkpoint);
 
   // Issues the next step. false when `stop` became true between micro-batches: the step is undone (nothing
-  // has changed) and can be run again. With several ranks it is finished, and its result says so. Where the
-  // device's memory does not suffice, a single rank does the step, and those after it, with the next smaller
-  // micro-batch; c10::OutOfMemoryError where there is none, or there are several ranks.
+  // has changed) and can be run again. With several ranks it is finished, and its result says so. Where a
+  // rank's device has too little memory, it cuts its micro-batches from this step on into the next larger
+  // number of equal parts (StepResult::parts_R); c10::OutOfMemoryError where they cannot be cut, or ranks
+  // share experts.
   bool step(const std::function<bool()>& stop);
   // The result of the earliest step that has not been given out, which is waited for; nullopt where no more
   // than `in_flight` steps are out. Also nullopt where that step had no room for its pairs: it and those
@@ -68,7 +69,6 @@ class Trainer {
   const Model& model() const { return model_; }
   const TrainingData& data() const { return data_; }
   Collectives& ranks() const { return *world_.all; }
-  int64_t micro_batch_size() const { return config_.training.micro_batch_size; }
   int64_t step_tokens() const { return config_.training.global_batch_size * model_.tokens_per_sample; }
 
  private:
@@ -83,8 +83,10 @@ class Trainer {
   // Runs the model forward and backward over this rank's micro-batches, until `stop` becomes true.
   void accumulate_gradients(const RoutingInputs& inputs, const std::function<bool()>& stop, StepSums& sums);
   StepSums accumulate_what_fits(RoutingInputs& inputs, const std::function<bool()>& stop);
-  bool take_smaller_micro_batch();
-  void accumulate_micro_batch(int64_t micro_batch, const RoutingInputs& inputs, StepSums& sums);
+  bool cut_micro_batches();
+  // What a layer's pairs of one part of a micro-batch have room for.
+  std::vector<int64_t> pair_rooms_L() const;
+  void accumulate_part(int64_t micro_batch, int64_t part, const RoutingInputs& inputs, StepSums& sums);
   // What this rank does while others of its block have a micro-batch or validate, and it has none: its
   // experts serve them.
   void serve_experts(const RoutingInputs& inputs) const;
@@ -112,8 +114,9 @@ class Trainer {
   bool names_are_shared_ = false;
   ThresholdController controller_;
   TrainingState state_;
-  at::Tensor counts_LE_;  // f64: with global batch statistics, the last applied step's; else undefined
-  PairLimits pair_limits_;
+  at::Tensor counts_LE_;    // f64: with global batch statistics, the last applied step's; else undefined
+  int64_t parts_ = 1;       // that this rank cuts each micro-batch into
+  PairLimits pair_limits_;  // of whole micro-batches
   at::Tensor halted_;  // bool []: a step had no room for its pairs; until it runs again nothing is applied
   std::deque<StepInFlight> in_flight_;
   double last_arrival_ = 0;  // seconds of a steady clock

@@ -56,9 +56,9 @@ TEST(Communication, without_expert_parallelism_is_a_reduce_scatter_and_a_gather_
   EXPECT_EQ(sent(plan, "dispatch").total(), 0);
   EXPECT_EQ(sent(plan, "combine").total(), 0);
   // Six losses of four micro-batches; a norm of each of 22 parameters and of six experts of four; two flags;
-  // the pairs of two layers on four ranks; two sums over tokens, 6 + 7 counts a layer; one histogram of
-  // masses; summed and given back.
-  EXPECT_NEAR(sent(plan, "step").total(), 2 * 0.75 * 8 * (24 + 22 + 6 * 4 + 2 + 8 + 2 + 26 + 4096), 1);
+  // what each of four ranks cuts; the pairs of two layers on four ranks; two sums over tokens, 6 + 7 counts a
+  // layer; one histogram of masses; summed and given back.
+  EXPECT_NEAR(sent(plan, "step").total(), 2 * 0.75 * 8 * (24 + 22 + 6 * 4 + 2 + 4 + 8 + 2 + 26 + 4096), 1);
 }
 
 TEST(Communication, replicas_that_form_no_tree_in_a_node_exchange_directly) {

@@ -39,7 +39,7 @@ StepNumbers numbers(const StepSums& sums, StepShape shape, double norm, bool hal
 }
 
 StepNumbers numbers(double loss, double norm, bool halted) {
-  return numbers(sums(loss), {{"a", "b"}, 2, 3, 2, 3, 1}, norm, halted);
+  return numbers(sums(loss), {{"a", "b"}, 2, 3, 1, 2, 3, 1}, norm, halted);
 }
 
 bool applied(const StepNumbers& numbers) { return decide(numbers, {}).applied.item<bool>(); }

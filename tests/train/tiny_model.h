@@ -54,7 +54,8 @@ inline Trainer trainer_of(const RunConfig& config, const at::ScalarType type = a
 
 // On a device whose memory suffices for batches of `most` samples: for more, it ends before the forward pass,
 // or in the backward pass where that reaches the parameter `late`.
-inline Trainer trainer_with_memory_for(int64_t most, const RunConfig& config, const std::string& late = "") {
+inline Trainer trainer_with_memory_for(int64_t most, const RunConfig& config, const std::string& late = "",
+                                       World world = {}) {
   Model model = make_model(config);
   model.bind = [bind = model.bind, most, late](const auto& parameter) -> LossFunction {
     const auto samples = std::make_shared<int64_t>();
@@ -66,7 +67,7 @@ inline Trainer trainer_with_memory_for(int64_t most, const RunConfig& config, co
       return losses(batch, inputs);
     };
   };
-  return {config, std::move(model), data_for(config), at::kFloat};
+  return {config, std::move(model), data_for(config), at::kFloat, std::move(world)};
 }
 
 // The largest of any parameter.
