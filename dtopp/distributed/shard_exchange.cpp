@@ -147,7 +147,7 @@ void ShardExchange::start_gather(std::vector<at::Tensor> whole, std::function<vo
   finish_gather();
   whole_ = std::move(whole);
   before_ = std::move(before);
-  if (next_) {
+  if (next_ && next_->has_others()) {
     std::vector<at::Tensor> kept;
     for (size_t i = 0; i < whole_.size(); ++i) kept.push_back(elements(whole_[i], range(i, ranks_.rank())));
     next_->start_gather(std::move(kept),

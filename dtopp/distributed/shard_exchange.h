@@ -43,6 +43,8 @@ class ShardExchange {
   // together. Two buckets are on their way at a time; memory for more would be that of all parameters. What
   // must come from elsewhere beforehand is not waited for until it is asked for.
   void start_gather(std::vector<at::Tensor> whole, std::function<void(size_t)> before = {});
+  // Whether anything comes from another rank.
+  bool has_others() const { return ranks_.size() > 1 || (next_ && next_->has_others()); }
   // Returns when a parameter is there.
   void wait_gathered(size_t parameter);
   void finish_gather();

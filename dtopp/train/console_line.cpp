@@ -73,4 +73,25 @@ std::string validation_line(int64_t step, const ValidationResult* loss, const Pr
   return "validation at step " + std::to_string(step) + ":" + parts;
 }
 
+std::string skipped_line(const StepResult& result) {
+  return "step " + std::to_string(result.step) + " was skipped: its loss or gradient is not finite (" +
+         std::to_string(result.consecutive_skips) + " in a row)";
+}
+
+std::string out_of_memory_line(const RunConfig& config, const StepResult& result, size_t rank,
+                               int64_t before) {
+  const int64_t size = config.training.micro_batch_size;
+  return (result.parts_R.size() > 1 ? "rank " + std::to_string(rank) + ": " : "") +
+         "out of device memory with training.micro_batch_size=" + std::to_string(size / before) +
+         " in step " + std::to_string(result.step) + ": from here on with " +
+         std::to_string(size / result.parts_R[rank]);
+}
+
+std::string given_up_line(const RunConfig& config, const StepResult& result,
+                          const std::filesystem::path& checkpoint) {
+  return "step " + std::to_string(result.step) + ": " + std::to_string(result.consecutive_skips) +
+         " non-finite steps in a row (training.max_skips " + std::to_string(config.training.max_skips) +
+         "): lower optimizer.lr or look at the data; the last good parameters are in " + checkpoint.string();
+}
+
 }  // namespace dtopp

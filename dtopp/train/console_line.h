@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <string>
 
 #include "dtopp/train/run.h"
@@ -19,5 +20,15 @@ std::string console_line(const RunConfig& config, int64_t step, const StepResult
 // validation at step 300: loss 5.123456, active experts 4.020000, hellaswag 31.250000 %
 // `loss` is null where there is no validation data; a dense model has no active experts.
 std::string validation_line(int64_t step, const ValidationResult* loss, const ProbeResults& accuracies);
+
+std::string skipped_line(const StepResult& result);
+
+// A rank cut its micro-batches into `before` parts until this step, since then into more.
+std::string out_of_memory_line(const RunConfig& config, const StepResult& result, size_t rank,
+                               int64_t before);
+
+// Why a run ends whose steps are not finite, and what is left of it.
+std::string given_up_line(const RunConfig& config, const StepResult& result,
+                          const std::filesystem::path& checkpoint);
 
 }  // namespace dtopp

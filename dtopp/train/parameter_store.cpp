@@ -130,8 +130,10 @@ void ParameterStore::refresh_copies() {
   among_replicas_->start_gather(std::move(slices));
   if (!in_block_) return;
   for (const size_t i : in_block_parameters_) wholes.push_back(compute_[i]);
-  in_block_->start_gather(std::move(wholes),
-                          [this](size_t i) { among_replicas_->wait_gathered(in_block_parameters_[i]); });
+  std::function<void(size_t)> before;  // where there is nothing to wait for, gathers travel ahead
+  if (among_replicas_->has_others())
+    before = [this](size_t i) { among_replicas_->wait_gathered(in_block_parameters_[i]); };
+  in_block_->start_gather(std::move(wholes), std::move(before));
 }
 
 // What is updated element by element: on a CPU in units, whole ones at a time, since a loop over more than

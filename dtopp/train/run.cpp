@@ -11,6 +11,7 @@
 #include "dtopp/plan/devices.h"
 #include "dtopp/plan/plan.h"
 #include "dtopp/train/compute_device.h"
+#include "dtopp/train/console_line.h"
 #include "dtopp/train/matrix_rate.h"
 #include "dtopp/train/rank_agreement.h"
 #include "dtopp/train/run_beginning.h"
@@ -182,9 +183,7 @@ void Run::take_results(size_t in_flight) {
   while (const auto result = trainer_->next_result(in_flight)) {
     unsaved_ = true;
     record(*result);
-    if (result->skipped)
-      say("step " + std::to_string(result->step) + " was skipped: its loss or gradient is not finite (" +
-          std::to_string(result->consecutive_skips) + " in a row)");
+    if (result->skipped) say(skipped_line(*result));
     stop_asked_ = stop_asked_ || (result->stop_asked && world_.size() > 1);
     if (gives_up(*result, config_.training)) give_up(*result);
   }
@@ -209,24 +208,16 @@ void Run::record(const StepResult& result) {
 
 void Run::say_of_memory(const StepResult& result) {
   parts_.resize(result.parts_R.size(), 1);
-  const int64_t size = config_.training.micro_batch_size;
   for (size_t rank = 0; rank < parts_.size(); ++rank) {
     const int64_t before = std::exchange(parts_[rank], result.parts_R[rank]);
-    if (parts_[rank] == before) continue;
-    say((world_.size() > 1 ? "rank " + std::to_string(rank) + ": " : "") +
-        "out of device memory with training.micro_batch_size=" + std::to_string(size / before) + " in step " +
-        std::to_string(result.step) + ": from here on with " + std::to_string(size / parts_[rank]));
+    if (parts_[rank] != before) say(out_of_memory_line(config_, result, rank, before));
   }
 }
 
 void Run::give_up(const StepResult& result) {
   while (const auto later = trainer_->next_result(0)) record(*later);
   save();
-  throw NumericalError(
-      "step " + std::to_string(result.step) + ": " + std::to_string(result.consecutive_skips) +
-      " non-finite steps in a row (training.max_skips " + std::to_string(config_.training.max_skips) +
-      "): lower optimizer.lr or look at the data; the last good parameters are in " +
-      last_checkpoint_.string());
+  throw NumericalError(given_up_line(config_, result, last_checkpoint_));
 }
 
 // Before the first step, every validation.every steps and after the last one.

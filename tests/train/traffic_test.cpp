@@ -130,18 +130,25 @@ std::map<std::string, double> planned_on_sixteen_nodes(const RunConfig& config) 
   return bytes;
 }
 
-// What the rank `rank` of many sends in its first step, by collective. The others are not there.
-std::map<std::string, double> sent_by(int64_t rank, const RankGrid& grid, const RunConfig& config) {
-  const auto counts = std::make_shared<CollectiveCounts>();
+// The rank `rank` of many. The others are not there.
+World world_of(int64_t rank, const RankGrid& grid, const std::shared_ptr<CollectiveCounts>& counts) {
   const auto group = [&](int64_t place, int64_t size) {
     return std::make_shared<CountingCollectives>(std::make_unique<MirroredCollectives>(place, size), counts);
   };
   World world;
   world.all = group(rank, grid.size());
-  world.nodes = group(grid.replica(rank), grid.nodes);
+  const int64_t on_a_node = grid.replicas / grid.nodes;
+  world.replicas = group(grid.replica(rank) % on_a_node, on_a_node);
+  world.nodes = group(grid.replica(rank) / on_a_node, grid.nodes);
   world.block = group(grid.place(rank), grid.places);
   world.experts = group(grid.place(rank), grid.places);
-  Trainer trainer(config, make_model(config), data_for(config), at::kFloat, world);
+  return world;
+}
+
+// What it sends in its first step, by collective.
+std::map<std::string, double> sent_by(int64_t rank, const RankGrid& grid, const RunConfig& config) {
+  const auto counts = std::make_shared<CollectiveCounts>();
+  Trainer trainer(config, make_model(config), data_for(config), at::kFloat, world_of(rank, grid, counts));
   trainer.initialise();
   step(trainer);
   trainer.parameters().finish_gather();
@@ -171,6 +178,18 @@ TEST(Traffic, of_rows_among_128_ranks_is_within_two_percent_of_the_plan) {
   }
   for (const char* name : {"dispatch", "combine", "step"})
     EXPECT_NEAR(mean.at(name), planned.at(name), 0.02 * planned.at(name)) << name;
+}
+
+// By the time the next step asks for them they have travelled while the host was elsewhere.
+TEST(Traffic, of_parameters_sets_out_before_they_are_asked_for) {
+  for (const RankGrid& grid : {RankGrid{1, 4}, RankGrid{1, 4, 4}}) {
+    const auto counts = std::make_shared<CollectiveCounts>();
+    const RunConfig config = tiny();
+    Trainer trainer(config, make_model(config), data_for(config), at::kFloat, world_of(0, grid, counts));
+    trainer.initialise();
+    step(trainer);
+    EXPECT_GT(counts->traffic()["gather"].calls, 0) << grid.nodes << " nodes";
+  }
 }
 
 }  // namespace

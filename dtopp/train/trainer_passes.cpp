@@ -1,0 +1,105 @@
+// A rank's passes over its micro-batches.
+#include <utility>
+
+#include "dtopp/base/steady_seconds.h"
+#include "dtopp/distributed/tree_sum.h"
+#include "dtopp/train/trainer.h"
+
+namespace dtopp {
+// The block's micro-batches alternate between its ranks: those that its ranks have at a time are an aligned
+// block of the step's (tree_sum.h).
+void Trainer::accumulate_gradients(const RoutingInputs& inputs, const std::function<bool()>& stop,
+                                   StepSums& sums) {
+  const RankGrid grid = world_.grid();
+  const int64_t rank = world_.rank();
+  const LeafBlock block = leaf_block(micro_batches(), grid.replica(rank), grid.replicas, grid.places);
+  if (block.begin >= block.end) store_.finish_gather();
+  store_.begin_step((block.end - block.begin + grid.places - 1) / grid.places * parts_);
+  for (int64_t first = block.begin; first < block.end; first += grid.places) {
+    sums.stop_asked = sums.stop_asked || stop();
+    if (is_abandoned(sums, world_.size())) return;
+    const int64_t micro = first + grid.place(rank);
+    for (int64_t part = 0; part < parts_; ++part) {
+      if (micro < block.end) {
+        accumulate_part(micro, part, inputs, sums);
+      } else {
+        serve_experts(inputs);
+      }
+      store_.end_micro_batch();
+    }
+  }
+  store_.finish_gradients();
+}
+
+StepSums Trainer::accumulate_what_fits(RoutingInputs& inputs, const std::function<bool()>& stop) {
+  while (true) {
+    inputs.max_pairs = pair_rooms_L();
+    StepSums sums;
+    sums.parts = parts_;
+    sums.activations = ActivationStatistics(model_.num_routed_layers);
+    sums.most_pairs_L = at::zeros({model_.num_routed_layers}, at::device(store_.device()).dtype(at::kLong));
+    try {
+      accumulate_gradients(inputs, stop, sums);
+      return sums;
+    } catch (const c10::OutOfMemoryError&) {
+      // Other ranks wait where they need this one: for its gradients. With experts shared out they may be in
+      // the midst of a layer.
+      if (world_.grid().places > 1 || !cut_micro_batches()) throw;
+    }
+  }
+}
+
+bool Trainer::cut_micro_batches() {
+  const int64_t size = config_.training.micro_batch_size;
+  if (parts_ == size) return false;
+  do ++parts_;
+  while (size % parts_ != 0);
+  pair_limits_.forget();
+  return true;
+}
+
+std::vector<int64_t> Trainer::pair_rooms_L() const {
+  std::vector<int64_t> rooms_L = pair_limits_.limits_L();
+  for (int64_t& room : rooms_L) room = std::max<int64_t>(room / parts_, 1);
+  return rooms_L;
+}
+
+void Trainer::accumulate_part(int64_t micro_batch, int64_t part, const RoutingInputs& inputs,
+                              StepSums& sums) {
+  const int64_t size = config_.training.micro_batch_size / parts_;
+  const double wait = steady_seconds();
+  const int64_t position = state_.sample_position + (micro_batch * parts_ + part) * size;
+  const Batch batch = data_.training_batch(static_cast<uint64_t>(position), size);
+  sums.data_seconds += steady_seconds() - wait;
+  const BatchLosses losses = losses_(batch.to(store_.device()), inputs);
+  (losses.total / static_cast<double>(micro_batches() * parts_)).backward();
+  sums.add_losses(micro_batch, losses.total.detach(), losses.values);
+  sums.activations.add(losses.activations);
+  sums.add_masses(losses.masses_CM);
+  if (model_.num_routed_layers > 0)
+    sums.most_pairs_L = at::maximum(sums.most_pairs_L, losses.activations.selected() * parts_);
+  if (loss_names_.empty()) {
+    for (const auto& [name, value] : losses.values) loss_names_.push_back(name);
+  }
+}
+
+void Trainer::serve_experts(const RoutingInputs& inputs) const {
+  at::Tensor x_TD, gates_TE, gate_up;
+  for (const ParameterSpec& spec : store_.specs()) {
+    const at::Tensor weight = store_.compute(spec.name);
+    if (spec.role != ParameterRole::kExpert || !inputs.experts) continue;
+    if (!gate_up.defined()) {
+      gate_up = weight;
+      continue;
+    }
+    if (!x_TD.defined()) {
+      const auto options = weight.options();
+      x_TD = at::empty({0, config_.model.hidden_size}, options).requires_grad_();
+      gates_TE = at::empty({0, config_.model.num_experts}, options.dtype(at::kFloat)).requires_grad_();
+    }
+    x_TD = inputs.experts(x_TD, gates_TE, std::exchange(gate_up, at::Tensor()), weight, 0);
+  }
+  if (x_TD.defined() && at::GradMode::is_enabled()) x_TD.sum().backward();
+}
+
+}  // namespace dtopp
