@@ -64,39 +64,12 @@ fs::path parent_of(const fs::path& path) {
   return path.has_parent_path() ? path.parent_path() : fs::path(".");
 }
 
-void remove_tree(const fs::path& path) {
-  std::error_code error;
-  fs::remove_all(path, error);
-  if (error) throw file_error("remove", path, error.value());
-}
-
-// Both names exist at every moment. A file system that cannot do so gets two renames instead.
-void exchange_durably(const fs::path& fresh, const fs::path& old) {
-  if (::renameat2(AT_FDCWD, fresh.c_str(), AT_FDCWD, old.c_str(), RENAME_EXCHANGE) == 0)
-    return sync_directory(parent_of(old));
-  if (errno != EINVAL && errno != ENOSYS) throw file_error("exchange with " + old.string(), fresh, errno);
-  const auto aside = temporary_sibling(old);
-  rename_durably(old, aside);
-  rename_durably(fresh, old);
-  remove_tree(aside);
-}
-
 // A rename would put a file in the place of a device or a pipe.
 void refuse_what_is_no_file(const fs::path& path) {
   std::error_code no_answer;  // then creating the file says why
   const auto status = fs::status(path, no_answer);
   if (fs::status_known(status) && fs::is_other(status))
     throw DataError(path.string() + ": not a regular file; choose another path");
-}
-
-void sync_tree(const fs::path& directory) {
-  for (const auto& path : list_directory(directory)) {
-    if (directory_exists(path))
-      sync_tree(path);
-    else
-      sync_path(path, O_RDONLY);
-  }
-  sync_directory(directory);
 }
 
 }  // namespace
@@ -163,6 +136,8 @@ void OutputFile::sync() {
 
 void OutputFile::close() { close_checked(std::exchange(descriptor_, -1), path_); }
 
+void sync_file(const fs::path& path) { sync_path(path, O_RDONLY); }
+
 void sync_directory(const fs::path& path) { sync_path(path, O_RDONLY | O_DIRECTORY); }
 
 std::vector<fs::path> list_directory(const fs::path& directory) {
@@ -187,6 +162,12 @@ void make_directories(const fs::path& path) {
 void rename_durably(const fs::path& from, const fs::path& to) {
   if (::rename(from.c_str(), to.c_str()) != 0) throw file_error("rename to " + to.string(), from, errno);
   sync_directory(parent_of(to));
+}
+
+void remove_tree(const fs::path& path) {
+  std::error_code error;
+  fs::remove_all(path, error);
+  if (error) throw file_error("remove", path, error.value());
 }
 
 void remove_durably(const fs::path& path) {
@@ -225,35 +206,6 @@ void write_file_atomically(const fs::path& path, const std::function<void(Output
 
 void write_file_atomically(const fs::path& path, std::string_view bytes) {
   write_file_atomically(path, [&](OutputFile& file) { file.write(bytes); });
-}
-
-AtomicDirectory::AtomicDirectory(fs::path path, bool replace) : path_(std::move(path)) {
-  std::error_code absent;
-  exists_ = fs::exists(fs::symlink_status(path_, absent));
-  if (exists_ && !replace) throw file_error("create the directory", path_, EEXIST);
-  temporary_ = temporary_sibling(path_);
-  if (::mkdir(temporary_.c_str(), 0777) != 0) throw file_error("create the directory", temporary_, errno);
-}
-
-AtomicDirectory::~AtomicDirectory() {
-  std::error_code ignored;  // an error that came before is the one to report; what stays is a leftover
-  if (!temporary_.empty()) fs::remove_all(temporary_, ignored);
-}
-
-void AtomicDirectory::commit() {
-  sync_tree(temporary_);
-  if (exists_)
-    exchange_durably(temporary_, path_);
-  else
-    rename_durably(temporary_, path_);
-  remove_tree(std::exchange(temporary_, {}));  // the old one, after an exchange
-}
-
-void write_directory_atomically(const fs::path& path, const std::function<void(const fs::path&)>& fill,
-                                bool replace) {
-  AtomicDirectory directory(path, replace);
-  fill(directory.temporary());
-  directory.commit();
 }
 
 MappedFile::MappedFile(const fs::path& path) : path_(path) {

@@ -66,31 +66,6 @@ class OutputFile {
 void write_file_atomically(const std::filesystem::path& path, const std::function<void(OutputFile&)>& fill);
 void write_file_atomically(const std::filesystem::path& path, std::string_view bytes);
 
-// A directory that appears complete or not at all. Until then it lies beside `path` under a temporary name
-// (base/temporary.h).
-class AtomicDirectory {
- public:
-  // An existing `path` is an error; with `replace` it is exchanged for the new one in one step.
-  explicit AtomicDirectory(std::filesystem::path path, bool replace = false);
-  ~AtomicDirectory();  // without commit(), removes what was written
-  AtomicDirectory(const AtomicDirectory&) = delete;
-  AtomicDirectory& operator=(const AtomicDirectory&) = delete;
-
-  // Where to write what `path` is to hold.
-  const std::filesystem::path& temporary() const { return temporary_; }
-  // Syncs every file, renames to `path`, syncs the parent and removes what was replaced.
-  void commit();
-
- private:
-  std::filesystem::path path_, temporary_;
-  bool exists_ = false;
-};
-
-// Makes the directory `path` so, of what `fill` writes into the directory it is given.
-void write_directory_atomically(const std::filesystem::path& path,
-                                const std::function<void(const std::filesystem::path&)>& fill,
-                                bool replace = false);
-
 // What lies in a directory. DataError where it cannot be listed.
 std::vector<std::filesystem::path> list_directory(const std::filesystem::path& directory);
 
@@ -100,13 +75,19 @@ void make_directories(const std::filesystem::path& path);
 // Renames within one directory; returns once the new name is durable.
 void rename_durably(const std::filesystem::path& from, const std::filesystem::path& to);
 
-// Removes a file or a directory with all it holds, so that its name is gone, durably, before any of its
+// Removes a file or a directory with all it holds; one that is not there is no error.
+void remove_tree(const std::filesystem::path& path);
+
+// The same so that its name is gone, durably, before any of its
 // content: what a crash leaves behind carries a temporary name.
 void remove_durably(const std::filesystem::path& path);
 
 // Removes what interrupted writes and removals left in `directory`: files and directories with a temporary
 // name. Links stay, and so does every other name. Only for who alone writes there (DirectoryLock).
 void remove_leftovers(const std::filesystem::path& directory);
+
+// fsync of a file that others have written: what it holds survives a power loss.
+void sync_file(const std::filesystem::path& path);
 
 // fsync of a directory, so that renames and new names in it survive a power loss.
 void sync_directory(const std::filesystem::path& path);

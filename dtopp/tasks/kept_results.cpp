@@ -4,6 +4,7 @@
 #include <span>
 #include <system_error>
 
+#include "dtopp/base/atomic_directory.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/hash.h"

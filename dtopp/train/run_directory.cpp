@@ -1,6 +1,8 @@
 #include "dtopp/train/run_directory.h"
 
+#include "dtopp/base/atomic_directory.h"
 #include "dtopp/base/errors.h"
+#include "dtopp/base/path_kind.h"
 #include "dtopp/checkpoint/run_directory.h"
 
 namespace dtopp {
@@ -30,6 +32,7 @@ RunDirectory::RunDirectory(fs::path path)
     make_directories(without_trailing_slash(path_));
     lock_is_new_ = !fs::exists(path_ / ".lock", error);
     lock_.emplace(path_);
+    if (path_kind(checkpoints_of(path_)) == PathKind::kDirectory) put_back_replaced(checkpoints_of(path_));
   } catch (...) {
     lock_is_new_ = false;  // another process holds it
     remove_created();

@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "dtopp/base/atomic_directory.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/hash.h"
 #include "tests/base/scratch_directory.h"
@@ -171,6 +172,17 @@ TEST(WriteDirectoryAtomically, touches_an_existing_directory_only_to_replace_it)
   write_directory_atomically(scratch / "made", fill_two, /*replace=*/true);
   EXPECT_THAT(names_in(scratch / "made"), ElementsAre("b", "nested"));
   EXPECT_THAT(names_in(scratch.path()), ElementsAre("made"));
+}
+
+TEST(PutBackReplaced, gives_the_name_back_unless_the_new_one_has_it) {
+  ScratchDirectory scratch;
+  for (const auto* const name : {".replaced-lost", ".replaced-done", "done"})
+    write_directory_atomically(scratch / name, fill_two);
+  write_file_atomically(scratch / "done/b", "new");
+  put_back_replaced(scratch.path());
+  EXPECT_THAT(names_in(scratch.path()), ElementsAre("done", "lost"));
+  EXPECT_EQ(content_of(scratch / "done/b"), "new");
+  EXPECT_THAT(names_in(scratch / "lost"), ElementsAre("b", "nested"));
 }
 
 TEST(RemoveDurably, removes_files_and_directories_and_reports_absent_ones) {

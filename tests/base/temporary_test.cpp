@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "dtopp/base/append_file.h"
+#include "dtopp/base/atomic_directory.h"
 #include "dtopp/base/files.h"
 #include "tests/base/scratch_directory.h"
 

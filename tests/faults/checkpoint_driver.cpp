@@ -1,12 +1,12 @@
 // A stand-in for a training run, for tests that let its system calls fail, kill it or cut its power.
 //   checkpoint_driver save RUN KEEP ITEM…   saves checkpoints below RUN; an item is a step, "30v" another
-//   state of
-//                                           step 30, "=TEXT" a text written to RUN/config.yaml, "+TEXT" one
-//                                           for both files of the directory RUN/tree, written without a sync.
-//                                           Says "saved ITEM" on standard output once each is durable.
+//                                           state of step 30, "=TEXT" a text written to RUN/config.yaml,
+//                                           "+TEXT" one for both files of the directory RUN/tree, written
+//                                           without a sync. Says "saved ITEM" on standard output once each is
+//                                           durable.
 //   checkpoint_driver check RUN…            one JSON object a line: the steps that verify and hold what was
-//   saved,
-//                                           the step a resumed run would take, and what is wrong.
+//                                           saved, the step a resumed run would take, and what is wrong.
+//   checkpoint_driver resume RUN…           the same of runs that are taken up again.
 #include <cstdio>
 #include <optional>
 #include <string>
@@ -14,6 +14,7 @@
 #include <nlohmann/json.hpp>
 #include <unistd.h>
 
+#include "dtopp/base/atomic_directory.h"
 #include "dtopp/base/descriptor.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
@@ -94,9 +95,19 @@ nlohmann::json check_run(const fs::path& run) {
   return result;
 }
 
+void put_back(const fs::path& run) {
+  for (const fs::path& folder : {run, run / "checkpoints"}) {
+    if (fs::exists(folder)) put_back_replaced(folder);
+  }
+}
+
 int run_driver(const std::vector<std::string>& arguments) {
-  if (arguments.at(0) == "check") {
-    for (size_t i = 1; i < arguments.size(); ++i) std::printf("%s\n", check_run(arguments[i]).dump().c_str());
+  const bool resumes = arguments.at(0) == "resume";
+  if (resumes || arguments.at(0) == "check") {
+    for (size_t i = 1; i < arguments.size(); ++i) {
+      if (resumes) put_back(arguments[i]);
+      std::printf("%s\n", check_run(arguments[i]).dump().c_str());
+    }
   } else {
     for (size_t i = 3; i < arguments.size(); ++i)
       save_item(arguments.at(1), std::stoll(arguments.at(2)), arguments[i]);

@@ -3,6 +3,7 @@
 //   once, forever  the call (and with forever every later one) fails with the number FAULT_ERRNO
 //   short          a write takes only a part of its bytes
 //   kill           the process is killed before the call
+// With FAULT_NO_EXCHANGE names cannot be exchanged, as on NFS.
 // The name of that call is written to the file FAULT_FIRED. FAULT_LOG names a file that records every
 // successful call, and every write to standard output, as a line for the power-loss model.
 #include <cerrno>
@@ -120,6 +121,10 @@ int change_names(const char* name, long number, int directory, const char* path,
 
 int rename_with(const char* from, const char* to, unsigned flags) {
   const char* const name = flags ? "exchange" : "rename";
+  if (flags && is_watched(to) && *variable("FAULT_NO_EXCHANGE")) {
+    errno = EINVAL;
+    return -1;
+  }
   if (is_watched(to) && goes_wrong(name)) return -1;
   const int result = static_cast<int>(::syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, flags));
   if (is_watched(to) && result == 0) record(std::string(name) + "\t" + from + "\t" + to);

@@ -47,12 +47,12 @@ def save(run, items=ITEMS, **fault):
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
 
 
-def check(runs):
+def check(runs, verb="check"):
     """What checkpoint_driver says about each run directory; a few hundred a call."""
     results = []
     for start in range(0, len(runs), 500):
         done = subprocess.run(
-            [DRIVER, "check", *runs[start : start + 500]], capture_output=True, text=True, check=True, timeout=300
+            [DRIVER, verb, *runs[start : start + 500]], capture_output=True, text=True, check=True, timeout=300
         )
         results += [json.loads(line) for line in done.stdout.splitlines()]
     assert len(results) == len(runs)
@@ -156,6 +156,26 @@ def test_killed_before_every_call(scratch):
     for run, result, (items, where) in zip(runs, check(runs), outcomes, strict=True):
         assert_nothing_lost(run, result, items, where)
         assert_recovers(run)
+
+
+def test_killed_where_names_cannot_be_exchanged(scratch):
+    """As on NFS: what is replaced is away for a moment, and comes back when the run is taken up again."""
+    items, runs, outcomes, away = ["30", "+first", "30v", "+second"], [], [], 0
+    for at in range(1, 10_000):
+        run, fired = scratch / str(at), scratch / f"fired-{at}"
+        run.mkdir()
+        done = save(run, items, mode="kill", at=at, fired=fired, no_exchange=1)
+        if not fired.exists():
+            assert done.returncode == 0
+            break
+        runs.append(run)
+        outcomes.append((saved_items(done.stdout), f"{fired.read_text()}, call {at}"))
+        away += any(folder.exists() and not folder.with_name(folder.name.removeprefix(".replaced-")).exists()
+                    for folder in [run / ".replaced-tree", run / "checkpoints" / ".replaced-step-00000030"])
+    assert away >= 2  # one of each
+    for run, result, (saved, where) in zip(runs, check(runs, "resume"), outcomes, strict=True):
+        assert_nothing_lost(run, result, saved, where)
+        assert not list(run.rglob(".replaced-*")), where
 
 
 def test_killed_at_random_moments(tmp_path):

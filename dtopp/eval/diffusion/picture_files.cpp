@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <span>
 
+#include "dtopp/base/atomic_directory.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/path_kind.h"
