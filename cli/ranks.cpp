@@ -146,9 +146,10 @@ class Membership {
       const RankGrid grid = rank_grid(place.size, block, ranks_of_a_node(hosts, ranks_here));
       world_ = make_world(store_, place.rank, grid, gloo_, counts_);
       world_.ranks_here = ranks_here;
-    } catch (const Error& error) {
+    } catch (const std::exception& error) {
+      const Failure failure = failure_of(error);
       watcher_->await_loss(kPatience);
-      watcher_->fail(static_cast<int>(error.status()), error.what());
+      watcher_->fail(static_cast<int>(failure.status), failure.message);
       throw;
     }
   }
