@@ -136,11 +136,6 @@ void require_same_work(const EvaluateOptions& options, const Checkpoint& checkpo
                                               "with the same checkpoint, data and options");
 }
 
-void share_thresholds(const RoutingInputs& routing, Collectives& ranks) {
-  for (const at::Tensor& threshold : routing.threshold)
-    ranks.broadcast(threshold, /*root=*/0, "thresholds").wait();
-}
-
 BatchHooks watch(const char* label, const char* unit, uint64_t total, const Collectives& ranks) {
   if (ranks.rank() > 0) return {[](uint64_t /*done*/) {}, stop_requested};
   const auto bar = std::make_shared<ProgressBar>(label, unit, total);

@@ -40,9 +40,6 @@ Checkpoint open_shared_checkpoint(const EvaluateOptions& options, Collectives& r
 void require_same_work(const EvaluateOptions& options, const Checkpoint& checkpoint,
                        const nlohmann::ordered_json& amount, Collectives& ranks);
 
-// The thresholds that rank 0 solved: with another number of threads the last bits are others.
-void share_thresholds(const RoutingInputs& routing, Collectives& ranks);
-
 // Rank 0 draws how far the ranks are in `total` of what `unit` names; a signal stops them.
 BatchHooks watch(const char* label, const char* unit, uint64_t total, const Collectives& ranks);
 

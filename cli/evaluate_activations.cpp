@@ -4,18 +4,19 @@
 
 #include "cli/evaluate.h"
 #include "dtopp/eval/activation_analysis.h"
+#include "dtopp/train/rank_agreement.h"
 
 namespace dtopp::cli {
 
 void evaluate_activations(const EvaluateOptions& options, Collectives& ranks) {
   const Checkpoint checkpoint = open_shared_checkpoint(options, ranks);
   InferenceModel model = load_model(options.inference, checkpoint);
+  model.routing.agree = agreement(ranks);
   const ModelConfig& config = model.config.model;
   const Tokenizer tokenizer = load_tokenizer(checkpoint, options.inference.tokenizer, config.vocab_size);
   const EvaluationText text = open_text(options, checkpoint, config);
   require_same_work(options, checkpoint, text.size(), ranks);
   meet_target(model, options.inference, checkpoint, &text);
-  share_thresholds(model.routing, ranks);
   std::vector<int64_t> ids(text.size());
   text.read(0, ids);
   const ActivationAnalysis analysis =

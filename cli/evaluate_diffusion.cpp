@@ -5,6 +5,7 @@
 #include "cli/evaluate.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/eval/diffusion/evaluation.h"
+#include "dtopp/train/rank_agreement.h"
 
 namespace dtopp::cli {
 namespace {
@@ -12,9 +13,9 @@ namespace {
 // Measures the raw parameters or their average; of both the thresholds are solved where targets_of says so.
 ValidationResult measure(const EvaluateOptions& options, ParameterKind kind, DiffusionModel& model,
                          const TrainingData& data, int64_t images, Collectives& ranks) {
+  model.routing.agree = agreement(ranks);
   const auto targets = targets_of(model.config, kind, options.inference.target_experts);
   if (!targets.empty()) model.routing = solve_for_images(model, data, targets);
-  share_thresholds(model.routing, ranks);
   const char* label = kind == ParameterKind::kRaw ? "diffusion" : "EMA";
   return measure_diffusion(model, model.routing, data, images, options.batch_size, ranks,
                            watch(label, "images", static_cast<uint64_t>(images), ranks));

@@ -9,6 +9,7 @@
 #include "dtopp/eval/expert_budget.h"
 #include "dtopp/eval/perplexity.h"
 #include "dtopp/eval/routing_file.h"
+#include "dtopp/train/rank_agreement.h"
 
 namespace dtopp::cli {
 namespace {
@@ -62,7 +63,6 @@ ordered_json sweep_perplexity(const EvaluateOptions& options, const EvaluationTe
   if (table) std::printf("%8s %10s %12s %10s\n", "target", "nll", "perplexity", "experts");
   for (const double target : options.sweep) {
     model.routing = solve_thresholds(model, windows_BL, target);
-    share_thresholds(model.routing, ranks);
     const Perplexity result = perplexity_of(options, text, model, ranks);
     const double experts = result.activations.summary().mean;
     ordered_json entry = perplexity_json(result);
@@ -79,6 +79,7 @@ ordered_json sweep_perplexity(const EvaluateOptions& options, const EvaluationTe
 void evaluate_perplexity(const EvaluateOptions& options, Collectives& ranks) {
   const Checkpoint checkpoint = open_shared_checkpoint(options, ranks);
   InferenceModel model = load_model(options.inference, checkpoint);
+  model.routing.agree = agreement(ranks);
   const ModelConfig& config = model.config.model;
   const EvaluationText text = open_text(options, checkpoint, config);
   require_same_work(options, checkpoint, text.size(), ranks);
@@ -88,7 +89,6 @@ void evaluate_perplexity(const EvaluateOptions& options, Collectives& ranks) {
     json = sweep_perplexity(options, text, windows_BL, model, ranks);
   } else {
     meet_target(model, options.inference, checkpoint, &text);
-    share_thresholds(model.routing, ranks);
     const Perplexity result = routed_perplexity(options, text, model, ranks);
     json = perplexity_json(result);
     if (!options.json && ranks.rank() == 0) print_summary(checkpoint, result);

@@ -17,6 +17,7 @@
 #include "dtopp/eval/expert_budget.h"
 #include "dtopp/eval/task_run.h"
 #include "dtopp/tasks/dump.h"
+#include "dtopp/train/rank_agreement.h"
 
 namespace dtopp::cli {
 namespace {
@@ -93,7 +94,6 @@ std::vector<TaskResult> measure(const TaskEvaluation& evaluation, KeptResults& k
 void evaluate_once(TaskEvaluation& evaluation) {
   const EvaluateOptions& options = evaluation.options;
   meet_target(evaluation.model, options.inference, evaluation.checkpoint);
-  share_thresholds(evaluation.model.routing, evaluation.ranks);
   KeptResults kept = evaluation.results_kept_for(options.output.empty() ? options.dump : options.output);
   const auto results = measure(evaluation, kept);
   if (!evaluation.first_rank()) return;
@@ -121,7 +121,6 @@ void sweep(TaskEvaluation& evaluation) {
   std::vector<KeptResults> kept;
   for (const double target : options.sweep) {
     model.routing = solve_thresholds(model, windows_BL, target);
-    share_thresholds(model.routing, evaluation.ranks);
     std::ostringstream name;
     if (!options.output.empty()) name << options.output << "." << target;
     kept.push_back(evaluation.results_kept_for(name.str()));
@@ -157,6 +156,7 @@ void evaluate_tasks(const EvaluateOptions& options, Collectives& ranks) {
                             load_model(options.inference, checkpoint),
                             std::move(prepared),
                             std::move(left_out)};
+  evaluation.model.routing.agree = agreement(ranks);
   if (options.sweep.empty())
     evaluate_once(evaluation);
   else

@@ -85,8 +85,9 @@ void train_run(const TrainOptions& options) {
           [&](const at::Device& device) { return expert_parallel_on(layout, config, device); }};
   run_as_rank(place, join, [&](const Rank& rank) {
     observer.begin = rank.begin;
-    // Every byte of the data, also of what an earlier start has found right.
-    if (options.verify && speaks) make_model(config).open_data(Verify::kAll);
+    // Every byte of the data, also of what an earlier start has found right. On all ranks: each takes as
+    // long, and reads what lies on its own machine.
+    if (options.verify) make_model(config).open_data(Verify::kAll);
     summary = run_training(config, observer, stop_requested,
                            {make_probes(config, stop_requested), training_grids(config)}, rank.world);
   });

@@ -31,10 +31,12 @@ void require_target(const RunConfig& config, double target) {
 RoutingInputs solve_thresholds(const InferenceModel& model, const at::Tensor& tokens_BL, double target) {
   require_target(model.config, target);
   const at::Tensor tokens = to_device(tokens_BL, model.device());
-  return solve_thresholds(model.config.routing, model.config.model.num_layers, {target}, model.device(),
-                          [&](const RoutingInputs& inputs) {
-                            return mean_experts(hidden_states(model.model, tokens, inputs).routing);
-                          });
+  return solve_thresholds(
+      model.config.routing, model.config.model.num_layers, {target}, model.device(),
+      [&](const RoutingInputs& inputs) {
+        return mean_experts(hidden_states(model.model, tokens, inputs).routing);
+      },
+      model.routing);
 }
 
 at::Tensor solving_windows(std::span<const int64_t> ids, int64_t sequence_length, const std::string& source) {

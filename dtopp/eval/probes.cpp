@@ -49,8 +49,12 @@ std::optional<double> accuracy(const PreparedProbes& probes, const InferenceMode
   const auto scored = score_task(model, probes.tokenizer, requests, batch_tokens, ranks, hooks);
   if (!scored) return std::nullopt;
   std::vector<Tally> tallies;
-  for (size_t i = 0; i < requests.data_sets.size(); ++i)
-    tallies.push_back(tally(requests.data_sets[i], judge_all(requests, i, (*scored)[i].scores)));
+  try {
+    for (size_t i = 0; i < requests.data_sets.size(); ++i)
+      tallies.push_back(tally(requests.data_sets[i], judge_all(requests, i, (*scored)[i].scores)));
+  } catch (const NumericalError&) {  // training goes on, and may recover
+    return std::numeric_limits<double>::quiet_NaN();
+  }
   return summarize(requests.task, tallies).accuracy;
 }
 

@@ -110,4 +110,9 @@ void MetricsWriter::write(const MetricRecord& record) {
   if (events_) events_->write(record);
 }
 
+void MetricsWriter::sync() const {
+  sync_file(path_);
+  if (events_) sync_file(events_->path());
+}
+
 }  // namespace dtopp

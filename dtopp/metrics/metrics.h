@@ -34,6 +34,7 @@ class EventFile {
   EventFile(const std::filesystem::path& directory, int64_t first_step);
   // One Event with all values; in the file when it returns. Values are rounded to float, TensorBoard's type.
   void write(const MetricRecord& record);
+  const std::filesystem::path& path() const { return path_; }
 
  private:
   void append(const std::string& event);
@@ -55,6 +56,8 @@ class MetricsWriter {
   ~MetricsWriter();
   // In the files when it returns, else DataError.
   void write(const MetricRecord& record);
+  // What was written survives a power loss when it returns, else DataError.
+  void sync() const;
 
  private:
   std::filesystem::path path_;

@@ -22,6 +22,8 @@ struct RoutingInputs {
   // Where there is one, p of a layer once its input is known, in place of `threshold`.
   std::function<at::Tensor(size_t layer, const at::Tensor& x_TD, const ExpertLayerWeights& weights)>
       choose_threshold;
+  // Of ranks that solve for p together: what the first one has found. None: what was found here.
+  std::function<double(double found)> agree;
   // Where there is one, the experts of a layer's tokens: bool [T, E], in place of the router's choice.
   std::function<at::Tensor(size_t layer, int64_t num_tokens)> selection;
   // Room for the token-expert pairs of each layer; empty: as many as there are (moe_ffn's max_pairs).

@@ -40,15 +40,17 @@ RoutingInputs solve_thresholds(const RoutingConfig& routing, int64_t num_routed_
                                const std::vector<double>& targets, const at::Device& device,
                                const MeanExperts& forward, const RoutingInputs& inputs) {
   const at::NoGradGuard no_grad;
+  const auto agreed = [&](double found) { return inputs.agree ? inputs.agree(found) : found; };
   RoutingInputs solved = inputs;
+  solved.threshold.clear();
   if (routing.method == RoutingMethod::kDTopP && routing.scope == ThresholdScope::kLayer) {
     // A layer's input depends on the p of the layers below it, so one forward pass solves layer after layer.
-    RoutingInputs solving = inputs;
+    RoutingInputs solving = solved;
     solving.choose_threshold = [&](size_t layer, const at::Tensor& x_TD, const ExpertLayerWeights& weights) {
       const double target = targets[layer % targets.size()];
-      const double p = bisect(target, [&](double candidate) {
+      const double p = agreed(bisect(target, [&](double candidate) {
         return mean_experts(route_tokens(x_TD, weights, routing, as_threshold(candidate, device)));
-      });
+      }));
       solved.threshold.push_back(as_threshold(p, device));
       return solved.threshold.back();
     };
@@ -59,7 +61,7 @@ RoutingInputs solve_thresholds(const RoutingConfig& routing, int64_t num_routed_
       std::accumulate(targets.begin(), targets.end(), 0.0) / static_cast<double>(targets.size());
   const double p = bisect(target, [&](double candidate) {
     solved.threshold.assign(static_cast<size_t>(num_routed_layers), as_threshold(candidate, device));
-    return forward(solved);
+    return agreed(forward(solved));  // so that all ranks need as many passes
   });
   solved.threshold.assign(static_cast<size_t>(num_routed_layers), as_threshold(p, device));
   return solved;

@@ -19,8 +19,8 @@ using MeanExperts = std::function<double(const RoutingInputs&)>;
 
 // p, as the controller keeps it (one for all layers, or one a layer where routing.scope is layer), at which
 // `forward` gives `targets` experts, between 1 and all: one number for all layers, or one a layer; to 1e-4 of
-// them, or as near as p to 1e-12 comes. `inputs` without thresholds are what `forward` gets besides. For
-// methods that have a threshold.
+// them, or as near as p to 1e-12 comes. `forward` gets `inputs` with other thresholds. For
+// methods that have a threshold. With `inputs.agree` all ranks call it and get the same.
 RoutingInputs solve_thresholds(const RoutingConfig& routing, int64_t num_routed_layers,
                                const std::vector<double>& targets, const at::Device& device,
                                const MeanExperts& forward, const RoutingInputs& inputs = {});

@@ -13,6 +13,7 @@ namespace {
 
 constexpr uint64_t kFloat = 4;  // bytes
 constexpr uint64_t kBfloat16 = 2;
+constexpr std::string_view kTaskModel = "task_model";
 constexpr uint64_t kProgram = uint64_t{160} << 20;  // the program and libtorch, measured
 // A context with the kernels it has loaded, and the workspaces of cuBLAS and cuBLASLt.
 constexpr uint64_t kCudaProgram = uint64_t{512 + 2 * 32} << 20;
@@ -119,6 +120,22 @@ uint64_t exchange_buffers(const Subject& subject, uint64_t width) {
   return checked_sum({bytes, checked_round(rows * (layers * (row + gates) + 2 * row))});
 }
 
+uint64_t bytes_of(const std::vector<MemoryPart>& parts, std::string_view name) {
+  const auto part = std::ranges::find(parts, name, &MemoryPart::name);
+  return part == parts.end() ? 0 : part->bytes;
+}
+
+// Tasks of a validation want the whole model in fp32 on every rank, where gradients and activations lie else.
+void add_task_model(const Subject& subject, std::vector<MemoryPart>& parts) {
+  const ValidationConfig& validation = subject.config.validation;
+  if (subject.layout.ranks == 1 || validation.every == 0 || validation.tasks.empty()) return;
+  const uint64_t model = checked_product({subject.counts.all, kFloat});
+  const uint64_t free_then =
+      checked_sum({bytes_of(parts, "gradients"), bytes_of(parts, "micro_batch_gradients"),
+                   bytes_of(parts, "activations")});
+  if (model > free_then) parts.push_back({std::string(kTaskModel), model - free_then});
+}
+
 std::vector<MemoryPart> plan_memory(const Subject& subject, Precision precision) {
   const Counts& counts = subject.counts;
   const TrainingConfig& training = subject.config.training;
@@ -147,17 +164,20 @@ std::vector<MemoryPart> plan_memory(const Subject& subject, Precision precision)
       cuda ? std::min(arising, costs.activations - costs.first_layer)
            : std::min(checked_sum({arising, costs.workspace}),
                       checked_round(kReusedShare * static_cast<double>(costs.activations)));
-  return {{"parameters", masters},
-          {"optimizer_moments", (checked_product({counts.all, 2 * kFloat}) + n - 1) / n},
-          {"average", subject.model.average_decay > 0 ? masters : 0},
-          {"gradients", checked_product({gradient_sums(subject), summed_elements(subject), kFloat})},
-          {"compute_copies", copies},
-          {"micro_batch_gradients", micro_gradients},
-          {"activations", costs.activations - reused},
-          {"exchange_buffers", exchange_buffers(subject, bf16 ? kBfloat16 : kFloat)},
-          costs.loss,
-          {"workspace", costs.workspace},
-          {"program", cuda ? kCudaProgram : kProgram}};
+  std::vector<MemoryPart> parts = {
+      {"parameters", masters},
+      {"optimizer_moments", (checked_product({counts.all, 2 * kFloat}) + n - 1) / n},
+      {"average", subject.model.average_decay > 0 ? masters : 0},
+      {"gradients", checked_product({gradient_sums(subject), summed_elements(subject), kFloat})},
+      {"compute_copies", copies},
+      {"micro_batch_gradients", micro_gradients},
+      {"activations", costs.activations - reused},
+      {"exchange_buffers", exchange_buffers(subject, bf16 ? kBfloat16 : kFloat)},
+      costs.loss,
+      {"workspace", costs.workspace},
+      {"program", cuda ? kCudaProgram : kProgram}};
+  add_task_model(subject, parts);
+  return parts;
 }
 
 }  // namespace
@@ -168,12 +188,7 @@ uint64_t Plan::memory_bytes() const {
   return total;
 }
 
-uint64_t Plan::memory_bytes(std::string_view part) const {
-  for (const MemoryPart& candidate : memory) {
-    if (candidate.name == part) return candidate.bytes;
-  }
-  return 0;
-}
+uint64_t Plan::memory_bytes(std::string_view part) const { return bytes_of(memory, part); }
 
 Plan make_plan(const RunConfig& config, const RankLayout& layout, Device device) {
   check_layout(layout, config.model);
@@ -245,6 +260,7 @@ void require_memory(const Plan& plan, uint64_t available) {
   const auto micro = static_cast<uint64_t>(plan.micro_batch_size);
   const uint64_t fitting = available > fixed && moving > 0 ? (available - fixed) / (moving / micro + 1) : 0;
   std::string remedy = plan.gradient_sums > 1 ? "set parallel.reproducible to false, or " : "";
+  if (plan.memory_bytes(kTaskModel) > 0) remedy = "set validation.tasks to [], or " + remedy;
   remedy += fitting > 0
                 ? "lower training.micro_batch_size from " + std::to_string(micro) + " to " +
                       std::to_string(fitting) + " or less"

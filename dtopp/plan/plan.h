@@ -41,7 +41,7 @@ struct Plan {
   // masters), micro_batch_gradients (of one parameter, before they are added up), activations (kept for the
   // backward pass; without what gradients and workspace take over), exchange_buffers (rows of other ranks,
   // kept for the backward pass, and what is on its way), cross_entropy or images, workspace (what one layer's
-  // backward holds for a moment), program.
+  // backward holds for a moment), program; and where validation.tasks need more than a step, task_model.
   std::vector<MemoryPart> memory;
   uint64_t memory_bytes() const;  // the sum
   uint64_t memory_bytes(std::string_view part) const;

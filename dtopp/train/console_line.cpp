@@ -47,6 +47,12 @@ std::string routing_text(const RoutingConfig& routing, const StepResult& result)
 
 }  // namespace
 
+std::string device_line(const std::string& device, const StepYardstick& yardstick) {
+  const auto gflops = [](double rate) { return std::to_string(static_cast<int64_t>(rate / 1e9)); };
+  return "training on " + device + "; measured matrix rate: " + gflops(yardstick.matrix_rate) + " GFLOP/s" +
+         (yardstick.peak_rate ? " (data sheet: " + gflops(*yardstick.peak_rate) + ")" : "");
+}
+
 std::string console_line(const RunConfig& config, int64_t step, const StepResult& result,
                          const StepRates& rates) {
   std::string line = "step " + std::to_string(step) + "/" + std::to_string(config.training.steps);

@@ -9,6 +9,9 @@
 
 namespace dtopp {
 
+// Where a run computes, and how fast that is.
+std::string device_line(const std::string& device, const StepYardstick& yardstick);
+
 // step 120/300 | loss 5.123 | grad 0.84 | lr 2.9e-3 | experts 4.02/4 | p 0.412 | imbalance 1.8 | 5.12k tok/s
 // …
 //

@@ -69,6 +69,15 @@ void check_data(const TrainingData& data, Collectives& ranks) {
                                            " does not hold the same there; copy it again");
 }
 
+std::function<double(double)> agreement(Collectives& ranks) {
+  if (ranks.size() == 1) return {};
+  return [&ranks](double here) {
+    const at::Tensor number = at::full({1}, here, at::kDouble);
+    ranks.broadcast(number, /*root=*/0, "agreement").wait();
+    return number.item<double>();
+  };
+}
+
 bool any_rank(Collectives& ranks, bool here) {
   const at::Tensor count = at::full({1}, here ? 1.0 : 0.0, at::kDouble);
   ranks.all_reduce_sum(count, "agreement").wait();

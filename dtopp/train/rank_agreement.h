@@ -2,6 +2,7 @@
 // order; one by itself agrees with itself.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -40,6 +41,10 @@ void check_configuration(const RunConfig& config, Collectives& ranks);
 
 // RanksDiffer where a rank has opened other data than rank 0.
 void check_data(const TrainingData& data, Collectives& ranks);
+
+// What gives every rank rank 0's number, as RoutingInputs::agree; none where there is one rank. `ranks` must
+// outlive it.
+std::function<double(double here)> agreement(Collectives& ranks);
 
 // Whether it is so on any of them.
 bool any_rank(Collectives& ranks, bool here);

@@ -67,6 +67,11 @@ class Run {
     const int64_t every = extras_.drawing.every;
     return every > 0 && (trainer_->state().step % every == 0 || finished());
   }
+  // Of the step it begins with, where the run was stopped before.
+  bool drawing_is_missing() const {
+    const int64_t step = trainer_->state().step;
+    return step > 0 && drawing_is_due() && any_rank(ranks(), first() && !extras_.drawing.is_drawn(step));
+  }
   void draw();
   void save();
   [[noreturn]] void stop_here();
@@ -108,6 +113,7 @@ RunSummary Run::train() {
   open_or_resume(std::move(model), std::move(data));
   RunSummary summary{path_, {}, 0, 0, complete()};
   if (validation_is_due()) validate();
+  if (!summary.already_complete && drawing_is_missing()) draw();
   while (!finished()) {
     train_step();
     // Before what looks at a step: it may have to run again.
@@ -162,11 +168,7 @@ void Run::begin_metering(at::ScalarType type) {
   if (!device_.is_cpu())
     yardstick.peak_rate = data_sheet_rate(device_facts(device_).name, type == at::kBFloat16);
   meter_.emplace(yardstick, world_);
-  say("training on " + describe_device(device_) + "; measured matrix rate: " +
-      std::to_string(static_cast<int64_t>(yardstick.matrix_rate / 1e9)) + " GFLOP/s" +
-      (yardstick.peak_rate
-           ? " (data sheet: " + std::to_string(static_cast<int64_t>(*yardstick.peak_rate / 1e9)) + ")"
-           : ""));
+  say(device_line(describe_device(device_), yardstick));
 }
 
 void Run::train_step() {
@@ -271,6 +273,7 @@ void Run::draw() {
 void Run::save() {
   take_results(0);
   begin(trainer_->state().step, "save");
+  if (metrics_) metrics_->sync();  // a run that goes on from there does not write these lines again
   last_checkpoint_ = save_run(*trainer_, config_, ranks());
   unsaved_ = false;
 }

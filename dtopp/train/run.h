@@ -14,7 +14,8 @@
 namespace dtopp {
 
 // Accuracies by task, measured at each validation from the fp32 parameters and the thresholds of the moment
-// by all ranks together; nullopt, on every one, where a stop was asked for on any.
+// by all ranks together; NaN where the model's numbers are not finite; nullopt, on every one, where a stop
+// was asked for on any.
 using ProbeResults = std::vector<std::pair<std::string, double>>;
 using Probes =
     std::function<std::optional<ProbeResults>(const ParameterLookup&, const RoutingInputs&, Collectives&)>;
@@ -24,6 +25,7 @@ using Probes =
 struct Drawing {
   int64_t every = 0;
   std::function<void(int64_t step, const ParameterLookup&, const RoutingInputs&, bool writes)> draw{};
+  std::function<bool(int64_t step)> is_drawn{};  // asked of rank 0
 };
 
 // What a run does besides training; all may be empty.

@@ -6,6 +6,7 @@
 
 #include "dtopp/base/steady_seconds.h"
 #include "dtopp/distributed/expert_exchange.h"
+#include "dtopp/train/rank_agreement.h"
 #include "dtopp/train/schedule.h"
 #include "dtopp/train/step_decision.h"
 
@@ -87,6 +88,7 @@ at::Tensor Trainer::scales() const {
 RoutingInputs Trainer::training_inputs() const {
   RoutingInputs inputs = routing();
   inputs.experts = experts_;
+  inputs.agree = agreement(*world_.all);
   return inputs;
 }
 

@@ -24,11 +24,10 @@ void Trainer::with_average(const std::function<void()>& body) {
 }
 
 RoutingInputs Trainer::solved_inputs() const {
-  RoutingInputs inputs = training_inputs();
+  const RoutingInputs inputs = training_inputs();
   const RoutingConfig& routing = config_.routing;
   // Top-p has no target: its p is the configuration's.
   if (model_.num_routed_layers == 0 || routing.method != RoutingMethod::kDTopP) return inputs;
-  inputs.threshold.clear();
   return solve_on_validation(model_, routing, routing.target_experts, store_.device(), losses_, data_,
                              inputs);
 }

@@ -6,6 +6,7 @@
 #include <rapidcheck/gtest.h>
 
 #include "dtopp/plan/devices.h"
+#include "tests/base/scratch_directory.h"
 #include "tests/plan/tiny_run.h"
 
 namespace dtopp {
@@ -202,6 +203,23 @@ TEST(Plan, ranks_of_a_block_share_experts) {
   config.parallel.reproducible = false;
   EXPECT_EQ(make_plan(config, layout).memory_bytes("gradients"), 4 * held);
   EXPECT_EQ(make_plan(config, layout).memory_bytes("micro_batch_gradients"), 4U * 3 * 10 * 8);
+}
+
+TEST(Plan, tasks_want_the_whole_model_on_a_rank_that_holds_a_part_of_it) {
+  RunConfig config = tiny();
+  config.model.ffn_hidden_size = 4096;  // a model of more than its activations
+  config.validation.tasks = {"copa"};
+  const RankLayout layout = {.ranks = 4, .nodes = 1, .expert_parallel = 2};
+  const Plan plan = make_plan(config, layout);
+  EXPECT_EQ(plan.memory_bytes("task_model"), 4 * plan.parameters - plan.memory_bytes("gradients") -
+                                                 plan.memory_bytes("micro_batch_gradients") -
+                                                 plan.memory_bytes("activations"));
+  EXPECT_THAT(error_of<ResourceError>([&] { require_memory(plan, plan.memory_bytes() - 1); }),
+              ::testing::HasSubstr("set validation.tasks to [], or "));
+  for (const RankLayout& other : {RankLayout{.ranks = 4}, RankLayout{}})  // where gradients take as much
+    EXPECT_EQ(make_plan(config, other).memory_bytes("task_model"), 0U) << other.ranks;
+  config.validation.tasks.clear();
+  EXPECT_EQ(make_plan(config, layout).memory_bytes("task_model"), 0U);
 }
 
 TEST(Plan, more_ranks_than_micro_batches_are_refused) {

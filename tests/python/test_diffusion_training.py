@@ -98,7 +98,8 @@ def test_ranks_train_to_the_same_bits(cut, dtopp_binary, tmp_path):
     assert (tiny_run.timeless(tiny_run.metrics(tmp_path / "ranks")) == tiny_run.timeless(tiny_run.metrics(tmp_path / "run")))
 
 
-def test_a_resumed_run_goes_on_to_the_same_bits(dtopp_binary, tmp_path):
+@pytest.mark.parametrize("lost", [[8, 12], [12]])  # stopped before a grid, or after the step it is of
+def test_a_resumed_run_goes_on_to_the_same_bits(dtopp_binary, tmp_path, lost):
     train(tmp_path, "pixels", *GRIDS)
     assert len(tiny_run.state(tmp_path / "run", 12)) == 4, "an average is kept"
     expected = grids(tmp_path / "run")
@@ -107,7 +108,7 @@ def test_a_resumed_run_goes_on_to_the_same_bits(dtopp_binary, tmp_path):
         assert len(PIL.Image.open(io.BytesIO(grid)).convert("RGB").getcolors(1 << 20)) > 100
     shutil.copytree(tmp_path / "run", tmp_path / "stopped")
     shutil.rmtree(tmp_path / "stopped/samples")
-    for step in (8, 12):
+    for step in lost:
         shutil.rmtree(tmp_path / f"stopped/checkpoints/step-{step:08d}")
     train(tmp_path, "pixels", *GRIDS, f"output={tmp_path}/stopped")
     assert grids(tmp_path / "stopped") == expected

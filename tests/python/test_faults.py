@@ -178,6 +178,24 @@ def test_killed_where_names_cannot_be_exchanged(scratch):
         assert not list(run.rglob(".replaced-*")), where
 
 
+def test_what_a_run_has_said_is_durable_before_its_checkpoint(tmp_path):
+    """A run that goes on from a checkpoint does not write the lines of metrics.jsonl before it again."""
+    config, log = tiny_run.make(tmp_path), tmp_path / "log"
+    environment = os.environ | {"LD_PRELOAD": str(SHIM), "FAULT_ROOT": str(tmp_path / "run"), "FAULT_LOG": str(log)}
+    done = tiny_run.dtopp("train", config, "checkpoint.every=3", "logging.tensorboard=true", env=environment)
+    assert done.returncode == 0, done.stderr
+    opened, synced, checkpoints = {}, set(), 0
+    for call, *arguments in (line.split("\t") for line in log.read_text().splitlines()):
+        if call == "open":
+            opened[arguments[0]] = Path(arguments[3]).name
+        elif call == "fsync":
+            synced.add(opened[arguments[0]].split(".")[0])
+        elif call in {"rename", "exchange"} and "/checkpoints/step-" in arguments[1]:
+            assert {"metrics", "events"} <= synced, arguments
+            synced, checkpoints = set(), checkpoints + 1
+    assert checkpoints >= 4
+
+
 def test_killed_at_random_moments(tmp_path):
     """On a real file system, one run directory killed and taken up again 100 times."""
     generator = random.Random(1)

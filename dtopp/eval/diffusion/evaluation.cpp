@@ -79,7 +79,7 @@ RoutingInputs solve_for_images(const DiffusionModel& model, const TrainingData& 
                                const std::vector<double>& targets) {
   const at::NoGradGuard no_grad;
   return solve_on_validation(make_model(model.config), model.config.routing, targets, model.device,
-                             losses_of(model), data);
+                             losses_of(model), data, model.routing);
 }
 
 ordered_json to_json(const DiffusionEvaluation& evaluation) {

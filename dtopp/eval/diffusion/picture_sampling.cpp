@@ -136,8 +136,6 @@ RoutingInputs solve_for_sampling(const DiffusionModel& model, const PictureReque
   sample_from(RandomStream(request.seed, "thresholds of a sample"), watched, config, model.device, few, hooks,
               [](int64_t /*first*/, const at::Tensor& /*x0_BCHW*/) {});
   const Question all = questions.all();
-  RoutingInputs besides = model.routing;
-  besides.threshold.clear();
   return solve_thresholds(
       model.config.routing, config.num_layers, targets, model.device,
       [&](const RoutingInputs& inputs) {
@@ -149,7 +147,7 @@ RoutingInputs solve_for_sampling(const DiffusionModel& model, const PictureReque
         }
         return counts.summary().mean;
       },
-      besides);
+      model.routing);
 }
 
 at::Tensor to_latents(const at::Tensor& x0_BCHW, const ImageLayout& layout) {

@@ -5,6 +5,7 @@
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
+#include "dtopp/base/path_kind.h"
 #include "dtopp/checkpoint/checkpoint_layout.h"
 #include "dtopp/eval/diffusion/picture_files.h"
 
@@ -30,6 +31,10 @@ PictureRequest request_of(const RunConfig& config) {
   return request;
 }
 
+std::filesystem::path grid_of(const RunConfig& config, int64_t step) {
+  return std::filesystem::path(config.output) / "samples" / (checkpoint_name(step) + ".png");
+}
+
 void draw(const RunConfig& config, const ImageLayout& layout, int64_t step, const ParameterLookup& parameter,
           const RoutingInputs& routing, bool writes) {
   const at::NoGradGuard no_grad;
@@ -44,9 +49,9 @@ void draw(const RunConfig& config, const ImageLayout& layout, int64_t step, cons
                   {[](uint64_t /*done*/) {}, never},
                   [&](int64_t first, const at::Tensor& x0_BCHW) { grid.add(first, x0_BCHW); });
   if (!writes) return;
-  const std::filesystem::path folder = std::filesystem::path(config.output) / "samples";
-  make_directories(folder);
-  write_file_atomically(folder / (checkpoint_name(step) + ".png"), grid.encode());
+  const std::filesystem::path path = grid_of(config, step);
+  make_directories(path.parent_path());
+  write_file_atomically(path, grid.encode());
 }
 
 }  // namespace
@@ -59,13 +64,15 @@ Drawing training_grids(const RunConfig& config) {
   const std::vector<std::string> folders = config.data.train_paths();
   const ImageLayout layout = ImageData::open({folders.begin(), folders.end()}, Verify::kSizes).layout();
   if (layout.is_latent) return {};
-  return {config.diffusion.samples_every, [config, layout](int64_t step, const ParameterLookup& parameter,
-                                                           const RoutingInputs& routing, bool writes) {
+  return {config.diffusion.samples_every,
+          [config, layout](int64_t step, const ParameterLookup& parameter, const RoutingInputs& routing,
+                           bool writes) {
             try {
               draw(config, layout, step, parameter, routing, writes);
             } catch (const NumericalError&) {  // NOLINT: a later grid may be finite, and the run goes on
             }
-          }};
+          },
+          [config](int64_t step) { return path_kind(grid_of(config, step)) != PathKind::kNothing; }};
 }
 
 }  // namespace dtopp

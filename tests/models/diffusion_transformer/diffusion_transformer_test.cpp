@@ -145,6 +145,32 @@ TEST(DiffusionTransformer, thresholds_can_be_solved_for_a_number_of_experts) {
   EXPECT_NEAR(experts(solve_thresholds(config.routing, 2, {2.5}, at::kCPU, experts)), 2.5, 0.01);
 }
 
+// Two ranks whose sums differ in their last bits; here, to be seen, in more. `agree` stands for the wire.
+TEST(SolveThresholds, gives_ranks_that_agree_the_same_after_as_many_passes) {
+  RoutingConfig routing = small_diffusion().routing;
+  std::vector<double> sent;
+  const auto solve = [&](double error, const std::function<double(double)>& agree, int& passes) {
+    RoutingInputs inputs;
+    inputs.agree = agree;
+    const RoutingInputs solved = solve_thresholds(
+        routing, 2, {2.5}, at::kCPU,
+        [&](const RoutingInputs& with) {
+          ++passes;
+          return 4 * with.threshold.at(0).item<double>() + error;
+        },
+        inputs);
+    return solved.threshold.at(1).item<double>();
+  };
+  int passes_first = 0, passes_second = 0;
+  const double first = solve(
+      0, [&](double found) { return sent.emplace_back(found); }, passes_first);
+  size_t next = 0;
+  const double second = solve(
+      0.01, [&](double /*found*/) { return sent.at(next++); }, passes_second);
+  EXPECT_EQ(first, second);
+  EXPECT_EQ(passes_first, passes_second);
+}
+
 void expect_equal(const Batch& whole, const std::vector<Batch>& pieces) {
   for (const auto& [name, tensor] : whole.tensors) {
     std::vector<at::Tensor> parts;
