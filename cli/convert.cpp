@@ -5,6 +5,7 @@
 #include <string>
 
 #include "cli/inference.h"
+#include "cli/option_checks.h"
 #include "cli/verbs.h"
 #include "dtopp/convert/convert_huggingface.h"
 #include "dtopp/convert/convert_lm_eval.h"
@@ -33,7 +34,7 @@ void add_to_hf(CLI::App& convert) {
           "the model class: dtopp, whose code lies beside the weights (trust_remote_code), or olmoe, "
           "which transformers has itself; a model of model.norm=rms, routing.method=top_k, "
           "normalization=none, renormalize=false is one")
-      ->transform(CLI::CheckedTransformer(classes))
+      ->transform(choice(classes))
       ->default_str("dtopp");
   verb->callback([options] {
     const Checkpoint checkpoint = open_named_checkpoint(options->from, ModelType::kLanguageModel);

@@ -8,6 +8,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "cli/option_checks.h"
 #include "cli/ranks.h"
 #include "cli/stop_signals.h"
 #include "cli/verbs.h"
@@ -51,6 +52,8 @@ void refuse_idle_options(const EvaluateOptions& options) {
     throw UsageError("--target-experts means nothing to --sweep-target, which names its own");
   if (!options.dump.empty())
     throw UsageError("--dump means nothing to --sweep-target: one dump holds one budget");
+  if (options.paper)
+    throw UsageError("--paper means nothing to --sweep-target: its results are of one budget");
 }
 
 void check_routing_options(const EvaluateOptions& options, const CLI::App& verb) {
@@ -186,6 +189,7 @@ void add_evaluate(CLI::App& app) {
   verb->add_option("--sweep-target", options->sweep,
                    "measure at each of these numbers of active experts, e.g. 2,4,8,12")
       ->delimiter(',')
+      ->check(finite_number())
       ->check(CLI::PositiveNumber);
   verb->add_option("--output", options->output, "write the results to this JSON file too");
   verb->add_option("--batch-size", options->batch_size, "sequences or images computed at once")

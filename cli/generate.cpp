@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "cli/inference.h"
+#include "cli/option_checks.h"
 #include "cli/standard_streams.h"
 #include "cli/stop_signals.h"
 #include "cli/verbs.h"
@@ -120,6 +121,7 @@ void generate_texts(const GenerateOptions& options) {
     experts += writers[i].experts();
   }
   print_rate(tokens, seconds, experts, config);
+  if (stop_requested()) throw Stopped("stopped before the texts were complete");
 }
 
 }  // namespace
@@ -137,10 +139,12 @@ void add_generate(CLI::App& app) {
       ->check(CLI::PositiveNumber);
   verb->add_option("--temperature", options->sampling.temperature, "0: the likeliest token each time")
       ->capture_default_str()
+      ->check(finite_number())
       ->check(CLI::NonNegativeNumber);
   verb->add_option("--top-p", options->sampling.top_p,
                    "draw from the likeliest tokens that reach this probability together")
       ->capture_default_str()
+      ->check(finite_number())
       ->check(CLI::Range(0.0, 1.0));
   verb->add_option("--seed", options->sampling.seed, "of the draws")->capture_default_str();
   verb->add_flag("--show-experts", options->show_experts,

@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <map>
 
+#include "cli/option_checks.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/checkpoint/run_directory.h"
 #include "dtopp/data/encode_file.h"
@@ -18,7 +19,7 @@ void add_checkpoint_options(CLI::App& verb, InferenceOptions& options) {
   std::map<std::string, Device> devices;
   for (const auto& [device, name] : enum_names(Device())) devices.emplace(name, device);
   verb.add_option("--device", options.device, "where to compute: auto, cpu or cuda")
-      ->transform(CLI::Transformer(devices))
+      ->transform(choice(devices))
       ->default_str("auto");
   verb.add_option("--threads", options.threads, "0: every core")->check(CLI::NonNegativeNumber);
 }
@@ -28,6 +29,7 @@ void add_inference_options(CLI::App& verb, InferenceOptions& options) {
   verb.add_option("--tokenizer", options.tokenizer, "a tokenizer.json, if the checkpoint holds none");
   verb.add_option("--target-experts", options.target_experts,
                   "active experts a token on average: p is solved for this number on --target-text")
+      ->check(finite_number())
       ->check(CLI::PositiveNumber);
   verb.add_option("--target-text", options.target_text, "the text file on which --target-experts holds");
 }

@@ -1,12 +1,13 @@
 // Pictures or latents to image files.
 #include "dtopp/data/images/prepare_images.h"
 
-#include <cmath>
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "cli/option_checks.h"
 #include "cli/stop_signals.h"
 #include "cli/verbs.h"
 #include "dtopp/base/cpu_cores.h"
@@ -15,12 +16,6 @@
 
 namespace dtopp::cli {
 namespace {
-
-void require_finite(const char* option, const std::vector<double>& numbers) {
-  for (const double number : numbers) {
-    if (!std::isfinite(number)) throw UsageError(std::string(option) + ": must be finite numbers");
-  }
-}
 
 void print_images(const std::string& output, const ImageFacts& facts) {
   const auto number = [](auto value) { return static_cast<long long>(value); };
@@ -45,8 +40,8 @@ struct ImageOptions {
 };
 
 void run_prepare_images(const ImageOptions& options) {
-  require_finite("--scale", options.scale);
-  require_finite("--shift", options.shift);
+  if (std::ranges::count(options.scale, 0.0) > 0)
+    throw UsageError("--scale: must not be 0, by which a model would see nothing");
   stop_on_signals();
   PrepareImagesOptions job;
   job.sources.assign(options.sources.begin(), options.sources.end());
@@ -104,8 +99,12 @@ void add_prepare_images(CLI::App& prepare) {
   images
       ->add_option("--scale", options->scale, "a model sees (latent - shift) * scale; one, or one a channel")
       ->delimiter(',')
-      ->allow_extra_args(false);
-  images->add_option("--shift", options->shift, "see --scale")->delimiter(',')->allow_extra_args(false);
+      ->allow_extra_args(false)
+      ->check(finite_number());
+  images->add_option("--shift", options->shift, "see --scale")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->check(finite_number());
   images
       ->add_option("--max-bad", options->max_bad,
                    "leave out up to so many samples that are damaged or do not fit (default: none)")

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cli/inference.h"
+#include "cli/option_checks.h"
 #include "cli/stop_signals.h"
 #include "cli/verbs.h"
 #include "dtopp/base/errors.h"
@@ -123,15 +124,17 @@ void add_sampler_options(CLI::App& verb, SampleOptions& options) {
       ->check(CLI::PositiveNumber);
   verb.add_option("--sampler", sampler.method,
                   "euler or heun (diffusion.objective flow, which takes euler), ddim (ddpm)")
-      ->transform(CLI::Transformer(methods))
+      ->transform(choice(methods))
       ->default_str("by objective");
   verb.add_option("--guidance", sampler.guidance,
                   "weight of the condition beyond 1; 1: no guidance, and half the time")
       ->capture_default_str()
+      ->check(finite_number())
       ->check(CLI::NonNegativeNumber);
   verb.add_option("--guidance-interval", options.guidance_interval, "t between which to guide, e.g. 0.1,0.9")
       ->delimiter(',')
       ->expected(2)
+      ->check(finite_number())
       ->check(CLI::Range(0.0, 1.0));
 }
 
@@ -156,6 +159,7 @@ void add_sample(CLI::App& app) {
   verb->add_option("--target-experts", options->inference.target_experts,
                    "active experts a token on average: p is solved for this number; default: what the model "
                    "was trained for, with --raw the checkpoint's p")
+      ->check(finite_number())
       ->check(CLI::PositiveNumber);
   verb->add_option("--output", options->output,
                    "NAME.png: one grid; NAME.npz: arrays; any other name: a new folder of pictures")

@@ -43,7 +43,9 @@ void validate_weights(const DataConfig& config) {
     if (source.weight && !(*source.weight > 0))
       throw InvalidValue("data.train", "the weight of " + source.path + " must be above 0, is " +
                                            config_detail::print_value(*source.weight));
-    if (!seen.insert(std::filesystem::path(source.path).lexically_normal()).second)
+    std::filesystem::path path = std::filesystem::path(source.path).lexically_normal();
+    if (!path.has_filename()) path = path.parent_path();  // "a/" is "a"
+    if (!seen.insert(path).second)
       throw InvalidValue("data.train", "names " + source.path + " twice; give it one weight");
   }
 }

@@ -91,6 +91,8 @@ TEST_F(RunConfigTest, impossible_values_name_the_key_and_the_bound) {
        "(training.cooldown_from), not both"},
       {{"data.train=[{path: a, weight: 0}]"}, "data.train: the weight of a must be above 0, is 0.0"},
       {{"data.train=[{path: a, weight: 1}, a/../a]"}, "data.train: names a/../a twice; give it one weight"},
+      {{"data.train=[{path: data/a, weight: 1}, data/a/]"},
+       "data.train: names data/a/ twice; give it one weight"},
       {{"data.train=[{weight: 1}]"}, "data.train[0]: has no path"},
       {{"data.train=[a, {path: b, wieght: 1}]"},
        "unknown key 'data.train[1].wieght'; did you mean data.train[1].weight?"},

@@ -155,6 +155,7 @@ def test_a_damaged_compressed_tar_is_named(dtopp_binary, tmp_path, kind):
     (["latents.npy"], ["--size", "8"], 3, "--size is for pictures"),
     (["latents.npy"], ["--scale", "1,2,3"], 2, "each of the 4 channels"),
     (["latents.npy"], ["--scale", "nan"], 2, "--scale"),
+    (["latents.npy"], ["--scale", "0"], 2, "--scale: must not be 0"),
     (["objects.npy"], [], 3, "dtype"),
     (["texts.tar"], [], 3, "1.jpg: has text of F32 x 4, the first sample of F32 x 3"),
     (["text_missing.tar"], [], 3, "1.jpg: has no text"),

@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import subprocess
 
 import pytest
@@ -117,6 +118,16 @@ def test_thresholds_are_solved_for_any_budget(run, tmp_path):
     assert all(entry["active_experts"] == pytest.approx(entry["target_experts"], rel=0.02) for entry in sweep)
 
 
+def test_a_stopped_text_exits_75(run):
+    command = [tiny_run.BINARY, "generate", run, "--prompt", PROMPT, "--temperature", "0", "--max-tokens", "100"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        first = running.stdout.read(1)
+        running.send_signal(signal.SIGTERM)
+        text, errors = running.communicate(timeout=60)
+    assert running.returncode == 75 and first
+    assert b"stopped before" in errors and text.endswith(b"\n")
+
+
 def test_text_that_nobody_takes_exits_3(run, tmp_path):
     (tmp_path / "prompts.txt").write_text(PROMPT + "\nNobody\n")
     for prompts in (["--prompt", PROMPT], ["--prompts", tmp_path / "prompts.txt"]):
@@ -133,6 +144,10 @@ def test_text_that_nobody_takes_exits_3(run, tmp_path):
     (["--prompt", PROMPT * 20], "sequence length of 128"),
     (["--prompt", PROMPT, "--target-experts", "2"], "--target-text"),
     (["--prompt", PROMPT, "--target-text", "x"], "means nothing"),
+    (["--prompt", PROMPT, "--temperature", "nan"], "nan is not a finite number"),
+    (["--prompt", PROMPT, "--top-p", "nan"], "nan is not a finite number"),
+    (["--prompt", PROMPT, "--target-experts", "nan"], "nan is not a finite number"),
+    (["--prompt", PROMPT, "--device", "gpu"], "gpu is none of auto|cpu|cuda"),
 ])
 def test_a_wrong_call_is_told_in_one_line(run, arguments, text):
     done = tiny_run.dtopp("generate", run, *arguments)
