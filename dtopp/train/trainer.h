@@ -49,8 +49,8 @@ class Trainer {
   // needs, which a device other than the CPU makes the host wait for. At first kPairMargin there, 0 on a CPU
   // and where ranks share experts.
   void predict_pairs(double margin) { pair_limits_ = PairLimits(margin); }
-  // Mean over the first `tokens` held-out tokens, batch b on rank b modulo their number. nullopt when `stop`
-  // became true, for which several ranks do not look. Collective.
+  // Mean over the first `tokens` held-out tokens, batch b on rank b modulo their number. nullopt, on
+  // all of them, when `stop` became true on one. Collective.
   std::optional<ValidationResult> validate(int64_t tokens, const std::function<bool()>& stop);
   // While `body` runs, parameters() are their moving averages. Only where the model keeps them. Collective.
   void with_average(const std::function<void()>& body);

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "dtopp/models/solve_thresholds.h"
+#include "dtopp/train/rank_agreement.h"
 #include "dtopp/train/trainer.h"
 
 namespace dtopp {
@@ -38,7 +39,7 @@ std::optional<ValidationResult> Trainer::validate_with(const RoutingInputs& inpu
   ValidationSums sums(model_, config_.model.num_experts, samples, config_.training.micro_batch_size,
                       store_.device());
   for (int64_t first = 0; first < sums.num_batches(); first += world_.size()) {
-    if (world_.size() == 1 && stop()) return std::nullopt;
+    if (any_rank(*world_.all, stop())) return std::nullopt;
     const int64_t b = first + world_.rank();
     if (b >= sums.num_batches()) {
       serve_experts(inputs);

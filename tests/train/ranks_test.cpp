@@ -108,6 +108,23 @@ TEST_P(RanksByMethod, one_run_has_the_same_bits_on_any_grid_of_them) {
   }
 }
 
+TEST_F(Ranks, stop_a_validation_together) {
+  const RankGrid grid = {1, 2};
+  config_.training.micro_batch_size = 1;  // three batches: two rounds
+  std::vector<bool> stopped(2);
+  run_ranks(2, [&](int64_t place, const c10::intrusive_ptr<c10d::Store>& store) {
+    at::set_num_threads(1);
+    Trainer trainer(config_, make_model(config_), data_for(config_), at::kFloat,
+                    make_world(store, place, grid, on_loopback()));
+    trainer.initialise();
+    int rounds = 0;  // rank 1 alone is asked, in the second round
+    stopped[static_cast<size_t>(place)] =
+        !trainer.validate(1 << 20, [&] { return ++rounds == 2 && place == 1; }).has_value();
+    EXPECT_EQ(rounds, 2);
+  });
+  EXPECT_EQ(stopped, std::vector<bool>(2, true));
+}
+
 // In bf16 a token's rows are rounded where a rank has added up those of its experts.
 TEST_F(Ranks, a_run_in_bf16_has_them_in_blocks_of_one_size) {
   for (const int64_t places : {1, 2}) {
