@@ -1,6 +1,7 @@
 #include "dtopp/report/input.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "dtopp/base/errors.h"
@@ -38,6 +39,22 @@ void tell_apart(std::vector<ReportRun>& runs) {
   for (const ReportRun& run : runs) ++counts[run.name];
   for (ReportRun& run : runs) {
     if (counts[run.name] > 1) run.name += " (" + run.path.string() + ")";
+  }
+}
+
+// Of rows of one name in several studies the study's path is told too.
+void tell_rows_apart(std::map<fs::path, StudyFile>& studies) {
+  std::map<std::string, int> counts;
+  for (const auto& [path, study] : studies) {
+    for (const StudyRow& row : study.rows) ++counts[row.name];
+  }
+  for (auto& [path, study] : studies) {
+    const auto tell = [&counts, &path = path](std::string& row) {
+      if (counts[row] > 1) row += " (" + path.string() + ")";
+    };
+    for (StudyRow& row : study.rows) tell(row.name);
+    for (StudyFile::Run& run : study.runs) tell(run.row);
+    for (StudyCurve& curve : study.curves) tell(curve.row);
   }
 }
 
@@ -88,20 +105,26 @@ std::string folder_name(const fs::path& path) {
 }  // namespace
 
 ReportInput read_report_input(const std::vector<fs::path>& paths, const FindCost& find_cost) {
+  std::map<fs::path, StudyFile> studies;
+  for (const fs::path& path : paths) {
+    if (is_study(path)) studies.emplace(path, read_study_file(path));
+  }
+  tell_rows_apart(studies);
   ReportInput input;
   for (const fs::path& path : paths) {
-    if (!is_study(path)) {
+    const auto found = studies.find(path);
+    if (found == studies.end()) {
       input.runs.push_back(read_run(path, find_cost));
       continue;
     }
-    StudyFile study = read_study_file(path);
+    const StudyFile& study = found->second;
     for (const StudyFile::Run& run : study.runs) {
       if (path_kind(run.path / kMetricsFile) == PathKind::kNothing) continue;
       input.runs.push_back(read_run(run.path, find_cost));
       input.runs.back().study_row = run.row;
     }
-    std::ranges::move(study.rows, std::back_inserter(input.study));
-    std::ranges::move(study.curves, std::back_inserter(input.curves));
+    std::ranges::copy(study.rows, std::back_inserter(input.study));
+    std::ranges::copy(study.curves, std::back_inserter(input.curves));
     for (const auto& [status, n] : study.by_status) input.study_runs[status] += n;
     input.title = folder_name(path);
   }

@@ -67,7 +67,7 @@ struct StudyValue {
   std::optional<double> mean, half_width, p, p_holm;
 };
 struct StudyRow {
-  std::string name;  // variant and grid point
+  std::string name;  // variant and grid point; where another study has the same, its path too
   int64_t n = 0;
   std::map<std::string, StudyValue> values, differences;  // by measure
   std::vector<std::string> notes;                         // why something could not be computed

@@ -1,0 +1,65 @@
+// Folders of runs and of studies, as `train` and `study` leave them.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "dtopp/base/files.h"
+#include "dtopp/base/json.h"
+#include "dtopp/config/run_config.h"
+#include "dtopp/metrics/metrics.h"
+#include "dtopp/report/input.h"
+#include "tests/base/scratch_directory.h"
+
+namespace dtopp {
+
+class ReportFiles : public ::testing::Test {
+ protected:
+  using Json = nlohmann::json;
+
+  static RunConfig config_of_seed(int64_t seed) {
+    RunConfig config;
+    config.training.seed = seed;
+    return config;
+  }
+  // One of `steps` steps; without any it has no metrics.
+  static void write_run(const std::filesystem::path& run, const RunConfig& config, int64_t steps) {
+    make_directories(run);
+    write_file_atomically(run / "config.yaml", to_yaml(config));
+    std::string lines;
+    for (int64_t step = 1; step <= steps; ++step)
+      lines += to_json({step, 256 * step, 0.5 * static_cast<double>(step), {{"train/loss", 3}}}) + "\n";
+    if (steps > 0) write_file_atomically(run / "metrics.jsonl", lines);
+  }
+  // Of one row, "a", whose curve's means are `loss`.
+  std::filesystem::path write_study(const std::string& name, const std::vector<Json>& runs, double loss = 3) {
+    const std::filesystem::path study = directory_ / name;
+    const Json row = {{"variant", "a"}, {"grid", Json::object()}};
+    Json json = {{"runs", Json::array()}, {"table", Json::array()}};
+    for (const Json& run : runs) {
+      json["runs"].push_back(row);
+      json["runs"].back().update(run);
+    }
+    json["table"].push_back(row);
+    json["table"].back().update({{"n", 1}, {"values", {{"train/loss", {{"mean", loss}}}}}});
+    Json curve = row;
+    curve.update({{"measure", "train/loss"},
+                  {"axis", "tokens"},
+                  {"n", 1},
+                  {"x", {256, 512}},
+                  {"mean", {loss, loss + 1}},
+                  {"half_width", {nullptr, nullptr}}});
+    make_directories(study);
+    write_file_atomically(study / "study.json", dump_json(json));
+    write_file_atomically(study / "curves.json", dump_json(Json{{"curves", {curve}}}));
+    return study;
+  }
+
+  ScratchDirectory directory_;
+};
+
+}  // namespace dtopp
