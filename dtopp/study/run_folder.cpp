@@ -131,7 +131,7 @@ int64_t last_step(const StudyRun& run) {
   constexpr off_t kTail = 1 << 17;
   constexpr std::string_view kLineStart = "\n{\"step\":";
   const fs::path path = metrics_of_run(run);
-  if (path_kind(path) == PathKind::kNothing) return 0;
+  if (path_kind(path) == PathKind::kNothing || !content_of(run, read_fields(run.directory)).is_same) return 0;
   const Descriptor file(path, O_RDONLY, "read");
   const off_t size = file.status().st_size;
   const off_t begin = std::max<off_t>(0, size - kTail);

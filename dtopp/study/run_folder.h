@@ -36,7 +36,8 @@ std::filesystem::path config_of_run(const StudyRun& run);   // study-run.yaml
 std::filesystem::path console_of_run(const StudyRun& run);  // console.log
 std::filesystem::path metrics_of_run(const StudyRun& run);  // metrics.jsonl
 
-// How far the run is, from the last line of its metrics: 0 before the first step.
+// How far the run is, from the last line of its metrics: 0 before the first step, and where the folder holds
+// a run of another configuration.
 int64_t last_step(const StudyRun& run);
 
 }  // namespace dtopp
