@@ -8,6 +8,7 @@
 #include "dtopp/base/path_kind.h"
 #include "dtopp/checkpoint/run_directory.h"
 #include "dtopp/report/study_file.h"
+#include "dtopp/study/run_folder.h"
 
 namespace dtopp {
 namespace {
@@ -120,6 +121,7 @@ ReportInput read_report_input(const std::vector<fs::path>& paths, const FindCost
     const StudyFile& study = found->second;
     for (const StudyFile::Run& run : study.runs) {
       if (path_kind(run.path / kMetricsFile) == PathKind::kNothing) continue;
+      if (!run.hash.empty() && !holds_run(run.path, run.hash)) continue;
       input.runs.push_back(read_run(run.path, find_cost));
       input.runs.back().study_row = run.row;
     }

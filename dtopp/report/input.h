@@ -89,8 +89,9 @@ struct ReportInput {
   std::map<std::string, size_t> study_runs;  // by status
 };
 
-// Of folders of runs and of studies (those that hold a study.json, whose runs that have metrics are taken).
-// UsageError where there is no such run or study, DataError where metrics or another file is damaged.
+// Of folders of runs and of studies (those that hold a study.json, whose runs that have metrics are taken,
+// but those of another configuration than the study gives them now). UsageError where there is no such run or
+// study, DataError where metrics or another file is damaged.
 ReportInput read_report_input(const std::vector<std::filesystem::path>& paths, const FindCost& find_cost);
 
 }  // namespace dtopp

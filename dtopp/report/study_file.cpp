@@ -85,8 +85,10 @@ StudyFile read_study_file(const fs::path& path) {
   StudyFile study;
   try {
     for (const Json& run : json.at("runs")) {
-      study.runs.push_back({find_run(run.at("path").get<std::string>(), file.parent_path()), name_of(run)});
-      ++study.by_status[run.at("status").get<std::string>()];
+      const auto status = run.at("status").get<std::string>();
+      study.runs.push_back({find_run(run.at("path").get<std::string>(), file.parent_path()), name_of(run),
+                            status == "pending" ? run.at("config_hash").get<std::string>() : ""});
+      ++study.by_status[status];
     }
     for (const Json& row : json.at("table")) {
       study.rows.push_back({name_of(row), row.at("n").get<int64_t>(), read_values(row.at("values")),

@@ -16,7 +16,8 @@ bool is_study(const std::filesystem::path& path);
 struct StudyFile {
   struct Run {
     std::filesystem::path path;
-    std::string row;  // StudyRow::name
+    std::string row;   // StudyRow::name
+    std::string hash;  // of its configuration; empty: done or failed, so that the folder is known to hold it
   };
   std::vector<Run> runs;
   std::vector<StudyRow> rows;

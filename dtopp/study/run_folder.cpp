@@ -107,6 +107,18 @@ RunRecord read_record(const StudyRun& run) {
   return record;
 }
 
+bool holds_run(const fs::path& directory, const std::string& hash) {
+  const auto record = read_fields(directory);
+  if (record && record->text("config_hash") == hash) return true;
+  // The record of an earlier version of the program, which knew fewer keys, has another checksum.
+  try {
+    const auto config = config_of(directory);
+    return config && hash_of(*config) == hash;
+  } catch (const UsageError&) {
+    return false;
+  }
+}
+
 void write_record(const StudyRun& run, const RunRecord& record) {
   nlohmann::ordered_json json = {
       {"config_hash", run.hash}, {"status", to_text(record.status)}, {"seconds", record.seconds}};

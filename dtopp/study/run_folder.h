@@ -32,6 +32,9 @@ void write_record(const StudyRun& run, const RunRecord& record);
 // there of this configuration comes back. `say` is told.
 void prepare_folder(const StudyRun& run, const std::function<void(const std::string&)>& say);
 
+// Whether a folder's run is the one of this checksum (StudyRun::hash).
+bool holds_run(const std::filesystem::path& directory, const std::string& hash);
+
 std::filesystem::path config_of_run(const StudyRun& run);   // study-run.yaml
 std::filesystem::path console_of_run(const StudyRun& run);  // console.log
 std::filesystem::path metrics_of_run(const StudyRun& run);  // metrics.jsonl

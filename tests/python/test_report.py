@@ -159,7 +159,7 @@ def write_study(study, runs):
     value = {"mean": 3.25, "half_width": None}
     difference = {"val/loss": {"mean": -0.125, "half_width": 0.5, "p": 0.04, "p_holm": 0.08, "n": 2}}
     runs = [{"variant": name, "grid": {"model.num_experts": 8}, "seed": 1, "path": str(path), "values": {},
-             "status": "done" if path.exists() else "pending"} for name, path in runs.items()]
+             "status": "done" if path.exists() else "pending", "config_hash": "0"} for name, path in runs.items()]
     table = [{"variant": name, "grid": {"model.num_experts": 8}, "n": n, "values": {"val/loss": value}, "difference": less,
               "notes": notes} for name, n, less, notes in (("a", 1, None, ["one run has no interval"]), ("b", 2, difference, []))]
     curves = [{"variant": "b", "grid": {"model.num_experts": 8}, "measure": "val/loss", "axis": axis, "n": 2, "x": x,

@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "dtopp/base/errors.h"
 #include "dtopp/report/sections.h"
+#include "dtopp/study/expansion.h"
 #include "tests/report/report_files.h"
 
 namespace dtopp {
@@ -40,6 +42,31 @@ TEST_F(ReportInputFiles, rows_of_one_name_in_two_studies_stay_apart) {
   EXPECT_EQ(lines[0].name, first + ", mean of 1 seed");
   EXPECT_EQ(columns.at(lines[0].y).first, 10);
   EXPECT_EQ(columns.at(lines[1].y).first, 20);
+}
+
+TEST_F(ReportInputFiles, pending_runs_of_a_changed_study_are_left_out) {
+  RunConfig changed = config_of_seed(2);
+  changed.training.steps += 1;
+  std::vector<Json> runs;
+  for (const auto& [name, config] : {std::pair{"same", config_of_seed(2)}, std::pair{"changed", changed}}) {
+    const std::filesystem::path run = directory_ / "study/runs" / name;
+    write_run(run, config_of_seed(2), 2);
+    runs.push_back({{"path", run.string()}, {"status", "pending"}, {"config_hash", hash_of(config)}});
+  }
+  const ReportInput input = read_report_input({write_study("study", runs)}, nullptr);
+  ASSERT_THAT(input.runs, SizeIs(1));
+  EXPECT_EQ(input.runs[0].path.filename(), "same");
+  EXPECT_EQ(input.study_runs.at("pending"), 2);
+}
+
+TEST_F(ReportInputFiles, a_pending_run_of_an_earlier_version_is_known_by_its_record) {
+  const std::filesystem::path run = directory_ / "study/runs/a";
+  write_run(run, config_of_seed(1), 2);
+  const auto study =
+      write_study("study", {{{"path", run.string()}, {"status", "pending"}, {"config_hash", "5"}}});
+  EXPECT_THROW(read_report_input({study}, nullptr), UsageError);
+  write_file_atomically(run / "study-run.json", R"({"config_hash": "5", "status": "pending", "seconds": 1})");
+  EXPECT_THAT(read_report_input({study}, nullptr).runs, SizeIs(1));
 }
 
 }  // namespace
