@@ -116,10 +116,12 @@ ReportInput read_report_input(const std::vector<fs::path>& paths, const FindCost
     const auto found = studies.find(path);
     if (found == studies.end()) {
       input.runs.push_back(read_run(path, find_cost));
+      input.folders.push_back(path);
       continue;
     }
     const StudyFile& study = found->second;
     for (const StudyFile::Run& run : study.runs) {
+      input.folders.push_back(run.path);
       if (path_kind(run.path / kMetricsFile) == PathKind::kNothing) continue;
       if (!run.hash.empty() && !holds_run(run.path, run.hash)) continue;
       input.runs.push_back(read_run(run.path, find_cost));

@@ -83,7 +83,8 @@ struct StudyCurve {
 struct ReportInput {
   std::string title;
   std::vector<ReportRun> runs;
-  std::vector<RunGroup> groups;  // every run is in one
+  std::vector<std::filesystem::path> folders;  // of runs, also of those that cannot be taken yet
+  std::vector<RunGroup> groups;                // every run is in one
   std::vector<StudyCurve> curves;
   std::vector<StudyRow> study;               // empty: no study
   std::map<std::string, size_t> study_runs;  // by status

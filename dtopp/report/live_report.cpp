@@ -17,9 +17,8 @@ LiveReport::LiveReport(std::vector<fs::path> paths, FindCost find_cost)
 }
 
 void LiveReport::read() {
-  const ReportInput input = read_report_input(paths_, find_cost_);
-  runs_.clear();
-  for (const ReportRun& run : input.runs) runs_.push_back(run.path);
+  ReportInput input = read_report_input(paths_, find_cost_);
+  folders_ = std::move(input.folders);
   columns_.begin_generation();
   document_ = make_document(input, columns_);
 }
@@ -32,7 +31,7 @@ LiveReport::State LiveReport::state() const {
     if (error) return;
     state[file] = {size, fs::last_write_time(file, error).time_since_epoch().count()};
   };
-  for (const fs::path& run : runs_) {
+  for (const fs::path& run : folders_) {
     std::error_code error;
     add(run / "metrics.jsonl");
     for (const auto& entry : fs::directory_iterator(run, error)) {
@@ -40,8 +39,8 @@ LiveReport::State LiveReport::state() const {
     }
   }
   for (const fs::path& path : paths_) {
-    add(path / "study.json");
-    add(path);
+    const fs::path folder = path.filename() == "study.json" ? path.parent_path() : path;
+    for (const char* file : {"study.json", "curves.json"}) add(folder / file);
   }
   return state;
 }

@@ -34,7 +34,7 @@ class LiveReport {
 
   std::vector<std::filesystem::path> paths_;
   FindCost find_cost_;
-  std::vector<std::filesystem::path> runs_;
+  std::vector<std::filesystem::path> folders_;  // of runs
   State state_;
   Columns columns_;
   ReportDocument document_;
