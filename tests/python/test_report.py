@@ -71,6 +71,22 @@ def test_axes_are_tokens_flops_and_hours_of_each_step(tmp_path, open_page):
     assert flops[0] / report_runs.TOKENS < 0.95 * plan["flops_per_token"]
 
 
+def test_a_run_before_its_first_step_lies_on_no_axis_but_steps(tmp_path, open_page):
+    first = next(report_runs.metrics_lines(0)) | {"val/loss_t0": 1.0, "val/loss_t1": 2.0}
+    runs = [write_run(tmp_path / "begun", "begun", lines=[first]), write_run(tmp_path / "trained", "trained", 200, seed=2)]
+    page = open_page(report(tmp_path / "report.html", *runs))
+    assert [series["x"] for series in charts_of(page, "Validation loss")["series"]] == [[0], [0, 100, 200]]
+    page.get_by_text("tokens", exact=True).first.click()
+    page.wait_for_function("view.plots.every(plot => !plot.isVisible || !plot.isDirty)")
+    drawn = charts_of(page, "Validation loss")["series"]
+    assert [series["x"] for series in drawn] == [[], [0, 100 * report_runs.TOKENS, 200 * report_runs.TOKENS]]
+    noise = page.locator("figure", has=page.get_by_role("heading", name="Validation loss by noise")).locator(".area")
+    noise.scroll_into_view_if_needed()
+    page.wait_for_function("view.plots.some(plot => plot instanceof HeatMap && plot.isVisible && !plot.isDirty)")
+    noise.hover()
+    assert noise.locator(".tip .row").count() == 0
+
+
 def test_null_is_a_gap_and_nothing_else_is(tmp_path, open_page):
     lines = list(report_runs.metrics_lines(200))
     for line in lines:

@@ -78,12 +78,13 @@ function clockAt(steps, clock, step) {
 
 const clockCache = new Map();  // "run axis column" → {source, values}
 
-// Where a line's points lie on an axis ("step", "tokens", "flops", "hours"); null where its run has none.
+// Where a line's points lie on an axis ("step", "tokens", "flops", "hours"); null where its run has none, as all but
+// steps before its first one.
 function positionsOf(clocks, line, axis) {
   const steps = valuesOf(line.x);
   const clock = clocks[line.run];
   if (axis === "step" || clock === undefined) return steps;
-  if (clock[axis] === undefined) return null;
+  if (clock === null || clock[axis] === undefined) return null;
   if (clock.steps === line.x) return valuesOf(clock[axis]);
   const key = `${line.run} ${axis} ${line.x}`;
   const cached = clockCache.get(key);

@@ -98,6 +98,7 @@ class HeatMap extends Plot {
 
   rows(value) {
     const xs = this.positions();
+    if (xs === null) return { position: value, rows: [] };
     let i = lowerBound(xs, value);
     if (i === xs.length || (i > 0 && value - xs[i - 1] < xs[i] - value)) --i;
     const rows = this.cells().map((values, row) => element("span", { class: "row" },
