@@ -130,13 +130,23 @@ ReportTable final_table(const ReportInput& input) {
                           tokens.steps.empty() ? "0" : whole(tokens.steps.back()),
                           tokens.values.empty() ? "0" : whole(static_cast<int64_t>(tokens.values.back())),
                           training != nullptr ? fixed(mean_of_last_tenth(*training), 4) : "–",
-                          validation != nullptr ? fixed(last_value(*validation), 4) : "–",
+                          validation != nullptr ? fixed(validation->values.back(), 4) : "–",
                           fixed(best.first, 4), std::isnan(best.first) ? "–" : whole(best.second)});
   }
   table.note =
       "Training loss: without the terms that routing adds, mean over the last tenth of the logged steps. "
       "Validation loss: the last.";
   return table;
+}
+
+Series finite_points(const Series& series) {
+  Series finite;
+  for (size_t i = 0; i < series.values.size(); ++i) {
+    if (!std::isfinite(series.values[i])) continue;
+    finite.steps.push_back(series.steps[i]);
+    finite.values.push_back(series.values[i]);
+  }
+  return finite;
 }
 
 std::string sentence_of_loss(const ReportRun& run) {
@@ -147,11 +157,15 @@ std::string sentence_of_loss(const ReportRun& run) {
     which = "Training loss";
   }
   if (series == nullptr) return "No loss has been logged yet.";
-  const double first = series->values.front(), last = last_value(*series);
-  const std::string end = fixed(last, 3) + " at step " + whole(series->steps.back()) + ".";
-  if (!std::isfinite(first) || series->steps.size() < 2) return std::string(which) + ": " + end;
-  return std::string(which) + (last < first ? " fell from " : " rose from ") + fixed(first, 3) + " at step " +
-         whole(series->steps.front()) + " to " + end;
+  const Series finite = finite_points(*series);
+  if (finite.values.empty()) return std::string(which) + " was never finite.";
+  const double first = finite.values.front(), last = finite.values.back();
+  const bool is_lost = finite.steps.back() != series->steps.back();
+  const std::string end = fixed(last, 3) + " at step " + whole(finite.steps.back()) +
+                          (is_lost ? " and was not finite after it." : ".");
+  if (finite.values.size() < 2) return std::string(which) + " was " + end;
+  const char* way = last < first ? " fell from " : last > first ? " rose from " : " went from ";
+  return which + (way + fixed(first, 3)) + " at step " + whole(finite.steps.front()) + " to " + end;
 }
 
 std::string sentence_of_best(const ReportInput& input) {
@@ -159,12 +173,14 @@ std::string sentence_of_best(const ReportInput& input) {
   double loss = std::numeric_limits<double>::infinity();
   for (size_t run = 0; run < input.runs.size(); ++run) {
     const Series* series = find_series(input.runs[run], "val/loss");
-    if (series != nullptr && last_value(*series) < loss) {
-      loss = last_value(*series);
+    if (series != nullptr && series->values.back() < loss) {
+      loss = series->values.back();
       best = run;
     }
   }
-  if (best == input.runs.size()) return "No run has a validation loss yet.";
+  if (best == input.runs.size())
+    return any_run_has(input, "val/loss") ? "No run's last validation loss is finite."
+                                          : "No run has a validation loss yet.";
   return "The lowest last validation loss is " + fixed(loss, 4) + ", of " + input.runs[best].name + ".";
 }
 

@@ -14,6 +14,7 @@ namespace {
 
 using testing::HasSubstr;
 using testing::Not;
+using testing::StartsWith;
 using namespace report_text;
 
 constexpr double kGap = std::numeric_limits<double>::quiet_NaN();
@@ -54,6 +55,38 @@ TEST(Numbers, are_short_and_exact) {
   EXPECT_EQ(fixed(kGap, 3), "–");
   EXPECT_EQ(interval(1.5, std::nullopt, 2), "1.50");
   EXPECT_EQ(count_of(1, "run") + ", " + count_of(2, "run"), "1 run, 2 runs");
+}
+
+// What the first section says of runs with these losses.
+std::string answer(const std::vector<std::vector<double>>& losses) {
+  ReportInput input;
+  for (const std::vector<double>& values : losses) {
+    ReportRun& run = input.runs.emplace_back();
+    run.name = "run " + std::to_string(input.runs.size());
+    if (!values.empty()) run.history.series["val/loss"] = series_of(values);
+  }
+  Columns columns;
+  RunDrawing drawing(input, columns);
+  return learned_section(drawing)->answers[0];
+}
+
+TEST(LearnedSection, says_the_steps_of_the_losses_that_it_names) {
+  EXPECT_THAT(answer({{4, 3.5, 3}}),
+              StartsWith("Validation loss fell from 4.000 at step 1 to 3.000 at step 3. "));
+  EXPECT_THAT(answer({{3, 3}}), StartsWith("Validation loss went from 3.000 at step 1 to 3.000 at step 2. "));
+  EXPECT_THAT(
+      answer({{kGap, 3, 4, kGap}}),
+      StartsWith(
+          "Validation loss rose from 3.000 at step 2 to 4.000 at step 3 and was not finite after it. "));
+  EXPECT_THAT(answer({{kGap, 3}}), StartsWith("Validation loss was 3.000 at step 2. "));
+  EXPECT_THAT(answer({{kGap, kGap}}), StartsWith("Validation loss was never finite. "));
+}
+
+TEST(LearnedSection, prefers_no_run_whose_last_loss_is_not_finite) {
+  EXPECT_THAT(answer({{4, 3}, {2, kGap}}),
+              StartsWith("The lowest last validation loss is 3.0000, of run 1. "));
+  EXPECT_THAT(answer({{2, kGap}, {}}), StartsWith("No run's last validation loss is finite. "));
+  EXPECT_THAT(answer({{}, {}}), StartsWith("No run has a validation loss yet. "));
 }
 
 TEST(Page, is_closed_to_the_network_and_to_markup_in_names) {
