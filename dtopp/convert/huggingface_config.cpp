@@ -65,6 +65,7 @@ void require_olmoe(const RunConfig& config) {
   const RoutingConfig& routing = config.routing;
   require(!config.model.is_dense(), "model.num_experts", "more than 1");
   require(config.model.norm == NormType::kRms, "model.norm", "rms");
+  require(config.model.attend_across_documents, "model.attend_across_documents", "true");
   require(routing.method == RoutingMethod::kTopK, "routing.method", "top_k");
   require(routing.normalization == Normalization::kNone, "routing.normalization", "none");
   require(!routing.renormalize, "routing.renormalize", "false");
@@ -92,6 +93,8 @@ std::string huggingface_config(const RunConfig& config, const std::vector<double
               {"AutoModelForCausalLM", "modeling_dtopp.DtoppForCausalLM"}}}};
     json.update(shape_of(config.model, end_of_text));
     json["norm"] = enum_name(config.model.norm);
+    json["attend_across_documents"] = config.model.attend_across_documents;
+    json["end_of_text"] = config.data.end_of_text;
     if (!config.model.is_dense()) json.update(dtopp_router(config, thresholds));
   }
   return dump_json(json, 2) + "\n";

@@ -122,6 +122,8 @@ void read_olmoe(const ConfigFile& file, RunConfig& config) {
 void read_dtopp(const ConfigFile& file, RunConfig& config) {
   config.model.norm = file.one_of("norm", NormType::kLayer);
   config.model.tie_embeddings = file.get("tie_word_embeddings", true);
+  config.model.attend_across_documents = file.get("attend_across_documents", true);
+  config.data.end_of_text = file.get("end_of_text", config.data.end_of_text);
   if (config.model.is_dense()) return;
   RoutingConfig& routing = config.routing;
   routing.method = file.one_of("router_method", RoutingMethod::kDTopP);

@@ -8,6 +8,7 @@ import tiny_run
 import tokenizers
 import torch
 import transformers
+import yaml
 from huggingface_folder import LOADED, keep_modules_in, load, to_hf
 from language_program import CASES, Both
 
@@ -95,6 +96,17 @@ def test_saved_and_loaded_again_it_is_the_same(case, tmp_path):
     done = tiny_run.dtopp("convert", "from-hf", tmp_path / "again", tmp_path / "back")
     assert done.returncode == 0, done.stderr
     assert torch.equal(case.logits(tmp_path / "back"), case.logits())
+
+
+def test_what_sets_documents_apart_comes_back(tmp_path, dtopp_binary, remote_code):
+    run = tiny_run.trained(tmp_path, "training.steps=1", "validation.every=0", "optimizer.warmup_steps=0",
+                           "model.attend_across_documents=false", "data.end_of_text=7") / "run"
+    load(to_hf(run, tmp_path / "hf")).save_pretrained(tmp_path / "again")
+    for folder in ("hf", "again"):
+        done = tiny_run.dtopp("convert", "from-hf", tmp_path / folder, tmp_path / folder / "back")
+        assert done.returncode == 0, done.stderr
+        config = yaml.safe_load((tmp_path / folder / "back/config.yaml").read_text())
+        assert config["model"]["attend_across_documents"] is False and config["data"]["end_of_text"] == 7
 
 
 def test_it_trains(case):

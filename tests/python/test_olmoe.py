@@ -191,8 +191,9 @@ def test_nothing_is_overwritten(own, case, tmp_path):
 @pytest.mark.parametrize("override, key", [
     ("model.norm=layer", "model.norm"), ("routing.method=dtop_p", "routing.method"),
     ("routing.normalization=fixed", "routing.normalization"), ("routing.renormalize=true", "routing.renormalize"),
-    ("model.num_experts=1", "model.num_experts")])
+    ("model.num_experts=1", "model.num_experts"),
+    ("model.attend_across_documents=false data.end_of_text=7", "model.attend_across_documents")])
 def test_what_olmoe_cannot_say_is_refused(override, key, tmp_path, dtopp_binary):
     run = tiny_run.trained(tmp_path, "training.steps=1", "validation.every=0", "optimizer.warmup_steps=0",
-                           *(f"{k}={v}" for k, v in CASES["olmoe"].items()), override) / "run"
+                           *(f"{k}={v}" for k, v in CASES["olmoe"].items()), *override.split()) / "run"
     refused(2, f"OLMoE has no model whose {key} is not", "to-hf", run, tmp_path / "hf", "--as", "olmoe")

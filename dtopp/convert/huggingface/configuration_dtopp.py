@@ -16,6 +16,9 @@ class DtoppConfig(PretrainedConfig):
         scale a layer).
     router_renormalize: whether the weights of a token's experts sum to 1.
     router_max_experts: of a token at most; 0: all.
+    attend_across_documents: False where dtopp lets a token see its own document alone. Here it sees all of its sequence: let that be
+        one document.
+    end_of_text: the id that ends a document; -1: the tokenizer's <|endoftext|>.
     """
 
     model_type = "dtopp"
@@ -26,7 +29,8 @@ class DtoppConfig(PretrainedConfig):
                  max_position_embeddings=2048, num_experts=64, norm="layer", rms_norm_eps=1e-5, hidden_act="silu",
                  router_method="dtop_p", router_top_k=8, router_thresholds=None, router_target_experts=8,
                  router_normalization="dynamic", router_renormalize=True, router_max_experts=0, initializer_range=0.02,
-                 rope_parameters=None, use_cache=True, output_router_logits=False, **kwargs):
+                 rope_parameters=None, use_cache=True, output_router_logits=False, attend_across_documents=True, end_of_text=-1,
+                 **kwargs):
         self.vocab_size = vocab_size
         self.hidden_size = hidden_size
         self.intermediate_size = intermediate_size
@@ -49,6 +53,8 @@ class DtoppConfig(PretrainedConfig):
         self.rope_parameters = rope_parameters or {"rope_type": "default", "rope_theta": 10000.0}
         self.use_cache = use_cache
         self.output_router_logits = output_router_logits
+        self.attend_across_documents = attend_across_documents
+        self.end_of_text = end_of_text
         # Of transformers' OLMoE, whose attention and decoder this model shares.
         self.attention_bias = False
         self.attention_dropout = 0.0
