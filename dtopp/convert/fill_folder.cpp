@@ -9,14 +9,16 @@ namespace dtopp {
 
 void fill_folder(const std::filesystem::path& folder,
                  const std::function<void(const std::filesystem::path&)>& fill) {
-  const PathKind kind = path_kind(folder);
+  // The parent of "a/" is "a" itself.
+  const std::filesystem::path target = folder.has_filename() ? folder : folder.parent_path();
+  const PathKind kind = path_kind(target);
   if (kind == PathKind::kFile || kind == PathKind::kOther)
-    throw UsageError(folder.string() + ": is no folder; name one that is not there yet");
+    throw UsageError(target.string() + ": is no folder; name one that is not there yet");
   const bool is_there = kind == PathKind::kDirectory;
-  if (is_there && !list_directory(folder).empty())
-    throw UsageError(folder.string() + ": is not empty; name a folder that is not there yet");
-  if (folder.has_parent_path()) make_directories(folder.parent_path());
-  write_directory_atomically(folder, fill, /*replace=*/is_there);
+  if (is_there && !list_directory(target).empty())
+    throw UsageError(target.string() + ": is not empty; name a folder that is not there yet");
+  if (target.has_parent_path()) make_directories(target.parent_path());
+  write_directory_atomically(target, fill, /*replace=*/is_there);
 }
 
 }  // namespace dtopp

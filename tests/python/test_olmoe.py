@@ -188,6 +188,16 @@ def test_nothing_is_overwritten(own, case, tmp_path):
     assert (tmp_path / "empty/config.json").exists()
 
 
+def test_a_folder_may_be_named_with_a_slash_at_its_end(own, tmp_path):
+    for there in (False, True):
+        folder = tmp_path / str(there) / "checkpoint"
+        if there:
+            folder.mkdir(parents=True)
+        done = tiny_run.dtopp("convert", "from-hf", own, f"{folder}/")
+        assert done.returncode == 0, done.stderr
+        assert (folder / "config.yaml").exists() and [path.name for path in folder.parent.iterdir()] == ["checkpoint"]
+
+
 @pytest.mark.parametrize("override, key", [
     ("model.norm=layer", "model.norm"), ("routing.method=dtop_p", "routing.method"),
     ("routing.normalization=fixed", "routing.normalization"), ("routing.renormalize=true", "routing.renormalize"),
