@@ -83,23 +83,25 @@ std::optional<std::string> gain_warning(const RoutingConfig& config, int64_t num
     gain = std::max(gain, estimate_plant(num_experts, target).gain);
   const double kp = config.kp.value.value_or(kAutoKp / gain), ki = config.ki.value.value_or(kAutoKi / gain);
   const double loop = gain * (2 * kp + ki);
-  const double suggestion = 0.5 / (3 * gain);  // K_p = K_i = this: a quarter of the bound
   char text[320];
-  if (ki == 0) {
-    std::snprintf(
-        text, sizeof text,
-        "routing.ki is 0: without the integral term the mean number of active experts will not reach its "
-        "target; stable gains here: kp = ki = %.2g",
-        suggestion);
-    return text;
+  std::string suggestion;
+  if (gain > 0) {
+    // A quarter of the bound.
+    std::snprintf(text, sizeof text, "; stable gains here: kp = ki = %.2g", 0.5 / (3 * gain));
+    suggestion = text;
   }
-  if (loop < 2 && kp >= 0 && ki > 0) return std::nullopt;
+  if (ki == 0)
+    return "routing.ki is 0: without the integral term the mean number of active experts will not reach its "
+           "target" +
+           suggestion;
+  // Where p moves no count (a target of 1) nothing oscillates.
+  if (gain == 0 || (loop < 2 && kp >= 0 && ki > 0)) return std::nullopt;
   std::snprintf(
       text, sizeof text,
       "routing.kp = %g, routing.ki = %g make the controller unstable (loop gain %.2f, stable below 2): the "
-      "number of active experts will oscillate; stable gains here: kp = ki = %.2g",
-      kp, ki, loop, suggestion);
-  return text;
+      "number of active experts will oscillate",
+      kp, ki, loop);
+  return text + suggestion;
 }
 
 }  // namespace dtopp

@@ -43,6 +43,18 @@ TEST(GainGuard, accepts_the_papers_gains_and_warns_of_unstable_ones) {
   EXPECT_TRUE(gain_warning(with_gains(0.1, 0), 64));
 }
 
+// At one expert a token the count stays where it is for every p below the smallest largest probability.
+TEST(GainGuard, has_nothing_to_say_of_stability_where_p_moves_no_count) {
+  ASSERT_EQ(estimate_plant(8, 1).gain, 0);
+  RoutingConfig config = with_gains(0.1, 0.1, 1);
+  EXPECT_FALSE(gain_warning(config, 8));
+  config.kp = config.ki = {.value = std::nullopt};
+  EXPECT_FALSE(gain_warning(config, 8));
+  const auto warning = gain_warning(with_gains(0.1, 0, 1), 8);
+  ASSERT_TRUE(warning);
+  EXPECT_EQ(warning->find("stable gains"), std::string::npos) << *warning;
+}
+
 TEST(GainGuard, its_bound_is_where_the_closed_loop_stops_settling) {
   const double gain = estimate_plant(64, 8).gain;
   for (const double share : {0.0, 0.3, 0.7}) {
