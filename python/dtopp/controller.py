@@ -56,6 +56,7 @@ class ThresholdController:
         self.kp, self.ki, self.scope, self.controller = kp, ki, scope, controller
         self._group = process_group
         self._check()
+        self._device = self.routers[0].threshold.device  # of its own numbers, wherever the model goes
         first = self.routers if scope == "layer" else self.routers[:1]
         self._holds = first[0].method == "dtop_p"
         self._initial_C = self._list([router.initial_threshold for router in first])
@@ -84,8 +85,7 @@ class ThresholdController:
         selected_C, tokens_C = counts.selected_L(), counts.tokens_L()
         if self.scope == "global":
             selected_C, tokens_C = selected_C.sum(0, keepdim=True), tokens_C.sum(0, keepdim=True)
-        device = self._threshold_C.device
-        self._update(selected_C.to(device), tokens_C.to(device), counts)
+        self._update(selected_C.to(self._device), tokens_C.to(self._device), counts)
         self._write()
 
     def attach(self, optimizer: torch.optim.Optimizer) -> RemovableHandle:
@@ -178,7 +178,7 @@ class ThresholdController:
             router.threshold.copy_(threshold)
 
     def _list(self, values: list[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float64, device=self.routers[0].threshold.device)
+        return torch.tensor(values, dtype=torch.float64, device=self._device)
 
     def _check(self) -> None:
         _expect(bool(self.routers), "a model with dtopp.MoE or dtopp.DTopPRouter in it, found none")

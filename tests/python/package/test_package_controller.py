@@ -130,6 +130,17 @@ def test_state_comes_back_exactly():
         dtopp.ThresholdController(stack()).load_state_dict(state)
 
 
+def test_state_comes_back_where_the_controller_is_when_its_model_has_moved():
+    model = stack()
+    controller = dtopp.ThresholdController(model)
+    model(torch.randn(9, 16))
+    controller.step()
+    state = controller.state_dict()
+    model.to("meta")  # another device that is everywhere; numbers that followed it would be lost
+    controller.load_state_dict(state)
+    assert controller.state_dict() == state
+
+
 def test_metrics_are_those_of_a_run():
     model, x = stack(), torch.randn(200, 16)
     controller = dtopp.ThresholdController(model)
