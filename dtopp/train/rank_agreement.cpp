@@ -57,7 +57,8 @@ void check_configuration(const RunConfig& config, Collectives& ranks) {
 
 void check_data(const TrainingData& data, Collectives& ranks) {
   std::string mine;
-  for (const auto& [source, hash] : data.content_hashes) mine += hash + " " + source + "\n";
+  for (const auto& [source, hash] : data.content_hashes)
+    mine.append(hash).append(" ").append(source).append("\n");
   const auto difference = find_difference(mine, ranks);
   if (!difference) return;
   std::istringstream there(difference->there), first(difference->first);

@@ -3,9 +3,11 @@
 
 #include "dtopp/base/steady_seconds.h"
 #include "dtopp/distributed/tree_sum.h"
+#include "dtopp/train/step_decision.h"
 #include "dtopp/train/trainer.h"
 
 namespace dtopp {
+
 // The block's micro-batches alternate between its ranks: those that its ranks have at a time are an aligned
 // block of the step's (tree_sum.h).
 void Trainer::accumulate_gradients(const RoutingInputs& inputs, const std::function<bool()>& stop,
