@@ -184,6 +184,7 @@ def test_ranks_with_other_work_are_refused(run, text):
     (["--tasks", "copa", "--data", "/nowhere", "--dry-run"], "--processes means nothing to --dry-run"),
     (["--tasks", "copaa", "--data", "/nowhere"], "did you mean copa?"),
     (["--tasks", "perplexity"], "needs --text"),
+    (["--tasks", "copa", "--data", "/nowhere", "--sweep-target", "2,3", "--paper"], "--paper means nothing to --sweep-target"),
 ])
 def test_wrong_calls_are_refused_before_ranks_start(run, options, words):
     done = tiny_run.dtopp("evaluate", run, *options, "--processes", "2")

@@ -56,6 +56,13 @@ def test_ranks_share_the_items_and_find_the_same(tmp_path):
     assert sum("eval/arc_easy/accuracy" in line for line in metrics[0]) == 3
 
 
+def test_an_accuracy_that_cannot_be_known_is_null_and_training_goes_on(tmp_path):
+    run = tiny_language_run.train(tmp_path, "dtop_p", 384, *PROBES, "optimizer.lr=1.0e38", "optimizer.min_lr=1.0e38",
+                                  "optimizer.warmup_steps=0", "validation.tasks=[arc_easy]")
+    accuracies = [line["eval/arc_easy/accuracy"] for line in tiny_run.metrics(run) if "eval/arc_easy/accuracy" in line]
+    assert accuracies[0] is not None and accuracies[1:] == [None, None]
+
+
 @pytest.mark.parametrize("override, status, text", [
     ("validation.tasks=[hellaswagg]", 2, "did you mean hellaswag?"),
     ("validation.task_data=/nowhere", 3, "/nowhere/arc_easy.jsonl"),

@@ -169,6 +169,9 @@ def test_thresholds_do_not_depend_on_how_many_pictures_are_made(pixels, tmp_path
     (["--count", 1, "--text-embeddings", "x"], "without text"),
     (["--count", 1, "--target-experts", 9], "not between 1 and the model's 8"),
     (["--count", 1, "--guidance", 1, "--guidance-interval", "0,1"], "means nothing"),
+    (["--count", 1, "--guidance", "nan"], "nan is not a finite number"),
+    (["--count", 1, "--guidance-interval", "nan,0.5"], "nan is not a finite number"),
+    (["--count", 1, "--sampler", "rk4"], "rk4 is none of ddim|euler|heun"),
     (["--count", 100000], "too many for one grid"),
     (["--count", 1, "--guidance-interval", "0.5,0.2"], "before its beginning"),
 ])
