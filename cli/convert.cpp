@@ -1,6 +1,5 @@
 // Checkpoints to what other programs read, and back.
 #include <cstdio>
-#include <map>
 #include <memory>
 #include <string>
 
@@ -27,14 +26,12 @@ void add_to_hf(CLI::App& convert) {
                    "a checkpoint, or a run directory (its newest one)")
       ->required();
   verb->add_option("folder", options->folder, "to be made")->required();
-  const std::map<std::string, HuggingFaceClass> classes = {{"dtopp", HuggingFaceClass::kDtopp},
-                                                           {"olmoe", HuggingFaceClass::kOlmoe}};
   verb->add_option(
           "--as", options->as,
           "the model class: dtopp, whose code lies beside the weights (trust_remote_code), or olmoe, "
           "which transformers has itself; a model of model.norm=rms, routing.method=top_k, "
           "normalization=none, renormalize=false is one")
-      ->transform(choice(classes))
+      ->transform(choice<HuggingFaceClass>())
       ->default_str("dtopp");
   verb->callback([options] {
     const Checkpoint checkpoint = open_named_checkpoint(options->from, ModelType::kLanguageModel);

@@ -1,4 +1,3 @@
-#include <chrono>
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -12,6 +11,7 @@
 #include "cli/stop_signals.h"
 #include "cli/verbs.h"
 #include "dtopp/base/errors.h"
+#include "dtopp/base/steady_seconds.h"
 #include "dtopp/eval/generator.h"
 #include "dtopp/eval/text_generation.h"
 
@@ -101,7 +101,7 @@ void generate_texts(const GenerateOptions& options) {
   const bool stream = prompts.size() == 1;
   std::vector<Writer> writers(prompts.size(), Writer(tokenizer, options.show_experts, config.num_experts));
   std::vector<std::string> texts(prompts.size());
-  const auto begin = std::chrono::steady_clock::now();
+  const double begin = steady_seconds();
   generate(model, encoded.ids, encoded.room, options.sampling, [&](const GeneratedToken& token) {
     if (token.id == tokenizer.end_of_text() || stop_requested()) return false;
     const std::string text = writers[token.sequence].add(token);
@@ -112,7 +112,7 @@ void generate_texts(const GenerateOptions& options) {
     }
     return true;
   });
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  const double seconds = steady_seconds() - begin;
   int64_t tokens = 0;
   double experts = 0;
   for (size_t i = 0; i < prompts.size(); ++i) {

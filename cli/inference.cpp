@@ -1,7 +1,6 @@
 #include "cli/inference.h"
 
 #include <cstdio>
-#include <map>
 
 #include "cli/option_checks.h"
 #include "dtopp/base/errors.h"
@@ -16,10 +15,8 @@ namespace dtopp::cli {
 void add_checkpoint_options(CLI::App& verb, InferenceOptions& options) {
   verb.add_option("checkpoint", options.checkpoint, "a checkpoint, or a run directory (its newest one)")
       ->required();
-  std::map<std::string, Device> devices;
-  for (const auto& [device, name] : enum_names(Device())) devices.emplace(name, device);
   verb.add_option("--device", options.device, "where to compute: auto, cpu or cuda")
-      ->transform(choice(devices))
+      ->transform(choice<Device>())
       ->default_str("auto");
   verb.add_option("--threads", options.threads, "0: every core")->check(CLI::NonNegativeNumber);
 }

@@ -2,10 +2,14 @@
 #pragma once
 
 #include <cmath>
-#include <map>
+#include <cstdint>
+#include <set>
 #include <string>
+#include <string_view>
 
 #include <CLI/CLI.hpp>
+
+#include "dtopp/base/enum_name.h"
 
 namespace dtopp::cli {
 
@@ -19,15 +23,17 @@ inline CLI::Validator finite_number() {
           ""};
 }
 
-// For transform(): one of the names, which becomes its value.
+// For transform(): one of the enumeration's names, which becomes its value.
 template <class Enum>
-CLI::Validator choice(const std::map<std::string, Enum>& values) {
+CLI::Validator choice() {
+  std::set<std::string_view> sorted;
+  for (const auto& [value, name] : enum_names(Enum())) sorted.insert(name);
   std::string names;
-  for (const auto& [name, value] : values) names += (names.empty() ? "" : "|") + name;
-  return {[values, names](std::string& text) -> std::string {
-            const auto found = values.find(text);
-            if (found == values.end()) return text + " is none of " + names;
-            text = std::to_string(static_cast<int64_t>(found->second));
+  for (const std::string_view name : sorted) names.append(names.empty() ? "" : "|").append(name);
+  return {[names](std::string& text) -> std::string {
+            const auto value = enum_named<Enum>(text);
+            if (!value) return text + " is none of " + names;
+            text = std::to_string(static_cast<int64_t>(*value));
             return "";
           },
           names};

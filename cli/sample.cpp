@@ -1,6 +1,4 @@
-#include <chrono>
 #include <cstdio>
-#include <map>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -12,6 +10,7 @@
 #include "cli/verbs.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/progress.h"
+#include "dtopp/base/steady_seconds.h"
 #include "dtopp/eval/diffusion/picture_files.h"
 #include "dtopp/eval/diffusion/text_embeddings.h"
 
@@ -100,7 +99,7 @@ void make_pictures(const SampleOptions& options) {
     model.routing = solve_for_sampling(model, request, targets, stop_requested);
   }
   ActivationStatistics activations(config.model.is_dense() ? 0 : config.model.num_layers);
-  const auto begin = std::chrono::steady_clock::now();
+  const double begin = steady_seconds();
   {
     ProgressBar bar("sample", "steps", static_cast<uint64_t>(request.count * request.sampler.steps));
     const BatchHooks hooks{[&](uint64_t done) { bar.update(done); }, stop_requested};
@@ -109,7 +108,7 @@ void make_pictures(const SampleOptions& options) {
                       hooks, take);
     });
   }
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  const double seconds = steady_seconds() - begin;
   print_rate(request.count, seconds, activations, config.model);
   std::printf("%s\n", options.output.c_str());
 }
@@ -117,14 +116,12 @@ void make_pictures(const SampleOptions& options) {
 void add_sampler_options(CLI::App& verb, SampleOptions& options) {
   SamplerOptions& sampler = options.request.sampler;
   sampler.guidance = kDefaultGuidance;
-  std::map<std::string, SamplerMethod> methods;
-  for (const auto& [method, name] : enum_names(SamplerMethod())) methods.emplace(name, method);
   verb.add_option("--steps", sampler.steps, "of the sampler")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
   verb.add_option("--sampler", sampler.method,
                   "euler or heun (diffusion.objective flow, which takes euler), ddim (ddpm)")
-      ->transform(choice(methods))
+      ->transform(choice<SamplerMethod>())
       ->default_str("by objective");
   verb.add_option("--guidance", sampler.guidance,
                   "weight of the condition beyond 1; 1: no guidance, and half the time")

@@ -26,10 +26,6 @@ bool is_there(const fs::path& path) {
   return fs::exists(fs::symlink_status(path, no_answer));
 }
 
-fs::path without_trailing_slash(const fs::path& path) {
-  return path.has_filename() ? path : path.parent_path();
-}
-
 // Where what lies at `path` stays while the new one takes its name.
 fs::path replaced_name(const fs::path& path) {
   const fs::path plain = without_trailing_slash(path);

@@ -16,6 +16,7 @@
 
 #include "dtopp/base/descriptor.h"
 #include "dtopp/base/files.h"
+#include "dtopp/base/path_kind.h"
 
 namespace dtopp {
 namespace {
@@ -57,8 +58,8 @@ void remove_if_abandoned(const fs::path& path) {
 }  // namespace
 
 fs::path temporary_sibling(const fs::path& path) {
-  if (!path.has_filename()) return temporary_sibling(path.parent_path());  // "a/b/" means "a/b"
-  return path.parent_path() / (std::string(kPrefix) + path.filename().string() + "." + random_digits());
+  const fs::path plain = without_trailing_slash(path);
+  return plain.parent_path() / (std::string(kPrefix) + plain.filename().string() + "." + random_digits());
 }
 
 bool is_temporary_name(std::string_view name) { return !finished_name(name).empty(); }

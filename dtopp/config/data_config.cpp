@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <set>
 
+#include "dtopp/base/path_kind.h"
 #include "dtopp/config/config.h"
 
 namespace dtopp {
@@ -43,8 +44,7 @@ void validate_weights(const DataConfig& config) {
     if (source.weight && !(*source.weight > 0))
       throw InvalidValue("data.train", "the weight of " + source.path + " must be above 0, is " +
                                            config_detail::print_value(*source.weight));
-    std::filesystem::path path = std::filesystem::path(source.path).lexically_normal();
-    if (!path.has_filename()) path = path.parent_path();  // "a/" is "a"
+    const auto path = without_trailing_slash(std::filesystem::path(source.path).lexically_normal());
     if (!seen.insert(path).second)
       throw InvalidValue("data.train", "names " + source.path + " twice; give it one weight");
   }

@@ -9,8 +9,7 @@ namespace dtopp {
 
 void fill_folder(const std::filesystem::path& folder,
                  const std::function<void(const std::filesystem::path&)>& fill) {
-  // The parent of "a/" is "a" itself.
-  const std::filesystem::path target = folder.has_filename() ? folder : folder.parent_path();
+  const std::filesystem::path target = without_trailing_slash(folder);
   const PathKind kind = path_kind(target);
   if (kind == PathKind::kFile || kind == PathKind::kOther)
     throw UsageError(target.string() + ": is no folder; name one that is not there yet");

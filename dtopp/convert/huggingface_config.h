@@ -1,10 +1,13 @@
 // config.json of transformers: of dtopp's own model class, and of OLMoE's.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "dtopp/config/run_config.h"
@@ -14,6 +17,10 @@ namespace dtopp {
 // What a language model is there: dtopp's class, whose code lies beside the weights, or a class that
 // transformers, and others who read OLMoE, have themselves.
 enum class HuggingFaceClass { kDtopp, kOlmoe };
+constexpr auto enum_names(HuggingFaceClass) {
+  return std::array<std::pair<HuggingFaceClass, std::string_view>, 2>{
+      {{HuggingFaceClass::kDtopp, "dtopp"}, {HuggingFaceClass::kOlmoe, "olmoe"}}};
+}
 
 // UsageError naming the key where OLMoE cannot say what the model computes.
 void require_olmoe(const RunConfig& config);

@@ -8,6 +8,8 @@
 #include <set>
 #include <stdexcept>
 
+#include "dtopp/base/path_kind.h"
+
 namespace dtopp {
 namespace {
 
@@ -137,10 +139,8 @@ double MixedOrder::epochs(size_t source, uint64_t position) const {
 
 std::vector<std::string> source_names(const std::vector<std::string>& paths) {
   std::vector<std::filesystem::path> rest;
-  for (const std::string& path : paths) {
-    std::filesystem::path normal = std::filesystem::path(path).lexically_normal();
-    rest.push_back(normal.has_filename() ? normal : normal.parent_path());
-  }
+  for (const std::string& path : paths)
+    rest.push_back(without_trailing_slash(std::filesystem::path(path).lexically_normal()));
   std::vector<std::string> names(rest.size());
   std::ranges::transform(rest, names.begin(), [](const auto& path) { return path.stem().string(); });
   while (std::set(names.begin(), names.end()).size() < names.size()) {

@@ -172,13 +172,7 @@ std::string sentence_of_budgets(const ReportInput& input) {
 }  // namespace
 
 std::optional<int64_t> settled_at(const Series& series, double target) {
-  std::vector<double> values;
-  std::vector<int64_t> steps;
-  for (size_t i = 0; i < series.values.size(); ++i) {
-    if (!std::isfinite(series.values[i])) continue;
-    values.push_back(series.values[i]);
-    steps.push_back(series.steps[i]);
-  }
+  const auto [steps, values] = finite_points(series);
   if (values.size() < kSettleLines) return std::nullopt;
   size_t first = values.size();
   double sum = 0;

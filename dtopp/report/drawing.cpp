@@ -90,6 +90,16 @@ const char* main_loss(const ReportRun& run) {
   return "train/loss";
 }
 
+Series finite_points(const Series& series) {
+  Series finite;
+  for (size_t i = 0; i < series.values.size(); ++i) {
+    if (!std::isfinite(series.values[i])) continue;
+    finite.steps.push_back(series.steps[i]);
+    finite.values.push_back(series.values[i]);
+  }
+  return finite;
+}
+
 double last_value(const Series& series) {
   const auto last = std::find_if(series.values.rbegin(), series.values.rend(),
                                  [](double value) { return std::isfinite(value); });

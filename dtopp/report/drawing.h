@@ -23,6 +23,8 @@ bool any_run_has_more_than_zero(const ReportInput& input, const std::string& met
 // The training loss that models of a kind are compared by, without what routing adds to it.
 const char* main_loss(const ReportRun& run);
 
+// Those whose value is finite.
+Series finite_points(const Series& series);
 // Of the values that are finite; NaN where none is.
 double last_value(const Series& series);
 double mean_of_last_tenth(const Series& series);

@@ -99,8 +99,7 @@ std::vector<RunGroup> group_runs(const std::vector<ReportRun>& runs) {
 }
 
 std::string folder_name(const fs::path& path) {
-  const fs::path normal = path.lexically_normal();
-  return (normal.has_filename() ? normal : normal.parent_path()).filename().string();
+  return without_trailing_slash(path.lexically_normal()).filename().string();
 }
 
 }  // namespace

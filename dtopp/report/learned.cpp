@@ -139,16 +139,6 @@ ReportTable final_table(const ReportInput& input) {
   return table;
 }
 
-Series finite_points(const Series& series) {
-  Series finite;
-  for (size_t i = 0; i < series.values.size(); ++i) {
-    if (!std::isfinite(series.values[i])) continue;
-    finite.steps.push_back(series.steps[i]);
-    finite.values.push_back(series.values[i]);
-  }
-  return finite;
-}
-
 std::string sentence_of_loss(const ReportRun& run) {
   const Series* series = find_series(run, "val/loss");
   const char* which = "Validation loss";

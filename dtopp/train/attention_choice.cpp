@@ -1,7 +1,6 @@
 #include "dtopp/train/attention_choice.h"
 
 #include <array>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
@@ -12,6 +11,7 @@
 #include <c10/core/CachingDeviceAllocator.h>
 
 #include "dtopp/base/median.h"
+#include "dtopp/base/steady_seconds.h"
 #include "dtopp/ops/device.h"
 #include "dtopp/train/compute_device.h"
 
@@ -41,13 +41,13 @@ AttentionInputs random_inputs(const AttentionShape& shape, const at::Device& dev
 // A few calls together: waiting for the device takes some 1e-5 s.
 double milliseconds_of(const AttentionInputs& in) {
   constexpr int kCalls = 5;
-  const auto begin = std::chrono::steady_clock::now();
+  const double begin = steady_seconds();
   at::Tensor last;
   for (int call = 0; call < kCalls; ++call)
     last =
         torch::autograd::grad({self_attention(in.q, in.k, in.v, in.causal)}, {in.q, in.k, in.v}, {in.dy})[0];
   last.flatten()[0].item();
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count() / kCalls;
+  return 1e3 * (steady_seconds() - begin) / kCalls;
 }
 
 double milliseconds_or_never(const AttentionInputs& in) {

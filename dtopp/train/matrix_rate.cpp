@@ -1,10 +1,10 @@
 #include "dtopp/train/matrix_rate.h"
 
 #include <algorithm>
-#include <chrono>
 
 #include <ATen/CPUGeneratorImpl.h>
 
+#include "dtopp/base/steady_seconds.h"
 #include "dtopp/ops/linear.h"
 
 namespace dtopp {
@@ -21,10 +21,10 @@ class Product {
 
   double flops() const { return 2.0 * static_cast<double>(a_.numel() * b_.size(1)); }
   double seconds() {
-    const auto begin = std::chrono::steady_clock::now();
+    const double begin = steady_seconds();
     at::mm_out(c_, a_, b_);
     c_[0][0].item();  // waits for it
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    return steady_seconds() - begin;
   }
 
  private:

@@ -18,11 +18,6 @@ fs::path first_missing(fs::path path) {
   return missing;
 }
 
-// "runs/tiny/" names the same directory as "runs/tiny".
-fs::path without_trailing_slash(const fs::path& path) {
-  return path.has_filename() ? path : path.parent_path();
-}
-
 }  // namespace
 
 RunDirectory::RunDirectory(fs::path path)

@@ -5,8 +5,8 @@
 #include <gmock/gmock.h>
 #include <rapidcheck/gtest.h>
 
+#include "dtopp/base/errors.h"
 #include "dtopp/plan/devices.h"
-#include "tests/base/scratch_directory.h"
 #include "tests/plan/tiny_run.h"
 
 namespace dtopp {
@@ -74,28 +74,6 @@ TEST(Plan, counts_a_diffusion_transformer_by_hand) {
             kept - std::min(arising, static_cast<uint64_t>(std::llround(0.6 * static_cast<double>(kept)))));
 }
 
-TEST(LargestMicroBatch, is_the_largest_divisor_that_leaves_a_twentieth_free) {
-  const RunConfig config = tiny();  // a global batch of 12
-  const auto bytes_with = [&](int64_t size) {
-    RunConfig other = config;
-    other.training.micro_batch_size = size;
-    return make_plan(other).memory_bytes();
-  };
-  const auto largest = [&](double memory) {
-    return largest_micro_batch(config, {}, Device::kCpu, static_cast<uint64_t>(memory));
-  };
-  const auto six = static_cast<double>(bytes_with(6));
-  ASSERT_LT(bytes_with(6), bytes_with(12));
-  EXPECT_EQ(largest(six / 0.95 + 2), 6);
-  EXPECT_EQ(largest(six / 0.95 - 2), 4);
-  EXPECT_EQ(largest(1e12), 12);
-  EXPECT_EQ(largest(1e6), std::nullopt);
-}
-
-TEST(LargestMicroBatch, leaves_every_rank_a_micro_batch) {
-  EXPECT_EQ(largest_micro_batch(tiny(), {.ranks = 4}, Device::kCpu, uint64_t{1} << 40U), 3);
-}
-
 TEST(Plan, takes_active_experts_from_what_the_method_holds) {
   RunConfig config = tiny();
   config.routing.method = RoutingMethod::kTopK;
@@ -110,118 +88,6 @@ TEST(Plan, takes_active_experts_from_what_the_method_holds) {
   EXPECT_EQ(make_plan(config).active_parameters, make_plan(config).parameters);
 }
 
-TEST(Plan, memory_in_fp32_by_hand) {
-  const Plan plan = make_plan(tiny());
-  const uint64_t P = plan.parameters;
-  EXPECT_EQ(plan.memory_bytes("parameters"), 4 * P);
-  EXPECT_EQ(plan.memory_bytes("optimizer_moments"), 8 * P);
-  EXPECT_EQ(plan.memory_bytes("average"), 0U);
-  EXPECT_EQ(plan.memory_bytes("gradients"), 2 * 4 * P);  // four micro-batches: two levels of sums
-  EXPECT_EQ(plan.memory_bytes("compute_copies"), 0U);
-  EXPECT_EQ(plan.memory_bytes("micro_batch_gradients"), 4U * 6 * 10 * 8);  // of gate and up
-  // 12 tokens of 8 floats make a stream of 384 bytes; 36 pairs.
-  const uint64_t layer = 4 * 384 + 12 * 16 + 6 * 384 + 12 * 2 * 4 + 12 * 6 * 8 + 36 * 2 * 5 * 4;
-  const uint64_t kept = 2 * layer + 2 * 384 + 12 * 16;
-  const uint64_t arising = plan.memory_bytes("micro_batch_gradients") + plan.memory_bytes("workspace");
-  ASSERT_LT(arising, 0.6 * kept);
-  EXPECT_EQ(plan.memory_bytes("activations"), kept - arising);
-  EXPECT_EQ(plan.memory_bytes("cross_entropy"), 12U * 11 * 8 + 11 * 8 * 4 + 384);
-  EXPECT_EQ(plan.memory_bytes("workspace"), 3U * 384 + 36 * 3 * 5 * 4 + 2 * 12 * 8 * 4 + 11 * 8 * 4);
-  EXPECT_EQ(plan.memory_bytes("program"), 160U << 20);
-  uint64_t total = 0;
-  for (const MemoryPart& part : plan.memory) total += part.bytes;
-  EXPECT_EQ(plan.memory_bytes(), total);
-}
-
-TEST(Plan, bf16_adds_copies_and_halves_activations) {
-  RunConfig config = tiny();
-  config.training.precision = Precision::kBf16;
-  const Plan plan = make_plan(config);
-  const uint64_t routers = 2 * 49;
-  EXPECT_EQ(plan.memory_bytes("compute_copies"), 2 * (plan.parameters - routers));
-  EXPECT_EQ(plan.memory_bytes("micro_batch_gradients"), 2U * 6 * 10 * 8);
-  EXPECT_LT(plan.memory_bytes("activations"), make_plan(tiny()).memory_bytes("activations"));
-  config.training.precision = Precision::kAuto;
-  EXPECT_EQ(make_plan(config).memory_bytes(),
-            std::max(plan.memory_bytes(), make_plan(tiny()).memory_bytes()));
-}
-
-TEST(Plan, gradients_take_over_no_more_than_they_need) {
-  RunConfig config = tiny();
-  config.model.sequence_length = 4096;  // activations far above the parameters
-  config.training.micro_batch_size = config.training.global_batch_size;
-  config.model.tie_embeddings = false;
-  const uint64_t before = make_plan(config).memory_bytes("activations");
-  config.model.vocab_size += 100;
-  const Plan after = make_plan(config);
-  const uint64_t more = 2 * 100 * 8 * 4;  // bytes of gradients: embedding and output
-  EXPECT_EQ(before - after.memory_bytes("activations"), more);
-}
-
-TEST(Plan, one_micro_batch_needs_no_second_gradient) {
-  RunConfig config = tiny();
-  config.training.micro_batch_size = config.training.global_batch_size;
-  EXPECT_EQ(make_plan(config).memory_bytes("micro_batch_gradients"), 0U);
-}
-
-TEST(Plan, sums_that_need_not_be_reproducible_are_one) {
-  RunConfig config = tiny();
-  config.parallel.reproducible = false;
-  EXPECT_EQ(make_plan(config).memory_bytes("gradients"), 4 * make_plan(config).parameters);
-}
-
-TEST(Plan, ranks_share_masters_and_moments) {
-  const Plan one = make_plan(tiny());
-  const uint64_t P = one.parameters;
-  ASSERT_EQ(P % 4, 2U);  // elements do not come out even
-  const Plan four = make_plan(tiny(), {.ranks = 4});
-  EXPECT_EQ(four.memory_bytes("parameters"), P);
-  EXPECT_EQ(four.memory_bytes("optimizer_moments"), 2 * P);
-  EXPECT_EQ(four.memory_bytes("gradients"), 4 * P);
-  EXPECT_EQ(four.memory_bytes("compute_copies"), 4 * (P - P / 4));  // those of the others
-  EXPECT_EQ(four.memory_bytes("exchange_buffers"), 2 * 4 * P);      // one bucket, sent and arriving
-  EXPECT_EQ(one.memory_bytes("exchange_buffers"), 0U);
-  RunConfig config = tiny(Precision::kBf16);
-  EXPECT_EQ(make_plan(config, {.ranks = 4}).memory_bytes("compute_copies"),
-            2 * (P - 2 * 49) + 4 * (2 * 49 - 2 * 49 / 4));  // routers are computed with in fp32
-}
-
-TEST(Plan, ranks_of_a_block_share_experts) {
-  RunConfig config = tiny();
-  config.training.global_batch_size = 24;  // eight micro-batches: two micro-steps of each block
-  const RankLayout layout = {.ranks = 4, .nodes = 1, .expert_parallel = 2};
-  const uint64_t dense = 88 + 2 * (256 + 32 + 49) + 8, experts = 2 * 720, held = dense + experts / 2;
-  const Plan plan = make_plan(config, layout);
-  EXPECT_EQ(plan.memory_bytes("parameters"), dense + experts);
-  EXPECT_EQ(plan.memory_bytes("compute_copies"), 4 * (held - (dense + experts) / 4));
-  EXPECT_EQ(plan.memory_bytes("gradients"), 4 * (dense + experts) / 2);
-  EXPECT_EQ(plan.memory_bytes("micro_batch_gradients"), 4U * 6 * 10 * 8);  // of gate and up, by rank
-  // Each of 12 tokens has 1.9 ranks on average. Kept of two layers: x and the gates of three experts; on
-  // their way one layer's rows, in and out.
-  EXPECT_NEAR(static_cast<double>(plan.memory_bytes("exchange_buffers") - 2 * 4 * held),
-              12 * 1.9 * (2 * (8 * 4 + 3 * 4) + 2 * 8 * 4), 0.5);
-  config.parallel.reproducible = false;
-  EXPECT_EQ(make_plan(config, layout).memory_bytes("gradients"), 4 * held);
-  EXPECT_EQ(make_plan(config, layout).memory_bytes("micro_batch_gradients"), 4U * 3 * 10 * 8);
-}
-
-TEST(Plan, tasks_want_the_whole_model_on_a_rank_that_holds_a_part_of_it) {
-  RunConfig config = tiny();
-  config.model.ffn_hidden_size = 4096;  // a model of more than its activations
-  config.validation.tasks = {"copa"};
-  const RankLayout layout = {.ranks = 4, .nodes = 1, .expert_parallel = 2};
-  const Plan plan = make_plan(config, layout);
-  EXPECT_EQ(plan.memory_bytes("task_model"), 4 * plan.parameters - plan.memory_bytes("gradients") -
-                                                 plan.memory_bytes("micro_batch_gradients") -
-                                                 plan.memory_bytes("activations"));
-  EXPECT_THAT(error_of<ResourceError>([&] { require_memory(plan, plan.memory_bytes() - 1); }),
-              ::testing::HasSubstr("set validation.tasks to [], or "));
-  for (const RankLayout& other : {RankLayout{.ranks = 4}, RankLayout{}})  // where gradients take as much
-    EXPECT_EQ(make_plan(config, other).memory_bytes("task_model"), 0U) << other.ranks;
-  config.validation.tasks.clear();
-  EXPECT_EQ(make_plan(config, layout).memory_bytes("task_model"), 0U);
-}
-
 TEST(Plan, more_ranks_than_micro_batches_are_refused) {
   EXPECT_NO_THROW(make_plan(tiny(), {.ranks = 4}));
   EXPECT_THROW(make_plan(tiny(), {.ranks = 5}), UsageError);
@@ -234,37 +100,6 @@ TEST(Plan, refuses_sizes_that_cannot_be_counted) {
   config.model.num_experts = 1 << 16;
   config.model.ffn_hidden_size = 1 << 24;
   EXPECT_THROW(make_plan(config), UsageError);
-}
-
-TEST(RequireMemory, names_a_micro_batch_that_fits_or_a_smaller_model) {
-  RunConfig config = tiny();
-  config.parallel.reproducible = false;
-  const uint64_t needed = make_plan(config).memory_bytes();
-  EXPECT_NO_THROW(require_memory(make_plan(config), needed));
-  try {
-    require_memory(make_plan(config), needed - 1);
-    FAIL() << "no error";
-  } catch (const ResourceError& error) {
-    EXPECT_EQ(error.status(), ExitStatus::kResource);
-    EXPECT_THAT(error.what(), ::testing::HasSubstr("lower training.micro_batch_size from 3 to 2 or less"));
-  }
-  config.training.micro_batch_size = 2;
-  EXPECT_NO_THROW(require_memory(make_plan(config), needed - 1));
-  try {
-    require_memory(make_plan(config), 1000);
-    FAIL() << "no error";
-  } catch (const ResourceError& error) {
-    EXPECT_THAT(error.what(), ::testing::HasSubstr("1.0 kB are available: make the model smaller"));
-  }
-}
-
-TEST(RequireMemory, names_the_sums_that_need_not_be) {
-  try {
-    require_memory(make_plan(tiny()), 1000);
-    FAIL() << "no error";
-  } catch (const ResourceError& error) {
-    EXPECT_THAT(error.what(), ::testing::HasSubstr("set parallel.reproducible to false"));
-  }
 }
 
 TEST(FindDevice, knows_its_devices) {

@@ -46,6 +46,22 @@ void expect_near(const StepResult& one, const StepResult& other) {
             other.activations.expert_counts().sum().item<int64_t>());
 }
 
+// Three steps of a run whose memory suffices. As long as it lives, operations take one thread.
+struct Expected {
+  explicit Expected(const RunConfig& config) : trainer(trainer_of(config)) {
+    at::set_num_threads(1);
+    trainer.initialise();
+    for (int n = 0; n < 3; ++n) results.push_back(step(trainer));
+  }
+  ~Expected() { at::set_num_threads(threads); }
+  Expected(const Expected&) = delete;
+  Expected& operator=(const Expected&) = delete;
+
+  const int threads = at::get_num_threads();
+  Trainer trainer;
+  std::vector<StepResult> results;
+};
+
 TEST(Trainer, ends_a_step_once_memory_did_not_suffice_in_its_backward_pass) {
   RunConfig config = with_several_buckets();
   config.training.global_batch_size = 8;
@@ -63,15 +79,10 @@ TEST(Trainer, ends_a_step_once_memory_did_not_suffice_in_its_backward_pass) {
 
 // Alone: others have set out with what they have, and wait for the rank's.
 TEST(Trainer, a_rank_cuts_its_micro_batches_alone) {
-  const int threads = at::get_num_threads();
-  at::set_num_threads(1);
   RunConfig config = with_several_buckets();
   config.training.global_batch_size = 16;
   config.training.micro_batch_size = 2;
-  Trainer expected = trainer_of(config);
-  expected.initialise();
-  std::vector<StepResult> results;
-  for (int n = 0; n < 3; ++n) results.push_back(step(expected));
+  const Expected expected(config);
   for (const RankGrid& grid : {RankGrid{1, 2}, RankGrid{1, 4}, RankGrid{1, 4, 2}}) {
     for (const bool reproducible : {true, false}) {
       for (const std::string& late : kPlaces) {
@@ -85,17 +96,16 @@ TEST(Trainer, a_rank_cuts_its_micro_batches_alone) {
           trainer.initialise();
           std::vector<int64_t> parts_R(static_cast<size_t>(grid.size()), 1);
           parts_R[1] = 2;
-          for (const StepResult& result : results) {
+          for (const StepResult& result : expected.results) {
             const StepResult own = step(trainer);
             expect_near(own, result);
             EXPECT_EQ(own.parts_R, parts_R);
           }
-          EXPECT_LT(distance(trainer, expected), 1e-3);
+          EXPECT_LT(distance(trainer, expected.trainer), 1e-3);
         });
       }
     }
   }
-  at::set_num_threads(threads);
 }
 
 // The host's memory, which ends for a thread at the allocation it says.
@@ -125,15 +135,10 @@ class ScarceMemory final : public c10::Allocator {
 
 // Wherever in the passes over its micro-batches, in the exchange of gradients and parameters too.
 TEST(Trainer, a_rank_may_run_out_of_memory_at_any_allocation) {
-  const int threads = at::get_num_threads();
-  at::set_num_threads(1);
   RunConfig config = with_several_buckets();
   config.training.global_batch_size = 8;
   config.training.micro_batch_size = 2;
-  Trainer expected = trainer_of(config);
-  expected.initialise();
-  std::vector<StepResult> results;
-  for (int n = 0; n < 3; ++n) results.push_back(step(expected));
+  const Expected expected(config);
   ScarceMemory memory;
   const int64_t stride = std::getenv("DTOPP_FULL") ? 3 : 29;
   for (const RankGrid& grid : {RankGrid{1, 2}, RankGrid{1, 2, 2}}) {
@@ -153,7 +158,7 @@ TEST(Trainer, a_rank_may_run_out_of_memory_at_any_allocation) {
         Trainer trainer(config, make_model(config), std::move(data), at::kFloat,
                         make_world(store, rank, grid, on_loopback()));
         trainer.initialise();
-        for (const StepResult& result : results) {
+        for (const StepResult& result : expected.results) {
           try {
             expect_near(step(trainer), result);
           } catch (const c10::OutOfMemoryError&) {
@@ -166,7 +171,7 @@ TEST(Trainer, a_rank_may_run_out_of_memory_at_any_allocation) {
           }
         }
         if (rank == 1) ended = ScarceMemory::ended();
-        EXPECT_LT(distance(trainer, expected), 1e-3);
+        EXPECT_LT(distance(trainer, expected.trainer), 1e-3);
       };
       try {
         run_ranks(grid.size(), run);
@@ -178,7 +183,6 @@ TEST(Trainer, a_rank_may_run_out_of_memory_at_any_allocation) {
     }
     EXPECT_GT(survived * stride, 600) << "not only of what comes after the passes, it dies";
   }
-  at::set_num_threads(threads);
 }
 
 TEST(Trainer, ranks_that_share_experts_end_where_memory_does_not_suffice) {

@@ -48,9 +48,7 @@ std::unique_ptr<ImageSource> open_images(const fs::path& path) {
 }
 
 ImageOrigin describe_origin(const fs::path& path) {
-  const fs::path absolute = fs::absolute(path).lexically_normal();
-  const fs::path named = absolute.has_filename() ? absolute : absolute.parent_path();
-  const std::string name = named.filename().string();
+  const std::string name = without_trailing_slash(fs::absolute(path).lexically_normal()).filename().string();
   if (find_invalid_utf8(name))
     throw UsageError(replace_invalid_utf8(path.string()) +
                      ": its name is not UTF-8, and the output folder records names; rename it");
