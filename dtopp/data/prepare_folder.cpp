@@ -20,10 +20,6 @@ void require_same_job(const fs::path& folder, const TextJob& there, const TextJo
 
 }  // namespace
 
-FolderKind token_folder_kind() {
-  return {kTokenDataFormat, kPrepareRecordFormat, {kIndexName, kTokenizerName}};
-}
-
 std::optional<TokenFacts> find_complete(const fs::path& folder, const TextJob& job) {
   require_ours(folder, token_folder_kind());
   if (!is_there(folder / kManifestName)) return std::nullopt;

@@ -4,15 +4,10 @@
 #include <filesystem>
 #include <optional>
 
-#include "dtopp/data/owned_folder.h"
 #include "dtopp/data/prepare_record.h"
 #include "dtopp/data/token_folder.h"
 
 namespace dtopp {
-
-inline constexpr char kTokenizerName[] = "tokenizer.json";
-
-FolderKind token_folder_kind();
 
 // What a complete folder holds, its files checked against its manifest; nothing where it is not complete.
 // UsageError naming what does not belong to a preparation, or when the folder was made by another job;

@@ -7,7 +7,6 @@
 #include "dtopp/base/hash.h"
 #include "dtopp/base/manifest.h"
 #include "dtopp/base/path_kind.h"
-#include "dtopp/data/prepare_folder.h"
 #include "dtopp/data/token_array.h"
 #include "dtopp/data/token_folder.h"
 #include "dtopp/data/verified_files.h"

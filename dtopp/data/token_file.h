@@ -16,7 +16,6 @@
 namespace dtopp {
 
 // What manifest.json calls a folder of token files.
-inline constexpr char kTokenDataFormat[] = "dtopp token data 1";
 
 // The tokenizer.json in a folder of data; none where there is no such file, or the data are no folder.
 std::optional<std::filesystem::path> tokenizer_beside(const std::filesystem::path& data);

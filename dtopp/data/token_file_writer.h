@@ -12,8 +12,6 @@
 
 namespace dtopp {
 
-inline constexpr char kIndexName[] = "tokens.idx";
-
 // What a writer has put on the device.
 struct WrittenTokens {
   uint64_t documents = 0;

@@ -8,6 +8,10 @@ namespace dtopp {
 
 using nlohmann::ordered_json;
 
+FolderKind token_folder_kind() {
+  return {kTokenDataFormat, kPrepareRecordFormat, {kIndexName, kTokenizerName}};
+}
+
 ordered_json to_json(const TokenFacts& facts) {
   ordered_json sources = ordered_json::array();
   for (const TextSource& source : facts.job.sources) {

@@ -9,10 +9,17 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "dtopp/base/manifest.h"
+#include "dtopp/data/owned_folder.h"
 
 namespace dtopp {
 
-inline constexpr char kPrepareRecordFormat[] = "dtopp preparation 1";  // of progress.json
+inline constexpr char kTokenDataFormat[] = "dtopp token data 1";       // manifest.json
+inline constexpr char kPrepareRecordFormat[] = "dtopp preparation 1";  // progress.json
+inline constexpr char kIndexName[] = "tokens.idx";
+inline constexpr char kTokenizerName[] = "tokenizer.json";
+
+// The files of a folder that `dtopp prepare text` fills.
+FolderKind token_folder_kind();
 
 // A text file that went in.
 struct TextSource {

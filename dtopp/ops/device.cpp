@@ -10,17 +10,10 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "dtopp/ops/call_op.h"
+#include "dtopp/ops/library_folder.h"
 
 namespace dtopp {
 namespace {
-
-// The folder of the library that this function is in.
-std::filesystem::path library_folder() {
-  static const char here = 0;
-  Dl_info info{};
-  if (dladdr(&here, &info) == 0 || info.dli_fname == nullptr) return {};
-  return std::filesystem::absolute(info.dli_fname).parent_path();
-}
 
 // Rows of experts vary in number from step to step: where segments of memory cannot grow, what one step freed
 // is too short for the next. What a user has set stays.
@@ -53,7 +46,7 @@ std::optional<std::string> find_cuda() {
   return std::nullopt;
 }
 
-std::filesystem::path cuda_library() { return library_folder() / "libdtopp_cuda.so"; }
+std::filesystem::path cuda_library() { return ops_library_folder() / "libdtopp_cuda.so"; }
 
 int64_t cuda_devices() { return c10::impl::VirtualGuardImpl(at::kCUDA).deviceCount(); }
 

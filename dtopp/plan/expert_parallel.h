@@ -9,6 +9,12 @@
 
 namespace dtopp {
 
+// UsageError where nodes do not divide the ranks, or blocks the ranks of a node or the model's experts.
+void check_layout(const RankLayout& layout, const ModelConfig& model);
+
+// The degrees of expert parallelism that are possible on these ranks and nodes, from 1 up.
+std::vector<int64_t> possible_expert_parallel(const RankLayout& layout, const ModelConfig& model);
+
 // From degree 1 up; layout.expert_parallel is not looked at.
 std::vector<Plan> plans_by_expert_parallel(const RunConfig& config, const RankLayout& layout, Device device);
 

@@ -2,9 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
-
-#include "dtopp/config/model_config.h"
 
 namespace dtopp {
 
@@ -18,11 +15,5 @@ struct RankLayout {
   // Ranks that hold the same experts: one of each block.
   int64_t replicas() const { return ranks / expert_parallel; }
 };
-
-// UsageError where nodes do not divide the ranks, or blocks the ranks of a node or the model's experts.
-void check_layout(const RankLayout& layout, const ModelConfig& model);
-
-// The degrees of expert parallelism that are possible on these ranks and nodes, from 1 up.
-std::vector<int64_t> possible_expert_parallel(const RankLayout& layout, const ModelConfig& model);
 
 }  // namespace dtopp

@@ -1,3 +1,5 @@
+#include "dtopp/report/evaluation_files.h"
+
 #include <algorithm>
 
 #include <nlohmann/json.hpp>
@@ -5,7 +7,6 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/json.h"
-#include "dtopp/report/input.h"
 
 namespace dtopp {
 namespace {

@@ -7,7 +7,6 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/base/path_kind.h"
 #include "dtopp/checkpoint/run_directory.h"
-#include "dtopp/report/study_file.h"
 #include "dtopp/study/run_folder.h"
 
 namespace dtopp {

@@ -11,6 +11,8 @@
 
 #include "dtopp/config/run_config.h"
 #include "dtopp/metrics/run_history.h"
+#include "dtopp/report/evaluation_files.h"
+#include "dtopp/report/study_file.h"
 #include "dtopp/study/token_cost.h"
 
 namespace dtopp {
@@ -21,30 +23,6 @@ struct PlannedCost {
   double memory_bytes = 0;  // of one process at its peak
 };
 using FindCost = std::function<std::optional<PlannedCost>(const RunConfig&)>;
-
-// A file that `evaluate --output` has written into the run's folder, by what it holds.
-struct TaskScore {
-  double accuracy = 0, standard_error = 0;  // fractions
-};
-struct LayerActivations {
-  std::vector<double> histogram;    // [n]: tokens with n experts
-  std::vector<double> expert_load;  // [e]: the share of tokens that chose e
-};
-struct KindOfTokens {
-  std::string by, kind;
-  double tokens = 0, mean = 0, deviation = 0;
-};
-struct SweepPoint {
-  double experts = 0, value = 0;  // value: nll in nats a token, or the average accuracy
-};
-struct Evaluations {
-  std::map<std::string, TaskScore> tasks;
-  std::vector<LayerActivations> layers;
-  std::vector<KindOfTokens> kinds;
-  std::vector<SweepPoint> loss_sweep, accuracy_sweep;
-};
-// Of all *.json below `run`; other JSON is passed over. DataError where one is no JSON or lacks a part.
-Evaluations read_evaluations(const std::filesystem::path& run);
 
 struct ReportRun {
   std::string name;  // unlike all others
@@ -60,24 +38,6 @@ struct ReportRun {
 struct RunGroup {
   std::string name;
   std::vector<size_t> runs;
-};
-
-// A number of study.json: none where it could not be computed.
-struct StudyValue {
-  std::optional<double> mean, half_width, p, p_holm;
-};
-struct StudyRow {
-  std::string name;  // variant and grid point; where another study has the same, its path too
-  int64_t n = 0;
-  std::map<std::string, StudyValue> values, differences;  // by measure
-  std::vector<std::string> notes;                         // why something could not be computed
-};
-
-// A measure over training: its mean over a row's seeds, with the half-widths of its intervals (NaN: none).
-struct StudyCurve {
-  std::string row, measure, axis;  // "tokens", "active_flops", "seconds"
-  size_t n = 0;                    // seeds
-  std::vector<double> x, mean, half_width;
 };
 
 struct ReportInput {

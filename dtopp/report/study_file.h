@@ -1,14 +1,32 @@
 // study.json as a report reads it.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "dtopp/report/input.h"
-
 namespace dtopp {
+
+// A number of study.json: none where it could not be computed.
+struct StudyValue {
+  std::optional<double> mean, half_width, p, p_holm;
+};
+struct StudyRow {
+  std::string name;  // variant and grid point; where another study has the same, its path too
+  int64_t n = 0;
+  std::map<std::string, StudyValue> values, differences;  // by measure
+  std::vector<std::string> notes;                         // why something could not be computed
+};
+
+// A measure over training: its mean over a row's seeds, with the half-widths of its intervals (NaN: none).
+struct StudyCurve {
+  std::string row, measure, axis;  // "tokens", "active_flops", "seconds"
+  size_t n = 0;                    // seeds
+  std::vector<double> x, mean, half_width;
+};
 
 // Whether `path` is a study's folder, or its study.json.
 bool is_study(const std::filesystem::path& path);

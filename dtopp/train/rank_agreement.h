@@ -7,9 +7,7 @@
 #include <string>
 
 #include "dtopp/base/errors.h"
-#include "dtopp/config/run_config.h"
 #include "dtopp/distributed/collectives.h"
-#include "dtopp/models/batch.h"
 
 namespace dtopp {
 
@@ -35,12 +33,6 @@ void check_program(const std::string& version, Collectives& ranks);
 // RanksDiffer where some ranks compute on CPUs and others on CUDA devices, or two on one of those;
 // `identity`: of this rank's device (ops/device.h).
 void check_devices(const std::string& identity, Collectives& ranks);
-
-// RanksDiffer where a rank has another configuration than rank 0.
-void check_configuration(const RunConfig& config, Collectives& ranks);
-
-// RanksDiffer where a rank has opened other data than rank 0.
-void check_data(const TrainingData& data, Collectives& ranks);
 
 // What gives every rank rank 0's number, as RoutingInputs::agree; none where there is one rank. `ranks` must
 // outlive it.

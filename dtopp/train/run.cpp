@@ -13,7 +13,7 @@
 #include "dtopp/train/compute_device.h"
 #include "dtopp/train/console_line.h"
 #include "dtopp/train/matrix_rate.h"
-#include "dtopp/train/rank_agreement.h"
+#include "dtopp/train/rank_checks.h"
 #include "dtopp/train/run_beginning.h"
 #include "dtopp/train/run_directory.h"
 #include "dtopp/train/run_records.h"

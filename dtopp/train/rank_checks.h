@@ -1,0 +1,18 @@
+// Checks at the start of a run that all ranks have the same configuration and data.
+//
+// Collective: every rank, in the same order.
+#pragma once
+
+#include "dtopp/config/run_config.h"
+#include "dtopp/distributed/collectives.h"
+#include "dtopp/models/batch.h"
+
+namespace dtopp {
+
+// RanksDiffer where a rank has another configuration than rank 0.
+void check_configuration(const RunConfig& config, Collectives& ranks);
+
+// RanksDiffer where a rank has opened other data than rank 0.
+void check_data(const TrainingData& data, Collectives& ranks);
+
+}  // namespace dtopp
