@@ -18,6 +18,7 @@
 
 #include "dtopp/base/random.h"
 #include "dtopp/distributed/delayed_collectives.h"
+#include "dtopp/models/registry/make_model.h"
 #include "dtopp/plan/step_time.h"
 #include "dtopp/train/trainer.h"
 #include "tests/distributed/rank_threads.h"

@@ -12,6 +12,7 @@
 #include "dtopp/eval/diffusion/training_grids.h"
 #include "dtopp/eval/probes.h"
 #include "dtopp/launch/place.h"
+#include "dtopp/models/registry/make_model.h"
 #include "dtopp/moe/gain_guard.h"
 #include "dtopp/ops/device.h"
 #include "dtopp/plan/expert_parallel.h"

@@ -46,7 +46,4 @@ struct Model {
   std::function<TrainingData(Verify)> open_data;
 };
 
-// The model a configuration describes. Nothing is read or allocated.
-Model make_model(const RunConfig& config);
-
 }  // namespace dtopp

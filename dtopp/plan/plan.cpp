@@ -7,6 +7,7 @@
 #include "dtopp/config/config.h"
 #include "dtopp/distributed/partition.h"
 #include "dtopp/models/model.h"
+#include "dtopp/models/registry/make_model.h"
 #include "dtopp/plan/expert_parallel.h"
 
 namespace dtopp {

@@ -6,6 +6,7 @@
 #include "dtopp/base/path_kind.h"
 #include "dtopp/checkpoint/run_directory.h"
 #include "dtopp/metrics/metrics.h"
+#include "dtopp/models/registry/make_model.h"
 #include "dtopp/moe/budget_watch.h"
 #include "dtopp/ops/device.h"
 #include "dtopp/plan/devices.h"

@@ -7,6 +7,7 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/config/config.h"
+#include "dtopp/models/registry/make_model.h"
 #include "dtopp/train/run_resuming.h"
 #include "dtopp/train/schedule.h"
 

@@ -8,6 +8,7 @@
 
 #include "dtopp/models/batch.h"
 #include "dtopp/models/batch_losses.h"
+#include "dtopp/models/registry/make_model.h"
 
 namespace dtopp {
 namespace {

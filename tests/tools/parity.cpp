@@ -11,6 +11,7 @@
 #include "dtopp/checkpoint/checkpoint.h"
 #include "dtopp/config/run_config.h"
 #include "dtopp/models/language_model/language_model.h"
+#include "dtopp/models/registry/make_model.h"
 #include "dtopp/ops/linear.h"
 #include "dtopp/train/compute_device.h"
 #include "dtopp/train/parameter_store.h"

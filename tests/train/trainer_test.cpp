@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "dtopp/models/registry/make_model.h"
 #include "tiny_model.h"
 
 namespace dtopp {

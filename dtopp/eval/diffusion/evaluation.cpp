@@ -7,6 +7,7 @@
 
 #include "dtopp/base/errors.h"
 #include "dtopp/data/images/image_layout_json.h"
+#include "dtopp/models/registry/make_model.h"
 #include "dtopp/models/solve_thresholds.h"
 
 namespace dtopp {

@@ -9,6 +9,7 @@
 #include "dtopp/models/diffusion_transformer/image_batches.h"
 #include "dtopp/models/diffusion_transformer/objective.h"
 #include "dtopp/models/initialisation.h"
+#include "dtopp/models/registry/make_model.h"
 #include "dtopp/models/solve_thresholds.h"
 
 namespace dtopp {

@@ -1,4 +1,4 @@
-#include "dtopp/models/model.h"
+#include "dtopp/models/registry/make_model.h"
 
 #include <stdexcept>
 
