@@ -185,7 +185,7 @@ def attention_case(tokens, rounds):
 
 
 def product_cases():
-    """Each of moe_ffn's products as `dtopp devices --check` times it (dtopp/ops/check_moe_product_cuda.cpp): 8 experts of
+    """Each of moe_ffn's products as `dtopp devices --check` times it (dtopp/ops/moe_ffn/cuda/tune/check_moe_product_cuda.cpp): 8 experts of
     4,096 rows, with the kernels that torch's grouped product needs round it."""
     flops = 2 * 8 * 4096 * D * F
     for product, matrices in MATRICES.items():

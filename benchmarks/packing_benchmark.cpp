@@ -1,13 +1,13 @@
-// How fast the loops that pack bfloat16 operands (dtopp/ops/bfloat16_loops.h) are beside a memcpy of the same
-// bytes, both in the second-level cache: one JSON line for each packer and each set of instructions that this
-// machine runs. Without AVX-512 those are the scalar loops alone, and the lines say so.
+// How fast the loops that pack bfloat16 operands (dtopp/ops/core/bfloat16_loops.h) are beside a memcpy of the
+// same bytes, both in the second-level cache: one JSON line for each packer and each set of instructions that
+// this machine runs. Without AVX-512 those are the scalar loops alone, and the lines say so.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <functional>
 
-#include "dtopp/ops/bfloat16_loops.h"
+#include "dtopp/ops/core/bfloat16_loops.h"
 
 namespace {
 

@@ -12,7 +12,7 @@
 
 #include "dtopp/base/byte_reader.h"
 #include "dtopp/base/files.h"
-#include "dtopp/data/tokenizer.h"
+#include "dtopp/data/tokenizer/tokenizer.h"
 
 int main(int argc, char** argv) {
   if (argc != 3) {

@@ -10,14 +10,14 @@
 
 #include "cli/standard_streams.h"
 #include "cli/verbs.h"
-#include "dtopp/base/available_memory.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/json.h"
-#include "dtopp/ops/call_op.h"
-#include "dtopp/ops/device.h"
-#include "dtopp/ops/linear.h"
-#include "dtopp/ops/simd.h"
-#include "dtopp/train/product_check.h"
+#include "dtopp/device/available_memory.h"
+#include "dtopp/device/device.h"
+#include "dtopp/ops/core/call_op.h"
+#include "dtopp/ops/core/simd.h"
+#include "dtopp/ops/gemm/linear.h"
+#include "dtopp/ops/moe_ffn/cuda/tune/product_check.h"
 
 namespace dtopp::cli {
 namespace {

@@ -18,9 +18,9 @@
 #include "dtopp/base/json.h"
 #include "dtopp/base/manifest.h"
 #include "dtopp/base/progress.h"
+#include "dtopp/device/compute_device.h"
+#include "dtopp/distributed/groups/rank_agreement.h"
 #include "dtopp/tasks/task.h"
-#include "dtopp/train/compute_device.h"
-#include "dtopp/train/rank_agreement.h"
 
 namespace dtopp::cli {
 namespace {

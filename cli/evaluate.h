@@ -9,8 +9,8 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "cli/inference.h"
-#include "dtopp/distributed/collectives.h"
-#include "dtopp/eval/shared_batches.h"
+#include "dtopp/distributed/collectives/collectives.h"
+#include "dtopp/inference/shared_batches.h"
 
 namespace dtopp::cli {
 

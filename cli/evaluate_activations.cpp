@@ -3,8 +3,8 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/evaluate.h"
+#include "dtopp/distributed/groups/rank_agreement.h"
 #include "dtopp/eval/activation_analysis.h"
-#include "dtopp/train/rank_agreement.h"
 
 namespace dtopp::cli {
 

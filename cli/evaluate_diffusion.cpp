@@ -4,8 +4,8 @@
 
 #include "cli/evaluate.h"
 #include "dtopp/base/errors.h"
-#include "dtopp/eval/diffusion/evaluation.h"
-#include "dtopp/train/rank_agreement.h"
+#include "dtopp/distributed/groups/rank_agreement.h"
+#include "dtopp/eval/evaluation.h"
 
 namespace dtopp::cli {
 namespace {

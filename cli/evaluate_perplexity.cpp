@@ -6,10 +6,10 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/evaluate.h"
-#include "dtopp/eval/expert_budget.h"
+#include "dtopp/distributed/groups/rank_agreement.h"
 #include "dtopp/eval/perplexity.h"
 #include "dtopp/eval/routing_file.h"
-#include "dtopp/train/rank_agreement.h"
+#include "dtopp/inference/expert_budget.h"
 
 namespace dtopp::cli {
 namespace {

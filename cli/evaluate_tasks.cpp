@@ -14,10 +14,10 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/progress.h"
-#include "dtopp/eval/expert_budget.h"
+#include "dtopp/distributed/groups/rank_agreement.h"
 #include "dtopp/eval/task_run.h"
+#include "dtopp/inference/expert_budget.h"
 #include "dtopp/tasks/dump.h"
-#include "dtopp/train/rank_agreement.h"
 
 namespace dtopp::cli {
 namespace {

@@ -12,8 +12,8 @@
 #include "cli/verbs.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/steady_seconds.h"
-#include "dtopp/eval/generator.h"
-#include "dtopp/eval/text_generation.h"
+#include "dtopp/inference/generator.h"
+#include "dtopp/inference/text_generation.h"
 
 namespace dtopp::cli {
 namespace {

@@ -4,11 +4,11 @@
 
 #include "cli/option_checks.h"
 #include "dtopp/base/errors.h"
-#include "dtopp/checkpoint/run_directory.h"
-#include "dtopp/data/encode_file.h"
-#include "dtopp/eval/expert_budget.h"
-#include "dtopp/ops/device.h"
-#include "dtopp/train/compute_device.h"
+#include "dtopp/data/text_preparation/encode_file.h"
+#include "dtopp/device/compute_device.h"
+#include "dtopp/device/device.h"
+#include "dtopp/inference/expert_budget.h"
+#include "dtopp/runs/run_directory.h"
 
 namespace dtopp::cli {
 

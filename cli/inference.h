@@ -7,7 +7,7 @@
 #include <CLI/CLI.hpp>
 
 #include "dtopp/eval/evaluation_text.h"
-#include "dtopp/eval/inference_model.h"
+#include "dtopp/inference/inference_model.h"
 
 namespace dtopp::cli {
 

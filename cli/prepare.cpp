@@ -9,7 +9,7 @@
 #include "cli/verbs.h"
 #include "dtopp/base/cpu_cores.h"
 #include "dtopp/base/progress.h"
-#include "dtopp/data/prepare_text.h"
+#include "dtopp/data/text_preparation/prepare_text.h"
 
 namespace dtopp::cli {
 namespace {

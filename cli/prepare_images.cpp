@@ -1,5 +1,5 @@
 // Pictures or latents to image files.
-#include "dtopp/data/images/prepare_images.h"
+#include "dtopp/data/image_preparation/prepare_images.h"
 
 #include <algorithm>
 #include <cstdio>

@@ -19,15 +19,15 @@
 #include "cli/program_version.h"
 #include "cli/stop_signals.h"
 #include "dtopp/base/cpu_cores.h"
-#include "dtopp/distributed/counting_collectives.h"
-#include "dtopp/distributed/device_groups.h"
-#include "dtopp/distributed/gloo_collectives.h"
-#include "dtopp/distributed/own_address.h"
-#include "dtopp/distributed/rendezvous.h"
-#include "dtopp/distributed/watcher.h"
+#include "dtopp/device/device.h"
+#include "dtopp/distributed/collectives/counting_collectives.h"
+#include "dtopp/distributed/collectives/gloo_collectives.h"
+#include "dtopp/distributed/groups/device_groups.h"
+#include "dtopp/distributed/groups/rank_agreement.h"
+#include "dtopp/distributed/membership/own_address.h"
+#include "dtopp/distributed/membership/rendezvous.h"
+#include "dtopp/distributed/membership/watcher.h"
 #include "dtopp/launch/local_ranks.h"
-#include "dtopp/ops/device.h"
-#include "dtopp/train/rank_agreement.h"
 
 namespace dtopp::cli {
 namespace {

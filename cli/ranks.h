@@ -5,7 +5,7 @@
 #include <functional>
 #include <memory>
 
-#include "dtopp/distributed/world.h"
+#include "dtopp/distributed/groups/world.h"
 #include "dtopp/launch/place.h"
 
 namespace dtopp::cli {
@@ -29,7 +29,7 @@ struct Rank {
 };
 
 struct JoinOptions {
-  std::chrono::seconds timeout;  // that a rank may be silent (distributed/watcher.h)
+  std::chrono::seconds timeout;  // that a rank may be silent (distributed/membership/watcher.h)
   // Where this rank computes, by its number among those on this host; none: on the CPU.
   std::function<at::Device(int64_t local_rank)> device{};
   // The ranks of a block that shares out the experts, given what this one computes on; none: 1.

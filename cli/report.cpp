@@ -12,9 +12,9 @@
 #include "cli/stop_signals.h"
 #include "cli/verbs.h"
 #include "dtopp/base/errors.h"
-#include "dtopp/report/live_report.h"
-#include "dtopp/report/page.h"
-#include "dtopp/report/server.h"
+#include "dtopp/report/page/live_report.h"
+#include "dtopp/report/page/page.h"
+#include "dtopp/report/page/server.h"
 
 namespace dtopp::cli {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <optional>
 
-#include "dtopp/report/input.h"
+#include "dtopp/report/sections/input.h"
 
 namespace dtopp::cli {
 

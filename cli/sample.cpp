@@ -11,8 +11,8 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/base/progress.h"
 #include "dtopp/base/steady_seconds.h"
-#include "dtopp/eval/diffusion/picture_files.h"
-#include "dtopp/eval/diffusion/text_embeddings.h"
+#include "dtopp/eval/picture_files.h"
+#include "dtopp/inference/diffusion/text_embeddings.h"
 
 namespace dtopp::cli {
 namespace {

@@ -14,17 +14,17 @@
 #include "cli/verbs.h"
 #include "dtopp/base/cpu_cores.h"
 #include "dtopp/base/files.h"
+#include "dtopp/device/compute_device.h"
+#include "dtopp/device/matrix_rate.h"
 #include "dtopp/launch/place.h"
 #include "dtopp/moe/gain_guard.h"
 #include "dtopp/plan/plan.h"
-#include "dtopp/report/page.h"
+#include "dtopp/report/page/page.h"
 #include "dtopp/study/curves.h"
 #include "dtopp/study/forecast.h"
 #include "dtopp/study/result_files.h"
 #include "dtopp/study/runner.h"
 #include "dtopp/study/tables.h"
-#include "dtopp/train/compute_device.h"
-#include "dtopp/train/matrix_rate.h"
 
 namespace dtopp::cli {
 namespace {

@@ -11,7 +11,7 @@
 #include "cli/verbs.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/json.h"
-#include "dtopp/data/tokenizer.h"
+#include "dtopp/data/tokenizer/tokenizer.h"
 
 namespace dtopp::cli {
 namespace {

@@ -23,12 +23,12 @@ export device="$hopper -gencode=arch=compute_80,code=[sm_80,compute_80]"
 export build
 compile() {  # nothing where the object is newer than every source and header
   local object=$build/objects/$(basename "$1").o
-  [ -n "$(find dtopp/ops dtopp/distributed -newer "$object" -print -quit 2>/dev/null || echo none)" ] || return 0
+  [ -n "$(find dtopp -newer "$object" -print -quit 2>/dev/null || echo none)" ] || return 0
   case $1 in *_wgmma_cuda.cu) $hopper "$1" -o "$object.new" ;; *.cu) $device "$1" -o "$object.new" ;; *) $host "$1" -o "$object.new" ;; esac
   mv "$object.new" "$object"
 }
 export -f compile
-printf '%s\n' dtopp/ops/*.cpp dtopp/ops/*.cu dtopp/distributed/*_cuda.cpp | { grep -v '\*' || true; } |
+{ find dtopp -name '*_cuda.cpp' -o -name '*_cuda.cu'; find dtopp/ops -path '*/tune/*' -o -name '*.cpp' ! -name '*_cuda.cpp' -print; } |
   xargs -P "$jobs" -I{} bash -ec 'compile {}'
 
 shopt -s nullglob extglob

@@ -1,19 +1,76 @@
-"""Lower rooms never include higher ones, and one name is one type (a second one breaks the one definition rule where no
-compiler looks). Exits 1 and names each include and type that does not, and any source file too long."""
+"""Checks the folders of dtopp/ against dtopp/CMakeLists.txt, the one statement of what each may include.
+
+A file includes its own folder, what the folder DEPENDS on, and what those depend on. Also checked: every entry of
+DEPENDS is used and not implied by another, no circle, one definition per type name, and the length of files.
+
+usage: check_includes.py           prints each problem and exits 1 if there is one
+       check_includes.py --table   prints the table of CONTRIBUTING.md, which the check compares"""
 
 import pathlib
 import re
 import sys
 
-ROOMS = ["base", "launch", "config", "ops", "distributed", "moe", "data", "models", "plan", "tasks", "checkpoint", "metrics", "train", "eval",
-         "study", "report", "convert"]
-# A room may include itself and rooms before it; data knows nothing of tensors, base and ops nothing of anyone, and what
-# reads runs is linked without torch.
-TENSORS = {"ops", "distributed", "moe", "models", "plan", "train", "eval"}
-FORBIDDEN = {"data": {"ops", "moe", "models"}, "ops": {"base"}, "study": TENSORS, "report": TENSORS,
-             "convert": TENSORS - {"models"}}
-LINES = 300
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+MAX_LINES = 300
+MAX_FILES = 40
+BEGIN, END = "<!-- folders: scripts/check_includes.py --table -->\n", "<!-- end of folders -->"
 
+
+def read_folders():
+    """{folder: direct dependencies}, in the order of the CMake file."""
+    text = re.sub(r"#[^\n]*", "", (ROOT / "dtopp/CMakeLists.txt").read_text())
+    folders = {}
+    for call in re.findall(r"dtopp_folder\(([^)]*)\)", text):
+        folder, *words = call.split()
+        depends = words[words.index("DEPENDS") + 1 :] if "DEPENDS" in words else []
+        end = next((i for i, word in enumerate(depends) if word.isupper()), len(depends))
+        folders[folder] = depends[:end]
+    return folders
+
+
+def reach_of(folders):
+    """{folder: every folder it may include}, and the folders that come before what they depend on."""
+    reach, unordered = {}, []
+    for folder, depends in folders.items():
+        unordered += [(folder, d) for d in depends if d not in reach]
+        reach[folder] = set(depends).union(*(reach.get(d, set()) for d in depends))
+    return reach, unordered
+
+
+def sources(folder):
+    return sorted(p for kind in ("h", "cpp", "cu") for p in (ROOT / folder).glob(f"*.{kind}"))
+
+
+def includes_of(path):
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        match = re.match(r'#include "((?:dtopp|cli)/.*)/[^/"]+"', line)
+        if match:
+            yield number, match.group(1).removeprefix("dtopp/")
+
+
+def check_folders(folders):
+    reach, unordered = reach_of(folders)
+    for folder, dependency in unordered:
+        yield f"dtopp/CMakeLists.txt: {folder} depends on {dependency}, which is not above it"
+    on_disk = {str(p.parent.relative_to(ROOT / "dtopp")) for kind in ("h", "cpp", "cu") for p in ROOT.glob(f"dtopp/**/*.{kind}")}
+    for folder in sorted(on_disk ^ folders.keys()):
+        yield f"dtopp/{folder}: is either not in dtopp/CMakeLists.txt or holds no sources"
+    for folder in sorted(on_disk & folders.keys()):
+        used = set()
+        for path in sources(f"dtopp/{folder}"):
+            for number, included in includes_of(path):
+                used.add(included)
+                if included != folder and included not in reach[folder]:
+                    yield f"{path.relative_to(ROOT)}:{number}: {folder} must not include {included}"
+        used_reach = used.union(*(reach.get(d, set()) for d in used))
+        for dependency in folders[folder]:
+            others = [d for d in folders[folder] if d != dependency]
+            if any(dependency in reach[other] for other in others):
+                yield f"dtopp/CMakeLists.txt: {folder}: DEPENDS {dependency} is implied by another entry"
+            elif dependency not in used_reach and not any(".cu" in p.suffix or "_cuda" in p.name for p in sources(f"dtopp/{folder}")):
+                yield f"dtopp/CMakeLists.txt: {folder}: DEPENDS {dependency} is not used"
+        if len(sources(f"dtopp/{folder}")) > MAX_FILES:
+            yield f"dtopp/{folder}: {len(sources(f'dtopp/{folder}'))} files, more than {MAX_FILES}"
 
 
 def types_of(text):
@@ -22,28 +79,37 @@ def types_of(text):
     return re.findall(r"^(?:struct|class|union|enum class|enum) (\w+)(?: final)?(?: :[^;{]*)? \{", named, re.M)
 
 
-root = pathlib.Path(__file__).resolve().parent.parent
-problems, types = [], {}
-for path in sorted([*(p for kind in ("h", "cpp", "cu") for p in root.glob(f"dtopp/**/*.{kind}")), *root.glob("cli/*")]):
-    name = path.relative_to(root)
-    room = name.parts[1] if name.parts[0] == "dtopp" else "cli"
-    text = path.read_text()
-    if text.count("\n") > LINES and "// Longer than" not in text:
-        problems.append(f"{name}: {text.count(chr(10))} lines, more than {LINES}")
-    for scope in re.findall(r"^namespace ([\w:]+) \{", text, re.M)[:1]:
-        for type_name in types_of(text):
-            first = types.setdefault((scope, type_name), name)
-            if first != name:
-                problems.append(f"{name}: {scope}::{type_name} is defined in {first} too")
-    for number, line in enumerate(text.splitlines(), 1):
-        match = re.match(r'#include "(dtopp/(\w+)/|cli/)', line)
-        if not match:
-            continue
-        included = match.group(2) or "cli"
-        if room == "cli":
-            continue
-        if included == "cli" or included not in ROOMS or ROOMS.index(included) > ROOMS.index(room) \
-                or included in FORBIDDEN.get(room, ()):
-            problems.append(f"{name}:{number}: {room} must not include {included}")
-print("\n".join(problems) or "include direction and type names: fine")
-sys.exit(1 if problems else 0)
+def check_files():
+    types = {}
+    for path in sorted([*(p for kind in ("h", "cpp", "cu") for p in ROOT.glob(f"dtopp/**/*.{kind}")), *ROOT.glob("cli/*")]):
+        name, text = path.relative_to(ROOT), path.read_text()
+        if text.count("\n") > MAX_LINES and "// Longer than" not in text:
+            yield f"{name}: {text.count(chr(10))} lines, more than {MAX_LINES}"
+        for scope in re.findall(r"^namespace ([\w:]+) \{", text, re.M)[:1]:
+            for type_name in types_of(text):
+                first = types.setdefault((scope, type_name), name)
+                if first != name:
+                    yield f"{name}: {scope}::{type_name} is defined in {first} too"
+
+
+def table(folders):
+    rows = ["| folder | may include, with what these include |", "|---|---|"]
+    rows += [f"| `{folder}` | {', '.join(f'`{d}`' for d in depends) or '–'} |" for folder, depends in folders.items()]
+    return "\n".join(rows) + "\n"
+
+
+def main():
+    folders = read_folders()
+    if sys.argv[1:] == ["--table"]:
+        print(table(folders), end="")
+        return 0
+    problems = [*check_folders(folders), *check_files()]
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    if BEGIN + table(folders) + END not in text:
+        problems.append("CONTRIBUTING.md: the table of folders is not what `scripts/check_includes.py --table` prints")
+    print("\n".join(problems) or f"folders: {len(folders)}, {sum(map(len, folders.values()))} dependencies, all in order")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

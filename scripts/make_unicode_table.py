@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes dtopp/data/unicode_table.cpp: how Hugging Face `tokenizers` sees every code point.
+"""Writes dtopp/data/text/unicode_table.cpp: how Hugging Face `tokenizers` sees every code point.
 
 `tokenizers` carries three Unicode versions (its regular expressions for the GPT-2 pattern, its regular expressions
 for added tokens, and its NFC), none of them that of utf8proc. So the table is asked of the package itself, one code
@@ -68,10 +68,10 @@ def main():
             line = "   "
         line += " " + item
     lines.append(line)
-    path = pathlib.Path(__file__).parent.parent / "dtopp/data/unicode_table.cpp"
+    path = pathlib.Path(__file__).parent.parent / "dtopp/data/text/unicode_table.cpp"
     path.write_text(
         "// Made by scripts/make_unicode_table.py from Hugging Face tokenizers " + tokenizers.__version__ + "; do not edit.\n"
-        '#include <iterator>\n\n#include "dtopp/data/unicode.h"\n\nnamespace dtopp {\n\n'
+        '#include <iterator>\n\n#include "dtopp/data/text/unicode.h"\n\nnamespace dtopp {\n\n'
         "// Each run: its first code point << 8 | its class bits; it ends where the next one begins.\n"
         "// clang-format off\n"
         "const uint32_t kUnicodeTable[] = {\n" + "\n".join(lines) + "\n};\n// clang-format on\nconst size_t kUnicodeTableSize = std::size(kUnicodeTable);\n\n}  // namespace dtopp\n"

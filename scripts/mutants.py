@@ -16,10 +16,10 @@ PYTHON = str(ROOT / ".venv/bin/python")
 # name: (file, text, replacement, targets to build, command that must fail)
 MUTANTS = {
     "swapped comparison in selection": (
-        "dtopp/ops/route_cpu.cpp", "before < threshold", "before > threshold",
+        "dtopp/ops/route/route_cpu.cpp", "before < threshold", "before > threshold",
         ["test_ops"], ["build/release/bin/test_ops"]),
     "missing renormalisation": (
-        "dtopp/ops/route_cpu.cpp", "options.renormalize ? chosen_sum : 1",
+        "dtopp/ops/route/route_cpu.cpp", "options.renormalize ? chosen_sum : 1",
         "options.renormalize ? chosen_sum / chosen_sum : 1",
         ["test_ops"], ["build/release/bin/test_ops"]),
     "windup": (
@@ -29,7 +29,7 @@ MUTANTS = {
         "dtopp/base/files.cpp", "retry([&] { return ::fsync(descriptor_); }) != 0", "false",
         ["fault_shim", "checkpoint_driver"], [PYTHON, "-m", "pytest", "-q", "-x", "tests/python/test_faults.py"]),
     "off-by-one window": (
-        "dtopp/data/sampler.cpp", "* stride, tokens", "* stride + 1, tokens",
+        "dtopp/data/tokens/sampler.cpp", "* stride, tokens", "* stride + 1, tokens",
         ["test_data"], ["build/release/bin/test_data"]),
     "sum instead of mean of a choice's losses": (
         "dtopp/tasks/answers.cpp", "loss /= static_cast<double>(log_probs[choice].size())", "loss /= 1",
@@ -48,14 +48,14 @@ MUTANTS = {
         "threshold(target_C_ - now_C * num_experts_)",
         ["test_moe"], ["build/release/bin/test_moe", "--gtest_filter=SolvingController*"]),
     "a stage not fenced off for wgmma": (
-        "dtopp/ops/pair_multiply_wgmma_cuda.cu", "    fence_for_wgmma();\n", "",
+        "dtopp/ops/moe_ffn/cuda/fused/pair_multiply_wgmma_cuda.cu", "    fence_for_wgmma();\n", "",
         ["test_ops_cuda"], ["build/release/bin/test_ops_cuda", "--gtest_filter=PairProducts*"]),
     "a stage given back while it is read": (
-        "dtopp/ops/pair_multiply_wgmma_cuda.cu", "        wgmma_wait<1>();\n        give_back();",
+        "dtopp/ops/moe_ffn/cuda/fused/pair_multiply_wgmma_cuda.cu", "        wgmma_wait<1>();\n        give_back();",
         "        give_back();\n        wgmma_wait<1>();",
         ["test_ops_cuda"], ["build/release/bin/test_ops_cuda", "--gtest_filter=PairProducts*"]),
     "a stage multiplied before it is there": (
-        "dtopp/ops/pair_multiply_mma_cuda.cu", "wait_for_all_copies_but(stages - 2)",
+        "dtopp/ops/moe_ffn/cuda/fused/pair_multiply_mma_cuda.cu", "wait_for_all_copies_but(stages - 2)",
         "wait_for_all_copies_but(stages - 1)",
         ["test_ops_cuda"], ["build/release/bin/test_ops_cuda", "--gtest_filter=PairProducts*"]),
 }

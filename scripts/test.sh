@@ -29,8 +29,8 @@ ctest --test-dir build/release --output-on-failure -j "$jobs"
 .venv/bin/python -m pytest -q -n "$jobs" --dist loadfile --durations 20 tests/python
 
 # AddressSanitizer and UndefinedBehaviorSanitizer.
-rooms=(base config checkpoint data data_images tasks)
-[ "${DTOPP_FULL:-}" != 1 ] || rooms+=(launch metrics study report ops ops_cuda)
+folders=(base config checkpoint data tasks)
+[ "${DTOPP_FULL:-}" != 1 ] || folders+=(launch runs study report ops ops_cuda)
 configure sanitize
-cmake --build build/sanitize -j "$jobs" --target "${rooms[@]/#/test_}"
-ctest --test-dir build/sanitize --output-on-failure -j "$jobs" -R "^($(IFS='|'; echo "${rooms[*]}"))$"
+cmake --build build/sanitize -j "$jobs" --target "${folders[@]/#/test_}"
+ctest --test-dir build/sanitize --output-on-failure -j "$jobs" -R "^($(IFS='|'; echo "${folders[*]}"))$"

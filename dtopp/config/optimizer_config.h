@@ -11,7 +11,7 @@
 
 namespace dtopp {
 
-enum class Schedule { kCosine, kWsd, kConstant, kLinear };  // of the learning rate (train/schedule.h)
+enum class Schedule { kCosine, kWsd, kConstant, kLinear };  // of the learning rate (optim/schedule.h)
 
 constexpr auto enum_names(Schedule) {
   return std::array<std::pair<Schedule, std::string_view>, 4>{{{Schedule::kCosine, "cosine"},

@@ -81,7 +81,7 @@ struct ParallelConfig {
   ExpertParallel expert_parallel;  // ranks of a node that share the experts of each layer; auto: the fewest
                                    // with which the run fits in memory
   bool reproducible = true;        // the same bits at every power-of-two number of ranks
-  int64_t timeout = 60;            // seconds a rank may be silent (distributed/rank_records.h)
+  int64_t timeout = 60;            // seconds a rank may be silent (distributed/membership/rank_records.h)
 };
 
 struct ValidationConfig {

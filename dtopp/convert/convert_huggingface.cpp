@@ -13,7 +13,7 @@
 #include "dtopp/convert/fill_folder.h"
 #include "dtopp/convert/huggingface_tensors.h"
 #include "dtopp/convert/python_code.h"
-#include "dtopp/data/tokenizer.h"
+#include "dtopp/data/tokenizer/tokenizer.h"
 #include "dtopp/models/language_model/parameters.h"
 
 namespace dtopp {

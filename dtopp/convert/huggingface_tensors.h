@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "dtopp/base/safetensors.h"
-#include "dtopp/models/parameters.h"
+#include "dtopp/parameters/parameters.h"
 
 namespace dtopp {
 

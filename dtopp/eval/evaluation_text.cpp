@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "dtopp/base/path_kind.h"
-#include "dtopp/data/encode_file.h"
-#include "dtopp/eval/expert_budget.h"
+#include "dtopp/data/text_preparation/encode_file.h"
+#include "dtopp/inference/expert_budget.h"
 
 namespace dtopp {
 namespace {

@@ -8,9 +8,9 @@
 #include <span>
 #include <vector>
 
-#include "dtopp/data/token_file.h"
-#include "dtopp/data/tokenizer.h"
-#include "dtopp/ops/torch.h"
+#include "dtopp/data/tokenizer/tokenizer.h"
+#include "dtopp/data/tokens/token_file.h"
+#include "dtopp/ops/core/torch.h"
 
 namespace dtopp {
 

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "dtopp/base/errors.h"
-#include "dtopp/ops/host_copy.h"
-#include "dtopp/ops/linear_cross_entropy.h"
+#include "dtopp/ops/core/host_copy.h"
+#include "dtopp/ops/cross_entropy/linear_cross_entropy.h"
 
 namespace dtopp {
 

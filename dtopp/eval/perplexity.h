@@ -5,8 +5,8 @@
 #include <functional>
 #include <span>
 
-#include "dtopp/eval/inference_model.h"
-#include "dtopp/eval/shared_batches.h"
+#include "dtopp/inference/inference_model.h"
+#include "dtopp/inference/shared_batches.h"
 
 namespace dtopp {
 

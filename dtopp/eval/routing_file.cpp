@@ -4,7 +4,7 @@
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/safetensors.h"
-#include "dtopp/ops/host_copy.h"
+#include "dtopp/ops/core/host_copy.h"
 
 namespace dtopp {
 namespace {

@@ -5,9 +5,9 @@
 #include <nlohmann/json.hpp>
 
 #include "dtopp/base/json.h"
-#include "dtopp/eval/generator.h"
-#include "dtopp/ops/host_copy.h"
-#include "dtopp/ops/linear_cross_entropy.h"
+#include "dtopp/inference/generator.h"
+#include "dtopp/ops/core/host_copy.h"
+#include "dtopp/ops/cross_entropy/linear_cross_entropy.h"
 
 namespace dtopp {
 namespace {

@@ -5,9 +5,9 @@
 #include <optional>
 #include <vector>
 
-#include "dtopp/data/tokenizer.h"
-#include "dtopp/eval/inference_model.h"
-#include "dtopp/eval/shared_batches.h"
+#include "dtopp/data/tokenizer/tokenizer.h"
+#include "dtopp/inference/inference_model.h"
+#include "dtopp/inference/shared_batches.h"
 #include "dtopp/tasks/answers.h"
 #include "dtopp/tasks/results.h"
 #include "dtopp/tasks/task_requests.h"

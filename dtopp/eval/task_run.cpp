@@ -6,10 +6,10 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/base/hash.h"
 #include "dtopp/base/manifest.h"
+#include "dtopp/device/device.h"
+#include "dtopp/distributed/groups/rank_agreement.h"
 #include "dtopp/eval/scoring.h"
-#include "dtopp/ops/device.h"
 #include "dtopp/tasks/dump.h"
-#include "dtopp/train/rank_agreement.h"
 
 namespace dtopp {
 namespace {

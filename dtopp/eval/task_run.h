@@ -9,8 +9,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "dtopp/distributed/collectives.h"
-#include "dtopp/eval/inference_model.h"
+#include "dtopp/distributed/collectives/collectives.h"
+#include "dtopp/inference/inference_model.h"
 #include "dtopp/tasks/kept_results.h"
 #include "dtopp/tasks/results.h"
 #include "dtopp/tasks/task_requests.h"

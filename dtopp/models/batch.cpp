@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "dtopp/ops/host_copy.h"
+#include "dtopp/ops/core/host_copy.h"
 
 namespace dtopp {
 

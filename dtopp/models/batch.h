@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "dtopp/ops/torch.h"
+#include "dtopp/ops/core/torch.h"
 
 namespace dtopp {
 

@@ -6,7 +6,7 @@
 
 #include "dtopp/config/config.h"
 #include "dtopp/moe/pair_limits.h"
-#include "dtopp/ops/cuda_limits.h"
+#include "dtopp/ops/cuda/cuda_limits.h"
 
 namespace dtopp {
 namespace {
@@ -26,7 +26,7 @@ void require_cuda_limits(const BlockSizes& s) {
 }
 
 // Sums that a token has beside the one that becomes its result, while its experts' rows are added along a
-// tree over the experts (ops/moe_ffn_cpu.h).
+// tree over the experts (ops/moe_ffn/moe_ffn_cpu.h).
 uint64_t sum_slots(const BlockSizes& s) {
   const uint64_t active = (s.pairs + s.T - 1) / s.T;
   return std::min<uint64_t>(std::bit_width(s.E - 1), std::max<uint64_t>(active, 1) - 1);

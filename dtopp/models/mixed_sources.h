@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "dtopp/config/run_config.h"
-#include "dtopp/data/mixture.h"
+#include "dtopp/data/tokens/mixture.h"
 #include "dtopp/models/batch.h"
 
 namespace dtopp {

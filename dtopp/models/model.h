@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "dtopp/config/run_config.h"
-#include "dtopp/data/verified_files.h"
+#include "dtopp/data/files/verified_files.h"
 #include "dtopp/models/costs.h"
-#include "dtopp/models/parameters.h"
+#include "dtopp/parameters/parameters.h"
 
 namespace at {
 class Tensor;

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "dtopp/ops/route.h"
+#include "dtopp/ops/route/route.h"
 
 namespace dtopp {
 

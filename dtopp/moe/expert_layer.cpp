@@ -1,10 +1,10 @@
 #include "dtopp/moe/expert_layer.h"
 
 #include "dtopp/base/enum_name.h"
-#include "dtopp/ops/mass_histogram.h"
-#include "dtopp/ops/moe_ffn.h"
-#include "dtopp/ops/route_selected.h"
-#include "dtopp/ops/router_linear.h"
+#include "dtopp/ops/gemm/router_linear.h"
+#include "dtopp/ops/moe_ffn/moe_ffn.h"
+#include "dtopp/ops/route/mass_histogram.h"
+#include "dtopp/ops/route/route_selected.h"
 
 namespace dtopp {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "dtopp/config/routing_config.h"
 #include "dtopp/moe/mass_sampling.h"
-#include "dtopp/ops/route.h"
+#include "dtopp/ops/route/route.h"
 
 namespace dtopp {
 
@@ -22,7 +22,8 @@ struct ExpertLayerOutput {
 };
 
 struct RouterOptions {
-  // Which logits router_z is of: z as the router gives them, or s, which become probabilities (ops/route.h).
+  // Which logits router_z is of: z as the router gives them, or s, which become probabilities
+  // (ops/route/route.h).
   RouterZOn router_z_on = RouterZOn::kRaw;
   MassSampling masses{};
   // bool [T, E]: the experts that are taken, whatever the router would choose; undefined: it chooses.
@@ -34,8 +35,8 @@ RouteOutput route_tokens(const at::Tensor& x_TD, const ExpertLayerWeights& weigh
                          const RoutingConfig& config, const at::Tensor& threshold,
                          const RouterOptions& options = {});
 
-// What computes a layer's experts: moe_ffn (ops/moe_ffn.h), or what does so where the weights are those of
-// some of the experts (distributed/expert_exchange.h). The arguments and result are moe_ffn's.
+// What computes a layer's experts: moe_ffn (ops/moe_ffn/moe_ffn.h), or what does so where the weights are
+// those of some of the experts (moe/expert_exchange.h). The arguments and result are moe_ffn's.
 using ExpertCompute =
     std::function<at::Tensor(const at::Tensor& x_TD, const at::Tensor& gates_TE,
                              const at::Tensor& gate_up_proj, const at::Tensor& down_proj, int64_t max_pairs)>;

@@ -1,6 +1,6 @@
 #include "dtopp/moe/mass_curve.h"
 
-#include "dtopp/ops/mass_bins.h"
+#include "dtopp/ops/route/mass_bins.h"
 
 namespace dtopp {
 namespace {

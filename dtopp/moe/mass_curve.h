@@ -1,8 +1,8 @@
 // The plant that a threshold controller acts on, as it was in a step: how many experts tokens would choose at
-// every p (ops/mass_histogram.h). Between the edges of a bin masses are taken to lie evenly.
+// every p (ops/route/mass_histogram.h). Between the edges of a bin masses are taken to lie evenly.
 #pragma once
 
-#include "dtopp/ops/torch.h"
+#include "dtopp/ops/core/torch.h"
 
 namespace dtopp {
 

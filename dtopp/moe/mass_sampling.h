@@ -1,4 +1,4 @@
-// Which tokens of a step say how many experts every threshold would choose (ops/mass_histogram.h).
+// Which tokens of a step say how many experts every threshold would choose (ops/route/mass_histogram.h).
 #pragma once
 
 #include <cstdint>

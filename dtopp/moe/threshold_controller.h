@@ -28,7 +28,7 @@
 
 #include "dtopp/config/routing_config.h"
 #include "dtopp/moe/mass_curve.h"
-#include "dtopp/ops/torch.h"
+#include "dtopp/ops/core/torch.h"
 
 namespace dtopp {
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "dtopp/distributed/partition.h"
-#include "dtopp/ops/mass_bins.h"
+#include "dtopp/distributed/sharding/partition.h"
+#include "dtopp/ops/route/mass_bins.h"
 
 namespace dtopp {
 namespace {
@@ -43,7 +43,7 @@ struct Shares {
   int64_t most_micro_steps;
 };
 
-// Blocks own aligned blocks of micro-steps (distributed/tree_sum.h).
+// Blocks own aligned blocks of micro-steps (distributed/sharding/tree_sum.h).
 Shares share_out(const TrainingConfig& training, const RankLayout& layout) {
   const int64_t leaves = training.global_batch_size / training.micro_batch_size;
   const int64_t micro_steps = (leaves + layout.expert_parallel - 1) / layout.expert_parallel;
@@ -60,7 +60,7 @@ struct ParameterSizes {
   double dense_bytes = 0, expert_bytes = 0;
 };
 
-// Of the elements that a rank holds, those of the largest bucket (distributed/shard_exchange.h).
+// Of the elements that a rank holds, those of the largest bucket (distributed/sharding/shard_exchange.h).
 double bucket_share(const Model& model, int64_t expert_parallel) {
   int64_t held = 0, largest = 0;
   for (const ParameterSpec& spec : model.parameters) {
@@ -85,8 +85,8 @@ ParameterSizes parameter_sizes(const Model& model, double width) {
 }
 
 // About as many as train/step_numbers.h has: of each micro-batch its losses, the gradients' norms by unit
-// (distributed/partition.h), flags, what each rank cuts, the most pairs by rank and layer, who was chosen,
-// and masses.
+// (distributed/sharding/partition.h), flags, what each rank cuts, the most pairs by rank and layer, who was
+// chosen, and masses.
 double count_step_numbers(const RunConfig& config, const Model& model, const RankLayout& layout) {
   constexpr int64_t kLosses = 6, kFlags = 2, kTokenSums = 2;
   const int64_t layers = model.num_routed_layers;

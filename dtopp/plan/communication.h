@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "dtopp/config/run_config.h"
+#include "dtopp/distributed/topology/rank_layout.h"
 #include "dtopp/models/model.h"
-#include "dtopp/plan/rank_layout.h"
 
 namespace dtopp {
 
@@ -38,7 +38,8 @@ struct Communication {
 Communication plan_communication(const RunConfig& config, const Model& model, const RankLayout& layout,
                                  double active_experts, uint64_t width);
 
-// The same by the names that collectives are counted under (distributed/counting_collectives.h), rounded.
+// The same by the names that collectives are counted under (distributed/collectives/counting_collectives.h),
+// rounded.
 struct CollectiveBytes {
   std::string name;
   uint64_t inside = 0, between = 0;

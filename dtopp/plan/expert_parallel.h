@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "dtopp/plan/devices.h"
+#include "dtopp/device/devices.h"
 #include "dtopp/plan/plan.h"
 
 namespace dtopp {

@@ -5,7 +5,7 @@
 
 #include "dtopp/base/progress.h"
 #include "dtopp/config/config.h"
-#include "dtopp/distributed/partition.h"
+#include "dtopp/distributed/sharding/partition.h"
 #include "dtopp/models/model.h"
 #include "dtopp/models/registry/make_model.h"
 #include "dtopp/plan/expert_parallel.h"
@@ -88,7 +88,7 @@ struct Subject {
 };
 
 // With parallel.reproducible one for each level of the tree over a rank's micro-steps
-// (distributed/tree_sum.h).
+// (distributed/sharding/tree_sum.h).
 uint64_t gradient_sums(const Subject& subject) {
   const auto micro_steps = static_cast<uint64_t>(subject.communication.micro_steps);
   return subject.config.parallel.reproducible ? std::max<uint64_t>(1, std::bit_width(micro_steps - 1)) : 1;

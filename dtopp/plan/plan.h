@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
-#include "dtopp/base/available_memory.h"
 #include "dtopp/config/run_config.h"
+#include "dtopp/device/available_memory.h"
 #include "dtopp/models/costs.h"
 #include "dtopp/plan/communication.h"
 
@@ -51,8 +51,8 @@ struct Plan {
 
 // On a CUDA device (kCuda) or, all else, on a CPU. The degree of expert parallelism is the layout's, not the
 // configuration's, which may be auto. InvalidValue where sizes are too large to be counted or for the kernels
-// of a CUDA device (ops/cuda_limits.h), the layout is not possible (check_layout) or leaves a rank without
-// micro-batches.
+// of a CUDA device (ops/cuda/cuda_limits.h), the layout is not possible (check_layout) or leaves a rank
+// without micro-batches.
 Plan make_plan(const RunConfig& config, const RankLayout& layout = {}, Device device = Device::kCpu);
 
 // Of `memory` what a plan is to leave free, as no plan knows what an allocator cannot use.

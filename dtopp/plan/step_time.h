@@ -2,7 +2,7 @@
 // Formulas: docs/plan.md.
 #pragma once
 
-#include "dtopp/plan/devices.h"
+#include "dtopp/device/devices.h"
 #include "dtopp/plan/plan.h"
 
 namespace dtopp {

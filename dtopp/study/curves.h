@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "dtopp/metrics/run_history.h"
+#include "dtopp/runs/run_history.h"
 #include "dtopp/study/results.h"
 #include "dtopp/study/token_cost.h"
 

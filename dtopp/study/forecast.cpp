@@ -5,7 +5,7 @@
 #include <cstdio>
 
 #include "dtopp/base/progress.h"
-#include "dtopp/metrics/run_history.h"
+#include "dtopp/runs/run_history.h"
 #include "dtopp/study/results.h"
 
 namespace dtopp {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "dtopp/metrics/run_history.h"
+#include "dtopp/runs/run_history.h"
 #include "dtopp/study/expansion.h"
 #include "dtopp/study/run_folder.h"
 #include "dtopp/study/statistics.h"

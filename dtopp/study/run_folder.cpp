@@ -12,7 +12,7 @@
 #include "dtopp/base/json.h"
 #include "dtopp/base/json_fields.h"
 #include "dtopp/base/path_kind.h"
-#include "dtopp/checkpoint/run_directory.h"
+#include "dtopp/runs/run_directory.h"
 
 namespace dtopp {
 namespace {

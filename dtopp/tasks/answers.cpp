@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "dtopp/base/errors.h"
-#include "dtopp/data/unicode.h"
+#include "dtopp/data/text/unicode.h"
 
 namespace dtopp {
 namespace {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "dtopp/data/tokenizer.h"
+#include "dtopp/data/tokenizer/tokenizer.h"
 #include "dtopp/tasks/task.h"
 #include "dtopp/tasks/task_data.h"
 

@@ -9,7 +9,7 @@
 #include "dtopp/base/json_fields.h"
 #include "dtopp/base/path_kind.h"
 #include "dtopp/base/sha256.h"
-#include "dtopp/data/text_reader.h"
+#include "dtopp/data/text/text_reader.h"
 
 namespace dtopp {
 namespace {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "dtopp/data/tokenizer.h"
+#include "dtopp/data/tokenizer/tokenizer.h"
 
 namespace dtopp {
 

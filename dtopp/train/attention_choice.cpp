@@ -12,8 +12,8 @@
 
 #include "dtopp/base/median.h"
 #include "dtopp/base/steady_seconds.h"
-#include "dtopp/ops/device.h"
-#include "dtopp/train/compute_device.h"
+#include "dtopp/device/compute_device.h"
+#include "dtopp/device/device.h"
 
 namespace dtopp {
 namespace {

@@ -6,8 +6,8 @@
 #include <string>
 
 #include "dtopp/config/run_config.h"
-#include "dtopp/ops/attention.h"
-#include "dtopp/ops/torch.h"
+#include "dtopp/ops/attention/attention.h"
+#include "dtopp/ops/core/torch.h"
 
 namespace dtopp {
 

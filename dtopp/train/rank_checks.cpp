@@ -2,7 +2,7 @@
 
 #include <sstream>
 
-#include "dtopp/train/rank_agreement.h"
+#include "dtopp/distributed/groups/rank_agreement.h"
 
 namespace dtopp {
 

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "dtopp/config/run_config.h"
-#include "dtopp/distributed/collectives.h"
+#include "dtopp/distributed/collectives/collectives.h"
 #include "dtopp/models/batch.h"
 
 namespace dtopp {

@@ -55,7 +55,7 @@ struct RunSummary {
 
 // The process's place: of the ranks of `world`, which train together, rank 0 alone writes to the run's
 // directory and tells the observer anything but what it begins. All have the same configuration and data
-// (RanksDiffer of train/rank_agreement.h where one has not), and compute on `world.device`.
+// (RanksDiffer of distributed/groups/rank_agreement.h where one has not), and compute on `world.device`.
 //
 // Trains to config.training.steps, resuming from the newest valid checkpoint in config.output. `stop` is
 // polled between micro-batches; once true, the state is saved and Stopped is thrown. UsageError when the

@@ -8,8 +8,8 @@
 #include "dtopp/base/files.h"
 #include "dtopp/config/config.h"
 #include "dtopp/models/registry/make_model.h"
+#include "dtopp/optim/schedule.h"
 #include "dtopp/train/run_resuming.h"
-#include "dtopp/train/schedule.h"
 
 namespace dtopp {
 namespace {

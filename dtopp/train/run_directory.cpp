@@ -3,7 +3,7 @@
 #include "dtopp/base/atomic_directory.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/path_kind.h"
-#include "dtopp/checkpoint/run_directory.h"
+#include "dtopp/runs/run_directory.h"
 
 namespace dtopp {
 namespace {

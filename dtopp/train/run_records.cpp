@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <numeric>
 
-#include "dtopp/metrics/count_ranges.h"
+#include "dtopp/runs/count_ranges.h"
 
 namespace dtopp {
 namespace {

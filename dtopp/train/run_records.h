@@ -1,7 +1,7 @@
 // What a step and a validation put into metrics.jsonl: the names of docs/files.md.
 #pragma once
 
-#include "dtopp/metrics/metrics.h"
+#include "dtopp/runs/metrics.h"
 #include "dtopp/train/run.h"
 
 namespace dtopp {

@@ -7,7 +7,7 @@
 
 #include "dtopp/base/errors.h"
 #include "dtopp/checkpoint/checkpoint_layout.h"
-#include "dtopp/checkpoint/run_directory.h"
+#include "dtopp/runs/run_directory.h"
 
 namespace dtopp {
 namespace {

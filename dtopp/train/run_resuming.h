@@ -7,7 +7,7 @@
 #include <string>
 
 #include "dtopp/checkpoint/checkpoint.h"
-#include "dtopp/distributed/collectives.h"
+#include "dtopp/distributed/collectives/collectives.h"
 
 namespace dtopp {
 

@@ -1,6 +1,6 @@
 #include "dtopp/train/run_saving.h"
 
-#include "dtopp/checkpoint/run_directory.h"
+#include "dtopp/runs/run_directory.h"
 
 namespace dtopp {
 namespace {

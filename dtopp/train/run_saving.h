@@ -3,7 +3,7 @@
 
 #include <filesystem>
 
-#include "dtopp/distributed/collectives.h"
+#include "dtopp/distributed/collectives/collectives.h"
 #include "dtopp/train/trainer.h"
 
 namespace dtopp {

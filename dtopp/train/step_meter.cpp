@@ -1,7 +1,7 @@
 #include "dtopp/train/step_meter.h"
 
-#include "dtopp/base/available_memory.h"
-#include "dtopp/ops/device.h"
+#include "dtopp/device/available_memory.h"
+#include "dtopp/device/device.h"
 
 namespace dtopp {
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "dtopp/distributed/world.h"
+#include "dtopp/distributed/groups/world.h"
 #include "dtopp/train/step_result.h"
 
 namespace dtopp {

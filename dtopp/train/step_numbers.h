@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "dtopp/distributed/collectives.h"
+#include "dtopp/distributed/collectives/collectives.h"
 #include "dtopp/moe/activation_statistics.h"
 
 namespace dtopp {

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "dtopp/ops/host_copy.h"
+#include "dtopp/ops/core/host_copy.h"
 #include "dtopp/train/step_numbers.h"
 
 namespace dtopp {

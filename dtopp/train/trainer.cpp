@@ -5,9 +5,9 @@
 #include <utility>
 
 #include "dtopp/base/steady_seconds.h"
-#include "dtopp/distributed/expert_exchange.h"
-#include "dtopp/train/rank_agreement.h"
-#include "dtopp/train/schedule.h"
+#include "dtopp/distributed/groups/rank_agreement.h"
+#include "dtopp/moe/expert_exchange.h"
+#include "dtopp/optim/schedule.h"
 #include "dtopp/train/step_decision.h"
 
 namespace dtopp {

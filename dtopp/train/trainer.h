@@ -11,14 +11,14 @@
 #include <string>
 #include <vector>
 
-#include "dtopp/distributed/world.h"
+#include "dtopp/distributed/groups/world.h"
 #include "dtopp/models/batch.h"
 #include "dtopp/models/batch_losses.h"
 #include "dtopp/models/model.h"
+#include "dtopp/models/validation_sums.h"
 #include "dtopp/moe/pair_limits.h"
-#include "dtopp/train/parameter_store.h"
+#include "dtopp/optim/parameter_store.h"
 #include "dtopp/train/step_result.h"
-#include "dtopp/train/validation_sums.h"
 
 namespace dtopp {
 

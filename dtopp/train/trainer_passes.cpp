@@ -2,7 +2,7 @@
 #include <utility>
 
 #include "dtopp/base/steady_seconds.h"
-#include "dtopp/distributed/tree_sum.h"
+#include "dtopp/distributed/sharding/tree_sum.h"
 #include "dtopp/train/step_decision.h"
 #include "dtopp/train/trainer.h"
 

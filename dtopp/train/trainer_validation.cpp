@@ -1,7 +1,7 @@
 #include <algorithm>
 
+#include "dtopp/distributed/groups/rank_agreement.h"
 #include "dtopp/models/solve_thresholds.h"
-#include "dtopp/train/rank_agreement.h"
 #include "dtopp/train/trainer.h"
 
 namespace dtopp {

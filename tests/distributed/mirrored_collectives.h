@@ -2,7 +2,7 @@
 // sends them, the same ones; where parts differ in size it gets zeros.
 #pragma once
 
-#include "dtopp/distributed/collectives.h"
+#include "dtopp/distributed/collectives/collectives.h"
 
 namespace dtopp {
 

@@ -8,8 +8,8 @@
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "dtopp/distributed/gloo_collectives.h"
-#include "dtopp/distributed/rendezvous.h"
+#include "dtopp/distributed/collectives/gloo_collectives.h"
+#include "dtopp/distributed/membership/rendezvous.h"
 
 namespace dtopp {
 

@@ -1,7 +1,7 @@
 // A rank of a group of any size whose others are not there: nothing is sent and nothing arrives.
 #pragma once
 
-#include "dtopp/distributed/collectives.h"
+#include "dtopp/distributed/collectives/collectives.h"
 
 namespace dtopp {
 

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "dtopp/checkpoint/checkpoint.h"
-#include "dtopp/eval/inference_model.h"
-#include "dtopp/models/initialisation.h"
-#include "dtopp/models/parameters.h"
+#include "dtopp/inference/inference_model.h"
+#include "dtopp/parameters/initialisation.h"
+#include "dtopp/parameters/parameters.h"
 
 namespace dtopp {
 

@@ -18,7 +18,7 @@
 #include "dtopp/base/descriptor.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
-#include "dtopp/checkpoint/run_directory.h"
+#include "dtopp/runs/run_directory.h"
 #include "tests/checkpoint/checkpoint_contents.h"
 
 namespace dtopp {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "dtopp/moe/threshold_controller.h"
-#include "dtopp/ops/mass_histogram.h"
+#include "dtopp/ops/route/mass_histogram.h"
 
 namespace dtopp {
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "dtopp/ops/torch.h"
+#include "dtopp/ops/core/torch.h"
 
 namespace dtopp::reference {
 

@@ -108,7 +108,7 @@ def test_a_device_that_is_not_there_is_refused(op, index):
 
 
 def sum_along_tree(rows):
-    """Of experts: aligned, in blocks of their number's odd divisor times a power of two (dtopp/ops/expert_tree.h)."""
+    """Of experts: aligned, in blocks of their number's odd divisor times a power of two (dtopp/ops/moe_ffn/expert_tree.h)."""
     rows, odd = list(rows), len(rows)
     while odd % 2 == 0:
         odd //= 2

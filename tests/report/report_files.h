@@ -11,8 +11,8 @@
 #include "dtopp/base/files.h"
 #include "dtopp/base/json.h"
 #include "dtopp/config/run_config.h"
-#include "dtopp/metrics/metrics.h"
-#include "dtopp/report/input.h"
+#include "dtopp/report/sections/input.h"
+#include "dtopp/runs/metrics.h"
 #include "tests/base/scratch_directory.h"
 
 namespace dtopp {

@@ -8,7 +8,7 @@
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
-#include "dtopp/metrics/metrics.h"
+#include "dtopp/runs/metrics.h"
 #include "dtopp/study/definition.h"
 #include "dtopp/study/expansion.h"
 #include "tests/base/scratch_directory.h"

@@ -2,11 +2,11 @@
 
 #include <unordered_map>
 
+#include "dtopp/device/compute_device.h"
 #include "dtopp/models/diffusion_transformer/diffusion_transformer.h"
 #include "dtopp/models/diffusion_transformer/image_batches.h"
 #include "dtopp/models/diffusion_transformer/objective.h"
 #include "dtopp/models/registry/make_model.h"
-#include "dtopp/train/compute_device.h"
 #include "dtopp/train/trainer.h"
 #include "tensor_output.h"
 

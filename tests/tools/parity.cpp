@@ -10,11 +10,11 @@
 #include "diffusion_parity.h"
 #include "dtopp/checkpoint/checkpoint.h"
 #include "dtopp/config/run_config.h"
+#include "dtopp/device/compute_device.h"
 #include "dtopp/models/language_model/language_model.h"
 #include "dtopp/models/registry/make_model.h"
-#include "dtopp/ops/linear.h"
-#include "dtopp/train/compute_device.h"
-#include "dtopp/train/parameter_store.h"
+#include "dtopp/ops/gemm/linear.h"
+#include "dtopp/optim/parameter_store.h"
 #include "tensor_output.h"
 
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "dtopp/base/safetensors.h"
-#include "dtopp/ops/host_copy.h"
+#include "dtopp/ops/core/host_copy.h"
 
 namespace dtopp {
 

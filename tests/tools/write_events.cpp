@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <exception>
 
-#include "dtopp/metrics/metrics.h"
+#include "dtopp/runs/metrics.h"
 
 int main(int argc, char** argv) {
   if (argc != 5) {

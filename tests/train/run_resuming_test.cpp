@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "dtopp/checkpoint/run_directory.h"
+#include "dtopp/runs/run_directory.h"
 #include "tests/base/scratch_directory.h"
 #include "tests/checkpoint/checkpoint_files.h"
 #include "tests/distributed/rank_threads.h"

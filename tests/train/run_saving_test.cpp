@@ -6,8 +6,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "dtopp/checkpoint/run_directory.h"
 #include "dtopp/models/registry/make_model.h"
+#include "dtopp/runs/run_directory.h"
 #include "tests/base/scratch_directory.h"
 #include "tests/distributed/rank_threads.h"
 #include "tests/train/tiny_model.h"

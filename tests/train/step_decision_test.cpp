@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-#include "dtopp/ops/mass_bins.h"
+#include "dtopp/ops/route/mass_bins.h"
 
 namespace dtopp {
 namespace {

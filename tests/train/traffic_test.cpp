@@ -158,8 +158,8 @@ std::map<std::string, double> sent_by(int64_t rank, const RankGrid& grid, const 
   return sent;
 }
 
-// As wide as the paper's: what is narrower has fewer units (distributed/partition.h) than 128 ranks could
-// share out evenly.
+// As wide as the paper's: what is narrower has fewer units (distributed/sharding/partition.h) than 128 ranks
+// could share out evenly.
 TEST(Traffic, of_parameters_among_128_ranks_is_within_two_percent_of_the_plan) {
   const RunConfig config = paper_like(2048, 128);
   const std::map<std::string, double> planned = planned_on_sixteen_nodes(config);

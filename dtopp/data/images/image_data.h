@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "dtopp/base/random.h"
+#include "dtopp/data/files/verified_files.h"
 #include "dtopp/data/images/image_facts.h"
-#include "dtopp/data/verified_files.h"
 
 namespace dtopp {
 

@@ -11,7 +11,7 @@
 
 #include "dtopp/base/float_type.h"
 #include "dtopp/base/manifest.h"
-#include "dtopp/data/owned_folder.h"
+#include "dtopp/data/files/owned_folder.h"
 
 namespace dtopp {
 

@@ -4,7 +4,7 @@
 #include <stdexcept>
 
 #include "dtopp/base/errors.h"
-#include "dtopp/data/images/decode_picture.h"
+#include "dtopp/data/image_codec/decode_picture.h"
 
 namespace dtopp {
 namespace {

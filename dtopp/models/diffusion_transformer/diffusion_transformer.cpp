@@ -7,9 +7,9 @@
 #include "dtopp/models/diffusion_transformer/image_batches.h"
 #include "dtopp/models/diffusion_transformer/objective.h"
 #include "dtopp/models/diffusion_transformer/positions.h"
-#include "dtopp/ops/attention.h"
-#include "dtopp/ops/linear.h"
-#include "dtopp/ops/norm_rotary.h"
+#include "dtopp/ops/attention/attention.h"
+#include "dtopp/ops/attention/norm_rotary.h"
+#include "dtopp/ops/gemm/linear.h"
 
 namespace dtopp {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "dtopp/config/run_config.h"
-#include "dtopp/data/verified_files.h"
+#include "dtopp/data/files/verified_files.h"
 #include "dtopp/models/batch.h"
 
 namespace dtopp {

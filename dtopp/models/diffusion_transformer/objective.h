@@ -7,7 +7,7 @@
 #pragma once
 
 #include "dtopp/config/diffusion_config.h"
-#include "dtopp/ops/torch.h"
+#include "dtopp/ops/core/torch.h"
 
 namespace dtopp {
 

@@ -1,6 +1,6 @@
 #include "dtopp/models/diffusion_transformer/diffusion_transformer.h"
 #include "dtopp/models/diffusion_transformer/positions.h"
-#include "dtopp/models/parameter_list.h"
+#include "dtopp/parameters/parameter_list.h"
 
 namespace dtopp {
 

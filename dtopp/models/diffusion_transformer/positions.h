@@ -1,7 +1,7 @@
 // Where a token stands in its image, and when: fixed tables, computed in f64.
 #pragma once
 
-#include "dtopp/models/attention.h"
+#include "dtopp/models/layers/attention.h"
 
 namespace dtopp {
 

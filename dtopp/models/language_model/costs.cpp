@@ -8,7 +8,8 @@ namespace dtopp {
 namespace {
 
 constexpr uint64_t kCrossEntropyChunk = uint64_t{64} << 20;
-constexpr uint64_t kCudaLogits = uint64_t{1} << 30;  // fp32, of a chunk (ops/linear_cross_entropy_cuda.cpp)
+constexpr uint64_t kCudaLogits = uint64_t{1}
+                                 << 30;  // fp32, of a chunk (ops/cross_entropy/linear_cross_entropy_cuda.cpp)
 
 // Logits of a chunk with what becomes of them, the weight's gradient in fp32 and that of the hidden states.
 uint64_t cross_entropy(const BlockSizes& s, uint64_t V) {

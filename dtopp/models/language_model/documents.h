@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "dtopp/config/run_config.h"
-#include "dtopp/data/token_file.h"
-#include "dtopp/ops/torch.h"
+#include "dtopp/data/tokens/token_file.h"
+#include "dtopp/ops/core/torch.h"
 
 namespace dtopp {
 

@@ -6,11 +6,11 @@
 
 #include "dtopp/models/batch.h"
 #include "dtopp/models/language_model/documents.h"
-#include "dtopp/ops/attention.h"
-#include "dtopp/ops/document_attention.h"
-#include "dtopp/ops/host_copy.h"
-#include "dtopp/ops/linear.h"
-#include "dtopp/ops/linear_cross_entropy.h"
+#include "dtopp/ops/attention/attention.h"
+#include "dtopp/ops/attention/document_attention.h"
+#include "dtopp/ops/core/host_copy.h"
+#include "dtopp/ops/cross_entropy/linear_cross_entropy.h"
+#include "dtopp/ops/gemm/linear.h"
 
 namespace dtopp {
 namespace {

@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "dtopp/config/model_config.h"
-#include "dtopp/models/attention.h"
 #include "dtopp/models/batch_losses.h"
-#include "dtopp/models/feed_forward.h"
 #include "dtopp/models/language_model/parameters.h"
+#include "dtopp/models/layers/attention.h"
+#include "dtopp/models/layers/feed_forward.h"
 #include "dtopp/models/model.h"
 
 namespace dtopp {

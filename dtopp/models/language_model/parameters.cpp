@@ -1,6 +1,6 @@
 #include "dtopp/models/language_model/parameters.h"
 
-#include "dtopp/models/parameter_list.h"
+#include "dtopp/parameters/parameter_list.h"
 
 namespace dtopp {
 

@@ -5,7 +5,7 @@
 
 #include "dtopp/config/model_config.h"
 #include "dtopp/config/routing_config.h"
-#include "dtopp/models/parameters.h"
+#include "dtopp/parameters/parameters.h"
 
 namespace dtopp {
 

@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "dtopp/base/hash.h"
-#include "tests/data/images/image_fixtures.h"
+#include "tests/data/image_preparation/image_fixtures.h"
 
 namespace dtopp {
 namespace {

@@ -8,9 +8,9 @@
 #include "dtopp/models/batch.h"
 #include "dtopp/models/diffusion_transformer/image_batches.h"
 #include "dtopp/models/diffusion_transformer/objective.h"
-#include "dtopp/models/initialisation.h"
 #include "dtopp/models/registry/make_model.h"
 #include "dtopp/models/solve_thresholds.h"
+#include "dtopp/parameters/initialisation.h"
 
 namespace dtopp {
 namespace {

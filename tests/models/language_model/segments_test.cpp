@@ -7,7 +7,7 @@
 
 #include <gtest/gtest.h>
 
-#include "dtopp/models/initialisation.h"
+#include "dtopp/parameters/initialisation.h"
 
 namespace dtopp {
 namespace {

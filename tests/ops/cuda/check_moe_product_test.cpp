@@ -7,8 +7,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "dtopp/ops/call_op.h"
-#include "dtopp/ops/check_moe_product_cuda.h"
+#include "dtopp/ops/core/call_op.h"
+#include "dtopp/ops/moe_ffn/cuda/tune/check_moe_product_cuda.h"
 #include "tests/ops/cuda/on_host.h"
 
 namespace dtopp::check_moe_product_test {

@@ -1,4 +1,4 @@
-#include "dtopp/ops/cuda_tensor.h"
+#include "dtopp/ops/cuda/cuda_tensor.h"
 
 namespace dtopp::cuda {
 

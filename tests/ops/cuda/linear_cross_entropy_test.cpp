@@ -1,10 +1,10 @@
 // linear_cross_entropy's and token_log_probs' CUDA side, the kernels run on a CPU and the products by torch.
-#include "dtopp/ops/linear_cross_entropy.h"
+#include "dtopp/ops/cross_entropy/linear_cross_entropy.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "dtopp/ops/linear_cross_entropy_chunks_cuda.h"
+#include "dtopp/ops/cross_entropy/linear_cross_entropy_chunks_cuda.h"
 #include "tests/ops/cuda/on_host.h"
 #include "tests/ops/reference.h"
 

@@ -1,9 +1,9 @@
 // mass_histogram's CUDA kernel, run on a CPU, against the CPU kernel.
-#include "dtopp/ops/mass_histogram.h"
+#include "dtopp/ops/route/mass_histogram.h"
 
 #include <gtest/gtest.h>
 
-#include "dtopp/ops/mass_bins.h"
+#include "dtopp/ops/route/mass_bins.h"
 #include "tests/ops/cuda/on_host.h"
 
 namespace dtopp::mass_histogram_test {

@@ -1,7 +1,7 @@
 // Which of moe_ffn's products own kernels form, and that it makes no difference.
 #include <gtest/gtest.h>
 
-#include "dtopp/ops/moe_products.h"
+#include "dtopp/ops/moe_ffn/moe_products.h"
 #include "tests/ops/cuda/moe_ffn_case.h"
 
 namespace dtopp::moe_ffn_test {

@@ -1,11 +1,11 @@
 // moe_ffn's CUDA side, its kernels run on a CPU and its products by torch, against double precision and the
 // CPU kernels.
-#include "dtopp/ops/moe_ffn.h"
+#include "dtopp/ops/moe_ffn/moe_ffn.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "dtopp/ops/moe_ffn_pairs_cuda.h"
+#include "dtopp/ops/moe_ffn/moe_ffn_pairs_cuda.h"
 #include "tests/ops/cuda/moe_ffn_case.h"
 
 namespace dtopp::moe_ffn_test {

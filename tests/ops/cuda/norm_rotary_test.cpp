@@ -1,5 +1,5 @@
 // norm_rotary's CUDA kernels, run on a CPU, against torch's operations in double.
-#include "dtopp/ops/norm_rotary.h"
+#include "dtopp/ops/attention/norm_rotary.h"
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
 // Calls the CUDA side of an op, its kernels run by cuda_on_host, with tensors of the CPU.
 #pragma once
 
-#include "dtopp/ops/poisoned_memory.h"
+#include "dtopp/ops/core/poisoned_memory.h"
 #include "tests/ops/cuda/cuda_on_host.h"
 
 namespace dtopp {

@@ -1,8 +1,8 @@
 // The products of pair_products_cuda.h, run on a CPU, against double precision.
 #include <gtest/gtest.h>
 
-#include "dtopp/ops/cuda_tensor.h"
-#include "dtopp/ops/pair_products_cuda.h"
+#include "dtopp/ops/cuda/cuda_tensor.h"
+#include "dtopp/ops/moe_ffn/cuda/fused/pair_products_cuda.h"
 #include "tests/ops/cuda/on_host.h"
 #include "tests/ops/reference.h"
 

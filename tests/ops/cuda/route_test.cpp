@@ -1,5 +1,5 @@
 // route's CUDA kernels, run on a CPU, against the CPU kernels.
-#include "dtopp/ops/route.h"
+#include "dtopp/ops/route/route.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // squared_norms on the CPU and its CUDA kernel, run on a CPU, against double precision.
-#include "dtopp/ops/squared_norms.h"
+#include "dtopp/ops/optimizer/squared_norms.h"
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
 // What the CUDA side of the operators refuses before a kernel is launched.
 #include "tests/ops/wrong_arguments.h"
 
-#include "dtopp/ops/cuda_limits.h"
+#include "dtopp/ops/cuda/cuda_limits.h"
 #include "tests/ops/cuda/on_host.h"
 
 namespace dtopp::wrong_arguments {

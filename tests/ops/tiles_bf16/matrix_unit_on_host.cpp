@@ -2,7 +2,7 @@
 
 #include <atomic>
 
-#include "dtopp/ops/matrix_tiles_bf16.h"
+#include "dtopp/ops/gemm/matrix_tiles_bf16.h"
 
 namespace dtopp {
 namespace {

@@ -1,6 +1,6 @@
 // A matrix unit for bfloat16 that every machine has: the functions of MatrixUnit
-// (dtopp/ops/matrix_tiles_bf16.h) as plain loops, linked into a test program in place of libdtopp_ops.so's
-// own. The operators then take the way they take on machines with AMX.
+// (dtopp/ops/gemm/matrix_tiles_bf16.h) as plain loops, linked into a test program in place of
+// libdtopp_ops.so's own. The operators then take the way they take on machines with AMX.
 #pragma once
 
 #include <cstdint>

@@ -2,9 +2,9 @@
 // matters there.
 #include <gtest/gtest.h>
 
-#include "dtopp/ops/linear_cpu.h"
-#include "dtopp/ops/linear_cross_entropy.h"
-#include "dtopp/ops/moe_ffn.h"
+#include "dtopp/ops/cross_entropy/linear_cross_entropy.h"
+#include "dtopp/ops/gemm/linear_cpu.h"
+#include "dtopp/ops/moe_ffn/moe_ffn.h"
 #include "tests/ops/reference.h"
 #include "tests/ops/tiles_bf16/matrix_unit_on_host.h"
 

@@ -1,0 +1,130 @@
+#include "dtopp/data/files/verified_files.h"
+
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+#include <sys/stat.h>
+#include <time.h>
+
+#include "dtopp/base/errors.h"
+#include "dtopp/base/files.h"
+#include "dtopp/base/json.h"
+#include "dtopp/base/json_fields.h"
+#include "dtopp/data/files/owned_folder.h"
+
+namespace dtopp {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kVerifiedFormat[] = "dtopp verified files 1";
+constexpr int64_t kNanoseconds = 1'000'000'000;
+// File systems count time in steps of up to two seconds: of a file that changed more recently a later change
+// might not be seen.
+constexpr int64_t kSettled = 2 * kNanoseconds;
+
+int64_t nanoseconds(const timespec& time) { return time.tv_sec * kNanoseconds + time.tv_nsec; }
+
+// What changes with a file.
+struct Identity {
+  uint64_t device = 0;
+  uint64_t inode = 0;
+  uint64_t size = 0;
+  int64_t modified = 0;  // nanoseconds since 1970
+  int64_t changed = 0;
+
+  bool operator==(const Identity&) const = default;
+};
+
+std::optional<Identity> identify(const fs::path& path) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0 || !S_ISREG(status.st_mode)) return std::nullopt;
+  return Identity{status.st_dev, status.st_ino, static_cast<uint64_t>(status.st_size),
+                  nanoseconds(status.st_mtim), nanoseconds(status.st_ctim)};
+}
+
+bool has_settled(const Identity& file) {
+  timespec now{};
+  ::clock_gettime(CLOCK_REALTIME, &now);
+  return file.changed + kSettled < nanoseconds(now);
+}
+
+struct VerifiedFile {
+  ManifestEntry content;
+  Identity identity;
+
+  bool operator==(const VerifiedFile&) const = default;
+};
+
+using VerifiedFiles = std::map<std::string, VerifiedFile>;
+
+VerifiedFiles read_record(const fs::path& folder) {
+  try {
+    const Manifest record = read_manifest(folder, kVerifiedFormat, kVerifiedName);
+    const JsonFields identities(record.about, kVerifiedName);
+    VerifiedFiles files;
+    for (const auto& [name, content] : record.files) {
+      const JsonFields fields = identities.object(name);
+      files[name] = {content,
+                     {fields.count("device"), fields.count("inode"), fields.count("size"),
+                      fields.integer("modified"), fields.integer("changed")}};
+    }
+    return files;
+  } catch (const DataError&) {
+    return {};  // none, or damaged: all is read again
+  }
+}
+
+void write_record(const fs::path& folder, const VerifiedFiles& files) {
+  nlohmann::ordered_json about = nlohmann::ordered_json::object();
+  ManifestFiles contents;
+  for (const auto& [name, file] : files) {
+    contents[name] = file.content;
+    about[name] = {{"device", file.identity.device},
+                   {"inode", file.identity.inode},
+                   {"size", file.identity.size},
+                   {"modified", file.identity.modified},
+                   {"changed", file.identity.changed}};
+  }
+  const fs::path path = folder / kVerifiedName;
+  if (is_there(path) && !begins_as_manifest(path, kVerifiedFormat)) return;
+  try {
+    write_file_atomically(path, format_manifest({kVerifiedFormat, dump_json(about), contents}));
+  } catch (const DataError&) {  // a read-only folder
+  }
+}
+
+}  // namespace
+
+Manifest read_verified_manifest(const fs::path& folder, const std::string& format, Verify verify) {
+  return with_remedy([&] {
+    Manifest manifest = read_manifest(folder, format);
+    if (verify == Verify::kSizes)
+      verify_sizes(folder, manifest.files);
+    else
+      verify_files(folder, manifest.files, /*also_known=*/verify == Verify::kAll);
+    return manifest;
+  });
+}
+
+void verify_files(const fs::path& folder, const ManifestFiles& files, bool also_known) {
+  verify_sizes(folder, files);
+  const VerifiedFiles before = read_record(folder);
+  VerifiedFiles verified;
+  for (const auto& [name, content] : files) {
+    const auto identity = identify(folder / name);
+    const auto known = before.find(name);
+    const bool unchanged =
+        !also_known && identity && known != before.end() && known->second == VerifiedFile{content, *identity};
+    const bool settled = identity && has_settled(*identity);  // as of before it is read
+    if (!unchanged) verify_content(folder, {{name, content}});
+    // Not what was changed or replaced while it was read.
+    if (unchanged || (settled && identify(folder / name) == identity)) verified[name] = {content, *identity};
+  }
+  if (verified != before) write_record(folder, verified);
+}
+
+}  // namespace dtopp

@@ -1,0 +1,106 @@
+#include "dtopp/data/image_preparation/raw_sample.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "dtopp/base/descriptor.h"
+#include "dtopp/base/errors.h"
+#include "dtopp/base/files.h"
+#include "dtopp/data/text/unicode.h"
+
+namespace dtopp {
+namespace {
+
+bool is_control(char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }
+
+std::string_view base_name(std::string_view name) { return name.substr(name.rfind('/') + 1); }
+
+// Where the last ending begins, at its dot; the name's size where it has none.
+size_t ending_of(std::string_view name) {
+  const size_t dot = name.rfind('.');
+  const size_t base = name.size() - base_name(name).size();
+  return dot == name.npos || dot <= base ? name.size() : dot;
+}
+
+}  // namespace
+
+std::string RawMember::load() && {
+  if (path.empty()) return std::move(bytes);
+  try {
+    // A pipe without a writer is not waited for.
+    const Descriptor file(path, O_RDONLY | O_NONBLOCK, "open");
+    if (!S_ISREG(file.status().st_mode)) throw DataError("is not a regular file");
+    return read_file(path, kMaxMemberBytes);
+  } catch (const DataError& error) {
+    const std::string message = error.what(), prefix = path.string() + ": ";
+    throw DataError(message.starts_with(prefix) ? message.substr(prefix.size()) : message);
+  }
+}
+
+MemberRole role_of(std::string_view name) {
+  if (base_name(name).starts_with('.')) return MemberRole::kOther;
+  std::string ending(name.substr(ending_of(name)));
+  std::ranges::transform(ending, ending.begin(), [](char c) { return c >= 'A' && c <= 'Z' ? c + 32 : c; });
+  constexpr std::array<std::pair<std::string_view, MemberRole>, 18> kRoles{{
+      {".jpg", MemberRole::kPicture},
+      {".jpeg", MemberRole::kPicture},
+      {".png", MemberRole::kPicture},
+      {".webp", MemberRole::kPicture},
+      {".npy", MemberRole::kArray},
+      {".cls", MemberRole::kNumber},
+      {".json", MemberRole::kJson},
+      {".gif", MemberRole::kUnknownPicture},
+      {".bmp", MemberRole::kUnknownPicture},
+      {".tif", MemberRole::kUnknownPicture},
+      {".tiff", MemberRole::kUnknownPicture},
+      {".avif", MemberRole::kUnknownPicture},
+      {".heic", MemberRole::kUnknownPicture},
+      {".heif", MemberRole::kUnknownPicture},
+      {".jp2", MemberRole::kUnknownPicture},
+      {".jxl", MemberRole::kUnknownPicture},
+      {".ppm", MemberRole::kUnknownPicture},
+      {".jpe", MemberRole::kPicture},
+  }};
+  for (const auto& [known, role] : kRoles) {
+    if (ending == known) return role;
+  }
+  return MemberRole::kOther;
+}
+
+std::string_view key_of(std::string_view name) { return name.substr(0, ending_of(name)); }
+
+std::string folder_of(std::string_view name) {
+  if (name.starts_with("./")) name.remove_prefix(2);
+  const size_t slash = name.rfind('/');
+  if (slash == name.npos) return "";
+  return std::string(base_name(name.substr(0, slash)));
+}
+
+std::string name_fault(std::string_view name) {
+  if (name.empty()) return "has no name";
+  if (name.starts_with('/')) return "has an absolute name";
+  if (find_invalid_utf8(name)) return "has a name that is not UTF-8";
+  if (std::ranges::any_of(name, is_control)) return "has a control character in its name";
+  if (name.size() > 4096) return "has a name of " + std::to_string(name.size()) + " bytes";
+  for (std::string_view rest = name; !rest.empty();) {
+    const size_t slash = std::min(rest.find('/'), rest.size());
+    if (rest.substr(0, slash) == "..") return "has a name that leads out of its folder (..)";
+    rest.remove_prefix(std::min(slash + 1, rest.size()));
+  }
+  return "";
+}
+
+std::string printable(std::string_view name) {
+  constexpr size_t kLongest = 200;
+  std::string text = replace_invalid_utf8(name);
+  if (text.size() > kLongest) {
+    size_t end = kLongest;
+    while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;  // within a character
+    text = text.substr(0, end) + "...";
+  }
+  std::ranges::replace_if(text, is_control, '?');
+  return text;
+}
+
+}  // namespace dtopp

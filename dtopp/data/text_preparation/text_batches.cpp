@@ -1,0 +1,65 @@
+#include "dtopp/data/text_preparation/text_batches.h"
+
+#include <system_error>
+#include <utility>
+
+#include "dtopp/base/errors.h"
+
+namespace dtopp {
+
+namespace fs = std::filesystem;
+
+BatchReader::BatchReader(const std::vector<fs::path>& files, CorpusPosition start, uint64_t batch_bytes)
+    : position_(start), batch_bytes_(batch_bytes) {
+  for (const fs::path& path : files) files_.push_back({path, fs::file_size(path), fs::last_write_time(path)});
+  for (size_t i = 0; i < start.source; ++i) bytes_before_ += files_[i].size;
+}
+
+std::optional<TextBatch> BatchReader::next() {
+  if (position_.source == files_.size()) return std::nullopt;
+  const fs::path& path = files_[position_.source].path;
+  if (!lines_) lines_.emplace(path, position_.text);
+  TextBatch batch{path, {}, {}};
+  bool more = true;
+  for (uint64_t bytes = 0; bytes < batch_bytes_;) {
+    std::string line;
+    more = lines_->next(line);
+    if (!more) break;
+    bytes += line.size() + 1;
+    batch.lines.push_back({lines_->position().line, std::move(line)});
+  }
+  position_.text = lines_->position();
+  position_.input_bytes = bytes_before_ + lines_->file_bytes();
+  if (!more) finish_source();
+  batch.end = position_;
+  return batch;
+}
+
+void BatchReader::finish_source() {
+  const FileState& file = files_[position_.source];
+  std::error_code gone;  // then size and time are values that no file has, and differ
+  if (fs::file_size(file.path, gone) != file.size || fs::last_write_time(file.path, gone) != file.changed)
+    throw DataError(file.path.string() +
+                    ": has changed while it was read; start again with a new output folder");
+  lines_.reset();
+  bytes_before_ += file.size;
+  position_ = {position_.source + 1, {}, bytes_before_};
+}
+
+EncodedBatch encode_batch(TextBatch batch, const TextEncoder& encoder, DocumentParser& parser) {
+  EncodedBatch encoded;
+  encoded.end = batch.end;
+  for (TextBatch::Line& line : batch.lines) {
+    const auto document = parser.parse(batch.path, line.number, line.text);
+    if (document.empty()) continue;
+    const auto ids = encoder.encode(document);
+    encoded.ids.insert(encoded.ids.end(), ids.begin(), ids.end());
+    encoded.ids.push_back(encoder.end_of_text);
+    encoded.document_ends.push_back(encoded.ids.size());
+    encoded.text_bytes += document.size();
+    line.text = {};  // frees what is encoded: a batch is not held as text and as ids at once
+  }
+  return encoded;
+}
+
+}  // namespace dtopp

@@ -1,0 +1,261 @@
+#include "dtopp/data/tokenizer/tokenizer.h"
+
+#include <map>
+#include <mutex>
+#include <set>
+
+#include <simdjson.h>
+
+#include "dtopp/base/errors.h"
+#include "dtopp/base/files.h"
+#include "dtopp/base/hash.h"
+#include "dtopp/data/text/unicode.h"
+#include "dtopp/data/tokenizer/added_token_matcher.h"
+#include "dtopp/data/tokenizer/byte_pair_encoding.h"
+#include "dtopp/data/tokenizer/pre_tokenizer.h"
+#include "dtopp/data/tokenizer/tokenizer_json.h"
+#include "dtopp/data/tokenizer/word_cache.h"
+
+namespace dtopp {
+namespace {
+
+// The added tokens with the ids and spellings that Hugging Face gives them on load.
+struct AddedTokens {
+  struct Entry {
+    AddedToken token;
+    std::string spelling;  // as decoding writes it: content, or its normal form where the token is normalized
+  };
+  std::map<int32_t, Entry> by_id;
+  std::map<std::string, int32_t, std::less<>> ids;
+  std::set<std::string, std::less<>> special;
+};
+
+// The file's own ids are not read: a token of the vocabulary keeps that id, others count on from its size.
+AddedTokens assign_added_tokens(const TokenizerSpec& spec, const Vocabulary& vocabulary,
+                                const std::string& file) {
+  AddedTokens added;
+  int64_t next_id = static_cast<int64_t>(vocabulary.size());
+  for (const AddedToken& token : spec.added_tokens) {
+    if (token.content.empty()) continue;
+    const auto known = added.ids.find(token.content);
+    std::optional<int32_t> id = known != added.ids.end() ? known->second : vocabulary.id(token.content);
+    if (!id && next_id >= kMaxTokenId)
+      throw DataError(file + ": added_tokens: more than " + std::to_string(kMaxTokenId) + " tokens");
+    if (!id) id = static_cast<int32_t>(next_id++);
+    added.ids[token.content] = *id;
+    std::string storage;
+    const std::string_view spelling =
+        spec.nfc && token.normalized ? normalize_nfc(token.content, storage) : token.content;
+    added.by_id[*id] = {token, std::string(spelling)};
+    if (token.special) added.special.insert(token.content);
+  }
+  return added;
+}
+
+AddedTokenMatcher make_matcher(const AddedTokens& added, bool normalized) {
+  std::vector<AddedTokenMatcher::Pattern> patterns;
+  for (const auto& [id, entry] : added.by_id) {
+    const AddedToken& token = entry.token;
+    if (token.normalized == normalized)
+      patterns.push_back({entry.spelling, id, token.single_word, token.lstrip, token.rstrip});
+  }
+  return AddedTokenMatcher(std::move(patterns));
+}
+
+// What one encode() needs and the next can use again.
+struct Workspace {
+  WordCache cache;
+  std::vector<TextSegment> raw_segments;
+  std::vector<TextSegment> segments;
+  std::string normalized;
+  std::string prefixed;
+};
+
+}  // namespace
+
+struct Tokenizer::Impl {
+  Impl(const TokenizerSpec& spec, const std::string& file, std::string json)
+      : text(std::move(json)),
+        hash(hash_bytes(std::as_bytes(std::span(text)))),
+        model(spec, file),
+        added(assign_added_tokens(spec, model.vocabulary(), file)),
+        raw_matcher(make_matcher(added, false)),
+        normalized_matcher(make_matcher(added, true)),
+        nfc(spec.nfc),
+        add_prefix_space(spec.add_prefix_space),
+        use_regex(spec.use_regex),
+        byte_level_decoder(spec.byte_level_decoder) {}
+
+  void encode_raw(std::string_view raw, Workspace& work, std::vector<int32_t>& ids) const;
+  void encode_piece(std::string_view piece, Workspace& work, std::vector<int32_t>& ids) const;
+  void encode_word(std::string_view word, size_t readable, WordCache& cache, std::vector<int32_t>& ids) const;
+  // As decoding writes it; null when there is no such id.
+  const std::string* spelling(int32_t id) const;
+  std::string join(std::span<const std::string* const> tokens) const;
+
+  std::string text;
+  std::string hash;
+  BytePairEncoding model;
+  AddedTokens added;
+  AddedTokenMatcher raw_matcher;
+  AddedTokenMatcher normalized_matcher;
+  bool nfc;
+  bool add_prefix_space;
+  bool use_regex;
+  bool byte_level_decoder;
+
+  // Workspaces not in use, as many as there were encode() calls at once; lent under the lock.
+  std::unique_ptr<Workspace> borrow_workspace() const;
+  void return_workspace(std::unique_ptr<Workspace> workspace) const;
+  mutable std::mutex mutex;
+  mutable std::vector<std::unique_ptr<Workspace>> idle_workspaces;
+};
+
+std::unique_ptr<Workspace> Tokenizer::Impl::borrow_workspace() const {
+  {
+    const std::lock_guard lock(mutex);
+    if (!idle_workspaces.empty()) {
+      auto workspace = std::move(idle_workspaces.back());
+      idle_workspaces.pop_back();
+      return workspace;
+    }
+  }
+  return std::make_unique<Workspace>();
+}
+
+void Tokenizer::Impl::return_workspace(std::unique_ptr<Workspace> workspace) const {
+  const std::lock_guard lock(mutex);
+  idle_workspaces.push_back(std::move(workspace));
+}
+
+// Normalises text in which no raw added token is left, then takes out the normalized ones.
+void Tokenizer::Impl::encode_raw(std::string_view raw, Workspace& work, std::vector<int32_t>& ids) const {
+  const std::string_view normal = nfc ? normalize_nfc(raw, work.normalized) : raw;
+  work.segments.clear();
+  normalized_matcher.split(normal, work.segments);
+  for (const TextSegment& segment : work.segments) {
+    if (segment.id >= 0)
+      ids.push_back(segment.id);
+    else
+      encode_piece(normal.substr(segment.begin, segment.end - segment.begin), work, ids);
+  }
+}
+
+void Tokenizer::Impl::encode_piece(std::string_view piece, Workspace& work, std::vector<int32_t>& ids) const {
+  if (add_prefix_space && piece.front() != ' ') {
+    work.prefixed.assign(1, ' ').append(piece);
+    piece = work.prefixed;
+  }
+  if (!use_regex) return encode_word(piece, piece.size(), work.cache, ids);
+  const CodePointClasses& classes = CodePointClasses::get();
+  for (size_t begin = 0; begin < piece.size();) {
+    const size_t end = find_word_end(piece, begin, classes);
+    encode_word(piece.substr(begin, end - begin), piece.size() - begin, work.cache, ids);
+    begin = end;
+  }
+}
+
+void Tokenizer::Impl::encode_word(std::string_view word, size_t readable, WordCache& cache,
+                                  std::vector<int32_t>& ids) const {
+  if (word.size() > WordCache::kMaxWordBytes) return model.encode(word, ids);
+  const WordCache::Key key = WordCache::make_key(word, readable);
+  WordCache::Entry& entry = cache.entry(key);
+  if (entry.key != key) {
+    const size_t before = ids.size();
+    model.encode(word, ids);
+    const std::span<const int32_t> found = std::span(ids).subspan(before);
+    if (found.size() <= WordCache::kMaxIds) WordCache::store(entry, key, found);
+    return;
+  }
+  ids.insert(ids.end(), entry.ids.begin(), entry.ids.begin() + entry.count);
+}
+
+const std::string* Tokenizer::Impl::spelling(int32_t id) const {
+  const auto found = added.by_id.find(id);
+  return found != added.by_id.end() ? &found->second.spelling : model.vocabulary().token(id);
+}
+
+Tokenizer::Tokenizer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
+Tokenizer::~Tokenizer() = default;
+
+Tokenizer Tokenizer::load(const std::filesystem::path& path) {
+  std::string text = read_file(path, kMaxTokenizerBytes);
+  const TokenizerSpec spec = parse_tokenizer_json(text, path.string());
+  return Tokenizer(std::make_unique<Impl>(spec, path.string(), std::move(text)));
+}
+
+std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
+  if (!simdjson::validate_utf8(text.data(), text.size()))
+    throw DataError("byte " + std::to_string(find_invalid_utf8(text).value_or(0)) +
+                    " is not valid UTF-8; convert the text to UTF-8");
+  std::vector<int32_t> ids;
+  ids.reserve(text.size() / 4 + 8);
+  auto work = impl_->borrow_workspace();
+  work->raw_segments.clear();
+  impl_->raw_matcher.split(text, work->raw_segments);
+  for (const TextSegment& segment : work->raw_segments) {
+    if (segment.id >= 0)
+      ids.push_back(segment.id);
+    else
+      impl_->encode_raw(text.substr(segment.begin, segment.end - segment.begin), *work, ids);
+  }
+  impl_->return_workspace(std::move(work));
+  return ids;
+}
+
+std::string Tokenizer::Impl::join(std::span<const std::string* const> tokens) const {
+  std::string bytes;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (byte_level_decoder) {
+      model.alphabet().append_bytes(bytes, *tokens[i]);
+    } else {
+      if (i > 0) bytes += ' ';
+      bytes += *tokens[i];
+    }
+  }
+  return replace_invalid_utf8(bytes);
+}
+
+std::string Tokenizer::decode(std::span<const int32_t> ids) const {
+  std::vector<const std::string*> tokens;
+  for (const int32_t id : ids) {
+    tokens.push_back(impl_->spelling(id));
+    if (tokens.back() == nullptr)
+      throw DataError("token id " + std::to_string(id) + " does not exist; the tokenizer has " +
+                      std::to_string(vocab_size()) + " ids");
+  }
+  return impl_->join(tokens);
+}
+
+std::string Tokenizer::decode_generated(std::span<const int32_t> ids) const {
+  std::vector<const std::string*> tokens;
+  for (const int32_t id : ids) {
+    const std::string* token = impl_->spelling(id);
+    if (token != nullptr && !impl_->added.special.contains(*token)) tokens.push_back(token);
+  }
+  return impl_->join(tokens);
+}
+
+int64_t Tokenizer::vocab_size() const {
+  const int64_t largest = impl_->model.vocabulary().largest_id();
+  return 1 + (impl_->added.by_id.empty() ? largest
+                                         : std::max<int64_t>(largest, impl_->added.by_id.rbegin()->first));
+}
+
+std::optional<int32_t> Tokenizer::token_to_id(std::string_view token) const {
+  const auto found = impl_->added.ids.find(token);
+  return found != impl_->added.ids.end() ? found->second : impl_->model.vocabulary().id(token);
+}
+
+int32_t Tokenizer::end_of_text() const {
+  const auto id = token_to_id("<|endoftext|>");
+  if (!id)
+    throw DataError("the tokenizer has no token \"<|endoftext|>\", which closes each document; add it");
+  return *id;
+}
+
+const std::string& Tokenizer::file_text() const { return impl_->text; }
+const std::string& Tokenizer::hash() const { return impl_->hash; }
+
+}  // namespace dtopp

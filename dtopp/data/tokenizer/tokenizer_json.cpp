@@ -1,0 +1,230 @@
+#include "dtopp/data/tokenizer/tokenizer_json.h"
+
+#include <simdjson.h>
+
+#include "dtopp/base/errors.h"
+#include "dtopp/data/tokenizer/vocabulary.h"
+
+namespace dtopp {
+namespace {
+
+using simdjson::dom::element;
+
+// Reads fields of one file; every error names the file and the field.
+class FieldReader {
+ public:
+  explicit FieldReader(const std::string& file) : file_(file) {}
+
+  [[noreturn]] void fail(const std::string& field, const std::string& cause) const {
+    throw DataError(file_ + ": " + field + ": " + cause);
+  }
+
+  // The field, where it is there and not null.
+  std::optional<element> find(const element& object, const char* key) const {
+    element value;
+    if (object.at_key(key).get(value) != simdjson::SUCCESS || value.is_null()) return std::nullopt;
+    return value;
+  }
+
+  template <class T>
+  T get(const element& value, const std::string& field, const char* expected) const {
+    T result;
+    if (value.get(result) != simdjson::SUCCESS) fail(field, std::string("must be ") + expected);
+    return result;
+  }
+
+  std::string text(const element& value, const std::string& field) const {
+    return std::string(get<std::string_view>(value, field, "a string"));
+  }
+
+  // A required true or false, unless `fallback` says what its absence means.
+  bool flag(const element& object, const std::string& field, const char* key,
+            std::optional<bool> fallback = std::nullopt) const {
+    const auto value = find(object, key);
+    const std::string path = field + "." + key;
+    if (value) return get<bool>(*value, path, "true or false");
+    if (!fallback) fail(path, "is missing");
+    return *fallback;
+  }
+
+  std::string type(const element& object, const std::string& field) const {
+    if (!object.is_object()) fail(field, "must be an object");
+    const auto value = find(object, "type");
+    if (!value) fail(field + ".type", "is missing");
+    return text(*value, field + ".type");
+  }
+
+ private:
+  const std::string& file_;
+};
+
+// Calls visit(part, field) for a lone part or each part of a (nested) Sequence that lists them under `list`.
+template <class Visit>
+void visit_parts(const FieldReader& read, const element& object, const std::string& field, const char* list,
+                 const Visit& visit) {
+  if (read.type(object, field) != "Sequence") return visit(object, field);
+  const auto parts = read.find(object, list);
+  if (!parts) read.fail(field + "." + list, "is missing");
+  size_t index = 0;
+  for (const element part : read.get<simdjson::dom::array>(*parts, field + "." + list, "an array")) {
+    visit_parts(read, part, field + "." + list + "[" + std::to_string(index++) + "]", list, visit);
+  }
+}
+
+void read_normalizer(const FieldReader& read, const element& root, TokenizerSpec& spec) {
+  const auto normalizer = read.find(root, "normalizer");
+  if (!normalizer) return;
+  visit_parts(read, *normalizer, "normalizer", "normalizers",
+              [&](const element& part, const std::string& field) {
+                const std::string type = read.type(part, field);
+                if (type != "NFC") read.fail(field, quote(type) + " is not supported; only NFC or null is");
+                spec.nfc = true;
+              });
+}
+
+void read_pre_tokenizer(const FieldReader& read, const element& root, TokenizerSpec& spec) {
+  const auto pre_tokenizer = read.find(root, "pre_tokenizer");
+  if (!pre_tokenizer) read.fail("pre_tokenizer", "is missing; only ByteLevel is supported");
+  int found = 0;
+  visit_parts(read, *pre_tokenizer, "pre_tokenizer", "pretokenizers",
+              [&](const element& part, const std::string& field) {
+                const std::string type = read.type(part, field);
+                if (type != "ByteLevel" || ++found > 1)
+                  read.fail(field, quote(type) + " is not supported; only one ByteLevel is");
+                spec.add_prefix_space = read.flag(part, field, "add_prefix_space");
+                spec.use_regex = read.flag(part, field, "use_regex", true);
+              });
+  if (found == 0) read.fail("pre_tokenizer", "is empty; only one ByteLevel is supported");
+}
+
+void read_decoder(const FieldReader& read, const element& root, TokenizerSpec& spec) {
+  const auto decoder = read.find(root, "decoder");
+  if (!decoder) return;
+  visit_parts(read, *decoder, "decoder", "decoders", [&](const element& part, const std::string& field) {
+    const std::string type = read.type(part, field);
+    if (type != "ByteLevel" || spec.byte_level_decoder)
+      read.fail(field, quote(type) + " is not supported; only one ByteLevel or null is");
+    spec.byte_level_decoder = true;
+  });
+}
+
+// Entries of a few bytes each must not grow a file of 64 MiB to gigabytes.
+void check_count(const FieldReader& read, const char* field, size_t entries) {
+  if (entries >= static_cast<size_t>(kMaxTokenId))
+    read.fail(field, "has more than " + std::to_string(kMaxTokenId) + " entries");
+}
+
+void read_vocab(const FieldReader& read, const element& model, TokenizerSpec& spec) {
+  const auto vocab = read.find(model, "vocab");
+  if (!vocab) read.fail("model.vocab", "is missing");
+  const auto entries = read.get<simdjson::dom::object>(*vocab, "model.vocab", "an object of ids");
+  for (const auto entry : entries) {
+    uint64_t id;
+    if (entry.value.get(id) != simdjson::SUCCESS || id >= static_cast<uint64_t>(kMaxTokenId))
+      read.fail("model.vocab[" + quote(entry.key) + "]",
+                "must be an integer from 0 to " + std::to_string(kMaxTokenId - 1));
+    check_count(read, "model.vocab", spec.vocab.size());
+    spec.vocab.emplace_back(entry.key, static_cast<int32_t>(id));
+  }
+}
+
+// A merge is "a b" or ["a", "b"].
+std::pair<std::string, std::string> read_merge(const FieldReader& read, const element& merge,
+                                               const std::string& field) {
+  std::string_view text;
+  if (merge.get(text) == simdjson::SUCCESS) {
+    const size_t space = text.find(' ');
+    if (space == std::string_view::npos || text.find(' ', space + 1) != std::string_view::npos)
+      read.fail(field, "must be two tokens with one space between");
+    return {std::string(text.substr(0, space)), std::string(text.substr(space + 1))};
+  }
+  simdjson::dom::array pair;
+  std::string_view left, right;
+  if (merge.get(pair) != simdjson::SUCCESS || pair.size() != 2 || pair.at(0).get(left) != simdjson::SUCCESS ||
+      pair.at(1).get(right) != simdjson::SUCCESS)
+    read.fail(field, "must be \"a b\" or [\"a\", \"b\"]");
+  return {std::string(left), std::string(right)};
+}
+
+void read_merges(const FieldReader& read, const element& model, TokenizerSpec& spec) {
+  const auto merges = read.find(model, "merges");
+  if (!merges) read.fail("model.merges", "is missing");
+  size_t index = 0;
+  std::optional<bool> strings;
+  for (const element merge : read.get<simdjson::dom::array>(*merges, "model.merges", "an array")) {
+    const std::string field = "model.merges[" + std::to_string(index++) + "]";
+    if (merge.is_string() != strings.value_or(merge.is_string()))
+      read.fail(field, "strings and arrays may not be mixed");
+    strings = merge.is_string();
+    // A header of merges.txt that old files carry along; it takes no rank.
+    if (*strings && read.text(merge, field).starts_with("#version")) continue;
+    check_count(read, "model.merges", spec.merges.size());
+    spec.merges.push_back(read_merge(read, merge, field));
+  }
+}
+
+void read_model(const FieldReader& read, const element& root, TokenizerSpec& spec) {
+  const auto model = read.find(root, "model");
+  if (!model || !model->is_object()) read.fail("model", "must be an object");
+  const auto type = read.find(*model, "type");
+  if (type && read.text(*type, "model.type") != "BPE")
+    read.fail("model.type", quote(read.text(*type, "model.type")) + " is not supported; only BPE is");
+  for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
+    const auto affix = read.find(*model, key);
+    if (affix && !read.text(*affix, std::string("model.") + key).empty())
+      read.fail(std::string("model.") + key, "is not supported; byte-level BPE has none");
+  }
+  const auto dropout = read.find(*model, "dropout");
+  if (dropout && read.get<double>(*dropout, "model.dropout", "a number") != 0)
+    read.fail("model.dropout", "is not supported; it makes ids random");
+  if (const auto unk = read.find(*model, "unk_token")) spec.unk_token = read.text(*unk, "model.unk_token");
+  spec.fuse_unk = read.flag(*model, "model", "fuse_unk", false);
+  spec.byte_fallback = read.flag(*model, "model", "byte_fallback", false);
+  spec.ignore_merges = read.flag(*model, "model", "ignore_merges", false);
+  read_vocab(read, *model, spec);
+  read_merges(read, *model, spec);
+}
+
+void read_added_tokens(const FieldReader& read, const element& root, TokenizerSpec& spec) {
+  const auto tokens = read.find(root, "added_tokens");
+  if (!tokens) return;
+  size_t index = 0;
+  for (const element token : read.get<simdjson::dom::array>(*tokens, "added_tokens", "an array")) {
+    const std::string field = "added_tokens[" + std::to_string(index++) + "]";
+    if (!token.is_object()) read.fail(field, "must be an object");
+    const auto content = read.find(token, "content");
+    if (!content) read.fail(field + ".content", "is missing");
+    AddedToken added;
+    added.content = read.text(*content, field + ".content");
+    if (added.content.size() > kMaxAddedTokenBytes)
+      read.fail(field + ".content", "is longer than " + std::to_string(kMaxAddedTokenBytes) + " bytes");
+    added.single_word = read.flag(token, field, "single_word");
+    added.lstrip = read.flag(token, field, "lstrip");
+    added.rstrip = read.flag(token, field, "rstrip");
+    added.normalized = read.flag(token, field, "normalized");
+    added.special = read.flag(token, field, "special");
+    spec.added_tokens.push_back(std::move(added));
+  }
+}
+
+}  // namespace
+
+TokenizerSpec parse_tokenizer_json(std::string_view text, const std::string& file) {
+  simdjson::dom::parser parser;
+  element root;
+  if (const auto error = parser.parse(simdjson::padded_string(text)).get(root); error != simdjson::SUCCESS)
+    throw DataError(file + ": not a tokenizer.json: " + simdjson::error_message(error));
+  if (!root.is_object()) throw DataError(file + ": not a tokenizer.json: must be an object");
+  const FieldReader read(file);
+  TokenizerSpec spec;
+  const auto version = read.find(root, "version");
+  if (version && read.text(*version, "version") != "1.0") read.fail("version", "must be \"1.0\"");
+  read_normalizer(read, root, spec);
+  read_pre_tokenizer(read, root, spec);
+  read_decoder(read, root, spec);
+  read_model(read, root, spec);
+  read_added_tokens(read, root, spec);
+  return spec;
+}
+
+}  // namespace dtopp

@@ -1,0 +1,159 @@
+#include "dtopp/data/tokens/mixture.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <numeric>
+#include <optional>
+#include <set>
+#include <stdexcept>
+
+#include "dtopp/base/path_kind.h"
+
+namespace dtopp {
+namespace {
+
+constexpr uint64_t kLongest = Mixture::kLongestPattern;
+
+// The weights times `scale` where those are whole numbers that sum to no more than the longest pattern, once
+// divided by what divides all.
+std::optional<std::vector<uint64_t>> whole_weights(const std::vector<double>& weights, double scale) {
+  constexpr double kLargest = 9e15;    // below it doubles tell whole numbers apart
+  constexpr double kRounding = 1e-12;  // of a decimal fraction and the product
+  std::vector<uint64_t> whole;
+  uint64_t divisor = 0;
+  for (const double weight : weights) {
+    const double scaled = weight * scale, nearest = std::round(scaled);
+    if (nearest < 1 || scaled > kLargest || std::abs(scaled - nearest) > kRounding * scaled)
+      return std::nullopt;
+    whole.push_back(static_cast<uint64_t>(nearest));
+    divisor = std::gcd(divisor, whole.back());
+  }
+  uint64_t sum = 0;
+  for (uint64_t& weight : whole) {
+    weight /= divisor;
+    if (weight > kLongest) return std::nullopt;
+    sum += weight;
+  }
+  return sum <= kLongest ? std::optional(whole) : std::nullopt;
+}
+
+// Shares rounded down to the longest pattern, at least 1; those that lost most get what is left.
+std::vector<uint64_t> rounded_weights(const std::vector<double>& weights) {
+  const double largest = *std::ranges::max_element(weights);
+  double sum = 0;
+  for (const double weight : weights) sum += weight / largest;
+  std::vector<uint64_t> whole;
+  std::vector<double> lost;
+  for (const double weight : weights) {
+    const double exact = weight / largest / sum * static_cast<double>(kLongest);
+    whole.push_back(std::max<uint64_t>(static_cast<uint64_t>(exact), 1));
+    lost.push_back(exact - static_cast<double>(whole.back()));
+  }
+  for (uint64_t total = std::accumulate(whole.begin(), whole.end(), uint64_t{0}); total != kLongest;) {
+    const bool more = total < kLongest;
+    const auto chosen = static_cast<size_t>(more ? std::ranges::max_element(lost) - lost.begin()
+                                                 : std::ranges::max_element(whole) - whole.begin());
+    whole[chosen] += more ? 1 : -1;
+    lost[chosen] -= more ? 1 : -1;
+    total += more ? 1 : -1;
+  }
+  return whole;
+}
+
+// How often each source comes in the pattern.
+std::vector<uint64_t> counts_of(const std::vector<double>& weights) {
+  const bool possible = !weights.empty() && weights.size() <= kLongest &&
+                        std::ranges::all_of(weights, [](double w) { return w > 0 && std::isfinite(w); });
+  if (!possible) throw std::invalid_argument("Mixture: weights must be finite numbers above 0");
+  constexpr int kDecimals = 12;
+  double scale = 1;
+  for (int decimals = 0; decimals <= kDecimals; ++decimals, scale *= 10) {
+    if (auto whole = whole_weights(weights, scale)) return *whole;
+  }
+  return rounded_weights(weights);
+}
+
+// Tijdeman's choice for sample t, from 1: of the sources that are behind their share by 1 / (2 n - 2) or
+// more, the one that is the first to be too far behind. Everything is multiplied by the pattern's length.
+size_t choose(const std::vector<uint64_t>& counts, const std::vector<std::vector<uint32_t>>& places,
+              int64_t length, int64_t t) {
+  const auto slack = std::max<int64_t>(2 * static_cast<int64_t>(counts.size()) - 2, 1);
+  size_t chosen = counts.size();
+  int64_t soonest = 0;  // numerator of the chosen one's deadline; its denominator is its count
+  for (size_t i = 0; i < counts.size(); ++i) {
+    const auto count = static_cast<int64_t>(counts[i]);
+    const int64_t behind = count * t - length * static_cast<int64_t>(places[i].size());
+    if (slack * behind < length) continue;
+    const int64_t deadline = slack * (length - behind) - length;
+    if (chosen < counts.size() && deadline * static_cast<int64_t>(counts[chosen]) >= soonest * count)
+      continue;
+    chosen = i;
+    soonest = deadline;
+  }
+  return chosen;
+}
+
+}  // namespace
+
+Mixture::Mixture(const std::vector<double>& weights) : places_(weights.size()) {
+  const std::vector<uint64_t> counts = counts_of(weights);
+  const uint64_t length = std::accumulate(counts.begin(), counts.end(), uint64_t{0});
+  for (uint64_t place = 0; place < length; ++place) {
+    const size_t source =
+        choose(counts, places_, static_cast<int64_t>(length), static_cast<int64_t>(place) + 1);
+    source_.push_back(static_cast<uint32_t>(source));
+    places_[source].push_back(static_cast<uint32_t>(place));
+  }
+}
+
+uint64_t Mixture::count(size_t source, uint64_t position) const {
+  const std::vector<uint32_t>& places = places_.at(source);
+  const uint64_t length = source_.size();
+  const auto within = std::ranges::lower_bound(places, position % length) - places.begin();
+  return position / length * places.size() + static_cast<uint64_t>(within);
+}
+
+MixedOrder::MixedOrder(const std::vector<double>& weights, std::vector<uint64_t> sizes, uint64_t seed)
+    : mixture_(weights), sizes_(std::move(sizes)) {
+  if (sizes_.size() != weights.size() || std::ranges::find(sizes_, 0U) != sizes_.end())
+    throw std::invalid_argument("MixedOrder: every source needs a size above 0");
+  for (size_t i = 0; i < sizes_.size(); ++i)
+    orders_.emplace_back(seed, "sample order of source " + std::to_string(i));
+}
+
+MixedOrder::Place MixedOrder::operator()(uint64_t position) const {
+  const size_t source = mixture_.source(position);
+  const uint64_t place = mixture_.count(source, position), size = sizes_[source];
+  return {source, Permutation(orders_[source], place / size, size)(place % size)};
+}
+
+double MixedOrder::share(size_t source, uint64_t position) const {
+  if (position == 0) return 0;
+  return static_cast<double>(mixture_.count(source, position)) / static_cast<double>(position);
+}
+
+double MixedOrder::epochs(size_t source, uint64_t position) const {
+  return static_cast<double>(mixture_.count(source, position)) / static_cast<double>(sizes_.at(source));
+}
+
+std::vector<std::string> source_names(const std::vector<std::string>& paths) {
+  std::vector<std::filesystem::path> rest;
+  for (const std::string& path : paths)
+    rest.push_back(without_trailing_slash(std::filesystem::path(path).lexically_normal()));
+  std::vector<std::string> names(rest.size());
+  std::ranges::transform(rest, names.begin(), [](const auto& path) { return path.stem().string(); });
+  while (std::set(names.begin(), names.end()).size() < names.size()) {
+    bool longer = false;
+    for (size_t i = 0; i < names.size(); ++i) {
+      const std::string folder = rest[i].parent_path().filename().string();
+      longer = longer || !folder.empty();
+      if (!folder.empty()) names[i] = folder + "_" + names[i];
+      rest[i] = rest[i].parent_path();
+    }
+    if (!longer) throw std::invalid_argument("source_names: two paths are the same");
+  }
+  return names;
+}
+
+}  // namespace dtopp

@@ -1,0 +1,82 @@
+#include "dtopp/data/tokens/token_array.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "dtopp/base/byte_reader.h"
+
+namespace dtopp {
+namespace {
+
+template <class Visitor>
+auto visit_type(TokenType type, Visitor&& visitor) {
+  switch (type) {
+    case TokenType::kUint8:
+      return visitor(uint8_t{});
+    case TokenType::kInt8:
+      return visitor(int8_t{});
+    case TokenType::kUint16:
+      return visitor(uint16_t{});
+    case TokenType::kInt16:
+      return visitor(int16_t{});
+    case TokenType::kUint32:
+      return visitor(uint32_t{});
+    case TokenType::kInt32:
+      return visitor(int32_t{});
+    case TokenType::kUint64:
+      return visitor(uint64_t{});
+    case TokenType::kInt64:
+      break;
+  }
+  return visitor(int64_t{});
+}
+
+template <class T>
+void copy_ids(const std::byte* from, std::span<int64_t> out) {
+  for (size_t i = 0; i < out.size(); ++i) {
+    T value;
+    std::memcpy(&value, from + i * sizeof(T), sizeof(T));
+    out[i] = static_cast<int64_t>(value);  // NOLINT(bugprone-signed-char-misuse): scan() looks at the sign
+  }
+}
+
+}  // namespace
+
+uint64_t size_of(TokenType type) {
+  return visit_type(type, [](auto id) -> uint64_t { return sizeof(id); });
+}
+
+TokenArray::TokenArray(MappedFile file, uint64_t offset, TokenType type, uint64_t count)
+    : file_(std::move(file)), offset_(offset), type_(type), count_(count) {
+  ByteReader reader(file_.bytes(), path().string());
+  reader.take(offset);
+  reader.take(count, size_of(type));
+}
+
+void TokenArray::read(uint64_t offset, std::span<int64_t> out) const {
+  const std::byte* const from = file_.bytes().data() + offset_ + offset * size_of(type_);
+  visit_type(type_, [&](auto id) { copy_ids<decltype(id)>(from, out); });
+}
+
+int64_t TokenArray::scan(Hasher& ids) const {
+  constexpr uint64_t kChunk = uint64_t{1} << 16;
+  std::vector<int64_t> buffer(std::min(kChunk, count_));
+  int64_t largest = -1;
+  for (uint64_t offset = 0; offset < count_; offset += kChunk) {
+    const auto chunk = std::span(buffer).first(std::min(kChunk, count_ - offset));
+    read(offset, chunk);
+    ids.update(std::as_bytes(chunk));
+    const auto [low, high] = std::minmax_element(chunk.begin(), chunk.end());
+    if (*low < 0)
+      throw DataError(
+          path().string() + ": byte " +
+          std::to_string(offset_ + (offset + static_cast<uint64_t>(low - chunk.begin())) * size_of(type_)) +
+          ": a token id is negative or beyond 2^63: not token ids, or damaged");
+    largest = std::max(largest, *high);
+  }
+  return largest;
+}
+
+}  // namespace dtopp

@@ -1,0 +1,58 @@
+// What a folder of token files says about itself: manifest.json when it is complete, progress.json before.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "dtopp/base/manifest.h"
+#include "dtopp/data/files/owned_folder.h"
+
+namespace dtopp {
+
+inline constexpr char kTokenDataFormat[] = "dtopp token data 1";       // manifest.json
+inline constexpr char kPrepareRecordFormat[] = "dtopp preparation 1";  // progress.json
+inline constexpr char kIndexName[] = "tokens.idx";
+inline constexpr char kTokenizerName[] = "tokenizer.json";
+
+// The files of a folder that `dtopp prepare text` fills.
+FolderKind token_folder_kind();
+
+// A text file that went in.
+struct TextSource {
+  std::string name;  // without its folder
+  uint64_t size = 0;
+  std::string xxh3_128;
+  uint64_t documents = 0;
+  uint64_t tokens = 0;
+
+  // Whether both hold the same text; how many documents and tokens it has given so far does not matter.
+  bool same_content(const TextSource& other) const {
+    return size == other.size && xxh3_128 == other.xxh3_128;
+  }
+};
+
+// What decides every byte of the tokens.
+struct TextJob {
+  std::string tokenizer_hash;
+  int64_t vocab_size = 0;
+  int64_t end_of_text = 0;
+  std::vector<TextSource> sources;
+};
+
+struct TokenFacts {
+  TextJob job;
+  uint64_t documents = 0;
+  uint64_t tokens = 0;
+  int64_t max_token = -1;  // -1: there are no tokens
+};
+
+nlohmann::ordered_json to_json(const TokenFacts& facts);
+// From the `about` of the manifest at `path`; DataError naming `path` and the member that is missing or of a
+// wrong type.
+TokenFacts read_facts(const Manifest& manifest, const std::filesystem::path& path);
+
+}  // namespace dtopp

@@ -1,0 +1,43 @@
+#include "dtopp/device/compute_device.h"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "dtopp/base/errors.h"
+#include "dtopp/device/device.h"
+#include "dtopp/ops/gemm/linear.h"
+
+namespace dtopp {
+
+namespace {
+
+at::Device own_cuda_device(const std::string& option, int64_t local_rank) {
+  const int64_t devices = cuda_devices();
+  if (devices > 1 && local_rank >= devices)
+    throw UsageError(option + ": rank " + std::to_string(local_rank) +
+                     " of this host (from 0) has none of its " + std::to_string(devices) +
+                     " CUDA devices: start one rank for each, or set it to cpu on all");
+  const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(devices > 1 ? local_rank : 0));
+  c10::impl::VirtualGuardImpl(at::kCUDA).setDevice(device);
+  return device;
+}
+
+}  // namespace
+
+void require_device(Device wish, const std::string& option) {
+  if (wish != Device::kCuda) return;
+  if (const auto missing = find_cuda())
+    throw UsageError(option + ": cuda cannot be used: " + *missing + "; or choose cpu or auto");
+}
+
+at::Device compute_device(Device wish, const std::string& option, int64_t local_rank) {
+  if (wish == Device::kCpu || (wish == Device::kAuto && !has_cuda_driver())) return at::kCPU;
+  require_device(wish, option);
+  return find_cuda() ? at::Device(at::kCPU) : own_cuda_device(option, local_rank);
+}
+
+at::ScalarType compute_type(Precision precision, const at::Device& device) {
+  if (precision == Precision::kAuto) return has_bf16_matmul(device) ? at::kBFloat16 : at::kFloat;
+  return precision == Precision::kBf16 ? at::kBFloat16 : at::kFloat;
+}
+
+}  // namespace dtopp

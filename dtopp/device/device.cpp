@@ -1,0 +1,97 @@
+#include "dtopp/device/device.h"
+
+#include <cstdlib>
+#include <filesystem>
+
+#include <dlfcn.h>
+
+#include <c10/core/AllocatorConfig.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "dtopp/ops/core/call_op.h"
+#include "dtopp/ops/core/library_folder.h"
+
+namespace dtopp {
+namespace {
+
+// Rows of experts vary in number from step to step: where segments of memory cannot grow, what one step freed
+// is too short for the next. What a user has set stays.
+void let_segments_grow() {
+  for (const char* name : {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"})
+    if (std::getenv(name) != nullptr) return;
+  c10::CachingAllocator::setAllocatorSettings("expandable_segments:True");
+}
+
+std::optional<std::string> load_library() {
+  const std::filesystem::path path = cuda_library();
+  std::error_code error;
+  if (!std::filesystem::exists(path, error)) {
+    return "libdtopp_cuda.so is not in " + path.parent_path().string() + ": run `make build CUDA=1`";
+  }
+  // Loading it registers its operators, and with libtorch_cuda.so torch's own for CUDA. Never closed: they
+  // stay registered.
+  if (dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL) == nullptr) {
+    return "libdtopp_cuda.so cannot be loaded: " + std::string(dlerror());
+  }
+  let_segments_grow();
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<std::string> find_cuda() {
+  if (auto missing = load_library()) return missing;
+  if (!at::hasCUDA()) return "there is no CUDA device (`nvidia-smi` lists those the driver knows)";
+  return std::nullopt;
+}
+
+std::filesystem::path cuda_library() { return ops_library_folder() / "libdtopp_cuda.so"; }
+
+int64_t cuda_devices() { return c10::impl::VirtualGuardImpl(at::kCUDA).deviceCount(); }
+
+bool has_cuda_driver() {
+  static const bool there = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL) != nullptr;
+  return there;
+}
+
+std::string describe_device(const at::Device& device) {
+  const int threads = at::get_num_threads();
+  if (device.is_cpu())
+    return "the CPU (" + std::to_string(threads) + (threads == 1 ? " thread)" : " threads)");
+  return device.str() + " (" + device_facts(device).name + ")";
+}
+
+DeviceFacts device_facts(const at::Device& device) {
+  using Facts = std::tuple<std::string, int64_t, int64_t, int64_t>;
+  const auto [name, capability, memory, driver] =
+      call_op<"dtopp::device_facts", Facts(int64_t)>(device.index());
+  return {name, capability, static_cast<uint64_t>(memory), driver};
+}
+
+std::string device_identity(const at::Device& device) {
+  if (device.is_cpu()) return "cpu";
+  return call_op<"dtopp::device_uuid", std::string(int64_t)>(device.index());
+}
+
+std::optional<uint64_t> free_device_memory(const at::Device& device) {
+  if (device.is_cpu()) return std::nullopt;
+  return static_cast<uint64_t>(call_op<"dtopp::free_device_memory", int64_t(int64_t)>(device.index()));
+}
+
+std::optional<AllocatedMemory> allocated_device_memory(const at::Device& device) {
+  if (device.is_cpu()) return std::nullopt;
+  const auto reserved =
+      at::getDeviceAllocator(device.type())->getDeviceStats(device.index()).reserved_bytes[0];
+  return AllocatedMemory{static_cast<uint64_t>(reserved.current), static_cast<uint64_t>(reserved.peak)};
+}
+
+void make_deterministic(const at::Device& device) {
+  if (device.is_cpu()) return;
+  // cuBLAS reads this when it is first used.
+  ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
+  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+  at::globalContext().setDeterministicFillUninitializedMemory(false);
+}
+
+}  // namespace dtopp

@@ -1,0 +1,55 @@
+#include "dtopp/device/matrix_rate.h"
+
+#include <algorithm>
+
+#include <ATen/CPUGeneratorImpl.h>
+
+#include "dtopp/base/steady_seconds.h"
+#include "dtopp/ops/gemm/linear.h"
+
+namespace dtopp {
+namespace {
+
+constexpr double kLongEnough = 1e-3;  // seconds of a product: a call costs a device some 1e-5
+
+class Product {
+ public:
+  Product(int64_t rows, int64_t width, const at::TensorOptions& options)
+      : a_(random({rows, width}, options)), b_(random({width, width}, options)), c_(at::mm(a_, b_)) {
+    c_[0][0].item();
+  }
+
+  double flops() const { return 2.0 * static_cast<double>(a_.numel() * b_.size(1)); }
+  double seconds() {
+    const double begin = steady_seconds();
+    at::mm_out(c_, a_, b_);
+    c_[0][0].item();  // waits for it
+    return steady_seconds() - begin;
+  }
+
+ private:
+  // A device draws less power, and is faster, on numbers that are all alike.
+  static at::Tensor random(at::IntArrayRef sizes, const at::TensorOptions& options) {
+    return at::randn(sizes, at::make_generator<at::CPUGeneratorImpl>(1), options.device(at::kCPU))
+        .to(options);
+  }
+
+  at::Tensor a_, b_, c_;
+};
+
+}  // namespace
+
+double measure_matrix_rate(const at::TensorOptions& compute) {
+  constexpr int kCalls = 8;
+  const at::NoGradGuard no_grad;
+  const bool emulated = compute.dtype() == at::kBFloat16 && !has_bf16_matmul(compute.device());
+  const at::TensorOptions options = emulated ? compute.dtype(at::kFloat) : compute;
+  int64_t rows = 4096, width = 768;
+  Product product(rows, width, options);
+  while (product.seconds() < kLongEnough && width < 16384) product = Product(rows *= 2, width *= 2, options);
+  double best = 0;
+  for (int call = 0; call < kCalls; ++call) best = std::max(best, product.flops() / product.seconds());
+  return best;
+}
+
+}  // namespace dtopp

@@ -1,0 +1,98 @@
+#include "dtopp/distributed/collectives/backend_collectives.h"
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "dtopp/base/errors.h"
+#include "dtopp/distributed/collectives/transport_error.h"
+
+namespace dtopp {
+namespace {
+
+// Names the rank and the collective in what an action throws.
+struct Speaker {
+  std::string who;
+  BackendFailure failure;
+
+  template <class Action>
+  void attempt(const char* what, Action action) const {
+    try {
+      action();
+    } catch (const std::exception& error) {
+      const std::string text = who + ": " + what + " failed: " + reason_of(error);
+      if (failure == BackendFailure::kOfDevice) throw ResourceError(text);
+      throw RankLost(text);
+    }
+  }
+};
+
+class BackendCollectives final : public Collectives {
+ public:
+  BackendCollectives(c10::intrusive_ptr<c10d::Backend> backend, Speaker speaker)
+      : Collectives(backend->getRank(), backend->getSize()),
+        backend_(std::move(backend)),
+        speaker_(std::move(speaker)) {}
+  Pending start(const Collective& collective) override;
+
+ private:
+  c10::intrusive_ptr<c10d::Work> issue(Collective collective);
+
+  c10::intrusive_ptr<c10d::Backend> backend_;
+  Speaker speaker_;
+};
+
+struct BackendOperation final : Pending::Operation {
+  BackendOperation(const Collective& collective, Speaker speaker)
+      : collective(collective), speaker(std::move(speaker)) {}
+
+  void wait() override {
+    speaker.attempt(collective.what, [&] { work->wait(); });
+  }
+  bool done() override { return work->isCompleted(); }
+
+  Collective collective;  // keeps its tensors
+  Speaker speaker;
+  c10::intrusive_ptr<c10d::Work> work;
+};
+
+Pending BackendCollectives::start(const Collective& collective) {
+  // All ranks leave it out alike. An all-to-all of nothing here may have something for others.
+  const bool alike = collective.splits.in.empty() && collective.kind != Collective::Kind::kBarrier;
+  if (alike && collective.out.numel() == 0) return {};
+  auto operation = std::make_unique<BackendOperation>(collective, speaker_);
+  speaker_.attempt(collective.what, [&] { operation->work = issue(collective); });
+  return Pending(std::move(operation));
+}
+
+// A collective of its own: what torch is given to work on it may change, such as the splits that Gloo
+// empties.
+c10::intrusive_ptr<c10d::Work> BackendCollectives::issue(Collective collective) {
+  std::vector<at::Tensor> tensors = {collective.out};
+  switch (collective.kind) {
+    case Collective::Kind::kAllToAll:
+      return backend_->alltoall_base(collective.out, collective.in, collective.splits.out,
+                                     collective.splits.in);
+    case Collective::Kind::kAllGather: {  // flat: Gloo compares shapes, too
+      at::Tensor out = collective.out.view(-1), in = collective.in.view(-1);
+      return backend_->_allgather_base(out, in);
+    }
+    case Collective::Kind::kAllReduceSum:
+      return backend_->allreduce(tensors);
+    case Collective::Kind::kBroadcast: {
+      c10d::BroadcastOptions options;
+      options.rootRank = collective.root;
+      return backend_->broadcast(tensors, options);
+    }
+    case Collective::Kind::kBarrier:
+      return backend_->barrier();
+  }
+  return {};
+}
+
+}  // namespace
+
+std::unique_ptr<Collectives> make_backend_collectives(c10::intrusive_ptr<c10d::Backend> backend,
+                                                      std::string who, BackendFailure failure) {
+  return std::make_unique<BackendCollectives>(std::move(backend), Speaker{std::move(who), failure});
+}
+
+}  // namespace dtopp

@@ -1,0 +1,73 @@
+#include "dtopp/distributed/collectives/gloo_collectives.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+#include "dtopp/base/errors.h"
+#include "dtopp/distributed/collectives/backend_collectives.h"
+#include "dtopp/distributed/collectives/transport_error.h"
+
+namespace dtopp {
+namespace {
+
+using c10d::ProcessGroupGloo;
+
+std::shared_ptr<gloo::transport::Device> make_device(const GlooOptions& options) {
+  try {
+    if (!options.host.empty()) return ProcessGroupGloo::createDeviceForHostname(options.host);
+    if (!options.network_interface.empty())
+      return ProcessGroupGloo::createDeviceForInterface(options.network_interface);
+    return ProcessGroupGloo::createDefaultDevice();
+  } catch (const std::exception& error) {
+    const std::string where =
+        options.host.empty() ? "interface '" + options.network_interface : "host '" + options.host;
+    throw UsageError("no address for " + where + "': " + reason_of(error));
+  }
+}
+
+}  // namespace
+
+std::vector<int64_t> all_ranks(int64_t size) { return ranks_across_blocks(0, 1, size); }
+
+std::vector<int64_t> ranks_of_block(int64_t rank, int64_t block) {
+  std::vector<int64_t> ranks(static_cast<size_t>(block));
+  std::iota(ranks.begin(), ranks.end(), rank / block * block);
+  return ranks;
+}
+
+std::vector<int64_t> ranks_across_blocks(int64_t rank, int64_t block, int64_t size) {
+  TORCH_CHECK(size % block == 0, size, " ranks are no blocks of ", block);
+  std::vector<int64_t> ranks;
+  for (int64_t other = rank % block; other < size; other += block) ranks.push_back(other);
+  return ranks;
+}
+
+std::unique_ptr<Collectives> make_gloo_collectives(const c10::intrusive_ptr<c10d::Store>& store,
+                                                   const std::string& name, int64_t rank,
+                                                   const std::vector<int64_t>& ranks,
+                                                   const GlooOptions& options) {
+  const auto place = std::find(ranks.begin(), ranks.end(), rank);
+  TORCH_CHECK(place != ranks.end(), "rank ", rank, " is not of group ", name, ", ", ranks);
+  if (ranks.size() == 1) return std::make_unique<SingleRank>();
+  auto gloo = ProcessGroupGloo::Options::create(options.timeout);
+  gloo->devices.push_back(make_device(options));
+  try {
+    auto keys = c10::make_intrusive<c10d::PrefixStore>(c10::str(name, '/', ranks[0]), store);
+    auto collectives = make_backend_collectives(
+        c10::make_intrusive<ProcessGroupGloo>(keys, static_cast<int>(place - ranks.begin()),
+                                              static_cast<int>(ranks.size()), gloo),
+        c10::str("rank ", rank, ", group ", name));
+    // A rank that left while another still connects would let that one wait for the whole timeout.
+    collectives->barrier("connect").wait();
+    return collectives;
+  } catch (const std::exception& error) {
+    throw ResourceError(c10::str("rank ", rank, " could not connect to the other ", ranks.size() - 1,
+                                 " ranks of ", name, " within ", options.timeout.count(),
+                                 " ms: ", reason_of(error)));
+  }
+}
+
+}  // namespace dtopp

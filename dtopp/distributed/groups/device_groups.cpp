@@ -1,0 +1,109 @@
+#include "dtopp/distributed/groups/device_groups.h"
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "dtopp/base/errors.h"
+#include "dtopp/distributed/collectives/backend_collectives.h"
+#include "dtopp/distributed/collectives/transport_error.h"
+
+namespace dtopp {
+namespace {
+
+class HostAndDevice final : public Collectives {
+ public:
+  HostAndDevice(std::shared_ptr<Collectives> host, std::shared_ptr<Collectives> device)
+      : Collectives(host->rank(), host->size()), host_(std::move(host)), device_(std::move(device)) {}
+
+  Pending start(const Collective& collective) override {
+    const at::Tensor &out = collective.out, &in = collective.in;
+    TORCH_CHECK(!in.defined() || in.device() == out.device(), collective.what, ": from ", in.device(), " to ",
+                out.device());
+    const bool on_host = !out.defined() || out.is_cpu();
+    return (on_host ? *host_ : *device_).start(collective);
+  }
+
+ private:
+  std::shared_ptr<Collectives> host_, device_;
+};
+
+// By the operator that libdtopp_cuda.so brings (nccl_backend_cuda.cpp).
+c10::intrusive_ptr<c10d::Backend> nccl_backend(const c10::intrusive_ptr<c10d::Store>& store,
+                                               const Collectives& ranks, const at::Device& device,
+                                               std::chrono::milliseconds timeout) {
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("dtopp::nccl_backend", "");
+  torch::jit::Stack stack{c10::IValue::make_capsule(store), ranks.rank(), ranks.size(),
+                          static_cast<int64_t>(device.index()), static_cast<int64_t>(timeout.count())};
+  op.callBoxed(stack);
+  return c10::static_intrusive_pointer_cast<c10d::Backend>(stack.back().toCapsule());
+}
+
+}  // namespace
+
+std::unique_ptr<Collectives> host_and_device(std::shared_ptr<Collectives> host,
+                                             std::shared_ptr<Collectives> device) {
+  return std::make_unique<HostAndDevice>(std::move(host), std::move(device));
+}
+
+DeviceGroups::DeviceGroups(World& world, const c10::intrusive_ptr<c10d::Store>& store,
+                           const at::Device& device, std::chrono::milliseconds timeout,
+                           const std::shared_ptr<CollectiveCounts>& counts) {
+  const int64_t rank = world.rank();
+  const auto connect = [&](const char* name, std::shared_ptr<Collectives>& group) {
+    if (group->size() == 1) return;
+    const std::string who = c10::str("rank ", rank, ", group ", name, " of devices");
+    try {
+      // Groups of one name share the store: each by its first rank.
+      const std::string keys =
+          c10::str("nccl/", name, '/', broadcast_bytes(*group, std::to_string(rank), 0, "connect"));
+      groups_.push_back(
+          {name, nccl_backend(c10::make_intrusive<c10d::PrefixStore>(keys, store), *group, device, timeout)});
+    } catch (const RankLost&) {
+      throw;
+    } catch (const std::exception& error) {
+      throw ResourceError(who + ": NCCL cannot connect its " + std::to_string(group->size()) +
+                          " ranks: " + reason_of(error));
+    }
+    std::unique_ptr<Collectives> on_device =
+        make_backend_collectives(groups_.back().backend, who, BackendFailure::kOfDevice);
+    if (counts) on_device = std::make_unique<CountingCollectives>(std::move(on_device), counts);
+    group = host_and_device(group, std::move(on_device));
+  };
+  connect("all", world.all);
+  connect("replicas", world.replicas);
+  connect("nodes", world.nodes);
+  connect("block", world.block);
+  connect("experts", world.experts);
+  world.device = device;
+}
+
+DeviceGroups::~DeviceGroups() {
+  for (const Group& group : groups_) {
+    try {
+      group.backend->abort();
+    } catch (const std::exception&) {  // NOLINT: the process is about to end by another error
+    }
+  }
+}
+
+void DeviceGroups::finish() {
+  std::vector<Group> groups;
+  {
+    const std::lock_guard lock(mutex_);
+    groups.swap(groups_);
+  }
+  for (const Group& group : groups) group.backend->shutdown();
+}
+
+std::string DeviceGroups::failure() const {
+  const std::lock_guard lock(mutex_);
+  for (const Group& group : groups_) {
+    const c10d::ErrorType error = group.backend->getError();
+    if (error == c10d::ErrorType::SUCCESS) continue;
+    return "group " + group.name + " of devices: a collective " +
+           (error == c10d::ErrorType::TIMEOUT ? "timed out" : "failed (NCCL_DEBUG=WARN says more)");
+  }
+  return "";
+}
+
+}  // namespace dtopp

@@ -1,0 +1,148 @@
+#include "dtopp/distributed/membership/rank_records.h"
+
+#include <algorithm>
+#include <cmath>
+#include <sstream>
+
+namespace dtopp {
+namespace {
+
+// Of the time on one core. What a waiting process does besides is far below it.
+constexpr double kLeastWork = 0.005;
+
+std::string seconds_text(double seconds) {
+  std::ostringstream text;
+  text << seconds << " s";
+  return text.str();
+}
+
+}  // namespace
+
+std::string RankState::to_line() const {
+  std::ostringstream line;
+  line << step << ' ' << activity << ' ' << collective << ' ' << ordinal << ' ' << waiting << ' '
+       << cpu_seconds;
+  return line.str();
+}
+
+std::optional<RankState> RankState::from_line(const std::string& line) {
+  std::istringstream words(line);
+  RankState state;
+  words >> state.step >> state.activity >> state.collective >> state.ordinal >> state.waiting >>
+      state.cpu_seconds;
+  if (words.fail()) return std::nullopt;
+  return state;
+}
+
+std::string RankState::place() const {
+  std::string text = activity == "start" ? "before its first step" : "at step " + std::to_string(step);
+  if (activity == "save") text = "saving " + text;
+  if (activity == "validation") text = "validating " + text;
+  if (activity == "evaluation") text = "evaluating";
+  if (ordinal > 0) text += (waiting ? ", waiting in " : ", after ") + collective;
+  return text;
+}
+
+std::string LostRank::line() const {
+  return (rank < 0 ? "all ranks" : "rank " + std::to_string(rank)) + " " + place + ": " + cause;
+}
+
+std::string LostRank::to_text() const {
+  return std::to_string(rank) + " " + (has_ended ? "1" : "0") + "\t" + place + "\t" + cause;
+}
+
+std::optional<LostRank> LostRank::from_text(const std::string& text) {
+  std::istringstream fields(text);
+  LostRank lost;
+  fields >> lost.rank >> lost.has_ended;
+  fields.ignore();
+  std::getline(fields, lost.place, '\t');
+  std::getline(fields, lost.cause);
+  if (fields.fail()) return std::nullopt;
+  return lost;
+}
+
+RankRecords::RankRecords(std::vector<std::string> hosts, const SilenceLimits& limits) : limits_(limits) {
+  for (std::string& host : hosts) {
+    const bool watched = !host.empty();
+    records_.push_back({.host = std::move(host), .left = !watched});
+  }
+}
+
+void RankRecords::heard(int64_t rank, const RankState& state) {
+  Record& record = records_.at(static_cast<size_t>(rank));
+  record.silent = 0;
+  const bool moved = !record.heard || state.ordinal != record.state.ordinal ||
+                     state.step != record.state.step || state.activity != record.state.activity;
+  const bool computed = state.cpu_seconds - record.cpu_when_working > kLeastWork * record.still;
+  const bool trains = state.activity == "step" || state.activity == "validation";
+  if (moved || computed || (!trains && !state.waiting)) {
+    record.still = 0;
+    record.cpu_when_working = state.cpu_seconds;
+  }
+  record.heard = true;
+  record.state = state;
+}
+
+void RankRecords::left(int64_t rank) { records_.at(static_cast<size_t>(rank)).left = true; }
+
+LostRank RankRecords::lost(int64_t rank, std::string cause) const {
+  const Record& record = at(rank);
+  return {.rank = rank, .place = "on " + record.host + " " + record.state.place(), .cause = std::move(cause)};
+}
+
+LostRank RankRecords::died(int64_t rank) const {
+  return lost(rank, "its process was killed, or its host is gone");
+}
+
+LostRank RankRecords::failed(int64_t rank, int status, const std::string& message) const {
+  LostRank failed = lost(rank, "ended with status " + std::to_string(status) + ": " + message);
+  failed.has_ended = true;
+  return failed;
+}
+
+std::optional<LostRank> RankRecords::pass(double seconds) {
+  for (Record& record : records_) {
+    record.silent += seconds;
+    record.still += seconds;
+  }
+  if (auto lost = find_silent()) return lost;
+  return find_stuck();
+}
+
+std::optional<LostRank> RankRecords::find_silent() const {
+  for (size_t i = 0; i < records_.size(); ++i) {
+    const Record& record = records_[i];
+    const auto rank = static_cast<int64_t>(i);
+    if (record.left) continue;
+    if (!record.heard && record.silent > limits_.absent)
+      return lost(rank, "not come within " + seconds_text(limits_.absent));
+    if (record.heard && record.silent > limits_.silent)
+      return lost(rank, "silent for " + seconds_text(limits_.silent) + " (stopped, or cut off)");
+  }
+  return std::nullopt;
+}
+
+std::optional<LostRank> RankRecords::find_stuck() const {
+  // Behind all others: does not wait, or else waits in the earliest collective.
+  const auto is_behind = [](const Record& a, const Record& b) {
+    return a.state.waiting != b.state.waiting ? b.state.waiting : a.state.ordinal < b.state.ordinal;
+  };
+  const Record *first = nullptr, *last = nullptr;
+  int64_t watched = 0;
+  for (const Record& record : records_) {
+    if (record.left) continue;
+    ++watched;
+    if (!record.heard || record.still <= limits_.silent) return std::nullopt;
+    if (first == nullptr || is_behind(record, *first)) first = &record;
+    if (last == nullptr || is_behind(*last, record)) last = &record;
+  }
+  if (watched < 2 || !last->state.waiting) return std::nullopt;  // nobody waits for another
+  const std::string cause =
+      "stuck for " + seconds_text(limits_.silent) + ", while others wait in " + last->state.collective;
+  if (is_behind(*first, *last)) return lost(first - records_.data(), cause);
+  return LostRank{.place = last->state.place(),
+                  .cause = "no work for " + seconds_text(limits_.silent) + " (the network between them)"};
+}
+
+}  // namespace dtopp

@@ -1,0 +1,256 @@
+#include "dtopp/distributed/membership/watcher.h"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <ctime>
+#include <mutex>
+#include <thread>
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "dtopp/base/errors.h"
+#include "dtopp/distributed/collectives/transport_error.h"
+#include "dtopp/distributed/membership/rank_connections.h"
+
+namespace dtopp {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+// How long a loss may be held back (OnLoss), and last words may take to arrive.
+constexpr milliseconds kHold{1000}, kFarewell{1000};
+
+double seconds_of(clockid_t clock) {
+  timespec time{};
+  ::clock_gettime(clock, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+double own_cpu_seconds() {
+  return seconds_of(CLOCK_PROCESS_CPUTIME_ID) - seconds_of(CLOCK_THREAD_CPUTIME_ID);
+}
+
+// Rank 0 watches all others, and they rank 0.
+std::vector<std::string> watched_hosts(const WatcherOptions& options) {
+  std::vector<std::string> hosts = options.hosts;
+  if (options.rank != 0) std::fill(hosts.begin() + 1, hosts.end(), "");
+  return hosts;
+}
+
+// "word rest of the line".
+std::pair<std::string, std::string> cut_word(const std::string& line) {
+  const size_t space = line.find(' ');
+  if (space == std::string::npos) return {line, ""};
+  return {line.substr(0, space), line.substr(space + 1)};
+}
+
+std::string one_line(std::string text) {
+  std::replace_if(
+      text.begin(), text.end(), [](char c) { return c == '\n' || c == '\t'; }, ' ');
+  return text;
+}
+
+}  // namespace
+
+// Lines to rank 0: "at STATE", "left", "failed STATUS MESSAGE"; from it: "at STATE", "left", "lost TEXT".
+struct Watcher::Impl {
+  Impl(const c10::intrusive_ptr<c10d::Store>& store, WatcherOptions wanted,
+       std::shared_ptr<const CollectiveCounts> counted, OnLoss call);
+
+  bool is_first() const { return options.rank == 0; }
+  void run();
+  void understand(const RankConnections::Event& event);
+  void lose(const LostRank& rank);
+  RankState own_state();
+  void check_device(const RankState& state);
+  // Whether the thread has come to its end: the run is over, this rank ends, or on_loss was called.
+  bool finish();
+  void say_farewell(const std::string& words);
+  void end(const std::string& words);
+
+  WatcherOptions options;
+  std::shared_ptr<const CollectiveCounts> counts;
+  OnLoss on_loss;
+  milliseconds interval;
+
+  // Of the thread alone.
+  RankConnections connections;
+  RankRecords records;
+  bool is_over = false;  // rank 0 has left
+  std::optional<LostRank> lost;
+  Clock::time_point lost_at;
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  int64_t step = 0;
+  std::string activity = "start";
+  std::atomic<bool> new_activity = false;  // that nobody was told of
+  std::function<std::string()> device_failure;
+  std::string farewell;  // how this rank ends; empty: it does not
+  bool noticed = false;  // this rank has lost another one
+  bool called = false;   // on_loss
+  std::thread thread;
+};
+
+Watcher::Impl::Impl(const c10::intrusive_ptr<c10d::Store>& store, WatcherOptions wanted,
+                    std::shared_ptr<const CollectiveCounts> counted, OnLoss call)
+    : options(std::move(wanted)),
+      counts(std::move(counted)),
+      on_loss(std::move(call)),
+      interval(std::clamp(milliseconds(static_cast<int64_t>(1000 * options.limits.silent / 60)),
+                          milliseconds(20), milliseconds(500))),
+      connections(*store, options.rank, static_cast<int64_t>(options.hosts.size()), options.address,
+                  options.loopback_only),
+      records(watched_hosts(options), options.limits) {
+  if (!options.cpu_seconds) options.cpu_seconds = own_cpu_seconds;
+  thread = std::thread([this] { run(); });
+}
+
+void Watcher::Impl::run() {
+  Clock::time_point last = Clock::now(), spoken{};
+  do {
+    for (const RankConnections::Event& event : connections.wait(interval)) understand(event);
+    const Clock::time_point now = Clock::now();
+    if (now - spoken >= interval || new_activity.exchange(false)) {
+      const RankState state = own_state();
+      if (is_first()) records.heard(0, state);
+      check_device(state);
+      connections.offer("at " + state.to_line());
+      spoken = now;
+    }
+    const auto passed = std::min<Clock::duration>(now - last, 4 * interval);
+    last = now;
+    if (const auto silent = records.pass(std::chrono::duration<double>(passed).count())) lose(*silent);
+  } while (!finish());
+}
+
+void Watcher::Impl::check_device(const RankState& state) {
+  std::string cause;
+  {
+    const std::lock_guard lock(mutex);
+    if (device_failure) cause = device_failure();
+  }
+  if (cause.empty()) return;
+  const std::string& host = options.hosts[static_cast<size_t>(options.rank)];
+  lose({.rank = options.rank, .place = "on " + host + " " + state.place(), .cause = cause});
+}
+
+void Watcher::Impl::understand(const RankConnections::Event& event) {
+  const int64_t rank = event.from;
+  if (!event.line) {
+    if (!records.has_left(rank)) lose(records.died(rank));
+    return connections.finish(rank);
+  }
+  const auto [word, rest] = cut_word(*event.line);
+  if (word == "at") {
+    if (const auto state = RankState::from_line(rest)) records.heard(rank, *state);
+  } else if (word == "failed") {
+    const auto [status, message] = cut_word(rest);
+    lose(records.failed(rank, std::stoi(status), message));
+    records.left(rank);
+  } else if (word == "left" || word == "lost") {
+    records.left(rank);
+    if (is_first()) return;
+    if (word == "left")
+      is_over = true;
+    else if (const auto told = LostRank::from_text(rest))
+      lose(*told);
+    connections.finish(rank);  // rank 0 waits for this before it ends
+  }
+}
+
+void Watcher::Impl::lose(const LostRank& rank) {
+  if (lost) return;
+  lost = rank;
+  lost_at = Clock::now();
+  if (is_first()) connections.send("lost " + lost->to_text());
+}
+
+RankState Watcher::Impl::own_state() {
+  const CollectiveCounts::Current current = counts->current();
+  const std::lock_guard lock(mutex);
+  RankState state{.step = step, .activity = activity, .ordinal = current.ordinal, .waiting = current.waiting};
+  if (current.ordinal > 0) state.collective = current.what;
+  state.cpu_seconds = options.cpu_seconds();
+  return state;
+}
+
+bool Watcher::Impl::finish() {
+  std::string words;
+  {
+    const std::lock_guard lock(mutex);
+    words = farewell;
+    const bool held = lost && lost->has_ended && !noticed && Clock::now() - lost_at < kHold;
+    if (words.empty() && (!lost || held)) return is_over && !lost;
+  }
+  if (is_first() || !words.empty()) say_farewell(words);
+  if (!words.empty()) return true;
+  on_loss(*lost);
+  const std::lock_guard lock(mutex);
+  called = true;
+  changed.notify_all();
+  return true;
+}
+
+// Returns when all who are there have what was said to them: they then end their direction.
+void Watcher::Impl::say_farewell(const std::string& words) {
+  if (is_first() && words.starts_with("failed")) {
+    const auto [status, message] = cut_word(cut_word(words).second);
+    lose(records.failed(0, std::stoi(status), message));
+  }
+  if (!is_first() || !lost) connections.send(words);
+  connections.finish();
+  const Clock::time_point until = Clock::now() + kFarewell;
+  while (Clock::now() < until && connections.any_open(lost ? lost->rank : -1)) connections.wait(interval);
+}
+
+void Watcher::Impl::end(const std::string& words) {
+  {
+    const std::lock_guard lock(mutex);
+    if (farewell.empty()) farewell = words;
+  }
+  connections.wake();
+  if (thread.joinable()) thread.join();
+}
+
+Watcher::Watcher(const c10::intrusive_ptr<c10d::Store>& store, WatcherOptions options,
+                 std::shared_ptr<const CollectiveCounts> counts, OnLoss on_loss) try
+    : impl_(std::make_unique<Impl>(store, std::move(options), std::move(counts), std::move(on_loss))) {
+} catch (const std::exception& error) {
+  throw ResourceError("cannot reach the other ranks: " + reason_of(error));
+}
+
+Watcher::~Watcher() { leave(); }
+
+void Watcher::watch_device(std::function<std::string()> failure) {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->device_failure = std::move(failure);
+}
+
+void Watcher::begin(int64_t step, const std::string& activity) {
+  {
+    const std::lock_guard lock(impl_->mutex);
+    impl_->step = step;
+    if (activity == impl_->activity) return;
+    impl_->activity = activity;
+  }
+  impl_->new_activity = true;
+  impl_->connections.wake();
+}
+
+void Watcher::leave() { impl_->end("left"); }
+
+void Watcher::fail(int status, const std::string& message) {
+  impl_->end("failed " + std::to_string(status) + " " + one_line(message));
+}
+
+bool Watcher::await_loss(milliseconds patience) {
+  std::unique_lock lock(impl_->mutex);
+  impl_->noticed = true;
+  impl_->connections.wake();
+  return impl_->changed.wait_for(lock, patience, [&] { return impl_->called; });
+}
+
+}  // namespace dtopp

@@ -1,0 +1,237 @@
+#include "dtopp/distributed/sharding/shard_exchange.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "dtopp/distributed/sharding/tree_sum.h"
+
+namespace dtopp {
+namespace {
+
+at::Tensor elements(const at::Tensor& whole, const ElementRange& range) {
+  return whole.view(-1).narrow(0, range.begin, range.size());
+}
+
+}  // namespace
+
+ShardExchange::ShardExchange(Collectives& ranks, std::vector<Shards> shards, const at::Device& device,
+                             ShardExchange* next)
+    : ranks_(ranks),
+      next_(next),
+      device_(device),
+      shards_(std::move(shards)),
+      bucket_of_(shards_.size()),
+      parts_(shards_.size()),
+      sums_(shards_.size()) {
+  std::vector<int64_t> elements(shards_.size());
+  for (size_t i = 0; i < shards_.size(); ++i)
+    for (const ElementRange& kept : shards_[i]) elements[i] += kept.size();
+  const int64_t bucket = bucket_elements(c10::sum_integers(elements));
+  int64_t room = 0;
+  for (size_t i = shards_.size(); i-- > 0;) {
+    if (buckets_.empty() || room < elements[i]) {
+      buckets_.emplace_back();
+      room = bucket;
+    }
+    room -= elements[i];
+    bucket_of_[i] = buckets_.size() - 1;
+    buckets_.back().parameters.push_back(i);
+    buckets_.back().missing += 1;
+  }
+}
+
+int64_t ShardExchange::kept_elements(const std::vector<size_t>& parameters, int64_t rank) const {
+  int64_t sum = 0;
+  for (const size_t i : parameters) sum += range(i, rank).size();
+  return sum;
+}
+
+void ShardExchange::add(size_t parameter, at::Tensor part) {
+  if (bucket_of_[parameter] < started_) return;
+  parts_[parameter] = std::move(part);
+  buckets_[bucket_of_[parameter]].missing -= 1;
+  start_full_buckets();
+}
+
+void ShardExchange::start_full_buckets() {
+  while (started_ < buckets_.size() && buckets_[started_].missing == 0) {
+    if (ranks_.size() > 1) start(buckets_[started_]);
+    started_ += 1;
+    // The one before has arrived while this one filled, or nearly so.
+    if (next_) finish_buckets(ranks_.size() == 1 ? started_ : started_ - 1);
+  }
+}
+
+void ShardExchange::start(Bucket& bucket) {
+  const at::NoGradGuard no_grad;
+  const auto options = at::device(device_).dtype(at::kFloat);
+  if (!bucket.sent.defined()) bucket.sent = packed_parts(bucket);
+  for (const size_t i : bucket.parameters) parts_[i].reset();
+  Splits splits;
+  for (int64_t rank = 0; rank < ranks_.size(); ++rank) {
+    splits.in.push_back(kept_elements(bucket.parameters, rank));
+    splits.out.push_back(kept_elements(bucket.parameters, ranks_.rank()));
+  }
+  bucket.received = at::empty({ranks_.size() * splits.out[0]}, options);
+  bucket.exchange = ranks_.all_to_all(bucket.received, std::exchange(bucket.sent, at::Tensor()),
+                                      std::move(splits), "reduce_scatter");
+}
+
+at::Tensor ShardExchange::packed_parts(const Bucket& bucket) const {
+  std::vector<at::Tensor> pieces;
+  for (int64_t rank = 0; rank < ranks_.size(); ++rank) {
+    for (const size_t i : bucket.parameters)
+      pieces.push_back(parts_[i].defined() ? elements(parts_[i], range(i, rank))
+                                           : at::full({range(i, rank).size()}, kNothing,
+                                                      at::device(device_).dtype(at::kFloat)));
+  }
+  return at::cat(pieces);
+}
+
+std::vector<at::Tensor> ShardExchange::take_sums() {
+  start_full_buckets();  // for which memory did not suffice before
+  TORCH_CHECK(started_ == buckets_.size(), "take_sums: some parameters were not added");
+  finish_buckets(buckets_.size());
+  std::vector<at::Tensor> sums =
+      next_ ? next_->take_sums() : std::exchange(sums_, std::vector<at::Tensor>(shards_.size()));
+  for (Bucket& bucket : buckets_) bucket.missing = bucket.parameters.size();
+  started_ = finished_ = 0;
+  return sums;
+}
+
+void ShardExchange::forget() {
+  for (size_t n = started_; n < buckets_.size(); ++n) {
+    buckets_[n].missing = buckets_[n].parameters.size();
+    buckets_[n].sent.reset();
+    for (const size_t i : buckets_[n].parameters) parts_[i].reset();
+  }
+}
+
+// Goes on where it threw for want of memory: what was passed on is not passed on again.
+void ShardExchange::finish_buckets(size_t end) {
+  const at::NoGradGuard no_grad;
+  for (; finished_ < end; ++finished_) {
+    Bucket& bucket = buckets_[finished_];
+    if (bucket.passed_on == 0) finish(bucket);
+    while (next_ && bucket.passed_on < bucket.parameters.size()) {
+      const size_t i = bucket.parameters[bucket.passed_on++];
+      next_->add(i, std::exchange(sums_[i], at::Tensor()));
+    }
+    bucket.passed_on = 0;
+    for (const size_t i : bucket.parameters) {
+      if (!next_ && !sums_[i].defined())
+        sums_[i] = at::zeros({range(i, ranks_.rank()).size()}, at::device(device_).dtype(at::kFloat));
+    }
+  }
+}
+
+void ShardExchange::finish(Bucket& bucket) {
+  if (ranks_.size() == 1) {
+    for (const size_t i : bucket.parameters) {
+      if (parts_[i].defined()) sums_[i] = std::exchange(parts_[i], at::Tensor()).view(-1);
+    }
+  } else if (bucket.received.defined()) {
+    bucket.exchange.wait();
+    const at::Tensor sum = tree_sum(bucket.received.view({ranks_.size(), -1}).unbind(0));
+    bucket.received.reset();
+    int64_t at = 0;
+    for (const size_t i : bucket.parameters) {
+      const int64_t size = range(i, ranks_.rank()).size();
+      sums_[i] = sum.narrow(0, std::exchange(at, at + size), size);
+    }
+  }
+}
+
+void ShardExchange::start_gather(std::vector<at::Tensor> whole, std::function<void(size_t)> before) {
+  finish_gather();
+  whole_ = std::move(whole);
+  before_ = std::move(before);
+  if (next_ && next_->has_others()) {
+    std::vector<at::Tensor> kept;
+    for (size_t i = 0; i < whole_.size(); ++i) kept.push_back(elements(whole_[i], range(i, ranks_.rank())));
+    next_->start_gather(std::move(kept),
+                        std::exchange(before_, [this](size_t i) { next_->wait_gathered(i); }));
+  }
+  ungathered_ = buckets_.size();
+  for (int ahead = 0; ahead < 2 && !before_; ++ahead) start_next_gathering();
+}
+
+void ShardExchange::wait_gathered(size_t parameter) { gather_down_to(bucket_of_[parameter]); }
+
+void ShardExchange::finish_gather() { gather_down_to(0); }
+
+void ShardExchange::gather_down_to(size_t bucket) {
+  for (;;) {
+    if (!gatherings_.empty() && gatherings_.front().bucket >= bucket)
+      finish_oldest_gathering();
+    else if (gatherings_.empty() && ungathered_ > bucket)
+      start_next_gathering();
+    else
+      return;
+  }
+}
+
+void ShardExchange::start_next_gathering() {
+  if (ungathered_ == 0) return;
+  const at::NoGradGuard no_grad;
+  const size_t bucket = ungathered_ - 1;
+  if (before_) {
+    for (const size_t i : buckets_[bucket].parameters) before_(i);
+  }
+  // Nothing has changed before there is memory for all of the bucket.
+  std::vector<Gathering> prepared;
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    std::vector<size_t> of_type;
+    std::ranges::copy_if(buckets_[bucket].parameters, std::back_inserter(of_type),
+                         [&](size_t i) { return whole_[i].scalar_type() == type; });
+    if (ranks_.size() > 1 && !of_type.empty())
+      prepared.push_back(prepare_gathering(bucket, std::move(of_type)));
+  }
+  ungathered_ = bucket;
+  for (Gathering& gathering : prepared) {
+    gathering.exchange =
+        ranks_.all_gather(gathering.received.view(-1), gathering.received[ranks_.rank()], "gather");
+    gatherings_.push_back(std::move(gathering));
+  }
+}
+
+ShardExchange::Gathering ShardExchange::prepare_gathering(size_t bucket,
+                                                          std::vector<size_t> parameters) const {
+  Gathering gathering{bucket, std::move(parameters)};
+  int64_t most = 0;  // every rank sends as much
+  for (int64_t rank = 0; rank < ranks_.size(); ++rank)
+    most = std::max(most, kept_elements(gathering.parameters, rank));
+  gathering.received = at::zeros({ranks_.size(), most}, whole_[gathering.parameters[0]].options());
+  for_each_part(gathering, ranks_.rank(),
+                [](const at::Tensor& kept, const at::Tensor& sent) { sent.copy_(kept); });
+  return gathering;
+}
+
+// All of a bucket's.
+void ShardExchange::finish_oldest_gathering() {
+  const at::NoGradGuard no_grad;
+  const size_t bucket = gatherings_.front().bucket;
+  for (; !gatherings_.empty() && gatherings_.front().bucket == bucket; gatherings_.pop_front()) {
+    Gathering& gathering = gatherings_.front();
+    gathering.exchange.wait();
+    for (int64_t rank = 0; rank < ranks_.size(); ++rank) {
+      if (rank == ranks_.rank()) continue;
+      for_each_part(gathering, rank,
+                    [](const at::Tensor& kept, const at::Tensor& received) { kept.copy_(received); });
+    }
+  }
+  if (!before_) start_next_gathering();
+}
+
+template <typename Body>
+void ShardExchange::for_each_part(const Gathering& gathering, int64_t rank, const Body& body) const {
+  int64_t at = 0;
+  for (const size_t i : gathering.parameters) {
+    const ElementRange& kept = range(i, rank);
+    body(elements(whole_[i], kept), gathering.received[rank].narrow(0, at, kept.size()));
+    at += kept.size();
+  }
+}
+
+}  // namespace dtopp

@@ -1,0 +1,139 @@
+#include "dtopp/eval/evaluation.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include <nlohmann/json.hpp>
+
+#include "dtopp/base/errors.h"
+#include "dtopp/data/images/image_layout_json.h"
+#include "dtopp/models/registry/make_model.h"
+#include "dtopp/models/solve_thresholds.h"
+
+namespace dtopp {
+namespace {
+
+using nlohmann::ordered_json;
+
+LossFunction losses_of(const DiffusionModel& model) { return make_model(model.config).bind(model.parameter); }
+
+double mean(const std::vector<double>& values) {
+  double sum = 0;
+  for (const double value : values) sum += value;
+  return sum / static_cast<double>(values.size());
+}
+
+std::vector<double> experts_of_layers(const ActivationStatistics& activations) {
+  std::vector<double> means;
+  for (int64_t layer = 0; layer < activations.num_layers(); ++layer)
+    means.push_back(activations.summary(layer).mean);
+  return means;
+}
+
+std::string format_layers(const std::vector<double>& experts) {
+  std::string line;
+  char number[32];
+  for (const double one : experts) {
+    std::snprintf(number, sizeof number, " %7.3f", one);
+    line += number;
+  }
+  return line;
+}
+
+}  // namespace
+
+TrainingData open_evaluation_images(const Checkpoint& checkpoint, const RunConfig& config,
+                                    const std::filesystem::path& folder) {
+  RunConfig with_images = config;
+  with_images.data.validation = {folder.string()};
+  with_images.data.train = {{.path = folder.string()}};
+  TrainingData data = make_model(with_images).open_data(Verify::kChanged);
+  require_alike(load_image_layout(checkpoint), checkpoint.path().string(),
+                parse_image_layout(data.images_json, folder.string()), folder.string());
+  return data;
+}
+
+ValidationResult measure_diffusion(const DiffusionModel& model, const RoutingInputs& routing,
+                                   const TrainingData& data, int64_t images, int64_t batch_size,
+                                   Collectives& ranks, const BatchHooks& hooks) {
+  const at::NoGradGuard no_grad;
+  const Model record = make_model(model.config);
+  const LossFunction losses = record.bind(model.parameter);
+  ValidationSums sums(record, model.config.model.num_experts, images, batch_size, model.device);
+  const BatchHooks of_batches = {
+      [&](uint64_t done) {
+        hooks.progress(static_cast<uint64_t>(std::min(images, static_cast<int64_t>(done) * batch_size)));
+      },
+      hooks.stop};
+  const auto batches = static_cast<size_t>(sums.num_batches());
+  const bool all = compute_batches(batches, ranks, of_batches, [&](size_t index) {
+    const auto b = static_cast<int64_t>(index);
+    const Batch batch =
+        data.validation_batch(static_cast<uint64_t>(sums.first_sample(b)), sums.size_of(b)).to(model.device);
+    sums.add(b, batch, losses(batch, routing));
+  });
+  if (!all) throw Stopped("stopped before the last image; nothing is kept");
+  return sums.result(ranks);
+}
+
+RoutingInputs solve_for_images(const DiffusionModel& model, const TrainingData& data,
+                               const std::vector<double>& targets) {
+  const at::NoGradGuard no_grad;
+  return solve_on_validation(make_model(model.config), model.config.routing, targets, model.device,
+                             losses_of(model), data, model.routing);
+}
+
+ordered_json to_json(const DiffusionEvaluation& evaluation) {
+  const ValidationResult& raw = evaluation.raw;
+  const ActivationStatistics& activations = raw.activations;
+  const bool routed = activations.num_layers() > 0;
+  ordered_json json = {{"images", evaluation.images}, {"loss", raw.loss}};
+  if (evaluation.average) json["ema_loss"] = evaluation.average->loss;
+  for (const ValidationGroup& group : raw.groups) json["loss_" + group.name] = group.loss;
+  if (!routed) return json;
+  json["active_experts"] = activations.summary().mean;
+  json["active_experts_std"] = activations.summary().deviation;
+  json["token_mean_std"] = activations.token_mean_deviation();
+  if (evaluation.average) json["ema_active_experts"] = evaluation.average->activations.summary().mean;
+  for (const ValidationGroup& group : raw.groups)
+    json["active_experts_" + group.name] = mean(group.active_experts_L);
+  ordered_json& layers = json["active_experts_by_layer"] = {{"all", experts_of_layers(activations)}};
+  for (const ValidationGroup& group : raw.groups) layers[group.name] = group.active_experts_L;
+  return json;
+}
+
+std::string format_table(const DiffusionEvaluation& evaluation) {
+  const ValidationResult& raw = evaluation.raw;
+  std::string table;
+  char line[160];
+  const auto add = [&](const auto&... values) {
+    std::snprintf(line, sizeof line, values...);
+    table += line;
+  };
+  add("images       %lld\n", static_cast<long long>(evaluation.images));
+  add("loss         %.6f\n", raw.loss);
+  if (evaluation.average) add("EMA loss     %.6f\n", evaluation.average->loss);
+  const bool routed = raw.activations.num_layers() > 0;
+  if (routed) {
+    const ActivationSummary active = raw.activations.summary();
+    add("experts      %.4f a token (deviation %.4f)\n", active.mean, active.deviation);
+    if (evaluation.average)
+      add("EMA experts  %.4f a token\n", evaluation.average->activations.summary().mean);
+  }
+  add("\n%-4s %10s%s\n", "t", "loss", routed ? "  experts  by layer" : "");
+  for (const ValidationGroup& group : raw.groups) {
+    add("%-4s %10.6f", group.name.c_str(), group.loss);
+    if (routed) {
+      add("  %7.3f ", mean(group.active_experts_L));
+      table += format_layers(group.active_experts_L);
+    }
+    table += "\n";
+  }
+  if (routed) {
+    add("%-4s %10.6f  %7.3f ", "all", raw.loss, raw.activations.summary().mean);
+    table += format_layers(experts_of_layers(raw.activations)) + "\n";
+  }
+  return table;
+}
+
+}  // namespace dtopp

@@ -1,0 +1,153 @@
+#include "dtopp/eval/picture_files.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <span>
+
+#include "dtopp/base/atomic_directory.h"
+#include "dtopp/base/errors.h"
+#include "dtopp/base/files.h"
+#include "dtopp/base/path_kind.h"
+#include "dtopp/data/files/npz_writer.h"
+#include "dtopp/data/image_codec/decode_picture.h"
+
+namespace dtopp {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::span<const std::byte> bytes_of(const at::Tensor& contiguous) {
+  return {static_cast<const std::byte*>(contiguous.const_data_ptr()), contiguous.nbytes()};
+}
+
+std::vector<Picture> to_pictures(const at::Tensor& x0_BCHW) {
+  const at::Tensor levels_BHWC = to_levels(x0_BCHW);
+  std::vector<Picture> pictures;
+  for (int64_t i = 0; i < levels_BHWC.size(0); ++i) {
+    Picture& picture =
+        pictures.emplace_back(static_cast<int>(levels_BHWC.size(1)), static_cast<int>(levels_BHWC.size(2)),
+                              static_cast<int>(levels_BHWC.size(3)));
+    std::copy_n(levels_BHWC[i].const_data_ptr<uint8_t>(), picture.pixels.size(), picture.pixels.begin());
+  }
+  return pictures;
+}
+
+std::string class_name(const ImageLayout& layout, int64_t label) {
+  const auto index = static_cast<size_t>(label);
+  return index < layout.classes.size() ? layout.classes[index] : std::to_string(label);
+}
+
+struct GridSize {
+  int64_t rows = 0, columns = 0;
+};
+
+// One row a text, or class; else about a square.
+GridSize grid_size_of(const PictureRequest& request) {
+  const auto divided = [&](int64_t by) { return (request.count + by - 1) / by; };
+  const int64_t conditions =
+      request.text_NLS.defined() ? request.text_NLS.size(0) : static_cast<int64_t>(request.classes.size());
+  if (conditions > 0) return {std::min(conditions, request.count), divided(conditions)};
+  const auto columns = static_cast<int64_t>(std::ceil(std::sqrt(static_cast<double>(request.count))));
+  return {divided(columns), columns};
+}
+
+// Whether a grid is no larger than a picture may be.
+bool fits(const GridSize& grid, const ImageShape& shape) {
+  const auto side = static_cast<int64_t>(kMaxSide), pixels = static_cast<int64_t>(kMaxPixels);
+  if (grid.rows > side || grid.columns > side) return false;
+  const GridExtent extent = grid_extent(grid.rows, grid.columns, shape.height, shape.width);
+  return extent.height <= side && extent.width <= side && extent.height * extent.width <= pixels;
+}
+
+at::Tensor classes_of(const PictureRequest& request) {
+  const at::Tensor classes = at::tensor(request.classes, at::kLong);
+  return classes.index_select(0, at::arange(request.count, at::kLong).remainder(classes.size(0)));
+}
+
+void write_npz(OutputFile& file, const PictureRequest& request, const ImageLayout& layout,
+               const std::function<void(const TakePictures&)>& make) {
+  const ImageShape& shape = layout.shape;
+  NpzWriter npz(file);
+  if (layout.is_latent)
+    npz.begin("arr_0", "<f4", {request.count, shape.channels, shape.height, shape.width});
+  else
+    npz.begin("arr_0", "|u1", {request.count, shape.height, shape.width, 3});
+  make([&](int64_t /*first*/, const at::Tensor& x0_BCHW) {
+    if (layout.is_latent) return npz.write(bytes_of(to_latents(x0_BCHW, layout).contiguous()));
+    const at::Tensor levels_BHWC = to_levels(x0_BCHW);
+    npz.write(bytes_of(levels_BHWC.expand({-1, -1, -1, 3}).contiguous()));
+  });
+  if (!request.classes.empty()) {
+    npz.begin("arr_1", "<i8", {request.count});
+    npz.write(bytes_of(classes_of(request)));
+  }
+  npz.finish();
+}
+
+void write_folder(const fs::path& folder, const std::function<void(const TakePictures&)>& make) {
+  make([&](int64_t first, const at::Tensor& x0_BCHW) {
+    for (const Picture& picture : to_pictures(x0_BCHW)) {
+      char name[32];
+      std::snprintf(name, sizeof name, "%05lld.png", static_cast<long long>(first++));
+      OutputFile file(folder / name);
+      file.write(encode_png(picture));
+      file.sync_and_close();
+    }
+  });
+}
+
+}  // namespace
+
+void require_writable(const fs::path& output, const PictureRequest& request, const ImageLayout& layout) {
+  const bool npz = output.extension() == ".npz", grid = output.extension() == ".png";
+  if (layout.is_latent && !npz)
+    throw UsageError("--output " + output.string() +
+                     ": this model makes latents, no pictures: name an .npz file");
+  if (!npz && !layout.is_latent && layout.shape.channels != 1 && layout.shape.channels != 3)
+    throw UsageError("--output " + output.string() + ": pictures have 1 or 3 channels, the model's " +
+                     std::to_string(layout.shape.channels));
+  if (grid && !fits(grid_size_of(request), layout.shape))
+    throw UsageError("--output " + output.string() + ": " + std::to_string(request.count) +
+                     " pictures are too many for one grid: make fewer, or name a folder or an .npz file");
+  if (!npz && !grid && path_kind(output) != PathKind::kNothing)
+    throw UsageError("--output " + output.string() + ": already there; name a new folder");
+}
+
+void write_pictures(const fs::path& output, const PictureRequest& request, const ImageLayout& layout,
+                    const std::function<void(const TakePictures&)>& make) {
+  if (output.extension() == ".npz") {
+    write_file_atomically(output, [&](OutputFile& file) { write_npz(file, request, layout, make); });
+  } else if (output.extension() == ".png") {
+    write_file_atomically(output, [&](OutputFile& file) {
+      PictureGrid grid(request, layout);
+      make([&](int64_t first, const at::Tensor& x0_BCHW) { grid.add(first, x0_BCHW); });
+      file.write(grid.encode());
+    });
+  } else {
+    write_directory_atomically(output, [&](const fs::path& folder) { write_folder(folder, make); });
+  }
+}
+
+PictureGrid::PictureGrid(const PictureRequest& request, const ImageLayout& layout)
+    : columns_(grid_size_of(request).columns) {
+  if (request.text_NLS.defined()) {
+    for (int64_t i = 0; i < request.text_NLS.size(0); ++i) labels_.push_back("text " + std::to_string(i));
+  } else {
+    for (const int64_t label : request.classes) labels_.push_back(class_name(layout, label));
+  }
+}
+
+void PictureGrid::add(int64_t first, const at::Tensor& x0_BCHW) {
+  for (Picture& picture : to_pictures(x0_BCHW)) {
+    const bool labelled = !labels_.empty();
+    const auto j = static_cast<size_t>(first++);
+    const size_t row = labelled ? j % labels_.size() : j / static_cast<size_t>(columns_);
+    if (rows_.size() <= row) rows_.resize(row + 1);
+    rows_[row].push_back({std::move(picture), labelled ? labels_[row] : ""});
+  }
+}
+
+std::string PictureGrid::encode() const { return encode_png(draw_grid(rows_)); }
+
+}  // namespace dtopp

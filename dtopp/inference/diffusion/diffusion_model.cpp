@@ -1,0 +1,58 @@
+#include "dtopp/inference/diffusion/diffusion_model.h"
+
+#include "dtopp/base/errors.h"
+#include "dtopp/checkpoint/checkpoint_layout.h"
+#include "dtopp/data/images/image_layout_json.h"
+#include "dtopp/inference/checkpoint_tensors.h"
+#include "dtopp/inference/expert_budget.h"
+
+namespace dtopp {
+
+DiffusionModel load_diffusion_model(const Checkpoint& checkpoint, ParameterKind kind,
+                                    const at::Device& device) {
+  DiffusionModel loaded;
+  loaded.config = checkpoint.config();
+  loaded.device = device;
+  const ModelConfig& model = loaded.config.model;
+  const RoutingConfig& routing = loaded.config.routing;
+  const auto read = [&](const std::string& name, const std::vector<int64_t>& shape) {
+    return kind == ParameterKind::kRaw ? checkpoint.parameter(name, shape) : checkpoint.average(name, shape);
+  };
+  loaded.parameter = load_parameters(diffusion_transformer_parameters(model, routing), read, device);
+  loaded.model = bind_diffusion_transformer(model, routing, loaded.parameter);
+  loaded.routing = load_thresholds(checkpoint, loaded.config, device);
+  return loaded;
+}
+
+ImageLayout load_image_layout(const Checkpoint& checkpoint) {
+  const std::string file = (checkpoint.path() / kImagesFile).string();
+  if (checkpoint.images_json().empty())
+    throw CheckpointError(file + ": not in the checkpoint, which so does not say what it makes pictures of");
+  try {
+    return parse_image_layout(checkpoint.images_json(), file);
+  } catch (const DataError& error) {
+    throw CheckpointError(error.what());
+  }
+}
+
+Denoiser denoiser_of(const DiffusionModel& model, const RoutingInputs& routing,
+                     ActivationStatistics* activations) {
+  return [&model, &routing, activations](const at::Tensor& x_BCHW, const at::Tensor& t_B,
+                                         const Condition& condition) {
+    const Prediction prediction = predict(model.model, x_BCHW, t_B, condition, routing);
+    if (activations != nullptr) activations->add(prediction.routing);
+    return prediction.output_BCHW;
+  };
+}
+
+std::vector<double> targets_of(const RunConfig& config, ParameterKind kind, double wanted) {
+  if (wanted != 0) {
+    require_target(config, wanted);
+    return {wanted};
+  }
+  const bool moved = kind == ParameterKind::kAverage && !config.model.is_dense() &&
+                     config.routing.method == RoutingMethod::kDTopP;
+  return moved ? config.routing.target_experts : std::vector<double>();
+}
+
+}  // namespace dtopp

@@ -1,0 +1,50 @@
+#include "dtopp/inference/expert_budget.h"
+
+#include <algorithm>
+
+#include "dtopp/base/errors.h"
+#include "dtopp/models/solve_thresholds.h"
+#include "dtopp/ops/core/host_copy.h"
+
+namespace dtopp {
+namespace {
+
+double mean_experts(const std::vector<RouteOutput>& layers) {
+  double sum = 0;
+  for (const RouteOutput& routing : layers)
+    sum += static_cast<double>(routing.expert_counts_E.sum().item<int64_t>()) /
+           static_cast<double>(routing.gates_TE.size(0));
+  return sum / static_cast<double>(layers.size());
+}
+
+}  // namespace
+
+void require_target(const RunConfig& config, double target) {
+  const int64_t experts = config.model.num_experts;
+  if (config.model.is_dense() || config.routing.method == RoutingMethod::kTopK)
+    throw UsageError("--target-experts needs a model routed by top_p or dtop_p: this one has no threshold");
+  if (!(target >= 1 && target <= static_cast<double>(experts)))
+    throw UsageError("--target-experts " + std::to_string(target) + ": not between 1 and the model's " +
+                     std::to_string(experts) + " experts");
+}
+
+RoutingInputs solve_thresholds(const InferenceModel& model, const at::Tensor& tokens_BL, double target) {
+  require_target(model.config, target);
+  const at::Tensor tokens = to_device(tokens_BL, model.device());
+  return solve_thresholds(
+      model.config.routing, model.config.model.num_layers, {target}, model.device(),
+      [&](const RoutingInputs& inputs) {
+        return mean_experts(hidden_states(model.model, tokens, inputs).routing);
+      },
+      model.routing);
+}
+
+at::Tensor solving_windows(std::span<const int64_t> ids, int64_t sequence_length, const std::string& source) {
+  const auto count = static_cast<int64_t>(ids.size());
+  const int64_t length = std::min(sequence_length, count);
+  if (length == 0) throw DataError(source + ": holds no text to solve --target-experts on");
+  const int64_t windows = std::clamp<int64_t>(kSolveTokens / length, 1, count / length);
+  return at::tensor(at::IntArrayRef(ids.data(), windows * length)).view({windows, length});
+}
+
+}  // namespace dtopp

@@ -1,0 +1,61 @@
+#include "dtopp/inference/inference_model.h"
+
+#include "dtopp/base/errors.h"
+#include "dtopp/base/progress.h"
+#include "dtopp/inference/checkpoint_tensors.h"
+#include "dtopp/plan/plan.h"
+
+namespace dtopp {
+namespace {
+
+// What ended a document in the data the checkpoint was trained on.
+int64_t end_of_text_of(const Checkpoint& checkpoint, const RunConfig& config) {
+  if (config.data.end_of_text >= 0) return config.data.end_of_text;
+  if (checkpoint.has_tokenizer()) return Tokenizer::load(checkpoint.tokenizer_path()).end_of_text();
+  throw CheckpointError(checkpoint.path().string() +
+                        ": holds no tokenizer.json, and its config.yaml no data.end_of_text, to tell its "
+                        "documents apart by");
+}
+
+}  // namespace
+
+InferenceModel load_inference_model(const Checkpoint& checkpoint, const at::Device& device) {
+  InferenceModel loaded;
+  loaded.config = checkpoint.config();
+  const ModelConfig& model = loaded.config.model;
+  const RoutingConfig& routing = loaded.config.routing;
+  const auto read = [&](const std::string& name, const std::vector<int64_t>& shape) {
+    return checkpoint.parameter(name, shape);
+  };
+  loaded.model = bind_language_model(
+      model, routing, load_parameters(language_model_parameters(model, routing), read, device));
+  if (!model.attend_across_documents) loaded.model.end_of_text = end_of_text_of(checkpoint, loaded.config);
+  loaded.routing = load_thresholds(checkpoint, loaded.config, device);
+  return loaded;
+}
+
+Tokenizer load_tokenizer(const Checkpoint& checkpoint, const std::filesystem::path& other,
+                         int64_t vocab_size) {
+  const bool has_own = checkpoint.has_tokenizer();
+  if (!has_own && other.empty())
+    throw UsageError(checkpoint.path().string() +
+                     " holds no tokenizer.json (its run was trained on bare token files): pass --tokenizer");
+  const std::filesystem::path path = has_own ? checkpoint.tokenizer_path() : other;
+  Tokenizer tokenizer = Tokenizer::load(path);
+  if (has_own && !other.empty() && Tokenizer::load(other).hash() != tokenizer.hash())
+    throw UsageError("--tokenizer " + other.string() +
+                     ": not the one the checkpoint was trained with; leave it out");
+  if (tokenizer.vocab_size() > vocab_size)
+    throw UsageError(path.string() + ": a tokenizer of " + std::to_string(tokenizer.vocab_size()) +
+                     " ids does not fit the checkpoint's model.vocab_size of " + std::to_string(vocab_size));
+  return tokenizer;
+}
+
+std::string describe_model(const RunConfig& config, int64_t tokens) {
+  const Plan plan = make_plan(config);
+  const auto number = [](auto count) { return format_count(static_cast<double>(count)); };
+  return number(plan.parameters) + " parameters, of which a token uses " + number(plan.active_parameters) +
+         ", after " + number(tokens) + " tokens";
+}
+
+}  // namespace dtopp

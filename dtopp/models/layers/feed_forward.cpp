@@ -1,0 +1,40 @@
+#include "dtopp/models/layers/feed_forward.h"
+
+#include "dtopp/ops/gemm/linear.h"
+
+namespace dtopp {
+
+FeedForwardWeights feed_forward_weights(const ModelConfig& model, const RoutingConfig& routing,
+                                        const std::string& prefix, const ParameterLookup& parameter) {
+  FeedForwardWeights weights;
+  if (model.is_dense()) {
+    weights.dense_gate_up_GD = parameter(prefix + "gate_up_proj.weight");
+    weights.dense_down_DF = parameter(prefix + "down_proj.weight");
+    return weights;
+  }
+  weights.experts.router_ED = parameter(prefix + "gate.weight");
+  if (routing.normalization == Normalization::kDynamic)
+    weights.experts.router_scale = parameter(prefix + "gate.scale");
+  weights.experts.gate_up_EGD = parameter(prefix + "experts.gate_up_proj");
+  weights.experts.down_EDF = parameter(prefix + "experts.down_proj");
+  return weights;
+}
+
+at::Tensor feed_forward(const at::Tensor& x_TD, const FeedForwardWeights& weights, size_t layer,
+                        const RoutingConfig& routing, const RoutingInputs& inputs,
+                        std::vector<RouteOutput>& routed) {
+  if (weights.dense_down_DF.defined()) {
+    const auto gate_up = dtopp::linear(x_TD, weights.dense_gate_up_GD).chunk(2, -1);
+    return dtopp::linear(at::silu(gate_up[0]) * gate_up[1], weights.dense_down_DF);
+  }
+  const at::Tensor threshold = inputs.choose_threshold ? inputs.choose_threshold(layer, x_TD, weights.experts)
+                                                       : inputs.threshold.at(layer);
+  ExpertLayerOptions options{inputs.max_pairs.empty() ? 0 : inputs.max_pairs.at(layer), inputs.router,
+                             inputs.experts};
+  if (inputs.selection) options.router.selection_TE = inputs.selection(layer, x_TD.size(0));
+  ExpertLayerOutput output = expert_layer(x_TD, weights.experts, routing, threshold, options);
+  routed.push_back(std::move(output.routing));
+  return output.y_TD;
+}
+
+}  // namespace dtopp

@@ -1,0 +1,174 @@
+#include "dtopp/moe/expert_exchange.h"
+
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "dtopp/distributed/sharding/tree_sum.h"
+#include "dtopp/ops/moe_ffn/moe_ffn.h"
+
+namespace dtopp {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// Which rows of a layer go where, for the passes there and back.
+struct Journey final : torch::CustomClassHolder {
+  Collectives* ranks = nullptr;
+  int64_t tokens = 0;                   // of this rank
+  std::vector<at::Tensor> token_S;      // for each rank: which of them go there, ascending
+  std::vector<int64_t> sent, received;  // rows, to and from each rank
+  std::vector<int64_t> received_pairs;  // of tokens and experts, in the rows from each rank
+
+  // Rows of this rank's tokens to the ranks of their experts.
+  at::Tensor go(const std::vector<at::Tensor>& rows_to_rank, const char* what) const {
+    return exchange(at::cat(rows_to_rank), {received, sent}, what);
+  }
+  // And rows for the tokens that came, to the ranks they came from.
+  std::vector<at::Tensor> come_back(const at::Tensor& rows, const char* what) const {
+    return exchange(rows.contiguous(), {sent, received}, what).split_with_sizes(sent);
+  }
+  std::vector<at::Tensor> select(const at::Tensor& x_TD) const {
+    std::vector<at::Tensor> rows;
+    for (const at::Tensor& tokens : token_S) rows.push_back(x_TD.index_select(0, tokens));
+    return rows;
+  }
+  // The sum over ranks of what came back for each token, along the tree; 0 for tokens that went nowhere.
+  at::Tensor sum(const std::vector<at::Tensor>& rows_from_rank) const {
+    const auto options = rows_from_rank[0].options();
+    TreeAccumulator sum;
+    at::Tensor went = at::zeros({tokens, 1}, options.dtype(at::kBool));
+    for (size_t rank = 0; rank < token_S.size(); ++rank) {
+      at::Tensor leaf = at::full({tokens, rows_from_rank[rank].size(1)}, kNothing, options);
+      sum.add(leaf.index_copy_(0, token_S[rank], rows_from_rank[rank]));
+      went.index_fill_(0, token_S[rank], true);
+    }
+    return sum.finish().masked_fill_(went.logical_not_(), 0);
+  }
+
+ private:
+  at::Tensor exchange(const at::Tensor& in, const Splits& rows, const char* what) const {
+    at::Tensor out = at::empty({c10::sum_integers(rows.out), in.size(1)}, in.options());
+    ranks->all_to_all(out, in, rows, what).wait();
+    return out;
+  }
+};
+using JourneyPointer = c10::intrusive_ptr<Journey>;
+
+constexpr const char* kJourney = "journey";
+
+void keep(AutogradContext* context, const JourneyPointer& journey) {
+  context->saved_data[kJourney] = c10::IValue::make_capsule(journey);
+}
+
+JourneyPointer kept(AutogradContext* context) {
+  return c10::static_intrusive_pointer_cast<Journey>(context->saved_data[kJourney].toCapsule());
+}
+
+std::vector<at::Tensor> slices(const at::Tensor& gates_TE, int64_t ranks) {
+  return gates_TE.split(gates_TE.size(1) / ranks, 1);
+}
+
+std::vector<int64_t> column(const at::Tensor& numbers, int64_t index) {
+  const at::Tensor of_all = numbers.select(1, index).contiguous();
+  return {of_all.const_data_ptr<int64_t>(), of_all.const_data_ptr<int64_t>() + of_all.numel()};
+}
+
+JourneyPointer plan_journey(Collectives& ranks, const at::Tensor& gates_TE) {
+  auto journey = c10::make_intrusive<Journey>();
+  journey->ranks = &ranks;
+  journey->tokens = gates_TE.size(0);
+  // Numbers that every host needs: on a device read once, and once more by nonzero().
+  const int64_t experts = gates_TE.size(1) / ranks.size();
+  const at::Tensor pairs_KT = gates_TE.detach().ne(0).view({-1, ranks.size(), experts}).sum(2).t();
+  const at::Tensor goes_KT = pairs_KT.ne(0);
+  const at::Tensor sent_K2 = at::stack({goes_KT.sum(1), pairs_KT.sum(1)}, 1).cpu();
+  const at::Tensor received_K2 = at::empty_like(sent_K2);
+  ranks.all_to_all(received_K2, sent_K2, {}, "dispatch").wait();
+  journey->sent = column(sent_K2, 0);
+  journey->received = column(received_K2, 0);
+  journey->received_pairs = column(received_K2, 1);
+  journey->token_S = goes_KT.nonzero().select(1, 1).split_with_sizes(journey->sent);
+  return journey;
+}
+
+// Rows and gates to the ranks of their experts.
+struct Dispatch : torch::autograd::Function<Dispatch> {
+  static variable_list forward(AutogradContext* context, const at::Tensor& x_TD, const at::Tensor& gates_TE,
+                               const JourneyPointer& journey) {
+    keep(context, journey);
+    std::vector<at::Tensor> gates = slices(gates_TE, journey->ranks->size());
+    for (size_t rank = 0; rank < gates.size(); ++rank)
+      gates[rank] = gates[rank].index_select(0, journey->token_S[rank]);
+    return {journey->go(journey->select(x_TD), "dispatch"), journey->go(gates, "dispatch")};
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const JourneyPointer journey = kept(context);
+    const at::Tensor grad_x_TD = journey->sum(journey->come_back(grads[0], "dispatch"));
+    std::vector<at::Tensor> grad_gates;
+    const std::vector<at::Tensor> rows = journey->come_back(grads[1], "dispatch");
+    for (size_t rank = 0; rank < rows.size(); ++rank) {
+      const at::Tensor slice = at::zeros({journey->tokens, rows[rank].size(1)}, rows[rank].options());
+      grad_gates.push_back(slice.index_copy(0, journey->token_S[rank], rows[rank]));
+    }
+    return {grad_x_TD, at::cat(grad_gates, 1), {}};
+  }
+};
+
+// The experts' rows back to the tokens' ranks, and there their sum.
+struct Combine : torch::autograd::Function<Combine> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& y_AD, const JourneyPointer& journey) {
+    keep(context, journey);
+    return journey->sum(journey->come_back(y_AD, "combine"));
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const JourneyPointer journey = kept(context);
+    return {journey->go(journey->select(grads[0]), "combine"), {}};
+  }
+};
+
+// The same tensor several times, whose gradients are added along the tree.
+struct FanOut : torch::autograd::Function<FanOut> {
+  static variable_list forward(AutogradContext* context, const at::Tensor& weight, int64_t times) {
+    context->set_materialize_grads(false);  // where no rows came, there is none
+    variable_list copies;
+    for (int64_t i = 0; i < times; ++i) copies.push_back(weight.detach());
+    return copies;
+  }
+  static variable_list backward(AutogradContext*, const variable_list& grads) {
+    return {tree_sum(grads), {}};
+  }
+};
+
+// moe_ffn of the rows of each rank by themselves.
+at::Tensor compute_by_rank(const Journey& journey, const at::Tensor& x_AD, const at::Tensor& gates_AE,
+                           const at::Tensor& gate_up_proj, const at::Tensor& down_proj) {
+  const auto times = static_cast<int64_t>(journey.received.size());
+  const variable_list gate_up = FanOut::apply(gate_up_proj, times), down = FanOut::apply(down_proj, times);
+  const std::vector<at::Tensor> x = x_AD.split_with_sizes(journey.received);
+  const std::vector<at::Tensor> gates = gates_AE.split_with_sizes(journey.received);
+  std::vector<at::Tensor> rows;
+  for (size_t rank = 0; rank < x.size(); ++rank) {
+    const bool any = journey.received[rank] > 0;
+    rows.push_back(
+        any ? moe_ffn(x[rank], gates[rank], gate_up[rank], down[rank], journey.received_pairs[rank])
+            : x[rank]);
+  }
+  return at::cat(rows);
+}
+
+}  // namespace
+
+at::Tensor ExpertExchange::operator()(const at::Tensor& x_TD, const at::Tensor& gates_TE,
+                                      const at::Tensor& gate_up_proj, const at::Tensor& down_proj) const {
+  TORCH_CHECK(gates_TE.size(1) == gate_up_proj.size(0) * ranks_.size(), "expert exchange: ", gates_TE.size(1),
+              " gates a token for ", gate_up_proj.size(0), " experts on each of ", ranks_.size(), " ranks");
+  const JourneyPointer journey = plan_journey(ranks_, gates_TE);
+  const variable_list there = Dispatch::apply(x_TD, gates_TE, journey);
+  const at::Tensor y_AD =
+      reproducible_
+          ? compute_by_rank(*journey, there[0], there[1], gate_up_proj, down_proj)
+          : moe_ffn(there[0], there[1], gate_up_proj, down_proj, c10::sum_integers(journey->received_pairs));
+  return Combine::apply(y_AD, journey);
+}
+
+}  // namespace dtopp

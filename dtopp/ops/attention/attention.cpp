@@ -1,0 +1,78 @@
+#include "dtopp/ops/attention/attention.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "dtopp/ops/gemm/linear.h"
+
+namespace dtopp {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// With AVX512_BF16 libtorch's backward pass of so short sequences takes two to three times as long in bf16 as
+// in fp32; of twice that as long, of longer ones less.
+constexpr int64_t kShort = 128;
+
+bool is_faster_in_fp32(const at::Tensor& q) {
+  if (!q.is_cpu() || q.scalar_type() != at::kBFloat16 || q.numel() == 0) return false;
+  if (!has_bf16_matmul(q.device())) return true;
+  return !has_amx() && q.size(2) <= kShort;
+}
+
+// Of bf16, computed in fp32, kept and given back in bf16.
+struct WidenedAttention : torch::autograd::Function<WidenedAttention> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k,
+                            const at::Tensor& v, bool causal) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    const auto [y, lse] = at::_scaled_dot_product_flash_attention_for_cpu(q.to(at::kFloat), k.to(at::kFloat),
+                                                                          v.to(at::kFloat), 0.0, causal);
+    const at::Tensor rounded = y.to(q.scalar_type());
+    context->save_for_backward({q, k, v, rounded, lse});
+    context->saved_data["causal"] = causal;
+    return rounded;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const variable_list saved = context->get_saved_variables();
+    const auto wide = [](const at::Tensor& x) { return x.to(at::kFloat); };
+    const auto [q, k, v] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+        wide(grads[0]), wide(saved[0]), wide(saved[1]), wide(saved[2]), wide(saved[3]), saved[4], 0.0,
+        context->saved_data["causal"].toBool());
+    const at::ScalarType type = saved[0].scalar_type();
+    return {q.to(type), k.to(type), v.to(type), at::Tensor()};
+  }
+};
+
+}  // namespace
+
+at::Tensor self_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal) {
+  TORCH_CHECK(q.dim() == 4 && k.sizes() == q.sizes() && v.sizes() == q.sizes(),
+              "self_attention: expected q, k and v of one shape [B, H, L, K], got ", q.sizes(), ", ",
+              k.sizes(), " and ", v.sizes());
+  if (is_faster_in_fp32(q)) return WidenedAttention::apply(q, k, v, causal);
+  return at::scaled_dot_product_attention(q, k, v, std::nullopt, 0.0, causal);
+}
+
+void prefer_attention(AttentionKernel kernel) {
+  using at::SDPBackend;
+  std::vector<SDPBackend> order = {SDPBackend::cudnn_attention, SDPBackend::flash_attention,
+                                   SDPBackend::efficient_attention, SDPBackend::math};
+  if (kernel == AttentionKernel::kFlash) std::swap(order[0], order[1]);
+  std::vector<int64_t> numbers(order.size());
+  std::ranges::transform(order, numbers.begin(),
+                         [](SDPBackend backend) { return static_cast<int64_t>(backend); });
+  at::globalContext().setSDPPriorityOrder(numbers);
+}
+
+AttentionKernel preferred_attention() {
+  const auto order = at::globalContext().sDPPriorityOrder();
+  const auto place = [&](at::SDPBackend backend) { return std::ranges::find(order, backend); };
+  return place(at::SDPBackend::cudnn_attention) < place(at::SDPBackend::flash_attention)
+             ? AttentionKernel::kCudnn
+             : AttentionKernel::kFlash;
+}
+
+}  // namespace dtopp

@@ -1,0 +1,22 @@
+// Refuses an operator's argument that does not fit the others.
+#pragma once
+
+#include "dtopp/ops/core/torch.h"
+
+namespace dtopp {
+
+struct Expected {
+  at::ScalarType dtype;
+  at::Device device;
+};
+
+// Throws c10::Error, beginning with the op's name, unless the tensor is of this type, device and shape.
+inline void check_tensor(const char* op, const char* name, const at::Tensor& tensor, const Expected& expected,
+                         c10::SymIntArrayRef sizes) {
+  TORCH_CHECK(tensor.scalar_type() == expected.dtype && tensor.device() == expected.device &&
+                  tensor.sym_sizes() == sizes,
+              op, ": expected ", name, " ", expected.dtype, " ", sizes, " on ", expected.device, ", got ",
+              tensor.scalar_type(), " ", tensor.sym_sizes(), " on ", tensor.device());
+}
+
+}  // namespace dtopp

@@ -1,0 +1,59 @@
+#include "dtopp/ops/core/host_copy.h"
+
+#include <algorithm>
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+namespace dtopp {
+
+// Into page-locked memory: copies to any other make the host wait.
+HostCopy::HostCopy(const std::vector<at::Tensor>& tensors) {
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.is_cpu()) {
+      tensors_.push_back(tensor);
+      continue;
+    }
+    const auto options = tensor.options().device(at::kCPU).pinned_memory(true);
+    tensors_.push_back(at::empty(tensor.sizes(), options).copy_(tensor, /*non_blocking=*/true));
+  }
+  if (tensors.empty() || tensors[0].is_cpu()) return;
+  const at::Device device = tensors[0].device();
+  arrival_.emplace(device.type());
+  arrival_->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+}
+
+const std::vector<at::Tensor>& HostCopy::get() const {
+  if (arrival_) arrival_->synchronize();
+  return tensors_;
+}
+
+at::Tensor to_device(const at::Tensor& host, const at::Device& device) {
+  if (device.is_cpu()) return host;
+  return host.pin_memory().to(device, /*non_blocking=*/true);
+}
+
+void copy_from_bytes(std::span<const std::byte> bytes, const at::Tensor& tensor) {
+  TORCH_CHECK(bytes.size() == tensor.nbytes(), "copy_from_bytes: ", bytes.size(), " bytes for a tensor of ",
+              tensor.nbytes());
+  // Copied as bytes: those of a file may lie at an address that is not aligned for the tensor's type.
+  const auto size = static_cast<int64_t>(bytes.size());
+  const at::Tensor source = at::from_blob(const_cast<std::byte*>(bytes.data()), {size}, at::kByte);
+  tensor.view({-1}).view(at::kByte).copy_(source);
+}
+
+void copy_to_bytes(const at::Tensor& tensor, const std::function<void(std::span<const std::byte>)>& take,
+                   int64_t piece_bytes) {
+  const int64_t piece = piece_bytes / static_cast<int64_t>(tensor.element_size());
+  TORCH_CHECK(piece > 0, "copy_to_bytes: pieces of ", piece_bytes, " bytes hold no element");
+  // Of a device's pieces each in turn: into pinned memory, which it fills several times as fast.
+  at::Tensor room;
+  if (!tensor.is_cpu())
+    room =
+        at::empty({std::min(piece, tensor.numel())}, tensor.options().device(at::kCPU).pinned_memory(true));
+  for (const at::Tensor& part : tensor.view({-1}).split(piece)) {
+    const at::Tensor host = room.defined() ? room.narrow(0, 0, part.numel()).copy_(part) : part;
+    take({static_cast<const std::byte*>(host.const_data_ptr()), host.nbytes()});
+  }
+}
+
+}  // namespace dtopp

@@ -1,0 +1,29 @@
+// Makes what is read before it was written, or never written, show.
+#pragma once
+
+#include "dtopp/ops/core/torch.h"
+
+namespace dtopp {
+
+// While it lives, memory that torch allocates holds NaNs (the largest numbers where they are integers).
+class PoisonedMemory {
+ public:
+  PoisonedMemory() {
+    context_.setDeterministicAlgorithms(true, /*warn_only=*/true);
+    context_.setDeterministicFillUninitializedMemory(true);
+  }
+  ~PoisonedMemory() {
+    context_.setDeterministicAlgorithms(deterministic_, warn_only_);
+    context_.setDeterministicFillUninitializedMemory(fill_);
+  }
+  PoisonedMemory(const PoisonedMemory&) = delete;
+  PoisonedMemory& operator=(const PoisonedMemory&) = delete;
+
+ private:
+  at::Context& context_ = at::globalContext();
+  bool deterministic_ = context_.deterministicAlgorithms();
+  bool warn_only_ = context_.deterministicAlgorithmsWarnOnly();
+  bool fill_ = context_.deterministicFillUninitializedMemory();
+};
+
+}  // namespace dtopp

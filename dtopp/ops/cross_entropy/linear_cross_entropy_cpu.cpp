@@ -1,0 +1,269 @@
+// A chunk of tokens at a time: the threads form the logits of their blocks of the vocabulary and their
+// exponentials and sum these while in cache; once the sums are complete, each turns its blocks into gradients
+// d loss / d logits and multiplies them, while in cache, with the chunk's rows (its rows of the weight
+// gradient) and with the weight (its share of the gradient of x). Only the chunk's exponentials leave the
+// cache in between.
+#include "dtopp/ops/cross_entropy/linear_cross_entropy_cpu.h"
+
+namespace dtopp {
+namespace {
+
+constexpr int64_t kLogitBytes = 64 << 20;
+constexpr int64_t kMostTokensPerChunk = 1024;
+
+int64_t tokens_per_chunk(int64_t tokens, int64_t vocabulary, int64_t bytes) {
+  const int64_t row_bytes = bytes * std::max<int64_t>(logit_blocks(vocabulary), 1) * kBlockColumns;
+  const int64_t most = std::clamp<int64_t>(kLogitBytes / row_bytes, 1, kMostTokensPerChunk);
+  return even_part(tokens, most, 1);
+}
+
+struct LossOptions {
+  double z_weight;
+  bool need_x, need_weight;
+
+  bool need_gradient() const { return need_x || need_weight; }
+};
+
+struct LossSums {
+  double nll = 0, z = 0;
+  at::Tensor grad_x_TD;       // of x's type; defined when needed, as is
+  at::Tensor grad_weight_VD;  // fp32 (f64)
+};
+
+// Whether gradients are rounded to bfloat16 as they are formed, straight into packed rows. Until then the
+// exponentials are kept in it, which takes half the memory: a chunk has twice the tokens.
+template <typename Tiles>
+constexpr bool kRounds = std::is_same_v<typename Tiles::Packed, c10::BFloat16>;
+
+template <typename Tiles>
+struct LossBuffers {
+  using Real = typename Tiles::Real;
+  using Packed = typename Tiles::Packed;
+  LogitBuffers<Tiles> forward;
+  bool all_here;                // the exponentials of all blocks, until they become gradients in their place
+  BufferParts<Real> logits;     // [blocks, rows, kBlockColumns], or a block a share
+  BufferParts<Packed> rounded;  // where kRounds: those of all blocks
+  BufferParts<Packed> x_ND;     // the chunk's rows, packed as the right side; one for all
+  BufferParts<Packed> grad_logits;  // a share's block of gradients, packed either way
+  BufferParts<Packed> grad_rows;    // where kRounds: the same before that, packed by rows
+  BufferParts<Real> grad_x_ND;
+
+  LossBuffers(int64_t rows, int64_t hidden, int64_t vocabulary, const LossOptions& options,
+              const at::TensorOptions& tensor)
+      : forward(rows, hidden, vocabulary, tensor),
+        all_here(options.need_gradient() && !kRounds<Tiles>),
+        logits(all_here ? logit_blocks(vocabulary) : forward.shares, rows * kBlockColumns, tensor),
+        rounded(options.need_gradient() && kRounds<Tiles> ? logit_blocks(vocabulary) : 0,
+                rows * kBlockColumns, tensor),
+        x_ND(1, options.need_weight ? Tiles::right_size(rows, hidden) : 0, tensor),
+        grad_logits(options.need_gradient() ? forward.shares : 0,
+                    std::max(Tiles::template left_size<Order::kRows>(rows, kBlockColumns),
+                             Tiles::template left_size<Order::kColumns>(kBlockColumns, rows)),
+                    tensor),
+        grad_rows(options.need_gradient() && kRounds<Tiles> ? forward.shares : 0,
+                  Tiles::template left_size<Order::kRows>(rows, kBlockColumns), tensor),
+        grad_x_ND(options.need_x ? forward.shares : 0, rows * hidden, tensor) {}
+
+  Real* block(int64_t index, int64_t share) const { return logits.of(all_here ? index : share); }
+};
+
+struct LossInputs {
+  at::Tensor x_TD, weight_VD;
+  double share;  // of a token in the mean
+  LossOptions options;
+
+  int64_t hidden() const { return x_TD.size(1); }
+  int64_t vocabulary() const { return weight_VD.size(0); }
+};
+
+// Turns the exponentials of a block into d loss / d logits: factor * softmax - share at the target.
+template <typename Real>
+void form_gradient(const TokenChunk& chunk, const std::vector<double>& lse_N, const Real* highest,
+                   const LossInputs& in, int64_t first, int64_t columns, Real* exponentials) {
+  run_widest([&] {
+    for (int64_t n = 0; n < chunk.rows; ++n) {
+      Real* row = exponentials + n * kBlockColumns;
+      const double factor = in.share * (1 + 2 * in.options.z_weight * lse_N[n]);
+      const Real scale = static_cast<Real>(factor * std::exp(highest[n] - lse_N[n]));
+#pragma omp simd
+      for (int64_t v = 0; v < columns; ++v) row[v] *= scale;
+      const int64_t target = chunk.targets[chunk.tokens[n]] - first;
+      if (target >= 0 && target < columns) row[target] -= static_cast<Real>(in.share);
+    }
+  });
+}
+
+// The same from rounded exponentials into packed rows. The target's comes from its logit, which was not
+// rounded: near a probability of 1 less is left of it than rounding takes.
+void round_gradient(const TokenChunk& chunk, const std::vector<double>& lse_N,
+                    const std::vector<float>& target_N, const float* highest, const LossInputs& in,
+                    int64_t first, int64_t columns, const c10::BFloat16* exponentials, c10::BFloat16* rows) {
+  using Tiles = Bfloat16Tiles;
+  for (int64_t n = 0; n < chunk.rows; ++n) {
+    c10::BFloat16* row = rows + n * Tiles::left_stride(columns);
+    const double factor = in.share * (1 + 2 * in.options.z_weight * lse_N[n]);
+    bfloat16_loops().convert_scaled(exponentials + n * kBlockColumns,
+                                    static_cast<float>(factor * std::exp(highest[n] - lse_N[n])), row,
+                                    columns);
+    const int64_t target = chunk.targets[chunk.tokens[n]] - first;
+    if (target >= 0 && target < columns) {
+      store(row + target, static_cast<float>(factor * std::exp(target_N[n] - lse_N[n]) - in.share));
+    }
+    Tiles::fill_depth(row, columns);
+  }
+}
+
+// d loss / d logits of a block, a row a token.
+template <typename Tiles>
+struct BlockGradient {
+  const typename Tiles::Packed* rows;
+  int64_t stride;
+  int64_t columns;
+};
+
+// The block's rows of the weight gradient: += gradient^T x.
+template <typename Tiles, typename Real>
+void add_weight_gradient(const BlockGradient<Tiles>& gradient, const TokenChunk& chunk, int64_t hidden,
+                         int64_t share, const LossBuffers<Tiles>& buffers, Real* grad_weight) {
+  auto* left = buffers.grad_logits.of(share);
+  Tiles::pack_left_columns([&](int64_t n) { return gradient.rows + n * gradient.stride; }, gradient.columns,
+                           chunk.rows, left);
+  Tiles::template multiply<Order::kColumns>(left, buffers.x_ND.of(0), gradient.columns, hidden, chunk.rows,
+                                            grad_weight, hidden, true);
+}
+
+// The block's part of the gradient of x: gradient times its rows of the weight.
+template <typename Tiles, typename Scalar>
+void add_x_gradient(const BlockGradient<Tiles>& gradient, const Scalar* weight, const TokenChunk& chunk,
+                    int64_t hidden, int64_t share, bool add, const LossBuffers<Tiles>& buffers) {
+  auto* right = buffers.forward.weight.of(share);
+  const auto* left = gradient.rows;
+  if constexpr (!kRounds<Tiles>) {
+    pack_left_rows<Tiles>([&](int64_t n) { return gradient.rows + n * gradient.stride; }, chunk.rows,
+                          gradient.columns, buffers.grad_logits.of(share));
+    left = buffers.grad_logits.of(share);
+  }
+  Tiles::pack_right_rows([&](int64_t v) { return weight + v * hidden; }, gradient.columns, hidden, 0, hidden,
+                         right);
+  Tiles::template multiply<Order::kRows>(left, right, chunk.rows, hidden, gradient.columns,
+                                         buffers.grad_x_ND.of(share), hidden, add);
+}
+
+// grad_x of the chunk's tokens: the shares' parts, in their order.
+template <typename Scalar, typename Real>
+void sum_x_gradient(const TokenChunk& chunk, const BufferParts<Real>& parts, int64_t shares, int64_t hidden,
+                    Scalar* grad_x_TD) {
+  at::parallel_for(0, chunk.rows, 8, [&](int64_t begin, int64_t end) {
+    run_widest([&] {
+      for (int64_t n = begin; n < end; ++n) {
+        Real* sum = parts.of(0) + n * hidden;
+        for (int64_t share = 1; share < shares; ++share) {
+          const Real* part = parts.of(share) + n * hidden;
+#pragma omp simd
+          for (int64_t d = 0; d < hidden; ++d) sum[d] += part[d];
+        }
+        copy_converted(sum, grad_x_TD + chunk.tokens[n] * hidden, hidden);
+      }
+    });
+  });
+}
+
+template <typename Scalar, typename Tiles>
+void add_gradients(const LossInputs& in, const TokenChunk& chunk, const std::vector<double>& lse_N,
+                   const std::vector<typename Tiles::Real>& target_N, const LossBuffers<Tiles>& buffers,
+                   LossSums& sums) {
+  using Real = typename Tiles::Real;
+  const int64_t hidden = in.hidden(), shares = buffers.forward.shares;
+  const Scalar *x = in.x_TD.const_data_ptr<Scalar>(), *weight = in.weight_VD.const_data_ptr<Scalar>();
+  if (in.options.need_weight) {
+    Tiles::pack_right_rows([&](int64_t n) { return x + chunk.tokens[n] * hidden; }, chunk.rows, hidden, 0,
+                           hidden, buffers.x_ND.of(0));
+  }
+  std::vector<char> started(shares, 0);
+  for_vocabulary_blocks<Tiles>(
+      in.vocabulary(), shares, [&](int64_t block, int64_t first, int64_t columns, int64_t share) {
+        const Real* highest = buffers.forward.highest.data() + block * chunk.rows;
+        BlockGradient<Tiles> gradient;
+        if constexpr (kRounds<Tiles>) {
+          gradient = {buffers.grad_rows.of(share), Tiles::left_stride(columns), columns};
+          round_gradient(chunk, lse_N, target_N, highest, in, first, columns, buffers.rounded.of(block),
+                         buffers.grad_rows.of(share));
+        } else {
+          gradient = {buffers.block(block, share), kBlockColumns, columns};
+          form_gradient(chunk, lse_N, highest, in, first, columns, buffers.block(block, share));
+        }
+        if (in.options.need_weight) {
+          add_weight_gradient(gradient, chunk, hidden, share, buffers,
+                              sums.grad_weight_VD.mutable_data_ptr<Real>() + first * hidden);
+        }
+        if (!in.options.need_x) return;
+        add_x_gradient(gradient, weight + first * hidden, chunk, hidden, share, started[share] != 0, buffers);
+        started[share] = 1;
+      });
+  if (!in.options.need_x) return;
+  sum_x_gradient(chunk, buffers.grad_x_ND, shares, hidden, sums.grad_x_TD.mutable_data_ptr<Scalar>());
+}
+
+template <typename Scalar, typename Tiles>
+LossSums sum_chunks(const LossInputs& in, const int64_t* targets, const std::vector<int64_t>& counted) {
+  using Real = typename Tiles::Real;
+  const auto real = in.x_TD.options().dtype(c10::CppTypeToScalarType<Real>::value);
+  const int64_t total = static_cast<int64_t>(counted.size());
+  LossSums sums;
+  if (in.options.need_x) sums.grad_x_TD = at::zeros(in.x_TD.sizes(), in.x_TD.options());
+  if (in.options.need_weight) sums.grad_weight_VD = at::zeros(in.weight_VD.sizes(), real);
+  if (total == 0) return sums;
+  const int64_t rows = tokens_per_chunk(total, in.vocabulary(), sizeof(typename Tiles::Packed));
+  LossBuffers<Tiles> buffers(rows, in.hidden(), in.vocabulary(), in.options, in.x_TD.options());
+  for (int64_t first = 0; first < total; first += rows) {
+    const TokenChunk chunk{counted.data() + first, targets, std::min(rows, total - first)};
+    const auto logit_sums = form_logits<Scalar>(
+        in.x_TD.const_data_ptr<Scalar>(), in.weight_VD.const_data_ptr<Scalar>(), in.hidden(), in.vocabulary(),
+        chunk, buffers.forward, [&](int64_t block, int64_t share) { return buffers.block(block, share); },
+        [&](int64_t block, int64_t columns, const Real* exponentials) {
+          if constexpr (kRounds<Tiles>) {
+            if (!in.options.need_gradient()) return;
+            c10::BFloat16* to = buffers.rounded.of(block);
+            for (int64_t n = 0; n < chunk.rows; ++n, to += kBlockColumns, exponentials += kBlockColumns) {
+              bfloat16_loops().convert(exponentials, to, columns);
+            }
+          }
+        });
+    std::vector<double> lse_N;
+    std::vector<Real> target_N;
+    for (const LogitSums<Real>& row : logit_sums) {
+      const double lse = lse_N.emplace_back(row.lse());
+      target_N.push_back(row.target);
+      sums.nll += lse - row.target;
+      sums.z += lse * lse;
+    }
+    if (in.options.need_gradient()) add_gradients<Scalar>(in, chunk, lse_N, target_N, buffers, sums);
+  }
+  return sums;
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> forward_cpu(
+    const at::Tensor& x_TD, const at::Tensor& weight_VD, const at::Tensor& targets_T, double z_weight,
+    int64_t ignore_index, bool need_x, bool need_weight) {
+  check_linear_cross_entropy("linear_cross_entropy_forward", x_TD, weight_VD, targets_T);
+  const auto counted = counted_tokens("linear_cross_entropy", targets_T, weight_VD.size(0), ignore_index);
+  const double count = static_cast<double>(std::max<size_t>(counted.size(), 1));
+  const at::Tensor targets = targets_T.contiguous();
+  const LossInputs in{plain(x_TD), plain(weight_VD), 1 / count, {z_weight, need_x, need_weight}};
+  LossSums sums;
+  dispatch(x_TD, [&](auto scalar, auto tiles) {
+    sums = sum_chunks<decltype(scalar), decltype(tiles)>(in, targets.const_data_ptr<int64_t>(), counted);
+  });
+  const auto real = x_TD.options().dtype(x_TD.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+  const double nll = sums.nll / count, z = sums.z / count;
+  return {
+      at::scalar_tensor(nll + z_weight * z, real), at::scalar_tensor(nll, real), at::scalar_tensor(z, real),
+      need_x ? sums.grad_x_TD : at::empty({0}, x_TD.options()),
+      need_weight ? sums.grad_weight_VD.to(weight_VD.scalar_type()) : at::empty({0}, weight_VD.options())};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(dtopp, CPU, m) { m.impl("linear_cross_entropy_forward", forward_cpu); }
+
+}  // namespace dtopp

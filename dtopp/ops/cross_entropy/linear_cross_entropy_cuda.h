@@ -1,0 +1,46 @@
+// The kernels of linear_cross_entropy and token_log_probs for CUDA, as plain functions of device pointers. A
+// row of logits is one token's, over the vocabulary.
+#pragma once
+
+#include <cstdint>
+
+#include "dtopp/ops/cuda/cuda_number.h"
+#include "dtopp/ops/cuda/cuda_stream.h"
+
+namespace dtopp::cuda {
+
+// A chunk of rows. A target that is neither in [0, V) nor ignored prints a line and traps: the launch, and
+// every later call on the device, then fails, as torch's own losses do.
+template <typename Real>
+struct LogitRows {
+  const Real* logits_NV;
+  const int64_t* targets_N;
+  int64_t rows, vocabulary;
+  int64_t first;  // the first row's token, for the message
+};
+
+// Of the loss mean(nll + z_weight lse^2) over `counted` targets. Scalar: the gradient's type.
+template <typename Scalar>
+struct LossRows {
+  LogitRows<Accumulator<Scalar>> in;
+  int64_t ignore_index;
+  double z_weight;
+  const int64_t* counted;  // []
+  double *nll_N, *z_N;     // -log softmax[target] and lse^2; 0 where ignored
+  Scalar* gradient_NV;     // d loss / d logits, 0 where ignored; null: none is formed
+};
+
+template <typename Scalar>
+void form_loss_rows(const LossRows<Scalar>& loss, Stream stream);
+
+template <typename Real>
+struct LogProbRows {
+  LogitRows<Real> in;
+  Real* log_probs_N;
+  int64_t* greedy_N;  // the likeliest id, the lowest of several
+};
+
+template <typename Real>
+void form_log_probs(const LogProbRows<Real>& out, Stream stream);
+
+}  // namespace dtopp::cuda

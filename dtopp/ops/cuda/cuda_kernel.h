@@ -1,0 +1,144 @@
+// What the CUDA kernels share: numbers in and out, several at a time, and sums over warps and blocks in a
+// fixed order. Every thread of the warp or block takes part in those.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "dtopp/ops/cuda/cuda_launch.h"
+#include "dtopp/ops/cuda/cuda_number.h"
+
+#if defined(__CUDACC__)
+#include <cuda_bf16.h>
+#endif
+
+namespace dtopp::cuda {
+
+constexpr int kWarp = 32;
+constexpr unsigned kAllLanes = 0xFFFFFFFFU;
+constexpr int64_t kVectorBytes = 16;  // the widest load
+
+// Device code may read these, but not call what they come from.
+template <typename Real>
+constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
+template <typename Real>
+constexpr Real kNotANumber = std::numeric_limits<Real>::quiet_NaN();
+
+inline int64_t ceil_divide(int64_t count, int64_t by) { return (count + by - 1) / by; }
+
+__device__ inline int lane_index() { return static_cast<int>(threadIdx.x) % kWarp; }
+__device__ inline int warp_index() { return static_cast<int>(threadIdx.x) / kWarp; }
+
+__device__ inline float load(float value) { return value; }
+__device__ inline double load(double value) { return value; }
+__device__ inline float load(Bfloat16 value) {
+  return __uint_as_float(static_cast<uint32_t>(value.bits) << 16);
+}
+
+__device__ inline void store(float* to, float value) { *to = value; }
+__device__ inline void store(double* to, double value) { *to = value; }
+__device__ inline void store(Bfloat16* to, float value) {
+  to->bits = __bfloat16_as_ushort(__float2bfloat16_rn(value));
+}
+
+// Neighbouring numbers that are loaded and stored at once.
+template <typename Scalar, int kWidth>
+struct alignas(sizeof(Scalar) * kWidth < kVectorBytes ? sizeof(Scalar) * kWidth : kVectorBytes) Pack {
+  Scalar of[kWidth];
+};
+
+template <typename Scalar>
+constexpr int kWidest = static_cast<int>(kVectorBytes / sizeof(Scalar));
+
+// Whether rows of this width, at these addresses, are whole packs of the widest kind.
+template <typename Scalar, typename... Pointers>
+bool takes_packs(int64_t width, const Pointers*... rows) {
+  const auto aligned = [](const void* row) { return reinterpret_cast<uintptr_t>(row) % kVectorBytes == 0; };
+  return width % kWidest<Scalar> == 0 && (aligned(rows) && ...);
+}
+
+// Calls body with the width of packs that rows of these widths and addresses allow.
+template <typename Scalar, typename Body, typename... Pointers>
+void with_packs(int64_t width, const Body& body, const Pointers*... rows) {
+  if (takes_packs<Scalar>(width, rows...)) return body(std::integral_constant<int, kWidest<Scalar>>());
+  body(std::integral_constant<int, 1>());
+}
+
+template <int kWidth, typename Scalar>
+__device__ inline Pack<Scalar, kWidth> load_pack(const Scalar* row, int64_t pack) {
+  return reinterpret_cast<const Pack<Scalar, kWidth>*>(row)[pack];
+}
+
+template <int kWidth, typename Scalar>
+__device__ inline void store_pack(Scalar* row, int64_t pack, const Pack<Scalar, kWidth>& value) {
+  reinterpret_cast<Pack<Scalar, kWidth>*>(row)[pack] = value;
+}
+
+template <typename Number>
+__device__ inline Number warp_sum(Number value) {
+  for (int distance = kWarp / 2; distance > 0; distance /= 2)
+    value += __shfl_xor_sync(kAllLanes, value, distance);
+  return value;
+}
+
+// NaNs count for nothing.
+template <typename Number>
+__device__ inline Number warp_max(Number value) {
+  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+    const Number other = __shfl_xor_sync(kAllLanes, value, distance);
+    value = other > value ? other : value;
+  }
+  return value;
+}
+
+// The sum over the block's threads, for all of them. scratch: a number a warp.
+template <typename Number>
+__device__ Number block_sum(Number value, Number* scratch) {
+  value = warp_sum(value);
+  __syncthreads();  // the last call's numbers may still be read
+  if (lane_index() == 0) scratch[warp_index()] = value;
+  __syncthreads();
+  Number sum = scratch[0];
+  for (int warp = 1; warp < static_cast<int>(blockDim.x) / kWarp; ++warp) sum += scratch[warp];
+  return sum;
+}
+
+// The largest of the block's threads', for all of them. scratch: a number a warp.
+template <typename Number>
+__device__ Number block_max(Number value, Number* scratch) {
+  value = warp_max(value);
+  __syncthreads();
+  if (lane_index() == 0) scratch[warp_index()] = value;
+  __syncthreads();
+  Number largest = scratch[0];
+  for (int warp = 1; warp < static_cast<int>(blockDim.x) / kWarp; ++warp)
+    largest = scratch[warp] > largest ? scratch[warp] : largest;
+  return largest;
+}
+
+// The sum over the lanes up to this one.
+__device__ inline int warp_scan(int value) {
+  for (int distance = 1; distance < kWarp; distance *= 2) {
+    const int before = __shfl_up_sync(kAllLanes, value, distance);
+    if (lane_index() >= distance) value += before;
+  }
+  return value;
+}
+
+// The sum over the threads before this one; the block's sum in *total. scratch: a number a warp.
+__device__ inline int block_scan(int value, int* scratch, int* total) {
+  const int inclusive = warp_scan(value);
+  __syncthreads();
+  if (lane_index() == kWarp - 1) scratch[warp_index()] = inclusive;
+  __syncthreads();
+  int before = 0;
+  *total = 0;
+  for (int warp = 0; warp < static_cast<int>(blockDim.x) / kWarp; ++warp) {
+    if (warp < warp_index()) before += scratch[warp];
+    *total += scratch[warp];
+  }
+  return before + inclusive - value;
+}
+
+}  // namespace dtopp::cuda

@@ -1,0 +1,48 @@
+// What the CUDA ops share on torch's side: the current stream, tensors as the pointers kernels take.
+#pragma once
+
+#include "dtopp/ops/core/torch.h"
+#include "dtopp/ops/cuda/cuda_number.h"
+#include "dtopp/ops/cuda/cuda_stream.h"
+
+namespace dtopp::cuda {
+
+// Torch's current stream of the tensor's device, which a c10::DeviceGuard has made the current one.
+Stream current_stream(const at::Tensor& tensor);
+
+template <typename Number>
+const Number* read(const at::Tensor& tensor) {
+  return static_cast<const Number*>(tensor.const_data_ptr());
+}
+
+// Null where there is none.
+template <typename Number>
+const Number* read_if(const at::Tensor& tensor) {
+  return tensor.defined() ? read<Number>(tensor) : nullptr;
+}
+
+template <typename Number>
+Number* write(const at::Tensor& tensor) {
+  return static_cast<Number*>(tensor.mutable_data_ptr());
+}
+
+template <typename Number>
+Number* write_if(const at::Tensor& tensor) {
+  return tensor.defined() ? write<Number>(tensor) : nullptr;
+}
+
+constexpr int64_t kAlignment = 16;  // bytes, of what products read and write
+
+inline bool begins_aligned(const at::Tensor& tensor) {
+  return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % kAlignment == 0;
+}
+
+// Calls body with a number of the tensor's type: float, double or Bfloat16.
+template <typename Body>
+void dispatch(const at::Tensor& tensor, const Body& body) {
+  if (tensor.scalar_type() == at::kDouble) return body(double{});
+  if (tensor.scalar_type() == at::kFloat) return body(float{});
+  body(Bfloat16{});
+}
+
+}  // namespace dtopp::cuda

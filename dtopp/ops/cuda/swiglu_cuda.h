@@ -1,0 +1,55 @@
+// silu(gate) * up and its gradients, of one number.
+#pragma once
+
+#include "dtopp/ops/cuda/cuda_kernel.h"
+
+namespace dtopp::cuda {
+
+// Within 2^-22 of their size, one instruction each; results that are no normal numbers are 0.
+#if defined(__CUDACC__)
+__device__ inline float fast_exp2(float x) {
+  float y = 0;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ inline float fast_reciprocal(float x) {
+  float y = 0;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+#else
+using cuda_on_host::fast_exp2;
+using cuda_on_host::fast_reciprocal;
+#endif
+
+// What is rounded to bf16 in the end takes the fast exponential and quotient.
+template <typename Scalar>
+__device__ Accumulator<Scalar> sigmoid(Accumulator<Scalar> x) {
+  if constexpr (std::is_same_v<Scalar, Bfloat16>) {
+    constexpr float kLog2E = 1.44269504F;
+    return fast_reciprocal(1 + fast_exp2(-kLog2E * x));
+  } else if constexpr (std::is_same_v<Scalar, float>) {
+    return 1 / (1 + expf(-x));
+  } else {
+    return 1 / (1 + exp(-x));
+  }
+}
+
+template <typename Scalar>
+__device__ Accumulator<Scalar> swiglu(Accumulator<Scalar> gate, Accumulator<Scalar> up) {
+  return gate * sigmoid<Scalar>(gate) * up;
+}
+
+// Of A = silu(gate) * up with a gate r before the sum over experts: da is the gradient of r A but for r.
+template <typename Real>
+struct SwigluGradient {
+  Real d_gate, d_up, scaled, grad_gate;  // scaled = r A; grad_gate = da A, this number's part of r's gradient
+};
+
+template <typename Scalar, typename Real = Accumulator<Scalar>>
+__device__ SwigluGradient<Real> swiglu_gradient(Real gate, Real up, Real da, Real r) {
+  const Real sig = sigmoid<Scalar>(gate), silu = gate * sig;
+  return {r * da * up * (sig + silu * (1 - sig)), r * da * silu, r * silu * up, da * silu * up};
+}
+
+}  // namespace dtopp::cuda

@@ -1,0 +1,83 @@
+#include "dtopp/ops/gemm/linear.h"
+
+#include <ATen/native/CPUBlas.h>
+
+#include "dtopp/ops/gemm/linear_cpu.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+namespace dtopp {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+bool cpu_multiplies_bf16() {
+#if defined(__x86_64__)
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (!__builtin_cpu_supports("avx512f")) return false;
+  if (__get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & (1U << 5)) != 0) return true;  // AVX512_BF16
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d & (1U << 22)) != 0;           // AMX-BF16
+#else
+  return false;
+#endif
+}
+
+constexpr int64_t kFewRows = 32;  // as in generation: packing the weight does not pay
+
+// y = x W^T on packed tiles, saving only the inputs. A bf16 product is formed in fp32 and rounded once.
+struct LinearFunction : torch::autograd::Function<LinearFunction> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    context->save_for_backward({x, weight});
+    const at::Tensor x_TD = x.reshape({-1, x.size(-1)}).contiguous();
+    if (x_TD.size(0) < kFewRows)
+      return at::linear(x.to(at::kFloat), weight.to(at::kFloat)).to(x.scalar_type());
+    std::vector<int64_t> sizes = x.sizes().vec();
+    sizes.back() = weight.size(0);
+    return multiply_transposed_cpu(x_TD, weight.contiguous()).view(sizes);
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor& x = saved[0];
+    const at::Tensor& weight = saved[1];
+    const at::Tensor grad_y_TN = grads[0].reshape({-1, weight.size(0)}).contiguous();
+    at::Tensor grad_x, grad_weight;
+    if (context->needs_input_grad(0)) grad_x = multiply_cpu(grad_y_TN, weight.contiguous()).view(x.sizes());
+    if (context->needs_input_grad(1)) {
+      grad_weight = multiply_left_transposed_cpu(grad_y_TN, x.reshape({-1, x.size(-1)}).contiguous());
+    }
+    return {grad_x, grad_weight};
+  }
+};
+
+}  // namespace
+
+bool has_bf16_matmul(const at::Device& device) {
+  static const bool cpu = cpu_multiplies_bf16();
+  return device.is_cpu() ? cpu : true;
+}
+
+bool has_amx() {
+  static const bool has = at::native::cpublas::could_pack(at::kBFloat16);
+  return has;
+}
+
+bool multiplies_on_tiles(const at::Tensor& x) {
+  if (!x.is_cpu()) return false;
+  if (x.scalar_type() == at::kBFloat16) return !has_bf16_matmul(x.device());
+  return x.scalar_type() == at::kFloat;
+}
+
+at::Tensor linear(const at::Tensor& x, const at::Tensor& weight) {
+  TORCH_CHECK(weight.dim() == 2 && x.dim() >= 1 && x.size(-1) == weight.size(1),
+              "linear: expected x [..., D] and weight [N, D], got ", x.sizes(), " and ", weight.sizes());
+  TORCH_CHECK(x.scalar_type() == weight.scalar_type(), "linear: expected one dtype, got x ", x.scalar_type(),
+              " and weight ", weight.scalar_type());
+  return multiplies_on_tiles(x) ? LinearFunction::apply(x, weight) : at::linear(x, weight);
+}
+
+}  // namespace dtopp

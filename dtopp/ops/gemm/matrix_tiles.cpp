@@ -1,0 +1,284 @@
+#include "dtopp/ops/gemm/matrix_tiles.h"
+
+#include <array>
+#include <utility>
+
+namespace dtopp {
+namespace {
+
+constexpr int64_t kLineBytes = 64;  // of a cache line
+
+// After how many columns of a strip a line is prefetched: more of them where each is less arithmetic.
+template <typename Regs>
+constexpr int64_t kPrefetchStep = Regs::kBytes* Regs::kRows >= 64 * 14 ? 2 : 8;
+
+// The lines that a product brings to the second-level cache as it goes.
+struct Coming {
+  const char* line;
+  int64_t left, run, skip;  // bytes: of a run that are left, of a run, from one to the next
+
+  explicit Coming(const NextRows& next)
+      : line(static_cast<const char*>(next.first)),
+        left(next.bytes),
+        run(next.bytes),
+        skip(next.stride - next.bytes) {}
+
+  [[gnu::always_inline]] void fetch() {
+    __builtin_prefetch(line, 0, 2);
+    line += kLineBytes;
+    left -= kLineBytes;
+    if (left <= 0) {
+      line += left + skip;
+      left = run;
+    }
+  }
+};
+
+template <typename Real, typename Regs>
+struct Vectors {
+  typedef Real Vector __attribute__((vector_size(Regs::kBytes)));
+};
+
+template <typename Real, typename Regs>
+using VectorOf = typename Vectors<Real, Regs>::Vector;
+
+// From and to any address.
+template <typename Vector, typename Real>
+[[gnu::always_inline]] inline Vector load_vector(const Real* from) {
+  Vector vector;
+  __builtin_memcpy(&vector, from, sizeof(Vector));
+  return vector;
+}
+
+template <typename Vector, typename Real>
+[[gnu::always_inline]] inline void store_vector(Real* to, const Vector& vector) {
+  __builtin_memcpy(to, &vector, sizeof(Vector));
+}
+
+// sum += the outer product of column k of a strip and row k of a panel.
+template <typename Real, typename Regs, Order kOrder, int kRows>
+[[gnu::always_inline]] inline void add_outer_product(const Real* left, const Real* right,
+                                                     VectorOf<Real, Regs> (&sum)[kRows][Regs::kVectors]) {
+  using Vector = VectorOf<Real, Regs>;
+  constexpr int64_t kRowStep = kOrder == Order::kRows ? kStripStride : 1;
+  Vector b[Regs::kVectors];
+#pragma GCC unroll 2
+  for (int j = 0; j < Regs::kVectors; ++j) {
+    b[j] = load_vector<Vector>(right + j * Regs::template kLanes<Real>);
+  }
+#pragma GCC unroll 14
+  for (int m = 0; m < kRows; ++m) {
+    const Vector a = left[m * kRowStep] - Vector{};  // the one number in every lane
+#pragma GCC unroll 2
+    for (int j = 0; j < Regs::kVectors; ++j) sum[m][j] += a * b[j];
+  }
+}
+
+// C[0 .. kRows, one panel]. Meanwhile C's lines come to be written, and lines of `coming` to be read.
+template <typename Real, typename Regs, Order kOrder, int kRows>
+[[gnu::always_inline]] inline void multiply_tile(const Real* left, const Real* right, Coming& coming,
+                                                 int64_t depth, Real* C, int64_t ldc, bool add) {
+  using Vector = VectorOf<Real, Regs>;
+  constexpr int64_t kLanes = Regs::template kLanes<Real>, kColumns = Regs::template kColumns<Real>;
+  constexpr int64_t kColumnStep = kOrder == Order::kRows ? 1 : Regs::kRows;
+  Vector sum[kRows][Regs::kVectors] = {};
+#pragma GCC unroll 14
+  for (int m = 0; m < kRows; ++m) {
+    __builtin_prefetch(C + m * ldc, 1);
+    __builtin_prefetch(C + m * ldc + kColumns - 1, 1);
+  }
+  int64_t k = 0;
+  constexpr int64_t kStep = kPrefetchStep<Regs>;
+  for (; k + kStep <= depth; k += kStep) {
+    coming.fetch();
+#pragma GCC unroll 8
+    for (int i = 0; i < kStep; ++i) {
+      add_outer_product<Real, Regs, kOrder, kRows>(left, right, sum);
+      left += kColumnStep;
+      right += kColumns;
+    }
+  }
+  for (; k < depth; ++k) {
+    add_outer_product<Real, Regs, kOrder, kRows>(left, right, sum);
+    left += kColumnStep;
+    right += kColumns;
+  }
+#pragma GCC unroll 14
+  for (int m = 0; m < kRows; ++m) {
+#pragma GCC unroll 2
+    for (int j = 0; j < Regs::kVectors; ++j) {
+      Real* to = C + m * ldc + j * kLanes;
+      store_vector(to, add ? load_vector<Vector>(to) + sum[m][j] : sum[m][j]);
+    }
+  }
+}
+
+// A strip of any number of rows up to kRows: a kernel for each.
+template <typename Real, typename Regs, Order kOrder, int kRows = Regs::kRows>
+[[gnu::always_inline]] inline void multiply_strip(const Real* left, const Real* right, Coming& coming,
+                                                  int64_t rows, int64_t depth, Real* C, int64_t ldc,
+                                                  bool add) {
+  if (rows == kRows) {
+    multiply_tile<Real, Regs, kOrder, kRows>(left, right, coming, depth, C, ldc, add);
+  } else if constexpr (kRows > 1) {
+    multiply_strip<Real, Regs, kOrder, kRows - 1>(left, right, coming, rows, depth, C, ldc, add);
+  }
+}
+
+// The last panel may have columns that C has not.
+template <typename Real, typename Regs, Order kOrder>
+void multiply_edge(const Real* left, const Real* right, Coming& coming, int64_t rows, int64_t columns,
+                   int64_t depth, Real* C, int64_t ldc, bool add) {
+  constexpr int64_t kColumns = Regs::template kColumns<Real>;
+  alignas(64) std::array<Real, Regs::kRows * kColumns> tile;
+  multiply_strip<Real, Regs, kOrder>(left, right, coming, rows, depth, tile.data(), kColumns, false);
+  put_tile(tile.data(), kColumns, rows, columns, C, ldc, add);
+}
+
+template <typename Real, typename Regs, Order kOrder>
+void multiply_blocks(const Real* left, const Real* right, int64_t M, int64_t N, int64_t K, Real* C,
+                     int64_t ldc, bool add, const NextRows& next) {
+  constexpr int64_t kRows = Regs::kRows, kColumns = Regs::template kColumns<Real>;
+  Coming coming(next);
+  for (int64_t k = 0; k < K; k += kTileDepth) {
+    const int64_t depth = std::min(kTileDepth, K - k);
+    const int64_t strip_step = kOrder == Order::kRows ? kStripStride : depth;  // to the next row's strip
+    for (int64_t n = 0; n < N; n += kColumns) {
+      const int64_t columns = std::min(kColumns, N - n);
+      const Real* after = right + (n + kColumns) * depth;
+      if (next.first == nullptr)
+        coming = Coming({after, kColumns * depth * static_cast<int64_t>(sizeof(Real)), 0});
+      for (int64_t m = 0; m < M; m += kRows) {
+        const int64_t rows = std::min(kRows, M - m);
+        const Real *strip = left + m * strip_step, *panel = right + n * depth;
+        Real* to = C + m * ldc + n;
+        if (columns == kColumns) {
+          multiply_strip<Real, Regs, kOrder>(strip, panel, coming, rows, depth, to, ldc, add || k > 0);
+        } else {
+          multiply_edge<Real, Regs, kOrder>(strip, panel, coming, rows, columns, depth, to, ldc,
+                                            add || k > 0);
+        }
+      }
+    }
+    left += kOrder == Order::kRows ? M * kStripStride : round_up(M, kRows) * depth;
+    right += round_up(N, kColumns) * depth;
+  }
+}
+
+// Lanes of a where the lane's bit kBit is clear, of b (kBit lanes earlier) where it is set; and the reverse.
+template <int64_t kBit, typename Vector, size_t... kLane>
+[[gnu::always_inline]] inline void exchange(Vector& a, Vector& b, std::index_sequence<kLane...>) {
+  constexpr int64_t kLanes = sizeof...(kLane);
+  const Vector low = __builtin_shufflevector(
+      a, b, ((kLane & kBit) != 0 ? static_cast<int64_t>(kLane) - kBit + kLanes : kLane)...);
+  b = __builtin_shufflevector(a, b,
+                              ((kLane & kBit) != 0 ? static_cast<int64_t>(kLane) + kLanes : kLane + kBit)...);
+  a = low;
+}
+
+// Exchanges the off-diagonal quarters of blocks of 2 kBit, from the largest to the smallest.
+template <int64_t kLanes, int64_t kBit, typename Vector>
+[[gnu::always_inline]] inline void transpose(Vector* rows) {
+#pragma GCC unroll 16
+  for (int64_t i = 0; i < kLanes; ++i) {
+    if ((i & kBit) == 0) exchange<kBit>(rows[i], rows[i | kBit], std::make_index_sequence<kLanes>{});
+  }
+  if constexpr (kBit > 1) transpose<kLanes, kBit / 2>(rows);
+}
+
+// to[k * columns + n] = from[n * stride + k] for n and k below a vector's lanes.
+template <typename Regs, typename Scalar, typename Real>
+[[gnu::always_inline]] inline void transpose_square(const Scalar* from, int64_t stride, Real* to,
+                                                    int64_t columns) {
+  using Vector = VectorOf<Real, Regs>;
+  constexpr int64_t kLanes = Regs::template kLanes<Real>;
+  Vector rows[kLanes];
+#pragma GCC unroll 16
+  for (int64_t n = 0; n < kLanes; ++n) {
+    if constexpr (std::is_same_v<Scalar, Real>) {
+      rows[n] = load_vector<Vector>(from + n * stride);
+    } else {
+      alignas(64) std::array<Real, kLanes> row;
+      copy_converted(from + n * stride, row.data(), kLanes);
+      rows[n] = load_vector<Vector>(row.data());
+    }
+  }
+  transpose<kLanes, kLanes / 2>(rows);
+#pragma GCC unroll 16
+  for (int64_t k = 0; k < kLanes; ++k) store_vector(to + k * columns, rows[k]);
+}
+
+// One panel of one block; `columns` of it are there.
+template <typename Regs, typename Scalar, typename Real>
+[[gnu::always_inline]] inline void transpose_panel(const Scalar* from, int64_t stride, int64_t columns,
+                                                   int64_t depth, Real* to) {
+  constexpr int64_t kLanes = Regs::template kLanes<Real>, kColumns = Regs::template kColumns<Real>;
+  for (int64_t n = 0; n < kColumns; n += kLanes) {
+    int64_t k = 0;
+    if (n + kLanes <= columns) {
+      for (; k + kLanes <= depth; k += kLanes) {
+        transpose_square<Regs>(from + n * stride + k, stride, to + k * kColumns + n, kColumns);
+      }
+    }
+    for (; k < depth; ++k) {
+      for (int64_t c = n; c < n + kLanes; ++c) {
+        to[k * kColumns + c] = c < columns ? static_cast<Real>(load(from[c * stride + k])) : Real(0);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+template <typename Real>
+TileShape VectorTiles<Real>::shape() {
+  TileShape shape{};
+  run_with_registers([&]<typename Regs>(Regs) { shape = {Regs::kRows, Regs::template kColumns<Real>}; });
+  return shape;
+}
+
+template <typename Real>
+template <Order kOrder>
+void VectorTiles<Real>::multiply(const Packed* left, const Packed* right, int64_t M, int64_t N, int64_t K,
+                                 Real* C, int64_t ldc, bool add, const NextRows& next) {
+  if (K == 0) return clear_unless_added(M, N, C, ldc, add);
+  run_with_registers([&](auto registers) {
+    multiply_blocks<Real, decltype(registers), kOrder>(left, right, M, N, K, C, ldc, add, next);
+  });
+}
+
+template <typename Real>
+template <typename Scalar>
+void VectorTiles<Real>::pack_right_transposed(const Scalar* transposed, int64_t stride, int64_t K, int64_t N,
+                                              int64_t begin, int64_t end, Packed* packed) {
+  run_with_registers([&](auto registers) {
+    using Regs = decltype(registers);
+    constexpr int64_t kColumns = Regs::template kColumns<Real>;
+    for (int64_t k = 0; k < K; k += kTileDepth, packed += kTileDepth * round_up(N, kColumns)) {
+      const int64_t depth = std::min(kTileDepth, K - k);
+      for (int64_t n = begin; n < end; n += kColumns) {
+        transpose_panel<Regs>(transposed + n * stride + k, stride, std::min(kColumns, N - n), depth,
+                              packed + n * depth);
+      }
+    }
+  });
+}
+
+template struct VectorTiles<float>;
+template struct VectorTiles<double>;
+
+template <typename Real>
+using Multiply = void(const Real*, const Real*, int64_t, int64_t, int64_t, Real*, int64_t, bool,
+                      const NextRows&);
+template <typename Scalar, typename Real>
+using PackTransposed = void(const Scalar*, int64_t, int64_t, int64_t, int64_t, int64_t, Real*);
+
+template Multiply<float> VectorTiles<float>::multiply<Order::kRows>;
+template Multiply<float> VectorTiles<float>::multiply<Order::kColumns>;
+template Multiply<double> VectorTiles<double>::multiply<Order::kRows>;
+template Multiply<double> VectorTiles<double>::multiply<Order::kColumns>;
+template PackTransposed<float, float> VectorTiles<float>::pack_right_transposed<float>;
+template PackTransposed<c10::BFloat16, float> VectorTiles<float>::pack_right_transposed<c10::BFloat16>;
+template PackTransposed<double, double> VectorTiles<double>::pack_right_transposed<double>;
+
+}  // namespace dtopp

@@ -1,0 +1,94 @@
+#include "dtopp/ops/gemm/router_linear.h"
+
+#include <array>
+
+namespace dtopp {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+constexpr int64_t kParts = 3;
+
+// x = upper + middle + lower, but for numbers below 2^-110.
+std::array<at::Tensor, kParts> parts_of(const at::Tensor& x) {
+  const at::Tensor upper = x.to(at::kBFloat16), rest = x - upper;
+  const at::Tensor middle = rest.to(at::kBFloat16);
+  return {upper, middle, (rest - middle).to(at::kBFloat16)};
+}
+
+// a b of bf16 numbers, summed and given in fp32.
+at::Tensor fp32_product(const at::Tensor& a, const at::Tensor& b) {
+  return a.is_cpu() ? at::mm(a.to(at::kFloat), b.to(at::kFloat)) : at::mm(a, b, at::kFloat);
+}
+
+at::Tensor logits_in_parts(const at::Tensor& x_TD, const at::Tensor& weight_ED) {
+  const auto weight = parts_of(weight_ED);
+  return fp32_product(x_TD, at::cat({weight[0], weight[1], weight[2]}).t())
+      .view({x_TD.size(0), kParts, weight_ED.size(0)})
+      .sum(1);
+}
+
+at::Tensor input_gradient_in_parts(const at::Tensor& grad_TE, const at::Tensor& weight_ED) {
+  const auto grad = parts_of(grad_TE), weight = parts_of(weight_ED);
+  return at::mm(at::cat({grad[0], grad[0], grad[1]}, 1), at::cat({weight[0], weight[1], weight[0]}));
+}
+
+at::Tensor weight_gradient_in_parts(const at::Tensor& grad_TE, const at::Tensor& x_TD) {
+  const auto grad = parts_of(grad_TE);
+  return fp32_product(at::cat({grad[0], grad[1], grad[2]}, 1).t(), x_TD)
+      .view({kParts, grad_TE.size(1), x_TD.size(1)})
+      .sum(0);
+}
+
+// x in bf16, of which no copy in fp32 is kept for the backward pass.
+struct RouterLinear : torch::autograd::Function<RouterLinear> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x_TD, const at::Tensor& weight_ED,
+                            bool in_parts) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    context->save_for_backward({x_TD, weight_ED});
+    context->saved_data["in_parts"] = in_parts;
+    return in_parts ? logits_in_parts(x_TD, weight_ED) : at::linear(x_TD.to(at::kFloat), weight_ED);
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor &x_TD = saved[0], &weight_ED = saved[1], &grad_TE = grads[0];
+    const bool in_parts = context->saved_data["in_parts"].toBool();
+    at::Tensor grad_x_TD, grad_weight_ED;
+    if (context->needs_input_grad(0))
+      grad_x_TD = in_parts ? input_gradient_in_parts(grad_TE, weight_ED)
+                           : at::mm(grad_TE, weight_ED).to(at::kBFloat16);
+    if (context->needs_input_grad(1))
+      grad_weight_ED =
+          in_parts ? weight_gradient_in_parts(grad_TE, x_TD) : at::mm(grad_TE.t(), x_TD.to(at::kFloat));
+    return {grad_x_TD, grad_weight_ED, at::Tensor()};
+  }
+};
+
+void check(const at::Tensor& x_TD, const at::Tensor& weight_ED) {
+  TORCH_CHECK(x_TD.dim() == 2 && weight_ED.dim() == 2 && x_TD.size(1) == weight_ED.size(1),
+              "router_linear: expected x [T, D] and weight [E, D], got ", x_TD.sizes(), " and ",
+              weight_ED.sizes());
+  const bool mixed = x_TD.scalar_type() == at::kBFloat16 && weight_ED.scalar_type() == at::kFloat;
+  TORCH_CHECK(mixed || x_TD.scalar_type() == weight_ED.scalar_type(),
+              "router_linear: expected one dtype, or x in bf16 and the weight in fp32, got ",
+              x_TD.scalar_type(), " and ", weight_ED.scalar_type());
+}
+
+}  // namespace
+
+at::Tensor router_linear_in_parts(const at::Tensor& x_TD, const at::Tensor& weight_ED) {
+  check(x_TD, weight_ED);
+  TORCH_CHECK(x_TD.scalar_type() == at::kBFloat16, "router_linear_in_parts: expected x in bf16, got ",
+              x_TD.scalar_type());
+  return RouterLinear::apply(x_TD, weight_ED, true);
+}
+
+at::Tensor router_linear(const at::Tensor& x_TD, const at::Tensor& weight_ED) {
+  check(x_TD, weight_ED);
+  if (x_TD.scalar_type() == weight_ED.scalar_type()) return at::linear(x_TD, weight_ED);
+  return RouterLinear::apply(x_TD, weight_ED, !x_TD.is_cpu());
+}
+
+}  // namespace dtopp

@@ -1,0 +1,47 @@
+// The two kernels behind pair_products_cuda.h: one product of all experts, finished in registers.
+#pragma once
+
+#include "dtopp/ops/moe_ffn/cuda/fused/pair_finishes_cuda.h"
+#include "dtopp/ops/moe_ffn/cuda/fused/pair_loader_cuda.h"
+
+namespace dtopp::cuda {
+
+constexpr int kTileRows = 128;
+
+// Compute capability 9.0: tiles of 128 x 256.
+template <typename Form, typename Finish>
+void multiply_by_wgmma(const Product& product, const Finish& finish, const Device& device, Stream stream);
+
+// 8.0 and above: tiles of 128 x 128.
+template <typename Form, typename Finish>
+void multiply_by_mma(const Product& product, const Finish& finish, const Device& device, Stream stream);
+
+// Columns of a row that a warp finishes together: of one slice.
+constexpr int kWgmmaSlice = kWgmmaColumns, kMmaSlice = 64;
+
+// The products there are.
+using ActivateForm = Form<false, false, Gathers::kLeft>;
+using ProjectForm = Form<false, false, Gathers::kNothing>;
+using ActivationGradientForm = Form<false, true, Gathers::kLeft>;
+using InputGradientForm = Form<false, true, Gathers::kNothing>;
+using GateUpGradientForm = Form<true, true, Gathers::kRight>;
+using DownGradientForm = Form<true, true, Gathers::kLeft>;
+
+template <typename Form>
+using RoundOf = Round<Form::kInOrder>;
+
+#define DTOPP_FOR_PAIR_PRODUCTS(multiply)                                                                   \
+  template void multiply<ActivateForm>(const Product&, const Activate&, const Device&, Stream);             \
+  template void multiply<ProjectForm>(const Product&, const RoundOf<ProjectForm>&, const Device&, Stream);  \
+  template void multiply<ActivationGradientForm>(const Product&, const ActivateBackward&, const Device&,    \
+                                                 Stream);                                                   \
+  template void multiply<InputGradientForm>(const Product&, const RoundOf<InputGradientForm>&,              \
+                                            const Device&, Stream);                                         \
+  template void multiply<GateUpGradientForm>(const Product&, const RoundOf<GateUpGradientForm>&,            \
+                                             const Device&, Stream);                                        \
+  template void multiply<DownGradientForm>(const Product&, const RoundOf<DownGradientForm>&, const Device&, \
+                                           Stream);                                                         \
+  template void multiply<GateUpGradientForm>(const Product&, const Accumulate&, const Device&, Stream);     \
+  template void multiply<DownGradientForm>(const Product&, const Accumulate&, const Device&, Stream);
+
+}  // namespace dtopp::cuda

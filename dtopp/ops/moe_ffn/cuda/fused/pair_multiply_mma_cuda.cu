@@ -1,0 +1,126 @@
+// A block an SM, which goes through its share of the tiles; every warp loads, by copies that go on while
+// stages before are multiplied, and multiplies 32 x 64 of a tile's sums.
+#include <algorithm>
+
+#include "dtopp/ops/moe_ffn/cuda/fused/cuda_mma.h"
+#include "dtopp/ops/moe_ffn/cuda/fused/pair_multiply_cuda.h"
+
+namespace dtopp::cuda {
+namespace {
+
+constexpr int kColumns = 128;
+constexpr int kRowWarps = 4, kColumnWarps = 2;
+constexpr int kThreads = kRowWarps * kColumnWarps * kWarp;
+constexpr int kWarpRows = kTileRows / kRowWarps, kWarpColumns = kColumns / kColumnWarps;
+constexpr int kMostStages = 4;
+constexpr int kDepth = 16;  // of an instruction
+constexpr int kFragmentColumns = 8, kFragments = kWarpColumns / kFragmentColumns;
+static_assert(kWarpColumns == kMmaSlice);
+
+template <typename Form, typename Finish>
+struct Shape {
+  static_assert(Finish::kInOrder == Form::kInOrder);
+  using Tiles = Schedule<Form::kOverPairs, kTileRows, Finish::kPaired ? kColumns / 2 : kColumns>;
+  using Loader = TileLoader<Form, Finish::kPaired, kTileRows, kColumns, kMmaSlice, kThreads>;
+  static constexpr bool kLeftByColumns = Form::kOverPairs,
+                        kRightByColumns = Form::kOverPairs || Form::kRightTransposed;
+};
+
+// Where this lane's row of the four 8 x 8 matrices of an operand's rows [row, row + 16) and depth [depth,
+// depth + 16) lies. Matrices are ordered by row, then depth, or the other way.
+template <bool kByColumns>
+__device__ uint32_t lane_row(uint32_t operand, int row, int depth, bool by_depth_first) {
+  const int matrix = lane_index() / 8, within = lane_index() % 8;
+  row += (by_depth_first ? matrix / 2 : matrix % 2) * 8;
+  depth += (by_depth_first ? matrix % 2 : matrix / 2) * 8;
+  if constexpr (kByColumns) {
+    constexpr int kBlock = kSwizzledRowBytes / sizeof(Bfloat16);
+    return operand + row / kBlock * (kTileDepth * kSwizzledRowBytes) +
+           swizzled(depth + within, row % kBlock / kChunk);
+  } else {
+    return operand + swizzled(row + within, depth / kChunk);
+  }
+}
+
+using Sums = float[kWarpRows / 16][kFragments * 4];
+
+template <typename Shape>
+__device__ void multiply_stage(uint32_t stage, int first_row, int first_column, Sums& sums) {
+#pragma unroll
+  for (int depth = 0; depth < kTileDepth; depth += kDepth) {
+    Quad left[kWarpRows / 16], right[kFragments / 2];
+#pragma unroll
+    for (int m = 0; m < kWarpRows / 16; ++m)
+      load_matrices<Shape::kLeftByColumns>(
+          left[m], lane_row<Shape::kLeftByColumns>(stage, first_row + m * 16, depth, false));
+#pragma unroll
+    for (int n = 0; n < kFragments / 2; ++n)
+      load_matrices<Shape::kRightByColumns>(
+          right[n], lane_row<Shape::kRightByColumns>(stage + Shape::Loader::kLeftBytes, first_column + n * 16,
+                                                     depth, true));
+#pragma unroll
+    for (int m = 0; m < kWarpRows / 16; ++m) {
+#pragma unroll
+      for (int n = 0; n < kFragments; ++n)
+        mma(&sums[m][4 * n], left[m], right[n / 2][n % 2 * 2], right[n / 2][n % 2 * 2 + 1]);
+    }
+  }
+}
+
+template <typename Form, typename Finish>
+__global__ void __launch_bounds__(kThreads, 1) multiply_kernel(Product in, Finish finish, int stages) {
+  using Shape = Shape<Form, Finish>;
+  constexpr uint32_t kStageBytes = Shape::Loader::kStageBytes;
+  const uint32_t ring = shared_address(shared_memory());
+  const typename Shape::Tiles tiles(in, reinterpret_cast<int32_t*>(shared_memory() + stages * kStageBytes));
+  const int thread = static_cast<int>(threadIdx.x);
+  const int first_row = warp_index() / kColumnWarps * kWarpRows,
+            first_column = warp_index() % kColumnWarps * kWarpColumns;
+  for (int n = static_cast<int>(blockIdx.x); n < tiles.tiles(); n += static_cast<int>(gridDim.x)) {
+    const Tile tile = tiles[n];
+    typename Shape::Loader loader(in, tile, thread);
+    int64_t loading = tile.depth_begin;
+    int filling = 0;
+    // A group of copies every time, empty ones at the end: waiting counts them.
+    const auto load_next = [&] {
+      if (loading < tile.depth_end) loader.load(ring + filling * kStageBytes, loading);
+      commit_copies();
+      loading += kTileDepth;
+      loader.look_ahead(loading);
+      filling = filling + 1 == stages ? 0 : filling + 1;
+    };
+    for (int s = 0; s < stages - 1; ++s) load_next();
+    Sums sums = {};
+    int stage = 0;
+    for (int64_t depth = tile.depth_begin; depth < tile.depth_end; depth += kTileDepth) {
+      wait_for_all_copies_but(stages - 2);
+      __syncthreads();  // all have their part of this stage there, and have read the one that is filled next
+      load_next();
+      multiply_stage<Shape>(ring + stage * kStageBytes, first_row, first_column, sums);
+      stage = stage + 1 == stages ? 0 : stage + 1;
+    }
+    wait_for_copies<0>();
+    __syncthreads();  // before the next tile's copies
+#pragma unroll
+    for (int m = 0; m < kWarpRows / 16; ++m) {
+      const int64_t column = (Finish::kPaired ? first_column / 2 : first_column) + tile.first_column;
+      finish(in, Fragments{tile, first_row + m * 16, column, static_cast<int>(column / kMmaSlice)}, sums[m]);
+    }
+  }
+}
+
+}  // namespace
+
+template <typename Form, typename Finish>
+void multiply_by_mma(const Product& product, const Finish& finish, const Device& device, Stream stream) {
+  using Shape = Shape<Form, Finish>;
+  constexpr size_t kStageBytes = Shape::Loader::kStageBytes;
+  const size_t table = Shape::Tiles::bytes(product.experts);
+  const auto stages =
+      static_cast<int>(std::min<size_t>((device.shared_bytes - table) / kStageBytes, kMostStages));
+  launch({"moe_ffn", stream, device.multiprocessors, kThreads, stages * kStageBytes + table},
+         multiply_kernel<Form, Finish>, product, finish, stages);
+}
+DTOPP_FOR_PAIR_PRODUCTS(multiply_by_mma)
+
+}  // namespace dtopp::cuda

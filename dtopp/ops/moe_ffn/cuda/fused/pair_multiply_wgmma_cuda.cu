@@ -1,0 +1,187 @@
+// Hopper: a block an SM, which goes through its share of the tiles. A warp group loads, two multiply half of
+// the rows each; between them a ring of stages in shared memory, each with a barrier for "is full" and one
+// for "may be filled". Loading goes on while a tile is finished.
+#include "dtopp/ops/moe_ffn/cuda/fused/pair_multiply_cuda.h"
+
+namespace dtopp::cuda {
+namespace {
+
+constexpr int kMultiplyingGroups = kTileRows / kWgmmaRows;
+constexpr int kThreads = (1 + kMultiplyingGroups) * kWarpGroup;
+constexpr int kStages = 4;
+constexpr int kStagesUnderWay = 2;  // when a thread makes sure that the one it began before these is there
+
+// Registers of a thread. A block has 65,536 in all, at launch each thread 168.
+constexpr int kLoadingRegisters = 72,
+              kMultiplyingRegisters = (3 * 168 - kLoadingRegisters) / kMultiplyingGroups;
+static_assert(kLoadingRegisters % 8 == 0 && kMultiplyingRegisters % 8 == 0);
+
+// Whose turn it is: the stage, and the parity of the phase in which it is filled.
+struct Turn {
+  int stage = 0;
+  uint32_t parity = 0;
+
+  __device__ void advance() {
+    if (++stage < kStages) return;
+    stage = 0;
+    parity ^= 1;
+  }
+};
+
+// Addresses in shared memory: stages, at multiples of 1,024 bytes; barriers; the schedule's table.
+template <uint32_t kStageBytes>
+struct Ring {
+  static constexpr uint32_t kBarriers = kStages * kStageBytes, kTable = kBarriers + 2 * kStages * 8;
+  uint32_t begin = shared_address(shared_memory());
+
+  __device__ uint32_t stage(int s) const { return begin + s * kStageBytes; }
+  __device__ uint32_t full(int s) const { return begin + kBarriers + s * 8; }
+  __device__ uint32_t empty(int s) const { return begin + kBarriers + (kStages + s) * 8; }
+};
+
+template <typename Form, typename Finish>
+struct Shape {
+  static_assert(Finish::kInOrder == Form::kInOrder);
+  using Tiles = Schedule<Form::kOverPairs, kTileRows, Finish::kPaired ? kWgmmaColumns / 2 : kWgmmaColumns>;
+  using Loader = TileLoader<Form, Finish::kPaired, kTileRows, kWgmmaColumns, kWgmmaSlice, kWarpGroup>;
+  using Stages = Ring<Loader::kStageBytes>;
+  static constexpr bool kLeftByColumns = Form::kOverPairs,
+                        kRightByColumns = Form::kOverPairs || Form::kRightTransposed;
+
+  static size_t shared_bytes(int64_t experts) { return Stages::kTable + Tiles::bytes(experts); }
+};
+
+template <typename Shape>
+__device__ void load_tiles(const Product& in, const typename Shape::Tiles& tiles,
+                           const typename Shape::Stages& ring) {
+  Turn filling, filled;
+  int64_t steps = 0;
+  const auto hand_over = [&] {
+    fence_for_wgmma();
+    arrive(ring.full(filled.stage));
+    filled.advance();
+  };
+  for (int n = static_cast<int>(blockIdx.x); n < tiles.tiles(); n += static_cast<int>(gridDim.x)) {
+    const Tile tile = tiles[n];
+    typename Shape::Loader loader(in, tile, static_cast<int>(threadIdx.x));
+    for (int64_t depth = tile.depth_begin; depth < tile.depth_end; depth += kTileDepth) {
+      wait_for_phase(ring.empty(filling.stage), filling.parity ^ 1);
+      loader.load(ring.stage(filling.stage), depth);
+      commit_copies();
+      filling.advance();
+      if (++steps > kStagesUnderWay) {
+        wait_for_copies<kStagesUnderWay>();
+        hand_over();
+      }
+      loader.look_ahead(depth + kTileDepth);
+    }
+  }
+  wait_for_copies<0>();
+  for (int64_t left = steps < kStagesUnderWay ? steps : kStagesUnderWay; left > 0; --left) hand_over();
+}
+
+// The instruction number k of a stage has its 16 of the sum further on in rows of 128 bytes, or that many
+// rows on.
+template <bool kByColumns>
+__device__ uint64_t operand_of_step(uint32_t operand, int k) {
+  constexpr uint32_t kStep = kWgmmaDepth * (kByColumns ? kSwizzledRowBytes : sizeof(Bfloat16));
+  constexpr uint32_t kNoBlocks = 16;
+  return wgmma_operand(operand + k * kStep, kSwizzledGroupBytes,
+                       kByColumns ? kTileDepth * kSwizzledRowBytes : kNoBlocks);
+}
+
+// One stage of one warp group's 64 rows: begun, not waited for.
+template <typename Shape>
+__device__ void multiply_stage(uint32_t stage, int group, bool first, float (&sums)[kWgmmaSums]) {
+  static_assert(kTileDepth == kWgmmaRows);  // a block of 64 columns is as long as 64 rows are
+  const uint32_t left = stage + group * kWgmmaRows * kSwizzledRowBytes,
+                 right = stage + Shape::Loader::kLeftBytes;
+#pragma unroll
+  for (int k = 0; k < kTileDepth / kWgmmaDepth; ++k) {
+    wgmma<Shape::kLeftByColumns, Shape::kRightByColumns>(
+        sums, operand_of_step<Shape::kLeftByColumns>(left, k),
+        operand_of_step<Shape::kRightByColumns>(right, k), !first || k > 0);
+  }
+}
+
+template <typename Shape, typename Finish>
+__device__ void multiply_tiles(const Product& in, const typename Shape::Tiles& tiles,
+                               const typename Shape::Stages& ring, const Finish& finish) {
+  const int group = static_cast<int>(threadIdx.x) / kWarpGroup - 1;
+  Turn turn, done;
+  const auto multiply_next = [&](bool first, float(&sums)[kWgmmaSums]) {
+    wait_for_phase(ring.full(turn.stage), turn.parity);
+    wgmma_fence();
+    multiply_stage<Shape>(ring.stage(turn.stage), group, first, sums);
+    wgmma_commit();
+    turn.advance();
+  };
+  const auto give_back = [&] {
+    if (lane_index() == 0) arrive(ring.empty(done.stage));
+    done.advance();
+  };
+  const int blocks = static_cast<int>(gridDim.x);
+  int n = static_cast<int>(blockIdx.x);
+  if (n >= tiles.tiles()) return;
+  Tile tile = tiles[n];
+  while (true) {
+    const Fragments at{tile, group * kWgmmaRows + warp_index() % 4 * 16, tile.first_column,
+                       static_cast<int>(tile.first_column / kWgmmaSlice)};
+    if constexpr (Finish::kReads) finish.template prefetch<kWgmmaColumns>(in, at);
+    n += blocks;
+    Tile next{};  // looked up while products are made
+    float sums[kWgmmaSums];
+    if (tile.depth_begin < tile.depth_end) {
+      multiply_next(true, sums);
+      for (int64_t depth = tile.depth_begin + kTileDepth; depth < tile.depth_end; depth += kTileDepth) {
+        multiply_next(false, sums);
+        wgmma_wait<1>();
+        give_back();
+      }
+      if (n < tiles.tiles()) next = tiles[n];
+      wgmma_wait<0>();
+      hold(sums);
+      give_back();
+    } else {
+      if (n < tiles.tiles()) next = tiles[n];
+#pragma unroll
+      for (float& sum : sums) sum = 0;
+    }
+    finish(in, at, sums);
+    if (n >= tiles.tiles()) return;
+    tile = next;
+  }
+}
+
+template <typename Form, typename Finish>
+__global__ void __launch_bounds__(kThreads, 1) multiply_kernel(Product in, Finish finish) {
+  using Shape = Shape<Form, Finish>;
+  const typename Shape::Stages ring;
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < kStages; ++s) {
+      make_barrier(ring.full(s), kWarpGroup);
+      make_barrier(ring.empty(s), kMultiplyingGroups * kWarpGroup / kWarp);
+    }
+  }
+  const typename Shape::Tiles tiles(in, reinterpret_cast<int32_t*>(shared_memory() + Shape::Stages::kTable));
+  __syncthreads();
+  if (threadIdx.x < kWarpGroup) {
+    give_up_registers<kLoadingRegisters>();
+    load_tiles<Shape>(in, tiles, ring);
+  } else {
+    take_registers<kMultiplyingRegisters>();
+    multiply_tiles<Shape>(in, tiles, ring, finish);
+  }
+}
+
+}  // namespace
+
+template <typename Form, typename Finish>
+void multiply_by_wgmma(const Product& product, const Finish& finish, const Device& device, Stream stream) {
+  using Shape = Shape<Form, Finish>;
+  launch({"moe_ffn", stream, device.multiprocessors, kThreads, Shape::shared_bytes(product.experts)},
+         multiply_kernel<Form, Finish>, product, finish);
+}
+DTOPP_FOR_PAIR_PRODUCTS(multiply_by_wgmma)
+
+}  // namespace dtopp::cuda

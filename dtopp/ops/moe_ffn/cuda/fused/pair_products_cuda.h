@@ -1,0 +1,63 @@
+// The matrix products of moe_ffn on a CUDA device, in bf16 with sums in fp32, each with what stands before
+// and after it done on the way: rows are gathered as they are loaded; the activation, its gradient and a
+// gate's are formed from the sums before these leave the registers. One launch for all experts, whose rows
+// are read on the device; no row past the last pair is read or written. Shapes: A pairs (moe_ffn_cuda.h), D
+// hidden size, F FFN size, G = 2 F. Hidden and FFN sizes are multiples of 8 and addresses of 16 bytes.
+// Capability 8.0 and above; on 9.0 by wgmma.
+#pragma once
+
+#include <cstdint>
+
+#include "dtopp/ops/cuda/cuda_number.h"
+#include "dtopp/ops/cuda/cuda_stream.h"
+
+namespace dtopp::cuda {
+
+struct PairProducts {
+  const int32_t *offsets_E1, *token_A;
+  int64_t experts, hidden, ffn;
+  Stream stream;
+};
+
+// pre_AG[a] = gate_up_EGD[e] x_TD[token_A[a]], rounded; act_AF = silu(gate) * up of pre_AG = (gate, up).
+struct Activations {
+  const Bfloat16 *x_TD, *gate_up_EGD;
+  Bfloat16 *pre_AG, *act_AF;
+};
+void activate_pairs(const PairProducts& pairs, const Activations& in);
+
+// out_AD[a] = down_EDF[e] act_AF[a]
+void project_pairs(const PairProducts& pairs, const Bfloat16* act_AF, const Bfloat16* down_EDF,
+                   Bfloat16* out_AD);
+
+// Of dA[a] = dy_TD[token_A[a]]^T down_EDF[e], the gradient of a pair's activation A but for its gate r:
+// d_pre_AG; scaled_AF = r A, which the gradient of down needs; grad_gate_AP: <dA, A> in gate_parts(ffn)
+// parts.
+struct ActivationGradients {
+  const Bfloat16 *dy_TD, *down_EDF, *pre_AG;
+  const float* gate_A;
+  Bfloat16 *d_pre_AG, *scaled_AF;
+  float* grad_gate_AP;
+};
+void activation_gradients(const PairProducts& pairs, const ActivationGradients& in);
+int64_t gate_parts(int64_t ffn);
+
+// dx_AD[a] = d_pre_AG[a]^T gate_up_EGD[e]
+void input_gradients(const PairProducts& pairs, const Bfloat16* d_pre_AG, const Bfloat16* gate_up_EGD,
+                     Bfloat16* dx_AD);
+
+// Sums over an expert's pairs a, 0 for an expert without: rounded, or as they are where there is a `sum`,
+// added to it or in its place.
+struct WeightGradient {
+  Bfloat16* rounded;
+  float* sum = nullptr;
+  bool add = false;
+};
+// grad_gate_up_EGD[e] = sum d_pre_AG[a] x_TD[token_A[a]]^T
+void gate_up_gradient(const PairProducts& pairs, const Bfloat16* d_pre_AG, const Bfloat16* x_TD,
+                      const WeightGradient& grad_gate_up_EGD);
+// grad_down_EDF[e] = sum dy_TD[token_A[a]] scaled_AF[a]^T
+void down_gradient(const PairProducts& pairs, const Bfloat16* dy_TD, const Bfloat16* scaled_AF,
+                   const WeightGradient& grad_down_EDF);
+
+}  // namespace dtopp::cuda

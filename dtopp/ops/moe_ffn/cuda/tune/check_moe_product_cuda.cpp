@@ -1,0 +1,234 @@
+#include "dtopp/ops/moe_ffn/cuda/tune/check_moe_product_cuda.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <limits>
+
+#include "dtopp/ops/core/poisoned_memory.h"
+#include "dtopp/ops/moe_ffn/moe_ffn_products_cuda.h"
+
+namespace dtopp::cuda {
+namespace {
+
+constexpr int64_t kSpareRows = 37;
+constexpr double kWrong = std::numeric_limits<float>::max();
+
+// What others are by own kernels stays so.
+Products without_own_kernel(MoeProduct product, OwnProducts others) {
+  return {others.reset(static_cast<size_t>(product)), true};
+}
+Products with_own_kernel(MoeProduct product, OwnProducts others) {
+  return {others.set(static_cast<size_t>(product)), true};
+}
+
+double error_of(const at::Tensor& result, const at::Tensor& exact) {
+  const at::Tensor out = result.to(at::kFloat);
+  if (!at::isfinite(out).all().item<bool>()) return kWrong;
+  const at::Tensor size = exact.square().mean().sqrt().clamp_min(1e-12);
+  return ((out - exact).abs() / (exact.abs() + size)).max().item<double>();
+}
+
+// [A, …]; sums over pairs have a dimension more.
+bool is_of_pairs(const at::Tensor& result) { return result.dim() == 2; }
+
+double error_of(const std::vector<at::Tensor>& results, const std::vector<at::Tensor>& exact, int64_t pairs) {
+  double error = 0;
+  for (size_t i = 0; i < results.size(); ++i) {
+    const auto there = [&](const at::Tensor& all) { return is_of_pairs(all) ? all.slice(0, 0, pairs) : all; };
+    error = std::max(error, error_of(there(results[i]), there(exact[i])));
+  }
+  return error;
+}
+
+bool leaves_spare_rows(const std::vector<at::Tensor>& results, int64_t pairs) {
+  return std::ranges::all_of(results, [&](const at::Tensor& result) {
+    return !is_of_pairs(result) || result.slice(0, pairs).isnan().all().item<bool>();
+  });
+}
+
+// A few calls together: waiting for the device takes some 1e-5 s.
+double milliseconds_of(MoeProduct product, const Pairs& pairs, const ProductInputs& inputs) {
+  constexpr int kCalls = 5;
+  const auto begin = std::chrono::steady_clock::now();
+  at::Tensor out;
+  for (int call = 0; call < kCalls; ++call) out = run_product(product, pairs, inputs).back();
+  while (out.dim() > 0) out = out.select(0, 0);
+  out.item();
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count() / kCalls;
+}
+
+// form(place) gives the gradient of a weight.
+template <typename Form>
+std::vector<at::Tensor> gradient_and_sum(const ProductInputs& inputs, const Form& form) {
+  if (inputs.place.sum.defined()) {
+    form(inputs.place);
+    return {inputs.place.sum};
+  }
+  const at::Tensor gradient = form(SumPlace{});
+  const at::Tensor sum = at::empty(gradient.sizes(), inputs.gates_TE.options());
+  form(SumPlace{sum, false});
+  form(SumPlace{sum, true});
+  return {gradient, sum};
+}
+
+double median(std::vector<double> numbers) {
+  const auto middle = numbers.begin() + std::ssize(numbers) / 2;
+  std::ranges::nth_element(numbers, middle);
+  return *middle;
+}
+
+}  // namespace
+
+const std::vector<ProductCase>& product_cases() {
+  static const std::vector<ProductCase> cases = {{{1}, 8, 8},
+                                                 {{128, 0, 129, 3}, 64, 128},
+                                                 {{0, 200, 0, 0, 70, 0}, 72, 136},
+                                                 {{40, 300}, 328, 264},
+                                                 {{4096, 0, 1}, 520, 392}};
+  return cases;
+}
+
+const ProductCase& large_product_case() {
+  static const ProductCase large{std::vector<int64_t>(8, 4096), 2048, 1024};
+  return large;
+}
+
+ProductInputs::ProductInputs(const ProductCase& sizes, const at::Device& device) {
+  at::manual_seed(17);
+  const auto experts = static_cast<int64_t>(sizes.rows_E.size());
+  const auto options = at::device(device).dtype(at::kFloat);
+  const auto random = [&](at::IntArrayRef shape, int64_t depth) {
+    return at::randn(shape, options).div(std::sqrt(static_cast<double>(depth))).to(at::kBFloat16);
+  };
+  const int64_t tokens = std::ranges::max(sizes.rows_E) + 5;
+  gates_TE = at::zeros({tokens, experts}, options);
+  pairs = 0;
+  for (int64_t e = 0; e < experts; ++e) {
+    const int64_t rows = sizes.rows_E[static_cast<size_t>(e)];
+    const at::Tensor chosen = at::randperm(tokens, options.dtype(at::kLong)).slice(0, 0, rows);
+    gates_TE.select(1, e).index_copy_(0, chosen, at::rand({rows}, options).add(0.1));
+    pairs += rows;
+  }
+  const auto rows = [&](int64_t width) {
+    at::Tensor all = random({pairs + kSpareRows, width}, 1);
+    all.slice(0, pairs).fill_(std::numeric_limits<float>::quiet_NaN());
+    return all;
+  };
+  x_TD = random({tokens, sizes.hidden}, 1);
+  dy_TD = random({tokens, sizes.hidden}, 1);
+  gate_up_EGD = random({experts, 2 * sizes.ffn, sizes.hidden}, sizes.hidden);
+  down_EDF = random({experts, sizes.hidden, sizes.ffn}, sizes.ffn);
+  rows_AG = rows(2 * sizes.ffn);
+  rows_AF = rows(sizes.ffn);
+}
+
+ProductInputs ProductInputs::in_fp32() const {
+  ProductInputs out = *this;
+  for (at::Tensor* tensor :
+       {&out.x_TD, &out.dy_TD, &out.gate_up_EGD, &out.down_EDF, &out.rows_AG, &out.rows_AF})
+    *tensor = tensor->to(at::kFloat);
+  return out;
+}
+
+Pairs pairs_of(const ProductInputs& inputs, const Products& products) {
+  return make_pairs(inputs.gates_TE, inputs.pairs + kSpareRows, products);
+}
+
+std::vector<at::Tensor> run_product(MoeProduct product, const Pairs& pairs, const ProductInputs& in) {
+  switch (product) {
+    case MoeProduct::kActivation: {
+      const ActivatedPairs out = activate_pairs(pairs, in.x_TD, in.gate_up_EGD);
+      return {out.pre_AG, out.act_AF};
+    }
+    case MoeProduct::kProjection:
+      return {project_pairs(pairs, in.rows_AF, in.down_EDF)};
+    case MoeProduct::kActivationGradient: {
+      const ActivationGradient out = activation_gradient(pairs, in.dy_TD, in.rows_AG, in.down_EDF);
+      return {out.d_pre_AG, out.scaled_AF, out.grad_gate_AP.sum(1, /*keepdim=*/true)};
+    }
+    case MoeProduct::kInputGradient:
+      return {input_gradient(pairs, in.rows_AG, in.gate_up_EGD)};
+    case MoeProduct::kDownGradient: {
+      ActivationGradient gradient;
+      gradient.scaled_AF = in.rows_AF;
+      gradient.dy_AD = in.dy_AD;
+      return gradient_and_sum(
+          in, [&](const SumPlace& place) { return down_gradient(pairs, in.dy_TD, gradient, place); });
+    }
+    case MoeProduct::kGateUpGradient:
+      return gradient_and_sum(
+          in, [&](const SumPlace& place) { return gate_up_gradient(pairs, in.rows_AG, in.x_TD, place); });
+  }
+  return {};
+}
+
+ProductErrors compare_product(MoeProduct product, const OwnProducts& others, const ProductInputs& inputs,
+                              const RunProduct& run) {
+  const PoisonedMemory poisoned;
+  const ProductInputs fp32 = inputs.in_fp32();
+  const auto exact = run_product(product, pairs_of(fp32, {}), fp32);
+  const auto own = run(product, pairs_of(inputs, with_own_kernel(product, others)), inputs);
+  const auto grouped = run(product, pairs_of(inputs, without_own_kernel(product, others)), inputs);
+  const bool in_bounds = leaves_spare_rows(own, inputs.pairs);
+  return {in_bounds ? error_of(own, exact, inputs.pairs) : kWrong, error_of(grouped, exact, inputs.pairs)};
+}
+
+ProductTimes time_product(MoeProduct product, const OwnProducts& others, const ProductInputs& inputs) {
+  constexpr int kWarmUps = 2, kRounds = 9;
+  const Pairs own = pairs_of(inputs, with_own_kernel(product, others)),
+              grouped = pairs_of(inputs, without_own_kernel(product, others));
+  ProductInputs given = inputs;
+  if (!grouped.products.by_own_kernel(MoeProduct::kActivationGradient))
+    given.dy_AD = gather_pairs(grouped, inputs.dy_TD);
+  const auto sum_like = [&](const at::Tensor& weight) {
+    return SumPlace{at::zeros(weight.sizes(), inputs.gates_TE.options()), true};
+  };
+  if (product == MoeProduct::kDownGradient) given.place = sum_like(inputs.down_EDF);
+  if (product == MoeProduct::kGateUpGradient) given.place = sum_like(inputs.gate_up_EGD);
+  std::vector<double> own_times, grouped_times;
+  for (int round = 0; round < kWarmUps + kRounds; ++round) {
+    const double by_own = milliseconds_of(product, own, given),
+                 by_grouped = milliseconds_of(product, grouped, given);
+    if (round < kWarmUps) continue;
+    own_times.push_back(by_own);
+    grouped_times.push_back(by_grouped);
+  }
+  return {median(own_times), median(grouped_times)};
+}
+
+}  // namespace dtopp::cuda
+
+namespace dtopp {
+namespace {
+
+// (own error, grouped error, own milliseconds, grouped milliseconds). product: a name; own: a text of
+// parse_own_products, the other products by own kernels.
+std::tuple<double, double, double, double> check_moe_product(const std::string& product,
+                                                             const std::string& own, int64_t index) {
+  const auto which = moe_product_named(product);
+  const auto others = parse_own_products(own);
+  TORCH_CHECK(which && others, "check_moe_product: expected one of ", own_products_text(~OwnProducts()),
+              " and a list of them, got '", product, "' and '", own, "'");
+  const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(index));
+  const c10::DeviceGuard guard(device);
+  cuda::ProductErrors errors;
+  const auto compare = [&](const cuda::ProductInputs& inputs) {
+    const cuda::ProductErrors here = cuda::compare_product(*which, *others, inputs);
+    errors = {std::max(errors.own, here.own), std::max(errors.grouped, here.grouped)};
+  };
+  for (const cuda::ProductCase& sizes : cuda::product_cases()) compare({sizes, device});
+  const cuda::ProductInputs large(cuda::large_product_case(), device);
+  compare(large);
+  const cuda::ProductTimes times = cuda::time_product(*which, *others, large);
+  return {errors.own, errors.grouped, times.own, times.grouped};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(dtopp, m) {
+  m.def("check_moe_product(str product, str own, int index) -> (float, float, float, float)",
+        check_moe_product);
+}
+
+}  // namespace dtopp

@@ -1,0 +1,180 @@
+// What both ways to share out moe_ffn's backward pass on the CPU have: the activation's derivative, the
+// buffers of a group of experts, the weight gradients.
+#pragma once
+
+#include "dtopp/ops/core/gradient_sum.h"
+#include "dtopp/ops/moe_ffn/moe_ffn_cpu.h"
+
+namespace dtopp {
+
+// Rows of the backward pass through the activation, or some of their columns. A row's places are `stride`
+// numbers apart, the rows of `pre` and d pre hold gate and up, `ffn` numbers apart.
+template <typename Scalar, typename Real, typename Out>
+struct SwigluRows {
+  int64_t rows, columns, ffn;
+  const Scalar* pre;  // stride 2 ffn
+  const Real* da;     // dy W_down
+  int64_t da_stride;
+  const Real* gates_TE;  // of the expert
+  int64_t num_experts;
+  const int64_t* tokens;
+  Out* d_pre;
+  int64_t d_pre_stride;
+  Out* scaled;       // gate * A, what the gradient of W_down needs; stride ffn
+  Real* gate_parts;  // <da, A>, the gate's gradient, over each kGateColumns columns
+  int64_t parts_stride;
+};
+
+// However a row is cut at multiples of this, its gate's gradient has the same bits.
+constexpr int64_t kGateColumns = 64;
+inline int64_t gate_parts(int64_t ffn) { return round_up(ffn, kGateColumns) / kGateColumns; }
+
+// Compiled once for all that call it: the order of a part's sum is the compiler's.
+template <typename Scalar, typename Real, typename Out>
+[[gnu::noinline]] void swiglu_backward(const SwigluRows<Scalar, Real, Out>& in) {
+  run_widest([&] {
+    for (int64_t n = 0; n < in.rows; ++n) {
+      const Real r = in.gates_TE[in.tokens[n] * in.num_experts];
+      for (int64_t first = 0; first < in.columns; first += kGateColumns) {
+        const int64_t count = std::min(kGateColumns, in.columns - first);
+        const Scalar* pre = in.pre + n * 2 * in.ffn + first;
+        const Real* da_F = in.da + n * in.da_stride + first;
+        Out *d_pre = in.d_pre + n * in.d_pre_stride + first, *scaled = in.scaled + n * in.ffn + first;
+        Real part = 0;
+#pragma omp simd reduction(+ : part)
+        for (int64_t f = 0; f < count; ++f) {
+          const Real gate = load(pre[f]), up = load(pre[in.ffn + f]), da = da_F[f];
+          const Real sig = sigmoid(gate);
+          const Real silu = gate * sig;
+          part += da * silu * up;
+          store(scaled + f, r * silu * up);
+          store(d_pre + f, r * da * up * (sig + silu * (1 - sig)));
+          store(d_pre + in.ffn + f, r * da * silu);
+        }
+        in.gate_parts[n * in.parts_stride + first / kGateColumns] = part;
+      }
+    }
+  });
+}
+
+// The gates' gradients from their parts.
+template <typename Real>
+void add_gate_parts(const Real* parts, int64_t parts_each, const int64_t* tokens, int64_t rows,
+                    Real* grad_gates_T, int64_t num_experts) {
+  for (int64_t n = 0; n < rows; ++n) {
+    Real sum = 0;
+    for (int64_t part = 0; part < parts_each; ++part) sum += parts[n * parts_each + part];
+    grad_gates_T[tokens[n] * num_experts] = sum;
+  }
+}
+
+// The gradients asked for, as accumulated; the others undefined. Those of weights are of their type, or sums
+// of the gates'.
+struct Gradients {
+  at::Tensor x_TD, gates_TE;
+  SumPlace gate_up_proj, down_proj;
+  at::Tensor slots_STD;  // of x's sums
+
+  template <typename Real>
+  TokenSums<Real> sums_of_x() const {
+    return {x_TD.mutable_data_ptr<Real>(), slots_STD.mutable_data_ptr<Real>(), x_TD.size(0), x_TD.size(1)};
+  }
+};
+
+struct BackwardInputs {
+  at::Tensor grad_y_TD, x_TD, gates_TE, pre_activations_AG;
+  int64_t hidden, ffn;
+};
+
+// What a pass over the groups of experts works in. The largest group has group_rows rows, no expert more than
+// expert_rows.
+template <typename Tiles>
+struct BackwardBuffers {
+  using Real = typename Tiles::Real;
+  using Packed = typename Tiles::Packed;
+  using Sums = OuterSumBuffers<Tiles>;
+  int64_t d_pre_stride;
+  BufferParts<Packed> d_pre_NG, scaled_NF;  // the rows of a group; d pre a packed left side if kFinishes
+  BufferParts<Packed> left, right;          // packed
+  BufferParts<Real> da_NF, dx_ND, sum;
+  BufferParts<Real> gate_parts;  // of a block's rows
+
+  BackwardBuffers(int64_t group_rows, int64_t expert_rows, int64_t threads, int64_t hidden, int64_t ffn,
+                  const at::TensorOptions& options)
+      : d_pre_stride(row_stride(2 * ffn)),
+        d_pre_NG(1, group_rows * d_pre_stride, options),
+        scaled_NF(1, group_rows * ffn, options),
+        left(
+            threads,
+            std::max(Tiles::template left_size<Order::kRows>(Tiles::kLargestBlock, std::max(hidden, 2 * ffn)),
+                     Sums::left_size(expert_rows)),
+            options),
+        right(threads, Sums::right_size(expert_rows, std::max(hidden, ffn)), options),
+        da_NF(Tiles::kFinishes ? 0 : threads, Tiles::kLargestBlock * ffn, options),
+        dx_ND(Tiles::kFinishes ? 0 : threads, Tiles::kLargestBlock * hidden, options),
+        sum(threads,
+            std::max(Sums::sum_size(expert_rows, 2 * ffn, hidden), Sums::sum_size(expert_rows, hidden, ffn)),
+            options),
+        gate_parts(Tiles::kFinishes ? 0 : threads, Tiles::kLargestBlock * dtopp::gate_parts(ffn), options) {}
+
+  static int64_t row_stride(int64_t K) {
+    if constexpr (Tiles::kFinishes) return Tiles::left_stride(K);
+    return K;
+  }
+};
+
+// Rows [begin, end) of a weight gradient of one expert: sum over its pairs n of left(n)[m] right(n)[k].
+template <typename Scalar, typename Tiles, typename Left, typename Right>
+void weight_gradient(const Left& left, const Right& right, int64_t pairs, int64_t begin, int64_t end,
+                     int64_t width, int64_t share, const BackwardBuffers<Tiles>& buffers,
+                     const SumPlace& out_EMK, int64_t expert) {
+  const OuterSumBuffers<Tiles> own{buffers.left.of(share), buffers.right.of(share), buffers.sum.of(share)};
+  const auto sum_into = [&]<typename Out>(Out* out) {
+    sum_outer_products(left, right, pairs, begin, end, width, own,
+                       OuterSum<Out>{out + expert * out_EMK.sum.stride(0), out_EMK.add});
+  };
+  using Real = typename Tiles::Real;
+  if (out_EMK.sum.scalar_type() == c10::CppTypeToScalarType<Real>::value)
+    return sum_into(out_EMK.sum.mutable_data_ptr<Real>());
+  sum_into(out_EMK.sum.mutable_data_ptr<Scalar>());
+}
+
+// Shares the rows [0, M) of a gradient of every expert of the group out to the threads, each row counted with
+// its expert's pairs: body(expert, first row, last row, share).
+template <typename Tiles, typename Body>
+void for_gradient_rows(const Assignment& pairs, const ExpertGroup& group, int64_t M, const Body& body) {
+  const auto cost = [&](int64_t e) { return std::max<int64_t>(pairs.count(e), 1); };
+  for_even_shares<Tiles>(group.first, group.last, M, Tiles::shape().rows, thread_shares(group.rows), cost,
+                         body);
+}
+
+template <typename Scalar, typename Tiles>
+void weight_gradients(const BackwardInputs& in, const Assignment& pairs, const ExpertGroup& group,
+                      const BackwardBuffers<Tiles>& buffers, const Gradients& grad) {
+  using Packed = typename Tiles::Packed;
+  const int64_t hidden = in.hidden, ffn = in.ffn;
+  const Scalar *x = in.x_TD.const_data_ptr<Scalar>(), *dy = in.grad_y_TD.const_data_ptr<Scalar>();
+  const auto rows_of = [&](const Packed* rows, int64_t stride, int64_t e) {
+    const Packed* start = rows + (pairs.offset_E1[e] - group.pair) * stride;
+    return [start, stride](int64_t n) { return start + n * stride; };
+  };
+  const auto gathered = [&](const Scalar* from_TD, int64_t e) {
+    const int64_t* tokens = pairs.token_A.data() + pairs.offset_E1[e];
+    return [from_TD, tokens, hidden](int64_t n) { return from_TD + tokens[n] * hidden; };
+  };
+  if (grad.gate_up_proj.sum.defined()) {
+    for_gradient_rows<Tiles>(
+        pairs, group, 2 * ffn, [&](int64_t e, int64_t begin, int64_t end, int64_t share) {
+          weight_gradient<Scalar, Tiles>(rows_of(buffers.d_pre_NG.of(0), buffers.d_pre_stride, e),
+                                         gathered(x, e), pairs.count(e), begin, end, hidden, share, buffers,
+                                         grad.gate_up_proj, e);
+        });
+  }
+  if (!grad.down_proj.sum.defined()) return;
+  for_gradient_rows<Tiles>(pairs, group, hidden, [&](int64_t e, int64_t begin, int64_t end, int64_t share) {
+    weight_gradient<Scalar, Tiles>(gathered(dy, e), rows_of(buffers.scaled_NF.of(0), ffn, e), pairs.count(e),
+                                   begin, end, ffn, share, buffers, grad.down_proj, e);
+  });
+}
+
+}  // namespace dtopp

@@ -1,0 +1,138 @@
+// moe_ffn on a CUDA device: the pairs, then their rows through two products with an activation between
+// (forward), and their gradients. What is saved is the pre-activations alone. With max_pairs nothing is read
+// on the host (but on the reference path of Products, and by torch's grouped products on devices other than
+// of compute capability 9.0).
+#include "dtopp/ops/moe_ffn/moe_ffn_kernel.h"
+#include "dtopp/ops/moe_ffn/moe_ffn_products_cuda.h"
+
+namespace dtopp {
+namespace {
+
+using cuda::Pairs;
+
+// (y_TD, pre_activations_AG)
+std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor& gates,
+                                           const at::Tensor& gate_up, const at::Tensor& down,
+                                           int64_t max_pairs) {
+  const c10::DeviceGuard guard(x.device());
+  const at::Tensor x_TD = cuda::aligned(x), gates_TE = gates.contiguous();
+  const at::Tensor gate_up_EGD = gate_up.contiguous(), down_EDF = down.contiguous();
+  const Pairs pairs = cuda::make_pairs(gates_TE, max_pairs, cuda::choose_products(gate_up_EGD, down_EDF));
+  if (pairs.capacity() == 0)
+    return {at::zeros(x.sizes(), x.options()), at::empty({0, gate_up.size(1)}, x.options())};
+  cuda::ActivatedPairs activated = cuda::activate_pairs(pairs, x_TD, gate_up_EGD);
+  const at::Tensor out_AD = cuda::project_pairs(pairs, activated.act_AF, down_EDF);
+  activated.act_AF.reset();
+  return {cuda::sum_pairs(pairs, out_AD, gates_TE), activated.pre_AG};
+}
+
+// Of pairs_A2 only the length is used: how many pairs there is room for. It is 0 only where there are none.
+std::tuple<at::Tensor, at::Tensor> moe_ffn_forward_cuda(const at::Tensor& x_TD, const at::Tensor& gates_TE,
+                                                        const at::Tensor& pairs_A2,
+                                                        const at::Tensor& gate_up_proj,
+                                                        const at::Tensor& down_proj) {
+  check_moe_ffn_forward(x_TD, gates_TE, pairs_A2, gate_up_proj, down_proj);
+  if (pairs_A2.size(0) == 0)
+    return {at::zeros(x_TD.sizes(), x_TD.options()), at::empty({0, gate_up_proj.size(1)}, x_TD.options())};
+  return forward(x_TD, gates_TE, gate_up_proj, down_proj, pairs_A2.size(0));
+}
+
+at::Tensor moe_ffn_cuda(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
+                        const at::Tensor& down_proj, int64_t max_pairs) {
+  check_moe_ffn(x_TD, gates_TE, gate_up_proj, down_proj, max_pairs);
+  return std::get<0>(forward(x_TD, gates_TE, gate_up_proj, down_proj, max_pairs));
+}
+
+at::Tensor gate_gradients(const Pairs& pairs, const at::Tensor& grad_gate_AP) {
+  at::Tensor grad_gates_TE = at::empty(pairs.position_TE.sizes(), grad_gate_AP.options());
+  const auto spread = [&](auto real) {
+    using Real = decltype(real);
+    cuda::spread_gate_gradients(cuda::read<Real>(grad_gate_AP), grad_gate_AP.size(1),
+                                cuda::read<int32_t>(pairs.position_TE), grad_gates_TE.numel(),
+                                cuda::write<Real>(grad_gates_TE), cuda::current_stream(grad_gate_AP));
+  };
+  if (grad_gate_AP.scalar_type() == at::kDouble) {
+    spread(double{});
+  } else {
+    spread(float{});
+  }
+  return grad_gates_TE;
+}
+
+using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+
+// Where the gradients of the weights go.
+struct SumPlaces {
+  SumPlace gate_up, down;
+};
+
+Gradients zero_gradients(const std::array<at::Tensor, 4>& inputs, std::array<bool, 4> needed,
+                         const SumPlaces& places) {
+  const auto zeros = [&](size_t i) {
+    return needed[i] ? at::zeros(inputs[i].sizes(), inputs[i].options()) : at::Tensor();
+  };
+  for (const SumPlace& place : {places.gate_up, places.down})
+    if (place.sum.defined() && !place.add) place.sum.zero_();
+  return {zeros(0), zeros(1), places.gate_up.sum.defined() ? at::Tensor() : zeros(2),
+          places.down.sum.defined() ? at::Tensor() : zeros(3)};
+}
+
+Gradients backward(const at::Tensor& grad_y_TD, const at::Tensor& x_TD, const at::Tensor& gates_TE,
+                   const at::Tensor& gate_up_proj, const at::Tensor& down_proj,
+                   const at::Tensor& pre_activations_AG, std::array<bool, 4> needed,
+                   const SumPlaces& places) {
+  const c10::DeviceGuard guard(x_TD.device());
+  if (pre_activations_AG.size(0) == 0)
+    return zero_gradients({x_TD, gates_TE, gate_up_proj, down_proj}, needed, places);
+  const at::Tensor gate_up_EGD = gate_up_proj.contiguous(), down_EDF = down_proj.contiguous();
+  const at::Tensor x = cuda::aligned(x_TD), dy_TD = cuda::aligned(grad_y_TD),
+                   pre_AG = cuda::aligned(pre_activations_AG);
+  const Pairs pairs =
+      cuda::make_pairs(gates_TE.contiguous(), pre_AG.size(0), cuda::choose_products(gate_up_EGD, down_EDF));
+  at::Tensor grad_x_TD, grad_gates_TE, grad_gate_up, grad_down, d_pre_AG;
+  {
+    const cuda::ActivationGradient gradient = cuda::activation_gradient(pairs, dy_TD, pre_AG, down_EDF);
+    if (needed[1]) grad_gates_TE = gate_gradients(pairs, gradient.grad_gate_AP);
+    if (needed[3]) grad_down = cuda::down_gradient(pairs, dy_TD, gradient, places.down);
+    d_pre_AG = gradient.d_pre_AG;
+  }
+  if (needed[0]) {
+    grad_x_TD = cuda::sum_pairs(pairs, cuda::input_gradient(pairs, d_pre_AG, gate_up_EGD), at::Tensor());
+  }
+  if (needed[2]) grad_gate_up = cuda::gate_up_gradient(pairs, d_pre_AG, x, places.gate_up);
+  return {grad_x_TD, grad_gates_TE, grad_gate_up, grad_down};
+}
+
+Gradients moe_ffn_backward_cuda(const at::Tensor& grad_y_TD, const at::Tensor& x_TD,
+                                const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
+                                const at::Tensor& down_proj, const at::Tensor& pre_activations_AG,
+                                std::array<bool, 4> needed) {
+  check_moe_ffn_backward(grad_y_TD, x_TD, gates_TE, gate_up_proj, down_proj, pre_activations_AG);
+  return backward(grad_y_TD, x_TD, gates_TE, gate_up_proj, down_proj, pre_activations_AG, needed, {});
+}
+
+std::tuple<at::Tensor, at::Tensor> moe_ffn_backward_sums_cuda(
+    const at::Tensor& grad_y_TD, const at::Tensor& x_TD, const at::Tensor& gates_TE,
+    const at::Tensor& gate_up_proj, const at::Tensor& down_proj, const at::Tensor& pre_activations_AG,
+    std::array<bool, 2> needed, const at::Tensor& gate_up_sum, const at::Tensor& down_sum,
+    std::array<bool, 2> add) {
+  check_moe_ffn_backward_sums(grad_y_TD, x_TD, gates_TE, gate_up_proj, down_proj, pre_activations_AG,
+                              gate_up_sum, down_sum);
+  for (const at::Tensor& sum : {gate_up_sum, down_sum})
+    TORCH_CHECK(cuda::begins_aligned(sum), "moe_ffn_backward_sums: expected sums aligned to 16 bytes");
+  const auto [grad_x_TD, grad_gates_TE, no_grad_gate_up, no_grad_down] =
+      backward(grad_y_TD, x_TD, gates_TE, gate_up_proj, down_proj, pre_activations_AG,
+               {needed[0], needed[1], true, true}, {{gate_up_sum, add[0]}, {down_sum, add[1]}});
+  return {grad_x_TD, grad_gates_TE};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(dtopp, CUDA, m) {
+  m.impl("moe_ffn", moe_ffn_cuda);
+  m.impl("moe_ffn_forward", moe_ffn_forward_cuda);
+  m.impl("moe_ffn_backward", moe_ffn_backward_cuda);
+  m.impl("moe_ffn_backward_sums", moe_ffn_backward_sums_cuda);
+}
+
+}  // namespace dtopp

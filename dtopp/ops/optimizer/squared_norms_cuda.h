@@ -1,0 +1,13 @@
+// squared_norms' kernel for CUDA, as a plain function of device pointers (squared_norms.h).
+#pragma once
+
+#include <cstdint>
+
+#include "dtopp/ops/cuda/cuda_stream.h"
+
+namespace dtopp::cuda {
+
+void squared_norms(const float* values, const int64_t* offsets, int64_t parts, double* squares,
+                   Stream stream);
+
+}  // namespace dtopp::cuda

@@ -1,0 +1,108 @@
+#include <bit>
+#include <functional>
+#include <type_traits>
+
+#include "dtopp/ops/route/mass_bins.h"
+#include "dtopp/ops/route/route_cpu.h"
+
+namespace dtopp {
+namespace {
+
+constexpr int64_t kSortedFrom = 128;  // experts: comparing all pairs takes longer than sorting
+
+// Probabilities are not negative: their bits, as integers, are in their order, and comparing those makes
+// vectors (simd.h).
+template <typename Real>
+using BitsOf = std::conditional_t<sizeof(Real) == 4, int32_t, int64_t>;
+
+// before[i]: the probability of the experts that come before expert i, of equal ones those of lower index.
+template <typename Real>
+[[gnu::always_inline]] inline void compare_all(const Real* p, int32_t experts, BitsOf<Real>* key,
+                                               Real* before) {
+  using Bits = BitsOf<Real>;
+  for (int32_t i = 0; i < experts; ++i) {
+    key[i] = std::bit_cast<Bits>(p[i]) - 1;  // an equal one of lower index comes before
+    before[i] = 0;
+  }
+  for (int32_t j = 0; j < experts; ++j) {
+    const auto other = std::bit_cast<Bits>(p[j]);
+    key[j] = other;  // not before itself, nor before those of lower index that equal it
+#pragma omp simd
+    for (int32_t i = 0; i < experts; ++i) before[i] += std::bit_cast<Real>(other > key[i] ? other : Bits(0));
+  }
+}
+
+template <typename Real>
+[[gnu::always_inline]] inline void count_compared(TokenBuffers<Real>& buffers, int64_t experts,
+                                                  BitsOf<Real>* key, int64_t* histogram) {
+  const Real* before = buffers.s.data();
+  int32_t* bin = buffers.chosen.data();
+  compare_all(buffers.p.data(), static_cast<int32_t>(experts), key, buffers.s.data());
+#pragma omp simd
+  for (int64_t e = 0; e < experts; ++e) bin[e] = mass_bin(before[e]);
+  for (int64_t e = 0; e < experts; ++e) ++histogram[bin[e]];
+  --histogram[0];  // the likeliest expert's, which nothing is before
+}
+
+template <typename Real>
+[[gnu::always_inline]] inline void count_sorted(TokenBuffers<Real>& buffers, int64_t limit,
+                                                int64_t* histogram) {
+  std::sort(buffers.p.begin(), buffers.p.end(), std::greater<>());
+  double before = buffers.p[0];
+  for (int64_t n = 1; n < limit; ++n) {
+    ++histogram[mass_bin(before)];
+    before += buffers.p[n];
+  }
+}
+
+template <typename Real>
+void count_tokens(const Real* logits, int64_t tokens, int64_t experts, int64_t stride,
+                  const RouteOptions& options, Real theta, int64_t* histogram) {
+  const int64_t limit = options.max_experts > 0 ? std::min(options.max_experts, experts) : experts;
+  TokenBuffers<Real> buffers(experts);
+  std::vector<BitsOf<Real>> key(experts);
+  for (int64_t t = 0; t < tokens; t += stride) {
+    Real inverse_sigma = 1;
+    const auto state = probabilities(logits + t * experts, experts, options, theta, buffers, &inverse_sigma);
+    if (!state.finite()) continue;
+    if (experts < kSortedFrom && limit == experts) {
+      count_compared(buffers, experts, key.data(), histogram);
+    } else {
+      count_sorted(buffers, limit, histogram);
+    }
+  }
+}
+
+at::Tensor mass_histogram_cpu(const at::Tensor& logits_TE, const at::Tensor& scale,
+                              c10::string_view normalization, int64_t max_experts, int64_t stride) {
+  check_mass_histogram(logits_TE, scale, normalization, max_experts, stride);
+  const RouteOptions options =
+      parse_options(normalization, /*top_k=*/0, max_experts, /*renormalize=*/false, /*threshold=*/0);
+  const int64_t tokens = logits_TE.size(0), experts = logits_TE.size(1);
+  const at::Tensor z_TE = logits_TE.to(route_dtype(logits_TE)).contiguous();
+  const int64_t counted = (tokens + stride - 1) / stride;
+  const int64_t chunks = (counted + kTokensPerChunk - 1) / kTokensPerChunk;
+  const int64_t shares = std::clamp<int64_t>(at::get_num_threads(), 1, std::max<int64_t>(chunks, 1));
+  const at::Tensor counts_SM = at::zeros({shares, kMassBins}, logits_TE.options().dtype(at::kLong));
+  AT_DISPATCH_FLOATING_TYPES(z_TE.scalar_type(), "mass_histogram", [&] {
+    const auto theta = options.learn_scale ? scale.item<scalar_t>() : scalar_t(1);
+    const scalar_t* logits = z_TE.const_data_ptr<scalar_t>();
+    int64_t* counts = counts_SM.mutable_data_ptr<int64_t>();
+    at::parallel_for(0, shares, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t s = begin; s < end; ++s) {
+        const int64_t first = counted * s / shares * stride, last = counted * (s + 1) / shares * stride;
+        run_widest([&] {
+          count_tokens(logits + first * experts, std::min(last, tokens) - first, experts, stride, options,
+                       theta, counts + s * kMassBins);
+        });
+      }
+    });
+  });
+  return counts_SM.sum(0);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(dtopp, CPU, m) { m.impl("mass_histogram", mass_histogram_cpu); }
+
+}  // namespace dtopp

@@ -1,0 +1,83 @@
+// A warp takes a token, its probabilities in registers and, for comparing each with all others, in shared
+// memory. Counts are integers, added up in shared memory, then by atomics.
+#include "dtopp/ops/route/mass_bins.h"
+#include "dtopp/ops/route/mass_histogram_cuda.h"
+#include "dtopp/ops/route/route_token_cuda.h"
+
+namespace dtopp::cuda {
+namespace {
+
+// Shared memory of a block: its counts, then each warp's probabilities.
+template <typename Real>
+size_t block_bytes(int64_t experts) {
+  return kMassBins * sizeof(int) + kRouteWarps * static_cast<size_t>(experts) * sizeof(Real);
+}
+
+template <typename Scalar, int kPerLane>
+__device__ void count_token(const MassHistogram<Scalar>& of, int64_t t,
+                            typename MassHistogram<Scalar>::Real theta,
+                            typename MassHistogram<Scalar>::Real* p_E, int* counts) {
+  using Real = typename MassHistogram<Scalar>::Real;
+  const int experts = static_cast<int>(of.experts);
+  const int limit = of.rule.max_experts > 0 ? min(of.rule.max_experts, experts) : experts;
+  RouteToken<Real, kPerLane> token;
+  load_token(of.logits_TE + t * experts, experts, of.rule, theta, token);
+  if (!token.finite()) return;
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    if (expert_of(i) < experts) p_E[expert_of(i)] = token.p[i];
+  }
+  __syncwarp();
+  for (int e = lane_index(); e < experts; e += kWarp) {
+    Real before = 0;
+    int rank = 0;
+    for (int other = 0; other < experts; ++other) {
+      const bool first = p_E[other] > p_E[e] || (p_E[other] == p_E[e] && other < e);
+      before += first ? p_E[other] : Real(0);
+      rank += first ? 1 : 0;
+    }
+    if (rank > 0 && rank < limit) atomicAdd(counts + mass_bin(before), 1);
+  }
+  __syncwarp();
+}
+
+template <typename Scalar, int kPerLane>
+__global__ void __launch_bounds__(kRouteThreads) mass_histogram_kernel(MassHistogram<Scalar> of) {
+  using Real = typename MassHistogram<Scalar>::Real;
+  auto* counts = reinterpret_cast<int*>(shared_memory());
+  auto* p_E = reinterpret_cast<Real*>(counts + kMassBins) + warp_index() * of.experts;
+  for (int m = static_cast<int>(threadIdx.x); m < kMassBins; m += kRouteThreads) counts[m] = 0;
+  __syncthreads();
+  const Real theta = of.rule.learn_scale ? *of.scale : Real(1);
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kRouteWarps;
+  for (int64_t n = blockIdx.x * kRouteWarps + warp_index(); n * of.stride < of.tokens; n += step)
+    count_token<Scalar, kPerLane>(of, n * of.stride, theta, p_E, counts);
+  __syncthreads();
+  for (int m = static_cast<int>(threadIdx.x); m < kMassBins; m += kRouteThreads) {
+    if (counts[m] != 0)
+      atomicAdd(reinterpret_cast<unsigned long long*>(of.counts + m),
+                static_cast<unsigned long long>(counts[m]));
+  }
+}
+
+}  // namespace
+
+template <typename Scalar>
+void mass_histogram(const MassHistogram<Scalar>& of, Stream stream) {
+  constexpr int64_t kBlocksOfMultiprocessor = 4;
+  const int64_t needed = ceil_divide(ceil_divide(of.tokens, of.stride), kTokensPerBlock);
+  const int64_t blocks = needed < kBlocksOfMultiprocessor * current_device().multiprocessors
+                             ? needed
+                             : kBlocksOfMultiprocessor * current_device().multiprocessors;
+  dispatch_per_lane(of.experts, [&](auto per_lane) {
+    launch({"mass_histogram", stream, blocks, kRouteThreads,
+            block_bytes<typename MassHistogram<Scalar>::Real>(of.experts)},
+           mass_histogram_kernel<Scalar, per_lane()>, of);
+  });
+}
+
+template void mass_histogram(const MassHistogram<float>&, Stream);
+template void mass_histogram(const MassHistogram<double>&, Stream);
+template void mass_histogram(const MassHistogram<Bfloat16>&, Stream);
+
+}  // namespace dtopp::cuda

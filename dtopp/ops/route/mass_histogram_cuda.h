@@ -1,0 +1,22 @@
+// mass_histogram's kernel for CUDA, as a plain function of device pointers (mass_histogram.h).
+#pragma once
+
+#include "dtopp/ops/route/route_cuda.h"
+
+namespace dtopp::cuda {
+
+template <typename Scalar>
+struct MassHistogram {
+  using Real = Accumulator<Scalar>;
+  const Scalar* logits_TE;
+  const Real* scale;  // []
+  int64_t tokens, experts, stride;
+  RouteRule rule;
+  int64_t* counts;  // [kMassBins], zeros when it begins
+};
+
+// Scalar: float, Bfloat16, double.
+template <typename Scalar>
+void mass_histogram(const MassHistogram<Scalar>& of, Stream stream);
+
+}  // namespace dtopp::cuda

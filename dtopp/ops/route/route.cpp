@@ -1,0 +1,167 @@
+#include "dtopp/ops/route/route.h"
+
+#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
+
+#include "dtopp/ops/core/call_op.h"
+#include "dtopp/ops/core/check_tensor.h"
+#include "dtopp/ops/route/route_kernel.h"
+
+namespace dtopp {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+using OptionalTensor = std::optional<at::Tensor>;
+
+using RouteTuple = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+
+using GradientPair = std::tuple<at::Tensor, at::Tensor>;
+
+RouteTuple route_meta(const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& threshold,
+                      c10::string_view normalization, int64_t top_k, int64_t max_experts,
+                      bool /*renormalize*/) {
+  check_route(logits_TE, scale, threshold, normalization, top_k, max_experts);
+  const auto real = logits_TE.options().dtype(route_dtype(logits_TE));
+  const auto integer = real.dtype(at::kLong);
+  const c10::SymInt experts = logits_TE.sym_size(1);
+  return {at::empty_symint(logits_TE.sym_sizes(), real),
+          at::empty_symint({experts}, integer),
+          at::empty_symint({experts + 1}, integer),
+          at::empty_symint({experts}, real),
+          at::empty({}, real),
+          at::empty({}, real)};
+}
+
+GradientPair route_backward_meta(const at::Tensor& logits_TE, const at::Tensor& scale,
+                                 const at::Tensor& gates_TE, const OptionalTensor& grad_gates_TE,
+                                 const OptionalTensor& grad_mean_prob_E, const OptionalTensor& grad_entropy,
+                                 const OptionalTensor& grad_router_z, c10::string_view normalization,
+                                 bool /*renormalize*/) {
+  check_route_backward(logits_TE, scale, gates_TE,
+                       {grad_gates_TE, grad_mean_prob_E, grad_entropy, grad_router_z}, normalization);
+  return {at::empty_symint(logits_TE.sym_sizes(), logits_TE.options()), at::empty({}, scale.options())};
+}
+
+OptionalTensor defined_or_none(const at::Tensor& grad) {
+  return grad.defined() ? OptionalTensor(grad) : std::nullopt;
+}
+
+struct RouteFunction : torch::autograd::Function<RouteFunction> {
+  static variable_list forward(AutogradContext* context, const at::Tensor& logits_TE, const at::Tensor& scale,
+                               const at::Tensor& threshold, const std::string& normalization, int64_t top_k,
+                               int64_t max_experts, bool renormalize) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    auto [gates_TE, counts_E, histogram, mean_prob_E, entropy, router_z] =
+        call_op<"dtopp::route", decltype(route_meta)>(logits_TE, scale, threshold, normalization, top_k,
+                                                      max_experts, renormalize);
+    context->save_for_backward({logits_TE, scale, gates_TE});
+    context->saved_data["normalization"] = normalization;
+    context->saved_data["renormalize"] = renormalize;
+    context->set_materialize_grads(false);
+    context->mark_non_differentiable({counts_E, histogram});
+    return {gates_TE, counts_E, histogram, mean_prob_E, entropy, router_z};
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const variable_list saved = context->get_saved_variables();
+    auto [grad_logits_TE, grad_scale] = call_op<"dtopp::route_backward", decltype(route_backward_meta)>(
+        saved[0], saved[1], saved[2], defined_or_none(grads[0]), defined_or_none(grads[3]),
+        defined_or_none(grads[4]), defined_or_none(grads[5]),
+        context->saved_data["normalization"].toStringRef(), context->saved_data["renormalize"].toBool());
+    return {grad_logits_TE, grad_scale, {}, {}, {}, {}, {}};
+  }
+};
+
+RouteTuple route_autograd(const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& threshold,
+                          c10::string_view normalization, int64_t top_k, int64_t max_experts,
+                          bool renormalize) {
+  check_route(logits_TE, scale, threshold, normalization, top_k, max_experts);
+  auto out = RouteFunction::apply(logits_TE, scale, threshold, std::string(normalization), top_k, max_experts,
+                                  renormalize);
+  return {out[0], out[1], out[2], out[3], out[4], out[5]};
+}
+
+}  // namespace
+
+at::ScalarType route_dtype(const at::Tensor& logits_TE) {
+  return logits_TE.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+void check_router_logits(const char* op, const at::Tensor& logits_TE, const at::Tensor& scale,
+                         c10::string_view normalization) {
+  const auto dtype = logits_TE.scalar_type();
+  TORCH_CHECK(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kDouble, op,
+              ": expected logits of dtype float32, bfloat16 or float64, got ", dtype);
+  TORCH_CHECK(logits_TE.dim() == 2, op, ": expected logits of shape [tokens, experts], got ",
+              logits_TE.sym_sizes());
+  TORCH_CHECK(logits_TE.sym_size(1) >= 1, op, ": expected logits of at least 1 expert, got shape ",
+              logits_TE.sym_sizes());
+  TORCH_CHECK(
+      scale.scalar_type() == at::kFloat || (dtype == at::kDouble && scale.scalar_type() == at::kDouble), op,
+      ": expected a scale of dtype float32, got ", scale.scalar_type());
+  TORCH_CHECK(scale.dim() == 0, op, ": expected a scale of shape [], got ", scale.sym_sizes());
+  TORCH_CHECK(scale.device() == logits_TE.device(), op, ": expected a scale on the logits' device ",
+              logits_TE.device(), ", got ", scale.device());
+  TORCH_CHECK(normalization == "none" || normalization == "fixed" || normalization == "dynamic", op,
+              ": expected normalization none, fixed or dynamic, got '", normalization, "'");
+}
+
+void check_route(const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& threshold,
+                 c10::string_view normalization, int64_t top_k, int64_t max_experts) {
+  check_router_logits("route", logits_TE, scale, normalization);
+  const c10::SymInt experts = logits_TE.sym_size(1);
+  TORCH_CHECK(threshold.scalar_type() == at::kDouble, "route: expected a threshold of dtype float64, got ",
+              threshold.scalar_type());
+  TORCH_CHECK(threshold.dim() == 0, "route: expected a threshold of shape [], got ", threshold.sym_sizes());
+  TORCH_CHECK(threshold.device() == logits_TE.device(), "route: expected a threshold on the logits' device ",
+              logits_TE.device(), ", got ", threshold.device());
+  TORCH_CHECK(top_k >= 0 && top_k <= experts, "route: expected top_k from 0 to the number of experts ",
+              experts, ", got ", top_k);
+  TORCH_CHECK(max_experts >= 0, "route: expected max_experts of at least 0, got ", max_experts);
+}
+
+void check_route_backward(const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& gates_TE,
+                          const RouteGradients& grad, c10::string_view normalization) {
+  check_router_logits("route_backward", logits_TE, scale, normalization);
+  const auto check = [&](const char* name, const at::Tensor& tensor, c10::SymIntArrayRef sizes) {
+    check_tensor("route_backward", name, tensor, {route_dtype(logits_TE), logits_TE.device()}, sizes);
+  };
+  const c10::SymIntArrayRef sizes_TE = logits_TE.sym_sizes(), sizes_E = sizes_TE.slice(1);
+  check("gates", gates_TE, sizes_TE);
+  if (grad.gates_TE) check("grad_gates", *grad.gates_TE, sizes_TE);
+  if (grad.mean_prob_E) check("grad_mean_prob", *grad.mean_prob_E, sizes_E);
+  if (grad.entropy) check("grad_entropy", *grad.entropy, {});
+  if (grad.router_z) check("grad_router_z", *grad.router_z, {});
+}
+
+RouteOutput route(const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& threshold,
+                  std::string_view normalization, int64_t top_k, int64_t max_experts, bool renormalize) {
+  auto [gates_TE, counts_E, histogram, mean_prob_E, entropy, router_z] =
+      call_op<"dtopp::route", decltype(route_meta)>(logits_TE, scale, threshold, normalization, top_k,
+                                                    max_experts, renormalize);
+  return {gates_TE, counts_E, histogram, mean_prob_E, entropy, router_z};
+}
+
+TORCH_LIBRARY_FRAGMENT(dtopp, m) {
+  m.def(
+      "route(Tensor logits_TE, Tensor scale, Tensor threshold, *, str normalization=\"dynamic\", int "
+      "top_k=0, "
+      "int max_experts=0, bool renormalize=True) -> (Tensor gates_TE, Tensor expert_counts_E, "
+      "Tensor active_histogram, Tensor mean_prob_E, Tensor entropy, Tensor router_z)");
+  m.def(
+      "route_backward(Tensor logits_TE, Tensor scale, Tensor gates_TE, Tensor? grad_gates_TE, "
+      "Tensor? grad_mean_prob_E, Tensor? grad_entropy, Tensor? grad_router_z, str normalization, "
+      "bool renormalize) -> (Tensor grad_logits_TE, Tensor grad_scale)");
+}
+
+TORCH_LIBRARY_IMPL(dtopp, Autograd, m) {
+  m.impl("route", route_autograd);
+  m.impl("route_backward", torch::autograd::autogradNotImplementedFallback());
+}
+
+TORCH_LIBRARY_IMPL(dtopp, Meta, m) {
+  m.impl("route", route_meta);
+  m.impl("route_backward", route_backward_meta);
+}
+
+}  // namespace dtopp

@@ -1,0 +1,164 @@
+#include <numeric>
+
+#include "dtopp/ops/route/route_cpu.h"
+
+namespace dtopp {
+namespace {
+
+using OptionalTensor = std::optional<at::Tensor>;
+
+// Everything the backward pass of a chunk reads besides logits and gates.
+template <typename Real>
+struct GradientSources {
+  const Real* gates_TE;     // null: nothing depends on the gates
+  const Real* mean_prob_E;  // already divided by the number of tokens, as are the next two; never null
+  Real entropy;
+  Real router_z;
+};
+
+// ds into buffers.work from d gates, d mean_prob and d entropy, through renormalisation and softmax.
+template <typename Real>
+[[gnu::always_inline]] inline void softmax_backward(const Real* gates_E, const Real* grad_gates_E,
+                                                    const GradientSources<Real>& grad, Real lse,
+                                                    int64_t experts, const RouteOptions& options,
+                                                    TokenBuffers<Real>& buffers) {
+  const Real* p = buffers.p.data();
+  const Real* s = buffers.s.data();
+  Real* dp = buffers.work.data();
+  std::copy(grad.mean_prob_E, grad.mean_prob_E + experts, dp);
+  if (grad_gates_E != nullptr) {
+    Real chosen_prob = 0, weighted = 0;
+#pragma omp simd reduction(+ : chosen_prob, weighted)
+    for (int64_t e = 0; e < experts; ++e) {
+      const bool chosen = gates_E[e] != 0;
+      chosen_prob += chosen ? p[e] : Real(0);
+      weighted += chosen ? gates_E[e] * grad_gates_E[e] : Real(0);
+    }
+    const Real inverse = options.renormalize ? 1 / chosen_prob : Real(1);
+    const Real shift = options.renormalize ? weighted : Real(0);
+#pragma omp simd
+    for (int64_t e = 0; e < experts; ++e) {
+      dp[e] += gates_E[e] != 0 ? (grad_gates_E[e] - shift) * inverse : Real(0);
+    }
+  }
+  Real mean = 0;
+#pragma omp simd reduction(+ : mean)
+  for (int64_t e = 0; e < experts; ++e) {
+    dp[e] +=
+        grad.entropy * (p[e] == 0 ? Real(0) : lse - s[e]);  // d(-P log P) = -log P - 1; the 1 cancels below
+    mean += p[e] * dp[e];
+  }
+#pragma omp simd
+  for (int64_t e = 0; e < experts; ++e) dp[e] = p[e] * (dp[e] - mean);
+}
+
+// dz of one token from ds in buffers.work, through the normalisation; returns its d theta.
+template <typename Real>
+[[gnu::always_inline]] inline double normalize_backward(const TokenBuffers<Real>& buffers, Real theta,
+                                                        Real inverse_sigma, int64_t experts, Real* dz) {
+  const Real* ds = buffers.work.data();
+  const Real* xhat = buffers.xhat.data();
+  Real sum = 0, product = 0;
+#pragma omp simd reduction(+ : sum, product)
+  for (int64_t e = 0; e < experts; ++e) {
+    sum += ds[e];
+    product += ds[e] * xhat[e];
+  }
+  const Real mean = sum / static_cast<Real>(experts), projection = product / static_cast<Real>(experts);
+  const Real factor = theta * inverse_sigma;
+#pragma omp simd
+  for (int64_t e = 0; e < experts; ++e) dz[e] = factor * (ds[e] - mean - xhat[e] * projection);
+  return product;
+}
+
+// Returns d theta, summed over the chunk's tokens.
+template <typename Real>
+[[gnu::always_inline]] inline double route_backward_chunk(const Real* logits, const Real* gates,
+                                                          const Real* grad_gates, int64_t tokens,
+                                                          int64_t experts, const GradientSources<Real>& grad,
+                                                          const RouteOptions& options, Real theta,
+                                                          TokenBuffers<Real>& buffers, Real* grad_logits) {
+  double grad_theta = 0;
+  for (int64_t t = 0; t < tokens; ++t) {
+    const int64_t row = t * experts;
+    Real* dz = grad_logits + row;
+    Real inverse_sigma = 1;
+    const auto state = probabilities(logits + row, experts, options, theta, buffers, &inverse_sigma);
+    softmax_backward(gates + row, grad_gates == nullptr ? nullptr : grad_gates + row, grad, state.lse(),
+                     experts, options, buffers);
+    if (options.normalize) {
+      grad_theta += normalize_backward(buffers, theta, inverse_sigma, experts, dz);
+    } else {
+      std::copy(buffers.work.begin(), buffers.work.end(), dz);
+    }
+    if (grad.router_z == 0) continue;
+    const Real factor = 2 * softmax(logits + row, experts, buffers.p.data()).lse() * grad.router_z;
+    const Real* p = buffers.p.data();
+#pragma omp simd
+    for (int64_t e = 0; e < experts; ++e) dz[e] += factor * p[e];
+  }
+  return grad_theta;
+}
+
+template <typename Real>
+double route_backward_chunks(const at::Tensor& logits_TE, const at::Tensor& gates_TE, Real theta,
+                             const GradientSources<Real>& grad, const RouteOptions& options,
+                             at::Tensor& grad_logits_TE) {
+  const int64_t tokens = logits_TE.size(0), experts = logits_TE.size(1);
+  const int64_t chunks = (tokens + kTokensPerChunk - 1) / kTokensPerChunk;
+  const Real* logits = logits_TE.const_data_ptr<Real>();
+  const Real* gates = gates_TE.const_data_ptr<Real>();
+  Real* grad_logits = grad_logits_TE.mutable_data_ptr<Real>();
+  std::vector<double> grad_theta(chunks);
+  at::parallel_for(0, chunks, 1, [&](int64_t begin, int64_t end) {
+    TokenBuffers<Real> buffers(experts);
+    for (int64_t c = begin; c < end; ++c) {
+      const int64_t first = c * kTokensPerChunk, row = first * experts;
+      const int64_t count = std::min(kTokensPerChunk, tokens - first);
+      const Real* grad_gates = grad.gates_TE == nullptr ? nullptr : grad.gates_TE + row;
+      run_widest([&] {
+        grad_theta[c] = route_backward_chunk(logits + row, gates + row, grad_gates, count, experts, grad,
+                                             options, theta, buffers, grad_logits + row);
+      });
+    }
+  });
+  return std::accumulate(grad_theta.begin(), grad_theta.end(), 0.0);
+}
+
+std::tuple<at::Tensor, at::Tensor> route_backward_cpu(const at::Tensor& logits_TE, const at::Tensor& scale,
+                                                      const at::Tensor& gates_TE,
+                                                      const OptionalTensor& grad_gates_TE,
+                                                      const OptionalTensor& grad_mean_prob_E,
+                                                      const OptionalTensor& grad_entropy,
+                                                      const OptionalTensor& grad_router_z,
+                                                      c10::string_view normalization, bool renormalize) {
+  check_route_backward(logits_TE, scale, gates_TE,
+                       {grad_gates_TE, grad_mean_prob_E, grad_entropy, grad_router_z}, normalization);
+  const RouteOptions options = parse_options(normalization, 0, 0, renormalize, 0);
+  const auto dtype = route_dtype(logits_TE);
+  const double count = static_cast<double>(std::max<int64_t>(logits_TE.size(0), 1));
+  const at::Tensor z_TE = logits_TE.to(dtype).contiguous();
+  const at::Tensor gates = gates_TE.contiguous();
+  const at::Tensor grad_gates = grad_gates_TE ? grad_gates_TE->contiguous() : at::Tensor();
+  const at::Tensor grad_prob_E = grad_mean_prob_E ? grad_mean_prob_E->div(count).contiguous()
+                                                  : at::zeros({logits_TE.size(1)}, z_TE.options());
+  at::Tensor grad_logits_TE = at::empty_like(z_TE);
+  double grad_scale = 0;
+  AT_DISPATCH_FLOATING_TYPES(dtype, "route_backward", [&] {
+    const GradientSources<scalar_t> grad{
+        grad_gates.defined() ? grad_gates.const_data_ptr<scalar_t>() : nullptr,
+        grad_prob_E.const_data_ptr<scalar_t>(),
+        grad_entropy ? static_cast<scalar_t>(grad_entropy->item<double>() / count) : scalar_t(0),
+        grad_router_z ? static_cast<scalar_t>(grad_router_z->item<double>() / count) : scalar_t(0)};
+    const auto theta = options.learn_scale ? scale.item<scalar_t>() : scalar_t(1);
+    grad_scale = route_backward_chunks<scalar_t>(z_TE, gates, theta, grad, options, grad_logits_TE);
+  });
+  return {grad_logits_TE.to(logits_TE.scalar_type()),
+          at::scalar_tensor(options.learn_scale ? grad_scale : 0.0, scale.options())};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(dtopp, CPU, m) { m.impl("route_backward", route_backward_cpu); }
+
+}  // namespace dtopp

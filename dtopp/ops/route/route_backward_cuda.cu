@@ -1,0 +1,148 @@
+// Backward: a warp takes a token and forms its probabilities again. From the gradients of the gates (through
+// the renormalisation), of the mean probabilities and of the entropy: dP; through the softmax: ds; through
+// the normalisation: dz and d theta; plus the gradient of the raw logits' squared logsumexp. d theta is
+// summed in double, tokens of a warp, warps of a block, then blocks, each in a fixed order.
+#include "dtopp/ops/route/route_token_cuda.h"
+
+namespace dtopp::cuda {
+namespace {
+
+// Gradients of the means, divided by the number of tokens.
+template <typename Real>
+struct MeanGradients {
+  const Real* prob_E;
+  Real tokens, entropy, router_z;
+
+  template <typename Scalar>
+  __device__ explicit MeanGradients(const RouteBackward<Scalar>& in)
+      : prob_E(in.grad_mean_prob_E),
+        tokens(static_cast<Real>(in.tokens)),
+        entropy(in.grad_entropy == nullptr ? Real(0) : *in.grad_entropy / tokens),
+        router_z(in.grad_router_z == nullptr ? Real(0) : *in.grad_router_z / tokens) {}
+
+  __device__ Real prob(int e) const { return prob_E == nullptr ? Real(0) : prob_E[e] / tokens; }
+};
+
+// d gates through the renormalisation, added to dp.
+template <typename Real, int kPerLane>
+__device__ void add_gate_gradients(const Real* gates_E, const Real* grad_gates_E, bool renormalize,
+                                   int experts, const RouteToken<Real, kPerLane>& token,
+                                   Real (&dp)[kPerLane]) {
+  Real gates[kPerLane], grad[kPerLane], chosen_prob = 0, weighted = 0;
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    const int e = expert_of(i);
+    gates[i] = e < experts ? gates_E[e] : Real(0);
+    grad[i] = gates[i] != 0 ? grad_gates_E[e] : Real(0);
+    chosen_prob += gates[i] != 0 ? token.p[i] : Real(0);
+    weighted += gates[i] != 0 ? gates[i] * grad[i] : Real(0);
+  }
+  const Real inverse = renormalize ? 1 / warp_sum(chosen_prob) : Real(1);
+  const Real shift = renormalize ? warp_sum(weighted) : Real(0);
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) dp[i] += gates[i] != 0 ? (grad[i] - shift) * inverse : Real(0);
+}
+
+// dp, which ds then replaces.
+template <typename Real, int kPerLane>
+__device__ void softmax_backward(const RouteToken<Real, kPerLane>& token, Real grad_entropy,
+                                 Real (&dp)[kPerLane]) {
+  Real mean = 0;
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    // d(-P log P) = -log P - 1; the 1 cancels below
+    dp[i] += grad_entropy * (token.p[i] == 0 ? Real(0) : token.lse - token.s[i]);
+    mean += token.p[i] * dp[i];
+  }
+  mean = warp_sum(mean);
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) dp[i] = token.p[i] * (dp[i] - mean);
+}
+
+// ds, which dz then replaces; returns d theta.
+template <typename Real, int kPerLane>
+__device__ Real normalize_backward(const RouteToken<Real, kPerLane>& token, Real theta, int experts,
+                                   Real (&ds)[kPerLane]) {
+  Real sum = 0, product = 0;
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    sum += ds[i];
+    product += ds[i] * token.xhat[i];
+  }
+  sum = warp_sum(sum);
+  product = warp_sum(product);
+  const Real mean = sum / static_cast<Real>(experts), projection = product / static_cast<Real>(experts);
+  const Real factor = theta * token.inverse_sigma;
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) ds[i] = factor * (ds[i] - mean - token.xhat[i] * projection);
+  return product;
+}
+
+// Returns d theta of the token.
+template <typename Scalar, int kPerLane>
+__device__ double token_backward(const RouteBackward<Scalar>& in, int64_t t,
+                                 const MeanGradients<Accumulator<Scalar>>& mean, Accumulator<Scalar> theta) {
+  using Real = Accumulator<Scalar>;
+  const int experts = static_cast<int>(in.experts);
+  const int64_t row = t * in.experts;
+  RouteToken<Real, kPerLane> token{};  // x-hat is left out where nothing is normalised
+  load_token(in.logits_TE + row, experts, in.rule, theta, token);
+  Real gradient[kPerLane];
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) gradient[i] = expert_of(i) < experts ? mean.prob(expert_of(i)) : Real(0);
+  if (in.grad_gates_TE != nullptr) {
+    add_gate_gradients(in.gates_TE + row, in.grad_gates_TE + row, in.rule.renormalize, experts, token,
+                       gradient);
+  }
+  softmax_backward(token, mean.entropy, gradient);
+  const Real grad_theta = in.rule.normalize ? normalize_backward(token, theta, experts, gradient) : Real(0);
+  if (mean.router_z != 0) {
+    const Exponentials<Real> raw = exponentials(token.z, experts, token.p);
+    const Real factor = 2 * raw.lse() * mean.router_z / raw.sum;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) gradient[i] += factor * token.p[i];
+  }
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    if (expert_of(i) < experts) store(in.grad_logits_TE + row + expert_of(i), gradient[i]);
+  }
+  return grad_theta;
+}
+
+template <typename Scalar, int kPerLane>
+__global__ void __launch_bounds__(kRouteThreads) route_backward_kernel(RouteBackward<Scalar> in) {
+  using Real = Accumulator<Scalar>;
+  const MeanGradients<Real> mean(in);
+  const Real theta = in.rule.learn_scale ? *in.scale : Real(1);
+  double grad_theta = 0;
+  const int64_t first = blockIdx.x * kTokensPerBlock + warp_index() * kTokensPerWarp;
+  for (int64_t t = first; t < first + kTokensPerWarp && t < in.tokens; ++t)
+    grad_theta += token_backward<Scalar, kPerLane>(in, t, mean, theta);
+  grad_theta = sum_of_warps(grad_theta, reinterpret_cast<double*>(shared_memory()));
+  if (threadIdx.x == 0) in.sums[blockIdx.x] = grad_theta;
+}
+
+template <typename Scalar>
+__global__ void __launch_bounds__(kRouteThreads) grad_scale_kernel(RouteBackward<Scalar> in, int64_t blocks) {
+  const double sum = sum_of_blocks(in.sums, blocks, reinterpret_cast<double*>(shared_memory()));
+  if (threadIdx.x == 0) *in.grad_scale = static_cast<Accumulator<Scalar>>(in.rule.learn_scale ? sum : 0);
+}
+
+}  // namespace
+
+template <typename Scalar>
+void route_backward(const RouteBackward<Scalar>& route, Stream stream) {
+  const int64_t blocks = route_blocks(route.tokens);
+  const size_t scratch = kRouteWarps * sizeof(double);
+  dispatch_per_lane(route.experts, [&](auto per_lane) {
+    launch({"route", stream, blocks, kRouteThreads, scratch}, route_backward_kernel<Scalar, per_lane()>,
+           route);
+  });
+  launch({"route", stream, 1, kRouteThreads, scratch}, grad_scale_kernel<Scalar>, route, blocks);
+}
+
+template void route_backward(const RouteBackward<float>&, Stream);
+template void route_backward(const RouteBackward<double>&, Stream);
+template void route_backward(const RouteBackward<Bfloat16>&, Stream);
+
+}  // namespace dtopp::cuda

@@ -1,0 +1,110 @@
+// The arithmetic of one token that route's CPU forward and backward share: normalisation and softmax.
+#pragma once
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "dtopp/ops/core/simd.h"
+#include "dtopp/ops/route/route.h"
+#include "dtopp/ops/route/route_kernel.h"
+
+namespace dtopp {
+
+// Sums over tokens are formed per chunk, then over chunks in order: the same bits for any number of threads.
+constexpr int64_t kTokensPerChunk = 128;
+
+struct RouteOptions {
+  bool normalize;    // fixed or dynamic
+  bool learn_scale;  // dynamic
+  bool renormalize;
+  int64_t top_k;
+  int64_t max_experts;
+  double threshold;
+};
+
+inline RouteOptions parse_options(c10::string_view normalization, int64_t top_k, int64_t max_experts,
+                                  bool renormalize, double threshold) {
+  const bool learn_scale = normalization == "dynamic";
+  return {learn_scale || normalization == "fixed", learn_scale, renormalize, top_k, max_experts, threshold};
+}
+
+template <typename Real>
+struct Exponentials {
+  Real highest, sum;
+
+  Real lse() const { return highest + std::log(sum); }
+  // False with a NaN among the logits, an infinity, or nothing above -inf: every probability is NaN then.
+  bool finite() const { return std::isfinite(sum); }
+};
+
+// out = exp(s - max s), and its sum.
+template <typename Real>
+[[gnu::always_inline]] inline Exponentials<Real> exponentials(const Real* s, int64_t experts, Real* out) {
+  Real highest = -std::numeric_limits<Real>::infinity();
+#pragma omp simd reduction(max : highest)
+  for (int64_t e = 0; e < experts; ++e) highest = s[e] > highest ? s[e] : highest;
+  Real sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t e = 0; e < experts; ++e) {
+    out[e] = fast_exp(s[e] - highest);
+    sum += out[e];
+  }
+  return {highest, sum};
+}
+
+// p = softmax(s).
+template <typename Real>
+[[gnu::always_inline]] inline Exponentials<Real> softmax(const Real* s, int64_t experts, Real* p) {
+  const Exponentials<Real> state = exponentials(s, experts, p);
+  const Real inverse = 1 / state.sum;
+#pragma omp simd
+  for (int64_t e = 0; e < experts; ++e) p[e] *= inverse;
+  return state;
+}
+
+// xhat = (z - mean) / sigma; returns 1 / sigma.
+template <typename Real>
+[[gnu::always_inline]] inline Real normalize(const Real* z, int64_t experts, Real* xhat) {
+  Real mean = 0;
+#pragma omp simd reduction(+ : mean)
+  for (int64_t e = 0; e < experts; ++e) mean += z[e];
+  mean /= static_cast<Real>(experts);
+  Real variance = 0;
+#pragma omp simd reduction(+ : variance)
+  for (int64_t e = 0; e < experts; ++e) variance += (z[e] - mean) * (z[e] - mean);
+  variance /= static_cast<Real>(experts);
+  const Real inverse_sigma = 1 / std::sqrt(variance + static_cast<Real>(kVarianceEpsilon));
+#pragma omp simd
+  for (int64_t e = 0; e < experts; ++e) xhat[e] = (z[e] - mean) * inverse_sigma;
+  return inverse_sigma;
+}
+
+// The buffers of one chunk, reused from token to token.
+template <typename Real>
+struct TokenBuffers {
+  explicit TokenBuffers(int64_t experts)
+      : xhat(experts), s(experts), p(experts), work(experts), chosen(experts) {}
+  std::vector<Real> xhat, s, p, work;
+  std::vector<int32_t> chosen;
+};
+
+// From logits to probabilities: fills buffers.xhat (when normalised), s and p.
+template <typename Real>
+[[gnu::always_inline]] inline Exponentials<Real> probabilities(const Real* z, int64_t experts,
+                                                               const RouteOptions& options, Real theta,
+                                                               TokenBuffers<Real>& buffers,
+                                                               Real* inverse_sigma) {
+  if (!options.normalize) {
+    std::copy(z, z + experts, buffers.s.data());
+  } else {
+    *inverse_sigma = normalize(z, experts, buffers.xhat.data());
+    Real* s = buffers.s.data();
+    const Real* xhat = buffers.xhat.data();
+#pragma omp simd
+    for (int64_t e = 0; e < experts; ++e) s[e] = theta * xhat[e];
+  }
+  return softmax(buffers.s.data(), experts, buffers.p.data());
+}
+
+}  // namespace dtopp

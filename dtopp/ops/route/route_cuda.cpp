@@ -1,0 +1,83 @@
+#include "dtopp/ops/route/route_cuda.h"
+
+#include "dtopp/ops/cuda/cuda_tensor.h"
+#include "dtopp/ops/route/route_kernel.h"
+#include "dtopp/ops/route/route_rule_cuda.h"
+
+namespace dtopp {
+namespace {
+
+using OptionalTensor = std::optional<at::Tensor>;
+
+// A NaN threshold is not seen, since nothing is read on the host: it chooses one expert.
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> route_cuda(
+    const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& threshold,
+    c10::string_view normalization, int64_t top_k, int64_t max_experts, bool renormalize) {
+  check_route(logits_TE, scale, threshold, normalization, top_k, max_experts);
+  const c10::DeviceGuard guard(logits_TE.device());
+  const int64_t tokens = logits_TE.size(0), experts = logits_TE.size(1);
+  cuda::check_number_of_experts("route", experts);
+  const auto dtype = route_dtype(logits_TE);
+  const auto real = logits_TE.options().dtype(dtype);
+  const at::Tensor logits = logits_TE.contiguous(), theta = scale.to(dtype);
+  at::Tensor gates_TE = at::empty({tokens, experts}, real);
+  at::Tensor counts_E = at::zeros({experts}, real.dtype(at::kLong));
+  at::Tensor histogram = at::zeros({experts + 1}, real.dtype(at::kLong));
+  at::Tensor mean_prob_E = at::empty({experts}, real);
+  at::Tensor entropy = at::empty({}, real), router_z = at::empty({}, real);
+  const at::Tensor sums = at::empty({experts + 2, cuda::route_blocks(tokens)}, real.dtype(at::kDouble));
+  cuda::dispatch(logits, [&](auto scalar) {
+    using Scalar = decltype(scalar);
+    using Real = cuda::Accumulator<Scalar>;
+    cuda::route_forward<Scalar>(
+        {cuda::read<Scalar>(logits), cuda::read<Real>(theta), cuda::read<double>(threshold), tokens, experts,
+         cuda::route_rule(normalization, top_k, max_experts, renormalize), cuda::write<Real>(gates_TE),
+         cuda::write<int64_t>(counts_E), cuda::write<int64_t>(histogram), cuda::write<double>(sums),
+         cuda::write<Real>(mean_prob_E), cuda::write<Real>(entropy), cuda::write<Real>(router_z)},
+        cuda::current_stream(logits));
+  });
+  return {gates_TE, counts_E, histogram, mean_prob_E, entropy, router_z};
+}
+
+std::tuple<at::Tensor, at::Tensor> route_backward_cuda(const at::Tensor& logits_TE, const at::Tensor& scale,
+                                                       const at::Tensor& gates_TE,
+                                                       const OptionalTensor& grad_gates_TE,
+                                                       const OptionalTensor& grad_mean_prob_E,
+                                                       const OptionalTensor& grad_entropy,
+                                                       const OptionalTensor& grad_router_z,
+                                                       c10::string_view normalization, bool renormalize) {
+  check_route_backward(logits_TE, scale, gates_TE,
+                       {grad_gates_TE, grad_mean_prob_E, grad_entropy, grad_router_z}, normalization);
+  const c10::DeviceGuard guard(logits_TE.device());
+  const auto dtype = route_dtype(logits_TE);
+  const auto real = logits_TE.options().dtype(dtype);
+  const int64_t tokens = logits_TE.size(0), experts = logits_TE.size(1);
+  cuda::check_number_of_experts("route_backward", experts);
+  const auto plain = [](const OptionalTensor& grad) { return grad ? grad->contiguous() : at::Tensor(); };
+  const at::Tensor logits = logits_TE.contiguous(), theta = scale.to(dtype), gates = gates_TE.contiguous();
+  const at::Tensor grad_gates = plain(grad_gates_TE), grad_prob = plain(grad_mean_prob_E);
+  const at::Tensor grad_h = plain(grad_entropy), grad_z = plain(grad_router_z);
+  at::Tensor grad_logits_TE = at::empty({tokens, experts}, logits_TE.options());
+  const at::Tensor grad_theta = at::empty({}, real);
+  const at::Tensor sums = at::empty({cuda::route_blocks(tokens)}, real.dtype(at::kDouble));
+  cuda::dispatch(logits, [&](auto scalar) {
+    using Scalar = decltype(scalar);
+    using Real = cuda::Accumulator<Scalar>;
+    cuda::route_backward<Scalar>(
+        {cuda::read<Scalar>(logits), cuda::read<Real>(theta), cuda::read<Real>(gates),
+         cuda::read_if<Real>(grad_gates), cuda::read_if<Real>(grad_prob), cuda::read_if<Real>(grad_h),
+         cuda::read_if<Real>(grad_z), tokens, experts, cuda::route_rule(normalization, 0, 0, renormalize),
+         cuda::write<Scalar>(grad_logits_TE), cuda::write<double>(sums), cuda::write<Real>(grad_theta)},
+        cuda::current_stream(logits));
+  });
+  return {grad_logits_TE, grad_theta.to(scale.scalar_type())};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(dtopp, CUDA, m) {
+  m.impl("route", route_cuda);
+  m.impl("route_backward", route_backward_cuda);
+}
+
+}  // namespace dtopp

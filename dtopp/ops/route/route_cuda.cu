@@ -1,0 +1,209 @@
+// Forward: a warp takes a token, its probabilities in registers. Experts are taken one at a time, the
+// likeliest of those left by comparisons across the warp (the lower index where two are equal), their sum
+// kept in double in that order: what the threshold is compared with, as in the CPU kernel. A block takes
+// kTokensPerBlock tokens. Counts are integers, added up in shared memory, then by atomics. The sums over
+// tokens (P, entropy, router z) are kept in double per lane, added warp after warp to the block's and written
+// per block; a second kernel adds up the blocks, each number in a fixed order. Nothing is read on the host.
+#include "dtopp/ops/route/route_token_cuda.h"
+
+namespace dtopp::cuda {
+namespace {
+
+constexpr int kTaken = -1;   // in place of the probability of an expert that is taken
+constexpr int kAbsent = -2;  // beyond the experts
+
+// The expert with the largest of left, the first of several.
+template <typename Real, int kPerLane>
+__device__ int likeliest(const Real (&left)[kPerLane]) {
+  Real value = kAbsent;
+  int expert = 0;
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    if (left[i] > value) {
+      value = left[i];
+      expert = expert_of(i);
+    }
+  }
+  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+    const Real other = __shfl_xor_sync(kAllLanes, value, distance);
+    const int other_expert = __shfl_xor_sync(kAllLanes, expert, distance);
+    if (other > value || (other == value && other_expert < expert)) {
+      value = other;
+      expert = other_expert;
+    }
+  }
+  return expert;
+}
+
+// Marks the chosen experts in left; their number, and their probability added up likeliest first.
+template <typename Real, int kPerLane>
+__device__ int select_experts(const RouteToken<Real, kPerLane>& token, int experts, const RouteRule& rule,
+                              double threshold, Real (&left)[kPerLane], double* sum) {
+  int limit = rule.max_experts > 0 ? min(rule.max_experts, experts) : experts;
+  if (rule.top_k > 0) limit = min(limit, rule.top_k);
+  const int first = rule.top_k > 0 ? limit : 1;  // NaNs have no order: by index
+  const bool finite = token.finite();
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    left[i] = expert_of(i) < experts ? token.p[i] : Real(kAbsent);
+    if (!finite && expert_of(i) < first) left[i] = kTaken;
+  }
+  *sum = finite ? 0 : kNotANumber<double>;
+  if (!finite) return first;
+  int count = 0;
+  while (count < limit && (rule.top_k > 0 || count == 0 || *sum < threshold)) {
+    const int next = likeliest(left);
+    Real probability = 0;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      if (expert_of(i) != next) continue;
+      probability = left[i];
+      left[i] = kTaken;
+    }
+    *sum += __shfl_sync(kAllLanes, probability, next % kWarp);
+    ++count;
+  }
+  return count;
+}
+
+template <typename Real, int kPerLane>
+__device__ Real entropy_of(const RouteToken<Real, kPerLane>& token) {
+  Real entropy = 0;
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    entropy += token.p[i] == 0 ? Real(0) : token.p[i] * (token.lse - token.s[i]);
+  }
+  return warp_sum(entropy);
+}
+
+// Shared memory of a block: sums of P over its tokens, numbers a warp, counts.
+struct BlockStatistics {
+  double *prob_E, *scratch;
+  int *counts_E, *histogram;
+
+  __device__ explicit BlockStatistics(int experts)
+      : prob_E(reinterpret_cast<double*>(shared_memory())),
+        scratch(prob_E + experts),
+        counts_E(reinterpret_cast<int*>(scratch + kRouteWarps)),
+        histogram(counts_E + experts) {}
+
+  static size_t bytes(int64_t experts) {
+    return (experts + kRouteWarps) * sizeof(double) + (2 * experts + 1) * sizeof(int);
+  }
+
+  __device__ void clear(int experts) const {
+    for (int e = static_cast<int>(threadIdx.x); e <= experts; e += kRouteThreads) {
+      if (e < experts) prob_E[e] = 0;
+      if (e < experts) counts_E[e] = 0;
+      histogram[e] = 0;
+    }
+    __syncthreads();
+  }
+
+  __device__ void add_counts_to(int64_t* counts, int64_t* histogram_total, int experts) const {
+    const auto add = [](int64_t* to, int count) {
+      if (count != 0)
+        atomicAdd(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(count));
+    };
+    for (int e = static_cast<int>(threadIdx.x); e <= experts; e += kRouteThreads) {
+      if (e < experts) add(counts + e, counts_E[e]);
+      add(histogram_total + e, histogram[e]);
+    }
+  }
+};
+
+// What a warp has summed up over its tokens; entropy and z alike in every lane.
+template <int kPerLane>
+struct WarpSums {
+  double prob[kPerLane] = {}, entropy = 0, z = 0;
+};
+
+template <typename Scalar, int kPerLane>
+__device__ void route_token(const RouteForward<Scalar>& in, int64_t t,
+                            typename RouteForward<Scalar>::Real theta, const BlockStatistics& statistics,
+                            WarpSums<kPerLane>& sums) {
+  using Real = typename RouteForward<Scalar>::Real;
+  const int experts = static_cast<int>(in.experts);
+  RouteToken<Real, kPerLane> token;
+  load_token(in.logits_TE + t * experts, experts, in.rule, theta, token);
+  Real left[kPerLane];
+  double chosen_sum = 0;
+  const int count = select_experts(token, experts, in.rule, *in.threshold, left, &chosen_sum);
+  const double divisor = in.rule.renormalize ? chosen_sum : 1;
+  Real* gates_E = in.gates_TE + t * experts;
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    if (expert_of(i) >= experts) continue;
+    const bool chosen = left[i] == kTaken;
+    gates_E[expert_of(i)] = chosen ? static_cast<Real>(token.p[i] / divisor) : Real(0);
+    if (chosen) atomicAdd(statistics.counts_E + expert_of(i), 1);
+    sums.prob[i] += token.p[i];
+  }
+  if (lane_index() == 0) atomicAdd(statistics.histogram + count, 1);
+  sums.entropy += entropy_of(token);
+  const double lse = in.rule.normalize ? exponentials(token.z, experts, left).lse() : token.lse;
+  sums.z += lse * lse;
+}
+
+template <typename Scalar, int kPerLane>
+__global__ void __launch_bounds__(kRouteThreads) route_kernel(RouteForward<Scalar> in) {
+  using Real = typename RouteForward<Scalar>::Real;
+  const int experts = static_cast<int>(in.experts);
+  const BlockStatistics statistics(experts);
+  statistics.clear(experts);
+  WarpSums<kPerLane> sums;
+  const Real theta = in.rule.learn_scale ? *in.scale : Real(1);
+  const int64_t first = blockIdx.x * kTokensPerBlock + warp_index() * kTokensPerWarp;
+  for (int64_t t = first; t < first + kTokensPerWarp && t < in.tokens; ++t)
+    route_token<Scalar, kPerLane>(in, t, theta, statistics, sums);
+  for (int warp = 0; warp < kRouteWarps; ++warp) {
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      if (warp == warp_index() && expert_of(i) < experts) statistics.prob_E[expert_of(i)] += sums.prob[i];
+    }
+    __syncthreads();
+  }
+  const double entropy = sum_of_warps(sums.entropy, statistics.scratch);
+  const double z = sum_of_warps(sums.z, statistics.scratch);
+  for (int e = static_cast<int>(threadIdx.x); e < experts; e += kRouteThreads)
+    in.sums[e * static_cast<int64_t>(gridDim.x) + blockIdx.x] = statistics.prob_E[e];
+  if (threadIdx.x == 0) {
+    in.sums[experts * static_cast<int64_t>(gridDim.x) + blockIdx.x] = entropy;
+    in.sums[(experts + 1) * static_cast<int64_t>(gridDim.x) + blockIdx.x] = z;
+  }
+  statistics.add_counts_to(in.counts_E, in.histogram, experts);
+}
+
+// A block forms a mean over all tokens: of an expert's P, then of the entropy and of z.
+template <typename Scalar>
+__global__ void __launch_bounds__(kRouteThreads) means_kernel(RouteForward<Scalar> in, int64_t blocks) {
+  using Real = typename RouteForward<Scalar>::Real;
+  const int64_t index = blockIdx.x;
+  const double sum =
+      sum_of_blocks(in.sums + index * blocks, blocks, reinterpret_cast<double*>(shared_memory()));
+  if (threadIdx.x != 0) return;
+  const Real mean = static_cast<Real>(sum / static_cast<double>(in.tokens > 0 ? in.tokens : 1));
+  Real* to = index < in.experts ? in.mean_prob_E + index : index == in.experts ? in.entropy : in.router_z;
+  *to = mean;
+}
+
+}  // namespace
+
+int64_t route_blocks(int64_t tokens) { return ceil_divide(tokens, kTokensPerBlock); }
+
+template <typename Scalar>
+void route_forward(const RouteForward<Scalar>& route, Stream stream) {
+  const int64_t blocks = route_blocks(route.tokens);
+  dispatch_per_lane(route.experts, [&](auto per_lane) {
+    launch({"route", stream, blocks, kRouteThreads, BlockStatistics::bytes(route.experts)},
+           route_kernel<Scalar, per_lane()>, route);
+  });
+  launch({"route", stream, route.experts + 2, kRouteThreads, kRouteWarps * sizeof(double)},
+         means_kernel<Scalar>, route, blocks);
+}
+
+template void route_forward(const RouteForward<float>&, Stream);
+template void route_forward(const RouteForward<double>&, Stream);
+template void route_forward(const RouteForward<Bfloat16>&, Stream);
+
+}  // namespace dtopp::cuda

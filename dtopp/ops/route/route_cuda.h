@@ -1,0 +1,57 @@
+// route's kernels for CUDA, as plain functions of device pointers (route.h has the equations).
+#pragma once
+
+#include <cstdint>
+
+#include "dtopp/ops/cuda/cuda_limits.h"
+#include "dtopp/ops/cuda/cuda_number.h"
+#include "dtopp/ops/cuda/cuda_stream.h"
+
+namespace dtopp::cuda {
+
+struct RouteRule {
+  bool normalize;    // fixed or dynamic
+  bool learn_scale;  // dynamic
+  bool renormalize;
+  int top_k, max_experts;
+};
+
+template <typename Scalar>
+struct RouteForward {
+  using Real = Accumulator<Scalar>;
+  const Scalar* logits_TE;
+  const Real* scale;  // []
+  const double* threshold;
+  int64_t tokens, experts;
+  RouteRule rule;
+  Real* gates_TE;
+  int64_t *counts_E, *histogram;  // zeros when it begins
+  double* sums;                   // [E + 2, route_blocks(tokens)], workspace
+  Real *mean_prob_E, *entropy, *router_z;
+};
+
+// A null gradient is zero.
+template <typename Scalar>
+struct RouteBackward {
+  using Real = Accumulator<Scalar>;
+  const Scalar* logits_TE;
+  const Real* scale;
+  const Real* gates_TE;
+  const Real *grad_gates_TE, *grad_mean_prob_E, *grad_entropy, *grad_router_z;
+  int64_t tokens, experts;
+  RouteRule rule;
+  Scalar* grad_logits_TE;
+  double* sums;  // [route_blocks(tokens)], workspace
+  Real* grad_scale;
+};
+
+int64_t route_blocks(int64_t tokens);
+
+// Scalar: float, Bfloat16, double.
+template <typename Scalar>
+void route_forward(const RouteForward<Scalar>& route, Stream stream);
+
+template <typename Scalar>
+void route_backward(const RouteBackward<Scalar>& route, Stream stream);
+
+}  // namespace dtopp::cuda

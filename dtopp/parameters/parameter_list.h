@@ -1,0 +1,70 @@
+// How a model type lists its parameters.
+#pragma once
+
+#include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "dtopp/config/run_config.h"
+#include "dtopp/parameters/parameters.h"
+
+namespace dtopp {
+
+class ParameterList {
+ public:
+  // Matrices begin with model.init_std, those that write to the residual stream with residual_std().
+  ParameterList(const ModelConfig& model, const RoutingConfig& routing) : model_(model), routing_(routing) {}
+
+  double residual_std() const {
+    const double layers = static_cast<double>(model_.num_layers);
+    return model_.scale_residual_init ? model_.init_std / std::sqrt(2.0 * layers) : model_.init_std;
+  }
+
+  void gain(const std::string& name, int64_t size) {
+    list_.push_back({name, {size}, {Distribution::kOne}, ParameterRole::kGain});
+  }
+  // A bias, or several.
+  void shift(const std::string& name, std::vector<int64_t> shape) {
+    list_.push_back({name, std::move(shape), {Distribution::kZero}, ParameterRole::kGain});
+  }
+  void matrix(const std::string& name, std::vector<int64_t> shape,
+              ParameterRole role = ParameterRole::kMatrix) {
+    add_matrix(name, std::move(shape), role, model_.init_std);
+  }
+  void zero_matrix(const std::string& name, std::vector<int64_t> shape,
+                   ParameterRole role = ParameterRole::kMatrix) {
+    list_.push_back({name, std::move(shape), {Distribution::kZero}, role});
+  }
+  // That writes to the residual stream.
+  void residual_matrix(const std::string& name, std::vector<int64_t> shape,
+                       ParameterRole role = ParameterRole::kMatrix) {
+    add_matrix(name, std::move(shape), role, residual_std());
+  }
+  // Router and experts, or a dense model's FFN. prefix: "model.layers.3.mlp."
+  void feed_forward(const std::string& prefix) {
+    const int64_t D = model_.hidden_size, F = model_.ffn_hidden_size, E = model_.num_experts;
+    if (model_.is_dense()) {
+      matrix(prefix + "gate_up_proj.weight", {2 * F, D});
+      residual_matrix(prefix + "down_proj.weight", {D, F});
+      return;
+    }
+    matrix(prefix + "gate.weight", {E, D}, ParameterRole::kRouter);
+    if (routing_.normalization == Normalization::kDynamic)
+      list_.push_back({prefix + "gate.scale", {}, {Distribution::kOne}, ParameterRole::kRouterScale});
+    matrix(prefix + "experts.gate_up_proj", {E, 2 * F, D}, ParameterRole::kExpert);
+    residual_matrix(prefix + "experts.down_proj", {E, D, F}, ParameterRole::kExpert);
+  }
+  std::vector<ParameterSpec> take() { return std::move(list_); }
+
+ private:
+  void add_matrix(const std::string& name, std::vector<int64_t> shape, ParameterRole role, double std) {
+    list_.push_back({name, std::move(shape), {Distribution::kTruncatedNormal, std}, role});
+  }
+
+  const ModelConfig& model_;
+  const RoutingConfig& routing_;
+  std::vector<ParameterSpec> list_;
+};
+
+}  // namespace dtopp

@@ -1,0 +1,125 @@
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <set>
+#include <stdexcept>
+
+#include "dtopp/config/config.h"
+#include "dtopp/report/document/numbers.h"
+#include "dtopp/report/sections/sections.h"
+#include "dtopp/tasks/paper_results.h"
+
+namespace dtopp {
+namespace {
+
+using namespace report_text;
+
+constexpr std::string_view kTask = "eval/";
+constexpr std::string_view kAccuracy = "/accuracy";
+
+// Keys in which the first runs of the groups differ, a column a group.
+std::optional<ReportTable> configuration_table(const ReportInput& input) {
+  std::vector<std::map<std::string, std::string>> configs;
+  std::vector<std::string> keys;
+  std::set<std::string> known;
+  for (const RunGroup& group : input.groups) {
+    std::vector<std::pair<std::string, std::string>> leaves;
+    flatten_config(input.runs[group.runs[0]].config, "", leaves);
+    configs.emplace_back(leaves.begin(), leaves.end());
+    for (const auto& [key, value] : leaves) {
+      if (known.insert(key).second) keys.push_back(key);
+    }
+  }
+  ReportTable table{"Where the configurations differ", {"key"}};
+  for (const RunGroup& group : input.groups) table.head.push_back(group.name);
+  for (const std::string& key : keys) {
+    if (key == "name" || key == "output" || key == "training.seed") continue;
+    std::vector<ReportCell> row = {key};
+    std::set<std::string> values;
+    for (const auto& config : configs) {
+      const auto value = config.find(key);
+      row.push_back(value == config.end() ? "–" : value->second);
+      values.insert(value == config.end() ? "" : value->second);
+    }
+    if (values.size() > 1) table.rows.push_back(std::move(row));
+  }
+  if (table.rows.empty()) return std::nullopt;
+  return table;
+}
+
+std::vector<std::string> tasks_of(const ReportInput& input) {
+  std::set<std::string> names;
+  for (const ReportRun& run : input.runs) {
+    for (const auto& [metric, series] : run.history.series) {
+      if (metric.starts_with(kTask) && metric.ends_with(kAccuracy))
+        names.insert(metric.substr(kTask.size(), metric.size() - kTask.size() - kAccuracy.size()));
+    }
+    for (const auto& [name, score] : run.evaluations.tasks) names.insert(name);
+  }
+  return {names.begin(), names.end()};
+}
+
+// In percent: what evaluate has measured, else the last validation's.
+std::string score_of(const ReportRun& run, const std::string& task) {
+  const auto score = run.evaluations.tasks.find(task);
+  if (score != run.evaluations.tasks.end())
+    return fixed(100 * score->second.accuracy, 1) + " ± " +
+           fixed(100 * 1.959964 * score->second.standard_error, 1);
+  const Series* series = find_series(run, std::string(kTask) + task + std::string(kAccuracy));
+  return series != nullptr ? fixed(100 * last_value(*series), 1) : "–";
+}
+
+std::string paper_score(const std::string& task, size_t model) {
+  try {
+    return fixed(paper_results(task)[model], 1);
+  } catch (const std::out_of_range&) {
+    return "–";  // a task that the paper does not have
+  }
+}
+
+ReportTable benchmark_table(const ReportInput& input, const std::vector<std::string>& tasks) {
+  ReportTable table{"Benchmarks, accuracy in percent", {"task"}};
+  for (const ReportRun& run : input.runs) table.head.push_back(run.name);
+  for (const std::string_view model : kPaperModels) table.head.push_back("paper: " + std::string(model));
+  for (const std::string& task : tasks) {
+    std::vector<ReportCell> row = {task};
+    for (const ReportRun& run : input.runs) row.push_back(score_of(run, task));
+    for (size_t model = 0; model < kPaperModels.size(); ++model) row.push_back(paper_score(task, model));
+    table.rows.push_back(std::move(row));
+  }
+  table.note =
+      "With ±: by `dtopp evaluate`, 95 % interval over items (1.96 standard errors). Without: the last "
+      "validation's, over validation.task_limit items. The paper's: " +
+      std::string(kPaperSetting) + ".";
+  return table;
+}
+
+std::string sentence_of_study(const ReportInput& input) {
+  std::string text = "Runs of the study:";
+  for (const auto& [status, n] : input.study_runs)
+    text += (text.back() == ':' ? " " : ", ") + whole(static_cast<int64_t>(n)) + " " + status;
+  return text + ".";
+}
+
+}  // namespace
+
+std::optional<ReportSection> compared_section(RunDrawing& drawing) {
+  const ReportInput& input = drawing.input;
+  ReportSection section{"compared", "Compared"};
+  section.blocks = difference_blocks(input);
+  if (!input.study_runs.empty()) section.answers.push_back(sentence_of_study(input));
+  std::ranges::move(curve_blocks(drawing), std::back_inserter(section.blocks));
+  if (input.groups.size() > 1) {
+    if (auto table = configuration_table(input)) section.blocks.push_back({std::move(*table)});
+  }
+  const std::vector<std::string> tasks = tasks_of(input);
+  if (!tasks.empty()) section.blocks.push_back({benchmark_table(input, tasks)});
+  for (const std::string& task : tasks) {
+    auto lines = drawing.lines(std::string(kTask) + task + std::string(kAccuracy), {.marks = true});
+    if (!lines.empty()) section.blocks.push_back({ReportChart{task, "accuracy", std::move(lines)}});
+  }
+  if (section.blocks.empty()) return std::nullopt;
+  return section;
+}
+
+}  // namespace dtopp

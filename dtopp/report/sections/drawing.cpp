@@ -1,0 +1,181 @@
+#include "dtopp/report/sections/drawing.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+#include <map>
+
+#include "dtopp/base/median.h"
+#include "dtopp/report/document/numbers.h"
+
+namespace dtopp {
+namespace {
+
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+std::vector<double> finite_values(const Series& series, size_t from = 0) {
+  std::vector<double> values;
+  for (size_t i = from; i < series.values.size(); ++i) {
+    if (std::isfinite(series.values[i])) values.push_back(series.values[i]);
+  }
+  return values;
+}
+
+double mean(const std::vector<double>& values) {
+  double sum = 0;
+  for (const double value : values) sum += value;
+  return values.empty() ? kNaN : sum / static_cast<double>(values.size());
+}
+
+std::vector<double> steps_of(const Series& series) { return {series.steps.begin(), series.steps.end()}; }
+
+// The value of each of `steps` that the series has; NaN of the others. Both ascend.
+std::vector<double> values_at(const std::vector<int64_t>& steps, const Series& series) {
+  std::vector<double> values;
+  values.reserve(steps.size());
+  size_t i = 0;
+  for (const int64_t step : steps) {
+    while (i < series.steps.size() && series.steps[i] < step) ++i;
+    values.push_back(i < series.steps.size() && series.steps[i] == step ? series.values[i] : kNaN);
+  }
+  return values;
+}
+
+std::vector<double> taken(const std::vector<double>& values, const std::vector<size_t>& places) {
+  std::vector<double> result;
+  result.reserve(places.size());
+  for (const size_t place : places) result.push_back(values[place]);
+  return result;
+}
+
+// Means of stretches of `stride` values, those that are not finite left out.
+std::vector<double> means(const std::vector<double>& values, size_t stride) {
+  std::vector<double> result;
+  for (size_t from = 0; from < values.size(); from += stride) {
+    double sum = 0, count = 0;
+    for (size_t i = from; i < std::min(values.size(), from + stride); ++i) {
+      if (!std::isfinite(values[i])) continue;
+      sum += values[i];
+      ++count;
+    }
+    result.push_back(count > 0 ? sum / count : kNaN);
+  }
+  return result;
+}
+
+}  // namespace
+
+const Series* find_series(const ReportRun& run, const std::string& metric) {
+  const auto found = run.history.series.find(metric);
+  return found == run.history.series.end() || found->second.values.empty() ? nullptr : &found->second;
+}
+
+bool any_run_has(const ReportInput& input, const std::string& metric) {
+  return std::ranges::any_of(input.runs,
+                             [&](const ReportRun& run) { return find_series(run, metric) != nullptr; });
+}
+
+bool any_run_has_more_than_zero(const ReportInput& input, const std::string& metric) {
+  return std::ranges::any_of(input.runs, [&](const ReportRun& run) {
+    const Series* series = find_series(run, metric);
+    return series != nullptr && std::ranges::any_of(series->values, [](double value) { return value != 0; });
+  });
+}
+
+const char* main_loss(const ReportRun& run) {
+  for (const char* metric : {"train/lm_loss", "train/diffusion_loss"}) {
+    if (find_series(run, metric) != nullptr) return metric;
+  }
+  return "train/loss";
+}
+
+Series finite_points(const Series& series) {
+  Series finite;
+  for (size_t i = 0; i < series.values.size(); ++i) {
+    if (!std::isfinite(series.values[i])) continue;
+    finite.steps.push_back(series.steps[i]);
+    finite.values.push_back(series.values[i]);
+  }
+  return finite;
+}
+
+double last_value(const Series& series) {
+  const auto last = std::find_if(series.values.rbegin(), series.values.rend(),
+                                 [](double value) { return std::isfinite(value); });
+  return last == series.values.rend() ? kNaN : *last;
+}
+
+double mean_of_last_tenth(const Series& series) {
+  const size_t n = series.values.size();
+  return mean(finite_values(series, n - std::min(n, std::max<size_t>(1, n / 10))));
+}
+
+double median(const Series& series) {
+  const std::vector<double> values = finite_values(series);
+  return values.empty() ? kNaN : median(values);
+}
+
+std::vector<ReportLine> RunDrawing::lines(const std::string& metric, const LineStyle& style) {
+  std::vector<ReportLine> made;
+  for (size_t run = 0; run < input.runs.size(); ++run) {
+    if (const Series* series = find_series(input.runs[run], metric)) {
+      const Series* band = style.band.empty() ? nullptr : find_series(input.runs[run], style.band);
+      made.push_back(line(run, metric, *series, style, band));
+    }
+  }
+  return made;
+}
+
+ReportLine RunDrawing::line(size_t run, const std::string& key, const Series& series, const LineStyle& style,
+                            const Series* band) {
+  const std::string place = std::to_string(run) + " " + key;
+  ReportLine made{static_cast<int>(run), style.name};
+  made.marks = style.marks;
+  made.minor = style.minor;
+  const std::vector<size_t> places = thinned_places(series.values, kPointsOfLine);
+  if (places.size() < series.values.size()) most_points = std::max(most_points, series.values.size());
+  // Lines of the same steps share their column.
+  const bool is_clock = series.steps == input.runs[run].history.tokens.steps;
+  const bool is_whole = places.size() == series.values.size();
+  made.x = columns.add_exact(is_clock && is_whole ? std::to_string(run) + " clock" : place + " steps",
+                             taken(steps_of(series), places));
+  made.y = columns.add(place, taken(series.values, places));
+  if (band != nullptr)
+    made.band = columns.add(place + " band", taken(values_at(series.steps, *band), places));
+  return made;
+}
+
+ReportHeatMap RunDrawing::heat_map(size_t run, const std::string& key, const std::string& title,
+                                   const std::string& row_label, const std::vector<const Series*>& rows,
+                                   const std::vector<std::string>& names) {
+  ReportHeatMap map{title, row_label, static_cast<int>(run), names};
+  const std::vector<int64_t>& steps = rows.at(0)->steps;
+  const size_t stride = (steps.size() + kCellsOfRow - 1) / kCellsOfRow;
+  const std::string place = std::to_string(run) + " heat " + key;
+  map.x = columns.add_exact(place + " steps", means(steps_of(*rows[0]), stride));
+  for (size_t row = 0; row < rows.size(); ++row)
+    map.cells.push_back(columns.add(place + " " + names[row], means(values_at(steps, *rows[row]), stride)));
+  if (stride > 1) map.note = "Each cell is the mean of " + report_text::count_of(stride, "logged step") + ".";
+  return map;
+}
+
+std::optional<ReportHeatMap> RunDrawing::layers(size_t run, const std::string& name,
+                                                const std::string& title) {
+  std::map<int, const Series*> by_layer;
+  for (const auto& [metric, series] : input.runs[run].history.series) {
+    constexpr std::string_view kPrefix = "moe/layer_";
+    if (metric.starts_with(kPrefix) && metric.ends_with("/" + name) && !series.values.empty())
+      by_layer[std::atoi(metric.c_str() + kPrefix.size())] = &series;
+  }
+  if (by_layer.empty()) return std::nullopt;
+  std::vector<const Series*> rows;
+  std::vector<std::string> names;
+  for (const auto& [layer, series] : by_layer) {
+    rows.push_back(series);
+    names.push_back(std::to_string(layer));
+  }
+  return heat_map(run, name, title, "layer", rows, names);
+}
+
+}  // namespace dtopp

@@ -1,0 +1,113 @@
+#include <algorithm>
+#include <cmath>
+
+#include "dtopp/report/document/numbers.h"
+#include "dtopp/report/sections/sections.h"
+
+namespace dtopp {
+namespace {
+
+using namespace report_text;
+
+void add_layers(RunDrawing& drawing, size_t run, const char* name, const char* title, ReportOption& option) {
+  if (auto map = drawing.layers(run, name, title)) option.blocks.push_back({std::move(*map)});
+}
+
+bool has_dead_experts(const ReportRun& run) {
+  const Series* dead = find_series(run, "moe/dead_experts");
+  return dead != nullptr && std::ranges::any_of(dead->values, [](double value) { return value > 0; });
+}
+
+ReportOption run_option(RunDrawing& drawing, size_t run) {
+  const ReportRun& one = drawing.input.runs[run];
+  ReportOption option{one.name, {}};
+  add_layers(drawing, run, "active_experts", "Active experts by layer", option);
+  add_layers(drawing, run, "imbalance", "Imbalance by layer", option);
+  add_layers(drawing, run, "scale", "Scale θ of the router by layer", option);
+  if (has_dead_experts(one)) add_layers(drawing, run, "dead_experts", "Dead experts by layer", option);
+  if (one.config.routing.scope == ThresholdScope::kLayer)
+    add_layers(drawing, run, "threshold", "Threshold p by layer", option);
+  std::ranges::move(activation_blocks(drawing, run), std::back_inserter(option.blocks));
+  return option;
+}
+
+// The layers that use most and fewest experts, by the last tenth of the logged steps.
+std::string sentence_of_layers(const ReportRun& run) {
+  int most = -1, fewest = -1;
+  double high = 0, low = 0;
+  for (int layer = 0; layer < run.config.model.num_layers; ++layer) {
+    char metric[64];
+    std::snprintf(metric, sizeof metric, "moe/layer_%02d/active_experts", layer);
+    const Series* series = find_series(run, metric);
+    if (series == nullptr) continue;
+    const double mean = mean_of_last_tenth(*series);
+    if (most < 0 || mean > high) {
+      most = layer;
+      high = mean;
+    }
+    if (fewest < 0 || mean < low) {
+      fewest = layer;
+      low = mean;
+    }
+  }
+  if (most < 0 || most == fewest || high - low < 1e-9) return "";
+  return "Layer " + std::to_string(most) + " uses most experts (" + fixed(high, 2) + " a token), layer " +
+         std::to_string(fewest) + " fewest (" + fixed(low, 2) + ").";
+}
+
+std::string sentence_of_dead(const ReportRun& run) {
+  const Series* dead = find_series(run, "moe/dead_experts");
+  if (dead == nullptr) return "";
+  const double last = last_value(*dead);
+  const int64_t all = run.config.model.num_experts * run.config.model.num_layers;
+  if (last == 0) return "No expert was left without tokens in the last logged step.";
+  return whole(static_cast<int64_t>(last)) + " of " + whole(all) +
+         " experts, all layers together, got no token in the last logged step.";
+}
+
+ReportTable experts_table(const ReportInput& input) {
+  ReportTable table{"At the end", {"run", "imbalance", "dead experts", "of"}};
+  for (size_t run = 0; run < input.runs.size(); ++run) {
+    const Series* imbalance = find_series(input.runs[run], "moe/imbalance");
+    const Series* dead = find_series(input.runs[run], "moe/dead_experts");
+    if (imbalance == nullptr || dead == nullptr) continue;
+    const ModelConfig& model = input.runs[run].config.model;
+    table.rows.push_back({RunCell{static_cast<int>(run)}, fixed(mean_of_last_tenth(*imbalance), 3),
+                          fixed(last_value(*dead), 0), whole(model.num_experts * model.num_layers)});
+  }
+  table.note =
+      "Imbalance: tokens of the most used expert over the mean, averaged over layers and the last tenth of "
+      "the "
+      "logged steps. Dead: experts that no token of the last logged step chose.";
+  return table;
+}
+
+}  // namespace
+
+std::optional<ReportSection> experts_section(RunDrawing& drawing) {
+  const ReportInput& input = drawing.input;
+  if (!any_run_has(input, "moe/imbalance")) return std::nullopt;
+  ReportSection section{"experts", "Who works"};
+  if (input.runs.size() == 1) {
+    const std::string layers = sentence_of_layers(input.runs[0]);
+    section.answers.push_back(layers + (layers.empty() ? "" : " ") + sentence_of_dead(input.runs[0]));
+  }
+  ReportChoice choice{"layers", "Layers of", {}};
+  for (size_t run = 0; run < input.runs.size(); ++run) {
+    ReportOption option = run_option(drawing, run);
+    if (!option.blocks.empty()) choice.options.push_back(std::move(option));
+  }
+  if (!choice.options.empty()) section.blocks.push_back({std::move(choice)});
+  section.blocks.push_back({ReportChart{.title = "Imbalance",
+                                        .y_label = "most used expert over the mean one",
+                                        .lines = drawing.lines("moe/imbalance")}});
+  if (std::ranges::any_of(input.runs, has_dead_experts))
+    section.blocks.push_back({ReportChart{.title = "Dead experts",
+                                          .y_label = "in all layers",
+                                          .lines = drawing.lines("moe/dead_experts"),
+                                          .from_zero = true}});
+  if (input.runs.size() > 1) section.blocks.push_back({experts_table(input)});
+  return section;
+}
+
+}  // namespace dtopp

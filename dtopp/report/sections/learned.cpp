@@ -1,0 +1,221 @@
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "dtopp/report/document/numbers.h"
+#include "dtopp/report/sections/sections.h"
+#include "dtopp/study/statistics.h"
+
+namespace dtopp {
+namespace {
+
+using namespace report_text;
+
+const char* unit_of(const ReportInput& input) {
+  return input.runs[0].config.model.type == ModelType::kLanguageModel ? "nats a token" : "mean squared error";
+}
+
+void add_chart(ReportSection& section, ReportChart chart) {
+  if (!chart.lines.empty()) section.blocks.push_back({std::move(chart)});
+}
+
+ReportChart training_chart(RunDrawing& drawing) {
+  ReportChart chart{"Training loss", unit_of(drawing.input)};
+  for (size_t run = 0; run < drawing.input.runs.size(); ++run) {
+    const ReportRun& one = drawing.input.runs[run];
+    if (const Series* series = find_series(one, main_loss(one)))
+      chart.lines.push_back(drawing.line(run, main_loss(one), *series));
+  }
+  return chart;
+}
+
+ReportChart validation_chart(RunDrawing& drawing) {
+  ReportChart chart{"Validation loss", unit_of(drawing.input), drawing.lines("val/loss", {.marks = true})};
+  const LineStyle average{.name = "of averaged weights", .marks = true, .minor = true};
+  std::ranges::move(drawing.lines("val/ema_loss", average), std::back_inserter(chart.lines));
+  return chart;
+}
+
+// The mean over a group's seeds, at the steps that all have.
+std::optional<std::pair<Series, Series>> mean_over_seeds(const ReportInput& input, const RunGroup& group) {
+  std::map<int64_t, std::vector<double>> values;
+  for (const size_t run : group.runs) {
+    const Series* series = find_series(input.runs[run], "val/loss");
+    if (series == nullptr) return std::nullopt;
+    for (size_t i = 0; i < series->steps.size(); ++i) values[series->steps[i]].push_back(series->values[i]);
+  }
+  Series mean, half_width;
+  for (const auto& [step, samples] : values) {
+    const Interval interval = mean_interval(samples);
+    if (samples.size() < group.runs.size() || !interval.half_width) continue;
+    mean.steps.push_back(step);
+    mean.values.push_back(*interval.mean);
+    half_width.steps.push_back(step);
+    half_width.values.push_back(*interval.half_width);
+  }
+  if (mean.steps.empty()) return std::nullopt;
+  return std::pair{mean, half_width};
+}
+
+ReportChart seeds_chart(RunDrawing& drawing) {
+  ReportChart chart{"Validation loss over seeds", "mean, 95 % interval"};
+  for (const RunGroup& group : drawing.input.groups) {
+    if (group.runs.size() < 2) continue;
+    const LineStyle style{.name = group.name + ", mean of " + count_of(group.runs.size(), "seed"),
+                          .marks = true};
+    if (const auto mean = mean_over_seeds(drawing.input, group)) {
+      chart.lines.push_back(drawing.line(group.runs[0], "seeds val/loss", mean->first, style, &mean->second));
+      chart.lines.back().of_many = true;
+    }
+  }
+  chart.note = "Against FLOPs and hours: by the clock of a configuration's first seed.";
+  return chart;
+}
+
+ReportDetails loss_terms(RunDrawing& drawing) {
+  static constexpr std::pair<const char*, const char*> kTerms[] = {
+      {"train/loss", "All terms, as differentiated"},
+      {"train/lm_z_loss", "z-loss of the output"},
+      {"train/load_balance_loss", "Load balance"},
+      {"train/dynamic_loss", "Router entropy"},
+      {"train/router_z_loss", "z-loss of the router"}};
+  ReportDetails details{"Terms of the loss, each without its coefficient", {}};
+  for (const auto& [metric, title] : kTerms) {
+    if (any_run_has_more_than_zero(drawing.input, metric))
+      details.blocks.push_back({ReportChart{title, metric, drawing.lines(metric)}});
+  }
+  return details;
+}
+
+// A diffusion transformer's held-out loss by the noise of its timesteps.
+void add_noise_bands(RunDrawing& drawing, ReportSection& section) {
+  ReportChoice choice{"noise", "Run", {}};
+  for (size_t run = 0; run < drawing.input.runs.size(); ++run) {
+    std::vector<const Series*> rows;
+    std::vector<std::string> names;
+    for (int band = 0; band < 10; ++band) {
+      const Series* series = find_series(drawing.input.runs[run], "val/loss_t" + std::to_string(band));
+      if (series == nullptr) break;
+      rows.push_back(series);
+      names.push_back(std::to_string(band));
+    }
+    if (rows.empty()) continue;
+    choice.options.push_back(
+        {drawing.input.runs[run].name,
+         {{drawing.heat_map(run, "loss_t", "Validation loss by noise, from little (0) to much", "tenth", rows,
+                            names)}}});
+  }
+  if (!choice.options.empty()) section.blocks.push_back({std::move(choice)});
+}
+
+std::pair<double, int64_t> lowest(const Series& series) {
+  std::pair<double, int64_t> found{std::nan(""), 0};
+  for (size_t i = 0; i < series.values.size(); ++i) {
+    if (std::isfinite(series.values[i]) && !(series.values[i] >= found.first))
+      found = {series.values[i], series.steps[i]};
+  }
+  return found;
+}
+
+ReportTable final_table(const ReportInput& input) {
+  ReportTable table{"At the end",
+                    {"run", "steps", "tokens", "training loss", "validation loss", "its lowest", "at step"}};
+  for (size_t i = 0; i < input.runs.size(); ++i) {
+    const ReportRun& run = input.runs[i];
+    const Series* training = find_series(run, main_loss(run));
+    const Series* validation = find_series(run, "val/loss");
+    const Series& tokens = run.history.tokens;
+    const auto best = validation != nullptr ? lowest(*validation) : std::pair{std::nan(""), int64_t{0}};
+    table.rows.push_back({RunCell{static_cast<int>(i)},
+                          tokens.steps.empty() ? "0" : whole(tokens.steps.back()),
+                          tokens.values.empty() ? "0" : whole(static_cast<int64_t>(tokens.values.back())),
+                          training != nullptr ? fixed(mean_of_last_tenth(*training), 4) : "–",
+                          validation != nullptr ? fixed(validation->values.back(), 4) : "–",
+                          fixed(best.first, 4), std::isnan(best.first) ? "–" : whole(best.second)});
+  }
+  table.note =
+      "Training loss: without the terms that routing adds, mean over the last tenth of the logged steps. "
+      "Validation loss: the last.";
+  return table;
+}
+
+std::string sentence_of_loss(const ReportRun& run) {
+  const Series* series = find_series(run, "val/loss");
+  const char* which = "Validation loss";
+  if (series == nullptr) {
+    series = find_series(run, main_loss(run));
+    which = "Training loss";
+  }
+  if (series == nullptr) return "No loss has been logged yet.";
+  const Series finite = finite_points(*series);
+  if (finite.values.empty()) return std::string(which) + " was never finite.";
+  const double first = finite.values.front(), last = finite.values.back();
+  const bool is_lost = finite.steps.back() != series->steps.back();
+  const std::string end = fixed(last, 3) + " at step " + whole(finite.steps.back()) +
+                          (is_lost ? " and was not finite after it." : ".");
+  if (finite.values.size() < 2) return std::string(which) + " was " + end;
+  const char* way = last < first ? " fell from " : last > first ? " rose from " : " went from ";
+  return which + (way + fixed(first, 3)) + " at step " + whole(finite.steps.front()) + " to " + end;
+}
+
+std::string sentence_of_best(const ReportInput& input) {
+  size_t best = input.runs.size();
+  double loss = std::numeric_limits<double>::infinity();
+  for (size_t run = 0; run < input.runs.size(); ++run) {
+    const Series* series = find_series(input.runs[run], "val/loss");
+    if (series != nullptr && series->values.back() < loss) {
+      loss = series->values.back();
+      best = run;
+    }
+  }
+  if (best == input.runs.size())
+    return any_run_has(input, "val/loss") ? "No run's last validation loss is finite."
+                                          : "No run has a validation loss yet.";
+  return "The lowest last validation loss is " + fixed(loss, 4) + ", of " + input.runs[best].name + ".";
+}
+
+std::string sentence_of_skips(const ReportInput& input) {
+  double skipped = 0;
+  for (const ReportRun& run : input.runs) {
+    const Series* series = find_series(run, "train/skipped_steps");
+    if (series != nullptr && std::isfinite(last_value(*series))) skipped += last_value(*series);
+  }
+  if (skipped == 0) return "No step was skipped.";
+  return count_of(static_cast<size_t>(skipped), "step") + (skipped == 1 ? " was" : " were") +
+         " skipped because something was not finite.";
+}
+
+}  // namespace
+
+std::optional<ReportSection> learned_section(RunDrawing& drawing) {
+  const ReportInput& input = drawing.input;
+  ReportSection section{"learned", "Did it learn"};
+  section.answers = {(input.runs.size() == 1 ? sentence_of_loss(input.runs[0]) : sentence_of_best(input)) +
+                     " " + sentence_of_skips(input)};
+  add_chart(section, training_chart(drawing));
+  add_chart(section, validation_chart(drawing));
+  // A study has its own curves over seeds.
+  if (input.curves.empty()) add_chart(section, seeds_chart(drawing));
+  section.blocks.push_back({final_table(input)});
+  add_chart(section, {.title = "Gradient norm",
+                      .y_label = "before clipping",
+                      .lines = drawing.lines("train/grad_norm"),
+                      .log = true});
+  add_chart(section, {.title = "Learning rate",
+                      .y_label = "",
+                      .lines = drawing.lines("train/lr"),
+                      .from_zero = true,
+                      .exact = true});
+  if (any_run_has_more_than_zero(input, "train/skipped_steps"))
+    add_chart(section, {.title = "Skipped steps",
+                        .y_label = "so far",
+                        .lines = drawing.lines("train/skipped_steps"),
+                        .from_zero = true,
+                        .exact = true});
+  add_noise_bands(drawing, section);
+  ReportDetails terms = loss_terms(drawing);
+  if (!terms.blocks.empty()) section.blocks.push_back({std::move(terms)});
+  return section;
+}
+
+}  // namespace dtopp

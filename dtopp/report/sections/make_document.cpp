@@ -1,0 +1,98 @@
+#include <algorithm>
+#include <cmath>
+
+#include "dtopp/base/enum_name.h"
+#include "dtopp/report/document/numbers.h"
+#include "dtopp/report/sections/sections.h"
+#include "dtopp/study/curves.h"
+
+namespace dtopp {
+namespace {
+
+using namespace report_text;
+
+// "1", … ; the number that marks a run where colours do not.
+std::string tag_of(size_t run) { return std::to_string(run + 1); }
+
+int group_of(const ReportInput& input, size_t run) {
+  for (size_t group = 0; group < input.groups.size(); ++group) {
+    if (std::ranges::find(input.groups[group].runs, run) != input.groups[group].runs.end())
+      return static_cast<int>(group);
+  }
+  return 0;
+}
+
+// Since the start of training: the first line's own share is taken as long as its tokens take at its speed.
+std::vector<double> clock_hours(const ReportRun& run) {
+  const Series& time = run.history.time;
+  const Series* speed = find_series(run, "throughput/tokens_per_second");
+  double start = time.values.front();
+  if (speed != nullptr && speed->values.front() > 0)
+    start -= run.history.tokens.values.front() / speed->values.front();
+  std::vector<double> hours;
+  for (const double seconds : time.values) hours.push_back((seconds - start) / 3600);
+  return hours;
+}
+
+// By the plan's count at the number of experts that each step's tokens really chose.
+std::vector<double> clock_flops(const ReportRun& run) {
+  std::vector<double> flops = taken_by_step(run.history, CurveAxis::kActiveFlops, run.cost->token).y;
+  flops.erase(flops.begin());  // before the first step
+  return flops;
+}
+
+ReportedRun describe(const ReportInput& input, size_t index, Columns& columns) {
+  const ReportRun& run = input.runs[index];
+  ReportedRun described{run.name, tag_of(index), run.path.string(), group_of(input, index), std::nullopt};
+  const Series& tokens = run.history.tokens;
+  if (tokens.steps.empty()) return described;
+  const std::string place = std::to_string(index) + " clock";
+  described.clock = {
+      .steps = columns.add_exact(place, std::vector<double>(tokens.steps.begin(), tokens.steps.end())),
+      .tokens = columns.add_exact(place + " tokens", tokens.values),
+      .hours = columns.add(place + " hours", clock_hours(run))};
+  if (run.cost) described.clock->flops = columns.add(place + " flops", clock_flops(run));
+  return described;
+}
+
+std::string about(const ReportInput& input) {
+  int64_t tokens = 0;
+  for (const ReportRun& run : input.runs) {
+    if (!run.history.tokens.values.empty()) tokens += static_cast<int64_t>(run.history.tokens.values.back());
+  }
+  if (input.runs.size() > 1)
+    return count_of(input.runs.size(), "run") + ", " + count_of(input.groups.size(), "configuration") + ", " +
+           scaled(static_cast<double>(tokens)) + " tokens in all";
+  const RunConfig& config = input.runs[0].config;
+  const bool is_dense = config.model.is_dense();
+  return whole(config.model.num_layers) + " layers of width " + whole(config.model.hidden_size) +
+         (is_dense
+              ? ", dense"
+              : ", " + whole(config.model.num_experts) + " experts, " + enum_name(config.routing.method)) +
+         " · " + scaled(static_cast<double>(tokens)) + " tokens · " + input.runs[0].path.string();
+}
+
+}  // namespace
+
+ReportDocument make_document(const ReportInput& input, Columns& columns) {
+  ReportDocument document{input.title, about(input), {}, {}, {}};
+  RunDrawing drawing(input, columns);
+  for (size_t run = 0; run < input.runs.size(); ++run) document.runs.push_back(describe(input, run, columns));
+  for (const auto make : {learned_section, budget_section, experts_section, cost_section, compared_section}) {
+    if (auto section = make(drawing)) document.sections.push_back(std::move(*section));
+  }
+  const bool has_flops =
+      std::ranges::any_of(input.runs, [](const ReportRun& run) { return run.cost.has_value(); });
+  if (has_flops)
+    document.notes.push_back(
+        "Active FLOPs: forward and backward, by dtopp plan's count at the number of experts that the "
+        "tokens of each logged step chose.");
+  if (drawing.most_points > 0)
+    document.notes.push_back("Lines of more than " + whole(kPointsOfLine) + " points (here up to " +
+                             whole(static_cast<int64_t>(drawing.most_points)) +
+                             ") are drawn from the smallest and largest of each of " +
+                             whole(kPointsOfLine / 2) + " equal stretches.");
+  return document;
+}
+
+}  // namespace dtopp

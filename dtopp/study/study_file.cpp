@@ -1,0 +1,106 @@
+#include "dtopp/study/study_file.h"
+
+#include <limits>
+
+#include <nlohmann/json.hpp>
+
+#include "dtopp/base/errors.h"
+#include "dtopp/base/files.h"
+#include "dtopp/base/json.h"
+#include "dtopp/base/path_kind.h"
+
+namespace dtopp {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+constexpr char kStudyFile[] = "study.json";
+constexpr char kCurvesFile[] = "curves.json";
+
+fs::path file_of(const fs::path& path) { return path.filename() == kStudyFile ? path : path / kStudyFile; }
+
+std::optional<double> number(const Json& json, const char* key) {
+  if (!json.is_object()) return std::nullopt;
+  const auto found = json.find(key);
+  if (found == json.end() || found->is_null()) return std::nullopt;
+  return found->get<double>();
+}
+
+std::map<std::string, StudyValue> read_values(const Json& json) {
+  std::map<std::string, StudyValue> values;
+  if (json.is_null()) return values;
+  for (const auto& [measure, value] : json.items()) {
+    values[measure] = {number(value, "mean"), number(value, "half_width"), number(value, "p"),
+                       number(value, "p_holm")};
+  }
+  return values;
+}
+
+// "dtop-p, model.num_experts 64"
+std::string name_of(const Json& row) {
+  std::string name = row.at("variant").get<std::string>();
+  for (const auto& [key, value] : row.at("grid").items())
+    name += ", " + key + " " + (value.is_string() ? value.get<std::string>() : dump_json(value));
+  return name;
+}
+
+std::vector<double> numbers(const Json& array) {
+  std::vector<double> values;
+  for (const Json& value : array)
+    values.push_back(value.is_null() ? std::numeric_limits<double>::quiet_NaN() : value.get<double>());
+  return values;
+}
+
+std::vector<StudyCurve> read_curves(const fs::path& file) {
+  const Json json = parse_json(read_file(file));
+  std::vector<StudyCurve> curves;
+  try {
+    for (const Json& curve : json.at("curves")) {
+      curves.push_back({name_of(curve), curve.at("measure"), curve.at("axis"), curve.at("n"),
+                        numbers(curve.at("x")), numbers(curve.at("mean")), numbers(curve.at("half_width"))});
+      const StudyCurve& made = curves.back();
+      if (made.mean.size() != made.x.size() || made.half_width.size() != made.x.size())
+        throw DataError(file.string() + ": " + made.row + ": x, mean and half_width differ in length");
+    }
+  } catch (const Json::exception& error) {
+    throw DataError(file.string() + ": is not what a study writes: " + error.what());
+  }
+  return curves;
+}
+
+// A run's path is as the study was given it, or lies beside the file where the study was moved.
+fs::path find_run(const fs::path& path, const fs::path& folder) {
+  if (path.is_absolute() || path_kind(path) != PathKind::kNothing) return path;
+  return folder / "runs" / path.filename();
+}
+
+}  // namespace
+
+bool is_study(const fs::path& path) { return path_kind(file_of(path)) == PathKind::kFile; }
+
+StudyFile read_study_file(const fs::path& path) {
+  const fs::path file = file_of(path);
+  const Json json = parse_json(read_file(file));
+  StudyFile study;
+  try {
+    for (const Json& run : json.at("runs")) {
+      const auto status = run.at("status").get<std::string>();
+      study.runs.push_back({find_run(run.at("path").get<std::string>(), file.parent_path()), name_of(run),
+                            status == "pending" ? run.at("config_hash").get<std::string>() : ""});
+      ++study.by_status[status];
+    }
+    for (const Json& row : json.at("table")) {
+      study.rows.push_back({name_of(row), row.at("n").get<int64_t>(), read_values(row.at("values")),
+                            read_values(row.value("difference", Json())),
+                            row.value("notes", std::vector<std::string>())});
+    }
+  } catch (const Json::exception& error) {
+    throw DataError(file.string() + ": is not what a study writes: " + error.what());
+  }
+  if (path_kind(file.parent_path() / kCurvesFile) == PathKind::kFile)
+    study.curves = read_curves(file.parent_path() / kCurvesFile);
+  return study;
+}
+
+}  // namespace dtopp

@@ -1,0 +1,179 @@
+#include "dtopp/data/files/verified_files.h"
+
+#include <chrono>
+#include <thread>
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+#include <sys/stat.h>
+
+#include "dtopp/base/json.h"
+#include "tests/base/scratch_directory.h"
+#include "tests/data/token_fixtures.h"
+
+namespace dtopp {
+namespace {
+
+namespace fs = std::filesystem;
+using namespace std::chrono_literals;
+
+int64_t nanoseconds(const timespec& time) { return time.tv_sec * 1'000'000'000 + time.tv_nsec; }
+
+class VerifiedFiles : public testing::Test {
+ protected:
+  void SetUp() override {
+    write_bytes(scratch_ / "text.jsonl", "{\"text\": \"ab\"}\n{\"text\": \"xyz\"}\n");
+    prepare_text({{scratch_ / "text.jsonl"}, folder_}, byte_encoder());
+    std::this_thread::sleep_for(20ms);  // more than a tick of the clock: what changes now has another time
+  }
+
+  // The record of files that were all found right as they are now.
+  nlohmann::ordered_json identities() const {
+    nlohmann::ordered_json about;
+    for (const auto& [name, unused] : files_of_manifest()) {
+      struct stat status {};
+      EXPECT_EQ(::stat((folder_ / name).c_str(), &status), 0);
+      about[name] = {{"device", status.st_dev},
+                     {"inode", status.st_ino},
+                     {"size", status.st_size},
+                     {"modified", nanoseconds(status.st_mtim)},
+                     {"changed", nanoseconds(status.st_ctim)}};
+    }
+    return about;
+  }
+  ManifestFiles files_of_manifest() const { return read_manifest(folder_, kTokenDataFormat).files; }
+  void write_record(const nlohmann::ordered_json& identities, const ManifestFiles& files) const {
+    write_bytes(record_, format_manifest({"dtopp verified files 1", dump_json(identities), files}));
+  }
+  void write_record() const { write_record(identities(), files_of_manifest()); }
+
+  void flip(const char* name = "tokens.bin") const {
+    std::string bytes = read_file(folder_ / name);
+    bytes[3] = static_cast<char>(bytes[3] ^ 1);
+    write_bytes(folder_ / name, bytes);
+  }
+  // Whether an open without --verify finds the flip and names its file.
+  bool notices(const char* name = "tokens.bin") const {
+    try {
+      TokenStream::open(folder_);
+      return false;
+    } catch (const DataError& error) {
+      EXPECT_NE(std::string(error.what()).find((folder_ / name).string()), std::string::npos) << error.what();
+      return true;
+    }
+  }
+
+  ScratchDirectory scratch_;
+  fs::path folder_ = scratch_ / "tokens";
+  fs::path record_ = folder_ / ".verified.json";
+};
+
+// As after a flip by the device: no write, so no change of the file's times.
+TEST_F(VerifiedFiles, what_is_known_is_read_again_only_to_verify_all) {
+  flip();
+  write_record();
+  EXPECT_EQ(TokenStream::open(folder_).size(), 7U);
+  expect_named(folder_, (folder_ / "tokens.bin").string(), "damaged", Verify::kAll);
+}
+
+TEST_F(VerifiedFiles, any_difference_from_the_record_is_noticed) {
+  flip();
+  for (const char* field : {"device", "inode", "size", "modified", "changed"}) {
+    for (const int64_t difference : {-1, 1}) {
+      auto about = identities();
+      about["tokens.bin"][field] = about["tokens.bin"][field].get<int64_t>() + difference;
+      write_record(about, files_of_manifest());
+      EXPECT_TRUE(notices()) << field;
+    }
+    auto about = identities();
+    about["tokens.bin"].erase(field);
+    write_record(about, files_of_manifest());
+    EXPECT_TRUE(notices()) << field;
+  }
+  ManifestFiles files = files_of_manifest();
+  files["tokens.bin"].xxh3_128[0] ^= 1;
+  write_record(identities(), files);
+  EXPECT_TRUE(notices());
+  files.erase("tokens.bin");
+  write_record(identities(), files);
+  EXPECT_TRUE(notices());
+}
+
+TEST_F(VerifiedFiles, no_flipped_bit_makes_the_record_lie) {
+  flip();
+  auto about = identities();
+  about["tokens.bin"]["changed"] = about["tokens.bin"]["changed"].get<int64_t>() ^ 1;
+  write_record(about, files_of_manifest());
+  const std::string record = read_file(record_);
+  for (size_t bit = 0; bit < record.size() * 8; ++bit) {
+    std::string flipped = record;
+    flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ (1 << bit % 8));
+    write_bytes(record_, flipped);
+    ASSERT_TRUE(notices()) << "bit " << bit;
+  }
+}
+
+TEST_F(VerifiedFiles, an_edit_with_its_time_set_back_is_noticed) {
+  struct stat before {};
+  ASSERT_EQ(::stat((folder_ / "tokens.bin").c_str(), &before), 0);
+  write_record();
+  flip();
+  const timespec times[] = {before.st_atim, before.st_mtim};
+  ASSERT_EQ(::utimensat(AT_FDCWD, (folder_ / "tokens.bin").c_str(), times, 0), 0);
+  ASSERT_EQ(identities()["tokens.bin"]["modified"], nanoseconds(before.st_mtim));
+  EXPECT_TRUE(notices());
+}
+
+TEST_F(VerifiedFiles, a_replaced_file_and_a_new_manifest_are_noticed) {
+  write_record();
+  fs::copy_file(folder_ / "tokens.bin", folder_ / "copy");
+  fs::rename(folder_ / "copy", folder_ / "tokens.bin");
+  flip();
+  EXPECT_TRUE(notices());
+  flip();
+  ManifestFiles files = files_of_manifest();
+  files["tokenizer.json"].xxh3_128[0] ^= 1;
+  const Manifest manifest = read_manifest(folder_, kTokenDataFormat);
+  write_bytes(folder_ / "manifest.json", format_manifest({manifest.format, manifest.about, files}));
+  EXPECT_TRUE(notices("tokenizer.json"));
+}
+
+TEST_F(VerifiedFiles, files_that_have_settled_are_remembered) {
+  TokenStream::open(folder_);
+  EXPECT_FALSE(fs::exists(record_)) << "a change within the same tick of the clock would be missed";
+  std::this_thread::sleep_for(2100ms);
+  TokenStream::open(folder_);
+  const std::string record = read_file(record_);
+  write_record();
+  EXPECT_EQ(record, read_file(record_));
+  fs::remove(record_);
+  TokenStream::open(folder_, Verify::kAll);
+  EXPECT_EQ(record, read_file(record_));
+  // One more file changes: the others stay known.
+  flip();
+  flip();
+  TokenStream::open(folder_);
+  auto about = identities();
+  about.erase("tokens.bin");
+  ManifestFiles files = files_of_manifest();
+  files.erase("tokens.bin");
+  const std::string changed = read_file(record_);
+  write_record(about, files);
+  EXPECT_EQ(changed, read_file(record_));
+}
+
+TEST_F(VerifiedFiles, without_a_place_for_the_record_all_is_read_each_time) {
+  std::this_thread::sleep_for(2100ms);
+  write_bytes(record_, "somebody else's");
+  EXPECT_EQ(TokenStream::open(folder_).size(), 7U);
+  EXPECT_EQ(read_file(record_), "somebody else's");
+  fs::remove(record_);
+  fs::create_directories(record_ / "nested");
+  EXPECT_EQ(TokenStream::open(folder_).size(), 7U);
+  flip();
+  EXPECT_TRUE(notices());
+}
+
+}  // namespace
+}  // namespace dtopp

@@ -1,0 +1,52 @@
+#include "dtopp/distributed/groups/rank_agreement.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/distributed/rank_threads.h"
+
+namespace dtopp {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+TEST(Agreement, gives_every_rank_the_first_ones_number) {
+  std::vector<double> agreed(3);
+  run_group(3, [&](Collectives& ranks) {
+    agreed[static_cast<size_t>(ranks.rank())] = agreement(ranks)(1.5 + static_cast<double>(ranks.rank()));
+  });
+  EXPECT_THAT(agreed, testing::Each(1.5));
+  SingleRank alone;
+  EXPECT_FALSE(agreement(alone));
+}
+
+// What each rank is told; "" where it may go on.
+std::vector<std::string> told(const std::vector<std::string>& devices) {
+  std::vector<std::string> texts(devices.size());
+  run_group(static_cast<int64_t>(devices.size()), [&](Collectives& ranks) {
+    const auto rank = static_cast<size_t>(ranks.rank());
+    try {
+      check_devices(devices[rank], ranks);
+    } catch (const RanksDiffer& error) {
+      EXPECT_EQ(error.status(), ExitStatus::kUsage);
+      texts[rank] = error.what();
+    }
+  });
+  return texts;
+}
+
+TEST(CheckDevices, lets_ranks_on_cpus_or_on_a_device_each_go_on) {
+  EXPECT_THAT(told({"cpu", "cpu", "cpu"}), testing::Each(""));
+  EXPECT_THAT(told({"GPU-1", "GPU-2", "GPU-3"}), testing::Each(""));
+}
+
+TEST(CheckDevices, tells_all_ranks_which_do_not_go_together) {
+  EXPECT_THAT(told({"GPU-1", "GPU-2", "cpu"}),
+              testing::Each(AllOf(HasSubstr("rank 2 computes on cpu"), HasSubstr("rank 0 on GPU-1"))));
+  EXPECT_THAT(told({"GPU-1", "GPU-2", "GPU-2"}),
+              testing::Each(AllOf(HasSubstr("ranks 1 and 2"), HasSubstr("same device, GPU-2"))));
+}
+
+}  // namespace
+}  // namespace dtopp

@@ -1,0 +1,65 @@
+#include "dtopp/inference/expert_budget.h"
+
+#include <gtest/gtest.h>
+
+#include "dtopp/base/errors.h"
+#include "tests/base/scratch_directory.h"
+#include "tests/eval/tiny_model.h"
+
+namespace dtopp {
+namespace {
+
+InferenceModel tiny(ThresholdScope scope) { return tiny_model(tiny_config(scope)); }
+
+std::vector<double> experts_of_layers(const InferenceModel& model, const at::Tensor& tokens_BL,
+                                      const RoutingInputs& inputs) {
+  const at::NoGradGuard no_grad;
+  std::vector<double> means;
+  for (const RouteOutput& routing : hidden_states(model.model, tokens_BL, inputs).routing)
+    means.push_back(routing.expert_counts_E.sum().item<double>() / static_cast<double>(tokens_BL.numel()));
+  return means;
+}
+
+TEST(ExpertBudget, one_threshold_meets_the_mean_over_layers) {
+  const InferenceModel model = tiny(ThresholdScope::kGlobal);
+  const at::Tensor tokens_BL = at::randint(0, 64, {20, 50}, at::kLong);
+  for (const double target : {1.5, 4.0, 11.0}) {
+    const RoutingInputs solved = solve_thresholds(model, tokens_BL, target);
+    ASSERT_EQ(solved.threshold.size(), 3);
+    EXPECT_TRUE(solved.threshold[0].equal(solved.threshold[2]));
+    const auto means = experts_of_layers(model, tokens_BL, solved);
+    EXPECT_NEAR((means[0] + means[1] + means[2]) / 3, target, 2e-3 * target);
+  }
+}
+
+TEST(ExpertBudget, a_threshold_a_layer_meets_it_in_each) {
+  const InferenceModel model = tiny(ThresholdScope::kLayer);
+  const at::Tensor tokens_BL = at::randint(0, 64, {20, 50}, at::kLong);
+  const RoutingInputs solved = solve_thresholds(model, tokens_BL, 5);
+  for (const double mean : experts_of_layers(model, tokens_BL, solved)) EXPECT_NEAR(mean, 5, 0.01);
+}
+
+TEST(ExpertBudget, what_cannot_be_met_is_refused) {
+  InferenceModel model = tiny(ThresholdScope::kGlobal);
+  const at::Tensor tokens_BL = at::randint(0, 64, {2, 5}, at::kLong);
+  for (const double target : {0.5, 17.0, std::nan("")})
+    EXPECT_THROW(solve_thresholds(model, tokens_BL, target), UsageError);
+  model.config.routing.method = RoutingMethod::kTopK;
+  EXPECT_THROW(solve_thresholds(model, tokens_BL, 4), UsageError);
+}
+
+TEST(SolvingWindows, are_the_beginning_of_a_text_in_whole_windows) {
+  std::vector<int64_t> ids(3 * kSolveTokens);
+  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int64_t>(i);
+  const at::Tensor windows_BL = solving_windows(ids, 1000, "text");
+  EXPECT_EQ(windows_BL.sizes(), (at::IntArrayRef{16, 1000}));
+  EXPECT_EQ(windows_BL[15][999].item<int64_t>(), 15999);
+  EXPECT_EQ(solving_windows(std::span(ids).first(2500), 1000, "text").size(0), 2);
+  EXPECT_EQ(solving_windows(std::span(ids).first(7), 1000, "text").sizes(), (at::IntArrayRef{1, 7}));
+  EXPECT_EQ(solving_windows(ids, 2 * kSolveTokens, "text").sizes(), (at::IntArrayRef{1, 2 * kSolveTokens}));
+  EXPECT_EQ(error_of<DataError>([&] { solving_windows({}, 1000, "empty.txt"); }),
+            "empty.txt: holds no text to solve --target-experts on");
+}
+
+}  // namespace
+}  // namespace dtopp

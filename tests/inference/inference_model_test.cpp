@@ -1,0 +1,79 @@
+#include "dtopp/inference/inference_model.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "dtopp/base/errors.h"
+#include "dtopp/base/files.h"
+#include "tests/base/scratch_directory.h"
+#include "tests/eval/tiny_model.h"
+#include "tests/tasks/evaluation_data.h"
+
+namespace dtopp {
+namespace {
+
+using testing::HasSubstr;
+
+// No run around it, no training data named, no optimiser's file, and a configuration on disk that has changed
+// since it was verified.
+TEST(InferenceModel, is_read_from_a_checkpoint_alone) {
+  ScratchDirectory scratch;
+  const RunConfig config = tiny_config();
+  const auto path = save_tiny_checkpoint(scratch.path(), config);
+  const Checkpoint checkpoint(path, CheckpointUse::kInference);
+  write_file_atomically(path / "config.yaml", "base: elsewhere.yaml\n");
+  const InferenceModel loaded = load_inference_model(checkpoint);
+  EXPECT_EQ(to_yaml(loaded.config), to_yaml(config));
+  ASSERT_EQ(loaded.routing.threshold.size(), 3);
+  EXPECT_EQ(loaded.routing.threshold[2].item<double>(), 0.4);
+
+  const at::NoGradGuard no_grad;
+  const at::Tensor tokens_BL = at::arange(30, at::kLong).view({2, 15});
+  const auto states = [&](const InferenceModel& model) {
+    return hidden_states(model.model, tokens_BL, loaded.routing).x_TD;
+  };
+  EXPECT_TRUE(states(loaded).equal(states(tiny_model(config))));
+}
+
+TEST(InferenceModel, of_another_configuration_is_refused) {
+  ScratchDirectory scratch;
+  RunConfig config = tiny_config();
+  const auto path = save_tiny_checkpoint(scratch.path(), config);
+  config.model.hidden_size = 32;
+  CheckpointContents other;
+  other.config_yaml = to_yaml(config);
+  other.state.step = 9;
+  const Checkpoint checkpoint(save_checkpoint(scratch.path(), other, 0), CheckpointUse::kInference);
+  EXPECT_THAT(error_of<CheckpointError>([&] { load_inference_model(checkpoint); }), HasSubstr("no tensor"));
+  load_inference_model(Checkpoint(path, CheckpointUse::kInference));
+}
+
+TEST(LoadTokenizer, takes_the_checkpoints_own_and_no_other) {
+  ScratchDirectory scratch;
+  const Tokenizer& shipped = shipped_tokenizer();
+  RunConfig config = tiny_config();
+  const auto bare_path = save_tiny_checkpoint(scratch / "bare", config);
+  const auto path = save_tiny_checkpoint(scratch / "own", config, shipped.file_text());
+  const Checkpoint bare(bare_path, CheckpointUse::kInference), own(path, CheckpointUse::kInference);
+  const auto same = scratch / "same.json", other = scratch / "other.json";
+  write_file_atomically(same, shipped.file_text());
+  write_file_atomically(other, shipped.file_text() + "\n");
+  EXPECT_EQ(load_tokenizer(own, "", 50432).hash(), shipped.hash());
+  EXPECT_EQ(load_tokenizer(own, same, 50432).hash(), shipped.hash());
+  EXPECT_NE(load_tokenizer(bare, other, 50432).hash(), shipped.hash());
+  EXPECT_THAT(error_of<UsageError>([&] { load_tokenizer(own, other, 50432); }), HasSubstr("not the one"));
+  EXPECT_THAT(error_of<UsageError>([&] { load_tokenizer(bare, "", 50432); }), HasSubstr("pass --tokenizer"));
+  EXPECT_THAT(error_of<UsageError>([&] { load_tokenizer(own, "", 64); }),
+              HasSubstr("model.vocab_size of 64"));
+}
+
+TEST(DescribeModel, says_how_large_it_is_and_what_it_was_trained_on) {
+  RunConfig config = tiny_config();
+  config.model.num_experts = 1;
+  // embedding 64 x 16; a layer 4 x 16^2 + 4 x 16 and 3 x 16 x 8; the last norm 16
+  EXPECT_EQ(describe_model(config, 4'194'304),
+            "5.46k parameters, of which a token uses 5.46k, after 4.19M tokens");
+}
+
+}  // namespace
+}  // namespace dtopp

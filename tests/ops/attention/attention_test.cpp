@@ -1,0 +1,79 @@
+#include "dtopp/ops/attention/attention.h"
+
+#include <cmath>
+#include <limits>
+
+#include <gtest/gtest.h>
+
+#include "tests/ops/reference.h"
+#include "tests/ops/same_gradients.h"
+
+namespace dtopp {
+namespace {
+
+at::Tensor attention_reference(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                               bool causal = true) {
+  const int64_t length = q.size(2);
+  const at::Tensor scores = at::matmul(q, k.transpose(-1, -2)) / std::sqrt(static_cast<double>(q.size(3)));
+  const at::Tensor later = at::full({length, length}, causal, at::kBool).triu(1);
+  return at::matmul(scores.masked_fill(later, -std::numeric_limits<double>::infinity()).softmax(-1), v);
+}
+
+struct AttentionCase {
+  std::vector<int64_t> shape;  // [B, H, L, K]
+  double deviation;            // of q and k: the larger, the further apart the scores
+};
+
+// Around the blocks of queries (126) and keys (256), one token, none, and heads of odd width.
+const std::vector<AttentionCase> kCases = {{{2, 3, 17, 8}, 1},   {{1, 1, 1, 4}, 1},    {{2, 1, 0, 4}, 1},
+                                           {{1, 2, 126, 5}, 1},  {{1, 2, 127, 64}, 3}, {{1, 1, 256, 16}, 1},
+                                           {{1, 1, 257, 16}, 8}, {{2, 2, 700, 32}, 1}, {{1, 1, 40, 256}, 1},
+                                           {{1, 1, 30, 300}, 1}};
+
+void expect_attention(const AttentionCase& test, at::ScalarType dtype, bool causal, double bound) {
+  SCOPED_TRACE(testing::Message() << at::IntArrayRef(test.shape) << " of " << dtype
+                                  << (causal ? ", causal" : ""));
+  std::vector<at::Tensor> in, exact;
+  for (int i = 0; i < 3; ++i) {
+    in.push_back((at::randn(test.shape) * (i < 2 ? test.deviation : 1)).to(dtype).requires_grad_());
+    exact.push_back(in.back().detach().to(at::kDouble).requires_grad_());
+  }
+  const at::Tensor y = self_attention(in[0], in[1], in[2], causal);
+  const at::Tensor expected = attention_reference(exact[0], exact[1], exact[2], causal);
+  expect_same_gradients(y, expected, in, exact, bound);
+}
+
+TEST(SelfAttention, matches_double_precision_and_where_causal_sees_no_later_token) {
+  at::manual_seed(5);
+  // In bf16 the gradients see the rounded result; hardware kernels round the probabilities as well.
+  for (const AttentionCase& test : kCases) {
+    for (const bool causal : {true, false}) {
+      expect_attention(test, at::kFloat, causal, 1e-5);
+      expect_attention(test, at::kBFloat16, causal, 1.0 / 64);
+    }
+  }
+}
+
+TEST(SelfAttention, takes_heads_as_projections_lay_them_out) {
+  const auto projected = [] { return at::randn({2, 150, 3, 8}).requires_grad_(); };
+  const at::Tensor q = projected(), k = projected(), v = projected();
+  const auto heads = [](const at::Tensor& x) { return x.transpose(1, 2); };
+  const at::Tensor y = self_attention(heads(q), heads(k), heads(v), /*causal=*/true);
+  const auto exact = [&](const at::Tensor& x) { return heads(x.detach().to(at::kDouble)); };
+  EXPECT_LT(reference::error(y, attention_reference(exact(q), exact(k), exact(v))), 1e-5);
+  EXPECT_TRUE(y.transpose(1, 2).is_contiguous());
+  y.sum().backward();
+  EXPECT_TRUE(q.grad().isfinite().all().item<bool>());
+}
+
+TEST(SelfAttention, carries_what_is_not_a_number_on) {
+  at::Tensor q = at::randn({1, 2, 20, 8});
+  q[0][1][7][3] = std::nan("");
+  const at::Tensor v = at::randn({1, 2, 20, 8});
+  const at::Tensor bad = self_attention(q, v, v, /*causal=*/true).isnan().any(-1)[0];
+  EXPECT_TRUE(bad[1][7].item<bool>());
+  EXPECT_EQ(bad.sum().item<int64_t>(), 1);
+}
+
+}  // namespace
+}  // namespace dtopp

@@ -1,0 +1,70 @@
+#include "dtopp/ops/gemm/linear.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/ops/reference.h"
+
+namespace dtopp::linear_test {
+namespace {
+
+struct Bound {
+  at::ScalarType dtype;
+  double value;
+};
+
+// bf16 inputs are exact; the result is rounded once (2^-8 of its value).
+constexpr Bound kBounds[] = {{at::kFloat, 1e-5}, {at::kBFloat16, 1.0 / 256}};
+
+// Few rows (as in generation), no row, and weights of several parts of the cache.
+struct LinearShape {
+  std::vector<int64_t> rows;
+  int64_t width, outputs;
+};
+const std::vector<LinearShape> kLinearShapes = {{{3, 7}, 20, 11},  {{0}, 8, 5},       {{1}, 300, 7},
+                                                {{2, 50}, 33, 64}, {{700}, 600, 900}, {{33}, 1, 1}};
+
+void expect_linear(const LinearShape& shape, at::ScalarType dtype, double bound) {
+  SCOPED_TRACE(testing::Message() << at::IntArrayRef(shape.rows) << " of " << shape.width << " to "
+                                  << shape.outputs);
+  std::vector<int64_t> sizes = shape.rows;
+  sizes.push_back(shape.width);
+  const at::Tensor x = at::randn(sizes).to(dtype).requires_grad_();
+  const at::Tensor weight = at::randn({shape.outputs, shape.width}).to(dtype).requires_grad_();
+  const at::Tensor exact_x = x.detach().to(at::kDouble).requires_grad_();
+  const at::Tensor exact_weight = weight.detach().to(at::kDouble).requires_grad_();
+  const at::Tensor y = dtopp::linear(x, weight), expected = at::matmul(exact_x, exact_weight.t());
+  EXPECT_EQ(y.scalar_type(), dtype);
+  EXPECT_LT(reference::error(y, expected), bound);
+  EXPECT_EQ(y.sizes(), expected.sizes());
+  const at::Tensor grad = at::randn(y.sizes()).to(dtype);
+  y.backward(grad);
+  expected.backward(grad.to(at::kDouble));
+  EXPECT_LT(reference::error(x.grad(), exact_x.grad()), bound);
+  EXPECT_LT(reference::error(weight.grad(), exact_weight.grad()), bound);
+}
+
+TEST(Linear, and_its_gradients_match_double_precision) {
+  for (const auto& [dtype, bound] : kBounds) {
+    for (const LinearShape& shape : kLinearShapes) expect_linear(shape, dtype, bound);
+  }
+}
+
+TEST(Linear, takes_rows_and_weights_that_are_not_contiguous) {
+  const at::Tensor x = at::randn({40, 100}).t().requires_grad_();
+  const at::Tensor weight = at::randn({40, 9}).t();
+  const at::Tensor y = dtopp::linear(x, weight);
+  EXPECT_TRUE(at::allclose(y, at::matmul(x, weight.t()), 1e-5, 1e-5));
+  y.sum().backward();
+  EXPECT_TRUE(at::allclose(x.grad(), weight.sum(0).expand({100, 40}), 1e-5, 1e-5));
+}
+
+TEST(Linear, gives_no_gradient_nobody_asked_for) {
+  const at::Tensor x = at::randn({4, 6}).to(at::kBFloat16);
+  const at::Tensor weight = at::randn({5, 6}).to(at::kBFloat16).requires_grad_();
+  dtopp::linear(x, weight).sum().backward();
+  EXPECT_FALSE(x.grad().defined());
+  EXPECT_TRUE(weight.grad().defined());
+}
+
+}  // namespace
+}  // namespace dtopp::linear_test

@@ -1,0 +1,250 @@
+// Which products are by own kernels, told by children that answer, lie, crash, hang and print rubbish.
+#include "dtopp/ops/moe_ffn/cuda/tune/product_check.h"
+
+#include <fstream>
+#include <functional>
+#include <map>
+#include <thread>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include "dtopp/base/files.h"
+#include "tests/base/scratch_directory.h"
+
+namespace dtopp::product_check_test {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+CheckedProduct checked(double own_error, double own_milliseconds) {
+  return {.own_error = own_error, .own_milliseconds = own_milliseconds, .grouped_milliseconds = 1.03};
+}
+
+TEST(CheckedProduct, is_by_own_kernels_where_these_are_right_and_three_percent_faster) {
+  EXPECT_TRUE(checked(0, 1).is_own_taken());
+  EXPECT_TRUE(checked(1.0 / 64, 0.2).is_own_taken());
+  EXPECT_FALSE(checked(0, 1.001).is_own_taken());
+  EXPECT_FALSE(checked(1.0 / 63, 0.2).is_own_taken());
+  EXPECT_FALSE(checked(std::numeric_limits<double>::quiet_NaN(), 0.2).is_own_taken());
+  EXPECT_FALSE(checked(std::numeric_limits<float>::max(), 0.2).is_own_taken());
+  CheckedProduct failed = checked(0, 0.2);
+  failed.failure = "no end in 60 s";
+  EXPECT_FALSE(failed.is_own_taken());
+}
+
+std::string answer(const std::string& product, double own_error, double own_milliseconds) {
+  return R"({"product": ")" + product + R"(", "own_error": )" + std::to_string(own_error) +
+         R"(, "grouped_error": 0.004, "own_milliseconds": )" + std::to_string(own_milliseconds) +
+         R"(, "grouped_milliseconds": 1.0})";
+}
+
+std::string say(const std::string& line) { return "echo '" + line + "'"; }
+
+using Scripts = std::map<std::string, std::string>;
+
+// Children that are scripts: of the product named, else one that answers that the own kernel is good.
+class Check {
+ public:
+  explicit Check(Scripts scripts = {}) : scripts_(std::move(scripts)) {
+    check.device = {"NVIDIA H200", 13000, "0123abcd"};
+    check.directory = scratch_ / "cache";
+    check.child = [this](MoeProduct product, const OwnProducts& own) {
+      const std::string name(kMoeProductNames[static_cast<size_t>(product)]);
+      const auto known = scripts_.find(name);
+      const std::string script = known == scripts_.end() ? say(answer(name, 0.004, 0.5)) : known->second;
+      return ChildProgram{.program = "/bin/sh",
+                          .arguments = {"sh", "-c",
+                                        "echo " + name + "=" + own_products_text(own) + " >>" +
+                                            log().string() + "; " + script},
+                          .environment = {"PATH=/bin:/usr/bin"}};
+    };
+    check.limit = 20s;
+    check.say = [this](const std::string& text) { said.push_back(text); };
+  }
+
+  std::string taken() {
+    const auto table = check_products(check);
+    return table ? own_products_text(taken_products(*table)) : "not checked";
+  }
+  std::filesystem::path log() const { return scratch_ / "children"; }
+  size_t children() const {
+    std::ifstream file(log());
+    return static_cast<size_t>(std::count(std::istreambuf_iterator<char>(file), {}, '\n'));
+  }
+  std::filesystem::path table() const { return product_table_path(check.directory, check.device); }
+  std::string warnings() const {
+    std::string all;
+    for (const auto& text : said)
+      if (text.starts_with("warning: ")) all += text + "\n";
+    return all;
+  }
+
+  ProductCheck check;
+  std::vector<std::string> said;
+
+ private:
+  ScratchDirectory scratch_;
+  Scripts scripts_;
+};
+
+const std::string kAll = own_products_text(~OwnProducts());
+
+TEST(ProductCheck, takes_what_is_right_and_faster_and_says_so_once) {
+  Check here(Scripts{{"projection", say(answer("projection", 0.004, 0.99))}});
+  const std::string taken = "activation,activation_gradient,input_gradient,down_gradient,gate_up_gradient";
+  EXPECT_EQ(here.taken(), taken);
+  EXPECT_THAT(here.said,
+              ElementsAre(HasSubstr("on NVIDIA H200"),
+                          HasSubstr("activation own (own 0.5 ms, grouped_mm 1), projection grouped_mm (own "
+                                    "0.99 ms, grouped_mm 1), activation_gradient own")));
+  here.said.clear();
+  EXPECT_EQ(here.taken(), taken);
+  EXPECT_THAT(here.said, IsEmpty());
+  EXPECT_EQ(here.children(), 6U);
+}
+
+// The times of a product hang on what the ones before it leave.
+TEST(ProductCheck, tells_each_child_what_is_by_own_kernels_so_far) {
+  Check here(Scripts{{"projection", "exit 1"}});
+  here.taken();
+  EXPECT_EQ(read_file(here.log()),
+            "activation=grouped_mm\nprojection=activation\nactivation_gradient=activation\n"
+            "input_gradient=activation,activation_gradient\n"
+            "down_gradient=activation,activation_gradient,input_gradient\n"
+            "gate_up_gradient=activation,activation_gradient,input_gradient,down_gradient\n");
+}
+
+TEST(ProductCheck, warns_of_what_is_wrong_crashes_hangs_or_cannot_be_read) {
+  Check here(Scripts{{"activation", say(answer("activation", 0.5, 0.1))},
+                     {"projection", "kill -SEGV $$"},
+                     {"activation_gradient", "sleep 100"},
+                     {"input_gradient", "echo rubbish; echo '{\"product\": 7'"},
+                     {"down_gradient", "echo 'dtopp: error: an illegal memory access'; exit 5"}});
+  here.check.limit = 500ms;
+  EXPECT_EQ(here.taken(), "gate_up_gradient");
+  const std::string warnings = here.warnings();
+  for (const char* text :
+       {"activation is by grouped_mm", "NVIDIA H200: an error of 0.5\n", "NVIDIA H200: killed by signal 11",
+        "NVIDIA H200: no end in 0.5 s\n", "NVIDIA H200: no answer that can be read\n",
+        "NVIDIA H200: ended with status 5: an illegal memory access\n"})
+    EXPECT_THAT(warnings, HasSubstr(text));
+  EXPECT_EQ(std::ranges::count(warnings, '\n'), 5);
+  here.said.clear();
+  EXPECT_EQ(here.taken(), "gate_up_gradient");  // kept: nothing crashes twice
+  EXPECT_THAT(here.said, IsEmpty());
+}
+
+TEST(ProductCheck, finds_the_answer_among_other_lines) {
+  Check here(Scripts{{"activation", "echo '{\"none\": 1}'; " + say(answer("activation", 0.004, 0.5)) +
+                                        "; echo '[W1 warning of torch] {}'"},
+                     {"projection", say(answer("activation", 0.004, 0.5))}});  // of another product
+  EXPECT_EQ(here.taken(), "activation,activation_gradient,input_gradient,down_gradient,gate_up_gradient");
+  EXPECT_THAT(here.warnings(), HasSubstr("projection is by grouped_mm"));
+}
+
+TEST(ProductCheck, keeps_nothing_where_the_device_could_not_be_used) {
+  Check here(Scripts{{"input_gradient", say(R"({"unchecked": "no memory is free"})")}});
+  EXPECT_EQ(here.taken(), "not checked");
+  EXPECT_THAT(here.warnings(),
+              HasSubstr("cannot be checked now, so torch's grouped_mm does: no memory is free"));
+  EXPECT_FALSE(std::filesystem::exists(here.table()));
+  EXPECT_EQ(here.children(), 4U);
+}
+
+TEST(ProductCheck, checks_again_for_another_device_driver_or_library) {
+  Check here;
+  EXPECT_EQ(here.taken(), kAll);
+  const CheckedDevice first = here.check.device;
+  size_t children = 6;
+  for (const CheckedDevice& other :
+       {CheckedDevice{"NVIDIA A100", first.driver, first.library},
+        CheckedDevice{first.name, 13010, first.library}, CheckedDevice{first.name, first.driver, "4567"}}) {
+    here.check.device = other;
+    EXPECT_EQ(here.taken(), kAll);
+    EXPECT_EQ(here.children(), children += 6);
+  }
+  here.check.device = first;
+  EXPECT_EQ(here.taken(), kAll);
+  EXPECT_EQ(here.children(), children);
+  EXPECT_TRUE(check_products(here.check, /*again=*/true));
+  EXPECT_EQ(here.children(), children + 6);
+}
+
+TEST(ProductCheck, checks_again_where_the_table_is_damaged) {
+  Check here;
+  here.taken();
+  const std::string whole = read_file(here.table());
+  const auto without = [&](std::string text, const std::string& part, const std::string& instead) {
+    return text.replace(text.find(part), part.size(), instead);
+  };
+  size_t children = 6;
+  for (const std::string& damaged :
+       {std::string(), whole.substr(0, whole.size() / 2), std::string("[]"), without(whole, "H200", "H100"),
+        without(whole, "projection", "activation"), without(whole, "0.5", "\"fast\""),
+        without(whole, "own_error", "error"), std::string(1 << 17, ' ') + whole}) {
+    write_file_atomically(here.table(), damaged);
+    EXPECT_EQ(here.taken(), kAll);
+    EXPECT_EQ(here.children(), children += 6) << damaged.substr(0, 200);
+    EXPECT_EQ(read_file(here.table()), whole);
+  }
+}
+
+TEST(ProductCheck, without_a_place_to_keep_it_checks_each_time) {
+  Check here;
+  const std::filesystem::path file = here.log().parent_path() / "file";
+  std::ofstream(file) << "in the way";
+  for (const std::filesystem::path& directory : {std::filesystem::path(), file / "cache"}) {
+    here.check.directory = directory;
+    const size_t before = here.children();
+    EXPECT_EQ(here.taken(), kAll);
+    EXPECT_EQ(here.taken(), kAll);
+    EXPECT_EQ(here.children(), before + 12);
+    EXPECT_THAT(here.warnings(), HasSubstr("every start will check that again: "));
+  }
+  EXPECT_EQ(kept_products(here.check), std::nullopt);
+}
+
+TEST(ProductCheck, is_made_by_one_of_several_at_once) {
+  Check here;
+  std::vector<std::string> taken(4);
+  {
+    std::vector<std::jthread> starts;
+    for (std::string& mine : taken) {
+      starts.emplace_back([&] {
+        ProductCheck own = here.check;
+        own.say = [](const std::string& /*text*/) {};
+        mine = own_products_text(taken_products(*check_products(own)));
+      });
+    }
+  }
+  EXPECT_THAT(taken, ElementsAre(kAll, kAll, kAll, kAll));
+  EXPECT_EQ(here.children(), 6U);
+}
+
+TEST(ProductCheck, is_kept_below_the_cache_that_the_environment_names) {
+  const auto directory = [](const char* cache, const char* home) {
+    const auto set = [](const char* name, const char* value) {
+      value == nullptr ? unsetenv(name) : setenv(name, value, 1);
+    };
+    const char* home_before = std::getenv("HOME");
+    const std::string kept = home_before == nullptr ? "" : home_before;
+    set("XDG_CACHE_HOME", cache);
+    set("HOME", home);
+    const auto found = product_table_directory();
+    set("XDG_CACHE_HOME", nullptr);
+    set("HOME", home_before == nullptr ? nullptr : kept.c_str());
+    return found;
+  };
+  EXPECT_EQ(directory("/fast/cache", "/home/a"), "/fast/cache/dtopp");
+  EXPECT_EQ(directory(nullptr, "/home/a"), "/home/a/.cache/dtopp");
+  EXPECT_EQ(directory("not/absolute", "/home/a"), "/home/a/.cache/dtopp");
+  EXPECT_EQ(directory("", nullptr), "");
+}
+
+}  // namespace
+}  // namespace dtopp::product_check_test

@@ -1,0 +1,116 @@
+#include "dtopp/optim/parameter_store.h"
+
+#include <algorithm>
+#include <map>
+
+#include <gtest/gtest.h>
+
+#include "dtopp/base/safetensors.h"
+#include "tests/base/scratch_directory.h"
+
+namespace dtopp {
+namespace {
+
+std::vector<ParameterSpec> two_parameters() {
+  return {{"matrix", {5, 3}, {Distribution::kTruncatedNormal, 0.5}, ParameterRole::kMatrix},
+          {"scale", {}, {Distribution::kOne}, ParameterRole::kRouterScale}};
+}
+
+class Average : public testing::TestWithParam<at::ScalarType> {
+ protected:
+  Average() : store_(two_parameters(), GetParam()) {
+    store_.initialise(1);
+    config_.weight_decay = 0.1;
+  }
+
+  void step(int64_t number, bool applied) {
+    store_.begin_step(1);
+    for (const ParameterSpec& spec : store_.specs()) {
+      const at::Tensor leaf = store_.compute(spec.name);
+      (leaf * at::full_like(leaf, 1.0 + static_cast<double>(number % 3))).sum().backward();
+    }
+    store_.end_micro_batch();
+    store_.finish_gradients();
+    store_.adamw_step(config_, 0.05, at::ones({}), at::scalar_tensor(applied, at::kBool));
+  }
+
+  ParameterStore store_;
+  OptimizerConfig config_;
+};
+
+TEST_P(Average, follows_its_equation_over_applied_steps_alone) {
+  for (const double limit : {0.9999, 0.4}) {
+    store_.keep_average(limit);
+    std::map<std::string, at::Tensor> expected;
+    for (const ParameterSpec& spec : store_.specs())
+      expected[spec.name] = store_.master(spec.name).to(at::kDouble);
+    const int64_t before = limit == 0.4 ? 25 : 0;  // the updates of the first round
+    int64_t n = before;
+    for (int64_t number = 0; number < 30; ++number) {
+      const bool applied = number % 6 != 4;
+      step(number, applied);
+      n += applied ? 1 : 0;
+      const double d = std::min(limit, (1.0 + static_cast<double>(n)) / (10.0 + static_cast<double>(n)));
+      for (auto& [name, average] : expected) {
+        if (applied) average = d * average + (1 - d) * store_.master(name).to(at::kDouble);
+        const at::Tensor difference = store_.average(name).to(at::kDouble) - average;
+        // Roundings of f32 values near 1, half an ulp each, that fade as slowly as the average.
+        ASSERT_LT(difference.abs().max().item<double>(), 1e-6) << name << " after step " << number;
+      }
+    }
+    ASSERT_EQ(n, before + 25);
+  }
+}
+
+TEST_P(Average, comes_back_from_a_file_and_goes_on) {
+  store_.keep_average(0.9);
+  for (int64_t number = 0; number < 3; ++number) step(number, true);
+  const ScratchDirectory directory;
+  const Checkpoint checkpoint(save_checkpoint(directory.path(),
+                                              {.state = {},
+                                               .parameters = store_.parameter_sources(),
+                                               .optimizer = store_.moment_sources(),
+                                               .config_yaml = "",
+                                               .tokenizer_json = "",
+                                               .averages = store_.average_sources()},
+                                              /*keep=*/1));
+  const at::Tensor saved = store_.average("matrix").clone();
+
+  store_.keep_average(0.9);  // begins anew
+  EXPECT_FALSE(store_.average("matrix").equal(saved));
+  store_.load_average(checkpoint);
+  EXPECT_TRUE(store_.average("matrix").equal(saved));
+  step(3, true);
+  EXPECT_FALSE(store_.average("matrix").equal(saved));
+}
+
+TEST_P(Average, takes_the_parameters_place_and_gives_it_back) {
+  store_.keep_average(0.9);
+  for (int64_t number = 0; number < 3; ++number) step(number, true);
+  const at::Tensor master = store_.master("matrix").clone(), average = store_.average("matrix").clone();
+  const at::Tensor computed = store_.compute("matrix").detach().clone();
+  store_.swap_average();
+  EXPECT_TRUE(store_.compute("matrix").detach().equal(average.to(computed.scalar_type())));
+  EXPECT_FALSE(store_.compute("matrix").detach().equal(computed));
+  store_.swap_average();
+  EXPECT_TRUE(store_.compute("matrix").detach().equal(computed));
+  EXPECT_TRUE(store_.master("matrix").equal(master));
+  EXPECT_TRUE(store_.average("matrix").equal(average));
+}
+
+TEST_P(Average, changes_nothing_of_the_training) {
+  ParameterStore plain(two_parameters(), GetParam());
+  plain.initialise(1);
+  std::swap(plain, store_);
+  for (int64_t number = 0; number < 5; ++number) step(number, number != 2);
+  std::swap(plain, store_);
+  store_.keep_average(0.99);
+  for (int64_t number = 0; number < 5; ++number) step(number, number != 2);
+  EXPECT_TRUE(plain.master("matrix").equal(store_.master("matrix")));
+  EXPECT_TRUE(plain.average_sources().empty());
+}
+
+INSTANTIATE_TEST_SUITE_P(ParameterStore, Average, testing::Values(at::kFloat, at::kBFloat16));
+
+}  // namespace
+}  // namespace dtopp

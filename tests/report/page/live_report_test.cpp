@@ -1,0 +1,51 @@
+#include "dtopp/report/page/live_report.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "dtopp/study/expansion.h"
+#include "tests/report/report_files.h"
+
+namespace dtopp {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+class LiveReportFiles : public ReportFiles {};
+
+TEST_F(LiveReportFiles, a_studys_run_is_shown_from_its_first_metrics_on) {
+  std::vector<Json> runs;
+  for (const int64_t seed : {1, 2}) {
+    const RunConfig config = config_of_seed(seed);
+    runs.push_back({{"path", (directory_ / "study/runs/seed").string() + std::to_string(seed)},
+                    {"status", "pending"},
+                    {"config_hash", hash_of(config)}});
+  }
+  const auto write = [&](size_t run) {
+    write_run(runs[run]["path"].get<std::string>(), config_of_seed(static_cast<int64_t>(run) + 1), 2);
+  };
+  write(0);
+  LiveReport report({write_study("study", runs)}, nullptr);
+  EXPECT_THAT(report.page(), Not(HasSubstr("seed2")));
+  write(1);
+  EXPECT_THAT(report.news(1), HasSubstr("seed2"));
+}
+
+TEST_F(LiveReportFiles, curves_that_follow_their_study_are_shown) {
+  const std::filesystem::path run = directory_ / "study/runs/seed1";
+  write_run(run, config_of_seed(1), 2);
+  const auto study = write_study("study", {{{"path", run.string()}, {"status", "done"}}});
+  const std::string curves = read_file(study / "curves.json");
+  std::filesystem::remove(study / "curves.json");
+  for (const auto& path : {study, study / "study.json"}) {
+    LiveReport report({path}, nullptr);
+    EXPECT_THAT(report.page(), Not(HasSubstr("train/loss over seeds")));
+    write_file_atomically(study / "curves.json", curves);
+    EXPECT_THAT(report.news(1), HasSubstr("train/loss over seeds"));
+    std::filesystem::remove(study / "curves.json");
+  }
+}
+
+}  // namespace
+}  // namespace dtopp
