@@ -1,4 +1,4 @@
-// Checkpoints to what other programs read, and back.
+// Implements `dtopp convert`: converts checkpoints and tasks to the formats of other programs, and back.
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -21,16 +21,16 @@ struct ConvertOptions {
 void add_to_hf(CLI::App& convert) {
   auto options = std::make_shared<ConvertOptions>();
   CLI::App* verb = convert.add_subcommand(
-      "to-hf", "A language model's checkpoint to a folder that Hugging Face transformers loads");
+      "to-hf", "Convert a language model's checkpoint to a folder for Hugging Face transformers");
   verb->add_option("checkpoint", options->from.checkpoint,
-                   "a checkpoint, or a run directory (its newest one)")
+                   "checkpoint, or run directory (its newest checkpoint is used)")
       ->required();
-  verb->add_option("folder", options->folder, "to be made")->required();
+  verb->add_option("folder", options->folder, "new folder to write")->required();
   verb->add_option(
           "--as", options->as,
-          "the model class: dtopp, whose code lies beside the weights (trust_remote_code), or olmoe, "
-          "which transformers has itself; a model of model.norm=rms, routing.method=top_k, "
-          "normalization=none, renormalize=false is one")
+          "model class: dtopp, with its code beside the weights (trust_remote_code), or olmoe, which is "
+          "part of transformers and needs model.norm=rms, routing.method=top_k, normalization=none and "
+          "renormalize=false")
       ->transform(choice<HuggingFaceClass>())
       ->default_str("dtopp");
   verb->callback([options] {
@@ -43,9 +43,9 @@ void add_to_hf(CLI::App& convert) {
 void add_from_hf(CLI::App& convert) {
   auto options = std::make_shared<ConvertOptions>();
   CLI::App* verb = convert.add_subcommand(
-      "from-hf", "A folder of transformers' OLMoE, or of convert to-hf, to a checkpoint");
-  verb->add_option("folder", options->folder, "config.json and model.safetensors")->required();
-  verb->add_option("checkpoint", options->from.checkpoint, "to be made")->required();
+      "from-hf", "Convert a folder of an OLMoE model, or of convert to-hf, to a checkpoint");
+  verb->add_option("folder", options->folder, "folder with config.json and model.safetensors")->required();
+  verb->add_option("checkpoint", options->from.checkpoint, "new checkpoint to write")->required();
   verb->callback([options] {
     convert_from_huggingface(options->folder, options->from.checkpoint);
     std::printf("%s\n", options->from.checkpoint.c_str());
@@ -58,9 +58,9 @@ void add_lm_eval(CLI::App& convert) {
   };
   auto paths = std::make_shared<Paths>();
   CLI::App* verb = convert.add_subcommand(
-      "lm-eval", "The 13 tasks of evaluate to tasks for lm-eval, with the same prompts");
-  verb->add_option("folder", paths->folder, "to be made")->required();
-  verb->add_option("--data", paths->data, "the folder with the task files")->required();
+      "lm-eval", "Convert the 13 tasks of evaluate to lm-eval tasks with the same prompts");
+  verb->add_option("folder", paths->folder, "new folder to write")->required();
+  verb->add_option("--data", paths->data, "folder with the task files")->required();
   verb->callback([paths] {
     convert_to_lm_eval(paths->data, paths->folder);
     std::printf("%s\n", paths->folder.c_str());
@@ -71,7 +71,7 @@ void add_lm_eval(CLI::App& convert) {
 
 void add_convert(CLI::App& app) {
   CLI::App* verb = app.add_subcommand(
-      "convert", "Checkpoints to what other programs read, and back (docs/huggingface.md)");
+      "convert", "Convert checkpoints to the formats of other programs, and back (docs/huggingface.md)");
   verb->require_subcommand(1);
   add_to_hf(*verb);
   add_from_hf(*verb);

@@ -1,4 +1,4 @@
-// What can be computed on here, and with which kernels.
+// Implements `dtopp devices`: lists the devices of this machine and the kernels that dtopp uses on them.
 #include <cstdio>
 #include <memory>
 #include <optional>
@@ -30,7 +30,7 @@ struct DevicesOptions {
 struct CpuFacts {
   int threads = at::get_num_threads();
   uint64_t free_bytes = available_memory();
-  const char *fp32, *bf16;  // what multiplies
+  const char *fp32, *bf16;  // instructions for matrix products
 };
 
 CpuFacts find_cpu() {
@@ -92,11 +92,11 @@ double gibibytes(uint64_t bytes) { return static_cast<double>(bytes) / (uint64_t
 
 void print_products(const CudaDevice& device) {
   if (device.facts.capability < kOwnCapability)
-    return void(std::printf("        experts' rows are multiplied by grouped_mm\n"));
+    return void(std::printf("        expert matrix products: grouped_mm\n"));
   if (!device.products)
     return void(
-        std::printf("        how to multiply experts' rows is not checked yet: the first training does, "
-                    "or --check\n"));
+        std::printf("        expert matrix products: kernels not checked yet; the first training run or "
+                    "--check does it\n"));
   std::printf("        %-20s %-11s %21s   %21s\n", "experts' rows in bf16", "kernel", "error own  grouped_mm",
               "ms own  grouped_mm");
   for (const CheckedProduct& product : *device.products) {
@@ -127,7 +127,7 @@ void print_text(const CpuFacts& cpu, const std::optional<std::string>& missing,
 
 void show_devices(const DevicesOptions& options) {
   const std::optional<std::string> missing = find_cuda();
-  if (options.check && missing) throw UsageError("--check: there is nothing to check: " + *missing);
+  if (options.check && missing) throw UsageError("--check: no CUDA device can be checked: " + *missing);
   const auto wish = wished_products();
   const auto devices = missing ? std::vector<CudaDevice>() : find_cuda_devices(options.check);
   (options.json ? print_json : print_text)(find_cpu(), missing, devices);
@@ -146,7 +146,7 @@ nlohmann::ordered_json check_now(const CheckOptions& options) {
   try {
     if (const auto missing = find_cuda()) return {{"unchecked", *missing}};
     const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(options.device));
-    at::ones({1}, device).item();  // whether it is there for us at all
+    at::ones({1}, device).item();  // fails if the device cannot be used
   } catch (const c10::Error& error) {
     return {{"unchecked", error.what_without_backtrace()}};
   }
@@ -160,19 +160,20 @@ nlohmann::ordered_json check_now(const CheckOptions& options) {
                                  .own_milliseconds = own_milliseconds,
                                  .grouped_milliseconds = grouped_milliseconds});
   } catch (const c10::OutOfMemoryError&) {
-    return {{"unchecked", "too little of the device's memory is free"}};
+    return {{"unchecked", "not enough free device memory"}};
   }
 }
 
 void add_check_product(CLI::App& app) {
   auto options = std::make_shared<CheckOptions>();
-  CLI::App* verb = app.add_subcommand("check-product", "What `dtopp devices --check` runs for each product");
-  verb->group("");  // no user's verb
+  CLI::App* verb =
+      app.add_subcommand("check-product", "Check one expert product; `dtopp devices --check` starts it");
+  verb->group("");  // hidden from --help: internal
   verb->add_option("product", options->product)
       ->required()
       ->check(CLI::IsMember(std::vector<std::string>(kMoeProductNames.begin(), kMoeProductNames.end())));
-  verb->add_option("--own", options->own, "the products by own kernels beside it")->required();
-  verb->add_option("--device", options->device, "of the CUDA devices, from 0");
+  verb->add_option("--own", options->own, "the products that use fused kernels at the same time")->required();
+  verb->add_option("--device", options->device, "index of the CUDA device, from 0");
   verb->callback([options] { std::printf("%s\n", dump_json(check_now(*options)).c_str()); });
 }
 
@@ -180,9 +181,11 @@ void add_check_product(CLI::App& app) {
 
 void add_devices(CLI::App& app) {
   auto options = std::make_shared<DevicesOptions>();
-  CLI::App* verb = app.add_subcommand("devices", "Show what can be computed on here, and with which kernels");
+  CLI::App* verb =
+      app.add_subcommand("devices", "Show the devices of this machine and the kernels used on them");
   verb->add_flag("--check", options->check,
-                 "check again how to multiply experts' rows on each CUDA device (docs/gpu.md)");
+                 "check again which kernels for expert products are correct and fastest on each CUDA device "
+                 "(docs/gpu.md)");
   verb->add_flag("--json", options->json, "print one JSON object");
   verb->callback([options] { show_devices(*options); });
   add_check_product(app);

@@ -35,39 +35,39 @@ void refuse_options(std::initializer_list<const char*> names, const EvaluateOpti
                     const CLI::App& verb) {
   for (const char* name : names) {
     if (verb.count(name) > 0)
-      throw UsageError(std::string(name) + " means nothing to --tasks " + options.tasks);
+      throw UsageError(std::string(name) + ": cannot be used with --tasks " + options.tasks);
   }
 }
 
-// An option that would be ignored is refused: it is more likely a mistake.
+// Refuses options that would have no effect, because they are probably mistakes.
 void refuse_idle_options(const EvaluateOptions& options) {
   if (options.dry_run && options.processes > 0)
-    throw UsageError("--processes means nothing to --dry-run: one process makes the prompts");
+    throw UsageError("--processes: cannot be used with --dry-run, which runs in one process");
   if (options.sweep.empty()) {
     if (options.inference.target_experts == 0 && !options.inference.target_text.empty())
-      throw UsageError("--target-text means nothing without a number of experts");
+      throw UsageError("--target-text: needs --target-experts or --sweep-target");
     return;
   }
   if (options.inference.target_experts != 0)
-    throw UsageError("--target-experts means nothing to --sweep-target, which names its own");
+    throw UsageError("--target-experts: cannot be used with --sweep-target, which sets its own targets");
   if (!options.dump.empty())
-    throw UsageError("--dump means nothing to --sweep-target: one dump holds one budget");
+    throw UsageError("--dump: cannot be used with --sweep-target; a dump holds the results of one target");
   if (options.paper)
-    throw UsageError("--paper means nothing to --sweep-target: its results are of one budget");
+    throw UsageError("--paper: cannot be used with --sweep-target; the paper's results have one target");
 }
 
 void check_routing_options(const EvaluateOptions& options, const CLI::App& verb) {
   if (options.tasks != "perplexity")
     return refuse_options({"--dump-routing", "--replay-routing"}, options, verb);
   if (!options.dump_routing.empty() && options.processes > 1)
-    throw UsageError("--dump-routing: one process writes it; leave --processes out");
+    throw UsageError("--dump-routing: needs a single process; omit --processes");
   if (!options.dump_routing.empty() && !options.sweep.empty())
-    throw UsageError("--dump-routing means nothing to --sweep-target: one dump holds one budget");
+    throw UsageError("--dump-routing: cannot be used with --sweep-target; a dump holds one target");
   if (!options.replay_routing.empty() && (!options.sweep.empty() || options.inference.target_experts != 0))
-    throw UsageError("--replay-routing means nothing with a number of experts: the file says which");
+    throw UsageError("--replay-routing: cannot be used with a target of experts; the file sets the experts");
 }
 
-// What can be known to be wrong before a rank starts.
+// Checks the options as far as possible before ranks start.
 void check_options(const EvaluateOptions& options, const CLI::App& verb) {
   refuse_idle_options(options);
   check_routing_options(options, verb);
@@ -76,22 +76,22 @@ void check_options(const EvaluateOptions& options, const CLI::App& verb) {
         {"--data", "--text", "--dry-run", "--paper", "--tokenizer", "--target-text", "--sweep-target"},
         options, verb);
     if (options.images.empty())
-      throw UsageError("--tasks diffusion needs --images DIR (a folder of dtopp prepare images)");
+      throw UsageError("--tasks diffusion: needs --images DIR (a folder that dtopp prepare images wrote)");
     return;
   }
   refuse_options({"--images"}, options, verb);
   if (!measures_text(options)) {
     select_tasks(options.tasks);
-    if (!options.text.empty()) throw UsageError("--text means nothing to --tasks " + options.tasks);
+    if (!options.text.empty()) throw UsageError("--text: cannot be used with --tasks " + options.tasks);
     if (options.data.empty())
-      throw UsageError("--tasks " + options.tasks + " needs --data DIR with their files");
+      throw UsageError("--tasks " + options.tasks + ": needs --data DIR with the task files");
     return;
   }
   refuse_options({"--data", "--limit", "--dump", "--dry-run", "--paper"}, options, verb);
   if (options.text.empty())
-    throw UsageError("--tasks " + options.tasks + " needs --text FILE (a text file or a token folder)");
+    throw UsageError("--tasks " + options.tasks + ": needs --text FILE (a text file or a token folder)");
   if (options.tasks == "activations" && !options.sweep.empty())
-    throw UsageError("--sweep-target means nothing to --tasks activations");
+    throw UsageError("--sweep-target: cannot be used with --tasks activations");
 }
 
 void evaluate(const EvaluateOptions& options, const CLI::App& verb) {
@@ -120,7 +120,8 @@ Checkpoint open_shared_checkpoint(const EvaluateOptions& options, Collectives& r
       measures_images(options) ? ModelType::kDiffusionTransformer : ModelType::kLanguageModel;
   if (ranks.size() == 1) return open_named_checkpoint(options.inference, type);
   if (!compute_device(options.inference.device, "--device").is_cpu())
-    throw UsageError("--device: several ranks compute on CPUs only; set it to cpu, or start one process");
+    throw UsageError(
+        "--device: evaluation with several ranks needs cpu; set --device cpu, or start one process");
   if (ranks.rank() > 0)
     return Checkpoint(broadcast_bytes(ranks, "", /*root=*/0, "start"), CheckpointUse::kInference);
   Checkpoint checkpoint = open_named_checkpoint(options.inference, type);
@@ -135,7 +136,7 @@ void require_same_work(const EvaluateOptions& options, const Checkpoint& checkpo
                                        {"amount", amount}};
   if (const auto difference = find_difference(dump_json(work), ranks))
     throw RanksDiffer(ExitStatus::kUsage, difference->name() +
-                                              " would measure something else than rank 0: start all ranks "
+                                              " would not measure the same as rank 0; start all ranks "
                                               "with the same checkpoint, data and options");
 }
 
@@ -158,46 +159,47 @@ void report(const EvaluateOptions& options, const nlohmann::ordered_json& json, 
 
 void add_evaluate(CLI::App& app) {
   auto options = std::make_shared<EvaluateOptions>();
-  CLI::App* verb = app.add_subcommand("evaluate", "Measure a checkpoint");
+  CLI::App* verb = app.add_subcommand(
+      "evaluate", "Evaluate a checkpoint: perplexity, expert activations, tasks or loss on images");
   add_inference_options(*verb, options->inference);
   verb->add_option(
           "--tasks", options->tasks,
-          "what to measure: perplexity, activations (the experts that tokens use), diffusion (the loss "
-          "on images), all (the tasks whose prompts fit the model's sequence length), or names such "
+          "what to measure: perplexity, activations (active experts per token), diffusion (loss on "
+          "images), all (every task whose prompts fit the model's sequence length), or task names such "
           "as copa,arc_easy")
       ->required();
   verb->add_option(
       "--text", options->text,
-      "perplexity, activations: a text file (.jsonl[.gz|.zst]: a document a line; any other name: one "
-      "document), or a token folder");
-  verb->add_option("--data", options->data, "tasks: the folder with their files, NAME.jsonl[.gz|.zst]");
-  verb->add_option("--images", options->images, "diffusion: a folder of prepared images");
+      "perplexity, activations: a text file (.jsonl[.gz|.zst]: one document per line; any other name: "
+      "one document), or a token folder");
+  verb->add_option("--data", options->data, "tasks: folder with the task files, NAME.jsonl[.gz|.zst]");
+  verb->add_option("--images", options->images, "diffusion: folder of prepared images");
   verb->add_option("--limit", options->limit,
-                   "tasks: only the first items of each data set; diffusion: only the first images")
+                   "evaluate only the first LIMIT items per data set (tasks) or images (diffusion)")
       ->check(CLI::PositiveNumber);
   verb->add_option(
       "--dump", options->dump,
-      "tasks: write a JSON line for each item, prompts included; diffusion: a safetensors file of "
-      "images, noise, t and predictions");
+      "tasks: write one JSON line per item, with its prompt, to this file; diffusion: write images, "
+      "noise, t and predictions to this safetensors file");
   verb->add_option("--dump-routing", options->dump_routing,
-                   "perplexity: write which experts each token took in each layer, a safetensors file");
+                   "perplexity: write the experts of each token and layer to this safetensors file");
   verb->add_option("--replay-routing", options->replay_routing,
-                   "perplexity: the experts are those of such a file, not the router's choice");
-  verb->add_flag("--dry-run", options->dry_run, "tasks: make the prompts, run no model");
+                   "perplexity: use the experts of a --dump-routing file instead of the router's selection");
+  verb->add_flag("--dry-run", options->dry_run, "tasks: prepare the prompts without running the model");
   verb->add_flag("--paper", options->paper,
-                 "tasks: beside the table the paper's own results, which are of its 1.3B models");
+                 "tasks: show the results of the paper's 1.3B models beside those of this model");
   verb->add_option("--sweep-target", options->sweep,
-                   "measure at each of these numbers of active experts, e.g. 2,4,8,12")
+                   "measure at each of these numbers of active experts per token, e.g. 2,4,8,12")
       ->delimiter(',')
       ->check(finite_number())
       ->check(CLI::PositiveNumber);
-  verb->add_option("--output", options->output, "write the results to this JSON file too");
-  verb->add_option("--batch-size", options->batch_size, "sequences or images computed at once")
+  verb->add_option("--output", options->output, "also write the results to this JSON file");
+  verb->add_option("--batch-size", options->batch_size, "sequences or images per batch")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
   verb->add_flag("--json", options->json, "print the results as one JSON object");
   verb->add_option("--processes", options->processes,
-                   "measure with that many ranks, processes on this machine (docs/scale.md)")
+                   "number of ranks to start on this machine, one process per rank (docs/scale.md)")
       ->check(CLI::Range(1, 4096));
   verb->callback([options, verb] { evaluate(*options, *verb); });
 }

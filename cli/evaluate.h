@@ -1,5 +1,5 @@
-// The parts of `dtopp evaluate`: the perplexity of a text, the experts its tokens use, the tasks, and the
-// loss on images.
+// Declares the parts of `dtopp evaluate`: perplexity and activations of a text, tasks, and the loss on
+// images.
 #pragma once
 
 #include <cstdint>
@@ -18,40 +18,41 @@ struct EvaluateOptions {
   InferenceOptions inference;
   std::string tasks;
   std::string text;                          // perplexity, activations
-  std::string data;                          // tasks: the folder with their files
+  std::string data;                          // tasks: the folder with the task files
   std::string images;                        // diffusion: a folder of prepared images
   std::string dump;                          // tasks, diffusion
   std::string dump_routing, replay_routing;  // perplexity
   std::string output;
-  int64_t limit = 0;  // items of each data set, or images; 0: all
+  int64_t limit = 0;  // maximum of items per data set, or of images; 0: no limit
   int64_t batch_size = 8;
-  int64_t processes = 0;      // to start; 0: this one is all, or a rank
-  std::vector<double> sweep;  // numbers of active experts
+  int64_t processes = 0;      // processes to start; 0: this process evaluates, alone or as a rank
+  std::vector<double> sweep;  // targets of active experts
   bool dry_run = false;
   bool paper = false;
   bool json = false;
 };
 
-// The checkpoint that rank 0 finds by the name that the user gave, opened by all. UsageError where several
-// ranks cannot compute on the device wanted.
+// Opens, on every rank, the checkpoint that rank 0 finds for options.inference.checkpoint. Throws UsageError
+// if there are several ranks and the device is not the CPU.
 Checkpoint open_shared_checkpoint(const EvaluateOptions& options, Collectives& ranks);
 
-// RanksDiffer where a rank has another checkpoint, batch size or `amount` of what is measured than rank 0.
+// Throws RanksDiffer if a rank's checkpoint, batch size or `amount` of data differs from that of rank 0.
 void require_same_work(const EvaluateOptions& options, const Checkpoint& checkpoint,
                        const nlohmann::ordered_json& amount, Collectives& ranks);
 
-// Rank 0 draws how far the ranks are in `total` of what `unit` names; a signal stops them.
+// Returns hooks that stop on a signal. On rank 0 they also draw the progress of all ranks towards `total`
+// units.
 BatchHooks watch(const char* label, const char* unit, uint64_t total, const Collectives& ranks);
 
-// --text, read with the checkpoint's tokenizer where it is no token data.
+// Opens --text. Plain text is encoded with the checkpoint's tokenizer.
 EvaluationText open_text(const EvaluateOptions& options, const Checkpoint& checkpoint,
                          const ModelConfig& config);
 
-// For rank 0: writes the results to --output where that is named, and prints them: with --json, else the
-// table.
+// Writes the results to --output, if it is given, and prints them as JSON (--json) or as the table. Only rank
+// 0 calls it.
 void report(const EvaluateOptions& options, const nlohmann::ordered_json& json, const std::string& table);
 
-// Each is called by every rank, with the same options.
+// Every rank calls the same function with the same options.
 void evaluate_perplexity(const EvaluateOptions& options, Collectives& ranks);
 void evaluate_activations(const EvaluateOptions& options, Collectives& ranks);
 void evaluate_diffusion(const EvaluateOptions& options, Collectives& ranks);

@@ -10,7 +10,7 @@
 namespace dtopp::cli {
 namespace {
 
-// Measures the raw parameters or their average; of both the thresholds are solved where targets_of says so.
+// Measures the raw parameters or their EMA. Thresholds are solved first if targets_of returns targets.
 ValidationResult measure(const EvaluateOptions& options, ParameterKind kind, DiffusionModel& model,
                          const TrainingData& data, int64_t images, Collectives& ranks) {
   model.routing.agree = agreement(ranks);
@@ -25,7 +25,7 @@ ValidationResult measure(const EvaluateOptions& options, ParameterKind kind, Dif
 
 void evaluate_diffusion(const EvaluateOptions& options, Collectives& ranks) {
   if (!options.dump.empty() && ranks.size() > 1)
-    throw UsageError("--dump: one process writes it; evaluate without --processes");
+    throw UsageError("--dump: needs a single process; omit --processes");
   const Checkpoint checkpoint = open_shared_checkpoint(options, ranks);
   const at::Device device = set_up_device(options.inference);
   DiffusionModel model = load_diffusion_model(checkpoint, ParameterKind::kRaw, device);

@@ -23,11 +23,11 @@ ordered_json perplexity_json(const Perplexity& result) {
 void print_summary(const Checkpoint& checkpoint, const Perplexity& result) {
   std::printf("checkpoint   %s\n", checkpoint.path().c_str());
   std::printf("tokens       %lld\n", static_cast<long long>(result.tokens));
-  std::printf("nll          %.6f nats a token\n", result.nll);
+  std::printf("nll          %.6f nats per token\n", result.nll);
   std::printf("perplexity   %.4f\n", result.perplexity());
   if (result.activations.num_layers() > 0) {
     const ActivationSummary active = result.activations.summary();
-    std::printf("experts      %.4f a token (deviation %.4f)\n", active.mean, active.deviation);
+    std::printf("experts      %.4f per token (standard deviation %.4f)\n", active.mean, active.deviation);
   }
 }
 
@@ -39,14 +39,14 @@ Perplexity perplexity_of(const EvaluateOptions& options, const EvaluationText& t
       options.batch_size, ranks, watch("perplexity", "tok", text.size(), ranks), observe, replay);
 }
 
-// With --dump-routing and --replay-routing as they are given.
+// Measures the perplexity with --dump-routing and --replay-routing, if they are given.
 Perplexity routed_perplexity(const EvaluateOptions& options, const EvaluationText& text,
                              const InferenceModel& model, Collectives& ranks) {
   const int64_t num_tokens = static_cast<int64_t>(text.size()) - 1;
   ReplayWindows replay;
   if (!options.replay_routing.empty()) replay = replay_of(options.replay_routing, model, num_tokens);
   if (options.dump_routing.empty()) return perplexity_of(options, text, model, ranks, {}, replay);
-  if (ranks.size() > 1) throw UsageError("--dump-routing: one process writes it; start one");
+  if (ranks.size() > 1) throw UsageError("--dump-routing: needs a single process; start one rank");
   RoutingDump dump(model, std::max<int64_t>(num_tokens, 0));
   const auto observe = [&](const TextWindows& windows, const HiddenStates& states) {
     dump.add(windows, states);
@@ -93,7 +93,7 @@ void evaluate_perplexity(const EvaluateOptions& options, Collectives& ranks) {
     json = perplexity_json(result);
     if (!options.json && ranks.rank() == 0) print_summary(checkpoint, result);
   }
-  if (ranks.rank() == 0) report(options, json, "");  // tables are printed as they come
+  if (ranks.rank() == 0) report(options, json, "");  // the table is already printed
 }
 
 }  // namespace dtopp::cli

@@ -48,7 +48,7 @@ void print_counts(const std::vector<TaskRequests>& prepared) {
   }
 }
 
-// Everything short of a model.
+// Reports the prompts and their counts for --dry-run, without running the model.
 void report_prompts(const EvaluateOptions& options, const std::vector<TaskRequests>& prepared) {
   if (!options.dump.empty())
     write_file_atomically(options.dump, [&](OutputFile& file) { write_prompts(file, prepared); });
@@ -56,7 +56,7 @@ void report_prompts(const EvaluateOptions& options, const std::vector<TaskReques
   if (!options.json) print_counts(prepared);
 }
 
-// What the evaluation of a model is made of.
+// The inputs of a model's evaluation.
 struct TaskEvaluation {
   const EvaluateOptions& options;
   const Checkpoint& checkpoint;
@@ -67,7 +67,7 @@ struct TaskEvaluation {
   std::vector<LongTask> left_out;
 
   bool first_rank() const { return ranks.rank() == 0; }
-  // Beside `output`, where that is a name. On rank 0: the others keep nothing.
+  // Stores results beside `output`, unless that is empty. Only rank 0 stores results.
   KeptResults results_kept_for(const std::string& output) const {
     if (!first_rank()) return {};
     return {kept_results_of(output), run_key(checkpoint, model, tokenizer, DTOPP_VERSION)};
@@ -112,7 +112,7 @@ void evaluate_once(TaskEvaluation& evaluation) {
   kept.remove();
 }
 
-// Accuracy against the number of active experts.
+// Measures accuracy at each target of --sweep-target.
 void sweep(TaskEvaluation& evaluation) {
   const EvaluateOptions& options = evaluation.options;
   InferenceModel& model = evaluation.model;

@@ -1,4 +1,4 @@
-// What an exception means to whoever started the program.
+// Converts an exception to the program's exit status and error message.
 #pragma once
 
 #include <exception>
@@ -10,7 +10,7 @@ namespace dtopp::cli {
 
 struct Failure {
   ExitStatus status;
-  std::string message;  // one line whatever it quotes
+  std::string message;  // always a single line
 };
 
 Failure failure_of(const std::exception& error);

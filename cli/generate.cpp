@@ -29,12 +29,13 @@ struct GenerateOptions {
 
 std::vector<std::string> prompts_of(const GenerateOptions& options) {
   if (options.prompts_file.empty() == options.prompt.empty())
-    throw UsageError("generate needs --prompt TEXT or --prompts FILE, and not both");
+    throw UsageError("generate: needs either --prompt TEXT or --prompts FILE");
   if (options.prompts_file.empty()) return {options.prompt};
   return read_prompts(options.prompts_file);
 }
 
-// From blue (few) over green to red (all of them), in the terminal's 256 colours.
+// Colors the text by the share of active experts, from blue (few) over green to red (all), with 256 terminal
+// colors.
 std::string coloured(const std::string& text, double share) {
   constexpr int kColours[] = {27, 33, 39, 44, 42, 40, 112, 148, 184, 214, 208, 202, 196};
   constexpr double kSteps = 13;
@@ -42,7 +43,7 @@ std::string coloured(const std::string& text, double share) {
   return "\x1b[38;5;" + std::to_string(kColours[step]) + "m" + text + "\x1b[0m";
 }
 
-// How one sequence is written while it grows.
+// Formats the text of one sequence during generation.
 class Writer {
  public:
   Writer(const Tokenizer& tokenizer, bool show_experts, int64_t num_experts)
@@ -59,7 +60,7 @@ class Writer {
     return text + number;
   }
   std::string rest() const { return text_.rest(); }
-  double experts() const { return sum_; }  // of all tokens together
+  double experts() const { return sum_; }  // sum over all tokens
   int64_t tokens() const { return count_; }
 
  private:
@@ -70,7 +71,7 @@ class Writer {
   int64_t count_ = 0;
 };
 
-// Text that nobody can read any more need not be made: DataError.
+// Prints and flushes the text. Throws DataError if the output is closed, which ends the generation.
 void write_now(const std::string& text) {
   std::fwrite(text.data(), 1, text.size(), stdout);
   flush_standard_output();
@@ -80,7 +81,7 @@ void print_rate(int64_t tokens, double seconds, double experts, const ModelConfi
   const auto count = static_cast<double>(tokens);
   std::fprintf(stderr, "dtopp: %lld tokens, %.1f tok/s", static_cast<long long>(tokens), count / seconds);
   if (!config.is_dense() && tokens > 0) {
-    std::fprintf(stderr, ", %.2f of %lld experts a token", experts / count,
+    std::fprintf(stderr, ", %.2f of %lld experts per token", experts / count,
                  static_cast<long long>(config.num_experts));
   }
   std::fprintf(stderr, "\n");
@@ -97,7 +98,7 @@ void generate_texts(const GenerateOptions& options) {
       encode_prompts(prompts, tokenizer, config.sequence_length, options.max_tokens);
   stop_on_signals();
 
-  // One prompt is streamed; several are shown once each is whole, in their order.
+  // A single prompt is streamed. Several are printed in order at the end.
   const bool stream = prompts.size() == 1;
   std::vector<Writer> writers(prompts.size(), Writer(tokenizer, options.show_experts, config.num_experts));
   std::vector<std::string> texts(prompts.size());
@@ -128,28 +129,29 @@ void generate_texts(const GenerateOptions& options) {
 
 void add_generate(CLI::App& app) {
   auto options = std::make_shared<GenerateOptions>();
-  CLI::App* verb = app.add_subcommand("generate", "Continue a text");
+  CLI::App* verb = app.add_subcommand("generate", "Generate text that continues a prompt");
   add_inference_options(*verb, options->inference);
   verb->add_option("--prompt", options->prompt, "the text to continue");
   verb->add_option("--prompts", options->prompts_file,
-                   "a file with one prompt a line, computed side by side");
+                   "file with one prompt per line, computed as one batch");
   verb->add_option("--max-tokens", options->max_tokens,
-                   "new tokens of each prompt at most (and what the model's sequence length leaves)")
+                   "maximum of new tokens per prompt, also limited by the model's sequence length")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
-  verb->add_option("--temperature", options->sampling.temperature, "0: the likeliest token each time")
+  verb->add_option("--temperature", options->sampling.temperature,
+                   "sampling temperature; 0: always the most likely token")
       ->capture_default_str()
       ->check(finite_number())
       ->check(CLI::NonNegativeNumber);
   verb->add_option("--top-p", options->sampling.top_p,
-                   "draw from the likeliest tokens that reach this probability together")
+                   "sample from the most likely tokens whose probabilities sum to this value")
       ->capture_default_str()
       ->check(finite_number())
       ->check(CLI::Range(0.0, 1.0));
-  verb->add_option("--seed", options->sampling.seed, "of the draws")->capture_default_str();
+  verb->add_option("--seed", options->sampling.seed, "seed of the sampling")->capture_default_str();
   verb->add_flag("--show-experts", options->show_experts,
-                 "colour each token by the experts that chose it (a number in brackets where there is no "
-                 "terminal)");
+                 "color each token by the number of active experts (without a terminal: print the number in "
+                 "brackets)");
   verb->callback([options] { generate_texts(*options); });
 }
 

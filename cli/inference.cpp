@@ -13,22 +13,25 @@
 namespace dtopp::cli {
 
 void add_checkpoint_options(CLI::App& verb, InferenceOptions& options) {
-  verb.add_option("checkpoint", options.checkpoint, "a checkpoint, or a run directory (its newest one)")
+  verb.add_option("checkpoint", options.checkpoint,
+                  "checkpoint, or run directory (its newest checkpoint is used)")
       ->required();
-  verb.add_option("--device", options.device, "where to compute: auto, cpu or cuda")
+  verb.add_option("--device", options.device, "device: auto, cpu or cuda")
       ->transform(choice<Device>())
       ->default_str("auto");
-  verb.add_option("--threads", options.threads, "0: every core")->check(CLI::NonNegativeNumber);
+  verb.add_option("--threads", options.threads, "number of CPU threads; 0: one per core")
+      ->check(CLI::NonNegativeNumber);
 }
 
 void add_inference_options(CLI::App& verb, InferenceOptions& options) {
   add_checkpoint_options(verb, options);
-  verb.add_option("--tokenizer", options.tokenizer, "a tokenizer.json, if the checkpoint holds none");
+  verb.add_option("--tokenizer", options.tokenizer, "tokenizer.json file, for a checkpoint without one");
   verb.add_option("--target-experts", options.target_experts,
-                  "active experts a token on average: p is solved for this number on --target-text")
+                  "mean number of active experts per token, for which p is solved on --target-text")
       ->check(finite_number())
       ->check(CLI::PositiveNumber);
-  verb.add_option("--target-text", options.target_text, "the text file on which --target-experts holds");
+  verb.add_option("--target-text", options.target_text,
+                  "text file on which p is solved for --target-experts");
 }
 
 Checkpoint open_named_checkpoint(const InferenceOptions& options, ModelType type) {
@@ -41,10 +44,9 @@ Checkpoint open_named_checkpoint(const InferenceOptions& options, ModelType type
 
 void require_type(const Checkpoint& checkpoint, ModelType type) {
   if (checkpoint.config().model.type == type) return;
-  const char* what =
-      type == ModelType::kLanguageModel
-          ? ": a diffusion transformer makes no text; use sample, or evaluate --tasks diffusion"
-          : ": a language model makes no pictures; use generate, or evaluate with other --tasks";
+  const char* what = type == ModelType::kLanguageModel
+                         ? ": the model is a diffusion transformer; use sample, or evaluate --tasks diffusion"
+                         : ": the model is a language model; use generate, or evaluate with other --tasks";
   throw UsageError(checkpoint.path().string() + what);
 }
 
@@ -62,7 +64,9 @@ InferenceModel load_model(const InferenceOptions& options, const Checkpoint& che
 at::Tensor target_windows(const InferenceOptions& options, const Checkpoint& checkpoint,
                           const ModelConfig& config, const EvaluationText* text) {
   if (options.target_text.empty()) {
-    if (text == nullptr) throw UsageError("another number of experts needs --target-text FILE to solve p on");
+    if (text == nullptr)
+      throw UsageError(
+          "--target-text: is missing; p is solved for another number of experts on this text file");
     return text->beginning(config.sequence_length);
   }
   const auto ids =
@@ -73,8 +77,7 @@ at::Tensor target_windows(const InferenceOptions& options, const Checkpoint& che
 void meet_target(InferenceModel& model, const InferenceOptions& options, const Checkpoint& checkpoint,
                  const EvaluationText* text) {
   if (options.target_experts == 0) {
-    if (!options.target_text.empty())
-      throw UsageError("--target-text means nothing without a number of experts");
+    if (!options.target_text.empty()) throw UsageError("--target-text: needs --target-experts");
     return;
   }
   const at::Tensor windows_BL = target_windows(options, checkpoint, model.config.model, text);

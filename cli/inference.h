@@ -1,4 +1,4 @@
-// What the verbs that run a trained model share: their options, and what those open.
+// Defines the options that commands for trained models share, and opens the checkpoints and models they name.
 #pragma once
 
 #include <cstdint>
@@ -13,37 +13,38 @@ namespace dtopp::cli {
 
 struct InferenceOptions {
   std::string checkpoint;
-  std::string tokenizer;      // for a checkpoint that holds none
+  std::string tokenizer;      // for a checkpoint without a tokenizer
   double target_experts = 0;  // 0: the checkpoint's thresholds
-  std::string target_text;    // on which thresholds are solved
+  std::string target_text;    // text on which thresholds are solved
   Device device = Device::kAuto;
   int64_t threads = 0;
 };
 
-// For verbs that take models of one type: the checkpoint, --device and --threads.
+// Adds the checkpoint, --device and --threads, which all model types share.
 void add_checkpoint_options(CLI::App& verb, InferenceOptions& options);
 
-// All of them, for language models.
+// Adds all of these options, for language models.
 void add_inference_options(CLI::App& verb, InferenceOptions& options);
 
-// open_checkpoint whose warnings go to standard error. UsageError where it holds a model of another type.
+// Opens the checkpoint and prints warnings to standard error. Throws UsageError if its model has another
+// type.
 Checkpoint open_named_checkpoint(const InferenceOptions& options, ModelType type);
 
-// UsageError where the checkpoint holds a model of another type.
+// Throws UsageError if the checkpoint's model has another type.
 void require_type(const Checkpoint& checkpoint, ModelType type);
 
-// The device and the number of threads asked for.
+// Selects the device of --device and sets the number of threads of --threads.
 at::Device set_up_device(const InferenceOptions& options);
 
-// The model on the device asked for, its thresholds as trained.
+// Loads the model on the device of --device, with the checkpoint's thresholds.
 InferenceModel load_model(const InferenceOptions& options, const Checkpoint& checkpoint);
 
-// Windows [B, L] on which p is solved: the beginning of --target-text, of `text` where none is named.
-// UsageError where there is neither.
+// Returns the windows, int64 [B, L], on which p is solved: the beginning of --target-text, or else of `text`.
+// Throws UsageError if there is neither.
 at::Tensor target_windows(const InferenceOptions& options, const Checkpoint& checkpoint,
                           const ModelConfig& config, const EvaluationText* text = nullptr);
 
-// Solves p for --target-experts where that is given. UsageError for a --target-text without.
+// Solves p for --target-experts if it is given. Throws UsageError if --target-text is given without it.
 void meet_target(InferenceModel& model, const InferenceOptions& options, const Checkpoint& checkpoint,
                  const EvaluationText* text = nullptr);
 

@@ -9,10 +9,11 @@
 #include "cli/verbs.h"
 #include "dtopp/base/errors.h"
 
-// jemalloc, where it is linked, keeps what is freed: a training step asks for what the last one gave back,
-// and the kernel would clear it page by page each time. By default it leaves a free block alone that is more
-// than 64 times what is asked for and takes new memory, so that with sizes that vary (pairs of tokens and
-// experts) a run would grow for hundreds of steps; here any block is split.
+// Options of jemalloc, if it is linked. It keeps freed memory, because each training step allocates what the
+// last one freed, and the kernel would clear returned pages again. By default jemalloc does not split a free
+// block of more than 64 times the requested size and takes new memory instead. With varying sizes
+// (token-expert pairs) a run's memory would then grow for hundreds of steps. These options let it split any
+// block.
 extern "C" const char* malloc_conf;
 const char* malloc_conf =
     "oversize_threshold:0,lg_extent_max_active_fit:30,dirty_decay_ms:-1,muzzy_decay_ms:-1,narenas:1";
@@ -26,7 +27,8 @@ int fail(dtopp::ExitStatus status, const std::string& message) {
 }
 
 int run(int argc, char** argv) {
-  CLI::App app("dtopp trains Mixture-of-Experts transformers whose tokens choose how many experts they use.");
+  CLI::App app(
+      "dtopp trains Mixture-of-Experts transformers in which each token selects how many experts it uses.");
   app.set_version_flag("--version", "dtopp " DTOPP_VERSION);
   app.require_subcommand(1);
   dtopp::cli::add_prepare(app);

@@ -1,4 +1,4 @@
-// Checks of options that CLI11 has not.
+// Provides option checks that CLI11 lacks.
 #pragma once
 
 #include <cmath>
@@ -13,7 +13,7 @@
 
 namespace dtopp::cli {
 
-// CLI11's bounds, as they compare, let "nan" pass.
+// Requires a finite number. CLI11's range checks accept "nan", because all comparisons with it are false.
 inline CLI::Validator finite_number() {
   return {[](const std::string& text) -> std::string {
             double number = 0;
@@ -23,7 +23,7 @@ inline CLI::Validator finite_number() {
           ""};
 }
 
-// For transform(): one of the enumeration's names, which becomes its value.
+// For transform(): accepts a name of the enumeration and replaces it by its value.
 template <class Enum>
 CLI::Validator choice() {
   std::set<std::string_view> sorted;
@@ -32,7 +32,7 @@ CLI::Validator choice() {
   for (const std::string_view name : sorted) names.append(names.empty() ? "" : "|").append(name);
   return {[names](std::string& text) -> std::string {
             const auto value = enum_named<Enum>(text);
-            if (!value) return text + " is none of " + names;
+            if (!value) return text + " is not one of " + names;
             text = std::to_string(static_cast<int64_t>(*value));
             return "";
           },

@@ -1,4 +1,4 @@
-// What a run will cost.
+// Implements `dtopp plan`: estimates the cost of a run.
 #include "dtopp/plan/plan.h"
 
 #include <cstdio>
@@ -17,12 +17,13 @@ struct PlanOptions {
   std::string config;
   std::vector<std::string> overrides;
   RankLayout layout;
-  std::string expert_parallel;  // "": the configuration's
+  std::string expert_parallel;  // empty: the value of the configuration
   std::string device;
   bool json = false;
 };
 
-// The device that is named, with the memory that one rank has; for `auto` this machine where none is.
+// Returns the device of --device with the memory of one rank. Without --device it is this machine if a device
+// is needed (parallel.expert_parallel=auto), else nullopt.
 std::optional<PlanDevice> device_beside(const PlanOptions& options, bool is_needed) {
   if (options.device.empty() && !is_needed) return std::nullopt;
   PlanDevice device = find_device(options.device.empty() ? "cpu" : options.device);
@@ -55,22 +56,23 @@ void plan_run(PlanOptions options) {
 void add_plan(CLI::App& app) {
   auto options = std::make_shared<PlanOptions>();
   CLI::App* verb = app.add_subcommand(
-      "plan", "Foretell parameters, FLOPs, memory and what ranks send each other; trains nothing");
-  verb->add_option("config", options->config, "the run's YAML file")->required();
-  verb->add_option("overrides", options->overrides, "key.path=value, e.g. model.num_layers=8");
-  verb->add_option("--ranks", options->layout.ranks, "processes that train together")
+      "plan", "Estimate a run's parameters, FLOPs, memory and communication without training");
+  verb->add_option("config", options->config, "YAML configuration file of the run")->required();
+  verb->add_option("overrides", options->overrides,
+                   "configuration values as key.path=value, e.g. model.num_layers=8");
+  verb->add_option("--ranks", options->layout.ranks, "number of ranks (processes)")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
-  verb->add_option("--nodes", options->layout.nodes, "machines that the ranks lie on, as many on each")
+  verb->add_option("--nodes", options->layout.nodes, "number of machines, with equal numbers of ranks")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
   verb->add_option("--expert-parallel", options->expert_parallel,
-                   "ranks of a node that share the experts of each layer, or auto: the fewest with which a "
-                   "rank fits the device; parallel.expert_parallel says so too");
+                   "size of the EP group: ranks of a node that divide the experts of each layer; auto: the "
+                   "smallest with which a rank fits the device; overrides parallel.expert_parallel");
   verb->add_option("--device", options->device,
-                   "does it fit, with which micro-batch at most, and how long does a step take: cpu (this "
-                   "machine; no time), a100, h100, h200; without it, training.device says what memory is "
-                   "counted for");
+                   "also estimate whether the run fits, the largest micro-batch and the step time on cpu "
+                   "(this machine; no time), a100, h100 or h200; default: only the memory for "
+                   "training.device");
   verb->add_flag("--json", options->json, "print one JSON object");
   verb->callback([options] { plan_run(*options); });
 }

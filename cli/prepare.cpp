@@ -1,4 +1,4 @@
-// Text to token files.
+// Implements `dtopp prepare text`: converts text to token files.
 #include <chrono>
 #include <cstdio>
 #include <memory>
@@ -21,7 +21,7 @@ struct PrepareOptions {
   int workers = 0;
 };
 
-// Draws the share of the input read, and how fast text becomes tokens.
+// Draws the share of the input that is read and the rates of text and tokens.
 class PrepareBar {
  public:
   void operator()(const PrepareTextProgress& progress) {
@@ -62,9 +62,9 @@ void prepare_text(const PrepareOptions& options) {
   const PrepareTextResult result = dtopp::prepare_text(job, encoder_of(tokenizer), observer);
   bar.finish();
   if (result.was_complete)
-    std::fprintf(stderr, "dtopp: %s is complete already: nothing left to do\n", options.output.c_str());
+    std::fprintf(stderr, "dtopp: %s: already complete; nothing left to do\n", options.output.c_str());
   if (result.resumed_documents > 0)
-    std::fprintf(stderr, "dtopp: went on after %llu documents of an earlier start\n",
+    std::fprintf(stderr, "dtopp: resumed after %llu documents of an earlier run\n",
                  static_cast<unsigned long long>(result.resumed_documents));
   std::printf("output     %s\n", options.output.c_str());
   std::printf("documents  %llu\n", static_cast<unsigned long long>(result.documents));
@@ -75,16 +75,16 @@ void prepare_text(const PrepareOptions& options) {
 
 void add_prepare(CLI::App& app) {
   auto options = std::make_shared<PrepareOptions>();
-  CLI::App* verb = app.add_subcommand("prepare", "Turn data into the files that training reads");
+  CLI::App* verb = app.add_subcommand("prepare", "Convert data to the files that training reads");
   verb->require_subcommand(1);
-  CLI::App* text =
-      verb->add_subcommand("text", "Text to token files; run again to go on after an interruption");
+  CLI::App* text = verb->add_subcommand(
+      "text", "Convert text to token files; run the same command again to resume after an interruption");
   text->add_option("files", options->files,
-                   ".jsonl, .jsonl.gz, .jsonl.zst (key \"text\"), or plain text of any other name")
+                   ".jsonl, .jsonl.gz or .jsonl.zst files (key \"text\"); any other name: plain text")
       ->required();
-  text->add_option("--tokenizer", options->tokenizer, "a tokenizer.json (byte-level BPE)")->required();
+  text->add_option("--tokenizer", options->tokenizer, "tokenizer.json file (byte-level BPE)")->required();
   text->add_option("--output", options->output, "folder for the token files")->required();
-  text->add_option("--workers", options->workers, "threads that encode (default: one a core)")
+  text->add_option("--workers", options->workers, "encoding threads (default: one per core)")
       ->check(CLI::Range(1, 1024));
   text->callback([options] { prepare_text(*options); });
   add_prepare_images(*verb);

@@ -1,4 +1,4 @@
-// Pictures or latents to image files.
+// Implements `dtopp prepare images`: converts pictures or latents to image files.
 #include "dtopp/data/image_preparation/prepare_images.h"
 
 #include <algorithm>
@@ -41,7 +41,7 @@ struct ImageOptions {
 
 void run_prepare_images(const ImageOptions& options) {
   if (std::ranges::count(options.scale, 0.0) > 0)
-    throw UsageError("--scale: must not be 0, by which a model would see nothing");
+    throw UsageError("--scale: must not be 0, because all inputs of the model would be 0");
   stop_on_signals();
   PrepareImagesOptions job;
   job.sources.assign(options.sources.begin(), options.sources.end());
@@ -70,9 +70,9 @@ void run_prepare_images(const ImageOptions& options) {
   const PrepareImagesResult result = prepare_images(job, observer);
   bar.finish();
   if (result.was_complete)
-    std::fprintf(stderr, "dtopp: %s is complete already: nothing left to do\n", options.output.c_str());
+    std::fprintf(stderr, "dtopp: %s: already complete; nothing left to do\n", options.output.c_str());
   if (result.resumed_samples > 0)
-    std::fprintf(stderr, "dtopp: went on after %llu images of an earlier start\n",
+    std::fprintf(stderr, "dtopp: resumed after %llu images of an earlier run\n",
                  static_cast<unsigned long long>(result.resumed_samples));
   print_images(options.output, result.facts);
 }
@@ -81,23 +81,25 @@ void run_prepare_images(const ImageOptions& options) {
 
 void add_prepare_images(CLI::App& prepare) {
   auto options = std::make_shared<ImageOptions>();
-  CLI::App* images = prepare.add_subcommand(
-      "images", "Pictures or latents to image files; run again to go on after an interruption");
+  CLI::App* images = prepare.add_subcommand("images",
+                                            "Convert pictures or latents to image files; run the same "
+                                            "command again to resume after an interruption");
   images
       ->add_option("sources", options->sources,
-                   "folders with a folder for each class; .tar, .tar.gz, .tar.zst (class/name.jpg, or\n"
+                   "folders with one folder per class; .tar, .tar.gz, .tar.zst (class/name.jpg, or\n"
                    "WebDataset: .jpg|.png|.webp with .cls, .json, .npy); .safetensors or .npy arrays")
       ->required();
   images->add_option("--output", options->output, "folder for the image files")->required();
   images
       ->add_option("--size", options->size,
-                   "crop the middle of pictures and scale it to SIZE x SIZE (default: all have one size)")
+                   "center-crop and resize pictures to SIZE x SIZE (default: all must have the same size)")
       ->check(CLI::Range(int64_t{1}, kLargestSize));
-  images->add_option("--channels", options->channels, "of pictures: 3 (RGB) or 1 (grey)")
+  images->add_option("--channels", options->channels, "channels of pictures: 3 (RGB) or 1 (gray)")
       ->check(CLI::IsMember({1, 3}))
       ->capture_default_str();
   images
-      ->add_option("--scale", options->scale, "a model sees (latent - shift) * scale; one, or one a channel")
+      ->add_option("--scale", options->scale,
+                   "model input = (latent - shift) * scale; one value, or one per channel")
       ->delimiter(',')
       ->allow_extra_args(false)
       ->check(finite_number());
@@ -107,9 +109,9 @@ void add_prepare_images(CLI::App& prepare) {
       ->check(finite_number());
   images
       ->add_option("--max-bad", options->max_bad,
-                   "leave out up to so many samples that are damaged or do not fit (default: none)")
+                   "maximum number of damaged or unsuitable samples to leave out (default: none)")
       ->check(CLI::Range(uint64_t{0}, kMostBad));
-  images->add_option("--workers", options->workers, "threads that decode (default: one a core)")
+  images->add_option("--workers", options->workers, "decoding threads (default: one per core)")
       ->check(CLI::Range(1, 1024));
   images->callback([options] { run_prepare_images(*options); });
 }

@@ -11,7 +11,7 @@
 namespace dtopp::cli {
 namespace {
 
-// Called for every file of the process, itself first and without a name.
+// dl_iterate_phdr calls this for every loaded file. The executable comes first and has no name.
 int add_own_file(dl_phdr_info* info, size_t /*size*/, void* files) {
   const std::filesystem::path path = info->dlpi_name;
   auto& own = *static_cast<std::vector<std::filesystem::path>*>(files);

@@ -32,7 +32,7 @@
 namespace dtopp::cli {
 namespace {
 
-// This process's own, which no verb sees as a whole.
+// Returns the command line of this process. Commands receive only their parsed options.
 std::vector<std::string> command_line() {
   std::ifstream file("/proc/self/cmdline", std::ios::binary);
   std::vector<std::string> arguments;
@@ -60,7 +60,7 @@ std::string own_host() {
   return name.front() == '\0' ? "unknown" : name.data();
 }
 
-// What all ranks say, in their order.
+// Exchanges one string per rank through the store. Returns the strings of all ranks, in rank order.
 std::vector<std::string> exchange(c10d::Store& store, const Place& place, const std::string& what,
                                   const std::string& mine) {
   const auto key = [&](int64_t rank) { return what + "/" + std::to_string(rank); };
@@ -70,9 +70,10 @@ std::vector<std::string> exchange(c10d::Store& store, const Place& place, const 
     try {
       all.push_back(store.get_to_str(key(rank)));
     } catch (const std::exception&) {
-      throw ResourceError("rank " + std::to_string(place.rank) + " waited in vain for rank " +
-                          std::to_string(rank) + ", " + std::to_string(store.getTimeout().count() / 1000) +
-                          " s");
+      throw ResourceError("rank " + std::to_string(place.rank) + ": no answer from rank " +
+                          std::to_string(rank) + " within " +
+                          std::to_string(store.getTimeout().count() / 1000) +
+                          " s; check that every rank was started");
     }
   }
   return all;
@@ -90,7 +91,8 @@ std::string exchanged_address(c10d::Store& store, const Place& place) {
   return own_address(routes, static_cast<size_t>(place.rank));
 }
 
-// As many consecutive ranks as lie together on each machine; all of them where they lie otherwise.
+// Returns the number of consecutive ranks per machine, or the number of all ranks if machines hold other sets
+// of ranks.
 int64_t ranks_of_a_node(const std::vector<std::string>& hosts, int64_t ranks_here) {
   const auto size = static_cast<int64_t>(hosts.size());
   for (int64_t rank = 0; rank < size; ++rank) {
@@ -100,7 +102,7 @@ int64_t ranks_of_a_node(const std::vector<std::string>& hosts, int64_t ranks_her
   return ranks_here;
 }
 
-// The calling process ends, without waiting for what other ranks will not finish.
+// Exits without waiting for collectives that other ranks will not finish.
 [[noreturn]] void end_silently(ExitStatus status) {
   std::fflush(nullptr);
   _exit(static_cast<int>(status));
@@ -108,13 +110,13 @@ int64_t ranks_of_a_node(const std::vector<std::string>& hosts, int64_t ranks_her
 
 constexpr char kLoopback[] = "127.0.0.1";
 
-// How long a rank whose collective broke waits for the watcher to learn which rank is lost.
+// After a failed collective, a rank waits this long for the watcher to find the lost rank.
 constexpr std::chrono::milliseconds kPatience{3000};
 
-// Where the launcher of --processes looks for the rank that was lost.
+// The key in the store under which ranks report a lost rank to the launcher of --processes.
 constexpr char kLostKey[] = "lost";
 
-// One process's part in a run: the group of all ranks, and what looks after them.
+// Owns the connections of one rank: the store, the process groups and the watcher.
 class Membership {
  public:
   Membership(const Place& place, const JoinOptions& join) : place_(place) {
@@ -137,7 +139,8 @@ class Membership {
     watcher_ = std::make_unique<Watcher>(store_, std::move(watched), counts_,
                                          [this](const LostRank& lost) { end_for(lost); });
     gloo_.host = local ? kLoopback : exchanged_address(*store_, place);
-    // The watcher knows more of what went wrong: it is to speak first.
+    // Gloo's timeout is longer than the watcher's, so that the watcher, which has more details, reports
+    // first.
     gloo_.timeout = std::max<std::chrono::milliseconds>(gloo_.timeout, 2 * join.timeout);
     try {
       if (join.device)
@@ -154,14 +157,14 @@ class Membership {
     }
   }
 
-  // Once all are known to run the same program.
+  // Call after all ranks have checked that they run the same program.
   void connect_devices() {
     check_devices(device_identity(device_), *world_.all);
     if (device_.is_cpu()) return;
     devices_ = std::make_unique<DeviceGroups>(world_, store_, device_, gloo_.timeout, counts_);
     watcher_->watch_device([this] { return devices_->failure(); });
   }
-  // At the end of what all ranks do together.
+  // Call after the last collective operation.
   void finish() {
     if (devices_) devices_->finish();
   }
@@ -175,25 +178,25 @@ class Membership {
       report_->set(kLostKey, lost.to_text());
     else
       std::fprintf(stderr, "dtopp: error: %s\n", lost.line().c_str());
-    _exit(static_cast<int>(ExitStatus::kResource));  // flushing could wait for what another thread writes
+    _exit(static_cast<int>(ExitStatus::kResource));  // no flush: it could block on another thread's write
   }
 
   const Place& place_;
-  c10::intrusive_ptr<c10d::Store> store_, report_;  // the watcher's thread has its own connection
+  c10::intrusive_ptr<c10d::Store> store_, report_;  // report_ is the watcher thread's own connection
   std::shared_ptr<CollectiveCounts> counts_ = std::make_shared<CollectiveCounts>();
   GlooOptions gloo_;
   at::Device device_ = at::kCPU;
-  std::unique_ptr<DeviceGroups> devices_;  // the watcher asks it
+  std::unique_ptr<DeviceGroups> devices_;  // declared before watcher_, whose thread uses it
   std::unique_ptr<Watcher> watcher_;
   World world_;
 };
 
-// What the launcher says of how its ranks ended, given what they found out.
+// Returns the launcher's message about the end of its ranks, with the lost rank that they reported, if any.
 std::string end_message(const RanksEnd& end, c10d::Store& store) {
   if (end.message().empty() || !store.check({kLostKey})) return end.message();
   const auto lost = LostRank::from_text(store.get_to_str(kLostKey));
   if (!lost) return end.message();
-  // A rank that ended because it lost another tells nothing by that.
+  // The first rank to end ended only because it lost another one: name the lost rank instead.
   if (end.signal == 0 && end.status == static_cast<int>(ExitStatus::kResource)) return lost->line();
   return end.message() + (lost->rank == end.rank ? ", " + lost->place : "");
 }
@@ -206,8 +209,8 @@ Place own_place() {
 
 int run_processes(const Place& place, int64_t processes) {
   if (!place.alone())
-    throw UsageError("--processes: this process is one of " + std::to_string(place.size) +
-                     " ranks already (" + std::to_string(place.rank) + "): leave it out");
+    throw UsageError("--processes: this process is one of " + std::to_string(place.size) + " ranks (rank " +
+                     std::to_string(place.rank) + ") already; omit --processes");
   configure_transport();
   const StoreConnection store = make_store({.host = kLoopback, .is_server = true, .loopback_only = true});
   LocalRanks ranks;
@@ -232,7 +235,8 @@ void run_as_rank(const Place& place, const JoinOptions& options,
     return body({.world = alone});
   }
   configure_transport();
-  // Without torchrun's agent nobody starts its ranks again or looks after them: they save and stop.
+  // If torchrun's agent dies, no process supervises or restarts its ranks. They receive SIGTERM, save and
+  // stop.
   if (place.launcher_holds_store && place.launcher == Launcher::kEnvironment)
     ::prctl(PR_SET_PDEATHSIG, SIGTERM);
   Membership membership(place, options);

@@ -1,4 +1,4 @@
-// How a verb becomes one of several ranks: started by --processes, torchrun, Slurm or Open MPI.
+// Runs a command as one of several ranks that --processes, torchrun, Slurm or Open MPI started.
 #pragma once
 
 #include <chrono>
@@ -10,37 +10,44 @@
 
 namespace dtopp::cli {
 
-// As this process's environment says.
+// Reads this process's rank from its environment.
 Place own_place();
 
-// Starts the same command line, without --processes, as that many ranks on this machine and waits for them.
-// Returns the exit status; a line on standard error names the rank that ended the run. UsageError where this
-// process is one of several already.
+// Starts `processes` ranks on this machine with the same command line without --processes, and waits for
+// them. A line on standard error names the rank that ended the run.
+//
+// Returns: the exit status
+// Throws:  UsageError if this process is already one of several ranks
 int run_processes(const Place& place, int64_t processes);
 
-// stop_on_signals: who ends a rank that does not stop in time depends on its launcher.
+// Calls stop_on_signals with the policy that fits the launcher of this rank.
 void stop_rank_on_signals(const Place& place);
 
-// One of the ranks of a run, as `body` sees it.
+// The rank that run_as_rank passes to `body`.
 struct Rank {
   World world{};
-  // For RunObserver::begin; may be empty.
+  // The value for RunObserver::begin; may be empty.
   std::function<void(int64_t step, const char* activity)> begin{};
 };
 
 struct JoinOptions {
-  std::chrono::seconds timeout;  // that a rank may be silent (distributed/membership/watcher.h)
-  // Where this rank computes, by its number among those on this host; none: on the CPU.
+  std::chrono::seconds
+      timeout;  // a rank that is silent for this long is lost (distributed/membership/watcher.h)
+  // Returns the device of this rank from its local rank on this host. Empty: the CPU.
   std::function<at::Device(int64_t local_rank)> device{};
-  // The ranks of a block that shares out the experts, given what this one computes on; none: 1.
+  // Returns the size of the EP group from this rank's device. Empty: 1.
   std::function<int64_t(const at::Device& device)> expert_parallel{};
 };
 
-// Joins the ranks this process works with (itself where it is alone), and calls `body` with them, its share
-// of the cores being the default number of threads. A rank says nothing that another one says for all: of a
-// stopped or failed run rank 0 does, of a lost rank the launcher of --processes. Where another rank is lost
-// the process ends at once, from whatever it does, with status 5. ResourceError where the others cannot be
-// reached, RanksDiffer where they run another program or compute on devices that do not go together.
+// Joins the ranks of this run and calls `body`. A process without a launcher is its only rank.
+//
+// The default number of threads is this rank's share of the machine's cores. Only one process prints each
+// message: rank 0 for a stopped or failed run, the launcher of --processes for a lost rank. If another rank
+// is lost, this process exits immediately with status 5, without waiting for its threads.
+//
+// Throws:     ResourceError if the other ranks cannot be reached; RanksDiffer if ranks run different programs
+//             or use incompatible devices
+// Collective: every rank of the run
 void run_as_rank(const Place& place, const JoinOptions& options,
                  const std::function<void(const Rank&)>& body);
 

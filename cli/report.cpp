@@ -1,4 +1,4 @@
-// Runs and studies as one page.
+// Implements `dtopp report`: shows runs and studies on one HTML page.
 #include <charconv>
 #include <cstdio>
 #include <filesystem>
@@ -22,7 +22,7 @@ namespace {
 struct ReportOptions {
   std::vector<std::string> paths;
   std::string output = "report.html";
-  std::string port;  // what follows --serve
+  std::string port;  // value of --serve; may be a run's path instead
 };
 
 std::vector<std::filesystem::path> paths_of(const ReportOptions& options) {
@@ -39,13 +39,13 @@ void serve(ReportOptions options) {
   const char* end = options.port.data() + options.port.size();
   const auto [stopped, error] = std::from_chars(options.port.data(), end, port);
   if (!options.port.empty() && (error != std::errc{} || stopped != end)) {
-    // What follows --serve is a run where it is no number at all.
+    // The value of --serve is a run's path if it is not a number.
     if (options.port.find_first_not_of("0123456789") == std::string::npos)
-      throw UsageError("--serve: a port is a number up to 65535");
+      throw UsageError("--serve: the port must be at most 65535");
     options.paths.push_back(options.port);
     port = 0;
   }
-  if (options.paths.empty()) throw UsageError("report: name a run or a study");
+  if (options.paths.empty()) throw UsageError("report: no run is given; name a run or a study");
   stop_on_signals();
   LiveReport report(paths_of(options), find_run_cost);
   serve_report(report, port,
@@ -58,7 +58,7 @@ void serve(ReportOptions options) {
 }
 
 void write(const ReportOptions& options) {
-  if (options.paths.empty()) throw UsageError("report: name a run or a study");
+  if (options.paths.empty()) throw UsageError("report: no run is given; name a run or a study");
   write_report(read_report_input(paths_of(options), find_run_cost), options.output);
   std::printf("%s\n", options.output.c_str());
 }
@@ -67,13 +67,15 @@ void write(const ReportOptions& options) {
 
 void add_report(CLI::App& app) {
   auto options = std::make_shared<ReportOptions>();
-  CLI::App* verb = app.add_subcommand("report", "What runs and studies show, as one HTML page");
-  verb->add_option("runs", options->paths, "folders of runs and of studies");
-  CLI::Option* output = verb->add_option("--output", options->output, "the page")->capture_default_str();
+  CLI::App* verb = app.add_subcommand("report", "Show runs and studies on one HTML page");
+  verb->add_option("runs", options->paths, "folders of runs or studies");
+  CLI::Option* output =
+      verb->add_option("--output", options->output, "HTML file to write")->capture_default_str();
   CLI::Option* serve_option =
       verb->add_option(
               "--serve", options->port,
-              "follow the runs as they train: on this port of 127.0.0.1, without one on any that is free")
+              "serve the page and update it while the runs train, on this port of 127.0.0.1 (default: any "
+              "free port)")
           ->expected(0, 1)
           ->excludes(output);
   verb->callback([options, serve_option] { serve_option->count() > 0 ? serve(*options) : write(*options); });

@@ -14,7 +14,7 @@ double flops_with(RunConfig config, int64_t experts) {
 
 }  // namespace
 
-// Linear in the number of active experts.
+// FLOPs are linear in the number of active experts, so two points determine them.
 TokenCost token_cost_of(const RunConfig& config) {
   const Plan plan = make_plan(config);
   if (config.model.is_dense()) return {.fixed = static_cast<double>(plan.flops_per_token)};
@@ -28,7 +28,7 @@ std::optional<PlannedCost> find_run_cost(const RunConfig& config) {
     return PlannedCost{token_cost_of(config),
                        static_cast<double>(make_plan(config, {}, device).memory_bytes())};
   } catch (const InvalidValue&) {
-    return std::nullopt;  // a layout of many ranks, which the configuration does not tell
+    return std::nullopt;  // the configuration does not determine the layout of the ranks
   }
 }
 

@@ -1,4 +1,4 @@
-// What `plan` says of a run, for who reports on it.
+// Computes the planned cost of a run, for reports and studies.
 #pragma once
 
 #include <optional>
@@ -7,9 +7,10 @@
 
 namespace dtopp::cli {
 
+// Returns the FLOPs per token as a linear function of the active experts.
 TokenCost token_cost_of(const RunConfig& config);
 
-// None where the plan cannot be made of the configuration alone.
+// Returns nullopt if the plan needs more than the configuration.
 std::optional<PlannedCost> find_run_cost(const RunConfig& config);
 
 }  // namespace dtopp::cli

@@ -29,7 +29,7 @@ struct SampleOptions {
   bool guidance_given = false, sampler_given = false;
 };
 
-// Of classes, those given or all; of texts, those of the file.
+// Sets the conditions: the classes of --classes or all classes, and the texts of --text-embeddings.
 void choose_conditions(const SampleOptions& options, const ModelConfig& model, PictureRequest& request) {
   for (const int64_t label : request.classes) {
     if (model.num_classes == 0) throw UsageError("--classes: the model was trained without classes");
@@ -42,8 +42,9 @@ void choose_conditions(const SampleOptions& options, const ModelConfig& model, P
     std::iota(request.classes.begin(), request.classes.end(), 0);
   }
   if (options.text_embeddings.empty() != (model.text_length == 0))
-    throw UsageError(model.text_length == 0 ? "--text-embeddings: the model was trained without text"
-                                            : "the model needs --text-embeddings FILE");
+    throw UsageError(model.text_length == 0
+                         ? "--text-embeddings: the model was trained without text"
+                         : "--text-embeddings: is missing; the model needs text embeddings");
   if (model.text_length > 0) request.text_NLS = read_text_embeddings(options.text_embeddings, model);
 }
 
@@ -56,28 +57,27 @@ void choose_sampler(const SampleOptions& options, const RunConfig& config, Sampl
   sampler.guidance = !options.guidance_given && !conditioned ? 1 : sampler.guidance;
   if (sampler.guidance == 1) {
     if (!options.guidance_interval.empty())
-      throw UsageError("--guidance-interval means nothing without guidance");
+      throw UsageError("--guidance-interval: needs a --guidance other than 1");
     return;
   }
   if (!conditioned) throw UsageError("--guidance: the model was trained without classes and text");
   if (config.diffusion.condition_dropout == 0)
     throw UsageError(
-        "--guidance needs a model trained with diffusion.condition_dropout above 0, which knows pictures "
-        "without "
+        "--guidance: the model was trained with diffusion.condition_dropout 0, so it cannot predict without "
         "a condition; use --guidance 1");
   if (options.guidance_interval.empty()) return;
   sampler.guidance_begin = options.guidance_interval[0];
   sampler.guidance_end = options.guidance_interval[1];
   if (sampler.guidance_begin > sampler.guidance_end)
-    throw UsageError("--guidance-interval: its end lies before its beginning");
+    throw UsageError("--guidance-interval: the end is less than the beginning");
 }
 
 void print_rate(int64_t pictures, double seconds, const ActivationStatistics& activations,
                 const ModelConfig& config) {
-  std::fprintf(stderr, "dtopp: %lld pictures, %.2f a second", static_cast<long long>(pictures),
+  std::fprintf(stderr, "dtopp: %lld pictures, %.2f per second", static_cast<long long>(pictures),
                static_cast<double>(pictures) / seconds);
   if (!config.is_dense())
-    std::fprintf(stderr, ", %.2f of %lld experts a token", activations.summary().mean,
+    std::fprintf(stderr, ", %.2f of %lld experts per token", activations.summary().mean,
                  static_cast<long long>(config.num_experts));
   std::fprintf(stderr, "\n");
 }
@@ -95,7 +95,7 @@ void make_pictures(const SampleOptions& options) {
   DiffusionModel model = load_diffusion_model(checkpoint, kind, set_up_device(options.inference));
   stop_on_signals();
   if (!targets.empty()) {
-    std::fprintf(stderr, "dtopp: solving p for the experts wanted\n");
+    std::fprintf(stderr, "dtopp: solving p for the target of active experts\n");
     model.routing = solve_for_sampling(model, request, targets, stop_requested);
   }
   ActivationStatistics activations(config.model.is_dense() ? 0 : config.model.num_layers);
@@ -116,19 +116,20 @@ void make_pictures(const SampleOptions& options) {
 void add_sampler_options(CLI::App& verb, SampleOptions& options) {
   SamplerOptions& sampler = options.request.sampler;
   sampler.guidance = kDefaultGuidance;
-  verb.add_option("--steps", sampler.steps, "of the sampler")
+  verb.add_option("--steps", sampler.steps, "sampler steps per picture")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
   verb.add_option("--sampler", sampler.method,
-                  "euler or heun (diffusion.objective flow, which takes euler), ddim (ddpm)")
+                  "euler or heun (for diffusion.objective flow; default: euler), ddim (for ddpm)")
       ->transform(choice<SamplerMethod>())
-      ->default_str("by objective");
+      ->default_str("from the objective");
   verb.add_option("--guidance", sampler.guidance,
-                  "weight of the condition beyond 1; 1: no guidance, and half the time")
+                  "classifier-free guidance scale; 1: no guidance, which halves the time")
       ->capture_default_str()
       ->check(finite_number())
       ->check(CLI::NonNegativeNumber);
-  verb.add_option("--guidance-interval", options.guidance_interval, "t between which to guide, e.g. 0.1,0.9")
+  verb.add_option("--guidance-interval", options.guidance_interval,
+                  "guide only while t is in this interval, e.g. 0.1,0.9")
       ->delimiter(',')
       ->expected(2)
       ->check(finite_number())
@@ -139,27 +140,28 @@ void add_sampler_options(CLI::App& verb, SampleOptions& options) {
 
 void add_sample(CLI::App& app) {
   auto options = std::make_shared<SampleOptions>();
-  CLI::App* verb = app.add_subcommand("sample", "Make pictures");
+  CLI::App* verb = app.add_subcommand("sample", "Sample pictures from a diffusion transformer");
   add_checkpoint_options(*verb, options->inference);
   PictureRequest& request = options->request;
-  verb->add_option("--classes", request.classes, "numbers such as 0,3, which take turns; default: all")
+  verb->add_option("--classes", request.classes,
+                   "class numbers to cycle through, e.g. 0,3 (default: all classes)")
       ->delimiter(',');
   verb->add_option("--text-embeddings", options->text_embeddings,
-                   "a safetensors file with \"text\" [texts, tokens, size], which take turns");
-  verb->add_option("--count", request.count, "pictures")->required()->check(CLI::PositiveNumber);
+                   "safetensors file with \"text\" [texts, tokens, size], the texts to cycle through");
+  verb->add_option("--count", request.count, "number of pictures")->required()->check(CLI::PositiveNumber);
   add_sampler_options(*verb, *options);
-  verb->add_option("--seed", request.seed, "of the noise pictures begin with")->capture_default_str();
-  verb->add_option("--batch-size", request.batch_size, "pictures computed at once")
+  verb->add_option("--seed", request.seed, "seed of the initial noise")->capture_default_str();
+  verb->add_option("--batch-size", request.batch_size, "pictures per batch")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
-  verb->add_flag("--raw", options->raw, "the parameters as trained, not their moving average");
+  verb->add_flag("--raw", options->raw, "use the raw parameters instead of their moving average (EMA)");
   verb->add_option("--target-experts", options->inference.target_experts,
-                   "active experts a token on average: p is solved for this number; default: what the model "
-                   "was trained for, with --raw the checkpoint's p")
+                   "mean number of active experts per token, for which p is solved; default: the target of "
+                   "training; with --raw: the checkpoint's p")
       ->check(finite_number())
       ->check(CLI::PositiveNumber);
   verb->add_option("--output", options->output,
-                   "NAME.png: one grid; NAME.npz: arrays; any other name: a new folder of pictures")
+                   "NAME.png: one grid; NAME.npz: arrays; any other name: a new folder of PNG files")
       ->required();
   verb->callback([options, verb] {
     options->guidance_given = verb->count("--guidance") > 0;

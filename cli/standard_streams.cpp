@@ -14,7 +14,8 @@
 namespace dtopp::cli {
 namespace {
 
-// open() gives the lowest free number, so descriptors are gone through in order.
+// open() returns the lowest free descriptor. Call with descriptors in ascending order, so that it returns
+// this one.
 void occupy(int descriptor, int unusable_mode) {
   if (::fcntl(descriptor, F_GETFD) < 0 && errno == EBADF) (void)::open("/dev/null", unusable_mode);
 }

@@ -1,19 +1,21 @@
-// Standard input, output and error as a long-running program needs them.
+// Makes standard input, output and error safe for a long-running program.
 #pragma once
 
 #include <string>
 
 namespace dtopp::cli {
 
-// "dtopp: TEXT", a line of standard error.
+// Prints the line "dtopp: TEXT" to standard error.
 void print_message(const std::string& text);
 
-// Call first. A write to a pipe that nobody reads, or past a limit on file size, fails with an error instead
-// of killing the process: a run whose console went away trains on. Streams that the caller closed stay
-// unusable, so that no file opened later takes their number and the text meant for them.
+// Sets up signals and standard streams; call it before anything else.
+//
+// A write to a closed pipe or beyond a file-size limit then returns an error instead of killing the process.
+// A run therefore continues without its console. Streams that the caller closed stay unusable: no file that
+// is opened later gets their descriptor and receives text meant for them.
 void guard_standard_streams();
 
-// Returns once everything printed has been taken; DataError when not.
+// Flushes standard output. Throws DataError if it cannot be written.
 void flush_standard_output();
 
 }  // namespace dtopp::cli

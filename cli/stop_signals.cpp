@@ -13,8 +13,8 @@
 namespace dtopp::cli {
 namespace {
 
-// A signal handler can reach nothing but globals, and in any thread.
-std::atomic<int64_t> asked_at = 0;  // nanoseconds of the steady clock; 0: not yet
+// A signal handler can use only globals, and it may run in any thread.
+std::atomic<int64_t> asked_at = 0;  // time of the first signal, nanoseconds of the steady clock; 0: none
 std::atomic<bool> second_ends = true;
 static_assert(std::atomic<int64_t>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
 

@@ -1,19 +1,19 @@
-// SIGTERM and SIGINT ask a verb to save and stop; a second one, a tenth of a second or more later, ends the
-// process at once.
+// Handles SIGTERM and SIGINT: the command saves and stops. A second signal at least a tenth of a second later
+// ends the process immediately.
 #pragma once
 
 namespace dtopp::cli {
 
-// Who ends a process that does not stop in time.
+// Selects how a process that does not stop in time is ended.
 enum class Impatience {
-  kSecondSignal,
-  kLauncher,  // its launcher passes signals on, so that one request can come as several; it kills when asked
+  kSecondSignal,  // a second signal ends it
+  kLauncher,      // only its launcher kills it: one request may arrive as several forwarded signals
 };
 
 // Installs the handlers for the rest of the process.
 void stop_on_signals(Impatience impatience = Impatience::kSecondSignal);
 
-// True once a signal has come.
+// Returns true after a signal has arrived.
 bool stop_requested();
 
 }  // namespace dtopp::cli

@@ -1,4 +1,5 @@
-// A grid of runs with seeds, and a table with confidence intervals.
+// Implements `dtopp study`: trains a grid of runs with several seeds and compares them with confidence
+// intervals.
 #include <algorithm>
 #include <cstdio>
 #include <iterator>
@@ -42,7 +43,7 @@ double flops_of_run(const StudyRun& run) {
                   static_cast<double>(plan.tokens_per_step));
 }
 
-// By precision and number of threads, each measured once.
+// Measures matrix rates. Each combination of precision and number of threads is measured once.
 class MatrixRates {
  public:
   double of(const RunConfig& config) {
@@ -79,7 +80,7 @@ std::string names_of(RunStatus status, const std::vector<StudyRun>& runs,
   return names;
 }
 
-// What the study came to besides its results.
+// Throws an exception that gives the exit status if the study was stopped or runs failed.
 void report_end(const Study& study, bool stopped, const std::vector<StudyRun>& runs,
                 const std::vector<RunRecord>& records) {
   const std::string of_all = " of " + std::to_string(runs.size()) + " runs ";
@@ -88,10 +89,10 @@ void report_end(const Study& study, bool stopped, const std::vector<StudyRun>& r
   };
   const std::string failed = names_of(RunStatus::kFailed, runs, records);
   if (stopped || (failed.empty() && !names_of(RunStatus::kPending, runs, records).empty()))
-    throw Stopped("study stopped, " + count(RunStatus::kDone) + "done; start it again to go on");
+    throw Stopped("study stopped: " + count(RunStatus::kDone) + "done; run the same command again to resume");
   if (!failed.empty())
     throw NumericalError(count(RunStatus::kFailed) + "failed: " + failed + "; see console.log in " +
-                         (study.output / "runs").string() + ", start the study again to try them again");
+                         (study.output / "runs").string() + ", and run the same command again to retry them");
 }
 
 std::vector<RunRecord> read_records(const std::vector<StudyRun>& runs) {
@@ -127,7 +128,7 @@ void run_study(const Study& study, const std::vector<StudyRun>& runs, int64_t sl
   report_end(study, stopped, runs, records);
 }
 
-// What each run says to its console.log alone.
+// Prints the warnings about gains, which the runs themselves only write to their console.log.
 void warn_of_gains(const std::vector<StudyRun>& runs) {
   std::map<std::string, std::string> names;  // by warning
   for (const StudyRun& run : runs) {
@@ -142,7 +143,8 @@ void warn_of_gains(const std::vector<StudyRun>& runs) {
 
 void study_run(const StudyOptions& options) {
   if (!own_place().alone())
-    throw UsageError("study starts its runs itself: start it once, without a launcher");
+    throw UsageError(
+        "study: cannot run under a launcher, because it starts its runs itself; start it directly");
   const Study study = load_study(options.file, options.overrides);
   const std::vector<StudyRun> runs = expand(study);
   warn_of_gains(runs);
@@ -155,14 +157,14 @@ void study_run(const StudyOptions& options) {
 void add_study(CLI::App& app) {
   auto options = std::make_shared<StudyOptions>();
   CLI::App* verb = app.add_subcommand(
-      "study", "Train variants of a configuration with several seeds, and compare them (docs/study.md)");
-  verb->add_option("study", options->file, "the study's YAML file")->required();
+      "study", "Train variants of a configuration with several seeds and compare them (docs/study.md)");
+  verb->add_option("study", options->file, "YAML file of the study")->required();
   verb->add_option("overrides", options->overrides,
-                   "seeds=, measure=, output= of the study; else key.path=value for every run, e.g. "
-                   "training.steps=100");
+                   "seeds=, measure= and output= set keys of the study; any other key.path=value applies to "
+                   "every run, e.g. training.steps=100");
   verb->add_flag("--dry-run", options->dry_run,
-                 "print the runs with their FLOPs and the hours they take here; train nothing");
-  verb->add_option("--slots", options->slots, "runs at the same time, which share the cores")
+                 "print the runs with their FLOPs and estimated hours on this machine, without training");
+  verb->add_option("--slots", options->slots, "number of concurrent runs, which share the cores")
       ->capture_default_str()
       ->check(CLI::Range(1, 1024));
   verb->callback([options] { study_run(*options); });

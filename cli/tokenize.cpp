@@ -1,4 +1,5 @@
-// Text to ids and back, a line at a time. Lines end at \n alone: a \r or NUL belongs to the line.
+// Implements `dtopp tokenize`: converts text to token ids and back, line by line. Only \n ends a line; \r and
+// NUL are part of it.
 #include <cstdio>
 #include <iostream>
 #include <memory>
@@ -16,7 +17,7 @@
 namespace dtopp::cli {
 namespace {
 
-// One line of text → a JSON array of ids.
+// Converts one line of text to a JSON array of ids.
 std::string encode_line(const Tokenizer& tokenizer, const std::string& line) {
   std::string out = "[";
   for (const int32_t id : tokenizer.encode(line)) {
@@ -26,14 +27,15 @@ std::string encode_line(const Tokenizer& tokenizer, const std::string& line) {
   return out + "]";
 }
 
-// A JSON array of ids → one JSON string, in ASCII so that no reader takes a part of it for the line's end.
+// Converts a JSON array of ids to one JSON string, in ASCII so that readers find no other line separators in
+// it.
 std::string decode_line(const Tokenizer& tokenizer, const std::string& line) {
   const auto array = parse_json(line);
   if (!array.is_array()) throw DataError("must be a JSON array of token ids");
   std::vector<int32_t> ids;
   for (const auto& id : array) {
     if (!id.is_number_integer()) throw DataError("token ids must be integers");
-    // Unsigned numbers beyond int64 wrap to negative ones, which are refused alike.
+    // Unsigned numbers beyond int64 wrap to negative ones, which are refused as well.
     const auto value = id.get<int64_t>();
     if (value < 0 || value >= tokenizer.vocab_size())
       throw DataError("token id " + dump_json(id) + " does not exist; the tokenizer has " +
@@ -55,7 +57,8 @@ void tokenize(const std::string& tokenizer_path, bool decode) {
       throw DataError("standard input: line " + std::to_string(number) + ": " + error.what());
     }
     std::printf("%s\n", result.c_str());
-    // A caller that waits for each answer gets it; a file is not slowed down. One that has gone ends it.
+    // Flush when no more input is waiting: an interactive caller gets each answer, and files stay buffered.
+    // Also flush after an error, so that a closed output ends the program.
     if (std::cin.rdbuf()->in_avail() <= 0 || std::ferror(stdout) != 0) flush_standard_output();
   }
   if (std::cin.bad()) throw DataError("standard input: cannot be read");
@@ -70,9 +73,9 @@ void add_tokenize(CLI::App& app) {
   };
   auto options = std::make_shared<Options>();
   CLI::App* verb = app.add_subcommand(
-      "tokenize", "One JSON array of token ids per line of standard input, or back with --decode.");
-  verb->add_option("--tokenizer", options->tokenizer, "a tokenizer.json (byte-level BPE)")->required();
-  verb->add_flag("--decode", options->decode, "arrays of ids in, one JSON string a line out");
+      "tokenize", "Convert each line of standard input to a JSON array of token ids, or back with --decode");
+  verb->add_option("--tokenizer", options->tokenizer, "tokenizer.json file (byte-level BPE)")->required();
+  verb->add_flag("--decode", options->decode, "convert each line, an array of ids, to a JSON string");
   verb->callback([options] { tokenize(options->tokenizer, options->decode); });
 }
 

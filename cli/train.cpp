@@ -32,7 +32,8 @@ struct TrainOptions {
   int64_t processes = 0;
 };
 
-// Where nobody says how many ranks a machine has, all may be on one.
+// Assumes a single node if the launcher does not report the number of local ranks or nodes have unequal
+// numbers.
 RankLayout layout_on(const Place& place, const RunConfig& config) {
   const bool even = place.local_size > 0 && place.size % place.local_size == 0;
   return {.ranks = place.size,
@@ -86,15 +87,15 @@ void train_run(const TrainOptions& options) {
           [&](const at::Device& device) { return expert_parallel_on(layout, config, device); }};
   run_as_rank(place, join, [&](const Rank& rank) {
     observer.begin = rank.begin;
-    // Every byte of the data, also of what an earlier start has found right. On all ranks: each takes as
-    // long, and reads what lies on its own machine.
+    // Verify every byte of the data, including files that an earlier start verified. All ranks do it: each
+    // reads the files on its own machine, and all take equally long.
     if (options.verify) make_model(config).open_data(Verify::kAll);
     summary = run_training(config, observer, stop_requested,
                            {make_probes(config, stop_requested), training_grids(config)}, rank.world);
   });
   if (!speaks) return;
   if (summary.already_complete)
-    print_message(summary.directory.string() + " is complete: nothing left to train");
+    print_message(summary.directory.string() + ": the run is complete; nothing left to train");
   std::printf("run         %s\n", summary.directory.c_str());
   std::printf("steps       %lld\n", static_cast<long long>(summary.steps));
   std::printf("tokens      %lld\n", static_cast<long long>(summary.tokens));
@@ -105,13 +106,14 @@ void train_run(const TrainOptions& options) {
 
 void add_train(CLI::App& app) {
   auto options = std::make_shared<TrainOptions>();
-  CLI::App* verb = app.add_subcommand("train", "Train a model, or resume where its run stopped");
-  verb->add_option("config", options->config, "the run's YAML file")->required();
-  verb->add_option("overrides", options->overrides, "key.path=value, e.g. training.steps=100");
+  CLI::App* verb = app.add_subcommand("train", "Train a model, or resume a stopped run");
+  verb->add_option("config", options->config, "YAML configuration file of the run")->required();
+  verb->add_option("overrides", options->overrides,
+                   "configuration values as key.path=value, e.g. training.steps=100");
   verb->add_flag("--verify", options->verify,
-                 "read all token files through, also those found right before (docs/files.md)");
+                 "verify every byte of the training data, including files verified before (docs/files.md)");
   verb->add_option("--processes", options->processes,
-                   "train with that many ranks, processes on this machine (docs/scale.md)")
+                   "number of ranks to start on this machine, one process per rank (docs/scale.md)")
       ->check(CLI::Range(1, 4096));
   verb->callback([options] { train_run(*options); });
 }

@@ -7,7 +7,7 @@
 namespace dtopp::cli {
 namespace {
 
-// The verb that the command line came to: `dtopp prepare text …` is at "text".
+// Returns the innermost command of the command line: "text" for `dtopp prepare text …`.
 const CLI::App& innermost(const CLI::App& app) {
   const auto chosen = app.get_subcommands();
   return chosen.empty() ? app : innermost(*chosen.front());
@@ -36,7 +36,7 @@ std::string joined(const std::vector<std::string>& names) {
 std::string unknown(const char* what, const std::string& word, const std::vector<std::string>& known) {
   const std::string nearest = nearest_key(word, known);
   return "unknown " + std::string(what) + " " + quote_for_message(word) + "; " +
-         (nearest.empty() ? "there are " + joined(known) : "did you mean " + nearest + "?");
+         (nearest.empty() ? "known: " + joined(known) : "did you mean " + nearest + "?");
 }
 
 }  // namespace

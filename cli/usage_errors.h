@@ -1,4 +1,4 @@
-// What is said about a command line that cannot be read.
+// Explains errors in the command line.
 #pragma once
 
 #include <string>
@@ -7,8 +7,8 @@
 
 namespace dtopp::cli {
 
-// CLI11's words; but an unknown verb or option is named, with the nearest one there is, since what CLI11 then
-// finds missing only follows from it.
+// Returns the message for a parse error. An unknown command or option is reported first, with the nearest
+// known name, because it often causes the error that CLI11 reports. Otherwise the message is CLI11's.
 std::string explain(const CLI::App& app, const CLI::ParseError& error);
 
 }  // namespace dtopp::cli

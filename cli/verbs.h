@@ -1,5 +1,7 @@
-// The verbs of `dtopp`, one file each. A verb adds its options to the command line and sets the callback that
-// runs it; what it throws, main() prints as one line and turns into the exit status.
+// Declares the commands of `dtopp`. Each command has its own file.
+//
+// A command adds its options to the command line and sets the callback that runs it. main() prints an
+// exception as one line and converts it to the exit status.
 #pragma once
 
 #include <CLI/CLI.hpp>

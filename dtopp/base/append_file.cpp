@@ -21,7 +21,7 @@ AppendFile::AppendFile(std::filesystem::path path, uint64_t size, const std::str
   const auto all = static_cast<uint64_t>(descriptor.status().st_size);
   const uint64_t there = all - std::min(all, head_bytes_);
   if (there < size)
-    throw DataError(path_.string() + ": has " + std::to_string(there) + " bytes where " +
+    throw DataError(path_.string() + ": has " + std::to_string(there) + " bytes, but " +
                     std::to_string(size) + " were written: damaged; start again in a new folder");
   if (::lseek(descriptor.get(), static_cast<off_t>(head_bytes_), SEEK_SET) < 0)
     throw file_error("read", path_, errno);
@@ -37,7 +37,7 @@ AppendFile::AppendFile(std::filesystem::path path, uint64_t size, const std::str
 
 AppendFile::~AppendFile() { ::close(descriptor_); }
 
-// Leaves the position behind the bytes.
+// Leaves the file position after the hashed bytes.
 void AppendFile::read_hash(const Descriptor& descriptor, uint64_t size) {
   std::vector<std::byte> chunk(std::min<uint64_t>(size, kAppendBufferBytes));
   while (size > 0) {
@@ -56,7 +56,8 @@ void AppendFile::write(std::span<const std::byte> bytes) {
 }
 
 void AppendFile::write_head(std::span<const std::byte> bytes) {
-  if (bytes.size() > head_bytes_) throw std::invalid_argument("AppendFile: a head longer than its room");
+  if (bytes.size() > head_bytes_)
+    throw std::invalid_argument("AppendFile: the head is longer than head_bytes");
   for (size_t done = 0; done < bytes.size();) {
     const auto rest = bytes.subspan(done);
     const auto count =

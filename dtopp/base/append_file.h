@@ -1,6 +1,10 @@
-// A file that several runs of a program append to. Whoever opens it says how many bytes were recorded after
-// the last sync; what lies beyond them, from a run that was interrupted, is cut off.
-// Some bytes in front of them may be left open for a head that is known last; they count in no size and hash.
+// A file that several runs of a program append to, one after another.
+//
+// The caller records the file's size after each sync(). The next run passes the recorded size, and the
+// constructor cuts off the bytes beyond it, which an interrupted run left.
+//
+// A head of `head_bytes` bytes may be reserved at the start of the file and written last. It counts neither
+// in size() nor in hash().
 #pragma once
 
 #include <cstddef>
@@ -18,24 +22,25 @@ class Descriptor;
 
 class AppendFile {
  public:
-  // Opens `path`, or creates it, cuts it to its first `size` bytes and goes on from there. DataError, with
-  // the file left as it is, when it is shorter, those bytes have another checksum than `hash` (where that is
-  // given), it is a link or the system refuses.
+  // Opens or creates `path`, cuts it to its first `size` bytes after the head, and appends from there.
+  //
+  // Throws:        DataError, and leaves the file unchanged, if it is shorter, if the checksum of those bytes
+  //                differs from a non-empty `hash`, if `path` is a symbolic link, or if a system call fails
   AppendFile(std::filesystem::path path, uint64_t size, const std::string& hash = "",
              uint64_t head_bytes = 0);
-  ~AppendFile();  // closes without a report; sync() before to learn of errors
+  ~AppendFile();  // reports no errors; call sync() first to detect them
   AppendFile(const AppendFile&) = delete;
   AppendFile& operator=(const AppendFile&) = delete;
 
   void write(std::span<const std::byte> bytes);
-  // At the file's start, at most head_bytes.
+  // Writes at most head_bytes bytes at the start of the file.
   void write_head(std::span<const std::byte> bytes);
-  // Hands over what was written to the system.
+  // Passes the buffered bytes to the system.
   void flush();
-  // Returns once every byte written is on the device.
+  // Returns once every written byte is on the device.
   void sync();
 
-  uint64_t size() const { return size_; }  // what lies in the file and what will
+  uint64_t size() const { return size_; }  // includes bytes that are still buffered
   std::string hash() const { return hasher_.hexdigest(); }
   const std::filesystem::path& path() const { return path_; }
 

@@ -22,11 +22,11 @@ namespace fs = std::filesystem;
 constexpr std::string_view kReplaced = ".replaced-";
 
 bool is_there(const fs::path& path) {
-  std::error_code no_answer;  // then what needs the answer says why
+  std::error_code no_answer;  // treat as missing; the next call on the path reports the error
   return fs::exists(fs::symlink_status(path, no_answer));
 }
 
-// Where what lies at `path` stays while the new one takes its name.
+// The name that the old directory has while the new one is renamed to `path`.
 fs::path replaced_name(const fs::path& path) {
   const fs::path plain = without_trailing_slash(path);
   return plain.parent_path() / (std::string(kReplaced) + plain.filename().string());
@@ -40,7 +40,7 @@ void finish_replacement(const fs::path& replaced, const fs::path& path) {
     rename_durably(replaced, path);
 }
 
-// Both names exist at every moment. A file system that cannot do so gets two renames instead.
+// Both names exist at every moment. A file system without RENAME_EXCHANGE gets two renames instead.
 void exchange_durably(const fs::path& fresh, const fs::path& old) {
   if (::renameat2(AT_FDCWD, fresh.c_str(), AT_FDCWD, old.c_str(), RENAME_EXCHANGE) == 0)
     return sync_directory(fs::absolute(fresh).parent_path());
@@ -72,7 +72,7 @@ AtomicDirectory::AtomicDirectory(fs::path path, bool replace) : path_(std::move(
 }
 
 AtomicDirectory::~AtomicDirectory() {
-  std::error_code ignored;  // an error that came before is the one to report; what stays is a leftover
+  std::error_code ignored;  // an earlier error is already being reported; the remains are a leftover
   if (!temporary_.empty()) fs::remove_all(temporary_, ignored);
 }
 
@@ -82,7 +82,7 @@ void AtomicDirectory::commit() {
     exchange_durably(temporary_, path_);
   else
     rename_durably(temporary_, path_);
-  remove_tree(std::exchange(temporary_, {}));  // the old one, after an exchange
+  remove_tree(std::exchange(temporary_, {}));  // after an exchange: the old directory
 }
 
 void write_directory_atomically(const fs::path& path, const std::function<void(const fs::path&)>& fill,

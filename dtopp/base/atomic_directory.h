@@ -1,4 +1,4 @@
-// Directories that appear complete or not at all.
+// Creates directories atomically: they appear complete or not at all.
 #pragma once
 
 #include <filesystem>
@@ -6,19 +6,20 @@
 
 namespace dtopp {
 
-// Until commit() it lies beside `path` under a temporary name (base/temporary.h).
+// A directory that has a temporary name beside `path` (base/temporary.h) until commit().
 class AtomicDirectory {
  public:
-  // An existing `path` is an error; with `replace` it is exchanged for the new one in one step, or in two
-  // where the file system cannot (NFS): see put_back_replaced().
+  // Throws DataError if `path` exists and `replace` is false. With `replace`, commit() exchanges the two
+  // directories in one step. On a file system that cannot exchange names (NFS), it takes two steps; see
+  // put_back_replaced().
   explicit AtomicDirectory(std::filesystem::path path, bool replace = false);
-  ~AtomicDirectory();  // without commit(), removes what was written
+  ~AtomicDirectory();  // removes the written files unless commit() was called
   AtomicDirectory(const AtomicDirectory&) = delete;
   AtomicDirectory& operator=(const AtomicDirectory&) = delete;
 
-  // Where to write what `path` is to hold.
+  // The directory to write into before commit().
   const std::filesystem::path& temporary() const { return temporary_; }
-  // Syncs every file, renames to `path`, syncs the parent and removes what was replaced.
+  // Syncs every file, renames the directory to `path`, syncs the parent and removes the replaced directory.
   void commit();
 
  private:
@@ -26,13 +27,14 @@ class AtomicDirectory {
   bool exists_ = false;
 };
 
-// Makes the directory `path` so, of what `fill` writes into the directory it is given.
+// Creates the directory `path` atomically from the files that `fill` writes into the directory passed to it.
 void write_directory_atomically(const std::filesystem::path& path,
                                 const std::function<void(const std::filesystem::path&)>& fill,
                                 bool replace = false);
 
-// What a crash in the midst of a replacement left in `directory` (".replaced-<name>") gets its name back, or
-// goes where the new one has it. Only for who alone writes there (DirectoryLock).
+// Completes the replacements in `directory` that a crash interrupted. Each one left a directory named
+// ".replaced-<name>". It is renamed back to <name>, or removed if the new directory already has that name.
+// Call it only as the sole writer of `directory` (DirectoryLock).
 void put_back_replaced(const std::filesystem::path& directory);
 
 }  // namespace dtopp

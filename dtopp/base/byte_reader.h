@@ -1,6 +1,7 @@
-// A cursor over untrusted bytes. Every access is checked for bounds and arithmetic overflow; values are
-// copied out, so nothing depends on alignment. Errors are DataErrors that name `what`, the byte offset and
-// the cause.
+// Reads values from untrusted bytes, one after another.
+//
+// Every access is checked for bounds and arithmetic overflow. Values are copied, so alignment does not
+// matter. Errors are DataErrors that name the source, the byte offset and the cause.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// How many cores this machine has for us.
+// Counts the CPU cores of this machine.
 #pragma once
 
 #include <algorithm>
@@ -7,12 +7,12 @@
 
 namespace dtopp {
 
-// At least 1, also where the system does not tell.
+// At least 1, even if the system does not report a number.
 inline int64_t cpu_cores() {
   return std::max<int64_t>(1, static_cast<int64_t>(std::thread::hardware_concurrency()));
 }
 
-// Of each of several processes that compute at the same time; at least 1.
+// The cores per process if `processes` processes compute at the same time; at least 1.
 inline int64_t share_of_cores(int64_t processes) { return std::max<int64_t>(1, cpu_cores() / processes); }
 
 }  // namespace dtopp

@@ -1,4 +1,4 @@
-// System calls on file descriptors with their results checked.
+// Checks the results of system calls on file descriptors.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@
 
 namespace dtopp {
 
-// The call's answer once no signal interrupts it.
+// Repeats the call while a signal interrupts it, and returns its result.
 template <class Call>
 auto retry(Call call) {
   auto result = call();
@@ -26,14 +26,14 @@ auto retry(Call call) {
   return result;
 }
 
-// The descriptor is gone afterwards whatever close() answers; EINTR is no loss, since data were synced
-// before.
+// Closes the descriptor, which is invalid afterwards whatever close() returns. EINTR is not an error, because
+// the data was synced before.
 inline void close_checked(int descriptor, const std::filesystem::path& path) {
   if (::close(descriptor) != 0 && errno != EINTR) throw file_error("close", path, errno);
 }
 
-// An open descriptor, closed on every way out. `action` names the purpose in the error when it cannot be
-// opened. `path` must outlive it.
+// An open descriptor that the destructor closes. `action` describes the purpose in the error message if
+// open() fails. `path` must outlive the object.
 class Descriptor {
  public:
   Descriptor(const std::filesystem::path& path, int flags, const std::string& action)
@@ -55,7 +55,7 @@ class Descriptor {
     return status;
   }
 
-  // A buffer for reading it through: small for small files.
+  // A buffer for reading the file: at most 1 MiB, and smaller for small files.
   std::vector<std::byte> make_buffer() const {
     constexpr uint64_t kLargest = uint64_t{1} << 20;
     const auto file = status();
@@ -63,7 +63,7 @@ class Descriptor {
     return std::vector<std::byte>(std::min(size, kLargest));
   }
 
-  // Up to `size` bytes; 0 at the end.
+  // Reads up to `size` bytes; returns 0 at the end of the file.
   size_t read(void* data, size_t size) const {
     const auto count = retry([&] { return ::read(value_, data, size); });
     if (count < 0) throw file_error("read", path_, errno);

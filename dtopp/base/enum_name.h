@@ -1,4 +1,5 @@
-// Enumerations and the names users write for them. Beside an enumeration stands
+// Converts enumerations to the names that users write in configurations, and back. Each enumeration declares
+// its names next to itself:
 //
 //   constexpr auto enum_names(Enum) -> std::array<std::pair<Enum, std::string_view>, n>
 #pragma once
@@ -14,10 +15,10 @@ template <class Enum>
 std::string enum_name(Enum value) {
   for (const auto& [candidate, name] : enum_names(value))
     if (candidate == value) return std::string(name);
-  throw std::invalid_argument("an enumeration holds a value without a name");
+  throw std::invalid_argument("an enumeration has a value without a name");
 }
 
-// None where no value has that name.
+// nullopt if no value has that name.
 template <class Enum>
 std::optional<Enum> enum_named(std::string_view text) {
   for (const auto& [value, name] : enum_names(Enum{}))

@@ -1,5 +1,7 @@
-// Errors that end a command. One type per exit status; each message is a single line that says what happened,
-// where (file, line or byte, step) and what to do about it. Only cli/ catches and prints them.
+// Errors that end a command, one type per exit status.
+//
+// Each message is one line: what is wrong, where (file, line or byte, step), and what to do. Only cli/
+// catches and prints these errors.
 #pragma once
 
 #include <stdexcept>
@@ -9,12 +11,12 @@ namespace dtopp {
 
 enum class ExitStatus : int {
   kDone = 0,
-  kUsage = 2,       // wrong usage or configuration, also one that is not there
+  kUsage = 2,       // wrong usage or configuration, also a missing configuration file
   kData = 3,        // missing, truncated or damaged input data; an output that cannot be written
   kCheckpoint = 4,  // a checkpoint does not verify
   kResource = 5,    // out of memory, device failure
   kNumerical = 6,   // non-finite beyond the allowed skips
-  kStopped = 75,    // stopped by a signal after saving; start again to go on
+  kStopped = 75,    // stopped by a signal after saving; the same command resumes the run
 };
 
 class Error : public std::runtime_error {

@@ -48,25 +48,25 @@ const char* remedy(int error_number) {
 
 void sync_path(const fs::path& path, int flags) {
   Descriptor descriptor(path, flags, "open");
-  // EINVAL: a file system that has nothing to sync for directories.
+  // EINVAL: this file system has nothing to sync for directories.
   if (retry([&] { return ::fsync(descriptor.get()); }) != 0 && !((flags & O_DIRECTORY) && errno == EINVAL))
     throw file_error("sync", path, errno);
   close_checked(descriptor.release(), path);
 }
 
 bool directory_exists(const fs::path& path) {
-  std::error_code no_answer;  // counts as no; the call that needs the directory then says why
+  std::error_code no_answer;  // treat as missing; the call that needs the directory reports the error
   return fs::is_directory(path, no_answer);
 }
 
-// "a" has the parent "": the working directory.
+// The parent of "a" is "", the working directory.
 fs::path parent_of(const fs::path& path) {
   return path.has_parent_path() ? path.parent_path() : fs::path(".");
 }
 
-// A rename would put a file in the place of a device or a pipe.
+// A rename would replace a device or a pipe by a file.
 void refuse_what_is_no_file(const fs::path& path) {
-  std::error_code no_answer;  // then creating the file says why
+  std::error_code no_answer;  // creating the file reports the error
   const auto status = fs::status(path, no_answer);
   if (fs::status_known(status) && fs::is_other(status))
     throw DataError(path.string() + ": not a regular file; choose another path");
@@ -153,7 +153,7 @@ void make_directories(const fs::path& path) {
   if (path.empty() || directory_exists(path)) return;
   make_directories(path.parent_path());
   const int error_number = ::mkdir(path.c_str(), 0777) == 0 ? 0 : errno;
-  // EEXIST: another process was faster, or a file has that name.
+  // EEXIST: another process created it first, or a file has that name.
   if (error_number != 0 && !(error_number == EEXIST && directory_exists(path)))
     throw file_error("create the directory", path, error_number == EEXIST ? ENOTDIR : error_number);
   sync_directory(parent_of(path));
@@ -197,9 +197,9 @@ void write_file_atomically(const fs::path& path, const std::function<void(Output
     fill(*file);
     file->sync();
     rename_durably(file->path(), path);
-    file->close();  // not before: with it the lock ends
+    file->close();  // not earlier: closing the file releases its lock
   } catch (...) {
-    ::unlink(file->path().c_str());  // gives the space back; not there once it has been renamed
+    ::unlink(file->path().c_str());  // frees the disk space; fails harmlessly after the rename
     throw;
   }
 }
@@ -209,12 +209,12 @@ void write_file_atomically(const fs::path& path, std::string_view bytes) {
 }
 
 MappedFile::MappedFile(const fs::path& path) : path_(path) {
-  // O_NONBLOCK: opening a named pipe does not wait for a writer.
+  // O_NONBLOCK: opening a named pipe must not wait for a writer.
   Descriptor descriptor(path_, O_RDONLY | O_NONBLOCK, "open");
   const auto status = descriptor.status();
   if (!S_ISREG(status.st_mode)) throw DataError(path_.string() + ": not a regular file; check the path");
   size_ = status.st_size;
-  if (size_ == 0) return;  // mmap refuses empty maps
+  if (size_ == 0) return;  // mmap rejects empty maps
   void* const data = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, descriptor.get(), 0);
   if (data == MAP_FAILED) throw file_error("map", path_, errno);
   data_ = static_cast<const std::byte*>(data);
@@ -238,7 +238,8 @@ DirectoryLock::DirectoryLock(const fs::path& directory) {
       throw UsageError("another dtopp process is writing " + directory.string() +
                        "; wait for it, stop it or choose another output directory");
     }
-    if (descriptor.status().st_nlink == 0) continue;  // its holder removed it before letting go
+    // The former holder removed the file before it released the lock.
+    if (descriptor.status().st_nlink == 0) continue;
     descriptor_ = descriptor.release();
     return;
   }

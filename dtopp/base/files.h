@@ -1,4 +1,5 @@
-// Files that are complete or absent. Everything dtopp writes that must survive a crash goes through here.
+// Reads files, and writes files that are complete or absent. All of dtopp's output that must survive a crash
+// is written with these functions.
 #pragma once
 
 #include <cstddef>
@@ -16,22 +17,23 @@ namespace dtopp {
 
 class Hasher;
 
-// The error of a failed system call: what was tried, the path, the system's reason and what to do about it.
+// Builds the error of a failed system call: the path, the action, the system's reason and a remedy.
 DataError file_error(const std::string& action, const std::filesystem::path& path, int error_number);
 
-// The whole file. DataError when it is missing, unreadable or larger than `limit` bytes.
+// Reads the whole file. Throws DataError if it is missing, unreadable or larger than `limit` bytes.
 std::string read_file(const std::filesystem::path& path, uint64_t limit = uint64_t{1} << 32);
 
-// A file being written: every call checks the system's answer and throws DataError naming path and cause.
+// A file that is being written. Every call checks the system's result and throws a DataError with path and
+// cause.
 class OutputFile {
  public:
   enum class Existing { kTruncated, kRefused };
 
-  // Creates `path`; a file that is there is truncated or refused, a link is never followed. Every byte
-  // written also goes through `hasher`, where there is one.
+  // Creates `path`. An existing file is truncated or refused; a symbolic link is never followed. Every
+  // written byte also updates `hasher` unless it is null.
   explicit OutputFile(std::filesystem::path path, Hasher* hasher = nullptr,
                       Existing existing = Existing::kTruncated);
-  ~OutputFile();  // closes without a report; call close() to learn of errors
+  ~OutputFile();  // reports no errors; call close() to detect them
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;
 
@@ -59,40 +61,45 @@ class OutputFile {
   std::vector<std::byte> buffer_;
 };
 
-// What `fill` writes is written beside `path`, synced and renamed over it; the directory is synced too. Of
-// several writers the last one to end wins, and a reader sees the whole of one or of another. What an
-// interrupted write of `path` left is removed. DataError where `path` is there and no file (a device, a
-// pipe).
+// Writes a file atomically: `fill` writes a temporary file beside `path`, which is then synced and renamed to
+// `path`. The directory is synced too.
+//
+// If several processes write the same path, the last one to finish wins, and a reader gets one complete
+// version. Temporary files that interrupted writes of `path` left are removed.
+//
+// Throws:        DataError if `path` exists and is not a regular file (a device, a pipe), or if a system call
+//                fails
 void write_file_atomically(const std::filesystem::path& path, const std::function<void(OutputFile&)>& fill);
 void write_file_atomically(const std::filesystem::path& path, std::string_view bytes);
 
-// What lies in a directory. DataError where it cannot be listed.
+// The entries of a directory. Throws DataError if it cannot be listed.
 std::vector<std::filesystem::path> list_directory(const std::filesystem::path& directory);
 
-// Creates `path` and the parents it lacks, each one durable.
+// Creates `path` and its missing parents; each one is synced.
 void make_directories(const std::filesystem::path& path);
 
-// Renames within one directory; returns once the new name is durable.
+// Renames within one directory. Returns once the new name is durable.
 void rename_durably(const std::filesystem::path& from, const std::filesystem::path& to);
 
-// Removes a file or a directory with all it holds; one that is not there is no error.
+// Removes a file, or a directory with everything in it. A missing path is not an error.
 void remove_tree(const std::filesystem::path& path);
 
-// The same so that its name is gone, durably, before any of its
-// content: what a crash leaves behind carries a temporary name.
+// Removes a path like remove_tree(), but removes its name durably before its content. If a crash interrupts
+// it, the rest has a temporary name.
 void remove_durably(const std::filesystem::path& path);
 
-// Removes what interrupted writes and removals left in `directory`: files and directories with a temporary
-// name. Links stay, and so does every other name. Only for who alone writes there (DirectoryLock).
+// Removes the files and directories with a temporary name in `directory`, which interrupted writes and
+// removals left. Links and all other names stay. Call it only as the sole writer of `directory`
+// (DirectoryLock).
 void remove_leftovers(const std::filesystem::path& directory);
 
-// fsync of a file that others have written: what it holds survives a power loss.
+// Syncs a file that somebody else wrote, so that its content survives a power loss.
 void sync_file(const std::filesystem::path& path);
 
-// fsync of a directory, so that renames and new names in it survive a power loss.
+// Syncs a directory, so that new and renamed entries survive a power loss.
 void sync_directory(const std::filesystem::path& path);
 
-// A read-only memory map of a whole file. DataError when it cannot be mapped.
+// A read-only memory map of a whole file. Throws DataError if it cannot be mapped.
 class MappedFile {
  public:
   explicit MappedFile(const std::filesystem::path& path);
@@ -109,8 +116,10 @@ class MappedFile {
   size_t size_ = 0;
 };
 
-// An exclusive lock on a directory (flock on "<directory>/.lock"), held for the object's life. UsageError
-// when another process holds it: two processes never write one run directory.
+// An exclusive lock on a directory (flock on "<directory>/.lock") for the lifetime of the object. It prevents
+// two processes from writing one run directory.
+//
+// Throws:        UsageError if another process holds the lock
 class DirectoryLock {
  public:
   explicit DirectoryLock(const std::filesystem::path& directory);

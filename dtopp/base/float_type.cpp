@@ -7,8 +7,8 @@
 namespace dtopp {
 namespace {
 
-// Exponent and fraction move to their places; 2^112 then makes up for the difference between the biases, for
-// subnormal numbers too.
+// Shifts exponent and fraction into place; the factor 2^112 corrects the exponent bias, also for subnormal
+// numbers.
 float from_half(uint16_t half) {
   const uint32_t sign = static_cast<uint32_t>(half & 0x8000U) << 16;
   const uint32_t rest = static_cast<uint32_t>(half & 0x7fffU) << 13;

@@ -1,4 +1,4 @@
-// Floating-point numbers as they lie in files.
+// Converts the floating-point formats that tensor files use.
 #pragma once
 
 #include <cstddef>
@@ -12,15 +12,15 @@ namespace dtopp {
 
 enum class FloatType { kF32, kF16, kBF16 };
 
-// As safetensors names it.
+// The dtype name in safetensors.
 std::string name_of(FloatType type);
 std::optional<FloatType> float_type_of(std::string_view name);
 uint64_t size_of(FloatType type);
 
-// All of them as float, exactly. `bytes` are little-endian, out.size() numbers.
+// Converts all numbers to float exactly. `bytes` holds out.size() little-endian numbers.
 void widen(FloatType type, std::span<const std::byte> bytes, std::span<float> out);
 
-// Whether no number is infinite or NaN.
+// True if no number is infinite or NaN.
 bool all_finite(FloatType type, std::span<const std::byte> bytes);
 
 }  // namespace dtopp

@@ -33,7 +33,7 @@ struct Hasher::State {
   State(const State&) = delete;
   State& operator=(const State&) = delete;
 
-  XXH3_state_t* xxh3;  // from the library's allocator, which aligns it
+  XXH3_state_t* xxh3;  // allocated by the library, which aligns it
 };
 
 Hasher::Hasher() : state_(std::make_unique<State>()) {}
@@ -49,7 +49,7 @@ std::string hash_bytes(std::span<const std::byte> bytes) {
   return hexadecimal(XXH3_128bits(bytes.data(), bytes.size()));
 }
 
-// Reads rather than maps: a device that fails then is an error to report, not a SIGBUS.
+// Reads instead of mapping: if the device fails, read() returns an error, whereas a map raises SIGBUS.
 std::string hash_file(const std::filesystem::path& path) {
   const Descriptor descriptor(path, O_RDONLY, "open");
   Hasher hasher;

@@ -1,4 +1,5 @@
-// XXH3-128 checksums, as 32 lower-case hexadecimal digits (the canonical, big-endian form of xxhsum -H2).
+// Computes XXH3-128 checksums, as 32 lower-case hexadecimal digits (the canonical, big-endian form of xxhsum
+// -H2).
 #pragma once
 
 #include <cstddef>
@@ -22,7 +23,7 @@ class Hasher {
 };
 
 std::string hash_bytes(std::span<const std::byte> bytes);
-// DataError when the file cannot be read.
+// Throws DataError if the file cannot be read.
 std::string hash_file(const std::filesystem::path& path);
 
 }  // namespace dtopp

@@ -7,7 +7,7 @@ namespace dtopp {
 using nlohmann::json;
 
 json parse_json(std::string_view text) {
-  // nlohmann takes a NUL for the end of its input.
+  // nlohmann treats a NUL as the end of its input.
   if (text.find('\0') != text.npos) return json(json::value_t::discarded);
   return json::parse(text, nullptr, /*allow_exceptions=*/false);
 }

@@ -1,5 +1,7 @@
-// JSON text to values and back. nlohmann's parser and printer are compiled in json.cpp alone: in every other
-// file that calls them they would cost ten seconds and more of compile time.
+// Converts JSON text to values and back.
+//
+// Only json.cpp instantiates nlohmann's parser and printer. Every other file that called them would compile
+// ten seconds longer or more.
 #pragma once
 
 #include <string>
@@ -9,18 +11,19 @@
 
 namespace dtopp {
 
-// The value; is_discarded() where the text is not JSON. JsonFields reads objects member by member.
+// Parses the text. The result's is_discarded() is true if the text is not JSON. JsonFields reads the members
+// of an object.
 nlohmann::json parse_json(std::string_view text);
 
-// On one line, or with `indent` spaces a level. Bytes that are not UTF-8 become U+FFFD.
+// Prints on one line, or with `indent` spaces per level. Bytes that are not UTF-8 become U+FFFD.
 std::string dump_json(const nlohmann::ordered_json& value, int indent = -1);
 
-// As MessagePack, which keeps every bit of every number and string. unpack_json is for what pack_json has
-// made.
+// Converts to and from MessagePack, which keeps every bit of every number and string. unpack_json accepts
+// only output of pack_json.
 std::string pack_json(const nlohmann::json& value);
 nlohmann::json unpack_json(std::string_view bytes);
 
-// The text as a JSON string; with `ascii`, whatever else is escaped.
+// The text as a JSON string. With `ascii`, every other character is escaped.
 std::string quote_json(std::string_view text, bool ascii = false);
 
 }  // namespace dtopp

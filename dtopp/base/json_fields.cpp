@@ -73,7 +73,7 @@ std::vector<std::string> JsonFields::texts(const std::string& key) const {
 
 int64_t JsonFields::integer(const std::string& key, int64_t lowest, int64_t highest) const {
   const json& value = member(key);
-  // An unsigned value beyond int64 would wrap around.
+  // get<int64_t> would wrap an unsigned value beyond int64 around.
   const bool fits =
       value.is_number_unsigned() ? std::in_range<int64_t>(value.get<uint64_t>()) : value.is_number_integer();
   if (!fits || value.get<int64_t>() < lowest || value.get<int64_t>() > highest)

@@ -1,4 +1,5 @@
-// The one reader of JSON objects in files: member by member, with types checked.
+// Reads JSON objects from files, member by member, and checks the types. It is the only reader of such
+// objects.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +15,11 @@
 
 namespace dtopp {
 
-// Every error is a DataError "<place>: <key>: <cause>"; the place of an object within another one includes
+// A JSON object. Every error is a DataError "<place>: <key>: <cause>". The place of a nested object includes
 // its key.
 class JsonFields {
  public:
-  // The object that `text`, the content of `place` (a file, or a line of one), is.
+  // Parses `text`, the content of `place` (a file or a line of a file).
   JsonFields(std::string_view text, std::string place);
 
   bool has(const std::string& key) const;
@@ -30,13 +31,13 @@ class JsonFields {
   int64_t integer(const std::string& key, int64_t lowest = std::numeric_limits<int64_t>::min(),
                   int64_t highest = std::numeric_limits<int64_t>::max()) const;
   uint64_t count(const std::string& key) const { return static_cast<uint64_t>(integer(key, 0)); }
-  // A number counts as an array of one. At least one.
+  // An array of at least one number; a single number counts as an array of one.
   std::vector<double> numbers(const std::string& key) const;
   JsonFields object(const std::string& key) const;
   std::vector<JsonFields> objects(const std::string& key) const;
 
   [[noreturn]] void fail(const std::string& key, const std::string& cause) const;
-  // The object as text, its members in byte order.
+  // The object as JSON text, its members in byte order.
   std::string dump() const;
 
  private:
@@ -44,7 +45,7 @@ class JsonFields {
   const nlohmann::json& member(const std::string& key) const;
   JsonFields part(const nlohmann::json& value, const std::string& key) const;
 
-  std::shared_ptr<const nlohmann::json> object_;  // a part shares the whole
+  std::shared_ptr<const nlohmann::json> object_;  // a nested object shares ownership of the root
   std::string place_;
 };
 

@@ -21,7 +21,7 @@ constexpr uint64_t kMaxManifestBytes = uint64_t{1} << 24;
   throw DataError(path.string() + ": " + cause);
 }
 
-// The last two lines: the checksum of the text before them.
+// The last two lines, which hold the checksum of the text before them.
 std::string closing_of(std::string_view text) {
   return "  \"xxh3_128\": \"" + hash_bytes(std::as_bytes(std::span(text.data(), text.size()))) + "\"\n}\n";
 }
@@ -41,7 +41,7 @@ ManifestFiles parse_files(const JsonFields& files, const fs::path& path) {
   return manifest;
 }
 
-// How the text begins.
+// The first two lines of every manifest of this format.
 std::string opening_of(const std::string& format) { return "{\n  \"format\": " + quote_json(format) + ",\n"; }
 
 }  // namespace
@@ -83,7 +83,7 @@ Manifest read_manifest(const fs::path& directory, const std::string& format, con
 
 bool begins_as_manifest(const fs::path& path, const std::string& format) {
   std::error_code unreadable;
-  if (!fs::is_regular_file(path, unreadable)) return false;  // a pipe would keep us waiting
+  if (!fs::is_regular_file(path, unreadable)) return false;  // opening a pipe would block
   const std::string opening = opening_of(format);
   std::string begin(opening.size(), '\0');
   std::ifstream file(path, std::ios::binary);

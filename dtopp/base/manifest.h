@@ -1,5 +1,5 @@
-// manifest.json of a folder: what it holds, size and XXH3-128 of every other file, and a checksum of itself,
-// so that no flipped bit goes unseen.
+// Reads and writes manifest.json, which lists the size and XXH3-128 checksum of every other file in a folder.
+// The manifest also ends with a checksum of itself, so every flipped bit is detected.
 #pragma once
 
 #include <cstdint>
@@ -21,30 +21,32 @@ struct ManifestEntry {
 using ManifestFiles = std::map<std::string, ManifestEntry>;  // by file name
 
 struct Manifest {
-  std::string format;  // "dtopp checkpoint 1"
-  std::string about;   // facts about the content: a JSON object; empty: none
+  std::string format;  // for example "dtopp checkpoint 1"
+  std::string about;   // a JSON object with facts about the content; empty: none
   ManifestFiles files;
 };
 
-// One checksum of all files: of their names and checksums.
+// One checksum over the names and checksums of all files.
 std::string hash_of(const ManifestFiles& files);
 
-// The text ends with the checksum of everything before it.
+// The text of the manifest. It ends with the checksum of everything before it.
 std::string format_manifest(const Manifest& manifest);
 
-// <directory>/<name>. DataError when it is missing, damaged, of another format or names anything but plain
-// files of the directory.
+// Reads <directory>/<name>.
+//
+// Throws:        DataError if it is missing or damaged, has another format, or names anything but plain files
+//                of the directory
 Manifest read_manifest(const std::filesystem::path& directory, const std::string& format,
                        const std::string& name = kManifestName);
 
-// Whether the file begins as a manifest of this format does, be it damaged further on or cut. What does not
-// is not dtopp's. False also where there is no file or it cannot be read.
+// True if the file begins like a manifest of this format, even if the rest is damaged or missing. Any other
+// file was not written by dtopp. False if `path` is not a regular file or cannot be read.
 bool begins_as_manifest(const std::filesystem::path& path, const std::string& format);
 
-// DataError naming the first file that is missing or has another size than the manifest says.
+// Throws a DataError that names the first file that is missing or whose size differs from the manifest.
 void verify_sizes(const std::filesystem::path& directory, const ManifestFiles& files);
 
-// verify_sizes, then DataError naming the first file whose bytes have another checksum.
+// Calls verify_sizes, then throws a DataError that names the first file whose checksum differs.
 void verify_content(const std::filesystem::path& directory, const ManifestFiles& files);
 
 }  // namespace dtopp

@@ -5,7 +5,7 @@
 
 namespace dtopp {
 
-// Of an even number of them the larger middle one. There is at least one.
+// The median of at least one number. For an even count it is the larger of the two middle numbers.
 inline double median(std::vector<double> numbers) {
   const auto middle = numbers.begin() + std::ssize(numbers) / 2;
   std::ranges::nth_element(numbers, middle);

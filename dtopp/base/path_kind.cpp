@@ -17,7 +17,7 @@ PathKind path_kind(const std::filesystem::path& path) {
     case std::filesystem::file_type::directory:
       return PathKind::kDirectory;
     case std::filesystem::file_type::none:
-      throw file_error("look at", path, error.value());
+      throw file_error("read its status", path, error.value());
     default:
       return PathKind::kOther;
   }

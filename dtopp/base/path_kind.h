@@ -1,4 +1,4 @@
-// What lies at a path, and its plain name.
+// Determines what kind of file a path names, and removes trailing slashes.
 #pragma once
 
 #include <filesystem>
@@ -7,11 +7,15 @@ namespace dtopp {
 
 enum class PathKind { kNothing, kFile, kDirectory, kOther };
 
-// Links are followed. DataError with the system's reason where it does not say, as in a folder that may not
-// be looked into: std::filesystem::exists throws another type there, and its quiet form says no.
+// The kind of file at `path`, after following links.
+//
+// std::filesystem::exists is no substitute: without permission on a parent folder, one overload throws
+// another type and the other returns false.
+//
+// Throws:        DataError with the system's reason if the kind cannot be determined
 PathKind path_kind(const std::filesystem::path& path);
 
-// "a/" names the same directory as "a", but has no file name and "a" for its parent.
+// "a/" names the same directory as "a", but it has no file name, and its parent_path() is "a".
 inline std::filesystem::path without_trailing_slash(const std::filesystem::path& path) {
   return path.has_filename() ? path : path.parent_path();
 }

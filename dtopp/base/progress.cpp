@@ -27,7 +27,7 @@ std::string two_units(double seconds, int64_t unit, char name, int64_t part, cha
   return text.data();
 }
 
-// value in [1, 1000) and its prefix, such that rounding to `digits` significant digits never shows 1000.
+// Scales the value to [1, 1000) and returns its prefix, such that rounding never prints 1000.
 std::pair<double, const char*> scaled(double value) {
   constexpr std::array<const char*, 7> kPrefixes = {"", "k", "M", "G", "T", "P", "E"};
   size_t power = 0;
@@ -78,7 +78,7 @@ std::string progress_line(const std::string& label, const std::string& unit, uin
   std::string line = label + "  ";
   if (total > 0) {
     const double share = std::min(1.0, now / static_cast<double>(total));
-    line += print("%3.0f%%  ", std::floor(share * 100));  // never 100 % before the end
+    line += print("%3.0f%%  ", std::floor(share * 100));  // rounded down: 100 % only at the end
     const auto all = static_cast<double>(total);
     line += (unit == "B" ? format_bytes(now) : format_count(now)) + "/" + amount(all, unit);
   } else {

@@ -74,8 +74,7 @@ Permutation::Permutation(const RandomStream& stream, uint64_t epoch, uint64_t si
 uint64_t Permutation::operator()(uint64_t position) const {
   if (position >= size_) throw std::out_of_range("Permutation: position beyond size");
   const uint64_t mask = (uint64_t{1} << half_bits_) - 1;
-  // The round function is keyed by epoch (34 bits), round (4) and half block (26), side by side in one
-  // counter.
+  // The counter of the round function packs epoch (34 bits), round (4 bits) and half block (26 bits).
   do {
     uint64_t left = position >> half_bits_;
     uint64_t right = position & mask;

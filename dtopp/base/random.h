@@ -1,5 +1,7 @@
-// Counter-based random numbers (Philox 4x32-10, Salmon et al. 2011): the value at (seed, purpose, index) is a
-// pure function, so it depends on no order of evaluation, world size, micro-batch size or restart.
+// Generates counter-based random numbers (Philox 4x32-10, Salmon et al. 2011).
+//
+// The value at (seed, purpose, index) is a pure function. It does not depend on the order of evaluation, the
+// world size, the micro-batch size or restarts.
 #pragma once
 
 #include <array>
@@ -9,10 +11,10 @@
 
 namespace dtopp {
 
-// The block function: 128 random bits of a counter under a key (low word first).
+// The block function: 128 random bits for a counter and a key (low word first).
 std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter, uint64_t key);
 
-// One independent stream: all draws for one purpose under one seed.
+// A random stream for one purpose under one seed. Streams of different purposes are independent.
 class RandomStream {
  public:
   // `purpose` names the stream ("sample order", "init model.norm.weight").
@@ -22,8 +24,8 @@ class RandomStream {
   std::array<uint32_t, 4> bits(uint64_t index) const;
   // Uniform in [0, 1), 53 bits, from the first half of bits(index).
   double uniform(uint64_t index) const;
-  // Fills `out` with independent standard normal numbers (Box and Muller 1958): those of row `index` of a
-  // table whose rows are as long. They reach to ±6.7.
+  // Fills `out` with independent standard normal numbers (Box and Muller 1958). They are row `index` of a
+  // table whose rows have out.size() numbers. Their absolute value is at most 6.7.
   void normals(uint64_t index, std::span<float> out) const;
 
  private:
@@ -31,9 +33,11 @@ class RandomStream {
   uint64_t stream_;
 };
 
-// A keyed bijection of [0, size): position -> index, computed without a table (a Feistel network with cycle
-// walking). Equal (stream, epoch, size) give an equal permutation. Over epochs every place is equally likely;
-// below about 32 elements, pairs of places are not quite.
+// A keyed bijection of [0, size) from position to index, computed without a table (a Feistel network with
+// cycle walking). Equal (stream, epoch, size) give the same permutation.
+//
+// Over the epochs, an element is equally likely at every position. Below about 32 elements, the joint
+// distribution of two positions is not quite uniform.
 class Permutation {
  public:
   Permutation(const RandomStream& stream, uint64_t epoch, uint64_t size);

@@ -41,13 +41,13 @@ constexpr std::array<std::pair<std::string_view, uint64_t>, 17> kDtypeBytes = {{
     {"C64", 8},
 }};
 
-// Bytes of one element; 0 for a dtype this reader does not know.
+// Bytes per element; 0 for an unknown dtype.
 uint64_t element_bytes(std::string_view dtype) {
   const auto found = std::ranges::find(kDtypeBytes, dtype, &std::pair<std::string_view, uint64_t>::first);
   return found == kDtypeBytes.end() ? 0 : found->second;
 }
 
-// Bytes of a tensor; nullopt where the product overflows.
+// Bytes per tensor; nullopt if the product overflows.
 std::optional<uint64_t> tensor_bytes(uint64_t element, const std::vector<int64_t>& shape) {
   uint64_t bytes = element;
   for (const int64_t size : shape)
@@ -63,23 +63,23 @@ struct Entry {
   bool has_dtype = false, has_shape = false, has_offsets = false;
 };
 
-// Accepts exactly the header's schema while it is being parsed: memory stays within a small multiple of the
-// header, and nothing nests. Each handler answers false, with `cause` set, at the first surprise.
+// Accepts exactly the schema of the header while the parser runs. Memory stays within a small multiple of the
+// header, and nesting is bounded. Each handler returns false and sets `cause` at the first violation.
 class HeaderHandler : public json::json_sax_t {
  public:
   std::vector<Entry> entries;
   std::string cause;
 
-  bool null() override { return refuse("null where none belongs"); }
-  bool boolean(bool) override { return refuse("a boolean where none belongs"); }
+  bool null() override { return refuse("unexpected null"); }
+  bool boolean(bool) override { return refuse("unexpected boolean"); }
   bool number_integer(number_integer_t) override { return refuse("a negative number"); }
   bool number_float(number_float_t, const string_t&) override {
-    return refuse("a number that is no integer");
+    return refuse("a number that is not an integer");
   }
-  bool binary(binary_t&) override { return refuse("binary where none belongs"); }
+  bool binary(binary_t&) override { return refuse("unexpected binary value"); }
 
   bool number_unsigned(number_unsigned_t value) override {
-    if (!in_array_) return refuse("a number where none belongs");
+    if (!in_array_) return refuse("unexpected number");
     if (key_ == "data_offsets") {
       if (entry().offsets.size() == 2) return refuse("more than two data_offsets");
       entry().offsets.push_back(value);
@@ -91,7 +91,7 @@ class HeaderHandler : public json::json_sax_t {
   }
 
   bool string(string_t& text) override {
-    if (depth_ != 2 || in_array_) return refuse("a string where none belongs");
+    if (depth_ != 2 || in_array_) return refuse("unexpected string");
     if (in_metadata_) return true;
     if (key_ != "dtype") return refuse("a string for " + key_);
     entry().dtype = std::move(text);
@@ -99,7 +99,7 @@ class HeaderHandler : public json::json_sax_t {
   }
 
   bool start_object(size_t) override {
-    if (depth_ == 2 || in_array_) return refuse("an object where none belongs");
+    if (depth_ == 2 || in_array_) return refuse("unexpected object");
     ++depth_;
     return true;
   }
@@ -125,8 +125,7 @@ class HeaderHandler : public json::json_sax_t {
   }
 
   bool start_array(size_t) override {
-    if (depth_ != 2 || in_metadata_ || in_array_ || key_ == "dtype")
-      return refuse("an array where none belongs");
+    if (depth_ != 2 || in_metadata_ || in_array_ || key_ == "dtype") return refuse("unexpected array");
     return in_array_ = true;
   }
 
@@ -154,18 +153,18 @@ class HeaderHandler : public json::json_sax_t {
     return false;
   }
 
-  int depth_ = 0;  // 1: names, 2: an entry
+  int depth_ = 0;  // 1: tensor names, 2: inside an entry
   bool in_metadata_ = false, has_metadata_ = false, in_array_ = false;
   std::string key_;
 };
 
 std::vector<Entry> parse_header(std::string_view header, const ByteReader& reader) {
   if (!header.starts_with('{')) reader.fail("the header does not begin with {; not a safetensors file");
-  // The JSON parser takes a NUL for the end of its input.
+  // The JSON parser treats a NUL as the end of its input.
   if (header.find('\0') != std::string_view::npos) reader.fail("the header holds a NUL byte");
   HeaderHandler handler;
   if (!json::sax_parse(header.begin(), header.end(), &handler)) reader.fail("the header: " + handler.cause);
-  // Empty tensors share their place with the one that follows them.
+  // A stable sort, because an empty tensor has the same offset as the next tensor.
   std::ranges::stable_sort(handler.entries, {}, &Entry::offsets);
   return std::move(handler.entries);
 }
@@ -214,7 +213,7 @@ void read_all(const fs::path& path, const std::vector<TensorSource>& tensors, co
       take(bytes);
     });
     if (count != tensor.size)
-      throw DataError(path.string() + ": tensor \"" + tensor.name + "\": its bytes are not " +
+      throw DataError(path.string() + ": tensor \"" + tensor.name + "\": its size in bytes is not " +
                       std::to_string(tensor.size));
   }
 }
@@ -233,7 +232,7 @@ SafetensorsFile::SafetensorsFile(const fs::path& path) : file_(path) {
   for (auto& entry : entries) {
     tensors_.push_back(view_of(entry, reader, data_start));
     if (!by_name_.emplace(tensors_.back().name, tensors_.size() - 1).second)
-      reader.fail("tensor \"" + tensors_.back().name + "\": twice");
+      reader.fail("tensor \"" + tensors_.back().name + "\": appears twice");
   }
   if (reader.remaining() != 0)
     reader.fail(std::to_string(reader.remaining()) + " bytes that belong to no tensor");
@@ -270,7 +269,7 @@ void SafetensorsWriter::write(std::span<const std::byte> bytes) { file_.write(by
 
 uint64_t SafetensorsWriter::finish() {
   if (file_.size() != size_)
-    throw DataError(file_.path().string() + ": " + std::to_string(file_.size()) + " bytes came of " +
+    throw DataError(file_.path().string() + ": " + std::to_string(file_.size()) + " bytes were written of " +
                     std::to_string(size_));
   file_.sync_and_close();
   return size_;

@@ -1,4 +1,4 @@
-// The safetensors format: reading untrusted files and writing. Torch-free; data are byte spans.
+// Reads untrusted safetensors files and writes new ones. It works on byte spans and does not need torch.
 #pragma once
 
 #include <cstdint>
@@ -21,13 +21,15 @@ struct TensorView {
   std::span<const std::byte> bytes;
 };
 
-// A safetensors file, memory-mapped. Throws DataError (file, byte, cause) unless header, offsets, shapes and
-// dtypes are consistent, in bounds, without gaps or overlap, and the header is at most 100 MB.
+// A memory-mapped safetensors file.
+//
+// Throws:        DataError (file, byte, cause) unless header, offsets, shapes and dtypes are consistent and
+//                in bounds, the data has no gaps or overlaps, and the header has at most 100 MB
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::filesystem::path& path);
   const std::vector<TensorView>& tensors() const { return tensors_; }  // in the order of their data
-  const TensorView* find(const std::string& name) const;               // null when absent
+  const TensorView* find(const std::string& name) const;               // null if absent
 
  private:
   MappedFile file_;
@@ -37,18 +39,18 @@ class SafetensorsFile {
 
 using TakeBytes = std::function<void(std::span<const std::byte>)>;
 
-// A tensor to be written. Its bytes may be made in pieces when their turn comes, so that a file may be larger
-// than memory.
+// A tensor to be written. Its bytes can be produced in parts while the file is written, so a file may be
+// larger than memory.
 struct TensorSource {
-  // From bytes in memory, which must stay there until they are written.
+  // A tensor in memory; `bytes` must stay valid until they are written.
   TensorSource(std::string name, std::string dtype, std::vector<int64_t> shape,
                std::span<const std::byte> bytes)
       : TensorSource(std::move(name), std::move(dtype), std::move(shape), bytes.size(),
                      [bytes](uint64_t begin, uint64_t count, const TakeBytes& take) {
                        take(bytes.subspan(begin, count));
                      }) {}
-  // `read` gives bytes [begin, begin + count) to `take` in order, in pieces of any size; a piece may be
-  // overwritten as soon as `take` returns.
+  // `read` passes bytes [begin, begin + count) to `take` in order, in parts of any size. It may overwrite a
+  // part as soon as `take` returns.
   using Read = std::function<void(uint64_t begin, uint64_t count, const TakeBytes& take)>;
   TensorSource(std::string name, std::string dtype, std::vector<int64_t> shape, uint64_t size, Read read)
       : name(std::move(name)),
@@ -61,38 +63,43 @@ struct TensorSource {
   std::string dtype;
   std::vector<int64_t> shape;
   uint64_t size;  // bytes
-  Read read;      // called for each byte once, when those before it are in the file
+  Read read;      // reads each byte once, after all earlier bytes are in the file
 };
 
-// What comes before the tensors' bytes, padded to `bytes`. `read` of the tensors is not called. DataError
-// about `path` as below, and where it does not fit.
+// Everything before the tensor data, padded to `bytes` bytes. It does not call the tensors' `read`.
+//
+// Throws:        DataError about `path` if the tensors are invalid (see SafetensorsWriter) or if `bytes` is
+//                too small
 std::string safetensors_head(const std::filesystem::path& path, const std::vector<TensorSource>& tensors,
                              uint64_t bytes);
 
-// A file that is written as the bytes of its tensors come, in order. The header is padded so that the data
-// begin at a multiple of 64 bytes; the file is synced, and hashed where there is a `hasher`. DataError where
-// the system refuses, a name is used twice, or dtype and shape do not fit the bytes.
+// Writes a safetensors file while the bytes of its tensors arrive in order. The header is padded so that the
+// data begins at a multiple of 64 bytes. The file is synced; every byte also updates `hasher` unless it is
+// null.
+//
+// Throws:        DataError if a system call fails, a name is used twice, or dtype and shape do not fit the
+//                bytes
 class SafetensorsWriter {
  public:
-  // `read` of the tensors is not called.
+  // Does not call the tensors' `read`.
   SafetensorsWriter(const std::filesystem::path& path, const std::vector<TensorSource>& tensors,
                     const std::map<std::string, std::string>& metadata = {}, Hasher* hasher = nullptr);
   void write(std::span<const std::byte> bytes);
-  // Returns the file's size. DataError where more bytes or fewer came than the tensors have.
+  // Returns the size of the file. Throws DataError if the bytes written are not exactly those of the tensors.
   uint64_t finish();
 
  private:
   SafetensorsWriter(const std::filesystem::path& path, const std::string& header, Hasher* hasher);
 
   OutputFile file_;
-  uint64_t size_ = 0;  // that it is to have
+  uint64_t size_ = 0;  // expected size of the file
 };
 
-// Writes the tensors, each read in its turn, and returns the file's size. DataError as SafetensorsWriter.
+// Writes the tensors in order and returns the size of the file. Throws like SafetensorsWriter.
 uint64_t write_safetensors(const std::filesystem::path& path, const std::vector<TensorSource>& tensors,
                            const std::map<std::string, std::string>& metadata = {}, Hasher* hasher = nullptr);
 
-// The same into a file that is being written (write_file_atomically).
+// Writes the tensors into a file that is already open (write_file_atomically).
 void write_safetensors(OutputFile& file, const std::vector<TensorSource>& tensors,
                        const std::map<std::string, std::string>& metadata = {});
 

@@ -1,5 +1,7 @@
-// SHA-256, as 64 lower-case hexadecimal digits: what the publishers of data sets state. Files that dtopp
-// itself writes carry XXH3-128 (base/hash.h): 12 against 1.1 GB/s on one core with SHA instructions.
+// Computes SHA-256 as 64 lower-case hexadecimal digits, the checksum that publishers of data sets use.
+//
+// Files that dtopp writes use XXH3-128 (base/hash.h), which is faster: 12 against 1.1 GB/s on one core with
+// SHA instructions.
 #pragma once
 
 #include <memory>
@@ -13,7 +15,7 @@ class Sha256 {
   Sha256();
   ~Sha256();
   void update(std::string_view bytes);
-  // The digest of everything so far; call it once, last.
+  // The digest of all bytes so far. Call it once, at the end.
   std::string hexdigest();
 
  private:

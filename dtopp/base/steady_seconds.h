@@ -1,4 +1,4 @@
-// The time, for differences.
+// Returns the time of a steady clock in seconds, for measuring durations.
 #pragma once
 
 #include <chrono>

@@ -35,7 +35,7 @@ std::string random_digits() {
   return digits.data();
 }
 
-// What stands between the prefix and the digits; empty where the name is no temporary one.
+// The part between the prefix and the digits; empty if the name is not a temporary one.
 std::string_view finished_name(std::string_view name) {
   if (name.size() < kPrefix.size() + 1 + 1 + kDigits || !name.starts_with(kPrefix)) return {};
   const auto tail = name.substr(name.size() - kDigits - 1);
@@ -44,7 +44,7 @@ std::string_view finished_name(std::string_view name) {
   return name.substr(kPrefix.size(), name.size() - kPrefix.size() - tail.size());
 }
 
-// Unlinked while the lock is held, so that a writer who gets the lock afterwards sees that his file is gone.
+// Unlinks while the lock is held. A writer that gets the lock later then detects that its file is gone.
 void remove_if_abandoned(const fs::path& path) {
   const int descriptor = ::open(path.c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
   if (descriptor < 0) return;
@@ -70,7 +70,7 @@ bool is_temporary_name_of(std::string_view of, std::string_view name) {
 
 void remove_abandoned(const fs::path& path) {
   const std::string of = path.filename().string();
-  std::error_code unreadable;  // then nothing is removed
+  std::error_code unreadable;  // remove nothing
   for (fs::directory_iterator it(path.has_parent_path() ? path.parent_path() : ".", unreadable), end;
        !unreadable && it != end; it.increment(unreadable)) {
     if (is_temporary_name_of(of, it->path().filename().string())) remove_if_abandoned(it->path());
@@ -78,7 +78,7 @@ void remove_abandoned(const fs::path& path) {
 }
 
 bool hold_temporary(int descriptor) {
-  // A file system without locks: remove_abandoned() gets none either, and leaves the file alone.
+  // A file system without locks: remove_abandoned() cannot lock the file either, and does not remove it.
   if (::flock(descriptor, LOCK_EX | LOCK_NB) != 0) return errno != EWOULDBLOCK;
   struct stat status {};
   return ::fstat(descriptor, &status) == 0 && status.st_nlink > 0;

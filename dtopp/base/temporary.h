@@ -1,5 +1,5 @@
-// Names of what is not finished yet: ".tmp-<name>.<16 hexadecimal digits>", beside the name it will get. The
-// digits are random, so that no two writers share a name and nobody can plant something under it beforehand.
+// Names unfinished files: ".tmp-<name>.<16 hexadecimal digits>", beside the final name. The digits are
+// random, so two writers never share a name, and no other process can create a file under it in advance.
 #pragma once
 
 #include <filesystem>
@@ -7,19 +7,19 @@
 
 namespace dtopp {
 
-// A name beside `path` that nobody else has.
+// A new temporary name beside `path`.
 std::filesystem::path temporary_sibling(const std::filesystem::path& path);
 
-// Whether temporary_sibling() may have made `name`, for any path, or for one whose file name is `of`.
+// True if temporary_sibling() may have made `name` for any path, or for a path whose file name is `of`.
 bool is_temporary_name(std::string_view name);
 bool is_temporary_name_of(std::string_view of, std::string_view name);
 
-// Removes the files beside `path` that writes of `path` left when they were interrupted: they carry a
-// temporary name of it, and nobody holds the lock that a writer keeps on his. Best effort.
+// Removes the temporary files that interrupted writes of `path` left beside it. A file stays if a writer
+// still holds its lock. Errors are ignored.
 void remove_abandoned(const std::filesystem::path& path);
 
-// Locks a temporary file as long as its descriptor is open. False when remove_abandoned() came between
-// creating it and this call: it is lost, take another.
+// Locks a temporary file for as long as its descriptor is open. Returns false if remove_abandoned() removed
+// the file between its creation and this call; the caller must then create another one.
 bool hold_temporary(int descriptor);
 
 }  // namespace dtopp

@@ -25,7 +25,7 @@ bool lists_tensors(const ManifestFiles& manifest, std::string_view kind) {
   return manifest.contains(whole_file(kind)) || manifest.contains(index_file(kind));
 }
 
-// The files of one kind of tensors, as far as the manifest names them.
+// Opens the files of one kind of tensors that the manifest lists.
 std::vector<SafetensorsFile> open_tensors(const fs::path& path, const ManifestFiles& manifest,
                                           std::string_view kind) {
   std::vector<SafetensorsFile> files;
@@ -60,8 +60,8 @@ std::span<const std::byte> find_tensor(const fs::path& path, const std::vector<S
                         "\"; use the configuration the checkpoint was written with");
 }
 
-// A path with nothing of a checkpoint is a mistyped one: the user's mistake. With only some of its files it
-// is a damaged checkpoint, which the caller finds out.
+// Throws UsageError if `path` has no file of a checkpoint: the user mistyped it. A path with some of the
+// files is a damaged checkpoint, which the caller detects.
 void check_is_checkpoint(const fs::path& path) {
   if (path_kind(path) != PathKind::kDirectory)
     throw UsageError(path.string() + ": no checkpoint there; name a checkpoint or a run directory");
@@ -78,8 +78,9 @@ void check_names(const fs::path& path, const ManifestFiles& manifest) {
   if (!lists_tensors(manifest, kModel))
     throw DataError((path / kManifestName).string() + ": lists no " + whole_file(kModel));
   if (!manifest.contains(kTokenizerFile) && path_kind(path / kTokenizerFile) != PathKind::kNothing)
-    throw DataError((path / kTokenizerFile).string() +
-                    ": not in the manifest, and would be taken for the checkpoint's; move it elsewhere");
+    throw DataError(
+        (path / kTokenizerFile).string() +
+        ": not in the manifest; move it elsewhere, else it is used as the checkpoint's tokenizer");
 }
 
 void require_optimizer(const fs::path& path, const ManifestFiles& manifest) {
@@ -90,7 +91,7 @@ void require_optimizer(const fs::path& path, const ManifestFiles& manifest) {
   if (missing.empty()) return;
   throw DataError(
       (path / missing).string() +
-      ": not there: without it a checkpoint serves evaluate and generate, but no run goes on from it");
+      ": is missing: evaluate and generate can use this checkpoint, but no run can resume from it");
 }
 
 }  // namespace

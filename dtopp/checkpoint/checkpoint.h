@@ -1,4 +1,6 @@
-// Checkpoints: a directory that is complete or absent, verified when read (format: docs/files.md).
+// Saves checkpoints and opens them. A checkpoint is a directory that is complete or absent. It is verified
+// when it is opened (format: docs/files.md):
+//
 //   <checkpoints>/step-00001000/{model,optimizer,ema}.safetensors, state.json, config.yaml,
 //   {tokenizer,images}.json, manifest.json
 #pragma once
@@ -18,55 +20,68 @@
 
 namespace dtopp {
 
-// Everything one checkpoint is made of. Tensors are read one after another while they are written, through
-// the ranks where several save (saving_ranks.h).
+// The contents of one checkpoint. Tensors are read one after another while they are written. If several ranks
+// save, the data comes through them (saving_ranks.h).
 struct CheckpointContents {
   TrainingState state;
-  std::vector<TensorSource> parameters;  // fp32, names of ParameterSpec
+  std::vector<TensorSource> parameters;  // fp32, under the names of ParameterSpec
   std::vector<TensorSource> optimizer;   // "<parameter>.exp_avg", "<parameter>.exp_avg_sq"
   std::string config_yaml;
-  std::string tokenizer_json;            // empty: the data came without one
-  std::string images_json{};             // of a model of images (data/images/image_layout_json.h)
-  std::vector<TensorSource> averages{};  // fp32, under the parameters' names; none are kept
+  std::string tokenizer_json;  // empty: the data has no tokenizer
+  std::string images_json{};   // image models only (data/images/image_layout_json.h)
+  // The moving averages in fp32, under the parameters' names; empty if there are none.
+  std::vector<TensorSource> averages{};
 };
 
 inline constexpr uint64_t kShardBytes = uint64_t{4} << 30;
 
-// Writes checkpoints/step-XXXXXXXX atomically, then removes all but the newest `keep` complete ones (0: keeps
-// all) up to this step; complete means that manifest and sizes match. Leftovers of interrupted writes are
-// removed first. A checkpoint of this step that is already there stays when it verifies and holds the same
-// state, otherwise the new one takes its place. {model,optimizer,ema}.safetensors are each split
-// into model-0000i-of-0000n.safetensors + model.safetensors.index.json past `shard_bytes`. DataError when it
-// cannot be written; what was there stays.
+// Writes checkpoints/step-XXXXXXXX atomically and returns its path.
+//
+// It first removes the leftovers of interrupted writes. If a checkpoint of this step exists, verifies and
+// holds the same state, it stays; otherwise the new one replaces it. Afterwards it removes the checkpoints
+// that are older than the newest `keep` complete ones up to this step (0: removes none). A checkpoint is
+// complete if its manifest and file sizes match.
+//
+// Each of {model,optimizer,ema}.safetensors that would exceed `shard_bytes` is split into
+// model-0000i-of-0000n.safetensors and model.safetensors.index.json.
+//
+// Throws:        DataError if it cannot be written; the existing checkpoints then stay
 std::filesystem::path save_checkpoint(const std::filesystem::path& checkpoints,
                                       const CheckpointContents& contents, int64_t keep,
                                       uint64_t shard_bytes = kShardBytes);
 
-// The same by several ranks, whose contents differ in nothing but who holds which bytes of a tensor: the
-// files are shared out among the ranks that see rank 0's directory, and are those that one process writes.
-// Returns when the checkpoint is there; where it fails on one rank it fails on all (SavingRanks::check).
+// Saves one checkpoint from several ranks. Their contents differ only in which bytes of a tensor each rank
+// holds. The ranks that can access rank 0's directory share the files among them. The files are the same as
+// those of a single process.
+//
+// Returns when the checkpoint is complete. If saving fails on one rank, it throws on all of them
+// (SavingRanks::check).
+//
+// Collective:    every rank of `ranks`, in the same order
 std::filesystem::path save_checkpoint(const std::filesystem::path& checkpoints,
                                       const CheckpointContents& contents, int64_t keep, SavingRanks& ranks,
                                       uint64_t shard_bytes = kShardBytes);
 
-// The files of a checkpoint, into an empty directory that has its place already.
+// Writes the files of a checkpoint into an existing empty directory.
 void write_checkpoint(const std::filesystem::path& directory, const CheckpointContents& contents,
                       uint64_t shard_bytes = kShardBytes);
 
-// What a checkpoint is opened for. Inference needs no moments: the optimiser's files, the largest, are not
-// read then and need not be there.
+// The purpose for which a checkpoint is opened. Inference does not need the optimizer's files, the largest:
+// they are not read and may be missing.
 enum class CheckpointUse { kTraining, kInference };
 
-// Leaves of a checkpoint's files those that are read for that use.
+// Removes the files from `files` that this use does not read.
 void keep_files_for(CheckpointUse use, ManifestFiles& files);
 
-// How a checkpoint's files are held against its manifest: DataError naming one that differs.
+// Compares a checkpoint's files with its manifest. Throws a DataError that names the first file that differs.
 using VerifyFiles = std::function<void(const std::filesystem::path& directory, const ManifestFiles& files)>;
 
-// A verified checkpoint: sizes and XXH3-128 of every file it is read for match its manifest. CheckpointError
-// (naming file and cause) otherwise; UsageError when `path` is not a checkpoint at all. Files that the
-// manifest does not list are ignored, but a tokenizer.json among them, which would be taken for the
-// checkpoint's, is an error.
+// A verified checkpoint: the sizes and XXH3-128 checksums of all files that it reads match its manifest.
+// Files that the manifest does not list are ignored, with one exception: an unlisted tokenizer.json is an
+// error, because it would be used as the checkpoint's tokenizer.
+//
+// Throws:        UsageError if `path` is not a checkpoint; CheckpointError (file, cause) if it does not
+//                verify
 class Checkpoint {
  public:
   explicit Checkpoint(const std::filesystem::path& path, CheckpointUse use = CheckpointUse::kTraining,
@@ -74,17 +89,19 @@ class Checkpoint {
   const std::filesystem::path& path() const { return path_; }
   const TrainingState& state() const { return state_; }
   const std::string& config_yaml() const { return config_yaml_; }
-  // The configuration it was written with. UsageError (config.yaml, line, key) where this program does not
-  // know it.
+  // The configuration of the run that wrote it. Throws UsageError (config.yaml, line, key) if this version of
+  // dtopp does not accept it.
   RunConfig config() const;
   bool has_tokenizer() const { return has_tokenizer_; }
   std::filesystem::path tokenizer_path() const;
-  // images.json; empty where there is none.
+  // The text of images.json; empty if there is none.
   const std::string& images_json() const { return images_json_; }
-  // CheckpointError when the tensor is missing or has another dtype or shape. Moments: only for training.
+  // The fp32 bytes of a tensor. moment() requires CheckpointUse::kTraining.
+  //
+  // Throws:        CheckpointError if the tensor is missing or has another dtype or shape
   std::span<const std::byte> parameter(const std::string& name, const std::vector<int64_t>& shape) const;
   std::span<const std::byte> moment(const std::string& name, const std::vector<int64_t>& shape) const;
-  // The moving average of a parameter. CheckpointError also where none is kept.
+  // The moving average of a parameter. Throws CheckpointError also if the run keeps none.
   std::span<const std::byte> average(const std::string& name, const std::vector<int64_t>& shape) const;
 
  private:

@@ -13,7 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// nullopt for a name that stands for no step.
+// nullopt if the name is not that of a step.
 std::optional<int64_t> step_of(const std::string& name) {
   constexpr std::string_view kPrefix = "step-";
   const auto digits = name.starts_with(kPrefix) ? name.substr(kPrefix.size()) : "";

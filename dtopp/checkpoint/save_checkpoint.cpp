@@ -18,7 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Runs `work` on rank 0 alone; returns when it is done there, and throws on every rank where it failed.
+// Runs `work` on rank 0 only. Returns when rank 0 is done; throws on every rank if it failed.
 template <class Work>
 void on_first(SavingRanks& ranks, const Work& work) {
   std::exception_ptr error;
@@ -30,7 +30,7 @@ void on_first(SavingRanks& ranks, const Work& work) {
   ranks.check(error);
 }
 
-// The texts of a checkpoint, the manifest last: `files` are those that are there.
+// Writes the text files of a checkpoint, the manifest last. `files` are the tensor files already written.
 void write_texts(const fs::path& directory, const CheckpointContents& contents, const TensorFiles& tensors,
                  ManifestFiles files) {
   const auto write = [&](const std::string& name, std::string_view text) {
@@ -48,7 +48,7 @@ void write_texts(const fs::path& directory, const CheckpointContents& contents, 
   write(kManifestName, format_manifest({kCheckpointFormat, {}, files}));
 }
 
-// A checkpoint of this step that verifies and holds the same state.
+// True if the checkpoint of this step verifies and holds the same state.
 bool is_already_saved(const fs::path& path, const TrainingState& state) {
   try {
     return Checkpoint(path).state() == state;
@@ -57,7 +57,7 @@ bool is_already_saved(const fs::path& path, const TrainingState& state) {
   }
 }
 
-// Whether the directory looks like a complete checkpoint, without reading the bytes of its tensors.
+// True if the directory looks like a complete checkpoint. It does not read the tensors' bytes.
 bool is_complete(const fs::path& path) {
   try {
     verify_sizes(path, read_manifest(path, kCheckpointFormat).files);
@@ -67,7 +67,8 @@ bool is_complete(const fs::path& path) {
   }
 }
 
-// Whether nothing is in the directory but what its manifest lists, damaged or not: what dtopp wrote.
+// True if the directory holds only files that its manifest lists, damaged or not. Then dtopp wrote all of
+// them.
 bool holds_only_a_checkpoint(const fs::path& path) {
   try {
     const ManifestFiles files = read_manifest(path, kCheckpointFormat).files;
@@ -80,7 +81,7 @@ bool holds_only_a_checkpoint(const fs::path& path) {
   }
 }
 
-// Checkpoints of later steps than `step` are damaged: the run passed them over when it resumed. They stay.
+// Checkpoints of later steps than `step` stay: they are damaged, and the run skipped them when it resumed.
 void remove_old(const fs::path& checkpoints, int64_t step, int64_t keep) {
   if (keep <= 0) return;
   int64_t complete = 0;
@@ -112,7 +113,7 @@ fs::path save_checkpoint(const fs::path& checkpoints, const CheckpointContents& 
                          SavingRanks& ranks, uint64_t shard_bytes) {
   auto path = checkpoints / checkpoint_name(contents.state.step);
   const TensorFiles tensors = split_into_files(contents, shard_bytes);
-  std::optional<AtomicDirectory> directory;  // rank 0's; none where there is nothing to write
+  std::optional<AtomicDirectory> directory;  // on rank 0, unless there is nothing to write
   on_first(ranks, [&] {
     make_directories(checkpoints);
     remove_leftovers(checkpoints);

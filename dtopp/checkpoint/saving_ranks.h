@@ -1,5 +1,5 @@
-// The ranks that save a checkpoint together, and what they tell each other meanwhile: what carries it
-// (distributed/) is above this room.
+// The interface for the communication between ranks that save a checkpoint together. distributed/ implements
+// it, because checkpoint/ must not depend on distributed/.
 #pragma once
 
 #include <cstdint>
@@ -12,30 +12,31 @@
 
 namespace dtopp {
 
-// Bytes [begin, begin + count) of a tensor; of none where there is no tensor.
+// Bytes [begin, begin + count) of a tensor; no bytes if `tensor` is null.
 struct TensorPiece {
-  std::string_view kind{};  // of its file (checkpoint_layout.h)
+  std::string_view kind{};  // kind of its file (checkpoint_layout.h)
   const TensorSource* tensor = nullptr;
   uint64_t begin = 0, count = 0;
 };
 
-// Every rank calls these in the same order.
+// gather, collect and check are collective: every rank calls them in the same order.
 class SavingRanks {
  public:
   virtual ~SavingRanks() = default;
 
   virtual int64_t rank() const = 0;
   virtual int64_t size() const = 0;
-  // Every rank's text, in rank order.
+  // Returns the text of every rank, in rank order.
   virtual std::vector<std::string> gather(const std::string& text) = 0;
-  // Brings each rank its piece; this one's bytes go to `take`, in order. by_rank: the same on all ranks.
+  // Sends each rank its piece. This rank's bytes are passed to `take` in order. `by_rank` is the same on all
+  // ranks.
   virtual void collect(const std::vector<TensorPiece>& by_rank, const TakeBytes& take) = 0;
-  // Returns where no rank has an error. Throws this rank's own; where only others have one, an error that
-  // names the rank.
+  // Returns if no rank has an error. Otherwise throws this rank's error, or, if only others have one, an
+  // error that names the rank.
   virtual void check(const std::exception_ptr& error) = 0;
 };
 
-// One that saves alone.
+// A single process that saves alone.
 class OneProcess final : public SavingRanks {
  public:
   int64_t rank() const override { return 0; }

@@ -39,7 +39,7 @@ std::vector<std::vector<TensorSource>> split(const std::vector<TensorSource>& te
   return shards;
 }
 
-// Names and index as Hugging Face gives them, so that its readers find the shards.
+// Uses Hugging Face's names and index format, so that its readers find the shards.
 void add_files(TensorFiles& to, std::string_view kind, const std::vector<TensorSource>& tensors,
                uint64_t shard_bytes) {
   auto shards = split(tensors, shard_bytes);
@@ -52,7 +52,8 @@ void add_files(TensorFiles& to, std::string_view kind, const std::vector<TensorS
   for (size_t i = 0; i < shards.size(); ++i) {
     const std::string name = part_file(kind, i + 1, shards.size());
     for (const auto& tensor : shards[i]) {
-      if (!weight_map.emplace(tensor.name, name).second) throw DataError(tensor.name + ": a tensor twice");
+      if (!weight_map.emplace(tensor.name, name).second)
+        throw DataError(tensor.name + ": the tensor appears twice");
       total += tensor.size;
     }
     to.files.push_back({kind, name, std::move(shards[i])});
@@ -61,12 +62,12 @@ void add_files(TensorFiles& to, std::string_view kind, const std::vector<TensorS
   to.indexes[index_file(kind)] = dump_json(index, 2) + "\n";
 }
 
-// A file's bytes in pieces, tensor after tensor.
+// The bytes of a file in pieces, tensor after tensor.
 class Pieces {
  public:
   explicit Pieces(const TensorFile& file) : kind_(file.kind), tensors_(file.tensors) {}
 
-  // The next piece, of at most `limit` bytes; none at the end.
+  // The next piece, of at most `limit` bytes; an empty one at the end.
   TensorPiece next(uint64_t limit) {
     while (at_ < tensors_.size() && begin_ == tensors_[at_].size) {
       ++at_;
@@ -85,14 +86,14 @@ class Pieces {
   uint64_t begin_ = 0;
 };
 
-// The file that this rank writes, if any. Its first error is kept, for the ranks to agree on when all pieces
-// have travelled: none may stay away from a collective that others wait in.
+// The file that this rank writes, if any. It stores its first error instead of throwing. The ranks check the
+// errors after all pieces have been sent, because no rank may leave a collective that others wait in.
 class OwnFile {
  public:
   void open(const fs::path& directory, const TensorFile& file) {
     name_ = file.name;
     attempt([&] {
-      // The metadata are what transformers asks for.
+      // transformers requires this metadata.
       writer_.emplace(directory / name_, file.tensors, std::map<std::string, std::string>{{"format", "pt"}},
                       &hasher_);
     });
@@ -126,7 +127,7 @@ class OwnFile {
   std::exception_ptr error_;
 };
 
-// Writes files[i] on rank writers[i], all at the same time. Notes this rank's in `written`.
+// Writes files[i] on rank writers[i], all at the same time, and adds this rank's file to `written`.
 void write_together(const fs::path& directory, std::span<const TensorFile> files,
                     const std::vector<int64_t>& writers, SavingRanks& ranks, ManifestFiles& written) {
   OwnFile own;
@@ -135,7 +136,7 @@ void write_together(const fs::path& directory, std::span<const TensorFile> files
     pieces.emplace_back(files[i]);
     if (writers[i] == ranks.rank()) own.open(directory, files[i]);
   }
-  // Whole elements, whatever their type.
+  // A multiple of 64 bytes: whole elements of every dtype.
   const uint64_t limit = std::max<uint64_t>(kCollectedBytes / files.size() / 64, 1) * 64;
   for (;;) {
     std::vector<TensorPiece> by_rank(static_cast<size_t>(ranks.size()));
@@ -152,7 +153,8 @@ void write_together(const fs::path& directory, std::span<const TensorFile> files
   ranks.check(own.error());
 }
 
-// Those that see the directory which rank 0 has made: on its host, or through a shared file system.
+// The ranks that can access the directory that rank 0 created: on the same host or through a shared file
+// system.
 std::vector<int64_t> ranks_that_see(const fs::path& directory, SavingRanks& ranks) {
   std::vector<int64_t> those;
   std::error_code unseen;
@@ -162,7 +164,7 @@ std::vector<int64_t> ranks_that_see(const fs::path& directory, SavingRanks& rank
   return those;
 }
 
-// All ranks' files together.
+// Gathers the files of all ranks.
 ManifestFiles merge(const ManifestFiles& files, SavingRanks& ranks) {
   std::string lines;
   for (const auto& [name, entry] : files)
@@ -193,7 +195,7 @@ std::map<std::string, std::string> read_tensor_index(const fs::path& path) {
   if (!weight_map.is_object()) throw DataError(path.string() + ": holds no weight_map");
   std::map<std::string, std::string> files;
   for (const auto& [name, file] : weight_map.items()) {
-    if (!file.is_string()) throw DataError(path.string() + ": " + name + ": its file is no name");
+    if (!file.is_string()) throw DataError(path.string() + ": " + name + ": must name a file");
     files.emplace(name, file.get<std::string>());
   }
   return files;

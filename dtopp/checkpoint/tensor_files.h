@@ -1,4 +1,4 @@
-// The files in which a checkpoint's tensors lie, and how ranks write them together.
+// Splits a checkpoint's tensors into files, and lets several ranks write the files together.
 #pragma once
 
 #include <cstdint>
@@ -14,30 +14,33 @@
 namespace dtopp {
 
 struct TensorFile {
-  std::string_view kind;  // checkpoint_layout.h
+  std::string_view kind;  // see checkpoint_layout.h
   std::string name;
   std::vector<TensorSource> tensors;
 };
 
 struct TensorFiles {
   std::vector<TensorFile> files;
-  std::map<std::string, std::string> indexes;  // text by file name, of each kind that is split
+  std::map<std::string, std::string> indexes;  // index text by file name, for each kind that is split
 };
 
-// Parameters, moments and averages in order, each file filled up to `shard_bytes`; a larger tensor has a file
-// of its own. It follows from names and sizes alone. DataError where a tensor comes twice.
+// Splits parameters, moments and averages into files, in order. Each file is filled up to `shard_bytes`; a
+// larger tensor gets a file of its own. The split depends only on names and sizes. Throws DataError if a
+// tensor appears twice.
 TensorFiles split_into_files(const CheckpointContents& contents, uint64_t shard_bytes);
 
-// Which file each tensor is in, by its name: what an index of Hugging Face's says, as split_into_files makes
-// them. DataError naming the file and what is wrong with it.
+// Reads an index in Hugging Face's format, as split_into_files writes it: the file of each tensor, by tensor
+// name. Throws a DataError that names the index and the problem.
 std::map<std::string, std::string> read_tensor_index(const std::filesystem::path& path);
 
-// Writes the files, as many at a time as ranks see `directory`, and returns size and checksum of all of them.
-// Each rank holds up to twice kCollectedBytes meanwhile. Collective.
+// Writes the files and returns size and checksum of all of them. It writes as many files at a time as ranks
+// can access `directory`. Meanwhile each rank holds up to twice kCollectedBytes.
+//
+// Collective:    every rank of `ranks`, in the same order
 ManifestFiles write_tensor_files(const std::filesystem::path& directory, const std::vector<TensorFile>& files,
                                  SavingRanks& ranks);
 
-// What travels between ranks at a time, of all files that are being written.
+// Bytes that are sent between ranks at a time, over all files that are being written.
 inline constexpr uint64_t kCollectedBytes = uint64_t{64} << 20;
 
 }  // namespace dtopp

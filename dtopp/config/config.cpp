@@ -10,14 +10,14 @@ namespace {
 
 using Kind = ConfigNode::Kind;
 
-constexpr size_t kLongestKey = 100;  // beyond it no suggestion is sought
+constexpr size_t kLongestKey = 100;  // longer keys get no suggestion
 
 std::string_view last_part(std::string_view key) {
   const size_t dot = key.rfind('.');
   return dot == std::string_view::npos ? key : key.substr(dot + 1);
 }
 
-// Optimal string alignment distance: insertions, deletions, substitutions, swaps of neighbours.
+// Optimal string alignment distance: insertions, deletions, substitutions and swaps of neighbors.
 size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<size_t> before;
   std::vector<size_t> previous(b.size() + 1);
@@ -110,7 +110,7 @@ std::string print_list(const std::vector<T>& values, Print print) {
   return out + "]";
 }
 
-// A list, or one value that stands for a list of one.
+// Reads a list; a single value counts as a list of one.
 template <class T>
 void read_list(const ConfigNode& node, const std::string& key, const char* expected, std::vector<T>& values) {
   const bool is_empty = is_null(node) || (node.kind == Kind::kScalar && node.text.empty());
@@ -143,7 +143,7 @@ void throw_unknown_key(const ConfigNode& value, const std::string& key,
   const std::string nearest = nearest_key(key, known);
   std::string hint = "did you mean " + nearest + "?";
   if (nearest.empty()) {
-    // Nothing is near: the keys of the same section.
+    // No key is near: list the keys of the same section.
     const std::string section = key.substr(0, key.size() - last_part(key).size());
     hint.clear();
     for (const std::string& name : known) {
@@ -198,8 +198,8 @@ std::string print_value(bool value) { return value ? "true" : "false"; }
 
 std::string print_value(int64_t value) { return std::to_string(value); }
 
-// The shortest digits that read back exactly, in a form that YAML 1.1 readers too take for a number: always a
-// point, and a signed exponent.
+// Prints the shortest digits that read back exactly. The point is always present and the exponent signed, so
+// YAML 1.1 readers also parse it as a number.
 std::string print_value(double value) {
   std::array<char, 32> buffer{};
   const auto result = std::to_chars(buffer.data(), buffer.data() + buffer.size(), value);
@@ -228,7 +228,7 @@ std::string nearest_key(const std::string& key, const std::vector<std::string>& 
   std::string nearest;
   size_t best = 0;
   for (const std::string& candidate : known) {
-    // The right name in the wrong section costs one.
+    // The right name in the wrong section costs one edit.
     const size_t by_last_part = edit_distance(last_part(key), last_part(candidate)) + 1;
     const size_t distance = std::min(edit_distance(key, candidate), by_last_part);
     if (nearest.empty() || distance < best) {

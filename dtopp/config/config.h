@@ -1,13 +1,15 @@
-// Configuration structs to and from YAML. A struct lists its fields once,
+// Converts configuration structs to and from YAML. Each struct lists its fields once,
 //
 //   template <class Config, class Visitor>  // Config is const or not
 //   void visit_fields(Config& config, Visitor&& field) { field("lr", config.lr); … }
 //
-// and reading, printing, comparing and the suggestion for a mistyped key follow from that list. Which fields
-// there are may depend on the value of a field listed before them: it is read before they are. A field is a
-// bool, int64_t, double, string, a vector of integers, doubles or strings, an enum with enum_names(), a type
-// that has read_value and print_value beside it, or another such struct. Errors are UsageErrors "place: key:
-// what is wrong".
+// and reading, printing, comparing and the suggestions for mistyped keys use that list. The set of fields may
+// depend on the value of an earlier field, because fields are read in order.
+//
+// A field is a bool, int64_t, double, string, a vector of integers, doubles or strings, an enum with
+// enum_names(), a type with its own read_value and print_value, or another such struct.
+//
+// Throws:        UsageError "location: key: what is wrong"
 #pragma once
 
 #include <algorithm>
@@ -25,7 +27,7 @@
 
 namespace dtopp {
 
-// A value that is of the right type but impossible. Whoever knows the file adds the place.
+// A value of the right type that is not allowed. A caller that knows the file adds the location.
 struct InvalidValue : UsageError {
   InvalidValue(const std::string& key, const std::string& cause) : UsageError(key + ": " + cause), key(key) {}
   std::string key;
@@ -50,7 +52,7 @@ std::string join_key(const std::string& section, std::string_view name);
 [[noreturn]] void throw_unknown_key(const ConfigNode& value, const std::string& key,
                                     const std::vector<std::string>& known);
 
-// The text of a plain scalar; throws wrong type for anything else.
+// The text of an unquoted scalar. Throws the error for a wrong type if the node is anything else.
 const std::string& plain_text(const ConfigNode& node, const std::string& key, const std::string& expected);
 
 void read_value(const ConfigNode& node, const std::string& key, bool& value);
@@ -92,7 +94,8 @@ void append_keys(const Config& config, const std::string& section, std::vector<s
   });
 }
 
-// known() gives the keys that errors suggest from. Values come first: they decide which keys there are.
+// known() returns the keys that errors suggest. It is called after all values are read, because they decide
+// which keys exist.
 template <class Config, class KnownKeys>
 void read_section(const ConfigNode& node, const std::string& section, Config& config,
                   const KnownKeys& known) {
@@ -132,7 +135,7 @@ void append_yaml(const Config& config, const std::string& indent, std::string& o
 
 }  // namespace config_detail
 
-// Every key of the struct in field order, sections ("model") before what is in them ("model.hidden_size").
+// Every key of the struct in field order. A section ("model") precedes its fields ("model.hidden_size").
 template <class Config>
 std::vector<std::string> config_keys() {
   std::vector<std::string> keys;
@@ -140,7 +143,7 @@ std::vector<std::string> config_keys() {
   return keys;
 }
 
-// Sets the fields that `tree` names; the others keep their values.
+// Sets the fields that `tree` contains; the others keep their values.
 template <class Config>
 void read_config(const ConfigNode& tree, Config& config) {
   config_detail::read_section(tree, "", config, [&] {
@@ -150,7 +153,7 @@ void read_config(const ConfigNode& tree, Config& config) {
   });
 }
 
-// Block YAML with every field, in field order; reading it back gives an equal struct, doubles included.
+// Block YAML with every field, in field order. Reading it back gives an equal struct, also for doubles.
 template <class Config>
 std::string print_config(const Config& config) {
   std::string out;
@@ -158,7 +161,7 @@ std::string print_config(const Config& config) {
   return out;
 }
 
-// ("model.hidden_size", "128") for every leaf, in field order.
+// Appends a pair such as ("model.hidden_size", "128") for every leaf, in field order.
 template <class Config>
 void flatten_config(const Config& config, const std::string& section,
                     std::vector<std::pair<std::string, std::string>>& leaves) {
@@ -173,8 +176,8 @@ void flatten_config(const Config& config, const std::string& section,
   });
 }
 
-// The known key nearest to `key` in edit distance, over whole keys and over their last parts; empty when none
-// is near.
+// The known key that is nearest to `key` in edit distance, compared as a whole and by its last part. Empty if
+// none is near.
 std::string nearest_key(const std::string& key, const std::vector<std::string>& known);
 
 }  // namespace dtopp

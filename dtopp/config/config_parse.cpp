@@ -17,10 +17,11 @@ using Kind = ConfigNode::Kind;
 
 constexpr size_t kMaxDepth = 32;
 constexpr size_t kMaxNodes = 100000;
-constexpr size_t kMaxKeys = 1000;  // of one mapping; they are looked up one by one
+constexpr size_t kMaxKeys = 1000;  // per mapping; lookup is linear
 
-// Builds the tree from the parser's events, so that a limit stops the parser where it is crossed. YAML::Load
-// would do with 70 lines less, but has replaced the aliases by then: they could not be refused.
+// Builds the tree from the parser's events, so the parser stops as soon as a limit is exceeded.
+//
+// YAML::Load would need 70 lines less, but it expands aliases first, so they could not be rejected.
 class TreeBuilder : public YAML::EventHandler {
  public:
   TreeBuilder(std::shared_ptr<const std::string> source, bool with_lines)
@@ -40,7 +41,7 @@ class TreeBuilder : public YAML::EventHandler {
                 const std::string& value) override {
     ConfigNode node = make(Kind::kScalar, mark, tag);
     node.text = value;
-    node.quoted = tag == "!";  // what yaml-cpp calls the tag of a quoted scalar
+    node.quoted = tag == "!";  // yaml-cpp's tag for a quoted scalar
     add(std::move(node));
   }
   void OnSequenceStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t /*anchor*/,
@@ -57,7 +58,7 @@ class TreeBuilder : public YAML::EventHandler {
  private:
   struct Open {
     ConfigNode node;
-    std::set<std::string> names;  // of a mapping
+    std::set<std::string> names;  // keys of a mapping so far
     int key_line = 0;             // 0: the next event is a key
   };
 
@@ -126,8 +127,8 @@ class TreeBuilder : public YAML::EventHandler {
   size_t count_ = 0;
 };
 
-// The length of the UTF-8 character that begins at `at`; 0 where none does. Surrogates and overlong forms
-// pass: they do no harm here.
+// The length of the UTF-8 character that begins at `at`; 0 if none does. Surrogates and overlong forms are
+// accepted, because they do no harm here.
 size_t utf8_length(std::string_view text, size_t at) {
   const auto lead = static_cast<unsigned char>(text[at]);
   const size_t length = lead < 0x80   ? 1
@@ -145,7 +146,7 @@ size_t utf8_length(std::string_view text, size_t at) {
 
 }  // namespace
 
-// YAML forbids control characters; yaml-cpp would take some of them for the end of the file.
+// YAML forbids control characters; yaml-cpp would treat some of them as the end of the file.
 void require_text(std::string_view text, const std::string& source) {
   for (size_t at = 0; at < text.size();) {
     const size_t length = utf8_length(text, at);

@@ -16,9 +16,9 @@ using Kind = ConfigNode::Kind;
 constexpr size_t kMaxKeyParts = 32;
 constexpr size_t kMaxBases = 16;
 
-// Lays `top` over `node`.
+// Merges `top` into `node`; values of `top` win.
 void merge(ConfigNode& node, ConfigNode top) {
-  if (top.kind == Kind::kNull && node.kind == Kind::kMapping) return;  // "section:" with nothing in it
+  if (top.kind == Kind::kNull && node.kind == Kind::kMapping) return;  // "section:" without content
   if (top.kind != Kind::kMapping || node.kind != Kind::kMapping) {
     node = std::move(top);
     return;
@@ -39,14 +39,14 @@ void merge(ConfigNode& node, ConfigNode top) {
 std::string read_config_text(const fs::path& path) {
   if (path_kind(path) == PathKind::kNothing)
     throw UsageError(path.string() + ": there is no such configuration file");
-  // Reading a pipe could wait forever.
+  // Reading a pipe could block forever.
   if (!fs::is_regular_file(path)) throw UsageError(path.string() + ": not a regular file");
   if (fs::file_size(path) > kMaxConfigBytes)
     throw UsageError(path.string() + ": larger than " + std::to_string(kMaxConfigBytes) + " bytes");
   return read_file(path, kMaxConfigBytes);
 }
 
-// Removes `base` from the mapping; empty where it has none.
+// Removes the key `base` from the mapping and returns its value; an empty node if there is none.
 ConfigNode take_base(ConfigNode& tree) {
   const auto found = std::find(tree.keys.begin(), tree.keys.end(), "base");
   if (found == tree.keys.end()) return {};
@@ -59,7 +59,7 @@ ConfigNode take_base(ConfigNode& tree) {
   return base;
 }
 
-// Words between dots.
+// True for words separated by dots.
 bool is_key(const std::string& text) {
   return !text.empty() && text.front() != '.' && text.back() != '.' && text.find("..") == std::string::npos;
 }
@@ -102,7 +102,7 @@ ConfigNode load_config_tree(const fs::path& path, std::string named_by) {
     std::error_code error;
     const fs::path identity = fs::canonical(next, error);
     if (std::find(seen.begin(), seen.end(), identity) != seen.end())
-      throw UsageError(named_by + next.string() + " is its own base: break the circle");
+      throw UsageError(named_by + next.string() + " is its own base; break the circle");
     seen.push_back(identity);
     const ConfigNode base = take_base(layers.back());
     if (base.kind == Kind::kNull) break;
@@ -123,8 +123,9 @@ void set_value(ConfigNode& tree, const std::string& key, ConfigNode value) {
   const int line = value.line;
   if (!is_key(key))
     throw UsageError(value.place() + ": " + quote_for_message(key) +
-                     " is not a key such as training.steps: words between dots");
-  // From the innermost key outwards: a mapping of one key each, then laid over the tree.
+                     " is not a key; write words separated by dots, such as training.steps");
+  // Wraps the value from the innermost key outwards, in mappings of one key each, and merges the result into
+  // the tree.
   size_t end = key.size();
   size_t depth = 0;
   while (end != std::string::npos) {
@@ -182,7 +183,7 @@ std::string quote_for_message(std::string_view text) {
   constexpr size_t kLongest = 60;
   std::string out = "'";
   size_t cut = std::min(text.size(), kLongest);
-  // Not inside a UTF-8 character.
+  // Do not cut inside a UTF-8 character.
   while (cut < text.size() && cut > 0 && (static_cast<unsigned char>(text[cut]) & 0xC0U) == 0x80U) --cut;
   for (const char c : text.substr(0, cut)) out += static_cast<unsigned char>(c) < 0x20 || c == 0x7F ? '?' : c;
   return out + (cut < text.size() ? "…'" : "'");

@@ -1,7 +1,9 @@
-// Configuration files as trees of values that remember the file and line they came from. Files are untrusted:
-// size, nesting and number of values are limited, aliases and tags are refused, duplicate keys are errors.
-// Every error is one line that names the place: a UsageError, or a DataError where the system refuses to
-// read.
+// Parses configuration files into trees of values that store their file and line.
+//
+// Files are untrusted. Size, nesting and number of values are limited; aliases, tags and duplicate keys are
+// errors.
+//
+// Throws:        UsageError, one line with the location; DataError if the system cannot read a file
 #pragma once
 
 #include <cstdint>
@@ -17,46 +19,46 @@ struct ConfigNode {
   enum class Kind { kNull, kScalar, kList, kMapping };
 
   Kind kind = Kind::kNull;
-  std::string text;                           // of a scalar
-  bool quoted = false;                        // the scalar was quoted: never a number, a bool or null
-  std::vector<std::string> keys;              // of a mapping, beside items
-  std::vector<ConfigNode> items;              // of a list or a mapping
+  std::string text;                           // scalar only
+  bool quoted = false;                        // a quoted scalar is never a number, a bool or null
+  std::vector<std::string> keys;              // mapping only; parallel to items
+  std::vector<ConfigNode> items;              // list or mapping
   std::shared_ptr<const std::string> source;  // a file's path, or "argument 'key=value'"
-  int line = 0;                               // from 1; of the key where there is one; 0: not from a file
+  int line = 0;                               // from 1; of the key if there is one; 0: not from a file
 
-  // "configs/a.yaml:12"
+  // The location for messages, such as "configs/a.yaml:12".
   std::string place() const;
-  // The value of `key` in this mapping; null where it is not there.
+  // The value of `key` in this mapping; null if the key is missing.
   const ConfigNode* find(std::string_view key) const;
 };
 
 constexpr uint64_t kMaxConfigBytes = 1 << 20;
 
-// One YAML document. `source` is what errors call it; `with_lines` where its lines mean something.
+// Parses one YAML document. Errors call the text `source`, and give line numbers if `with_lines` is true.
 ConfigNode parse_config(const std::string& text, const std::string& source, bool with_lines = true);
 
-// Throws where `text` is not UTF-8 or holds control characters other than tab and line ends.
+// Throws UsageError if `text` is not UTF-8 or has control characters other than tab and line ends.
 void require_text(std::string_view text, const std::string& source);
 
-// The mapping that a file holds by itself, whatever its keys mean; an empty file is an empty one. `named_by`
-// goes before every error: the place that names the file.
+// The mapping in one file alone: it does not read `base` files and does not interpret keys. An empty file is
+// an empty mapping. Every error starts with `named_by`, the location that names the file.
 ConfigNode read_config_file(const std::filesystem::path& path, const std::string& named_by = "");
 
-// The file at `path` laid over the file its top-level key `base` names (relative to the file that names it),
-// and so on. Mappings merge; lists and scalars replace.
+// Reads the file at `path` and merges it over the file that its top-level key `base` names, recursively. A
+// base path is relative to the file that contains it. Mappings merge; lists and scalars replace.
 ConfigNode load_config_tree(const std::filesystem::path& path, std::string named_by = "");
 
-// Lays `value` over what the tree has at "section.key"; the key is words between dots.
+// Sets "section.key" in the tree: a mapping is merged with an existing one, any other value replaces. The key
+// is words separated by dots.
 void set_value(ConfigNode& tree, const std::string& key, ConfigNode value);
 
-// Lays `key.path=value` over the tree. The value is taken as it stands, or read as YAML where it begins with
-// one of [ { " '.
+// Merges `key.path=value` into the tree. The value is a plain text, or YAML if it begins with one of [ { " '.
 void apply_override(ConfigNode& tree, const std::string& argument);
 
-// Where the value of "section.key" was set: its place, or the tree's source where it was not.
+// The location at which "section.key" was set; the tree's source if it was not set.
 std::string place_of(const ConfigNode& tree, std::string_view key);
 
-// `text` between quotes for a message: cut to 60 characters, control characters replaced.
+// `text` in quotes for a message: cut to 60 characters, with control characters replaced.
 std::string quote_for_message(std::string_view text);
 
 }  // namespace dtopp

@@ -1,4 +1,4 @@
-// The `data` section: what is trained on and what is held out.
+// Defines the `data` section: the data for training and for validation.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +11,9 @@
 
 namespace dtopp {
 
-// A path, or {path: …, weight: …}: a share of the samples, in proportion to the weights.
+// A path, or {path: …, weight: …}. With weights, each source provides samples in proportion to its weight.
 struct DataSource {
-  std::string path;  // a token folder, .bin prefix or .npy file; prepared images
+  std::string path;  // token folder, .bin prefix or .npy file; for images, a prepared folder
   std::optional<double> weight{};
 
   bool operator==(const DataSource&) const = default;
@@ -24,16 +24,18 @@ std::string print_value(const std::vector<DataSource>& sources);
 struct DataConfig {
   std::vector<DataSource> train;
   std::vector<std::string> validation;
-  int64_t end_of_text = -1;  // of a language model: the id that ends a document; -1: the tokenizer's
+  // Language models only: id of the token that ends a document; -1: from the tokenizer.
+  int64_t end_of_text = -1;
 
   std::vector<std::string> train_paths() const;
-  // Whether any source has a weight. Those that have none then have 1; without, all are one source.
+  // True if any source has a weight; then the weight of the others is 1. Without weights, all sources
+  // together count as one.
   bool is_weighted() const;
-  // One a source. Only where is_weighted().
+  // One weight per source. Call it only if is_weighted().
   std::vector<double> weights() const;
 };
 
-// The section as a model of this type has it.
+// The fields of the section for one type of model.
 template <class Data>
 struct DataSection {
   Data& data;

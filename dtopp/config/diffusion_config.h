@@ -1,5 +1,4 @@
-// What a diffusion transformer takes beside the shape of a transformer: its part of the `model` section, and
-// the `diffusion` section.
+// Defines the diffusion transformer's part of the `model` section, and the `diffusion` section.
 #pragma once
 
 #include <array>
@@ -12,9 +11,9 @@
 
 namespace dtopp {
 
-enum class Position { kRotary, kSincos };         // of an image's patches
-enum class Objective { kFlow, kDdpm };            // what is predicted
-enum class Timesteps { kLogitNormal, kUniform };  // how t is drawn
+enum class Position { kRotary, kSincos };         // position encoding of image patches
+enum class Objective { kFlow, kDdpm };            // what the model predicts
+enum class Timesteps { kLogitNormal, kUniform };  // distribution of t
 
 constexpr auto enum_names(Position) {
   return std::array<std::pair<Position, std::string_view>, 2>{
@@ -30,16 +29,16 @@ constexpr auto enum_names(Timesteps) {
 }
 
 struct DiffusionTransformerConfig {
-  int64_t image_size = 32;  // rows, and columns, of a picture or its latent
+  int64_t image_size = 32;  // rows, and columns, of an image or its latent
   int64_t channels = 4;
   int64_t patch_size = 2;
-  int64_t num_classes = 1000;  // 0: not conditioned on a class
-  int64_t text_size = 0;       // of an embedding; 0: not conditioned on text
-  int64_t text_length = 0;     // embeddings of a text
+  int64_t num_classes = 1000;  // 0: no class conditioning
+  int64_t text_size = 0;       // size of a text embedding; 0: no text conditioning
+  int64_t text_length = 0;     // embeddings per text
   Position position = Position::kRotary;
   bool qk_norm = true;
 
-  int64_t grid_size() const { return image_size / patch_size; }  // patches of a row
+  int64_t grid_size() const { return image_size / patch_size; }  // patches per row
   int64_t image_tokens() const { return grid_size() * grid_size(); }
   int64_t patch_values() const { return channels * patch_size * patch_size; }
 };
@@ -47,11 +46,11 @@ struct DiffusionTransformerConfig {
 struct DiffusionConfig {
   Objective objective = Objective::kFlow;
   Timesteps timesteps = Timesteps::kLogitNormal;
-  bool flip = true;  // half of the samples trained on are mirrored left to right
+  bool flip = true;  // mirror half of the training samples left to right
   double condition_dropout = 0.1;
   double ema_decay = 0.9999;
   int64_t samples_every = 1000;
-  std::vector<int64_t> sample_classes;  // empty: the first eight
+  std::vector<int64_t> sample_classes;  // empty: the first eight classes
 };
 
 template <class Config, class Visitor>
@@ -79,7 +78,7 @@ void visit_fields(Config& config, Visitor&& field) {
   field("sample_classes", config.sample_classes);
 }
 
-// Throws UsageError naming the key. num_classes: of the model.
+// Throws UsageError that names the key. `num_classes` is the model's.
 void validate(const DiffusionConfig& config, int64_t num_classes);
 
 }  // namespace dtopp

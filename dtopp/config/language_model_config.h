@@ -1,4 +1,4 @@
-// What the `model` section holds for a language model alone.
+// Defines the language model's part of the `model` section.
 #pragma once
 
 #include <array>
@@ -21,8 +21,9 @@ struct LanguageModelConfig {
   int64_t vocab_size = 50432;
   int64_t sequence_length = 2048;
   bool tie_embeddings = true;
-  NormType norm = NormType::kLayer;     // of blocks, of queries and keys, and the last; rms: as OLMoE has it
-  bool attend_across_documents = true;  // false: a token sees its own document alone
+  // Norm of blocks, queries and keys, and the final one; rms: as in OLMoE.
+  NormType norm = NormType::kLayer;
+  bool attend_across_documents = true;  // false: a token attends only to its own document
 };
 
 template <class Config, class Visitor>

@@ -7,7 +7,7 @@
 namespace dtopp {
 namespace {
 
-// Far above any model, low enough that no product of two of them overflows.
+// Far above any real model, and small enough that the product of two of them does not overflow.
 constexpr int64_t kLargest = int64_t{1} << 31;
 
 void require_size(const char* key, int64_t value, int64_t largest = kLargest) {
@@ -40,13 +40,14 @@ void validate(const DiffusionTransformerConfig& config) {
   require_text(config);
 }
 
-// That positions can be told by parts of a size: 2 of a head (RoPE), 4 for rows and columns.
+// Checks the sizes that the position encoding divides: the head size by 2 (RoPE), for images by 4 (rows and
+// columns); with sincos positions the hidden size by 4.
 void require_parts(const ModelConfig& config) {
   const bool images = config.type == ModelType::kDiffusionTransformer;
   const std::string hidden = "hidden_size " + std::to_string(config.hidden_size);
   if (images && config.position == Position::kSincos) {
     if (config.hidden_size % 4 != 0)
-      throw InvalidValue("model.hidden_size", hidden + " is no multiple of 4, as sincos positions need it");
+      throw InvalidValue("model.hidden_size", hidden + " is not a multiple of 4; sincos positions need one");
     return;
   }
   const std::string heads = hidden + " over " + std::to_string(config.num_heads) + " heads gives ";
@@ -91,7 +92,7 @@ void validate(const DiffusionConfig& config, int64_t num_classes) {
   if (config.samples_every < 0) throw InvalidValue("diffusion.samples_every", "must be at least 0");
   for (const int64_t one : config.sample_classes) {
     if (one < 0 || one >= num_classes)
-      throw InvalidValue("diffusion.sample_classes", std::to_string(one) + " is none of the model's " +
+      throw InvalidValue("diffusion.sample_classes", std::to_string(one) + " is not one of the model's " +
                                                          std::to_string(num_classes) + " classes");
   }
 }

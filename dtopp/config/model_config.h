@@ -1,4 +1,4 @@
-// The `model` section: the type of model, the shape of a transformer, and what belongs to one type alone.
+// Defines the `model` section: the type of model, the shape of the transformer, and the fields of each type.
 #pragma once
 
 #include <array>
@@ -21,20 +21,21 @@ constexpr auto enum_names(ModelType) {
        {ModelType::kDiffusionTransformer, "diffusion_transformer"}}};
 }
 
-// Each type's own part is a base, so that its keys stand in the section beside the others.
+// Each model type's own fields are in a base class, so its keys appear in the same section as the shared
+// ones.
 struct ModelConfig : LanguageModelConfig, DiffusionTransformerConfig {
   ModelType type = ModelType::kLanguageModel;
   int64_t hidden_size = 2048;
   int64_t num_layers = 16;
   int64_t num_heads = 16;
-  int64_t ffn_hidden_size = 1024;  // of one expert; of the whole FFN where num_experts is 1
+  int64_t ffn_hidden_size = 1024;  // per expert; of the whole FFN if num_experts is 1
   int64_t num_experts = 64;        // 1: dense
   double init_std = 0.02;
   bool scale_residual_init = false;  // divide the std of o_proj and down_proj by sqrt(2 num_layers)
 
   bool is_dense() const { return num_experts == 1; }
   int64_t head_size() const { return hidden_size / num_heads; }
-  // Of a window; of an image with its text.
+  // Tokens per sample: per sequence of a language model; per image with its text.
   int64_t tokens_per_sample() const {
     return type == ModelType::kLanguageModel ? sequence_length : text_length + image_tokens();
   }
@@ -56,7 +57,7 @@ void visit_fields(Config& config, Visitor&& field) {
   field("num_heads", config.num_heads);
   field("ffn_hidden_size", config.ffn_hidden_size);
   field("num_experts", config.num_experts);
-  // The keys of other types are unknown to this one.
+  // Keys of the other model types are unknown keys.
   switch (config.type) {
     case ModelType::kLanguageModel:
       visit_fields(language_model_part(config), field);
@@ -69,8 +70,8 @@ void visit_fields(Config& config, Visitor&& field) {
   field("scale_residual_init", config.scale_residual_init);
 }
 
-// Throws UsageError naming the key: sizes below 1 or that do not divide, a head size that rotary positions
-// cannot halve (of a language model) or quarter (of images).
+// Throws:        UsageError that names the key, if a size is below 1 or does not divide another one, or if
+//                rotary positions cannot divide the head size by 2 (language models) or by 4 (images)
 void validate(const ModelConfig& config);
 
 }  // namespace dtopp

@@ -17,11 +17,11 @@ void validate_schedule(const OptimizerConfig& config, int64_t steps) {
   if (config.schedule != Schedule::kWsd) return;
   if (config.decay_steps == 0)
     throw InvalidValue("optimizer.decay_steps",
-                       "is not set: schedule wsd needs it, the last steps, along which lr falls to min_lr");
+                       "is not set; schedule wsd needs the number of last steps in which lr falls to min_lr");
   if (config.decay_steps > steps - config.warmup_steps)
     throw InvalidValue("optimizer.decay_steps",
                        print_value(config.decay_steps) + " is above training.steps " + print_value(steps) +
-                           " less optimizer.warmup_steps " + print_value(config.warmup_steps));
+                           " minus optimizer.warmup_steps " + print_value(config.warmup_steps));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The `optimizer` section: AdamW and its learning rate.
+// Defines the `optimizer` section: AdamW and its learning-rate schedule.
 #pragma once
 
 #include <array>
@@ -25,7 +25,7 @@ struct OptimizerConfig {
   double min_lr = 3.0e-5;
   Schedule schedule = Schedule::kCosine;
   int64_t warmup_steps = 2500;
-  int64_t decay_steps = 0;  // wsd: the last steps, along which lr falls to min_lr
+  int64_t decay_steps = 0;  // wsd: number of last steps in which lr falls to min_lr
   std::vector<double> betas = {0.9, 0.95};
   double eps = 1.0e-8;
   double weight_decay = 3.3e-2;
@@ -46,7 +46,7 @@ void visit_fields(Config& config, Visitor&& field) {
   field("grad_clip", config.grad_clip);
 }
 
-// Throws InvalidValue (config/config.h). steps: training.steps.
+// Throws InvalidValue (config/config.h). `steps` is training.steps.
 void validate(const OptimizerConfig& config, int64_t steps);
 
 }  // namespace dtopp

@@ -54,7 +54,7 @@ void validate_targets(const RoutingConfig& config, int64_t num_experts, int64_t 
 
 void validate_gain(const char* key, const ControllerGain& gain) {
   if (gain.value && !(*gain.value >= 0))
-    throw InvalidValue(key, "must not be negative: the controller would run away");
+    throw InvalidValue(key, "must not be negative; the controller would diverge");
 }
 
 }  // namespace

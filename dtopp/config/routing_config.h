@@ -1,4 +1,4 @@
-// The `routing` section: how each token chooses its experts.
+// Defines the `routing` section: how each token selects its experts.
 #pragma once
 
 #include <array>
@@ -19,7 +19,7 @@ enum class RoutingMethod { kTopK, kTopP, kDTopP };
 enum class ThresholdScope { kGlobal, kLayer };
 enum class Normalization { kNone, kFixed, kDynamic };
 enum class Controller { kPi, kSolve };
-enum class RouterZOn { kRaw, kNormalized };  // which logits the router z-loss is taken on
+enum class RouterZOn { kRaw, kNormalized };  // the logits that the router z-loss uses
 
 constexpr auto enum_names(RoutingMethod) {
   return std::array<std::pair<RoutingMethod, std::string_view>, 3>{
@@ -43,26 +43,28 @@ constexpr auto enum_names(RouterZOn) {
       {{RouterZOn::kRaw, "raw"}, {RouterZOn::kNormalized, "normalized"}}};
 }
 
-// Of the PI controller: a number, or auto.
+// A gain of the PI controller: a number, or auto.
 struct ControllerGain {
-  std::optional<double> value = 0.1;  // none: auto, from how the count answers to p (threshold_controller.h)
+  // nullopt: auto, from the slope of the expert count in p (threshold_controller.h).
+  std::optional<double> value = 0.1;
 };
 void read_value(const ConfigNode& node, const std::string& key, ControllerGain& gain);
 std::string print_value(const ControllerGain& gain);
 
 struct RoutingConfig {
   RoutingMethod method = RoutingMethod::kDTopP;
-  int64_t top_k = 8;                           // top_k: experts per token
-  double threshold = 0.25;                     // top_p: p; dtop_p: p_0
-  std::vector<double> target_experts = {8.0};  // dtop_p: T; one value, or one per layer when scope is layer
+  int64_t top_k = 8;        // top_k: experts per token
+  double threshold = 0.25;  // top_p: p; dtop_p: p_0
+  // dtop_p: target T. One value, or one per layer if scope is layer.
+  std::vector<double> target_experts = {8.0};
   ThresholdScope scope = ThresholdScope::kGlobal;
   Controller controller = Controller::kPi;
   ControllerGain kp;  // pi: K_pro of Eq. (5)
   ControllerGain ki;  // pi: K_int of Eq. (5)
   bool anti_windup = true;
   Normalization normalization = Normalization::kDynamic;
-  bool renormalize = true;  // gates sum to 1 over the selected set
-  int64_t max_experts = 0;  // cap on the set; 0: none
+  bool renormalize = true;  // gates sum to 1 over the selected experts
+  int64_t max_experts = 0;  // upper limit of experts per token; 0: none
 };
 
 template <class Config, class Visitor>
@@ -82,15 +84,15 @@ void visit_fields(Config& config, Visitor&& field) {
   field("max_experts", config.max_experts);
 }
 
-// T_l. target_experts holds one value for all layers or one per layer.
+// The target T_l of a layer.
 inline double target_of_layer(const RoutingConfig& config, int64_t layer) {
   return config.target_experts.size() == 1 ? config.target_experts[0]
                                            : config.target_experts.at(static_cast<size_t>(layer));
 }
 
-// Throws UsageError naming the key when a value is impossible for `num_experts` experts in `num_layers`
-// layers (top_k or a target outside [1, num_experts], threshold outside (0, 1), a target list of the wrong
-// length, …).
+// Throws:        UsageError that names the key, if a value is impossible for `num_experts` experts in
+//                `num_layers` layers (top_k or a target outside [1, num_experts], threshold outside (0, 1), a
+//                target list of the wrong length, …)
 void validate(const RoutingConfig& config, int64_t num_experts, int64_t num_layers);
 
 }  // namespace dtopp

@@ -33,14 +33,14 @@ void validate(const TrainingConfig& training, int64_t tokens_per_sample) {
   if (__builtin_mul_overflow(training.global_batch_size, tokens_per_sample, &tokens) ||
       __builtin_mul_overflow(tokens, training.steps, &tokens))
     throw InvalidValue("training.steps",
-                       "steps x global_batch_size x tokens of a sample is more tokens than can be counted");
+                       "steps x global_batch_size x tokens per sample overflows a 64-bit count");
   require_at_least("training.seed", 0, training.seed);
   require_between("training.threads", 0, kMostThreads, training.threads);
   require_at_least("training.max_skips", 0, training.max_skips);
   if (!training.initialize_from.empty() && !training.cooldown_from.empty())
     throw InvalidValue("training.initialize_from",
-                       "a run begins with another's parameters or goes on from it (training.cooldown_from), "
-                       "not both");
+                       "a run starts with another run's parameters or resumes that run "
+                       "(training.cooldown_from); set one of them");
 }
 
 void validate(const ParallelConfig& parallel, const ModelConfig& model) {
@@ -60,10 +60,10 @@ void validate(const ValidationConfig& validation, ModelType type) {
   if (validation.every > 0) require_at_least("validation.tokens", 1, validation.tokens);
   require_at_least("validation.task_limit", 0, validation.task_limit);
   if (!validation.tasks.empty() && type != ModelType::kLanguageModel)
-    throw InvalidValue("validation.tasks", "are put to language models alone; leave them out");
+    throw InvalidValue("validation.tasks", "need a language model; leave them out");
 }
 
-// Adds the place to what validate() throws.
+// Reads and validates the configuration. It adds the location to the errors of validate().
 RunConfig read_run_config(const ConfigNode& tree, bool trains) {
   RunConfig config;
   read_config(tree, config);

@@ -1,5 +1,5 @@
-// The whole configuration of a run: one struct a section, each with the list of its fields, which parsing,
-// printing, overrides and the suggestion for a mistyped key share.
+// Defines the whole configuration of a run: one struct per section. Each struct has one list of its fields,
+// which parsing, printing, overrides and the suggestions for mistyped keys share.
 #pragma once
 
 #include <concepts>
@@ -44,10 +44,11 @@ struct LossConfig {
   double dynamic = 1.0e-3;
   double router_z = 0.0;
   RouterZOn router_z_on = RouterZOn::kRaw;
-  BatchStatistics batch_statistics = BatchStatistics::kMicroBatch;  // whose f enters the load-balance loss
+  // Tokens over which the load-balance loss takes f.
+  BatchStatistics batch_statistics = BatchStatistics::kMicroBatch;
 };
 
-// The section as a model of this type has it.
+// The fields of the section for one type of model.
 template <class Losses>
 struct LossSection {
   Losses& losses;
@@ -56,32 +57,32 @@ struct LossSection {
 
 struct TrainingConfig {
   int64_t steps = 95367;
-  int64_t global_batch_size = 512;  // samples an optimiser step: sequences, images
-  int64_t micro_batch_size = 8;     // samples a forward and backward
+  int64_t global_batch_size = 512;  // samples per optimizer step: sequences or images
+  int64_t micro_batch_size = 8;     // samples per forward and backward pass
   int64_t seed = 1;
-  Precision precision = Precision::kBf16;  // auto: bf16 where the hardware multiplies it, else fp32
+  Precision precision = Precision::kBf16;  // auto: bf16 if the hardware multiplies it, else fp32
   Device device = Device::kAuto;
-  bool deterministic = false;  // the same bits each time on a CUDA device too
-  int64_t threads = 0;         // 0: every core this process may use
+  bool deterministic = false;  // the same bits in every run on a CUDA device too
+  int64_t threads = 0;         // 0: all cores available to this process
   int64_t max_skips = 10;      // non-finite steps in a row before the run ends with status 6
-  // Checkpoints, or runs of which the newest is taken; empty: the run begins from its seed.
-  std::string initialize_from;  // whose parameters it begins with
-  std::string cooldown_from;    // which it goes on from, parameters, moments and all
+  // Each is a checkpoint, or a run whose newest checkpoint is used. Empty: training starts from the seed.
+  std::string initialize_from;  // start from its parameters only
+  std::string cooldown_from;    // resume from it, with parameters, moments and all other state
 };
 
-// A number, or auto.
+// The degree of expert parallelism: a number, or auto.
 struct ExpertParallel {
-  std::optional<int64_t> ranks = 1;  // none: auto
+  std::optional<int64_t> ranks = 1;  // nullopt: auto
 };
 void read_value(const ConfigNode& node, const std::string& key, ExpertParallel& value);
 std::string print_value(const ExpertParallel& value);
 
-// How the work is shared out among ranks.
+// Distributes the work over ranks.
 struct ParallelConfig {
-  ExpertParallel expert_parallel;  // ranks of a node that share the experts of each layer; auto: the fewest
-                                   // with which the run fits in memory
-  bool reproducible = true;        // the same bits at every power-of-two number of ranks
-  int64_t timeout = 60;            // seconds a rank may be silent (distributed/membership/rank_records.h)
+  // Ranks of a node that share the experts of each layer. auto: the fewest with which the run fits in memory.
+  ExpertParallel expert_parallel;
+  bool reproducible = true;  // the same bits for every power-of-two number of ranks
+  int64_t timeout = 60;  // seconds after which a silent rank is lost (distributed/membership/rank_records.h)
 };
 
 struct ValidationConfig {
@@ -94,7 +95,7 @@ struct ValidationConfig {
 
 struct CheckpointConfig {
   int64_t every = 1000;
-  int64_t keep = 2;  // newest checkpoints that stay; 0: all
+  int64_t keep = 2;  // number of newest checkpoints to keep; 0: all
 };
 
 struct LoggingConfig {
@@ -107,7 +108,7 @@ struct RunConfig {
   ModelConfig model;
   RoutingConfig routing;
   LossConfig loss;
-  DiffusionConfig diffusion;  // of a diffusion transformer
+  DiffusionConfig diffusion;  // diffusion transformers only
   OptimizerConfig optimizer;
   DataConfig data;
   TrainingConfig training;
@@ -196,40 +197,46 @@ void visit_fields(Config& config, Visitor&& field) {
   field("output", config.output);
 }
 
-// Reads `path` (with its chain of `base:` files, each relative to the file that names it), applies the
-// `key.path=value` overrides in order and validates. UsageError names file, line and key, and for an unknown
-// key the nearest known one.
+// Reads `path` with its chain of `base:` files (each relative to the file that names it), applies the
+// `key.path=value` overrides in order, and validates.
+//
+// Throws:        UsageError with file, line and key; for an unknown key also the nearest known one
 RunConfig load_run_config(const std::filesystem::path& path, const std::vector<std::string>& overrides);
 
-// What load_run_config makes of a tree that is laid together already.
+// The configuration in a tree that is already merged, validated like load_run_config.
 RunConfig run_config_of(const ConfigNode& tree);
 
-// load_run_config for who trains nothing (plan, a checkpoint's config.yaml): data.train and output may be
-// missing.
+// Like load_run_config, for commands that do not train (plan) and for a checkpoint's config.yaml: data.train
+// and output may be missing.
 RunConfig load_model_run_config(const std::filesystem::path& path, const std::vector<std::string>& overrides);
 
-// What load_model_run_config reads, from a text; `source` is what errors call it. No `base:`.
+// Like load_model_run_config, from a text without `base:`. Errors call the text `source`.
 RunConfig parse_run_config(const std::string& yaml, const std::string& source);
 
-// The configuration as YAML, every key written out; load_run_config reads it back to an equal value.
+// The configuration as YAML with every key. load_run_config reads it back to an equal value.
 std::string to_yaml(const RunConfig& config);
 
-// Throws UsageError (InvalidValue of config/config.h, which names the key) for values that cannot work
-// together. Where model.num_experts is 1 the routing section is not looked at.
+// Checks that the values work together. It ignores the routing section if model.num_experts is 1.
+//
+// Throws:        InvalidValue (config/config.h), a UsageError that names the key
 void validate(const RunConfig& config);
 
-// The same without the demand for data.train and output.
+// Like validate, but data.train and output may be missing.
 void validate_values(const RunConfig& config);
 
-// The keys ("training.seed") whose values differ, in field order.
+// The keys ("training.seed") with different values, in field order.
 std::vector<std::string> differing_keys(const RunConfig& a, const RunConfig& b);
 
-// Whether a run may not change `key` between start and resume. Free are: name, output, what is reported and
-// when (validation.*, data.validation, checkpoint.*, logging.*, diffusion.samples_every and sample_classes),
-// when it gives up (training.max_skips), and
-// how the work is laid out (training.threads, device, deterministic, micro_batch_size, parallel.*), which
-// changes rounding and, for loss.batch_statistics: micro_batch, over which tokens f is taken. training.steps
-// is not: the schedule depends on it.
+// True if `key` must not change between start and resume. These keys may change:
+//
+// - name and output;
+// - reports and their times: validation.*, data.validation, checkpoint.*, logging.*,
+//   diffusion.samples_every and diffusion.sample_classes;
+// - the limit after which a run ends: training.max_skips;
+// - the execution: training.threads, device, deterministic and micro_batch_size, and parallel.*.
+//
+// The execution changes rounding. With loss.batch_statistics: micro_batch it also changes over which tokens f
+// is taken. training.steps must not change, because the schedule depends on it.
 bool affects_result(const std::string& key);
 
 }  // namespace dtopp

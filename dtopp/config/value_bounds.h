@@ -1,4 +1,4 @@
-// Bounds that values of several sections have to keep. InvalidValue, which names the key.
+// Checks bounds that values of several sections share. Throws InvalidValue, which names the key.
 #pragma once
 
 #include <cstdint>

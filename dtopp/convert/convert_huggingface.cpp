@@ -95,8 +95,7 @@ void convert_from_huggingface(const fs::path& folder, const fs::path& checkpoint
   try {
     validate_values(config);
   } catch (const InvalidValue& error) {
-    throw UsageError((folder / kConfigName).string() +
-                     ": is of a model that dtopp cannot train: " + error.what());
+    throw UsageError((folder / kConfigName).string() + ": dtopp cannot train this model: " + error.what());
   }
   const HuggingFaceTensors tensors(folder);
   CheckpointContents contents;

@@ -1,4 +1,4 @@
-// Checkpoints to folders that transformers loads, and back (docs/huggingface.md).
+// Converts checkpoints to folders that transformers loads, and back (docs/huggingface.md).
 #pragma once
 
 #include <filesystem>
@@ -8,15 +8,18 @@
 
 namespace dtopp {
 
-// Writes config.json, generation_config.json, the weights, the tokenizer's files where the checkpoint has
-// one, and the code of dtopp's class. The folder appears complete or not at all. UsageError where it is there
-// and not empty, or the class cannot say what the model computes.
+// Writes config.json, generation_config.json, the weights, the tokenizer's files if the checkpoint has a
+// tokenizer, and the code of dtopp's model class. The folder appears complete or not at all.
+//
+// Throws:        UsageError if `folder` exists and is not empty, or if the class cannot represent the model
 void convert_to_huggingface(const Checkpoint& checkpoint, const std::filesystem::path& folder,
                             HuggingFaceClass as);
 
-// Writes a checkpoint of step 0 without an optimiser's state: for evaluate, generate, and as a start.
-// `checkpoint` appears complete or not at all. UsageError where it is there and not empty, `folder` holds no
-// model, or one that dtopp cannot train; DataError for damage.
+// Writes a checkpoint of step 0 without optimizer state, for evaluate, generate and as the start of a run.
+// `checkpoint` appears complete or not at all.
+//
+// Throws:        UsageError if `checkpoint` exists and is not empty, or if `folder` holds no model or one
+//                that dtopp cannot train; DataError if a file is damaged
 void convert_from_huggingface(const std::filesystem::path& folder, const std::filesystem::path& checkpoint);
 
 }  // namespace dtopp

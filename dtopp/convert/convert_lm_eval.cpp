@@ -19,12 +19,12 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
-// lm-eval has tasks of its own by the names of most of these, which ask and score differently.
+// lm-eval has tasks with most of these names, but with other prompts and scores. The prefix avoids a clash.
 constexpr char kPrefix[] = "dtopp_";
 constexpr char kGroup[] = "dtopp";
 constexpr char kDataFolder[] = "data";
-// Between the examples and the item, which lm-eval hands over as one string and which are tokenized one by
-// one (python/dtopp/lm_eval.py). No item has it.
+// Separates the examples from the item. lm-eval passes both as one string, but they must be tokenized
+// separately (python/dtopp/lm_eval.py). No item contains this character.
 constexpr char kSeparator = '\x1e';
 
 ordered_json document(const Task& task, const TaskItem& item, const PromptText& text) {
@@ -55,7 +55,7 @@ void write_documents(const Task& task, const DataSet& data, const fs::path& path
   });
 }
 
-// Which members of a document lm-eval puts together to requests, and what judges the answers to them.
+// The members of a document that lm-eval combines into requests, and the function that judges the answers.
 std::string requests_yaml(const Task& task, const std::string& data_file) {
   constexpr char kChoices[] =
       "output_type: multiple_choice\n"
@@ -110,7 +110,7 @@ std::string group_yaml(const std::string& name, const std::vector<std::string>& 
   return yaml;
 }
 
-// The task's files into `into`, which is to be `folder`.
+// Writes the task's files into `into`, which will be renamed to `folder`.
 void write_task(const Task& task, const fs::path& data, const fs::path& into, const fs::path& folder) {
   const std::string name = kPrefix + std::string(task.name);
   std::vector<std::string> categories;

@@ -1,4 +1,4 @@
-// Where a conversion writes.
+// Fills the output folder of a conversion.
 #pragma once
 
 #include <filesystem>
@@ -6,8 +6,8 @@
 
 namespace dtopp {
 
-// Makes `folder` of what `fill` writes into the directory it is given: it appears complete or not at all.
-// UsageError where it is there and not an empty folder.
+// Creates `folder` from the files that `fill` writes into the directory passed to it. The folder appears
+// complete or not at all. Throws UsageError if `folder` exists and is not an empty folder.
 void fill_folder(const std::filesystem::path& folder,
                  const std::function<void(const std::filesystem::path&)>& fill);
 

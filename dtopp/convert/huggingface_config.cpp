@@ -18,7 +18,7 @@ ordered_json token_or_null(std::optional<int64_t> token) {
   return token ? ordered_json(*token) : ordered_json();
 }
 
-// What both classes say.
+// The fields that both classes share.
 ordered_json shape_of(const ModelConfig& model, std::optional<int64_t> end_of_text) {
   return {{"dtype", "float32"},
           {"vocab_size", model.vocab_size},
@@ -60,7 +60,7 @@ ordered_json dtopp_router(const RunConfig& config, const std::vector<double>& th
 
 void require_olmoe(const RunConfig& config) {
   const auto require = [](bool fits, const char* key, const char* value) {
-    if (!fits) throw UsageError(std::string("OLMoE has no model whose ") + key + " is not " + value);
+    if (!fits) throw UsageError(std::string("--as olmoe: ") + key + " must be " + value);
   };
   const RoutingConfig& routing = config.routing;
   require(!config.model.is_dense(), "model.num_experts", "more than 1");

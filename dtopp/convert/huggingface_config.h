@@ -1,4 +1,4 @@
-// config.json of transformers: of dtopp's own model class, and of OLMoE's.
+// Writes and reads config.json of transformers, for dtopp's own model class and for OLMoE's.
 #pragma once
 
 #include <array>
@@ -14,29 +14,30 @@
 
 namespace dtopp {
 
-// What a language model is there: dtopp's class, whose code lies beside the weights, or a class that
-// transformers, and others who read OLMoE, have themselves.
+// The class of a converted model: dtopp's own, whose code is stored beside the weights, or OLMoE's, which
+// transformers and other programs include.
 enum class HuggingFaceClass { kDtopp, kOlmoe };
 constexpr auto enum_names(HuggingFaceClass) {
   return std::array<std::pair<HuggingFaceClass, std::string_view>, 2>{
       {{HuggingFaceClass::kDtopp, "dtopp"}, {HuggingFaceClass::kOlmoe, "olmoe"}}};
 }
 
-// UsageError naming the key where OLMoE cannot say what the model computes.
+// Throws UsageError that names the key if OLMoE's class cannot represent the model.
 void require_olmoe(const RunConfig& config);
 
-// The text of config.json. thresholds: p as the controller keeps it, one or one a layer. end_of_text: the
-// token's id, where there is one.
+// The text of config.json. `thresholds` holds p in the controller's form: one value, or one per layer.
+// `end_of_text` is the token's id, if there is one.
 std::string huggingface_config(const RunConfig& config, const std::vector<double>& thresholds,
                                std::optional<int64_t> end_of_text, HuggingFaceClass as);
 
 struct ImportedConfig {
-  RunConfig config;                // sections that a config.json says nothing of have their defaults
-  std::vector<double> thresholds;  // p as the controller keeps it; empty for a dense model
+  RunConfig config;                // sections without a counterpart in config.json have their defaults
+  std::vector<double> thresholds;  // p in the controller's form; empty for a dense model
 };
 
-// Of a model of dtopp's class or OLMoE's. UsageError naming the key that does not fit; DataError where the
-// file is damaged.
+// Reads the config.json of a model of dtopp's class or OLMoE's.
+//
+// Throws:        UsageError that names the key that dtopp does not support; DataError if the file is damaged
 ImportedConfig read_huggingface_config(const std::filesystem::path& file);
 
 }  // namespace dtopp

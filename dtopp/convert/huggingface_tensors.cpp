@@ -30,7 +30,8 @@ struct ExpertMatrix {
   std::vector<int64_t> shape;
 };
 
-// What OLMoE's files have instead of a parameter, in the order of its bytes; none of what they have as it is.
+// The matrices that OLMoE's files have instead of a parameter, in the order of its bytes. Empty if they have
+// the parameter itself.
 std::vector<ExpertMatrix> expert_matrices(const ParameterSpec& parameter) {
   const auto part = [&](std::string_view whole, const std::vector<const char*>& names, int64_t rows) {
     std::vector<ExpertMatrix> matrices;
@@ -47,7 +48,7 @@ std::vector<ExpertMatrix> expert_matrices(const ParameterSpec& parameter) {
   return {};
 }
 
-// Gives bytes [begin, begin + count) of the tensor in fp32.
+// Passes bytes [begin, begin + count) of the tensor's fp32 form to `take`.
 void give(const TensorView& tensor, uint64_t begin, uint64_t count, const TakeBytes& take) {
   const FloatType type = float_type_of(tensor.dtype).value();
   if (type == FloatType::kF32) return take(tensor.bytes.subspan(begin, count));
@@ -63,7 +64,7 @@ void give(const TensorView& tensor, uint64_t begin, uint64_t count, const TakeBy
   }
 }
 
-// The same of several that follow each other.
+// Like give, for several tensors that follow each other.
 void give_all(const std::vector<const TensorView*>& parts, uint64_t begin, uint64_t count,
               const TakeBytes& take) {
   for (const TensorView* part : parts) {
@@ -92,7 +93,7 @@ std::vector<SafetensorsFile> open_files(const fs::path& folder) {
   std::set<std::string> names;
   for (const auto& [tensor, file] : read_tensor_index(index)) {
     if (fs::path(file).has_parent_path())
-      throw DataError(index.string() + ": " + tensor + ": its file is no name of a file beside it");
+      throw DataError(index.string() + ": " + tensor + ": must name a file in the same folder");
     names.insert(file);
   }
   for (const std::string& name : names) files.emplace_back(folder / name);
@@ -147,7 +148,7 @@ std::vector<const TensorView*> HuggingFaceTensors::parts_of(const ParameterSpec&
 std::vector<TensorSource> HuggingFaceTensors::read(const std::vector<ParameterSpec>& parameters) const {
   std::set<std::string> unused;
   for (const auto& [name, tensor] : by_name_) unused.insert(name);
-  unused.erase("lm_head.weight");  // a tied one may be written out
+  unused.erase("lm_head.weight");  // a tied one may be stored too
   std::vector<TensorSource> sources;
   for (const ParameterSpec& parameter : parameters) {
     const std::vector<const TensorView*> parts = parts_of(parameter);
@@ -159,7 +160,7 @@ std::vector<TensorSource> HuggingFaceTensors::read(const std::vector<ParameterSp
   }
   if (!unused.empty())
     throw DataError(folder_.string() + ": tensor \"" + *unused.begin() +
-                    "\" is none of the model that config.json tells of");
+                    "\" does not belong to the model of config.json");
   return sources;
 }
 

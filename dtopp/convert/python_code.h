@@ -1,5 +1,6 @@
-// The Python code that stands beside what is written, as the build found it: dtopp's model class in
-// transformers (dtopp/convert/huggingface) and how lm-eval judges the tasks (dtopp/convert/lm_eval).
+// Declares the Python code that conversions write beside their output. The build embeds it: dtopp's model
+// class for transformers (dtopp/convert/huggingface), and the judging of tasks for lm-eval
+// (dtopp/convert/lm_eval).
 #pragma once
 
 #include <string_view>

@@ -16,7 +16,7 @@ using nlohmann::json;
 
 constexpr uint64_t kMostBytes = uint64_t{1} << 24;
 
-// A config.json, key by key. What is absent or null has the default that transformers gives it.
+// A config.json, read key by key. A key that is absent or null has the default of transformers.
 class ConfigFile {
  public:
   explicit ConfigFile(const std::filesystem::path& file)
@@ -38,7 +38,7 @@ class ConfigFile {
     if (!has(key)) throw DataError(file_ + ": " + key + ": is missing");
     return as<T>(json_[key], key);
   }
-  // A number is a list of one.
+  // A list of numbers; a single number counts as a list of one.
   std::vector<double> numbers(const std::string& key) const {
     if (!has(key)) return {};
     if (json_[key].is_number()) return {json_[key].get<double>()};
@@ -59,7 +59,7 @@ class ConfigFile {
     try {
       return value.get<T>();
     } catch (const json::exception&) {
-      throw DataError(file_ + ": " + key + ": is of another type than expected: " + dump_json(value));
+      throw DataError(file_ + ": " + key + ": has an unexpected type: " + dump_json(value));
     }
   }
 
@@ -67,7 +67,7 @@ class ConfigFile {
   json json_;
 };
 
-// Rotary positions of base 10,000 and nothing else, under their name of today or of before.
+// Requires rotary positions of base 10,000 without scaling, under today's key or the former ones.
 void require_rotary(const ConfigFile& file) {
   const json& all = file.object();
   const json rope = file.has("rope_parameters") ? all["rope_parameters"] : json::object();
@@ -80,12 +80,12 @@ void require_rotary(const ConfigFile& file) {
   if (file.get("rope_theta", 10000.0) != 10000.0) file.refuse("rope_theta", "dtopp's is 10000");
 }
 
-// What all models of dtopp share.
+// Requires the properties that all models of dtopp share.
 void require_fitting(const ConfigFile& file) {
   const auto heads = file.need<int64_t>("num_attention_heads");
   if (file.get("num_key_value_heads", heads) != heads)
     file.refuse("num_key_value_heads",
-                "dtopp has a key and a value for each query: it must be num_attention_heads");
+                "dtopp has a key and a value for each query; it must equal num_attention_heads");
   if (const auto act = file.get<std::string>("hidden_act", "silu"); act != "silu")
     file.refuse("hidden_act", "dtopp's experts have silu, not " + act);
   if (std::abs(file.get("rms_norm_eps", 1e-5) - 1e-5) > 1e-12) file.refuse("rms_norm_eps", "dtopp's is 1e-5");
@@ -136,7 +136,7 @@ void read_dtopp(const ConfigFile& file, RunConfig& config) {
   if (routing.target_experts.size() > 1) routing.scope = ThresholdScope::kLayer;
 }
 
-// p as the controller keeps it. Those of layers that were set apart make it one of layers.
+// Reads p in the controller's form. Thresholds that differ between layers set the scope to layer.
 std::vector<double> read_thresholds(const ConfigFile& file, RunConfig& config) {
   if (config.model.is_dense()) return {};
   RoutingConfig& routing = config.routing;

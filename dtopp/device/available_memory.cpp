@@ -19,7 +19,7 @@ constexpr uint64_t kUnlimited = std::numeric_limits<uint64_t>::max();
 
 uint64_t minus(uint64_t a, uint64_t b) { return a > b ? a - b : 0; }
 
-// The first number of a file; nullopt for "max" or where the file is not there.
+// The first number in a file; nullopt for "max" or if the file does not exist.
 std::optional<uint64_t> read_number(const fs::path& path) {
   std::ifstream file(path);
   uint64_t value = 0;
@@ -27,7 +27,7 @@ std::optional<uint64_t> read_number(const fs::path& path) {
   return std::nullopt;
 }
 
-// The number behind `key` in a file of "key number" lines.
+// The number after `key` in a file of "key number" lines.
 std::optional<uint64_t> read_entry(const fs::path& path, const std::string& key) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
@@ -50,8 +50,8 @@ struct GroupFiles {
   const char* reclaimable;  // in memory.stat
 };
 
-// The least that a control group and its parents up to `top` leave. In a container the path in
-// /proc/self/cgroup may not exist below `top`: then what `top` itself says counts.
+// The least memory that a control group and its parents up to `top` leave. In a container, the path in
+// /proc/self/cgroup may not exist below `top`; then only the limit of `top` counts.
 uint64_t group_memory(const fs::path& top, const std::string& path, const GroupFiles& files) {
   uint64_t least = kUnlimited;
   fs::path group = top / fs::path(path).relative_path();
@@ -71,7 +71,7 @@ uint64_t group_memory(const fs::path& top, const std::string& path, const GroupF
 uint64_t control_group_memory(const fs::path& root) {
   uint64_t least = kUnlimited;
   std::ifstream groups(root / "proc/self/cgroup");
-  // "0::/path" is version 2; "4:memory:/path" version 1.
+  // "0::/path" is cgroup version 2; "4:memory:/path" is version 1.
   for (std::string line; std::getline(groups, line);) {
     const size_t first = line.find(':');
     const size_t second = first == std::string::npos ? first : line.find(':', first + 1);

@@ -1,4 +1,4 @@
-// How much memory this process can still take.
+// Measures how much memory this process can still allocate, and how much it uses.
 #pragma once
 
 #include <cstdint>
@@ -7,12 +7,17 @@
 
 namespace dtopp {
 
-// Bytes: the least of what the machine has free (MemAvailable of /proc/meminfo), what the control groups of
-// this process leave (limit - usage + page cache that can be dropped; versions 1 and 2, every level), and
-// what RLIMIT_AS leaves. UINT64_MAX where none of them can be read. `root` stands for "/" in tests.
+// The bytes that this process can still allocate. It is the minimum of three numbers:
+//
+// - the free memory of the machine (MemAvailable in /proc/meminfo);
+// - what the control groups of this process leave, versions 1 and 2, at every level (limit - usage +
+//   reclaimable page cache);
+// - the rest of RLIMIT_AS.
+//
+// UINT64_MAX if none of them can be read. Tests pass a `root` other than "/".
 uint64_t available_memory(const std::filesystem::path& root = "/");
 
-// Of this process, in bytes: "VmRSS", resident now; "VmHWM", the most that ever was. 0 where it is not known.
+// The memory of this process in bytes: "VmRSS" is the resident memory now, "VmHWM" its peak. 0 if unknown.
 uint64_t process_memory(const std::string& key);
 
 }  // namespace dtopp

@@ -14,8 +14,8 @@ at::Device own_cuda_device(const std::string& option, int64_t local_rank) {
   const int64_t devices = cuda_devices();
   if (devices > 1 && local_rank >= devices)
     throw UsageError(option + ": rank " + std::to_string(local_rank) +
-                     " of this host (from 0) has none of its " + std::to_string(devices) +
-                     " CUDA devices: start one rank for each, or set it to cpu on all");
+                     " of this host (from 0) has no device, because the host has " + std::to_string(devices) +
+                     " CUDA devices; start one rank per device, or choose cpu on all ranks");
   const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(devices > 1 ? local_rank : 0));
   c10::impl::VirtualGuardImpl(at::kCUDA).setDevice(device);
   return device;

@@ -1,4 +1,4 @@
-// What a configuration's device and precision stand for on this machine.
+// Resolves a configuration's device and precision on this machine.
 #pragma once
 
 #include <string>
@@ -8,17 +8,22 @@
 
 namespace dtopp {
 
-// auto: a CUDA device where one can be used, else the CPU. local_rank: the process's number among the ranks
-// on this host, each of which takes the device of that number, or the only one that it sees (as where each
-// has its own CUDA_VISIBLE_DEVICES). It is the calling thread's current device from now on. UsageError that
-// begins with `option`, the name the user knows the wish by, where cuda is wanted and cannot be had, and
-// where there are fewer devices than ranks. To be called before anything else is done with torch.
+// Selects the device for auto, cpu or cuda, and makes it the calling thread's current device. Call it before
+// any other use of torch.
+//
+// auto selects a CUDA device if one is usable, else the CPU. `local_rank` is the process's index among the
+// ranks of this host and selects the device of that index. If the process sees only one device (its own
+// CUDA_VISIBLE_DEVICES), it takes that one.
+//
+// Throws:        UsageError that begins with `option`, the user's name of the setting, if cuda is required
+//                but unusable, or if the host has fewer devices than ranks
 at::Device compute_device(Device wish, const std::string& option, int64_t local_rank = 0);
 
-// For who starts ranks and computes nothing: UsageError as above where cuda is wanted and cannot be had.
+// For a process that starts ranks but computes nothing: throws UsageError as above if cuda is required but
+// unusable.
 void require_device(Device wish, const std::string& option);
 
-// auto: bf16 where the device multiplies it.
+// auto: bf16 if the device has bf16 matrix instructions.
 at::ScalarType compute_type(Precision precision, const at::Device& device);
 
 }  // namespace dtopp

@@ -15,8 +15,8 @@
 namespace dtopp {
 namespace {
 
-// Rows of experts vary in number from step to step: where segments of memory cannot grow, what one step freed
-// is too short for the next. What a user has set stays.
+// The number of rows per expert varies between steps. Unless memory segments can grow, memory freed in one
+// step is too short for the next. Settings of the user have priority.
 void let_segments_grow() {
   for (const char* name : {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"})
     if (std::getenv(name) != nullptr) return;
@@ -27,10 +27,10 @@ std::optional<std::string> load_library() {
   const std::filesystem::path path = cuda_library();
   std::error_code error;
   if (!std::filesystem::exists(path, error)) {
-    return "libdtopp_cuda.so is not in " + path.parent_path().string() + ": run `make build CUDA=1`";
+    return "libdtopp_cuda.so is missing from " + path.parent_path().string() + "; run `make build CUDA=1`";
   }
-  // Loading it registers its operators, and with libtorch_cuda.so torch's own for CUDA. Never closed: they
-  // stay registered.
+  // Loading the library registers its operators, and libtorch_cuda.so registers torch's own for CUDA. The
+  // library is never closed, because the operators stay registered.
   if (dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL) == nullptr) {
     return "libdtopp_cuda.so cannot be loaded: " + std::string(dlerror());
   }
@@ -42,7 +42,8 @@ std::optional<std::string> load_library() {
 
 std::optional<std::string> find_cuda() {
   if (auto missing = load_library()) return missing;
-  if (!at::hasCUDA()) return "there is no CUDA device (`nvidia-smi` lists those the driver knows)";
+  if (!at::hasCUDA())
+    return "no CUDA device was found; `nvidia-smi` lists the devices that the driver supports";
   return std::nullopt;
 }
 
@@ -88,7 +89,7 @@ std::optional<AllocatedMemory> allocated_device_memory(const at::Device& device)
 
 void make_deterministic(const at::Device& device) {
   if (device.is_cpu()) return;
-  // cuBLAS reads this when it is first used.
+  // cuBLAS reads this variable at its first use.
   ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
   at::globalContext().setDeterministicFillUninitializedMemory(false);

@@ -1,4 +1,4 @@
-// What needs the CUDA runtime itself: the current stream, and what device.cpp asks about a device.
+// Functions that need the CUDA runtime: the current stream, and the operators behind device.h's queries.
 #include <array>
 #include <cstdio>
 
@@ -23,7 +23,7 @@ cudaDeviceProp properties_of(int64_t index) {
   return properties;
 }
 
-// (name, compute capability, bytes of memory, driver's version of CUDA)
+// Returns (name, compute capability, bytes of memory, the driver's CUDA version).
 std::tuple<std::string, int64_t, int64_t, int64_t> device_facts(int64_t index) {
   check_index("device_facts", index);
   const cudaDeviceProp properties = properties_of(index);
@@ -33,7 +33,7 @@ std::tuple<std::string, int64_t, int64_t, int64_t> device_facts(int64_t index) {
           static_cast<int64_t>(properties.totalGlobalMem), driver};
 }
 
-// As nvidia-smi -L writes it.
+// Returns the UUID in the format of `nvidia-smi -L`.
 std::string device_uuid(int64_t index) {
   check_index("device_uuid", index);
   const cudaDeviceProp properties = properties_of(index);

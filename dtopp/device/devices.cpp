@@ -9,7 +9,7 @@
 namespace dtopp {
 namespace {
 
-// FLOP/s of dense matrix products, by data sheets.
+// Data-sheet FLOP/s of dense matrix multiplication.
 struct ProductRates {
   double bf16, fp32;
 };
@@ -21,7 +21,7 @@ struct KnownDevice {
   DeviceRates rates;
 };
 
-// SXM modules; of NVLink one direction; 200 and 400 Gbit/s of InfiniBand.
+// SXM modules; NVLink in one direction; InfiniBand at 200 and 400 Gbit/s.
 constexpr std::array<KnownDevice, 3> kKnownDevices = {{
     {"a100", 79, {kA100.bf16, kA100.fp32, 2.0e12, 300e9, 25e9}},
     {"h100", 79, {kHopper.bf16, kHopper.fp32, 3.35e12, 450e9, 50e9}},
@@ -29,7 +29,7 @@ constexpr std::array<KnownDevice, 3> kKnownDevices = {{
 }};
 
 struct DataSheet {
-  std::string_view name;  // part of the driver's; the first that is
+  std::string_view name;  // part of the driver's device name; the first match counts
   ProductRates rates;
 };
 

@@ -1,4 +1,4 @@
-// What a plan assumes of the devices it knows by name.
+// Defines what a plan assumes about the devices that it knows by name.
 #pragma once
 
 #include <cstdint>
@@ -8,17 +8,19 @@
 
 namespace dtopp {
 
-// Peaks that vendors name.
+// Peak rates that vendors state.
 struct DeviceRates {
-  double bf16_flops = 0, fp32_flops = 0;  // a second, of matrix products
-  double memory = 0;                      // bytes a second
-  double inside = 0;                      // bytes a second that it sends to devices of its node (NVLink)
-  double between = 0;                     // and to other nodes (InfiniBand, an adapter a device)
+  double bf16_flops = 0, fp32_flops = 0;  // matrix multiplication, per second
+  double memory = 0;                      // bytes per second
+  double inside = 0;                      // bytes per second sent to devices of the same node (NVLink)
+  // Bytes per second sent to other nodes (InfiniBand, one adapter per device).
+  double between = 0;
 };
 
-// Of those peaks, and of the passes that hide what travels.
+// The assumed shares of those peaks, and of a pass that can hide communication.
 struct AssumedShares {
-  static constexpr double kCompute = 0.45;  // of the FLOP/s, with all that is between matrix products
+  // Share of the FLOP/s, including everything between matrix multiplications.
+  static constexpr double kCompute = 0.45;
   static constexpr double kMemory = 0.8;
   static constexpr double kInside = 0.67;
   static constexpr double kBetween = 0.9;
@@ -27,15 +29,16 @@ struct AssumedShares {
 
 struct PlanDevice {
   std::string name{};
-  uint64_t memory_bytes = 0;                        // what its driver leaves for data
-  std::optional<DeviceRates> rates = std::nullopt;  // of a CPU none are known
+  uint64_t memory_bytes = 0;                        // memory that the driver leaves for data
+  std::optional<DeviceRates> rates = std::nullopt;  // unknown for a CPU
 };
 
-// cpu (what this process can still take), a100 or h100 (80 GB), h200. UsageError for another name.
+// Finds cpu (the memory that this process can still allocate), a100 or h100 (80 GB), or h200. Throws
+// UsageError for another name.
 PlanDevice find_device(const std::string& name);
 
-// FLOP/s of dense matrix products in bf16, else in fp32, that the data sheet of a device names; by the name
-// that its driver gives it ("NVIDIA H100 80GB HBM3"). nullopt for one that is not known.
+// Data-sheet FLOP/s of dense matrix multiplication in bf16, else in fp32, for a driver's device name ("NVIDIA
+// H100 80GB HBM3"). nullopt for an unknown device.
 std::optional<double> data_sheet_rate(std::string_view device_name, bool bf16);
 
 }  // namespace dtopp

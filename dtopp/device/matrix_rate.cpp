@@ -10,7 +10,7 @@
 namespace dtopp {
 namespace {
 
-constexpr double kLongEnough = 1e-3;  // seconds of a product: a call costs a device some 1e-5
+constexpr double kLongEnough = 1e-3;  // seconds per product; a call costs a device about 1e-5
 
 class Product {
  public:
@@ -23,12 +23,12 @@ class Product {
   double seconds() {
     const double begin = steady_seconds();
     at::mm_out(c_, a_, b_);
-    c_[0][0].item();  // waits for it
+    c_[0][0].item();  // waits for the device
     return steady_seconds() - begin;
   }
 
  private:
-  // A device draws less power, and is faster, on numbers that are all alike.
+  // Constant values would distort the result: a device then draws less power and runs faster.
   static at::Tensor random(at::IntArrayRef sizes, const at::TensorOptions& options) {
     return at::randn(sizes, at::make_generator<at::CPUGeneratorImpl>(1), options.device(at::kCPU))
         .to(options);

@@ -1,13 +1,15 @@
-// The machine's measured matrix rate: what MFU is measured against.
+// Measures the machine's matrix rate, the reference for MFU.
 #pragma once
 
 #include "dtopp/ops/core/torch.h"
 
 namespace dtopp {
 
-// FLOP/s of at::mm in the given type, on the given device, with the current number of threads (a quarter of a
-// second): on 4096 x 768 x 768, or as many times larger as a product needs to keep the device busy. bf16 on a
-// device without bf16 instructions is rated as fp32, which is what computes it there.
+// Returns the FLOP/s of at::mm in the given type on the given device, with the current number of threads.
+//
+// It takes a quarter of a second and multiplies 4096 x 768 x 768, or larger matrices if the device needs them
+// to be busy. bf16 on a device without bf16 instructions is measured in fp32, in which that device computes
+// it.
 double measure_matrix_rate(const at::TensorOptions& compute);
 
 }  // namespace dtopp

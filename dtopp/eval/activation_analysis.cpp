@@ -12,7 +12,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// Active experts of each token in each layer. f64 [T, L], on the host
+// Returns the active experts per token and layer, f64 [T, L] on the host.
 at::Tensor active_experts(const HiddenStates& states) {
   std::vector<at::Tensor> layers;
   for (const RouteOutput& routing : states.routing)
@@ -20,7 +20,7 @@ at::Tensor active_experts(const HiddenStates& states) {
   return at::stack(layers, 1).cpu();
 }
 
-// The kinds of the tokens that a batch of windows routes, in its order.
+// Returns the kind of each routed token of a batch of windows, int64 [T], in the order of the batch.
 at::Tensor kinds_of(const TokenKinds& kinds, const TextWindows& windows) {
   const int64_t count = windows.ids_BL.size(0), length = windows.ids_BL.size(1);
   at::Tensor out = at::empty({count * length}, at::kLong);
@@ -75,7 +75,7 @@ ActivationAnalysis analyze_activations(const InferenceModel& model, std::span<co
                                        std::vector<TokenKinds> kinds, int64_t batch_size, Collectives& ranks,
                                        const BatchHooks& hooks) {
   if (model.config.model.is_dense())
-    throw UsageError("--tasks activations needs a model with experts: this one is dense");
+    throw UsageError("--tasks activations: the model is dense; use a model with experts");
   ActivationAnalysis analysis;
   const int64_t layers = model.config.model.num_layers;
   for (TokenKinds& one : kinds) {
@@ -98,7 +98,7 @@ ActivationAnalysis analyze_activations(const InferenceModel& model, std::span<co
   analysis.perplexity = measure_perplexity(model, ids.size(), read, batch_size, ranks, hooks, observe);
   for (KindActivations& one : analysis.by_kind) {
     const at::Tensor tokens_G = one.tokens_G.to(at::kDouble);
-    for (const at::Tensor& sums : {tokens_G, one.sums_GL, one.squares_G})  // whole numbers all
+    for (const at::Tensor& sums : {tokens_G, one.sums_GL, one.squares_G})  // all are whole numbers
       ranks.all_reduce_sum(sums, "kinds").wait();
     one.tokens_G = tokens_G.to(at::kLong);
   }

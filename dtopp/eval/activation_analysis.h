@@ -1,6 +1,6 @@
-// The measurements behind the paper's figures of activated experts, on any text: of each layer how many
-// experts a token uses and which, and of each kind of token how many (Section "Activated Experts Distribution
-// Analysis").
+// Measures the activated experts of a text: number and load per layer, and number per kind of token.
+//
+// Source: paper, Section "Activated Experts Distribution Analysis"
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -10,29 +10,31 @@
 
 namespace dtopp {
 
-// Active experts of the tokens of each kind.
+// Active experts per token, grouped by one way of dividing tokens into kinds. G kinds, L layers.
 struct KindActivations {
   TokenKinds kinds;
-  at::Tensor tokens_G;   // int64: tokens of each kind that were routed
-  at::Tensor sums_GL;    // f64: their active experts in each layer
-  at::Tensor squares_G;  // f64: sum over tokens and layers of the squared number
+  at::Tensor tokens_G;   // int64: routed tokens
+  at::Tensor sums_GL;    // f64: sum of active experts over the tokens
+  at::Tensor squares_G;  // f64: sum of squared active experts over tokens and layers
 };
 
 struct ActivationAnalysis {
-  Perplexity perplexity;  // of the same pass; its `activations` hold layers and experts
+  Perplexity perplexity;  // from the same pass; its `activations` hold the numbers per layer and expert
   std::vector<KindActivations> by_kind;
 };
 
-// One pass over the windows of measure_perplexity, as which it is shared out among ranks. UsageError for a
-// dense model; Stopped.
+// Analyzes the text in one pass, with the windows and the distribution over ranks of measure_perplexity.
+//
+// Throws:     UsageError if the model is dense; Stopped if a stop is requested on any rank
+// Collective: every rank of `ranks`, in the same order
 ActivationAnalysis analyze_activations(const InferenceModel& model, std::span<const int64_t> ids,
                                        std::vector<TokenKinds> kinds, int64_t batch_size, Collectives& ranks,
                                        const BatchHooks& hooks);
 
-// The file that docs/evaluation.md describes.
+// Returns the JSON file that docs/evaluation.md describes.
 nlohmann::ordered_json to_json(const ActivationAnalysis& analysis, const InferenceModel& model);
 
-// Layers and kinds, a line each.
+// Returns a table with one line per layer and one line per kind of token.
 std::string format_table(const ActivationAnalysis& analysis);
 
 }  // namespace dtopp

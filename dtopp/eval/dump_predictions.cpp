@@ -14,7 +14,7 @@ namespace {
 
 using TensorOfBatch = std::function<at::Tensor(const Batch&)>;
 
-// The images batch by batch: what a tensor holds of them is made when its turn in the file comes.
+// Produces the tensors of the file batch by batch, while the file is written.
 class DumpedImages {
  public:
   DumpedImages(const TrainingData& data, int64_t images, int64_t batch_size)
@@ -55,7 +55,7 @@ void dump_predictions(const DiffusionModel& model, const TrainingData& data, int
   const Objective objective = model.config.diffusion.objective;
   const DumpedImages dumped(data, images, batch_size);
   const auto predicted = [&](const Batch& on_host) {
-    if (hooks.stop()) throw Stopped("stopped before the last image was dumped; nothing is kept");
+    if (hooks.stop()) throw Stopped("stopped before the last image was dumped; no file is written");
     const Batch batch = on_host.to(model.device);
     const at::Tensor& t_B = batch.tensor("t");
     const Noised noised = add_noise(objective, batch.tensor("x0"), batch.tensor("noise"), t_B);

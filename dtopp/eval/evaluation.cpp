@@ -72,7 +72,7 @@ ValidationResult measure_diffusion(const DiffusionModel& model, const RoutingInp
         data.validation_batch(static_cast<uint64_t>(sums.first_sample(b)), sums.size_of(b)).to(model.device);
     sums.add(b, batch, losses(batch, routing));
   });
-  if (!all) throw Stopped("stopped before the last image; nothing is kept");
+  if (!all) throw Stopped("stopped before the last image; no result is kept");
   return sums.result(ranks);
 }
 
@@ -116,9 +116,9 @@ std::string format_table(const DiffusionEvaluation& evaluation) {
   const bool routed = raw.activations.num_layers() > 0;
   if (routed) {
     const ActivationSummary active = raw.activations.summary();
-    add("experts      %.4f a token (deviation %.4f)\n", active.mean, active.deviation);
+    add("experts      %.4f per token (standard deviation %.4f)\n", active.mean, active.deviation);
     if (evaluation.average)
-      add("EMA experts  %.4f a token\n", evaluation.average->activations.summary().mean);
+      add("EMA experts  %.4f per token\n", evaluation.average->activations.summary().mean);
   }
   add("\n%-4s %10s%s\n", "t", "loss", routed ? "  experts  by layer" : "");
   for (const ValidationGroup& group : raw.groups) {

@@ -1,5 +1,6 @@
-// The loss of a diffusion transformer on held-out images, as training validates it: image i has the same
-// noise and t whatever model is measured (image_batches.h).
+// Measures the loss of a diffusion transformer on held-out images, as validation during training does.
+//
+// Image i has the same noise and time t for every model (image_batches.h), so losses are comparable.
 #pragma once
 
 #include <cstdint>
@@ -14,37 +15,47 @@
 
 namespace dtopp {
 
-// The model's held-out images: all of `folder`. UsageError where they are not like those the checkpoint's
-// model was trained on, DataError where they are damaged.
+// Opens all images of `folder` as held-out data.
+//
+// Throws: UsageError if their layout differs from that of the checkpoint's training images; DataError if they
+//         are damaged
 TrainingData open_evaluation_images(const Checkpoint& checkpoint, const RunConfig& config,
                                     const std::filesystem::path& folder);
 
-// Over the first `images`, in batches that the ranks share out; the result is every rank's. `hooks` counts
-// images. Stopped.
+// Measures the first `images` in batches that are distributed over the ranks. The progress of `hooks` counts
+// images.
+//
+// Returns:    the same result on every rank
+// Throws:     Stopped if a stop is requested on any rank
+// Collective: every rank of `ranks`, in the same order
 ValidationResult measure_diffusion(const DiffusionModel& model, const RoutingInputs& routing,
                                    const TrainingData& data, int64_t images, int64_t batch_size,
                                    Collectives& ranks, const BatchHooks& hooks);
 
-// p at which the first held-out images choose `targets` experts (solve_on_validation).
+// Returns the thresholds p at which the first held-out images activate `targets` experts
+// (solve_on_validation).
 RoutingInputs solve_for_images(const DiffusionModel& model, const TrainingData& data,
                                const std::vector<double>& targets);
 
 struct DiffusionEvaluation {
   int64_t images = 0;
   ValidationResult raw;
-  std::optional<ValidationResult> average;  // where the run keeps one
+  std::optional<ValidationResult> average;  // the EMA's, if the run keeps one
 };
 
-// The file that docs/pictures.md describes.
+// Returns the JSON file that docs/pictures.md describes.
 nlohmann::ordered_json to_json(const DiffusionEvaluation& evaluation);
 
-// A line each for t and layers.
+// Returns a table: totals, then one line per interval of t with active experts by layer.
 std::string format_table(const DiffusionEvaluation& evaluation);
 
-// Writes a safetensors file of the first `images`, in their order: f32 "x0", "noise" and "prediction",
-// [N, C, H, W], "t", f32 [N], "condition", the classes, i64 [N], or else the text, f32 [N, L, S]; the
-// metadata name the "objective". Predictions are those of `model` with its own thresholds. `hooks` counts
-// images. Stopped; DataError where it cannot be written.
+// Writes the predictions of `model`, with its own thresholds, for the first `images` to a safetensors file.
+//
+// The metadata hold "objective". "condition" is the class or the text and is missing if the model has
+// neither. The progress of `hooks` counts images.
+//
+// Shapes: "x0", "noise", "prediction" f32 [N, C, H, W]; "t" f32 [N]; "condition" i64 [N] or f32 [N, L, S]
+// Throws: Stopped if a stop is requested; DataError if the file cannot be written
 void dump_predictions(const DiffusionModel& model, const TrainingData& data, int64_t images,
                       int64_t batch_size, const std::filesystem::path& path, const BatchHooks& hooks);
 

@@ -1,4 +1,4 @@
-// The text that a model is measured on: a text file, or token data.
+// Reads the token ids of an evaluation text, from a text file or from token data.
 #pragma once
 
 #include <cstdint>
@@ -16,16 +16,17 @@ namespace dtopp {
 
 class EvaluationText {
  public:
-  // A folder, .npy file or .bin/.idx prefix is token data; every other file is text, for which alone
-  // `load_tokenizer` is called. DataError where it cannot be read, UsageError where ids are outside the
-  // model's vocabulary.
+  // Opens `path`. A folder, a .npy file or a .bin/.idx prefix is token data. Every other file is text: only
+  // then is `load_tokenizer` called.
+  //
+  // Throws: DataError if the data cannot be read; UsageError if an id is outside the model's vocabulary
   EvaluationText(const std::filesystem::path& path, int64_t vocab_size,
                  const std::function<Tokenizer()>& load_tokenizer);
 
-  uint64_t size() const { return stream_ ? stream_->size() : ids_.size(); }  // ids
+  uint64_t size() const { return stream_ ? stream_->size() : ids_.size(); }  // number of ids
   void read(uint64_t offset, std::span<int64_t> out) const;
 
-  // Its beginning, to solve p on (expert_budget.h).
+  // Returns the first windows of the text, on which the threshold p is solved (expert_budget.h).
   at::Tensor beginning(int64_t sequence_length) const;
 
  private:

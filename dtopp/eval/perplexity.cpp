@@ -14,7 +14,7 @@ double Perplexity::perplexity() const { return std::exp(nll); }
 
 namespace {
 
-// Windows of one batch, the first of which begins at id `offset`; each predicts `length` ids.
+// The windows of one batch. The first begins at id `offset`; each predicts `length` ids.
 struct WindowBatch {
   uint64_t offset;
   int64_t count, length;
@@ -37,7 +37,7 @@ Perplexity measure_perplexity(const InferenceModel& model, uint64_t num_ids,
                               const std::function<void(uint64_t, std::span<int64_t>)>& read,
                               int64_t batch_size, Collectives& ranks, const BatchHooks& hooks,
                               const ObserveWindows& observe, const ReplayWindows& replay) {
-  if (num_ids < 2) throw DataError("the text holds no token to predict");
+  if (num_ids < 2) throw DataError("the text has no token to predict; it needs at least two tokens");
   const at::NoGradGuard no_grad;
   const auto stride = static_cast<uint64_t>(model.config.model.sequence_length);
   const std::vector<WindowBatch> batches =
@@ -46,7 +46,7 @@ Perplexity measure_perplexity(const InferenceModel& model, uint64_t num_ids,
   const auto L = static_cast<int64_t>(model.routing.threshold.size());
   const int64_t E = model.config.model.num_experts;
   ActivationStatistics activations(L);
-  const at::Tensor sums_B = at::zeros({num_batches}, at::kDouble);  // of log probabilities
+  const at::Tensor sums_B = at::zeros({num_batches}, at::kDouble);  // sum of log probabilities per batch
   const BatchHooks of_batches = {
       [&](uint64_t done) {
         const WindowBatch& last = batches[done - 1];
@@ -72,7 +72,7 @@ Perplexity measure_perplexity(const InferenceModel& model, uint64_t num_ids,
     activations.add(states.routing);
     if (observe) observe(inputs, states);
   });
-  if (!all) throw Stopped("stopped before the end of the text, of which nothing is kept");
+  if (!all) throw Stopped("stopped before the end of the text; no result is kept");
 
   const at::Tensor values = at::cat({sums_B, activations.to_vector(E, model.device()).cpu()});
   ranks.all_reduce_sum(values, "perplexity").wait();

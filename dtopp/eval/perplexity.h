@@ -1,4 +1,4 @@
-// Perplexity of a text under a language model.
+// Measures the perplexity of a text under a language model.
 #pragma once
 
 #include <cstdint>
@@ -17,23 +17,29 @@ struct Perplexity {
   ActivationStatistics activations;
 };
 
-// Some windows of a stream of ids: the first begins at id `offset`, each other `stride` after the one before.
+// Consecutive windows of a stream of ids. The first begins at id `offset`; each next one begins `stride` ids
+// later.
 struct TextWindows {
-  at::Tensor ids_BL;  // what the model reads
+  at::Tensor ids_BL;  // the model's input
   uint64_t offset, stride;
 };
 
 using ObserveWindows = std::function<void(const TextWindows&, const HiddenStates&)>;
 
-// The experts that the tokens of windows are to take: bool [T, E] of a layer (RoutingInputs::selection).
+// Returns, for some windows, the function that selects the experts of a layer: bool [T, E]
+// (RoutingInputs::selection).
 using ReplayWindows =
     std::function<std::function<at::Tensor(size_t layer, int64_t num_tokens)>(const TextWindows&)>;
 
-// One stream of ids in windows of sequence_length + 1, stride sequence_length; a shorter last window is kept.
-// Batches of `batch_size` windows, the last one by itself, are what the ranks share out; the result is every
-// rank's. `hooks` counts tokens; `observe`, where given, is called with each batch that is this rank's and
-// the model's states for it; `replay`, where given, chooses the experts. DataError when there is nothing to
-// predict (fewer than two ids); Stopped.
+// Measures a stream of ids in windows of sequence_length + 1 ids with stride sequence_length.
+//
+// A shorter last window is kept and forms a batch of its own. Batches of `batch_size` windows are distributed
+// over the ranks. The progress of `hooks` counts tokens. `observe`, if set, receives each batch of this rank
+// and the model's states for it. `replay`, if set, selects the experts.
+//
+// Returns:    the same result on every rank
+// Throws:     DataError if there are fewer than two ids; Stopped if a stop is requested on any rank
+// Collective: every rank of `ranks`, in the same order
 Perplexity measure_perplexity(const InferenceModel& model, uint64_t num_ids,
                               const std::function<void(uint64_t offset, std::span<int64_t>)>& read,
                               int64_t batch_size, Collectives& ranks, const BatchHooks& hooks,

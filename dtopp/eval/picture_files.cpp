@@ -42,7 +42,7 @@ struct GridSize {
   int64_t rows = 0, columns = 0;
 };
 
-// One row a text, or class; else about a square.
+// Returns one row per text or class; without them, an approximate square.
 GridSize grid_size_of(const PictureRequest& request) {
   const auto divided = [&](int64_t by) { return (request.count + by - 1) / by; };
   const int64_t conditions =
@@ -52,7 +52,7 @@ GridSize grid_size_of(const PictureRequest& request) {
   return {divided(columns), columns};
 }
 
-// Whether a grid is no larger than a picture may be.
+// Returns whether a grid is within the limits of a picture's side and number of pixels.
 bool fits(const GridSize& grid, const ImageShape& shape) {
   const auto side = static_cast<int64_t>(kMaxSide), pixels = static_cast<int64_t>(kMaxPixels);
   if (grid.rows > side || grid.columns > side) return false;
@@ -103,15 +103,16 @@ void require_writable(const fs::path& output, const PictureRequest& request, con
   const bool npz = output.extension() == ".npz", grid = output.extension() == ".png";
   if (layout.is_latent && !npz)
     throw UsageError("--output " + output.string() +
-                     ": this model makes latents, no pictures: name an .npz file");
+                     ": this model generates latents, not pictures; name an .npz file");
   if (!npz && !layout.is_latent && layout.shape.channels != 1 && layout.shape.channels != 3)
-    throw UsageError("--output " + output.string() + ": pictures have 1 or 3 channels, the model's " +
+    throw UsageError("--output " + output.string() +
+                     ": pictures have 1 or 3 channels, but the model's have " +
                      std::to_string(layout.shape.channels));
   if (grid && !fits(grid_size_of(request), layout.shape))
     throw UsageError("--output " + output.string() + ": " + std::to_string(request.count) +
-                     " pictures are too many for one grid: make fewer, or name a folder or an .npz file");
+                     " pictures do not fit in one grid; reduce the number, or name a folder or an .npz file");
   if (!npz && !grid && path_kind(output) != PathKind::kNothing)
-    throw UsageError("--output " + output.string() + ": already there; name a new folder");
+    throw UsageError("--output " + output.string() + ": already exists; name a new folder");
 }
 
 void write_pictures(const fs::path& output, const PictureRequest& request, const ImageLayout& layout,

@@ -1,4 +1,4 @@
-// The pictures of a model as files.
+// Writes the pictures that a model generates to files.
 #pragma once
 
 #include <filesystem>
@@ -9,33 +9,37 @@
 
 namespace dtopp {
 
-// UsageError where these pictures cannot be written under this name: latents as pictures, more than a grid
-// can hold, a folder that is already there.
+// Throws UsageError if the pictures cannot be written to `output`: latents as pictures, too many pictures for
+// a grid, or a folder that already exists.
 void require_writable(const std::filesystem::path& output, const PictureRequest& request,
                       const ImageLayout& layout);
 
-// What is written follows from the name:
+// Writes the pictures that `make` produces (see sample_pictures). The name selects the format:
+//
 //   NAME.png   one grid, see PictureGrid
-//   NAME.npz   arr_0 u8 [count, H, W, 3], or of latents f32 [count, C, H, W] in the units they were prepared
-//              in; arr_1 i64 [count], the classes, where the model has any
-//   else       a folder that is not there yet, with 00000.png, 00001.png, …
-// `make` hands out the pictures, as sample_pictures does. What stands under the name before stays until all
-// is written. DataError where that fails.
+//   NAME.npz   arr_0 u8 [count, H, W, 3]; for latents f32 [count, C, H, W] in the units of the prepared data.
+//              arr_1 i64 [count], the classes, if the model has classes
+//   else       a new folder with 00000.png, 00001.png, …
+//
+// The output is replaced atomically: an existing file stays until the new one is complete.
+//
+// Throws: DataError if writing fails
 void write_pictures(const std::filesystem::path& output, const PictureRequest& request,
                     const ImageLayout& layout, const std::function<void(const TakePictures&)>& make);
 
-// One row a class, or text, its name under each picture; without either as many rows as columns, about.
+// A grid of pictures. Each class or text has one row, with its name under each picture. Without classes and
+// texts the grid is approximately square.
 class PictureGrid {
  public:
   PictureGrid(const PictureRequest& request, const ImageLayout& layout);
-  // Pictures first, first + 1, … as the model sees them; on the host.
+  // Adds pictures first, first + 1, …, in the model's value range and on the host.
   void add(int64_t first, const at::Tensor& x0_BCHW);
-  // A PNG file.
+  // Returns the bytes of a PNG file.
   std::string encode() const;
 
  private:
   std::vector<std::vector<GridCell>> rows_;
-  std::vector<std::string> labels_;  // of each row; none
+  std::vector<std::string> labels_;  // one per row; empty without classes and texts
   int64_t columns_;
 };
 

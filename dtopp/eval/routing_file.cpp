@@ -19,15 +19,15 @@ std::string layer_name(int64_t layer) {
 
 void require_routers(const InferenceModel& model) {
   if (model.config.model.is_dense())
-    throw UsageError("the checkpoint's model is dense: it has no routing to dump or replay");
+    throw UsageError("the checkpoint's model is dense; it has no routing to dump or replay");
 }
 
 std::string describe(const TensorView* tensor) {
-  if (tensor == nullptr) return "has no such tensor";
+  if (tensor == nullptr) return "is missing";
   return "is " + tensor->dtype + " " + c10::str(at::IntArrayRef(tensor->shape));
 }
 
-// bool [count, E] of the tokens from `first` on. Bytes of a file need not be 0 or 1.
+// Returns bool [count, E] for the tokens first, first + 1, …. Bytes in a file may be other than 0 and 1.
 at::Tensor read_selection(const TensorView& tensor, int64_t first, int64_t count) {
   const int64_t E = tensor.shape.at(1);
   const at::Tensor bytes_TE = at::empty({count, E}, at::kByte);
@@ -72,12 +72,12 @@ ReplayWindows replay_of(const std::filesystem::path& path, const InferenceModel&
     layers.push_back(file->find(layer_name(layer)));
     if (layers.back() == nullptr || layers.back()->dtype != kBool || layers.back()->shape != shape)
       throw UsageError(path.string() + ": " + layer_name(layer) + " " + describe(layers.back()) +
-                       ", this text and model need BOOL " + c10::str(at::IntArrayRef(shape)) +
-                       "; take what evaluate --dump-routing wrote of the same text");
+                       ", but this text and model need BOOL " + c10::str(at::IntArrayRef(shape)) +
+                       "; use a file that evaluate --dump-routing wrote for the same text");
   }
   if (file->tensors().size() != layers.size())
-    throw UsageError(path.string() + " holds " + std::to_string(file->tensors().size()) +
-                     " tensors, the model has " + std::to_string(layers.size()) + " layers");
+    throw UsageError(path.string() + ": holds " + std::to_string(file->tensors().size()) +
+                     " tensors, but the model has " + std::to_string(layers.size()) + " layers");
   return [file, layers, device = model.device()](const TextWindows& windows) {
     return [file, layers, device, first = static_cast<int64_t>(windows.offset)](size_t layer, int64_t count) {
       return to_device(read_selection(*layers.at(layer), first, count), device);

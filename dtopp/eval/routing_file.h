@@ -1,6 +1,7 @@
-// Which experts the tokens of a text took, as a safetensors file: bool [T, E] for each layer, "layer_00" on,
-// T the tokens that the model reads of the text, in their order. To be replayed, by the same or another
-// model.
+// Stores the experts that each token of a text used in a safetensors file, and replays them on a model.
+//
+// The file holds one tensor per layer: "layer_00", "layer_01", …, bool [T, E]. T counts the tokens that the
+// model reads, in text order. The replaying model may differ from the recorded one.
 #pragma once
 
 #include <filesystem>
@@ -12,22 +13,24 @@
 
 namespace dtopp {
 
-// Collects what a model chose; a byte for each token, expert and layer is in memory.
+// Collects the experts that a model selects. It keeps one byte per token, expert and layer in memory.
 class RoutingDump {
  public:
-  // num_tokens: T. UsageError for a dense model.
+  // `num_tokens` is T. Throws UsageError if the model is dense.
   RoutingDump(const InferenceModel& model, int64_t num_tokens);
 
   void add(const TextWindows& windows, const HiddenStates& states);
-  // DataError where it cannot be written.
+  // Writes the file. Throws DataError if it cannot be written.
   void write(const std::filesystem::path& path) const;
 
  private:
-  std::vector<at::Tensor> selection_LTE_;  // of each layer, on the CPU
+  std::vector<at::Tensor> selection_LTE_;  // one tensor per layer, on the CPU
 };
 
-// The selections that a file holds, for measure_perplexity. UsageError naming the layer where it is not of
-// `num_tokens` tokens of such a model, or the model is dense; DataError where the file is damaged.
+// Opens a file of selections for measure_perplexity.
+//
+// Throws: UsageError if the model is dense or a layer's tensor does not match the model and `num_tokens`; the
+//         message names the layer. DataError if the file is damaged.
 ReplayWindows replay_of(const std::filesystem::path& path, const InferenceModel& model, int64_t num_tokens);
 
 }  // namespace dtopp

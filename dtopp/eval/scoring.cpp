@@ -12,7 +12,7 @@
 namespace dtopp {
 namespace {
 
-// The tokens of some requests as segments, and which of their rows predict which token.
+// The tokens of some requests as segments. The hidden state in row rows[i] predicts token targets[i].
 struct ScoringBatch {
   std::vector<int64_t> tokens;
   std::vector<Segment> segments;
@@ -30,8 +30,8 @@ std::span<const int32_t> all_but_last(const std::vector<int32_t>& ids) {
   return std::span(ids).first(ids.empty() ? 0 : ids.size() - 1);
 }
 
-// The shared context is one segment, computed once. Each choice continues it in a segment of its own, without
-// its last token: what the model predicts after that one is not scored.
+// Adds the shared context as one segment, so that it is computed once. Each choice continues it in its own
+// segment, without its last token: the prediction after that token is not scored.
 void add_shared(const Request& request, ScoringBatch& batch) {
   const auto parent = static_cast<int64_t>(batch.segments.size());
   batch.add_segment(request.contexts[0], kNoParent);
@@ -69,7 +69,7 @@ int64_t tokens_of(const Request& request) {
   return tokens;
 }
 
-// The host waits for the device once.
+// Sums on the device, so that the host waits for it only once.
 ExpertUse use_of(const std::vector<RouteOutput>& layers) {
   if (layers.empty()) return {};
   std::vector<at::Tensor> counts;
@@ -134,7 +134,7 @@ ScoredRequests generate_answers(const InferenceModel& model, const Tokenizer& to
 struct RequestBatch {
   size_t data_set;
   std::span<const Request> requests;
-  uint64_t end;  // requests of the task up to here
+  uint64_t end;  // number of requests of the task up to the end of this batch
 };
 
 std::vector<RequestBatch> batches_of(const TaskRequests& task, int64_t batch_tokens) {
@@ -157,7 +157,7 @@ std::vector<RequestBatch> batches_of(const TaskRequests& task, int64_t batch_tok
   return batches;
 }
 
-// Batches for other ranks.
+// Serializes this rank's batches for the other ranks.
 std::string pack(const std::vector<ScoredRequests>& batches) {
   using nlohmann::json;
   json list = json::array();

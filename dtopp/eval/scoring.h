@@ -1,4 +1,4 @@
-// What a model says to the requests of a task: log probabilities of continuations, or generated answers.
+// Scores the requests of a task with a model: log probabilities of continuations, or generated answers.
 #pragma once
 
 #include <cstdint>
@@ -14,16 +14,20 @@
 
 namespace dtopp {
 
-// Of a data set: the scores of each request, in their order, and the experts that it took.
+// The scores of each request of a data set, in order, and the experts that all requests used.
 struct ScoredRequests {
   std::vector<Scores> scores;
   ExpertUse experts;
 };
 
-// By data set; nullopt where a stop was asked for. Requests of a data
-// set are computed together as long as they have at most `batch_tokens` tokens; a longer one is computed by
-// itself. These batches are what the ranks share out; every one of them gets all scores. `hooks` counts
+// Scores all requests of `task`.
+//
+// A batch holds consecutive requests of one data set with at most `batch_tokens` tokens in total. A longer
+// request forms a batch of its own. Batches are distributed over the ranks. The progress of `hooks` counts
 // requests.
+//
+// Returns:    all scores on every rank, one entry per data set; nullopt if a stop is requested on any rank
+// Collective: every rank of `ranks`, in the same order
 std::optional<std::vector<ScoredRequests>> score_task(const InferenceModel& model, const Tokenizer& tokenizer,
                                                       const TaskRequests& task, int64_t batch_tokens,
                                                       Collectives& ranks, const BatchHooks& hooks);

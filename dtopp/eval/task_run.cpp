@@ -16,7 +16,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// nullopt when stopped before the end.
+// Returns one tally per data set; nullopt if stopped before the end.
 std::optional<std::vector<Tally>> run_task(const InferenceModel& model, const Tokenizer& tokenizer,
                                            const TaskRequests& requests, KeptResults& kept,
                                            int64_t batch_tokens, Collectives& ranks,
@@ -40,8 +40,8 @@ std::optional<std::vector<Tally>> run_task(const InferenceModel& model, const To
     }
   }
   if (!kept.keep(requests, tallies, std::move(dump)))
-    hooks.message(name + ": not kept until the end: " + kept.folder().string() +
-                  " holds files of that name which dtopp did not write");
+    hooks.message(name + ": the finished task is not stored; " + kept.folder().string() +
+                  " holds files with its name that dtopp did not write");
   return tallies;
 }
 
@@ -54,14 +54,15 @@ std::vector<TaskResult> run_tasks(const InferenceModel& model, const Tokenizer& 
   for (const TaskRequests& requests : tasks) {
     const std::string name(requests.task.name);
     auto tallies = kept.find(requests);
-    if (tallies) hooks.message(name + ": finished by an earlier run, taken from " + kept.folder().string());
+    if (tallies)
+      hooks.message(name + ": finished by an earlier run; results taken from " + kept.folder().string());
     if (!any_rank(ranks, tallies.has_value())) {
       tallies = run_task(model, tokenizer, requests, kept, batch_tokens, ranks, hooks);
       if (!tallies) {
         throw Stopped("stopped in " + name + " after " + std::to_string(results.size()) +
                       " finished tasks; " +
-                      (kept.keeps() ? "the same command goes on from there"
-                                    : "with --output or --dump they would have been kept"));
+                      (kept.keeps() ? "run the same command again to resume"
+                                    : "they are not kept without --output or --dump"));
       }
     }
     if (tallies) results.push_back(summarize(requests.task, *tallies));
@@ -73,7 +74,8 @@ ordered_json run_key(const Checkpoint& checkpoint, const InferenceModel& model, 
                      const std::string& version) {
   ordered_json thresholds = ordered_json::array();
   for (const at::Tensor& threshold : model.routing.threshold) thresholds.push_back(threshold.item<double>());
-  // The number of threads, which a CPU's description names, is not part of it: see docs/evaluation.md.
+  // "cpu" alone: a CPU's description names the number of threads, which the key leaves out
+  // (docs/evaluation.md).
   const at::Device device = model.device();
   return {{"checkpoint", hash_file(checkpoint.path() / kManifestName)},
           {"thresholds", std::move(thresholds)},

@@ -1,5 +1,6 @@
-// Runs a model on prepared tasks, one after another; finished ones are kept, so that an interrupted
-// evaluation goes on with the next.
+// Evaluates a model on prepared tasks, one after another.
+//
+// Finished tasks are stored, so that an interrupted evaluation resumes with the next one.
 #pragma once
 
 #include <functional>
@@ -23,29 +24,34 @@ struct TaskRunHooks {
   std::function<bool()> stop;
 };
 
-// The results in the order of `tasks`, about `batch_tokens` tokens computed at once, shared out among ranks.
-// Those that `kept` finds on rank 0 are not computed again; on the other ranks `kept` keeps nothing, and what
-// it found is missing in their results. Stopped once `stop` says so on any rank. NumericalError where a log
-// probability is not finite.
+// Evaluates `tasks` in batches of about `batch_tokens` tokens, which are distributed over the ranks.
+//
+// A task that `kept` finds on rank 0 is not computed again. On the other ranks `kept` stores nothing, so
+// their results lack the tasks that rank 0 found.
+//
+// Returns:    the results in the order of `tasks`
+// Throws:     Stopped if `stop` returns true on any rank; NumericalError if a log probability is not finite
+// Collective: every rank of `ranks`, in the same order
 std::vector<TaskResult> run_tasks(const InferenceModel& model, const Tokenizer& tokenizer,
                                   std::span<const TaskRequests> tasks, KeptResults& kept,
                                   int64_t batch_tokens, Collectives& ranks, const TaskRunHooks& hooks);
 
-// All that a score depends on besides the task: the checkpoint, p, the tokenizer, the device and the program.
-// What KeptResults compares. `version` is the program's.
+// Returns everything that a score depends on besides the task: checkpoint, thresholds p, tokenizer, device
+// and program `version`. KeptResults compares it.
 nlohmann::ordered_json run_key(const Checkpoint& checkpoint, const InferenceModel& model,
                                const Tokenizer& tokenizer, const std::string& version);
 
-// Results at one number of active experts.
+// The results at one number of active experts.
 struct BudgetResult {
   double target_experts = 0;
   std::vector<TaskResult> results;
 };
 
-// {"sweep": [to_json(results) with "target_experts"]}
+// Returns {"sweep": [to_json(results) with "target_experts", …]}.
 nlohmann::ordered_json to_json(std::span<const BudgetResult> sweep, std::span<const LongTask> left_out);
 
-// The average against the number of active experts, after a line for each task that was left out.
+// Returns a table of the average accuracy by number of active experts, after one line per task that was left
+// out.
 std::string format_table(std::span<const BudgetResult> sweep, std::span<const LongTask> left_out);
 
 }  // namespace dtopp

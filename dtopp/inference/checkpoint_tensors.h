@@ -1,4 +1,4 @@
-// What of a checkpoint a model is run with: tensors in fp32, and thresholds.
+// Loads the tensors of a checkpoint that inference needs: parameters in fp32, and routing thresholds.
 #pragma once
 
 #include <cstddef>
@@ -13,15 +13,15 @@
 
 namespace dtopp {
 
-// A tensor's bytes by its name and shape: Checkpoint::parameter or Checkpoint::average.
+// Returns the bytes of the tensor with this name and shape: Checkpoint::parameter or Checkpoint::average.
 using ReadTensorBytes =
     std::function<std::span<const std::byte>(const std::string& name, const std::vector<int64_t>& shape)>;
 
-// All of `specs`, copied to the device.
+// Copies the tensors of all `specs` to the device as fp32.
 ParameterLookup load_parameters(const std::vector<ParameterSpec>& specs, const ReadTensorBytes& read,
                                 const at::Device& device);
 
-// p of each layer as the checkpoint has it; none for a dense model.
+// Returns the checkpoint's threshold p of each layer. A dense model has none.
 RoutingInputs load_thresholds(const Checkpoint& checkpoint, const RunConfig& config,
                               const at::Device& device);
 

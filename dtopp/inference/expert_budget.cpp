@@ -22,9 +22,10 @@ double mean_experts(const std::vector<RouteOutput>& layers) {
 void require_target(const RunConfig& config, double target) {
   const int64_t experts = config.model.num_experts;
   if (config.model.is_dense() || config.routing.method == RoutingMethod::kTopK)
-    throw UsageError("--target-experts needs a model routed by top_p or dtop_p: this one has no threshold");
+    throw UsageError(
+        "--target-experts: the model has no routing threshold; use one with routing.method top_p or dtop_p");
   if (!(target >= 1 && target <= static_cast<double>(experts)))
-    throw UsageError("--target-experts " + std::to_string(target) + ": not between 1 and the model's " +
+    throw UsageError("--target-experts " + std::to_string(target) + ": must be between 1 and the model's " +
                      std::to_string(experts) + " experts");
 }
 
@@ -42,7 +43,7 @@ RoutingInputs solve_thresholds(const InferenceModel& model, const at::Tensor& to
 at::Tensor solving_windows(std::span<const int64_t> ids, int64_t sequence_length, const std::string& source) {
   const auto count = static_cast<int64_t>(ids.size());
   const int64_t length = std::min(sequence_length, count);
-  if (length == 0) throw DataError(source + ": holds no text to solve --target-experts on");
+  if (length == 0) throw DataError(source + ": holds no tokens; --target-experts needs text to solve p on");
   const int64_t windows = std::clamp<int64_t>(kSolveTokens / length, 1, count / length);
   return at::tensor(at::IntArrayRef(ids.data(), windows * length)).view({windows, length});
 }

@@ -1,4 +1,4 @@
-// Another number of active experts for a trained model: the thresholds at which it chooses that many.
+// Solves for the thresholds at which a trained model activates another number of experts.
 #pragma once
 
 #include <cstdint>
@@ -10,16 +10,21 @@
 
 namespace dtopp {
 
-// UsageError where the method has no threshold or `target` is not between 1 and the number of experts.
+// Throws UsageError if the routing method has no threshold or `target` is not between 1 and the number of
+// experts.
 void require_target(const RunConfig& config, double target);
 
-// p, as the controller keeps it (one for all layers, or one a layer where routing.scope is layer), at which
-// the tokens choose `target` experts on average: the mean over layers, or in each. tokens_BL int64.
-// UsageError as require_target.
+// Returns the threshold p at which tokens activate `target` experts on average.
+//
+// If routing.scope is layer, each layer gets its own p and meets the target itself. Otherwise all layers
+// share one p, and the mean over layers meets the target.
+//
+// Shapes: tokens_BL int64 [B, L]
+// Throws: UsageError, as require_target
 RoutingInputs solve_thresholds(const InferenceModel& model, const at::Tensor& tokens_BL, double target);
 
-// The first windows [B, L] of a text's ids, kSolveTokens of them. DataError that begins with `source`, the
-// text's name, where there is no id.
+// Returns the first windows of a text, int64 [B, L] with at most kSolveTokens ids, but at least one window.
+// Throws DataError if `ids` is empty; the message begins with `source`, the name of the text.
 at::Tensor solving_windows(std::span<const int64_t> ids, int64_t sequence_length, const std::string& source);
 
 }  // namespace dtopp

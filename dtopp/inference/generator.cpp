@@ -14,11 +14,11 @@ namespace {
 struct Sequence {
   size_t index = 0;
   KeyValueCache cache;
-  std::vector<int32_t> coming;  // ids the model has not seen yet
+  std::vector<int32_t> coming;  // ids that are not in the cache yet
   int64_t generated = 0;
 };
 
-// The rows of x after the last token of each segment.
+// Returns the row of x that holds the last token of each segment.
 at::Tensor last_rows(std::span<const Segment> segments) {
   at::Tensor rows = at::empty({static_cast<int64_t>(segments.size())}, at::kLong);
   int64_t end = 0;
@@ -29,7 +29,7 @@ at::Tensor last_rows(std::span<const Segment> segments) {
   return rows;
 }
 
-// Mean over layers of the experts that each of the rows' tokens chose. [rows] f64, on the host
+// Returns the active experts of the token in each row, mean over layers, f64 [rows] on the host.
 at::Tensor active_experts(const HiddenStates& states, const at::Tensor& rows) {
   at::Tensor sum = at::zeros({rows.size(0)}, rows.options().dtype(at::kDouble));
   for (const RouteOutput& routing : states.routing) {

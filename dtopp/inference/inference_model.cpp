@@ -8,13 +8,13 @@
 namespace dtopp {
 namespace {
 
-// What ended a document in the data the checkpoint was trained on.
+// Returns the id that ended each document of the training data.
 int64_t end_of_text_of(const Checkpoint& checkpoint, const RunConfig& config) {
   if (config.data.end_of_text >= 0) return config.data.end_of_text;
   if (checkpoint.has_tokenizer()) return Tokenizer::load(checkpoint.tokenizer_path()).end_of_text();
   throw CheckpointError(checkpoint.path().string() +
-                        ": holds no tokenizer.json, and its config.yaml no data.end_of_text, to tell its "
-                        "documents apart by");
+                        ": the end-of-text id is unknown; the checkpoint needs tokenizer.json or "
+                        "data.end_of_text in config.yaml");
 }
 
 }  // namespace
@@ -38,13 +38,14 @@ Tokenizer load_tokenizer(const Checkpoint& checkpoint, const std::filesystem::pa
                          int64_t vocab_size) {
   const bool has_own = checkpoint.has_tokenizer();
   if (!has_own && other.empty())
-    throw UsageError(checkpoint.path().string() +
-                     " holds no tokenizer.json (its run was trained on bare token files): pass --tokenizer");
+    throw UsageError(
+        checkpoint.path().string() +
+        ": holds no tokenizer.json (the run was trained on token files without one); pass --tokenizer");
   const std::filesystem::path path = has_own ? checkpoint.tokenizer_path() : other;
   Tokenizer tokenizer = Tokenizer::load(path);
   if (has_own && !other.empty() && Tokenizer::load(other).hash() != tokenizer.hash())
     throw UsageError("--tokenizer " + other.string() +
-                     ": not the one the checkpoint was trained with; leave it out");
+                     ": differs from the checkpoint's own tokenizer; omit --tokenizer");
   if (tokenizer.vocab_size() > vocab_size)
     throw UsageError(path.string() + ": a tokenizer of " + std::to_string(tokenizer.vocab_size()) +
                      " ids does not fit the checkpoint's model.vocab_size of " + std::to_string(vocab_size));
@@ -54,8 +55,8 @@ Tokenizer load_tokenizer(const Checkpoint& checkpoint, const std::filesystem::pa
 std::string describe_model(const RunConfig& config, int64_t tokens) {
   const Plan plan = make_plan(config);
   const auto number = [](auto count) { return format_count(static_cast<double>(count)); };
-  return number(plan.parameters) + " parameters, of which a token uses " + number(plan.active_parameters) +
-         ", after " + number(tokens) + " tokens";
+  return number(plan.parameters) + " parameters (" + number(plan.active_parameters) +
+         " active per token), after " + number(tokens) + " tokens";
 }
 
 }  // namespace dtopp

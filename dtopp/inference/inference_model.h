@@ -1,5 +1,4 @@
-// A language model out of a checkpoint, for evaluation and generation: parameters only, fp32, with the
-// checkpoint's p.
+// Loads a language model for evaluation and generation: fp32 parameters and the thresholds p.
 #pragma once
 
 #include <filesystem>
@@ -15,21 +14,23 @@ namespace dtopp {
 struct InferenceModel {
   RunConfig config;
   LanguageModel model;
-  RoutingInputs routing;  // p of each layer
+  RoutingInputs routing;  // threshold p of each layer
 
   at::Device device() const { return model.embed_VD().device(); }
 };
 
-// Of a language model. CheckpointError where a tensor is missing or of another shape.
+// Loads the checkpoint of a language model. Throws CheckpointError if a tensor is missing or has another
+// shape.
 InferenceModel load_inference_model(const Checkpoint& checkpoint, const at::Device& device = at::kCPU);
 
-// The checkpoint's tokenizer, or `other` (--tokenizer; may be empty) for a checkpoint without; its ids are
-// ids of the model. UsageError where there is none, where `other` is not the one the checkpoint was trained
-// with, or where it has more than `vocab_size` ids.
+// Loads the checkpoint's tokenizer, or `other` (--tokenizer; may be empty) if the checkpoint has none.
+//
+// Throws: UsageError if there is no tokenizer, if `other` differs from the checkpoint's tokenizer, or if the
+//         tokenizer has more than `vocab_size` ids
 Tokenizer load_tokenizer(const Checkpoint& checkpoint, const std::filesystem::path& other,
                          int64_t vocab_size);
 
-// Its size and what it was trained on: "9.9M parameters, of which a token uses 7.1M, after 4.19M tokens".
+// Describes the size and training of a model: "9.9M parameters (7.1M active per token), after 4.19M tokens".
 std::string describe_model(const RunConfig& config, int64_t tokens);
 
 }  // namespace dtopp

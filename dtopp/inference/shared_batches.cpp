@@ -11,7 +11,7 @@ bool compute_batches(size_t batches, Collectives& ranks, const BatchHooks& hooks
     const size_t mine = first + static_cast<size_t>(ranks.rank());
     const bool stop = hooks.stop();
     const at::Tensor stops = at::full({1}, stop ? 1.0 : 0.0, at::kDouble);
-    // On its way while the batch is computed: a rank waits for the others to begin theirs, not to end them.
+    // The reduction overlaps the computation: a rank waits only until the others have started their batch.
     Pending agreement = ranks.all_reduce_sum(stops, "stop");
     if (!stop && mine < batches) compute(mine);
     agreement.wait();

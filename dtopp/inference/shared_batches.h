@@ -1,5 +1,7 @@
-// What a model computes in batches, shared out among ranks. A batch is the same one at every number of ranks:
-// the last bits of what is computed for one of its items depend on the others.
+// Distributes the batches of an evaluation over ranks.
+//
+// The content of a batch does not depend on the number of ranks. The last bits of an item's result depend on
+// the other items of its batch, so results are the same for every number of ranks.
 #pragma once
 
 #include <cstddef>
@@ -11,14 +13,17 @@
 namespace dtopp {
 
 struct BatchHooks {
-  std::function<void(uint64_t done)> progress;  // of all ranks together, about
-  std::function<bool()> stop;                   // asked before each batch
+  std::function<void(uint64_t done)> progress;  // approximate total of all ranks
+  std::function<bool()> stop;                   // called before each batch
 };
 
-// compute(b) for those of the batches 0, 1, … below `batches` that are this rank's, in order: those with
-// b % ranks.size() == ranks.rank(). `progress` counts batches. Every rank calls it, and none is ahead of
-// another by more than a batch. False, on all of them, once `stop` said so on any: some batches are not
-// computed then.
+// Calls compute(b), in order, for each batch b < `batches` with b % ranks.size() == ranks.rank().
+//
+// `progress` counts batches. No rank is more than one batch ahead of another.
+//
+// Returns:    true; false on all ranks once `stop` returns true on any rank, and the remaining batches are
+//             not computed
+// Collective: every rank of `ranks`, in the same order
 bool compute_batches(size_t batches, Collectives& ranks, const BatchHooks& hooks,
                      const std::function<void(size_t batch)>& compute);
 

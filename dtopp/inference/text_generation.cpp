@@ -16,7 +16,7 @@ std::vector<std::string> read_prompts(const std::filesystem::path& path) {
     if (end > begin) prompts.push_back(text.substr(begin, end - begin));
     begin = end + 1;
   }
-  if (prompts.empty()) throw DataError(path.string() + ": holds no prompt (one a line)");
+  if (prompts.empty()) throw DataError(path.string() + ": holds no prompt; write one prompt per line");
   return prompts;
 }
 
@@ -27,8 +27,9 @@ EncodedPrompts encode_prompts(const std::vector<std::string>& prompts, const Tok
     encoded.ids.push_back(tokenizer.encode(prompt));
     const auto length = static_cast<int64_t>(encoded.ids.back().size());
     if (length >= sequence_length)
-      throw UsageError("a prompt of " + std::to_string(length) + " tokens leaves no room in the model's " +
-                       "sequence length of " + std::to_string(sequence_length));
+      throw UsageError("a prompt of " + std::to_string(length) +
+                       " tokens leaves no space for new tokens in " + "the model's sequence length of " +
+                       std::to_string(sequence_length));
     encoded.room.push_back(std::min(max_tokens, sequence_length - length));
   }
   return encoded;
@@ -36,7 +37,7 @@ EncodedPrompts encode_prompts(const std::vector<std::string>& prompts, const Tok
 
 std::string TextStream::add(int32_t id) {
   constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
-  constexpr size_t kMostBytes = 4;  // of a character, and a token has at least one
+  constexpr size_t kMostBytes = 4;  // UTF-8 bytes per character; a token has at least one
   pending_.push_back(id);
   std::string text = tokenizer_.decode_generated(pending_);
   if (text.ends_with(kReplacement) && pending_.size() < kMostBytes) return {};

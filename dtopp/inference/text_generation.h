@@ -1,4 +1,4 @@
-// Text in, text out: the prompts of `dtopp generate` as ids, and the ids it makes as text.
+// Encodes the prompts of `dtopp generate` and decodes the generated ids.
 #pragma once
 
 #include <cstdint>
@@ -10,26 +10,27 @@
 
 namespace dtopp {
 
-// The lines of a file that are not empty. DataError where it cannot be read or holds none.
+// Returns the non-empty lines of a file. Throws DataError if it cannot be read or has none.
 std::vector<std::string> read_prompts(const std::filesystem::path& path);
 
 struct EncodedPrompts {
   std::vector<std::vector<int32_t>> ids;
-  std::vector<int64_t> room;  // new tokens: `max_tokens`, or what the model's sequence length leaves
+  std::vector<int64_t> room;  // maximum of new tokens: `max_tokens`, limited by the sequence length
 };
 
-// UsageError where a prompt leaves no room.
+// Encodes the prompts. Throws UsageError if a prompt fills the sequence length.
 EncodedPrompts encode_prompts(const std::vector<std::string>& prompts, const Tokenizer& tokenizer,
                               int64_t sequence_length, int64_t max_tokens);
 
-// The text of a growing list of ids, given out as far as it is certain: a character may take several tokens.
+// Decodes a stream of ids into text. A character may span several tokens; text is returned once it is
+// complete.
 class TextStream {
  public:
   explicit TextStream(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
 
-  // What the text gains by one more id: nothing while its last character may still be incomplete.
+  // Adds an id and returns the new text. The text is empty while its last character may be incomplete.
   std::string add(int32_t id);
-  // What is held back, as it stands.
+  // Returns the text that add() holds back, possibly with an incomplete character.
   std::string rest() const { return tokenizer_.decode_generated(pending_); }
 
  private:

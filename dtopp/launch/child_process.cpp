@@ -19,7 +19,7 @@ namespace {
 constexpr int kUnknown = static_cast<int>(ExitStatus::kResource);
 constexpr int kNotExecuted = 127;
 
-// What exec takes; `texts` must outlive it.
+// The argument list for exec; `texts` must outlive it.
 std::vector<char*> pointers_to(std::vector<std::string>& texts) {
   std::vector<char*> pointers;
   pointers.reserve(texts.size() + 1);
@@ -49,14 +49,14 @@ pid_t start_child(const ChildProgram& child) {
   const auto argument_pointers = pointers_to(arguments);
   const auto environment_pointers = pointers_to(environment);
   const pid_t parent = ::getpid();
-  // No handler may run in the child while it shares the parent's pipe (signal_pipe.h).
+  // Blocks all signals: no handler may run in the child while it shares the parent's pipe (signal_pipe.h).
   sigset_t all, mask;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &mask);
   const pid_t process = ::fork();
-  if (process == 0) {  // async-signal-safe calls only: other threads may have held any lock
+  if (process == 0) {  // async-signal-safe calls only: another thread may have held any lock at the fork
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (::getppid() != parent) ::_exit(kUnknown);  // dead before the line above
+    if (::getppid() != parent) ::_exit(kUnknown);  // the parent died before prctl
     ::setsid();
     if (child.output >= 0 &&
         (::dup2(child.output, STDOUT_FILENO) < 0 || ::dup2(child.output, STDERR_FILENO) < 0))

@@ -1,4 +1,4 @@
-// One program started as a child of this one.
+// Starts a program as a child process, and waits for it or kills it.
 #pragma once
 
 #include <filesystem>
@@ -10,38 +10,40 @@
 
 namespace dtopp {
 
-// The file of the running program, by its own name, which tools like ps show then; where the file was
-// replaced meanwhile, as the kernel knows it.
+// The path of the running program. Tools like ps show this name. If the file was replaced meanwhile, it is
+// the kernel's link to the running program.
 std::filesystem::path own_program();
 
-// This process's environment.
+// The environment of this process.
 std::vector<std::string> own_environment();
 
 struct ChildProgram {
   std::filesystem::path program{};
-  std::vector<std::string> arguments{};    // the program's name first
+  std::vector<std::string> arguments{};    // starts with the program's name
   std::vector<std::string> environment{};  // "NAME=value"
-  int output = -1;                         // becomes its standard output and error; -1: the caller's
+  int output = -1;                         // descriptor for its standard output and error; -1: the caller's
 };
 
-// The child dies (SIGKILL) with the calling thread and has a session of its own, so that what a terminal or
-// kill(1) sends to this process's group does not reach it; SIGCHLD, SIGTERM and SIGINT have their default
-// action. One whose program cannot be executed ends with 127. -1, and errno, where no process can be started.
+// Starts the child in a session of its own, so signals for this process's group from a terminal or kill(1) do
+// not reach it. The child is killed (SIGKILL) when the calling thread ends. SIGCHLD, SIGTERM and SIGINT have
+// their default action in the child. The child ends with status 127 if the program cannot be executed.
+//
+// Returns -1 and sets errno if no process can be started.
 pid_t start_child(const ChildProgram& child);
 
-// How a child ended.
+// The exit status of a child, or the signal that killed it.
 struct ChildEnd {
   int status = 0;
-  int signal = 0;  // what killed it; 0: it ended by itself
+  int signal = 0;  // signal that killed it; 0: it exited
 };
 
-// nullopt while it runs. 5 where somebody else has waited for it: how it ended nobody knows then.
+// nullopt while the child runs. The status is 5 (unknown) if the child has already been waited for elsewhere.
 std::optional<ChildEnd> reap_child(pid_t process);
 
-// Returns when it is gone.
+// Kills the child. Returns when it has ended.
 void kill_child(pid_t process);
 
-// "signal 9 (Killed)"
+// For example "signal 9 (Killed)".
 std::string signal_name(int signal);
 
 }  // namespace dtopp

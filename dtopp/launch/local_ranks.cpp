@@ -39,7 +39,7 @@ std::vector<std::string> environment_of(int64_t rank, const LocalRanks& wanted) 
   return entries;
 }
 
-// How much of the run's end a rank's end explains.
+// How well a rank's end explains why the run ended; the largest weight decides.
 int weight(const RanksEnd& end) {
   if (end.signal != 0) return 4;
   if (end.status == kDone) return 0;
@@ -86,7 +86,7 @@ class RankProcesses {
     }
   }
 
-  // The ends of the ranks that died since the last call. `sent` is the stop signal that they got.
+  // The ends of the ranks that died since the last call. `sent` is the stop signal that they received.
   std::vector<RanksEnd> reap(int sent) {
     std::vector<RanksEnd> ends;
     for (size_t rank = 0; rank < processes_.size(); ++rank) {
@@ -103,10 +103,10 @@ class RankProcesses {
 
  private:
   const LocalRanks& wanted_;
-  std::vector<pid_t> processes_;  // by rank; 0 once it has been waited for
+  std::vector<pid_t> processes_;  // by rank; 0 after it has been reaped
 };
 
-// Until then, for poll: rounded up, or it would return before and turn idly.
+// Timeout for poll. It is rounded up; otherwise poll would return early and the loop would spin.
 int milliseconds_until(Clock::time_point time) {
   if (time == kNever) return -1;
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(time - Clock::now()).count();

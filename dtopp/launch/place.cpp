@@ -9,7 +9,7 @@
 namespace dtopp {
 namespace {
 
-// The names under which a launcher says the same things.
+// The names of the same four variables for one launcher.
 struct PlaceNames {
   const char* rank;
   const char* size;
@@ -32,7 +32,7 @@ class Variables {
   const char* first_of(const char* name, const char* other) const { return has(name) ? name : other; }
   std::string quote(const char* name) const { return std::string(name) + "=" + text(name); }
 
-  // `reason` follows the bounds in the error, as in ", since WORLD_SIZE=4".
+  // `reason` follows the bounds in the error message, as in ", since WORLD_SIZE=4".
   std::optional<int64_t> number(const char* name, int64_t lowest, int64_t highest,
                                 const std::string& reason = "") const {
     if (!has(name)) return std::nullopt;
@@ -110,7 +110,7 @@ Place find_in_torch(const Variables& variables) {
   return place;
 }
 
-// The variable with the number of tasks of the step that this process belongs to, null where there is none.
+// The variable with the number of tasks in the Slurm step of this process; null outside a step.
 const char* slurm_size(const Variables& variables) {
   if (!variables.has("SLURM_PROCID")) return nullptr;
   if (variables.has("SLURM_STEP_NUM_TASKS")) return "SLURM_STEP_NUM_TASKS";
@@ -118,7 +118,7 @@ const char* slurm_size(const Variables& variables) {
   return !is_batch_script && variables.has("SLURM_NTASKS") ? "SLURM_NTASKS" : nullptr;
 }
 
-// A number that does not fit is not worth a run: the ranks can ask each other.
+// Returns 0 for an implausible number instead of ending the run: the ranks can then exchange host names.
 int64_t slurm_local_size(const Variables& variables, const Place& place) {
   const char* const tasks = variables.first_of("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE");
   const auto node = whole_number(variables.text("SLURM_NODEID"));
@@ -126,8 +126,8 @@ int64_t slurm_local_size(const Variables& variables, const Place& place) {
   return count > place.local_rank && count <= place.size ? *count : 0;
 }
 
-// Above the ports that Linux gives out by itself (up to 60999). Jobs on one machine have neighbouring
-// numbers, steps of one job too: the prime keeps both apart.
+// A port above the ones that Linux assigns by itself (up to 60999). Jobs on one machine, and steps of one
+// job, have consecutive numbers; the prime keeps their ports apart.
 uint16_t slurm_port(const Variables& variables) {
   constexpr int64_t kLargest = int64_t{1} << 32;
   const auto job = variables.number(variables.first_of("SLURM_JOB_ID", "SLURM_JOBID"), 0, kLargest);

@@ -13,10 +13,10 @@
 namespace dtopp {
 namespace {
 
-// A signal handler can reach nothing but a global.
+// A signal handler can access only a global.
 volatile std::sig_atomic_t write_end = -1;
 
-// A full pipe loses nothing: it has more of the same in it.
+// A full pipe loses nothing: it already holds more signals of the same kinds.
 void write_signal(int signal) {
   const int saved = errno;
   const auto byte = static_cast<unsigned char>(signal);

@@ -1,4 +1,4 @@
-// Signals as something to wait for.
+// Delivers signals through a pipe, so that a thread can wait for them.
 #pragma once
 
 #include <array>
@@ -8,22 +8,22 @@
 
 namespace dtopp {
 
-// Signals closer together are one request: timeout(1) signals its child and then the whole group.
+// Signals closer together count as one request: timeout(1) signals its child and then the whole group.
 inline constexpr std::chrono::milliseconds kOneRequest{100};
 
-// While it lives, SIGCHLD, SIGTERM and SIGINT of this process come out of wait(), whatever thread takes them
-// (a signalfd would miss those that reach a thread that does not block them). Only one at a time.
+// While it exists, wait() returns the SIGCHLD, SIGTERM and SIGINT of this process, whichever thread receives
+// them. (A signalfd would miss signals for a thread that does not block them.) Only one may exist at a time.
 class SignalPipe {
  public:
-  SignalPipe();   // ResourceError where there is no descriptor left
-  ~SignalPipe();  // gives the caller's handlers and mask back
+  SignalPipe();   // throws ResourceError if no descriptor is left
+  ~SignalPipe();  // restores the caller's handlers and signal mask
   SignalPipe(const SignalPipe&) = delete;
   SignalPipe& operator=(const SignalPipe&) = delete;
 
-  // The signals that came, in order; waits for one up to `milliseconds`, for ever where that is negative.
+  // The signals received, in order. Waits up to `milliseconds` for one; without limit if it is negative.
   std::vector<int> wait(int milliseconds) const;
 
-  // In a child between fork and exec: the handlers would write to the parent's pipe. Async-signal-safe.
+  // Call in a child between fork and exec: the handlers would write to the parent's pipe. Async-signal-safe.
   static void forget();
 
  private:

@@ -25,7 +25,7 @@ std::optional<std::string> first_host(std::string_view hosts) {
     if (close == std::string_view::npos) return std::nullopt;
     const auto first = hosts.substr(i + 1, hosts.find_first_of(",-]", i) - i - 1);
     if (!whole_number(first)) return std::nullopt;
-    host += first;  // as it is written: zeros in front belong to the name
+    host += first;  // as written: leading zeros belong to the name
     i = close;
   }
   return host.empty() ? std::nullopt : std::optional(host);

@@ -21,10 +21,10 @@ using namespace std::chrono_literals;
 
 constexpr size_t kMostOutput = size_t{64} << 10;
 constexpr auto kBetweenLooks = 5ms;
-// A process whose device hangs may not end even when it is killed; nobody waits longer for it.
+// A process with a hung device may not end even when it is killed; stop waiting for it after this time.
 constexpr auto kLastWait = 5s;
 
-// What a child writes; reading does not wait.
+// A pipe for the output of a child; reading does not block.
 class OutputPipe {
  public:
   OutputPipe() {
@@ -55,7 +55,7 @@ class OutputPipe {
   }
 
   [[noreturn]] static void fail() {
-    throw ResourceError("a program cannot be started: " + std::generic_category().message(errno));
+    throw ResourceError("cannot start a program: " + std::generic_category().message(errno));
   }
 
  private:
@@ -91,10 +91,10 @@ TimedChildEnd run_timed_child(ChildProgram child, std::chrono::milliseconds limi
     if (end->status != 0) result.failure = "ended with status " + std::to_string(end->status);
     return result;
   }
-  ::kill(-process, SIGKILL);  // its session's
+  ::kill(-process, SIGKILL);  // its process group
   ::kill(process, SIGKILL);
   end_before(Clock::now() + kLastWait);
-  result.failure = "no end in " + seconds_text(limit);
+  result.failure = "did not end within " + seconds_text(limit);
   return result;
 }
 

@@ -1,5 +1,4 @@
-// A program run as a child for what it prints, because it may crash, and with a time limit, because it may
-// hang.
+// Runs a program as a child and returns its output. It is for programs that may crash or hang.
 #pragma once
 
 #include <chrono>
@@ -10,12 +9,15 @@
 namespace dtopp {
 
 struct TimedChildEnd {
-  std::string output;  // of both standard streams, the last 64 KiB
-  std::string failure;  // "killed by signal 11 (…)", "ended with status 3", "no end in 60 s"; empty: status 0
+  std::string output;  // the last 64 KiB of standard output and error
+  // "killed by signal 11 (…)", "ended with status 3", "did not end within 60 s"; empty: status 0
+  std::string failure;
 };
 
-// Returns when the child has ended, or `limit` is over and it has been killed with all that it started.
-// ResourceError where it cannot be started. child.output is not looked at.
+// Returns when the child has ended, or after `limit`, when it has killed the child and its process group. It
+// ignores child.output.
+//
+// Throws:        ResourceError if the child cannot be started
 TimedChildEnd run_timed_child(ChildProgram child, std::chrono::milliseconds limit);
 
 }  // namespace dtopp

@@ -11,7 +11,7 @@ const at::Tensor& find_tensor(const NamedTensors& tensors, std::string_view name
   for (const auto& [candidate, tensor] : tensors) {
     if (candidate == name) return tensor;
   }
-  throw std::invalid_argument(std::string(owner) + ": nothing is named " + std::string(name));
+  throw std::invalid_argument(std::string(owner) + ": no tensor is named " + std::string(name));
 }
 
 bool Batch::has(std::string_view name) const {

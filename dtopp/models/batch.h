@@ -1,4 +1,4 @@
-// What a model is trained on: samples of a global order, as named tensors.
+// Defines the batches and the data that a model is trained on. Samples have one global order.
 #pragma once
 
 #include <cstdint>
@@ -14,37 +14,37 @@ namespace dtopp {
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-// std::invalid_argument, naming `owner`, where none has this name.
+// Throws std::invalid_argument with `owner` in its message if no tensor has this name.
 const at::Tensor& find_tensor(const NamedTensors& tensors, std::string_view name, const char* owner);
 
 struct Batch {
-  // The place of its first sample in the global order. What is drawn at random for sample i is drawn at
-  // (seed, purpose, position + i): the same at every micro-batch size, number of processes and restart.
+  // The index of the first sample in the global order. Random values of sample i are drawn at (seed, purpose,
+  // position + i). They do not depend on micro-batch size, number of processes or restarts.
   uint64_t position = 0;
   NamedTensors tensors;
 
   bool has(std::string_view name) const;
-  // std::invalid_argument where there is none of this name.
+  // Throws std::invalid_argument if no tensor has this name.
   const at::Tensor& tensor(std::string_view name) const { return find_tensor(tensors, name, "Batch"); }
   Batch to(const at::Device& device) const;
 };
 
-// What a weighted source was of the samples so far.
+// The use of one weighted source up to a position of the training order.
 struct SourceUse {
-  std::string name;   // in metrics
-  double share = 0;   // of the samples
-  double epochs = 0;  // how many times over its own samples
+  std::string name;   // as it appears in metrics
+  double share = 0;   // share of all samples
+  double epochs = 0;  // passes over the source's own samples
 };
 
-// Where batches come from.
+// The source of training and validation batches.
 struct TrainingData {
-  std::string tokenizer_json;  // kept in checkpoints, like images_json; empty when the data names none
+  std::string tokenizer_json;  // stored in checkpoints, like images_json; empty if the data has none
   std::string images_json{};
-  // Each source's name and a hash of what it holds, the same wherever that lies.
+  // The name of each source and a hash of its content. The hash does not depend on the location.
   std::vector<std::pair<std::string, std::string>> content_hashes;
-  // `count` samples from `position` of the training order.
+  // Returns `count` samples from `position` of the training order.
   std::function<Batch(uint64_t position, int64_t count)> training_batch;
-  // Of the samples before a position of the training order; none where sources have no weights.
+  // Returns the use of each source before `position` of the training order. Empty if sources have no weights.
   std::function<std::vector<SourceUse>(uint64_t position)> sources;
   uint64_t validation_samples = 0;
   std::function<Batch(uint64_t position, int64_t count)> validation_batch;

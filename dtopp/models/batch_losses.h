@@ -1,4 +1,14 @@
-// The named losses of a batch, and what routing needs and leaves besides.
+// Defines the losses of a batch, and the inputs and results of its routing.
+//
+// Every micro-batch passes through these types:
+//
+// RoutingInputs (p, capacity, f) --> LossFunction --> BatchLosses: total       --> backward pass
+//                                                                  values      --> metrics
+//                                                                  activations --> metrics, controller
+//                                                                  masses_CM   --> controller
+//
+// Example with two routed layers whose load-balance losses are 1.2 and 1.0: `values` gets "load_balance_loss"
+// = 1.1, their mean. With loss.load_balance = 0.01, `total` grows by 0.011.
 #pragma once
 
 #include <functional>
@@ -16,51 +26,53 @@
 
 namespace dtopp {
 
-// What routing needs besides weights.
+// The inputs of routing besides the weights.
 struct RoutingInputs {
-  std::vector<at::Tensor> threshold;  // p of each layer, f64 [] on the model's device
-  // Where there is one, p of a layer once its input is known, in place of `threshold`.
+  std::vector<at::Tensor> threshold;  // p per layer, f64 [] on the model's device
+  // Optional: computes p of a layer from the layer's input, instead of `threshold`.
   std::function<at::Tensor(size_t layer, const at::Tensor& x_TD, const ExpertLayerWeights& weights)>
       choose_threshold;
-  // Of ranks that solve for p together: what the first one has found. None: what was found here.
+  // Returns rank 0's value on every rank, for ranks that solve for p together. Empty: each rank uses its own.
   std::function<double(double found)> agree;
-  // Where there is one, the experts of a layer's tokens: bool [T, E], in place of the router's choice.
+  // Optional: the routing map of a layer, bool [T, E], instead of the router's choice.
   std::function<at::Tensor(size_t layer, int64_t num_tokens)> selection;
-  // Room for the token-expert pairs of each layer; empty: as many as there are (moe_ffn's max_pairs).
+  // Capacity for token-expert pairs per layer (moe_ffn's max_pairs). Empty: the exact number.
   std::vector<int64_t> max_pairs;
-  // With global batch statistics: each expert's share f of the tokens of the last step, of all ranks, f32
-  // [L, E]; of a layer whose shares are 0, and where it is undefined, a micro-batch's own counts give f.
+  // With global batch statistics: each expert's share f of the last step's tokens on all ranks, f32 [L, E].
+  // If it is undefined, or zero for a layer, the micro-batch's own counts give f.
   at::Tensor share_LE;
-  ExpertCompute experts;  // none: moe_ffn
+  ExpertCompute experts;  // empty: moe_ffn
   RouterOptions router;
 };
 
-// The thresholds of layers 0 … num_layers - 1 for the coming step.
+// Takes the thresholds of layers 0 to num_layers - 1 for the next step from the controller.
 RoutingInputs routing_inputs(const ThresholdController& controller, int64_t num_layers);
 
-// Of each sample of a batch.
+// Losses per sample of a batch.
 struct SampleLosses {
-  at::Tensor loss_B;       // f32: whose mean is the model's validation_loss
-  at::Tensor selected_BL;  // int64: its token-expert pairs of each layer; [B, 0] of a dense model
+  at::Tensor loss_B;       // f32; its mean is the model's validation_loss
+  at::Tensor selected_BL;  // int64: token-expert pairs per sample and layer; [B, 0] for a dense model
 };
 
 struct BatchLosses {
-  at::Tensor total;                  // what is differentiated
+  at::Tensor total;                  // the differentiated loss
   NamedTensors values;               // unweighted, detached, f32 []: "lm_loss", …
   ActivationStatistics activations;  // no layers for a dense model
-  // int64 [1, kMassBins], or [L, kMassBins], as RoutingInputs::router asks; else undefined.
+  // Histograms of cumulative probabilities, int64 [1, kMassBins] or [L, kMassBins] as RoutingInputs::router
+  // selects; undefined if it selects none.
   at::Tensor masses_CM;
-  std::optional<SampleLosses> samples;  // of a batch that holds "group" (Model::validation_groups)
+  std::optional<SampleLosses> samples;  // only for a batch with "group" (Model::validation_groups)
 
-  // std::invalid_argument where there is none of this name.
+  // Throws std::invalid_argument if no loss has this name.
   const at::Tensor& value(std::string_view name) const { return find_tensor(values, name, "BatchLosses"); }
 };
 
-// int64 [B, L]: token-expert pairs of each of the `samples` that a batch's tokens are equal parts of.
+// Token-expert pairs per sample and layer, int64 [B, L]. The batch consists of `samples` equally long
+// samples.
 at::Tensor selected_by_sample(const std::vector<RouteOutput>& layers, int64_t samples);
 
-// Adds the routers' losses of a batch's layers, each summed over layers and divided by their number:
-// "load_balance_loss", "dynamic_loss", "router_z_loss"; and counts who was chosen, and who would be.
+// Adds the router losses, averaged over layers: "load_balance_loss", "dynamic_loss" and "router_z_loss". Also
+// counts the chosen experts, and the cumulative probabilities if RoutingInputs::router samples them.
 void add_router_losses(const std::vector<RouteOutput>& layers, const RoutingInputs& inputs,
                        const LossConfig& weights, BatchLosses& losses);
 

@@ -1,4 +1,4 @@
-// See the models' sources for what is kept.
+// The models' sources show which tensors are stored.
 #include "dtopp/models/block_costs.h"
 
 #include <algorithm>
@@ -11,12 +11,12 @@
 namespace dtopp {
 namespace {
 
-// Throws where the kernels for CUDA devices would refuse the sizes.
+// Throws InvalidValue if the CUDA kernels do not support the sizes.
 void require_cuda_limits(const BlockSizes& s) {
   const auto require = [](const char* key, const std::string& what, uint64_t count, int64_t most) {
     if (count <= static_cast<uint64_t>(most)) return;
     throw InvalidValue(key, what + std::to_string(count) + ", and a CUDA device takes at most " +
-                                std::to_string(most) + ": make it smaller, or set training.device to cpu");
+                                std::to_string(most) + "; make it smaller, or set training.device to cpu");
   };
   require("model.hidden_size", "", s.D, cuda::kWidestNorm);
   if (s.dense) return;
@@ -25,8 +25,8 @@ void require_cuda_limits(const BlockSizes& s) {
           std::max(checked_product({s.T, s.E}), s.pairs), cuda::kMostPairs);
 }
 
-// Sums that a token has beside the one that becomes its result, while its experts' rows are added along a
-// tree over the experts (ops/moe_ffn/moe_ffn_cpu.h).
+// Partial sums per token besides the result, while the rows of its experts are added along a tree over
+// experts (ops/moe_ffn/moe_ffn_cpu.h).
 uint64_t sum_slots(const BlockSizes& s) {
   const uint64_t active = (s.pairs + s.T - 1) / s.T;
   return std::min<uint64_t>(std::bit_width(s.E - 1), std::max<uint64_t>(active, 1) - 1);
@@ -53,16 +53,16 @@ BlockSizes block_sizes(const ModelConfig& model, const CostInputs& inputs) {
 
 uint64_t block_activations(const BlockSizes& s) {
   const uint64_t stream = s.stream();
-  // Two norms keep their inputs, mean and 1 / sigma; their outputs feed the projections.
+  // Two norms store their inputs, mean and 1 / sigma. Their outputs are the inputs of projections.
   const uint64_t norms = checked_sum({checked_product({4, stream}), checked_product({s.T, 4 * kFp32Bytes})});
-  // q and k before their norms; q, k, v and the result for attention; its logsumexp.
+  // q and k before their norms; q, k, v and the result of attention; its logsumexp.
   const uint64_t attention =
       checked_sum({checked_product({6, stream}), checked_product({s.T, s.H, kFp32Bytes})});
   if (s.dense) {
     // Gate and up, silu(gate), and its product with up.
     return checked_sum({norms, attention, checked_product({s.T, 4, s.F, s.width})});
   }
-  // The router's logits and the gates; its input is the norm's output.
+  // The router's logits and the gates. The router's input is the norm's output, which is counted above.
   const uint64_t router = checked_product({s.T, s.E, 2 * kFp32Bytes});
   // Gate and up before the activation.
   const uint64_t experts = checked_product({s.pairs, 2, s.F, s.width});
@@ -78,7 +78,7 @@ uint64_t block_workspace(const BlockSizes& s) {
   }
   const uint64_t ffn = checked_product({rows, 4, s.F, s.width});
   if (s.dense) return checked_sum({streams, ffn});
-  // The rows gathered from the gradient of the output, and where each pair lies.
+  // The rows gathered from the output's gradient, and the position of each pair.
   return checked_sum(
       {streams, ffn, checked_product({rows, s.D, s.width}), checked_product({s.T, s.E, kFp32Bytes})});
 }

@@ -1,4 +1,5 @@
-// What the transformer blocks of any model type cost: attention and feed-forward layer. See docs/plan.md.
+// Computes the cost of a transformer block of any model type: attention and feed-forward layer. See
+// docs/plan.md.
 #pragma once
 
 #include "dtopp/config/model_config.h"
@@ -9,21 +10,21 @@ namespace dtopp {
 inline constexpr uint64_t kFp32Bytes = 4;
 
 struct BlockSizes {
-  uint64_t T, D, L, H, F, E;  // T: tokens of a micro-batch
-  uint64_t pairs;  // token-expert pairs of a layer and micro-batch; on a CUDA device, room for them
-  uint64_t width;  // bytes of an activation
+  uint64_t T, D, L, H, F, E;  // T: tokens per micro-batch
+  uint64_t pairs;             // token-expert pairs per layer and micro-batch; on a CUDA device, the capacity
+  uint64_t width;             // bytes per activation
   bool dense, cuda;
 
   uint64_t stream() const { return checked_product({T, D, width}); }  // bytes of [T, D]
 };
 
-// InvalidValue where the kernels for CUDA devices would refuse the sizes.
+// Throws InvalidValue if the CUDA kernels do not support the sizes.
 BlockSizes block_sizes(const ModelConfig& model, const CostInputs& inputs);
 
-// What autograd keeps of a block: norms, attention, feed-forward layer.
+// Bytes that autograd stores for a block: norms, attention, feed-forward layer.
 uint64_t block_activations(const BlockSizes& s);
 
-// What the backward pass of a block holds for a moment.
+// Temporary bytes of a block's backward pass.
 uint64_t block_workspace(const BlockSizes& s);
 
 }  // namespace dtopp

@@ -8,7 +8,7 @@ namespace dtopp {
 namespace {
 
 [[noreturn]] void throw_uncountable() {
-  throw InvalidValue("model", "its sizes multiply to more than can be counted: make it smaller");
+  throw InvalidValue("model", "the product of its sizes exceeds 64 bits; make it smaller");
 }
 
 }  // namespace

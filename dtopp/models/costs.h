@@ -1,5 +1,5 @@
-// What a model's training step takes beyond its parameters, from the configuration alone. Formulas:
-// docs/plan.md.
+// Computes the memory of a training step beyond the parameters, and its attention FLOPs, from the
+// configuration. Formulas: docs/plan.md.
 #pragma once
 
 #include <cstdint>
@@ -15,21 +15,21 @@ struct MemoryPart {
 
 struct CostInputs {
   int64_t micro_batch_size = 1;
-  double active_experts = 0;  // a token and layer, on average; 0: dense
-  uint64_t width = 4;         // bytes of an activation
+  double active_experts = 0;  // mean per token and layer; 0: dense
+  uint64_t width = 4;         // bytes per activation
   bool cuda = false;
 };
 
-// Bytes, of one micro-batch.
+// Costs of one micro-batch, in bytes except attention_flops.
 struct StepCosts {
-  uint64_t activations = 0;      // what autograd keeps of all layers and what lies before and after them
-  uint64_t first_layer = 0;      // of which one layer's
-  MemoryPart loss;               // what forming the loss takes
-  uint64_t workspace = 0;        // what the backward pass of one layer holds for a moment
-  uint64_t attention_flops = 0;  // of a token, forward and backward: what multiplies no parameter
+  uint64_t activations = 0;      // stored by autograd: all layers, and the tensors before and after them
+  uint64_t first_layer = 0;      // the part of one layer
+  MemoryPart loss;               // computation of the loss
+  uint64_t workspace = 0;        // temporary tensors of one layer's backward pass
+  uint64_t attention_flops = 0;  // per token, forward and backward; products without a parameter
 };
 
-// Products and sums of sizes. InvalidValue where they are more than can be counted.
+// Products and sums of sizes. They throw InvalidValue on overflow.
 uint64_t checked_product(std::initializer_list<uint64_t> factors);
 uint64_t checked_sum(std::initializer_list<uint64_t> terms);
 uint64_t checked_round(double value);

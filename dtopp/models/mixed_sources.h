@@ -1,4 +1,4 @@
-// Training data whose sources have weights, for every model type.
+// Orders training samples by the weights of their sources, for every model type.
 #pragma once
 
 #include <memory>
@@ -10,7 +10,8 @@
 
 namespace dtopp {
 
-// The order of the sources that config.data names, of `sizes` samples; data.sources is set to report it.
+// Returns the order over the sources of config.data, which have `sizes` samples. Sets data.sources to report
+// it.
 std::shared_ptr<const MixedOrder> mixed_order_of(const RunConfig& config, std::vector<uint64_t> sizes,
                                                  TrainingData& data);
 

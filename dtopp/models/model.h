@@ -1,5 +1,6 @@
-// A model as everything above this room knows it: one record. A model type is a folder beside this file that
-// makes one, and a line of the table in model.cpp.
+// Describes a model as one record, independent of its type.
+//
+// A model type is a folder next to this file with a make_ function, and one row of the table in model.cpp.
 #pragma once
 
 #include <cstdint>
@@ -23,26 +24,27 @@ struct BatchLosses;
 struct RoutingInputs;
 struct TrainingData;
 
-// Finds a parameter's tensor by its name.
+// Finds the tensor of a parameter by name.
 using ParameterLookup = std::function<at::Tensor(const std::string&)>;
 
-// The losses of a batch.
+// Computes the losses of a batch.
 using LossFunction = std::function<BatchLosses(const Batch&, const RoutingInputs&)>;
 
 struct Model {
-  std::vector<ParameterSpec> parameters;  // in the order of a forward pass
+  std::vector<ParameterSpec> parameters;  // in the order of the forward pass
   int64_t num_routed_layers = 0;          // layers with a router
   int64_t tokens_per_sample = 0;
-  std::string validation_loss;  // which of its losses a validation reports
-  double average_decay = 0;     // of the moving average of its parameters that is kept beside them; 0: none
-  // Groups of held-out samples whose losses and active experts a validation reports too ("t0", …): its
-  // batches then hold "group", int64 [B], an index into these, and their losses those of the samples.
+  std::string validation_loss;  // the name of the loss that validation reports
+  double average_decay = 0;     // decay of the parameters' EMA; 0: no EMA
+  // Groups of held-out samples ("t0", …). Validation also reports their losses and active experts. Validation
+  // batches then hold "group", int64 [B], an index into this list, and their losses include SampleLosses.
   std::vector<std::string> validation_groups;
-  // Makes the loss function over the given parameters, each looked up when it is used, in the list's order.
+  // Builds the loss function over the given parameters. Each is looked up when it is used, in the list's
+  // order.
   std::function<LossFunction(const ParameterLookup&)> bind;
   std::function<StepCosts(const CostInputs&)> costs;
-  // Opens what config.data names and checks that it belongs to the model. UsageError where it does not,
-  // DataError where it is missing or damaged.
+  // Opens the data of config.data and checks that it fits the model. Throws UsageError if it does not fit,
+  // DataError if it is missing or damaged.
   std::function<TrainingData(Verify)> open_data;
 };
 

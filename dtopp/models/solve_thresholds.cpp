@@ -9,10 +9,10 @@
 namespace dtopp {
 namespace {
 
-constexpr int kHalvings = 40;            // p to 1e-12
-constexpr double kCloseEnough = 1.0e-4;  // of the target
+constexpr int kHalvings = 40;            // p has an error of 1e-12
+constexpr double kCloseEnough = 1.0e-4;  // relative to the target
 
-// The p at which count(p), which grows with p, reaches the target.
+// Returns the p at which count(p), which grows with p, reaches the target.
 template <typename Count>
 double bisect(double target, const Count& count) {
   double low = kMinThreshold, high = kMaxThreshold;
@@ -44,7 +44,7 @@ RoutingInputs solve_thresholds(const RoutingConfig& routing, int64_t num_routed_
   RoutingInputs solved = inputs;
   solved.threshold.clear();
   if (routing.method == RoutingMethod::kDTopP && routing.scope == ThresholdScope::kLayer) {
-    // A layer's input depends on the p of the layers below it, so one forward pass solves layer after layer.
+    // A layer's input depends on p of the layers below, so one forward pass solves layer after layer.
     RoutingInputs solving = solved;
     solving.choose_threshold = [&](size_t layer, const at::Tensor& x_TD, const ExpertLayerWeights& weights) {
       const double target = targets[layer % targets.size()];
@@ -61,7 +61,7 @@ RoutingInputs solve_thresholds(const RoutingConfig& routing, int64_t num_routed_
       std::accumulate(targets.begin(), targets.end(), 0.0) / static_cast<double>(targets.size());
   const double p = bisect(target, [&](double candidate) {
     solved.threshold.assign(static_cast<size_t>(num_routed_layers), as_threshold(candidate, device));
-    return agreed(forward(solved));  // so that all ranks need as many passes
+    return agreed(forward(solved));  // all ranks then need equally many passes
   });
   solved.threshold.assign(static_cast<size_t>(num_routed_layers), as_threshold(p, device));
   return solved;

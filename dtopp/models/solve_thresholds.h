@@ -1,4 +1,4 @@
-// Thresholds at which a model chooses a given number of experts.
+// Solves for the thresholds at which a model uses a given number of experts per token.
 #pragma once
 
 #include <cstdint>
@@ -11,21 +11,25 @@
 
 namespace dtopp {
 
-// As many tokens as thresholds are solved on: enough for a mean within a hundredth of an expert.
+// The number of tokens to solve on. The mean is then accurate to a hundredth of an expert.
 inline constexpr int64_t kSolveTokens = 16384;
 
-// A forward pass over the tokens to solve on: experts a token chooses, the mean over layers.
+// Runs a forward pass over these tokens. Returns the mean number of experts per token and layer.
 using MeanExperts = std::function<double(const RoutingInputs&)>;
 
-// p, as the controller keeps it (one for all layers, or one a layer where routing.scope is layer), at which
-// `forward` gives `targets` experts, between 1 and all: one number for all layers, or one a layer; to 1e-4 of
-// them, or as near as p to 1e-12 comes. `forward` gets `inputs` with other thresholds. For
-// methods that have a threshold. With `inputs.agree` all ranks call it and get the same.
+// Solves for p: one value for all layers, or one per layer if routing.scope is layer.
+//
+// `targets` are numbers of experts from 1 to all: one for all layers, or one per layer. The result reaches
+// them within a relative error of 1e-4, or as closely as p with an error of 1e-12 can. `forward` is called
+// with `inputs` and changing thresholds.
+//
+// Preconditions: the routing method has a threshold
+// Collective:    if `inputs.agree` is set, every rank, with the same result
 RoutingInputs solve_thresholds(const RoutingConfig& routing, int64_t num_routed_layers,
                                const std::vector<double>& targets, const at::Device& device,
                                const MeanExperts& forward, const RoutingInputs& inputs = {});
 
-// The same on held-out samples: the first of them, kSolveTokens or one sample.
+// Solves on the first held-out samples: kSolveTokens tokens, but at least one sample.
 RoutingInputs solve_on_validation(const Model& model, const RoutingConfig& routing,
                                   const std::vector<double>& targets, const at::Device& device,
                                   const LossFunction& losses, const TrainingData& data,

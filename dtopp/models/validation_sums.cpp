@@ -27,7 +27,7 @@ void ValidationSums::add(int64_t batch, const Batch& data, const BatchLosses& lo
   losses_B_[batch] = losses.value(model_.validation_loss).to(at::kDouble) * size;
   activations_.add(losses.activations);
   if (model_.validation_groups.empty()) return;
-  if (!losses.samples) throw std::invalid_argument("ValidationSums: a batch without its samples' losses");
+  if (!losses.samples) throw std::invalid_argument("ValidationSums: the batch has no losses per sample");
   const at::Tensor rows_BN = samples_SN_.narrow(0, first_sample(batch), size);
   rows_BN.select(1, 0).copy_(data.tensor("group"));
   rows_BN.select(1, 1).copy_(losses.samples->loss_B);

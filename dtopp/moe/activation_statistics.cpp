@@ -30,7 +30,7 @@ struct Moments {
   double deviation() const { return deviation_of(sum, squares, tokens); }
 };
 
-// Of the experts each token used, over all layers. Sums of signs are whole numbers that an f32 holds.
+// The sums of n and n² over tokens (token_sums). Sums of signs are whole numbers that f32 represents exactly.
 at::Tensor sums_of_tokens(std::span<const RouteOutput> layers) {
   at::Tensor used_T;
   for (const RouteOutput& routing : layers) {

@@ -1,5 +1,7 @@
-// Exact counts of which experts were used, over the micro-batches of one optimiser step (or a validation
-// pass). They are kept as int64 tensors on the device; only summaries wait for it.
+// Counts exactly how often experts are used, over the micro-batches of an optimizer step or a validation
+// pass.
+//
+// The counts are int64 tensors on the device. Only summaries wait for the device.
 #pragma once
 
 #include <cstdint>
@@ -10,23 +12,25 @@
 
 namespace dtopp {
 
-// What the counts say of one layer, or of all layers together.
+// Summarizes the counts of one layer or of all layers.
 struct ActivationSummary {
   double mean = 0;           // active experts per token
-  double deviation = 0;      // standard deviation over tokens; of all layers: over (token, layer) pairs
+  double deviation = 0;      // standard deviation over tokens; for all layers, over (token, layer) pairs
   double imbalance = 0;      // max_i f_i / mean_i f_i
-  int64_t dead_experts = 0;  // experts no token chose
+  int64_t dead_experts = 0;  // experts that no token chose
 };
 
 class ActivationStatistics {
  public:
   explicit ActivationStatistics(int64_t num_layers = 0) : num_layers_(num_layers) {}
-  // Counts that are there already; see expert_counts, histogram, token_sums, tokens.
+  // Takes existing counts; see expert_counts, histogram, token_sums and tokens for their shapes.
   ActivationStatistics(at::Tensor counts_LE, at::Tensor histogram_LN, at::Tensor token_sums_2,
                        int64_t tokens);
 
-  // All counts as one f64 vector, that of several processes to be added up: whole numbers, exact below 2^53.
-  // Of `num_experts` experts a layer; zeros before the first add. [vector_size(...)]
+  // All counts as one f64 vector, which ranks can add up; whole numbers, exact below 2^53. It is zero before
+  // the first add. `num_experts` is the number of experts per layer.
+  //
+  // Shapes:        [vector_size(...)]
   at::Tensor to_vector(int64_t num_experts, const at::Device& device) const;
   static ActivationStatistics from_vector(const at::Tensor& values, int64_t num_layers, int64_t num_experts,
                                           int64_t tokens);
@@ -34,28 +38,29 @@ class ActivationStatistics {
     return num_layers == 0 ? 0 : kTokenSums + num_layers * (num_experts + num_experts + 1);
   }
 
-  // Adds a batch: the routing of the same tokens in each layer.
+  // Adds a batch. `layers` holds the routing of the same tokens in each layer.
   void add(std::span<const RouteOutput> layers);
   void add(const ActivationStatistics& other);
 
   int64_t num_layers() const { return num_layers_; }
-  int64_t tokens() const { return tokens_; }  // tokens each layer has seen
-  // int64 [L, E] since construction; undefined before the first add.
+  int64_t tokens() const { return tokens_; }  // tokens that each layer has routed
+  // int64 [L, E], since construction; undefined before the first add.
   const at::Tensor& expert_counts() const { return counts_LE_; }
-  // int64 [L, E + 1]: tokens with that many active experts; undefined before the first add.
+  // int64 [L, E + 1]: entry n counts the tokens with n active experts; undefined before the first add.
   const at::Tensor& histogram() const { return histogram_LN_; }
-  // int64 [2]: the sums over tokens of n and n², n the experts a token used in all layers together (those of
-  // a gate that is not 0, be it by underflow); undefined before the first add.
+  // int64 [2]: the sums over tokens of n and n², where n is the number of experts that a token uses in all
+  // layers together; undefined before the first add. An expert counts if its gate is not 0; a gate may
+  // underflow to 0.
   const at::Tensor& token_sums() const { return token_sums_2_; }
-  // int64 [L]: token-expert pairs of each layer. Not before the first add.
+  // int64 [L]: token-expert pairs per layer. Requires an earlier add.
   at::Tensor selected() const { return counts_LE_.sum(1); }
-  // Active experts a token in each layer; empty before the first add.
+  // Active experts per token, by layer; empty before the first add.
   std::vector<double> layer_means() const;
   ActivationSummary summary(int64_t layer) const;
-  // Mean and deviation over all (token, layer) pairs; imbalance is the mean over layers; dead experts their
-  // sum.
+  // Mean and standard deviation are over all (token, layer) pairs. Imbalance is the mean over layers,
+  // dead_experts the sum.
   ActivationSummary summary() const;
-  // The standard deviation over tokens of a token's mean number of experts a layer.
+  // The standard deviation, over tokens, of a token's mean number of experts per layer.
   double token_mean_deviation() const;
 
  private:

@@ -9,7 +9,7 @@
 namespace dtopp {
 namespace {
 
-constexpr double kMostOff = 0.5;  // of T
+constexpr double kMostOff = 0.5;  // relative to T
 
 double mean_of(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
@@ -40,8 +40,8 @@ std::optional<std::string> BudgetWatch::see(int64_t step, const std::vector<doub
     std::array<char, 256> text{};
     std::snprintf(
         text.data(), text.size(),
-        "the controller does not hold its budget: %.1f to %.1f active experts in the last %zu steps%s%s, "
-        "of %.3g wanted; routing.controller: solve does, and so may kp: auto with ki: auto",
+        "the controller misses its target: %.1f to %.1f active experts per token in the last %zu steps%s%s, "
+        "target %.3g; set routing.controller: solve, or kp: auto with ki: auto",
         *least, *most, kSteps, per_layer ? " of layer " : "", per_layer ? std::to_string(c).c_str() : "",
         target);
     return text.data();

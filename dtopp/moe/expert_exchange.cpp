@@ -11,19 +11,19 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Which rows of a layer go where, for the passes there and back.
+// The dispatch plan: the rows that a layer sends to each rank, for both directions.
 struct Journey final : torch::CustomClassHolder {
   Collectives* ranks = nullptr;
-  int64_t tokens = 0;                   // of this rank
-  std::vector<at::Tensor> token_S;      // for each rank: which of them go there, ascending
-  std::vector<int64_t> sent, received;  // rows, to and from each rank
-  std::vector<int64_t> received_pairs;  // of tokens and experts, in the rows from each rank
+  int64_t tokens = 0;                   // tokens of this rank
+  std::vector<at::Tensor> token_S;      // per rank: the tokens that are sent to it, ascending
+  std::vector<int64_t> sent, received;  // rows per destination rank, rows per source rank
+  std::vector<int64_t> received_pairs;  // token-expert pairs in the rows of each source rank
 
-  // Rows of this rank's tokens to the ranks of their experts.
+  // Sends rows of this rank's tokens to the ranks of their experts.
   at::Tensor go(const std::vector<at::Tensor>& rows_to_rank, const char* what) const {
     return exchange(at::cat(rows_to_rank), {received, sent}, what);
   }
-  // And rows for the tokens that came, to the ranks they came from.
+  // Returns one row per received row to the rank that sent it.
   std::vector<at::Tensor> come_back(const at::Tensor& rows, const char* what) const {
     return exchange(rows.contiguous(), {sent, received}, what).split_with_sizes(sent);
   }
@@ -32,7 +32,7 @@ struct Journey final : torch::CustomClassHolder {
     for (const at::Tensor& tokens : token_S) rows.push_back(x_TD.index_select(0, tokens));
     return rows;
   }
-  // The sum over ranks of what came back for each token, along the tree; 0 for tokens that went nowhere.
+  // Adds the returned rows of each token along the tree over ranks. A token that was sent nowhere gets 0.
   at::Tensor sum(const std::vector<at::Tensor>& rows_from_rank) const {
     const auto options = rows_from_rank[0].options();
     TreeAccumulator sum;
@@ -77,7 +77,7 @@ JourneyPointer plan_journey(Collectives& ranks, const at::Tensor& gates_TE) {
   auto journey = c10::make_intrusive<Journey>();
   journey->ranks = &ranks;
   journey->tokens = gates_TE.size(0);
-  // Numbers that every host needs: on a device read once, and once more by nonzero().
+  // The host needs these counts. On a device it waits twice: for this copy and for nonzero() below.
   const int64_t experts = gates_TE.size(1) / ranks.size();
   const at::Tensor pairs_KT = gates_TE.detach().ne(0).view({-1, ranks.size(), experts}).sum(2).t();
   const at::Tensor goes_KT = pairs_KT.ne(0);
@@ -91,7 +91,7 @@ JourneyPointer plan_journey(Collectives& ranks, const at::Tensor& gates_TE) {
   return journey;
 }
 
-// Rows and gates to the ranks of their experts.
+// Sends rows and gates to the ranks of their experts.
 struct Dispatch : torch::autograd::Function<Dispatch> {
   static variable_list forward(AutogradContext* context, const at::Tensor& x_TD, const at::Tensor& gates_TE,
                                const JourneyPointer& journey) {
@@ -114,7 +114,7 @@ struct Dispatch : torch::autograd::Function<Dispatch> {
   }
 };
 
-// The experts' rows back to the tokens' ranks, and there their sum.
+// Returns the experts' rows to the tokens' ranks, which add them.
 struct Combine : torch::autograd::Function<Combine> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& y_AD, const JourneyPointer& journey) {
     keep(context, journey);
@@ -126,10 +126,10 @@ struct Combine : torch::autograd::Function<Combine> {
   }
 };
 
-// The same tensor several times, whose gradients are added along the tree.
+// Copies a tensor several times. The backward pass adds the gradients of the copies along the tree.
 struct FanOut : torch::autograd::Function<FanOut> {
   static variable_list forward(AutogradContext* context, const at::Tensor& weight, int64_t times) {
-    context->set_materialize_grads(false);  // where no rows came, there is none
+    context->set_materialize_grads(false);  // a source rank without rows has no gradient
     variable_list copies;
     for (int64_t i = 0; i < times; ++i) copies.push_back(weight.detach());
     return copies;
@@ -139,7 +139,7 @@ struct FanOut : torch::autograd::Function<FanOut> {
   }
 };
 
-// moe_ffn of the rows of each rank by themselves.
+// Computes moe_ffn separately for the rows of each source rank.
 at::Tensor compute_by_rank(const Journey& journey, const at::Tensor& x_AD, const at::Tensor& gates_AE,
                            const at::Tensor& gate_up_proj, const at::Tensor& down_proj) {
   const auto times = static_cast<int64_t>(journey.received.size());
@@ -161,7 +161,8 @@ at::Tensor compute_by_rank(const Journey& journey, const at::Tensor& x_AD, const
 at::Tensor ExpertExchange::operator()(const at::Tensor& x_TD, const at::Tensor& gates_TE,
                                       const at::Tensor& gate_up_proj, const at::Tensor& down_proj) const {
   TORCH_CHECK(gates_TE.size(1) == gate_up_proj.size(0) * ranks_.size(), "expert exchange: ", gates_TE.size(1),
-              " gates a token for ", gate_up_proj.size(0), " experts on each of ", ranks_.size(), " ranks");
+              " gates per token do not match ", gate_up_proj.size(0), " experts on each of ", ranks_.size(),
+              " ranks");
   const JourneyPointer journey = plan_journey(ranks_, gates_TE);
   const variable_list there = Dispatch::apply(x_TD, gates_TE, journey);
   const at::Tensor y_AD =

@@ -9,7 +9,7 @@
 namespace dtopp {
 namespace {
 
-// Mean squared logsumexp of the logits as they enter the softmax, gradients through mean and sigma included.
+// Mean squared logsumexp of the softmax inputs. Gradients pass through mean and sigma.
 at::Tensor normalized_router_z(const at::Tensor& logits_TE, const at::Tensor& scale,
                                Normalization normalization) {
   const at::Tensor centred_TE = logits_TE - logits_TE.mean({-1}, /*keepdim=*/true);
@@ -24,7 +24,7 @@ at::Tensor normalized_router_z(const at::Tensor& logits_TE, const at::Tensor& sc
 RouteOutput route_tokens(const at::Tensor& x_TD, const ExpertLayerWeights& weights,
                          const RoutingConfig& config, const at::Tensor& threshold,
                          const RouterOptions& options) {
-  // From the logits on everything is fp32, whatever x is.
+  // Everything after the logits is fp32, independent of the type of x.
   const at::Tensor logits_TE = router_linear(x_TD, weights.router_ED);
   const at::Tensor scale =
       weights.router_scale.defined() ? weights.router_scale : at::ones({}, weights.router_ED.options());

@@ -5,7 +5,7 @@
 namespace dtopp {
 namespace {
 
-// values_CM at one place of each row.
+// values_CM at one index per row.
 at::Tensor at_place(const at::Tensor& values_CM, const at::Tensor& place_C) {
   return values_CM.gather(1, place_C.unsqueeze(1)).squeeze(1);
 }

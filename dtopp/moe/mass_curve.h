@@ -1,5 +1,10 @@
-// The plant that a threshold controller acts on, as it was in a step: how many experts tokens would choose at
-// every p (ops/route/mass_histogram.h). Between the edges of a bin masses are taken to lie evenly.
+// Describes how the number of active experts of a step depends on p, the input of a threshold controller.
+//
+// The curve comes from a histogram of cumulative probabilities (ops/route/mass_histogram.h). Within a bin,
+// cumulative probabilities are assumed to be uniform. Example: below(p) of one controller with three bins
+//
+// bin      [0, 0.2)   [0.2, 0.6)   [0.6, 1)
+// count        10         20          30        below(0.4) = 10 + 20 / 2 = 20;  threshold(20) = 0.4
 #pragma once
 
 #include "dtopp/ops/core/torch.h"
@@ -9,22 +14,22 @@ namespace dtopp {
 inline constexpr double kMinThreshold = 1e-6;
 inline constexpr double kMaxThreshold = 1.0 - 1e-6;
 
-// One curve for each of C controllers. The same operations in the same order on every device; the host waits
-// for none.
+// One curve per controller (C). It uses the same operations in the same order on every device, without host
+// synchronization.
 class MassCurve {
  public:
-  // masses_CM: whole numbers of any type. edges: mass_bin_edges() of the same device.
+  // masses_CM: whole numbers of any type. edges: mass_bin_edges() on the same device.
   MassCurve(const at::Tensor& masses_CM, const at::Tensor& edges);
 
-  // f64 [C]: masses below p.
+  // f64 [C]: the number of cumulative probabilities below p.
   at::Tensor below(const at::Tensor& p_C) const;
-  // f64 [C]: the least p with `count` masses below it, from kMinThreshold to kMaxThreshold, which are also
-  // the answers where there are none or no more masses.
+  // f64 [C]: the smallest p with `count` cumulative probabilities below it. It is kMinThreshold if count <=
+  // 0, kMaxThreshold if the curve has no more than `count`, and always between the two.
   at::Tensor threshold(const at::Tensor& count_C) const;
 
  private:
   at::Tensor edges_;                 // f64 [M + 1]
-  at::Tensor masses_CM_, up_to_CM_;  // f64; of the bins up to and with each
+  at::Tensor masses_CM_, up_to_CM_;  // f64; inclusive sum over bins
 };
 
 // f64 [kMassBins + 1].

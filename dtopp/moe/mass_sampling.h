@@ -1,4 +1,4 @@
-// Which tokens of a step say how many experts every threshold would choose (ops/route/mass_histogram.h).
+// Selects the tokens of a step whose cumulative probabilities are counted (ops/route/mass_histogram.h).
 #pragma once
 
 #include <cstdint>
@@ -8,13 +8,15 @@
 namespace dtopp {
 
 struct MassSampling {
-  int64_t stride = 0;      // every so many tokens of a sample; 0: none
-  bool per_layer = false;  // a histogram a layer, else one of all
+  int64_t stride = 0;      // samples every stride-th token of a sample; 0: none
+  bool per_layer = false;  // one histogram per layer, else one for all layers
 };
 
-// Where a controller holds a target, none elsewhere. The same tokens whatever the micro-batches and ranks:
-// strides divide a sample. The more experts, the fewer tokens, so that comparing their experts stays below a
-// hundredth of a step; down to an eighth, as long as a step has enough of them.
+// Returns the sampling of a controller with a target; stride 0 for other methods.
+//
+// The sampled tokens do not depend on micro-batches or ranks, because strides divide a sample. With more
+// experts, fewer tokens are sampled: the comparisons between experts stay below 1 % of a step. The stride is
+// at most 8, and a step samples at least 2,048 tokens if it has that many.
 MassSampling mass_sampling(const RoutingConfig& config, int64_t num_experts, int64_t tokens_per_sample,
                            int64_t tokens_per_step);
 

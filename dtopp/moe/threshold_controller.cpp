@@ -6,32 +6,33 @@
 namespace dtopp {
 namespace {
 
-constexpr double kNear = 0.05;     // of T, to either side: where da/dp is taken at least
-constexpr double kMostOwed = 0.5;  // of T, that sum_e stands for
-// What is made up for in a step: this share of it. All at once would follow every batch's noise; thresholds
-// then miss by 1.2 instead of 1.4 times the distance that the one that was needed moves from step to step.
+constexpr double kNear = 0.05;     // relative to T, on both sides: the smallest interval for da/dp
+constexpr double kMostOwed = 0.5;  // relative to T: the limit of sum_e
+// The share of sum_e that one step corrects. A full correction would follow the noise of every batch. With
+// one half, thresholds miss by 1.2 instead of 1.4 times the distance that the required threshold moves
+// between steps.
 constexpr double kMadeUpFor = 0.5;
-constexpr double kMostMadeUpFor = 0.1;  // and no more of T
+constexpr double kMostMadeUpFor = 0.1;  // relative to T: the limit of one correction
 
-// Divisors are tensors: a device multiplies by the reciprocal of a number, which rounds differently.
+// Divisors are tensors: a device multiplies by the reciprocal of a scalar, which rounds differently.
 at::Tensor number(double value, const at::Tensor& like) { return at::full({}, value, like.options()); }
 
-// The curve of a step's masses, moved so that at the step's p it has the count that all tokens had.
+// The curve of a step, shifted so that at the step's p it has the count of all tokens.
 class Plant {
  public:
   Plant(const MassCurve& curve, const at::Tensor& p_C, const at::Tensor& active_C, double masses_tokens)
       : curve_(curve), p_C_(p_C), active_C_(active_C), below_C_(curve.below(p_C)), tokens_(masses_tokens) {}
 
-  // p at which a token has so many experts.
+  // p at which a token has the given number of experts.
   at::Tensor threshold(const at::Tensor& experts_C) const {
     return curve_.threshold(below_C_ + (experts_C - active_C_) * tokens_);
   }
-  // da/dp from p to the target, at least in its neighbourhood.
+  // da/dp from p to the target, and at least over its neighborhood.
   at::Tensor slope(const at::Tensor& target_C) const {
     const at::Tensor low_C = at::minimum(p_C_, threshold(target_C * (1 - kNear)));
     const at::Tensor high_C = at::maximum(p_C_, threshold(target_C * (1 + kNear)));
     const at::Tensor rise_C = (curve_.below(high_C) - curve_.below(low_C)) / number(tokens_, p_C_);
-    // Thresholds that many masses share have no distance, ends that no mass lies between no rise.
+    // Clamp both: ties give two equal thresholds, and an interval without probabilities gives no rise.
     return rise_C.clamp_min(kMinThreshold) / (high_C - low_C).clamp_min(kMinThreshold);
   }
 
@@ -67,7 +68,8 @@ void ThresholdController::update(const RoutedStep& step, const at::Tensor& appli
   const at::Tensor error_C = (target_C_ - active_C) / num_experts_;
   const bool has_masses = step.masses_CM.defined();
   if (!has_masses && (config_.controller == Controller::kSolve || !config_.kp.value || !config_.ki.value))
-    throw std::invalid_argument("ThresholdController: a step without masses");
+    throw std::invalid_argument(
+        "ThresholdController: this configuration needs the cumulative probabilities of each step");
   Next next;
   if (has_masses) {
     const MassCurve curve(step.masses_CM, edges_);
@@ -107,7 +109,7 @@ ThresholdController::Next ThresholdController::solve(
     const at::Tensor& error_C,
     const std::function<at::Tensor(const at::Tensor& experts_C)>& threshold) const {
   const at::Tensor unit_C = target_C_ / num_experts_;
-  // Nobody is to be blamed for how far p_0 missed.
+  // Exclude the step that used p_0: the user chose it.
   const at::Tensor was_solved_C = threshold_C_.ne(config_.threshold);
   const at::Tensor sum_C = error_sum_C_ + error_C * was_solved_C;
   const at::Tensor most_C = unit_C * kMostOwed, most_now_C = unit_C * kMostMadeUpFor;

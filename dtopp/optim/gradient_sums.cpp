@@ -11,13 +11,13 @@ at::Tensor in_fp32(const at::Tensor& gradient) {
 
 }  // namespace
 
-// Called when the gradient of a leaf is complete in a backward pass, once for each: by autograd, or by the op
-// that forms it in its place.
+// Called once per backward pass when the gradient of a parameter is complete: by autograd, or by the op that
+// writes the gradient itself.
 class GradientSums::Hook : public GradientSum {
  public:
   Hook(GradientSums& sums, size_t parameter) : sums_(sums), parameter_(parameter) {}
 
-  // Without a gradient too, where an op has it or there is none.
+  // The gradient is undefined if an op has written it or if there is none.
   void operator()(const at::Tensor& leaf) override {
     if (leaf.grad().defined()) sums_.add(parameter_, std::exchange(leaf.mutable_grad(), at::Tensor()));
   }
@@ -59,7 +59,7 @@ void GradientSums::begin(int64_t micro_batches) {
 
 at::Tensor GradientSums::waiting(size_t parameter) {
   TreeAccumulator& sum = sums_[parameter];
-  // What was added so far and the new one are the tree's only leaves.
+  // Without a tree, the earlier sum is the only stored leaf, and the new gradient is added to it.
   if (at::Tensor before; !along_tree_ && (before = sum.finish()).defined()) sum.add(std::move(before));
   return sum.waiting();
 }
@@ -68,7 +68,7 @@ SumPlace GradientSums::place(size_t parameter) {
   const at::Tensor& leaf = leaves_[parameter];
   at::Tensor sum = exchanges_each(parameter) ? at::Tensor() : waiting(parameter);
   if (sum.defined()) return {std::move(sum), true};
-  // In fp32 autograd's gradient becomes the sum.
+  // In fp32, autograd's gradient becomes the sum without a copy.
   if (leaf.scalar_type() == at::kFloat) return {};
   return {at::empty(leaf.sizes(), leaf.options().dtype(at::kFloat)), false};
 }
@@ -90,7 +90,7 @@ void GradientSums::add(size_t parameter, at::Tensor gradient) {
   end(parameter);
 }
 
-// Half as many bytes are moved where a gradient in bf16 is added to a sum in fp32 as it is.
+// Adding a bf16 gradient to an fp32 sum directly moves half as many bytes as converting it first.
 void GradientSums::add_to_sum(size_t parameter, at::Tensor gradient) {
   sums_[parameter].add(waiting(parameter).defined() ? std::move(gradient) : in_fp32(gradient));
 }

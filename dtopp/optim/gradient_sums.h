@@ -1,6 +1,18 @@
-// The gradients of a step in fp32, summed over a rank's micro-batches: along an aligned tree (tree_sum.h), or
-// one after another. Each is added as backward makes it and autograd's own copy freed, so that no second set
-// of them exists.
+// Sums the gradients of a step over a rank's micro-batches, in fp32.
+//
+// The sum follows an aligned tree (tree_sum.h) or the order of the micro-batches. A hook per parameter adds a
+// gradient as soon as the backward pass completes it, and frees autograd's copy. Only one set of gradients
+// therefore exists. Example with a tree over 3 micro-batches:
+//
+// backward pass of micro-batch   added    stored                       result
+// 0                              g0       g0
+// 1                              g1       g0 + g1
+// 2 (the last)                   g2                                    take(parameter, (g0 + g1) + g2)
+//
+// `take` runs during the last backward pass, so the reduce-scatter of a gradient overlaps with the rest of
+// it.
+//
+// Collective:    end_micro_batch, if gradients are shared
 #pragma once
 
 #include <functional>
@@ -12,36 +24,39 @@
 
 namespace dtopp {
 
-// Gradients that ranks whose micro-batches alternate, those of a block, sum among them before they join a
-// rank's sum: along the tree after each micro-batch, else after the last. A rank goes on with its part, f32
-// [kept].
+// Gradients that an EP group reduces before each rank accumulates its part, f32 [EP shard].
+//
+// The ranks of an EP group process alternating micro-batches of one range. Along a tree, they reduce after
+// each micro-batch; otherwise they reduce once, after the last one.
 struct SharedGradients {
-  ShardExchange* exchange = nullptr;  // none
-  std::vector<size_t> parameters{};   // of the exchange: which of the leaves
+  ShardExchange* exchange = nullptr;  // null: no shared gradients
+  std::vector<size_t> parameters{};   // parameter i of the exchange is parameter parameters[i] of the model
 };
 
 class GradientSums {
  public:
-  // Takes the sum of a parameter as its last micro-batch completes it: f32, undefined where no micro-batch
-  // reached the parameter.
+  // Receives the sum of a parameter when its last micro-batch completes it: f32, or undefined if no
+  // micro-batch reached the parameter.
   using Take = std::function<void(size_t parameter, at::Tensor sum)>;
 
-  // `leaves`: what the model computes with. From now on their gradients come here and nowhere else.
+  // `leaves` are the parameters that the model computes with. Their gradients are stored only here from now
+  // on.
   GradientSums(const std::vector<at::Tensor>& leaves, bool along_tree, Take take,
                SharedGradients shared = {});
   GradientSums(const GradientSums&) = delete;
   GradientSums& operator=(const GradientSums&) = delete;
   ~GradientSums();
 
-  // A step of that many micro-batches begins; what there was is forgotten. Without any, all is complete.
+  // Starts a step with that many micro-batches and discards earlier sums. With 0, `take` gets an undefined
+  // sum for every parameter at once.
   void begin(int64_t micro_batches);
-  // After each backward pass. Collective where sums are shared.
+  // Call after each backward pass. Collective if gradients are shared.
   void end_micro_batch();
 
  private:
   class Hook;
   bool exchanges() const { return shared_.exchange != nullptr && (along_tree_ || left_ == 1); }
-  // Whether each of its gradients travels by itself before it joins a sum.
+  // Whether each gradient of the parameter is reduced separately before it joins a sum.
   bool exchanges_each(size_t parameter) const { return along_tree_ && place_[parameter] != kNotShared; }
   at::Tensor waiting(size_t parameter);
   SumPlace place(size_t parameter);
@@ -55,10 +70,10 @@ class GradientSums {
   Take take_;
   SharedGradients shared_;
   static constexpr size_t kNotShared = SIZE_MAX;
-  std::vector<size_t> place_;  // in the exchange
+  std::vector<size_t> place_;  // index in the exchange, by parameter
   std::vector<TreeAccumulator> sums_;
-  std::vector<char> reached_;  // by this micro-batch
-  int64_t left_ = 0;           // micro-batches, this one included
+  std::vector<char> reached_;  // whether this micro-batch reached the parameter
+  int64_t left_ = 0;           // remaining micro-batches, including this one
 };
 
 }  // namespace dtopp

@@ -39,7 +39,8 @@ ParameterStore::ParameterStore(std::vector<ParameterSpec> specs, const at::Tenso
     const bool direct = compute_type == at::kFloat || !spec.compute_precision();
     const at::Tensor copy = at::zeros(shape, fp32.dtype(direct ? at::kFloat : compute_type));
     const int64_t size = kept(i).size();
-    // detach(): a leaf of its own over the same storage, so that the master itself never joins a graph.
+    // detach() makes a separate leaf over the same storage, so the main parameter never joins an autograd
+    // graph.
     compute_.push_back(copy.detach().requires_grad_());
     masters_.push_back(direct ? copy.view(-1).narrow(0, offset(i), size) : at::zeros({size}, fp32));
     exp_avg_.push_back(at::zeros({size}, fp32));
@@ -130,15 +131,15 @@ void ParameterStore::refresh_copies() {
   among_replicas_->start_gather(std::move(slices));
   if (!in_block_) return;
   for (const size_t i : in_block_parameters_) wholes.push_back(compute_[i]);
-  std::function<void(size_t)> before;  // where there is nothing to wait for, gathers travel ahead
+  std::function<void(size_t)> before;  // empty: nothing to wait for, so buckets are gathered ahead
   if (among_replicas_->has_others())
     before = [this](size_t i) { among_replicas_->wait_gathered(in_block_parameters_[i]); };
   in_block_->start_gather(std::move(wholes), std::move(before));
 }
 
-// What is updated element by element: on a CPU in units, whole ones at a time, since a loop over more than
-// one would end its vectors elsewhere. A device has no such ends, and 10^5 units cost its host more than the
-// update.
+// Appends the tensors for elementwise updates: one per chunk on a CPU, because the tail of a vectorized loop
+// depends on its length and results must not depend on sharding. A device has no such tails, and 10^5 tensors
+// would cost the host more than the update.
 void ParameterStore::add_updated(const at::Tensor& kept, size_t parameter,
                                  std::vector<at::Tensor>& updated) const {
   if (!device_.is_cpu()) {
@@ -196,7 +197,7 @@ void ParameterStore::keep_average(double decay) {
 
 void ParameterStore::move_average(const at::Tensor& applied) {
   if (averages_.empty()) return;
-  // In f64: an f32 of d leaves 1 - d few digits.
+  // Computed in f64, because 1 - d has few digits in f32.
   const at::Tensor n = updates_.to(at::kDouble);
   const at::Tensor decay = ((n + 1) / (n + 10)).clamp_max(average_decay_);
   const at::Tensor share = ((1 - decay) * applied).to(at::kFloat);

@@ -1,9 +1,22 @@
-// The tensors of a run: fp32 masters, Adam moments, fp32 gradients, the copies the model computes with, and
-// where it is wanted a moving average of the masters.
+// Owns the tensors of a run: the parameters that the model computes with, fp32 main parameters, Adam moments,
+// fp32 gradients and optionally an EMA of the parameters.
 //
-// Every rank holds what the model computes with, of each layer's experts those of its place (distributed/
-// partition.h); of all else it keeps its part of each parameter (ZeRO stage 1), so that calls marked
-// "collective" are made by every rank in the same order.
+// Sharding follows ZeRO stage 1. Every rank holds all parameters that the model computes with; of the experts
+// it holds only its EP shard. It holds its local shard (distributed/sharding/partition.h) of everything else.
+// Example: a bf16 parameter of 65,536 elements (4 chunks) on 4 ranks with EP size 1:
+//
+//                                               rank 0     rank 1     rank 2     rank 3
+// compute_    bf16                              all        all        all        all
+// masters_    f32; exp_avg_, exp_avg_sq_,       chunk 0    chunk 1    chunk 2    chunk 3
+//             gradients_ and averages_ alike
+//
+// A step moves gradients to the right and parameters to the left:
+//
+// compute_ -> GradientSums -> in_block_ -> among_replicas_ -> among_nodes_ -> gradients_ -> AdamW -> masters_
+// compute_ <----------------- in_block_ <- among_replicas_ <- among_nodes_ <------------------------ masters_
+//
+// Throws:        CheckpointError if a checkpoint lacks a tensor; errors of ShardExchange
+// Collective:    functions marked "Collective", on every rank, in the same order
 #pragma once
 
 #include <functional>
@@ -24,76 +37,79 @@ namespace dtopp {
 
 class ParameterStore {
  public:
-  // compute: at::kFloat or at::kBFloat16, and the device where everything lies. Nothing is initialised.
-  // reproducible: parallel.reproducible. A layer's experts must divide among the ranks of a block.
+  // compute: at::kFloat or at::kBFloat16, and the device of all tensors. reproducible: parallel.reproducible.
+  // The EP size must divide the number of experts. The parameters are zero until initialise() or load().
   ParameterStore(std::vector<ParameterSpec> specs, const at::TensorOptions& compute, World world = {},
                  bool reproducible = true);
 
   void initialise(uint64_t seed);
-  // Parameters and, with `moments`, the optimiser's. CheckpointError where the checkpoint lacks one.
+  // Loads the parameters and, with `moments`, the Adam moments. CheckpointError if the checkpoint lacks a
+  // tensor.
   void load(const Checkpoint& checkpoint, bool moments);
 
-  // From now on every applied adamw_step moves an average of the parameters, which begins as they are now:
-  //   average <- d average + (1 - d) parameter,  d = min(decay, (1 + n) / (10 + n))
-  // n: the updates applied so far, this one included.
+  // Starts an EMA of the parameters at their current values. Every applied adamw_step updates it:
+  //
+  // average <- d average + (1 - d) parameter,  d = min(decay, (1 + n) / (10 + n))
+  //
+  // n is the number of updates applied so far, including this one.
   void keep_average(double decay);
-  // The average of a parameter, f32. Only where one is kept, like load_average. Collective.
+  // The EMA of a whole parameter, f32. Requires keep_average(). Collective.
   at::Tensor average(const std::string& name) const { return whole(averages_, index_.at(name)); }
-  // For a checkpoint, under the parameters' own names; as parameter_sources. None where no average is kept.
+  // Sources of the EMA for a checkpoint, under the parameters' names; see parameter_sources(). Empty without
+  // an EMA.
   std::vector<TensorSource> average_sources() const { return sources_of(averages_); }
-  // CheckpointError where the checkpoint lacks one.
+  // Requires keep_average(). CheckpointError if the checkpoint lacks a tensor.
   void load_average(const Checkpoint& checkpoint);
-  // Exchanges parameters and averages: the model computes with the average until it is called again, and
-  // meanwhile nothing else is. Only where one is kept. Collective.
+  // Exchanges parameters and EMA: the model computes with the EMA until the next call. Do not train in
+  // between. Requires keep_average(). Collective.
   void swap_average();
 
-  // The tensor the model computes with: a leaf whose gradients come here; of experts those of this rank's
-  // place. Waits until it has come from the ranks that keep it: a forward pass asks for each when it needs
-  // it, and those it has not come to are on their way meanwhile.
+  // The tensor that the model computes with: a leaf whose gradients are summed here. An expert tensor holds
+  // this rank's EP shard. Waits for the gather of this parameter; later parameters are gathered while the
+  // forward pass computes.
   at::Tensor compute(const std::string& name) const;
-  // Waits for all of them: for a rank that computes nothing.
+  // Waits for the gathers of all parameters, for a rank without a micro-batch.
   void finish_gather() const;
 
-  // A step of that many micro-batches of this rank begins: after each one's backward pass end_micro_batch().
-  // Where one that was not ended begins anew, gradients that have set out for other ranks stay, the others
-  // are forgotten.
+  // Starts a step with that many micro-batches of this rank. Call end_micro_batch() after each backward pass.
+  // A repeated step keeps the sums that were already sent and discards the others.
   void begin_step(int64_t micro_batches) {
     among_replicas_->forget();
     gradient_sums_->begin(micro_batches);
   }
   void end_micro_batch() { gradient_sums_->end_micro_batch(); }
-  // Waits for the sums over all ranks' micro-batches. After the last end_micro_batch().
+  // Waits for the sums over all ranks' micro-batches. Call after the last end_micro_batch().
   void finish_gradients() { gradients_ = among_replicas_->take_sums(); }
-  // Squared norms of the gradients, f64: one for each unit of all parameters in order
-  // (distributed/sharding/partition.h), 0 for those that other ranks keep. NaN or infinite where a gradient
-  // is.
+  // Squared norms of the gradients, f64: one per chunk (distributed/sharding/partition.h) of all parameters
+  // in order, 0 for the chunks of other ranks. NaN or infinite if a gradient is.
   at::Tensor squared_norms() const;
 
-  // One AdamW update (decoupled decay on the specs that have it) with gradients divided by `divisor` (f32
-  // []), then the compute copies are refreshed. Nothing changes where `applied`, bool [], is false.
-  // Collective.
+  // Applies one AdamW update with gradients divided by `divisor` (f32 []), then refreshes the tensors of
+  // compute(). Weight decay is decoupled and applies to specs with weight_decay(). If `applied` (bool []) is
+  // false, nothing changes. Collective.
   void adamw_step(const OptimizerConfig& config, double lr, const at::Tensor& divisor,
                   const at::Tensor& applied);
 
-  // For a checkpoint, to be read while the store does not step: piece by piece, each brought from its rank;
-  // on one rank of a CPU without a copy. Reading one is collective; rank 0 alone gets the bytes.
+  // Sources of the main parameters for a checkpoint. Read them while the store does not step. Reading gathers
+  // one part at a time from its ranks and is collective; only rank 0 gets the bytes. One CPU rank reads
+  // without a copy.
   std::vector<TensorSource> parameter_sources() const { return sources_of(masters_); }
   std::vector<TensorSource> moment_sources() const;
-  // Brings each rank its piece of those tensors, as SavingRanks::collect. Collective.
+  // Sends each rank its part of those tensors, as SavingRanks::collect. Collective.
   void collect_saved(const std::vector<TensorPiece>& by_rank, const TakeBytes& take) const;
 
   const std::vector<ParameterSpec>& specs() const { return specs_; }
   const at::Device& device() const { return device_; }
-  // A whole parameter, f32. Collective.
+  // A whole main parameter, f32. Collective.
   at::Tensor master(const std::string& name) const { return whole(masters_, index_.at(name)); }
-  // The same of its gradient so far, between finish_gradients() and the next step. Collective.
+  // The whole gradient of a parameter, f32, between finish_gradients() and the next step. Collective.
   at::Tensor gradient(const std::string& name) const { return whole(gradients_, index_.at(name)); }
 
  private:
   void refresh_copies();
-  // What the replicas of this place keep together of what is computed with.
+  // This rank's EP shard of the tensor that the model computes with.
   at::Tensor slice(size_t parameter) const;
-  // Where what this rank keeps begins in what it computes with.
+  // The position of this rank's local shard in the tensor that the model computes with.
   int64_t offset(size_t parameter) const;
   ElementRange kept(size_t parameter) const { return partitions_[parameter].kept(world_.rank()); }
   at::Tensor whole(const std::vector<at::Tensor>& kept, size_t parameter) const;
@@ -110,17 +126,17 @@ class ParameterStore {
   std::unordered_map<std::string, size_t> index_;
   std::vector<Partition> partitions_;
   int64_t num_units_ = 0;
-  at::Tensor unit_places_;                // int64: of the units this rank keeps, among all
-  std::vector<at::Tensor> unit_offsets_;  // int64 [units + 1]: of each parameter's, in what is kept of it
-  std::vector<at::Tensor> compute_;       // whole, of experts this place's
-  // What this rank keeps of each parameter, f32 [elements]. A master shares storage with the compute copy
-  // where that is computed with directly.
+  at::Tensor unit_places_;                // int64: indices of this rank's chunks among all chunks
+  std::vector<at::Tensor> unit_offsets_;  // int64 [chunks + 1] per parameter: offsets in its local shard
+  std::vector<at::Tensor> compute_;       // whole parameters; of experts, the EP shard
+  // This rank's local shards, f32 [elements]. A main parameter shares storage with compute_ if the model
+  // computes in fp32 with it.
   std::vector<at::Tensor> masters_, exp_avg_, exp_avg_sq_, gradients_;
   double average_decay_ = 0;
-  std::vector<at::Tensor> averages_;  // none unless kept
-  at::Tensor updates_;                // f32 []: AdamW updates so far
+  std::vector<at::Tensor> averages_;  // empty without an EMA
+  at::Tensor updates_;                // f32 []: AdamW updates applied so far
   std::unique_ptr<ShardExchange> among_nodes_, among_replicas_;
-  // Of parameters that the ranks of a block all compute with; null where a block is one rank.
+  // For parameters that all ranks of the EP group compute with; null if the EP size is 1.
   std::unique_ptr<ShardExchange> in_block_;
   std::vector<size_t> in_block_parameters_;
   std::vector<size_t> place_in_block_;  // by parameter; kNone for experts

@@ -1,4 +1,4 @@
-// What of the store lies in checkpoints.
+// Reads and writes the store's tensors in checkpoints.
 #include <algorithm>
 #include <cstring>
 
@@ -10,7 +10,7 @@
 namespace dtopp {
 namespace {
 
-// What the moments' names end in.
+// Suffixes of the moments' names.
 constexpr char kExpAvg[] = ".exp_avg";
 constexpr char kExpAvgSq[] = ".exp_avg_sq";
 

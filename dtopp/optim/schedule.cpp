@@ -7,7 +7,7 @@
 namespace dtopp {
 namespace {
 
-// How far `step` is on the way from `begin` to `end`, from 0 to 1.
+// The progress of `step` from `begin` to `end`, from 0 to 1.
 double progress(int64_t step, int64_t begin, int64_t end) {
   const int64_t length = std::max<int64_t>(end - begin, 1);
   return std::clamp(static_cast<double>(step - begin) / static_cast<double>(length), 0.0, 1.0);
@@ -17,7 +17,7 @@ double along_cosine(const OptimizerConfig& config, double share) {
   return config.min_lr + (config.lr - config.min_lr) * 0.5 * (1.0 + std::cos(std::numbers::pi * share));
 }
 
-// lr and min_lr to the bit at the ends.
+// Exactly lr and min_lr at the ends.
 double along_line(const OptimizerConfig& config, double share) {
   return std::lerp(config.lr, config.min_lr, share);
 }

@@ -1,8 +1,9 @@
-// The learning rate of each step. All schedules rise linearly from 0 for warmup_steps; from there
+// Computes the learning rate of each step. All schedules rise linearly from 0 for warmup_steps. Then
+//
 //   cosine    falls along half a cosine to min_lr at the last step
-//   linear    falls along a line to min_lr at the last step
+//   linear    falls linearly to min_lr at the last step
 //   constant  stays
-//   wsd       stays until decay_steps before the end, then falls along a line to min_lr at the last step
+//   wsd       stays until decay_steps before the end, then falls linearly to min_lr at the last step
 #pragma once
 
 #include <cstdint>
@@ -11,7 +12,7 @@
 
 namespace dtopp {
 
-// step counts from 1 to `steps`.
+// `step` counts from 1 to `steps`.
 double learning_rate(const OptimizerConfig& config, int64_t step, int64_t steps);
 
 }  // namespace dtopp

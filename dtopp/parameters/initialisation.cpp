@@ -7,13 +7,13 @@
 namespace dtopp {
 namespace {
 
-constexpr double kCut = 3.0;  // standard deviations
+constexpr double kCut = 3.0;  // in standard deviations
 constexpr int64_t kBlock = 1 << 16;
 
 void draw_truncated_normal(const ParameterSpec& spec, uint64_t seed, at::Tensor& tensor) {
   const RandomStream stream(seed, "init " + spec.name);
-  // P(|x| < 3) = erf(3 / sqrt 2): the inverse of the truncated distribution function at u is
-  // sqrt 2 erfinv((2 u - 1) P).
+  // P(|x| < 3) = erf(3 / sqrt 2). The inverse of the truncated distribution function at u is sqrt 2 erfinv((2
+  // u - 1) P).
   const double inside = std::erf(kCut / std::sqrt(2.0));
   at::Tensor flat = tensor.view({-1});
   for (int64_t begin = 0; begin < flat.numel(); begin += kBlock) {

@@ -1,4 +1,4 @@
-// Initial parameter values.
+// Computes the initial values of parameters.
 #pragma once
 
 #include "dtopp/ops/core/torch.h"
@@ -6,8 +6,7 @@
 
 namespace dtopp {
 
-// Fills the f32 tensor of spec's shape from its distribution. Element i is a function of (seed, name, i)
-// alone.
+// Fills an f32 tensor of the spec's shape. Element i depends only on (seed, name, i).
 void initialise(const ParameterSpec& spec, uint64_t seed, at::Tensor& tensor);
 
 }  // namespace dtopp

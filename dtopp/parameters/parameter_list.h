@@ -1,4 +1,4 @@
-// How a model type lists its parameters.
+// Builds the list of a model type's parameters.
 #pragma once
 
 #include <cmath>
@@ -13,7 +13,8 @@ namespace dtopp {
 
 class ParameterList {
  public:
-  // Matrices begin with model.init_std, those that write to the residual stream with residual_std().
+  // Matrices start with standard deviation model.init_std; matrices that write to the residual stream start
+  // with residual_std().
   ParameterList(const ModelConfig& model, const RoutingConfig& routing) : model_(model), routing_(routing) {}
 
   double residual_std() const {
@@ -24,7 +25,7 @@ class ParameterList {
   void gain(const std::string& name, int64_t size) {
     list_.push_back({name, {size}, {Distribution::kOne}, ParameterRole::kGain});
   }
-  // A bias, or several.
+  // A bias, or several biases in one tensor.
   void shift(const std::string& name, std::vector<int64_t> shape) {
     list_.push_back({name, std::move(shape), {Distribution::kZero}, ParameterRole::kGain});
   }
@@ -36,12 +37,12 @@ class ParameterList {
                    ParameterRole role = ParameterRole::kMatrix) {
     list_.push_back({name, std::move(shape), {Distribution::kZero}, role});
   }
-  // That writes to the residual stream.
+  // A matrix that writes to the residual stream.
   void residual_matrix(const std::string& name, std::vector<int64_t> shape,
                        ParameterRole role = ParameterRole::kMatrix) {
     add_matrix(name, std::move(shape), role, residual_std());
   }
-  // Router and experts, or a dense model's FFN. prefix: "model.layers.3.mlp."
+  // Router and experts, or the FFN of a dense model. prefix: "model.layers.3.mlp."
   void feed_forward(const std::string& prefix) {
     const int64_t D = model_.hidden_size, F = model_.ffn_hidden_size, E = model_.num_experts;
     if (model_.is_dense()) {

@@ -1,5 +1,6 @@
-// What initialisation, optimiser, checkpoint, export and counting know of a parameter. Each model type has
-// one list of them; names and shapes are those of the checkpoint format (docs/files.md).
+// Describes a model's parameters for initialization, optimizer, checkpoints, export and counting.
+//
+// Each model type has one list. Names and shapes are those of the checkpoint format (docs/files.md).
 #pragma once
 
 #include <cstdint>
@@ -8,23 +9,23 @@
 
 namespace dtopp {
 
-// What a parameter does with a token: its decay, precision and cost follow from that.
+// The way in which a parameter acts on a token. Weight decay, precision and FLOPs follow from it.
 enum class ParameterRole {
-  kMatrix,        // multiplies it
-  kConditioning,  // multiplies what its sample is conditioned on, once for all tokens of the sample
-  kExpert,        // one slice per expert along the first dimension: those it chose multiply it
-  kLookUp,        // one of its rows is taken
-  kTiedLookUp,    // the same, and it multiplies the output too
-  kGain,          // scales or shifts it element by element
-  kRouter,        // multiplies it, in fp32 in every precision
-  kRouterScale,   // theta of a routed layer, []; fp32 in every precision
+  kMatrix,        // multiplies the token
+  kConditioning,  // multiplies the sample's condition, once for all tokens of the sample
+  kExpert,        // one matrix per expert along the first dimension; a token's active experts multiply it
+  kLookUp,        // an embedding: one row is read
+  kTiedLookUp,    // an embedding that also multiplies the output
+  kGain,          // scales or shifts the token element by element
+  kRouter,        // multiplies the token, always in fp32
+  kRouterScale,   // theta of a routed layer, []; always fp32
 };
 
 enum class Distribution { kZero, kOne, kTruncatedNormal };  // the normal is cut at ±3 std
 
 struct InitialValue {
   Distribution distribution = Distribution::kZero;
-  double std = 0;  // of the normal before the cut
+  double std = 0;  // of the normal before truncation
 };
 
 struct ParameterSpec {
@@ -33,13 +34,13 @@ struct ParameterSpec {
   InitialValue initial;
   ParameterRole role = ParameterRole::kMatrix;
 
-  // Matrices yes; gains and theta no.
+  // True except for gains and theta.
   bool weight_decay() const { return role != ParameterRole::kGain && role != ParameterRole::kRouterScale; }
-  // Whether it is computed with in the compute precision.
+  // Whether the model computes with it in the compute precision.
   bool compute_precision() const {
     return role != ParameterRole::kRouter && role != ParameterRole::kRouterScale;
   }
-  // Equal parts along the first dimension that ranks may share out whole: experts; else one.
+  // The number of experts, which are equal parts along the first dimension; 1 for other parameters.
   int64_t pieces() const { return role == ParameterRole::kExpert ? shape.at(0) : 1; }
   int64_t count() const {
     int64_t product = 1;

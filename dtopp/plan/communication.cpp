@@ -9,41 +9,41 @@
 namespace dtopp {
 namespace {
 
-constexpr double kFloatBytes = 4;  // bytes
+constexpr double kFloatBytes = 4;
 constexpr double kDoubleBytes = 8;
 constexpr double kCountBytes = 16;  // two int64
 
-// Ranks that exchange, `local` of them on each of their nodes.
+// A group of ranks that communicate; `local` of them are on each of their nodes.
 struct Group {
   double size, local;
 };
 
-// Each rank sends every other one its part of `bytes`, wherever it is.
+// Bytes sent if each rank sends every other rank, wherever it is, its part of `bytes`.
 SentBytes exchange(const Group& group, double bytes) {
   const double part = bytes / group.size;
   return {(group.local - 1) * part, (group.size - group.local) * part};
 }
 
-// The same among replicas: first of a node, then each its part among nodes.
+// The same for EDP ranks: first within a node, then each rank exchanges its part with other nodes.
 SentBytes exchange_by_node(const RankLayout& layout, double bytes) {
   const RankGrid grid = rank_grid(layout.ranks, layout.expert_parallel, layout.node_ranks());
   const auto here = static_cast<double>(grid.node_replicas()), nodes = static_cast<double>(grid.nodes);
-  // Nodes that count as one lie apart all the same.
+  // rank_grid may count several nodes as one; their ranks are still on different nodes.
   const double local = here * nodes / static_cast<double>(layout.nodes);
   return exchange({here, std::min(here, local)}, bytes) + exchange({nodes, 1}, bytes / here);
 }
 
-// An all-reduce: its bytes twice, as sums and as their results.
+// An all-reduce sends its bytes twice: as partial sums and as results.
 SentBytes all_reduce(const Group& group, double bytes) { return exchange(group, 2 * bytes); }
 
-// How a step's micro-batches are shared out.
+// How the micro-batches of a step are distributed.
 struct Shares {
   double micro_batches;  // of the mean rank
-  double micro_steps;    // of the mean block
+  double micro_steps;    // of the mean EP group
   int64_t most_micro_steps;
 };
 
-// Blocks own aligned blocks of micro-steps (distributed/sharding/tree_sum.h).
+// Each EP group owns an aligned range of micro-steps (distributed/sharding/tree_sum.h).
 Shares share_out(const TrainingConfig& training, const RankLayout& layout) {
   const int64_t leaves = training.global_batch_size / training.micro_batch_size;
   const int64_t micro_steps = (leaves + layout.expert_parallel - 1) / layout.expert_parallel;
@@ -54,13 +54,13 @@ Shares share_out(const TrainingConfig& training, const RankLayout& layout) {
           std::min(most, micro_steps)};
 }
 
-// Elements of parameters, and bytes of them in the precision they are computed with.
+// Numbers of parameter elements, and their bytes in the precision of the computation.
 struct ParameterSizes {
   double dense = 0, experts = 0;
   double dense_bytes = 0, expert_bytes = 0;
 };
 
-// Of the elements that a rank holds, those of the largest bucket (distributed/sharding/shard_exchange.h).
+// The largest bucket's share of the elements that a rank holds (distributed/sharding/shard_exchange.h).
 double bucket_share(const Model& model, int64_t expert_parallel) {
   int64_t held = 0, largest = 0;
   for (const ParameterSpec& spec : model.parameters) {
@@ -84,9 +84,9 @@ ParameterSizes parameter_sizes(const Model& model, double width) {
   return sizes;
 }
 
-// About as many as train/step_numbers.h has: of each micro-batch its losses, the gradients' norms by unit
-// (distributed/sharding/partition.h), flags, what each rank cuts, the most pairs by rank and layer, who was
-// chosen, and masses.
+// The approximate number of values in train/step_numbers.h: losses per micro-batch, gradient norms per chunk
+// (distributed/sharding/partition.h), flags, the number of parts of each rank, the largest number of
+// token-expert pairs per rank and layer, tokens per expert, and the histograms of cumulative probabilities.
 double count_step_numbers(const RunConfig& config, const Model& model, const RankLayout& layout) {
   constexpr int64_t kLosses = 6, kFlags = 2, kTokenSums = 2;
   const int64_t layers = model.num_routed_layers;
@@ -101,7 +101,7 @@ double count_step_numbers(const RunConfig& config, const Model& model, const Ran
   return static_cast<double>(count);
 }
 
-// Adds what rows to other ranks' experts take.
+// Adds the bytes of rows that are sent to other ranks' experts and back.
 void add_rows(const RunConfig& config, const Model& model, const Group& block, const Shares& shares,
               double width, Communication& communication) {
   const auto layers = static_cast<double>(model.num_routed_layers);
@@ -110,8 +110,8 @@ void add_rows(const RunConfig& config, const Model& model, const Group& block, c
   const double row = static_cast<double>(config.model.hidden_size) * width;
   const double gates = static_cast<double>(config.model.num_experts) / block.size * kFloatBytes;
   const double rows = layers * tokens * communication.rows_per_token;
-  // Forward x and the gates go out and a partial sum of the experts comes back; backward their gradients go
-  // the other ways. Beforehand ranks tell each other how many rows and pairs will come.
+  // In the forward pass, x and the gates are sent, and a partial sum over experts returns. In the backward
+  // pass, their gradients take the opposite ways. First, ranks exchange the numbers of rows and pairs.
   const double counts = layers * shares.micro_steps * block.size * kCountBytes;
   communication.dispatch = exchange(block, 2 * rows * (row + gates) + counts);
   communication.combine = exchange(block, 2 * rows * row);
@@ -121,7 +121,7 @@ void add_rows(const RunConfig& config, const Model& model, const Group& block, c
 
 double expected_ranks(int64_t experts, int64_t ranks, double active) {
   const int64_t others = experts - experts / ranks;
-  const auto none = [&](int64_t drawn) {  // of a rank's experts is among them
+  const auto none = [&](int64_t drawn) {  // probability that none of a rank's experts is among the drawn ones
     double probability = 1;
     for (int64_t i = 0; i < drawn; ++i)
       probability *= static_cast<double>(std::max<int64_t>(0, others - i)) / static_cast<double>(experts - i);
@@ -146,8 +146,8 @@ Communication plan_communication(const RunConfig& config, const Model& model, co
   result.micro_steps = shares.most_micro_steps;
   result.busiest_share = static_cast<double>(shares.most_micro_steps) / shares.micro_batches;
   result.bucket_share = bucket_share(model, layout.expert_parallel);
-  // The sums of a rank's gradients are of its part of the dense parameters and its experts, as is what it
-  // shares out afterwards.
+  // The gradient sums of a rank cover its part of the dense parameters and its experts. Afterwards
+  // it sends the same part of the updated parameters to the other ranks.
   const double sums_in_block = config.parallel.reproducible ? shares.micro_steps : 1;
   result.block_gradients = exchange(block, sums_in_block * sizes.dense * kFloatBytes);
   result.replica_gradients = exchange_by_node(layout, (sizes.dense + sizes.experts) / degree * kFloatBytes);

@@ -59,7 +59,7 @@ Recommendation recommend(const std::vector<Plan>& plans, const PlanDevice& devic
   Recommendation best = {degree, bytes(first->memory_bytes()) + " fit the " + room, degree};
   best.reason +=
       first == plans.begin()
-          ? ", so no rows have to travel"
+          ? ", so no rows have to be exchanged"
           : ", the fewest ranks that do: " + std::to_string(std::prev(first)->layout.expert_parallel) +
                 " would need " + bytes(std::prev(first)->memory_bytes());
   if (!device.rates) return best;

@@ -1,4 +1,4 @@
-// Which degree of expert parallelism a run should have: its plans with all that are possible.
+// Recommends a degree of expert parallelism for a run, by the plans for all possible degrees.
 #pragma once
 
 #include <string>
@@ -9,27 +9,29 @@
 
 namespace dtopp {
 
-// UsageError where nodes do not divide the ranks, or blocks the ranks of a node or the model's experts.
+// Throws UsageError if nodes do not divide the ranks, or if EP groups do not divide the ranks of a node or
+// the model's experts.
 void check_layout(const RankLayout& layout, const ModelConfig& model);
 
-// The degrees of expert parallelism that are possible on these ranks and nodes, from 1 up.
+// The possible degrees of expert parallelism on these ranks and nodes, from 1 up.
 std::vector<int64_t> possible_expert_parallel(const RankLayout& layout, const ModelConfig& model);
 
-// From degree 1 up; layout.expert_parallel is not looked at.
+// Plans for all possible degrees, from 1 up. It ignores layout.expert_parallel.
 std::vector<Plan> plans_by_expert_parallel(const RunConfig& config, const RankLayout& layout, Device device);
 
 struct Recommendation {
   int64_t expert_parallel = 1;
   std::string reason{};  // one sentence
-  int64_t fastest = 1;   // with the shortest step of those that fit, where the device's rates are known
+  // Degree with the shortest step among those that fit, if the device's rates are known.
+  int64_t fastest = 1;
 };
 
-// The first of the plans that fits the device: the fewest ranks that share experts, as rows travel to them;
-// where none fits, the one that needs the least memory.
+// Recommends the first plan that fits the device. It sends the fewest rows, because the
+// fewest ranks share experts. If none fits, it recommends the plan that needs the least memory.
 Recommendation recommend(const std::vector<Plan>& plans, const PlanDevice& device);
 
-// The degree of a run on these ranks and nodes: the configuration's, checked (check_layout), or with `auto`
-// the recommended one for what a rank has of memory.
+// The degree for a run on these ranks and nodes: the configured one, checked by check_layout. With `auto` it
+// is the recommended one for `memory_bytes` of memory per rank.
 int64_t expert_parallel_of(const RunConfig& config, const RankLayout& layout, Device device,
                            uint64_t memory_bytes);
 

@@ -17,10 +17,10 @@ constexpr uint64_t kFloat = 4;  // bytes
 constexpr uint64_t kBfloat16 = 2;
 constexpr std::string_view kTaskModel = "task_model";
 constexpr uint64_t kProgram = uint64_t{160} << 20;  // the program and libtorch, measured
-// A context with the kernels it has loaded, and the workspaces of cuBLAS and cuBLASLt.
+// A CUDA context with its loaded kernels, and the workspaces of cuBLAS and cuBLASLt.
 constexpr uint64_t kCudaProgram = uint64_t{512 + 2 * 32} << 20;
-// Of the activations: what gradients and workspace take over as the backward pass releases it; the rest lies
-// in pieces too small for them (benchmarks/training_cost.py).
+// The share of the activations' memory that gradients and workspace reuse when the backward pass releases it.
+// The rest is in blocks too small for them (benchmarks/training_cost.py).
 constexpr double kReusedShare = 0.6;
 
 double mean_active_experts(const RunConfig& config) {
@@ -35,13 +35,14 @@ double mean_active_experts(const RunConfig& config) {
 
 struct Counts {
   uint64_t all = 0;
-  uint64_t held = 0;     // by a rank, to compute with: all but the experts of the other ranks of its block
-  uint64_t fp32 = 0;     // of which in every precision
-  uint64_t experts = 0;  // of all
-  uint64_t largest = 0;  // of one parameter
+  uint64_t held = 0;     // by a rank for computing: all but the experts of the other ranks of its EP group
+  uint64_t fp32 = 0;     // part of `held` that is fp32 in every precision
+  uint64_t experts = 0;  // part of `all`
+  uint64_t largest = 0;  // largest parameter
   uint64_t largest_held = 0;
-  uint64_t multiplied = 0;  // by every token: matrices but experts, and a tied embedding's output projection
-  uint64_t conditioning = 0;  // by every sample
+  // Multiplied by every token: matrices except experts, and a tied embedding's output projection.
+  uint64_t multiplied = 0;
+  uint64_t conditioning = 0;  // multiplied once per sample
 };
 
 Counts count_parameters(const Model& model, int64_t expert_parallel) {
@@ -76,7 +77,7 @@ Counts count_parameters(const Model& model, int64_t expert_parallel) {
   return counts;
 }
 
-// What make_plan knows before it counts memory.
+// The inputs of the memory count.
 struct Subject {
   const RunConfig& config;
   const Model& model;
@@ -87,22 +88,23 @@ struct Subject {
   Communication communication{};
 };
 
-// With parallel.reproducible one for each level of the tree over a rank's micro-steps
-// (distributed/sharding/tree_sum.h).
+// The number of gradient sums that a rank holds. With parallel.reproducible, it holds one per level of the
+// tree over its micro-steps (distributed/sharding/tree_sum.h).
 uint64_t gradient_sums(const Subject& subject) {
   const auto micro_steps = static_cast<uint64_t>(subject.communication.micro_steps);
   return subject.config.parallel.reproducible ? std::max<uint64_t>(1, std::bit_width(micro_steps - 1)) : 1;
 }
 
-// Of one sum: those of dense parameters are shared out in the block as they arise, or at the step's end.
+// Elements per gradient sum. With parallel.reproducible, the EP group reduces dense gradients as they arise,
+// so a rank sums only its part. Otherwise the group reduces them at the end of the step.
 uint64_t summed_elements(const Subject& subject) {
   const auto degree = static_cast<uint64_t>(subject.layout.expert_parallel);
   return subject.config.parallel.reproducible ? (subject.counts.all + degree - 1) / degree
                                               : subject.counts.held;
 }
 
-// Rows that came to this rank's experts with their gates, kept for the backward pass; the rows of one layer
-// on their way in and out; a bucket of gradients as it is sent and as it arrives.
+// Rows of other ranks with their gates, kept for the backward pass; the rows of one layer in transit, sent
+// and received; a bucket of gradients, sent and received.
 uint64_t exchange_buffers(const Subject& subject, uint64_t width) {
   uint64_t bytes = 0;
   if (subject.layout.ranks > 1) {
@@ -127,7 +129,8 @@ uint64_t bytes_of(const std::vector<MemoryPart>& parts, std::string_view name) {
   return part == parts.end() ? 0 : part->bytes;
 }
 
-// Tasks of a validation want the whole model in fp32 on every rank, where gradients and activations lie else.
+// Validation tasks need the whole model in fp32 on every rank. It takes the memory of gradients and
+// activations.
 void add_task_model(const Subject& subject, std::vector<MemoryPart>& parts) {
   const ValidationConfig& validation = subject.config.validation;
   if (subject.layout.ranks == 1 || validation.every == 0 || validation.tasks.empty()) return;
@@ -147,21 +150,24 @@ std::vector<MemoryPart> plan_memory(const Subject& subject, Precision precision)
       {training.micro_batch_size, subject.active_experts, bf16 ? kBfloat16 : kFloat, cuda});
   const auto n = static_cast<uint64_t>(subject.layout.ranks);
   const uint64_t masters = (checked_product({counts.all, kFloat}) + n - 1) / n;
-  // What is computed with in fp32 are the masters themselves, and those that other ranks keep.
+  // In fp32, a rank computes with its own main parameters, and needs copies only of those that other ranks
+  // keep.
   const uint64_t in_fp32 = bf16 ? counts.fp32 : counts.held;
   const uint64_t kept_in_fp32 = bf16 ? counts.fp32 / n : counts.all / n;
   const uint64_t copies = checked_sum({checked_product({counts.held - in_fp32, kBfloat16}),
                                        checked_product({in_fp32 - kept_in_fp32, kFloat})});
   const bool several = subject.communication.micro_steps > 1;
-  // Of one parameter at a time, before it is added. Those of experts arise once for each rank of the block
-  // where the tree over its micro-batches is to be kept.
+  // One parameter's gradient at a time, before it is added. With parallel.reproducible, a rank forms its
+  // experts' gradients separately for the rows of each rank of the EP group, to follow the tree over
+  // micro-batches.
   const bool by_rank = subject.config.parallel.reproducible;
   const uint64_t micro_gradients =
       bf16 || several
           ? checked_product({by_rank ? counts.largest : counts.largest_held, bf16 ? kBfloat16 : kFloat})
           : 0;
   const uint64_t arising = several ? micro_gradients : checked_product({summed_elements(subject), kFloat});
-  // On a CUDA device blocks are split for what comes next; the first layer's go when every gradient is there.
+  // On a CUDA device the allocator splits blocks for later tensors. The first layer's activations are
+  // released only after all gradients exist.
   const uint64_t reused =
       cuda ? std::min(arising, costs.activations - costs.first_layer)
            : std::min(checked_sum({arising, costs.workspace}),
@@ -200,7 +206,7 @@ Plan make_plan(const RunConfig& config, const RankLayout& layout, Device device)
                        std::to_string(training.global_batch_size) + " in micro-batches of " +
                            std::to_string(training.micro_batch_size) + " leaves some of " +
                            std::to_string(layout.ranks) +
-                           " ranks without any: lower training.micro_batch_size or the number of ranks");
+                           " ranks without any; lower training.micro_batch_size or the number of ranks");
   const Model model = make_model(config);
   Subject subject{config, model, count_parameters(model, layout.expert_parallel), mean_active_experts(config),
                   layout, device};
@@ -247,7 +253,7 @@ std::optional<int64_t> largest_micro_batch(RunConfig config, const RankLayout& l
     config.training.micro_batch_size = size;
     try {
       if (static_cast<double>(make_plan(config, layout, device).memory_bytes()) <= room) return size;
-    } catch (const InvalidValue&) {  // too large for the kernels
+    } catch (const InvalidValue&) {  // the size is too large for the kernels
     }
   }
   return std::nullopt;
@@ -256,7 +262,7 @@ std::optional<int64_t> largest_micro_batch(RunConfig config, const RankLayout& l
 void require_memory(const Plan& plan, uint64_t available) {
   const uint64_t needed = plan.memory_bytes();
   if (needed <= available) return;
-  // Activations and workspace are in proportion to the micro-batch.
+  // Activations and workspace are proportional to the micro-batch size.
   const uint64_t moving = plan.memory_bytes("activations") + plan.memory_bytes("workspace");
   const uint64_t fixed = needed - moving;
   const auto micro = static_cast<uint64_t>(plan.micro_batch_size);
@@ -269,8 +275,8 @@ void require_memory(const Plan& plan, uint64_t available) {
                 : "make the model smaller (model.num_layers, hidden_size, num_experts) or use a machine "
                   "with more memory";
   throw ResourceError("this run needs about " + format_bytes(static_cast<double>(needed)) +
-                      " of memory and " + format_bytes(static_cast<double>(available)) +
-                      " are available: " + remedy + " (`dtopp plan` shows the parts)");
+                      " of memory and " + format_bytes(static_cast<double>(available)) + " are available; " +
+                      remedy + " (`dtopp plan` shows the parts)");
 }
 
 }  // namespace dtopp

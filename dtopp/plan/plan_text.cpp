@@ -36,17 +36,17 @@ std::string row(const std::string& name, const std::string& value, const std::st
 std::string arithmetic_rows(const Plan& plan, const RunConfig& config) {
   std::string experts;
   if (!config.model.is_dense())
-    experts = print("%g of %lld experts a token", plan.active_experts,
+    experts = print("%g of %lld experts per token", plan.active_experts,
                     static_cast<long long>(config.model.num_experts));
   const double flops_per_token = static_cast<double>(plan.flops_per_token);
   const double tokens =
       static_cast<double>(plan.tokens_per_step) * static_cast<double>(config.training.steps);
   return row("parameters", with_unit(static_cast<double>(plan.parameters))) +
          row("active parameters", with_unit(static_cast<double>(plan.active_parameters)), experts) +
-         row("FLOPs a token", with_unit(flops_per_token), "forward and backward") +
-         row("tokens a step", with_unit(static_cast<double>(plan.tokens_per_step))) +
-         row("tokens in all", with_unit(tokens), std::to_string(config.training.steps) + " steps") +
-         row("FLOPs in all", with_unit(tokens * flops_per_token));
+         row("FLOPs per token", with_unit(flops_per_token), "forward and backward") +
+         row("tokens per step", with_unit(static_cast<double>(plan.tokens_per_step))) +
+         row("total tokens", with_unit(tokens), std::to_string(config.training.steps) + " steps") +
+         row("total FLOPs", with_unit(tokens * flops_per_token));
 }
 
 std::string memory_rows(const Plan& plan) {
@@ -61,7 +61,7 @@ std::string memory_rows(const Plan& plan) {
 
 std::string bytes(uint64_t count) { return format_bytes(static_cast<double>(count)); }
 
-// Of all collectives, each of them rounded.
+// Totals over all collectives, each of which is rounded.
 struct TotalBytes {
   uint64_t inside = 0, between = 0;
   uint64_t total() const { return inside + between; }
@@ -80,7 +80,7 @@ std::string sent_rows(const Plan& plan) {
   const auto columns = [](const std::string& name, const std::string& inside, const std::string& between) {
     return print("%-24s%14s%16s\n", name.c_str(), inside.c_str(), between.c_str());
   };
-  std::string text = columns("sent a step, mean rank", "inside nodes", "between nodes");
+  std::string text = columns("sent per step, mean rank", "inside nodes", "between nodes");
   const TotalBytes total = sent_bytes(plan);
   for (const CollectiveBytes& sent : by_collective(plan.communication)) {
     if (sent.inside + sent.between > 0)
@@ -88,7 +88,7 @@ std::string sent_rows(const Plan& plan) {
   }
   text += columns("  total", bytes(total.inside), bytes(total.between));
   if (plan.layout.expert_parallel > 1)
-    text += row("rows a token", print("%.2f", plan.communication.rows_per_token),
+    text += row("rows per token", print("%.2f", plan.communication.rows_per_token),
                 "ranks of " + std::to_string(plan.layout.expert_parallel) + " that hold its experts");
   return text;
 }
@@ -106,7 +106,8 @@ std::string time_rows(const Plan& plan, const DeviceRates& rates) {
     return print("%.0f %% of %g ", 100 * share, peak) + unit;
   };
   const double flops = (bf16 ? rates.bf16_flops : rates.fp32_flops) / 1e12;
-  const std::string hidden = print("the last bucket, or beyond %.0f %% of ", 100 * AssumedShares::kHiding);
+  const std::string hidden =
+      print("not hidden: the last bucket, or beyond %.0f %% of ", 100 * AssumedShares::kHiding);
   std::string text =
       row("step", seconds(time.seconds()), print("MFU %.1f %%", 100 * time.mfu)) +
       row("  compute", seconds(time.compute), "assumed: " + rate(AssumedShares::kCompute, flops, "TFLOP/s"));
@@ -115,11 +116,11 @@ std::string time_rows(const Plan& plan, const DeviceRates& rates) {
         row("  gradients", seconds(time.gradients), hidden + "the last backward pass") +
         row("  parameters", seconds(time.parameters), hidden + "the first forward pass") +
         row("  rows", seconds(time.rows),
-            "assumed of links: " + rate(AssumedShares::kInside, rates.inside / 1e9, "GB/s inside nodes, ") +
+            "assumed for links: " + rate(AssumedShares::kInside, rates.inside / 1e9, "GB/s inside nodes, ") +
                 rate(AssumedShares::kBetween, rates.between / 1e9, "GB/s between"));
   }
   return text + row("  update", seconds(time.update),
-                    "assumed of memory: " + rate(AssumedShares::kMemory, rates.memory / 1e9, "GB/s"));
+                    "assumed for memory: " + rate(AssumedShares::kMemory, rates.memory / 1e9, "GB/s"));
 }
 
 std::string alternative_rows(const PlanContext& context) {

@@ -1,4 +1,4 @@
-// A plan as `dtopp plan` prints it.
+// Prints a plan for `dtopp plan`, as a table or as JSON.
 #pragma once
 
 #include <optional>
@@ -9,16 +9,16 @@
 
 namespace dtopp {
 
-// What a plan is shown with.
+// Information that is printed with a plan.
 struct PlanContext {
-  std::optional<PlanDevice> device{};            // it may fit on or not, and takes its time
-  std::vector<Plan> alternatives{};              // with every possible degree of expert parallelism
-  std::optional<int64_t> largest_micro_batch{};  // on the device; none: none fits
+  std::optional<PlanDevice> device{};            // device for which fit and step time are shown
+  std::vector<Plan> alternatives{};              // plans for every possible degree of expert parallelism
+  std::optional<int64_t> largest_micro_batch{};  // on the device; nullopt: none fits
 };
 
-// A row each for parameters, arithmetic, memory by part, bytes by collective; with a device, whether it fits,
-// the largest micro-batch that does, and how long a step takes; alternatives, where there are several, and
-// the one that is recommended.
+// One row per figure: parameters, arithmetic, memory by part, bytes by collective. With a device it also
+// shows whether the plan fits, the largest micro-batch that does, and the time per step. If there are several
+// alternatives, it lists them with the recommended one.
 std::string plan_table(const Plan& plan, const RunConfig& config, const PlanContext& context);
 
 // The same figures as one JSON object on one line.

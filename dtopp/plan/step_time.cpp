@@ -6,16 +6,17 @@ namespace dtopp {
 namespace {
 
 constexpr double kForwardShare = 1.0 / 3;  // of a training step's FLOPs
-// An update reads fp32 parameter, moments and gradient, writes the first three and a copy.
+// An update reads parameter, moments and gradient in fp32; it writes the first three and a copy in bf16.
 constexpr double kUpdateBytes = 4 * 4 + 3 * 4 + 2;
 
-// Links inside and between nodes are used at the same time.
+// Links within and between nodes are used at the same time.
 double seconds_on_links(const SentBytes& sent, const DeviceRates& rates) {
   return std::max(sent.inside / (rates.inside * AssumedShares::kInside),
                   sent.between / (rates.between * AssumedShares::kBetween));
 }
 
-// What a pass does not hide of what takes `seconds`: `end` of it lies before or behind all computation.
+// The part of a communication of `seconds` that a pass does not hide. `end` is the share of it before or
+// after all computation.
 double exposed(double seconds, double pass, double end) {
   return std::max(end * seconds, seconds - AssumedShares::kHiding * pass);
 }
@@ -34,7 +35,7 @@ StepTime plan_step_time(const Plan& plan, const DeviceRates& rates) {
   time.compute = mean_flops * sent.busiest_share / (peak * AssumedShares::kCompute);
   time.rows = seconds_on_links(sent.dispatch + sent.combine, rates) * sent.busiest_share;
   const double forward = time.compute * kForwardShare, backward = time.compute - forward;
-  // Sums of the block travel in every micro-step, all others in the last one.
+  // The EP group reduces gradients in every micro-step; all other reductions happen in the last one.
   time.gradients =
       exposed(seconds_on_links(sent.block_gradients, rates), backward, sent.bucket_share) +
       exposed(seconds_on_links(sent.replica_gradients, rates), backward / micro_steps, sent.bucket_share);

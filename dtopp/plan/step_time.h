@@ -1,5 +1,5 @@
-// How long an optimiser step takes on a device whose rates are assumed: an estimate, no measurement.
-// Formulas: docs/plan.md.
+// Estimates the time of an optimizer step on a device with assumed rates; nothing is measured. Formulas:
+// docs/plan.md.
 #pragma once
 
 #include "dtopp/device/devices.h"
@@ -10,11 +10,11 @@ namespace dtopp {
 // Seconds of the busiest rank.
 struct StepTime {
   double compute = 0;     // forward and backward
-  double rows = 0;        // rows to other ranks' experts and back: nothing hides them
-  double gradients = 0;   // what the backward passes do not hide of them
-  double parameters = 0;  // what the first forward pass does not hide of them
-  double update = 0;      // the optimiser
-  double mfu = 0;         // FLOPs of the model over what all devices could have done in the step
+  double rows = 0;        // rows to other ranks' experts and back; nothing hides them
+  double gradients = 0;   // gradient communication that the backward passes do not hide
+  double parameters = 0;  // parameter communication that the first forward pass does not hide
+  double update = 0;      // optimizer
+  double mfu = 0;         // model FLOPs divided by what all devices could compute in the step
 
   double seconds() const { return compute + rows + gradients + parameters + update; }
 };

@@ -1,4 +1,5 @@
-// Numbers of experts in ranges that double, so that few metrics say how many tokens have how many.
+// Divides expert counts into ranges that double. A few metrics then show how many tokens use how many
+// experts.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +12,7 @@ namespace dtopp {
 struct CountRange {
   int64_t first, last;
 
-  // "2", "3-4"
+  // For example "2" or "3-4".
   std::string name() const {
     const std::string begin = std::to_string(first);
     return first == last ? begin : begin + "-" + std::to_string(last);
@@ -19,7 +20,7 @@ struct CountRange {
   std::string metric() const { return "moe/tokens_with/" + name(); }
 };
 
-// 1, 2, 3-4, 5-8 … up to `most`.
+// 1, 2, 3-4, 5-8, … up to `most`.
 inline std::vector<CountRange> count_ranges(int64_t most) {
   std::vector<CountRange> ranges;
   for (int64_t first = 1, last = 1; first <= most; first = last + 1, last *= 2)

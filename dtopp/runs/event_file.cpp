@@ -29,7 +29,7 @@ constexpr std::array<uint32_t, 256> kCrcTable = [] {
   return table;
 }();
 
-// TFRecord stores checksums rotated and shifted, since a checksum of data that hold checksums is weak.
+// TFRecord rotates and shifts checksums, because a checksum of data that contains checksums is weak.
 uint32_t masked_crc(std::string_view bytes) {
   uint32_t crc = 0xFFFFFFFFU;
   for (const char c : bytes) crc = kCrcTable[(crc ^ static_cast<unsigned char>(c)) & 0xFF] ^ (crc >> 8);
@@ -42,7 +42,7 @@ void append_little_endian(std::string& out, Unsigned value) {
   for (size_t i = 0; i < sizeof(value); ++i) out += static_cast<char>((value >> (8 * i)) & 0xFF);
 }
 
-// Protobuf: a field is its tag (number << 3 | wire type) and its content.
+// Protobuf: a field is a tag (number << 3 | wire type) followed by its content.
 enum WireType : uint64_t { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
 
 void append_varint(std::string& out, uint64_t value) {
@@ -86,11 +86,12 @@ double seconds_since_epoch() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-// TensorBoard reads the files of a directory in the order of their names, and purges only what it has read: a
-// run resumed within the second, or after the clock was set back, must still sort last.
+// TensorBoard reads the files of a directory in the order of their names, and purges only what it has already
+// read. The file of a resumed run must therefore sort last, even within the same second or after the clock
+// was set back.
 int64_t time_after_others(const fs::path& directory, double now) {
   auto time = static_cast<int64_t>(now);
-  std::error_code unreadable;  // then opening the new file says so
+  std::error_code unreadable;  // opening the new file reports the error
   for (const auto& entry : fs::directory_iterator(directory, unreadable)) {
     const std::string name = entry.path().filename().string();
     if (!name.starts_with(kPrefix)) continue;
@@ -133,7 +134,7 @@ void EventFile::write(const MetricRecord& record) {
   append(event);
 }
 
-// TFRecord: length, its checksum, the data, their checksum.
+// A TFRecord: length, checksum of the length, data, checksum of the data.
 void EventFile::append(const std::string& event) {
   std::string frame;
   append_little_endian(frame, uint64_t{event.size()});

@@ -32,13 +32,14 @@ void append_value(std::string& text, double value) {
   } else if (value == 0 && std::signbit(value)) {
     text += "-0.0";  // "-0" would be read as the integer 0
   } else if (value == std::trunc(value) && std::abs(value) < kExactIntegers) {
-    append_number(text, static_cast<int64_t>(value));  // as a double, 100000 would be the shorter 1e+05
+    append_number(text, static_cast<int64_t>(value));  // to_chars would print the double 100000 as 1e+05
   } else {
     append_number(text, value);
   }
 }
 
-// The step of a whole line as to_json writes it; nullopt for anything else, such as what a crash left.
+// The step of a complete line in the format of to_json; nullopt for anything else, such as a line torn by a
+// crash.
 std::optional<int64_t> step_of(std::string_view line) {
   if (!line.starts_with(kLineStart) || !line.ends_with('}')) return std::nullopt;
   int64_t step = 0;
@@ -48,7 +49,7 @@ std::optional<int64_t> step_of(std::string_view line) {
   return step;
 }
 
-// A validation without held-out text holds the accuracies of its tasks alone.
+// A validation without held-out text has only the accuracies of its tasks.
 bool is_validation(std::string_view line) {
   return line.find("\"val/") != std::string_view::npos || line.find("\"eval/") != std::string_view::npos;
 }
@@ -58,7 +59,7 @@ std::string lines_until(std::string_view text, int64_t last_step, int64_t last_v
   kept.reserve(text.size());
   while (!text.empty()) {
     const size_t newline = text.find('\n');
-    if (newline == std::string_view::npos) break;  // torn
+    if (newline == std::string_view::npos) break;  // a torn line
     const auto line = text.substr(0, newline);
     const auto step = step_of(line);
     if (step && *step <= (is_validation(line) ? last_validation : last_step))

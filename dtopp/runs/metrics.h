@@ -1,5 +1,5 @@
-// Where a run's numbers go: metrics.jsonl (one object a line, flushed as written) and TensorBoard event files
-// with the same names.
+// Writes a run's metrics to metrics.jsonl (one object per line, flushed at once) and, under the same names,
+// to TensorBoard event files.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@
 
 namespace dtopp {
 
-// One line of metrics.jsonl, keys in this order. Doubles are printed as the shortest text that reads back
-// exactly, whole numbers without a point, NaN and infinities as null.
+// One line of metrics.jsonl, with keys in this order. Doubles are printed as the shortest text that reads
+// back exactly, whole numbers without a point, NaN and infinities as null.
 struct MetricRecord {
   int64_t step = 0;
   int64_t tokens = 0;
@@ -22,17 +22,18 @@ struct MetricRecord {
   std::vector<std::pair<std::string, double>> values;  // "train/loss" → value
 };
 
-// Without the newline.
+// The line without its newline.
 std::string to_json(const MetricRecord& record);
 
-// TensorBoard's event file: TFRecord framing with masked CRC-32C around hand-encoded Event protobufs.
+// A TensorBoard event file: TFRecord framing with masked CRC-32C around hand-encoded Event protobufs.
 class EventFile {
  public:
-  // Creates events.out.tfevents.<time>.<host>.<pid> in `directory`, sorted after those already there. Steps
-  // from `first_step` on that earlier files hold are purged by TensorBoard (a SessionLog START event).
-  // DataError when it cannot be written.
+  // Creates events.out.tfevents.<time>.<host>.<pid> in `directory`, which sorts after the existing ones. A
+  // SessionLog START event makes TensorBoard purge the steps from `first_step` on that earlier files contain.
+  // Throws DataError if it cannot be written.
   EventFile(const std::filesystem::path& directory, int64_t first_step);
-  // One Event with all values; in the file when it returns. Values are rounded to float, TensorBoard's type.
+  // Writes one Event with all values to the file before it returns. Values are rounded to float,
+  // TensorBoard's type.
   void write(const MetricRecord& record);
   const std::filesystem::path& path() const { return path_; }
 
@@ -45,18 +46,20 @@ class EventFile {
 
 class MetricsWriter {
  public:
-  // Appends to <directory>/metrics.jsonl after dropping, atomically, every line past `resume_step` (and a
-  // torn last line), so that a resumed run's file equals that of a run never stopped. DataError when it
-  // cannot be written.
-  // `resume_step` -1: nothing is kept, not even a validation before the first step. `last_validation` is the
-  // newest step whose validation the resumed state knows of (by default resume_step): a later one is made
-  // again, so its line goes too.
+  // Appends to <directory>/metrics.jsonl. It first drops every line past `resume_step` and a torn last line,
+  // atomically. The file of a resumed run then equals that of a run that was never stopped.
+  //
+  // A `resume_step` of -1 keeps nothing, not even a validation before the first step. `last_validation` is
+  // the newest step whose validation the resumed state has recorded (default: resume_step). A later
+  // validation is repeated, so its line is dropped too.
+  //
+  // Throws:        DataError if the file cannot be written
   MetricsWriter(const std::filesystem::path& directory, int64_t resume_step, bool tensorboard,
                 std::optional<int64_t> last_validation = std::nullopt);
   ~MetricsWriter();
-  // In the files when it returns, else DataError.
+  // Writes to all files before it returns, or throws DataError.
   void write(const MetricRecord& record);
-  // What was written survives a power loss when it returns, else DataError.
+  // Makes the written lines survive a power loss, or throws DataError.
   void sync() const;
 
  private:

@@ -1,4 +1,5 @@
-// Where a run keeps what, and which of its checkpoints is taken.
+// Names the files of a run directory, and selects which of its checkpoints to open.
+//
 //   <run>/config.yaml  metrics.jsonl  events.out.tfevents.*  checkpoints/step-00001000/
 #pragma once
 
@@ -11,26 +12,27 @@
 
 namespace dtopp {
 
-// The folder of a run's checkpoints.
+// The folder with a run's checkpoints.
 std::filesystem::path checkpoints_of(const std::filesystem::path& run);
 
-// The file that holds a run's configuration, every key written out.
+// The file with a run's configuration, in which every key is written out.
 std::filesystem::path config_file_of(const std::filesystem::path& run);
 
-// What that file holds; nullopt where there is none: the run has made no step yet. UsageError (file, line,
-// key) where it is no configuration.
+// The configuration in that file; nullopt if the file does not exist, because the run has made no step yet.
+// Throws UsageError (file, line, key) if it is not a configuration.
 std::optional<RunConfig> config_of(const std::filesystem::path& run);
 
-// The newest checkpoint in a run's folder of checkpoints that verifies for `use`; damaged ones are passed
-// over, each reported through `warn`. nullopt when there is none, CheckpointError when there are some but
-// none verifies.
+// The newest checkpoint in `checkpoints` that verifies for `use`; nullopt if there is none. Damaged
+// checkpoints are skipped, and each one is reported through `warn`.
+//
+// Throws:        CheckpointError if there are checkpoints but none verifies
 std::optional<Checkpoint> newest_checkpoint(const std::filesystem::path& checkpoints,
                                             const std::function<void(const std::string&)>& warn,
                                             CheckpointUse use = CheckpointUse::kTraining,
                                             const VerifyFiles& verify = verify_content);
 
-// What a user names: a checkpoint, a run or its folder of checkpoints (the newest that verifies). UsageError
-// where there is no checkpoint.
+// Opens a checkpoint that a user names. `path` is a checkpoint, a run, or a run's folder of checkpoints; of
+// several, the newest that verifies is opened. Throws UsageError if there is no checkpoint.
 Checkpoint open_checkpoint(const std::filesystem::path& path,
                            const std::function<void(const std::string&)>& warn,
                            CheckpointUse use = CheckpointUse::kInference,

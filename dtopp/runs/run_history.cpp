@@ -70,8 +70,8 @@ class HistoryReader {
     return result;
   }
 
-  // Lines of a run hold the same names in the same order, but for validations: looking all of them up would
-  // take most of the time.
+  // Consecutive lines have the same names in the same order, except for validations. Looking up every name
+  // would take most of the time.
   Series& column(std::string_view name, size_t place) {
     if (place >= places_.size()) places_.resize(place + 1, nullptr);
     if (places_[place] == nullptr || places_[place]->first != name)
@@ -91,7 +91,7 @@ class HistoryReader {
   uint64_t line_ = 0;
   dom::parser parser_;
   RunHistory history_;
-  std::vector<Column*> places_;  // by place in a line
+  std::vector<Column*> places_;  // by position in a line
 };
 
 }  // namespace

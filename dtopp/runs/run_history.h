@@ -1,4 +1,4 @@
-// What a run has written to metrics.jsonl, read back.
+// Reads a run's metrics.jsonl back.
 #pragma once
 
 #include <cstdint>
@@ -9,20 +9,22 @@
 
 namespace dtopp {
 
-// One metric of a run: where it has a value. Null (a number that was not finite) is NaN.
+// One metric of a run at the steps that have a value. Null (a number that was not finite) becomes NaN.
 struct Series {
   std::vector<int64_t> steps;  // ascending
   std::vector<double> values;
 };
 
-// Everything that metrics.jsonl holds, column by column, in steps' order.
+// The contents of metrics.jsonl, one series per metric, in the order of steps.
 struct RunHistory {
   std::map<std::string, Series> series;  // "train/loss" → …
-  Series tokens, time;                   // of training lines: tokens seen, seconds since the epoch
+  Series tokens, time;                   // training lines only: tokens so far, seconds since the epoch
 };
 
-// A torn last line is left out. DataError names the file and the line that is not what MetricsWriter writes,
-// or whose step does not come after the one before it.
+// Reads the file; a torn last line is ignored.
+//
+// Throws:        DataError with file and line, if a line is not in the format of MetricsWriter or its step
+//                does not follow that of the line before it
 RunHistory read_run_history(const std::filesystem::path& metrics_file);
 
 }  // namespace dtopp

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::array kAxes{CurveAxis::kTokens, CurveAxis::kActiveFlops, CurveAxis::kSeconds};
 
-// y at `x` on the straight lines between points; the end points' beyond them.
+// Interpolates y at `x` linearly. Beyond the end points it returns the y of the nearest one.
 double interpolate(const std::vector<double>& xs, const std::vector<double>& ys, double x) {
   const auto right = std::ranges::lower_bound(xs, x);
   if (right == xs.begin()) return ys.front();
@@ -27,13 +27,13 @@ double interpolate(const std::vector<double>& xs, const std::vector<double>& ys,
   return ys[i - 1] + share * (ys[i] - ys[i - 1]);
 }
 
-// A metric of training lines, step after step.
+// Reads a metric of the training lines in the order of steps.
 class LineByLine {
  public:
   LineByLine(const RunHistory& history, const std::string& name) {
     if (const auto found = history.series.find(name); found != history.series.end()) series_ = &found->second;
   }
-  // Steps are asked for in ascending order; `otherwise` where it has no finite value.
+  // Returns the value at `step`, or `otherwise` if there is no finite one. Call with ascending steps.
   double at(int64_t step, double otherwise) {
     if (series_ == nullptr) return otherwise;
     while (next_ < series_->steps.size() && series_->steps[next_] < step) ++next_;
@@ -149,7 +149,8 @@ Curve mean_curve(std::vector<Points> runs) {
 
 void write_curves(const Study& study, const std::vector<StudyRun>& runs,
                   const std::vector<RunRecord>& records, const std::vector<TokenCost>& costs) {
-  // Runs of one row, each read once: by row, measure and axis.
+  // Points of the runs of each row (grid point, variant), by measure and axis. Each run's metrics are read
+  // once.
   std::map<std::pair<size_t, size_t>, std::vector<std::vector<Points>>> rows;
   const size_t curves = study.measures.size() * kAxes.size();
   for (size_t i = 0; i < runs.size(); ++i) {

@@ -1,5 +1,5 @@
-// How a measure went while the runs of a study trained: its mean over seeds with a band, at equal tokens,
-// equal active FLOPs, equal time.
+// Computes the curves of a study: a measure's mean over seeds with its interval, against tokens, active FLOPs
+// or time.
 #pragma once
 
 #include <optional>
@@ -21,26 +21,28 @@ struct Points {
   std::vector<double> x, y;
 };
 
-// What a run had taken by each training step (x), from (0, 0) on.
+// Returns the tokens, FLOPs or seconds (y) that a run had used after each training step (x), from (0, 0) on.
 Points taken_by_step(const RunHistory& history, CurveAxis axis, const TokenCost& cost);
 
-// A run's measure against what it had taken to get there. FLOPs are those of the experts that its tokens
-// chose; seconds are of its steps alone, without validations, checkpoints and pauses.
+// Returns a run's measure (y) against the tokens, FLOPs or seconds used so far (x). FLOPs count the experts
+// that tokens selected. Seconds count training steps only, without validations, checkpoints and pauses.
 Points points_of(const RunHistory& history, const std::string& measure, CurveAxis axis,
                  const TokenCost& cost);
 
-// Several runs at the same x: where they have all the same, there; else at equal distances over what they
-// have in common, between their points on straight lines. Of more than kMostPoints, blocks of neighbours are
-// averaged first.
+// The mean of several runs at common x, with its interval.
 struct Curve {
   std::vector<double> x{};
   std::vector<Interval> y{};
 };
 inline constexpr size_t kMostPoints = 400;
+
+// Averages several runs. If all runs have the same x, the curve uses it. Otherwise it uses evenly spaced x
+// over the common range and interpolates linearly. A run with more than kMostPoints points is first reduced
+// to kMostPoints means of neighboring points.
 Curve mean_curve(std::vector<Points> runs);
 
-// Writes OUTPUT/curves.json: {"curves": [{"variant", "grid", "measure", "axis", "n", "x": [], "mean": [],
-// "half_width": []}]} of all done runs. `costs`: one a run.
+// Writes the curves of all done runs to OUTPUT/curves.json: {"curves": [{"variant", "grid", "measure",
+// "axis", "n", "x": [], "mean": [], "half_width": []}]}. `costs` holds one entry per run.
 void write_curves(const Study& study, const std::vector<StudyRun>& runs,
                   const std::vector<RunRecord>& records, const std::vector<TokenCost>& costs);
 

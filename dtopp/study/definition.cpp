@@ -13,7 +13,7 @@ namespace {
 
 using Kind = ConfigNode::Kind;
 
-// Sections of the file that are no plain values.
+// Sections of the file that have their own structure.
 struct Variants {
   std::vector<Variant> all;
 };
@@ -65,11 +65,12 @@ void append_settings(const ConfigNode& node, const std::string& section, std::ve
 void read_value(const ConfigNode& node, const std::string& key, Variants& variants) {
   if (node.kind != Kind::kMapping || node.keys.empty())
     config_detail::throw_wrong_type(node, key,
-                                    "variants by name, each with what it sets (name: {key: value})");
+                                    "variants by name, each with its settings (name: {key: value})");
   for (size_t i = 0; i < node.keys.size(); ++i) {
     const ConfigNode& item = node.items[i];
     if (item.kind != Kind::kMapping && item.kind != Kind::kNull)
-      config_detail::throw_wrong_type(item, key + "." + node.keys[i], "what the variant sets ({key: value})");
+      config_detail::throw_wrong_type(item, key + "." + node.keys[i],
+                                      "the variant's settings ({key: value})");
     if (node.keys[i].empty()) fail(item, key + ": a variant needs a name");
     Variant& variant = variants.all.emplace_back(Variant{node.keys[i], {}});
     append_settings(item, "", variant.settings);
@@ -89,16 +90,17 @@ void read_value(const ConfigNode& node, const std::string& key, Axes& axes) {
   }
 }
 
-// Whether to set one key is to set something of the other.
+// Returns whether one key is the other or one of its sections.
 bool overlap(std::string_view a, std::string_view b) {
   if (a.size() > b.size()) std::swap(a, b);
   return b.starts_with(a) && (a.size() == b.size() || b[a.size()] == '.');
 }
 
-// Who sets which key; a second one would replace the first without a word.
+// The keys that are set and their owners. A key with two owners is an error: one value would silently replace
+// the other.
 class Claims {
  public:
-  // UsageError where somebody else has set it.
+  // Throws UsageError if the key has an owner already.
   void add(const std::string& key, const std::string& owner, const std::string& place) {
     refuse(key, place);
     share(key, owner);
@@ -108,7 +110,11 @@ class Claims {
     for (const auto& [claimed, owner] : claims_) {
       if (!overlap(key, claimed)) continue;
       std::string message = place;
-      message.append(": ").append(key).append(" is what ").append(owner).append(" sets");
+      message.append(": ")
+          .append(key)
+          .append(": conflicts with the value that ")
+          .append(owner)
+          .append(" sets; remove one");
       throw UsageError(message);
     }
   }
@@ -117,11 +123,13 @@ class Claims {
   std::vector<std::pair<std::string, std::string>> claims_;
 };
 
-// The first key of the grid varies slowest; all of `zip` advance together, fastest.
+// Expands the grid. The first key of `grid` varies slowest. All keys of `zip` advance together and vary
+// fastest.
 std::vector<GridPoint> points_of(const Axes& grid, const Axes& zip) {
   std::vector<GridPoint> points(1);
   const auto multiply = [&](size_t count, const auto& add) {
-    if (points.size() * count > kMaxStudyRuns) throw UsageError("the study's grid has too many points");
+    if (points.size() * count > kMaxStudyRuns)
+      throw UsageError("the study's grid has more points than a study may have runs");
     std::vector<GridPoint> more;
     for (const GridPoint& point : points) {
       for (size_t i = 0; i < count; ++i) add(more.emplace_back(point), i);
@@ -139,7 +147,7 @@ std::vector<GridPoint> points_of(const Axes& grid, const Axes& zip) {
     if (axis.values.size() != first.values.size())
       throw UsageError(axis.place + ": zip: " + axis.key + " has " + std::to_string(axis.values.size()) +
                        " values and " + first.key + " " + std::to_string(first.values.size()) +
-                       "; they advance together");
+                       "; lists of zip must have equal lengths");
   }
   multiply(first.values.size(), [&](GridPoint& point, size_t i) {
     for (const Axis& axis : zip.all) point.push_back({axis.key, axis.values[i]});
@@ -157,16 +165,17 @@ bool is_of_study(const std::string& argument) {
 template <class T>
 void require_distinct(const std::vector<T>& values, const std::string& place, const std::string& key) {
   if (std::set<T>(values.begin(), values.end()).size() != values.size())
-    throw UsageError(place + ": " + key + ": names one twice");
+    throw UsageError(place + ": " + key + ": holds the same entry twice");
 }
 
 void check(const StudyFile& file, const ConfigNode& tree) {
   const auto require = [&](bool is_there, const char* key, const char* what) {
     if (!is_there) throw UsageError(place_of(tree, key) + ": " + key + ": " + what);
   };
-  require(!file.base.empty(), "base", "name the configuration that all runs share");
-  require(!file.measure.empty(), "measure", "name what is compared, for example [val/loss]");
-  require(!file.output.empty(), "output", "names no directory for the study");
+  require(!file.base.empty(), "base", "is missing; name the configuration that all runs share");
+  require(!file.measure.empty(), "measure",
+          "is missing; name the metrics to compare, for example [val/loss]");
+  require(!file.output.empty(), "output", "is missing; name a directory for the study");
   require_distinct(file.seeds, place_of(tree, "seeds"), "seeds");
   require_distinct(file.measure, place_of(tree, "measure"), "measure");
   const auto smallest = std::ranges::min_element(file.seeds);

@@ -1,4 +1,4 @@
-// A study as its YAML file defines it: which runs, and what is measured of each.
+// Reads the definition of a study from its YAML file: its runs and the measures to compare.
 #pragma once
 
 #include <cstdint>
@@ -21,24 +21,28 @@ struct Variant {
   std::vector<Setting> settings;
 };
 
-// One value for each key of `grid` and `zip`, in the file's order; empty where there are none.
+// One value per key of `grid` and `zip`, in the order of the file; empty if the study has neither.
 using GridPoint = std::vector<Setting>;
 
 inline constexpr size_t kMaxStudyRuns = 10000;
 
 struct Study {
   std::filesystem::path file;
-  ConfigNode base;                    // the configuration that all runs share, arguments laid over it
-  std::vector<int64_t> seeds;         // empty: the base's own
+  ConfigNode base;                    // configuration that all runs share, with arguments applied
+  std::vector<int64_t> seeds;         // empty: the seed of the base
   std::vector<Variant> variants;      // the first is the baseline
-  std::vector<GridPoint> points;      // one without settings where the study has no grid
-  std::vector<std::string> measures;  // names of metrics.jsonl
+  std::vector<GridPoint> points;      // a single empty point if the study has no grid
+  std::vector<std::string> measures;  // metric names of metrics.jsonl
   std::filesystem::path output;
 };
 
-// Reads `file`. Of `arguments` (key=value) those for seeds, measure and output replace what it says, all
-// others are laid over the base. UsageError, naming file, line and key, where something is missing, unknown,
-// of the wrong kind, or set twice: by a variant and the grid, or by an argument and one of them.
+// Reads `file` and applies `arguments` (key=value).
+//
+// The arguments seeds, measure and output replace the values of the file. All others override the base
+// configuration.
+//
+// Throws: UsageError, with file, line and key, if a value is missing, unknown or of the wrong kind, or if two
+//         of the grid, a variant and an argument set the same key
 Study load_study(const std::filesystem::path& file, const std::vector<std::string>& arguments);
 
 }  // namespace dtopp

@@ -27,7 +27,8 @@ bool is_safe(char c) {
          std::string_view("-_.").find(c) != std::string_view::npos;
 }
 
-// Part of a file's name. What had to change or was cut carries a checksum of the whole.
+// Makes `raw` safe as part of a file name. A name that was changed or truncated ends with a checksum of
+// `raw`.
 std::string safe_name(const std::string& raw) {
   std::string name = raw.substr(0, kLongestName);
   for (char& c : name) c = is_safe(c) ? c : '_';
@@ -55,7 +56,7 @@ RunConfig resolve(const Study& study, size_t variant, size_t point) {
   ConfigNode output;
   output.kind = Kind::kScalar;
   output.text = study.output.string();
-  set_value(tree, "output", output);  // the run's own takes its place; the base need not have one
+  set_value(tree, "output", output);  // expand() replaces it; the base may lack this required key
   return run_config_of(tree);
 }
 
@@ -64,9 +65,9 @@ void check_measures(const Study& study, const RunConfig& config) {
   for (const std::string& measure : study.measures) {
     const std::string place = study.file.string() + ": measure: " + measure + ": ";
     if (measure.starts_with("val/") && (!validates || config.data.validation.empty()))
-      throw UsageError(place + "the runs do not validate; give data.validation and validation.every");
+      throw UsageError(place + "the runs do not validate; set data.validation and validation.every");
     if (measure.starts_with("eval/") && (!validates || config.validation.tasks.empty()))
-      throw UsageError(place + "the runs are put to no tasks; give validation.tasks and validation.every");
+      throw UsageError(place + "the runs evaluate no tasks; set validation.tasks and validation.every");
   }
 }
 
@@ -126,7 +127,7 @@ std::vector<std::string> changed_keys(const RunConfig& before, const RunConfig& 
 
 std::vector<StudyRun> expand(const Study& study) {
   std::vector<StudyRun> first;
-  std::map<std::string, std::string> variant_of;  // by name of the run
+  std::map<std::string, std::string> variant_of;  // by run name
   for (size_t point = 0; point < study.points.size(); ++point) {
     for (size_t variant = 0; variant < study.variants.size(); ++variant) {
       StudyRun& run = first.emplace_back(StudyRun{.variant = variant, .point = point});

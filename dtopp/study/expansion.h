@@ -1,4 +1,4 @@
-// The runs of a study: every variant at every grid point with every seed.
+// Expands a study into its runs: every variant at every grid point with every seed.
 #pragma once
 
 #include <cstdint>
@@ -14,32 +14,34 @@
 namespace dtopp {
 
 struct StudyRun {
-  size_t variant = 0;  // of Study::variants
-  size_t point = 0;    // of Study::points
+  size_t variant = 0;  // index into Study::variants
+  size_t point = 0;    // index into Study::points
   int64_t seed = 0;
-  std::string name{};                 // VARIANT[-GRID]-seedN, made safe for a file's name
+  std::string name{};                 // VARIANT[-GRID]-seedN, safe as a file name
   std::filesystem::path directory{};  // OUTPUT/runs/NAME
-  RunConfig config{};                 // `name` and `output` are the two above
+  RunConfig config{};                 // its `name` and `output` are `name` and `directory`
   std::string hash{};                 // hash_of(config)
 };
 
-// In the order to run them in: all variants and grid points of the first seed first. Every configuration is
-// checked: UsageError that names the study's file and line where one cannot be, with the nearest key for one
-// that no configuration has; also where a measure would not be written (val/… without validation).
+// Returns the runs in execution order: all variants and grid points of the first seed come first.
+//
+// Throws: UsageError, with the study's file and line, if a configuration is invalid (an unknown key is
+//         reported with the nearest known one) or if a run would not write a measure (val/… without
+//         validation)
 std::vector<StudyRun> expand(const Study& study);
 
-// A checksum of what decides on a run's result and what is validated. Other keys (name, output, threads,
-// checkpoints, …: affects_result) may change and the run stays the same.
+// Returns a checksum of the keys that affect a run's result or its validation. Other keys may change without
+// making it another run: name, output, threads, checkpoints, … (affects_result).
 std::string hash_of(const RunConfig& config);
-inline constexpr size_t kShortHash = 8;  // digits of a checksum in a folder's name
+inline constexpr size_t kShortHash = 8;  // checksum digits in a folder's name
 
-// The keys that hash_of sees and whose values differ.
+// Returns the keys whose values differ, among those that hash_of includes.
 std::vector<std::string> changed_keys(const RunConfig& before, const RunConfig& now);
 
-// {"model.num_experts": 16}
+// Returns, for example, {"model.num_experts": 16}.
 nlohmann::ordered_json to_json(const GridPoint& point);
 
-// A value as a person reads it: "16", "top_k", "[3, 4]".
+// Formats a value for display: "16", "top_k", "[3, 4]".
 std::string to_text(const ConfigNode& value);
 
 }  // namespace dtopp

@@ -12,8 +12,8 @@ namespace dtopp {
 namespace {
 
 constexpr double kHour = 3600;
-constexpr double kStart = 2;               // seconds until a run makes its first step
-constexpr double kForwardShare = 1.0 / 3;  // of a training step's FLOPs
+constexpr double kStart = 2;               // seconds from a run's start to its first step
+constexpr double kForwardShare = 1.0 / 3;  // share of a training step's FLOPs
 
 template <class... Values>
 std::string print(const char* format, Values... values) {
@@ -85,9 +85,9 @@ std::string forecast_table(const std::vector<StudyRun>& runs, const std::vector<
   }
   text += forecast_line(columns, "total", "", std::to_string(runs.size()) + " runs", format_count(flops),
                         print("%.3g", seconds / kHour));
-  const std::string why =
-      reached.runs > 0 ? "as in " + std::to_string(reached.runs) + " of its runs" : std::string("assumed");
-  return text + print("hours: at %.0f %% (%s) of the FLOP/s that products of matrices reach here, %s\n",
+  const std::string why = reached.runs > 0 ? "measured in " + std::to_string(reached.runs) + " of its runs"
+                                           : std::string("assumed");
+  return text + print("hours: at %.0f %% (%s) of this machine's FLOP/s in matrix products, %s\n",
                       100 * reached.share, why.c_str(), format_count(costs.front().matrix_rate).c_str());
 }
 

@@ -1,4 +1,4 @@
-// What a study will cost: its runs, their arithmetic, the hours they take.
+// Estimates the cost of a study: FLOPs and hours per run.
 #pragma once
 
 #include <optional>
@@ -10,25 +10,26 @@
 
 namespace dtopp {
 
-// Of all training and validation of a run.
+// The cost of all training and validation of a run.
 struct RunCost {
   double flops = 0;
-  double matrix_rate = 0;  // FLOP/s that this machine multiplies matrices with, in the run's precision
+  double matrix_rate = 0;  // this machine's FLOP/s in matrix products, in the run's precision
 };
 
-// Of the matrix rate, what training reaches: the mean throughput/mfu of those runs that are done, else what
-// small models on CPUs were seen to reach (0.28 to 0.67).
+// The share of the matrix rate that training reaches: the mean, over done runs, of the median throughput/mfu.
+// Without done runs it is 0.4; small models on CPUs reached 0.28 to 0.67.
 struct ReachedShare {
   double share = 0.4;
-  int64_t runs = 0;  // that it was measured in
+  int64_t runs = 0;  // number of runs it was measured in
 };
 ReachedShare reached_share(const std::vector<StudyRun>& runs, const std::vector<RunRecord>& records);
 
-// FLOPs of training, a third of them for each token of a validation: before the first step, every
-// validation.every steps and after the last one.
+// Returns the FLOPs of training and validation. A validation token costs a third of a training token, because
+// it has no backward pass. Validations run before the first step, every validation.every steps and after the
+// last step.
 double flops_of(const RunConfig& config, double flops_per_token, double tokens_per_step);
 
-// A line a run (name, status, steps, FLOPs and hours that are left), then the sums.
+// Returns a table with one line per run (name, status, steps, remaining FLOPs and hours) and the totals.
 std::string forecast_table(const std::vector<StudyRun>& runs, const std::vector<RunRecord>& records,
                            const std::vector<RunCost>& costs, const ReachedShare& reached);
 

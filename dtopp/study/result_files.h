@@ -1,4 +1,4 @@
-// A study's results as files: study.json, table.md, table.csv, table.tex.
+// Writes the results of a study to study.json, table.md, table.csv and table.tex.
 #pragma once
 
 #include <string>
@@ -8,14 +8,19 @@
 
 namespace dtopp {
 
-// {"runs": [{"variant", "grid": {}, "seed", "path", "status": "done|failed|pending", "values": {measure:
-// number}}], "table": [{"variant", "grid", "n", "values": {measure: {"mean", "half_width"}}, "difference":
-// {measure: {"mean", "half_width", "p", "p_holm", "n"}}, "notes"}]}; a failed run has its "cause" too. What
-// there is no number for is null, as is the whole difference of the baseline.
+// Returns study.json:
+//
+//   {"study", "measure": [], "baseline",
+//    "runs": [{"variant", "grid": {}, "seed", "path", "status": "done|failed|pending",
+//              "values": {measure: number}, "config_hash", "seconds", "cause" (failed runs)}],
+//    "table": [{"variant", "grid", "n", "values": {measure: {"mean", "half_width"}},
+//               "difference": {measure: {"mean", "half_width", "p", "p_holm", "n"}}, "notes"}]}
+//
+// A number that cannot be computed is null. "difference" of the baseline is null.
 std::string study_json(const Study& study, const std::vector<StudyRun>& runs,
                        const std::vector<RunRecord>& records, const StudyResults& results);
 
-// Writes all four into the study's output, each complete or as it was before.
+// Writes the four files to the study's output directory, each atomically.
 void write_result_files(const Study& study, const std::vector<StudyRun>& runs,
                         const std::vector<RunRecord>& records, const StudyResults& results);
 

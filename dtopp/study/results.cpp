@@ -9,7 +9,7 @@ namespace {
 
 using RunValues = std::vector<std::vector<std::optional<double>>>;
 
-// The runs of one row by seed, those of the baseline beside them.
+// The runs of one row and the baseline runs at the same grid point, by seed.
 struct RowRuns {
   std::map<int64_t, size_t> own, baseline;
 };
@@ -55,16 +55,17 @@ std::vector<std::string> notes_of(const TableRow& row, const RowRuns& own, const
     for (const auto& [seed, run] : own.own) {
       const auto& value = values[run][measure];
       if (value && std::isfinite(*value)) continue;
-      notes.push_back(name + (value ? " is not finite in seed " : " is not there in seed ") +
+      notes.push_back(name + (value ? " is not finite in seed " : " is missing in seed ") +
                       std::to_string(seed));
     }
     if (row.differences.empty()) continue;
     const PairedDifference& difference = row.differences[measure].difference;
-    if (difference.n == 0) notes.push_back(name + ": no seed that the baseline has too");
-    if (difference.n == 1) notes.push_back(name + ": one pair has no interval");
-    if (difference.half_width == 0.0) notes.push_back(name + ": differences without spread have no p");
+    if (difference.n == 0) notes.push_back(name + ": no seed in common with the baseline");
+    if (difference.n == 1) notes.push_back(name + ": a single pair has no interval");
+    if (difference.half_width == 0.0)
+      notes.push_back(name + ": all differences are equal, so p is undefined");
   }
-  if (row.n == 1) notes.push_back("one run has no interval");
+  if (row.n == 1) notes.push_back("a single run has no interval");
   return notes;
 }
 

@@ -30,13 +30,13 @@ std::optional<JsonFields> read_fields(const fs::path& directory) {
 }
 
 struct Content {
-  bool is_same = false;      // as the wanted run
-  std::string hash{};        // of another run
-  std::string difference{};  // what sets that apart; empty: no step was made of any other
+  bool is_same = false;      // the folder holds the requested run
+  std::string hash{};        // checksum of the other run
+  std::string difference{};  // why it is another run; empty: the folder holds no step of another run
 };
 
-// A run that has made a step knows its whole configuration, also one that an earlier version of the program
-// wrote, with fewer keys; before that, the record names its checksum.
+// A run stores its whole configuration at its first step, and that is compared key by key. An earlier version
+// of dtopp may have written fewer keys. Before the first step only the checksum in the record is available.
 Content content_of(const StudyRun& run, const std::optional<JsonFields>& record) {
   const std::string recorded = record ? record->text("config_hash") : "";
   std::optional<RunConfig> there;
@@ -49,7 +49,7 @@ Content content_of(const StudyRun& run, const std::optional<JsonFields>& record)
   if (!there) return {.is_same = recorded == run.hash};
   Content content;
   for (const std::string& key : changed_keys(*there, run.config))
-    content.difference += (content.difference.empty() ? "different: " : ", ") + key;
+    content.difference += (content.difference.empty() ? "differs in " : ", ") + key;
   content.is_same = content.difference.empty();
   content.hash = hash_of(*there);
   return content;
@@ -70,8 +70,8 @@ void move_aside(const StudyRun& run, const Content& content,
   std::error_code error;
   fs::rename(run.directory, aside, error);
   if (error) throw file_error("move", run.directory, error.value());
-  say(run.directory.string() + " holds a run of another configuration (" + content.difference +
-      "): moved to " + aside.string());
+  say(run.directory.string() + ": holds a run with another configuration (" + content.difference +
+      "); moved to " + aside.string());
 }
 
 RunStatus status_of(const JsonFields& fields) {
@@ -110,7 +110,7 @@ RunRecord read_record(const StudyRun& run) {
 bool holds_run(const fs::path& directory, const std::string& hash) {
   const auto record = read_fields(directory);
   if (record && record->text("config_hash") == hash) return true;
-  // The record of an earlier version of the program, which knew fewer keys, has another checksum.
+  // An earlier version of dtopp, with fewer keys, recorded another checksum for the same configuration.
   try {
     const auto config = config_of(directory);
     return config && hash_of(*config) == hash;
@@ -133,7 +133,7 @@ void prepare_folder(const StudyRun& run, const std::function<void(const std::str
   if (path_kind(run.directory) == PathKind::kNothing && path_kind(earlier) == PathKind::kDirectory) {
     make_directories(run.directory.parent_path());
     rename_durably(earlier, run.directory);
-    say(run.directory.string() + " comes back from " + earlier.string());
+    say(run.directory.string() + ": restored from " + earlier.string());
   }
   make_directories(run.directory);
   write_file_atomically(config_of_run(run), to_yaml(run.config));

@@ -1,7 +1,8 @@
-// What a run's folder says of it, and which of its earlier contents a study goes on from.
-//   <run>/study-run.yaml   the configuration that `dtopp train` is given
-//   <run>/study-run.json   the configuration's checksum, and how the run ended
-//   <run>/console.log      what it printed
+// Reads and writes the folder of a study's run, and decides whether its earlier contents can be resumed.
+//
+//   <run>/study-run.yaml   the configuration for `dtopp train`
+//   <run>/study-run.json   the configuration's checksum and the run's status
+//   <run>/console.log      standard output and error of the run
 #pragma once
 
 #include <functional>
@@ -19,28 +20,30 @@ std::string to_text(RunStatus status);
 
 struct RunRecord {
   RunStatus status = RunStatus::kPending;
-  std::string cause{};  // of a failure, one line
-  double seconds = 0;   // that its processes ran, together
+  std::string cause{};  // one line; only for a failed run
+  double seconds = 0;   // total time of all its processes
 };
 
-// What the folder holds of this run; a pending one where it holds nothing, or a run of another configuration.
+// Reads the record of this run. It is pending if the folder holds no run or a run with another configuration.
 RunRecord read_record(const StudyRun& run);
 void write_record(const StudyRun& run, const RunRecord& record);
 
-// Makes the folder one of this run and writes the configuration into it. Where it holds a run of another
-// configuration, as after a change of the study, that is moved to OUTPUT/earlier/NAME-CHECKSUM, and what lies
-// there of this configuration comes back. `say` is told.
+// Creates the folder of this run and writes the configuration into it.
+//
+// If the study was changed, the folder may hold a run with another configuration. That run is moved to
+// OUTPUT/earlier/NAME-CHECKSUM. An earlier run with this configuration is moved back from there. `say`
+// receives one message per move.
 void prepare_folder(const StudyRun& run, const std::function<void(const std::string&)>& say);
 
-// Whether a folder's run is the one of this checksum (StudyRun::hash).
+// Returns whether the folder holds the run with this checksum (StudyRun::hash).
 bool holds_run(const std::filesystem::path& directory, const std::string& hash);
 
 std::filesystem::path config_of_run(const StudyRun& run);   // study-run.yaml
 std::filesystem::path console_of_run(const StudyRun& run);  // console.log
 std::filesystem::path metrics_of_run(const StudyRun& run);  // metrics.jsonl
 
-// How far the run is, from the last line of its metrics: 0 before the first step, and where the folder holds
-// a run of another configuration.
+// Returns the last step in the run's metrics.jsonl. It is 0 before the first step, and if the folder holds a
+// run with another configuration.
 int64_t last_step(const StudyRun& run);
 
 }  // namespace dtopp

@@ -21,17 +21,17 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kWaitMilliseconds = 1000;  // between two looks at how far the runs are
+constexpr int kWaitMilliseconds = 1000;  // between two progress updates
 constexpr int kStopped = static_cast<int>(ExitStatus::kStopped);
 
 struct Running {
   size_t index = 0;
   pid_t process = 0;
   Clock::time_point started{};
-  uint64_t console_begin = 0;  // bytes that earlier starts printed
+  uint64_t console_begin = 0;  // size of console.log before this start
 };
 
-// How a run ended, and the error that it printed last.
+// Describes how a run ended, with the last error that it printed.
 std::string cause_of(const StudyRun& run, const ChildEnd& end, uint64_t console_begin) {
   if (end.signal != 0) return "killed by " + signal_name(end.signal);
   std::string cause = "ended with status " + std::to_string(end.status);
@@ -79,7 +79,7 @@ class Runner {
     const StudyRun& run = runs_[index];
     prepare_folder(run, [this](const std::string& text) { say(text); });
     records_[index] = read_record(run);
-    if (records_[index].status == RunStatus::kDone) return options_.ended();  // it has come back
+    if (records_[index].status == RunStatus::kDone) return options_.ended();  // prepare_folder restored it
     records_[index].status = RunStatus::kPending;
     write_record(run, records_[index]);
     const std::filesystem::path console = console_of_run(run);
@@ -124,7 +124,8 @@ class Runner {
   void note_end(const Running& run, const ChildEnd& end) {
     RunRecord& record = records_[run.index];
     record.seconds += std::chrono::duration<double>(Clock::now() - run.started).count();
-    // A run may be stopped by itself, and one that stops has not always got ready for signals.
+    // Status kStopped is no failure: a signal may have reached that run alone. A signal may also kill a run
+    // before it has installed its handlers, so a killed run has not failed while the study stops.
     const bool failed = end.signal != 0 ? !stopping_ : end.status != 0 && end.status != kStopped;
     if (failed) {
       record.status = RunStatus::kFailed;

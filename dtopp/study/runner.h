@@ -1,4 +1,4 @@
-// Runs a study's runs, each in a process of its own.
+// Executes the runs of a study, each in its own process.
 #pragma once
 
 #include <cstdint>
@@ -13,22 +13,27 @@
 namespace dtopp {
 
 struct RunnerOptions {
-  int64_t slots = 1;                // runs at the same time
-  std::filesystem::path program{};  // this one where it is empty
-  int64_t threads = 0;              // of each run whose configuration names no number; 0: all cores
-  std::vector<double> costs{};      // of each run, in any unit: what progress is counted in
+  int64_t slots = 1;                // number of concurrent runs
+  std::filesystem::path program{};  // the executable; empty: this program
+  int64_t threads = 0;              // for each run whose configuration sets none; 0: all cores
+  std::vector<double> costs{};      // cost per run in any unit; progress is their completed share
   std::function<void(const std::string&)> say{};
-  // After each run that ended, whatever way.
+  // Called after each run that has ended, successfully or not.
   std::function<void()> ended{};
 };
 
-// Starts `dtopp train` for every run whose record is not done, in their order, and keeps `records` (one a
-// run, as read_record gives them) and those in the folders. A run that fails is that run's alone, and is
-// tried again by the next call. Standard output and error of a run go to its console.log.
+// Starts `dtopp train` for every run whose record is not done, in order.
 //
-// SIGTERM and SIGINT go to all runs once, which save and stop; nothing is started then. A second one, a tenth
-// of a second or more after the first, kills them. Runs die with the calling thread. Returns whether it was
-// stopped. ResourceError where a process cannot be started, with no run left.
+// `records` holds one record per run, from read_record. They and the records in the folders are updated. A
+// failed run does not end the study; the next call retries it. Standard output and error of a run are
+// appended to its console.log.
+//
+// The first SIGTERM or SIGINT is forwarded to all runs, which save a checkpoint and stop; no further run is
+// started. A second signal at least a tenth of a second later kills them. All runs are killed if the calling
+// thread ends.
+//
+// Returns: whether a signal stopped the study
+// Throws:  ResourceError if a process cannot be started; no run is left running
 bool run_all(const std::vector<StudyRun>& runs, std::vector<RunRecord>& records,
              const RunnerOptions& options);
 

@@ -15,10 +15,10 @@ constexpr double kOutside = 0.05;
 
 struct Moments {
   double mean = 0;
-  double error = 0;  // standard error of the mean; 0 where there are fewer than two values
+  double error = 0;  // standard error of the mean; 0 for fewer than two values
 };
 
-// About the first value, so that equal values have exactly that mean and no error.
+// Shifts by the first value, so that equal values give exactly that mean and an error of 0.
 Moments moments_of(std::span<const double> values) {
   const auto n = static_cast<double>(values.size());
   double sum = 0;
@@ -61,7 +61,7 @@ Interval mean_interval(std::span<const double> values) {
 
 PairedDifference paired_difference(std::span<const double> values, std::span<const double> baseline) {
   if (values.size() != baseline.size())
-    throw std::invalid_argument("paired_difference: " + std::to_string(values.size()) + " values beside " +
+    throw std::invalid_argument("paired_difference: " + std::to_string(values.size()) + " values, but " +
                                 std::to_string(baseline.size()) + " of the baseline");
   PairedDifference difference{.n = static_cast<int64_t>(values.size())};
   if (values.empty() || !all_finite(values) || !all_finite(baseline)) return difference;
@@ -70,7 +70,8 @@ PairedDifference paired_difference(std::span<const double> values, std::span<con
   const Moments moments = moments_of(differences);
   difference.mean = moments.mean;
   if (values.size() < 2) return difference;
-  // A value read from its decimal digits is off by half a unit in its last place, and so is the difference.
+  // A value parsed from decimal digits has an error of half a unit in its last place, which the difference
+  // inherits.
   const double rounding =
       2 * std::numeric_limits<double>::epsilon() * std::max(largest(values), largest(baseline));
   if (moments.error <= rounding) {

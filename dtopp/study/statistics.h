@@ -1,6 +1,8 @@
-// What a few runs say about all that could have been made: means and paired differences with 95 % confidence
-// intervals, and p-values that know how many comparisons there are. Intervals are Student's t: of a handful
-// of values, percentile bootstrap covers the mean in 75 to 91 % of cases, not in 95.
+// Computes means and paired differences with 95 % confidence intervals, and p-values adjusted for multiple
+// comparisons.
+//
+// Intervals are Student's t. With a handful of values, a percentile bootstrap covers the mean in only 75 to
+// 91 % of cases instead of 95 %.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +12,8 @@
 
 namespace dtopp {
 
-// The mean of `n` values lies within `half_width` of `mean`. None where it cannot be computed: the mean
-// where there is no value or one is not finite, the half-width of fewer than two.
+// A confidence interval: mean ± half_width, from `n` values. `mean` is nullopt if there is no value or one is
+// not finite. `half_width` is nullopt then and for a single value.
 struct Interval {
   std::optional<double> mean{};
   std::optional<double> half_width{};
@@ -19,19 +21,22 @@ struct Interval {
 };
 Interval mean_interval(std::span<const double> values);
 
-// Two-sided `p` of the paired t test: the chance of a mean difference so far from 0 where there is none.
+// The result of a paired t test. `p` is two-sided: the probability of a mean difference at least as far from
+// 0 if the true difference is 0.
 struct PairedDifference {
-  std::optional<double> mean{};  // of value − baseline
+  std::optional<double> mean{};  // mean of value − baseline
   std::optional<double> half_width{};
   std::optional<double> p{};
-  int64_t n = 0;  // pairs
+  int64_t n = 0;  // number of pairs
 };
-// values[i] and baseline[i] belong together. Differences that spread no further than the values' rounding
-// have half-width 0 and no p.
+// Compares the pairs (values[i], baseline[i]). If the differences vary by no more than rounding, `half_width`
+// is 0 and `p` is nullopt. Throws std::invalid_argument if the sizes differ.
 PairedDifference paired_difference(std::span<const double> values, std::span<const double> baseline);
 
-// p-values adjusted for their number (Holm 1979), in the order given: whoever calls those up to 0.05
-// significant errs in one or more of them in 5 % of cases at most.
+// Returns p-values adjusted for their number, in the same order. If values up to 0.05 count as significant,
+// the probability of at least one false positive is at most 5 %.
+//
+// Source: Holm 1979
 std::vector<double> holm(const std::vector<double>& p);
 
 }  // namespace dtopp

@@ -64,12 +64,12 @@ std::vector<StudyCurve> read_curves(const fs::path& file) {
         throw DataError(file.string() + ": " + made.row + ": x, mean and half_width differ in length");
     }
   } catch (const Json::exception& error) {
-    throw DataError(file.string() + ": is not what a study writes: " + error.what());
+    throw DataError(file.string() + ": is not a study's curves.json: " + error.what());
   }
   return curves;
 }
 
-// A run's path is as the study was given it, or lies beside the file where the study was moved.
+// Returns the folder of a run: its recorded path, or the folder beside study.json if the study was moved.
 fs::path find_run(const fs::path& path, const fs::path& folder) {
   if (path.is_absolute() || path_kind(path) != PathKind::kNothing) return path;
   return folder / "runs" / path.filename();
@@ -96,7 +96,7 @@ StudyFile read_study_file(const fs::path& path) {
                             row.value("notes", std::vector<std::string>())});
     }
   } catch (const Json::exception& error) {
-    throw DataError(file.string() + ": is not what a study writes: " + error.what());
+    throw DataError(file.string() + ": is not a study.json file: " + error.what());
   }
   if (path_kind(file.parent_path() / kCurvesFile) == PathKind::kFile)
     study.curves = read_curves(file.parent_path() / kCurvesFile);

@@ -1,4 +1,4 @@
-// study.json as a report reads it.
+// Reads study.json and curves.json for a report.
 #pragma once
 
 #include <cstdint>
@@ -10,39 +10,41 @@
 
 namespace dtopp {
 
-// A number of study.json: none where it could not be computed.
+// The numbers of a measure in study.json. A number that could not be computed is nullopt.
 struct StudyValue {
   std::optional<double> mean, half_width, p, p_holm;
 };
 struct StudyRow {
-  std::string name;  // variant and grid point; where another study has the same, its path too
+  std::string name;  // variant and grid point; with the study's path if two studies have the same
   int64_t n = 0;
   std::map<std::string, StudyValue> values, differences;  // by measure
-  std::vector<std::string> notes;                         // why something could not be computed
+  std::vector<std::string> notes;                         // reasons for missing numbers
 };
 
-// A measure over training: its mean over a row's seeds, with the half-widths of its intervals (NaN: none).
+// A measure during training: its mean over the seeds of a row with half-widths of the intervals (NaN: none).
 struct StudyCurve {
   std::string row, measure, axis;  // "tokens", "active_flops", "seconds"
-  size_t n = 0;                    // seeds
+  size_t n = 0;                    // number of seeds
   std::vector<double> x, mean, half_width;
 };
 
-// Whether `path` is a study's folder, or its study.json.
+// Returns whether `path` is the folder of a study, or its study.json.
 bool is_study(const std::filesystem::path& path);
 
 struct StudyFile {
   struct Run {
     std::filesystem::path path;
-    std::string row;   // StudyRow::name
-    std::string hash;  // of its configuration; empty: done or failed, so that the folder is known to hold it
+    std::string row;  // StudyRow::name
+    // Checksum of a pending run's configuration, to check that the folder holds this run. Empty for a done or
+    // failed run, whose folder does.
+    std::string hash;
   };
   std::vector<Run> runs;
   std::vector<StudyRow> rows;
-  std::vector<StudyCurve> curves;           // of the curves.json beside it, where there is one
+  std::vector<StudyCurve> curves;           // from the curves.json beside it, if it exists
   std::map<std::string, size_t> by_status;  // "done", "failed", "pending"
 };
-// DataError naming the file where it is not what a study writes.
+// Reads the files of a study. Throws DataError with the file's name if its content is not that of a study.
 StudyFile read_study_file(const std::filesystem::path& path);
 
 }  // namespace dtopp

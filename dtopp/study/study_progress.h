@@ -1,4 +1,4 @@
-// How far a study is, drawn on standard error while it runs.
+// Shows the progress of a study on standard error while it runs.
 #pragma once
 
 #include <chrono>
@@ -14,18 +14,19 @@ namespace dtopp {
 
 class StudyProgress {
  public:
-  // `costs`, one a run, is what progress is counted in. All three must outlive it.
+  // `costs` holds one cost per run; progress is their completed share. The vectors must outlive this object.
   StudyProgress(const std::vector<StudyRun>& runs, const std::vector<RunRecord>& records,
                 const std::vector<double>& costs, std::FILE* stream = stderr);
 
-  // In place on a terminal; elsewhere a line a minute, and when it is due.
+  // Redraws in place on a terminal. Elsewhere it prints one line per minute, and one after make_due().
   void draw(const std::vector<size_t>& running);
   void make_due() { next_draw_ = began_; }
-  // As StatusLine.
+  // See StatusLine.
   void clear() { line_.clear(); }
   void finish() { line_.end(); }
 
-  // "study  3 of 10 runs done, 1 failed, 2 running  43 %  5m12s left"; nothing is left of a failed run.
+  // Returns "study  3 of 10 runs done, 1 failed, 2 running  43 %  5m12s left". A failed run counts as
+  // complete.
   std::string line(const std::vector<size_t>& running, double seconds);
 
  private:
@@ -40,7 +41,7 @@ class StudyProgress {
   StatusLine line_;
   Clock::time_point began_, next_draw_;
   double total_ = 0;
-  double before_ = 0;  // of it, done when this began
+  double before_ = 0;  // cost that was complete at construction
 };
 
 }  // namespace dtopp

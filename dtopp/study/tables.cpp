@@ -53,13 +53,13 @@ Line row_head(const Study& study, const TableRow& row) {
 
 bool compares(const Study& study) { return study.variants.size() > 1; }
 
-// What people read: head and rows.
+// Returns the lines of the Markdown and LaTeX tables: the header and one line per row.
 std::vector<Line> text_lines(const Study& study, const std::vector<TableRow>& rows) {
   std::vector<Line> lines = {head(study)};
   for (const std::string& measure : study.measures) {
     lines[0].push_back(measure);
     if (!compares(study)) continue;
-    lines[0].push_back("less " + study.variants.front().name);
+    lines[0].push_back("minus " + study.variants.front().name);
     lines[0].push_back("p (Holm)");
   }
   for (const TableRow& row : rows) {
@@ -148,7 +148,7 @@ std::string with_half_width(const std::optional<double>& mean, const std::option
 
 std::string markdown_table(const Study& study, const std::vector<TableRow>& rows) {
   const std::vector<Line> lines = text_lines(study, rows);
-  const size_t left = keys_of(study).size() + 1;  // columns of words
+  const size_t left = keys_of(study).size() + 1;  // left-aligned columns
   std::string text;
   for (size_t i = 0; i < lines.size(); ++i) {
     text += "| " + joined(lines[i], " | ", escape_markdown) + " |\n";
@@ -156,7 +156,7 @@ std::string markdown_table(const Study& study, const std::vector<TableRow>& rows
     for (size_t column = 0; column < lines[0].size(); ++column) text += column < left ? "|---" : "|---:";
     text += "|\n";
   }
-  text += "\nMean ± half-width of its 95 % confidence interval (Student's t) over n runs, one a seed.";
+  text += "\nMean ± half-width of its 95 % confidence interval (Student's t) over n runs, one per seed.";
   if (compares(study))
     text += " Differences are taken seed by seed; p is of the paired t test, adjusted (Holm) for all rows.";
   text += "\n";

@@ -1,6 +1,8 @@
-// A study's table as text: a row for each variant at each grid point; for each measure mean ± half-width of
-// the 95 % interval and, where there are several variants, the difference from the baseline with its p. A
-// number that could not be computed is left blank.
+// Formats the table of a study as Markdown, CSV and LaTeX.
+//
+// The table has one row per variant and grid point. Each measure has a column of mean ± half-width (95 %
+// interval). With several variants it also has columns of the difference from the baseline and of p. A number
+// that cannot be computed is left blank.
 #pragma once
 
 #include <string>
@@ -10,17 +12,17 @@
 
 namespace dtopp {
 
-// With the reasons for what is blank below it.
+// Returns a Markdown table, followed by the reasons for blank cells.
 std::string markdown_table(const Study& study, const std::vector<TableRow>& rows);
 
-// RFC 4180, lines end in \n; numbers in full, each in a column of its own.
+// Returns CSV (RFC 4180 with lines that end in \n). Each number has its own column and full precision.
 std::string csv_table(const Study& study, const std::vector<TableRow>& rows);
 
-// A tabular of LaTeX's own rules: it needs no package.
+// Returns a LaTeX tabular that needs no package.
 std::string latex_table(const Study& study, const std::vector<TableRow>& rows);
 
-// "3.142 ± 0.021": two digits of the half-width, and as many decimals of the mean; six digits of a mean
-// without one.
+// Returns, for example, "3.142 ± 0.021": the half-width with two significant digits and the mean with as many
+// decimals. Without a half-width the mean has six significant digits.
 std::string with_half_width(const std::optional<double>& mean, const std::optional<double>& half_width,
                             bool with_sign = false);
 

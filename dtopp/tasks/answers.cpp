@@ -11,13 +11,13 @@
 namespace dtopp {
 namespace {
 
-// Python's string.punctuation, and the quotation marks that the harness adds to it.
+// Python's string.punctuation and the quotation marks that the harness adds to it.
 bool is_punctuation(char32_t c) {
   if (c == U'‘' || c == U'’' || c == U'´') return true;
   return (c >= '!' && c <= '/') || (c >= ':' && c <= '@') || (c >= '[' && c <= '`') || (c >= '{' && c <= '~');
 }
 
-// Single spaces between words, none at the ends.
+// Reduces white space to single spaces between words, none at the ends.
 std::string join_words(std::string_view text) {
   std::string joined;
   for (size_t i = 0; i < text.size(); ++i) {
@@ -57,7 +57,7 @@ std::string_view cut_at_stop_string(std::string_view text) {
 std::string normalize_answer(std::string_view text) {
   const CodePointClasses& classes = CodePointClasses::get();
   const std::string valid = replace_invalid_utf8(text);
-  std::string spaced;  // what is dropped has become a space
+  std::string spaced;  // the text with dropped characters replaced by spaces
   std::string word;
   const auto end_word = [&] {
     spaced.append(is_article(word) ? " " : word);

@@ -1,4 +1,4 @@
-// What was asked and answered, item by item, as JSON Lines (docs/evaluation.md).
+// Writes the prompts and the answers as JSON Lines, one item per line (docs/evaluation.md).
 #pragma once
 
 #include <span>
@@ -10,12 +10,12 @@
 
 namespace dtopp {
 
-// One line, without its end: the prompts of an item and, where a model ran, what came of them. Null pointers:
-// no model ran.
+// One line without its newline: the prompts of an item and the model's results. The pointers are null if no
+// model ran.
 std::string dump_line(const Task& task, const DataSet& data, const Request& request, const Scores* scores,
                       const Answer* answer);
 
-// The lines of all prompts, without any model.
+// Writes the lines of all prompts, without results.
 void write_prompts(OutputFile& file, std::span<const TaskRequests> tasks);
 
 }  // namespace dtopp

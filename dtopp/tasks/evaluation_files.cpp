@@ -56,7 +56,7 @@ void read_one(const fs::path& file, Evaluations& evaluations) {
     else if (json.contains("sweep"))
       read_sweep(json["sweep"], evaluations);
   } catch (const Json::exception& error) {
-    throw DataError(file.string() + ": is not what `dtopp evaluate --output` writes: " + error.what());
+    throw DataError(file.string() + ": is not a file of `dtopp evaluate --output`: " + error.what());
   }
 }
 

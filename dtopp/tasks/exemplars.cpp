@@ -12,8 +12,8 @@ namespace {
 
 constexpr uint32_t kSeed = 1234;
 
-// Fills the state of MT19937 as CPython does for a small integer seed: the reference init_by_array with the
-// one-word key {seed}.
+// Fills the state of MT19937 like CPython for a small integer seed: init_by_array of the reference
+// implementation with the one-word key {seed}.
 struct PythonSeed {
   using result_type = uint32_t;
   uint32_t seed;
@@ -36,7 +36,7 @@ struct PythonSeed {
   }
 };
 
-// Uniform in [0, bound), as CPython's Random._randbelow for bounds up to 2^32 - 1.
+// Uniform in [0, bound), like CPython's Random._randbelow for bounds up to 2^32 - 1.
 int64_t draw_below(std::mt19937& generator, uint32_t bound) {
   const int bits = std::bit_width(bound);
   uint32_t value = bound;
@@ -44,7 +44,7 @@ int64_t draw_below(std::mt19937& generator, uint32_t bound) {
   return value;
 }
 
-// A CPython set of small non-negative integers, as far as the order of its elements goes.
+// A set of small non-negative integers with the iteration order of a CPython set.
 class PythonSet {
  public:
   size_t size() const { return used_; }
@@ -85,7 +85,7 @@ class PythonSet {
   static constexpr size_t kLinearProbes = 9;
 
   struct Found {
-    size_t slot = 0;  // holds the value, or is empty
+    size_t slot = 0;  // contains the value or is empty
     std::optional<size_t> tombstone;
   };
 
@@ -116,7 +116,7 @@ class PythonSet {
   }
 
   std::vector<int64_t> slots_ = std::vector<int64_t>(8, kEmpty);
-  size_t fill_ = 0;  // slots ever used since the last rebuild
+  size_t fill_ = 0;  // slots used since the last rebuild, tombstones included
   size_t used_ = 0;
 };
 
@@ -126,13 +126,13 @@ std::vector<std::vector<int64_t>> draw_exemplars(int64_t num_items, int64_t shot
   std::vector<std::vector<int64_t>> exemplars(static_cast<size_t>(count));
   if (shots == 0) return exemplars;
   if (num_items < kFewestItemsWithExemplars)
-    throw DataError("a data set of " + std::to_string(num_items) + " items; drawing examples takes " +
-                    std::to_string(kFewestItemsWithExemplars));
+    throw DataError("a data set has " + std::to_string(num_items) +
+                    " items; drawing examples needs at least " + std::to_string(kFewestItemsWithExemplars));
   const auto bound = static_cast<uint32_t>(num_items);
   PythonSeed seed{kSeed};
   std::mt19937 generator(seed);
   for (int64_t item = 0; item < count; ++item) {
-    // random.sample() skips what it has drawn before, which a set does by itself.
+    // random.sample() skips indices that it has drawn before; the set does the same.
     PythonSet chosen;
     while (chosen.size() < static_cast<size_t>(shots)) chosen.insert(draw_below(generator, bound));
     if (chosen.contains(item)) {

@@ -26,7 +26,7 @@ std::string dump_name(const Task& task) { return std::string(task.name) + ".json
 
 // An integer from 0 to `most`; nullopt for anything else.
 std::optional<int64_t> read_count(const json& value, int64_t most) {
-  // A number too large for int64 is kept as an unsigned one, and compares as larger than `most` too.
+  // nlohmann stores a number beyond int64 as unsigned; the comparison with `most` rejects it too.
   if (!value.is_number_integer() || value < 0 || value > most) return std::nullopt;
   return value.get<int64_t>();
 }
@@ -51,7 +51,7 @@ ordered_json to_json(const std::vector<Tally>& tallies) {
   return sums;
 }
 
-// What a record says of how its sums came about; null where it says nothing.
+// The facts in a record about how its sums were computed; null if it has none.
 json about(const Manifest& record) {
   json object = parse_json(record.about);
   return object.is_object() ? object : json();
@@ -99,7 +99,7 @@ ordered_json KeptResults::key_of(const TaskRequests& requests) const {
   return key;
 }
 
-// nullopt for what is no record of dtopp's.
+// nullopt if the file is not a record of dtopp's.
 std::optional<Manifest> KeptResults::read_record(const Task& task) const {
   try {
     return read_manifest(folder_, kFormat, record_name(task));
@@ -126,7 +126,7 @@ std::optional<std::vector<Tally>> KeptResults::find(const TaskRequests& requests
   return tallies;
 }
 
-// Whether the task's names are free, or taken by what dtopp wrote.
+// True if the task's file names are free, or if dtopp wrote the files that have them.
 bool KeptResults::may_write(const Task& task) const {
   const auto record = read_record(task);
   if (!record && path_kind(folder_ / record_name(task)) != PathKind::kNothing) return false;
@@ -134,7 +134,7 @@ bool KeptResults::may_write(const Task& task) const {
          (record && verifies(folder_, record->files, dump_name(task)));
 }
 
-// Each record says whether the folder was there before dtopp.
+// Each record states whether dtopp created the folder.
 bool KeptResults::made_folder() const {
   for (const Task& task : all_tasks()) {
     if (const auto record = read_record(task)) return member(about(*record), kMadeFolder) == json(true);
@@ -151,7 +151,7 @@ bool KeptResults::keep(const TaskRequests& requests, const std::vector<Tally>& t
   Manifest record{kFormat, dump_json(facts), {}};
   record.files[name] = {dump.size(), hash_bytes(std::as_bytes(std::span(dump)))};
   if (is_new) {
-    // The folder is never there without a record that it is dtopp's.
+    // The folder never exists without a record that marks it as dtopp's.
     make_directories(folder_.parent_path());
     write_directory_atomically(folder_, [&](const fs::path& folder) {
       write_file(folder / record_name(requests.task), format_manifest(record));
@@ -163,7 +163,7 @@ bool KeptResults::keep(const TaskRequests& requests, const std::vector<Tally>& t
     dumps_in_memory_[name] = std::move(dump);
     return false;
   }
-  // In this order a file of dtopp's is one that a record names, whenever this is interrupted.
+  // With this order, a record names every file of dtopp's, whenever the process is interrupted.
   remove_file(folder_ / name);
   write_file_atomically(folder_ / record_name(requests.task), format_manifest(record));
   write_file_atomically(folder_ / name, dump);
@@ -184,7 +184,7 @@ void KeptResults::remove() const {
     if (verifies(folder_, record->files, dump_name(task))) remove_file(folder_ / dump_name(task));
     remove_file(folder_ / record_name(task));
   }
-  std::error_code not_empty;  // somebody else's files: they stay, and so does the folder
+  std::error_code not_empty;  // the folder holds other files; it stays
   if (ours) fs::remove(folder_, not_empty);
 }
 

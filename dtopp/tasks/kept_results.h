@@ -1,9 +1,11 @@
-// The finished tasks of an evaluation, kept in a folder beside its output until all are done, so that an
-// interrupted evaluation goes on with the next one. Each task has two files there:
-//   copa.json   a record (base/manifest.h): what the results were computed with, their sums, and size and
-//               checksum of the other file
+// Keeps the finished tasks of an evaluation in a folder beside its output until all are done. An interrupted
+// evaluation then resumes with the next task. Each task has two files in the folder:
+//
+//   copa.json   a record (base/manifest.h): the settings of the evaluation, the sums of the results, and
+//               size and checksum of the other file
 //   copa.jsonl  the dump lines of its items
-// Only what such a record names is read, replaced or removed. Whatever else lies there stays.
+//
+// It reads, replaces and removes only files that such a record names. All other files stay.
 #pragma once
 
 #include <filesystem>
@@ -19,32 +21,35 @@
 
 namespace dtopp {
 
-// The folder of what will be written to `output`.
+// The folder for the results that will be written to `output`.
 std::filesystem::path kept_results_of(const std::filesystem::path& output);
 
 class KeptResults {
  public:
   // Keeps nothing.
   KeptResults() = default;
-  // `key`: what a result must have been computed with to count; what the task is made of is added to it.
+  // `key` holds the settings that a stored result must match. The task's checksum and number of items are
+  // added to it.
   KeptResults(std::filesystem::path folder, nlohmann::ordered_json key)
       : folder_(std::move(folder)), key_(std::move(key)) {}
 
   bool keeps() const { return !folder_.empty(); }
   const std::filesystem::path& folder() const { return folder_; }
 
-  // The sums of a task that was finished with the same key; nullopt for everything else that may lie there,
-  // damaged or unreadable files included.
+  // The sums of a task that was finished with the same key; nullopt otherwise, also if its files are damaged
+  // or unreadable.
   std::optional<std::vector<Tally>> find(const TaskRequests& requests) const;
 
-  // Keeps a finished task, its dump lines each with their end. False where files that are not dtopp's have
-  // its names: the lines are then kept in memory alone. DataError where the folder cannot be written.
+  // Stores a finished task. Each line of `dump` includes its newline. Returns false if files that are not
+  // dtopp's have the task's names; the lines are then kept in memory only. Throws DataError if the folder
+  // cannot be written.
   bool keep(const TaskRequests& requests, const std::vector<Tally>& tallies, std::string dump);
 
-  // The dump lines of a task that was found or kept.
+  // The dump lines of a task that find() or keep() has returned or stored.
   std::string dump(const Task& task) const;
 
-  // Removes every task that records there name; the folder too where dtopp made it and nothing else is in it.
+  // Removes all tasks that records in the folder name. It also removes the folder if dtopp created it and
+  // nothing else is in it.
   void remove() const;
 
  private:

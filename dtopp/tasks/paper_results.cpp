@@ -11,7 +11,7 @@ struct Row {
   std::array<double, 4> percent;
 };
 
-// Table "Inference performance comparison between Dense-1.3B and MoE-1.3B-6.9B-64E8A".
+// The paper's table "Inference performance comparison between Dense-1.3B and MoE-1.3B-6.9B-64E8A".
 constexpr std::array<Row, 14> kRows = {{{"svamp", {5.3, 10.3, 8.3, 16.0}},
                                         {"mmlu", {25.2, 26.6, 26.8, 27.4}},
                                         {"arc_easy", {60.9, 65.7, 65.5, 67.1}},

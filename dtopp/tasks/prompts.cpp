@@ -13,7 +13,7 @@ constexpr int64_t kSpareAnswerTokens = 10;
 
 using Ids = std::vector<int32_t>;
 
-// A question with its answer, as an example shows it.
+// A question with its answer, in the form of an example.
 std::string example_text(const Task& task, const TaskItem& item) {
   const auto gold = static_cast<size_t>(item.gold);
   std::string text(task.prelimiter);
@@ -52,7 +52,7 @@ Ids last_ids(const Ids& preamble, const Ids& context, int64_t room) {
   return ids;
 }
 
-// Fills in the contexts: as many as there are different ones.
+// Adds one context per choice, or a single one if all choices share it.
 void add_contexts(Request& request, const Ids& preamble, const std::vector<Ids>& contexts) {
   int64_t shared_cut = 0;
   bool shared = contexts.size() == 1;
@@ -62,7 +62,7 @@ void add_contexts(Request& request, const Ids& preamble, const std::vector<Ids>&
     const int64_t room = kMaxPromptTokens - request.max_new_tokens - static_cast<int64_t>(continuation);
     if (room < 1)
       throw DataError("item " + std::to_string(request.index) +
-                      ": its continuation leaves no room for a context in " +
+                      ": its continuation leaves no tokens for a context in " +
                       std::to_string(kMaxPromptTokens) + " tokens");
     const auto size = static_cast<int64_t>(preamble.size() + context.size());
     const int64_t cut = std::max<int64_t>(0, size - room);
@@ -97,7 +97,8 @@ PromptText make_prompt_text(const Task& task, std::span<const TaskItem> items, i
   const TaskItem& item = items[static_cast<size_t>(index)];
   const std::string start = text.preamble.empty() ? "" : kExampleDelimiter;
   if (task.type == TaskType::kSchema) {
-    // The harness trims the delimiter away before it looks at the options, and nothing else.
+    // The harness trims the delimiter before it appends an option, and trims nothing else: options keep their
+    // white space.
     for (const std::string& option : item.choices) text.contexts.push_back(start + option);
     text.continuations.assign(item.choices.size(), with_leading_space(item.continuation));
     return text;

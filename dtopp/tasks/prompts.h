@@ -1,4 +1,4 @@
-// What a model is asked for each item of a task, as strings and as token ids.
+// Builds the prompts of a task's items, as strings and as token ids.
 #pragma once
 
 #include <cstdint>
@@ -13,24 +13,25 @@
 
 namespace dtopp {
 
-// The longest sequence of context and continuation, whatever the model's own sequence length: longer contexts
+// The maximum length of context and continuation, whatever the model's own sequence length. Longer contexts
 // lose their first tokens.
 inline constexpr int64_t kMaxPromptTokens = 2048;
 
-// One item's strings. The three parts are tokenized one by one: no token crosses from one into the next.
+// The strings of one item. The three parts are tokenized separately, so no token spans two of them.
 struct PromptText {
   std::string preamble;                    // the examples
-  std::vector<std::string> contexts;       // one, or one a choice (schema)
-  std::vector<std::string> continuations;  // one a choice; none for generation
+  std::vector<std::string> contexts;       // one, or one per choice (schema)
+  std::vector<std::string> continuations;  // one per choice; none for generation
 };
 
-// The same as ids, contexts with their preamble and cut to kMaxPromptTokens.
+// The token ids of one item. Contexts include the preamble and are cut to kMaxPromptTokens.
 struct Request {
-  int64_t index = 0;  // of the item in its data set
-  // One that all choices share, or one a choice (schema; or cut to leave room for unequal continuations).
+  int64_t index = 0;  // index of the item in its data set
+  // One that all choices share, or one per choice: for a schema, or if continuations of different lengths cut
+  // the contexts differently.
   std::vector<std::vector<int32_t>> contexts;
-  std::vector<int64_t> cut_tokens;                  // from the left of each context
-  std::vector<std::vector<int32_t>> continuations;  // one a choice; none for generation
+  std::vector<int64_t> cut_tokens;                  // cut from the left of each context
+  std::vector<std::vector<int32_t>> continuations;  // one per choice; none for generation
   int64_t max_new_tokens = 0;                       // generation only
 
   size_t num_sequences() const { return continuations.empty() ? 1 : continuations.size(); }
@@ -47,11 +48,12 @@ struct Request {
 PromptText make_prompt_text(const Task& task, std::span<const TaskItem> items, int64_t index,
                             std::span<const int64_t> exemplars);
 
-// Generation: the most tokens to generate for any item; 0 for other tasks.
+// Generation: the maximum number of new tokens for every item. 0 for other tasks.
 int64_t answer_budget(const Task& task, std::span<const TaskItem> items, const Tokenizer& tokenizer);
 
-// Requests for the first `limit` items of a data set; the others serve as examples all the same. DataError
-// where a continuation leaves no room for any context.
+// Requests for the first `limit` items of a data set. The other items still serve as examples.
+//
+// Throws:        DataError if a continuation leaves no tokens for a context
 std::vector<Request> make_requests(const Task& task, const DataSet& data, const Tokenizer& tokenizer,
                                    int64_t limit = std::numeric_limits<int64_t>::max());
 

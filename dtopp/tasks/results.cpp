@@ -31,7 +31,7 @@ std::string title_with_shots(const Task& task) {
   return std::string(task.title) + "(" + std::to_string(task.shots) + ")";
 }
 
-// Where some tasks are left out: how many the average is taken over.
+// If some tasks are left out: the number of tasks in the average.
 std::string average_over(std::span<const TaskResult> results, std::span<const LongTask> left_out) {
   if (left_out.empty()) return "";
   return "  over " + std::to_string(results.size()) + " of " +
@@ -86,7 +86,7 @@ double average(std::span<const TaskResult> results) {
 
 std::vector<AreaResult> summarize_areas(std::span<const TaskResult> results) {
   std::vector<AreaResult> areas;
-  // The tasks of an area stand together.
+  // The tasks of one area are consecutive.
   for (size_t begin = 0; begin < results.size();) {
     size_t end = begin + 1;
     while (end < results.size() && results[end].task.area == results[begin].task.area) ++end;

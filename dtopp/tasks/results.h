@@ -1,4 +1,4 @@
-// From answers to the tables: accuracies of tasks, of the paper's areas, and their average.
+// Summarizes answers in tables: accuracies per task and per area of the paper, and their average.
 #pragma once
 
 #include <cmath>
@@ -16,10 +16,10 @@
 
 namespace dtopp {
 
-// How many experts answering took.
+// The experts that a model used for its answers.
 struct ExpertUse {
   int64_t selected = 0;  // token-expert pairs, over all layers
-  int64_t routed = 0;    // tokens, once a layer; 0 of a dense model
+  int64_t routed = 0;    // tokens times routed layers; 0 for a dense model
 
   double active_experts() const { return static_cast<double>(selected) / static_cast<double>(routed); }
   ExpertUse& operator+=(const ExpertUse& other) {
@@ -30,40 +30,40 @@ struct ExpertUse {
   bool operator==(const ExpertUse&) const = default;
 };
 
-// The answers to one data set.
+// The sums over the answers to one data set.
 struct Tally {
-  std::string category = {};  // of MMLU, else empty
+  std::string category = {};  // MMLU only, else empty
   int64_t correct = 0;
   int64_t items = 0;
-  double nll = 0;  // of the right continuations: the sum of -log p, nats
+  double nll = 0;  // sum of -log p over the right continuations, in nats
   int64_t tokens = 0;
   ExpertUse experts{};
 
   double accuracy() const { return static_cast<double>(correct) / static_cast<double>(items); }
 };
 
-// Fractions of 1.
+// The result of one task. Accuracies are fractions of 1.
 struct TaskResult {
   Task task;
   double accuracy = 0;
-  double standard_error = 0;  // of the accuracy, were the items drawn at random: sqrt(a (1 - a) / n)
+  double standard_error = 0;  // standard error if items were drawn at random: sqrt(a (1 - a) / n)
   int64_t items = 0;
   double nll = 0;  // as in Tally
   int64_t tokens = 0;
   ExpertUse experts{};
-  std::vector<Tally> categories = {};  // of MMLU, else empty
+  std::vector<Tally> categories = {};  // MMLU only, else empty
 
-  // Language modelling: exp of the mean -log p of a continuation, which is a word.
+  // Language modeling: exp of the mean -log p per continuation, which is one word.
   double perplexity() const { return std::exp(nll / static_cast<double>(items)); }
 };
 
-// The answers to the requests of data set `index`, in their order. NumericalError where a log probability is
+// The answers to the requests of data set `index`, in order. Throws NumericalError if a log probability is
 // not finite.
 std::vector<Answer> judge_all(const TaskRequests& requests, size_t index, std::span<const Scores> scores);
 
 Tally tally(const DataSet& data, std::span<const Answer> answers);
 
-// The unweighted mean over the data sets (categories of MMLU); each must have an item.
+// The unweighted mean over the data sets (the categories of MMLU). Each one must have at least one item.
 TaskResult summarize(const Task& task, std::span<const Tally> data_sets);
 
 // The unweighted mean over tasks, as in the paper's row "Average".
@@ -74,29 +74,29 @@ struct AreaResult {
   double accuracy = 0;  // the unweighted mean over its tasks
 };
 
-// The areas of the tasks, in their order.
+// One result per area, in the order of the tasks.
 std::vector<AreaResult> summarize_areas(std::span<const TaskResult> results);
 
-// {"tasks": {NAME: {"accuracy", "stderr", "items"}}, "average"}. Of a model with experts tasks have
-// "active_experts", the mean over layers and the tokens computed for them. Tasks with continuations have
-// "nll" too, of the right ones in nats a token, language modelling "perplexity", MMLU "categories",
-// {CATEGORY: {"accuracy", "items"}}. Where tasks were left out also "average_over", [NAME], and "left_out",
-// {NAME: {"longest", "sequence_length"}}.
+// {"tasks": {NAME: {"accuracy", "stderr", "items"}}, "average"}, with these additions:
+//
+// - models with experts: "active_experts" per task, the mean over layers and over the tokens computed for it;
+// - tasks with continuations: "nll" of the right ones, in nats per token;
+// - language modeling: "perplexity"; MMLU: "categories", {CATEGORY: {"accuracy", "items"}};
+// - if tasks were left out: "average_over", [NAME], and "left_out", {NAME: {"longest", "sequence_length"}}.
 nlohmann::ordered_json to_json(std::span<const TaskResult> results, std::span<const LongTask> left_out = {});
 
-// The paper's table: percentages with one decimal, tasks by area, those left out, then areas and the average;
-// of a model with experts beside each task how many it used. After the items of language modelling its
-// perplexity.
+// The paper's table: percentages with one decimal; tasks by area, those left out, then areas and the average.
+// Models with experts have a column with the experts per token; language modeling shows its perplexity.
 std::string format_table(std::span<const TaskResult> results, std::span<const LongTask> left_out = {});
 
-// A line for each task that was left out.
+// One line per task that was left out.
 std::string format_left_out(std::span<const LongTask> left_out);
 
-// The categories of those tasks that have some, in columns.
+// The categories of the tasks that have some, in columns.
 std::string format_categories(std::span<const TaskResult> results);
 
-// The same with the paper's own columns beside each task and the average. They are of the paper's models,
-// whatever was evaluated: `this_model` says what that is ("9.9M parameters …"), above the table.
+// The table with the paper's own columns beside each task and the average. They belong to the paper's models,
+// whatever was evaluated. `this_model` describes the evaluated model ("9.9M parameters …") above the table.
 std::string format_table_with_paper(std::span<const TaskResult> results, std::span<const LongTask> left_out,
                                     const std::string& this_model);
 

@@ -50,7 +50,8 @@ constexpr std::array<Task, 13> kTasks = {{
 }};
 
 [[noreturn]] void throw_unknown_task(const std::string& name) {
-  if (name == "perplexity") throw UsageError("--tasks: perplexity is measured alone, of a --text");
+  if (name == "perplexity")
+    throw UsageError("--tasks: perplexity is measured alone; use --tasks perplexity with --text");
   std::vector<std::string> known = {"all"};
   for (const Task& task : kTasks) known.emplace_back(task.name);
   const std::string nearest = nearest_key(name, known);

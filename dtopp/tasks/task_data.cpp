@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The real files reach 5 KB a line and 8 MB in all.
+// The real files have at most 5 KB per line and 8 MB in all.
 constexpr uint64_t kMaxItemBytes = uint64_t{1} << 20;
 constexpr uint64_t kMaxFileBytes = uint64_t{1} << 28;
 
@@ -107,9 +107,10 @@ std::vector<DataSet> load_task(const Task& task, const fs::path& directory) {
                       "…: the file has changed; restore it from its source");
     return std::move(file.data_sets);
   }
-  throw DataError((directory / task.name).string() +
-                  ".jsonl.zst: no such file; --data names the folder with the task files, in a configuration "
-                  "validation.task_data (validation.tasks=[] trains without them)");
+  throw DataError(
+      (directory / task.name).string() +
+      ".jsonl.zst: no such file; set --data, in a configuration validation.task_data, to the folder "
+      "with the task files (validation.tasks=[] trains without them)");
 }
 
 }  // namespace dtopp

@@ -1,4 +1,5 @@
-// The items of a task, read from its file: JSON Lines, one item a line, in the form of llm-foundry's data.
+// Reads the items of a task from its file: JSON Lines, one item per line, in the format of llm-foundry's
+// data.
 #pragma once
 
 #include <cstdint>
@@ -10,39 +11,43 @@
 
 namespace dtopp {
 
-// White space at the ends of every string is gone, save in `choices`.
+// The strings of one item. White space at their ends is stripped, except in `choices`.
 struct TaskItem {
   std::string question;              // multiple choice: query; language modelling, generation: context
   std::vector<std::string> choices;  // multiple choice: choices; schema: context_options
   std::string continuation;          // schema, language modelling
   std::string worked_answer;         // generation: chain of thought, " #### ", answer
   std::string answer;                // generation
-  std::string raw_worked_answer;     // worked_answer with its white space, for the answer budget
+  std::string raw_worked_answer;     // worked_answer with its white space, for answer_budget
   int64_t gold = 0;                  // index of the right choice
 
   bool operator==(const TaskItem&) const = default;
 };
 
-// Items that serve each other as examples.
+// The items of a task or category; they serve as examples for each other.
 struct DataSet {
-  std::string category;  // of MMLU, else empty
+  std::string category;  // MMLU only, else empty
   std::vector<TaskItem> items;
 };
 
-// What stands between a chain of thought and the answer.
+// The separator between a chain of thought and the answer.
 inline constexpr std::string_view kAnswerMark = " #### ";
 
 struct TaskFile {
   std::vector<DataSet> data_sets;  // by category, in byte order
-  std::string sha256;              // of the uncompressed bytes
+  std::string sha256;              // checksum of the uncompressed bytes
 };
 
-// Any .jsonl, .jsonl.zst or .jsonl.gz. DataError naming file and line where a field is missing, empty or of
-// another type, where `gold` is no choice or where the choices are not as many as the task's.
+// Reads any .jsonl, .jsonl.zst or .jsonl.gz file.
+//
+// Throws:        DataError with file and line, if a field is missing, empty or of another type, `gold` is not
+//                a valid choice, or the number of choices differs from the task's
 TaskFile read_task_file(const Task& task, const std::filesystem::path& path);
 
-// The task's file in `directory`. DataError as above, and where the file is not there or its bytes are not
-// those that the task's checksum names: scores on other items would not compare with anybody's.
+// Reads the task's file in `directory`.
+//
+// Throws:        DataError as above, and if the file is missing or its checksum is not the task's: scores on
+//                other items would not be comparable
 std::vector<DataSet> load_task(const Task& task, const std::filesystem::path& directory);
 
 }  // namespace dtopp

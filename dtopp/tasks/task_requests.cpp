@@ -50,7 +50,7 @@ std::vector<LongTask> take_out_long_tasks(std::vector<TaskRequests>& tasks, std:
     throw UsageError(std::string(task.task.name) + ": its longest prompt takes " +
                      std::to_string(task.longest) + " tokens, model.sequence_length is " +
                      std::to_string(sequence_length) +
-                     ": leave the task out, or train with longer sequences");
+                     "; leave the task out, or train with longer sequences");
   }
   std::erase_if(tasks, [&](const TaskRequests& requests) {
     return std::ranges::any_of(left_out,

@@ -1,5 +1,5 @@
-// All that a model is asked for one task, ready before the first forward pass: a missing file or a model that
-// is too short shows at once.
+// Prepares all requests of a task before the first forward pass. A missing file or a model with too short
+// sequences is thus detected at once.
 #pragma once
 
 #include <cstdint>
@@ -13,35 +13,37 @@ namespace dtopp {
 
 struct TaskRequests {
   Task task;
-  std::vector<DataSet> data_sets;              // whole
-  std::vector<std::vector<Request>> requests;  // of the first items of each data set
+  std::vector<DataSet> data_sets;              // complete, even if `limit` cuts the requests
+  std::vector<std::vector<Request>> requests;  // per data set: requests for its first items
 };
 
-// load_task and make_requests for each data set; their errors name the task's file here.
+// Calls load_task and make_requests for each data set. Errors name the task's file.
 TaskRequests prepare_requests(const Task& task, const std::filesystem::path& directory,
                               const Tokenizer& tokenizer, int64_t limit);
 
 struct PromptCounts {
   int64_t items = 0;
-  int64_t sequences = 0;      // one a choice, as the harness counts
-  int64_t cut_sequences = 0;  // that lost tokens to kMaxPromptTokens
-  int64_t tokens = 0;         // of all sequences
-  int64_t longest = 0;        // tokens of a sequence, generated ones included
+  int64_t sequences = 0;      // one per choice, as the harness counts
+  int64_t cut_sequences = 0;  // sequences that lost tokens to kMaxPromptTokens
+  int64_t tokens = 0;         // over all sequences
+  int64_t longest = 0;        // tokens of the longest sequence, generated ones included
 };
 
 PromptCounts count_prompts(const TaskRequests& requests);
 
-// A task with a prompt that is longer than the model's sequences. It is not put to the model: positions
-// beyond the length it was trained with are none it has learned, and cutting the prompts to that length would
-// give a score that compares with nobody's.
+// A task with a prompt longer than the model's sequences. It is not evaluated: the model has not learned
+// positions beyond its training length, and cut prompts would give a score that is not comparable with
+// others.
 struct LongTask {
   Task task;
   int64_t longest = 0;          // tokens
   int64_t sequence_length = 0;  // of the model
 };
 
-// Takes out of `tasks` those that do not fit, and answers which. `names` is what the user asked for:
-// UsageError where a task that does not fit is named there itself, not by "all", and where nothing fits.
+// Removes the tasks that do not fit from `tasks` and returns them. `names` is the list that the user wrote.
+//
+// Throws:        UsageError if `names` lists a task that does not fit by its own name rather than by "all",
+//                or if no task fits
 std::vector<LongTask> take_out_long_tasks(std::vector<TaskRequests>& tasks, std::string_view names,
                                           int64_t sequence_length);
 

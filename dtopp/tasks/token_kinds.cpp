@@ -46,10 +46,11 @@ enum class Spelling : uint8_t { kWord, kNumber, kPunctuation, kWhiteSpace, kNoth
 struct TokenText {
   Spelling spelling = Spelling::kNothing;
   bool joins = false;  // no white space before its first character
-  bool open = false;   // ends in a letter
+  bool open = false;   // ends with a letter
 };
 
-// Bytes of characters outside ASCII count as letters: a token may hold a part of one.
+// Bytes of characters outside ASCII count as letters, because a token may hold only a part of such a
+// character.
 bool is_letter(char c) {
   const auto byte = static_cast<unsigned char>(c);
   return byte >= 0x80 || (byte >= 'a' && byte <= 'z') || (byte >= 'A' && byte <= 'Z');

@@ -1,4 +1,4 @@
-// Kinds of tokens in a text, by which the experts they use are compared.
+// Classifies the tokens of a text into kinds, to compare the experts that each kind uses.
 #pragma once
 
 #include <cstdint>
@@ -10,16 +10,19 @@
 
 namespace dtopp {
 
-// One way to tell tokens apart.
+// One classification of the tokens of a text.
 struct TokenKinds {
   std::string by;                  // "frequency", "position", "part_of_word"
-  std::vector<std::string> names;  // of the kinds
-  std::vector<uint8_t> kind;       // index of each token's kind, in the order of the text
+  std::vector<std::string> names;  // name of each kind
+  std::vector<uint8_t> kind;       // per token, in the order of the text: the index of its kind
 };
 
-// By how often a token's id occurs in this text (its rank among all ids), by its position in a window of
-// `sequence_length` (powers of two), and by the part of a word it spells: a word by itself, its beginning,
-// the rest of it, a number, punctuation, white space, or nothing (<|endoftext|> and other special tokens).
+// Three classifications:
+//
+// - by how often a token's id occurs in this text (its rank among all ids);
+// - by its position in a sequence of `sequence_length` tokens (powers of two);
+// - by the part of a word that it spells: a whole word, its beginning, the rest of it, a number, punctuation,
+//   white space, or nothing (<|endoftext|> and other special tokens).
 std::vector<TokenKinds> find_token_kinds(std::span<const int64_t> ids, const Tokenizer& tokenizer,
                                          int64_t sequence_length);
 

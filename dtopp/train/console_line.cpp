@@ -97,7 +97,7 @@ std::string given_up_line(const RunConfig& config, const StepResult& result,
                           const std::filesystem::path& checkpoint) {
   return "step " + std::to_string(result.step) + ": " + std::to_string(result.consecutive_skips) +
          " non-finite steps in a row (training.max_skips " + std::to_string(config.training.max_skips) +
-         "): lower optimizer.lr or look at the data; the last good parameters are in " + checkpoint.string();
+         "); lower optimizer.lr or check the data; the last good parameters are in " + checkpoint.string();
 }
 
 }  // namespace dtopp

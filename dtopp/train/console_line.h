@@ -1,4 +1,4 @@
-// The console's lines of a run.
+// Formats the console lines of a run.
 #pragma once
 
 #include <cstdint>
@@ -9,19 +9,19 @@
 
 namespace dtopp {
 
-// Where a run computes, and how fast that is.
+// The run's device and its speed.
 std::string device_line(const std::string& device, const StepYardstick& yardstick);
 
-// step 120/300 | loss 5.123 | grad 0.84 | lr 2.9e-3 | experts 4.02/4 | p 0.412 | imbalance 1.8 | 5.12k tok/s
-// …
+// step 120/300 | loss 5.123 | grad 0.84 | lr 2.9e-3 | experts 4.02/4 | p 0.412 | imbalance 1.8 | …
 //
-// What a model or its routing lacks is left out: experts and imbalance of a dense one, the target unless
-// dtop_p, p of top_k. With a threshold per layer, p is their range "0.39-0.44". A skipped step says so.
+// Fields that do not apply are omitted: experts and imbalance for a dense model, the target unless dtop_p, p
+// for top_k. With a threshold per layer, p is the range "0.39-0.44". A skipped step is marked "skipped".
 std::string console_line(const RunConfig& config, int64_t step, const StepResult& result,
                          const StepRates& rates);
 
 // validation at step 300: loss 5.123456, active experts 4.020000, hellaswag 31.250000 %
-// `loss` is null where there is no validation data; a dense model has no active experts.
+//
+// `loss` is null without validation data. A dense model has no active experts.
 std::string validation_line(int64_t step, const ValidationResult* loss, const ProbeResults& accuracies);
 
 std::string skipped_line(const StepResult& result);
@@ -30,7 +30,7 @@ std::string skipped_line(const StepResult& result);
 std::string out_of_memory_line(const RunConfig& config, const StepResult& result, size_t rank,
                                int64_t before);
 
-// Why a run ends whose steps are not finite, and what is left of it.
+// The reason for ending a run with non-finite steps, and the location of its last good parameters.
 std::string given_up_line(const RunConfig& config, const StepResult& result,
                           const std::filesystem::path& checkpoint);
 

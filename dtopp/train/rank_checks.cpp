@@ -14,7 +14,7 @@ void check_configuration(const RunConfig& config, Collectives& ranks) {
       keys += (keys.empty() ? "" : ", ") + key;
     throw RanksDiffer(ExitStatus::kUsage, difference->name() +
                                               " has another configuration than rank 0 (different: " + keys +
-                                              "): start all ranks with the same file and overrides");
+                                              "); start all ranks with the same file and overrides");
   }
 }
 
@@ -30,7 +30,7 @@ void check_data(const TrainingData& data, Collectives& ranks) {
   }
   throw RanksDiffer(ExitStatus::kData, difference->name() + " has other data than rank 0: " +
                                            source.substr(source.find(' ') + 1) +
-                                           " does not hold the same there; copy it again");
+                                           " has other content there; copy it again");
 }
 
 }  // namespace dtopp

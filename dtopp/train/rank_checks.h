@@ -9,10 +9,10 @@
 
 namespace dtopp {
 
-// RanksDiffer where a rank has another configuration than rank 0.
+// Throws RanksDiffer if a rank has another configuration than rank 0.
 void check_configuration(const RunConfig& config, Collectives& ranks);
 
-// RanksDiffer where a rank has opened other data than rank 0.
+// Throws RanksDiffer if a rank has opened other data than rank 0.
 void check_data(const TrainingData& data, Collectives& ranks);
 
 }  // namespace dtopp

@@ -43,9 +43,9 @@ class Run {
 
  private:
   Collectives& ranks() const { return *world_.all; }
-  // The one rank that writes and speaks.
+  // Whether this rank writes files and logs.
   bool first() const { return world_.rank() == 0; }
-  // Takes the directory for this run; refuses one that holds another configuration's.
+  // Locks the directory for this run. Refuses a directory with another configuration's run.
   void hold_directory();
   void check_memory();
   void open_or_resume(Model model, TrainingData data);
@@ -54,7 +54,7 @@ class Run {
   void begin(int64_t step, const char* activity) const {
     if (observer_.begin) observer_.begin(step, activity);
   }
-  // Takes in the results of the steps issued; no more than `in_flight` of them stay out.
+  // Processes results until at most `in_flight` issued steps are left.
   void take_results(size_t in_flight);
   void record(const StepResult& result);
   void say_of_memory(const StepResult& result);
@@ -68,7 +68,7 @@ class Run {
     const int64_t every = extras_.drawing.every;
     return every > 0 && (trainer_->state().step % every == 0 || finished());
   }
-  // Of the step it begins with, where the run was stopped before.
+  // Whether the samples of the current step are missing, because the run was stopped before it drew them.
   bool drawing_is_missing() const {
     const int64_t step = trainer_->state().step;
     return step > 0 && drawing_is_due() && any_rank(ranks(), first() && !extras_.drawing.is_drawn(step));
@@ -91,20 +91,20 @@ class Run {
   const World& world_;
   std::optional<RunDirectory> directory_;
   std::optional<Trainer> trainer_;
-  std::optional<MetricsWriter> metrics_;  // of the first rank, like meter_
+  std::optional<MetricsWriter> metrics_;  // on rank 0 only, like meter_
   std::optional<StepMeter> meter_;
   BudgetWatch budget_;
   std::vector<int64_t> parts_;  // as StepResult::parts_R, of the last step
   fs::path last_checkpoint_;
-  bool stop_asked_ = false;  // of any rank
-  bool unsaved_ = false;     // the trainer's state is not in last_checkpoint_
+  bool stop_asked_ = false;  // on any rank
+  bool unsaved_ = false;     // whether the trainer's state is newer than last_checkpoint_
   double flops_per_token_ = 0;
 };
 
 RunSummary Run::train() {
   check_configuration(config_, ranks());
   const bool there = path_kind(path_) != PathKind::kNothing;
-  // A run that is there refuses at once; a new one writes nothing before its data are known to fit.
+  // An existing run is refused at once. A new run writes nothing before its data is known to fit.
   if (there) hold_directory();
   check_memory();
   Model model = make_model(config_);
@@ -117,7 +117,7 @@ RunSummary Run::train() {
   if (!summary.already_complete && drawing_is_missing()) draw();
   while (!finished()) {
     train_step();
-    // Before what looks at a step: it may have to run again.
+    // All of these need the step's result first, because the step may have to run again.
     if (validation_is_due() || drawing_is_due() || saving_is_due() || finished()) take_results(0);
     if (validation_is_due()) validate();
     if (drawing_is_due()) draw();
@@ -176,8 +176,8 @@ void Run::train_step() {
   begin(trainer_->state().step + 1, "step");
   if (meter_) meter_->begin();
   if (!trainer_->step(stop_)) stop_here();
-  // One step stays out on a device that computes while the host goes on. Never as many as happen to have
-  // arrived: what a step begins with would depend on the clock.
+  // On a device, one step stays in flight while the host continues. The number is fixed: if it depended on
+  // arrivals, the state at the start of a step would depend on timing.
   take_results(device_.is_cpu() ? 0 : 1);
   if (stop_asked_) stop_here();
 }
@@ -223,7 +223,7 @@ void Run::give_up(const StepResult& result) {
   throw NumericalError(given_up_line(config_, result, last_checkpoint_));
 }
 
-// Before the first step, every validation.every steps and after the last one.
+// True before the first step, every validation.every steps and after the last step.
 bool Run::validation_is_due() const {
   const TrainingState& state = trainer_->state();
   const bool something = trainer_->data().validation_samples > 0 || extras_.probes;
@@ -274,7 +274,7 @@ void Run::draw() {
 void Run::save() {
   take_results(0);
   begin(trainer_->state().step, "save");
-  if (metrics_) metrics_->sync();  // a run that goes on from there does not write these lines again
+  if (metrics_) metrics_->sync();  // a run resumed from this checkpoint does not write these lines again
   last_checkpoint_ = save_run(*trainer_, config_, ranks());
   unsaved_ = false;
 }
@@ -283,7 +283,7 @@ void Run::stop_here() {
   take_results(0);
   if (unsaved_) save();
   throw Stopped("stopped at step " + std::to_string(trainer_->state().step) + ", saved as " +
-                last_checkpoint_.string() + ": start the same command again to go on");
+                last_checkpoint_.string() + "; run the same command again to resume");
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
-// A training run in its directory: locked, resumable, stoppable.
-//   <output>/config.yaml  metrics.jsonl  events.out.tfevents.*  checkpoints/step-XXXXXXXX/
+// Runs a training in its directory, with locking, resuming and stopping:
+//
+// <output>/config.yaml  metrics.jsonl  events.out.tfevents.*  checkpoints/step-XXXXXXXX/
 #pragma once
 
 #include <functional>
@@ -13,54 +14,58 @@
 
 namespace dtopp {
 
-// Accuracies by task, measured at each validation from the fp32 parameters and the thresholds of the moment
-// by all ranks together; NaN where the model's numbers are not finite; nullopt, on every one, where a stop
-// was asked for on any.
+// Accuracies by task, measured by all ranks together at each validation, with the fp32 parameters and the
+// current thresholds. NaN if the model's numbers are not finite; nullopt, on all ranks, if any rank was asked
+// to stop.
 using ProbeResults = std::vector<std::pair<std::string, double>>;
 using Probes =
     std::function<std::optional<ProbeResults>(const ParameterLookup&, const RoutingInputs&, Collectives&)>;
 
-// What is drawn every `every` steps and after the last one, with the parameters' moving averages where they
-// are kept: by all ranks, of which rank 0 alone writes. 0: never.
+// Draws samples every `every` steps and after the last step; 0: never. Uses the EMA of the parameters if the
+// model has one. All ranks draw; only rank 0 writes.
 struct Drawing {
   int64_t every = 0;
   std::function<void(int64_t step, const ParameterLookup&, const RoutingInputs&, bool writes)> draw{};
-  std::function<bool(int64_t step)> is_drawn{};  // asked of rank 0
+  std::function<bool(int64_t step)> is_drawn{};  // queried on rank 0
 };
 
-// What a run does besides training; all may be empty.
+// Additional work of a run; members may be empty.
 struct RunExtras {
   Probes probes{};
   Drawing drawing{};
 };
 
-// What a run tells its caller while it goes on; all may be empty.
+// Callbacks that report a run's progress; members may be empty.
 struct RunObserver {
   std::function<void(const std::string&)> message;
   std::function<void(int64_t step, const StepResult&, const StepRates&)> step;
-  // `loss` is null where there is no validation data.
+  // `loss` is null without validation data.
   std::function<void(int64_t step, const ValidationResult* loss, const ProbeResults&)> validation;
-  // Of every rank: what it begins, a "step" of that number, or a "validation", "save", "drawing" or "report"
-  // after it.
+  // Called on every rank when an activity begins: a "step" of that number, or a "validation", "save",
+  // "drawing" or "report" after it.
   std::function<void(int64_t step, const char* activity)> begin;
 };
 
 struct RunSummary {
   std::filesystem::path directory;
-  std::filesystem::path checkpoint;  // the final one
+  std::filesystem::path checkpoint;  // the final checkpoint
   int64_t steps = 0;
   int64_t tokens = 0;
   bool already_complete = false;
 };
 
-// The process's place: of the ranks of `world`, which train together, rank 0 alone writes to the run's
-// directory and tells the observer anything but what it begins. All have the same configuration and data
-// (RanksDiffer of distributed/groups/rank_agreement.h where one has not), and compute on `world.device`.
+// Trains to config.training.steps, resuming from the newest valid checkpoint in config.output.
 //
-// Trains to config.training.steps, resuming from the newest valid checkpoint in config.output. `stop` is
-// polled between micro-batches; once true, the state is saved and Stopped is thrown. UsageError when the
-// directory holds another configuration's run or another process writes it; NumericalError after
-// training.max_skips non-finite steps in a row; DataError when something cannot be read or written.
+// The ranks of `world` train together on `world.device`, with the same configuration and data. Only rank 0
+// writes to the run's directory and calls the observer, except RunObserver::begin. `stop` is polled between
+// micro-batches. When it returns true, the run saves its state and throws Stopped.
+//
+// Throws:        RanksDiffer (distributed/groups/rank_agreement.h) if configurations or data differ;
+// UsageError if the
+//                directory holds a run with another configuration or another process writes it;
+//                NumericalError after training.max_skips non-finite steps in a row; DataError if a file
+//                cannot be read or written
+// Collective:    every rank of `world`
 RunSummary run_training(const RunConfig& config, const RunObserver& observer,
                         const std::function<bool()>& stop, const RunExtras& extras = {},
                         const World& world = {});

@@ -34,13 +34,13 @@ void require_same_tensors(const Checkpoint& checkpoint, const std::vector<Parame
     for (const auto& [name, shape] : *shapes) {
       if (describe(here, name) != describe(there, name))
         throw UsageError("training.initialize_from: " + checkpoint.path().string() +
-                         " is of another model: " + name + " is " + describe(there, name) + " there and " +
-                         describe(here, name) + " here; take a checkpoint of a model of this shape");
+                         " has another model: " + name + " is " + describe(there, name) + " there and " +
+                         describe(here, name) + " here; choose a checkpoint of the same model");
     }
   }
 }
 
-// What may be another in the run that a cool-down goes on from.
+// Whether a key may differ from the run that a cool-down continues.
 bool may_change(const std::string& key) {
   return !affects_result(key) || key.starts_with("optimizer.") || key.starts_with("data.") ||
          key == "training.steps" || key == "training.initialize_from" || key == "training.cooldown_from";
@@ -53,12 +53,12 @@ void require_same_run(const Checkpoint& checkpoint, const RunConfig& there, cons
   }
   const std::string what = "training.cooldown_from: " + checkpoint.path().string();
   if (!keys.empty())
-    throw UsageError(what + " is of another configuration (different: " + keys +
-                     "): take over what it was trained with");
+    throw UsageError(what + " has another configuration (different: " + keys +
+                     "); use the values of that run");
   if (checkpoint.state().step >= here.training.steps)
     throw UsageError(what + " has made " + std::to_string(checkpoint.state().step) +
                      " steps, training.steps " + std::to_string(here.training.steps) +
-                     " leaves none: raise it");
+                     " leaves none; raise it");
 }
 
 void warn_of_other_past(const Checkpoint& checkpoint, const RunConfig& there, const RunConfig& here,
@@ -69,21 +69,21 @@ void warn_of_other_past(const Checkpoint& checkpoint, const RunConfig& there, co
   };
   if (rate(there) != rate(here))
     say("warning: step " + std::to_string(step) + " had a learning rate of " +
-        config_detail::print_value(rate(there)) + ", by this schedule it is " +
-        config_detail::print_value(rate(here)) + ": they do not join");
+        config_detail::print_value(rate(there)) + ", but this schedule gives " +
+        config_detail::print_value(rate(here)) + "; choose schedules that agree at this step");
 }
 
-// Ids would mean other words than those the parameters have learned.
+// With another tokenizer, token ids mean other words than those the parameters were trained on.
 void warn_of_other_tokenizer(const Checkpoint& checkpoint, const TrainingData& data, const Say& say) {
   if (!checkpoint.has_tokenizer() || data.tokenizer_json.empty()) return;
   const std::string there = read_file(checkpoint.tokenizer_path());
   const auto parsed = [](const std::string& text) { return nlohmann::json::parse(text, nullptr, false); };
   if (there == data.tokenizer_json || parsed(there) == parsed(data.tokenizer_json)) return;
   say("warning: data.train was prepared with another tokenizer than that of " + checkpoint.path().string() +
-      ": prepare it with --tokenizer " + checkpoint.tokenizer_path().string());
+      "; prepare it with --tokenizer " + checkpoint.tokenizer_path().string());
 }
 
-// The checkpoint that `key` names; what is wrong with the name is said with it.
+// Opens the checkpoint that `key` names. Its error messages start with the key.
 Checkpoint open_named(const char* key, const std::string& path, CheckpointUse use, Collectives& ranks,
                       const Say& warn) {
   try {
@@ -99,7 +99,7 @@ void cool_down(Trainer& trainer, const RunConfig& config, const Checkpoint& chec
   warn_of_other_past(checkpoint, there, config, say);
   warn_of_other_tokenizer(checkpoint, trainer.data(), say);
   trainer.restore(checkpoint);
-  say("going on from " + checkpoint.path().string());
+  say("continuing from " + checkpoint.path().string());
 }
 
 }  // namespace
@@ -123,7 +123,7 @@ std::optional<std::filesystem::path> begin_or_resume(Trainer& trainer, const Run
     require_same_tensors(checkpoint, trainer.parameters().specs());
     warn_of_other_tokenizer(checkpoint, trainer.data(), say);
     trainer.initialise_from(checkpoint);
-    say("beginning with the parameters of " + checkpoint.path().string());
+    say("starting from the parameters of " + checkpoint.path().string());
   } else {
     trainer.initialise();
   }

@@ -1,5 +1,5 @@
-// What a run begins with: its own newest checkpoint, another run's (training.initialize_from, cooldown_from),
-// or its seed.
+// Determines the start of a run: its own newest checkpoint, another run's (training.initialize_from,
+// cooldown_from), or its seed.
 #pragma once
 
 #include <filesystem>
@@ -11,9 +11,12 @@
 
 namespace dtopp {
 
-// Brings the trainer there, says from where, and returns the run's own checkpoint where it goes on from that.
-// UsageError naming the key and what differs where another run's checkpoint is not one of such a model or,
-// to go on from, of such a run, or has no step left to go; else what Checkpoint throws. Collective.
+// Restores or initializes the trainer and logs the source. Returns the run's own checkpoint if it resumes
+// from one.
+//
+// Throws:        UsageError with the key and the difference, if another run's checkpoint has another model,
+//                or for a cool-down another configuration or no step left; errors of Checkpoint
+// Collective:    every rank
 std::optional<std::filesystem::path> begin_or_resume(Trainer& trainer, const RunConfig& config,
                                                      const std::function<void(const std::string&)>& say);
 

@@ -10,7 +10,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The outermost of path and its parents that is not there; empty where path is.
+// The outermost missing directory of path and its parents; empty if path exists.
 fs::path first_missing(fs::path path) {
   fs::path missing;
   std::error_code error;
@@ -40,8 +40,8 @@ RunDirectory::~RunDirectory() {
 }
 
 void RunDirectory::remove_created() const {
-  std::error_code ignored;  // what is not empty stays
-  // While it is locked: who waits for the lock finds it held or gone.
+  std::error_code ignored;  // a directory that is not empty stays
+  // Remove the lock file while it is locked: a waiting process then finds it locked or missing.
   if (lock_is_new_) fs::remove(path_ / ".lock", ignored);
   if (first_created_.empty()) return;
   for (fs::path path = without_trailing_slash(path_);; path = path.parent_path()) {
@@ -59,7 +59,7 @@ void refuse_other_configuration(const RunConfig& config) {
   }
   if (keys.empty()) return;
   throw UsageError(config.output + " holds a run of another configuration (different: " + keys +
-                   "): choose another output, or the same configuration to resume");
+                   "); choose another output, or the same configuration to resume");
 }
 
 }  // namespace dtopp

@@ -1,4 +1,4 @@
-// The directory of a run, held by one process at a time.
+// Holds the directory of a run, which one process may use at a time.
 #pragma once
 
 #include <filesystem>
@@ -11,29 +11,29 @@ namespace dtopp {
 
 class RunDirectory {
  public:
-  // Creates what is missing of the path and locks the directory. UsageError when another process holds it,
-  // DataError when it cannot be created.
+  // Creates missing parts of the path and locks the directory. UsageError if another process holds it,
+  // DataError if it cannot be created.
   explicit RunDirectory(std::filesystem::path path);
-  // Unless keep() was called, removes what the constructor created and nothing else has been put into.
+  // Unless keep() was called, removes everything that the constructor created and that is still empty.
   ~RunDirectory();
   RunDirectory(const RunDirectory&) = delete;
   RunDirectory& operator=(const RunDirectory&) = delete;
 
   const std::filesystem::path& path() const { return path_; }
-  // From here on there is something of a run in it.
+  // Keeps the directory, because it now contains files of a run.
   void keep() { kept_ = true; }
 
  private:
   void remove_created() const;
 
   std::filesystem::path path_;
-  std::filesystem::path first_created_;  // the outermost directory that was missing; empty: none
+  std::filesystem::path first_created_;  // the outermost created directory; empty: none
   bool lock_is_new_ = false;
   bool kept_ = false;
   std::optional<DirectoryLock> lock_;
 };
 
-// UsageError where config.output holds a run whose configuration differs in what affects the result.
+// UsageError if config.output holds a run whose configuration differs in a key that affects the result.
 void refuse_other_configuration(const RunConfig& config);
 
 }  // namespace dtopp

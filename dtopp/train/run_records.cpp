@@ -22,7 +22,7 @@ void add_activations(const std::string& prefix, const ActivationSummary& summary
   record.values.emplace_back(prefix + "dead_experts", static_cast<double>(summary.dead_experts));
 }
 
-// p of all layers, or the mean of theirs.
+// The shared p, or the mean p of the layers.
 double shared_or_mean(const std::vector<double>& thresholds, const RoutingConfig& routing) {
   if (routing.scope == ThresholdScope::kGlobal) return thresholds[0];
   double mean = 0;
@@ -30,7 +30,7 @@ double shared_or_mean(const std::vector<double>& thresholds, const RoutingConfig
   return mean;
 }
 
-// The shares of all pairs of a token and a layer. A token whose gates all underflowed counts as one expert's.
+// Shares of all (token, layer) pairs. A token whose gates all underflowed counts as a token with one expert.
 void add_shares(const ActivationStatistics& activations, MetricRecord& record) {
   const at::Tensor histogram = activations.histogram().sum(0).cpu();
   const auto* pairs_N = histogram.const_data_ptr<int64_t>();

@@ -14,7 +14,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What tells a file from a copy of it, on all hosts that share its file system; empty where there is none.
+// Identifies a file, as opposed to a copy of it, on all hosts that share its file system; empty if it is
+// missing.
 std::string identity_of(const fs::path& path) {
   struct stat status {};
   if (::stat(path.c_str(), &status) != 0) return "";
@@ -22,7 +23,7 @@ std::string identity_of(const fs::path& path) {
          std::to_string(status.st_ctim.tv_nsec);
 }
 
-// Part `part` of `parts`: the largest file first, each to the part that has the fewest bytes.
+// Part `part` of `parts`: the largest file first, each to the part with the fewest bytes.
 ManifestFiles part_of(const ManifestFiles& files, size_t part, size_t parts) {
   std::vector<ManifestFiles::const_iterator> by_size;
   for (auto file = files.begin(); file != files.end(); ++file) by_size.push_back(file);
@@ -37,8 +38,8 @@ ManifestFiles part_of(const ManifestFiles& files, size_t part, size_t parts) {
   return mine;
 }
 
-// Reads this rank's part of the checkpoint. Returns what is wrong in any part, the same on all ranks; empty:
-// nothing. Notes in `shares` whether this rank reads the same files as rank 0; one that does not reads none.
+// Verifies this rank's part of the checkpoint. Returns the same error message on all ranks; empty: no error.
+// Sets `shares` if this rank reads the same files as rank 0; other ranks verify nothing here.
 std::string verify_part(const fs::path& path, CheckpointUse use, Collectives& ranks, bool& shares) {
   const auto identities = gather_bytes(ranks, identity_of(path / kManifestName), "verify");
   const auto rank = static_cast<std::ptrdiff_t>(ranks.rank());
@@ -60,10 +61,10 @@ std::string verify_part(const fs::path& path, CheckpointUse use, Collectives& ra
   return wrong;
 }
 
-// Finds a checkpoint and verifies it so.
+// Finds a checkpoint and verifies it with `verify`.
 using FindCheckpoint = std::function<std::optional<Checkpoint>(const VerifyFiles& verify)>;
 
-// What rank 0 finds, on all ranks.
+// Opens on all ranks the checkpoint that rank 0 finds.
 std::optional<Checkpoint> open_together(Collectives& ranks, CheckpointUse use, const FindCheckpoint& find) {
   if (ranks.size() == 1) return find(verify_content);
   const auto tell = [&](const fs::path& path) {
@@ -77,7 +78,7 @@ std::optional<Checkpoint> open_together(Collectives& ranks, CheckpointUse use, c
       const std::string wrong = verify_part(path, use, ranks, shares);
       if (!wrong.empty()) throw DataError(wrong);
     });
-    tell({});  // no more to verify
+    tell({});  // nothing more to verify
     tell(found ? found->path() : fs::path());
     return found;
   }

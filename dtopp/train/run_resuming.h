@@ -1,4 +1,10 @@
-// The checkpoints that the ranks of a run read together.
+// Opens checkpoints on all ranks of a run.
+//
+// Ranks that see the same files as rank 0 each verify a part of them. A rank with separate copies verifies
+// all of its own.
+//
+// Throws:        errors of the search on rank 0; errors of Checkpoint if a copy is damaged
+// Collective:    every rank of `ranks`
 #pragma once
 
 #include <filesystem>
@@ -11,15 +17,11 @@
 
 namespace dtopp {
 
-// Both open what rank 0 finds on all ranks. The ranks that see the same files as rank 0 each read a part of
-// them to verify it; one that has copies of its own reads all of those. Errors are those of what finds it, on
-// rank 0, and Checkpoint's where a copy is not right. Collective.
-
-// newest_checkpoint of the run's, to go on from.
+// Finds the run's newest_checkpoint on rank 0 and opens it on all ranks, to resume from.
 std::optional<Checkpoint> checkpoint_to_resume(const std::filesystem::path& run, Collectives& ranks,
                                                const std::function<void(const std::string&)>& warn);
 
-// open_checkpoint of what a user names.
+// Opens the checkpoint that a user names (open_checkpoint), as found by rank 0.
 Checkpoint named_checkpoint(const std::filesystem::path& path, CheckpointUse use, Collectives& ranks,
                             const std::function<void(const std::string&)>& warn);
 

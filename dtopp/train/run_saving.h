@@ -1,4 +1,4 @@
-// How the ranks of a run save it.
+// Saves a run's checkpoint from all its ranks.
 #pragma once
 
 #include <filesystem>
@@ -8,9 +8,11 @@
 
 namespace dtopp {
 
-// Saves what the run in config.output needs to go on, every rank its part, and returns the checkpoint once it
-// is complete. Where a rank cannot write, that one throws DataError and the others RankLost; the checkpoints
-// that were there stay. Collective.
+// Saves everything that the run in config.output needs to resume, each rank its part. Returns the path when
+// the checkpoint is complete. Older checkpoints stay valid if saving fails.
+//
+// Throws:        DataError on a rank that cannot write; RankLost on the others
+// Collective:    every rank of `ranks`
 std::filesystem::path save_run(const Trainer& trainer, const RunConfig& config, Collectives& ranks);
 
 }  // namespace dtopp

@@ -1,4 +1,4 @@
-// Everything that is decided about a step, each from its numbers alone, which are the same on all ranks.
+// Makes every decision about a step from the step's numbers alone, which are the same on all ranks.
 #pragma once
 
 #include "dtopp/config/run_config.h"
@@ -6,24 +6,24 @@
 
 namespace dtopp {
 
-// Before the numbers are complete: whether the step ends here and has not happened. Never where other ranks
-// wait for it: there it is finished, and all learn of the wish from its numbers.
+// Whether the step is abandoned before its numbers are complete. With several ranks it never is: the other
+// ranks wait for it, so it is finished, and its numbers report the request to stop.
 inline bool is_abandoned(const StepSums& sums, int64_t ranks) { return sums.stop_asked && ranks == 1; }
 
-// On the step's device, for which the host does not wait.
+// Tensors on the step's device; the host does not wait for them.
 struct StepDecision {
-  at::Tensor applied;  // bool []: parameters and controller move; else nothing but the position does
-  at::Tensor divisor;  // f32 [], of the gradients
+  at::Tensor applied;  // bool []: update parameters and controller; if false, only the position advances
+  at::Tensor divisor;  // f32 []: the gradients are divided by it
 };
 
-// Applied where loss and gradients are finite and there was room for every pair; gradients are cut to
-// optimizer.grad_clip.
+// Applies the step if loss and gradients are finite and no capacity was exceeded. Clips the gradients' norm
+// to optimizer.grad_clip.
 StepDecision decide(const StepNumbers& numbers, const OptimizerConfig& config);
 
-// When the numbers have come: whether the step, and those after it, must run again from the state before it.
+// Whether this step and all later ones must run again from the state before it. Requires the step's numbers.
 inline bool must_run_again(const StepResult& result) { return result.halted; }
 
-// Whether the run ends for steps that were not finite.
+// Whether the run ends because too many steps in a row were not finite.
 inline bool gives_up(const StepResult& result, const TrainingConfig& config) {
   return result.skipped && result.consecutive_skips > config.max_skips;
 }

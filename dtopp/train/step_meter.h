@@ -1,4 +1,4 @@
-// How fast steps are and what they take: arithmetic beside what the devices could do, bytes sent, memory.
+// Measures the speed of steps, their MFU, sent bytes and memory.
 #pragma once
 
 #include <cstdint>
@@ -11,31 +11,31 @@ namespace dtopp {
 
 struct StepRates {
   double tokens_per_second = 0;
-  double tflops = 0;                       // of all ranks together, by `dtopp plan`'s count
-  double mfu = 0;                          // share of what the ranks' matrix rate allows
-  std::optional<double> mfu_of_peak = {};  // of what the data sheets of their devices promise
-  double seconds_left = 0;                 // until the last step, at the recent pace
-  uint64_t memory_bytes = 0;       // resident now; on a device with its own memory, what is taken of that
-  uint64_t memory_peak_bytes = 0;  // the most it ever was
-  // Where ranks exchange: what this one sent in the step, and on CPUs the share of the step that it waited
-  // for it.
+  double tflops = 0;                       // of all ranks together, with the FLOPs of `dtopp plan`
+  double mfu = 0;                          // relative to the ranks' measured matrix rate
+  std::optional<double> mfu_of_peak = {};  // relative to the data sheets of the devices
+  double seconds_left = 0;                 // until the last step, at the recent speed
+  uint64_t memory_bytes = 0;               // now: resident, or allocated on a device with separate memory
+  uint64_t memory_peak_bytes = 0;          // its maximum so far
+  // With several ranks: bytes that this rank sent in the step, and on CPUs the share of the step that it
+  // waited for communication.
   std::optional<double> sent_bytes{}, exposed_share{};
 };
 
-// What a step is measured against.
+// The reference values for a step.
 struct StepYardstick {
   double flops_per_token = 0;
-  double tokens = 0;  // of a step
+  double tokens = 0;  // per step
   int64_t last_step = 0;
-  double matrix_rate = 0;             // FLOP/s that one rank's device was measured to multiply with
-  std::optional<double> peak_rate{};  // that its data sheet names
+  double matrix_rate = 0;             // measured FLOP/s of one rank's device
+  std::optional<double> peak_rate{};  // FLOP/s in its data sheet
 };
 
 class StepMeter {
  public:
   StepMeter(const StepYardstick& yardstick, const World& world) : yardstick_(yardstick), world_(world) {}
 
-  // As a step begins; not more than one result later its rates are asked for.
+  // Call at the start of a step. The previous step's result may still be outstanding.
   void begin();
   StepRates rates(const StepResult& result);
 

@@ -7,14 +7,15 @@ namespace {
 
 constexpr int64_t kFlags = 2;  // halted, stop_asked
 
-// A rank's numbers, and zeros where other ranks have theirs: the sum over ranks holds every rank's.
+// One rank's numbers, with zeros at the positions of other ranks. The sum over ranks then holds every rank's
+// numbers.
 class Contribution {
  public:
   explicit Contribution(const at::TensorOptions& options) : options_(options) {}
 
   void add(const at::Tensor& numbers) { lists_.push_back(numbers.to(at::kDouble).reshape({-1})); }
   void add(bool flag) { add(at::full({}, flag ? 1.0 : 0.0, options_)); }
-  // Row `place` of `rows` such.
+  // Adds `numbers` as row `place` of `rows` rows.
   void add_row(const at::Tensor& numbers, int64_t place, int64_t rows) {
     add(at::zeros({place * numbers.numel()}, options_));
     add(numbers);

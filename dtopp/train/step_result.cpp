@@ -5,7 +5,7 @@
 namespace dtopp {
 namespace {
 
-// Gives out a list of numbers from its beginning.
+// Returns the numbers of a list from its start.
 class Numbers {
  public:
   explicit Numbers(const at::Tensor& list) : next_(list.const_data_ptr<double>()) {}
@@ -29,7 +29,7 @@ double StepResult::loss_named(std::string_view name) const {
   throw std::invalid_argument("StepResult: no loss named " + std::string(name));
 }
 
-// One copy: each costs the device as much as a hundred times its size.
+// One copy for all fields: the fixed cost of a copy exceeds its transfer time.
 StepInFlight::StepInFlight(StepResult known, const StepNumbers& numbers, const StepStates& states,
                            double begun)
     : known_(std::move(known)),
@@ -72,7 +72,7 @@ StepInFlight::Arrival StepInFlight::read() const {
   const std::vector<double> solved = states.several(solved_);
   arrival.thresholds = states.several(controllers_);
   arrival.error_sums = states.several(controllers_);
-  // One threshold may serve every layer.
+  // One threshold may apply to all layers.
   for (int64_t layer = 0; layer < shape_.routed_layers; ++layer) {
     const size_t controller = controllers_ > 1 ? static_cast<size_t>(layer) : 0;
     result.thresholds.push_back(thresholds[controller]);

@@ -1,5 +1,10 @@
-// What is reported of an optimiser step, and its way to the host: a step leaves its numbers on its device and
-// ends; the host reads them when they have come.
+// Reports an optimizer step, and copies its numbers to the host without blocking.
+//
+// A step leaves its numbers on the device and starts one copy of them. The host reads the copy later, while
+// the device computes the next step:
+//
+// host    issue 1 | issue 2 | read 1 | issue 3 | read 2 | issue 4 | …
+// device          |---- step 1 ----|---- step 2 ----|---- step 3 ----| …
 #pragma once
 
 #include <string>
@@ -13,42 +18,42 @@ namespace dtopp {
 
 struct StepResult {
   int64_t step = 0;                                    // counts from 1
-  int64_t tokens = 0;                                  // trained on so far, this step's included
-  int64_t sample_position = 0;                         // the next sample of the global order
+  int64_t tokens = 0;                                  // trained on so far, including this step
+  int64_t sample_position = 0;                         // index of the next sample in the global order
   double loss = 0;                                     // total, weighted
-  std::vector<std::pair<std::string, double>> losses;  // unweighted, one a term
+  std::vector<std::pair<std::string, double>> losses;  // unweighted, one per term
   double grad_norm = 0;                                // before clipping
   double lr = 0;
-  bool skipped = false;            // non-finite: nothing was changed but the position
-  int64_t skipped_steps = 0;       // so far, this one included
-  int64_t consecutive_skips = 0;   // of which the last ones in a row
-  std::vector<double> thresholds;  // p used, one a routed layer
-  std::vector<double> solved;      // p that would have met the target, one a routed layer; empty: no target
-  std::vector<double> scales;      // theta used, one a routed layer; empty unless dynamic
+  bool skipped = false;            // not finite: only the position has changed
+  int64_t skipped_steps = 0;       // so far, including this step
+  int64_t consecutive_skips = 0;   // of these, the last ones in a row
+  std::vector<double> thresholds;  // p used, per routed layer
+  std::vector<double> solved;      // p that would have met the target, per routed layer; empty: no target
+  std::vector<double> scales;      // theta used, per routed layer; empty unless dynamic
   ActivationStatistics activations;
-  std::vector<int64_t> most_pairs_L;  // token-expert pairs of a micro-batch, at most; one a routed layer
+  std::vector<int64_t> most_pairs_L;  // most token-expert pairs in a micro-batch, per routed layer
   std::vector<int64_t> parts_R;  // that each rank cut its micro-batches into: 1, or more for want of memory
-  bool halted = false;           // it, or one before it, had no room for its pairs
-  bool stop_asked = false;       // on any rank, while it ran
-  double seconds = 0;            // the whole step
-  double data_seconds = 0;       // of which waiting for data
+  bool halted = false;           // this step or one before it exceeded its capacity
+  bool stop_asked = false;       // on any rank, during the step
+  double seconds = 0;            // of the whole step
+  double data_seconds = 0;       // of these, waiting for data
 
-  // The unweighted loss of a name; std::invalid_argument where there is none.
+  // The unweighted loss with this name. Throws std::invalid_argument if there is none.
   double loss_named(std::string_view name) const;
 };
 
-// What a step was run with and what came of it, besides its numbers; on its device.
+// The states before and after a step, besides its numbers, on its device.
 struct StepStates {
   at::Tensor applied;      // bool []
-  at::Tensor threshold_C;  // used
-  at::Tensor scale_L;      // used; [0] unless dynamic
-  at::Tensor solved_C;     // [0] where there is no target
+  at::Tensor threshold_C;  // used by the step
+  at::Tensor scale_L;      // used by the step; [0] unless dynamic
+  at::Tensor solved_C;     // [0] if there is no target
   at::Tensor new_threshold_C, new_error_sum_C;
 };
 
 class StepInFlight {
  public:
-  // `known`: what the host knows of the step when it has been issued. begun: seconds of a steady clock.
+  // `known` holds the values that the host knows when the step is issued. begun: seconds of a steady clock.
   StepInFlight(StepResult known, const StepNumbers& numbers, const StepStates& states, double begun);
 
   double begun() const { return begun_; }
@@ -57,7 +62,7 @@ class StepInFlight {
     StepResult result;
     std::vector<double> thresholds, error_sums;  // the controller's state after the step
   };
-  // Waits for the numbers.
+  // Waits for the copy and returns the step's result.
   Arrival read() const;
 
  private:

@@ -33,7 +33,7 @@ Trainer::Trainer(const RunConfig& config, Model model, TrainingData data, const 
   state_.threshold = doubles(controller_.thresholds());
   state_.error_sum = doubles(controller_.error_sums());
   state_.per_layer = controller_.per_layer();
-  // Where experts are shared, ranks tell each other how many pairs come.
+  // With expert parallelism, the ranks exchange the exact number of pairs.
   if (!compute.device().is_cpu() && world_.grid().places == 1) predict_pairs(kPairMargin);
   halted_ = at::zeros({}, at::device(store_.device()).dtype(at::kBool));
   if (world_.grid().places > 1) {
@@ -175,7 +175,7 @@ std::optional<StepResult> Trainer::next_result(size_t in_flight) {
   }
   pair_limits_.observe(result.most_pairs_L);
   const double arrival = steady_seconds();
-  // Of steps that follow each other without a pause, what lies between their ends.
+  // For consecutive steps without a pause, the time between their ends.
   result.seconds = arrival - std::max(in_flight_.front().begun(), last_arrival_);
   last_arrival_ = arrival;
   in_flight_.pop_front();

@@ -1,7 +1,9 @@
-// One optimiser step, and validation: the numbers of training, without files, signals or printing.
+// Runs optimizer steps and validation, without files, signals or output.
 //
-// A step is issued to the device and its numbers are read when they have come, so that the host can go on: it
-// never waits for the device between the beginning of a step's forward pass and the end of its update.
+// The host issues a step to the device and reads its numbers when they have arrived. It never waits for the
+// device between the start of a step's forward pass and the end of its update.
+//
+// Collective:    the constructor and every function that is not const or is marked so
 #pragma once
 
 #include <deque>
@@ -24,46 +26,46 @@ namespace dtopp {
 
 class Trainer {
  public:
-  // compute: at::kFloat or at::kBFloat16, and the device. The ranks of `world` train together, each with a
-  // trainer; every call but the const ones that are not marked is collective: all ranks make the same ones.
+  // compute: at::kFloat or at::kBFloat16, and the device. The ranks of `world` train together, each with one
+  // Trainer.
   Trainer(const RunConfig& config, Model model, TrainingData data, const at::TensorOptions& compute,
           World world = {});
 
-  // Step 0, with parameters from the seed, or a checkpoint's.
+  // Step 0, with parameters from the seed or from a checkpoint.
   void initialise();
   void initialise_from(const Checkpoint& checkpoint);
-  // Where a run goes on from: CheckpointError where something is missing.
+  // Resumes from a checkpoint. CheckpointError if a tensor is missing.
   void restore(const Checkpoint& checkpoint);
 
-  // Issues the next step. false when `stop` became true between micro-batches: the step is undone (nothing
-  // has changed) and can be run again. With several ranks it is finished, and its result says so. Where a
-  // rank's device has too little memory, it cuts its micro-batches from this step on into the next larger
-  // number of equal parts (StepResult::parts_R); c10::OutOfMemoryError where they cannot be cut, or ranks
-  // share experts.
+  // Issues the next step. Returns false if `stop` became true between micro-batches: nothing has changed, and
+  // the step can run again. With several ranks the step is finished instead, and its result reports the stop.
+  // Throws c10::OutOfMemoryError if the device has too little memory and micro-batches cannot be cut into
+  // smaller parts (StepResult::parts_R).
   bool step(const std::function<bool()>& stop);
-  // The result of the earliest step that has not been given out, which is waited for; nullopt where no more
-  // than `in_flight` steps are out. Also nullopt where that step had no room for its pairs: it and those
-  // after it have changed nothing, and state() is the one before it.
+  // Waits for the earliest unread step and returns its result; nullopt if at most `in_flight` steps are
+  // unread. Also nullopt if that step exceeded its capacity: it and all later steps have changed nothing, and
+  // state() is the state before it.
   std::optional<StepResult> next_result(size_t in_flight);
-  // From now on room for a layer's pairs is that of the last result times margin; 0: what each micro-batch
-  // needs, which a device other than the CPU makes the host wait for. At first kPairMargin there, 0 on a CPU
-  // and where ranks share experts.
+  // Sets the capacity of each layer to the pairs of the last result times `margin`. With 0 each micro-batch
+  // computes its own, for which the host waits on a device. The default is kPairMargin on a device with EP
+  // size 1, else 0.
   void predict_pairs(double margin) { pair_limits_ = PairLimits(margin); }
-  // Mean over the first `tokens` held-out tokens, batch b on rank b modulo their number. nullopt, on
-  // all of them, when `stop` became true on one. Collective.
+  // The mean over the first `tokens` held-out tokens. Batch b runs on rank b modulo the number of ranks.
+  // nullopt, on all ranks, if `stop` became true on one. Collective.
   std::optional<ValidationResult> validate(int64_t tokens, const std::function<bool()>& stop);
-  // While `body` runs, parameters() are their moving averages. Only where the model keeps them. Collective.
+  // Runs `body` while parameters() are their EMA. Requires a model with an EMA. Collective.
   void with_average(const std::function<void()>& body);
 
-  // The validation at the current step is recorded; a resumed run will not repeat it.
+  // Records the validation at the current step, so that a resumed run does not repeat it.
   void mark_validated() { state_.last_validation_step = state_.step; }
 
-  // Of the steps whose results have been given out; step, tokens and position of those issued. A checkpoint
-  // therefore takes it after the last result.
+  // The state after the steps whose results were read; step, tokens and position include issued steps. A
+  // checkpoint therefore takes it after the last result.
   const TrainingState& state() const { return state_; }
-  // The thresholds of the coming step.
+  // The thresholds of the next step.
   RoutingInputs routing() const { return routing_inputs(controller_, model_.num_routed_layers); }
-  // The same with who computes the experts: for parameters() as they are computed with.
+  // The same with the expert backend and the agreement between ranks, for parameters() in the compute
+  // precision.
   RoutingInputs training_inputs() const;
   const ParameterStore& parameters() const { return store_; }
   const Model& model() const { return model_; }
@@ -75,32 +77,32 @@ class Trainer {
   int64_t micro_batches() const {
     return config_.training.global_batch_size / config_.training.micro_batch_size;
   }
-  // What all ranks know of a step's numbers.
+  // The shape of a step's numbers, the same on all ranks.
   StepShape step_shape() const;
   MassSampling mass_sampling() const;
-  // theta of each routed layer; [0] unless dynamic.
+  // theta per routed layer; [0] unless dynamic.
   at::Tensor scales() const;
   // Runs the model forward and backward over this rank's micro-batches, until `stop` becomes true.
   void accumulate_gradients(const RoutingInputs& inputs, const std::function<bool()>& stop, StepSums& sums);
   StepSums accumulate_what_fits(RoutingInputs& inputs, const std::function<bool()>& stop);
   bool cut_micro_batches();
-  // What a layer's pairs of one part of a micro-batch have room for.
+  // The capacity of one part of a micro-batch, per layer.
   std::vector<int64_t> pair_rooms_L() const;
   void accumulate_part(int64_t micro_batch, int64_t part, const RoutingInputs& inputs, StepSums& sums);
-  // What this rank does while others of its block have a micro-batch or validate, and it has none: its
-  // experts serve them.
+  // Computes this rank's experts for other ranks of its EP group that have a micro-batch or validate, while
+  // this rank has no batch.
   void serve_experts(const RoutingInputs& inputs) const;
   std::optional<ValidationResult> validate_with(const RoutingInputs& inputs, int64_t samples,
                                                 const std::function<bool()>& stop) const;
-  // With thresholds at which the parameters of the moment use the target number of experts.
+  // Inputs with thresholds at which the current parameters use the target number of experts.
   RoutingInputs solved_inputs() const;
-  // A rank without micro-batches learns the losses' names of rank 0, once.
+  // Sends rank 0's loss names to ranks without micro-batches, once.
   void share_loss_names();
-  // Whether this step, or an earlier one that is to run again, had no room for its pairs: bool [].
+  // Whether this step, or an earlier one that must run again, exceeded its capacity: bool [].
   at::Tensor halts(const StepSums& sums);
-  // Ends a step whose gradients are there: updates parameters and controller as is decided.
+  // Updates parameters and controller as decided, after the gradients are complete.
   void apply(const StepNumbers& numbers, double lr, StepStates& states);
-  // Back to before the step of this result, which must run again, and those after it.
+  // Restores the state before the step of this result. It and all later steps must run again.
   void undo(const StepResult& halted);
 
   RunConfig config_;
@@ -108,16 +110,16 @@ class Trainer {
   TrainingData data_;
   World world_;
   ParameterStore store_;
-  ExpertCompute experts_;  // none where this rank holds all
+  ExpertCompute experts_;  // empty if this rank holds all experts
   LossFunction losses_;
   std::vector<std::string> loss_names_;
   bool names_are_shared_ = false;
   ThresholdController controller_;
   TrainingState state_;
-  at::Tensor counts_LE_;    // f64: with global batch statistics, the last applied step's; else undefined
-  int64_t parts_ = 1;       // that this rank cuts each micro-batch into
-  PairLimits pair_limits_;  // of whole micro-batches
-  at::Tensor halted_;  // bool []: a step had no room for its pairs; until it runs again nothing is applied
+  at::Tensor counts_LE_;  // f64: counts of the last applied step with global batch statistics; else undefined
+  int64_t parts_ = 1;     // that this rank cuts each micro-batch into
+  PairLimits pair_limits_;  // for whole micro-batches
+  at::Tensor halted_;       // bool []: a step exceeded its capacity; nothing is applied until it runs again
   std::deque<StepInFlight> in_flight_;
   double last_arrival_ = 0;  // seconds of a steady clock
 };

@@ -1,4 +1,4 @@
-// A rank's passes over its micro-batches.
+// Implements a rank's forward and backward passes over its micro-batches.
 #include <utility>
 
 #include "dtopp/base/steady_seconds.h"
@@ -8,8 +8,8 @@
 
 namespace dtopp {
 
-// The block's micro-batches alternate between its ranks: those that its ranks have at a time are an aligned
-// block of the step's (tree_sum.h).
+// The ranks of an EP group take its micro-batches in turn. The micro-batches that they process at a time are
+// an aligned range of the step's (tree_sum.h).
 void Trainer::accumulate_gradients(const RoutingInputs& inputs, const std::function<bool()>& stop,
                                    StepSums& sums) {
   const RankGrid grid = world_.grid();

@@ -27,7 +27,7 @@ void Trainer::with_average(const std::function<void()>& body) {
 RoutingInputs Trainer::solved_inputs() const {
   const RoutingInputs inputs = training_inputs();
   const RoutingConfig& routing = config_.routing;
-  // Top-p has no target: its p is the configuration's.
+  // Top-p has no target; its p comes from the configuration.
   if (model_.num_routed_layers == 0 || routing.method != RoutingMethod::kDTopP) return inputs;
   return solve_on_validation(model_, routing, routing.target_experts, store_.device(), losses_, data_,
                              inputs);

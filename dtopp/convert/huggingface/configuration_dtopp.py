@@ -6,19 +6,19 @@ from transformers import PretrainedConfig
 class DtoppConfig(PretrainedConfig):
     """A language model that dtopp trained.
 
-    norm: "layer" (LayerNorm without bias) or "rms", eps `rms_norm_eps`, of blocks, queries and keys.
-    num_experts: 1 is a dense model.
-    router_method: "top_k" (`router_top_k` experts a token), "top_p" or "dtop_p": as many as it takes until their probabilities,
-        largest first, sum to the layer's threshold p.
-    router_thresholds: p of each layer. May be set; `DtoppForCausalLM.set_target_experts` finds it for a number of experts.
-    router_target_experts: experts a token that the thresholds are for, a number or one a layer.
-    router_normalization: of the logits over experts: "none", "fixed" (mean 0, variance 1), "dynamic" (the same times a learned
-        scale a layer).
+    norm: "layer" (LayerNorm without bias) or "rms", for blocks, queries and keys; its eps is `rms_norm_eps`.
+    num_experts: experts per layer; 1: a dense model.
+    router_method: "top_k" (`router_top_k` experts per token), or "top_p" or "dtop_p": a token uses its most probable experts
+        until their probabilities sum to the layer's threshold p.
+    router_thresholds: p per layer. It may be set; `DtoppForCausalLM.set_target_experts` finds it for a number of experts.
+    router_target_experts: experts per token to which the thresholds belong: one number, or one per layer.
+    router_normalization: normalization of the logits over experts: "none", "fixed" (mean 0, variance 1) or "dynamic" (the same,
+        times a learned scale per layer).
     router_renormalize: whether the weights of a token's experts sum to 1.
-    router_max_experts: of a token at most; 0: all.
-    attend_across_documents: False where dtopp lets a token see its own document alone. Here it sees all of its sequence: let that be
-        one document.
-    end_of_text: the id that ends a document; -1: the tokenizer's <|endoftext|>.
+    router_max_experts: maximum number of experts per token; 0: no limit.
+    attend_across_documents: False if dtopp lets a token attend only to its own document. In transformers a token attends to its
+        whole sequence, so a sequence must then be one document.
+    end_of_text: id of the token that ends a document; -1: the tokenizer's <|endoftext|>.
     """
 
     model_type = "dtopp"
@@ -55,7 +55,7 @@ class DtoppConfig(PretrainedConfig):
         self.output_router_logits = output_router_logits
         self.attend_across_documents = attend_across_documents
         self.end_of_text = end_of_text
-        # Of transformers' OLMoE, whose attention and decoder this model shares.
+        # Attributes of transformers' OLMoE, because this model uses its attention and decoder.
         self.attention_bias = False
         self.attention_dropout = 0.0
         self.clip_qkv = None

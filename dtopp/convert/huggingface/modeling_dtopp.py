@@ -1,7 +1,7 @@
 """DTop-p Mixture-of-Experts language models in transformers: OLMoE's decoder with dtopp's norms, router and experts.
 
-A token's experts are found as in training: probabilities P of its normalised router logits, largest first, are taken while those
-before them sum to less than the layer's threshold p; or the first k.
+The router selects a token's experts as in training. It normalizes the router logits and takes the probabilities P, largest first,
+while the sum of the larger ones is below the layer's threshold p; or it takes the first k.
 """
 
 import torch
@@ -16,7 +16,7 @@ from .configuration_dtopp import DtoppConfig
 
 
 class DtoppLayerNorm(nn.LayerNorm):
-    """Without bias."""
+    """LayerNorm without bias."""
 
     def __init__(self, size, eps):
         super().__init__(size, eps=eps, bias=False)
@@ -28,7 +28,7 @@ def make_norm(config):
 
 
 class DtoppRouter(nn.Module):
-    """Which experts take a token, and with what weight; in fp32."""
+    """Selects the experts of each token, and computes their weights in fp32."""
 
     def __init__(self, config, layer):
         super().__init__()
@@ -38,7 +38,7 @@ class DtoppRouter(nn.Module):
             self.scale = nn.Parameter(torch.ones(()))
 
     def probabilities(self, logits_TE):
-        """Of all experts, largest first, with their indices; equal ones in the order of their indices."""
+        """Probabilities of all experts, largest first, with their indices; equal ones are in the order of their indices."""
         if self.config.router_normalization != "none":
             mean = logits_TE.mean(-1, keepdim=True)
             logits_TE = (logits_TE - mean) / (logits_TE.var(-1, correction=0, keepdim=True) + 1e-6).sqrt()
@@ -47,8 +47,8 @@ class DtoppRouter(nn.Module):
         return torch.sort(logits_TE.softmax(-1), dim=-1, descending=True, stable=True)
 
     def forward(self, x_TD):
-        """Logits [T, E]; weights and experts [T, K] of each token, K the most that any of them has. Where a token has fewer,
-        expert `num_experts`, which is none, with weight 0."""
+        """Returns the logits [T, E], and weights and experts [T, K] of each token. K is the largest number of experts per token.
+        A token with fewer experts is padded with the index `num_experts`, which is no expert, and weight 0."""
         config = self.config
         logits_TE = F.linear(x_TD.float(), self.weight.float())
         P_TE, expert_TE = self.probabilities(logits_TE)
@@ -68,14 +68,14 @@ class DtoppRouter(nn.Module):
 
 
 def before(P_TE):
-    """Of each expert the probability of those before it."""
+    """For each expert, the sum of the probabilities of the experts before it."""
     P_TE = P_TE.double()
     return P_TE.cumsum(-1) - P_TE
 
 
 @use_experts_implementation
 class DtoppExperts(nn.Module):
-    """SwiGLU experts: gate rows of gate_up_proj first."""
+    """SwiGLU experts. The gate rows of gate_up_proj precede the up rows."""
 
     def __init__(self, config):
         super().__init__()
@@ -100,7 +100,8 @@ class DtoppMoE(nn.Module):
     def __init__(self, config, layer):
         super().__init__()
         self.gate, self.experts = DtoppRouter(config, layer), DtoppExperts(config)
-        # To every implementation of experts: index num_experts means none. Their decorator has set it to False.
+        # Makes every implementation of experts treat the index num_experts as no expert. The decorator has
+        # set it to False.
         self.experts._is_expert_parallel = True
 
     def forward(self, x):
@@ -159,14 +160,16 @@ class DtoppForCausalLM(DtoppPreTrainedModel, olmoe.OlmoeForCausalLM):
 
     @torch.no_grad()
     def set_target_experts(self, target_experts, input_ids, tolerance=1e-3, passes=40):
-        """Sets `config.router_thresholds` so that tokens of `input_ids` [B, L] use `target_experts`: a number, the mean over
-        layers with one p for all; or a list, of each layer. Returns the mean of each layer at that p.
+        """Sets `config.router_thresholds` such that tokens of `input_ids` [B, L] use `target_experts` experts.
 
-        tolerance: how far off the target the mean may be, as a part of it. ValueError where there is nothing to set.
+        target_experts: one number, the mean over layers, with one p for all of them; or a list with a number per layer.
+        tolerance: largest allowed relative error of the mean.
+
+        Returns the mean number of experts of each layer at that p. Raises ValueError if the model has no thresholds.
         """
         config = self.config
         if config.num_experts == 1 or config.router_method == "top_k":
-            raise ValueError("this model has no thresholds: it is dense, or chooses top-k")
+            raise ValueError("this model has no thresholds: it is dense, or uses top-k")
         most = config.router_max_experts or config.num_experts
         per_layer = not isinstance(target_experts, (int, float))
         targets = [float(t) for t in target_experts] if per_layer else [float(target_experts)]
@@ -176,7 +179,7 @@ class DtoppForCausalLM(DtoppPreTrainedModel, olmoe.OlmoeForCausalLM):
         self.eval()
         config.router_target_experts = targets if per_layer else targets[0]
         if per_layer:
-            # A layer's router sees what the layers below made with their p: these are right first.
+            # The input of a layer's router depends on p of the layers below, so those are solved first.
             for layer, target in enumerate(targets):
                 config.router_thresholds = [*config.router_thresholds]
                 config.router_thresholds[layer] = _solved([self._masses(input_ids)[layer]], target)
@@ -185,8 +188,8 @@ class DtoppForCausalLM(DtoppPreTrainedModel, olmoe.OlmoeForCausalLM):
         return [_mean_experts(masses, p) for masses, p in zip(self._masses(input_ids), config.router_thresholds)]
 
     def _solve_shared(self, input_ids, target, tolerance, passes):
-        """The count rises with p, but what routers see moves with p too: the p that fits one pass is the next one's guess, kept
-        inside of what is known to be too little and too much."""
+        """Finds one p for all layers. The count rises with p, but p also changes the inputs of the routers. The p that fits one
+        pass is therefore the guess for the next, if it lies between bounds known to be too small and too large."""
         low, high, p = 0.0, 1.0, self.config.router_thresholds[0]
         for _ in range(passes):
             self.config.router_thresholds = [p] * self.config.num_hidden_layers
@@ -199,7 +202,7 @@ class DtoppForCausalLM(DtoppPreTrainedModel, olmoe.OlmoeForCausalLM):
             p = guess if low < guess < high else (low + high) / 2
 
     def _masses(self, input_ids):
-        """Of each layer, of each token's experts (largest first, as many as it may have) the probability before them."""
+        """Per layer and token: the sum of the probabilities before each expert (largest first, at most `router_max_experts`)."""
         masses = []
         most = self.config.router_max_experts or self.config.num_experts
 
@@ -221,8 +224,9 @@ def _mean_experts(masses_TE, p):
 
 
 def _solved(masses, target):
-    """p between the pair that is still wanted and the first that is not."""
-    values = torch.cat([layer[:, 1:].flatten() for layer in masses]).sort().values  # a token's first expert has 0
+    """p between the last probability sum that must count and the first that must not."""
+    # A token's first expert has sum 0.
+    values = torch.cat([layer[:, 1:].flatten() for layer in masses]).sort().values
     wanted = round((target - 1) * sum(len(layer) for layer in masses))
     if wanted >= len(values):
         return 1.0

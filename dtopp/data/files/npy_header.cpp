@@ -9,9 +9,9 @@ namespace dtopp {
 namespace {
 
 constexpr std::string_view kNpyMagic = "\x93NUMPY";
-constexpr uint64_t kMaxHeaderBytes = 1 << 16;  // NumPy's own are a hundred
+constexpr uint64_t kMaxHeaderBytes = 1 << 16;  // the headers that NumPy writes have about a hundred bytes
 
-// The value that the header's Python dictionary has under `key`, up to `end`.
+// Returns the text of `key`'s value in the header's Python dictionary, up to `end`.
 std::optional<std::string_view> value_of(std::string_view header, std::string_view key,
                                          std::string_view end) {
   const std::string quoted = "'" + std::string(key) + "':";
@@ -29,7 +29,7 @@ uint64_t header_size(ByteReader& reader) {
   const auto minor = reader.read<uint8_t>();
   if (major < 1 || major > 3 || minor != 0)
     reader.fail("NumPy format version " + std::to_string(major) + "." + std::to_string(minor) +
-                " is not known");
+                " is not supported; only versions 1.0, 2.0 and 3.0 are");
   const uint64_t size = major == 1 ? reader.read<uint16_t>() : reader.read<uint32_t>();
   if (size > kMaxHeaderBytes) reader.fail("a header of " + std::to_string(size) + " bytes is too large");
   return size;

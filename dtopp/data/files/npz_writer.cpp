@@ -11,7 +11,7 @@ namespace dtopp {
 namespace {
 
 constexpr uint64_t kNpyAlignment = 64;
-constexpr size_t kNpyPrefix = 10;  // magic, version and the header's length
+constexpr size_t kNpyPrefix = 10;  // bytes of the magic string, the version and the header's length
 
 uint64_t size_of(const std::string& dtype) {
   if (dtype == "|u1") return 1;
@@ -20,7 +20,7 @@ uint64_t size_of(const std::string& dtype) {
   throw std::invalid_argument("NpzWriter: dtype " + dtype);
 }
 
-// Version 1.0 of numpy.lib.format.
+// Returns a header of version 1.0 of numpy.lib.format.
 std::string npy_header(const std::string& dtype, const std::vector<int64_t>& shape) {
   std::string header = "{'descr': '" + dtype + "', 'fortran_order': False, 'shape': (";
   for (const int64_t size : shape) header += std::to_string(size) + ",";
@@ -36,21 +36,22 @@ std::string npy_header(const std::string& dtype, const std::vector<int64_t>& sha
 struct NpzWriter::Impl {
   OutputFile& file;
   archive* zip = archive_write_new();
-  std::exception_ptr error;  // of `file`: none may pass through libarchive
-  uint64_t missing = 0;      // bytes of the array
+  std::exception_ptr
+      error;             // thrown by `file`; stored because it must not pass through libarchive, which is C
+  uint64_t missing = 0;  // bytes that the current array still lacks
 
   explicit Impl(OutputFile& file) : file(file) {
     if (zip == nullptr) throw std::bad_alloc();
     check(archive_write_set_format_zip(zip));
     check(archive_write_zip_set_compression_store(zip));
-    check(archive_write_set_bytes_in_last_block(zip, 1));  // nothing after the end
+    check(archive_write_set_bytes_in_last_block(zip, 1));  // no padding after the end
     check(archive_write_open(zip, this, nullptr, write_to_file, nullptr));
   }
   ~Impl() { archive_write_free(zip); }
 
   static la_ssize_t write_to_file(archive* /*zip*/, void* self, const void* bytes, size_t count) {
     auto& impl = *static_cast<Impl*>(self);
-    if (impl.error) return -1;  // archive_write_free() closes, and so writes, once more
+    if (impl.error) return -1;  // archive_write_free() closes the archive and so writes again
     try {
       impl.file.write(std::span(static_cast<const std::byte*>(bytes), count));
     } catch (...) {

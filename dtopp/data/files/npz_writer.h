@@ -1,4 +1,4 @@
-// NumPy's .npz: a zip archive of arrays, not compressed, written as their bytes come.
+// Writes a NumPy .npz file, an uncompressed zip archive of .npy arrays. The bytes of an array are streamed.
 #pragma once
 
 #include <cstdint>
@@ -13,17 +13,18 @@ namespace dtopp {
 
 class NpzWriter {
  public:
-  // Appends to `file`, which must outlive it. DataError where the system refuses.
+  // Appends to `file`, which must outlive the writer. Every method throws DataError if writing fails.
   explicit NpzWriter(OutputFile& file);
   ~NpzWriter();
   NpzWriter(const NpzWriter&) = delete;
   NpzWriter& operator=(const NpzWriter&) = delete;
 
-  // The next array; "|u1" [2, 3] takes 6 bytes. std::invalid_argument for a dtype other than "|u1", "<f4" and
-  // "<i8", or where the one before lacks bytes.
+  // Begins the next array; "|u1" [2, 3] takes 6 bytes. Throws std::invalid_argument if the previous array
+  // lacks bytes or if the dtype is not "|u1", "<f4" or "<i8".
   void begin(const std::string& name, const std::string& dtype, const std::vector<int64_t>& shape);
-  // Bytes of the array, in C order; std::invalid_argument where they are more than it has.
+  // Writes the next bytes of the array, in C order. Throws std::invalid_argument if they exceed the array.
   void write(std::span<const std::byte> bytes);
+  // Ends the archive. Throws std::invalid_argument if the last array lacks bytes.
   void finish();
 
  private:

@@ -1,5 +1,7 @@
-// Work done by several threads, with results in the order of the work: one thread produces items, workers
-// turn each into a result, the caller takes results in order. Memory is bounded by the items in flight.
+// Processes items in several threads and returns the results in the order of the items.
+//
+// One thread produces items, worker threads turn each item into a result, and the caller takes the results in
+// order. At most 2 * num_workers + 2 items are in flight, which bounds the memory.
 #pragma once
 
 #include <condition_variable>
@@ -23,8 +25,9 @@ namespace dtopp {
 template <class Item, class Result>
 class OrderedWorkers {
  public:
-  // `produce` gives the next item, nothing at the end; it runs on a thread of its own. `work` is called from
-  // `num_workers` threads at once, each with its own number.
+  // `produce` returns the next item, or nullopt at the end; it runs in its own thread. `work` is called from
+  // `num_workers` threads at once; its second argument is the number of the thread, from 0. Throws
+  // ResourceError if a thread cannot be started.
   OrderedWorkers(std::function<std::optional<Item>()> produce, std::function<Result(Item, int)> work,
                  int num_workers)
       : produce_(std::move(produce)),
@@ -37,21 +40,22 @@ class OrderedWorkers {
         threads_.emplace_back([this, worker] { run_worker(worker); });
     } catch (const std::system_error& error) {
       close();
-      throw ResourceError(std::string("no more threads: ") + error.what() + "; use fewer workers");
+      throw ResourceError(std::string("a thread cannot be started: ") + error.what() + "; use fewer workers");
     }
   }
   ~OrderedWorkers() { close(); }
   OrderedWorkers(const OrderedWorkers&) = delete;
   OrderedWorkers& operator=(const OrderedWorkers&) = delete;
 
-  // The next result in order, nothing at the end. What produce or work threw for this place comes out here.
+  // Returns the next result in order, or nullopt at the end. Rethrows the exception that `produce` or `work`
+  // threw for this item.
   std::optional<Result> next() {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return !pending_.empty() || finished_; });
     if (pending_.empty()) return std::nullopt;
     std::future<Result> result = std::move(pending_.front());
     lock.unlock();
-    result.wait();  // while it still counts as in flight
+    result.wait();  // before pop_front(), so that the item still counts as in flight
     lock.lock();
     pending_.pop_front();
     lock.unlock();
@@ -122,9 +126,9 @@ class OrderedWorkers {
   size_t limit_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<Task> tasks_;                   // for the workers
-  std::deque<std::future<Result>> pending_;  // for the caller, in order
-  bool finished_ = false;                    // nothing more will be produced
+  std::deque<Task> tasks_;                   // items that no worker has taken yet
+  std::deque<std::future<Result>> pending_;  // results that the caller has not taken yet, in order
+  bool finished_ = false;                    // the producer has ended
   bool stopped_ = false;
   std::vector<std::thread> threads_;
 };

@@ -19,8 +19,8 @@ namespace fs = std::filesystem;
 
 }  // namespace
 
-// A manifest or a record of dtopp's shows whose the folder is. Without one it must be empty, save for a first
-// record that was never finished.
+// A manifest or a record of dtopp shows that the folder belongs to dtopp. Without one, the folder must be
+// empty except for .lock and the temporary file of a first record whose write was interrupted.
 void require_ours(const fs::path& folder, const FolderKind& kind) {
   for (const auto& [name, format] :
        {std::pair(kManifestName, kind.manifest_format), std::pair(kProgressName, kind.progress_format)}) {

@@ -1,6 +1,7 @@
-// A folder that one of dtopp's preparations fills: manifest.json when it is complete, progress.json before.
-// Nothing in it is written or removed before a record in it (or that there is nothing else) shows that it is
-// dtopp's.
+// Checks that the output folder of `dtopp prepare` belongs to dtopp before anything in it changes.
+//
+// A complete folder holds manifest.json; an unfinished one holds progress.json. Nothing in the folder is
+// written or removed unless one of these records belongs to dtopp or the folder is empty.
 #pragma once
 
 #include <filesystem>
@@ -12,36 +13,39 @@
 
 namespace dtopp {
 
-// The record of an unfinished preparation. A folder without a manifest is not complete.
+// The record of an unfinished preparation.
 inline constexpr char kProgressName[] = "progress.json";
 
-// A kind of prepared folder.
+// A kind of prepared folder: token files or images.
 struct FolderKind {
-  std::string manifest_format;       // of manifest.json
-  std::string progress_format;       // of progress.json
-  std::vector<std::string> renamed;  // files that are written beside and renamed
+  std::string manifest_format;       // format of manifest.json
+  std::string progress_format;       // format of progress.json
+  std::vector<std::string> renamed;  // files that are written under a temporary name and renamed
 };
 
-// UsageError naming what does not belong to a preparation of this kind. Changes nothing.
+// Throws UsageError if the folder holds a file that does not belong to a preparation of this kind. Changes
+// nothing.
 void require_ours(const std::filesystem::path& folder, const FolderKind& kind);
 
-// Whether the folder holds the record of a preparation that was not finished or not cleared up.
+// Returns true if the folder holds the record of a preparation that did not finish or whose temporary files
+// were not removed.
 bool has_prepare_record(const std::filesystem::path& folder, const FolderKind& kind);
 
-// DataError where the folder has no manifest but such a record.
+// Throws DataError if the folder has such a record but no manifest.
 void require_finished(const std::filesystem::path& folder, const FolderKind& kind);
 
-// Removes what interrupted writes left of the kind's files. Only in a folder that is locked and ours.
+// Removes the temporary files that interrupted writes left. Preconditions: this process has locked the
+// folder, and require_ours() has accepted it.
 void remove_temporaries(const std::filesystem::path& folder, const FolderKind& kind);
 
-// Removes progress.json. Last: as long as it is there, the next run knows that something is left to remove.
+// Removes progress.json. Call it last: as long as the file exists, the next run removes the leftovers.
 void remove_prepare_record(const std::filesystem::path& folder);
 
-// Whether something has that name, be it a link to nothing. False for what cannot be looked at; opening it
-// then says why.
+// Returns true if the path exists, even as a broken link. Returns false also if its status cannot be read;
+// opening it then reports the reason.
 bool is_there(const std::filesystem::path& path);
 
-// Calls `read` and adds to its DataErrors what to do about them.
+// Calls `read` and appends the remedy to the message of a DataError that it throws.
 template <class Read>
 auto with_remedy(Read read) {
   try {

@@ -22,13 +22,13 @@ namespace fs = std::filesystem;
 
 constexpr char kVerifiedFormat[] = "dtopp verified files 1";
 constexpr int64_t kNanoseconds = 1'000'000'000;
-// File systems count time in steps of up to two seconds: of a file that changed more recently a later change
-// might not be seen.
+// The resolution of a file system's times may be two seconds. If a file changed more recently, a later change
+// could leave the same time.
 constexpr int64_t kSettled = 2 * kNanoseconds;
 
 int64_t nanoseconds(const timespec& time) { return time.tv_sec * kNanoseconds + time.tv_nsec; }
 
-// What changes with a file.
+// Attributes of a file, at least one of which changes with every write.
 struct Identity {
   uint64_t device = 0;
   uint64_t inode = 0;
@@ -74,7 +74,7 @@ VerifiedFiles read_record(const fs::path& folder) {
     }
     return files;
   } catch (const DataError&) {
-    return {};  // none, or damaged: all is read again
+    return {};  // a missing or damaged record: all files are read again
   }
 }
 
@@ -93,7 +93,7 @@ void write_record(const fs::path& folder, const VerifiedFiles& files) {
   if (is_there(path) && !begins_as_manifest(path, kVerifiedFormat)) return;
   try {
     write_file_atomically(path, format_manifest({kVerifiedFormat, dump_json(about), contents}));
-  } catch (const DataError&) {  // a read-only folder
+  } catch (const DataError&) {  // the folder may be read-only; the files are then read again next time
   }
 }
 
@@ -119,9 +119,9 @@ void verify_files(const fs::path& folder, const ManifestFiles& files, bool also_
     const auto known = before.find(name);
     const bool unchanged =
         !also_known && identity && known != before.end() && known->second == VerifiedFile{content, *identity};
-    const bool settled = identity && has_settled(*identity);  // as of before it is read
+    const bool settled = identity && has_settled(*identity);  // must be evaluated before the file is read
     if (!unchanged) verify_content(folder, {{name, content}});
-    // Not what was changed or replaced while it was read.
+    // Do not record a file that was changed or replaced while it was read.
     if (unchanged || (settled && identify(folder / name) == identity)) verified[name] = {content, *identity};
   }
   if (verified != before) write_record(folder, verified);

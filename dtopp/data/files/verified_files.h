@@ -1,7 +1,9 @@
-// Which files of prepared data were read through and had the checksums of their manifest, so that a start of
-// training need not read terabytes again. The record, .verified.json in the folder, notes for each file what
-// no write to it through the file system leaves as it is: device, inode, size, and the times of the last
-// change of content and of status (ctime, which no program can set), to the nanosecond.
+// Verifies the files of prepared data against their manifest and records which files have been verified.
+//
+// The record lets a training run start without reading terabytes again. It is .verified.json in the folder
+// and lists, per file, device, inode, size, and the times of the last change of content (mtime) and of status
+// (ctime) to the nanosecond. Every write through the file system changes one of them; no program can set
+// ctime.
 #pragma once
 
 #include <filesystem>
@@ -13,18 +15,23 @@ namespace dtopp {
 
 inline constexpr char kVerifiedName[] = ".verified.json";
 
-// How much of the files that a folder's manifest.json lists is compared with it: their sizes; also the
-// contents of those that have changed since they were last found right; the contents of all.
-enum class Verify { kSizes, kChanged, kAll };
+// The extent of a comparison with manifest.json.
+enum class Verify {
+  kSizes,    // the sizes of all files
+  kChanged,  // also the contents of the files that have changed since they were last verified
+  kAll       // also the contents of all files
+};
 
-// The manifest of this format in `folder`, its files compared with it. DataError naming what is missing or
-// damaged, and what to do.
+// Reads the manifest in `folder` and compares the files with it. Throws DataError, naming the file and the
+// remedy, if the manifest or a file is missing or damaged.
 Manifest read_verified_manifest(const std::filesystem::path& folder, const std::string& format,
                                 Verify verify);
 
-// DataError naming the first file whose size or bytes are not those of the manifest. Files that the record
-// knows and that have not changed since are read only if `also_known`. What was read is added to the record;
-// where it cannot be written, or something else has its name, the files will be read again next time.
+// Throws DataError, naming the first file, if a size or checksum differs from the manifest.
+//
+// Recorded files that have not changed since are read only if `also_known`. The files that were read are
+// added to the record. If the record cannot be written, or a file that dtopp did not write has its name, the
+// files are read again next time.
 void verify_files(const std::filesystem::path& folder, const ManifestFiles& files, bool also_known);
 
 }  // namespace dtopp

@@ -4,7 +4,7 @@
 #include <string>
 
 #include <jpeglib.h>
-// After jpeglib.h, which it needs.
+// jerror.h must follow jpeglib.h.
 #include <jerror.h>
 
 #include "dtopp/base/errors.h"
@@ -14,10 +14,11 @@
 namespace dtopp {
 namespace {
 
-// A small progressive file may hold thousands of scans, each a pass over all pixels.
+// A limit on decoding time: a small progressive file may hold thousands of scans, and each scan is a pass
+// over all pixels.
 constexpr int kMaxScans = 500;
 
-// libjpeg's state and ours, in one object that outlives a jump out of the library.
+// The state of libjpeg and of this decoder, in one object that outlives a longjmp out of the library.
 struct JpegReader {
   jpeg_decompress_struct info = {};
   jpeg_error_mgr errors = {};
@@ -36,7 +37,8 @@ void on_error(j_common_ptr info) {
   fail_jpeg(reader);
 }
 
-// Warnings after which the pixels are right all the same; any other means that some were made up.
+// Returns true for warnings after which all pixels are correct. After any other warning, libjpeg has invented
+// some of them.
 bool is_harmless(int code) {
   return code == JWRN_EXTRANEOUS_DATA || code == JWRN_ADOBE_XFORM || code == JWRN_JFIF_MAJOR ||
          code == JWRN_NOT_SEQUENTIAL || code == JWRN_TOO_MUCH_DATA;
@@ -63,7 +65,7 @@ void read_orientation(JpegReader& reader) {
   }
 }
 
-// As Pillow: what is left of white after the ink of each plate.
+// Converts as Pillow does: the white that remains after the ink of each plate.
 void cmyk_to_rgb(std::span<const uint8_t> cmyk, bool inverted, uint8_t* rgb) {
   for (size_t i = 0; i < cmyk.size(); i += 4, rgb += 3) {
     const auto light = [&](size_t plate) { return inverted ? cmyk[i + plate] : 255U - cmyk[i + plate]; };

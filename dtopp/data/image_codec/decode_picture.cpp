@@ -37,7 +37,7 @@ Picture grey_to_rgb(const Picture& grey) {
   return rgb;
 }
 
-// ITU-R 601-2 luma with Pillow's fixed-point weights.
+// Computes ITU-R 601-2 luma with Pillow's fixed-point weights.
 Picture rgb_to_grey(const Picture& rgb) {
   Picture grey(rgb.height, rgb.width, 1);
   for (size_t i = 0; i < grey.pixels.size(); ++i) {

@@ -1,9 +1,9 @@
-// JPEG, PNG and WebP files in memory to pictures, upright and in the channels asked for.
+// Decodes JPEG, PNG and WebP files in memory to upright pictures with the requested channels.
 //
-// What Pillow's convert("RGB") or convert("L") gives, after ImageOps.exif_transpose: an orientation in the
-// file's Exif data is applied; an alpha channel is dropped; palettes become their colours; of 16 bits the
-// high eight are kept; CMYK turns into RGB by multiplication; of an animation the first frame is taken.
-// Colour profiles and gamma do not enter.
+// The result is that of Pillow's ImageOps.exif_transpose, followed by convert("RGB") or convert("L"). The
+// orientation in the file's Exif data is applied. An alpha channel is dropped. Palette indices become
+// colours. A channel of 16 bits keeps its high eight. CMYK is converted to RGB by multiplication. An
+// animation yields its first frame. Colour profiles and gamma are ignored.
 #pragma once
 
 #include <cstddef>
@@ -23,11 +23,12 @@ struct DecodedPicture {
   bool was_turned = false;  // the file's orientation was not upright
 };
 
-// `channels` is 1 or 3. DataError with the cause alone (whoever calls knows the name) for what is no picture,
-// is damaged or cut, or has more than kMaxPixels. Called by many threads at once.
+// Decodes a picture; `channels` is 1 or 3. Throws DataError if the file is not a picture, is damaged or
+// truncated, or has more than kMaxPixels. The message holds only the cause; the caller adds the name. Safe to
+// call from many threads.
 DecodedPicture decode_picture(std::span<const std::byte> file, int channels);
 
-// A PNG file without compression, which is quick to write and to read.
+// Returns a PNG file without compression, which is fast to write and to read.
 std::string encode_png(const Picture& picture);
 
 }  // namespace dtopp

@@ -12,7 +12,7 @@
 namespace dtopp {
 namespace {
 
-// libpng's state and ours, in one object that outlives a jump out of the library.
+// The state of libpng and of this decoder, in one object that outlives a longjmp out of the library.
 struct PngReader {
   png_structp png = nullptr;
   png_infop info = nullptr;
@@ -39,7 +39,7 @@ void take_bytes(png_structp png, png_bytep out, size_t count) {
   reader.file = reader.file.subspan(count);
 }
 
-// Whatever is stored becomes eight bits of grey, or of red, green and blue.
+// Converts every stored format to eight bits of grey, or of red, green and blue.
 void choose_transforms(png_structp png, png_infop info) {
   const int colours = png_get_color_type(png, info);
   if (colours == PNG_COLOR_TYPE_PALETTE) png_set_palette_to_rgb(png);

@@ -23,7 +23,7 @@ struct FreeDecoder {
 
 [[noreturn]] void fail_webp() { throw DataError("damaged WebP"); }
 
-// The first frame on its canvas; what it leaves open is black.
+// Decodes the first frame onto its canvas. Pixels outside the frame are black.
 void decode_animation(const WebPData& data, Picture& picture) {
   WebPAnimDecoderOptions options;
   if (WebPAnimDecoderOptionsInit(&options) == 0) throw std::bad_alloc();
@@ -49,7 +49,7 @@ int read_webp_orientation(const WebPDemuxer* demuxer) {
 
 RawPicture decode_webp(std::span<const std::byte> file) {
   const WebPData data{reinterpret_cast<const uint8_t*>(file.data()), file.size()};
-  const std::unique_ptr<WebPDemuxer, FreeDemuxer> demuxer(WebPDemux(&data));  // null also where it is cut
+  const std::unique_ptr<WebPDemuxer, FreeDemuxer> demuxer(WebPDemux(&data));  // null also if it is truncated
   if (!demuxer) fail_webp();
   const auto height = WebPDemuxGetI(demuxer.get(), WEBP_FF_CANVAS_HEIGHT);
   const auto width = WebPDemuxGetI(demuxer.get(), WEBP_FF_CANVAS_WIDTH);

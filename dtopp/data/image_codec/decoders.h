@@ -1,4 +1,4 @@
-// One decoder a format; what each leaves to decode_picture() is the orientation.
+// Declares one decoder per format. decode_picture() applies the orientation.
 #pragma once
 
 #include <cstddef>
@@ -10,16 +10,17 @@
 namespace dtopp {
 
 struct RawPicture {
-  Picture picture;      // grey or RGB, as it is stored
-  int orientation = 1;  // of Exif, 1 to 8
+  Picture picture;      // grey or RGB, as stored
+  int orientation = 1;  // the orientation in the Exif data, 1 to 8
 };
 
-// DataError as decode_picture().
+// Throw DataError as decode_picture() does.
 RawPicture decode_jpeg(std::span<const std::byte> file);
 RawPicture decode_png(std::span<const std::byte> file);
 RawPicture decode_webp(std::span<const std::byte> file);
 
-// Errors say how large it claims to be.
+// Throws DataError if a side is 0 or exceeds kMaxSide, or if the pixels exceed kMaxPixels. If the picture is
+// too large, the message states the declared size.
 void require_size(uint64_t height, uint64_t width);
 
 }  // namespace dtopp

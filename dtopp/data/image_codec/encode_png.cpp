@@ -14,7 +14,7 @@ void append_u32(std::string& out, uint32_t number) {
   for (const int shift : {24, 16, 8, 0}) out += static_cast<char>(number >> shift);
 }
 
-// Begins a chunk whose data the caller appends, as many bytes as it says.
+// Begins a chunk and returns where its checksum begins. The caller appends `data_bytes` bytes.
 size_t begin_chunk(std::string& out, std::string_view type, size_t data_bytes) {
   append_u32(out, static_cast<uint32_t>(data_bytes));
   out += type;
@@ -25,7 +25,7 @@ void end_chunk(std::string& out, size_t begin) {
   append_u32(out, libdeflate_crc32(0, out.data() + begin, out.size() - begin));
 }
 
-// Each row behind a byte that says it is not filtered.
+// Returns the rows, each preceded by the filter type 0 (not filtered).
 Pixels scan_lines(const Picture& picture) {
   Pixels lines(static_cast<size_t>(picture.height) * (picture.row_bytes() + 1));
   uint8_t* line = lines.data();
@@ -40,7 +40,7 @@ struct FreeCompressor {
   void operator()(libdeflate_compressor* compressor) const { libdeflate_free_compressor(compressor); }
 };
 
-// A zlib stream of stored blocks.
+// Returns a zlib stream of stored (uncompressed) blocks.
 Pixels stored(const Pixels& bytes) {
   const std::unique_ptr<libdeflate_compressor, FreeCompressor> compressor(libdeflate_alloc_compressor(0));
   if (!compressor) throw std::bad_alloc();
@@ -60,9 +60,9 @@ std::string encode_png(const Picture& picture) {
   size_t begin = begin_chunk(out, "IHDR", kHeaderBytes);
   append_u32(out, static_cast<uint32_t>(picture.width));
   append_u32(out, static_cast<uint32_t>(picture.height));
-  out += '\x08';                                 // bits
+  out += '\x08';                                 // bits per channel
   out += picture.channels == 1 ? '\0' : '\x02';  // grey or RGB
-  out.append(3, '\0');                           // as ever compressed and filtered, not interlaced
+  out.append(3, '\0');  // the only methods of compression and filtering; not interlaced
   end_chunk(out, begin);
   begin = begin_chunk(out, "IDAT", data.size());
   out.append(reinterpret_cast<const char*>(data.data()), data.size());

@@ -12,7 +12,7 @@ namespace {
 constexpr uint16_t kOrientationTag = 0x0112;
 constexpr uint16_t kShort = 3;
 
-// The integers of a TIFF file, of either byte order.
+// Reads the integers of a TIFF file in either byte order.
 class TiffReader {
  public:
   explicit TiffReader(std::span<const std::byte> bytes) : bytes_(bytes), reader_(bytes, "Exif") {
@@ -40,9 +40,9 @@ int read_orientation(std::span<const std::byte> tiff) {
   const int entries = reader.u16();
   for (int i = 0; i < entries; ++i) {
     const uint16_t tag = reader.u16(), type = reader.u16();
-    reader.u32();  // how many values
+    reader.u32();  // number of values
     const uint16_t value = reader.u16();
-    reader.u16();  // the rest of four bytes
+    reader.u16();  // the other half of the four-byte value field
     if (tag == kOrientationTag && type == kShort) return value;
   }
   return 1;
@@ -64,7 +64,8 @@ int exif_orientation(std::span<const std::byte> exif) {
 
 Picture turn_upright(Picture picture, int orientation) {
   if (orientation == 1) return picture;
-  // Where the row and column of a stored pixel count from the far end, and whether they change places.
+  // `swap`: rows and columns are exchanged. `from_bottom`, `from_right`: the upright row or column counts
+  // from the far end.
   const bool swap = orientation >= 5;
   const bool from_bottom = orientation == 3 || orientation == 4 || orientation == 7 || orientation == 8;
   const bool from_right = orientation == 2 || orientation == 3 || orientation == 6 || orientation == 7;

@@ -1,4 +1,4 @@
-// The orientation that cameras write into Exif data, and the turn it asks for.
+// Reads the orientation in Exif data, which cameras write, and turns pictures upright.
 #pragma once
 
 #include <cstddef>
@@ -8,11 +8,11 @@
 
 namespace dtopp {
 
-// 1 (upright) to 8 as Exif counts; 1 where the data are damaged or do not say. `exif` is a TIFF header with
-// its directories, with or without "Exif\0\0" before it.
+// Returns the Exif orientation, from 1 (upright) to 8; 1 if the data are damaged or hold no orientation.
+// `exif` is a TIFF header with its directories, with or without "Exif\0\0" before it.
 int exif_orientation(std::span<const std::byte> exif);
 
-// The picture as it is meant to be seen.
+// Returns the picture, turned and mirrored from `orientation` (1 to 8) to upright.
 Picture turn_upright(Picture picture, int orientation);
 
 }  // namespace dtopp

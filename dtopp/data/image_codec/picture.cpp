@@ -10,7 +10,7 @@ void to_planes(const Picture& picture, std::span<uint8_t> out) {
   for (size_t c = 0; c < channels; ++c) {
     const uint8_t* level = picture.pixels.data() + c;
     uint8_t* plane = out.data() + c * size;
-    // Eight at a time: one store for all.
+    // Process eight pixels per iteration, with a single store.
     for (size_t i = 0; i < whole; i += 8, level += 8 * channels) {
       uint64_t levels = 0;
       for (size_t j = 0; j < 8; ++j) levels |= static_cast<uint64_t>(level[j * channels]) << (8 * j);

@@ -1,4 +1,4 @@
-// A picture in memory.
+// Holds a picture in memory.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace dtopp {
 
-// Leaves new elements as they are: whoever makes a vector of them fills it.
+// Leaves new elements of a vector uninitialized. The code that creates the vector must fill it.
 template <class T>
 struct UnfilledAllocator : std::allocator<T> {
   template <class U>
@@ -42,13 +42,15 @@ struct Picture {
   uint8_t* row(int y) { return pixels.data() + static_cast<size_t>(y) * row_bytes(); }
 };
 
-// Larger pictures are refused before anything is allocated for them: at most 300 MB of red, green and blue.
+// Limits of a picture: at most 300 MB of red, green and blue. Larger pictures are rejected before any
+// allocation.
 inline constexpr uint64_t kMaxPixels = 100'000'000;
 inline constexpr uint64_t kMaxSide = 65'535;
 
-// As [channels, height, width] into `out`, which has room for just that.
+// Writes the picture to `out` as [channels, height, width]. Precondition: out.size() ==
+// picture.pixels.size().
 void to_planes(const Picture& picture, std::span<uint8_t> out);
-// The other way round, of as many bytes.
+// Converts `planes` [channels, height, width] to a picture. Precondition: planes.size() is their product.
 Picture from_planes(std::span<const std::byte> planes, int height, int width, int channels);
 
 }  // namespace dtopp

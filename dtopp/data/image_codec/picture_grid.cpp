@@ -10,16 +10,16 @@ namespace dtopp {
 namespace {
 
 constexpr int kSmallestWidth = 64;
-constexpr int kGap = 2;  // around cells
+constexpr int kGap = 2;  // pixels around each cell
 constexpr int kLabelHeight = kGlyphHeight + kGap;
 constexpr uint8_t kPaper = 255, kInk = 0;
 
 int zoom_of(int width) { return (kSmallestWidth + width - 1) / width; }
 
 struct GridSizes {
-  int height = 0, width = 0;  // of a picture
+  int height = 0, width = 0;  // size of a picture before zooming
   int zoom = 1;
-  int label = 0;  // height under a picture
+  int label = 0;  // height of the label under a picture
   size_t columns = 0;
 
   int cell_width() const { return width * zoom + kGap; }

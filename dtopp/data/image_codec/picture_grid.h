@@ -1,4 +1,4 @@
-// Pictures side by side with a line of text under each, to look at.
+// Draws a grid of pictures for display, with an optional line of text under each.
 #pragma once
 
 #include <cstdint>
@@ -11,17 +11,18 @@ namespace dtopp {
 
 struct GridCell {
   Picture picture;
-  std::string label;  // cut to the cell's width; what is not printable ASCII becomes '?'
+  std::string label;  // cut to the cell's width; a character that is not printable ASCII becomes '?'
 };
 
-// Red, green and blue on white. The pictures, of one size, 1 or 3 channels each, are enlarged by the whole
-// number that makes them 64 or more wide. Without any label there is no room for one. Rows may differ in
-// length; std::invalid_argument where there is no picture or sizes differ.
+// Returns the grid as an RGB picture on white. The pictures have 1 or 3 channels and are enlarged by the
+// smallest whole number that makes them at least 64 pixels wide. If no cell has a label, the grid has no
+// space for labels. Rows may differ in length. Throws std::invalid_argument if there is no picture or if
+// sizes differ.
 Picture draw_grid(const std::vector<std::vector<GridCell>>& rows);
 
-// How large a labelled grid of pictures of this size is.
+// Returns the size of a labelled grid of pictures of size height x width.
 struct GridExtent {
-  int64_t height, width;
+  int64_t height, width;  // in pixels
 };
 GridExtent grid_extent(int64_t rows, int64_t columns, int64_t height, int64_t width);
 

@@ -12,7 +12,7 @@
 namespace dtopp {
 namespace {
 
-constexpr int kRowsAtOnce = 32;  // of a block that lies column by column
+constexpr int kRowsAtOnce = 32;  // rows per transposed block
 
 double box(double x) { return x > -0.5 && x <= 0.5 ? 1.0 : 0.0; }
 
@@ -29,10 +29,10 @@ int32_t to_fixed(double weight) {
   return static_cast<int32_t>((weight < 0 ? -0.5 : 0.5) + weight * (1 << kWeightBits));
 }
 
-// What pixels of a row add to those of the result.
+// The weights of input pixels in each output pixel, along one axis.
 class Taps {
  public:
-  // Of the results [begin, begin + count) when `in` pixels become `out`.
+  // Computes the weights of the outputs [begin, begin + count) when `in` pixels become `out`.
   Taps(int in, int out, ResizeFilter filter, int begin, int count)
       : filter_(filter), scale_(static_cast<double>(in) / out) {
     starts_.push_back(0);
@@ -40,12 +40,12 @@ class Taps {
   }
 
   size_t size() const { return firsts_.size(); }
-  // The pixels that result i is made of: this one and those that follow, as many as there are weights.
+  // Output i is the sum of weights(i)[t] times input pixel first(i) + t.
   size_t first(size_t i) const { return static_cast<size_t>(firsts_[i]); }
   std::span<const int32_t> weights(size_t i) const {
     return std::span(weights_).subspan(starts_[i], starts_[i + 1] - starts_[i]);
   }
-  // The pixels that any result is made of.
+  // The range of input pixels that any output needs.
   size_t begin() const { return first(0); }
   size_t end() const { return first(size() - 1) + weights(size() - 1).size(); }
 
@@ -72,13 +72,13 @@ class Taps {
   ResizeFilter filter_;
   double scale_;
   std::vector<int> firsts_;
-  std::vector<size_t> starts_;  // of each result's weights, and where the last one's end
+  std::vector<size_t> starts_;  // beginning of each output's weights, then the end of the last one's
   std::vector<int32_t> weights_;
   std::vector<double> exact_;
 };
 
-// Blocks of rows are turned so that their columns lie in a row each: then one weight serves many numbers that
-// lie side by side, as it does when columns are resized.
+// Resizes rows, 32 at a time. A block of rows is transposed first, so that one weight multiplies many
+// adjacent numbers, as it does when columns are resized.
 class RowResizer {
  public:
   RowResizer(const Picture& in, Picture& out, const Taps& taps)
@@ -89,7 +89,7 @@ class RowResizer {
         block_((taps.end() - taps.begin()) * channels_ * kRowsAtOnce),
         result_(out.row_bytes() * kRowsAtOnce) {}
 
-  // Row in_row + i becomes row out_row + i.
+  // Resizes input rows in_row + i to output rows out_row + i, for i < rows.
   void run(int in_row, int out_row, int rows) {
     for (int begin = 0; begin < rows; begin += kRowsAtOnce)
       run_block(in_row + begin, out_row + begin, std::min(kRowsAtOnce, rows - begin));
@@ -117,11 +117,11 @@ class RowResizer {
 }  // namespace
 
 Picture resize(const Picture& picture, int height, int width, ResizeFilter filter, ResizeWindow window) {
-  // A side that keeps its length has one tap of weight one a pixel, which changes nothing.
+  // If a side keeps its length, the box filter has one tap of weight 1 per pixel, which changes nothing.
   const auto filter_of = [&](int in, int out) { return in == out ? ResizeFilter::kBox : filter; };
   const Taps down(picture.height, height, filter_of(picture.height, height), window.top, window.rows);
   const Taps across(picture.width, width, filter_of(picture.width, width), window.left, window.columns);
-  // Rows that no result needs are left out.
+  // Skip the rows that no output needs.
   const auto first = static_cast<int>(down.begin()), rows = static_cast<int>(down.end()) - first;
   Picture narrow(rows, window.columns, picture.channels);
   RowResizer(picture, narrow, across).run(first, 0, rows);

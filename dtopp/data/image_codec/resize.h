@@ -1,4 +1,4 @@
-// Pictures brought to one size, as ADM (Dhariwal and Nichol 2021, center_crop_arr) does with Pillow.
+// Resizes and crops pictures as ADM does with Pillow (Dhariwal and Nichol 2021, center_crop_arr).
 #pragma once
 
 #include "dtopp/data/image_codec/picture.h"
@@ -7,16 +7,21 @@ namespace dtopp {
 
 enum class ResizeFilter { kBox, kBicubic };
 
-// Pillow's Image.resize, bit for bit (where it begins with the rows, as up to Pillow 12): separable, rows
-// first, weights of 22 fractional bits, rounded to eight bits between the two. Of the result [height, width]
-// only the part [top, top + rows) x [left, left + columns) is computed.
+// The part [top, top + rows) x [left, left + columns) of a resized picture.
 struct ResizeWindow {
   int top = 0, rows = 0, left = 0, columns = 0;
 };
+
+// Resizes a picture to [height, width] and returns only the part `window` of the result.
+//
+// The result equals Pillow's Image.resize bit for bit, if Pillow resizes rows first, as it does up to
+// Pillow 12. The filter is separable: rows first, then columns, with rounding to eight bits between them.
+// Weights have 22 fractional bits.
 Picture resize(const Picture& picture, int height, int width, ResizeFilter filter, ResizeWindow window);
 
-// The middle of the picture as size x size: halved by a box filter while its shorter side is at least twice
-// that, then scaled by a bicubic filter until the shorter side fits, then cropped.
+// Returns the middle of the picture as size x size. The picture is halved by a box filter while its shorter
+// side is at least 2 * size. A bicubic filter then scales the shorter side to `size`, and the longer one is
+// cropped.
 Picture crop_to_square(Picture picture, int size);
 
 }  // namespace dtopp

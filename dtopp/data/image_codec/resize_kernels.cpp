@@ -34,7 +34,8 @@ void average_rows(const uint8_t* rows, size_t stride, uint8_t* out, size_t count
 }
 
 #if defined(__x86_64__)
-// 32 sums stay in registers; the last 32 may be some that were there already. `count` is 32 or more.
+// Keeps 32 sums in registers. The last 32 outputs may overlap the 32 before. Precondition: `count` is 32 or
+// more.
 [[gnu::target("avx2")]] void sum_rows_avx2(const uint8_t* rows, size_t stride,
                                            std::span<const int32_t> weights, uint8_t* out, size_t count) {
   for (size_t next = 0; next < count; next += 32) {
@@ -51,7 +52,7 @@ void average_rows(const uint8_t* rows, size_t stride, uint8_t* out, size_t count
       row += stride;
     }
     for (__m256i& sum : sums) sum = _mm256_srai_epi32(sum, kWeightBits);
-    // Packing clips, and takes four numbers of each in turn.
+    // Packing clips to eight bits and interleaves groups of four numbers. The permutation restores the order.
     const __m256i packed =
         _mm256_packus_epi16(_mm256_packs_epi32(sums[0], sums[1]), _mm256_packs_epi32(sums[2], sums[3]));
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
@@ -62,7 +63,7 @@ void average_rows(const uint8_t* rows, size_t stride, uint8_t* out, size_t count
 
 using Bytes16 [[gnu::vector_size(16)]] = uint8_t;
 
-// The first halves of two, or the second ones, byte by byte in turn.
+// Interleave the bytes of the first (mix_low) or second (mix_high) halves of a and b.
 Bytes16 mix_low(Bytes16 a, Bytes16 b) {
   return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
 }
@@ -70,7 +71,7 @@ Bytes16 mix_high(Bytes16 a, Bytes16 b) {
   return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
 }
 
-// Four perfect shuffles of the 256 bytes.
+// Transposes by four perfect shuffles of the 256 bytes.
 void transpose_16x16(const uint8_t* in, size_t in_stride, uint8_t* out, size_t out_stride) {
   std::array<Bytes16, 16> rows, mixed;
   for (size_t i = 0; i < 16; ++i) std::memcpy(&rows[i], in + i * in_stride, 16);
@@ -104,7 +105,7 @@ void transpose(const uint8_t* in, size_t in_stride, size_t rows, size_t columns,
     }
     return;
   }
-  // What is left of the last block is filled up with what was there already.
+  // The last block in each direction begins 16 before the end and overlaps the block before it.
   for (size_t next_y = 0; next_y < rows; next_y += 16) {
     const size_t y = std::min(next_y, rows - 16);
     for (size_t next_x = 0; next_x < columns; next_x += 16) {

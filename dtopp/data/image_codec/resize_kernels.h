@@ -1,4 +1,4 @@
-// The arithmetic of resize() over rows of bytes.
+// Computes the weighted sums and the transposes of resize() on rows of bytes.
 #pragma once
 
 #include <cstddef>
@@ -9,12 +9,12 @@ namespace dtopp {
 
 inline constexpr int kWeightBits = 22;  // fractional bits of a weight
 
-// out[i] = the sum over t of weights[t] * rows[t * stride + i], rounded and clipped to eight bits, for
-// 0 <= i < count. The magnitudes of the weights add up to less than 2.
+// Computes out[i] = the sum over t of weights[t] * rows[t * stride + i], for 0 <= i < count, rounded and
+// clipped to eight bits. Precondition: the magnitudes of the weights sum to less than 2.
 void sum_weighted_rows(const uint8_t* rows, size_t stride, std::span<const int32_t> weights, uint8_t* out,
                        size_t count);
 
-// out[x * out_stride + y] = in[y * in_stride + x] for y < rows, x < columns.
+// Computes out[x * out_stride + y] = in[y * in_stride + x] for y < rows, x < columns.
 void transpose(const uint8_t* in, size_t in_stride, size_t rows, size_t columns, uint8_t* out,
                size_t out_stride);
 

@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// "(3, 4,": the numbers in it.
+// Parses the sizes of a shape. The text lacks its closing parenthesis: "(3, 4,".
 std::vector<int64_t> parse_shape(std::string_view text, const ByteReader& reader) {
   std::vector<int64_t> shape;
   const char* at = text.data() + !text.empty();
@@ -25,7 +25,7 @@ std::vector<int64_t> parse_shape(std::string_view text, const ByteReader& reader
     int64_t side = 0;
     const auto [after, error] = std::from_chars(at, end, side);
     if (error != std::errc() || side < 0 || shape.size() == 8)
-      reader.fail("shape " + std::string(text) + ")");
+      reader.fail("shape " + std::string(text) + ") is not a list of at most 8 sizes");
     shape.push_back(side);
     at = after;
     while (at < end && (*at == ',' || *at == ' ')) ++at;
@@ -44,10 +44,11 @@ NpyDtype dtype_of(std::string_view descr, const ByteReader& reader) {
   for (const NpyDtype& dtype : kDtypes) {
     if (descr == dtype.descr) return dtype;
   }
-  reader.fail("dtype " + std::string(descr.substr(0, 40)) + "; save float32, float16 or uint8");
+  reader.fail("dtype " + std::string(descr.substr(0, 40)) +
+              " is not supported; save float32, float16 or uint8");
 }
 
-// Samples as rows of tensors.
+// Reads samples as rows of the tensors in one .npy or .safetensors file.
 class ArraySource : public ImageSource {
  public:
   explicit ArraySource(const fs::path& path) : path_(path) {
@@ -88,19 +89,19 @@ class ArraySource : public ImageSource {
     add_samples(images ? *images : *latents);
     flipped_ = find("latents_flip");
     if (flipped_ && (images || flipped_->shape != samples_->shape || flipped_->dtype != samples_->dtype))
-      fail("latents_flip is not as latents");
+      fail("latents_flip must have the shape and the dtype of latents");
     labels_ = find("labels");
     if (labels_ && (labels_->shape.size() != 1 || (labels_->dtype != "I64" && labels_->dtype != "I32")))
-      fail("labels is not I64 or I32 [N]");
+      fail("labels must be I64 or I32 [N]");
     text_ = find("text");
-    if (text_ && text_->shape.size() != 3) fail("text is not [N, tokens, size]");
+    if (text_ && text_->shape.size() != 3) fail("text must be [N, tokens, size]");
   }
 
   std::optional<TensorView> find(const std::string& name) const {
     const TensorView* tensor = safetensors_->find(name);
     if (!tensor) return std::nullopt;
     if (tensor->shape.empty() || tensor->shape[0] != count_)
-      fail(name + " is not of " + std::to_string(count_) + " samples");
+      fail(name + " must hold " + std::to_string(count_) + " samples");
     return *tensor;
   }
 
@@ -135,7 +136,7 @@ TensorView read_npy_array(std::span<const std::byte> file, const std::string& wh
   if (!begins_as_npy(file)) reader.fail("not a .npy file");
   const NpyHeader header = read_npy_header(reader);
   const NpyDtype dtype = dtype_of(header.descr, reader);
-  if (header.fortran_order != "False") reader.fail("is in Fortran's order; save it in C's");
+  if (header.fortran_order != "False") reader.fail("is in Fortran order; save it in C order");
   TensorView array{"", std::string(dtype.name), parse_shape(header.shape, reader), {}};
   uint64_t count = 1;
   for (const int64_t side : array.shape) {

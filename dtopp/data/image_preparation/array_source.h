@@ -1,4 +1,4 @@
-// Arrays of numbers in .npy files.
+// Reads arrays of numbers from .npy files.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,9 @@
 
 namespace dtopp {
 
-// The array that a whole .npy file holds, as float32, float16 or uint8; `what` names it in errors. DataError
-// for another type, Fortran's order, or more or fewer bytes than its shape has.
+// Returns the array in `file`, the bytes of a whole .npy file: float32, float16 or uint8. `what` names the
+// file in errors. Throws DataError if the array has another type, is in Fortran order, or if its bytes do not
+// match its shape.
 TensorView read_npy_array(std::span<const std::byte> file, const std::string& what);
 
 }  // namespace dtopp

@@ -16,17 +16,18 @@ namespace {
 namespace fs = std::filesystem;
 
 struct FolderMember {
-  std::string name;  // below the folder, with "/"
+  std::string name;  // path relative to the folder, with "/"
   uint64_t size = 0;
   int64_t modified = 0;  // nanoseconds since 1970
 };
 
-// What lies in a folder and those in it. Links are followed; names that begin with a dot are passed over.
+// Lists the files of a folder and its subfolders. Links are followed; names that begin with a dot are
+// skipped.
 class FolderList {
  public:
   explicit FolderList(const fs::path& folder) {
     walk(folder, "");
-    // By folder, then key, then ending: the members of a sample are neighbours.
+    // Sort by folder, then key, then ending, so that the members of a sample are adjacent.
     std::ranges::sort(members_, {}, [](const FolderMember& member) {
       const std::string_view key = key_of(member.name);
       const size_t slash = std::min(key.rfind('/'), key.size());
@@ -41,7 +42,7 @@ class FolderList {
     if (::stat(folder.c_str(), &status) != 0) throw file_error("list", folder, errno);
     const std::pair identity(status.st_dev, status.st_ino);
     if (std::ranges::find(above_, identity) != above_.end())
-      throw DataError(folder.string() + ": a link back to a folder that it lies in; remove it");
+      throw DataError(folder.string() + ": is a link back to a folder that contains it; remove the link");
     above_.push_back(identity);
     for (const fs::path& path : list_directory(folder)) {
       const std::string name = path.filename().string();
@@ -52,7 +53,7 @@ class FolderList {
 
   void add(const fs::path& path, const std::string& name) {
     struct stat status {};
-    const bool there = ::stat(path.c_str(), &status) == 0;  // opening it says why not
+    const bool there = ::stat(path.c_str(), &status) == 0;  // if not, opening it reports the reason
     if (there && S_ISDIR(status.st_mode)) return walk(path, name + "/");
     if (role_of(name) == MemberRole::kOther) return;
     members_.push_back({name, there ? static_cast<uint64_t>(status.st_size) : 0,

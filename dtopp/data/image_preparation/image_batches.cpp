@@ -8,10 +8,10 @@
 namespace dtopp {
 namespace {
 
-// So much of an archive is taken at a time, or so many samples.
+// Limits of a batch: a batch ends when it reaches one of them.
 constexpr uint64_t kImageBatchBytes = uint64_t{1} << 18;
 constexpr size_t kImageBatchSamples = 64;
-constexpr size_t kImageBatchFiles = 8;  // that a worker reads itself
+constexpr size_t kImageBatchFiles = 8;  // files that the worker reads itself
 
 }  // namespace
 
@@ -52,10 +52,10 @@ std::optional<ImageBatch> ImageBatches::next() {
 }
 
 void ImageBatches::require_unchanged() const {
-  std::error_code gone;  // then the time is one that no file has, and differs
+  std::error_code gone;  // on an error, the time is one that no file has, so the comparison fails
   if (std::filesystem::last_write_time(paths_[next_], gone) != changed_[next_])
     throw DataError(paths_[next_].string() +
-                    ": has changed while it was read; start again with a new output folder");
+                    ": changed while it was being read; start again with a new output folder");
 }
 
 PreparedBatch prepare_batch(ImageBatch batch, const ImageJob& job, const ClassPlan& plan) {

@@ -1,4 +1,5 @@
-// The samples of a list of sources in batches: what goes to the workers of a preparation.
+// Reads the samples of a list of sources in batches and prepares a batch: the producer and the worker of
+// prepare_images.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +13,10 @@
 
 namespace dtopp {
 
-// Neighbouring samples of one source.
+// Consecutive samples of one source.
 struct ImageBatch {
   std::vector<RawSample> samples;
-  std::shared_ptr<ImageSource> source;  // keeps open what samples are views of
+  std::shared_ptr<ImageSource> source;  // keeps the file open that the samples are views of
   bool ends_source = false;
 };
 
@@ -26,9 +27,10 @@ struct PreparedBatch {
 
 class ImageBatches {
  public:
-  // From sample `sample` of source `source` on.
+  // Begins at sample `sample` of source `source`.
   ImageBatches(std::vector<std::filesystem::path> sources, size_t source, uint64_t sample);
-  // Nothing after the last source. DataError also when a file has changed since this object was made.
+  // Returns the next batch; nullopt after the last source. Throws DataError if a source is damaged or has
+  // changed since this object was constructed.
   std::optional<ImageBatch> next();
 
  private:
@@ -36,12 +38,13 @@ class ImageBatches {
   void require_unchanged() const;
 
   std::vector<std::filesystem::path> paths_;
-  std::vector<std::filesystem::file_time_type> changed_;  // when, of each
-  size_t next_;                                           // source
-  uint64_t skip_;                                         // samples of it
+  std::vector<std::filesystem::file_time_type> changed_;  // time of the last change per source
+  size_t next_;                                           // index of the current source
+  uint64_t skip_;                                         // samples to skip when it is opened
   std::shared_ptr<ImageSource> source_;
 };
 
+// Prepares the samples of a batch. A faulty sample gets a `cause` instead of an exception.
 PreparedBatch prepare_batch(ImageBatch batch, const ImageJob& job, const ClassPlan& plan);
 
 }  // namespace dtopp

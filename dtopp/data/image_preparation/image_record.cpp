@@ -60,7 +60,7 @@ std::optional<ImageFacts> find_complete_images(const fs::path& folder, const Ima
 }
 
 ImageRecord begin_image_folder(const fs::path& folder, ImageJob job) {
-  require_ours(folder, image_folder_kind());  // once more: now nobody else writes there
+  require_ours(folder, image_folder_kind());  // again, now under the lock: no other process writes there
   if (auto record = read_image_record(folder)) {
     require_same_images(folder, record->facts.job, job);
     remove_temporaries(folder, image_folder_kind());
@@ -69,7 +69,7 @@ ImageRecord begin_image_folder(const fs::path& folder, ImageJob job) {
   remove_temporaries(folder, image_folder_kind());
   ImageRecord record;
   record.facts.job = std::move(job);
-  write_image_record(folder, record);  // before anything else, so that the folder is known as ours
+  write_image_record(folder, record);  // first, because it marks the folder as dtopp's
   return record;
 }
 
@@ -77,7 +77,7 @@ void clear_up_images(const fs::path& folder) {
   try {
     if (!read_image_record(folder)) return;
   } catch (const DataError&) {
-    return;  // damaged: it may stay, the folder is complete without it
+    return;  // a damaged record may stay: the folder is complete without it
   }
   remove_temporaries(folder, image_folder_kind());
   ImageWriter::remove_streams(folder);
@@ -87,7 +87,7 @@ void clear_up_images(const fs::path& folder) {
 std::string job_difference(const ImageJob& there, const ImageJob& now) {
   if (there.size != now.size)
     return "was made with --size " + std::to_string(there.size) + ", not " + std::to_string(now.size) +
-           " (0: as they are)";
+           " (0: not resized)";
   if (there.channels != now.channels)
     return "was made with --channels " + std::to_string(there.channels) + ", not " +
            std::to_string(now.channels);

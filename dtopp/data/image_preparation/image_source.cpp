@@ -71,7 +71,7 @@ ImageScan scan_images(const fs::path& path) {
     if (scan.has_numbers || !sample->json || std::exchange(judged_json, true)) continue;
     try {
       scan.has_numbers = parse_json_label(std::move(*sample->json).load()) >= 0;
-    } catch (const DataError&) {  // named when the sample is prepared
+    } catch (const DataError&) {  // reported when the sample is prepared
     }
   }
   return scan;
@@ -83,13 +83,13 @@ int64_t parse_class_number(const std::string& text) {
   int64_t number = 0;
   const auto [after, error] = std::from_chars(text.data() + begin, text.data() + end, number);
   if (begin >= end || error != std::errc() || after != text.data() + end)
-    throw DataError("its .cls is no whole number");
+    throw DataError("its .cls is not a whole number");
   return checked_class(number);
 }
 
 int64_t parse_json_label(const std::string& text) {
   const nlohmann::json value = parse_json(text);
-  if (!value.is_object()) throw DataError("its .json is no JSON object");
+  if (!value.is_object()) throw DataError("its .json is not a JSON object");
   const auto label = value.find("label");
   if (label == value.end() || !label->is_number_integer()) return -1;
   return checked_class(label->get<int64_t>());

@@ -1,4 +1,4 @@
-// Where pictures and latents come from: folders, tars, arrays.
+// Reads pictures and latents from sources: folders, tar files and array files.
 #pragma once
 
 #include <cstdint>
@@ -16,37 +16,38 @@ namespace dtopp {
 class ImageSource {
  public:
   virtual ~ImageSource() = default;
-  // The next sample in the source's order, nothing after the last one. Without `load` pictures and arrays may
-  // lack their bytes; numbers (.cls) and .json have them. Samples are views of what the source keeps open.
-  // DataError naming file and byte where the source itself is damaged.
+  // Returns the next sample in the source's order; nullopt after the last one. Without `load`, pictures and
+  // arrays may lack their bytes; .cls and .json members always have them. Samples may be views of a file that
+  // the source keeps open. Throws DataError, naming file and byte, if the source itself is damaged.
   virtual std::optional<RawSample> next(bool load) = 0;
 };
 
-// A folder; a .tar, .tar.gz, .tgz or .tar.zst; a .safetensors or .npy file. DataError for what is missing,
-// UsageError for another name.
+// Opens a folder, a .tar, .tar.gz, .tgz or .tar.zst file, or a .safetensors or .npy file. Throws DataError if
+// the path does not exist or is damaged, and UsageError if the file has another ending.
 std::unique_ptr<ImageSource> open_images(const std::filesystem::path& path);
 
-// What tells the source from another one; `images` stays 0. Reads a file through, of a folder the list alone.
+// Returns the identity of a source; `images` is 0. Reads a whole file, but only the list of files of a
+// folder.
 ImageOrigin describe_origin(const std::filesystem::path& path);
 
 struct ImageScan {
   uint64_t samples = 0;
-  std::set<std::string> folders;  // that samples lie in
-  bool has_numbers = false;       // classes are numbers
+  std::set<std::string> folders;  // names of the folders that hold samples
+  bool has_numbers = false;       // classes are given as numbers
 };
 
-// Looks through all samples without decoding any.
+// Scans all samples without decoding any.
 ImageScan scan_images(const std::filesystem::path& path);
 
-// The class as a number that a .cls holds, or a .json under "label" (-1 where it has none). DataError with
-// the cause alone for what is no class.
+// Returns the class number in a .cls file, or under "label" in a .json file (-1 without one). Throws
+// DataError if it is not a class; the message holds only the cause.
 int64_t parse_class_number(const std::string& text);
 int64_t parse_json_label(const std::string& text);
 
-// Classes are numbered below this.
+// Class numbers lie below this limit.
 inline constexpr int64_t kMaxClasses = 100'000;
 
-// One for each kind of source.
+// Each opens or describes one kind of source.
 std::unique_ptr<ImageSource> open_image_folder(const std::filesystem::path& path);
 ImageOrigin describe_image_folder(const std::filesystem::path& path);
 std::unique_ptr<ImageSource> open_image_tar(const std::filesystem::path& path);

@@ -14,7 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr uint64_t kHeadBytes = uint64_t{1} << 12;  // of a file, before its first tensor
+constexpr uint64_t kHeadBytes = uint64_t{1} << 12;  // reserved in front of a shard's first tensor
 constexpr const char* kStreamPrefix = "progress.";
 constexpr std::array kStreamNames = {"images",       "bytes",  "offsets", "latents",
                                      "latents_flip", "labels", "text",    "text_offsets"};
@@ -65,7 +65,8 @@ void ImageWriter::add_stream(const std::string& name, const std::string& dtype, 
   streams_.push_back({name, dtype, std::move(rest), row, nullptr});
 }
 
-// A file that was finished but not recorded is still the first stream.
+// If the next shard was finished but not recorded, renames it back to the first stream. Opening the stream
+// then truncates it to its recorded size.
 void ImageWriter::take_back_unrecorded() {
   const fs::path path = folder_ / shard_name(shards_.size() + 1);
   if (is_there(path)) rename_durably(path, stream_path(streams_.front().name));
@@ -99,7 +100,7 @@ void ImageWriter::put_number(const std::string& name, int64_t value) {
 }
 
 bool ImageWriter::has_room_for(const PreparedImage& image) const {
-  // Label and two offsets beside the sample's own bytes.
+  // Three integers (the label and two offsets) are added to the sample's own bytes.
   uint64_t bytes = kHeadBytes + image.bytes() + 3 * sizeof(int64_t);
   for (const Stream& stream : streams_) bytes += stream.file->size();
   return images_ == 0 || bytes <= shard_bytes_;
@@ -131,7 +132,7 @@ ManifestFiles ImageWriter::sync() {
   return files;
 }
 
-// Behind the first stream, which with them holds the bytes of the tensors returned.
+// Appends the other streams to the first one. Returns the tensors in the order of their bytes in that file.
 std::vector<TensorSource> ImageWriter::append_others() {
   std::vector<TensorSource> tensors;
   AppendFile& first = *streams_.front().file;

@@ -1,8 +1,8 @@
-// Writes samples to safetensors files of at most 1 GiB in a folder, so that an interrupted writer can go on.
+// Writes samples to shards, safetensors files of at most 1 GiB. An interrupted write can be resumed.
 //
-// The file in the making lies in the folder as one stream a tensor (progress.images, progress.labels, …).
-// When it is full, the first one, which holds nearly all, gets the others behind it and a head in front, and
-// becomes images-0000N.safetensors.
+// The current shard is stored as one file per tensor, called a stream (progress.images, progress.labels, …).
+// When the shard is full, the other streams are appended to the first one, which holds nearly all bytes. The
+// safetensors header is written in front, and the file is renamed to images-0000N.safetensors.
 #pragma once
 
 #include <cstdint>
@@ -19,34 +19,36 @@
 
 namespace dtopp {
 
+// A shard exceeds this size only if it holds a single sample.
 inline constexpr uint64_t kMaxShardBytes = uint64_t{1} << 30;
 
 class ImageWriter {
  public:
-  // Goes on after what `start`, an earlier writer's sync() or finish_shard(), had written. `facts` says which
-  // tensors samples have. DataError when what was written is not there unchanged.
+  // Resumes after `start`, the result of an earlier writer's sync() or finish_shard(). `facts` determine the
+  // tensors of the samples. Throws DataError if the data written until then are missing or changed.
   ImageWriter(std::filesystem::path folder, const ImageFacts& facts, const ManifestFiles& start,
               uint64_t shard_bytes = kMaxShardBytes);
 
-  // Whether the sample still fits into the file in the making. Into an empty one every sample does.
+  // Returns true if the sample fits into the current shard. Every sample fits into an empty shard.
   bool has_room_for(const PreparedImage& image) const;
-  // The sample must be of the writer's kind, shape and types.
+  // Appends a sample to the current shard. Precondition: it has the writer's kind, shape and types.
   void append(const PreparedImage& image);
-  // Returns once all is on the device: all files of the folder, with their checksums.
+  // Syncs all streams to the device. Returns all files of the folder with their checksums.
   ManifestFiles sync();
-  // Ends the file in the making. All that was recorded lies there unchanged until begin_shard(), so that
-  // whoever is interrupted before the result is recorded goes on from the record before.
+  // Completes the current shard and returns the finished files. No recorded byte changes until begin_shard().
+  // A run that is interrupted before the result is recorded therefore resumes from the earlier record.
   ManifestFiles finish_shard();
+  // Begins the next shard with empty streams.
   void begin_shard();
   bool is_empty() const { return images_ == 0; }
 
-  // Removes the streams of an unfinished file.
+  // Removes the streams of an unfinished shard.
   static void remove_streams(const std::filesystem::path& folder);
 
  private:
   struct Stream {
     std::string name, dtype;
-    std::vector<int64_t> rest;  // of the shape, after the first dimension
+    std::vector<int64_t> rest;  // the shape after the first dimension
     uint64_t row_bytes;
     std::unique_ptr<AppendFile> file;
   };
@@ -62,9 +64,9 @@ class ImageWriter {
 
   std::filesystem::path folder_;
   uint64_t shard_bytes_;
-  ManifestFiles shards_;  // that are finished
+  ManifestFiles shards_;  // finished shards
   std::vector<Stream> streams_;
-  uint64_t images_ = 0;  // in the file in the making
+  uint64_t images_ = 0;  // samples in the current shard
   int64_t text_tokens_ = 0;
 };
 

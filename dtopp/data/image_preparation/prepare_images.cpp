@@ -34,16 +34,16 @@ void require_options(const PrepareImagesOptions& options) {
 }
 
 ImageJob describe_image_job(const PrepareImagesOptions& options) {
-  for (const fs::path& path : options.sources) open_images(path);  // all before one is read through
+  for (const fs::path& path : options.sources) open_images(path);  // fails early if any cannot be opened
   ImageJob job{options.size, options.channels, options.scale, options.shift, {}};
   for (const fs::path& path : options.sources) job.origins.push_back(describe_origin(path));
   return job;
 }
 
-// What all sources hold, of which no sample was decoded yet.
+// The contents of all sources, found without decoding a sample.
 struct ImagePlan {
   ClassPlan classes;
-  std::vector<uint64_t> samples;  // of each source
+  std::vector<uint64_t> samples;  // number of samples per source
 };
 
 ImagePlan make_plan(const std::vector<fs::path>& sources) {
@@ -135,18 +135,18 @@ class ImagePreparation {
 
   void skip(SkippedImage image) {
     if (record_.facts.skipped.size() >= options_.max_bad) {
-      record();  // with another --max-bad it goes on from here
+      record();  // a run with a larger --max-bad resumes from here
       throw DataError(image.name + ": " + image.cause +
                       (options_.max_bad == 0
                            ? "; repair or remove it, or leave out up to N such samples with --max-bad N"
                            : "; " + std::to_string(options_.max_bad) +
-                                 " were left out already, as many as --max-bad allows"));
+                                 " such samples were left out, the most that --max-bad allows; raise it"));
     }
     observer_.skipped(image);
     record_.facts.skipped.push_back(std::move(image));
   }
 
-  // What is counted is on the device before the record that counts it.
+  // Syncs the samples first: they must be on the device before the record that counts them.
   void record() {
     if (writer_) record_.files = writer_->sync();
     write_image_record(options_.output, record_);
@@ -161,10 +161,10 @@ class ImagePreparation {
   [[noreturn]] void stop() {
     record();
     throw Stopped(options_.output.string() + ": stopped after " + std::to_string(shown_.samples) +
-                  " images; run the same command again to go on");
+                  " images; run the same command again to resume");
   }
 
-  // The manifest comes last: with it the folder is complete.
+  // Writes the manifest last, because it marks the folder as complete.
   void finish() {
     if (record_.facts.images == 0)
       throw DataError(options_.output.string() + ": all " + std::to_string(shown_.samples) +
@@ -190,7 +190,7 @@ PrepareImagesResult prepare_images(const PrepareImagesOptions& options,
                                    const PrepareImagesObserver& observer) {
   require_options(options);
   ImageJob job = describe_image_job(options);
-  // Without a lock, so that a finished folder on a read-only medium is found too.
+  // The first check takes no lock, so that it also accepts a finished folder on a read-only file system.
   auto complete = find_complete_images(options.output, job);
   if (complete && !has_prepare_record(options.output, image_folder_kind())) return {true, 0, *complete};
   const ImagePlan plan = complete ? ImagePlan() : make_plan(options.sources);

@@ -1,8 +1,8 @@
-// Pictures or latents to one folder of prepared images: safetensors files and manifest.json.
+// Converts pictures or latents to one folder of prepared images: safetensors files and manifest.json.
 //
-// Samples keep the order of the sources. The bytes depend on the sources and the options below alone, not on
-// the number of workers or on interruptions: progress is recorded (progress.json), and a restart goes on from
-// the last record.
+// Samples keep the order of the sources. The bytes of the output depend only on the sources and the options
+// below, not on the number of workers or on interruptions. progress.json records the progress, and a restart
+// resumes from the last record.
 #pragma once
 
 #include <chrono>
@@ -20,18 +20,18 @@ namespace dtopp {
 struct PrepareImagesOptions {
   std::vector<std::filesystem::path> sources;  // read in this order
   std::filesystem::path output;
-  int64_t size = 0;                  // pictures become size x size; 0: all must have one size, and keep it
-  int64_t channels = 3;              // of pictures: 1 or 3
-  std::vector<double> scale, shift;  // of latents: one number, or one a channel; none: 1 and 0
-  uint64_t max_bad = 0;              // so many samples that cannot be used are left out
+  int64_t size = 0;                  // pictures are resized to size x size; 0: all must have the same size
+  int64_t channels = 3;              // channels of pictures: 1 or 3
+  std::vector<double> scale, shift;  // of latents: one number, or one per channel; empty: 1 and 0
+  uint64_t max_bad = 0;              // number of unusable samples that may be skipped
   int num_workers = 1;
-  // How much a restart may have to do again, and how large files get.
+  // Interval between records: a restart repeats at most this much work.
   std::chrono::milliseconds record_every{5000};
-  uint64_t shard_bytes = kMaxShardBytes;
+  uint64_t shard_bytes = kMaxShardBytes;  // size limit of a shard
 };
 
 struct PrepareImagesProgress {
-  uint64_t samples = 0;  // done, those that were left out too
+  uint64_t samples = 0;  // finished samples, skipped ones included
   uint64_t samples_total = 0;
 };
 
@@ -42,7 +42,7 @@ struct PrepareImagesObserver {
 };
 
 struct PrepareImagesResult {
-  bool was_complete = false;  // nothing to do
+  bool was_complete = false;  // the folder was complete already; nothing was done
   uint64_t resumed_samples = 0;
   ImageFacts facts;
 };
@@ -50,9 +50,13 @@ struct PrepareImagesResult {
 inline constexpr uint64_t kMostBad = 10'000;
 inline constexpr int64_t kLargestSize = 4096;
 
-// DataError for sources that are missing or damaged, for a sample that cannot be used beyond max_bad, and for
-// an output that cannot be written; UsageError for options out of range, when the output folder holds
-// anything else or another process is writing it; Stopped after recording the progress.
+// Prepares the images, or resumes an interrupted preparation.
+//
+// Throws: DataError if a source is missing or damaged, if more than max_bad samples are unusable, or if the
+//         output cannot be written;
+//         UsageError if an option is out of range, if the output folder holds other files, or if another
+//         process writes it;
+//         Stopped, after recording the progress, if observer.stop_requested() returns true
 PrepareImagesResult prepare_images(const PrepareImagesOptions& options,
                                    const PrepareImagesObserver& observer = {});
 

@@ -35,7 +35,8 @@ FloatType checked_floats(const TensorView& array, const char* what) {
   return *type;
 }
 
-// `file` already shows the picture and may be kept; empty: none does.
+// Stores a small picture as pixels and a large one as a file. If `file` is not empty, it already encodes this
+// picture and becomes that file; otherwise the picture is encoded as PNG.
 void store(PreparedImage& image, const Picture& picture, std::string file) {
   image.shape = {picture.channels, picture.height, picture.width};
   if (std::max(picture.height, picture.width) <= kLargestStoredRaw) {

@@ -1,4 +1,4 @@
-// A sample made ready to be stored: what the workers of a preparation do.
+// Converts a raw sample to the bytes that are stored. The workers of prepare_images do this in parallel.
 #pragma once
 
 #include <cstdint>
@@ -12,28 +12,28 @@ namespace dtopp {
 
 struct PreparedImage {
   std::string name;
-  std::string cause;  // not empty: the sample cannot be used
+  std::string cause;  // if not empty, the reason why the sample is unusable
   ImageKind kind = ImageKind::kPixels;
   ImageShape shape;
-  std::string data;     // pixels [C, H, W]; a JPEG or PNG file; a latent
-  std::string flipped;  // a latent of the mirrored picture; empty: none
+  std::string data;     // pixels [C, H, W], a JPEG or PNG file, or a latent
+  std::string flipped;  // the latent of the mirrored picture; empty: none
   FloatType latent_type = FloatType::kF32;
   int64_t label = -1;
-  std::string text;  // [text_length, text_size] of text_type
+  std::string text;  // the caption's embeddings, text_type [text_length, text_size]
   FloatType text_type = FloatType::kF32;
-  int64_t text_size = 0;  // 0: there is none
+  int64_t text_size = 0;  // 0: no text
   int64_t text_length = 0;
 
   uint64_t bytes() const { return data.size() + flipped.size() + text.size(); }
 };
 
-// How the samples of all sources get their classes.
+// The assignment of classes to the samples of all sources.
 struct ClassPlan {
-  bool by_number = false;                 // .cls, .json or labels; else folders
-  std::map<std::string, int64_t> labels;  // of folders
+  bool by_number = false;                 // true: numbers in .cls, .json or labels; false: folders
+  std::map<std::string, int64_t> labels;  // label per folder
 };
 
-// Never throws for what is wrong with the sample.
+// Prepares a sample. A faulty sample does not throw; it yields a `cause`.
 PreparedImage prepare_image(RawSample sample, const ImageJob& job, const ClassPlan& plan);
 
 }  // namespace dtopp

@@ -16,7 +16,7 @@ bool is_control(char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x
 
 std::string_view base_name(std::string_view name) { return name.substr(name.rfind('/') + 1); }
 
-// Where the last ending begins, at its dot; the name's size where it has none.
+// Returns the position of the dot that begins the last ending; the name's size if it has none.
 size_t ending_of(std::string_view name) {
   const size_t dot = name.rfind('.');
   const size_t base = name.size() - base_name(name).size();
@@ -28,7 +28,7 @@ size_t ending_of(std::string_view name) {
 std::string RawMember::load() && {
   if (path.empty()) return std::move(bytes);
   try {
-    // A pipe without a writer is not waited for.
+    // O_NONBLOCK: opening a pipe without a writer must not block.
     const Descriptor file(path, O_RDONLY | O_NONBLOCK, "open");
     if (!S_ISREG(file.status().st_mode)) throw DataError("is not a regular file");
     return read_file(path, kMaxMemberBytes);
@@ -96,7 +96,8 @@ std::string printable(std::string_view name) {
   std::string text = replace_invalid_utf8(name);
   if (text.size() > kLongest) {
     size_t end = kLongest;
-    while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;  // within a character
+    while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80)
+      --end;  // do not cut within a character
     text = text.substr(0, end) + "...";
   }
   std::ranges::replace_if(text, is_control, '?');

@@ -1,4 +1,4 @@
-// A sample as it lies in a source: named members that nobody has decoded yet.
+// Describes a sample of a source before decoding: its members and their names.
 #pragma once
 
 #include <cstdint>
@@ -11,47 +11,48 @@
 
 namespace dtopp {
 
-// The bytes of a member, or the file that holds them.
+// A member of a sample: its bytes, or the path of the file that holds them.
 struct RawMember {
   std::string bytes;
   std::filesystem::path path;
 
-  // DataError with the cause alone for a file that cannot be read, is none, or is larger than
-  // kMaxMemberBytes.
+  // Returns the bytes. Throws DataError if the file cannot be read, is not a regular file or is larger than
+  // kMaxMemberBytes; the message holds only the cause.
   std::string load() &&;
 };
 
-// A member of an archive, or a file, is refused from here on.
+// The largest size of a member of an archive or of a file.
 inline constexpr uint64_t kMaxMemberBytes = uint64_t{1} << 28;
 
 struct RawSample {
   std::string name;   // for messages
-  std::string cause;  // not empty: why it cannot be used
-  // Of an archive or a folder.
+  std::string cause;  // if not empty, the reason why the sample is unusable
+  // The members of a sample in an archive or a folder.
   std::optional<RawMember> picture;  // JPEG, PNG or WebP
-  std::optional<RawMember> array;    // .npy: beside a picture its caption's embeddings, else a latent
+  std::optional<RawMember> array;    // .npy: the caption's embeddings of `picture`, or a latent or pixels
   std::optional<RawMember> number;   // .cls: the class as a number
   std::optional<RawMember> json;     // .json: the class under "label"
-  std::string folder;                // that it lies in
-  // Of arrays of samples; views of a file that its source keeps open.
+  std::string folder;                // name of the folder that holds the sample
+  // A sample in an array file: views of the file, which its source keeps open.
   std::optional<TensorView> image, flipped, text;
   int64_t label = -1;
 };
 
-// Which of a sample's members a file is, by its last ending.
+// The role of a file in a sample, determined by its last ending.
 enum class MemberRole { kPicture, kUnknownPicture, kArray, kNumber, kJson, kOther };
 MemberRole role_of(std::string_view name);
 
-// A member's name without its last ending: what the members of one sample have in common.
+// Returns a member's name without its last ending. The members of one sample have the same key.
 std::string_view key_of(std::string_view name);
 
-// The folder that a name says a member lies in, without those above it; empty at the top.
+// Returns the name of the folder that directly contains a member; empty at the top.
 std::string folder_of(std::string_view name);
 
-// Why a name from an archive or a folder is not to be trusted; empty when it is fine.
+// Returns why a name from an archive or a folder is not safe to use; empty if it is.
 std::string name_fault(std::string_view name);
 
-// As it may stand in a one-line message, however long or odd it is.
+// Returns the name for a one-line message: valid UTF-8, at most 200 bytes and "...", control characters as
+// '?'.
 std::string printable(std::string_view name);
 
 }  // namespace dtopp

@@ -1,4 +1,4 @@
-// The first sample decides what all samples of a folder have in common.
+// Checks that all samples of a folder agree: the first sample determines kind, shape and types of all.
 #pragma once
 
 #include <string>
@@ -8,12 +8,12 @@
 
 namespace dtopp {
 
-// Why the sample does not go with those before it (facts.images of them); empty when it does. UsageError
-// where the job's scale and shift do not go with the first one.
+// Returns why the sample does not agree with the facts.images samples before it; empty if it agrees. Throws
+// UsageError if the job's scale and shift do not fit the first sample.
 std::string disagreement(const ImageFacts& facts, const ClassPlan& plan, const PreparedImage& image);
 
-// Takes the facts of a sample that agrees: of the first what it decides, of each its class and the length of
-// its text.
+// Updates the facts with a sample that agrees. The first sample sets kind, shape and types; every sample may
+// add a class and extend the longest text.
 void agree(ImageFacts& facts, const ClassPlan& plan, const PreparedImage& image);
 
 }  // namespace dtopp

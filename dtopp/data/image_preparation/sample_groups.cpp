@@ -16,7 +16,7 @@ bool is_picture(MemberRole role) {
 std::optional<RawSample> SampleGroups::next(bool load) {
   RawSample sample;
   std::string key;
-  bool has_picture = false;  // two pictures are two samples, whatever their names
+  bool has_picture = false;  // two pictures are two samples, even with the same key
   for (;;) {
     if (!pending_) pending_ = next_member();
     if (!pending_) return is_complete(sample) ? std::optional(std::move(sample)) : std::nullopt;
@@ -56,7 +56,7 @@ void SampleGroups::add(RawSample& sample, const Named& member, MemberRole role, 
       sample.json = content(/*load=*/true);
       break;
     default:
-      sample.cause = "is of a format that is not read; convert it to JPEG, PNG or WebP";
+      sample.cause = "has an unsupported format; convert it to JPEG, PNG or WebP";
   }
 }
 

@@ -1,5 +1,7 @@
-// Neighbouring members of an archive or a folder whose names differ in their last ending alone are one
-// sample, as in WebDataset: dog/0001.jpg, dog/0001.cls, dog/0001.npy.
+// Groups the members of an archive or a folder into samples.
+//
+// As in WebDataset, adjacent members form one sample if their names differ only in the last ending:
+// dog/0001.jpg, dog/0001.cls, dog/0001.npy.
 #pragma once
 
 #include <optional>
@@ -16,18 +18,19 @@ class SampleGroups : public ImageSource {
  protected:
   struct Named {
     std::string name;
-    std::string cause;  // not empty: why it cannot be used
+    std::string cause;  // if not empty, the reason why the member is unusable
   };
+  // Returns the next member; nullopt after the last one.
   virtual std::optional<Named> next_member() = 0;
-  // Of the member that next_member() gave last.
+  // Returns the content of the member that next_member() returned last.
   virtual RawMember content(bool load) = 0;
-  // The member's name as messages have it.
+  // Returns the member's name for messages.
   virtual std::string place_of(const std::string& name) const = 0;
 
  private:
   void add(RawSample& sample, const Named& member, MemberRole role, bool load);
 
-  std::optional<Named> pending_;  // begins the next sample
+  std::optional<Named> pending_;  // the member that begins the next sample
 };
 
 }  // namespace dtopp

@@ -20,7 +20,8 @@ MemberKind kind_of(archive_entry* entry) {
   return archive_entry_filetype(entry) == AE_IFREG ? MemberKind::kFile : MemberKind::kOther;
 }
 
-// The bytes as they lie there; pathname() has no answer for a name in UTF-8 that the locale cannot spell.
+// Returns the name's bytes as stored. pathname() returns null for a UTF-8 name that the locale cannot
+// represent.
 std::string name_of(archive_entry* entry) {
   if (const char* name = archive_entry_pathname(entry)) return name;
   const char* name = archive_entry_pathname_utf8(entry);
@@ -47,7 +48,7 @@ TarReader::TarReader(const std::filesystem::path& path)
 
 TarReader::~TarReader() { archive_read_free(archive_); }
 
-// No exception may pass through libarchive, which is C.
+// Stores exceptions, because they must not pass through libarchive, which is C.
 template <class Call>
 auto TarReader::guarded(archive* reader, Call call) -> decltype(call()) {
   try {
@@ -115,7 +116,7 @@ std::optional<TarMember> TarReader::next() {
 std::string TarReader::read() {
   std::string bytes;
   while (bytes.size() < size_) {
-    // The size is a claim: memory grows with what comes.
+    // The header's size is not trusted: memory grows only with the bytes that are read.
     const size_t begin = bytes.size();
     bytes.resize(std::min<uint64_t>(size_, begin + kTarBlockBytes));
     const auto count = archive_read_data(archive_, bytes.data() + begin, bytes.size() - begin);

@@ -1,5 +1,5 @@
-// The members of a tar file, plain or compressed (.gz, .zst), one after another. Nothing is ever extracted:
-// names are text, links are not followed.
+// Reads the members of a tar file, plain or compressed (.gz, .zst), in order. Nothing is extracted to disk:
+// names are only text, and links are not followed.
 #pragma once
 
 #include <cstddef>
@@ -32,10 +32,10 @@ class TarReader {
   TarReader(const TarReader&) = delete;
   TarReader& operator=(const TarReader&) = delete;
 
-  // Nothing after the last one. Folders are passed over. DataError naming the file and the byte (of the
-  // compressed file) where it is cut, damaged or no tar.
+  // Returns the next member; nullopt after the last one. Folders are skipped. Throws DataError, naming the
+  // file and the byte (in the compressed file), if the file is truncated, damaged or not a tar file.
   std::optional<TarMember> next();
-  // All of the current member, which next() gave last. Errors as above.
+  // Returns the bytes of the member that next() returned last. Throws as next() does.
   std::string read();
   uint64_t file_bytes() const { return source_->file_bytes(); }
 
@@ -51,9 +51,9 @@ class TarReader {
   std::filesystem::path path_;
   std::unique_ptr<ByteSource> source_;
   std::vector<char> block_;
-  uint64_t zeros_at_end_ = 0;  // of what was read so far
-  std::exception_ptr error_;   // what the source threw inside of libarchive
-  uint64_t size_ = 0;          // of the current member
+  uint64_t zeros_at_end_ = 0;  // zero bytes at the end of the bytes read so far
+  std::exception_ptr error_;   // exception that the source threw inside libarchive
+  uint64_t size_ = 0;          // size of the current member
   bool at_end_ = false;
   archive* archive_;
 };

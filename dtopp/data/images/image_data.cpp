@@ -14,7 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A folder's facts stay where the shards find them.
+// The facts are on the heap because the shards refer to them.
 struct ImageFolder {
   fs::path path;
   std::unique_ptr<ImageFacts> facts;
@@ -40,7 +40,7 @@ ImageFolder open_folder(const fs::path& path, Verify verify) {
   }
   if (images != folder.facts->images)
     throw DataError((path / kManifestName).string() + ": counts " + std::to_string(folder.facts->images) +
-                    " images, the files hold " + std::to_string(images));
+                    " images, but the files hold " + std::to_string(images));
   if (images == 0) throw DataError(path.string() + ": holds no images");
   return folder;
 }
@@ -69,11 +69,11 @@ std::string describe_shape(const ImageLayout& layout) {
 struct ImageData::Impl {
   std::vector<ImageFolder> folders;
   std::vector<const ImageShard*> shards;  // of all folders, in order
-  std::vector<uint64_t> first_image;      // of each shard, then the total
+  std::vector<uint64_t> first_image;      // index of each shard's first image, then the total
   ImageLayout layout;
   std::string content_hash;
 
-  // The shard that a sample lies in, and its index there.
+  // Returns the shard of a sample and the sample's index in the shard.
   std::pair<const ImageShard&, uint64_t> find(uint64_t index) const {
     if (index >= first_image.back())
       throw std::out_of_range("ImageData: sample " + std::to_string(index) + " of " +
@@ -128,21 +128,21 @@ int64_t ImageData::label(uint64_t index) const {
 
 void ImageData::pixels(uint64_t index, std::span<uint8_t> out) const {
   if (layout().is_latent || out.size() != layout().shape.elements())
-    throw std::invalid_argument("ImageData::pixels: room for one picture is needed, and pictures");
+    throw std::invalid_argument("ImageData::pixels: samples must be pictures, and out must hold one");
   const auto [shard, place] = impl_->find(index);
   shard.pixels(place, out);
 }
 
 void ImageData::latent(uint64_t index, bool flipped, std::span<float> out) const {
   if (!layout().is_latent || (flipped && !layout().has_flipped) || out.size() != layout().shape.elements())
-    throw std::invalid_argument("ImageData::latent: room for one latent is needed, and latents");
+    throw std::invalid_argument("ImageData::latent: samples must be latents, and out must hold one");
   const auto [shard, place] = impl_->find(index);
   shard.latent(place, flipped, out);
 }
 
 int64_t ImageData::text(uint64_t index, std::span<float> out) const {
   if (out.size() < static_cast<uint64_t>(layout().text_length * layout().text_size))
-    throw std::invalid_argument("ImageData::text: room for text_length * text_size numbers is needed");
+    throw std::invalid_argument("ImageData::text: out must hold text_length * text_size numbers");
   const auto [shard, place] = impl_->find(index);
   return shard.text(place, out);
 }
@@ -157,14 +157,17 @@ void require_alike(const ImageLayout& layout, const std::string& name, const Ima
   if (layout.classes != other.classes) {
     const auto count = [](const ImageLayout& of) { return std::to_string(of.classes.size()) + " classes"; };
     const bool same_count = layout.classes.size() == other.classes.size();
-    refuse(same_count ? "others" : count(layout), same_count ? "classes of other names" : count(other));
+    refuse(same_count ? "different ones" : count(layout),
+           same_count ? "classes with other names" : count(other));
   }
   if (layout.text_size != other.text_size)
     refuse("text of size " + std::to_string(layout.text_size),
            "text of size " + std::to_string(other.text_size));
   if (layout.has_flipped != other.has_flipped)
-    refuse(layout.has_flipped ? "flipped latents" : "none", other.has_flipped ? "flipped latents" : "none");
-  if (layout.scale != other.scale || layout.shift != other.shift) refuse("another", "a scale or shift");
+    refuse(layout.has_flipped ? "flipped latents" : "no flipped latents",
+           other.has_flipped ? "flipped latents" : "no flipped latents");
+  if (layout.scale != other.scale || layout.shift != other.shift)
+    refuse("a different one", "another scale or shift");
 }
 
 }  // namespace dtopp

@@ -13,7 +13,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// So that no product of sizes overflows.
+// Limits that keep products of sizes from overflowing.
 constexpr int64_t kMaxShapeSide = int64_t{1} << 16;
 constexpr int64_t kMaxText = int64_t{1} << 24;
 
@@ -27,12 +27,12 @@ ImageKind kind_of(const JsonFields& about) {
   for (const auto& [kind, known] : kKinds) {
     if (name == known) return kind;
   }
-  about.fail("kind", "\"" + name + "\" is not known");
+  about.fail("kind", "\"" + name + "\" is not pixels, encoded or latents");
 }
 
 FloatType float_type(const JsonFields& object) {
   const auto type = float_type_of(object.text("dtype"));
-  if (!type) object.fail("dtype", "\"" + object.text("dtype") + "\" is not known");
+  if (!type) object.fail("dtype", "\"" + object.text("dtype") + "\" is not F32, F16 or BF16");
   return *type;
 }
 

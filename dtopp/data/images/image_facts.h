@@ -1,5 +1,6 @@
-// What a folder of prepared images says about itself: manifest.json when it is complete, progress.json
-// before.
+// Converts the facts about a folder of prepared images to and from JSON.
+//
+// manifest.json holds them when the folder is complete, progress.json before.
 #pragma once
 
 #include <cstdint>
@@ -15,10 +16,10 @@
 
 namespace dtopp {
 
-inline constexpr char kImageDataFormat[] = "dtopp image data 1";           // of manifest.json
-inline constexpr char kImageRecordFormat[] = "dtopp image preparation 2";  // of progress.json
+inline constexpr char kImageDataFormat[] = "dtopp image data 1";           // format of manifest.json
+inline constexpr char kImageRecordFormat[] = "dtopp image preparation 2";  // format of progress.json
 
-// How a sample is stored: U8 [C, H, W]; a JPEG or PNG file; a latent of floating-point numbers [C, H, W].
+// The storage of a sample: pixels U8 [C, H, W], a JPEG or PNG file, or a floating-point latent [C, H, W].
 enum class ImageKind { kPixels, kEncoded, kLatents };
 
 struct ImageShape {
@@ -30,14 +31,14 @@ struct ImageShape {
   bool operator==(const ImageShape&) const = default;
 };
 
-// Pixels up to this many a side are stored as they are, larger pictures as files.
+// Pictures of at most this many pixels per side are stored as pixels, larger ones as JPEG or PNG files.
 inline constexpr int64_t kLargestStoredRaw = 64;
 
-// A folder, archive or array that went in.
+// A folder, archive or array file that is an input of the preparation.
 struct ImageOrigin {
   std::string name;  // without its folder
   uint64_t size = 0;
-  std::string xxh3_128;  // of a folder: of the names, sizes and times of its files
+  std::string xxh3_128;  // of a file's bytes, or of the names, sizes and times of a folder's files
   uint64_t images = 0;
 
   bool same_content(const ImageOrigin& other) const {
@@ -45,15 +46,15 @@ struct ImageOrigin {
   }
 };
 
-// What decides every byte of the output.
+// The inputs that determine every byte of the output.
 struct ImageJob {
-  int64_t size = 0;  // height and width that pictures are brought to; 0: as they are
+  int64_t size = 0;  // height and width to which pictures are resized; 0: not resized
   int64_t channels = 3;
-  std::vector<double> scale, shift;  // of latents; none: 1 and 0
+  std::vector<double> scale, shift;  // of latents; empty: 1 and 0
   std::vector<ImageOrigin> origins;
 };
 
-// A sample that was left out.
+// A sample that was skipped.
 struct SkippedImage {
   std::string name;
   std::string cause;
@@ -64,13 +65,11 @@ struct ImageFacts {
   ImageKind kind = ImageKind::kPixels;
   ImageShape shape;
   uint64_t images = 0;
-  // By label; none: samples have no class.
-  std::vector<std::string> classes;
+  std::vector<std::string> classes;  // names by label; empty: samples have no class
   FloatType latent_type = FloatType::kF32;
-  bool has_flipped = false;  // latents of the mirrored pictures are there too
-  // Of captions' embeddings, [tokens, text_size] for a sample; 0: there are none.
-  int64_t text_size = 0;
-  int64_t text_length = 0;  // tokens of the longest
+  bool has_flipped = false;  // latents of the mirrored pictures are stored too
+  int64_t text_size = 0;     // captions are embeddings [tokens, text_size]; 0: no captions
+  int64_t text_length = 0;   // tokens of the longest caption
   FloatType text_type = FloatType::kF32;
   std::vector<SkippedImage> skipped;
 };
@@ -78,8 +77,8 @@ struct ImageFacts {
 FolderKind image_folder_kind();
 
 nlohmann::ordered_json to_json(const ImageFacts& facts);
-// From the `about` of the manifest at `path`; DataError naming `path` and the member that is missing, of a
-// wrong type or out of range.
+// Reads the facts from the `about` object of the manifest at `path`. Throws DataError, naming `path` and the
+// key, if a value is missing, has a wrong type or is out of range.
 ImageFacts read_image_facts(const Manifest& manifest, const std::filesystem::path& path);
 
 }  // namespace dtopp

@@ -9,24 +9,24 @@ namespace dtopp {
 namespace {
 
 constexpr char kPixels[] = "pixels", kLatents[] = "latents";
-// So that no product of sizes overflows.
+// Limits that keep products of sizes from overflowing.
 constexpr int64_t kLargestSide = int64_t{1} << 16;
 constexpr int64_t kLargestText = int64_t{1} << 24;
 
 ImageShape read_shape(const JsonFields& fields) {
   const std::vector<double> sizes = fields.numbers("shape");
-  if (sizes.size() != 3) fields.fail("shape", "not [channels, height, width]");
+  if (sizes.size() != 3) fields.fail("shape", "must be [channels, height, width]");
   for (const double size : sizes)
     if (!(size >= 1 && size <= static_cast<double>(kLargestSide)) || size != static_cast<int64_t>(size))
       fields.fail("shape", "a size is not a whole number from 1 to " + std::to_string(kLargestSide));
   return {static_cast<int64_t>(sizes[0]), static_cast<int64_t>(sizes[1]), static_cast<int64_t>(sizes[2])};
 }
 
-// One number, or one a channel.
+// Reads one number, or one per channel.
 std::vector<double> of_channels(const JsonFields& fields, const std::string& key, int64_t channels) {
   std::vector<double> numbers = fields.numbers(key);
   if (numbers.size() != 1 && numbers.size() != static_cast<size_t>(channels))
-    fields.fail(key, "neither one number nor one a channel");
+    fields.fail(key, "must be one number or one per channel");
   return numbers;
 }
 
@@ -48,7 +48,7 @@ ImageLayout parse_image_layout(const std::string& text, const std::string& what)
   const JsonFields fields(text, what);
   ImageLayout layout;
   const std::string kind = fields.text("kind");
-  if (kind != kPixels && kind != kLatents) fields.fail("kind", "\"" + kind + "\" is not known");
+  if (kind != kPixels && kind != kLatents) fields.fail("kind", "\"" + kind + "\" is not pixels or latents");
   layout.is_latent = kind == kLatents;
   layout.shape = read_shape(fields);
   layout.classes = fields.texts("classes");
@@ -57,7 +57,7 @@ ImageLayout parse_image_layout(const std::string& text, const std::string& what)
   layout.scale = of_channels(fields, "scale", layout.shape.channels);
   layout.shift = of_channels(fields, "shift", layout.shape.channels);
   for (const double scale : layout.scale)
-    if (scale == 0) fields.fail("scale", "is 0");
+    if (scale == 0) fields.fail("scale", "must not be 0");
   return layout;
 }
 

@@ -36,21 +36,21 @@ ImageShard::ImageShard(const std::filesystem::path& path, const ImageFacts& fact
   if (facts.text_size == 0) return;
   const TensorView& text = tensor("text", name_of(facts.text_type));
   if (text.shape.size() != 2 || text.shape[1] != facts.text_size)
-    fail("text is not [tokens, " + std::to_string(facts.text_size) + "]");
+    fail("text must be [tokens, " + std::to_string(facts.text_size) + "]");
   text_ = text.bytes;
   text_offsets_ = offsets_of("text_offsets");
 }
 
 const TensorView& ImageShard::tensor(const std::string& name, const std::string& dtype) const {
   const TensorView* found = file_.find(name);
-  if (!found) fail("holds no tensor \"" + name + "\"");
+  if (!found) fail("lacks the tensor \"" + name + "\"");
   if (found->dtype != dtype) fail(name + " is " + found->dtype + ", not " + dtype);
   return *found;
 }
 
 void ImageShard::count(uint64_t images) {
   if (is_counted_ && images != images_)
-    fail("its tensors are of " + std::to_string(images_) + " and " + std::to_string(images) + " samples");
+    fail("its tensors hold " + std::to_string(images_) + " and " + std::to_string(images) + " samples");
   images_ = images;
   is_counted_ = true;
 }
@@ -59,14 +59,14 @@ ImageShard::Bytes ImageShard::of_samples(const std::string& name, const std::str
                                          const std::vector<int64_t>& rest) {
   const TensorView& view = tensor(name, dtype);
   if (view.shape.size() != rest.size() + 1 || !std::equal(rest.begin(), rest.end(), view.shape.begin() + 1))
-    fail(name + " has another shape than the manifest says");
+    fail(name + " has another shape than in the manifest");
   count(static_cast<uint64_t>(view.shape[0]));
   return view.bytes;
 }
 
 ImageShard::Bytes ImageShard::offsets_of(const std::string& name) {
   const TensorView& view = tensor(name, "I64");
-  if (view.shape.size() != 1 || view.shape[0] < 1) fail(name + " is not [samples + 1]");
+  if (view.shape.size() != 1 || view.shape[0] < 1) fail(name + " must be [samples + 1]");
   count(static_cast<uint64_t>(view.shape[0]) - 1);
   return view.bytes;
 }
@@ -97,7 +97,7 @@ void ImageShard::pixels(uint64_t index, std::span<uint8_t> out) const {
     const Picture picture =
         decode_picture(piece(samples_, offsets_, 1, index), static_cast<int>(shape.channels)).picture;
     if (ImageShape{picture.channels, picture.height, picture.width} != shape)
-      throw DataError("has another size than the manifest says");
+      throw DataError("has another size than in the manifest");
     to_planes(picture, out);
   } catch (const DataError& error) {
     fail(index, error.what());
@@ -114,7 +114,7 @@ int64_t ImageShard::text(uint64_t index, std::span<float> out) const {
   const uint64_t row = static_cast<uint64_t>(facts_.text_size) * size_of(facts_.text_type);
   const Bytes bytes = piece(text_, text_offsets_, row, index);
   const auto length = static_cast<int64_t>(bytes.size() / row);
-  if (length > facts_.text_length) fail(index, "its text is longer than the manifest says");
+  if (length > facts_.text_length) fail(index, "its text is longer than the manifest allows");
   widen(facts_.text_type, bytes, out.first(static_cast<size_t>(length * facts_.text_size)));
   return length;
 }

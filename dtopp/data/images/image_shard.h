@@ -1,4 +1,4 @@
-// One safetensors file of a folder of prepared images.
+// Reads the samples of one safetensors file in a folder of prepared images.
 #pragma once
 
 #include <cstdint>
@@ -13,12 +13,12 @@ namespace dtopp {
 
 class ImageShard {
  public:
-  // DataError unless its tensors are those of a folder of `facts`, with shapes that go together. `facts` must
-  // outlive it.
+  // Opens the file. Throws DataError if a tensor that `facts` require is missing, or if dtypes or shapes do
+  // not match. `facts` must outlive the shard.
   ImageShard(const std::filesystem::path& path, const ImageFacts& facts);
 
   uint64_t images() const { return images_; }
-  // As in ImageData, of a sample below images().
+  // As in ImageData. Precondition: index < images().
   int64_t label(uint64_t index) const;
   void pixels(uint64_t index, std::span<uint8_t> out) const;
   void latent(uint64_t index, bool flipped, std::span<float> out) const;
@@ -28,11 +28,11 @@ class ImageShard {
   using Bytes = std::span<const std::byte>;
 
   const TensorView& tensor(const std::string& name, const std::string& dtype) const;
-  // The tensor's first dimension is the number of samples, the others are `rest`.
+  // Returns a tensor with one row per sample; `rest` are the other dimensions.
   Bytes of_samples(const std::string& name, const std::string& dtype, const std::vector<int64_t>& rest);
-  // Where each sample begins in a tensor of pieces, and where the last one ends.
+  // Returns a tensor of offsets: the beginning of each sample's rows, and the end of the last one's.
   Bytes offsets_of(const std::string& name);
-  // The rows of `size` bytes that belong to a sample.
+  // Returns a sample's rows, each of `size` bytes.
   Bytes piece(Bytes rows, Bytes offsets, uint64_t size, uint64_t index) const;
   void count(uint64_t images);
   [[noreturn]] void fail(const std::string& cause) const;

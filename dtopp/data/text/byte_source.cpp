@@ -52,12 +52,12 @@ class PlainSource : public ByteSource {
   uint64_t file_bytes_ = 0;
 };
 
-// The compressed file behind a decompressor: its unread part, refilled in chunks.
+// Buffers the compressed file for a decompressor and refills the buffer chunk by chunk.
 class CompressedInput {
  public:
   explicit CompressedInput(const fs::path& path) : path_(path), source_(path), chunk_(kPieceBytes) {}
 
-  // What is not consumed yet; empty only at the file's end.
+  // The bytes that are not consumed yet; empty only at the end of the file.
   std::span<char> unread() {
     if (begin_ == end_) {
       begin_ = 0;
@@ -132,7 +132,7 @@ class GzipSource : public ByteSource {
 
   CompressedInput input_;
   z_stream stream_ = {};
-  bool in_member_ = true;  // also at the start: a file without any member counts as cut
+  bool in_member_ = true;  // true at the start: a file without any member counts as truncated
   bool first_member_ = true;
 };
 
@@ -152,7 +152,7 @@ class ZstdSource : public ByteSource {
       const size_t status = ::ZSTD_decompressStream(stream_.get(), &piece, &in);
       if (::ZSTD_isError(status)) fail(status);
       input_.consume(in.pos);
-      // A whole frame read and flushed; until then more output may wait without more input.
+      // 0: the frame is decoded and flushed. Until then, output may remain even without more input.
       in_frame_ = status != 0;
       if (!in_frame_) first_frame_ = false;
       if (unread.empty() && piece.pos == filled) input_.fail("the zstd stream ends early: the file is cut");
@@ -179,7 +179,7 @@ class ZstdSource : public ByteSource {
 
   CompressedInput input_;
   std::unique_ptr<ZSTD_DStream, Free> stream_;
-  bool in_frame_ = true;  // also at the start: a file without any frame counts as cut
+  bool in_frame_ = true;  // true at the start: a file without any frame counts as truncated
   bool first_frame_ = true;
 };
 

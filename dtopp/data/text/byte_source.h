@@ -1,4 +1,4 @@
-// The bytes of a file, decompressed as they are read.
+// Reads the bytes of a file and decompresses them on the way.
 #pragma once
 
 #include <cstddef>
@@ -12,21 +12,22 @@ namespace dtopp {
 class ByteSource {
  public:
   virtual ~ByteSource() = default;
-  // Fills `out` from its start; less than its size only at the end, 0 when nothing is left. DataError naming
-  // the file and the byte (of the compressed file) where it is cut, damaged or followed by something else.
+  // Fills `out` from its start and returns the number of bytes. It is less than out.size() only at the end,
+  // and 0 when nothing is left. Throws DataError if the file is truncated, damaged or followed by other data.
+  // The message names the file and the byte offset (in the compressed file).
   virtual size_t read(std::span<char> out) = 0;
-  // Passes over at most `count` bytes without reading them, where the file allows that; returns how many, 0
-  // also at the end.
+  // Skips at most `count` bytes without reading them, if the file allows that. Returns the number of bytes
+  // skipped; 0 also at the end.
   virtual uint64_t skip(uint64_t count) {
     static_cast<void>(count);
     return 0;
   }
-  // Bytes of the file itself taken so far.
+  // Bytes consumed so far, counted in the file itself, that is before decompression.
   virtual uint64_t file_bytes() const = 0;
 };
 
-// Decompresses names ending in .gz (any number of members) and .zst (any number of frames, windows up to
-// 128 MiB); other files are read as they are.
+// Opens a file for reading. Names ending in .gz (any number of members) or .zst (any number of frames,
+// windows up to 128 MiB) are decompressed. Other files are read unchanged.
 std::unique_ptr<ByteSource> open_bytes(const std::filesystem::path& path);
 
 }  // namespace dtopp

@@ -25,7 +25,7 @@ bool is_plain_text(const fs::path& path) {
   throw DataError(path.string() + ": line " + std::to_string(line) + ": " + cause);
 }
 
-// `first_line` is the number of the line that `text` begins with.
+// Reports the first invalid byte of `text`. `first_line` is the line number of the beginning of `text`.
 [[noreturn]] void fail_utf8(const fs::path& path, uint64_t first_line, std::string_view text) {
   const size_t bad = find_invalid_utf8(text).value_or(text.size());
   const size_t line_start = text.substr(0, bad).rfind('\n') + 1;  // npos + 1 is 0
@@ -44,7 +44,7 @@ LineReader::LineReader(const fs::path& path, TextPosition start, uint64_t max_by
   for (uint64_t left = start.offset; left > 0;) {
     if (!refill())
       throw DataError(path.string() + ": ends before byte " + std::to_string(start.offset) +
-                      " of its text, which an earlier run has read: the file has changed since");
+                      " of its text, which an earlier run read; the file has changed since then");
     begin_ = std::min<uint64_t>(left, end_);
     left -= begin_;
   }

@@ -1,6 +1,7 @@
-// Documents out of text files: .jsonl, .jsonl.gz and .jsonl.zst hold one JSON object a line with the text
-// under the key `text`; a file of any other name is one document. Streaming: memory is bounded by the longest
-// line.
+// Reads documents from text files.
+//
+// Files named .jsonl, .jsonl.gz or .jsonl.zst hold one JSON object per line, with the text under the key
+// `text`. Any other file is one document. Files are streamed; the longest line bounds the memory.
 #pragma once
 
 #include <cstddef>
@@ -14,10 +15,10 @@
 
 namespace dtopp {
 
-// The largest line (or document of its own), uncompressed.
+// The largest size of a line, or of a file that is one document, uncompressed.
 inline constexpr uint64_t kMaxLineBytes = uint64_t{1} << 30;
 
-// How far a file is read: uncompressed bytes and lines.
+// Position in a file: uncompressed bytes and lines read so far.
 struct TextPosition {
   uint64_t offset = 0;
   uint64_t line = 0;
@@ -25,16 +26,17 @@ struct TextPosition {
   bool operator==(const TextPosition&) const = default;
 };
 
-// The lines of a .jsonl file without their ends; any other file comes as one.
+// Reads the lines of a .jsonl file, without their newlines. Any other file is returned as one line.
 class LineReader {
  public:
-  // Goes on at `start`, which an earlier reader of the same file gave.
+  // Resumes at `start`, the position() of an earlier reader of the same file.
   explicit LineReader(const std::filesystem::path& path, TextPosition start = {},
                       uint64_t max_bytes = kMaxLineBytes);
 
-  // False at the end. DataError naming file and line (see ByteSource for the byte of a damaged stream).
+  // Reads the next line; returns false at the end. Throws DataError if the line is too long (naming file and
+  // line) or if the file is damaged (ByteSource names file and byte).
   bool next(std::string& line);
-  // After the last line that next() gave; its `line` is that line's number, from 1.
+  // The position after the last line that next() read; `line` is the number of that line, from 1.
   TextPosition position() const { return position_; }
   uint64_t file_bytes() const { return source_->file_bytes(); }
 
@@ -52,14 +54,14 @@ class LineReader {
   size_t end_ = 0;
 };
 
-// The text in a line. Not for several threads at once.
+// Extracts the text from a line. Each thread needs its own parser.
 class DocumentParser {
  public:
   DocumentParser();
   ~DocumentParser();
-  // The document in line `number` of `path`, empty when the line is blank; valid until the next call or
-  // change of `line`, which may be given more capacity. DataError naming file and line unless it is valid
-  // UTF-8 and, in a .jsonl file, an object with a string under `text`.
+  // Returns the document in line `number` of `path`; empty if the line is blank. The view is valid until the
+  // next call or change of `line`, whose capacity may grow. Throws DataError, naming file and line, unless
+  // the line is valid UTF-8 and, in a .jsonl file, an object with a string under `text`.
   std::string_view parse(const std::filesystem::path& path, uint64_t number, std::string& line);
 
  private:
@@ -67,11 +69,11 @@ class DocumentParser {
   std::unique_ptr<Impl> impl_;
 };
 
-// All documents of a file that have any text.
+// Reads all documents of a file that are not empty.
 class TextReader {
  public:
   explicit TextReader(const std::filesystem::path& path, uint64_t max_bytes = kMaxLineBytes);
-  // False at the end; DataErrors as above.
+  // Reads the next document; returns false at the end. Throws as LineReader and DocumentParser do.
   bool next(std::string& document);
 
  private:

@@ -7,7 +7,7 @@
 namespace dtopp {
 namespace {
 
-// What the bytes at `offset` are: `bytes` of a code point when `valid`, else of a maximal invalid part.
+// A part of a text: the bytes of one code point if `valid`, else of a maximal invalid part.
 struct Utf8Part {
   size_t bytes;
   bool valid;
@@ -19,7 +19,7 @@ Utf8Part utf8_part_at(std::string_view text, size_t offset) {
   if (first < 0x80) return {1, true};
   if (first < 0xC2 || first > 0xF4) return {1, false};
   const size_t bytes = first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
-  // The second byte's range leaves out overlong forms, surrogates and what lies beyond U+10FFFF.
+  // The range of the second byte excludes overlong forms, surrogates and code points above U+10FFFF.
   const uint8_t low = first == 0xE0 ? 0xA0 : first == 0xF0 ? 0x90 : 0x80;
   const uint8_t high = first == 0xED ? 0x9F : first == 0xF4 ? 0x8F : 0xBF;
   for (size_t i = 1; i < bytes; ++i) {

@@ -1,6 +1,8 @@
-// NFC. Text is left alone but for the stretches around code points that the form may touch; those go through
-// utf8proc. A mark that is newer than the Unicode version of `tokenizers` is an ordinary character there, so
-// it must not reach utf8proc, which knows it.
+// Normalizes text to NFC.
+//
+// Only the ranges around code points that NFC may change go through utf8proc; the rest is copied. A combining
+// mark that is newer than the Unicode version of `tokenizers` is an ordinary character there. utf8proc would
+// treat it as a mark, so it must not reach utf8proc.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -16,7 +18,7 @@ namespace {
 
 int combining_class(utf8proc_int32_t c) { return utf8proc_get_property(c)->combining_class; }
 
-// Canonical decomposition of one code point, appended. No code point has more than four parts.
+// Appends the canonical decomposition of one code point. No code point has more than four parts.
 void append_decomposition(std::vector<utf8proc_int32_t>& out, char32_t c) {
   std::array<utf8proc_int32_t, 16> parts;
   int last_boundary = 0;
@@ -53,7 +55,7 @@ void append_nfc(std::string& out, std::string_view segment) {
   for (utf8proc_ssize_t i = 0; i < count; ++i) append_utf8(out, static_cast<char32_t>(code_points[i]));
 }
 
-// The first code point at or after `offset` that NFC may touch.
+// Returns the offset of the first code point at or after `offset` that NFC may change.
 size_t find_nfc_active(std::string_view text, size_t offset) {
   const CodePointClasses& classes = CodePointClasses::get();
   while (offset < text.size()) {
@@ -72,7 +74,7 @@ size_t find_nfc_active(std::string_view text, size_t offset) {
   return offset;
 }
 
-// The end of the stretch of such code points that begins at `offset`.
+// Returns the end of the run of such code points that begins at `offset`.
 size_t skip_nfc_active(std::string_view text, size_t offset) {
   while (offset < text.size()) {
     const CodePoint c = code_point_at(text, offset);
@@ -92,7 +94,7 @@ std::string_view normalize_nfc(std::string_view text, std::string& storage) {
   size_t copied = 0;
   while (active < text.size()) {
     size_t begin = active;
-    if (begin > copied) {  // the starter before may take up what follows
+    if (begin > copied) {  // the starter before the range may compose with it
       const CodePoint starter = code_point_before(text, begin);
       if (combining_class(static_cast<utf8proc_int32_t>(starter.value)) == 0) begin -= starter.bytes;
     }

@@ -1,4 +1,4 @@
-// A text file as one stream of token ids.
+// Encodes a text file as one stream of token ids.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace dtopp {
 
-// The ids of every document (text_reader.h), each closed by <|endoftext|>.
-// DataError where the file cannot be read.
+// Returns the ids of all documents of the file (text_reader.h); <|endoftext|> follows each document. Throws
+// DataError if the file cannot be read.
 std::vector<int64_t> encode_file(const std::filesystem::path& path, const Tokenizer& tokenizer);
 
 }  // namespace dtopp

@@ -33,7 +33,7 @@ std::optional<TokenFacts> find_complete(const fs::path& folder, const TextJob& j
 }
 
 PrepareRecord begin_folder(const fs::path& folder, TextJob job) {
-  require_ours(folder, token_folder_kind());  // once more: now nobody else writes there
+  require_ours(folder, token_folder_kind());  // again, now under the lock: no other process writes there
   if (auto record = read_prepare_record(folder)) {
     require_same_job(folder, record->job, job);
     remove_temporaries(folder, token_folder_kind());
@@ -41,7 +41,7 @@ PrepareRecord begin_folder(const fs::path& folder, TextJob job) {
   }
   remove_temporaries(folder, token_folder_kind());
   PrepareRecord record{std::move(job), {}, {}};
-  write_prepare_record(folder, record);  // before anything else, so that the folder is known as ours
+  write_prepare_record(folder, record);  // first, because it marks the folder as dtopp's
   return record;
 }
 
@@ -50,7 +50,7 @@ void clear_up(const fs::path& folder) {
   try {
     read_prepare_record(folder);
   } catch (const DataError&) {
-    return;  // damaged: it may stay, the folder is complete without it
+    return;  // a damaged record may stay: the folder is complete without it
   }
   remove_temporaries(folder, token_folder_kind());
   TokenFileWriter::remove_leftovers(folder);

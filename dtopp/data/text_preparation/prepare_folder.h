@@ -1,4 +1,4 @@
-// The output folder of a preparation of text.
+// Opens, checks and cleans the output folder of `dtopp prepare text`.
 #pragma once
 
 #include <filesystem>
@@ -9,16 +9,16 @@
 
 namespace dtopp {
 
-// What a complete folder holds, its files checked against its manifest; nothing where it is not complete.
-// UsageError naming what does not belong to a preparation, or when the folder was made by another job;
-// DataError for what is damaged. Changes nothing.
+// Returns the facts of a complete folder after checking its files against its manifest. Returns nullopt if
+// the folder is not complete. Changes nothing. Throws UsageError if a file does not belong to a preparation
+// or if another job made the folder. Throws DataError if a file is damaged.
 std::optional<TokenFacts> find_complete(const std::filesystem::path& folder, const TextJob& job);
 
-// Of a folder that is locked and not complete: how far it is, or its first record, which is written. Errors
-// as above.
+// Returns the progress of an unfinished folder. If the folder has no record yet, writes and returns its first
+// one. Throws as find_complete() does. Precondition: this process has locked the folder.
 PrepareRecord begin_folder(const std::filesystem::path& folder, TextJob job);
 
-// Removes what only an unfinished folder needs, where the record that tells of it is dtopp's.
+// Removes the files that only an unfinished folder needs. Does nothing without an intact record of dtopp.
 void clear_up(const std::filesystem::path& folder);
 
 }  // namespace dtopp

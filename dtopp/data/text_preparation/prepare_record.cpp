@@ -49,7 +49,7 @@ std::optional<PrepareRecord> read_prepare_record(const fs::path& folder) {
 std::string job_difference(const TextJob& there, const TextJob& now) {
   if (there.tokenizer_hash != now.tokenizer_hash) return "was made with another tokenizer";
   if (there.end_of_text != now.end_of_text || there.vocab_size != now.vocab_size)
-    return "was made with another reading of this tokenizer";
+    return "was made with another vocabulary size or end-of-text id of this tokenizer";
   for (size_t i = 0; i < std::min(there.sources.size(), now.sources.size()); ++i) {
     if (!there.sources[i].same_content(now.sources[i]))
       return "was made from other text: file " + std::to_string(i + 1) + " was " +

@@ -30,9 +30,9 @@ TextJob describe_job(const PrepareTextOptions& options, const TextEncoder& encod
                        ": its name is not UTF-8, and the output folder records names; rename it");
     if (path.extension() == ".parquet")
       throw UsageError(path.string() +
-                       ": Parquet is not read; convert it: python scripts/parquet_to_jsonl.py " +
+                       ": Parquet is not supported; convert it: python scripts/parquet_to_jsonl.py " +
                        path.string() + " --output FILE.jsonl.zst");
-    const MappedFile readable(path);  // all are looked at before one is read through
+    const MappedFile readable(path);  // fails early if any file cannot be opened, before one is read in full
   }
   TextJob job{encoder.tokenizer_hash, encoder.vocab_size, encoder.end_of_text, {}};
   for (const fs::path& path : options.inputs)
@@ -102,7 +102,7 @@ class Preparation {
     observer_.progress(shown_);
   }
 
-  // The ids are on the device before the record that counts them.
+  // Syncs the ids first: they must be on the device before the record that counts them.
   void record() {
     progress_.written = writer_.sync();
     write_prepare_record(options_.output, progress_);
@@ -113,10 +113,10 @@ class Preparation {
     record();
     throw Stopped(options_.output.string() + ": stopped after " +
                   std::to_string(progress_.written.documents) +
-                  " documents; run the same command again to go on");
+                  " documents; run the same command again to resume");
   }
 
-  // The manifest comes last: with it the folder is complete.
+  // Writes the manifest last, because it marks the folder as complete.
   void finish() {
     Manifest manifest{kTokenDataFormat, dump_json(to_json(progress_.facts())), writer_.finish()};
     const std::string& json = encoder_.tokenizer_json;
@@ -151,7 +151,7 @@ PrepareTextResult prepare_text(const PrepareTextOptions& options, const TextEnco
   if (options.inputs.empty()) throw UsageError("no text files to prepare");
   if (options.num_workers < 1) throw UsageError("at least one worker is needed");
   TextJob job = describe_job(options, encoder);
-  // Without a lock, so that a finished folder on a read-only medium is found too.
+  // The first check takes no lock, so that it also accepts a finished folder on a read-only file system.
   auto complete = find_complete(options.output, job);
   if (complete && !has_prepare_record(options.output, token_folder_kind()))
     return already_complete(*complete);

@@ -1,8 +1,9 @@
-// Text files to one folder of token files: tokens.bin, tokens.idx, tokenizer.json, manifest.json.
+// Encodes text files into one folder of token files: tokens.bin, tokens.idx, tokenizer.json, manifest.json.
 //
-// Each document is one sequence, closed by the end-of-text id; documents without text are left out. The bytes
-// depend on the texts and the tokenizer alone, not on the number of workers or on interruptions: progress is
-// recorded at document boundaries (progress.json), and a restart goes on from the last record.
+// Each document is one sequence and ends with the end-of-text id. Documents without text are skipped. The
+// bytes of the output depend only on the texts and the tokenizer, not on the number of workers or on
+// interruptions. progress.json records the progress at document boundaries, and a restart resumes from the
+// last record.
 #pragma once
 
 #include <chrono>
@@ -18,29 +19,29 @@
 namespace dtopp {
 
 struct TextEncoder {
-  std::function<std::vector<int32_t>(std::string_view)> encode;  // called by many threads at once
+  std::function<std::vector<int32_t>(std::string_view)> encode;  // must be safe to call from many threads
   int32_t end_of_text = 0;
   int64_t vocab_size = 0;
-  std::string tokenizer_json;  // laid beside the tokens
+  std::string tokenizer_json;  // text of the tokenizer.json that is written beside the tokens
   std::string tokenizer_hash;
 };
 
-// Refers to `tokenizer`, which must outlive it.
+// Returns an encoder that refers to `tokenizer`, which must outlive it.
 TextEncoder encoder_of(const Tokenizer& tokenizer);
 
 struct PrepareTextOptions {
   std::vector<std::filesystem::path> inputs;  // read in this order
   std::filesystem::path output;
   int num_workers = 1;
-  // How much a restart may have to do again, and how much text a worker takes at a time.
+  // Interval between records: a restart repeats at most this much work.
   std::chrono::milliseconds record_every{5000};
-  uint64_t batch_bytes = uint64_t{1} << 18;
+  uint64_t batch_bytes = uint64_t{1} << 18;  // text per batch, the unit of work of a worker
 };
 
 struct PrepareTextProgress {
-  uint64_t input_bytes = 0;  // read, before decompression
+  uint64_t input_bytes = 0;  // bytes read, before decompression
   uint64_t input_bytes_total = 0;
-  uint64_t text_bytes = 0;  // of the documents that this process has encoded
+  uint64_t text_bytes = 0;  // bytes of the documents that this process has encoded
   uint64_t documents = 0;
   uint64_t tokens = 0;
 };
@@ -51,15 +52,17 @@ struct PrepareTextObserver {
 };
 
 struct PrepareTextResult {
-  bool was_complete = false;  // nothing to do
+  bool was_complete = false;  // the folder was complete already; nothing was done
   uint64_t resumed_documents = 0;
   uint64_t documents = 0;
   uint64_t tokens = 0;
 };
 
-// DataError for text that is missing or damaged (file and line) and for an output that cannot be written;
-// UsageError when the output folder holds anything else or another process is writing it; Stopped after
-// recording the progress.
+// Prepares the text, or resumes an interrupted preparation.
+//
+// Throws: DataError if text is missing or damaged (naming file and line) or if the output cannot be written;
+//         UsageError if the output folder holds other files or another process writes it;
+//         Stopped, after recording the progress, if observer.stop_requested() returns true
 PrepareTextResult prepare_text(const PrepareTextOptions& options, const TextEncoder& encoder,
                                const PrepareTextObserver& observer = {});
 

@@ -37,10 +37,10 @@ std::optional<TextBatch> BatchReader::next() {
 
 void BatchReader::finish_source() {
   const FileState& file = files_[position_.source];
-  std::error_code gone;  // then size and time are values that no file has, and differ
+  std::error_code gone;  // on an error, size and time are values that no file has, so the comparison fails
   if (fs::file_size(file.path, gone) != file.size || fs::last_write_time(file.path, gone) != file.changed)
     throw DataError(file.path.string() +
-                    ": has changed while it was read; start again with a new output folder");
+                    ": changed while it was being read; start again with a new output folder");
   lines_.reset();
   bytes_before_ += file.size;
   position_ = {position_.source + 1, {}, bytes_before_};
@@ -57,7 +57,7 @@ EncodedBatch encode_batch(TextBatch batch, const TextEncoder& encoder, DocumentP
     encoded.ids.push_back(encoder.end_of_text);
     encoded.document_ends.push_back(encoded.ids.size());
     encoded.text_bytes += document.size();
-    line.text = {};  // frees what is encoded: a batch is not held as text and as ids at once
+    line.text = {};  // frees the encoded line, so that a batch is not held as text and as ids at once
   }
   return encoded;
 }

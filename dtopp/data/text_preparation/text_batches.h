@@ -1,4 +1,5 @@
-// Text files as batches of lines, and each batch as ids: the two ends of what prepare_text does in parallel.
+// Reads text files as batches of lines and encodes a batch to ids: the producer and the worker of
+// prepare_text.
 #pragma once
 
 #include <cstdint>
@@ -12,16 +13,16 @@
 
 namespace dtopp {
 
-// A place in a list of files.
+// A position in a list of files.
 struct CorpusPosition {
   size_t source = 0;  // index of the file; at the end, the number of files
   TextPosition text;
-  uint64_t input_bytes = 0;  // read of all files so far, before decompression
+  uint64_t input_bytes = 0;  // bytes read from all files so far, before decompression
 
   bool operator==(const CorpusPosition&) const = default;
 };
 
-// Lines of one file, and where the next batch begins.
+// Lines of one file.
 struct TextBatch {
   struct Line {
     uint64_t number;
@@ -29,14 +30,14 @@ struct TextBatch {
   };
   std::filesystem::path path;
   std::vector<Line> lines;
-  CorpusPosition end;
+  CorpusPosition end;  // the next batch begins here
 };
 
 class BatchReader {
  public:
   BatchReader(const std::vector<std::filesystem::path>& files, CorpusPosition start, uint64_t batch_bytes);
-  // At least batch_bytes, less at the end of a file; nothing after the last file. DataError also when a file
-  // has changed since this object was made.
+  // Returns a batch of at least batch_bytes, or less at the end of a file; nullopt after the last file.
+  // Throws DataError if a file is damaged or has changed since this object was constructed.
   std::optional<TextBatch> next();
 
  private:
@@ -49,19 +50,20 @@ class BatchReader {
 
   std::vector<FileState> files_;
   CorpusPosition position_;
-  uint64_t bytes_before_ = 0;  // size of the files before the current one
+  uint64_t bytes_before_ = 0;  // total size of the files before the current one
   uint64_t batch_bytes_;
   std::optional<LineReader> lines_;
 };
 
-// The documents of a batch, one after another, each closed by the end-of-text id.
+// The documents of a batch, one after another. The end-of-text id follows each document.
 struct EncodedBatch {
   std::vector<int32_t> ids;
-  std::vector<size_t> document_ends;  // in ids
+  std::vector<size_t> document_ends;  // offsets in ids
   uint64_t text_bytes = 0;
   CorpusPosition end;
 };
 
+// Parses and encodes the documents of a batch. Throws DataError if a line is not valid.
 EncodedBatch encode_batch(TextBatch batch, const TextEncoder& encoder, DocumentParser& parser);
 
 }  // namespace dtopp

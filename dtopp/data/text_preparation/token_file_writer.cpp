@@ -20,8 +20,7 @@ TokenType type_for(int64_t vocab_size) {
   return vocab_size <= (int64_t{1} << 16) ? TokenType::kUint16 : TokenType::kInt32;
 }
 
-// The checksum that an earlier writer recorded for the file; where it recorded none, a text that no checksum
-// equals.
+// Returns the checksum that an earlier writer recorded for the file, or a text that no checksum equals.
 std::string recorded_hash(const ManifestFiles& files, const char* name) {
   const auto found = files.find(name);
   return found == files.end() ? "not recorded" : found->second.xxh3_128;

@@ -1,4 +1,4 @@
-// Writes documents to tokens.bin and tokens.idx in a folder, so that an interrupted writer can go on.
+// Writes documents to tokens.bin and tokens.idx in a folder. An interrupted write can be resumed.
 #pragma once
 
 #include <cstdint>
@@ -12,27 +12,28 @@
 
 namespace dtopp {
 
-// What a writer has put on the device.
+// The state after sync(): the documents that are on the device.
 struct WrittenTokens {
   uint64_t documents = 0;
   uint64_t tokens = 0;
   int64_t max_token = -1;
-  ManifestFiles files;  // what an unfinished folder holds; empty before the first sync
+  ManifestFiles files;  // the files of an unfinished folder; empty before the first sync
 };
 
 class TokenFileWriter {
  public:
-  // Ids are uint16 where `vocab_size` of them fit, else int32. Goes on after what `start`, an earlier
-  // writer's sync(), had written. DataError when that is not there unchanged.
+  // Resumes after `start`, the result of an earlier writer's sync(). Throws DataError if the data written
+  // until then are missing or changed. Ids are stored as uint16 if `vocab_size` is at most 65536, else as
+  // int32.
   TokenFileWriter(std::filesystem::path folder, int64_t vocab_size, const WrittenTokens& start = {});
 
-  // One document, at most 2^31 - 1 ids. DataError for an id outside [0, vocab_size).
+  // Appends one document. Throws DataError if it has more than 2^31 - 1 ids or an id outside [0, vocab_size).
   void append(std::span<const int32_t> ids);
-  // Returns once everything appended is on the device.
+  // Syncs all appended documents to the device and returns the state for a later writer's `start`.
   WrittenTokens sync();
-  // Syncs and writes tokens.idx. The folder's files, for its manifest.
+  // Syncs and writes tokens.idx. Returns the folder's files for its manifest.
   ManifestFiles finish();
-  // Removes what only an unfinished folder needs.
+  // Removes the file that only an unfinished folder needs.
   static void remove_leftovers(const std::filesystem::path& folder);
 
  private:
@@ -43,7 +44,7 @@ class TokenFileWriter {
   TokenType type_;
   WrittenTokens written_;
   AppendFile tokens_;
-  AppendFile lengths_;  // int32 of each document
+  AppendFile lengths_;  // one int32 per document
   std::vector<uint16_t> narrow_;
 };
 

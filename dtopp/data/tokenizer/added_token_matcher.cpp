@@ -15,7 +15,7 @@ bool is_word_at(std::string_view text, size_t begin) {
   return begin < text.size() && CodePointClasses::get().is_word(code_point_at(text, begin).value);
 }
 
-// The start of the spaces that end at `end`, not before `limit`.
+// Returns the start of the run of spaces that ends at `end`, but at least `limit`.
 size_t skip_spaces_back(std::string_view text, size_t end, size_t limit) {
   while (end > limit) {
     const CodePoint c = code_point_before(text, end);
@@ -60,7 +60,7 @@ bool AddedTokenMatcher::may_start(std::string_view text, size_t offset) const {
   return offset + 1 == text.size() || first_pairs_[first << 8 | byte_at(text, offset + 1)];
 }
 
-// Narrows the sorted patterns byte by byte to those that the text spells; the shortest of them comes first.
+// Narrows the sorted patterns, byte by byte, to those that match the text. The shortest of them comes first.
 const AddedTokenMatcher::Pattern* AddedTokenMatcher::longest_at(std::string_view text, size_t offset) const {
   const Pattern* longest = nullptr;
   const Range range = first_bytes_[byte_at(text, offset)];
@@ -83,8 +83,9 @@ void AddedTokenMatcher::split(std::string_view text, std::vector<TextSegment>& s
   const auto report = [&](int32_t id, size_t begin, size_t end) {
     if (begin < end) segments.push_back({id, begin, end});
   };
-  size_t done = 0;        // what lies before is reported
-  size_t spaces_end = 0;  // of the last spaces that an rstrip skipped: many tokens may lie within them
+  size_t done = 0;  // everything before this offset is reported
+  // End of the last spaces that an rstrip skipped. Many tokens may lie within them, so they are scanned once.
+  size_t spaces_end = 0;
   for (size_t i = 0; i < text.size() && !patterns_.empty();) {
     const Pattern* pattern = may_start(text, i) ? longest_at(text, i) : nullptr;
     if (pattern == nullptr) {

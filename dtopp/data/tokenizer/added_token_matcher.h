@@ -1,5 +1,7 @@
-// Finds added tokens in text: leftmost, the longest of those, never overlapping; then single_word, lstrip and
-// rstrip apply, as in Hugging Face `tokenizers`.
+// Splits text at added tokens, as Hugging Face `tokenizers` does.
+//
+// The leftmost match wins, and the longest of those that begin there. Matches never overlap. The flags
+// single_word, lstrip and rstrip apply to each match afterwards.
 #pragma once
 
 #include <array>
@@ -14,7 +16,7 @@
 
 namespace dtopp {
 
-// A stretch of a text: an added token, or text between (id -1).
+// A byte range of a text: an added token, or the text between two of them (id -1).
 struct TextSegment {
   int32_t id;
   size_t begin;
@@ -31,11 +33,11 @@ class AddedTokenMatcher {
     bool rstrip;
   };
 
-  // Of patterns with the same text the one with the lowest id counts.
+  // If several patterns have the same text, the one with the lowest id is kept.
   explicit AddedTokenMatcher(std::vector<Pattern> patterns);
 
-  // Appends the segments of `text` (valid UTF-8), none of them empty. A token that an rstrip before it ran
-  // over is still reported, so segments may overlap.
+  // Appends the segments of `text` (valid UTF-8); no segment is empty. A token inside the spaces that an
+  // earlier rstrip covers is still reported, so segments may overlap.
   void split(std::string_view text, std::vector<TextSegment>& segments) const;
 
  private:
@@ -47,9 +49,10 @@ class AddedTokenMatcher {
   const Pattern* longest_at(std::string_view text, size_t offset) const;
   bool may_start(std::string_view text, size_t offset) const;
 
-  std::vector<Pattern> patterns_;       // by text
-  std::array<Range, 256> first_bytes_;  // the patterns that begin with a byte
-  std::bitset<65536> first_pairs_;      // first byte << 8 | second byte; all second bytes of a lone byte
+  std::vector<Pattern> patterns_;       // sorted by text
+  std::array<Range, 256> first_bytes_;  // range in patterns_ per first byte
+  // First two bytes of a pattern, as first << 8 | second. A one-byte pattern sets all second bytes.
+  std::bitset<65536> first_pairs_;
 };
 
 }  // namespace dtopp

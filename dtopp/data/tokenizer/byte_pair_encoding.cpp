@@ -10,7 +10,7 @@ namespace dtopp {
 namespace {
 
 constexpr uint32_t kNone = std::numeric_limits<uint32_t>::max();
-// Up to this many symbols a scan for the best pair is quicker than a queue.
+// Up to this many symbols, a scan for the best pair is faster than a queue.
 constexpr size_t kShortWord = 48;
 
 struct Symbol {
@@ -20,7 +20,7 @@ struct Symbol {
   bool merged;  // into the symbol before it
 };
 
-// Candidates come out by rank, then from left to right.
+// A pair that may be merged. The queue returns candidates by rank, then from left to right.
 struct Candidate {
   uint32_t rank;
   uint32_t position;
@@ -66,7 +66,7 @@ BytePairEncoding::BytePairEncoding(const TokenizerSpec& spec, const std::string&
     const char value = static_cast<char>(byte);
     byte_ids_[byte] = vocabulary_.id(alphabet_.encode({&value, 1})).value_or(-1);
     if (byte_ids_[byte] < 0 && spec.byte_fallback)
-      throw DataError(file + ": model.byte_fallback: is supported only where model.vocab holds every byte");
+      throw DataError(file + ": model.byte_fallback: is supported only if model.vocab holds every byte");
   }
 }
 
@@ -87,7 +87,7 @@ void BytePairEncoding::encode(std::string_view word, std::vector<int32_t>& ids) 
   ids.insert(ids.end(), symbols.begin(), symbols.end());
 }
 
-// A byte that the vocabulary lacks becomes the unknown token, or nothing where there is none.
+// A byte that the vocabulary lacks becomes the unknown token. Without an unknown token it is dropped.
 void BytePairEncoding::append_symbols(std::string_view word, std::vector<int32_t>& symbols) const {
   symbols.reserve(word.size());
   bool unknown_before = false;
@@ -107,7 +107,7 @@ void BytePairEncoding::append_symbols(std::string_view word, std::vector<int32_t
 
 void BytePairEncoding::merge_short(std::vector<int32_t>& symbols) const {
   constexpr Merge kNoMerge = {kNone, -1};
-  std::array<Merge, kShortWord> pairs;  // pairs[i]: of symbols i and i + 1
+  std::array<Merge, kShortWord> pairs;  // pairs[i]: the merge of symbols i and i + 1
   const auto pair_at = [&](size_t i) {
     const Merge* merge = i + 1 < symbols.size() ? merges_.find(symbols[i], symbols[i + 1]) : nullptr;
     return merge != nullptr ? *merge : kNoMerge;
@@ -148,7 +148,7 @@ void BytePairEncoding::merge_long(std::vector<int32_t>& ids) const {
     Symbol& left = symbols[best.position];
     if (left.merged || left.next == kNone) continue;
     Symbol& right = symbols[left.next];
-    // One of the pair may have been merged with another since the pair was put into the queue.
+    // Either symbol may have been merged with another one since the pair entered the queue.
     const Merge* merge = merges_.find(left.id, right.id);
     if (merge == nullptr || merge->id != best.id) continue;
     left.id = best.id;

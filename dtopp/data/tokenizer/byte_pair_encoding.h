@@ -1,5 +1,7 @@
-// Byte-pair encoding of one word: its bytes become symbols, then the adjacent pair of the best rank (the
-// leftmost of equals) is merged until no pair can be.
+// Encodes one word by byte-pair encoding.
+//
+// Each byte of the word becomes a symbol. Then the adjacent pair with the lowest merge rank is merged (the
+// leftmost of equals), until no pair has a merge.
 #pragma once
 
 #include <array>
@@ -16,15 +18,15 @@
 namespace dtopp {
 
 struct Merge {
-  uint32_t rank;  // the lower, the sooner
+  uint32_t rank;  // lower ranks merge first
   int32_t id;     // of the merged token
 };
 
-// Pairs of adjacent ids → their merge: open addressing, at most half full.
+// Maps a pair of adjacent ids to its merge. A hash table with open addressing, at most half full.
 class MergeTable {
  public:
   explicit MergeTable(size_t merges);
-  // A pair seen before takes the new merge.
+  // Adds a merge, or replaces the pair's earlier one.
   void set(int32_t left, int32_t right, Merge merge);
   const Merge* find(int32_t left, int32_t right) const {
     const uint64_t key = make_key(left, right);
@@ -56,7 +58,8 @@ class MergeTable {
 
 class BytePairEncoding {
  public:
-  // Takes vocabulary, merges and the model's flags from `spec`. DataError where they contradict each other.
+  // Takes vocabulary, merges and the model's flags from `spec`. Throws DataError if they contradict each
+  // other. `file` is the name in error messages.
   BytePairEncoding(const TokenizerSpec& spec, const std::string& file);
 
   // Appends the ids of `word` (not empty, less than 4 GiB).
@@ -73,7 +76,7 @@ class BytePairEncoding {
   ByteAlphabet alphabet_;
   Vocabulary vocabulary_;
   MergeTable merges_;
-  std::array<int32_t, 256> byte_ids_;  // -1 where the vocabulary lacks the byte
+  std::array<int32_t, 256> byte_ids_;  // -1 if the vocabulary lacks the byte
   std::optional<std::string> unk_token_;
   bool fuse_unk_;
   bool ignore_merges_;

@@ -3,7 +3,7 @@
 namespace dtopp {
 namespace {
 
-// The length of 's 't 'm 'd 're 've 'll at the apostrophe at `begin`, or 0.
+// Returns the length of the contraction ('s 't 'm 'd 're 've 'll) whose apostrophe is at `begin`, or 0.
 size_t contraction_length(std::string_view text, size_t begin) {
   const auto at = [&](size_t i) { return begin + i < text.size() ? text[begin + i] : '\0'; };
   switch (at(1)) {
@@ -22,7 +22,7 @@ size_t contraction_length(std::string_view text, size_t begin) {
   }
 }
 
-// The end of the run of `category` that goes on at `offset`.
+// Returns the end of the run of `category` that continues at `offset`.
 size_t skip_category(std::string_view text, size_t offset, Category category,
                      const CodePointClasses& classes) {
   while (offset < text.size()) {
@@ -52,7 +52,7 @@ size_t find_word_end(std::string_view text, size_t begin, const CodePointClasses
   }
   const size_t end = skip_category(text, second, Category::kSpace, classes);
   if (end == text.size()) return end;
-  // The last of several spaces belongs to what follows: \s+(?!\S) gives it back.
+  // The last of several spaces begins the next word, because \s+(?!\S) does not match it.
   const size_t last = end - code_point_before(text, end).bytes;
   return last > begin ? last : end;
 }

@@ -1,6 +1,6 @@
-// The GPT-2 pattern, as a scanner:
+// Splits text into words by the GPT-2 pattern, with a scanner instead of a regular expression:
 //   's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
-// It covers every text: words laid end to end are the text again.
+// The words cover the text: their concatenation is the text again.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace dtopp {
 
-// The end of the word that begins at `begin` (< text.size()); `text` is valid UTF-8.
+// Returns the end of the word that begins at `begin` (< text.size()). Precondition: `text` is valid UTF-8.
 size_t find_word_end(std::string_view text, size_t begin, const CodePointClasses& classes);
 
 }  // namespace dtopp

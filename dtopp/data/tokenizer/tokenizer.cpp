@@ -19,18 +19,19 @@
 namespace dtopp {
 namespace {
 
-// The added tokens with the ids and spellings that Hugging Face gives them on load.
+// The added tokens, with the ids and spellings that Hugging Face assigns when it loads them.
 struct AddedTokens {
   struct Entry {
     AddedToken token;
-    std::string spelling;  // as decoding writes it: content, or its normal form where the token is normalized
+    std::string spelling;  // the decoded text: content, or its NFC form if the token is normalized
   };
   std::map<int32_t, Entry> by_id;
   std::map<std::string, int32_t, std::less<>> ids;
   std::set<std::string, std::less<>> special;
 };
 
-// The file's own ids are not read: a token of the vocabulary keeps that id, others count on from its size.
+// Assigns ids as Hugging Face does and ignores the ids in the file. A token of the vocabulary keeps its id
+// there; the others are numbered from the vocabulary's size.
 AddedTokens assign_added_tokens(const TokenizerSpec& spec, const Vocabulary& vocabulary,
                                 const std::string& file) {
   AddedTokens added;
@@ -62,7 +63,7 @@ AddedTokenMatcher make_matcher(const AddedTokens& added, bool normalized) {
   return AddedTokenMatcher(std::move(patterns));
 }
 
-// What one encode() needs and the next can use again.
+// Buffers of one encode() call, reused by later calls.
 struct Workspace {
   WordCache cache;
   std::vector<TextSegment> raw_segments;
@@ -89,7 +90,7 @@ struct Tokenizer::Impl {
   void encode_raw(std::string_view raw, Workspace& work, std::vector<int32_t>& ids) const;
   void encode_piece(std::string_view piece, Workspace& work, std::vector<int32_t>& ids) const;
   void encode_word(std::string_view word, size_t readable, WordCache& cache, std::vector<int32_t>& ids) const;
-  // As decoding writes it; null when there is no such id.
+  // The decoded text of an id; null if the id does not exist.
   const std::string* spelling(int32_t id) const;
   std::string join(std::span<const std::string* const> tokens) const;
 
@@ -104,7 +105,7 @@ struct Tokenizer::Impl {
   bool use_regex;
   bool byte_level_decoder;
 
-  // Workspaces not in use, as many as there were encode() calls at once; lent under the lock.
+  // The pool of workspaces grows to the number of concurrent encode() calls. `mutex` guards it.
   std::unique_ptr<Workspace> borrow_workspace() const;
   void return_workspace(std::unique_ptr<Workspace> workspace) const;
   mutable std::mutex mutex;
@@ -128,7 +129,7 @@ void Tokenizer::Impl::return_workspace(std::unique_ptr<Workspace> workspace) con
   idle_workspaces.push_back(std::move(workspace));
 }
 
-// Normalises text in which no raw added token is left, then takes out the normalized ones.
+// Normalizes text that holds no raw added token, then splits it at the normalized added tokens.
 void Tokenizer::Impl::encode_raw(std::string_view raw, Workspace& work, std::vector<int32_t>& ids) const {
   const std::string_view normal = nfc ? normalize_nfc(raw, work.normalized) : raw;
   work.segments.clear();

@@ -1,6 +1,8 @@
-// Byte-level BPE, read from a Hugging Face tokenizer.json (GPT-NeoX and GPT-2 family: optional NFC
-// normaliser, ByteLevel pre-tokenizer, BPE model, added tokens). encode() gives the ids that Hugging Face
-// `tokenizers` gives with add_special_tokens=False.
+// Encodes and decodes text with the byte-level BPE of a Hugging Face tokenizer.json.
+//
+// It supports the GPT-2 and GPT-NeoX family: optional NFC normalizer, ByteLevel pre-tokenizer, BPE model,
+// added tokens. encode() returns the ids that Hugging Face `tokenizers` returns with
+// add_special_tokens=False.
 #pragma once
 
 #include <cstdint>
@@ -16,24 +18,26 @@ namespace dtopp {
 
 class Tokenizer {
  public:
-  // Throws DataError naming the file and what in it is damaged or outside the family above.
+  // Loads a tokenizer.json. Throws DataError, naming the file and the field, if it is damaged or not
+  // supported.
   static Tokenizer load(const std::filesystem::path& path);
   Tokenizer(Tokenizer&&) noexcept;
   ~Tokenizer();
 
-  // The ids of `text` (UTF-8; DataError at the first invalid byte). Const and safe to call from many threads.
+  // Returns the ids of `text`. Throws DataError if it is not valid UTF-8. Safe to call from many threads.
   std::vector<int32_t> encode(std::string_view text) const;
-  // The text of `ids`; invalid UTF-8 that a cut token leaves becomes U+FFFD, as in Hugging Face. Special
-  // tokens are written out. DataError for an id that does not exist.
+  // Returns the text of `ids`, special tokens included. Invalid UTF-8, as an incomplete character leaves it,
+  // becomes U+FFFD, as in Hugging Face. Throws DataError if an id does not exist.
   std::string decode(std::span<const int32_t> ids) const;
-  // The same of ids that a model made: special tokens have no text, nor have ids that do not exist (a model's
-  // vocabulary is often padded).
+  // Returns the text of ids that a model generated. Special tokens and ids that do not exist are skipped; a
+  // model's vocabulary is often padded.
   std::string decode_generated(std::span<const int32_t> ids) const;
 
   int64_t vocab_size() const;  // 1 + the largest id
   std::optional<int32_t> token_to_id(std::string_view token) const;
-  int32_t end_of_text() const;           // the id of "<|endoftext|>"; DataError when the tokenizer has none
-  const std::string& file_text() const;  // the tokenizer.json it came from, byte for byte
+  // The id of "<|endoftext|>". Throws DataError if the tokenizer has no such token.
+  int32_t end_of_text() const;
+  const std::string& file_text() const;  // the text of tokenizer.json, byte for byte
   const std::string& hash() const;       // XXH3-128 of that text
 
  private:

@@ -10,7 +10,7 @@ namespace {
 
 using simdjson::dom::element;
 
-// Reads fields of one file; every error names the file and the field.
+// Reads the fields of one file. Every error names the file and the field.
 class FieldReader {
  public:
   explicit FieldReader(const std::string& file) : file_(file) {}
@@ -19,7 +19,7 @@ class FieldReader {
     throw DataError(file_ + ": " + field + ": " + cause);
   }
 
-  // The field, where it is there and not null.
+  // Returns the field, or nullopt if it is missing or null.
   std::optional<element> find(const element& object, const char* key) const {
     element value;
     if (object.at_key(key).get(value) != simdjson::SUCCESS || value.is_null()) return std::nullopt;
@@ -37,7 +37,7 @@ class FieldReader {
     return std::string(get<std::string_view>(value, field, "a string"));
   }
 
-  // A required true or false, unless `fallback` says what its absence means.
+  // Returns a boolean field. A missing field yields `fallback`; without a fallback the field is required.
   bool flag(const element& object, const std::string& field, const char* key,
             std::optional<bool> fallback = std::nullopt) const {
     const auto value = find(object, key);
@@ -58,7 +58,8 @@ class FieldReader {
   const std::string& file_;
 };
 
-// Calls visit(part, field) for a lone part or each part of a (nested) Sequence that lists them under `list`.
+// Calls visit(part, field) for a single part, or for each part of a (nested) Sequence that lists its parts
+// under `list`.
 template <class Visit>
 void visit_parts(const FieldReader& read, const element& object, const std::string& field, const char* list,
                  const Visit& visit) {
@@ -108,7 +109,8 @@ void read_decoder(const FieldReader& read, const element& root, TokenizerSpec& s
   });
 }
 
-// Entries of a few bytes each must not grow a file of 64 MiB to gigabytes.
+// Limits the number of entries: entries of a few bytes must not expand a file of 64 MiB to gigabytes of
+// memory.
 void check_count(const FieldReader& read, const char* field, size_t entries) {
   if (entries >= static_cast<size_t>(kMaxTokenId))
     read.fail(field, "has more than " + std::to_string(kMaxTokenId) + " entries");
@@ -156,7 +158,7 @@ void read_merges(const FieldReader& read, const element& model, TokenizerSpec& s
     if (merge.is_string() != strings.value_or(merge.is_string()))
       read.fail(field, "strings and arrays may not be mixed");
     strings = merge.is_string();
-    // A header of merges.txt that old files carry along; it takes no rank.
+    // Old files contain the header line of merges.txt. It has no rank.
     if (*strings && read.text(merge, field).starts_with("#version")) continue;
     check_count(read, "model.merges", spec.merges.size());
     spec.merges.push_back(read_merge(read, merge, field));

@@ -1,6 +1,7 @@
-// The parts of a Hugging Face tokenizer.json that byte-level BPE needs. Whatever would change ids and is not
-// of this family is a DataError; truncation, padding and the post-processor are not applied (ids are those of
-// add_special_tokens=False).
+// Parses the parts of a Hugging Face tokenizer.json that byte-level BPE needs.
+//
+// A component that would change ids and is not supported is a DataError. Truncation, padding and the
+// post-processor are ignored: ids are those of add_special_tokens=False.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +13,8 @@
 
 namespace dtopp {
 
-// Limits on what is loaded: bytes of the file, ids (exclusive; also entries of vocab and of merges),
-// bytes of an added token.
+// Limits on the file: its bytes, its ids (exclusive; also the entries of vocab and of merges), and the bytes
+// of an added token.
 inline constexpr uint64_t kMaxTokenizerBytes = uint64_t{64} << 20;
 inline constexpr int64_t kMaxTokenId = int64_t{1} << 22;
 inline constexpr size_t kMaxAddedTokenBytes = 1024;
@@ -31,7 +32,7 @@ struct TokenizerSpec {
   bool nfc = false;
   bool add_prefix_space = false;
   bool use_regex = true;
-  bool byte_level_decoder = false;  // else tokens are joined by spaces
+  bool byte_level_decoder = false;  // false: decoding joins tokens with spaces
   std::vector<std::pair<std::string, int32_t>> vocab;
   std::vector<std::pair<std::string, std::string>> merges;  // best first
   std::optional<std::string> unk_token;
@@ -41,7 +42,8 @@ struct TokenizerSpec {
   std::vector<AddedToken> added_tokens;
 };
 
-// `file` names the text in errors.
+// Parses `text`. Throws DataError, naming `file` and the field, if a field is missing, wrong or not
+// supported.
 TokenizerSpec parse_tokenizer_json(std::string_view text, const std::string& file);
 
 }  // namespace dtopp

@@ -1,4 +1,5 @@
-// A bounded, direct-mapped cache of encoded words, for one thread: a word displaces what hashes to its place.
+// Caches the ids of encoded words, for one thread. The cache is bounded and direct-mapped: a word replaces
+// the word whose hash selects the same entry.
 #pragma once
 
 #include <array>
@@ -15,10 +16,10 @@ class WordCache {
   static constexpr size_t kMaxWordBytes = 31;
   static constexpr size_t kMaxIds = 7;
 
-  // The word in 32 zero-padded bytes, the last one its length.
+  // The word, padded with zeros to 32 bytes; the last byte is its length.
   using Key = std::array<uint64_t, 4>;
 
-  // One cache line. A free entry has the key of no word.
+  // One cache line. The key of a free entry is all zeros, which no word has.
   struct alignas(64) Entry {
     Key key{};
     std::array<int32_t, kMaxIds> ids{};
@@ -27,12 +28,13 @@ class WordCache {
 
   WordCache() : entries_(size_t{1} << kBits) {}
 
-  // `word` must not be empty nor longer than kMaxWordBytes; `readable` bytes may be read from its start.
+  // Returns the key of a word. Preconditions: `word` is not empty and not longer than kMaxWordBytes, and
+  // `readable` bytes from its start may be read.
   static Key make_key(std::string_view word, size_t readable) {
     Key key{};
     if (readable >= sizeof(Key)) {
       std::memcpy(key.data(), word.data(), sizeof(Key));
-      // Clears what lies behind the word, without a branch on its length.
+      // Clears the bytes after the word, without a branch on its length.
       for (size_t i = 0; i < key.size(); ++i) {
         const int64_t bits = static_cast<int64_t>(8 * word.size()) - static_cast<int64_t>(64 * i);
         const uint64_t mask = bits >= 64 ? ~uint64_t{0} : bits <= 0 ? 0 : (uint64_t{1} << bits) - 1;
@@ -45,7 +47,7 @@ class WordCache {
     return key;
   }
 
-  // The place of a word; it holds that word when its key is equal.
+  // Returns the entry of a word. It holds the word if its key is equal.
   Entry& entry(const Key& key) {
     uint64_t hash = key[0] * 0x9E3779B97F4A7C15u ^ key[1] * 0xC2B2AE3D27D4EB4Fu;
     hash ^= key[2] * 0x165667B19E3779F9u ^ key[3] * 0xD6E8FEB86659FD93u;

@@ -16,7 +16,7 @@ constexpr uint64_t kVersion = 1;
 constexpr uint8_t kInt32Code = 4;
 constexpr uint8_t kUint16Code = 8;
 
-// Megatron's codes; 6 and 7 are floating point.
+// Megatron's type codes. Codes 6 and 7 are floating point.
 std::optional<TokenType> type_of(uint8_t code) {
   switch (code) {
     case 1:
@@ -40,14 +40,15 @@ TokenType read_header(ByteReader& reader) {
   if (reader.take_text(kIndexMagic.size()) != kIndexMagic)
     reader.fail("not a Megatron index: it must begin with MMIDIDX");
   const auto version = reader.read<uint64_t>();
-  if (version != kVersion) reader.fail("index version " + std::to_string(version) + " is not known");
+  if (version != kVersion)
+    reader.fail("index version " + std::to_string(version) + " is not supported; only version 1 is");
   const auto code = reader.read<uint8_t>();
   const auto type = type_of(code);
-  if (!type) reader.fail("type code " + std::to_string(code) + " is not one of integers");
+  if (!type) reader.fail("type code " + std::to_string(code) + " is not an integer type");
   return *type;
 }
 
-// Sequences lie one after another; returns the ids in all.
+// Checks that the sequences lie one after another without gaps. Returns the total number of ids.
 uint64_t check_sequences(ByteReader lengths, ByteReader pointers, uint64_t sequences, uint64_t id_size) {
   uint64_t total = 0;
   for (uint64_t i = 0; i < sequences; ++i) {
@@ -85,7 +86,7 @@ TokenPair open_megatron(const std::filesystem::path& bin, const std::filesystem:
   const TokenType type = read_header(reader);
   const auto sequences = reader.read<uint64_t>();
   const auto bounds = reader.read<uint64_t>();
-  // Positions of the three arrays, each checked to be there whole before anything is read from it.
+  // Readers of the three arrays. take() checks that each array is complete before it is read.
   ByteReader lengths = reader;
   reader.take(sequences, sizeof(int32_t));
   ByteReader pointers = reader;
@@ -98,9 +99,9 @@ TokenPair open_megatron(const std::filesystem::path& bin, const std::filesystem:
   check_bounds(bound_values, bounds, sequences);
   MappedFile ids(bin);
   if (ids.bytes().size() != count * size_of(type))
-    throw DataError(bin.string() + ": byte " + std::to_string(ids.bytes().size()) + ": ends where " +
-                    idx.filename().string() + " says it has " + std::to_string(count * size_of(type)) +
-                    " bytes: truncated, or not of this index");
+    throw DataError(bin.string() + ": byte " + std::to_string(ids.bytes().size()) + ": the file ends, but " +
+                    idx.filename().string() + " lists " + std::to_string(count * size_of(type)) +
+                    " bytes; it is truncated or belongs to another index");
   return {TokenArray(std::move(ids), 0, type, count), bounds - 1};
 }
 

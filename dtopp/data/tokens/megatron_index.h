@@ -1,6 +1,8 @@
-// The .idx file of Megatron's IndexedDataset, version 1, little-endian:
-//   "MMIDIDX\0\0"  uint64 version = 1  uint8 type of the ids  uint64 sequences n  uint64 document bounds d
-//   int32[n] lengths in ids  int64[n] where each begins in the .bin, in bytes  int64[d] bounds: 0 … n
+// Writes the .idx file of Megatron's IndexedDataset. open_megatron() in token_array.h reads it.
+//
+// The layout of version 1, little-endian:
+//   "MMIDIDX\0\0"  uint64 version = 1  uint8 id type  uint64 n: number of sequences  uint64 d: document
+//   bounds int32[n] lengths in ids  int64[n] byte offsets in the .bin file  int64[d] document bounds, 0 … n
 #pragma once
 
 #include <cstdint>
@@ -11,8 +13,8 @@
 
 namespace dtopp {
 
-// Writes the index of documents of one sequence each, one after another: `lengths` holds
-// an int32 of each, `type` is uint16 or int32. Returns the index's checksum.
+// Writes the index of consecutive documents, each of which is one sequence. `lengths` holds one int32 per
+// document; `type` is uint16 or int32. Returns the checksum of the index.
 std::string write_megatron_index(const std::filesystem::path& path, TokenType type,
                                  const MappedFile& lengths);
 

@@ -15,11 +15,11 @@ namespace {
 
 constexpr uint64_t kLongest = Mixture::kLongestPattern;
 
-// The weights times `scale` where those are whole numbers that sum to no more than the longest pattern, once
-// divided by what divides all.
+// Returns the weights times `scale`, divided by their greatest common divisor. Returns nullopt if the
+// products are not whole numbers or if the quotients sum to more than the longest pattern.
 std::optional<std::vector<uint64_t>> whole_weights(const std::vector<double>& weights, double scale) {
-  constexpr double kLargest = 9e15;    // below it doubles tell whole numbers apart
-  constexpr double kRounding = 1e-12;  // of a decimal fraction and the product
+  constexpr double kLargest = 9e15;    // below it, every whole number is a distinct double
+  constexpr double kRounding = 1e-12;  // relative rounding error of the decimal fraction and the product
   std::vector<uint64_t> whole;
   uint64_t divisor = 0;
   for (const double weight : weights) {
@@ -38,7 +38,8 @@ std::optional<std::vector<uint64_t>> whole_weights(const std::vector<double>& we
   return sum <= kLongest ? std::optional(whole) : std::nullopt;
 }
 
-// Shares rounded down to the longest pattern, at least 1; those that lost most get what is left.
+// Rounds the shares of the longest pattern down, but to at least 1. The sources that lost most by rounding
+// get the rest.
 std::vector<uint64_t> rounded_weights(const std::vector<double>& weights) {
   const double largest = *std::ranges::max_element(weights);
   double sum = 0;
@@ -61,7 +62,7 @@ std::vector<uint64_t> rounded_weights(const std::vector<double>& weights) {
   return whole;
 }
 
-// How often each source comes in the pattern.
+// Returns the number of occurrences of each source in the pattern.
 std::vector<uint64_t> counts_of(const std::vector<double>& weights) {
   const bool possible = !weights.empty() && weights.size() <= kLongest &&
                         std::ranges::all_of(weights, [](double w) { return w > 0 && std::isfinite(w); });
@@ -74,13 +75,15 @@ std::vector<uint64_t> counts_of(const std::vector<double>& weights) {
   return rounded_weights(weights);
 }
 
-// Tijdeman's choice for sample t, from 1: of the sources that are behind their share by 1 / (2 n - 2) or
-// more, the one that is the first to be too far behind. Everything is multiplied by the pattern's length.
+// Returns Tijdeman's choice among n sources for sample t, counted from 1. A source is eligible if it is at
+// least 1 / (2 n - 2) samples behind its share. Its deadline is the time at which it would be too far behind.
+// The eligible source with the earliest deadline is chosen. All numbers are multiplied by the pattern's
+// length.
 size_t choose(const std::vector<uint64_t>& counts, const std::vector<std::vector<uint32_t>>& places,
               int64_t length, int64_t t) {
   const auto slack = std::max<int64_t>(2 * static_cast<int64_t>(counts.size()) - 2, 1);
   size_t chosen = counts.size();
-  int64_t soonest = 0;  // numerator of the chosen one's deadline; its denominator is its count
+  int64_t soonest = 0;  // numerator of the chosen source's deadline; the denominator is its count
   for (size_t i = 0; i < counts.size(); ++i) {
     const auto count = static_cast<int64_t>(counts[i]);
     const int64_t behind = count * t - length * static_cast<int64_t>(places[i].size());

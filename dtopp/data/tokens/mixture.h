@@ -1,5 +1,7 @@
-// Samples of several sources, each with a share of them that its weight gives: which source a sample of the
-// global order is of, and which of the source's it is. Both depend on (weights, sizes, seed, position) alone.
+// Mixes the samples of several sources in proportion to their weights.
+//
+// For each position of the global order, it returns the source and the index of the sample in that source.
+// Both depend only on (weights, sizes, seed, position).
 #pragma once
 
 #include <cstdint>
@@ -10,41 +12,46 @@
 
 namespace dtopp {
 
-// A pattern that repeats: as long as the weights' smallest whole numbers sum to (0.7 and 0.3: 10), or, where
-// that is more than kLongestPattern, so long with shares rounded to it, each source once at least. In any n
-// samples in a row a source has n times its share, less than 1 off where there are two sources or n is a
-// multiple of the pattern, less than 2 off else (Tijdeman, "The chairman assignment problem", 1980).
+// A repeating pattern of sources.
+//
+// Its length is the sum of the weights, scaled to the smallest whole numbers (0.7 and 0.3: length 10). If the
+// sum exceeds kLongestPattern, the length is kLongestPattern and the shares are rounded to it; each source
+// then occurs at least once. Among any n consecutive samples, a source has n times its share. The error is
+// below 1 for two sources or if n is a multiple of the pattern length, and below 2 otherwise (Tijdeman,
+// "The chairman assignment problem", 1980).
 class Mixture {
  public:
   static constexpr uint64_t kLongestPattern = uint64_t{1} << 20;
 
-  // weights: above 0. std::invalid_argument else, or where there are none or more than fit the pattern.
+  // Throws std::invalid_argument if a weight is not above 0, or if there are no weights or more than
+  // kLongestPattern.
   explicit Mixture(const std::vector<double>& weights);
 
   size_t source(uint64_t position) const { return source_[position % source_.size()]; }
-  // How many of the samples before `position` are the source's.
+  // The number of samples before `position` that come from `source`.
   uint64_t count(size_t source, uint64_t position) const;
   uint64_t pattern_length() const { return source_.size(); }
   size_t num_sources() const { return places_.size(); }
 
  private:
-  std::vector<uint32_t> source_;               // by place in the pattern
-  std::vector<std::vector<uint32_t>> places_;  // of each source in the pattern
+  std::vector<uint32_t> source_;               // by position in the pattern
+  std::vector<std::vector<uint32_t>> places_;  // positions in the pattern, per source
 };
 
-// The samples of a mixture, each source's in epochs of its own: a fresh permutation of its samples each.
+// The order of a mixture's samples. Each source has its own epochs; each epoch is a fresh permutation of the
+// source's samples.
 class MixedOrder {
  public:
-  // sizes: samples of each source, above 0.
+  // `sizes` holds the number of samples per source. Throws std::invalid_argument if one of them is 0.
   MixedOrder(const std::vector<double>& weights, std::vector<uint64_t> sizes, uint64_t seed);
 
   struct Place {
     size_t source;
-    uint64_t index;  // of the source's samples
+    uint64_t index;  // of the sample in that source
   };
   Place operator()(uint64_t position) const;
-  // Of the samples before `position`: the source's share, and how many times over they are the source's
-  // samples.
+  // The source's share of the samples before `position`, and the number of epochs of the source that they
+  // make.
   double share(size_t source, uint64_t position) const;
   double epochs(size_t source, uint64_t position) const;
   size_t num_sources() const { return sizes_.size(); }
@@ -55,8 +62,9 @@ class MixedOrder {
   std::vector<RandomStream> orders_;
 };
 
-// What sources are called in metrics: the stem of each path, or as many of its last parts, joined by "_", as
-// tell them all apart. The paths differ once they are normalised.
+// Returns the names of sources in metrics. A name is the stem of the path. If stems are equal, parent folders
+// are put before all names, joined by "_", until the names differ. Throws std::invalid_argument if two
+// normalized paths are the same.
 std::vector<std::string> source_names(const std::vector<std::string>& paths);
 
 }  // namespace dtopp

@@ -23,10 +23,10 @@ TokenType type_of(std::string_view descr, const ByteReader& reader) {
     if (descr == name) return type;
   }
   reader.fail("dtype " + std::string(descr.substr(0, 40)) +
-              " cannot hold token ids here; save a little-endian integer array");
+              " cannot hold token ids; save a little-endian integer array");
 }
 
-// "(123,)": the number in it.
+// Parses the shape of one dimension. The text lacks its closing parenthesis: "(123,".
 uint64_t count_of(std::string_view shape, const ByteReader& reader) {
   uint64_t count = 0;
   const char* const end = shape.data() + shape.size();

@@ -15,14 +15,14 @@ WindowSampler::WindowSampler(std::vector<TokenStream> streams, int64_t sequence_
   if (sequence_length < 1) throw std::invalid_argument("WindowSampler: sequence_length must be at least 1");
   uint64_t tokens = 0;
   for (const TokenStream& stream : streams_) {
-    // Neighbours share one token: the target of one's last position is the other's first input.
+    // Neighboring windows share one token: the last target of one window is the first input of the next.
     const uint64_t predicted = std::max<uint64_t>(stream.size(), 1) - 1;
     first_window_.push_back(first_window_.back() + predicted / static_cast<uint64_t>(sequence_length));
     tokens += stream.size();
   }
   if (num_windows() == 0)
     throw DataError((streams_.empty() ? std::string("no token data") : streams_.front().path().string()) +
-                    ": holds " + std::to_string(tokens) + " tokens, less than one sample of " +
+                    ": holds " + std::to_string(tokens) + " tokens, fewer than one sample of " +
                     std::to_string(sequence_length + 1) + "; prepare more text or shorten the sequence");
 }
 
@@ -34,7 +34,7 @@ void WindowSampler::sample(uint64_t position, std::span<int64_t> tokens) const {
 void WindowSampler::window(uint64_t index, std::span<int64_t> tokens) const {
   if (index >= num_windows()) throw std::out_of_range("WindowSampler: window beyond the last");
   if (tokens.size() != static_cast<size_t>(sequence_length_) + 1)
-    throw std::invalid_argument("WindowSampler: room for sequence_length + 1 tokens is needed");
+    throw std::invalid_argument("WindowSampler: tokens must have sequence_length + 1 elements");
   const auto after = std::upper_bound(first_window_.begin(), first_window_.end(), index);
   const auto stream = static_cast<size_t>(after - first_window_.begin()) - 1;
   const auto stride = static_cast<uint64_t>(sequence_length_);

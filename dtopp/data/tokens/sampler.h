@@ -1,6 +1,8 @@
-// Which tokens a sample holds. Sample i is a window of sequence_length + 1 tokens, stride sequence_length,
-// from the streams laid end to end (a window never spans two streams). Its place depends on (seed, i) alone:
-// world size, micro-batch size and restarts do not enter.
+// Reads training samples from token streams.
+//
+// A sample is a window of sequence_length + 1 tokens; windows have the stride sequence_length. A window never
+// spans two streams. The window of sample i depends only on (seed, i), not on world size, micro-batch size or
+// restarts.
 #pragma once
 
 #include <cstdint>
@@ -15,20 +17,21 @@ namespace dtopp {
 
 class WindowSampler {
  public:
-  // DataError when no stream holds a whole window.
+  // Throws DataError if no stream holds a whole window.
   WindowSampler(std::vector<TokenStream> streams, int64_t sequence_length, uint64_t seed);
 
   uint64_t num_windows() const { return first_window_.back(); }
   int64_t sequence_length() const { return sequence_length_; }
-  // Training order: position i belongs to epoch i / num_windows(), a fresh permutation of all windows each.
+  // Reads the window at `position` of the training order. Position i belongs to epoch i / num_windows(); each
+  // epoch is a fresh permutation of all windows. `tokens` must have sequence_length + 1 elements.
   void sample(uint64_t position, std::span<int64_t> tokens) const;
-  // Window `index` in file order (validation).
+  // Reads window `index` in file order, for validation. Throws std::out_of_range beyond the last window.
   void window(uint64_t index, std::span<int64_t> tokens) const;
   const std::vector<TokenStream>& streams() const { return streams_; }
 
  private:
   std::vector<TokenStream> streams_;
-  std::vector<uint64_t> first_window_;  // of each stream, then the total
+  std::vector<uint64_t> first_window_;  // index of each stream's first window, then the total
   int64_t sequence_length_;
   RandomStream order_;
 };

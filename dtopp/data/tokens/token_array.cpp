@@ -38,7 +38,7 @@ void copy_ids(const std::byte* from, std::span<int64_t> out) {
   for (size_t i = 0; i < out.size(); ++i) {
     T value;
     std::memcpy(&value, from + i * sizeof(T), sizeof(T));
-    out[i] = static_cast<int64_t>(value);  // NOLINT(bugprone-signed-char-misuse): scan() looks at the sign
+    out[i] = static_cast<int64_t>(value);  // NOLINT(bugprone-signed-char-misuse): scan() checks the sign
   }
 }
 
@@ -73,7 +73,7 @@ int64_t TokenArray::scan(Hasher& ids) const {
       throw DataError(
           path().string() + ": byte " +
           std::to_string(offset_ + (offset + static_cast<uint64_t>(low - chunk.begin())) * size_of(type_)) +
-          ": a token id is negative or beyond 2^63: not token ids, or damaged");
+          ": a token id is negative or at least 2^63; the file is damaged or does not hold token ids");
     largest = std::max(largest, *high);
   }
   return largest;

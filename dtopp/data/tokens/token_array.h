@@ -1,4 +1,4 @@
-// A memory-mapped array of token ids of one integer type: what .bin and .npy files hold.
+// Maps the token ids of a .bin or .npy file into memory: one array of one integer type.
 #pragma once
 
 #include <cstdint>
@@ -13,18 +13,18 @@ namespace dtopp {
 
 enum class TokenType { kUint8, kInt8, kUint16, kInt16, kUint32, kInt32, kUint64, kInt64 };
 
-uint64_t size_of(TokenType type);
+uint64_t size_of(TokenType type);  // bytes per id
 
 class TokenArray {
  public:
-  // The `count` ids from byte `offset` of `file` on. DataError when they are not all there.
+  // Wraps the `count` ids that begin at byte `offset` of `file`. Throws DataError if the file is too short.
   TokenArray(MappedFile file, uint64_t offset, TokenType type, uint64_t count);
 
   uint64_t size() const { return count_; }
-  // Copies ids [offset, offset + out.size()), which must exist.
+  // Copies ids [offset, offset + out.size()). Precondition: they lie within the array.
   void read(uint64_t offset, std::span<int64_t> out) const;
-  // The largest id, found by reading all of them; -1 if there are none. Adds them to `ids`, eight bytes each.
-  // DataError naming file and byte of a negative one.
+  // Reads all ids and returns the largest; -1 if there are none. Adds each id to the hash `ids` as eight
+  // bytes. Throws DataError, naming file and byte, if an id is negative.
   int64_t scan(Hasher& ids) const;
   const std::filesystem::path& path() const { return file_.path(); }
 
@@ -35,15 +35,19 @@ class TokenArray {
   uint64_t count_;
 };
 
-// A .npy file: with NumPy's header (one dimension, integers, little-endian) or raw ids without any, as OLMo
-// writes them: uint16, or uint32 when `vocab_size` does not fit that.
+// Opens a .npy file with NumPy's header (one dimension, integers, little-endian) or without a header. OLMo
+// writes raw ids without a header: uint16, or uint32 if `vocab_size` exceeds 65536. Throws DataError if the
+// header is not supported or the file is truncated.
 TokenArray open_npy(const std::filesystem::path& path, int64_t vocab_size);
 
-// A Megatron .bin file and the .idx beside it: checked against each other.
+// The tokens of a Megatron .bin file and the number of documents in its .idx file.
 struct TokenPair {
   TokenArray tokens;
   uint64_t documents;
 };
+
+// Opens a .bin file and its .idx file. Throws DataError if the index is damaged or does not match the .bin
+// file.
 TokenPair open_megatron(const std::filesystem::path& bin, const std::filesystem::path& idx);
 
 }  // namespace dtopp

@@ -36,8 +36,8 @@ void add_file(TokenParts& parts, const fs::path& path, int64_t vocab_size) {
     add_pair(parts, fs::path(path).replace_extension());
 }
 
-// The .bin and .npy files of the folder, sorted by name. An .idx whose .bin is missing is listed too, so that
-// opening it reports the missing file.
+// Lists the .bin and .npy files of the folder, sorted by name. An .idx file without its .bin file is listed
+// too, so that opening it reports the missing file.
 std::vector<fs::path> list_token_files(const fs::path& folder) {
   std::vector<fs::path> files;
   std::error_code error;
@@ -53,7 +53,8 @@ std::vector<fs::path> list_token_files(const fs::path& folder) {
   return files;
 }
 
-// The folder's manifest and files agree, and no file is there that it does not know.
+// Returns the facts in the manifest. Throws DataError if the folder holds a token file that the manifest does
+// not list.
 TokenFacts read_facts(const fs::path& folder, const std::vector<fs::path>& files, const Manifest& manifest) {
   for (const fs::path& path : files) {
     if (!manifest.files.contains(path.filename().string()))
@@ -62,7 +63,7 @@ TokenFacts read_facts(const fs::path& folder, const std::vector<fs::path>& files
   return read_facts(manifest, folder / kManifestName);
 }
 
-// "a.bin" and "a.idx" mean the prefix "a".
+// Returns the prefix "a" for "a.bin" and "a.idx", and any other path unchanged.
 fs::path prefix_of(const fs::path& path) {
   return path.extension() == ".bin" || path.extension() == ".idx" ? fs::path(path).replace_extension() : path;
 }
@@ -77,7 +78,7 @@ std::optional<fs::path> tokenizer_beside(const fs::path& data) {
 struct TokenStream::Impl {
   fs::path path;
   TokenParts parts;
-  std::vector<uint64_t> first_token;  // of each array, then the total
+  std::vector<uint64_t> first_token;  // offset of each array's first token, then the total
   std::optional<std::string> tokenizer_hash;
   std::optional<int64_t> end_of_text;
   int64_t max_token = -1;
@@ -105,7 +106,7 @@ void TokenStream::Impl::open_folder(Verify verify, int64_t vocab_size) {
   for (const TokenArray& array : parts.arrays) tokens += array.size();
   if (tokens != facts->tokens || parts.documents != facts->documents)
     throw DataError((path / kManifestName).string() + ": counts " + std::to_string(facts->tokens) +
-                    " tokens in " + std::to_string(facts->documents) + " documents, the files hold " +
+                    " tokens in " + std::to_string(facts->documents) + " documents, but the files hold " +
                     std::to_string(tokens) + " in " + std::to_string(parts.documents));
   tokenizer_hash = facts->job.tokenizer_hash;
   end_of_text = facts->job.end_of_text;
@@ -118,8 +119,8 @@ void TokenStream::Impl::open_single(int64_t vocab_size) {
   else if (is_there(with_ending(prefix_of(path), ".idx")) || is_there(with_ending(prefix_of(path), ".bin")))
     add_pair(parts, prefix_of(path));
   else
-    throw DataError(path.string() + ": no token data there: neither a folder, nor .bin and .idx files of " +
-                    "that name, nor a .npy file");
+    throw DataError(path.string() + ": no token data; give a folder, a .npy file, or the common prefix of " +
+                    "a .bin and an .idx file");
   scan();
 }
 
@@ -173,7 +174,7 @@ void TokenStream::require_ids_below(int64_t vocab_size) const {
   if (max_token() < vocab_size) return;
   throw UsageError(path().string() + ": token id " + std::to_string(max_token()) +
                    " does not fit model.vocab_size " + std::to_string(vocab_size) +
-                   ": raise model.vocab_size, or prepare the text again");
+                   "; raise model.vocab_size, or prepare the text again");
 }
 const fs::path& TokenStream::path() const { return impl_->path; }
 

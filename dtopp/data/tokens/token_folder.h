@@ -1,4 +1,6 @@
-// What a folder of token files says about itself: manifest.json when it is complete, progress.json before.
+// Converts the facts about a folder of token files to and from JSON.
+//
+// manifest.json holds them when the folder is complete, progress.json before.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +23,7 @@ inline constexpr char kTokenizerName[] = "tokenizer.json";
 // The files of a folder that `dtopp prepare text` fills.
 FolderKind token_folder_kind();
 
-// A text file that went in.
+// A text file that is an input of the preparation.
 struct TextSource {
   std::string name;  // without its folder
   uint64_t size = 0;
@@ -29,13 +31,13 @@ struct TextSource {
   uint64_t documents = 0;
   uint64_t tokens = 0;
 
-  // Whether both hold the same text; how many documents and tokens it has given so far does not matter.
+  // Returns true if both hold the same text. The number of documents and tokens read so far is ignored.
   bool same_content(const TextSource& other) const {
     return size == other.size && xxh3_128 == other.xxh3_128;
   }
 };
 
-// What decides every byte of the tokens.
+// The inputs that determine every byte of the tokens.
 struct TextJob {
   std::string tokenizer_hash;
   int64_t vocab_size = 0;
@@ -47,12 +49,12 @@ struct TokenFacts {
   TextJob job;
   uint64_t documents = 0;
   uint64_t tokens = 0;
-  int64_t max_token = -1;  // -1: there are no tokens
+  int64_t max_token = -1;  // -1: no tokens
 };
 
 nlohmann::ordered_json to_json(const TokenFacts& facts);
-// From the `about` of the manifest at `path`; DataError naming `path` and the member that is missing or of a
-// wrong type.
+// Reads the facts from the `about` object of the manifest at `path`. Throws DataError, naming `path` and the
+// key, if a value is missing or has a wrong type.
 TokenFacts read_facts(const Manifest& manifest, const std::filesystem::path& path);
 
 }  // namespace dtopp

@@ -8,7 +8,7 @@
 namespace dtopp {
 namespace {
 
-// Names the rank and the collective in what an action throws.
+// Runs an action and adds the rank and the collective to the exception that it throws.
 struct Speaker {
   std::string who;
   BackendFailure failure;
@@ -49,13 +49,13 @@ struct BackendOperation final : Pending::Operation {
   }
   bool done() override { return work->isCompleted(); }
 
-  Collective collective;  // keeps its tensors
+  Collective collective;  // keeps its tensors alive
   Speaker speaker;
   c10::intrusive_ptr<c10d::Work> work;
 };
 
 Pending BackendCollectives::start(const Collective& collective) {
-  // All ranks leave it out alike. An all-to-all of nothing here may have something for others.
+  // All ranks skip an empty collective. An all-to-all with splits may be empty here but not on other ranks.
   const bool alike = collective.splits.in.empty() && collective.kind != Collective::Kind::kBarrier;
   if (alike && collective.out.numel() == 0) return {};
   auto operation = std::make_unique<BackendOperation>(collective, speaker_);
@@ -63,15 +63,14 @@ Pending BackendCollectives::start(const Collective& collective) {
   return Pending(std::move(operation));
 }
 
-// A collective of its own: what torch is given to work on it may change, such as the splits that Gloo
-// empties.
+// Takes a copy of the collective because torch may change its arguments: Gloo empties the splits.
 c10::intrusive_ptr<c10d::Work> BackendCollectives::issue(Collective collective) {
   std::vector<at::Tensor> tensors = {collective.out};
   switch (collective.kind) {
     case Collective::Kind::kAllToAll:
       return backend_->alltoall_base(collective.out, collective.in, collective.splits.out,
                                      collective.splits.in);
-    case Collective::Kind::kAllGather: {  // flat: Gloo compares shapes, too
+    case Collective::Kind::kAllGather: {  // flat, because Gloo compares shapes too
       at::Tensor out = collective.out.view(-1), in = collective.in.view(-1);
       return backend_->_allgather_base(out, in);
     }

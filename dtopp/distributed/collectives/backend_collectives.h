@@ -1,4 +1,7 @@
-// Collectives over one of torch's process groups.
+// Implements Collectives over one of torch's process groups.
+//
+// Throws:        RankLost or ResourceError when the backend throws, as BackendFailure selects
+// Collective:    every rank of the backend, in the same order
 #pragma once
 
 #include "dtopp/distributed/collectives/collectives.h"
@@ -9,15 +12,16 @@ class Backend;
 
 namespace dtopp {
 
-// What it means that a backend throws.
+// The meaning of an exception from a backend.
 enum class BackendFailure {
-  kOfOthers,  // a rank or the way to it is gone: RankLost
-  kOfDevice,  // this rank's device failed, which others do not see: ResourceError
+  kOfOthers,  // another rank or the connection to it failed: RankLost
+  kOfDevice,  // this rank's device failed, which other ranks do not observe: ResourceError
 };
 
-// `who` begins the errors' messages: the rank, and the group where it is one of several. The backend may
-// serve no one else: its collectives are matched by their order. Destroying them waits until those in flight
-// on the host have ended or failed.
+// Wraps `backend`, which the result must own alone: torch matches its collectives by their order.
+//
+// `who` starts every error message: the rank, and the group if there are several. The destructor waits until
+// host collectives in flight have finished or failed.
 std::unique_ptr<Collectives> make_backend_collectives(c10::intrusive_ptr<c10d::Backend> backend,
                                                       std::string who,
                                                       BackendFailure failure = BackendFailure::kOfOthers);

@@ -16,11 +16,13 @@ void check_rows(const char* what, const at::Tensor& tensor, const std::vector<in
                 int64_t size) {
   TORCH_CHECK(tensor.dim() > 0 && tensor.is_contiguous(), what, ": expects contiguous rows");
   if (splits.empty()) {
-    TORCH_CHECK(tensor.size(0) % size == 0, what, ": ", tensor.size(0), " rows in ", size, " equal parts");
+    TORCH_CHECK(tensor.size(0) % size == 0, what, ": ", tensor.size(0), " rows do not divide into ", size,
+                " equal parts");
   } else {
     TORCH_CHECK(static_cast<int64_t>(splits.size()) == size &&
                     std::accumulate(splits.begin(), splits.end(), int64_t{0}) == tensor.size(0),
-                what, ": ", splits, " are not the rows of ", size, " ranks, ", tensor.size(0));
+                what, ": splits ", splits, " of ", size, " ranks do not add up to the number of rows, ",
+                tensor.size(0));
   }
 }
 
@@ -48,11 +50,14 @@ int64_t bytes_sent(const Collective& collective, int64_t rank, int64_t size) {
 Pending Collectives::all_to_all(at::Tensor out, at::Tensor in, Splits splits, const char* what) {
   check_rows(what, out, splits.out, size());
   check_rows(what, in, splits.in, size());
-  TORCH_CHECK(splits.out.empty() == splits.in.empty(), what, ": splits on one side alone");
-  TORCH_CHECK(!splits.out.empty() || out.size(0) == in.size(0), what, ": equal parts of ", in.size(0),
-              " and ", out.size(0), " rows");
+  TORCH_CHECK(splits.out.empty() == splits.in.empty(), what,
+              ": only one of `out` and `in` has splits; give both or neither");
+  TORCH_CHECK(!splits.out.empty() || out.size(0) == in.size(0), what,
+              ": without splits, `in` and `out` need equally many rows, but have ", in.size(0), " and ",
+              out.size(0), " rows");
   TORCH_CHECK(out.scalar_type() == in.scalar_type() && out.sizes().slice(1) == in.sizes().slice(1), what,
-              ": rows differ, ", in.scalar_type(), in.sizes(), " and ", out.scalar_type(), out.sizes());
+              ": the rows of `in` and `out` differ: ", in.scalar_type(), in.sizes(), " and ",
+              out.scalar_type(), out.sizes());
   return start({.kind = Collective::Kind::kAllToAll,
                 .what = what,
                 .out = std::move(out),
@@ -76,7 +81,7 @@ Pending Collectives::all_reduce_sum(at::Tensor values, const char* what) {
 
 Pending Collectives::broadcast(at::Tensor values, int64_t root, const char* what) {
   TORCH_CHECK(values.is_contiguous(), what, ": expects a contiguous tensor");
-  TORCH_CHECK(root >= 0 && root < size(), what, ": no rank ", root, " of ", size());
+  TORCH_CHECK(root >= 0 && root < size(), what, ": root rank ", root, " is not in a group of ", size());
   return start({.kind = Collective::Kind::kBroadcast, .what = what, .out = std::move(values), .root = root});
 }
 
@@ -88,7 +93,8 @@ std::string broadcast_bytes(Collectives& collectives, std::string bytes, int64_t
   const at::Tensor length = at::scalar_tensor(static_cast<int64_t>(bytes.size()), at::kLong);
   collectives.broadcast(length, root, what).wait();
   bytes.resize(static_cast<size_t>(length.item<int64_t>()));
-  // A copy of their own: where a wait fails, the bytes here are gone while the transport may still write.
+  // The copy outlives this function. If a wait fails, `bytes` is destroyed while the transport may still
+  // write.
   const at::Tensor copy = at::from_blob(bytes.data(), {length.item<int64_t>()}, at::kByte).clone();
   collectives.broadcast(copy, root, what).wait();
   std::memcpy(bytes.data(), copy.const_data_ptr(), bytes.size());
@@ -99,7 +105,7 @@ std::vector<std::string> gather_bytes(Collectives& collectives, const std::strin
   const auto length = static_cast<int64_t>(bytes.size());
   const at::Tensor lengths = at::empty({collectives.size()}, at::kLong);
   collectives.all_gather(lengths, at::full({1}, length, at::kLong), what).wait();
-  // Parts of one size, the longest one's.
+  // All parts are padded to the longest one.
   const int64_t longest = lengths.max().item<int64_t>();
   if (longest == 0) return std::vector<std::string>(static_cast<size_t>(collectives.size()));
   const at::Tensor mine = at::zeros({longest}, at::kByte),

@@ -1,10 +1,15 @@
-// What ranks exchange, whatever carries it. Every rank of a group starts the same collectives in the same
-// order, from one thread at a time (not always the same one); it outlives what it has started.
+// Defines the collectives that ranks run, independent of the transport.
 //
-// Tensors are contiguous, those of a collective on one device: the CPU, or where the implementation serves
-// another, too, that (device_groups.h). On all ranks alike. A tensor that does not fit is a mistake of the
-// program (TORCH_CHECK); a rank or a connection that fails is a RankLost, when starting or from wait(), this
-// rank's own device a ResourceError.
+// Every rank of a group starts the same collectives in the same order, from one thread at a time. That thread
+// may change. A group must outlive the collectives that it started.
+//
+// Tensors are contiguous, and the tensors of one collective are on one device, of the same type on every
+// rank. Every implementation accepts CPU tensors; some accept one more device (device_groups.h).
+//
+// Throws:        c10::Error if a tensor does not fit (a programming error); RankLost if another rank or a
+//                connection fails; ResourceError if this rank's own device fails. The last two come from the
+//                start or from wait().
+// Collective:    every rank of the group, in the same order
 #pragma once
 
 #include <cstdint>
@@ -17,28 +22,30 @@
 
 namespace dtopp {
 
-// Another rank, or the way to it, is gone: what ended this one is not its own failure.
+// Another rank, or the connection to it, failed. The error is not this rank's own.
 struct RankLost : ResourceError {
   using ResourceError::ResourceError;
 };
 
-// A collective that was started. Dropped without wait(), it still takes place and keeps its tensors, so that
-// an error elsewhere can unwind past it without blocking; its own result and error are then lost.
+// A collective that was started.
+//
+// If it is destroyed without wait(), the collective still runs and keeps its tensors; its result and its
+// error are lost. An error elsewhere can therefore unwind the stack without blocking.
 class [[nodiscard]] Pending {
  public:
-  // What an implementation fills in; wait() is called once at most.
+  // Implements one Pending. wait() is called at most once.
   struct Operation {
     virtual ~Operation() = default;
     virtual void wait() = 0;
     virtual bool done() = 0;
   };
 
-  Pending() = default;  // one that is done
+  Pending() = default;  // an operation that is done
   explicit Pending(std::unique_ptr<Operation> operation) : operation_(std::move(operation)) {}
 
-  // Returns when the result is there; on a device, when work that this thread issues from now on to its
-  // current stream sees it: the host has not waited, and learns of a failure otherwise. Another time it
-  // returns at once.
+  // Returns when the result is complete. For a device tensor, the result is visible to work that this thread
+  // later issues to its current stream; the host does not wait and does not get the device's errors here
+  // (DeviceGroups::failure). Later calls return at once.
   void wait() {
     if (const std::unique_ptr<Operation> operation = std::move(operation_)) operation->wait();
   }
@@ -49,23 +56,29 @@ class [[nodiscard]] Pending {
   std::unique_ptr<Operation> operation_;
 };
 
-// Rows (along dimension 0) of `out` from each rank and of `in` to each, in rank order; none: equal parts.
+// Rows (dimension 0) of `out` per source rank and of `in` per destination rank. Empty vectors mean equal
+// parts.
 struct Splits {
   std::vector<int64_t> out{}, in{};
 };
 
-// One collective, as Collectives::start takes it.
+// The arguments of one collective.
 struct Collective {
   enum class Kind { kAllToAll, kAllGather, kAllReduceSum, kBroadcast, kBarrier };
   Kind kind = Kind::kBarrier;
-  const char* what = "";   // "reduce_scatter", "dispatch", …: what is counted and reported under; a literal
-  at::Tensor out{}, in{};  // all-reduce and broadcast: `out` alone
-  Splits splits{};         // of an all-to-all
-  int64_t root = 0;        // of a broadcast
+  const char* what = "";   // name for counters and errors, such as "gather"; a literal
+  at::Tensor out{}, in{};  // `in` is unused by all-reduce and broadcast
+  Splits splits{};         // all-to-all only
+  int64_t root = 0;        // broadcast only
 };
 
-// Bytes that `rank` of `size` sends to other ranks, for tensors of S bytes: its rows to others (all-to-all),
-// (n - 1) S (all-gather, `in` being S, and broadcast, all of them the root's), 2 S (n - 1) / n (all-reduce).
+// Bytes that `rank` sends to the other ranks of `size`. S is the size of `in` (or of `out` if `in` is
+// unused):
+//
+// all-to-all   the bytes of its rows for other ranks
+// all-gather   (size - 1) S
+// all-reduce   2 S (size - 1) / size
+// broadcast    (size - 1) S on the root, 0 elsewhere
 int64_t bytes_sent(const Collective& collective, int64_t rank, int64_t size);
 
 class Collectives {
@@ -78,33 +91,34 @@ class Collectives {
   int64_t rank() const { return rank_; }
   int64_t size() const { return size_; }
 
-  // These start. Until wait() has returned `out` is not read and `in` not written.
-  // out, in: [rows, …], of one type and alike but for rows; any type. Parts may be empty.
+  // These functions start a collective. Do not read `out` or write `in` until wait() has returned. `out` and
+  // `in` are [rows, …], of any one type, and equal in all dimensions but the first. Parts may be empty.
   Pending all_to_all(at::Tensor out, at::Tensor in, Splits splits, const char* what);
-  // out: the ranks' `in` one after another, all of one size. `in` may be this rank's part of `out`.
+  // `out` is the concatenation of the ranks' `in`, which have equal sizes. `in` may be this rank's part of
+  // `out`.
   Pending all_gather(at::Tensor out, at::Tensor in, const char* what);
-  // f64. For whole numbers whose sum is below 2^53, and for floats that are 0 on all ranks but one: order
-  // cannot matter.
+  // f64 only. The order of additions must not matter: use whole numbers whose sum is below 2^53, or floats
+  // that are zero on all ranks but one.
   Pending all_reduce_sum(at::Tensor values, const char* what);
-  // `values` of every rank become the root's.
+  // Copies the root's `values` to every rank.
   Pending broadcast(at::Tensor values, int64_t root, const char* what);
-  // Done once every rank has started it.
+  // Done when every rank has started it.
   Pending barrier(const char* what);
 
-  // Starts one whose tensors fit. For those above and for Collectives that wrap others.
+  // Starts a collective whose tensors were checked. The functions above and wrappers of Collectives call it.
   virtual Pending start(const Collective& collective) = 0;
 
  private:
   const int64_t rank_, size_;
 };
 
-// The root's bytes, whatever those of the others are. Returns when they are there; tensors are on the CPU.
+// Returns the root's bytes on every rank; the bytes of other ranks are ignored. Blocks. Uses CPU tensors.
 std::string broadcast_bytes(Collectives& collectives, std::string bytes, int64_t root, const char* what);
 
-// Every rank's bytes, in rank order. Returns when they are there; tensors are on the CPU.
+// Returns every rank's bytes, in rank order. Blocks. Uses CPU tensors.
 std::vector<std::string> gather_bytes(Collectives& collectives, const std::string& bytes, const char* what);
 
-// One rank by itself: copies, where there is anything to copy.
+// A group of one rank. It copies `in` to `out`, unless they share memory.
 class SingleRank final : public Collectives {
  public:
   SingleRank() : Collectives(0, 1) {}

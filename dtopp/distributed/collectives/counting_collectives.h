@@ -1,4 +1,6 @@
-// What a rank's collectives cost, and which one it is at.
+// Counts the collectives of one rank, their bytes and their time, and tracks the current one.
+//
+// Collective:    as the wrapped group; counting adds no communication
 #pragma once
 
 #include <map>
@@ -11,8 +13,8 @@ namespace dtopp {
 
 struct Traffic {
   int64_t calls = 0;
-  int64_t bytes = 0;   // sent by this rank to others, as bytes_sent has it
-  double seconds = 0;  // the host's in wait(): on a CPU what computation did not hide
+  int64_t bytes = 0;   // sent by this rank to other ranks (bytes_sent)
+  double seconds = 0;  // host time in wait(); on a CPU, the time that computation did not hide
 
   Traffic& operator+=(const Traffic& other) {
     calls += other.calls;
@@ -22,22 +24,22 @@ struct Traffic {
   }
 };
 
-// Shared by all groups of a rank, so that its collectives have one order, the same on every rank. From any
-// thread.
+// Shared by all groups of a rank: ordinals then number its collectives in one order, the same on every rank.
+// Thread-safe.
 class CollectiveCounts {
  public:
   struct Current {
     const char* what = "";
-    int64_t ordinal = 0;   // 1 for the first that was started; 0: none was
-    bool waiting = false;  // in wait(), or failed there
+    int64_t ordinal = 0;   // 1 for the first collective; 0 before it
+    bool waiting = false;  // inside wait(), or wait() threw
   };
 
   std::map<std::string, Traffic> traffic() const;  // by `what`
   Traffic total() const;
-  // The collective that the rank waits for, else the last one that it started.
+  // The collective that the rank waits for; if it waits for none, the one that it started last.
   Current current() const;
 
-  // For CountingCollectives. The ordinal.
+  // For CountingCollectives. started() returns the ordinal.
   int64_t started(const char* what, int64_t bytes);
   void waiting(const char* what, int64_t ordinal);
   void arrived(const char* what, double seconds);

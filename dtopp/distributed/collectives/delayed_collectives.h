@@ -1,5 +1,7 @@
-// Collectives over a slow wire, by sleeping: for tests, and to measure how much of the communication is
-// hidden behind computation on a machine that has no such wire.
+// Simulates a slow network by sleeping, for tests and for measurements of how much communication is hidden
+// behind computation.
+//
+// Collective:    as the wrapped group
 #pragma once
 
 #include <chrono>
@@ -8,19 +10,19 @@
 
 namespace dtopp {
 
-// A rank's way out, shared by the groups that use it: bytes occupy it one collective after another, and
-// arrive `latency` after the last one left. From the threads that may start collectives.
+// A rank's outgoing connection, shared by the groups that use it. Collectives occupy it one after another.
+// Their bytes arrive `latency` after the last byte has left. Call it from the threads that start collectives.
 class Wire {
  public:
   using Clock = std::chrono::steady_clock;
   Wire(std::chrono::duration<double> latency, double bytes_per_second)
       : latency_(latency), bytes_per_second_(bytes_per_second) {}
-  // From now on; of what was given to it before nothing changes.
+  // Applies to bytes that are given to the wire from now on.
   void set(std::chrono::duration<double> latency, double bytes_per_second) {
     latency_ = latency;
     bytes_per_second_ = bytes_per_second;
   }
-  // When bytes that are given to it now have arrived.
+  // The time at which bytes that are given to the wire now arrive.
   Clock::time_point arrival(int64_t bytes);
 
  private:
@@ -29,7 +31,7 @@ class Wire {
   Clock::time_point free_ = Clock::now();
 };
 
-// A collective is done no earlier than what this rank sends has arrived. Starting never blocks.
+// A collective is done only after this rank's bytes have arrived. Starting one never blocks.
 class DelayedCollectives final : public Collectives {
  public:
   DelayedCollectives(std::unique_ptr<Collectives> inner, std::shared_ptr<Wire> wire)

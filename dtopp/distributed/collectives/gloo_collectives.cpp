@@ -39,7 +39,7 @@ std::vector<int64_t> ranks_of_block(int64_t rank, int64_t block) {
 }
 
 std::vector<int64_t> ranks_across_blocks(int64_t rank, int64_t block, int64_t size) {
-  TORCH_CHECK(size % block == 0, size, " ranks are no blocks of ", block);
+  TORCH_CHECK(size % block == 0, size, " ranks do not divide into groups of ", block);
   std::vector<int64_t> ranks;
   for (int64_t other = rank % block; other < size; other += block) ranks.push_back(other);
   return ranks;
@@ -50,7 +50,7 @@ std::unique_ptr<Collectives> make_gloo_collectives(const c10::intrusive_ptr<c10d
                                                    const std::vector<int64_t>& ranks,
                                                    const GlooOptions& options) {
   const auto place = std::find(ranks.begin(), ranks.end(), rank);
-  TORCH_CHECK(place != ranks.end(), "rank ", rank, " is not of group ", name, ", ", ranks);
+  TORCH_CHECK(place != ranks.end(), "rank ", rank, " is not in group ", name, ", ", ranks);
   if (ranks.size() == 1) return std::make_unique<SingleRank>();
   auto gloo = ProcessGroupGloo::Options::create(options.timeout);
   gloo->devices.push_back(make_device(options));
@@ -60,7 +60,8 @@ std::unique_ptr<Collectives> make_gloo_collectives(const c10::intrusive_ptr<c10d
         c10::make_intrusive<ProcessGroupGloo>(keys, static_cast<int>(place - ranks.begin()),
                                               static_cast<int>(ranks.size()), gloo),
         c10::str("rank ", rank, ", group ", name));
-    // A rank that left while another still connects would let that one wait for the whole timeout.
+    // Without this barrier a rank could leave while another still connects, which would then wait for the
+    // whole timeout.
     collectives->barrier("connect").wait();
     return collectives;
   } catch (const std::exception& error) {

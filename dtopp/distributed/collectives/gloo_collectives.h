@@ -1,4 +1,8 @@
-// Collectives among CPUs, over TCP, and the groups of ranks they take place in.
+// Connects groups of ranks over TCP for collectives on CPU tensors (Gloo), and computes the ranks of each
+// group.
+//
+// Throws:        UsageError or ResourceError, see make_gloo_collectives
+// Collective:    make_gloo_collectives, on every rank of the group
 #pragma once
 
 #include <chrono>
@@ -11,23 +15,29 @@ class Store;
 
 namespace dtopp {
 
-// Ranks 0 … size - 1 in aligned blocks of `block` consecutive ones; `block` divides size.
+// Ranks 0 to size - 1. An EP group is `block` consecutive ranks; `block` divides size.
 std::vector<int64_t> all_ranks(int64_t size);
-// The ranks of this rank's block: an expert-parallel group.
+// The ranks of this rank's EP group. Rank 5 with block 4: 4, 5, 6, 7.
 std::vector<int64_t> ranks_of_block(int64_t rank, int64_t block);
-// The ranks with this rank's place in their block, size / block of them: those that hold the same experts.
+// The size / block ranks with the same EP rank, which hold the same experts. Rank 5 with block 4 of 8: 1, 5.
 std::vector<int64_t> ranks_across_blocks(int64_t rank, int64_t block, int64_t size);
 
 struct GlooOptions {
-  // Where the other ranks reach this one: a name or an address of this host ("127.0.0.1" where all are
-  // local), else a network interface ("eth0"), else the address of this host's own name.
+  // The address under which other ranks reach this one. `host` is a name or an address of this host
+  // ("127.0.0.1" if all ranks are local). Without it, the network interface ("eth0") decides, and without
+  // both the host's own name.
   std::string host{}, network_interface{};
-  std::chrono::milliseconds timeout = std::chrono::minutes(30);  // of a collective, and of connecting
+  std::chrono::milliseconds timeout = std::chrono::minutes(30);  // of a collective and of connecting
 };
 
-// A group of `ranks`, ascending, `rank` among them; SingleRank where it is alone. Every one of them calls it,
-// with the same name; groups of one name share no rank. Returns when all are connected. UsageError: no such
-// host or interface; ResourceError: a rank does not come.
+// Connects the group `ranks`, which is ascending and contains `rank`; returns a SingleRank for a group of
+// one.
+//
+// Every rank of the group calls it with the same name. Groups of the same name must be disjoint. Returns when
+// all ranks are connected.
+//
+// Throws:        UsageError if the host or interface has no address; ResourceError if a rank does not connect
+//                in time
 std::unique_ptr<Collectives> make_gloo_collectives(const c10::intrusive_ptr<c10d::Store>& store,
                                                    const std::string& name, int64_t rank,
                                                    const std::vector<int64_t>& ranks,

@@ -1,4 +1,5 @@
-// What device_groups.cpp asks for by name, in the library that links torch's CUDA.
+// Registers the operator that creates an NCCL backend, in the library that links torch's CUDA part.
+// device_groups.cpp finds it by name.
 #define USE_C10D_NCCL
 
 #include <chrono>
@@ -18,12 +19,12 @@ c10::IValue nccl_backend(const c10::intrusive_ptr<c10d::Store>& store, int64_t r
   options->timeout = std::chrono::milliseconds(timeout_ms);
   auto backend = c10::make_intrusive<ProcessGroupNCCL>(store, static_cast<int>(rank), static_cast<int>(size),
                                                        std::move(options));
-  // Now, where a failure is one to connect, not with the first collective.
+  // Connect now, not at the first collective: a failure here is a failure to connect.
   backend->eagerConnectSingleDevice(at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device)));
   return c10::IValue::make_capsule(std::move(backend));
 }
 
-// Takes the stack as it is: neither class is one that operators know.
+// A boxed function, because operators do not accept either class as an argument type.
 void nccl_backend_of_stack(const c10::OperatorHandle& /*op*/, torch::jit::Stack* stack) {
   const std::vector<c10::IValue> arguments = torch::jit::pop(*stack, 5);
   const auto store = c10::static_intrusive_pointer_cast<c10d::Store>(arguments[0].toCapsule());

@@ -1,4 +1,6 @@
-// What a transport's exceptions say, for messages of one line.
+// Shortens a transport's exception to one line for error messages.
+//
+// Collective:    no
 #pragma once
 
 #include <exception>
@@ -8,7 +10,7 @@
 
 namespace dtopp {
 
-// The first line, without the place in torch's sources that Gloo begins it with.
+// The first line of the message, without the source location that Gloo puts in front.
 inline std::string reason_of(const std::exception& error) {
   const auto* from_torch = dynamic_cast<const c10::Error*>(&error);
   std::string text = from_torch ? from_torch->what_without_backtrace() : error.what();

@@ -17,8 +17,8 @@ class HostAndDevice final : public Collectives {
 
   Pending start(const Collective& collective) override {
     const at::Tensor &out = collective.out, &in = collective.in;
-    TORCH_CHECK(!in.defined() || in.device() == out.device(), collective.what, ": from ", in.device(), " to ",
-                out.device());
+    TORCH_CHECK(!in.defined() || in.device() == out.device(), collective.what, ": `in` is on ", in.device(),
+                ", but `out` on ", out.device());
     const bool on_host = !out.defined() || out.is_cpu();
     return (on_host ? *host_ : *device_).start(collective);
   }
@@ -27,7 +27,7 @@ class HostAndDevice final : public Collectives {
   std::shared_ptr<Collectives> host_, device_;
 };
 
-// By the operator that libdtopp_cuda.so brings (nccl_backend_cuda.cpp).
+// Calls the operator that libdtopp_cuda.so registers (nccl_backend_cuda.cpp).
 c10::intrusive_ptr<c10d::Backend> nccl_backend(const c10::intrusive_ptr<c10d::Store>& store,
                                                const Collectives& ranks, const at::Device& device,
                                                std::chrono::milliseconds timeout) {
@@ -53,7 +53,7 @@ DeviceGroups::DeviceGroups(World& world, const c10::intrusive_ptr<c10d::Store>& 
     if (group->size() == 1) return;
     const std::string who = c10::str("rank ", rank, ", group ", name, " of devices");
     try {
-      // Groups of one name share the store: each by its first rank.
+      // Several groups share one name. The key contains the first rank of the group, which makes it unique.
       const std::string keys =
           c10::str("nccl/", name, '/', broadcast_bytes(*group, std::to_string(rank), 0, "connect"));
       groups_.push_back(
@@ -101,7 +101,7 @@ std::string DeviceGroups::failure() const {
     const c10d::ErrorType error = group.backend->getError();
     if (error == c10d::ErrorType::SUCCESS) continue;
     return "group " + group.name + " of devices: a collective " +
-           (error == c10d::ErrorType::TIMEOUT ? "timed out" : "failed (NCCL_DEBUG=WARN says more)");
+           (error == c10d::ErrorType::TIMEOUT ? "timed out" : "failed; set NCCL_DEBUG=WARN for the reason");
   }
   return "";
 }

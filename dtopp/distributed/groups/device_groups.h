@@ -1,5 +1,9 @@
-// What ranks exchange on CUDA devices, over NCCL (in libdtopp_cuda.so), beside what they do on their hosts.
-// A tensor travels by where it lies: a device's by NCCL, the CPU's, and a barrier, by Gloo.
+// Adds NCCL collectives on CUDA devices to a run's groups. NCCL is in libdtopp_cuda.so.
+//
+// The device of a tensor selects the transport: NCCL for CUDA tensors, Gloo for CPU tensors and for barriers.
+//
+// Throws:        ResourceError if the ranks cannot be connected
+// Collective:    the constructor and finish(), on every rank of the run, in the same order
 #pragma once
 
 #include <chrono>
@@ -16,26 +20,27 @@ class Backend;
 
 namespace dtopp {
 
-// The two sides of one group of ranks, as one. Both serve nothing else.
+// Combines the host and the device transport of one group. The result must own both alone.
 std::unique_ptr<Collectives> host_and_device(std::shared_ptr<Collectives> host,
                                              std::shared_ptr<Collectives> device);
 
 class DeviceGroups {
  public:
-  // From now on the groups of `world` of several ranks take what lies on `device`, too, a CUDA device that is
-  // this rank's alone. timeout: of a collective. ResourceError where ranks cannot be connected. Collective.
+  // Replaces every group of `world` with several ranks by one that also accepts tensors on `device`. `device`
+  // is a CUDA device that no other rank uses; `timeout` applies to each collective. Collective.
   DeviceGroups(World& world, const c10::intrusive_ptr<c10d::Store>& store, const at::Device& device,
                std::chrono::milliseconds timeout, const std::shared_ptr<CollectiveCounts>& counts);
-  // Without finish() breaks off what is in flight: after an error, where others may not take part any more.
+  // Without finish(), aborts collectives in flight: after an error, other ranks may no longer take part.
   ~DeviceGroups();
   DeviceGroups(const DeviceGroups&) = delete;
   DeviceGroups& operator=(const DeviceGroups&) = delete;
 
-  // After the last collective of every rank: waits for those in flight and disconnects. Collective.
+  // Call after the last collective of every rank. Waits for collectives in flight and disconnects.
+  // Collective.
   void finish();
 
-  // What a collective failed by that the host does not wait for; empty: nothing. The device may then wait for
-  // ever. From any thread.
+  // Describes the failure of a collective that the host does not wait for; empty if there is none. After a
+  // failure the device may never finish. Thread-safe.
   std::string failure() const;
 
  private:

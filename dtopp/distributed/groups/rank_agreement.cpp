@@ -20,7 +20,7 @@ void check_program(const std::string& version, Collectives& ranks) {
   if (const auto difference = find_difference(version, ranks))
     throw RanksDiffer(ExitStatus::kUsage, difference->name() + " runs another dtopp than rank 0 (" +
                                               difference->there + ", rank 0 " + difference->first +
-                                              "): install the same on all hosts");
+                                              "); install the same version on all hosts");
 }
 
 void check_devices(const std::string& identity, Collectives& ranks) {
@@ -32,13 +32,13 @@ void check_devices(const std::string& identity, Collectives& ranks) {
     if ((*device == "cpu") != (devices[0] == "cpu"))
       throw RanksDiffer(ExitStatus::kUsage, "rank " + std::to_string(rank) + " computes on " + *device +
                                                 ", rank 0 on " + devices[0] +
-                                                ": choose cpu or cuda for all ranks");
+                                                "; choose cpu or cuda for all ranks");
     const auto same = std::find(device + 1, end, *device);
     if (*device != "cpu" && same != end)
       throw RanksDiffer(ExitStatus::kUsage, "ranks " + std::to_string(rank) + " and " +
                                                 std::to_string(same - devices.begin()) +
                                                 " compute on the same device, " + *device +
-                                                ": start one rank for each CUDA device, or choose cpu");
+                                                "; start one rank per CUDA device, or choose cpu");
   }
 }
 

@@ -1,5 +1,6 @@
-// What the ranks of a run agree on besides the numbers of its steps. Every rank calls these in the same
-// order; one by itself agrees with itself.
+// Checks that the ranks of a run agree on everything but the numbers of its steps.
+//
+// Collective:    all functions, on every rank, in the same order; trivial for one rank
 #pragma once
 
 #include <functional>
@@ -11,12 +12,12 @@
 
 namespace dtopp {
 
-// Ranks do not have the same program, configuration or data. All of them throw it, with the same message.
+// The ranks have different programs, configurations or data. All ranks throw it with the same message.
 struct RanksDiffer : Error {
   using Error::Error;
 };
 
-// A rank whose text is not rank 0's, and the two texts.
+// A rank whose text differs from rank 0's, and the two texts.
 struct RankDifference {
   int64_t rank;
   std::string there, first;
@@ -24,21 +25,21 @@ struct RankDifference {
   std::string name() const { return "rank " + std::to_string(rank); }
 };
 
-// The first such rank; all ranks learn of it. Nothing where all texts are the same.
+// Returns the first such rank, on all ranks; nullopt if all texts are equal.
 std::optional<RankDifference> find_difference(const std::string& mine, Collectives& ranks);
 
-// RanksDiffer where a rank's program is not rank 0's; `version` says which one this is.
+// Throws RanksDiffer if a rank's `version` of the program differs from rank 0's.
 void check_program(const std::string& version, Collectives& ranks);
 
-// RanksDiffer where some ranks compute on CPUs and others on CUDA devices, or two on one of those;
-// `identity`: of this rank's device (device/device.h).
+// Throws RanksDiffer if ranks mix CPUs and CUDA devices, or if two ranks use one CUDA device. `identity`
+// identifies this rank's device (device/device.h).
 void check_devices(const std::string& identity, Collectives& ranks);
 
-// What gives every rank rank 0's number, as RoutingInputs::agree; none where there is one rank. `ranks` must
-// outlive it.
+// Returns a function that gives every rank rank 0's number (RoutingInputs::agree); empty for one rank.
+// `ranks` must outlive it.
 std::function<double(double here)> agreement(Collectives& ranks);
 
-// Whether it is so on any of them.
+// Whether `here` is true on any rank.
 bool any_rank(Collectives& ranks, bool here);
 
 }  // namespace dtopp

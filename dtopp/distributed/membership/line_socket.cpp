@@ -17,7 +17,7 @@
 namespace dtopp {
 namespace {
 
-// A peer that sends this much without a line's end is none of ours.
+// A peer that sends this many bytes without a line break is not a dtopp rank.
 constexpr size_t kLongestLine = size_t{1} << 16;
 
 int checked(int result) {
@@ -25,7 +25,7 @@ int checked(int result) {
   return result;
 }
 
-// Listens on `address`, whose port is at `port` (both in network order, as the system takes them).
+// Listens on `address`. `port` refers to the port field of `address`, in network byte order.
 int listen_on(sockaddr* address, socklen_t length, in_port_t& port) {
   const int listening = checked(::socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   try {
@@ -110,7 +110,7 @@ void LineSocket::send(const std::string& line) {
   while (!outgoing_.empty()) {
     const auto sent = retry(
         [&] { return ::send(descriptor_, outgoing_.data(), outgoing_.size(), MSG_DONTWAIT | MSG_NOSIGNAL); });
-    if (sent < 0) return;  // where the other end is gone, receive() finds it
+    if (sent < 0) return;  // if the other end is closed, receive() detects it
     outgoing_.erase(0, static_cast<size_t>(sent));
   }
 }

@@ -1,4 +1,7 @@
-// TCP connections that carry lines of text, for a thread that waits for several of them with poll().
+// Sends and receives lines of text over TCP, for a thread that waits for several connections with poll().
+//
+// Throws:        std::runtime_error with the reason if a socket cannot be opened or connected
+// Collective:    no
 #pragma once
 
 #include <cstdint>
@@ -7,31 +10,31 @@
 
 namespace dtopp {
 
-// A socket that listens on 127.0.0.1 alone or on every interface, for the caller to close. A port of 0
-// becomes the free one that was taken. std::runtime_error with the reason where there is none.
+// Opens a socket that listens on 127.0.0.1 only or on every interface. The caller closes it. Port 0 is
+// replaced by the free port that the system chose.
 int listening_socket(uint16_t& port, bool loopback_only);
 
-// One end of a connection. It never blocks but in connect().
+// One end of a connection. Only connect() blocks.
 class LineSocket {
  public:
-  explicit LineSocket(int descriptor) : descriptor_(descriptor) {}  // of a connected socket, which it takes
-  // std::runtime_error with the reason where nobody answers.
+  explicit LineSocket(int descriptor) : descriptor_(descriptor) {}  // takes a connected socket
+  // Throws std::runtime_error if no server answers.
   static LineSocket connect(const std::string& host, uint16_t port);
   ~LineSocket();
   LineSocket(LineSocket&& other) noexcept;
   LineSocket& operator=(LineSocket&&) = delete;
 
   int descriptor() const { return descriptor_; }
-  // What the connection does not take yet goes with a later send().
+  // Sends a line. Bytes that the connection does not accept now are sent by a later send().
   void send(const std::string& line);
-  // Whether all that was sent is on its way.
+  // Whether the system has accepted all bytes.
   bool is_idle() const { return outgoing_.empty(); }
-  // The lines that have come since the last call.
+  // Returns the complete lines that have arrived since the last call.
   std::vector<std::string> receive();
-  // No line will come any more: the other end is closed, or its process is gone.
+  // True when no further line can arrive: the other end is closed, or its process has ended.
   bool has_ended() const { return ended_; }
-  // Says that no line will follow: the other end finds the end behind the last one. Closing instead would
-  // take from it what it has not read, where this end has something unread itself.
+  // Ends this direction: the other end reads all lines and then the end. close() would discard lines that the
+  // other end has not read, if this end has unread bytes.
   void finish();
 
  private:

@@ -16,7 +16,7 @@ std::string number_of(const sockaddr* address, socklen_t length) {
   return found ? text.data() : "";
 }
 
-// A datagram socket's connect() looks for the route alone.
+// connect() on a datagram socket only looks up the route.
 std::optional<Route> route_of(const addrinfo& to) {
   const int descriptor = ::socket(to.ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
   if (descriptor < 0) return std::nullopt;

@@ -20,7 +20,7 @@ namespace {
 
 constexpr char kAddressKey[] = "watcher";  // "PORT SECRET"
 
-// What strangers who find the port do not know.
+// A secret that only ranks receive: another process that finds the port cannot join.
 std::string random_word() {
   std::random_device random;
   return std::to_string(random()) + "-" + std::to_string(random());
@@ -43,7 +43,7 @@ RankConnections::RankConnections(c10d::Store& store, int64_t rank, int64_t size,
     connections_.front().socket.send(secret_ + " " + std::to_string(rank));
   }
   wake_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (wake_ < 0) throw std::runtime_error("no descriptor is left");
+  if (wake_ < 0) throw std::runtime_error("no file descriptor is left");
 }
 
 RankConnections::~RankConnections() {

@@ -1,5 +1,9 @@
-// Connections that join every rank of a run with rank 0 and carry lines of text both ways, for the watchers
-// (watcher.h). From one thread but for wake().
+// Connects every rank of a run with rank 0 to exchange lines of text, for the watchers (watcher.h).
+//
+// Only wake() is thread-safe.
+//
+// Throws:        std::exception if a socket or the store fails
+// Collective:    the constructor, on every rank
 #pragma once
 
 #include <chrono>
@@ -19,9 +23,11 @@ namespace dtopp {
 
 class RankConnections {
  public:
-  // Of this rank: rank 0 listens, on 127.0.0.1 alone where that is asked for, until all others have come, and
-  // tells the store where; the others connect to it at `address` and show what they read there. Returns
-  // without waiting for the others, but rank 0. std::exception where something of it fails.
+  // Rank 0 listens, on 127.0.0.1 only if `loopback_only`, until every other rank has connected. It writes its
+  // port and a secret to the store. The other ranks wait for this entry, connect to `address` and send the
+  // secret.
+  //
+  // Rank 0 does not wait for the other ranks here; wait() accepts them later.
   RankConnections(c10d::Store& store, int64_t rank, int64_t size, const std::string& address,
                   bool loopback_only);
   ~RankConnections();
@@ -30,27 +36,27 @@ class RankConnections {
 
   struct Event {
     int64_t from;
-    std::optional<std::string> line;  // none: it will send no more, or is gone
+    std::optional<std::string> line;  // nullopt: the rank sends no more lines, or its process has ended
   };
-  // What has come, each rank's in order; waits for something up to `patience`.
+  // Waits up to `patience` for events and returns them, in order per rank.
   std::vector<Event> wait(std::chrono::milliseconds patience);
-  // Makes a wait(), or the next one, return at once. From any thread.
+  // Makes the current or the next wait() return at once. Thread-safe.
   void wake();
 
-  // To all others.
+  // Sends a line to all connected ranks.
   void send(const std::string& line);
-  // To those who have taken everything before; the others go without.
+  // Sends a line to the ranks that have accepted all earlier bytes, and skips the others.
   void offer(const std::string& line);
-  // Says that no line will follow, so that the other ends find that.
+  // Ends this direction, to all ranks or to one. The other ends then receive an Event without a line.
   void finish();
   void finish(int64_t rank);
-  // Whether any rank may send something more, one left aside.
+  // Whether a connection other than the one to `except` can still receive lines.
   bool any_open(int64_t except) const;
 
  private:
   struct Connection {
     LineSocket socket;
-    int64_t rank;  // -1: it has not shown that it is one
+    int64_t rank;  // -1 until it has sent the secret
     bool ended = false;
   };
   void accept();

@@ -7,7 +7,7 @@
 namespace dtopp {
 namespace {
 
-// Of the time on one core. What a waiting process does besides is far below it.
+// Share of one core's time. A waiting process uses far less.
 constexpr double kLeastWork = 0.005;
 
 std::string seconds_text(double seconds) {
@@ -116,7 +116,7 @@ std::optional<LostRank> RankRecords::find_silent() const {
     const auto rank = static_cast<int64_t>(i);
     if (record.left) continue;
     if (!record.heard && record.silent > limits_.absent)
-      return lost(rank, "not come within " + seconds_text(limits_.absent));
+      return lost(rank, "did not join within " + seconds_text(limits_.absent));
     if (record.heard && record.silent > limits_.silent)
       return lost(rank, "silent for " + seconds_text(limits_.silent) + " (stopped, or cut off)");
   }
@@ -124,7 +124,7 @@ std::optional<LostRank> RankRecords::find_silent() const {
 }
 
 std::optional<LostRank> RankRecords::find_stuck() const {
-  // Behind all others: does not wait, or else waits in the earliest collective.
+  // A rank is behind another if it alone does not wait, or if its collective is earlier.
   const auto is_behind = [](const Record& a, const Record& b) {
     return a.state.waiting != b.state.waiting ? b.state.waiting : a.state.ordinal < b.state.ordinal;
   };
@@ -137,12 +137,13 @@ std::optional<LostRank> RankRecords::find_stuck() const {
     if (first == nullptr || is_behind(record, *first)) first = &record;
     if (last == nullptr || is_behind(*last, record)) last = &record;
   }
-  if (watched < 2 || !last->state.waiting) return std::nullopt;  // nobody waits for another
+  if (watched < 2 || !last->state.waiting) return std::nullopt;  // no rank waits for another
   const std::string cause =
       "stuck for " + seconds_text(limits_.silent) + ", while others wait in " + last->state.collective;
   if (is_behind(*first, *last)) return lost(first - records_.data(), cause);
-  return LostRank{.place = last->state.place(),
-                  .cause = "no work for " + seconds_text(limits_.silent) + " (the network between them)"};
+  return LostRank{
+      .place = last->state.place(),
+      .cause = "no progress for " + seconds_text(limits_.silent) + "; check the network between them"};
 }
 
 }  // namespace dtopp

@@ -1,5 +1,8 @@
-// What is known of each rank of a run, and when that means that the run cannot go on. No clocks, threads or
-// connections: watcher.h brings those.
+// Records the last message of each rank and decides when the run cannot continue.
+//
+// It uses no clocks, threads or connections; watcher.h adds those.
+//
+// Collective:    no
 #pragma once
 
 #include <cstdint>
@@ -9,26 +12,26 @@
 
 namespace dtopp {
 
-// Where a rank is, as it says itself. Activities and collectives are single words.
+// The state of a rank, as the rank reports it. `activity` and `collective` are single words.
 struct RankState {
   int64_t step = 0;
   std::string activity = "start";  // "start", "step", "validation", "save", "report" or "evaluation"
-  std::string collective = "-";    // the one it waits for, else the last that it started; "-": none yet
+  std::string collective = "-";    // the one it waits for, or the last that it started; "-" before the first
   int64_t ordinal = 0;             // of that collective
-  bool waiting = false;            // for it
-  double cpu_seconds = 0;          // that the rank has computed
+  bool waiting = false;            // whether it waits for that collective
+  double cpu_seconds = 0;          // processor time of the rank
 
   std::string to_line() const;
-  // Nothing where the line is no such state.
+  // Returns nullopt if the line is not a state.
   static std::optional<RankState> from_line(const std::string& line);
   // "at step 12, waiting in gather", "saving at step 12, after gather".
   std::string place() const;
 };
 
-// The rank that ended a run for the others.
+// The rank that ended the run for the other ranks.
 struct LostRank {
-  int64_t rank = -1;       // -1: none of them more than another
-  bool has_ended = false;  // with an error of its own
+  int64_t rank = -1;       // -1: all ranks alike
+  bool has_ended = false;  // with its own error
   std::string place;       // "on node7 at step 12, after gather"
   std::string cause;       // "silent for 60 s (stopped, or cut off)"
 
@@ -38,33 +41,33 @@ struct LostRank {
 };
 
 struct SilenceLimits {
-  double silent = 60;   // seconds without a word of a rank, or without work of any
-  double absent = 300;  // seconds until a rank's first word
+  double silent = 60;   // seconds without a message from a rank, or without progress of all ranks
+  double absent = 300;  // seconds until a rank's first message
 };
 
 class RankRecords {
  public:
-  // By rank. Those whose host is empty are not watched.
+  // Hosts by rank. A rank with an empty host is not watched.
   RankRecords(std::vector<std::string> hosts, const SilenceLimits& limits);
 
   void heard(int64_t rank, const RankState& state);
-  // It has reached the run's end; nothing is expected of it any more.
+  // The rank has finished the run and sends no more states.
   void left(int64_t rank);
   bool has_left(int64_t rank) const { return at(rank).left; }
 
   LostRank died(int64_t rank) const;
   LostRank failed(int64_t rank, int status, const std::string& message) const;
 
-  // `seconds` went by in which this process listened. Somebody then is lost where
-  // - a rank has been silent for the limit: its process is stopped, or its host is cut off or gone. Ranks
-  //   speak from a thread of their own, however long the others compute;
-  // - the whole run has stood still for the limit: no rank has started a collective, gone on to another step
-  //   or used a processor for more than a two-hundredth of the time. Lost is then the rank that others wait
-  //   for.
-  // As long as one rank works nothing stands still, so neither a long computation or transfer nor a slow rank
-  // is an alarm. A rank that neither steps nor validates, and waits for no other, counts as working: it may
-  // wait for a disk, or for a terminal that somebody has halted. One that computes for ever is therefore not
-  // found here but by its collectives' own timeout.
+  // Advances time by `seconds` in which this process received messages. Returns a lost rank in two cases:
+  // - A rank sent no message for the limit: its process is stopped, or its host is cut off or down. Ranks
+  //   send from a separate thread, so long computations do not delay their messages.
+  // - The whole run made no progress for the limit: no rank started a collective, began another step or used
+  //   more than 0.5 % of a processor. The lost rank is the one that the others wait for.
+  //
+  // One working rank counts as progress of the run. Long computations, long transfers and slow ranks
+  // therefore raise no alarm. A rank that is outside a step or a validation and waits for no collective also
+  // counts as working: it may wait for a disk or a paused terminal. A rank that computes forever is found
+  // only by the timeout of its collectives.
   std::optional<LostRank> pass(double seconds);
 
  private:
@@ -72,9 +75,9 @@ class RankRecords {
     std::string host{};
     RankState state{};
     bool heard = false, left = false;
-    double silent = 0;            // seconds since its last word
-    double still = 0;             // seconds since it was last seen to work
-    double cpu_when_working = 0;  // cpu_seconds at that moment
+    double silent = 0;            // seconds since its last message
+    double still = 0;             // seconds since its last observed progress
+    double cpu_when_working = 0;  // cpu_seconds at that progress
   };
   const Record& at(int64_t rank) const { return records_.at(static_cast<size_t>(rank)); }
   LostRank lost(int64_t rank, std::string cause) const;

@@ -34,7 +34,7 @@ StoreConnection make_store(const StoreOptions& options) {
     tcp.isServer = options.is_server;
     tcp.waitWorkers = false;
     tcp.timeout = options.timeout;
-    // TCPStore's own would listen on every interface.
+    // TCPStore's own socket would listen on every interface.
     if (options.is_server && options.loopback_only)
       tcp.masterListenFd = listening_socket(tcp.port, /*loopback_only=*/true);
     auto store = c10::make_intrusive<c10d::TCPStore>(options.host, tcp);

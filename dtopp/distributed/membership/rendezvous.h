@@ -1,4 +1,8 @@
-// Where ranks find each other: a store of keys and values that one process serves over TCP.
+// Opens the key-value store through which ranks find each other. One process serves it over TCP.
+//
+// Throws:        UsageError if the host has no address or the port cannot be served; ResourceError if no
+//                server answers in time
+// Collective:    no; clients wait for the server
 #pragma once
 
 #include <chrono>
@@ -15,11 +19,11 @@ namespace dtopp {
 
 struct StoreOptions {
   std::string host{};  // of the server
-  int64_t port = 0;    // of the server; one that serves may give 0: any free one
+  int64_t port = 0;    // of the server, which may pass 0 for any free port
   bool is_server = false;
-  bool loopback_only = false;  // where all ranks are on this host: the server listens on 127.0.0.1 alone
-  std::string prefix{};        // of all keys, so that an earlier attempt's are not seen; none: ""
-  std::chrono::milliseconds timeout = std::chrono::minutes(5);  // of connecting, and of waiting for a key
+  bool loopback_only = false;  // all ranks are on this host: the server listens on 127.0.0.1 only
+  std::string prefix{};        // of all keys, to hide the keys of an earlier attempt; may be empty
+  std::chrono::milliseconds timeout = std::chrono::minutes(5);  // of connecting and of waiting for a key
 };
 
 struct StoreConnection {
@@ -27,16 +31,17 @@ struct StoreConnection {
   int64_t port;
 };
 
-// Serves or connects; clients wait for the server. The server's process ends last: the store ends with it. A
-// thread that may block in the store takes a connection of its own, store->clone(). UsageError: a host
-// without address, a port that cannot be served; ResourceError: no server there in time.
+// Serves the store or connects to it. The store ends with the server's process, which must end last. A thread
+// that may block in the store needs its own connection, store->clone().
 StoreConnection make_store(const StoreOptions& options);
 
-// For a program's beginning, before it has threads. Torch's stores and process groups write what they throw
-// to stderr as well, over many lines: from now on they only throw. They note each collective in a
-// FlightRecorder, which two threads that use groups of their own break: it is off, unless
-// TORCH_FR_BUFFER_SIZE is set. Nor do the threads that look after NCCL's collectives end the process, unless
-// TORCH_NCCL_ASYNC_ERROR_HANDLING and its like are set: who ends it says why (DeviceGroups::failure).
+// Configures torch's transports. Call at the start of the program, before it has threads.
+//
+// - Torch's stores and process groups no longer print their exceptions to stderr; they only throw.
+// - The FlightRecorder is off unless TORCH_FR_BUFFER_SIZE is set: two threads with separate groups corrupt
+//   it.
+// - NCCL's threads do not end the process, unless TORCH_NCCL_ASYNC_ERROR_HANDLING and similar variables are
+//   set. dtopp reports the failure instead (DeviceGroups::failure).
 void configure_transport();
 
 }  // namespace dtopp

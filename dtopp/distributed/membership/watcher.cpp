@@ -19,7 +19,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-// How long a loss may be held back (OnLoss), and last words may take to arrive.
+// The longest delay of on_loss, and the longest wait for the delivery of the last message.
 constexpr milliseconds kHold{1000}, kFarewell{1000};
 
 double seconds_of(clockid_t clock) {
@@ -32,14 +32,14 @@ double own_cpu_seconds() {
   return seconds_of(CLOCK_PROCESS_CPUTIME_ID) - seconds_of(CLOCK_THREAD_CPUTIME_ID);
 }
 
-// Rank 0 watches all others, and they rank 0.
+// Rank 0 watches all ranks; the other ranks watch rank 0 only.
 std::vector<std::string> watched_hosts(const WatcherOptions& options) {
   std::vector<std::string> hosts = options.hosts;
   if (options.rank != 0) std::fill(hosts.begin() + 1, hosts.end(), "");
   return hosts;
 }
 
-// "word rest of the line".
+// Splits "word rest of the line".
 std::pair<std::string, std::string> cut_word(const std::string& line) {
   const size_t space = line.find(' ');
   if (space == std::string::npos) return {line, ""};
@@ -54,7 +54,8 @@ std::string one_line(std::string text) {
 
 }  // namespace
 
-// Lines to rank 0: "at STATE", "left", "failed STATUS MESSAGE"; from it: "at STATE", "left", "lost TEXT".
+// Lines to rank 0: "at STATE", "left", "failed STATUS MESSAGE". Lines from rank 0: "at STATE", "left", "lost
+// TEXT".
 struct Watcher::Impl {
   Impl(const c10::intrusive_ptr<c10d::Store>& store, WatcherOptions wanted,
        std::shared_ptr<const CollectiveCounts> counted, OnLoss call);
@@ -65,7 +66,7 @@ struct Watcher::Impl {
   void lose(const LostRank& rank);
   RankState own_state();
   void check_device(const RankState& state);
-  // Whether the thread has come to its end: the run is over, this rank ends, or on_loss was called.
+  // Whether the thread ends: the run is over, this rank ends, or on_loss was called.
   bool finish();
   void say_farewell(const std::string& words);
   void end(const std::string& words);
@@ -75,7 +76,7 @@ struct Watcher::Impl {
   OnLoss on_loss;
   milliseconds interval;
 
-  // Of the thread alone.
+  // Used by the watcher thread only.
   RankConnections connections;
   RankRecords records;
   bool is_over = false;  // rank 0 has left
@@ -86,11 +87,11 @@ struct Watcher::Impl {
   std::condition_variable changed;
   int64_t step = 0;
   std::string activity = "start";
-  std::atomic<bool> new_activity = false;  // that nobody was told of
+  std::atomic<bool> new_activity = false;  // not sent yet
   std::function<std::string()> device_failure;
-  std::string farewell;  // how this rank ends; empty: it does not
-  bool noticed = false;  // this rank has lost another one
-  bool called = false;   // on_loss
+  std::string farewell;  // this rank's last message; empty until it ends
+  bool noticed = false;  // this rank has detected the loss of another one
+  bool called = false;   // whether on_loss was called
   std::thread thread;
 };
 
@@ -194,7 +195,7 @@ bool Watcher::Impl::finish() {
   return true;
 }
 
-// Returns when all who are there have what was said to them: they then end their direction.
+// Returns when every connected rank has received the last message: each then ends its own direction.
 void Watcher::Impl::say_farewell(const std::string& words) {
   if (is_first() && words.starts_with("failed")) {
     const auto [status, message] = cut_word(cut_word(words).second);

@@ -1,10 +1,19 @@
-// Watches the ranks of a run from a thread beside each, so that none waits for ever for one that is gone.
+// Detects lost ranks from a thread in every process, so that no rank waits forever for a rank that has
+// failed.
 //
-// Every rank holds a connection to rank 0's watcher over which both say where they are, about every half
-// second. A process that dies takes its connection along, which the other end finds at once; when it is
-// silent or the run stands still, and for how long it may, says rank_records.h. Rank 0 tells the others of a
-// rank it has lost; the loss of rank 0 each finds by itself. Time in which a watcher's own process did not
-// run does not count: a whole job may be suspended and go on.
+// Every rank has one TCP connection to rank 0. Both ends send their state every half second and after each
+// change of activity. Example: rank 2 of 4 is killed.
+//
+// rank 1  <-- "at STATE" -->  rank 0     every half second, in both directions
+// rank 2  --x                 rank 0     rank 2 is killed: its connection closes at once
+// rank 1  <-- "lost 2 …" ---  rank 0     ranks 1 and 3 receive this; ranks 0, 1 and 3 call on_loss
+//
+// Rank 0 watches all ranks and reports a loss to the others. Each of the others detects the loss of rank 0
+// itself. rank_records.h defines when a silent rank or a run without progress counts as lost. Time in which
+// the watcher's own process did not run does not count: a whole job may be suspended and resumed.
+//
+// Throws:        ResourceError if rank 0 cannot be reached
+// Collective:    the constructor, on every rank of the run
 #pragma once
 
 #include <chrono>
@@ -24,44 +33,45 @@ namespace dtopp {
 
 struct WatcherOptions {
   int64_t rank = 0;
-  std::vector<std::string> hosts;  // of each rank, for messages
-  std::string address;             // a name or an address under which rank 0 is reached
-  bool loopback_only = false;      // where all ranks are on this host: rank 0 listens on 127.0.0.1 alone
+  std::vector<std::string> hosts;  // by rank, for messages
+  std::string address;             // a name or an address under which the other ranks reach rank 0
+  bool loopback_only = false;      // all ranks are on this host: rank 0 listens on 127.0.0.1 only
   SilenceLimits limits{};
-  // Processor time of this rank; the default is that of the process without the watcher's.
+  // Processor time of this rank. The default is the process's time without the watcher thread's.
   std::function<double()> cpu_seconds{};
 };
 
 class Watcher {
  public:
-  // Called once at most, from the watcher's thread, where the run cannot go on: at once, or where the lost
-  // rank ended by an error of its own, once this rank has noticed or a second later, so that one with an
-  // error of its own, too, can end by that.
+  // Called at most once, from the watcher thread, when the run cannot continue.
+  //
+  // If the lost rank reported its own error, the call is delayed by up to one second, or until await_loss().
+  // A rank that has its own error in that time ends with that error instead.
   using OnLoss = std::function<void(const LostRank&)>;
 
-  // Every rank calls it; rank 0 serves the others, whom the store tells where. ResourceError where rank 0
-  // cannot be reached.
+  // Rank 0 serves the other ranks, which read its port from the store.
   Watcher(const c10::intrusive_ptr<c10d::Store>& store, WatcherOptions options,
           std::shared_ptr<const CollectiveCounts> counts, OnLoss on_loss);
-  ~Watcher();  // leaves
+  ~Watcher();  // calls leave()
   Watcher(const Watcher&) = delete;
   Watcher& operator=(const Watcher&) = delete;
 
-  // Asked from now on, from the watcher's thread, about every half second: what this rank's device will never
-  // finish, in words (DeviceGroups::failure). Then this rank is lost, and on_loss names it.
+  // Polls `failure` about every half second, from the watcher thread. A nonempty text describes work that
+  // this rank's device will never finish (DeviceGroups::failure); this rank then counts as lost, and on_loss
+  // reports it.
   void watch_device(std::function<std::string()> failure);
 
-  // What this rank does from now on, for RankState.
+  // Sets the step and the activity that RankState reports.
   void begin(int64_t step, const std::string& activity);
 
-  // This rank ends and has no part in what the others do: as they all end, or by an error of its own, which
-  // they are told. Returns when that is said; on_loss will not be called any more. Only the first call
-  // counts.
+  // Ends this rank's watcher: leave() at the regular end of the run, fail() after this rank's own error,
+  // which the other ranks receive. Returns when the message is delivered, after one second at most; on_loss
+  // is not called afterwards. Only the first call has an effect.
   void leave();
   void fail(int status, const std::string& message);
 
-  // This rank has lost another one. Waits for on_loss to be called, `patience` at most; returns whether it
-  // was.
+  // Call when this rank has detected the loss of another one. Waits up to `patience` for on_loss and returns
+  // whether it was called.
   bool await_loss(std::chrono::milliseconds patience);
 
  private:

@@ -6,8 +6,8 @@ namespace dtopp {
 namespace {
 
 constexpr int64_t kSmallestUnit = int64_t{1} << 14;
-constexpr int64_t kMostUnits = 1024;  // of a parameter, unless it has more pieces
-constexpr int64_t kAlignment = 64;    // elements: no vector of any machine straddles two units
+constexpr int64_t kMostUnits = 1024;  // per parameter, unless it has more pieces
+constexpr int64_t kAlignment = 64;    // elements; no vector instruction straddles two chunks
 
 ElementRange part_of(const ElementRange& range, int64_t part, int64_t parts) {
   return {range.begin + range.size() * part / parts, range.begin + range.size() * (part + 1) / parts};

@@ -1,6 +1,22 @@
-// Which elements of a parameter a rank keeps: its master, its moments, the sum of its gradients. A parameter
-// is cut into units, whose sizes depend on the parameter alone; each rank keeps whole units that follow each
-// other. What is formed unit by unit (an update, a norm) therefore has the same bits on every grid of ranks.
+// Computes the elements of a parameter that each rank stores: the main parameter, its moments and its
+// gradient sum.
+//
+// A parameter is cut into chunks that are never split. Chunk sizes depend on the parameter alone, and every
+// rank stores consecutive whole chunks. Values that are computed per chunk (an update, a norm) therefore have
+// the same bits on every rank grid.
+//
+// The cut is nested: first over EP ranks, then over the EDP ranks of a node, then over nodes. Example with 16
+// chunks on 8 ranks (index 0, pieces 1, EP size 2, EDP size 4, 2 nodes; ranks 0 to 3 are on node 0):
+//
+// chunk        0    1    2    3    4    5    6    7    8    9    10   11   12   13   14   15
+// EP shard     [------------- EP rank 0 --------------][------------- EP rank 1 --------------]
+// node shard   [--- ranks 0, 4 ---][--- ranks 2, 6 ---][--- ranks 1, 5 ---][--- ranks 3, 7 ---]
+// local shard  [ rank 0 ][ rank 4 ][ rank 2 ][ rank 6 ][ rank 1 ][ rank 5 ][ rank 3 ][ rank 7 ]
+//
+// The parameter's index rotates these assignments: small parameters with few chunks then go to different
+// ranks.
+//
+// Collective:    no
 #pragma once
 
 #include <algorithm>
@@ -13,33 +29,34 @@ namespace dtopp {
 struct ElementRange {
   int64_t begin = 0, end = 0;
   int64_t size() const { return end - begin; }
-  // The same elements, counted from `first` on.
+  // The same range relative to element `first`.
   ElementRange from(int64_t first) const { return {begin - first, end - first}; }
 };
 
-// Of so many elements of all parameters, those that travel together: few enough that most of them travel
-// while others are computed, and for memory; enough that a message is worth its latency.
+// The target size of a bucket, given the number of elements of all parameters: one sixteenth, from 16,384 to
+// 41,943,040 (40 Mi). Small buckets overlap more with computation and need less memory; large ones amortize
+// the latency.
 inline int64_t bucket_elements(int64_t elements) {
   return std::clamp(elements / 16, int64_t{1} << 14, int64_t{40} << 20);
 }
 
 class Partition {
  public:
-  // Of the parameter `index` of a model: the few units of small ones go to different ranks. pieces: equal
-  // parts of it, shared out to places whole: a layer's experts, which `places` divides. 1: places share its
-  // units.
+  // `index` is the parameter's index in the model. `pieces` is the number of its experts, or 1 if it has
+  // none. The EP size divides `pieces`, and EP ranks get whole experts. With 1 piece, EP ranks share the
+  // chunks.
   Partition(int64_t elements, int64_t pieces, int64_t index, const RankGrid& grid);
 
   int64_t elements() const { return elements_; }
   int64_t num_units() const { return pieces_ * units_each_; }
   ElementRange unit(int64_t unit) const;
-  // What the replicas of a place keep together.
+  // The EP shard: elements that the EDP ranks of one EP rank (`place`) share.
   ElementRange slice(int64_t place) const { return elements_of(slice_units(place)); }
-  // What a rank and those of other nodes that stand there as it does keep together, in its place's slice.
+  // The node shard: the part of the EP shard that this rank shares with its peers on other nodes.
   ElementRange part(int64_t rank) const { return elements_of(part_units(rank)); }
-  // What a rank keeps, in its part.
+  // The local shard: the part of the node shard that this rank stores.
   ElementRange kept(int64_t rank) const { return elements_of(kept_units(rank)); }
-  // The units of kept(rank).
+  // The chunks of kept(rank).
   ElementRange kept_units(int64_t rank) const;
 
  private:
@@ -49,7 +66,7 @@ class Partition {
 
   int64_t elements_, pieces_, index_;
   RankGrid grid_;
-  int64_t unit_ = 0, units_each_ = 0;  // elements, but for a piece's last; of a piece
+  int64_t unit_ = 0, units_each_ = 0;  // elements per chunk; chunks per piece
 };
 
 }  // namespace dtopp

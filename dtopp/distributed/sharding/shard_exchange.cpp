@@ -58,7 +58,7 @@ void ShardExchange::start_full_buckets() {
   while (started_ < buckets_.size() && buckets_[started_].missing == 0) {
     if (ranks_.size() > 1) start(buckets_[started_]);
     started_ += 1;
-    // The one before has arrived while this one filled, or nearly so.
+    // The previous bucket has probably arrived while this one filled.
     if (next_) finish_buckets(ranks_.size() == 1 ? started_ : started_ - 1);
   }
 }
@@ -90,7 +90,7 @@ at::Tensor ShardExchange::packed_parts(const Bucket& bucket) const {
 }
 
 std::vector<at::Tensor> ShardExchange::take_sums() {
-  start_full_buckets();  // for which memory did not suffice before
+  start_full_buckets();  // buckets that ran out of memory earlier
   TORCH_CHECK(started_ == buckets_.size(), "take_sums: some parameters were not added");
   finish_buckets(buckets_.size());
   std::vector<at::Tensor> sums =
@@ -108,7 +108,7 @@ void ShardExchange::forget() {
   }
 }
 
-// Goes on where it threw for want of memory: what was passed on is not passed on again.
+// Resumes after an out-of-memory error: `passed_on` ensures that no sum is forwarded twice.
 void ShardExchange::finish_buckets(size_t end) {
   const at::NoGradGuard no_grad;
   for (; finished_ < end; ++finished_) {
@@ -179,7 +179,7 @@ void ShardExchange::start_next_gathering() {
   if (before_) {
     for (const size_t i : buckets_[bucket].parameters) before_(i);
   }
-  // Nothing has changed before there is memory for all of the bucket.
+  // Allocate for the whole bucket before any state changes.
   std::vector<Gathering> prepared;
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
     std::vector<size_t> of_type;
@@ -199,7 +199,7 @@ void ShardExchange::start_next_gathering() {
 ShardExchange::Gathering ShardExchange::prepare_gathering(size_t bucket,
                                                           std::vector<size_t> parameters) const {
   Gathering gathering{bucket, std::move(parameters)};
-  int64_t most = 0;  // every rank sends as much
+  int64_t most = 0;  // every rank sends this many elements
   for (int64_t rank = 0; rank < ranks_.size(); ++rank)
     most = std::max(most, kept_elements(gathering.parameters, rank));
   gathering.received = at::zeros({ranks_.size(), most}, whole_[gathering.parameters[0]].options());
@@ -208,7 +208,7 @@ ShardExchange::Gathering ShardExchange::prepare_gathering(size_t bucket,
   return gathering;
 }
 
-// All of a bucket's.
+// Finishes the gathers of one bucket, which has one per type.
 void ShardExchange::finish_oldest_gathering() {
   const at::NoGradGuard no_grad;
   const size_t bucket = gatherings_.front().bucket;

@@ -1,14 +1,23 @@
-// Parameters whose elements are shared out among the ranks of a group, exchanged bucket by bucket: sums of
-// what all ranks have come to those who keep them, and what each keeps comes to all.
+// Reduce-scatters gradients and all-gathers parameters, bucket by bucket, over the ranks of one group.
 //
-// A bucket (partition.h says how large) is a run of parameters, the last first, as backward completes them.
-// Every rank starts the buckets of sums in that order, each as soon as it is full, so that its bytes travel
-// while the next ones are made; what is gathered travels in the opposite order, in which a forward pass asks
-// for it.
+// Every parameter is split into one local shard per rank. A bucket (bucket_elements) is a run of parameters
+// in reverse order, because the backward pass completes the last parameter first:
 //
-// Groups may be linked: what a rank keeps here is shared out further among the ranks of `next`, as those of a
-// node share out with other nodes what they have added up. Sums go on from bucket to bucket, and what is
-// gathered comes from there.
+// parameters  0  1  2 | 3  4 | 5  6         backward:  add(6), add(5), add(4), ...
+// buckets      2      |  1   |  0           reduce-scatter order: 0, 1, 2    all-gather order: 2, 1, 0
+//
+// Every rank starts the reduce-scatters in this order, each as soon as its bucket is full. Its transfer
+// overlaps with the computation of the next buckets. All-gathers run in the opposite order, in which the
+// forward pass needs them.
+//
+// Two reducers can be linked: `next` splits this group's local shards further. For example, this group is the
+// EDP ranks of a node, and `next` connects the nodes:
+//
+// add -> reduce-scatter in the node -> reduce-scatter across nodes -> take_sums
+// whole <- all-gather in the node   <- all-gather across nodes     <- start_gather
+//
+// Throws:        RankLost or ResourceError as Collectives; c10::OutOfMemoryError
+// Collective:    every rank of the group; the order of buckets is the same on every rank
 #pragma once
 
 #include <deque>
@@ -21,48 +30,52 @@ namespace dtopp {
 
 class ShardExchange {
  public:
-  // shards[i]: of parameter i, among the ranks of the group; among those of `next`, what this rank keeps of
-  // it. `ranks` must serve nothing else; both must outlive this.
+  // shards[i] are the shards of parameter i over `ranks`. The shards of `next` split this rank's local
+  // shards. This object must use `ranks` alone; `ranks` and `next` must outlive it.
   ShardExchange(Collectives& ranks, std::vector<Shards> shards, const at::Device& device,
                 ShardExchange* next = nullptr);
 
-  // This rank's part of the sum, contiguous f32 in any shape; undefined: nothing to add. Once for each
-  // parameter between two calls of take_sums(), or of forget(). Where it throws for want of memory
-  // (c10::OutOfMemoryError), the part is taken all the same.
+  // Adds this rank's contribution to the sum of one parameter: contiguous f32 of any shape, or undefined for
+  // none. Call once per parameter between two calls of take_sums(). A call that throws c10::OutOfMemoryError
+  // has stored the contribution.
   void add(size_t parameter, at::Tensor part);
-  // Waits for the rest: what this rank keeps of each parameter's sum over all ranks, those of `next` too,
-  // along the aligned tree (tree_sum.h); f32 [kept]. Zero where no rank added anything.
+  // Waits for all buckets. Returns the local shard of each parameter's sum over all ranks, including those of
+  // `next`, added along the aligned tree (tree_sum.h): f32 [local shard], zero if no rank added anything.
   std::vector<at::Tensor> take_sums();
 
-  // A step that could not be ended begins anew: forgets what was added since the last take_sums() but for
-  // buckets that have set out. Of those what is added from now on is dropped: sums of the same step.
+  // Prepares a second attempt of a step: discards the contributions of buckets that were not started. Started
+  // buckets stay valid, and later contributions to them are ignored, because both attempts compute the same
+  // sums.
   void forget();
 
-  // Begins to bring every rank what the others keep of `whole`: one contiguous tensor a parameter, of the
-  // elements' number, whose kept part is right once before(parameter) has returned. Those of a type travel
-  // together. Two buckets are on their way at a time; memory for more would be that of all parameters. What
-  // must come from elsewhere beforehand is not waited for until it is asked for.
+  // Starts the all-gather of `whole`: one contiguous tensor per parameter with all its elements. Parameters
+  // of one type share a message.
+  //
+  // Without `before`, this rank's shards must be valid now, and two buckets are in flight at a time; more
+  // would need memory for all parameters. With `before`, a bucket starts when wait_gathered() needs it.
+  // before(parameter) is called first and must complete this rank's shard. With `next`, the gather of `next`
+  // takes over `before`, and this one starts each bucket once `next` has delivered it.
   void start_gather(std::vector<at::Tensor> whole, std::function<void(size_t)> before = {});
-  // Whether anything comes from another rank.
+  // Whether any other rank takes part.
   bool has_others() const { return ranks_.size() > 1 || (next_ && next_->has_others()); }
-  // Returns when a parameter is there.
+  // Blocks until all elements of a parameter are valid.
   void wait_gathered(size_t parameter);
   void finish_gather();
 
  private:
   struct Bucket {
     std::vector<size_t> parameters;
-    size_t missing = 0;  // of the sums
-    at::Tensor sent{};   // from when it is full until it sets out
+    size_t missing = 0;  // parameters without a contribution
+    at::Tensor sent{};   // packed contributions, until the exchange starts
     Pending exchange{};
-    at::Tensor received{};  // [ranks * kept]; undefined once it is added up
-    size_t passed_on = 0;   // of the parameters, to `next`
+    at::Tensor received{};  // [ranks * local shard]; undefined after its reduction
+    size_t passed_on = 0;   // parameters whose sums were forwarded to `next`
   };
-  // Kept elements of parameters of one type, on their way to all.
+  // The all-gather of a bucket's parameters of one type.
   struct Gathering {
     size_t bucket = 0;
     std::vector<size_t> parameters{};
-    at::Tensor received{};  // [ranks, most that one keeps]
+    at::Tensor received{};  // [ranks, largest local shard]
     Pending exchange{};
   };
   const ElementRange& range(size_t parameter, int64_t rank) const {
@@ -78,7 +91,7 @@ class ShardExchange {
   void start_next_gathering();
   Gathering prepare_gathering(size_t bucket, std::vector<size_t> parameters) const;
   void finish_oldest_gathering();
-  // body(part of whole, part of what travels) for each of the parameters.
+  // Calls body(shard in `whole`, shard in `received`) per parameter.
   template <typename Body>
   void for_each_part(const Gathering& gathering, int64_t rank, const Body& body) const;
 
@@ -88,13 +101,13 @@ class ShardExchange {
   std::vector<Shards> shards_;
   std::vector<Bucket> buckets_;
   std::vector<size_t> bucket_of_;
-  std::vector<at::Tensor> parts_;      // what was added and has not been sent
-  size_t started_ = 0, finished_ = 0;  // buckets of sums
-  std::vector<at::Tensor> sums_;       // unless they go on
+  std::vector<at::Tensor> parts_;      // contributions that were not sent yet
+  size_t started_ = 0, finished_ = 0;  // buckets of the reduce-scatter
+  std::vector<at::Tensor> sums_;       // empty if `next` gets the sums
 
   std::vector<at::Tensor> whole_;
-  std::function<void(size_t)> before_;  // none: as much as there is room for travels ahead
-  size_t ungathered_ = 0;               // buckets whose gathering has not started
+  std::function<void(size_t)> before_;  // none: two buckets are gathered ahead
+  size_t ungathered_ = 0;               // buckets whose gather has not started
   std::deque<Gathering> gatherings_;
 };
 

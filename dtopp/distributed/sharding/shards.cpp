@@ -6,7 +6,7 @@ namespace dtopp {
 
 namespace {
 
-// What `rank` keeps of the piece.
+// The requested elements that `rank` stores.
 ElementRange part_of(const WantedPiece& wanted, int64_t rank) {
   if (!wanted.tensor) return {};
   const ElementRange range = wanted.tensor->partition->kept(rank);

@@ -1,4 +1,7 @@
-// A tensor whose elements are shared out among ranks.
+// Stores a tensor as one shard per rank, and gathers ranges of such tensors.
+//
+// Throws:        RankLost or ResourceError as Collectives
+// Collective:    collect, on every rank of the group
 #pragma once
 
 #include <vector>
@@ -8,24 +11,27 @@
 
 namespace dtopp {
 
-// The elements each rank of a group keeps, by rank; every element is kept by one.
+// The elements that each rank of a group stores, by rank. Every element belongs to exactly one rank.
 using Shards = std::vector<ElementRange>;
 
-// As parameters and moments are kept.
+// The form in which parameters and moments are stored.
 struct ShardedTensor {
   const Partition* partition = nullptr;
-  at::Tensor kept;  // [elements] of this rank
+  at::Tensor kept;  // the local shard, [elements]
 };
 
-// Elements [begin, end) that a rank is to get of a tensor; nothing where there is none.
+// A request of one rank for elements [begin, end) of a tensor. Without a tensor the rank requests nothing.
 struct WantedPiece {
   const ShardedTensor* tensor = nullptr;
   ElementRange piece{};
 };
 
-// Brings each rank the piece it wants, by rank, the same on all of them; the tensors are of one type and
-// device. Returns this rank's, [elements], undefined where it wants none; on one rank without a copy. Memory:
-// what this rank sends, unless that goes to one rank alone, and up to twice what it gets. Collective.
+// Sends each rank the elements that it requests. `by_rank` is the same on all ranks; the tensors share one
+// type and device. Peak memory is the elements sent (none if one rank gets them all) plus twice the elements
+// received.
+//
+// Returns:       this rank's elements [elements], undefined without a request; a view if the group has one
+//                rank
 at::Tensor collect(Collectives& ranks, const std::vector<WantedPiece>& by_rank);
 
 }  // namespace dtopp

@@ -5,7 +5,7 @@
 namespace dtopp {
 namespace {
 
-// left may become the sum's memory where `overwrite`.
+// Reuses the memory of `left` for the sum if `overwrite`.
 at::Tensor sum_of(at::Tensor left, const at::Tensor& right, bool overwrite) {
   if (!right.defined()) return left;
   if (!left.defined()) return right;

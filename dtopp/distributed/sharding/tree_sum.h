@@ -1,11 +1,16 @@
-// Sums in one order, however many ranks form them. Leaves 0, 1, 2, … (of a step: its micro-batches) are added
-// along an aligned binary tree, padded to a power of two with leaves that are absent:
-//   6 leaves: ((0 + 1) + (2 + 3)) + (4 + 5)
-// Ranks own aligned blocks of leaves, so a tree over the ranks of trees over their leaves is that tree: the
-// same bits at every number of ranks. An absent leaf adds nothing; where a tensor must stand for it, it is
-// full of kNothing (x + -0 is x for every x; -0 + 0 is not -0).
+// Adds tensors in one fixed order, independent of the number of ranks that share the work.
 //
-// Leaves are of one shape and floating type, on one device.
+// Leaves 0, 1, 2, … (the micro-batches of a step) are added along an aligned binary tree. It is padded to a
+// power of two with absent leaves:
+//
+// 6 leaves: ((0 + 1) + (2 + 3)) + (4 + 5)
+//
+// Each rank owns an aligned range of leaves. Adding the ranks' sums along a tree over ranks completes the
+// same tree, so the bits are equal for every number of ranks. An absent leaf adds nothing. If a tensor must
+// represent it, the tensor is filled with kNothing: x + -0 is x for every x, but -0 + 0 is not -0.
+//
+// Preconditions: leaves have one shape and floating type and are on one device
+// Collective:    no
 #pragma once
 
 #include <vector>
@@ -19,34 +24,35 @@ inline constexpr double kNothing = -0.0;
 struct LeafBlock {
   int64_t begin, end;  // end - begin may be 0
 };
-// The leaves of a rank, or of a block of `unit` ranks among `size` such: B of them, the smallest unit · 2^i
-// with size · B >= leaves. 6 leaves on 4 ranks: 2, 2, 2, 0.
+// The leaves of a rank, or of an EP group of `unit` ranks among `size` such groups. Each gets B leaves: the
+// smallest unit * 2^i with size * B >= leaves. Example: 6 leaves on 4 ranks are 2, 2, 2, 0.
 LeafBlock leaf_block(int64_t leaves, int64_t rank, int64_t size, int64_t unit = 1);
 
-// Undefined leaves are absent; the sum is undefined where all are, and the leaf itself where one is there.
-// The leaves stay as they are.
+// Undefined leaves are absent. The sum is undefined if all are absent, and aliases the leaf if one is
+// present. The leaves are not modified.
 at::Tensor tree_sum(std::vector<at::Tensor> leaves);
 
-// The tree sum of leaves that come one after another, by holding at most max(1, ceil(log2(leaves))) of them.
+// The tree sum of leaves that arrive one after another. It holds at most max(1, ceil(log2(leaves))) tensors.
 class TreeAccumulator {
  public:
-  // The next leaf, undefined if it is absent. Its memory is the accumulator's from now on.
+  // Adds the next leaf, undefined if it is absent. The accumulator takes over the leaf's memory.
   void add(at::Tensor leaf) { join({std::move(leaf), 0}); }
-  // The leaf that the next one is added to, undefined where there is none. Where there is, the next leaf may
-  // be of a narrower type, since nothing is kept of it; or the caller adds it himself and says so by added().
+  // The tensor to which the next leaf will be added; undefined if there is none. If it is defined, the next
+  // leaf may have a narrower type because it is not stored. The caller may also add the leaf to it and then
+  // call added().
   at::Tensor waiting() const;
   void added();
-  // The sum, undefined where no leaf was there; the accumulator begins anew.
+  // Returns the sum, undefined if all leaves were absent, and resets the accumulator.
   at::Tensor finish();
 
  private:
   struct Node {
     at::Tensor sum;
-    int level;  // of 2^level leaves
+    int level;  // the sum covers 2^level leaves
   };
   void join(Node node);
 
-  std::vector<Node> nodes_;  // levels fall
+  std::vector<Node> nodes_;  // in order of falling levels
 };
 
 }  // namespace dtopp

@@ -1,4 +1,6 @@
-// How the ranks of a run lie: in blocks, which share out the experts of a layer, on nodes.
+// Describes how the ranks of a run are arranged: EP groups of consecutive ranks, on nodes.
+//
+// Collective:    no
 #pragma once
 
 #include <bit>
@@ -6,9 +8,14 @@
 
 namespace dtopp {
 
-// Ranks in blocks of `places` consecutive ones, which share out the experts of a layer (expert parallelism);
-// the ranks of one place are replicas of each other. As many consecutive blocks lie on each of `nodes`, which
-// divide the replicas; what replicas exchange goes among those of a node first.
+// An EP group is `places` consecutive ranks, which split the experts of a layer. Ranks with the same EP rank
+// hold the same experts and form an EDP group. Each of `nodes` holds equally many consecutive EP groups;
+// `nodes` divides the EDP size. EDP ranks reduce within a node first. Example with EP size 2, EDP size 4 and
+// 2 nodes:
+//
+//            node 0          node 1
+// EP rank 0  ranks 0, 2      ranks 4, 6     one EDP group: 0, 2, 4, 6
+// EP rank 1  ranks 1, 3      ranks 5, 7     one EDP group: 1, 3, 5, 7
 struct RankGrid {
   int64_t places = 1, replicas = 1, nodes = 1;
 
@@ -19,9 +26,10 @@ struct RankGrid {
   int64_t rank(int64_t place, int64_t replica) const { return replica * places + place; }
 };
 
-// `ranks` on nodes of `node_ranks` consecutive ones, in blocks of `expert_parallel` that divide the ranks.
-// All count as one node where blocks or nodes would lie across each other; and where a node's replicas are no
-// power of two: sums of nodes' sums would not be the aligned tree (tree_sum.h).
+// The grid of `ranks` on nodes of `node_ranks` consecutive ranks; `expert_parallel` divides `ranks`.
+//
+// It has one node if EP groups would straddle nodes or nodes are uneven. It also has one node if the EDP size
+// per node is not a power of two: sums of the nodes' sums would differ from the aligned tree (tree_sum.h).
 inline RankGrid rank_grid(int64_t ranks, int64_t expert_parallel, int64_t node_ranks) {
   const auto node_replicas = static_cast<uint64_t>(node_ranks / expert_parallel);
   const bool nested =

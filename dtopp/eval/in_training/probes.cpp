@@ -24,8 +24,8 @@ Tokenizer training_tokenizer(const DataConfig& data) {
     if (absent) throw file_error("open", path, ENOENT);
   }
   throw UsageError(
-      "validation.tasks needs training data with a tokenizer.json (dtopp prepare text makes it), data.train "
-      "names none; validation.tasks=[] trains without them");
+      "validation.tasks: no data of data.train has a tokenizer.json; prepare it with dtopp prepare text, or "
+      "set validation.tasks=[]");
 }
 
 std::string joined(const std::vector<std::string>& names) {
@@ -40,7 +40,7 @@ struct PreparedProbes {
   std::vector<TaskRequests> tasks;
 };
 
-// nullopt when stopped.
+// Returns the accuracy of one task; nullopt if stopped, NaN if a log probability is not finite.
 std::optional<double> accuracy(const PreparedProbes& probes, const InferenceModel& model,
                                const TaskRequests& requests, Collectives& ranks,
                                const std::function<bool()>& stop) {
@@ -52,7 +52,7 @@ std::optional<double> accuracy(const PreparedProbes& probes, const InferenceMode
   try {
     for (size_t i = 0; i < requests.data_sets.size(); ++i)
       tallies.push_back(tally(requests.data_sets[i], judge_all(requests, i, (*scored)[i].scores)));
-  } catch (const NumericalError&) {  // training goes on, and may recover
+  } catch (const NumericalError&) {  // training continues and may recover
     return std::numeric_limits<double>::quiet_NaN();
   }
   return summarize(requests.task, tallies).accuracy;

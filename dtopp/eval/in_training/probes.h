@@ -1,15 +1,21 @@
-// Tasks put to a model while it trains: accuracy beside the validation loss. Nothing of the training changes:
-// no random number is drawn, no count enters the controller.
+// Evaluates benchmark tasks during training and reports their accuracy beside the validation loss.
+//
+// Training results do not change: a probe draws no random numbers and does not update the threshold
+// controller.
 #pragma once
 
 #include "dtopp/train/run.h"
 
 namespace dtopp {
 
-// The tasks of config.validation over config.validation.task_data, their prompts made with the tokenizer of
-// the training data; empty where there are none. "all" is what fits the model's sequence length. UsageError
-// where a task is unknown or named and does not fit, or no training data comes with a tokenizer; DataError
-// where training data or a task's file are missing or damaged.
+// Prepares the tasks of config.validation.tasks from the files in config.validation.task_data.
+//
+// Prompts are encoded with the tokenizer of the training data. "all" selects the tasks that fit the model's
+// sequence length.
+//
+// Returns: the probes; an empty function if there are no tasks
+// Throws:  UsageError if a task is unknown, if a named task does not fit, or if no training data has a
+//          tokenizer; DataError if training data or a task's file is missing or damaged
 Probes make_probes(const RunConfig& config, const std::function<bool()>& stop);
 
 }  // namespace dtopp

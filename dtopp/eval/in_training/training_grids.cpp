@@ -60,7 +60,7 @@ Drawing training_grids(const RunConfig& config) {
   if (config.model.type != ModelType::kDiffusionTransformer || config.diffusion.samples_every == 0 ||
       config.model.text_length > 0)
     return {};
-  // The run compares their contents when it opens them to train.
+  // Sizes suffice here: the run verifies the contents when it opens the images for training.
   const std::vector<std::string> folders = config.data.train_paths();
   const ImageLayout layout = ImageData::open({folders.begin(), folders.end()}, Verify::kSizes).layout();
   if (layout.is_latent) return {};
@@ -69,7 +69,7 @@ Drawing training_grids(const RunConfig& config) {
                            bool writes) {
             try {
               draw(config, layout, step, parameter, routing, writes);
-            } catch (const NumericalError&) {  // NOLINT: a later grid may be finite, and the run goes on
+            } catch (const NumericalError&) {  // NOLINT: the run continues, and a later grid may be finite
             }
           },
           [config](int64_t step) { return path_kind(grid_of(config, step)) != PathKind::kNothing; }};

@@ -1,15 +1,19 @@
-// The pictures that a diffusion transformer makes of itself while it trains.
+// Samples grids of pictures while a diffusion transformer trains.
 #pragma once
 
 #include "dtopp/train/run.h"
 
 namespace dtopp {
 
-// Every diffusion.samples_every steps a grid in <output>/samples/step-XXXXXXXX.png: eight pictures of each of
-// diffusion.sample_classes, or of the first eight classes, from the same noise each time; of a model without
-// classes 64. 25 steps of the objective's first sampler, guided by 4 where the model can be, with p solved
-// for the experts the run trains for. Nothing where the model makes latents or needs text. DataError where
-// the prepared images or the file cannot be read or written; pictures that are not finite are left out.
+// Returns a Drawing that writes <output>/samples/step-XXXXXXXX.png every diffusion.samples_every steps.
+//
+// A grid holds eight pictures per class of diffusion.sample_classes, or of the first eight classes. A model
+// without classes gets 64 pictures. The noise is the same in every grid. The sampler is euler (flow) or ddim
+// (ddpm) with 25 steps; guidance is 4 if the model was trained with condition dropout. Thresholds p are
+// solved for the run's target_experts. Grids with pictures that are not finite are left out.
+//
+// Returns: the Drawing; an empty one if the model generates latents or needs text
+// Throws:  DataError if the prepared images cannot be read or the file cannot be written
 Drawing training_grids(const RunConfig& config);
 
 }  // namespace dtopp

@@ -27,7 +27,7 @@ DiffusionModel load_diffusion_model(const Checkpoint& checkpoint, ParameterKind 
 ImageLayout load_image_layout(const Checkpoint& checkpoint) {
   const std::string file = (checkpoint.path() / kImagesFile).string();
   if (checkpoint.images_json().empty())
-    throw CheckpointError(file + ": not in the checkpoint, which so does not say what it makes pictures of");
+    throw CheckpointError(file + ": is missing, so the checkpoint's image layout is unknown");
   try {
     return parse_image_layout(checkpoint.images_json(), file);
   } catch (const DataError& error) {

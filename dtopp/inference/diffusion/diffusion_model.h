@@ -1,4 +1,4 @@
-// A diffusion transformer out of a checkpoint, for sampling and evaluation: fp32, with the checkpoint's p.
+// Loads a diffusion transformer for sampling and evaluation: fp32 parameters and the thresholds p.
 #pragma once
 
 #include "dtopp/checkpoint/checkpoint.h"
@@ -8,32 +8,38 @@
 
 namespace dtopp {
 
-// The parameters as the optimiser left them, or their moving average.
+// kRaw: the parameters that the optimizer updates. kAverage: their exponential moving average (EMA).
 enum class ParameterKind { kRaw, kAverage };
 
 struct DiffusionModel {
   RunConfig config;
   ParameterLookup parameter;
   DiffusionTransformer model;
-  RoutingInputs routing;  // p of each layer; none for a dense model
+  RoutingInputs routing;  // threshold p of each layer; empty for a dense model
   at::Device device = at::kCPU;
 };
 
-// CheckpointError where a tensor is missing or of another shape, and where the average is wanted of a
-// checkpoint without one.
+// Loads the parameters of this kind. Throws CheckpointError if a tensor is missing or has another shape, or
+// if kAverage is requested and the checkpoint has no EMA.
 DiffusionModel load_diffusion_model(const Checkpoint& checkpoint, ParameterKind kind,
                                     const at::Device& device);
 
-// What the checkpoint's model was trained on. CheckpointError where it does not say or is damaged.
+// Returns the layout of the training images. Throws CheckpointError if it is missing or damaged.
 ImageLayout load_image_layout(const Checkpoint& checkpoint);
 
-// predict() of the model. Whom its routers choose is added to `activations`, where that is given. Both must
-// outlive it.
+// Returns predict() of the model as a function. It adds the selected experts to `activations` unless that is
+// null.
+//
+// Preconditions: `model`, `routing` and `activations` outlive the returned function
 Denoiser denoiser_of(const DiffusionModel& model, const RoutingInputs& routing,
                      ActivationStatistics* activations = nullptr);
 
-// The numbers of experts that p is to be solved for: `wanted`, or where that is 0 those the run was trained
-// for, if it is the average that is used. Empty: p stays as it is. UsageError where `wanted` cannot be.
+// Returns the targets of active experts that p must be solved for. Empty: p of the checkpoint is used.
+//
+// The target is `wanted` unless it is 0. With 0, the EMA of a DTop-p model uses the run's own target_experts,
+// because the checkpoint's p belongs to the raw parameters.
+//
+// Throws: UsageError if the model cannot meet `wanted` (require_target)
 std::vector<double> targets_of(const RunConfig& config, ParameterKind kind, double wanted);
 
 }  // namespace dtopp

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kSolvePictures = 8;
 
-// [count, C, H, W] from picture `first` on, on the host.
+// Returns the noise of pictures first, first + 1, …, f32 [count, C, H, W] on the host.
 at::Tensor draw_noise(const RandomStream& stream, const ModelConfig& model, int64_t first, int64_t count) {
   at::Tensor noise = at::empty({count, model.channels, model.image_size, model.image_size}, at::kFloat);
   const auto size = static_cast<size_t>(noise.stride(0));
@@ -48,12 +48,12 @@ Condition without_condition(const Condition& given, const ModelConfig& model) {
   return none;
 }
 
-// What a model is asked while it samples.
+// The inputs of the model's forward passes during sampling.
 struct Question {
   at::Tensor x_BCHW, t_B;
   Condition condition;
 
-  // `count` images from `first` on, or as many as there are.
+  // Returns images first, first + 1, …: `count` of them, or fewer at the end.
   Question from(int64_t first, int64_t count) const {
     const auto part = [&](const at::Tensor& of) {
       return of.defined() ? of.slice(0, first, first + count) : of;
@@ -62,7 +62,7 @@ struct Question {
   }
 };
 
-// Every `stride`-th image of all questions.
+// Collects every `stride`-th image of all forward passes.
 class Questions {
  public:
   explicit Questions(int64_t stride) : stride_(stride) {}
@@ -100,13 +100,13 @@ void sample_from(const RandomStream& stream, const Denoiser& denoise, const Mode
     const at::Tensor noise = to_device(draw_noise(stream, model, first, count), device);
     const auto after_step = [&](int64_t step, const at::Tensor& /*x_BCHW*/) {
       hooks.progress(static_cast<uint64_t>(first * request.sampler.steps + count * step));
-      if (hooks.stop()) throw Stopped("stopped before all pictures were made; none is kept");
+      if (hooks.stop()) throw Stopped("stopped before all pictures were generated; none is kept");
     };
     const at::Tensor x0_BCHW =
         sample(denoise, noise, given, without_condition(given, model), request.sampler, after_step);
     if (!x0_BCHW.isfinite().all().item<bool>())
       throw NumericalError("pictures " + std::to_string(first) + " to " + std::to_string(first + count - 1) +
-                           ": not finite; use less --guidance, more --steps or an earlier checkpoint");
+                           ": not finite; use a lower --guidance, more --steps or an earlier checkpoint");
     take(first, x0_BCHW.cpu().contiguous());
   }
 }
@@ -124,8 +124,8 @@ RoutingInputs solve_for_sampling(const DiffusionModel& model, const PictureReque
   const ModelConfig& config = model.config.model;
   PictureRequest few = request;
   few.count = few.batch_size = kSolvePictures;
-  const int64_t images = kSolvePictures * request.sampler.steps * 2;  // that the model sees, about
-  // Odd: batches of a power of two images then give each of them its turn.
+  const int64_t images = kSolvePictures * request.sampler.steps * 2;  // approximate number of model inputs
+  // The stride is odd, so that batches whose size is a power of two contribute each of their positions.
   Questions questions(std::max<int64_t>(1, images * config.tokens_per_sample() / kSolveTokens) | 1);
   const Denoiser denoise = denoiser_of(model, model.routing);
   const auto watched = [&](const at::Tensor& x_BCHW, const at::Tensor& t_B, const Condition& condition) {

@@ -13,7 +13,7 @@ at::Tensor rows(const at::Tensor& first, const at::Tensor& second) {
   return first.defined() ? at::cat({first, second}) : first;
 }
 
-// v at x and t.
+// Computes the guided prediction v at x and t.
 class GuidedDenoiser {
  public:
   GuidedDenoiser(const Denoiser& denoise, const Condition& given, const Condition& none,
@@ -67,12 +67,12 @@ void validate(const SamplerOptions& options, Objective objective) {
   const bool ddim = options.method == SamplerMethod::kDdim;
   if (ddim && objective == Objective::kFlow)
     throw UsageError(
-        "--sampler ddim is for models trained with diffusion.objective ddpm: take euler or heun");
+        "--sampler: ddim needs a model trained with diffusion.objective ddpm; use euler or heun");
   if (!ddim && objective == Objective::kDdpm)
     throw UsageError(
-        "--sampler euler and heun are for models trained with diffusion.objective flow: take ddim");
+        "--sampler: euler and heun need a model trained with diffusion.objective flow; use ddim");
   if (ddim && options.steps > kDdpmSteps)
-    throw UsageError("--steps " + std::to_string(options.steps) + ": ddim has at most " +
+    throw UsageError("--steps " + std::to_string(options.steps) + ": ddim takes at most " +
                      std::to_string(kDdpmSteps));
 }
 

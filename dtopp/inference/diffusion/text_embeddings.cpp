@@ -17,7 +17,7 @@ at::Tensor read_text_embeddings(const std::filesystem::path& path, const ModelCo
     throw DataError(path.string() + ": \"text\" must be F32, F16 or BF16 [texts, tokens, size]");
   if (text->shape[2] != model.text_size || text->shape[1] > model.text_length)
     throw UsageError(path.string() + ": texts of " + std::to_string(text->shape[1]) + " embeddings of size " +
-                     std::to_string(text->shape[2]) + ", the model takes up to " +
+                     std::to_string(text->shape[2]) + ", but the model takes up to " +
                      std::to_string(model.text_length) + " of size " + std::to_string(model.text_size));
   if (!all_finite(*type, text->bytes))
     throw DataError(path.string() + ": \"text\" holds numbers that are not finite");

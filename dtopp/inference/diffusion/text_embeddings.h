@@ -1,4 +1,4 @@
-// Embeddings of texts to make pictures of.
+// Reads the text embeddings that condition sampled pictures.
 #pragma once
 
 #include <filesystem>
@@ -8,9 +8,11 @@
 
 namespace dtopp {
 
-// "text" of a safetensors file, F32, F16 or BF16 [N, L, S] with L up to model.text_length: f32
-// [N, text_length, S], zeros after each text's L. DataError where the file is damaged, has no such tensor or
-// numbers that are not finite; UsageError where it does not fit the model.
+// Reads the tensor "text" of a safetensors file, zero-padded to the model's text length.
+//
+// Shapes: "text" F32|F16|BF16 [N, L, S], L <= model.text_length -> f32 [N, text_length, S]
+// Throws: DataError if the file is damaged, has no such tensor or holds numbers that are not finite;
+//         UsageError if the tensor does not fit the model
 at::Tensor read_text_embeddings(const std::filesystem::path& path, const ModelConfig& model);
 
 }  // namespace dtopp

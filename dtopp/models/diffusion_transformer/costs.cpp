@@ -1,4 +1,4 @@
-// See diffusion_transformer.cpp for what is kept, docs/plan.md for the formulas.
+// diffusion_transformer.cpp shows which tensors are stored; docs/plan.md has the formulas.
 #include "dtopp/models/block_costs.h"
 #include "dtopp/models/diffusion_transformer/diffusion_transformer.h"
 
@@ -10,12 +10,12 @@ StepCosts diffusion_transformer_costs(const ModelConfig& model, const CostInputs
   const uint64_t images = checked_product(
       {u(inputs.micro_batch_size), u(model.channels), u(model.image_size), u(model.image_size), kFp32Bytes});
   StepCosts costs;
-  // Beside a block's norms their modulated outputs, and what is gated.
+  // Besides a block's norms, autograd stores their modulated outputs and the inputs of the gates.
   costs.first_layer = checked_sum({block_activations(s), checked_product({4, s.stream()})});
-  // The embedded tokens; the last norm's input, output and that modulated.
+  // The embedded tokens; the last norm's input, output and modulated output.
   costs.activations =
       checked_sum({checked_product({s.L, costs.first_layer}), checked_product({4, s.stream()}), images});
-  // Image, noise, what they are mixed to, target, prediction and their difference.
+  // Image, noise, noised image, target, prediction and their difference.
   costs.loss = {"images", checked_product({6, images})};
   costs.workspace = checked_sum({block_workspace(s), s.stream()});
   costs.attention_flops = checked_product({12, s.L, s.D, u(model.tokens_per_sample())});

@@ -26,16 +26,16 @@ std::string describe(const ImageShape& shape) {
 void require_fits(const ImageLayout& layout, const std::string& name, const ModelConfig& model) {
   const ImageShape wanted{model.channels, model.image_size, model.image_size};
   if (layout.shape != wanted)
-    throw UsageError(name + " holds samples of " + describe(layout.shape) + ", the model takes " +
-                     describe(wanted) + ": set model.channels and model.image_size to those of the data");
+    throw UsageError(name + " holds samples of " + describe(layout.shape) + ", but the model takes " +
+                     describe(wanted) + "; set model.channels and model.image_size to those of the data");
   if (model.num_classes > 0 && layout.classes.empty())
-    throw UsageError(name + " has no classes: set model.num_classes to 0");
+    throw UsageError(name + " has no classes; set model.num_classes to 0");
   if (model.num_classes > 0 && static_cast<int64_t>(layout.classes.size()) > model.num_classes)
     throw UsageError(name + " has " + std::to_string(layout.classes.size()) +
                      " classes, more than model.num_classes " + std::to_string(model.num_classes));
   if (model.text_length == 0) return;
   if (layout.text_size != model.text_size)
-    throw UsageError(name + " has embeddings of text of size " + std::to_string(layout.text_size) +
+    throw UsageError(name + " has text embeddings of size " + std::to_string(layout.text_size) +
                      ", not model.text_size " + std::to_string(model.text_size));
   if (layout.text_length > model.text_length)
     throw UsageError(name + " has texts of up to " + std::to_string(layout.text_length) +
@@ -58,7 +58,7 @@ std::vector<float> read_pixels(const ImageData& data, uint64_t index, bool flip)
   return x0;
 }
 
-// Where there is none of the mirrored picture it is that of the picture: a latent mirrored is no picture's.
+// Without a latent of the mirrored image, returns the image's own: a mirrored latent belongs to no image.
 std::vector<float> read_latent(const ImageData& data, uint64_t index, bool flip) {
   const ImageLayout& layout = data.layout();
   std::vector<float> x0(layout.shape.elements());
@@ -97,7 +97,7 @@ std::shared_ptr<const ImageData> open_images(const std::vector<std::string>& pat
   return data;
 }
 
-// Samples by the weights of their folders, which lie end to end.
+// Orders samples by the weights of their folders, which are concatenated.
 std::function<uint64_t(uint64_t)> weighted_order(const RunConfig& config, const ImageData& images,
                                                  TrainingData& data) {
   std::vector<uint64_t> sizes = images.folder_sizes(), first(sizes.size());

@@ -30,7 +30,7 @@ at::Tensor to_patches(const at::Tensor& x_BCHW, const ModelConfig& config) {
       .reshape({B, config.image_tokens(), config.patch_values()});
 }
 
-// [B, patches, p p C], a patch as (row, column, channel), to [B, C, H, W].
+// [B, patches, p p C], each patch as (row, column, channel), to [B, C, H, W].
 at::Tensor from_patches(const at::Tensor& y_BPV, const ModelConfig& config) {
   const int64_t B = y_BPV.size(0), C = config.channels, n = config.grid_size(), p = config.patch_size;
   return y_BPV.reshape({B, n, n, p, p, C})
@@ -59,7 +59,7 @@ at::Tensor embed_condition(const DiffusionTransformer& model, const at::Tensor& 
   return at::silu(c_BD);
 }
 
-// A modulation's parts, [B, 1, D] each.
+// The parts of a modulation, each [B, 1, D].
 std::vector<at::Tensor> parts(const at::Tensor& shared_BND, const at::Tensor& table_ND) {
   std::vector<at::Tensor> parts_B1D;
   for (const at::Tensor& part_BD : (shared_BND + table_ND).unbind(1))
@@ -72,7 +72,7 @@ at::Tensor modulated_norm(const at::Tensor& x_BSD, const at::Tensor& shift_B1D, 
   return at::addcmul(shift_B1D, normed_BSD, scale_B1D + 1);
 }
 
-// Each head turned to its place: [T, H, K].
+// Applies rotary positions to each head: [T, H, K].
 at::Tensor turn(const at::Tensor& x_THK, const RotaryTable& rotary) {
   const auto halves = x_THK.chunk(2, -1);
   const at::Tensor turned_THK = at::cat({-halves[1], halves[0]}, -1);
@@ -104,7 +104,8 @@ at::Tensor attend(const at::Tensor& x_BSD, const AttentionWeights& weights, cons
   return dtopp::linear(mixed_BSD, weights.o_DD);
 }
 
-// Of each token of the batch; where positions are added to the tokens nothing turns.
+// Rotary table for all tokens of the batch. If positions are added to the tokens, it is the identity
+// rotation.
 RotaryTable rotary_table_of(const ModelConfig& config, int64_t images, const at::Device& device) {
   if (config.position == Position::kRotary)
     return axial_rotary_table(images, config.text_length, config.grid_size(), config.head_size(), device);

@@ -11,7 +11,7 @@
 namespace dtopp {
 namespace {
 
-// What is drawn for a sample.
+// The random values of a sample.
 struct Draw {
   uint64_t index = 0;  // in the data
   bool flip = false, dropped = false;
@@ -65,7 +65,7 @@ class ValidationDraws {
   RandomStream bucket_, timestep_, noise_;
 };
 
-// The tensors of a batch while they are filled, sample by sample.
+// Fills the tensors of a batch sample by sample.
 class ImageBatch {
  public:
   ImageBatch(const ModelConfig& model, uint64_t position, int64_t count) : model_(model) {
@@ -87,8 +87,8 @@ class ImageBatch {
   void fill(int64_t i, const TrainingImage& sample, const Draw& draw, const RandomStream& noise) {
     const std::span<float> x0 = row(x0_, i);
     if (sample.x0_CHW.size() != x0.size())
-      throw std::invalid_argument("an image of " + std::to_string(sample.x0_CHW.size()) + " values, not " +
-                                  std::to_string(x0.size()));
+      throw std::invalid_argument("an image has " + std::to_string(sample.x0_CHW.size()) +
+                                  " values, expected " + std::to_string(x0.size()));
     std::ranges::copy(sample.x0_CHW, x0.begin());
     noise.normals(batch_.position + static_cast<uint64_t>(i), row(noise_, i));
     t_.mutable_data_ptr<float>()[i] = draw.t;
@@ -96,7 +96,7 @@ class ImageBatch {
       class_.mutable_data_ptr<int64_t>()[i] = draw.dropped ? model_.num_classes : sample.label;
     if (text_.defined() && !draw.dropped) {
       if (sample.text_LS.size() > row(text_, i).size())
-        throw std::invalid_argument("a text longer than model.text_length");
+        throw std::invalid_argument("a text is longer than model.text_length");
       std::ranges::copy(sample.text_LS, row(text_, i).begin());
     }
   }

@@ -1,5 +1,5 @@
-// Batches of a diffusion transformer. All that is drawn at random for a sample depends on the seed and the
-// sample's position alone.
+// Builds the batches of a diffusion transformer. Random values of a sample depend only on the seed and the
+// sample's position.
 #pragma once
 
 #include <cstdint>
@@ -12,37 +12,38 @@
 
 namespace dtopp {
 
-inline constexpr int64_t kTimestepBuckets = 10;  // of validation
+inline constexpr int64_t kTimestepBuckets = 10;  // validation groups
 
-// A picture as the model sees it.
+// An image in the form that the model uses.
 struct TrainingImage {
   std::vector<float> x0_CHW;   // pixels in [-1, 1], or a latent scaled to about unit variance
-  int64_t label = 0;           // a class
-  std::vector<float> text_LS;  // embeddings of its text, at most text_length of them
+  int64_t label = 0;           // class
+  std::vector<float> text_LS;  // embeddings of its text, at most text_length
 };
 
 struct ImageReader {
   uint64_t samples = 0;
-  // Sample `index` as it lies in the data; mirrored left to right where `flip`. Called by several threads.
+  // Reads sample `index` of the data, mirrored left to right if `flip`. Called from several threads.
   std::function<TrainingImage(uint64_t index, bool flip)> read;
-  // The sample at a position of the training order; none: ImageOrder's.
+  // Maps a position of the training order to a sample. Empty: ImageOrder.
   std::function<uint64_t(uint64_t position)> order{};
 };
 
-// Batches hold "x0" and "noise", f32 [B, C, H, W]; "t", f32 [B]; with model.num_classes "class", int64 [B],
-// num_classes where it was dropped; with model.text_length "text", f32 [B, text_length, text_size], zeros
-// after a text's end and where it was dropped.
+// A batch holds "x0" and "noise", f32 [B, C, H, W], and "t", f32 [B]. With model.num_classes it holds
+// "class", int64 [B], which is num_classes if the condition was dropped. With model.text_length it holds
+// "text", f32 [B, text_length, text_size], which is zero after the end of a text and if the condition was
+// dropped.
 //
-// Training: each epoch a fresh permutation of all samples; flip (unless diffusion.flip is off), t, noise and
-// whether the condition is dropped are drawn for each position. Validation: the order of the data, neither
-// flipped nor dropped, besides "group", int64 [B]: of every ten samples in order each has its t in another
-// tenth of the training distribution.
+// Training permutes all samples anew in each epoch. Flip (unless diffusion.flip is off), t, noise and the
+// drop of the condition are drawn per position. Validation uses the order of the data, without flips and
+// drops, and adds "group", int64 [B]: each of ten consecutive samples has its t in a different tenth of the
+// training distribution.
 std::function<Batch(uint64_t position, int64_t count)> training_images(const RunConfig& config,
                                                                        ImageReader source);
 std::function<Batch(uint64_t position, int64_t count)> validation_images(const RunConfig& config,
                                                                          ImageReader source);
 
-// The prepared images that config.data names.
+// Opens the prepared images of config.data.
 TrainingData diffusion_transformer_data(const RunConfig& config, Verify verify);
 
 }  // namespace dtopp

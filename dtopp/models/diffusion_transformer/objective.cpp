@@ -10,7 +10,7 @@ constexpr double kFirstBeta = 1e-4, kLastBeta = 0.02;
 
 at::Tensor of_each_image(const at::Tensor& value_B) { return value_B.to(at::kFloat).view({-1, 1, 1, 1}); }
 
-// The z below which a normal number lies with this probability, by bisection; within ±9.
+// The normal quantile of a probability, by bisection within ±9.
 double normal_quantile(double probability) {
   double low = -9, high = 9;
   for (int i = 0; i < 60; ++i) {

@@ -19,7 +19,7 @@ std::vector<ParameterSpec> diffusion_transformer_parameters(const ModelConfig& m
   list.shift("time_embed.0.bias", {D});
   list.matrix("time_embed.2.weight", {D, D}, kConditioning);
   list.shift("time_embed.2.bias", {D});
-  // The last row is that of no class.
+  // The last row stands for no class.
   if (model.num_classes > 0)
     list.matrix("class_embed.weight", {model.num_classes + 1, D}, ParameterRole::kLookUp);
   list.zero_matrix("modulation.weight", {6 * D, D}, kConditioning);

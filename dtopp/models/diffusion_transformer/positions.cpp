@@ -5,7 +5,7 @@ namespace {
 
 constexpr double kPeriodBase = 10000.0;
 
-// base^(-i / count) for i below count, f64.
+// base^(-i / count) for i < count, f64.
 at::Tensor frequencies(int64_t count, const at::Device& device) {
   const at::Tensor i = at::arange(count, at::device(device).dtype(at::kDouble));
   return at::pow(kPeriodBase, -i / static_cast<double>(count));

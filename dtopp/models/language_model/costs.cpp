@@ -1,4 +1,4 @@
-// See language_model.cpp for what is kept, docs/plan.md for the formulas.
+// language_model.cpp shows which tensors are stored; docs/plan.md has the formulas.
 #include <algorithm>
 
 #include "dtopp/models/block_costs.h"
@@ -9,22 +9,23 @@ namespace {
 
 constexpr uint64_t kCrossEntropyChunk = uint64_t{64} << 20;
 constexpr uint64_t kCudaLogits = uint64_t{1}
-                                 << 30;  // fp32, of a chunk (ops/cross_entropy/linear_cross_entropy_cuda.cpp)
+                                 << 30;  // fp32, per chunk (ops/cross_entropy/linear_cross_entropy_cuda.cpp)
 
-// Logits of a chunk with what becomes of them, the weight's gradient in fp32 and that of the hidden states.
+// The logits of a chunk and tensors derived from them, the weight's gradient in fp32, the hidden states'
+// gradient.
 uint64_t cross_entropy(const BlockSizes& s, uint64_t V) {
   const uint64_t weight = checked_product({V, s.D, kFp32Bytes});
   if (!s.cuda) {
     const uint64_t chunk = std::min(checked_product({s.T, V, 2 * kFp32Bytes}), kCrossEntropyChunk);
     return checked_sum({chunk, weight, checked_product({s.T, s.D, kFp32Bytes})});
   }
-  // Their gradients are formed beside them.
+  // The gradients of the logits are separate tensors.
   const uint64_t logits = std::min(checked_product({s.T, V, kFp32Bytes}), kCudaLogits);
   return checked_sum({logits, logits / kFp32Bytes * s.width, weight, checked_product({s.T, s.D, s.width})});
 }
 
-// Of an RMS norm on a CPU, which torch forms of several operations: the normalised numbers, and its input
-// where that is not fp32 already.
+// Extra bytes of an RMS norm on a CPU, which torch computes with several operations: the normalized values,
+// and the input in fp32 if it has another type.
 uint64_t kept_by_norm(const BlockSizes& s, const ModelConfig& model) {
   if (model.norm == NormType::kLayer || s.cuda) return 0;
   return checked_product({s.T, s.D, kFp32Bytes, s.width == kFp32Bytes ? 1U : 2U});
@@ -37,7 +38,7 @@ StepCosts language_model_costs(const ModelConfig& model, const CostInputs& input
   const auto V = static_cast<uint64_t>(model.vocab_size);
   const uint64_t ends =
       checked_sum({checked_product({2, s.stream()}), checked_product({s.T, 16}), kept_by_norm(s, model)});
-  // A tied embedding gets a second gradient, from its look-up.
+  // A tied embedding has a second gradient, from its look-up.
   const uint64_t look_up = model.tie_embeddings ? checked_product({V, s.D, s.width}) : 0;
   StepCosts costs;
   costs.first_layer = checked_sum({block_activations(s), 2 * kept_by_norm(s, model)});

@@ -21,7 +21,7 @@ std::vector<TokenStream> open_streams(const std::vector<std::string>& paths, con
   return streams;
 }
 
-// The one tokenizer all streams that name one were made with.
+// Throws UsageError if two streams with a known tokenizer were prepared with different ones.
 void check_same_tokenizer(const std::vector<TokenStream>& train, const std::vector<TokenStream>& validation) {
   const TokenStream* first = nullptr;
   for (const auto* streams : {&train, &validation}) {
@@ -30,7 +30,7 @@ void check_same_tokenizer(const std::vector<TokenStream>& train, const std::vect
       if (first == nullptr) first = &stream;
       if (*stream.tokenizer_hash() != *first->tokenizer_hash()) {
         throw UsageError(stream.path().string() + " and " + first->path().string() +
-                         " were prepared with different tokenizers: prepare both with the same one");
+                         " were prepared with different tokenizers; prepare both with the same one");
       }
     }
   }
@@ -43,7 +43,7 @@ std::string find_tokenizer(const std::vector<TokenStream>& streams) {
   return {};
 }
 
-// Reads window `position` of an order; room for sequence_length + 1 tokens.
+// Reads sequence `position` of an order into sequence_length + 1 tokens.
 using ReadWindow = std::function<void(uint64_t position, std::span<int64_t> tokens)>;
 
 std::function<Batch(uint64_t, int64_t)> batches(const ModelConfig& model, std::optional<int64_t> end_of_text,
@@ -62,13 +62,13 @@ std::function<Batch(uint64_t, int64_t)> batches(const ModelConfig& model, std::o
   };
 }
 
-// All sources as one: their windows in one order.
+// Permutes the sequences of all sources together.
 ReadWindow one_order(std::vector<TokenStream> streams, const ModelConfig& model, uint64_t seed) {
   return [sampler = std::make_shared<WindowSampler>(std::move(streams), model.sequence_length, seed)](
              uint64_t position, std::span<int64_t> tokens) { sampler->sample(position, tokens); };
 }
 
-// The sources by their weights.
+// Orders the sequences by the weights of their sources.
 ReadWindow mixed_order(std::vector<TokenStream> streams, const RunConfig& config, TrainingData& data) {
   auto samplers = std::make_shared<std::vector<WindowSampler>>();
   std::vector<uint64_t> sizes;

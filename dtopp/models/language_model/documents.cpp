@@ -6,7 +6,7 @@
 namespace dtopp {
 namespace {
 
-// What a stream says: by its manifest, or by the tokenizer beside its tokens.
+// The id from the stream's manifest, or from the tokenizer next to its tokens.
 std::optional<int64_t> end_of_text_of(const TokenStream& stream) {
   if (const auto id = stream.end_of_text()) return id;
   const auto path = tokenizer_beside(stream.path());
@@ -44,15 +44,15 @@ std::optional<int64_t> end_of_documents(const RunConfig& config, const std::vect
       if (found && *id != *found)
         throw UsageError(stream.path().string() + " ends documents with id " + std::to_string(*id) + ", " +
                          said_by + " with " + std::to_string(*found) +
-                         ": set data.end_of_text to that of the data");
+                         "; set data.end_of_text to that of the data");
       if (!found) said_by = stream.path().string();
       found = id;
     }
   }
   if (!found)
     throw UsageError(
-        "data.end_of_text: model.attend_across_documents: false needs the id that ends a document, and no "
-        "data come with a tokenizer that says it");
+        "data.end_of_text: model.attend_across_documents: false needs the id that ends a document, but no "
+        "data source has a tokenizer with one; set data.end_of_text");
   return found;
 }
 

@@ -15,11 +15,12 @@
 namespace dtopp {
 namespace {
 
-// Undefined where tokens see across documents.
+// Undefined if tokens attend across documents.
 at::Tensor offsets_of(const LanguageModel& model, const at::Tensor& tokens_BL, const at::Tensor& documents) {
   if (model.config.attend_across_documents || documents.defined()) return documents;
   if (!model.end_of_text)
-    throw std::invalid_argument("hidden_states: nobody says where the tokens' documents end");
+    throw std::invalid_argument(
+        "hidden_states: model.attend_across_documents: false needs document offsets or end_of_text");
   return to_device(document_offsets(tokens_BL.cpu(), *model.end_of_text), tokens_BL.device());
 }
 

@@ -1,8 +1,9 @@
-// The language model: pre-norm decoder blocks with QK-norm, RoPE and a dense or Mixture-of-Experts
+// Implements the language model: pre-norm decoder blocks with QK-norm, RoPE and a dense or Mixture-of-Experts
 // feed-forward layer.
 //
-//   x = embed(tokens);  for each block: x += attention(norm(x));  x += moe(norm(x));  logits = norm(x)
-//   W_head^T
+//   x = embed(tokens)
+//   for each block:  x += attention(norm(x));  x += moe(norm(x))
+//   logits = norm(x) W_head^T
 #pragma once
 
 #include <functional>
@@ -25,59 +26,61 @@ struct LanguageModelBlock {
   FeedForwardWeights mlp;
 };
 
-// The model over tensors that are looked up by name (those of language_model_parameters) each time they are
-// used, in the order of a forward pass.
+// The model over tensors that are looked up by name (language_model_parameters) at each use, in the order of
+// the forward pass.
 struct LanguageModel {
   ModelConfig config;
   RoutingConfig routing;
   ParameterLookup parameter;
-  // What ends a document, for model.attend_across_documents: false where nobody says where documents are.
+  // The id that ends a document. Required for model.attend_across_documents: false if no document offsets are
+  // given.
   std::optional<int64_t> end_of_text{};
 
   at::Tensor embed_VD() const { return parameter("model.embed_tokens.weight"); }
   LanguageModelBlock block(int64_t layer) const;
   at::Tensor norm_D() const { return parameter("model.norm.weight"); }
-  // The embedding itself when tied.
+  // The embedding if it is tied.
   at::Tensor head_VD() const { return config.tie_embeddings ? embed_VD() : parameter("lm_head.weight"); }
 };
 
-// The same over tensors that are looked up once, here.
+// The same with all tensors looked up now.
 LanguageModel bind_language_model(const ModelConfig& model, const RoutingConfig& routing,
                                   const ParameterLookup& parameter);
 
 struct HiddenStates {
   at::Tensor x_TD;                   // after the final norm, T = B L
-  std::vector<RouteOutput> routing;  // one a layer; none for a dense model
+  std::vector<RouteOutput> routing;  // per layer; empty for a dense model
 };
 
-// Mixes the values of a layer's heads over positions: [T, H, K] each, the result likewise. Which token sees
-// which is its choice.
+// Computes attention over the heads of a layer. Inputs and result are [T, H, K]. It decides which tokens
+// attend to which.
 using Attend = std::function<at::Tensor(size_t layer, const Heads& heads)>;
 
-// tokens_T and positions_T int64.
+// tokens_T and positions_T: int64.
 HiddenStates hidden_states(const LanguageModel& model, const at::Tensor& tokens_T,
                            const at::Tensor& positions_T, const RoutingInputs& inputs, const Attend& attend);
 
-// Sequences of equal length, each token seeing itself and those before it, with
-// model.attend_across_documents: false those of its document. tokens_BL int64. documents: then
-// document_offsets of them (documents.h), on their device; undefined: found by model.end_of_text, for which
-// the host waits for the device.
+// The same for sequences of equal length with causal attention, within documents if
+// model.attend_across_documents is false. tokens_BL: int64. documents: document_offsets (documents.h) on the
+// tokens' device. If it is undefined, it is computed with model.end_of_text, which makes the host wait for
+// the device.
 HiddenStates hidden_states(const LanguageModel& model, const at::Tensor& tokens_BL,
                            const RoutingInputs& inputs, const at::Tensor& documents = {});
 
-// windows int64 [B, L + 1]: each predicts its tokens 1 … L; documents: as above, of tokens 0 … L - 1. Values:
-// "lm_loss", "lm_z_loss", and for MoE those of add_router_losses.
+// windows: int64 [B, L + 1]; tokens 0 to L - 1 predict tokens 1 to L. documents: as above, for tokens 0 to L
+// - 1. Values: "lm_loss", "lm_z_loss", and with experts those of add_router_losses.
 BatchLosses language_model_losses(const LanguageModel& model, const at::Tensor& windows,
                                   const RoutingInputs& inputs, const LossConfig& weights,
                                   const at::Tensor& documents = {});
 
 StepCosts language_model_costs(const ModelConfig& model, const CostInputs& inputs);
 
-// Batches hold "tokens", int64 [B, sequence_length + 1]: windows of the token files; and with
-// model.attend_across_documents: false "documents", document_offsets of all but their last tokens.
+// Batches hold "tokens", int64 [B, sequence_length + 1], from the token files. With
+// model.attend_across_documents: false they also hold "documents", the document_offsets of all tokens but the
+// last of each sequence.
 TrainingData language_model_data(const RunConfig& config, Verify verify);
 
-// All of the above as one record.
+// Builds the Model record from the functions above.
 Model make_language_model(const RunConfig& config);
 
 }  // namespace dtopp

@@ -1,4 +1,4 @@
-// The parameters of a language model; torch-free.
+// Lists the parameters of a language model. Does not depend on torch.
 #pragma once
 
 #include <vector>
@@ -9,7 +9,7 @@
 
 namespace dtopp {
 
-// In the order of a forward pass.
+// The parameters in the order of the forward pass.
 std::vector<ParameterSpec> language_model_parameters(const ModelConfig& model, const RoutingConfig& routing);
 
 }  // namespace dtopp

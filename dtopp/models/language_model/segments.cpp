@@ -22,7 +22,7 @@ at::Tensor attend(const at::Tensor& q_LHK, const at::Tensor& k_LHK, const at::Te
 
 }  // namespace
 
-// Attention of every segment over what it continues and itself.
+// Attention of every segment over its continued tokens and itself.
 class SegmentAttention {
  public:
   SegmentAttention(const LanguageModel& model, const at::Tensor& tokens_T, std::span<const Segment> segments)
@@ -32,14 +32,15 @@ class SegmentAttention {
       const Segment& segment = segments[i];
       const bool known = segment.parent < static_cast<int64_t>(i);
       if (!known || (segment.parent != kNoParent && (segment.cache != nullptr || has_prefix(segment.parent))))
-        throw std::invalid_argument("a segment's parent is an earlier one without cache or parent");
+        throw std::invalid_argument(
+            "segment_states: a parent must be an earlier segment without cache or parent");
       begin_.push_back(begin);
       begin += segment.length;
     }
     begin_.push_back(begin);
     if (tokens_T.dim() != 1 || tokens_T.size(0) != begin)
-      throw std::invalid_argument("segments of " + std::to_string(begin) + " tokens for " +
-                                  std::to_string(tokens_T.numel()));
+      throw std::invalid_argument("segments of " + std::to_string(begin) +
+                                  " tokens; number of tokens given: " + std::to_string(tokens_T.numel()));
     set_positions(tokens_T.device());
     if (!model.config.attend_across_documents) find_documents(model, tokens_T.cpu());
   }
@@ -79,10 +80,10 @@ class SegmentAttention {
     positions_T_ = to_device(positions_T, device);
   }
 
-  // Where each token's document begins. Positions count what a segment continues.
+  // Finds the position where each token's document begins. Positions include the continued tokens.
   void find_documents(const LanguageModel& model, const at::Tensor& tokens_T) {
     if (!model.end_of_text)
-      throw std::invalid_argument("segment_states: nobody says where the tokens' documents end");
+      throw std::invalid_argument("segment_states: model.attend_across_documents: false needs end_of_text");
     const at::Tensor first_seen_T = at::empty_like(tokens_T);
     const auto* token = tokens_T.const_data_ptr<int64_t>();
     auto* first_seen = first_seen_T.mutable_data_ptr<int64_t>();
@@ -102,7 +103,8 @@ class SegmentAttention {
     if (first_seen_T.any().item<bool>()) first_seen_T_ = to_device(first_seen_T, positions_T_.device());
   }
 
-  // The mask of tokens from `begin` on, over `before` tokens and their own, less what is of other documents.
+  // Removes other documents from the mask of tokens from `begin` on. Its keys are `before` continued tokens
+  // and the tokens themselves.
   at::Tensor in_document(const at::Tensor& mask, int64_t begin, int64_t before) const {
     if (!first_seen_T_.defined()) return mask;
     const at::Tensor own = positions_T_.narrow(0, begin, mask.size(0));
@@ -150,7 +152,7 @@ class SegmentAttention {
                   segment.cache->v_LHK_[layer].narrow(0, 0, total), mask, false);
   }
 
-  // Siblings see their parent and, each, its own tokens so far.
+  // Siblings attend to their parent and to their own earlier tokens.
   at::Tensor sibling_mask(size_t first, size_t last, const at::TensorOptions& options) const {
     const int64_t before = segments_[segments_[first].parent].length, total = begin_[last] - begin_[first];
     at::Tensor mask = at::zeros({total, before + total}, options.dtype(at::kBool));
@@ -184,7 +186,7 @@ class SegmentAttention {
   std::span<const Segment> segments_;
   std::vector<int64_t> begin_;
   at::Tensor positions_T_;
-  std::vector<int64_t> document_begin_;  // of each segment: of the document its next token would belong to
+  std::vector<int64_t> document_begin_;  // per segment: where the document of its next token begins
   at::Tensor first_seen_T_;  // the position where each token's document begins; undefined: all at 0
 };
 

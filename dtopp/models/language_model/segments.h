@@ -1,7 +1,14 @@
-// The model over sequences of different lengths side by side, none padded: everything but attention works on
-// their tokens as one list. With model.attend_across_documents: false, a token sees its own document in what
-// its segment continues and in the segment. A segment continues a cache (generation) or an earlier segment
-// (the choices of a question continue its context, which is computed once).
+// Runs the language model over sequences of different lengths without padding.
+//
+// All layers but attention treat the tokens of all segments as one list. A segment continues a cache
+// (generation) or an earlier segment: the choices of a question continue its context, which is computed once.
+// Example:
+//
+// tokens     [ context | choice 0 | choice 1 ]      choices 0 and 1 have parent 0
+// attention  choice 1 attends to the context and to itself, not to choice 0
+//
+// With model.attend_across_documents: false, a token attends only to its own document, in the continued
+// tokens and in the segment.
 #pragma once
 
 #include <span>
@@ -11,7 +18,7 @@
 
 namespace dtopp {
 
-// Keys and values of the tokens so far, one pair a layer.
+// Keys and values of the previous tokens, one pair per layer.
 class KeyValueCache {
  public:
   explicit KeyValueCache(int64_t num_layers) : k_LHK_(num_layers), v_LHK_(num_layers) {}
@@ -21,21 +28,21 @@ class KeyValueCache {
  private:
   friend class SegmentAttention;
 
-  std::vector<at::Tensor> k_LHK_, v_LHK_;  // with room for more; undefined while empty
+  std::vector<at::Tensor> k_LHK_, v_LHK_;  // allocated in advance; undefined while empty
   int64_t length_ = 0;
-  int64_t document_begin_ = 0;  // of the document that the next token belongs to
+  int64_t document_begin_ = 0;  // position where the document of the next token begins
 };
 
 inline constexpr int64_t kNoParent = -1;
 
 struct Segment {
-  int64_t length = 0;              // tokens, after those of the segments before it
-  KeyValueCache* cache = nullptr;  // continued and extended
-  int64_t parent = kNoParent;      // the index of an earlier segment without cache or parent
+  int64_t length = 0;              // tokens; they follow those of earlier segments
+  KeyValueCache* cache = nullptr;  // continued and extended; may be null
+  int64_t parent = kNoParent;      // index of an earlier segment without cache or parent
 };
 
-// tokens_T int64, T the sum of the lengths. Nothing is differentiated. std::invalid_argument where segments
-// do not fit together.
+// Runs the model without gradients. tokens_T: int64, T the sum of the segments' lengths. Throws
+// std::invalid_argument if the segments are inconsistent.
 HiddenStates segment_states(const LanguageModel& model, const at::Tensor& tokens_T,
                             std::span<const Segment> segments, const RoutingInputs& inputs);
 

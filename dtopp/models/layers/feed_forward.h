@@ -1,4 +1,4 @@
-// The feed-forward layer of a block, dense or of experts (Mixture-of-Experts).
+// Computes the feed-forward layer of a block: dense or Mixture-of-Experts.
 #pragma once
 
 #include <string>
@@ -10,15 +10,16 @@
 namespace dtopp {
 
 struct FeedForwardWeights {
-  ExpertLayerWeights experts;                  // MoE
-  at::Tensor dense_gate_up_GD, dense_down_DF;  // dense
+  ExpertLayerWeights experts;                  // if the model has experts
+  at::Tensor dense_gate_up_GD, dense_down_DF;  // if the model is dense
 };
 
-// Those whose names begin with `prefix` ("model.layers.3.mlp.", see ParameterList::feed_forward).
+// Looks up the weights whose names begin with `prefix` ("model.layers.3.mlp.", see
+// ParameterList::feed_forward).
 FeedForwardWeights feed_forward_weights(const ModelConfig& model, const RoutingConfig& routing,
                                         const std::string& prefix, const ParameterLookup& parameter);
 
-// y_TD, of x's type. `layer` counts from 0; where it has a router, `routed` gets what that chose.
+// Returns y_TD, of x's type. `layer` counts from 0. A layer with a router appends its routing to `routed`.
 at::Tensor feed_forward(const at::Tensor& x_TD, const FeedForwardWeights& weights, size_t layer,
                         const RoutingConfig& routing, const RoutingInputs& inputs,
                         std::vector<RouteOutput>& routed);

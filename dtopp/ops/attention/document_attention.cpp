@@ -10,13 +10,13 @@ using torch::autograd::variable_list;
 
 constexpr int64_t kLargestFlashHead = 256;
 constexpr int64_t kFlashHeadMultiple = 8;
-constexpr int64_t kCausalMask = 1;  // of _efficient_attention_forward: from the upper left corner
+constexpr int64_t kCausalMask = 1;  // for _efficient_attention_forward: aligned to the upper left corner
 
-// Documents of one length in a row.
+// Consecutive documents of equal length.
 struct Run {
   int64_t begin, count, length;
 
-  // [count, H, length, K]
+  // Views the run's tokens as [count, H, length, K].
   at::Tensor of(const at::Tensor& x_THK) const {
     return x_THK.narrow(0, begin, count * length)
         .view({count, length, x_THK.size(1), x_THK.size(2)})
@@ -41,13 +41,13 @@ std::vector<Run> runs_of(const at::Tensor& offsets) {
   return runs_of({offsets.const_data_ptr<int32_t>(), static_cast<size_t>(offsets.numel())});
 }
 
-// Computed in q's type, or where the processor does not multiply bf16 in fp32.
+// The type of the computation: q's type, or fp32 for bf16 on CPUs without bf16 instructions.
 at::ScalarType type_for(const at::Tensor& q) {
   const bool widens = q.scalar_type() == at::kBFloat16 && !has_bf16_matmul(q.device());
   return widens ? at::kFloat : q.scalar_type();
 }
 
-// One autograd node for all documents: a node for each would fill a gradient of all tokens each.
+// One autograd node for all documents. With one node per document, each would fill a gradient for all tokens.
 struct DocumentAttention : torch::autograd::Function<DocumentAttention> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k,
                             const at::Tensor& v, const at::Tensor& offsets) {

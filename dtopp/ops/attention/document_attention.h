@@ -1,14 +1,19 @@
-// Self-attention of documents that lie side by side: libtorch's kernels, one call for each run of documents
-// of equal length on a CPU, one for all on a CUDA device.
+// Self-attention within documents that are concatenated in one sequence, by libtorch's kernels. A CPU runs
+// one call per run of equally long documents, a CUDA device one call for all.
 #pragma once
 
 #include "dtopp/ops/core/torch.h"
 
 namespace dtopp {
 
-// As self_attention with `causal`, each token to itself and those before it in its own document. q, k, v
-// [T, H, K]; the result likewise. offsets: int32 [n + 1] on their device, where each of n documents begins,
-// and T, which a CUDA device takes as they are; longest: no document has more tokens. Differentiable.
+// Causal self-attention (attention.h): each token attends to itself and the earlier tokens of its own
+// document. Differentiable.
+//
+// Shapes:        q, k, v [T, H, K]; offsets int32 [n + 1] on their device: the start of each of n documents,
+//                then T
+// Returns:       [T, H, K]
+// Throws:        c10::Error "document_attention: …" if the shapes do not fit; on a CPU also for wrong offsets
+// Preconditions: no document has more than `longest` tokens; on a CUDA device the offsets are not checked
 at::Tensor document_attention(const at::Tensor& q_THK, const at::Tensor& k_THK, const at::Tensor& v_THK,
                               const at::Tensor& offsets, int64_t longest);
 

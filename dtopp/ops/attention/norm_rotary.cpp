@@ -18,7 +18,7 @@ using Backward = std::tuple<at::Tensor, at::Tensor>(const at::Tensor& grad_y_THK
                                                     const at::Tensor& gain_D, const at::Tensor& cos_TK,
                                                     const at::Tensor& sin_TK, double eps, bool centred);
 
-// Keeps nothing but its inputs for the backward pass.
+// Saves only its inputs for the backward pass.
 struct NormRotaryFunction : torch::autograd::Function<NormRotaryFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x_TD, const at::Tensor& gain_D,
                             const at::Tensor& cos_TK, const at::Tensor& sin_TK, double eps, bool centred) {

@@ -1,20 +1,25 @@
-// The queries or keys of attention from their projection: a norm over the hidden size, then rotary position
-// embedding of each head, its two halves being turned against each other. Own kernels in fp32 and bf16,
-// torch's operations in f64.
+// Turns an attention projection into queries or keys: a norm over the hidden size, then a rotary position
+// embedding of each head.
+//
+// The rotation pairs the first half of a head with the second half. fp32 and bf16 use dtopp's kernels, f64
+// uses torch's operations.
 #pragma once
 
 #include "dtopp/ops/core/torch.h"
 
 namespace dtopp {
 
-//   n = (x - mean) / sqrt(variance + eps) * gain     over a token's D numbers, the variance with divisor D
-//   n = x / sqrt(mean of x^2 + eps) * gain           where it is not centred: an RMS norm
-//   y = (n_1 cos - n_2 sin, n_2 cos + n_1 sin)       of each head, n_1 its first half and n_2 its second
+//   n = (x - mean) / sqrt(variance + eps) * gain     over a token's D numbers; the variance has divisor D
+//   n = x / sqrt(mean of x^2 + eps) * gain           if `centred` is false: an RMS norm
+//   y = (n_1 cos - n_2 sin, n_2 cos + n_1 sin)       per head, n_1 its first half and n_2 its second
 //
-// x_TD and gain_D of one type. cos_TK, sin_TK f32 (f64 for f64 x), K = D / num_heads, an even number: cosine
-// and sine of position * base^(-2i / K) for i below K / 2, then once more for the second half. Returns [T,
-// num_heads, K] in x's type, computed in fp32. Differentiable in x and gain. Throws c10::Error beginning
-// "norm_rotary" for shapes, types or devices that do not fit.
+// cos_TK and sin_TK hold the cosine and sine of position * base^(-2i / K) for i < K / 2. The second half
+// repeats them. Computed in fp32 (f64 for f64 x). Differentiable in x and gain.
+//
+// Shapes:        x_TD [T, D] and gain_D [D] of one type; cos_TK, sin_TK [T, K] f32 (f64 for f64 x), where K
+//                is D / num_heads and even
+// Returns:       [T, num_heads, K] of x's type
+// Throws:        c10::Error "norm_rotary…" if the shapes, types or devices do not fit
 at::Tensor norm_rotary(const at::Tensor& x_TD, const at::Tensor& gain_D, const at::Tensor& cos_TK,
                        const at::Tensor& sin_TK, int64_t num_heads, double eps, bool centred = true);
 

@@ -1,5 +1,5 @@
-// A token at a time: its deviation, its normalised numbers, and the rotation of each head, while the row is
-// in cache. The backward pass forms it again rather than keep it.
+// Processes one token at a time: its standard deviation, its normalized numbers and the rotation of each
+// head, while the row is in cache. The backward pass recomputes the normalized row instead of saving it.
 #include <cmath>
 #include <vector>
 
@@ -9,14 +9,15 @@
 namespace dtopp {
 namespace {
 
-// Contiguous.
+// All tensors are contiguous.
 struct NormRotaryInputs {
   at::Tensor x_TD, gain_D, cos_TK, sin_TK;
   double eps;
   bool centred;
 };
 
-// x - mean in centred_D; returns 1 / sqrt(var + eps). Not centred: with a mean of 0.
+// Writes x - mean to centred_D and returns 1 / sqrt(var + eps). If `centred` is false, the mean is taken as
+// 0.
 template <typename Scalar>
 [[gnu::always_inline]] inline float centre(const Scalar* x_D, int64_t hidden, float eps, bool centred,
                                            float* centred_D) {
@@ -35,7 +36,7 @@ template <typename Scalar>
   return 1 / std::sqrt(squares / static_cast<float>(hidden) + eps);
 }
 
-// What the rows of a share need, and the sum of d gain over them.
+// Per-thread rows, and the sum of the gain's gradient over the thread's tokens.
 struct RowBuffers {
   std::vector<float> normal_D, row_D, grad_gain_D;
 
@@ -79,7 +80,7 @@ template <typename Scalar>
         *grad_gain = buffers.grad_gain_D.data();
   const float inverse = centre(in.x_TD + t * hidden, hidden, in.eps, in.centred, normal);
   const float *cos = in.cos_TK + t * in.width, *sin = in.sin_TK + t * in.width;
-  for (int64_t head = 0; head < hidden; head += in.width) {  // the rotation turned back
+  for (int64_t head = 0; head < hidden; head += in.width) {  // the inverse rotation
     const Scalar *low = grad_D + head, *high = low + half;
     float *to_low = row + head, *to_high = to_low + half;
 #pragma omp simd
@@ -117,8 +118,8 @@ Rows<Scalar> rows_of(const NormRotaryInputs& in) {
           in.centred};
 }
 
-// Calls body(first row, last row, buffers of a share) with each share's rows; the buffers in the order of
-// shares.
+// Calls body(first row, last row, buffers) for each thread's share of the rows. Returns the buffers in the
+// order of shares.
 template <typename Body>
 std::vector<RowBuffers> for_row_shares(int64_t rows, int64_t hidden, const Body& body) {
   const int64_t shares = thread_shares(rows);

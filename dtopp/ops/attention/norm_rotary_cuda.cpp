@@ -6,7 +6,7 @@
 namespace dtopp {
 namespace {
 
-// Contiguous.
+// All tensors are contiguous.
 struct Inputs {
   at::Tensor x_TD, gain_D, cos_TK, sin_TK;
   double eps;

@@ -1,10 +1,12 @@
-// A block takes a token, a thread the same pairs of numbers throughout: one of the lower half of a head and
-// its partner of the upper half, several neighbours at a time, so that the rotation needs no other thread.
-// Mean and deviation are two sums over the block (of an RMS norm the second alone); the row is read again for
-// each, from cache. Backward: the gradient is turned back; its sum and its product with the normalised row,
-// again over the block, give dx. A block of the backward pass takes kTokensPerBlock tokens and adds their
-// gradients of the gain, in the order of tokens, to a row of its own in shared memory, whose numbers lie so
-// that threads side by side touch banks side by side.
+// Forward: one thread block per token. A thread always processes the same pairs of packs: one pack of
+// neighboring numbers in the lower half of a head and its partner in the upper half. The rotation therefore
+// needs no communication between threads. Mean and standard deviation are two sums over the block; an RMS
+// norm needs only the second. The row is read again from cache for each.
+//
+// Backward: the inverse rotation is applied to the gradient. Its sum and its product with the normalized row,
+// again sums over the block, give dx. A block processes kTokensPerBlock tokens. It adds their gradients of
+// the gain, in the order of tokens, to its own row in shared memory. That row is laid out so that neighboring
+// threads access neighboring banks.
 #include "dtopp/ops/attention/norm_rotary_cuda.h"
 #include "dtopp/ops/cuda/cuda_kernel.h"
 
@@ -15,11 +17,11 @@ constexpr int kThreads = 128;
 constexpr size_t kScratchBytes = kThreads / kWarp * sizeof(float);
 constexpr int64_t kTokensPerBlock = 32;
 
-// A pack of the lower half of a head and its partner: where they lie in a row, and their angles, which both
-// halves share.
+// A pack of the lower half of a head and its partner in the upper half: their positions in a row, and the
+// position of their angles, which both halves share.
 struct HalfPacks {
-  int64_t low, high, angle;  // numbers of packs
-  int64_t index;             // of all such pairs of packs of a row
+  int64_t low, high, angle;  // in packs
+  int64_t index;             // among all such pairs of packs in a row
 
   template <typename Scalar>
   __device__ HalfPacks(const NormRotary<Scalar>& in, int64_t index, int width) : index(index) {
@@ -41,7 +43,7 @@ struct Row {
 
   __device__ int64_t pairs_of_packs() const { return in.hidden / 2 / kWidth; }
 
-  // Calls body with each of the thread's packs.
+  // Calls `body` with each of the thread's pairs of packs.
   template <typename Body>
   __device__ void for_packs(const Body& body) const {
     for (int64_t n = threadIdx.x; n < pairs_of_packs(); n += kThreads) body(HalfPacks(in, n, kWidth));
@@ -100,12 +102,12 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(NormRotary<Scalar> in
   });
 }
 
-// Of one number of the row: its normalised value and the gradient that reaches it, before the gain.
+// One number of the row: its normalized value, and the gradient that reaches it, before the gain.
 struct Turned {
   float normal, gradient;
 };
 
-// The gradient of the gain, [half of a head][place in a pack][pair of packs].
+// Sums of the gain's gradient: [half of a head][position in a pack][pair of packs].
 template <int kWidth>
 struct GainSums {
   float* sums;
@@ -116,7 +118,7 @@ struct GainSums {
   }
 };
 
-// Calls body(packs, half of a head, number of the pack, its numbers) for each of the thread's packs.
+// Calls body(packs, half of a head, index of the pack, its numbers) for each of the thread's packs.
 template <typename Scalar, int kWidth, typename Body>
 __device__ void for_turned(const Row<Scalar, kWidth>& row, const Moments& moments, const Scalar* grad_D,
                            const Body& body) {
@@ -178,7 +180,7 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t first = blockIdx.x * kTokensPerBlock;
   const Row<Scalar, kWidth> row{in, first};
   const GainSums<kWidth> grad_gain{scratch + kThreads / kWarp, row.pairs_of_packs()};
-  // A thread reads and writes its own numbers of these alone.
+  // A thread reads and writes only its own numbers of the sums.
   const auto for_sums = [&](const auto& body) {
     row.for_packs([&](const HalfPacks& packs) {
 #pragma unroll
@@ -197,8 +199,8 @@ __global__ void __launch_bounds__(kThreads)
   for_sums([&](float& sum, int64_t d) { out[d] = sum; });
 }
 
-// Calls body with the numbers of a pack: as many as make 16 bytes of Scalar where halves of heads are whole
-// packs. Angles, of four bytes each, are then two loads.
+// Calls `body` with the width of a pack. A pack is 16 bytes of Scalar if the halves of heads consist of whole
+// packs, else one number. The angles, 4 bytes each, then take two loads.
 template <typename Scalar, typename Body, typename... Pointers>
 void with_width(const NormRotary<Scalar>& in, const Body& body, const Pointers*... rows) {
   const bool packs = takes_packs<Scalar>(in.width / 2, in.x_TD, in.gain_D, rows...) &&

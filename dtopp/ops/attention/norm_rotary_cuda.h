@@ -1,4 +1,4 @@
-// norm_rotary's kernels for CUDA, as plain functions of device pointers (norm_rotary.h has the equations).
+// norm_rotary's CUDA kernels, as plain functions of device pointers. norm_rotary.h has the equations.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace dtopp::cuda {
 
-// Scalar: float, Bfloat16.
+// Scalar: float or Bfloat16.
 template <typename Scalar>
 struct NormRotary {
   const Scalar *x_TD, *gain_D;
@@ -22,7 +22,7 @@ struct NormRotary {
 template <typename Scalar>
 void norm_rotary(const NormRotary<Scalar>& in, Scalar* y_TD, Stream stream);
 
-// How many rows of grad_gain_BD the backward pass writes; the gradient of the gain is their sum.
+// Returns the number of rows of grad_gain_BD that the backward pass writes. Their sum is the gain's gradient.
 int64_t norm_rotary_blocks(int64_t tokens);
 
 template <typename Scalar>

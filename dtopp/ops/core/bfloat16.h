@@ -1,4 +1,5 @@
-// Loads and stores that vectorise: c10::BFloat16's own rounding branches.
+// Loads and stores of bf16 that compilers vectorize. c10::BFloat16's own rounding contains a branch, which
+// prevents that.
 #pragma once
 
 #include <bit>
@@ -9,7 +10,7 @@
 
 namespace dtopp {
 
-// The type sums are formed in: float for float and bfloat16, double for double.
+// The type of sums: float for float and bfloat16, double for double.
 template <typename Scalar>
 using Accumulator = std::conditional_t<std::is_same_v<Scalar, double>, double, float>;
 
@@ -21,7 +22,7 @@ using Accumulator = std::conditional_t<std::is_same_v<Scalar, double>, double, f
 
 [[gnu::always_inline]] inline void store(float* to, float value) { *to = value; }
 [[gnu::always_inline]] inline void store(double* to, double value) { *to = value; }
-// Rounds to nearest even; a NaN stays one.
+// Rounds to nearest even. A NaN stays a NaN.
 [[gnu::always_inline]] inline void store(c10::BFloat16* to, float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const uint32_t rounded = (bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16;

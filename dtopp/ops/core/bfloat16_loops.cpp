@@ -4,7 +4,7 @@
 
 #include "dtopp/ops/core/simd.h"
 
-// clang knows another pragma, and gets the scalar loops alone.
+// clang does not support GCC's target pragmas, so it compiles the scalar loops only.
 #if defined(__x86_64__) && !defined(__clang__)
 #define DTOPP_HAS_REGISTERS
 #include <immintrin.h>

@@ -1,8 +1,9 @@
-// Loops over bfloat16 that pack the operands of matrix_tiles_bf16.h and finish its products while they are in
-// cache. Each is there several times: number by number (the scalar ones, which say what is right), and in the
-// vector registers of AVX-512, with and without AVX512_BF16, where the compiler knows these.
+// Loops over bf16 that pack the operands of matrix_tiles_bf16.h and post-process product tiles while they are
+// in cache.
 //
-// All packers move bits; only `convert`, `convert_scaled` and what finishes products round.
+// Each loop has up to three versions: scalar, AVX-512, and AVX-512 with AVX512_BF16. The scalar version is
+// the reference. The others need a compiler that supports these instructions. Packing loops only move bits.
+// `convert`, `convert_scaled` and the loops that post-process tiles round.
 #pragma once
 
 #include <cstdint>
@@ -12,35 +13,37 @@
 
 namespace dtopp {
 
-constexpr int64_t kPackedDepth = 32;   // K of a packed operand is filled up to a multiple of this with zeros
-constexpr int64_t kPanelColumns = 64;  // of a packed right side, and of a tile of the result
+constexpr int64_t kPackedDepth = 32;  // K of a packed operand is padded with zeros to a multiple of this
+constexpr int64_t kPanelColumns =
+    64;  // columns per panel of a packed right operand, and per tile of the result
 
-// Where the activation's derivative of a tile goes. The rows of `pre` and `d_pre` hold the gate's numbers,
-// and `ffn` numbers later the up projection's.
+// Destination of SwiGLU's gradients for one tile. A row of `pre` and `d_pre` holds the gate values; the up
+// values follow `ffn` numbers later.
 struct SwigluGradients {
   const c10::BFloat16* pre;
   int64_t pre_stride, ffn;
   c10::BFloat16* d_pre;
   int64_t d_pre_stride;
-  c10::BFloat16* scaled;  // r * A
+  c10::BFloat16* scaled;  // r A: the activation times its gate
   int64_t scaled_stride;
-  const float* gates;  // of row n: gates[tokens[n] * gate_stride]
+  const float* gates;  // gate of row n: gates[tokens[n] * gate_stride]
   int64_t gate_stride;
   const int64_t* tokens;
-  float* grad_gates;  // of row n; added to
+  float* grad_gates;  // of row n; the result is added
 };
 
-// Where the rows of a tile are added: y[tokens[n] * stride + i] += gate * tile[n, i]; without gates, 1.
+// Destination of a tile's rows: y[tokens[n] * stride + i] += gate * tile[n, i]. The gate is 1 if `gates` is
+// null.
 struct RowSums {
   float* y;
   int64_t stride;
   const int64_t* tokens;
-  const float* gates = nullptr;  // of row n: gates[tokens[n] * gate_stride]
+  const float* gates = nullptr;  // gate of row n: gates[tokens[n] * gate_stride]
   int64_t gate_stride = 0;
 };
 
 struct Bfloat16Loops {
-  const char* instructions;  // for people: what they are compiled for
+  const char* instructions;  // name of the instruction set, for messages
 
   // to = from, rounded.
   void (*convert)(const float* from, c10::BFloat16* to, int64_t count);
@@ -48,37 +51,41 @@ struct Bfloat16Loops {
   // to = scale * from, rounded.
   void (*convert_scaled)(const c10::BFloat16* from, float scale, c10::BFloat16* to, int64_t count);
 
-  // kPackedDepth columns of a left side: to[m * stride + k] = columns[k][m] for k below `present`, 0 from
-  // there to kPackedDepth.
+  // Packs kPackedDepth columns of a left operand: to[m * stride + k] = columns[k][m] for k < present, and 0
+  // for present <= k < kPackedDepth.
   void (*pack_left_columns)(const c10::BFloat16* const* columns, int64_t present, int64_t M,
                             c10::BFloat16* to, int64_t stride);
 
-  // Two rows of a right side: column n of either goes to number 2 (n % kPanelColumns) and the one after it,
-  // of panel n / kPanelColumns; panels are `step` numbers apart, the last is filled up with zeros. No odd row
-  // (null): zeros.
+  // Packs two rows of a right operand. Column n of `even` goes to number 2 (n % kPanelColumns) of panel n /
+  // kPanelColumns, and column n of `odd` to the next number. Panels are `step` numbers apart; the last one is
+  // padded with zeros. If `odd` is null, zeros replace it.
   void (*pack_right_rows)(const c10::BFloat16* even, const c10::BFloat16* odd, int64_t columns,
                           c10::BFloat16* to, int64_t step);
 
-  // 16 columns of a panel of a right side, of which `columns` are there and are the rows of its transpose:
-  // to[k / 2 * 2 kPanelColumns + 2 n + k % 2] = rows[n * stride + k], 0 from K to the packed depth.
+  // Packs 16 columns of a panel of a right operand from `columns` rows of its transpose; missing rows count
+  // as zeros. to[k / 2 * 2 kPanelColumns + 2 n + k % 2] = rows[n * stride + k] for k < K, and 0 up to the
+  // packed depth.
   void (*pack_right_transposed)(const c10::BFloat16* rows, int64_t stride, int64_t columns, int64_t K,
                                 c10::BFloat16* to);
 
-  // A tile of `columns` gate and, kPanelColumns / 2 later, as many up pre-activations a row: act = silu(gate)
-  // * up. The pre-activations are kept in `saved` unless that is null, up `ffn` numbers after gate.
+  // act = silu(gate) * up. A row of the tile holds `columns` gate pre-activations and, kPanelColumns / 2
+  // numbers later, as many up pre-activations. Stores the pre-activations in `saved` unless it is null, up
+  // `ffn` numbers after gate.
   void (*swiglu)(const float* tile, int64_t rows, int64_t columns, c10::BFloat16* act, int64_t act_stride,
                  c10::BFloat16* saved, int64_t saved_stride, int64_t ffn);
 
-  // A tile of dA: swiglu_backward (moe_ffn_backward_cpu.h) of every row.
+  // SwiGLU's gradients for every row of a tile of dA. swiglu_backward in moe_ffn_backward_cpu.h has the
+  // formula.
   void (*swiglu_gradients)(const float* tile, int64_t rows, int64_t columns, const SwigluGradients& to);
 
   void (*add_rows)(const float* tile, int64_t rows, int64_t columns, const RowSums& to);
 };
 
-// All that this machine runs (and ATEN_CPU_CAPABILITY allows), the scalar ones first, the fastest last.
+// Returns all versions that this machine supports and ATEN_CPU_CAPABILITY allows, from the scalar one to the
+// fastest.
 std::vector<const Bfloat16Loops*> all_bfloat16_loops();
 
-// The fastest.
+// Returns the fastest of them.
 const Bfloat16Loops& bfloat16_loops();
 
 }  // namespace dtopp

@@ -1,15 +1,17 @@
-// The loops of bfloat16_loops.h in registers of 64 bytes. To be included inside a namespace, once for every
-// set of instructions, with DTOPP_AVX512 and DTOPP_AVX512_BF16 defined where the compiler has been told that
-// it may use these; `scalar`, the loops that take what fills no register, stands before it. Without either
-// the compiler makes narrower registers of these, slowly: so the tests run them on any machine.
+// The loops of bfloat16_loops.h in 64-byte registers.
+//
+// Include this file inside a namespace, once per instruction set. Define DTOPP_AVX512 and DTOPP_AVX512_BF16
+// if the compiler may use these instructions. `scalar`, the loops for the remainder that fills no register,
+// must be declared first. Without either macro the compiler splits the 64-byte registers into narrower ones.
+// That is slow, but it lets the tests run this code on any machine.
 
 using Number = c10::BFloat16;
 typedef float Floats __attribute__((vector_size(64)));
 typedef uint32_t Words __attribute__((vector_size(64)));
-typedef uint16_t Numbers __attribute__((vector_size(64)));  // 32 of them
-typedef uint64_t Quads __attribute__((vector_size(64)));    // the same bytes, whatever is in them
-typedef uint64_t Piece __attribute__((vector_size(16)));    // 8 numbers
-typedef uint16_t Half __attribute__((vector_size(32)));     // 16 numbers
+typedef uint16_t Numbers __attribute__((vector_size(64)));  // 32 bf16 numbers
+typedef uint64_t Quads __attribute__((vector_size(64)));    // the same 64 bytes, of any element type
+typedef uint64_t Piece __attribute__((vector_size(16)));    // 8 bf16 numbers
+typedef uint16_t Half __attribute__((vector_size(32)));     // 16 bf16 numbers
 
 template <typename Vector, typename Source>
 [[gnu::always_inline]] inline Vector get(const Source* from) {
@@ -23,7 +25,7 @@ template <typename Vector, typename Target>
   __builtin_memcpy(to, &vector, sizeof(Vector));
 }
 
-// 16 numbers in float.
+// Loads 16 bf16 numbers as floats.
 [[gnu::always_inline]] inline Floats get_floats(const Number* from) {
 #if defined(DTOPP_AVX512)
   const Words wide = (Words)_mm512_maskz_cvtepu16_epi32(0xFFFF, (__m256i)get<Half>(from));
@@ -33,7 +35,7 @@ template <typename Vector, typename Target>
   return (Floats)(wide << 16);
 }
 
-// Rounds to nearest even; a NaN stays one. AVX512_BF16 takes numbers below 2^-126 for zero.
+// Rounds to nearest even. A NaN stays a NaN. AVX512_BF16 treats numbers below 2^-126 as zero.
 [[gnu::always_inline]] inline void put_rounded(Number* to, Floats low, Floats high) {
 #if defined(DTOPP_AVX512_BF16)
   put(to, _mm512_cvtne2ps_pbh((__m512)high, (__m512)low));
@@ -49,7 +51,7 @@ template <typename Vector, typename Target>
 #endif
 }
 
-// 1 / x within 2^-22: AVX-512's instruction has 14 bits, one step of Newton's doubles them.
+// 1 / x within 2^-22: the AVX-512 instruction gives 14 bits, and one Newton step doubles them.
 [[gnu::always_inline]] inline Floats reciprocal(Floats x) {
 #if defined(DTOPP_AVX512)
   const Floats guess = (Floats)_mm512_maskz_rcp14_ps(0xFFFF, (__m512)x);
@@ -59,9 +61,9 @@ template <typename Vector, typename Target>
 #endif
 }
 
-// fast_exp (simd.h) with one coefficient less: what uses it is rounded to 8 bits.
+// fast_exp (simd.h) with one coefficient fewer, because the results are rounded to 8 bits.
 [[gnu::always_inline]] inline Floats exponential(Floats x) {
-  x = x < -87.3F ? Floats{} - 87.3F : x;  // a NaN stays one
+  x = x < -87.3F ? Floats{} - 87.3F : x;  // a NaN stays a NaN
   x = x > 88.0F ? Floats{} + 88.0F : x;
   const Floats shifted = x * 1.44269504F + 12582912.0F, n = shifted - 12582912.0F;
   const Floats r = (x - n * 0.693359375F) - n * -2.12194440e-4F;
@@ -81,7 +83,8 @@ template <typename Vector, typename Target>
   return (x[0] + x[1]) + (x[2] + x[3]);
 }
 
-// Number by number in turn those of a and of b, in every 16 bytes the lower (kUpper: upper) half of theirs.
+// Interleaves the numbers of a and b: within every 16 bytes it takes the lower half of both, or the upper
+// half if kUpper.
 template <typename Vector, bool kUpper, size_t... kLane>
 [[gnu::always_inline]] inline Quads interleave(Quads a, Quads b, std::index_sequence<kLane...>) {
   constexpr size_t kLanes = sizeof...(kLane), kPart = kLanes / 4, kFirst = kUpper ? kPart / 2 : 0;
@@ -99,7 +102,8 @@ template <typename Vector>
   return interleave<Vector, true>(a, b, std::make_index_sequence<64 / sizeof(Vector{}[0])>{});
 }
 
-// Four times 8 numbers. Each is read into its place: nothing has to cross the register later.
+// Loads four times 8 numbers, each into its final quarter of the register. Nothing crosses the 16-byte lanes
+// later.
 [[gnu::always_inline]] inline Quads gather(const Number* a, const Number* b, const Number* c,
                                            const Number* d) {
 #if defined(DTOPP_AVX512)
@@ -127,8 +131,9 @@ void convert_scaled(const Number* from, float scale, Number* to, int64_t count) 
   scalar.convert_scaled(from + i, scale, to + i, count - i);
 }
 
-// 32 k x 8 m: register i takes columns i, i + 8, i + 16 and i + 24, 16 bytes of each; three rounds within
-// these 16 bytes transpose all, and every result is a whole row. kWhole: no column is missing.
+// Packs 32 k x 8 m. Register i holds 16 bytes of the columns i, i + 8, i + 16 and i + 24. Three rounds of
+// interleaving within 16 bytes transpose the block, and every result is a whole row. kWhole: all 32 columns
+// exist.
 template <bool kWhole>
 [[gnu::always_inline]] inline void pack_8_rows(const Number* const* columns, int64_t present, int64_t m,
                                                Number* to, int64_t stride) {
@@ -184,7 +189,7 @@ void pack_right_rows(const Number* even, const Number* odd, int64_t columns, Num
   scalar.pack_right_rows(even, odd, columns, to, step);
 }
 
-// 16 n x 8 k: as pack_left_columns, but numbers stay in pairs of k, so that two rounds do.
+// Packs 16 n x 8 k. As in pack_left_columns, but numbers stay in pairs of k, so two rounds suffice.
 void pack_right_transposed(const Number* rows, int64_t stride, int64_t columns, int64_t K, Number* to) {
   if (columns < 16) return scalar.pack_right_transposed(rows, stride, columns, K, to);
   const int64_t whole = K / kPackedDepth * kPackedDepth;
@@ -248,7 +253,7 @@ void swiglu_gradients(const float* tile, int64_t rows, int64_t columns, const Sw
   }
 }
 
-// Tokens are far apart in memory: the rows that come in a while are asked for early.
+// The rows of a block's tokens are scattered in memory, so the loop prefetches kAhead rows.
 void add_rows(const float* tile, int64_t rows, int64_t columns, const RowSums& to) {
   constexpr int64_t kAhead = 8;
   if (columns < kPanelColumns) return scalar.add_rows(tile, rows, columns, to);

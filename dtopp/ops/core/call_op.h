@@ -1,5 +1,5 @@
-// Calls an operator as torch.ops does: by its name, through the dispatcher, which chooses the kernel of its
-// tensors' device.
+// Calls an operator by name through the PyTorch dispatcher, like torch.ops in Python. The dispatcher selects
+// the kernel for the tensors' device.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 
 namespace dtopp {
 
-// A name as a template argument, so that each operator is looked up once.
+// An operator's name as a template argument, so that each operator is looked up once.
 template <size_t kSize>
 struct OpName {
   char text[kSize];
@@ -16,7 +16,8 @@ struct OpName {
   consteval OpName(const char (&name)[kSize]) { std::copy_n(name, kSize, text); }  // NOLINT: implicit
 };
 
-// call_op<"dtopp::route", decltype(route_meta)>(logits_TE, ...). Signature: the function type of its kernels.
+// Example: call_op<"dtopp::route", decltype(route_meta)>(logits_TE, ...). `Signature` is the function type of
+// the op's kernels.
 template <OpName kName, typename Signature, typename... Arguments>
 auto call_op(const Arguments&... arguments) {
   static const auto op =

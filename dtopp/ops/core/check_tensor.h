@@ -1,4 +1,4 @@
-// Refuses an operator's argument that does not fit the others.
+// Checks that a tensor argument of an operator fits the other arguments.
 #pragma once
 
 #include "dtopp/ops/core/torch.h"
@@ -10,7 +10,7 @@ struct Expected {
   at::Device device;
 };
 
-// Throws c10::Error, beginning with the op's name, unless the tensor is of this type, device and shape.
+// Throws c10::Error "<op>: expected <name> …" if the dtype, device or shape of `tensor` differs.
 inline void check_tensor(const char* op, const char* name, const at::Tensor& tensor, const Expected& expected,
                          c10::SymIntArrayRef sizes) {
   TORCH_CHECK(tensor.scalar_type() == expected.dtype && tensor.device() == expected.device &&

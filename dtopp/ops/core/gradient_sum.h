@@ -1,6 +1,22 @@
-// Sums of a leaf's gradients in fp32, outside of autograd: an op adds a gradient as it forms it, which is
-// then neither rounded to the leaf's type nor written down by itself (Megatron: gradient accumulation
-// fusion).
+// Accumulates a parameter's gradients over micro-batches in fp32, without autograd in between (Megatron:
+// gradient accumulation fusion).
+//
+// Autograd rounds a gradient to the parameter's dtype before a hook can add it to an fp32 sum. An op that
+// supports fusion adds to the sum inside its kernel instead. Example: a bf16 parameter with the gradients
+// 1.001 and 1.002 in two micro-batches:
+//
+//   unfused   kernel -> bf16 1.0, 1.0 -> autograd -> hook: sum = 1.0 + 1.0       = 2.0
+//   fused     kernel ------------------------------------> sum = 1.001 + 1.002   = 2.003
+//
+// The fused path also saves writing and reading the bf16 gradient. The backward pass of an op, such as
+// moe_ffn, does:
+//
+//   GradientSum* hook = GradientSum::of(parameter);   // null: return the gradient to autograd
+//   SumPlace target = hook->place();                  // undefined sum: return the gradient to autograd
+//   ... the kernel writes to or adds to target.sum ...
+//   hook->complete(target);                           // and return an undefined gradient to autograd
+//
+// Autograd then calls the hook as usual. The parameter's .grad is undefined in that call.
 #pragma once
 
 #include <torch/csrc/autograd/function_hook.h>
@@ -9,12 +25,13 @@
 
 namespace dtopp {
 
-// Where a gradient goes.
+// The destination of one gradient: the sum, and whether to add to it.
 struct SumPlace {
-  at::Tensor sum{};  // f32 (f64 for f64), contiguous, of the leaf's shape; undefined: nowhere, it is returned
-  bool add = false;  // to what is there, else that is overwritten
+  at::Tensor sum{};  // f32 (f64 for f64), contiguous, the parameter's shape; undefined: none
+  bool add = false;  // true: add to the sum; false: overwrite it
 
-  // For an op whose kernel cannot: the gradient joins the sum, or is returned where there is none.
+  // For an op whose kernel cannot write to the sum. Moves the gradient into the sum and returns an undefined
+  // tensor. Without a sum, returns the gradient.
   at::Tensor take(at::Tensor gradient) const {
     if (!sum.defined()) return gradient;
     if (add) {
@@ -26,17 +43,19 @@ struct SumPlace {
   }
 };
 
-// A leaf's hook (torch::autograd::impl::set_post_acc_grad_hooks). In the backward pass of an op that is the
-// only one to read the leaf it is asked where the gradient goes; autograd then calls it with a leaf that has
-// none.
+// A parameter's hook (torch::autograd::impl::set_post_acc_grad_hooks) that provides the destination of its
+// gradients.
+//
+// Only an op that alone reads the parameter may use place() and complete(). Otherwise the hook would receive
+// a second gradient in the same backward pass.
 class GradientSum : public torch::autograd::PostAccumulateGradHook {
  public:
-  // Changes nothing.
+  // Returns where the gradient of this backward pass goes. Has no side effects.
   virtual SumPlace place() = 0;
-  // The gradient of this backward pass is in the sum that place() named.
+  // Reports that the sum which place() returned contains the gradient of this backward pass.
   virtual void complete(const SumPlace& place) = 0;
 
-  // Null where the tensor has none.
+  // Returns the tensor's hook, or null if it has no GradientSum.
   static GradientSum* of(const at::Tensor& leaf) {
     return dynamic_cast<GradientSum*>(torch::autograd::impl::post_acc_grad_hooks(leaf).get());
   }

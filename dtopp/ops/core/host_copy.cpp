@@ -6,7 +6,7 @@
 
 namespace dtopp {
 
-// Into page-locked memory: copies to any other make the host wait.
+// The destination is page-locked, because copies to pageable memory make the host wait.
 HostCopy::HostCopy(const std::vector<at::Tensor>& tensors) {
   for (const at::Tensor& tensor : tensors) {
     if (tensor.is_cpu()) {
@@ -33,9 +33,9 @@ at::Tensor to_device(const at::Tensor& host, const at::Device& device) {
 }
 
 void copy_from_bytes(std::span<const std::byte> bytes, const at::Tensor& tensor) {
-  TORCH_CHECK(bytes.size() == tensor.nbytes(), "copy_from_bytes: ", bytes.size(), " bytes for a tensor of ",
+  TORCH_CHECK(bytes.size() == tensor.nbytes(), "copy_from_bytes: got ", bytes.size(), " bytes, expected ",
               tensor.nbytes());
-  // Copied as bytes: those of a file may lie at an address that is not aligned for the tensor's type.
+  // The copy is bytewise, because bytes from a file may not be aligned for the tensor's type.
   const auto size = static_cast<int64_t>(bytes.size());
   const at::Tensor source = at::from_blob(const_cast<std::byte*>(bytes.data()), {size}, at::kByte);
   tensor.view({-1}).view(at::kByte).copy_(source);
@@ -44,8 +44,8 @@ void copy_from_bytes(std::span<const std::byte> bytes, const at::Tensor& tensor)
 void copy_to_bytes(const at::Tensor& tensor, const std::function<void(std::span<const std::byte>)>& take,
                    int64_t piece_bytes) {
   const int64_t piece = piece_bytes / static_cast<int64_t>(tensor.element_size());
-  TORCH_CHECK(piece > 0, "copy_to_bytes: pieces of ", piece_bytes, " bytes hold no element");
-  // Of a device's pieces each in turn: into pinned memory, which it fills several times as fast.
+  TORCH_CHECK(piece > 0, "copy_to_bytes: pieces of ", piece_bytes, " bytes are smaller than an element");
+  // Pieces of a device tensor share one pinned buffer. Copies to pinned memory are several times as fast.
   at::Tensor room;
   if (!tensor.is_cpu())
     room =

@@ -1,11 +1,12 @@
-// Makes what is read before it was written, or never written, show.
+// Makes reads of uninitialized memory visible, for tests and checks.
 #pragma once
 
 #include "dtopp/ops/core/torch.h"
 
 namespace dtopp {
 
-// While it lives, memory that torch allocates holds NaNs (the largest numbers where they are integers).
+// Fills memory that torch allocates with NaN (integers: with the largest value) for the lifetime of the
+// object.
 class PoisonedMemory {
  public:
   PoisonedMemory() {

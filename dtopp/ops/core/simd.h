@@ -1,5 +1,5 @@
-// Loops compiled for the widest vectors of the machine, chosen at run time, and an exponential that such
-// loops vectorise.
+// Runs loops compiled for the widest vector instructions of the machine, chosen at run time, and provides a
+// vectorizable exponential.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +11,8 @@ namespace dtopp {
 
 enum class Simd { kBaseline, kAvx2, kAvx512 };
 
-// What loops are compiled for here: the machine's widest, or less where ATEN_CPU_CAPABILITY (default, avx2)
-// says so, as for libtorch's own kernels.
+// Returns the instruction set that loops are compiled for: the machine's widest, or a narrower one if
+// ATEN_CPU_CAPABILITY (default, avx2) asks for it. libtorch's own kernels follow the same variable.
 Simd widest_simd();
 
 #if defined(__x86_64__)
@@ -28,8 +28,8 @@ template <typename Body>
 }
 #endif
 
-// Runs body, everything inlinable in it compiled for AVX-512, AVX2 or the baseline. Results differ between
-// those by rounding only, and never between runs on one machine.
+// Runs `body` with everything inlinable in it compiled for AVX-512, AVX2 or the baseline. The three differ by
+// rounding only. Results never differ between runs on one machine.
 template <typename Body>
 void run_widest(const Body& body) {
 #if defined(__x86_64__)
@@ -45,15 +45,18 @@ void run_widest(const Body& body) {
   body();
 }
 
-// exp(x) within 2 ulp for x in [-87.3, 88]; from 0 to 1.2e-38 below, exp(88) above, NaN for NaN. Without
-// comparisons of floats: they may raise the processor's exceptions, and GCC makes branches of them, not
-// vectors.
+// exp(x) within 2 ulp for x in [-87.3, 88]. Smaller x give between 0 and 1.2e-38, larger x give exp(88), and
+// NaN gives NaN.
+//
+// The code avoids float comparisons: they may raise floating-point exceptions, and GCC compiles them to
+// branches instead of vector instructions.
 [[gnu::always_inline]] inline float fast_exp(float x) {
   constexpr auto kLowest = std::bit_cast<uint32_t>(-88.0F);
   constexpr auto kHighest = std::bit_cast<int32_t>(88.0F), kInfinity = std::bit_cast<int32_t>(HUGE_VALF);
   constexpr float kRound = 12582912.0F;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
   const auto bits = std::bit_cast<int32_t>(x);
-  // Bits of positive floats are in their order, and as unsigned numbers below those of negative ones.
+  // The bits of positive floats, read as integers, have the order of the floats. As unsigned integers they
+  // are below those of negative floats.
   const auto not_above = static_cast<uint32_t>(bits < kHighest ? bits : kHighest);
   const auto clamped = std::bit_cast<float>(not_above < kLowest ? not_above : kLowest);
   const float shifted = clamped * 1.44269504F + kRound;
@@ -66,7 +69,7 @@ void run_widest(const Body& body) {
   p = p * r + 1.6666665459e-1F;
   p = p * r + 5.0000001201e-1F;
   p = p * r * r + r + 1.0F;
-  // The mantissa's top bits fall out; n = -127 leaves 0.
+  // The shift keeps only the low 9 bits, which hold n + 127. n = -127 gives 0.
   const uint32_t exponent = (std::bit_cast<uint32_t>(shifted) + 127U) << 23;
   const float result = p * std::bit_cast<float>(exponent);
   const int32_t nan = ((kInfinity - (bits & 0x7FFFFFFF)) >> 31) & 0x7FC00000;

@@ -1,5 +1,7 @@
-// The part of libtorch that dtopp uses, in one precompiled header: tensors, operators, custom autograd
-// functions. torch/torch.h (modules, data loaders, optimisers) would double the compile time of every file.
+// The part of libtorch that dtopp uses, as one precompiled header: tensors, operators and custom autograd
+// functions.
+//
+// torch/torch.h (modules, data loaders, optimizers) would double the compile time of every file.
 #pragma once
 
 #include <ATen/ATen.h>

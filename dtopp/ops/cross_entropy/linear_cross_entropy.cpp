@@ -29,7 +29,7 @@ ForwardTuple forward_meta(const at::Tensor& x_TD, const at::Tensor& weight_VD, c
   return {mean(), mean(), mean(), like(need_x, x_TD), like(need_weight, weight_VD)};
 }
 
-// Without gradients, on any device.
+// The loss without gradients, on any device.
 LossTuple loss_alone(const at::Tensor& x_TD, const at::Tensor& weight_VD, const at::Tensor& targets_T,
                      double z_weight, int64_t ignore_index) {
   check_linear_cross_entropy("linear_cross_entropy", x_TD, weight_VD, targets_T);
@@ -45,8 +45,8 @@ TensorPair log_probs_meta(const at::Tensor& x_TD, const at::Tensor& weight_VD, c
           at::empty_symint({x_TD.sym_size(0)}, x_TD.options().dtype(at::kLong))};
 }
 
-// The gradients are formed while a chunk's probabilities are there, and only scaled in the backward pass: in
-// place unless the graph is kept for another one, because a second copy of the weight's gradient is the
+// The forward pass forms the gradients while a chunk's probabilities exist, and the backward pass scales
+// them. It scales them in place unless the graph is kept: a second copy of the weight's gradient would be the
 // largest tensor of a training step.
 struct LossFunction : torch::autograd::Function<LossFunction> {
   static variable_list forward(AutogradContext* context, const at::Tensor& x_TD, const at::Tensor& weight_VD,
@@ -140,7 +140,7 @@ TORCH_LIBRARY_FRAGMENT(dtopp, m) {
   m.def(
       "linear_cross_entropy(Tensor x_TD, Tensor weight_VD, Tensor targets_T, *, float z_weight=0.0, "
       "int ignore_index=-100) -> (Tensor loss, Tensor nll, Tensor z)");
-  // The gradients of loss; empty where not needed.
+  // grad_x_TD and grad_weight_VD are the gradients of loss, or empty if they are not needed.
   m.def(
       "linear_cross_entropy_forward(Tensor x_TD, Tensor weight_VD, Tensor targets_T, float z_weight, "
       "int ignore_index, bool need_x, bool need_weight) -> "

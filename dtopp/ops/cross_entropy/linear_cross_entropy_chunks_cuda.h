@@ -1,4 +1,4 @@
-// linear_cross_entropy on a CUDA device, a chunk of tokens after another.
+// linear_cross_entropy on a CUDA device, one chunk of tokens after another.
 #pragma once
 
 #include "dtopp/ops/core/torch.h"
@@ -14,10 +14,10 @@ struct LossInputs {
 
 struct LossOutputs {
   at::Tensor loss, nll, z;               // f32 (f64) []
-  at::Tensor grad_x_TD, grad_weight_VD;  // of the inputs' type; empty where not needed
+  at::Tensor grad_x_TD, grad_weight_VD;  // of the inputs' type; empty if not needed
 };
 
-// How many tokens' logits are formed at once.
+// Returns the number of tokens whose logits are formed at once.
 int64_t tokens_per_chunk(int64_t tokens, int64_t vocabulary, at::ScalarType logits);
 
 LossOutputs form_loss(const LossInputs& in, int64_t chunk);

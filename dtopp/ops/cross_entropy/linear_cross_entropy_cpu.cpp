@@ -1,8 +1,10 @@
-// A chunk of tokens at a time: the threads form the logits of their blocks of the vocabulary and their
-// exponentials and sum these while in cache; once the sums are complete, each turns its blocks into gradients
-// d loss / d logits and multiplies them, while in cache, with the chunk's rows (its rows of the weight
-// gradient) and with the weight (its share of the gradient of x). Only the chunk's exponentials leave the
-// cache in between.
+// Processes one chunk of tokens at a time. First, threads form the logits and exponentials of their blocks of
+// the vocabulary and sum them while they are in cache.
+//
+// Once the sums are complete, each thread turns its blocks into gradients d loss / d logits. While these are
+// in cache, it multiplies them with the chunk's rows, which gives its rows of the weight's gradient. It also
+// multiplies them with the weight, which gives its part of the gradient of x. Between the two steps, only the
+// chunk's exponentials leave the cache.
 #include "dtopp/ops/cross_entropy/linear_cross_entropy_cpu.h"
 
 namespace dtopp {
@@ -26,12 +28,12 @@ struct LossOptions {
 
 struct LossSums {
   double nll = 0, z = 0;
-  at::Tensor grad_x_TD;       // of x's type; defined when needed, as is
+  at::Tensor grad_x_TD;       // of x's type; undefined if not needed, like the next one
   at::Tensor grad_weight_VD;  // fp32 (f64)
 };
 
-// Whether gradients are rounded to bfloat16 as they are formed, straight into packed rows. Until then the
-// exponentials are kept in it, which takes half the memory: a chunk has twice the tokens.
+// True if gradients are rounded to bf16 as they are formed, directly into packed rows. The exponentials are
+// then stored in bf16 as well: half the memory, so a chunk has twice the tokens.
 template <typename Tiles>
 constexpr bool kRounds = std::is_same_v<typename Tiles::Packed, c10::BFloat16>;
 
@@ -40,12 +42,12 @@ struct LossBuffers {
   using Real = typename Tiles::Real;
   using Packed = typename Tiles::Packed;
   LogitBuffers<Tiles> forward;
-  bool all_here;                // the exponentials of all blocks, until they become gradients in their place
-  BufferParts<Real> logits;     // [blocks, rows, kBlockColumns], or a block a share
-  BufferParts<Packed> rounded;  // where kRounds: those of all blocks
-  BufferParts<Packed> x_ND;     // the chunk's rows, packed as the right side; one for all
-  BufferParts<Packed> grad_logits;  // a share's block of gradients, packed either way
-  BufferParts<Packed> grad_rows;    // where kRounds: the same before that, packed by rows
+  bool all_here;  // true: keep the exponentials of all blocks, to be replaced by gradients in place
+  BufferParts<Real> logits;         // [blocks, rows, kBlockColumns], or one block per share
+  BufferParts<Packed> rounded;      // if kRounds: the exponentials of all blocks
+  BufferParts<Packed> x_ND;         // the chunk's rows, packed as the right operand; shared by all threads
+  BufferParts<Packed> grad_logits;  // per share: a block of gradients, packed for either product
+  BufferParts<Packed> grad_rows;    // if kRounds: the block before that, packed by rows
   BufferParts<Real> grad_x_ND;
 
   LossBuffers(int64_t rows, int64_t hidden, int64_t vocabulary, const LossOptions& options,
@@ -69,14 +71,14 @@ struct LossBuffers {
 
 struct LossInputs {
   at::Tensor x_TD, weight_VD;
-  double share;  // of a token in the mean
+  double share;  // weight of one token in the mean
   LossOptions options;
 
   int64_t hidden() const { return x_TD.size(1); }
   int64_t vocabulary() const { return weight_VD.size(0); }
 };
 
-// Turns the exponentials of a block into d loss / d logits: factor * softmax - share at the target.
+// Turns a block's exponentials into d loss / d logits: factor * softmax, minus `share` at the target.
 template <typename Real>
 void form_gradient(const TokenChunk& chunk, const std::vector<double>& lse_N, const Real* highest,
                    const LossInputs& in, int64_t first, int64_t columns, Real* exponentials) {
@@ -93,8 +95,8 @@ void form_gradient(const TokenChunk& chunk, const std::vector<double>& lse_N, co
   });
 }
 
-// The same from rounded exponentials into packed rows. The target's comes from its logit, which was not
-// rounded: near a probability of 1 less is left of it than rounding takes.
+// The same, from rounded exponentials into packed rows. The gradient at the target uses the target's logit,
+// which was not rounded: for a probability near 1 the difference is smaller than the rounding error.
 void round_gradient(const TokenChunk& chunk, const std::vector<double>& lse_N,
                     const std::vector<float>& target_N, const float* highest, const LossInputs& in,
                     int64_t first, int64_t columns, const c10::BFloat16* exponentials, c10::BFloat16* rows) {
@@ -113,7 +115,7 @@ void round_gradient(const TokenChunk& chunk, const std::vector<double>& lse_N,
   }
 }
 
-// d loss / d logits of a block, a row a token.
+// d loss / d logits of a block, one row per token.
 template <typename Tiles>
 struct BlockGradient {
   const typename Tiles::Packed* rows;
@@ -121,7 +123,7 @@ struct BlockGradient {
   int64_t columns;
 };
 
-// The block's rows of the weight gradient: += gradient^T x.
+// Adds to the block's rows of the weight's gradient: += gradient^T x.
 template <typename Tiles, typename Real>
 void add_weight_gradient(const BlockGradient<Tiles>& gradient, const TokenChunk& chunk, int64_t hidden,
                          int64_t share, const LossBuffers<Tiles>& buffers, Real* grad_weight) {
@@ -132,7 +134,7 @@ void add_weight_gradient(const BlockGradient<Tiles>& gradient, const TokenChunk&
                                             grad_weight, hidden, true);
 }
 
-// The block's part of the gradient of x: gradient times its rows of the weight.
+// Adds the block's part of the gradient of x: gradient times its rows of the weight.
 template <typename Tiles, typename Scalar>
 void add_x_gradient(const BlockGradient<Tiles>& gradient, const Scalar* weight, const TokenChunk& chunk,
                     int64_t hidden, int64_t share, bool add, const LossBuffers<Tiles>& buffers) {
@@ -149,7 +151,7 @@ void add_x_gradient(const BlockGradient<Tiles>& gradient, const Scalar* weight, 
                                          buffers.grad_x_ND.of(share), hidden, add);
 }
 
-// grad_x of the chunk's tokens: the shares' parts, in their order.
+// Writes the gradient of x for the chunk's tokens: the sum of the shares' parts, in their order.
 template <typename Scalar, typename Real>
 void sum_x_gradient(const TokenChunk& chunk, const BufferParts<Real>& parts, int64_t shares, int64_t hidden,
                     Scalar* grad_x_TD) {

@@ -1,5 +1,5 @@
-// What the CPU kernels of linear_cross_entropy and token_log_probs share: the logits of some tokens, a block
-// of the vocabulary at a time, and what is summed over them while the block is in cache.
+// Forms the logits of a chunk of tokens, one block of the vocabulary at a time. Sums over a block while it is
+// in cache. The CPU kernels of linear_cross_entropy and token_log_probs share it.
 #pragma once
 
 #include <cmath>
@@ -12,29 +12,29 @@
 
 namespace dtopp {
 
-// Columns of a block of logits; as a side of a product it is one block deep.
+// Columns of a block of logits. As an operand of a product, it is one block of K deep.
 constexpr int64_t kBlockColumns = kTileDepth;
 
 inline int64_t logit_blocks(int64_t vocabulary) {
   return round_up(vocabulary, kBlockColumns) / kBlockColumns;
 }
 
-// The indexes of the tokens that count. Throws, beginning with `op`, where a target is out of range.
+// Returns the indices of the tokens whose target is not ignored. Throws c10::Error, beginning with `op`, if a
+// target is out of range.
 std::vector<int64_t> counted_tokens(const char* op, const at::Tensor& targets_T, int64_t vocabulary,
                                     std::optional<int64_t> ignore_index);
 
-// Of one token, over the logits seen so far.
+// One token's sums over the logits processed so far.
 template <typename Real>
 struct LogitSums {
   Real highest = -std::numeric_limits<Real>::infinity();
   double total = 0;       // sum of exp(logit - highest)
-  Real target = 0;        // the target's logit, 0 before it is seen
-  int64_t likeliest = 0;  // where `highest` first was
+  Real target = 0;        // the target's logit; 0 until its block is processed
+  int64_t likeliest = 0;  // first id with the logit `highest`
 
   double lse() const { return highest + std::log(total); }
 
-  // Those of later logits. Where nothing is higher than -inf or all is NaN, a difference is NaN: so is the
-  // sum.
+  // Adds the sums of later logits. If all logits are -inf or NaN, a difference is NaN, and so is the sum.
   void add(const LogitSums& later) {
     target += later.target;
     if (later.highest > highest) {
@@ -47,8 +47,8 @@ struct LogitSums {
   }
 };
 
-// Adds logits [0, columns), which are those of the vocabulary from `first` on, and leaves exp(logit - the
-// highest of them) in their place; returns that highest.
+// Adds logits[0 .. columns), which belong to the vocabulary ids from `first` on. Replaces them by exp(logit -
+// their highest) and returns that highest logit.
 template <typename Real>
 [[gnu::always_inline]] inline Real add_logits(Real* logits, int64_t first, int64_t columns, int64_t target,
                                               LogitSums<Real>& sums) {
@@ -70,7 +70,7 @@ template <typename Real>
   return highest;
 }
 
-// Blocks of the vocabulary, shared out to the threads: body(block, its first id, its columns, share).
+// Distributes the blocks of the vocabulary over threads: body(block, its first id, its columns, share).
 template <typename Tiles, typename Body>
 void for_vocabulary_blocks(int64_t vocabulary, int64_t shares, const Body& body) {
   const int64_t blocks = logit_blocks(vocabulary);
@@ -88,19 +88,20 @@ void for_vocabulary_blocks(int64_t vocabulary, int64_t shares, const Body& body)
 // A chunk of tokens whose logits are formed together.
 struct TokenChunk {
   const int64_t* tokens;   // [rows]
-  const int64_t* targets;  // of every token, also those not here
+  const int64_t* targets;  // targets of all tokens, not only of the chunk
   int64_t rows;
 };
 
-// Workspace of a chunk's logits; `rows` at most.
+// Workspace for the logits of a chunk of up to `rows` tokens.
 template <typename Tiles>
 struct LogitBuffers {
   using Real = typename Tiles::Real;
   int64_t shares;
-  BufferParts<typename Tiles::Packed> weight;  // a block of it, packed either way
-  BufferParts<typename Tiles::Packed> x_ND;    // the chunk's rows, packed as the left side; one for all
-  std::vector<LogitSums<Real>> sums;           // [shares, rows]
-  std::vector<Real> highest;                   // [blocks, rows]: what was subtracted from a block's logits
+  BufferParts<typename Tiles::Packed> weight;  // per thread: a block of the weight, packed for either product
+  BufferParts<typename Tiles::Packed>
+      x_ND;                           // the chunk's rows, packed as the left operand; shared by all threads
+  std::vector<LogitSums<Real>> sums;  // [shares, rows]
+  std::vector<Real> highest;          // [blocks, rows]: the logit that was subtracted from the block's logits
 
   LogitBuffers(int64_t rows, int64_t hidden, int64_t vocabulary, const at::TensorOptions& options)
       : shares(std::min<int64_t>(at::get_num_threads(), std::max<int64_t>(logit_blocks(vocabulary), 1))),
@@ -117,9 +118,9 @@ struct KeepInPlace {
   void operator()(int64_t /*block*/, int64_t /*columns*/, const Real* /*exponentials*/) const {}
 };
 
-// Forms the logits of a chunk and returns their sums, one a row. A block's exponentials (add_logits) [rows,
-// kBlockColumns] are left in place(block, share); keep(block, columns, exponentials) sees them there while
-// they are in cache.
+// Forms the logits of a chunk and returns one LogitSums per row. A block's exponentials (add_logits) [rows,
+// kBlockColumns] stay in place(block, share). keep(block, columns, exponentials) is called while they are in
+// cache.
 template <typename Scalar, typename Tiles, typename Place, typename Keep = KeepInPlace>
 std::vector<LogitSums<typename Tiles::Real>> form_logits(const Scalar* x_TD, const Scalar* weight_VD,
                                                          int64_t hidden, int64_t vocabulary,

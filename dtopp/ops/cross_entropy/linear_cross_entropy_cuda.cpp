@@ -1,6 +1,6 @@
-// A chunk of tokens at a time: its logits in fp32 by one product, in one kernel their logsumexp and the
-// gradient of the loss in their place, then two products more: the gradient of x, and the weight's, which is
-// accumulated in fp32 over the chunks. Nothing is read on the host.
+// Processes one chunk of tokens at a time: one product forms its fp32 logits. One kernel computes their
+// logsumexp and the gradient of the loss. Two more products give the gradient of x and the weight's gradient,
+// which is accumulated in fp32 over the chunks. The host reads nothing.
 #include "dtopp/ops/cross_entropy/linear_cross_entropy_cuda.h"
 
 #include "dtopp/ops/cross_entropy/linear_cross_entropy_chunks_cuda.h"
@@ -17,7 +17,8 @@ at::ScalarType real_type(const at::Tensor& x) {
   return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-// a b in fp32 (f64). A CPU, where tests run this, has no product of bf16 with an fp32 result.
+// Returns a b in fp32 (f64 for f64). Tests run this on a CPU, which has no product of bf16 matrices with an
+// fp32 result.
 at::Tensor multiply_in_real(const at::Tensor& a, const at::Tensor& b) {
   if (a.scalar_type() != at::kBFloat16) return at::mm(a, b);
   return a.is_cuda() ? at::mm(a, b, at::kFloat) : at::mm(a.to(at::kFloat), b.to(at::kFloat));
@@ -38,13 +39,13 @@ LogitRows<Real> rows_of(const at::Tensor& logits_NV, const at::Tensor& targets_T
           first};
 }
 
-// What the chunks have in common.
+// The inputs and per-token outputs that all chunks share.
 struct Loss {
   LossInputs in;
   at::Tensor counted, nll_T, z_T;  // int64 [], f64, f64
 };
 
-// The gradient of a chunk's logits, in x's type; undefined where none is needed.
+// Returns the gradient of a chunk's logits in x's type, or an undefined tensor if no gradient is needed.
 at::Tensor form_chunk(const Loss& loss, const at::Tensor& logits_NV, int64_t first) {
   const LossInputs& in = loss.in;
   at::Tensor gradient_NV;

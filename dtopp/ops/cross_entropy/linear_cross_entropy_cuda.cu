@@ -1,10 +1,11 @@
-// A block takes a row of logits, each thread every kThreads-th pack of it. One pass over the row: a thread
-// keeps the highest logit so far and the sum of exponentials against it, scaled down where a higher one turns
-// up; the threads' sums are then added in double against the row's highest, in a fixed order. The logsumexp
-// of the row is highest + log(sum). Loss: a second pass turns the logits into d loss / d logits = factor *
-// softmax - share at the target, written in the type that the products with x and the weight take. Log
-// probabilities: a second pass finds the first id with the highest logit. Row values are written per row, to
-// be added up in a fixed order by the caller.
+// One thread block per row of logits; a thread processes every kThreads-th pack. The first pass reads the row
+// once. Each thread keeps its highest logit so far and the sum of exponentials relative to it, and rescales
+// the sum when a higher logit appears. The block then adds the threads' sums in double, relative to the row's
+// highest logit and in a fixed order. The row's logsumexp is highest + log(sum).
+//
+// Loss: a second pass turns the logits into d loss / d logits = factor * softmax, minus `share` at the
+// target. Their type is that of the products with x and the weight. Log probabilities: a second pass finds
+// the first id with the highest logit. Results are written per row; the caller adds them up in a fixed order.
 #include <cstdio>
 
 #include "dtopp/ops/cross_entropy/linear_cross_entropy_cuda.h"
@@ -22,7 +23,7 @@ struct RowState {
   Real highest = -kInfinity<Real>;
   Real total = 0;  // sum of exp(logit - highest)
 
-  // A NaN makes the total NaN.
+  // If a logit is NaN, the total becomes NaN.
   template <int kWidth>
   __device__ void add(const Pack<Real, kWidth>& logits) {
     Real top = highest;
@@ -44,7 +45,7 @@ struct RowSum {
   double lse;
 };
 
-// For all of the block's threads.
+// Returns the row's sum to all threads of the block.
 template <int kWidth, typename Real>
 __device__ RowSum<Real> sum_row(const Real* logits_V, int64_t vocabulary) {
   RowState<Real> state;
@@ -120,7 +121,7 @@ __global__ void __launch_bounds__(kThreads) log_probs_kernel(LogProbRows<Real> o
   check_target(out.in, row, "token_log_probs");
   const Real* logits_V = out.in.logits_NV + row * vocabulary;
   const RowSum<Real> sum = sum_row<kWidth>(logits_V, vocabulary);
-  int64_t left = 0;  // of the vocabulary, from the likeliest on; none where all is NaN
+  int64_t left = 0;  // number of ids from the likeliest one to the end; 0 if all logits are NaN
   for (int64_t v = threadIdx.x; v < vocabulary && left == 0; v += kThreads) {
     if (logits_V[v] == sum.highest) left = vocabulary - v;
   }
@@ -130,7 +131,7 @@ __global__ void __launch_bounds__(kThreads) log_probs_kernel(LogProbRows<Real> o
   out.greedy_N[row] = left == 0 ? 0 : vocabulary - left;
 }
 
-// Calls body with the width of packs that the logits' rows allow.
+// Calls `body` with the pack width that the rows of logits allow.
 template <typename Real, typename Body>
 void with_width(const LogitRows<Real>& in, const Body& body) {
   if (takes_packs<Real>(in.vocabulary, in.logits_NV))

@@ -1,5 +1,5 @@
-// What the CUDA kernels share: numbers in and out, several at a time, and sums over warps and blocks in a
-// fixed order. Every thread of the warp or block takes part in those.
+// Building blocks of CUDA kernels: loads and stores of packs of numbers, and sums over warps and blocks in a
+// fixed order. Every thread of the warp or block must call the sums.
 #pragma once
 
 #include <cmath>
@@ -19,7 +19,7 @@ constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xFFFFFFFFU;
 constexpr int64_t kVectorBytes = 16;  // the widest load
 
-// Device code may read these, but not call what they come from.
+// Device code may read these constants, but not call the functions that produce them.
 template <typename Real>
 constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
 template <typename Real>
@@ -42,7 +42,7 @@ __device__ inline void store(Bfloat16* to, float value) {
   to->bits = __bfloat16_as_ushort(__float2bfloat16_rn(value));
 }
 
-// Neighbouring numbers that are loaded and stored at once.
+// Neighboring numbers that are loaded and stored together.
 template <typename Scalar, int kWidth>
 struct alignas(sizeof(Scalar) * kWidth < kVectorBytes ? sizeof(Scalar) * kWidth : kVectorBytes) Pack {
   Scalar of[kWidth];
@@ -51,14 +51,14 @@ struct alignas(sizeof(Scalar) * kWidth < kVectorBytes ? sizeof(Scalar) * kWidth 
 template <typename Scalar>
 constexpr int kWidest = static_cast<int>(kVectorBytes / sizeof(Scalar));
 
-// Whether rows of this width, at these addresses, are whole packs of the widest kind.
+// Returns true if rows of this width, at these addresses, consist of whole packs of the greatest width.
 template <typename Scalar, typename... Pointers>
 bool takes_packs(int64_t width, const Pointers*... rows) {
   const auto aligned = [](const void* row) { return reinterpret_cast<uintptr_t>(row) % kVectorBytes == 0; };
   return width % kWidest<Scalar> == 0 && (aligned(rows) && ...);
 }
 
-// Calls body with the width of packs that rows of these widths and addresses allow.
+// Calls `body` with the pack width that rows of this width and these addresses allow.
 template <typename Scalar, typename Body, typename... Pointers>
 void with_packs(int64_t width, const Body& body, const Pointers*... rows) {
   if (takes_packs<Scalar>(width, rows...)) return body(std::integral_constant<int, kWidest<Scalar>>());
@@ -82,7 +82,7 @@ __device__ inline Number warp_sum(Number value) {
   return value;
 }
 
-// NaNs count for nothing.
+// Ignores NaNs.
 template <typename Number>
 __device__ inline Number warp_max(Number value) {
   for (int distance = kWarp / 2; distance > 0; distance /= 2) {
@@ -92,11 +92,11 @@ __device__ inline Number warp_max(Number value) {
   return value;
 }
 
-// The sum over the block's threads, for all of them. scratch: a number a warp.
+// Returns the sum over the block's threads to all of them. scratch: one number per warp.
 template <typename Number>
 __device__ Number block_sum(Number value, Number* scratch) {
   value = warp_sum(value);
-  __syncthreads();  // the last call's numbers may still be read
+  __syncthreads();  // the previous call's numbers may still be in use
   if (lane_index() == 0) scratch[warp_index()] = value;
   __syncthreads();
   Number sum = scratch[0];
@@ -104,7 +104,7 @@ __device__ Number block_sum(Number value, Number* scratch) {
   return sum;
 }
 
-// The largest of the block's threads', for all of them. scratch: a number a warp.
+// Returns the largest value of the block's threads to all of them. scratch: one number per warp.
 template <typename Number>
 __device__ Number block_max(Number value, Number* scratch) {
   value = warp_max(value);
@@ -117,7 +117,7 @@ __device__ Number block_max(Number value, Number* scratch) {
   return largest;
 }
 
-// The sum over the lanes up to this one.
+// Returns the sum over the lanes up to and including this one.
 __device__ inline int warp_scan(int value) {
   for (int distance = 1; distance < kWarp; distance *= 2) {
     const int before = __shfl_up_sync(kAllLanes, value, distance);
@@ -126,7 +126,8 @@ __device__ inline int warp_scan(int value) {
   return value;
 }
 
-// The sum over the threads before this one; the block's sum in *total. scratch: a number a warp.
+// Returns the sum over the threads before this one, and the block's sum in *total. scratch: one number per
+// warp.
 __device__ inline int block_scan(int value, int* scratch, int* total) {
   const int inclusive = warp_scan(value);
   __syncthreads();

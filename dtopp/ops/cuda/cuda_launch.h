@@ -1,6 +1,5 @@
-// How kernels are launched and find their shared memory. nvcc compiles kernel files for a GPU. The tests
-// compile them for a CPU and run them there, with declarations of what nvcc has built in
-// (tests/ops/cuda/cuda_on_host.h).
+// Launches kernels and provides their shared memory. nvcc compiles kernel files for a GPU. The tests compile
+// them for a CPU and run them there, with replacements for nvcc's built-ins (tests/ops/cuda/cuda_on_host.h).
 #pragma once
 
 #include <cstddef>
@@ -12,30 +11,31 @@
 
 namespace dtopp::cuda {
 
-// No blocks: nothing is launched.
+// Launches nothing if `blocks` or `blocks_y` is 0.
 struct Launch {
-  const char* op;  // the name errors begin with
+  const char* op;  // the name that errors begin with
   Stream stream;
   int64_t blocks;
-  int threads;  // of a block
+  int threads;  // per block
   size_t shared_bytes = 0;
   int64_t blocks_y = 1;
 };
 
 struct Device {
   int multiprocessors;
-  int capability;       // 90: 9.0
-  size_t shared_bytes;  // a block may have
+  int capability;       // compute capability; 90 is 9.0
+  size_t shared_bytes;  // maximum per block
 };
 
-constexpr size_t kPlainSharedBytes = 48 << 10;  // more has to be asked for
+constexpr size_t kPlainSharedBytes = 48 << 10;  // more needs a function attribute
 
 #if defined(__CUDACC__)
 
 inline Device current_device() {
   const auto check = [](cudaError_t error) {
     if (error != cudaSuccess)
-      throw std::runtime_error(std::string("the CUDA device cannot be asked: ") + cudaGetErrorString(error));
+      throw std::runtime_error(std::string("the CUDA device's attributes cannot be read: ") +
+                               cudaGetErrorString(error));
   };
   int device = 0;
   check(cudaGetDevice(&device));
@@ -49,7 +49,7 @@ inline Device current_device() {
           static_cast<size_t>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin))};
 }
 
-// Throws std::runtime_error beginning with the op's name where the launch is refused.
+// Throws std::runtime_error "<op>: …" if the launch fails.
 template <typename... Parameters, typename... Arguments>
 void launch(const Launch& how, void (*kernel)(Parameters...), const Arguments&... arguments) {
   if (how.blocks == 0 || how.blocks_y == 0) return;
@@ -67,7 +67,7 @@ void launch(const Launch& how, void (*kernel)(Parameters...), const Arguments&..
                              ": a kernel could not be launched: " + cudaGetErrorString(error));
 }
 
-// The block's shared memory, `shared_bytes` of the launch, from a multiple of 1,024 bytes on.
+// Returns the block's shared memory, `shared_bytes` of the launch, aligned to 1,024 bytes.
 __device__ inline unsigned char* shared_memory() {
   extern __shared__ __align__(1024) unsigned char dtopp_shared_memory[];
   return dtopp_shared_memory;

@@ -1,5 +1,5 @@
-// The largest sizes that the kernels for CUDA devices take; they refuse larger ones, and so does `dtopp
-// plan`. Free of torch and CUDA.
+// Largest sizes that the CUDA kernels accept. The kernels and `dtopp plan` reject larger ones. This header
+// includes neither torch nor CUDA.
 #pragma once
 
 #include <cstdint>
@@ -7,15 +7,15 @@
 
 namespace dtopp::cuda {
 
-// route, moe_ffn: the probabilities of a token stay in the registers of a warp (in local memory for the
-// larger numbers of experts).
+// Experts of route and moe_ffn: a warp holds a token's probabilities in registers (in local memory for large
+// numbers of experts).
 constexpr int64_t kMostExperts = 2048;
 
-// norm_rotary: the gradient of the gain is summed in the shared memory of a block. Hidden size.
+// Hidden size of norm_rotary: the gain's gradient is summed in the shared memory of a block.
 constexpr int64_t kWidestNorm = 12280;
 
-// moe_ffn: pairs are numbered by 32-bit integers, as are their places in a table of tokens by experts. Tokens
-// of a micro-batch times experts, and token-expert pairs.
+// Token–expert pairs of moe_ffn, and tokens of a micro-batch times experts: both are indexed by 32-bit
+// integers.
 constexpr int64_t kMostPairs = std::numeric_limits<int32_t>::max();
 
 }  // namespace dtopp::cuda

@@ -1,4 +1,4 @@
-// The number types of CUDA kernels, for headers that do not include torch.
+// Number types of CUDA kernels, for headers that do not include torch.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ struct Bfloat16 {
   uint16_t bits;
 };
 
-// The type sums are formed in: float for float and Bfloat16, double for double.
+// The type of sums: float for float and Bfloat16, double for double.
 template <typename Scalar>
 using Accumulator = std::conditional_t<std::is_same_v<Scalar, double>, double, float>;
 

@@ -1,4 +1,4 @@
-// What the CUDA ops share on torch's side: the current stream, tensors as the pointers kernels take.
+// Connects CUDA ops to torch: the current stream, and tensors as the pointers that kernels take.
 #pragma once
 
 #include "dtopp/ops/core/torch.h"
@@ -7,7 +7,8 @@
 
 namespace dtopp::cuda {
 
-// Torch's current stream of the tensor's device, which a c10::DeviceGuard has made the current one.
+// Returns torch's current stream of the tensor's device. A c10::DeviceGuard must have made the device
+// current.
 Stream current_stream(const at::Tensor& tensor);
 
 template <typename Number>
@@ -15,7 +16,7 @@ const Number* read(const at::Tensor& tensor) {
   return static_cast<const Number*>(tensor.const_data_ptr());
 }
 
-// Null where there is none.
+// Returns null if the tensor is undefined.
 template <typename Number>
 const Number* read_if(const at::Tensor& tensor) {
   return tensor.defined() ? read<Number>(tensor) : nullptr;
@@ -31,13 +32,13 @@ Number* write_if(const at::Tensor& tensor) {
   return tensor.defined() ? write<Number>(tensor) : nullptr;
 }
 
-constexpr int64_t kAlignment = 16;  // bytes, of what products read and write
+constexpr int64_t kAlignment = 16;  // bytes; required of the operands of matrix products
 
 inline bool begins_aligned(const at::Tensor& tensor) {
   return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % kAlignment == 0;
 }
 
-// Calls body with a number of the tensor's type: float, double or Bfloat16.
+// Calls `body` with a value of the tensor's type: float, double or Bfloat16.
 template <typename Body>
 void dispatch(const at::Tensor& tensor, const Body& body) {
   if (tensor.scalar_type() == at::kDouble) return body(double{});

@@ -1,11 +1,11 @@
-// silu(gate) * up and its gradients, of one number.
+// Computes silu(gate) * up and its gradients for one number.
 #pragma once
 
 #include "dtopp/ops/cuda/cuda_kernel.h"
 
 namespace dtopp::cuda {
 
-// Within 2^-22 of their size, one instruction each; results that are no normal numbers are 0.
+// One instruction each, with a relative error of at most 2^-22. Subnormal results become 0.
 #if defined(__CUDACC__)
 __device__ inline float fast_exp2(float x) {
   float y = 0;
@@ -22,7 +22,7 @@ using cuda_on_host::fast_exp2;
 using cuda_on_host::fast_reciprocal;
 #endif
 
-// What is rounded to bf16 in the end takes the fast exponential and quotient.
+// Results that are rounded to bf16 use the fast exponential and the fast quotient.
 template <typename Scalar>
 __device__ Accumulator<Scalar> sigmoid(Accumulator<Scalar> x) {
   if constexpr (std::is_same_v<Scalar, Bfloat16>) {
@@ -40,7 +40,8 @@ __device__ Accumulator<Scalar> swiglu(Accumulator<Scalar> gate, Accumulator<Scal
   return gate * sigmoid<Scalar>(gate) * up;
 }
 
-// Of A = silu(gate) * up with a gate r before the sum over experts: da is the gradient of r A but for r.
+// Gradients of r A, for an activation A = silu(gate) * up and the router's gate r of the pair. `da` is the
+// gradient with respect to r A.
 template <typename Real>
 struct SwigluGradient {
   Real d_gate, d_up, scaled, grad_gate;  // scaled = r A; grad_gate = da A, this number's part of r's gradient

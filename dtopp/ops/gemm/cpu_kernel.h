@@ -1,4 +1,5 @@
-// What the CPU kernels that multiply share: the tiles for a tensor's type, packing of rows, memory in parts.
+// Shared by the CPU kernels that multiply matrices: tiles per dtype, packing of rows, per-thread buffers and
+// sums of outer products.
 #pragma once
 
 #include <algorithm>
@@ -8,20 +9,21 @@
 
 namespace dtopp {
 
-// The size of equal parts of `count`: a multiple of `unit`, at most `most`, which is one too.
+// Returns the size of equal parts of `count`: a multiple of `unit` and at most `most`. `most` is a multiple
+// of `unit` as well.
 inline int64_t even_part(int64_t count, int64_t most, int64_t unit) {
   const int64_t parts = std::max<int64_t>(round_up(count, most) / most, 1);
   return std::max(round_up((count + parts - 1) / parts, unit), unit);
 }
 
-constexpr int64_t kSmallestShare = 32;  // fewer rows than this do not repay a thread
+constexpr int64_t kSmallestShare = 32;  // fewer rows than this do not pay for a thread
 
-// How many parts of `rows` rows are worth a thread each.
+// Returns the number of threads that `rows` rows are worth.
 inline int64_t thread_shares(int64_t rows) {
   return std::clamp<int64_t>(rows / kSmallestShare, 1, at::get_num_threads());
 }
 
-// A buffer in parts of equal size: one for each thread, say, or each expert of a group.
+// A buffer of equal parts, for example one per thread or one per expert of a group.
 template <typename Number>
 struct BufferParts {
   at::Tensor buffer;
@@ -37,7 +39,7 @@ struct BufferParts {
   Number* of(int64_t part) const { return buffer.mutable_data_ptr<Number>() + part * size; }
 };
 
-// The left side of a product, row by row: row(m) points to K numbers.
+// Packs the left operand of a product row by row. row(m) points to K numbers.
 template <typename Tiles, typename Row>
 void pack_left_rows(const Row& row, int64_t M, int64_t K, typename Tiles::Packed* packed) {
   run_widest([&] {
@@ -45,12 +47,12 @@ void pack_left_rows(const Row& row, int64_t M, int64_t K, typename Tiles::Packed
   });
 }
 
-// A thread's room for sums of outer products (sum_outer_products), and how many numbers that is where the sum
-// is [M, N] and goes over K.
+// A thread's buffers for sum_outer_products. The static functions return their sizes in numbers, for a sum
+// [M, N] over K.
 template <typename Tiles>
 struct OuterSumBuffers {
   typename Tiles::Packed *left, *right;
-  typename Tiles::Real* sum;  // unused where the result is of its type and overwritten
+  typename Tiles::Real* sum;  // unused if the result is of type Real and is overwritten
 
   static int64_t left_size(int64_t /*K*/) {
     return Tiles::template left_size<Order::kColumns>(Tiles::kLargestSum, kTileDepth);
@@ -59,11 +61,11 @@ struct OuterSumBuffers {
   static int64_t sum_size(int64_t /*K*/, int64_t /*M*/, int64_t N) { return Tiles::kLargestSum * N; }
 };
 
-// Where a sum of outer products goes.
+// The destination of a sum of outer products.
 template <typename Out>
 struct OuterSum {
   Out* out_MN;
-  bool add = false;  // to what is there
+  bool add = false;  // true: add to the old values
 
   [[gnu::always_inline]] void put(const auto* sums, Out* out, int64_t count) const {
     if (!add) return copy_converted(sums, out, count);
@@ -72,8 +74,8 @@ struct OuterSum {
   }
 };
 
-// Rows [begin, end) of out_MN = the sum over k below K of left(k)[m] right(k)[n]: a weight's gradient over
-// its rows.
+// Rows [begin, end) of out_MN = sum over k < K of left(k)[m] right(k)[n]: the gradient of a weight, whose
+// rows are the m.
 template <typename Tiles, typename Out, typename Left, typename Right>
 void sum_outer_products(const Left& left, const Right& right, int64_t K, int64_t begin, int64_t end,
                         int64_t N, const OuterSumBuffers<Tiles>& buffers, const OuterSum<Out>& to) {
@@ -103,10 +105,10 @@ template <>
 struct OuterSumBuffers<Bfloat16Tiles> {
   using Tiles = Bfloat16Tiles;
   Tiles::Packed *left, *right;
-  float* sum;  // where K is longer than a part: what the parts before it sum up to
+  float* sum;  // the sum of the earlier parts, if K is longer than one part
 
   static constexpr int64_t kCallDepth = 512;   // K of one call of the matrix unit
-  static constexpr int64_t kPartDepth = 2048;  // of K is packed at once: bounds left and right
+  static constexpr int64_t kPartDepth = 2048;  // K that is packed at once; it bounds left and right
 
   static int64_t left_block() { return Tiles::left_size<Order::kColumns>(Tiles::kStrip, kCallDepth); }
   static int64_t right_block(int64_t N) { return Tiles::right_size(kCallDepth, N); }
@@ -115,7 +117,7 @@ struct OuterSumBuffers<Bfloat16Tiles> {
   static int64_t right_size(int64_t K, int64_t N) { return blocks(K) * right_block(N); }
   static int64_t sum_size(int64_t K, int64_t M, int64_t N) { return K > kPartDepth ? M * N : 0; }
 
-  // Calls body(block, first k, depth) for the calls that a part takes.
+  // Calls body(block, first k, depth) for each matrix-unit call of a part.
   template <typename Body>
   static void for_calls(int64_t part_depth, const Body& body) {
     for (int64_t k = 0; k < part_depth; k += kCallDepth) {
@@ -124,8 +126,8 @@ struct OuterSumBuffers<Bfloat16Tiles> {
   }
 };
 
-// The same in bfloat16: B is packed along a part of K once for all rows, A a strip of rows at a time, and a
-// tile of the result is summed up in the first-level cache and rounded or added from there.
+// The bf16 version. It packs B along a part of K once for all rows, and A one strip of rows at a time. A tile
+// of the result is accumulated in the first-level cache and is rounded or added from there.
 template <typename Out, typename Left, typename Right>
 void sum_outer_products(const Left& left, const Right& right, int64_t K, int64_t begin, int64_t end,
                         int64_t N, const OuterSumBuffers<Bfloat16Tiles>& buffers, const OuterSum<Out>& to) {
@@ -170,14 +172,14 @@ void sum_outer_products(const Left& left, const Right& right, int64_t K, int64_t
   }
 }
 
-// Calls body with the tensor's type, float or bfloat16.
+// Calls `body` with a value of the tensor's type, float or bfloat16.
 template <typename Body>
 void dispatch_scalar(const at::Tensor& x, const Body& body) {
   if (x.scalar_type() == at::kFloat) return body(float{});
   body(c10::BFloat16{});
 }
 
-// Calls body with the tensors' type and the tiles that multiply it.
+// Calls `body` with a value of the tensor's type and the tiles that multiply this type.
 template <typename Body>
 void dispatch(const at::Tensor& x_TD, const Body& body) {
   if (x_TD.scalar_type() == at::kDouble) return body(double{}, VectorTiles<double>{});
@@ -186,7 +188,8 @@ void dispatch(const at::Tensor& x_TD, const Body& body) {
   body(c10::BFloat16{}, VectorTiles<float>{});
 }
 
-// Threads of the pool have their own autograd state: what they read must not require gradients.
+// Returns the tensor without autograd, contiguous. Pool threads have their own autograd state, so the tensors
+// that they read must not require gradients.
 inline at::Tensor plain(const at::Tensor& tensor) { return tensor.detach().contiguous(); }
 
 }  // namespace dtopp

@@ -25,9 +25,9 @@ bool cpu_multiplies_bf16() {
 #endif
 }
 
-constexpr int64_t kFewRows = 32;  // as in generation: packing the weight does not pay
+constexpr int64_t kFewRows = 32;  // decoding runs such small batches; packing the weight does not pay
 
-// y = x W^T on packed tiles, saving only the inputs. A bf16 product is formed in fp32 and rounded once.
+// y = x W^T on packed tiles. It saves only its inputs. A bf16 product is formed in fp32 and rounded once.
 struct LinearFunction : torch::autograd::Function<LinearFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight) {
     const at::AutoDispatchBelowADInplaceOrView guard;

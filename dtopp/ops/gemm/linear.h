@@ -1,20 +1,26 @@
-// Linear layers. On a CPU without instructions that multiply bf16, our own kernels (linear_cpu.h), which form
-// bf16 products in fp32 and round once: several times faster than libtorch's emulation and no less exact. In
-// fp32 our own on every CPU: a whole step takes 5 % longer with libtorch's (docs/performance.md). Elsewhere
-// libtorch's.
+// Linear layers, y = x W^T, and the bf16 abilities of a device.
+//
+// On CPUs without bf16 instructions, bf16 layers use the kernels of linear_cpu.h. They form products in fp32
+// and round once, which is several times faster than libtorch's emulation and no less exact. In fp32 every
+// CPU uses these kernels: a whole step takes 5 % longer with libtorch's (docs/performance.md). All other
+// cases use libtorch's kernels.
 #pragma once
 
 #include "dtopp/ops/core/torch.h"
 
 namespace dtopp {
 
-// True when the device multiplies bf16 in hardware (AMX or AVX512_BF16; every CUDA device we support).
+// Returns true if the device multiplies bf16 in hardware: AMX, AVX512_BF16 or any supported CUDA device.
 bool has_bf16_matmul(const at::Device& device);
 
-// True when a CPU has tile registers that multiply bf16 (AMX), which libtorch can use.
+// Returns true if the CPU has AMX, tile registers that multiply bf16, and libtorch can use them.
 bool has_amx();
 
-// y = x W^T. x [..., D], weight [N, D], same floating dtype; y [..., N] in it. Differentiable in both.
+// Computes y = x W^T. Differentiable in both arguments.
+//
+// Shapes:        x [..., D], weight [N, D] of one floating dtype
+// Returns:       [..., N] of x's dtype
+// Throws:        c10::Error "linear: …" if the shapes or dtypes do not fit
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight);
 
 }  // namespace dtopp

@@ -1,6 +1,7 @@
-// y = x W^T and dx = dy W: the weight is packed once, as many columns at a time as stay in the second-level
-// cache, by all threads together; then each thread packs and multiplies its blocks of rows. dW = dy^T x: each
-// thread has its rows of dW and sums them over the tokens, a block of them at a time.
+// y = x W^T and dx = dy W: all threads pack as many columns of the weight as fit into the second-level cache.
+// Then each thread packs and multiplies its blocks of rows.
+//
+// dW = dy^T x: each thread owns some rows of dW and accumulates them over blocks of tokens.
 #include "dtopp/ops/gemm/linear_cpu.h"
 
 #include "dtopp/ops/gemm/cpu_kernel.h"
@@ -10,7 +11,8 @@ namespace {
 
 constexpr int64_t kRightNumbers = int64_t{1} << 18;  // 1 MiB of floats: half of a second-level cache
 
-// [begin, end) of each share of `count`, whole multiples of `unit` but the last: body(begin, end, share).
+// Calls body(begin, end, share) for each thread's share of `count`. Shares are multiples of `unit`, except
+// the last.
 template <typename Tiles, typename Body>
 void for_shares(int64_t count, int64_t unit, const Body& body) {
   const int64_t shares = thread_shares(count);
@@ -24,8 +26,8 @@ void for_shares(int64_t count, int64_t unit, const Body& body) {
   });
 }
 
-// out_MN = left_MK B; pack(first, begin, end, packed): columns [first + begin, first + end) of B into the
-// panels that begin at `first`.
+// out_MN = left_MK B. pack(first, begin, end, columns, packed) packs the columns [first + begin, first + end)
+// of B. They belong to the `columns` columns from `first` on.
 template <typename Scalar, typename Tiles, typename Pack>
 void multiply_rows(const Scalar* left_MK, int64_t M, int64_t K, int64_t N, const Pack& pack,
                    const at::TensorOptions& options, Scalar* out_MN) {

@@ -1,13 +1,14 @@
-// Matrix products of the CPU on packed tiles (matrix_tiles.h): those of a linear layer. Operands are float,
-// double or bfloat16, contiguous and of one type, as is the result; sums are formed in float (double).
+// Matrix products of a linear layer on the CPU, on packed tiles (matrix_tiles.h).
+//
+// Preconditions: operands are float, double or bf16, contiguous and of one type
+// Returns:       the operands' type; sums are formed in float (double for double)
 #pragma once
 
 #include "dtopp/ops/core/torch.h"
 
 namespace dtopp {
 
-// Whether our own kernels multiply x: on a CPU in fp32, and in bf16 where the CPU cannot multiply that
-// itself.
+// Returns true if these kernels multiply x: fp32 on any CPU, and bf16 if the CPU has no bf16 instructions.
 bool multiplies_on_tiles(const at::Tensor& x);
 
 // y_TN = x_TD W_ND^T

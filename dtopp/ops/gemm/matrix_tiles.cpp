@@ -6,16 +6,16 @@
 namespace dtopp {
 namespace {
 
-constexpr int64_t kLineBytes = 64;  // of a cache line
+constexpr int64_t kLineBytes = 64;  // per cache line
 
-// After how many columns of a strip a line is prefetched: more of them where each is less arithmetic.
+// Number of k between two prefetches of a line. Tiles with less arithmetic per k prefetch less often.
 template <typename Regs>
 constexpr int64_t kPrefetchStep = Regs::kBytes* Regs::kRows >= 64 * 14 ? 2 : 8;
 
-// The lines that a product brings to the second-level cache as it goes.
+// The memory that a product prefetches into the second-level cache, one line after another.
 struct Coming {
   const char* line;
-  int64_t left, run, skip;  // bytes: of a run that are left, of a run, from one to the next
+  int64_t left, run, skip;  // bytes: left of the current row, per row, between two rows
 
   explicit Coming(const NextRows& next)
       : line(static_cast<const char*>(next.first)),
@@ -42,7 +42,7 @@ struct Vectors {
 template <typename Real, typename Regs>
 using VectorOf = typename Vectors<Real, Regs>::Vector;
 
-// From and to any address.
+// Loads from and stores to unaligned addresses.
 template <typename Vector, typename Real>
 [[gnu::always_inline]] inline Vector load_vector(const Real* from) {
   Vector vector;
@@ -68,13 +68,14 @@ template <typename Real, typename Regs, Order kOrder, int kRows>
   }
 #pragma GCC unroll 14
   for (int m = 0; m < kRows; ++m) {
-    const Vector a = left[m * kRowStep] - Vector{};  // the one number in every lane
+    const Vector a = left[m * kRowStep] - Vector{};  // broadcasts one number to all lanes
 #pragma GCC unroll 2
     for (int j = 0; j < Regs::kVectors; ++j) sum[m][j] += a * b[j];
   }
 }
 
-// C[0 .. kRows, one panel]. Meanwhile C's lines come to be written, and lines of `coming` to be read.
+// Multiplies kRows rows with one panel. Prefetches the lines of C for writing and the lines of `coming` for
+// reading.
 template <typename Real, typename Regs, Order kOrder, int kRows>
 [[gnu::always_inline]] inline void multiply_tile(const Real* left, const Real* right, Coming& coming,
                                                  int64_t depth, Real* C, int64_t ldc, bool add) {
@@ -113,7 +114,7 @@ template <typename Real, typename Regs, Order kOrder, int kRows>
   }
 }
 
-// A strip of any number of rows up to kRows: a kernel for each.
+// Dispatches a strip of 1 to kRows rows to the kernel of its height.
 template <typename Real, typename Regs, Order kOrder, int kRows = Regs::kRows>
 [[gnu::always_inline]] inline void multiply_strip(const Real* left, const Real* right, Coming& coming,
                                                   int64_t rows, int64_t depth, Real* C, int64_t ldc,
@@ -125,7 +126,7 @@ template <typename Real, typename Regs, Order kOrder, int kRows = Regs::kRows>
   }
 }
 
-// The last panel may have columns that C has not.
+// Multiplies the last panel, of which only `columns` columns lie in C.
 template <typename Real, typename Regs, Order kOrder>
 void multiply_edge(const Real* left, const Real* right, Coming& coming, int64_t rows, int64_t columns,
                    int64_t depth, Real* C, int64_t ldc, bool add) {
@@ -142,7 +143,8 @@ void multiply_blocks(const Real* left, const Real* right, int64_t M, int64_t N, 
   Coming coming(next);
   for (int64_t k = 0; k < K; k += kTileDepth) {
     const int64_t depth = std::min(kTileDepth, K - k);
-    const int64_t strip_step = kOrder == Order::kRows ? kStripStride : depth;  // to the next row's strip
+    const int64_t strip_step =
+        kOrder == Order::kRows ? kStripStride : depth;  // numbers of packed A per row of C
     for (int64_t n = 0; n < N; n += kColumns) {
       const int64_t columns = std::min(kColumns, N - n);
       const Real* after = right + (n + kColumns) * depth;
@@ -165,7 +167,8 @@ void multiply_blocks(const Real* left, const Real* right, int64_t M, int64_t N, 
   }
 }
 
-// Lanes of a where the lane's bit kBit is clear, of b (kBit lanes earlier) where it is set; and the reverse.
+// One step of a transposition: in lanes whose bit kBit is set, a takes b's number kBit lanes earlier. In the
+// other lanes, b takes a's old number kBit lanes later.
 template <int64_t kBit, typename Vector, size_t... kLane>
 [[gnu::always_inline]] inline void exchange(Vector& a, Vector& b, std::index_sequence<kLane...>) {
   constexpr int64_t kLanes = sizeof...(kLane);
@@ -176,7 +179,7 @@ template <int64_t kBit, typename Vector, size_t... kLane>
   a = low;
 }
 
-// Exchanges the off-diagonal quarters of blocks of 2 kBit, from the largest to the smallest.
+// Exchanges the off-diagonal quarters of blocks of 2 kBit lanes, from the largest block to the smallest.
 template <int64_t kLanes, int64_t kBit, typename Vector>
 [[gnu::always_inline]] inline void transpose(Vector* rows) {
 #pragma GCC unroll 16
@@ -186,7 +189,7 @@ template <int64_t kLanes, int64_t kBit, typename Vector>
   if constexpr (kBit > 1) transpose<kLanes, kBit / 2>(rows);
 }
 
-// to[k * columns + n] = from[n * stride + k] for n and k below a vector's lanes.
+// to[k * columns + n] = from[n * stride + k] for n and k below the number of lanes.
 template <typename Regs, typename Scalar, typename Real>
 [[gnu::always_inline]] inline void transpose_square(const Scalar* from, int64_t stride, Real* to,
                                                     int64_t columns) {
@@ -208,7 +211,7 @@ template <typename Regs, typename Scalar, typename Real>
   for (int64_t k = 0; k < kLanes; ++k) store_vector(to + k * columns, rows[k]);
 }
 
-// One panel of one block; `columns` of it are there.
+// Transposes one panel of one block. Columns from `columns` on are zeros.
 template <typename Regs, typename Scalar, typename Real>
 [[gnu::always_inline]] inline void transpose_panel(const Scalar* from, int64_t stride, int64_t columns,
                                                    int64_t depth, Real* to) {

@@ -1,9 +1,10 @@
-// Matrix products of one thread, C = A B, whose operands are packed first: packing is where rows are
-// gathered, transposed and converted, so that none of this needs a pass or a buffer of its own, and where the
-// caller looks at C while it is still in cache.
+// Multiplies packed matrices, C = A B, on one CPU thread.
 //
-// A is packed in strips of `rows` rows, B in panels of `columns` columns (TileShape), both cut along K into
-// blocks of kTileDepth. The kernel multiplies a strip and a panel of one block into registers.
+// Packing gathers, transposes and converts rows, so none of these needs a pass or a buffer of its own. The
+// caller can process C while it is in cache.
+//
+// A is packed in strips of TileShape::rows rows and B in panels of TileShape::columns columns. Both are cut
+// along K into blocks of kTileDepth. The kernel multiplies one strip and one panel of a block in registers.
 #pragma once
 
 #include "dtopp/ops/core/bfloat16.h"
@@ -11,18 +12,21 @@
 
 namespace dtopp {
 
-// A panel of 256 x 32 floats is 32 KiB: it stays in the first-level cache while strips of A pass by.
+// A panel of 256 x 32 floats takes 32 KiB. It stays in the first-level cache while all strips of A are
+// multiplied with it.
 constexpr int64_t kTileDepth = 256;
 
-// Rows of A keep this distance in a strip, not kTileDepth: at a power of two they would share cache sets.
+// Distance between the rows of a strip. It exceeds kTileDepth because rows a power of two apart share cache
+// sets.
 constexpr int64_t kStripStride = kTileDepth + 16;
 
-// A tile of C fills the vector registers: of 32, all but the two of B and one of A; of 16 likewise.
+// Size of a tile of C in vector registers. Of 32 registers the tile takes all but two for B and one for A,
+// and of 16 likewise.
 template <int kBytesOf, int kRowsOf>
 struct Registers {
-  static constexpr int kBytes = kBytesOf;  // of a vector
+  static constexpr int kBytes = kBytesOf;  // per vector
   static constexpr int kRows = kRowsOf;
-  static constexpr int kVectors = 2;  // side by side in a tile
+  static constexpr int kVectors = 2;  // vectors per row of a tile
 
   template <typename Real>
   static constexpr int64_t kLanes = kBytes / static_cast<int64_t>(sizeof(Real));
@@ -33,7 +37,7 @@ using Avx512Registers = Registers<64, 14>;
 using Avx2Registers = Registers<32, 6>;
 using BaselineRegisters = Registers<16, 6>;
 
-// Calls body with the registers of the widest vectors, compiled for them.
+// Calls `body` with the registers of the widest vectors and compiles it for them.
 template <typename Body>
 void run_with_registers(const Body& body) {
 #if defined(__x86_64__)
@@ -57,61 +61,63 @@ inline int64_t round_up(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-// Memory that the caller reads after a product, rows of `bytes` bytes: the product prefetches it as it goes.
+// Memory that the caller reads after a product: rows of `bytes` bytes. The product prefetches it while it
+// runs.
 struct NextRows {
-  const void* first = nullptr;  // null: what follows in the product's own operands is prefetched instead
+  const void* first = nullptr;  // null: prefetch the next panel of the product's own right operand
   int64_t bytes = 0, stride = 0;
 };
 
-// How A lies: row by row, as an activation is, or K by K, as it does where it is transposed.
+// Memory order of A: by rows (an activation) or by columns (a transposed operand).
 enum class Order { kRows, kColumns };
 
-// Packs and multiplies in float (in double). What a packer takes is in any type that `load` reads.
+// Packs and multiplies in float (VectorTiles<float>) or double. Packers accept any type that `load` reads.
 template <typename RealOf>
 struct VectorTiles {
-  using Real = RealOf;                      // of C
-  using Packed = RealOf;                    // of the packed operands
+  using Real = RealOf;                      // type of C
+  using Packed = RealOf;                    // type of the packed operands
   static constexpr bool kFinishes = false;  // see matrix_tiles_bf16.h
 
-  // Rows of A that a caller packs at once: whole strips of every instruction set, and what belongs to them
-  // stays in the second-level cache.
+  // Rows of A that a caller packs at once. It is a multiple of the strip height of every instruction set, and
+  // the packed rows stay in the second-level cache.
   static constexpr int64_t kLargestBlock = 252;
-  // Rows of C that are summed up over several blocks of K at once: fewer would pack B more often.
+  // Rows of C that are accumulated over several blocks of K at once. Fewer rows would pack B more often.
   static constexpr int64_t kLargestSum = 378;
 
-  // How many numbers the packed operands take.
+  // Size of the packed operands, in numbers.
   template <Order kOrder>
   static int64_t left_size(int64_t M, int64_t K);
   static int64_t right_size(int64_t K, int64_t N);
 
-  // Row m of A, K numbers, into A packed by rows.
+  // Packs row m of A, K numbers, for Order::kRows.
   template <typename Scalar>
   [[gnu::always_inline]] static void pack_left_row(const Scalar* row_K, int64_t m, int64_t M, int64_t K,
                                                    Packed* packed);
 
-  // A packed by columns; column(k) points to A[0, k] ... A[M - 1, k].
+  // Packs A for Order::kColumns. column(k) points to A[0, k] ... A[M - 1, k].
   template <typename Column>
   static void pack_left_columns(const Column& column, int64_t M, int64_t K, Packed* packed);
 
-  // Columns [begin, end) of B, begin at the start of a panel; row(k) points to B[k, 0] ... B[k, N - 1].
+  // Packs the columns [begin, end) of B. `begin` is the start of a panel, and row(k) points to B[k, 0] ...
+  // B[k, N - 1].
   template <typename Row>
   static void pack_right_rows(const Row& row, int64_t K, int64_t N, int64_t begin, int64_t end,
                               Packed* packed);
 
-  // The same from B^T: B[k, n] = transposed[n * stride + k].
+  // Packs the same columns from B^T: B[k, n] = transposed[n * stride + k].
   template <typename Scalar>
   static void pack_right_transposed(const Scalar* transposed, int64_t stride, int64_t K, int64_t N,
                                     int64_t begin, int64_t end, Packed* packed);
 
-  // C[m, n] = sum over k of A[m, k] B[k, n], plus C[m, n] where add. C's rows are ldc numbers apart.
-  // Prefetches `next`.
+  // C[m, n] = sum over k of A[m, k] B[k, n], plus the old C[m, n] if `add`. C's rows are `ldc` numbers apart.
+  // Prefetches `next` meanwhile.
   template <Order kOrder>
   static void multiply(const Packed* left, const Packed* right, int64_t M, int64_t N, int64_t K, Real* C,
                        int64_t ldc, bool add, const NextRows& next = {});
 
   static TileShape shape();
 
-  // To be called by each thread after its last product.
+  // Each thread calls this after its last product.
   static void release() {}
 };
 
@@ -121,13 +127,14 @@ template <typename From, typename To>
   for (int64_t i = 0; i < count; ++i) store(to + i, load(from[i]));
 }
 
-// C, or nothing where it is added to: a product over no k.
+// The product over zero k: clears C unless the product is to be added to it.
 template <typename Real>
 void clear_unless_added(int64_t M, int64_t N, Real* C, int64_t ldc, bool add) {
   for (int64_t m = 0; m < M && !add; ++m) std::fill_n(C + m * ldc, N, Real(0));
 }
 
-// A tile of which C has only some rows and columns; the tile's rows are `width` numbers apart.
+// Stores or adds the part of a tile that lies in C: `rows` rows and `columns` columns. The tile's rows are
+// `width` numbers apart.
 template <typename Real>
 void put_tile(const Real* tile, int64_t width, int64_t rows, int64_t columns, Real* C, int64_t ldc,
               bool add) {
@@ -139,7 +146,7 @@ void put_tile(const Real* tile, int64_t width, int64_t rows, int64_t columns, Re
   }
 }
 
-// kCount numbers, or fewer where fewer are left.
+// Copies min(kCount, left) numbers.
 template <int64_t kCount, typename From, typename To>
 [[gnu::always_inline]] inline void copy_up_to(const From* from, To* to, int64_t left) {
   if (left >= kCount) {
@@ -149,9 +156,9 @@ template <int64_t kCount, typename From, typename To>
   }
 }
 
-// Calls body(k, position) for k below depth and positions 0, step, 2 step ... below width. 8 k go through all
-// positions together: what they read is still in cache at the next position, and they write whole lines
-// there.
+// Calls body(k, position) for k < depth and the positions 0, step, 2 step ... < width. Groups of 8 k visit
+// all positions together: their inputs are still in cache at the next position, and their outputs fill whole
+// cache lines.
 template <typename Body>
 [[gnu::always_inline]] inline void for_few(int64_t depth, int64_t width, int64_t step, const Body& body) {
   constexpr int64_t kFew = 8;

@@ -17,7 +17,7 @@ bool has_pair_products() { return widest_simd() == Simd::kAvx512 && __builtin_cp
 
 constexpr int64_t kLanes = 16, kVectors = kPanelColumns / kLanes, kPairs = 2 * kLanes;
 
-// kRows rows of C, in kRows x 4 registers, to which AVX512_BF16 adds the products of two k at a time.
+// Multiplies kRows rows of C, held in kRows x 4 registers. AVX512_BF16 adds the products of two k at a time.
 template <int kRows>
 [[gnu::target("avx512f,avx512bf16")]] void multiply_rows(int64_t K, int64_t lda, int64_t ldb, int64_t ldc,
                                                          bool add, const c10::BFloat16* A,
@@ -74,7 +74,7 @@ void MatrixUnit::multiply(int64_t M, int64_t N, int64_t K, int64_t lda, int64_t 
   multiply_pairs(M, K, lda, ldb, ldc, add, A, B, C);
 }
 
-// Without it the next product of libtorch's own on this thread died of an illegal instruction.
+// Without this call, libtorch's next product on the same thread failed with an illegal instruction.
 void MatrixUnit::release() {
   if (has_amx()) at::native::cpublas::brgemm_release();
 }

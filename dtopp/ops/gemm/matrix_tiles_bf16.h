@@ -1,10 +1,12 @@
-// The interface of VectorTiles (matrix_tiles.h) for processors that multiply bfloat16 (AMX, AVX512_BF16):
-// operands in bfloat16, C in float. A is packed row by row, B in panels of kPanel columns whose numbers lie
-// in pairs of k. K is filled up to a multiple of 32 with zeros on both sides and strips of A are multiplied
-// in whole units of kUnit rows: oneDNN compiles a kernel for each shape it is asked for, so few of them are.
+// Multiplies packed bf16 matrices, with C in float, on CPUs that multiply bf16 (AMX or AVX512_BF16). It has
+// the interface of VectorTiles (matrix_tiles.h).
 //
-// A product can also be taken tile by tile (multiply_finish): 128 x 64 floats, 32 KiB, which the caller turns
-// into what it wants before they leave the first-level cache.
+// A is packed by rows. B is packed in panels of kPanel columns, and the numbers of two consecutive k lie side
+// by side. K is padded with zeros to a multiple of 32. The rows of a strip of A are padded to a multiple of
+// kUnit. oneDNN compiles a kernel per shape, and padding keeps the number of shapes small.
+//
+// multiply_finish passes C to the caller tile by tile. A tile has 128 x 64 floats (32 KiB), which the caller
+// processes in the first-level cache.
 #pragma once
 
 #include <array>
@@ -14,26 +16,26 @@
 
 namespace dtopp {
 
-// With AMX oneDNN's micro-kernels behind at::native::cpublas, else AVX512_BF16's products of pairs. What
-// stands here is all of the hardware that these tiles see: tests link a plain loop in its place and run the
-// operators with it on any machine.
+// Multiplies with oneDNN's micro-kernels behind at::native::cpublas if the CPU has AMX, else with
+// AVX512_BF16's dot products of pairs. All access to the hardware goes through this struct. Tests link a
+// plain loop in its place and run the operators on any machine.
 struct MatrixUnit {
-  // Whether this machine has one.
+  // Returns true if this machine has AMX or AVX512_BF16.
   static bool available();
 
-  // C [M, ldc] = A B, or += where `add`. A [M, lda] row by row; B [K / 2, ldb, 2], the numbers of two k in
-  // pairs. Strides are in numbers; M is a multiple of 16, N of 64, K of 32.
+  // C [M, ldc] = A B, or += if `add`. A [M, lda] is row-major. B [K / 2, ldb, 2] holds the numbers of two k
+  // side by side. Strides are in numbers. M is a multiple of 16, N of 64, K of 32.
   static void multiply(int64_t M, int64_t N, int64_t K, int64_t lda, int64_t ldb, int64_t ldc, bool add,
                        const c10::BFloat16* A, const c10::BFloat16* B, float* C);
 
-  // To be called by each thread after its last product: the tile registers are its own.
+  // Each thread calls this after its last product, because the AMX tile registers belong to the thread.
   static void release();
 };
 
 struct Bfloat16Tiles {
   using Real = float;
   using Packed = c10::BFloat16;
-  static constexpr bool kFinishes = true;  // multiply_finish is there
+  static constexpr bool kFinishes = true;  // has multiply_finish
   static constexpr int64_t kLargestBlock = 256;
   static constexpr int64_t kStrip = 128, kPanel = kPanelColumns, kUnit = 16, kDeep = kPackedDepth;
   using Tile = std::array<Real, kStrip * kPanel>;
@@ -43,8 +45,8 @@ struct Bfloat16Tiles {
 
   static int64_t depth(int64_t K) { return round_up(K, kDeep); }
 
-  // Between the rows of a packed left side: a line more than it needs, since rows a power of two apart would
-  // share cache sets.
+  // Distance between the rows of a packed left operand. It is one cache line longer than a row, because rows
+  // a power of two apart share cache sets.
   static int64_t left_stride(int64_t K) { return depth(K) + kDeep; }
 
   template <Order kOrder>
@@ -53,7 +55,7 @@ struct Bfloat16Tiles {
   }
   static int64_t right_size(int64_t K, int64_t N) { return round_up(N, kPanel) * depth(K); }
 
-  // Either order is packed row by row.
+  // Both orders are packed by rows.
   template <typename Scalar>
   static void pack_left_row(const Scalar* row_K, int64_t m, int64_t /*M*/, int64_t K, Packed* packed) {
     Packed* to = packed + m * left_stride(K);
@@ -65,7 +67,7 @@ struct Bfloat16Tiles {
     fill_depth(to, K);
   }
 
-  // A row of a packed left side whose first K numbers are there.
+  // Pads a packed row of K numbers with zeros.
   static void fill_depth(Packed* row, int64_t K) { std::fill(row + K, row + depth(K), Packed(0)); }
 
   template <typename Column>
@@ -104,11 +106,11 @@ struct Bfloat16Tiles {
     }
   }
 
-  // B's columns where it is made of two weights of N rows each (gate and up): half a panel of the one, half a
-  // panel of the other, so that a tile has both.
+  // Columns of B if it interleaves two weights of N rows each (gate and up): half a panel of the first, then
+  // half a panel of the second. A tile then holds both.
   static int64_t paired_columns(int64_t N) { return 2 * round_up(N, kPanel / 2); }
 
-  // Columns [begin, end) of these.
+  // Packs the columns [begin, end) of that B.
   static void pack_right_paired(const Packed* first, const Packed* second, int64_t stride, int64_t K,
                                 int64_t N, int64_t begin, int64_t end, Packed* packed) {
     constexpr int64_t kHalf = kPanel / 2;
@@ -121,7 +123,7 @@ struct Bfloat16Tiles {
     }
   }
 
-  // C = A B as VectorTiles::multiply. Nothing is brought to the cache: the micro-kernels do.
+  // C = A B as VectorTiles::multiply. It ignores `next`, because the micro-kernels prefetch by themselves.
   template <Order kOrder>
   static void multiply(const Packed* left, const Packed* right, int64_t M, int64_t N, int64_t K, Real* C,
                        int64_t ldc, bool add, const NextRows& /*next*/ = {}) {
@@ -143,16 +145,18 @@ struct Bfloat16Tiles {
     }
   }
 
-  // The product of one strip and one panel. The strip's rows fill whole units, of which `rows` matter.
+  // Multiplies one strip and one panel. The strip has round_up(rows, kUnit) packed rows, and the results
+  // beyond `rows` are not used.
   static void multiply_tile(const Packed* strip, const Packed* panel, int64_t rows, int64_t K, bool add,
                             Tile& tile) {
     MatrixUnit::multiply(round_up(rows, kUnit), kPanel, depth(K), left_stride(K), kPanel, kPanel, add, strip,
                          panel, tile.data());
   }
 
-  // C a tile at a time: finish(tile, m, rows, n, columns), the tile's rows kPanel numbers apart. Where the
-  // left side has no room for whole units, what lies behind its last row being another thread's, the last
-  // strip is multiplied from `spare`, which has room for kStrip rows.
+  // Calls finish(tile, m, rows, n, columns) for each tile of C. The tile's rows are kPanel numbers apart.
+  //
+  // Pass `spare`, memory for kStrip rows, if the rows behind the left operand belong to another thread. The
+  // last strip is then copied to `spare` and padded there.
   template <typename Finish>
   static void multiply_finish(const Packed* left, const Packed* right, int64_t M, int64_t N, int64_t K,
                               const Finish& finish, Packed* spare = nullptr) {
@@ -173,7 +177,7 @@ struct Bfloat16Tiles {
   }
 
  private:
-  // Where column n, the first of a unit, is in a packed right side.
+  // Returns the offset of column n, the first of a unit, in a packed right operand.
   static int64_t unit_at(int64_t n, int64_t K) { return n / kPanel * kPanel * depth(K) + n % kPanel * 2; }
 };
 

@@ -10,14 +10,14 @@ using torch::autograd::variable_list;
 
 constexpr int64_t kParts = 3;
 
-// x = upper + middle + lower, but for numbers below 2^-110.
+// x = upper + middle + lower, except for numbers below 2^-110.
 std::array<at::Tensor, kParts> parts_of(const at::Tensor& x) {
   const at::Tensor upper = x.to(at::kBFloat16), rest = x - upper;
   const at::Tensor middle = rest.to(at::kBFloat16);
   return {upper, middle, (rest - middle).to(at::kBFloat16)};
 }
 
-// a b of bf16 numbers, summed and given in fp32.
+// The product of bf16 matrices, accumulated and returned in fp32.
 at::Tensor fp32_product(const at::Tensor& a, const at::Tensor& b) {
   return a.is_cpu() ? at::mm(a.to(at::kFloat), b.to(at::kFloat)) : at::mm(a, b, at::kFloat);
 }
@@ -41,7 +41,7 @@ at::Tensor weight_gradient_in_parts(const at::Tensor& grad_TE, const at::Tensor&
       .sum(0);
 }
 
-// x in bf16, of which no copy in fp32 is kept for the backward pass.
+// A bf16 x and an fp32 weight. No fp32 copy of x is saved for the backward pass.
 struct RouterLinear : torch::autograd::Function<RouterLinear> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x_TD, const at::Tensor& weight_ED,
                             bool in_parts) {

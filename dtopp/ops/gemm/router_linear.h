@@ -1,19 +1,28 @@
-// A router's logits: z = W x (the paper's "Background"), in fp32 whatever x is.
+// The router's logits, z = W x, in the weight's dtype.
+//
+// Source:        paper, section "Background"
 #pragma once
 
 #include "dtopp/ops/core/torch.h"
 
 namespace dtopp {
 
-// x [T, D], weight [E, D] of the same floating dtype, or x bf16 and the weight fp32; logits [T, E] in the
-// weight's, exact to its rounding. Differentiable in both; the gradient of x has its dtype. What is kept for
-// the backward pass are the inputs as they are. A bf16 x is multiplied in parts on a CUDA device, whose
-// matrix units are an order of magnitude faster in bf16 than in fp32.
+// Computes logits [T, E]. Differentiable in both arguments; the gradient of x has x's dtype. Autograd saves
+// only the inputs.
+//
+// On a CUDA device, a bf16 x with an fp32 weight uses router_linear_in_parts. Its matrix units are about ten
+// times as fast in bf16 as in fp32.
+//
+// Shapes:        x_TD [T, D] and weight_ED [E, D] of one floating dtype, or x bf16 and the weight f32
+// Returns:       [T, E] of the weight's dtype, exact up to its rounding
+// Throws:        c10::Error "router_linear: …" if the shapes or dtypes do not fit
 at::Tensor router_linear(const at::Tensor& x_TD, const at::Tensor& weight_ED);
 
-// In parts on any device: x bf16, and the fp32 weight as the sum of three bf16 numbers (8 + 8 + 8 bits are
-// its 24), so that every product is exact and sums are formed in fp32. So is the gradient of the weight, from
-// three parts of the logits' gradient; that of x, which is rounded to bf16, from the upper two of both.
+// Computes the same on any device, for a bf16 x and an fp32 weight, with bf16 matrix products.
+//
+// It splits the weight into the sum of three bf16 numbers (8 + 8 + 8 bits are fp32's 24). Every product is
+// then exact, and sums are formed in fp32. The weight's gradient uses three parts of the logits' gradient in
+// the same way. The gradient of x is rounded to bf16, so the upper two parts of both factors suffice.
 at::Tensor router_linear_in_parts(const at::Tensor& x_TD, const at::Tensor& weight_ED);
 
 }  // namespace dtopp

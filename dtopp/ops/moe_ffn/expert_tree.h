@@ -1,7 +1,22 @@
-// The binary tree along which moe_ffn adds the rows of a token's experts, those that it did not choose being
-// absent: two neighbours join before others do that lie further apart, in blocks of E's odd divisor times a
-// power of two. A rank that holds 1, 1/2, 1/4, … of the experts (expert parallelism) therefore forms a
-// subtree, and sums over ranks complete the same tree. Free of torch and CUDA.
+// The binary tree along which moe_ffn adds the outputs of a token's experts. It fixes the order of additions
+// in f32 and f64: sums over EP ranks then have the same bits as the sum on one rank.
+//
+// E is its largest odd divisor times a power of two. Each block of `odd` neighboring experts forms a subtree,
+// and the blocks are joined pairwise. Experts that the token did not select are left out. Example: E = 6 has
+// odd = 3 and two blocks.
+//
+//   expert    0    1    2       3    4    5
+//              \  /     |        \  /     |
+//   level 0    0+1      |        3+4      |
+//                \     /           \     /
+//   level 1      (0+1)+2           (3+4)+5
+//                       \         /
+//   level 2        ((0+1)+2) + ((3+4)+5)
+//
+// A token that selects the experts 0, 2 and 5 gets (0 + 2) + 5.
+//
+// An EP rank that holds 1, 1/2, 1/4, … of the experts holds a complete subtree. Sums over ranks complete the
+// same tree. This header includes neither torch nor CUDA.
 #pragma once
 
 #include <bit>
@@ -10,8 +25,8 @@
 namespace dtopp {
 
 struct ExpertTree {
-  uint32_t odd;           // the divisor
-  int32_t levels_of_odd;  // of such a block by itself
+  uint32_t odd;           // experts per block
+  int32_t levels_of_odd;  // levels within one block
 };
 
 inline ExpertTree expert_tree(int64_t experts) {
@@ -20,7 +35,8 @@ inline ExpertTree expert_tree(int64_t experts) {
   return {odd, static_cast<int32_t>(std::bit_width(odd - 1))};
 }
 
-// When the parts that two experts are in join, left < right: the lower, the earlier.
+// Returns the level at which the subtrees that hold two experts join, for left < right. Lower levels join
+// first.
 #if defined(__CUDACC__)
 __host__ __device__
 #endif

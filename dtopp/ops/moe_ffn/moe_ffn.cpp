@@ -95,9 +95,9 @@ TensorPair moe_ffn_backward_sums_meta(const at::Tensor& grad_y_TD, const at::Ten
   return {like(needed[0], x_TD), like(needed[1], gates_TE)};
 }
 
-// The pairs are an argument of moe_ffn_forward because their number is the size of an output, to which
-// torch.compile can then give a name. A CUDA device with max_pairs finds them itself: of the argument only
-// the length is used.
+// The pairs are an argument of moe_ffn_forward because their number is a dimension of an output, and
+// torch.compile can then track it. A CUDA device with max_pairs finds the pairs itself and uses only the
+// length of the argument.
 at::Tensor chosen_pairs(const at::Tensor& gates_TE, int64_t max_pairs) {
   if (max_pairs == 0 || !gates_TE.is_cuda()) return at::nonzero(gates_TE.t());
   return at::empty({1, 2}, gates_TE.options().dtype(at::kLong)).expand({max_pairs, 2});
@@ -196,7 +196,7 @@ void check_pairs(const at::Tensor& pairs_A2, int64_t experts, int64_t tokens) {
   }
   TORCH_CHECK(ordered,
               "moe_ffn_forward: expected pairs (expert, token) in ascending order, experts from 0 to ",
-              experts - 1, " and tokens from 0 to ", tokens - 1, ", got others");
+              experts - 1, " and tokens from 0 to ", tokens - 1, ", got a pair out of order or out of range");
 }
 
 at::Tensor moe_ffn(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
@@ -209,8 +209,8 @@ TORCH_LIBRARY_FRAGMENT(dtopp, m) {
   m.def(
       "moe_ffn(Tensor x_TD, Tensor gates_TE, Tensor gate_up_proj, Tensor down_proj, *, int max_pairs=0) -> "
       "Tensor y_TD");
-  // pairs_A2: the (expert, token) pairs with a gate, ordered by expert, then token. A CUDA device looks at
-  // the length alone: how many pairs to make room for.
+  // pairs_A2: the (expert, token) pairs with a gate other than 0, ordered by expert, then token. A CUDA
+  // device uses only its length, as the capacity.
   m.def(
       "moe_ffn_forward(Tensor x_TD, Tensor gates_TE, Tensor pairs_A2, Tensor gate_up_proj, Tensor down_proj) "
       "-> "
@@ -220,8 +220,8 @@ TORCH_LIBRARY_FRAGMENT(dtopp, m) {
       "down_proj, "
       "Tensor pre_activations_AG, bool[4] needed) -> "
       "(Tensor grad_x_TD, Tensor grad_gates_TE, Tensor grad_gate_up_proj, Tensor grad_down_proj)");
-  // The gradients of the weights go to contiguous sums of the gates' type, which they overwrite or where
-  // `add` says so are added to (gradient_sum.h).
+  // Writes the gradients of the weights to contiguous sums of the gates' type. It adds to a sum if `add` is
+  // set and overwrites it otherwise (gradient_sum.h).
   m.def(
       "moe_ffn_backward_sums(Tensor grad_y_TD, Tensor x_TD, Tensor gates_TE, Tensor gate_up_proj, Tensor "
       "down_proj, Tensor pre_activations_AG, bool[2] needed, Tensor(a!) gate_up_sum, Tensor(b!) down_sum, "

@@ -1,9 +1,11 @@
-// A layer's experts: for each token, the outputs of the experts it chose, weighted by its gates (paper, Eq.
-// 1):
+// Computes the expert FFNs of an MoE layer: for each token, the outputs of its selected experts, weighted by
+// its gates.
 //
 //   y = sum over e of gate_e E_e(x)       E_e(x) = W_down (silu(W_gate x) * W_up x)
 //
-// Only the A pairs of a token and an expert with a gate other than 0 cost anything.
+// Only the A token–expert pairs with a gate other than 0 are computed.
+//
+// Source:        paper, Eq. 1
 #pragma once
 
 #include "dtopp/ops/core/torch.h"
@@ -11,20 +13,22 @@
 namespace dtopp {
 
 //   x_TD          [T, D]       f32, bf16 or f64
-//   gates_TE      [T, E]       f32 (f64 for f64 x); 0 where the token did not choose the expert (route.h)
+//   gates_TE      [T, E]       f32 (f64 for f64 x); 0 for experts that the token did not select (route.h)
 //   gate_up_proj  [E, 2F, D]   x's type: F rows of W_gate, then F rows of W_up
 //   down_proj     [E, D, F]    x's type: W_down
 //   y             [T, D]       x's type; sums are formed in f32 (f64)
 //
-// Any number of experts a token and of tokens an expert, none included; 0 tokens. Differentiable in all four;
-// a gate that is 0 has the gradient 0. Kept for the backward pass: the inputs and [A, 2F], W_gate x and W_up
-// x of each pair, nothing else. Throws c10::Error beginning "moe_ffn:" for shapes, types or devices that do
-// not fit, and for more than a CUDA device takes (cuda_limits.h).
+// Tokens may have any number of experts and experts any number of tokens, including none. Differentiable in
+// all four inputs; a gate of 0 has the gradient 0. Autograd saves the inputs and [A, 2F], W_gate x and W_up x
+// of each pair, and nothing else.
 //
-// max_pairs is for CUDA devices, which do not know A before the gates are there. 0: the host waits and reads
-// it. Otherwise memory for so many pairs is allocated, and in bf16, with D and F multiples of 8 and on
-// compute capability 9.0, the host does not wait. Should there be more pairs, some are left out of y: the
-// caller finds that out from route's counts and runs the step again.
+// max_pairs is the capacity on CUDA devices, where the host does not have A in advance. With 0 the host waits
+// for the device and reads A. Otherwise memory for max_pairs pairs is allocated; the host then does not wait
+// in bf16 with D and F multiples of 8 on compute capability 9.0. If A exceeds max_pairs, the op leaves some
+// pairs out of y: the caller must compare route's counts with max_pairs and repeat the step.
+//
+// Throws:        c10::Error "moe_ffn: …" if shapes, types or devices do not fit, or if they exceed the limits
+//                of a CUDA device (cuda_limits.h)
 at::Tensor moe_ffn(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
                    const at::Tensor& down_proj, int64_t max_pairs = 0);
 

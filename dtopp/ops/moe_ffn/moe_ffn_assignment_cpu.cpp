@@ -6,7 +6,8 @@
 namespace dtopp {
 namespace {
 
-// A token's sum so far: its last pair, and the levels at which what is in its slots will join.
+// A token's partial sums: its last pair, and one bit per occupied slot, which gives the tree level at which
+// the slot joins the next one.
 struct PartialSum {
   int64_t pair = -1, expert = 0;
   uint64_t levels = 0;
@@ -99,7 +100,7 @@ std::vector<int64_t> token_shares(const Assignment& pairs, const ExpertGroup& gr
   std::vector<int64_t> starts(shares + 1, 0);
   starts[shares] = tokens;
   for (int64_t share = 1; share < shares; ++share) {
-    int64_t low = starts[share - 1], high = tokens;  // the first token with enough pairs before it
+    int64_t low = starts[share - 1], high = tokens;  // first token with enough pairs before it
     while (low < high) {
       const int64_t middle = low + (high - low) / 2;
       if (pairs_before(middle) * shares < group.rows * share) {

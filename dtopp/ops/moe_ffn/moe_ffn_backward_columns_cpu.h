@@ -1,5 +1,5 @@
-// moe_ffn's backward pass on the CPU where experts have few rows: each thread forms its columns of d pre and
-// r * A of a group, then its columns of dx; the weight gradients as elsewhere.
+// moe_ffn's CPU backward pass for experts with few rows: each thread computes its columns of d_pre and of r A
+// for a group, then its columns of dx. The weights' gradients are computed as for experts with many rows.
 #pragma once
 
 #include "dtopp/ops/moe_ffn/moe_ffn_backward_cpu.h"
@@ -7,13 +7,13 @@
 
 namespace dtopp {
 
-// Expert e's [K, N] of a weight [E, K, N].
+// Returns expert e's matrix [K, N] of a weight [E, K, N].
 template <typename Scalar>
 RightSide<Scalar> right_side(const at::Tensor& weight, int64_t e) {
   return {weight.const_data_ptr<Scalar>() + e * weight.size(1) * weight.size(2), weight.size(2), false};
 }
 
-// Where a group's rows are, and the parts of each row's gate gradient.
+// The rows of a group, and the partial sums of each row's gate gradient.
 template <typename Tiles>
 struct HiddenGradients {
   typename Tiles::Packed *d_pre_NG, *scaled_NF;
@@ -22,7 +22,7 @@ struct HiddenGradients {
   int64_t first_pair;
 };
 
-// Columns [begin, end) of d pre and r * A of a block.
+// Computes the columns [begin, end) of d_pre and r A for a block.
 template <typename Scalar, typename Tiles>
 void backward_hidden(const BackwardInputs& in, const Assignment& pairs, const RowBlock& block,
                      const RightSide<Scalar>& down_DF, int64_t begin, int64_t end,

@@ -1,14 +1,16 @@
-// Backward: for each group of experts, first blocks of rows as in the forward pass: dA = dy W_down, the
-// activation's derivative on it while in cache, dx += d pre W_gate_up; d pre and r * A of the group are kept.
-// Then the weight gradients d pre^T x and dy^T (r * A), whose rows the threads share out by their cost. The
-// rows of x and dy are gathered where they are packed, never copied. Where threads share columns, each forms
-// its columns of d pre and r * A first, then its columns of dx.
+// Backward: processes groups of experts. For each block of rows it computes dA = dy W_down, the activation's
+// derivative while dA is in cache, and dx += d_pre W_gate_up. It keeps d_pre and r A of the group.
+//
+// Then it computes the weights' gradients d_pre^T x and dy^T (r A). Threads share their rows in proportion to
+// their cost. Rows of x and dy are gathered while they are packed and are never copied. If threads share
+// columns, each computes its columns of d_pre and r A first, then its columns of dx.
 #include "dtopp/ops/moe_ffn/moe_ffn_backward_columns_cpu.h"
 
 namespace dtopp {
 namespace {
 
-// Everything but the weight gradients of one block; row: where its rows begin in the buffers of the group.
+// Computes everything except the weights' gradients for one block. `row` is the block's first row in the
+// buffers of the group.
 template <typename Scalar, typename Tiles>
 void backward_block(const BackwardInputs& in, const Assignment& pairs, const RowBlock& block, int64_t row,
                     const typename Tiles::Packed* gate_up, const typename Tiles::Packed* down,
@@ -48,7 +50,8 @@ void backward_block(const BackwardInputs& in, const Assignment& pairs, const Row
   scatter_add(dx, pairs, block.pair, rows, hidden, grad.sums_of_x<Real>());
 }
 
-// The same where tiles are finished one by one: d pre is formed as the packed left side of the next product.
+// The same for tiles that are finished one by one: d_pre is formed directly as the packed left operand of the
+// next product.
 void backward_block_in_tiles(const BackwardInputs& in, const Assignment& pairs, const RowBlock& block,
                              int64_t row, const c10::BFloat16* gate_up, const c10::BFloat16* down,
                              const BackwardBuffers<Bfloat16Tiles>& buffers, const Gradients& grad) {
@@ -83,7 +86,7 @@ void backward_block_in_tiles(const BackwardInputs& in, const Assignment& pairs, 
       [&](const float* tile, int64_t m, int64_t count, int64_t d, int64_t columns) {
         loops.add_rows(tile, count, columns, {dx + d, hidden, tokens + m});
       },
-      left);  // another thread writes the rows behind the block
+      left);  // spare rows, because another thread writes the rows behind the block
 }
 
 template <typename Scalar, typename Tiles>
@@ -119,7 +122,7 @@ void backward_rows(const BackwardInputs& in, const Assignment& pairs, const at::
   }
 }
 
-// (grad_x_TD, grad_gates_TE); those of the weights go where grad says.
+// Returns (grad_x_TD, grad_gates_TE). The weights' gradients go to the destinations in `grad`.
 std::tuple<at::Tensor, at::Tensor> run_backward(const char* op, const at::Tensor& grad_y_TD,
                                                 const at::Tensor& x_TD, const at::Tensor& gates_TE,
                                                 const at::Tensor& gate_up_proj, const at::Tensor& down_proj,
@@ -131,7 +134,7 @@ std::tuple<at::Tensor, at::Tensor> run_backward(const char* op, const at::Tensor
   if (need_x) grad.slots_STD = slots_for(grad.x_TD, pairs);
   const int64_t rows = static_cast<int64_t>(pairs.token_A.size());
   TORCH_CHECK(pre_activations_AG.size(0) == rows, op, ": expected pre_activations of ", rows,
-              " pairs, as many as there are gates, got ", pre_activations_AG.size(0));
+              " pairs, one per gate other than 0, got ", pre_activations_AG.size(0));
   const BackwardInputs in{plain(grad_y_TD),          plain(x_TD),  plain(gates_TE),
                           plain(pre_activations_AG), x_TD.size(1), down_proj.size(2)};
   dispatch(x_TD, [&](auto scalar, auto tiles) {

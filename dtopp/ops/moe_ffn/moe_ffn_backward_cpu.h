@@ -1,5 +1,5 @@
-// What both ways to share out moe_ffn's backward pass on the CPU have: the activation's derivative, the
-// buffers of a group of experts, the weight gradients.
+// Shared by both forms of moe_ffn's CPU backward pass: the activation's derivative, the buffers of a group of
+// experts, and the weights' gradients.
 #pragma once
 
 #include "dtopp/ops/core/gradient_sum.h"
@@ -7,29 +7,31 @@
 
 namespace dtopp {
 
-// Rows of the backward pass through the activation, or some of their columns. A row's places are `stride`
-// numbers apart, the rows of `pre` and d pre hold gate and up, `ffn` numbers apart.
+// Rows of the activation's backward pass, or some of their columns. The rows of `pre` and `d_pre` hold gate
+// and up, which are `ffn` numbers apart.
 template <typename Scalar, typename Real, typename Out>
 struct SwigluRows {
   int64_t rows, columns, ffn;
-  const Scalar* pre;  // stride 2 ffn
+  const Scalar* pre;  // its rows are 2 ffn numbers apart
   const Real* da;     // dy W_down
   int64_t da_stride;
-  const Real* gates_TE;  // of the expert
+  const Real* gates_TE;  // the expert's column
   int64_t num_experts;
   const int64_t* tokens;
   Out* d_pre;
   int64_t d_pre_stride;
-  Out* scaled;       // gate * A, what the gradient of W_down needs; stride ffn
-  Real* gate_parts;  // <da, A>, the gate's gradient, over each kGateColumns columns
+  Out* scaled;       // r A, gate times activation, for the gradient of W_down; rows are ffn apart
+  Real* gate_parts;  // <da, A> per kGateColumns columns: parts of the gate's gradient
   int64_t parts_stride;
 };
 
-// However a row is cut at multiples of this, its gate's gradient has the same bits.
+// The columns of one partial sum of a gate's gradient. If a row is divided at multiples of this, the gradient
+// always has the same bits.
 constexpr int64_t kGateColumns = 64;
 inline int64_t gate_parts(int64_t ffn) { return round_up(ffn, kGateColumns) / kGateColumns; }
 
-// Compiled once for all that call it: the order of a part's sum is the compiler's.
+// Computes d_pre, r A and the parts of the gates' gradients. All callers share one compiled version, because
+// the compiler chooses the order in which a part is summed.
 template <typename Scalar, typename Real, typename Out>
 [[gnu::noinline]] void swiglu_backward(const SwigluRows<Scalar, Real, Out>& in) {
   run_widest([&] {
@@ -57,7 +59,7 @@ template <typename Scalar, typename Real, typename Out>
   });
 }
 
-// The gates' gradients from their parts.
+// Writes the gates' gradients, the sums of their parts.
 template <typename Real>
 void add_gate_parts(const Real* parts, int64_t parts_each, const int64_t* tokens, int64_t rows,
                     Real* grad_gates_T, int64_t num_experts) {
@@ -68,12 +70,12 @@ void add_gate_parts(const Real* parts, int64_t parts_each, const int64_t* tokens
   }
 }
 
-// The gradients asked for, as accumulated; the others undefined. Those of weights are of their type, or sums
-// of the gates'.
+// The requested gradients, before rounding to the inputs' types; the others are undefined. Gradients of
+// weights have the weights' type, or the gates' type if they are sums.
 struct Gradients {
   at::Tensor x_TD, gates_TE;
   SumPlace gate_up_proj, down_proj;
-  at::Tensor slots_STD;  // of x's sums
+  at::Tensor slots_STD;  // of the sums in x_TD
 
   template <typename Real>
   TokenSums<Real> sums_of_x() const {
@@ -86,18 +88,19 @@ struct BackwardInputs {
   int64_t hidden, ffn;
 };
 
-// What a pass over the groups of experts works in. The largest group has group_rows rows, no expert more than
-// expert_rows.
+// Workspace of a pass over the groups of experts. The largest group has group_rows rows, and no expert has
+// more than expert_rows.
 template <typename Tiles>
 struct BackwardBuffers {
   using Real = typename Tiles::Real;
   using Packed = typename Tiles::Packed;
   using Sums = OuterSumBuffers<Tiles>;
   int64_t d_pre_stride;
-  BufferParts<Packed> d_pre_NG, scaled_NF;  // the rows of a group; d pre a packed left side if kFinishes
-  BufferParts<Packed> left, right;          // packed
+  BufferParts<Packed> d_pre_NG,
+      scaled_NF;                    // the rows of a group; d_pre is a packed left operand if kFinishes
+  BufferParts<Packed> left, right;  // packed operands
   BufferParts<Real> da_NF, dx_ND, sum;
-  BufferParts<Real> gate_parts;  // of a block's rows
+  BufferParts<Real> gate_parts;  // for the rows of a block
 
   BackwardBuffers(int64_t group_rows, int64_t expert_rows, int64_t threads, int64_t hidden, int64_t ffn,
                   const at::TensorOptions& options)
@@ -123,7 +126,8 @@ struct BackwardBuffers {
   }
 };
 
-// Rows [begin, end) of a weight gradient of one expert: sum over its pairs n of left(n)[m] right(n)[k].
+// Computes the rows [begin, end) of one expert's weight gradient: the sum over its pairs n of left(n)[m]
+// right(n)[k].
 template <typename Scalar, typename Tiles, typename Left, typename Right>
 void weight_gradient(const Left& left, const Right& right, int64_t pairs, int64_t begin, int64_t end,
                      int64_t width, int64_t share, const BackwardBuffers<Tiles>& buffers,
@@ -139,8 +143,8 @@ void weight_gradient(const Left& left, const Right& right, int64_t pairs, int64_
   sum_into(out_EMK.sum.mutable_data_ptr<Scalar>());
 }
 
-// Shares the rows [0, M) of a gradient of every expert of the group out to the threads, each row counted with
-// its expert's pairs: body(expert, first row, last row, share).
+// Distributes the rows [0, M) of the gradients of the group's experts over threads; a row counts with its
+// expert's pairs. Calls body(expert, first row, last row, share).
 template <typename Tiles, typename Body>
 void for_gradient_rows(const Assignment& pairs, const ExpertGroup& group, int64_t M, const Body& body) {
   const auto cost = [&](int64_t e) { return std::max<int64_t>(pairs.count(e), 1); };

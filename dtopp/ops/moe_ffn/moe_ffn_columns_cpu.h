@@ -1,24 +1,25 @@
-// moe_ffn on the CPU where experts have few rows: what forward and backward share when threads share the
-// columns of the weights (moe_ffn_cpu.h). First each thread has some columns of the expert's hidden layer,
-// over the blocks of rows of a group; once all are there, some columns of the result, so that no two add to
-// one number.
+// Shared by moe_ffn's CPU forward and backward passes for experts with few rows, when threads share the
+// columns of the weights (moe_ffn_cpu.h).
+//
+// Each thread first computes some columns of the expert's hidden layer, for all blocks of rows of a group.
+// Once all columns exist, it computes some columns of the result, so no two threads add to the same number.
 #pragma once
 
 #include "dtopp/ops/moe_ffn/moe_ffn_cpu.h"
 
 namespace dtopp {
 
-constexpr int64_t kColumnsAtOnce = 128;  // x kTileDepth of K: 256 KiB of packed floats stay in cache
+constexpr int64_t kColumnsAtOnce = 128;  // times kTileDepth of K: 128 KiB of packed floats stay in cache
 
-// The right side of a product, B [K, N], in a weight: its rows, or where `transposed` its columns, are
-// `stride` numbers apart.
+// A right operand B [K, N] stored in a weight. The rows of B, or its columns if `transposed`, are `stride`
+// numbers apart.
 template <typename Scalar>
 struct RightSide {
   const Scalar* from;
   int64_t stride;
   bool transposed;
 
-  // B[k .. k + depth, n .. n + columns]
+  // Packs B[k .. k + depth, n .. n + columns].
   template <typename Tiles>
   void pack(int64_t k, int64_t depth, int64_t n, int64_t columns, typename Tiles::Packed* packed) const {
     if (transposed) {
@@ -36,11 +37,11 @@ struct RightSide {
   }
 };
 
-// Rows of an expert that a thread takes at once.
+// Rows of an expert that a thread multiplies together.
 template <typename Tiles>
 constexpr int64_t kMostRows = 2 * Tiles::kLargestBlock;
 
-// A group's rows, each expert's in blocks of about equal size. No block belongs to a thread.
+// Divides a group's rows into blocks of about equal size per expert. The blocks belong to no thread yet.
 template <typename Tiles>
 std::vector<RowBlock> row_blocks(const Assignment& pairs, const ExpertGroup& group) {
   std::vector<RowBlock> blocks;
@@ -54,7 +55,7 @@ std::vector<RowBlock> row_blocks(const Assignment& pairs, const ExpertGroup& gro
   return blocks;
 }
 
-// A thread's packed rows, packed columns, and their product for gate and up.
+// Each thread's packed rows, packed columns, and their product for gate and up.
 template <typename Tiles>
 struct ColumnBuffers {
   using Real = typename Tiles::Real;
@@ -71,7 +72,7 @@ struct ColumnBuffers {
     return Tiles::template left_size<Order::kRows>(kMostRows<Tiles>, kTileDepth);
   }
 
-  // row(n) points to K numbers.
+  // Packs rows of K numbers. row(n) points to the n-th.
   template <typename Row>
   void pack_rows(const Row& row, int64_t rows, int64_t K, int64_t share) const {
     for (int64_t k = 0; k < K; k += kTileDepth) {
@@ -80,7 +81,8 @@ struct ColumnBuffers {
     }
   }
 
-  // product = the packed rows x columns [n, n + columns) of B; its rows are ldc numbers apart.
+  // to = the packed rows times the columns [n, n + columns) of B. Its rows are `ldc` numbers apart.
+  // Prefetches `after` at the end.
   template <typename Scalar>
   void multiply(int64_t rows, int64_t K, const RightSide<Scalar>& B, int64_t n, int64_t columns,
                 int64_t share, Real* to, int64_t ldc, const NextRows& after) const {
@@ -96,10 +98,10 @@ struct ColumnBuffers {
   }
 };
 
-// Weights that one thread passes over in about the time it takes to wake another.
+// Weights that a thread processes in about the time that it takes to wake another thread.
 constexpr int64_t kSmallestColumnShare = int64_t{1} << 18;
 
-// How many threads the blocks are worth.
+// Returns the number of threads that the blocks are worth.
 inline int64_t column_shares(const std::vector<RowBlock>& blocks, int64_t hidden, int64_t ffn) {
   int64_t rows = 0;
   for (const RowBlock& block : blocks) rows += block.rows + kPackingRows;
@@ -107,8 +109,8 @@ inline int64_t column_shares(const std::vector<RowBlock>& blocks, int64_t hidden
   return std::clamp<int64_t>(weights / kSmallestColumnShare, 1, at::get_num_threads());
 }
 
-// The expert's hidden layer: body(block, begin, end) for columns [begin, end) of each block's, begin a
-// multiple of step; block.share is the thread's, of `shares`.
+// Computes the experts' hidden layers: body(block, begin, end) for the columns [begin, end) of each block.
+// `begin` is a multiple of `step`, and block.share is the index of the thread, out of `shares`.
 template <typename Tiles, typename Body>
 void for_hidden_columns(const std::vector<RowBlock>& blocks, int64_t ffn, int64_t step, int64_t shares,
                         const Body& body) {
@@ -120,8 +122,8 @@ void for_hidden_columns(const std::vector<RowBlock>& blocks, int64_t ffn, int64_
                          });
 }
 
-// The result: y[token] += gate * (row x B) for the rows of all blocks. row(block, n) points to K numbers,
-// B(expert) is [K, width], sums(expert) is y.
+// Computes the result: y[token] += gate * (row x B) for the rows of all blocks. row(block, n) points to K
+// numbers, B(expert) is [K, width], and sums(expert) is y.
 template <typename Tiles, typename Row, typename Right, typename Sums>
 void add_results(const std::vector<RowBlock>& blocks, const Assignment& pairs, int64_t K, int64_t width,
                  int64_t most_shares, const ColumnBuffers<Tiles>& buffers, const Row& row, const Right& right,

@@ -1,14 +1,15 @@
-// Forward: for each expert, a block of its rows is gathered into packed strips, multiplied with the packed
-// gate and up weights, sent through the activation while in cache, multiplied with the packed down weight and
-// added, times the gate, to y. Only the pre-activations leave the block. Where threads share columns, also
-// the activations of a group do.
+// Forward: gathers a block of an expert's rows into packed strips and multiplies it with the packed gate and
+// up weights. The activation runs while the result is in cache. The activations are multiplied with the
+// packed down weight, and the rows times their gates are added to y.
+//
+// Only the pre-activations leave the block. If threads share columns, the activations of a group do as well.
 #include "dtopp/ops/moe_ffn/moe_ffn_columns_cpu.h"
 
 namespace dtopp {
 namespace {
 
-// From the pre-activations of a block, its activations as the left side of the down product; what is saved
-// goes to saved_NG unless that is null.
+// Computes the activations of a block as the left operand of the down product. Copies the pre-activations to
+// saved_NG unless it is null.
 template <typename Tiles, typename Scalar, typename Real>
 void activate(const Real* pre_NG, int64_t rows, int64_t ffn, Real* row_F, typename Tiles::Packed* packed,
               Scalar* saved_NG) {
@@ -28,7 +29,7 @@ template <typename Tiles>
 struct ForwardBuffers {
   using Real = typename Tiles::Real;
   BufferParts<typename Tiles::Packed> x_ND, act_NF;  // packed
-  BufferParts<Real> pre_NG, act_F, y_ND;             // where tiles are not finished one by one
+  BufferParts<Real> pre_NG, act_F, y_ND;             // unused if tiles are finished one by one
 
   ForwardBuffers(int64_t threads, int64_t hidden, int64_t ffn, const at::TensorOptions& options)
       : x_ND(threads, Tiles::template left_size<Order::kRows>(Tiles::kLargestBlock, hidden), options),
@@ -40,8 +41,8 @@ struct ForwardBuffers {
 
 struct ForwardTensors {
   at::Tensor x_TD, gates_TE, y_TD;
-  at::Tensor slots_STD;           // of the sums
-  at::Tensor pre_activations_AG;  // undefined where nothing is saved
+  at::Tensor slots_STD;           // of the sums in y_TD
+  at::Tensor pre_activations_AG;  // undefined if nothing is saved
 };
 
 template <typename Real>
@@ -70,7 +71,7 @@ void forward_block(const ForwardTensors& t, const Assignment& pairs, const RowBl
   }
   Real* pre = buffers.pre_NG.of(share);
   if constexpr (std::is_same_v<Scalar, Real>) {
-    if (saved != nullptr) pre = std::exchange(saved, nullptr);  // computed where it is saved
+    if (saved != nullptr) pre = std::exchange(saved, nullptr);  // compute directly in the saved tensor
   }
   Tiles::template multiply<Order::kRows>(buffers.x_ND.of(share), gate_up, block.rows, 2 * ffn, hidden, pre,
                                          2 * ffn, false);
@@ -81,7 +82,7 @@ void forward_block(const ForwardTensors& t, const Assignment& pairs, const RowBl
   scatter_add(y, pairs, block.pair, block.rows, hidden, token_sums<Real>(t, block.expert));
 }
 
-// The same where tiles are finished one by one: a panel of gate_up has columns of both.
+// The same for tiles that are finished one by one. A panel of gate_up has columns of both gate and up.
 void forward_block_in_tiles(const ForwardTensors& t, const Assignment& pairs, const RowBlock& block,
                             const c10::BFloat16* gate_up, const c10::BFloat16* down, int64_t ffn,
                             const ForwardBuffers<Bfloat16Tiles>& buffers) {
@@ -112,7 +113,7 @@ void forward_block_in_tiles(const ForwardTensors& t, const Assignment& pairs, co
       });
 }
 
-// Columns [begin, end) of gate and up as the right side of a product.
+// Packs the columns [begin, end) of gate and up as a right operand.
 template <typename Scalar, typename Tiles>
 void pack_gate_up(const Scalar* gate_up_GD, int64_t hidden, int64_t ffn, int64_t begin, int64_t end,
                   typename Tiles::Packed* packed) {
@@ -160,7 +161,8 @@ void forward_rows(const ForwardTensors& t, const Assignment& pairs, const at::Te
   }
 }
 
-// Columns [begin, begin + columns) of a block's activations from its packed rows; act_NF: the block's.
+// Computes the columns [begin, begin + columns) of a block's activations from its packed rows. act_NF holds
+// the activations of the block.
 template <typename Scalar, typename Tiles>
 void activate_columns(const ForwardTensors& t, const RowBlock& block, const Scalar* gate_up_GD, int64_t ffn,
                       int64_t begin, int64_t columns, const ColumnBuffers<Tiles>& buffers,
@@ -226,7 +228,7 @@ void forward_columns(const ForwardTensors& t, const Assignment& pairs, const at:
   }
 }
 
-// y as accumulated; pre_activations_AG is filled when defined.
+// Returns y in the type of its sums. Fills pre_activations_AG if it is defined.
 template <typename Scalar, typename Tiles>
 at::Tensor forward(const at::Tensor& x_TD, const at::Tensor& gates_TE, const Assignment& pairs,
                    const at::Tensor& gate_up_proj, const at::Tensor& down_proj,

@@ -1,9 +1,26 @@
-// What moe_ffn's CPU forward and backward share: the pairs of each expert, the two ways to share the work out
-// to threads, packed weights.
+// Shared by moe_ffn's CPU forward and backward passes: the pairs of each expert, the order in which a token's
+// rows are added, and two ways to divide the work among threads.
 //
-// Many rows an expert: threads share the tokens, and every one multiplies with weights that all have packed
-// together. Few rows an expert: threads share the columns of the weights, and each packs a few of them at a
-// time into a buffer of its own that stays in cache, so that a weight is read once and goes nowhere.
+// The work of one expert e is a matrix of its pairs (rows) times the columns of its weights. Threads share
+// either the rows or the columns:
+//
+//                    many rows per expert                      few rows per expert
+//
+//                     columns of W_e                            columns of W_e
+//                +----------------------+               +-------+-------+-------+
+//                |       thread 0       |               |       |       |       |
+//      pairs     +----------------------+     pairs     | thr 0 | thr 1 | thr 2 |
+//      of e      |       thread 1       |     of e      |       |       |       |
+//                +----------------------+               +-------+-------+-------+
+//                |       thread 2       |
+//                +----------------------+
+//
+// Sharing rows: all threads pack the weights of a group of experts once. Each thread then multiplies the
+// pairs of its range of tokens. No two threads add to the same row of y or dx, so every sum has a fixed
+// order. Threads synchronize once per group instead of once per expert.
+//
+// Sharing columns: each thread packs a few columns of the weights at a time into its own buffer, which stays
+// in cache. Each weight is read once and its packed copy never leaves the cache.
 #pragma once
 
 #include <algorithm>
@@ -14,75 +31,85 @@
 
 namespace dtopp {
 
-// A group of experts at a time, each thread takes a range of tokens through all of them, so that no two add
-// to the same row of y or dx, the order of every sum is fixed, and threads meet once a group rather than once
-// an expert.
-constexpr int64_t kGroupRows = 4096;  // bounds the buffers of a group
-constexpr int64_t kGroupExperts = 8;  // bounds its packed weights
+// Limits of a group of experts when threads share rows.
+constexpr int64_t kGroupRows = 4096;  // pairs; bounds the buffers of a group
+constexpr int64_t kGroupExperts = 8;  // bounds the packed weights of a group
 
-// Threads share columns where the experts that have pairs have at most this many on average.
+// Threads share columns if the experts that have pairs have at most this many on average.
 constexpr int64_t kFewRowsForward = 384;
 constexpr int64_t kFewRowsBackward = 192;
-// Forward they also do where an expert has more weights than this: a group's packed weights would not stay in
-// cache from one block of rows to the next.
+// The forward pass also shares columns if an expert has more weights than this: a group's packed weights
+// would not stay in cache between blocks of rows.
 constexpr int64_t kManyWeights = int64_t{1} << 22;
 constexpr int64_t kPackingRows = 8;  // packing a weight costs as much as multiplying it with this many rows
 
-// How a pair's row joins what its token has: it is stored in `slot`, or, with merges, added to the slot
-// below; of the slots then there the topmost is added to the one below it merges - 1 times.
+// How a pair's row joins its token's partial sums, which lie in numbered slots. With merges = 0 the row is
+// stored in `slot`. Otherwise it is added to slot - 1, that slot to the one below, and so on: `merges`
+// additions in total.
+//
+// Example: a token selects the experts 0–3 of 4, with the rows a, b, c, d. The tree (expert_tree.h) gives (a
+// + b) + (c + d):
+//
+//   row   slot   merges   effect
+//   a      0       0      slot 0 = a
+//   b      1       1      slot 0 += b                        slot 0 = a + b
+//   c      1       0      slot 1 = c
+//   d      2       2      slot 1 += d, slot 0 += slot 1      slot 0 = (a + b) + (c + d)
 struct SumStep {
   uint8_t slot = 0, merges = 0;
 };
 
-// The token-expert pairs, ordered by expert, then token.
+// The token–expert pairs, ordered by expert, then token.
 struct Assignment {
   std::vector<int64_t> offset_E1;  // expert e has the pairs [offset[e], offset[e + 1])
   std::vector<int64_t> token_A;
   std::vector<SumStep> step_A;
-  int64_t slots = 1;  // that a token uses, at most
+  int64_t slots = 1;  // largest number of slots that a token uses
 
   int64_t count(int64_t e) const { return offset_E1[e + 1] - offset_E1[e]; }
 };
 
-// pairs_A2: (expert, token), in that order. The steps add a token's rows along the tree of expert_tree.h.
+// Builds the assignment from pairs_A2, (expert, token) in that order. Its steps add a token's rows along the
+// tree of expert_tree.h.
 Assignment assign(const at::Tensor& pairs_A2, int64_t experts);
 
-// Experts [first, last), which have the pairs [pair, pair + rows).
+// The experts [first, last) and their pairs [pair, pair + rows).
 struct ExpertGroup {
   int64_t first, last, pair, rows;
 
   int64_t experts() const { return last - first; }
 };
 
-// Pairs of an expert that has any, on average.
+// Returns the mean number of pairs of the experts that have any.
 double mean_rows(const Assignment& pairs);
 
-// Pairs of the expert that has most.
+// Returns the largest number of pairs of an expert.
 int64_t most_pairs(const Assignment& pairs);
 
-// As many experts as have kGroupRows pairs together, but at least one and at most `most`; experts without
-// pairs are in a group too.
+// Divides the experts into groups of up to kGroupRows pairs and `most` experts; each group has at least one
+// expert. Experts without pairs belong to a group too.
 std::vector<ExpertGroup> group_experts(const Assignment& pairs, int64_t experts, int64_t most);
 
 int64_t most_rows(const std::vector<ExpertGroup>& groups);
 
-// Where the tokens of each share begin: the pairs of a group in about equal parts, whole tokens. [shares + 1]
+// Returns the first token of each share, [shares + 1]. Shares have about equal numbers of the group's pairs
+// and consist of whole tokens.
 std::vector<int64_t> token_shares(const Assignment& pairs, const ExpertGroup& group, int64_t tokens);
 
-// Rows of one expert whose tokens belong to one thread: pairs [pair, pair + rows).
+// Rows of one expert, the pairs [pair, pair + rows), whose tokens belong to one thread.
 struct RowBlock {
   int64_t expert, pair, rows;
-  int64_t share;  // which thread's buffers
+  int64_t share;  // index of the thread's buffers
 };
 
-// The first pair of expert e whose token is not below `token`.
+// Returns the first pair of expert e whose token is at least `token`.
 inline int64_t find_pair(const Assignment& pairs, int64_t e, int64_t token) {
   const auto begin = pairs.token_A.begin();
   return std::lower_bound(begin + pairs.offset_E1[e], begin + pairs.offset_E1[e + 1], token) - begin;
 }
 
-// Calls body(block) for all pairs of the group. A thread's rows of an expert are in blocks of about equal
-// size, whole strips: a small one would read the weights for little.
+// Calls body(block) for all pairs of the group. Each thread divides its rows of an expert into blocks of
+// about equal size, in whole strips. A small block would read the weights for few rows.
 template <typename Tiles, typename Body>
 void for_row_blocks(const Assignment& pairs, const ExpertGroup& group, int64_t tokens, const Body& body) {
   const std::vector<int64_t> starts = token_shares(pairs, group, tokens);
@@ -101,8 +128,8 @@ void for_row_blocks(const Assignment& pairs, const ExpertGroup& group, int64_t t
   });
 }
 
-// Shares [0, count) of each of the items [first, last) out to threads, a number counted with its item's cost:
-// body(item, begin, end, share), begin a multiple of step.
+// Distributes the numbers [0, count) of each item in [first, last) over threads; a number counts with its
+// item's cost. Calls body(item, begin, end, share); `begin` is a multiple of `step`.
 template <typename Tiles, typename Cost, typename Body>
 void for_even_shares(int64_t first, int64_t last, int64_t count, int64_t step, int64_t shares,
                      const Cost& cost, const Body& body) {
@@ -126,8 +153,8 @@ void for_even_shares(int64_t first, int64_t last, int64_t count, int64_t step, i
   });
 }
 
-// Packs the weights of those experts of the group that have pairs, each into its part; pack(expert, first
-// column, last column, destination) does so for some panels of one.
+// Packs the weights of the group's experts that have pairs, each into its part of `out`. pack(expert, first
+// column, last column, destination) packs some panels of one weight.
 template <typename Tiles, typename Pack>
 void pack_weights(const Assignment& pairs, const ExpertGroup& group, int64_t N,
                   const BufferParts<typename Tiles::Packed>& out, const Pack& pack) {
@@ -144,11 +171,11 @@ void pack_weights(const Assignment& pairs, const ExpertGroup& group, int64_t N,
   });
 }
 
-// Columns of the sums of all tokens, rows `stride` numbers apart, and what a row is multiplied with before it
-// is added: 1 without gates.
+// The token sums that rows are added to, or some columns of them. A row is multiplied with its gate first, or
+// with 1 if gates_TE is null. Rows are `stride` numbers apart.
 template <typename Real>
 struct TokenSums {
-  Real* y_TD;       // slot 0, in the end the sum
+  Real* y_TD;       // slot 0, finally the complete sum
   Real* slots_STD;  // slots 1, 2, …
   int64_t tokens, stride;
   const Real* gates_TE = nullptr;
@@ -162,13 +189,13 @@ struct TokenSums {
   }
 };
 
-// Memory for the slots 1, 2, … of sums like y_TD.
+// Returns memory for the slots 1, 2, … of sums with the shape of y_TD.
 inline at::Tensor slots_for(const at::Tensor& y_TD, const Assignment& pairs) {
   return at::empty({pairs.slots - 1, y_TD.size(0), y_TD.size(1)}, y_TD.options());
 }
 
-// Adds gate * row to the sum of each token, for the pairs from first_pair on, one a row. The rows are
-// overwritten.
+// Adds gate * row to the sum of each token, for consecutive pairs from first_pair on, one per row. Overwrites
+// the rows.
 template <typename Real>
 void scatter_add(Real* rows_ND, const Assignment& pairs, int64_t first_pair, int64_t rows, int64_t width,
                  const TokenSums<Real>& out) {
@@ -177,7 +204,7 @@ void scatter_add(Real* rows_ND, const Assignment& pairs, int64_t first_pair, int
       const int64_t token = pairs.token_A[first_pair + n];
       const SumStep step = pairs.step_A[first_pair + n];
       const Real factor = out.gates_TE == nullptr ? Real(1) : out.gates_TE[token * out.gate_stride];
-      // Rounded by itself, whether it is added at once or later: on another rank it might be alone.
+      // The product is rounded before it is added, because on another EP rank it may be the token's only row.
       Real* from = step.merges == 0 ? out.row(step.slot, token) : rows_ND + n * width;
       const Real* row = rows_ND + n * width;
 #pragma omp simd

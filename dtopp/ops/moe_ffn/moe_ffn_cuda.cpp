@@ -1,7 +1,8 @@
-// moe_ffn on a CUDA device: the pairs, then their rows through two products with an activation between
-// (forward), and their gradients. What is saved is the pre-activations alone. With max_pairs nothing is read
-// on the host (but on the reference path of Products, and by torch's grouped products on devices other than
-// of compute capability 9.0).
+// moe_ffn on a CUDA device. Forward: find the pairs, then run their rows through two GEMMs with an activation
+// in between. Backward: compute the gradients of both. Only the pre-activations are saved.
+//
+// With max_pairs the host reads nothing, with two exceptions: the reference path of Products, and torch's
+// grouped GEMM on devices other than compute capability 9.0.
 #include "dtopp/ops/moe_ffn/moe_ffn_kernel.h"
 #include "dtopp/ops/moe_ffn/moe_ffn_products_cuda.h"
 
@@ -10,7 +11,7 @@ namespace {
 
 using cuda::Pairs;
 
-// (y_TD, pre_activations_AG)
+// Returns (y_TD, pre_activations_AG).
 std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor& gates,
                                            const at::Tensor& gate_up, const at::Tensor& down,
                                            int64_t max_pairs) {
@@ -26,7 +27,7 @@ std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor
   return {cuda::sum_pairs(pairs, out_AD, gates_TE), activated.pre_AG};
 }
 
-// Of pairs_A2 only the length is used: how many pairs there is room for. It is 0 only where there are none.
+// Uses only the length of pairs_A2, as the capacity. It is 0 only if there are no pairs.
 std::tuple<at::Tensor, at::Tensor> moe_ffn_forward_cuda(const at::Tensor& x_TD, const at::Tensor& gates_TE,
                                                         const at::Tensor& pairs_A2,
                                                         const at::Tensor& gate_up_proj,
@@ -61,7 +62,7 @@ at::Tensor gate_gradients(const Pairs& pairs, const at::Tensor& grad_gate_AP) {
 
 using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
-// Where the gradients of the weights go.
+// Destinations of the weights' gradients.
 struct SumPlaces {
   SumPlace gate_up, down;
 };

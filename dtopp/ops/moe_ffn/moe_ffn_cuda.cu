@@ -1,7 +1,9 @@
-// The rows of moe_ffn between its matrix products; each kernel reads and writes a row once, kWidth numbers at
-// a time. gather, swiglu and its backward pass: a warp a row, whose lanes take every 32nd pack; a gate's
-// gradient is the warp's sum. Rows beyond the number of pairs, read on the device, are left alone: nothing
-// was computed for them. Nothing is added atomically, so that equal inputs give equal bits.
+// Row-wise kernels of moe_ffn between its GEMMs. Each reads and writes a row once, in packs of kWidth
+// numbers. gather, swiglu and its backward pass use one warp per row, whose lanes process every 32nd pack. A
+// gate's gradient is the sum over the warp.
+//
+// The number of pairs is read on the device. Rows beyond it are skipped, because nothing was computed for
+// them. There are no atomic additions, so equal inputs give equal bits.
 #include "dtopp/ops/cuda/cuda_kernel.h"
 #include "dtopp/ops/cuda/swiglu_cuda.h"
 #include "dtopp/ops/moe_ffn/moe_ffn_cuda.h"
@@ -11,7 +13,7 @@ namespace {
 
 constexpr int kRowWarps = 8;
 constexpr int kRowThreads = kRowWarps * kWarp;
-constexpr int kClearBlocks = 8;  // of an expert
+constexpr int kClearBlocks = 8;  // per expert
 
 __device__ inline int64_t row_of_warp() {
   return blockIdx.x * static_cast<int64_t>(kRowWarps) + warp_index();

@@ -7,7 +7,7 @@
 namespace dtopp::cuda {
 namespace {
 
-constexpr int64_t kMostGroups = 1023;  // of at::_grouped_mm
+constexpr int64_t kMostGroups = 1023;  // limit of at::_grouped_mm
 
 bool is_aligned(const at::Tensor& tensor) {
   return begins_aligned(tensor) && tensor.size(-1) * tensor.element_size() % kAlignment == 0;
@@ -18,7 +18,7 @@ std::vector<int64_t> read_on_host(const at::Tensor& offsets_E1) {
   return {offsets.const_data_ptr<int64_t>(), offsets.const_data_ptr<int64_t>() + offsets.size(0)};
 }
 
-// Cumulative ends, as at::_grouped_mm wants them.
+// Returns cumulative ends, the format of at::_grouped_mm.
 at::Tensor ends_of(const Pairs& pairs) { return pairs.offsets_E1.slice(0, 1); }
 
 template <typename Body>
@@ -107,7 +107,7 @@ at::Tensor sum_pair_products(const Pairs& pairs, const at::Tensor& left_AM, cons
   const int64_t experts = pairs.offsets_E1.size(0) - 1;
   if (pairs.products.grouped) {
     at::Tensor out_EMN = at::_grouped_mm(left_AM.t(), right_AN, ends_of(pairs));
-    // What a product over no pairs writes is left open by at::_grouped_mm.
+    // at::_grouped_mm does not define its result for experts without pairs.
     clear_unused_experts(read<int32_t>(pairs.offsets_E1), experts, left_AM.size(1) * right_AN.size(1),
                          write<Bfloat16>(out_EMN), current_stream(left_AM));
     return out_EMN;

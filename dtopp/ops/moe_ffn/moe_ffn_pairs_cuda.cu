@@ -1,8 +1,10 @@
-// The pairs of moe_ffn, in an order that depends on the gates alone. Tokens are cut into blocks of
-// kTokensPerBlock, experts into groups of a warp's width: a lane reads one expert's gates, a warp
-// kTokensPerWarp tokens one after another. count: the pairs of each expert and block of tokens, then, expert
-// by expert, their sum over the blocks before. offset: the sums of experts before. fill: a pair's position is
-// the sum of what comes before it: experts, blocks of tokens, warps of the block, tokens of the warp.
+// Lists the pairs of moe_ffn, in an order that depends on the gates only. Tokens are divided into blocks of
+// kTokensPerBlock, experts into groups of one warp's width. A lane reads the gates of one expert, a warp
+// reads kTokensPerWarp tokens one after another.
+//
+// count: counts the pairs per expert and block of tokens, then sums the blocks before each block, per expert.
+// offset: sums the experts before each expert. fill: the position of a pair is the number of pairs before it:
+// in earlier experts, blocks of tokens, warps and tokens of the warp.
 #include "dtopp/ops/cuda/cuda_kernel.h"
 #include "dtopp/ops/moe_ffn/moe_ffn_cuda.h"
 
@@ -14,7 +16,7 @@ constexpr int kThreads = kWarps * kWarp;
 constexpr int kTokensPerWarp = 16;
 constexpr int64_t kTokensPerBlock = kWarps * kTokensPerWarp;
 
-// What a thread looks at: one expert, tokens [begin, end).
+// The gates that a thread reads: one expert, tokens [begin, end).
 struct Column {
   int64_t expert, begin, end;
 
@@ -44,7 +46,8 @@ __global__ void __launch_bounds__(kThreads) count_kernel(GateTable<Real> in, int
   counts_EB[column.expert * gridDim.x + blockIdx.x] = sum;
 }
 
-// A block replaces its row by the sums of the numbers before each and returns the sum of all.
+// A block writes to `sums` the sum of the numbers before each one of `row`, at most `most`. Returns the sum
+// of all, at most `most`.
 __device__ inline int scan_row(const int32_t* row, int64_t count, int32_t* sums, int64_t most) {
   int* scratch = reinterpret_cast<int*>(shared_memory());
   int64_t before = 0;

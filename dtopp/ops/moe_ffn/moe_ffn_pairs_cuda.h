@@ -1,5 +1,4 @@
-// The token-expert pairs of moe_ffn on a CUDA device, and matrix products of each expert's rows with its
-// weight.
+// The token–expert pairs of moe_ffn on a CUDA device, and GEMMs of each expert's rows with its weight.
 #pragma once
 
 #include "dtopp/ops/cuda/cuda_tensor.h"
@@ -8,53 +7,56 @@
 
 namespace dtopp::cuda {
 
-// What forms the products of each expert's rows.
+// The kernels that compute moe_ffn's GEMMs.
 struct Products {
-  OwnProducts own{};  // kernels that do what stands before and after a product with it
-  // The others: one at::_grouped_mm for all experts, else a product an expert, their offsets read on the
-  // host: the reference path.
+  OwnProducts own{};  // GEMMs of fused kernels, which include the steps before and after
+  // The other GEMMs use one at::_grouped_mm for all experts. If false, they use one GEMM per expert, whose
+  // offsets are read on the host: the reference path.
   bool grouped = false;
 
   bool by_own_kernel(MoeProduct product) const { return own[static_cast<size_t>(product)]; }
   bool need_offsets_on_host() const { return !grouped && !own.all(); }
 };
 
-// The reference path for weights that are not bf16 with widths and addresses that are multiples of 16 bytes,
-// else what own_products() says; at::_grouped_mm takes a thousand experts. c10::Error where the environment
-// variable DTOPP_MOE_PRODUCTS means nothing.
+// Returns the reference path unless weights are bf16 with widths and addresses that are multiples of 16
+// bytes, else the choice of own_products(). at::_grouped_mm accepts up to 1,023 experts; beyond that, GEMMs
+// without a fused kernel take the reference path. Throws c10::Error if the environment variable
+// DTOPP_MOE_PRODUCTS is invalid.
 Products choose_products(const at::Tensor& gate_up_proj, const at::Tensor& down_proj);
 
-// The tensor itself where it is contiguous and begins at a multiple of 16 bytes, as the products need it,
+// Returns the tensor itself if it is contiguous and begins at a multiple of 16 bytes, as the GEMMs require,
 // else a copy that does.
 at::Tensor aligned(const at::Tensor& tensor);
 
 struct Pairs {
-  at::Tensor offsets_E1;   // int32; as moe_ffn_cuda.h has them
+  at::Tensor offsets_E1;   // int32; moe_ffn_cuda.h describes these four
   at::Tensor token_A;      // int32
   at::Tensor gate_A;       // f32 (f64)
   at::Tensor position_TE;  // int32
   Products products;
-  std::vector<int64_t> host_offsets_E1;  // where the products need them
+  std::vector<int64_t> host_offsets_E1;  // only if Products::need_offsets_on_host()
 
   int64_t capacity() const { return token_A.size(0); }
   PairRows rows() const { return {read<int32_t>(offsets_E1) + offsets_E1.size(0) - 1, capacity()}; }
 };
 
-// Room for max_pairs pairs; 0: for as many as there are, a number that is read on the host.
+// Finds the pairs, with a capacity of max_pairs. With max_pairs = 0 the capacity is the number of pairs,
+// which the host reads.
 Pairs make_pairs(const at::Tensor& gates_TE, int64_t max_pairs, Products products);
 
-// The functions below are for products that own kernels do not form.
-// x_TD[token_A]; rows past the pairs are left as allocated, as in the products.
+// The functions below serve GEMMs without a fused kernel. gather_pairs returns x_TD[token_A]. Rows beyond the
+// pairs stay uninitialized, also in the results of the GEMMs.
 at::Tensor gather_pairs(const Pairs& pairs, const at::Tensor& x_TD);
 
-// rows_AK[a] weight_EKN[e] for the pairs a of each expert e: [A, N].
+// Returns rows_AK[a] weight_EKN[e] for the pairs a of each expert e: [A, N].
 at::Tensor multiply_pairs(const Pairs& pairs, const at::Tensor& rows_AK, const at::Tensor& weight_EKN);
 
-// The sum over each expert's pairs a of left_AM[a]^T right_AN[a], in fp32, rounded once: [E, M, N].
+// Returns the sum over each expert's pairs a of left_AM[a]^T right_AN[a], formed in fp32 and rounded once:
+// [E, M, N].
 at::Tensor sum_pair_products(const Pairs& pairs, const at::Tensor& left_AM, const at::Tensor& right_AN);
 
-// For each token, the sum of its pairs' rows, times their gates where gates_TE is defined: [T, D]. Its order
-// is RowSums'.
+// Returns per token the sum of its pairs' rows, times their gates if gates_TE is defined: [T, D]. RowSums
+// describes the order of the sum.
 at::Tensor sum_pairs(const Pairs& pairs, const at::Tensor& rows_AD, const at::Tensor& gates_TE);
 
 }  // namespace dtopp::cuda

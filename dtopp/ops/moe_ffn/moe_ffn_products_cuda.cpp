@@ -23,8 +23,8 @@ at::Tensor empty_rows(const Pairs& pairs, int64_t width, const at::Tensor& like)
 const Bfloat16* bf16(const at::Tensor& tensor) { return read<Bfloat16>(tensor); }
 Bfloat16* write_bf16(const at::Tensor& tensor) { return write<Bfloat16>(tensor); }
 
-// The gradient of a weight as the kernel that `launch` calls writes it: in the type of `like`, or undefined
-// where it went to a sum.
+// Returns the gradient of a weight that the kernel called by `launch` writes, in the type of `like`. Returns
+// an undefined tensor if the gradient went to a sum.
 template <typename Launch>
 at::Tensor write_gradient(at::IntArrayRef shape, const at::Tensor& like, const SumPlace& place,
                           const Launch& launch) {
@@ -92,7 +92,8 @@ ActivationGradient activation_gradient(const Pairs& pairs, const at::Tensor& dy_
          write<Scalar>(out.d_pre_AG), write<Scalar>(out.scaled_AF), write<Real>(out.grad_gate_AP)},
         pairs.rows(), current_stream(pre_AG));
   });
-  if (by_own_kernel(pairs, MoeProduct::kDownGradient)) out.dy_AD.reset();  // it gathers them itself
+  if (by_own_kernel(pairs, MoeProduct::kDownGradient))
+    out.dy_AD.reset();  // the fused kernel gathers these rows itself
   return out;
 }
 

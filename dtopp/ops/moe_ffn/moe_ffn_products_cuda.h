@@ -1,6 +1,7 @@
-// The products of moe_ffn on a CUDA device, with what stands between them: each by torch's grouped product
-// and kernels for the rest, or in one with it (pair_products_cuda.h), as Pairs::products says. Shapes:
-// moe_ffn_cuda.h. Rows past the pairs are left as allocated.
+// The GEMMs of moe_ffn on a CUDA device, with the steps between them. Pairs::products selects per GEMM:
+// torch's grouped GEMM and separate kernels, or one fused kernel (pair_products_cuda.h).
+//
+// Shapes:        as in moe_ffn_cuda.h; rows beyond the pairs stay uninitialized
 #pragma once
 
 #include "dtopp/ops/core/gradient_sum.h"
@@ -16,18 +17,18 @@ ActivatedPairs activate_pairs(const Pairs& pairs, const at::Tensor& x_TD, const 
 // [A, D]
 at::Tensor project_pairs(const Pairs& pairs, const at::Tensor& act_AF, const at::Tensor& down_EDF);
 
-// From the gradient of the sum over a token's pairs.
+// Gradients from that of a token's output sum.
 struct ActivationGradient {
   at::Tensor d_pre_AG;
   at::Tensor scaled_AF;     // the activation times the pair's gate
-  at::Tensor grad_gate_AP;  // in parts
-  at::Tensor dy_AD;         // the pairs' rows of dy_TD, where they were gathered and are needed
+  at::Tensor grad_gate_AP;  // in parts; the sum over P is the gate's gradient
+  at::Tensor dy_AD;         // the pairs' rows of dy_TD, if they were gathered and are still needed
 };
 ActivationGradient activation_gradient(const Pairs& pairs, const at::Tensor& dy_TD, const at::Tensor& pre_AG,
                                        const at::Tensor& down_EDF);
 
-// Undefined where it went to `place`; so does that of gate_up. The place's sum is f32 for weights in bf16,
-// and aligned to 16 bytes.
+// Returns an undefined tensor if the gradient went to `place`; gate_up_gradient does the same. The sum must
+// be f32 for bf16 weights and aligned to 16 bytes.
 at::Tensor down_gradient(const Pairs& pairs, const at::Tensor& dy_TD, const ActivationGradient& gradient,
                          const SumPlace& place = {});
 

@@ -1,5 +1,6 @@
-// A token's sum over its pairs: a block a token; its first warp lists the pairs in the order of experts, then
-// every thread adds up its packs over the list, in fp32 (f64), and rounds once. Nothing is added atomically.
+// Sums a token's rows over its pairs, one thread block per token. The first warp lists the pairs in the order
+// of experts. Every thread then adds its packs over the list, in fp32 (f64), and rounds once. There are no
+// atomic additions.
 #include "dtopp/ops/cuda/cuda_kernel.h"
 #include "dtopp/ops/cuda/cuda_limits.h"
 #include "dtopp/ops/moe_ffn/moe_ffn_cuda.h"
@@ -9,19 +10,20 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// Rows of f32 and f64 are added along the tree.
+// Rows of f32 and f64 are added along the tree (expert_tree.h).
 template <typename Scalar>
 constexpr bool kAlongTree = !std::is_same_v<Scalar, Bfloat16>;
 constexpr int kMostLevels = 11;  // of a tree over kMostExperts
 static_assert(kMostExperts <= 1 << kMostLevels);
 
-// The pairs of a block's token, in the order of experts, in shared memory.
+// The pairs of a block's token in shared memory, in the order of experts.
 template <typename Scalar>
 struct TokenPairs {
   using Real = Accumulator<Scalar>;
   Real* factors;
   int32_t *count, *positions;
-  // For the tree alone. levels: at which a pair's part of it joins the next pair's; kMostLevels for the last.
+  // Used only for the tree. levels: the level at which a pair's subtree joins the next pair's, or kMostLevels
+  // for the last pair.
   int32_t *experts, *levels;
 
   __device__ explicit TokenPairs(int64_t most)
@@ -36,7 +38,7 @@ struct TokenPairs {
     return most * (sizeof(Real) + kLists * sizeof(int32_t)) + sizeof(int32_t);
   }
 
-  // By the first warp.
+  // The first warp calls this.
   __device__ void list(const RowSums<Scalar>& in, int64_t t) const {
     int found = 0;
     for (int64_t first = 0; first < in.experts; first += kWarp) {
@@ -62,7 +64,7 @@ struct TokenPairs {
   }
 };
 
-// Not to be joined with an addition into one operation.
+// Products that the compiler must not fuse with an addition.
 __device__ inline float rounded_product(float a, float b) { return __fmul_rn(a, b); }
 __device__ inline double rounded_product(double a, double b) { return __dmul_rn(a, b); }
 
@@ -85,12 +87,12 @@ __device__ Sums<Scalar, kWidth> sum_in_order(const RowSums<Scalar>& in, const To
   return sums;
 }
 
-// Which parts are complete is the same for all threads; those that wait stay in registers, one a level.
+// All threads find the same subtrees complete. Partial sums that wait stay in registers, one per level.
 template <int kWidth, typename Scalar>
 __device__ Sums<Scalar, kWidth> sum_along_tree(const RowSums<Scalar>& in, const TokenPairs<Scalar>& pairs,
                                                int64_t pack) {
   Sums<Scalar, kWidth> sums, waiting[kMostLevels];
-  unsigned levels = 0;  // at which a part waits
+  unsigned levels = 0;  // bit l: a partial sum waits at level l
   const int count = *pairs.count;
   for (int n = 0; n < count; ++n) {
     const auto row = load_pack<kWidth>(in.rows_AD + pairs.positions[n] * in.hidden, pack);

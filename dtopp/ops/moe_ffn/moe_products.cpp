@@ -11,7 +11,8 @@ namespace {
 
 constexpr std::string_view kNone = "grouped_mm", kAll = "fused";
 
-// Read by threads that compute, autograd's own among them: the environment cannot be written beside those.
+// Atomic, because compute threads (including autograd's) read it. An environment variable could not be
+// written while they run.
 std::atomic<unsigned long> chosen{0};
 
 std::string listed(const OwnProducts& own, std::string_view between) {
@@ -55,7 +56,7 @@ std::optional<OwnProducts> wished_own_products() {
   const char* wish = std::getenv("DTOPP_MOE_PRODUCTS");
   if (wish == nullptr || *wish == 0) return std::nullopt;
   const auto own = parse_own_products(wish);
-  TORCH_CHECK(own, "moe_ffn: DTOPP_MOE_PRODUCTS is ", known_own_products(), ", got '", wish, "'");
+  TORCH_CHECK(own, "moe_ffn: DTOPP_MOE_PRODUCTS: expected ", known_own_products(), ", got '", wish, "'");
   return own;
 }
 

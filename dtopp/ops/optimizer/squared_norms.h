@@ -1,13 +1,16 @@
-// Squared norms of the parts of a tensor, each summed in an order of its own: what surrounds a part changes
-// no bit.
+// Squared L2 norms of the parts of a tensor. Each part is summed in its own order, so its neighbors never
+// change its result.
 #pragma once
 
 #include "dtopp/ops/core/torch.h"
 
 namespace dtopp {
 
-// f64 [U]: of the numbers [offsets[u], offsets[u + 1]) of values, f32 [n], contiguous; offsets int64 [U + 1],
-// on the same device, ascend from 0 to n. Not differentiable. c10::Error for other shapes, types and devices.
+// Sums the squares of values[offsets[u]] … values[offsets[u + 1] - 1] for each u. Not differentiable.
+//
+// Shapes:        values f32 [n], contiguous; offsets int64 [U + 1] on the same device, ascending from 0 to n
+// Returns:       f64 [U]
+// Throws:        c10::Error "squared_norms: …" if the shapes, types or devices do not fit
 at::Tensor squared_norms(const at::Tensor& values, const at::Tensor& offsets);
 
 void check_squared_norms(const at::Tensor& values, const at::Tensor& offsets);

@@ -1,4 +1,4 @@
-// A block sums a part: its threads take turns, so that neighbours read neighbouring numbers.
+// One thread block per part. Neighboring threads read neighboring numbers.
 #include "dtopp/ops/cuda/cuda_kernel.h"
 #include "dtopp/ops/optimizer/squared_norms_cuda.h"
 
@@ -9,7 +9,7 @@ constexpr int kThreads = 256;
 
 __global__ void __launch_bounds__(kThreads)
     squared_norms_kernel(const float* values, const int64_t* offsets, double* squares) {
-  auto* sums = reinterpret_cast<double*>(shared_memory());  // of each warp
+  auto* sums = reinterpret_cast<double*>(shared_memory());  // one sum per warp
   const int64_t end = offsets[blockIdx.x + 1];
   double sum = 0;
 #pragma unroll 8

@@ -1,4 +1,4 @@
-// squared_norms' kernel for CUDA, as a plain function of device pointers (squared_norms.h).
+// squared_norms' CUDA kernel, as a plain function of device pointers. squared_norms.h describes it.
 #pragma once
 
 #include <cstdint>

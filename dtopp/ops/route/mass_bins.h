@@ -1,5 +1,8 @@
-// Bins of probability mass in [0, 1], finer towards both ends, where thresholds of sharp routers and of small
-// budgets lie: 32 octaves towards 0 and as many towards 1, each of 64 equal bins. Free of torch and CUDA.
+// Histogram bins for cumulative probabilities in [0, 1]. They are finer towards both ends, where the
+// thresholds of sharp routers and of small budgets lie.
+//
+// 32 octaves lead towards 0 and 32 towards 1, with 64 equal bins each. Example: the octave [1/4, 1/2) has 64
+// bins of width 1/256, [1/8, 1/4) has 64 bins of width 1/512. This header includes neither torch nor CUDA.
 #pragma once
 
 #include <array>
@@ -12,9 +15,9 @@ constexpr int kMassOctaves = 32, kMassBinBits = 6;
 constexpr int kMassBinsOfHalf = kMassOctaves << kMassBinBits;
 constexpr int kMassBins = 2 * kMassBinsOfHalf;  // 4,096
 
-// The bin of a mass, rounded to f32 from the nearer end: i where edges[i] <= mass < edges[i + 1] below a
-// half, edges[i] < mass <= edges[i + 1] above; the outermost ones for what lies beyond them. Without
-// comparisons of floats, so that loops become vectors.
+// Returns the bin of a cumulative probability c, rounded to f32 from the nearer end: the i with edges[i] <= c
+// < edges[i + 1] below 1/2, and edges[i] < c <= edges[i + 1] above. Values outside belong to the outermost
+// bins. Without float comparisons, so that compilers vectorize loops over it.
 template <typename Real>
 #if defined(__CUDACC__)
 __host__ __device__
@@ -29,15 +32,16 @@ __host__ __device__
   memcpy(&sign, &above_half, sizeof sign);
   memcpy(&lower_bits, &lower, sizeof lower_bits);
   memcpy(&upper_bits, &upper, sizeof upper_bits);
-  const int32_t is_lower = sign >> kSignBits;  // all bits, or none
+  const int32_t is_lower = sign >> kSignBits;  // all bits set, or none
   const int32_t bits = (is_lower & lower_bits) | (~is_lower & upper_bits);
-  // The exponent and the first bits of the fraction are the number of the bin; negative ones are negative.
+  // The exponent and the first bits of the fraction give the bin number. Negative floats give negative
+  // numbers.
   const int number = (bits >> (kFractionBits - kMassBinBits)) - kFirst;
   const int inside = number < 0 ? 0 : number < kMassBinsOfHalf ? number : kMassBinsOfHalf - 1;
   return (is_lower & inside) | (~is_lower & (kMassBins - 1 - inside));
 }
 
-// Where bins begin; the last one ends at 1. Exact.
+// Returns the lower edges of the bins, and 1 as the upper edge of the last one. They are exact.
 inline std::array<double, kMassBins + 1> mass_edges() {
   std::array<double, kMassBins + 1> edges{};
   constexpr int kBinsOfOctave = 1 << kMassBinBits;

@@ -1,8 +1,12 @@
-// How many experts would join at any threshold: counts of the probability mass c_j that lies before a token's
-// j-th likeliest expert, j >= 2, over tokens. Since that expert is chosen by a threshold p exactly when
-// c_j < p (route.h), the mean number of active experts at p is
+// Counts the cumulative probabilities c_j before each token's j-th likeliest expert, j >= 2, over tokens. The
+// histogram gives the number of active experts at any threshold.
+//
+// A threshold p selects the j-th likeliest expert exactly if c_j < p (route.h). The mean number of active
+// experts per token at p is therefore
 //
 //   a(p) = 1 + (number of c_j < p) / tokens
+//
+// Example: one token with P = 0.5, 0.3, 0.2 has c_2 = 0.5 and c_3 = 0.8. At p = 0.7 only c_2 < p, so a = 2.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +16,12 @@
 
 namespace dtopp {
 
-// int64 [kMassBins] (mass_bins.h): every `stride`-th token from the first on is counted, its experts up to
-// max_experts (0: all). logits_TE, scale and normalization as in route; so are the errors, which begin with
-// "mass_histogram:". Tokens whose logits are not finite are left out: they have one expert. Not
-// differentiable.
+// Counts every `stride`-th token from the first on, and at most max_experts experts per token (0: all). It
+// skips tokens whose logits are not finite: they have one expert. Not differentiable.
+//
+// Shapes:        logits_TE, scale and normalization as in route
+// Returns:       int64 [kMassBins] (mass_bins.h)
+// Throws:        c10::Error "mass_histogram: …" in the same cases as route
 at::Tensor mass_histogram(const at::Tensor& logits_TE, const at::Tensor& scale,
                           std::string_view normalization, int64_t max_experts, int64_t stride);
 

@@ -8,25 +8,26 @@
 namespace dtopp {
 namespace {
 
-constexpr int64_t kSortedFrom = 128;  // experts: comparing all pairs takes longer than sorting
+constexpr int64_t kSortedFrom = 128;  // experts; above this, sorting is faster than comparing all pairs
 
-// Probabilities are not negative: their bits, as integers, are in their order, and comparing those makes
-// vectors (simd.h).
+// Probabilities are not negative, so their bits as integers have the same order. Integer comparisons
+// vectorize (simd.h).
 template <typename Real>
 using BitsOf = std::conditional_t<sizeof(Real) == 4, int32_t, int64_t>;
 
-// before[i]: the probability of the experts that come before expert i, of equal ones those of lower index.
+// before[i] = the sum of the probabilities of the experts before expert i: the likelier ones, and equally
+// likely ones of lower index.
 template <typename Real>
 [[gnu::always_inline]] inline void compare_all(const Real* p, int32_t experts, BitsOf<Real>* key,
                                                Real* before) {
   using Bits = BitsOf<Real>;
   for (int32_t i = 0; i < experts; ++i) {
-    key[i] = std::bit_cast<Bits>(p[i]) - 1;  // an equal one of lower index comes before
+    key[i] = std::bit_cast<Bits>(p[i]) - 1;  // an equal expert of lower index comes before this one
     before[i] = 0;
   }
   for (int32_t j = 0; j < experts; ++j) {
     const auto other = std::bit_cast<Bits>(p[j]);
-    key[j] = other;  // not before itself, nor before those of lower index that equal it
+    key[j] = other;  // excludes itself and equal experts of higher index
 #pragma omp simd
     for (int32_t i = 0; i < experts; ++i) before[i] += std::bit_cast<Real>(other > key[i] ? other : Bits(0));
   }
@@ -41,7 +42,7 @@ template <typename Real>
 #pragma omp simd
   for (int64_t e = 0; e < experts; ++e) bin[e] = mass_bin(before[e]);
   for (int64_t e = 0; e < experts; ++e) ++histogram[bin[e]];
-  --histogram[0];  // the likeliest expert's, which nothing is before
+  --histogram[0];  // the likeliest expert has no expert before it
 }
 
 template <typename Real>

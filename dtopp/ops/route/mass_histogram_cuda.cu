@@ -1,5 +1,5 @@
-// A warp takes a token, its probabilities in registers and, for comparing each with all others, in shared
-// memory. Counts are integers, added up in shared memory, then by atomics.
+// One warp per token, with the probabilities in registers and also in shared memory, where each is compared
+// with all others. Counts are integers, added in shared memory and then by global atomics.
 #include "dtopp/ops/route/mass_bins.h"
 #include "dtopp/ops/route/mass_histogram_cuda.h"
 #include "dtopp/ops/route/route_token_cuda.h"
@@ -7,7 +7,7 @@
 namespace dtopp::cuda {
 namespace {
 
-// Shared memory of a block: its counts, then each warp's probabilities.
+// A block's shared memory: its counts, then each warp's probabilities.
 template <typename Real>
 size_t block_bytes(int64_t experts) {
   return kMassBins * sizeof(int) + kRouteWarps * static_cast<size_t>(experts) * sizeof(Real);

@@ -1,4 +1,5 @@
-// mass_histogram's kernel for CUDA, as a plain function of device pointers (mass_histogram.h).
+// mass_histogram's CUDA kernel, as a plain function of device pointers. mass_histogram.h describes the
+// result.
 #pragma once
 
 #include "dtopp/ops/route/route_cuda.h"
@@ -12,10 +13,10 @@ struct MassHistogram {
   const Real* scale;  // []
   int64_t tokens, experts, stride;
   RouteRule rule;
-  int64_t* counts;  // [kMassBins], zeros when it begins
+  int64_t* counts;  // [kMassBins], zeros on entry
 };
 
-// Scalar: float, Bfloat16, double.
+// Scalar: float, Bfloat16 or double.
 template <typename Scalar>
 void mass_histogram(const MassHistogram<Scalar>& of, Stream stream);
 

@@ -7,16 +7,17 @@ namespace {
 
 using OptionalTensor = std::optional<at::Tensor>;
 
-// Everything the backward pass of a chunk reads besides logits and gates.
+// Gradients that the backward pass of a chunk reads.
 template <typename Real>
 struct GradientSources {
-  const Real* gates_TE;     // null: nothing depends on the gates
-  const Real* mean_prob_E;  // already divided by the number of tokens, as are the next two; never null
+  const Real* gates_TE;     // null if nothing depends on the gates
+  const Real* mean_prob_E;  // divided by the number of tokens, like the next two; never null
   Real entropy;
   Real router_z;
 };
 
-// ds into buffers.work from d gates, d mean_prob and d entropy, through renormalisation and softmax.
+// Writes ds to buffers.work, from the gradients of gates, mean_prob and entropy, through renormalization and
+// softmax.
 template <typename Real>
 [[gnu::always_inline]] inline void softmax_backward(const Real* gates_E, const Real* grad_gates_E,
                                                     const GradientSources<Real>& grad, Real lse,
@@ -52,7 +53,7 @@ template <typename Real>
   for (int64_t e = 0; e < experts; ++e) dp[e] = p[e] * (dp[e] - mean);
 }
 
-// dz of one token from ds in buffers.work, through the normalisation; returns its d theta.
+// Writes dz of one token, from ds in buffers.work, through the normalization. Returns the token's d theta.
 template <typename Real>
 [[gnu::always_inline]] inline double normalize_backward(const TokenBuffers<Real>& buffers, Real theta,
                                                         Real inverse_sigma, int64_t experts, Real* dz) {

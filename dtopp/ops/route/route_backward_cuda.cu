@@ -1,7 +1,10 @@
-// Backward: a warp takes a token and forms its probabilities again. From the gradients of the gates (through
-// the renormalisation), of the mean probabilities and of the entropy: dP; through the softmax: ds; through
-// the normalisation: dz and d theta; plus the gradient of the raw logits' squared logsumexp. d theta is
-// summed in double, tokens of a warp, warps of a block, then blocks, each in a fixed order.
+// Backward: one warp per token, which recomputes the token's probabilities. The gradients of the gates
+// (through the renormalization), of the mean probabilities and of the entropy give dP. The softmax turns dP
+// into ds, and the normalization turns ds into dz and d theta. The gradient of router z, the squared
+// logsumexp of the raw logits, is added to dz.
+//
+// d theta is summed in double in a fixed order: over the tokens of a warp, the warps of a block, then the
+// blocks.
 #include "dtopp/ops/route/route_token_cuda.h"
 
 namespace dtopp::cuda {
@@ -23,7 +26,7 @@ struct MeanGradients {
   __device__ Real prob(int e) const { return prob_E == nullptr ? Real(0) : prob_E[e] / tokens; }
 };
 
-// d gates through the renormalisation, added to dp.
+// Adds the gradients of the gates, through the renormalization, to dp.
 template <typename Real, int kPerLane>
 __device__ void add_gate_gradients(const Real* gates_E, const Real* grad_gates_E, bool renormalize,
                                    int experts, const RouteToken<Real, kPerLane>& token,
@@ -43,7 +46,7 @@ __device__ void add_gate_gradients(const Real* gates_E, const Real* grad_gates_E
   for (int i = 0; i < kPerLane; ++i) dp[i] += gates[i] != 0 ? (grad[i] - shift) * inverse : Real(0);
 }
 
-// dp, which ds then replaces.
+// Adds the entropy's gradient to dp, then replaces dp by ds.
 template <typename Real, int kPerLane>
 __device__ void softmax_backward(const RouteToken<Real, kPerLane>& token, Real grad_entropy,
                                  Real (&dp)[kPerLane]) {
@@ -59,7 +62,7 @@ __device__ void softmax_backward(const RouteToken<Real, kPerLane>& token, Real g
   for (int i = 0; i < kPerLane; ++i) dp[i] = token.p[i] * (dp[i] - mean);
 }
 
-// ds, which dz then replaces; returns d theta.
+// Replaces ds by dz. Returns d theta.
 template <typename Real, int kPerLane>
 __device__ Real normalize_backward(const RouteToken<Real, kPerLane>& token, Real theta, int experts,
                                    Real (&ds)[kPerLane]) {
@@ -85,7 +88,7 @@ __device__ double token_backward(const RouteBackward<Scalar>& in, int64_t t,
   using Real = Accumulator<Scalar>;
   const int experts = static_cast<int>(in.experts);
   const int64_t row = t * in.experts;
-  RouteToken<Real, kPerLane> token{};  // x-hat is left out where nothing is normalised
+  RouteToken<Real, kPerLane> token{};  // xhat stays 0 without normalization
   load_token(in.logits_TE + row, experts, in.rule, theta, token);
   Real gradient[kPerLane];
 #pragma unroll

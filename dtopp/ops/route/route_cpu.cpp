@@ -5,7 +5,7 @@
 namespace dtopp {
 namespace {
 
-// The first index of the largest of left.
+// Returns the first index of the largest number in `left`.
 template <typename Real>
 [[gnu::always_inline]] inline int32_t likeliest(const Real* left, int32_t experts) {
   Real highest = left[0];
@@ -20,16 +20,16 @@ template <typename Real>
   return first;
 }
 
-// Writes the chosen experts, likeliest first, to chosen and returns how many there are; sum is their
-// probability, added up in double in that order, which is also what the threshold is compared with. left is
-// scratch.
+// Writes the selected experts to `chosen`, the likeliest first, and returns their number. `sum` is their
+// probability, added up in double in this order; the threshold is compared with the same sum. `left` is
+// scratch memory.
 template <typename Real>
 [[gnu::always_inline]] inline int64_t select_experts(const Real* p, int64_t experts, bool finite,
                                                      const RouteOptions& options, Real* left, int32_t* chosen,
                                                      double* sum) {
   int64_t limit = options.max_experts > 0 ? std::min(options.max_experts, experts) : experts;
   if (options.top_k > 0) limit = std::min(limit, options.top_k);
-  if (!finite) {  // NaNs have no order: by index, so that training sees NaN gates rather than a crash
+  if (!finite) {  // NaNs have no order: select by index; training then reports NaN gates instead of crashing
     const int64_t count = options.top_k > 0 ? limit : 1;
     std::iota(chosen, chosen + count, 0);
     *sum = std::numeric_limits<double>::quiet_NaN();

@@ -1,4 +1,4 @@
-// The arithmetic of one token that route's CPU forward and backward share: normalisation and softmax.
+// Normalization and softmax of one token's logits, shared by route's CPU forward and backward passes.
 #pragma once
 
 #include <cmath>
@@ -11,7 +11,8 @@
 
 namespace dtopp {
 
-// Sums over tokens are formed per chunk, then over chunks in order: the same bits for any number of threads.
+// Tokens per chunk. Sums over tokens are formed per chunk, then over chunks in order, so the bits do not
+// depend on the number of threads.
 constexpr int64_t kTokensPerChunk = 128;
 
 struct RouteOptions {
@@ -34,11 +35,11 @@ struct Exponentials {
   Real highest, sum;
 
   Real lse() const { return highest + std::log(sum); }
-  // False with a NaN among the logits, an infinity, or nothing above -inf: every probability is NaN then.
+  // False if s contains NaN or +inf, or only -inf. Every probability is NaN then.
   bool finite() const { return std::isfinite(sum); }
 };
 
-// out = exp(s - max s), and its sum.
+// out = exp(s - max s). Returns the maximum and the sum of `out`.
 template <typename Real>
 [[gnu::always_inline]] inline Exponentials<Real> exponentials(const Real* s, int64_t experts, Real* out) {
   Real highest = -std::numeric_limits<Real>::infinity();
@@ -63,7 +64,7 @@ template <typename Real>
   return state;
 }
 
-// xhat = (z - mean) / sigma; returns 1 / sigma.
+// xhat = (z - mean) / sigma. Returns 1 / sigma.
 template <typename Real>
 [[gnu::always_inline]] inline Real normalize(const Real* z, int64_t experts, Real* xhat) {
   Real mean = 0;
@@ -80,7 +81,7 @@ template <typename Real>
   return inverse_sigma;
 }
 
-// The buffers of one chunk, reused from token to token.
+// The buffers of a chunk, reused for each of its tokens.
 template <typename Real>
 struct TokenBuffers {
   explicit TokenBuffers(int64_t experts)
@@ -89,7 +90,7 @@ struct TokenBuffers {
   std::vector<int32_t> chosen;
 };
 
-// From logits to probabilities: fills buffers.xhat (when normalised), s and p.
+// Computes the probabilities of one token: fills buffers.s, buffers.p and, if normalized, buffers.xhat.
 template <typename Real>
 [[gnu::always_inline]] inline Exponentials<Real> probabilities(const Real* z, int64_t experts,
                                                                const RouteOptions& options, Real theta,

@@ -9,7 +9,7 @@ namespace {
 
 using OptionalTensor = std::optional<at::Tensor>;
 
-// A NaN threshold is not seen, since nothing is read on the host: it chooses one expert.
+// A NaN threshold is not an error here, because the host reads no values. It selects one expert.
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> route_cuda(
     const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& threshold,
     c10::string_view normalization, int64_t top_k, int64_t max_experts, bool renormalize) {

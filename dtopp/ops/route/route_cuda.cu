@@ -1,18 +1,20 @@
-// Forward: a warp takes a token, its probabilities in registers. Experts are taken one at a time, the
-// likeliest of those left by comparisons across the warp (the lower index where two are equal), their sum
-// kept in double in that order: what the threshold is compared with, as in the CPU kernel. A block takes
-// kTokensPerBlock tokens. Counts are integers, added up in shared memory, then by atomics. The sums over
-// tokens (P, entropy, router z) are kept in double per lane, added warp after warp to the block's and written
-// per block; a second kernel adds up the blocks, each number in a fixed order. Nothing is read on the host.
+// Forward: one warp per token, with the probabilities in registers. Experts are selected one at a time, by a
+// comparison across the warp of those that remain; of two equal ones the lower index wins. Their sum is kept
+// in double in this order and compared with the threshold, as in the CPU kernel.
+//
+// A block processes kTokensPerBlock tokens. Counts are integers, added in shared memory and then by global
+// atomics. Sums over tokens (P, entropy, router z) are kept in double per lane, added to the block's sum warp
+// after warp, and written per block. A second kernel adds up the blocks. Every sum has a fixed order, and the
+// host reads nothing.
 #include "dtopp/ops/route/route_token_cuda.h"
 
 namespace dtopp::cuda {
 namespace {
 
-constexpr int kTaken = -1;   // in place of the probability of an expert that is taken
-constexpr int kAbsent = -2;  // beyond the experts
+constexpr int kTaken = -1;   // replaces the probability of a selected expert
+constexpr int kAbsent = -2;  // replaces the probability beyond the last expert
 
-// The expert with the largest of left, the first of several.
+// Returns the expert with the largest number in `left`, the lowest index if several are equal.
 template <typename Real, int kPerLane>
 __device__ int likeliest(const Real (&left)[kPerLane]) {
   Real value = kAbsent;
@@ -35,13 +37,14 @@ __device__ int likeliest(const Real (&left)[kPerLane]) {
   return expert;
 }
 
-// Marks the chosen experts in left; their number, and their probability added up likeliest first.
+// Marks the selected experts in `left`. Returns their number; `sum` is their probability, added up likeliest
+// first.
 template <typename Real, int kPerLane>
 __device__ int select_experts(const RouteToken<Real, kPerLane>& token, int experts, const RouteRule& rule,
                               double threshold, Real (&left)[kPerLane], double* sum) {
   int limit = rule.max_experts > 0 ? min(rule.max_experts, experts) : experts;
   if (rule.top_k > 0) limit = min(limit, rule.top_k);
-  const int first = rule.top_k > 0 ? limit : 1;  // NaNs have no order: by index
+  const int first = rule.top_k > 0 ? limit : 1;  // NaNs have no order: select by index
   const bool finite = token.finite();
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
@@ -76,7 +79,7 @@ __device__ Real entropy_of(const RouteToken<Real, kPerLane>& token) {
   return warp_sum(entropy);
 }
 
-// Shared memory of a block: sums of P over its tokens, numbers a warp, counts.
+// A block's shared memory: sums of P over its tokens, scratch (one number per warp) and counts.
 struct BlockStatistics {
   double *prob_E, *scratch;
   int *counts_E, *histogram;
@@ -112,7 +115,7 @@ struct BlockStatistics {
   }
 };
 
-// What a warp has summed up over its tokens; entropy and z alike in every lane.
+// Sums over a warp's tokens. `entropy` and `z` are equal in all lanes.
 template <int kPerLane>
 struct WarpSums {
   double prob[kPerLane] = {}, entropy = 0, z = 0;
@@ -174,7 +177,7 @@ __global__ void __launch_bounds__(kRouteThreads) route_kernel(RouteForward<Scala
   statistics.add_counts_to(in.counts_E, in.histogram, experts);
 }
 
-// A block forms a mean over all tokens: of an expert's P, then of the entropy and of z.
+// One block per mean over all tokens: of P per expert, then of the entropy, then of router z.
 template <typename Scalar>
 __global__ void __launch_bounds__(kRouteThreads) means_kernel(RouteForward<Scalar> in, int64_t blocks) {
   using Real = typename RouteForward<Scalar>::Real;

@@ -1,4 +1,4 @@
-// route's kernels for CUDA, as plain functions of device pointers (route.h has the equations).
+// route's CUDA kernels, as plain functions of device pointers. route.h has the equations.
 #pragma once
 
 #include <cstdint>
@@ -25,12 +25,12 @@ struct RouteForward {
   int64_t tokens, experts;
   RouteRule rule;
   Real* gates_TE;
-  int64_t *counts_E, *histogram;  // zeros when it begins
+  int64_t *counts_E, *histogram;  // zeros on entry
   double* sums;                   // [E + 2, route_blocks(tokens)], workspace
   Real *mean_prob_E, *entropy, *router_z;
 };
 
-// A null gradient is zero.
+// A null gradient counts as zero.
 template <typename Scalar>
 struct RouteBackward {
   using Real = Accumulator<Scalar>;
@@ -47,7 +47,7 @@ struct RouteBackward {
 
 int64_t route_blocks(int64_t tokens);
 
-// Scalar: float, Bfloat16, double.
+// Scalar: float, Bfloat16 or double.
 template <typename Scalar>
 void route_forward(const RouteForward<Scalar>& route, Stream stream);
 

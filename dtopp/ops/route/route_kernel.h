@@ -1,4 +1,4 @@
-// What the kernels of route and mass_histogram share: argument checks and the gradients that reach route.
+// Argument checks that the CPU and CUDA kernels of route and mass_histogram share.
 #pragma once
 
 #include <optional>
@@ -7,7 +7,7 @@
 
 namespace dtopp {
 
-// Gradients of route's differentiable outputs; none where nothing depends on them.
+// Gradients of route's differentiable outputs. A gradient is missing if nothing depends on the output.
 struct RouteGradients {
   std::optional<at::Tensor> gates_TE;
   std::optional<at::Tensor> mean_prob_E;
@@ -15,17 +15,17 @@ struct RouteGradients {
   std::optional<at::Tensor> router_z;
 };
 
-// f32, or f64 for f64 logits.
+// Returns f32, or f64 for f64 logits.
 at::ScalarType route_dtype(const at::Tensor& logits_TE);
 
-// Logits, scale and normalization.
+// Checks logits, scale and normalization.
 void check_router_logits(const char* op, const at::Tensor& logits_TE, const at::Tensor& scale,
                          c10::string_view normalization);
 
 void check_route(const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& threshold,
                  c10::string_view normalization, int64_t top_k, int64_t max_experts);
 
-// The arguments of route_backward.
+// Checks the arguments of route_backward.
 void check_route_backward(const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& gates_TE,
                           const RouteGradients& grad, c10::string_view normalization);
 

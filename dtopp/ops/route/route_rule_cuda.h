@@ -1,4 +1,4 @@
-// What the CUDA sides of route and mass_histogram make of their arguments.
+// Converts and checks the arguments of route and mass_histogram for CUDA kernels.
 #pragma once
 
 #include <algorithm>

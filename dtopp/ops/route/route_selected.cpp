@@ -14,7 +14,7 @@ RouteTuple route_selected_op(const at::Tensor& logits_TE, const at::Tensor& scal
           out.mean_prob_E, out.entropy,         out.router_z};
 }
 
-// How many tokens have n experts, n = 0 … E.
+// Returns the number of tokens with n experts, for n = 0 … E.
 at::Tensor histogram_of(const at::Tensor& selection_TE, int64_t num_experts) {
   const at::Tensor active_T = selection_TE.sum(1);
   const at::Tensor histogram = at::zeros({num_experts + 1}, active_T.options());
@@ -33,7 +33,7 @@ RouteOutput route_selected(const at::Tensor& logits_TE, const at::Tensor& scale,
   TORCH_CHECK(logits_TE.dim() == 2, "route_selected: expected logits of shape [tokens, experts], got ",
               logits_TE.sym_sizes());
   const int64_t E = logits_TE.sym_size(1).guard_int(__FILE__, __LINE__);
-  // With all experts chosen the gates are P.
+  // With all experts selected and no renormalization, the gates are P.
   const at::Tensor no_threshold = at::zeros({}, logits_TE.options().dtype(at::kDouble));
   RouteOutput out = route(logits_TE, scale, no_threshold, normalization, /*top_k=*/E, /*max_experts=*/0,
                           /*renormalize=*/false);

@@ -1,5 +1,5 @@
-// What route's CUDA forward and backward share: a warp's token, expert e = lane + 32 i in the i-th number of
-// each lane, and sums over blocks of tokens.
+// One token per warp, shared by route's CUDA forward and backward passes. Lane l holds expert l + 32 i in its
+// i-th number. Also sums over warps and blocks of tokens.
 #pragma once
 
 #include "dtopp/ops/cuda/cuda_kernel.h"
@@ -18,7 +18,7 @@ struct RouteToken {
   Real z[kPerLane], xhat[kPerLane], s[kPerLane], p[kPerLane];
   Real inverse_sigma, lse, sum;
 
-  // False with a NaN among the logits, an infinity, or nothing above -inf: every probability is NaN then.
+  // False if s contains NaN or +inf, or only -inf. Every probability is NaN then.
   __device__ bool finite() const { return sum - sum == 0; }
 };
 
@@ -30,7 +30,7 @@ struct Exponentials {
   __device__ Real lse() const { return highest + std::log(sum); }
 };
 
-// out = exp(s - max s), 0 beyond the experts, and its sum.
+// out = exp(s - max s), and 0 beyond the last expert. Returns the maximum and the sum of `out`.
 template <typename Real, int kPerLane>
 __device__ Exponentials<Real> exponentials(const Real (&s)[kPerLane], int experts, Real (&out)[kPerLane]) {
   Real highest = -kInfinity<Real>;
@@ -48,7 +48,7 @@ __device__ Exponentials<Real> exponentials(const Real (&s)[kPerLane], int expert
   return {highest, warp_sum(sum)};
 }
 
-// xhat = (z - mean) / sigma; returns 1 / sigma.
+// xhat = (z - mean) / sigma. Returns 1 / sigma.
 template <typename Real, int kPerLane>
 __device__ Real normalize(const Real (&z)[kPerLane], int experts, Real (&xhat)[kPerLane]) {
   Real sum = 0, squares = 0;
@@ -67,7 +67,7 @@ __device__ Real normalize(const Real (&z)[kPerLane], int experts, Real (&xhat)[k
   return inverse_sigma;
 }
 
-// From a row of logits to probabilities.
+// Reads a row of logits and computes the token's probabilities.
 template <typename Scalar, int kPerLane, typename Real>
 __device__ void load_token(const Scalar* logits_E, int experts, const RouteRule& rule, Real theta,
                            RouteToken<Real, kPerLane>& token) {
@@ -86,7 +86,7 @@ __device__ void load_token(const Scalar* logits_E, int experts, const RouteRule&
   for (int i = 0; i < kPerLane; ++i) token.p[i] *= inverse;
 }
 
-// What a block adds to a sum over tokens: its warps' parts, in their order. scratch: a number a warp.
+// Returns the sum of the block's warps, in the order of warps. scratch: one number per warp.
 __device__ inline double sum_of_warps(double value, double* scratch) {
   if (lane_index() == 0) scratch[warp_index()] = value;
   __syncthreads();
@@ -96,14 +96,15 @@ __device__ inline double sum_of_warps(double value, double* scratch) {
   return sum;
 }
 
-// The sum of `count` numbers, in a fixed order, for all of the block's threads.
+// Returns the sum of `count` numbers, in a fixed order, to all threads of the block.
 __device__ inline double sum_of_blocks(const double* numbers, int64_t count, double* scratch) {
   double sum = 0;
   for (int64_t n = threadIdx.x; n < count; n += blockDim.x) sum += numbers[n];
   return block_sum(sum, scratch);
 }
 
-// Calls body with the kernel's numbers a lane as a constant: the least that hold all experts.
+// Calls `body` with the number of experts per lane as a compile-time constant: the smallest that holds all
+// experts.
 template <typename Body>
 void dispatch_per_lane(int64_t experts, const Body& body) {
   if (experts <= 1 * kWarp) return body(std::integral_constant<int, 1>());

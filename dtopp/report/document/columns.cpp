@@ -115,7 +115,7 @@ std::vector<size_t> thinned_places(std::span<const double> values, size_t limit)
   keep(0);
   for (size_t s = 0; s < stretches; ++s) {
     const size_t from = values.size() * s / stretches, to = values.size() * (s + 1) / stretches;
-    size_t low = from, high = from;  // a stretch of NaN alone keeps its first
+    size_t low = from, high = from;  // an interval of only NaN keeps its first point
     for (size_t i = from; i < to; ++i) {
       if (std::isnan(values[i])) continue;
       if (std::isnan(values[low]) || values[i] < values[low]) low = i;

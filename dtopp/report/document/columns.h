@@ -1,4 +1,5 @@
-// Columns of numbers as a page carries them: base64 of little-endian float32, or what is shorter and exact.
+// Stores the columns of numbers of a page: an arithmetic progression if that is exact, else base64 of
+// little-endian floats.
 #pragma once
 
 #include <cstdint>
@@ -9,34 +10,35 @@
 
 namespace dtopp {
 
-// One column. Its ends are known by generation, so that a page that has an earlier one gets what was added.
+// One column, with its length at each generation, so that a page with an older generation receives only new
+// numbers.
 struct ReportColumn {
   enum class Kind { kAffine, kFloat32, kFloat64 };
 
   Kind kind = Kind::kAffine;
   uint64_t n = 0;
-  double first = 0, step = 0;  // of kAffine: element i is first + step · i
-  std::string bytes;           // of the others
+  double first = 0, step = 0;  // kAffine: element i is first + step · i
+  std::string bytes;           // kFloat32, kFloat64: the numbers, little-endian
 
-  // Since which generation it only grew, and how long it was before each later one.
+  // The column has only grown since generation `written_at`. `lengths` holds its length at recent
+  // generations.
   uint64_t written_at = 0;
   std::map<uint64_t, uint64_t> lengths;  // generation → n
 };
 
 class Columns {
  public:
-  // The columns that are added from here on replace those of their keys; the others stay.
+  // Begins a new generation: columns that are added from now on replace those with the same key. Others stay.
   void begin_generation() { ++generation_; }
   uint64_t generation() const { return generation_; }
 
-  // Both give the number that stands for the column in the document; the same key keeps its number. Numbers
-  // that are not finite become NaN.
+  // Both return the column's id in the document. A key keeps its id. Numbers that are not finite become NaN.
   int add(const std::string& key, std::span<const double> values);        // rounded to float32
   int add_exact(const std::string& key, std::span<const double> values);  // float64
 
   const std::vector<ReportColumn>& all() const { return columns_; }
   const ReportColumn& at(int id) const { return columns_.at(static_cast<size_t>(id)); }
-  // How many of the column's numbers a page of this generation has and may keep.
+  // Returns the length of the prefix that a page with this generation can keep.
   uint64_t known_to(int id, uint64_t generation) const;
 
  private:
@@ -47,11 +49,12 @@ class Columns {
   std::vector<ReportColumn> columns_;
 };
 
-// Of the column's numbers from `from` on; empty for kAffine.
+// Encodes the column's numbers from index `from` in base64. The result is empty for kAffine.
 std::string base64_of(const ReportColumn& column, uint64_t from);
 
-// The places of the points that are kept of more than `limit`: of each of limit / 2 equal stretches the
-// smallest and the largest, the first and last of all. Every place where there are no more.
+// Returns the indices of the points to keep if there are more than `limit`: the first and the last point, and
+// the minimum and maximum of each of limit / 2 equal intervals. With at most `limit` points it returns all
+// indices.
 std::vector<size_t> thinned_places(std::span<const double> values, size_t limit);
 
 }  // namespace dtopp

@@ -1,5 +1,7 @@
-// What a report says, before it is a page: sections of charts, heat maps and tables. Numbers to be drawn are
-// columns (report/document/columns.h), named by their numbers; all texts are plain.
+// Describes the content of a report: sections of charts, heat maps and tables.
+//
+// Numbers to draw are columns (report/document/columns.h); members such as `x` and `y` hold their ids. All
+// strings are plain text.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +14,13 @@ namespace dtopp {
 
 struct ReportLine {
   int run = 0;
-  std::string name;  // beside the run's; "": its main one
+  std::string name;  // shown after the run's name; empty: the run's main line
   int x = 0;         // steps, or the chart's own x
   int y = 0;
   std::optional<int> band = std::nullopt;  // y ± band is shaded
-  bool marks = false;                      // few points, each one marked, never smoothed
+  bool marks = false;                      // mark every point and never smooth
   bool minor = false;                      // thin and dotted
-  bool of_many = false;                    // of several runs: `name` is all its name
+  bool of_many = false;                    // the line combines several runs; its label is `name` alone
 };
 
 struct ReportLevel {
@@ -33,8 +35,8 @@ struct ReportChart {
   std::vector<ReportLevel> levels = {};
   bool log = false;
   bool from_zero = false;
-  bool exact = false;   // nothing to be smoothed: it has no noise
-  std::string own_x{};  // what x is where it is neither steps nor what follows from them
+  bool exact = false;   // the values have no noise: never smooth
+  std::string own_x{};  // label of x if x is not steps (tokens, FLOPs and hours follow from steps)
   std::string note{};
 };
 
@@ -43,7 +45,7 @@ struct ReportHeatMap {
   int run = 0;
   std::vector<std::string> rows = {};
   int x = 0;
-  std::vector<int> cells = {};  // a column a row
+  std::vector<int> cells = {};  // one column id per row
   std::string own_x{};
   std::string note{};
 };
@@ -62,7 +64,7 @@ struct ReportTable {
 
 struct ReportBlock;
 
-struct ReportDetails {  // closed at first
+struct ReportDetails {  // collapsed initially
   std::string title;
   std::vector<ReportBlock> blocks;
 };
@@ -72,7 +74,7 @@ struct ReportOption {
   std::vector<ReportBlock> blocks;
 };
 
-struct ReportChoice {  // one of several at a time
+struct ReportChoice {  // shows one option at a time
   std::string id, title;
   std::vector<ReportOption> options;
 };
@@ -87,13 +89,13 @@ struct ReportSection {
   std::vector<ReportBlock> blocks = {};
 };
 
-// How a run is listed, and its clock: columns over its training lines. Without FLOPs where they are unknown.
+// A run's entry in the list of runs, and its clock: columns with one number per training line.
 struct ReportedRun {
   std::string name, tag, about;
-  int style = 0;  // runs that differ in their seeds alone share one
+  int style = 0;  // runs that differ only in their seed share one
   struct Clock {
     int steps = 0, tokens = 0, hours = 0;
-    std::optional<int> flops = std::nullopt;
+    std::optional<int> flops = std::nullopt;  // nullopt if the FLOPs are unknown
   };
   std::optional<Clock> clock;
 };
@@ -107,11 +109,11 @@ struct ReportDocument {
 
 class Columns;
 
-// For the page's script. `generation` where the page is to ask for news.
+// Returns the document for the page's script. If `generation` is set, the page polls the server for updates.
 std::string to_json(const ReportDocument& document, const Columns& columns,
                     std::optional<uint64_t> generation);
 
-// What a page of generation `since` lacks; `trouble` is shown on it.
+// Returns the update for a page with generation `since`. The page displays `trouble`.
 std::string news_json(const ReportDocument& document, const Columns& columns, uint64_t since,
                       const std::optional<std::string>& trouble);
 

@@ -1,4 +1,4 @@
-// What a section is made of, as elements: charts, tables, text, a choice among runs, details that open.
+// Creates the elements of a section: charts, tables, text, choices and collapsible details.
 function isNumber(cell) { return typeof cell === "string" && /^[+−–<\d]/.test(cell); }
 
 function cellElement(cell, document_, tag) {
@@ -19,7 +19,7 @@ function tableElement(block, document_) {
     block.note ? element("p", { class: "note" }, block.note) : null);
 }
 
-// One of several panels; the one chosen before stays chosen when the document is rendered again.
+// Shows one of several panels. The selected panel stays selected when the document is rendered again.
 const choices = new Map();
 
 function choiceElement(block, document_) {
@@ -62,7 +62,7 @@ function sectionElement(section, document_) {
     element("div", { class: "blocks" }, ...section.blocks.map(block => blockElement(block, document_))));
 }
 
-// Every chart below these blocks, those in closed details included.
+// Returns every chart in these blocks, including those in collapsed details.
 function* chartsOf(blocks) {
   for (const block of blocks) {
     if (block.type === "lines" || block.type === "heat") yield block;

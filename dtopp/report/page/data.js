@@ -1,4 +1,4 @@
-// The document (what there is to show) and columns of numbers, decoded when they are first drawn.
+// Stores the columns of numbers. A column is decoded when it is first drawn.
 const columns = new Map();  // id → {kind, n, first, step, values}
 
 function bytesOf(base64) {
@@ -23,7 +23,7 @@ function declareColumns(list) {
   for (const column of list) columns.set(column.id, { ...column, values: null });
 }
 
-// Whether the page is loaded as far as this column: what follows its element is there.
+// Returns whether the browser has loaded this column: while the page loads, an element after it must exist.
 function isLoaded(id) {
   const column = columns.get(id);
   if (column.values !== null || column.kind === "affine" || document.readyState !== "loading") return true;
@@ -31,7 +31,7 @@ function isLoaded(id) {
   return element !== null && element.nextSibling !== null;
 }
 
-// The numbers of a column; of one that the page carries, from the element that holds its text.
+// Returns the numbers of a column. On first use they are decoded from the element that holds their text.
 function valuesOf(id) {
   const column = columns.get(id);
   if (column.values === null) {
@@ -42,7 +42,7 @@ function valuesOf(id) {
   return column.values;
 }
 
-// What the server has added: the numbers from index `from` on.
+// Appends numbers from the server, beginning at index `from` of the column.
 function extendColumn(column, base64) {
   const added = decode(column, base64);
   if (column.kind === "affine" || column.from === 0) {
@@ -56,7 +56,7 @@ function extendColumn(column, base64) {
   columns.set(column.id, { ...column, values });
 }
 
-// The first index whose value is at least `value`; values ascend.
+// Returns the first index whose value is at least `value`. Values must be ascending.
 function lowerBound(values, value) {
   let low = 0, high = values.length;
   while (low < high) {
@@ -67,7 +67,7 @@ function lowerBound(values, value) {
   return low;
 }
 
-// A run's clock at a step: between its training lines in proportion, from 0 before the first.
+// Returns a run's clock at a step, interpolated linearly between training lines and from 0 before the first.
 function clockAt(steps, clock, step) {
   const i = lowerBound(steps, step);
   if (i === steps.length) return clock[i - 1];
@@ -78,8 +78,8 @@ function clockAt(steps, clock, step) {
 
 const clockCache = new Map();  // "run axis column" → {source, values}
 
-// Where a line's points lie on an axis ("step", "tokens", "flops", "hours"); null where its run has none, as all but
-// steps before its first one.
+// Returns the positions of a line's points on an axis ("step", "tokens", "flops", "hours"). The result is null if the run
+// lacks that axis. A run without any training line has only "step".
 function positionsOf(clocks, line, axis) {
   const steps = valuesOf(line.x);
   const clock = clocks[line.run];

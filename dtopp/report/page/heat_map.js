@@ -1,6 +1,6 @@
-// Rows (layers) over steps or over numbers of their own, a colour a value; of the cells in a column of pixels the mean.
+// Draws rows (layers) over steps or another x, with one color per value. A pixel column shows the mean of its cells.
 
-// From dark blue to light yellow, lightness rising evenly: the order is told without colours too (after cividis).
+// Colors from dark blue to light yellow (after cividis). Lightness rises evenly, so that the order is visible without color.
 const HEAT = [[0, 34, 78], [18, 53, 112], [59, 73, 108], [87, 93, 109], [112, 113, 115], [138, 134, 120], [165, 156, 116],
   [195, 179, 105], [225, 204, 85], [254, 232, 56]];
 
@@ -32,7 +32,7 @@ class HeatMap extends Plot {
   }
   label(kind, text, place) { super.label(kind, kind === "y" ? this.block.rows[Math.floor(Number(text))] : text, place); }
 
-  // All but the outermost hundredth on either side: a spike of the first steps would leave one colour to the rest.
+  // The color range omits the outer hundredth on either side. A spike in the first steps would otherwise compress the rest.
   limits(cells) {
     const stride = Math.ceil(cells.length * cells[0].length / 20000);
     const sample = cells.flatMap(row => Array.from(row).filter((v, i) => i % stride === 0 && !Number.isNaN(v)));
@@ -44,7 +44,7 @@ class HeatMap extends Plot {
     return high > low ? [low, high] : [sample[0], sample[sample.length - 1]];
   }
 
-  // The borders between columns of cells: half-way between their positions.
+  // Returns the borders between columns of cells, half-way between their positions.
   edges(xs) {
     const edges = new Float64Array(xs.length + 1);
     for (let i = 1; i < xs.length; ++i) edges[i] = (xs[i - 1] + xs[i]) / 2;

@@ -1,7 +1,7 @@
-// Lines of runs over steps, tokens, FLOPs or time, with bands and levels.
-const logChosen = new Map();  // title → whether the reader wants its y axis logarithmic
+// Draws lines of runs over steps, tokens, FLOPs or time, with bands and levels.
+const logChosen = new Map();  // title → whether the user chose a logarithmic y axis
 
-// "run", "run · part", or the name of what many runs have made.
+// Returns the label of a line: "run", "run · part", or the line's own name if it combines several runs.
 function nameOf(line, run) {
   return line.of_many ? line.name : [run.name, line.name].filter(name => name).join(" · ");
 }
@@ -24,7 +24,7 @@ class LineChart extends Plot {
     this.refresh();
   }
 
-  // The lines to be drawn: {line, run, xs, ys, widths}.
+  // Returns the lines to draw: {line, run, xs, ys, widths}.
   lines() {
     return this.block.lines.filter(line => !view.hidden.has(line.run)).map(line => ({
       line, run: this.document.runs[line.run], ys: valuesOf(line.y), widths: line.band === undefined ? null : valuesOf(line.band),
@@ -37,7 +37,7 @@ class LineChart extends Plot {
     return [Math.min(...lines.map(({ xs }) => xs[0])), Math.max(...lines.map(({ xs }) => xs[xs.length - 1]))];
   }
 
-  // Indices of the points in a range, and one more on either side so that lines reach the border.
+  // Returns the indices of the points in a range, plus one on either side so that lines reach the border.
   window({ xs }, [low, high]) {
     const from = Math.max(0, lowerBound(xs, low) - 1);
     let to = lowerBound(xs, high);
@@ -96,7 +96,7 @@ class LineChart extends Plot {
       fillBand(context, drawn.xs, drawn.ys, drawn.widths, ...this.window(drawn, range), x, y);
     }
     this.paintLevels(context, ratio, y, inside);
-    // Of many runs the single points would hide the means.
+    // With many runs, single points would hide the means.
     const faint = 0.3 / Math.max(1, Math.sqrt(lines.length));
     for (const drawn of lines) this.paintPoints(context, ratio, drawn, range, x, y, faint);
     for (const drawn of lines) this.paintLine(context, ratio, drawn, range, x, y);
@@ -104,7 +104,7 @@ class LineChart extends Plot {
     this.tagEnds(lines, range);
   }
 
-  // What was smoothed, faintly behind its mean.
+  // Draws the unsmoothed line faintly behind its mean.
   paintPoints(context, ratio, drawn, range, x, y, alpha) {
     if (this.smoothedOf(drawn) === null) return;
     context.strokeStyle = colorOf(styleOf(drawn.run).color);
@@ -119,7 +119,7 @@ class LineChart extends Plot {
     const means = this.smoothedOf(drawn);
     const { line, xs, ys } = drawn;
     context.strokeStyle = context.fillStyle = colorOf(color);
-    if (means !== null) {  // set off from the points behind it
+    if (means !== null) {  // outline to separate it from the points behind
       context.strokeStyle = colorOf("--paper");
       context.lineWidth = 3.4 * ratio;
       context.globalAlpha = 0.8;
@@ -152,7 +152,7 @@ class LineChart extends Plot {
     context.setLineDash([]);
   }
 
-  // The number of a run at the end of its line, where they fit below each other.
+  // Draws each run's number at the end of its line, if the numbers do not overlap.
   tagEnds(lines, range) {
     if (this.document.runs.length < 2) return;
     const tags = [];

@@ -1,6 +1,6 @@
-// Drawing of one line on a canvas, in device pixels: of all points in a column of pixels the smallest and largest.
+// Draws a line on a canvas in device pixels. Each pixel column shows the minimum and maximum of its points.
 
-// Calls emit(pixel, first, low, high, last) for each column of pixels that holds points, and gap() where the line breaks.
+// Calls emit(pixel, first, low, high, last) for each pixel column with points, and gap() at each break of the line.
 function eachPixel(xs, ys, from, to, x, y, emit, gap) {
   const { factor: factorX, base: baseX, isLog: isLogX } = x, { factor: factorY, base: baseY, isLog: isLogY } = y;
   let column = NaN, first = 0, low = 0, high = 0, last = 0;
@@ -32,7 +32,7 @@ function tracePath(context, xs, ys, from, to, x, y) {
   eachPixel(xs, ys, from, to, x, y, (px, first, low, high, last) => {
     if (open) context.lineTo(px, first);
     else context.moveTo(px, first);
-    // A point between gaps is drawn as a dot by its round ends.
+    // A single point between gaps appears as a dot, because line caps are round.
     if (!open && low === high) context.lineTo(px + 0.01, first);
     open = true;
     if (low === high) return;
@@ -43,7 +43,7 @@ function tracePath(context, xs, ys, from, to, x, y) {
   context.stroke();
 }
 
-// The area between y − width and y + width.
+// Fills the area between y − width and y + width.
 function fillBand(context, xs, ys, widths, from, to, x, y) {
   let upper = [], lower = [];
   const close = () => {
@@ -76,7 +76,7 @@ function fillBand(context, xs, ys, widths, from, to, x, y) {
   close();
 }
 
-// A marker's outline around (0, 0); which one follows from the run, so that colours need not be told apart.
+// Outlines of markers around (0, 0). The run selects the marker, so that runs can be identified without colors.
 const MARKERS = [
   (c, r) => c.arc(0, 0, r, 0, 7),
   (c, r) => c.rect(-r * 0.9, -r * 0.9, r * 1.8, r * 1.8),
@@ -97,8 +97,8 @@ function drawMarkers(context, xs, ys, from, to, x, y, shape, radius) {
   }
 }
 
-// The mean around each point, of weights that fall exponentially on both sides, over about `share` of the points. Gaps stay
-// gaps. Null where nothing is smoothed: few points.
+// Returns means with weights that fall exponentially on both sides of each point, over about `share` of the points. Gaps stay
+// gaps. The result is null with a share of 0 or fewer than 100 points.
 function smoothed(ys, share) {
   if (share === 0 || ys.length < 100) return null;
   const keep = Math.exp(-2 / Math.max(2, share * ys.length));

@@ -1,4 +1,4 @@
-// Under `report --serve`: asks every two seconds what was appended, and shows it where the reader is.
+// For `report --serve`: polls for updates every two seconds and shows them at the same scroll position.
 function follow(generation) {
   const state = element("span", { class: "live", role: "status" }, "live");
   const update = async () => {

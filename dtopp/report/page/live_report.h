@@ -1,4 +1,4 @@
-// A report that follows its runs while they write.
+// Keeps a report up to date while its runs are training.
 #pragma once
 
 #include <cstdint>
@@ -16,25 +16,26 @@ namespace dtopp {
 
 class LiveReport {
  public:
-  // Reads all once; throws as read_report_input does.
+  // Reads all inputs. Throws as read_report_input does.
   LiveReport(std::vector<std::filesystem::path> paths, FindCost find_cost);
 
-  // The page as of now.
+  // Returns the current page.
   std::string page();
-  // What a page of generation `since` lacks, as JSON. What went wrong since the last good state is in it.
+  // Returns the update for a page with generation `since`, as JSON. It includes the error of the last read,
+  // if any.
   std::string news(uint64_t since);
 
  private:
-  // Size and time of change of every file that the report is made of.
+  // Size and modification time of every input file.
   using State = std::map<std::filesystem::path, std::pair<uintmax_t, int64_t>>;
   State state() const;
   void read();
-  // Reads again where a file has changed.
+  // Reads all inputs again if a file has changed.
   void refresh();
 
   std::vector<std::filesystem::path> paths_;
   FindCost find_cost_;
-  std::vector<std::filesystem::path> folders_;  // of runs
+  std::vector<std::filesystem::path> folders_;  // folders of runs
   State state_;
   Columns columns_;
   ReportDocument document_;

@@ -7,7 +7,7 @@
 namespace dtopp {
 namespace {
 
-// JSON inside of a script element: no "<" of it can end the element.
+// Escapes JSON for a script element, so that no "<" in it can end the element.
 std::string inside_script(const std::string& json) {
   std::string text;
   text.reserve(json.size());
@@ -44,8 +44,8 @@ std::string escaped(const std::string& text) {
 }
 
 std::string head(const ReportDocument& document, bool is_live) {
-  // The policy lets the page ask nobody, under --serve its own server alone. The page evaluates no text;
-  // consoles and browsers that are driven do.
+  // The policy forbids network requests; with --serve it permits requests to the page's own server.
+  // 'unsafe-eval' is for consoles and automated browsers; the page itself evaluates no text.
   const std::string policy =
       std::string(
           "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; "
@@ -59,7 +59,7 @@ std::string head(const ReportDocument& document, bool is_live) {
          "<link rel=\"icon\" href=\"data:,\">\n<title>" +
          escaped(document.title) + "</title>\n<style>\n" + std::string(kPageStyle) +
          "</style>\n</head>\n<body>\n<main id=\"report\"></main>\n"
-         "<noscript>This report is drawn by its own script, which is switched off here.</noscript>\n";
+         "<noscript>This report needs JavaScript, which is disabled here.</noscript>\n";
 }
 
 }  // namespace
@@ -69,7 +69,7 @@ std::string render_page(const ReportDocument& document, const Columns& columns,
   std::string page = head(document, generation.has_value());
   page += "<script type=\"application/json\" id=\"document\">" +
           inside_script(to_json(document, columns, generation)) + "</script>\n";
-  // Before the columns, so that a large page is read while it loads.
+  // The script precedes the columns, so that a large page is drawn while it loads.
   page += "<script>\n\"use strict\";\n" + std::string(kPageScript) + "</script>\n";
   for (size_t id = 0; id < columns.all().size(); ++id) {
     const ReportColumn& column = columns.all()[id];

@@ -1,4 +1,4 @@
-// A report as one HTML file, which asks nobody for anything.
+// Renders a report as one self-contained HTML file, which needs no network.
 #pragma once
 
 #include <cstdint>
@@ -12,11 +12,11 @@
 
 namespace dtopp {
 
-// The page; with a generation it asks the server it came from for news.
+// Returns the page. If `generation` is set, the page polls its server for updates.
 std::string render_page(const ReportDocument& document, const Columns& columns,
                         std::optional<uint64_t> generation = std::nullopt);
 
-// Writes the report of these runs; complete or not at all. DataError when it cannot be written.
+// Writes the report of these runs atomically. Throws DataError if the file cannot be written.
 void write_report(const ReportInput& input, const std::filesystem::path& output);
 
 }  // namespace dtopp

@@ -1,4 +1,4 @@
-// The page: its head with the controls, the sections, and what happens to both when the document changes.
+// Builds the page: the header with the controls, and the sections. Updates both when the document changes.
 let report = null;
 
 function choose(axis) {
@@ -30,7 +30,7 @@ function toggle(text, isPressed, act) {
   return button;
 }
 
-// System's choice, then the other one and back.
+// Switches between the system's color scheme and the other one.
 function themeControl() {
   const system = matchMedia("(prefers-color-scheme: dark)");
   const isDark = () => (document.documentElement.dataset.theme ?? (system.matches ? "dark" : "light")) === "dark";
@@ -52,11 +52,11 @@ function legend(document_) {
       } }, swatch(run), element("b", null, run.tag), run.name);
     return button;
   };
-  return element("div", { class: "legend", role: "group", "aria-label": "runs: a click hides or shows one, with shift it alone" },
+  return element("div", { class: "legend", role: "group", "aria-label": "runs: click to hide or show one, Shift-click to show only that one" },
     ...document_.runs.map(chip));
 }
 
-// This run alone; where it is alone already, all.
+// Shows only this run, or all runs if it is already the only one.
 function onlyRun(index, count) {
   const isAlone = view.hidden.size === count - 1 && !view.hidden.has(index);
   view.hidden.clear();
@@ -74,7 +74,7 @@ function header(document_) {
       legend(document_))];
 }
 
-// What the head shows: where it stays the same it is left alone, and with it a slider in somebody's hand.
+// Returns the content of the header as text. An unchanged header is not rebuilt, so that a slider in use keeps working.
 function headOf(document_) {
   const sections = document_.sections.map(section => section.title);
   return JSON.stringify([document_.title, document_.runs, sections, Object.keys(document_.clocks[0] ?? {})]);
@@ -89,8 +89,8 @@ function render(document_) {
   const head = isSameHead ? [...root.querySelectorAll("header, .controls")] : header(document_);
   report = document_;
   document.title = document_.title;
-  const help = "Drag across a chart to zoom into all, double click to see all again. With the keyboard: Tab to a chart, arrow "
-    + "keys read values (with Shift in longer steps), + and − zoom, 0 shows all, l makes the y axis logarithmic.";
+  const help = "Drag across a chart to zoom all charts; double-click to reset. Keyboard: Tab selects a chart, arrow keys read "
+    + "values (with Shift in longer steps), + and − zoom, 0 shows all, l switches the y axis to logarithmic.";
   root.replaceChildren(...head, ...document_.sections.map(section => sectionElement(section, document_)),
     element("footer", null, element("p", null, help), ...document_.notes.map(note => element("p", null, note))));
   if (isSameHead) root.querySelector(".about").textContent = document_.about;
@@ -98,7 +98,7 @@ function render(document_) {
   redraw();
 }
 
-// Paper is light, and what was never scrolled to is drawn too, with pixels enough for print.
+// Printing uses the light scheme, draws charts that were never visible, and draws at print resolution.
 function forPrint(isPrint) {
   document.documentElement.classList.toggle("print", isPrint);
   for (const plot of view.plots) {

@@ -1,11 +1,11 @@
-// dtopp/report/page/ as the build found it.
+// Holds the files of dtopp/report/page/, which the build embeds in the program.
 #pragma once
 
 #include <string_view>
 
 namespace dtopp {
 
-extern const std::string_view kPageScript;  // *.js, one after another
+extern const std::string_view kPageScript;  // all *.js files, concatenated
 extern const std::string_view kPageStyle;   // report.css
 
 }  // namespace dtopp

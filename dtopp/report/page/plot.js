@@ -1,4 +1,4 @@
-// A figure with axes, a cursor and zoom; what is inside comes from LineChart or HeatMap: extent(), yScale(), paint(), rows().
+// A figure with axes, a cursor and zoom. LineChart and HeatMap implement its content: extent(), yScale(), paint(), rows().
 const MARGIN = { left: 54, right: 30, top: 8, bottom: 34 };
 
 const visibility = new IntersectionObserver(entries => {
@@ -56,7 +56,7 @@ class Plot {
     return [low, high];
   }
 
-  // The columns that drawing reads: the block's own and the clocks of all runs, which say how far the axis reaches.
+  // Returns the columns that drawing reads: those of the block and the clocks of all runs, which give the axis its range.
   columns() {
     const own = (this.block.lines ?? [this.block]).flatMap(line => [line.x, line.y, line.band, ...(line.cells ?? [])]);
     return [...own, ...this.document.clocks.flatMap(clock => Object.values(clock ?? {}))].filter(id => id !== undefined);
@@ -112,8 +112,8 @@ class Plot {
     rule(left, bottom, right, bottom);
   }
 
-  // At a place within the area, in parts of it: where it is printed at another size than it was drawn at, labels go with the
-  // canvas. `right` is where the text ends.
+  // Places a label at a relative position in the area, so that labels move with the canvas if it is printed at another size.
+  // `right` is the position of the end of the text.
   label(kind, text, { left, right, top, color }) {
     const { clientWidth: width, clientHeight: height } = this.area;
     const x = left === undefined ? `right:${100 - 100 * right / width}%` : `left:${100 * left / width}%`;
@@ -190,7 +190,7 @@ class Plot {
   }
 }
 
-// From the first to the last point of any run that is shown.
+// Returns the range from the first to the last point of all visible runs.
 function pageExtent(document_) {
   let low = Infinity, high = -Infinity;
   for (const [run, clock] of document_.clocks.entries()) {

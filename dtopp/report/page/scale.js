@@ -1,4 +1,4 @@
-// Scales from numbers to pixels, their ticks, and numbers as text.
+// Maps numbers to pixels, computes ticks and formats numbers.
 
 function makeScale(low, high, isLog, from, to) {
   const map = isLog ? Math.log10 : v => v;
@@ -10,13 +10,13 @@ function makeScale(low, high, isLog, from, to) {
   };
 }
 
-// Round steps of 1, 2, 2.5 or 5 times a power of ten.
+// Returns ticks at multiples of 1, 2, 2.5 or 5 times a power of ten.
 function linearTicks(low, high, count) {
   const rough = (high - low) / Math.max(count, 1);
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 2.5, 5, 10].map(m => m * power).find(s => s >= rough * 0.999);
   const ticks = [];
-  // + 0: no tick is −0.
+  // + 0 turns −0 into 0.
   for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; ++i) ticks.push(i * step + 0);
   return ticks;
 }
@@ -41,7 +41,7 @@ function ticksOf(scale, count) {
 
 const SUFFIXES = [[1e18, "E"], [1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];
 
-// At most `digits` significant ones: 12345 → 12,345 or 12.35k, 0.000012 → 1.2e−5.
+// Formats with at most `digits` significant digits: 12345 → 12,345 or 12.35k, 0.000012 → 1.2e−5.
 function formatNumber(value, digits = 4) {
   if (value === null || Number.isNaN(value)) return "–";
   const size = Math.abs(value);

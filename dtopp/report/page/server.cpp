@@ -25,7 +25,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr size_t kMaxRequest = 16384;
 constexpr size_t kMaxConnections = 64;
-constexpr auto kPatience = std::chrono::seconds(30);  // with who neither asks nor reads
+constexpr auto kPatience = std::chrono::seconds(30);  // until an idle connection is closed
 constexpr int kPollMilliseconds = 200;
 
 class Socket {
@@ -59,7 +59,7 @@ std::string refusal(std::string_view status) {
   return response(status, "text/plain", std::string(status) + "\n");
 }
 
-// A header's value, or "".
+// Returns the value of a header, or an empty string.
 std::string_view header(std::string_view request, std::string_view name) {
   size_t from = request.find("\r\n");
   while (from != std::string_view::npos && from + 2 < request.size()) {
@@ -76,7 +76,8 @@ std::string_view header(std::string_view request, std::string_view name) {
   return "";
 }
 
-// A page of another site could have its own name lead here, and read what it is not to see.
+// Guards against DNS rebinding: another site's host name could resolve to this server, and its page could
+// then read the report.
 bool names_this_host(std::string_view host) {
   host = host.substr(0, host.find(':'));
   return host == "127.0.0.1" || host == "localhost";
@@ -109,8 +110,8 @@ Socket listen_on(uint16_t port) {
   if (listener.get() < 0 || setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) != 0 ||
       bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
       listen(listener.get(), 16) != 0)
-    throw UsageError("--serve: port " + std::to_string(port) + " cannot be had: " + std::strerror(errno) +
-                     "; name another, or none for any that is free");
+    throw UsageError("--serve: port " + std::to_string(port) + " cannot be opened: " + std::strerror(errno) +
+                     "; use another port, or omit it to get a free one");
   return listener;
 }
 
@@ -121,7 +122,7 @@ uint16_t port_of(const Socket& listener) {
   return ntohs(address.sin_port);
 }
 
-// Each returns whether the connection goes on.
+// This and the functions below return whether the connection stays open.
 bool receive(Connection& connection, LiveReport& report) {
   char buffer[4096];
   const ssize_t n = recv(connection.socket.get(), buffer, sizeof buffer, 0);
@@ -163,7 +164,7 @@ void serve_report(LiveReport& report, uint16_t port, const ServerHooks& hooks) {
     for (const Connection& connection : connections)
       polled.push_back(
           {connection.socket.get(), static_cast<short>(connection.answer.empty() ? POLLIN : POLLOUT), 0});
-    if (poll(polled.data(), polled.size(), kPollMilliseconds) < 0) continue;  // a signal
+    if (poll(polled.data(), polled.size(), kPollMilliseconds) < 0) continue;  // interrupted by a signal
     size_t place = 0;
     for (auto connection = connections.begin(); connection != connections.end();) {
       const bool goes_on = proceed(*connection, polled[++place].revents, report);

@@ -1,4 +1,4 @@
-// A report on this machine's loopback, by HTTP.
+// Serves a report over HTTP on the loopback interface.
 #pragma once
 
 #include <cstdint>
@@ -11,11 +11,15 @@ namespace dtopp {
 
 struct ServerHooks {
   std::function<void(const std::string& address)> listening;  // "http://127.0.0.1:8123/"
-  std::function<bool()> stop;                                 // asked several times a second
+  std::function<bool()> stop;                                 // called several times per second
 };
 
-// Answers GET / with the page and GET /update?since=N with its news, 404 to other paths and 403 to who names
-// another host, until it is to stop. `port` 0: any that is free. UsageError where the port cannot be had.
+// Serves requests until hooks.stop() returns true.
+//
+// GET / returns the page and GET /update?since=N its update. Other paths return 404; requests with another
+// Host header return 403. With `port` 0 the system chooses a free port.
+//
+// Throws: UsageError if the port cannot be opened
 void serve_report(LiveReport& report, uint16_t port, const ServerHooks& hooks);
 
 }  // namespace dtopp

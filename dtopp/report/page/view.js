@@ -1,5 +1,5 @@
-// What all charts share: the chosen axis, the zoom, which runs are shown, how much is smoothed. Elements are made of text,
-// never of markup: names come from whoever named the runs.
+// Holds the state that all charts share: axis, zoom, visible runs and smoothing. Elements are created from text, never from
+// markup, because run names are untrusted input.
 const AXES = { step: "step", tokens: "tokens", flops: "active FLOPs", hours: "hours" };
 
 const view = { axis: "step", range: null, logX: false, smoothing: 0.01, hidden: new Set(), plots: [], cursor: null };
@@ -26,7 +26,7 @@ function colorOf(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
-// A short piece of a run's line with its mark.
+// Returns a short sample of a run's line.
 function swatch(run) {
   const namespace = "http://www.w3.org/2000/svg";
   const { color, dash } = styleOf(run);
@@ -42,8 +42,8 @@ function swatch(run) {
 
 function isForPrint() { return document.documentElement.classList.contains("print"); }
 
-// Draws what can be seen and is not up to date; in each frame as much as leaves scrolling smooth. A page that is still
-// loading is drawn as far as it is there.
+// Redraws visible plots that are out of date, for at most 12 ms per frame so that scrolling stays smooth. While the page
+// loads, it continues to draw the parts that have arrived.
 let isScheduled = false;
 function schedule() {
   if (isScheduled) return;

@@ -21,7 +21,7 @@ std::vector<double> shares(std::vector<double> counts) {
   return counts;
 }
 
-// A row a layer; `x` counts experts.
+// Returns a map with one row per layer and the x values 0, 1, ….
 ReportHeatMap map_of(RunDrawing& drawing, size_t run, const std::string& key, const std::string& title,
                      const std::string& own_x, const std::vector<std::vector<double>>& rows) {
   ReportHeatMap map{title, "layer", static_cast<int>(run)};
@@ -36,7 +36,8 @@ ReportHeatMap map_of(RunDrawing& drawing, size_t run, const std::string& key, co
 }
 
 ReportTable kinds_table(const std::vector<KindOfTokens>& kinds) {
-  ReportTable table{"Experts by kind of token", {"kind", "by", "tokens", "experts a token", "deviation"}};
+  ReportTable table{"Experts by kind of token",
+                    {"kind", "by", "tokens", "experts per token", "standard deviation"}};
   for (const KindOfTokens& kind : kinds) {
     table.rows.push_back({kind.kind, kind.by, whole(static_cast<int64_t>(kind.tokens)), fixed(kind.mean, 3),
                           fixed(kind.deviation, 3)});
@@ -56,9 +57,9 @@ std::vector<ReportBlock> activation_blocks(RunDrawing& drawing, size_t run) {
       histograms.push_back(shares(layer.histogram));
     }
     blocks.push_back(
-        {map_of(drawing, run, "load", "Share of tokens that chose each expert", "expert", loads)});
+        {map_of(drawing, run, "load", "Share of tokens that selected each expert", "expert", loads)});
     blocks.push_back({map_of(drawing, run, "histogram", "Share of tokens by their number of experts",
-                             "experts a token", histograms)});
+                             "experts per token", histograms)});
   }
   if (!measured.kinds.empty()) blocks.push_back({kinds_table(measured.kinds)});
   return blocks;

@@ -16,7 +16,8 @@ constexpr char kCount[] = "moe/active_experts";
 constexpr char kTokenDeviation[] = "moe/token_mean_std";
 constexpr char kPairDeviation[] = "moe/active_experts_std";
 
-// What the run is to hold: T, its mean over layers; k of top-k. None of top-p, which holds nothing.
+// Returns the run's target of active experts: the mean of T over layers for DTop-p, k for Top-k. Top-p and
+// dense models have none.
 std::optional<double> budget_of(const RunConfig& config) {
   const RoutingConfig& routing = config.routing;
   if (config.model.is_dense() || routing.method == RoutingMethod::kTopP) return std::nullopt;
@@ -31,8 +32,8 @@ std::string deviation_metric(const ReportInput& input) {
 
 ReportChart count_chart(RunDrawing& drawing) {
   const ReportInput& input = drawing.input;
-  ReportChart chart{"Active experts a token", "mean over tokens and layers"};
-  // Shades of many runs would hide each other.
+  ReportChart chart{"Active experts per token", "mean over tokens and layers"};
+  // The bands of many runs would hide each other.
   const bool has_bands = input.runs.size() <= 4;
   const std::string deviation = deviation_metric(input);
   chart.lines = drawing.lines(kCount, {.band = has_bands ? deviation : ""});
@@ -59,19 +60,18 @@ ReportChart threshold_chart(RunDrawing& drawing) {
 }
 
 ReportChart deviation_chart(RunDrawing& drawing) {
-  ReportChart chart{"How far tokens differ", "standard deviation of experts", drawing.lines(kTokenDeviation)};
+  ReportChart chart{"Variation over tokens", "standard deviation of experts", drawing.lines(kTokenDeviation)};
   const LineStyle pooled{.name = "over pairs of token and layer", .minor = true};
   std::ranges::move(drawing.lines(kPairDeviation, pooled), std::back_inserter(chart.lines));
   chart.from_zero = true;
   if (any_run_has(drawing.input, kTokenDeviation))
     chart.note =
         "Line: over tokens, of a token's mean over layers. Dotted: over all pairs of a token and a layer, "
-        "which also "
-        "counts how layers differ.";
+        "which includes differences between layers.";
   return chart;
 }
 
-// A row a range of counts; those beyond the last that a token had are left out.
+// Returns a map with one row per range of counts. Ranges above the largest count are left out.
 std::optional<ReportHeatMap> shares_map(RunDrawing& drawing, size_t run) {
   std::vector<const Series*> rows;
   std::vector<std::string> names;
@@ -92,7 +92,7 @@ std::optional<ReportHeatMap> shares_map(RunDrawing& drawing, size_t run) {
 }
 
 struct Budget {
-  double held = 0;  // experts a token, mean over the last tenth
+  double held = 0;  // experts per token, mean over the last tenth
   std::optional<double> target;
   std::optional<int64_t> settled;
 };
@@ -124,8 +124,8 @@ std::string off_target(const Budget& budget) {
 
 ReportTable budget_table(const ReportInput& input) {
   ReportTable table{"Over the last tenth of the logged steps",
-                    {"run", "target", "active experts", "off by", "settled at step", "deviation over tokens",
-                     "over pairs", "p at the end", "active at validation"}};
+                    {"run", "target", "active experts", "off by", "settled at step",
+                     "standard deviation over tokens", "over pairs", "p at the end", "active at validation"}};
   for (size_t i = 0; i < input.runs.size(); ++i) {
     const ReportRun& run = input.runs[i];
     const auto budget = budget_held(run);
@@ -145,7 +145,7 @@ std::string sentence_of_budget(const ReportRun& run) {
   const auto budget = budget_held(run);
   if (!budget) return "";
   std::string text = "Tokens use " + fixed(budget->held, 3) + " experts on average over the last tenth";
-  if (!budget->target) return text + "; Top-p holds no number.";
+  if (!budget->target) return text + "; Top-p has no target.";
   text += ", the budget is " + scaled(*budget->target) + " (" + off_target(*budget) + ").";
   if (run.config.routing.method != RoutingMethod::kDTopP) return text;
   if (find_series(run, kCount)->values.size() < kSettleLines) return text;

@@ -17,7 +17,7 @@ using namespace report_text;
 constexpr std::string_view kTask = "eval/";
 constexpr std::string_view kAccuracy = "/accuracy";
 
-// Keys in which the first runs of the groups differ, a column a group.
+// Returns the keys in which the first runs of the groups differ, with one column per group.
 std::optional<ReportTable> configuration_table(const ReportInput& input) {
   std::vector<std::map<std::string, std::string>> configs;
   std::vector<std::string> keys;
@@ -30,7 +30,7 @@ std::optional<ReportTable> configuration_table(const ReportInput& input) {
       if (known.insert(key).second) keys.push_back(key);
     }
   }
-  ReportTable table{"Where the configurations differ", {"key"}};
+  ReportTable table{"Differences between the configurations", {"key"}};
   for (const RunGroup& group : input.groups) table.head.push_back(group.name);
   for (const std::string& key : keys) {
     if (key == "name" || key == "output" || key == "training.seed") continue;
@@ -59,7 +59,7 @@ std::vector<std::string> tasks_of(const ReportInput& input) {
   return {names.begin(), names.end()};
 }
 
-// In percent: what evaluate has measured, else the last validation's.
+// Returns the accuracy in percent: that of `evaluate`, or else that of the last validation.
 std::string score_of(const ReportRun& run, const std::string& task) {
   const auto score = run.evaluations.tasks.find(task);
   if (score != run.evaluations.tasks.end())
@@ -73,7 +73,7 @@ std::string paper_score(const std::string& task, size_t model) {
   try {
     return fixed(paper_results(task)[model], 1);
   } catch (const std::out_of_range&) {
-    return "–";  // a task that the paper does not have
+    return "–";  // the paper has no result for this task
   }
 }
 
@@ -88,8 +88,9 @@ ReportTable benchmark_table(const ReportInput& input, const std::vector<std::str
     table.rows.push_back(std::move(row));
   }
   table.note =
-      "With ±: by `dtopp evaluate`, 95 % interval over items (1.96 standard errors). Without: the last "
-      "validation's, over validation.task_limit items. The paper's: " +
+      "With ±: from `dtopp evaluate`, 95 % interval over items (1.96 standard errors). Without: from the "
+      "last "
+      "validation, over validation.task_limit items. Paper: " +
       std::string(kPaperSetting) + ".";
   return table;
 }

@@ -47,12 +47,12 @@ std::string duration(double hours) {
 }
 
 ReportTable cost_table(const ReportInput& input) {
-  ReportTable table{"In all",
-                    {"run", "time", "tokens a second", "MFU", "waiting for data", "waiting for ranks",
+  ReportTable table{"Total",
+                    {"run", "time", "tokens per second", "MFU", "waiting for data", "waiting for ranks",
                      "peak memory", "by plan"}};
   for (size_t i = 0; i < input.runs.size(); ++i) {
     const ReportRun& run = input.runs[i];
-    // Of several ranks the plan is another one: it needs to know how many.
+    // The plan is for one rank, so it does not apply to runs with several.
     const bool is_alone = find_series(run, "comm/bytes") == nullptr;
     table.rows.push_back(
         {RunCell{static_cast<int>(i)}, duration(hours_of(run)),
@@ -62,8 +62,8 @@ ReportTable cost_table(const ReportInput& input) {
          run.cost && is_alone ? bytes(run.cost->memory_bytes) : "–"});
   }
   table.note =
-      "Time: from the first logged step to the last by the clock, pauses and validations included. Tokens a "
-      "second and MFU: of the median step. By plan: what `dtopp plan` expects of one process.";
+      "Time: from the first to the last logged step, including pauses and validations. Tokens per second and "
+      "MFU: of the median step. By plan: the estimate of `dtopp plan` for one process.";
   return table;
 }
 
@@ -76,11 +76,11 @@ ReportChart memory_chart(RunDrawing& drawing) {
   return chart;
 }
 
-// Of measured sweeps over the number of active experts.
+// Returns a chart of measured sweeps over the number of active experts.
 ReportChart sweep_chart(RunDrawing& drawing, const char* title, const char* unit,
                         std::vector<SweepPoint> Evaluations::*sweep) {
   ReportChart chart{title, unit};
-  chart.own_x = "active experts a token";
+  chart.own_x = "active experts per token";
   for (size_t run = 0; run < drawing.input.runs.size(); ++run) {
     std::vector<double> x, y;
     for (const SweepPoint& point : drawing.input.runs[run].evaluations.*sweep) {
@@ -100,9 +100,9 @@ ReportChart sweep_chart(RunDrawing& drawing, const char* title, const char* unit
 
 std::string sentence_of_cost(const ReportRun& run) {
   return "Training has taken " + duration(hours_of(run)) + " so far, at " +
-         scaled(of(run, "throughput/tokens_per_second", median)) + " tokens a second and " +
+         scaled(of(run, "throughput/tokens_per_second", median)) + " tokens per second and " +
          percent(of(run, "throughput/mfu", median)) + " of the machine's matrix rate (median step); " +
-         bytes(of(run, "memory/peak_bytes", highest)) + " of memory at the peak.";
+         bytes(of(run, "memory/peak_bytes", highest)) + " of peak memory.";
 }
 
 }  // namespace
@@ -110,18 +110,18 @@ std::string sentence_of_cost(const ReportRun& run) {
 std::optional<ReportSection> cost_section(RunDrawing& drawing) {
   const ReportInput& input = drawing.input;
   if (!any_run_has(input, "throughput/tokens_per_second")) return std::nullopt;
-  ReportSection section{"cost", "What it cost"};
+  ReportSection section{"cost", "Cost"};
   if (input.runs.size() == 1) section.answers.push_back(sentence_of_cost(input.runs[0]));
   const auto add = [&](ReportChart chart) {
     if (!chart.lines.empty()) section.blocks.push_back({std::move(chart)});
   };
   add({.title = "Speed",
-       .y_label = "tokens a second",
+       .y_label = "tokens per second",
        .lines = drawing.lines("throughput/tokens_per_second"),
        .from_zero = true});
   add(memory_chart(drawing));
   section.blocks.push_back({cost_table(input)});
-  add({.title = "Model FLOPs utilisation",
+  add({.title = "Model FLOPs utilization",
        .y_label = "share of the matrix rate",
        .lines = drawing.lines("throughput/mfu"),
        .from_zero = true});
@@ -132,7 +132,7 @@ std::optional<ReportSection> cost_section(RunDrawing& drawing) {
   std::ranges::move(drawing.lines("comm/exposed_share", {.name = "for ranks", .minor = true}),
                     std::back_inserter(waiting.lines));
   add(std::move(waiting));
-  add(sweep_chart(drawing, "Loss at other budgets, from one checkpoint", "nats a token",
+  add(sweep_chart(drawing, "Loss at other budgets, from one checkpoint", "nats per token",
                   &Evaluations::loss_sweep));
   add(sweep_chart(drawing, "Accuracy at other budgets, from one checkpoint", "average over tasks",
                   &Evaluations::accuracy_sweep));

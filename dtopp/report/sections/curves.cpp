@@ -15,7 +15,7 @@ struct Axis {
 constexpr std::array<Axis, 3> kAxes = {
     {{"tokens", "tokens", 1}, {"active_flops", "active FLOPs", 1}, {"seconds", "hours in steps", 3600}}};
 
-// A run of the row, for its colour; none where no run of it has metrics.
+// Returns a run of the row, for its color; nullopt if no run of the row has metrics.
 std::optional<int> run_of(const ReportInput& input, const std::string& row) {
   const auto run = std::ranges::find(input.runs, row, &ReportRun::study_row);
   if (run == input.runs.end()) return std::nullopt;

@@ -19,10 +19,10 @@ std::string probability(const std::optional<double>& p) {
 const std::vector<std::string> kHead = {"", "n", "mean", "difference from the first", "p", "p (Holm)"};
 constexpr char kNote[] =
     "± is the half-width of the 95 % interval (Student's t) over seeds; differences are paired by seed. p: "
-    "two-sided, of "
-    "the paired difference; Holm's allows for the number of rows. –: one seed, or no spread, gives none.";
+    "two-sided, for the paired difference; p (Holm) is adjusted for the number of rows. –: not defined for a "
+    "single seed or equal differences.";
 
-// A number a run; none where the run has none.
+// Returns the value of a run; nullopt if the run has none.
 using Measure = std::optional<double> (*)(const ReportRun& run);
 
 std::optional<double> known(const Series* series, double (*summary)(const Series&)) {
@@ -40,7 +40,7 @@ std::optional<double> active_experts(const ReportRun& run) {
   return known(find_series(run, "moe/active_experts"), mean_of_last_tenth);
 }
 
-// Differences over the seeds that both have; `name` is the measure's.
+// Compares two groups over their common seeds. `name` is the name of the measure.
 StudyRow compare(const ReportInput& input, const RunGroup& group, const RunGroup& baseline,
                  const std::string& name, Measure measure) {
   StudyRow row;
@@ -66,7 +66,7 @@ StudyRow compare(const ReportInput& input, const RunGroup& group, const RunGroup
   return row;
 }
 
-// What a study would say of these runs.
+// Computes the rows that a study of these runs would have.
 std::vector<StudyRow> rows_of_runs(const ReportInput& input, const std::string& name, Measure measure) {
   std::vector<StudyRow> rows;
   for (const RunGroup& group : input.groups)
@@ -117,7 +117,7 @@ std::vector<ReportBlock> difference_blocks(const ReportInput& input) {
   static constexpr std::pair<const char*, Measure> kMeasures[] = {
       {"Last validation loss", validation_loss},
       {"Training loss over the last tenth", training_loss},
-      {"Active experts a token over the last tenth", active_experts}};
+      {"Active experts per token over the last tenth", active_experts}};
   for (const auto& [name, measure] : kMeasures) {
     const std::vector<StudyRow> rows = rows_of_runs(input, name, measure);
     if (std::ranges::any_of(rows, [](const StudyRow& row) { return row.n > 0; }))

@@ -30,7 +30,7 @@ double mean(const std::vector<double>& values) {
 
 std::vector<double> steps_of(const Series& series) { return {series.steps.begin(), series.steps.end()}; }
 
-// The value of each of `steps` that the series has; NaN of the others. Both ascend.
+// Returns the series' value at each of `steps`, NaN if it has none. Both must be ascending.
 std::vector<double> values_at(const std::vector<int64_t>& steps, const Series& series) {
   std::vector<double> values;
   values.reserve(steps.size());
@@ -49,7 +49,7 @@ std::vector<double> taken(const std::vector<double>& values, const std::vector<s
   return result;
 }
 
-// Means of stretches of `stride` values, those that are not finite left out.
+// Returns the means of blocks of `stride` values. Values that are not finite are left out.
 std::vector<double> means(const std::vector<double>& values, size_t stride) {
   std::vector<double> result;
   for (size_t from = 0; from < values.size(); from += stride) {
@@ -135,7 +135,7 @@ ReportLine RunDrawing::line(size_t run, const std::string& key, const Series& se
   made.minor = style.minor;
   const std::vector<size_t> places = thinned_places(series.values, kPointsOfLine);
   if (places.size() < series.values.size()) most_points = std::max(most_points, series.values.size());
-  // Lines of the same steps share their column.
+  // Lines with the run's training steps share one column.
   const bool is_clock = series.steps == input.runs[run].history.tokens.steps;
   const bool is_whole = places.size() == series.values.size();
   made.x = columns.add_exact(is_clock && is_whole ? std::to_string(run) + " clock" : place + " steps",

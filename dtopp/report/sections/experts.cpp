@@ -31,7 +31,7 @@ ReportOption run_option(RunDrawing& drawing, size_t run) {
   return option;
 }
 
-// The layers that use most and fewest experts, by the last tenth of the logged steps.
+// Names the layers with the most and the fewest active experts over the last tenth of the logged steps.
 std::string sentence_of_layers(const ReportRun& run) {
   int most = -1, fewest = -1;
   double high = 0, low = 0;
@@ -51,8 +51,8 @@ std::string sentence_of_layers(const ReportRun& run) {
     }
   }
   if (most < 0 || most == fewest || high - low < 1e-9) return "";
-  return "Layer " + std::to_string(most) + " uses most experts (" + fixed(high, 2) + " a token), layer " +
-         std::to_string(fewest) + " fewest (" + fixed(low, 2) + ").";
+  return "Layer " + std::to_string(most) + " uses the most experts (" + fixed(high, 2) +
+         " per token), layer " + std::to_string(fewest) + " the fewest (" + fixed(low, 2) + ").";
 }
 
 std::string sentence_of_dead(const ReportRun& run) {
@@ -62,7 +62,7 @@ std::string sentence_of_dead(const ReportRun& run) {
   const int64_t all = run.config.model.num_experts * run.config.model.num_layers;
   if (last == 0) return "No expert was left without tokens in the last logged step.";
   return whole(static_cast<int64_t>(last)) + " of " + whole(all) +
-         " experts, all layers together, got no token in the last logged step.";
+         " experts in all layers received no token in the last logged step.";
 }
 
 ReportTable experts_table(const ReportInput& input) {
@@ -76,9 +76,9 @@ ReportTable experts_table(const ReportInput& input) {
                           fixed(last_value(*dead), 0), whole(model.num_experts * model.num_layers)});
   }
   table.note =
-      "Imbalance: tokens of the most used expert over the mean, averaged over layers and the last tenth of "
-      "the "
-      "logged steps. Dead: experts that no token of the last logged step chose.";
+      "Imbalance: ratio of the most used expert's tokens to the mean, averaged over layers and the last "
+      "tenth "
+      "of the logged steps. Dead: experts that received no token in the last logged step.";
   return table;
 }
 
@@ -87,7 +87,7 @@ ReportTable experts_table(const ReportInput& input) {
 std::optional<ReportSection> experts_section(RunDrawing& drawing) {
   const ReportInput& input = drawing.input;
   if (!any_run_has(input, "moe/imbalance")) return std::nullopt;
-  ReportSection section{"experts", "Who works"};
+  ReportSection section{"experts", "How experts are used"};
   if (input.runs.size() == 1) {
     const std::string layers = sentence_of_layers(input.runs[0]);
     section.answers.push_back(layers + (layers.empty() ? "" : " ") + sentence_of_dead(input.runs[0]));
@@ -99,7 +99,7 @@ std::optional<ReportSection> experts_section(RunDrawing& drawing) {
   }
   if (!choice.options.empty()) section.blocks.push_back({std::move(choice)});
   section.blocks.push_back({ReportChart{.title = "Imbalance",
-                                        .y_label = "most used expert over the mean one",
+                                        .y_label = "most used expert / mean expert",
                                         .lines = drawing.lines("moe/imbalance")}});
   if (std::ranges::any_of(input.runs, has_dead_experts))
     section.blocks.push_back({ReportChart{.title = "Dead experts",

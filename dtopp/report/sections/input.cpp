@@ -17,12 +17,13 @@ namespace fs = std::filesystem;
 constexpr char kMetricsFile[] = "metrics.jsonl";
 
 ReportRun read_run(const fs::path& path, const FindCost& find_cost) {
-  if (path_kind(path) == PathKind::kNothing) throw UsageError(path.string() + ": there is no such run");
+  if (path_kind(path) == PathKind::kNothing) throw UsageError(path.string() + ": the run does not exist");
   auto config = config_of(path);
   if (!config)
-    throw UsageError(path.string() + ": is no run or study: it holds neither config.yaml nor study.json");
+    throw UsageError(path.string() +
+                     ": is neither a run nor a study; config.yaml and study.json are missing");
   if (path_kind(path / kMetricsFile) == PathKind::kNothing)
-    throw UsageError(path.string() + ": the run has no metrics.jsonl yet: it has made no step");
+    throw UsageError(path.string() + ": the run has no metrics.jsonl yet; wait for its first step");
   ReportRun run;
   run.name = config->name.empty() ? path.filename().string() : config->name;
   run.path = path;
@@ -33,7 +34,7 @@ ReportRun read_run(const fs::path& path, const FindCost& find_cost) {
   return run;
 }
 
-// Of several runs of one name the path is told too.
+// Makes names unique: runs with the same name also get their path.
 void tell_apart(std::vector<ReportRun>& runs) {
   std::map<std::string, int> counts;
   for (const ReportRun& run : runs) ++counts[run.name];
@@ -42,7 +43,7 @@ void tell_apart(std::vector<ReportRun>& runs) {
   }
 }
 
-// Of rows of one name in several studies the study's path is told too.
+// Makes row names unique: rows with the same name in several studies also get the path of their study.
 void tell_rows_apart(std::map<fs::path, StudyFile>& studies) {
   std::map<std::string, int> counts;
   for (const auto& [path, study] : studies) {
@@ -64,7 +65,7 @@ bool differ_in_seed_alone(const RunConfig& a, const RunConfig& b) {
   return std::ranges::all_of(keys, [](const std::string& key) { return kFree.contains(key); });
 }
 
-// What the names of runs of several seeds have in common: "dtop-p" of "dtop-p-seed1" and "dtop-p-seed2".
+// Returns the common part of the names of a group's runs: "dtop-p" for "dtop-p-seed1" and "dtop-p-seed2".
 std::string name_of_seeds(const std::vector<ReportRun>& runs, const RunGroup& group) {
   if (!runs[group.runs[0]].study_row.empty()) return runs[group.runs[0]].study_row;
   std::string name = runs[group.runs[0]].name;
@@ -82,7 +83,7 @@ std::vector<RunGroup> group_runs(const std::vector<ReportRun>& runs) {
   for (size_t run = 0; run < runs.size(); ++run) {
     const auto group = std::ranges::find_if(groups, [&](const RunGroup& candidate) {
       const RunConfig& first = runs[candidate.runs[0]].config;
-      // The same seed twice is not a second sample: such runs are compared one by one.
+      // Two runs with the same seed are not two samples, so they belong to different groups.
       return differ_in_seed_alone(first, runs[run].config) &&
              std::ranges::none_of(candidate.runs, [&](size_t other) {
                return runs[other].config.training.seed == runs[run].config.training.seed;
@@ -130,7 +131,9 @@ ReportInput read_report_input(const std::vector<fs::path>& paths, const FindCost
     for (const auto& [status, n] : study.by_status) input.study_runs[status] += n;
     input.title = folder_name(path);
   }
-  if (input.runs.empty()) throw UsageError(paths.at(0).string() + ": the study has no run with metrics yet");
+  if (input.runs.empty())
+    throw UsageError(paths.at(0).string() +
+                     ": the study has no run with metrics yet; wait for the first step of a run");
   tell_apart(input.runs);
   input.groups = group_runs(input.runs);
   if (input.title.empty())

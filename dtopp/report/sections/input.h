@@ -1,4 +1,4 @@
-// What a report is made of: runs with their metrics and what was measured on them, and a study's table.
+// Reads the input of a report: runs with their metrics and evaluations, and the tables of studies.
 #pragma once
 
 #include <cstdint>
@@ -17,24 +17,24 @@
 
 namespace dtopp {
 
-// What `dtopp plan` says of a run.
+// The cost of a run that `dtopp plan` estimates.
 struct PlannedCost {
   TokenCost token;
-  double memory_bytes = 0;  // of one process at its peak
+  double memory_bytes = 0;  // peak of one process
 };
 using FindCost = std::function<std::optional<PlannedCost>(const RunConfig&)>;
 
 struct ReportRun {
-  std::string name;  // unlike all others
+  std::string name;  // unique in the report
   std::filesystem::path path;
   RunConfig config;
   RunHistory history;
   Evaluations evaluations;
   std::optional<PlannedCost> cost;
-  std::string study_row;  // of a study's run: StudyRow::name
+  std::string study_row;  // StudyRow::name if a study made the run, else empty
 };
 
-// Runs that differ in their seeds alone.
+// Runs that differ only in their seed.
 struct RunGroup {
   std::string name;
   std::vector<size_t> runs;
@@ -43,16 +43,20 @@ struct RunGroup {
 struct ReportInput {
   std::string title;
   std::vector<ReportRun> runs;
-  std::vector<std::filesystem::path> folders;  // of runs, also of those that cannot be taken yet
-  std::vector<RunGroup> groups;                // every run is in one
+  std::vector<std::filesystem::path> folders;  // folders of runs, including those without metrics yet
+  std::vector<RunGroup> groups;                // every run belongs to exactly one
   std::vector<StudyCurve> curves;
   std::vector<StudyRow> study;               // empty: no study
-  std::map<std::string, size_t> study_runs;  // by status
+  std::map<std::string, size_t> study_runs;  // number of runs by status
 };
 
-// Of folders of runs and of studies (those that hold a study.json, whose runs that have metrics are taken,
-// but those of another configuration than the study gives them now). UsageError where there is no such run or
-// study, DataError where metrics or another file is damaged.
+// Reads folders of runs and of studies.
+//
+// A folder with a study.json is a study. Its runs are read if they have metrics and the configuration that
+// the study defines now.
+//
+// Throws: UsageError if a path is neither a run nor a study, or if there is no run to report; DataError if a
+//         file is damaged
 ReportInput read_report_input(const std::vector<std::filesystem::path>& paths, const FindCost& find_cost);
 
 }  // namespace dtopp

@@ -12,7 +12,8 @@ namespace {
 using namespace report_text;
 
 const char* unit_of(const ReportInput& input) {
-  return input.runs[0].config.model.type == ModelType::kLanguageModel ? "nats a token" : "mean squared error";
+  return input.runs[0].config.model.type == ModelType::kLanguageModel ? "nats per token"
+                                                                      : "mean squared error";
 }
 
 void add_chart(ReportSection& section, ReportChart chart) {
@@ -31,12 +32,12 @@ ReportChart training_chart(RunDrawing& drawing) {
 
 ReportChart validation_chart(RunDrawing& drawing) {
   ReportChart chart{"Validation loss", unit_of(drawing.input), drawing.lines("val/loss", {.marks = true})};
-  const LineStyle average{.name = "of averaged weights", .marks = true, .minor = true};
+  const LineStyle average{.name = "averaged weights (EMA)", .marks = true, .minor = true};
   std::ranges::move(drawing.lines("val/ema_loss", average), std::back_inserter(chart.lines));
   return chart;
 }
 
-// The mean over a group's seeds, at the steps that all have.
+// Returns the mean over a group's seeds and its half-width, at the steps that all seeds have.
 std::optional<std::pair<Series, Series>> mean_over_seeds(const ReportInput& input, const RunGroup& group) {
   std::map<int64_t, std::vector<double>> values;
   for (const size_t run : group.runs) {
@@ -68,7 +69,7 @@ ReportChart seeds_chart(RunDrawing& drawing) {
       chart.lines.back().of_many = true;
     }
   }
-  chart.note = "Against FLOPs and hours: by the clock of a configuration's first seed.";
+  chart.note = "FLOPs and hours are those of the configuration's first seed.";
   return chart;
 }
 
@@ -87,7 +88,7 @@ ReportDetails loss_terms(RunDrawing& drawing) {
   return details;
 }
 
-// A diffusion transformer's held-out loss by the noise of its timesteps.
+// Adds a diffusion transformer's validation loss by the noise of its timesteps.
 void add_noise_bands(RunDrawing& drawing, ReportSection& section) {
   ReportChoice choice{"noise", "Run", {}};
   for (size_t run = 0; run < drawing.input.runs.size(); ++run) {
@@ -119,7 +120,7 @@ std::pair<double, int64_t> lowest(const Series& series) {
 
 ReportTable final_table(const ReportInput& input) {
   ReportTable table{"At the end",
-                    {"run", "steps", "tokens", "training loss", "validation loss", "its lowest", "at step"}};
+                    {"run", "steps", "tokens", "training loss", "validation loss", "lowest", "at step"}};
   for (size_t i = 0; i < input.runs.size(); ++i) {
     const ReportRun& run = input.runs[i];
     const Series* training = find_series(run, main_loss(run));
@@ -134,8 +135,8 @@ ReportTable final_table(const ReportInput& input) {
                           fixed(best.first, 4), std::isnan(best.first) ? "–" : whole(best.second)});
   }
   table.note =
-      "Training loss: without the terms that routing adds, mean over the last tenth of the logged steps. "
-      "Validation loss: the last.";
+      "Training loss: without routing losses, mean over the last tenth of the logged steps. Validation loss: "
+      "the last one.";
   return table;
 }
 
@@ -152,7 +153,7 @@ std::string sentence_of_loss(const ReportRun& run) {
   const double first = finite.values.front(), last = finite.values.back();
   const bool is_lost = finite.steps.back() != series->steps.back();
   const std::string end = fixed(last, 3) + " at step " + whole(finite.steps.back()) +
-                          (is_lost ? " and was not finite after it." : ".");
+                          (is_lost ? " and was not finite after that step." : ".");
   if (finite.values.size() < 2) return std::string(which) + " was " + end;
   const char* way = last < first ? " fell from " : last > first ? " rose from " : " went from ";
   return which + (way + fixed(first, 3)) + " at step " + whole(finite.steps.front()) + " to " + end;
@@ -182,7 +183,7 @@ std::string sentence_of_skips(const ReportInput& input) {
   }
   if (skipped == 0) return "No step was skipped.";
   return count_of(static_cast<size_t>(skipped), "step") + (skipped == 1 ? " was" : " were") +
-         " skipped because something was not finite.";
+         " skipped because a loss or gradient was not finite.";
 }
 
 }  // namespace
@@ -194,7 +195,7 @@ std::optional<ReportSection> learned_section(RunDrawing& drawing) {
                      " " + sentence_of_skips(input)};
   add_chart(section, training_chart(drawing));
   add_chart(section, validation_chart(drawing));
-  // A study has its own curves over seeds.
+  // The compared section shows a study's own curves over seeds.
   if (input.curves.empty()) add_chart(section, seeds_chart(drawing));
   section.blocks.push_back({final_table(input)});
   add_chart(section, {.title = "Gradient norm",

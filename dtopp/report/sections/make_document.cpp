@@ -11,7 +11,7 @@ namespace {
 
 using namespace report_text;
 
-// "1", … ; the number that marks a run where colours do not.
+// Returns "1", "2", …: the number that identifies a run without relying on colors.
 std::string tag_of(size_t run) { return std::to_string(run + 1); }
 
 int group_of(const ReportInput& input, size_t run) {
@@ -22,7 +22,8 @@ int group_of(const ReportInput& input, size_t run) {
   return 0;
 }
 
-// Since the start of training: the first line's own share is taken as long as its tokens take at its speed.
+// Returns the hours since the start of training for each line. The time before the first line is estimated
+// from its tokens and its speed.
 std::vector<double> clock_hours(const ReportRun& run) {
   const Series& time = run.history.time;
   const Series* speed = find_series(run, "throughput/tokens_per_second");
@@ -34,10 +35,10 @@ std::vector<double> clock_hours(const ReportRun& run) {
   return hours;
 }
 
-// By the plan's count at the number of experts that each step's tokens really chose.
+// Returns the FLOPs after each line, from the plan's count and the active experts of each step.
 std::vector<double> clock_flops(const ReportRun& run) {
   std::vector<double> flops = taken_by_step(run.history, CurveAxis::kActiveFlops, run.cost->token).y;
-  flops.erase(flops.begin());  // before the first step
+  flops.erase(flops.begin());  // the value before the first step
   return flops;
 }
 
@@ -62,7 +63,7 @@ std::string about(const ReportInput& input) {
   }
   if (input.runs.size() > 1)
     return count_of(input.runs.size(), "run") + ", " + count_of(input.groups.size(), "configuration") + ", " +
-           scaled(static_cast<double>(tokens)) + " tokens in all";
+           scaled(static_cast<double>(tokens)) + " tokens in total";
   const RunConfig& config = input.runs[0].config;
   const bool is_dense = config.model.is_dense();
   return whole(config.model.num_layers) + " layers of width " + whole(config.model.hidden_size) +
@@ -85,13 +86,13 @@ ReportDocument make_document(const ReportInput& input, Columns& columns) {
       std::ranges::any_of(input.runs, [](const ReportRun& run) { return run.cost.has_value(); });
   if (has_flops)
     document.notes.push_back(
-        "Active FLOPs: forward and backward, by dtopp plan's count at the number of experts that the "
-        "tokens of each logged step chose.");
+        "Active FLOPs: forward and backward, as dtopp plan counts them for the active experts of each logged "
+        "step.");
   if (drawing.most_points > 0)
     document.notes.push_back("Lines of more than " + whole(kPointsOfLine) + " points (here up to " +
                              whole(static_cast<int64_t>(drawing.most_points)) +
-                             ") are drawn from the smallest and largest of each of " +
-                             whole(kPointsOfLine / 2) + " equal stretches.");
+                             ") show the minimum and maximum of each of " + whole(kPointsOfLine / 2) +
+                             " equal intervals.");
   return document;
 }
 

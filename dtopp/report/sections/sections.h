@@ -1,4 +1,5 @@
-// The questions that a report answers, a section each; none where the runs hold nothing for it.
+// Creates the sections of a report. Each answers one question. A section is nullopt if the runs have no data
+// for it.
 #pragma once
 
 #include <optional>
@@ -8,26 +9,28 @@
 
 namespace dtopp {
 
-std::optional<ReportSection> learned_section(RunDrawing& drawing);   // did it learn
-std::optional<ReportSection> budget_section(RunDrawing& drawing);    // does the budget hold
-std::optional<ReportSection> experts_section(RunDrawing& drawing);   // who works
-std::optional<ReportSection> cost_section(RunDrawing& drawing);      // what it cost
-std::optional<ReportSection> compared_section(RunDrawing& drawing);  // runs beside each other
+std::optional<ReportSection> learned_section(RunDrawing& drawing);   // losses and gradients
+std::optional<ReportSection> budget_section(RunDrawing& drawing);    // active experts and thresholds
+std::optional<ReportSection> experts_section(RunDrawing& drawing);   // load of experts and layers
+std::optional<ReportSection> cost_section(RunDrawing& drawing);      // time, memory and throughput
+std::optional<ReportSection> compared_section(RunDrawing& drawing);  // comparison of runs
 
-// All of them that there are, with the runs and their clocks.
+// Creates the document: all available sections, and the runs with their clocks.
 ReportDocument make_document(const ReportInput& input, Columns& columns);
 
-// Parts of a run's experts: where the run's evaluations hold them.
+// Returns blocks of a run's expert load and active experts, from its `evaluate --tasks activations` files.
 std::vector<ReportBlock> activation_blocks(RunDrawing& drawing, size_t run);
 
-// A study's measures over training, mean and interval over seeds, at equal tokens, FLOPs or time.
+// Returns charts of a study's measures during training: mean and interval over seeds at equal tokens, FLOPs
+// or time.
 std::vector<ReportBlock> curve_blocks(RunDrawing& drawing);
 
-// A seed's runs beside the first group's: by the study, else by the runs' own last values.
+// Returns tables of differences from the first group, paired by seed: those of the studies, or else computed
+// from the runs.
 std::vector<ReportBlock> difference_blocks(const ReportInput& input);
 
-// From where on the mean over kSettleLines logged values stays within kSettleTolerance of the target; none
-// where it does not.
+// Returns the first step from which every mean over kSettleLines logged values is within kSettleTolerance
+// (relative) of the target; nullopt if there is none.
 constexpr size_t kSettleLines = 20;
 constexpr double kSettleTolerance = 0.05;
 std::optional<int64_t> settled_at(const Series& series, double target);

@@ -1,5 +1,5 @@
-// Names for the PTX instructions that copy to shared memory while threads go on, and for barriers between
-// threads that fill memory and threads that read it. The tests have the same functions for a CPU
+// Wrappers of PTX instructions: asynchronous copies to shared memory, and barriers between the threads that
+// fill it and those that read it. The tests provide the same functions for a CPU
 // (tests/ops/cuda/async_on_host.h).
 #pragma once
 
@@ -9,23 +9,23 @@ namespace dtopp::cuda {
 
 #if defined(__CUDACC__)
 
-// The address in shared memory that the instructions below take.
+// Returns the shared-memory address that the instructions below take.
 __device__ inline uint32_t shared_address(const void* place) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(place));
 }
 
-// Begins to copy 16 bytes to `to`; with bytes = 0 instead of 16, writes zeros and reads nothing.
+// Starts to copy 16 bytes to `to`. With bytes = 0 instead of 16 it writes zeros and reads nothing.
 __device__ inline void copy_async(uint32_t to, const void* from, uint32_t bytes) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
                : "memory");
 }
 
-// Begins to bring the line of 128 bytes that is there into the cache all multiprocessors share.
+// Starts to load the 128-byte line at `from` into the L2 cache.
 __device__ inline void prefetch_line(const void* from) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
 }
 
-// Adds to two numbers of 8 bytes' alignment, of which nobody else has any, and does not wait for them.
+// Adds to two floats at an 8-byte-aligned address, without waiting. No other thread may access these floats.
 __device__ inline void add_two(float* to, float first, float second) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(first), "f"(second) : "memory");
@@ -38,13 +38,13 @@ __device__ inline void add_two(float* to, float first, float second) {
 // Makes a group of this thread's copies since the last call.
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits until the copies of all this thread's groups but the last kGroups have arrived.
+// Waits until all copy groups of this thread, except the last kGroups, are complete.
 template <int kGroups>
 __device__ void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
 }
 
-// The same for 0, 1 or 2 groups.
+// The same for a run-time number of 0, 1 or 2 groups.
 __device__ inline void wait_for_all_copies_but(int groups) {
   if (groups >= 2) {
     wait_for_copies<2>();
@@ -55,12 +55,12 @@ __device__ inline void wait_for_all_copies_but(int groups) {
   }
 }
 
-// What follows needs compute capability 9.0. After this, wgmma sees what this thread has written to shared
-// memory, and what it has copied there and waited for.
+// The functions below need compute capability 9.0. After this call, wgmma reads what this thread has written
+// to shared memory, and its copies that it has waited for.
 __device__ inline void fence_for_wgmma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// A barrier in shared memory, 8 bytes: a phase ends when `arrivals` threads have arrived. One thread calls
-// this, then all call __syncthreads.
+// Initializes an 8-byte barrier in shared memory. A phase ends when `arrivals` threads have arrived. One
+// thread calls this, then all threads call __syncthreads.
 __device__ inline void make_barrier(uint32_t barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
@@ -69,14 +69,15 @@ __device__ inline void arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// Keeps the compiler from keeping in registers, from one step of a loop to the next, what is computed of it.
+// Makes the compiler recompute values derived from `value` in each loop iteration instead of keeping them in
+// registers.
 __device__ inline uint32_t computed_anew(uint32_t value) {
   asm volatile("" : "+r"(value));
   return value;
 }
 
-// Waits until the phase of this parity has ended; the first phase has parity 0, the next 1, then 0 again. On
-// a new barrier, waiting for parity 1 returns at once.
+// Waits until the phase with this parity has ended. The first phase has parity 0, the next 1, then 0 again.
+// On a new barrier, waiting for parity 1 returns at once.
 __device__ inline void wait_for_phase(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n"
@@ -89,7 +90,7 @@ __device__ inline void wait_for_phase(uint32_t barrier, uint32_t parity) {
       : "memory");
 }
 
-// Called by all warps of a warp group together: from here on a thread has kRegisters registers.
+// Sets the number of registers per thread. All warps of a warp group call it together.
 template <int kRegisters>
 __device__ void give_up_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));

@@ -1,6 +1,15 @@
-// Hopper's matrix instruction for bf16 with sums in fp32, and how its operands lie in shared memory: rows of
-// 128 bytes, the 16-byte chunk c of row r at place c ^ r % 8 of the row ("128-byte swizzle"); eight rows are
-// a group of 1,024 bytes. Groups begin at multiples of 1,024 bytes.
+// Wraps Hopper's warp-group matrix instruction for bf16 with fp32 sums, and defines the layout of its
+// operands in shared memory.
+//
+// An operand consists of rows of 128 bytes, which are 8 chunks of 16 bytes. Chunk c of row r lies at position
+// c ^ (r % 8) of the row ("128-byte swizzle"):
+//
+//   position   0 1 2 3 4 5 6 7
+//   row 0      0 1 2 3 4 5 6 7      chunks
+//   row 1      1 0 3 2 5 4 7 6
+//   row 2      2 3 0 1 6 7 4 5
+//
+// Eight rows form a group of 1,024 bytes. Groups begin at multiples of 1,024 bytes.
 #pragma once
 
 #include <cstdint>
@@ -11,18 +20,19 @@ constexpr int kWarpGroup = 128;     // threads that issue the instruction togeth
 constexpr int kWgmmaRows = 64;      // M
 constexpr int kWgmmaColumns = 256;  // N
 constexpr int kWgmmaDepth = 16;     // K
-constexpr int kWgmmaSums = kWgmmaRows * kWgmmaColumns / kWarpGroup;  // of a thread
+constexpr int kWgmmaSums = kWgmmaRows * kWgmmaColumns / kWarpGroup;  // per thread
 constexpr uint32_t kSwizzledRowBytes = 128;
 constexpr uint32_t kSwizzledGroupBytes = 8 * kSwizzledRowBytes;
 
-// Where in its operand the 16-byte chunk of a row lies.
+// Returns the byte offset of a row's 16-byte chunk within its operand.
 __device__ inline uint32_t swizzled(uint32_t row, uint32_t chunk) {
   return row * kSwizzledRowBytes + ((chunk ^ row % 8) << 4);
 }
 
-// An operand [M, K] (or [N, K]): where it begins, how far apart groups of 8 rows are, and how far apart
-// blocks of 64 columns. K-major: rows are of M, columns of K, a block is wider than the instruction and its
-// distance not looked at. MN-major ("transposed"): rows are of K, columns of M.
+// Describes an operand [M, K] (or [N, K]): its beginning, the distance between groups of 8 rows and the
+// distance between blocks of 64 columns. K-major: the rows belong to M and the columns to K; a block is wider
+// than the instruction, and its distance is ignored. MN-major ("transposed"): the rows belong to K and the
+// columns to M.
 __device__ inline uint64_t wgmma_operand(uint32_t begin, uint32_t group_bytes, uint32_t block_bytes) {
   const auto field = [](uint32_t bytes) { return static_cast<uint64_t>((bytes & 0x3FFFFU) >> 4); };
   constexpr uint64_t kSwizzle128 = 1;
@@ -31,21 +41,21 @@ __device__ inline uint64_t wgmma_operand(uint32_t begin, uint32_t group_bytes, u
 
 #if defined(__CUDACC__)
 
-// Before the first instruction, and before the next on sums that are under way.
+// Required before the first instruction, and before the next instruction on sums in progress.
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
 // Makes a group of the instructions since the last call.
 __device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-// Waits until all groups but the last kGroups have ended. The sums must not be touched while one that writes
-// them has not.
+// Waits until all groups except the last kGroups are complete. Do not access the sums while a group that
+// writes them is in progress.
 template <int kGroups>
 __device__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kGroups) : "memory");
 }
 
-// Keeps the compiler from moving what is done with the sums across: before the first instruction, after the
-// last wait.
+// Keeps the compiler from moving uses of the sums across this point. Call it before the first instruction and
+// after the last wait.
 __device__ inline void hold(float (&sums)[kWgmmaSums]) {
 #pragma unroll
   for (float& sum : sums) asm volatile("" : "+f"(sum)::"memory");
@@ -56,9 +66,10 @@ __device__ inline void hold(float (&sums)[kWgmmaSums]) {
       "+f"(sums[i + 5]), "+f"(sums[i + 6]), "+f"(sums[i + 7])
 #define DTOPP_SUMS_32(i) DTOPP_SUMS_8(i), DTOPP_SUMS_8(i + 8), DTOPP_SUMS_8(i + 16), DTOPP_SUMS_8(i + 24)
 
-// sums (+)= A B^T, begun by the warp group and ended by wgmma_wait. The thread t has of the row
-// 16 (t / 32) + 8 h + t % 32 / 4 and the column 8 j + 2 (t % 4) + i the sum 4 j + 2 h + i, of i and h 0
-// and 1.
+// sums (+)= A B^T. The warp group starts it, and wgmma_wait completes it. Thread t holds the following sums,
+// for i and h in {0, 1}:
+//
+//   sums[4 j + 2 h + i]:  row 16 (t / 32) + 8 h + t % 32 / 4,  column 8 j + 2 (t % 4) + i
 template <bool kTransposedA, bool kTransposedB>
 __device__ inline void wgmma(float (&sums)[kWgmmaSums], uint64_t a, uint64_t b, bool accumulate) {
   asm volatile(

@@ -1,8 +1,18 @@
-// What becomes of a tile's sums, in the registers of the warp that formed them: 16 rows of neighbouring
-// fragments of 8 columns, of which the thread has, of the rows lane / 4 + 8 h and the columns 8 j + 2 (lane %
-// 4) + i of fragment j, the sums 4 j + 2 h + i (of wgmma and mma alike). Every lane takes part; rows of 16
-// bytes are read and written at once: where columns are in order (Form::kInOrder) a lane's share of four
-// fragments is such a row, else the four lanes of a row exchange four fragments among themselves.
+// Final steps of a tile (rounding, accumulation, activation), on the sums in the registers of the warp that
+// formed them.
+//
+// A warp holds 16 rows of neighboring fragments of 8 columns. With wgmma and with mma, a thread holds in
+// sums[4 j + 2 h + i] the row lane / 4 + 8 h and the column 2 (lane % 4) + i of fragment j:
+//
+//   row of the fragment     columns 0 1    2 3    4 5    6 7
+//           0               lane    0      1      2      3        h = 0
+//           1               lane    4      5      6      7
+//          ...
+//           8               lane    0      1      2      3        h = 1
+//
+// All lanes must call these functions. Memory is read and written in rows of 16 bytes. If columns are in
+// order (Form::kInOrder), a lane's part of four fragments is such a row. Otherwise the four lanes of a row
+// exchange four fragments.
 #pragma once
 
 #include <cstring>
@@ -13,18 +23,18 @@
 
 namespace dtopp::cuda {
 
-// Where a warp's sums lie in the output.
+// The position of a warp's sums in the output.
 struct Fragments {
   const Tile& tile;
-  int first_row;         // of the tile
-  int64_t first_column;  // of the output
-  int slice;             // which of the slices of a row, counted over all tiles of the row
+  int first_row;         // in the tile
+  int64_t first_column;  // in the output
+  int slice;             // index of the slice of columns, over all tiles of the row
 
   __device__ int row(int half) const { return first_row + lane_index() / 4 + 8 * half; }
   __device__ bool has(int half) const { return row(half) < tile.rows; }
 };
 
-using Words = uint32_t[4];  // of two bf16 each
+using Words = uint32_t[4];  // two bf16 numbers per word
 
 __device__ inline uint32_t pack(float low, float high) {
   const auto two = __floats2bfloat162_rn(low, high);
@@ -36,7 +46,7 @@ __device__ inline uint32_t pack(float low, float high) {
 __device__ inline float low_of(uint32_t word) { return __uint_as_float(word << 16); }
 __device__ inline float high_of(uint32_t word) { return __uint_as_float(word & 0xFFFF0000U); }
 
-// words[r] of lane q becomes words[q] of lane r, of each four lanes.
+// Within each four lanes, words[r] of lane q becomes words[q] of lane r.
 __device__ inline void transpose(Words& words) {
 #pragma unroll
   for (int bit = 1; bit < 4; bit *= 2) {
@@ -50,8 +60,7 @@ __device__ inline void transpose(Words& words) {
   }
 }
 
-// Four fragments of a row to memory; `columns` are in the row, of which the first of the fragments is
-// `column`.
+// Stores four fragments of a row, the first of which begins at `column`. The row has `columns` columns.
 template <bool kInOrder>
 __device__ void store_words(Bfloat16* row, int64_t column, int64_t columns, bool there, Words& words) {
   if constexpr (!kInOrder) transpose(words);
@@ -63,7 +72,8 @@ __device__ void store_words(Bfloat16* row, int64_t column, int64_t columns, bool
   *reinterpret_cast<Pack<uint32_t, 4>*>(row + column) = chunk;
 }
 
-// This lane's part of four fragments in memory, zeros where they are not there; exchanged they are the words.
+// Loads this lane's part of four fragments, or zeros if they do not exist. After transpose() it holds the
+// words of the sums.
 __device__ inline void load_chunk(const Bfloat16* row, int64_t column, int64_t columns, bool there,
                                   Words& chunk) {
   column += lane_index() % 4 * kChunk;
@@ -73,12 +83,12 @@ __device__ inline void load_chunk(const Bfloat16* row, int64_t column, int64_t c
   for (int r = 0; r < 4; ++r) chunk[r] = loaded.of[r];
 }
 
-// Rounds the sums: out is [A, N] or, of sums over pairs, [E, rows, N].
+// Rounds the sums. `out` is [A, N], or [E, rows, N] for sums over pairs.
 template <bool kInOrder_>
 struct Round {
   static constexpr bool kPaired = false, kReads = false, kInOrder = kInOrder_;
   Bfloat16* out;
-  int64_t rows;  // of an expert's [M, N]; 0: of pairs
+  int64_t rows;  // of an expert's [M, N]; 0: rows are pairs
 
   template <int kSums>
   __device__ void operator()(const Product& product, const Fragments& at, const float (&sums)[kSums]) const {
@@ -97,13 +107,13 @@ struct Round {
   }
 };
 
-// Leaves the sums as they are: out is f32 [E, rows, N]. Four lanes have 32 bytes of a row together, which is
-// what memory moves at once.
+// Stores or adds the fp32 sums. `out` is f32 [E, rows, N]. Four lanes together hold 32 bytes of a row, the
+// unit of a memory transaction.
 struct Accumulate {
   static constexpr bool kPaired = false, kReads = false, kInOrder = false;
   float* out;
   int64_t rows;
-  bool add;  // to what is there
+  bool add;  // true: add to the old values
 
   template <int kSums>
   __device__ void operator()(const Product& product, const Fragments& at, const float (&sums)[kSums]) const {
@@ -128,15 +138,15 @@ struct Accumulate {
   }
 };
 
-// Rounds the pre-activations and activates them: fragments of the first half are of the gate, of the second
-// of up.
+// Rounds the pre-activations and computes the activations. The first half of the fragments belongs to the
+// gate, the second half to up.
 struct Activate {
   static constexpr bool kPaired = true, kReads = false, kInOrder = true;
   Bfloat16 *pre_AG, *act_AF;
 
   template <int kSums>
   __device__ void operator()(const Product& product, const Fragments& at, const float (&sums)[kSums]) const {
-    constexpr int kUps = kSums / 2;  // where those of up begin
+    constexpr int kUps = kSums / 2;  // the sums of up begin here
     const int64_t ffn = product.columns;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -161,8 +171,8 @@ struct Activate {
   }
 };
 
-// Of the gradient of the activation but for the gate, what SwigluGradient has; <dA, A> of the warp's columns
-// in grad_gate_AP[a][slice].
+// Computes SwigluGradient's values from dA, the gradient of r A. Writes <dA, A> over the warp's columns to
+// grad_gate_AP[a][slice].
 struct ActivateBackward {
   static constexpr bool kPaired = false, kReads = true, kInOrder = false;
   const Bfloat16* pre_AG;
@@ -171,7 +181,8 @@ struct ActivateBackward {
   float* grad_gate_AP;
   int64_t parts;
 
-  // Begins to bring what is read of kColumns columns close: a lane has the gate's or the up's half of a row.
+  // Prefetches the pre-activations of kColumns columns. Each lane prefetches the gate half or the up half of
+  // one row.
   template <int kColumns>
   __device__ void prefetch(const Product& product, const Fragments& at) const {
     constexpr int kLine = 128 / sizeof(Bfloat16);
@@ -186,7 +197,7 @@ struct ActivateBackward {
 
   template <int kSums>
   __device__ void operator()(const Product& product, const Fragments& at, const float (&sums)[kSums]) const {
-    constexpr int kQuads = kSums / 16;  // of fragments, in each half
+    constexpr int kQuads = kSums / 16;  // groups of four fragments per `half`
     const int64_t ffn = product.columns;
     const auto pair = [&](int half) { return at.tile.first_row + at.row(half); };
     Words gates, ups, next_gates, next_ups;
@@ -212,7 +223,7 @@ struct ActivateBackward {
         gates[r] = next_gates[r];
         ups[r] = next_ups[r];
       }
-      if (quad + 1 < 2 * kQuads) read(quad + 1);  // before stores, which loads may not pass
+      if (quad + 1 < 2 * kQuads) read(quad + 1);  // before the stores, which loads may not overtake
       transpose(gates);
       transpose(ups);
       Words d_gates, d_ups, scaled;

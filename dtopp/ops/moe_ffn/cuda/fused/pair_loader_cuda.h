@@ -1,6 +1,7 @@
-// How the operands of a tile (pair_tiles_cuda.h) come into shared memory, in the layout of cuda_wgmma.h. On
-// Hopper a warp group loads for two that multiply 128 x 256 x 64 in 1,024 cycles at best: addresses must be
-// cheap.
+// Loads the operands of a tile (pair_tiles_cuda.h) into shared memory, in the layout of cuda_wgmma.h.
+//
+// On Hopper one warp group loads for two groups that multiply 128 x 256 x 64 in 1,024 cycles at best.
+// Addresses must therefore be cheap to compute.
 #pragma once
 
 #include "dtopp/ops/moe_ffn/cuda/fused/cuda_async.h"
@@ -9,12 +10,13 @@
 
 namespace dtopp::cuda {
 
-constexpr int kTileDepth = 64;  // of the sum, at a time: 128 bytes of bf16
+constexpr int kTileDepth = 64;  // of the sum per step: 128 bytes of bf16
 
-// Rows at equal distances, or those of a table: where row i is takes one instruction, 64 + 32 x 32 bits.
+// Addresses of rows at equal distances. The address of row i takes one instruction, 64 + 32 x 32 bits, also
+// for an i from a table.
 struct RowAddresses {
   const Bfloat16* first;
-  uint32_t bytes;  // from one to the next
+  uint32_t bytes;  // distance between rows
 
   __device__ RowAddresses(const Bfloat16* first, int64_t numbers)
       : first(first),
@@ -24,18 +26,18 @@ struct RowAddresses {
   }
 };
 
-// What is loaded of a row begins at `from`; where it is not there, zeros are.
+// The source of a copy. If `there` is false, zeros are loaded instead.
 struct Source {
   const void* from;
   bool there;
 };
 
-// Loads kTileDepth columns of kRows rows: row_of(i) is the i-th a thread loads, r = thread / 8 + i kThreads /
-// 8, from the thread's own chunk of the columns on.
+// Loads kTileDepth columns of kRows rows. row_of(i) is the i-th row of the thread, row thread / 8 + i
+// kThreads / 8, from the thread's own chunk of columns on.
 template <int kRows, int kThreads, typename RowOf>
 __device__ void load_rows(uint32_t to, int thread, const RowOf& row_of) {
   constexpr int kChunks = kTileDepth / kChunk, kStep = kThreads / kChunks;
-  static_assert(kStep % 8 == 0);  // all rows of a thread have its chunk in the same place
+  static_assert(kStep % 8 == 0);  // all rows of a thread have its chunk at the same position
   to += swizzled(thread / kChunks, thread % kChunks);
 #pragma unroll
   for (int i = 0; i < kRows / kStep; ++i) {
@@ -44,7 +46,8 @@ __device__ void load_rows(uint32_t to, int thread, const RowOf& row_of) {
   }
 }
 
-// The rows of kTileDepth whose chunks a thread loads of kColumns columns: first_row + i kStep.
+// The rows whose chunks a thread loads when it loads kColumns columns of kTileDepth rows: first_row + i
+// kStep.
 template <int kColumns, int kThreads>
 struct ColumnRows {
   static constexpr int kChunks = kColumns / kChunk, kStep = kThreads / kChunks, kRows = kTileDepth / kStep;
@@ -53,8 +56,8 @@ struct ColumnRows {
   static __device__ int64_t first_number(int thread) { return thread % kChunks * kChunk; }
 };
 
-// Loads kColumns columns of kTileDepth rows, in blocks of 64 columns one after another: row_of(i) is the i-th
-// a thread loads, from the thread's own chunk of the columns on.
+// Loads kColumns columns of kTileDepth rows, in consecutive blocks of 64 columns. row_of(i) is the i-th row
+// of the thread, from the thread's own chunk of columns on.
 template <int kColumns, int kThreads, typename RowOf>
 __device__ void load_columns(uint32_t to, int thread, const RowOf& row_of) {
   using Own = ColumnRows<kColumns, kThreads>;
@@ -66,21 +69,22 @@ __device__ void load_columns(uint32_t to, int thread, const RowOf& row_of) {
 #pragma unroll
   for (int i = 0; i < Own::kRows; ++i) {
     const Source row = row_of(i);
-    // A step sets bits of the row's number modulo 8 that the first row's has not.
+    // The step i kStep sets only bits of the row number (modulo 8) that are clear in the first row. XOR
+    // therefore applies the swizzle.
     const uint32_t place = (to ^ (i * Own::kStep % 8 * 16)) + i * Own::kStep * kSwizzledRowBytes;
     copy_async(place, row.from, row.there ? 16 : 0);
   }
 }
 
-// Which of the weight's rows stands where row `place` of the right operand does in shared memory, so that a
-// lane's columns of the output are neighbours (Form::kInOrder): bits of a number below 32 change places.
+// Returns the weight's row that is stored as row `place` of the right operand in shared memory. It permutes
+// bits of the row number below 32, so that a lane's output columns are neighbors (Form::kInOrder).
 __host__ __device__ constexpr int weight_row(int place) {
   return place / 32 * 32 + place / 2 % 4 * 8 + place / 8 % 4 * 2 + place % 2;
 }
 
-// A thread's part of loading a tile's operands, a step of kTileDepth at a time, one step after another. Where
-// columns are paired, of kSlice of the right operand's the first half are of the first F and the second half
-// those F after them.
+// Loads one thread's part of a tile's operands, in consecutive steps of kTileDepth. If columns are paired,
+// each kSlice columns of the right operand consist of two halves. The first half comes from the first F
+// columns, the second from the next F.
 template <typename Form, bool kPaired, int kTileRows, int kTileColumns, int kSlice, int kThreads>
 class TileLoader {
  public:
@@ -100,7 +104,7 @@ class TileLoader {
     }
   }
 
-  // `stage`: kStageBytes of shared memory, left then right.
+  // `stage`: kStageBytes of shared memory, the left operand before the right one.
   __device__ void load(uint32_t stage, int64_t depth) const {
     if constexpr (Form::kOverPairs) {
       load_pairs<Gathers::kLeft, kTileRows>(stage, in_.left, tile_.first_row, in_.rows, depth);
@@ -122,7 +126,7 @@ class TileLoader {
     }
   }
 
-  // What the step at `depth` needs of elsewhere, on its way while that step waits for room.
+  // Loads the indices for the step at `depth` while that step waits for a free stage.
   __device__ void look_ahead(int64_t depth) {
     if constexpr (Form::kOverPairs) find_rows(depth);
   }
@@ -138,12 +142,12 @@ class TileLoader {
     return pair;
   }
 
-  // Of the numbers from `first` on to `end`, those of a step.
+  // Returns the number of elements of [first, end) that belong to one step.
   static __device__ int within_step(int64_t first, int64_t end) {
     return static_cast<int>(end - first < kTileDepth ? end - first : kTileDepth);
   }
 
-  // Where the gathered operand's rows of the step at `depth` lie.
+  // Loads the indices of the gathered operand's rows for the step at `depth`.
   __device__ void find_rows(int64_t depth) {
     const Rows& gathered = Form::kGathers == Gathers::kLeft ? in_.left : in_.right;
     const int first = Gathered::first_row(thread_);
@@ -190,7 +194,7 @@ class TileLoader {
   }
 
   __device__ void load_weight_rows(uint32_t to, int64_t column, bool inside) const {
-    constexpr int kApart = 4;  // weight_row of multiples of kRowStep is a multiple of it
+    constexpr int kApart = 4;  // weight_row of a multiple of kRowStep is a multiple of this
     static_assert(weight_row(kRowStep) % kApart == 0 && kSlice / 2 % 32 == 0);
     const int64_t n = tile_.first_column + weight_row(thread_ / kRowChunks);
     const int64_t left = inside ? in_.columns - n : 0;
@@ -209,7 +213,7 @@ class TileLoader {
   const Product& in_;
   const Tile& tile_;
   int thread_;
-  int32_t rows_[kRows];  // of the gathered operand, or of left
+  int32_t rows_[kRows];  // indices of the gathered operand's rows, or of left's
 };
 
 }  // namespace dtopp::cuda

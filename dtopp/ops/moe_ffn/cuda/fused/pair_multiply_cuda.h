@@ -1,4 +1,5 @@
-// The two kernels behind pair_products_cuda.h: one product of all experts, finished in registers.
+// The two kernels behind pair_products_cuda.h. Each computes one GEMM for all experts and processes its sums
+// in registers.
 #pragma once
 
 #include "dtopp/ops/moe_ffn/cuda/fused/pair_finishes_cuda.h"
@@ -8,18 +9,18 @@ namespace dtopp::cuda {
 
 constexpr int kTileRows = 128;
 
-// Compute capability 9.0: tiles of 128 x 256.
+// For compute capability 9.0, with tiles of 128 x 256.
 template <typename Form, typename Finish>
 void multiply_by_wgmma(const Product& product, const Finish& finish, const Device& device, Stream stream);
 
-// 8.0 and above: tiles of 128 x 128.
+// For compute capability 8.0 and above, with tiles of 128 x 128.
 template <typename Form, typename Finish>
 void multiply_by_mma(const Product& product, const Finish& finish, const Device& device, Stream stream);
 
-// Columns of a row that a warp finishes together: of one slice.
+// Columns of a row that a warp processes together; they belong to one slice.
 constexpr int kWgmmaSlice = kWgmmaColumns, kMmaSlice = 64;
 
-// The products there are.
+// The forms of moe_ffn's GEMMs.
 using ActivateForm = Form<false, false, Gathers::kLeft>;
 using ProjectForm = Form<false, false, Gathers::kNothing>;
 using ActivationGradientForm = Form<false, true, Gathers::kLeft>;

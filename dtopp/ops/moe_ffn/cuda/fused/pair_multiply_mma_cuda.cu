@@ -1,5 +1,5 @@
-// A block an SM, which goes through its share of the tiles; every warp loads, by copies that go on while
-// stages before are multiplied, and multiplies 32 x 64 of a tile's sums.
+// One thread block per SM, which processes its share of the tiles. Every warp loads operands by asynchronous
+// copies while earlier stages are multiplied, and computes 32 x 64 of a tile's sums.
 #include <algorithm>
 
 #include "dtopp/ops/moe_ffn/cuda/fused/cuda_mma.h"
@@ -13,7 +13,7 @@ constexpr int kRowWarps = 4, kColumnWarps = 2;
 constexpr int kThreads = kRowWarps * kColumnWarps * kWarp;
 constexpr int kWarpRows = kTileRows / kRowWarps, kWarpColumns = kColumns / kColumnWarps;
 constexpr int kMostStages = 4;
-constexpr int kDepth = 16;  // of an instruction
+constexpr int kDepth = 16;  // per instruction
 constexpr int kFragmentColumns = 8, kFragments = kWarpColumns / kFragmentColumns;
 static_assert(kWarpColumns == kMmaSlice);
 
@@ -26,8 +26,9 @@ struct Shape {
                         kRightByColumns = Form::kOverPairs || Form::kRightTransposed;
 };
 
-// Where this lane's row of the four 8 x 8 matrices of an operand's rows [row, row + 16) and depth [depth,
-// depth + 16) lies. Matrices are ordered by row, then depth, or the other way.
+// Returns the address of this lane's row of four 8 x 8 matrices. They cover the rows [row, row + 16) and the
+// depths [depth, depth + 16) of an operand. Consecutive matrices differ in row, or in depth if
+// by_depth_first.
 template <bool kByColumns>
 __device__ uint32_t lane_row(uint32_t operand, int row, int depth, bool by_depth_first) {
   const int matrix = lane_index() / 8, within = lane_index() % 8;
@@ -81,7 +82,7 @@ __global__ void __launch_bounds__(kThreads, 1) multiply_kernel(Product in, Finis
     typename Shape::Loader loader(in, tile, thread);
     int64_t loading = tile.depth_begin;
     int filling = 0;
-    // A group of copies every time, empty ones at the end: waiting counts them.
+    // Commits a group of copies in every step, empty ones at the end, because waiting counts groups.
     const auto load_next = [&] {
       if (loading < tile.depth_end) loader.load(ring + filling * kStageBytes, loading);
       commit_copies();
@@ -94,13 +95,13 @@ __global__ void __launch_bounds__(kThreads, 1) multiply_kernel(Product in, Finis
     int stage = 0;
     for (int64_t depth = tile.depth_begin; depth < tile.depth_end; depth += kTileDepth) {
       wait_for_all_copies_but(stages - 2);
-      __syncthreads();  // all have their part of this stage there, and have read the one that is filled next
+      __syncthreads();  // all threads have loaded this stage and read the next one to be filled
       load_next();
       multiply_stage<Shape>(ring + stage * kStageBytes, first_row, first_column, sums);
       stage = stage + 1 == stages ? 0 : stage + 1;
     }
     wait_for_copies<0>();
-    __syncthreads();  // before the next tile's copies
+    __syncthreads();  // before the copies of the next tile
 #pragma unroll
     for (int m = 0; m < kWarpRows / 16; ++m) {
       const int64_t column = (Finish::kPaired ? first_column / 2 : first_column) + tile.first_column;

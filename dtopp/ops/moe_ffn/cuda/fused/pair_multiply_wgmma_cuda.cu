@@ -1,6 +1,11 @@
-// Hopper: a block an SM, which goes through its share of the tiles. A warp group loads, two multiply half of
-// the rows each; between them a ring of stages in shared memory, each with a barrier for "is full" and one
-// for "may be filled". Loading goes on while a tile is finished.
+// Hopper: one thread block per SM, which processes its share of the tiles. One warp group loads operands; two
+// multiply, half of the rows each. They communicate through a ring of stages in shared memory:
+//
+//   warp group 0      loads  --> stage 0..3 -->  warp groups 1 and 2    multiply
+//                            <-- "empty"    <--
+//
+// Each stage has one barrier that signals "full" and one that signals "empty". Loading continues while a
+// tile's sums are processed.
 #include "dtopp/ops/moe_ffn/cuda/fused/pair_multiply_cuda.h"
 
 namespace dtopp::cuda {
@@ -9,14 +14,14 @@ namespace {
 constexpr int kMultiplyingGroups = kTileRows / kWgmmaRows;
 constexpr int kThreads = (1 + kMultiplyingGroups) * kWarpGroup;
 constexpr int kStages = 4;
-constexpr int kStagesUnderWay = 2;  // when a thread makes sure that the one it began before these is there
+constexpr int kStagesUnderWay = 2;  // copies in flight before a thread waits for the oldest one
 
-// Registers of a thread. A block has 65,536 in all, at launch each thread 168.
+// Registers per thread. A block has 65,536 in total. At launch each thread has 168.
 constexpr int kLoadingRegisters = 72,
               kMultiplyingRegisters = (3 * 168 - kLoadingRegisters) / kMultiplyingGroups;
 static_assert(kLoadingRegisters % 8 == 0 && kMultiplyingRegisters % 8 == 0);
 
-// Whose turn it is: the stage, and the parity of the phase in which it is filled.
+// A position in the ring: the stage, and the parity of the phase in which it is filled.
 struct Turn {
   int stage = 0;
   uint32_t parity = 0;
@@ -28,7 +33,8 @@ struct Turn {
   }
 };
 
-// Addresses in shared memory: stages, at multiples of 1,024 bytes; barriers; the schedule's table.
+// Addresses in shared memory: the stages, at multiples of 1,024 bytes, then the barriers, then the schedule's
+// table.
 template <uint32_t kStageBytes>
 struct Ring {
   static constexpr uint32_t kBarriers = kStages * kStageBytes, kTable = kBarriers + 2 * kStages * 8;
@@ -80,8 +86,8 @@ __device__ void load_tiles(const Product& in, const typename Shape::Tiles& tiles
   for (int64_t left = steps < kStagesUnderWay ? steps : kStagesUnderWay; left > 0; --left) hand_over();
 }
 
-// The instruction number k of a stage has its 16 of the sum further on in rows of 128 bytes, or that many
-// rows on.
+// Returns the operand of the stage's instruction k, which sums over 16 numbers. They lie 16 k columns further
+// on in each row, or 16 k rows further on if kByColumns.
 template <bool kByColumns>
 __device__ uint64_t operand_of_step(uint32_t operand, int k) {
   constexpr uint32_t kStep = kWgmmaDepth * (kByColumns ? kSwizzledRowBytes : sizeof(Bfloat16));
@@ -90,10 +96,10 @@ __device__ uint64_t operand_of_step(uint32_t operand, int k) {
                        kByColumns ? kTileDepth * kSwizzledRowBytes : kNoBlocks);
 }
 
-// One stage of one warp group's 64 rows: begun, not waited for.
+// Starts the products of one stage for one warp group's 64 rows, without waiting for them.
 template <typename Shape>
 __device__ void multiply_stage(uint32_t stage, int group, bool first, float (&sums)[kWgmmaSums]) {
-  static_assert(kTileDepth == kWgmmaRows);  // a block of 64 columns is as long as 64 rows are
+  static_assert(kTileDepth == kWgmmaRows);  // a block of 64 columns has as many bytes as 64 rows
   const uint32_t left = stage + group * kWgmmaRows * kSwizzledRowBytes,
                  right = stage + Shape::Loader::kLeftBytes;
 #pragma unroll
@@ -129,7 +135,7 @@ __device__ void multiply_tiles(const Product& in, const typename Shape::Tiles& t
                        static_cast<int>(tile.first_column / kWgmmaSlice)};
     if constexpr (Finish::kReads) finish.template prefetch<kWgmmaColumns>(in, at);
     n += blocks;
-    Tile next{};  // looked up while products are made
+    Tile next{};  // looked up while products are in progress
     float sums[kWgmmaSums];
     if (tile.depth_begin < tile.depth_end) {
       multiply_next(true, sums);

@@ -1,4 +1,4 @@
-// Which operand is what, and by which kernel.
+// Maps each fused GEMM to its operands, and launches it with wgmma or mma.
 #include "dtopp/ops/moe_ffn/cuda/fused/pair_multiply_cuda.h"
 #include "dtopp/ops/moe_ffn/cuda/fused/pair_products_cuda.h"
 

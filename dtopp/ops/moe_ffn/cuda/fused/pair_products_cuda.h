@@ -1,9 +1,12 @@
-// The matrix products of moe_ffn on a CUDA device, in bf16 with sums in fp32, each with what stands before
-// and after it done on the way: rows are gathered as they are loaded; the activation, its gradient and a
-// gate's are formed from the sums before these leave the registers. One launch for all experts, whose rows
-// are read on the device; no row past the last pair is read or written. Shapes: A pairs (moe_ffn_cuda.h), D
-// hidden size, F FFN size, G = 2 F. Hidden and FFN sizes are multiples of 8 and addresses of 16 bytes.
-// Capability 8.0 and above; on 9.0 by wgmma.
+// The fused GEMMs of moe_ffn on a CUDA device, in bf16 with fp32 sums. Rows are gathered as they are loaded.
+// The activation, its gradient and the gates' gradients are computed from the sums in registers.
+//
+// One launch covers all experts. Their offsets are read on the device, and no row beyond the last pair is
+// read or written. Compute capability 9.0 uses wgmma; 8.0 and above use mma.
+//
+// Shapes:        A pairs (moe_ffn_cuda.h), D hidden size, F FFN size, G = 2 F
+// Preconditions: D and F are multiples of 8; addresses are multiples of 16 bytes; compute capability 8.0 or
+//                above
 #pragma once
 
 #include <cstdint>
@@ -19,7 +22,7 @@ struct PairProducts {
   Stream stream;
 };
 
-// pre_AG[a] = gate_up_EGD[e] x_TD[token_A[a]], rounded; act_AF = silu(gate) * up of pre_AG = (gate, up).
+// pre_AG[a] = gate_up_EGD[e] x_TD[token_A[a]], rounded. act_AF = silu(gate) * up for pre_AG = (gate, up).
 struct Activations {
   const Bfloat16 *x_TD, *gate_up_EGD;
   Bfloat16 *pre_AG, *act_AF;
@@ -30,8 +33,8 @@ void activate_pairs(const PairProducts& pairs, const Activations& in);
 void project_pairs(const PairProducts& pairs, const Bfloat16* act_AF, const Bfloat16* down_EDF,
                    Bfloat16* out_AD);
 
-// Of dA[a] = dy_TD[token_A[a]]^T down_EDF[e], the gradient of a pair's activation A but for its gate r:
-// d_pre_AG; scaled_AF = r A, which the gradient of down needs; grad_gate_AP: <dA, A> in gate_parts(ffn)
+// For dA[a] = dy_TD[token_A[a]]^T down_EDF[e], the gradient of r A for a pair's activation A and gate r.
+// Results: d_pre_AG; scaled_AF = r A, for the gradient of down; grad_gate_AP: <dA, A> in gate_parts(ffn)
 // parts.
 struct ActivationGradients {
   const Bfloat16 *dy_TD, *down_EDF, *pre_AG;
@@ -46,8 +49,9 @@ int64_t gate_parts(int64_t ffn);
 void input_gradients(const PairProducts& pairs, const Bfloat16* d_pre_AG, const Bfloat16* gate_up_EGD,
                      Bfloat16* dx_AD);
 
-// Sums over an expert's pairs a, 0 for an expert without: rounded, or as they are where there is a `sum`,
-// added to it or in its place.
+// Destination of sums over an expert's pairs a, which are 0 for an expert without pairs. If `sum` is null,
+// the sums are rounded to `rounded`. Otherwise they are added to `sum` if `add` is set, and overwrite it if
+// not.
 struct WeightGradient {
   Bfloat16* rounded;
   float* sum = nullptr;

@@ -1,14 +1,13 @@
-// Tiles of the products in pair_products_cuda.h: which there are, found on the device from the experts'
-// numbers of pairs.
+// Divides the GEMMs of pair_products_cuda.h into tiles, on the device, from the experts' numbers of pairs.
 #pragma once
 
 #include "dtopp/ops/cuda/cuda_kernel.h"
 
 namespace dtopp::cuda {
 
-constexpr int kChunk = 8;  // numbers of 16 bytes
+constexpr int kChunk = 8;  // bf16 numbers in 16 bytes
 
-// Rows of [rows, width]; where they are gathered row i is data[index[i]].
+// The rows of a matrix [rows, width]. If `index` is not null, row i is data[index[i]].
 struct Rows {
   const Bfloat16* data;
   const int32_t* index;
@@ -17,15 +16,19 @@ struct Rows {
 
 enum class Gathers { kNothing, kLeft, kRight };
 
-// Where kOverPairs is false, out_AN[a] = sum over k of left_AK[a] right[e], right being [E, N, K] or,
-// transposed, [E, K, N]; paired: of N = 2 F numbers those n and F + n are formed together. Where it is true,
-// out_EMN[e] = the sum over an expert's pairs a of left_AM[a]^T right_AN[a].
+// The form of a GEMM.
+//
+//   kOverPairs false:  out_AN[a] = sum over k of left_AK[a] right[e], for each pair a of expert e
+//   kOverPairs true:   out_EMN[e] = sum over the expert's pairs a of left_AM[a]^T right_AN[a]
+//
+// Without kOverPairs, right is [E, N, K], or [E, K, N] if kRightTransposed. Paired columns: right has 2 F
+// rows, and a tile contains the columns n and F + n together.
 template <bool kOverPairs_, bool kRightTransposed_, Gathers kGathers_>
 struct Form {
   static constexpr bool kOverPairs = kOverPairs_, kRightTransposed = kRightTransposed_;
   static constexpr Gathers kGathers = kGathers_;
-  // Whether four neighbouring fragments of 8 columns of the output are dealt out so that the q-th of the four
-  // lanes of a row has the columns 8 q to 8 q + 7 of them; else it has 2 q and 2 q + 1 of each fragment.
+  // How a row's four lanes share four neighboring fragments of 8 output columns. True: lane q has the columns
+  // 8 q to 8 q + 7 of the 32. False: lane q has the columns 2 q and 2 q + 1 of each fragment.
   static constexpr bool kInOrder = !kOverPairs && !kRightTransposed;
 };
 
@@ -33,22 +36,22 @@ struct Product {
   const int32_t* offsets_E1;
   int experts;
   Rows left, right;
-  int64_t rows;     // M (over pairs only)
-  int64_t columns;  // N, of paired ones F
-  int64_t depth;    // K (not over pairs)
+  int64_t rows;     // M (only over pairs)
+  int64_t columns;  // N, or F if columns are paired
+  int64_t depth;    // K (only if not over pairs)
 };
 
-// Part of the output with the numbers that it is formed of.
+// A part of the output, and the range of K that it sums over.
 struct Tile {
   int expert;
-  int64_t first_row;  // of left and out; over pairs of the expert's [M, N]
-  int rows;           // there are, at most those of a tile
+  int64_t first_row;  // of left and out; over pairs, of the expert's [M, N]
+  int rows;           // that exist, at most kTileRows
   int64_t first_column;
   int64_t depth_begin, depth_end;
 };
 
-// The tiles of a product, in the order in which blocks take them: an expert's rows first, so that
-// neighbouring blocks share its weights.
+// The tiles of a GEMM in the order in which blocks process them. The row tiles of an expert vary fastest, so
+// neighboring blocks share its weights.
 template <bool kOverPairs, int kTileRows, int kTileColumns>
 class Schedule {
  public:
@@ -56,7 +59,7 @@ class Schedule {
     return (experts + 1) * sizeof(int32_t) * (kOverPairs ? 1 : 2);
   }
 
-  // By every thread of the block; the tables lie in shared memory, `bytes` of it.
+  // Every thread of the block calls this. `tables` is shared memory of `bytes` bytes.
   __device__ Schedule(const Product& in, int32_t* tables)
       : in_(in), offsets_E1_(tables), row_tiles_before_(tables + in.experts + 1) {
     for (int e = static_cast<int>(threadIdx.x); e <= in.experts; e += static_cast<int>(blockDim.x))
@@ -86,7 +89,7 @@ class Schedule {
               offsets_E1_[e],
               offsets_E1_[e + 1]};
     } else {
-      int e = 0, beyond = in_.experts;  // tiles of e begin at the index or before, of `beyond` after it
+      int e = 0, beyond = in_.experts;  // tiles of e begin at or before `index`, those of `beyond` after it
       while (beyond - e > 1) {
         const int middle = (e + beyond) / 2;
         (row_tiles_before_[middle] * column_tiles_ <= index ? e : beyond) = middle;

@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kSpareRows = 37;
 constexpr double kWrong = std::numeric_limits<float>::max();
 
-// What others are by own kernels stays so.
+// The choice for the other GEMMs stays the same.
 Products without_own_kernel(MoeProduct product, OwnProducts others) {
   return {others.reset(static_cast<size_t>(product)), true};
 }
@@ -29,7 +29,7 @@ double error_of(const at::Tensor& result, const at::Tensor& exact) {
   return ((out - exact).abs() / (exact.abs() + size)).max().item<double>();
 }
 
-// [A, …]; sums over pairs have a dimension more.
+// True for results [A, …]. Sums over pairs have one dimension more.
 bool is_of_pairs(const at::Tensor& result) { return result.dim() == 2; }
 
 double error_of(const std::vector<at::Tensor>& results, const std::vector<at::Tensor>& exact, int64_t pairs) {
@@ -47,7 +47,7 @@ bool leaves_spare_rows(const std::vector<at::Tensor>& results, int64_t pairs) {
   });
 }
 
-// A few calls together: waiting for the device takes some 1e-5 s.
+// Times a few calls together, because waiting for the device takes about 1e-5 s.
 double milliseconds_of(MoeProduct product, const Pairs& pairs, const ProductInputs& inputs) {
   constexpr int kCalls = 5;
   const auto begin = std::chrono::steady_clock::now();
@@ -58,7 +58,7 @@ double milliseconds_of(MoeProduct product, const Pairs& pairs, const ProductInpu
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count() / kCalls;
 }
 
-// form(place) gives the gradient of a weight.
+// form(place) computes the gradient of a weight.
 template <typename Form>
 std::vector<at::Tensor> gradient_and_sum(const ProductInputs& inputs, const Form& form) {
   if (inputs.place.sum.defined()) {
@@ -202,8 +202,8 @@ ProductTimes time_product(MoeProduct product, const OwnProducts& others, const P
 namespace dtopp {
 namespace {
 
-// (own error, grouped error, own milliseconds, grouped milliseconds). product: a name; own: a text of
-// parse_own_products, the other products by own kernels.
+// Returns (own error, grouped error, own milliseconds, grouped milliseconds). product: a name of
+// kMoeProductNames. own: a text for parse_own_products, the other GEMMs that use fused kernels.
 std::tuple<double, double, double, double> check_moe_product(const std::string& product,
                                                              const std::string& own, int64_t index) {
   const auto which = moe_product_named(product);

@@ -21,8 +21,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Held while one of several processes checks. A file system without locks, or a check elsewhere that does not
-// end, keeps nobody waiting for ever.
+// Lets one of several processes check at a time. The wait is limited, so a file system without locks or a
+// hanging check elsewhere does not block forever.
 class CheckLock {
  public:
   CheckLock(std::filesystem::path path, std::chrono::milliseconds limit)
@@ -38,7 +38,7 @@ class CheckLock {
   Descriptor file_;
 };
 
-// What follows `mark` in the last line that begins with it.
+// Returns the text after `mark` in the last line that starts with it.
 std::string last_line_after(const std::string& mark, const std::string& text) {
   std::istringstream lines(text);
   std::string last;
@@ -47,7 +47,7 @@ std::string last_line_after(const std::string& mark, const std::string& text) {
   return last;
 }
 
-// ResourceError where the device cannot be used for it now.
+// Throws ResourceError if the device cannot run the check now.
 CheckedProduct check_product(const ProductCheck& check, MoeProduct product, const OwnProducts& own) {
   const TimedChildEnd end = run_timed_child(check.child(product, own), check.limit);
   CheckedProduct failed{.product = product, .failure = end.failure};
@@ -61,9 +61,9 @@ CheckedProduct check_product(const ProductCheck& check, MoeProduct product, cons
     if (answer.has("unchecked")) throw ResourceError(answer.text("unchecked"));
     CheckedProduct checked = read_checked_product(answer);
     if (checked.product == product) return checked;
-  } catch (const DataError&) {  // as no answer
+  } catch (const DataError&) {  // handled like a missing answer
   }
-  failed.failure = "no answer that can be read";
+  failed.failure = "no readable answer";
   return failed;
 }
 
@@ -90,7 +90,7 @@ void report(const ProductCheck& check, const ProductTable& table) {
                number_text(checked.grouped_milliseconds) + ")";
       continue;
     }
-    check.say("warning: moe_ffn: " + name + " is by grouped_mm, since dtopp's own kernel is not right on " +
+    check.say("warning: moe_ffn: " + name + " uses grouped_mm, because dtopp's fused kernel is wrong on " +
               check.device.name + ": " +
               (checked.failure.empty() ? "an error of " + number_text(checked.own_error) : checked.failure));
   }
@@ -125,12 +125,12 @@ std::optional<ProductTable> check_products(const ProductCheck& check, bool again
   } catch (const DataError& error) {
     unkept = error.what();
   }
-  check.say("checking once how to multiply experts' rows on " + check.device.name);
+  check.say("checking once which expert GEMM kernels to use on " + check.device.name);
   ProductTable table;
   try {
     table = check_all(check);
   } catch (const ResourceError& error) {
-    check.say("warning: it cannot be checked now, so torch's grouped_mm does: " + std::string(error.what()));
+    check.say("warning: the check cannot run now, so grouped_mm is used: " + std::string(error.what()));
     return std::nullopt;
   }
   report(check, table);
@@ -140,7 +140,8 @@ std::optional<ProductTable> check_products(const ProductCheck& check, bool again
   } catch (const DataError& error) {
     unkept = error.what();
   }
-  if (!unkept.empty()) check.say("warning: every start will check that again: " + unkept);
+  if (!unkept.empty())
+    check.say("warning: the result cannot be stored, so every start will check again: " + unkept);
   return table;
 }
 

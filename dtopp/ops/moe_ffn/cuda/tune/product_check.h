@@ -1,6 +1,8 @@
-// Which of moe_ffn's products own kernels form on a CUDA device: those that are right there, and faster than
-// torch's. Each is tried in a child process, because a wrong kernel may crash or hang; once for a kind of
-// device, its driver and the library.
+// Decides which expert GEMMs of moe_ffn use dtopp's fused kernels on a CUDA device: those that are correct
+// and faster than torch's.
+//
+// Each kernel is tried in a child process, because a wrong kernel may crash or hang. The check runs once per
+// kind of device, driver and library.
 #pragma once
 
 #include <chrono>
@@ -17,33 +19,34 @@ namespace dtopp {
 
 struct ProductCheck {
   CheckedDevice device;
-  std::filesystem::path directory;  // of tables; empty: none is kept
-  // What checks a product, those of the second argument being by own kernels: its last line that begins with
-  // '{' is the answer, checked_product_json or {"unchecked": why}.
+  std::filesystem::path directory;  // of the stored tables; empty: none is stored
+  // Builds the child that checks one GEMM; the second argument selects the fused kernels in use. The answer
+  // is the last output line that starts with '{': checked_product_json or {"unchecked": reason}.
   std::function<ChildProgram(MoeProduct, const OwnProducts&)> child;
-  std::chrono::milliseconds limit = std::chrono::seconds(60);  // of one
+  std::chrono::milliseconds limit = std::chrono::seconds(60);  // time limit per child
   std::function<void(const std::string&)> say;
 };
 
-// What DTOPP_MOE_PRODUCTS says, if anything. UsageError where that means nothing.
+// The user's choice in DTOPP_MOE_PRODUCTS, if it is set. UsageError if it is invalid.
 std::optional<OwnProducts> wished_products();
 
-// nullopt where there is none that can be used.
+// The stored table; nullopt if no usable one exists.
 std::optional<ProductTable> kept_products(const ProductCheck& check);
 
-// The table that is kept, or of a check now, which is kept then. Of several processes one checks, on whatever
-// hosts share the directory, and the others wait for it. Says what was found, and warns of an own kernel that
-// is wrong, crashes or hangs: torch's is taken. nullopt, having said why, where the device cannot be used for
-// a check now.
+// Returns the stored table, or runs the check and stores its result.
+//
+// One of several processes checks while the others wait for it, even on different hosts that share the
+// directory. Logs the result, and warns if a fused kernel is wrong, crashes or hangs; torch's kernel is then
+// used. Returns nullopt and logs the reason if the device cannot run a check now.
 std::optional<ProductTable> check_products(const ProductCheck& check, bool again = false);
 
-// Of a CUDA device, by this program: `dtopp check-product`.
+// The check for a CUDA device, which runs this program as `dtopp check-product`.
 ProductCheck product_check_of(const at::Device& device, std::function<void(const std::string&)> say);
 
-// For who is about to train on the device: its products are by own kernels where the check says so, unless
-// DTOPP_MOE_PRODUCTS does. Not checked are products of a model without
-// experts and in fp32, which own kernels do not form; nor with training.deterministic, whose bits must not
-// hang on what was faster.
+// Selects the kernels before training on the device. DTOPP_MOE_PRODUCTS takes precedence over the check.
+//
+// There is no check for dense models and fp32, which have no fused kernels, nor with training.deterministic,
+// where bits must not depend on measured speed.
 void choose_products(const RunConfig& config, const at::Device& device,
                      const std::function<void(const std::string&)>& say);
 

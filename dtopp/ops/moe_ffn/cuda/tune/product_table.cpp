@@ -14,7 +14,7 @@ namespace {
 
 constexpr uint64_t kMostBytes = 1 << 16;
 
-// Where a variable names none, or one that depends on the working directory: empty.
+// Empty if the variable is not set or its path is relative.
 std::filesystem::path directory_of(const char* variable) {
   const char* value = std::getenv(variable);
   const std::filesystem::path path = value == nullptr ? "" : value;
@@ -47,7 +47,7 @@ nlohmann::ordered_json checked_product_json(const CheckedProduct& checked) {
 CheckedProduct read_checked_product(const JsonFields& fields) {
   const std::string name = fields.text("product");
   const auto product = moe_product_named(name);
-  if (!product) fields.fail("product", "'" + name + "' is none");
+  if (!product) fields.fail("product", "'" + name + "' is not a product of moe_ffn");
   CheckedProduct read{.product = *product};
   if (fields.has("failure")) {
     read.failure = fields.text("failure");

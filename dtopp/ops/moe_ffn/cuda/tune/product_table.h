@@ -1,4 +1,4 @@
-// What a check of moe_ffn's products on a CUDA device has found, and the file it is kept in.
+// Defines the result of a check of moe_ffn's GEMMs on a CUDA device, and stores it in a file.
 #pragma once
 
 #include <cstdint>
@@ -14,18 +14,18 @@
 
 namespace dtopp {
 
-// One product by an own kernel, beside torch's grouped product with the kernels round it.
+// Compares the fused kernel of one GEMM with torch's grouped GEMM and the kernels around it.
 struct CheckedProduct {
   MoeProduct product{};
-  // Why the check of it gave no numbers ("killed by signal 11 (…)", "no end in 60 s"); then those below are
-  // 0.
+  // The reason if the check gave no numbers ("killed by signal 11 (…)", "no end in 60 s"). The numbers are
+  // then 0.
   std::string failure{};
-  double own_error = 0, grouped_error = 0;                // of the worst number, against fp32
-  double own_milliseconds = 0, grouped_milliseconds = 0;  // of a layer of 8 experts
+  double own_error = 0, grouped_error = 0;                // largest error of a value, relative to fp32
+  double own_milliseconds = 0, grouped_milliseconds = 0;  // for a layer of 8 experts
 
-  // Pre-activations, activations and results are rounded to bf16, 2^-9 of them each at most.
+  // Pre-activations, activations and results are rounded to bf16, each by at most 2^-9 of its value.
   static constexpr double kMostError = 1.0 / 64;
-  // Less is within what times differ by from one measurement to the next.
+  // Smaller gains are within the variation between measurements.
   static constexpr double kLeastGain = 1.03;
 
   bool is_right() const { return failure.empty() && own_error <= kMostError; }
@@ -33,33 +33,33 @@ struct CheckedProduct {
   std::string_view name() const { return kMoeProductNames[static_cast<size_t>(product)]; }
 };
 
-using ProductTable = std::vector<CheckedProduct>;  // of every product
+using ProductTable = std::vector<CheckedProduct>;  // one entry per GEMM
 
 OwnProducts taken_products(const ProductTable& table);
 
-// {"product", "kernel": "own"|"grouped_mm", "own_error", …} or {"product", "kernel", "failure"}. DataError
-// where it is not that.
+// Format: {"product", "kernel": "own"|"grouped_mm", "own_error", …} or {"product", "kernel", "failure"}.
+// Reading throws DataError for anything else.
 nlohmann::ordered_json checked_product_json(const CheckedProduct& checked);
 CheckedProduct read_checked_product(const JsonFields& fields);
-nlohmann::ordered_json product_table_json(const ProductTable& table);  // an array of them
+nlohmann::ordered_json product_table_json(const ProductTable& table);  // an array of checked products
 
-// What a table holds for.
+// The key of a table.
 struct CheckedDevice {
   std::string name;     // "NVIDIA H200"
-  int64_t driver = 0;   // CUDA's version that it knows
+  int64_t driver = 0;   // the CUDA version that the driver supports
   std::string library;  // the hash of libdtopp_cuda.so
 };
 
-// Where tables are kept: dtopp/ in XDG_CACHE_HOME or ~/.cache. Empty where neither is known.
+// The directory for tables: dtopp/ in XDG_CACHE_HOME or ~/.cache. Empty if neither is set.
 std::filesystem::path product_table_directory();
 
-// The table's file in a directory.
+// The path of the device's table in a directory.
 std::filesystem::path product_table_path(const std::filesystem::path& directory, const CheckedDevice& device);
 
-// nullopt where the file is not there, cannot be read, or is not of this device or not whole.
+// nullopt if the file is missing, unreadable, incomplete or for another device.
 std::optional<ProductTable> read_product_table(const std::filesystem::path& path,
                                                const CheckedDevice& device);
-// DataError where it cannot be written.
+// DataError if the file cannot be written.
 void write_product_table(const std::filesystem::path& path, const CheckedDevice& device,
                          const ProductTable& table);
 
