@@ -1,4 +1,4 @@
-// Makes a directory one that may not be entered, also for tests that run as root: they give up its rights.
+// Denies access to a directory, also when tests run as root: the process gives up root's rights.
 #pragma once
 
 #include <cstdlib>

@@ -31,7 +31,8 @@ struct Vector {
   const char* digest;
 };
 
-// Digests for seed 0 that xxHash publishes for xxhsum's self-test, high half first: a length for each branch.
+// The digests for seed 0 that xxHash publishes for xxhsum's self-test, high half first; one length per
+// branch.
 constexpr Vector kVectors[] = {
     {0, "99aa06d3014798d86001c324468d497f"},    {1, "a6cd5e9392000f6ac44bdff4074eecdb"},
     {6, "082afe0b8162d12a3e7039bdda43cfc6"},    {12, "6e3efd8fc7802b18061a192713f69ad9"},

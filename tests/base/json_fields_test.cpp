@@ -35,7 +35,7 @@ TEST(JsonFields, members_come_with_their_types) {
   EXPECT_TRUE(fields.has("null") && !fields.has("no") && fields.is_array("none") && !fields.is_array("half"));
 }
 
-// A part outlives what it was taken from.
+// A part outlives the object it was taken from.
 TEST(JsonFields, parts_keep_the_whole) {
   const JsonFields inner = JsonFields(kText, "f").object("inner");
   EXPECT_EQ(inner.count("count"), 3U);

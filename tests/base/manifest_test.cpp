@@ -20,7 +20,7 @@ using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
 constexpr char kFormat[] = "dtopp test 1";
-constexpr char kHash[] = "99aa06d3014798d86001c324468d497f";  // of nothing
+constexpr char kHash[] = "99aa06d3014798d86001c324468d497f";  // hash of no bytes
 
 std::string text_of(const ManifestFiles& files, const std::string& about = "") {
   return format_manifest({kFormat, about, files});
@@ -68,7 +68,7 @@ TEST(Manifest, is_known_by_its_first_bytes) {
   EXPECT_FALSE(begins_as_manifest(scratch.path(), kFormat));
 }
 
-// The page on files promises that the last line is the checksum of the text above it.
+// docs/files.md promises that the last line is the checksum of the text above it.
 TEST(Manifest, ends_with_the_checksum_of_the_text_above) {
   const auto text = text_of({{"a", {3, kHash}}});
   const auto line = text.rfind("  \"xxh3_128\"");

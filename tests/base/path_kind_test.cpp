@@ -26,10 +26,10 @@ TEST(PathKind, gives_the_systems_reason_where_it_cannot_tell) {
   ScratchDirectory scratch;
   std::filesystem::create_symlink("loop", scratch / "loop");
   EXPECT_THAT(error_of<DataError>([&] { path_kind(scratch / "loop/file"); }),
-              testing::HasSubstr("loop/file: cannot look at: Too many levels of symbolic links"));
+              testing::HasSubstr("loop/file: cannot read its status: Too many levels of symbolic links"));
   const ForbiddenDirectory forbidden(scratch.path());
   EXPECT_THAT(error_of<DataError>([&] { path_kind(scratch / "absent"); }),
-              testing::HasSubstr("absent: cannot look at: Permission denied"));
+              testing::HasSubstr("absent: cannot read its status: Permission denied"));
 }
 
 }  // namespace

@@ -40,8 +40,8 @@ TEST(RandomStream, uses_all_64_bits_of_the_index) {
   EXPECT_EQ(seen.size(), 64U);
 }
 
-// χ² over 64 cells, 63 degrees of freedom: mean 63, deviation √126 = 11.2. Six deviations pass one correct
-// generator in 10⁷, and this one's draws never change.
+// χ² over 64 cells has 63 degrees of freedom: mean 63, standard deviation √126 = 11.2. A correct generator
+// exceeds six standard deviations once in 10⁷; the draws of this one are fixed.
 double chi_squared(const std::vector<uint64_t>& cells, uint64_t draws) {
   const double expected = static_cast<double>(draws) / static_cast<double>(cells.size());
   double sum = 0;
@@ -49,9 +49,9 @@ double chi_squared(const std::vector<uint64_t>& cells, uint64_t draws) {
   return sum;
 }
 
-// Row by row: as if each row had been drawn alone.
+// A row of the table has the values that it has when it is drawn alone.
 TEST(RandomStream, normals_are_normal_and_rows_of_one_table) {
-  constexpr size_t kRow = 3071, kRows = 100;  // no multiple of four
+  constexpr size_t kRow = 3071, kRows = 100;  // not a multiple of four
   const RandomStream stream(1, "normality");
   std::vector<float> all;
   for (size_t row = 0; row < kRows; ++row) {
@@ -73,7 +73,7 @@ TEST(RandomStream, normals_are_normal_and_rows_of_one_table) {
   near(moments[2], 0, 15);
   near(moments[3], 3, 96);
   EXPECT_EQ(std::set<float>(all.begin(), all.end()).size() > all.size() * 9 / 10, true);
-  // Neighbours, in a row and below each other, are not alike.
+  // Neighbours in a row and in a column are uncorrelated.
   double beside = 0, below = 0;
   for (size_t i = 0; i + kRow < all.size(); ++i) {
     beside += all[i] * all[i + 1];
@@ -130,12 +130,12 @@ TEST(Permutation, reaches_far_positions_of_a_large_size) {
   EXPECT_LT(*image.rbegin(), size);
 }
 
-// Of 64 windows; below about 32 the halves are so short that pairs are not quite uniform any more.
+// The test uses 64 windows. Below about 32 the Feistel halves are so short that pairs are not quite uniform.
 TEST(Permutation, places_and_neighbours_are_uniform_over_epochs) {
   constexpr uint64_t kEpochs = 64000;
   const RandomStream stream(5, "epochs");
-  std::vector<uint64_t> places(64);       // of index 0
-  std::vector<uint64_t> differences(63);  // from the index at position 0 to the one at position 1
+  std::vector<uint64_t> places(64);       // positions of index 0
+  std::vector<uint64_t> differences(63);  // from the index at position 0 to the index at position 1
   for (uint64_t epoch = 0; epoch < kEpochs; ++epoch) {
     const Permutation permutation(stream, epoch, 64);
     const uint64_t first = permutation(0);

@@ -104,8 +104,8 @@ TEST(Safetensors, refuse_to_write_tensors_that_could_not_be_read) {
               HasSubstr("taken"));
   EXPECT_THAT(refused({{"__metadata__", "U8", {4}, bytes_of("1234")}}), HasSubstr("taken"));
   const auto three = [](uint64_t, uint64_t, const TakeBytes& take) { take(bytes_of("123")); };
-  EXPECT_THAT(refused({{"a", "U8", {4}, 4, three}}), HasSubstr("tensor \"a\": its bytes are not 4"));
-  EXPECT_THAT(refused({{"a", "U8", {2}, 2, three}}), HasSubstr("its bytes are not 2"));
+  EXPECT_THAT(refused({{"a", "U8", {4}, 4, three}}), HasSubstr("tensor \"a\": its size in bytes is not 4"));
+  EXPECT_THAT(refused({{"a", "U8", {2}, 2, three}}), HasSubstr("its size in bytes is not 2"));
 }
 
 TEST(Safetensors, are_written_the_same_from_bytes_in_pieces) {
@@ -125,19 +125,19 @@ struct Damage {
   const char* cause;
 };
 
-// Each header comes with eight bytes of data.
+// Eight bytes of data follow each header.
 constexpr Damage kDamages[] = {
     {R"([])", "does not begin with {"},
     {R"( {})", "does not begin with {"},
     {R"({"a")", "not JSON at byte"},
     {R"({} {})", "not JSON at byte"},
     {R"({})", "8 bytes that belong to no tensor"},
-    {R"({"a":1})", "a number where none belongs"},
-    {R"({"a":null})", "null where none belongs"},
+    {R"({"a":1})", "unexpected number"},
+    {R"({"a":null})", "unexpected null"},
     {R"({"a":{"dtype":"U8","shape":[8]}})", "lacks"},
     {R"({"a":{"dtype":"U8","shape":[8],"data_offsets":[0]}})", "lacks"},
     {R"({"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8,8]}})", "more than two"},
-    {R"({"a":{"dtype":"U8","shape":[[8]],"data_offsets":[0,8]}})", "an array where none belongs"},
+    {R"({"a":{"dtype":"U8","shape":[[8]],"data_offsets":[0,8]}})", "unexpected array"},
     {R"({"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8],"x":{}}})", "unknown key"},
     {R"({"a":{"dtype":"U8","shape":[8],"shape":[8],"data_offsets":[0,8]}})", "shape twice"},
     {R"({"a":{"dtype":"U8","shape":[-8],"data_offsets":[0,8]}})", "a negative number"},
@@ -154,7 +154,7 @@ constexpr Damage kDamages[] = {
     {R"({"a":{"dtype":"U8","shape":[6],"data_offsets":[0,6]},"b":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}})",
      "\"b\": begins with a gap or an overlap"},
     {R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"a":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}})",
-     "\"a\": twice"},
+     "\"a\": appears twice"},
     {R"({"__metadata__":{"x":1},"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}})", "a number where"},
     {R"({"__metadata__":{},"__metadata__":{},"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}})", "twice"},
 };
@@ -216,7 +216,7 @@ std::string mutate(std::string bytes, std::mt19937& generator) {
   return bytes;
 }
 
-// R4: whatever the bytes, reading ends in a DataError or in tensors that lie within the file.
+// R4: for any bytes, reading ends in a DataError or in tensors that lie within the file.
 TEST(Safetensors, survive_random_mutations) {
   ScratchDirectory scratch;
   const std::string header =

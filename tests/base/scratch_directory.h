@@ -1,5 +1,5 @@
-// An empty directory for one test, in memory where there is some, removed with all it holds when the test
-// ends.
+// An empty directory for one test. It lies in memory if the system has such a file system, and it is removed
+// with its contents when the test ends.
 #pragma once
 
 #include <filesystem>
@@ -35,7 +35,8 @@ class ScratchDirectory {
   std::filesystem::path path_;
 };
 
-// What the action's error of type T says; fails the test when it throws none or another type.
+// Returns the message of the error of type T that the action throws. The test fails if it throws nothing or
+// another type.
 template <class T>
 std::string error_of(const auto& action) {
   try {

@@ -52,7 +52,7 @@ TEST(TemporaryName, is_another_each_time_and_known_by_its_form) {
     EXPECT_FALSE(is_temporary_name(name)) << name;
 }
 
-// A link with the name that dtopp once gave every temporary file of "out.json".
+// The link has the name that dtopp once gave to every temporary file of "out.json".
 TEST(WriteFileAtomically, does_not_follow_a_planted_link) {
   ScratchDirectory scratch;
   put(scratch / "victim", "precious");
@@ -88,7 +88,7 @@ TEST(WriteFileAtomically, of_two_writers_at_once_each_is_whole) {
   EXPECT_THAT(names_in(scratch.path()), ElementsAre("file"));
 }
 
-// Larger than any buffer, so that each takes several calls.
+// Larger than any buffer, so each write takes several calls.
 void write_again_and_again(const fs::path& path, char letter) {
   for (int i = 0; i < 40; ++i) write_file_atomically(path, std::string(size_t{3} << 20, letter));
 }

@@ -1,4 +1,4 @@
-// A small checkpoint to write: tensors that own their bytes.
+// Builds small checkpoints whose tensors own their bytes.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace dtopp {
 
-// Numbers that depend on seed and step alone.
+// The numbers depend on the seed and the step alone.
 class SampleContents {
  public:
   explicit SampleContents(int64_t step, int64_t elements = 6) {
@@ -51,7 +51,7 @@ class SampleContents {
   std::list<std::vector<float>> storage_;
 };
 
-// Every byte that was saved is there again.
+// Whether the checkpoint contains every byte that was saved.
 inline bool holds(const Checkpoint& checkpoint, const CheckpointContents& contents) {
   const auto same = [](std::span<const std::byte> read, const TensorSource& source) {
     std::vector<std::byte> written;

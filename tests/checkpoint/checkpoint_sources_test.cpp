@@ -1,4 +1,4 @@
-// Tensors whose bytes come when they are written.
+// Tests tensors whose bytes are read only when they are written.
 #include <algorithm>
 #include <set>
 
@@ -22,7 +22,7 @@ std::set<std::string> names_in(const fs::path& directory) {
   return names;
 }
 
-// A device's parameters and moments need not fit the host's memory.
+// The parameters and moments on a device need not fit in the host's memory.
 TEST(SaveCheckpoint, takes_one_tensor_after_another_and_writes_the_same_bytes) {
   ScratchDirectory scratch;
   for (const uint64_t shard_bytes : {uint64_t{48}, uint64_t{4} << 30}) {
@@ -37,7 +37,7 @@ TEST(SaveCheckpoint, takes_one_tensor_after_another_and_writes_the_same_bytes) {
           all(begin, count, [&](std::span<const std::byte> bytes) {
             std::vector<std::byte> copy(bytes.begin(), bytes.end());
             take(copy);
-            std::ranges::fill(copy, std::byte{0xff});  // whoever kept the span sees other bytes
+            std::ranges::fill(copy, std::byte{0xff});  // a caller that kept the span sees other bytes
           });
           --alive;
         };

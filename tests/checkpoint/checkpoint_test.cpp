@@ -57,7 +57,7 @@ TEST(Checkpoint, of_a_run_without_tokenizer_has_no_tokenizer_file) {
   EXPECT_FALSE(fs::exists(checkpoint.tokenizer_path()));
 }
 
-// R3: no bit of any file can change unseen, and the error names the file it is in.
+// R3: a flipped bit in any file is detected, and the error names the file.
 TEST(Checkpoint, every_flipped_bit_is_detected_and_named) {
   ScratchDirectory scratch;
   SampleContents sample(3, /*elements=*/1);
@@ -116,7 +116,7 @@ TEST(Checkpoint, files_it_does_not_list_are_ignored_but_for_a_tokenizer) {
               HasSubstr("tokenizer.json: not in the manifest"));
 }
 
-// A manifest of its own: what comes from elsewhere lists no optimiser's file at all.
+// Writes the manifest again without `name`: checkpoints from other programs may list no optimizer file.
 void leave_out_of_manifest(const fs::path& path, const std::string& name) {
   Manifest manifest = read_manifest(path, "dtopp checkpoint 1");
   manifest.files.erase(name);
@@ -137,7 +137,7 @@ TEST(Checkpoint, without_the_optimisers_file_serves_inference_and_no_training) {
     EXPECT_THROW(checkpoint.moment("model.norm.weight.exp_avg", {2, 6}), std::logic_error);
     EXPECT_THAT(
         error_of<CheckpointError>([&] { Checkpoint{path}; }),
-        HasSubstr("optimizer.safetensors: not there: without it a checkpoint serves evaluate and generate"));
+        HasSubstr("optimizer.safetensors: is missing: evaluate and generate can use this checkpoint"));
   }
 }
 
@@ -146,7 +146,7 @@ TEST(Checkpoint, without_one_of_the_optimisers_files_serves_inference_and_no_tra
   const auto path = save_checkpoint(scratch.path(), SampleContents(3).contents, 0, /*shard_bytes=*/48);
   fs::remove(path / "optimizer-00002-of-00004.safetensors");
   EXPECT_THAT(error_of<CheckpointError>([&] { Checkpoint{path}; }),
-              HasSubstr("optimizer-00002-of-00004.safetensors: not there: without it a checkpoint serves"));
+              HasSubstr("optimizer-00002-of-00004.safetensors: is missing: evaluate and generate can use"));
   for (const auto& name : names_in(path))
     if (name.starts_with("optimizer")) fs::remove(path / name);
   EXPECT_EQ(Checkpoint(path, CheckpointUse::kInference).state().step, 3);
@@ -160,7 +160,8 @@ TEST(Checkpoint, reads_its_configuration_from_the_verified_bytes) {
   sample.contents.config_yaml = to_yaml(config);
   const Checkpoint checkpoint(save_checkpoint(scratch.path(), sample.contents, 0), CheckpointUse::kInference);
   overwrite(checkpoint.path() / "config.yaml", "model: {num_layers: 8}\n");
-  EXPECT_EQ(to_yaml(checkpoint.config()), to_yaml(config));  // no training data and no output: not asked for
+  EXPECT_EQ(to_yaml(checkpoint.config()),
+            to_yaml(config));  // no training data and no output: they were not asked for
 }
 
 TEST(Checkpoint, a_configuration_that_leads_elsewhere_is_refused) {
@@ -214,7 +215,7 @@ TEST(SaveCheckpoint, orders_steps_by_number_beyond_eight_digits) {
   EXPECT_THAT(names_in(scratch.path()), ElementsAre("step-100000000"));
 }
 
-// keep counts what a run could go on from, so a truncated checkpoint does not push out a good one.
+// `keep` counts the checkpoints from which a run can resume, so a truncated one does not push out a good one.
 TEST(SaveCheckpoint, does_not_count_incomplete_ones_as_kept) {
   ScratchDirectory scratch;
   for (const int64_t step : {10, 20, 30}) save(scratch.path(), step);
@@ -223,7 +224,7 @@ TEST(SaveCheckpoint, does_not_count_incomplete_ones_as_kept) {
   EXPECT_THAT(names_in(scratch.path()), ElementsAre("step-00000020", "step-00000030", "step-00000040"));
 }
 
-// A run that went on from before a damaged checkpoint must not lose what it saves on the way.
+// A run that resumes from before a damaged checkpoint must keep the checkpoints that it saves on the way.
 TEST(SaveCheckpoint, never_removes_what_it_has_just_written) {
   ScratchDirectory scratch;
   save(scratch.path(), 100);
@@ -235,7 +236,7 @@ TEST(SaveCheckpoint, never_removes_what_it_has_just_written) {
   EXPECT_TRUE(holds(Checkpoint(scratch / "step-00000200"), SampleContents(200).contents));
 }
 
-// Notes may lie in a checkpoint, and a directory may only be called like one.
+// A checkpoint may contain notes, and a directory may have a checkpoint's name without being one.
 TEST(SaveCheckpoint, removes_nothing_that_it_did_not_write) {
   ScratchDirectory scratch;
   overwrite(save(scratch.path(), 10) / "notes.txt", "the good one");

@@ -1,4 +1,4 @@
-// Several ranks, threads here, save one checkpoint together.
+// Tests several ranks, here threads, that save one checkpoint together.
 #include <barrier>
 #include <cmath>
 #include <set>
@@ -18,9 +18,9 @@ using checkpoint_test::names_in;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-constexpr uint64_t kSmallShards = 48;  // three files of parameters, four of moments
+constexpr uint64_t kSmallShards = 48;  // three parameter files, four moment files
 
-// What the threads share.
+// State that the threads share.
 struct Meeting {
   explicit Meeting(int64_t size) : texts(static_cast<size_t>(size)), barrier(size) {}
   std::vector<std::string> texts;
@@ -32,7 +32,7 @@ class ThreadRank final : public SavingRanks {
   ThreadRank(Meeting& meeting, int64_t rank) : meeting_(meeting), rank_(rank) {}
 
   bool sees_directory = true;
-  std::set<std::string> taken;  // tensors of which this rank got bytes
+  std::set<std::string> taken;  // tensors whose bytes this rank read
 
   int64_t rank() const override { return rank_; }
   int64_t size() const override { return static_cast<int64_t>(meeting_.texts.size()); }
@@ -65,7 +65,8 @@ class ThreadRank final : public SavingRanks {
   int64_t rank_;
 };
 
-// body(rank) on each, in a thread of its own; what each threw, empty where nothing.
+// Runs body(rank) in one thread per rank and returns each thread's error message, empty if there was no
+// error.
 template <class Body>
 std::vector<std::string> on_ranks(int64_t size, const Body& body) {
   Meeting meeting(size);
@@ -115,7 +116,7 @@ TEST(SavingRanks, share_out_the_files_among_those_that_see_the_directory) {
   const auto expected = save_checkpoint(scratch / "alone", sample.contents, 0, kSmallShards);
   std::vector<std::set<std::string>> taken(3);
   const auto errors = on_ranks(3, [&](ThreadRank& rank) {
-    rank.sees_directory = rank.rank() == 2;  // rank 0 made it, whatever it answers
+    rank.sees_directory = rank.rank() == 2;  // rank 0 created the directory, whatever it answers here
     save_checkpoint(scratch / "together", sample.contents, 0, rank, kSmallShards);
     taken[static_cast<size_t>(rank.rank())] = rank.taken;
   });
@@ -137,7 +138,7 @@ TEST(SavingRanks, read_nothing_of_a_checkpoint_that_is_there) {
   EXPECT_THAT(errors, testing::Each(""));
 }
 
-// The optimiser's file is rank 1's.
+// Rank 1 writes the optimizer's file.
 TEST(SavingRanks, all_end_with_the_error_of_the_one_that_could_not_write) {
   ScratchDirectory scratch;
   checkpoint_test::save(scratch.path(), 10);

@@ -65,7 +65,7 @@ TEST(TrainingState, integers_come_back_over_their_whole_range) {
   EXPECT_EQ(round_trip(state), state);
 }
 
-// Interfaces: a number when the scope is global, a list with one per layer, nothing without a controller.
+// docs/files.md: a number for the global scope, one number per layer in a list, absent without a controller.
 TEST(TrainingState, has_the_promised_shape) {
   TrainingState state = {.step = 7, .threshold = {0.25}, .error_sum = {-1.5}};
   auto object = json::parse(format_training_state(state));

@@ -1,4 +1,4 @@
-// The generic machinery, on a struct of its own: files over their bases, arguments over files.
+// Tests the generic machinery on a struct of its own: files override their bases, arguments override files.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -50,9 +50,9 @@ TEST_F(Machinery, names_the_file_of_a_chain_that_is_wrong) {
             "listed.yaml:1: base: expected the path of another configuration file");
   write("one.yaml", "base: two.yaml\n");
   EXPECT_EQ(load(write("two.yaml", "base: one.yaml\n")),
-            "one.yaml:1: base: two.yaml is its own base: break the circle");
+            "one.yaml:1: base: two.yaml is its own base; break the circle");
   EXPECT_EQ(load(write("self.yaml", "base: self.yaml\n")),
-            "self.yaml:1: base: self.yaml is its own base: break the circle");
+            "self.yaml:1: base: self.yaml is its own base; break the circle");
   for (int i = 0; i < 20; ++i)
     write("chain" + std::to_string(i) + ".yaml", "base: chain" + std::to_string(i + 1) + ".yaml\n");
   EXPECT_THAT(load(root_ / "chain0.yaml"), ::testing::HasSubstr("a chain of more than 16 files"));
@@ -67,7 +67,8 @@ TEST_F(Machinery, a_forbidden_folder_is_named_with_the_systems_reason) {
   try {
     load_config_tree(path);
   } catch (const DataError& error) {
-    EXPECT_THAT(error.what(), ::testing::HasSubstr("locked/a.yaml: cannot look at: Permission denied"));
+    EXPECT_THAT(error.what(),
+                ::testing::HasSubstr("locked/a.yaml: cannot read its status: Permission denied"));
   }
 }
 

@@ -1,4 +1,4 @@
-// The generic machinery, on a struct of its own: one file read and printed.
+// Tests the generic machinery on a struct of its own: reading and printing one file.
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -100,7 +100,7 @@ TEST_F(Machinery, suggests_the_nearest_key) {
             "a.yaml:1: unknown key 'zzz'; known keys: title, flag, colour, inner, words, paint");
 }
 
-// In whatever order they stand in the file.
+// The order of the keys in the file does not matter.
 TEST_F(Machinery, knows_the_keys_that_follow_from_a_value) {
   EXPECT_EQ(read("paint: {warmth: 5}").paint.warmth, 5);
   EXPECT_EQ(read("paint: {shadows: 7, colour: green}").paint.shadows, 7);
@@ -196,7 +196,7 @@ RC_GTEST_PROP(MachineryProperty, printing_and_reading_gives_the_same_values,
   config.words.assign(3, config.title);
   config.inner.weights.clear();
   for (const uint64_t pattern : bits) {
-    // Any finite double, every bit pattern being as likely as the next.
+    // Takes every finite double; all bit patterns are equally likely.
     double value = 0;
     static_assert(sizeof(value) == sizeof(pattern));
     const uint64_t mixed = pattern * 0x9E3779B97F4A7C15ULL;

@@ -1,4 +1,4 @@
-// A configuration of the tests' own, for those of the generic machinery.
+// The configuration struct on which the tests of the generic machinery run.
 #pragma once
 
 #include <array>
@@ -14,11 +14,11 @@ constexpr auto enum_names(Colour /*type*/) {
       {{Colour::kRed, "red"}, {Colour::kGreen, "green"}}};
 }
 
-// Whose fields depend on one of them.
+// A section whose fields depend on one of them.
 struct Paint {
   Colour colour = Colour::kRed;
-  int64_t warmth = 1;   // of red
-  int64_t shadows = 2;  // of green
+  int64_t warmth = 1;   // exists if colour is red
+  int64_t shadows = 2;  // exists if colour is green
 };
 struct Inner {
   int64_t count = 3;

@@ -58,8 +58,8 @@ TEST_F(RunConfigTest, impossible_values_name_the_key_and_the_bound) {
       {{"routing.max_experts=65"},
        "routing.max_experts: must lie in [0, 64] (model.num_experts; 0: no cap), is 65"},
       {{"routing.max_experts=4"}, "routing.max_experts: 4 is below the target of 8.0 experts"},
-      {{"routing.kp=-0.1"}, "routing.kp: must not be negative: the controller would run away"},
-      {{"routing.ki=-0.1"}, "routing.ki: must not be negative: the controller would run away"},
+      {{"routing.kp=-0.1"}, "routing.kp: must not be negative; the controller would diverge"},
+      {{"routing.ki=-0.1"}, "routing.ki: must not be negative; the controller would diverge"},
       {{"model.hidden_size=0"}, "model.hidden_size: must lie in [1, 1048576], is 0"},
       {{"model.num_layers=-1"}, "model.num_layers: must lie in [1, 16384], is -1"},
       {{"model.num_heads=3"}, "model.num_heads: 3 heads do not divide hidden_size 2048"},
@@ -79,16 +79,16 @@ TEST_F(RunConfigTest, impossible_values_name_the_key_and_the_bound) {
       {{"optimizer.warmup_steps=-1"}, "optimizer.warmup_steps: must be at least 0, is -1"},
       {{"training.steps=100"}, "optimizer.warmup_steps: 2500 is above training.steps 100"},
       {{"optimizer.schedule=wsd"},
-       "optimizer.decay_steps: is not set: schedule wsd needs it, the last steps, along which lr falls to "
+       "optimizer.decay_steps: is not set; schedule wsd needs the number of last steps in which lr falls to "
        "min_lr"},
       {{"optimizer.schedule=wsd", "training.steps=3000", "optimizer.decay_steps=501"},
-       "optimizer.decay_steps: 501 is above training.steps 3000 less optimizer.warmup_steps 2500"},
+       "optimizer.decay_steps: 501 is above training.steps 3000 minus optimizer.warmup_steps 2500"},
       {{"optimizer.decay_steps=-1"}, "optimizer.decay_steps: must be at least 0, is -1"},
       {{"optimizer.schedule=wds"},
        "optimizer.schedule: expected one of cosine, wsd, constant, linear, got 'wds'"},
       {{"training.initialize_from=a", "training.cooldown_from=b"},
-       "training.initialize_from: a run begins with another's parameters or goes on from it "
-       "(training.cooldown_from), not both"},
+       "training.initialize_from: a run starts with another run's parameters or resumes that run "
+       "(training.cooldown_from); set one of them"},
       {{"data.train=[{path: a, weight: 0}]"}, "data.train: the weight of a must be above 0, is 0.0"},
       {{"data.train=[{path: a, weight: 1}, a/../a]"}, "data.train: names a/../a twice; give it one weight"},
       {{"data.train=[{path: data/a, weight: 1}, data/a/]"},
@@ -113,7 +113,7 @@ TEST_F(RunConfigTest, impossible_values_name_the_key_and_the_bound) {
       {{"training.micro_batch_size=7"},
        "training.micro_batch_size: 7 does not divide training.global_batch_size 512"},
       {{"training.steps=9223372036854775807"},
-       "training.steps: steps x global_batch_size x tokens of a sample is more tokens than can be counted"},
+       "training.steps: steps x global_batch_size x tokens per sample overflows a 64-bit count"},
       {{"training.seed=-1"}, "training.seed: must be at least 0, is -1"},
       {{"training.threads=-1"}, "training.threads: must lie in [0, 4096], is -1"},
       {{"training.max_skips=-1"}, "training.max_skips: must be at least 0, is -1"},
@@ -169,14 +169,13 @@ TEST_F(RunConfigTest, impossible_diffusion_transformers_name_the_key) {
        "model.num_heads: hidden_size 48 over 8 heads gives a head size of 6; rotary positions of images need "
        "a multiple of 4"},
       {{"model.hidden_size=42", "model.num_heads=2", "model.position=sincos"},
-       "model.hidden_size: hidden_size 42 is no multiple of 4, as sincos positions need it"},
+       "model.hidden_size: hidden_size 42 is not a multiple of 4; sincos positions need one"},
       {{"diffusion.condition_dropout=1"}, "diffusion.condition_dropout: must lie in [0, 1), is 1.0"},
       {{"diffusion.ema_decay=-0.5"}, "diffusion.ema_decay: must lie in [0, 1), is -0.5"},
       {{"diffusion.samples_every=-1"}, "diffusion.samples_every: must be at least 0"},
       {{"diffusion.sample_classes=[1000]"},
-       "diffusion.sample_classes: 1000 is none of the model's 1000 classes"},
-      {{"validation.tasks=[hellaswag]"},
-       "validation.tasks: are put to language models alone; leave them out"},
+       "diffusion.sample_classes: 1000 is not one of the model's 1000 classes"},
+      {{"validation.tasks=[hellaswag]"}, "validation.tasks: need a language model; leave them out"},
   };
   for (const auto& [overrides, expected] : cases) {
     std::vector<std::string> all = {"model.type=diffusion_transformer"};

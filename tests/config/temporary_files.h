@@ -1,4 +1,5 @@
-// A directory for one test, removed with everything in it at the end, and what a call throws.
+// A fixture with a directory per test, removed with its contents at the end, and the message of a thrown
+// error.
 #pragma once
 
 #include <filesystem>

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes tests/data/tokenizer_golden.json: what Hugging Face `tokenizers` makes of hard cases.
+"""Writes tests/data/tokenizer_golden.json: the ids that Hugging Face `tokenizers` gives for hard cases.
 
 Usage: .venv/bin/python tests/data/make_tokenizer_golden.py
 """

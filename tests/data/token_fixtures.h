@@ -1,4 +1,4 @@
-// Small token files and texts, made without the code under test where it is the reader that is tested.
+// Small token files and texts. Fixtures for a reader's tests do not use the code under test.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,7 @@ std::string array_bytes(const std::vector<T>& values) {
   return bytes;
 }
 
-// The fields of a Megatron index, each of which a test may spoil.
+// The fields of a Megatron index; a test may damage each of them.
 struct IndexFields {
   std::string magic{"MMIDIDX\0\0", 9};
   uint64_t version = 1;
@@ -60,7 +60,8 @@ inline std::vector<int64_t> all_tokens(const TokenStream& stream) {
   return tokens;
 }
 
-// Each byte of the text is one id, 1 to 256; 0 ends a document. An independent reader needs no tokenizer.
+// Each byte of the text is one id from 1 to 256, and 0 ends a document. An independent reader needs no
+// tokenizer.
 inline TextEncoder byte_encoder(int64_t vocab_size = 257) {
   return {[](std::string_view text) {
             std::vector<int32_t> ids;
@@ -79,7 +80,7 @@ inline std::vector<int64_t> byte_ids(const std::vector<std::string>& documents) 
   return ids;
 }
 
-// Opening fails, and the message has the file and what is wrong with it.
+// Expects that opening fails and that the message contains the file and the problem.
 inline void expect_named(const std::filesystem::path& open, const std::string& file, const std::string& what,
                          Verify verify = Verify::kAll) {
   const auto message = error_of<DataError>([&] { TokenStream::open(open, verify); });

@@ -24,7 +24,7 @@ TEST_F(AvailableMemory, is_the_least_of_machine_and_control_groups) {
   EXPECT_EQ(available_memory(root_), 300000U);
   write("sys/fs/cgroup/a/memory.stat", "anon 5\ninactive_file 150000\n");
   EXPECT_EQ(available_memory(root_), 450000U);
-  write("sys/fs/cgroup/memory.max", "1000\n");  // a container's own view
+  write("sys/fs/cgroup/memory.max", "1000\n");  // as the container itself sees it
   write("sys/fs/cgroup/memory.current", "2000\n");
   EXPECT_EQ(available_memory(root_), 0U);
 }

@@ -5,7 +5,7 @@
 namespace dtopp {
 namespace {
 
-// Names as `nvidia-smi` prints them; dense FLOP/s of NVIDIA's data sheets.
+// Names as `nvidia-smi` prints them, and dense FLOP/s from NVIDIA's data sheets.
 TEST(DataSheetRate, knows_a_device_by_its_drivers_name) {
   EXPECT_EQ(data_sheet_rate("NVIDIA H100 80GB HBM3", true), 989e12);
   EXPECT_EQ(data_sheet_rate("NVIDIA H100 PCIe", true), 756e12);

@@ -1,5 +1,5 @@
-// A rank of a group of any size whose others are not there. They are taken to send it as many rows as it
-// sends them, the same ones; where parts differ in size it gets zeros.
+// One rank of a group of any size whose other ranks do not exist. Each of them appears to send the rows that
+// this rank sends to it. If the parts differ in size, the rank receives zeros.
 #pragma once
 
 #include "dtopp/distributed/collectives/collectives.h"

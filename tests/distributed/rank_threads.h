@@ -1,4 +1,4 @@
-// Ranks as threads of the test, on loopback.
+// Runs ranks as threads of the test, connected over loopback.
 #pragma once
 
 #include <exception>
@@ -15,7 +15,7 @@ namespace dtopp {
 
 inline GlooOptions on_loopback() { return {.host = "127.0.0.1", .timeout = std::chrono::seconds(20)}; }
 
-// body(rank, store) in `size` threads. Throws what the first of them threw.
+// Runs body(rank, store) in `size` threads. Rethrows the error of the lowest rank that failed.
 template <class Body>
 void run_ranks(int64_t size, Body body) {
   configure_transport();
@@ -36,7 +36,7 @@ void run_ranks(int64_t size, Body body) {
     if (error) std::rethrow_exception(error);
 }
 
-// body(collectives) in `size` threads that form one group.
+// Runs body(collectives) in `size` threads that form one group.
 template <class Body>
 void run_group(int64_t size, Body body) {
   run_ranks(size, [&](int64_t rank, const c10::intrusive_ptr<c10d::Store>& store) {

@@ -1,4 +1,4 @@
-// A rank of a group of any size whose others are not there: nothing is sent and nothing arrives.
+// One rank of a group of any size whose other ranks do not exist. It sends nothing and receives nothing.
 #pragma once
 
 #include "dtopp/distributed/collectives/collectives.h"

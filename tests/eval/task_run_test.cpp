@@ -19,7 +19,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-// Items of two choices each, of ids below 64; `counts` are of each data set.
+// Items of two choices with ids below 64; `counts` gives the items per data set.
 TaskRequests items(const std::string& name, int32_t first_id, const std::vector<int32_t>& counts) {
   TaskRequests requests{.task = task_named(name), .data_sets = {}, .requests = {}};
   for (const int32_t count : counts) {
@@ -39,7 +39,7 @@ TaskRequests items(const std::string& name, int32_t first_id, const std::vector<
 
 TaskRequests two_items(const std::string& name, int32_t first_id) { return items(name, first_id, {2}); }
 
-// The same, each with an answer to generate.
+// The same items, each with an answer to generate.
 TaskRequests questions(const std::string& name, int32_t first_id, int32_t count) {
   TaskRequests requests = items(name, first_id, {count});
   for (Request& request : requests.requests[0]) {
@@ -81,16 +81,16 @@ class TaskRunTest : public testing::Test {
 TEST_F(TaskRunTest, goes_on_after_the_last_finished_task) {
   const auto whole = run({});
   size_t batches = 0;
-  hooks_.stop = [&] { return ++batches > 1; };  // asked before each batch; copa is one
+  hooks_.stop = [&] { return ++batches > 1; };  // called before each batch; copa is one batch
   EXPECT_THAT(error_of<Stopped>([&] { run(kept(shipped_tokenizer())); }),
-              HasSubstr("stopped in piqa after 1 finished tasks; the same command goes on"));
+              HasSubstr("stopped in piqa after 1 finished tasks; run the same command again to resume"));
   hooks_.stop = [] { return false; };
   const auto resumed = run(kept(shipped_tokenizer()));
   EXPECT_THAT(messages_, ElementsAre(HasSubstr("copa: finished by an earlier run")));
   EXPECT_EQ(to_json(resumed), to_json(whole));
 }
 
-// Another tokenizer makes other prompts of the same number; other programs and thresholds other scores.
+// Another tokenizer gives other prompts, though as many; another program or threshold gives other scores.
 TEST_F(TaskRunTest, takes_nothing_from_a_run_with_another_tokenizer_program_or_threshold) {
   run(kept(shipped_tokenizer()));
   run(kept(shipped_tokenizer()));
@@ -107,7 +107,7 @@ TEST_F(TaskRunTest, takes_nothing_from_a_run_with_another_tokenizer_program_or_t
   EXPECT_THAT(messages_, IsEmpty());
 }
 
-// Batches of six items in data sets of 3, 1 and 1 of them, and 3 batches of questions.
+// Batches hold six items: 3, 1 and 1 batches for the three data sets, and 3 batches of questions.
 TEST_F(TaskRunTest, has_the_same_results_on_any_number_of_ranks) {
   tasks_ = {items("mmlu", 3, {13, 1, 4}), questions("svamp", 20, 30)};
   std::vector<std::string> expected;
@@ -130,7 +130,7 @@ TEST_F(TaskRunTest, has_the_same_results_on_any_number_of_ranks) {
   }
 }
 
-// A threshold of nearly 0 takes one expert, of nearly 1 all of them.
+// A threshold near 0 selects one expert per token, and a threshold near 1 selects all experts.
 TEST_F(TaskRunTest, says_how_many_experts_each_task_took) {
   tasks_ = {two_items("copa", 3), questions("svamp", 20, 4)};
   for (const auto& [p, experts] :
@@ -138,7 +138,8 @@ TEST_F(TaskRunTest, says_how_many_experts_each_task_took) {
     for (at::Tensor& threshold : model_->routing.threshold) threshold = at::full({}, p, at::kDouble);
     const auto results = run({});
     for (const TaskResult& result : results) EXPECT_EQ(result.experts.active_experts(), experts);
-    // A shared context of three tokens, a choice of one and one of two, whose last token is not computed.
+    // The items share a context of three tokens. One choice has one token, the other two; a choice's last
+    // token is not computed.
     EXPECT_EQ(results[0].experts.routed, 2 * (3 + 0 + 1) * tiny_config().model.num_layers);
   }
 }
@@ -146,7 +147,7 @@ TEST_F(TaskRunTest, says_how_many_experts_each_task_took) {
 TEST_F(TaskRunTest, what_rank_0_has_kept_no_rank_computes_again) {
   run(kept(shipped_tokenizer()));
   std::atomic<int> batches = 0;
-  hooks_.stop = [&] { return ++batches < 0; };  // asked before each batch
+  hooks_.stop = [&] { return ++batches < 0; };  // called before each batch
   run_group(2, [&](Collectives& ranks) {
     KeptResults results = ranks.rank() == 0 ? kept(shipped_tokenizer()) : KeptResults();
     const auto taken = run_tasks(*model_, shipped_tokenizer(), tasks_, results, 64, ranks, hooks_);
@@ -169,7 +170,7 @@ TEST_F(TaskRunTest, a_task_whose_name_is_taken_is_measured_all_the_same) {
   write_file_atomically(scratch_ / "r.json.parts/copa.json", "mine");
   const auto results = run(kept(shipped_tokenizer()));
   EXPECT_EQ(results.size(), 2);
-  EXPECT_THAT(messages_, ElementsAre(HasSubstr("copa: not kept")));
+  EXPECT_THAT(messages_, ElementsAre(HasSubstr("copa: the finished task is not stored")));
   EXPECT_EQ(read_file(scratch_ / "r.json.parts/copa.json"), "mine");
 }
 

@@ -1,4 +1,4 @@
-// A language model of random parameters, and a checkpoint of it.
+// Builds a language model with random parameters, and a checkpoint of it.
 #pragma once
 
 #include <filesystem>
@@ -39,7 +39,7 @@ inline TinyParameters tiny_parameters(const RunConfig& config) {
   return parameters;
 }
 
-// No p is set.
+// Leaves the thresholds unset.
 inline InferenceModel tiny_model(const RunConfig& config) {
   const TinyParameters parameters = tiny_parameters(config);
   InferenceModel loaded{config, {}, {}};
@@ -48,7 +48,7 @@ inline InferenceModel tiny_model(const RunConfig& config) {
   return loaded;
 }
 
-// Whole, but for the optimiser's file; p is 0.4.
+// Saves a complete checkpoint, except for the optimizer's file; p is 0.4.
 inline std::filesystem::path save_tiny_checkpoint(const std::filesystem::path& folder,
                                                   const RunConfig& config,
                                                   const std::string& tokenizer_json = "") {

@@ -1,12 +1,14 @@
-// A stand-in for a training run, for tests that let its system calls fail, kill it or cut its power.
-//   checkpoint_driver save RUN KEEP ITEM…   saves checkpoints below RUN; an item is a step, "30v" another
-//                                           state of step 30, "=TEXT" a text written to RUN/config.yaml,
-//                                           "+TEXT" one for both files of the directory RUN/tree, written
-//                                           without a sync. Says "saved ITEM" on standard output once each is
-//                                           durable.
-//   checkpoint_driver check RUN…            one JSON object a line: the steps that verify and hold what was
-//                                           saved, the step a resumed run would take, and what is wrong.
-//   checkpoint_driver resume RUN…           the same of runs that are taken up again.
+// Stands in for a training run in tests that make its system calls fail, kill it or cut its power.
+//
+//   checkpoint_driver save RUN KEEP ITEM…
+//     Saves checkpoints below RUN and prints "saved ITEM" when each item is durable. ITEM is a step; "30v"
+//     for another state of step 30; "=TEXT" for a text to write to RUN/config.yaml; "+TEXT" for a text to
+//     write, without a sync, to both files of the directory RUN/tree.
+//   checkpoint_driver check RUN…
+//     Prints a JSON object per line: the steps that verify and hold what was saved, the step from which a run
+//     would resume, and the error.
+//   checkpoint_driver resume RUN…
+//     Prints the same for runs that resume.
 #include <cstdio>
 #include <optional>
 #include <string>

@@ -1,11 +1,13 @@
-// Preloaded (LD_PRELOAD) to stand between a program and the system calls that change files below FAULT_ROOT.
-// Calls are counted from 1; what happens at number FAULT_AT is up to FAULT_MODE:
-//   once, forever  the call (and with forever every later one) fails with the number FAULT_ERRNO
+// Intercepts (through LD_PRELOAD) the system calls that change files below FAULT_ROOT. Calls are counted from
+// 1. FAULT_MODE selects the effect on call number FAULT_AT:
+//
+//   once, forever  the call (with forever, every later one too) fails with the error number FAULT_ERRNO
 //   short          a write takes only a part of its bytes
 //   kill           the process is killed before the call
-// With FAULT_NO_EXCHANGE names cannot be exchanged, as on NFS.
-// The name of that call is written to the file FAULT_FIRED. FAULT_LOG names a file that records every
-// successful call, and every write to standard output, as a line for the power-loss model.
+//
+// With FAULT_NO_EXCHANGE, exchanging two names fails, as on NFS. The shim writes the name of the call to the
+// file FAULT_FIRED. It appends one line per successful call, and per write to standard output, to the file
+// FAULT_LOG, which the power-loss model reads.
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
@@ -58,7 +60,7 @@ std::string path_at(int directory, const char* path) {
 
 bool is_watched(const std::string& path) { return !shim().root.empty() && path.starts_with(shim().root); }
 
-// Whether this call goes wrong; errno says how.
+// Whether this call fails; errno then holds the reason.
 bool goes_wrong(const char* name) {
   auto& state = shim();
   ++state.calls;
@@ -91,7 +93,7 @@ std::string hexadecimal(const void* data, size_t size) {
   return text;
 }
 
-// Names tell apart what a caller may get over: descriptors that only read.
+// A separate name per kind of open, because a caller may tolerate a failed open for reading.
 const char* open_name(int flags) {
   if (flags & O_DIRECTORY) return "open directory";
   return (flags & O_ACCMODE) == O_RDONLY ? "open to read" : "open";
@@ -194,7 +196,8 @@ int close(int descriptor) {
   const auto flags = watched ? ::syscall(SYS_fcntl, descriptor, F_GETFL) : 0;
   const bool wrong = watched && goes_wrong((flags & O_ACCMODE) == O_RDONLY ? "close after reading" : "close");
   const int error_number = errno;
-  const int result = static_cast<int>(::syscall(SYS_close, descriptor));  // Linux closes it in any case
+  const int result =
+      static_cast<int>(::syscall(SYS_close, descriptor));  // Linux closes it even if an error is reported
   if (watched && result == 0) record("close\t" + std::to_string(descriptor));
   if (!wrong) return result;
   errno = error_number;

@@ -58,7 +58,7 @@ TEST(SolvingWindows, are_the_beginning_of_a_text_in_whole_windows) {
   EXPECT_EQ(solving_windows(std::span(ids).first(7), 1000, "text").sizes(), (at::IntArrayRef{1, 7}));
   EXPECT_EQ(solving_windows(ids, 2 * kSolveTokens, "text").sizes(), (at::IntArrayRef{1, 2 * kSolveTokens}));
   EXPECT_EQ(error_of<DataError>([&] { solving_windows({}, 1000, "empty.txt"); }),
-            "empty.txt: holds no text to solve --target-experts on");
+            "empty.txt: holds no tokens; --target-experts needs text to solve p on");
 }
 
 }  // namespace

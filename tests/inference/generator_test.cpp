@@ -5,7 +5,7 @@
 namespace dtopp {
 namespace {
 
-// How often each id is drawn as `uniform` goes through [0, 1).
+// Counts how often each id is drawn while `uniform` runs through [0, 1).
 std::vector<int> draws(const std::vector<double>& probabilities, double temperature, double top_p,
                        int count) {
   const at::Tensor logits_V = at::tensor(probabilities, at::kDouble).log().to(at::kFloat);

@@ -14,8 +14,8 @@ namespace {
 
 using testing::HasSubstr;
 
-// No run around it, no training data named, no optimiser's file, and a configuration on disk that has changed
-// since it was verified.
+// The checkpoint lies outside a run folder. It has no optimizer file and its configuration names no training
+// data. Its configuration file changes after it was verified.
 TEST(InferenceModel, is_read_from_a_checkpoint_alone) {
   ScratchDirectory scratch;
   const RunConfig config = tiny_config();
@@ -61,7 +61,7 @@ TEST(LoadTokenizer, takes_the_checkpoints_own_and_no_other) {
   EXPECT_EQ(load_tokenizer(own, "", 50432).hash(), shipped.hash());
   EXPECT_EQ(load_tokenizer(own, same, 50432).hash(), shipped.hash());
   EXPECT_NE(load_tokenizer(bare, other, 50432).hash(), shipped.hash());
-  EXPECT_THAT(error_of<UsageError>([&] { load_tokenizer(own, other, 50432); }), HasSubstr("not the one"));
+  EXPECT_THAT(error_of<UsageError>([&] { load_tokenizer(own, other, 50432); }), HasSubstr("differs from"));
   EXPECT_THAT(error_of<UsageError>([&] { load_tokenizer(bare, "", 50432); }), HasSubstr("pass --tokenizer"));
   EXPECT_THAT(error_of<UsageError>([&] { load_tokenizer(own, "", 64); }),
               HasSubstr("model.vocab_size of 64"));
@@ -70,9 +70,9 @@ TEST(LoadTokenizer, takes_the_checkpoints_own_and_no_other) {
 TEST(DescribeModel, says_how_large_it_is_and_what_it_was_trained_on) {
   RunConfig config = tiny_config();
   config.model.num_experts = 1;
-  // embedding 64 x 16; a layer 4 x 16^2 + 4 x 16 and 3 x 16 x 8; the last norm 16
+  // embedding 64 x 16; each layer 4 x 16^2 + 4 x 16 and 3 x 16 x 8; the last norm 16
   EXPECT_EQ(describe_model(config, 4'194'304),
-            "5.46k parameters, of which a token uses 5.46k, after 4.19M tokens");
+            "5.46k parameters (5.46k active per token), after 4.19M tokens");
 }
 
 }  // namespace

@@ -26,11 +26,11 @@ TEST(TextStream, gives_out_whole_characters_and_in_the_end_the_whole_text) {
     streamed += more;
   }
   EXPECT_EQ(streamed + stream.rest(), text);
-  EXPECT_GT(held_back, 0);  // the text has characters of several tokens
+  EXPECT_GT(held_back, 0);  // some characters of the text have several tokens
 }
 
 TEST(TextStream, does_not_wait_for_what_cannot_become_a_character) {
-  const auto bytes = shipped_tokenizer().encode("\U00010348");  // four tokens, one a byte
+  const auto bytes = shipped_tokenizer().encode("\U00010348");  // four tokens, one per byte
   ASSERT_EQ(bytes.size(), 4);
   TextStream stream(shipped_tokenizer());
   std::string streamed;
@@ -56,7 +56,7 @@ TEST(Prompts, leave_room_for_what_is_asked_for_or_what_the_model_can) {
   EXPECT_EQ(encoded.ids[0].size(), static_cast<size_t>(length));
   EXPECT_EQ(encoded.room, (std::vector<int64_t>{5, 7}));
   EXPECT_THAT(error_of<UsageError>([&] { encode_prompts({prompt}, shipped_tokenizer(), length, 7); }),
-              HasSubstr("leaves no room"));
+              HasSubstr("leaves no space"));
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// The launcher in a process of its own, for signals that are meant for it. What it and its ranks say comes
-// through a pipe, which ends when they are all gone.
+// Runs the launcher in a child process, so that tests can send it signals. A pipe carries the output of the
+// launcher and its ranks; it ends when all of them have ended.
 #pragma once
 
 #include <chrono>
@@ -20,7 +20,7 @@
 
 namespace dtopp {
 
-// The field behind the program's name in /proc/PID/stat: its state.
+// The process state: the field after the program's name in /proc/PID/stat.
 inline char state_of(const std::string& process) {
   std::ifstream file("/proc/" + process + "/stat");
   const std::string text(std::istreambuf_iterator<char>(file), {});
@@ -61,13 +61,13 @@ class LauncherProcess {
 
   pid_t process() const { return process_; }
   void send(int signal) const { ::kill(process_, signal); }
-  // What it is sent until SIGCONT it finds all at once.
+  // Signals that arrive before SIGCONT are delivered together.
   void pause() const {
     send(SIGSTOP);
     wait_for_state(std::to_string(process_), 'T');
   }
 
-  // The next line; "end" where nobody is left to write one.
+  // Returns the next line, or "end" when every writer has ended.
   std::string line() {
     std::string text;
     for (char c = 0;; text += c) {
@@ -83,7 +83,7 @@ class LauncherProcess {
     return lines;
   }
 
-  // As a shell gives it, once the launcher has ended.
+  // Waits for the launcher and returns its exit status in the shell's convention.
   int status() {
     int status = 0;
     ::waitpid(process_, &status, 0);

@@ -94,7 +94,7 @@ TEST(LocalRanks, of_which_one_fails_end_with_its_status_and_the_others_are_kille
   EXPECT_EQ(end.message(), "rank 1 ended with status 3");
 }
 
-// Rank 0 ends when rank 1 has been waited for: until then it is a zombie, which kill finds.
+// Rank 0 ends after the launcher has reaped rank 1. Until then rank 1 is a zombie, which kill still finds.
 TEST(LocalRanks, that_lost_another_end_by_themselves_within_the_grace) {
   ScratchDirectory scratch;
   const std::string place = "cd " + scratch.path().string() + "; ";
@@ -172,7 +172,7 @@ TEST(LocalRanks, are_killed_by_a_second_stop_signal) {
   EXPECT_THAT(launcher.lines(2), Each("ready"));
   launcher.send(SIGTERM);
   EXPECT_THAT(launcher.lines(2), Each("stopping"));
-  std::this_thread::sleep_for(101ms);  // what is closer together is one request
+  std::this_thread::sleep_for(101ms);  // requests less than 100 ms apart count as one
   launcher.send(SIGINT);
   EXPECT_THAT(launcher.lines(2), ElementsAre("", "end"));
   EXPECT_EQ(launcher.status(), 128 + SIGINT);

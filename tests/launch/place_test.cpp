@@ -23,7 +23,7 @@ Place place_in(const Variables& variables) {
   });
 }
 
-// Those of `base` with some changed, or taken away where the new value is null.
+// Returns `base` with changes. A null value removes the variable.
 Variables with(Variables base, const std::vector<std::pair<std::string, const char*>>& changes) {
   for (const auto& [name, value] : changes) {
     base.erase(name);
@@ -66,7 +66,7 @@ const Variables kTorchrun{{"RANK", "5"},
                           {"TORCHELASTIC_RESTART_COUNT", "2"},
                           {"TORCHELASTIC_USE_AGENT_STORE", "True"}};
 
-// What `srun -N 3 -n 11` inside of `sbatch -N 4 -n 16` sets, of what is read.
+// The variables that `srun -N 3 -n 11` sets inside `sbatch -N 4 -n 16`, as far as they are read.
 const Variables kSlurmStep{{"ENVIRONMENT", "BATCH"},
                            {"SLURM_JOB_ID", "8193"},
                            {"SLURM_STEP_ID", "2"},
@@ -143,7 +143,7 @@ TEST(FindPlace, is_a_task_of_the_slurm_step_on_whose_first_node_the_ranks_meet) 
   const Told told{9, 11, 1, 3, "gpu004:" + std::to_string(61440 + (8193 + 2018) % 4096), Launcher::kSlurm};
   EXPECT_EQ(told_in(kSlurmStep), told);
   EXPECT_FALSE(place_in(kSlurmStep).launcher_holds_store);
-  // The job's numbers where they are not the step's.
+  // Variables with the job's numbers do not override the step's.
   EXPECT_EQ(told_in(with(kSlurmStep, {{"SLURM_NTASKS", "16"}, {"SLURM_NODELIST", "gpu[003-006]"}})), told);
 }
 
@@ -253,7 +253,7 @@ TEST(FindPlace, refuses_contradictions_naming_variable_and_value) {
     EXPECT_EQ(error_of<UsageError>([&] { place_in(variables); }), says);
 }
 
-// Each variable missing, empty, small, large or nonsense, in the environments of all launchers mixed.
+// Mixes the environments of all launchers; each variable is missing, empty, small, large or nonsense.
 RC_GTEST_PROP(FindPlace, of_any_environment_is_one_that_can_be_or_one_line_of_error, ()) {
   Variables variables;
   for (const auto& base : {kTorchrun, kSlurmStep, kOpenMpi}) {

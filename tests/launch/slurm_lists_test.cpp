@@ -24,7 +24,7 @@ TEST(FirstHost, is_none_where_it_is_no_list_of_hosts) {
     EXPECT_FALSE(first_host(list)) << list;
 }
 
-// Hosts written out, compressed as Slurm does it, and the first found again.
+// Writes hosts in Slurm's compressed form and finds the first one again.
 RC_GTEST_PROP(FirstHost, is_that_of_any_list, ()) {
   const auto letters = rc::gen::nonEmpty(rc::gen::container<std::string>(rc::gen::inRange('a', 'z')));
   std::string list, first;

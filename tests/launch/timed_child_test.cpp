@@ -49,7 +49,7 @@ TEST(TimedChild, is_killed_with_all_it_started_when_its_time_is_over) {
   const auto begin = std::chrono::steady_clock::now();
   const TimedChildEnd end =
       run("trap '' TERM INT; sleep 1000 & echo $!; while :; do sleep 1000; done", 300ms);
-  EXPECT_EQ(end.failure, "no end in 0.3 s");
+  EXPECT_EQ(end.failure, "did not end within 0.3 s");
   EXPECT_LT(std::chrono::steady_clock::now() - begin, 5s);
   const pid_t started = std::stoi(end.output);
   for (int wait = 0; wait < 500 && !is_gone(started); ++wait) std::this_thread::sleep_for(10ms);
@@ -58,11 +58,11 @@ TEST(TimedChild, is_killed_with_all_it_started_when_its_time_is_over) {
 
 TEST(TimedChild, that_prints_for_ever_is_killed_too) {
   const TimedChildEnd end = run("while :; do echo rubbish; done", 200ms);
-  EXPECT_EQ(end.failure, "no end in 0.2 s");
+  EXPECT_EQ(end.failure, "did not end within 0.2 s");
   EXPECT_LE(end.output.size(), size_t{64} << 10);
 }
 
-// What it leaves running may hold its streams open.
+// A process that the child leaves running may hold its streams open.
 TEST(TimedChild, is_not_waited_for_beyond_its_end) {
   const auto begin = std::chrono::steady_clock::now();
   const TimedChildEnd end = run("sleep 3 & echo done");

@@ -26,7 +26,7 @@ RunConfig small() {
   return config;
 }
 
-// All that is known of a model is its record: every parameter it lists is bound, and no other.
+// A model's record lists every parameter that binding looks up, and no other.
 TEST(Model, looks_up_the_parameters_it_lists_in_their_order) {
   for (const int64_t experts : {4, 1}) {
     for (const bool tied : {true, false}) {

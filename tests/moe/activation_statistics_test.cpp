@@ -7,7 +7,7 @@
 namespace dtopp::activation_statistics_test {
 namespace {
 
-// A layer's routing as far as statistics read it.
+// A layer's routing with the fields that the statistics read.
 RouteOutput routing(std::vector<int64_t> counts, std::vector<int64_t> histogram, int64_t tokens) {
   RouteOutput layer;
   layer.gates_TE = at::zeros({tokens, static_cast<int64_t>(counts.size())});
@@ -23,7 +23,7 @@ ActivationStatistics statistics_of(const std::vector<RouteOutput>& layers) {
 }
 
 TEST(ActivationStatistics, summarises_by_hand) {
-  // Three tokens chose 1, 2 and 3 of three experts; expert 2 was chosen once.
+  // Three tokens select 1, 2 and 3 of three experts. Expert 2 is selected once.
   const ActivationStatistics statistics = statistics_of({routing({3, 2, 1}, {0, 1, 1, 1}, 3)});
   const ActivationSummary summary = statistics.summary(0);
   EXPECT_DOUBLE_EQ(summary.mean, 2.0);
@@ -47,7 +47,7 @@ TEST(ActivationStatistics, adding_micro_batches_equals_one_batch) {
   EXPECT_EQ(parts.summary().dead_experts, 1);
 }
 
-// Four tokens over two layers used (1, 1), (3, 1), (2, 2) and (3, 3) experts: means 1, 2, 2, 3.
+// Four tokens use (1, 1), (3, 1), (2, 2) and (3, 3) experts in two layers; their means are 1, 2, 2 and 3.
 TEST(ActivationStatistics, tells_the_deviation_over_tokens_from_that_over_pairs) {
   const auto layer = [](const std::vector<int64_t>& used_T) {
     RouteOutput routing;

@@ -16,7 +16,8 @@ RoutingConfig routing(ThresholdScope scope, std::vector<double> targets) {
   return config;
 }
 
-// What is said in so many steps of which each has the numbers that `active` gives, and in which step.
+// The number of messages within `steps` steps, and the step and text of the last one. `active` gives each
+// step's numbers.
 struct Said {
   int64_t step = 0;
   int times = 0;
@@ -41,7 +42,7 @@ TEST(BudgetWatch, names_a_layer_that_swings_and_says_so_once) {
   EXPECT_EQ(said.times, 1);
   EXPECT_EQ(said.step, kFirst);
   EXPECT_THAT(said.text,
-              HasSubstr("1.0 to 32.0 active experts in the last 32 steps of layer 1, of 6.7 wanted"));
+              HasSubstr("1.0 to 32.0 active experts per token in the last 32 steps of layer 1, target 6.7"));
   EXPECT_THAT(said.text, HasSubstr("routing.controller: solve"));
 }
 
@@ -50,7 +51,7 @@ TEST(BudgetWatch, looks_at_the_mean_of_all_layers_where_they_share_a_threshold) 
   const auto empty_and_full = [](int64_t) { return std::vector<double>{1, 7}; };
   EXPECT_EQ(watch(global, 400, empty_and_full).times, 0);
   const Said said = watch(global, 400, [](int64_t) { return std::vector<double>{1, 1.5}; });
-  EXPECT_THAT(said.text, HasSubstr("1.2 to 1.2 active experts in the last 32 steps, of 4 wanted"));
+  EXPECT_THAT(said.text, HasSubstr("1.2 to 1.2 active experts per token in the last 32 steps, target 4"));
 }
 
 TEST(BudgetWatch, is_silent_while_it_settles_and_where_steps_miss_by_less_than_half) {

@@ -1,4 +1,5 @@
-// Controllers in closed loop with simulated routers: how soon and how well they hold the budget.
+// Tests controllers in a closed loop with simulated routers: how fast they reach the budget and how well they
+// hold it.
 #include <cmath>
 #include <numeric>
 
@@ -24,7 +25,8 @@ RoutingConfig solving(const Case& of) {
   return config;
 }
 
-// Mean experts a token less T, as a part of T: the largest of layers where they are controlled one by one.
+// The relative error of the mean experts per token, (mean - T) / T. With per-layer control, the error of the
+// layer that is furthest off.
 double miss(const RoutedStep& step, const ThresholdController& controller, double target) {
   const at::Tensor mean_L = step.selected_L.to(at::kDouble) / static_cast<double>(step.tokens);
   const at::Tensor off = (controller.per_layer() ? mean_L : mean_L.mean()) / target - 1;
@@ -84,7 +86,7 @@ TEST(SolvingController, holds_it_where_the_sets_are_capped) {
 }
 
 TEST(SolvingController, pays_back_what_a_jump_cost) {
-  // Routers sharpen at once, as at a change of data: one step misses by far, the mean does not.
+  // The routers sharpen in one step, as when the data changes. That step misses by far; the mean does not.
   const SimulatedLayer calm = simulated_layer({8192, 32}, 4), sharp = simulated_layer({8192, 32, 1.3}, 4);
   const auto off = misses(solving({32, 4.0, 0.25}), 32, 60,
                           [&](int step) { return std::vector{step < 30 ? calm : sharp}; });
@@ -107,7 +109,7 @@ TEST(SolvingController, follows_new_batches_within_their_noise) {
     return std::vector{simulated_layer({1024, 64, 1.0, 0, 4}, 100 + static_cast<uint64_t>(step))};
   };
   const auto off = misses(solving({64, 8.0, 0.25}), 64, 60, batch);
-  // A batch's own mean is off by 1.5 / 8 / sqrt(1024) = 0.006 of T.
+  // The mean of a batch is off by 1.5 / 8 / sqrt(1024) = 0.006 of T.
   for (size_t i = 2; i < off.size(); ++i) EXPECT_LT(std::abs(off[i]), 5 * 0.006) << i;
   for (size_t i = 2; i + 20 <= off.size(); ++i) EXPECT_LT(std::abs(mean_of(off, i, 20)), 0.002) << i;
 }

@@ -14,7 +14,8 @@
 namespace dtopp {
 namespace {
 
-// A layer whose experts `ranks` share, and each rank's tokens (some have none) and gradient of y.
+// A layer whose experts `ranks` ranks share, each rank's tokens (some ranks have none), and the gradient of
+// y.
 struct Case {
   int64_t ranks;
   at::Tensor gate_up_EGD, down_EDF;
@@ -40,7 +41,8 @@ Case random_case(uint64_t seed) {
     const int64_t tokens = between(0, 3) == 0 ? 0 : between(1, 60);
     const double chance = 0.25 * static_cast<double>(between(0, 4));  // 0: no token has an expert
     at::Tensor gates = at::rand({tokens, experts}).lt(chance).mul(at::rand({tokens, experts}).add(0.1));
-    if (between(0, 2) == 0) gates.narrow(1, 0, experts / ranks).zero_();  // a rank whose experts nobody wants
+    if (between(0, 2) == 0)
+      gates.narrow(1, 0, experts / ranks).zero_();  // no token selects this rank's experts
     c.x_TD.push_back(at::randn({tokens, hidden}));
     c.gates_TE.push_back(gates);
     c.grad_y_TD.push_back(at::randn({tokens, hidden}));
@@ -61,7 +63,7 @@ Result run(const ExpertExchange& experts, const Case& c, int64_t rank) {
   return {y_TD.detach(), x_TD.grad(), gates_TE.grad(), gate_up.grad(), down.grad()};
 }
 
-// One rank with all experts; a micro-batch of each of the others after another.
+// The reference: one rank with all experts runs the micro-batches of all ranks one after another.
 std::vector<Result> run_alone(const Case& c) {
   std::vector<Result> results;
   std::vector<at::Tensor> grad_gate_up, grad_down;
@@ -83,7 +85,7 @@ std::vector<Result> run_alone(const Case& c) {
   return results;
 }
 
-// No gradient is one of zeros.
+// An undefined gradient equals zeros.
 bool same(const at::Tensor& one, const at::Tensor& other) {
   return one.defined() ? one.equal(other) : other.eq(0).all().item<bool>();
 }
@@ -126,10 +128,10 @@ TEST(ExpertExchange, is_close_to_it_where_bits_may_differ) {
   }
 }
 
-// Of this thread's calls of moe_ffn, max_pairs and the pairs that there are.
+// max_pairs and the number of token-expert pairs, per call of moe_ffn in this thread.
 thread_local std::vector<std::pair<int64_t, int64_t>> room_and_pairs;
 
-// A CPU makes room by itself, so this looks at what the operator is called with.
+// The CPU kernel allocates the capacity it needs, so the test checks the operator's arguments.
 TEST(ExpertExchange, makes_room_for_the_pairs_that_come) {
   std::atomic<int64_t> calls = 0;
   for (uint64_t seed = 0; seed < 20; ++seed) {

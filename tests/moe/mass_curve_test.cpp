@@ -25,7 +25,7 @@ TEST(MassBins, lie_between_their_edges) {
     ASSERT_EQ(mass_bin(edges[i < kMassBinsOfHalf ? i : i + 1]), i);
   }
   EXPECT_EQ(mass_bin(1.0F), kMassBins - 1);
-  EXPECT_EQ(mass_bin(1.0000001F), kMassBins - 1);  // rounding may take a sum there
+  EXPECT_EQ(mass_bin(1.0000001F), kMassBins - 1);  // rounding may give a sum above 1
   EXPECT_EQ(mass_bin(0.0F), 0);
 }
 

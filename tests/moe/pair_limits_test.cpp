@@ -21,7 +21,7 @@ TEST(PairLimits, rooms_hold_the_margin_and_hardly_more) {
   }
 }
 
-// 32 micro-batches' largest number of pairs wanders by some per cent.
+// The largest number of token-expert pairs over 32 micro-batches varies by a few per cent.
 TEST(PairLimits, are_of_few_sizes_where_numbers_wander) {
   PairLimits limits(kPairMargin);
   std::mt19937 random(1);
@@ -43,7 +43,7 @@ TEST(PairLimits, follow_numbers_that_change) {
   EXPECT_EQ(limit_after(limits, 1050), first);
   EXPECT_GE(limit_after(limits, 1200), 1500);
   EXPECT_LE(limit_after(limits, 500), 650);
-  EXPECT_EQ(limit_after(limits, 0), 1);  // 0 would be no limit
+  EXPECT_EQ(limit_after(limits, 0), 1);  // 0 would remove the limit
   limits.forget();
   EXPECT_TRUE(limits.limits_L().empty());
 }

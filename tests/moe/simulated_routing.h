@@ -1,4 +1,4 @@
-// Routers without a model, and what a step with them counts: to try controllers on.
+// Simulates routers without a model, and the counts of an optimizer step, for tests of controllers.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,8 @@
 
 namespace dtopp {
 
-// Tokens whose logits are Gaussian. theta 1 is as the paper's routers begin, larger is sharper.
+// Tokens with Gaussian logits. theta 1 is the initial state of the paper's routers; larger values are
+// sharper.
 struct Simulated {
   int64_t tokens, experts;
   double theta = 1;
@@ -18,8 +19,8 @@ struct Simulated {
 
 struct SimulatedLayer {
   Simulated of;
-  std::vector<double> masses;  // of all tokens, in order; in double precision
-  at::Tensor masses_M;         // the op's
+  std::vector<double> masses;  // of all tokens, sorted, in double precision
+  at::Tensor masses_M;         // computed by the op
 };
 
 inline SimulatedLayer simulated_layer(const Simulated& of, uint64_t seed) {
@@ -39,7 +40,7 @@ inline SimulatedLayer simulated_layer(const Simulated& of, uint64_t seed) {
   return layer;
 }
 
-// One optimiser step whose batch is these tokens.
+// The counts of one optimizer step on these tokens.
 inline RoutedStep simulated_step(const std::vector<SimulatedLayer>& layers,
                                  const ThresholdController& controller) {
   const Simulated& of = layers.at(0).of;

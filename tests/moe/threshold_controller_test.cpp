@@ -36,7 +36,7 @@ double error_sum_of(const ThresholdController& controller) {
 TEST(ThresholdController, follows_equation_five_by_hand) {
   ThresholdController controller(routing(), 64, 2);
   EXPECT_EQ(p_of(controller), 0.25);
-  // 1000 tokens, layers with 10 and 14 experts a token: a = 12, e = (8 - 12) / 64 = -1/16.
+  // 1000 tokens; the layers have 10 and 14 experts per token: a = 12, e = (8 - 12) / 64 = -1/16.
   const std::vector<int64_t> first = {10000, 14000};
   update(controller, first, 1000);
   EXPECT_DOUBLE_EQ(p_of(controller), 0.25 + 0.1 * (-1.0 / 16) + 0.1 * (-1.0 / 16));
@@ -70,7 +70,7 @@ TEST(ThresholdController, is_constant_for_fixed_top_p) {
 }
 
 TEST(ThresholdController, anti_windup_leaves_the_bound_at_once_when_the_error_turns) {
-  // Every expert is asked for and none beyond one can be had: p runs into its upper bound.
+  // The target is 32 experts, but each token has one: p rises to its upper bound.
   const std::vector<int64_t> starved = {1000};
   const std::vector<int64_t> flooded = {64000};
   RoutingConfig config = routing(0.9, 32, 0.1, 0.1);
@@ -88,7 +88,7 @@ TEST(ThresholdController, anti_windup_leaves_the_bound_at_once_when_the_error_tu
   update(guarded, flooded, 1000);
   update(winding, flooded, 1000);
   EXPECT_LT(p_of(guarded), 0.95);
-  EXPECT_EQ(p_of(winding), kMaxThreshold);  // still unwinding
+  EXPECT_EQ(p_of(winding), kMaxThreshold);  // the sum is still unwinding
 }
 
 TEST(ThresholdController, is_the_papers_law_wherever_nothing_clips) {
@@ -121,7 +121,7 @@ TEST(ThresholdController, stays_inside_its_bounds_whatever_happens) {
   });
 }
 
-// The law in plain doubles, for one controller.
+// The control law in plain doubles, for one controller.
 struct PlainController {
   RoutingConfig config;
   int64_t num_experts;

@@ -1,4 +1,4 @@
-// The ops in plain ATen, in double where the caller passes doubles: what the kernels are compared with.
+// The ops in plain ATen, as references for the kernels. They compute in double if the caller passes doubles.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ inline at::Tensor probabilities(const at::Tensor& logits_TE, const at::Tensor& s
   return (normalization == "dynamic" ? s * scale : s).softmax(-1);
 }
 
-// The experts of one token in the order they are taken, from a stable sort of all of them.
+// The experts of one token in the order in which they are selected, from a stable sort of all experts.
 inline std::vector<int64_t> chosen_experts(const at::Tensor& prob_E, double threshold, int64_t top_k,
                                            int64_t max_experts) {
   const at::Tensor prob = prob_E.to(at::kDouble).contiguous();
@@ -59,7 +59,7 @@ inline std::pair<at::Tensor, at::Tensor> cross_entropy(const at::Tensor& x_TD, c
   return {(lse - logits.gather(1, target).squeeze(1)).mean(), lse.square().mean()};
 }
 
-// |actual - expected| of the worst element over the largest |expected|.
+// The largest |actual - expected| relative to the largest |expected|.
 inline double error(const at::Tensor& actual, const at::Tensor& expected) {
   if (expected.numel() == 0) return 0;
   const at::Tensor reference = expected.detach().to(at::kDouble);

@@ -1,4 +1,4 @@
-// A result and its gradients beside those of a reference.
+// Compares a result and its gradients with a reference.
 #pragma once
 
 #include <vector>
@@ -9,8 +9,8 @@
 
 namespace dtopp {
 
-// y, made of `in`, is within the bound of `expected`, made of `exact` in double, and so are the gradients
-// that random ones of y give.
+// Expects that y, computed from `in`, is within the bound of `expected`, computed from `exact` in double. The
+// gradients for a random gradient of y must agree too.
 inline void expect_same_gradients(const at::Tensor& y, const at::Tensor& expected,
                                   const std::vector<at::Tensor>& in, const std::vector<at::Tensor>& exact,
                                   double bound) {

@@ -1,5 +1,5 @@
-// Calls the kernels of a device with arguments that do not fit the others: every tensor argument of every
-// operator in turn with another type, device, number of dimensions and size.
+// Calls a device's kernels with arguments that do not fit: it changes each tensor argument of every operator
+// to another type, device, number of dimensions and size, one at a time.
 #pragma once
 
 #include <set>
@@ -17,7 +17,7 @@ struct Call {
   std::vector<c10::IValue> arguments;
 };
 
-// Operators with arguments that fit.
+// Calls of all operators with valid arguments.
 inline std::vector<Call> fitting_calls() {
   at::manual_seed(5);
   const int64_t T = 6, D = 8, E = 4, F = 5, V = 9, K = 4;
@@ -80,7 +80,8 @@ inline void run(const Call& call, c10::DispatchKey device) {
       .redispatchBoxed(c10::DispatchKeySet(device), &stack);
 }
 
-// Expects errors that begin with the op's name from all mistakes but these: "op argument mistake".
+// Expects errors that begin with the op's name for all mistakes except those in `but`, written "op argument
+// mistake".
 inline void expect_refused(c10::DispatchKey device, const std::set<std::string>& but) {
   std::set<std::string> accepted;
   for (const Call& right : fitting_calls()) {

@@ -1,4 +1,4 @@
-// The operators refuse what they cannot take, also those that only autograd calls.
+// Tests that the operators refuse invalid arguments, including the operators that only autograd calls.
 #include "tests/ops/wrong_arguments.h"
 
 namespace dtopp::wrong_arguments {
@@ -28,7 +28,7 @@ at::Tensor pairs(std::initializer_list<int64_t> experts_and_tokens) {
 }
 
 TEST(WrongArguments, of_type_device_or_shape_are_refused) {
-  // Other numbers of tokens, experts or ids are right where no other argument has them.
+  // Another number of tokens, experts or ids is valid if no other argument has that dimension.
   expect_refused(
       c10::DispatchKey::CPU,
       {"route logits_TE double", "route logits_TE longer", "route logits_TE narrower",

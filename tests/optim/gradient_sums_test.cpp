@@ -7,7 +7,7 @@
 namespace dtopp {
 namespace {
 
-// Two leaves, of which the second is reached in every other micro-batch only.
+// Two parameters. Only every other micro-batch reaches the second one.
 class GradientSumsTest : public testing::Test {
  protected:
   std::vector<at::Tensor> sums_of(bool along_tree, int64_t micro_batches, at::ScalarType type = at::kFloat) {
@@ -74,7 +74,7 @@ TEST_F(GradientSumsTest, are_the_same_whether_a_gradient_is_widened_before_or_wh
     for (int64_t m = 0; m < micro_batches; ++m) {
       first.push_back(wide(0, m));
       one_by_one = m == 0 ? first[0] : one_by_one + first.back();
-      // Absent ones stand where the tree would begin a sum.
+      // Missing gradients fall where the tree would start a sum.
       second.push_back(m % 2 == 1 ? (wide(1, m) + 0.5).to(at::kBFloat16).to(at::kFloat) : at::Tensor());
     }
     const std::vector<at::Tensor> along_tree = sums_of(true, micro_batches, at::kBFloat16);
@@ -85,7 +85,7 @@ TEST_F(GradientSumsTest, are_the_same_whether_a_gradient_is_widened_before_or_wh
   }
 }
 
-// The gradients of experts' weights, which moe_ffn adds by itself, beside those that autograd has.
+// Gradients of expert weights, which moe_ffn adds up itself, and of a weight that autograd handles.
 TEST_F(GradientSumsTest, are_the_same_where_an_op_adds_to_them) {
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
     for (const bool along_tree : {true, false}) {
@@ -122,7 +122,7 @@ TEST_F(GradientSumsTest, are_the_same_where_an_op_adds_to_them) {
           if (type == at::kFloat) {
             EXPECT_TRUE(taken[i].equal(expected));
           }
-          // What is added has not been rounded.
+          // The op adds values that have not been rounded.
           EXPECT_LT((taken[i] - expected).norm().item<float>(), expected.norm().item<float>() / 256);
         }
       }

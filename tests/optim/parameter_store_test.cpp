@@ -44,7 +44,7 @@ TEST_P(Average, follows_its_equation_over_applied_steps_alone) {
     std::map<std::string, at::Tensor> expected;
     for (const ParameterSpec& spec : store_.specs())
       expected[spec.name] = store_.master(spec.name).to(at::kDouble);
-    const int64_t before = limit == 0.4 ? 25 : 0;  // the updates of the first round
+    const int64_t before = limit == 0.4 ? 25 : 0;  // updates of the first round
     int64_t n = before;
     for (int64_t number = 0; number < 30; ++number) {
       const bool applied = number % 6 != 4;
@@ -54,7 +54,7 @@ TEST_P(Average, follows_its_equation_over_applied_steps_alone) {
       for (auto& [name, average] : expected) {
         if (applied) average = d * average + (1 - d) * store_.master(name).to(at::kDouble);
         const at::Tensor difference = store_.average(name).to(at::kDouble) - average;
-        // Roundings of f32 values near 1, half an ulp each, that fade as slowly as the average.
+        // Rounding errors of f32 values near 1, half an ulp each; they fade as slowly as the average.
         ASSERT_LT(difference.abs().max().item<double>(), 1e-6) << name << " after step " << number;
       }
     }
@@ -76,7 +76,7 @@ TEST_P(Average, comes_back_from_a_file_and_goes_on) {
                                               /*keep=*/1));
   const at::Tensor saved = store_.average("matrix").clone();
 
-  store_.keep_average(0.9);  // begins anew
+  store_.keep_average(0.9);  // restarts the average
   EXPECT_FALSE(store_.average("matrix").equal(saved));
   store_.load_average(checkpoint);
   EXPECT_TRUE(store_.average("matrix").equal(saved));

@@ -19,10 +19,10 @@ TEST(Initialisation, is_a_truncated_normal) {
   EXPECT_LE(values.abs().max().item<double>(), 3.0 + 1e-6);
   EXPECT_GT(values.abs().max().item<double>(), 2.99);
   EXPECT_NEAR(values.mean().item<double>(), 0, 4e-3);
-  // Variance of a normal cut at ±3: 1 - 6 phi(3) / (2 Phi(3) - 1).
+  // The variance of a normal distribution cut at ±3: 1 - 6 phi(3) / (2 Phi(3) - 1).
   const double phi = std::exp(-4.5) / std::sqrt(2 * std::numbers::pi);
   EXPECT_NEAR(values.var().item<double>(), 1 - 6 * phi / std::erf(3 / std::sqrt(2.0)), 6e-3);
-  // Share within one standard deviation.
+  // The share within one standard deviation.
   EXPECT_NEAR((values.abs() < 1).to(at::kDouble).mean().item<double>(),
               std::erf(1 / std::sqrt(2.0)) / std::erf(3 / std::sqrt(2.0)), 2e-3);
 }

@@ -11,7 +11,7 @@
 namespace dtopp::communication_test {
 namespace {
 
-// Every set of `active` experts counted.
+// Counts over every set of `active` experts.
 double counted_ranks(int64_t experts, int64_t ranks, int64_t active) {
   const int64_t each = experts / ranks;
   const uint64_t local = (uint64_t{1} << static_cast<uint64_t>(each)) - 1;
@@ -50,14 +50,16 @@ TEST(Communication, without_expert_parallelism_is_a_reduce_scatter_and_a_gather_
   const double all = kDense + kExperts;
   EXPECT_NEAR(sent(plan, "reduce_scatter").total(), 0.75 * 4 * all, 1);
   EXPECT_NEAR(sent(plan, "gather").total(), 0.75 * (2 * (all - kRouters) + 4 * kRouters), 1);
-  // Half goes to the other rank of the node, half of what the two have added up to the other node.
+  // Half goes to the other rank of the node. Half of the node's sum goes to the other node.
   EXPECT_NEAR(sent(plan, "reduce_scatter").inside, 0.5 * 4 * all, 1);
   EXPECT_NEAR(sent(plan, "reduce_scatter").between, 0.25 * 4 * all, 1);
   EXPECT_EQ(sent(plan, "dispatch").total(), 0);
   EXPECT_EQ(sent(plan, "combine").total(), 0);
-  // Six losses of four micro-batches; a norm of each of 22 parameters and of six experts of four; two flags;
-  // what each of four ranks cuts; the pairs of two layers on four ranks; two sums over tokens, 6 + 7 counts a
-  // layer; one histogram of masses; summed and given back.
+  // The step numbers, which an all-reduce sums and returns: six losses of four micro-batches; one gradient
+  // norm per chunk, for 22 parameters of one chunk and four expert parameters of six; two flags; for each of
+  // four ranks, the number of parts into which it splits micro-batches; the most token-expert pairs of two
+  // layers on four ranks; two sums over tokens; 6 + 7 counts for each of two layers; one probability
+  // histogram.
   EXPECT_NEAR(sent(plan, "step").total(), 2 * 0.75 * 8 * (24 + 22 + 6 * 4 + 2 + 4 + 8 + 2 + 26 + 4096), 1);
 }
 
@@ -65,20 +67,21 @@ TEST(Communication, replicas_that_form_no_tree_in_a_node_exchange_directly) {
   RunConfig config = tiny();
   config.training.micro_batch_size = 1;
   const Plan plan = make_plan(config, {.ranks = 6, .nodes = 2});
-  // Of five peers two are near.
+  // Two of the five peers are on the same node.
   EXPECT_NEAR(sent(plan, "reduce_scatter").inside, 2.0 / 6 * 4 * (kDense + kExperts), 1);
   EXPECT_NEAR(sent(plan, "reduce_scatter").between, 3.0 / 6 * 4 * (kDense + kExperts), 1);
 }
 
 TEST(Communication, with_expert_parallelism_by_hand) {
   const Plan plan = make_plan(tiny(), {.ranks = 4, .nodes = 2, .expert_parallel = 2});
-  // One micro-step. Half of the dense gradients goes to the other rank of the block; then half of this rank's
-  // part goes to the other block, which is on the other node.
+  // One micro-step. Half of the dense gradients goes to the other rank of the EP group. Then half of this
+  // rank's shard goes to the other EP group, which is on the other node.
   EXPECT_NEAR(sent(plan, "reduce_scatter").inside, 0.5 * kDense * 4, 1);
   EXPECT_NEAR(sent(plan, "reduce_scatter").between, 0.5 * (kDense + kExperts) / 2 * 4, 1);
   EXPECT_NEAR(sent(plan, "gather").inside, 0.5 * kDense * 4, 1);
   EXPECT_NEAR(sent(plan, "gather").between, 0.5 * (kDense + kExperts) / 2 * 4, 1);
-  // Of 20 sets of three of six experts two lie on one rank: a token has 1.9 ranks, 0.95 of them the other.
+  // Two of the 20 sets of three of six experts lie on one rank. So a token goes to 1.9 ranks, and 0.95 of
+  // them are the other rank.
   EXPECT_DOUBLE_EQ(plan.communication.rows_per_token, 1.9);
   const double rows = 12 * 2 * 0.95;  // tokens, layers
   EXPECT_NEAR(sent(plan, "dispatch").inside, 2 * rows * (8 * 4 + 3 * 4) + 2 * 16, 1);
@@ -105,7 +108,7 @@ TEST(Communication, the_busiest_rank_owns_an_aligned_block_of_micro_batches) {
   EXPECT_DOUBLE_EQ(make_plan(tiny(), {.ranks = 4}).communication.busiest_share, 1);
 }
 
-// The prototype's figures for 13.5 billion parameters on paper, in GB: gradients, parameters, rows.
+// The prototype's paper calculation for 13.5 billion parameters, in GB: gradients, parameters, rows.
 TEST(Communication, agrees_with_an_independent_count_of_the_papers_largest_model) {
   const RunConfig config = load_run_config(
       std::string(DTOPP_SOURCE_DIR) + "/configs/moe-2.4b-13.6b-64e8a-dtop-p.yaml", {"data.train=x"});
@@ -113,7 +116,8 @@ TEST(Communication, agrees_with_an_independent_count_of_the_papers_largest_model
   EXPECT_NEAR(sent(plan, "reduce_scatter").total(), 14.6e9, 0.05e9);
   EXPECT_NEAR(sent(plan, "gather").total(), 7.3e9, 0.05e9);
   EXPECT_NEAR(sent(plan, "combine").total(), 23.6e9 / 2, 0.05e9);
-  EXPECT_NEAR(sent(plan, "dispatch").total(), 23.6e9 / 2 * (1 + 64.0 / 4096), 0.05e9);  // gates beside x
+  EXPECT_NEAR(sent(plan, "dispatch").total(), 23.6e9 / 2 * (1 + 64.0 / 4096),
+              0.05e9);  // gates are sent with x
 }
 
 RC_GTEST_PROP(CommunicationProperty, nodes_move_bytes_and_add_none, ()) {
@@ -131,7 +135,7 @@ RC_GTEST_PROP(CommunicationProperty, nodes_move_bytes_and_add_none, ()) {
     RC_ASSERT(one.between == 0U);
     RC_ASSERT(std::abs(other.total() - static_cast<double>(one.inside)) <= 1);
   }
-  // Ranks with the same experts are all on other nodes.
+  // All EDP ranks of an expert are on different nodes.
   RC_ASSERT(apart.communication.replica_gradients.inside == 0);
 }
 

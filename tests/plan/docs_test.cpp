@@ -1,4 +1,4 @@
-// The pages on configuration, presets and scale say what the code does.
+// Tests that the pages on configuration, presets and scale agree with the code.
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -59,7 +59,7 @@ TEST(PresetsPage, shows_the_plans_numbers) {
   }
 }
 
-// "dense-0.4b", "moe-…-dtop-p": what the paper trained and this repository is about.
+// "dense-0.4b" or "moe-…-dtop-p": the models that the paper trained and that the scale page lists.
 bool is_of_the_paper(const std::string& name) {
   return name.starts_with("dense-") || (name.starts_with("moe-") && name.ends_with("-dtop-p"));
 }

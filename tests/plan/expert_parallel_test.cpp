@@ -61,11 +61,11 @@ TEST(Recommend, takes_the_fewest_ranks_that_fit) {
   const std::vector<Plan> plans = {plan_of(1, 300), plan_of(2, 200), plan_of(4, 100)};
   const Recommendation all = recommend(plans, {"toy", 300});
   EXPECT_EQ(all.expert_parallel, 1);
-  EXPECT_EQ(all.reason, "300 B fit the 300 B of toy, so no rows have to travel");
+  EXPECT_EQ(all.reason, "300 B fit the 300 B of toy, so no rows have to be exchanged");
   const Recommendation some = recommend(plans, {"toy", 299});
   EXPECT_EQ(some.expert_parallel, 2);
   EXPECT_THAT(some.reason, HasSubstr("1 would need 300 B"));
-  EXPECT_EQ(some.fastest, 2);  // no rates
+  EXPECT_EQ(some.fastest, 2);  // rates are unknown
   const Recommendation none = recommend(plans, {"toy", 99});
   EXPECT_EQ(none.expert_parallel, 4);
   EXPECT_EQ(none.reason, "none fits the 99 B of toy; this one needs the least, 100 B");

@@ -1,4 +1,4 @@
-// The figures for a CUDA device, which are derived from what its operators allocate.
+// Tests the plan's figures for a CUDA device, which follow from the allocations of its operators.
 #include <gmock/gmock.h>
 #include <rapidcheck/gtest.h>
 
@@ -13,7 +13,8 @@ RunConfig tiny_in_bf16() { return tiny(Precision::kBf16); }
 
 Plan cuda_plan(const RunConfig& config) { return make_plan(config, RankLayout{}, Device::kCuda); }
 
-// 12 tokens of 8 bf16 make a stream of 192 bytes; 36 pairs, room for 45.
+// 12 tokens of 8 bf16 values make a stream of 192 bytes. There are 36 token-expert pairs and a capacity of
+// 45.
 constexpr uint64_t kLayer = 4 * 192 + 12 * 16 + 6 * 192 + 12 * 2 * 4 + 12 * 6 * 8 + 45 * 2 * 5 * 2;
 constexpr uint64_t kKept = 2 * kLayer + 2 * 192 + 12 * 16;
 
@@ -24,10 +25,11 @@ TEST(PlanForCuda, memory_in_bf16_by_hand) {
   EXPECT_EQ(plan.memory_bytes("optimizer_moments"), 8 * P);
   EXPECT_EQ(plan.memory_bytes("gradients"), 2 * 4 * P);
   EXPECT_EQ(plan.memory_bytes("compute_copies"), 2 * (P - routers));
-  EXPECT_EQ(plan.memory_bytes("micro_batch_gradients"), 2U * 6 * 10 * 8);  // of gate and up
-  // Logits in fp32 and their gradients in bf16, the output's gradient, that of the hidden states.
+  EXPECT_EQ(plan.memory_bytes("micro_batch_gradients"), 2U * 6 * 10 * 8);  // for gate and up
+  // Logits in fp32 with their gradients in bf16, the gradient of the output weight, and the hidden states'
+  // gradient.
   EXPECT_EQ(plan.memory_bytes("cross_entropy"), 12U * 11 * (4 + 2) + 11 * 8 * 4 + 192);
-  // For each pair: gradients of its output (D), its activation (F), gate and up (2 F), and the scaled
+  // Per pair: the gradients of its output (D), activation (F), and gate and up (2 F), and the scaled
   // activation (F).
   EXPECT_EQ(plan.memory_bytes("workspace"),
             3U * 192 + 45 * (8 + 4 * 5) * 2 + 12 * 6 * 4 + /*the embedding's look-up*/ 11 * 8 * 2);
@@ -35,7 +37,7 @@ TEST(PlanForCuda, memory_in_bf16_by_hand) {
 }
 
 TEST(PlanForCuda, activations_are_there_in_full_or_one_layer_of_them_with_every_gradient) {
-  // Micro-batch gradients of some 4 kB take over what all layers but one release.
+  // Micro-batch gradients of about 4 kB reuse the memory that all layers but one release.
   EXPECT_EQ(cuda_plan(tiny_in_bf16()).memory_bytes("activations"),
             std::max(kLayer, kKept - cuda_plan(tiny_in_bf16()).memory_bytes("micro_batch_gradients")));
   RunConfig config = tiny_in_bf16();
@@ -73,7 +75,7 @@ TEST(PlanForCuda, changes_no_other_figure) {
   EXPECT_EQ(cuda.flops_per_token, cpu.flops_per_token);
 }
 
-// What lies there at the three moments that can be the peak, added up apart from the plan's parts.
+// The memory in use at the three possible peaks, added up independently of the plan's parts.
 RC_GTEST_PROP(PlanForCudaProperty, covers_each_moment_of_a_step, ()) {
   RunConfig config = tiny_in_bf16();
   config.model.num_layers = *rc::gen::inRange<int64_t>(1, 6);
@@ -99,7 +101,7 @@ RC_GTEST_PROP(PlanForCudaProperty, more_of_anything_never_costs_less, ()) {
   config.routing.target_experts = {
       static_cast<double>(*rc::gen::inRange<int64_t>(1, config.model.num_experts))};
   config.training.precision = *rc::gen::element(Precision::kFp32, Precision::kBf16);
-  config.parallel.reproducible = false;  // else larger micro-batches, being fewer, may need one sum less
+  config.parallel.reproducible = false;  // otherwise fewer, larger micro-batches may need one sum less
   const uint64_t before = cuda_plan(config).memory_bytes();
   int64_t* const sizes[] = {&config.model.hidden_size, &config.model.num_layers,
                             &config.model.ffn_hidden_size, &config.model.sequence_length,

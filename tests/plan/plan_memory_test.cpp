@@ -1,4 +1,4 @@
-// What a plan says of a rank's memory, and what is made of it.
+// Tests a plan's figures for a rank's memory, and the advice derived from them.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -40,8 +40,8 @@ TEST(Plan, memory_in_fp32_by_hand) {
   EXPECT_EQ(plan.memory_bytes("average"), 0U);
   EXPECT_EQ(plan.memory_bytes("gradients"), 2 * 4 * P);  // four micro-batches: two levels of sums
   EXPECT_EQ(plan.memory_bytes("compute_copies"), 0U);
-  EXPECT_EQ(plan.memory_bytes("micro_batch_gradients"), 4U * 6 * 10 * 8);  // of gate and up
-  // 12 tokens of 8 floats make a stream of 384 bytes; 36 pairs.
+  EXPECT_EQ(plan.memory_bytes("micro_batch_gradients"), 4U * 6 * 10 * 8);  // for gate and up
+  // 12 tokens of 8 floats make a stream of 384 bytes. There are 36 token-expert pairs.
   const uint64_t layer = 4 * 384 + 12 * 16 + 6 * 384 + 12 * 2 * 4 + 12 * 6 * 8 + 36 * 2 * 5 * 4;
   const uint64_t kept = 2 * layer + 2 * 384 + 12 * 16;
   const uint64_t arising = plan.memory_bytes("micro_batch_gradients") + plan.memory_bytes("workspace");
@@ -95,31 +95,31 @@ TEST(Plan, sums_that_need_not_be_reproducible_are_one) {
 TEST(Plan, ranks_share_masters_and_moments) {
   const Plan one = make_plan(tiny());
   const uint64_t P = one.parameters;
-  ASSERT_EQ(P % 4, 2U);  // elements do not come out even
+  ASSERT_EQ(P % 4, 2U);  // P is not a multiple of four
   const Plan four = make_plan(tiny(), {.ranks = 4});
   EXPECT_EQ(four.memory_bytes("parameters"), P);
   EXPECT_EQ(four.memory_bytes("optimizer_moments"), 2 * P);
   EXPECT_EQ(four.memory_bytes("gradients"), 4 * P);
-  EXPECT_EQ(four.memory_bytes("compute_copies"), 4 * (P - P / 4));  // those of the others
-  EXPECT_EQ(four.memory_bytes("exchange_buffers"), 2 * 4 * P);      // one bucket, sent and arriving
+  EXPECT_EQ(four.memory_bytes("compute_copies"), 4 * (P - P / 4));  // the shards of the other ranks
+  EXPECT_EQ(four.memory_bytes("exchange_buffers"), 2 * 4 * P);      // one bucket being sent, one arriving
   EXPECT_EQ(one.memory_bytes("exchange_buffers"), 0U);
   RunConfig config = tiny(Precision::kBf16);
   EXPECT_EQ(make_plan(config, {.ranks = 4}).memory_bytes("compute_copies"),
-            2 * (P - 2 * 49) + 4 * (2 * 49 - 2 * 49 / 4));  // routers are computed with in fp32
+            2 * (P - 2 * 49) + 4 * (2 * 49 - 2 * 49 / 4));  // routers compute in fp32
 }
 
 TEST(Plan, ranks_of_a_block_share_experts) {
   RunConfig config = tiny();
-  config.training.global_batch_size = 24;  // eight micro-batches: two micro-steps of each block
+  config.training.global_batch_size = 24;  // eight micro-batches: two micro-steps per EP group
   const RankLayout layout = {.ranks = 4, .nodes = 1, .expert_parallel = 2};
   const uint64_t dense = 88 + 2 * (256 + 32 + 49) + 8, experts = 2 * 720, held = dense + experts / 2;
   const Plan plan = make_plan(config, layout);
   EXPECT_EQ(plan.memory_bytes("parameters"), dense + experts);
   EXPECT_EQ(plan.memory_bytes("compute_copies"), 4 * (held - (dense + experts) / 4));
   EXPECT_EQ(plan.memory_bytes("gradients"), 4 * (dense + experts) / 2);
-  EXPECT_EQ(plan.memory_bytes("micro_batch_gradients"), 4U * 6 * 10 * 8);  // of gate and up, by rank
-  // Each of 12 tokens has 1.9 ranks on average. Kept of two layers: x and the gates of three experts; on
-  // their way one layer's rows, in and out.
+  EXPECT_EQ(plan.memory_bytes("micro_batch_gradients"), 4U * 6 * 10 * 8);  // for gate and up, per rank
+  // A token goes to 1.9 ranks on average. Two layers keep x and the gates of three experts. One layer's rows
+  // are in transit in both directions.
   EXPECT_NEAR(static_cast<double>(plan.memory_bytes("exchange_buffers") - 2 * 4 * held),
               12 * 1.9 * (2 * (8 * 4 + 3 * 4) + 2 * 8 * 4), 0.5);
   config.parallel.reproducible = false;
@@ -129,7 +129,7 @@ TEST(Plan, ranks_of_a_block_share_experts) {
 
 TEST(Plan, tasks_want_the_whole_model_on_a_rank_that_holds_a_part_of_it) {
   RunConfig config = tiny();
-  config.model.ffn_hidden_size = 4096;  // a model of more than its activations
+  config.model.ffn_hidden_size = 4096;  // parameters need more memory than activations
   config.validation.tasks = {"copa"};
   const RankLayout layout = {.ranks = 4, .nodes = 1, .expert_parallel = 2};
   const Plan plan = make_plan(config, layout);
@@ -138,7 +138,7 @@ TEST(Plan, tasks_want_the_whole_model_on_a_rank_that_holds_a_part_of_it) {
                                                  plan.memory_bytes("activations"));
   EXPECT_THAT(error_of<ResourceError>([&] { require_memory(plan, plan.memory_bytes() - 1); }),
               ::testing::HasSubstr("set validation.tasks to [], or "));
-  for (const RankLayout& other : {RankLayout{.ranks = 4}, RankLayout{}})  // where gradients take as much
+  for (const RankLayout& other : {RankLayout{.ranks = 4}, RankLayout{}})  // gradients need as much
     EXPECT_EQ(make_plan(config, other).memory_bytes("task_model"), 0U) << other.ranks;
   config.validation.tasks.clear();
   EXPECT_EQ(make_plan(config, layout).memory_bytes("task_model"), 0U);
@@ -162,7 +162,7 @@ TEST(RequireMemory, names_a_micro_batch_that_fits_or_a_smaller_model) {
     require_memory(make_plan(config), 1000);
     FAIL() << "no error";
   } catch (const ResourceError& error) {
-    EXPECT_THAT(error.what(), ::testing::HasSubstr("1.0 kB are available: make the model smaller"));
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("1.0 kB are available; make the model smaller"));
   }
 }
 

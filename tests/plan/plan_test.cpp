@@ -14,7 +14,7 @@ namespace {
 
 TEST(Plan, counts_what_can_be_counted_by_hand) {
   const Plan plan = make_plan(tiny());
-  // A layer: attention 4 * 64, norms 4 * 8, router 6 * 8 + 1, experts 6 * 3 * 8 * 5.
+  // Per layer: attention 4 * 64, norms 4 * 8, router 6 * 8 + 1, experts 6 * 3 * 8 * 5.
   EXPECT_EQ(plan.parameters, 11U * 8 + 2 * (256 + 32 + 49 + 720) + 8);
   EXPECT_EQ(plan.active_parameters, 11U * 8 + 2 * (256 + 32 + 49 + 360) + 8);
   EXPECT_EQ(plan.flops_per_token, 6U * (2 * (256 + 48 + 360) + 88) + 6U * 2 * 8 * 4);
@@ -35,8 +35,8 @@ TEST(Plan, an_rms_norm_keeps_what_it_normalised_on_a_cpu) {
   RunConfig config = tiny();
   const uint64_t layer_norm = make_plan(config).memory_bytes("activations");
   config.model.norm = NormType::kRms;
-  // Two norms in each of two layers and the last one, of 12 tokens of 8 floats; in bf16 their inputs in fp32
-  // too.
+  // Two norms in each of two layers and the last one, each over 12 tokens of 8 floats. In bf16 their fp32
+  // inputs count too.
   EXPECT_EQ(make_plan(config).memory_bytes("activations"), layer_norm + 5 * 384);
   config.training.precision = Precision::kBf16;
   const uint64_t rms_norm = make_plan(config).memory_bytes("activations");
@@ -54,19 +54,19 @@ TEST(Plan, counts_a_diffusion_transformer_by_hand) {
   config.model.text_length = 2;
   config.model.text_size = 7;
   const Plan plan = make_plan(config);
-  // A block: attention 4 * 64, norms 2 * 8, table 6 * 8, router and experts as above.
+  // Per block: attention 4 * 64, norms 2 * 8, table 6 * 8, router and experts as above.
   const uint64_t ends =
       48 * 8 + 8 + 7 * 8 + 8 + 6 * 8 + 2 * 8 + 8 * 48 + 48;  // patches, text, class, table, last
   const uint64_t once = 256 * 8 + 8 * 8 + 48 * 8 + 16 * 8;   // time, modulations
   EXPECT_EQ(plan.parameters, ends + once + 8 + 8 + 48 + 16 + 2 * (256 + 16 + 48 + 49 + 720));
-  // 4 patches and 2 of text, each seeing all 6.
+  // 4 patch tokens and 2 text tokens; each attends to all 6.
   const uint64_t of_a_token = 2 * (256 + 48 + 360) + 48 * 8 + 7 * 8 + 8 * 48;
   EXPECT_EQ(plan.flops_per_token, 6 * (of_a_token + once / 6) + 12U * 2 * 8 * 6);
   EXPECT_EQ(plan.tokens_per_step, 12U * 6);
   EXPECT_EQ(plan.memory_bytes("average"), 4 * plan.parameters);
   EXPECT_EQ(plan.memory_bytes("cross_entropy"), 0U);
   EXPECT_EQ(plan.memory_bytes("images"), 6U * 3 * 3 * 64 * 4);
-  // A stream of 18 tokens of 8 floats has 576 bytes; 54 pairs.
+  // 18 tokens of 8 floats make a stream of 576 bytes. There are 54 token-expert pairs.
   const uint64_t layer = 8 * 576 + 18 * 16 + 6 * 576 + 18 * 2 * 4 + 18 * 6 * 8 + 54 * 2 * 5 * 4;
   const uint64_t kept = 2 * layer + 4 * 576 + 3 * 3 * 64 * 4;
   const uint64_t arising = plan.memory_bytes("micro_batch_gradients") + plan.memory_bytes("workspace");
@@ -116,7 +116,7 @@ RC_GTEST_PROP(PlanProperty, more_of_anything_never_costs_less, ()) {
   config.routing.target_experts = {
       static_cast<double>(*rc::gen::inRange<int64_t>(1, config.model.num_experts))};
   config.training.precision = *rc::gen::element(Precision::kFp32, Precision::kBf16);
-  config.parallel.reproducible = false;  // else larger micro-batches, being fewer, may need one sum less
+  config.parallel.reproducible = false;  // otherwise fewer, larger micro-batches may need one sum less
   const Plan before = make_plan(config);
   switch (*rc::gen::inRange(0, 6)) {
     case 0:

@@ -28,11 +28,11 @@ TEST(PlanTable, shows_figures_with_units_and_leaves_out_parts_of_nothing) {
   EXPECT_EQ(plan_table(made_up_plan(), config, {}),
             "tiny\n"
             "parameters                     1.370 G\n"
-            "active parameters                  999   3 of 6 experts a token\n"
-            "FLOPs a token                  8.220 G   forward and backward\n"
-            "tokens a step                       48\n"
-            "tokens in all                  4.800 K   100 steps\n"
-            "FLOPs in all                  39.456 T\n"
+            "active parameters                  999   3 of 6 experts per token\n"
+            "FLOPs per token                8.220 G   forward and backward\n"
+            "tokens per step                     48\n"
+            "total tokens                   4.800 K   100 steps\n"
+            "total FLOPs                   39.456 T\n"
             "memory\n"
             "  gradients                     1.0 kB\n"
             "  program                       2.0 GB\n"
@@ -69,13 +69,13 @@ TEST(PlanTable, shows_bytes_by_collective_seconds_and_the_alternatives) {
   const PlanContext context{PlanDevice{"toy", 70, rates}, {made_up_plan_of_ranks(1, 100), plan}};
   const std::string text = plan_table(plan, tiny(), context);
   for (const char* line : {"memory of each rank\n",
-                           "sent a step, mean rank    inside nodes   between nodes\n"
+                           "sent per step, mean rank  inside nodes   between nodes\n"
                            "  reduce_scatter                1.0 GB          2.0 GB\n"
                            "  step                           400 B             0 B\n"
                            "  total                         1.0 GB          2.0 GB\n"
-                           "rows a token                      1.50   ranks of 2 that hold its experts\n",
+                           "rows per token                    1.50   ranks of 2 that hold its experts\n",
                            "  compute                      0.110 s   assumed: 45 % of 1 TFLOP/s\n",
-                           "  update                       0.006 s   assumed of memory: 80 % of 1000 GB/s\n",
+                           "  update                       0.006 s   assumed for memory: 80 % of 1000 GB/s\n",
                            "expert_parallel                 memory   between nodes          step\n"
                            "  1                              100 B          2.0 GB       2.272 s\n"
                            "  2                               50 B          2.0 GB       2.272 s\n"

@@ -1,4 +1,4 @@
-// Every file of configs/, against the paper's two tables.
+// Tests every file of configs/ against the paper's two tables.
 #include <algorithm>
 #include <filesystem>
 #include <set>
@@ -20,7 +20,7 @@ struct Row {
   double active;
 };
 
-// Paper, table of architectures.
+// Source: paper, table of architectures.
 const Row kDenseRows[] = {{"dense-0.4b", 16, 16, 1024, 4096, 1, 0},
                           {"dense-1.3b", 16, 16, 2048, 8192, 1, 0},
                           {"dense-2.4b", 32, 32, 2048, 8192, 1, 0}};
@@ -46,7 +46,7 @@ void expect_row(const RunConfig& config, const Row& row) {
   EXPECT_EQ(config.model.sequence_length, 2048);
   EXPECT_TRUE(config.model.tie_embeddings);
   EXPECT_EQ(config.model.init_std, 0.02);
-  // Paper, table of training hyperparameters.
+  // Source: paper, table of training hyperparameters.
   EXPECT_EQ(config.training.global_batch_size, 512);
   EXPECT_EQ(config.training.steps, 95367);
   EXPECT_EQ(config.optimizer.warmup_steps, 2500);
@@ -58,13 +58,13 @@ void expect_row(const RunConfig& config, const Row& row) {
   EXPECT_EQ(config.optimizer.grad_clip, 1.0);
   EXPECT_EQ(config.loss.lm_z, 1e-4);
   EXPECT_EQ(config.loss.router_z, 0.0);
-  // Paper, table of evaluation suites: what is measured during pre-training.
+  // Source: paper, table of evaluation suites (the tasks measured during pre-training).
   EXPECT_EQ(config.validation.tasks, (std::vector<std::string>{"hellaswag", "arc_easy"}));
   EXPECT_EQ(config.validation.task_data, "eval/data");
 }
 
-// By hand: embedding V D; a block 4 D^2 + 4 D (attention with its norms, two norms), router E D (+ 1),
-// experts 3 E D F; the last norm D.
+// The count by hand: embedding V D; per block 4 D^2 + 4 D (attention with its norms, two norms), router E D
+// (+ 1) and experts 3 E D F; the last norm D.
 int64_t parameters_by_hand(const Row& row, bool dynamic) {
   const int64_t D = row.hidden;
   const int64_t router = row.experts > 1 ? row.experts * D + (dynamic ? 1 : 0) : 0;
@@ -128,7 +128,7 @@ TEST(Presets, moe_rows_follow_the_paper_under_every_method) {
       const Plan plan = make_plan(*config);
       const bool dynamic = config->routing.normalization == Normalization::kDynamic;
       EXPECT_EQ(plan.parameters, static_cast<uint64_t>(parameters_by_hand(row, dynamic))) << config->name;
-      Row active = row;  // as if it had only its active experts, with the whole router
+      Row active = row;  // with the active experts only, but the whole router
       active.experts = static_cast<int64_t>(row.active);
       const int64_t router = (row.experts - active.experts) * row.hidden * row.layers;
       EXPECT_EQ(plan.active_parameters, static_cast<uint64_t>(parameters_by_hand(active, dynamic) + router))
@@ -137,7 +137,7 @@ TEST(Presets, moe_rows_follow_the_paper_under_every_method) {
   }
 }
 
-// The paper's ablation without controller and dynamic normalisation.
+// The paper's ablation without the controller and without dynamic normalisation.
 TEST(Presets, the_main_model_comes_with_the_ablations_threshold_too) {
   const RunConfig baseline = load("moe-1.3b-6.9b-64e8a-top-p"),
                   ablation = load("moe-1.3b-6.9b-64e8a-top-p-0.25");
@@ -165,8 +165,9 @@ TEST(Presets, small_models_are_of_equal_active_size) {
   }
 }
 
-// By hand: patches and time in, a class and none; a modulation of 6 D and the last one of 2 D; of a block 4
-// D^2, two gains of queries and keys, a table of 6 D and the FFN; the last layer's table and projection.
+// The count by hand: inputs for patches and time, the classes and "none"; a shared modulation of 6 D and a
+// last one of 2 D; per block 4 D^2, gains of queries and keys, a table of 6 D and the FFN; the last layer's
+// table and projection.
 int64_t diffusion_parameters_by_hand(const ModelConfig& model, bool dynamic) {
   const int64_t D = model.hidden_size, V = model.channels * model.patch_size * model.patch_size;
   const int64_t E = model.num_experts;
@@ -196,7 +197,7 @@ TEST(Presets, diffusion_transformers_follow_the_paper_under_every_method) {
     const bool dynamic = config.routing.normalization == Normalization::kDynamic;
     const Plan plan = make_plan(config);
     EXPECT_EQ(plan.parameters, static_cast<uint64_t>(diffusion_parameters_by_hand(config.model, dynamic)));
-    // Without the embeddings of time and class and the last layer, which the decision's figures leave out.
+    // The expected figures leave out the embeddings of time and class and the last layer.
     const int64_t left_out = 8 * 2048 + (256 + 1001 + 3 * 2048) * 2048 + 2 * 16 * 2048 + 2 * 2048 + 16;
     EXPECT_NEAR(static_cast<double>(plan.parameters) - left_out, dense ? 0.85e9 : 3.32e9, 0.005e9);
   }

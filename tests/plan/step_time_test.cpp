@@ -5,7 +5,7 @@
 namespace dtopp::step_time_test {
 namespace {
 
-// 45 FLOP/s of matrix products come out of 100.
+// 45 of 100 FLOP/s remain for matrix products.
 constexpr DeviceRates kRates = {
     .bf16_flops = 200, .fp32_flops = 100, .memory = 1 / 0.8, .inside = 1 / 0.67, .between = 1 / 0.9};
 
@@ -24,10 +24,10 @@ TEST(StepTime, is_arithmetic_and_update_where_all_that_travels_is_hidden) {
   plan.communication.replica_gradients = {18, 18};  // 0.9 of 20 s
   plan.communication.parameters = {9, 9};           // 0.9 of 10 s
   const StepTime time = plan_step_time(plan, kRates);
-  EXPECT_DOUBLE_EQ(time.compute, 30);  // 30 tokens a rank
+  EXPECT_DOUBLE_EQ(time.compute, 30);  // 30 tokens per rank
   EXPECT_NEAR(time.gradients, 0, 1e-12);
   EXPECT_NEAR(time.parameters, 0, 1e-12);
-  EXPECT_DOUBLE_EQ(time.update, 30);  // bytes of one parameter
+  EXPECT_DOUBLE_EQ(time.update, 30);  // the bytes of one parameter
   EXPECT_NEAR(time.mfu, 30 * 45 / (100 * 60.0), 1e-12);
   plan.precision = Precision::kBf16;
   EXPECT_DOUBLE_EQ(plan_step_time(plan, kRates).compute, 15);
@@ -35,7 +35,7 @@ TEST(StepTime, is_arithmetic_and_update_where_all_that_travels_is_hidden) {
 
 TEST(StepTime, shows_what_is_not_hidden) {
   Plan plan = made_up_plan();
-  plan.communication.micro_steps = 2;  // 10 s and 5 s of the last one
+  plan.communication.micro_steps = 2;  // 10 s, of which the last micro-step takes 5 s
   plan.communication.block_gradients = {19, 0};
   plan.communication.replica_gradients = {2, 12};
   plan.communication.parameters = {6, 5};

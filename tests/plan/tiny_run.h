@@ -1,4 +1,4 @@
-// A run whose plan can be counted by hand.
+// A run small enough for a plan to be counted by hand.
 #pragma once
 
 #include "dtopp/config/run_config.h"

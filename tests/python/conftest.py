@@ -1,4 +1,4 @@
-"""What the Python tests share: where the programs and the data lie, and how a missing one is said."""
+"""Shared fixtures of the Python tests: the paths of programs and data, and a skip message if one is missing."""
 
 import os
 import pathlib
@@ -8,7 +8,7 @@ from tiny_run import BINARY, ROOT
 
 
 def built(name):
-    """The path of a program beside dtopp; skips the test, in one line, where it is not built."""
+    """Returns the path of a program beside dtopp. Skips the test with a one-line reason if it is not built."""
     program = BINARY.with_name(name)
     if not program.exists():
         pytest.skip(f"{program} is not built")
@@ -28,7 +28,7 @@ def program():
 
 @pytest.fixture(scope="session")
 def dtopp_data():
-    """The folder with data/ and eval/; DTOPP_DATA names it."""
+    """The folder with data/ and eval/, from DTOPP_DATA."""
     folder = pathlib.Path(os.environ.get("DTOPP_DATA", ROOT / "../shared"))
     if not (folder / "data").is_dir():
         pytest.skip(f"DTOPP_DATA={folder} holds no data/")

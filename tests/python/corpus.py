@@ -1,4 +1,4 @@
-"""Reads the text data without a package for zstd."""
+"""Reads the text data without a zstd package."""
 
 import ctypes
 import ctypes.util
@@ -6,7 +6,7 @@ import json
 
 
 def documents(path):
-    """The texts of a .jsonl.zst whose frame states its size."""
+    """Returns the texts of a .jsonl.zst file whose frame states its size."""
     zstd = ctypes.CDLL(ctypes.util.find_library("zstd") or "libzstd.so.1")
     zstd.ZSTD_getFrameContentSize.restype = zstd.ZSTD_decompress.restype = ctypes.c_size_t
     compressed = path.read_bytes()

@@ -1,4 +1,4 @@
-"""A network between two namespaces in which every packet takes a while: a TUN device in each, a thread between them."""
+"""A delaying network between two namespaces: a TUN device in each, and a thread that forwards packets late."""
 
 import ctypes
 import fcntl
@@ -16,18 +16,19 @@ MTU = 9000
 
 
 def enter(namespace):
-    """For the calling thread."""
+    """Moves the calling thread to a network namespace."""
     if ctypes.CDLL(None, use_errno=True).setns(namespace, CLONE_NEWNET) != 0:
         raise OSError(ctypes.get_errno(), "setns")
 
 
 def open_device(process, name, address):
-    """A TUN device in the process's namespace, up: what goes to it is read from the descriptor returned."""
+    """Opens and enables a TUN device in the process's namespace. The returned descriptor reads the packets
+    sent to it."""
     home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     namespace = os.open(f"/proc/{process}/ns/net", os.O_RDONLY)
     try:
         enter(namespace)
-        device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)  # belongs to where it is opened
+        device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)  # it belongs to the namespace of this thread
         fcntl.ioctl(device, TUNSETIFF, struct.pack("16sH", name.encode(), IFF_TUN | IFF_NO_PI))
         for line in (f"address add {address}/24 dev {name}", f"link set {name} mtu {MTU} up"):
             subprocess.run(["ip", *line.split()], check=True)
@@ -39,7 +40,7 @@ def open_device(process, name, address):
 
 
 class DelayLine:
-    """devices: two descriptors; what is read from one is written to the other that many seconds later."""
+    """Forwards packets between two device descriptors, each `seconds` after it was read."""
 
     def __init__(self, devices, seconds):
         self.devices = devices

@@ -1,4 +1,4 @@
-"""dtopp_parity on small diffusion transformers: configurations, inputs, and how far results lie apart."""
+"""Runs dtopp_parity on small diffusion transformers: configurations, inputs, and distances between results."""
 
 import subprocess
 
@@ -26,7 +26,7 @@ def merged(base, case):
 
 
 class Program:
-    """dtopp_parity on one configuration."""
+    """Runs dtopp_parity on one configuration."""
 
     def __init__(self, parity, directory, case):
         self.parity, self.directory = parity, directory
@@ -45,7 +45,7 @@ class Program:
 
 
 def resolved(case):
-    """The configuration with the defaults that the reference looks at."""
+    """The configuration with the defaults that the reference reads."""
     defaults = {"routing": {"top_k": 8, "scope": "global", "kp": 0.1, "ki": 0.1, "anti_windup": True,
                             "normalization": "dynamic", "renormalize": True, "max_experts": 0},
                 "loss": {"router_z_on": "raw"},
@@ -65,7 +65,7 @@ def pictures(model, count, seed):
 
 
 def batch_of(config, count):
-    """Made by hand: every kind of condition, and t at its ends."""
+    """A hand-made batch with every kind of condition and with t at both ends."""
     made = pictures(config["model"], count, seed=5)
     generator = torch.Generator().manual_seed(6)
     t = torch.linspace(0, 0.999, count) if config["diffusion"]["objective"] == "ddpm" else torch.linspace(0, 1, count)
@@ -81,7 +81,7 @@ def batch_of(config, count):
 
 
 def wide_parameters(initial, seed=4):
-    """Of the same names and shapes, none of them 0 or 1."""
+    """Parameters of the same names and shapes, none of them 0 or 1."""
     generator = torch.Generator().manual_seed(seed)
     made = {}
     for name, tensor in initial.items():

@@ -1,11 +1,11 @@
-"""Folders of `dtopp convert to-hf`, and transformers' view of them."""
+"""Folders that `dtopp convert to-hf` writes, and loading them with transformers."""
 
 import sys
 
 import tiny_run
 import transformers
 
-LOADED = ("missing_keys", "unexpected_keys", "mismatched_keys")  # none of these
+LOADED = ("missing_keys", "unexpected_keys", "mismatched_keys")  # all of these must be empty
 
 
 def to_hf(checkpoint, folder, *arguments):
@@ -20,7 +20,8 @@ def load(folder, **options):
 
 
 def keep_modules_in(folder, patch):
-    """transformers' copies of the code of models: neither the user's nor those of another test file in this process."""
+    """Separates transformers' copies of model code from the user's copies and from those of other test files
+    in this process."""
     patch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(folder))
     patch.syspath_prepend(folder)
     for name in [name for name in sys.modules if name.partition(".")[0] == "transformers_modules"]:

@@ -1,4 +1,4 @@
-"""Pictures of every kind for the tests of `dtopp prepare images`, and what it writes, read independently."""
+"""Pictures of every kind for the tests of `dtopp prepare images`, and an independent reader of its output."""
 
 import io
 import json
@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 
 
 def photograph(seed, width, height):
-    """Smooth colours with edges and noise, as photographs have."""
+    """Smooth colours with edges and noise, like a photograph."""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[:height, :width] / max(width, height)
     planes = [np.sin(6 * (x * rng.normal() + y * rng.normal()) + rng.uniform(0, 6)) for _ in range(3)]
@@ -21,24 +21,25 @@ def photograph(seed, width, height):
 
 
 def encoded(picture, kind, **options):
-    """The bytes of a picture file."""
+    """Returns the bytes of a picture file."""
     file = io.BytesIO()
     picture.save(file, kind, **options)
     return file.getvalue()
 
 
 def jpeg(seed, size=32):
-    """A small photograph."""
+    """Returns the bytes of a small photograph."""
     return encoded(photograph(seed, size, size), "JPEG")
 
 
 def resize(picture, width, height, resample):
-    """Rows, then columns, as Pillow does up to version 12; 13 takes the columns of tall pictures first."""
+    """Resizes rows, then columns, as Pillow does up to version 12. Version 13 resizes the columns of tall
+    pictures first."""
     return picture.resize((width, picture.height), resample).resize((width, height), resample)
 
 
 def centre_crop(picture, size):
-    """ADM's center_crop_arr (guided_diffusion/image_datasets.py)."""
+    """Computes ADM's center_crop_arr (guided_diffusion/image_datasets.py)."""
     while min(*picture.size) >= 2 * size:
         picture = resize(picture, *(x // 2 for x in picture.size), Image.BOX)
     scale = size / min(*picture.size)
@@ -49,14 +50,14 @@ def centre_crop(picture, size):
 
 
 def expected(file, size=None, mode="RGB"):
-    """What Pillow makes of a picture file, [height, width, channels]."""
+    """Pillow's pixels of a picture file, [height, width, channels]."""
     picture = ImageOps.exif_transpose(Image.open(io.BytesIO(file))).convert(mode)
     pixels = centre_crop(picture, size) if size else np.array(picture)
     return pixels if pixels.ndim == 3 else pixels[..., None]
 
 
 def write_tar(path, members):
-    """Members in the order of the dictionary; a TarInfo as value is a member without content."""
+    """Writes members in the order of the dictionary. A TarInfo as value is a member without content."""
     with tarfile.open(path, "w") as tar:
         for name, content in members.items():
             info = content if isinstance(content, tarfile.TarInfo) else tarfile.TarInfo(name)
@@ -68,7 +69,8 @@ def write_tar(path, members):
 
 
 def prepare(binary, sources, output, *options, status=0):
-    """Runs `dtopp prepare images`; checks the exit status and, of a failure, its single line."""
+    """Runs `dtopp prepare images`. Checks the exit status and, after a failure, that there is a single error
+    line."""
     command = [binary, "prepare", "images", *sources, "--output", output, *map(str, options)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == status, (done.returncode, done.stderr)
@@ -84,7 +86,7 @@ def about(folder):
 
 
 def tensors(folder):
-    """All tensors of a prepared folder: its files joined in order, offsets made to go on."""
+    """All tensors of a prepared folder: its files are joined in order and offsets continue from file to file."""
     files = [load_file(path) for path in sorted(folder.glob("images-*.safetensors"))]
     joined = {}
     for name in files[0]:
@@ -97,7 +99,7 @@ def tensors(folder):
 
 
 def pictures(folder):
-    """The stored pictures, each [height, width, channels]."""
+    """The stored pictures, each of shape [height, width, channels]."""
     stored = tensors(folder)
     if "images" in stored:
         return list(stored["images"].transpose(0, 2, 3, 1))

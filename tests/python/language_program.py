@@ -1,5 +1,5 @@
-"""dtopp_parity and the plain PyTorch model on small language models: configurations, checkpoints, inputs, and how far results
-lie apart."""
+"""Runs dtopp_parity and the plain PyTorch model on small language models: configurations, checkpoints,
+inputs, and distances between results."""
 
 import subprocess
 
@@ -10,8 +10,8 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-# Initialised wide and trained for three large steps, so that routing is far from uniform and no gain or theta is 1;
-# coefficients large enough for every loss to show in the gradients.
+# A wide initialisation and three large steps make routing far from uniform, and no gain or theta stays 1. The
+# coefficients are large enough for every loss to show in the gradients.
 COMMON = {
     "model.init_std": 0.15, "training.steps": 3, "optimizer.lr": 0.05, "optimizer.warmup_steps": 1,
     "validation.every": 0, "checkpoint.every": 0, "logging.tensorboard": "false",
@@ -48,7 +48,7 @@ CASES = {
 
 
 class Both:
-    """One checkpoint and one batch through both implementations."""
+    """Runs one checkpoint and one batch through both implementations."""
 
     def __init__(self, case, parity, directory):
         run = directory / "run"
@@ -59,13 +59,14 @@ class Both:
         self.checkpoint = run / "checkpoints/step-00000003"
         self.tokens = torch.from_numpy(np.random.default_rng(7).integers(0, 256, (3, 33)))
         if "data.end_of_text" in CASES[case]:
-            # Documents that end at a window's end, one of a single token, and a window of one document alone.
+            # Documents that end at a window's end, a document of one token, and a window of a single
+            # document.
             self.tokens[0, [9, 10, 31]] = CASES[case]["data.end_of_text"]
             self.tokens[1, [0, 20]] = CASES[case]["data.end_of_text"]
         save_file({"tokens": self.tokens}, directory / "tokens.safetensors")
 
     def logits(self, checkpoint=None):
-        """Of all tokens but the last, by the program, in fp32."""
+        """The program's fp32 logits of all tokens but the last."""
         return self.dtopp("fp32", checkpoint)["logits"]
 
     def dtopp(self, precision, checkpoint=None):

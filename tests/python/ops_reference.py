@@ -19,7 +19,7 @@ DTYPES = [torch.float32, torch.bfloat16]
 
 @pytest.fixture(params=DEVICES)
 def default_device(request):
-    """Runs a test on each device: tensors are made there unless it says otherwise."""
+    """Runs a test on each device. Tensors are created on it unless the test names another device."""
     if request.param == "cpu":
         yield request.param
         return
@@ -29,8 +29,10 @@ def default_device(request):
 
 
 def close(actual, expected, dtype, scale=1.0):
-    """Within 1e-5 of the largest value in fp32. In bf16 a rounding moves a value by up to 2^-8 of it: pre-activations
-    are stored rounded, results are rounded, gradients of a scaled loss twice. 2^-6 in all."""
+    """Expects values within 1e-5 of the largest one in fp32, and within 2^-6 in bf16.
+
+    A bf16 rounding changes a value by up to 2^-8 of it. Pre-activations are stored rounded, results are
+    rounded, and gradients of a scaled loss are rounded twice."""
     bound = (1e-5 if dtype in (torch.float32, torch.float64) else 2.0**-6) * scale
     expected = expected.double()
     worst = (actual.double() - expected).abs().max().item() if actual.numel() else 0.0
@@ -39,7 +41,7 @@ def close(actual, expected, dtype, scale=1.0):
 
 
 def route_reference(logits, scale, threshold, normalization="dynamic", top_k=0, max_experts=0, renormalize=True):
-    """Returns the differentiable outputs; the set is formed by one sorted pass per token."""
+    """Returns the differentiable outputs. The selected set comes from one sorted pass per token."""
     z = logits.double()
     s = z
     if normalization != "none":
@@ -86,13 +88,13 @@ def loss_reference(x, weight, targets, z_weight, ignore_index=-100):
 
 
 def seeded(make, *args, seed, **kwargs):
-    """make(...) of torch's random numbers, the same ones on every device."""
+    """Calls make(...) with torch's random numbers from the CPU, so every device gets the same values."""
     generator = torch.Generator("cpu").manual_seed(seed)
     return make(*args, generator=generator, device="cpu", **kwargs).to(torch.get_default_device())
 
 
 def gates_like(tokens, experts, active, dtype=torch.float32, seed=0):
-    """Positive gates of `active` random experts a token; sets of varying size for a fractional number."""
+    """Positive gates of `active` random experts per token. The sets vary in size if the number is fractional."""
     values = seeded(torch.rand, 2, tokens, experts, seed=seed)
     return ((values[0] < active / experts) * (0.1 + values[1])).to(dtype)
 

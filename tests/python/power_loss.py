@@ -1,8 +1,9 @@
-"""What a disk may hold after the power went: a model of a file system that keeps only what was synced.
+"""Models a file system that keeps only synced data, to find the possible contents of a disk after a power
+loss.
 
-Files and directories are inodes. A file's bytes are durable once the file is synced, a directory's names once the
-directory is; until then each change may have reached the disk or not. One rename or exchange is never half done,
-as on every journalling file system.
+Files and directories are inodes. A file's bytes are durable once the file is synced, and a directory's names
+once the directory is. Until then each change may or may not have reached the disk. A single rename or
+exchange is atomic, as on every journalling file system.
 """
 
 import os
@@ -27,7 +28,8 @@ class Directory:
 
 
 def apply(names, operation):
-    """One change of a directory's names; what it needs may be missing when an earlier change was lost."""
+    """Applies one change to a directory's names. A name that it needs may be missing if an earlier change was
+    lost."""
     kind, first, second = operation
     if kind == "add":
         names[first] = second
@@ -114,7 +116,7 @@ def everything(inode):
 
 
 def some(inode, generator):
-    """Any part of the changes since the last sync."""
+    """The inode with a random part of the changes since the last sync."""
     if isinstance(inode, File):
         if inode.data == inode.synced:
             return inode.data
@@ -132,7 +134,8 @@ def frozen(tree):
 
 
 def crash_states(log, root, generator, samples=8):
-    """(tree, what was said to be saved by then, where) for each state a power loss may leave, without repeats."""
+    """Yields (tree, items reported as saved, position in the log) for each state that a power loss may leave,
+    without repeats."""
     disk, seen = Disk(root), set()
     for number, line in enumerate(log.splitlines(), 1):
         disk.replay(line)

@@ -1,7 +1,7 @@
-"""The diffusion transformer, its draws, objectives and training in plain PyTorch, to compare dtopp with.
+"""The diffusion transformer, its draws, objectives and training in plain PyTorch, as a reference for dtopp.
 
-Written from the definitions alone. Shapes: B images, S tokens of an image and its text, P of them patches, C channels,
-D hidden, H heads, K head size.
+Written from the definitions alone. Shapes: B images, S tokens of an image and its text, P of them patches, C
+channels, D hidden, H heads, K head size.
 """
 
 import math
@@ -18,13 +18,14 @@ from reference_model import moe, swiglu
 # ---- the model ----------------------------------------------------------------------------------------------
 
 def grid_places(grid):
-    """Row and column of each patch, row by row."""
+    """The row and column of each patch, in row-major order."""
     along = torch.arange(grid, dtype=torch.float64)
     return along.repeat_interleave(grid), along.repeat(grid)
 
 
 def turned(x_BHSK, text, grid):
-    """Pairs (i, i + K / 2): of the K / 2 pairs the first half turns by the row, the second by the column."""
+    """Rotates the pairs (i, i + K / 2): the first half of the K / 2 pairs by the row, the second half by the
+    column."""
     quarter = x_BHSK.shape[-1] // 4
     frequency = 10000.0 ** (-torch.arange(quarter, dtype=torch.float64) / quarter)
     row, column = (torch.cat([torch.zeros(text, dtype=torch.float64), place]) for place in grid_places(grid))
@@ -60,8 +61,9 @@ def from_patches(y_BPV, channels, p, grid):
 
 
 def forward(config, parameters, x_BCHW, t_B, condition, thresholds, compute=None):
-    """The prediction [B, C, H, W] and what each layer routed. `condition`: "class" and "text", where the model has them.
-    `compute`: the dtype of everything but the router, where it is not the parameters' own."""
+    """Returns the prediction [B, C, H, W] and each layer's routing. `condition` holds "class" and "text" if
+    the model has them. `compute` is the dtype of everything but the router, if it differs from the
+    parameters' dtype."""
     model = config["model"]
     grid, text = model["image_size"] // model["patch_size"], model["text_length"]
     dtype = compute or parameters["patch_embed.weight"].dtype
@@ -118,7 +120,7 @@ def forward(config, parameters, x_BCHW, t_B, condition, thresholds, compute=None
 # ---- objectives ---------------------------------------------------------------------------------------------
 
 def noised(config, x0, noise, t_B):
-    """What the model sees and what it is to predict."""
+    """Returns the model's input and its target."""
     if config["diffusion"]["objective"] == "flow":
         t = t_B[:, None, None, None].to(x0.dtype)
         return (1 - t) * x0 + t * noise, noise - x0
@@ -128,7 +130,7 @@ def noised(config, x0, noise, t_B):
 
 
 def losses(config, parameters, batch, thresholds, compute=None):
-    """Losses by name with "total", the prediction, each image's loss, and what each layer routed."""
+    """Returns the losses by name with "total", the prediction, each image's loss, and each layer's routing."""
     x, target = noised(config, batch["x0"], batch["noise"], batch["t"])
     prediction, layers = forward(config, parameters, x, batch["t"], batch, thresholds, compute)
     sample_loss = ((prediction - target) ** 2).mean((1, 2, 3))
@@ -151,7 +153,7 @@ def uniform(seed, purpose, index):
 
 
 def normals(seed, purpose, index, count):
-    """Box and Muller over rows of `count` numbers, four of a counter."""
+    """Box–Muller normals for rows of `count` numbers, four per counter value."""
     blocks, values = (count + 3) // 4, []
     for block in range(blocks):
         words = reference_sampler.bits(seed, purpose, index * blocks + block)
@@ -169,7 +171,8 @@ def timestep(config, share):
 
 
 def draw_training(config, position, images):
-    """(image, mirrored, condition dropped, t, noise purpose and index) of a place in the training order."""
+    """Returns the image, whether it is mirrored and its condition dropped, t, and the noise of a position in
+    the training order."""
     seed = config["training"]["seed"]
     return {"image": reference_sampler.permuted(position % images, position // images, images, seed),
             "flip": config["diffusion"]["flip"] and uniform(seed, "image flip", position) < 0.5,
@@ -185,7 +188,7 @@ def draw_validation(config, index):
 
 
 def make_batch(config, pictures, draws, first):
-    """Of draws first, first + 1, …; `pictures`: "x0", "label", "text"."""
+    """The batch of the draws first, first + 1, …; `pictures` holds "x0", "label", "text"."""
     model, seed = config["model"], config["training"]["seed"]
     x0 = torch.stack([pictures["x0"][d["image"]].flip(-1) if d["flip"] else pictures["x0"][d["image"]] for d in draws])
     noise = [normals(seed, d["noise"], first + i, x0[0].numel()) for i, d in enumerate(draws)]
@@ -204,7 +207,7 @@ def make_batch(config, pictures, draws, first):
 # ---- training -----------------------------------------------------------------------------------------------
 
 class Trainer(reference_model.Trainer):
-    """From given parameters on, with batches it is given."""
+    """Trains from given parameters on given batches."""
 
     def __init__(self, config, parameters, dtype=torch.float32):
         self.config = config
@@ -212,12 +215,12 @@ class Trainer(reference_model.Trainer):
         self.moments = {f"{name}.{moment}": torch.zeros_like(p) for name, p in self.parameters.items()
                         for moment in ("exp_avg", "exp_avg_sq")}
         self.decays = {name for name, p in self.parameters.items()
-                       if p.dim() >= 2 and not name.endswith((".modulation", ".table"))}  # those are added
+                       if p.dim() >= 2 and not name.endswith((".modulation", ".table"))}  # tables and modulations are added
         self.step_count = 0
         self.controller = reference_model.Controller(config)
 
     def step(self, batch):
-        """One optimiser step on a global batch; returns what is reported of it."""
+        """Runs one optimizer step on a global batch and returns its report."""
         self.step_count += 1
         size = self.config["training"]["micro_batch_size"]
         starts = range(0, len(batch["t"]), size)

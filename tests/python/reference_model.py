@@ -1,8 +1,8 @@
-"""The language model, its losses, controller and optimiser in plain PyTorch, to compare dtopp with.
+"""The language model, its losses, controller and optimizer in plain PyTorch, as a reference for dtopp.
 
-Written from the definitions alone (paper and docs), for clearness: every expert runs on every token, the whole
-tokens x vocabulary matrix is held, autograd does the backward pass. Shapes: T tokens, D hidden, E experts,
-F expert FFN, V vocabulary, H heads, L positions.
+Written from the definitions alone (paper and docs) and for clarity: every expert runs on every token, the
+whole tokens x vocabulary matrix is stored, and autograd runs the backward pass. Shapes: T tokens, D hidden, E
+experts, F expert FFN, V vocabulary, H heads, L positions.
 """
 
 import json
@@ -18,7 +18,7 @@ LOSSES = ("lm", "lm_z", "load_balance", "dynamic", "router_z")
 
 
 def load_checkpoint(directory, dtype=torch.float32):
-    """(configuration, parameters, moments, state) of a checkpoint directory."""
+    """Returns (configuration, parameters, moments, state) of a checkpoint directory."""
     directory = pathlib.Path(directory)
     config = yaml.safe_load((directory / "config.yaml").read_text())
     state = json.loads((directory / "state.json").read_text())
@@ -46,13 +46,13 @@ def norm_of(model, x, gain):
 
 
 def hidden_keys(config, tokens_BL):
-    """bool [B, 1, L, L]: the tokens that each does not see: those after it and, unless tokens attend across documents, those of
-    other documents in its window."""
+    """The attention mask, bool [B, 1, L, L]: later tokens and, unless tokens attend across documents, those
+    of other documents in the window."""
     hidden = torch.ones(tokens_BL.shape[1], tokens_BL.shape[1], dtype=torch.bool).triu(1).expand(len(tokens_BL), 1, -1, -1)
     if config["model"]["attend_across_documents"]:
         return hidden
     ends = (tokens_BL == config["data"]["end_of_text"]).long()
-    document = ends.cumsum(1) - ends  # the token that ends a document belongs to it
+    document = ends.cumsum(1) - ends  # a document's end token belongs to it
     return hidden | (document[:, None, :, None] != document[:, None, None, :])
 
 
@@ -72,7 +72,8 @@ def attention(model, x_BLD, weight, prefix, hidden):
 
 
 def select(P_TE, routing, threshold):
-    """The chosen set as 0 / 1, a constant for the gradient; and how near any decision was to the other one."""
+    """Returns the selected set as 0 / 1, constant for the gradient, and the smallest distance of a decision
+    from its limit."""
     P = P_TE.detach()
     ordered, index = torch.sort(P, dim=-1, descending=True, stable=True)
     if routing["method"] == "top_k":
@@ -88,7 +89,7 @@ def select(P_TE, routing, threshold):
 
 
 def route(z_TE, scale, routing, threshold):
-    """Gates and everything the losses and the controller need of one layer."""
+    """Returns the gates and the values that the losses and the controller need from one layer."""
     s = z_TE
     if routing["normalization"] != "none":
         mean = z_TE.mean(-1, keepdim=True)
@@ -124,8 +125,8 @@ def moe(x_TD, parameters, weight, prefix, routing, threshold):
 
 
 def forward(config, parameters, tokens_BL, thresholds, compute=None):
-    """Logits [B, L, V] and what each layer routed. `thresholds`: p of every layer. `compute`: the dtype of
-    everything but the router, where it is not the parameters' own."""
+    """Returns the logits [B, L, V] and each layer's routing. `thresholds` holds p per layer. `compute` is the
+    dtype of everything but the router, if it differs from the parameters' dtype."""
     model = config["model"]
 
     def weight(name):
@@ -154,8 +155,8 @@ def forward(config, parameters, tokens_BL, thresholds, compute=None):
 # ---- losses -------------------------------------------------------------------------------------------------
 
 def losses(config, logits_BLV, layers, targets_BL, shares=None):
-    """Unweighted losses by name, and "total". `shares`: per layer, f [E] of the last step, where load balance counts the
-    whole batch."""
+    """Returns the unweighted losses by name, and "total". `shares` holds f [E] of the last step per layer, if
+    load balance counts the whole batch."""
     lse = logits_BLV.logsumexp(-1)
     picked = logits_BLV.gather(-1, targets_BL.unsqueeze(-1)).squeeze(-1)
     values = {"lm": (lse - picked).mean(), "lm_z": (lse**2).mean()}
@@ -181,12 +182,12 @@ def router_losses(config, layers, tokens, shares=None):
 # ---- controller ---------------------------------------------------------------------------------------------
 
 class Controller:
-    """p = p_0 + K_p e + K_i sum(e), e = (T - a) / E; one for all layers or one a layer."""
+    """p = p_0 + K_p e + K_i sum(e), e = (T - a) / E; one p for all layers or one per layer."""
 
     LOW, HIGH = 1e-6, 1 - 1e-6
 
     def __init__(self, config, state=None):
-        state = state or {}  # state.json holds no p where nothing controls it
+        state = state or {}  # state.json has no p without a controller
         self.routing = config["routing"]
         self.num_layers = config["model"]["num_layers"]
         self.num_experts = config["model"]["num_experts"]
@@ -205,7 +206,7 @@ class Controller:
         return self.p if self.per_layer else self.p * self.num_layers
 
     def update(self, active_per_layer):
-        """Active experts a token, of every layer."""
+        """Updates the thresholds from every layer's active experts per token."""
         if self.routing["method"] != "dtop_p":
             return
         measured = active_per_layer if self.per_layer else [sum(active_per_layer) / len(active_per_layer)]
@@ -222,7 +223,7 @@ class Controller:
 # ---- training -----------------------------------------------------------------------------------------------
 
 def learning_rate(config, step):
-    """Of step 1, 2, …: linear from 0, then a cosine that ends at min_lr with the last step."""
+    """The learning rate of step 1, 2, …: linear from 0, then a cosine that reaches min_lr at the last step."""
     o, steps = config["optimizer"], config["training"]["steps"]
     if step <= o["warmup_steps"]:
         return o["lr"] * step / o["warmup_steps"]
@@ -231,21 +232,21 @@ def learning_rate(config, step):
 
 
 class Trainer:
-    """Goes on from a checkpoint with batches it is given."""
+    """Resumes from a checkpoint with given batches."""
 
     def __init__(self, checkpoint, dtype=torch.float32):
         self.config, self.parameters, self.moments, state = load_checkpoint(checkpoint, dtype)
         self.step_count = state["step"]
         self.controller = Controller(self.config, state)
         self.decays = {name for name, p in self.parameters.items() if p.dim() >= 2}  # gains are vectors, theta a scalar
-        self.last_shares = None  # f of each layer, where the loss takes it from the last step
+        self.last_shares = None  # f per layer, if the loss uses the last step's
         if "expert_counts" in state:
             counts = torch.tensor(state["expert_counts"], dtype=dtype).view(self.config["model"]["num_layers"], -1)
             model, training = self.config["model"], self.config["training"]
             self.last_shares = counts / (training["global_batch_size"] * model["sequence_length"])
 
     def step(self, tokens_BL1):
-        """One optimiser step on a global batch [B, L + 1]; returns what metrics.jsonl reports of it."""
+        """Runs one optimizer step on a global batch [B, L + 1] and returns its entries of metrics.jsonl."""
         self.step_count += 1
         micro_batches = tokens_BL1.split(self.config["training"]["micro_batch_size"])
         report, counts, margin, tokens, used = {}, None, math.inf, 0, []

@@ -1,5 +1,5 @@
-"""The order of training samples, computed apart from dtopp: Philox 4x32-10 (Salmon et al. 2011) keyed by the seed,
-and a Feistel network with cycle walking that permutes the windows of each epoch."""
+"""Computes the order of training samples independently of dtopp: Philox 4x32-10 (Salmon et al. 2011) keyed by
+the seed, and a Feistel network with cycle walking that permutes the windows of each epoch."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ ROUNDS = 6
 
 
 def philox4x32(counter, key):
-    """Ten rounds on four 32-bit words under a 64-bit key."""
+    """Runs ten rounds on four 32-bit words under a 64-bit key."""
     c0, c1, c2, c3 = counter
     k0, k1 = key & MASK32, key >> 32
     for _ in range(10):
@@ -19,7 +19,7 @@ def philox4x32(counter, key):
 
 
 def stream_id(purpose):
-    """64-bit FNV-1a of the purpose's name."""
+    """The 64-bit FNV-1a hash of the purpose's name."""
     value = 0xCBF29CE484222325
     for byte in purpose.encode():
         value = (value ^ byte) * 0x100000001B3 & MASK64
@@ -32,7 +32,7 @@ def bits(seed, purpose, index):
 
 
 def permuted(position, epoch, size, seed, purpose="sample order"):
-    """Where `position` of an epoch lies in file order."""
+    """The index in file order of `position` of an epoch."""
     half = (max(size - 1, 1).bit_length() + 1) // 2
     mask = (1 << half) - 1
     while True:

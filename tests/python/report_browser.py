@@ -1,4 +1,5 @@
-"""A page in a headless browser that fails the test where the page errs or asks anybody but its own server for anything."""
+"""Opens pages in a headless browser. A test fails if its page raises an error or requests anything from
+another server."""
 
 import pathlib
 import shutil
@@ -20,7 +21,7 @@ def browser():
 
 @pytest.fixture
 def open_page(browser):
-    """open_page(file or address, **options of the page): the page, drawn."""
+    """open_page(file or address, **options of the page) returns the rendered page."""
     troubles, contexts = [], []
 
     def open_one(place, **options):

@@ -1,5 +1,5 @@
-"""Runs for a report to show, written without training: their configuration and metrics.jsonl as `dtopp train` writes them; and
-their report."""
+"""Writes runs for reports without training: configuration and metrics.jsonl as `dtopp train` writes them.
+Creates reports too."""
 
 import json
 import pathlib
@@ -16,11 +16,11 @@ routing: {{method: {method}, target_experts: 3, top_k: 3, threshold: 0.3}}
 training: {{steps: 5000, global_batch_size: 4, micro_batch_size: 4, seed: {seed}}}
 output: {output}
 """
-TOKENS = 256  # a step
+TOKENS = 256  # per step
 
 
 def metrics_lines(steps, layers=2, seed=1, method="dtop_p", every=1, validation=100, loss=0.0):
-    """Lines of a run that learns, with noise; a validation before the first step and every so often."""
+    """Lines of a run that learns, with noise, and validations before the first step and at regular steps."""
     random = np.random.default_rng(seed)
     for step in range(0, steps + 1):
         clock = {"step": step, "tokens": TOKENS * step, "time": 1.8e9 + 0.25 * step}
@@ -50,7 +50,7 @@ def metrics_lines(steps, layers=2, seed=1, method="dtop_p", every=1, validation=
 
 
 def write_run(directory, name="a run", steps=500, lines=None, **options):
-    """A run's folder; `lines` instead of made ones."""
+    """Writes a run's folder. `lines` replaces the generated lines."""
     directory = pathlib.Path(directory)
     directory.mkdir(parents=True)
     layers = options.get("layers", 2)
@@ -64,30 +64,30 @@ def write_run(directory, name="a run", steps=500, lines=None, **options):
 
 
 def finite(line):
-    """NaN is null in metrics.jsonl."""
+    """Replaces NaN by null, as metrics.jsonl does."""
     return {key: value if not isinstance(value, float) or np.isfinite(value) else None for key, value in line.items()}
 
 
 def series_of(run, metric):
-    """The metric's steps and values as the file holds them."""
+    """The metric's steps and values in the file."""
     lines = [json.loads(line) for line in (pathlib.Path(run) / "metrics.jsonl").read_text().splitlines()]
     held = [line for line in lines if metric in line]
     return [line["step"] for line in held], [line[metric] for line in held]
 
 
 def report(output, *runs):
-    """The page of these runs, at `output`."""
+    """Writes the report of these runs to `output` and returns its path."""
     done = tiny_run.dtopp("report", *runs, "--output", output)
     assert done.returncode == 0, done.stderr
     return output
 
 
 def charts_of(page, title=None):
-    """What the page says it draws: all charts, or the one of this title."""
+    """The chart data that the page draws: all charts, or the chart with this title."""
     charts = page.evaluate("dtoppReport.charts()")
     return charts if title is None else next(chart for chart in charts if chart["title"] == title)
 
 
 def same(drawn, written):
-    """Whether it is float32 of what the file holds, and null where that is."""
+    """Whether the drawn values are the file's values as float32, with null for null."""
     return [None if v is None else pytest.approx(v, rel=1e-6, abs=1e-12) for v in written] == drawn

@@ -1,4 +1,4 @@
-"""evaluate --tasks activations, against the plain PyTorch model."""
+"""Tests evaluate --tasks activations against the plain PyTorch model."""
 
 import json
 
@@ -32,7 +32,8 @@ def analyse(run, text, *options):
 
 
 def reference_counts(run, text):
-    """Active experts of each token the windows hold: [tokens, layers], and the gates chosen: [layers, experts]."""
+    """The active experts of each token in the windows, [tokens, layers], and the selected gates, [layers,
+    experts]."""
     reference = tiny_language_run.Reference(run)
     tokenizer = tokenizers.Tokenizer.from_file(str(tiny_language_run.TOKENIZER))
     ids = tokenizer.encode(text.read_text()).ids + [0]

@@ -1,4 +1,4 @@
-"""Damaged and unfit images are named and counted; interruptions leave no trace."""
+"""Damaged and unsuitable images are named and counted. Interruptions leave no trace."""
 
 import gzip
 import io
@@ -17,7 +17,7 @@ from image_files import about, contents, encoded, jpeg, photograph, pictures, pr
 
 
 def png_claiming(width, height):
-    """A PNG whose header claims so many pixels, with a few bytes of them."""
+    """A PNG whose header claims this many pixels, followed by a few bytes of data."""
     def chunk(name, data):
         return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
     return (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
@@ -41,7 +41,7 @@ def webp_claiming(width, height):
 
 
 def jpeg_of_many_scans():
-    """A valid progressive JPEG of one grey block that brings each bit of each coefficient in a scan of its own."""
+    """A valid progressive JPEG of one grey block, with a separate scan for each bit of each coefficient."""
     def segment(marker, data):
         return bytes([0xFF, marker]) + struct.pack(">H", len(data) + 2) + bytes(data)
     one_symbol = [1] + 15 * [0] + [0]  # a Huffman table: the code 0 means 0
@@ -100,7 +100,7 @@ def test_bad_pictures_are_left_out_up_to_max_bad(dtopp_binary, tmp_path):
     members = dict(zip([*good][:2], [*good.values()][:2])) | {f"good/{name}": file for name, (file, _) in BAD.items()}
     source = write_tar(tmp_path / "a.tar", members | {"good/2.jpg": good["good/2.jpg"]})
     done = prepare(dtopp_binary, [source], tmp_path / "out", "--max-bad", len(BAD) - 1, status=3)
-    assert f"{len(BAD) - 1} were left out already" in done.error
+    assert f"{len(BAD) - 1} such samples were left out" in done.error
     done = prepare(dtopp_binary, [source], tmp_path / "out", "--max-bad", len(BAD))
     assert f"skipped  {len(BAD)}" in done.stdout
     assert [skipped["name"].split("/")[-1] for skipped in about(tmp_path / "out")["skipped"]] == list(BAD)
@@ -111,7 +111,7 @@ def test_bad_pictures_are_left_out_up_to_max_bad(dtopp_binary, tmp_path):
 
 @pytest.mark.parametrize("make, cause", [
     (lambda tar: tar[:700], "byte"),  # within a member
-    (lambda tar: tar[:1024 + 512 * (len(jpeg(1)) // 512)], "end mark"),  # between two
+    (lambda tar: tar[:1024 + 512 * (len(jpeg(1)) // 512)], "end mark"),  # between two members
     (lambda tar: b"", "empty.tar"),
     (lambda tar: b"not a tar at all" * 100, "byte"),
     (lambda tar: tar[:300] + b"\xff" + tar[301:], "byte"),
@@ -149,9 +149,9 @@ def test_a_damaged_compressed_tar_is_named(dtopp_binary, tmp_path, kind):
     (["kinds"], [], 3, "latent"),
     (["classes.tar"], [], 3, "1.jpg: lies in no folder"),
     (["numbers.tar"], [], 3, "1.jpg: has no class"),
-    (["words.tar"], [], 3, "no whole number"),
+    (["words.tar"], [], 3, "not a whole number"),
     (["nan.safetensors"], [], 3, "sample 1: the latent holds a number that is not finite"),
-    (["short.safetensors"], [], 3, "labels is not of 2 samples"),
+    (["short.safetensors"], [], 3, "labels must hold 2 samples"),
     (["latents.npy"], ["--size", "8"], 3, "--size is for pictures"),
     (["latents.npy"], ["--scale", "1,2,3"], 2, "each of the 4 channels"),
     (["latents.npy"], ["--scale", "nan"], 2, "--scale"),
@@ -188,12 +188,12 @@ def test_what_does_not_fit_is_one_line_and_the_right_status(dtopp_binary, tmp_pa
     assert words in done.error
 
 
-# A killed process loses what came after its last record, which it writes every five seconds.
+# A killed process loses its work since the last record; it writes a record every five seconds.
 @pytest.mark.parametrize("stop, part, delays", [(signal.SIGTERM, "validation", [0.05, 0.3, 0.5, 0.7]),
                                                 (signal.SIGKILL, "train", [0.1, 6.5])])
 def test_stopped_and_started_again_gives_the_same_bytes(dtopp_binary, dtopp_data, tmp_path, stop, part, delays):
     source = dtopp_data / f"data/images/cifar10-{part}.tar.zst"
-    options = ["--size", "70"]  # larger than what is stored as pixels
+    options = ["--size", "70"]  # too large to be stored as pixels
     command = [dtopp_binary, "prepare", "images", source, "--output", tmp_path / "out", *options, "--workers", "1"]
     prepare(dtopp_binary, [source], tmp_path / "whole", *options)
     for delay in delays:
@@ -201,14 +201,15 @@ def test_stopped_and_started_again_gives_the_same_bytes(dtopp_binary, dtopp_data
         time.sleep(delay)
         process.send_signal(stop)
         message = process.communicate()[1]
-        # Before the handlers stand, a signal ends the process as usual; after the end it comes too late.
+        # A signal before the handlers are installed ends the process as usual. A signal after the end has no
+        # effect.
         assert process.returncode in (75, -stop, 0), message
         if process.returncode == 75:
             assert "run the same command again" in message
     done = prepare(dtopp_binary, [source], tmp_path / "out", *options)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
     again = prepare(dtopp_binary, [source], tmp_path / "out", *options)
-    assert "complete already" in again.stderr and again.stdout == done.stdout
+    assert "already complete" in again.stderr and again.stdout == done.stdout
 
 
 def test_another_job_in_the_same_folder_is_refused(dtopp_binary, tmp_path):

@@ -1,4 +1,4 @@
-"""Bad input gives one clear line and the right exit status, and leaves what was there untouched."""
+"""Bad input gives one clear line and the right exit status, and leaves existing files untouched."""
 
 import fcntl
 import os
@@ -23,7 +23,7 @@ def snapshot(directory):
 
 
 def fails(status, words, *arguments, **options):
-    """Runs dtopp; checks status and the single line on standard error; returns that line."""
+    """Runs dtopp, checks its status and the single error line, and returns that line."""
     done = tiny_run.dtopp(*arguments, **options)
     assert done.returncode == status, (done.returncode, done.stderr)
     lines = [line for line in done.stderr.splitlines() if "error:" in line]
@@ -67,7 +67,7 @@ def test_wrong_usage_exits_2(tmp_path):
 
 @pytest.mark.parametrize("arguments,words", [
     (["trian"], "unknown command 'trian'; did you mean train? (see dtopp --help)"),
-    (["frobnicate"], "unknown command 'frobnicate'; there are prepare, tokenize, train, evaluate, generate, sample, plan"),
+    (["frobnicate"], "unknown command 'frobnicate'; known: prepare, tokenize, train, evaluate, generate, sample, plan"),
     (["prepare", "txet", "a.txt"], "unknown command 'txet'; did you mean text?"),
     (["--verison"], "unknown option '--verison'; did you mean --version?"),
     (["evaluate", "run", "--taks=copa"], "unknown option '--taks'; did you mean --tasks?"),
@@ -80,7 +80,7 @@ def test_mistyped_words_are_named_with_the_nearest_one(arguments, words):
 
 @pytest.fixture
 def locked():
-    """A folder that only its owner may enter, in one where all may write."""
+    """A folder that only its owner may enter, inside a folder that everyone may write to."""
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o777)
         locked = pathlib.Path(folder) / "locked"
@@ -106,7 +106,7 @@ def give_up_rights():
     ["tokenize", "--tokenizer", "LOCKED/tokenizer.json"],
 ], ids=lambda arguments: "-".join(str(word) for word in arguments if "LOCKED" in str(word) or word == arguments[0]))
 def test_a_forbidden_folder_exits_3_with_the_systems_reason(locked, arguments):
-    """The tests may run as root, whom no permission stops: dtopp runs without root's rights."""
+    """Runs dtopp without root's rights, because permissions do not stop tests that run as root."""
     folder = locked.parent
     places = {"LOCKED": locked, "CONFIG": tiny_run.make(folder), "TEXT": folder / "a.txt"}
     (folder / "a.txt").write_text("text")

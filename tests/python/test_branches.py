@@ -1,5 +1,5 @@
-"""Runs that begin with another run's checkpoint: a cool-down equals the run that had its schedule all along; other runs take
-the parameters alone."""
+"""Runs that begin with another run's checkpoint: a cool-down equals the run that had its schedule from the
+start; other runs take the parameters alone."""
 
 import json
 
@@ -17,7 +17,7 @@ DECAY = ["optimizer.schedule=wsd", "optimizer.decay_steps=6", "training.micro_ba
 
 @pytest.fixture(scope="module")
 def trunk(tmp_path_factory):
-    """A run at a constant rate, and one that decays in its last steps from the start."""
+    """A run at a constant rate, and one whose configuration has the decay of the last steps from the start."""
     directory = tmp_path_factory.mktemp("trunk")
     tiny_run.trained(directory, *CONSTANT, "training.steps=20", f"output={directory}/trunk")
     tiny_run.trained(directory, *DECAY, f"output={directory}/decayed")
@@ -73,7 +73,7 @@ def test_a_learning_rate_that_does_not_join_is_said(trunk, tmp_path):
     (["routing.target_experts=4", "training.seed=9"], "different: routing.target_experts, training.seed"),
     (["training.steps=4", "optimizer.decay_steps=1"], "has made 4 steps, training.steps 4 leaves none"),
     (["training.cooldown_from=nowhere"], "training.cooldown_from: nowhere: no checkpoint there"),
-    (["training.initialize_from=elsewhere"], "training.initialize_from: a run begins with another's parameters or"),
+    (["training.initialize_from=elsewhere"], "training.initialize_from: a run starts with another run's parameters or"),
 ])
 def test_a_checkpoint_that_does_not_serve_is_refused(trunk, tmp_path, overrides, message):
     done = train(trunk, tmp_path / "run", *overrides)
@@ -101,7 +101,7 @@ def test_a_run_begins_with_parameters_alone(trunk, tmp_path):
     done = train(trunk, run, "optimizer.lr=1e-30", "optimizer.min_lr=0", "optimizer.weight_decay=0", "training.seed=8",
                  source="training.initialize_from", step=8)
     assert done.returncode == 0, done.stderr
-    # At such a rate no parameter moves: they stay those that were taken.
+    # At this rate no parameter changes, so they stay those of the checkpoint.
     parameters = run / "checkpoints/step-00000004/model.safetensors"
     assert parameters.read_bytes() == (trunk / "trunk/checkpoints/step-00000008/model.safetensors").read_bytes()
     lines = tiny_run.metrics(run)
@@ -140,6 +140,6 @@ def test_a_diffusion_transformer_keeps_its_average_when_it_cools_down(tmp_path):
                            ("branch", [*decay, f"training.cooldown_from={tmp_path}/trunk/checkpoints/step-00000004"])):
         done = tiny_run.dtopp("train", config, *overrides, f"output={tmp_path}/{run}")
         assert done.returncode == 0, done.stderr
-    assert len(tiny_run.state(tmp_path / "branch", 12)) == 4  # the average among them
+    assert len(tiny_run.state(tmp_path / "branch", 12)) == 4  # the average is one of the four files
     assert tiny_run.state(tmp_path / "branch", 12) == tiny_run.state(tmp_path / "decayed", 12)
     assert tiny_run.state(tmp_path / "branch", 12) != tiny_run.state(tmp_path / "trunk", 12)

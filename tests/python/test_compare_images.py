@@ -1,4 +1,5 @@
-"""scripts/compare_images.py and scripts/cifar10_study.sh on made-up measurements, against numbers worked out by hand."""
+"""Tests scripts/compare_images.py and scripts/cifar10_study.sh on made-up measurements, against figures
+calculated by hand."""
 
 import json
 import os
@@ -27,7 +28,7 @@ IMAGES = 40
 
 
 def write_run(folder, name, loss, seed=1, method="dtop_p", experts=16, active=4.0, p=(0.5, 0.5)):
-    """A run at step 400 and what was measured of it. Image i of 40 has t = i / 40 and the loss `loss` + i / 1000."""
+    """A run at step 400 and its measurements. Image i of 40 has t = i / 40 and the loss `loss` + i / 1000."""
     run = folder / "runs" / name
     run.mkdir(parents=True)
     run.joinpath("config.yaml").write_text(CONFIG.format(method=method, seed=seed, experts=experts, output=run))
@@ -59,7 +60,7 @@ def write_dump(path, loss, seed):
 
 
 def write_judged(folder, values):
-    """{name of a run: KID}, with the two rows of reference."""
+    """Writes {name of a run: KID} together with the two reference rows."""
     rows = [{"name": str(folder / f"results/{name}.npz"), "kid": kid, "kid_error": 0.002, "frechet_distance": 10 * kid,
              "precision": 0.5, "recall": 0.25, "probe_accuracy": 0.75} for name, kid in values.items()]
     rows.append({"name": "noise", "kid": 3, "kid_error": 0.01, "frechet_distance": 90, "precision": 0, "recall": 0})
@@ -76,7 +77,7 @@ def compare(folder, *runs, arguments=(), status=0):
 
 
 def parts(done):
-    """{title: its rows, split in cells}."""
+    """{title: its rows, split into cells}."""
     found = {}
     for part in done.stdout.split("\n\n**"):
         title, _, table = part.partition("\n\n")
@@ -112,7 +113,7 @@ def test_one_seed_has_the_bootstraps_intervals(tmp_path):
     grids = np.asarray(Image.open(tmp_path / "grids.png"))
     assert grids.shape == (14 + 2 * 4, 3 * 32 + 4 * 12, 3)
     assert (grids[14:, 12:44] == 130).all() and (grids[14:, 56:88] == 130).all() and (grids[14:, 100:132] == 140).all()
-    assert (grids[:14, 12:44] < 100).any()  # a name
+    assert (grids[:14, 12:44] < 100).any()  # a run's name
 
 
 def test_one_seed_twice_is_refused(tmp_path):
@@ -127,14 +128,14 @@ def test_several_seeds_have_intervals_over_seeds(tmp_path):
         runs.append(write_run(tmp_path, f"c-dtop-p-seed{seed}", dtop_p, seed, active=3.9 + seed / 20))
     judged = write_judged(tmp_path, {f"c-top-k-seed{seed}": 0.1 * seed for seed in (1, 2, 3)})
     found = parts(compare(tmp_path, *runs, arguments=["--judged", judged]))
-    # Differences -0.1, -0.15, -0.05: deviation 0.05; 4.3027 x 0.05 / sqrt 3 = 0.12421. Losses: deviations
-    # 0.152753 and 0.189297: 0.37946, 0.47024.
+    # The differences are -0.1, -0.15, -0.05. Their standard deviation is 0.05, and 4.3027 x 0.05 / sqrt 3 =
+    # 0.12421. The losses have standard deviations of 0.152753 and 0.189297, which give 0.37946 and 0.47024.
     assert found["Held-out loss and experts"][1:] == [
         ["c-top-k (3 seeds)", "1.15283 ± 0.37946", "1.23333 ± 0.37946", "–", "4.000 ± 0.000", "1.50", "–"],
         ["c-dtop-p (3 seeds)", "1.05283 ± 0.47024", "1.13333 ± 0.47024", "-100.00 ± 124.21", "4.000 ± 0.124", "1.50",
          "0.500"]]
     assert found["Loss less top-k's × 1000 by tenth of t"][4] == ["t3", "-100.00 ± 124.21"]
-    # KID 0.1, 0.2, 0.3: deviation 0.1, 0.24842.
+    # KID 0.1, 0.2, 0.3: the standard deviation is 0.1, which gives 0.24842.
     assert found["Samples: 20 pictures a row against 1,000 training pictures, a network"][1][1] == "0.2000 ± 0.2484"
 
 
@@ -171,7 +172,7 @@ esac
 
 
 def study(root, *arguments, **environment):
-    """cifar10_study.sh with stand-ins for the program and for Python, which write down how they are called."""
+    """Runs cifar10_study.sh with stand-ins for the program and for Python, which record their calls."""
     calls = root / "calls"
     if not calls.exists():
         for folder in ("scripts", "build/release/bin", ".venv/bin"):
@@ -213,4 +214,4 @@ def test_the_study_does_nothing_twice(tmp_path):
 
 
 def test_training_stops_at_the_step_that_is_looked_at(tmp_path):
-    study(tmp_path, METHODS="top-k", STEP="400", TRAINING="1000")  # subprocess.run's timeout would tell
+    study(tmp_path, METHODS="top-k", STEP="400", TRAINING="1000")  # a hang would reach subprocess.run's timeout

@@ -1,4 +1,4 @@
-"""scripts/compare_items.py on dumps whose differences are known."""
+"""Tests scripts/compare_items.py on dumps with known differences."""
 
 import gzip
 import json
@@ -28,7 +28,7 @@ def dumps(tmp_path, make):
 
 
 def write_passages(folder, task, count, each):
-    """Questions of a task, `each` of them about a passage."""
+    """Writes the questions of a task, `each` questions per passage."""
     texts = [f"Passage: {i // each} was a year of {'rain and ' * 20}wind.\nQuestion {i}?" for i in range(count)]
     (folder / f"{task}.jsonl").write_text("".join(json.dumps({"query": text}) + "\n" for text in texts))
     return folder
@@ -50,7 +50,7 @@ def test_clusters_are_categories_passages_and_single_items(tmp_path):
 
 
 def test_real_passages_are_found(dtopp_data):
-    """268 questions of LSAT-RC are about 40 passages (counted in its text)."""
+    """The 268 questions of LSAT-RC are about 40 passages (counted in its text)."""
     passages = compare_items.read_passages(dtopp_data / "eval/data", "agi_eval_lsat_rc")
     assert (len(passages), len(set(passages)), None in passages) == (268, 40, False)
 
@@ -68,7 +68,7 @@ def test_single_items_have_the_interval_of_the_normal_distribution(tmp_path):
 
 
 def test_items_of_a_passage_that_fall_together_widen_the_interval(tmp_path):
-    """All ten items of a passage gain or lose together: the interval is that of a tenth of the items."""
+    """All ten items of a passage gain or lose together, so the interval is that of a tenth of the items."""
     rng = np.random.default_rng(2)
     gain = rng.random(150) < 0.5
 
@@ -81,7 +81,7 @@ def test_items_of_a_passage_that_fall_together_widen_the_interval(tmp_path):
 
 
 def test_interval_covers_what_is_true_in_95_percent_of_cases(tmp_path):
-    """200 simulated pairs of models, 60 passages of 1 to 6 items: each passage has a gain of its own around 0.1."""
+    """Simulates 200 pairs of models on 60 passages of 1 to 6 items. Each passage has its own gain around 0.1."""
     rng = np.random.default_rng(3)
     covered = 0
     for _ in range(200):
@@ -91,7 +91,8 @@ def test_interval_covers_what_is_true_in_95_percent_of_cases(tmp_path):
         draws = compare_items.resampled(right, sizes, 400, rng)
         low, high = np.quantile(draws, [0.025, 0.975])
         covered += low <= 0.1 <= high
-    # Four deviations around 0.95, and 0.01 more below: so few clusters make a bootstrap a little narrow.
+    # Four standard deviations around 0.95, and 0.01 more below, because a bootstrap over so few clusters is
+    # slightly narrow.
     assert 0.95 - 4 * 0.0154 - 0.01 <= covered / 200 <= 1
 
 
@@ -102,7 +103,7 @@ def test_one_cluster_has_no_interval(tmp_path):
 
 @pytest.mark.parametrize("change, message", [
     (lambda items: items[:-1], "different items"),
-    (lambda items: [one | {"contexts": [[5, 6]]} for one in items], "asked differently"),
+    (lambda items: [one | {"contexts": [[5, 6]]} for one in items], "different requests"),
     (lambda items: [{key: value for key, value in one.items() if key != "correct"} for one in items], "line 1: no answer"),
     (lambda items: [[]], "not a dump"),
 ])

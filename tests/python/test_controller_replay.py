@@ -1,4 +1,5 @@
-"""Eq. (5), replayed over metrics.jsonl, gives every threshold that was used; a controller that solves holds the budget."""
+"""Eq. (5), replayed over metrics.jsonl, gives every threshold of the run. A controller that solves for p
+holds the budget."""
 
 import json
 
@@ -53,13 +54,14 @@ def test_metrics_replayed_through_the_law_reproduce_every_threshold(run):
         assert (state[name] if controller.per_layer else [state[name]]) == pytest.approx(value, abs=1e-9), name
 
 
-# A step's tokens are 512 here, whose own mean is off by 1.5 / 3 / sqrt(512) = 0.02 of T.
+# A step has 512 tokens, whose mean is off by 1.5 / 3 / sqrt(512) = 0.02 of T.
 HELD = {"training.steps": 60, "training.global_batch_size": 16, "optimizer.lr": 1e-3, "optimizer.min_lr": 1e-3,
         "validation.every": 0, "checkpoint.every": 0, "logging.tensorboard": "false", "routing.threshold": 0.02}
 
 
 def budget_of(directory, *overrides):
-    """(experts by step, p by step, p that would have met the target by step), T 3; of layers the first."""
+    """Returns experts by step, p by step, and by step the p that would have met the target T = 3. Per layer:
+    the first layer's."""
     held = [f"{key}={value}" for key, value in HELD.items()]
     done = tiny_run.dtopp("train", tiny_run.make(directory), *held, *overrides)
     assert done.returncode == 0, done.stderr
@@ -98,5 +100,5 @@ def test_the_paper_s_law_is_no_other_for_what_is_logged_beside_it(run):
                 active = line[f"moe/{layer}/active_experts"]
             else:
                 active = line["moe/active_experts"]
-            # p that would have met the target lies on the other side of it.
+            # The p that would have met the target lies on its other side.
             assert (active - target) * (used - solved) >= -1e-9 or abs(active - target) < 0.05

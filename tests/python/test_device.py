@@ -1,4 +1,4 @@
-"""Which device a run takes, and what is said where the one asked for cannot be had."""
+"""Tests the choice of a run's device and the message if the requested device is not available."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def refused(done, *words):
 
 
 def test_cuda_without_the_library_names_it(carried, tmp_path):
-    refused(train(carried, tmp_path, "cuda"), "libdtopp_cuda.so is not in", "make build CUDA=1")
+    refused(train(carried, tmp_path, "cuda"), "libdtopp_cuda.so is missing from", "make build CUDA=1")
 
 
 def test_cuda_with_a_library_that_is_none_says_so(carried, tmp_path):
@@ -57,7 +57,7 @@ def test_auto_without_the_library_trains_on_the_cpu(carried, tmp_path):
 @without_gpu
 def test_cuda_without_a_device_says_so(carried, tmp_path):
     shutil.copy(CUDA_LIBRARY, tmp_path / "there/lib")
-    refused(train(carried, tmp_path, "cuda"), "there is no CUDA device")
+    refused(train(carried, tmp_path, "cuda"), "no CUDA device was found")
     done = train(carried, tmp_path, "auto")
     assert done.returncode == 0, done.stderr
     assert "training on the CPU (1 thread)" in done.stderr
@@ -65,7 +65,7 @@ def test_cuda_without_a_device_says_so(carried, tmp_path):
 
 @built_for_cuda
 def test_the_library_for_cuda_lacks_no_symbol():
-    """RTLD_NOW: every symbol is looked up when it is loaded, whether a device is there or not."""
+    """RTLD_NOW resolves every symbol at load time, even without a device."""
     done = subprocess.run(["python3", "-c", f"import ctypes, os; ctypes.CDLL('{CUDA_LIBRARY}', mode=os.RTLD_NOW)"],
                           text=True, capture_output=True, timeout=120)
     assert done.returncode == 0, done.stderr

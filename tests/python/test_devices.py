@@ -1,4 +1,4 @@
-"""dtopp devices: what can be computed on here, on a machine without a CUDA device."""
+"""Tests `dtopp devices` on a machine without a CUDA device, and the check on one with a device."""
 
 import json
 import os
@@ -21,7 +21,7 @@ def test_a_machine_without_the_library_shows_its_cpu_and_what_is_missing(carried
     text = shown(carried, OMP_NUM_THREADS="1")
     cpu, cuda = text.splitlines()
     assert cpu.startswith("cpu     1 thread, ") and "GiB of memory free; multiplies fp32 by " in cpu
-    assert cuda.startswith("cuda    cannot be used: libdtopp_cuda.so is not in ") and cuda.endswith("`make build CUDA=1`")
+    assert cuda.startswith("cuda    cannot be used: libdtopp_cuda.so is missing from ") and cuda.endswith("`make build CUDA=1`")
     answer = json.loads(shown(carried, "--json", OMP_NUM_THREADS="1"))
     assert answer["cpu"]["threads"] == 1 and answer["cpu"]["free_bytes"] > 1 << 28
     assert answer["cuda"] == {"missing": cuda.removeprefix("cuda    cannot be used: "), "devices": []}
@@ -44,20 +44,20 @@ def test_the_cpu_is_shown_with_the_instructions_the_kernel_lists(dtopp_binary):
 @without_gpu
 def test_a_machine_without_a_device_says_so(carried, tmp_path):  # noqa: F811
     shutil.copy(CUDA_LIBRARY, tmp_path / "there/lib")
-    assert "cannot be used: there is no CUDA device" in shown(carried)
+    assert "cannot be used: no CUDA device was found" in shown(carried)
 
 
 def test_nothing_to_check_is_a_usage_error(carried):  # noqa: F811
     done = subprocess.run([carried, "devices", "--check"], text=True, capture_output=True, timeout=120)
     assert done.returncode == 2 and not done.stdout
-    assert "--check: there is nothing to check: libdtopp_cuda.so is not in " in done.stderr
+    assert "--check: no CUDA device can be checked: libdtopp_cuda.so is missing from " in done.stderr
 
 
 def test_a_wish_that_means_nothing_is_a_usage_error(dtopp_binary):
     done = subprocess.run([dtopp_binary, "devices"], text=True, capture_output=True, timeout=120,
                           env=os.environ | {"DTOPP_MOE_PRODUCTS": "fast"})
     assert done.returncode == 2 and not done.stdout
-    assert "DTOPP_MOE_PRODUCTS is grouped_mm, fused or a list of activation, " in done.stderr
+    assert "DTOPP_MOE_PRODUCTS: expected grouped_mm, fused or a list of activation, " in done.stderr
 
 
 def test_the_check_of_one_product_is_not_among_the_verbs(dtopp_binary):
@@ -74,7 +74,7 @@ def test_a_check_that_cannot_be_made_says_why(carried):  # noqa: F811
 
 @pytest.mark.skipif(not os.environ.get("DTOPP_DEVICE") == "cuda", reason="DTOPP_DEVICE is not cuda")
 def test_a_device_is_shown_with_its_products(dtopp_binary, tmp_path):
-    """The check on a device: every own kernel ends, is right, and the table is kept."""
+    """The check on a device: every fused kernel ends and is correct, and the table is stored."""
     first = json.loads(shown(dtopp_binary, "--json", XDG_CACHE_HOME=str(tmp_path)))["cuda"]["devices"]
     assert first and first[0]["products"] is None
     done = subprocess.run([dtopp_binary, "devices", "--check", "--json"], text=True, capture_output=True, timeout=400,

@@ -1,11 +1,11 @@
-"""The dense diffusion transformer against diffusers'."""
+"""Tests the dense diffusion transformer against diffusers'."""
 
 import pytest
 import reference_diffusion
 import torch
 from diffusion_program import DENSE, Program, batch_of, distance, pictures, resolved, wide_parameters
 
-torch.set_num_threads(1)  # tiny tensors: a second thread waits more than it works
+torch.set_num_threads(1)  # tiny tensors: a second thread costs more than it saves
 
 
 @pytest.fixture(scope="module")
@@ -14,8 +14,8 @@ def parity(program):
 
 
 def test_the_dense_block_is_that_of_diffusers(parity, tmp_path):
-    """DiTTransformer2DModel with SwiGLU, our weights in its places: its modulation is a block's own, so the shared one
-    plus the block's table goes there."""
+    """DiTTransformer2DModel with SwiGLU and dtopp's weights. Its modulation is per block, so it gets the
+    shared modulation plus the block's table."""
     diffusers = pytest.importorskip("diffusers")
     case = {"model": {"num_experts": 1, "position": "sincos", "qk_norm": False, "num_classes": 10, "ffn_hidden_size": 128},
             "loss": DENSE["loss"]}
@@ -44,7 +44,7 @@ def diffusers_model(diffusers, model, p):
     for n, block in enumerate(stock.transformer_blocks):
         ours = {key.removeprefix(f"blocks.{n}."): t for key, t in p.items() if key.startswith(f"blocks.{n}.")}
         embed = block.norm1.emb
-        embed.time_proj.downscale_freq_shift = 0  # stock: frequencies over 127, DiT's own code over 128
+        embed.time_proj.downscale_freq_shift = 0  # the default has frequencies over 127; DiT's own code has 128
         for linear, key in ((embed.timestep_embedder.linear_1, "time_embed.0"),
                             (embed.timestep_embedder.linear_2, "time_embed.2")):
             linear.weight.copy_(p[key + ".weight"])

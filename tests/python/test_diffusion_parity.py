@@ -1,5 +1,5 @@
-"""Predictions, losses, gradients, draws and optimiser steps of the C++ diffusion transformer against the plain PyTorch
-one."""
+"""Tests predictions, losses, gradients, draws and optimizer steps of the C++ diffusion transformer against
+the plain PyTorch one."""
 
 import pytest
 import reference_diffusion
@@ -7,7 +7,7 @@ import reference_model
 import torch
 from diffusion_program import DENSE, TEXT, Program, batch_of, distance, pictures, resolved, wide_parameters
 
-torch.set_num_threads(1)  # tiny tensors: a second thread waits more than it works
+torch.set_num_threads(1)  # tiny tensors: a second thread costs more than it saves
 
 CASES = {
     "dense": DENSE,
@@ -31,7 +31,7 @@ def parity(program):
 
 
 class Both:
-    """One batch with one set of parameters through both implementations."""
+    """Runs one batch with one set of parameters through both implementations."""
 
     def __init__(self, name, parity, directory):
         self.name, self.config = name, resolved(CASES[name])
@@ -86,8 +86,8 @@ def test_fp32_predictions_losses_and_gradients_agree(both):
 
 
 def test_bf16_is_as_near_the_truth_as_bf16_can_be(both):
-    """Against fp64, with twice the error of a straightforward bf16 model, where no rounding can change which experts a
-    token takes; else the prediction and the gradients in all."""
+    """Compares with fp64; the limit is twice the error of a straightforward bf16 model if no rounding can
+    change a token's experts. Otherwise only the prediction and all gradients together are compared."""
     got = both.dtopp("bf16")
     truth, _ = both.reference()
     plain, _ = both.reference(torch.float32, compute=torch.bfloat16)
@@ -104,7 +104,8 @@ def test_bf16_is_as_near_the_truth_as_bf16_can_be(both):
 
 @pytest.mark.parametrize("name", CASES)
 def test_training_from_the_first_step_agrees(name, parity, tmp_path):
-    """Draws, three steps that leave the zeros, and ten more: losses, thresholds, norms and the parameters they end with."""
+    """Compares draws, three steps that leave the zeros, and ten more: losses, thresholds, norms and the final
+    parameters."""
     config = resolved(CASES[name])
     made = pictures(config["model"], 24, seed=8)
     got = Program(parity, tmp_path, CASES[name])("diffusion-training", made)
@@ -125,7 +126,7 @@ def test_training_from_the_first_step_agrees(name, parity, tmp_path):
         assert reported == pytest.approx(report, rel=1e-4, abs=1e-6), f"step {step}"
     for key, tensor in trainer.parameters.items():
         assert distance(got["final/" + key], tensor.detach()) < 1e-3, key
-        if "time_embed" not in key:  # through the modulation alone, which begins at zero
+        if "time_embed" not in key:  # it acts through the modulation alone, which starts at zero
             assert not torch.equal(got["final/" + key], got["initial/" + key]), key
 
 
@@ -140,7 +141,8 @@ def compare_batch(want, got, prefix):
 
 @pytest.mark.parametrize("name", ["dtop_p", "dense_ddpm"])
 def test_validation_reports_each_tenth_of_the_timesteps(name, parity, tmp_path):
-    """23 pictures: three of the last ten have their bucket as if all ten were there."""
+    """23 pictures: the last group of ten has three pictures, which keep the buckets they have in a full
+    group."""
     config = resolved(CASES[name])
     made = pictures(config["model"], 23, seed=9)
     got = Program(parity, tmp_path, CASES[name])("diffusion-training", made)

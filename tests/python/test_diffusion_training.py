@@ -1,4 +1,5 @@
-"""`dtopp train` on a diffusion transformer: against the plain PyTorch trainer, and with itself, however the work is cut."""
+"""Tests `dtopp train` on a diffusion transformer against the plain PyTorch trainer, and against itself for
+other micro-batches and interruptions."""
 
 import io
 import os
@@ -54,7 +55,7 @@ def test_ten_steps_on_prepared_data_agree_with_the_reference(name, dtopp_binary,
 
 
 def test_validation_depends_on_seed_and_picture_alone(dtopp_binary, tmp_path):
-    """Another micro-batch, and other pictures behind these: the losses by timestep are the same."""
+    """Another micro-batch, and more pictures after these, leave the losses by timestep unchanged."""
     train(tmp_path, "pixels", "training.steps=6")
     whole = [line for line in tiny_run.metrics(tmp_path / "run") if "val/loss" in line][-1]
     assert [f"val/loss_t{n}" in whole for n in range(10)] == [True] * 10
@@ -84,7 +85,7 @@ def grids(run):
     return {path.name: path.read_bytes() for path in (run / "samples").iterdir()}
 
 
-GRIDS = ["diffusion.samples_every=8", "diffusion.sample_classes=[1, 3]"]  # and after the last step
+GRIDS = ["diffusion.samples_every=8", "diffusion.sample_classes=[1, 3]"]  # plus one after the last step
 
 
 @pytest.mark.parametrize("cut", [["--processes", "4"], ["--processes", "2", "parallel.expert_parallel=2"],
@@ -98,7 +99,7 @@ def test_ranks_train_to_the_same_bits(cut, dtopp_binary, tmp_path):
     assert (tiny_run.timeless(tiny_run.metrics(tmp_path / "ranks")) == tiny_run.timeless(tiny_run.metrics(tmp_path / "run")))
 
 
-@pytest.mark.parametrize("lost", [[8, 12], [12]])  # stopped before a grid, or after the step it is of
+@pytest.mark.parametrize("lost", [[8, 12], [12]])  # stopped before a grid, or after the step of a grid
 def test_a_resumed_run_goes_on_to_the_same_bits(dtopp_binary, tmp_path, lost):
     train(tmp_path, "pixels", *GRIDS)
     assert len(tiny_run.state(tmp_path / "run", 12)) == 4, "an average is kept"
@@ -116,8 +117,8 @@ def test_a_resumed_run_goes_on_to_the_same_bits(dtopp_binary, tmp_path, lost):
 
 
 @pytest.mark.parametrize("override, message", [
-    ("model.image_size=16", "holds samples of 3 x 8 x 8, the model takes 3 x 16 x 16"),
-    ("model.channels=1", "holds samples of 3 x 8 x 8, the model takes 1 x 8 x 8"),
+    ("model.image_size=16", "holds samples of 3 x 8 x 8, but the model takes 3 x 16 x 16"),
+    ("model.channels=1", "holds samples of 3 x 8 x 8, but the model takes 1 x 8 x 8"),
     ("model.num_classes=4", "has 5 classes, more than model.num_classes 4"),
     ("model.text_length=2", "model.text_size: must lie in"),
 ])

@@ -1,4 +1,5 @@
-"""Runs whose tokens see their own document alone: training, evaluation, and where the end of a document comes from."""
+"""Runs whose tokens attend to their own document alone: training, evaluation, and the source of the
+document's end token."""
 
 import json
 import math
@@ -20,7 +21,7 @@ def run(tmp_path_factory):
 
 
 def reference_nll(checkpoint, ids):
-    """Mean over all predicted tokens, windows of 32, in double precision."""
+    """The mean over all predicted tokens in windows of 32, in double precision."""
     config, parameters, _, state = reference_model.load_checkpoint(checkpoint, torch.float64)
     thresholds = reference_model.Controller(config, state).thresholds()
     total = 0.0
@@ -34,7 +35,7 @@ def reference_nll(checkpoint, ids):
 
 def test_evaluation_hides_other_documents_too(run, tmp_path):
     checkpoint = run / "run/checkpoints/step-00000012"
-    ids = np.random.default_rng(5).integers(0, 32, 200).astype("<u2")  # an end every 32 tokens or so
+    ids = np.random.default_rng(5).integers(0, 32, 200).astype("<u2")  # a document ends about every 32 tokens
     ids.tofile(tmp_path / "text.npy")
     done = tiny_run.dtopp("evaluate", checkpoint, "--tasks", "perplexity", "--text", tmp_path / "text.npy", "--json")
     assert done.returncode == 0, done.stderr
@@ -45,7 +46,7 @@ def test_evaluation_hides_other_documents_too(run, tmp_path):
 
 
 def blind_nll(checkpoint, ids):
-    """The same model seeing everything."""
+    """The loss of the same model with attention across documents."""
     original = reference_model.load_checkpoint
 
     def load(*arguments):

@@ -1,4 +1,4 @@
-"""evaluate --tasks perplexity against the plain PyTorch model and Hugging Face `tokenizers`."""
+"""Tests evaluate --tasks perplexity against the plain PyTorch model and Hugging Face `tokenizers`."""
 
 import gzip
 import json
@@ -20,7 +20,7 @@ DOCUMENTS = [TEXT, "", "  A second document, with  runs   of spaces.", TEXT[100:
 
 @pytest.fixture(scope="module", params=["dtop_p", *tiny_run.in_full("top_k", "dense")])
 def trained(request, tmp_path_factory):
-    """A run on prepared text, so that its checkpoints hold a tokenizer."""
+    """A run on prepared text, whose checkpoints hold a tokenizer."""
     directory = tmp_path_factory.mktemp(request.param)
     (directory / "source.txt").write_text(TEXT * 8)
     done = tiny_run.dtopp("prepare", "text", directory / "source.txt", "--tokenizer", TOKENIZER, "--output",
@@ -43,7 +43,7 @@ def ids_of(documents):
 
 
 def reference_nll(run, ids):
-    """Mean over all predicted tokens, windows of 33 with stride 32, the shorter last one kept."""
+    """The mean over all predicted tokens in windows of 33 with stride 32, including the shorter last window."""
     checkpoint = sorted((run / "checkpoints").iterdir())[-1]
     config, parameters, _, state = reference_model.load_checkpoint(checkpoint, torch.float64)
     thresholds = reference_model.Controller(config, state).thresholds()
@@ -79,13 +79,13 @@ def test_perplexity_of_text_files(trained, tmp_path):
 
 
 def test_perplexity_of_any_file_that_is_text(trained):
-    """README.md, as text: one document, whatever it is called."""
+    """README.md as text: one document, whatever its name."""
     readme = tiny_run.ROOT / "README.md"
     check(evaluate(trained / "run", readme), trained / "run", ids_of([readme.read_text()]))
 
 
 def test_a_checkpoint_alone_is_enough(trained, tmp_path):
-    """Without its run, the data it names and the optimiser's file; but a run does not go on from it."""
+    """Evaluation needs neither the run, nor its data, nor the optimizer's file. Resuming needs them."""
     text = tmp_path / "text.txt"
     text.write_text(TEXT)
     whole = evaluate(trained / "run", text)
@@ -103,7 +103,7 @@ def test_a_checkpoint_alone_is_enough(trained, tmp_path):
     (tmp_path / "checkpoints").rename(run / "checkpoints")
     done = tiny_run.dtopp("train", tiny_run.make(tmp_path), "training.steps=6")
     assert done.returncode == 4, done.stderr
-    assert "optimizer.safetensors: not there: without it a checkpoint serves evaluate and generate" in done.stderr
+    assert "optimizer.safetensors: is missing: evaluate and generate can use this checkpoint" in done.stderr
 
 
 def test_a_flipped_bit_is_found_in_what_is_read_and_the_optimisers_file_is_not(trained, tmp_path):
@@ -124,7 +124,8 @@ def test_a_flipped_bit_is_found_in_what_is_read_and_the_optimisers_file_is_not(t
 
 
 def test_a_path_that_cannot_be_looked_at_exits_3(trained, tmp_path):
-    """As a forbidden folder, which root is never refused: the system's reason, not status 5."""
+    """A loop of links stands in for a forbidden folder, which root may enter: the error is the system's
+    reason, not status 5."""
     loop = tmp_path / "loop"
     loop.symlink_to("loop")
     for arguments in ([trained / "run", "--text", loop], [loop, "--text", trained / "source.txt"],

@@ -1,5 +1,5 @@
-"""evaluate --tasks diffusion against the plain PyTorch model and against training's own validation; the dump, and two
-dumps compared."""
+"""Tests evaluate --tasks diffusion against the plain PyTorch model and against training's own validation;
+also the dump, and the comparison of two dumps."""
 
 import json
 import shutil
@@ -30,7 +30,7 @@ def directory(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def random(directory, tmp_path_factory):
-    """The same with other weights."""
+    """A copy of the run with other weights."""
     copy = tmp_path_factory.mktemp("random") / directory.name
     shutil.copytree(directory, copy)
     return tiny_diffusion.randomise(copy)
@@ -44,7 +44,7 @@ def evaluate(directory, *arguments, status=0):
 
 
 def reference(directory, count, weights="model"):
-    """(batch, prediction, loss of each image, experts of each image and layer)."""
+    """Returns (batch, prediction, loss per image, experts per image and layer)."""
     model = tiny_diffusion.Reference(directory, weights)
     seen = tiny_diffusion.as_seen(load_file(directory / "held-out/images-00000.safetensors"), model.config["model"])
     draws = [reference_diffusion.draw_validation(model.config, i) for i in range(count)]
@@ -135,9 +135,9 @@ def test_ranks_give_the_same_bytes(random):
 
 @pytest.mark.parametrize("arguments, text", [
     (["--images"], "--images"),
-    (["--images", "DIR", "--text", "x"], "--text means nothing"),
-    (["--images", "DIR", "--sweep-target", "2"], "--sweep-target means nothing"),
-    (["--images", "DIR", "--paper"], "--paper means nothing"),
+    (["--images", "DIR", "--text", "x"], "--text: cannot be used with --tasks diffusion"),
+    (["--images", "DIR", "--sweep-target", "2"], "--sweep-target: cannot be used with --tasks diffusion"),
+    (["--images", "DIR", "--paper"], "--paper: cannot be used with --tasks diffusion"),
     ([], "needs --images"),
 ])
 def test_a_wrong_call_is_told_in_one_line(random, arguments, text):
@@ -163,14 +163,15 @@ def compare(*arguments):
 
 
 def write_dump(path, x0, noise, error, t):
-    """One whose image i has the loss error[i]²."""
+    """Writes a dump in which image i has the loss error[i]²."""
     save_file({"x0": x0, "noise": noise, "t": t, "prediction": noise - x0 + error[:, None, None, None]}, path,
               {"objective": "flow"})
 
 
 @pytest.fixture(scope="module")
 def two_dumps(tmp_path_factory):
-    """100 images; the second model is better by 0.1 on each, give or take 0.02, where images differ by far more."""
+    """Two dumps of 100 images. The second model is better by 0.1 ± 0.02 per image, while images differ by far
+    more."""
     folder, rng = tmp_path_factory.mktemp("dumps"), np.random.default_rng(4)
     x0, noise = (torch.from_numpy(rng.normal(size=(100, 3, 4, 4)).astype(np.float32)) for _ in range(2))
     t = torch.linspace(0, 1, 100)
@@ -189,7 +190,7 @@ def test_two_dumps_are_compared_image_by_image(two_dumps):
     result = json.loads(done.stdout)
     assert result["images"] == 100
     assert result["difference"] == pytest.approx(-gain.mean().item(), abs=1e-5)
-    half = 1.96 * gain.std().item() / 10  # of the mean's normal interval
+    half = 1.96 * gain.std().item() / 10  # half width of the mean's normal interval
     assert result["low"] == pytest.approx(-gain.mean().item() - half, abs=0.15 * half)
     assert result["high"] == pytest.approx(-gain.mean().item() + half, abs=0.15 * half)
     assert compare(folder / "a.safetensors", folder / "b.safetensors", "--json").stdout == done.stdout

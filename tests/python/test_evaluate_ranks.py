@@ -1,5 +1,5 @@
-"""evaluate on several ranks writes what one process writes, to the byte, whoever starts them; it goes on where any number
-of them was stopped, and ends as one."""
+"""evaluate on several ranks, under any launcher, writes the same bytes as one process. A stopped evaluation
+resumes on any number of ranks, and all ranks end together."""
 
 import json
 import os
@@ -31,13 +31,13 @@ def text(tmp_path_factory):
     return path
 
 
-# In batches of 512 tokens: several of a task, and four windows of the text, the last one shorter.
+# Batches of 512 tokens give several per task and four windows of the text, the last of them shorter.
 BATCHES = ["--batch-size", "1", "--threads", "1", "--tasks"]
 TASKS = ["--data", DATA, *BATCHES]
 
 
 def written(run, folder, *arguments, launcher=(tiny_run.BINARY,)):
-    """All that a command writes into `folder`, and its standard output."""
+    """Returns all files that a command writes into `folder`, and its standard output."""
     folder.mkdir()
     dumps = ["--dump", folder / "dump.jsonl"] if "--data" in arguments and "--sweep-target" not in arguments else []
     done = subprocess.run([*map(str, launcher), "evaluate", run, *map(str, arguments), "--output", folder / "results.json",
@@ -104,13 +104,13 @@ def wait_for(process, path):
 
 
 def ranks_of(launcher):
-    """The process numbers of the launcher's ranks, in order."""
+    """The process ids of the launcher's ranks, in order."""
     children = pathlib.Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text()
     return [int(number) for number in children.split()]
 
 
 def finish(run, folder, whole, *options):
-    """Goes on to the end; what is written is what a run never stopped writes."""
+    """Resumes to the end. The output equals that of a run that was never stopped."""
     process = started(run, folder, *options)
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 0 and errors.count("copa: finished by an earlier run") == 1, errors
@@ -147,7 +147,7 @@ def test_a_killed_rank_ends_all_and_finished_tasks_stay(run, whole, tmp_path, vi
 
 
 def catches_sigterm(process):
-    """Whether it has become a rank, whose command line has no --processes, that a signal stops in order."""
+    """Whether the process has become a rank that handles SIGTERM: its command line has no --processes."""
     if b"--processes" in pathlib.Path(f"/proc/{process}/cmdline").read_bytes():
         return False
     status = pathlib.Path(f"/proc/{process}/status").read_text()
@@ -177,14 +177,14 @@ def test_ranks_with_other_work_are_refused(run, text):
                                        "--batch-size", str(rank + 1)], env=environment, stderr=subprocess.PIPE, text=True))
     errors = [rank.communicate(timeout=60)[1] for rank in ranks]
     for rank, error in zip(ranks, errors):
-        assert rank.returncode == 2 and "rank 1 would measure something else than rank 0" in error, errors
+        assert rank.returncode == 2 and "rank 1 would not measure the same as rank 0" in error, errors
 
 
 @pytest.mark.parametrize("options, words", [
-    (["--tasks", "copa", "--data", "/nowhere", "--dry-run"], "--processes means nothing to --dry-run"),
+    (["--tasks", "copa", "--data", "/nowhere", "--dry-run"], "--processes: cannot be used with --dry-run"),
     (["--tasks", "copaa", "--data", "/nowhere"], "did you mean copa?"),
     (["--tasks", "perplexity"], "needs --text"),
-    (["--tasks", "copa", "--data", "/nowhere", "--sweep-target", "2,3", "--paper"], "--paper means nothing to --sweep-target"),
+    (["--tasks", "copa", "--data", "/nowhere", "--sweep-target", "2,3", "--paper"], "--paper: cannot be used with --sweep-target"),
 ])
 def test_wrong_calls_are_refused_before_ranks_start(run, options, words):
     done = tiny_run.dtopp("evaluate", run, *options, "--processes", "2")

@@ -1,5 +1,5 @@
-"""evaluate --dry-run on the 13 tasks against a plain Python reading of them: CPython's own random numbers and sets,
-Hugging Face `tokenizers`. Also what a wrong call or damaged data is answered with."""
+"""Tests evaluate --dry-run on the 13 tasks against a plain Python version with CPython's own random numbers
+and sets and Hugging Face `tokenizers`. Also tests the errors for wrong calls and damaged data."""
 
 import ctypes
 import ctypes.util
@@ -46,7 +46,7 @@ def decompress(path):
 
 
 def data_sets(name, folder):
-    """(category or None, items) in the order of a dump."""
+    """Returns (category or None, items) in the order of a dump."""
     items = [json.loads(line) for line in decompress(folder / f"{name}.jsonl.zst").decode().split("\n") if line]
     raw_answers = [item["chain_of_thought"] + " #### " + item["answer"] for item in items] if name == "svamp" else []
     items = [{key: value.strip() if isinstance(value, str) else value for key, value in item.items()} for item in items]
@@ -85,7 +85,7 @@ def example(item, prelimiter, delimiter):
 
 
 def strings(item, preamble, prelimiter, delimiter):
-    """Contexts and continuations, one each a sequence."""
+    """Returns contexts and continuations, one of each per sequence."""
     start = "\n" if preamble else ""
     if "context_options" in item:
         return [start + option for option in item["context_options"]], [spaced(item["continuation"])] * 2
@@ -129,7 +129,7 @@ def trained(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory):
-    """A run on token files, whose checkpoint holds no tokenizer; 256 ids."""
+    """A run on token files with 256 ids, whose checkpoint holds no tokenizer."""
     directory = tmp_path_factory.mktemp("bare")
     done = tiny_run.dtopp("train", tiny_run.make(directory), "training.steps=3", "validation.every=0")
     assert done.returncode == 0, done.stderr
@@ -225,7 +225,7 @@ def test_wrong_calls_exit_2(trained, bare, tmp_path):
     fails(2, ["50277", "256"], bare, *copa, "--dry-run", "--tokenizer", TOKENIZER)
     other = tmp_path / "other.json"
     other.write_text(TOKENIZER.read_text() + "\n")
-    fails(2, ["not the one"], trained, *copa, "--dry-run", "--tokenizer", other)
+    fails(2, ["differs from the checkpoint's own tokenizer"], trained, *copa, "--dry-run", "--tokenizer", other)
 
 
 def test_a_model_shorter_than_a_prompt_exits_2(trained, task_data):

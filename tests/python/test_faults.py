@@ -1,7 +1,7 @@
-"""A checkpoint is complete or absent, whatever fails: every system call, the process, the power.
+"""A checkpoint is complete or absent after any failure: of a system call, the process or the power.
 
-The program under test is checkpoint_driver, which saves a series of checkpoints; fault_shim stands between it
-and the kernel (tests/faults).
+The program under test is checkpoint_driver, which saves a series of checkpoints. fault_shim intercepts its
+system calls (tests/faults).
 """
 
 import errno
@@ -24,14 +24,14 @@ BUILD = Path(os.environ.get("DTOPP_BUILD", Path(__file__).parents[2] / "build" /
 DRIVER = BUILD / "bin" / "checkpoint_driver"
 SHIM = BUILD / "lib" / "libfault_shim.so"
 KEEP = 2
-EVERY = 1 if tiny_run.FULL else 3  # of the calls that are interrupted or the last
+EVERY = 1 if tiny_run.FULL else 3  # stride over the calls to interrupt or to kill before
 ITEMS = ["=name: run", "10", "20", "+first", "30", "30v", "=name: changed", "+second", "40"]
 FINAL_STEPS = [30, 40]
 
 
 @pytest.fixture
 def scratch():
-    """Memory where there is some: thousands of syncs cost nothing there."""
+    """A folder in memory if the system has one: thousands of syncs cost nothing there."""
     memory = Path("/dev/shm")
     where = memory if memory.is_dir() and os.access(memory, os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=where) as path:
@@ -48,7 +48,7 @@ def save(run, items=ITEMS, **fault):
 
 
 def check(runs, verb="check"):
-    """What checkpoint_driver says about each run directory; a few hundred a call."""
+    """checkpoint_driver's report on each run directory; one call handles 500 runs."""
     results = []
     for start in range(0, len(runs), 500):
         done = subprocess.run(
@@ -64,14 +64,14 @@ def saved_items(output):
 
 
 def assert_old_or_new(found, mark, items, where):
-    """The text said to be saved last, or a later one; nothing only as long as nothing was said."""
+    """Expects the text last reported as saved, or a later one. None is allowed only if nothing was reported."""
     saved = [item[1:] for item in items if item.startswith(mark)]
     known = [item[1:] for item in ITEMS if item.startswith(mark)]
     assert found in (known[len(saved) - 1 :] if saved else [None, *known]), where
 
 
 def assert_nothing_lost(run, result, items, where):
-    """Only what is complete, and nothing older than what was said to be saved last."""
+    """Expects only complete checkpoints, and none older than the last one reported as saved."""
     assert result["wrong"] == [], where
     steps = [int(item.rstrip("v")) for item in items if item[0].isdigit()]
     if steps:
@@ -83,13 +83,13 @@ def assert_nothing_lost(run, result, items, where):
 
 
 def assert_recovers(run):
-    """The next start goes through, and no trace of the failure is left."""
+    """The next start succeeds, and no trace of the failure remains."""
     done = save(run, ["=name: recovered", ITEMS[-1]])
     assert done.returncode == 0, done.stderr
     assert not list((run / "checkpoints").glob(".tmp-*")) and not list(run.glob(".tmp-config.yaml*"))
 
 
-# Calls whose failure can be harmless: of files that are only read.
+# Calls on files that are only read; their failure can be harmless.
 MAY_GO_UNNOTICED = {"open to read", "open directory", "close after reading"}
 MUST_BE_REPORTED = {"open", "write", "fsync", "close", "mkdir", "rename", "exchange", "unlink"}
 
@@ -159,7 +159,7 @@ def test_killed_before_every_call(scratch):
 
 
 def test_killed_where_names_cannot_be_exchanged(scratch):
-    """As on NFS: what is replaced is away for a moment, and comes back when the run is taken up again."""
+    """As on NFS, a replaced file is missing for a moment. It returns when the run resumes."""
     items, runs, outcomes, away = ["30", "+first", "30v", "+second"], [], [], 0
     for at in range(1, 10_000):
         run, fired = scratch / str(at), scratch / f"fired-{at}"
@@ -172,14 +172,14 @@ def test_killed_where_names_cannot_be_exchanged(scratch):
         outcomes.append((saved_items(done.stdout), f"{fired.read_text()}, call {at}"))
         away += any(folder.exists() and not folder.with_name(folder.name.removeprefix(".replaced-")).exists()
                     for folder in [run / ".replaced-tree", run / "checkpoints" / ".replaced-step-00000030"])
-    assert away >= 2  # one of each
+    assert away >= 2  # one of each kind
     for run, result, (saved, where) in zip(runs, check(runs, "resume"), outcomes, strict=True):
         assert_nothing_lost(run, result, saved, where)
         assert not list(run.rglob(".replaced-*")), where
 
 
 def test_what_a_run_has_said_is_durable_before_its_checkpoint(tmp_path):
-    """A run that goes on from a checkpoint does not write the lines of metrics.jsonl before it again."""
+    """A resumed run does not rewrite the lines of metrics.jsonl before its checkpoint."""
     config, log = tiny_run.make(tmp_path), tmp_path / "log"
     environment = os.environ | {"LD_PRELOAD": str(SHIM), "FAULT_ROOT": str(tmp_path / "run"), "FAULT_LOG": str(log)}
     done = tiny_run.dtopp("train", config, "checkpoint.every=3", "logging.tensorboard=true", env=environment)
@@ -197,7 +197,7 @@ def test_what_a_run_has_said_is_durable_before_its_checkpoint(tmp_path):
 
 
 def test_killed_at_random_moments(tmp_path):
-    """On a real file system, one run directory killed and taken up again 100 times."""
+    """On a real file system, one run directory is killed and resumed 100 times."""
     generator = random.Random(1)
     run = tmp_path / "run"
     start = time.monotonic()
@@ -237,7 +237,7 @@ def test_a_new_run_syncs_the_directories_it_makes(scratch):
             synced.add(names[fields[0]])
     assert scratch / "runs/group/new" in made
     for path in made:
-        if path.parent != scratch:  # above what the shim watches
+        if path.parent != scratch:  # outside the folder that the shim watches
             assert path.parent in synced, path
 
 

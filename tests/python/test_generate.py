@@ -1,4 +1,4 @@
-"""generate and budgets of experts, against the plain PyTorch model."""
+"""Tests generate and expert budgets against the plain PyTorch model."""
 
 import json
 import re
@@ -72,7 +72,8 @@ def test_a_tiny_top_p_is_greedy(run):
 
 
 def test_drawn_tokens_have_the_models_probabilities(run, tokenizer, tmp_path):
-    """The first token of many equal prompts, against the reference's distribution: within four deviations."""
+    """The first token of many equal prompts matches the reference's distribution within four standard
+    deviations."""
     reference = tiny_language_run.Reference(run)
     top = reference.log_probs(tokenizer.encode("Nobody").ids)[-1].div(0.5).softmax(-1).topk(3)
     draws = 400
@@ -107,7 +108,7 @@ def test_thresholds_are_solved_for_any_budget(run, tmp_path):
     text.write_text(tiny_language_run.TEXT * 20)
     if "dense" in str(run):
         done = tiny_run.dtopp("evaluate", run, "--tasks", "perplexity", "--text", text, "--target-experts", "2")
-        assert done.returncode == 2 and "no threshold" in done.stderr
+        assert done.returncode == 2 and "no routing threshold" in done.stderr
         return
     for target in (1.5, 2, 5):
         out = perplexity(run, text, "--target-experts", target)
@@ -140,14 +141,14 @@ def test_text_that_nobody_takes_exits_3(run, tmp_path):
 
 @pytest.mark.parametrize("arguments, text", [
     ([], "--prompt"),
-    (["--prompt", "a", "--prompts", "b"], "not both"),
+    (["--prompt", "a", "--prompts", "b"], "needs either"),
     (["--prompt", PROMPT * 20], "sequence length of 128"),
     (["--prompt", PROMPT, "--target-experts", "2"], "--target-text"),
-    (["--prompt", PROMPT, "--target-text", "x"], "means nothing"),
+    (["--prompt", PROMPT, "--target-text", "x"], "--target-text: needs --target-experts"),
     (["--prompt", PROMPT, "--temperature", "nan"], "nan is not a finite number"),
     (["--prompt", PROMPT, "--top-p", "nan"], "nan is not a finite number"),
     (["--prompt", PROMPT, "--target-experts", "nan"], "nan is not a finite number"),
-    (["--prompt", PROMPT, "--device", "gpu"], "gpu is none of auto|cpu|cuda"),
+    (["--prompt", PROMPT, "--device", "gpu"], "gpu is not one of auto|cpu|cuda"),
 ])
 def test_a_wrong_call_is_told_in_one_line(run, arguments, text):
     done = tiny_run.dtopp("generate", run, *arguments)

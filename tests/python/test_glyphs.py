@@ -1,5 +1,5 @@
-"""scripts/draw_glyphs.py and scripts/judge_glyphs.py: the pictures of `make quickstart-images`, and the probe that judges
-what a model makes of them."""
+"""Tests scripts/draw_glyphs.py and scripts/judge_glyphs.py: the pictures of `make quickstart-images`, and the
+probe that judges a model's samples."""
 
 import pathlib
 import subprocess

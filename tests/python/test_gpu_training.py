@@ -1,4 +1,4 @@
-"""benchmarks/gpu_training.py in a small version, on whatever device the tests are for."""
+"""Runs a small version of benchmarks/gpu_training.py on the device of the tests."""
 
 import json
 import os
@@ -31,11 +31,11 @@ def test_prints_one_line_that_adds_up(dtopp_binary):
     planned = plan(*SMALL, "training.micro_batch_size=4", f"training.device={DEVICE}")
     assert line["planned"] == planned["memory_bytes"]
     assert abs(line["peak_against_plan"] - line["peak_bytes"] / planned["memory_bytes"]["total"]) < 1e-3
-    # Medians of reciprocal values: of an even number of steps they agree about, not exactly.
+    # Medians of reciprocals agree only approximately for an even number of steps.
     assert abs(line["milliseconds"] / 1e3 * line["tokens_per_second"] / planned["tokens_per_step"] - 1) < 0.3
     assert line["slowest_milliseconds"] >= line["milliseconds"]
     assert 0 < line["mfu"] < 1.5
-    # Chance is ln 50,432 = 10.83; windows of the two means overlap, and 12 steps are still of the warm-up.
+    # Chance is ln 50,432 = 10.83. The windows of the two means overlap, and all 12 steps lie in the warm-up.
     assert 9 < line["loss_last"] < line["loss_first"] < 11.2
     assert line["target_experts"] == 4 and 1 <= line["active_experts"] <= 32
     assert line["skipped_steps"] == 0

@@ -1,4 +1,5 @@
-"""Images meant to do harm, and files that are not ours: nothing is written elsewhere, and no memory is lost to them."""
+"""Malicious images and files of other programs: nothing is written outside the folder, and they take no
+memory."""
 
 import gzip
 import subprocess

@@ -1,4 +1,4 @@
-"""`dtopp convert to-hf`: what transformers computes with the folder, beside the program."""
+"""Tests `dtopp convert to-hf`: transformers' results with the folder against the program's."""
 
 import json
 
@@ -36,7 +36,7 @@ def dtop_p(dtopp_binary, program, tmp_path_factory, remote_code):
 
 @pytest.fixture(scope="module")
 def remote_code(tmp_path_factory):
-    """Code that comes with a model is copied here, not into the user's cache."""
+    """Sends copies of model code to this folder instead of the user's cache."""
     with pytest.MonkeyPatch.context() as patch:
         keep_modules_in(tmp_path_factory.mktemp("modules"), patch)
         yield
@@ -114,7 +114,7 @@ def test_it_trains(case):
     before = model(input_ids=case.inputs, labels=case.inputs)
     before.loss.backward()
     without = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().max() > 0]
-    # A single expert whose weight is 1, or 1 / 1, hides the router from the loss.
+    # A single expert with weight 1, or 1 / 1, hides the router from the loss.
     assert not [name for name in without if ".mlp.gate." not in name]
     with torch.no_grad():
         for parameter in model.parameters():
@@ -149,7 +149,7 @@ def test_thresholds_are_solved_for_any_budget(dtop_p, target):
 
 
 def test_one_budget_has_the_threshold_that_the_program_finds(dtop_p):
-    """The program's own solution of p, on the same tokens, through a checkpoint that has it."""
+    """Checks with the program's own solution of p on the same tokens, through a checkpoint that has this p."""
     model = load(dtop_p.folder)
     model.set_target_experts(4, dtop_p.inputs)
     config = json.loads((dtop_p.folder / "config.json").read_text())
@@ -173,7 +173,7 @@ def test_a_budget_that_cannot_be_is_refused(dtop_p, target):
 
 @pytest.fixture(scope="module")
 def with_text(dtopp_binary, tmp_path_factory, remote_code):
-    """A folder with a tokenizer; the run it came from."""
+    """A folder with a tokenizer, and the run it was converted from."""
     directory = tmp_path_factory.mktemp("text")
     run = tiny_language_run.train(directory, "dtop_p", 64)
     return to_hf(run, directory / "hf"), run

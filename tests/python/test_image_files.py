@@ -1,4 +1,4 @@
-"""`dtopp prepare images` against Pillow, NumPy and safetensors: pixels, labels, latents, text."""
+"""Tests `dtopp prepare images` against Pillow, NumPy and safetensors: pixels, labels, latents, text."""
 
 import gzip
 import io
@@ -27,7 +27,8 @@ def animation(picture):
 
 
 def sixteen_bit_grey(picture):
-    """High bytes from the picture, low bytes all set: rounding up instead of cutting would show."""
+    """16-bit values: high bytes from the picture, low bytes all set, so rounding instead of truncation would
+    show."""
     return Image.fromarray(np.asarray(picture.convert("L")).astype(np.uint16) * 256 + 255)
 
 

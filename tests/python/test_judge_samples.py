@@ -1,5 +1,5 @@
-"""scripts/judge_samples.py: its measures against closed forms and plain loops, its rows on pictures made worse and
-worse, and wrong input. What needs the extractor skips where that is not installed."""
+"""Tests scripts/judge_samples.py: its measures against closed forms and plain loops, its rows on increasingly
+degraded pictures, and wrong input. Tests that need the extractor are skipped if it is not installed."""
 
 import importlib.util
 import json
@@ -61,22 +61,22 @@ def test_kid_is_the_mean_over_all_pairs(monkeypatch):
 
 
 def test_kid_is_unbiased_and_its_error_is_that_of_repetitions():
-    """Of x and y normal in one dimension, E (xy + 1)³ = 1 + 3 E x² E y²  + 3 E x E y + E x³ E y³."""
-    def expected(a, b):  # of N(a, 1) and N(b, 1)
+    """For x and y normal in one dimension, E (xy + 1)³ = 1 + 3 E x² E y²  + 3 E x E y + E x³ E y³."""
+    def expected(a, b):  # for N(a, 1) and N(b, 1)
         return 1 + 3 * a * b + 3 * (a * a + 1) * (b * b + 1) + (a**3 + 3 * a) * (b**3 + 3 * b)
 
     rng = np.random.default_rng(5)
     made = [feature_distances.kid(rng.normal(size=(60, 1)), rng.normal(0.8, size=(90, 1))) for _ in range(400)]
     values, errors = np.array(made).T
     truth = expected(0, 0) + expected(0.8, 0.8) - 2 * expected(0, 0.8)
-    assert values.mean() == pytest.approx(truth, abs=4 * values.std() / 20)  # four standard errors of 400
+    assert values.mean() == pytest.approx(truth, abs=4 * values.std() / 20)  # four standard errors over 400
     assert np.sqrt((errors**2).mean()) == pytest.approx(values.std(), rel=0.25)
 
 
 def test_frechet_distance_is_that_of_two_gaussians():
     rng = np.random.default_rng(0)
     turn, _ = np.linalg.qr(rng.normal(size=(6, 6)))
-    first, second = rng.uniform(0.1, 3, (2, 6))  # variances along common axes: the covariances commute
+    first, second = rng.uniform(0.1, 3, (2, 6))  # variances along common axes, so the covariances commute
     mean, other = rng.normal(size=(2, 6))
     expected = ((mean - other) ** 2).sum() + ((np.sqrt(first) - np.sqrt(second)) ** 2).sum()
     gauss = feature_distances.Gaussian
@@ -88,7 +88,7 @@ def test_frechet_distance_of_covariances_that_do_not_commute():
     rng = np.random.default_rng(1)
     roots = rng.normal(size=(2, 2, 2))
     a, b = (root @ root.T for root in roots)
-    # of a 2 × 2 product with positive eigenvalues, tr M^½ = sqrt(tr M + 2 sqrt(det M))
+    # for a 2 × 2 product with positive eigenvalues, tr M^½ = sqrt(tr M + 2 sqrt(det M))
     trace = np.sqrt(np.trace(a @ b) + 2 * np.sqrt(np.linalg.det(a @ b)))
     gauss = feature_distances.Gaussian
     found = feature_distances.frechet_distance(gauss(np.zeros(2), a), gauss(np.zeros(2), b))
@@ -112,7 +112,7 @@ def test_the_probe_is_where_the_gradient_vanishes():
     rng = np.random.default_rng(2)
     labels = np.arange(300) % 3
     x = 5 + 2 * rng.normal(size=(300, 4)) + 3 * np.eye(3, 4)[labels]
-    x = np.column_stack([x, np.ones(300)])  # a feature that never changes
+    x = np.column_stack([x, np.ones(300)])  # a constant feature
     probe = feature_distances.LinearProbe(x, labels, 3, decay=0.05)
     z = (x - x.mean(0)) / np.where(x.std(0) > 0, x.std(0), 1)
     weight = probe.weight.detach().numpy()
@@ -126,7 +126,7 @@ CLASSES = ["dark", "light"]
 
 
 def photographs(seed, count, size=32):
-    """u8 [count, size, size, 3], every second of them light."""
+    """Photographs, u8 [count, size, size, 3], of which every second one is light."""
     made = np.stack([np.asarray(image_files.photograph(1000 * seed + i, size, size)) for i in range(count)])
     made[::2] = made[::2] // 6
     return made, 1 - (np.arange(count) % 2 == 0).astype(np.int64)
@@ -158,7 +158,7 @@ def real(tmp_path_factory):
 
 @pytest.fixture
 def judge(real, monkeypatch, capsys):
-    """judge(arguments): what it prints; of a failure the single line on standard error."""
+    """judge(arguments) returns the output, or after a failure the single line on standard error."""
     def run(*arguments, status=0):
         folders = "--train", real / "train", "--held-out", real / "held-out"
         command = ["judge_samples.py", *folders, "--size", 32, *arguments]
@@ -213,14 +213,14 @@ def test_the_table_has_a_row_a_file(extractor, judge, tmp_path):
     pixels, _ = photographs(5, 20)
     arguments = save_samples(tmp_path / "a.npz", pixels), "--reference", 50
     rows = judge(*arguments).splitlines()
-    assert rows[0].startswith("20 pictures a row, 50 training pictures; EfficientNet-Lite0 ")
-    assert rows[4].startswith(f"| {tmp_path}/a.npz | ") and rows[4].endswith(" | – |")  # without labels
+    assert rows[0].startswith("20 pictures per row, 50 training pictures; EfficientNet-Lite0 ")
+    assert rows[4].startswith(f"| {tmp_path}/a.npz | ") and rows[4].endswith(" | – |")  # no labels
     assert [row.split(" | ")[0] for row in rows[5:]] == ["| real, held out", "| noise"]
     assert judge(*arguments).splitlines() == rows
 
 
 def test_features_do_not_depend_on_those_beside_them(extractor):
-    pixels, _ = photographs(6, 60, 16)  # a full batch and a rest, enlarged
+    pixels, _ = photographs(6, 60, 16)  # a full batch and a partial one, enlarged
     together = extractor(picture_features.Pictures(pixels, None), "all")
     alone = extractor(picture_features.Pictures(pixels[55:56], None), "one")
     assert together.shape == (60, 1280)
@@ -246,7 +246,7 @@ def wrong_samples(tmp_path, kind):
                                 "few": (pixels[:5], labels[:5])}[kind])
 
 
-@pytest.mark.parametrize("kind, text", [("absent", "No such file"), ("text", "no .npz"), ("floats", "float64"),
+@pytest.mark.parametrize("kind, text", [("absent", "No such file"), ("text", "not an .npz"), ("floats", "float64"),
                                         ("size", "16×16"), ("labels", "labels from 1 to 2"), ("uneven", "arr_1"),
                                         ("few", "at least 10")])
 def test_wrong_samples_are_told_in_one_line(judge, tmp_path, kind, text):
@@ -256,7 +256,7 @@ def test_wrong_samples_are_told_in_one_line(judge, tmp_path, kind, text):
 def test_wrong_folders_are_told_in_one_line(judge, tmp_path):
     tiny_diffusion.write_images(tmp_path / "latents", tiny_diffusion.MODEL | tiny_diffusion.LATENT, 4, seed=1)
     write_folder(tmp_path / "small", *photographs(8, 12, 16))
-    for name, text in ((".", "no folder of"), ("latents", "latents"), ("small", "another size")):
+    for name, text in ((".", "not a folder of"), ("latents", "latents"), ("small", "size differ")):
         assert text in judge("--held-out", tmp_path / name, status=2)
     damaged = write_folder(tmp_path / "damaged", *photographs(8, 12))
     (damaged / "images-00002.safetensors").write_bytes(b"short")

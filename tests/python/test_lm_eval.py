@@ -1,5 +1,5 @@
-"""`dtopp convert lm-eval` and python -m dtopp.lm_eval: lm-eval says of every item what `dtopp evaluate` says, which asks with C++
-code and a model of its own."""
+"""`dtopp convert lm-eval` and python -m dtopp.lm_eval: lm-eval gives the same result for every item as `dtopp
+evaluate`, which uses C++ code and its own model."""
 
 import functools
 import importlib.util
@@ -38,7 +38,7 @@ def tasks(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    # Some steps more than usual: what a model has learned nothing of, it finds almost equally likely.
+    # More steps than usual: an untrained model finds all choices almost equally likely.
     return tiny_language_run.train(tmp_path_factory.mktemp("run"), "dtop_p", 2048, "training.steps=8", tokenizer=TOKENIZER)
 
 
@@ -49,7 +49,7 @@ def model(run, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def evaluated(run, tmp_path_factory):
-    """Results and the dump of `dtopp evaluate`."""
+    """The results and the dump of `dtopp evaluate`."""
     dump = tmp_path_factory.mktemp("evaluated") / "dump.jsonl"
     done = tiny_run.dtopp("evaluate", run, "--data", DATA, "--tasks", "all", "--limit", LIMIT, "--dump", dump, "--json", timeout=1800)
     assert done.returncode == 0, done.stderr
@@ -58,7 +58,8 @@ def evaluated(run, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def dtopp_lm_eval(tmp_path_factory):
-    """The module, in this process: what it loads stays out of the user's caches, and no network is asked."""
+    """The module, loaded in this process. Its downloads stay out of the user's caches, and it uses no
+    network."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_HUB_OFFLINE", "1")
         patch.setenv("HF_DATASETS_OFFLINE", "1")
@@ -69,10 +70,10 @@ def dtopp_lm_eval(tmp_path_factory):
         import lm_eval.tasks
         import torch
         threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # several wait for each other longer than they compute
+        torch.set_num_threads(1)  # several threads wait longer than they compute
         patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("datasets"))
         keep_modules_in(tmp_path_factory.mktemp("modules"), patch)
-        # Its own fourteen thousand tasks take half a minute to read.
+        # lm-eval's fourteen thousand tasks take half a minute to read.
         patch.setattr(lm_eval.tasks, "TaskManager", functools.partial(lm_eval.tasks.TaskManager, include_defaults=False))
         yield dtopp.lm_eval
         torch.set_num_threads(threads)
@@ -80,7 +81,7 @@ def dtopp_lm_eval(tmp_path_factory):
 
 @pytest.fixture
 def lm_eval_main(dtopp_lm_eval, model, tasks, monkeypatch):
-    """lm_eval_main(task, *options): its command line."""
+    """lm_eval_main(task, *options) runs its command line."""
     def call(task, *options, model_class="dtopp_hf", model_args=""):
         monkeypatch.setattr(sys, "argv", [
             "lm_eval", "--model", model_class, "--include_path", str(tasks), "--tasks", task, "--device", "cpu",
@@ -90,7 +91,7 @@ def lm_eval_main(dtopp_lm_eval, model, tasks, monkeypatch):
 
 
 def outcome(folder):
-    """Results, and the samples of each task in the order of its documents."""
+    """Returns the results, and the samples of each task in the order of its documents."""
     results, = folder.glob("*/results_*.json")
     samples = {}
     for path in folder.glob("*/samples_*.jsonl"):
@@ -152,7 +153,7 @@ def test_the_command_itself(evaluated, model, tasks, tmp_path):
 
 @needs_data
 def test_requests_are_evaluates_to_the_id(run, dtopp_lm_eval, model, tasks, tmp_path):
-    """Of more items than a model is asked, cut ones among them."""
+    """Covers more items than the model evaluates, including truncated ones."""
     dump = tmp_path / "dump.jsonl"
     names = ["svamp", "copa", "winogrande", "agi_eval_sat_en"]
     done = tiny_run.dtopp("evaluate", run, "--data", DATA, "--tasks", ",".join(names), "--limit", "30", "--dump", dump, "--dry-run")
@@ -179,7 +180,7 @@ def test_requests_are_evaluates_to_the_id(run, dtopp_lm_eval, model, tasks, tmp_
 
 @needs_data
 def test_documents_are_whole(tasks):
-    """Every item of every data set, its parts kept apart by one character."""
+    """Every item of every data set is present, with its parts separated by one character."""
     counts = {}
     for path in (tasks / "data").iterdir():
         lines = path.read_text().split("\n")

@@ -1,4 +1,4 @@
-"""The op mass_histogram against double-precision PyTorch and against whom route chooses."""
+"""Tests the op mass_histogram against double-precision PyTorch and against the experts that route selects."""
 
 import pytest
 import torch
@@ -8,14 +8,15 @@ pytestmark = pytest.mark.usefixtures("default_device")
 
 
 def mass_edges():
-    """Where its 4,096 bins begin: 32 octaves of 64 towards 0, the same mirrored towards 1."""
+    """The lower edges of the 4,096 bins: 32 octaves of 64 bins towards 0, and the same mirrored towards 1."""
     lower = [2.0 ** (octave - 33) * (1 + n / 64) for octave in range(32) for n in range(64)]
     lower[0] = 0.0
     return torch.tensor(lower + [0.5] + [1 - edge for edge in reversed(lower)], dtype=torch.float64)
 
 
 def masses_reference(logits, scale, normalization, max_experts=0):
-    """The probability before every expert but the likeliest, [tokens, experts - 1], in double precision."""
+    """The probability before every expert but the most likely one, [tokens, experts - 1], in double
+    precision."""
     s = logits.double()
     if normalization != "none":
         s = s - s.mean(-1, keepdim=True)
@@ -34,7 +35,7 @@ def test_mass_histogram_matches_reference(tokens, experts, normalization, max_ex
     counts = ops.mass_histogram(logits, scale, normalization=normalization, max_experts=max_experts)
     masses = masses_reference(logits, scale, normalization, min(max_experts, experts)).flatten()
     assert counts.dtype == torch.int64 and counts.shape == (4096,) and counts.sum() == masses.numel()
-    # fp32 adds up to 200 probabilities: a mass near an edge may lie on its other side.
+    # fp32 adds up to 200 probabilities, so a sum near an edge may lie on its other side.
     edges, near = mass_edges().to(masses.device)[1:], 2e-6
     below, sorted_masses = counts.cumsum(0), masses.sort().values
     assert (below[:-1] >= torch.searchsorted(sorted_masses, edges - near)[:-1]).all()
@@ -48,7 +49,7 @@ def test_mass_histogram_counts_who_route_would_choose(bin, experts):
     threshold = mass_edges()[bin].to(logits.device)
     chosen = ops.route(logits, scale, threshold)[1].sum()
     below = ops.mass_histogram(logits, scale)[:bin].sum()
-    assert abs(500 + below - chosen) <= 1  # one mass may round across the edge
+    assert abs(500 + below - chosen) <= 1  # one sum may round across the edge
 
 
 def test_mass_histogram_takes_every_stride_th_token():

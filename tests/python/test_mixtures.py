@@ -1,4 +1,5 @@
-"""Sources with weights: their shares and epochs in the metrics, the same bits after a stop and on several processes."""
+"""Weighted sources: their shares and epochs in the metrics, and the same bits after a stop and on several
+processes."""
 
 import json
 import shutil

@@ -1,10 +1,10 @@
-"""Logits, losses and every gradient of the C++ model against the plain PyTorch one."""
+"""Tests logits, losses and every gradient of the C++ model against the plain PyTorch one."""
 
 import pytest
 import torch
 from language_program import CASES, Both, distance
 
-# Where no rounding can change which experts a token takes.
+# Cases in which no rounding can change a token's experts.
 WITHOUT_DECISIONS = ("dense", "dense_untied", "top_k_of_all", "dtop_p_of_all")
 
 
@@ -24,13 +24,14 @@ def test_fp32_logits_losses_and_gradients_agree(both):
             assert torch.equal(got[name], tensor), name
             continue
         assert distance(got[name], tensor) < 1e-4, name
-        # Single elements: against the tensor's own scale, since a sum of large terms may happen to be near zero.
+        # Elements are compared at the tensor's own scale, because a sum of large terms may happen to be near
+        # zero.
         scale = tensor.abs().max().item()
         torch.testing.assert_close(got[name].double(), tensor, rtol=1e-4, atol=1e-5 * scale, msg=lambda m: f"{name}: {m}")
 
 
 def test_the_case_is_not_trivial(both):
-    """Gradients of every parameter, and sets of differing size where the method allows it."""
+    """Every parameter has a gradient, and sets differ in size if the method allows it."""
     want, _ = both.reference()
     for name, tensor in want.items():
         if name.startswith("grad/"):
@@ -38,8 +39,11 @@ def test_the_case_is_not_trivial(both):
 
 
 def test_bf16_is_as_near_the_truth_as_bf16_can_be(both):
-    """Against fp64, with twice the error of a straightforward bf16 model (a loss: or a hundredth). Where rounding moves single tokens to other
-    experts the gradients of the two bf16 models differ by chance: there only their sum total is held to a bound."""
+    """Compares with fp64; the limit is twice the error of a straightforward bf16 model, or for a loss a
+    hundredth.
+
+    If rounding moves single tokens to other experts, the gradients of the two bf16 models differ by chance.
+    Then only their sum total is bounded."""
     got = both.dtopp("bf16")
     truth, _ = both.reference(torch.float64)
     plain, _ = both.reference(torch.float32, compute=torch.bfloat16)

@@ -1,4 +1,4 @@
-"""Hugging Face's OLMoE, there and back: `dtopp convert to-hf --as olmoe` and `from-hf`."""
+"""Tests Hugging Face's OLMoE in both directions: `dtopp convert to-hf --as olmoe` and `from-hf`."""
 
 import json
 import shutil
@@ -61,7 +61,7 @@ OWN = {"vocab_size": 256, "hidden_size": 32, "intermediate_size": 16, "num_hidde
 
 
 def random_olmoe(folder, **saving):
-    """One that dtopp never saw, its gains far from 1."""
+    """A model that dtopp did not write, with gains far from 1."""
     torch.manual_seed(4)
     model = OlmoeForCausalLM(OlmoeConfig(**OWN))
     with torch.no_grad():
@@ -168,7 +168,7 @@ def test_damage_is_refused_in_a_line(own, tmp_path, dtopp_binary):
     refused(2, "holds neither model.safetensors nor", "from-hf", tmp_path / "empty", tmp_path / "here")
     for name, change, words in [
             ("fewer", lambda t: t.pop("model.norm.weight"), 'no tensor "model.norm.weight"'),
-            ("more", lambda t: t.update({"model.bias": torch.zeros(3)}), 'tensor "model.bias" is none of the model'),
+            ("more", lambda t: t.update({"model.bias": torch.zeros(3)}), 'tensor "model.bias" does not belong to the model'),
             ("shape", lambda t: t.update({"model.norm.weight": torch.zeros(3)}), 'is F32 [3], expected F32, BF16 or F16 [32]'),
             ("dtype", lambda t: t.update({"model.norm.weight": torch.zeros(32, dtype=torch.int64)}), "is I64 [32], expected")]:
         file = damaged(name) / "model.safetensors"
@@ -206,4 +206,4 @@ def test_a_folder_may_be_named_with_a_slash_at_its_end(own, tmp_path):
 def test_what_olmoe_cannot_say_is_refused(override, key, tmp_path, dtopp_binary):
     run = tiny_run.trained(tmp_path, "training.steps=1", "validation.every=0", "optimizer.warmup_steps=0",
                            *(f"{k}={v}" for k, v in CASES["olmoe"].items()), *override.split()) / "run"
-    refused(2, f"OLMoE has no model whose {key} is not", "to-hf", run, tmp_path / "hf", "--as", "olmoe")
+    refused(2, f"--as olmoe: {key} must be", "to-hf", run, tmp_path / "hf", "--as", "olmoe")

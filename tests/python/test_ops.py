@@ -1,4 +1,4 @@
-"""The ops of libdtopp_ops.so against double-precision PyTorch and finite differences."""
+"""Tests the ops of libdtopp_ops.so against double-precision PyTorch and finite differences."""
 
 import pytest
 import torch
@@ -44,7 +44,7 @@ def test_route_matches_reference(options, tokens, experts):
     total = (expected * weights).sum() + (rest[0] * per_expert).sum() + 0.7 * rest[1] + 0.3 * rest[2]
     total.backward()
     close(logits.grad, exact.grad, torch.float32)
-    if exact_scale.grad is not None:  # a sum over tokens that cancels: measured against its terms
+    if exact_scale.grad is not None:  # a sum over tokens that cancels: compared with the size of its terms
         assert abs(scale.grad.item() - exact_scale.grad.item()) <= 1e-5 * max(exact.grad.abs().sum().item(), 1e-3)
 
 
@@ -147,7 +147,7 @@ def test_moe_ffn_gradients_match_finite_differences():
     f64 = torch.float64
     gates = gates_like(6, 4, 2, dtype=f64)
     chosen = gates != 0
-    values = gates[chosen].clone().requires_grad_()  # a gate of 0 means not chosen: only the others may move
+    values = gates[chosen].clone().requires_grad_()  # a gate of 0 means not selected, so only the others are varied
     x = randn(6, 5, dtype=f64).requires_grad_()
     gate_up = randn(4, 6, 5, dtype=f64, seed=2).requires_grad_()
     down = randn(4, 5, 3, dtype=f64, seed=3).requires_grad_()

@@ -1,4 +1,4 @@
-"""What only a CUDA device can show: that nothing is read on the host, and that the devices choose the same experts."""
+"""Tests that need a CUDA device: no op reads a value on the host, and both devices select the same experts."""
 
 import os
 
@@ -11,14 +11,14 @@ pytestmark = pytest.mark.skipif("cuda" not in DEVICES, reason="no CUDA device, o
 
 @pytest.fixture
 def no_host_reads():
-    """Makes torch raise where an operation waits for the device."""
+    """Makes torch raise if an operation waits for the device."""
     torch.cuda.set_sync_debug_mode("error")
     yield
     torch.cuda.set_sync_debug_mode("default")
 
 
 def layer(seed=0, experts=8, hidden=64, ffn=32, tokens=256):
-    """The tensors of one layer with its loss, bf16, on the device."""
+    """The bf16 tensors of one layer with its loss, on the device."""
     kind = dict(dtype=torch.bfloat16)
     tensors = {"x": randn(tokens, hidden, seed=seed, **kind), "logits": randn(tokens, experts, seed=seed + 1),
                "gate_up": randn(experts, 2 * ffn, hidden, seed=seed + 2, std=hidden**-0.5, **kind),
@@ -44,7 +44,7 @@ def test_a_layer_reads_nothing_on_the_host(request):
     t = layer()
     threshold = torch.tensor(0.6, dtype=torch.float64, device="cuda")
     targets = torch.arange(256, device="cuda")
-    run(t, threshold, targets, 8 * 256)  # torch's libraries may wait when they are first used
+    run(t, threshold, targets, 8 * 256)  # the first use may wait: torch loads its libraries
     request.getfixturevalue("no_host_reads")
     counts, loss = run(t, threshold, targets, 8 * 256)
     torch.cuda.set_sync_debug_mode("default")
@@ -58,14 +58,14 @@ def test_devices_choose_the_same_experts(experts, normalization):
     args = (torch.tensor(1.2), torch.tensor(0.6, dtype=torch.float64))
     cpu = ops.route(logits, *args, normalization=normalization)
     cuda = ops.route(logits.cuda(), *(a.cuda() for a in args), normalization=normalization)
-    # A probability that differs in its last bit may move a token across the threshold; hardly any does.
+    # A probability that differs in its last bit may move a token across the threshold; this is rare.
     differing = ((cpu[0] != 0) != (cuda[0].cpu() != 0)).any(-1).sum().item()
     assert differing <= 2
     torch.testing.assert_close(cuda[3].cpu(), cpu[3], rtol=1e-5, atol=1e-7)
 
 
 def test_many_pairs_match_the_cpu():
-    """More rows an expert than a tile of the grouped product holds, and experts without any."""
+    """More rows per expert than a tile of the grouped product holds, and an expert without rows."""
     x, gates = randn(3000, 256, dtype=torch.bfloat16), gates_like(3000, 16, 4)
     gates[:, 5] = 0
     weights = [randn(16, 512, 256, dtype=torch.bfloat16, seed=2, std=1 / 16),
@@ -108,7 +108,8 @@ def test_a_device_that_is_not_there_is_refused(op, index):
 
 
 def sum_along_tree(rows):
-    """Of experts: aligned, in blocks of their number's odd divisor times a power of two (dtopp/ops/moe_ffn/expert_tree.h)."""
+    """Adds the experts' rows along an aligned tree. Its blocks have the number's odd divisor times a power of
+    two (dtopp/ops/moe_ffn/expert_tree.h)."""
     rows, odd = list(rows), len(rows)
     while odd % 2 == 0:
         odd //= 2

@@ -1,5 +1,5 @@
-"""The ops on random shapes, options and values against plain PyTorch in double precision. A seed is a case: a failure
-names it. `make nightly` tries 10,000."""
+"""Tests the ops on random shapes, options and values against plain PyTorch in double precision. A failure
+names its seed, which determines the case. `make nightly` tries 10,000."""
 
 import random
 
@@ -10,9 +10,9 @@ from tiny_run import FULL
 
 pytestmark = pytest.mark.usefixtures("default_device")
 
-CASES = 3334 if FULL else 67  # of each of three groups
-# Double inputs take the same code with other tiles; both sides then round alike. Thousands of sums of bf16 roundings
-# reach further than the few of test_ops.py.
+CASES = 3334 if FULL else 67  # for each of three groups
+# Double inputs use the same code with other tiles, and both sides round alike. Thousands of sums of bf16
+# roundings deviate more than the few of test_ops.py.
 TOLERANCE_SCALE = {torch.float32: 1.0, torch.bfloat16: 2.0, torch.float64: 1e-7}
 
 
@@ -22,7 +22,8 @@ def draw(seed):
 
 
 def size(draw, most):
-    """Small ones often, and any up to `most`: between a strip, a panel and a block of the kernels."""
+    """Often a small number, otherwise any up to `most`, to cover the strips, panels and blocks of the
+    kernels."""
     return draw.choice([draw.randint(1, min(4, most)), draw.randint(1, min(40, most)), draw.randint(1, most)])
 
 
@@ -35,7 +36,7 @@ def check(actual, expected, kind):
 
 
 def near(actual, expected, bound, terms):
-    """Within `bound` of the largest value, or of the terms it is a difference of."""
+    """Expects values within `bound` of the largest one, or of the terms whose difference it is."""
     if actual.numel() == 0:
         return
     worst = (actual.double() - expected.double()).abs().max().item()
@@ -52,7 +53,7 @@ def deviation(logits):
 
 
 def clear_rows(logits, scale, threshold, normalization, top_k):
-    """The rows whose choice of experts no rounding changes."""
+    """The rows in which no rounding changes the selected experts."""
     s = logits.double()
     if normalization != "none":
         s = (s - s.mean(-1, keepdim=True)) / deviation(s)
@@ -92,7 +93,7 @@ def test_route(seed, draw):
         return
     sum((t * w).sum() for t, w in zip([gates, *sums], weights)).backward()
     sum((t * w).sum() for t, w in zip([expected, *exact_sums], weights)).backward()
-    # A normalised logit's gradient is a difference of terms of size theta / sigma.
+    # The gradient of a normalised logit is a difference of terms of size theta / sigma.
     largest = exact.grad.abs().max().clamp_min(1e-3)
     if options["normalization"] != "none":
         largest = torch.maximum(largest, 0.1 * exact_scale.detach() / deviation(exact.detach()))
@@ -103,7 +104,7 @@ def test_route(seed, draw):
 
 
 def random_gates(draw, seed, tokens, experts):
-    """Sets of every kind: none, all, few, one expert for everybody, half of the tokens without any."""
+    """Gates of every kind: none, all, few, one expert for all tokens, half of the tokens without any."""
     chance = torch.full((tokens, experts), draw.choice([0.0, 1.0, 1 / experts, draw.random()]))
     if draw.random() < 0.3:
         chance[:, draw.randrange(experts)] = 1
@@ -117,7 +118,7 @@ def random_gates(draw, seed, tokens, experts):
 def test_moe_ffn(seed, draw):
     kind = dtype(draw)
     tokens, hidden, ffn, experts = draw.randint(0, 300), size(draw, 150), size(draw, 120), size(draw, 24)
-    if draw.random() < 0.2:  # many rows an expert, few columns: other ways to share the work out
+    if draw.random() < 0.2:  # many rows per expert, few columns: the work is split in other ways
         tokens, experts = draw.randint(300, 1500), size(draw, 4)
     gates = random_gates(draw, seed, tokens, experts).to(torch.float64 if kind == torch.float64 else torch.float32)
     inputs = some_need_gradients(draw, [
@@ -133,7 +134,7 @@ def test_moe_ffn(seed, draw):
     grad = randn(tokens, hidden, dtype=kind, seed=seed + 3)
     y.backward(grad)
     expected.backward(grad.double())
-    # Of one column, the largest of a weight's gradients may be what is left of a thousand terms that cancel out.
+    # With one column, the largest gradient of a weight may be the remainder of a thousand terms that cancel.
     cancels = 4 if hidden == 1 else 1
     for actual, reference in zip(inputs, exact):
         assert (actual.grad is not None) == actual.requires_grad
@@ -175,6 +176,7 @@ def test_linear_cross_entropy_and_token_log_probs(seed, draw):
     for one, reference, other in zip((x, weight), exact, exact[::-1]):
         assert (one.grad is not None) == one.requires_grad
         if one.requires_grad:
-            # A sure prediction's gradient is a difference of terms of the other side's size over the tokens.
+            # The gradient of a confident prediction is a difference of terms of the other operand's size,
+            # divided by the tokens.
             terms = 0.1 * other.detach().abs().max().item() / count if tokens else 0.0
             near(one.grad, reference.grad, 2.0**-5 if kind == torch.bfloat16 else bound, terms)

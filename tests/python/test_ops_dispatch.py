@@ -1,5 +1,5 @@
-"""The ops of libdtopp_ops.so as PyTorch operators: torch.library.opcheck, compiled functions, equal bits from run to
-run, and the errors."""
+"""Tests the ops of libdtopp_ops.so as PyTorch operators: torch.library.opcheck, compiled functions, equal
+bits from run to run, and errors."""
 
 import re
 
@@ -146,7 +146,7 @@ MISTAKES = [
     ("linear_cross_entropy", (X, WEIGHT.to("meta"), TARGETS), {}, "linear_cross_entropy: expected .*device cpu, got meta"),
     ("token_log_probs", (X, WEIGHT, TARGETS - 100), {}, "token_log_probs: expected targets .*got -100"),
     ("token_log_probs", (X, WEIGHT[0], TARGETS), {}, "token_log_probs: expected a weight of shape"),
-    # What only autograd calls.
+    # Operators that only autograd calls.
     ("route_backward", (GATES, ONE, GATES[:2], None, None, None, None, "none", True), {}, r"route_backward: expected gates .*got Float \[2, 2\]"),
     ("route_backward", (GATES, ONE, GATES, None, GATES, None, None, "none", True), {}, r"route_backward: expected grad_mean_prob Float \[2\] on cpu"),
     ("moe_ffn_forward", (X, GATES, PAIRS + 3, GATE_UP, DOWN), {}, "moe_ffn_forward: expected pairs .*experts from 0 to 1 and tokens from 0 to 2"),

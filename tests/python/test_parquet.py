@@ -1,4 +1,5 @@
-"""scripts/parquet_to_jsonl.py writes what Parquet files hold, and `dtopp prepare text` says so where it is given one."""
+"""scripts/parquet_to_jsonl.py converts Parquet files, and `dtopp prepare text` refers to it if it is given
+one."""
 
 import gzip
 import json
@@ -29,7 +30,7 @@ def parquet(tmp_path):
 
 
 def read(path):
-    """The texts of a file of JSON lines, the last of which is closed."""
+    """The texts of a JSONL file, whose last line must be complete."""
     if path.suffix == ".zst":
         file = pytest.importorskip("pyarrow").input_stream(path, compression="zstd")
     else:

@@ -1,4 +1,4 @@
-"""What `dtopp plan` prints of many ranks, what it refuses, and its memory beside a run's."""
+"""Tests `dtopp plan` for many ranks: its output, its errors, and its memory against a run's."""
 
 import json
 
@@ -86,7 +86,7 @@ def test_impossible_layouts_exit_2(arguments, words):
     ["training.precision=bf16", "training.micro_batch_size=16"],
 ])
 def test_memory_is_what_training_images_takes(overrides, tmp_path):
-    """CIFAR-10's preset, with its moving average; the measured peak has the program's pages in it."""
+    """CIFAR-10's preset with its moving average. The measured peak includes the program's pages."""
     model = {"channels": 3, "image_size": 32, "num_classes": 3}
     tiny_diffusion.write_images(tmp_path / "images", model, 64, seed=1)
     arguments = [tiny_run.ROOT / "configs/cifar10-dtop-p.yaml", "training.device=cpu", "training.threads=2", "training.steps=2",

@@ -1,4 +1,4 @@
-"""Tasks measured while a model trains: they change nothing of the training, and say what evaluate says."""
+"""Tasks measured during training do not change the training, and they agree with evaluate."""
 
 import json
 import os

@@ -1,4 +1,5 @@
-"""Ranks that are killed, stopped or fail end the run as one, its last checkpoint is whole, and it goes on from there."""
+"""Ranks that are killed, stopped or fail end the whole run. Its last checkpoint is complete, and the run
+resumes from it."""
 
 import fcntl
 import os
@@ -24,7 +25,7 @@ pytestmark = [pytest.mark.skipif(not tiny_run.BINARY.exists(), reason=f"{tiny_ru
 
 OVERRIDES = ["training.micro_batch_size=1", f"training.steps={STEPS}", "parallel.timeout=2", "validation.every=0",
              "logging.tensorboard=false"]
-# Data that lie in each rank's working directory.
+# Data files in each rank's working directory.
 BESIDE = ["data.train=[train.npy]", "data.validation=[]"]
 LONG = ["training.steps=1000000", "checkpoint.every=0", "logging.every=50"]
 
@@ -39,7 +40,7 @@ def command(reference, run, *options):
 
 
 class Process:
-    """A started command whose standard error is read as it comes."""
+    """A started command whose standard error is read as it arrives."""
 
     def __init__(self, arguments, **options):
         self.process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, **options)
@@ -59,7 +60,7 @@ class Process:
             time.sleep(0.005)
 
     def end(self, timeout):
-        """The exit status and what was said besides steps."""
+        """Returns the exit status and all lines except those of steps."""
         status = self.process.wait(timeout=timeout)
         self.reader.join(timeout=10)
         return status, [line for line in self.lines if not line.startswith("step ")]
@@ -80,7 +81,8 @@ def free_port():
 
 
 def start_ranks(commands, folders=None, on_one_host=True):
-    """Ranks without a launcher that would say how they end; rank r with its command and working directory."""
+    """Starts ranks without a launcher that would report their ends. Rank r has its own command and working
+    directory."""
     port = free_port()
     ranks = []
     for rank, arguments in enumerate(commands):
@@ -127,7 +129,7 @@ def test_without_a_launcher_each_surviving_rank_names_the_lost_one(reference, tm
 
 
 def test_a_rank_with_an_error_of_its_own_gives_it_and_the_others_name_the_rank(reference, tmp_path):
-    """Rank 1 finds its data damaged."""
+    """Rank 1 reads damaged data."""
     folders = [tmp_path / str(rank) for rank in range(2)]
     for folder in folders:
         shutil.copytree(reference, folder, ignore=shutil.ignore_patterns("run"))
@@ -143,7 +145,7 @@ def test_a_rank_with_an_error_of_its_own_gives_it_and_the_others_name_the_rank(r
 
 
 def test_the_launcher_names_a_rank_with_an_error_of_its_own(reference, tmp_path):
-    """Rank 0 finds the directory held."""
+    """Rank 0 finds the directory locked."""
     run = tmp_path / "run"
     run.mkdir()
     with open(run / ".lock", "w") as lock:
@@ -186,7 +188,7 @@ def test_ranks_that_differ_all_say_how_before_the_first_step(reference, tmp_path
 
 @pytest.mark.parametrize("whom", ["launcher", "all twice", *tiny_run.in_full("rank 0", "rank 1")])
 def test_a_request_to_stop_saves_once_and_ends_all(reference, tmp_path, whom):
-    """scancel signals every process, and the launcher passes on what it gets itself."""
+    """scancel signals every process, and the launcher forwards the signal it receives itself."""
     launcher = Process(command(reference, tmp_path / "run", "--processes", 2, *LONG))
     launcher.wait_for("step 50")
     ranks = launcher.ranks()
@@ -203,7 +205,7 @@ def test_a_request_to_stop_saves_once_and_ends_all(reference, tmp_path, whom):
 
 
 def expect_to_go_on(reference, run):
-    """What is left is resumed, whole, and ends with the bits of a run that nothing happened to."""
+    """The remaining checkpoint is complete. The resumed run ends with the bits of an uninterrupted run."""
     done = subprocess.run(command(reference, run), capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert tiny_run.state(run, STEPS) == tiny_run.state(reference / "run", STEPS)
@@ -211,7 +213,7 @@ def expect_to_go_on(reference, run):
 
 @pytest.mark.parametrize("case", range(CASES))
 def test_a_loss_at_any_moment_leaves_a_run_that_goes_on(reference, tmp_path, case):
-    """Every other step is saved, so half of the moments are in a save."""
+    """Every other step is saved, so half of the moments fall into a save."""
     dice = random.Random(case)
     run = tmp_path / "run"
     launcher = Process(command(reference, run, "--processes", 2, "checkpoint.every=2", "checkpoint.keep=2"))
@@ -224,7 +226,7 @@ def test_a_loss_at_any_moment_leaves_a_run_that_goes_on(reference, tmp_path, cas
         status, lines = launcher.end(timeout=5)
         assert status == (-signal.SIGKILL if victim == launcher.pid else 5), lines
     except ProcessLookupError:
-        pass  # it was done before
+        pass  # it had already ended
     end = time.monotonic() + 5
     while any(os.path.exists(f"/proc/{rank}") for rank in victims[1:]) and time.monotonic() < end:
         time.sleep(0.01)

@@ -1,4 +1,5 @@
-"""Ranks on two hosts: where they listen, and what they do when the network between them is cut in the middle of a step."""
+"""Ranks on two hosts: their listening addresses, and their behaviour if the network is cut in the middle of a
+step."""
 
 import re
 import time
@@ -22,12 +23,12 @@ def start(hosts, folder, *options):
 
 
 def listening(host):
-    """Addresses, with ports."""
+    """The listening addresses, with ports."""
     return {line.split()[3] for line in host.run("ss -Hltn").splitlines()}
 
 
 def test_two_hosts_train_to_the_bits_of_one_and_listen_to_each_other(tmp_path):
-    """Each finds its own name on loopback, as Debian installs it."""
+    """Each host resolves its own name to loopback, as Debian configures it."""
     tiny_run.trained(tmp_path / "one", "training.micro_batch_size=1", "validation.every=0", "logging.tensorboard=false")
     with two_hosts.TwoHosts(tmp_path) as hosts:
         ranks = start(hosts, tmp_path / "one", f"output={tmp_path / 'run'}")
@@ -39,7 +40,8 @@ def test_two_hosts_train_to_the_bits_of_one_and_listen_to_each_other(tmp_path):
         for rank in ranks:
             assert rank.end(timeout=20)[0] == 0, rank.lines
     assert tiny_run.state(tmp_path / "run", 12) == tiny_run.state(tmp_path / "one/run", 12)
-    # The rendezvous and the watcher's port, which waits for the other rank alone, are on every interface of the first.
+    # The rendezvous and the watcher's port, which waits for the other rank alone, listen on every interface
+    # of the first host.
     everywhere = {address for address in heard[0] if address.startswith(("*:", "0.0.0.0:"))}
     assert f"*:{two_hosts.PORT}" in everywhere and len(everywhere) <= 2, heard
     assert len(heard[0]) > len(everywhere) and heard[1]

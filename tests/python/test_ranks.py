@@ -1,4 +1,4 @@
-"""A run on several ranks equals the run on one, to the bit, whoever starts them, and ends as one."""
+"""A run on several ranks, under any launcher, equals the run on one to the bit, and all ranks end together."""
 
 import os
 import signal
@@ -45,7 +45,7 @@ def test_processes_give_the_same_bits(reference, tmp_path, processes, expert_par
 def test_a_run_goes_on_with_any_ranks_and_blocks(reference, tmp_path):
     run, grids = tmp_path / "run", [(4, 4), (1, 1), (4, 2), (3, 1), *tiny_run.in_full((2, 2), (2, 1))]
     for (processes, expert_parallel), done_steps in zip(grids, [*range(2, 2 * len(grids), 2), 12]):
-        # Stopped there as by a signal: a run of fewer steps would have another schedule.
+        # The run is stopped as if by a signal: a run of fewer steps would have another schedule.
         with started([*train(reference, run, "--processes", processes,
                              f"parallel.expert_parallel={expert_parallel}")]) as process:
             if done_steps < 12:
@@ -107,7 +107,7 @@ def wait_for_step(process, step):
 
 
 def ranks_of(launcher):
-    """The process numbers of the launcher's ranks, in order."""
+    """The process ids of the launcher's ranks, in order."""
     path = f"/proc/{launcher.pid}/task/{launcher.pid}/children"
     with open(path) as children:
         return [int(number) for number in children.read().split()]

@@ -1,11 +1,11 @@
-"""The reference itself, against published values and plain properties."""
+"""Tests the reference sampler against published values and plain properties."""
 
 import numpy as np
 import reference_sampler
 
 
 def test_philox_gives_the_published_values():
-    """Known answers of the Random123 distribution (kat_vectors, philox4x32 10)."""
+    """The known answers of the Random123 distribution (kat_vectors, philox4x32 10)."""
     ones = 0xFFFFFFFF
     pi_counter = (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344)
     pi_key = 0xA4093822 | 0x299F31D0 << 32

@@ -1,4 +1,4 @@
-"""`dtopp report`: what its page draws and says, beside the metrics.jsonl that it was made of."""
+"""Tests `dtopp report`: the charts and texts of its page against the metrics.jsonl it was made from."""
 
 import json
 import math
@@ -15,9 +15,9 @@ pytestmark = pytest.mark.skipif(not tiny_run.BINARY.exists(), reason=f"{tiny_run
 CHARTS = {
     "Training loss": "train/lm_loss", "Validation loss": "val/loss", "Gradient norm": "train/grad_norm",
     "Learning rate": "train/lr",
-    "Active experts a token": "moe/active_experts", "Threshold p": "moe/threshold", "Imbalance": "moe/imbalance",
+    "Active experts per token": "moe/active_experts", "Threshold p": "moe/threshold", "Imbalance": "moe/imbalance",
     "Dead experts": "moe/dead_experts", "Speed": "throughput/tokens_per_second", "Memory": "memory/resident_bytes",
-    "Model FLOPs utilisation": "throughput/mfu", "Waiting": "throughput/data_share",
+    "Model FLOPs utilization": "throughput/mfu", "Waiting": "throughput/data_share",
     "All terms, as differentiated": "train/loss", "Load balance": "train/load_balance_loss",
 }
 
@@ -32,7 +32,7 @@ def test_every_chart_draws_what_metrics_jsonl_holds(tmp_path, open_page):
         assert series["x"] == steps, title
         assert same(series["y"], values), title
         assert series["name"].startswith("one")
-    tokens, pairs = charts.pop("How far tokens differ")["series"]
+    tokens, pairs = charts.pop("Variation over tokens")["series"]
     assert same(tokens["y"], series_of(run, "moe/token_mean_std")[1])
     assert same(pairs["y"], series_of(run, "moe/active_experts_std")[1])
     for title, name in {"Active experts by layer": "active_experts", "Imbalance by layer": "imbalance",
@@ -41,7 +41,7 @@ def test_every_chart_draws_what_metrics_jsonl_holds(tmp_path, open_page):
             assert series["name"] == f"layer {layer}"
             assert same(series["y"], series_of(run, f"moe/layer_{layer:02d}/{name}")[1]), title
     shares = charts.pop("Share of tokens by their number of experts, over training")["series"]
-    assert [series["name"] for series in shares] == ["experts 1", "experts 2", "experts 3-4"]  # none ever had 5 to 8
+    assert [series["name"] for series in shares] == ["experts 1", "experts 2", "experts 3-4"]  # no token had 5 to 8
     for series, name in zip(shares, ("1", "2", "3-4")):
         assert same(series["y"], series_of(run, f"moe/tokens_with/{name}")[1])
     assert not charts, "a chart that nothing was compared with"
@@ -65,7 +65,7 @@ def test_axes_are_tokens_flops_and_hours_of_each_step(tmp_path, open_page):
     assert hours[-1] - hours[0] == pytest.approx(0.25 * 299 / 3600, rel=1e-4)
     flops = x_on("active FLOPs")
     assert flops == sorted(flops)
-    # The plan counts 3 active experts; the run's first steps have fewer, its later ones as many.
+    # The plan counts 3 active experts. The run's first steps have fewer; its later steps have 3.
     late = (flops[-1] - flops[149]) / (report_runs.TOKENS * 150)
     assert late == pytest.approx(plan["flops_per_token"], rel=0.01)
     assert flops[0] / report_runs.TOKENS < 0.95 * plan["flops_per_token"]
@@ -96,7 +96,7 @@ def test_null_is_a_gap_and_nothing_else_is(tmp_path, open_page):
     page = open_page(report(tmp_path / "report.html", run))
     drawn = charts_of(page, "Training loss")["series"][0]
     assert [x for x, y in zip(drawn["x"], drawn["y"]) if y is None] == list(range(50, 60))
-    # No pixel of the line is drawn inside of the gap.
+    # No pixel of the line lies inside the gap.
     inked = page.evaluate("""() => {
       const figure = [...document.querySelectorAll('figure')].find(f => f.querySelector('h3').textContent === 'Training loss');
       const plot = figure.plot, ratio = plot.canvas.width / plot.area.clientWidth;
@@ -130,9 +130,9 @@ def test_shows_only_sections_that_the_run_fills(tmp_path, open_page):
     dense = [{key: value for key, value in line.items() if not key.startswith(("moe/", "val/active"))}
              for line in report_runs.metrics_lines(100)]
     page = open_page(report(tmp_path / "dense.html", write_run(tmp_path / "dense", "dense", lines=dense)))
-    assert page.locator("h2").all_text_contents() == ["Did it learn", "What it cost"]
+    assert page.locator("h2").all_text_contents() == ["Did it learn", "Cost"]
     chart_titles = [chart["title"] for chart in charts_of(page)]
-    assert "Active experts a token" not in chart_titles and all(chart["series"] for chart in charts_of(page))
+    assert "Active experts per token" not in chart_titles and all(chart["series"] for chart in charts_of(page))
 
 
 def test_says_from_where_on_the_budget_holds(tmp_path, open_page):
@@ -171,13 +171,13 @@ def test_seeds_give_means_differences_and_a_band(tmp_path, open_page):
 
 
 def write_study(study, runs):
-    """A study of these runs, {variant: path}, another one pending; its curves beside it."""
+    """A study of these runs, {variant: path}, with another one pending, and its curves."""
     value = {"mean": 3.25, "half_width": None}
     difference = {"val/loss": {"mean": -0.125, "half_width": 0.5, "p": 0.04, "p_holm": 0.08, "n": 2}}
     runs = [{"variant": name, "grid": {"model.num_experts": 8}, "seed": 1, "path": str(path), "values": {},
              "status": "done" if path.exists() else "pending", "config_hash": "0"} for name, path in runs.items()]
     table = [{"variant": name, "grid": {"model.num_experts": 8}, "n": n, "values": {"val/loss": value}, "difference": less,
-              "notes": notes} for name, n, less, notes in (("a", 1, None, ["one run has no interval"]), ("b", 2, difference, []))]
+              "notes": notes} for name, n, less, notes in (("a", 1, None, ["a single run has no interval"]), ("b", 2, difference, []))]
     curves = [{"variant": "b", "grid": {"model.num_experts": 8}, "measure": "val/loss", "axis": axis, "n": 2, "x": x,
                "mean": [4.5, None, 3.5], "half_width": [0.5, None, 0.25]}
               for axis, x in (("tokens", [0, 10, 30]), ("seconds", [0, 1800, 7200]))]
@@ -197,7 +197,7 @@ def test_a_study_is_its_runs_its_table_and_its_curves(tmp_path, open_page):
     assert table.nth(0).locator("th, td").all_text_contents() == ["a, model.num_experts 8", "1", "3.2500", "–", "–", "–"]
     assert table.nth(1).locator("th, td").all_text_contents() == ["b, model.num_experts 8", "2", "3.2500", "−0.1250 ± 0.5000",
                                                                   "0.040", "0.080"]
-    assert "a, model.num_experts 8: one run has no interval." in page.locator("#compared .note").first.text_content()
+    assert "a, model.num_experts 8: a single run has no interval." in page.locator("#compared .note").first.text_content()
     by_axis = {chart["x_label"]: chart["series"] for chart in charts_of(page) if chart["title"] == "val/loss over seeds"}
     assert by_axis["hours in steps"][0]["x"] == [0, 0.5, 2] and by_axis["tokens"][0]["x"] == [0, 10, 30]
     assert by_axis["tokens"][0]["y"] == [4.5, None, 3.5] and by_axis["tokens"][0]["half_width"] == [0.5, None, 0.25]

@@ -1,4 +1,4 @@
-"""The page of `dtopp report` in a reader's hands: keyboard, mouse, phone, paper, many long runs."""
+"""Tests the page of `dtopp report` in use: keyboard, mouse, phone, print, many long runs."""
 
 import gzip
 import math
@@ -106,7 +106,7 @@ def test_twenty_runs_of_100000_points_open_in_two_seconds(tmp_path, open_page):
     print(f"opened in {opened:.2f} s, a chart of 20 lines drawn in {redrawn:.0f} ms, frames of scrolling: median "
           f"{frames[len(frames) // 2]:.0f} ms, longest {frames[-1]:.0f} ms; {html.stat().st_size / 1e6:.0f} MB, "
           f"{html.stat().st_size / packed:.2f} x gzip of the metrics")
-    # Twice and more what an idle core takes.
+    # The limit is more than twice the time on an idle core.
     assert opened < float(os.environ.get("DTOPP_OPEN_SECONDS", 6))
 
 

@@ -1,4 +1,4 @@
-"""`dtopp report --serve`, and what `dtopp report` says to bad input."""
+"""Tests `dtopp report --serve`, and the errors of `dtopp report` for bad input."""
 
 import json
 import signal
@@ -55,10 +55,10 @@ def test_serve_shows_what_is_appended(tmp_path, open_page):
         drawn = charts_of(page, "Training loss")
         assert drawn["x_label"] == "tokens" and drawn["series"][0]["x"] == [256 * step for step in steps]
         assert same(drawn["series"][0]["y"], values)
-        # Whoever reads goes on where they are.
+        # The reader's focus and settings stay as they were.
         assert page.evaluate("document.activeElement.closest('figure').plot.block.title") == "Training loss"
         assert page.evaluate("document.activeElement.closest('figure').plot.isLog")
-        # A resumed run's file is a shorter one.
+        # The file of a resumed run can become shorter.
         with (run / "metrics.jsonl").open("w") as file:
             file.writelines(json.dumps(report_runs.finite(line)) + "\n" for line in lines[:60])
         page.wait_for_function(f"{drawn_points} < 60", timeout=20000)
@@ -67,7 +67,7 @@ def test_serve_shows_what_is_appended(tmp_path, open_page):
 
 
 def series_of_whole(run):
-    """Of a file whose last line is torn."""
+    """The series of a file whose last line is incomplete."""
     text = (run / "metrics.jsonl").read_text()
     lines = [json.loads(line) for line in text[:text.rfind("\n")].splitlines()]
     held = [line for line in lines if "train/lm_loss" in line]

@@ -1,4 +1,5 @@
-"""A run stopped anywhere equals the run never stopped: parameters, moments, p, its error sum, data order, metrics."""
+"""A run stopped anywhere equals an uninterrupted run: parameters, moments, p, its error sum, data order,
+metrics."""
 
 import random
 import signal
@@ -25,7 +26,8 @@ RUNS = {
 
 @pytest.fixture(scope="module", params=["global"])
 def reference(request, tmp_path_factory):
-    """A run never stopped: its directory, what writes its data and configuration, its overrides."""
+    """An uninterrupted run: its directory, the function that writes its data and configuration, and its
+    overrides."""
     make, overrides = RUNS[request.param]
     directory = tmp_path_factory.mktemp("reference")
     done = tiny_run.dtopp("train", make(directory), *overrides)
@@ -39,7 +41,7 @@ def start(config, overrides):
 
 
 def kill_when(process, step, how):
-    """Sends the signal a moment after the console shows `step` or a later one; returns the exit status."""
+    """Sends the signal shortly after the console shows `step` or a later one. Returns the exit status."""
     for line in process.stderr:
         words = line.split()
         if words[0] == "step" and words[1].split("/")[0].isdigit() and int(words[1].split("/")[0]) >= step:
@@ -51,7 +53,7 @@ def kill_when(process, step, how):
 
 
 def pictures(run):
-    """The bytes of the grids drawn on the way."""
+    """The bytes of the sample grids drawn during training."""
     return {path.name: path.read_bytes() for path in (run / "samples").glob("*")}
 
 
@@ -80,7 +82,7 @@ def test_a_second_signal_ends_the_process_at_once_and_leaves_only_complete_check
     _, make, overrides = reference
     config = make(tmp_path)
     process = start(config, overrides)
-    process.stderr.readline()  # the handlers are there
+    process.stderr.readline()  # the handlers are installed
     process.send_signal(signal.SIGTERM)
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=20) in (75, 128 + signal.SIGTERM)

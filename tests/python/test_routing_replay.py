@@ -1,4 +1,5 @@
-"""`evaluate --dump-routing` writes what the router chose; `--replay-routing` computes with a given choice."""
+"""`evaluate --dump-routing` writes the router's selection; `--replay-routing` computes with a given
+selection."""
 
 import json
 
@@ -33,7 +34,8 @@ def nll(directory, *options):
 
 
 def reference(directory, selection=None):
-    """The mean nll in double precision, and each layer's choice; with `selection` ({name: bool [T, E]}) that one is taken."""
+    """The mean nll in double precision and each layer's selection. `selection`, {name: bool [T, E]}, replaces
+    the router's."""
     config, parameters, _, state = reference_model.load_checkpoint(directory / "run/checkpoints/step-00000012", torch.float64)
     thresholds = reference_model.Controller(config, state).thresholds()
     ids = torch.from_numpy(np.fromfile(directory / "text.npy", "<u2").astype(np.int64))
@@ -86,7 +88,7 @@ def test_what_does_not_fit_is_refused(trained, tmp_path):
     assert evaluate(trained, "--dump-routing", file).returncode == 0
     good = load_file(file)
     shorter = {name: tensor[:-1].contiguous() for name, tensor in good.items()}
-    cases = [(shorter, 2, "layer_00 is BOOL [198, 8]"), ({"layer_00": good["layer_00"]}, 2, "layer_01 has no such tensor"),
+    cases = [(shorter, 2, "layer_00 is BOOL [198, 8]"), ({"layer_00": good["layer_00"]}, 2, "layer_01 is missing"),
              ({name: tensor.float() for name, tensor in good.items()}, 2, "is F32"),
              (good | {"layer_02": good["layer_00"].clone()}, 2, "holds 3 tensors")]
     for tensors, status, message in cases:
@@ -106,4 +108,4 @@ def test_options_that_contradict_are_refused(trained, options):
     done = evaluate(trained, *options)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     done = tiny_run.dtopp("evaluate", trained / "run", "--tasks", "activations", "--text", trained / "text.npy", *options[:2])
-    assert done.returncode == 2 and "means nothing to --tasks activations" in done.stderr
+    assert done.returncode == 2 and "cannot be used with --tasks activations" in done.stderr

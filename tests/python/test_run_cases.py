@@ -1,4 +1,4 @@
-"""scripts/run_cases.py: a case that crashes or hangs costs itself alone."""
+"""Tests scripts/run_cases.py: a case that crashes or hangs affects no other case."""
 
 import subprocess
 import sys
@@ -30,7 +30,7 @@ def test_what_is_lost_is_named_and_all_else_runs(tmp_path):
     done = run(tmp_path, "--limit", "3", "test_cases.py")
     assert done.returncode == 1
     assert done.stdout.split("\n")[-5:-1] == [
-        "5 of 8 cases passed or were skipped", "test_cases.py::test_dies ended its process by SIGSEGV",
+        "5 of 8 cases passed or were skipped", "test_cases.py::test_dies killed its process with SIGSEGV",
         "test_cases.py::test_fails[1] failed", "test_cases.py::test_hangs took longer than 3 s"], done.stdout
     assert (tmp_path / "last").exists()
 

@@ -1,4 +1,4 @@
-"""Our safetensors files against Hugging Face's package, in both directions, and its sharded models."""
+"""Tests dtopp's safetensors files against Hugging Face's package in both directions, and its sharded models."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def test_hugging_face_opens_a_checkpoint(tmp_path):
 
 
 def test_shards_are_those_of_hugging_face(tmp_path):
-    """Same names, same index, same split as huggingface_hub gives the same tensors."""
+    """The names, index and split are those that huggingface_hub gives the same tensors."""
     checkpoint = save_checkpoint(tmp_path / "run", "30s")
     index = json.loads((checkpoint / "model.safetensors.index.json").read_text())
     tensors = {}
@@ -103,7 +103,8 @@ def mutated(data, generator):
 
 
 def test_nothing_is_read_that_hugging_face_refuses_or_reads_otherwise(tmp_path):
-    """Whatever our reader accepts of mutated files means the same to theirs, which may accept more."""
+    """Every mutated file that dtopp's reader accepts has the same meaning for Hugging Face's reader, which
+    may accept more."""
     generator = random.Random(1)
     tensors = {"a": torch.arange(6, dtype=torch.float32).view(2, 3), "b": torch.ones(2).bfloat16()}
     original = safetensors.torch.save(tensors, {"format": "pt"})

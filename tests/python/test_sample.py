@@ -1,4 +1,5 @@
-"""dtopp sample: what it makes against the plain PyTorch model under diffusers' schedulers, and where it writes it."""
+"""Tests dtopp sample: its pictures against the plain PyTorch model under diffusers' schedulers, and its
+output files."""
 
 import re
 import shutil
@@ -54,7 +55,7 @@ def arrays(directory, tmp_path, *arguments):
 
 
 def reference(directory, method, steps, guidance, interval, conditions, seed, weights):
-    """Pictures of the conditions, as the model sees them: one picture each."""
+    """The model's pictures for the conditions, one per condition."""
     model = tiny_diffusion.Reference(directory, weights)
     none = {"class": torch.full_like(conditions["class"], model.config["model"]["num_classes"])} \
         if "class" in conditions else {"text": torch.zeros_like(conditions["text"])}
@@ -138,12 +139,12 @@ def test_folders_and_grids_hold_the_same_pictures(pixels, tmp_path):
     for j, picture in enumerate(pictures):
         top, left = gap + j % 2 * (64 + label + gap), gap + j // 2 * (64 + gap)
         assert np.array_equal(grid[top:top + 64:zoom, left:left + 64:zoom], picture)
-        assert (grid[top + 64:top + 64 + label, left:left + 64] == 0).any()  # its name
-    assert (grid[gap + 64 + label + gap:, gap + 2 * (64 + gap):] == 255).all()  # the second class has one picture less
+        assert (grid[top + 64:top + 64 + label, left:left + 64] == 0).any()  # the class's name
+    assert (grid[gap + 64 + label + gap:, gap + 2 * (64 + gap):] == 255).all()  # the second class has one picture fewer
 
 
 def experts(done):
-    return float(re.search(r"([\d.]+) of 8 experts a token", done.stderr).group(1))
+    return float(re.search(r"([\d.]+) of 8 experts per token", done.stderr).group(1))
 
 
 def test_the_average_uses_as_many_experts_as_wanted(pixels, tmp_path):
@@ -167,13 +168,13 @@ def test_thresholds_do_not_depend_on_how_many_pictures_are_made(pixels, tmp_path
     (["--count", 1, "--classes", "-1"], "classes 0 to 2"),
     (["--count", 1, "--sampler", "ddim"], "objective ddpm"),
     (["--count", 1, "--text-embeddings", "x"], "without text"),
-    (["--count", 1, "--target-experts", 9], "not between 1 and the model's 8"),
-    (["--count", 1, "--guidance", 1, "--guidance-interval", "0,1"], "means nothing"),
+    (["--count", 1, "--target-experts", 9], "must be between 1 and the model's 8"),
+    (["--count", 1, "--guidance", 1, "--guidance-interval", "0,1"], "--guidance-interval: needs a --guidance other than 1"),
     (["--count", 1, "--guidance", "nan"], "nan is not a finite number"),
     (["--count", 1, "--guidance-interval", "nan,0.5"], "nan is not a finite number"),
-    (["--count", 1, "--sampler", "rk4"], "rk4 is none of ddim|euler|heun"),
-    (["--count", 100000], "too many for one grid"),
-    (["--count", 1, "--guidance-interval", "0.5,0.2"], "before its beginning"),
+    (["--count", 1, "--sampler", "rk4"], "rk4 is not one of ddim|euler|heun"),
+    (["--count", 100000], "do not fit in one grid"),
+    (["--count", 1, "--guidance-interval", "0.5,0.2"], "the end is less than the beginning"),
 ])
 def test_a_wrong_call_is_told_in_one_line(pixels, arguments, text, tmp_path):
     done = sample(pixels, tmp_path / "a.png", *arguments, status=2)
@@ -184,18 +185,18 @@ def test_a_wrong_call_is_told_in_one_line(pixels, arguments, text, tmp_path):
 def test_what_is_there_is_not_overwritten_by_a_folder(pixels, tmp_path):
     (tmp_path / "folder").mkdir()
     done = sample(pixels, tmp_path / "folder", "--count", 1, status=2)
-    assert "already there" in done.stderr and not list((tmp_path / "folder").iterdir())
+    assert "already exists" in done.stderr and not list((tmp_path / "folder").iterdir())
 
 
 def test_latents_are_no_pictures(latents, tmp_path):
     name, directory = latents
     if name == "text":
         done = sample(directory, tmp_path / "a.npz", "--count", 1, status=2)
-        assert "needs --text-embeddings" in done.stderr
+        assert "--text-embeddings: is missing" in done.stderr
         return
     for output in ("a.png", "folder"):
         done = sample(directory, tmp_path / output, "--count", 1, status=2)
-        assert "makes latents" in done.stderr and done.stderr.count("\n") == 1
+        assert "generates latents" in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_each_type_of_model_has_its_verbs(pixels, tmp_path):

@@ -1,4 +1,4 @@
-"""Euler, Heun and DDIM against diffusers' schedulers, step by step, with and without guidance."""
+"""Tests Euler, Heun and DDIM against diffusers' schedulers, step by step, with and without guidance."""
 
 import subprocess
 
@@ -13,7 +13,7 @@ CLASSES = torch.tensor([0, 1, 2, 3, 7])
 
 
 def model(x, t, classes):
-    """Of tests/tools/sampler_steps.cpp."""
+    """The model of tests/tools/sampler_steps.cpp."""
     return (3 * x + 5 * t).sin() + classes[:, None, None, None] * x / 10
 
 
@@ -36,7 +36,7 @@ def euler(steps):
 
 
 def heun(steps):
-    """Each time but the first twice: diffusers' own grid ends at 1 / 1000, so the times are put in its place."""
+    """Each time but the first occurs twice. diffusers' own grid ends at 1 / 1000, so these times replace it."""
     scheduler = FlowMatchHeunDiscreteScheduler()
     scheduler.set_timesteps(steps)
     times = torch.from_numpy(flow_times(steps)).float()
@@ -57,7 +57,7 @@ SCHEDULERS = {"euler": euler, "heun": heun, "ddim": ddim}
 
 
 def diffusers_steps(method, steps, guidance, interval):
-    """What x is after each step."""
+    """Returns x after each step."""
     scheduler, x, results = SCHEDULERS[method](steps), NOISE, []
     for i, t in enumerate(scheduler.timesteps):
         x = scheduler.step(guided(x, round(t.item() / 1000, 6), guidance, interval), t, x).prev_sample

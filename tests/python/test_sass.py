@@ -1,4 +1,4 @@
-"""What the compiler made of the products by wgmma, read from libdtopp_cuda.so: what a device would show as lost time."""
+"""Tests the compiled wgmma kernels in libdtopp_cuda.so for properties that would cost time on a device."""
 
 import re
 import shutil
@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from ops_reference import CUDA_LIBRARY
 
-# Loads and stores of spilled registers in a kernel, between products: the gradients of activations want more than there are.
+# Loads and stores of spilled registers allowed per kernel between products: the gradients of activations need
+# more registers than exist.
 SPILLS = {"ActivateBackward": 40, "Activate": 12}
-# Of the one warp of a scheduler that loads: two that multiply take 1,024 cycles for what it copies.
+# The loading warp's instructions per stage. The two multiplying warps of its scheduler take 1,024 cycles for
+# the data it copies.
 COPYING = 140
 INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)([^;]*);")
 
@@ -23,7 +25,7 @@ def disassembler():
 
 @pytest.fixture(scope="module")
 def kernels():
-    """The instructions of each kernel that multiplies by wgmma, by its name."""
+    """The instructions of each kernel that multiplies by wgmma, by name."""
     if not Path(CUDA_LIBRARY).exists():
         pytest.skip("libdtopp_cuda.so is not built")
     program = disassembler()
@@ -37,12 +39,12 @@ def kernels():
 
 
 def of(code, *names):
-    """What they did in order, each by the first of `names` that fits; the others are left out."""
+    """The instructions in order, each as the first of `names` that matches; others are left out."""
     return [name for op, _ in code for name in names if op == name or op.startswith(name + ".")]
 
 
 def test_products_are_not_serialised(kernels):
-    """Four a stage, and the next stage is begun before the last one is waited for."""
+    """Each stage has four products, and the next stage begins before the wait for the previous one."""
     for name, code in kernels.items():
         groups = re.findall(r"a*(h+)", "".join({"HGMMA": "h", "WARPGROUP.ARRIVE": "a", "WARPGROUP.DEPBAR": "w"}[op] for op in
                                               of(code, "HGMMA", "WARPGROUP.ARRIVE", "WARPGROUP.DEPBAR")))
@@ -58,7 +60,8 @@ def test_no_copy_waits_for_a_load(kernels):
 
 
 def test_a_stage_is_copied_with_few_instructions(kernels):
-    """From the wait for its room until its copies are begun: 24, each with its address and whether it is there."""
+    """A stage has 24 copies, each with its address and a validity flag. The limit covers the instructions
+    from the wait for free space to the last copy."""
     for name, code in kernels.items():
         operators = [op for op, _ in code]
         first = next(i for i, op in enumerate(operators) if op.startswith("LDGSTS"))

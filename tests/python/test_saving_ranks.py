@@ -1,4 +1,4 @@
-"""A rank that dies or cannot write in the middle of a save leaves the last checkpoint whole."""
+"""A rank that dies or cannot write in the middle of a save leaves the last checkpoint complete."""
 
 import errno
 import os
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.skipif(not tiny_run.BINARY.exists() or not SHIM.exists
 
 def files(run, step):
     folder = run / "checkpoints" / f"step-{step:08d}"
-    # The configuration says where the run lies.
+    # config.yaml contains the run's folder, and manifest.json its checksum.
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.name not in ("config.yaml", "manifest.json")}
 
 
@@ -30,7 +30,7 @@ def reference(tmp_path_factory):
 
 
 def train(reference, run, port, faults):
-    """The run on two ranks, each started by itself; faults: by rank, what fault_shim is to do."""
+    """The run on two ranks, each started separately. `faults` gives fault_shim's settings by rank."""
     ranks = []
     for rank in range(2):
         environment = os.environ | {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2",
@@ -45,7 +45,7 @@ def train(reference, run, port, faults):
 
 
 def goes_on(reference, run):
-    """On one rank, from a newest checkpoint that needs no earlier one, to the same bits."""
+    """The run resumes on one rank, from a newest checkpoint that is complete, and ends with the same bits."""
     done = tiny_run.dtopp("train", reference / "run.yaml", *OVERRIDES, f"output={run}")
     assert done.returncode == 0, done.stderr
     assert "passed over" not in done.stderr
@@ -54,7 +54,7 @@ def goes_on(reference, run):
 
 
 PORT = 22000 + os.getpid() % 20000
-# Of rank 0's calls in six saves, and of rank 1's, which opens, writes, syncs and closes one file in each.
+# Calls of rank 0 in six saves, and of rank 1, which opens, writes, syncs and closes one file per save.
 MOMENTS = [(0, at) for at in random.Random(1).sample(range(3, 150), 4)] + [(1, at) for at in random.Random(2).sample(range(2, 24), 4)]
 
 

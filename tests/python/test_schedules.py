@@ -1,4 +1,5 @@
-"""The learning rate of each step, by formulas of its own; what a schedule cannot be is refused in one line."""
+"""Tests each step's learning rate against independent formulas. An impossible schedule is refused in one
+line."""
 
 import math
 

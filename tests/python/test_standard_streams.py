@@ -1,4 +1,5 @@
-"""What cannot be printed ends every verb with status 3 and one line; a console that went away stops no training."""
+"""If output cannot be printed, every command ends with status 3 and one line. A closed console does not stop
+training."""
 
 import os
 import subprocess

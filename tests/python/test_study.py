@@ -1,4 +1,4 @@
-"""A study of tiny runs through the program: what it writes, stopped and gone on with, a failing variant, bad input."""
+"""Runs a study of tiny runs through the program: its output, a stop and resume, a failing variant, bad input."""
 
 import csv
 import json
@@ -107,7 +107,7 @@ def test_curves_are_means_over_seeds_at_equal_cost(finished):
     assert curve["n"] == 3 and curve["x"] == [128 * step for step in range(1, 13)]
     np.testing.assert_allclose(curve["mean"], losses.mean(0), rtol=1e-12)
     np.testing.assert_allclose(curve["half_width"], stats.sem(losses) * stats.t.ppf(0.975, 2), rtol=1e-9)
-    # FLOPs of a token with as many experts as each step used, between what plan counts with 3 and with 4.
+    # FLOPs per token for each step's number of experts, between the plan's figures for 3 and 4.
     three, four = (json.loads(tiny_run.dtopp("plan", directory / "run.yaml", "--json", f"routing.target_experts={target}").stdout)
                    ["flops_per_token"] for target in (3, 4))
     active = [[line["moe/active_experts"] for line in lines if "train/loss" in line] for lines in runs]
@@ -153,7 +153,7 @@ def test_again_starts_nothing_and_a_changed_study_what_is_new(finished):
 
 
 def test_variants_of_a_seed_begin_with_the_same_values(tmp_path, dtopp_binary):
-    """A step of rate 1e-30 leaves float32 values as they were drawn."""
+    """A step at the rate 1e-30 leaves float32 values at their initial draw."""
     text = STUDY.replace("{{routing.method: dtop_p}}", "{{routing.method: dtop_p, model.num_experts: 16}}")
     done = tiny_run.dtopp("study", write_study(tmp_path, text), "seeds=[1, 2]", "training.steps=1", "optimizer.lr=1.0e-30",
                           "optimizer.min_lr=0.0", "optimizer.warmup_steps=0", "checkpoint.every=0")
@@ -209,12 +209,12 @@ def test_sigterm_saves_the_runs_and_the_next_start_goes_on(tmp_path, dtopp_binar
     study.send_signal(signal.SIGTERM)
     stderr = study.communicate(timeout=180)[1]
     assert study.returncode == 75
-    assert stderr.splitlines()[-1] == "dtopp: study stopped, 0 of 6 runs done; start it again to go on"
+    assert stderr.splitlines()[-1] == "dtopp: study stopped: 0 of 6 runs done; run the same command again to resume"
     assert {run["status"] for run in results(tmp_path)["runs"]} == {"pending"}
     stopped = [last_step(path) for path in metrics]
     for path, step in zip(metrics, stopped):
         assert (path.parent / "checkpoints" / f"step-{step:08d}").is_dir()
-    # The same configuration up to where it is: the runs go on from there, and end when they are stopped again.
+    # The same configuration: the runs resume from there and end at the next stop.
     again, _ = start_slow(tmp_path)
     end = time.monotonic() + 180
     while any(last_step(path) <= step for path, step in zip(metrics, stopped)):
@@ -260,7 +260,8 @@ def test_dry_run_says_what_it_costs_and_writes_nothing(tmp_path, dtopp_binary):
     assert len(lines) == 1 + 6 + 2
     assert not (tmp_path / "out").exists()
     plan = json.loads(tiny_run.dtopp("plan", tmp_path / "run.yaml", "--json", "training.steps=1000").stdout)
-    # Validations before the first step, every 5 steps, after the last one; 256 tokens, a third of the arithmetic.
+    # Validations before the first step, every 5 steps and after the last one; 256 tokens, at a third of the
+    # FLOPs.
     tokens = 1000 * plan["tokens_per_step"] + 201 * 256 / 3
     name, status, steps, flops, hours = lines[1].split()
     assert (name, status, steps) == ("top-k-seed1", "pending", "1000")
@@ -277,7 +278,7 @@ def test_gains_that_oscillate_are_named_before_any_run(tmp_path, dtopp_binary):
 
 
 def test_of_shipped_studies_gains_alone_oscillate(dtopp_binary):
-    """Which is what it asks."""
+    """Unstable controllers are the subject of the study `gains`."""
     for path in sorted((tiny_run.ROOT / "configs/studies/lab").glob("*.yaml")):
         done = tiny_run.dtopp("study", path, "--dry-run", cwd=tiny_run.ROOT)
         assert done.returncode == 0, done.stderr

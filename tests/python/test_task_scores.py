@@ -1,5 +1,5 @@
-"""evaluate on the 13 tasks: what the model says, against the plain PyTorch model that knows no cache and no batch, and
-what is made of it. The prompts themselves are the business of test_evaluate_tasks.py."""
+"""Tests evaluate on the 13 tasks: the model's answers against the plain PyTorch model, which has neither
+cache nor batches, and the scores. test_evaluate_tasks.py tests the prompts."""
 
 import json
 import math
@@ -106,7 +106,7 @@ def test_all_tasks_run(run, tmp_path):
 
 @pytest.fixture(scope="module")
 def short_run(tmp_path_factory):
-    """Sequences of 512 tokens: six tasks have longer prompts."""
+    """A model with sequences of 512 tokens; six tasks have longer prompts."""
     return tiny_language_run.train(tmp_path_factory.mktemp("short"), "dtop_p", 512)
 
 
@@ -136,7 +136,7 @@ def test_all_takes_what_fits_the_model_and_names_the_rest(short_run, tmp_path):
 
 @needs_data
 def test_what_dtopp_did_not_write_stays(run, tmp_path):
-    """A folder with the name that finished tasks wait in."""
+    """A folder with the name of the one that stores finished tasks."""
     parts = tmp_path / "results.json.parts"
     parts.mkdir()
     (parts / "thesis.tex").write_text("years of work")
@@ -174,7 +174,7 @@ def test_an_interrupted_evaluation_goes_on_with_the_next_task(run, tmp_path):
             time.sleep(0.005)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
-    assert process.returncode in (75, 0), errors  # 0 where the second task had already ended
+    assert process.returncode in (75, 0), errors  # 0 if the second task had already ended
     if process.returncode == 75:
         assert not output.exists()
         again = evaluate(run, *arguments)

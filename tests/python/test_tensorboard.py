@@ -1,4 +1,4 @@
-"""The event files read back with TensorBoard itself, which checks every checksum."""
+"""Reads the event files back with TensorBoard itself, which verifies every checksum."""
 
 import subprocess
 
@@ -42,7 +42,7 @@ def test_each_step_appears_once_when_a_run_resumes_within_the_second(write_event
     write_events(6, 7, 12)
     events, accumulator = scalars(tmp_path)
     assert [event.step for event in accumulator.Scalars("train/loss")] == list(range(1, 13))
-    offsets = [-1] * 4 + [4] * 2 + [6] * 6  # the attempt each step must come from
+    offsets = [-1] * 4 + [4] * 2 + [6] * 6  # the attempt that each step must come from
     for step, offset in enumerate(offsets, start=1):
         assert events[step].value == np.float32(1 / step + offset)
 
@@ -54,7 +54,8 @@ def test_a_run_started_afresh_purges_everything(write_events, tmp_path):
 
 
 def test_a_damaged_event_is_noticed(write_events, tmp_path):
-    """The reader does verify: without this the tests above would not show that our checksums are right."""
+    """TensorBoard's reader verifies checksums; otherwise the tests above would not prove that dtopp's are
+    right."""
     write_events(-1, 1, 9)
     path, = tmp_path.glob("events.out.tfevents.*")
     data = bytearray(path.read_bytes())

@@ -1,4 +1,5 @@
-"""`dtopp prepare text` against readers of Megatron's format and Hugging Face `tokenizers`, through the command line."""
+"""Tests `dtopp prepare text` against readers of Megatron's format and Hugging Face `tokenizers`, through the
+command line."""
 
 import gzip
 import json
@@ -24,7 +25,7 @@ DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 6: np.
 
 
 def read_megatron(prefix):
-    """The documents, as megatron/core/datasets/indexed_dataset.py (_IndexReader) lays the two files out."""
+    """The documents, read from the layout of megatron/core/datasets/indexed_dataset.py (_IndexReader)."""
     index = pathlib.Path(f"{prefix}.idx").read_bytes()
     assert index[:9] == b"MMIDIDX\x00\x00"
     version, code, sequences, bounds = struct.unpack("<QBQQ", index[9:34])
@@ -123,14 +124,15 @@ def test_stopped_and_started_again_gives_the_same_bytes(dtopp_binary, tmp_path, 
         time.sleep(delay)
         process.send_signal(stop)
         message = process.communicate()[1]
-        # Before the handlers stand, a signal ends the process as usual; after the end it comes too late.
+        # A signal before the handlers are installed ends the process as usual. A signal after the end has no
+        # effect.
         assert process.returncode in (75, -stop, 0), message
         if process.returncode == 75:
             assert "run the same command again" in message
     done = prepare(dtopp_binary, sources, tmp_path / "out", "--workers", "2")
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
     again = prepare(dtopp_binary, sources, tmp_path / "out")
-    assert "complete already" in again.stderr
+    assert "already complete" in again.stderr
     assert again.stdout == done.stdout
 
 
@@ -162,7 +164,7 @@ def test_an_output_that_cannot_be_written(dtopp_binary, tmp_path):
     (tmp_path / "file").write_text("not a folder")
     done = prepare(dtopp_binary, [tmp_path / "good.jsonl"], tmp_path / "file/out", check=False)
     assert done.returncode == 3 and "file" in done.stderr and done.stderr.count("\n") == 1
-    if os.geteuid() != 0:  # root writes anywhere
+    if os.geteuid() != 0:  # root can write anywhere
         (tmp_path / "locked").mkdir(mode=0o500)
         done = prepare(dtopp_binary, [tmp_path / "good.jsonl"], tmp_path / "locked/out", check=False)
         assert done.returncode == 3 and "permissions" in done.stderr
@@ -191,7 +193,7 @@ def test_a_folder_of_another_program_is_left_as_it_is(dtopp_binary, tmp_path, fo
 
 
 def note_as_verified(folder):
-    """The record of a folder whose files were all found right as they are now."""
+    """Writes a record that lists the folder's files, in their present state, as verified."""
     files = json.loads((folder / "manifest.json").read_text())["files"]
     status = {name: (folder / name).stat() for name in files}
     about = {name: {"device": s.st_dev, "inode": s.st_ino, "size": s.st_size, "modified": s.st_mtime_ns,
@@ -212,7 +214,7 @@ def test_training_reads_known_files_again_only_to_verify_them(dtopp_binary, tmp_
     (tmp_path / "tokens/tokens.bin").write_bytes(tokens)
     damaged = tiny_run.dtopp(*arguments)
     assert damaged.returncode == 3 and "tokens.bin: damaged" in damaged.stderr
-    note_as_verified(tmp_path / "tokens")  # as if the device had flipped the bit, without a write
+    note_as_verified(tmp_path / "tokens")  # as if the device had flipped the bit: no write
     verified = tiny_run.dtopp(*arguments, "--verify")
     assert verified.returncode == 3 and "tokens.bin: damaged" in verified.stderr
     done = tiny_run.dtopp(*arguments)

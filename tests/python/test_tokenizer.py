@@ -1,4 +1,5 @@
-"""`dtopp tokenize` against Hugging Face `tokenizers`, on the shipped tokenizer and small GPT-2 style ones."""
+"""Tests `dtopp tokenize` against Hugging Face `tokenizers`, on the shipped tokenizer and small GPT-2 style
+ones."""
 
 import json
 import os
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not bu
 
 
 def tokenize(tokenizer, lines, *options, check=True):
-    """The lines of standard output, parsed; with check=False the finished process."""
+    """The lines of standard output, parsed. With check=False, the finished process."""
     data = lines if isinstance(lines, bytes) else "".join(line + "\n" for line in lines).encode()
     done = subprocess.run([BINARY, "tokenize", "--tokenizer", tokenizer, *options], input=data, capture_output=True)
     if not check:
@@ -35,7 +36,7 @@ def tokenize(tokenizer, lines, *options, check=True):
 
 
 def as_lines(texts):
-    """A line cannot hold its own end; a carriage return is white space just the same."""
+    """A line cannot contain a newline. A carriage return is white space too."""
     return [text.replace("\n", "\r") for text in texts]
 
 
@@ -56,7 +57,7 @@ def test_hard_cases_and_random_unicode():
 
 def test_every_code_point_beside_letters_digits_marks_and_spaces():
     code_points = [chr(c) for c in range(0x110000) if c != 10 and not 0xD800 <= c < 0xE000]
-    if not tiny_run.FULL:  # from plane 2 on they are alike throughout
+    if not tiny_run.FULL:  # from plane 2 on, planes behave alike
         code_points = [c for c in code_points if c < "\U00020000" or "\U000e0000" <= c < "\U000e0200" or ord(c) % 61 == 0]
     lines = []
     for i in range(0, len(code_points), 32):
@@ -120,7 +121,7 @@ def test_decodes_any_ids_as_hugging_face_does(tmp_path):
     for file, reference in [(SHIPPED, golden.shipped_tokenizer()), (path, small)]:
         size = reference.get_vocab_size()
         arrays = [[rng.randrange(size) for _ in range(rng.randrange(30))] for _ in range(2000)]
-        arrays += [[rng.randrange(2, 258) for _ in range(12)] for _ in range(2000)]  # loose bytes
+        arrays += [[rng.randrange(2, 258) for _ in range(12)] for _ in range(2000)]  # single bytes
         ours = tokenize(file, [json.dumps(ids) for ids in arrays], "--decode")
         assert ours == [reference.decode(ids, skip_special_tokens=False) for ids in arrays]
 

@@ -1,4 +1,4 @@
-"""Ten optimiser steps of `dtopp train` against the reference that goes on from the same checkpoint."""
+"""Compares ten optimizer steps of `dtopp train` with the reference, which resumes from the same checkpoint."""
 
 import numpy as np
 import pytest
@@ -63,7 +63,7 @@ def test_ten_steps_agree_with_the_reference(run):
 
 
 def compare_shares(config, line, used):
-    """Of the pairs of a token and a layer, how many have 1, 2, 3-4, 5-8 experts."""
+    """The shares of token–layer pairs with 1, 2, 3-4 and 5-8 experts."""
     shares = {name: value for name, value in line.items() if name.startswith("moe/tokens_with/")}
     if used is None or config["routing"]["method"] == "top_k":
         assert not shares
@@ -86,7 +86,7 @@ def compare_state(trainer, path):
 
 
 def test_samples_are_taken_in_the_order_of_the_seed(run):
-    """The reference sees other losses when the windows are others: the agreement above is not by chance."""
+    """Other windows give the reference other losses, so the agreement above is not by chance."""
     trainer = reference_model.Trainer(checkpoint(run, FIRST - 1))
     batch = trainer.config["training"]["global_batch_size"]
     tokens = np.fromfile(run / "train.npy", "<u2")

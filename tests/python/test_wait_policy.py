@@ -1,5 +1,5 @@
-"""The program's threads spin briefly and then sleep unless the user says otherwise, and being started twice for it shows
-nowhere."""
+"""The program's threads spin briefly and then sleep unless the user sets otherwise. The restart that this
+needs has no visible effect."""
 
 import os
 import pathlib

@@ -1,4 +1,5 @@
-"""What a wheel is made of: the command that finds torch, its files unpacked, one version everywhere, packaging/."""
+"""Tests the parts of a wheel: the command that finds torch, unpacking its files, one version everywhere,
+packaging/."""
 
 import hashlib
 import pathlib
@@ -22,7 +23,7 @@ def command(*arguments, **options):
 
 
 def pieces(folder, torch_version):
-    """site-packages of a wheel whose program says what it was started with, beside a torch that cannot be imported."""
+    """site-packages of a wheel whose program prints its arguments, beside a torch that cannot be imported."""
     shutil.copytree(ROOT / "python/dtopp", folder / "dtopp", ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "dtopp/bin").mkdir()
     program = folder / "dtopp/bin/dtopp"
@@ -40,7 +41,7 @@ def fake_torch(folder, version):
 
 
 def start(*folders, **variables):
-    """The command of the package in `folders`, by a Python that has nothing else."""
+    """Runs the command of the package in `folders` with a Python that has no other packages."""
     code = f"import sys; sys.path[:0] = {list(map(str, folders))}; from dtopp.program import main; main()"
     return command(sys.executable, "-I", "-S", "-B", "-c", code, "train", "a b.yaml", env=variables)
 
@@ -86,7 +87,7 @@ def test_unpack_copies_once(tmp_path):
     assert unpack(tmp_path / "here").returncode == 0
     assert (tmp_path / "here/configs/a.yaml").read_text() == "name: a\n"
     again = unpack(tmp_path / "here")
-    assert again.returncode == 2 and "configs is there already" in again.stderr
+    assert again.returncode == 2 and "configs already exists" in again.stderr
 
 
 def test_versions_agree():

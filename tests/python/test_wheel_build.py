@@ -1,4 +1,5 @@
-"""The wheel: what is in it, what it needs, and that it serves in an environment which has nothing else of dtopp."""
+"""Tests the wheel: its contents, its requirements, and its use in an environment without any other part of
+dtopp."""
 
 import email
 import hashlib
@@ -19,7 +20,7 @@ SITE = pathlib.Path(sysconfig.get_path("purelib"))
 PROGRAM, OPERATORS = "dtopp/bin/dtopp", "dtopp/lib/libdtopp_ops.so"
 WITHOUT = {"PYTHONPATH", "LD_LIBRARY_PATH", "DTOPP_OPS", "DTOPP_BINARY"}
 CLEAN = {name: value for name, value in os.environ.items() if name not in WITHOUT}
-# The last commit's time, as scripts/wheel.sh takes it.
+# The last commit's time, which scripts/wheel.sh uses.
 TIME = command("git", "log", "-1", "--format=%ct", cwd=ROOT).stdout.strip()
 
 
@@ -41,7 +42,7 @@ def wheel(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def files(wheel, tmp_path_factory):
-    """The wheel, unzipped as pip does: what may be executed is."""
+    """The wheel, unzipped as pip does, with executable permissions kept."""
     folder = tmp_path_factory.mktemp("files")
     with zipfile.ZipFile(wheel) as archive:
         for member in archive.infolist():
@@ -51,7 +52,7 @@ def files(wheel, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def environment(wheel, tmp_path_factory):
-    """bin/ of an environment with the packages of this one, by links, and the wheel."""
+    """bin/ of an environment with links to the packages of this one, and the wheel."""
     folder = tmp_path_factory.mktemp("environment")
     succeed(sys.executable, "-m", "venv", "--without-pip", folder)
     site = folder / SITE.relative_to(sys.prefix)
@@ -109,7 +110,7 @@ def test_program_lends_other_libraries_its_allocator_alone(files):
     c_names = {line.split()[-1].split("@")[0] for line in table if " _Z" not in line}
     assert {"malloc", "free", "posix_memalign"} <= c_names
     assert c_names <= {"malloc", "calloc", "realloc", "free", "memalign", "aligned_alloc", "posix_memalign", "valloc",
-                       "malloc_usable_size", "stderr"}  # stderr: the C library's own, copied
+                       "malloc_usable_size", "stderr"}  # stderr is a copy of the C library's own
 
 
 def test_python_takes_the_operators_of_the_wheel(environment, tmp_path):

@@ -1,5 +1,5 @@
-"""Tiny diffusion transformers: prepared images written apart from dtopp, runs on them, and checkpoints whose weights are
-random enough to tell every part of the model."""
+"""Tiny diffusion transformers: prepared images written independently of dtopp, runs on them, and checkpoints
+whose weights are random enough to distinguish every part of the model."""
 
 import json
 import pathlib
@@ -21,7 +21,7 @@ SCALE, SHIFT = [0.5, 2.0, 1.0, 0.25], [0.1, -0.2, 0.0, 0.3]
 
 
 def write_manifest(folder, form, about=None):
-    """manifest.json over all other files of the folder."""
+    """Writes manifest.json for all other files of the folder."""
     files = {path.name: {"size": path.stat().st_size, "xxh3_128": xxh3_128(path.read_bytes())}
              for path in sorted(folder.iterdir()) if path.name != "manifest.json" and not path.name.startswith(".")}
     text = f'{{\n  "format": "{form}",\n'
@@ -49,7 +49,7 @@ def images(model, count, seed):
 
 
 def write_images(folder, model, count, seed, classes=None):
-    """A folder as `dtopp prepare images` writes it; returns its tensors."""
+    """Writes a folder as `dtopp prepare images` does. Returns its tensors."""
     folder.mkdir(parents=True)
     tensors = images(model, count, seed)
     save_file(tensors, folder / "images-00000.safetensors")
@@ -68,7 +68,7 @@ def write_images(folder, model, count, seed, classes=None):
 
 
 def as_seen(tensors, model):
-    """x0, label and text as the model gets them."""
+    """x0, label and text in the form in which the model receives them."""
     if "images" in tensors:
         seen = {"x0": tensors["images"].double() / 127.5 - 1}
     else:
@@ -85,7 +85,7 @@ def as_seen(tensors, model):
 
 
 def train(directory, model=None, steps=2, **sections):
-    """A run of a few steps below `directory`; its images are in "train" and "held-out"."""
+    """Trains a few steps below `directory`, with images in "train" and "held-out". Returns the directory."""
     model = MODEL | (model or {})
     write_images(directory / "train", model, 24, seed=1)
     write_images(directory / "held-out", model, 25, seed=2)
@@ -109,7 +109,8 @@ def checkpoint_of(directory):
 
 
 def randomise(directory):
-    """Other weights for the newest checkpoint, none of them 0 or 1, and others again for their average."""
+    """Replaces the newest checkpoint's weights by others, none of them 0 or 1, and the average by different
+    ones."""
     checkpoint = checkpoint_of(directory)
     for seed, name in enumerate(("model", "ema")):
         generator = torch.Generator().manual_seed(seed)

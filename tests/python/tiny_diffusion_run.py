@@ -1,5 +1,5 @@
-"""A training run of a diffusion transformer small enough for tests: its data, its configuration, and what the plain
-PyTorch trainer goes on from."""
+"""A diffusion transformer's training run that is small enough for tests: its data, its configuration, and the
+reference trainer that resumes from its checkpoint."""
 
 import pathlib
 
@@ -25,11 +25,11 @@ checkpoint: {{every: 4, keep: 0}}
 logging: {{tensorboard: false}}
 output: {data}/run
 """
-SCALE, SHIFT = [0.5, 2.0, 1.0, 0.25], 0.1  # of latents
+SCALE, SHIFT = [0.5, 2.0, 1.0, 0.25], 0.1  # for latents
 
 
 def samples(kind, count, seed):
-    """What goes into `dtopp prepare images`: pictures of squares, or latents with captions."""
+    """The input of `dtopp prepare images`: pictures of squares, or latents with captions."""
     generator = np.random.default_rng(seed)
     labels = torch.from_numpy(generator.integers(0, 5, count))
     labels[:5] = torch.arange(5)
@@ -43,7 +43,7 @@ def samples(kind, count, seed):
 
 
 def make(directory, kind="pixels"):
-    """Prepares data and writes config.yaml below `directory`; returns the path of the configuration."""
+    """Prepares data and writes config.yaml below `directory`. Returns the path of the configuration."""
     directory = pathlib.Path(directory)
     options = ["--scale", ",".join(map(str, SCALE)), "--shift", str(SHIFT)] if kind == "latents" else []
     for name, count, seed in (("train", 21, 1), ("validation", 13, 2)):
@@ -56,7 +56,7 @@ def make(directory, kind="pixels"):
 
 
 class Pictures:
-    """x0 as the model is to see it, mirrored or not, with label and text."""
+    """x0 in the form in which the model receives it, mirrored or not, with label and text."""
 
     def __init__(self, kind, count, seed):
         raw = samples(kind, count, seed)
@@ -76,7 +76,7 @@ class Pictures:
 
 
 class Trainer(reference_diffusion.Trainer):
-    """Goes on from a checkpoint."""
+    """Resumes from a checkpoint."""
 
     def __init__(self, checkpoint):
         config, parameters, moments, state = reference_model.load_checkpoint(checkpoint)

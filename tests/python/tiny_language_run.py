@@ -1,5 +1,5 @@
-"""A tiny language model trained on prepared text, so that its checkpoints hold a tokenizer, and the plain PyTorch
-model over the same checkpoint."""
+"""A tiny language model trained on prepared text, so that its checkpoints hold a tokenizer, and the plain
+PyTorch model with the same checkpoint."""
 
 import pathlib
 
@@ -18,7 +18,7 @@ METHODS = {
 
 
 def train(directory, method, sequence_length, *overrides, tokenizer=TOKENIZER):
-    """Trains a few steps; returns the run directory."""
+    """Trains a few steps. Returns the run directory."""
     directory = pathlib.Path(directory)
     (directory / "source.txt").write_text(TEXT * 60)
     done = tiny_run.dtopp("prepare", "text", directory / "source.txt", "--tokenizer", tokenizer, "--output",
@@ -32,7 +32,7 @@ def train(directory, method, sequence_length, *overrides, tokenizer=TOKENIZER):
 
 
 class Reference:
-    """Logits of the plain PyTorch model, without any cache."""
+    """The logits of the plain PyTorch model, without a cache."""
 
     def __init__(self, run):
         checkpoint = sorted((pathlib.Path(run) / "checkpoints").iterdir())[-1]
@@ -40,7 +40,7 @@ class Reference:
         self.thresholds = reference_model.Controller(self.config, state).thresholds()
 
     def log_probs(self, ids):
-        """[len(ids), V]: of the token after each."""
+        """[len(ids), V]: log-probabilities of the token after each id."""
         with torch.no_grad():
             logits, _ = reference_model.forward(self.config, self.parameters, torch.tensor([ids]), self.thresholds)
         return logits[0].log_softmax(-1)

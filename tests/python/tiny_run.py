@@ -1,4 +1,4 @@
-"""A training run small enough for tests: its data, its configuration and the program around it."""
+"""A training run that is small enough for tests: its data, its configuration and a wrapper of the program."""
 
 import json
 import os
@@ -8,16 +8,16 @@ import subprocess
 import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# Where the runs of the tests compute; those that compare bits are for a CPU.
+# The device of the tests' runs. Tests that compare bits need a CPU.
 DEVICE = os.environ.get("DTOPP_DEVICE", "cpu")
 BINARY = pathlib.Path(os.environ.get("DTOPP_BINARY", ROOT / "build/release/bin/dtopp"))
 
-# `make nightly`: every case of what is repeated over many.
+# `make nightly` runs every case of tests that repeat over many.
 FULL = os.environ.get("DTOPP_FULL") == "1"
 
 
 def in_full(*cases):
-    """Cases that `make nightly` alone takes."""
+    """Cases that only `make nightly` runs."""
     return cases if FULL else ()
 
 
@@ -36,13 +36,13 @@ output: {output}
 
 
 def write_tokens(path, count, seed, vocab_size=256):
-    """Headerless uint16 ids with some structure to learn: each id is near the one before it."""
+    """Writes headerless uint16 ids with learnable structure: each id is near the previous one."""
     steps = np.random.default_rng(seed).integers(0, 4, count)
     (np.cumsum(steps) % vocab_size).astype("<u2").tofile(path)
 
 
 def make(directory, **replacements):
-    """Writes data and config.yaml below `directory`; returns the path of the configuration."""
+    """Writes data and config.yaml below `directory`. Returns the path of the configuration."""
     directory = pathlib.Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     if not (directory / "train.npy").exists():
@@ -59,15 +59,15 @@ def dtopp(*arguments, **options):
 
 
 def trained(directory, *overrides):
-    """Makes a run below `directory` and trains it on one process; returns the directory."""
+    """Creates a run below `directory` and trains it on one process. Returns the directory."""
     done = dtopp("train", make(directory), *overrides)
     assert done.returncode == 0, done.stderr
     return directory
 
 
 def state(run, step):
-    """The bytes of what a checkpoint holds of the run: parameters, moments, their average where one is kept, and what else a step
-    begins with."""
+    """The bytes of a checkpoint's state: parameters, moments, their average if there is one, and the rest of
+    a step's initial state."""
     folder = pathlib.Path(run) / "checkpoints" / f"step-{step:08d}"
     average = ["ema.safetensors"] if (folder / "ema.safetensors").exists() else []
     names = ["model.safetensors", "optimizer.safetensors", "state.json", *average]
@@ -82,5 +82,5 @@ TIMES = ("time", "throughput/", "memory/", "comm/")
 
 
 def timeless(lines):
-    """The lines without what depends on the clock, the machine or the number of ranks."""
+    """The lines without values that depend on the clock, the machine or the number of ranks."""
     return [{key: value for key, value in line.items() if not key.startswith(TIMES)} for line in lines]

@@ -1,4 +1,5 @@
-"""Two hosts on this machine: network namespaces with names of their own, joined by a veth pair. Needs root."""
+"""Simulates two hosts on this machine: network namespaces with their own host names, joined by a veth pair.
+Needs root."""
 
 import os
 import subprocess
@@ -11,13 +12,13 @@ PORT = 29500
 
 
 def possible():
-    """Whether this process may make them."""
+    """Whether this process may create the namespaces."""
     test = "ip link add eth0 type veth peer name eth1"
     return subprocess.run(["unshare", "--net", "--uts", "--mount", "sh", "-c", test], capture_output=True).returncode == 0
 
 
 class Host:
-    """One of them. It goes when it is closed, or when this process does."""
+    """One host. It ends when it is closed or when this process ends."""
 
     def __init__(self, name, hosts_file):
         script = f"hostname {name} && mount --bind {hosts_file} /etc/hosts && ip link set lo up && echo up && read end"
@@ -26,12 +27,12 @@ class Host:
         assert self.process.stdout.readline() == "up\n"
 
     def inside(self, command):
-        """The command that runs `command` there; it takes the place of nsenter's process."""
+        """The argument list that runs `command` on the host. The command replaces the nsenter process."""
         return ["nsenter", "--target", str(self.process.pid), "--net", "--uts", "--mount", f"--wd={os.getcwd()}", "--",
                 *map(str, command)]
 
     def run(self, command):
-        """What a command prints."""
+        """Returns a command's output."""
         return subprocess.run(self.inside(command.split()), check=True, capture_output=True, text=True).stdout
 
     def close(self):
@@ -40,13 +41,13 @@ class Host:
 
 
 class TwoHosts:
-    """hosts[0] and hosts[1], whose interface is eth0. mbit: what eth0 lets out each second, in millions of bits; delay:
-    seconds that a packet takes, instead."""
+    """hosts[0] and hosts[1], whose interface is eth0. `mbit` limits eth0's rate in millions of bits per
+    second. `delay` instead delays every packet by that many seconds."""
 
     def __init__(self, folder, mbit=None, delay=None):
         self.hosts, self.line = [], None
         for name in NAMES:
-            # As Debian installs it: a host finds itself on loopback.
+            # As on Debian, a host resolves its own name to loopback.
             known = {NAMES[i]: "127.0.1.1" if NAMES[i] == name else ADDRESSES[i] for i in range(2)}
             file = folder / f"hosts-{name}"
             file.write_text("127.0.0.1 localhost\n" + "".join(f"{known[host]} {host}\n" for host in NAMES))
@@ -76,6 +77,6 @@ class TwoHosts:
 
 
 def environment(rank):
-    """What torchrun sets for the only rank of a host."""
+    """The environment that torchrun sets for the only rank of a host."""
     return os.environ | {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
                          "MASTER_ADDR": NAMES[0], "MASTER_PORT": str(PORT)}

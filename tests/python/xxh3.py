@@ -1,11 +1,11 @@
-"""The checksum of manifests, by libxxhash."""
+"""The checksum of manifests, computed by libxxhash."""
 
 import ctypes
 import ctypes.util
 
 
 def xxh3_128(data):
-    """As xxhsum -H2 prints it."""
+    """Returns the hash as xxhsum -H2 prints it."""
     class Hash(ctypes.Structure):
         _fields_ = [("low", ctypes.c_uint64), ("high", ctypes.c_uint64)]
 

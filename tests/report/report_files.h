@@ -1,4 +1,4 @@
-// Folders of runs and of studies, as `train` and `study` leave them.
+// Folders of runs and studies, as `train` and `study` write them.
 #pragma once
 
 #include <map>
@@ -26,7 +26,7 @@ class ReportFiles : public ::testing::Test {
     config.training.seed = seed;
     return config;
   }
-  // One of `steps` steps; without any it has no metrics.
+  // Writes a run of `steps` steps. With 0 steps it has no metrics.
   static void write_run(const std::filesystem::path& run, const RunConfig& config, int64_t steps) {
     make_directories(run);
     write_file_atomically(run / "config.yaml", to_yaml(config));
@@ -35,7 +35,7 @@ class ReportFiles : public ::testing::Test {
       lines += to_json({step, 256 * step, 0.5 * static_cast<double>(step), {{"train/loss", 3}}}) + "\n";
     if (steps > 0) write_file_atomically(run / "metrics.jsonl", lines);
   }
-  // Of one row, "a", whose curve's means are `loss`.
+  // Writes a study with one row, "a", whose curve has the mean `loss`.
   std::filesystem::path write_study(const std::string& name, const std::vector<Json>& runs, double loss = 3) {
     const std::filesystem::path study = directory_ / name;
     const Json row = {{"variant", "a"}, {"grid", Json::object()}};

@@ -88,7 +88,7 @@ TEST_F(Metrics, a_validation_that_will_be_made_again_loses_its_line) {
   EXPECT_EQ(text(), train + validation);
   { MetricsWriter writer(directory_.path(), 4, false, 2); }
   EXPECT_EQ(text(), train);
-  // Without held-out text a validation holds tasks alone.
+  // A validation without held-out text has task results only.
   put(train + to_json({4, 4, 1, {{"eval/hellaswag/accuracy", 0.3}}}) + "\n");
   { MetricsWriter writer(directory_.path(), 4, false, 2); }
   EXPECT_EQ(text(), train);
@@ -123,10 +123,11 @@ TEST_F(Metrics, a_missing_directory_is_a_data_error_naming_the_file) {
 TEST_F(Metrics, a_forbidden_directory_is_a_data_error_with_the_systems_reason) {
   const ForbiddenDirectory forbidden(directory_.path());
   const auto message = error_of<DataError>([&] { MetricsWriter writer(directory_.path(), -1, false); });
-  EXPECT_NE(message.find("metrics.jsonl: cannot look at: Permission denied"), std::string::npos) << message;
+  EXPECT_NE(message.find("metrics.jsonl: cannot read its status: Permission denied"), std::string::npos)
+      << message;
 }
 
-// A limit on the size of files stands for a full disk.
+// Limits the size of files, which stands in for a full disk.
 class FileSizeLimit {
  public:
   explicit FileSizeLimit(rlim_t bytes) : handler_(std::signal(SIGXFSZ, SIG_IGN)) {
@@ -161,7 +162,7 @@ TEST_F(Metrics, an_event_that_does_not_fit_is_a_data_error) {
   MetricsWriter writer(directory_.path(), -1, true);
   MetricRecord large{1, 1, 1, {}};
   for (int i = 0; i < 200; ++i) large.values.emplace_back(std::string(1, static_cast<char>('a' + i % 26)), 0);
-  const FileSizeLimit limit(to_json(large).size() + 1);  // the jsonl line fits, the event is longer
+  const FileSizeLimit limit(to_json(large).size() + 1);  // the JSON line fits, the event is longer
   const auto message = error_of<DataError>([&] { writer.write(large); });
   EXPECT_NE(message.find("events.out.tfevents."), std::string::npos) << message;
 }

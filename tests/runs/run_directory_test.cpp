@@ -73,7 +73,7 @@ TEST(OpenCheckpoint, takes_the_newest_without_a_look_at_the_optimisers_file) {
   EXPECT_EQ(resumed->state().step, 10);
 }
 
-// As a folder that may not be looked into: the system's reason, not "no checkpoint there".
+// A folder that cannot be read gives the system's reason, not "no checkpoint there".
 TEST(OpenCheckpoint, says_why_it_cannot_look) {
   ScratchDirectory scratch;
   fs::create_symlink("loop", scratch / "loop");

@@ -12,7 +12,7 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-// Lines of steps 2 and 4 (logging.every 2), 100 tokens a step; validations at steps 0, 3 and 4.
+// Lines of steps 2 and 4 (logging.every 2), 100 tokens per step, and validations at steps 0, 3 and 4.
 RunHistory history() {
   RunHistory history;
   history.tokens = {{2, 4}, {200, 400}};
@@ -52,7 +52,7 @@ TEST(MeanCurve, keeps_the_points_that_all_runs_have) {
 }
 
 TEST(MeanCurve, meets_on_straight_lines_over_what_runs_have_in_common) {
-  // y = 2 x and y = 2 x + 2, at different places.
+  // y = 2 x and y = 2 x + 2, sampled at different x.
   const Curve curve = mean_curve({{{0, 1, 5}, {0, 2, 10}}, {{1, 3, 4}, {4, 8, 10}}});
   EXPECT_THAT(curve.x, ElementsAre(1, 2.5, 4));
   for (size_t i = 0; i < 3; ++i) EXPECT_DOUBLE_EQ(*curve.y[i].mean, 2 * curve.x[i] + 1);
@@ -74,7 +74,7 @@ TEST(MeanCurve, averages_neighbours_of_many_points) {
 
 TEST(MeanCurve, of_nothing_is_empty) {
   EXPECT_THAT(mean_curve({}).x, IsEmpty());
-  // No x in common.
+  // The curves share no x.
   EXPECT_THAT(mean_curve({{{0, 1}, {0, 1}}, {{2, 3}, {0, 1}}}).x, IsEmpty());
 }
 

@@ -86,29 +86,33 @@ TEST_F(StudyDefinition, names_what_it_does_not_know_with_its_line_and_the_neares
 
 TEST_F(StudyDefinition, refuses_what_would_set_one_key_twice) {
   EXPECT_THAT(refusal(kHead + "variants: {a: {model: {num_experts: 4}}}\ngrid: {model.num_experts: [4]}\n"),
-              HasSubstr("study.yaml:4: model.num_experts is what grid sets"));
+              HasSubstr("study.yaml:4: model.num_experts: conflicts with the value that grid sets"));
   EXPECT_THAT(refusal(kHead + "variants: {a: {training.seed: 4}}\n"),
-              HasSubstr("is what the study itself sets"));
-  EXPECT_THAT(refusal(kHead + "variants: {a: {routing.method: top_k}}\n", {"routing.method=dtop_p"}),
-              HasSubstr("argument 'routing.method=dtop_p': routing.method is what variant a sets"));
+              HasSubstr("conflicts with the value that the study itself sets"));
+  EXPECT_THAT(
+      refusal(kHead + "variants: {a: {routing.method: top_k}}\n", {"routing.method=dtop_p"}),
+      HasSubstr(
+          "argument 'routing.method=dtop_p': routing.method: conflicts with the value that variant a sets"));
   EXPECT_THAT(refusal(kHead + "variants: {a: {routing.method: top_k}}\n", {"routing={method: dtop_p}"}),
-              HasSubstr("routing is what variant a sets"));
+              HasSubstr("routing: conflicts with the value that variant a sets"));
 }
 
 TEST_F(StudyDefinition, refuses_what_is_missing_or_of_the_wrong_kind) {
-  EXPECT_THAT(refusal("measure: [train/loss]\noutput: out\n"), HasSubstr("base: name the configuration"));
-  EXPECT_THAT(refusal("base: base.yaml\noutput: out\n"), HasSubstr("measure: name what is compared"));
-  EXPECT_THAT(refusal("base: base.yaml\nmeasure: [train/loss]\n"), HasSubstr("output: names no directory"));
+  EXPECT_THAT(refusal("measure: [train/loss]\noutput: out\n"),
+              HasSubstr("base: is missing; name the configuration"));
+  EXPECT_THAT(refusal("base: base.yaml\noutput: out\n"), HasSubstr("measure: is missing"));
+  EXPECT_THAT(refusal("base: base.yaml\nmeasure: [train/loss]\n"), HasSubstr("output: is missing"));
   EXPECT_THAT(refusal("base: none.yaml\nmeasure: [train/loss]\noutput: out\n"),
               MatchesRegex(".*study.yaml:1: base: .*/none.yaml: there is no such configuration file"));
   EXPECT_THAT(refusal(kHead + "variants: []\n"), HasSubstr("variants: expected variants by name"));
-  EXPECT_THAT(refusal(kHead + "variants: {a: 3}\n"), HasSubstr("variants.a: expected what the variant sets"));
+  EXPECT_THAT(refusal(kHead + "variants: {a: 3}\n"),
+              HasSubstr("variants.a: expected the variant's settings"));
   EXPECT_THAT(refusal(kHead + "grid: {model.num_experts: 4}\n"), HasSubstr("expected a list of values"));
-  EXPECT_THAT(refusal(kHead + "seeds: [1, 1]\n"), HasSubstr("seeds: names one twice"));
+  EXPECT_THAT(refusal(kHead + "seeds: [1, 1]\n"), HasSubstr("seeds: holds the same entry twice"));
   EXPECT_THAT(refusal(kHead + "seeds: [-1]\n"), HasSubstr("seeds: must not be negative"));
   EXPECT_THAT(refusal(kHead, {"measure=[val/loss]"}),
               HasSubstr("measure: val/loss: the runs do not validate"));
-  EXPECT_THAT(refusal(kHead, {"measure=[eval/hellaswag/accuracy]"}), HasSubstr("are put to no tasks"));
+  EXPECT_THAT(refusal(kHead, {"measure=[eval/hellaswag/accuracy]"}), HasSubstr("evaluate no tasks"));
 }
 
 TEST_F(StudyDefinition, makes_names_safe_and_keeps_them_apart) {

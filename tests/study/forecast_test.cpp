@@ -11,7 +11,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// A run that was stopped after 20 of its 40 steps.
+// A run that stopped after 20 of its 40 steps.
 class StoppedRun : public StudyFiles {
  protected:
   StoppedRun() : runs_(runs_of("40")), records_(1) {

@@ -1,4 +1,5 @@
-"""Writes statistics_golden.json: intervals and paired t tests of scipy, Holm's p-values from their definition."""
+"""Writes statistics_golden.json: intervals and paired t tests from scipy, and Holm's p-values from their
+definition."""
 
 import json
 import pathlib
@@ -16,7 +17,7 @@ def difference(values, baseline):
 
 
 def holm(p):
-    """The largest of m·p_(1), (m − 1)·p_(2), … up to one's own place, at most 1."""
+    """Holm's p-value: the largest of m·p_(1), (m − 1)·p_(2), … up to p's own rank, at most 1."""
     ordered = sorted(p)
     return [min(1, max((len(p) - i) * ordered[i] for i in range(len(p)) if ordered[i] <= own)) for own in p]
 

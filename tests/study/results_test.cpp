@@ -49,7 +49,7 @@ class StudyTable : public StudyFiles {
     records_.assign(runs_.size(), {.status = RunStatus::kDone});
     values_.assign(runs_.size(), {1.0});
   }
-  // Of every run by variant, point and seed.
+  // Sets the value of every run by variant, point and seed.
   void set(const std::function<double(size_t, size_t, int64_t)>& value) {
     for (size_t i = 0; i < runs_.size(); ++i)
       values_[i] = {value(runs_[i].variant, runs_[i].point, runs_[i].seed)};
@@ -69,9 +69,11 @@ class StudyTable : public StudyFiles {
   std::vector<std::vector<std::optional<double>>> values_;
 };
 
-// Seeds 1, 2, 3 of the baseline: 1, 2, 3; of the variant 0.5, 1 and 1.5 less at the first point, 1, 1, 4 less
-// at the second. Student's t for 2 degrees of freedom has closed forms: the quantile at P is (2 P - 1) sqrt(2
-// / (4 P (1 - P))), and |t| is larger in 1 - t / sqrt(2 + t^2) of cases.
+// The baseline has the values 1, 2, 3 for the seeds 1, 2, 3. The variant is 0.5, 1 and 1.5 lower at the first
+// point, and 1, 1 and 4 lower at the second.
+//
+// Student's t with 2 degrees of freedom has closed forms: the quantile at P is (2 P - 1) sqrt(2 / (4 P (1 -
+// P))), and |t| is exceeded with probability 1 - t / sqrt(2 + t^2).
 TEST_F(StudyTable, holds_means_and_differences_by_seed) {
   make(kStudy);
   set([](size_t variant, size_t point, int64_t seed) {
@@ -114,7 +116,7 @@ TEST_F(StudyTable, pairs_only_seeds_that_both_have) {
   EXPECT_EQ(rows[1].differences[0].difference.n, 1);
   EXPECT_EQ(rows[1].differences[0].difference.mean, 2);
   EXPECT_FALSE(rows[1].differences[0].difference.half_width);
-  EXPECT_THAT(rows[1].notes, ElementsAre("train/loss: one pair has no interval"));
+  EXPECT_THAT(rows[1].notes, ElementsAre("train/loss: a single pair has no interval"));
 }
 
 TEST_F(StudyTable, leaves_blank_what_it_cannot_compute_and_says_why) {
@@ -125,12 +127,12 @@ TEST_F(StudyTable, leaves_blank_what_it_cannot_compute_and_says_why) {
   const auto document = json();
   const auto& table = document.at("table");
   EXPECT_EQ(dump_json(table[0].at("difference")), "null");
-  // The same values as the baseline: no spread.
+  // The same values as the baseline, so the differences have no spread.
   EXPECT_EQ(dump_json(table[1].at("difference").at("train/loss")),
             R"({"half_width":0.0,"mean":0.0,"n":3,"p":null,"p_holm":null})");
   EXPECT_EQ(dump_json(table[2].at("values").at("train/loss")), R"({"half_width":null,"mean":null})");
   EXPECT_THAT(table[2].at("notes").dump(), HasSubstr("train/loss is not finite in seed 2"));
-  EXPECT_THAT(table[3].at("notes").dump(), HasSubstr("train/loss is not there in seed 1"));
+  EXPECT_THAT(table[3].at("notes").dump(), HasSubstr("train/loss is missing in seed 1"));
   EXPECT_TRUE(document.at("runs")[find(0, 1, 2)].at("values").at("train/loss").is_null());
 }
 
@@ -157,7 +159,8 @@ TEST_F(StudyTable, as_text_escapes_names_and_rounds_to_the_interval) {
   const std::string markdown = markdown_table(study_, rows);
   EXPECT_THAT(
       markdown,
-      HasSubstr("| variant | n | train/loss | less a\\|b\\_c, 5% | p (Holm) |\n|---|---:|---:|---:|---:|\n"));
+      HasSubstr(
+          "| variant | n | train/loss | minus a\\|b\\_c, 5% | p (Holm) |\n|---|---:|---:|---:|---:|\n"));
   EXPECT_THAT(markdown, HasSubstr("| a\\|b\\_c, 5% | 2 | 3.0015 ± 0.0064 |  |  |"));
   EXPECT_THAT(markdown, HasSubstr("| b | 2 | 2.5015 ± 0.0064 | -0.5 ± 0 |  |"));
   EXPECT_THAT(csv_table(study_, rows), HasSubstr("\n\"a|b_c, 5%\",2,3.0015,0.0063"));
@@ -173,7 +176,7 @@ TEST(WithHalfWidth, shows_two_digits_of_it) {
   EXPECT_EQ(with_half_width(std::nullopt, std::nullopt), "");
 }
 
-// 2,000 studies whose seeds have normal values, and whose variant is 0.3 more than the baseline in the mean.
+// 2,000 studies whose seeds have normal values and whose variant has a mean 0.3 above the baseline.
 TEST_F(StudyTable, intervals_of_simulated_studies_cover_what_is_true) {
   make(kHead + "seeds: [1, 2, 3, 4]\nvariants: {a: {}, b: {}}\n");
   constexpr int kStudies = 2000;
@@ -185,7 +188,7 @@ TEST_F(StudyTable, intervals_of_simulated_studies_cover_what_is_true) {
     set([&](size_t variant, size_t, int64_t seed) {
       const auto at = static_cast<size_t>(seed - 1);
       return 5 + row[at] +
-             (variant == 1 ? 0.3 + 0.1 * row[4 + at] : 0.0);  // what a seed does is common to both
+             (variant == 1 ? 0.3 + 0.1 * row[4 + at] : 0.0);  // both variants share the effect of a seed
     });
     const auto rows = results().rows;
     means += std::abs(*rows[0].values[0].mean - 5) <= *rows[0].values[0].half_width;

@@ -21,7 +21,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-// A script in the place of `dtopp train CONFIG`: $name, $steps and $run are the configuration's.
+// A script replaces `dtopp train CONFIG`; $name, $steps and $run come from the configuration.
 class StudyRunner : public StudyFiles {
  protected:
   void make(const std::string& yaml, const std::string& script,
@@ -48,7 +48,7 @@ class StudyRunner : public StudyFiles {
                     .say = [&](const std::string& text) { said_.push_back(text); },
                     .ended = [&] { ++ended_; }});
   }
-  // Names of the runs that were started since the last call.
+  // The names of the runs that started since the last call.
   std::vector<std::string> started() {
     std::ifstream file(directory_ / "started");
     std::vector<std::string> names;
@@ -91,13 +91,13 @@ TEST_F(StudyRunner, keeps_a_failure_to_its_run_and_tries_it_again) {
   make(study, "test $name != base-seed2");
   EXPECT_FALSE(run());
   EXPECT_THAT(started(), ElementsAre("base-seed2", "base-seed3"));
-  // What an earlier start printed is no cause of this one's end.
+  // The output of an earlier start does not become the cause of this failure.
   EXPECT_EQ(records_[1].cause, "ended with status 1");
   EXPECT_EQ(records_[2].status, RunStatus::kDone);
 }
 
 TEST_F(StudyRunner, runs_as_many_at_once_as_there_are_slots) {
-  // Each waits for the other one.
+  // Each run waits for the other one.
   make(kHead + "seeds: [1, 2]\n",
        "touch $name.there; for i in $(seq 1000); do test -e base-seed1.there -a -e base-seed2.there && exit "
        "0; "
@@ -142,7 +142,7 @@ TEST_F(StudyRunner, moves_a_run_of_another_configuration_aside_and_takes_it_back
   EXPECT_EQ(read_record(runs_[0]).status, RunStatus::kPending);
   run();
   EXPECT_THAT(said_,
-              ElementsAre(HasSubstr("holds a run of another configuration (different: training.steps)")));
+              ElementsAre(HasSubstr("holds a run with another configuration (differs in training.steps)")));
   EXPECT_EQ(path_kind(runs_[0].directory / "proof"), PathKind::kNothing);
   EXPECT_EQ(path_kind(directory_ / "out/earlier" / ("base-seed7-" + first) / "proof"), PathKind::kFile);
   started();
@@ -150,7 +150,7 @@ TEST_F(StudyRunner, moves_a_run_of_another_configuration_aside_and_takes_it_back
   run();
   EXPECT_EQ(path_kind(runs_[0].directory / "proof"), PathKind::kFile);
   EXPECT_THAT(started(), IsEmpty());
-  EXPECT_THAT(said_, SizeIs(3));  // one moved, one brought back
+  EXPECT_THAT(said_, SizeIs(3));  // one run moved, one moved back
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Every file of configs/studies.
+// Tests every file of configs/studies.
 #include <map>
 #include <set>
 
@@ -29,7 +29,7 @@ TEST(ShippedStudies, have_runs_that_can_be_and_differ) {
     names[size].insert(name);
   }
   EXPECT_THAT(names, testing::SizeIs(3));
-  // Each at each size, but for the questions that the small models ask.
+  // Every study exists in each size, except for questions about the small models.
   EXPECT_EQ(names["gpu"], names["paper"]);
   names["lab"].erase("why-top-k-leads");
   EXPECT_EQ(names["lab"], names["gpu"]);

@@ -19,7 +19,7 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-// Of quantiles and tails: what two libraries that each aim at the last digit may differ by.
+// The relative error allowed between two libraries that both aim at full precision in quantiles and tails.
 constexpr double kLibraries = 1e-11;
 
 #define EXPECT_CLOSE(actual, expected) \
@@ -47,7 +47,7 @@ TEST(Statistics, agree_with_scipy) {
 }
 
 TEST(MeanInterval, of_two_values_is_cauchy_wide) {
-  // With one degree of freedom Student's t is Cauchy's distribution: its quantile is tan(0.475 pi), and the
+  // With one degree of freedom Student's t is the Cauchy distribution. Its quantile is tan(0.475 pi), and the
   // standard error of 1 and 3 is 1.
   const Interval interval = mean_interval(std::array{1.0, 3.0});
   EXPECT_CLOSE(interval.mean, 2.0);
@@ -72,8 +72,8 @@ TEST(MeanInterval, of_equal_values_is_that_value_exactly) {
   EXPECT_EQ(interval.half_width, 0.0);
 }
 
-// In 20,000 draws of n normal values the interval holds the true mean as often as it says: 95 % ± 0.15 % (one
-// deviation).
+// Over 20,000 draws of n normal values the interval contains the true mean in 95 % of cases, with a standard
+// deviation of 0.15 %.
 TEST(MeanInterval, covers_the_mean_in_95_percent_of_cases) {
   constexpr int kDraws = 20000;
   for (const size_t n : {2, 3, 5, 10}) {
@@ -114,7 +114,7 @@ TEST(PairedDifference, leaves_out_what_cannot_be_computed) {
 }
 
 TEST(PairedDifference, of_two_pairs_has_a_p_in_closed_form) {
-  // Differences 1 and 3: t = 2 / 1, and the tail of Cauchy's distribution is 1/2 - atan(2) / pi.
+  // The differences are 1 and 3: t = 2 / 1, and the tail of the Cauchy distribution is 1/2 - atan(2) / pi.
   const auto difference = paired_difference(std::array{3.0, 6.0}, std::array{2.0, 3.0});
   EXPECT_CLOSE(difference.p, 1 - 2 * std::atan(2.0) / std::acos(-1.0));
 }

@@ -1,4 +1,4 @@
-// A study of a tiny configuration, in files.
+// Writes a study of a tiny configuration to files.
 #pragma once
 
 #include <string>
@@ -17,7 +17,7 @@ namespace dtopp {
 
 class StudyFiles : public ::testing::Test {
  protected:
-  // The lines that every study needs, of runs with seed 7 and 12 steps.
+  // The lines that every study needs. Its runs have seed 7 and 12 steps.
   static inline const std::string kHead = "base: base.yaml\nmeasure: [train/loss]\noutput: out\n";
 
   StudyFiles() {
@@ -32,7 +32,7 @@ class StudyFiles : public ::testing::Test {
     write_file_atomically(directory_ / "study.yaml", yaml);
     return load_study(directory_ / "study.yaml", arguments);
   }
-  // What is wrong with the study; empty: nothing.
+  // Returns the error that refuses the study, or an empty string.
   std::string refusal(const std::string& yaml, const std::vector<std::string>& arguments = {}) {
     try {
       expand(load(yaml, arguments));
@@ -41,7 +41,7 @@ class StudyFiles : public ::testing::Test {
     }
     return "";
   }
-  // Metrics of a run whose last validation loss is `loss`.
+  // Writes the metrics of a run whose last validation loss is `loss`.
   static void write_metrics(const StudyRun& run, double loss) {
     make_directories(run.directory);
     std::string text = to_json({10, 1280, 5, {{"val/loss", loss + 1}}}) + "\n";

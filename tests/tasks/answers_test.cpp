@@ -18,7 +18,7 @@ TaskItem item_with(int64_t gold, const std::string& answer = "") {
   return item;
 }
 
-// The cases of the evaluation's specification: generated text, gold answer, normalised answer, verdict.
+// The cases of the evaluation's specification: generated text, reference answer, normalised answer, verdict.
 TEST(Answers, a_generated_answer_is_right_when_it_begins_with_the_gold_one) {
   struct Case {
     std::string generated, gold, normalized;

@@ -1,4 +1,4 @@
-// The task files, their golden vectors and the tokenizer they refer to.
+// The task files, their golden vectors and their tokenizer.
 #pragma once
 
 #include <cstdlib>
@@ -14,7 +14,7 @@
 
 namespace dtopp {
 
-// $DTOPP_DATA/eval; ../shared/eval where it is not set.
+// $DTOPP_DATA/eval, or ../shared/eval if DTOPP_DATA is not set.
 inline std::filesystem::path evaluation_data() {
   const char* data = std::getenv("DTOPP_DATA");
   const std::filesystem::path source = DTOPP_SOURCE_DIR;
@@ -33,7 +33,7 @@ inline const Tokenizer& shipped_tokenizer() {
 
 inline Task task_named(const std::string& name) { return select_tasks(name).at(0); }
 
-// A test of what only the real files show.
+// A test that needs the real task files.
 class EvaluationData : public testing::Test {
  protected:
   void SetUp() override {
@@ -42,7 +42,7 @@ class EvaluationData : public testing::Test {
   }
 };
 
-// One test a task.
+// Runs once per task.
 class EachTask : public EvaluationData, public testing::WithParamInterface<std::string> {};
 
 inline std::vector<std::string> task_names() {

@@ -19,7 +19,7 @@ namespace {
 using testing::ElementsAre;
 using Indices = std::vector<int64_t>;
 
-// CPython's answers for small data sets; the first is one whose own index was drawn.
+// CPython's results for small data sets. In the first, the item's own index was drawn.
 TEST(Exemplars, are_those_of_cpython) {
   const auto exemplars = draw_exemplars(100, 5, 100);
   EXPECT_THAT(exemplars[0], ElementsAre(99, 74, 11, 14, 56));
@@ -64,7 +64,7 @@ std::string as_text(const std::vector<Indices>& exemplars) {
   return text;
 }
 
-// One line a size: n, the SHA-256 of the indices as text, the data sets of that size.
+// One line per size: n, the SHA-256 of the indices as text, and the data sets of that size.
 TEST_F(EvaluationData, exemplars_of_every_size_in_use_equal_the_golden_ones) {
   const auto directory = evaluation_data() / "golden/fewshot";
   std::istringstream index(read_file(directory / "INDEX.tsv"));

@@ -15,7 +15,7 @@ namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 using testing::UnorderedElementsAre;
 
-// Of `items` items in one data set.
+// Requests for `items` items in one data set.
 TaskRequests requests_of(const std::string& name, size_t items = 3) {
   return {.task = task_named(name), .data_sets = {{}}, .requests = {std::vector<Request>(items)}};
 }
@@ -83,7 +83,7 @@ TEST_F(KeptResultsTest, a_task_counts_only_with_the_same_key_and_the_same_items)
   EXPECT_TRUE(finds_copa());
 }
 
-// A folder of that name that dtopp did not make, with everything in it.
+// A folder of that name that dtopp did not create, with all its files.
 TEST_F(KeptResultsTest, other_files_stay_and_so_does_their_folder) {
   put("notes.txt", "mine");
   put("copa.jsonl.bak", "mine");
@@ -129,7 +129,7 @@ TEST_F(KeptResultsTest, a_stale_task_is_replaced) {
   EXPECT_FALSE(fs::exists(folder_));
 }
 
-// What an interruption between the two files leaves.
+// The state that an interruption between the two files leaves.
 TEST_F(KeptResultsTest, a_record_without_its_lines_counts_for_nothing_but_is_dtopps) {
   keep_copa();
   fs::remove(folder_ / "copa.jsonl");
@@ -156,7 +156,7 @@ TEST_F(KeptResultsTest, any_flipped_bit_makes_it_count_for_nothing) {
   EXPECT_TRUE(finds_copa());
 }
 
-// Records whose checksums are right and whose content is not: nothing is thrown, nothing is taken.
+// Records whose checksums are right and whose content is wrong: nothing is thrown, and no result is reused.
 TEST_F(KeptResultsTest, a_record_of_another_shape_counts_for_nothing) {
   keep_copa();
   const Manifest good = read_manifest(folder_, "dtopp task result 2", "copa.json");

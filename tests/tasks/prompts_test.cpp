@@ -28,7 +28,7 @@ TaskItem choice_item(const std::string& question, const std::vector<std::string>
   return item;
 }
 
-// Enough items to draw examples from; each token of "x x x" is one id.
+// Enough items to draw examples from; each word of "x x x" is one id.
 DataSet choices_data(int64_t query_words, const std::vector<std::string>& choices) {
   std::string query = "x";
   for (int64_t i = 1; i < query_words; ++i) query += " x";
@@ -95,7 +95,7 @@ TEST(Prompts, a_continuation_longer_than_the_limit_is_an_error) {
   error_of<DataError>([&] { make_requests(task, too_long, shipped_tokenizer(), 1); });
 }
 
-// A model's prompts never pass the limit, lose tokens only where they must, and always from the left.
+// A prompt never exceeds the limit, loses tokens only if it must, and always loses them on the left.
 RC_GTEST_PROP(Prompts, are_the_last_tokens_that_fit, ()) {
   const auto query_words = *rc::gen::inRange<int64_t>(1, 900);
   const auto choice_words = *rc::gen::inRange<int64_t>(1, 900);
@@ -158,7 +158,7 @@ void append_ids(std::string& line, const Ids& ids) {
   for (size_t i = 0; i < ids.size(); ++i) line.append(i > 0 ? " " : "").append(std::to_string(ids[i]));
 }
 
-// What the golden summary counts and hashes.
+// The counts and the digest of the golden summary.
 struct SequenceSummary {
   int64_t items = 0, sequences = 0, truncated = 0, total_tokens = 0, cont_tokens = 0, max_untrimmed = 0;
   int64_t gen_budget = 0;
@@ -183,7 +183,7 @@ struct SequenceSummary {
   }
 };
 
-// All tasks take three seconds in all; under sanitizers the large ones would take most of the suite's time.
+// All tasks together take three seconds. Under sanitizers the large ones would take most of the suite's time.
 #ifdef __SANITIZE_ADDRESS__
 constexpr int64_t kMostTokens = 1000000;
 #else

@@ -39,7 +39,7 @@ TEST(Results, language_modelling_has_a_perplexity) {
   const std::vector<TaskResult> results = {summarize(task_named("lambada_openai"), tallies),
                                            summarize(task_named("copa"), tallies)};
   const auto tasks = to_json(results)["tasks"];
-  EXPECT_DOUBLE_EQ(tasks["lambada_openai"]["perplexity"], 8.0);  // sqrt(2 * 32): a continuation is a word
+  EXPECT_DOUBLE_EQ(tasks["lambada_openai"]["perplexity"], 8.0);  // sqrt(2 * 32): a continuation is one word
   EXPECT_DOUBLE_EQ(tasks["lambada_openai"]["nll"], std::log(64.0) / 4);
   EXPECT_DOUBLE_EQ(tasks["copa"]["nll"], std::log(64.0) / 4);
   EXPECT_FALSE(tasks["copa"].contains("perplexity"));
@@ -71,7 +71,7 @@ TEST(Results, categories_are_shown_where_a_task_has_some) {
                                             std::string(28, ' ') + "  25.0\n\n");
 }
 
-// The column "DTop-p" of the paper's table of the 1.3B models.
+// Source: paper, table of the 1.3B models, column "DTop-p".
 std::vector<TaskResult> paper_column() {
   const std::vector<double> percent = {16.0, 27.4, 67.1, 41.7, 85.0, 78.1, 70.9,
                                        67.2, 62.5, 65.4, 27.2, 25.5, 27.7};
@@ -126,7 +126,7 @@ TEST(Results, tables_name_what_was_left_out_and_what_the_average_is_over) {
   EXPECT_THAT(with_paper, EndsWith("over 2 of 4 tasks (the paper's is over all 13)\n"));
 }
 
-// The columns are the paper's whatever was evaluated, so both sides are named.
+// The table always has the paper's columns, so it names both sides.
 TEST(Results, the_papers_columns_say_whose_they_are) {
   const std::string table = format_table_with_paper(paper_column(), {}, "9.9M parameters");
   EXPECT_THAT(table,

@@ -12,7 +12,7 @@ namespace {
 
 using testing::HasSubstr;
 
-// Two items: one with a context that its choices share, one with a context a choice, one of them cut.
+// Two items: one whose choices share a context, and one with a context per choice, one of them truncated.
 TaskRequests two_items() {
   TaskRequests requests{.task = task_named("copa"), .data_sets = {{}}, .requests = {{{}, {}}}};
   Request& shared = requests.requests[0][0];
@@ -44,7 +44,7 @@ TEST(TaskRequests, generated_tokens_count_for_the_longest) {
   EXPECT_EQ(count_prompts(requests).tokens, 3);
 }
 
-// copa takes 5 tokens at most, svamp 34.
+// copa takes at most 5 tokens, svamp 34.
 std::vector<TaskRequests> short_and_long() {
   TaskRequests generation{.task = task_named("svamp"), .data_sets = {{}}, .requests = {{{}}}};
   generation.requests[0][0].contexts = {{1, 2, 3}};

@@ -23,7 +23,7 @@ TEST(TokenKinds, tell_the_parts_of_words_apart) {
   const Tokenizer tokenizer = Tokenizer::load(kShipped);
   auto ids = encode(tokenizer, "The foghorns, 42\nNobody");
   ids.push_back(tokenizer.end_of_text());
-  ids.push_back(50300);  // beyond the vocabulary, as in padding
+  ids.push_back(50300);  // beyond the vocabulary, as padding may be
   const auto kinds = find_token_kinds(ids, tokenizer, 8);
   ASSERT_EQ(kinds.size(), 3);
   EXPECT_EQ(kinds[2].by, "part_of_word");

@@ -15,7 +15,7 @@ namespace {
 
 using Tensors = std::unordered_map<std::string, at::Tensor>;
 
-// Leaves in the precision they are computed with.
+// The parameters, as autograd leaves in the precision of the computation.
 Tensors read_parameters(const SafetensorsFile& input, const RunConfig& config, at::ScalarType type) {
   Tensors parameters;
   for (const ParameterSpec& spec : make_model(config).parameters) {

@@ -1,6 +1,6 @@
-// list_tensors FILE…: one JSON object a safetensors file, {name: [dtype, shape, bytes as hexadecimal
-// digits]}, or
-// {"error": …} for one that is refused. For comparisons with Hugging Face's reader and writer.
+// Prints one JSON object per safetensors file, for comparison with Hugging Face's reader and writer:
+//   list_tensors FILE…
+// The object is {name: [dtype, shape, bytes as hexadecimal digits]}, or {"error": …} for a refused file.
 #include <cstdio>
 
 #include <nlohmann/json.hpp>

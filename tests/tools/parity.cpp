@@ -1,8 +1,8 @@
-// What the model computes, for comparison with other implementations:
+// Computes a model's outputs, for comparison with other implementations:
 //   dtopp_parity CONFIG.yaml CHECKPOINT_DIRECTORY TOKENS.safetensors OUTPUT.safetensors
 //   dtopp_parity diffusion|diffusion-training CONFIG.yaml INPUT.safetensors OUTPUT.safetensors
-// The second: diffusion_parity.h. TOKENS holds "tokens", I64 [B, L + 1]. OUTPUT gets logits, every loss,
-// every gradient and the activation histograms.
+// TOKENS holds "tokens", I64 [B, L + 1]. OUTPUT receives logits, every loss, every gradient and the
+// activation histograms. diffusion_parity.h describes the second form.
 #include <cstdio>
 #include <exception>
 #include <string_view>

@@ -1,7 +1,7 @@
-// Every step of a sampler, for comparison with other implementations:
+// Writes every step of a sampler, for comparison with other implementations:
 //   sampler_steps euler|heun|ddim STEPS GUIDANCE BEGIN END INPUT.safetensors OUTPUT.safetensors
-// INPUT holds "noise", F32 [B, C, H, W], and "class", I64 [B]. The model sampled from is
-// sin(3 x + 5 t) + class x / 10, its class for "none" 0. OUTPUT gets "steps", [STEPS, B, C, H, W].
+// INPUT holds "noise", F32 [B, C, H, W], and "class", I64 [B]. The sampled model is sin(3 x + 5 t) + class x
+// / 10, with class 0 for "none". OUTPUT receives "steps", [STEPS, B, C, H, W].
 #include <cstdio>
 #include <exception>
 #include <string_view>

@@ -1,4 +1,4 @@
-// Tensors in and out of the programs that the Python oracles run.
+// Reads and writes the tensors of the programs that the Python references run.
 #pragma once
 
 #include <deque>
@@ -13,7 +13,7 @@ namespace dtopp {
 
 class TensorOutput {
  public:
-  // I64 stays, all else becomes F32.
+  // Keeps I64; converts every other type to F32.
   void add(const std::string& name, const at::Tensor& tensor) {
     const bool whole = tensor.scalar_type() == at::kLong;
     kept_.push_back(tensor.detach().to(whole ? at::kLong : at::kFloat).contiguous().cpu().clone());
@@ -28,7 +28,7 @@ class TensorOutput {
   std::vector<TensorSource> sources_;
 };
 
-// Of a file's I64, F64 or F32 tensor. std::runtime_error where there is none of this name.
+// Reads an I64, F64 or F32 tensor of a file. Throws std::runtime_error if no tensor has this name.
 inline at::Tensor read_tensor(const SafetensorsFile& file, const std::string& name) {
   const TensorView* view = file.find(name);
   if (view == nullptr) throw std::runtime_error("no tensor named " + name);

@@ -1,6 +1,7 @@
 // Writes a run's metrics as dtopp does, for reading back with TensorBoard:
 //   write_events DIRECTORY RESUME_STEP FIRST_STEP LAST_STEP
-// Step s has train/loss 1 / s + RESUME_STEP and moe/threshold 0.1 s. RESUME_STEP is as for MetricsWriter.
+// Step s has train/loss 1 / s + RESUME_STEP and moe/threshold 0.1 s. RESUME_STEP has the meaning that it has
+// in MetricsWriter.
 #include <cstdio>
 #include <cstdlib>
 #include <exception>

@@ -19,7 +19,7 @@ StepResult routed_step(std::vector<double> thresholds) {
   result.grad_norm = 0.837;
   result.lr = 2.9e-3;
   result.thresholds = std::move(thresholds);
-  // 100 tokens a layer, of which 98 chose four experts and two chose five.
+  // 100 tokens per layer: 98 selected four experts, and two selected five.
   const auto layers = static_cast<int64_t>(result.thresholds.size());
   const at::Tensor counts_E = at::tensor({90, 100, 120, 92}, at::kLong);
   const at::Tensor histogram_N = at::tensor({0, 0, 0, 0, 98, 2}, at::kLong);

@@ -1,4 +1,4 @@
-// The same run on one rank and on several: equal to the bit in fp32.
+// Tests that a run on one rank and on several gives the same bits in fp32.
 #include <cstdlib>
 
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@ namespace {
 
 const int64_t kSteps = std::getenv("DTOPP_FULL") ? 50 : 12;
 
-// What a run leaves: the parameters, moments and numbers of its last steps.
+// A run's results: the parameters, the moments and the numbers of its last steps.
 struct Outcome {
   std::vector<at::Tensor> tensors;
   std::vector<double> numbers;
@@ -36,7 +36,7 @@ Outcome outcome_of(Trainer& trainer) {
       pieces.push_back(at::empty({static_cast<int64_t>(bytes.size() / sizeof(float))}));
       copy_from_bytes(bytes, pieces.back());
     });
-    // On rank 0 alone there is something to see.
+    // Only rank 0 reads complete moments.
     if (trainer.ranks().rank() == 0) outcome.tensors.push_back(at::cat(pieces));
   }
   return outcome;
@@ -55,7 +55,7 @@ class Ranks : public testing::Test {
  protected:
   Ranks() : threads_(at::get_num_threads()) {
     at::set_num_threads(1);
-    config_.training.global_batch_size = 12;  // six micro-batches: with four ranks one has none
+    config_.training.global_batch_size = 12;  // six micro-batches: one of four ranks has none
     config_.training.steps = kSteps;
   }
   ~Ranks() override { at::set_num_threads(threads_); }
@@ -78,7 +78,7 @@ class RanksByMethod : public Ranks, public testing::WithParamInterface<const cha
   }
 };
 
-// The grids of ranks, blocks and nodes that a run may be on.
+// The layouts of EP ranks, EP groups and nodes to test.
 const std::vector<RankGrid> kGrids = {{1, 2}, {2, 1},    {1, 4},    {2, 2},
                                       {4, 1}, {1, 2, 2}, {1, 4, 2}, {2, 2, 2}};
 
@@ -117,7 +117,7 @@ TEST_F(Ranks, stop_a_validation_together) {
     Trainer trainer(config_, make_model(config_), data_for(config_), at::kFloat,
                     make_world(store, place, grid, on_loopback()));
     trainer.initialise();
-    int rounds = 0;  // rank 1 alone is asked, in the second round
+    int rounds = 0;  // only rank 1 requests a stop, in the second round
     stopped[static_cast<size_t>(place)] =
         !trainer.validate(1 << 20, [&] { return ++rounds == 2 && place == 1; }).has_value();
     EXPECT_EQ(rounds, 2);
@@ -125,7 +125,8 @@ TEST_F(Ranks, stop_a_validation_together) {
   EXPECT_EQ(stopped, std::vector<bool>(2, true));
 }
 
-// In bf16 a token's rows are rounded where a rank has added up those of its experts.
+// In bf16, a rank sums the outputs of its experts for a token and then rounds the row. So results depend on
+// the EP size.
 TEST_F(Ranks, a_run_in_bf16_has_them_in_blocks_of_one_size) {
   for (const int64_t places : {1, 2}) {
     const Outcome expected = outcomes_on({places, 1}, config_, at::kBFloat16)[0];

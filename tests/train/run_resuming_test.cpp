@@ -16,9 +16,9 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-// What each rank goes on from, and what rank 0 said meanwhile.
+// The step from which each rank resumes, and rank 0's messages.
 struct Resumed {
-  std::vector<int64_t> steps = std::vector<int64_t>(3, -1);  // -1: nothing
+  std::vector<int64_t> steps = std::vector<int64_t>(3, -1);  // -1: no checkpoint
   std::vector<std::string> warnings{};
 };
 

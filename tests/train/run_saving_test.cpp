@@ -1,4 +1,5 @@
-// A run saved by one rank and by several: the same files, from which any number of ranks goes on.
+// Tests a run saved by one rank and by several: the files are equal, and any number of ranks resumes from
+// them.
 #include "dtopp/train/run_saving.h"
 
 #include <fstream>
@@ -17,14 +18,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Name and bytes of each file of a directory.
+// The name and bytes of each file of a directory.
 std::map<std::string, std::string> files_of(const fs::path& directory) {
   std::map<std::string, std::string> files;
   for (const auto& path : list_directory(directory)) files[path.filename().string()] = read_file(path);
   return files;
 }
 
-// body(trainer) on each rank of the grid.
+// Runs body(trainer) on each rank of the grid.
 template <class Body>
 void with_trainers(const RunConfig& config, const RankGrid& grid, const Body& body) {
   run_ranks(grid.size(), [&](int64_t rank, const c10::intrusive_ptr<c10d::Store>& store) {

@@ -15,10 +15,10 @@ constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 at::Tensor scalar(double value) { return at::scalar_tensor(value, at::kFloat); }
 
-// Of a micro-batch, for all layers.
+// The cumulative-probability histogram of a micro-batch, for all layers.
 at::Tensor masses() { return at::arange(kMassBins, at::kLong).view({1, kMassBins}); }
 
-// Two layers of three experts, three tokens, in two micro-batches.
+// Two layers of three experts and three tokens, in two micro-batches.
 StepSums sums(double loss = 2.0) {
   StepSums sums;
   for (int micro = 0; micro < 2; ++micro)
@@ -113,7 +113,7 @@ TEST(StepNumbers, come_to_the_host_as_they_were) {
   EXPECT_EQ(error_sums, std::vector<double>{-0.75});
 }
 
-// Every f32 has a square that an f64 holds, and the root of that is the f32.
+// The square of every f32 fits an f64, and its root is the f32 again.
 TEST(StepNumbers, hold_the_norm_exactly) {
   for (float norm = 1e-12F; norm < 1e12F; norm *= 1.37F) {
     ASSERT_EQ(numbers(2, norm, false).grad_norm().item<double>(), norm);

@@ -1,5 +1,5 @@
-// A step must not make the host wait for the device. Which operators would is known; a recorder watches for
-// them.
+// Tests that a step does not make the host wait for the device. A recorder reports the operators known to
+// wait.
 #include <set>
 #include <string>
 
@@ -12,22 +12,22 @@
 namespace dtopp {
 namespace {
 
-// Operators that need a value on the host or copy to it.
+// Operators that need a value on the host or copy a value to it.
 const std::set<std::string> kWaiting = {"aten::item",          "aten::_local_scalar_dense",
                                         "aten::is_nonzero",    "aten::nonzero",
                                         "aten::masked_select", "aten::equal",
                                         "aten::allclose",      "aten::_unique2",
                                         "aten::to.device",     "aten::to.dtype_layout"};
 
-// Our own operators and the fused optimiser answer for themselves: their CPU kernels read what those of other
-// devices leave there. A gradient goes back to where its tensor is.
+// dtopp's operators and the fused optimizer are exempt: their CPU kernels read values that the kernels of
+// other devices leave on the device. ToCopyBackward0 copies a gradient to its tensor's own device.
 bool answers_for_itself(const std::string& name) {
   return name.starts_with("dtopp::") || name.starts_with("aten::_fused_adamw_") || name == "ToCopyBackward0";
 }
 
-// A callback can reach nothing but a global.
+// A global, because the callback has no other access to state.
 struct Recording {
-  int inside = 0;  // operators that answer for themselves
+  int inside = 0;  // depth of exempt operators
   int64_t operators = 0;
   std::vector<std::string> waiting;
 };
@@ -51,7 +51,7 @@ void on_end(const at::RecordFunction& function, at::ObserverContext* /*context*/
   recording.inside -= answers_for_itself(name_of(function)) ? 1 : 0;
 }
 
-// The operators that ran meanwhile, on this thread, where a CPU's backward pass runs too.
+// The operators that `body` runs on this thread; the CPU's backward pass runs on it too.
 template <typename Body>
 Recording record(const Body& body) {
   recording = {};

@@ -1,4 +1,4 @@
-// A model and batches of random tokens, for tests of the trainer.
+// A tiny model and batches of random tokens, for tests of the trainer.
 #pragma once
 
 #include <algorithm>
@@ -31,7 +31,7 @@ inline RunConfig tiny() {
   return config;
 }
 
-// Batches of random tokens, a function of the position alone.
+// Batches of random tokens, which depend on the position alone.
 inline TrainingData data_for(const RunConfig& config) {
   TrainingData data;
   data.training_batch = [config](uint64_t position, int64_t count) {
@@ -53,8 +53,8 @@ inline Trainer trainer_of(const RunConfig& config, const at::ScalarType type = a
   return {config, make_model(config), data_for(config), type};
 }
 
-// On a device whose memory suffices for batches of `most` samples: for more, it ends before the forward pass,
-// or in the backward pass where that reaches the parameter `late`.
+// A trainer on a device whose memory suffices for `most` samples per batch. A larger batch runs out of memory
+// before the forward pass, or, with `late`, when the backward pass reaches that parameter.
 inline Trainer trainer_with_memory_for(int64_t most, const RunConfig& config, const std::string& late = "",
                                        World world = {}) {
   Model model = make_model(config);
@@ -71,7 +71,7 @@ inline Trainer trainer_with_memory_for(int64_t most, const RunConfig& config, co
   return {config, std::move(model), data_for(config), at::kFloat, std::move(world)};
 }
 
-// The largest of any parameter.
+// The largest difference of any parameter.
 inline double distance(const Trainer& a, const Trainer& b) {
   double most = 0;
   for (const ParameterSpec& spec : a.parameters().specs()) {

@@ -1,4 +1,4 @@
-// What ranks send each other in a step is what the plan says (dtopp/plan/communication.h).
+// Tests that the bytes that ranks send in a step match the plan (dtopp/plan/communication.h).
 #include <map>
 
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ struct Shape {
   at::ScalarType type = at::kFloat;
 };
 
-// Every token goes to every rank, so that the rows it takes are known.
+// Sends every token to every rank, so the number of rows is known.
 void choose_all(RunConfig& config) {
   config.routing.method = RoutingMethod::kTopK;
   config.routing.top_k = config.model.num_experts;
@@ -48,7 +48,7 @@ const std::vector<Shape> kShapes = {
      [](RunConfig& c) { choose_all(c), c.parallel.reproducible = false; }},
 };
 
-// By collective, of the mean rank in one step.
+// The bytes that the mean rank sends in one step, by collective.
 std::map<std::string, double> measured(const RunConfig& config, const Shape& shape) {
   std::map<std::string, double> mean;
   std::mutex mutex;
@@ -58,7 +58,7 @@ std::map<std::string, double> measured(const RunConfig& config, const Shape& sha
     Trainer trainer(config, make_model(config), data_for(config), shape.type,
                     make_world(store, rank, shape.grid, on_loopback(), counts));
     trainer.initialise();
-    step(trainer);  // the first one also says what losses there are
+    step(trainer);  // the first step also exchanges the names of the losses
     const std::map<std::string, Traffic> before = counts->traffic();
     step(trainer);
     const std::lock_guard lock(mutex);
@@ -92,7 +92,7 @@ TEST(Traffic, is_within_two_percent_of_the_plan_by_collective) {
       const auto found = sent.find(planned.name);
       const double bytes = found == sent.end() ? 0 : found->second;
       const auto expected = static_cast<double>(planned.inside + planned.between);
-      // How many losses there are the plan does not know, nor which rank keeps one unit more.
+      // The plan contains neither the number of losses nor the rank that owns one more chunk.
       EXPECT_NEAR(bytes, expected, 0.02 * expected + 512) << planned.name;
       planned_sum += expected;
       sum += bytes;
@@ -105,7 +105,7 @@ TEST(Traffic, is_within_two_percent_of_the_plan_by_collective) {
 
 constexpr RankGrid kSixteenNodes = {.places = 8, .replicas = 16, .nodes = 16};
 
-// A layer of the paper's kind, 64 experts of which 8 are active, on 128 ranks.
+// A layer like the paper's, with 64 experts of which 8 are active, for 128 ranks.
 RunConfig paper_like(int64_t hidden_size, int64_t ffn_hidden_size) {
   RunConfig config = tiny();
   config.model.hidden_size = hidden_size;
@@ -131,7 +131,7 @@ std::map<std::string, double> planned_on_sixteen_nodes(const RunConfig& config) 
   return bytes;
 }
 
-// The rank `rank` of many. The others are not there.
+// The process groups of one rank of many. The other ranks do not exist.
 World world_of(int64_t rank, const RankGrid& grid, const std::shared_ptr<CollectiveCounts>& counts) {
   const auto group = [&](int64_t place, int64_t size) {
     return std::make_shared<CountingCollectives>(std::make_unique<MirroredCollectives>(place, size), counts);
@@ -146,7 +146,7 @@ World world_of(int64_t rank, const RankGrid& grid, const std::shared_ptr<Collect
   return world;
 }
 
-// What it sends in its first step, by collective.
+// The bytes that a rank sends in its first step, by collective.
 std::map<std::string, double> sent_by(int64_t rank, const RankGrid& grid, const RunConfig& config) {
   const auto counts = std::make_shared<CollectiveCounts>();
   Trainer trainer(config, make_model(config), data_for(config), at::kFloat, world_of(rank, grid, counts));
@@ -158,8 +158,8 @@ std::map<std::string, double> sent_by(int64_t rank, const RankGrid& grid, const 
   return sent;
 }
 
-// As wide as the paper's: what is narrower has fewer units (distributed/sharding/partition.h) than 128 ranks
-// could share out evenly.
+// The model is as wide as the paper's. A narrower one has too few chunks (distributed/sharding/partition.h)
+// to share evenly among 128 ranks.
 TEST(Traffic, of_parameters_among_128_ranks_is_within_two_percent_of_the_plan) {
   const RunConfig config = paper_like(2048, 128);
   const std::map<std::string, double> planned = planned_on_sixteen_nodes(config);
@@ -171,7 +171,7 @@ TEST(Traffic, of_parameters_among_128_ranks_is_within_two_percent_of_the_plan) {
 TEST(Traffic, of_rows_among_128_ranks_is_within_two_percent_of_the_plan) {
   const RunConfig config = paper_like(128, 64);
   const std::map<std::string, double> planned = planned_on_sixteen_nodes(config);
-  const std::vector<int64_t> ranks = {0, 13, 26, 39, 84, 97, 110, 123};  // one of each place
+  const std::vector<int64_t> ranks = {0, 13, 26, 39, 84, 97, 110, 123};  // one rank per EP rank
   std::map<std::string, double> mean;
   for (const int64_t rank : ranks) {
     for (const auto& [name, bytes] : sent_by(rank, kSixteenNodes, config))
@@ -181,7 +181,7 @@ TEST(Traffic, of_rows_among_128_ranks_is_within_two_percent_of_the_plan) {
     EXPECT_NEAR(mean.at(name), planned.at(name), 0.02 * planned.at(name)) << name;
 }
 
-// By the time the next step asks for them they have travelled while the host was elsewhere.
+// The all-gather starts before the next step needs the parameters, so it overlaps with the host's other work.
 TEST(Traffic, of_parameters_sets_out_before_they_are_asked_for) {
   for (const RankGrid& grid : {RankGrid{1, 4}, RankGrid{1, 4, 4}}) {
     const auto counts = std::make_shared<CollectiveCounts>();

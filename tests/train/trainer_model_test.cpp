@@ -1,5 +1,4 @@
-// What the trainer knows of a model: its losses by name, the batches it is given, its routers if there are
-// any.
+// Tests what the trainer requires of a model: losses by name, its batches, and routers if there are any.
 #include <algorithm>
 #include <cmath>
 
@@ -10,7 +9,7 @@
 namespace dtopp {
 namespace {
 
-// A model whose losses come in another order, and another one of which is validated.
+// A model that lists its losses in another order and names another one for validation.
 TEST(Trainer, validation_finds_its_loss_by_name) {
   const RunConfig config = tiny();
   Model reversed = make_model(config);
@@ -50,7 +49,7 @@ TEST(Trainer, gives_batches_their_global_position) {
   EXPECT_EQ(positions, (std::vector<uint64_t>{0, 2, 4, 6}));
 }
 
-// Nothing reads a dense model's routing section, so validation lets anything through.
+// A dense model does not read its routing section, so validation accepts anything there.
 TEST(Trainer, a_dense_model_needs_no_target) {
   RunConfig config = tiny();
   config.model.num_experts = 1;

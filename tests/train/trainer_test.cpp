@@ -13,7 +13,7 @@ namespace {
 
 TEST(Trainer, gradients_do_not_depend_on_the_micro_batch_size) {
   RunConfig config = tiny();
-  config.loss.load_balance = 0;  // the one term that is a function of the micro-batch
+  config.loss.load_balance = 0;  // the only term that depends on the micro-batch
   Trainer two = trainer_of(config);
   config.training.micro_batch_size = 4;
   Trainer four = trainer_of(config);
@@ -28,7 +28,7 @@ TEST(Trainer, gradients_do_not_depend_on_the_micro_batch_size) {
   }
 }
 
-// Two steps at a time are issued before their results are read, as on a device that computes meanwhile.
+// Issues two steps before it reads their results, as on a device that computes asynchronously.
 std::vector<StepResult> results_of(Trainer& trainer, int64_t steps) {
   std::vector<StepResult> results;
   while (trainer.state().step < steps) {
@@ -67,7 +67,7 @@ TEST(Trainer, steps_without_room_for_their_pairs_run_again_and_leave_no_trace) {
 TEST(Trainer, global_batch_statistics_are_those_of_the_last_step) {
   RunConfig config = tiny();
   config.loss.batch_statistics = BatchStatistics::kGlobal;
-  config.optimizer.lr = 0;  // so that the second step can be recounted with the parameters there are
+  config.optimizer.lr = 0;  // keeps the parameters, so that the second step can be recomputed
   Trainer trainer = trainer_of(config);
   trainer.initialise();
   const StepResult first = step(trainer);
@@ -88,7 +88,7 @@ TEST(Trainer, global_batch_statistics_are_those_of_the_last_step) {
   const double of_last_step = balance(inputs, 4);
   EXPECT_NE(of_last_step, of_micro_batches);
   EXPECT_NEAR(second.loss_named("load_balance_loss"), of_last_step, 1e-6);
-  // The first step has none before it.
+  // The first step has no preceding step.
   RoutingInputs alone = inputs;
   alone.share_LE = at::zeros({2, 8});
   for (auto& threshold : alone.threshold) threshold = at::scalar_tensor(0.25, at::kDouble);
@@ -146,7 +146,7 @@ TEST(Trainer, a_step_that_is_stopped_has_not_happened) {
   EXPECT_EQ(stopped.state(), plain.state());
 }
 
-// The model with a total loss times `factor`, which may change while it trains.
+// The model with its total loss multiplied by `factor`, which may change during training.
 Model poisoned_model(const RunConfig& config, const double& factor) {
   Model model = make_model(config);
   model.bind = [&factor, bind = model.bind](const ParameterLookup& parameter) -> LossFunction {
@@ -186,7 +186,7 @@ TEST(Trainer, a_non_finite_step_changes_nothing_but_the_position) {
   }
 }
 
-// As where a device is behind: two steps are issued before the first one's numbers are read.
+// The device lags behind: two steps are issued before the first one's results are read.
 TEST(Trainer, results_read_late_are_the_same) {
   const RunConfig config = tiny();
   double factor = 1;

@@ -1,4 +1,4 @@
-// That NumPy reads the files is tested in tests/python/test_sample.py.
+// tests/python/test_sample.py tests that NumPy reads the files.
 #include "dtopp/data/files/npz_writer.h"
 
 #include <stdexcept>

@@ -25,10 +25,10 @@ class VerifiedFiles : public testing::Test {
   void SetUp() override {
     write_bytes(scratch_ / "text.jsonl", "{\"text\": \"ab\"}\n{\"text\": \"xyz\"}\n");
     prepare_text({{scratch_ / "text.jsonl"}, folder_}, byte_encoder());
-    std::this_thread::sleep_for(20ms);  // more than a tick of the clock: what changes now has another time
+    std::this_thread::sleep_for(20ms);  // more than a clock tick, so a later change gets another time
   }
 
-  // The record of files that were all found right as they are now.
+  // A record that lists all files, with their present identities, as verified.
   nlohmann::ordered_json identities() const {
     nlohmann::ordered_json about;
     for (const auto& [name, unused] : files_of_manifest()) {
@@ -69,7 +69,7 @@ class VerifiedFiles : public testing::Test {
   fs::path record_ = folder_ / ".verified.json";
 };
 
-// As after a flip by the device: no write, so no change of the file's times.
+// A flip by the device: nothing is written, so the file's times do not change.
 TEST_F(VerifiedFiles, what_is_known_is_read_again_only_to_verify_all) {
   flip();
   write_record();
@@ -150,7 +150,7 @@ TEST_F(VerifiedFiles, files_that_have_settled_are_remembered) {
   fs::remove(record_);
   TokenStream::open(folder_, Verify::kAll);
   EXPECT_EQ(record, read_file(record_));
-  // One more file changes: the others stay known.
+  // After one more file changes, the other files stay known.
   flip();
   flip();
   TokenStream::open(folder_);

@@ -53,7 +53,7 @@ TEST(PictureGrid, writes_labels_within_their_cell) {
   EXPECT_EQ(draw_grid({{{plain(64, 3, 99), "a"}}}).height, 2 + 64 + 12 + 2);
   EXPECT_FALSE(label("cat").empty());
   EXPECT_NE(label("cat"), label("car"));
-  EXPECT_EQ(label("0123456789"), label("0123456789 and more"));  // ten of six pixels
+  EXPECT_EQ(label("0123456789"), label("0123456789 and more"));  // ten characters of six pixels fit
   EXPECT_EQ(label("a\xc3\xa9"), label("a??"));
   for (const auto& [y, x] : label("MMMMMMMMMMMM")) EXPECT_TRUE(x >= 2 && x < 66 && y >= 68 && y < 78);
 }

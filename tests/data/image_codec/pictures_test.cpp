@@ -1,4 +1,5 @@
-// Pictures decoded, turned and resized; Pillow's answers are compared in tests/python/test_image_files.py.
+// Tests decoding, orienting and resizing. tests/python/test_image_files.py compares the results with
+// Pillow's.
 #include <cmath>
 #include <limits>
 
@@ -42,7 +43,7 @@ TEST(FloatType, numbers_that_are_not_finite_are_found) {
 TEST(Orientation, each_puts_the_same_picture_upright) {
   // 1 2
   // 3 4
-  // 5 6, and how cameras store it.
+  // 5 6  is the upright picture. The list shows how cameras store it.
   const std::vector<std::pair<int, Pixels>> stored = {
       {1, {1, 2, 3, 4, 5, 6}}, {2, {2, 1, 4, 3, 6, 5}}, {3, {6, 5, 4, 3, 2, 1}}, {4, {5, 6, 3, 4, 1, 2}},
       {5, {1, 3, 5, 2, 4, 6}}, {6, {2, 4, 6, 1, 3, 5}}, {7, {6, 4, 2, 5, 3, 1}}, {8, {5, 3, 1, 6, 4, 2}}};
@@ -63,7 +64,7 @@ TEST(Orientation, damaged_data_count_as_upright) {
   out_of_range[25] = 9;
   EXPECT_EQ(exif_orientation(bytes_of(out_of_range)), 1);
   std::string far = good;
-  far[10] = '\x7f';  // the directory's place
+  far[10] = '\x7f';  // offset of the directory
   EXPECT_EQ(exif_orientation(bytes_of(far)), 1);
 }
 

@@ -1,4 +1,4 @@
-// Pictures and folders of them for the tests of prepared images.
+// Pictures and folders of pictures for the tests of prepared images.
 #pragma once
 
 #include <filesystem>
@@ -42,8 +42,8 @@ TensorSource tensor(const std::string& name, const std::string& dtype, std::vect
   return {name, dtype, std::move(shape), std::as_bytes(std::span(values))};
 }
 
-// Twelve latents [2, 2, 3] with mirrored ones, labels and captions of 2 tokens of 3 numbers; every number
-// tells where it belongs.
+// Twelve latents [2, 2, 3] with mirrored copies, labels, and captions of 2 tokens of 3 numbers. Every number
+// encodes its position.
 struct LatentArrays {
   static constexpr int64_t kCount = 12;
   std::vector<float> latents, flipped, text;

@@ -17,7 +17,7 @@ namespace {
 namespace fs = std::filesystem;
 using namespace std::chrono_literals;
 
-// Pictures in two folders, stored as files, some of them broken, and small output files.
+// Pictures in two folders, some of them broken; they are stored as encoded files, in small output files.
 class PrepareImagesTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -76,7 +76,7 @@ TEST_F(PrepareImagesTest, a_stop_records_what_is_done_and_a_restart_goes_on) {
   EXPECT_EQ(contents_of(options_.output), expected);
 }
 
-// Runs prepare_images in a child that a signal ends after `microseconds`. True when it finished first.
+// Runs prepare_images in a child that a signal kills after `microseconds`. Returns true if it finished first.
 bool run_and_kill(const PrepareImagesOptions& options, unsigned microseconds) {
   const pid_t child = ::fork();
   if (child == 0) {
@@ -103,7 +103,7 @@ TEST_F(PrepareImagesTest, killed_at_random_moments_and_restarted_nothing_is_lost
   int kills = 0;
   for (int round = 0; round < 8 || kills <= 8; ++round) {
     ASSERT_LT(round, 1000) << "it always finishes first";
-    // Later the more often it was killed: a busy machine needs long to begin.
+    // Each kill lengthens the delay, because a busy machine starts slowly.
     while (!run_and_kill(options_, 200 + random() % (6000 + 200 * kills))) {
       ASSERT_LT(++kills, 2000) << "it does not get on";
     }

@@ -15,7 +15,7 @@ namespace fs = std::filesystem;
 
 class ImageDataTest : public testing::Test {
  protected:
-  // Latents in files of five samples and fewer.
+  // Latents in files of at most five samples.
   fs::path latents(const std::string& name = "latents") {
     arrays_.write(scratch_ / "a.safetensors");
     PrepareImagesOptions options;
@@ -27,7 +27,7 @@ class ImageDataTest : public testing::Test {
     return options.output;
   }
 
-  // Pictures by class, `size` a side.
+  // Pictures by class, `size` pixels per side.
   fs::path pictures(const std::string& name, int size, int count = 5) {
     for (int i = 0; i < count; ++i)
       write_text(scratch_ / (name + "_source/" + (i % 2 ? "b/" : "a/") + std::to_string(i) + ".png"),
@@ -72,7 +72,7 @@ TEST_F(ImageDataTest, gives_pixels_channel_by_channel_from_arrays_and_files_alik
   for (const int size : {8, 64, 65}) {
     const auto data = ImageData::open({pictures("pictures" + std::to_string(size), size)});
     std::vector<uint8_t> pixels(data.layout().shape.elements());
-    const std::vector<unsigned> order = {0, 2, 4, 1, 3};  // class a, then b
+    const std::vector<unsigned> order = {0, 2, 4, 1, 3};  // class a first, then class b
     for (uint64_t i = 0; i < order.size(); ++i) {
       data.pixels(i, pixels);
       const Picture picture = random_picture(order[i], size, size);
@@ -140,7 +140,7 @@ TEST_F(ImageDataTest, a_file_that_the_manifest_does_not_know_is_named) {
   EXPECT_NE(message.find("images-00009"), message.npos) << message;
 }
 
-// A folder whose checksums are right but whose tensors are `tensors`.
+// Writes a folder whose checksums are right and whose tensors are `tensors`.
 void rewrite(const fs::path& folder, const std::vector<TensorSource>& tensors, int images) {
   fs::remove_all(folder);
   fs::create_directories(folder);

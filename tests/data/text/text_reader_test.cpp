@@ -142,7 +142,7 @@ TEST_F(TextReaderTest, compressed_files_read_as_plain_ones) {
   ASSERT_EQ(expected.size(), 20000U);
   EXPECT_EQ(read("a.jsonl.gz", gzip(text)), expected);
   EXPECT_EQ(read("a.jsonl.zst", zstd(text)), expected);
-  // Several members or frames, divided within a line.
+  // Several gzip members or zstd frames, divided within a line.
   for (const size_t cut : {0UL, 1UL, 300007UL, text.size()}) {
     EXPECT_EQ(read("b.jsonl.gz", gzip(text.substr(0, cut)) + gzip(text.substr(cut))), expected);
     EXPECT_EQ(read("b.jsonl.zst", zstd(text.substr(0, cut)) + zstd(text.substr(cut))), expected);
@@ -179,7 +179,7 @@ TEST_F(TextReaderTest, flipped_bits_in_compressed_text_never_change_documents_un
       flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ (1 << bit % 8));
       write_bytes(scratch_ / name, flipped);
       try {
-        // A gzip header's time and operating system are free to change.
+        // The time and operating system in a gzip header may change undetected.
         EXPECT_EQ(documents_of(scratch_ / name), expected) << name << " bit " << bit;
       } catch (const DataError&) {
         ++found;

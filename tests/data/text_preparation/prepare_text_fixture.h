@@ -1,4 +1,4 @@
-// Text to prepare and what comes of it.
+// A fixture with text files and the tokens prepared from them.
 #pragma once
 
 #include <map>
@@ -12,7 +12,7 @@
 
 namespace dtopp {
 
-// Two files of lines, some blank or without text, and a plain one between.
+// Two JSONL files, some of whose lines are blank or have no text, with a plain text file between them.
 class PrepareTextTest : public testing::Test {
  protected:
   void SetUp() override {

@@ -1,4 +1,4 @@
-// What preparing text refuses, and what it leaves when it fails.
+// Tests the input that preparing text refuses and the files that a failure leaves.
 #include <utility>
 
 #include <sys/resource.h>
@@ -15,7 +15,7 @@ using namespace std::chrono_literals;
 
 class OtherJob : public PrepareTextTest, public testing::WithParamInterface<bool> {};
 
-// Complete or interrupted, the folder belongs to its job.
+// A complete or interrupted folder belongs to its job.
 TEST_P(OtherJob, in_the_same_folder_is_refused_and_the_difference_named) {
   PrepareTextObserver observer;
   observer.stop_requested = [] { return GetParam(); };
@@ -46,7 +46,7 @@ TEST_P(OtherJob, in_the_same_folder_is_refused_and_the_difference_named) {
 
 INSTANTIATE_TEST_SUITE_P(CompleteOrInterrupted, OtherJob, testing::Bool());
 
-// Names that dtopp uses too do not make a folder dtopp's.
+// A folder with file names that dtopp also uses does not belong to dtopp.
 TEST_F(PrepareTextTest, a_folder_of_other_things_is_left_untouched) {
   const std::string of_another = R"({"format": "other 1", "files": {}})";
   const std::vector<std::map<std::string, std::string>> folders = {
@@ -149,7 +149,7 @@ TEST_F(PrepareTextTest, damaged_unfinished_work_is_named) {
       EXPECT_NE(message.find(name), message.npos) << message;
       EXPECT_EQ(message.find("delete"), message.npos) << message;
     }
-    // What is longer than recorded is looked at before it is cut.
+    // A file longer than recorded is checked before it is cut.
     write_bytes(options_.output / name, damaged + "more");
     EXPECT_THROW(prepare_text(options_, byte_encoder()), DataError);
     EXPECT_EQ(read_file(options_.output / name), damaged + "more");

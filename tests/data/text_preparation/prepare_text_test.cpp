@@ -79,7 +79,7 @@ TEST_F(PrepareTextTest, a_stop_records_what_is_done_and_a_restart_goes_on) {
   EXPECT_EQ(contents(), expected);
 }
 
-// Runs prepare_text in a child that a signal ends after `microseconds`. True when it finished first.
+// Runs prepare_text in a child that a signal kills after `microseconds`. Returns true if it finished first.
 bool run_and_kill(const PrepareTextOptions& options, unsigned microseconds) {
   const pid_t child = ::fork();
   if (child == 0) {
@@ -110,7 +110,7 @@ TEST_F(PrepareTextTest, killed_at_random_moments_and_restarted_nothing_is_lost_o
   options_.record_every = 0ms;
   int kills = 0;
   for (int round = 0; round < 12; ++round) {
-    // Later the more often it was killed: a busy machine needs long to begin.
+    // Each kill lengthens the delay, because a busy machine starts slowly.
     while (!run_and_kill(options_, 500 + random() % (30000 + 300 * kills))) {
       ASSERT_LT(++kills, 2000) << "it does not get on";
     }
@@ -129,7 +129,7 @@ TEST_F(PrepareTextTest, a_complete_folder_is_left_alone) {
   EXPECT_TRUE(result.was_complete);
   EXPECT_EQ(result.documents, documents_.size());
   EXPECT_EQ(contents(), before);
-  // The same text under other names is the same text.
+  // Text in a renamed file counts as the same text.
   fs::rename(scratch_ / "c.jsonl", scratch_ / "d.jsonl");
   options_.inputs[2] = scratch_ / "d.jsonl";
   EXPECT_TRUE(prepare_text(options_, encoder).was_complete);

@@ -1,4 +1,4 @@
-// The folders that `dtopp prepare text` leaves, read back.
+// Tests reading the folders that `dtopp prepare text` writes.
 #include <gtest/gtest.h>
 
 #include "dtopp/data/tokens/token_file.h"
@@ -10,7 +10,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A folder with a manifest, of two documents.
+// A folder of two documents with a manifest.
 fs::path prepared_folder(const ScratchDirectory& scratch, int64_t vocab_size = 257) {
   write_bytes(scratch / "text.jsonl", "{\"text\": \"ab\"}\n{\"text\": \"xyz\"}\n");
   PrepareTextOptions options{{scratch / "text.jsonl"}, scratch / "tokens"};

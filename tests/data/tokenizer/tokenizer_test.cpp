@@ -17,7 +17,7 @@ namespace {
 const std::filesystem::path kSource = DTOPP_SOURCE_DIR;
 const std::filesystem::path kShipped = kSource / "assets/tokenizer/gpt-neox-20b.tokenizer.json";
 
-// Loads a tokenizer.json given as text.
+// Loads a tokenizer.json from a string.
 Tokenizer load_text(const std::string& text) {
   const auto path =
       std::filesystem::temp_directory_path() / ("dtopp-tokenizer-test-" + std::to_string(getpid()) + ".json");
@@ -39,7 +39,7 @@ Tokenizer load_case(const nlohmann::json& golden) {
   return golden["json"].is_null() ? Tokenizer::load(kShipped) : load_text(golden["json"]);
 }
 
-// A tokenizer.json of three bytes and one merge, for cases about the file.
+// A tokenizer.json of three bytes and one merge, for cases about the file format.
 nlohmann::json tiny_file() {
   return {{"version", "1.0"},
           {"added_tokens", nlohmann::json::array()},
@@ -110,7 +110,7 @@ TEST(Tokenizer, long_runs_of_marks_are_ordered_without_quadratic_work) {
   for (int i = 0; i < 250000; ++i) text += "\u0301\u0323";  // classes 230 and 220
   for (int i = 0; i < 250000; ++i) ordered += "\u0323";
   for (int i = 0; i < 250000; ++i) ordered += "\u0301";
-  // The first dot below joins the e (U+1EB9); what the rest does not join stays as it is.
+  // The first dot below joins the e (U+1EB9). All other marks stay as they are.
   ordered.replace(0, 3, "\u1EB9");
   EXPECT_EQ(tokenizer.decode(tokenizer.encode(text)), ordered);
 }
@@ -145,8 +145,8 @@ TEST(Tokenizer, replaces_each_maximal_invalid_part_once) {
   vocab["ł"] = 7;  // A0
   const Tokenizer tokenizer = load_text(file.dump());
   const auto decode = [&](std::vector<int32_t> ids) { return tokenizer.decode(ids); };
-  EXPECT_EQ(decode({3, 4, 0}), "\uFFFDa");        // a cut four-byte character
-  EXPECT_EQ(decode({3, 3, 4}), "\uFFFD\uFFFD");   // each start is a part of its own
+  EXPECT_EQ(decode({3, 4, 0}), "\uFFFDa");        // a truncated four-byte character
+  EXPECT_EQ(decode({3, 3, 4}), "\uFFFD\uFFFD");   // each start byte counts separately
   EXPECT_EQ(decode({6, 7, 0}), "\uFFFD\uFFFDa");  // a surrogate: its second byte never fits
   EXPECT_EQ(decode({5, 4}), "\uFFFD\uFFFD");      // bare continuation bytes
 }
@@ -210,7 +210,7 @@ TEST(Tokenizer, survives_every_cut_and_many_flips_of_its_file) {
       damaged[i] = static_cast<char>(damaged[i] ^ flip);
       try {
         load_text(damaged).encode("abab <|endoftext|> ba");
-      } catch (const DataError&) {  // refused is fine, so is another valid tokenizer
+      } catch (const DataError&) {  // a refusal is fine, and so is another valid tokenizer
       }
     }
   }

@@ -17,11 +17,11 @@ std::vector<double> shares_of(const std::vector<double>& weights) {
   return shares;
 }
 
-// The furthest that any window of `length` among the first samples is from a source's share of it.
+// The largest distance, over every window of `length` among the first samples, from a source's share of it.
 double furthest(const std::vector<double>& weights, uint64_t length, uint64_t samples) {
   const Mixture mixture(weights);
   const std::vector<double> shares = shares_of(weights);
-  std::vector<std::vector<uint64_t>> before(weights.size(), {0});  // counted here, not by count()
+  std::vector<std::vector<uint64_t>> before(weights.size(), {0});  // counted by the test, not by count()
   for (uint64_t i = 0; i < samples; ++i) {
     for (size_t s = 0; s < weights.size(); ++s)
       before[s].push_back(before[s].back() + (mixture.source(i) == s ? 1 : 0));

@@ -13,7 +13,7 @@
 namespace dtopp {
 namespace {
 
-// Streams of `sizes` tokens; all ids differ, so a window tells where it lies.
+// Streams of `sizes` tokens. All ids differ, so the ids of a window show its position.
 std::vector<TokenStream> streams_of(const ScratchDirectory& scratch, const std::vector<int>& sizes) {
   std::vector<TokenStream> streams;
   uint16_t next = 0;
@@ -42,7 +42,8 @@ std::vector<int64_t> sample_at(const WindowSampler& sampler, uint64_t position) 
 
 TEST(WindowSampler, windows_overlap_by_one_token_and_never_span_streams) {
   const ScratchDirectory scratch;
-  // 0…8: windows at 0 and 4. 9…12: none, one token short. 13…17: exactly one. Then none in an empty stream.
+  // Tokens 0 to 8 hold windows at 0 and 4. Tokens 9 to 12 hold none: one token is missing. Tokens 13 to 17
+  // hold exactly one. The last stream is empty.
   const WindowSampler sampler(streams_of(scratch, {9, 4, 5, 0}), 4, 1);
   ASSERT_EQ(sampler.num_windows(), 3U);
   EXPECT_EQ(window_at(sampler, 0), (std::vector<int64_t>{0, 1, 2, 3, 4}));
@@ -87,7 +88,7 @@ TEST(WindowSampler, the_order_depends_on_the_seed_alone) {
   constexpr uint64_t kSamples = 480;  // spans epochs of 250
   std::vector<std::vector<int64_t>> expected;
   for (uint64_t i = 0; i < kSamples; ++i) expected.push_back(sample_at(reference, i));
-  // Ranks that take turns, in micro-batches, each with a sampler of its own that starts anywhere.
+  // Ranks take micro-batches in turn. Each has its own sampler and starts at any sample.
   for (const uint64_t world_size : {1, 2, 4}) {
     for (const uint64_t micro_batch : {1, 2, 8}) {
       std::vector<std::vector<int64_t>> seen(kSamples);

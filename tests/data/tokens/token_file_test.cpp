@@ -106,8 +106,8 @@ TEST(TokenFile, every_field_of_an_index_is_checked) {
       {[](IndexFields& f) { f.bounds = std::numeric_limits<uint64_t>::max(); }, "byte 70: needs 18446"},
       {[](IndexFields& f) { f.lengths[0] = -1; }, "length -1"},
       {[](IndexFields& f) { f.lengths[0] = 3; }, "must begin at byte 6"},
-      {[](IndexFields& f) { f.lengths[2] = 4; }, "says it has 12 bytes"},
-      {[](IndexFields& f) { f.lengths[2] = 2; }, "says it has 8 bytes"},
+      {[](IndexFields& f) { f.lengths[2] = 4; }, "lists 12 bytes"},
+      {[](IndexFields& f) { f.lengths[2] = 2; }, "lists 8 bytes"},
       {[](IndexFields& f) { f.pointers[0] = 2; }, "must begin at byte 0"},
       {[](IndexFields& f) { f.pointers[2] = -4; }, "must begin at byte 4"},
       {[](IndexFields& f) { f.documents[0] = 1; }, "document bound 0"},
@@ -145,7 +145,7 @@ TEST(TokenFile, a_pair_cut_anywhere_is_named) {
 
 TEST(TokenFile, missing_parts_are_named) {
   const ScratchDirectory scratch;
-  expect_named(scratch / "t", "t", "no token data there");
+  expect_named(scratch / "t", "t", "no token data");
   expect_named(scratch / "t.npy", "t.npy", "No such file");
   expect_named(scratch.path(), scratch.path(), "holds no token files");
   write_bytes(scratch / "t.bin", ids_of_three_documents());
@@ -228,7 +228,7 @@ TEST(TokenFile, hostile_npy_headers_are_refused_by_name) {
       {npy("{}", ids), "lacks descr"},
       {npy(npy_header("<u2", "(3,)"), ids, 4), "version 4.0"},
       {endless, "too large"},
-      {npy(npy_header("<u8", "(1,)"), array_bytes<uint64_t>({~uint64_t{0}})), "negative or beyond"},
+      {npy(npy_header("<u8", "(1,)"), array_bytes<uint64_t>({~uint64_t{0}})), "negative or at least"},
   };
   for (const auto& [bytes, what] : cases) {
     write_bytes(scratch / "t.npy", bytes);

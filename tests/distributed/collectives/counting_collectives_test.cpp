@@ -25,7 +25,7 @@ TEST(CollectiveCounts, are_the_bytes_that_one_rank_of_128_sends_to_others) {
   EXPECT_EQ(rank.bytes("gather"), 127 * 10 * 3 * 2);
 
   Splits splits{std::vector<int64_t>(128, 1), std::vector<int64_t>(128, 0)};
-  splits.in[5] = 7;  // stay here
+  splits.in[5] = 7;  // rows that stay on this rank
   splits.in[6] = 2;
   rank.group.all_to_all(at::empty({128, 8}), at::empty({9, 8}), splits, "dispatch").wait();
   EXPECT_EQ(rank.bytes("dispatch"), 2 * 8 * 4);
@@ -64,7 +64,7 @@ TEST(CollectiveCounts, tell_another_thread_which_collective_a_rank_waits_for) {
     group.barrier("first").wait();
     EXPECT_STREQ(counts->current().what, "first");
     EXPECT_FALSE(counts->current().waiting);
-    if (rank == 1) {  // late
+    if (rank == 1) {  // rank 1 arrives late
       while (!seen) std::this_thread::yield();
       group.barrier("second").wait();
       group.barrier("third").wait();

@@ -10,7 +10,7 @@ namespace {
 using Clock = Wire::Clock;
 using std::chrono::milliseconds;
 
-// A rank of two: half of an all-to-all's bytes leave it.
+// A tensor for one of two ranks: half of the bytes of an all-to-all leave the rank.
 at::Tensor half_leaves(int64_t bytes) { return at::zeros({2 * bytes}, at::kByte); }
 
 TEST(Wire, carries_bytes_one_after_another) {
@@ -19,7 +19,7 @@ TEST(Wire, carries_bytes_one_after_another) {
   const Clock::time_point first = wire.arrival(50000), second = wire.arrival(30000), empty = wire.arrival(0);
   EXPECT_GE(first - before, milliseconds(57));
   EXPECT_LE(first - Clock::now(), milliseconds(57));
-  EXPECT_EQ(second - first, milliseconds(30));  // the latency of one passes while the next one leaves
+  EXPECT_EQ(second - first, milliseconds(30));  // the latency of one overlaps with sending the next
   EXPECT_EQ(empty, second);
 }
 
@@ -44,7 +44,7 @@ TEST(DelayedCollectives, are_done_no_earlier_than_their_bytes_have_arrived) {
   const Clock::time_point before = Clock::now();
   Pending first_pending = group.all_to_all(first, first, {}, "reduce_scatter");
   Pending second_pending = group.all_to_all(second, second, {}, "reduce_scatter");
-  EXPECT_FALSE(first_pending.done());  // as it would be had starting blocked
+  EXPECT_FALSE(first_pending.done());  // it would be done if starting blocked
   EXPECT_FALSE(second_pending.done());
   first_pending.wait();
   EXPECT_GE(Clock::now() - before, milliseconds(120));

@@ -16,7 +16,7 @@ using testing::HasSubstr;
 
 at::Tensor number(int64_t value, at::ScalarType type) { return at::full({}, value, type); }
 
-// Every type, in groups of 1 to 4 ranks. Values are small whole numbers, exact in all of them.
+// Every type, in groups of 1 to 4 ranks. The values are small integers, which every type represents exactly.
 class Gloo : public testing::TestWithParam<std::tuple<int64_t, at::ScalarType>> {
  protected:
   const int64_t size_ = std::get<0>(GetParam());
@@ -37,8 +37,8 @@ TEST_P(Gloo, exchanges_equal_parts) {
 
 TEST_P(Gloo, exchanges_uneven_and_empty_parts) {
   run_group(size_, [&](Collectives& group) {
-    // Rank r sends r · j rows to j, so that rank 0 neither sends nor gets any, and the others 1, 2, 3 times
-    // as many.
+    // Rank r sends r · j rows to rank j. Rank 0 sends and receives none; the other ranks send 1, 2 and 3
+    // times as many.
     Splits splits;
     for (int64_t other = 0; other < group.size(); ++other) {
       splits.in.push_back(group.rank() * other);
@@ -105,7 +105,7 @@ INSTANTIATE_TEST_SUITE_P(SizesAndTypes, Gloo,
 TEST(GlooGroup, sums_whole_numbers_and_owners_slots_exactly) {
   for (const int64_t size : {1, 2, 3, 4}) {
     run_group(size, [&](Collectives& group) {
-      // As many near 2^53 as leave the sum below it, and 1/3 in a slot of each rank's own.
+      // Integers near 2^53 whose sum is just below it, and 1/3 in one slot per rank.
       const double large = static_cast<double>((int64_t{1} << 53) / group.size() - group.rank() - 1);
       double sum = 0;  // exact: below 2^53
       for (int64_t rank = 0; rank < group.size(); ++rank)
@@ -137,7 +137,7 @@ TEST(GlooGroup, gathers_bytes_of_any_length) {
   SingleRank alone;
   EXPECT_THAT(gather_bytes(alone, "one", "scores"), ElementsAre("one"));
   run_group(3, [&](Collectives& group) {
-    for (const int64_t first : {-1, 0, 3}) {  // 1, 2, 3 parts; 0, 1, 2; none
+    for (const int64_t first : {-1, 0, 3}) {  // 1, 2, 3 times 100,000 bytes; 0, 1, 2 times; none
       EXPECT_THAT(gather_bytes(group, of_rank(group.rank(), first), "scores"),
                   ElementsAre(of_rank(0, first), of_rank(1, first), of_rank(2, first)));
     }
@@ -169,7 +169,7 @@ TEST(GlooGroup, carries_several_at_a_time_waited_for_in_any_order) {
     for (int64_t i = 11; i >= 0; --i) {
       pending[static_cast<size_t>(i)].wait();
       EXPECT_TRUE(pending[static_cast<size_t>(i)].done());
-      pending[static_cast<size_t>(i)].wait();  // again
+      pending[static_cast<size_t>(i)].wait();  // a second wait
       const at::Tensor parts = out[static_cast<size_t>(i)].view({group.size(), -1});
       for (int64_t rank = 0; rank < group.size(); ++rank)
         EXPECT_TRUE((parts[rank] == 10 * i + rank).all().item<bool>());

@@ -13,7 +13,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// One side of a group: notes what it was to start.
+// One side of a group. It records the collectives that it is to start.
 class NotingCollectives final : public Collectives {
  public:
   NotingCollectives() : Collectives(0, 2) {}
@@ -24,7 +24,7 @@ class NotingCollectives final : public Collectives {
   std::vector<std::string> started;
 };
 
-// Tensors on no real device stand for a GPU's.
+// Tensors on the meta device stand for GPU tensors.
 TEST(DeviceGroups, send_a_tensor_by_where_it_lies) {
   const auto host = std::make_shared<NotingCollectives>(), device = std::make_shared<NotingCollectives>();
   const auto group = host_and_device(host, device);
@@ -43,7 +43,7 @@ TEST(DeviceGroups, send_a_tensor_by_where_it_lies) {
   EXPECT_THROW(group->all_gather(at::empty({2}), at::empty({1}, at::kMeta), "mixed"), c10::Error);
 }
 
-// The groups are made by an operator of libdtopp_cuda.so.
+// An operator of libdtopp_cuda.so creates the groups.
 TEST(DeviceGroups, say_in_one_line_why_they_cannot_be_connected) {
   const auto missing = find_cuda();
   if (!missing || missing->find("no CUDA device") == std::string::npos)

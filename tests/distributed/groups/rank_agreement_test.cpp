@@ -21,7 +21,7 @@ TEST(Agreement, gives_every_rank_the_first_ones_number) {
   EXPECT_FALSE(agreement(alone));
 }
 
-// What each rank is told; "" where it may go on.
+// Each rank's error message; "" if the rank continues.
 std::vector<std::string> told(const std::vector<std::string>& devices) {
   std::vector<std::string> texts(devices.size());
   run_group(static_cast<int64_t>(devices.size()), [&](Collectives& ranks) {

@@ -19,10 +19,11 @@ RankState in_step(int64_t step, int64_t ordinal, bool waiting, double cpu_second
           .cpu_seconds = cpu_seconds};
 }
 
-// Ranks that all speak every second of a time that is counted here.
+// All ranks report every second. The test counts the seconds.
 class Records : public ::testing::Test {
  protected:
-  // Seconds until somebody is lost; -1: nobody for a day. states(second)[rank] is what a rank says.
+  // Seconds until a rank counts as lost, or -1 if none does within a day. states(second)[rank] is a rank's
+  // report.
   template <class States>
   double seconds_until_lost(States states) {
     for (int second = 1; second <= 86400; ++second) {
@@ -59,7 +60,7 @@ TEST_F(Records, name_no_rank_where_all_wait_in_the_same_collective) {
     return std::vector{in_step(7, 20, true), in_step(7, 20, true), in_step(7, 20, true)};
   });
   EXPECT_EQ(lost_->line(),
-            "all ranks at step 7, waiting in gather: no work for 10 s (the network between them)");
+            "all ranks at step 7, waiting in gather: no progress for 10 s; check the network between them");
 }
 
 TEST_F(Records, wait_for_a_rank_that_computes_for_a_day) {
@@ -130,7 +131,7 @@ TEST_F(Records, name_a_rank_that_does_not_come) {
   for (int i = 0; i < 5; ++i) EXPECT_FALSE(say());
   lost_ = say();
   ASSERT_TRUE(lost_);
-  EXPECT_THAT(lost_->line(), HasSubstr("rank 2 on node2 before its first step: not come within 50 s"));
+  EXPECT_THAT(lost_->line(), HasSubstr("rank 2 on node2 before its first step: did not join within 50 s"));
 }
 
 TEST_F(Records, expect_nothing_of_ranks_that_left) {

@@ -26,7 +26,7 @@ StoreConnection connect(int64_t port, const std::string& prefix = "", int64_t ti
   return make_store({.host = "127.0.0.1", .port = port, .prefix = prefix, .timeout = milliseconds(timeout)});
 }
 
-// Local addresses of sockets that listen on the port, as the kernel writes them.
+// The local addresses of the sockets that listen on the port, in the kernel's notation.
 std::set<std::string> listening(int64_t port) {
   char suffix[8];
   std::snprintf(suffix, sizeof suffix, ":%04X", static_cast<unsigned>(port));
@@ -65,7 +65,7 @@ TEST(Rendezvous, keeps_attempts_apart_by_their_prefix) {
   first.store->set("key", std::string("old"));
   EXPECT_TRUE(connect(agent.port, "/worker/attempt_0").store->check({"key"}));
   EXPECT_FALSE(second.store->check({"key"}));
-  EXPECT_EQ(agent.store->get_to_str("/worker/attempt_0/key"), "old");  // as torchrun has it
+  EXPECT_EQ(agent.store->get_to_str("/worker/attempt_0/key"), "old");  // the key as torchrun stores it
 }
 
 TEST(Rendezvous, connects_ranks) {
@@ -91,7 +91,7 @@ std::string message_of(const StoreOptions& options) {
 }
 
 TEST(Rendezvous, names_host_port_and_timeout_when_no_server_comes) {
-  const int64_t port = serve().port;  // free again
+  const int64_t port = serve().port;  // the port is free again
   const std::string at_port = "127.0.0.1:" + std::to_string(port);
   EXPECT_THAT(message_of<ResourceError>({.host = "127.0.0.1", .port = port, .timeout = milliseconds(300)}),
               AllOf(HasSubstr(at_port), HasSubstr("within 300 ms"), Not(HasSubstr("\n"))));

@@ -17,12 +17,12 @@ using std::chrono::milliseconds;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-// Ranks as threads of one process share its processor time, so each says that it uses none.
+// Ranks that are threads of one process share its processor time, so each reports that it uses none.
 struct WatchedRank {
   std::shared_ptr<CollectiveCounts> counts = std::make_shared<CollectiveCounts>();
   std::atomic<double> cpu_seconds = 0;
   std::mutex mutex;
-  std::string lost;  // the line
+  std::string lost;  // the message that names the lost rank
   Watcher watcher;
 
   WatchedRank(const c10::intrusive_ptr<c10d::Store>& store, int64_t rank, int64_t size, double limit = 0.3)
@@ -42,7 +42,7 @@ struct WatchedRank {
     for (int64_t rank = 0; rank < size; ++rank) names.push_back("node" + std::to_string(rank));
     return names;
   }
-  // The line, once there is one; empty where that takes more than `patience`.
+  // Returns the message once there is one, or an empty string after `patience`.
   std::string wait(milliseconds patience = milliseconds(10000)) {
     const auto until = std::chrono::steady_clock::now() + patience;
     while (true) {
@@ -55,7 +55,7 @@ struct WatchedRank {
   }
 };
 
-// A rank in a process of its own, for signals. It ends when another one is lost.
+// A rank in its own process, because it receives signals. It ends when another rank is lost.
 class RankProcess {
  public:
   RankProcess(int64_t port, int64_t rank, int64_t size, double limit) : process_(::fork()) {
@@ -88,7 +88,7 @@ class LostRankTest : public ::testing::Test {
 TEST_F(LostRankTest, that_was_killed_is_named_long_before_the_limit) {
   RankProcess victim(server_.port, 1, 3, 60);
   WatchedRank first(server_.store, 0, 3, 60), other(server_.store, 2, 3, 60);
-  std::this_thread::sleep_for(milliseconds(1200));  // two words of the victim
+  std::this_thread::sleep_for(milliseconds(1200));  // the victim reports twice
   victim.send(SIGKILL);
   const auto begin = std::chrono::steady_clock::now();
   const std::string line = "rank 1 on node1 at step 12: its process was killed, or its host is gone";
@@ -121,7 +121,7 @@ TEST_F(LostRankTest, may_be_rank_0_which_serves_the_others) {
 TEST(Watcher, lets_ranks_leave_one_after_another_without_a_word) {
   run_ranks(4, [&](int64_t rank, const auto& store) {
     WatchedRank self(store, rank, 4);
-    std::this_thread::sleep_for(milliseconds(150 * ((rank + 2) % 4)));  // rank 0 in the middle
+    std::this_thread::sleep_for(milliseconds(150 * ((rank + 2) % 4)));  // rank 0 comes in the middle
     self.watcher.leave();
     EXPECT_EQ(self.wait(milliseconds(0)), "");
   });
@@ -181,12 +181,11 @@ TEST(Watcher, waits_for_a_rank_that_computes) {
       if (rank == 1) self.cpu_seconds = 0.01 * i;
     }
     EXPECT_EQ(self.wait(milliseconds(0)), "");
-    if (rank == 1) std::this_thread::sleep_for(milliseconds(50));  // rank 0 is to have looked
+    if (rank == 1) std::this_thread::sleep_for(milliseconds(50));  // rank 0 looks first
     self.watcher.leave();
   });
 }
 
-// A whole job that a scheduler suspends: rank 1's last word is old when rank 0 goes on.
 // The host does not wait for its device, so the rank itself finds nothing.
 TEST_F(LostRankTest, may_be_the_own_one_whose_device_never_finishes) {
   for (const int64_t failing : {0, 1}) {
@@ -205,6 +204,7 @@ TEST_F(LostRankTest, may_be_the_own_one_whose_device_never_finishes) {
   }
 }
 
+// A scheduler suspends the whole job: rank 1's last report is old when rank 0 resumes.
 TEST_F(LostRankTest, is_none_where_all_ranks_were_stopped_for_a_while) {
   RankProcess first(server_.port, 0, 2, 0.5), second(server_.port, 1, 2, 0.5);
   std::this_thread::sleep_for(milliseconds(300));

@@ -10,11 +10,12 @@
 namespace dtopp {
 namespace {
 
-constexpr int64_t kWidth = 12;  // elements of a leaf: divides by 1, 2, 3 and 4 ranks
+constexpr int64_t kWidth = 12;  // elements per leaf; divisible by 1, 2, 3 and 4 ranks
 
-using Leaf = std::optional<std::vector<float>>;  // none: absent
+using Leaf = std::optional<std::vector<float>>;  // nullopt: the leaf is absent
 
-// Of magnitudes so mixed that almost every other order gives other bits; zeros of both signs among them.
+// Leaves of such mixed magnitudes that almost any other order gives other bits. They include zeros of both
+// signs.
 std::vector<Leaf> random_leaves(int64_t count, bool some_absent, uint64_t seed) {
   std::mt19937_64 random(seed);
   std::vector<Leaf> leaves(static_cast<size_t>(count));
@@ -31,7 +32,7 @@ std::vector<Leaf> random_leaves(int64_t count, bool some_absent, uint64_t seed) 
   return leaves;
 }
 
-// By the definition, in scalars: a node is the sum of its halves, of those that are there.
+// The definition in scalars: a node is the sum of its present halves.
 std::optional<float> node(const std::vector<Leaf>& leaves, size_t element, size_t begin, size_t width) {
   if (begin >= leaves.size()) return std::nullopt;
   if (width == 1) return leaves[begin] ? std::optional((*leaves[begin])[element]) : std::nullopt;
@@ -59,7 +60,7 @@ std::vector<uint32_t> bits_of(const at::Tensor& sum) {
   return bits;
 }
 
-// What a rank adds up of its own; what is added to a leaf that waits, it or its caller.
+// A rank's partial sum. Either the accumulator or its caller adds to the leaf that waits.
 at::Tensor sum_of_block(const std::vector<Leaf>& leaves, int64_t rank, int64_t size) {
   const LeafBlock block = leaf_block(static_cast<int64_t>(leaves.size()), rank, size);
   TreeAccumulator accumulator;
@@ -78,7 +79,8 @@ at::Tensor sum_of_block(const std::vector<Leaf>& leaves, int64_t rank, int64_t s
 
 TEST(TreeSum, adds_in_pairs_of_pairs) {
   const auto leaf = [](float value) { return at::full({1}, value); };
-  // 2^24 + 1 is 2^24 in f32: ((2^24 + 1) + (1 + 1)) + (1 + 1) = 2^24 + 4; one after another it stays 2^24.
+  // 2^24 + 1 rounds to 2^24 in f32. ((2^24 + 1) + (1 + 1)) + (1 + 1) gives 2^24 + 4; adding one by one gives
+  // 2^24.
   const float large = 16777216.0F;
   EXPECT_EQ(tree_sum({leaf(large), leaf(1), leaf(1), leaf(1), leaf(1), leaf(1)}).item<float>(), large + 4);
   EXPECT_EQ(tree_sum({leaf(1), leaf(1), leaf(large)}).item<float>(), large + 2);

@@ -32,7 +32,8 @@ RunConfig small_diffusion() {
   return config;
 }
 
-// Sample i is a picture of values that rise to the right, of class i modulo 5, with i modulo 3 embeddings.
+// Sample i is a picture whose values rise to the right. Its class is i modulo 5, and it has i modulo 3
+// embeddings.
 ImageReader rising_pictures(uint64_t samples) {
   return {samples, [](uint64_t index, bool flip) {
             TrainingImage image;
@@ -91,7 +92,7 @@ TEST(DiffusionTransformer, looks_up_the_parameters_it_lists_in_their_order) {
   }
 }
 
-// Every gate, and the last layer, begin at zero.
+// Every gate and the last layer start at zero.
 TEST(DiffusionTransformer, begins_by_predicting_nothing) {
   const RunConfig config = small_diffusion();
   const Model model = make_model(config);
@@ -108,7 +109,7 @@ TEST(DiffusionTransformer, parameters_say_what_they_are_for) {
     const bool conditioning = spec.name.starts_with("time_embed") || spec.name.ends_with("modulation.weight");
     EXPECT_EQ(spec.role == ParameterRole::kConditioning, conditioning && spec.name.ends_with(".weight"))
         << spec.name;
-    // Tables are added, as biases are.
+    // Like biases, tables are added, so they are not decayed.
     const bool table = spec.name == "final.table" || spec.name.ends_with(".modulation");
     EXPECT_EQ(spec.weight_decay(), spec.shape.size() > 1 && !table) << spec.name;
   }
@@ -130,7 +131,7 @@ TEST(DiffusionTransformer, reports_the_losses_and_experts_of_each_held_out_sampl
   }
 }
 
-// As for averaged weights, which want another p than those that are trained.
+// Averaged weights need such a search: their p differs from the p of the trained weights.
 TEST(DiffusionTransformer, thresholds_can_be_solved_for_a_number_of_experts) {
   const RunConfig config = small_diffusion();
   const Tensors tensors = initial_parameters(make_model(config));
@@ -146,7 +147,8 @@ TEST(DiffusionTransformer, thresholds_can_be_solved_for_a_number_of_experts) {
   EXPECT_NEAR(experts(solve_thresholds(config.routing, 2, {2.5}, at::kCPU, experts)), 2.5, 0.01);
 }
 
-// Two ranks whose sums differ in their last bits; here, to be seen, in more. `agree` stands for the wire.
+// The sums of two ranks differ in their last bits; this test uses a larger difference. `agree` stands for the
+// broadcast.
 TEST(SolveThresholds, gives_ranks_that_agree_the_same_after_as_many_passes) {
   RoutingConfig routing = small_diffusion().routing;
   std::vector<double> sent;
@@ -204,7 +206,7 @@ TEST(DiffusionDraws, mirror_nothing_where_flip_is_off_and_draw_all_else_as_befor
     EXPECT_TRUE(flipped.tensor(name).equal(upright.tensor(name))) << name;
 }
 
-// Over 4,000 samples, six standard deviations of each share.
+// Expects each share within six standard deviations over 4,000 samples.
 TEST(DiffusionDraws, follow_their_distributions) {
   RunConfig config = small_diffusion();
   config.model.text_length = config.model.text_size = 0;

@@ -16,8 +16,8 @@ enum class Kind { kDense, kExperts, kDocuments };
 
 constexpr int64_t kEndOfText = 7;
 
-// Two layers, three of eight experts or none; or documents that do not see each other, which end within what
-// the tests continue, at its end, and right after each other.
+// A model of two layers, dense or with eight experts. In the documents case, attention stays within a
+// document. Documents end within the text that the tests continue, at its end, and directly after each other.
 class Segments : public testing::TestWithParam<Kind> {
  protected:
   Segments() {
@@ -44,7 +44,7 @@ class Segments : public testing::TestWithParam<Kind> {
     for (const int64_t end : {4, 8, 12, 13, 14, 30}) tokens_[end].fill_(kEndOfText);
   }
 
-  // The states of tokens [begin, end) as a sequence of its own.
+  // The states of a sequence that is computed on its own.
   at::Tensor alone(const at::Tensor& tokens_T) const {
     const at::NoGradGuard no_grad;
     return hidden_states(model_, tokens_T.unsqueeze(0), inputs_).x_TD;
@@ -89,7 +89,7 @@ TEST_P(Segments, a_cache_grows_token_by_token_or_in_pieces) {
   std::vector<at::Tensor> pieces;
   for (const auto& [begin, end] :
        std::vector<std::pair<int64_t, int64_t>>{{0, 11}, {11, 12}, {12, 13}, {13, 40}}) {
-    // Another sequence beside it, of another length.
+    // Another sequence of another length in the same call.
     const at::Tensor beside = part(0, begin == 0 ? 5 : 1);
     const std::vector<Segment> segments = {{.length = end - begin, .cache = &one, .parent = kNoParent},
                                            {.length = beside.size(0), .cache = &other, .parent = kNoParent}};

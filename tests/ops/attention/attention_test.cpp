@@ -21,10 +21,11 @@ at::Tensor attention_reference(const at::Tensor& q, const at::Tensor& k, const a
 
 struct AttentionCase {
   std::vector<int64_t> shape;  // [B, H, L, K]
-  double deviation;            // of q and k: the larger, the further apart the scores
+  double deviation;            // standard deviation of q and k; a larger one spreads the scores
 };
 
-// Around the blocks of queries (126) and keys (256), one token, none, and heads of odd width.
+// Lengths around the block sizes of queries (126) and keys (256), one token, no token, and heads of odd
+// width.
 const std::vector<AttentionCase> kCases = {{{2, 3, 17, 8}, 1},   {{1, 1, 1, 4}, 1},    {{2, 1, 0, 4}, 1},
                                            {{1, 2, 126, 5}, 1},  {{1, 2, 127, 64}, 3}, {{1, 1, 256, 16}, 1},
                                            {{1, 1, 257, 16}, 8}, {{2, 2, 700, 32}, 1}, {{1, 1, 40, 256}, 1},
@@ -45,7 +46,7 @@ void expect_attention(const AttentionCase& test, at::ScalarType dtype, bool caus
 
 TEST(SelfAttention, matches_double_precision_and_where_causal_sees_no_later_token) {
   at::manual_seed(5);
-  // In bf16 the gradients see the rounded result; hardware kernels round the probabilities as well.
+  // In bf16, hardware kernels also round the probabilities, and the backward pass reads the rounded result.
   for (const AttentionCase& test : kCases) {
     for (const bool causal : {true, false}) {
       expect_attention(test, at::kFloat, causal, 1e-5);

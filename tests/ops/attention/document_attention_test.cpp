@@ -12,7 +12,7 @@
 namespace dtopp {
 namespace {
 
-// Every token's document, int64 [T].
+// The document of every token, int64 [T].
 at::Tensor documents_of(const std::vector<int32_t>& offsets) {
   const at::Tensor document_T = at::empty({offsets.back()}, at::kLong);
   for (size_t i = 0; i + 1 < offsets.size(); ++i)
@@ -20,7 +20,7 @@ at::Tensor documents_of(const std::vector<int32_t>& offsets) {
   return document_T;
 }
 
-// All tokens to all, what is later or of another document masked. q, k, v [T, H, K].
+// Every token attends to all tokens, with later ones and those of other documents masked. q, k, v [T, H, K].
 at::Tensor masked_reference(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             const std::vector<int32_t>& offsets) {
   const at::Tensor document_T = documents_of(offsets);
@@ -38,7 +38,7 @@ struct DocumentCase {
   std::vector<int32_t> offsets;
 };
 
-// One token, none, lengths in a row, blocks of the kernel (32, 64, 256) and one token more.
+// One token, no token, consecutive lengths, the kernel's block sizes (32, 64, 256), and one token more.
 const std::vector<DocumentCase> kDocumentCases = {{2, 8, {0, 17}},
                                                   {1, 4, {0, 1}},
                                                   {3, 8, {0, 1, 2, 3, 10, 10, 30}},

@@ -14,7 +14,7 @@ struct Case {
 constexpr Case kCases[] = {{0, 1, 2}, {1, 2, 8}, {5, 3, 6}, {130, 2, 40}, {300, 4, 64}};
 constexpr double kEps = 1e-5;
 
-// In double: torch's operations.
+// The reference: torch's operations in double.
 void expect_rotated(const Case& test, at::ScalarType dtype, bool centred, double bound) {
   SCOPED_TRACE(testing::Message() << test.tokens << " tokens, " << test.heads << " heads of " << test.width
                                   << (centred ? ", centred" : ""));
@@ -42,7 +42,7 @@ TEST(NormRotary, and_its_gradients_match_double_precision) {
 }
 
 TEST(NormRotary, turns_a_head_by_its_angle) {
-  // Two numbers, normalised to 1 and -1 (but for eps), turned by a right angle.
+  // Two numbers are normalised to 1 and -1 (up to eps) and rotated by a right angle.
   const at::Tensor x = at::tensor({5.0F, 1.0F}).view({1, 2});
   const at::Tensor y = norm_rotary(x, at::ones({2}), at::zeros({1, 2}), at::ones({1, 2}), 1, kEps);
   EXPECT_NEAR(y[0][0][0].item<float>(), 1, 1e-5);

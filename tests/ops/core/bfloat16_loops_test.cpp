@@ -12,12 +12,12 @@ namespace {
 
 const Bfloat16Loops& scalar = *all_bfloat16_loops().front();
 
-// The loops of AVX-512 as the compiler makes them for this machine.
+// The AVX-512 loops as the compiler generates them for this machine.
 namespace in_registers {
 #include "dtopp/ops/core/bfloat16_registers.h"
 }
 
-// Those, and all that the machine runs natively.
+// Those loops, and all kinds that this machine runs natively.
 std::vector<const Bfloat16Loops*> every_kind() {
   std::vector<const Bfloat16Loops*> kinds = all_bfloat16_loops();
   kinds.push_back(&in_registers::loops);
@@ -39,7 +39,7 @@ c10::BFloat16 of_bits(uint16_t bits) { return {bits, c10::BFloat16::from_bits()}
 
 Numbers untouched(int64_t count) { return Numbers(count, of_bits(kUntouched)); }
 
-// Any 16 bits: packing only moves them.
+// Any 16 bits are valid, because packing only moves them.
 Numbers any_bits(int64_t count) {
   std::mt19937 random(static_cast<unsigned>(count));
   Numbers numbers(count);
@@ -59,7 +59,7 @@ TEST(Bfloat16Loops, pack_columns_of_a_left_side) {
     for (const int64_t M : {0, 1, 7, 8, 9, 16, 40, 131}) {
       for (const int64_t present : {1, 2, 17, 31, 32}) {
         for (const int64_t stride : {32, 35, 96}) {
-          // Columns lie anywhere, in no order and at odd addresses.
+          // Columns lie anywhere, in no order, and at odd addresses.
           const Numbers from = any_bits(kPackedDepth * (M + 13) + 1);
           std::vector<const c10::BFloat16*> columns;
           for (int64_t k = 0; k < present; ++k) columns.push_back(from.data() + (k * 7 % 32) * (M + 13) + 1);
@@ -122,7 +122,7 @@ TEST(Bfloat16Loops, pack_a_right_side_from_its_transpose) {
   });
 }
 
-// Ties, the largest, what overflows, infinities and NaN between ordinary numbers.
+// Ties, the largest numbers, overflowing numbers, infinities and NaN among ordinary numbers.
 std::vector<float> difficult_floats() {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   std::vector<float> numbers = {0.0F,        -0.0F,      1.0F,          -1.0F,          1.00390625F,
@@ -133,7 +133,8 @@ std::vector<float> difficult_floats() {
   return numbers;
 }
 
-// What c10 rounds to; NaN has many bits, and AVX512_BF16 takes numbers below 2^-126 for zero.
+// The value that c10 rounds to. NaN has many bit patterns, and AVX512_BF16 treats numbers below 2^-126 as
+// zero.
 void expect_rounded(c10::BFloat16 actual, float exact) {
   if (std::isnan(exact)) {
     EXPECT_TRUE(std::isnan(static_cast<float>(actual)));
@@ -160,7 +161,7 @@ TEST(Bfloat16Loops, round_to_nearest_even) {
   });
 }
 
-// Half a unit in the last of 8 bits, and what float itself rounds; near 0 what lies below 2^-126 may be lost.
+// The bound is half a unit in the last of 8 bits, plus float's own rounding. Values below 2^-126 may be lost.
 void expect_near(double actual, double exact) {
   EXPECT_LE(std::abs(actual - exact), std::abs(exact) * (1.0 / 256 + 1e-5) + 1e-35);
 }

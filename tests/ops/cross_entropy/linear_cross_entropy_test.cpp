@@ -9,7 +9,7 @@ namespace dtopp::linear_cross_entropy_test {
 namespace {
 
 constexpr double kZWeight = 0.01;
-// bf16 gradients are formed in fp32 and rounded once, then once more when the loss is scaled: 2^-8 each.
+// bf16 gradients are computed in fp32 and rounded once, then again when the loss is scaled: 2^-8 each.
 constexpr double kBfloat16Bound = 1.0 / 128;
 
 struct Case {
@@ -45,7 +45,7 @@ TEST(LinearCrossEntropy, matches_double_precision) {
 }
 
 TEST(LinearCrossEntropy, matches_over_several_chunks_of_tokens) {
-  expect_matches_reference(make_case(2500, 4, 20), 1e-5);  // more tokens than a chunk may hold
+  expect_matches_reference(make_case(2500, 4, 20), 1e-5);  // more tokens than a chunk holds
   expect_matches_reference(make_case(2500, 4, 20, at::kBFloat16), kBfloat16Bound);
   expect_matches_reference(make_case(60, 8, 400'000), 1e-5);  // 41 rows of logits fit
 }

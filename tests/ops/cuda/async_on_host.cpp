@@ -5,7 +5,7 @@
 namespace dtopp::cuda_on_host {
 namespace {
 
-std::unique_ptr<Unit> of_block;  // NOLINT: of tests
+std::unique_ptr<Unit> of_block;  // NOLINT: tests only
 
 void land(const Copy& copy) {
   unsigned char* to = shared_memory() + copy.to;

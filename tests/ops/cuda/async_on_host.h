@@ -1,9 +1,13 @@
-// What cuda_async.h, cuda_wgmma.h and cuda_mma.h have of a GPU, for cuda_on_host. Copies and products that a
-// device would make in its own time are made at once or when they are waited for, as is drawn; throws
-// std::runtime_error where
-// - a copy goes to what a product may still read, or to where another is under way,
-// - a product reads what is under way or was not fenced off, its threads disagree, or sums were not fenced,
-// - a block ends with something under way.
+// Implements the functions of cuda_async.h, cuda_wgmma.h and cuda_mma.h on the host, for cuda_on_host.
+//
+// Copies and products, which are asynchronous on a device, run either at once or when they are waited for; a
+// random draw decides.
+//
+// Throws: std::runtime_error if
+//         - a copy writes to memory that a product may still read or that another copy is writing,
+//         - a product reads memory that is being copied or is not fenced,
+//         - the threads of a product disagree, or its sums are not fenced,
+//         - a block ends with copies or products pending.
 #pragma once
 
 namespace dtopp::cuda_on_host {
@@ -15,7 +19,7 @@ void end_block();
 
 uint32_t shared_address(const void* place);
 void copy_async(uint32_t to, const void* from, uint32_t bytes, const Where& where = Where::current());
-// Reads a number there, so that sanitizers see an address that is not there.
+// Reads one value there, so that sanitizers detect an invalid address.
 void prefetch_line(const void* from);
 inline void add_two(float* to, float first, float second) {
   to[0] += first;

@@ -1,4 +1,4 @@
-// What the host of asynchronous copies and products must notice.
+// Tests the errors that the host simulation of asynchronous copies and products must detect.
 #include <array>
 #include <vector>
 
@@ -13,7 +13,7 @@ namespace {
 constexpr int kThreads = 128;
 constexpr size_t kSharedBytes = 64 << 10;
 constexpr uint32_t kLeft = 0, kRight = 8 << 10, kBarrier = 60 << 10;
-constexpr uint32_t kOperandBytes = (64 + 256) * 128;  // of K-major rows
+constexpr uint32_t kOperandBytes = (64 + 256) * 128;  // K-major rows
 
 using testing::HasSubstr;
 
@@ -35,7 +35,7 @@ std::string error_of(const std::function<void()>& kernel, int threads = kThreads
   return "";
 }
 
-// Both operands, each thread its part.
+// Copies both operands; each thread copies its part.
 void copy_operands() {
   const auto* from = reinterpret_cast<const unsigned char*>(ones().data());
   for (uint32_t at = threadIdx.x * 16; at < kOperandBytes; at += kThreads * 16) copy_async(at, from + at, 16);
@@ -49,7 +49,7 @@ void fill_operands() {
   __syncthreads();
 }
 
-// K-major with the 128-byte swizzle, groups of 8 rows 1,024 bytes apart.
+// K-major with the 128-byte swizzle; groups of 8 rows lie 1,024 bytes apart.
 constexpr uint64_t operand(uint32_t begin) {
   return begin >> 4 | uint64_t{1} << 16 | uint64_t{1024 >> 4} << 32 | uint64_t{1} << 62;
 }
@@ -111,7 +111,7 @@ TEST(AsyncOnHost, a_copy_over_what_a_product_reads_is_an_error) {
               HasSubstr("a product may still read"));
 }
 
-// The warp that has waited does not speak for the others.
+// One warp's wait does not cover the other warps.
 TEST(AsyncOnHost, a_copy_after_one_warp_has_waited_is_an_error) {
   EXPECT_THAT(error_of([] {
                 fill_operands();
@@ -181,7 +181,7 @@ TEST(AsyncOnHost, barriers_let_through_by_phases) {
     }
   });
   EXPECT_THAT(order, testing::ElementsAre(0, 1, 2, 3, 4));
-  // Thread 5 may be one phase ahead, not more, and never behind.
+  // Thread 5 may be at most one phase ahead and is never behind.
   for (int phase = 0; phase < kPhases; ++phase)
     EXPECT_THAT(seen[phase] - phase, testing::AllOf(testing::Ge(1), testing::Le(2)));
 }
@@ -198,7 +198,7 @@ TEST(AsyncOnHost, a_phase_that_never_ends_is_an_error) {
 }
 
 TEST(AsyncOnHost, matrices_are_read_as_rows_and_as_columns) {
-  // Number r * 8 + c of matrix m is at row r, column c.
+  // Number r * 8 + c of each matrix lies at row r, column c.
   std::array<std::vector<uint32_t>, 2> seen;
   for (std::vector<uint32_t>& words : seen) words.resize(32 * 4);
   run_block(

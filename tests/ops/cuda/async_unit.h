@@ -1,4 +1,4 @@
-// What is under way in a block: state that copies, barriers and products share.
+// State of a block's pending work, shared by copies, barriers and products.
 #pragma once
 
 #include <deque>
@@ -14,7 +14,7 @@ constexpr uint32_t kChunkBytes = 16;
 
 struct Chunk {
   enum class State { kClean, kUnderWay, kNotFenced } state = State::kClean;
-  int readers = 0;  // products
+  int readers = 0;  // products that read this chunk
 };
 
 struct Copy {
@@ -31,10 +31,10 @@ struct Barrier {
 struct Thread {
   std::vector<Copy> begun;
   std::deque<std::vector<Copy>> groups;
-  std::vector<uint32_t> not_fenced;  // chunks
+  std::vector<uint32_t> not_fenced;  // indices of chunks
   bool sums_fenced = false;
-  size_t products = 0;           // begun
-  std::deque<size_t> committed;  // products at each commit
+  size_t products = 0;           // number of products begun
+  std::deque<size_t> committed;  // number of products at each commit
 };
 
 struct Begun {
@@ -46,10 +46,10 @@ struct Begun {
 struct WarpGroup {
   std::vector<Begun> products;
   size_t made = 0;
-  std::vector<size_t> ended = std::vector<size_t>(kGroupThreads / kWarpThreads);  // of each warp
+  std::vector<size_t> ended = std::vector<size_t>(kGroupThreads / kWarpThreads);  // products ended, per warp
 };
 
-// Made when a block first uses it.
+// Created when a block first uses it.
 struct Unit {
   Unit()
       : chunks(shared_bytes() / kChunkBytes),
@@ -63,12 +63,12 @@ struct Unit {
   int copies_under_way = 0;
 };
 
-// The running block's.
+// The unit of the running block.
 Unit& unit();
 inline Thread& this_thread() { return unit().threads.at(thread()); }
 inline WarpGroup& this_group() { return unit().groups.at(thread() / kGroupThreads); }
 
-// Whether what a device does in its own time is done now, or when it is waited for.
+// Whether an asynchronous operation runs now. Otherwise it runs when it is waited for.
 inline bool at_once() { return draw() % 2 == 0; }
 
 }  // namespace dtopp::cuda_on_host

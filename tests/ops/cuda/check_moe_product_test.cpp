@@ -1,5 +1,5 @@
-// The check of own kernels before they are used, run with the kernels on a CPU: it passes them, and finds
-// each kind of wrong result.
+// Tests the check that fused kernels must pass before use, with the kernels run on a CPU. The check accepts
+// correct kernels and detects each kind of wrong result.
 #include <cmath>
 #include <limits>
 #include <map>
@@ -17,9 +17,9 @@ namespace {
 using cuda::ProductErrors;
 using cuda::ProductInputs;
 
-constexpr double kMostError = 1.0 / 64;  // CheckedProduct's
+constexpr double kMostError = 1.0 / 64;  // the limit of CheckedProduct
 
-// The first of product_cases(); the others take a CPU long.
+// The first cases of product_cases(); the others take long on a CPU.
 constexpr size_t kQuickCases = 2;
 
 std::vector<MoeProduct> all_products() {
@@ -28,10 +28,10 @@ std::vector<MoeProduct> all_products() {
   return products;
 }
 
-// What an own kernel's results become.
+// Changes the results of a fused kernel.
 using Lie = std::function<void(std::vector<at::Tensor>& results, const ProductInputs& inputs)>;
 
-// A product's results, which are formed once.
+// The results of each product, computed once.
 class Results {
  public:
   explicit Results(const ProductInputs& inputs) : inputs_(inputs) {}
@@ -96,7 +96,7 @@ TEST(CheckMoeProductOnHost, finds_every_lie) {
          if (results[0].dim() == 2)
            results[0].slice(0, given.pairs).fill_(1);
          else
-           results[0][1].fill_(1);  // of an expert without
+           results[0][1].fill_(1);  // the gradient of an expert without rows
        }}};
   for (const MoeProduct product : all_products()) {
     for (const auto& [name, lie] : lies) {
@@ -120,7 +120,7 @@ TEST(CheckMoeProductOnHost, takes_other_products_as_they_are) {
   EXPECT_EQ(own, (std::vector<unsigned long>{0b010101, 0b000101}));
 }
 
-// As where there are more experts than at::_grouped_mm takes.
+// Products per expert replace at::_grouped_mm when there are too many experts for it.
 TEST(CheckMoeProductOnHost, products_an_expert_go_with_own_kernels_too) {
   const ProductInputs inputs({{3, 0, 5}, 16, 24}, at::kCPU);
   for (const MoeProduct product : all_products()) {
@@ -146,7 +146,7 @@ TEST(CheckMoeProductOnHost, is_an_operator_that_takes_known_products) {
                                                  testing::HasSubstr("check_moe_product: expected one of ")));
 }
 
-// Here the own kernel is run thread by thread.
+// On the host the fused kernel runs thread by thread, so it is slower.
 TEST(CheckMoeProductOnHost, finds_which_is_faster) {
   const ProductInputs inputs(cuda::product_cases()[0], at::kCPU);
   const cuda::ProductTimes times = cuda::time_product(MoeProduct::kDownGradient, {}, inputs);

@@ -26,10 +26,11 @@ struct SharedDeleter {
   void operator()(unsigned char* memory) const { operator delete[](memory, kSharedAlignment); }
 };
 
-std::mt19937_64 order_source(1);  // NOLINT: of tests
-Device simulated;                 // NOLINT: of tests
+std::mt19937_64 order_source(1);  // NOLINT: tests only
+Device simulated;                 // NOLINT: tests only
 
-// What the lanes of a warp gave, for the exchange now and the one before, which a slower lane may still read.
+// The values that a warp's lanes pass, for the present exchange and the previous one, which a slower lane may
+// still read.
 struct Warp {
   alignas(kSlotBytes) unsigned char slots[2][kLanes * kSlotBytes];
 };
@@ -39,7 +40,7 @@ std::string name_of(const Where& where) {
 }
 
 class Block;
-Block* current = nullptr;  // NOLINT: of tests
+Block* current = nullptr;  // NOLINT: tests only
 
 class Block {
  public:
@@ -67,7 +68,7 @@ class Block {
     }
     std::vector<int> order(fibers_.size());
     std::iota(order.begin(), order.end(), 0);
-    // Warps that wait until the others can go no further, drawn anew after each barrier of the block.
+    // The warps to hold back until no other warp can proceed; drawn again after each barrier of the block.
     uint64_t held = order_source();
     while (!all_are(State::kDone)) {
       std::shuffle(order.begin(), order.end(), order_source);
@@ -118,7 +119,7 @@ class Block {
   int thread() const { return thread_; }
 
  private:
-  // A fiber runs a thread of block after block: entering one anew costs a system call.
+  // A fiber runs one thread of successive blocks, because creating a fiber costs a system call.
   [[noreturn]] static void enter() {
     Block& block = *current;
     block.arrived(nullptr);
@@ -182,7 +183,8 @@ class Block {
            std::strcmp(a.where.file_name(), b.where.file_name()) == 0;
   }
 
-  // Lets go on who has waited for all; what they waited at, kReady where nobody could.
+  // Releases the fibers at a barrier that all have reached. Returns the barrier's state, or kReady if none is
+  // complete.
   State release() {
     State released = State::kReady;
     if (fibers_[0].state == State::kAtBlockBarrier &&

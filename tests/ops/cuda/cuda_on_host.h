@@ -1,9 +1,13 @@
-// CUDA kernels on a CPU, for tests: what CUDA builds in, declared for g++ (included before a kernel file by
-// -include), and a launch that runs the blocks one after another, each thread of a block a fiber of its own.
-// Fibers change only at barriers and warp operations, in an order drawn anew each time, so that a missing
-// barrier shows as a result that changes with the order. Throws std::runtime_error where a barrier is not
-// reached by all, a lane reads from one that does not take part, or the device would trap. Shared memory has
-// exactly the size of the launch and holds 0xFF bytes when a block begins: ASan finds what lies outside.
+// Runs CUDA kernels on a CPU, for tests. It declares CUDA's built-ins for g++ (-include puts it before a
+// kernel file) and a launch function.
+//
+// A launch runs blocks one after another and each thread of a block as a fiber. Fibers switch only at
+// barriers and warp operations, in a newly drawn order, so results with a missing barrier depend on the
+// order. Shared memory has exactly the size of the launch and starts as 0xFF bytes, so ASan finds accesses
+// outside it.
+//
+// Throws: std::runtime_error if some threads miss a barrier, a lane reads from a lane that does not take
+//         part, or the device would trap
 #pragma once
 
 #include <algorithm>
@@ -36,7 +40,7 @@ struct Grid {
   size_t shared_bytes;
 };
 
-// The order of fibers and blocks is drawn from this.
+// Sets the seed of the draws that order fibers and blocks.
 void set_seed(uint64_t seed);
 uint64_t draw();
 
@@ -56,15 +60,15 @@ using Where = std::source_location;
 
 void wait_for_block(const Where& where);
 
-// Until the condition holds, which others bring about.
+// Waits until other threads make the condition true.
 void wait_until(const std::function<bool()>& condition, const Where& where);
 
 constexpr size_t kSlotBytes = 32;
 
-// Waits for the lanes of the mask; returns what each of the warp's gave, kSlotBytes apart.
+// Waits for the lanes of the mask. Returns the values of the warp's lanes, kSlotBytes apart.
 const unsigned char* exchange(unsigned mask, const void* value, size_t bytes, const Where& where);
 
-// This lane of its warp.
+// The index of this lane in its warp.
 int lane();
 int thread();
 size_t shared_bytes();

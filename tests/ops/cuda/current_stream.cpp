@@ -2,7 +2,7 @@
 
 namespace dtopp::cuda {
 
-// Kernels on the host take no notice of it.
+// Kernels on the host ignore the stream.
 Stream current_stream(const at::Tensor& /*tensor*/) { return nullptr; }
 
 }  // namespace dtopp::cuda

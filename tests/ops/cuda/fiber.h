@@ -1,4 +1,4 @@
-// A thread of a block on the host: what it waits for, and where it goes on.
+// A fiber: one thread of a block on the host, with its state and the context from which it resumes.
 #pragma once
 
 #include <setjmp.h>
@@ -8,13 +8,13 @@
 
 namespace dtopp::cuda_on_host {
 
-// Not a power of two: the same variable of every fiber would fall into one set of the cache.
+// Not a power of two: otherwise the same variable of every fiber would use the same cache set.
 constexpr size_t kStackBytes = (128 << 10) + 192;
 
 enum class State { kReady, kAtBlockBarrier, kAtWarpBarrier, kWaiting, kDone };
 
-// Where a fiber or the scheduler goes on. Once entered, jumps do what swapcontext does without its system
-// calls; ASan follows swapcontext only.
+// The context from which a fiber or the scheduler resumes. After the first entry, jumps do the work of
+// swapcontext without its system calls. ASan supports swapcontext only.
 struct Context {
   ucontext_t entry;
   jmp_buf place;
@@ -40,7 +40,7 @@ struct Fiber {
   unsigned mask = 0;
   int exchanges = 0;
   std::function<bool()> condition;
-  void* fake_stack = nullptr;  // ASan's, kept while the fiber is away
+  void* fake_stack = nullptr;  // ASan's fake stack, kept while another fiber runs
 };
 
 }  // namespace dtopp::cuda_on_host

@@ -1,4 +1,5 @@
-// linear_cross_entropy's and token_log_probs' CUDA side, the kernels run on a CPU and the products by torch.
+// Tests the CUDA side of linear_cross_entropy and token_log_probs; kernels run on a CPU, products run in
+// torch.
 #include "dtopp/ops/cross_entropy/linear_cross_entropy.h"
 
 #include <gmock/gmock.h>
@@ -34,7 +35,7 @@ cuda::LossOutputs run_cuda(const Case& c, int64_t chunk, bool need_x = true, boo
   return cuda::form_loss({c.x_TD, c.weight_VD, c.targets_T, kZWeight, kIgnored, need_x, need_weight}, chunk);
 }
 
-// In bf16 the gradient of a logit is rounded, and what is formed of it: 2^-9 each, doubled.
+// In bf16 the gradients of logits are rounded, and so are the results computed from them: 2^-9 each, doubled.
 double bound(at::ScalarType dtype) {
   return dtype == at::kDouble ? 1e-12 : dtype == at::kFloat ? 1e-5 : 1.0 / 128;
 }
@@ -140,7 +141,7 @@ TEST(LinearCrossEntropyOnHost, the_op_takes_the_same_path) {
 }
 
 TEST(LinearCrossEntropyOnHost, chunks_are_equal_and_hold_what_fits) {
-  EXPECT_EQ(cuda::tokens_per_chunk(32768, 50432, at::kFloat), 4682);  // 7 chunks of up to 5,322
+  EXPECT_EQ(cuda::tokens_per_chunk(32768, 50432, at::kFloat), 4682);  // 7 chunks of at most 5,322
   EXPECT_EQ(cuda::tokens_per_chunk(100, 50432, at::kFloat), 100);
   EXPECT_EQ(cuda::tokens_per_chunk(0, 50432, at::kFloat), 1);
   EXPECT_EQ(cuda::tokens_per_chunk(3, 1LL << 31, at::kFloat), 1);

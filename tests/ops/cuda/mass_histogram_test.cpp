@@ -1,4 +1,4 @@
-// mass_histogram's CUDA kernel, run on a CPU, against the CPU kernel.
+// Tests mass_histogram's CUDA kernel, run on a CPU, against the CPU kernel.
 #include "dtopp/ops/route/mass_histogram.h"
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@ at::Tensor run_cuda(const at::Tensor& logits_TE, const at::Tensor& scale, std::s
       "dtopp::mass_histogram", logits_TE, scale, c10::string_view(normalization), max_experts, stride);
 }
 
-// Sums in another order may put a mass into the neighbouring bin.
+// Sums in another order may move a cumulative probability to the neighbouring bin.
 void expect_equal(const at::Tensor& cuda_M, const at::Tensor& cpu_M) {
   const int64_t masses = cpu_M.sum().item<int64_t>();
   EXPECT_EQ(cuda_M.sum().item<int64_t>(), masses);

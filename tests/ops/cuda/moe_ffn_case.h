@@ -1,4 +1,4 @@
-// A layer for moe_ffn's CUDA side, run on a CPU, and what it must give.
+// A layer for moe_ffn's CUDA side, run on a CPU, and its expected outputs.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ struct Case {
 
 struct Shape {
   int64_t tokens, hidden, ffn, experts;
-  double chance;  // of an expert to be chosen
+  double chance;  // probability that a token selects an expert
 };
 
 inline Case make_case(const Shape& shape, at::ScalarType dtype) {
@@ -32,7 +32,7 @@ inline Case make_case(const Shape& shape, at::ScalarType dtype) {
           at::randn({shape.experts, shape.hidden, shape.ffn}).div(4).to(dtype)};
 }
 
-// oneDNN compiles a kernel for each number of rows, in milliseconds; an expert has any.
+// oneDNN compiles a kernel per number of rows, in milliseconds, and the number of rows varies by expert.
 struct WithoutOneDnn {
   WithoutOneDnn() { at::globalContext().setUserEnabledMkldnn(false); }
   ~WithoutOneDnn() { at::globalContext().setUserEnabledMkldnn(true); }
@@ -61,7 +61,7 @@ inline Gradients run_backward(const Case& c, const at::Tensor& grad_y, const at:
       "dtopp::moe_ffn_backward", grad_y, c.x_TD, c.gates_TE, c.gate_up_proj, c.down_proj, pre_AG, needed);
 }
 
-// room: of pairs.
+// `room` is the capacity in token-expert pairs.
 inline Outputs run_cuda(const Case& c, const at::Tensor& grad_y, int64_t room,
                         std::array<bool, 4> needed = kAll) {
   const PoisonedMemory poisoned;
@@ -75,12 +75,12 @@ inline Outputs run_cuda(const Case& c, const at::Tensor& grad_y, int64_t room,
 
 inline int64_t count_pairs(const Case& c) { return c.gates_TE.ne(0).sum().item<int64_t>(); }
 
-// In bf16 pre-activations, activations, each expert's rows and results are rounded, 2^-9 each.
+// In bf16, pre-activations, activations, each expert's rows and the results are rounded: 2^-9 each.
 inline double bound(at::ScalarType dtype) {
   return dtype == at::kDouble ? 1e-12 : dtype == at::kFloat ? 1e-5 : 1.0 / 64;
 }
 
-// As Outputs::all.
+// The exact values, in the order of Outputs::all.
 inline std::vector<at::Tensor> exact_outputs(const Case& c, const at::Tensor& grad_y) {
   std::vector<at::Tensor> inputs = {c.x_TD, c.gates_TE, c.gate_up_proj, c.down_proj};
   for (at::Tensor& tensor : inputs) tensor = tensor.to(at::kDouble).clone().requires_grad_();
@@ -90,7 +90,7 @@ inline std::vector<at::Tensor> exact_outputs(const Case& c, const at::Tensor& gr
           inputs[3].grad()};
 }
 
-// The same gradients where those of the weights go to sums, of which one is added to, one overwritten.
+// Computes the same gradients with weight gradients going to accumulators: one is added to, one overwritten.
 inline void expect_sums_hold(const Case& c, const at::Tensor& grad_y, const Outputs& expected) {
   const WithoutOneDnn without_one_dnn;
   const auto& [grad_x, grad_gates, grad_gate_up, grad_down] = expected.grad;

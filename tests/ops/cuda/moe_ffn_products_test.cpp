@@ -1,4 +1,4 @@
-// Which of moe_ffn's products own kernels form, and that it makes no difference.
+// Tests the choice of fused kernels per product of moe_ffn; the results do not depend on it.
 #include <gtest/gtest.h>
 
 #include "dtopp/ops/moe_ffn/moe_products.h"
@@ -7,9 +7,9 @@
 namespace dtopp::moe_ffn_test {
 namespace {
 
-// Own kernels and torch's products leave the same to each other, whichever do what.
+// Fused kernels and torch's products exchange the same tensors, in any mixture.
 TEST(MoeFfnProductsOnHost, any_mixture_matches_double_precision) {
-  cuda_on_host::set_device({2, 80, 163 << 10});  // whose kernels take a CPU less time
+  cuda_on_host::set_device({2, 80, 163 << 10});  // its kernels run faster on a CPU
   const Case c = make_case({12, 16, 8, 2, 0.6}, at::kBFloat16);
   c.gates_TE.select(1, 0).zero_();
   for (unsigned own = 0; own < 64; ++own) {

@@ -1,5 +1,5 @@
-// moe_ffn's CUDA side, its kernels run on a CPU and its products by torch, against double precision and the
-// CPU kernels.
+// Tests moe_ffn's CUDA side, with kernels run on a CPU and products in torch, against double precision and
+// the CPU kernels.
 #include "dtopp/ops/moe_ffn/moe_ffn.h"
 
 #include <gmock/gmock.h>
@@ -11,7 +11,7 @@
 namespace dtopp::moe_ffn_test {
 namespace {
 
-// By torch's products or by own kernels, which are for bf16 alone.
+// Uses torch's products or the fused kernels, which exist for bf16 only.
 class MoeFfnOnHost : public testing::TestWithParam<const char*> {
  protected:
   MoeFfnOnHost() { setenv("DTOPP_MOE_PRODUCTS", GetParam(), 1); }
@@ -64,7 +64,8 @@ TEST(PairsOnHost, are_those_of_nonzero) {
   }
 }
 
-// Of rows of T tokens for each of E experts; aligned, in blocks of E's odd divisor times a power of two.
+// Adds the rows of T tokens of each of E experts along an aligned tree. Its blocks have E's odd divisor times
+// a power of two.
 at::Tensor sum_along_tree(std::vector<at::Tensor> rows_E) {
   size_t odd = rows_E.size();
   while (odd % 2 == 0) odd /= 2;
@@ -78,7 +79,7 @@ at::Tensor sum_along_tree(std::vector<at::Tensor> rows_E) {
   return rows_E[0];
 }
 
-// So that ranks which share out the experts get the bits of one that has all (moe_ffn_slices_test.cpp).
+// Ranks that share the experts then get the bits of a rank with all experts (moe_ffn_slices_test.cpp).
 TEST(PairsOnHost, are_added_along_the_tree_over_experts) {
   constexpr int64_t kTokens = 12, kHidden = 12;
   for (const int64_t experts : {1, 2, 3, 6, 8, 12, 33, 64, 2048}) {
@@ -127,7 +128,7 @@ TEST_P(MoeFfnOnHost, any_order_of_threads_and_blocks_gives_the_same_bits) {
   }
 }
 
-// What is left out is undefined; sanitizers see whether memory is safe.
+// The omitted results are undefined. Sanitizers check that all memory accesses are valid.
 TEST_P(MoeFfnOnHost, too_little_room_leaves_pairs_out) {
   const Case c = make_case({70, 16, 8, 6, 0.6}, at::kBFloat16);
   const at::Tensor grad_y = at::randn(c.x_TD.sizes()).to(at::kBFloat16);
@@ -166,7 +167,7 @@ TEST_P(MoeFfnOnHost, a_gate_that_is_not_finite_does_not_touch_other_tokens) {
   EXPECT_TRUE(at::isfinite(y.slice(0, 4)).all().item<bool>());
 }
 
-// As a slice of a larger tensor may begin anywhere.
+// A slice of a larger tensor may begin at any address.
 TEST_P(MoeFfnOnHost, takes_tensors_at_any_address) {
   const Case c = make_case({20, 8, 8, 4, 0.5}, at::kBFloat16);
   const auto moved = [](const at::Tensor& tensor) {
@@ -195,10 +196,10 @@ TEST_P(MoeFfnOnHost, refuses_unknown_products) {
   setenv("DTOPP_MOE_PRODUCTS", "fast", 1);
   const Case c = make_case({20, 8, 8, 4, 0.5}, at::kBFloat16);
   EXPECT_THAT([&] { run_inference(c, 0); },
-              testing::ThrowsMessage<c10::Error>(
-                  testing::HasSubstr("DTOPP_MOE_PRODUCTS is grouped_mm, fused or a list of activation, "
-                                     "projection, activation_gradient, input_gradient, down_gradient, "
-                                     "gate_up_gradient, got 'fast'")));
+              testing::ThrowsMessage<c10::Error>(testing::HasSubstr(
+                  "DTOPP_MOE_PRODUCTS: expected grouped_mm, fused or a list of activation, "
+                  "projection, activation_gradient, input_gradient, down_gradient, "
+                  "gate_up_gradient, got 'fast'")));
 }
 
 TEST_P(MoeFfnOnHost, gives_gradients_only_where_needed) {

@@ -1,4 +1,4 @@
-// norm_rotary's CUDA kernels, run on a CPU, against torch's operations in double.
+// Tests norm_rotary's CUDA kernels, run on a CPU, against torch's operations in double precision.
 #include "dtopp/ops/attention/norm_rotary.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// Calls the CUDA side of an op, its kernels run by cuda_on_host, with tensors of the CPU.
+// Calls the CUDA side of an op with CPU tensors; cuda_on_host runs its kernels.
 #pragma once
 
 #include "dtopp/ops/core/poisoned_memory.h"

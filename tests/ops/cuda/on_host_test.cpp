@@ -1,4 +1,4 @@
-// The kernels' host itself: what it must notice.
+// Tests the errors that cuda_on_host itself must detect.
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -114,7 +114,7 @@ TEST(CudaOnHost, a_warp_that_gets_ahead_overwrites_what_others_have_yet_to_read)
           __syncthreads();
           __syncwarp();
           read[threadIdx.x] = shared[0];
-          __syncwarp();  // a barrier of the block is missing here
+          __syncwarp();  // a block-wide barrier is missing here
           if (threadIdx.x == 0) shared[0] = 2;
         },
         sizeof(int));

@@ -1,4 +1,4 @@
-// The products of pair_products_cuda.h, run on a CPU, against double precision.
+// Tests the products of pair_products_cuda.h, run on a CPU, against double precision.
 #include <gtest/gtest.h>
 
 #include "dtopp/ops/cuda/cuda_tensor.h"
@@ -13,15 +13,15 @@ using cuda::Bfloat16;
 using cuda::read;
 using cuda::write;
 
-constexpr double kRounded = 1.0 / 256;  // to bf16
+constexpr double kRounded = 1.0 / 256;  // one rounding to bf16
 constexpr double kNotANumber = std::numeric_limits<double>::quiet_NaN();
 
 struct Sizes {
-  std::vector<int> rows;  // of each expert
+  std::vector<int> rows;  // rows per expert
   int64_t hidden, ffn, tokens;
 };
 
-// What the products read and, poisoned, what they write.
+// The inputs of the products, and their outputs filled with poison.
 struct Layer {
   explicit Layer(const Sizes& sizes) {
     at::manual_seed(3);
@@ -40,13 +40,13 @@ struct Layer {
   }
 
   static at::Tensor random(at::IntArrayRef shape) { return at::randn(shape).to(at::kBFloat16); }
-  // Rows past the pairs, that nothing may write.
+  // Rows beyond the pairs; no product may write them.
   static constexpr int64_t kSpare = 3;
   at::Tensor rows(int64_t width, at::ScalarType type = at::kBFloat16) const {
     return at::full({pairs + kSpare, width}, kNotANumber, type);
   }
 
-  // rows_AM[a] of the experts' products with the weight of their expert.
+  // Applies body(rows, expert) to each expert's rows of rows_AM and concatenates the results.
   template <typename Body>
   at::Tensor for_experts(const at::Tensor& rows_AM, const Body& body) const {
     std::vector<at::Tensor> parts;
@@ -73,15 +73,15 @@ void expect_near(const at::Tensor& rows, const Layer& layer, const at::Tensor& e
 const std::vector<Sizes>& all_sizes() {
   static const std::vector<Sizes> sizes = {
       {{1}, 8, 8, 1},
-      {{128, 0, 129, 3}, 64, 128, 50},       // whole tiles, and one row more
-      {{0, 200, 0, 0, 70, 0}, 72, 136, 30},  // one 16-byte chunk more than whole steps and tiles
-      {{40, 300}, 328, 264, 500},            // more steps than stages; more columns than a tile
+      {{128, 0, 129, 3}, 64, 128, 50},       // whole tiles, and one extra row
+      {{0, 200, 0, 0, 70, 0}, 72, 136, 30},  // one 16-byte chunk beyond whole steps and tiles
+      {{40, 300}, 328, 264, 500},            // more steps than stages, more columns than a tile
       {{0, 0}, 16, 16, 4},
   };
   return sizes;
 }
 
-// By wgmma, and by mma with as many stages as an A100 and as a GeForce has room for.
+// Tests wgmma, and mma with the number of stages that fits an A100 and a GeForce.
 template <typename Body>
 void for_all_sizes(const Body& body) {
   for (const cuda_on_host::Device& device : {cuda_on_host::Device{}, cuda_on_host::Device{2, 80, 163 << 10},
@@ -157,7 +157,7 @@ TEST(PairProductsOnHost, forms_the_gradients_of_inputs) {
   });
 }
 
-// Of the sums over pairs: [E, M, N], all written, rounded or not.
+// Expects the sums over pairs, [E, M, N], with every element written, rounded or not.
 void expect_sums_near(const at::Tensor& out_EMN, const Layer& layer, const at::Tensor& left_AM,
                       const at::Tensor& right_AN) {
   for (int64_t e = 0; e < layer.products.experts; ++e) {
@@ -174,7 +174,7 @@ void expect_sums_near(const at::Tensor& out_EMN, const Layer& layer, const at::T
   }
 }
 
-// form(out): rounded; in fp32; and added to that.
+// Calls form(out) for a rounded output, for one in fp32, and for one that is added to.
 template <typename Form>
 void expect_gradients_near(const at::Tensor& weight_EMN, const Layer& layer, const at::Tensor& left_AM,
                            const at::Tensor& right_AN, const Form& form) {
@@ -192,7 +192,7 @@ void expect_gradients_near(const at::Tensor& weight_EMN, const Layer& layer, con
 
 TEST(PairProductsOnHost, forms_the_gradient_of_gate_up) {
   for_all_sizes([](const Layer& layer, const Sizes& sizes) {
-    // Rows past the pairs must not be read: a product with 0 is no way to leave them out.
+    // Rows beyond the pairs must not be read: multiplying them by 0 does not remove NaN.
     const at::Tensor d_pre_AG = layer.rows(2 * sizes.ffn);
     d_pre_AG.slice(0, 0, layer.pairs).copy_(at::randn({layer.pairs, 2 * sizes.ffn}));
     expect_gradients_near(

@@ -3,7 +3,7 @@
 namespace dtopp::cuda_on_host {
 namespace {
 
-// Of the element (row of M or N, depth): where it lies. cuda_wgmma.h has the layout.
+// The address of an element (row of M or N, depth). cuda_wgmma.h describes the layout.
 uint32_t address(uint64_t operand, bool transposed, uint32_t row, uint32_t depth) {
   const auto field = [operand](int bit) { return static_cast<uint32_t>(operand >> bit & 0x3FFF) << 4; };
   const uint32_t begin = field(0), block_bytes = field(16), group_bytes = field(32);
@@ -25,7 +25,7 @@ void change_readers(const Product& product, int by) {
   for_elements(product, [&](uint32_t at) { unit().chunks[at / kChunkBytes].readers += by; });
 }
 
-// The bf16 number there.
+// The bf16 number at an address.
 float number_at(const unsigned char* place) {
   uint16_t bits = 0;
   std::memcpy(&bits, place, sizeof(bits));
@@ -134,7 +134,7 @@ void read_matrices(uint32_t (&out)[4], uint32_t row, bool transposed, const Wher
 void mma(float* sums, const uint32_t (&a)[4], uint32_t b_first, uint32_t b_second, const Where& where) {
   const uint32_t own[6] = {a[0], a[1], a[2], a[3], b_first, b_second};
   const unsigned char* lanes = exchange(0xFFFFFFFFU, own, sizeof(own), where);
-  // Number i of a lane's word.
+  // Number i of a word of a lane.
   const auto number = [&](int of_lane, int word, int i) {
     return number_at(lanes + kSlotBytes * of_lane + 4 * word + 2 * i);
   };

@@ -1,4 +1,4 @@
-// route's CUDA kernels, run on a CPU, against the CPU kernels.
+// Tests route's CUDA kernels, run on a CPU, against the CPU kernels.
 #include "dtopp/ops/route/route.h"
 
 #include <gtest/gtest.h>
@@ -79,7 +79,7 @@ Gradients run_cpu_backward(const Inputs& in, const at::Tensor& gates_TE, const M
             options.normalization, options.renormalize);
 }
 
-// Both kernels round alike but for the last bits.
+// Both kernels round alike except for the last bits.
 double bound(at::ScalarType dtype) { return dtype == at::kDouble ? 1e-12 : 1e-5; }
 
 void expect_equal_routes(const at::Tensor& logits_TE, const Options& options) {
@@ -195,7 +195,7 @@ TEST(RouteOnHost, carries_logits_that_are_not_finite_on) {
 }
 
 TEST(RouteOnHost, gives_the_same_bits_in_any_order_of_threads_and_blocks) {
-  const Options options;  // in double, where no rounding of the sums hides their order
+  const Options options;  // Runs in double, so that no rounding of the sums hides their order.
   const Inputs in = inputs_of(at::randn({100, 60}, at::kDouble), options);
   const at::Tensor grad = at::randn({100, 60}, at::kDouble);
   std::vector<at::Tensor> first;

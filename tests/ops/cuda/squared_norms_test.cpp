@@ -1,4 +1,4 @@
-// squared_norms on the CPU and its CUDA kernel, run on a CPU, against double precision.
+// Tests squared_norms on the CPU, and its CUDA kernel run on a CPU, against double precision.
 #include "dtopp/ops/optimizer/squared_norms.h"
 
 #include <gtest/gtest.h>

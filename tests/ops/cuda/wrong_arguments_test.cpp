@@ -1,4 +1,4 @@
-// What the CUDA side of the operators refuses before a kernel is launched.
+// Tests the arguments that the CUDA side of the operators refuses before it launches a kernel.
 #include "tests/ops/wrong_arguments.h"
 
 #include "dtopp/ops/cuda/cuda_limits.h"
@@ -8,7 +8,8 @@ namespace dtopp::wrong_arguments {
 namespace {
 
 TEST(WrongArgumentsOnHost, of_type_device_or_shape_are_refused) {
-  // As on a CPU; and of pairs the number alone counts, which is the room for them.
+  // The same mistakes as on a CPU are accepted. Of the pairs, only their number counts, which is the
+  // capacity.
   expect_refused(c10::DispatchKey::CUDA, {"route logits_TE double",
                                           "route logits_TE longer",
                                           "route logits_TE narrower",

@@ -12,10 +12,10 @@ struct Bound {
   double value;
 };
 
-// bf16 inputs are exact; the result is rounded once (2^-8 of its value).
+// bf16 inputs are exact; the result is rounded once (2^-8 relative).
 constexpr Bound kBounds[] = {{at::kFloat, 1e-5}, {at::kBFloat16, 1.0 / 256}};
 
-// Few rows (as in generation), no row, and weights of several parts of the cache.
+// Few rows (as in generation), no rows, and weights that span several cache blocks.
 struct LinearShape {
   std::vector<int64_t> rows;
   int64_t width, outputs;

@@ -11,7 +11,7 @@ at::TensorOptions options() {
   return at::TensorOptions().dtype(c10::CppTypeToScalarType<Number>::value);
 }
 
-// What must not be read is not a number.
+// Memory filled with NaN, so that a read of an unwritten value shows.
 template <typename Number>
 at::Tensor room(int64_t numbers) {
   return at::full({numbers}, std::nan(""), options<Number>());
@@ -21,7 +21,7 @@ struct Shape {
   int64_t M, N, K;
 };
 
-// Around the edges of tiles, strips, panels and blocks of every instruction set.
+// Sizes around the edges of tiles, strips, panels and blocks of every instruction set.
 const std::vector<Shape> kShapes = {{1, 1, 1},   {14, 32, 256}, {15, 33, 257}, {13, 31, 255},
                                     {6, 16, 16}, {29, 65, 40},  {5, 70, 600},  {112, 8, 512},
                                     {3, 4, 0},   {0, 4, 4},     {144, 64, 7},  {130, 128, 64}};
@@ -50,7 +50,7 @@ void pack_right(const at::Tensor& b_KN, bool transposed, typename Tiles::Packed*
   Tiles::pack_right_rows([&](int64_t k) { return b_KN.const_data_ptr<Scalar>() + k * N; }, K, N, 0, N, out);
 }
 
-// A B is written over C or added to it, and nothing beside C is touched.
+// A B overwrites C or is added to it, and no value outside C changes.
 template <typename Tiles, Order kOrder, typename Scalar>
 void expect_product(const Shape& shape, bool transposed_right, bool add) {
   SCOPED_TRACE(testing::Message() << shape.M << " x " << shape.N << " x " << shape.K);
@@ -95,7 +95,7 @@ TEST(MatrixTiles, multiply_bfloat16_on_the_matrix_unit) {
   MatrixUnit::release();
 }
 
-// Tiles handed out one by one, from a left side that ends with its last row.
+// Takes the tiles one by one from a left operand that ends with its last row.
 TEST(MatrixTiles, finish_tiles_of_bfloat16) {
   if (!MatrixUnit::available()) GTEST_SKIP() << "this machine has no matrix unit for bfloat16";
   using Tiles = Bfloat16Tiles;

@@ -16,8 +16,7 @@ at::Tensor exact_product(const at::Tensor& a, const at::Tensor& b) {
   return at::mm(a.to(at::kDouble), b.to(at::kDouble));
 }
 
-// Of products that are exact: the sums of D numbers in fp32, 2^-24 of what was added each, and of three
-// parts.
+// The error of exact products: sums of D numbers in fp32, 2^-24 of each summand, and of three parts.
 double fp32_bound(int64_t terms) { return std::ldexp(static_cast<double>(terms) + 3, -24); }
 
 double worst(const at::Tensor& result, const at::Tensor& exact, const at::Tensor& size) {
@@ -26,7 +25,7 @@ double worst(const at::Tensor& result, const at::Tensor& exact, const at::Tensor
 
 TEST(RouterLinearInParts, loses_no_bit_of_the_weight) {
   at::manual_seed(1);
-  // From 2^-60 to 2^60.
+  // Weights range from 2^-60 to 2^60.
   const at::Tensor weight_ED = at::randn({64, 48}) * at::exp2(at::randint(-60, 61, {64, 48}).to(at::kFloat));
   const at::Tensor unit_TD = at::eye(48, at::kBFloat16);
   EXPECT_TRUE(at::equal(router_linear_in_parts(unit_TD, weight_ED), weight_ED.t()));
@@ -44,7 +43,7 @@ TEST(RouterLinearInParts, is_as_exact_as_fp32) {
   logits_TE.backward(grad_TE);
   EXPECT_LT(worst(weight_ED.grad(), exact_product(grad_TE.t(), x_TD), magnitude(grad_TE.t(), x_TD)),
             fp32_bound(700));
-  // Rounded to bf16; what is left out are three products of parts, of 2^-16 of what is added each.
+  // The gradient is rounded to bf16. Three products of parts are left out, each 2^-16 of a summand.
   const at::Tensor exact_x_TD = exact_product(grad_TE, weight_ED);
   const at::Tensor bound_TD =
       std::ldexp(1.0, -8) * exact_x_TD.abs() + 3 * std::ldexp(1.0, -16) * magnitude(grad_TE, weight_ED);
@@ -60,16 +59,17 @@ TEST(RouterLinearInParts, takes_no_token_and_one_expert) {
   EXPECT_TRUE(at::equal(weight_ED.grad(), at::zeros({1, 8})));
 }
 
-// How far probabilities of a token move where its logits move by `bound`: z = theta (l - mean) / sigma moves
-// by theta / sigma (2 + |z|) bound, with |z| <= sqrt(E), and masses by no more than z.
+// The largest change of a token's cumulative probabilities if its logits change by `bound`. z = theta (l -
+// mean) / sigma changes by at most theta / sigma (2 + |z|) bound, with |z| <= sqrt(E), and cumulative
+// probabilities change no more than z.
 at::Tensor mass_bound(const at::Tensor& logits_TE, const at::Tensor& bound_T1) {
   const double most = 2 + std::sqrt(static_cast<double>(logits_TE.size(1)));
   const at::Tensor deviation_T1 = logits_TE.var(-1, /*unbiased=*/false, /*keepdim=*/true).sqrt();
-  return (most * bound_T1 / deviation_T1).squeeze(1) + 1e-6;  // the last: fp32's own sums of probabilities
+  return (most * bound_T1 / deviation_T1).squeeze(1) + 1e-6;  // 1e-6: fp32's own sums of probabilities
 }
 
-// Where a token's choice hangs on less than the bound: a mass that just reaches p or just does not, or the
-// last expert that is chosen and the first that is not, alike.
+// Whether a change below the bound could alter a token's selection: a cumulative probability is that close to
+// p, or the probabilities of the last selected and the first other expert are.
 at::Tensor is_tie(const at::Tensor& logits_TE, double threshold, const at::Tensor& bound_T) {
   const at::Tensor prob_TE = reference::probabilities(logits_TE, at::ones({}, at::kDouble), "fixed");
   const at::Tensor sorted_TE = std::get<0>(prob_TE.sort(-1, /*descending=*/true));
@@ -102,7 +102,7 @@ TEST(RouterLinearInParts, a_million_tokens_choose_as_in_fp32_but_for_ties) {
     different += differs_T.sum().item<int64_t>();
     ties += is_tie_T.sum().item<int64_t>();
   }
-  // The bound says something, and is far from what happens.
+  // The bound distinguishes tokens, and real differences are far below it.
   EXPECT_LT(ties, kTokens / 10);
   EXPECT_LT(different, kTokens / 10'000);
   RecordProperty("ties", std::to_string(ties));

@@ -1,5 +1,5 @@
-// Experts in slices, as ranks hold them: the sum of what the slices give, along a tree, has the bits of what
-// all experts together give (expert parallelism, moe/expert_exchange.h).
+// Tests experts in shards, as ranks hold them. The shards' outputs, summed along a tree, have the bits of the
+// output of all experts together (expert parallelism, moe/expert_exchange.h).
 #include <random>
 
 #include <gtest/gtest.h>
@@ -31,7 +31,7 @@ Result run(const Layer& layer, const at::Tensor& grad_y_TD) {
   return {y_TD.detach(), l.x_TD.grad(), l.gates_TE.grad(), l.gate_up_EGD.grad(), l.down_EDF.grad()};
 }
 
-// Rows of tokens without an expert in the slice add nothing, not even to the sign of a zero.
+// Rows of tokens without an expert in the shard add nothing, not even to the sign of a zero.
 at::Tensor absent(const at::Tensor& rows_TD, const at::Tensor& gates_TE) {
   return at::where(gates_TE.ne(0).any(1, true), rows_TD, at::full({}, -0.0F));
 }
@@ -42,7 +42,7 @@ Result run_in_slices(const Layer& layer, const at::Tensor& grad_y_TD, int64_t sl
   for (int64_t slice = 0; slice < slices; ++slice) {
     const auto experts = [&](const at::Tensor& weight) { return weight.narrow(0, slice * each, each); };
     const at::Tensor gates_TE = layer.gates_TE.narrow(1, slice * each, each).contiguous();
-    // Only the tokens that have an expert there, as they arrive.
+    // Only tokens with an expert in the shard, as the dispatch delivers them.
     const at::Tensor rows = gates_TE.ne(0).any(1).nonzero().view(-1);
     const Result one = run({layer.x_TD.index_select(0, rows), gates_TE.index_select(0, rows),
                             experts(layer.gate_up_EGD), experts(layer.down_EDF)},
@@ -92,8 +92,8 @@ TEST(MoeFfnSlices, have_the_bits_of_the_whole_for_random_shapes) {
   }
 }
 
-// Experts with many rows share tokens out to threads, those with few columns: the mean over a slice may lie
-// on the other side.
+// Threads share tokens if experts have many rows on average, and columns otherwise. A shard's mean may fall
+// on the other side of the limit.
 TEST(MoeFfnSlices, have_them_where_a_slice_is_computed_in_another_way) {
   at::manual_seed(1);
   Layer layer = random_layer(1200, 48, 300, 8, 0.1);

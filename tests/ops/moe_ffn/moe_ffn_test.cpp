@@ -15,7 +15,7 @@ struct Case {
   std::vector<at::Tensor*> all() { return {&x_TD, &gates_TE, &gate_up_proj, &down_proj}; }
 };
 
-// Each expert is chosen with the given chance.
+// A token selects each expert with the given probability.
 Case make_case(int64_t tokens, int64_t hidden, int64_t ffn, int64_t experts, double chance,
                at::ScalarType dtype = at::kFloat) {
   at::manual_seed(7);
@@ -49,7 +49,7 @@ void expect_matches_reference(const Case& given, double bound) {
   EXPECT_EQ(c.down_proj.grad().scalar_type(), given.down_proj.scalar_type());
 }
 
-// What the gradients of a leaf are added to.
+// A target to which a parameter's gradients are added.
 class Sum : public GradientSum {
  public:
   explicit Sum(SumPlace place) : place_(std::move(place)) {}
@@ -68,7 +68,7 @@ class Sum : public GradientSum {
   int times_ = 0, handed_over_ = 0;
 };
 
-// The gradients of the weights as autograd has them, and as the op adds them to sums.
+// Compares the weights' gradients from autograd with those that the op adds to accumulators.
 void expect_sums_match(const Case& given, double bound) {
   Case plain = require_gradients(given, given.x_TD.scalar_type()),
        summed = require_gradients(given, given.x_TD.scalar_type());
@@ -98,7 +98,7 @@ void expect_sums_match(const Case& given, double bound) {
 
 constexpr double kFloatBound = 1e-5;
 constexpr double kBfloat16Bound =
-    1.0 / 64;  // 2^-8 from the rounded pre-activations, 2^-8 from the rounded result, doubled
+    1.0 / 64;  // 2^-8 for rounded pre-activations and for the rounded result, doubled
 
 TEST(MoeFfn, matches_double_precision_for_any_number_of_experts_per_token) {
   for (const double chance : {0.1, 0.5, 1.0}) {
@@ -107,13 +107,13 @@ TEST(MoeFfn, matches_double_precision_for_any_number_of_experts_per_token) {
   }
 }
 
-// Between few and many rows an expert the work is shared out differently, backward sooner than forward.
+// The work is split differently for few and many rows per expert. The backward pass switches at fewer rows.
 TEST(MoeFfn, matches_double_precision_for_any_number_of_tokens_per_expert) {
   for (const int64_t tokens : {1, 40, 180, 200, 360, 420, 900}) {
     expect_matches_reference(make_case(tokens, 40, 36, 3, 0.95), kFloatBound);
     expect_matches_reference(make_case(tokens, 40, 36, 3, 0.95, at::kBFloat16), kBfloat16Bound);
   }
-  // More columns than are packed at once; many weights an expert.
+  // More columns than are packed at once, and many weights per expert.
   expect_matches_reference(make_case(150, 530, 270, 3, 0.5), kFloatBound);
   expect_matches_reference(make_case(400, 1100, 1300, 1, 1.0), kFloatBound);
 }

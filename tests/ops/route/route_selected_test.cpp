@@ -36,7 +36,7 @@ TEST(RouteSelected, gives_what_route_gave_for_its_own_selection) {
   }
 }
 
-// Twenty lines of ATen in double for any selection, also none and all experts of a token.
+// The reference is twenty lines of ATen in double. Selections include none and all experts of a token.
 TEST(RouteSelected, matches_double_precision_for_any_selection) {
   at::manual_seed(4);
   for (const bool renormalize : {true, false}) {

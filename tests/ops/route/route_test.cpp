@@ -38,7 +38,7 @@ int64_t active(const at::Tensor& logits_TE, const Options& options) {
   return (out.active_histogram * at::arange(logits_TE.size(1) + 1)).sum().item<int64_t>();
 }
 
-// Logits whose probabilities are the given ones.
+// Logits whose softmax gives these probabilities.
 at::Tensor logits_of(const std::vector<float>& prob) { return row(prob).log(); }
 
 std::vector<float> any_logits() {
@@ -138,7 +138,8 @@ RC_GTEST_PROP(RouteProperty, chooses_what_a_sort_of_its_probabilities_chooses, (
   const double threshold = *rc::gen::inRange(1, 1000) / 1000.0;
   const int64_t top_k = *rc::gen::inRange<int64_t>(0, experts + 1);
   const int64_t cap = *rc::gen::inRange<int64_t>(0, experts + 2);
-  // Every expert, not renormalised: the op's own float probabilities, so that no rounding can change the set.
+  // All experts without renormalisation: the op's own float probabilities, so that no rounding changes the
+  // set.
   const at::Tensor prob =
       run(logits, {.normalization = normalization, .top_k = experts, .renormalize = false}).gates_TE[0];
   auto expected = reference::chosen_experts(prob, threshold, top_k, cap);

@@ -1,5 +1,5 @@
-// That the operators' tests, which this program has too, go through the bfloat16 tiles here, and what only
-// matters there.
+// Tests that the operators use the bfloat16 tiles in this program, which also contains the operators' own
+// tests, and tests the behaviour specific to these tiles.
 #include <gtest/gtest.h>
 
 #include "dtopp/ops/cross_entropy/linear_cross_entropy.h"
@@ -15,8 +15,7 @@ at::Tensor leaf(at::IntArrayRef sizes, double scale) {
   return at::randn(sizes).mul(scale).to(at::kBFloat16).requires_grad_();
 }
 
-// Calls body, which must form products on the matrix unit, each of its threads releasing its tiles at the
-// end.
+// Calls body, which must use the matrix unit and release the tiles of every thread at the end.
 template <typename Body>
 void expect_products(const Body& body) {
   const int64_t before = matrix_unit_on_host::products();
@@ -25,7 +24,7 @@ void expect_products(const Body& body) {
   EXPECT_EQ(matrix_unit_on_host::threads_holding_tiles(), 0);
 }
 
-// Few rows an expert (threads share columns) and many (threads share tokens), on one thread and on several.
+// Few rows per expert (threads share columns) and many (threads share tokens), on one thread and on several.
 TEST(TilesBf16, moe_ffn_multiplies_on_the_matrix_unit_and_leaves_it) {
   const int before = at::get_num_threads();
   for (const int threads : {1, 3}) {
@@ -66,7 +65,7 @@ TEST(TilesBf16, dense_products_match_double_precision) {
   }
 }
 
-// A sum over more rows than are packed at once goes on where the part before it ended.
+// A sum over more rows than are packed at once continues from the previous part's result.
 TEST(TilesBf16, weight_gradients_of_many_rows_match_double_precision) {
   for (const int64_t K : {0, 2047, 2048, 2049, 5000}) {
     const at::Tensor left = at::randn({K, 150}).to(at::kBFloat16),
@@ -78,8 +77,8 @@ TEST(TilesBf16, weight_gradients_of_many_rows_match_double_precision) {
   }
 }
 
-// With the target's probability near 1 its gradient is a small difference, here 3 e^-12 of a token's share;
-// formed from rounded numbers it would be off by 2^-8 of that share.
+// If the target's probability is near 1, its gradient is a small difference, here 3 e^-12 of a token's share.
+// Computed from rounded numbers, it would be off by 2^-8 of that share.
 TEST(TilesBf16, gradients_of_sure_predictions_keep_their_size) {
   const at::Tensor x = at::eye(4).mul(12).to(at::kBFloat16).requires_grad_();
   const at::Tensor weight = at::eye(4).to(at::kBFloat16).requires_grad_();

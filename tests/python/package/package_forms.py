@@ -1,4 +1,5 @@
-"""The package python/dtopp for its tests: both forms, small layers, and the same layer in double precision."""
+"""Test support for the package python/dtopp: both forms, small layers, and the same layer in double
+precision."""
 
 import pathlib
 import sys
@@ -23,7 +24,7 @@ def both_forms(request, monkeypatch):
 
 
 def layer(seed=1, std=0.3, sizes=(16, 12, 6), **options):
-    """A layer whose weights are large enough for unequal experts."""
+    """A layer whose weights are large enough for experts to receive different numbers of tokens."""
     torch.manual_seed(seed)
     moe = MoE(*sizes, **{"target_experts": 2, "threshold": 0.5, **options})
     with torch.no_grad():
@@ -36,8 +37,8 @@ def layer(seed=1, std=0.3, sizes=(16, 12, 6), **options):
 
 
 def reference(moe, x, normalization="dynamic", top_k=0, max_experts=0, renormalize=True, loss_scale=1.0):
-    """y of the layer, what its losses add to what is minimised, and how many experts each token has, all in double
-    precision by the definitions. Gradients go to the layer's own parameters."""
+    """Returns, in double precision and by the definitions, the layer's y, the sum of its weighted losses, and
+    the number of experts per token. Gradients go to the layer's own parameters."""
     gate, x_TD = moe.gate, x.double().flatten(0, -2)
     scale = gate.scale[0].double() if normalization == "dynamic" else torch.tensor(1.0).double()
     logits = x_TD @ gate.weight.double().T
@@ -52,7 +53,7 @@ def reference(moe, x, normalization="dynamic", top_k=0, max_experts=0, renormali
 
 
 def gradients(moe, *others):
-    """Takes the gradients of the layer's parameters, and of other tensors, out of them."""
+    """Returns the gradients of the layer's parameters and of other tensors, and clears them."""
     tensors = [*moe.parameters(), *others]
     grads = [t.grad for t in tensors]
     for t in tensors:

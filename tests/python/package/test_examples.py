@@ -1,4 +1,4 @@
-"""The programs of examples/ run, learn and hold their budget."""
+"""Tests that the programs of examples/ run, learn and keep their expert budget."""
 
 import os
 import re
@@ -18,7 +18,7 @@ TARGET = 4
 
 @pytest.fixture
 def run(monkeypatch, capfd):
-    """Runs a program here, torch being loaded already, with its arguments; returns what it printed."""
+    """Runs a program in this process, which has already loaded torch, and returns its output."""
     def call(program, *arguments):
         monkeypatch.setattr(sys, "argv", [program, *map(str, arguments)])
         capfd.readouterr()
@@ -39,7 +39,8 @@ def torchrun(*arguments):
 
 @pytest.fixture(scope="module")
 def byte_entropy():
-    """Of the sample text, in nats: what a model that knows nothing but how frequent bytes are would lose."""
+    """The entropy of the sample text's bytes in nats: the loss of a model that has learned byte frequencies
+    only."""
     import train_gpt
     share = torch.bincount(train_gpt.load(train_gpt.SAMPLE), minlength=256).double()
     return torch.special.entr(share / share.sum()).sum().item()

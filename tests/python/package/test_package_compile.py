@@ -1,5 +1,5 @@
-"""dtopp.MoE under torch.compile, activation checkpointing, autocast and torch.export: the same numbers as without, and
-exact counts."""
+"""dtopp.MoE under torch.compile, activation checkpointing, autocast and torch.export gives the same values as
+without them, and exact counts."""
 
 import functools
 
@@ -23,7 +23,7 @@ def fresh_compiler():
 
 
 class Block(torch.nn.Module):
-    """The layer between two operations whose activations a checkpoint drops too."""
+    """A layer between two operations whose activations a checkpoint also drops."""
 
     def __init__(self, **options):
         super().__init__()
@@ -34,7 +34,7 @@ class Block(torch.nn.Module):
 
 
 def run(block, call, x):
-    """Output, gradients, and what was counted in a step."""
+    """Returns the output, the gradients, and the counts of a step."""
     leaf = x.clone().requires_grad_()
     y = call(leaf)
     y.square().sum().backward()
@@ -84,7 +84,7 @@ def test_checkpoint_counts_once(both_forms, kind):
     same(run(block, checkpointed(block, kind), x), run(block, block, x))
 
 
-# PyTorch traces no reentrant checkpoint.
+# PyTorch cannot trace a reentrant checkpoint.
 @pytest.mark.parametrize("both_forms,kind", [
     ("compiled", "not_reentrant"), ("compiled", "selective_saving"), ("compiled", "selective_recomputing"),
     ("plain", "selective_saving")], indirect=["both_forms"])
@@ -95,7 +95,7 @@ def test_compiled_graph_with_a_checkpoint_in_it_is_exact(both_forms, kind):
     same(run(block, call, x), run(block, block, x))
 
 
-# A selective checkpoint around compiled code would keep buffers that this code uses again.
+# Selective checkpoints are left out: around compiled code they would keep buffers that this code reuses.
 @pytest.mark.parametrize("kind", ["reentrant", "not_reentrant"])
 def test_checkpoint_of_a_compiled_layer_is_exact(kind):
     block, x = Block(), torch.randn(33, 16)

@@ -1,4 +1,4 @@
-"""dtopp.ThresholdController: its law, its counts, its state and its numbers."""
+"""Tests dtopp.ThresholdController: its law, counts, state and metrics."""
 
 import math
 
@@ -16,7 +16,7 @@ def stack(**options):
 
 
 def law(scope="global", targets=2, kp=0.1, ki=0.1, threshold=0.5):
-    """The reference's controller of three layers of six experts."""
+    """The reference controller for three layers of six experts."""
     return reference_model.Controller({
         "routing": {"method": "dtop_p", "scope": scope, "target_experts": targets, "threshold": threshold, "kp": kp,
                     "ki": ki, "anti_windup": True},
@@ -48,7 +48,7 @@ def test_windup_is_left_out_where_the_threshold_is_at_a_bound():
     model = stack(target_experts=6)
     with torch.no_grad():
         for moe in model:
-            moe.gate.scale.fill_(40)  # too sharp for six experts at any p
+            moe.gate.scale.fill_(40)  # too sharp to select six experts at any p
     controller = dtopp.ThresholdController(model, kp=5.0, ki=5.0)
     want = law(targets=6, kp=5.0, ki=5.0)
     for _ in range(6):
@@ -136,7 +136,7 @@ def test_state_comes_back_where_the_controller_is_when_its_model_has_moved():
     model(torch.randn(9, 16))
     controller.step()
     state = controller.state_dict()
-    model.to("meta")  # another device that is everywhere; numbers that followed it would be lost
+    model.to("meta")  # a device that exists everywhere; values moved to it would be lost
     controller.load_state_dict(state)
     assert controller.state_dict() == state
 
@@ -172,7 +172,7 @@ def test_metrics_are_those_of_a_run():
 def test_routers_that_cannot_share_a_threshold_are_named():
     with pytest.raises(ValueError, match="found none"):
         dtopp.ThresholdController(nn.Linear(2, 2))
-    with pytest.raises(ValueError, match="one target_experts for scope global, got 2, 3"):
+    with pytest.raises(ValueError, match="the same target_experts for scope global, got 2, 3"):
         dtopp.ThresholdController(nn.ModuleList([layer(), layer(target_experts=3)]))
     with pytest.raises(ValueError, match="kp of at least 0 or 'auto', got -1"):
         dtopp.ThresholdController(layer(), kp=-1)

@@ -1,4 +1,4 @@
-"""experts_implementation="dtopp": models of transformers with and without it."""
+"""Tests experts_implementation="dtopp": transformers models with and without it."""
 
 import importlib
 import subprocess
@@ -7,13 +7,13 @@ import sys
 import pytest
 import torch
 import transformers
-from package_forms import ROOT  # finds the package
+from package_forms import ROOT  # adds the package to the path
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-# As docs/huggingface.md lists them.
+# The list of docs/huggingface.md.
 MODELS = ["deepseek_v2", "ernie4_5_moe", "exaone_moe", "flex_olmo", "glm4_moe", "granitemoe", "hunyuan_v1_moe", "minimax",
           "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe"]
-# Every name that some of them have for a size.
+# Every name that some model uses for a size.
 TINY = {"vocab_size": 128, "hidden_size": 32, "intermediate_size": 16, "moe_intermediate_size": 16,
         "shared_expert_intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4,
         "head_dim": 8, "num_experts": 8, "num_local_experts": 8, "n_routed_experts": 8, "num_experts_per_tok": 2,
@@ -78,7 +78,7 @@ def test_a_model_in_bf16_stays_in_bf16():
 def test_other_experts_are_refused_by_name():
     with pytest.raises(ValueError, match="experts_implementation dtopp: GptOssExperts have biases"):
         step(model_of("gpt_oss"), "dtopp")
-    with pytest.raises(ValueError, match="OlmoeExperts gate by another function than silu"):
+    with pytest.raises(ValueError, match="OlmoeExperts use a gate function other than silu"):
         step(model_of("olmoe", hidden_act="gelu"), "dtopp")
 
 

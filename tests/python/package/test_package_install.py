@@ -1,4 +1,4 @@
-"""What importing dtopp does, which library it takes, and that its types hold."""
+"""Tests the effects of importing dtopp, the choice of the library, and the package's type annotations."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""dtopp.MoE and its parts, in both forms, against the same layer in double precision."""
+"""Tests dtopp.MoE and its parts, in both forms, against the same layer in double precision."""
 
 import copy
 import re
@@ -99,7 +99,7 @@ def test_both_forms_route_alike():
 
 @pytest.mark.parametrize("max_experts", [0, 3])
 def test_both_forms_count_the_same_masses(max_experts, monkeypatch):
-    # Spread, so that no mass lies within fp32's rounding of a bin's edge; few, so that none does by chance.
+    # The logits are spread and few, so no cumulative probability lies within fp32's rounding of a bin edge.
     logits, scale = torch.randn(40, 8, generator=torch.Generator().manual_seed(6)) * 3, torch.tensor(1.7)
     counts = []
     for kind in FORMS.values():
@@ -137,7 +137,7 @@ def test_state_dict_has_a_checkpoints_names_and_comes_back(both_forms, tmp_path)
     assert not torch.equal(other(x), moe(x))
     other.load_state_dict(torch.load(tmp_path / "state.pt"))
     assert torch.equal(other(x), moe(x))
-    state["gate.scale"] = torch.tensor(2.0)  # as in a checkpoint's file
+    state["gate.scale"] = torch.tensor(2.0)  # the shape in a checkpoint file
     other.load_state_dict(state)
     assert other.gate.scale.tolist() == [2.0]
     assert "gate.scale" not in layer(normalization="fixed").state_dict()

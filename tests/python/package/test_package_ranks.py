@@ -1,5 +1,5 @@
-"""Two processes, with DistributedDataParallel and with FSDP2, train as one does: the same parameters, and a controller
-that counts the tokens of both."""
+"""Two processes, with DistributedDataParallel or FSDP2, train like one: the parameters are the same, and the
+controller counts the tokens of both."""
 
 import contextlib
 
@@ -37,7 +37,7 @@ def batch(step, micro_batch):
 
 
 def train(model, controller, of_step, skip_sync=contextlib.nullcontext):
-    """The thresholds of every step; of_step(step): its micro-batches."""
+    """Returns the thresholds of every step. of_step(step) returns the micro-batches of a step."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     handle = controller.attach(optimizer)
     thresholds = []
@@ -96,7 +96,7 @@ def rank(number, folder):
 
 
 def check_mixed_precision():
-    """A router that is sharded by itself keeps its f32 parameters where everything else is bf16."""
+    """A router that is sharded separately keeps its f32 parameters while everything else is bf16."""
     model, x = Model(), batch(0, 0).bfloat16()
     with torch.no_grad():
         want = model.layers[0].gate.eval()(x).gates_TE
@@ -133,7 +133,7 @@ def test_two_processes_train_as_one_does(kind, folder):
     assert len(set(thresholds)) == STEPS
     numbers = controller.metrics()
     of_ranks = [torch.load(folder / f"{kind}-{number}.pt") for number in range(RANKS)]
-    # FSDP2's state is gathered on the first process.
+    # The first process gathers FSDP2's state.
     for name, parameter in model.state_dict().items():
         torch.testing.assert_close(of_ranks[0]["state"][name], parameter, rtol=1e-5, atol=1e-7)
     for one in of_ranks:

@@ -1,5 +1,5 @@
-"""Ten optimiser steps of `dtopp train` on one layer, and the same ten of dtopp.MoE in a PyTorch model with PyTorch's
-AdamW, from the same checkpoint on."""
+"""Compares ten optimizer steps of `dtopp train` on one layer with ten steps of dtopp.MoE in a PyTorch model
+with PyTorch's AdamW, both from the same checkpoint."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,8 @@ import dtopp
 from dtopp import functional
 
 FIRST, LAST = 2, 11
-# Large enough losses to show; an eps that keeps Adam from turning the rounding of gradients near 0 into whole steps.
+# The losses are large enough to show. The eps keeps Adam from turning rounding errors of gradients near 0
+# into whole steps.
 COMMON = {
     "model.num_layers": 1, "training.steps": 12, "checkpoint.every": 1, "checkpoint.keep": 0, "validation.every": 0,
     "logging.tensorboard": "false", "model.init_std": 0.1, "optimizer.lr": 0.005, "optimizer.weight_decay": 0.1,
@@ -45,7 +46,7 @@ def load(run, step):
 
 
 class Model(torch.nn.Module):
-    """The language model around one dtopp.MoE; parameters are those of a checkpoint."""
+    """The language model around one dtopp.MoE, with the parameters of a checkpoint."""
 
     def __init__(self, config, parameters):
         super().__init__()

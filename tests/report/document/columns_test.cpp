@@ -15,7 +15,7 @@ using testing::ElementsAre;
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-// RFC 4648 the other way, by a table of its own.
+// Decodes RFC 4648 base64 with a table of its own.
 std::string decode_base64(const std::string& text) {
   const std::string digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
   std::string bytes;

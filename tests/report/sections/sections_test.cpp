@@ -29,9 +29,10 @@ Series series_of(std::vector<double> values) {
 TEST(SettledAt, is_the_first_step_from_which_every_mean_stays_within_the_tolerance) {
   std::vector<double> values(100, 4.0);
   std::fill_n(values.begin(), 10, 2.1);
-  // The mean over 20 from step s on, s <= 10, is 4 − 1.9 (11 − s) / 20: within 0.2 from s = 9.
+  // For s <= 10 the mean over 20 values from step s on is 4 − 1.9 (11 − s) / 20. From s = 9 on it is within
+  // 0.2.
   EXPECT_EQ(settled_at(series_of(values), 4), 9);
-  values[60] = 10;  // its means are 0.3 off, up to the one that begins with it
+  values[60] = 10;  // means that contain it are 0.3 off, the last of them starts with it
   EXPECT_EQ(settled_at(series_of(values), 4), 62);
   values.back() = 100;
   EXPECT_EQ(settled_at(series_of(values), 4), std::nullopt);
@@ -57,7 +58,7 @@ TEST(Numbers, are_short_and_exact) {
   EXPECT_EQ(count_of(1, "run") + ", " + count_of(2, "run"), "1 run, 2 runs");
 }
 
-// What the first section says of runs with these losses.
+// The first section's answer for runs with these losses.
 std::string answer(const std::vector<std::vector<double>>& losses) {
   ReportInput input;
   for (const std::vector<double>& values : losses) {
@@ -74,10 +75,8 @@ TEST(LearnedSection, says_the_steps_of_the_losses_that_it_names) {
   EXPECT_THAT(answer({{4, 3.5, 3}}),
               StartsWith("Validation loss fell from 4.000 at step 1 to 3.000 at step 3. "));
   EXPECT_THAT(answer({{3, 3}}), StartsWith("Validation loss went from 3.000 at step 1 to 3.000 at step 2. "));
-  EXPECT_THAT(
-      answer({{kGap, 3, 4, kGap}}),
-      StartsWith(
-          "Validation loss rose from 3.000 at step 2 to 4.000 at step 3 and was not finite after it. "));
+  EXPECT_THAT(answer({{kGap, 3, 4, kGap}}), StartsWith("Validation loss rose from 3.000 at step 2 to 4.000 "
+                                                       "at step 3 and was not finite after that step. "));
   EXPECT_THAT(answer({{kGap, 3}}), StartsWith("Validation loss was 3.000 at step 2. "));
   EXPECT_THAT(answer({{kGap, kGap}}), StartsWith("Validation loss was never finite. "));
 }

@@ -1,4 +1,5 @@
-// Which products are by own kernels, told by children that answer, lie, crash, hang and print rubbish.
+// Tests the choice of fused kernels. The child processes answer correctly or wrongly, crash, hang or print
+// rubbish.
 #include "dtopp/ops/moe_ffn/cuda/tune/product_check.h"
 
 #include <fstream>
@@ -33,7 +34,7 @@ TEST(CheckedProduct, is_by_own_kernels_where_these_are_right_and_three_percent_f
   EXPECT_FALSE(checked(std::numeric_limits<double>::quiet_NaN(), 0.2).is_own_taken());
   EXPECT_FALSE(checked(std::numeric_limits<float>::max(), 0.2).is_own_taken());
   CheckedProduct failed = checked(0, 0.2);
-  failed.failure = "no end in 60 s";
+  failed.failure = "did not end within 60 s";
   EXPECT_FALSE(failed.is_own_taken());
 }
 
@@ -47,7 +48,8 @@ std::string say(const std::string& line) { return "echo '" + line + "'"; }
 
 using Scripts = std::map<std::string, std::string>;
 
-// Children that are scripts: of the product named, else one that answers that the own kernel is good.
+// Children are shell scripts: the script of the named product, otherwise one that reports that the fused
+// kernel is good.
 class Check {
  public:
   explicit Check(Scripts scripts = {}) : scripts_(std::move(scripts)) {
@@ -108,7 +110,7 @@ TEST(ProductCheck, takes_what_is_right_and_faster_and_says_so_once) {
   EXPECT_EQ(here.children(), 6U);
 }
 
-// The times of a product hang on what the ones before it leave.
+// A product's time depends on the state that earlier products leave.
 TEST(ProductCheck, tells_each_child_what_is_by_own_kernels_so_far) {
   Check here(Scripts{{"projection", "exit 1"}});
   here.taken();
@@ -129,29 +131,30 @@ TEST(ProductCheck, warns_of_what_is_wrong_crashes_hangs_or_cannot_be_read) {
   EXPECT_EQ(here.taken(), "gate_up_gradient");
   const std::string warnings = here.warnings();
   for (const char* text :
-       {"activation is by grouped_mm", "NVIDIA H200: an error of 0.5\n", "NVIDIA H200: killed by signal 11",
-        "NVIDIA H200: no end in 0.5 s\n", "NVIDIA H200: no answer that can be read\n",
+       {"activation uses grouped_mm", "NVIDIA H200: an error of 0.5\n", "NVIDIA H200: killed by signal 11",
+        "NVIDIA H200: did not end within 0.5 s\n", "NVIDIA H200: no readable answer\n",
         "NVIDIA H200: ended with status 5: an illegal memory access\n"})
     EXPECT_THAT(warnings, HasSubstr(text));
   EXPECT_EQ(std::ranges::count(warnings, '\n'), 5);
   here.said.clear();
-  EXPECT_EQ(here.taken(), "gate_up_gradient");  // kept: nothing crashes twice
+  EXPECT_EQ(here.taken(), "gate_up_gradient");  // the result is stored: nothing crashes twice
   EXPECT_THAT(here.said, IsEmpty());
 }
 
 TEST(ProductCheck, finds_the_answer_among_other_lines) {
-  Check here(Scripts{{"activation", "echo '{\"none\": 1}'; " + say(answer("activation", 0.004, 0.5)) +
-                                        "; echo '[W1 warning of torch] {}'"},
-                     {"projection", say(answer("activation", 0.004, 0.5))}});  // of another product
+  Check here(
+      Scripts{{"activation", "echo '{\"none\": 1}'; " + say(answer("activation", 0.004, 0.5)) +
+                                 "; echo '[W1 warning of torch] {}'"},
+              {"projection", say(answer("activation", 0.004, 0.5))}});  // an answer for another product
   EXPECT_EQ(here.taken(), "activation,activation_gradient,input_gradient,down_gradient,gate_up_gradient");
-  EXPECT_THAT(here.warnings(), HasSubstr("projection is by grouped_mm"));
+  EXPECT_THAT(here.warnings(), HasSubstr("projection uses grouped_mm"));
 }
 
 TEST(ProductCheck, keeps_nothing_where_the_device_could_not_be_used) {
   Check here(Scripts{{"input_gradient", say(R"({"unchecked": "no memory is free"})")}});
   EXPECT_EQ(here.taken(), "not checked");
   EXPECT_THAT(here.warnings(),
-              HasSubstr("cannot be checked now, so torch's grouped_mm does: no memory is free"));
+              HasSubstr("the check cannot run now, so grouped_mm is used: no memory is free"));
   EXPECT_FALSE(std::filesystem::exists(here.table()));
   EXPECT_EQ(here.children(), 4U);
 }
@@ -204,7 +207,7 @@ TEST(ProductCheck, without_a_place_to_keep_it_checks_each_time) {
     EXPECT_EQ(here.taken(), kAll);
     EXPECT_EQ(here.taken(), kAll);
     EXPECT_EQ(here.children(), before + 12);
-    EXPECT_THAT(here.warnings(), HasSubstr("every start will check that again: "));
+    EXPECT_THAT(here.warnings(), HasSubstr("every start will check again: "));
   }
   EXPECT_EQ(kept_products(here.check), std::nullopt);
 }
