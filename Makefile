@@ -1,34 +1,34 @@
-# make quickstart: from a fresh machine to a trained DTop-p model. make help lists the rest.
+# make quickstart leads from a fresh machine to a trained DTop-p model. make help lists all targets.
 PRESET ?= release
 BUILD  := build/$(PRESET)
 JOBS   ?= $(shell nproc)
 
 .PHONY: help quickstart quickstart-images test test-gpu bench-gpu nightly build wheel release bench docs format tidy clean
 
-help:  ## this list
+help:  ## print this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-quickstart:  ## install what is missing, build, prepare the sample text, train a small DTop-p model
+quickstart:  ## install missing packages, build, prepare the sample text, train a small DTop-p model
 	@scripts/setup.sh build
 	@$(MAKE) --no-print-directory .build-dtopp
 	@scripts/quickstart.sh $(BUILD)/bin/dtopp
 
-quickstart-images:  ## the same for pictures: draw digits, train a small DTop-p diffusion transformer, see what it draws
+quickstart-images:  ## the same for pictures: draw digits, train a small DTop-p diffusion transformer, sample from it
 	@scripts/setup.sh images
 	@$(MAKE) --no-print-directory .build-dtopp
 	@scripts/quickstart_images.sh $(BUILD)/bin/dtopp
 
-test:  ## install what is missing, build, run the whole suite
+test:  ## install missing packages, build, run the whole suite
 	@scripts/setup.sh test
 	@scripts/test.sh $(JOBS)
 
 test-gpu:  ## on a machine with a CUDA device: build the operators with its torch, run the tests on it
 	@scripts/gpu.sh test
 
-bench-gpu:  ## there: build the operators, measure them beside torch's own
+bench-gpu:  ## on a machine with a CUDA device: build the operators, measure them against torch's own
 	@scripts/gpu.sh bench
 
-build:  ## install what is missing, build the program (PRESET=release|debug|sanitize; CUDA=1: for CUDA devices too)
+build:  ## install missing packages, build the program (PRESET=release|debug|sanitize; CUDA=1: also for CUDA devices)
 	@scripts/setup.sh $(if $(filter 1,$(CUDA)),cuda,build)
 	@$(MAKE) --no-print-directory .build-dtopp
 
@@ -37,35 +37,35 @@ build:  ## install what is missing, build the program (PRESET=release|debug|sani
 	@cmake --preset $(PRESET) $(if $(CUDA),-DDTOPP_CUDA=$(CUDA)) >$(BUILD).log 2>&1 || { cat $(BUILD).log; exit 1; }
 	@cmake --build $(BUILD) --target dtopp dtopp_ops $(if $(filter 1,$(CUDA)),dtopp_cuda) -j $(JOBS)
 
-wheel:  ## install what is missing, build dist/dtopp-*.whl for pip (CUDA=1: for CUDA devices too)
+wheel:  ## install missing packages, build dist/dtopp-*.whl for pip (CUDA=1: also for CUDA devices)
 	@$(if $(filter 1,$(CUDA)),scripts/setup.sh cuda)
 	@scripts/setup.sh wheel
 	@CUDA=$(CUDA) scripts/wheel.sh
 
-release:  ## from what is committed: wheel, sdist, checksums and notes, in dist/
+release:  ## build wheel, sdist, checksums and notes in dist/ from the committed files
 	@$(if $(filter 1,$(CUDA)),scripts/setup.sh cuda)
 	@scripts/setup.sh wheel
 	@CUDA=$(CUDA) scripts/release.sh
 
 nightly: export DTOPP_FULL = 1
-nightly: test tidy  ## every case of the suite, kernels under sanitizers too, clang-tidy, one definition of each type
+nightly: test tidy  ## run every case of the suite, kernels under sanitizers, clang-tidy, a check of one definition per type
 	@cmake --preset odr >build/odr.log 2>&1 || { cat build/odr.log; exit 1; }
 	@cmake --build build/odr --target dtopp -j $(JOBS)
 
-bench:  ## benchmarks side by side with peers, one JSON line a case
+bench:  ## run the benchmarks that compare with other software, one JSON line per case
 	@scripts/setup.sh test
 	@$(MAKE) --no-print-directory .build-dtopp
 	@scripts/bench.sh
 
-docs:  ## install what is missing, build, make the site of docs/ in build/site
+docs:  ## install missing packages, build, build the site of docs/ in build/site
 	@scripts/setup.sh docs
 	@$(MAKE) --no-print-directory .build-dtopp
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs --quiet build && echo build/site/index.html
 
-format:  ## clang-format over every source file
+format:  ## run clang-format on every source file
 	@scripts/lint.sh format
 
-tidy:  ## clang-tidy over every source file
+tidy:  ## run clang-tidy on every source file
 	@scripts/setup.sh tidy
 	@scripts/lint.sh tidy
 

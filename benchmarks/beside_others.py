@@ -1,10 +1,11 @@
-"""What a second program leaves: `dtopp train` and `dtopp generate` alone and with one other process busy (a shell that
-counts nothing, on no core in particular), for ways in which threads wait for each other: the program's own, and what
-OMP_WAIT_POLICY and GOMP_SPINCOUNT may say instead.
+"""Measures the throughput that a second program leaves: `dtopp train` and `dtopp generate` alone and beside
+one busy process (a shell that runs an empty loop, on no core in particular). It compares ways in which
+threads wait for each other: the program's own, and others set through OMP_WAIT_POLICY and GOMP_SPINCOUNT.
 
-One JSON line a case: tokens per second alone and beside it, the median of a few turns, and their ratio.
+Prints one JSON line per case: tokens per second alone and beside the other process, as medians over a few
+turns, and their ratio.
 
-    .venv/bin/python benchmarks/beside_others.py runs/quickstart      # a run that `make quickstart` left
+    .venv/bin/python benchmarks/beside_others.py runs/quickstart      # the run of `make quickstart`
 """
 
 import argparse
@@ -85,10 +86,10 @@ def train(args):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", nargs="?", help="a trained run with a tokenizer; without it, training alone")
+    parser.add_argument("run", nargs="?", help="a trained run with a tokenizer; without it, only training is measured")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=20, help="of training a turn; a quarter of them beside the other")
-    parser.add_argument("--tokens", type=int, default=100, help="to generate; a tenth of them where threads spin beside another program")
+    parser.add_argument("--steps", type=int, default=20, help="training steps per turn; a quarter of them beside the other process")
+    parser.add_argument("--tokens", type=int, default=100, help="tokens to generate; a tenth of them if threads spin beside another program")
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     train(args)

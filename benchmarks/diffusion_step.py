@@ -1,11 +1,14 @@
-"""A training step of a diffusion transformer beside an equal one in PyTorch (diffusion_torch_steps.py) on the same machine:
-CIFAR-10's preset, DiT-S/2 dense, and DiT-S/2 of 16 experts, 4 active. Both sides read and mirror images, draw noise,
-t and dropped classes, match the flow, clip gradients, take a step of fused AdamW and move the average of the weights;
-dtopp also chooses a varying number of experts, computes the router's losses and controls the mean number.
+"""Times a training step of a diffusion transformer against an equal one in PyTorch (diffusion_torch_steps.py)
+on the same machine, for CIFAR-10's preset, dense DiT-S/2, and DiT-S/2 with 16 experts, 4 of them active.
 
-First both compute one batch in fp32 with the same random weights (dtopp by Top-k, as Hugging Face does): loss and gradients
-must agree. Then each trains in a process of its own, stopped while the other one runs, as in training_step.py.
-One JSON line a case and precision: images/s (median of steps), CPU seconds a step, both ratios, the peak resident memory.
+Both sides read and mirror images, draw noise, t and dropped classes, compute the flow-matching loss, clip
+gradients, run a step of fused AdamW and update the moving average of the weights. dtopp also selects a
+varying number of experts, computes the router's losses and controls the mean number.
+
+First both compute one batch in fp32 with the same random weights (dtopp with Top-k, as Hugging Face does):
+loss and gradients must agree. Then each trains in a process of its own, which is stopped while the other one
+runs, as in training_step.py. Prints one JSON line per case and precision: images/s (median over steps), CPU
+seconds per step, both ratios, and the peak resident memory.
 """
 
 import argparse
@@ -52,7 +55,7 @@ def configuration(case, method, precision, threads):
 # ---- the same computation -----------------------------------------------------------------------------------
 
 def random_weights(model):
-    """Of a size that keeps the stream's, none of them 0 or 1."""
+    """Weights that keep the scale of the residual stream, none of them 0 or 1."""
     return {name: 1 + 0.3 * torch.randn(p.shape) if name.endswith("norm.weight")
             else torch.randn(p.shape) * (p.shape[-1] ** -0.5 if p.dim() > 1 and "embed" not in name else 0.3)
             for name, p in model.state_dict().items()}
@@ -63,7 +66,7 @@ def distance(a, b):
 
 
 def apart(case, folder):
-    """Relative differences of loss and gradients of one batch, the largest of a parameter's."""
+    """Relative differences of one batch's loss and gradients; for gradients, the largest over parameters."""
     torch.manual_seed(3)
     model = DiffusionTransformer(case)
     weights, batch = random_weights(model), Images(case, 16).batch(4)
@@ -84,11 +87,12 @@ def apart(case, folder):
 
 
 def check_equality(case, folder):
-    """The gradients of two layers with every expert active: else rounding decides some tokens' last expert."""
+    """Compares the gradients of two layers with every expert active: otherwise rounding decides the last
+    expert of some tokens."""
     loss, _ = apart(case, folder)
     _, gradients = apart(case | {"active": case["num_experts"], "num_layers": 2}, folder)
     if not (loss < 1e-4 and gradients < 1e-3):
-        sys.exit(f"diffusion_step: the two sides compute different things, relative differences {loss} and {gradients}")
+        sys.exit(f"diffusion_step: the two sides compute different results; relative differences: loss {loss}, gradients {gradients}")
     return {"loss": float(f"{loss:.1g}"), "gradients": float(f"{gradients:.1g}")}
 
 
@@ -117,7 +121,7 @@ def start_torch(case, args, precision, folder):
 
 
 class Measured:
-    """What a side did in its turns."""
+    """The measurements of one side over its turns."""
 
     def __init__(self, side):
         self.side, self.seconds = side, []
@@ -128,7 +132,7 @@ class Measured:
                          for step in self.side.steps(count)]
 
     def cpu_seconds_a_step(self):
-        """Of all steps, those that a stop fell into as well."""
+        """CPU seconds per step, over all steps including those interrupted by a stop."""
         return (self.side.cpu_seconds() - self.begin[1]) / (len(self.side.read()) - self.begin[0])
 
 
@@ -157,11 +161,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", default=[name for name in CASES if name != "quick"], choices=list(CASES))
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=2, help="steps a side takes in one round")
+    parser.add_argument("--steps", type=int, default=2, help="steps per side and round")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--precisions", nargs="+", default=["fp32", "bf16"])
-    parser.add_argument("--method", default="dtop_p", choices=["dtop_p", "top_k"], help="dtopp's where it has experts")
-    parser.add_argument("--torch-allocator", help="a library to preload there, as libjemalloc.so.2")
+    parser.add_argument("--method", default="dtop_p", choices=["dtop_p", "top_k"], help="dtopp's routing method in cases with experts")
+    parser.add_argument("--torch-allocator", help="a library to preload on PyTorch's side, such as libjemalloc.so.2")
     args = parser.parse_args()
     for precision in args.precisions:
         for name in args.cases:

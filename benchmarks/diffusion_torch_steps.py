@@ -1,6 +1,6 @@
-"""The PyTorch side of diffusion_step.py: a diffusion transformer of dtopp's form written as people write one for PyTorch
-(DiT blocks on scaled_dot_product_attention, Hugging Face's OLMoE layer with grouped_mm for the experts), trained until it
-is killed, one JSON line a step. The parameters have dtopp's names.
+"""The PyTorch side of diffusion_step.py: a diffusion transformer of dtopp's form in the usual PyTorch style
+(DiT blocks on scaled_dot_product_attention, Hugging Face's OLMoE layer with grouped_mm for the experts). It
+trains until it is killed and prints one JSON line per step. The parameters have dtopp's names.
 
 Shapes: B images, S patches, C channels, D hidden, H heads, K head size.
 """
@@ -18,7 +18,7 @@ from transformers.models.olmoe.modeling_olmoe import OlmoeSparseMoeBlock
 
 
 def rotary_table(grid, head_size):
-    """cos and sin [S, K]: of the pairs (i, i + K / 2) half turn by the row, half by the column."""
+    """cos and sin [S, K]: half of the pairs (i, i + K / 2) rotate by the row, half by the column."""
     frequency = 10000.0 ** (-torch.arange(head_size // 4) / (head_size // 4))
     along = torch.arange(grid, dtype=torch.float32)
     row, column = along.repeat_interleave(grid), along.repeat(grid)
@@ -147,7 +147,7 @@ class DiffusionTransformer(nn.Module):
 
 
 class Images:
-    """Random pictures (three channels) or latents, mirrored, and all that is drawn for them."""
+    """Random pictures (three channels) or latents, mirrored at random, with all random draws for them."""
 
     def __init__(self, case, count=1024):
         shape = count, case["channels"], case["image_size"], case["image_size"]
@@ -167,7 +167,7 @@ class Images:
 
 
 class Training:
-    """AdamW, clipping, and the moving average of the weights."""
+    """AdamW, gradient clipping, and the moving average of the weights."""
 
     def __init__(self, case, precision):
         self.case, self.bf16 = case, precision == "bf16"

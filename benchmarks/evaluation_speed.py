@@ -1,10 +1,11 @@
-"""Items per second of `dtopp evaluate` beside a Hugging Face OLMoE of the same size on the same machine and the same
-prompts (hidden 512, 8 layers, 64 experts of 256, 8 active, GPT-NeoX's vocabulary, fp32; weights are random, which
-changes no cost): there one request at a time, as a plain harness scores them, and in padded batches sorted by length.
+"""Measures items per second of `dtopp evaluate` against a Hugging Face OLMoE of the same size on the same
+machine and prompts (hidden 512, 8 layers, 64 experts of 256, 8 active, GPT-NeoX's vocabulary, fp32; the
+weights are random, which does not change the cost). Hugging Face runs one request at a time, as a plain
+harness does, and padded batches sorted by length.
 
-The prompts are those of `dtopp evaluate --dry-run --dump`: multiple choice with five examples (copa) and without
-(hellaswag), WinoGrande, and LAMBADA. dtopp's rate leaves out loading: it is the difference of two runs with few and
-with all items. One JSON line a task, with dtopp's peak resident memory.
+The prompts are those of `dtopp evaluate --dry-run --dump`: multiple choice with five examples (copa) and
+without (hellaswag), WinoGrande, and LAMBADA. dtopp's rate excludes loading: it is the difference of two runs,
+with few items and with all. Prints one JSON line per task, with dtopp's peak resident memory.
 """
 
 import argparse
@@ -26,7 +27,7 @@ TOKENIZER = HERE.parent / "assets/tokenizer/gpt-neox-20b.tokenizer.json"
 
 
 def run(*command):
-    """Seconds and peak resident bytes of a program."""
+    """Returns a program's seconds and peak resident bytes."""
     start = time.perf_counter()
     process = subprocess.Popen([str(part) for part in command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     errors = process.stderr.read()
@@ -51,14 +52,15 @@ def make_checkpoint(folder, threads):
 
 
 def sequences(item):
-    """(ids, scored ids) of each choice of an item."""
+    """Returns (ids, number of scored ids) per choice of an item."""
     contexts = item["contexts"] if len(item["contexts"]) > 1 else item["contexts"] * len(item["continuations"])
     return [(context + continuation, len(continuation)) for context, continuation in zip(contexts, item["continuations"])]
 
 
 @torch.no_grad()
 def score(model, batch):
-    """Log probabilities of the continuations of a batch, padded at the end (what comes later changes nothing)."""
+    """Log probabilities of a batch's continuations. The batch is padded at the end, where padding changes
+    nothing."""
     width = max(len(ids) for ids, _ in batch) - 1
     tokens = torch.zeros(len(batch), width, dtype=torch.long)
     for row, (ids, _) in enumerate(batch):
@@ -69,7 +71,8 @@ def score(model, batch):
 
 
 def batches(requests, most_tokens):
-    """As many requests at a time, sorted by length, as pad to `most_tokens` together; 0: one at a time."""
+    """Yields batches of requests sorted by length, padded to at most `most_tokens` in all. With 0, one
+    request at a time."""
     requests = sorted(requests, key=lambda request: len(request[0])) if most_tokens else requests
     batch = []
     for request in requests:
@@ -91,7 +94,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default=str(HERE.parent.parent / "shared/eval/data"), help="the folder of the task files")
     parser.add_argument("--tasks", nargs="+", default=["copa", "hellaswag", "winogrande", "lambada_openai"])
-    parser.add_argument("--items", type=int, default=12, help="that Hugging Face scores; dtopp scores eight times as many")
+    parser.add_argument("--items", type=int, default=12, help="items that Hugging Face scores; dtopp scores eight times as many")
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)

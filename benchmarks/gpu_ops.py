@@ -1,6 +1,8 @@
-"""The ops on one CUDA device, bf16, forward + backward, at the size of a layer of moe-1.3b-6.9b-64e8a. One JSON line a
-case; times by CUDA events, the runs of a case in turns over several sets of random inputs, median of rounds. Ends with
-one line where there is no CUDA device."""
+"""Times the ops on one CUDA device in bf16, forward + backward, at the size of a layer of
+moe-1.3b-6.9b-64e8a.
+
+Prints one JSON line per case. CUDA events time the runs of a case, in turns over several sets of random
+inputs; the median over rounds counts. Ends with one line if there is no CUDA device."""
 
 import argparse
 import os
@@ -16,13 +18,13 @@ from yardstick import report
 
 DEVICE = "cuda"
 D, F, E, K, V = 2048, 1024, 64, 8, 50432
-SETS = 3  # of inputs, so that none is found in the cache
-ROOM = 1.1  # max_pairs over the pairs there are
+SETS = 3  # sets of inputs, so that none is in the cache
+ROOM = 1.1  # max_pairs relative to the number of pairs
 HEADS = 16
 SEQUENCE = 2048
-LAUNCHING = 20_000_000  # cycles of a device
-PRODUCTS = ("grouped_mm", "fused")  # of moe_ffn
-# Of D x F that a row is multiplied with.
+LAUNCHING = 20_000_000  # device cycles
+PRODUCTS = ("grouped_mm", "fused")  # the two ways to run moe_ffn
+# The number of D x F matrices by which each product multiplies a row.
 MATRICES = {"activation": 2, "projection": 1, "activation_gradient": 1, "input_gradient": 2, "down_gradient": 1,
             "gate_up_gradient": 2}
 ops = torch.ops.dtopp
@@ -34,7 +36,7 @@ def arguments():
     parser.add_argument("--tokens", type=int, default=32768)
     args = parser.parse_args()
     if not torch.cuda.is_available():
-        sys.exit("gpu_ops: there is no CUDA device here")
+        sys.exit("gpu_ops: no CUDA device; run it on a machine with one")
     library = os.path.abspath(os.environ.get("DTOPP_OPS", "build/release/lib/libdtopp_ops.so"))
     for path in (library, os.path.join(os.path.dirname(library), "libdtopp_cuda.so")):
         if not os.path.exists(path):
@@ -44,12 +46,13 @@ def arguments():
 
 
 def alternate(runs, rounds):
-    """Median milliseconds of each named run; run(n) takes the n-th set of inputs. Two rounds are not measured."""
+    """Median milliseconds of each named run; run(n) uses the n-th set of inputs. The first two rounds are not
+    measured."""
     times = {name: [] for name in runs}
     for turn in range(rounds + 2):
         for name, run in runs.items():
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            torch.cuda._sleep(LAUNCHING)  # the host is done with launching before the device begins
+            torch.cuda._sleep(LAUNCHING)  # the host finishes launching before the device begins
             start.record()
             run(turn % SETS)
             end.record()
@@ -60,7 +63,7 @@ def alternate(runs, rounds):
 
 
 def peak_mebibytes(run):
-    """What a run needs beyond what is there before it."""
+    """The memory that a run needs beyond what was allocated before it."""
     run(0)
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
@@ -71,7 +74,7 @@ def peak_mebibytes(run):
 
 
 def kernels(run):
-    """Milliseconds of each kernel of a run, the longest first."""
+    """Milliseconds of each kernel of a run, longest first."""
     run(0)
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=list(torch.profiler.supported_activities())) as profile:
@@ -87,7 +90,8 @@ def randn(*shape, std=1.0, dtype=torch.bfloat16):
 
 
 def random_gates(tokens, varying):
-    """Sets of random experts: sizes around K with deviation 1.5 (as DTop-p's are), mean exactly K, or K each."""
+    """Sets of random experts: sizes around K with a standard deviation of 1.5 (like DTop-p's) and a mean of
+    exactly K, or K for every token."""
     sizes = torch.full((tokens,), K, device=DEVICE)
     if varying:
         sizes = (K + 1.5 * torch.randn(tokens, device=DEVICE)).round().clamp(1, E).long()
@@ -100,7 +104,7 @@ def random_gates(tokens, varying):
 
 
 def grouped_composition(x, gates, gate_up, down):
-    """What torch alone offers: torch._grouped_mm between a gather and an index_add."""
+    """The reference in plain torch: torch._grouped_mm between a gather and an index_add."""
     expert, token = gates.t().nonzero(as_tuple=True)
     ends = torch.bincount(expert, minlength=E).cumsum(0).int()
     gate, up = torch._grouped_mm(x[token], gate_up.mT, offs=ends).chunk(2, -1)
@@ -165,7 +169,8 @@ def moe_case(tokens, rounds):
 
 
 def attention_case(tokens, rounds):
-    """Causal attention over sequences of 2,048 tokens by each of torch's kernels; what training takes is torch's choice."""
+    """Causal attention over sequences of 2,048 tokens by each of torch's kernels. In training, torch chooses
+    the kernel."""
     shape = tokens // SEQUENCE, HEADS, SEQUENCE, D // HEADS
     inputs = [[randn(*shape).requires_grad_() for _ in range(3)] for _ in range(SETS)]
     grads = [randn(*shape) for _ in range(SETS)]
@@ -179,14 +184,14 @@ def attention_case(tokens, rounds):
     runs = {"chosen": partial(attend, []), "cudnn": partial(attend, [SDPBackend.CUDNN_ATTENTION]),
             "flash": partial(attend, [SDPBackend.FLASH_ATTENTION])}
     t = alternate(runs, rounds)
-    flops = (2 + 5) * 2 * tokens * SEQUENCE / 2 * D  # two products forward, five backward, of half the pairs
+    flops = (2 + 5) * 2 * tokens * SEQUENCE / 2 * D  # two products forward, five backward, half of the pairs
     report(case="attention", tokens=tokens, milliseconds=t["chosen"], tflops=flops / t["chosen"] / 1e9,
            cudnn_against_chosen=t["chosen"] / t["cudnn"], flash_against_chosen=t["chosen"] / t["flash"])
 
 
 def product_cases():
-    """Each of moe_ffn's products as `dtopp devices --check` times it (dtopp/ops/moe_ffn/cuda/tune/check_moe_product_cuda.cpp): 8 experts of
-    4,096 rows, with the kernels that torch's grouped product needs round it."""
+    """Times each product of moe_ffn as `dtopp devices --check` does (dtopp/ops/moe_ffn/cuda/tune/check_moe_product_cuda.cpp): 8
+    experts of 4,096 rows, including the kernels that torch's grouped product needs around it."""
     flops = 2 * 8 * 4096 * D * F
     for product, matrices in MATRICES.items():
         own_error, grouped_error, own, grouped = ops.check_moe_product(product, "grouped_mm", 0)
@@ -232,7 +237,7 @@ def loss_case(tokens, rounds):
         (cross_entropy(logits, targets[n]) + 1e-4 * logits.logsumexp(-1).square().mean()).backward()
 
     def products(n):
-        """The three matrix products alone, in one piece."""
+        """The three matrix products alone, without chunks."""
         with torch.no_grad():
             logits = inputs[n] @ weight.T
             logits @ weight

@@ -1,10 +1,11 @@
-"""Trains the paper's model (where that does not fit, a smaller one of it) on a CUDA device with the largest micro-batch that
-`dtopp plan` says fits, and prints one JSON line: the median step, tokens/s and MFU, the measured peak beside plan's total
-and its parts, the loss at both ends (means of 10 steps), active experts over the last 100 steps (of fewer than 200, the
-last half) beside the target.
+"""Trains the paper's model on a CUDA device with the largest micro-batch that fits according to `dtopp plan`;
+if none fits, it uses a smaller model. Prints one JSON line: the median step, tokens/s and MFU, the measured
+peak with plan's total and parts, the loss at both ends (means of 10 steps), and active experts with their
+target. Active experts are the mean over the last 100 steps, or over the last half of fewer than 200.
 
-A step is a global batch of 24 sequences unless an override says otherwise; 24 has many divisors, and AdamW's share of so
-short a step is above that of the paper's 512. A step that ran again for want of room for its pairs is one slow step.
+A step has a global batch of 24 sequences unless an override sets another. 24 has many divisors, and AdamW's
+share of so short a step is larger than with the paper's 512. A step that runs again because it exceeded its
+capacity counts as one slow step.
 """
 
 import argparse
@@ -23,26 +24,26 @@ from yardstick import report
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PRESETS = [ROOT / f"configs/moe-{name}-64e8a-dtop-p.yaml" for name in ("1.3b-6.9b", "0.4b-3.7b")]
 BATCH, MICRO_BATCH = "training.global_batch_size", "training.micro_batch_size"
-# In a process of its own: a context takes memory of the device as long as it is there.
+# Runs in a process of its own, because a context occupies device memory as long as it exists.
 ASK_DEVICE = "import torch as t; t.cuda.is_available() and print(t.cuda.mem_get_info()[0], t.cuda.get_device_name())"
 
 
 def texts():
-    """The training text below DTOPP_DATA; where there is none, the sample that the repository brings."""
+    """The training text below DTOPP_DATA, or else the sample in the repository."""
     folder = pathlib.Path(os.environ.get("DTOPP_DATA", ROOT / "../shared")) / "data/text"
     return sorted(folder.glob("train-*.jsonl.zst")) or [ROOT / "assets/text/novels-train.jsonl.zst"]
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", type=pathlib.Path, help="the run's YAML file; default: of moe-1.3b-6.9b-64e8a-dtop-p and "
-                                                            "moe-0.4b-3.7b-64e8a-dtop-p the first that fits")
+    parser.add_argument("--preset", type=pathlib.Path, help="the run's YAML file; default: the first that fits of moe-1.3b-6.9b-64e8a-dtop-p "
+                                                            "and moe-0.4b-3.7b-64e8a-dtop-p")
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="of training, after which steps are missing")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="time limit of training; later steps are missing")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--text", type=pathlib.Path, action="append", metavar="FILE",
-                        help="once or several times; default: data/text of DTOPP_DATA (../shared), else the sample in assets/")
-    parser.add_argument("overrides", nargs="*", help="key.path=value, as `dtopp train` takes them")
+                        help="may be repeated; default: data/text of DTOPP_DATA (../shared), otherwise the sample in assets/")
+    parser.add_argument("overrides", nargs="*", help="key.path=value, as in `dtopp train`")
     return parser.parse_intermixed_args()
 
 
@@ -54,26 +55,27 @@ def run(*command):
 
 
 def find_device(wish):
-    """(bytes that can be taken, name)"""
+    """Returns (available bytes, name)."""
     if wish == "cpu":
         return json.loads(run(BINARY, "plan", PRESETS[0], "--device", "cpu", "--json"))["device_memory_bytes"], "cpu"
     answer = run(sys.executable, "-c", ASK_DEVICE).strip()
     if not answer:
-        sys.exit("gpu_training: there is no CUDA device here")
+        sys.exit("gpu_training: no CUDA device; run it on a machine with one")
     free, name = answer.split(" ", 1)
     return int(free), name
 
 
 def own_products():
-    """The products that own kernels formed, as training has chosen on the first device; none on a CPU."""
+    """The products for which training chose fused kernels on the first device; grouped_mm if there are none
+    or on a CPU."""
     devices = json.loads(run(BINARY, "devices", "--json"))["cuda"]["devices"][:1]
     return ",".join(product["product"] for device in devices for product in device["products"] or []
                     if product["kernel"] == "own") or "grouped_mm"
 
 
 def find_fitting(presets, overrides, free):
-    """The first preset of which something fits, the largest divisor of the global batch that does (or the one that an
-    override asks for), and the plan of both."""
+    """Returns the first preset that fits, the largest divisor of the global batch that fits (or the
+    micro-batch of an override), and the plan of both."""
     given = dict(override.split("=", 1) for override in overrides if "=" in override)
     batch = int(given[BATCH])
     divisors = [n for n in range(batch, 0, -1) if batch % n == 0]
@@ -87,12 +89,12 @@ def find_fitting(presets, overrides, free):
 
 
 def train(preset, overrides, text, steps, seconds):
-    """The lines of metrics.jsonl, one a step, and the configuration they are of."""
+    """Returns the lines of metrics.jsonl, one per step, and the run's configuration."""
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         run(BINARY, "prepare", "text", *text, "--tokenizer", ROOT / "assets/tokenizer/gpt-neox-20b.tokenizer.json",
             "--output", folder / "text")
-        # Ended from outside: the last step of a run writes a checkpoint.
+        # The run is killed, because the last step of a run would write a checkpoint.
         command = [BINARY, "train", preset, *overrides, f"data.train=[{folder / 'text'}]", "data.validation=[]",
                    "training.steps=100000", "validation.every=0", "validation.tasks=[]", "checkpoint.every=0",
                    "logging.every=1", "logging.tensorboard=false", f"output={folder / 'run'}"]

@@ -1,11 +1,13 @@
-// How much of what two ranks send each other computation hides: a small model trained by two threads with a
-// core each, whose collectives take as long as on a wire of a given rate and latency (Wire), with overlap as
-// the trainer has it and with none, every collective waited for where it starts. Beside it what `dtopp plan`
-// says of these bytes on such a wire. One JSON line a case.
+// Measures how much of the communication between two ranks overlaps with computation.
 //
-// The rate is the one at which the bytes of a step take `wire_share` of a step without a wire. Cases take
-// turns in one run. Exposed are the seconds by which a step is longer than those without a wire in the same
-// round; the figure is the median over rounds.
+// A small model is trained by two threads with one core each. Their collectives take as long as on a wire of
+// a given rate and latency (Wire). Cases run with the trainer's overlap and without it, where every
+// collective is waited for at once. The prediction of `dtopp plan` for these bytes on such a wire is printed
+// beside them. The output is one JSON line per case.
+//
+// The rate is chosen so that a step's bytes take `wire_share` of a step without a wire. Cases take turns in
+// one run. The exposed time of a step is the time beyond that of a step without a wire in the same round; the
+// median over rounds counts.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -36,20 +38,20 @@ struct Options {
 };
 
 constexpr int64_t kRanks = 2;
-// Steps of a case in a round: gathering what the one before had left; measured.
+// Steps of a case per round: one that gathers the remains of the previous case, then the measured ones.
 constexpr int64_t kFirstSteps = 1, kMeasuredSteps = 2;
 
-// A wire, and whether what travels on it may travel while the rank computes.
+// A wire, and whether communication overlaps with computation.
 struct Setting {
-  double wire_share = 0, latency_ms = 0;  // 0 of both: no wire
+  double wire_share = 0, latency_ms = 0;  // both 0: no wire
   bool overlap = true;
   double bytes_per_second = std::numeric_limits<double>::infinity();
 };
 
-// Of rank 0 in the rounds of a setting.
+// Rank 0's measurements over the rounds of a setting.
 struct Measured {
-  std::vector<double> step_seconds{};        // the mean of a round
-  std::map<std::string, Traffic> traffic{};  // of all measured steps
+  std::vector<double> step_seconds{};        // mean per round
+  std::map<std::string, Traffic> traffic{};  // over all measured steps
 
   double per_step(double sum) const {
     return sum / static_cast<double>(step_seconds.size()) / static_cast<double>(kMeasuredSteps);
@@ -69,7 +71,7 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
-// What the two ranks' collectives pass through, each rank its own.
+// The wire, counts and overlap of one rank's collectives.
 struct Conditions {
   std::shared_ptr<Wire> wire = std::make_shared<Wire>(Seconds(0), 1);
   std::shared_ptr<CollectiveCounts> counts = std::make_shared<CollectiveCounts>();
@@ -81,7 +83,7 @@ struct Conditions {
   }
 };
 
-// Without overlap nothing is done while a collective is on its way.
+// Without overlap, the caller waits for each collective at once.
 class ConditionedCollectives final : public Collectives {
  public:
   ConditionedCollectives(std::unique_ptr<Collectives> inner, const Conditions& conditions)
@@ -192,7 +194,7 @@ std::vector<Measured> measure(const Options& options, const RunConfig& config,
   return measured;
 }
 
-// What the plan leaves exposed on such a wire of a step that computes that long.
+// The exposed seconds that the plan predicts for this wire and a step of this computing time.
 double planned_exposed(const Options& options, const RunConfig& config, const Setting& setting,
                        double compute) {
   const Plan plan = make_plan(config, {.ranks = kRanks, .expert_parallel = options.expert_parallel});
@@ -201,7 +203,7 @@ double planned_exposed(const Options& options, const RunConfig& config, const Se
                      kRanks / compute / AssumedShares::kCompute;
   rates.inside = setting.bytes_per_second / AssumedShares::kInside;
   rates.between = setting.bytes_per_second / AssumedShares::kBetween;
-  rates.memory = 1e30;  // the update is part of what was measured as computing
+  rates.memory = 1e30;  // the measured computing time includes the update
   const StepTime time = plan_step_time(plan, rates);
   return time.gradients + time.parameters + time.rows;
 }
@@ -234,7 +236,7 @@ void print(const Options& options, const RunConfig& config, const Setting& setti
   std::printf("%s\n", line.dump().c_str());
 }
 
-// The first has no wire.
+// The first setting has no wire.
 std::vector<Setting> settings_of(const Options& options, double bytes_per_step_second) {
   std::vector<Setting> settings = {{}};
   for (const double share : options.wire_shares) {

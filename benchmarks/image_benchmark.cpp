@@ -1,7 +1,9 @@
-// The C++ side of benchmarks/prepare_images.py. image_benchmark TAR SIZE WORKERS ROUNDS OUTPUT: in each round
-// decodes all pictures of the tar, which lie in memory, on so many threads, then prepares the tar (SIZE 0: as
-// they are) with as many workers, and prints {"decode", "prepare", "cpu_share"}: pictures a second, and the
-// processor time of the one over that of the other, which holds where other work shares the machine.
+// The C++ side of benchmarks/prepare_images.py. Usage: image_benchmark TAR SIZE WORKERS ROUNDS OUTPUT
+//
+// Each round decodes all pictures of the tar from memory on WORKERS threads, then prepares the tar with as
+// many workers (SIZE 0: without resizing). It prints {"decode", "prepare", "cpu_share"}: two rates in
+// pictures per second, and the ratio of their processor times, which is valid even if other work shares the
+// machine.
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -18,7 +20,7 @@
 namespace {
 
 struct Seconds {
-  double wall, cpu;  // cpu: of all threads
+  double wall, cpu;  // cpu covers all threads
 };
 
 Seconds seconds_of(const auto& action) {

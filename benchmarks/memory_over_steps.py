@@ -1,9 +1,10 @@
-"""Resident memory of a training run over many steps, with the program's allocator settings and with others, and what
-each costs in speed: a small DTop-p model, whose numbers of token-expert pairs vary from step to step and layer to
-layer. The settings' runs take turns, a few seconds each, the others stopped (SIGSTOP).
+"""Measures the resident memory of a training run over many steps with the program's allocator settings and
+others, and the speed cost of each. The model is a small DTop-p model, whose number of token-expert pairs
+varies by step and layer. The runs take turns of a few seconds while the others are stopped (SIGSTOP).
 
-One JSON line a setting: resident bytes at steps 1, 50, 100 ..., the most of them from step 50 on over the least, the
-median step and its ratio to the program's own, the measured peak and `dtopp plan`'s.
+Prints one JSON line per setting: resident bytes at steps 1, 50, 100 ..., the ratio of the largest to the
+smallest from step 50 on, the median step and its ratio to the program's own, the measured peak and `dtopp
+plan`'s.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from training_side import start_dtopp
 
 CASE = {"hidden_size": 128, "num_layers": 4, "num_heads": 4, "ffn_hidden_size": 64, "num_experts": 16, "active": 4,
         "sequence_length": 256}
-# As MALLOC_CONF, which stands above what is compiled in (cli/main.cpp).
+# Values of MALLOC_CONF, which overrides the compiled-in settings (cli/main.cpp).
 SETTINGS = {"own": "", "large blocks left whole": "lg_extent_max_active_fit:6"}
 
 
@@ -32,10 +33,10 @@ def main():
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--vocabulary", type=int, default=8192)
-    parser.add_argument("--batch", type=int, default=8, help="sequences a step")
+    parser.add_argument("--batch", type=int, default=8, help="sequences per step")
     parser.add_argument("--micro-batch", type=int, default=4)
-    parser.add_argument("--seconds", type=float, default=5, help="of a turn")
-    parser.add_argument("--setting", action="append", metavar="NAME=MALLOC_CONF", help="in place of the two here")
+    parser.add_argument("--seconds", type=float, default=5, help="seconds per turn")
+    parser.add_argument("--setting", action="append", metavar="NAME=MALLOC_CONF", help="setting to measure instead of the two built-in ones")
     args = parser.parse_args()
     settings = dict(text.split("=", 1) for text in args.setting) if args.setting else SETTINGS
     case = CASE | {"vocab_size": args.vocabulary, "batch": args.batch, "micro_batch": args.micro_batch}

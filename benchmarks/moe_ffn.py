@@ -1,6 +1,7 @@
-"""moe_ffn forward + backward against g, against a dense SwiGLU FFN of equal arithmetic, and varying against fixed
-sets; its backward pass where the gradients of weights are added to fp32 sums as they are formed, against forming and
-then adding them: T 8192, D 512, F 256, E 64, 8 experts a token on average. One JSON line a case."""
+"""Times moe_ffn forward + backward against g, against a dense SwiGLU FFN with equal FLOPs, and with varying
+against fixed sets. Its backward pass, which adds weight gradients to fp32 sums, is compared with computing
+and then adding them. T 8192, D 512, F 256, E 64, 8 experts per token on average. Prints one JSON line per
+case."""
 
 import torch
 from yardstick import YARDSTICK_FLOPS, alternate, arguments, make_yardstick, report
@@ -9,7 +10,8 @@ D, F, E, K = 512, 256, 64, 8
 
 
 def random_gates(tokens, varying):
-    """Sets of random experts: sizes around 8 with deviation 1.5 (as DTop-p's are), mean exactly 8, or 8 each."""
+    """Sets of random experts: sizes around 8 with a standard deviation of 1.5 (like DTop-p's) and a mean of
+    exactly 8, or 8 for every token."""
     sizes = torch.full((tokens,), K)
     if varying:
         sizes = (K + 1.5 * torch.randn(tokens)).round().clamp(1, E).long()

@@ -1,13 +1,15 @@
-"""One Mixture-of-Experts layer (router and experts, fp32 or bf16) beside its peers on the same machine, over sizes:
+"""Times one Mixture-of-Experts layer (router and experts, fp32 or bf16) against other layers on the same
+machine, over sizes:
 
-  olmoe eager, olmoe grouped   Hugging Face's OlmoeSparseMoeBlock, both of its ways to run the experts; Top-k
-  torch top-p                  a plain PyTorch Top-p layer: sort, cumulative sum, a loop over the experts that gathers
-                               and scatters their tokens, the expert FFN by torch's own operations; DTop-p's threshold
-  dense                        a SwiGLU FFN of equal arithmetic by torch's operations, no router
+  olmoe eager, olmoe grouped   Hugging Face's OlmoeSparseMoeBlock with both of its expert implementations; Top-k
+  torch top-p                  a plain PyTorch Top-p layer: sort, cumulative sum, and a loop over experts that gathers and
+                               scatters tokens and runs the FFN with torch's operations; it uses DTop-p's threshold
+  dense                        a SwiGLU FFN with equal FLOPs in torch's operations, without a router
 
-dtopp is timed as DTop-p (normalised logits, threshold) at the same mean number of experts, through torch.ops.dtopp, in the
-same process, in turn with the others. forward: without autograd; backward: forward + backward; step: with fused AdamW.
-One JSON line a size: milliseconds of each, and how many times faster dtopp is.
+dtopp runs as DTop-p (normalised logits, threshold) at the same mean number of experts, through
+torch.ops.dtopp, in the same process, in turn with the others. forward: without autograd; backward: forward +
+backward; step: with fused AdamW. Prints one JSON line per size: milliseconds of each, and the speed-up of
+dtopp.
 """
 
 import argparse
@@ -29,13 +31,13 @@ def sizes(sweeps, quick):
             case = CENTRE | {name: value}
             case["T"] = min(case["T"], 4096 * 512 // max(case["D"], 512)) if name != "T" else case["T"]
             case["K"] = min(case["K"], case["E"] // 2)
-            case["E"] = min(case["E"], 16 * 2048 // case["D"]) if case["D"] > 1024 else case["E"]  # five such layers and their optimizers fit 24 GB
+            case["E"] = min(case["E"], 16 * 2048 // case["D"]) if case["D"] > 1024 else case["E"]  # five such layers with optimizers fit 24 GB
             if not quick or value == values[0]:
                 yield case
 
 
 class Experts(torch.nn.Module):
-    """Router and expert weights as dtopp keeps them."""
+    """Router and expert weights in dtopp's layout."""
 
     def __init__(self, D, F, E, dtype):
         super().__init__()
@@ -58,7 +60,7 @@ class Dtopp(Experts):
 
     @torch.no_grad()
     def solve(self, x, mean):
-        """The threshold at which a token chooses `mean` experts on average."""
+        """Sets the threshold at which a token selects `mean` experts on average."""
         low, high = 0.0, 1.0
         for _ in range(30):
             self.threshold.fill_((low + high) / 2)
@@ -141,7 +143,7 @@ def measure(case, args, dtype):
     plain = TorchTopP(D, F, E, dtype)
     plain.load_state_dict(ours.state_dict())
     plain.threshold.copy_(ours.threshold)
-    # A token at the very threshold may differ by an expert.
+    # A token exactly at the threshold may differ by an expert.
     apart = int(((ours(x) - plain(x)).abs().amax(-1) > (1e-3 if dtype == torch.float32 else 0.2)).sum())
     assert apart <= max(1, T // 500), f"dtopp and plain PyTorch differ in {apart} of {T} tokens"
     models = {"dtopp": ours, "torch top-p": plain, "olmoe eager": Olmoe(D, F, E, K, dtype, "eager"),
@@ -166,8 +168,8 @@ def main():
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtypes", nargs="+", default=["float32"])
     parser.add_argument("--sweeps", nargs="+", default=list(SWEEPS), choices=list(SWEEPS))
-    parser.add_argument("--size", nargs=4, type=int, metavar=tuple("DEKT"), help="one size alone: hidden, experts, active, tokens")
-    parser.add_argument("--quick", action="store_true", help="one other size a sweep")
+    parser.add_argument("--size", nargs=4, type=int, metavar=tuple("DEKT"), help="measure one size only: hidden, experts, active, tokens")
+    parser.add_argument("--quick", action="store_true", help="one other size per sweep")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.ops.load_library(os.path.abspath(os.environ.get("DTOPP_OPS", "build/release/lib/libdtopp_ops.so")))

@@ -1,4 +1,5 @@
-"""The Hugging Face side of training_step.py: trains OlmoeForCausalLM until it is killed, one JSON line a step."""
+"""The Hugging Face side of training_step.py: trains OlmoeForCausalLM until it is killed and prints one JSON
+line per step."""
 
 import argparse
 import importlib

@@ -1,6 +1,6 @@
-// How fast the loops that pack bfloat16 operands (dtopp/ops/core/bfloat16_loops.h) are beside a memcpy of the
-// same bytes, both in the second-level cache: one JSON line for each packer and each set of instructions that
-// this machine runs. Without AVX-512 those are the scalar loops alone, and the lines say so.
+// Times the loops that pack bfloat16 operands (dtopp/ops/core/bfloat16_loops.h) against a memcpy of the same
+// bytes, both in the second-level cache. Prints one JSON line per packer and instruction set of this machine.
+// Without AVX-512 only the scalar loops run, and the lines name them.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -14,7 +14,7 @@ namespace {
 using dtopp::kPackedDepth;
 using dtopp::kPanelColumns;
 
-constexpr int64_t kK = 512, kN = 512;  // of an operand: 512 KiB, and as much packed
+constexpr int64_t kK = 512, kN = 512;  // per operand: 512 KiB, and the same packed
 constexpr int kRounds = 15, kCalls = 40;
 
 double seconds_of(const std::function<void()>& body) {
@@ -30,16 +30,16 @@ double median(std::vector<double> values) {
 
 struct Operands {
   std::vector<c10::BFloat16> from = std::vector<c10::BFloat16>(kK * kN + 32);
-  std::vector<float> floats = std::vector<float>(kK * kN / 2, 1.0F);  // as many bytes
+  std::vector<float> floats = std::vector<float>(kK * kN / 2, 1.0F);  // the same number of bytes
   std::vector<c10::BFloat16> packed = std::vector<c10::BFloat16>(kN * (kK + kPackedDepth) + 32);
 
-  // A cache line, as the operators' buffers begin on one.
+  // Starts on a cache line, like the operators' buffers.
   c10::BFloat16* to() {
     return reinterpret_cast<c10::BFloat16*>((reinterpret_cast<uintptr_t>(packed.data()) + 63) / 64 * 64);
   }
 };
 
-// Timed in turn with memcpy, round by round; bytes: read.
+// Times `body` in turn with memcpy, round by round. Bytes are counted as read.
 void measure(const char* packer, const dtopp::Bfloat16Loops& loops, Operands& operands,
              const std::function<void()>& body) {
   constexpr int64_t kBytes = kK * kN * static_cast<int64_t>(sizeof(c10::BFloat16));

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""`dtopp prepare images` against its decoders alone, on as many threads, in turn on the same pictures.
+"""Times `dtopp prepare images` against its decoders alone, on as many threads, in turn on the same pictures.
 
-One JSON line a case, medians over rounds in pictures a second: `decode` decodes all of a tar from memory and drops the
-pixels; `prepare` is the whole way from tar to files. `share` is their ratio, `cpu_share` that of the processor time they
-take, which holds where other work shares the machine. Needs the target image_benchmark.
+Prints one JSON line per case with medians over rounds in pictures per second. `decode` decodes all of a tar
+from memory and discards the pixels; `prepare` is the whole way from tar to files. `share` is their ratio.
+`cpu_share` is the ratio of their processor times, which is valid even if other work shares the machine. Needs
+the target image_benchmark.
 
 Usage: .venv/bin/python benchmarks/prepare_images.py [--workers N] [--rounds N] [--output DIR]
 """
@@ -27,7 +28,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--output", help="where to write (default: a folder in the system's temporary one)")
+    parser.add_argument("--output", help="output folder (default: a temporary folder)")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.output) as folder:
         folder = pathlib.Path(folder)

@@ -1,8 +1,8 @@
-"""`dtopp train` on two hosts, network namespaces of this machine with an interface of 25 to 1000 Mbit/s, or with a delay of
-5 ms each way: the step, what rank 0 sends and what it waits for as metrics.jsonl has them, and what the kernel counted at
-its interface. Needs root.
+"""Runs `dtopp train` on two hosts, which are network namespaces of this machine with an interface of 25 to
+1000 Mbit/s or a delay of 5 ms in each direction. Reports the step, rank 0's sent bytes and waiting time from
+metrics.jsonl, and the kernel's counters of its interface. Needs root.
 
-One JSON line a case.
+Prints one JSON line per case.
 """
 
 import json
@@ -23,9 +23,10 @@ import two_hosts  # noqa: E402
 MODEL = {"hidden_size": 128, "num_layers": 4, "num_heads": 4, "ffn_hidden_size": 64, "num_experts": 16, "vocab_size": 256,
          "sequence_length": 128}
 BATCH = 16
-# Of IP and TCP with time stamps, and of Ethernet, which a TUN device has none of.
+# Bytes of IP and TCP headers with time stamps, and of Ethernet headers, which a TUN device does not have.
 HEADER, ETHERNET = 20 + 32, 14
-# The counters of a run minus those of a shorter one: what is sent before the first step and after the last falls out.
+# The counters of a run minus those of a shorter run, which removes the traffic before the first and after the
+# last step.
 STEPS = (6, 18)
 
 
@@ -40,13 +41,13 @@ def write_config(folder):
 
 
 def counted(host):
-    """Bytes that its interface has sent, and the packets."""
+    """Returns the bytes and packets that the host's interface has sent."""
     sent = json.loads(host.run("ip -s -j link show eth0"))[0]["stats64"]["tx"]
     return sent["bytes"], sent["packets"]
 
 
 def train(hosts, config, output, steps):
-    """The lines of metrics.jsonl; what the kernel counted of the first host."""
+    """Returns the lines of metrics.jsonl and the kernel's counts for the first host."""
     before = counted(hosts[0])
     command = [tiny_run.BINARY, "train", config, f"training.steps={steps}", "optimizer.warmup_steps=1", f"output={output}"]
     ranks = [subprocess.Popen(host.inside(command), env=two_hosts.environment(rank), stdout=subprocess.DEVNULL,
@@ -77,7 +78,7 @@ def measure(folder, config, name, **wire):
 
 def main():
     if not two_hosts.possible():
-        sys.exit("real_wire.py: no right to make network namespaces: run it as root")
+        sys.exit("real_wire.py: no permission to create network namespaces; run it as root")
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         config = write_config(folder)

@@ -1,4 +1,5 @@
-"""route forward + backward as a share of moe_ffn's: T 8192, E 64, about 8 active. One JSON line a case."""
+"""Times route forward + backward as a share of moe_ffn's: T 8192, E 64, about 8 active. Prints one JSON line
+per case."""
 
 import torch
 from yardstick import alternate, arguments, make_yardstick, report

@@ -1,9 +1,11 @@
-"""Is a varying number of experts dearer than a fixed one, and solving for the threshold dearer than the paper's controller?
-Whole training steps of DTop-p, with either controller, and of Top-k at the same mean, 300 in turn (hidden 256, 4 layers,
-64 experts of 128, 8 active, vocabulary 8,192, 4 x 512 tokens). One JSON line.
+"""Measures whether a varying number of experts costs more than a fixed one, and whether solving for the
+threshold costs more than the paper's controller.
 
-Each method trains in a process of its own, stopped while the others run; the step a stop fell into is left out. Ratios are
-of what lies side by side in time: the medians of a round, of which the median over rounds.
+Compares whole training steps of DTop-p, with either controller, and of Top-k at the same mean, 300 in turn
+(hidden 256, 4 layers, 64 experts of 128, 8 active, vocabulary 8,192, 4 x 512 tokens). Prints one JSON line.
+
+Each method trains in a process of its own, stopped while the others run; a step interrupted by a stop is left
+out. Ratios compare medians of the same round, and the median over rounds counts.
 """
 
 import argparse
@@ -22,7 +24,7 @@ CASE = {"hidden_size": 256, "num_layers": 4, "num_heads": 4, "ffn_hidden_size": 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=5, help="steps of a method in one round")
+    parser.add_argument("--steps", type=int, default=5, help="steps per method and round")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--precision", default="fp32")
     args = parser.parse_args()

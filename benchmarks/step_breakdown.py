@@ -1,6 +1,7 @@
-"""Where the time of a training step goes: `perf record` over a run of training_step.py's case (hidden 512, 8 layers, 64
-experts of 256, 8 active, vocabulary 50,432, 4 x 1024 tokens) or one of diffusion_step.py's, its samples by what the function
-at the top does. Needs Linux's perf. One JSON line: percent of the samples by part, and tokens/s.
+"""Shows the parts of a training step's time: `perf record` over a run of training_step.py's case (hidden 512,
+8 layers, 64 experts of 256, 8 active, vocabulary 50,432, 4 x 1024 tokens) or of a case of diffusion_step.py.
+Samples are grouped by the function at the top. Needs Linux's perf. Prints one JSON line: percent of the
+samples by part, and tokens/s.
 """
 
 import argparse
@@ -17,7 +18,7 @@ import diffusion_step
 import training_side
 from training_step import FULL
 
-PARTS = {  # the first that matches
+PARTS = {  # the first match counts
     "matrix products": r"VectorTiles.*multiply<|brgemm|multiply_block|sgemm_kernel|gemm",
     "packing operands": r"pack_|transpose|scopy",
     "softmax of attention": r"(Forward|Backward)Heads|flash_attention|Sleef",
@@ -48,7 +49,7 @@ def start(args, folder):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", default="training_step", choices=["training_step", *diffusion_step.CASES])
-    parser.add_argument("--symbols", type=int, default=0, help="print so many lines of perf's report as well")
+    parser.add_argument("--symbols", type=int, default=0, help="also print this many lines of perf's report")
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--precision", default="fp32")

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""The tokenizer's speed against Hugging Face `tokenizers`, one thread each, timed in turn on the same documents.
+"""Times the tokenizer against Hugging Face `tokenizers`, one thread each, in turn on the same documents.
 
-One JSON line a case: `encode` is tokenizers' encode() for each document, `encode_batch` its encode_batch() of all
-of them, both with TOKENIZERS_PARALLELISM=false; the ids must be the same. Needs the target tokenizer_benchmark.
+Prints one JSON line per case. `encode` calls tokenizers' encode() per document, `encode_batch` its
+encode_batch() for all of them, both with TOKENIZERS_PARALLELISM=false. The ids must be equal. Needs the
+target tokenizer_benchmark.
 
 Usage: .venv/bin/python benchmarks/tokenizer.py [--text FILE.jsonl[.zst]] [--megabytes N] [--rounds N]
 """
@@ -41,7 +42,7 @@ def read_documents(path, megabytes):
 
 
 class Program:
-    """The C++ program, kept running between rounds."""
+    """The C++ program, which keeps running between rounds."""
 
     def __init__(self, binary, tokenizer, texts):
         self.file = tempfile.NamedTemporaryFile()

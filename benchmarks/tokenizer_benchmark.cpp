@@ -1,7 +1,8 @@
-// The C++ side of benchmarks/tokenizer.py. tokenizer_benchmark TOKENIZER DOCUMENTS: reads documents (each a
-// little-endian uint64 length and that many bytes of UTF-8), then for every line on standard input encodes
-// them all, one after the other on one thread, and prints {"seconds", "tokens", "crc32"} (of all ids as
-// int32).
+// The C++ side of benchmarks/tokenizer.py. Usage: tokenizer_benchmark TOKENIZER DOCUMENTS
+//
+// Reads documents, each a little-endian uint64 length and that many bytes of UTF-8. For every line on
+// standard input it encodes all documents in order on one thread and prints {"seconds", "tokens", "crc32"}
+// (over all ids as int32).
 #include <chrono>
 #include <cstdio>
 #include <iostream>

@@ -1,9 +1,10 @@
-"""How a training step's time and memory grow, beside what `dtopp plan` says of the same configuration: against tokens,
-experts, active experts, hidden size and sequence length, around hidden 256, 4 layers, 32 experts of 128, 4 active,
-vocabulary 8,192, 4 x 512 tokens; then five configurations of other kinds. Each trains alone, in its own process.
+"""Measures how a training step's time and memory grow, compared with `dtopp plan` for the same configuration:
+over tokens, experts, active experts, hidden size and sequence length, around hidden 256, 4 layers, 32 experts
+of 128, 4 active, vocabulary 8,192, 4 x 512 tokens. Five configurations of other kinds follow. Each trains
+alone, in its own process.
 
-One JSON line a configuration: the median step, the rate in GFLOP/s of plan's arithmetic, its share of the rate of the
-centre (1: time grows as the arithmetic does), the measured peak and plan's.
+Prints one JSON line per configuration: the median step, the rate in GFLOP/s of plan's FLOPs, its ratio to the
+rate of the central configuration (1: time is proportional to FLOPs), the measured peak and plan's.
 """
 
 import argparse
@@ -62,7 +63,7 @@ def main():
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--precision", default="fp32")
-    parser.add_argument("--kinds-only", action="store_true", help="only the five of other kinds")
+    parser.add_argument("--kinds-only", action="store_true", help="measure only the five configurations of other kinds")
     args = parser.parse_args()
     if not args.kinds_only:
         centre = measure("centre", {}, args)

@@ -1,4 +1,4 @@
-"""A process that trains, stopped (SIGSTOP) while another one runs, so that two can be timed in turn."""
+"""A process that trains and is stopped (SIGSTOP) while another one runs, so that two can be timed in turn."""
 
 import json
 import os
@@ -16,7 +16,7 @@ BINARY = pathlib.Path(os.environ.get("DTOPP_BINARY", HERE.parent / "build/releas
 
 
 def starting_threshold(experts, active):
-    """p_0 that gives about `active` of the experts at initialisation, where normalised logits are Gaussian."""
+    """p_0 that selects about `active` of the experts at initialisation, when normalised logits are Gaussian."""
     logits = np.random.default_rng(1).standard_normal((4000, experts))
     logits = (logits - logits.mean(-1, keepdims=True)) / logits.std(-1, keepdims=True)
     prob = -np.sort(-np.exp(logits) / np.exp(logits).sum(-1, keepdims=True))
@@ -29,21 +29,21 @@ def starting_threshold(experts, active):
 
 
 class Side:
-    """A process that trains and writes a line a step; it runs only inside steps()."""
+    """A process that trains and writes a line per step. It runs only inside steps()."""
 
     def __init__(self, command, log, lines):
         self.log, self.lines = log, lines
         with open(log, "w") as out, open(log.with_suffix(".err"), "w") as errors:
             self.process = subprocess.Popen(command, stdout=out, stderr=errors)
         try:
-            self.wait_for(1)  # the first step warms caches and allocators up
+            self.wait_for(1)  # the first step warms up caches and allocators
         except BaseException:
             self.process.kill()
             raise
         self.process.send_signal(signal.SIGSTOP)
 
     def read(self):
-        """Complete lines, parsed."""
+        """The complete lines, parsed."""
         if not self.lines.exists():
             return []
         return [json.loads(line) for line in self.lines.read_text().split("\n")[:-1]]
@@ -56,7 +56,7 @@ class Side:
             time.sleep(0.01)
 
     def steps(self, count, seconds=float("inf")):
-        """The next `count` whole steps, or as many as end within `seconds`."""
+        """Runs the next `count` whole steps, or as many as end within `seconds`, and returns their lines."""
         done = len(self.read())
         self.process.send_signal(signal.SIGCONT)
         self.wait_for(done + 1 + count, seconds)
@@ -68,7 +68,7 @@ class Side:
         return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
     def cpu_seconds(self):
-        """Of all its threads so far."""
+        """CPU seconds of all its threads so far."""
         fields = pathlib.Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -81,8 +81,8 @@ class Side:
 
 
 def routing_of(method, experts, active):
-    """The `routing` section by which a token chooses `active` experts; `method`: dense, top_k, dtop_p
-    or solve, DTop-p with the threshold solved for."""
+    """The `routing` section with which a token selects `active` experts. `method` is dense, top_k, dtop_p, or
+    solve: DTop-p with a solved threshold."""
     if method == "dense":
         return {}
     if method == "top_k":
@@ -102,8 +102,8 @@ def start_run(config, folder):
 
 
 def start_dtopp(case, method, precision, threads, folder):
-    """A language model on random tokens. `case`: the model's keys, `active` experts a token, the `batch` and, where it has
-    several, the `micro_batch`; `method` as in routing_of."""
+    """Trains a language model on random tokens. `case` holds the model's keys, `active` experts per token,
+    the `batch` and, for several micro-batches, the `micro_batch`. `method` is as in routing_of."""
     folder.mkdir(parents=True)
     np.random.default_rng(1).integers(0, case["vocab_size"], 2_000_000).astype("<u2").tofile(folder / "train.npy")
     model = {k: v for k, v in case.items() if k not in ("active", "batch", "micro_batch")}

@@ -1,9 +1,11 @@
-"""A whole training step of dtopp against Hugging Face OLMoE on the same machine: hidden 512, 8 layers, 8 heads,
-64 experts of 256, 8 active, vocabulary 50,432 tied, 4 x 1024 tokens; bf16 (autocast there) and fp32, fused AdamW and
-clipping on both sides, losses of the language model alone there and with dtopp's auxiliary ones here.
+"""Times a whole training step of dtopp against Hugging Face OLMoE on the same machine: hidden 512, 8 layers,
+8 heads, 64 experts of 256, 8 active, tied vocabulary of 50,432, 4 x 1024 tokens; bf16 (autocast for OLMoE)
+and fp32, fused AdamW and clipping on both sides. OLMoE computes the language model's loss alone; dtopp adds
+its auxiliary losses.
 
-Each side trains in a process of its own, stopped (SIGSTOP) while the other one runs: a few steps in turn, the step a
-stop fell into left out, median of all others. One JSON line a case: tokens/s, the ratio, the peak resident memory.
+Each side trains in a process of its own, stopped (SIGSTOP) while the other one runs. Sides run a few steps in
+turn, steps interrupted by a stop are left out, and the median of all others counts. Prints one JSON line per
+case: tokens/s, the ratio, and the peak resident memory.
 """
 
 import argparse
@@ -30,7 +32,8 @@ def start_hugging_face(case, precision, implementation, threads, folder):
 
 
 def faster_implementation(case, precision, args, folder):
-    """Of Hugging Face's ways to run the experts, each alone, by its best of a few steps (the two do not fit into memory together)."""
+    """Returns Hugging Face's fastest expert implementation and the times of all. Each runs alone, because two
+    do not fit into memory; its best of a few steps counts."""
     seconds = {}
     for name in args.implementations:
         with start_hugging_face(case, precision, name, args.threads, folder) as side:
@@ -69,13 +72,13 @@ def measure(case, precision, args, folder):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a small model, for a look at the benchmark itself")
+    parser.add_argument("--quick", action="store_true", help="a small model, to try the benchmark itself")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=2, help="steps a side takes in one round")
+    parser.add_argument("--steps", type=int, default=2, help="steps per side and round")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--precisions", nargs="+", default=["bf16", "fp32"])
     parser.add_argument("--implementations", nargs="+", default=["eager", "grouped_mm"],
-                        help="of Hugging Face's experts; dtopp: by our operators (dtopp.huggingface)")
+                        help="implementations of Hugging Face's experts; dtopp: with dtopp's operators (dtopp.huggingface)")
     parser.add_argument("--hugging-face-only", action="store_true")
     args = parser.parse_args()
     for precision in args.precisions:

@@ -1,4 +1,4 @@
-"""The yardstick g of every benchmark here, and the way cases are timed: alternately with it, median of rounds."""
+"""The yardstick g of every benchmark here, and the timing of cases: alternately with g, median over rounds."""
 
 import argparse
 import ctypes.util
@@ -14,8 +14,9 @@ YARDSTICK_FLOPS = 20 * 2 * 4096 * 768 * 768
 
 
 def use_the_programs_allocator():
-    """Starts this program again with the allocator dtopp links, set as in cli/main.cpp: fresh memory for every result,
-    which no training step asks for, costs a tenth of moe_ffn. All that is compared here runs with it."""
+    """Restarts this program with the allocator that dtopp links, configured as in cli/main.cpp. Fresh memory
+    for every result, which no training step needs, costs a tenth of moe_ffn. All compared code runs with this
+    allocator."""
     jemalloc = ctypes.util.find_library("jemalloc")
     if jemalloc is None or "LD_PRELOAD" in os.environ:
         return
@@ -41,7 +42,7 @@ def arguments(description):
 
 
 def make_yardstick(dtype):
-    """20 products of 4096 x 768 x 768. A CPU without bf16 multiply instructions is measured in fp32 as well."""
+    """20 products of 4096 x 768 x 768. A CPU without bf16 multiply instructions is also measured in fp32."""
     a, b = torch.randn(4096, 768).to(dtype), torch.randn(768, 768).to(dtype)
 
     def run():
@@ -58,7 +59,7 @@ def seconds(run):
 
 
 def alternate(runs, rounds):
-    """Median seconds of each named run, taken in turns after one unmeasured round."""
+    """Median seconds of each named run. Runs take turns, after one unmeasured round."""
     times = {name: [] for name in runs}
     for turn in range(rounds + 1):
         for name, run in runs.items():

@@ -1,6 +1,8 @@
-# cmake -DOUTPUT=x.cpp -DHEADER=x.h "-DCONSTANTS=kA;kB" "-DkA=a.js;b.js" -DkB=c.css -P EmbedFiles.cmake: a file that
-# defines each constant of the header, a std::string_view, as the text of its files, one after another.
-# A literal of more than 64 KiB is no portable one; each file is its own and they are joined by the compiler.
+# Writes a source file that defines each constant of a header, a std::string_view, as the concatenated text of
+# its files:
+#   cmake -DOUTPUT=x.cpp -DHEADER=x.h "-DCONSTANTS=kA;kB" "-DkA=a.js;b.js" -DkB=c.css -P EmbedFiles.cmake
+# A literal of more than 64 KiB is not portable. Each file becomes its own literal, and the compiler joins
+# them.
 set(definitions "")
 foreach(constant ${CONSTANTS})
   set(text "")

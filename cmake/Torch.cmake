@@ -1,7 +1,7 @@
-# Imported target torch::cpu, made from the PyPI wheel of torch without a CUDA toolkit (the wheel's own
-# TorchConfig.cmake insists on one). DTOPP_SITE_PACKAGES names the folder that holds torch/ and nvidia/.
+# Defines the imported target torch::cpu from the PyPI wheel of torch, without a CUDA toolkit (the wheel's own
+# TorchConfig.cmake requires one). DTOPP_SITE_PACKAGES names the folder that holds torch/ and nvidia/.
 if(DTOPP_WHEEL)
-  # That of the Python which builds the wheel.
+  # The torch of the Python that builds the wheel.
   execute_process(COMMAND "${CMAKE_COMMAND}" -E env "PYTHONPATH=${CMAKE_SOURCE_DIR}/python" "${Python_EXECUTABLE}" -B -c
       "from dtopp.program import find_torch; print(find_torch().parent)"
     OUTPUT_VARIABLE DTOPP_SITE_PACKAGES OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_VARIABLE _refusal RESULT_VARIABLE _status)
@@ -21,7 +21,8 @@ add_library(torch::cpu INTERFACE IMPORTED)
 target_include_directories(torch::cpu SYSTEM INTERFACE
   "${_torch}/include" "${_torch}/include/torch/csrc/api/include")
 target_compile_options(torch::cpu INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fopenmp>)
-# torch's own libgomp comes first in the rpath: two OpenMP runtimes in one process would fight over the cores.
+# torch's own libgomp comes first in the rpath: two OpenMP runtimes in one process would compete for the
+# cores.
 if(NOT DTOPP_WHEEL)
   target_link_options(torch::cpu INTERFACE
     "LINKER:-rpath,${_torch}/lib" "LINKER:-rpath,${DTOPP_SITE_PACKAGES}/nvidia/cu13/lib")
@@ -30,6 +31,6 @@ target_link_options(torch::cpu INTERFACE
   "LINKER:--no-as-needed" "-L${_torch}/lib" "LINKER:-rpath-link,${DTOPP_SITE_PACKAGES}/nvidia/cu13/lib")
 set(_openmp "${_torch}/lib/libgomp.so.1")
 if(NOT EXISTS "${_openmp}")
-  set(_openmp gomp)  # a torch that takes the system's
+  set(_openmp gomp)  # for a torch that uses the system's library
 endif()
 target_link_libraries(torch::cpu INTERFACE torch_cpu c10 "${_openmp}")

@@ -1,5 +1,6 @@
-# Imported target torch::cuda: what libdtopp_cuda.so adds to torch::cpu. Headers come from the toolkit that nvcc belongs
-# to, the runtime from where torch's own libraries find it, so that a process holds one.
+# Defines the imported target torch::cuda: the additions of libdtopp_cuda.so to torch::cpu. Headers come from
+# the toolkit of nvcc. The runtime comes from the location where torch's own libraries find it, so a process
+# has only one.
 find_program(DTOPP_NVCC nvcc HINTS ENV CUDA_HOME PATHS /usr/local/cuda PATH_SUFFIXES bin)
 if(NOT DTOPP_NVCC)
   message(FATAL_ERROR "DTOPP_CUDA=ON needs nvcc (CUDA 13), which is neither in PATH nor in /usr/local/cuda/bin")
@@ -9,13 +10,13 @@ if(NOT EXISTS "${_torch}/lib/libtorch_cuda.so")
 endif()
 set(CMAKE_CUDA_COMPILER "${DTOPP_NVCC}")
 set(CMAKE_CUDA_RUNTIME_LIBRARY None)
-# -gencode below says what is built.
+# The -gencode options below select the architectures.
 set(CMAKE_CUDA_ARCHITECTURES OFF)
 if(CCACHE)
   set(CMAKE_CUDA_COMPILER_LAUNCHER "${CMAKE_CXX_COMPILER_LAUNCHER}")
 endif()
 enable_language(CUDA)
-# CMake 3.25 believes that nvcc knows no C++20.
+# CMake 3.25 assumes that nvcc does not support C++20.
 set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
 set(CMAKE_CUDA_STANDARD 20)
 set(CMAKE_CUDA_EXTENSIONS OFF)
@@ -26,20 +27,21 @@ if(NOT DTOPP_CUDART)
   message(FATAL_ERROR "DTOPP_CUDA=ON needs libcudart.so.13, which is neither beside torch nor in the toolkit of ${DTOPP_NVCC}")
 endif()
 add_library(torch::cuda INTERFACE IMPORTED)
-# nccl.h first from the wheel whose library torch's links: the toolkit's may be of another version.
+# nccl.h comes first from the wheel whose library torch links: the toolkit's may have another version.
 find_path(DTOPP_NCCL_INCLUDE nccl.h NO_DEFAULT_PATH
   PATHS "${DTOPP_SITE_PACKAGES}/nvidia/nccl/include" ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
 if(NOT DTOPP_NCCL_INCLUDE)
   message(FATAL_ERROR "DTOPP_CUDA=ON needs nccl.h, which is neither beside torch (nvidia-nccl-cu13) nor in the toolkit of ${DTOPP_NVCC}")
 endif()
 target_include_directories(torch::cuda SYSTEM INTERFACE "${DTOPP_NCCL_INCLUDE}")
-# The wheels' headers come second: for what a toolkit of nvcc alone lacks (cuBLAS and the like).
+# The wheels' headers come second. They supply headers (such as cuBLAS's) that a toolkit with nvcc alone
+# lacks.
 target_include_directories(torch::cuda SYSTEM INTERFACE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
 if(EXISTS "${DTOPP_SITE_PACKAGES}/nvidia/cu13/include")
   target_include_directories(torch::cuda SYSTEM INTERFACE "${DTOPP_SITE_PACKAGES}/nvidia/cu13/include")
 endif()
-# sm_90a: Hopper with its own instructions; files of kernels made of these (*_wgmma_cuda.cu) are for nothing else.
-# sm_80 and its PTX: every other device torch runs on from there on.
+# sm_90a: Hopper with its own instructions; files of such kernels (*_wgmma_cuda.cu) are compiled for nothing else.
+# sm_80 with PTX: all other devices from there on that torch supports.
 target_compile_options(torch::cuda INTERFACE "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:\
 -gencode=arch=compute_90a,code=sm_90a --Werror=all-warnings -Xcompiler=-Wall,-Wextra>")
 function(dtopp_set_cuda_devices)
@@ -50,6 +52,6 @@ function(dtopp_set_cuda_devices)
     endif()
   endforeach()
 endfunction()
-# The driver is no link-time need: what of it torch uses, torch brings.
+# The driver is not needed at link time: torch supplies the parts of it that torch uses.
 target_link_options(torch::cuda INTERFACE "LINKER:--allow-shlib-undefined")
 target_link_libraries(torch::cuda INTERFACE torch::cpu torch_cuda c10_cuda "${DTOPP_CUDART}")

@@ -1,5 +1,5 @@
-# What a wheel's build (scripts/wheel.sh) differs in: Debian's libraries are linked in where there are archives of them,
-# torch is looked for beside the package in site-packages, and no byte depends on the folder it is built in.
+# Settings of a wheel's build (scripts/wheel.sh): it links Debian's libraries statically if archives exist,
+# finds torch beside the package in site-packages, and does not depend on the build folder in any byte.
 set(CMAKE_FIND_LIBRARY_SUFFIXES .a .so)
 find_library(JEMALLOC_LIBRARY jemalloc_pic REQUIRED)
 find_library(NETTLE_LIBRARY nettle REQUIRED)
@@ -10,10 +10,11 @@ function(dtopp_install_wheel)
   target_sources(dtopp PRIVATE "${CMAKE_SOURCE_DIR}/cmake/older_glibc.cpp")
   set_source_files_properties("${CMAKE_SOURCE_DIR}/cmake/older_glibc.cpp" PROPERTIES
     SKIP_UNITY_BUILD_INCLUSION ON SKIP_PRECOMPILE_HEADERS ON)
-  # Of libarchive what is called: the rest asks for libraries that nothing here needs.
+  # Links only the used parts of libarchive: the rest requires libraries that dtopp does not need.
   set_property(TARGET LibArchive::LibArchive APPEND PROPERTY INTERFACE_LINK_LIBRARIES "${NETTLE_LIBRARY}" ZLIB::ZLIB)
   target_link_options(dtopp PRIVATE LINKER:--gc-sections)
-  # Their names are no other library's, torch's for one; the allocator's are for all.
+  # Hides the archives' symbols from other libraries, torch among them. Only the allocator's symbols are
+  # visible to all.
   set(archives archive crypto deflate jpeg nettle png utf8proc webp webpdemux xxhash yaml-cpp z zstd)
   list(TRANSFORM archives REPLACE "(.+)" "lib\\1.a")
   list(JOIN archives ":" archives)

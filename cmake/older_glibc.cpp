@@ -1,5 +1,5 @@
-// With this a wheel's program runs from glibc 2.35 on. Debian 12's libarchive asks for a function of 2.36
-// where it encrypts zip files, which dtopp never has it do.
+// Lets a wheel's program run with glibc 2.35 and later. Debian 12's libarchive needs a function of glibc 2.36
+// to encrypt zip files, which dtopp never does.
 #include <cstddef>
 #include <cstdlib>
 

@@ -1,7 +1,7 @@
-"""Trains a small vision transformer with Mixture-of-Experts layers to tell the classes of pictures.
+"""Trains a small vision transformer with Mixture-of-Experts layers to classify pictures.
 
 Usage: classify_images.py PICTURES.tar [--steps N]. The tar holds CLASS/NAME.png, all of one size; every fifth
-picture is kept for the test. scripts/draw_glyphs.py draws digits to try it on.
+picture is kept for the test. scripts/draw_glyphs.py draws digits for a first try.
 """
 
 import argparse
@@ -19,7 +19,7 @@ HIDDEN, LAYERS, HEADS, PATCH, BATCH = 64, 2, 4, 8, 32
 
 
 def load(path):
-    """Grey pictures f32 [N, 1, S, S] about 0, classes int64 [N], names of the classes."""
+    """Returns grey pictures f32 [N, 1, S, S] centred at 0, classes int64 [N], and the names of the classes."""
     pictures, classes = [], []
     with tarfile.open(path) as tar:
         for member in tar:

@@ -1,5 +1,5 @@
-"""Trains a small Llama whose feed-forward layers are dtopp.MoE with Hugging Face's Trainer, gradients
-accumulated and activations recomputed. Usage: huggingface_trainer.py OUTPUT [--steps N]
+"""Trains a small Llama whose feed-forward layers are dtopp.MoE with Hugging Face's Trainer, with gradient
+accumulation and activation checkpointing. Usage: huggingface_trainer.py OUTPUT [--steps N]
 """
 
 import argparse
@@ -16,7 +16,7 @@ ACCUMULATED = 2
 
 
 class ControllerCallback(TrainerCallback):
-    """Moves the threshold with each optimiser step and keeps it beside the model's checkpoints."""
+    """Updates the threshold after each optimizer step and saves it beside the model's checkpoints."""
 
     def __init__(self, controller):
         self.controller = controller

@@ -38,7 +38,7 @@ class GPT(nn.Module):
         self.norm, self.head = nn.LayerNorm(HIDDEN), nn.Linear(HIDDEN, 256)
 
     def forward(self, ids):
-        """ids [B, L + 1] to the mean loss, in nats a byte, of all but the first of each row."""
+        """Maps ids [B, L + 1] to the mean loss, in nats per byte, over all ids but the first of each row."""
         x = self.blocks(self.bytes(ids[:, :-1]) + self.places)
         return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), ids[:, 1:].flatten())
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The benchmarks that stand beside a peer, one JSON line a case (benchmarks/README.md). Arguments go to
-# training_step.py.
+# Runs the benchmarks that compare with other software; each prints one JSON line per case
+# (benchmarks/README.md). Arguments are passed to training_step.py.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cmake --build build/release --target tokenizer_benchmark image_benchmark >/dev/null

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# build_ops.sh SITE_PACKAGES BUILD: libdtopp_ops.so and libdtopp_cuda.so in BUILD/lib, against the torch in
-# SITE_PACKAGES. Needs g++ and nvcc; uses CMake where there is one, so that a machine without may still test kernels.
+# build_ops.sh SITE_PACKAGES BUILD
+# Builds libdtopp_ops.so and libdtopp_cuda.so in BUILD/lib against the torch in SITE_PACKAGES. Needs g++ and
+# nvcc. Uses CMake if it is installed; without it, kernels can still be tested.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 site=$1 build=$2
@@ -21,7 +22,7 @@ export host="g++ -c -std=c++20 -O3 -DNDEBUG -fPIC -fopenmp -I. -isystem $site/to
 export hopper="$nvcc -c -std=c++20 -O3 -DNDEBUG -Xcompiler=-fPIC -I. -gencode=arch=compute_90a,code=sm_90a"
 export device="$hopper -gencode=arch=compute_80,code=[sm_80,compute_80]"
 export build
-compile() {  # nothing where the object is newer than every source and header
+compile() {  # skips objects newer than every source and header
   local object=$build/objects/$(basename "$1").o
   [ -n "$(find dtopp -newer "$object" -print -quit 2>/dev/null || echo none)" ] || return 0
   case $1 in *_wgmma_cuda.cu) $hopper "$1" -o "$object.new" ;; *.cu) $device "$1" -o "$object.new" ;; *) $host "$1" -o "$object.new" ;; esac

@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# Puts what a GPU machine without network and Debian packages needs to test the whole program into build/carry: the
-# program and the model's test tool with the Debian libraries they use, and Python packages for that machine's Python.
-# The operators are left out: `make test-gpu` builds them there, against the torch that is there.
-# carry.sh [PYTHON_VERSION [PACKAGE…]]; the packages are by default all that the tests import.
+# Copies everything that a GPU machine without network and Debian packages needs to test the whole program to
+# build/carry: the program and the model's test tool with their Debian libraries, and Python packages for that
+# machine's Python. The operators are left out: `make test-gpu` builds them there, against that machine's
+# torch.
+#
+# carry.sh [PYTHON_VERSION [PACKAGE…]]; by default all packages that the tests import.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python_version=${1:-3.12}

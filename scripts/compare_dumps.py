@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Whether one diffusion transformer predicts better than another: two dumps of `dtopp evaluate --tasks diffusion --dump`.
+"""Compares two diffusion transformers by the dumps of `dtopp evaluate --tasks diffusion --dump`.
 
-Both saw the same images with the same noise at the same t, so images are compared one by one: the difference of the mean
-losses, second less first, with a 95 % interval from a paired bootstrap over images. Also for each tenth of the images by t.
+Both models evaluated the same images with the same noise at the same t, so images are compared one by one.
+The result is the difference of the mean losses, second minus first, with a 95 % interval from a paired
+bootstrap over images; also for each tenth of the images by t.
 
 Usage: compare_dumps.py FIRST.safetensors SECOND.safetensors [--samples 10000] [--seed 0] [--json]
 """
@@ -14,7 +15,7 @@ import sys
 import numpy as np
 from safetensors import safe_open
 
-PIECE = 256  # images read at once
+PIECE = 256  # images per read
 BUCKETS = 10
 
 
@@ -24,16 +25,16 @@ def fail(message):
 
 
 def losses(paths):
-    """Mean squared errors f64 [2, N] and t [N]. Both files are read in step."""
+    """Returns the mean squared errors f64 [2, N] and t [N]. Reads both files in parallel."""
     first, second = files = [safe_open(path, "np") for path in paths]
     if first.metadata().get("objective") != second.metadata().get("objective"):
-        fail("the two models learn different objectives")
+        fail("the dumps have different objectives; compare models with the same diffusion.objective")
     shapes = [file.get_slice("x0").get_shape() for file in files]
     if shapes[0] != shapes[1]:
         fail(f"the dumps are of images {shapes[0]} and {shapes[1]}")
     t, other_t = (file.get_tensor("t") for file in files)
     if not np.array_equal(t, other_t):
-        fail("the dumps differ in t: evaluate both models on the same images, runs of the same training.seed")
+        fail("the dumps differ in t; evaluate both models on the same images, with runs of the same training.seed")
     flow = first.metadata().get("objective") == "flow"
     out = np.empty((2, len(t)))
     for begin in range(0, len(t), PIECE):
@@ -41,7 +42,7 @@ def losses(paths):
         x0, noise = (first.get_slice(name)[piece] for name in ("x0", "noise"))
         for name, own in (("x0", x0), ("noise", noise)):
             if not np.array_equal(second.get_slice(name)[piece], own):
-                fail(f"the dumps differ in {name}: evaluate both models on the same images, runs of the same training.seed")
+                fail(f"the dumps differ in {name}; evaluate both models on the same images, with runs of the same training.seed")
         target = noise - x0 if flow else noise
         for i, file in enumerate(files):
             error = file.get_slice("prediction")[piece].astype(np.float64) - target
@@ -58,10 +59,10 @@ def bootstrap(values, samples, rng):
 
 
 def compare(dumps, samples=10000, seed=0):
-    """What --json prints, of two files."""
+    """Returns the output of --json for two files."""
     try:
         (first, second), t = losses(dumps)
-    except Exception as error:  # a file that is not there, or no dump
+    except Exception as error:  # a missing file, or not a dump
         fail(error)
     rng = np.random.default_rng(seed)
     difference = second - first

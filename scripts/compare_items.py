@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Whether one language model answers benchmarks better than another: two dumps of `dtopp evaluate --tasks … --dump`.
+"""Compares two language models by the dumps of `dtopp evaluate --tasks … --dump`.
 
-Both were asked the same, so answers are compared item by item: for each task the difference of the accuracies, second less
-first, with a 95 % interval from a paired bootstrap. What is drawn are clusters of items that may share a difficulty: those
-of a category (MMLU); with --data, the folder that was evaluated, those about one passage; else single items.
+Both models got the same items, so answers are compared item by item. The result is, per task, the difference
+of the accuracies, second minus first, with a 95 % interval from a paired bootstrap. It draws clusters of
+items that may share a difficulty: a category (MMLU); with --data, the evaluated folder, the items about one
+passage; otherwise single items.
 
 Usage: compare_items.py FIRST.jsonl SECOND.jsonl [--data DIR] [--samples 10000] [--seed 0] [--json]
 """
@@ -17,9 +18,9 @@ import sys
 
 import numpy as np
 
-LARGEST = 1 << 20  # numbers drawn at once
+LARGEST = 1 << 20  # random numbers drawn at once
 PASSAGE = "Passage: "
-KNOWN_BY = 120  # characters that a passage is known by
+KNOWN_BY = 120  # characters that identify a passage
 
 
 def fail(message):
@@ -34,7 +35,7 @@ def read_text(path):
 
 
 def read_passages(folder, task):
-    """How the passage of each item of a task begins, None where it is about none."""
+    """The beginning of each item's passage, or None if the item has no passage."""
     path = next((path for end in (".jsonl.zst", ".jsonl", ".jsonl.gz") if (path := folder / (task + end)).exists()), None)
     if path is None:
         fail(f"{folder}: holds no {task}.jsonl.zst, {task}.jsonl or {task}.jsonl.gz")
@@ -46,7 +47,7 @@ def read_passages(folder, task):
 
 
 class Clusters:
-    """By category, by passage, else each item by itself."""
+    """Groups items by category, by passage, or else each by itself."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -63,13 +64,13 @@ class Clusters:
 
 
 def read_items(path):
-    """{(task, category, index): (what was asked, whether the answer was right)} in the file's order."""
+    """Returns {(task, category, index): (the request, whether the answer is correct)} in the file's order."""
     items = {}
     try:
         for number, line in enumerate(open(path, encoding="utf-8"), 1):
             item = json.loads(line)
             if item.get("correct") is None:
-                fail(f"{path}: line {number}: no answer; it was made with --dry-run")
+                fail(f"{path}: line {number}: no answer; make the dump without --dry-run")
             asked = hash(json.dumps([item["contexts"], item["continuations"]]))
             items[item["task"], item["category"], item["index"]] = asked, bool(item["correct"])
     except (OSError, ValueError, AttributeError, TypeError, LookupError) as error:
@@ -78,13 +79,13 @@ def read_items(path):
 
 
 def by_task(first, second, clusters):
-    """{task: (right answers [clusters, 2], items [clusters])}."""
+    """Returns {task: (correct answers [clusters, 2], items [clusters])}."""
     if first.keys() != second.keys():
-        fail("the dumps are of different items: evaluate both models with the same tasks and --limit")
+        fail("the dumps have different items; evaluate both models with the same tasks and --limit")
     tasks = {}
     for key, (asked, right) in first.items():
         if asked != second[key][0]:
-            fail(f"{key[0]}, item {key[2]}: the models were asked differently; compare models of one tokenizer")
+            fail(f"{key[0]}, item {key[2]}: the models got different requests; compare models with the same tokenizer")
         counts = tasks.setdefault(key[0], {}).setdefault(clusters.of(*key), [0, 0, 0])
         counts[0] += right
         counts[1] += second[key][1]
@@ -94,7 +95,7 @@ def by_task(first, second, clusters):
 
 
 def resampled(right, items, samples, rng):
-    """Differences of accuracy of `samples` draws of as many clusters."""
+    """Differences of accuracy for `samples` draws of as many clusters as there are."""
     gain = right[:, 1] - right[:, 0]
     clusters = len(items)
     chances = np.full(clusters, 1 / clusters)
@@ -106,13 +107,13 @@ def resampled(right, items, samples, rng):
 
 
 def with_interval(difference, draws, clusters):
-    """Blank where one cluster is all there is: drawing it again says nothing."""
+    """The bounds are None if there is only one cluster: redrawing it gives no information."""
     low, high = (None, None) if clusters < 2 else map(float, np.quantile(draws, [0.025, 0.975]))
     return {"difference": float(difference), "low": low, "high": high}
 
 
 def compare(paths, folder=None, samples=10000, seed=0):
-    """What --json prints, of two files."""
+    """Returns the output of --json for two files."""
     tasks = by_task(*map(read_items, paths), Clusters(folder))
     rng = np.random.default_rng(seed)
     result, all_draws = {}, []

@@ -1,4 +1,4 @@
-"""What mkdocs makes of docs/ besides its pages: those that are generated, and links to files that are not on the site."""
+"""mkdocs hooks: generated pages, and links to files that are not on the site."""
 
 import pathlib
 import re
@@ -26,13 +26,13 @@ def help_of(*verb):
 
 
 def verbs_of(text):
-    """The subcommands that a help text lists."""
+    """The subcommands listed in a help text."""
     listed = re.search(r"^Subcommands:\n((?:  .*\n?)+)", text, re.M)
     return re.findall(r"^  ([a-z-]+)", listed[1], re.M) if listed else []
 
 
 def commands_page():
-    """Every verb's --help."""
+    """The page with every command's --help."""
     parts = ["# Commands\n"]
 
     def add(*verb):
@@ -55,7 +55,7 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Links out of docs/ lead to the page that stands for the file, or are its name alone."""
+    """Redirects links out of docs/ to the page that replaces the file, or to its name alone."""
     for path, name in ELSEWHERE.items():
         markdown = markdown.replace(f"]({path})", f"]({name})")
     return re.sub(r"\[([^\]]*)\]\(\.\./[^)]*\)", r"\1", markdown)

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""The pictures of docs/concepts.md and docs/index.md, as SVG.
+"""Draws the pictures of docs/concepts.md and docs/index.md as SVG.
 
-Usage: draw_concepts.py RUN OUTPUT_FOLDER: RUN is `make quickstart`'s, whose metrics.jsonl says how experts settled.
+Usage: draw_concepts.py RUN OUTPUT_FOLDER. RUN is the run of `make quickstart`; its metrics.jsonl shows how
+the number of experts settles.
 """
 
 import json
@@ -34,7 +35,7 @@ class Drawing:
 
 
 def token(drawing, left, title, sharpness, p, experts=12):
-    """One token's experts, likeliest first: each bar begins where those before it end."""
+    """One token's experts, most likely first: each bar begins at the end of the previous one."""
     weights = [math.exp(-sharpness * i) for i in range(experts)]
     shares = [w / sum(weights) for w in weights]
     bottom, height, width = 250, 190, 24

@@ -1,7 +1,8 @@
-"""Draws pictures of the ten digits, a class each, for the quick start of images. Usage: draw_glyphs.py TAR --count N [--seed S]
+"""Draws the ten digits for the image quick start. Usage: draw_glyphs.py TAR --count N [--seed S]
 
-A picture has 32 x 32 pixels: a bright digit on a dark ground, in the font of Debian's package fonts-dejavu-core. Each digit has
-a range of hues; the colour, that of the ground, size, place and slant are drawn from the seed. The tar holds DIGIT/NNNNN.png, the digits in turn.
+Each digit is a class. A picture has 32 x 32 pixels: a bright digit on a dark ground, in the font of Debian's
+package fonts-dejavu-core. Each digit has a range of hues. The colours of digit and ground, and the digit's
+size, position and slant are drawn from the seed. The tar holds DIGIT/NNNNN.png, the digits in turn.
 """
 
 import argparse
@@ -19,9 +20,9 @@ from PIL import Image, ImageDraw, ImageFont
 FONT = pathlib.Path("/usr/share/fonts/truetype/dejavu/DejaVuSans-Bold.ttf")
 GLYPHS = "0123456789"
 SIDE = 32
-SCALE = 4  # drawn larger, then averaged down
-SIZES = 30, 34  # of the font, in pixels
-SHIFT, DEGREES, HUE = 1.5, 6.0, 0.04  # at most, to either side
+SCALE = 4  # supersampling factor
+SIZES = 30, 34  # range of font sizes in pixels
+SHIFT, DEGREES, HUE = 1.5, 6.0, 0.04  # largest deviations in both directions
 
 
 @functools.cache
@@ -34,7 +35,7 @@ def colour(hue, saturation, brightness):
 
 
 def draw(glyph, numbers, font=FONT):
-    """A picture; `numbers`: random.Random."""
+    """Draws a picture with random numbers from `numbers`, a random.Random."""
     ground = colour(numbers.random(), 0.5, numbers.uniform(0.05, 0.2))
     bright = colour(GLYPHS.index(glyph) / len(GLYPHS) + numbers.uniform(-HUE, HUE), 0.6, numbers.uniform(0.8, 1))
     size = round(SCALE * numbers.uniform(*SIZES))
@@ -48,7 +49,7 @@ def draw(glyph, numbers, font=FONT):
 
 
 def draw_all(path, count, seed, font=FONT):
-    """Writes the tar; it has its name when it is whole."""
+    """Writes the tar. The file gets its name when it is complete."""
     numbers, part = random.Random(seed), path.with_name(path.name + ".part")
     with tarfile.open(part, "w") as tar:
         for i in range(count):
@@ -69,7 +70,7 @@ def main():
     parser.add_argument("--font", type=pathlib.Path, default=FONT)
     options = parser.parse_args()
     if not options.font.is_file():
-        sys.exit(f"draw_glyphs.py: there is no font {options.font}; apt-get install fonts-dejavu-core brings it")
+        sys.exit(f"draw_glyphs.py: {options.font}: no such font; run apt-get install fonts-dejavu-core")
     draw_all(options.tar, options.count, options.seed, options.font)
 
 

@@ -1,12 +1,12 @@
-"""How far sets of pictures are apart, told from their features [N, D]: KID, Fréchet distance, precision and recall, and
-a linear probe. Everything in float64, and without random numbers."""
+"""Distances between sets of pictures, from their features [N, D]: KID, Fréchet distance, precision and
+recall, and a linear probe. All computations use float64 and no random numbers."""
 
 from functools import cached_property
 
 import numpy as np
 import torch
 
-BLOCK = 1000  # rows of a kernel or distance matrix held at once
+BLOCK = 1000  # rows of a kernel or distance matrix in memory at once
 
 
 def blocks(count):
@@ -14,28 +14,29 @@ def blocks(count):
 
 
 def cubic_kernel(x, y):
-    """(x·y / D + 1)³ of every pair, [N, M]."""
+    """(x·y / D + 1)³ for every pair, [N, M]."""
     root = x @ y.T / x.shape[1] + 1
     return root * root * root
 
 
 def kernel_sums_within(x):
-    """Of each row the sum of its kernel with all others, [N]."""
+    """Per row, the sum of its kernel with all other rows, [N]."""
     sums = np.concatenate([cubic_kernel(x[rows], x).sum(1) for rows in blocks(len(x))])
     root = (x * x).sum(1) / x.shape[1] + 1
     return sums - root**3
 
 
 def jackknife_variance(values):
-    """Of an estimate, from its values with one observation left out each."""
+    """The jackknife variance of an estimate, from its values with one observation left out."""
     return (len(values) - 1) / len(values) * ((values - values.mean()) ** 2).sum()
 
 
 def kid(samples, reference, within_reference=None):
-    """(unbiased estimate of the squared maximum mean discrepancy, its standard error by the jackknife over both sets).
+    """Returns the unbiased estimate of the squared maximum mean discrepancy, and its standard error by the
+    jackknife over both sets.
 
-    Binkowski et al. 2018, from all pairs rather than from random subsets. `within_reference` are the reference's
-    kernel_sums_within where they are known already.
+    Binkowski et al. 2018, computed from all pairs instead of random subsets. `within_reference` takes the
+    reference's kernel_sums_within if they are already known.
     """
     n, m = len(samples), len(reference)
     within = kernel_sums_within(samples)
@@ -67,14 +68,14 @@ class Gaussian:
 
     @cached_property
     def root(self):
-        """root rootᵀ is the covariance, to rounding."""
+        """A matrix with root rootᵀ equal to the covariance, up to rounding."""
         values, vectors = np.linalg.eigh(self.covariance)
         return vectors * np.sqrt(np.maximum(values, 0))
 
 
 def frechet_distance(first, second):
     """|μ₁ − μ₂|² + tr(Σ₁ + Σ₂ − 2 (Σ₁ Σ₂)^½): the squared 2-Wasserstein distance of two Gaussians."""
-    eigenvalues = np.linalg.eigvalsh(first.root.T @ second.covariance @ first.root)  # those of Σ₁ Σ₂
+    eigenvalues = np.linalg.eigvalsh(first.root.T @ second.covariance @ first.root)  # the eigenvalues of Σ₁ Σ₂
     trace = np.trace(first.covariance + second.covariance) - 2 * np.sqrt(np.maximum(eigenvalues, 0)).sum()
     return float(((first.mean - second.mean) ** 2).sum() + trace)
 
@@ -84,7 +85,7 @@ def squared_distances(x, y):
 
 
 def squared_radii(x, neighbours):
-    """Of each row the squared distance to its k-th nearest other row."""
+    """Per row, the squared distance to its k-th nearest other row."""
     radii = np.empty(len(x))
     for rows in blocks(len(x)):
         distances = squared_distances(x[rows], x)
@@ -94,7 +95,8 @@ def squared_radii(x, neighbours):
 
 
 def precision_recall(samples, reference, neighbours=3):
-    """(share of samples that lie within the k-th nearest neighbour's distance of some reference, the reverse).
+    """Returns the share of samples within the k-th nearest neighbour's distance of some reference, and the
+    reverse.
 
     Kynkäänniemi et al. 2019. Both depend on the sizes of the sets, which should be equal.
     """

@@ -1,7 +1,8 @@
-"""Which share of drawn digits a probe recognises. Usage: judge_glyphs.py TRAIN.tar HELD_OUT.tar SAMPLES.npz
+"""Measures recognised digits. Usage: judge_glyphs.py TRAIN.tar HELD_OUT.tar SAMPLES.npz
 
-The probe names the class of the nearest training picture (draw_glyphs.py), both as contrast with the ground. What it makes of
-held-out pictures, and of noise, says what the share of the samples is worth.
+A nearest-neighbour probe returns the class of the nearest training picture (draw_glyphs.py), with pictures
+reduced to their contrast with the ground. The result is the share that it recognises. The shares for held-out
+pictures and for noise put the samples' share into context.
 """
 
 import io
@@ -13,11 +14,11 @@ import numpy
 from draw_glyphs import GLYPHS
 from PIL import Image
 
-KNOWN, HELD_OUT = 5000, 1000  # pictures of the tars that are looked at, from the first
+KNOWN, HELD_OUT = 5000, 1000  # pictures read from the tars, counted from the first
 
 
 def read_tar(path, limit):
-    """u8 [N, H, W, 3] and the classes, i64 [N]."""
+    """Returns the pictures, u8 [N, H, W, 3], and the classes, i64 [N]."""
     pictures, labels = [], []
     with tarfile.open(path) as tar:
         for member in tar:
@@ -29,7 +30,7 @@ def read_tar(path, limit):
 
 
 def contrast(pictures):
-    """[N, H W]: how far each pixel's colour is from the border's median, at unit norm."""
+    """[N, H W]: the distance of each pixel's colour from the border's median, scaled to unit norm."""
     pictures = pictures.astype(numpy.float32)
     border = numpy.concatenate([pictures[:, 0], pictures[:, -1], pictures[:, :, 0], pictures[:, :, -1]], axis=1)
     distance = numpy.linalg.norm(pictures - numpy.median(border, axis=1)[:, None, None], axis=3)
@@ -47,7 +48,7 @@ class Probe:
 
 
 def judge(train, held_out, samples):
-    """(what, share, count) of the samples, of held-out pictures and of noise."""
+    """Yields (name, share, count) for the samples, for held-out pictures and for noise."""
     probe = Probe(*read_tar(train, KNOWN))
     made = numpy.load(samples)
     noise = numpy.random.default_rng(1).integers(0, 256, made["arr_0"].shape, dtype=numpy.uint8)

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""How samples compare with real pictures, in the features of a pinned network (EfficientNet-Lite0, not Inception: the
-figures are no FID and compare with no published one).
+"""Compares samples with real pictures in the features of a pinned network. The network is EfficientNet-Lite0,
+not Inception: the figures are not FID and are not comparable with published ones.
 
 Usage: judge_samples.py [SAMPLES.npz …] --train DIR --held-out DIR [--count N] [--reference 10000] [--json]
 
-SAMPLES.npz are of `dtopp sample`, DIR of `dtopp prepare images`. One row a file, one for held-out real pictures and one
-for noise, all of N pictures, all against the same training pictures. scripts/setup.sh judge installs what it needs.
+SAMPLES.npz come from `dtopp sample`, DIR from `dtopp prepare images`. There is one row per file, one for
+held-out real pictures and one for noise, each of N pictures, all compared with the same training pictures.
+scripts/setup.sh judge installs the requirements.
 """
 
 import argparse
@@ -23,7 +24,7 @@ HEADER = ("| pictures | KID | Fréchet distance | precision | recall | probe acc
 
 
 class Judge:
-    """Measures pictures against `reference` Pictures of `classes` classes (0: without labels)."""
+    """Measures pictures against the Pictures `reference`, which have `classes` classes (0: no labels)."""
 
     def __init__(self, extractor, reference, classes):
         self.extractor = extractor
@@ -57,7 +58,7 @@ def check(name, pictures, folder):
 def judge(options):
     train, held_out = Folder(options.train), Folder(options.held_out)
     if (train.shape, train.classes) != (held_out.shape, held_out.classes):
-        raise InputError(f"{options.held_out}: other classes or another size than {options.train}")
+        raise InputError(f"{options.held_out}: its classes or size differ from those of {options.train}")
     sets = {name: read_samples(name) for name in dict.fromkeys(options.samples)}
     for name, pictures in sets.items():
         check(name, pictures, train)
@@ -65,7 +66,7 @@ def judge(options):
     count = smallest if options.count is None else options.count
     reference = min(options.reference, train.count)
     if not FEWEST <= count <= min(smallest, reference):
-        raise InputError(f"{count} pictures a row: the smallest set has {smallest}, the reference {reference}, "
+        raise InputError(f"{count} pictures per row: the smallest set has {smallest}, the reference {reference}, "
                          f"at least {FEWEST} are needed")
     rng = np.random.default_rng(options.seed)
     chosen = train.read(rng.choice(train.count, reference, replace=False))
@@ -75,14 +76,14 @@ def judge(options):
     shape = (count, *train.shape[1:], 3)
     sets[NOISE] = Pictures(rng.integers(0, 256, shape, dtype=np.uint8),
                            np.arange(count) % len(train.classes) if train.classes else None)
-    # of a folder in the order of its classes the first pictures would be of a few
+    # A permutation, because in a folder sorted by class the first pictures would belong to a few classes.
     judge = Judge(Extractor(options.size), chosen.take(rng.permutation(reference)), len(train.classes))
     return {"extractor": EXTRACTOR, "weights_sha256": WEIGHTS_SHA256, "size": options.size, "pictures": count,
             "reference": reference, "rows": [judge.row(name, pictures) for name, pictures in sets.items()]}
 
 
 def table(result):
-    lines = [f"{result['pictures']:,} pictures a row, {result['reference']:,} training pictures; "
+    lines = [f"{result['pictures']:,} pictures per row, {result['reference']:,} training pictures; "
              f"{result['extractor']}, at {result['size']} × {result['size']}", "", HEADER]
     for row in result["rows"]:
         accuracy = f"{row['probe_accuracy']:.1%}" if "probe_accuracy" in row else "–"
@@ -96,12 +97,12 @@ def parse(arguments):
     parser.add_argument("samples", nargs="*", metavar="SAMPLES.npz")
     parser.add_argument("--train", required=True, metavar="DIR")
     parser.add_argument("--held-out", required=True, metavar="DIR")
-    parser.add_argument("--count", type=int, help="pictures of each set (default: of the smallest)")
+    parser.add_argument("--count", type=int, help="pictures per set (default: the size of the smallest set)")
     parser.add_argument("--reference", type=int, default=10000,
                         help="training pictures to compare with (default 10000)")
     parser.add_argument("--size", type=int, default=96, choices=range(32, 513), metavar="32…512",
-                        help="side the extractor sees (default 96)")
-    parser.add_argument("--seed", type=int, default=0, help="of which pictures are taken")
+                        help="side of the extractor's input (default 96)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the choice of pictures")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args(arguments)
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Prepares the text that configs/lab.yaml and the studies of configs/studies/lab train on, from DTOPP_DATA (default ../shared).
-# What is prepared already is left as it is.
+# Prepares the training text of configs/lab.yaml and configs/studies/lab from DTOPP_DATA (default ../shared).
+# Leaves prepared text unchanged.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 text=${DTOPP_DATA:-../shared}/data/text

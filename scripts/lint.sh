@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
-# lint.sh format: rewrite in place. lint.sh check: fail on unformatted files. lint.sh tidy [FILE…]: clang-tidy.
+# lint.sh format         rewrites the files in place
+# lint.sh check          fails if a file is not formatted
+# lint.sh tidy [FILE…]   runs clang-tidy
 set -euo pipefail
 cd "$(dirname "$0")/.."
 mapfile -t sources < <(git ls-files --cached --others --exclude-standard -- '*.cpp' '*.h' '*.cu')
@@ -11,15 +13,15 @@ case ${1:-check} in
       [ -x "$script" ] || { echo "$script is not executable" >&2; exit 1; }
     done ;;
   tidy)
-    # A build folder of its own, never built, in which every file is compiled by itself.
+    # A separate build folder, configured but never built, in which every file is compiled separately.
     cuda=$(grep -qs 'DTOPP_CUDA:BOOL=ON' build/release/CMakeCache.txt && echo ON || echo OFF)
     cmake --preset release -B build/tidy -DDTOPP_UNITY=OFF -DDTOPP_CUDA="$cuda" >build/tidy.log 2>&1 || { cat build/tidy.log; exit 1; }
     shift
     files=("$@")
-    # Those for CUDA are compiled only where its toolkit is.
+    # CUDA files are compiled only if the toolkit is installed.
     known() { grep -qF "$PWD/$1\"" build/tidy/compile_commands.json; }
     [ ${#files[@]} -gt 0 ] || mapfile -t files < <(git ls-files -- 'dtopp/*.cpp' 'cli/*.cpp' | while read -r file; do ! known "$file" || echo "$file"; done)
-    # What is gcc's alone, its precompiled header included, means nothing to clang.
+    # Removes gcc's own options, including its precompiled header, which clang does not accept.
     sed -i -E 's/-fpch-preprocess//g; s/-Wno-restrict//g; s/-Wno-subobject-linkage//g; s/-Winvalid-pch//g; s/-include [^ ]*cmake_pch\.hxx//g' \
       build/tidy/compile_commands.json
     printf '%s\n' "${files[@]}" | xargs -P "$(nproc)" -n 1 clang-tidy -p build/tidy --quiet ;;

@@ -1,5 +1,5 @@
-"""Makes assets/text/novels-{train,validation}.jsonl.zst, the text shipped with the repository, from the novels of
-$DTOPP_DATA/data/text: of each book named here all the parts there are, in order, unchanged.
+"""Writes assets/text/novels-{train,validation}.jsonl.zst, the text shipped with the repository, from the
+novels of $DTOPP_DATA/data/text: all parts of each book listed here, in order and unchanged.
 
 Usage: make_sample_text.py      (DTOPP_DATA defaults to ../shared; the bytes depend on the version of libzstd)
 """
@@ -25,7 +25,7 @@ for function in ("ZSTD_getFrameContentSize", "ZSTD_decompress", "ZSTD_compress",
 
 
 def read(path):
-    """The objects of a .jsonl.zst of one frame that states its size."""
+    """The objects of a .jsonl.zst file with one frame that states its size."""
     compressed = path.read_bytes()
     text = ctypes.create_string_buffer(zstd.ZSTD_getFrameContentSize(compressed, ctypes.c_size_t(len(compressed))))
     got = zstd.ZSTD_decompress(text, ctypes.c_size_t(len(text)), compressed, ctypes.c_size_t(len(compressed)))

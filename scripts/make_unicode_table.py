@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Writes dtopp/data/text/unicode_table.cpp: how Hugging Face `tokenizers` sees every code point.
+"""Writes dtopp/data/text/unicode_table.cpp: the classes that Hugging Face `tokenizers` assigns to every code
+point.
 
-`tokenizers` carries three Unicode versions (its regular expressions for the GPT-2 pattern, its regular expressions
-for added tokens, and its NFC), none of them that of utf8proc. So the table is asked of the package itself, one code
-point at a time. Usage: .venv/bin/python scripts/make_unicode_table.py
+`tokenizers` contains three Unicode versions (in its regular expressions for the GPT-2 pattern, in those for
+added tokens, and in its NFC), and none equals utf8proc's. So the table comes from the package itself, one
+code point at a time. Usage: .venv/bin/python scripts/make_unicode_table.py
 """
 
 import pathlib
@@ -16,7 +17,8 @@ CODE_POINTS = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
 
 
 def categories():
-    """What joins a letter is a letter, what joins a digit is a number, what joins neither is a space."""
+    """A code point that joins a letter is a letter, one that joins a digit is a number, and one that joins
+    neither is a space."""
     split = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str
     for code_point in CODE_POINTS:
         c = chr(code_point)
@@ -29,7 +31,8 @@ def categories():
 
 
 def words():
-    r"""\w of single_word added tokens: such a token is not found right before a word character."""
+    r"""The class \w of single_word added tokens: such a token is not recognised directly before a word
+    character."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -41,7 +44,7 @@ def words():
 
 
 def nfc_active():
-    """What NFC may change, move or join to what stands before it; all else it leaves alone."""
+    """Code points that NFC may change, move or join to the preceding one; NFC leaves all others unchanged."""
     nfc, nfd = normalizers.NFC().normalize_str, normalizers.NFD().normalize_str
     low, high = "\u0334", "\u0301"  # combining classes 1 (the lowest) and 230
     for code_point in CODE_POINTS:

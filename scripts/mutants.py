@@ -1,7 +1,8 @@
-"""Do the tests catch mistakes? Applies each mutant to a copy of the sources, builds the test program that should
-notice, and expects it to fail. Exits 1 when a mutant survives (or no longer applies).
+"""Checks that the tests catch mistakes. Applies each mutant to a copy of the sources, builds the test program
+that should detect it, and expects that program to fail. Exits with 1 if a mutant survives or no longer
+applies.
 
-Usage: mutants.py [NAME…]      (the copy is built in build/mutants; ccache keeps it short)
+Usage: mutants.py [NAME…]      (the copy is built in build/mutants; ccache keeps this short)
 """
 
 import pathlib
@@ -81,7 +82,7 @@ def prepare():
 
 
 def survives(file, text, replacement, targets, command):
-    """None when the tests pass without the mutant and fail with it, else what went wrong."""
+    """Returns None if the tests pass without the mutant and fail with it, otherwise the problem."""
     path = COPY / file
     original = path.read_text()
     if original.count(text) < 1:

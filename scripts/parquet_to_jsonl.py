@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Parquet files to the JSON lines that `dtopp prepare text` reads: one document a row, from a column of text.
+"""Converts Parquet files to JSONL for `dtopp prepare text`: one document per row, from a text column.
 
-Rows are read and written in pieces, so that memory does not grow with the files. A row without text is left out and counted. The
-output appears when it is complete; its ending (.jsonl, .jsonl.gz, .jsonl.zst) says how it is compressed. Needs pyarrow.
+Rows are read and written in chunks, so memory does not grow with the files. Rows without text are left out
+and counted. The output appears when it is complete. Its suffix (.jsonl, .jsonl.gz, .jsonl.zst) determines the
+compression. Needs pyarrow.
 
 Usage: parquet_to_jsonl.py FILE.parquet... --output FILE.jsonl[.gz|.zst] [--column text]
 """
@@ -19,7 +20,7 @@ try:
 except ImportError:
     sys.exit("parquet_to_jsonl: needs pyarrow: pip install pyarrow")
 
-ROWS = 1024  # of a piece
+ROWS = 1024  # per chunk
 COMPRESSION = {".jsonl": None, ".jsonl.gz": "gzip", ".jsonl.zst": "zstd"}
 USAGE, BAD_DATA = 2, 3
 
@@ -30,7 +31,7 @@ def fail(status, message):
 
 
 def open_column(path, column):
-    """The file, once it is known to have the column, of text."""
+    """Opens the file after checking that it has the column and that it holds text."""
     try:
         file = pyarrow.parquet.ParquetFile(path)
     except (OSError, pyarrow.ArrowException) as error:
@@ -45,7 +46,7 @@ def open_column(path, column):
 
 
 def documents(path, column):
-    """The column's values, in the order of the rows."""
+    """Yields the column's values in row order."""
     try:
         for batch in open_column(path, column).iter_batches(ROWS, columns=[column]):
             yield from batch.column(0).to_pylist()
@@ -54,7 +55,7 @@ def documents(path, column):
 
 
 def convert(paths, column, output, compression):
-    """Writes all rows; returns how many, and how many had no text."""
+    """Writes all rows. Returns the number of rows and the number of rows without text."""
     rows = empty = 0
     with pyarrow.output_stream(output, compression=compression) as out:
         for path in paths:

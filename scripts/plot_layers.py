@@ -1,7 +1,8 @@
-"""Draws benchmarks/moe_layers.py's results: forward + backward of each layer beside dtopp's, over sizes, and writes the
-table of docs/performance.md.
+"""Draws the results of benchmarks/moe_layers.py: forward + backward of each layer and of dtopp's over sizes.
+Also prints the table of docs/performance.md.
 
-Usage: plot_layers.py RESULTS.jsonl OUTPUT.png      (needs matplotlib: .venv/bin/python -m pip install matplotlib)
+Usage: plot_layers.py RESULTS.jsonl OUTPUT.png      (needs matplotlib: .venv/bin/python -m pip install
+matplotlib)
 """
 
 import json
@@ -27,7 +28,7 @@ for axis, (name, title) in zip(axes, AXES.items()):
     swept = sorted((r for r in passes if all(r[n] == centre[n] for n in others)
                     or (name == "D" and r["D"] != centre["D"] and r["E"] == centre["E"])), key=lambda r: r[name])
     for model, (colour, marker) in STYLE.items():
-        # GFLOP/s of the experts' arithmetic: what a layer makes of the machine.
+        # GFLOP/s of the experts' computation: the rate that a layer achieves on the machine.
         rate = [18 * r["K"] * r["T"] * r["D"] * r["F"] / r["milliseconds"][model] / 1e6 for r in swept]
         axis.plot([r[name] for r in swept], rate, marker, color=colour, label=model, markersize=4)
     axis.set(xlabel=title, xscale="log", yscale="log")

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Prepares the sample text, trains configs/quickstart.yaml and says what was learned. Run by `make quickstart`.
+# Prepares the sample text, trains configs/quickstart.yaml and prints a summary. Run by `make quickstart`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 dtopp=$1

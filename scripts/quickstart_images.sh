@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Draws pictures of digits, trains configs/quickstart-images.yaml on them, draws more by the model and says what was learned.
-# Run by `make quickstart-images`.
+# Draws pictures of digits, trains configs/quickstart-images.yaml on them, samples from the model and prints a
+# summary. Run by `make quickstart-images`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 dtopp=$1

@@ -1,4 +1,4 @@
-"""Says in a few lines what the quick start of images learned. Usage: quickstart_images_summary.py DATA_DIRECTORY RUN_DIRECTORY"""
+"""Prints a summary of the image quick start. Usage: quickstart_images_summary.py DATA_DIRECTORY RUN_DIRECTORY"""
 
 import json
 import pathlib
@@ -22,18 +22,20 @@ judged = {name: f"{share:.1%} of {count}" for name, share, count in
 grid = sorted((run / "samples").glob("step-*.png"))[-1]
 
 print(f"""
-What this run learned, from {last['step'] * batch:,} drawn pictures of digits:
+Results of this run after {last['step'] * batch:,} drawn pictures of digits:
   validation loss     {validation[0]['val/loss']:.3f} before training, {last['val/loss']:.3f} after {last['step']} steps
   digits recognised   {judged['samples']} drawn by the model, by a nearest-neighbour probe
-                      (of held-out pictures {judged['held-out pictures']}, of noise {judged['noise']})
-  active experts      {mean:.3f} a token over the second half of training, target {target} \
+                      (held-out pictures: {judged['held-out pictures']}, noise: {judged['noise']})
+  active experts      {mean:.3f} per token over the second half of training, target {target} \
 (threshold p = {steps[-1]['moe/threshold']:.3f})
-  speed               {rate:,.0f} tokens a second
-Look at it:           {grid} (a row a digit); {run / 'report.html'} (its training, for any browser)
-Where everything lies:
+  speed               {rate:,.0f} tokens per second
+Samples:              {grid} (one row per digit)
+Report:               {run / 'report.html'} (opens in any browser)
+Files:
   metrics             {run / 'metrics.jsonl'} (TensorBoard reads the same folder)
-  samples             {run / 'samples.npz'}; grids drawn while it trained in {run / 'samples'}
+  samples             {run / 'samples.npz'}; grids drawn during training in {run / 'samples'}
   checkpoint          {sorted((run / 'checkpoints').glob('step-*'))[-1]}
   configuration       configs/quickstart-images.yaml, resolved in {run / 'config.yaml'}
-Go on:  build/release/bin/dtopp sample {run} --classes 3,7 --count 16 --output digits.png
-        build/release/bin/dtopp train configs/cifar10-dtop-p.yaml     (docs/diffusion.md has the way there)""")
+Next steps:
+        build/release/bin/dtopp sample {run} --classes 3,7 --count 16 --output digits.png
+        build/release/bin/dtopp train configs/cifar10-dtop-p.yaml     (docs/diffusion.md explains how)""")

@@ -1,4 +1,4 @@
-"""Says in a few lines what a run learned, from its metrics.jsonl. Usage: quickstart_summary.py RUN_DIRECTORY"""
+"""Prints a summary of a run from its metrics.jsonl. Usage: quickstart_summary.py RUN_DIRECTORY"""
 
 import json
 import math
@@ -17,16 +17,17 @@ mean = sum(line["moe/active_experts"] for line in late) / len(late)
 newest = sorted((run / "checkpoints").glob("step-*"))[-1]
 
 print(f"""
-What this run learned, from {last['tokens']:,} tokens of public-domain novels:
+Results of this run after {last['tokens']:,} tokens of public-domain novels:
   validation loss     {first['val/loss']:.3f} before training, {last['val/loss']:.3f} after {last['step']} steps \
 (perplexity {math.exp(first['val/loss']):,.0f} -> {math.exp(last['val/loss']):,.0f})
-  active experts      {mean:.3f} a token over the second half of training, target {target} \
+  active experts      {mean:.3f} per token over the second half of training, target {target} \
 (threshold p = {steps[-1]['moe/threshold']:.3f})
-  speed               {sorted(line['throughput/tokens_per_second'] for line in steps)[len(steps) // 2]:,.0f} tokens a second
-Look at it:           {run / 'report.html'} (a page for any browser)
-Where everything lies:
+  speed               {sorted(line['throughput/tokens_per_second'] for line in steps)[len(steps) // 2]:,.0f} tokens per second
+Report:               {run / 'report.html'} (opens in any browser)
+Files:
   metrics             {run / 'metrics.jsonl'} (TensorBoard reads the same folder)
   checkpoint          {newest}
   configuration       configs/quickstart.yaml, resolved in {run / 'config.yaml'}
-Go on:  build/release/bin/dtopp evaluate {run} --tasks perplexity --text FILE.txt
-        build/release/bin/dtopp train configs/small-dtop-p.yaml     (docs/ has the way there)""")
+Next steps:
+        build/release/bin/dtopp evaluate {run} --tasks perplexity --text FILE.txt
+        build/release/bin/dtopp train configs/small-dtop-p.yaml     (docs/ explains how)""")

@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
-# Makes a release of what is committed, in dist/: the sdist, the wheel that is built from it, SHA256SUMS, NOTES.md.
+# Creates a release from the committed files in dist/: the sdist, the wheel built from it, SHA256SUMS,
+# NOTES.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if [ -n "$(git status --porcelain)" ]; then
-  echo "make release: there are changes that are not committed (git status)" >&2
+  echo "make release: some changes are not committed; see git status" >&2
   exit 2
 fi
 version=$(sed -n 's/^project(dtopp VERSION \([^ ]*\).*/\1/p' CMakeLists.txt)
 section() { awk -v title="## $1" '$0 == title { on = 1; next } /^## / { on = 0 } on' CHANGELOG.md; }
 notes=$(section "$version")
 if [ -z "$notes" ]; then
-  echo "CHANGELOG.md has no section $version: the notes are those of Unreleased" >&2
+  echo "CHANGELOG.md has no section $version; the notes are taken from Unreleased" >&2
   notes=$(section Unreleased)
 fi
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)

@@ -1,6 +1,8 @@
-"""Runs pytest so that a test which crashes, hangs or spoils the device costs itself alone and is named: the cases run in one
-process until one fails, dies or takes longer than the limit; those after it go on in a new one. Arguments after -- are
-pytest's. Exit status 1 where a case did not pass."""
+"""Runs pytest so that a test that crashes, hangs or damages the device's state affects no other test and is
+named.
+
+The cases run in one process until one fails, dies or exceeds the limit. A new process runs the remaining
+cases. Arguments after -- go to pytest. The exit status is 1 if a case did not pass."""
 
 import argparse
 import json
@@ -16,7 +18,7 @@ LOG = "DTOPP_CASE_LOG"
 
 
 class Reporter:
-    """As a plugin of the pytest that runs the cases: a line when one begins and when it ends."""
+    """A plugin of the pytest that runs the cases: it writes a line when a case begins and when it ends."""
 
     def write(self, **line):
         with open(os.environ[LOG], "a") as log:
@@ -37,7 +39,7 @@ def lines_of(log):
 
 
 def run(cases, log, limit):
-    """(cases that ended, the one that was under way, status; None: it took too long)"""
+    """Returns (ended cases, the running case, status); status is None if the case took too long."""
     log.unlink(missing_ok=True)
     process = subprocess.Popen([sys.executable, __file__, "--child", "-x", "-q", *cases], start_new_session=True,
                                env=os.environ | {LOG: str(log)})
@@ -60,7 +62,7 @@ def run(cases, log, limit):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--limit", type=float, default=300, help="seconds of a case")
+    parser.add_argument("--limit", type=float, default=300, help="time limit per case in seconds")
     parser.add_argument("pytest", nargs="+", help="arguments of pytest")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -78,7 +80,7 @@ def main():
             if current is None:
                 sys.exit(f"run_cases: pytest ended with status {status} before its first case")
             how = (f"took longer than {args.limit:g} s" if status is None else
-                   f"ended its process by {signal.Signals(-status).name}" if status < 0 else "failed")
+                   f"killed its process with {signal.Signals(-status).name}" if status < 0 else "failed")
             lost.append(f"{current} {how}")
             left = left[left.index(current) + 1:]
     print("\n".join([f"{total - len(lost)} of {total} cases passed or were skipped", *lost]))

@@ -1,9 +1,14 @@
 #!/usr/bin/env bash
-# Installs what is missing: Debian packages, and libtorch from PyPI into .venv. `setup.sh build` brings what the
-# program needs, `setup.sh images` also what draws the pictures of `make quickstart-images`, `setup.sh docs` what makes
-# the site, `setup.sh wheel` what packs a wheel, `setup.sh judge` what scripts/judge_samples.py needs, `setup.sh cuda` the
-# libraries of CUDA that torch uses (nvcc is left to the user), `setup.sh test` all of those and what the test suite
-# compares with, `setup.sh tidy` clang-tidy too. Quick when nothing is missing.
+# Installs missing Debian packages, and libtorch from PyPI into .venv. Quick if nothing is missing.
+#
+# setup.sh build    the requirements of the program
+# setup.sh images   also those of the pictures of `make quickstart-images`
+# setup.sh docs     also those of the site
+# setup.sh wheel    also those of building a wheel
+# setup.sh judge    also those of scripts/judge_samples.py
+# setup.sh cuda     also the CUDA libraries that torch uses (nvcc is left to the user)
+# setup.sh test     all of these, and the packages that the test suite compares with
+# setup.sh tidy     those of test, and clang-tidy
 set -euo pipefail
 cd "$(dirname "$0")/.."
 mode=${1:-build}
@@ -47,13 +52,13 @@ if [ ${#missing[@]} -gt 0 ]; then
 fi
 
 [ -x .venv/bin/python ] || python3 -m venv .venv
-# The stamp names what is installed; pip is asked only when that changes.
+# The stamp records the installed packages; pip runs only if they change.
 stamp=.venv/.dtopp-$mode
 want="$torch_version $mode $(cat tests/python/requirements.txt scripts/requirements*.txt 2>/dev/null | sha256sum | cut -c1-16)"
 if [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; then
   pip=(.venv/bin/python -m pip install -q --disable-pip-version-check)
   if [ "$mode" = test ]; then
-    echo "installing torch $torch_version and the Python packages the tests compare with (one to two minutes)" >&2
+    echo "installing torch $torch_version and the Python packages that the tests compare with (one to two minutes)" >&2
     "${pip[@]}" "torch==$torch_version" -r tests/python/requirements.txt
     "${pip[@]}" --no-deps --require-hashes -r scripts/requirements-judge.txt
   elif [ "$mode" = judge ]; then
@@ -61,7 +66,7 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; then
     "${pip[@]}" "torch==$torch_version" -r scripts/requirements-image-study.txt
     "${pip[@]}" --no-deps --require-hashes -r scripts/requirements-judge.txt
   elif [ "$mode" = cuda ]; then
-    echo "installing torch $torch_version with the libraries of CUDA (one to two minutes)" >&2
+    echo "installing torch $torch_version with the CUDA libraries (one to two minutes)" >&2
     "${pip[@]}" "torch==$torch_version"
   elif ! .venv/bin/python -c 'import importlib.metadata as m; assert m.version("torch").split("+")[0] == "'$torch_version'"' 2>/dev/null; then
     echo "installing libtorch $torch_version (half a minute)" >&2

@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# The whole suite: format, include direction, unit tests, Python oracles, the rooms that read untrusted bytes again under
-# sanitizers. DTOPP_FULL=1 (make nightly): every case, and the kernels under sanitizers too. Where nvcc is,
-# libdtopp_cuda.so is compiled, linked and loaded; its kernels run on a GPU machine (make test-gpu).
+# Runs the whole suite: format, include direction, unit tests, Python references, and again under sanitizers
+# the tests of the folders that read untrusted bytes. With DTOPP_FULL=1 (make nightly) it runs every case, and
+# the kernels under sanitizers too. If nvcc is installed, libdtopp_cuda.so is compiled, linked and loaded; its
+# kernels run on a GPU machine (make test-gpu).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 jobs=${1:-$(nproc)}
 export DTOPP_DATA=${DTOPP_DATA:-../shared}
-# Spinning threads starve each other where cores are shared with other work.
+# Spinning threads starve each other if cores are shared with other work.
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
-[ -d "$DTOPP_DATA/data" ] || echo "DTOPP_DATA=$DTOPP_DATA holds no data/: tests on the full data skip" >&2
+[ -d "$DTOPP_DATA/data" ] || echo "DTOPP_DATA=$DTOPP_DATA holds no data/; tests on the full data are skipped" >&2
 
 configure() {
   cmake --preset "$@" >"build/$1.log" 2>&1 || { cat "build/$1.log"; exit 1; }
@@ -20,12 +21,12 @@ scripts/lint.sh check
 if PATH=$PATH:/usr/local/cuda/bin command -v nvcc >/dev/null; then
   configure release -DDTOPP_CUDA=ON
 else
-  echo "nvcc is not installed: the CUDA library is neither compiled nor linked" >&2
+  echo "nvcc is not installed; the CUDA library is neither compiled nor linked" >&2
   configure release
 fi
 cmake --build build/release -j "$jobs"
 ctest --test-dir build/release --output-on-failure -j "$jobs"
-# Files of tests are shared out, each to one process, which prepares what its tests share once.
+# Each test file runs in one process, which prepares the file's shared fixtures once.
 .venv/bin/python -m pytest -q -n "$jobs" --dist loadfile --durations 20 tests/python
 
 # AddressSanitizer and UndefinedBehaviorSanitizer.

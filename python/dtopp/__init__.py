@@ -1,6 +1,6 @@
-"""Mixture-of-Experts layers whose tokens choose how many experts they use, at a held budget (DTop-p).
+"""Mixture-of-Experts layers whose tokens choose how many experts they use, within a fixed budget (DTop-p).
 
-Nothing here imports torch before one of its names is asked for.
+Importing this package does not import torch until one of its names is used.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Holds the mean number of active experts at its target, by moving the routers' threshold."""
+"""Holds the mean number of active experts at its target by moving the routers' threshold."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -13,39 +13,42 @@ from dtopp.mass_curve import MAX_THRESHOLD, MIN_THRESHOLD, MassCurve
 from dtopp.step_counts import StepCounts
 
 _AUTO_KP, _AUTO_KI = 0.1, 0.3
-_MOST_OWED = 0.5  # of T, that error_sum stands for
-_MADE_UP_FOR, _MOST_MADE_UP_FOR = 0.5, 0.1  # of what is owed, in a step; of T, no more
+_MOST_OWED = 0.5  # fraction of T: limit of error_sum
+_MADE_UP_FOR, _MOST_MADE_UP_FOR = 0.5, 0.1  # fraction of the error sum per step; its limit as a fraction of T
 
 Gain = float | Literal["auto"]
 
 
 class ThresholdController:
-    """Once per optimiser step, with a the mean number of experts that the step's tokens chose (over
-    micro-batches, processes and, for scope global, layers), T the routers' target_experts and E their
-    experts:
+    """Updates the threshold p once per optimizer step.
+
+    The update uses a, the mean number of experts that the step's tokens selected (over micro-batches,
+    processes and, for scope global, layers), the routers' target_experts T and their number of experts E:
 
         e = (T - a) / E        controller pi: error_sum += e
         p <- p_0 + kp e + ki error_sum, clipped to [1e-6, 1 - 1e-6]
 
-    Where that p lies beyond a bound and e pushes outwards, e is left out of error_sum and p is the bound. A
-    gain that is "auto" is 0.1 (kp), 0.3 (ki) over (da/dp) / E, da/dp the rise of the step's curve a(p)
-    towards the target; with ki "auto" error_sum stands for the sum of ki e. controller "solve" needs no
-    gains: p is where that curve reaches T plus half of what was missing so far.
+    If that p lies beyond a bound and e pushes outwards, e is left out of error_sum and p is the bound. A gain
+    of "auto" is 0.1 (kp) or 0.3 (ki) divided by (da/dp) / E, with da/dp the rise of the step's curve a(p)
+    towards the target; with ki "auto", error_sum holds the sum of ki e. Controller "solve" needs no gains: p
+    is the point where that curve reaches T plus half of the shortfall so far.
 
-    It counts in training mode alone, what is recomputed once. It divides the routers' losses by their number,
-    and with method top_k or top_p that and metrics() are all it does. Call step() after the optimiser's, or
-    attach() it there; set_loss_scale(1 / n) where gradients of n micro-batches are added up. Compile, wrap or
-    shard the model before or after; every process of the group must take its steps.
+    The controller counts in training mode only, and counts recomputed activations once. It divides the
+    routers' losses by the number of routers; with method top_k or top_p it does nothing else but metrics().
+    Call step() after the optimizer's step, or attach() it there. Call set_loss_scale(1 / n) if gradients of n
+    micro-batches are added up. Compile, wrap or shard the model before or after. Every process of the group
+    must call step() equally often.
 
     Args:
-        model: any module with MoE or DTopPRouter modules in it.
+        model: any module that contains MoE or DTopPRouter modules.
         kp, ki: the gains of controller pi, numbers of at least 0 or "auto".
-        scope: "global", one threshold for all layers; "layer", one each, with its own target.
-        process_group: whose counts are added up; the default group where torch.distributed is initialised.
+        scope: "global", one threshold for all layers; "layer", one per layer with its own target.
+        process_group: the group over which counts are added up; by default the default group, if
+            torch.distributed is initialised.
         controller: "pi" or "solve".
 
     Raises:
-        ValueError: no router; routers that differ in what one threshold shares; an option out of range.
+        ValueError: no router; routers that differ in values that one threshold shares; an option out of range.
     """
 
     def __init__(self, model: nn.Module, kp: Gain = 0.1, ki: Gain = 0.1,
@@ -56,7 +59,7 @@ class ThresholdController:
         self.kp, self.ki, self.scope, self.controller = kp, ki, scope, controller
         self._group = process_group
         self._check()
-        self._device = self.routers[0].threshold.device  # of its own numbers, wherever the model goes
+        self._device = self.routers[0].threshold.device  # does not follow the model
         first = self.routers if scope == "layer" else self.routers[:1]
         self._holds = first[0].method == "dtop_p"
         self._initial_C = self._list([router.initial_threshold for router in first])
@@ -74,8 +77,8 @@ class ThresholdController:
 
     @torch.no_grad()
     def step(self, applied: bool = True) -> None:
-        """One optimiser step has passed: takes what was counted and moves p. With applied False, where the
-        optimiser's step was skipped, what was counted is dropped and p stays."""
+        """Ends an optimizer step: collects the counts and updates p. With applied False, if the optimizer's
+        step was skipped, it drops the counts and keeps p."""
         counts = StepCounts(self.routers, self._group)
         if not applied:
             return
@@ -89,35 +92,36 @@ class ThresholdController:
         self._write()
 
     def attach(self, optimizer: torch.optim.Optimizer) -> RemovableHandle:
-        """Takes a step after each of the optimiser's; the handle's remove() ends that."""
+        """Calls step() after each step of the optimizer. The handle's remove() ends that."""
         return optimizer.register_step_post_hook(lambda *_: self.step())
 
     def set_loss_scale(self, scale: float) -> None:
-        """What the routers' losses are multiplied by: 1 / n for the mean over n micro-batches, as the model's
-        own loss is by whoever calls backward."""
+        """Sets the factor of the routers' losses: 1 / n for the mean over n micro-batches, the factor that
+        the caller of backward applies to the model's own loss."""
         for router in self.routers:
             router.loss_scale.fill_(scale / len(self.routers))
 
     def state_dict(self) -> dict[str, Any]:
-        """threshold and error_sum as in a checkpoint's state.json: numbers, or lists of one a layer."""
+        """threshold and error_sum as in a checkpoint's state.json: numbers, or lists with one number per
+        layer."""
         values = {"threshold": self._threshold_C.tolist(), "error_sum": self._error_sum_C.tolist()}
         return values if self.scope == "layer" else {name: one for name, (one,) in values.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raises ValueError for a state of another number of layers, KeyError where a value is missing."""
+        """Raises ValueError for a state with another number of layers, KeyError if a value is missing."""
         loaded = {}
         for name in ("threshold", "error_sum"):
             values = state[name] if isinstance(state[name], (list, tuple)) else [state[name]]
             if len(values) != self._threshold_C.numel():
-                raise ValueError(f"ThresholdController: {name} is of {len(values)} controllers, expected "
+                raise ValueError(f"ThresholdController: {name} has values of {len(values)} controllers, expected "
                                  f"{self._threshold_C.numel()}")
             loaded[name] = self._list(values)
         self._threshold_C, self._error_sum_C = loaded["threshold"], loaded["error_sum"]
         self._write()
 
     def metrics(self) -> dict[str, float]:
-        """Numbers of the last step by the names of metrics.jsonl, moe/threshold the p used in it; {} before
-        one. The host waits for the device."""
+        """The last step's values under the names of metrics.jsonl; moe/threshold is the p used in that step.
+        Returns {} before the first step. The host waits for the device."""
         if self._counts is None:
             return {}
         values = self._counts.metrics()
@@ -165,7 +169,7 @@ class ThresholdController:
 
     def _solve(self, error_C: Tensor, curve: MassCurve) -> tuple[Tensor, Tensor]:
         unit_C = self._target_C / self._experts_C
-        # Nobody is to be blamed for how far p_0 missed.
+        # Exclude the step that used p_0: the user chose it.
         sum_C = self._error_sum_C + error_C * (self._threshold_C != self._initial_C)
         most_C, most_now_C = unit_C * _MOST_OWED, unit_C * _MOST_MADE_UP_FOR
         sum_C = torch.maximum(torch.minimum(sum_C, most_C), -most_C)
@@ -173,7 +177,7 @@ class ThresholdController:
         return curve.threshold(self._target_C + now_C * self._experts_C), sum_C
 
     def _write(self) -> None:
-        # expand: one for all, or as many as there are already.
+        # expand: one value for all routers, or one per router already.
         for router, threshold in zip(self.routers, self._threshold_C.expand(len(self.routers))):
             router.threshold.copy_(threshold)
 
@@ -183,7 +187,7 @@ class ThresholdController:
     def _check(self) -> None:
         _expect(bool(self.routers), "a model with dtopp.MoE or dtopp.DTopPRouter in it, found none")
         _expect(not any(router.threshold.is_meta for router in self.routers),
-                "routers with memory: call to_empty and reset_parameters, or load the model, before")
+                "routers with memory; first call to_empty and reset_parameters, or load the model")
         _expect(self.scope in ("global", "layer"), f"scope global or layer, got '{self.scope}'")
         _expect(self.controller in ("pi", "solve"), f"controller pi or solve, got '{self.controller}'")
         for name, gain in (("kp", self.kp), ("ki", self.ki)):
@@ -195,7 +199,7 @@ class ThresholdController:
         for name in shared:
             values = sorted({str(getattr(router, name)) for router in self.routers})
             _expect(len(values) == 1,
-                    f"routers of one {name} for scope {self.scope}, got {', '.join(values)}")
+                    f"routers with the same {name} for scope {self.scope}, got {', '.join(values)}")
 
 
 def _expect(fits: bool, expected: str) -> None:

@@ -1,4 +1,4 @@
-"""Which form computes: the compiled operators, or plain PyTorch where they are not there."""
+"""Chooses the form that computes: the compiled operators, or plain PyTorch if they are missing."""
 
 from typing import Protocol
 
@@ -8,7 +8,7 @@ from dtopp import compiled, library, plain
 
 
 class Form(Protocol):
-    """What both forms have; shapes, equations and errors are those of dtopp.functional."""
+    """The interface of both forms. Shapes, equations and errors are those of dtopp.functional."""
 
     def route(self, logits_TE: Tensor, scale: Tensor, threshold: Tensor, normalization: str, top_k: int,
               max_experts: int,
@@ -16,12 +16,13 @@ class Form(Protocol):
 
     def experts_forward(self, x_TD: Tensor, gates_TE: Tensor, gate_up_proj: Tensor,
                         down_proj: Tensor) -> tuple[Tensor, Tensor]:
-        """(y_TD, pre_activations_AG): W_gate x and W_up x of each of the A pairs, for the backward pass."""
+        """Returns (y_TD, pre_activations_AG): W_gate x and W_up x of each of the A pairs, for the backward
+        pass."""
 
     def experts_backward(self, grad_y_TD: Tensor, x_TD: Tensor, gates_TE: Tensor, gate_up_proj: Tensor,
                          down_proj: Tensor, pre_activations_AG: Tensor,
                          needed: list[bool]) -> list[Tensor | None]:
-        """Gradients of x, gates, gate_up_proj, down_proj; those not needed may be None."""
+        """Returns the gradients of x, gates, gate_up_proj, down_proj; None is allowed for those not needed."""
 
     def mass_histogram(self, logits_TE: Tensor, scale: Tensor, normalization: str, max_experts: int,
                        stride: int) -> Tensor: ...

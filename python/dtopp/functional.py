@@ -1,6 +1,7 @@
-"""The operators as functions, in the form that fits (dtopp.form). Shapes: T tokens, E experts, D hidden size,
-F expert FFN size, V vocabulary. Each raises ValueError, its message beginning with its name, for shapes,
-dtypes, devices and options that do not fit.
+"""The operators as functions, in the selected form (dtopp.form).
+
+Shapes: T tokens, E experts, D hidden size, F expert FFN size, V vocabulary. Each function raises ValueError,
+with a message that begins with its name, if shapes, dtypes, devices or options do not fit.
 """
 
 from collections.abc import Callable
@@ -17,39 +18,40 @@ _REALS = (torch.float32, torch.bfloat16, torch.float64)
 
 
 class Routing(NamedTuple):
-    """Which experts each token is sent to. Means are over tokens, 0 where there are none."""
+    """The routing of each token. Means are over tokens, and 0 if there are no tokens."""
 
     gates_TE: Tensor
-    """f32 (f64 for f64 logits) [T, E]: weights of the chosen experts, 0 elsewhere. Differentiable."""
+    """f32 (f64 for f64 logits) [T, E]: weights of the selected experts, 0 elsewhere. Differentiable."""
     expert_counts_E: Tensor
-    """int64 [E]: tokens that chose each expert."""
+    """int64 [E]: tokens per expert."""
     active_histogram: Tensor
-    """int64 [E + 1]: tokens that chose n experts."""
+    """int64 [E + 1]: element n is the number of tokens with n experts."""
     mean_prob_E: Tensor
     """f32 [E]: mean of P, the Q of the load-balance loss. Differentiable."""
     entropy: Tensor
     """f32 []: mean of -sum P log P, in nats. Differentiable."""
     router_z: Tensor
-    """f32 []: mean of logsumexp(z)^2, of the raw logits. Differentiable."""
+    """f32 []: mean of logsumexp(z)^2 over the raw logits. Differentiable."""
 
 
 def route(logits_TE: Tensor, scale: Tensor, threshold: Tensor, *, normalization: Normalization = "dynamic",
           top_k: int = 0, max_experts: int = 0, renormalize: bool = True) -> Routing:
-    """From each token's logits z over the experts to the gates of those it is sent to.
+    """Computes the gates of each token's selected experts from its logits z.
 
         s = z | (z - mean) / sigma | theta (z - mean) / sigma        normalization none | fixed | dynamic
         P = softmax(s)
         gate_e = P_e / (sum of P over S) for e in S, else 0          P_e itself without renormalize
 
-    mean and sigma are over the token's logits, sigma = sqrt(variance + 1e-6), with divisor E. S: the top_k
-    likeliest experts, of equally likely ones the lower index first; with top_k 0 the fewest likeliest experts
-    whose P add up to the threshold, at least one. The gradient takes S as given.
+    mean and sigma are over the token's logits, sigma = sqrt(variance + 1e-6), with divisor E. S holds the
+    top_k most likely experts; among equally likely ones, the lower index comes first. With top_k 0, S is the
+    smallest set of most likely experts whose P add up to the threshold, at least one expert. The gradient
+    treats S as constant.
 
     Args:
         logits_TE: f32, bf16 or f64 [T, E].
-        scale: theta, f32 [] (or the logits' f64); used when dynamic.
-        threshold: p, f64 []; used when top_k is 0.
-        max_experts: the most a token may choose; 0 for no limit.
+        scale: theta, f32 [] (or the logits' f64); used if normalization is dynamic.
+        threshold: p, f64 []; used if top_k is 0.
+        max_experts: the most experts that a token may select; 0 for no limit.
     """
     _check_logits("route", logits_TE, scale, normalization)
     experts = logits_TE.shape[1]
@@ -66,12 +68,13 @@ def route(logits_TE: Tensor, scale: Tensor, threshold: Tensor, *, normalization:
 
 
 def moe_ffn(x_TD: Tensor, gates_TE: Tensor, gate_up_proj: Tensor, down_proj: Tensor) -> Tensor:
-    """The outputs of the experts each token chose, weighted by its gates:
+    """Computes the outputs of each token's selected experts, weighted by its gates:
 
         y = sum over e of gate_e E_e(x)        E_e(x) = W_down (silu(W_gate x) * W_up x)
 
-    Any number of experts a token and of tokens an expert, none included. Only pairs of a token and an expert
-    with a gate other than 0 cost anything. Differentiable in all four; a gate that is 0 has the gradient 0.
+    A token may have any number of experts and an expert any number of tokens, including none. Only
+    token-expert pairs with a nonzero gate cost time. Differentiable in all four arguments; a gate of 0 has
+    the gradient 0.
 
     Args:
         x_TD: f32, bf16 or f64 [T, D].
@@ -80,7 +83,7 @@ def moe_ffn(x_TD: Tensor, gates_TE: Tensor, gate_up_proj: Tensor, down_proj: Ten
         down_proj: x's dtype [E, D, F].
 
     Returns:
-        y_TD [T, D], x's dtype; sums are formed in f32 (f64).
+        y_TD [T, D], x's dtype; sums are computed in f32 (f64).
     """
     _check_experts(x_TD, gates_TE, gate_up_proj, down_proj)
     y_TD: Tensor = operators.experts(x_TD, gates_TE, gate_up_proj, down_proj)[0]
@@ -88,7 +91,8 @@ def moe_ffn(x_TD: Tensor, gates_TE: Tensor, gate_up_proj: Tensor, down_proj: Ten
 
 
 def in_autocast(x_TD: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
-    """All of them in autocast's dtype where it is on for x's device, else as they are."""
+    """Casts all tensors to autocast's dtype if autocast is on for x's device; otherwise returns them
+    unchanged."""
     device = x_TD.device.type
     if not torch.is_autocast_enabled(device):
         return x_TD, *weights
@@ -97,12 +101,14 @@ def in_autocast(x_TD: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
 
 def mass_histogram(logits_TE: Tensor, scale: Tensor, *, normalization: Normalization = "dynamic",
                    max_experts: int = 0, stride: int = 1) -> Tensor:
-    """How many experts would join at any threshold: counts of the probability c_j before a token's j-th
-    likeliest expert, j >= 2. The mean number of active experts at p is 1 + (number of c_j < p) / tokens.
+    """Counts how many experts would be active at any threshold, as a histogram of c_j.
+
+    c_j is the probability before a token's j-th most likely expert, j >= 2. The mean number of active experts
+    at p is 1 + (number of c_j < p) / tokens.
 
     Args:
         logits_TE, scale, normalization, max_experts: as in route.
-        stride: every so many tokens are counted, from the first on.
+        stride: counts every stride-th token, starting with the first.
 
     Returns:
         int64 [4096]: bins of [0, 1], 32 octaves of 64 towards 0 and as many towards 1. Not differentiable.
@@ -114,7 +120,7 @@ def mass_histogram(logits_TE: Tensor, scale: Tensor, *, normalization: Normaliza
 
 
 class CrossEntropy(NamedTuple):
-    """f32 (f64) scalars: what to minimise, and its two parts, which are not differentiable."""
+    """f32 (f64) scalars: the loss, and its two parts, which are not differentiable."""
 
     loss: Tensor
     nll: Tensor
@@ -123,11 +129,12 @@ class CrossEntropy(NamedTuple):
 
 def linear_cross_entropy(x_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, *, z_weight: float = 0.0,
                          ignore_index: int = -100) -> CrossEntropy:
-    """The output projection together with its loss; logits are formed for some tokens at a time.
+    """Computes the output projection together with its loss; logits are computed for a chunk of tokens at a
+    time.
 
         loss = mean(nll + z_weight lse^2)        nll = lse - z_target, lse = logsumexp(z), z = x W^T
 
-    Means are over targets that are not ignored, 0 where there are none. Differentiable in x and the weight.
+    Means are over targets that are not ignored, and 0 if there are none. Differentiable in x and the weight.
 
     Args:
         x_TD: f32, bf16 or f64 [T, D].
@@ -140,14 +147,14 @@ def linear_cross_entropy(x_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, *, 
 
 
 def token_log_probs(x_TD: Tensor, weight_VD: Tensor, targets_T: Tensor) -> tuple[Tensor, Tensor]:
-    """Each target's log softmax(x W^T), f32 [T], in nats, and the likeliest id, int64 [T], of several the
-    lowest. Arguments as in linear_cross_entropy, with no target ignored. Not differentiable."""
+    """Returns each target's log softmax(x W^T), f32 [T], in nats, and the most likely id, int64 [T]; on ties,
+    the lowest. Arguments are as in linear_cross_entropy, with no target ignored. Not differentiable."""
     _check_projection("token_log_probs", x_TD, weight_VD, targets_T)
     return form.current.token_log_probs(x_TD.detach(), weight_VD.detach(), targets_T)
 
 
 def _expect(op: str, fits: bool, expected: Callable[[], str]) -> None:
-    # Called for the text where it is needed alone: a compiler would take sizes in it for constants.
+    # The text is computed only if it is needed: a compiler would treat the sizes in it as constants.
     if not fits:
         raise ValueError(f"{op}: expected {expected()}")
 

@@ -1,10 +1,11 @@
-"""The experts of Hugging Face's models on dtopp's operators:
+"""Runs the experts of Hugging Face's models on dtopp's operators:
 
     import dtopp.huggingface
     model.set_experts_implementation("dtopp")
 
-or `experts_implementation="dtopp"` of from_pretrained. For models whose experts are SwiGLU without biases, gate
-rows of gate_up_proj first (OLMoE, Qwen-MoE, Mixtral, DeepSeek-V3 and others); any number of experts a token.
+or pass `experts_implementation="dtopp"` to from_pretrained. The experts must be SwiGLU without biases, with
+the gate rows of gate_up_proj first (OLMoE, Qwen-MoE, Mixtral, DeepSeek-V3 and others). Any number of experts
+per token.
 """
 
 from typing import cast
@@ -22,7 +23,7 @@ _UNFIT = {
     "has_bias": (False, "have biases"),
     "is_transposed": (False, "hold their weights transposed"),
     "is_concatenated": (True, "hold gate and up interleaved"),
-    "has_post_expert_norm": (False, "normalise what each expert gives"),
+    "has_post_expert_norm": (False, "normalise each expert's output"),
 }
 
 
@@ -34,20 +35,20 @@ def _require_fit(experts: nn.Module) -> None:
     act = experts.act_fn
     is_silu = act is nn.functional.silu or type(act).__name__ in ("SiLU", "SiLUActivation")
     if not is_silu or getattr(type(experts), "_apply_gate") is not _default_apply_gate:
-        raise ValueError(f"experts_implementation dtopp: {name} gate by another function than silu")
+        raise ValueError(f"experts_implementation dtopp: {name} use a gate function other than silu; dtopp's use silu")
 
 
 def experts_forward(experts: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """As transformers calls it.
+    """The experts implementation with the interface of transformers.
 
     Args:
-        experts: with gate_up_proj [E, 2F, D] and down_proj [E, D, F].
+        experts: module with gate_up_proj [E, 2F, D] and down_proj [E, D, F].
         hidden_states: [T, D].
-        top_k_index: int64 [T, K]; num_experts means none.
+        top_k_index: int64 [T, K]; num_experts stands for no expert.
         top_k_weights: [T, K].
 
     Returns:
-        [T, D], of hidden_states' dtype.
+        [T, D], with hidden_states' dtype.
 
     Raises:
         ValueError: experts of another kind.

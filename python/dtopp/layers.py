@@ -13,40 +13,41 @@ from dtopp.functional import Normalization, Routing
 
 Method = Literal["top_k", "top_p", "dtop_p"]
 
-INIT_STD, INIT_CUT = 0.02, 3.0  # matrices: a normal distribution, cut at so many standard deviations
+INIT_STD, INIT_CUT = 0.02, 3.0  # matrices: a normal distribution, cut at INIT_CUT standard deviations
 MASS_BINS = 4096
 LOSSES = ("load_balance", "dynamic", "router_z")
 
 
 class DTopPRouter(nn.Module):
-    """Sends each token to experts: logits z = W x, then dtopp.functional.route.
+    """Routes each token to experts: logits z = W x, then dtopp.functional.route.
 
-    The losses of the router,
+    The router's losses are
 
         load_balance E sum_i f_i Q_i + dynamic mean(-sum P log P) + router_z mean(logsumexp(z)^2)
 
-    with f_i the share of tokens sent to expert i (a constant) and Q_i the mean of P_i, enter in training
-    through the gradient of the gates: what is minimised must not add them. They are multiplied by
+    with f_i the share of tokens routed to expert i (a constant) and Q_i the mean of P_i. In training they
+    enter through the gradient of the gates, so the training loss must not add them. They are multiplied by
     `loss_scale`, which a ThresholdController sets to 1 / (number of layers).
 
-    Everything from the logits on is computed in f32 (f64 for f64 parameters), under autocast too.
+    Everything from the logits on is computed in f32 (f64 for f64 parameters), also under autocast.
 
     Args:
         hidden_size, num_experts: D, E.
-        target_experts: T, the mean number of experts a token that a ThresholdController holds; k with method
+        target_experts: T, the mean number of experts per token that a ThresholdController holds; k with method
             top_k.
-        threshold: p; with method dtop_p where it starts from.
+        threshold: p; with method dtop_p its initial value.
         method: top_k, top_p (p is constant) or dtop_p (a ThresholdController moves p).
         normalization, renormalize, max_experts: as in dtopp.functional.route.
         load_balance, dynamic, router_z: weights of the losses.
 
-    Parameters: weight [E, D]; scale [1], theta, when normalization is dynamic.
+    Parameters: weight [E, D]; scale [1], theta, if normalization is dynamic.
 
-    Not in the state_dict, and never converted to another dtype: `threshold`, p, f64 []; what is counted
-    between two steps of a controller. A controller saves p; `router.threshold.fill_(p)` sets it by hand.
+    The state_dict does not hold `threshold` (p, f64 []) and the counts between two steps of a controller;
+    both are never converted to another dtype. A controller saves p; `router.threshold.fill_(p)` sets it by
+    hand.
 
     Raises:
-        ValueError: an option out of range; at a call, an input of another shape.
+        ValueError: an option out of range; in a call, an input of another shape.
     """
 
     def __init__(self, hidden_size: int, num_experts: int, *, target_experts: float = 8,
@@ -76,7 +77,7 @@ class DTopPRouter(nn.Module):
             nn.init.ones_(self.scale)
 
     def forward(self, x_TD: Tensor) -> Routing:
-        """x_TD [T, D], of any float dtype, to the routing of its T tokens."""
+        """Routes the T tokens of x_TD [T, D], of any float dtype."""
         if x_TD.dim() != 2 or x_TD.shape[1] != self.hidden_size:
             raise ValueError(f"DTopPRouter: expected x of shape [tokens, {self.hidden_size}], "
                              f"got {list(x_TD.shape)}")
@@ -115,13 +116,13 @@ class DTopPRouter(nn.Module):
         operators.tally_(self.sums, torch.stack([*losses, scale, scale.new_ones(())]).detach())
 
     def _begin(self, device: torch.device) -> None:
-        # Plain tensors: buffers would be converted by .to(dtype), broadcast by DistributedDataParallel,
-        # saved.
+        # Plain tensors: .to(dtype) would convert buffers, DistributedDataParallel would broadcast them, and
+        # the state_dict would save them.
         self.threshold = torch.full((), self.initial_threshold, dtype=torch.float64, device=device)
         self.loss_scale = torch.ones((), device=device)
         # Expert counts [E] and the histogram of active experts [E + 1] since the last step of a controller.
         self.tally = torch.zeros(2 * self.num_experts + 1, dtype=torch.int64, device=device)
-        # The three losses, theta, and of how many calls these are the sums.
+        # Sums of the three losses and of theta, and the number of calls summed.
         self.sums = torch.zeros(len(LOSSES) + 2, dtype=torch.float64, device=device)
         self.masses = torch.zeros(MASS_BINS, dtype=torch.int64, device=device)
 
@@ -161,12 +162,12 @@ class DTopPRouter(nn.Module):
 class Experts(nn.Module):
     """The experts of a layer, SwiGLU feed-forward networks without biases (dtopp.functional.moe_ffn).
 
-    Under autocast x and weights are cast to its dtype, gates are not, and y has it.
+    Under autocast, x and the weights are cast to its dtype and y has it; gates are not cast.
 
     Parameters: gate_up_proj [E, 2F, D], F rows of W_gate, then F of W_up; down_proj [E, D, F].
 
     Raises:
-        ValueError: a size below 1; at a call, an input of another shape or dtype.
+        ValueError: a size below 1; in a call, an input of another shape or dtype.
     """
 
     def __init__(self, hidden_size: int, ffn_hidden_size: int, num_experts: int, *,
@@ -183,7 +184,7 @@ class Experts(nn.Module):
         _draw(self.down_proj)
 
     def forward(self, x_TD: Tensor, gates_TE: Tensor) -> Tensor:
-        """x_TD [T, D] and gates_TE f32 [T, E] to y_TD [T, D]."""
+        """Maps x_TD [T, D] and gates_TE f32 [T, E] to y_TD [T, D]."""
         x_TD, gate_up_proj, down_proj = functional.in_autocast(x_TD, self.gate_up_proj, self.down_proj)
         return functional.moe_ffn(x_TD, gates_TE, gate_up_proj, down_proj)
 
@@ -193,11 +194,11 @@ class Experts(nn.Module):
 
 
 class MoE(nn.Module):
-    """A Mixture-of-Experts feed-forward layer: y = sum over the chosen experts of gate_e E_e(x).
+    """A Mixture-of-Experts feed-forward layer: y = sum over the selected experts of gate_e E_e(x).
 
-    Arguments are those of DTopPRouter, `gate`, and Experts, `experts`; so are the errors. The state_dict
-    holds gate.weight [E, D], gate.scale [1] (when dynamic), experts.gate_up_proj [E, 2F, D],
-    experts.down_proj [E, D, F]: the names of a dtopp checkpoint below `mlp.`, which load_state_dict takes.
+    Arguments and errors are those of DTopPRouter (`gate`) and Experts (`experts`). The state_dict holds
+    gate.weight [E, D], gate.scale [1] (if dynamic), experts.gate_up_proj [E, 2F, D] and experts.down_proj [E,
+    D, F]. These are the names of a dtopp checkpoint below `mlp.`, which load_state_dict accepts.
     """
 
     def __init__(self, hidden_size: int, ffn_hidden_size: int, num_experts: int, *, target_experts: float = 8,
@@ -213,7 +214,7 @@ class MoE(nn.Module):
         self.experts = Experts(hidden_size, ffn_hidden_size, num_experts, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., D] to y [..., D]; every vector of D numbers is a token."""
+        """Maps x [..., D] to y [..., D]; every vector of D numbers is a token."""
         x_TD = x.reshape(-1, x.shape[-1])
         routing: Routing = self.gate(x_TD)
         y_TD: Tensor = self.experts(x_TD, routing.gates_TE)
@@ -235,7 +236,7 @@ def _draw(matrix: Tensor) -> None:
 
 
 def _take_scale_of_checkpoints(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-    # theta is [] in a dtopp checkpoint; here [1], since FSDP2 shards no scalars.
+    # theta has shape [] in a dtopp checkpoint and [1] here, because FSDP2 cannot shard scalars.
     scale = state_dict.get(prefix + "scale")
     if scale is not None and scale.dim() == 0:
         state_dict[prefix + "scale"] = scale.reshape(1)

@@ -13,18 +13,18 @@ _PLACES = (_PACKAGE / "lib/libdtopp_ops.so", _PACKAGE.parents[1] / "build/releas
 
 
 def find() -> pathlib.Path | None:
-    """The library to load; None for the plain PyTorch form.
+    """Returns the library to load, or None for the plain PyTorch form.
 
-    DTOPP_OPS names one; empty, it asks for the plain form. Otherwise it is the package's own, else that of
-    the checkout's release build, where torch is the version it was built for.
+    DTOPP_OPS names a library; if it is empty, the plain form is used. Otherwise the package's own library is
+    used, or else that of the checkout's release build, if torch has the version it was built for.
 
     Raises:
-        ImportError: DTOPP_OPS names a file that is not there.
+        ImportError: DTOPP_OPS names a missing file.
     """
     named = os.environ.get("DTOPP_OPS")
     if named is not None:
         if named and not pathlib.Path(named).is_file():
-            raise ImportError(f"DTOPP_OPS={named} is not a file; name libdtopp_ops.so, or nothing for "
+            raise ImportError(f"DTOPP_OPS={named} is not a file; set it to libdtopp_ops.so, or to nothing for "
                               "the plain form")
         return pathlib.Path(named).resolve() if named else None
     found = next((place for place in _PLACES if place.is_file()), None)
@@ -37,10 +37,10 @@ def find() -> pathlib.Path | None:
 
 
 def load() -> bool:
-    """Loads the library; False where the plain form is to be taken.
+    """Loads the library. Returns False if the plain form is to be used.
 
     Raises:
-        ImportError: the library is there and cannot be loaded.
+        ImportError: the library exists and cannot be loaded.
     """
     path = find()
     if path is None:

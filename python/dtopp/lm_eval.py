@@ -1,9 +1,9 @@
-"""The scores of `dtopp evaluate` from lm-eval (docs/huggingface.md):
+"""Computes the scores of `dtopp evaluate` with lm-eval (docs/huggingface.md):
 
     dtopp convert lm-eval TASKS --data DIR
     python -m dtopp.lm_eval --model dtopp_hf --include_path TASKS --tasks dtopp --model_args pretrained=FOLDER,trust_remote_code=True
 
-lm-eval's own command line, which knows one model class more.
+This is lm-eval's own command line with one more model class.
 """
 
 import dataclasses
@@ -20,11 +20,11 @@ except ModuleNotFoundError as error:
 
 __all__ = ["DtoppHFLM", "LogLikelihood", "PromptTooLong"]
 
-# As in the tasks' documents, between the examples and the item.
+# Separates the examples from the item, as in the tasks' documents.
 SEPARATOR = "\x1e"
-# Of a prompt with its continuation, whatever the model's own length.
+# The limit for a prompt with its continuation, whatever the model's own length.
 MAX_PROMPT_TOKENS = 2048
-# Of a generated answer, more than the longest right one has.
+# Tokens of a generated answer beyond the longest correct answer.
 SPARE_ANSWER_TOKENS = 10
 
 
@@ -33,7 +33,7 @@ class PromptTooLong(ValueError):
 
 
 class LogLikelihood(float):
-    """Of a continuation, in nats; it knows the number of its tokens."""
+    """The log-likelihood of a continuation, in nats, with the number of its tokens."""
 
     tokens: int
 
@@ -46,24 +46,24 @@ def _log_likelihood(value: float, tokens: int) -> LogLikelihood:
 
 @register_model("dtopp_hf")
 class DtoppHFLM(HFLM):  # type: ignore[misc]
-    """Hugging Face's models, asked as `dtopp evaluate` asks.
+    """Hugging Face's models, with the requests of `dtopp evaluate`.
 
-    Where a request comes from a task of `dtopp convert lm-eval`, its examples, item and continuation are tokenized one by
-    one and cut from the left to 2,048 tokens; `budget_from`, a task's documents, gives the most tokens of an answer.
-    Log-likelihoods are `LogLikelihood`s. Other requests are HFLM's.
+    For a task of `dtopp convert lm-eval`, examples, item and continuation are tokenized one by one and
+    truncated on the left to 2,048 tokens. `budget_from`, the path of a task's documents, determines the most
+    tokens of an answer. Log-likelihoods are `LogLikelihood`s. HFLM handles other requests.
 
     Raises:
         PromptTooLong: a prompt of those tasks does not fit the model.
     """
 
     def _encode(self, text: str, room: int) -> list[int]:
-        """The last ids of the parts of a text that leave `room`."""
+        """Returns the last ids of the parts of a text that leave space for `room` ids."""
         ids: list[int] = []
         for part in text.split(SEPARATOR):
             ids += self.tok_encode(part, add_special_tokens=False)
         ids = ids[-(MAX_PROMPT_TOKENS - room):]
         if len(ids) + room > self.max_length:
-            raise PromptTooLong(f"a prompt takes {len(ids) + room} tokens, the model's sequences have {self.max_length}: "
+            raise PromptTooLong(f"a prompt takes {len(ids) + room} tokens, the model's sequences have {self.max_length}; "
                                 "leave its task out, or train with longer sequences")
         return ids
 
@@ -79,7 +79,8 @@ class DtoppHFLM(HFLM):  # type: ignore[misc]
         return [(_log_likelihood(log_p, len(ids)), greedy) for (log_p, greedy), (_, _, ids) in zip(answers, requests)]
 
     def set_cache_hook(self, cache_hook: Any) -> None:
-        """What is computed goes into --use_cache at the end: before, log-likelihoods are mere numbers."""
+        """Does nothing: results reach --use_cache only at the end, because log-likelihoods are plain numbers
+        before that."""
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
         files = {request.args[1]["budget_from"] for request in requests if "budget_from" in request.args[1]}

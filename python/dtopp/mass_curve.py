@@ -1,5 +1,5 @@
-"""How many experts tokens would choose at every threshold, as it was in a step: from the counts of
-dtopp.functional.mass_histogram. Between the edges of a bin masses are taken to lie evenly. C: controllers, M:
+"""The number of experts that tokens would select at every threshold in a step, from the counts of
+dtopp.functional.mass_histogram. Within a bin, probabilities are taken as evenly spread. C: controllers, M:
 bins.
 """
 
@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 MIN_THRESHOLD, MAX_THRESHOLD = 1e-6, 1.0 - 1e-6
-_NEAR = 0.05  # of the target, to either side: where the slope is taken at least
+_NEAR = 0.05  # of the target, on both sides: the smallest interval for the slope
 
 
 def bin_edges(device: torch.device) -> Tensor:
-    """f64 [M + 1]: 32 octaves of 64 bins towards 0, the same mirrored towards 1."""
+    """Edges of the bins, f64 [M + 1]: 32 octaves of 64 bins towards 0, and the same mirrored towards 1."""
     octave = 2.0 ** torch.arange(-33, -1, dtype=torch.float64, device=device)
     step = torch.arange(64, dtype=torch.float64, device=device) / 64
     lower = (octave[:, None] * (1 + step)).flatten()
@@ -20,12 +20,13 @@ def bin_edges(device: torch.device) -> Tensor:
 
 
 class MassCurve:
-    """The curve a(p) of a step, moved so that at the step's threshold it has the count that its tokens had.
+    """The curve a(p) of a step, shifted so that at the step's threshold it equals the number that was
+    counted.
 
     Args:
         masses_CM: f64 [C, M].
-        threshold_C, active_C: p of the step, and the mean number of experts its tokens chose.
-        tokens_C: how many tokens the masses are of.
+        threshold_C, active_C: p of the step, and the mean number of experts its tokens selected.
+        tokens_C: the number of tokens in the histogram.
     """
 
     def __init__(self, masses_CM: Tensor, threshold_C: Tensor, active_C: Tensor, tokens_C: Tensor) -> None:
@@ -35,15 +36,15 @@ class MassCurve:
         self._below_C = self._below(threshold_C)
 
     def threshold(self, experts_C: Tensor) -> Tensor:
-        """p at which a token has so many experts, within [MIN_THRESHOLD, MAX_THRESHOLD]."""
+        """p at which a token has this many experts, within [MIN_THRESHOLD, MAX_THRESHOLD]."""
         return self._at_count(self._below_C + (experts_C - self._active_C) * self._tokens_C)
 
     def slope(self, target_C: Tensor) -> Tensor:
-        """da/dp from the step's p to the target, at least from 0.95 to 1.05 of the target."""
+        """da/dp from the step's p to the target, over at least 0.95 to 1.05 of the target."""
         low_C = torch.minimum(self._threshold_C, self.threshold(target_C * (1 - _NEAR)))
         high_C = torch.maximum(self._threshold_C, self.threshold(target_C * (1 + _NEAR)))
         rise_C = (self._below(high_C) - self._below(low_C)) / self._tokens_C
-        # Thresholds that many masses share have no distance, ends that no mass lies between no rise.
+        # Clamp both: ties give two equal thresholds, and an interval without probabilities gives no rise.
         return rise_C.clamp(min=MIN_THRESHOLD) / (high_C - low_C).clamp(min=MIN_THRESHOLD)
 
     def _below(self, p_C: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""PyTorch operators around either form, so that compilers, checkpoints and exports see one node each."""
+"""PyTorch operators around either form, so that compilers, checkpoints and exports see one node per operator."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from dtopp import form
 
 @torch.library.custom_op("dtopp::experts", mutates_args=())
 def experts(x_TD: Tensor, gates_TE: Tensor, gate_up_proj: Tensor, down_proj: Tensor) -> tuple[Tensor, Tensor]:
-    """(y_TD, pre_activations_AG); differentiable in all four arguments through y."""
+    """Returns (y_TD, pre_activations_AG); differentiable in all four arguments through y."""
     return form.current.experts_forward(x_TD, gates_TE, gate_up_proj, down_proj)
 
 
@@ -24,7 +24,7 @@ def _(x_TD: Tensor, gates_TE: Tensor, gate_up_proj: Tensor, down_proj: Tensor) -
 @torch.library.custom_op("dtopp::experts_backward", mutates_args=())
 def experts_backward(grad_y_TD: Tensor, x_TD: Tensor, gates_TE: Tensor, gate_up_proj: Tensor,
                      down_proj: Tensor, pre_activations_AG: Tensor, needed: Sequence[bool]) -> list[Tensor]:
-    """Gradients of experts' four arguments, an empty tensor for each that is not needed."""
+    """Returns the gradients of experts' four arguments, with an empty tensor for each that is not needed."""
     grads = form.current.experts_backward(grad_y_TD, x_TD, gates_TE, gate_up_proj, down_proj,
                                           pre_activations_AG, list(needed))
     return [grad if need and grad is not None else x_TD.new_empty(0) for need, grad in zip(needed, grads)]
@@ -56,7 +56,7 @@ experts.register_autograd(_experts_grads, setup_context=_save_for_experts)
 
 @torch.library.custom_op("dtopp::tally_", mutates_args=("tally",))
 def tally_(tally: Tensor, counts: Tensor) -> None:
-    """tally += counts, but not while a backward pass runs: recomputed activations count once."""
+    """tally += counts, except during a backward pass, so that recomputed activations count once."""
     if torch._C._current_graph_task_id() == -1:
         tally.add_(counts)
 
@@ -68,7 +68,8 @@ def _(tally: Tensor, counts: Tensor) -> None:
 
 @torch.library.custom_op("dtopp::add_loss", mutates_args=())
 def add_loss(gates_TE: Tensor, loss: Tensor) -> Tensor:
-    """The gates; whatever is then derived of them, loss, f32 [], is derived with it as if it were added."""
+    """Returns the gates. Their backward pass also gives `loss`, f32 [], the gradient 1, as if it were added
+    to the objective."""
     return gates_TE.clone()
 
 

@@ -1,7 +1,7 @@
-"""The operators in plain PyTorch (dtopp.form.Form), for where the compiled ones do not fit.
+"""The operators in plain PyTorch (dtopp.form.Form), used if the compiled ones do not fit.
 
-Experts are computed one after the other, each for its own tokens; the logits of the output projection are
-held whole. What is not finite is treated as the compiled operators do: such a token's gates are NaN.
+Experts are computed one after the other, each for its own tokens. The output projection stores all logits.
+Values that are not finite are treated as in the compiled operators: such a token's gates are NaN.
 """
 
 import torch
@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 _OCTAVES, _BINS_OF_OCTAVE = 32, 64
-_HALF = _OCTAVES * _BINS_OF_OCTAVE  # bins of mass below a half, and as many above
+_HALF = _OCTAVES * _BINS_OF_OCTAVE  # bins of cumulative probability below one half; as many lie above
 
 
 def _normalized(logits_TE: Tensor, scale: Tensor, normalization: str) -> tuple[Tensor, Tensor]:
-    """(z, s): the logits in f32 (f64), and what the softmax is of."""
+    """Returns (z, s): the logits in f32 (f64), and the input of the softmax."""
     z_TE = logits_TE if logits_TE.dtype == torch.float64 else logits_TE.float()
     if normalization == "none":
         return z_TE, z_TE
@@ -23,7 +23,8 @@ def _normalized(logits_TE: Tensor, scale: Tensor, normalization: str) -> tuple[T
 
 
 def _chosen(prob_TE: Tensor, threshold: Tensor, top_k: int, max_experts: int) -> Tensor:
-    """bool [T, E]. Sums are formed in double, likeliest first; what is not finite is ordered by index."""
+    """Returns the selection, bool [T, E]. Sums are in double, most likely first. Tokens with values that are
+    not finite are ordered by index."""
     finite_T1 = prob_TE.isfinite().all(-1, keepdim=True)
     sorted_TE, order_TE = prob_TE.where(finite_T1, 0).sort(dim=-1, descending=True, stable=True)
     rank_E = torch.arange(prob_TE.shape[1], device=prob_TE.device)
@@ -55,7 +56,7 @@ def route(logits_TE: Tensor, scale: Tensor, threshold: Tensor, normalization: st
 
 
 def _pairs(gates_TE: Tensor) -> tuple[Tensor, list[int]]:
-    """(tokens of every pair, by expert, then token; how many each expert has)."""
+    """Returns (the token of every pair, by expert, then token; the number of pairs per expert)."""
     expert_A, token_A = gates_TE.t().nonzero(as_tuple=True)
     return token_A, torch.bincount(expert_A, minlength=gates_TE.shape[1]).tolist()
 

@@ -1,6 +1,6 @@
 """The command dtopp that pip installs: this package's program, run with the torch of this Python.
 
-Nothing here imports torch: that would take seconds, and the program needs its libraries alone.
+This module does not import torch: that would take seconds, and the program needs only torch's libraries.
 """
 
 import importlib.metadata
@@ -16,7 +16,8 @@ PROGRAM = pathlib.Path(__file__).resolve().parent / "bin/dtopp"
 
 
 def find_torch() -> pathlib.Path:
-    """The folder of the torch that this Python would import. Ends with status 2 where it is none that fits."""
+    """The folder of the torch that this Python would import. Exits with status 2 if there is none or it does
+    not fit."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         _refuse(f"needs torch {BUILT_FOR}, and {sys.executable} has none")
@@ -31,8 +32,8 @@ def find_torch() -> pathlib.Path:
 
 def main() -> NoReturn:
     torch = find_torch()
-    # The program looks beside its own package; a torch that lies elsewhere (of the system, for a virtual
-    # environment that sees its packages) has to be named.
+    # The program looks beside its own package. A torch elsewhere (the system's, for a virtual environment
+    # with access to the system's packages) has to be named.
     if torch.resolve() != (PROGRAM.parents[2] / "torch").resolve():
         others = os.environ.get("LD_LIBRARY_PATH")
         os.environ["LD_LIBRARY_PATH"] = f"{torch}/lib" + (f":{others}" if others else "")

@@ -1,4 +1,4 @@
-"""What the routers of a model counted since the last step of their controller, over all processes. C:
+"""The counts of a model's routers since the last step of their controller, over all processes. C:
 controllers, L: layers, E: experts."""
 
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ from dtopp.layers import LOSSES, DTopPRouter
 
 
 class StepCounts:
-    """Takes the routers' counts, leaving zeros, and adds up those of the processes of a group. The host does
-    not wait for a device before numbers are asked for."""
+    """Takes the routers' counts, resets them to zero, and adds up those of the processes of a group. The host
+    does not wait for a device until values are requested."""
 
     def __init__(self, routers: Sequence[DTopPRouter], group: dist.ProcessGroup | None) -> None:
         device = routers[0].tally.device
@@ -21,7 +21,7 @@ class StepCounts:
         kinds = [[router.tally for router in routers], [router.sums for router in routers],
                  [router.masses for router in routers if router.counts_masses]]
         flat = [tensor.to(device, torch.float64) for tensors in kinds for tensor in tensors]
-        total = torch.cat(flat)  # whole numbers, exact below 2^53
+        total = torch.cat(flat)  # integers, exact below 2^53
         if dist.is_available() and dist.is_initialized():
             dist.all_reduce(total, group=group)
         for tensor in (tensor for tensors in kinds for tensor in tensors):
@@ -44,7 +44,7 @@ class StepCounts:
         return masses_LM if per_layer else masses_LM.sum(0, keepdim=True)
 
     def metrics(self) -> dict[str, float]:
-        """By the names of metrics.jsonl: how many experts were active, and the unweighted losses."""
+        """The active experts and the unweighted losses, under the names of metrics.jsonl."""
         names = [f"moe/layer_{layer:02d}/" for layer in range(len(self._experts))]
         layers = [self._activations(layer) for layer in range(len(names))]
         histogram = torch.zeros(max(self._experts) + 1, dtype=torch.float64)
@@ -76,7 +76,7 @@ class StepCounts:
 
 
 def _moments(histogram: Tensor) -> tuple[float, float]:
-    """Mean and deviation of n over the tokens that have n."""
+    """Mean and standard deviation of n; histogram[n] is the number of tokens with n."""
     n = torch.arange(histogram.numel(), dtype=torch.float64, device=histogram.device)
     tokens = max(histogram.sum().item(), 1.0)
     mean = (histogram * n).sum().item() / tokens

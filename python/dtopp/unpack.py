@@ -1,6 +1,7 @@
-"""Writes what lies beside the program in a checkout: presets, tokenizers, the sample text, the examples.
+"""Writes the files that lie beside the program in a checkout: presets, tokenizers, the sample text, the
+examples.
 
-Usage: python -m dtopp.unpack FOLDER. In FOLDER the commands of the documentation work as they are written.
+Usage: python -m dtopp.unpack FOLDER. In FOLDER the commands of the documentation work as written.
 """
 
 import pathlib
@@ -21,7 +22,7 @@ def main(arguments: list[str]) -> int:
     sources = sorted(FILES.iterdir())
     for source in sources:
         if (folder / source.name).exists():
-            print(f"dtopp.unpack: {folder / source.name} is there already; name another folder", file=sys.stderr)
+            print(f"dtopp.unpack: {folder / source.name} already exists; name another folder", file=sys.stderr)
             return 2
     for source in sources:
         shutil.copytree(source, folder / source.name)
