@@ -101,21 +101,21 @@ class ConditionedCollectives final : public Collectives {
   const Conditions& conditions_;
 };
 
-World make_conditioned_world(const c10::intrusive_ptr<c10d::Store>& store, int64_t rank, int64_t block,
-                             const Conditions& conditions) {
+ProcessGroups make_conditioned_groups(const c10::intrusive_ptr<c10d::Store>& store, int64_t rank,
+                                      int64_t ep_size, const Conditions& conditions) {
   const auto group = [&](const char* name,
                          const std::vector<int64_t>& ranks) -> std::shared_ptr<Collectives> {
     std::unique_ptr<Collectives> group = make_gloo_collectives(store, name, rank, ranks, on_loopback());
     if (ranks.size() == 1) return group;
     return std::make_shared<ConditionedCollectives>(std::move(group), conditions);
   };
-  World world;
-  world.counts = conditions.counts;
-  world.all = group("all", all_ranks(kRanks));
-  world.replicas = group("replicas", ranks_across_blocks(rank, block, kRanks));
-  world.block = group("block", ranks_of_block(rank, block));
-  world.experts = group("experts", ranks_of_block(rank, block));
-  return world;
+  ProcessGroups groups;
+  groups.traffic = conditions.counts;
+  groups.world = group("world", all_ranks(kRanks));
+  groups.edp_intra_node = group("edp_intra_node", edp_ranks(rank, ep_size, kRanks));
+  groups.ep = group("ep", ep_ranks(rank, ep_size));
+  groups.ep_dispatch = group("ep_dispatch", ep_ranks(rank, ep_size));
+  return groups;
 }
 
 RunConfig config_of(const Options& options) {
@@ -180,7 +180,7 @@ std::vector<Measured> measure(const Options& options, const RunConfig& config,
     Conditions conditions;
     conditions.become({});
     Trainer trainer(config, make_model(config), random_tokens(config), at::kFloat,
-                    make_conditioned_world(store, rank, options.expert_parallel, conditions));
+                    make_conditioned_groups(store, rank, options.expert_parallel, conditions));
     trainer.initialise();
     for (int64_t i = 0; i < 3; ++i) step_seconds(trainer);
     std::vector<Measured> of_other_rank(settings.size());

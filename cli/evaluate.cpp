@@ -96,15 +96,15 @@ void check_options(const EvaluateOptions& options, const CLI::App& verb) {
 
 void evaluate(const EvaluateOptions& options, const CLI::App& verb) {
   check_options(options, verb);
-  const Place place = own_place();
+  const LaunchEnvironment environment = own_launch_environment();
   if (options.processes > 0) {
     require_device(options.inference.device, "--device");
-    std::exit(run_processes(place, options.processes));
+    std::exit(run_processes(environment, options.processes));
   }
-  if (!options.dry_run) stop_rank_on_signals(place);
+  if (!options.dry_run) stop_rank_on_signals(environment);
   const JoinOptions join{.timeout = std::chrono::seconds(ParallelConfig{}.timeout)};
-  run_as_rank(place, join, [&](const Rank& rank) {
-    Collectives& ranks = *rank.world.all;
+  run_as_rank(environment, join, [&](const Rank& rank) {
+    Collectives& ranks = *rank.groups.world;
     if (rank.begin) rank.begin(0, "evaluation");
     if (options.tasks == "perplexity") return evaluate_perplexity(options, ranks);
     if (options.tasks == "activations") return evaluate_activations(options, ranks);

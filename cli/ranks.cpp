@@ -61,16 +61,16 @@ std::string own_host() {
 }
 
 // Exchanges one string per rank through the store. Returns the strings of all ranks, in rank order.
-std::vector<std::string> exchange(c10d::Store& store, const Place& place, const std::string& what,
-                                  const std::string& mine) {
+std::vector<std::string> exchange(c10d::Store& store, const LaunchEnvironment& environment,
+                                  const std::string& what, const std::string& mine) {
   const auto key = [&](int64_t rank) { return what + "/" + std::to_string(rank); };
-  store.set(key(place.rank), mine);
+  store.set(key(environment.rank), mine);
   std::vector<std::string> all;
-  for (int64_t rank = 0; rank < place.size; ++rank) {
+  for (int64_t rank = 0; rank < environment.world_size; ++rank) {
     try {
       all.push_back(store.get_to_str(key(rank)));
     } catch (const std::exception&) {
-      throw ResourceError("rank " + std::to_string(place.rank) + ": no answer from rank " +
+      throw ResourceError("rank " + std::to_string(environment.rank) + ": no answer from rank " +
                           std::to_string(rank) + " within " +
                           std::to_string(store.getTimeout().count() / 1000) +
                           " s; check that every rank was started");
@@ -79,16 +79,16 @@ std::vector<std::string> exchange(c10d::Store& store, const Place& place, const 
   return all;
 }
 
-std::string exchanged_address(c10d::Store& store, const Place& place) {
-  const std::optional<Route> mine = route_to(place.master_host);
+std::string exchanged_address(c10d::Store& store, const LaunchEnvironment& environment) {
+  const std::optional<Route> mine = route_to(environment.master_addr);
   std::vector<std::optional<Route>> routes;
   for (const std::string& text :
-       exchange(store, place, "route", mine ? mine->own + " " + mine->remote : "")) {
+       exchange(store, environment, "route", mine ? mine->own + " " + mine->remote : "")) {
     const size_t space = text.find(' ');
     routes.push_back(text.empty() ? std::nullopt
                                   : std::optional(Route{text.substr(0, space), text.substr(space + 1)}));
   }
-  return own_address(routes, static_cast<size_t>(place.rank));
+  return own_address(routes, static_cast<size_t>(environment.rank));
 }
 
 // Returns the number of consecutive ranks per machine, or the number of all ranks if machines hold other sets
@@ -117,38 +117,41 @@ constexpr std::chrono::milliseconds kPatience{3000};
 constexpr char kLostKey[] = "lost";
 
 // Owns the connections of one rank: the store, the process groups and the watcher.
-class Membership {
+class Cluster {
  public:
-  Membership(const Place& place, const JoinOptions& join) : place_(place) {
-    const bool local = place.local_size == place.size;
-    store_ = make_store({.host = place.master_host,
-                         .port = place.master_port,
-                         .is_server = !place.launcher_holds_store && place.rank == 0,
+  Cluster(const LaunchEnvironment& environment, const JoinOptions& join) : environment_(environment) {
+    const bool local = environment.local_world_size == environment.world_size;
+    store_ = make_store({.host = environment.master_addr,
+                         .port = environment.master_port,
+                         .is_server = !environment.launcher_holds_store && environment.rank == 0,
                          .loopback_only = local,
-                         .prefix = place.store_prefix})
+                         .prefix = environment.store_prefix})
                  .store;
-    const std::vector<std::string> hosts = exchange(*store_, place, "host", own_host());
-    const auto own = hosts.begin() + static_cast<std::ptrdiff_t>(place.rank);
-    const int64_t ranks_here = place.local_size > 0 ? place.local_size : std::ranges::count(hosts, *own);
-    if (place.launcher == Launcher::kOwn) report_ = store_->clone();
-    WatcherOptions watched{.rank = place.rank,
+    const std::vector<std::string> hosts = exchange(*store_, environment, "host", own_host());
+    const auto own = hosts.begin() + static_cast<std::ptrdiff_t>(environment.rank);
+    const int64_t ranks_here =
+        environment.local_world_size > 0 ? environment.local_world_size : std::ranges::count(hosts, *own);
+    if (environment.launcher == Launcher::kOwn) report_ = store_->clone();
+    WatcherOptions watched{.rank = environment.rank,
                            .hosts = hosts,
-                           .address = local ? kLoopback : place.master_host,
+                           .address = local ? kLoopback : environment.master_addr,
                            .loopback_only = local,
                            .limits = {.silent = static_cast<double>(join.timeout.count())}};
     watcher_ = std::make_unique<Watcher>(store_, std::move(watched), counts_,
                                          [this](const LostRank& lost) { end_for(lost); });
-    gloo_.host = local ? kLoopback : exchanged_address(*store_, place);
+    gloo_.host = local ? kLoopback : exchanged_address(*store_, environment);
     // Gloo's timeout is longer than the watcher's, so that the watcher, which has more details, reports
     // first.
     gloo_.timeout = std::max<std::chrono::milliseconds>(gloo_.timeout, 2 * join.timeout);
     try {
       if (join.device)
-        device_ = join.device(place.local_size > 0 ? place.local_rank : std::count(hosts.begin(), own, *own));
-      const int64_t block = join.expert_parallel ? join.expert_parallel(device_) : 1;
-      const RankGrid grid = rank_grid(place.size, block, ranks_of_a_node(hosts, ranks_here));
-      world_ = make_world(store_, place.rank, grid, gloo_, counts_);
-      world_.ranks_here = ranks_here;
+        device_ = join.device(environment.local_world_size > 0 ? environment.local_rank
+                                                               : std::count(hosts.begin(), own, *own));
+      const int64_t ep_size = join.expert_parallel ? join.expert_parallel(device_) : 1;
+      const ParallelDims dims =
+          parallel_dims(environment.world_size, ep_size, ranks_of_a_node(hosts, ranks_here));
+      groups_ = make_process_groups(store_, environment.rank, dims, gloo_, counts_);
+      groups_.ranks_here = ranks_here;
     } catch (const std::exception& error) {
       const Failure failure = failure_of(error);
       watcher_->await_loss(kPatience);
@@ -159,9 +162,9 @@ class Membership {
 
   // Call after all ranks have checked that they run the same program.
   void connect_devices() {
-    check_devices(device_identity(device_), *world_.all);
+    check_devices(device_identity(device_), *groups_.world);
     if (device_.is_cpu()) return;
-    devices_ = std::make_unique<DeviceGroups>(world_, store_, device_, gloo_.timeout, counts_);
+    devices_ = std::make_unique<DeviceGroups>(groups_, store_, device_, gloo_.timeout, counts_);
     watcher_->watch_device([this] { return devices_->failure(); });
   }
   // Call after the last collective operation.
@@ -169,26 +172,26 @@ class Membership {
     if (devices_) devices_->finish();
   }
 
-  const World& world() const { return world_; }
+  const ProcessGroups& groups() const { return groups_; }
   Watcher& watcher() { return *watcher_; }
 
  private:
   [[noreturn]] void end_for(const LostRank& lost) {
-    if (place_.launcher == Launcher::kOwn)
+    if (environment_.launcher == Launcher::kOwn)
       report_->set(kLostKey, lost.to_text());
     else
       std::fprintf(stderr, "dtopp: error: %s\n", lost.line().c_str());
     _exit(static_cast<int>(ExitStatus::kResource));  // no flush: it could block on another thread's write
   }
 
-  const Place& place_;
+  const LaunchEnvironment& environment_;
   c10::intrusive_ptr<c10d::Store> store_, report_;  // report_ is the watcher thread's own connection
   std::shared_ptr<CollectiveCounts> counts_ = std::make_shared<CollectiveCounts>();
   GlooOptions gloo_;
   at::Device device_ = at::kCPU;
   std::unique_ptr<DeviceGroups> devices_;  // declared before watcher_, whose thread uses it
   std::unique_ptr<Watcher> watcher_;
-  World world_;
+  ProcessGroups groups_;
 };
 
 // Returns the launcher's message about the end of its ranks, with the lost rank that they reported, if any.
@@ -198,19 +201,19 @@ std::string end_message(const RanksEnd& end, c10d::Store& store) {
   if (!lost) return end.message();
   // The first rank to end ended only because it lost another one: name the lost rank instead.
   if (end.signal == 0 && end.status == static_cast<int>(ExitStatus::kResource)) return lost->line();
-  return end.message() + (lost->rank == end.rank ? ", " + lost->place : "");
+  return end.message() + (lost->rank == end.rank ? ", " + lost->location : "");
 }
 
 }  // namespace
 
-Place own_place() {
-  return find_place([](const char* name) -> const char* { return std::getenv(name); });
+LaunchEnvironment own_launch_environment() {
+  return read_launch_environment([](const char* name) -> const char* { return std::getenv(name); });
 }
 
-int run_processes(const Place& place, int64_t processes) {
-  if (!place.alone())
-    throw UsageError("--processes: this process is one of " + std::to_string(place.size) + " ranks (rank " +
-                     std::to_string(place.rank) + ") already; omit --processes");
+int run_processes(const LaunchEnvironment& environment, int64_t processes) {
+  if (!environment.alone())
+    throw UsageError("--processes: this process is one of " + std::to_string(environment.world_size) +
+                     " ranks (rank " + std::to_string(environment.rank) + ") already; omit --processes");
   configure_transport();
   const StoreConnection store = make_store({.host = kLoopback, .is_server = true, .loopback_only = true});
   LocalRanks ranks;
@@ -223,39 +226,39 @@ int run_processes(const Place& place, int64_t processes) {
   return end.status;
 }
 
-void stop_rank_on_signals(const Place& place) {
-  stop_on_signals(place.launcher == Launcher::kOwn ? Impatience::kLauncher : Impatience::kSecondSignal);
+void stop_rank_on_signals(const LaunchEnvironment& environment) {
+  stop_on_signals(environment.launcher == Launcher::kOwn ? Impatience::kLauncher : Impatience::kSecondSignal);
 }
 
-void run_as_rank(const Place& place, const JoinOptions& options,
+void run_as_rank(const LaunchEnvironment& environment, const JoinOptions& options,
                  const std::function<void(const Rank&)>& body) {
-  if (place.alone()) {
-    World alone;
+  if (environment.alone()) {
+    ProcessGroups alone;
     if (options.device) alone.device = options.device(/*local_rank=*/0);
-    return body({.world = alone});
+    return body({.groups = alone});
   }
   configure_transport();
   // If torchrun's agent dies, no process supervises or restarts its ranks. They receive SIGTERM, save and
   // stop.
-  if (place.launcher_holds_store && place.launcher == Launcher::kEnvironment)
+  if (environment.launcher_holds_store && environment.launcher == Launcher::kEnvironment)
     ::prctl(PR_SET_PDEATHSIG, SIGTERM);
-  Membership membership(place, options);
-  Watcher& watcher = membership.watcher();
-  if (membership.world().ranks_here > 1)
-    at::set_num_threads(static_cast<int>(share_of_cores(membership.world().ranks_here)));
+  Cluster cluster(environment, options);
+  Watcher& watcher = cluster.watcher();
+  if (cluster.groups().ranks_here > 1)
+    at::set_num_threads(static_cast<int>(share_of_cores(cluster.groups().ranks_here)));
   try {
-    check_program(program_version(), *membership.world().all);
-    membership.connect_devices();
-    body({membership.world(), [&](int64_t step, const char* activity) { watcher.begin(step, activity); }});
-    membership.finish();
+    check_program(program_version(), *cluster.groups().world);
+    cluster.connect_devices();
+    body({cluster.groups(), [&](int64_t step, const char* activity) { watcher.begin(step, activity); }});
+    cluster.finish();
   } catch (const RankLost&) {
     watcher.await_loss(kPatience);
     watcher.leave();
-    if (place.launcher == Launcher::kOwn) end_silently(ExitStatus::kResource);
+    if (environment.launcher == Launcher::kOwn) end_silently(ExitStatus::kResource);
     throw;
   } catch (const RanksDiffer& error) {
     watcher.leave();
-    if (place.launcher == Launcher::kOwn && place.rank > 0) end_silently(error.status());
+    if (environment.launcher == Launcher::kOwn && environment.rank > 0) end_silently(error.status());
     throw;
   } catch (const std::exception& error) {
     const Failure failure = failure_of(error);
@@ -264,7 +267,7 @@ void run_as_rank(const Place& place, const JoinOptions& options,
       watcher.leave();
     else
       watcher.fail(static_cast<int>(failure.status), failure.message);
-    if (of_all && place.rank > 0) end_silently(failure.status);
+    if (of_all && environment.rank > 0) end_silently(failure.status);
     throw;
   }
 }

@@ -5,27 +5,27 @@
 #include <functional>
 #include <memory>
 
-#include "dtopp/distributed/groups/world.h"
-#include "dtopp/launch/place.h"
+#include "dtopp/distributed/groups/process_groups.h"
+#include "dtopp/launch/launch_environment.h"
 
 namespace dtopp::cli {
 
 // Reads this process's rank from its environment.
-Place own_place();
+LaunchEnvironment own_launch_environment();
 
 // Starts `processes` ranks on this machine with the same command line without --processes, and waits for
 // them. A line on standard error names the rank that ended the run.
 //
 // Returns: the exit status
 // Throws:  UsageError if this process is already one of several ranks
-int run_processes(const Place& place, int64_t processes);
+int run_processes(const LaunchEnvironment& environment, int64_t processes);
 
 // Calls stop_on_signals with the policy that fits the launcher of this rank.
-void stop_rank_on_signals(const Place& place);
+void stop_rank_on_signals(const LaunchEnvironment& environment);
 
 // The rank that run_as_rank passes to `body`.
 struct Rank {
-  World world{};
+  ProcessGroups groups{};
   // The value for RunObserver::begin; may be empty.
   std::function<void(int64_t step, const char* activity)> begin{};
 };
@@ -48,7 +48,7 @@ struct JoinOptions {
 // Throws:     ResourceError if the other ranks cannot be reached; RanksDiffer if ranks run different programs
 //             or use incompatible devices
 // Collective: every rank of the run
-void run_as_rank(const Place& place, const JoinOptions& options,
+void run_as_rank(const LaunchEnvironment& environment, const JoinOptions& options,
                  const std::function<void(const Rank&)>& body);
 
 }  // namespace dtopp::cli

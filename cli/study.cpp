@@ -17,7 +17,7 @@
 #include "dtopp/base/files.h"
 #include "dtopp/device/compute_device.h"
 #include "dtopp/device/matrix_rate.h"
-#include "dtopp/launch/place.h"
+#include "dtopp/launch/launch_environment.h"
 #include "dtopp/moe/gain_guard.h"
 #include "dtopp/plan/plan.h"
 #include "dtopp/report/page/page.h"
@@ -112,7 +112,7 @@ void run_study(const Study& study, const std::vector<StudyRun>& runs, int64_t sl
     return results;
   };
   write_results();
-  RunnerOptions options{.slots = slots, .say = print_message, .ended = [&] { write_results(); }};
+  RunnerOptions options{.slots = slots, .log = print_message, .ended = [&] { write_results(); }};
   if (slots > 1) options.threads = share_of_cores(slots);
   options.costs.resize(runs.size());
   std::ranges::transform(runs, options.costs.begin(), flops_of_run);
@@ -142,7 +142,7 @@ void warn_of_gains(const std::vector<StudyRun>& runs) {
 }
 
 void study_run(const StudyOptions& options) {
-  if (!own_place().alone())
+  if (!own_launch_environment().alone())
     throw UsageError(
         "study: cannot run under a launcher, because it starts its runs itself; start it directly");
   const Study study = load_study(options.file, options.overrides);

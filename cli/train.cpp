@@ -13,7 +13,7 @@
 #include "dtopp/device/device.h"
 #include "dtopp/eval/in_training/probes.h"
 #include "dtopp/eval/in_training/training_grids.h"
-#include "dtopp/launch/place.h"
+#include "dtopp/launch/launch_environment.h"
 #include "dtopp/models/registry/make_model.h"
 #include "dtopp/moe/gain_guard.h"
 #include "dtopp/ops/moe_ffn/cuda/tune/product_check.h"
@@ -34,10 +34,11 @@ struct TrainOptions {
 
 // Assumes a single node if the launcher does not report the number of local ranks or nodes have unequal
 // numbers.
-RankLayout layout_on(const Place& place, const RunConfig& config) {
-  const bool even = place.local_size > 0 && place.size % place.local_size == 0;
-  return {.ranks = place.size,
-          .nodes = even ? place.size / place.local_size : 1,
+RankLayout layout_on(const LaunchEnvironment& environment, const RunConfig& config) {
+  const bool even =
+      environment.local_world_size > 0 && environment.world_size % environment.local_world_size == 0;
+  return {.ranks = environment.world_size,
+          .nodes = even ? environment.world_size / environment.local_world_size : 1,
           .expert_parallel = config.parallel.expert_parallel.ranks.value_or(1)};
 }
 
@@ -49,20 +50,20 @@ int64_t expert_parallel_on(const RankLayout& layout, const RunConfig& config, co
 }
 
 void train_run(const TrainOptions& options) {
-  const Place place = own_place();
+  const LaunchEnvironment environment = own_launch_environment();
   const RunConfig config = load_run_config(options.config, options.overrides);
   if (options.processes > 0) {
     require_device(config.training.device, "training.device");
-    std::exit(run_processes(place, options.processes));
+    std::exit(run_processes(environment, options.processes));
   }
-  const RankLayout layout = layout_on(place, config);
+  const RankLayout layout = layout_on(environment, config);
   check_layout(layout, config.model);
-  const bool speaks = place.rank == 0;
-  if (speaks) {
+  const bool is_main_rank = environment.rank == 0;
+  if (is_main_rank) {
     if (const auto warning = gain_warning(config.routing, config.model.num_experts))
       print_message("warning: " + *warning);
   }
-  stop_rank_on_signals(place);
+  stop_rank_on_signals(environment);
   RunObserver observer;
   observer.message = print_message;
   observer.step = [&](int64_t step, const StepResult& result, const StepRates& rates) {
@@ -79,21 +80,21 @@ void train_run(const TrainOptions& options) {
             const at::Device device = compute_device(config.training.device, "training.device", local_rank);
             choose_products(config, device, print_message);
             choose_attention(config, device, [&](const std::string& text) {
-              if (speaks) print_message(text);
+              if (is_main_rank) print_message(text);
             });
             return device;
           },
       .expert_parallel =
           [&](const at::Device& device) { return expert_parallel_on(layout, config, device); }};
-  run_as_rank(place, join, [&](const Rank& rank) {
+  run_as_rank(environment, join, [&](const Rank& rank) {
     observer.begin = rank.begin;
     // Verify every byte of the data, including files that an earlier start verified. All ranks do it: each
     // reads the files on its own machine, and all take equally long.
     if (options.verify) make_model(config).open_data(Verify::kAll);
     summary = run_training(config, observer, stop_requested,
-                           {make_probes(config, stop_requested), training_grids(config)}, rank.world);
+                           {make_probes(config, stop_requested), training_grids(config)}, rank.groups);
   });
-  if (!speaks) return;
+  if (!is_main_rank) return;
   if (summary.already_complete)
     print_message(summary.directory.string() + ": the run is complete; nothing left to train");
   std::printf("run         %s\n", summary.directory.c_str());

@@ -23,19 +23,19 @@ std::string describe_range(int64_t lowest, int64_t highest) {
 
 }  // namespace
 
-JsonFields::JsonFields(std::string_view text, std::string place)
-    : object_(std::make_shared<const json>(parse_json(text))), place_(std::move(place)) {
-  if (object_->is_discarded()) throw DataError(place_ + ": invalid JSON");
-  if (!object_->is_object()) throw DataError(place_ + ": must be a JSON object");
+JsonFields::JsonFields(std::string_view text, std::string location)
+    : object_(std::make_shared<const json>(parse_json(text))), location_(std::move(location)) {
+  if (object_->is_discarded()) throw DataError(location_ + ": invalid JSON");
+  if (!object_->is_object()) throw DataError(location_ + ": must be a JSON object");
 }
 
-JsonFields::JsonFields(std::shared_ptr<const json> object, std::string place)
-    : object_(std::move(object)), place_(std::move(place)) {
-  if (!object_->is_object()) throw DataError(place_ + ": must be a JSON object");
+JsonFields::JsonFields(std::shared_ptr<const json> object, std::string location)
+    : object_(std::move(object)), location_(std::move(location)) {
+  if (!object_->is_object()) throw DataError(location_ + ": must be a JSON object");
 }
 
 void JsonFields::fail(const std::string& key, const std::string& cause) const {
-  throw DataError(place_ + ": " + key + ": " + cause);
+  throw DataError(location_ + ": " + key + ": " + cause);
 }
 
 bool JsonFields::has(const std::string& key) const { return object_->contains(key); }
@@ -96,7 +96,7 @@ std::vector<double> JsonFields::numbers(const std::string& key) const {
 }
 
 JsonFields JsonFields::part(const json& value, const std::string& key) const {
-  return {std::shared_ptr<const json>(object_, &value), place_ + ": " + key};
+  return {std::shared_ptr<const json>(object_, &value), location_ + ": " + key};
 }
 
 JsonFields JsonFields::object(const std::string& key) const { return part(member(key), key); }

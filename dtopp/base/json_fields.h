@@ -19,8 +19,8 @@ namespace dtopp {
 // its key.
 class JsonFields {
  public:
-  // Parses `text`, the content of `place` (a file or a line of a file).
-  JsonFields(std::string_view text, std::string place);
+  // Parses `text`, the content of `location` (a file or a line of a file).
+  JsonFields(std::string_view text, std::string location);
 
   bool has(const std::string& key) const;
   bool is_array(const std::string& key) const;
@@ -41,12 +41,12 @@ class JsonFields {
   std::string dump() const;
 
  private:
-  JsonFields(std::shared_ptr<const nlohmann::json> object, std::string place);
+  JsonFields(std::shared_ptr<const nlohmann::json> object, std::string location);
   const nlohmann::json& member(const std::string& key) const;
   JsonFields part(const nlohmann::json& value, const std::string& key) const;
 
   std::shared_ptr<const nlohmann::json> object_;  // a nested object shares ownership of the root
-  std::string place_;
+  std::string location_;
 };
 
 }  // namespace dtopp

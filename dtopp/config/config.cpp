@@ -62,7 +62,7 @@ T parse_number(const ConfigNode& node, const std::string& key, const std::string
   T value{};
   const auto [stop, error] = std::from_chars(begin, end, value);
   if (stop == end && error == std::errc::result_out_of_range)
-    throw UsageError(node.place() + ": " + key + ": " + quote_for_message(text) + " is out of range for " +
+    throw UsageError(node.location() + ": " + key + ": " + quote_for_message(text) + " is out of range for " +
                      expected);
   if (stop != end || error != std::errc()) config_detail::throw_wrong_type(node, key, expected);
   return value;
@@ -134,8 +134,8 @@ std::string join_key(const std::string& section, std::string_view name) {
 }
 
 void throw_wrong_type(const ConfigNode& node, const std::string& key, const std::string& expected) {
-  throw UsageError(node.place() + ": " + (key.empty() ? "" : key + ": ") + "expected " + expected + ", got " +
-                   describe(node));
+  throw UsageError(node.location() + ": " + (key.empty() ? "" : key + ": ") + "expected " + expected +
+                   ", got " + describe(node));
 }
 
 void throw_unknown_key(const ConfigNode& value, const std::string& key,
@@ -152,7 +152,7 @@ void throw_unknown_key(const ConfigNode& value, const std::string& key,
       if (sibling) hint.append(hint.empty() ? "known keys: " : ", ").append(name);
     }
   }
-  throw UsageError(value.place() + ": unknown key " + quote_for_message(key) + "; " + hint);
+  throw UsageError(value.location() + ": unknown key " + quote_for_message(key) + "; " + hint);
 }
 
 const std::string& plain_text(const ConfigNode& node, const std::string& key, const std::string& expected) {

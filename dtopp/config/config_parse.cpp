@@ -63,7 +63,7 @@ class TreeBuilder : public YAML::EventHandler {
   };
 
   [[noreturn]] void fail(const YAML::Mark& mark, const std::string& cause) const {
-    throw UsageError(make_node(mark).place() + ": " + cause);
+    throw UsageError(make_node(mark).location() + ": " + cause);
   }
 
   ConfigNode make_node(const YAML::Mark& mark) const {
@@ -109,9 +109,10 @@ class TreeBuilder : public YAML::EventHandler {
     Open& parent = open_.back();
     if (expects_key()) {
       if (!parent.names.insert(node.text).second)
-        throw UsageError(node.place() + ": duplicate key " + quote_for_message(node.text));
+        throw UsageError(node.location() + ": duplicate key " + quote_for_message(node.text));
       if (parent.node.keys.size() >= kMaxKeys)
-        throw UsageError(node.place() + ": more than " + std::to_string(kMaxKeys) + " keys in one section");
+        throw UsageError(node.location() + ": more than " + std::to_string(kMaxKeys) +
+                         " keys in one section");
       parent.node.keys.push_back(std::move(node.text));
       parent.key_line = node.line;
       return;

@@ -55,7 +55,7 @@ ConfigNode take_base(ConfigNode& tree) {
   tree.keys.erase(found);
   tree.items.erase(tree.items.begin() + index);
   if (base.kind != Kind::kScalar || base.text.empty())
-    throw UsageError(base.place() + ": base: expected the path of another configuration file");
+    throw UsageError(base.location() + ": base: expected the path of another configuration file");
   return base;
 }
 
@@ -66,7 +66,7 @@ bool is_key(const std::string& text) {
 
 }  // namespace
 
-std::string ConfigNode::place() const {
+std::string ConfigNode::location() const {
   const std::string& name = source ? *source : "configuration";
   return line > 0 ? name + ":" + std::to_string(line) : name;
 }
@@ -88,7 +88,7 @@ ConfigNode read_config_file(const fs::path& path, const std::string& named_by) {
   ConfigNode tree = parse_config(text, path.string());
   if (tree.kind == Kind::kNull) tree.kind = Kind::kMapping;
   if (tree.kind != Kind::kMapping)
-    throw UsageError(tree.place() + ": a configuration is a mapping (key: value), this is a " +
+    throw UsageError(tree.location() + ": a configuration is a mapping (key: value), this is a " +
                      (tree.kind == Kind::kList ? "list" : "single value"));
   return tree;
 }
@@ -107,8 +107,9 @@ ConfigNode load_config_tree(const fs::path& path, std::string named_by) {
     const ConfigNode base = take_base(layers.back());
     if (base.kind == Kind::kNull) break;
     if (layers.size() >= kMaxBases)
-      throw UsageError(base.place() + ": base: a chain of more than " + std::to_string(kMaxBases) + " files");
-    named_by = base.place() + ": base: ";
+      throw UsageError(base.location() + ": base: a chain of more than " + std::to_string(kMaxBases) +
+                       " files");
+    named_by = base.location() + ": base: ";
     next = (next.parent_path() / base.text).lexically_normal();
   }
   ConfigNode tree = std::move(layers.back());
@@ -122,14 +123,14 @@ void set_value(ConfigNode& tree, const std::string& key, ConfigNode value) {
   const auto source = value.source;
   const int line = value.line;
   if (!is_key(key))
-    throw UsageError(value.place() + ": " + quote_for_message(key) +
+    throw UsageError(value.location() + ": " + quote_for_message(key) +
                      " is not a key; write words separated by dots, such as training.steps");
   // Wraps the value from the innermost key outwards, in mappings of one key each, and merges the result into
   // the tree.
   size_t end = key.size();
   size_t depth = 0;
   while (end != std::string::npos) {
-    if (++depth > kMaxKeyParts) throw UsageError(value.place() + ": the key has too many parts");
+    if (++depth > kMaxKeyParts) throw UsageError(value.location() + ": the key has too many parts");
     const size_t dot = key.rfind('.', end - 1);
     const size_t begin = dot == std::string::npos ? 0 : dot + 1;
     ConfigNode parent;
@@ -169,14 +170,14 @@ void apply_override(ConfigNode& tree, const std::string& argument) {
   set_value(tree, path, std::move(leaf));
 }
 
-std::string place_of(const ConfigNode& tree, std::string_view key) {
+std::string location_of(const ConfigNode& tree, std::string_view key) {
   const ConfigNode* node = &tree;
   for (size_t begin = 0; node != nullptr && begin <= key.size();) {
     const size_t dot = std::min(key.find('.', begin), key.size());
     node = node->kind == Kind::kMapping ? node->find(key.substr(begin, dot - begin)) : nullptr;
     begin = dot + 1;
   }
-  return node != nullptr ? node->place() : tree.place();
+  return node != nullptr ? node->location() : tree.location();
 }
 
 std::string quote_for_message(std::string_view text) {

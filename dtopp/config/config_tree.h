@@ -27,7 +27,7 @@ struct ConfigNode {
   int line = 0;                               // from 1; of the key if there is one; 0: not from a file
 
   // The location for messages, such as "configs/a.yaml:12".
-  std::string place() const;
+  std::string location() const;
   // The value of `key` in this mapping; null if the key is missing.
   const ConfigNode* find(std::string_view key) const;
 };
@@ -56,7 +56,7 @@ void set_value(ConfigNode& tree, const std::string& key, ConfigNode value);
 void apply_override(ConfigNode& tree, const std::string& argument);
 
 // The location at which "section.key" was set; the tree's source if it was not set.
-std::string place_of(const ConfigNode& tree, std::string_view key);
+std::string location_of(const ConfigNode& tree, std::string_view key);
 
 // `text` in quotes for a message: cut to 60 characters, with control characters replaced.
 std::string quote_for_message(std::string_view text);

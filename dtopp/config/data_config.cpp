@@ -28,7 +28,7 @@ DataSource read_source(const ConfigNode& node, const std::string& key) {
       config_detail::throw_unknown_key(node.items[i], of_source, {key + ".path", key + ".weight"});
     }
   }
-  if (node.find("path") == nullptr) throw UsageError(node.place() + ": " + key + ": has no path");
+  if (node.find("path") == nullptr) throw UsageError(node.location() + ": " + key + ": has no path");
   return source;
 }
 

@@ -71,7 +71,7 @@ RunConfig read_run_config(const ConfigNode& tree, bool trains) {
     validate_values(config);
     if (trains) validate(config);
   } catch (const InvalidValue& error) {
-    throw UsageError(place_of(tree, error.key) + ": " + error.what());
+    throw UsageError(location_of(tree, error.key) + ": " + error.what());
   }
   return config;
 }

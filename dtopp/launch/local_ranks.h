@@ -33,9 +33,9 @@ struct RanksEnd {
 // Starts the ranks and returns when all of them have ended. It never restarts a rank.
 //
 // Each rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and
-// DTOPP_LAUNCHER=processes (launch/place.h) and the launcher's standard streams. Each one has a session of
-// its own. A signal to the launcher's process group, from a terminal or kill(1), therefore reaches each rank
-// once, through the launcher. A rank ends with status 127 if its program cannot be executed.
+// DTOPP_LAUNCHER=processes (launch/launch_environment.h) and the launcher's standard streams. Each one has a
+// session of its own. A signal to the launcher's process group, from a terminal or kill(1), therefore reaches
+// each rank once, through the launcher. A rank ends with status 127 if its program cannot be executed.
 //
 // The first rank to fail decides the status: its own, or 5 if a signal killed it. The other ranks get `grace`
 // to notice and end. If several ranks are found dead at the same moment, one that a signal killed decides.

@@ -23,7 +23,7 @@ double mean_distance(const std::deque<double>& active, double target) {
 
 }  // namespace
 
-std::optional<std::string> BudgetWatch::see(int64_t step, const std::vector<double>& active_L) {
+std::optional<std::string> BudgetWatch::observe(int64_t step, const std::vector<double>& active_L) {
   if (config_.method != RoutingMethod::kDTopP || active_L.empty() || said_ || step <= kSettling)
     return std::nullopt;
   const bool per_layer = config_.scope == ThresholdScope::kLayer;

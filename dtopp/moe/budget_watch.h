@@ -26,7 +26,7 @@ class BudgetWatch {
   //
   // Returns a warning with advice, once per object: when a controller's mean differs from T by more than T /
   // 2 on average over the last kSteps steps. Returns nothing unless the method is dtop_p.
-  std::optional<std::string> see(int64_t step, const std::vector<double>& active_L);
+  std::optional<std::string> observe(int64_t step, const std::vector<double>& active_L);
 
  private:
   RoutingConfig config_;

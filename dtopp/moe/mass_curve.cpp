@@ -6,8 +6,8 @@ namespace dtopp {
 namespace {
 
 // values_CM at one index per row.
-at::Tensor at_place(const at::Tensor& values_CM, const at::Tensor& place_C) {
-  return values_CM.gather(1, place_C.unsqueeze(1)).squeeze(1);
+at::Tensor at_index(const at::Tensor& values_CM, const at::Tensor& index_C) {
+  return values_CM.gather(1, index_C.unsqueeze(1)).squeeze(1);
 }
 
 }  // namespace
@@ -25,8 +25,8 @@ at::Tensor MassCurve::below(const at::Tensor& p_C) const {
                                .sub(1)
                                .clamp(0, masses_CM_.size(1) - 1);
   const at::Tensor begin_C = edges_.index_select(0, bin_C), end_C = edges_.index_select(0, bin_C + 1);
-  const at::Tensor inside_C = at_place(masses_CM_, bin_C);
-  return at_place(up_to_CM_, bin_C) - inside_C * ((end_C - p_C) / (end_C - begin_C));
+  const at::Tensor inside_C = at_index(masses_CM_, bin_C);
+  return at_index(up_to_CM_, bin_C) - inside_C * ((end_C - p_C) / (end_C - begin_C));
 }
 
 at::Tensor MassCurve::threshold(const at::Tensor& count_C) const {
@@ -34,7 +34,7 @@ at::Tensor MassCurve::threshold(const at::Tensor& count_C) const {
   const at::Tensor bin_C =
       at::searchsorted(up_to_CM_, count_C.unsqueeze(1)).squeeze(1).clamp(0, masses_CM_.size(1) - 1);
   const at::Tensor begin_C = edges_.index_select(0, bin_C), end_C = edges_.index_select(0, bin_C + 1);
-  const at::Tensor beyond_C = (at_place(up_to_CM_, bin_C) - count_C) / at_place(masses_CM_, bin_C);
+  const at::Tensor beyond_C = (at_index(up_to_CM_, bin_C) - count_C) / at_index(masses_CM_, bin_C);
   at::Tensor p_C = (end_C - (end_C - begin_C) * beyond_C).clamp(kMinThreshold, kMaxThreshold);
   p_C = at::where(count_C.le(0), at::full_like(p_C, kMinThreshold), p_C);
   return at::where(count_C.ge(all_C), at::full_like(p_C, kMaxThreshold), p_C);

@@ -14,19 +14,19 @@ constexpr size_t kNone = SIZE_MAX;
 }  // namespace
 
 ParameterStore::ParameterStore(std::vector<ParameterSpec> specs, const at::TensorOptions& compute,
-                               World world, bool reproducible)
-    : specs_(std::move(specs)), device_(compute.device()), world_(std::move(world)) {
+                               ProcessGroups groups, bool reproducible)
+    : specs_(std::move(specs)), device_(compute.device()), groups_(std::move(groups)) {
   const at::ScalarType compute_type = c10::typeMetaToScalarType(compute.dtype());
   const auto fp32 = at::device(device_).dtype(at::kFloat);
-  const int64_t places = world_.grid().places;
+  const int64_t ep_size = groups_.dims().ep_size;
   updates_ = at::zeros({}, fp32);
   std::vector<int64_t> unit_places;
   for (size_t i = 0; i < specs_.size(); ++i) {
     const ParameterSpec& spec = specs_[i];
     index_.emplace(spec.name, i);
     const Partition& partition =
-        partitions_.emplace_back(spec.count(), spec.pieces(), static_cast<int64_t>(i), world_.grid());
-    const ElementRange units = partition.kept_units(world_.rank());
+        partitions_.emplace_back(spec.count(), spec.pieces(), static_cast<int64_t>(i), groups_.dims());
+    const ElementRange units = partition.kept_units(groups_.rank());
     std::vector<int64_t> offsets = {0};
     for (int64_t unit = units.begin; unit < units.end; ++unit) {
       unit_places.push_back(num_units_ + unit);
@@ -35,7 +35,7 @@ ParameterStore::ParameterStore(std::vector<ParameterSpec> specs, const at::Tenso
     unit_offsets_.push_back(to_device(at::tensor(offsets, at::kLong), device_));
     num_units_ += partition.num_units();
     std::vector<int64_t> shape = spec.shape;
-    if (spec.role == ParameterRole::kExpert) shape[0] /= places;
+    if (spec.role == ParameterRole::kExpert) shape[0] /= ep_size;
     const bool direct = compute_type == at::kFloat || !spec.compute_precision();
     const at::Tensor copy = at::zeros(shape, fp32.dtype(direct ? at::kFloat : compute_type));
     const int64_t size = kept(i).size();
@@ -51,32 +51,32 @@ ParameterStore::ParameterStore(std::vector<ParameterSpec> specs, const at::Tenso
 }
 
 void ParameterStore::make_exchanges(bool reproducible) {
-  const RankGrid grid = world_.grid();
-  const int64_t place = grid.place(world_.rank()), replica = grid.replica(world_.rank());
-  const int64_t node = replica / grid.node_replicas(), first = node * grid.node_replicas();
+  const ParallelDims dims = groups_.dims();
+  const int64_t ep_rank = dims.ep_rank(groups_.rank()), edp_rank = dims.edp_rank(groups_.rank());
+  const int64_t node = edp_rank / dims.local_edp_size(), first = node * dims.local_edp_size();
   std::vector<Shards> of_parts, of_slices, of_wholes;
   place_in_block_.assign(specs_.size(), kNone);
   for (size_t i = 0; i < specs_.size(); ++i) {
     const Partition& partition = partitions_[i];
     Shards& among_nodes = of_parts.emplace_back();
-    const int64_t part = partition.part(world_.rank()).begin, slice = partition.slice(place).begin;
-    for (int64_t other = replica - first; other < grid.replicas; other += grid.node_replicas())
-      among_nodes.push_back(partition.kept(grid.rank(place, other)).from(part));
+    const int64_t part = partition.part(groups_.rank()).begin, slice = partition.slice(ep_rank).begin;
+    for (int64_t other = edp_rank - first; other < dims.edp_size; other += dims.local_edp_size())
+      among_nodes.push_back(partition.kept(dims.rank(ep_rank, other)).from(part));
     Shards& among_replicas = of_slices.emplace_back();
-    for (int64_t other = first; other < first + grid.node_replicas(); ++other)
-      among_replicas.push_back(partition.part(grid.rank(place, other)).from(slice));
-    if (grid.places == 1 || specs_[i].role == ParameterRole::kExpert) continue;
+    for (int64_t other = first; other < first + dims.local_edp_size(); ++other)
+      among_replicas.push_back(partition.part(dims.rank(ep_rank, other)).from(slice));
+    if (dims.ep_size == 1 || specs_[i].role == ParameterRole::kExpert) continue;
     place_in_block_[i] = in_block_parameters_.size();
     in_block_parameters_.push_back(i);
     Shards& in_block = of_wholes.emplace_back();
-    for (int64_t other = 0; other < grid.places; ++other) in_block.push_back(partition.slice(other));
+    for (int64_t other = 0; other < dims.ep_size; ++other) in_block.push_back(partition.slice(other));
   }
-  among_nodes_ = std::make_unique<ShardExchange>(*world_.nodes, std::move(of_parts), device_);
-  among_replicas_ =
-      std::make_unique<ShardExchange>(*world_.replicas, std::move(of_slices), device_, among_nodes_.get());
+  among_nodes_ = std::make_unique<ShardExchange>(*groups_.edp_inter_node, std::move(of_parts), device_);
+  among_replicas_ = std::make_unique<ShardExchange>(*groups_.edp_intra_node, std::move(of_slices), device_,
+                                                    among_nodes_.get());
   SharedGradients shared;
-  if (grid.places > 1) {
-    in_block_ = std::make_unique<ShardExchange>(*world_.block, std::move(of_wholes), device_);
+  if (dims.ep_size > 1) {
+    in_block_ = std::make_unique<ShardExchange>(*groups_.ep, std::move(of_wholes), device_);
     shared = {in_block_.get(), in_block_parameters_};
   }
   gradient_sums_ = std::make_unique<GradientSums>(
@@ -87,12 +87,12 @@ void ParameterStore::make_exchanges(bool reproducible) {
 
 int64_t ParameterStore::offset(size_t parameter) const {
   const bool sliced = specs_[parameter].role == ParameterRole::kExpert;
-  const int64_t place = world_.grid().place(world_.rank());
-  return kept(parameter).begin - (sliced ? partitions_[parameter].slice(place).begin : 0);
+  const int64_t ep_rank = groups_.dims().ep_rank(groups_.rank());
+  return kept(parameter).begin - (sliced ? partitions_[parameter].slice(ep_rank).begin : 0);
 }
 
 at::Tensor ParameterStore::slice(size_t parameter) const {
-  const ElementRange slice = partitions_[parameter].slice(world_.grid().place(world_.rank()));
+  const ElementRange slice = partitions_[parameter].slice(groups_.dims().ep_rank(groups_.rank()));
   const at::Tensor flat = compute_[parameter].view(-1);
   return flat.numel() == slice.size() ? flat : flat.narrow(0, slice.begin, slice.size());
 }
@@ -147,7 +147,7 @@ void ParameterStore::add_updated(const at::Tensor& kept, size_t parameter,
     return;
   }
   const Partition& partition = partitions_[parameter];
-  const ElementRange mine = partition.kept_units(world_.rank());
+  const ElementRange mine = partition.kept_units(groups_.rank());
   const int64_t begin = this->kept(parameter).begin;
   for (int64_t unit = mine.begin; unit < mine.end; ++unit) {
     const ElementRange range = partition.unit(unit);

@@ -27,7 +27,7 @@
 
 #include "dtopp/checkpoint/checkpoint.h"
 #include "dtopp/config/run_config.h"
-#include "dtopp/distributed/groups/world.h"
+#include "dtopp/distributed/groups/process_groups.h"
 #include "dtopp/distributed/sharding/shard_exchange.h"
 #include "dtopp/ops/core/torch.h"
 #include "dtopp/optim/gradient_sums.h"
@@ -39,8 +39,8 @@ class ParameterStore {
  public:
   // compute: at::kFloat or at::kBFloat16, and the device of all tensors. reproducible: parallel.reproducible.
   // The EP size must divide the number of experts. The parameters are zero until initialise() or load().
-  ParameterStore(std::vector<ParameterSpec> specs, const at::TensorOptions& compute, World world = {},
-                 bool reproducible = true);
+  ParameterStore(std::vector<ParameterSpec> specs, const at::TensorOptions& compute,
+                 ProcessGroups groups = {}, bool reproducible = true);
 
   void initialise(uint64_t seed);
   // Loads the parameters and, with `moments`, the Adam moments. CheckpointError if the checkpoint lacks a
@@ -111,7 +111,7 @@ class ParameterStore {
   at::Tensor slice(size_t parameter) const;
   // The position of this rank's local shard in the tensor that the model computes with.
   int64_t offset(size_t parameter) const;
-  ElementRange kept(size_t parameter) const { return partitions_[parameter].kept(world_.rank()); }
+  ElementRange kept(size_t parameter) const { return partitions_[parameter].kept(groups_.rank()); }
   at::Tensor whole(const std::vector<at::Tensor>& kept, size_t parameter) const;
   std::vector<TensorSource> sources_of(const std::vector<at::Tensor>& kept) const;
   TensorSource source_of(const at::Tensor& kept, size_t parameter, const std::string& name) const;
@@ -122,7 +122,7 @@ class ParameterStore {
 
   std::vector<ParameterSpec> specs_;
   at::Device device_;
-  World world_;
+  ProcessGroups groups_;
   std::unordered_map<std::string, size_t> index_;
   std::vector<Partition> partitions_;
   int64_t num_units_ = 0;

@@ -55,8 +55,8 @@ void ParameterStore::load_average(const Checkpoint& checkpoint) {
 at::Tensor ParameterStore::whole(const std::vector<at::Tensor>& kept, size_t parameter) const {
   const ParameterSpec& spec = specs_.at(parameter);
   const ShardedTensor tensor{&partitions_[parameter], kept.at(parameter)};
-  const std::vector<WantedPiece> on_all(static_cast<size_t>(world_.size()), {&tensor, {0, spec.count()}});
-  return collect(*world_.all, on_all).view(spec.shape);
+  const std::vector<WantedPiece> on_all(static_cast<size_t>(groups_.size()), {&tensor, {0, spec.count()}});
+  return collect(*groups_.world, on_all).view(spec.shape);
 }
 
 TensorSource ParameterStore::source_of(const at::Tensor& kept, size_t parameter,
@@ -65,9 +65,9 @@ TensorSource ParameterStore::source_of(const at::Tensor& kept, size_t parameter,
   const auto read = [this, tensor = ShardedTensor{&partitions_[parameter], kept}](
                         uint64_t begin, uint64_t count, const TakeBytes& take) {
     for (const uint64_t end = begin + count; begin < end; begin += kHostPieceBytes) {
-      std::vector<WantedPiece> by_rank(static_cast<size_t>(world_.size()));
+      std::vector<WantedPiece> by_rank(static_cast<size_t>(groups_.size()));
       by_rank.front() = {&tensor, elements_of(begin, std::min<uint64_t>(kHostPieceBytes, end - begin))};
-      collect_bytes(*world_.all, by_rank, take);
+      collect_bytes(*groups_.world, by_rank, take);
     }
   };
   return {name, "F32", spec.shape, static_cast<uint64_t>(spec.count()) * sizeof(float), read};
@@ -108,7 +108,7 @@ void ParameterStore::collect_saved(const std::vector<TensorPiece>& by_rank, cons
     tensors[rank] = tensor_of(piece);
     wanted[rank] = {&tensors[rank], elements_of(piece.begin, piece.count)};
   }
-  collect_bytes(*world_.all, wanted, take);
+  collect_bytes(*groups_.world, wanted, take);
 }
 
 }  // namespace dtopp

@@ -26,9 +26,9 @@ SentBytes exchange(const Group& group, double bytes) {
 
 // The same for EDP ranks: first within a node, then each rank exchanges its part with other nodes.
 SentBytes exchange_by_node(const RankLayout& layout, double bytes) {
-  const RankGrid grid = rank_grid(layout.ranks, layout.expert_parallel, layout.node_ranks());
-  const auto here = static_cast<double>(grid.node_replicas()), nodes = static_cast<double>(grid.nodes);
-  // rank_grid may count several nodes as one; their ranks are still on different nodes.
+  const ParallelDims dims = parallel_dims(layout.ranks, layout.expert_parallel, layout.node_ranks());
+  const auto here = static_cast<double>(dims.local_edp_size()), nodes = static_cast<double>(dims.nodes);
+  // parallel_dims may count several nodes as one; their ranks are still on different nodes.
   const double local = here * nodes / static_cast<double>(layout.nodes);
   return exchange({here, std::min(here, local)}, bytes) + exchange({nodes, 1}, bytes / here);
 }
@@ -48,9 +48,9 @@ Shares share_out(const TrainingConfig& training, const RankLayout& layout) {
   const int64_t leaves = training.global_batch_size / training.micro_batch_size;
   const int64_t micro_steps = (leaves + layout.expert_parallel - 1) / layout.expert_parallel;
   int64_t most = 1;
-  while (most * layout.replicas() < micro_steps) most *= 2;
+  while (most * layout.edp_size() < micro_steps) most *= 2;
   return {static_cast<double>(leaves) / static_cast<double>(layout.ranks),
-          static_cast<double>(micro_steps) / static_cast<double>(layout.replicas()),
+          static_cast<double>(micro_steps) / static_cast<double>(layout.edp_size()),
           std::min(most, micro_steps)};
 }
 
@@ -102,19 +102,19 @@ double count_step_numbers(const RunConfig& config, const Model& model, const Ran
 }
 
 // Adds the bytes of rows that are sent to other ranks' experts and back.
-void add_rows(const RunConfig& config, const Model& model, const Group& block, const Shares& shares,
+void add_rows(const RunConfig& config, const Model& model, const Group& ep_group, const Shares& shares,
               double width, Communication& communication) {
   const auto layers = static_cast<double>(model.num_routed_layers);
   const double tokens = shares.micro_batches * static_cast<double>(config.training.micro_batch_size) *
                         static_cast<double>(model.tokens_per_sample);
   const double row = static_cast<double>(config.model.hidden_size) * width;
-  const double gates = static_cast<double>(config.model.num_experts) / block.size * kFloatBytes;
+  const double gates = static_cast<double>(config.model.num_experts) / ep_group.size * kFloatBytes;
   const double rows = layers * tokens * communication.rows_per_token;
   // In the forward pass, x and the gates are sent, and a partial sum over experts returns. In the backward
   // pass, their gradients take the opposite ways. First, ranks exchange the numbers of rows and pairs.
-  const double counts = layers * shares.micro_steps * block.size * kCountBytes;
-  communication.dispatch = exchange(block, 2 * rows * (row + gates) + counts);
-  communication.combine = exchange(block, 2 * rows * row);
+  const double counts = layers * shares.micro_steps * ep_group.size * kCountBytes;
+  communication.dispatch = exchange(ep_group, 2 * rows * (row + gates) + counts);
+  communication.combine = exchange(ep_group, 2 * rows * row);
 }
 
 }  // namespace
@@ -138,7 +138,7 @@ Communication plan_communication(const RunConfig& config, const Model& model, co
   const auto element = static_cast<double>(width);
   const auto degree = static_cast<double>(layout.expert_parallel);
   const Group all = {static_cast<double>(layout.ranks), static_cast<double>(layout.node_ranks())};
-  const Group block = {degree, degree};
+  const Group ep_group = {degree, degree};
   const Shares shares = share_out(config.training, layout);
   const ParameterSizes sizes = parameter_sizes(model, element);
 
@@ -148,14 +148,14 @@ Communication plan_communication(const RunConfig& config, const Model& model, co
   result.bucket_share = bucket_share(model, layout.expert_parallel);
   // The gradient sums of a rank cover its part of the dense parameters and its experts. Afterwards
   // it sends the same part of the updated parameters to the other ranks.
-  const double sums_in_block = config.parallel.reproducible ? shares.micro_steps : 1;
-  result.block_gradients = exchange(block, sums_in_block * sizes.dense * kFloatBytes);
-  result.replica_gradients = exchange_by_node(layout, (sizes.dense + sizes.experts) / degree * kFloatBytes);
+  const double ep_sums = config.parallel.reproducible ? shares.micro_steps : 1;
+  result.ep_gradients = exchange(ep_group, ep_sums * sizes.dense * kFloatBytes);
+  result.edp_gradients = exchange_by_node(layout, (sizes.dense + sizes.experts) / degree * kFloatBytes);
   result.parameters = exchange_by_node(layout, (sizes.dense_bytes + sizes.expert_bytes) / degree) +
-                      exchange(block, sizes.dense_bytes);
+                      exchange(ep_group, sizes.dense_bytes);
   if (!config.model.is_dense()) {
     result.rows_per_token = expected_ranks(config.model.num_experts, layout.expert_parallel, active_experts);
-    add_rows(config, model, block, shares, element, result);
+    add_rows(config, model, ep_group, shares, element, result);
   }
   result.step = all_reduce(all, kDoubleBytes * count_step_numbers(config, model, layout));
   return result;
@@ -165,7 +165,7 @@ std::vector<CollectiveBytes> by_collective(const Communication& communication) {
   const auto rounded = [](const char* name, const SentBytes& sent) {
     return CollectiveBytes{name, checked_round(sent.inside), checked_round(sent.between)};
   };
-  return {rounded("reduce_scatter", communication.block_gradients + communication.replica_gradients),
+  return {rounded("reduce_scatter", communication.ep_gradients + communication.edp_gradients),
           rounded("gather", communication.parameters), rounded("dispatch", communication.dispatch),
           rounded("combine", communication.combine), rounded("step", communication.step)};
 }

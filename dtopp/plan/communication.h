@@ -27,9 +27,9 @@ struct Communication {
   double busiest_share = 1;  // its micro-batches divided by those of the mean rank
   // Ranks of the EP group that hold experts of a token, on average, itself included.
   double rows_per_token = 0;
-  double bucket_share = 0;    // share of gradient and parameter bytes that nothing hides: the last bucket
-  SentBytes block_gradients;  // gradients of dense parameters, to the EP group
-  SentBytes replica_gradients;
+  double bucket_share = 0;  // share of gradient and parameter bytes that nothing hides: the last bucket
+  SentBytes ep_gradients;   // gradients of dense parameters, to the EP group
+  SentBytes edp_gradients;
   SentBytes parameters;
   SentBytes dispatch, combine;  // rows to the ranks that hold their experts, and back
   SentBytes step;               // the values of the step

@@ -37,8 +37,8 @@ StepTime plan_step_time(const Plan& plan, const DeviceRates& rates) {
   const double forward = time.compute * kForwardShare, backward = time.compute - forward;
   // The EP group reduces gradients in every micro-step; all other reductions happen in the last one.
   time.gradients =
-      exposed(seconds_on_links(sent.block_gradients, rates), backward, sent.bucket_share) +
-      exposed(seconds_on_links(sent.replica_gradients, rates), backward / micro_steps, sent.bucket_share);
+      exposed(seconds_on_links(sent.ep_gradients, rates), backward, sent.bucket_share) +
+      exposed(seconds_on_links(sent.edp_gradients, rates), backward / micro_steps, sent.bucket_share);
   time.parameters =
       exposed(seconds_on_links(sent.parameters, rates), forward / micro_steps, sent.bucket_share);
   time.update =

@@ -26,11 +26,11 @@ class HistoryReader {
     const auto tokens = header<int64_t>(members, "tokens");
     const auto time = header<double>(members, "time");
     bool is_training = false;
-    size_t place = 0;
+    size_t index = 0;
     for (const auto [name, value] : members) {
       if (name == "step" || name == "tokens" || name == "time") continue;
       is_training = is_training || name.starts_with("train/");
-      append(column(name, place++), name, step, number(name, value));
+      append(column(name, index++), name, step, number(name, value));
     }
     if (!is_training) return;
     append(history_.tokens, "tokens", step, static_cast<double>(tokens));
@@ -72,11 +72,11 @@ class HistoryReader {
 
   // Consecutive lines have the same names in the same order, except for validations. Looking up every name
   // would take most of the time.
-  Series& column(std::string_view name, size_t place) {
-    if (place >= places_.size()) places_.resize(place + 1, nullptr);
-    if (places_[place] == nullptr || places_[place]->first != name)
-      places_[place] = &*history_.series.try_emplace(std::string(name)).first;
-    return places_[place]->second;
+  Series& column(std::string_view name, size_t index) {
+    if (index >= columns_.size()) columns_.resize(index + 1, nullptr);
+    if (columns_[index] == nullptr || columns_[index]->first != name)
+      columns_[index] = &*history_.series.try_emplace(std::string(name)).first;
+    return columns_[index]->second;
   }
 
   void append(Series& series, std::string_view name, int64_t step, double value) const {
@@ -91,7 +91,7 @@ class HistoryReader {
   uint64_t line_ = 0;
   dom::parser parser_;
   RunHistory history_;
-  std::vector<Column*> places_;  // by position in a line
+  std::vector<Column*> columns_;  // by position in a line
 };
 
 }  // namespace

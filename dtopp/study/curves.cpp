@@ -163,11 +163,11 @@ void write_curves(const Study& study, const std::vector<StudyRun>& runs,
           points_of(history, study.measures[curve / kAxes.size()], kAxes[curve % kAxes.size()], costs[i]));
   }
   nlohmann::ordered_json json = {{"curves", nlohmann::ordered_json::array()}};
-  for (const auto& [place, row] : rows) {
+  for (const auto& [position, row] : rows) {
     for (size_t i = 0; i < curves; ++i) {
       const Curve curve = mean_curve(row[i]);
-      json["curves"].push_back({{"variant", study.variants[place.second].name},
-                                {"grid", to_json(study.points[place.first])},
+      json["curves"].push_back({{"variant", study.variants[position.second].name},
+                                {"grid", to_json(study.points[position.first])},
                                 {"measure", study.measures[i / kAxes.size()]},
                                 {"axis", to_text(kAxes[i % kAxes.size()])},
                                 {"n", curve.y.empty() ? 0 : curve.y.front().n},

@@ -20,7 +20,7 @@ struct Variants {
 struct Axis {
   std::string key;
   std::vector<ConfigNode> values;
-  std::string place;
+  std::string location;
 };
 struct Axes {
   std::vector<Axis> all;
@@ -48,7 +48,7 @@ void visit_fields(Config& config, Visitor&& field) {
 }
 
 [[noreturn]] void fail(const ConfigNode& node, const std::string& cause) {
-  throw UsageError(node.place() + ": " + cause);
+  throw UsageError(node.location() + ": " + cause);
 }
 
 // {routing.method: top_k} and {routing: {method: top_k}} are one setting each.
@@ -86,7 +86,7 @@ void read_value(const ConfigNode& node, const std::string& key, Axes& axes) {
   for (Setting& setting : settings) {
     if (setting.value.kind != Kind::kList || setting.value.items.empty())
       config_detail::throw_wrong_type(setting.value, key + "." + setting.key, "a list of values");
-    axes.all.push_back({setting.key, setting.value.items, setting.value.place()});
+    axes.all.push_back({setting.key, setting.value.items, setting.value.location()});
   }
 }
 
@@ -101,15 +101,15 @@ bool overlap(std::string_view a, std::string_view b) {
 class Claims {
  public:
   // Throws UsageError if the key has an owner already.
-  void add(const std::string& key, const std::string& owner, const std::string& place) {
-    refuse(key, place);
+  void add(const std::string& key, const std::string& owner, const std::string& location) {
+    refuse(key, location);
     share(key, owner);
   }
   void share(const std::string& key, const std::string& owner) { claims_.emplace_back(key, owner); }
-  void refuse(const std::string& key, const std::string& place) const {
+  void refuse(const std::string& key, const std::string& location) const {
     for (const auto& [claimed, owner] : claims_) {
       if (!overlap(key, claimed)) continue;
-      std::string message = place;
+      std::string message = location;
       message.append(": ")
           .append(key)
           .append(": conflicts with the value that ")
@@ -145,7 +145,7 @@ std::vector<GridPoint> points_of(const Axes& grid, const Axes& zip) {
   const Axis& first = zip.all.front();
   for (const Axis& axis : zip.all) {
     if (axis.values.size() != first.values.size())
-      throw UsageError(axis.place + ": zip: " + axis.key + " has " + std::to_string(axis.values.size()) +
+      throw UsageError(axis.location + ": zip: " + axis.key + " has " + std::to_string(axis.values.size()) +
                        " values and " + first.key + " " + std::to_string(first.values.size()) +
                        "; lists of zip must have equal lengths");
   }
@@ -163,21 +163,21 @@ bool is_of_study(const std::string& argument) {
 }
 
 template <class T>
-void require_distinct(const std::vector<T>& values, const std::string& place, const std::string& key) {
+void require_distinct(const std::vector<T>& values, const std::string& location, const std::string& key) {
   if (std::set<T>(values.begin(), values.end()).size() != values.size())
-    throw UsageError(place + ": " + key + ": holds the same entry twice");
+    throw UsageError(location + ": " + key + ": holds the same entry twice");
 }
 
 void check(const StudyFile& file, const ConfigNode& tree) {
   const auto require = [&](bool is_there, const char* key, const char* what) {
-    if (!is_there) throw UsageError(place_of(tree, key) + ": " + key + ": " + what);
+    if (!is_there) throw UsageError(location_of(tree, key) + ": " + key + ": " + what);
   };
   require(!file.base.empty(), "base", "is missing; name the configuration that all runs share");
   require(!file.measure.empty(), "measure",
           "is missing; name the metrics to compare, for example [val/loss]");
   require(!file.output.empty(), "output", "is missing; name a directory for the study");
-  require_distinct(file.seeds, place_of(tree, "seeds"), "seeds");
-  require_distinct(file.measure, place_of(tree, "measure"), "measure");
+  require_distinct(file.seeds, location_of(tree, "seeds"), "seeds");
+  require_distinct(file.measure, location_of(tree, "measure"), "measure");
   const auto smallest = std::ranges::min_element(file.seeds);
   require(smallest == file.seeds.end() || *smallest >= 0, "seeds", "must not be negative");
 }
@@ -186,13 +186,14 @@ Claims claims_of(const StudyFile& file) {
   Claims claims;
   for (const char* key : {"training.seed", "output", "name"}) claims.share(key, "the study itself");
   for (const Axes* axes : {&file.grid, &file.zip}) {
-    for (const Axis& axis : axes->all) claims.add(axis.key, axes == &file.grid ? "grid" : "zip", axis.place);
+    for (const Axis& axis : axes->all)
+      claims.add(axis.key, axes == &file.grid ? "grid" : "zip", axis.location);
   }
   Claims all = claims;
   for (const Variant& variant : file.variants.all) {
     Claims own = claims;
     for (const Setting& setting : variant.settings) {
-      own.add(setting.key, "variant " + variant.name, setting.value.place());
+      own.add(setting.key, "variant " + variant.name, setting.value.location());
       all.share(setting.key, "variant " + variant.name);
     }
   }
@@ -211,8 +212,8 @@ Study load_study(const std::filesystem::path& file, const std::vector<std::strin
   if (fields.variants.all.empty()) fields.variants.all.push_back({"base", {}});
   check(fields, tree);
   const Claims claims = claims_of(fields);
-  const std::string base_place = place_of(tree, "base") + ": base: ";
-  ConfigNode base = load_config_tree((file.parent_path() / fields.base).lexically_normal(), base_place);
+  const std::string base_location = location_of(tree, "base") + ": base: ";
+  ConfigNode base = load_config_tree((file.parent_path() / fields.base).lexically_normal(), base_location);
   for (const std::string& argument : arguments) {
     if (is_of_study(argument)) continue;
     apply_override(base, argument);

@@ -63,11 +63,11 @@ RunConfig resolve(const Study& study, size_t variant, size_t point) {
 void check_measures(const Study& study, const RunConfig& config) {
   const bool validates = config.validation.every > 0;
   for (const std::string& measure : study.measures) {
-    const std::string place = study.file.string() + ": measure: " + measure + ": ";
+    const std::string location = study.file.string() + ": measure: " + measure + ": ";
     if (measure.starts_with("val/") && (!validates || config.data.validation.empty()))
-      throw UsageError(place + "the runs do not validate; set data.validation and validation.every");
+      throw UsageError(location + "the runs do not validate; set data.validation and validation.every");
     if (measure.starts_with("eval/") && (!validates || config.validation.tasks.empty()))
-      throw UsageError(place + "the runs evaluate no tasks; set validation.tasks and validation.every");
+      throw UsageError(location + "the runs evaluate no tasks; set validation.tasks and validation.every");
   }
 }
 

@@ -61,7 +61,7 @@ fs::path earlier_folder(const StudyRun& run, const std::string& hash) {
 }
 
 void move_aside(const StudyRun& run, const Content& content,
-                const std::function<void(const std::string&)>& say) {
+                const std::function<void(const std::string&)>& log) {
   const fs::path base = earlier_folder(run, content.hash);
   fs::path aside = base;
   for (int more = 2; path_kind(aside) != PathKind::kNothing; ++more)
@@ -70,7 +70,7 @@ void move_aside(const StudyRun& run, const Content& content,
   std::error_code error;
   fs::rename(run.directory, aside, error);
   if (error) throw file_error("move", run.directory, error.value());
-  say(run.directory.string() + ": holds a run with another configuration (" + content.difference +
+  log(run.directory.string() + ": holds a run with another configuration (" + content.difference +
       "); moved to " + aside.string());
 }
 
@@ -126,14 +126,14 @@ void write_record(const StudyRun& run, const RunRecord& record) {
   write_file_atomically(record_of(run.directory), dump_json(json, 2) + "\n");
 }
 
-void prepare_folder(const StudyRun& run, const std::function<void(const std::string&)>& say) {
+void prepare_folder(const StudyRun& run, const std::function<void(const std::string&)>& log) {
   const Content content = content_of(run, read_fields(run.directory));
-  if (!content.difference.empty()) move_aside(run, content, say);
+  if (!content.difference.empty()) move_aside(run, content, log);
   const fs::path earlier = earlier_folder(run, run.hash);
   if (path_kind(run.directory) == PathKind::kNothing && path_kind(earlier) == PathKind::kDirectory) {
     make_directories(run.directory.parent_path());
     rename_durably(earlier, run.directory);
-    say(run.directory.string() + ": restored from " + earlier.string());
+    log(run.directory.string() + ": restored from " + earlier.string());
   }
   make_directories(run.directory);
   write_file_atomically(config_of_run(run), to_yaml(run.config));

@@ -31,9 +31,9 @@ void write_record(const StudyRun& run, const RunRecord& record);
 // Creates the folder of this run and writes the configuration into it.
 //
 // If the study was changed, the folder may hold a run with another configuration. That run is moved to
-// OUTPUT/earlier/NAME-CHECKSUM. An earlier run with this configuration is moved back from there. `say`
+// OUTPUT/earlier/NAME-CHECKSUM. An earlier run with this configuration is moved back from there. `log`
 // receives one message per move.
-void prepare_folder(const StudyRun& run, const std::function<void(const std::string&)>& say);
+void prepare_folder(const StudyRun& run, const std::function<void(const std::string&)>& log);
 
 // Returns whether the folder holds the run with this checksum (StudyRun::hash).
 bool holds_run(const std::filesystem::path& directory, const std::string& hash);

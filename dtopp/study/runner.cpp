@@ -77,7 +77,7 @@ class Runner {
     const size_t index = waiting_.front();
     waiting_.pop_front();
     const StudyRun& run = runs_[index];
-    prepare_folder(run, [this](const std::string& text) { say(text); });
+    prepare_folder(run, [this](const std::string& text) { log(text); });
     records_[index] = read_record(run);
     if (records_[index].status == RunStatus::kDone) return options_.ended();  // prepare_folder restored it
     records_[index].status = RunStatus::kPending;
@@ -134,14 +134,14 @@ class Runner {
       record.status = RunStatus::kDone;
     }
     write_record(runs_[run.index], record);
-    if (failed) say(runs_[run.index].name + " failed: " + record.cause);
+    if (failed) log(runs_[run.index].name + " failed: " + record.cause);
     progress_.make_due();
     options_.ended();
   }
 
-  void say(const std::string& text) {
+  void log(const std::string& text) {
     progress_.clear();
-    options_.say(text);
+    options_.log(text);
   }
 
   std::vector<size_t> indices() const {

@@ -17,7 +17,7 @@ struct RunnerOptions {
   std::filesystem::path program{};  // the executable; empty: this program
   int64_t threads = 0;              // for each run whose configuration sets none; 0: all cores
   std::vector<double> costs{};      // cost per run in any unit; progress is their completed share
-  std::function<void(const std::string&)> say{};
+  std::function<void(const std::string&)> log{};
   // Called after each run that has ended, successfully or not.
   std::function<void()> ended{};
 };

@@ -79,11 +79,11 @@ TaskFile read_task_file(const Task& task, const fs::path& path) {
   for (uint64_t offset = 0; lines.next(line); offset = lines.position().offset) {
     digest.update(line);
     if (lines.position().offset - offset > line.size()) digest.update("\n");
-    const std::string place = path.string() + ": line " + std::to_string(lines.position().line);
+    const std::string location = path.string() + ": line " + std::to_string(lines.position().line);
     try {
       if (lines.position().offset > kMaxFileBytes)
-        throw DataError(place + ": the file is too long for a task");
-      const JsonFields fields(line, place);
+        throw DataError(location + ": the file is too long for a task");
+      const JsonFields fields(line, location);
       const std::string category = task.by_category ? strip(text_of(fields, "category")) : "";
       items[category].push_back(parse_item(task, fields));
     } catch (const DataError& error) {

@@ -114,7 +114,7 @@ AttentionKernel faster_attention(const AttentionTimes& times, AttentionKernel pr
 }
 
 void choose_attention(const RunConfig& config, const at::Device& device,
-                      const std::function<void(const std::string&)>& say) {
+                      const std::function<void(const std::string&)>& log) {
   if (device.is_cpu() || config.training.deterministic ||
       compute_type(config.training.precision, device) != at::kBFloat16)
     return;
@@ -128,12 +128,12 @@ void choose_attention(const RunConfig& config, const at::Device& device,
   // What the trial took is free for those who ask how much there is.
   at::getDeviceAllocator(device.type())->emptyCache();
   if (!times)
-    return say(
+    return log(
         "warning: which kernel computes attention faster cannot be tried: too little of the device's memory "
         "is free");
   const AttentionKernel taken = faster_attention(*times, preferred_attention());
   prefer_attention(taken);
-  say("attention on " + device_facts(device).name + ": " +
+  log("attention on " + device_facts(device).name + ": " +
       std::string(kAttentionKernelNames[static_cast<size_t>(taken)]) + " (a layer: cuDNN " +
       milliseconds_text(times->cudnn) + ", flash " + milliseconds_text(times->flash) + ")");
 }

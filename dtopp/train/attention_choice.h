@@ -33,6 +33,6 @@ AttentionKernel faster_attention(const AttentionTimes& times, AttentionKernel pr
 // takes; not with training.deterministic, whose bits must not hang on what was faster; not where documents
 // are attended to alone, which is flash's; nor where TORCH_CUDNN_SDPA_DEPRIORITIZED has decided.
 void choose_attention(const RunConfig& config, const at::Device& device,
-                      const std::function<void(const std::string&)>& say);
+                      const std::function<void(const std::string&)>& log);
 
 }  // namespace dtopp

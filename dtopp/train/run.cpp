@@ -29,22 +29,22 @@ namespace fs = std::filesystem;
 class Run {
  public:
   Run(const RunConfig& config, const at::Device& device, const RunObserver& observer,
-      const std::function<bool()>& stop, const RunExtras& extras, const World& world)
+      const std::function<bool()>& stop, const RunExtras& extras, const ProcessGroups& groups)
       : config_(config),
         device_(device),
         observer_(observer),
         stop_(stop),
         extras_(extras),
         path_(config.output),
-        world_(world),
+        groups_(groups),
         budget_(config.routing) {}
 
   RunSummary train();
 
  private:
-  Collectives& ranks() const { return *world_.all; }
+  Collectives& ranks() const { return *groups_.world; }
   // Whether this rank writes files and logs.
-  bool first() const { return world_.rank() == 0; }
+  bool first() const { return groups_.rank() == 0; }
   // Locks the directory for this run. Refuses a directory with another configuration's run.
   void hold_directory();
   void check_memory();
@@ -57,7 +57,7 @@ class Run {
   // Processes results until at most `in_flight` issued steps are left.
   void take_results(size_t in_flight);
   void record(const StepResult& result);
-  void say_of_memory(const StepResult& result);
+  void log_memory(const StepResult& result);
   [[noreturn]] void give_up(const StepResult& result);
   void validate();
   bool validation_is_due() const;
@@ -76,7 +76,7 @@ class Run {
   void draw();
   void save();
   [[noreturn]] void stop_here();
-  void say(const std::string& text) const {
+  void log(const std::string& text) const {
     if (first() && observer_.message) observer_.message(text);
   }
   bool finished() const { return trainer_->state().step >= config_.training.steps; }
@@ -88,7 +88,7 @@ class Run {
   const std::function<bool()>& stop_;
   const RunExtras& extras_;
   fs::path path_;
-  const World& world_;
+  const ProcessGroups& groups_;
   std::optional<RunDirectory> directory_;
   std::optional<Trainer> trainer_;
   std::optional<MetricsWriter> metrics_;  // on rank 0 only, like meter_
@@ -96,8 +96,8 @@ class Run {
   BudgetWatch budget_;
   std::vector<int64_t> parts_;  // as StepResult::parts_R, of the last step
   fs::path last_checkpoint_;
-  bool stop_asked_ = false;  // on any rank
-  bool unsaved_ = false;     // whether the trainer's state is newer than last_checkpoint_
+  bool stop_requested_ = false;  // on any rank
+  bool unsaved_ = false;         // whether the trainer's state is newer than last_checkpoint_
   double flops_per_token_ = 0;
 };
 
@@ -109,7 +109,7 @@ RunSummary Run::train() {
   check_memory();
   Model model = make_model(config_);
   TrainingData data = model.open_data(Verify::kChanged);
-  check_data(data, *world_.all);
+  check_data(data, *groups_.world);
   if (!there) hold_directory();
   open_or_resume(std::move(model), std::move(data));
   RunSummary summary{path_, {}, 0, 0, complete()};
@@ -138,16 +138,16 @@ void Run::hold_directory() {
 
 void Run::check_memory() {
   const Device device = device_.is_cpu() ? Device::kCpu : Device::kCuda;
-  const Plan plan = make_plan(config_, {world_.size(), 1, world_.grid().places}, device);
+  const Plan plan = make_plan(config_, {groups_.size(), 1, groups_.dims().ep_size}, device);
   const auto memory = free_device_memory(device_);
-  require_memory(plan, memory ? *memory : available_memory() / static_cast<uint64_t>(world_.ranks_here));
+  require_memory(plan, memory ? *memory : available_memory() / static_cast<uint64_t>(groups_.ranks_here));
   flops_per_token_ = static_cast<double>(plan.flops_per_token);
 }
 
 void Run::open_or_resume(Model model, TrainingData data) {
   const at::ScalarType type = compute_type(config_.training.precision, device_);
-  trainer_.emplace(config_, std::move(model), std::move(data), at::device(device_).dtype(type), world_);
-  const auto own = begin_or_resume(*trainer_, config_, [this](const std::string& text) { say(text); });
+  trainer_.emplace(config_, std::move(model), std::move(data), at::device(device_).dtype(type), groups_);
+  const auto own = begin_or_resume(*trainer_, config_, [this](const std::string& text) { log(text); });
   unsaved_ = !own;
   if (own) last_checkpoint_ = *own;
   if (complete() || !first()) return;
@@ -157,7 +157,7 @@ void Run::open_or_resume(Model model, TrainingData data) {
                    trainer_->state().last_validation_step);
   begin_metering(type);
   if (trainer_->data().validation_samples == 0 && config_.validation.every > 0) {
-    say("no data.validation: training without validation");
+    log("no data.validation: training without validation");
   }
 }
 
@@ -168,8 +168,8 @@ void Run::begin_metering(at::ScalarType type) {
                           .matrix_rate = measure_matrix_rate(at::device(device_).dtype(type))};
   if (!device_.is_cpu())
     yardstick.peak_rate = data_sheet_rate(device_facts(device_).name, type == at::kBFloat16);
-  meter_.emplace(yardstick, world_);
-  say(device_line(describe_device(device_), yardstick));
+  meter_.emplace(yardstick, groups_);
+  log(device_line(describe_device(device_), yardstick));
 }
 
 void Run::train_step() {
@@ -179,15 +179,15 @@ void Run::train_step() {
   // On a device, one step stays in flight while the host continues. The number is fixed: if it depended on
   // arrivals, the state at the start of a step would depend on timing.
   take_results(device_.is_cpu() ? 0 : 1);
-  if (stop_asked_) stop_here();
+  if (stop_requested_) stop_here();
 }
 
 void Run::take_results(size_t in_flight) {
   while (const auto result = trainer_->next_result(in_flight)) {
     unsaved_ = true;
     record(*result);
-    if (result->skipped) say(skipped_line(*result));
-    stop_asked_ = stop_asked_ || (result->stop_asked && world_.size() > 1);
+    if (result->skipped) log(skipped_line(*result));
+    stop_requested_ = stop_requested_ || (result->stop_requested && groups_.size() > 1);
     if (gives_up(*result, config_.training)) give_up(*result);
   }
 }
@@ -196,9 +196,9 @@ void Run::record(const StepResult& result) {
   if (!first()) return;
   begin(result.step, "report");
   const StepRates speed = meter_->rates(result);
-  say_of_memory(result);
-  if (const auto warning = budget_.see(result.step, result.activations.layer_means()))
-    say("warning: " + *warning);
+  log_memory(result);
+  if (const auto warning = budget_.observe(result.step, result.activations.layer_means()))
+    log("warning: " + *warning);
   const bool last = result.step == config_.training.steps;
   if (result.step % config_.logging.every != 0 && !last && !result.skipped) return;
   MetricRecord record = record_now(result.step, result.tokens);
@@ -209,11 +209,11 @@ void Run::record(const StepResult& result) {
   if (observer_.step) observer_.step(result.step, result, speed);
 }
 
-void Run::say_of_memory(const StepResult& result) {
+void Run::log_memory(const StepResult& result) {
   parts_.resize(result.parts_R.size(), 1);
   for (size_t rank = 0; rank < parts_.size(); ++rank) {
     const int64_t before = std::exchange(parts_[rank], result.parts_R[rank]);
-    if (parts_[rank] != before) say(out_of_memory_line(config_, result, rank, before));
+    if (parts_[rank] != before) log(out_of_memory_line(config_, result, rank, before));
   }
 }
 
@@ -289,10 +289,11 @@ void Run::stop_here() {
 }  // namespace
 
 RunSummary run_training(const RunConfig& config, const RunObserver& observer,
-                        const std::function<bool()>& stop, const RunExtras& extras, const World& world) {
-  if (config.training.deterministic) make_deterministic(world.device);
+                        const std::function<bool()>& stop, const RunExtras& extras,
+                        const ProcessGroups& groups) {
+  if (config.training.deterministic) make_deterministic(groups.device);
   if (config.training.threads > 0) at::set_num_threads(static_cast<int>(config.training.threads));
-  return Run(config, world.device, observer, stop, extras, world).train();
+  return Run(config, groups.device, observer, stop, extras, groups).train();
 }
 
 }  // namespace dtopp

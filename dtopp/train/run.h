@@ -56,7 +56,7 @@ struct RunSummary {
 
 // Trains to config.training.steps, resuming from the newest valid checkpoint in config.output.
 //
-// The ranks of `world` train together on `world.device`, with the same configuration and data. Only rank 0
+// The ranks of `groups` train together on `groups.device`, with the same configuration and data. Only rank 0
 // writes to the run's directory and calls the observer, except RunObserver::begin. `stop` is polled between
 // micro-batches. When it returns true, the run saves its state and throws Stopped.
 //
@@ -65,9 +65,9 @@ struct RunSummary {
 //                directory holds a run with another configuration or another process writes it;
 //                NumericalError after training.max_skips non-finite steps in a row; DataError if a file
 //                cannot be read or written
-// Collective:    every rank of `world`
+// Collective:    every rank of `groups`
 RunSummary run_training(const RunConfig& config, const RunObserver& observer,
                         const std::function<bool()>& stop, const RunExtras& extras = {},
-                        const World& world = {});
+                        const ProcessGroups& groups = {});
 
 }  // namespace dtopp

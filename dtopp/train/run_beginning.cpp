@@ -14,7 +14,7 @@
 namespace dtopp {
 namespace {
 
-using Say = std::function<void(const std::string&)>;
+using Log = std::function<void(const std::string&)>;
 
 std::map<std::string, std::vector<int64_t>> shapes_of(const std::vector<ParameterSpec>& specs) {
   std::map<std::string, std::vector<int64_t>> shapes;
@@ -62,30 +62,30 @@ void require_same_run(const Checkpoint& checkpoint, const RunConfig& there, cons
 }
 
 void warn_of_other_past(const Checkpoint& checkpoint, const RunConfig& there, const RunConfig& here,
-                        const Say& say) {
+                        const Log& log) {
   const int64_t step = checkpoint.state().step;
   const auto rate = [&](const RunConfig& config) {
     return learning_rate(config.optimizer, step, config.training.steps);
   };
   if (rate(there) != rate(here))
-    say("warning: step " + std::to_string(step) + " had a learning rate of " +
+    log("warning: step " + std::to_string(step) + " had a learning rate of " +
         config_detail::print_value(rate(there)) + ", but this schedule gives " +
         config_detail::print_value(rate(here)) + "; choose schedules that agree at this step");
 }
 
 // With another tokenizer, token ids mean other words than those the parameters were trained on.
-void warn_of_other_tokenizer(const Checkpoint& checkpoint, const TrainingData& data, const Say& say) {
+void warn_of_other_tokenizer(const Checkpoint& checkpoint, const TrainingData& data, const Log& log) {
   if (!checkpoint.has_tokenizer() || data.tokenizer_json.empty()) return;
   const std::string there = read_file(checkpoint.tokenizer_path());
   const auto parsed = [](const std::string& text) { return nlohmann::json::parse(text, nullptr, false); };
   if (there == data.tokenizer_json || parsed(there) == parsed(data.tokenizer_json)) return;
-  say("warning: data.train was prepared with another tokenizer than that of " + checkpoint.path().string() +
+  log("warning: data.train was prepared with another tokenizer than that of " + checkpoint.path().string() +
       "; prepare it with --tokenizer " + checkpoint.tokenizer_path().string());
 }
 
 // Opens the checkpoint that `key` names. Its error messages start with the key.
 Checkpoint open_named(const char* key, const std::string& path, CheckpointUse use, Collectives& ranks,
-                      const Say& warn) {
+                      const Log& warn) {
   try {
     return named_checkpoint(path, use, ranks, warn);
   } catch (const UsageError& error) {
@@ -93,37 +93,37 @@ Checkpoint open_named(const char* key, const std::string& path, CheckpointUse us
   }
 }
 
-void cool_down(Trainer& trainer, const RunConfig& config, const Checkpoint& checkpoint, const Say& say) {
+void cool_down(Trainer& trainer, const RunConfig& config, const Checkpoint& checkpoint, const Log& log) {
   const RunConfig there = checkpoint.config();
   require_same_run(checkpoint, there, config);
-  warn_of_other_past(checkpoint, there, config, say);
-  warn_of_other_tokenizer(checkpoint, trainer.data(), say);
+  warn_of_other_past(checkpoint, there, config, log);
+  warn_of_other_tokenizer(checkpoint, trainer.data(), log);
   trainer.restore(checkpoint);
-  say("continuing from " + checkpoint.path().string());
+  log("continuing from " + checkpoint.path().string());
 }
 
 }  // namespace
 
 std::optional<std::filesystem::path> begin_or_resume(Trainer& trainer, const RunConfig& config,
-                                                     const Say& say) {
-  const Say warn = [&](const std::string& text) { say("warning: " + text); };
+                                                     const Log& log) {
+  const Log warn = [&](const std::string& text) { log("warning: " + text); };
   if (const auto own = checkpoint_to_resume(config.output, trainer.ranks(), warn)) {
     trainer.restore(*own);
-    say("resuming from " + own->path().string());
+    log("resuming from " + own->path().string());
     return own->path();
   }
   const TrainingConfig& training = config.training;
   if (!training.cooldown_from.empty()) {
     const Checkpoint checkpoint = open_named("training.cooldown_from", training.cooldown_from,
                                              CheckpointUse::kTraining, trainer.ranks(), warn);
-    cool_down(trainer, config, checkpoint, say);
+    cool_down(trainer, config, checkpoint, log);
   } else if (!training.initialize_from.empty()) {
     const Checkpoint checkpoint = open_named("training.initialize_from", training.initialize_from,
                                              CheckpointUse::kInference, trainer.ranks(), warn);
     require_same_tensors(checkpoint, trainer.parameters().specs());
-    warn_of_other_tokenizer(checkpoint, trainer.data(), say);
+    warn_of_other_tokenizer(checkpoint, trainer.data(), log);
     trainer.initialise_from(checkpoint);
-    say("starting from the parameters of " + checkpoint.path().string());
+    log("starting from the parameters of " + checkpoint.path().string());
   } else {
     trainer.initialise();
   }

@@ -8,7 +8,7 @@ namespace dtopp {
 
 // Whether the step is abandoned before its numbers are complete. With several ranks it never is: the other
 // ranks wait for it, so it is finished, and its numbers report the request to stop.
-inline bool is_abandoned(const StepSums& sums, int64_t ranks) { return sums.stop_asked && ranks == 1; }
+inline bool is_abandoned(const StepSums& sums, int64_t ranks) { return sums.stop_requested && ranks == 1; }
 
 // Tensors on the step's device; the host does not wait for them.
 struct StepDecision {

@@ -6,25 +6,25 @@
 namespace dtopp {
 
 void StepMeter::begin() {
-  if (world_.counts) before_ = world_.counts->total();
+  if (groups_.traffic) before_ = groups_.traffic->total();
 }
 
 StepRates StepMeter::rates(const StepResult& result) {
   StepRates rates;
   rates.tokens_per_second = yardstick_.tokens / result.seconds;
   const double flops = rates.tokens_per_second * yardstick_.flops_per_token;
-  const auto ranks = static_cast<double>(world_.size());
+  const auto ranks = static_cast<double>(groups_.size());
   rates.tflops = flops * 1e-12;
   rates.mfu = flops / (ranks * yardstick_.matrix_rate);
   if (yardstick_.peak_rate) rates.mfu_of_peak = flops / (ranks * *yardstick_.peak_rate);
   recent_seconds_ = recent_seconds_ == 0 ? result.seconds : 0.9 * recent_seconds_ + 0.1 * result.seconds;
   rates.seconds_left = recent_seconds_ * static_cast<double>(yardstick_.last_step - result.step);
-  if (world_.counts) {
-    const Traffic now = world_.counts->total();
+  if (groups_.traffic) {
+    const Traffic now = groups_.traffic->total();
     rates.sent_bytes = static_cast<double>(now.bytes - before_.bytes);
-    if (world_.device.is_cpu()) rates.exposed_share = (now.seconds - before_.seconds) / result.seconds;
+    if (groups_.device.is_cpu()) rates.exposed_share = (now.seconds - before_.seconds) / result.seconds;
   }
-  const auto memory = allocated_device_memory(world_.device);
+  const auto memory = allocated_device_memory(groups_.device);
   rates.memory_bytes = memory ? memory->now : process_memory("VmRSS");
   rates.memory_peak_bytes = memory ? memory->peak : process_memory("VmHWM");
   return rates;

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "dtopp/distributed/groups/world.h"
+#include "dtopp/distributed/groups/process_groups.h"
 #include "dtopp/train/step_result.h"
 
 namespace dtopp {
@@ -33,7 +33,8 @@ struct StepYardstick {
 
 class StepMeter {
  public:
-  StepMeter(const StepYardstick& yardstick, const World& world) : yardstick_(yardstick), world_(world) {}
+  StepMeter(const StepYardstick& yardstick, const ProcessGroups& groups)
+      : yardstick_(yardstick), groups_(groups) {}
 
   // Call at the start of a step. The previous step's result may still be outstanding.
   void begin();
@@ -41,7 +42,7 @@ class StepMeter {
 
  private:
   StepYardstick yardstick_;
-  const World& world_;
+  const ProcessGroups& groups_;
   Traffic before_;
   double recent_seconds_ = 0;
 };

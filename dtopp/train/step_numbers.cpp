@@ -5,7 +5,7 @@
 namespace dtopp {
 namespace {
 
-constexpr int64_t kFlags = 2;  // halted, stop_asked
+constexpr int64_t kFlags = 2;  // halted, stop_requested
 
 // One rank's numbers, with zeros at the positions of other ranks. The sum over ranks then holds every rank's
 // numbers.
@@ -15,11 +15,11 @@ class Contribution {
 
   void add(const at::Tensor& numbers) { lists_.push_back(numbers.to(at::kDouble).reshape({-1})); }
   void add(bool flag) { add(at::full({}, flag ? 1.0 : 0.0, options_)); }
-  // Adds `numbers` as row `place` of `rows` rows.
-  void add_row(const at::Tensor& numbers, int64_t place, int64_t rows) {
-    add(at::zeros({place * numbers.numel()}, options_));
+  // Adds `numbers` as row `row` of `rows` rows.
+  void add_row(const at::Tensor& numbers, int64_t row, int64_t rows) {
+    add(at::zeros({row * numbers.numel()}, options_));
     add(numbers);
-    add(at::zeros({(rows - place - 1) * numbers.numel()}, options_));
+    add(at::zeros({(rows - row - 1) * numbers.numel()}, options_));
   }
 
   at::Tensor sum(Collectives& ranks) const {
@@ -63,7 +63,7 @@ StepNumbers::StepNumbers(StepShape shape, const StepSums& sums, const at::Tensor
   mine.add(losses_MN);
   mine.add(squared_norms);
   mine.add(halted);
-  mine.add(sums.stop_asked);
+  mine.add(sums.stop_requested);
   mine.add_row(at::full({1}, static_cast<double>(sums.parts), options), ranks.rank(), ranks.size());
   mine.add_row(sums.most_pairs_L, ranks.rank(), ranks.size());
   if (L > 0) mine.add(sums.activations.to_vector(E, options.device()));

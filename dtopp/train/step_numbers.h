@@ -35,7 +35,7 @@ struct StepSums {
   ActivationStatistics activations;
   at::Tensor masses_CM;     // int64; undefined before the first, and if the model has no controller
   double data_seconds = 0;  // time spent waiting for data
-  bool stop_asked = false;
+  bool stop_requested = false;
 
   // Adds the losses of a micro-batch or of one of its parts. total and terms: f32 [], detached.
   void add_losses(int64_t micro_batch, const at::Tensor& total,
@@ -62,7 +62,7 @@ class StepNumbers {
   at::Tensor loss_sums() const { return part(0, shape_.num_losses()); }  // the total first
   at::Tensor grad_norm() const { return part(norm_at(), 1)[0].sqrt(); }
   at::Tensor halted() const { return part(norm_at() + 1, 1)[0].ne(0); }
-  at::Tensor stop_asked() const { return part(norm_at() + 2, 1)[0].ne(0); }  // on any rank
+  at::Tensor stop_requested() const { return part(norm_at() + 2, 1)[0].ne(0); }  // on any rank
   at::Tensor parts_R() const { return part(norm_at() + 3, shape_.ranks); }
   at::Tensor most_pairs_L() const { return part(norm_at() + 3 + shape_.ranks, shape_.routed_layers); }
   at::Tensor selected_L() const { return activations().selected(); }

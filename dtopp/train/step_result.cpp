@@ -58,7 +58,7 @@ StepInFlight::Arrival StepInFlight::read() const {
   for (const std::string& name : shape_.loss_names) result.losses.emplace_back(name, sums.one() / count);
   result.grad_norm = numbers.grad_norm().item<double>();
   result.halted = numbers.halted().item<bool>();
-  result.stop_asked = numbers.stop_asked().item<bool>();
+  result.stop_requested = numbers.stop_requested().item<bool>();
   for (const double parts : Numbers(numbers.parts_R()).several(shape_.ranks))
     result.parts_R.push_back(static_cast<int64_t>(parts));
   for (const double most : Numbers(numbers.most_pairs_L()).several(shape_.routed_layers))

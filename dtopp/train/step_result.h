@@ -34,7 +34,7 @@ struct StepResult {
   std::vector<int64_t> most_pairs_L;  // most token-expert pairs in a micro-batch, per routed layer
   std::vector<int64_t> parts_R;  // that each rank cut its micro-batches into: 1, or more for want of memory
   bool halted = false;           // this step or one before it exceeded its capacity
-  bool stop_asked = false;       // on any rank, during the step
+  bool stop_requested = false;   // on any rank, during the step
   double seconds = 0;            // of the whole step
   double data_seconds = 0;       // of these, waiting for data
 

@@ -21,12 +21,12 @@ std::vector<double> doubles(const at::Tensor& values) {
 }  // namespace
 
 Trainer::Trainer(const RunConfig& config, Model model, TrainingData data, const at::TensorOptions& compute,
-                 World world)
+                 ProcessGroups groups)
     : config_(config),
       model_(std::move(model)),
       data_(std::move(data)),
-      world_(std::move(world)),
-      store_(model_.parameters, compute, world_, config.parallel.reproducible),
+      groups_(std::move(groups)),
+      store_(model_.parameters, compute, groups_, config.parallel.reproducible),
       controller_(config.routing, config.model.num_experts, model_.num_routed_layers, compute.device()) {
   losses_ = model_.bind([this](const std::string& name) { return store_.compute(name); });
   state_.seed = config.training.seed;
@@ -34,10 +34,10 @@ Trainer::Trainer(const RunConfig& config, Model model, TrainingData data, const 
   state_.error_sum = doubles(controller_.error_sums());
   state_.per_layer = controller_.per_layer();
   // With expert parallelism, the ranks exchange the exact number of pairs.
-  if (!compute.device().is_cpu() && world_.grid().places == 1) predict_pairs(kPairMargin);
+  if (!compute.device().is_cpu() && groups_.dims().ep_size == 1) predict_pairs(kPairMargin);
   halted_ = at::zeros({}, at::device(store_.device()).dtype(at::kBool));
-  if (world_.grid().places > 1) {
-    experts_ = [exchange = ExpertExchange(*world_.experts, config.parallel.reproducible)](
+  if (groups_.dims().ep_size > 1) {
+    experts_ = [exchange = ExpertExchange(*groups_.ep_dispatch, config.parallel.reproducible)](
                    const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
                    const at::Tensor& down_proj,
                    int64_t /*max_pairs*/) { return exchange(x_TD, gates_TE, gate_up_proj, down_proj); };
@@ -88,21 +88,21 @@ at::Tensor Trainer::scales() const {
 RoutingInputs Trainer::training_inputs() const {
   RoutingInputs inputs = routing();
   inputs.experts = experts_;
-  inputs.agree = agreement(*world_.all);
+  inputs.agree = agreement(*groups_.world);
   return inputs;
 }
 
 void Trainer::share_loss_names() {
-  if (world_.size() == 1 || std::exchange(names_are_shared_, true)) return;
+  if (groups_.size() == 1 || std::exchange(names_are_shared_, true)) return;
   std::string names;
   for (const std::string& name : loss_names_) names += name + "\n";
-  std::istringstream lines(broadcast_bytes(*world_.all, names, /*root=*/0, "start"));
+  std::istringstream lines(broadcast_bytes(*groups_.world, names, /*root=*/0, "start"));
   loss_names_.clear();
   for (std::string name; std::getline(lines, name);) loss_names_.push_back(name);
 }
 
 StepShape Trainer::step_shape() const {
-  StepShape shape{loss_names_, micro_batches(), step_tokens(), world_.size(), model_.num_routed_layers};
+  StepShape shape{loss_names_, micro_batches(), step_tokens(), groups_.size(), model_.num_routed_layers};
   if (shape.routed_layers == 0) return shape;
   shape.num_experts = config_.model.num_experts;
   if (mass_sampling().stride > 0) shape.mass_rows = controller_.thresholds().numel();
@@ -130,7 +130,7 @@ bool Trainer::step(const std::function<bool()>& stop) {
   if (counts_LE_.defined())
     inputs.share_LE = (counts_LE_ / static_cast<double>(step_tokens())).to(at::kFloat);
   const StepSums sums = accumulate_what_fits(inputs, stop);
-  if (is_abandoned(sums, world_.size())) return false;
+  if (is_abandoned(sums, groups_.size())) return false;
   states.scale_L = scales();
   share_loss_names();
   state_.step += 1;
@@ -142,7 +142,7 @@ bool Trainer::step(const std::function<bool()>& stop) {
   result.sample_position = state_.sample_position;
   result.lr = learning_rate(config_.optimizer, state_.step, config_.training.steps);
   result.data_seconds = sums.data_seconds;
-  const StepNumbers numbers(step_shape(), sums, store_.squared_norms(), halts(sums), *world_.all);
+  const StepNumbers numbers(step_shape(), sums, store_.squared_norms(), halts(sums), *groups_.world);
   halted_ = numbers.halted();
   apply(numbers, result.lr, states);
   in_flight_.emplace_back(std::move(result), numbers, states, begin);

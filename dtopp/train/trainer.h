@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "dtopp/distributed/groups/world.h"
+#include "dtopp/distributed/groups/process_groups.h"
 #include "dtopp/models/batch.h"
 #include "dtopp/models/batch_losses.h"
 #include "dtopp/models/model.h"
@@ -26,10 +26,10 @@ namespace dtopp {
 
 class Trainer {
  public:
-  // compute: at::kFloat or at::kBFloat16, and the device. The ranks of `world` train together, each with one
+  // compute: at::kFloat or at::kBFloat16, and the device. The ranks of `groups` train together, each with one
   // Trainer.
   Trainer(const RunConfig& config, Model model, TrainingData data, const at::TensorOptions& compute,
-          World world = {});
+          ProcessGroups groups = {});
 
   // Step 0, with parameters from the seed or from a checkpoint.
   void initialise();
@@ -70,7 +70,7 @@ class Trainer {
   const ParameterStore& parameters() const { return store_; }
   const Model& model() const { return model_; }
   const TrainingData& data() const { return data_; }
-  Collectives& ranks() const { return *world_.all; }
+  Collectives& ranks() const { return *groups_.world; }
   int64_t step_tokens() const { return config_.training.global_batch_size * model_.tokens_per_sample; }
 
  private:
@@ -108,7 +108,7 @@ class Trainer {
   RunConfig config_;
   Model model_;
   TrainingData data_;
-  World world_;
+  ProcessGroups groups_;
   ParameterStore store_;
   ExpertCompute experts_;  // empty if this rank holds all experts
   LossFunction losses_;

@@ -12,15 +12,15 @@ namespace dtopp {
 // an aligned range of the step's (tree_sum.h).
 void Trainer::accumulate_gradients(const RoutingInputs& inputs, const std::function<bool()>& stop,
                                    StepSums& sums) {
-  const RankGrid grid = world_.grid();
-  const int64_t rank = world_.rank();
-  const LeafBlock block = leaf_block(micro_batches(), grid.replica(rank), grid.replicas, grid.places);
+  const ParallelDims dims = groups_.dims();
+  const int64_t rank = groups_.rank();
+  const LeafBlock block = leaf_block(micro_batches(), dims.edp_rank(rank), dims.edp_size, dims.ep_size);
   if (block.begin >= block.end) store_.finish_gather();
-  store_.begin_step((block.end - block.begin + grid.places - 1) / grid.places * parts_);
-  for (int64_t first = block.begin; first < block.end; first += grid.places) {
-    sums.stop_asked = sums.stop_asked || stop();
-    if (is_abandoned(sums, world_.size())) return;
-    const int64_t micro = first + grid.place(rank);
+  store_.begin_step((block.end - block.begin + dims.ep_size - 1) / dims.ep_size * parts_);
+  for (int64_t first = block.begin; first < block.end; first += dims.ep_size) {
+    sums.stop_requested = sums.stop_requested || stop();
+    if (is_abandoned(sums, groups_.size())) return;
+    const int64_t micro = first + dims.ep_rank(rank);
     for (int64_t part = 0; part < parts_; ++part) {
       if (micro < block.end) {
         accumulate_part(micro, part, inputs, sums);
@@ -46,7 +46,7 @@ StepSums Trainer::accumulate_what_fits(RoutingInputs& inputs, const std::functio
     } catch (const c10::OutOfMemoryError&) {
       // Other ranks wait where they need this one: for its gradients. With experts shared out they may be in
       // the midst of a layer.
-      if (world_.grid().places > 1 || !cut_micro_batches()) throw;
+      if (groups_.dims().ep_size > 1 || !cut_micro_batches()) throw;
     }
   }
 }

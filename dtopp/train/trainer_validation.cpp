@@ -38,9 +38,9 @@ std::optional<ValidationResult> Trainer::validate_with(const RoutingInputs& inpu
   const at::NoGradGuard no_grad;
   ValidationSums sums(model_, config_.model.num_experts, samples, config_.training.micro_batch_size,
                       store_.device());
-  for (int64_t first = 0; first < sums.num_batches(); first += world_.size()) {
-    if (any_rank(*world_.all, stop())) return std::nullopt;
-    const int64_t b = first + world_.rank();
+  for (int64_t first = 0; first < sums.num_batches(); first += groups_.size()) {
+    if (any_rank(*groups_.world, stop())) return std::nullopt;
+    const int64_t b = first + groups_.rank();
     if (b >= sums.num_batches()) {
       serve_experts(inputs);
       continue;
@@ -49,7 +49,7 @@ std::optional<ValidationResult> Trainer::validate_with(const RoutingInputs& inpu
                             .to(store_.device());
     sums.add(b, batch, losses_(batch, inputs));
   }
-  return sums.result(*world_.all);
+  return sums.result(*groups_.world);
 }
 
 }  // namespace dtopp

@@ -13,7 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "dtopp/launch/place.h"
+#include "dtopp/launch/launch_environment.h"
 #include "tests/base/scratch_directory.h"
 #include "tests/launch/launcher_process.h"
 
@@ -62,17 +62,17 @@ TEST(LocalRanks, find_themselves_in_their_environment_whatever_the_launcher_has_
     std::istringstream words(lines[rank]);
     for (std::string word; words >> word;)
       variables[word.substr(0, word.find('='))] = word.substr(word.find('=') + 1);
-    const Place place = find_place([&](const char* name) {
+    const LaunchEnvironment environment = read_launch_environment([&](const char* name) {
       const auto found = variables.find(name);
       return found == variables.end() ? nullptr : found->second.c_str();
     });
-    EXPECT_EQ(place.rank, rank);
-    EXPECT_EQ(place.size, 3);
-    EXPECT_EQ(place.local_rank, rank);
-    EXPECT_EQ(place.local_size, 3);
-    EXPECT_EQ(place.master_host, "127.0.0.1");
-    EXPECT_EQ(place.master_port, 29511);
-    EXPECT_EQ(place.launcher, Launcher::kOwn);
+    EXPECT_EQ(environment.rank, rank);
+    EXPECT_EQ(environment.world_size, 3);
+    EXPECT_EQ(environment.local_rank, rank);
+    EXPECT_EQ(environment.local_world_size, 3);
+    EXPECT_EQ(environment.master_addr, "127.0.0.1");
+    EXPECT_EQ(environment.master_port, 29511);
+    EXPECT_EQ(environment.launcher, Launcher::kOwn);
     EXPECT_EQ(variables["RANKING"], "kept");
     EXPECT_EQ(variables["ENTRIES"], "1");
   }
@@ -97,12 +97,12 @@ TEST(LocalRanks, of_which_one_fails_end_with_its_status_and_the_others_are_kille
 // Rank 0 ends after the launcher has reaped rank 1. Until then rank 1 is a zombie, which kill still finds.
 TEST(LocalRanks, that_lost_another_end_by_themselves_within_the_grace) {
   ScratchDirectory scratch;
-  const std::string place = "cd " + scratch.path().string() + "; ";
+  const std::string folder = "cd " + scratch.path().string() + "; ";
   const std::string failing = "[ $RANK = 1 ] && echo $$ >pid && mv pid failing && exit 3; ";
   const std::string noticing =
       "until [ -e failing ]; do sleep 0.01; done; read -r other <failing; "
       "while kill -0 $other 2>/dev/null; do sleep 0.01; done; echo noticed; exit 5";
-  LauncherProcess launcher(ranks_of(2, place + failing + noticing));
+  LauncherProcess launcher(ranks_of(2, folder + failing + noticing));
   EXPECT_THAT(launcher.lines(3), ElementsAre("noticed", "rank 1 ended with status 3", "end"));
   EXPECT_EQ(launcher.status(), 3);
 }

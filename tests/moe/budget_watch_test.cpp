@@ -28,7 +28,7 @@ Said watch(const RoutingConfig& config, int64_t steps, Active active) {
   BudgetWatch budget(config);
   Said said;
   for (int64_t step = 1; step <= steps; ++step) {
-    if (const auto text = budget.see(step, active(step))) said = {step, said.times + 1, *text};
+    if (const auto text = budget.observe(step, active(step))) said = {step, said.times + 1, *text};
   }
   return said;
 }

@@ -51,15 +51,15 @@ Case random_case(uint64_t seed) {
 }
 
 Result run(const ExpertExchange& experts, const Case& c, int64_t rank) {
-  const auto place = static_cast<size_t>(rank);
+  const auto index = static_cast<size_t>(rank);
   const auto own = [&](const at::Tensor& weight) {
     const int64_t each = weight.size(0) / c.ranks;
     return leaf(weight.narrow(0, rank * each, each));
   };
-  const at::Tensor x_TD = leaf(c.x_TD[place]), gates_TE = leaf(c.gates_TE[place]);
+  const at::Tensor x_TD = leaf(c.x_TD[index]), gates_TE = leaf(c.gates_TE[index]);
   const at::Tensor gate_up = own(c.gate_up_EGD), down = own(c.down_EDF);
   const at::Tensor y_TD = experts(x_TD, gates_TE, gate_up, down);
-  y_TD.backward(c.grad_y_TD[place]);
+  y_TD.backward(c.grad_y_TD[index]);
   return {y_TD.detach(), x_TD.grad(), gates_TE.grad(), gate_up.grad(), down.grad()};
 }
 

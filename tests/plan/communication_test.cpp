@@ -93,7 +93,7 @@ TEST(Communication, dense_gradients_travel_once_where_sums_need_not_be_reproduci
   RunConfig config = tiny();
   config.training.global_batch_size = 24;
   const RankLayout layout = {.ranks = 4, .nodes = 1, .expert_parallel = 2};
-  const auto block = [&] { return make_plan(config, layout).communication.block_gradients.total(); };
+  const auto block = [&] { return make_plan(config, layout).communication.ep_gradients.total(); };
   EXPECT_NEAR(block(), 2 * 0.5 * kDense * 4, 1);  // two micro-steps
   config.parallel.reproducible = false;
   EXPECT_NEAR(block(), 0.5 * kDense * 4, 1);
@@ -136,7 +136,7 @@ RC_GTEST_PROP(CommunicationProperty, nodes_move_bytes_and_add_none, ()) {
     RC_ASSERT(std::abs(other.total() - static_cast<double>(one.inside)) <= 1);
   }
   // All EDP ranks of an expert are on different nodes.
-  RC_ASSERT(apart.communication.replica_gradients.inside == 0);
+  RC_ASSERT(apart.communication.edp_gradients.inside == 0);
 }
 
 }  // namespace

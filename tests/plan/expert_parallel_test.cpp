@@ -44,8 +44,7 @@ TEST(PlansByExpertParallel, more_ranks_that_share_experts_hold_less_and_send_no_
   ASSERT_EQ(plans.size(), 4U);
   for (size_t i = 1; i < plans.size(); ++i) {
     EXPECT_LT(plans[i].memory_bytes("gradients"), plans[i - 1].memory_bytes("gradients"));
-    EXPECT_LE(plans[i].communication.replica_gradients.between,
-              plans[i - 1].communication.replica_gradients.between);
+    EXPECT_LE(plans[i].communication.edp_gradients.between, plans[i - 1].communication.edp_gradients.between);
     EXPECT_GT(plans[i].communication.combine.inside, plans[i - 1].communication.combine.inside);
   }
 }

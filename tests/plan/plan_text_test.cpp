@@ -53,7 +53,7 @@ Plan made_up_plan_of_ranks(int64_t expert_parallel, uint64_t memory) {
   Plan plan = made_up_plan();
   plan.layout = {8, 2, expert_parallel};
   plan.memory = {{"program", memory}};
-  plan.communication.replica_gradients = {1e9, 2e9};
+  plan.communication.edp_gradients = {1e9, 2e9};
   plan.communication.step = {400, 0};
   plan.communication.rows_per_token = 1.5;
   return plan;

@@ -21,8 +21,8 @@ Plan made_up_plan() {
 
 TEST(StepTime, is_arithmetic_and_update_where_all_that_travels_is_hidden) {
   Plan plan = made_up_plan();
-  plan.communication.replica_gradients = {18, 18};  // 0.9 of 20 s
-  plan.communication.parameters = {9, 9};           // 0.9 of 10 s
+  plan.communication.edp_gradients = {18, 18};  // 0.9 of 20 s
+  plan.communication.parameters = {9, 9};       // 0.9 of 10 s
   const StepTime time = plan_step_time(plan, kRates);
   EXPECT_DOUBLE_EQ(time.compute, 30);  // 30 tokens per rank
   EXPECT_NEAR(time.gradients, 0, 1e-12);
@@ -36,8 +36,8 @@ TEST(StepTime, is_arithmetic_and_update_where_all_that_travels_is_hidden) {
 TEST(StepTime, shows_what_is_not_hidden) {
   Plan plan = made_up_plan();
   plan.communication.micro_steps = 2;  // 10 s, of which the last micro-step takes 5 s
-  plan.communication.block_gradients = {19, 0};
-  plan.communication.replica_gradients = {2, 12};
+  plan.communication.ep_gradients = {19, 0};
+  plan.communication.edp_gradients = {2, 12};
   plan.communication.parameters = {6, 5};
   plan.communication.dispatch = {3, 0};
   plan.communication.combine = {4, 0};

@@ -45,7 +45,7 @@ class StudyRunner : public StudyFiles {
                     .program = directory_ / "program",
                     .threads = threads,
                     .costs = costs_,
-                    .say = [&](const std::string& text) { said_.push_back(text); },
+                    .log = [&](const std::string& text) { said_.push_back(text); },
                     .ended = [&] { ++ended_; }});
   }
   // The names of the runs that started since the last call.

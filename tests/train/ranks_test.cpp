@@ -79,17 +79,17 @@ class RanksByMethod : public Ranks, public testing::WithParamInterface<const cha
 };
 
 // The layouts of EP ranks, EP groups and nodes to test.
-const std::vector<RankGrid> kGrids = {{1, 2}, {2, 1},    {1, 4},    {2, 2},
-                                      {4, 1}, {1, 2, 2}, {1, 4, 2}, {2, 2, 2}};
+const std::vector<ParallelDims> kGrids = {{1, 2}, {2, 1},    {1, 4},    {2, 2},
+                                          {4, 1}, {1, 2, 2}, {1, 4, 2}, {2, 2, 2}};
 
-std::vector<Outcome> outcomes_on(const RankGrid& grid, const RunConfig& config, at::ScalarType type) {
-  std::vector<Outcome> outcomes(static_cast<size_t>(grid.size()));
-  run_ranks(grid.size(), [&](int64_t place, const c10::intrusive_ptr<c10d::Store>& store) {
+std::vector<Outcome> outcomes_on(const ParallelDims& dims, const RunConfig& config, at::ScalarType type) {
+  std::vector<Outcome> outcomes(static_cast<size_t>(dims.size()));
+  run_ranks(dims.size(), [&](int64_t rank, const c10::intrusive_ptr<c10d::Store>& store) {
     at::set_num_threads(1);
     Trainer trainer(config, make_model(config), data_for(config), type,
-                    make_world(store, place, grid, on_loopback()));
+                    make_process_groups(store, rank, dims, on_loopback()));
     trainer.initialise();
-    outcomes[static_cast<size_t>(place)] = outcome_of(trainer);
+    outcomes[static_cast<size_t>(rank)] = outcome_of(trainer);
   });
   return outcomes;
 }
@@ -98,28 +98,28 @@ TEST_P(RanksByMethod, one_run_has_the_same_bits_on_any_grid_of_them) {
   Trainer alone = trainer_of(config_);
   alone.initialise();
   const Outcome expected = outcome_of(alone);
-  for (const RankGrid& grid : kGrids) {
-    if (config_.model.is_dense() && grid.places > 1) continue;
-    SCOPED_TRACE(testing::Message() << grid.size() << " ranks in blocks of " << grid.places << " on "
-                                    << grid.nodes << " nodes");
-    const std::vector<Outcome> outcomes = outcomes_on(grid, config_, at::kFloat);
+  for (const ParallelDims& dims : kGrids) {
+    if (config_.model.is_dense() && dims.ep_size > 1) continue;
+    SCOPED_TRACE(testing::Message() << dims.size() << " ranks in blocks of " << dims.ep_size << " on "
+                                    << dims.nodes << " nodes");
+    const std::vector<Outcome> outcomes = outcomes_on(dims, config_, at::kFloat);
     expect_equal(expected, outcomes[0]);
     for (const Outcome& outcome : outcomes) EXPECT_EQ(outcome.numbers, expected.numbers);
   }
 }
 
 TEST_F(Ranks, stop_a_validation_together) {
-  const RankGrid grid = {1, 2};
+  const ParallelDims dims = {1, 2};
   config_.training.micro_batch_size = 1;  // three batches: two rounds
   std::vector<bool> stopped(2);
-  run_ranks(2, [&](int64_t place, const c10::intrusive_ptr<c10d::Store>& store) {
+  run_ranks(2, [&](int64_t rank, const c10::intrusive_ptr<c10d::Store>& store) {
     at::set_num_threads(1);
     Trainer trainer(config_, make_model(config_), data_for(config_), at::kFloat,
-                    make_world(store, place, grid, on_loopback()));
+                    make_process_groups(store, rank, dims, on_loopback()));
     trainer.initialise();
     int rounds = 0;  // only rank 1 requests a stop, in the second round
-    stopped[static_cast<size_t>(place)] =
-        !trainer.validate(1 << 20, [&] { return ++rounds == 2 && place == 1; }).has_value();
+    stopped[static_cast<size_t>(rank)] =
+        !trainer.validate(1 << 20, [&] { return ++rounds == 2 && rank == 1; }).has_value();
     EXPECT_EQ(rounds, 2);
   });
   EXPECT_EQ(stopped, std::vector<bool>(2, true));
@@ -128,11 +128,11 @@ TEST_F(Ranks, stop_a_validation_together) {
 // In bf16, a rank sums the outputs of its experts for a token and then rounds the row. So results depend on
 // the EP size.
 TEST_F(Ranks, a_run_in_bf16_has_them_in_blocks_of_one_size) {
-  for (const int64_t places : {1, 2}) {
-    const Outcome expected = outcomes_on({places, 1}, config_, at::kBFloat16)[0];
-    for (int64_t replicas = 2; replicas * places <= 4; replicas *= 2) {
-      SCOPED_TRACE(testing::Message() << replicas << " blocks of " << places);
-      expect_equal(expected, outcomes_on({places, replicas}, config_, at::kBFloat16)[0]);
+  for (const int64_t ep_size : {1, 2}) {
+    const Outcome expected = outcomes_on({ep_size, 1}, config_, at::kBFloat16)[0];
+    for (int64_t edp_size = 2; edp_size * ep_size <= 4; edp_size *= 2) {
+      SCOPED_TRACE(testing::Message() << edp_size << " blocks of " << ep_size);
+      expect_equal(expected, outcomes_on({ep_size, edp_size}, config_, at::kBFloat16)[0]);
     }
   }
 }

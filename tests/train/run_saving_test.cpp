@@ -27,30 +27,31 @@ std::map<std::string, std::string> files_of(const fs::path& directory) {
 
 // Runs body(trainer) on each rank of the grid.
 template <class Body>
-void with_trainers(const RunConfig& config, const RankGrid& grid, const Body& body) {
-  run_ranks(grid.size(), [&](int64_t rank, const c10::intrusive_ptr<c10d::Store>& store) {
+void with_trainers(const RunConfig& config, const ParallelDims& dims, const Body& body) {
+  run_ranks(dims.size(), [&](int64_t rank, const c10::intrusive_ptr<c10d::Store>& store) {
     at::set_num_threads(1);
-    const World world = grid.size() == 1 ? World{} : make_world(store, rank, grid, on_loopback());
-    Trainer trainer(config, make_model(config), data_for(config), at::kFloat, world);
-    body(trainer, world);
+    const ProcessGroups groups =
+        dims.size() == 1 ? ProcessGroups{} : make_process_groups(store, rank, dims, on_loopback());
+    Trainer trainer(config, make_model(config), data_for(config), at::kFloat, groups);
+    body(trainer, groups);
   });
 }
 
-const std::vector<RankGrid> kSavingGrids = {{1, 1}, {1, 2}, {2, 1}, {1, 4}, {2, 2}};
+const std::vector<ParallelDims> kSavingGrids = {{1, 1}, {1, 2}, {2, 1}, {1, 4}, {2, 2}};
 
 TEST(SaveRun, gives_the_same_files_on_any_grid_of_ranks_and_each_goes_on_from_them) {
   const ScratchDirectory scratch;
   RunConfig config = tiny();
   config.output = (scratch / "run").string();
   std::map<std::string, std::string> expected, later;
-  for (const RankGrid& grid : kSavingGrids) {
-    SCOPED_TRACE(testing::Message() << grid.size() << " ranks in blocks of " << grid.places);
-    with_trainers(config, grid, [&](Trainer& trainer, const World& world) {
+  for (const ParallelDims& dims : kSavingGrids) {
+    SCOPED_TRACE(testing::Message() << dims.size() << " ranks in blocks of " << dims.ep_size);
+    with_trainers(config, dims, [&](Trainer& trainer, const ProcessGroups& groups) {
       trainer.initialise();
       for (int i = 0; i < 3; ++i) step(trainer);
-      EXPECT_EQ(save_run(trainer, config, *world.all), checkpoints_of(config.output) / "step-00000003");
+      EXPECT_EQ(save_run(trainer, config, *groups.world), checkpoints_of(config.output) / "step-00000003");
       for (int i = 0; i < 2; ++i) step(trainer);
-      save_run(trainer, config, *world.all);
+      save_run(trainer, config, *groups.world);
     });
     const auto files = files_of(checkpoints_of(config.output) / "step-00000003");
     EXPECT_THAT(files, testing::Contains(testing::Key("manifest.json")));
@@ -60,15 +61,15 @@ TEST(SaveRun, gives_the_same_files_on_any_grid_of_ranks_and_each_goes_on_from_th
     if (later.empty()) later = after;
     EXPECT_TRUE(after == later);
     fs::remove_all(checkpoints_of(config.output) / "step-00000005");
-    if (grid.size() > 1) continue;
+    if (dims.size() > 1) continue;
     fs::copy(checkpoints_of(config.output), scratch / "kept", fs::copy_options::recursive);
   }
-  for (const RankGrid& grid : kSavingGrids) {
-    SCOPED_TRACE(testing::Message() << grid.size() << " ranks in blocks of " << grid.places);
-    with_trainers(config, grid, [&](Trainer& trainer, const World& world) {
+  for (const ParallelDims& dims : kSavingGrids) {
+    SCOPED_TRACE(testing::Message() << dims.size() << " ranks in blocks of " << dims.ep_size);
+    with_trainers(config, dims, [&](Trainer& trainer, const ProcessGroups& groups) {
       trainer.restore(Checkpoint(scratch / "kept/step-00000003"));
       for (int i = 0; i < 2; ++i) step(trainer);
-      save_run(trainer, config, *world.all);
+      save_run(trainer, config, *groups.world);
     });
     EXPECT_TRUE(files_of(checkpoints_of(config.output) / "step-00000005") == later);
     fs::remove_all(config.output);
@@ -80,13 +81,13 @@ TEST(SaveRun, ends_all_ranks_where_one_cannot_write) {
   RunConfig config = tiny();
   config.output = (scratch / "run").string();
   std::ofstream(config.output) << "a file";
-  with_trainers(config, {1, 2}, [&](Trainer& trainer, const World& world) {
+  with_trainers(config, {1, 2}, [&](Trainer& trainer, const ProcessGroups& groups) {
     trainer.initialise();
-    if (world.rank() == 0)
-      EXPECT_THAT(error_of<DataError>([&] { save_run(trainer, config, *world.all); }),
+    if (groups.rank() == 0)
+      EXPECT_THAT(error_of<DataError>([&] { save_run(trainer, config, *groups.world); }),
                   testing::HasSubstr("cannot create the directory"));
     else
-      EXPECT_THAT(error_of<RankLost>([&] { save_run(trainer, config, *world.all); }),
+      EXPECT_THAT(error_of<RankLost>([&] { save_run(trainer, config, *groups.world); }),
                   testing::HasSubstr("rank 0 could not save"));
   });
 }

@@ -19,8 +19,8 @@ constexpr StepYardstick kYardstick{
     .flops_per_token = 6e6, .tokens = 1000, .last_step = 10, .matrix_rate = 48e9, .peak_rate = 120e9};
 
 TEST(StepMeter, sets_arithmetic_beside_the_measured_rate_and_the_data_sheets) {
-  const World world;
-  const StepRates rates = StepMeter(kYardstick, world).rates(step_of(1, 0.5));
+  const ProcessGroups groups;
+  const StepRates rates = StepMeter(kYardstick, groups).rates(step_of(1, 0.5));
   EXPECT_DOUBLE_EQ(rates.tokens_per_second, 2000);
   EXPECT_DOUBLE_EQ(rates.tflops, 0.012);
   EXPECT_DOUBLE_EQ(rates.mfu, 0.25);
@@ -29,34 +29,34 @@ TEST(StepMeter, sets_arithmetic_beside_the_measured_rate_and_the_data_sheets) {
 }
 
 TEST(StepMeter, several_ranks_have_a_device_each) {
-  World world;
-  world.all = std::make_shared<MirroredCollectives>(0, 4);
-  const StepRates rates = StepMeter(kYardstick, world).rates(step_of(1, 0.5));
+  ProcessGroups groups;
+  groups.world = std::make_shared<MirroredCollectives>(0, 4);
+  const StepRates rates = StepMeter(kYardstick, groups).rates(step_of(1, 0.5));
   EXPECT_DOUBLE_EQ(rates.tflops, 0.012);
   EXPECT_DOUBLE_EQ(rates.mfu, 0.25 / 4);
   EXPECT_DOUBLE_EQ(*rates.mfu_of_peak, 0.1 / 4);
 }
 
 TEST(StepMeter, knows_no_peak_without_a_data_sheet) {
-  const World world;
+  const ProcessGroups groups;
   StepYardstick yardstick = kYardstick;
   yardstick.peak_rate.reset();
-  EXPECT_FALSE(StepMeter(yardstick, world).rates(step_of(1, 0.5)).mfu_of_peak);
+  EXPECT_FALSE(StepMeter(yardstick, groups).rates(step_of(1, 0.5)).mfu_of_peak);
 }
 
 TEST(StepMeter, foretells_the_end_from_recent_steps) {
-  const World world;
-  StepMeter meter(kYardstick, world);
+  const ProcessGroups groups;
+  StepMeter meter(kYardstick, groups);
   EXPECT_DOUBLE_EQ(meter.rates(step_of(1, 0.5)).seconds_left, 9 * 0.5);
   EXPECT_DOUBLE_EQ(meter.rates(step_of(2, 1.5)).seconds_left, 8 * (0.9 * 0.5 + 0.1 * 1.5));
 }
 
 TEST(StepMeter, counts_what_was_sent_since_the_step_began) {
-  World world;
+  ProcessGroups groups;
   const auto counts = std::make_shared<CollectiveCounts>();
-  world.counts = counts;
+  groups.traffic = counts;
   counts->started("gradients", 1000);
-  StepMeter meter(kYardstick, world);
+  StepMeter meter(kYardstick, groups);
   meter.begin();
   counts->started("gradients", 400);
   counts->arrived("gradients", 0.1);

@@ -56,7 +56,7 @@ inline Trainer trainer_of(const RunConfig& config, const at::ScalarType type = a
 // A trainer on a device whose memory suffices for `most` samples per batch. A larger batch runs out of memory
 // before the forward pass, or, with `late`, when the backward pass reaches that parameter.
 inline Trainer trainer_with_memory_for(int64_t most, const RunConfig& config, const std::string& late = "",
-                                       World world = {}) {
+                                       ProcessGroups groups = {}) {
   Model model = make_model(config);
   model.bind = [bind = model.bind, most, late](const auto& parameter) -> LossFunction {
     const auto samples = std::make_shared<int64_t>();
@@ -68,7 +68,7 @@ inline Trainer trainer_with_memory_for(int64_t most, const RunConfig& config, co
       return losses(batch, inputs);
     };
   };
-  return {config, std::move(model), data_for(config), at::kFloat, std::move(world)};
+  return {config, std::move(model), data_for(config), at::kFloat, std::move(groups)};
 }
 
 // The largest difference of any parameter.

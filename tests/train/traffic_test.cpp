@@ -14,7 +14,7 @@ namespace {
 
 struct Shape {
   const char* name;
-  RankGrid grid;
+  ParallelDims dims;
   void (*change)(RunConfig&);
   at::ScalarType type = at::kFloat;
 };
@@ -52,11 +52,11 @@ const std::vector<Shape> kShapes = {
 std::map<std::string, double> measured(const RunConfig& config, const Shape& shape) {
   std::map<std::string, double> mean;
   std::mutex mutex;
-  run_ranks(shape.grid.size(), [&](int64_t rank, const c10::intrusive_ptr<c10d::Store>& store) {
+  run_ranks(shape.dims.size(), [&](int64_t rank, const c10::intrusive_ptr<c10d::Store>& store) {
     at::set_num_threads(1);
     const auto counts = std::make_shared<CollectiveCounts>();
     Trainer trainer(config, make_model(config), data_for(config), shape.type,
-                    make_world(store, rank, shape.grid, on_loopback(), counts));
+                    make_process_groups(store, rank, shape.dims, on_loopback(), counts));
     trainer.initialise();
     step(trainer);  // the first step also exchanges the names of the losses
     const std::map<std::string, Traffic> before = counts->traffic();
@@ -65,7 +65,7 @@ std::map<std::string, double> measured(const RunConfig& config, const Shape& sha
     for (const auto& [name, traffic] : counts->traffic()) {
       const auto earlier = before.find(name);
       const int64_t sent = traffic.bytes - (earlier == before.end() ? 0 : earlier->second.bytes);
-      mean[name] += static_cast<double>(sent) / static_cast<double>(shape.grid.size());
+      mean[name] += static_cast<double>(sent) / static_cast<double>(shape.dims.size());
     }
   });
   return mean;
@@ -85,7 +85,7 @@ TEST(Traffic, is_within_two_percent_of_the_plan_by_collective) {
     config.training.precision = shape.type == at::kFloat ? Precision::kFp32 : Precision::kBf16;
     const Plan plan = make_plan(
         config,
-        {.ranks = shape.grid.size(), .nodes = shape.grid.nodes, .expert_parallel = shape.grid.places});
+        {.ranks = shape.dims.size(), .nodes = shape.dims.nodes, .expert_parallel = shape.dims.ep_size});
     const std::map<std::string, double> sent = measured(config, shape);
     double planned_sum = 0, sum = 0;
     for (const CollectiveBytes& planned : by_collective(plan.communication)) {
@@ -103,7 +103,7 @@ TEST(Traffic, is_within_two_percent_of_the_plan_by_collective) {
   at::set_num_threads(threads);
 }
 
-constexpr RankGrid kSixteenNodes = {.places = 8, .replicas = 16, .nodes = 16};
+constexpr ParallelDims kSixteenNodes = {.ep_size = 8, .edp_size = 16, .nodes = 16};
 
 // A layer like the paper's, with 64 experts of which 8 are active, for 128 ranks.
 RunConfig paper_like(int64_t hidden_size, int64_t ffn_hidden_size) {
@@ -122,9 +122,9 @@ RunConfig paper_like(int64_t hidden_size, int64_t ffn_hidden_size) {
 }
 
 std::map<std::string, double> planned_on_sixteen_nodes(const RunConfig& config) {
-  const Plan plan = make_plan(
-      config,
-      {.ranks = kSixteenNodes.size(), .nodes = kSixteenNodes.nodes, .expert_parallel = kSixteenNodes.places});
+  const Plan plan = make_plan(config, {.ranks = kSixteenNodes.size(),
+                                       .nodes = kSixteenNodes.nodes,
+                                       .expert_parallel = kSixteenNodes.ep_size});
   std::map<std::string, double> bytes;
   for (const CollectiveBytes& planned : by_collective(plan.communication))
     bytes[planned.name] = static_cast<double>(planned.inside + planned.between);
@@ -132,24 +132,25 @@ std::map<std::string, double> planned_on_sixteen_nodes(const RunConfig& config) 
 }
 
 // The process groups of one rank of many. The other ranks do not exist.
-World world_of(int64_t rank, const RankGrid& grid, const std::shared_ptr<CollectiveCounts>& counts) {
-  const auto group = [&](int64_t place, int64_t size) {
-    return std::make_shared<CountingCollectives>(std::make_unique<MirroredCollectives>(place, size), counts);
+ProcessGroups groups_of(int64_t rank, const ParallelDims& dims,
+                        const std::shared_ptr<CollectiveCounts>& counts) {
+  const auto group = [&](int64_t rank, int64_t size) {
+    return std::make_shared<CountingCollectives>(std::make_unique<MirroredCollectives>(rank, size), counts);
   };
-  World world;
-  world.all = group(rank, grid.size());
-  const int64_t on_a_node = grid.replicas / grid.nodes;
-  world.replicas = group(grid.replica(rank) % on_a_node, on_a_node);
-  world.nodes = group(grid.replica(rank) / on_a_node, grid.nodes);
-  world.block = group(grid.place(rank), grid.places);
-  world.experts = group(grid.place(rank), grid.places);
-  return world;
+  ProcessGroups groups;
+  groups.world = group(rank, dims.size());
+  const int64_t on_a_node = dims.edp_size / dims.nodes;
+  groups.edp_intra_node = group(dims.edp_rank(rank) % on_a_node, on_a_node);
+  groups.edp_inter_node = group(dims.edp_rank(rank) / on_a_node, dims.nodes);
+  groups.ep = group(dims.ep_rank(rank), dims.ep_size);
+  groups.ep_dispatch = group(dims.ep_rank(rank), dims.ep_size);
+  return groups;
 }
 
 // The bytes that a rank sends in its first step, by collective.
-std::map<std::string, double> sent_by(int64_t rank, const RankGrid& grid, const RunConfig& config) {
+std::map<std::string, double> sent_by(int64_t rank, const ParallelDims& dims, const RunConfig& config) {
   const auto counts = std::make_shared<CollectiveCounts>();
-  Trainer trainer(config, make_model(config), data_for(config), at::kFloat, world_of(rank, grid, counts));
+  Trainer trainer(config, make_model(config), data_for(config), at::kFloat, groups_of(rank, dims, counts));
   trainer.initialise();
   step(trainer);
   trainer.parameters().finish_gather();
@@ -183,13 +184,13 @@ TEST(Traffic, of_rows_among_128_ranks_is_within_two_percent_of_the_plan) {
 
 // The all-gather starts before the next step needs the parameters, so it overlaps with the host's other work.
 TEST(Traffic, of_parameters_sets_out_before_they_are_asked_for) {
-  for (const RankGrid& grid : {RankGrid{1, 4}, RankGrid{1, 4, 4}}) {
+  for (const ParallelDims& dims : {ParallelDims{1, 4}, ParallelDims{1, 4, 4}}) {
     const auto counts = std::make_shared<CollectiveCounts>();
     const RunConfig config = tiny();
-    Trainer trainer(config, make_model(config), data_for(config), at::kFloat, world_of(0, grid, counts));
+    Trainer trainer(config, make_model(config), data_for(config), at::kFloat, groups_of(0, dims, counts));
     trainer.initialise();
     step(trainer);
-    EXPECT_GT(counts->traffic()["gather"].calls, 0) << grid.nodes << " nodes";
+    EXPECT_GT(counts->traffic()["gather"].calls, 0) << dims.nodes << " nodes";
   }
 }
 

@@ -83,18 +83,18 @@ TEST(Trainer, a_rank_cuts_its_micro_batches_alone) {
   config.training.global_batch_size = 16;
   config.training.micro_batch_size = 2;
   const Expected expected(config);
-  for (const RankGrid& grid : {RankGrid{1, 2}, RankGrid{1, 4}, RankGrid{1, 4, 2}}) {
+  for (const ParallelDims& dims : {ParallelDims{1, 2}, ParallelDims{1, 4}, ParallelDims{1, 4, 2}}) {
     for (const bool reproducible : {true, false}) {
       for (const std::string& late : kPlaces) {
-        SCOPED_TRACE(testing::Message() << grid.size() << " ranks on " << grid.nodes << " nodes, "
+        SCOPED_TRACE(testing::Message() << dims.size() << " ranks on " << dims.nodes << " nodes, "
                                         << reproducible << " at " << late);
         config.parallel.reproducible = reproducible;
-        run_ranks(grid.size(), [&](int64_t rank, const c10::intrusive_ptr<c10d::Store>& store) {
+        run_ranks(dims.size(), [&](int64_t rank, const c10::intrusive_ptr<c10d::Store>& store) {
           at::set_num_threads(1);
           Trainer trainer = trainer_with_memory_for(rank == 1 ? 1 : 2, config, late,
-                                                    make_world(store, rank, grid, on_loopback()));
+                                                    make_process_groups(store, rank, dims, on_loopback()));
           trainer.initialise();
-          std::vector<int64_t> parts_R(static_cast<size_t>(grid.size()), 1);
+          std::vector<int64_t> parts_R(static_cast<size_t>(dims.size()), 1);
           parts_R[1] = 2;
           for (const StepResult& result : expected.results) {
             const StepResult own = step(trainer);
@@ -141,11 +141,11 @@ TEST(Trainer, a_rank_may_run_out_of_memory_at_any_allocation) {
   const Expected expected(config);
   ScarceMemory memory;
   const int64_t stride = std::getenv("DTOPP_FULL") ? 3 : 29;
-  for (const RankGrid& grid : {RankGrid{1, 2}, RankGrid{1, 2, 2}}) {
+  for (const ParallelDims& dims : {ParallelDims{1, 2}, ParallelDims{1, 2, 2}}) {
     int64_t survived = 0;
     bool died = false;
     for (int64_t allocation = 1; !died; allocation += stride) {
-      SCOPED_TRACE(testing::Message() << grid.nodes << " nodes, allocation " << allocation);
+      SCOPED_TRACE(testing::Message() << dims.nodes << " nodes, allocation " << allocation);
       std::atomic<bool> out_of_memory = false, in_collective = false, ended = true;
       const auto run = [&](int64_t rank, const c10::intrusive_ptr<c10d::Store>& store) {
         at::set_num_threads(1);
@@ -156,7 +156,7 @@ TEST(Trainer, a_rank_may_run_out_of_memory_at_any_allocation) {
           return read(position, count);
         };
         Trainer trainer(config, make_model(config), std::move(data), at::kFloat,
-                        make_world(store, rank, grid, on_loopback()));
+                        make_process_groups(store, rank, dims, on_loopback()));
         trainer.initialise();
         for (const StepResult& result : expected.results) {
           try {
@@ -174,7 +174,7 @@ TEST(Trainer, a_rank_may_run_out_of_memory_at_any_allocation) {
         EXPECT_LT(distance(trainer, expected.trainer), 1e-3);
       };
       try {
-        run_ranks(grid.size(), run);
+        run_ranks(dims.size(), run);
       } catch (const std::exception& error) {
         EXPECT_TRUE(out_of_memory || in_collective) << error.what();
       }
@@ -190,7 +190,7 @@ TEST(Trainer, ranks_that_share_experts_end_where_memory_does_not_suffice) {
   EXPECT_THROW(run_ranks(2,
                          [&](int64_t rank, const c10::intrusive_ptr<c10d::Store>& store) {
                            Trainer trainer = trainer_with_memory_for(
-                               1, config, "", make_world(store, rank, {2, 1}, on_loopback()));
+                               1, config, "", make_process_groups(store, rank, {2, 1}, on_loopback()));
                            trainer.initialise();
                            trainer.step(never);
                          }),

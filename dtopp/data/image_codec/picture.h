@@ -18,8 +18,8 @@ struct UnfilledAllocator : std::allocator<T> {
     using other = UnfilledAllocator<U>;
   };
   template <class U>
-  void construct(U* place) noexcept {
-    ::new (static_cast<void*>(place)) U;
+  void construct(U* address) noexcept {
+    ::new (static_cast<void*>(address)) U;
   }
 };
 

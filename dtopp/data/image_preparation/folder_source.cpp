@@ -75,7 +75,9 @@ class FolderSource : public SampleGroups {
     return Named{name, name_fault(name)};
   }
   RawMember content(bool) override { return {"", path_ / members_[next_ - 1].name}; }
-  std::string place_of(const std::string& name) const override { return printable((path_ / name).string()); }
+  std::string location_of(const std::string& name) const override {
+    return printable((path_ / name).string());
+  }
 
   fs::path path_;
   std::vector<FolderMember> members_;

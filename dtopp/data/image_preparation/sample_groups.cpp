@@ -36,7 +36,7 @@ std::optional<RawSample> SampleGroups::next(bool load) {
 }
 
 void SampleGroups::add(RawSample& sample, const Named& member, MemberRole role, bool load) {
-  if (sample.name.empty() || is_picture(role)) sample.name = place_of(member.name);
+  if (sample.name.empty() || is_picture(role)) sample.name = location_of(member.name);
   if (!member.cause.empty()) {
     sample.cause = member.cause;
     return;

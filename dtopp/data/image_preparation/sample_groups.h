@@ -25,7 +25,7 @@ class SampleGroups : public ImageSource {
   // Returns the content of the member that next_member() returned last.
   virtual RawMember content(bool load) = 0;
   // Returns the member's name for messages.
-  virtual std::string place_of(const std::string& name) const = 0;
+  virtual std::string location_of(const std::string& name) const = 0;
 
  private:
   void add(RawSample& sample, const Named& member, MemberRole role, bool load);

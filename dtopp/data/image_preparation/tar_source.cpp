@@ -27,7 +27,7 @@ class TarSource : public SampleGroups {
     return Named{member->name, fault_of(*member)};
   }
   RawMember content(bool load) override { return {load ? tar_.read() : "", {}}; }
-  std::string place_of(const std::string& name) const override {
+  std::string location_of(const std::string& name) const override {
     return path_.string() + ": " + printable(name);
   }
 

@@ -122,29 +122,29 @@ const ImageLayout& ImageData::layout() const { return impl_->layout; }
 const std::string& ImageData::content_hash() const { return impl_->content_hash; }
 
 int64_t ImageData::label(uint64_t index) const {
-  const auto [shard, place] = impl_->find(index);
-  return shard.label(place);
+  const auto [shard, index_in_shard] = impl_->find(index);
+  return shard.label(index_in_shard);
 }
 
 void ImageData::pixels(uint64_t index, std::span<uint8_t> out) const {
   if (layout().is_latent || out.size() != layout().shape.elements())
     throw std::invalid_argument("ImageData::pixels: samples must be pictures, and out must hold one");
-  const auto [shard, place] = impl_->find(index);
-  shard.pixels(place, out);
+  const auto [shard, index_in_shard] = impl_->find(index);
+  shard.pixels(index_in_shard, out);
 }
 
 void ImageData::latent(uint64_t index, bool flipped, std::span<float> out) const {
   if (!layout().is_latent || (flipped && !layout().has_flipped) || out.size() != layout().shape.elements())
     throw std::invalid_argument("ImageData::latent: samples must be latents, and out must hold one");
-  const auto [shard, place] = impl_->find(index);
-  shard.latent(place, flipped, out);
+  const auto [shard, index_in_shard] = impl_->find(index);
+  shard.latent(index_in_shard, flipped, out);
 }
 
 int64_t ImageData::text(uint64_t index, std::span<float> out) const {
   if (out.size() < static_cast<uint64_t>(layout().text_length * layout().text_size))
     throw std::invalid_argument("ImageData::text: out must hold text_length * text_size numbers");
-  const auto [shard, place] = impl_->find(index);
-  return shard.text(place, out);
+  const auto [shard, index_in_shard] = impl_->find(index);
+  return shard.text(index_in_shard, out);
 }
 
 void require_alike(const ImageLayout& layout, const std::string& name, const ImageLayout& other,

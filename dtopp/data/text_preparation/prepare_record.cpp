@@ -38,12 +38,12 @@ std::optional<PrepareRecord> read_prepare_record(const fs::path& folder) {
       with_remedy([&] { return read_manifest(folder, kPrepareRecordFormat, kProgressName); });
   TokenFacts facts = read_facts(manifest, path);
   const JsonFields position = JsonFields(manifest.about, path.string()).object("position");
-  const CorpusPosition place{position.count("source"),
-                             {position.count("offset"), position.count("line")},
-                             position.count("input_bytes")};
-  if (place.source > facts.job.sources.size()) position.fail("source", "lies beyond the list of sources");
+  const CorpusPosition reached{position.count("source"),
+                               {position.count("offset"), position.count("line")},
+                               position.count("input_bytes")};
+  if (reached.source > facts.job.sources.size()) position.fail("source", "lies beyond the list of sources");
   return PrepareRecord{
-      std::move(facts.job), place, {facts.documents, facts.tokens, facts.max_token, manifest.files}};
+      std::move(facts.job), reached, {facts.documents, facts.tokens, facts.max_token, manifest.files}};
 }
 
 std::string job_difference(const TextJob& there, const TextJob& now) {

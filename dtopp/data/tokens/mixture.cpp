@@ -79,14 +79,14 @@ std::vector<uint64_t> counts_of(const std::vector<double>& weights) {
 // least 1 / (2 n - 2) samples behind its share. Its deadline is the time at which it would be too far behind.
 // The eligible source with the earliest deadline is chosen. All numbers are multiplied by the pattern's
 // length.
-size_t choose(const std::vector<uint64_t>& counts, const std::vector<std::vector<uint32_t>>& places,
+size_t choose(const std::vector<uint64_t>& counts, const std::vector<std::vector<uint32_t>>& positions,
               int64_t length, int64_t t) {
   const auto slack = std::max<int64_t>(2 * static_cast<int64_t>(counts.size()) - 2, 1);
   size_t chosen = counts.size();
   int64_t soonest = 0;  // numerator of the chosen source's deadline; the denominator is its count
   for (size_t i = 0; i < counts.size(); ++i) {
     const auto count = static_cast<int64_t>(counts[i]);
-    const int64_t behind = count * t - length * static_cast<int64_t>(places[i].size());
+    const int64_t behind = count * t - length * static_cast<int64_t>(positions[i].size());
     if (slack * behind < length) continue;
     const int64_t deadline = slack * (length - behind) - length;
     if (chosen < counts.size() && deadline * static_cast<int64_t>(counts[chosen]) >= soonest * count)
@@ -99,22 +99,22 @@ size_t choose(const std::vector<uint64_t>& counts, const std::vector<std::vector
 
 }  // namespace
 
-Mixture::Mixture(const std::vector<double>& weights) : places_(weights.size()) {
+Mixture::Mixture(const std::vector<double>& weights) : positions_(weights.size()) {
   const std::vector<uint64_t> counts = counts_of(weights);
   const uint64_t length = std::accumulate(counts.begin(), counts.end(), uint64_t{0});
-  for (uint64_t place = 0; place < length; ++place) {
+  for (uint64_t position = 0; position < length; ++position) {
     const size_t source =
-        choose(counts, places_, static_cast<int64_t>(length), static_cast<int64_t>(place) + 1);
+        choose(counts, positions_, static_cast<int64_t>(length), static_cast<int64_t>(position) + 1);
     source_.push_back(static_cast<uint32_t>(source));
-    places_[source].push_back(static_cast<uint32_t>(place));
+    positions_[source].push_back(static_cast<uint32_t>(position));
   }
 }
 
 uint64_t Mixture::count(size_t source, uint64_t position) const {
-  const std::vector<uint32_t>& places = places_.at(source);
+  const std::vector<uint32_t>& positions = positions_.at(source);
   const uint64_t length = source_.size();
-  const auto within = std::ranges::lower_bound(places, position % length) - places.begin();
-  return position / length * places.size() + static_cast<uint64_t>(within);
+  const auto within = std::ranges::lower_bound(positions, position % length) - positions.begin();
+  return position / length * positions.size() + static_cast<uint64_t>(within);
 }
 
 MixedOrder::MixedOrder(const std::vector<double>& weights, std::vector<uint64_t> sizes, uint64_t seed)
@@ -125,10 +125,10 @@ MixedOrder::MixedOrder(const std::vector<double>& weights, std::vector<uint64_t>
     orders_.emplace_back(seed, "sample order of source " + std::to_string(i));
 }
 
-MixedOrder::Place MixedOrder::operator()(uint64_t position) const {
+MixedOrder::Draw MixedOrder::operator()(uint64_t position) const {
   const size_t source = mixture_.source(position);
-  const uint64_t place = mixture_.count(source, position), size = sizes_[source];
-  return {source, Permutation(orders_[source], place / size, size)(place % size)};
+  const uint64_t drawn = mixture_.count(source, position), size = sizes_[source];
+  return {source, Permutation(orders_[source], drawn / size, size)(drawn % size)};
 }
 
 double MixedOrder::share(size_t source, uint64_t position) const {

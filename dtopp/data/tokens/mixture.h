@@ -31,11 +31,11 @@ class Mixture {
   // The number of samples before `position` that come from `source`.
   uint64_t count(size_t source, uint64_t position) const;
   uint64_t pattern_length() const { return source_.size(); }
-  size_t num_sources() const { return places_.size(); }
+  size_t num_sources() const { return positions_.size(); }
 
  private:
-  std::vector<uint32_t> source_;               // by position in the pattern
-  std::vector<std::vector<uint32_t>> places_;  // positions in the pattern, per source
+  std::vector<uint32_t> source_;                  // by position in the pattern
+  std::vector<std::vector<uint32_t>> positions_;  // positions in the pattern, per source
 };
 
 // The order of a mixture's samples. Each source has its own epochs; each epoch is a fresh permutation of the
@@ -45,11 +45,11 @@ class MixedOrder {
   // `sizes` holds the number of samples per source. Throws std::invalid_argument if one of them is 0.
   MixedOrder(const std::vector<double>& weights, std::vector<uint64_t> sizes, uint64_t seed);
 
-  struct Place {
+  struct Draw {
     size_t source;
     uint64_t index;  // of the sample in that source
   };
-  Place operator()(uint64_t position) const;
+  Draw operator()(uint64_t position) const;
   // The source's share of the samples before `position`, and the number of epochs of the source that they
   // make.
   double share(size_t source, uint64_t position) const;

@@ -30,18 +30,18 @@ std::shared_ptr<gloo::transport::Device> make_device(const GlooOptions& options)
 
 }  // namespace
 
-std::vector<int64_t> all_ranks(int64_t size) { return ranks_across_blocks(0, 1, size); }
+std::vector<int64_t> all_ranks(int64_t size) { return edp_ranks(0, 1, size); }
 
-std::vector<int64_t> ranks_of_block(int64_t rank, int64_t block) {
-  std::vector<int64_t> ranks(static_cast<size_t>(block));
-  std::iota(ranks.begin(), ranks.end(), rank / block * block);
+std::vector<int64_t> ep_ranks(int64_t rank, int64_t ep_size) {
+  std::vector<int64_t> ranks(static_cast<size_t>(ep_size));
+  std::iota(ranks.begin(), ranks.end(), rank / ep_size * ep_size);
   return ranks;
 }
 
-std::vector<int64_t> ranks_across_blocks(int64_t rank, int64_t block, int64_t size) {
-  TORCH_CHECK(size % block == 0, size, " ranks do not divide into groups of ", block);
+std::vector<int64_t> edp_ranks(int64_t rank, int64_t ep_size, int64_t size) {
+  TORCH_CHECK(size % ep_size == 0, size, " ranks do not divide into groups of ", ep_size);
   std::vector<int64_t> ranks;
-  for (int64_t other = rank % block; other < size; other += block) ranks.push_back(other);
+  for (int64_t other = rank % ep_size; other < size; other += ep_size) ranks.push_back(other);
   return ranks;
 }
 
@@ -49,15 +49,15 @@ std::unique_ptr<Collectives> make_gloo_collectives(const c10::intrusive_ptr<c10d
                                                    const std::string& name, int64_t rank,
                                                    const std::vector<int64_t>& ranks,
                                                    const GlooOptions& options) {
-  const auto place = std::find(ranks.begin(), ranks.end(), rank);
-  TORCH_CHECK(place != ranks.end(), "rank ", rank, " is not in group ", name, ", ", ranks);
+  const auto position = std::find(ranks.begin(), ranks.end(), rank);
+  TORCH_CHECK(position != ranks.end(), "rank ", rank, " is not in group ", name, ", ", ranks);
   if (ranks.size() == 1) return std::make_unique<SingleRank>();
   auto gloo = ProcessGroupGloo::Options::create(options.timeout);
   gloo->devices.push_back(make_device(options));
   try {
     auto keys = c10::make_intrusive<c10d::PrefixStore>(c10::str(name, '/', ranks[0]), store);
     auto collectives = make_backend_collectives(
-        c10::make_intrusive<ProcessGroupGloo>(keys, static_cast<int>(place - ranks.begin()),
+        c10::make_intrusive<ProcessGroupGloo>(keys, static_cast<int>(position - ranks.begin()),
                                               static_cast<int>(ranks.size()), gloo),
         c10::str("rank ", rank, ", group ", name));
     // Without this barrier a rank could leave while another still connects, which would then wait for the

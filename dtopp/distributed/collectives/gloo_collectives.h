@@ -15,12 +15,12 @@ class Store;
 
 namespace dtopp {
 
-// Ranks 0 to size - 1. An EP group is `block` consecutive ranks; `block` divides size.
+// Ranks 0 to size - 1. An EP group is `ep_size` consecutive ranks; `ep_size` divides size.
 std::vector<int64_t> all_ranks(int64_t size);
 // The ranks of this rank's EP group. Rank 5 with block 4: 4, 5, 6, 7.
-std::vector<int64_t> ranks_of_block(int64_t rank, int64_t block);
+std::vector<int64_t> ep_ranks(int64_t rank, int64_t ep_size);
 // The size / block ranks with the same EP rank, which hold the same experts. Rank 5 with block 4 of 8: 1, 5.
-std::vector<int64_t> ranks_across_blocks(int64_t rank, int64_t block, int64_t size);
+std::vector<int64_t> edp_ranks(int64_t rank, int64_t ep_size, int64_t size);
 
 struct GlooOptions {
   // The address under which other ranks reach this one. `host` is a name or an address of this host

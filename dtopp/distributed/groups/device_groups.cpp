@@ -45,10 +45,10 @@ std::unique_ptr<Collectives> host_and_device(std::shared_ptr<Collectives> host,
   return std::make_unique<HostAndDevice>(std::move(host), std::move(device));
 }
 
-DeviceGroups::DeviceGroups(World& world, const c10::intrusive_ptr<c10d::Store>& store,
+DeviceGroups::DeviceGroups(ProcessGroups& groups, const c10::intrusive_ptr<c10d::Store>& store,
                            const at::Device& device, std::chrono::milliseconds timeout,
                            const std::shared_ptr<CollectiveCounts>& counts) {
-  const int64_t rank = world.rank();
+  const int64_t rank = groups.rank();
   const auto connect = [&](const char* name, std::shared_ptr<Collectives>& group) {
     if (group->size() == 1) return;
     const std::string who = c10::str("rank ", rank, ", group ", name, " of devices");
@@ -69,12 +69,12 @@ DeviceGroups::DeviceGroups(World& world, const c10::intrusive_ptr<c10d::Store>& 
     if (counts) on_device = std::make_unique<CountingCollectives>(std::move(on_device), counts);
     group = host_and_device(group, std::move(on_device));
   };
-  connect("all", world.all);
-  connect("replicas", world.replicas);
-  connect("nodes", world.nodes);
-  connect("block", world.block);
-  connect("experts", world.experts);
-  world.device = device;
+  connect("world", groups.world);
+  connect("edp_intra_node", groups.edp_intra_node);
+  connect("edp_inter_node", groups.edp_inter_node);
+  connect("ep", groups.ep);
+  connect("ep_dispatch", groups.ep_dispatch);
+  groups.device = device;
 }
 
 DeviceGroups::~DeviceGroups() {

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "dtopp/distributed/groups/world.h"
+#include "dtopp/distributed/groups/process_groups.h"
 
 namespace c10d {
 class Backend;
@@ -26,9 +26,9 @@ std::unique_ptr<Collectives> host_and_device(std::shared_ptr<Collectives> host,
 
 class DeviceGroups {
  public:
-  // Replaces every group of `world` with several ranks by one that also accepts tensors on `device`. `device`
-  // is a CUDA device that no other rank uses; `timeout` applies to each collective. Collective.
-  DeviceGroups(World& world, const c10::intrusive_ptr<c10d::Store>& store, const at::Device& device,
+  // Replaces every group of `groups` with several ranks by one that also accepts tensors on `device`.
+  // `device` is a CUDA device that no other rank uses; `timeout` applies to each collective. Collective.
+  DeviceGroups(ProcessGroups& groups, const c10::intrusive_ptr<c10d::Store>& store, const at::Device& device,
                std::chrono::milliseconds timeout, const std::shared_ptr<CollectiveCounts>& counts);
   // Without finish(), aborts collectives in flight: after an error, other ranks may no longer take part.
   ~DeviceGroups();

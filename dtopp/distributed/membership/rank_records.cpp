@@ -34,7 +34,7 @@ std::optional<RankState> RankState::from_line(const std::string& line) {
   return state;
 }
 
-std::string RankState::place() const {
+std::string RankState::location() const {
   std::string text = activity == "start" ? "before its first step" : "at step " + std::to_string(step);
   if (activity == "save") text = "saving " + text;
   if (activity == "validation") text = "validating " + text;
@@ -44,11 +44,11 @@ std::string RankState::place() const {
 }
 
 std::string LostRank::line() const {
-  return (rank < 0 ? "all ranks" : "rank " + std::to_string(rank)) + " " + place + ": " + cause;
+  return (rank < 0 ? "all ranks" : "rank " + std::to_string(rank)) + " " + location + ": " + cause;
 }
 
 std::string LostRank::to_text() const {
-  return std::to_string(rank) + " " + (has_ended ? "1" : "0") + "\t" + place + "\t" + cause;
+  return std::to_string(rank) + " " + (has_ended ? "1" : "0") + "\t" + location + "\t" + cause;
 }
 
 std::optional<LostRank> LostRank::from_text(const std::string& text) {
@@ -56,7 +56,7 @@ std::optional<LostRank> LostRank::from_text(const std::string& text) {
   LostRank lost;
   fields >> lost.rank >> lost.has_ended;
   fields.ignore();
-  std::getline(fields, lost.place, '\t');
+  std::getline(fields, lost.location, '\t');
   std::getline(fields, lost.cause);
   if (fields.fail()) return std::nullopt;
   return lost;
@@ -88,7 +88,9 @@ void RankRecords::left(int64_t rank) { records_.at(static_cast<size_t>(rank)).le
 
 LostRank RankRecords::lost(int64_t rank, std::string cause) const {
   const Record& record = at(rank);
-  return {.rank = rank, .place = "on " + record.host + " " + record.state.place(), .cause = std::move(cause)};
+  return {.rank = rank,
+          .location = "on " + record.host + " " + record.state.location(),
+          .cause = std::move(cause)};
 }
 
 LostRank RankRecords::died(int64_t rank) const {
@@ -142,7 +144,7 @@ std::optional<LostRank> RankRecords::find_stuck() const {
       "stuck for " + seconds_text(limits_.silent) + ", while others wait in " + last->state.collective;
   if (is_behind(*first, *last)) return lost(first - records_.data(), cause);
   return LostRank{
-      .place = last->state.place(),
+      .location = last->state.location(),
       .cause = "no progress for " + seconds_text(limits_.silent) + "; check the network between them"};
 }
 

@@ -25,14 +25,14 @@ struct RankState {
   // Returns nullopt if the line is not a state.
   static std::optional<RankState> from_line(const std::string& line);
   // "at step 12, waiting in gather", "saving at step 12, after gather".
-  std::string place() const;
+  std::string location() const;
 };
 
 // The rank that ended the run for the other ranks.
 struct LostRank {
   int64_t rank = -1;       // -1: all ranks alike
   bool has_ended = false;  // with its own error
-  std::string place;       // "on node7 at step 12, after gather"
+  std::string location;    // "on node7 at step 12, after gather"
   std::string cause;       // "silent for 60 s (stopped, or cut off)"
 
   std::string line() const;  // "rank 3 on node7 at step 12, after gather: silent for …"

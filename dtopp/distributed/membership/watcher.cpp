@@ -135,7 +135,7 @@ void Watcher::Impl::check_device(const RankState& state) {
   }
   if (cause.empty()) return;
   const std::string& host = options.hosts[static_cast<size_t>(options.rank)];
-  lose({.rank = options.rank, .place = "on " + host + " " + state.place(), .cause = cause});
+  lose({.rank = options.rank, .location = "on " + host + " " + state.location(), .cause = cause});
 }
 
 void Watcher::Impl::understand(const RankConnections::Event& event) {
@@ -156,8 +156,8 @@ void Watcher::Impl::understand(const RankConnections::Event& event) {
     if (is_first()) return;
     if (word == "left")
       is_over = true;
-    else if (const auto told = LostRank::from_text(rest))
-      lose(*told);
+    else if (const auto received = LostRank::from_text(rest))
+      lose(*received);
     connections.finish(rank);  // rank 0 waits for this before it ends
   }
 }

@@ -15,8 +15,8 @@ ElementRange part_of(const ElementRange& range, int64_t part, int64_t parts) {
 
 }  // namespace
 
-Partition::Partition(int64_t elements, int64_t pieces, int64_t index, const RankGrid& grid)
-    : elements_(elements), pieces_(pieces), index_(index), grid_(grid) {
+Partition::Partition(int64_t elements, int64_t pieces, int64_t index, const ParallelDims& dims)
+    : elements_(elements), pieces_(pieces), index_(index), dims_(dims) {
   const int64_t piece = elements / pieces, most = std::max<int64_t>(kMostUnits / pieces, 1);
   const int64_t even = (piece + most - 1) / most;
   unit_ = std::max(kSmallestUnit, (even + kAlignment - 1) / kAlignment * kAlignment);
@@ -29,21 +29,21 @@ ElementRange Partition::unit(int64_t unit) const {
   return {piece * size + begin, piece * size + std::min(begin + unit_, size)};
 }
 
-ElementRange Partition::slice_units(int64_t place) const {
-  if (pieces_ == 1) return part_of({0, units_each_}, (place + index_) % grid_.places, grid_.places);
-  const ElementRange pieces = part_of({0, pieces_}, place, grid_.places);
+ElementRange Partition::slice_units(int64_t ep_rank) const {
+  if (pieces_ == 1) return part_of({0, units_each_}, (ep_rank + index_) % dims_.ep_size, dims_.ep_size);
+  const ElementRange pieces = part_of({0, pieces_}, ep_rank, dims_.ep_size);
   return {pieces.begin * units_each_, pieces.end * units_each_};
 }
 
 ElementRange Partition::part_units(int64_t rank) const {
-  const int64_t parts = grid_.node_replicas(), turn = grid_.replica(rank) + index_ / grid_.places;
-  return part_of(slice_units(grid_.place(rank)), turn % parts, parts);
+  const int64_t parts = dims_.local_edp_size(), turn = dims_.edp_rank(rank) + index_ / dims_.ep_size;
+  return part_of(slice_units(dims_.ep_rank(rank)), turn % parts, parts);
 }
 
 ElementRange Partition::kept_units(int64_t rank) const {
-  const int64_t node = grid_.replica(rank) / grid_.node_replicas();
-  const int64_t turn = node + index_ / (grid_.places * grid_.node_replicas());
-  return part_of(part_units(rank), turn % grid_.nodes, grid_.nodes);
+  const int64_t node = dims_.edp_rank(rank) / dims_.local_edp_size();
+  const int64_t turn = node + index_ / (dims_.ep_size * dims_.local_edp_size());
+  return part_of(part_units(rank), turn % dims_.nodes, dims_.nodes);
 }
 
 ElementRange Partition::elements_of(const ElementRange& units) const {

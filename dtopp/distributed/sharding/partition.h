@@ -22,7 +22,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "dtopp/distributed/topology/rank_grid.h"
+#include "dtopp/distributed/topology/parallel_dims.h"
 
 namespace dtopp {
 
@@ -45,13 +45,13 @@ class Partition {
   // `index` is the parameter's index in the model. `pieces` is the number of its experts, or 1 if it has
   // none. The EP size divides `pieces`, and EP ranks get whole experts. With 1 piece, EP ranks share the
   // chunks.
-  Partition(int64_t elements, int64_t pieces, int64_t index, const RankGrid& grid);
+  Partition(int64_t elements, int64_t pieces, int64_t index, const ParallelDims& dims);
 
   int64_t elements() const { return elements_; }
   int64_t num_units() const { return pieces_ * units_each_; }
   ElementRange unit(int64_t unit) const;
-  // The EP shard: elements that the EDP ranks of one EP rank (`place`) share.
-  ElementRange slice(int64_t place) const { return elements_of(slice_units(place)); }
+  // The EP shard: elements that the EDP ranks of one EP rank (`ep_rank`) share.
+  ElementRange slice(int64_t ep_rank) const { return elements_of(slice_units(ep_rank)); }
   // The node shard: the part of the EP shard that this rank shares with its peers on other nodes.
   ElementRange part(int64_t rank) const { return elements_of(part_units(rank)); }
   // The local shard: the part of the node shard that this rank stores.
@@ -60,12 +60,12 @@ class Partition {
   ElementRange kept_units(int64_t rank) const;
 
  private:
-  ElementRange slice_units(int64_t place) const;
+  ElementRange slice_units(int64_t ep_rank) const;
   ElementRange part_units(int64_t rank) const;
   ElementRange elements_of(const ElementRange& units) const;
 
   int64_t elements_, pieces_, index_;
-  RankGrid grid_;
+  ParallelDims dims_;
   int64_t unit_ = 0, units_each_ = 0;  // elements per chunk; chunks per piece
 };
 

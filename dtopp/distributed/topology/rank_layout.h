@@ -15,7 +15,7 @@ struct RankLayout {
 
   int64_t node_ranks() const { return ranks / nodes; }
   // EDP size: the number of ranks with the same experts, one per EP group.
-  int64_t replicas() const { return ranks / expert_parallel; }
+  int64_t edp_size() const { return ranks / expert_parallel; }
 };
 
 }  // namespace dtopp

@@ -103,8 +103,8 @@ std::function<uint64_t(uint64_t)> weighted_order(const RunConfig& config, const 
   std::vector<uint64_t> sizes = images.folder_sizes(), first(sizes.size());
   std::exclusive_scan(sizes.begin(), sizes.end(), first.begin(), uint64_t{0});
   return [order = mixed_order_of(config, std::move(sizes), data), first](uint64_t position) {
-    const MixedOrder::Place place = (*order)(position);
-    return first[place.source] + place.index;
+    const MixedOrder::Draw draw = (*order)(position);
+    return first[draw.source] + draw.index;
   };
 }
 

@@ -12,17 +12,17 @@ at::Tensor frequencies(int64_t count, const at::Device& device) {
 }
 
 // Row and column of each patch, f64 [grid * grid].
-struct Places {
+struct PatchCoordinates {
   at::Tensor row_P, column_P;
 };
 
-Places places(int64_t grid, const at::Device& device) {
+PatchCoordinates patch_coordinates(int64_t grid, const at::Device& device) {
   const at::Tensor along = at::arange(grid, at::device(device).dtype(at::kDouble));
   return {along.repeat_interleave(grid), along.repeat({grid})};
 }
 
-at::Tensor sines_and_cosines(const at::Tensor& place_P, int64_t size) {
-  const at::Tensor angle = at::outer(place_P, frequencies(size / 2, place_P.device()));
+at::Tensor sines_and_cosines(const at::Tensor& coordinate_P, int64_t size) {
+  const at::Tensor angle = at::outer(coordinate_P, frequencies(size / 2, coordinate_P.device()));
   return at::cat({angle.sin(), angle.cos()}, 1);
 }
 
@@ -30,7 +30,7 @@ at::Tensor sines_and_cosines(const at::Tensor& place_P, int64_t size) {
 
 RotaryTable axial_rotary_table(int64_t images, int64_t text, int64_t grid, int64_t head_size,
                                const at::Device& device) {
-  const Places at_patch = places(grid, device);
+  const PatchCoordinates at_patch = patch_coordinates(grid, device);
   const at::Tensor turn = frequencies(head_size / 4, device);
   const at::Tensor angle =
       at::cat({at::outer(at_patch.row_P, turn), at::outer(at_patch.column_P, turn)}, 1).repeat({1, 2});
@@ -40,7 +40,7 @@ RotaryTable axial_rotary_table(int64_t images, int64_t text, int64_t grid, int64
 }
 
 at::Tensor sincos_table(int64_t grid, int64_t hidden_size, const at::Device& device) {
-  const Places at_patch = places(grid, device);
+  const PatchCoordinates at_patch = patch_coordinates(grid, device);
   return at::cat({sines_and_cosines(at_patch.column_P, hidden_size / 2),
                   sines_and_cosines(at_patch.row_P, hidden_size / 2)},
                  1)

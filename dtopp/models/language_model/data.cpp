@@ -80,8 +80,8 @@ ReadWindow mixed_order(std::vector<TokenStream> streams, const RunConfig& config
   }
   const auto order = mixed_order_of(config, std::move(sizes), data);
   return [samplers, order](uint64_t position, std::span<int64_t> tokens) {
-    const MixedOrder::Place place = (*order)(position);
-    (*samplers)[place.source].window(place.index, tokens);
+    const MixedOrder::Draw draw = (*order)(position);
+    (*samplers)[draw.source].window(draw.index, tokens);
   };
 }
 

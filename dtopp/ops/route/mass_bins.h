@@ -47,9 +47,9 @@ inline std::array<double, kMassBins + 1> mass_edges() {
   constexpr int kBinsOfOctave = 1 << kMassBinBits;
   double octave = 1.0 / static_cast<double>(int64_t{2} << kMassOctaves);
   for (int i = 0; i < kMassBinsOfHalf; ++i) {
-    const int place = i % kBinsOfOctave;
-    edges[i] = i == 0 ? 0.0 : octave * (1.0 + static_cast<double>(place) / kBinsOfOctave);
-    if (place == kBinsOfOctave - 1) octave *= 2;
+    const int offset = i % kBinsOfOctave;
+    edges[i] = i == 0 ? 0.0 : octave * (1.0 + static_cast<double>(offset) / kBinsOfOctave);
+    if (offset == kBinsOfOctave - 1) octave *= 2;
   }
   edges[kMassBinsOfHalf] = 0.5;
   for (int i = 0; i < kMassBinsOfHalf; ++i) edges[kMassBins - i] = 1.0 - edges[i];

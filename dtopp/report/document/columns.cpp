@@ -56,7 +56,7 @@ bool continues(const ReportColumn& longer, const ReportColumn& shorter) {
 
 }  // namespace
 
-int Columns::place(const std::string& key, ReportColumn made) {
+int Columns::insert(const std::string& key, ReportColumn made) {
   const auto [entry, is_new] = ids_.try_emplace(key, static_cast<int>(columns_.size()));
   if (is_new) columns_.emplace_back();
   ReportColumn& column = columns_[static_cast<size_t>(entry->second)];
@@ -73,11 +73,11 @@ int Columns::place(const std::string& key, ReportColumn made) {
 }
 
 int Columns::add(const std::string& key, std::span<const double> values) {
-  return place(key, make_column(values, ReportColumn::Kind::kFloat32));
+  return insert(key, make_column(values, ReportColumn::Kind::kFloat32));
 }
 
 int Columns::add_exact(const std::string& key, std::span<const double> values) {
-  return place(key, make_column(values, ReportColumn::Kind::kFloat64));
+  return insert(key, make_column(values, ReportColumn::Kind::kFloat64));
 }
 
 uint64_t Columns::known_to(int id, uint64_t generation) const {
@@ -102,15 +102,15 @@ std::string base64_of(const ReportColumn& column, uint64_t from) {
   return text;
 }
 
-std::vector<size_t> thinned_places(std::span<const double> values, size_t limit) {
-  std::vector<size_t> places;
+std::vector<size_t> thinned_indices(std::span<const double> values, size_t limit) {
+  std::vector<size_t> indices;
   if (values.size() <= limit) {
-    for (size_t i = 0; i < values.size(); ++i) places.push_back(i);
-    return places;
+    for (size_t i = 0; i < values.size(); ++i) indices.push_back(i);
+    return indices;
   }
   const size_t stretches = limit / 2;
   const auto keep = [&](size_t i) {
-    if (places.empty() || places.back() < i) places.push_back(i);
+    if (indices.empty() || indices.back() < i) indices.push_back(i);
   };
   keep(0);
   for (size_t s = 0; s < stretches; ++s) {
@@ -125,7 +125,7 @@ std::vector<size_t> thinned_places(std::span<const double> values, size_t limit)
     keep(std::max(low, high));
   }
   keep(values.size() - 1);
-  return places;
+  return indices;
 }
 
 }  // namespace dtopp

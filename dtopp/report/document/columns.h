@@ -42,7 +42,7 @@ class Columns {
   uint64_t known_to(int id, uint64_t generation) const;
 
  private:
-  int place(const std::string& key, ReportColumn made);
+  int insert(const std::string& key, ReportColumn made);
 
   uint64_t generation_ = 1;
   std::map<std::string, int> ids_;
@@ -55,6 +55,6 @@ std::string base64_of(const ReportColumn& column, uint64_t from);
 // Returns the indices of the points to keep if there are more than `limit`: the first and the last point, and
 // the minimum and maximum of each of limit / 2 equal intervals. With at most `limit` points it returns all
 // indices.
-std::vector<size_t> thinned_places(std::span<const double> values, size_t limit);
+std::vector<size_t> thinned_indices(std::span<const double> values, size_t limit);
 
 }  // namespace dtopp

@@ -165,9 +165,9 @@ void serve_report(LiveReport& report, uint16_t port, const ServerHooks& hooks) {
       polled.push_back(
           {connection.socket.get(), static_cast<short>(connection.answer.empty() ? POLLIN : POLLOUT), 0});
     if (poll(polled.data(), polled.size(), kPollMilliseconds) < 0) continue;  // interrupted by a signal
-    size_t place = 0;
+    size_t index = 0;
     for (auto connection = connections.begin(); connection != connections.end();) {
-      const bool goes_on = proceed(*connection, polled[++place].revents, report);
+      const bool goes_on = proceed(*connection, polled[++index].revents, report);
       connection = goes_on ? std::next(connection) : connections.erase(connection);
     }
     if ((polled[0].revents & POLLIN) == 0) continue;

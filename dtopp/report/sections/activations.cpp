@@ -25,12 +25,12 @@ std::vector<double> shares(std::vector<double> counts) {
 ReportHeatMap map_of(RunDrawing& drawing, size_t run, const std::string& key, const std::string& title,
                      const std::string& own_x, const std::vector<std::vector<double>>& rows) {
   ReportHeatMap map{title, "layer", static_cast<int>(run)};
-  const std::string place = std::to_string(run) + " measured " + key;
+  const std::string column = std::to_string(run) + " measured " + key;
   map.own_x = own_x;
-  map.x = drawing.columns.add_exact(place + " x", counted(rows.at(0).size()));
+  map.x = drawing.columns.add_exact(column + " x", counted(rows.at(0).size()));
   for (size_t layer = 0; layer < rows.size(); ++layer) {
     map.rows.push_back(std::to_string(layer));
-    map.cells.push_back(drawing.columns.add(place + " " + map.rows.back(), rows[layer]));
+    map.cells.push_back(drawing.columns.add(column + " " + map.rows.back(), rows[layer]));
   }
   return map;
 }

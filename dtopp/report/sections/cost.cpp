@@ -88,10 +88,10 @@ ReportChart sweep_chart(RunDrawing& drawing, const char* title, const char* unit
       y.push_back(point.value);
     }
     if (x.empty()) continue;
-    const std::string place = std::to_string(run) + " sweep " + title;
+    const std::string column = std::to_string(run) + " sweep " + title;
     ReportLine line{static_cast<int>(run), ""};
-    line.x = drawing.columns.add_exact(place + " x", x);
-    line.y = drawing.columns.add(place, y);
+    line.x = drawing.columns.add_exact(column + " x", x);
+    line.y = drawing.columns.add(column, y);
     line.marks = true;
     chart.lines.push_back(std::move(line));
   }

@@ -29,14 +29,14 @@ ReportChart curves_chart(RunDrawing& drawing, const Axis& axis, const std::strin
   for (const StudyCurve& curve : drawing.input.curves) {
     const auto run = run_of(drawing.input, curve.row);
     if (curve.axis != axis.name || curve.measure != measure || curve.x.empty() || !run) continue;
-    const std::string place = "curve " + curve.row + " " + measure + " " + axis.name;
+    const std::string column = "curve " + curve.row + " " + measure + " " + axis.name;
     std::vector<double> x = curve.x;
     for (double& value : x) value /= axis.unit;
     ReportLine line{*run, curve.row + ", mean of " + report_text::count_of(curve.n, "seed")};
     line.of_many = true;
-    line.x = drawing.columns.add_exact(place + " x", x);
-    line.y = drawing.columns.add(place, curve.mean);
-    line.band = drawing.columns.add(place + " band", curve.half_width);
+    line.x = drawing.columns.add_exact(column + " x", x);
+    line.y = drawing.columns.add(column, curve.mean);
+    line.band = drawing.columns.add(column + " band", curve.half_width);
     chart.lines.push_back(std::move(line));
   }
   return chart;

@@ -42,10 +42,10 @@ std::vector<double> values_at(const std::vector<int64_t>& steps, const Series& s
   return values;
 }
 
-std::vector<double> taken(const std::vector<double>& values, const std::vector<size_t>& places) {
+std::vector<double> taken(const std::vector<double>& values, const std::vector<size_t>& indices) {
   std::vector<double> result;
-  result.reserve(places.size());
-  for (const size_t place : places) result.push_back(values[place]);
+  result.reserve(indices.size());
+  for (const size_t index : indices) result.push_back(values[index]);
   return result;
 }
 
@@ -129,20 +129,20 @@ std::vector<ReportLine> RunDrawing::lines(const std::string& metric, const LineS
 
 ReportLine RunDrawing::line(size_t run, const std::string& key, const Series& series, const LineStyle& style,
                             const Series* band) {
-  const std::string place = std::to_string(run) + " " + key;
+  const std::string column = std::to_string(run) + " " + key;
   ReportLine made{static_cast<int>(run), style.name};
   made.marks = style.marks;
   made.minor = style.minor;
-  const std::vector<size_t> places = thinned_places(series.values, kPointsOfLine);
-  if (places.size() < series.values.size()) most_points = std::max(most_points, series.values.size());
+  const std::vector<size_t> indices = thinned_indices(series.values, kPointsOfLine);
+  if (indices.size() < series.values.size()) most_points = std::max(most_points, series.values.size());
   // Lines with the run's training steps share one column.
   const bool is_clock = series.steps == input.runs[run].history.tokens.steps;
-  const bool is_whole = places.size() == series.values.size();
-  made.x = columns.add_exact(is_clock && is_whole ? std::to_string(run) + " clock" : place + " steps",
-                             taken(steps_of(series), places));
-  made.y = columns.add(place, taken(series.values, places));
+  const bool is_whole = indices.size() == series.values.size();
+  made.x = columns.add_exact(is_clock && is_whole ? std::to_string(run) + " clock" : column + " steps",
+                             taken(steps_of(series), indices));
+  made.y = columns.add(column, taken(series.values, indices));
   if (band != nullptr)
-    made.band = columns.add(place + " band", taken(values_at(series.steps, *band), places));
+    made.band = columns.add(column + " band", taken(values_at(series.steps, *band), indices));
   return made;
 }
 
@@ -152,10 +152,10 @@ ReportHeatMap RunDrawing::heat_map(size_t run, const std::string& key, const std
   ReportHeatMap map{title, row_label, static_cast<int>(run), names};
   const std::vector<int64_t>& steps = rows.at(0)->steps;
   const size_t stride = (steps.size() + kCellsOfRow - 1) / kCellsOfRow;
-  const std::string place = std::to_string(run) + " heat " + key;
-  map.x = columns.add_exact(place + " steps", means(steps_of(*rows[0]), stride));
+  const std::string column = std::to_string(run) + " heat " + key;
+  map.x = columns.add_exact(column + " steps", means(steps_of(*rows[0]), stride));
   for (size_t row = 0; row < rows.size(); ++row)
-    map.cells.push_back(columns.add(place + " " + names[row], means(values_at(steps, *rows[row]), stride)));
+    map.cells.push_back(columns.add(column + " " + names[row], means(values_at(steps, *rows[row]), stride)));
   if (stride > 1) map.note = "Each cell is the mean of " + report_text::count_of(stride, "logged step") + ".";
   return map;
 }

@@ -47,12 +47,12 @@ ReportedRun describe(const ReportInput& input, size_t index, Columns& columns) {
   ReportedRun described{run.name, tag_of(index), run.path.string(), group_of(input, index), std::nullopt};
   const Series& tokens = run.history.tokens;
   if (tokens.steps.empty()) return described;
-  const std::string place = std::to_string(index) + " clock";
+  const std::string column = std::to_string(index) + " clock";
   described.clock = {
-      .steps = columns.add_exact(place, std::vector<double>(tokens.steps.begin(), tokens.steps.end())),
-      .tokens = columns.add_exact(place + " tokens", tokens.values),
-      .hours = columns.add(place + " hours", clock_hours(run))};
-  if (run.cost) described.clock->flops = columns.add(place + " flops", clock_flops(run));
+      .steps = columns.add_exact(column, std::vector<double>(tokens.steps.begin(), tokens.steps.end())),
+      .tokens = columns.add_exact(column + " tokens", tokens.values),
+      .hours = columns.add(column + " hours", clock_hours(run))};
+  if (run.cost) described.clock->flops = columns.add(column + " flops", clock_flops(run));
   return described;
 }
 

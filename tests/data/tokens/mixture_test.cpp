@@ -90,8 +90,8 @@ TEST(MixedOrder, each_source_goes_through_epochs_of_its_own) {
   const MixedOrder order({3, 1}, sizes, 5);
   std::vector<std::vector<uint64_t>> seen(2);
   for (uint64_t i = 0; i < 400; ++i) {
-    const auto place = order(i);
-    seen[place.source].push_back(place.index);
+    const auto draw = order(i);
+    seen[draw.source].push_back(draw.index);
   }
   EXPECT_EQ(seen[0].size(), 300U);
   for (size_t s = 0; s < 2; ++s) {

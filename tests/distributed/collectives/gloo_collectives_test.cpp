@@ -235,18 +235,18 @@ TEST(GlooGroup, refuses_tensors_and_splits_that_do_not_fit) {
 
 TEST(RanksOfGroups, are_blocks_and_what_lies_across_them) {
   EXPECT_THAT(all_ranks(3), ElementsAre(0, 1, 2));
-  EXPECT_THAT(ranks_of_block(6, 4), ElementsAre(4, 5, 6, 7));
-  EXPECT_THAT(ranks_across_blocks(6, 4, 12), ElementsAre(2, 6, 10));
-  EXPECT_THROW(ranks_across_blocks(0, 4, 6), c10::Error);
+  EXPECT_THAT(ep_ranks(6, 4), ElementsAre(4, 5, 6, 7));
+  EXPECT_THAT(edp_ranks(6, 4, 12), ElementsAre(2, 6, 10));
+  EXPECT_THROW(edp_ranks(0, 4, 6), c10::Error);
 }
 
 TEST(GlooSubgroups, keep_to_themselves) {
-  for (const int64_t block : {1, 2, 4}) {
+  for (const int64_t ep_size : {1, 2, 4}) {
     run_ranks(4, [&](int64_t rank, const c10::intrusive_ptr<c10d::Store>& store) {
       const std::vector<std::pair<const char*, std::vector<int64_t>>> groups = {
           {"all", all_ranks(4)},
-          {"experts", ranks_of_block(rank, block)},
-          {"replicas", ranks_across_blocks(rank, block, 4)}};
+          {"experts", ep_ranks(rank, ep_size)},
+          {"replicas", edp_ranks(rank, ep_size, 4)}};
       std::vector<std::unique_ptr<Collectives>> collectives;
       for (const auto& [name, ranks] : groups)
         collectives.push_back(make_gloo_collectives(store, name, rank, ranks, on_loopback()));

@@ -29,8 +29,8 @@ TEST(DeviceGroups, send_a_tensor_by_where_it_lies) {
   const auto host = std::make_shared<NotingCollectives>(), device = std::make_shared<NotingCollectives>();
   const auto group = host_and_device(host, device);
   EXPECT_EQ(group->size(), 2);
-  for (const at::Device& place : {at::Device(at::kCPU), at::Device(at::kMeta)}) {
-    const auto numbers = at::device(place).dtype(at::kDouble);
+  for (const at::Device& side : {at::Device(at::kCPU), at::Device(at::kMeta)}) {
+    const auto numbers = at::device(side).dtype(at::kDouble);
     const at::Tensor two = at::empty({2}, numbers), one = at::empty({1}, numbers);
     group->all_to_all(two, two, {}, "exchange").wait();
     group->all_gather(two, one, "gather").wait();
@@ -49,19 +49,20 @@ TEST(DeviceGroups, say_in_one_line_why_they_cannot_be_connected) {
   if (!missing || missing->find("no CUDA device") == std::string::npos)
     GTEST_SKIP() << (missing ? *missing : "a CUDA device is here");
   run_ranks(2, [](int64_t rank, const c10::intrusive_ptr<c10d::Store>& store) {
-    World world = make_world(store, rank, {.places = 1, .replicas = 2}, on_loopback());
+    ProcessGroups groups = make_process_groups(store, rank, {.ep_size = 1, .edp_size = 2}, on_loopback());
     try {
-      const DeviceGroups groups(world, store, at::Device(at::kCUDA, 0), std::chrono::seconds(20), nullptr);
+      const DeviceGroups device_groups(groups, store, at::Device(at::kCUDA, 0), std::chrono::seconds(20),
+                                       nullptr);
       ADD_FAILURE() << "connected without a device";
     } catch (const ResourceError& error) {
       const std::string text = error.what();
-      EXPECT_THAT(text, HasSubstr("rank " + std::to_string(rank) + ", group all of devices: NCCL"));
+      EXPECT_THAT(text, HasSubstr("rank " + std::to_string(rank) + ", group world of devices: NCCL"));
       EXPECT_THAT(text, HasSubstr("no GPUs found"));
       EXPECT_THAT(text, Not(HasSubstr("\n")));
     }
-    EXPECT_TRUE(world.device.is_cpu());
-    EXPECT_FALSE(world.all == nullptr);
-    world.all->barrier("as before").wait();
+    EXPECT_TRUE(groups.device.is_cpu());
+    EXPECT_FALSE(groups.world == nullptr);
+    groups.world->barrier("as before").wait();
   });
 }
 

@@ -22,7 +22,7 @@ TEST(Agreement, gives_every_rank_the_first_ones_number) {
 }
 
 // Each rank's error message; "" if the rank continues.
-std::vector<std::string> told(const std::vector<std::string>& devices) {
+std::vector<std::string> errors_of(const std::vector<std::string>& devices) {
   std::vector<std::string> texts(devices.size());
   run_group(static_cast<int64_t>(devices.size()), [&](Collectives& ranks) {
     const auto rank = static_cast<size_t>(ranks.rank());
@@ -37,14 +37,14 @@ std::vector<std::string> told(const std::vector<std::string>& devices) {
 }
 
 TEST(CheckDevices, lets_ranks_on_cpus_or_on_a_device_each_go_on) {
-  EXPECT_THAT(told({"cpu", "cpu", "cpu"}), testing::Each(""));
-  EXPECT_THAT(told({"GPU-1", "GPU-2", "GPU-3"}), testing::Each(""));
+  EXPECT_THAT(errors_of({"cpu", "cpu", "cpu"}), testing::Each(""));
+  EXPECT_THAT(errors_of({"GPU-1", "GPU-2", "GPU-3"}), testing::Each(""));
 }
 
 TEST(CheckDevices, tells_all_ranks_which_do_not_go_together) {
-  EXPECT_THAT(told({"GPU-1", "GPU-2", "cpu"}),
+  EXPECT_THAT(errors_of({"GPU-1", "GPU-2", "cpu"}),
               testing::Each(AllOf(HasSubstr("rank 2 computes on cpu"), HasSubstr("rank 0 on GPU-1"))));
-  EXPECT_THAT(told({"GPU-1", "GPU-2", "GPU-2"}),
+  EXPECT_THAT(errors_of({"GPU-1", "GPU-2", "GPU-2"}),
               testing::Each(AllOf(HasSubstr("ranks 1 and 2"), HasSubstr("same device, GPU-2"))));
 }
 

@@ -159,7 +159,7 @@ TEST(RankState, is_read_back_from_its_line) {
                         .cpu_seconds = 67.5};
   const auto read = RankState::from_line(state.to_line());
   ASSERT_TRUE(read);
-  EXPECT_EQ(read->place(), "saving at step 12, waiting in collect");
+  EXPECT_EQ(read->location(), "saving at step 12, waiting in collect");
   EXPECT_EQ(read->ordinal, 345);
   EXPECT_EQ(read->cpu_seconds, 67.5);
   EXPECT_FALSE(RankState::from_line("12 save collect"));
@@ -167,12 +167,12 @@ TEST(RankState, is_read_back_from_its_line) {
 }
 
 TEST(RankState, says_where_a_rank_is_before_it_trains) {
-  EXPECT_EQ(RankState().place(), "before its first step");
+  EXPECT_EQ(RankState().location(), "before its first step");
 }
 
 TEST(LostRank, is_read_back_from_its_text) {
   const LostRank lost{
-      .rank = 3, .has_ended = true, .place = "on a b", .cause = "ended with status 3: it: was so"};
+      .rank = 3, .has_ended = true, .location = "on a b", .cause = "ended with status 3: it: was so"};
   const auto read = LostRank::from_text(lost.to_text());
   ASSERT_TRUE(read);
   EXPECT_EQ(read->line(), "rank 3 on a b: ended with status 3: it: was so");

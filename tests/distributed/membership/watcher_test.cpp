@@ -197,9 +197,9 @@ TEST_F(LostRankTest, may_be_the_own_one_whose_device_never_finishes) {
       EXPECT_EQ(self.wait(milliseconds(100)), "");
       broken = rank == failing;
       const std::string lost = self.wait();
-      const std::string place = "rank " + std::to_string(failing) + " on node" + std::to_string(failing);
-      EXPECT_THAT(lost, StartsWith(place + " at step 7"));
-      EXPECT_TRUE(rank != failing || lost == place + " at step 7: group all: timed out") << lost;
+      const std::string location = "rank " + std::to_string(failing) + " on node" + std::to_string(failing);
+      EXPECT_THAT(lost, StartsWith(location + " at step 7"));
+      EXPECT_TRUE(rank != failing || lost == location + " at step 7: group all: timed out") << lost;
     });
   }
 }

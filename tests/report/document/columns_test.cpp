@@ -83,12 +83,12 @@ TEST(Columns, a_page_keeps_what_only_grew_and_loses_what_was_rewritten) {
 
 TEST(ThinnedPlaces, keep_the_extremes_of_each_stretch_and_both_ends) {
   const std::vector<double> values = {5, 1, 9, 4, 4, 4, kNaN, 7, kNaN, kNaN, 2, 6};
-  EXPECT_THAT(thinned_places(values, 8), ElementsAre(0, 1, 2, 3, 7, 10, 11));
-  EXPECT_THAT(thinned_places(values, 12).size(), 12U);
+  EXPECT_THAT(thinned_indices(values, 8), ElementsAre(0, 1, 2, 3, 7, 10, 11));
+  EXPECT_THAT(thinned_indices(values, 12).size(), 12U);
 }
 
 TEST(ThinnedPlaces, a_stretch_of_gaps_stays_one) {
-  EXPECT_THAT(thinned_places(std::vector<double>{1, 2, kNaN, kNaN, kNaN, kNaN, 3, 4}, 6),
+  EXPECT_THAT(thinned_indices(std::vector<double>{1, 2, kNaN, kNaN, kNaN, kNaN, 3, 4}, 6),
               ElementsAre(0, 1, 2, 6, 7));
 }
 

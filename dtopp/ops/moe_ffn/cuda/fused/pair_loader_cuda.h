@@ -71,15 +71,15 @@ __device__ void load_columns(uint32_t to, int thread, const RowOf& row_of) {
     const Source row = row_of(i);
     // The step i kStep sets only bits of the row number (modulo 8) that are clear in the first row. XOR
     // therefore applies the swizzle.
-    const uint32_t place = (to ^ (i * Own::kStep % 8 * 16)) + i * Own::kStep * kSwizzledRowBytes;
-    copy_async(place, row.from, row.there ? 16 : 0);
+    const uint32_t address = (to ^ (i * Own::kStep % 8 * 16)) + i * Own::kStep * kSwizzledRowBytes;
+    copy_async(address, row.from, row.there ? 16 : 0);
   }
 }
 
-// Returns the weight's row that is stored as row `place` of the right operand in shared memory. It permutes
+// Returns the weight's row that is stored as row `row` of the right operand in shared memory. It permutes
 // bits of the row number below 32, so that a lane's output columns are neighbors (Form::kInOrder).
-__host__ __device__ constexpr int weight_row(int place) {
-  return place / 32 * 32 + place / 2 % 4 * 8 + place / 8 % 4 * 2 + place % 2;
+__host__ __device__ constexpr int weight_row(int row) {
+  return row / 32 * 32 + row / 2 % 4 * 8 + row / 8 % 4 * 2 + row % 2;
 }
 
 // Loads one thread's part of a tile's operands, in consecutive steps of kTileDepth. If columns are paired,

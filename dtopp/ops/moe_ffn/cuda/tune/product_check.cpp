@@ -90,11 +90,11 @@ void report(const ProductCheck& check, const ProductTable& table) {
                number_text(checked.grouped_milliseconds) + ")";
       continue;
     }
-    check.say("warning: moe_ffn: " + name + " uses grouped_mm, because dtopp's fused kernel is wrong on " +
+    check.log("warning: moe_ffn: " + name + " uses grouped_mm, because dtopp's fused kernel is wrong on " +
               check.device.name + ": " +
               (checked.failure.empty() ? "an error of " + number_text(checked.own_error) : checked.failure));
   }
-  check.say("moe_ffn on " + check.device.name + ": " + found);
+  check.log("moe_ffn on " + check.device.name + ": " + found);
 }
 
 }  // namespace
@@ -125,12 +125,12 @@ std::optional<ProductTable> check_products(const ProductCheck& check, bool again
   } catch (const DataError& error) {
     unkept = error.what();
   }
-  check.say("checking once which expert GEMM kernels to use on " + check.device.name);
+  check.log("checking once which expert GEMM kernels to use on " + check.device.name);
   ProductTable table;
   try {
     table = check_all(check);
   } catch (const ResourceError& error) {
-    check.say("warning: the check cannot run now, so grouped_mm is used: " + std::string(error.what()));
+    check.log("warning: the check cannot run now, so grouped_mm is used: " + std::string(error.what()));
     return std::nullopt;
   }
   report(check, table);
@@ -141,11 +141,11 @@ std::optional<ProductTable> check_products(const ProductCheck& check, bool again
     unkept = error.what();
   }
   if (!unkept.empty())
-    check.say("warning: the result cannot be stored, so every start will check again: " + unkept);
+    check.log("warning: the result cannot be stored, so every start will check again: " + unkept);
   return table;
 }
 
-ProductCheck product_check_of(const at::Device& device, std::function<void(const std::string&)> say) {
+ProductCheck product_check_of(const at::Device& device, std::function<void(const std::string&)> log) {
   const DeviceFacts facts = device_facts(device);
   return {.device = {facts.name, facts.driver, hash_file(cuda_library())},
           .directory = product_table_directory(),
@@ -157,17 +157,17 @@ ProductCheck product_check_of(const at::Device& device, std::function<void(const
                                                   "--own", own_products_text(own), "--device", index},
                                     .environment = own_environment()};
               },
-          .say = std::move(say)};
+          .log = std::move(log)};
 }
 
 void choose_products(const RunConfig& config, const at::Device& device,
-                     const std::function<void(const std::string&)>& say) {
+                     const std::function<void(const std::string&)>& log) {
   if (device.is_cpu() || config.model.is_dense() ||
       compute_type(config.training.precision, device) != at::kBFloat16)
     return;
   if (wished_products() || config.training.deterministic || device_facts(device).capability < kOwnCapability)
     return;
-  if (const auto table = check_products(product_check_of(device, say)))
+  if (const auto table = check_products(product_check_of(device, log)))
     choose_own_products(taken_products(*table));
 }
 

@@ -24,7 +24,7 @@ struct ProductCheck {
   // is the last output line that starts with '{': checked_product_json or {"unchecked": reason}.
   std::function<ChildProgram(MoeProduct, const OwnProducts&)> child;
   std::chrono::milliseconds limit = std::chrono::seconds(60);  // time limit per child
-  std::function<void(const std::string&)> say;
+  std::function<void(const std::string&)> log;
 };
 
 // The user's choice in DTOPP_MOE_PRODUCTS, if it is set. UsageError if it is invalid.
@@ -41,13 +41,13 @@ std::optional<ProductTable> kept_products(const ProductCheck& check);
 std::optional<ProductTable> check_products(const ProductCheck& check, bool again = false);
 
 // The check for a CUDA device, which runs this program as `dtopp check-product`.
-ProductCheck product_check_of(const at::Device& device, std::function<void(const std::string&)> say);
+ProductCheck product_check_of(const at::Device& device, std::function<void(const std::string&)> log);
 
 // Selects the kernels before training on the device. DTOPP_MOE_PRODUCTS takes precedence over the check.
 //
 // There is no check for dense models and fp32, which have no fused kernels, nor with training.deterministic,
 // where bits must not depend on measured speed.
 void choose_products(const RunConfig& config, const at::Device& device,
-                     const std::function<void(const std::string&)>& say);
+                     const std::function<void(const std::string&)>& log);
 
 }  // namespace dtopp

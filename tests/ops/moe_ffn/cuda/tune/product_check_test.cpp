@@ -44,7 +44,7 @@ std::string answer(const std::string& product, double own_error, double own_mill
          R"(, "grouped_milliseconds": 1.0})";
 }
 
-std::string say(const std::string& line) { return "echo '" + line + "'"; }
+std::string json_line(const std::string& line) { return "echo '" + line + "'"; }
 
 using Scripts = std::map<std::string, std::string>;
 
@@ -58,7 +58,8 @@ class Check {
     check.child = [this](MoeProduct product, const OwnProducts& own) {
       const std::string name(kMoeProductNames[static_cast<size_t>(product)]);
       const auto known = scripts_.find(name);
-      const std::string script = known == scripts_.end() ? say(answer(name, 0.004, 0.5)) : known->second;
+      const std::string script =
+          known == scripts_.end() ? json_line(answer(name, 0.004, 0.5)) : known->second;
       return ChildProgram{.program = "/bin/sh",
                           .arguments = {"sh", "-c",
                                         "echo " + name + "=" + own_products_text(own) + " >>" +
@@ -66,7 +67,7 @@ class Check {
                           .environment = {"PATH=/bin:/usr/bin"}};
     };
     check.limit = 20s;
-    check.say = [this](const std::string& text) { said.push_back(text); };
+    check.log = [this](const std::string& text) { said.push_back(text); };
   }
 
   std::string taken() {
@@ -97,7 +98,7 @@ class Check {
 const std::string kAll = own_products_text(~OwnProducts());
 
 TEST(ProductCheck, takes_what_is_right_and_faster_and_says_so_once) {
-  Check here(Scripts{{"projection", say(answer("projection", 0.004, 0.99))}});
+  Check here(Scripts{{"projection", json_line(answer("projection", 0.004, 0.99))}});
   const std::string taken = "activation,activation_gradient,input_gradient,down_gradient,gate_up_gradient";
   EXPECT_EQ(here.taken(), taken);
   EXPECT_THAT(here.said,
@@ -122,7 +123,7 @@ TEST(ProductCheck, tells_each_child_what_is_by_own_kernels_so_far) {
 }
 
 TEST(ProductCheck, warns_of_what_is_wrong_crashes_hangs_or_cannot_be_read) {
-  Check here(Scripts{{"activation", say(answer("activation", 0.5, 0.1))},
+  Check here(Scripts{{"activation", json_line(answer("activation", 0.5, 0.1))},
                      {"projection", "kill -SEGV $$"},
                      {"activation_gradient", "sleep 100"},
                      {"input_gradient", "echo rubbish; echo '{\"product\": 7'"},
@@ -143,15 +144,15 @@ TEST(ProductCheck, warns_of_what_is_wrong_crashes_hangs_or_cannot_be_read) {
 
 TEST(ProductCheck, finds_the_answer_among_other_lines) {
   Check here(
-      Scripts{{"activation", "echo '{\"none\": 1}'; " + say(answer("activation", 0.004, 0.5)) +
+      Scripts{{"activation", "echo '{\"none\": 1}'; " + json_line(answer("activation", 0.004, 0.5)) +
                                  "; echo '[W1 warning of torch] {}'"},
-              {"projection", say(answer("activation", 0.004, 0.5))}});  // an answer for another product
+              {"projection", json_line(answer("activation", 0.004, 0.5))}});  // an answer for another product
   EXPECT_EQ(here.taken(), "activation,activation_gradient,input_gradient,down_gradient,gate_up_gradient");
   EXPECT_THAT(here.warnings(), HasSubstr("projection uses grouped_mm"));
 }
 
 TEST(ProductCheck, keeps_nothing_where_the_device_could_not_be_used) {
-  Check here(Scripts{{"input_gradient", say(R"({"unchecked": "no memory is free"})")}});
+  Check here(Scripts{{"input_gradient", json_line(R"({"unchecked": "no memory is free"})")}});
   EXPECT_EQ(here.taken(), "not checked");
   EXPECT_THAT(here.warnings(),
               HasSubstr("the check cannot run now, so grouped_mm is used: no memory is free"));
@@ -220,7 +221,7 @@ TEST(ProductCheck, is_made_by_one_of_several_at_once) {
     for (std::string& mine : taken) {
       starts.emplace_back([&] {
         ProductCheck own = here.check;
-        own.say = [](const std::string& /*text*/) {};
+        own.log = [](const std::string& /*text*/) {};
         mine = own_products_text(taken_products(*check_products(own)));
       });
     }

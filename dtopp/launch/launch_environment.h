@@ -15,15 +15,15 @@ enum class Launcher {
   kOpenMpi,
 };
 
-struct Place {
+struct LaunchEnvironment {
   int64_t rank = 0;
-  int64_t size = 1;
+  int64_t world_size = 1;
   // Rank and number of ranks on this machine. `local_size` is 0 if the launcher does not report it;
   // `local_rank` is then 0 unless it is reported.
   int64_t local_rank = 0;
-  int64_t local_size = 1;
+  int64_t local_world_size = 1;
   // Address of the rendezvous store. It may be empty if there is only one rank.
-  std::string master_host;
+  std::string master_addr;
   uint16_t master_port = 0;
   Launcher launcher = Launcher::kNone;
   // True if the launcher (torchrun's agent, dtopp itself) runs the store and every rank is a client.
@@ -33,7 +33,7 @@ struct Place {
   // keys that the dead ranks wrote, so each start uses keys of its own.
   std::string store_prefix;
 
-  bool alone() const { return size == 1; }
+  bool alone() const { return world_size == 1; }
 };
 
 // Returns the value of a variable, or null, like getenv. An empty value counts as not set.
@@ -54,6 +54,6 @@ using Environment = std::function<const char*(const char*)>;
 //
 // Throws:        UsageError with variable and value, if variables contradict each other, are not numbers, or
 //                lack what the ranks need to find each other
-Place find_place(const Environment& environment);
+LaunchEnvironment read_launch_environment(const Environment& environment);
 
 }  // namespace dtopp

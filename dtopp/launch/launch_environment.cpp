@@ -1,4 +1,4 @@
-#include "dtopp/launch/place.h"
+#include "dtopp/launch/launch_environment.h"
 
 #include <limits>
 #include <optional>
@@ -10,15 +10,15 @@ namespace dtopp {
 namespace {
 
 // The names of the same four variables for one launcher.
-struct PlaceNames {
+struct LauncherVariables {
   const char* rank;
   const char* size;
   const char* local_rank;
   const char* local_size;
 };
-constexpr PlaceNames kTorchNames{"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
-constexpr PlaceNames kOpenMpiNames{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
-                                   "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"};
+constexpr LauncherVariables kTorchNames{"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
+constexpr LauncherVariables kOpenMpiNames{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+                                          "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"};
 
 class Variables {
  public:
@@ -51,63 +51,65 @@ class Variables {
   const Environment& environment_;
 };
 
-void read_ranks(const Variables& variables, const PlaceNames& names, Place& place) {
+void read_ranks(const Variables& variables, const LauncherVariables& names, LaunchEnvironment& environment) {
   const auto size = variables.number(names.size, 1, std::numeric_limits<int32_t>::max());
   if (!size)
     throw UsageError(variables.quote(names.rank) + " without " + names.size + ": set both or neither");
-  place.size = *size;
-  place.rank = variables.required(names.rank, 0, place.size - 1, names.size);
+  environment.world_size = *size;
+  environment.rank = variables.required(names.rank, 0, environment.world_size - 1, names.size);
 }
 
-void read_local_ranks(const Variables& variables, const PlaceNames& names, Place& place) {
+void read_local_ranks(const Variables& variables, const LauncherVariables& names,
+                      LaunchEnvironment& environment) {
   const auto since = [&](const char* name) { return ", since " + variables.quote(name); };
-  const auto local_size = variables.number(names.local_size, 1, place.size, since(names.size));
-  place.local_size = local_size.value_or(place.alone() ? 1 : 0);
+  const auto local_size = variables.number(names.local_size, 1, environment.world_size, since(names.size));
+  environment.local_world_size = local_size.value_or(environment.alone() ? 1 : 0);
   if (local_size > 1) {
-    place.local_rank = variables.required(names.local_rank, 0, *local_size - 1, names.local_size);
+    environment.local_rank = variables.required(names.local_rank, 0, *local_size - 1, names.local_size);
   } else {
-    const int64_t highest = local_size.value_or(place.size) - 1;
+    const int64_t highest = local_size.value_or(environment.world_size) - 1;
     const char* const bound = local_size ? names.local_size : names.size;
-    place.local_rank = variables.number(names.local_rank, 0, highest, since(bound)).value_or(0);
+    environment.local_rank = variables.number(names.local_rank, 0, highest, since(bound)).value_or(0);
   }
 }
 
-void read_master(const Variables& variables, Place& place) {
-  place.master_host = variables.text("MASTER_ADDR");
-  place.master_port = variables.number("MASTER_PORT", 1, 65535).value_or(0);
+void read_master(const Variables& variables, LaunchEnvironment& environment) {
+  environment.master_addr = variables.text("MASTER_ADDR");
+  environment.master_port = variables.number("MASTER_PORT", 1, 65535).value_or(0);
 }
 
-void require_master(const Place& place, const PlaceNames& names) {
+void require_master(const LaunchEnvironment& environment, const LauncherVariables& names) {
   const auto need = [&](const char* name, const char* what) {
-    throw UsageError(std::string(name) + " is not set, but " + names.size + "=" + std::to_string(place.size) +
-                     ": give " + what);
+    throw UsageError(std::string(name) + " is not set, but " + names.size + "=" +
+                     std::to_string(environment.world_size) + ": give " + what);
   };
-  if (place.alone()) return;
-  if (place.master_host.empty()) need("MASTER_ADDR", "the host of rank 0");
-  if (place.master_port == 0) need("MASTER_PORT", "a free port on the host of rank 0");
+  if (environment.alone()) return;
+  if (environment.master_addr.empty()) need("MASTER_ADDR", "the host of rank 0");
+  if (environment.master_port == 0) need("MASTER_PORT", "a free port on the host of rank 0");
 }
 
-Place find_in(const Variables& variables, const PlaceNames& names, Launcher launcher) {
-  Place place;
-  place.launcher = launcher;
-  read_ranks(variables, names, place);
-  read_local_ranks(variables, names, place);
-  read_master(variables, place);
-  require_master(place, names);
-  return place;
+LaunchEnvironment find_in(const Variables& variables, const LauncherVariables& names, Launcher launcher) {
+  LaunchEnvironment environment;
+  environment.launcher = launcher;
+  read_ranks(variables, names, environment);
+  read_local_ranks(variables, names, environment);
+  read_master(variables, environment);
+  require_master(environment, names);
+  return environment;
 }
 
-Place find_in_torch(const Variables& variables) {
+LaunchEnvironment find_in_torch(const Variables& variables) {
   const bool is_own = variables.text("DTOPP_LAUNCHER") == "processes";
-  Place place = find_in(variables, kTorchNames, is_own ? Launcher::kOwn : Launcher::kEnvironment);
+  LaunchEnvironment environment =
+      find_in(variables, kTorchNames, is_own ? Launcher::kOwn : Launcher::kEnvironment);
   const bool has_agent = !is_own && variables.text("TORCHELASTIC_USE_AGENT_STORE") == "True";
-  place.launcher_holds_store = is_own || has_agent;
+  environment.launcher_holds_store = is_own || has_agent;
   if (has_agent) {
     const char* const restarts = "TORCHELASTIC_RESTART_COUNT";
     const auto count = variables.number(restarts, 0, std::numeric_limits<int32_t>::max());
-    place.store_prefix = "dtopp/" + std::to_string(count.value_or(0));
+    environment.store_prefix = "dtopp/" + std::to_string(count.value_or(0));
   }
-  return place;
+  return environment;
 }
 
 // The variable with the number of tasks in the Slurm step of this process; null outside a step.
@@ -119,11 +121,11 @@ const char* slurm_size(const Variables& variables) {
 }
 
 // Returns 0 for an implausible number instead of ending the run: the ranks can then exchange host names.
-int64_t slurm_local_size(const Variables& variables, const Place& place) {
+int64_t slurm_local_size(const Variables& variables, const LaunchEnvironment& environment) {
   const char* const tasks = variables.first_of("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE");
   const auto node = whole_number(variables.text("SLURM_NODEID"));
   const auto count = node ? tasks_on_node(variables.text(tasks), *node) : std::nullopt;
-  return count > place.local_rank && count <= place.size ? *count : 0;
+  return count > environment.local_rank && count <= environment.world_size ? *count : 0;
 }
 
 // A port above the ones that Linux assigns by itself (up to 60999). Jobs on one machine, and steps of one
@@ -135,37 +137,37 @@ uint16_t slurm_port(const Variables& variables) {
   return job ? static_cast<uint16_t>(61440 + (*job + 1009 * step.value_or(0)) % 4096) : 0;
 }
 
-Place find_in_slurm(const Variables& variables, const char* size) {
-  const PlaceNames names{"SLURM_PROCID", size, "SLURM_LOCALID", nullptr};
-  Place place;
-  place.launcher = Launcher::kSlurm;
-  read_ranks(variables, names, place);
-  if (place.alone()) return Place{};
-  place.local_rank = variables.required(names.local_rank, 0, place.size - 1, size);
-  place.local_size = slurm_local_size(variables, place);
-  read_master(variables, place);
-  if (place.master_host.empty()) {
+LaunchEnvironment find_in_slurm(const Variables& variables, const char* size) {
+  const LauncherVariables names{"SLURM_PROCID", size, "SLURM_LOCALID", nullptr};
+  LaunchEnvironment environment;
+  environment.launcher = Launcher::kSlurm;
+  read_ranks(variables, names, environment);
+  if (environment.alone()) return LaunchEnvironment{};
+  environment.local_rank = variables.required(names.local_rank, 0, environment.world_size - 1, size);
+  environment.local_world_size = slurm_local_size(variables, environment);
+  read_master(variables, environment);
+  if (environment.master_addr.empty()) {
     const char* const nodes = variables.first_of("SLURM_STEP_NODELIST", "SLURM_NODELIST");
     const auto host = first_host(variables.text(nodes));
     if (!host && variables.has(nodes))
       throw UsageError(variables.quote(nodes) +
                        ": not a list of hosts; give MASTER_ADDR, the host of rank 0");
-    place.master_host = host.value_or("");
+    environment.master_addr = host.value_or("");
   }
-  if (place.master_port == 0) place.master_port = slurm_port(variables);
-  require_master(place, names);
-  return place;
+  if (environment.master_port == 0) environment.master_port = slurm_port(variables);
+  require_master(environment, names);
+  return environment;
 }
 
 }  // namespace
 
-Place find_place(const Environment& environment) {
+LaunchEnvironment read_launch_environment(const Environment& environment) {
   const Variables variables(environment);
   if (variables.has(kTorchNames.rank) || variables.has(kTorchNames.size)) return find_in_torch(variables);
   if (variables.has(kOpenMpiNames.rank) || variables.has(kOpenMpiNames.size))
     return find_in(variables, kOpenMpiNames, Launcher::kOpenMpi);
   const char* const size = slurm_size(variables);
-  return size != nullptr ? find_in_slurm(variables, size) : Place{};
+  return size != nullptr ? find_in_slurm(variables, size) : LaunchEnvironment{};
 }
 
 }  // namespace dtopp

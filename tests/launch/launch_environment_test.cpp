@@ -1,4 +1,4 @@
-#include "dtopp/launch/place.h"
+#include "dtopp/launch/launch_environment.h"
 
 #include <algorithm>
 #include <map>
@@ -11,13 +11,13 @@
 #include "dtopp/base/errors.h"
 #include "tests/base/scratch_directory.h"
 
-namespace dtopp::place_test {
+namespace dtopp::launch_environment_test {
 namespace {
 
 using Variables = std::map<std::string, std::string>;
 
-Place place_in(const Variables& variables) {
-  return find_place([&](const char* name) {
+LaunchEnvironment environment_from(const Variables& variables) {
+  return read_launch_environment([&](const char* name) {
     const auto found = variables.find(name);
     return found == variables.end() ? nullptr : found->second.c_str();
   });
@@ -32,29 +32,29 @@ Variables with(Variables base, const std::vector<std::pair<std::string, const ch
   return base;
 }
 
-struct Told {
+struct Fields {
   int64_t rank, size, local_rank, local_size;
   std::string master;
   Launcher launcher;
-  bool operator==(const Told&) const = default;
+  bool operator==(const Fields&) const = default;
 };
 
-void PrintTo(const Told& told, std::ostream* out) {
-  *out << "rank " << told.rank << " of " << told.size << ", local " << told.local_rank << " of "
-       << told.local_size << ", " << told.master << ", launcher " << static_cast<int>(told.launcher);
+void PrintTo(const Fields& fields, std::ostream* out) {
+  *out << "rank " << fields.rank << " of " << fields.size << ", local " << fields.local_rank << " of "
+       << fields.local_size << ", " << fields.master << ", launcher " << static_cast<int>(fields.launcher);
 }
 
-Told told_in(const Variables& variables) {
-  const Place place = place_in(variables);
-  return {place.rank,
-          place.size,
-          place.local_rank,
-          place.local_size,
-          place.master_host + ":" + std::to_string(place.master_port),
-          place.launcher};
+Fields fields_from(const Variables& variables) {
+  const LaunchEnvironment environment = environment_from(variables);
+  return {environment.rank,
+          environment.world_size,
+          environment.local_rank,
+          environment.local_world_size,
+          environment.master_addr + ":" + std::to_string(environment.master_port),
+          environment.launcher};
 }
 
-const Told kAlone{0, 1, 0, 1, ":0", Launcher::kNone};
+const Fields kAlone{0, 1, 0, 1, ":0", Launcher::kNone};
 
 const Variables kTorchrun{{"RANK", "5"},
                           {"WORLD_SIZE", "8"},
@@ -84,79 +84,83 @@ const Variables kOpenMpi{
     {"OMPI_COMM_WORLD_RANK", "3"},       {"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
     {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}, {"MASTER_ADDR", "node7"},      {"MASTER_PORT", "29500"}};
 
-TEST(FindPlace, without_a_launcher_is_alone) {
-  EXPECT_EQ(told_in({}), kAlone);
-  EXPECT_TRUE(place_in({}).alone());
-  EXPECT_EQ(told_in({{"MASTER_ADDR", "node7"}, {"MASTER_PORT", "x"}, {"LOCAL_RANK", "3"}}), kAlone);
-  EXPECT_EQ(told_in({{"RANK", ""}, {"WORLD_SIZE", ""}}), kAlone);
+TEST(ReadLaunchEnvironment, without_a_launcher_is_alone) {
+  EXPECT_EQ(fields_from({}), kAlone);
+  EXPECT_TRUE(environment_from({}).alone());
+  EXPECT_EQ(fields_from({{"MASTER_ADDR", "node7"}, {"MASTER_PORT", "x"}, {"LOCAL_RANK", "3"}}), kAlone);
+  EXPECT_EQ(fields_from({{"RANK", ""}, {"WORLD_SIZE", ""}}), kAlone);
 }
 
-TEST(FindPlace, reads_what_torchrun_sets) {
-  EXPECT_EQ(told_in(kTorchrun), (Told{5, 8, 1, 4, "node7:29500", Launcher::kEnvironment}));
-  const Place place = place_in(kTorchrun);
-  EXPECT_FALSE(place.alone());
-  EXPECT_TRUE(place.launcher_holds_store);
-  EXPECT_EQ(place.store_prefix, "dtopp/2");
+TEST(ReadLaunchEnvironment, reads_what_torchrun_sets) {
+  EXPECT_EQ(fields_from(kTorchrun), (Fields{5, 8, 1, 4, "node7:29500", Launcher::kEnvironment}));
+  const LaunchEnvironment environment = environment_from(kTorchrun);
+  EXPECT_FALSE(environment.alone());
+  EXPECT_TRUE(environment.launcher_holds_store);
+  EXPECT_EQ(environment.store_prefix, "dtopp/2");
 }
 
-TEST(FindPlace, leaves_the_store_to_rank_0_where_torchruns_agent_does_not_share_its_own) {
+TEST(ReadLaunchEnvironment, leaves_the_store_to_rank_0_where_torchruns_agent_does_not_share_its_own) {
   for (const auto* const value : {"False", static_cast<const char*>(nullptr)}) {
-    const Place place = place_in(with(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", value}}));
-    EXPECT_FALSE(place.launcher_holds_store);
-    EXPECT_EQ(place.store_prefix, "");
+    const LaunchEnvironment environment =
+        environment_from(with(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", value}}));
+    EXPECT_FALSE(environment.launcher_holds_store);
+    EXPECT_EQ(environment.store_prefix, "");
   }
 }
 
-TEST(FindPlace, knows_its_own_launcher_which_holds_the_store_also_inside_of_another) {
+TEST(ReadLaunchEnvironment, knows_its_own_launcher_which_holds_the_store_also_inside_of_another) {
   const auto own = with(kTorchrun, {{"DTOPP_LAUNCHER", "processes"}});
-  EXPECT_EQ(told_in(own), (Told{5, 8, 1, 4, "node7:29500", Launcher::kOwn}));
-  EXPECT_TRUE(place_in(own).launcher_holds_store);
-  EXPECT_EQ(place_in(own).store_prefix, "");
-  EXPECT_EQ(told_in({{"DTOPP_LAUNCHER", "processes"}}), kAlone);
+  EXPECT_EQ(fields_from(own), (Fields{5, 8, 1, 4, "node7:29500", Launcher::kOwn}));
+  EXPECT_TRUE(environment_from(own).launcher_holds_store);
+  EXPECT_EQ(environment_from(own).store_prefix, "");
+  EXPECT_EQ(fields_from({{"DTOPP_LAUNCHER", "processes"}}), kAlone);
 }
 
-TEST(FindPlace, prefers_ranks_set_by_hand_to_open_mpis_and_those_to_slurms) {
+TEST(ReadLaunchEnvironment, prefers_ranks_set_by_hand_to_open_mpis_and_those_to_slurms) {
   auto all = kSlurmStep;
   all.insert(kOpenMpi.begin(), kOpenMpi.end());
-  EXPECT_EQ(told_in(all), (Told{3, 4, 1, 2, "node7:29500", Launcher::kOpenMpi}));
-  EXPECT_FALSE(place_in(all).launcher_holds_store);
+  EXPECT_EQ(fields_from(all), (Fields{3, 4, 1, 2, "node7:29500", Launcher::kOpenMpi}));
+  EXPECT_FALSE(environment_from(all).launcher_holds_store);
   all.insert(kTorchrun.begin(), kTorchrun.end());
-  EXPECT_EQ(told_in(all), (Told{5, 8, 1, 4, "node7:29500", Launcher::kEnvironment}));
+  EXPECT_EQ(fields_from(all), (Fields{5, 8, 1, 4, "node7:29500", Launcher::kEnvironment}));
 }
 
-TEST(FindPlace, does_not_make_up_what_nobody_says_of_the_machine) {
+TEST(ReadLaunchEnvironment, does_not_make_up_what_nobody_says_of_the_machine) {
   const auto no_size = with(kTorchrun, {{"LOCAL_WORLD_SIZE", nullptr}});
-  EXPECT_EQ(told_in(no_size), (Told{5, 8, 1, 0, "node7:29500", Launcher::kEnvironment}));
-  EXPECT_EQ(told_in(with(no_size, {{"LOCAL_RANK", nullptr}})),
-            (Told{5, 8, 0, 0, "node7:29500", Launcher::kEnvironment}));
-  EXPECT_EQ(told_in(with(kTorchrun, {{"LOCAL_WORLD_SIZE", "1"}, {"LOCAL_RANK", nullptr}})),
-            (Told{5, 8, 0, 1, "node7:29500", Launcher::kEnvironment}));
+  EXPECT_EQ(fields_from(no_size), (Fields{5, 8, 1, 0, "node7:29500", Launcher::kEnvironment}));
+  EXPECT_EQ(fields_from(with(no_size, {{"LOCAL_RANK", nullptr}})),
+            (Fields{5, 8, 0, 0, "node7:29500", Launcher::kEnvironment}));
+  EXPECT_EQ(fields_from(with(kTorchrun, {{"LOCAL_WORLD_SIZE", "1"}, {"LOCAL_RANK", nullptr}})),
+            (Fields{5, 8, 0, 1, "node7:29500", Launcher::kEnvironment}));
 }
 
-TEST(FindPlace, of_one_rank_needs_nobody_to_meet) {
-  EXPECT_EQ(told_in({{"RANK", "0"}, {"WORLD_SIZE", "1"}}), (Told{0, 1, 0, 1, ":0", Launcher::kEnvironment}));
-  EXPECT_EQ(told_in({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "1"}}),
-            (Told{0, 1, 0, 1, ":0", Launcher::kOpenMpi}));
+TEST(ReadLaunchEnvironment, of_one_rank_needs_nobody_to_meet) {
+  EXPECT_EQ(fields_from({{"RANK", "0"}, {"WORLD_SIZE", "1"}}),
+            (Fields{0, 1, 0, 1, ":0", Launcher::kEnvironment}));
+  EXPECT_EQ(fields_from({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "1"}}),
+            (Fields{0, 1, 0, 1, ":0", Launcher::kOpenMpi}));
 }
 
-TEST(FindPlace, is_a_task_of_the_slurm_step_on_whose_first_node_the_ranks_meet) {
-  const Told told{9, 11, 1, 3, "gpu004:" + std::to_string(61440 + (8193 + 2018) % 4096), Launcher::kSlurm};
-  EXPECT_EQ(told_in(kSlurmStep), told);
-  EXPECT_FALSE(place_in(kSlurmStep).launcher_holds_store);
+TEST(ReadLaunchEnvironment, is_a_task_of_the_slurm_step_on_whose_first_node_the_ranks_meet) {
+  const Fields fields{
+      9, 11, 1, 3, "gpu004:" + std::to_string(61440 + (8193 + 2018) % 4096), Launcher::kSlurm};
+  EXPECT_EQ(fields_from(kSlurmStep), fields);
+  EXPECT_FALSE(environment_from(kSlurmStep).launcher_holds_store);
   // Variables with the job's numbers do not override the step's.
-  EXPECT_EQ(told_in(with(kSlurmStep, {{"SLURM_NTASKS", "16"}, {"SLURM_NODELIST", "gpu[003-006]"}})), told);
+  EXPECT_EQ(fields_from(with(kSlurmStep, {{"SLURM_NTASKS", "16"}, {"SLURM_NODELIST", "gpu[003-006]"}})),
+            fields);
 }
 
-TEST(FindPlace, of_slurm_takes_a_meeting_place_that_is_given) {
-  EXPECT_EQ(told_in(with(kSlurmStep, {{"MASTER_ADDR", "node7"}, {"MASTER_PORT", "1"}})),
-            (Told{9, 11, 1, 3, "node7:1", Launcher::kSlurm}));
-  EXPECT_EQ(told_in(with(kSlurmStep, {{"MASTER_PORT", "65535"}})).master, "gpu004:65535");
+TEST(ReadLaunchEnvironment, of_slurm_takes_a_meeting_place_that_is_given) {
+  EXPECT_EQ(fields_from(with(kSlurmStep, {{"MASTER_ADDR", "node7"}, {"MASTER_PORT", "1"}})),
+            (Fields{9, 11, 1, 3, "node7:1", Launcher::kSlurm}));
+  EXPECT_EQ(fields_from(with(kSlurmStep, {{"MASTER_PORT", "65535"}})).master, "gpu004:65535");
 }
 
-TEST(FindPlace, of_slurm_has_another_port_for_another_step_or_job) {
+TEST(ReadLaunchEnvironment, of_slurm_has_another_port_for_another_step_or_job) {
   const auto port = [](const char* job, const char* step) {
     const auto variables = with(kSlurmStep, {{"SLURM_JOB_ID", job}, {"SLURM_STEP_ID", step}});
-    return place_in(variables).master_port;
+    return environment_from(variables).master_port;
   };
   EXPECT_NE(port("4294967295", "0"), port("4294967294", "0"));
   EXPECT_NE(port("8193", "0"), port("8193", "1"));
@@ -167,20 +171,20 @@ TEST(FindPlace, of_slurm_has_another_port_for_another_step_or_job) {
   }
 }
 
-TEST(FindPlace, of_slurm_does_with_what_a_container_was_given) {
+TEST(ReadLaunchEnvironment, of_slurm_does_with_what_a_container_was_given) {
   const Variables few{{"SLURM_PROCID", "0"},
                       {"SLURM_NTASKS", "2"},
                       {"SLURM_LOCALID", "0"},
                       {"SLURM_JOBID", "100"},
                       {"SLURM_NODELIST", "cpu1"}};
-  EXPECT_EQ(told_in(few), (Told{0, 2, 0, 0, "cpu1:61540", Launcher::kSlurm}));
-  EXPECT_EQ(told_in(with(few, {{"SLURM_NODEID", "0"}, {"SLURM_TASKS_PER_NODE", "2"}})).local_size, 2);
-  EXPECT_EQ(told_in(with(few, {{"SLURM_NODEID", "1"}, {"SLURM_TASKS_PER_NODE", "2"}})).local_size, 0);
+  EXPECT_EQ(fields_from(few), (Fields{0, 2, 0, 0, "cpu1:61540", Launcher::kSlurm}));
+  EXPECT_EQ(fields_from(with(few, {{"SLURM_NODEID", "0"}, {"SLURM_TASKS_PER_NODE", "2"}})).local_size, 2);
+  EXPECT_EQ(fields_from(with(few, {{"SLURM_NODEID", "1"}, {"SLURM_TASKS_PER_NODE", "2"}})).local_size, 0);
   for (const auto* const tasks : {"4", "x", "0", "1(x"})
-    EXPECT_EQ(told_in(with(few, {{"SLURM_NODEID", "0"}, {"SLURM_TASKS_PER_NODE", tasks}})).local_size, 0);
+    EXPECT_EQ(fields_from(with(few, {{"SLURM_NODEID", "0"}, {"SLURM_TASKS_PER_NODE", tasks}})).local_size, 0);
 }
 
-TEST(FindPlace, in_a_slurm_job_but_outside_of_a_step_of_many_is_alone) {
+TEST(ReadLaunchEnvironment, in_a_slurm_job_but_outside_of_a_step_of_many_is_alone) {
   const Variables job{{"SLURM_JOB_ID", "8193"}, {"SLURM_NODELIST", "gpu[1-2]"}, {"SLURM_NTASKS", "8"}};
   const Variables batch_script = with(
       job, {{"ENVIRONMENT", "BATCH"}, {"SLURM_PROCID", "0"}, {"SLURM_LOCALID", "0"}, {"SLURM_NODEID", "0"}});
@@ -189,15 +193,15 @@ TEST(FindPlace, in_a_slurm_job_but_outside_of_a_step_of_many_is_alone) {
   const Variables by_ssh{{"SLURM_JOB_ID", "8193"}};
   const Variables without_a_count{{"SLURM_JOB_ID", "8193"}, {"SLURM_PROCID", "0"}};
   for (const auto& variables : {job, batch_script, shell_on_a_node, by_ssh, without_a_count})
-    EXPECT_EQ(told_in(variables), kAlone);
+    EXPECT_EQ(fields_from(variables), kAlone);
 }
 
 struct Refused {
   Variables variables;
-  std::string says;
+  std::string message;
 };
 
-TEST(FindPlace, refuses_contradictions_naming_variable_and_value) {
+TEST(ReadLaunchEnvironment, refuses_contradictions_naming_variable_and_value) {
   const auto torch = [](const std::vector<std::pair<std::string, const char*>>& changes) {
     return with(kTorchrun, changes);
   };
@@ -249,12 +253,12 @@ TEST(FindPlace, refuses_contradictions_naming_variable_and_value) {
       {mpi({{"MASTER_ADDR", nullptr}}),
        "MASTER_ADDR is not set, but OMPI_COMM_WORLD_SIZE=4: give the host of rank 0"},
   };
-  for (const auto& [variables, says] : all)
-    EXPECT_EQ(error_of<UsageError>([&] { place_in(variables); }), says);
+  for (const auto& [variables, message] : all)
+    EXPECT_EQ(error_of<UsageError>([&] { environment_from(variables); }), message);
 }
 
 // Mixes the environments of all launchers; each variable is missing, empty, small, large or nonsense.
-RC_GTEST_PROP(FindPlace, of_any_environment_is_one_that_can_be_or_one_line_of_error, ()) {
+RC_GTEST_PROP(ReadLaunchEnvironment, of_any_environment_is_one_that_can_be_or_one_line_of_error, ()) {
   Variables variables;
   for (const auto& base : {kTorchrun, kSlurmStep, kOpenMpi}) {
     if (*rc::gen::arbitrary<bool>()) variables.insert(base.begin(), base.end());
@@ -265,16 +269,17 @@ RC_GTEST_PROP(FindPlace, of_any_environment_is_one_that_can_be_or_one_line_of_er
                                              "x", "a[1-2", "2(x3)");
   }
   try {
-    const Place place = place_in(variables);
-    RC_ASSERT(place.rank >= 0 && place.rank < place.size);
-    RC_ASSERT(place.local_size >= 0 && place.local_size <= place.size);
-    RC_ASSERT(place.local_rank >= 0 && place.local_rank < std::max(place.local_size, place.size));
-    RC_ASSERT(place.local_size == 0 || place.local_rank < place.local_size);
-    RC_ASSERT(place.alone() || (!place.master_host.empty() && place.master_port != 0));
+    const LaunchEnvironment environment = environment_from(variables);
+    RC_ASSERT(environment.rank >= 0 && environment.rank < environment.world_size);
+    RC_ASSERT(environment.local_world_size >= 0 && environment.local_world_size <= environment.world_size);
+    RC_ASSERT(environment.local_rank >= 0 &&
+              environment.local_rank < std::max(environment.local_world_size, environment.world_size));
+    RC_ASSERT(environment.local_world_size == 0 || environment.local_rank < environment.local_world_size);
+    RC_ASSERT(environment.alone() || (!environment.master_addr.empty() && environment.master_port != 0));
   } catch (const UsageError& error) {
     RC_ASSERT(std::string(error.what()).find('\n') == std::string::npos);
   }
 }
 
 }  // namespace
-}  // namespace dtopp::place_test
+}  // namespace dtopp::launch_environment_test

@@ -1,0 +1,41 @@
+// Holds the ranks of a run and the groups in which they communicate.
+//
+// Throws:        UsageError or ResourceError as make_gloo_collectives
+// Collective:    make_process_groups, on every rank of the run
+#pragma once
+
+#include "dtopp/distributed/collectives/counting_collectives.h"
+#include "dtopp/distributed/collectives/gloo_collectives.h"
+#include "dtopp/distributed/sharding/partition.h"
+
+namespace dtopp {
+
+// Each group serves one purpose. Collectives of one purpose then never queue behind those of another.
+struct ProcessGroups {
+  std::shared_ptr<Collectives> world = std::make_shared<SingleRank>();
+  // The EDP group, for gradients and parameters of this rank's EP shard: `replicas` are its ranks on this
+  // node, `nodes` this rank's peers on the other nodes.
+  std::shared_ptr<Collectives> edp_intra_node = std::make_shared<SingleRank>();
+  std::shared_ptr<Collectives> edp_inter_node = std::make_shared<SingleRank>();
+  // The EP group, twice: `block` for gradients and parameters that all its ranks hold, `experts` for the
+  // dispatch and combine of tokens.
+  std::shared_ptr<Collectives> ep = std::make_shared<SingleRank>();
+  std::shared_ptr<Collectives> ep_dispatch = std::make_shared<SingleRank>();
+  std::shared_ptr<const CollectiveCounts> traffic{};  // of all groups; null if nothing is counted
+  int64_t ranks_here = 1;                             // ranks on this machine
+  at::Device device = at::kCPU;  // this rank's compute device, which the groups accept besides the CPU
+
+  int64_t rank() const { return world->rank(); }
+  int64_t size() const { return world->size(); }
+  ParallelDims dims() const {
+    return {ep->size(), edp_intra_node->size() * edp_inter_node->size(), edp_inter_node->size()};
+  }
+};
+
+// Connects this rank to the others. Rank 0's grid applies to all ranks. `counts`, if given, counts the
+// collectives of all groups with several ranks. Collective.
+ProcessGroups make_process_groups(const c10::intrusive_ptr<c10d::Store>& store, int64_t rank,
+                                  const ParallelDims& dims, const GlooOptions& options,
+                                  const std::shared_ptr<CollectiveCounts>& counts = nullptr);
+
+}  // namespace dtopp
