@@ -40,8 +40,8 @@ void evaluate_diffusion(const EvaluateOptions& options, Collectives& ranks) {
     dump_predictions(model, data, evaluation.images, options.batch_size, options.dump,
                      watch("dump", "images", static_cast<uint64_t>(evaluation.images), ranks));
   if (model.config.diffusion.ema_decay != 0) {
-    model = load_diffusion_model(checkpoint, ParameterKind::kAverage, device);
-    evaluation.average = measure(options, ParameterKind::kAverage, model, data, evaluation.images, ranks);
+    model = load_diffusion_model(checkpoint, ParameterKind::kEma, device);
+    evaluation.ema = measure(options, ParameterKind::kEma, model, data, evaluation.images, ranks);
   }
   if (ranks.rank() == 0) report(options, to_json(evaluation), format_table(evaluation));
 }

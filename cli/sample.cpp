@@ -90,7 +90,7 @@ void make_pictures(const SampleOptions& options) {
   choose_sampler(options, config, request.sampler);
   const ImageLayout layout = load_image_layout(checkpoint);
   require_writable(options.output, request, layout);
-  const ParameterKind kind = options.raw ? ParameterKind::kRaw : ParameterKind::kAverage;
+  const ParameterKind kind = options.raw ? ParameterKind::kRaw : ParameterKind::kEma;
   const auto targets = targets_of(config, kind, options.inference.target_experts);
   DiffusionModel model = load_diffusion_model(checkpoint, kind, set_up_device(options.inference));
   stop_on_signals();

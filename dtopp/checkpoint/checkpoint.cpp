@@ -115,7 +115,7 @@ Checkpoint::Checkpoint(const fs::path& path, CheckpointUse use, const VerifyFile
     config_yaml_ = read_file(path / kConfigFile, kMaxTextBytes);
     model_ = open_tensors(path, manifest, kModel);
     if (use == CheckpointUse::kTraining) optimizer_ = open_tensors(path, manifest, kOptimizer);
-    if (lists_tensors(manifest, kAverage)) averages_ = open_tensors(path, manifest, kAverage);
+    if (lists_tensors(manifest, kEma)) ema_files_ = open_tensors(path, manifest, kEma);
     if (manifest.contains(kImagesFile)) images_json_ = read_file(path / kImagesFile, kMaxTextBytes);
   } catch (const DataError& error) {
     throw CheckpointError(error.what() + std::string("; restore the file or use an earlier checkpoint"));
@@ -140,12 +140,11 @@ std::span<const std::byte> Checkpoint::moment(const std::string& name,
   return find_tensor(path_, optimizer_, name, shape);
 }
 
-std::span<const std::byte> Checkpoint::average(const std::string& name,
-                                               const std::vector<int64_t>& shape) const {
-  if (averages_.empty())
-    throw CheckpointError(path_.string() + ": no " + whole_file(kAverage) +
+std::span<const std::byte> Checkpoint::ema(const std::string& name, const std::vector<int64_t>& shape) const {
+  if (ema_files_.empty())
+    throw CheckpointError(path_.string() + ": no " + whole_file(kEma) +
                           ": this run keeps no average of its parameters");
-  return find_tensor(path_, averages_, name, shape);
+  return find_tensor(path_, ema_files_, name, shape);
 }
 
 }  // namespace dtopp

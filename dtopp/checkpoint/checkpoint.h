@@ -30,7 +30,7 @@ struct CheckpointContents {
   std::string tokenizer_json;  // empty: the data has no tokenizer
   std::string images_json{};   // image models only (data/images/image_layout_json.h)
   // The moving averages in fp32, under the parameters' names; empty if there are none.
-  std::vector<TensorSource> averages{};
+  std::vector<TensorSource> ema{};
 };
 
 inline constexpr uint64_t kShardBytes = uint64_t{4} << 30;
@@ -102,7 +102,7 @@ class Checkpoint {
   std::span<const std::byte> parameter(const std::string& name, const std::vector<int64_t>& shape) const;
   std::span<const std::byte> moment(const std::string& name, const std::vector<int64_t>& shape) const;
   // The moving average of a parameter. Throws CheckpointError also if the run keeps none.
-  std::span<const std::byte> average(const std::string& name, const std::vector<int64_t>& shape) const;
+  std::span<const std::byte> ema(const std::string& name, const std::vector<int64_t>& shape) const;
 
  private:
   std::filesystem::path path_;
@@ -112,7 +112,7 @@ class Checkpoint {
   bool has_tokenizer_ = false;
   std::vector<SafetensorsFile> model_;
   std::vector<SafetensorsFile> optimizer_;
-  std::vector<SafetensorsFile> averages_;
+  std::vector<SafetensorsFile> ema_files_;
 };
 
 }  // namespace dtopp

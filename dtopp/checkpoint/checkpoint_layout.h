@@ -13,7 +13,7 @@ namespace dtopp {
 // index that lists the file of each tensor.
 inline constexpr char kModel[] = "model";
 inline constexpr char kOptimizer[] = "optimizer";
-inline constexpr char kAverage[] = "ema";
+inline constexpr char kEma[] = "ema";
 inline std::string whole_file(std::string_view kind) { return std::string(kind) + ".safetensors"; }
 inline std::string index_file(std::string_view kind) { return whole_file(kind) + ".index.json"; }
 // The name of part `number`, counted from 1, of `count` parts.

@@ -13,7 +13,7 @@
 namespace dtopp {
 
 // Bytes [begin, begin + count) of a tensor; no bytes if `tensor` is null.
-struct TensorPiece {
+struct TensorByteRange {
   std::string_view kind{};  // kind of its file (checkpoint_layout.h)
   const TensorSource* tensor = nullptr;
   uint64_t begin = 0, count = 0;
@@ -30,7 +30,7 @@ class SavingRanks {
   virtual std::vector<std::string> gather(const std::string& text) = 0;
   // Sends each rank its piece. This rank's bytes are passed to `take` in order. `by_rank` is the same on all
   // ranks.
-  virtual void collect(const std::vector<TensorPiece>& by_rank, const TakeBytes& take) = 0;
+  virtual void collect(const std::vector<TensorByteRange>& by_rank, const TakeBytes& take) = 0;
   // Returns if no rank has an error. Otherwise throws this rank's error, or, if only others have one, an
   // error that names the rank.
   virtual void check(const std::exception_ptr& error) = 0;
@@ -42,9 +42,9 @@ class OneProcess final : public SavingRanks {
   int64_t rank() const override { return 0; }
   int64_t size() const override { return 1; }
   std::vector<std::string> gather(const std::string& text) override { return {text}; }
-  void collect(const std::vector<TensorPiece>& by_rank, const TakeBytes& take) override {
-    for (const TensorPiece& piece : by_rank)
-      if (piece.tensor) piece.tensor->read(piece.begin, piece.count, take);
+  void collect(const std::vector<TensorByteRange>& by_rank, const TakeBytes& take) override {
+    for (const TensorByteRange& range : by_rank)
+      if (range.tensor) range.tensor->read(range.begin, range.count, take);
   }
   void check(const std::exception_ptr& error) override {
     if (error) std::rethrow_exception(error);

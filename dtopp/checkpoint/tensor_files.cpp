@@ -68,7 +68,7 @@ class Pieces {
   explicit Pieces(const TensorFile& file) : kind_(file.kind), tensors_(file.tensors) {}
 
   // The next piece, of at most `limit` bytes; an empty one at the end.
-  TensorPiece next(uint64_t limit) {
+  TensorByteRange next(uint64_t limit) {
     while (at_ < tensors_.size() && begin_ == tensors_[at_].size) {
       ++at_;
       begin_ = 0;
@@ -139,12 +139,12 @@ void write_together(const fs::path& directory, std::span<const TensorFile> files
   // A multiple of 64 bytes: whole elements of every dtype.
   const uint64_t limit = std::max<uint64_t>(kCollectedBytes / files.size() / 64, 1) * 64;
   for (;;) {
-    std::vector<TensorPiece> by_rank(static_cast<size_t>(ranks.size()));
+    std::vector<TensorByteRange> by_rank(static_cast<size_t>(ranks.size()));
     bool some = false;
     for (size_t i = 0; i < files.size(); ++i) {
-      const TensorPiece piece = pieces[i].next(limit);
-      some = some || piece.tensor;
-      by_rank[static_cast<size_t>(writers[i])] = piece;
+      const TensorByteRange range = pieces[i].next(limit);
+      some = some || range.tensor;
+      by_rank[static_cast<size_t>(writers[i])] = range;
     }
     if (!some) break;
     ranks.collect(by_rank, [&](std::span<const std::byte> bytes) { own.write(bytes); });
@@ -185,7 +185,7 @@ TensorFiles split_into_files(const CheckpointContents& contents, uint64_t shard_
   TensorFiles files;
   add_files(files, kModel, contents.parameters, shard_bytes);
   add_files(files, kOptimizer, contents.optimizer, shard_bytes);
-  if (!contents.averages.empty()) add_files(files, kAverage, contents.averages, shard_bytes);
+  if (!contents.ema.empty()) add_files(files, kEma, contents.ema, shard_bytes);
   return files;
 }
 

@@ -88,13 +88,13 @@ ordered_json to_json(const DiffusionEvaluation& evaluation) {
   const ActivationStatistics& activations = raw.activations;
   const bool routed = activations.num_layers() > 0;
   ordered_json json = {{"images", evaluation.images}, {"loss", raw.loss}};
-  if (evaluation.average) json["ema_loss"] = evaluation.average->loss;
+  if (evaluation.ema) json["ema_loss"] = evaluation.ema->loss;
   for (const ValidationGroup& group : raw.groups) json["loss_" + group.name] = group.loss;
   if (!routed) return json;
   json["active_experts"] = activations.summary().mean;
   json["active_experts_std"] = activations.summary().deviation;
   json["token_mean_std"] = activations.token_mean_deviation();
-  if (evaluation.average) json["ema_active_experts"] = evaluation.average->activations.summary().mean;
+  if (evaluation.ema) json["ema_active_experts"] = evaluation.ema->activations.summary().mean;
   for (const ValidationGroup& group : raw.groups)
     json["active_experts_" + group.name] = mean(group.active_experts_L);
   ordered_json& layers = json["active_experts_by_layer"] = {{"all", experts_of_layers(activations)}};
@@ -112,13 +112,12 @@ std::string format_table(const DiffusionEvaluation& evaluation) {
   };
   add("images       %lld\n", static_cast<long long>(evaluation.images));
   add("loss         %.6f\n", raw.loss);
-  if (evaluation.average) add("EMA loss     %.6f\n", evaluation.average->loss);
+  if (evaluation.ema) add("EMA loss     %.6f\n", evaluation.ema->loss);
   const bool routed = raw.activations.num_layers() > 0;
   if (routed) {
     const ActivationSummary active = raw.activations.summary();
     add("experts      %.4f per token (standard deviation %.4f)\n", active.mean, active.deviation);
-    if (evaluation.average)
-      add("EMA experts  %.4f per token\n", evaluation.average->activations.summary().mean);
+    if (evaluation.ema) add("EMA experts  %.4f per token\n", evaluation.ema->activations.summary().mean);
   }
   add("\n%-4s %10s%s\n", "t", "loss", routed ? "  experts  by layer" : "");
   for (const ValidationGroup& group : raw.groups) {

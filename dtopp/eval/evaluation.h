@@ -40,7 +40,7 @@ RoutingInputs solve_for_images(const DiffusionModel& model, const TrainingData& 
 struct DiffusionEvaluation {
   int64_t images = 0;
   ValidationResult raw;
-  std::optional<ValidationResult> average;  // the EMA's, if the run keeps one
+  std::optional<ValidationResult> ema;  // the EMA's, if the run keeps one
 };
 
 // Returns the JSON file that docs/pictures.md describes.

@@ -35,7 +35,7 @@ struct Model {
   int64_t num_routed_layers = 0;          // layers with a router
   int64_t tokens_per_sample = 0;
   std::string validation_loss;  // the name of the loss that validation reports
-  double average_decay = 0;     // decay of the parameters' EMA; 0: no EMA
+  double ema_decay = 0;         // decay of the parameters' EMA; 0: no EMA
   // Groups of held-out samples ("t0", …). Validation also reports their losses and active experts. Validation
   // batches then hold "group", int64 [B], an index into this list, and their losses include SampleLosses.
   std::vector<std::string> validation_groups;

@@ -27,7 +27,7 @@ struct ValidationResult {
   std::vector<ValidationGroup> groups{};  // groups with samples
   // The loss of the parameters' EMA, if the model has one, with thresholds at which it uses the target number
   // of experts.
-  std::optional<double> average_loss{};
+  std::optional<double> ema_loss{};
 };
 
 class ValidationSums {

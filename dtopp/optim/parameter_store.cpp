@@ -20,93 +20,95 @@ ParameterStore::ParameterStore(std::vector<ParameterSpec> specs, const at::Tenso
   const auto fp32 = at::device(device_).dtype(at::kFloat);
   const int64_t ep_size = groups_.dims().ep_size;
   updates_ = at::zeros({}, fp32);
-  std::vector<int64_t> unit_places;
+  std::vector<int64_t> chunk_indices;
   for (size_t i = 0; i < specs_.size(); ++i) {
     const ParameterSpec& spec = specs_[i];
     index_.emplace(spec.name, i);
-    const Partition& partition =
-        partitions_.emplace_back(spec.count(), spec.pieces(), static_cast<int64_t>(i), groups_.dims());
-    const ElementRange units = partition.kept_units(groups_.rank());
+    const ShardLayout& layout =
+        layouts_.emplace_back(spec.count(), spec.num_experts(), static_cast<int64_t>(i), groups_.dims());
+    const ElementRange chunks = layout.local_chunks(groups_.rank());
     std::vector<int64_t> offsets = {0};
-    for (int64_t unit = units.begin; unit < units.end; ++unit) {
-      unit_places.push_back(num_units_ + unit);
-      offsets.push_back(offsets.back() + partition.unit(unit).size());
+    for (int64_t chunk = chunks.begin; chunk < chunks.end; ++chunk) {
+      chunk_indices.push_back(num_chunks_ + chunk);
+      offsets.push_back(offsets.back() + layout.chunk(chunk).size());
     }
-    unit_offsets_.push_back(to_device(at::tensor(offsets, at::kLong), device_));
-    num_units_ += partition.num_units();
+    chunk_offsets_.push_back(to_device(at::tensor(offsets, at::kLong), device_));
+    num_chunks_ += layout.num_chunks();
     std::vector<int64_t> shape = spec.shape;
     if (spec.role == ParameterRole::kExpert) shape[0] /= ep_size;
     const bool direct = compute_type == at::kFloat || !spec.compute_precision();
     const at::Tensor copy = at::zeros(shape, fp32.dtype(direct ? at::kFloat : compute_type));
-    const int64_t size = kept(i).size();
+    const int64_t size = local_shard(i).size();
     // detach() makes a separate leaf over the same storage, so the main parameter never joins an autograd
     // graph.
-    compute_.push_back(copy.detach().requires_grad_());
-    masters_.push_back(direct ? copy.view(-1).narrow(0, offset(i), size) : at::zeros({size}, fp32));
+    model_params_.push_back(copy.detach().requires_grad_());
+    main_params_.push_back(direct ? copy.view(-1).narrow(0, offset(i), size) : at::zeros({size}, fp32));
     exp_avg_.push_back(at::zeros({size}, fp32));
     exp_avg_sq_.push_back(at::zeros({size}, fp32));
   }
-  unit_places_ = to_device(at::tensor(unit_places, at::kLong), device_);
-  make_exchanges(reproducible);
+  chunk_indices_ = to_device(at::tensor(chunk_indices, at::kLong), device_);
+  make_reducers(reproducible);
 }
 
-void ParameterStore::make_exchanges(bool reproducible) {
+void ParameterStore::make_reducers(bool reproducible) {
   const ParallelDims dims = groups_.dims();
   const int64_t ep_rank = dims.ep_rank(groups_.rank()), edp_rank = dims.edp_rank(groups_.rank());
   const int64_t node = edp_rank / dims.local_edp_size(), first = node * dims.local_edp_size();
-  std::vector<Shards> of_parts, of_slices, of_wholes;
-  place_in_block_.assign(specs_.size(), kNone);
+  std::vector<Shards> of_node_shards, of_ep_shards, of_wholes;
+  ep_index_.assign(specs_.size(), kNone);
   for (size_t i = 0; i < specs_.size(); ++i) {
-    const Partition& partition = partitions_[i];
-    Shards& among_nodes = of_parts.emplace_back();
-    const int64_t part = partition.part(groups_.rank()).begin, slice = partition.slice(ep_rank).begin;
+    const ShardLayout& layout = layouts_[i];
+    Shards& inter_node = of_node_shards.emplace_back();
+    const int64_t node_shard = layout.node_shard(groups_.rank()).begin,
+                  ep_shard = layout.ep_shard(ep_rank).begin;
     for (int64_t other = edp_rank - first; other < dims.edp_size; other += dims.local_edp_size())
-      among_nodes.push_back(partition.kept(dims.rank(ep_rank, other)).from(part));
-    Shards& among_replicas = of_slices.emplace_back();
+      inter_node.push_back(layout.local_shard(dims.rank(ep_rank, other)).from(node_shard));
+    Shards& intra_node = of_ep_shards.emplace_back();
     for (int64_t other = first; other < first + dims.local_edp_size(); ++other)
-      among_replicas.push_back(partition.part(dims.rank(ep_rank, other)).from(slice));
+      intra_node.push_back(layout.node_shard(dims.rank(ep_rank, other)).from(ep_shard));
     if (dims.ep_size == 1 || specs_[i].role == ParameterRole::kExpert) continue;
-    place_in_block_[i] = in_block_parameters_.size();
-    in_block_parameters_.push_back(i);
-    Shards& in_block = of_wholes.emplace_back();
-    for (int64_t other = 0; other < dims.ep_size; ++other) in_block.push_back(partition.slice(other));
+    ep_index_[i] = ep_parameters_.size();
+    ep_parameters_.push_back(i);
+    Shards& in_ep_group = of_wholes.emplace_back();
+    for (int64_t other = 0; other < dims.ep_size; ++other) in_ep_group.push_back(layout.ep_shard(other));
   }
-  among_nodes_ = std::make_unique<ShardExchange>(*groups_.edp_inter_node, std::move(of_parts), device_);
-  among_replicas_ = std::make_unique<ShardExchange>(*groups_.edp_intra_node, std::move(of_slices), device_,
-                                                    among_nodes_.get());
+  edp_inter_node_reducer_ =
+      std::make_unique<BucketedReducer>(*groups_.edp_inter_node, std::move(of_node_shards), device_);
+  edp_reducer_ = std::make_unique<BucketedReducer>(*groups_.edp_intra_node, std::move(of_ep_shards), device_,
+                                                   edp_inter_node_reducer_.get());
   SharedGradients shared;
   if (dims.ep_size > 1) {
-    in_block_ = std::make_unique<ShardExchange>(*groups_.ep, std::move(of_wholes), device_);
-    shared = {in_block_.get(), in_block_parameters_};
+    ep_reducer_ = std::make_unique<BucketedReducer>(*groups_.ep, std::move(of_wholes), device_);
+    shared = {ep_reducer_.get(), ep_parameters_};
   }
-  gradient_sums_ = std::make_unique<GradientSums>(
-      compute_, reproducible,
-      [exchange = among_replicas_.get()](size_t i, at::Tensor sum) { exchange->add(i, std::move(sum)); },
+  gradient_accumulator_ = std::make_unique<GradientAccumulator>(
+      model_params_, reproducible,
+      [reducer = edp_reducer_.get()](size_t i, at::Tensor sum) { reducer->add(i, std::move(sum)); },
       std::move(shared));
 }
 
 int64_t ParameterStore::offset(size_t parameter) const {
-  const bool sliced = specs_[parameter].role == ParameterRole::kExpert;
+  const bool is_expert = specs_[parameter].role == ParameterRole::kExpert;
   const int64_t ep_rank = groups_.dims().ep_rank(groups_.rank());
-  return kept(parameter).begin - (sliced ? partitions_[parameter].slice(ep_rank).begin : 0);
+  return local_shard(parameter).begin - (is_expert ? layouts_[parameter].ep_shard(ep_rank).begin : 0);
 }
 
-at::Tensor ParameterStore::slice(size_t parameter) const {
-  const ElementRange slice = partitions_[parameter].slice(groups_.dims().ep_rank(groups_.rank()));
-  const at::Tensor flat = compute_[parameter].view(-1);
-  return flat.numel() == slice.size() ? flat : flat.narrow(0, slice.begin, slice.size());
+at::Tensor ParameterStore::ep_shard(size_t parameter) const {
+  const ElementRange ep_shard = layouts_[parameter].ep_shard(groups_.dims().ep_rank(groups_.rank()));
+  const at::Tensor flat = model_params_[parameter].view(-1);
+  return flat.numel() == ep_shard.size() ? flat : flat.narrow(0, ep_shard.begin, ep_shard.size());
 }
 
-at::Tensor ParameterStore::compute(const std::string& name) const {
+at::Tensor ParameterStore::model_param(const std::string& name) const {
   const size_t i = index_.at(name);
-  among_replicas_->wait_gathered(i);
-  if (place_in_block_[i] != kNone) in_block_->wait_gathered(place_in_block_[i]);
-  return compute_[i];
+  edp_reducer_->wait_all_gather(i);
+  if (ep_index_[i] != kNone) ep_reducer_->wait_all_gather(ep_index_[i]);
+  return model_params_[i];
 }
 
-void ParameterStore::finish_gather() const {
-  among_replicas_->finish_gather();
-  if (in_block_) in_block_->finish_gather();
+void ParameterStore::finish_all_gather() const {
+  edp_reducer_->finish_all_gather();
+  if (ep_reducer_) ep_reducer_->finish_all_gather();
 }
 
 void ParameterStore::initialise(uint64_t seed) {
@@ -114,53 +116,53 @@ void ParameterStore::initialise(uint64_t seed) {
   for (size_t i = 0; i < specs_.size(); ++i) {
     at::Tensor whole = at::empty(specs_[i].shape, updates_.options());
     dtopp::initialise(specs_[i], seed, whole);
-    masters_[i].copy_(whole.view(-1).narrow(0, kept(i).begin, kept(i).size()));
-    const int64_t first = kept(i).begin - offset(i);
-    compute_[i].view(-1).copy_(whole.view(-1).narrow(0, first, compute_[i].numel()));
+    main_params_[i].copy_(whole.view(-1).narrow(0, local_shard(i).begin, local_shard(i).size()));
+    const int64_t first = local_shard(i).begin - offset(i);
+    model_params_[i].view(-1).copy_(whole.view(-1).narrow(0, first, model_params_[i].numel()));
   }
 }
 
 void ParameterStore::refresh_copies() {
   const at::NoGradGuard no_grad;
-  std::vector<at::Tensor> slices, wholes;
+  std::vector<at::Tensor> ep_shards, wholes;
   for (size_t i = 0; i < specs_.size(); ++i) {
-    const at::Tensor mine = compute_[i].view(-1).narrow(0, offset(i), kept(i).size());
-    if (mine.const_data_ptr() != masters_[i].const_data_ptr()) mine.copy_(masters_[i]);
-    slices.push_back(slice(i));
+    const at::Tensor mine = model_params_[i].view(-1).narrow(0, offset(i), local_shard(i).size());
+    if (mine.const_data_ptr() != main_params_[i].const_data_ptr()) mine.copy_(main_params_[i]);
+    ep_shards.push_back(ep_shard(i));
   }
-  among_replicas_->start_gather(std::move(slices));
-  if (!in_block_) return;
-  for (const size_t i : in_block_parameters_) wholes.push_back(compute_[i]);
+  edp_reducer_->start_all_gather(std::move(ep_shards));
+  if (!ep_reducer_) return;
+  for (const size_t i : ep_parameters_) wholes.push_back(model_params_[i]);
   std::function<void(size_t)> before;  // empty: nothing to wait for, so buckets are gathered ahead
-  if (among_replicas_->has_others())
-    before = [this](size_t i) { among_replicas_->wait_gathered(in_block_parameters_[i]); };
-  in_block_->start_gather(std::move(wholes), std::move(before));
+  if (edp_reducer_->has_others())
+    before = [this](size_t i) { edp_reducer_->wait_all_gather(ep_parameters_[i]); };
+  ep_reducer_->start_all_gather(std::move(wholes), std::move(before));
 }
 
 // Appends the tensors for elementwise updates: one per chunk on a CPU, because the tail of a vectorized loop
 // depends on its length and results must not depend on sharding. A device has no such tails, and 10^5 tensors
 // would cost the host more than the update.
-void ParameterStore::add_updated(const at::Tensor& kept, size_t parameter,
+void ParameterStore::add_updated(const at::Tensor& local_shard, size_t parameter,
                                  std::vector<at::Tensor>& updated) const {
   if (!device_.is_cpu()) {
-    if (kept.numel() > 0) updated.push_back(kept);
+    if (local_shard.numel() > 0) updated.push_back(local_shard);
     return;
   }
-  const Partition& partition = partitions_[parameter];
-  const ElementRange mine = partition.kept_units(groups_.rank());
-  const int64_t begin = this->kept(parameter).begin;
-  for (int64_t unit = mine.begin; unit < mine.end; ++unit) {
-    const ElementRange range = partition.unit(unit);
-    updated.push_back(kept.narrow(0, range.begin - begin, range.size()));
+  const ShardLayout& layout = layouts_[parameter];
+  const ElementRange mine = layout.local_chunks(groups_.rank());
+  const int64_t begin = this->local_shard(parameter).begin;
+  for (int64_t chunk = mine.begin; chunk < mine.end; ++chunk) {
+    const ElementRange range = layout.chunk(chunk);
+    updated.push_back(local_shard.narrow(0, range.begin - begin, range.size()));
   }
 }
 
 at::Tensor ParameterStore::squared_norms() const {
-  at::Tensor squares = at::zeros({num_units_}, updates_.options().dtype(at::kDouble));
-  std::vector<at::Tensor> kept;
+  at::Tensor squares = at::zeros({num_chunks_}, updates_.options().dtype(at::kDouble));
+  std::vector<at::Tensor> local_shards;
   for (size_t i = 0; i < specs_.size(); ++i)
-    kept.push_back(dtopp::squared_norms(gradients_[i], unit_offsets_[i]));
-  return squares.index_copy_(0, unit_places_, at::cat(kept));
+    local_shards.push_back(dtopp::squared_norms(gradients_[i], chunk_offsets_[i]));
+  return squares.index_copy_(0, chunk_indices_, at::cat(local_shards));
 }
 
 void ParameterStore::adamw_step(const OptimizerConfig& config, double lr, const at::Tensor& divisor,
@@ -172,7 +174,7 @@ void ParameterStore::adamw_step(const OptimizerConfig& config, double lr, const 
     std::vector<at::Tensor> parameters, gradients, exp_avg, exp_avg_sq;
     for (size_t i = 0; i < specs_.size(); ++i) {
       if (specs_[i].weight_decay() != decay) continue;
-      add_updated(masters_[i], i, parameters);
+      add_updated(main_params_[i], i, parameters);
       add_updated(gradients_[i], i, gradients);
       add_updated(exp_avg_[i], i, exp_avg);
       add_updated(exp_avg_sq_[i], i, exp_avg_sq);
@@ -186,36 +188,36 @@ void ParameterStore::adamw_step(const OptimizerConfig& config, double lr, const 
   }
   gradients_.assign(gradients_.size(), at::Tensor());
   refresh_copies();
-  move_average(applied);
+  update_ema(applied);
 }
 
-void ParameterStore::keep_average(double decay) {
-  average_decay_ = decay;
-  averages_.clear();
-  for (const at::Tensor& master : masters_) averages_.push_back(master.clone());
+void ParameterStore::enable_ema(double decay) {
+  ema_decay_ = decay;
+  ema_params_.clear();
+  for (const at::Tensor& main_param : main_params_) ema_params_.push_back(main_param.clone());
 }
 
-void ParameterStore::move_average(const at::Tensor& applied) {
-  if (averages_.empty()) return;
+void ParameterStore::update_ema(const at::Tensor& applied) {
+  if (ema_params_.empty()) return;
   // Computed in f64, because 1 - d has few digits in f32.
   const at::Tensor n = updates_.to(at::kDouble);
-  const at::Tensor decay = ((n + 1) / (n + 10)).clamp_max(average_decay_);
+  const at::Tensor decay = ((n + 1) / (n + 10)).clamp_max(ema_decay_);
   const at::Tensor share = ((1 - decay) * applied).to(at::kFloat);
-  std::vector<at::Tensor> averages, masters;
+  std::vector<at::Tensor> ema_params, main_params;
   for (size_t i = 0; i < specs_.size(); ++i) {
-    add_updated(averages_[i], i, averages);
-    add_updated(masters_[i], i, masters);
+    add_updated(ema_params_[i], i, ema_params);
+    add_updated(main_params_[i], i, main_params);
   }
-  for (size_t i = 0; i < averages.size(); ++i) averages[i].lerp_(masters[i], share);
+  for (size_t i = 0; i < ema_params.size(); ++i) ema_params[i].lerp_(main_params[i], share);
 }
 
-void ParameterStore::swap_average() {
+void ParameterStore::swap_ema() {
   const at::NoGradGuard no_grad;
-  finish_gather();
+  finish_all_gather();
   for (size_t i = 0; i < specs_.size(); ++i) {
-    const at::Tensor parameter = masters_[i].clone();
-    masters_[i].copy_(averages_.at(i));
-    averages_[i].copy_(parameter);
+    const at::Tensor parameter = main_params_[i].clone();
+    main_params_[i].copy_(ema_params_.at(i));
+    ema_params_[i].copy_(parameter);
   }
   refresh_copies();
 }

@@ -2,20 +2,21 @@
 // fp32 gradients and optionally an EMA of the parameters.
 //
 // Sharding follows ZeRO stage 1. Every rank holds all parameters that the model computes with; of the experts
-// it holds only its EP shard. It holds its local shard (distributed/sharding/partition.h) of everything else.
-// Example: a bf16 parameter of 65,536 elements (4 chunks) on 4 ranks with EP size 1:
+// it holds only its EP shard. It holds its local shard (distributed/sharding/shard_layout.h) of everything
+// else. Example: a bf16 parameter of 65,536 elements (4 chunks) on 4 ranks with EP size 1:
 //
 //                                               rank 0     rank 1     rank 2     rank 3
-// compute_    bf16                              all        all        all        all
-// masters_    f32; exp_avg_, exp_avg_sq_,       chunk 0    chunk 1    chunk 2    chunk 3
-//             gradients_ and averages_ alike
+// model_params_    bf16                              all        all        all        all
+// main_params_    f32; exp_avg_, exp_avg_sq_,       chunk 0    chunk 1    chunk 2    chunk 3
+//             gradients_ and ema_params_ alike
 //
 // A step moves gradients to the right and parameters to the left:
 //
-// compute_ -> GradientSums -> in_block_ -> among_replicas_ -> among_nodes_ -> gradients_ -> AdamW -> masters_
-// compute_ <----------------- in_block_ <- among_replicas_ <- among_nodes_ <------------------------ masters_
+// model_params_ -> GradientAccumulator -> ep_reducer_ -> edp_reducer_ -> edp_inter_node_reducer_ ->
+// gradients_ -> AdamW -> main_params_ model_params_ <----------------- ep_reducer_ <- edp_reducer_ <-
+// edp_inter_node_reducer_ <------------------------ main_params_
 //
-// Throws:        CheckpointError if a checkpoint lacks a tensor; errors of ShardExchange
+// Throws:        CheckpointError if a checkpoint lacks a tensor; errors of BucketedReducer
 // Collective:    functions marked "Collective", on every rank, in the same order
 #pragma once
 
@@ -28,9 +29,9 @@
 #include "dtopp/checkpoint/checkpoint.h"
 #include "dtopp/config/run_config.h"
 #include "dtopp/distributed/groups/process_groups.h"
-#include "dtopp/distributed/sharding/shard_exchange.h"
+#include "dtopp/distributed/sharding/bucketed_reducer.h"
 #include "dtopp/ops/core/torch.h"
-#include "dtopp/optim/gradient_sums.h"
+#include "dtopp/optim/gradient_accumulator.h"
 #include "dtopp/parameters/parameters.h"
 
 namespace dtopp {
@@ -52,36 +53,36 @@ class ParameterStore {
   // average <- d average + (1 - d) parameter,  d = min(decay, (1 + n) / (10 + n))
   //
   // n is the number of updates applied so far, including this one.
-  void keep_average(double decay);
-  // The EMA of a whole parameter, f32. Requires keep_average(). Collective.
-  at::Tensor average(const std::string& name) const { return whole(averages_, index_.at(name)); }
+  void enable_ema(double decay);
+  // The EMA of a whole parameter, f32. Requires enable_ema(). Collective.
+  at::Tensor ema(const std::string& name) const { return whole(ema_params_, index_.at(name)); }
   // Sources of the EMA for a checkpoint, under the parameters' names; see parameter_sources(). Empty without
   // an EMA.
-  std::vector<TensorSource> average_sources() const { return sources_of(averages_); }
-  // Requires keep_average(). CheckpointError if the checkpoint lacks a tensor.
-  void load_average(const Checkpoint& checkpoint);
+  std::vector<TensorSource> ema_sources() const { return sources_of(ema_params_); }
+  // Requires enable_ema(). CheckpointError if the checkpoint lacks a tensor.
+  void load_ema(const Checkpoint& checkpoint);
   // Exchanges parameters and EMA: the model computes with the EMA until the next call. Do not train in
-  // between. Requires keep_average(). Collective.
-  void swap_average();
+  // between. Requires enable_ema(). Collective.
+  void swap_ema();
 
   // The tensor that the model computes with: a leaf whose gradients are summed here. An expert tensor holds
   // this rank's EP shard. Waits for the gather of this parameter; later parameters are gathered while the
   // forward pass computes.
-  at::Tensor compute(const std::string& name) const;
+  at::Tensor model_param(const std::string& name) const;
   // Waits for the gathers of all parameters, for a rank without a micro-batch.
-  void finish_gather() const;
+  void finish_all_gather() const;
 
   // Starts a step with that many micro-batches of this rank. Call end_micro_batch() after each backward pass.
   // A repeated step keeps the sums that were already sent and discards the others.
   void begin_step(int64_t micro_batches) {
-    among_replicas_->forget();
-    gradient_sums_->begin(micro_batches);
+    edp_reducer_->forget();
+    gradient_accumulator_->begin(micro_batches);
   }
-  void end_micro_batch() { gradient_sums_->end_micro_batch(); }
+  void end_micro_batch() { gradient_accumulator_->end_micro_batch(); }
   // Waits for the sums over all ranks' micro-batches. Call after the last end_micro_batch().
-  void finish_gradients() { gradients_ = among_replicas_->take_sums(); }
-  // Squared norms of the gradients, f64: one per chunk (distributed/sharding/partition.h) of all parameters
-  // in order, 0 for the chunks of other ranks. NaN or infinite if a gradient is.
+  void finish_gradients() { gradients_ = edp_reducer_->finish_reduce_scatter(); }
+  // Squared norms of the gradients, f64: one per chunk (distributed/sharding/shard_layout.h) of all
+  // parameters in order, 0 for the chunks of other ranks. NaN or infinite if a gradient is.
   at::Tensor squared_norms() const;
 
   // Applies one AdamW update with gradients divided by `divisor` (f32 []), then refreshes the tensors of
@@ -93,54 +94,55 @@ class ParameterStore {
   // Sources of the main parameters for a checkpoint. Read them while the store does not step. Reading gathers
   // one part at a time from its ranks and is collective; only rank 0 gets the bytes. One CPU rank reads
   // without a copy.
-  std::vector<TensorSource> parameter_sources() const { return sources_of(masters_); }
+  std::vector<TensorSource> parameter_sources() const { return sources_of(main_params_); }
   std::vector<TensorSource> moment_sources() const;
   // Sends each rank its part of those tensors, as SavingRanks::collect. Collective.
-  void collect_saved(const std::vector<TensorPiece>& by_rank, const TakeBytes& take) const;
+  void collect_saved(const std::vector<TensorByteRange>& by_rank, const TakeBytes& take) const;
 
   const std::vector<ParameterSpec>& specs() const { return specs_; }
   const at::Device& device() const { return device_; }
   // A whole main parameter, f32. Collective.
-  at::Tensor master(const std::string& name) const { return whole(masters_, index_.at(name)); }
+  at::Tensor main_param(const std::string& name) const { return whole(main_params_, index_.at(name)); }
   // The whole gradient of a parameter, f32, between finish_gradients() and the next step. Collective.
   at::Tensor gradient(const std::string& name) const { return whole(gradients_, index_.at(name)); }
 
  private:
   void refresh_copies();
   // This rank's EP shard of the tensor that the model computes with.
-  at::Tensor slice(size_t parameter) const;
+  at::Tensor ep_shard(size_t parameter) const;
   // The position of this rank's local shard in the tensor that the model computes with.
   int64_t offset(size_t parameter) const;
-  ElementRange kept(size_t parameter) const { return partitions_[parameter].kept(groups_.rank()); }
-  at::Tensor whole(const std::vector<at::Tensor>& kept, size_t parameter) const;
-  std::vector<TensorSource> sources_of(const std::vector<at::Tensor>& kept) const;
-  TensorSource source_of(const at::Tensor& kept, size_t parameter, const std::string& name) const;
-  void copy_kept(std::span<const std::byte> bytes, size_t parameter, const at::Tensor& kept) const;
-  void add_updated(const at::Tensor& kept, size_t parameter, std::vector<at::Tensor>& updated) const;
-  void move_average(const at::Tensor& applied);
-  void make_exchanges(bool reproducible);
+  ElementRange local_shard(size_t parameter) const { return layouts_[parameter].local_shard(groups_.rank()); }
+  at::Tensor whole(const std::vector<at::Tensor>& local_shards, size_t parameter) const;
+  std::vector<TensorSource> sources_of(const std::vector<at::Tensor>& local_shards) const;
+  TensorSource source_of(const at::Tensor& local_shard, size_t parameter, const std::string& name) const;
+  void copy_local_shard(std::span<const std::byte> bytes, size_t parameter,
+                        const at::Tensor& local_shard) const;
+  void add_updated(const at::Tensor& local_shard, size_t parameter, std::vector<at::Tensor>& updated) const;
+  void update_ema(const at::Tensor& applied);
+  void make_reducers(bool reproducible);
 
   std::vector<ParameterSpec> specs_;
   at::Device device_;
   ProcessGroups groups_;
   std::unordered_map<std::string, size_t> index_;
-  std::vector<Partition> partitions_;
-  int64_t num_units_ = 0;
-  at::Tensor unit_places_;                // int64: indices of this rank's chunks among all chunks
-  std::vector<at::Tensor> unit_offsets_;  // int64 [chunks + 1] per parameter: offsets in its local shard
-  std::vector<at::Tensor> compute_;       // whole parameters; of experts, the EP shard
-  // This rank's local shards, f32 [elements]. A main parameter shares storage with compute_ if the model
+  std::vector<ShardLayout> layouts_;
+  int64_t num_chunks_ = 0;
+  at::Tensor chunk_indices_;               // int64: indices of this rank's chunks among all chunks
+  std::vector<at::Tensor> chunk_offsets_;  // int64 [chunks + 1] per parameter: offsets in its local shard
+  std::vector<at::Tensor> model_params_;   // whole parameters; of experts, the EP shard
+  // This rank's local shards, f32 [elements]. A main parameter shares storage with model_params_ if the model
   // computes in fp32 with it.
-  std::vector<at::Tensor> masters_, exp_avg_, exp_avg_sq_, gradients_;
-  double average_decay_ = 0;
-  std::vector<at::Tensor> averages_;  // empty without an EMA
-  at::Tensor updates_;                // f32 []: AdamW updates applied so far
-  std::unique_ptr<ShardExchange> among_nodes_, among_replicas_;
+  std::vector<at::Tensor> main_params_, exp_avg_, exp_avg_sq_, gradients_;
+  double ema_decay_ = 0;
+  std::vector<at::Tensor> ema_params_;  // empty without an EMA
+  at::Tensor updates_;                  // f32 []: AdamW updates applied so far
+  std::unique_ptr<BucketedReducer> edp_inter_node_reducer_, edp_reducer_;
   // For parameters that all ranks of the EP group compute with; null if the EP size is 1.
-  std::unique_ptr<ShardExchange> in_block_;
-  std::vector<size_t> in_block_parameters_;
-  std::vector<size_t> place_in_block_;  // by parameter; kNone for experts
-  std::unique_ptr<GradientSums> gradient_sums_;
+  std::unique_ptr<BucketedReducer> ep_reducer_;
+  std::vector<size_t> ep_parameters_;
+  std::vector<size_t> ep_index_;  // by parameter; kNone for experts
+  std::unique_ptr<GradientAccumulator> gradient_accumulator_;
 };
 
 }  // namespace dtopp

@@ -41,7 +41,7 @@ struct ParameterSpec {
     return role != ParameterRole::kRouter && role != ParameterRole::kRouterScale;
   }
   // The number of experts, which are equal parts along the first dimension; 1 for other parameters.
-  int64_t pieces() const { return role == ParameterRole::kExpert ? shape.at(0) : 1; }
+  int64_t num_experts() const { return role == ParameterRole::kExpert ? shape.at(0) : 1; }
   int64_t count() const {
     int64_t product = 1;
     for (const int64_t size : shape) product *= size;

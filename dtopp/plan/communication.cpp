@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "dtopp/distributed/sharding/partition.h"
+#include "dtopp/distributed/sharding/shard_layout.h"
 #include "dtopp/ops/route/mass_bins.h"
 
 namespace dtopp {
@@ -60,7 +60,7 @@ struct ParameterSizes {
   double dense_bytes = 0, expert_bytes = 0;
 };
 
-// The largest bucket's share of the elements that a rank holds (distributed/sharding/shard_exchange.h).
+// The largest bucket's share of the elements that a rank holds (distributed/sharding/bucketed_reducer.h).
 double bucket_share(const Model& model, int64_t expert_parallel) {
   int64_t held = 0, largest = 0;
   for (const ParameterSpec& spec : model.parameters) {
@@ -85,15 +85,15 @@ ParameterSizes parameter_sizes(const Model& model, double width) {
 }
 
 // The approximate number of values in train/step_numbers.h: losses per micro-batch, gradient norms per chunk
-// (distributed/sharding/partition.h), flags, the number of parts of each rank, the largest number of
+// (distributed/sharding/shard_layout.h), flags, the number of parts of each rank, the largest number of
 // token-expert pairs per rank and layer, tokens per expert, and the histograms of cumulative probabilities.
 double count_step_numbers(const RunConfig& config, const Model& model, const RankLayout& layout) {
   constexpr int64_t kLosses = 6, kFlags = 2, kTokenSums = 2;
   const int64_t layers = model.num_routed_layers;
-  int64_t units = 0;
+  int64_t chunks = 0;
   for (const ParameterSpec& spec : model.parameters)
-    units += Partition(spec.count(), spec.pieces(), /*index=*/0, {}).num_units();
-  int64_t count = kLosses * (config.training.global_batch_size / config.training.micro_batch_size) + units +
+    chunks += ShardLayout(spec.count(), spec.num_experts(), /*index=*/0, {}).num_chunks();
+  int64_t count = kLosses * (config.training.global_batch_size / config.training.micro_batch_size) + chunks +
                   kFlags + layout.ranks;
   if (layers > 0 && config.routing.method == RoutingMethod::kDTopP)
     count += kMassBins * (config.routing.scope == ThresholdScope::kLayer ? layers : 1);

@@ -5,7 +5,7 @@
 
 #include "dtopp/base/progress.h"
 #include "dtopp/config/config.h"
-#include "dtopp/distributed/sharding/partition.h"
+#include "dtopp/distributed/sharding/shard_layout.h"
 #include "dtopp/models/model.h"
 #include "dtopp/models/registry/make_model.h"
 #include "dtopp/plan/expert_parallel.h"
@@ -175,7 +175,7 @@ std::vector<MemoryPart> plan_memory(const Subject& subject, Precision precision)
   std::vector<MemoryPart> parts = {
       {"parameters", masters},
       {"optimizer_moments", (checked_product({counts.all, 2 * kFloat}) + n - 1) / n},
-      {"average", subject.model.average_decay > 0 ? masters : 0},
+      {"average", subject.model.ema_decay > 0 ? masters : 0},
       {"gradients", checked_product({gradient_sums(subject), summed_elements(subject), kFloat})},
       {"compute_copies", copies},
       {"micro_batch_gradients", micro_gradients},

@@ -243,7 +243,7 @@ void Run::validate() {
   ProbeResults accuracies;
   if (extras_.probes) {
     auto measured =
-        extras_.probes([this](const std::string& name) { return trainer_->parameters().master(name); },
+        extras_.probes([this](const std::string& name) { return trainer_->parameters().main_param(name); },
                        trainer_->routing(), ranks());
     if (!measured) stop_here();
     accuracies = std::move(*measured);
@@ -265,10 +265,10 @@ void Run::draw() {
   const auto draw = [&] {
     extras_.drawing.draw(
         trainer_->state().step,
-        [this](const std::string& name) { return trainer_->parameters().compute(name); },
+        [this](const std::string& name) { return trainer_->parameters().model_param(name); },
         trainer_->training_inputs(), first());
   };
-  trainer_->model().average_decay > 0 ? trainer_->with_average(draw) : draw();
+  trainer_->model().ema_decay > 0 ? trainer_->with_ema(draw) : draw();
 }
 
 void Run::save() {

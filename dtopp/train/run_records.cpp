@@ -103,7 +103,7 @@ void add_rates(const StepRates& rates, double data_share, MetricRecord& record) 
 
 void add_validation(const ValidationResult& result, MetricRecord& record) {
   record.values.emplace_back("val/loss", result.loss);
-  if (result.average_loss) record.values.emplace_back("val/ema_loss", *result.average_loss);
+  if (result.ema_loss) record.values.emplace_back("val/ema_loss", *result.ema_loss);
   for (const ValidationGroup& group : result.groups) {
     record.values.emplace_back("val/loss_" + group.name, group.loss);
     if (group.active_experts_L.empty()) continue;

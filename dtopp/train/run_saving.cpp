@@ -14,7 +14,7 @@ class RanksOfRun final : public SavingRanks {
   std::vector<std::string> gather(const std::string& text) override {
     return gather_bytes(ranks_, text, "save");
   }
-  void collect(const std::vector<TensorPiece>& by_rank, const TakeBytes& take) override {
+  void collect(const std::vector<TensorByteRange>& by_rank, const TakeBytes& take) override {
     parameters_.collect_saved(by_rank, take);
   }
   void check(const std::exception_ptr& error) override {
@@ -34,13 +34,10 @@ class RanksOfRun final : public SavingRanks {
 
 std::filesystem::path save_run(const Trainer& trainer, const RunConfig& config, Collectives& ranks) {
   const ParameterStore& parameters = trainer.parameters();
-  const CheckpointContents contents{trainer.state(),
-                                    parameters.parameter_sources(),
-                                    parameters.moment_sources(),
-                                    to_yaml(config),
-                                    trainer.data().tokenizer_json,
-                                    trainer.data().images_json,
-                                    parameters.average_sources()};
+  const CheckpointContents contents{
+      trainer.state(),         parameters.parameter_sources(), parameters.moment_sources(),
+      to_yaml(config),         trainer.data().tokenizer_json,  trainer.data().images_json,
+      parameters.ema_sources()};
   RanksOfRun saving(parameters, ranks);
   return save_checkpoint(checkpoints_of(config.output), contents, config.checkpoint.keep, saving);
 }

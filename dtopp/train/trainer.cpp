@@ -28,7 +28,7 @@ Trainer::Trainer(const RunConfig& config, Model model, TrainingData data, const 
       groups_(std::move(groups)),
       store_(model_.parameters, compute, groups_, config.parallel.reproducible),
       controller_(config.routing, config.model.num_experts, model_.num_routed_layers, compute.device()) {
-  losses_ = model_.bind([this](const std::string& name) { return store_.compute(name); });
+  losses_ = model_.bind([this](const std::string& name) { return store_.model_param(name); });
   state_.seed = config.training.seed;
   state_.threshold = doubles(controller_.thresholds());
   state_.error_sum = doubles(controller_.error_sums());
@@ -50,19 +50,19 @@ Trainer::Trainer(const RunConfig& config, Model model, TrainingData data, const 
 
 void Trainer::initialise() {
   store_.initialise(static_cast<uint64_t>(config_.training.seed));
-  if (model_.average_decay > 0) store_.keep_average(model_.average_decay);
+  if (model_.ema_decay > 0) store_.enable_ema(model_.ema_decay);
 }
 
 void Trainer::initialise_from(const Checkpoint& checkpoint) {
   store_.load(checkpoint, /*moments=*/false);
-  if (model_.average_decay > 0) store_.keep_average(model_.average_decay);
+  if (model_.ema_decay > 0) store_.enable_ema(model_.ema_decay);
 }
 
 void Trainer::restore(const Checkpoint& checkpoint) {
   store_.load(checkpoint, /*moments=*/true);
-  if (model_.average_decay > 0) {
-    store_.keep_average(model_.average_decay);
-    store_.load_average(checkpoint);
+  if (model_.ema_decay > 0) {
+    store_.enable_ema(model_.ema_decay);
+    store_.load_ema(checkpoint);
   }
   state_ = checkpoint.state();
   controller_.restore(state_.threshold, state_.error_sum);
@@ -79,7 +79,7 @@ void Trainer::restore(const Checkpoint& checkpoint) {
 at::Tensor Trainer::scales() const {
   std::vector<at::Tensor> scales;
   for (const ParameterSpec& spec : store_.specs()) {
-    if (spec.role == ParameterRole::kRouterScale) scales.push_back(store_.compute(spec.name).detach());
+    if (spec.role == ParameterRole::kRouterScale) scales.push_back(store_.model_param(spec.name).detach());
   }
   if (scales.empty()) return at::empty({0}, at::device(store_.device()).dtype(at::kFloat));
   return at::stack(scales);

@@ -54,7 +54,7 @@ class Trainer {
   // nullopt, on all ranks, if `stop` became true on one. Collective.
   std::optional<ValidationResult> validate(int64_t tokens, const std::function<bool()>& stop);
   // Runs `body` while parameters() are their EMA. Requires a model with an EMA. Collective.
-  void with_average(const std::function<void()>& body);
+  void with_ema(const std::function<void()>& body);
 
   // Records the validation at the current step, so that a resumed run does not repeat it.
   void mark_validated() { state_.last_validation_step = state_.step; }

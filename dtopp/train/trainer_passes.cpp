@@ -14,15 +14,16 @@ void Trainer::accumulate_gradients(const RoutingInputs& inputs, const std::funct
                                    StepSums& sums) {
   const ParallelDims dims = groups_.dims();
   const int64_t rank = groups_.rank();
-  const LeafBlock block = leaf_block(micro_batches(), dims.edp_rank(rank), dims.edp_size, dims.ep_size);
-  if (block.begin >= block.end) store_.finish_gather();
-  store_.begin_step((block.end - block.begin + dims.ep_size - 1) / dims.ep_size * parts_);
-  for (int64_t first = block.begin; first < block.end; first += dims.ep_size) {
+  const MicroBatchRange range =
+      local_micro_batches(micro_batches(), dims.edp_rank(rank), dims.edp_size, dims.ep_size);
+  if (range.begin >= range.end) store_.finish_all_gather();
+  store_.begin_step((range.end - range.begin + dims.ep_size - 1) / dims.ep_size * parts_);
+  for (int64_t first = range.begin; first < range.end; first += dims.ep_size) {
     sums.stop_requested = sums.stop_requested || stop();
     if (is_abandoned(sums, groups_.size())) return;
     const int64_t micro = first + dims.ep_rank(rank);
     for (int64_t part = 0; part < parts_; ++part) {
-      if (micro < block.end) {
+      if (micro < range.end) {
         accumulate_part(micro, part, inputs, sums);
       } else {
         serve_experts(inputs);
@@ -88,7 +89,7 @@ void Trainer::accumulate_part(int64_t micro_batch, int64_t part, const RoutingIn
 void Trainer::serve_experts(const RoutingInputs& inputs) const {
   at::Tensor x_TD, gates_TE, gate_up;
   for (const ParameterSpec& spec : store_.specs()) {
-    const at::Tensor weight = store_.compute(spec.name);
+    const at::Tensor weight = store_.model_param(spec.name);
     if (spec.role != ParameterRole::kExpert || !inputs.experts) continue;
     if (!gate_up.defined()) {
       gate_up = weight;

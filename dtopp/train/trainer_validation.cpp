@@ -10,18 +10,18 @@ std::optional<ValidationResult> Trainer::validate(int64_t tokens, const std::fun
   const auto wanted = static_cast<uint64_t>(std::max<int64_t>(1, tokens / model_.tokens_per_sample));
   const auto samples = static_cast<int64_t>(std::min(wanted, data_.validation_samples));
   std::optional<ValidationResult> result = validate_with(training_inputs(), samples, stop);
-  if (!result || model_.average_decay == 0) return result;
-  std::optional<ValidationResult> of_average;
-  with_average([&] { of_average = validate_with(solved_inputs(), samples, stop); });
-  if (!of_average) return std::nullopt;
-  result->average_loss = of_average->loss;
+  if (!result || model_.ema_decay == 0) return result;
+  std::optional<ValidationResult> of_ema;
+  with_ema([&] { of_ema = validate_with(solved_inputs(), samples, stop); });
+  if (!of_ema) return std::nullopt;
+  result->ema_loss = of_ema->loss;
   return result;
 }
 
-void Trainer::with_average(const std::function<void()>& body) {
-  store_.swap_average();
+void Trainer::with_ema(const std::function<void()>& body) {
+  store_.swap_ema();
   body();
-  store_.swap_average();
+  store_.swap_ema();
 }
 
 RoutingInputs Trainer::solved_inputs() const {

@@ -43,12 +43,12 @@ class ThreadRank final : public SavingRanks {
     meeting_.barrier.arrive_and_wait();
     return all;
   }
-  void collect(const std::vector<TensorPiece>& by_rank, const TakeBytes& take) override {
+  void collect(const std::vector<TensorByteRange>& by_rank, const TakeBytes& take) override {
     std::string wanted;
-    for (const TensorPiece& piece : by_rank)
-      wanted += piece.tensor ? piece.tensor->name + " " + std::to_string(piece.begin) + "; " : "; ";
+    for (const TensorByteRange& range : by_rank)
+      wanted += range.tensor ? range.tensor->name + " " + std::to_string(range.begin) + "; " : "; ";
     for (const std::string& other : gather(wanted)) EXPECT_EQ(other, wanted);
-    const TensorPiece& mine = by_rank.at(static_cast<size_t>(rank_));
+    const TensorByteRange& mine = by_rank.at(static_cast<size_t>(rank_));
     if (!mine.tensor) return;
     taken.insert(mine.tensor->name);
     mine.tensor->read(mine.begin, mine.count, take);

@@ -26,8 +26,8 @@ class Average : public testing::TestWithParam<at::ScalarType> {
   void step(int64_t number, bool applied) {
     store_.begin_step(1);
     for (const ParameterSpec& spec : store_.specs()) {
-      const at::Tensor leaf = store_.compute(spec.name);
-      (leaf * at::full_like(leaf, 1.0 + static_cast<double>(number % 3))).sum().backward();
+      const at::Tensor parameter = store_.model_param(spec.name);
+      (parameter * at::full_like(parameter, 1.0 + static_cast<double>(number % 3))).sum().backward();
     }
     store_.end_micro_batch();
     store_.finish_gradients();
@@ -40,10 +40,10 @@ class Average : public testing::TestWithParam<at::ScalarType> {
 
 TEST_P(Average, follows_its_equation_over_applied_steps_alone) {
   for (const double limit : {0.9999, 0.4}) {
-    store_.keep_average(limit);
+    store_.enable_ema(limit);
     std::map<std::string, at::Tensor> expected;
     for (const ParameterSpec& spec : store_.specs())
-      expected[spec.name] = store_.master(spec.name).to(at::kDouble);
+      expected[spec.name] = store_.main_param(spec.name).to(at::kDouble);
     const int64_t before = limit == 0.4 ? 25 : 0;  // updates of the first round
     int64_t n = before;
     for (int64_t number = 0; number < 30; ++number) {
@@ -51,9 +51,9 @@ TEST_P(Average, follows_its_equation_over_applied_steps_alone) {
       step(number, applied);
       n += applied ? 1 : 0;
       const double d = std::min(limit, (1.0 + static_cast<double>(n)) / (10.0 + static_cast<double>(n)));
-      for (auto& [name, average] : expected) {
-        if (applied) average = d * average + (1 - d) * store_.master(name).to(at::kDouble);
-        const at::Tensor difference = store_.average(name).to(at::kDouble) - average;
+      for (auto& [name, ema] : expected) {
+        if (applied) ema = d * ema + (1 - d) * store_.main_param(name).to(at::kDouble);
+        const at::Tensor difference = store_.ema(name).to(at::kDouble) - ema;
         // Rounding errors of f32 values near 1, half an ulp each; they fade as slowly as the average.
         ASSERT_LT(difference.abs().max().item<double>(), 1e-6) << name << " after step " << number;
       }
@@ -63,7 +63,7 @@ TEST_P(Average, follows_its_equation_over_applied_steps_alone) {
 }
 
 TEST_P(Average, comes_back_from_a_file_and_goes_on) {
-  store_.keep_average(0.9);
+  store_.enable_ema(0.9);
   for (int64_t number = 0; number < 3; ++number) step(number, true);
   const ScratchDirectory directory;
   const Checkpoint checkpoint(save_checkpoint(directory.path(),
@@ -72,30 +72,30 @@ TEST_P(Average, comes_back_from_a_file_and_goes_on) {
                                                .optimizer = store_.moment_sources(),
                                                .config_yaml = "",
                                                .tokenizer_json = "",
-                                               .averages = store_.average_sources()},
+                                               .ema = store_.ema_sources()},
                                               /*keep=*/1));
-  const at::Tensor saved = store_.average("matrix").clone();
+  const at::Tensor saved = store_.ema("matrix").clone();
 
-  store_.keep_average(0.9);  // restarts the average
-  EXPECT_FALSE(store_.average("matrix").equal(saved));
-  store_.load_average(checkpoint);
-  EXPECT_TRUE(store_.average("matrix").equal(saved));
+  store_.enable_ema(0.9);  // restarts the average
+  EXPECT_FALSE(store_.ema("matrix").equal(saved));
+  store_.load_ema(checkpoint);
+  EXPECT_TRUE(store_.ema("matrix").equal(saved));
   step(3, true);
-  EXPECT_FALSE(store_.average("matrix").equal(saved));
+  EXPECT_FALSE(store_.ema("matrix").equal(saved));
 }
 
 TEST_P(Average, takes_the_parameters_place_and_gives_it_back) {
-  store_.keep_average(0.9);
+  store_.enable_ema(0.9);
   for (int64_t number = 0; number < 3; ++number) step(number, true);
-  const at::Tensor master = store_.master("matrix").clone(), average = store_.average("matrix").clone();
-  const at::Tensor computed = store_.compute("matrix").detach().clone();
-  store_.swap_average();
-  EXPECT_TRUE(store_.compute("matrix").detach().equal(average.to(computed.scalar_type())));
-  EXPECT_FALSE(store_.compute("matrix").detach().equal(computed));
-  store_.swap_average();
-  EXPECT_TRUE(store_.compute("matrix").detach().equal(computed));
-  EXPECT_TRUE(store_.master("matrix").equal(master));
-  EXPECT_TRUE(store_.average("matrix").equal(average));
+  const at::Tensor main_param = store_.main_param("matrix").clone(), ema = store_.ema("matrix").clone();
+  const at::Tensor computed = store_.model_param("matrix").detach().clone();
+  store_.swap_ema();
+  EXPECT_TRUE(store_.model_param("matrix").detach().equal(ema.to(computed.scalar_type())));
+  EXPECT_FALSE(store_.model_param("matrix").detach().equal(computed));
+  store_.swap_ema();
+  EXPECT_TRUE(store_.model_param("matrix").detach().equal(computed));
+  EXPECT_TRUE(store_.main_param("matrix").equal(main_param));
+  EXPECT_TRUE(store_.ema("matrix").equal(ema));
 }
 
 TEST_P(Average, changes_nothing_of_the_training) {
@@ -104,10 +104,10 @@ TEST_P(Average, changes_nothing_of_the_training) {
   std::swap(plain, store_);
   for (int64_t number = 0; number < 5; ++number) step(number, number != 2);
   std::swap(plain, store_);
-  store_.keep_average(0.99);
+  store_.enable_ema(0.99);
   for (int64_t number = 0; number < 5; ++number) step(number, number != 2);
-  EXPECT_TRUE(plain.master("matrix").equal(store_.master("matrix")));
-  EXPECT_TRUE(plain.average_sources().empty());
+  EXPECT_TRUE(plain.main_param("matrix").equal(store_.main_param("matrix")));
+  EXPECT_TRUE(plain.ema_sources().empty());
 }
 
 INSTANTIATE_TEST_SUITE_P(ParameterStore, Average, testing::Values(at::kFloat, at::kBFloat16));

@@ -96,7 +96,7 @@ void train_diffusion(const char* config_path, const char* input_path, const char
   TensorOutput output;
   const auto add_parameters = [&](const std::string& prefix) {
     for (const ParameterSpec& spec : trainer.parameters().specs())
-      output.add(prefix + spec.name, trainer.parameters().master(spec.name));
+      output.add(prefix + spec.name, trainer.parameters().main_param(spec.name));
   };
   const auto add_batch = [&](const std::string& prefix, const Batch& batch) {
     for (const auto& [name, tensor] : batch.tensors) output.add(prefix + name, tensor);

@@ -33,7 +33,7 @@ void run(char** argv) {
                        at::device(device).dtype(type));
   store.load(checkpoint, /*moments=*/false);
   LanguageModel model = bind_language_model(config.model, config.routing,
-                                            [&](const std::string& name) { return store.compute(name); });
+                                            [&](const std::string& name) { return store.model_param(name); });
   if (config.data.end_of_text >= 0) model.end_of_text = config.data.end_of_text;
   const int64_t routed_layers = make_model(config).num_routed_layers;
   ThresholdController controller(config.routing, config.model.num_experts, routed_layers, device);

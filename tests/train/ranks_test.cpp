@@ -29,7 +29,7 @@ Outcome outcome_of(Trainer& trainer) {
   }
   outcome.numbers.push_back(trainer.validate(36, never)->loss);
   for (const ParameterSpec& spec : trainer.parameters().specs())
-    outcome.tensors.push_back(trainer.parameters().master(spec.name).clone());
+    outcome.tensors.push_back(trainer.parameters().main_param(spec.name).clone());
   for (const TensorSource& source : trainer.parameters().moment_sources()) {
     std::vector<at::Tensor> pieces;
     source.read(0, source.size, [&](std::span<const std::byte> bytes) {

@@ -75,7 +75,7 @@ inline Trainer trainer_with_memory_for(int64_t most, const RunConfig& config, co
 inline double distance(const Trainer& a, const Trainer& b) {
   double most = 0;
   for (const ParameterSpec& spec : a.parameters().specs()) {
-    const at::Tensor difference = a.parameters().master(spec.name) - b.parameters().master(spec.name);
+    const at::Tensor difference = a.parameters().main_param(spec.name) - b.parameters().main_param(spec.name);
     most = std::max(most, difference.abs().max().item<double>());
   }
   return most;

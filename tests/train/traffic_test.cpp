@@ -153,14 +153,14 @@ std::map<std::string, double> sent_by(int64_t rank, const ParallelDims& dims, co
   Trainer trainer(config, make_model(config), data_for(config), at::kFloat, groups_of(rank, dims, counts));
   trainer.initialise();
   step(trainer);
-  trainer.parameters().finish_gather();
+  trainer.parameters().finish_all_gather();
   std::map<std::string, double> sent;
   for (const auto& [name, traffic] : counts->traffic()) sent[name] = static_cast<double>(traffic.bytes);
   return sent;
 }
 
-// The model is as wide as the paper's. A narrower one has too few chunks (distributed/sharding/partition.h)
-// to share evenly among 128 ranks.
+// The model is as wide as the paper's. A narrower one has too few chunks
+// (distributed/sharding/shard_layout.h) to share evenly among 128 ranks.
 TEST(Traffic, of_parameters_among_128_ranks_is_within_two_percent_of_the_plan) {
   const RunConfig config = paper_like(2048, 128);
   const std::map<std::string, double> planned = planned_on_sixteen_nodes(config);

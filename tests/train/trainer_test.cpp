@@ -74,7 +74,7 @@ TEST(Trainer, global_batch_statistics_are_those_of_the_last_step) {
   RoutingInputs inputs = trainer.routing();
   const StepResult second = step(trainer);
   const LossFunction losses =
-      trainer.model().bind([&](const std::string& name) { return trainer.parameters().compute(name); });
+      trainer.model().bind([&](const std::string& name) { return trainer.parameters().model_param(name); });
   const auto balance = [&](const RoutingInputs& given, uint64_t position) {
     double sum = 0;
     for (const uint64_t micro_batch : {position, position + 2})
@@ -253,12 +253,12 @@ TEST(Trainer, clips_the_global_norm) {
   Trainer free = trainer_of(config);
   clipped.initialise();
   free.initialise();
-  const at::Tensor start = free.parameters().master("model.embed_tokens.weight").clone();
+  const at::Tensor start = free.parameters().main_param("model.embed_tokens.weight").clone();
   const double norm = step(clipped).grad_norm;
   step(free);
   ASSERT_GT(norm, 0.5);
-  const at::Tensor moved_free = free.parameters().master("model.embed_tokens.weight") - start;
-  const at::Tensor moved_clipped = clipped.parameters().master("model.embed_tokens.weight") - start;
+  const at::Tensor moved_free = free.parameters().main_param("model.embed_tokens.weight") - start;
+  const at::Tensor moved_clipped = clipped.parameters().main_param("model.embed_tokens.weight") - start;
   const double ratio = (moved_clipped.norm() / moved_free.norm()).item<double>();
   EXPECT_NEAR(ratio, 0.1 / norm, 0.02 * 0.1 / norm);
 }

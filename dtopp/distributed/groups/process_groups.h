@@ -6,7 +6,7 @@
 
 #include "dtopp/distributed/collectives/counting_collectives.h"
 #include "dtopp/distributed/collectives/gloo_collectives.h"
-#include "dtopp/distributed/sharding/partition.h"
+#include "dtopp/distributed/sharding/shard_layout.h"
 
 namespace dtopp {
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "dtopp/distributed/collectives/collectives.h"
-#include "dtopp/distributed/sharding/partition.h"
+#include "dtopp/distributed/sharding/shard_layout.h"
 
 namespace dtopp {
 
@@ -16,14 +16,14 @@ using Shards = std::vector<ElementRange>;
 
 // The form in which parameters and moments are stored.
 struct ShardedTensor {
-  const Partition* partition = nullptr;
-  at::Tensor kept;  // the local shard, [elements]
+  const ShardLayout* layout = nullptr;
+  at::Tensor local_shard;  // the local shard, [elements]
 };
 
 // A request of one rank for elements [begin, end) of a tensor. Without a tensor the rank requests nothing.
-struct WantedPiece {
+struct ShardRequest {
   const ShardedTensor* tensor = nullptr;
-  ElementRange piece{};
+  ElementRange range{};
 };
 
 // Sends each rank the elements that it requests. `by_rank` is the same on all ranks; the tensors share one
@@ -32,6 +32,6 @@ struct WantedPiece {
 //
 // Returns:       this rank's elements [elements], undefined without a request; a view if the group has one
 //                rank
-at::Tensor collect(Collectives& ranks, const std::vector<WantedPiece>& by_rank);
+at::Tensor gather_shards(Collectives& ranks, const std::vector<ShardRequest>& by_rank);
 
 }  // namespace dtopp

@@ -14,10 +14,10 @@ at::Tensor sum_of(at::Tensor left, const at::Tensor& right, bool overwrite) {
 
 }  // namespace
 
-LeafBlock leaf_block(int64_t leaves, int64_t rank, int64_t size, int64_t unit) {
-  int64_t block = unit;
-  while (block * size < leaves) block *= 2;
-  return {std::min(rank * block, leaves), std::min((rank + 1) * block, leaves)};
+MicroBatchRange local_micro_batches(int64_t leaves, int64_t rank, int64_t size, int64_t ep_size) {
+  int64_t per_rank = ep_size;
+  while (per_rank * size < leaves) per_rank *= 2;
+  return {std::min(rank * per_rank, leaves), std::min((rank + 1) * per_rank, leaves)};
 }
 
 at::Tensor tree_sum(std::vector<at::Tensor> leaves) {

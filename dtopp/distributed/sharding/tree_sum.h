@@ -21,12 +21,12 @@ namespace dtopp {
 
 inline constexpr double kNothing = -0.0;
 
-struct LeafBlock {
+struct MicroBatchRange {
   int64_t begin, end;  // end - begin may be 0
 };
 // The leaves of a rank, or of an EP group of `unit` ranks among `size` such groups. Each gets B leaves: the
 // smallest unit * 2^i with size * B >= leaves. Example: 6 leaves on 4 ranks are 2, 2, 2, 0.
-LeafBlock leaf_block(int64_t leaves, int64_t rank, int64_t size, int64_t unit = 1);
+MicroBatchRange local_micro_batches(int64_t leaves, int64_t rank, int64_t size, int64_t ep_size = 1);
 
 // Undefined leaves are absent. The sum is undefined if all are absent, and aliases the leaf if one is
 // present. The leaves are not modified.

@@ -42,7 +42,7 @@ void draw(const RunConfig& config, const ImageLayout& layout, int64_t step, cons
   const PictureRequest request = request_of(config);
   DiffusionModel model{config, parameter, bind_diffusion_transformer(config.model, config.routing, parameter),
                        routing, parameter("patch_embed.weight").device()};
-  const auto targets = targets_of(config, ParameterKind::kAverage, /*wanted=*/0);
+  const auto targets = targets_of(config, ParameterKind::kEma, /*wanted=*/0);
   if (!targets.empty()) model.routing = solve_for_sampling(model, request, targets, never);
   PictureGrid grid(request, layout);
   sample_pictures(denoiser_of(model, model.routing), config.model, model.device, request,

@@ -16,7 +16,7 @@ DiffusionModel load_diffusion_model(const Checkpoint& checkpoint, ParameterKind 
   const ModelConfig& model = loaded.config.model;
   const RoutingConfig& routing = loaded.config.routing;
   const auto read = [&](const std::string& name, const std::vector<int64_t>& shape) {
-    return kind == ParameterKind::kRaw ? checkpoint.parameter(name, shape) : checkpoint.average(name, shape);
+    return kind == ParameterKind::kRaw ? checkpoint.parameter(name, shape) : checkpoint.ema(name, shape);
   };
   loaded.parameter = load_parameters(diffusion_transformer_parameters(model, routing), read, device);
   loaded.model = bind_diffusion_transformer(model, routing, loaded.parameter);
@@ -50,7 +50,7 @@ std::vector<double> targets_of(const RunConfig& config, ParameterKind kind, doub
     require_target(config, wanted);
     return {wanted};
   }
-  const bool moved = kind == ParameterKind::kAverage && !config.model.is_dense() &&
+  const bool moved = kind == ParameterKind::kEma && !config.model.is_dense() &&
                      config.routing.method == RoutingMethod::kDTopP;
   return moved ? config.routing.target_experts : std::vector<double>();
 }

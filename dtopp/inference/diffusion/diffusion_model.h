@@ -8,8 +8,8 @@
 
 namespace dtopp {
 
-// kRaw: the parameters that the optimizer updates. kAverage: their exponential moving average (EMA).
-enum class ParameterKind { kRaw, kAverage };
+// kRaw: the parameters that the optimizer updates. kEma: their exponential moving average (EMA).
+enum class ParameterKind { kRaw, kEma };
 
 struct DiffusionModel {
   RunConfig config;
@@ -20,7 +20,7 @@ struct DiffusionModel {
 };
 
 // Loads the parameters of this kind. Throws CheckpointError if a tensor is missing or has another shape, or
-// if kAverage is requested and the checkpoint has no EMA.
+// if kEma is requested and the checkpoint has no EMA.
 DiffusionModel load_diffusion_model(const Checkpoint& checkpoint, ParameterKind kind,
                                     const at::Device& device);
 

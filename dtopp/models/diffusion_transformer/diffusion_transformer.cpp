@@ -199,7 +199,7 @@ Model make_diffusion_transformer(const RunConfig& config) {
   model.num_routed_layers = config.model.is_dense() ? 0 : config.model.num_layers;
   model.tokens_per_sample = config.model.tokens_per_sample();
   model.validation_loss = "diffusion_loss";
-  model.average_decay = config.diffusion.ema_decay;
+  model.ema_decay = config.diffusion.ema_decay;
   for (int64_t bucket = 0; bucket < kTimestepBuckets; ++bucket)
     model.validation_groups.push_back("t" + std::to_string(bucket));
   model.bind = [config](const ParameterLookup& parameter) {

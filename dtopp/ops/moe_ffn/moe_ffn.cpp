@@ -4,7 +4,7 @@
 
 #include "dtopp/ops/core/call_op.h"
 #include "dtopp/ops/core/check_tensor.h"
-#include "dtopp/ops/core/gradient_sum.h"
+#include "dtopp/ops/core/gradient_accumulation_hook.h"
 #include "dtopp/ops/moe_ffn/moe_ffn_kernel.h"
 
 namespace dtopp {
@@ -118,18 +118,18 @@ struct MoeFfnFunction : torch::autograd::Function<MoeFfnFunction> {
     const variable_list saved = context->get_saved_variables();
     std::array<bool, 4> needed{};
     for (size_t i = 0; i < needed.size(); ++i) needed[i] = context->needs_input_grad(i);
-    GradientSum *gate_up = needed[2] ? GradientSum::of(saved[2]) : nullptr,
-                *down = needed[3] ? GradientSum::of(saved[3]) : nullptr;
+    GradientAccumulationHook *gate_up = needed[2] ? GradientAccumulationHook::of(saved[2]) : nullptr,
+                             *down = needed[3] ? GradientAccumulationHook::of(saved[3]) : nullptr;
     if (gate_up != nullptr && down != nullptr) {
-      const SumPlace gate_up_place = gate_up->place(), down_place = down->place();
-      if (gate_up_place.sum.defined() && down_place.sum.defined()) {
+      const AccumulationTarget gate_up_target = gate_up->target(), down_target = down->target();
+      if (gate_up_target.sum.defined() && down_target.sum.defined()) {
         auto [grad_x, grad_gates] =
             call_op<"dtopp::moe_ffn_backward_sums", decltype(moe_ffn_backward_sums_meta)>(
                 grads[0], saved[0], saved[1], saved[2], saved[3], saved[4],
-                std::array<bool, 2>{needed[0], needed[1]}, gate_up_place.sum, down_place.sum,
-                std::array<bool, 2>{gate_up_place.add, down_place.add});
-        down->complete(down_place);
-        gate_up->complete(gate_up_place);
+                std::array<bool, 2>{needed[0], needed[1]}, gate_up_target.sum, down_target.sum,
+                std::array<bool, 2>{gate_up_target.add, down_target.add});
+        down->complete(down_target);
+        gate_up->complete(gate_up_target);
         return {grad_x, grad_gates, {}, {}, {}};
       }
     }
@@ -221,7 +221,7 @@ TORCH_LIBRARY_FRAGMENT(dtopp, m) {
       "Tensor pre_activations_AG, bool[4] needed) -> "
       "(Tensor grad_x_TD, Tensor grad_gates_TE, Tensor grad_gate_up_proj, Tensor grad_down_proj)");
   // Writes the gradients of the weights to contiguous sums of the gates' type. It adds to a sum if `add` is
-  // set and overwrites it otherwise (gradient_sum.h).
+  // set and overwrites it otherwise (gradient_accumulation_hook.h).
   m.def(
       "moe_ffn_backward_sums(Tensor grad_y_TD, Tensor x_TD, Tensor gates_TE, Tensor gate_up_proj, Tensor "
       "down_proj, Tensor pre_activations_AG, bool[2] needed, Tensor(a!) gate_up_sum, Tensor(b!) down_sum, "

@@ -2,7 +2,7 @@
 // experts, and the weights' gradients.
 #pragma once
 
-#include "dtopp/ops/core/gradient_sum.h"
+#include "dtopp/ops/core/gradient_accumulation_hook.h"
 #include "dtopp/ops/moe_ffn/moe_ffn_cpu.h"
 
 namespace dtopp {
@@ -74,7 +74,7 @@ void add_gate_parts(const Real* parts, int64_t parts_each, const int64_t* tokens
 // weights have the weights' type, or the gates' type if they are sums.
 struct Gradients {
   at::Tensor x_TD, gates_TE;
-  SumPlace gate_up_proj, down_proj;
+  AccumulationTarget gate_up_proj, down_proj;
   at::Tensor slots_STD;  // of the sums in x_TD
 
   template <typename Real>
@@ -131,7 +131,7 @@ struct BackwardBuffers {
 template <typename Scalar, typename Tiles, typename Left, typename Right>
 void weight_gradient(const Left& left, const Right& right, int64_t pairs, int64_t begin, int64_t end,
                      int64_t width, int64_t share, const BackwardBuffers<Tiles>& buffers,
-                     const SumPlace& out_EMK, int64_t expert) {
+                     const AccumulationTarget& out_EMK, int64_t expert) {
   const OuterSumBuffers<Tiles> own{buffers.left.of(share), buffers.right.of(share), buffers.sum.of(share)};
   const auto sum_into = [&]<typename Out>(Out* out) {
     sum_outer_products(left, right, pairs, begin, end, width, own,

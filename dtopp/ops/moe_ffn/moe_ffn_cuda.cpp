@@ -63,28 +63,28 @@ at::Tensor gate_gradients(const Pairs& pairs, const at::Tensor& grad_gate_AP) {
 using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
 // Destinations of the weights' gradients.
-struct SumPlaces {
-  SumPlace gate_up, down;
+struct AccumulationTargets {
+  AccumulationTarget gate_up, down;
 };
 
 Gradients zero_gradients(const std::array<at::Tensor, 4>& inputs, std::array<bool, 4> needed,
-                         const SumPlaces& places) {
+                         const AccumulationTargets& targets) {
   const auto zeros = [&](size_t i) {
     return needed[i] ? at::zeros(inputs[i].sizes(), inputs[i].options()) : at::Tensor();
   };
-  for (const SumPlace& place : {places.gate_up, places.down})
-    if (place.sum.defined() && !place.add) place.sum.zero_();
-  return {zeros(0), zeros(1), places.gate_up.sum.defined() ? at::Tensor() : zeros(2),
-          places.down.sum.defined() ? at::Tensor() : zeros(3)};
+  for (const AccumulationTarget& target : {targets.gate_up, targets.down})
+    if (target.sum.defined() && !target.add) target.sum.zero_();
+  return {zeros(0), zeros(1), targets.gate_up.sum.defined() ? at::Tensor() : zeros(2),
+          targets.down.sum.defined() ? at::Tensor() : zeros(3)};
 }
 
 Gradients backward(const at::Tensor& grad_y_TD, const at::Tensor& x_TD, const at::Tensor& gates_TE,
                    const at::Tensor& gate_up_proj, const at::Tensor& down_proj,
                    const at::Tensor& pre_activations_AG, std::array<bool, 4> needed,
-                   const SumPlaces& places) {
+                   const AccumulationTargets& targets) {
   const c10::DeviceGuard guard(x_TD.device());
   if (pre_activations_AG.size(0) == 0)
-    return zero_gradients({x_TD, gates_TE, gate_up_proj, down_proj}, needed, places);
+    return zero_gradients({x_TD, gates_TE, gate_up_proj, down_proj}, needed, targets);
   const at::Tensor gate_up_EGD = gate_up_proj.contiguous(), down_EDF = down_proj.contiguous();
   const at::Tensor x = cuda::aligned(x_TD), dy_TD = cuda::aligned(grad_y_TD),
                    pre_AG = cuda::aligned(pre_activations_AG);
@@ -94,13 +94,13 @@ Gradients backward(const at::Tensor& grad_y_TD, const at::Tensor& x_TD, const at
   {
     const cuda::ActivationGradient gradient = cuda::activation_gradient(pairs, dy_TD, pre_AG, down_EDF);
     if (needed[1]) grad_gates_TE = gate_gradients(pairs, gradient.grad_gate_AP);
-    if (needed[3]) grad_down = cuda::down_gradient(pairs, dy_TD, gradient, places.down);
+    if (needed[3]) grad_down = cuda::down_gradient(pairs, dy_TD, gradient, targets.down);
     d_pre_AG = gradient.d_pre_AG;
   }
   if (needed[0]) {
     grad_x_TD = cuda::sum_pairs(pairs, cuda::input_gradient(pairs, d_pre_AG, gate_up_EGD), at::Tensor());
   }
-  if (needed[2]) grad_gate_up = cuda::gate_up_gradient(pairs, d_pre_AG, x, places.gate_up);
+  if (needed[2]) grad_gate_up = cuda::gate_up_gradient(pairs, d_pre_AG, x, targets.gate_up);
   return {grad_x_TD, grad_gates_TE, grad_gate_up, grad_down};
 }
 

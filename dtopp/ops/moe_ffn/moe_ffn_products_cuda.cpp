@@ -26,10 +26,10 @@ Bfloat16* write_bf16(const at::Tensor& tensor) { return write<Bfloat16>(tensor);
 // Returns the gradient of a weight that the kernel called by `launch` writes, in the type of `like`. Returns
 // an undefined tensor if the gradient went to a sum.
 template <typename Launch>
-at::Tensor write_gradient(at::IntArrayRef shape, const at::Tensor& like, const SumPlace& place,
+at::Tensor write_gradient(at::IntArrayRef shape, const at::Tensor& like, const AccumulationTarget& target,
                           const Launch& launch) {
-  if (place.sum.defined()) {
-    launch(WeightGradient{nullptr, write<float>(place.sum), place.add});
+  if (target.sum.defined()) {
+    launch(WeightGradient{nullptr, write<float>(target.sum), target.add});
     return {};
   }
   at::Tensor rounded = at::empty(shape, like.options());
@@ -98,14 +98,14 @@ ActivationGradient activation_gradient(const Pairs& pairs, const at::Tensor& dy_
 }
 
 at::Tensor down_gradient(const Pairs& pairs, const at::Tensor& dy_TD, const ActivationGradient& gradient,
-                         const SumPlace& place) {
+                         const AccumulationTarget& target) {
   if (!by_own_kernel(pairs, MoeProduct::kDownGradient)) {
     const at::Tensor dy_AD = gradient.dy_AD.defined() ? gradient.dy_AD : gather_pairs(pairs, dy_TD);
-    return place.take(sum_pair_products(pairs, dy_AD, gradient.scaled_AF));
+    return target.take(sum_pair_products(pairs, dy_AD, gradient.scaled_AF));
   }
   const int64_t hidden = dy_TD.size(1), ffn = gradient.scaled_AF.size(1);
   const PairProducts arguments = kernel_arguments(pairs, hidden, ffn);
-  return write_gradient({arguments.experts, hidden, ffn}, dy_TD, place, [&](const WeightGradient& out_EDF) {
+  return write_gradient({arguments.experts, hidden, ffn}, dy_TD, target, [&](const WeightGradient& out_EDF) {
     down_gradient(arguments, bf16(dy_TD), bf16(gradient.scaled_AF), out_EDF);
   });
 }
@@ -120,12 +120,12 @@ at::Tensor input_gradient(const Pairs& pairs, const at::Tensor& d_pre_AG, const 
 }
 
 at::Tensor gate_up_gradient(const Pairs& pairs, const at::Tensor& d_pre_AG, const at::Tensor& x_TD,
-                            const SumPlace& place) {
+                            const AccumulationTarget& target) {
   if (!by_own_kernel(pairs, MoeProduct::kGateUpGradient))
-    return place.take(sum_pair_products(pairs, d_pre_AG, gather_pairs(pairs, x_TD)));
+    return target.take(sum_pair_products(pairs, d_pre_AG, gather_pairs(pairs, x_TD)));
   const int64_t hidden = x_TD.size(1), gate_up = d_pre_AG.size(1);
   const PairProducts arguments = kernel_arguments(pairs, hidden, gate_up / 2);
-  return write_gradient({arguments.experts, gate_up, hidden}, x_TD, place,
+  return write_gradient({arguments.experts, gate_up, hidden}, x_TD, target,
                         [&](const WeightGradient& out_EGD) {
                           gate_up_gradient(arguments, bf16(d_pre_AG), bf16(x_TD), out_EGD);
                         });

@@ -4,7 +4,7 @@
 // Shapes:        as in moe_ffn_cuda.h; rows beyond the pairs stay uninitialized
 #pragma once
 
-#include "dtopp/ops/core/gradient_sum.h"
+#include "dtopp/ops/core/gradient_accumulation_hook.h"
 #include "dtopp/ops/moe_ffn/moe_ffn_pairs_cuda.h"
 
 namespace dtopp::cuda {
@@ -27,15 +27,15 @@ struct ActivationGradient {
 ActivationGradient activation_gradient(const Pairs& pairs, const at::Tensor& dy_TD, const at::Tensor& pre_AG,
                                        const at::Tensor& down_EDF);
 
-// Returns an undefined tensor if the gradient went to `place`; gate_up_gradient does the same. The sum must
+// Returns an undefined tensor if the gradient went to `target`; gate_up_gradient does the same. The sum must
 // be f32 for bf16 weights and aligned to 16 bytes.
 at::Tensor down_gradient(const Pairs& pairs, const at::Tensor& dy_TD, const ActivationGradient& gradient,
-                         const SumPlace& place = {});
+                         const AccumulationTarget& target = {});
 
 // [A, D]
 at::Tensor input_gradient(const Pairs& pairs, const at::Tensor& d_pre_AG, const at::Tensor& gate_up_EGD);
 
 at::Tensor gate_up_gradient(const Pairs& pairs, const at::Tensor& d_pre_AG, const at::Tensor& x_TD,
-                            const SumPlace& place = {});
+                            const AccumulationTarget& target = {});
 
 }  // namespace dtopp::cuda

@@ -62,9 +62,9 @@ std::vector<uint32_t> bits_of(const at::Tensor& sum) {
 
 // A rank's partial sum. Either the accumulator or its caller adds to the leaf that waits.
 at::Tensor sum_of_block(const std::vector<Leaf>& leaves, int64_t rank, int64_t size) {
-  const LeafBlock block = leaf_block(static_cast<int64_t>(leaves.size()), rank, size);
+  const MicroBatchRange range = local_micro_batches(static_cast<int64_t>(leaves.size()), rank, size);
   TreeAccumulator accumulator;
-  for (int64_t leaf = block.begin; leaf < block.end; ++leaf) {
+  for (int64_t leaf = range.begin; leaf < range.end; ++leaf) {
     const at::Tensor next = tensor_of(leaves[static_cast<size_t>(leaf)]);
     if (const at::Tensor waiting = accumulator.waiting();
         waiting.defined() && next.defined() && leaf % 4 > 1) {
@@ -115,15 +115,15 @@ TEST(TreeSum, differs_from_a_sum_one_after_another) {
   EXPECT_NE(bits_of(sum), expected_bits(leaves));
 }
 
-TEST(LeafBlock, is_aligned_and_covers_every_leaf_once) {
+TEST(MicroBatchRange, is_aligned_and_covers_every_leaf_once) {
   const auto owned = [](int64_t leaves, int64_t size) {
     std::vector<int64_t> counts;
     int64_t next = 0;
     for (int64_t rank = 0; rank < size; ++rank) {
-      const LeafBlock block = leaf_block(leaves, rank, size);
-      EXPECT_EQ(block.begin, next);
-      next = block.end;
-      counts.push_back(block.end - block.begin);
+      const MicroBatchRange range = local_micro_batches(leaves, rank, size);
+      EXPECT_EQ(range.begin, next);
+      next = range.end;
+      counts.push_back(range.end - range.begin);
     }
     EXPECT_EQ(next, leaves);
     return counts;
@@ -134,9 +134,9 @@ TEST(LeafBlock, is_aligned_and_covers_every_leaf_once) {
   EXPECT_EQ(owned(3, 4), (std::vector<int64_t>{1, 1, 1, 0}));
   EXPECT_EQ(owned(4, 3), (std::vector<int64_t>{2, 2, 0}));
   EXPECT_EQ(owned(7, 1), (std::vector<int64_t>{7}));
-  EXPECT_EQ(leaf_block(6, 0, 2, 4).end, 4);  // two blocks of four ranks
-  EXPECT_EQ(leaf_block(6, 1, 2, 4).end, 6);
-  EXPECT_EQ(leaf_block(9, 1, 2, 2).begin, 8);
+  EXPECT_EQ(local_micro_batches(6, 0, 2, 4).end, 4);  // two blocks of four ranks
+  EXPECT_EQ(local_micro_batches(6, 1, 2, 4).end, 6);
+  EXPECT_EQ(local_micro_batches(9, 1, 2, 2).begin, 8);
 }
 
 TEST(TreeAccumulator, holds_no_more_leaves_than_the_tree_is_deep) {

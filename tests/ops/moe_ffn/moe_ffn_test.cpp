@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "dtopp/ops/core/gradient_sum.h"
+#include "dtopp/ops/core/gradient_accumulation_hook.h"
 #include "tests/ops/reference.h"
 
 namespace dtopp::moe_ffn_test {
@@ -50,12 +50,12 @@ void expect_matches_reference(const Case& given, double bound) {
 }
 
 // A target to which a parameter's gradients are added.
-class Sum : public GradientSum {
+class Sum : public GradientAccumulationHook {
  public:
-  explicit Sum(SumPlace place) : place_(std::move(place)) {}
-  SumPlace place() override { return place_; }
-  void complete(const SumPlace& place) override {
-    EXPECT_TRUE(place.sum.is_same(place_.sum) && place.add == place_.add);
+  explicit Sum(AccumulationTarget target) : target_(std::move(target)) {}
+  AccumulationTarget target() override { return target_; }
+  void complete(const AccumulationTarget& target) override {
+    EXPECT_TRUE(target.sum.is_same(target_.sum) && target.add == target_.add);
     times_ += 1;
   }
   void operator()(const at::Tensor& leaf) override { handed_over_ += leaf.grad().defined() ? 1 : 0; }
@@ -64,7 +64,7 @@ class Sum : public GradientSum {
   int handed_over() const { return handed_over_; }
 
  private:
-  SumPlace place_;
+  AccumulationTarget target_;
   int times_ = 0, handed_over_ = 0;
 };
 
@@ -74,9 +74,9 @@ void expect_sums_match(const Case& given, double bound) {
        summed = require_gradients(given, given.x_TD.scalar_type());
   for (Case* c : {&plain, &summed}) c->gates_TE = given.gates_TE.clone().requires_grad_();
   const at::Tensor before = at::randn(given.gate_up_proj.sizes());
-  const SumPlace gate_up{before.clone(), true}, down{at::full(given.down_proj.sizes(), NAN), false};
-  const auto set_sum = [](const at::Tensor& leaf, const SumPlace& place) {
-    auto sum = std::make_unique<Sum>(place);
+  const AccumulationTarget gate_up{before.clone(), true}, down{at::full(given.down_proj.sizes(), NAN), false};
+  const auto set_sum = [](const at::Tensor& leaf, const AccumulationTarget& target) {
+    auto sum = std::make_unique<Sum>(target);
     Sum& set = *sum;
     torch::autograd::impl::set_post_acc_grad_hooks(leaf, std::move(sum));
     return std::ref(set);
@@ -146,7 +146,7 @@ TEST(MoeFfn, adds_the_gradients_of_weights_to_sums_as_it_forms_them) {
 
 TEST(MoeFfn, hands_gradients_over_where_a_weight_has_no_sum) {
   Case c = require_gradients(make_case(20, 8, 4, 4, 1.0), at::kFloat);
-  auto sum = std::make_unique<Sum>(SumPlace{at::zeros(c.down_proj.sizes()), true});
+  auto sum = std::make_unique<Sum>(AccumulationTarget{at::zeros(c.down_proj.sizes()), true});
   const Sum& down = *sum;
   torch::autograd::impl::set_post_acc_grad_hooks(c.down_proj, std::move(sum));
   moe_ffn(c.x_TD, c.gates_TE, c.gate_up_proj, c.down_proj).sum().backward();

@@ -61,14 +61,14 @@ double milliseconds_of(MoeProduct product, const Pairs& pairs, const ProductInpu
 // form(place) computes the gradient of a weight.
 template <typename Form>
 std::vector<at::Tensor> gradient_and_sum(const ProductInputs& inputs, const Form& form) {
-  if (inputs.place.sum.defined()) {
-    form(inputs.place);
-    return {inputs.place.sum};
+  if (inputs.target.sum.defined()) {
+    form(inputs.target);
+    return {inputs.target.sum};
   }
-  const at::Tensor gradient = form(SumPlace{});
+  const at::Tensor gradient = form(AccumulationTarget{});
   const at::Tensor sum = at::empty(gradient.sizes(), inputs.gates_TE.options());
-  form(SumPlace{sum, false});
-  form(SumPlace{sum, true});
+  form(AccumulationTarget{sum, false});
+  form(AccumulationTarget{sum, true});
   return {gradient, sum};
 }
 
@@ -153,12 +153,14 @@ std::vector<at::Tensor> run_product(MoeProduct product, const Pairs& pairs, cons
       ActivationGradient gradient;
       gradient.scaled_AF = in.rows_AF;
       gradient.dy_AD = in.dy_AD;
-      return gradient_and_sum(
-          in, [&](const SumPlace& place) { return down_gradient(pairs, in.dy_TD, gradient, place); });
+      return gradient_and_sum(in, [&](const AccumulationTarget& target) {
+        return down_gradient(pairs, in.dy_TD, gradient, target);
+      });
     }
     case MoeProduct::kGateUpGradient:
-      return gradient_and_sum(
-          in, [&](const SumPlace& place) { return gate_up_gradient(pairs, in.rows_AG, in.x_TD, place); });
+      return gradient_and_sum(in, [&](const AccumulationTarget& target) {
+        return gate_up_gradient(pairs, in.rows_AG, in.x_TD, target);
+      });
   }
   return {};
 }
@@ -182,10 +184,10 @@ ProductTimes time_product(MoeProduct product, const OwnProducts& others, const P
   if (!grouped.products.by_own_kernel(MoeProduct::kActivationGradient))
     given.dy_AD = gather_pairs(grouped, inputs.dy_TD);
   const auto sum_like = [&](const at::Tensor& weight) {
-    return SumPlace{at::zeros(weight.sizes(), inputs.gates_TE.options()), true};
+    return AccumulationTarget{at::zeros(weight.sizes(), inputs.gates_TE.options()), true};
   };
-  if (product == MoeProduct::kDownGradient) given.place = sum_like(inputs.down_EDF);
-  if (product == MoeProduct::kGateUpGradient) given.place = sum_like(inputs.gate_up_EGD);
+  if (product == MoeProduct::kDownGradient) given.target = sum_like(inputs.down_EDF);
+  if (product == MoeProduct::kGateUpGradient) given.target = sum_like(inputs.gate_up_EGD);
   std::vector<double> own_times, grouped_times;
   for (int round = 0; round < kWarmUps + kRounds; ++round) {
     const double by_own = milliseconds_of(product, own, given),

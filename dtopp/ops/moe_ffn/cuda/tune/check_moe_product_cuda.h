@@ -4,7 +4,7 @@
 
 #include <functional>
 
-#include "dtopp/ops/core/gradient_sum.h"
+#include "dtopp/ops/core/gradient_accumulation_hook.h"
 #include "dtopp/ops/moe_ffn/moe_ffn_pairs_cuda.h"
 
 namespace dtopp::cuda {
@@ -29,7 +29,7 @@ struct ProductInputs {
   at::Tensor gates_TE, x_TD, dy_TD, gate_up_EGD, down_EDF;
   at::Tensor rows_AG, rows_AF;  // pre-activations or their gradient; activations
   at::Tensor dy_AD{};           // for down_gradient: gathered rows that the GEMM before it may leave
-  SumPlace place{};             // for a weight's gradient: its destination, if it is to have only one
+  AccumulationTarget target{};  // for a weight's gradient: its destination, if it is to have only one
 };
 
 // Results of a GEMM: [A, …] over pairs or [E, …]. For a weight's gradient: the gradient, then an fp32 sum

@@ -1,4 +1,4 @@
-#include "dtopp/optim/gradient_sums.h"
+#include "dtopp/optim/gradient_accumulator.h"
 
 #include <gtest/gtest.h>
 
@@ -8,13 +8,14 @@ namespace dtopp {
 namespace {
 
 // Two parameters. Only every other micro-batch reaches the second one.
-class GradientSumsTest : public testing::Test {
+class GradientAccumulatorTest : public testing::Test {
  protected:
   std::vector<at::Tensor> sums_of(bool along_tree, int64_t micro_batches, at::ScalarType type = at::kFloat) {
     const std::vector<at::Tensor> leaves = {at::zeros({40}, type).requires_grad_(),
                                             at::zeros({40}, type).requires_grad_()};
     std::vector<at::Tensor> taken(2);
-    GradientSums sums(leaves, along_tree, [&](size_t i, at::Tensor sum) { taken[i] = std::move(sum); });
+    GradientAccumulator sums(leaves, along_tree,
+                             [&](size_t i, at::Tensor sum) { taken[i] = std::move(sum); });
     sums.begin(micro_batches);
     for (int64_t m = 0; m < micro_batches; ++m) {
       at::Tensor loss = (leaves[0] * gradient(0, m).to(type)).sum();
@@ -33,7 +34,7 @@ class GradientSumsTest : public testing::Test {
   }
 };
 
-TEST_F(GradientSumsTest, are_formed_along_the_tree) {
+TEST_F(GradientAccumulatorTest, are_formed_along_the_tree) {
   for (const int64_t micro_batches : {1, 2, 3, 6, 8}) {
     std::vector<at::Tensor> first, second;
     for (int64_t m = 0; m < micro_batches; ++m) {
@@ -50,21 +51,21 @@ TEST_F(GradientSumsTest, are_formed_along_the_tree) {
   }
 }
 
-TEST_F(GradientSumsTest, or_one_after_another) {
+TEST_F(GradientAccumulatorTest, or_one_after_another) {
   at::Tensor sum = gradient(0, 0);
   for (int64_t m = 1; m < 6; ++m) sum = sum + gradient(0, m);
   EXPECT_TRUE(sums_of(false, 6)[0].equal(sum));
   EXPECT_FALSE(sums_of(true, 6)[0].equal(sum));
 }
 
-TEST_F(GradientSumsTest, are_fp32_where_the_model_computes_in_bf16) {
+TEST_F(GradientAccumulatorTest, are_fp32_where_the_model_computes_in_bf16) {
   const at::Tensor sum = sums_of(true, 2, at::kBFloat16)[0];
   EXPECT_EQ(sum.scalar_type(), at::kFloat);
   EXPECT_TRUE(sum.equal(gradient(0, 0).to(at::kBFloat16).to(at::kFloat) +
                         gradient(0, 1).to(at::kBFloat16).to(at::kFloat)));
 }
 
-TEST_F(GradientSumsTest, are_the_same_whether_a_gradient_is_widened_before_or_while_it_is_added) {
+TEST_F(GradientAccumulatorTest, are_the_same_whether_a_gradient_is_widened_before_or_while_it_is_added) {
   const auto wide = [](int64_t leaf, int64_t m) {
     return gradient(leaf, m).to(at::kBFloat16).to(at::kFloat);
   };
@@ -86,7 +87,7 @@ TEST_F(GradientSumsTest, are_the_same_whether_a_gradient_is_widened_before_or_wh
 }
 
 // Gradients of expert weights, which moe_ffn adds up itself, and of a weight that autograd handles.
-TEST_F(GradientSumsTest, are_the_same_where_an_op_adds_to_them) {
+TEST_F(GradientAccumulatorTest, are_the_same_where_an_op_adds_to_them) {
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
     for (const bool along_tree : {true, false}) {
       for (const int64_t micro_batches : {1, 2, 3, 6}) {
@@ -106,7 +107,8 @@ TEST_F(GradientSumsTest, are_the_same_where_an_op_adds_to_them) {
             alone[i].push_back(std::exchange(weights[i].mutable_grad(), at::Tensor()).to(at::kFloat));
         }
         std::vector<at::Tensor> taken(2);
-        GradientSums sums(weights, along_tree, [&](size_t i, at::Tensor sum) { taken[i] = std::move(sum); });
+        GradientAccumulator sums(weights, along_tree,
+                                 [&](size_t i, at::Tensor sum) { taken[i] = std::move(sum); });
         sums.begin(micro_batches);
         for (int64_t m = 0; m < micro_batches; ++m) {
           backward(m);
@@ -130,7 +132,7 @@ TEST_F(GradientSumsTest, are_the_same_where_an_op_adds_to_them) {
   }
 }
 
-TEST_F(GradientSumsTest, of_no_micro_batches_are_none) {
+TEST_F(GradientAccumulatorTest, of_no_micro_batches_are_none) {
   for (const at::Tensor& sum : sums_of(true, 0)) EXPECT_FALSE(sum.defined());
 }
 

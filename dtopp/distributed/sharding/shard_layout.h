@@ -40,33 +40,33 @@ inline int64_t bucket_elements(int64_t elements) {
   return std::clamp(elements / 16, int64_t{1} << 14, int64_t{40} << 20);
 }
 
-class Partition {
+class ShardLayout {
  public:
-  // `index` is the parameter's index in the model. `pieces` is the number of its experts, or 1 if it has
-  // none. The EP size divides `pieces`, and EP ranks get whole experts. With 1 piece, EP ranks share the
+  // `index` is the parameter's index in the model. `num_experts` is the number of its experts, or 1 if it has
+  // none. The EP size divides `num_experts`, and EP ranks get whole experts. With 1 piece, EP ranks share the
   // chunks.
-  Partition(int64_t elements, int64_t pieces, int64_t index, const ParallelDims& dims);
+  ShardLayout(int64_t elements, int64_t num_experts, int64_t index, const ParallelDims& dims);
 
   int64_t elements() const { return elements_; }
-  int64_t num_units() const { return pieces_ * units_each_; }
-  ElementRange unit(int64_t unit) const;
+  int64_t num_chunks() const { return num_experts_ * chunks_per_expert_; }
+  ElementRange chunk(int64_t chunk) const;
   // The EP shard: elements that the EDP ranks of one EP rank (`ep_rank`) share.
-  ElementRange slice(int64_t ep_rank) const { return elements_of(slice_units(ep_rank)); }
+  ElementRange ep_shard(int64_t ep_rank) const { return elements_of(ep_shard_chunks(ep_rank)); }
   // The node shard: the part of the EP shard that this rank shares with its peers on other nodes.
-  ElementRange part(int64_t rank) const { return elements_of(part_units(rank)); }
+  ElementRange node_shard(int64_t rank) const { return elements_of(node_shard_chunks(rank)); }
   // The local shard: the part of the node shard that this rank stores.
-  ElementRange kept(int64_t rank) const { return elements_of(kept_units(rank)); }
-  // The chunks of kept(rank).
-  ElementRange kept_units(int64_t rank) const;
+  ElementRange local_shard(int64_t rank) const { return elements_of(local_chunks(rank)); }
+  // The chunks of local_shard(rank).
+  ElementRange local_chunks(int64_t rank) const;
 
  private:
-  ElementRange slice_units(int64_t ep_rank) const;
-  ElementRange part_units(int64_t rank) const;
-  ElementRange elements_of(const ElementRange& units) const;
+  ElementRange ep_shard_chunks(int64_t ep_rank) const;
+  ElementRange node_shard_chunks(int64_t rank) const;
+  ElementRange elements_of(const ElementRange& chunks) const;
 
-  int64_t elements_, pieces_, index_;
+  int64_t elements_, num_experts_, index_;
   ParallelDims dims_;
-  int64_t unit_ = 0, units_each_ = 0;  // elements per chunk; chunks per piece
+  int64_t chunk_size_ = 0, chunks_per_expert_ = 0;  // elements per chunk; chunks per piece
 };
 
 }  // namespace dtopp

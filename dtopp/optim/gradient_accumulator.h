@@ -18,9 +18,9 @@
 #include <functional>
 #include <vector>
 
-#include "dtopp/distributed/sharding/shard_exchange.h"
+#include "dtopp/distributed/sharding/bucketed_reducer.h"
 #include "dtopp/distributed/sharding/tree_sum.h"
-#include "dtopp/ops/core/gradient_sum.h"
+#include "dtopp/ops/core/gradient_accumulation_hook.h"
 
 namespace dtopp {
 
@@ -29,23 +29,23 @@ namespace dtopp {
 // The ranks of an EP group process alternating micro-batches of one range. Along a tree, they reduce after
 // each micro-batch; otherwise they reduce once, after the last one.
 struct SharedGradients {
-  ShardExchange* exchange = nullptr;  // null: no shared gradients
-  std::vector<size_t> parameters{};   // parameter i of the exchange is parameter parameters[i] of the model
+  BucketedReducer* reducer = nullptr;  // null: no shared gradients
+  std::vector<size_t> parameters{};    // parameter i of the exchange is parameter parameters[i] of the model
 };
 
-class GradientSums {
+class GradientAccumulator {
  public:
   // Receives the sum of a parameter when its last micro-batch completes it: f32, or undefined if no
   // micro-batch reached the parameter.
   using Take = std::function<void(size_t parameter, at::Tensor sum)>;
 
-  // `leaves` are the parameters that the model computes with. Their gradients are stored only here from now
-  // on.
-  GradientSums(const std::vector<at::Tensor>& leaves, bool along_tree, Take take,
-               SharedGradients shared = {});
-  GradientSums(const GradientSums&) = delete;
-  GradientSums& operator=(const GradientSums&) = delete;
-  ~GradientSums();
+  // `parameters` are the parameters that the model computes with. Their gradients are stored only here from
+  // now on.
+  GradientAccumulator(const std::vector<at::Tensor>& parameters, bool along_tree, Take take,
+                      SharedGradients shared = {});
+  GradientAccumulator(const GradientAccumulator&) = delete;
+  GradientAccumulator& operator=(const GradientAccumulator&) = delete;
+  ~GradientAccumulator();
 
   // Starts a step with that many micro-batches and discards earlier sums. With 0, `take` gets an undefined
   // sum for every parameter at once.
@@ -55,22 +55,22 @@ class GradientSums {
 
  private:
   class Hook;
-  bool exchanges() const { return shared_.exchange != nullptr && (along_tree_ || left_ == 1); }
+  bool reduces() const { return shared_.reducer != nullptr && (along_tree_ || left_ == 1); }
   // Whether each gradient of the parameter is reduced separately before it joins a sum.
-  bool exchanges_each(size_t parameter) const { return along_tree_ && place_[parameter] != kNotShared; }
+  bool reduces_each(size_t parameter) const { return along_tree_ && reducer_index_[parameter] != kNotShared; }
   at::Tensor waiting(size_t parameter);
-  SumPlace place(size_t parameter);
-  void complete(size_t parameter, const SumPlace& place);
+  AccumulationTarget target(size_t parameter);
+  void complete(size_t parameter, const AccumulationTarget& target);
   void add(size_t parameter, at::Tensor gradient);
   void add_to_sum(size_t parameter, at::Tensor gradient);
   void end(size_t parameter);
 
-  std::vector<at::Tensor> leaves_;
+  std::vector<at::Tensor> parameters_;
   bool along_tree_;
   Take take_;
   SharedGradients shared_;
   static constexpr size_t kNotShared = SIZE_MAX;
-  std::vector<size_t> place_;  // index in the exchange, by parameter
+  std::vector<size_t> reducer_index_;  // index in the exchange, by parameter
   std::vector<TreeAccumulator> sums_;
   std::vector<char> reached_;  // whether this micro-batch reached the parameter
   int64_t left_ = 0;           // remaining micro-batches, including this one

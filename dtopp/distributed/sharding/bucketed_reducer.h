@@ -13,8 +13,8 @@
 // Two reducers can be linked: `next` splits this group's local shards further. For example, this group is the
 // EDP ranks of a node, and `next` connects the nodes:
 //
-// add -> reduce-scatter in the node -> reduce-scatter across nodes -> take_sums
-// whole <- all-gather in the node   <- all-gather across nodes     <- start_gather
+// add -> reduce-scatter in the node -> reduce-scatter across nodes -> finish_reduce_scatter
+// whole <- all-gather in the node   <- all-gather across nodes     <- start_all_gather
 //
 // Throws:        RankLost or ResourceError as Collectives; c10::OutOfMemoryError
 // Collective:    every rank of the group; the order of buckets is the same on every rank
@@ -28,20 +28,20 @@
 
 namespace dtopp {
 
-class ShardExchange {
+class BucketedReducer {
  public:
   // shards[i] are the shards of parameter i over `ranks`. The shards of `next` split this rank's local
   // shards. This object must use `ranks` alone; `ranks` and `next` must outlive it.
-  ShardExchange(Collectives& ranks, std::vector<Shards> shards, const at::Device& device,
-                ShardExchange* next = nullptr);
+  BucketedReducer(Collectives& ranks, std::vector<Shards> shards, const at::Device& device,
+                  BucketedReducer* next = nullptr);
 
   // Adds this rank's contribution to the sum of one parameter: contiguous f32 of any shape, or undefined for
-  // none. Call once per parameter between two calls of take_sums(). A call that throws c10::OutOfMemoryError
-  // has stored the contribution.
+  // none. Call once per parameter between two calls of finish_reduce_scatter(). A call that throws
+  // c10::OutOfMemoryError has stored the contribution.
   void add(size_t parameter, at::Tensor part);
   // Waits for all buckets. Returns the local shard of each parameter's sum over all ranks, including those of
   // `next`, added along the aligned tree (tree_sum.h): f32 [local shard], zero if no rank added anything.
-  std::vector<at::Tensor> take_sums();
+  std::vector<at::Tensor> finish_reduce_scatter();
 
   // Prepares a second attempt of a step: discards the contributions of buckets that were not started. Started
   // buckets stay valid, and later contributions to them are ignored, because both attempts compute the same
@@ -52,15 +52,15 @@ class ShardExchange {
   // of one type share a message.
   //
   // Without `before`, this rank's shards must be valid now, and two buckets are in flight at a time; more
-  // would need memory for all parameters. With `before`, a bucket starts when wait_gathered() needs it.
+  // would need memory for all parameters. With `before`, a bucket starts when wait_all_gather() needs it.
   // before(parameter) is called first and must complete this rank's shard. With `next`, the gather of `next`
   // takes over `before`, and this one starts each bucket once `next` has delivered it.
-  void start_gather(std::vector<at::Tensor> whole, std::function<void(size_t)> before = {});
+  void start_all_gather(std::vector<at::Tensor> whole, std::function<void(size_t)> before = {});
   // Whether any other rank takes part.
   bool has_others() const { return ranks_.size() > 1 || (next_ && next_->has_others()); }
   // Blocks until all elements of a parameter are valid.
-  void wait_gathered(size_t parameter);
-  void finish_gather();
+  void wait_all_gather(size_t parameter);
+  void finish_all_gather();
 
  private:
   struct Bucket {
@@ -69,7 +69,7 @@ class ShardExchange {
     at::Tensor sent{};   // packed contributions, until the exchange starts
     Pending exchange{};
     at::Tensor received{};  // [ranks * local shard]; undefined after its reduction
-    size_t passed_on = 0;   // parameters whose sums were forwarded to `next`
+    size_t forwarded = 0;   // parameters whose sums were forwarded to `next`
   };
   // The all-gather of a bucket's parameters of one type.
   struct Gathering {
@@ -81,7 +81,7 @@ class ShardExchange {
   const ElementRange& range(size_t parameter, int64_t rank) const {
     return shards_[parameter][static_cast<size_t>(rank)];
   }
-  int64_t kept_elements(const std::vector<size_t>& parameters, int64_t rank) const;
+  int64_t local_elements(const std::vector<size_t>& parameters, int64_t rank) const;
   void start_full_buckets();
   void start(Bucket& bucket);
   at::Tensor packed_parts(const Bucket& bucket) const;
@@ -96,7 +96,7 @@ class ShardExchange {
   void for_each_part(const Gathering& gathering, int64_t rank, const Body& body) const;
 
   Collectives& ranks_;
-  ShardExchange* next_;
+  BucketedReducer* next_;
   at::Device device_;
   std::vector<Shards> shards_;
   std::vector<Bucket> buckets_;

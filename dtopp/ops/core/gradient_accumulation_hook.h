@@ -11,8 +11,9 @@
 // The fused path also saves writing and reading the bf16 gradient. The backward pass of an op, such as
 // moe_ffn, does:
 //
-//   GradientSum* hook = GradientSum::of(parameter);   // null: return the gradient to autograd
-//   SumPlace target = hook->place();                  // undefined sum: return the gradient to autograd
+//   GradientAccumulationHook* hook = GradientAccumulationHook::of(parameter);   // null: return the gradient
+//   to autograd AccumulationTarget target = hook->target();                  // undefined sum: return the
+//   gradient to autograd
 //   ... the kernel writes to or adds to target.sum ...
 //   hook->complete(target);                           // and return an undefined gradient to autograd
 //
@@ -26,7 +27,7 @@
 namespace dtopp {
 
 // The destination of one gradient: the sum, and whether to add to it.
-struct SumPlace {
+struct AccumulationTarget {
   at::Tensor sum{};  // f32 (f64 for f64), contiguous, the parameter's shape; undefined: none
   bool add = false;  // true: add to the sum; false: overwrite it
 
@@ -46,18 +47,19 @@ struct SumPlace {
 // A parameter's hook (torch::autograd::impl::set_post_acc_grad_hooks) that provides the destination of its
 // gradients.
 //
-// Only an op that alone reads the parameter may use place() and complete(). Otherwise the hook would receive
+// Only an op that alone reads the parameter may use target() and complete(). Otherwise the hook would receive
 // a second gradient in the same backward pass.
-class GradientSum : public torch::autograd::PostAccumulateGradHook {
+class GradientAccumulationHook : public torch::autograd::PostAccumulateGradHook {
  public:
   // Returns where the gradient of this backward pass goes. Has no side effects.
-  virtual SumPlace place() = 0;
-  // Reports that the sum which place() returned contains the gradient of this backward pass.
-  virtual void complete(const SumPlace& place) = 0;
+  virtual AccumulationTarget target() = 0;
+  // Reports that the sum which target() returned contains the gradient of this backward pass.
+  virtual void complete(const AccumulationTarget& target) = 0;
 
-  // Returns the tensor's hook, or null if it has no GradientSum.
-  static GradientSum* of(const at::Tensor& leaf) {
-    return dynamic_cast<GradientSum*>(torch::autograd::impl::post_acc_grad_hooks(leaf).get());
+  // Returns the tensor's hook, or null if it has no GradientAccumulationHook.
+  static GradientAccumulationHook* of(const at::Tensor& parameter) {
+    return dynamic_cast<GradientAccumulationHook*>(
+        torch::autograd::impl::post_acc_grad_hooks(parameter).get());
   }
 };
 

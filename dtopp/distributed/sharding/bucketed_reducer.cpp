@@ -1,4 +1,4 @@
-#include "dtopp/distributed/sharding/shard_exchange.h"
+#include "dtopp/distributed/sharding/bucketed_reducer.h"
 
 #include <algorithm>
 #include <iterator>
@@ -15,8 +15,8 @@ at::Tensor elements(const at::Tensor& whole, const ElementRange& range) {
 
 }  // namespace
 
-ShardExchange::ShardExchange(Collectives& ranks, std::vector<Shards> shards, const at::Device& device,
-                             ShardExchange* next)
+BucketedReducer::BucketedReducer(Collectives& ranks, std::vector<Shards> shards, const at::Device& device,
+                                 BucketedReducer* next)
     : ranks_(ranks),
       next_(next),
       device_(device),
@@ -26,7 +26,7 @@ ShardExchange::ShardExchange(Collectives& ranks, std::vector<Shards> shards, con
       sums_(shards_.size()) {
   std::vector<int64_t> elements(shards_.size());
   for (size_t i = 0; i < shards_.size(); ++i)
-    for (const ElementRange& kept : shards_[i]) elements[i] += kept.size();
+    for (const ElementRange& local_shard : shards_[i]) elements[i] += local_shard.size();
   const int64_t bucket = bucket_elements(c10::sum_integers(elements));
   int64_t room = 0;
   for (size_t i = shards_.size(); i-- > 0;) {
@@ -41,20 +41,20 @@ ShardExchange::ShardExchange(Collectives& ranks, std::vector<Shards> shards, con
   }
 }
 
-int64_t ShardExchange::kept_elements(const std::vector<size_t>& parameters, int64_t rank) const {
+int64_t BucketedReducer::local_elements(const std::vector<size_t>& parameters, int64_t rank) const {
   int64_t sum = 0;
   for (const size_t i : parameters) sum += range(i, rank).size();
   return sum;
 }
 
-void ShardExchange::add(size_t parameter, at::Tensor part) {
+void BucketedReducer::add(size_t parameter, at::Tensor part) {
   if (bucket_of_[parameter] < started_) return;
   parts_[parameter] = std::move(part);
   buckets_[bucket_of_[parameter]].missing -= 1;
   start_full_buckets();
 }
 
-void ShardExchange::start_full_buckets() {
+void BucketedReducer::start_full_buckets() {
   while (started_ < buckets_.size() && buckets_[started_].missing == 0) {
     if (ranks_.size() > 1) start(buckets_[started_]);
     started_ += 1;
@@ -63,22 +63,22 @@ void ShardExchange::start_full_buckets() {
   }
 }
 
-void ShardExchange::start(Bucket& bucket) {
+void BucketedReducer::start(Bucket& bucket) {
   const at::NoGradGuard no_grad;
   const auto options = at::device(device_).dtype(at::kFloat);
   if (!bucket.sent.defined()) bucket.sent = packed_parts(bucket);
   for (const size_t i : bucket.parameters) parts_[i].reset();
   Splits splits;
   for (int64_t rank = 0; rank < ranks_.size(); ++rank) {
-    splits.in.push_back(kept_elements(bucket.parameters, rank));
-    splits.out.push_back(kept_elements(bucket.parameters, ranks_.rank()));
+    splits.in.push_back(local_elements(bucket.parameters, rank));
+    splits.out.push_back(local_elements(bucket.parameters, ranks_.rank()));
   }
   bucket.received = at::empty({ranks_.size() * splits.out[0]}, options);
   bucket.exchange = ranks_.all_to_all(bucket.received, std::exchange(bucket.sent, at::Tensor()),
                                       std::move(splits), "reduce_scatter");
 }
 
-at::Tensor ShardExchange::packed_parts(const Bucket& bucket) const {
+at::Tensor BucketedReducer::packed_parts(const Bucket& bucket) const {
   std::vector<at::Tensor> pieces;
   for (int64_t rank = 0; rank < ranks_.size(); ++rank) {
     for (const size_t i : bucket.parameters)
@@ -89,18 +89,18 @@ at::Tensor ShardExchange::packed_parts(const Bucket& bucket) const {
   return at::cat(pieces);
 }
 
-std::vector<at::Tensor> ShardExchange::take_sums() {
+std::vector<at::Tensor> BucketedReducer::finish_reduce_scatter() {
   start_full_buckets();  // buckets that ran out of memory earlier
-  TORCH_CHECK(started_ == buckets_.size(), "take_sums: some parameters were not added");
+  TORCH_CHECK(started_ == buckets_.size(), "finish_reduce_scatter: some parameters were not added");
   finish_buckets(buckets_.size());
   std::vector<at::Tensor> sums =
-      next_ ? next_->take_sums() : std::exchange(sums_, std::vector<at::Tensor>(shards_.size()));
+      next_ ? next_->finish_reduce_scatter() : std::exchange(sums_, std::vector<at::Tensor>(shards_.size()));
   for (Bucket& bucket : buckets_) bucket.missing = bucket.parameters.size();
   started_ = finished_ = 0;
   return sums;
 }
 
-void ShardExchange::forget() {
+void BucketedReducer::forget() {
   for (size_t n = started_; n < buckets_.size(); ++n) {
     buckets_[n].missing = buckets_[n].parameters.size();
     buckets_[n].sent.reset();
@@ -108,17 +108,17 @@ void ShardExchange::forget() {
   }
 }
 
-// Resumes after an out-of-memory error: `passed_on` ensures that no sum is forwarded twice.
-void ShardExchange::finish_buckets(size_t end) {
+// Resumes after an out-of-memory error: `forwarded` ensures that no sum is forwarded twice.
+void BucketedReducer::finish_buckets(size_t end) {
   const at::NoGradGuard no_grad;
   for (; finished_ < end; ++finished_) {
     Bucket& bucket = buckets_[finished_];
-    if (bucket.passed_on == 0) finish(bucket);
-    while (next_ && bucket.passed_on < bucket.parameters.size()) {
-      const size_t i = bucket.parameters[bucket.passed_on++];
+    if (bucket.forwarded == 0) finish(bucket);
+    while (next_ && bucket.forwarded < bucket.parameters.size()) {
+      const size_t i = bucket.parameters[bucket.forwarded++];
       next_->add(i, std::exchange(sums_[i], at::Tensor()));
     }
-    bucket.passed_on = 0;
+    bucket.forwarded = 0;
     for (const size_t i : bucket.parameters) {
       if (!next_ && !sums_[i].defined())
         sums_[i] = at::zeros({range(i, ranks_.rank()).size()}, at::device(device_).dtype(at::kFloat));
@@ -126,7 +126,7 @@ void ShardExchange::finish_buckets(size_t end) {
   }
 }
 
-void ShardExchange::finish(Bucket& bucket) {
+void BucketedReducer::finish(Bucket& bucket) {
   if (ranks_.size() == 1) {
     for (const size_t i : bucket.parameters) {
       if (parts_[i].defined()) sums_[i] = std::exchange(parts_[i], at::Tensor()).view(-1);
@@ -143,25 +143,26 @@ void ShardExchange::finish(Bucket& bucket) {
   }
 }
 
-void ShardExchange::start_gather(std::vector<at::Tensor> whole, std::function<void(size_t)> before) {
-  finish_gather();
+void BucketedReducer::start_all_gather(std::vector<at::Tensor> whole, std::function<void(size_t)> before) {
+  finish_all_gather();
   whole_ = std::move(whole);
   before_ = std::move(before);
   if (next_ && next_->has_others()) {
-    std::vector<at::Tensor> kept;
-    for (size_t i = 0; i < whole_.size(); ++i) kept.push_back(elements(whole_[i], range(i, ranks_.rank())));
-    next_->start_gather(std::move(kept),
-                        std::exchange(before_, [this](size_t i) { next_->wait_gathered(i); }));
+    std::vector<at::Tensor> local_shards;
+    for (size_t i = 0; i < whole_.size(); ++i)
+      local_shards.push_back(elements(whole_[i], range(i, ranks_.rank())));
+    next_->start_all_gather(std::move(local_shards),
+                            std::exchange(before_, [this](size_t i) { next_->wait_all_gather(i); }));
   }
   ungathered_ = buckets_.size();
   for (int ahead = 0; ahead < 2 && !before_; ++ahead) start_next_gathering();
 }
 
-void ShardExchange::wait_gathered(size_t parameter) { gather_down_to(bucket_of_[parameter]); }
+void BucketedReducer::wait_all_gather(size_t parameter) { gather_down_to(bucket_of_[parameter]); }
 
-void ShardExchange::finish_gather() { gather_down_to(0); }
+void BucketedReducer::finish_all_gather() { gather_down_to(0); }
 
-void ShardExchange::gather_down_to(size_t bucket) {
+void BucketedReducer::gather_down_to(size_t bucket) {
   for (;;) {
     if (!gatherings_.empty() && gatherings_.front().bucket >= bucket)
       finish_oldest_gathering();
@@ -172,7 +173,7 @@ void ShardExchange::gather_down_to(size_t bucket) {
   }
 }
 
-void ShardExchange::start_next_gathering() {
+void BucketedReducer::start_next_gathering() {
   if (ungathered_ == 0) return;
   const at::NoGradGuard no_grad;
   const size_t bucket = ungathered_ - 1;
@@ -196,20 +197,20 @@ void ShardExchange::start_next_gathering() {
   }
 }
 
-ShardExchange::Gathering ShardExchange::prepare_gathering(size_t bucket,
-                                                          std::vector<size_t> parameters) const {
+BucketedReducer::Gathering BucketedReducer::prepare_gathering(size_t bucket,
+                                                              std::vector<size_t> parameters) const {
   Gathering gathering{bucket, std::move(parameters)};
   int64_t most = 0;  // every rank sends this many elements
   for (int64_t rank = 0; rank < ranks_.size(); ++rank)
-    most = std::max(most, kept_elements(gathering.parameters, rank));
+    most = std::max(most, local_elements(gathering.parameters, rank));
   gathering.received = at::zeros({ranks_.size(), most}, whole_[gathering.parameters[0]].options());
   for_each_part(gathering, ranks_.rank(),
-                [](const at::Tensor& kept, const at::Tensor& sent) { sent.copy_(kept); });
+                [](const at::Tensor& local_shard, const at::Tensor& sent) { sent.copy_(local_shard); });
   return gathering;
 }
 
 // Finishes the gathers of one bucket, which has one per type.
-void ShardExchange::finish_oldest_gathering() {
+void BucketedReducer::finish_oldest_gathering() {
   const at::NoGradGuard no_grad;
   const size_t bucket = gatherings_.front().bucket;
   for (; !gatherings_.empty() && gatherings_.front().bucket == bucket; gatherings_.pop_front()) {
@@ -217,20 +218,21 @@ void ShardExchange::finish_oldest_gathering() {
     gathering.exchange.wait();
     for (int64_t rank = 0; rank < ranks_.size(); ++rank) {
       if (rank == ranks_.rank()) continue;
-      for_each_part(gathering, rank,
-                    [](const at::Tensor& kept, const at::Tensor& received) { kept.copy_(received); });
+      for_each_part(gathering, rank, [](const at::Tensor& local_shard, const at::Tensor& received) {
+        local_shard.copy_(received);
+      });
     }
   }
   if (!before_) start_next_gathering();
 }
 
 template <typename Body>
-void ShardExchange::for_each_part(const Gathering& gathering, int64_t rank, const Body& body) const {
+void BucketedReducer::for_each_part(const Gathering& gathering, int64_t rank, const Body& body) const {
   int64_t at = 0;
   for (const size_t i : gathering.parameters) {
-    const ElementRange& kept = range(i, rank);
-    body(elements(whole_[i], kept), gathering.received[rank].narrow(0, at, kept.size()));
-    at += kept.size();
+    const ElementRange& local_shard = range(i, rank);
+    body(elements(whole_[i], local_shard), gathering.received[rank].narrow(0, at, local_shard.size()));
+    at += local_shard.size();
   }
 }
 
