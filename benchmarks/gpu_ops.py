@@ -19,7 +19,7 @@ from yardstick import report
 DEVICE = "cuda"
 D, F, E, K, V = 2048, 1024, 64, 8, 50432
 SETS = 3  # sets of inputs, so that none is in the cache
-ROOM = 1.1  # max_pairs relative to the number of pairs
+ROOM = 1.1  # capacity relative to the number of pairs
 HEADS = 16
 SEQUENCE = 2048
 LAUNCHING = 20_000_000  # device cycles
@@ -127,15 +127,15 @@ def moe_case(tokens, rounds):
         for p in parameters:
             p.grad = None
 
-    def moe(products, kind, n, max_pairs=room):
+    def moe(products, kind, n, capacity=room):
         clear()
         os.environ["DTOPP_MOE_PRODUCTS"] = products
-        ops.moe_ffn(inputs[n], sets[kind][n], gate_up, down, max_pairs=max_pairs).backward(grads[n])
+        ops.moe_ffn(inputs[n], sets[kind][n], gate_up, down, capacity=capacity).backward(grads[n])
 
     def forward(products, n):
         os.environ["DTOPP_MOE_PRODUCTS"] = products
         with torch.no_grad():
-            ops.moe_ffn(inputs[n], sets["varying"][n], gate_up, down, max_pairs=room)
+            ops.moe_ffn(inputs[n], sets["varying"][n], gate_up, down, capacity=room)
 
     def composition(n):
         clear()
@@ -150,7 +150,7 @@ def moe_case(tokens, rounds):
     for products in PRODUCTS:
         runs |= {(products, "varying"): partial(moe, products, "varying"), (products, "fixed"): partial(moe, products, "fixed"),
                  (products, "forward"): partial(forward, products),
-                 (products, "exact"): partial(moe, products, "varying", max_pairs=0)}
+                 (products, "exact"): partial(moe, products, "varying", capacity=0)}
     t = alternate(runs, rounds)
     flops = 3 * 2 * 3 * K * tokens * D * F
     rate = lambda name, share=1.0: flops * share / t[name] / 1e9
@@ -190,11 +190,11 @@ def attention_case(tokens, rounds):
 
 
 def product_cases():
-    """Times each product of moe_ffn as `dtopp devices --check` does (dtopp/ops/moe_ffn/cuda/tune/check_moe_product_cuda.cpp): 8
+    """Times each product of moe_ffn as `dtopp devices --check` does (dtopp/ops/moe_ffn/cuda/tune/check_expert_gemm_cuda.cpp): 8
     experts of 4,096 rows, including the kernels that torch's grouped product needs around it."""
     flops = 2 * 8 * 4096 * D * F
     for product, matrices in MATRICES.items():
-        own_error, grouped_error, own, grouped = ops.check_moe_product(product, "grouped_mm", 0)
+        own_error, grouped_error, own, grouped = ops.check_expert_gemm(product, "grouped_mm", 0)
         rate = lambda milliseconds: flops * matrices / milliseconds / 1e9
         report(case="moe_product", product=product, own_tflops=rate(own), grouped_mm_tflops=rate(grouped),
                own_against_grouped_mm=grouped / own, own_error=own_error, grouped_mm_error=grouped_error)

@@ -54,7 +54,7 @@ std::vector<CudaDevice> find_cuda_devices(bool check) {
   for (int64_t index = 0; index < cuda_devices(); ++index) {
     const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(index));
     CudaDevice found{index, device_facts(device), *free_device_memory(device), std::nullopt};
-    if (found.facts.capability >= kOwnCapability) {
+    if (found.facts.capability >= kFusedMinCapability) {
       const ProductCheck products = product_check_of(device, print_message);
       const bool is_new = checked.insert(found.facts.name).second;
       found.products = check ? check_products(products, /*again=*/is_new) : kept_products(products);
@@ -91,7 +91,7 @@ void print_json(const CpuFacts& cpu, const std::optional<std::string>& missing,
 double gibibytes(uint64_t bytes) { return static_cast<double>(bytes) / (uint64_t{1} << 30U); }
 
 void print_products(const CudaDevice& device) {
-  if (device.facts.capability < kOwnCapability)
+  if (device.facts.capability < kFusedMinCapability)
     return void(std::printf("        expert matrix products: grouped_mm\n"));
   if (!device.products)
     return void(
@@ -101,13 +101,13 @@ void print_products(const CudaDevice& device) {
               "ms own  grouped_mm");
   for (const CheckedProduct& product : *device.products) {
     std::printf("        %-21s %-11s", std::string(product.name()).c_str(),
-                product.is_own_taken() ? "own" : "grouped_mm");
+                product.is_fused_taken() ? "own" : "grouped_mm");
     if (!product.failure.empty()) {
       std::printf(" %s\n", product.failure.c_str());
       continue;
     }
-    std::printf(" %9.2g %11.2g   %9.3g %11.3g\n", product.own_error, product.grouped_error,
-                product.own_milliseconds, product.grouped_milliseconds);
+    std::printf(" %9.2g %11.2g   %9.3g %11.3g\n", product.fused_error, product.grouped_error,
+                product.fused_milliseconds, product.grouped_milliseconds);
   }
 }
 
@@ -128,11 +128,11 @@ void print_text(const CpuFacts& cpu, const std::optional<std::string>& missing,
 void show_devices(const DevicesOptions& options) {
   const std::optional<std::string> missing = find_cuda();
   if (options.check && missing) throw UsageError("--check: no CUDA device can be checked: " + *missing);
-  const auto wish = wished_products();
+  const auto wish = requested_kernels();
   const auto devices = missing ? std::vector<CudaDevice>() : find_cuda_devices(options.check);
   (options.json ? print_json : print_text)(find_cpu(), missing, devices);
   if (wish && !devices.empty())
-    print_message("DTOPP_MOE_PRODUCTS overrides the kernels: " + own_products_text(*wish));
+    print_message("DTOPP_MOE_PRODUCTS overrides the kernels: " + fused_kernels_text(*wish));
 }
 
 struct CheckOptions {
@@ -151,13 +151,13 @@ nlohmann::ordered_json check_now(const CheckOptions& options) {
     return {{"unchecked", error.what_without_backtrace()}};
   }
   try {
-    const auto [own_error, grouped_error, own_milliseconds, grouped_milliseconds] =
-        call_op<"dtopp::check_moe_product", Numbers(const std::string&, const std::string&, int64_t)>(
+    const auto [fused_error, grouped_error, fused_milliseconds, grouped_milliseconds] =
+        call_op<"dtopp::check_expert_gemm", Numbers(const std::string&, const std::string&, int64_t)>(
             options.product, options.own, options.device);
-    return checked_product_json({.product = *moe_product_named(options.product),
-                                 .own_error = own_error,
+    return checked_product_json({.product = *expert_gemm_named(options.product),
+                                 .fused_error = fused_error,
                                  .grouped_error = grouped_error,
-                                 .own_milliseconds = own_milliseconds,
+                                 .fused_milliseconds = fused_milliseconds,
                                  .grouped_milliseconds = grouped_milliseconds});
   } catch (const c10::OutOfMemoryError&) {
     return {{"unchecked", "not enough free device memory"}};
@@ -171,7 +171,7 @@ void add_check_product(CLI::App& app) {
   verb->group("");  // hidden from --help: internal
   verb->add_option("product", options->product)
       ->required()
-      ->check(CLI::IsMember(std::vector<std::string>(kMoeProductNames.begin(), kMoeProductNames.end())));
+      ->check(CLI::IsMember(std::vector<std::string>(kExpertGemmNames.begin(), kExpertGemmNames.end())));
   verb->add_option("--own", options->own, "the products that use fused kernels at the same time")->required();
   verb->add_option("--device", options->device, "index of the CUDA device, from 0");
   verb->callback([options] { std::printf("%s\n", dump_json(check_now(*options)).c_str()); });

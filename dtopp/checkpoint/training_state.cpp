@@ -49,7 +49,7 @@ std::string format_training_state(const TrainingState& state) {
     else
       object[key] = values.front();
   }
-  if (!state.expert_counts.empty()) object["expert_counts"] = state.expert_counts;
+  if (!state.tokens_per_expert.empty()) object["expert_counts"] = state.tokens_per_expert;
   return dump_json(object, 2) + "\n";
 }
 
@@ -69,7 +69,7 @@ TrainingState parse_training_state(const std::string& text, const std::string& w
   if (fields.has("expert_counts")) {
     for (const double count : fields.numbers("expert_counts")) {
       if (!(count >= 0 && count < 0x1p53)) fields.fail("expert_counts", "not a count");
-      state.expert_counts.push_back(static_cast<int64_t>(count));
+      state.tokens_per_expert.push_back(static_cast<int64_t>(count));
     }
   }
   if (!state.error_sum.empty() && state.threshold.size() != state.error_sum.size())

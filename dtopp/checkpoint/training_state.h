@@ -21,7 +21,7 @@ struct TrainingState {
   int64_t last_validation_step = -1;  // newest step whose validation is recorded; -1: none
   // With global batch statistics: the number of tokens per expert in the last applied step, layer after
   // layer.
-  std::vector<int64_t> expert_counts{};
+  std::vector<int64_t> tokens_per_expert{};
 
   bool operator==(const TrainingState&) const = default;
 };

@@ -54,7 +54,7 @@ std::vector<Number> values(const at::Tensor& tensor) {
 
 ordered_json layer_json(const ActivationStatistics& statistics, int64_t layer, const InferenceModel& model) {
   const ActivationSummary summary = statistics.summary(layer);
-  const at::Tensor counts_E = statistics.expert_counts()[layer];
+  const at::Tensor counts_E = statistics.tokens_per_expert()[layer];
   const auto tokens = static_cast<double>(statistics.tokens());
   ordered_json json = {{"layer", layer},
                        {"mean", summary.mean},

@@ -42,23 +42,25 @@ RoutingDump::RoutingDump(const InferenceModel& model, int64_t num_tokens) {
   require_routers(model);
   const ModelConfig& config = model.config.model;
   for (int64_t layer = 0; layer < config.num_layers; ++layer)
-    selection_LTE_.push_back(at::zeros({num_tokens, config.num_experts}, at::kBool));
+    routing_map_LTE_.push_back(at::zeros({num_tokens, config.num_experts}, at::kBool));
 }
 
 void RoutingDump::add(const TextWindows& windows, const HiddenStates& states) {
-  for (size_t layer = 0; layer < selection_LTE_.size(); ++layer) {
+  for (size_t layer = 0; layer < routing_map_LTE_.size(); ++layer) {
     const at::Tensor chosen_TE = states.routing.at(layer).gates_TE.ne(0);
-    selection_LTE_[layer].narrow(0, static_cast<int64_t>(windows.offset), chosen_TE.size(0)).copy_(chosen_TE);
+    routing_map_LTE_[layer]
+        .narrow(0, static_cast<int64_t>(windows.offset), chosen_TE.size(0))
+        .copy_(chosen_TE);
   }
 }
 
 void RoutingDump::write(const std::filesystem::path& path) const {
   std::vector<TensorSource> tensors;
-  for (size_t layer = 0; layer < selection_LTE_.size(); ++layer) {
-    const at::Tensor& selection_TE = selection_LTE_[layer];
-    const auto* bytes = static_cast<const std::byte*>(selection_TE.const_data_ptr());
-    tensors.emplace_back(layer_name(static_cast<int64_t>(layer)), kBool, selection_TE.sizes().vec(),
-                         std::span(bytes, static_cast<size_t>(selection_TE.numel())));
+  for (size_t layer = 0; layer < routing_map_LTE_.size(); ++layer) {
+    const at::Tensor& routing_map_TE = routing_map_LTE_[layer];
+    const auto* bytes = static_cast<const std::byte*>(routing_map_TE.const_data_ptr());
+    tensors.emplace_back(layer_name(static_cast<int64_t>(layer)), kBool, routing_map_TE.sizes().vec(),
+                         std::span(bytes, static_cast<size_t>(routing_map_TE.numel())));
   }
   write_file_atomically(path, [&](OutputFile& file) { write_safetensors(file, tensors); });
 }

@@ -24,7 +24,7 @@ class RoutingDump {
   void write(const std::filesystem::path& path) const;
 
  private:
-  std::vector<at::Tensor> selection_LTE_;  // one tensor per layer, on the CPU
+  std::vector<at::Tensor> routing_map_LTE_;  // one tensor per layer, on the CPU
 };
 
 // Opens a file of selections for measure_perplexity.

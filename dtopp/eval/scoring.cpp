@@ -73,7 +73,7 @@ int64_t tokens_of(const Request& request) {
 ExpertUse use_of(const std::vector<RouteOutput>& layers) {
   if (layers.empty()) return {};
   std::vector<at::Tensor> counts;
-  for (const RouteOutput& layer : layers) counts.push_back(layer.expert_counts_E);
+  for (const RouteOutput& layer : layers) counts.push_back(layer.tokens_per_expert_E);
   const auto num_layers = static_cast<int64_t>(layers.size());
   return {at::stack(counts).sum().item<int64_t>(), num_layers * layers[0].gates_TE.size(0)};
 }

@@ -12,7 +12,7 @@ namespace {
 double mean_experts(const std::vector<RouteOutput>& layers) {
   double sum = 0;
   for (const RouteOutput& routing : layers)
-    sum += static_cast<double>(routing.expert_counts_E.sum().item<int64_t>()) /
+    sum += static_cast<double>(routing.tokens_per_expert_E.sum().item<int64_t>()) /
            static_cast<double>(routing.gates_TE.size(0));
   return sum / static_cast<double>(layers.size());
 }

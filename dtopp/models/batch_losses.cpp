@@ -6,19 +6,20 @@ namespace dtopp {
 namespace {
 
 at::Tensor share_of(const RoutingInputs& inputs, const ActivationStatistics& counts, int64_t layer) {
-  const at::Tensor own_E = counts.expert_counts()[layer].to(at::kFloat) /
+  const at::Tensor own_E = counts.tokens_per_expert()[layer].to(at::kFloat) /
                            static_cast<double>(std::max<int64_t>(counts.tokens(), 1));
   if (!inputs.share_LE.defined()) return own_E;
   const at::Tensor share_E = inputs.share_LE[layer];
   return at::where(share_E.sum() > 0, share_E, own_E);
 }
 
-at::Tensor masses_of(const std::vector<RouteOutput>& layers, const MassSampling& sampling) {
+at::Tensor prob_histograms_of(const std::vector<RouteOutput>& layers,
+                              const CumulativeProbSampling& sampling) {
   if (sampling.stride == 0) return {};
-  std::vector<at::Tensor> masses;
-  for (const RouteOutput& layer : layers) masses.push_back(layer.masses_M);
-  const at::Tensor masses_LM = at::stack(masses);
-  return sampling.per_layer ? masses_LM : masses_LM.sum(0, /*keepdim=*/true);
+  std::vector<at::Tensor> histograms;
+  for (const RouteOutput& layer : layers) histograms.push_back(layer.prob_histogram_M);
+  const at::Tensor prob_histogram_LM = at::stack(histograms);
+  return sampling.per_layer ? prob_histogram_LM : prob_histogram_LM.sum(0, /*keepdim=*/true);
 }
 
 }  // namespace
@@ -31,7 +32,7 @@ RoutingInputs routing_inputs(const ThresholdController& controller, int64_t num_
   return inputs;
 }
 
-at::Tensor selected_by_sample(const std::vector<RouteOutput>& layers, int64_t samples) {
+at::Tensor num_assignments_by_sample(const std::vector<RouteOutput>& layers, int64_t samples) {
   if (layers.empty()) return at::zeros({samples, 0}, at::kLong);
   std::vector<at::Tensor> per_layer;
   for (const RouteOutput& layer : layers)
@@ -45,7 +46,7 @@ void add_router_losses(const std::vector<RouteOutput>& layers, const RoutingInpu
   const auto num_layers = static_cast<int64_t>(layers.size());
   losses.activations = ActivationStatistics(num_layers);
   losses.activations.add(layers);
-  losses.masses_CM = masses_of(layers, inputs.router.masses);
+  losses.prob_histogram_CM = prob_histograms_of(layers, inputs.router.sampling);
   std::vector<at::Tensor> balance, dynamic, router_z;
   for (int64_t layer = 0; layer < num_layers; ++layer) {
     RouterLosses one = router_losses(layers[layer], share_of(inputs, losses.activations, layer));

@@ -5,7 +5,7 @@
 // RoutingInputs (p, capacity, f) --> LossFunction --> BatchLosses: total       --> backward pass
 //                                                                  values      --> metrics
 //                                                                  activations --> metrics, controller
-//                                                                  masses_CM   --> controller
+//                                                                  prob_histogram_CM   --> controller
 //
 // Example with two routed layers whose load-balance losses are 1.2 and 1.0: `values` gets "load_balance_loss"
 // = 1.1, their mean. With loss.load_balance = 0.01, `total` grows by 0.011.
@@ -36,12 +36,12 @@ struct RoutingInputs {
   std::function<double(double found)> agree;
   // Optional: the routing map of a layer, bool [T, E], instead of the router's choice.
   std::function<at::Tensor(size_t layer, int64_t num_tokens)> selection;
-  // Capacity for token-expert pairs per layer (moe_ffn's max_pairs). Empty: the exact number.
-  std::vector<int64_t> max_pairs;
+  // Capacity for token-expert pairs per layer (moe_ffn's capacity). Empty: the exact number.
+  std::vector<int64_t> capacity;
   // With global batch statistics: each expert's share f of the last step's tokens on all ranks, f32 [L, E].
   // If it is undefined, or zero for a layer, the micro-batch's own counts give f.
   at::Tensor share_LE;
-  ExpertCompute experts;  // empty: moe_ffn
+  ExpertBackend experts;  // empty: moe_ffn
   RouterOptions router;
 };
 
@@ -50,17 +50,17 @@ RoutingInputs routing_inputs(const ThresholdController& controller, int64_t num_
 
 // Losses per sample of a batch.
 struct SampleLosses {
-  at::Tensor loss_B;       // f32; its mean is the model's validation_loss
-  at::Tensor selected_BL;  // int64: token-expert pairs per sample and layer; [B, 0] for a dense model
+  at::Tensor loss_B;              // f32; its mean is the model's validation_loss
+  at::Tensor num_assignments_BL;  // int64: token-expert pairs per sample and layer; [B, 0] for a dense model
 };
 
 struct BatchLosses {
   at::Tensor total;                  // the differentiated loss
   NamedTensors values;               // unweighted, detached, f32 []: "lm_loss", …
   ActivationStatistics activations;  // no layers for a dense model
-  // Histograms of cumulative probabilities, int64 [1, kMassBins] or [L, kMassBins] as RoutingInputs::router
-  // selects; undefined if it selects none.
-  at::Tensor masses_CM;
+  // Histograms of cumulative probabilities, int64 [1, kCumulativeProbBins] or [L, kCumulativeProbBins] as
+  // RoutingInputs::router selects; undefined if it selects none.
+  at::Tensor prob_histogram_CM;
   std::optional<SampleLosses> samples;  // only for a batch with "group" (Model::validation_groups)
 
   // Throws std::invalid_argument if no loss has this name.
@@ -69,7 +69,7 @@ struct BatchLosses {
 
 // Token-expert pairs per sample and layer, int64 [B, L]. The batch consists of `samples` equally long
 // samples.
-at::Tensor selected_by_sample(const std::vector<RouteOutput>& layers, int64_t samples);
+at::Tensor num_assignments_by_sample(const std::vector<RouteOutput>& layers, int64_t samples);
 
 // Adds the router losses, averaged over layers: "load_balance_loss", "dynamic_loss" and "router_z_loss". Also
 // counts the chosen experts, and the cumulative probabilities if RoutingInputs::router samples them.

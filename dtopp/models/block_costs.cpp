@@ -5,7 +5,7 @@
 #include <bit>
 
 #include "dtopp/config/config.h"
-#include "dtopp/moe/pair_limits.h"
+#include "dtopp/moe/capacity_predictor.h"
 #include "dtopp/ops/cuda/cuda_limits.h"
 
 namespace dtopp {
@@ -45,7 +45,8 @@ BlockSizes block_sizes(const ModelConfig& model, const CostInputs& inputs) {
   s.E = u(model.num_experts);
   s.cuda = inputs.cuda;
   s.dense = model.is_dense();
-  s.pairs = checked_round(static_cast<double>(s.T) * inputs.active_experts * (s.cuda ? kPairMargin : 1.0));
+  s.pairs =
+      checked_round(static_cast<double>(s.T) * inputs.active_experts * (s.cuda ? kCapacityMargin : 1.0));
   s.width = inputs.width;
   if (s.cuda) require_cuda_limits(s);
   return s;

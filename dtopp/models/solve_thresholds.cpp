@@ -27,7 +27,7 @@ double bisect(double target, const Count& count) {
 
 double mean_experts(const RouteOutput& routing) {
   const auto tokens = static_cast<double>(routing.gates_TE.size(0));
-  return static_cast<double>(routing.expert_counts_E.sum().item<int64_t>()) / tokens;
+  return static_cast<double>(routing.tokens_per_expert_E.sum().item<int64_t>()) / tokens;
 }
 
 at::Tensor as_threshold(double p, const at::Device& device) {

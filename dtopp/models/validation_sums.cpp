@@ -32,7 +32,7 @@ void ValidationSums::add(int64_t batch, const Batch& data, const BatchLosses& lo
   rows_BN.select(1, 0).copy_(data.tensor("group"));
   rows_BN.select(1, 1).copy_(losses.samples->loss_B);
   if (model_.num_routed_layers > 0)
-    rows_BN.narrow(1, kGroupAndLoss, model_.num_routed_layers).copy_(losses.samples->selected_BL);
+    rows_BN.narrow(1, kGroupAndLoss, model_.num_routed_layers).copy_(losses.samples->num_assignments_BL);
 }
 
 ValidationResult ValidationSums::result(Collectives& ranks) const {

@@ -71,7 +71,7 @@ void ActivationStatistics::add(std::span<const RouteOutput> layers) {
   if (layers.empty()) return;
   std::vector<at::Tensor> counts, histograms;
   for (const RouteOutput& routing : layers) {
-    counts.push_back(routing.expert_counts_E);
+    counts.push_back(routing.tokens_per_expert_E);
     histograms.push_back(routing.active_histogram);
   }
   add({at::stack(counts), at::stack(histograms), sums_of_tokens(layers), layers[0].gates_TE.size(0)});
@@ -88,7 +88,7 @@ void ActivationStatistics::add(const ActivationStatistics& other) {
 
 std::vector<double> ActivationStatistics::layer_means() const {
   if (!counts_LE_.defined() || tokens_ == 0) return {};
-  const at::Tensor mean_L = selected().cpu().to(at::kDouble) / static_cast<double>(tokens_);
+  const at::Tensor mean_L = num_assignments().cpu().to(at::kDouble) / static_cast<double>(tokens_);
   const auto* means = mean_L.const_data_ptr<double>();
   return {means, means + mean_L.numel()};
 }

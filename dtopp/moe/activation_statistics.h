@@ -23,7 +23,7 @@ struct ActivationSummary {
 class ActivationStatistics {
  public:
   explicit ActivationStatistics(int64_t num_layers = 0) : num_layers_(num_layers) {}
-  // Takes existing counts; see expert_counts, histogram, token_sums and tokens for their shapes.
+  // Takes existing counts; see tokens_per_expert, histogram, token_sums and tokens for their shapes.
   ActivationStatistics(at::Tensor counts_LE, at::Tensor histogram_LN, at::Tensor token_sums_2,
                        int64_t tokens);
 
@@ -45,7 +45,7 @@ class ActivationStatistics {
   int64_t num_layers() const { return num_layers_; }
   int64_t tokens() const { return tokens_; }  // tokens that each layer has routed
   // int64 [L, E], since construction; undefined before the first add.
-  const at::Tensor& expert_counts() const { return counts_LE_; }
+  const at::Tensor& tokens_per_expert() const { return counts_LE_; }
   // int64 [L, E + 1]: entry n counts the tokens with n active experts; undefined before the first add.
   const at::Tensor& histogram() const { return histogram_LN_; }
   // int64 [2]: the sums over tokens of n and n², where n is the number of experts that a token uses in all
@@ -53,7 +53,7 @@ class ActivationStatistics {
   // underflow to 0.
   const at::Tensor& token_sums() const { return token_sums_2_; }
   // int64 [L]: token-expert pairs per layer. Requires an earlier add.
-  at::Tensor selected() const { return counts_LE_.sum(1); }
+  at::Tensor num_assignments() const { return counts_LE_.sum(1); }
   // Active experts per token, by layer; empty before the first add.
   std::vector<double> layer_means() const;
   ActivationSummary summary(int64_t layer) const;

@@ -3,7 +3,7 @@
 #include "dtopp/base/enum_name.h"
 #include "dtopp/ops/gemm/router_linear.h"
 #include "dtopp/ops/moe_ffn/moe_ffn.h"
-#include "dtopp/ops/route/mass_histogram.h"
+#include "dtopp/ops/route/cumulative_prob_histogram.h"
 #include "dtopp/ops/route/route_selected.h"
 
 namespace dtopp {
@@ -30,14 +30,14 @@ RouteOutput route_tokens(const at::Tensor& x_TD, const ExpertLayerWeights& weigh
       weights.router_scale.defined() ? weights.router_scale : at::ones({}, weights.router_ED.options());
   const std::string normalization = enum_name(config.normalization);
   RouteOutput routing =
-      options.selection_TE.defined()
-          ? route_selected(logits_TE, scale, options.selection_TE, normalization, config.renormalize)
+      options.routing_map_TE.defined()
+          ? route_selected(logits_TE, scale, options.routing_map_TE, normalization, config.renormalize)
           : route(logits_TE, scale, threshold, normalization,
                   config.method == RoutingMethod::kTopK ? config.top_k : 0, config.max_experts,
                   config.renormalize);
-  if (options.masses.stride > 0)
-    routing.masses_M = mass_histogram(logits_TE.detach(), scale.detach(), normalization, config.max_experts,
-                                      options.masses.stride);
+  if (options.sampling.stride > 0)
+    routing.prob_histogram_M = cumulative_prob_histogram(logits_TE.detach(), scale.detach(), normalization,
+                                                         config.max_experts, options.sampling.stride);
   if (options.router_z_on == RouterZOn::kNormalized && config.normalization != Normalization::kNone)
     routing.router_z = normalized_router_z(logits_TE, scale, config.normalization);
   return routing;
@@ -48,9 +48,9 @@ ExpertLayerOutput expert_layer(const at::Tensor& x_TD, const ExpertLayerWeights&
                                const ExpertLayerOptions& options) {
   ExpertLayerOutput output;
   output.routing = route_tokens(x_TD, weights, config, threshold, options.router);
-  const ExpertCompute& experts = options.experts ? options.experts : ExpertCompute(moe_ffn);
+  const ExpertBackend& experts = options.experts ? options.experts : ExpertBackend(moe_ffn);
   output.y_TD =
-      experts(x_TD, output.routing.gates_TE, weights.gate_up_EGD, weights.down_EDF, options.max_pairs);
+      experts(x_TD, output.routing.gates_TE, weights.gate_up_EGD, weights.down_EDF, options.capacity);
   return output;
 }
 

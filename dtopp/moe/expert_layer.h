@@ -6,7 +6,7 @@
 #include <functional>
 
 #include "dtopp/config/routing_config.h"
-#include "dtopp/moe/mass_sampling.h"
+#include "dtopp/moe/cumulative_prob_sampling.h"
 #include "dtopp/ops/route/route.h"
 
 namespace dtopp {
@@ -27,9 +27,9 @@ struct RouterOptions {
   // The logits for the router z-loss: the router's output z, or s, the input of the softmax
   // (ops/route/route.h).
   RouterZOn router_z_on = RouterZOn::kRaw;
-  MassSampling masses{};
+  CumulativeProbSampling sampling{};
   // bool [T, E]: a routing map that replaces the router's choice. If it is undefined, the router chooses.
-  at::Tensor selection_TE{};
+  at::Tensor routing_map_TE{};
 };
 
 // Runs the router only: selects experts and computes their gates. threshold: p, f64 [] on x's device.
@@ -38,15 +38,15 @@ RouteOutput route_tokens(const at::Tensor& x_TD, const ExpertLayerWeights& weigh
                          const RouterOptions& options = {});
 
 // Computes the experts of a layer with the arguments and the result of moe_ffn (ops/moe_ffn/moe_ffn.h). With
-// expert parallelism the weights are this rank's experts only (moe/expert_exchange.h).
-using ExpertCompute =
+// expert parallelism the weights are this rank's experts only (moe/token_dispatcher.h).
+using ExpertBackend =
     std::function<at::Tensor(const at::Tensor& x_TD, const at::Tensor& gates_TE,
-                             const at::Tensor& gate_up_proj, const at::Tensor& down_proj, int64_t max_pairs)>;
+                             const at::Tensor& gate_up_proj, const at::Tensor& down_proj, int64_t capacity)>;
 
 struct ExpertLayerOptions {
-  int64_t max_pairs = 0;  // capacity, as in moe_ffn
+  int64_t capacity = 0;  // capacity, as in moe_ffn
   RouterOptions router{};
-  ExpertCompute experts{};  // empty: moe_ffn
+  ExpertBackend experts{};  // empty: moe_ffn
 };
 
 ExpertLayerOutput expert_layer(const at::Tensor& x_TD, const ExpertLayerWeights& weights,

@@ -20,8 +20,13 @@ at::Tensor number(double value, const at::Tensor& like) { return at::full({}, va
 // The curve of a step, shifted so that at the step's p it has the count of all tokens.
 class Plant {
  public:
-  Plant(const MassCurve& curve, const at::Tensor& p_C, const at::Tensor& active_C, double masses_tokens)
-      : curve_(curve), p_C_(p_C), active_C_(active_C), below_C_(curve.below(p_C)), tokens_(masses_tokens) {}
+  Plant(const ActiveExpertCurve& curve, const at::Tensor& p_C, const at::Tensor& active_C,
+        double histogram_tokens)
+      : curve_(curve),
+        p_C_(p_C),
+        active_C_(active_C),
+        below_C_(curve.below(p_C)),
+        tokens_(histogram_tokens) {}
 
   // p at which a token has the given number of experts.
   at::Tensor threshold(const at::Tensor& experts_C) const {
@@ -37,7 +42,7 @@ class Plant {
   }
 
  private:
-  const MassCurve& curve_;
+  const ActiveExpertCurve& curve_;
   at::Tensor p_C_, active_C_, below_C_;
   double tokens_;
 };
@@ -57,24 +62,26 @@ ThresholdController::ThresholdController(const RoutingConfig& config, int64_t nu
   std::vector<double> targets;
   for (int64_t i = 0; i < controllers; ++i) targets.push_back(target_of_layer(config, i));
   target_C_ = at::tensor(targets, at::kDouble).to(device);
-  edges_ = mass_bin_edges(device);
+  edges_ = cumulative_prob_bin_edges(device);
 }
 
 void ThresholdController::update(const RoutedStep& step, const at::Tensor& applied) {
   if (config_.method != RoutingMethod::kDTopP || step.tokens == 0) return;
-  const at::Tensor selected_C = per_layer() ? step.selected_L : step.selected_L.sum().view({1});
-  const int64_t tokens = per_layer() ? step.tokens : step.tokens * step.selected_L.numel();
-  const at::Tensor active_C = selected_C.to(at::kDouble) / number(static_cast<double>(tokens), threshold_C_);
+  const at::Tensor num_assignments_C =
+      per_layer() ? step.num_assignments_L : step.num_assignments_L.sum().view({1});
+  const int64_t tokens = per_layer() ? step.tokens : step.tokens * step.num_assignments_L.numel();
+  const at::Tensor active_C =
+      num_assignments_C.to(at::kDouble) / number(static_cast<double>(tokens), threshold_C_);
   const at::Tensor error_C = (target_C_ - active_C) / num_experts_;
-  const bool has_masses = step.masses_CM.defined();
-  if (!has_masses && (config_.controller == Controller::kSolve || !config_.kp.value || !config_.ki.value))
+  const bool has_histogram = step.prob_histogram_CM.defined();
+  if (!has_histogram && (config_.controller == Controller::kSolve || !config_.kp.value || !config_.ki.value))
     throw std::invalid_argument(
         "ThresholdController: this configuration needs the cumulative probabilities of each step");
   Next next;
-  if (has_masses) {
-    const MassCurve curve(step.masses_CM, edges_);
+  if (has_histogram) {
+    const ActiveExpertCurve curve(step.prob_histogram_CM, edges_);
     const Plant plant(curve, threshold_C_, active_C,
-                      static_cast<double>(tokens) / static_cast<double>(step.mass_stride));
+                      static_cast<double>(tokens) / static_cast<double>(step.histogram_stride));
     solved_C_ = plant.threshold(target_C_);
     next = config_.controller == Controller::kSolve
                ? solve(error_C, [&](const at::Tensor& experts_C) { return plant.threshold(experts_C); })

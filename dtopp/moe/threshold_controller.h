@@ -9,8 +9,8 @@
 //
 // Anti-windup: if p is beyond a bound and e pushes it further, sum_e omits e and p is the bound. A gain that
 // is `auto` is kAutoKp or kAutoKi divided by the loop gain g = (da/dp) / E. Here da/dp is the slope of the
-// step's curve a(p) (mass_curve.h) from p to T, and at least from 0.95 T to 1.05 T. With K_i `auto`, sum_e
-// accumulates K_i e.
+// step's curve a(p) (active_expert_curve.h) from p to T, and at least from 0.95 T to 1.05 T. With K_i `auto`,
+// sum_e accumulates K_i e.
 //
 // routing.controller: solve computes p from that curve. It aims at T plus half of the accumulated error:
 //
@@ -30,7 +30,7 @@
 #include <vector>
 
 #include "dtopp/config/routing_config.h"
-#include "dtopp/moe/mass_curve.h"
+#include "dtopp/moe/active_expert_curve.h"
 #include "dtopp/ops/core/torch.h"
 
 namespace dtopp {
@@ -39,12 +39,12 @@ inline constexpr double kAutoKp = 0.1, kAutoKi = 0.3;
 
 // The counts of an optimizer step.
 struct RoutedStep {
-  at::Tensor selected_L;  // token-expert pairs per layer, whole numbers of any type
-  int64_t tokens = 0;     // tokens per layer
-  // Cumulative-probability histogram per controller, whole numbers (mass_histogram.h). It may be undefined if
-  // the controller is pi and its gains are numbers.
-  at::Tensor masses_CM{};
-  int64_t mass_stride = 1;  // the sampling stride of those counts
+  at::Tensor num_assignments_L;  // token-expert pairs per layer, whole numbers of any type
+  int64_t tokens = 0;            // tokens per layer
+  // Cumulative-probability histogram per controller, whole numbers (cumulative_prob_histogram.h). It may be
+  // undefined if the controller is pi and its gains are numbers.
+  at::Tensor prob_histogram_CM{};
+  int64_t histogram_stride = 1;  // the sampling stride of those counts
 };
 
 class ThresholdController {

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "dtopp/distributed/sharding/shard_layout.h"
-#include "dtopp/ops/route/mass_bins.h"
+#include "dtopp/ops/route/cumulative_prob_bins.h"
 
 namespace dtopp {
 namespace {
@@ -96,7 +96,7 @@ double count_step_numbers(const RunConfig& config, const Model& model, const Ran
   int64_t count = kLosses * (config.training.global_batch_size / config.training.micro_batch_size) + chunks +
                   kFlags + layout.ranks;
   if (layers > 0 && config.routing.method == RoutingMethod::kDTopP)
-    count += kMassBins * (config.routing.scope == ThresholdScope::kLayer ? layers : 1);
+    count += kCumulativeProbBins * (config.routing.scope == ThresholdScope::kLayer ? layers : 1);
   if (layers > 0) count += layers * layout.ranks + kTokenSums + layers * (2 * config.model.num_experts + 1);
   return static_cast<double>(count);
 }

@@ -8,7 +8,7 @@ StepDecision decide(const StepNumbers& numbers, const OptimizerConfig& config) {
   const at::Tensor divisor = clip > 0 ? ((norm + 1e-6) / clip).clamp_min(1.0) : at::ones_like(norm);
   return {at::isfinite(numbers.loss_sums()[0])
               .logical_and(at::isfinite(norm))
-              .logical_and(numbers.halted().logical_not()),
+              .logical_and(numbers.overflowed().logical_not()),
           divisor.to(at::kFloat)};
 }
 

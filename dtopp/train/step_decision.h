@@ -21,7 +21,7 @@ struct StepDecision {
 StepDecision decide(const StepNumbers& numbers, const OptimizerConfig& config);
 
 // Whether this step and all later ones must run again from the state before it. Requires the step's numbers.
-inline bool must_run_again(const StepResult& result) { return result.halted; }
+inline bool must_run_again(const StepResult& result) { return result.overflowed; }
 
 // Whether the run ends because too many steps in a row were not finite.
 inline bool gives_up(const StepResult& result, const TrainingConfig& config) {

@@ -1,11 +1,11 @@
 #include "dtopp/train/step_numbers.h"
 
-#include "dtopp/ops/route/mass_bins.h"
+#include "dtopp/ops/route/cumulative_prob_bins.h"
 
 namespace dtopp {
 namespace {
 
-constexpr int64_t kFlags = 2;  // halted, stop_requested
+constexpr int64_t kFlags = 2;  // overflowed, stop_requested
 
 // One rank's numbers, with zeros at the positions of other ranks. The sum over ranks then holds every rank's
 // numbers.
@@ -47,13 +47,13 @@ void StepSums::add_losses(int64_t micro_batch, const at::Tensor& total,
   }
 }
 
-void StepSums::add_masses(const at::Tensor& of_micro_batch_CM) {
+void StepSums::add_prob_histogram(const at::Tensor& of_micro_batch_CM) {
   if (!of_micro_batch_CM.defined()) return;
-  masses_CM = masses_CM.defined() ? masses_CM + of_micro_batch_CM : of_micro_batch_CM;
+  prob_histogram_CM = prob_histogram_CM.defined() ? prob_histogram_CM + of_micro_batch_CM : of_micro_batch_CM;
 }
 
 StepNumbers::StepNumbers(StepShape shape, const StepSums& sums, const at::Tensor& squared_norms,
-                         const at::Tensor& halted, Collectives& ranks)
+                         const at::Tensor& overflowed, Collectives& ranks)
     : shape_(std::move(shape)) {
   const auto options = squared_norms.options();
   const int64_t M = shape_.micro_batches, L = shape_.routed_layers, E = shape_.num_experts;
@@ -62,13 +62,14 @@ StepNumbers::StepNumbers(StepShape shape, const StepSums& sums, const at::Tensor
   Contribution mine(options);
   mine.add(losses_MN);
   mine.add(squared_norms);
-  mine.add(halted);
+  mine.add(overflowed);
   mine.add(sums.stop_requested);
   mine.add_row(at::full({1}, static_cast<double>(sums.parts), options), ranks.rank(), ranks.size());
-  mine.add_row(sums.most_pairs_L, ranks.rank(), ranks.size());
+  mine.add_row(sums.max_assignments_L, ranks.rank(), ranks.size());
   if (L > 0) mine.add(sums.activations.to_vector(E, options.device()));
-  const at::Tensor& masses_CM = sums.masses_CM;
-  mine.add(masses_CM.defined() ? masses_CM : at::zeros({shape_.mass_rows * kMassBins}, options));
+  const at::Tensor& prob_histogram_CM = sums.prob_histogram_CM;
+  mine.add(prob_histogram_CM.defined() ? prob_histogram_CM
+                                       : at::zeros({shape_.histogram_rows * kCumulativeProbBins}, options));
   const at::Tensor all = mine.sum(ranks);
 
   int64_t at = 0;
@@ -80,7 +81,8 @@ StepNumbers::StepNumbers(StepShape shape, const StepSums& sums, const at::Tensor
     lists.push_back(next(ranks.size() * L).view({-1, L}).amax(0));
     lists.push_back(next(ActivationStatistics::vector_size(L, E)));
   }
-  if (shape_.mass_rows > 0) masses_CM_ = next(shape_.mass_rows * kMassBins).view({-1, kMassBins});
+  if (shape_.histogram_rows > 0)
+    prob_histogram_CM_ = next(shape_.histogram_rows * kCumulativeProbBins).view({-1, kCumulativeProbBins});
   values_ = at::cat(lists);
 }
 

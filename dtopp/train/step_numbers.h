@@ -19,7 +19,7 @@ struct StepShape {
   int64_t micro_batches = 0, tokens = 0;  // of all ranks
   int64_t ranks = 1;
   int64_t routed_layers = 0, num_experts = 0;
-  int64_t mass_rows = 0;  // histograms of cumulative probabilities: one per controller, or 0
+  int64_t histogram_rows = 0;  // histograms of cumulative probabilities: one per controller, or 0
 
   int64_t num_losses() const { return 1 + static_cast<int64_t>(loss_names.size()); }
 };
@@ -30,25 +30,25 @@ struct StepSums {
   std::vector<std::pair<int64_t, at::Tensor>> losses;
   // int64: the largest number of token-expert pairs in a micro-batch, per layer; [0] for a dense model. If
   // micro-batches are cut, the pairs of a part times the number of parts.
-  at::Tensor most_pairs_L;
+  at::Tensor max_assignments_L;
   int64_t parts = 1;  // number of parts per micro-batch
   ActivationStatistics activations;
-  at::Tensor masses_CM;     // int64; undefined before the first, and if the model has no controller
-  double data_seconds = 0;  // time spent waiting for data
+  at::Tensor prob_histogram_CM;  // int64; undefined before the first, and if the model has no controller
+  double data_seconds = 0;       // time spent waiting for data
   bool stop_requested = false;
 
   // Adds the losses of a micro-batch or of one of its parts. total and terms: f32 [], detached.
   void add_losses(int64_t micro_batch, const at::Tensor& total,
                   const std::vector<std::pair<std::string, at::Tensor>>& terms);
-  void add_masses(const at::Tensor& of_micro_batch_CM);  // undefined: none
+  void add_prob_histogram(const at::Tensor& of_micro_batch_CM);  // undefined: none
 };
 
 class StepNumbers {
  public:
   // Combines the sums of a step whose micro-batches were all added. squared_norms: of the gradients, f64;
-  // each entry is 0 on all ranks but one. halted: bool [], see StepResult. Collective.
+  // each entry is 0 on all ranks but one. overflowed: bool [], see StepResult. Collective.
   StepNumbers(StepShape shape, const StepSums& sums, const at::Tensor& squared_norms,
-              const at::Tensor& halted, Collectives& ranks);
+              const at::Tensor& overflowed, Collectives& ranks);
   // Rebuilds the numbers on the host from values() of a step, without cumulative probabilities.
   StepNumbers(StepShape shape, at::Tensor values) : shape_(std::move(shape)), values_(std::move(values)) {}
 
@@ -61,21 +61,21 @@ class StepNumbers {
 
   at::Tensor loss_sums() const { return part(0, shape_.num_losses()); }  // the total first
   at::Tensor grad_norm() const { return part(norm_at(), 1)[0].sqrt(); }
-  at::Tensor halted() const { return part(norm_at() + 1, 1)[0].ne(0); }
+  at::Tensor overflowed() const { return part(norm_at() + 1, 1)[0].ne(0); }
   at::Tensor stop_requested() const { return part(norm_at() + 2, 1)[0].ne(0); }  // on any rank
   at::Tensor parts_R() const { return part(norm_at() + 3, shape_.ranks); }
-  at::Tensor most_pairs_L() const { return part(norm_at() + 3 + shape_.ranks, shape_.routed_layers); }
-  at::Tensor selected_L() const { return activations().selected(); }
+  at::Tensor max_assignments_L() const { return part(norm_at() + 3 + shape_.ranks, shape_.routed_layers); }
+  at::Tensor num_assignments_L() const { return activations().num_assignments(); }
   ActivationStatistics activations() const;
   // f64, for the controller; undefined if there are none.
-  const at::Tensor& masses_CM() const { return masses_CM_; }
+  const at::Tensor& prob_histogram_CM() const { return prob_histogram_CM_; }
 
  private:
   int64_t norm_at() const { return shape_.num_losses(); }
   at::Tensor part(int64_t begin, int64_t size) const { return values_.narrow(0, begin, size); }
 
   StepShape shape_;
-  at::Tensor values_, masses_CM_;
+  at::Tensor values_, prob_histogram_CM_;
 };
 
 }  // namespace dtopp

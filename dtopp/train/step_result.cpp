@@ -57,16 +57,16 @@ StepInFlight::Arrival StepInFlight::read() const {
   result.loss = sums.one() / count;
   for (const std::string& name : shape_.loss_names) result.losses.emplace_back(name, sums.one() / count);
   result.grad_norm = numbers.grad_norm().item<double>();
-  result.halted = numbers.halted().item<bool>();
+  result.overflowed = numbers.overflowed().item<bool>();
   result.stop_requested = numbers.stop_requested().item<bool>();
   for (const double parts : Numbers(numbers.parts_R()).several(shape_.ranks))
     result.parts_R.push_back(static_cast<int64_t>(parts));
-  for (const double most : Numbers(numbers.most_pairs_L()).several(shape_.routed_layers))
-    result.most_pairs_L.push_back(static_cast<int64_t>(most));
+  for (const double most : Numbers(numbers.max_assignments_L()).several(shape_.routed_layers))
+    result.max_assignments_L.push_back(static_cast<int64_t>(most));
   result.activations = numbers.activations();
 
   Numbers states(all.narrow(0, size, all.numel() - size));
-  result.skipped = states.one() == 0 && !result.halted;
+  result.skipped = states.one() == 0 && !result.overflowed;
   const std::vector<double> thresholds = states.several(controllers_);
   result.scales = states.several(scales_);
   const std::vector<double> solved = states.several(solved_);

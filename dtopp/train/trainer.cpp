@@ -6,7 +6,7 @@
 
 #include "dtopp/base/steady_seconds.h"
 #include "dtopp/distributed/groups/rank_agreement.h"
-#include "dtopp/moe/expert_exchange.h"
+#include "dtopp/moe/token_dispatcher.h"
 #include "dtopp/optim/schedule.h"
 #include "dtopp/train/step_decision.h"
 
@@ -34,13 +34,13 @@ Trainer::Trainer(const RunConfig& config, Model model, TrainingData data, const 
   state_.error_sum = doubles(controller_.error_sums());
   state_.per_layer = controller_.per_layer();
   // With expert parallelism, the ranks exchange the exact number of pairs.
-  if (!compute.device().is_cpu() && groups_.dims().ep_size == 1) predict_pairs(kPairMargin);
-  halted_ = at::zeros({}, at::device(store_.device()).dtype(at::kBool));
+  if (!compute.device().is_cpu() && groups_.dims().ep_size == 1) predict_capacity(kCapacityMargin);
+  overflowed_ = at::zeros({}, at::device(store_.device()).dtype(at::kBool));
   if (groups_.dims().ep_size > 1) {
-    experts_ = [exchange = ExpertExchange(*groups_.ep_dispatch, config.parallel.reproducible)](
+    experts_ = [dispatcher = AllToAllTokenDispatcher(*groups_.ep_dispatch, config.parallel.reproducible)](
                    const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
                    const at::Tensor& down_proj,
-                   int64_t /*max_pairs*/) { return exchange(x_TD, gates_TE, gate_up_proj, down_proj); };
+                   int64_t /*capacity*/) { return dispatcher(x_TD, gates_TE, gate_up_proj, down_proj); };
   }
   if (config.loss.batch_statistics == BatchStatistics::kGlobal && model_.num_routed_layers > 0) {
     counts_LE_ = at::zeros({model_.num_routed_layers, config.model.num_experts},
@@ -66,12 +66,12 @@ void Trainer::restore(const Checkpoint& checkpoint) {
   }
   state_ = checkpoint.state();
   controller_.restore(state_.threshold, state_.error_sum);
-  if (counts_LE_.defined() && !state_.expert_counts.empty()) {
-    if (counts_LE_.numel() != static_cast<int64_t>(state_.expert_counts.size()))
+  if (counts_LE_.defined() && !state_.tokens_per_expert.empty()) {
+    if (counts_LE_.numel() != static_cast<int64_t>(state_.tokens_per_expert.size()))
       throw CheckpointError(checkpoint.path().string() +
-                            "/state.json: expert_counts: " + std::to_string(state_.expert_counts.size()) +
+                            "/state.json: expert_counts: " + std::to_string(state_.tokens_per_expert.size()) +
                             " numbers for " + std::to_string(counts_LE_.numel()) + " experts");
-    const at::Tensor counts = at::tensor(state_.expert_counts, at::kLong).to(at::kDouble);
+    const at::Tensor counts = at::tensor(state_.tokens_per_expert, at::kLong).to(at::kDouble);
     counts_LE_ = to_device(counts.view(counts_LE_.sizes()), store_.device());
   }
 }
@@ -105,20 +105,20 @@ StepShape Trainer::step_shape() const {
   StepShape shape{loss_names_, micro_batches(), step_tokens(), groups_.size(), model_.num_routed_layers};
   if (shape.routed_layers == 0) return shape;
   shape.num_experts = config_.model.num_experts;
-  if (mass_sampling().stride > 0) shape.mass_rows = controller_.thresholds().numel();
+  if (cumulative_prob_sampling().stride > 0) shape.histogram_rows = controller_.thresholds().numel();
   return shape;
 }
 
-MassSampling Trainer::mass_sampling() const {
-  return dtopp::mass_sampling(config_.routing, config_.model.num_experts, model_.tokens_per_sample,
-                              step_tokens());
+CumulativeProbSampling Trainer::cumulative_prob_sampling() const {
+  return dtopp::cumulative_prob_sampling(config_.routing, config_.model.num_experts, model_.tokens_per_sample,
+                                         step_tokens());
 }
 
-at::Tensor Trainer::halts(const StepSums& sums) {
-  const std::vector<int64_t>& limits = pair_limits_.limits_L();
-  if (limits.empty()) return halted_;
-  const at::Tensor limits_L = to_device(at::tensor(limits, at::kLong), store_.device());
-  return halted_.logical_or(sums.most_pairs_L.gt(limits_L).any());
+at::Tensor Trainer::overflows(const StepSums& sums) {
+  const std::vector<int64_t>& capacities = capacity_predictor_.capacity_L();
+  if (capacities.empty()) return overflowed_;
+  const at::Tensor capacity_L = to_device(at::tensor(capacities, at::kLong), store_.device());
+  return overflowed_.logical_or(sums.max_assignments_L.gt(capacity_L).any());
 }
 
 bool Trainer::step(const std::function<bool()>& stop) {
@@ -126,7 +126,7 @@ bool Trainer::step(const std::function<bool()>& stop) {
   StepStates states;
   states.threshold_C = controller_.thresholds();
   RoutingInputs inputs = training_inputs();
-  inputs.router.masses = mass_sampling();
+  inputs.router.sampling = cumulative_prob_sampling();
   if (counts_LE_.defined())
     inputs.share_LE = (counts_LE_ / static_cast<double>(step_tokens())).to(at::kFloat);
   const StepSums sums = accumulate_what_fits(inputs, stop);
@@ -142,8 +142,8 @@ bool Trainer::step(const std::function<bool()>& stop) {
   result.sample_position = state_.sample_position;
   result.lr = learning_rate(config_.optimizer, state_.step, config_.training.steps);
   result.data_seconds = sums.data_seconds;
-  const StepNumbers numbers(step_shape(), sums, store_.squared_norms(), halts(sums), *groups_.world);
-  halted_ = numbers.halted();
+  const StepNumbers numbers(step_shape(), sums, store_.squared_norms(), overflows(sums), *groups_.world);
+  overflowed_ = numbers.overflowed();
   apply(numbers, result.lr, states);
   in_flight_.emplace_back(std::move(result), numbers, states, begin);
   return true;
@@ -153,15 +153,15 @@ void Trainer::apply(const StepNumbers& numbers, double lr, StepStates& states) {
   const StepDecision decision = decide(numbers, config_.optimizer);
   store_.adamw_step(config_.optimizer, lr, decision.divisor, decision.applied);
   if (model_.num_routed_layers > 0)
-    controller_.update(
-        {numbers.selected_L(), numbers.shape().tokens, numbers.masses_CM(), mass_sampling().stride},
-        decision.applied);
+    controller_.update({numbers.num_assignments_L(), numbers.shape().tokens, numbers.prob_histogram_CM(),
+                        cumulative_prob_sampling().stride},
+                       decision.applied);
   if (counts_LE_.defined()) {
-    const at::Tensor counts_LE = numbers.activations().expert_counts().to(at::kDouble);
+    const at::Tensor counts_LE = numbers.activations().tokens_per_expert().to(at::kDouble);
     counts_LE_ = at::where(decision.applied, counts_LE, counts_LE_);
   }
   states.applied = decision.applied;
-  states.solved_C = controller_.solved().narrow(0, 0, numbers.shape().mass_rows);
+  states.solved_C = controller_.solved().narrow(0, 0, numbers.shape().histogram_rows);
   states.new_threshold_C = controller_.thresholds();
   states.new_error_sum_C = controller_.error_sums();
 }
@@ -173,7 +173,7 @@ std::optional<StepResult> Trainer::next_result(size_t in_flight) {
     undo(result);
     return std::nullopt;
   }
-  pair_limits_.observe(result.most_pairs_L);
+  capacity_predictor_.observe(result.max_assignments_L);
   const double arrival = steady_seconds();
   // For consecutive steps without a pause, the time between their ends.
   result.seconds = arrival - std::max(in_flight_.front().begun(), last_arrival_);
@@ -184,23 +184,23 @@ std::optional<StepResult> Trainer::next_result(size_t in_flight) {
   state_.threshold = std::move(thresholds);
   state_.error_sum = std::move(error_sums);
   if (counts_LE_.defined() && !result.skipped) {
-    const at::Tensor counts_LE = result.activations.expert_counts().cpu().contiguous();
-    state_.expert_counts.assign(counts_LE.const_data_ptr<int64_t>(),
-                                counts_LE.const_data_ptr<int64_t>() + counts_LE.numel());
+    const at::Tensor counts_LE = result.activations.tokens_per_expert().cpu().contiguous();
+    state_.tokens_per_expert.assign(counts_LE.const_data_ptr<int64_t>(),
+                                    counts_LE.const_data_ptr<int64_t>() + counts_LE.numel());
   }
   result.skipped_steps = state_.skipped_steps;
   result.consecutive_skips = state_.consecutive_skips;
   return result;
 }
 
-void Trainer::undo(const StepResult& halted) {
-  const int64_t steps = state_.step - halted.step + 1;
+void Trainer::undo(const StepResult& overflowed) {
+  const int64_t steps = state_.step - overflowed.step + 1;
   state_.step -= steps;
   state_.sample_position -= steps * config_.training.global_batch_size;
   state_.tokens -= steps * step_tokens();
   in_flight_.clear();
-  halted_ = at::zeros_like(halted_);
-  pair_limits_.forget();
+  overflowed_ = at::zeros_like(overflowed_);
+  capacity_predictor_.forget();
 }
 
 }  // namespace dtopp

@@ -18,7 +18,7 @@
 #include "dtopp/models/batch_losses.h"
 #include "dtopp/models/model.h"
 #include "dtopp/models/validation_sums.h"
-#include "dtopp/moe/pair_limits.h"
+#include "dtopp/moe/capacity_predictor.h"
 #include "dtopp/optim/parameter_store.h"
 #include "dtopp/train/step_result.h"
 
@@ -47,9 +47,9 @@ class Trainer {
   // state() is the state before it.
   std::optional<StepResult> next_result(size_t in_flight);
   // Sets the capacity of each layer to the pairs of the last result times `margin`. With 0 each micro-batch
-  // computes its own, for which the host waits on a device. The default is kPairMargin on a device with EP
-  // size 1, else 0.
-  void predict_pairs(double margin) { pair_limits_ = PairLimits(margin); }
+  // computes its own, for which the host waits on a device. The default is kCapacityMargin on a device with
+  // EP size 1, else 0.
+  void predict_capacity(double margin) { capacity_predictor_ = CapacityPredictor(margin); }
   // The mean over the first `tokens` held-out tokens. Batch b runs on rank b modulo the number of ranks.
   // nullopt, on all ranks, if `stop` became true on one. Collective.
   std::optional<ValidationResult> validate(int64_t tokens, const std::function<bool()>& stop);
@@ -79,7 +79,7 @@ class Trainer {
   }
   // The shape of a step's numbers, the same on all ranks.
   StepShape step_shape() const;
-  MassSampling mass_sampling() const;
+  CumulativeProbSampling cumulative_prob_sampling() const;
   // theta per routed layer; [0] unless dynamic.
   at::Tensor scales() const;
   // Runs the model forward and backward over this rank's micro-batches, until `stop` becomes true.
@@ -87,11 +87,11 @@ class Trainer {
   StepSums accumulate_what_fits(RoutingInputs& inputs, const std::function<bool()>& stop);
   bool cut_micro_batches();
   // The capacity of one part of a micro-batch, per layer.
-  std::vector<int64_t> pair_rooms_L() const;
+  std::vector<int64_t> capacity_per_part_L() const;
   void accumulate_part(int64_t micro_batch, int64_t part, const RoutingInputs& inputs, StepSums& sums);
   // Computes this rank's experts for other ranks of its EP group that have a micro-batch or validate, while
   // this rank has no batch.
-  void serve_experts(const RoutingInputs& inputs) const;
+  void forward_empty(const RoutingInputs& inputs) const;
   std::optional<ValidationResult> validate_with(const RoutingInputs& inputs, int64_t samples,
                                                 const std::function<bool()>& stop) const;
   // Inputs with thresholds at which the current parameters use the target number of experts.
@@ -99,18 +99,18 @@ class Trainer {
   // Sends rank 0's loss names to ranks without micro-batches, once.
   void share_loss_names();
   // Whether this step, or an earlier one that must run again, exceeded its capacity: bool [].
-  at::Tensor halts(const StepSums& sums);
+  at::Tensor overflows(const StepSums& sums);
   // Updates parameters and controller as decided, after the gradients are complete.
   void apply(const StepNumbers& numbers, double lr, StepStates& states);
   // Restores the state before the step of this result. It and all later steps must run again.
-  void undo(const StepResult& halted);
+  void undo(const StepResult& overflowed);
 
   RunConfig config_;
   Model model_;
   TrainingData data_;
   ProcessGroups groups_;
   ParameterStore store_;
-  ExpertCompute experts_;  // empty if this rank holds all experts
+  ExpertBackend experts_;  // empty if this rank holds all experts
   LossFunction losses_;
   std::vector<std::string> loss_names_;
   bool names_are_shared_ = false;
@@ -118,8 +118,8 @@ class Trainer {
   TrainingState state_;
   at::Tensor counts_LE_;  // f64: counts of the last applied step with global batch statistics; else undefined
   int64_t parts_ = 1;     // that this rank cuts each micro-batch into
-  PairLimits pair_limits_;  // for whole micro-batches
-  at::Tensor halted_;       // bool []: a step exceeded its capacity; nothing is applied until it runs again
+  CapacityPredictor capacity_predictor_;  // for whole micro-batches
+  at::Tensor overflowed_;  // bool []: a step exceeded its capacity; nothing is applied until it runs again
   std::deque<StepInFlight> in_flight_;
   double last_arrival_ = 0;  // seconds of a steady clock
 };

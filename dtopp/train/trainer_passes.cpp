@@ -26,7 +26,7 @@ void Trainer::accumulate_gradients(const RoutingInputs& inputs, const std::funct
       if (micro < range.end) {
         accumulate_part(micro, part, inputs, sums);
       } else {
-        serve_experts(inputs);
+        forward_empty(inputs);
       }
       store_.end_micro_batch();
     }
@@ -36,11 +36,12 @@ void Trainer::accumulate_gradients(const RoutingInputs& inputs, const std::funct
 
 StepSums Trainer::accumulate_what_fits(RoutingInputs& inputs, const std::function<bool()>& stop) {
   while (true) {
-    inputs.max_pairs = pair_rooms_L();
+    inputs.capacity = capacity_per_part_L();
     StepSums sums;
     sums.parts = parts_;
     sums.activations = ActivationStatistics(model_.num_routed_layers);
-    sums.most_pairs_L = at::zeros({model_.num_routed_layers}, at::device(store_.device()).dtype(at::kLong));
+    sums.max_assignments_L =
+        at::zeros({model_.num_routed_layers}, at::device(store_.device()).dtype(at::kLong));
     try {
       accumulate_gradients(inputs, stop, sums);
       return sums;
@@ -57,14 +58,14 @@ bool Trainer::cut_micro_batches() {
   if (parts_ == size) return false;
   do ++parts_;
   while (size % parts_ != 0);
-  pair_limits_.forget();
+  capacity_predictor_.forget();
   return true;
 }
 
-std::vector<int64_t> Trainer::pair_rooms_L() const {
-  std::vector<int64_t> rooms_L = pair_limits_.limits_L();
-  for (int64_t& room : rooms_L) room = std::max<int64_t>(room / parts_, 1);
-  return rooms_L;
+std::vector<int64_t> Trainer::capacity_per_part_L() const {
+  std::vector<int64_t> capacity_L = capacity_predictor_.capacity_L();
+  for (int64_t& capacity : capacity_L) capacity = std::max<int64_t>(capacity / parts_, 1);
+  return capacity_L;
 }
 
 void Trainer::accumulate_part(int64_t micro_batch, int64_t part, const RoutingInputs& inputs,
@@ -78,15 +79,16 @@ void Trainer::accumulate_part(int64_t micro_batch, int64_t part, const RoutingIn
   (losses.total / static_cast<double>(micro_batches() * parts_)).backward();
   sums.add_losses(micro_batch, losses.total.detach(), losses.values);
   sums.activations.add(losses.activations);
-  sums.add_masses(losses.masses_CM);
+  sums.add_prob_histogram(losses.prob_histogram_CM);
   if (model_.num_routed_layers > 0)
-    sums.most_pairs_L = at::maximum(sums.most_pairs_L, losses.activations.selected() * parts_);
+    sums.max_assignments_L =
+        at::maximum(sums.max_assignments_L, losses.activations.num_assignments() * parts_);
   if (loss_names_.empty()) {
     for (const auto& [name, value] : losses.values) loss_names_.push_back(name);
   }
 }
 
-void Trainer::serve_experts(const RoutingInputs& inputs) const {
+void Trainer::forward_empty(const RoutingInputs& inputs) const {
   at::Tensor x_TD, gates_TE, gate_up;
   for (const ParameterSpec& spec : store_.specs()) {
     const at::Tensor weight = store_.model_param(spec.name);

@@ -42,7 +42,7 @@ std::optional<ValidationResult> Trainer::validate_with(const RoutingInputs& inpu
     if (any_rank(*groups_.world, stop())) return std::nullopt;
     const int64_t b = first + groups_.rank();
     if (b >= sums.num_batches()) {
-      serve_experts(inputs);
+      forward_empty(inputs);
       continue;
     }
     const Batch batch = data_.validation_batch(static_cast<uint64_t>(sums.first_sample(b)), sums.size_of(b))

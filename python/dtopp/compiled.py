@@ -28,9 +28,9 @@ def experts_backward(grad_y_TD: Tensor, x_TD: Tensor, gates_TE: Tensor, gate_up_
                                                  pre_activations_AG, needed))
 
 
-def mass_histogram(logits_TE: Tensor, scale: Tensor, normalization: str, max_experts: int,
+def cumulative_prob_histogram(logits_TE: Tensor, scale: Tensor, normalization: str, max_experts: int,
                    stride: int) -> Tensor:
-    return cast(Tensor, torch.ops.dtopp.mass_histogram(logits_TE, scale, normalization=normalization,
+    return cast(Tensor, torch.ops.dtopp.cumulative_prob_histogram(logits_TE, scale, normalization=normalization,
                                                        max_experts=max_experts, stride=stride))
 
 

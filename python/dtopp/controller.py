@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from dtopp.layers import DTopPRouter
-from dtopp.mass_curve import MAX_THRESHOLD, MIN_THRESHOLD, MassCurve
+from dtopp.active_expert_curve import MAX_THRESHOLD, MIN_THRESHOLD, ActiveExpertCurve
 from dtopp.step_counts import StepCounts
 
 _AUTO_KP, _AUTO_KI = 0.1, 0.3
@@ -67,9 +67,9 @@ class ThresholdController:
         self._experts_C = self._list([router.num_experts for router in first])
         self._threshold_C, self._error_sum_C = self._initial_C, torch.zeros_like(self._initial_C)
         self._solved_C = torch.full_like(self._initial_C, torch.nan)
-        self._needs_masses = self._holds and (controller == "solve" or "auto" in (kp, ki))
+        self._needs_histogram = self._holds and (controller == "solve" or "auto" in (kp, ki))
         for router in self.routers:
-            router.counts_masses = self._needs_masses
+            router.counts_probs = self._needs_histogram
         self._used_C = self._threshold_C
         self._counts: StepCounts | None = None
         self.set_loss_scale(1.0)
@@ -85,10 +85,10 @@ class ThresholdController:
         self._counts, self._used_C = counts, self._threshold_C
         if not self._holds:
             return
-        selected_C, tokens_C = counts.selected_L(), counts.tokens_L()
+        num_assignments_C, tokens_C = counts.num_assignments_L(), counts.tokens_L()
         if self.scope == "global":
-            selected_C, tokens_C = selected_C.sum(0, keepdim=True), tokens_C.sum(0, keepdim=True)
-        self._update(selected_C.to(self._device), tokens_C.to(self._device), counts)
+            num_assignments_C, tokens_C = num_assignments_C.sum(0, keepdim=True), tokens_C.sum(0, keepdim=True)
+        self._update(num_assignments_C.to(self._device), tokens_C.to(self._device), counts)
         self._write()
 
     def attach(self, optimizer: torch.optim.Optimizer) -> RemovableHandle:
@@ -127,7 +127,7 @@ class ThresholdController:
         values = self._counts.metrics()
         if self.routers[0].method != "top_k":
             values |= self._per_layer("threshold", self._used_C)
-        if self._needs_masses:
+        if self._needs_histogram:
             values |= self._per_layer("threshold_solved", self._solved_C)
         return values
 
@@ -137,13 +137,13 @@ class ThresholdController:
         return {f"moe/{name}": sum(values) / len(values)} | {
             f"moe/layer_{layer:02d}/{name}": value for layer, value in enumerate(layers)}
 
-    def _update(self, selected_C: Tensor, tokens_C: Tensor, counts: StepCounts) -> None:
-        active_C = selected_C / tokens_C.clamp(min=1)
+    def _update(self, num_assignments_C: Tensor, tokens_C: Tensor, counts: StepCounts) -> None:
+        active_C = num_assignments_C / tokens_C.clamp(min=1)
         error_C = (self._target_C - active_C) / self._experts_C
         curve = None
-        if self._needs_masses:
-            masses_CM = counts.masses_CM(self.scope == "layer").to(tokens_C.device)
-            curve = MassCurve(masses_CM, self._threshold_C, active_C, tokens_C.clamp(min=1))
+        if self._needs_histogram:
+            prob_histogram_CM = counts.prob_histogram_CM(self.scope == "layer").to(tokens_C.device)
+            curve = ActiveExpertCurve(prob_histogram_CM, self._threshold_C, active_C, tokens_C.clamp(min=1))
         if curve is not None and self.controller == "solve":
             threshold_C, error_sum_C = self._solve(error_C, curve)
         else:
@@ -154,7 +154,7 @@ class ThresholdController:
         self._threshold_C = torch.where(seen_C, threshold_C, self._threshold_C)
         self._error_sum_C = torch.where(seen_C, error_sum_C, self._error_sum_C)
 
-    def _paper_law(self, error_C: Tensor, curve: MassCurve | None) -> tuple[Tensor, Tensor]:
+    def _paper_law(self, error_C: Tensor, curve: ActiveExpertCurve | None) -> tuple[Tensor, Tensor]:
         gain_C = error_C if curve is None else curve.slope(self._target_C) / self._experts_C
 
         def times(gain: Gain, automatic: float, value_C: Tensor) -> Tensor:
@@ -167,7 +167,7 @@ class ThresholdController:
         winds_up_C = ((p_C > MAX_THRESHOLD) & (error_C > 0)) | ((p_C < MIN_THRESHOLD) & (error_C < 0))
         return p_C.clamp(MIN_THRESHOLD, MAX_THRESHOLD), torch.where(winds_up_C, self._error_sum_C, sum_C)
 
-    def _solve(self, error_C: Tensor, curve: MassCurve) -> tuple[Tensor, Tensor]:
+    def _solve(self, error_C: Tensor, curve: ActiveExpertCurve) -> tuple[Tensor, Tensor]:
         unit_C = self._target_C / self._experts_C
         # Exclude the step that used p_0: the user chose it.
         sum_C = self._error_sum_C + error_C * (self._threshold_C != self._initial_C)

@@ -24,7 +24,7 @@ class Form(Protocol):
                          needed: list[bool]) -> list[Tensor | None]:
         """Returns the gradients of x, gates, gate_up_proj, down_proj; None is allowed for those not needed."""
 
-    def mass_histogram(self, logits_TE: Tensor, scale: Tensor, normalization: str, max_experts: int,
+    def cumulative_prob_histogram(self, logits_TE: Tensor, scale: Tensor, normalization: str, max_experts: int,
                        stride: int) -> Tensor: ...
 
     def linear_cross_entropy(self, x_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, z_weight: float,

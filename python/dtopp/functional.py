@@ -22,7 +22,7 @@ class Routing(NamedTuple):
 
     gates_TE: Tensor
     """f32 (f64 for f64 logits) [T, E]: weights of the selected experts, 0 elsewhere. Differentiable."""
-    expert_counts_E: Tensor
+    tokens_per_expert_E: Tensor
     """int64 [E]: tokens per expert."""
     active_histogram: Tensor
     """int64 [E + 1]: element n is the number of tokens with n experts."""
@@ -99,7 +99,7 @@ def in_autocast(x_TD: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
     return tuple(tensor.to(torch.get_autocast_dtype(device)) for tensor in (x_TD, *weights))
 
 
-def mass_histogram(logits_TE: Tensor, scale: Tensor, *, normalization: Normalization = "dynamic",
+def cumulative_prob_histogram(logits_TE: Tensor, scale: Tensor, *, normalization: Normalization = "dynamic",
                    max_experts: int = 0, stride: int = 1) -> Tensor:
     """Counts how many experts would be active at any threshold, as a histogram of c_j.
 
@@ -113,10 +113,10 @@ def mass_histogram(logits_TE: Tensor, scale: Tensor, *, normalization: Normaliza
     Returns:
         int64 [4096]: bins of [0, 1], 32 octaves of 64 towards 0 and as many towards 1. Not differentiable.
     """
-    _check_logits("mass_histogram", logits_TE, scale, normalization)
-    _expect("mass_histogram", max_experts >= 0, lambda: f"max_experts of at least 0, got {max_experts}")
-    _expect("mass_histogram", stride >= 1, lambda: f"a stride of at least 1, got {stride}")
-    return form.current.mass_histogram(logits_TE.detach(), scale.detach(), normalization, max_experts, stride)
+    _check_logits("cumulative_prob_histogram", logits_TE, scale, normalization)
+    _expect("cumulative_prob_histogram", max_experts >= 0, lambda: f"max_experts of at least 0, got {max_experts}")
+    _expect("cumulative_prob_histogram", stride >= 1, lambda: f"a stride of at least 1, got {stride}")
+    return form.current.cumulative_prob_histogram(logits_TE.detach(), scale.detach(), normalization, max_experts, stride)
 
 
 class CrossEntropy(NamedTuple):

@@ -14,7 +14,7 @@ from dtopp.functional import Normalization, Routing
 Method = Literal["top_k", "top_p", "dtop_p"]
 
 INIT_STD, INIT_CUT = 0.02, 3.0  # matrices: a normal distribution, cut at INIT_CUT standard deviations
-MASS_BINS = 4096
+CUMULATIVE_PROB_BINS = 4096
 LOSSES = ("load_balance", "dynamic", "router_z")
 
 
@@ -67,7 +67,7 @@ class DTopPRouter(nn.Module):
         if normalization == "dynamic":
             self.scale = nn.Parameter(torch.empty(1, device=device, dtype=dtype))
         self.register_load_state_dict_pre_hook(_take_scale_of_checkpoints)  # type: ignore[no-untyped-call]
-        self.counts_masses = False
+        self.counts_probs = False
         self._begin(self.weight.device)
         self.reset_parameters()
 
@@ -97,8 +97,8 @@ class DTopPRouter(nn.Module):
             return routing
         losses = self._losses(routing)
         self._tally(routing, losses, scale)
-        if self.counts_masses:
-            operators.tally_(self.masses, functional.mass_histogram(
+        if self.counts_probs:
+            operators.tally_(self.prob_histogram, functional.cumulative_prob_histogram(
                 logits_TE, scale, normalization=self.normalization, max_experts=self.max_experts))
         weighted = [weight * loss for weight, loss in zip(self.loss_weights, losses) if weight != 0]
         if not weighted:
@@ -108,11 +108,11 @@ class DTopPRouter(nn.Module):
 
     def _losses(self, routing: Routing) -> tuple[Tensor, Tensor, Tensor]:
         tokens = max(routing.gates_TE.shape[0], 1)
-        share_E = routing.expert_counts_E.to(routing.mean_prob_E.dtype) / tokens
+        share_E = routing.tokens_per_expert_E.to(routing.mean_prob_E.dtype) / tokens
         return (share_E * routing.mean_prob_E).sum() * self.num_experts, routing.entropy, routing.router_z
 
     def _tally(self, routing: Routing, losses: tuple[Tensor, ...], scale: Tensor) -> None:
-        operators.tally_(self.tally, torch.cat([routing.expert_counts_E, routing.active_histogram]))
+        operators.tally_(self.tally, torch.cat([routing.tokens_per_expert_E, routing.active_histogram]))
         operators.tally_(self.sums, torch.stack([*losses, scale, scale.new_ones(())]).detach())
 
     def _begin(self, device: torch.device) -> None:
@@ -124,12 +124,12 @@ class DTopPRouter(nn.Module):
         self.tally = torch.zeros(2 * self.num_experts + 1, dtype=torch.int64, device=device)
         # Sums of the three losses and of theta, and the number of calls summed.
         self.sums = torch.zeros(len(LOSSES) + 2, dtype=torch.float64, device=device)
-        self.masses = torch.zeros(MASS_BINS, dtype=torch.int64, device=device)
+        self.prob_histogram = torch.zeros(CUMULATIVE_PROB_BINS, dtype=torch.int64, device=device)
 
     def _place(self, device: torch.device) -> None:
         if self.threshold.is_meta:
             self._begin(device)
-        for name in ("threshold", "loss_scale", "tally", "sums", "masses"):
+        for name in ("threshold", "loss_scale", "tally", "sums", "prob_histogram"):
             setattr(self, name, getattr(self, name).to(device))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "DTopPRouter":

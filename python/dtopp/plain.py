@@ -98,20 +98,20 @@ def experts_backward(grad_y_TD: Tensor, x_TD: Tensor, gates_TE: Tensor, gate_up_
     return [grad_x_TD.to(x_TD.dtype), grad_gates_TE, grad_gate_up, grad_down]
 
 
-def mass_histogram(logits_TE: Tensor, scale: Tensor, normalization: str, max_experts: int,
+def cumulative_prob_histogram(logits_TE: Tensor, scale: Tensor, normalization: str, max_experts: int,
                    stride: int) -> Tensor:
     prob_TE = _normalized(logits_TE[::stride], scale, normalization)[1].softmax(-1)
     counted_T1 = prob_TE.isfinite().all(-1, keepdim=True)
     limit = min(max_experts or prob_TE.shape[1], prob_TE.shape[1])
-    mass_TE = prob_TE.sort(-1, descending=True).values.double().cumsum(-1)[:, : limit - 1]
-    lower_TE = mass_TE < 0.5
-    octave = 2.0 ** torch.arange(-_OCTAVES - 1, -1, dtype=torch.float64, device=mass_TE.device)
-    step = torch.arange(_BINS_OF_OCTAVE, dtype=torch.float64, device=mass_TE.device) / _BINS_OF_OCTAVE
+    cumulative_prob_TE = prob_TE.sort(-1, descending=True).values.double().cumsum(-1)[:, : limit - 1]
+    lower_TE = cumulative_prob_TE < 0.5
+    octave = 2.0 ** torch.arange(-_OCTAVES - 1, -1, dtype=torch.float64, device=cumulative_prob_TE.device)
+    step = torch.arange(_BINS_OF_OCTAVE, dtype=torch.float64, device=cumulative_prob_TE.device) / _BINS_OF_OCTAVE
     edges = (octave[:, None] * (1 + step)).flatten()
-    nearer_TE = mass_TE.where(lower_TE, 1 - mass_TE).float().double()
+    nearer_TE = cumulative_prob_TE.where(lower_TE, 1 - cumulative_prob_TE).float().double()
     bin_TE = (torch.searchsorted(edges, nearer_TE, right=True) - 1).clamp(0, _HALF - 1)
     bin_TE = bin_TE.where(lower_TE, 2 * _HALF - 1 - bin_TE)
-    histogram = torch.zeros(2 * _HALF, dtype=torch.int64, device=mass_TE.device)
+    histogram = torch.zeros(2 * _HALF, dtype=torch.int64, device=cumulative_prob_TE.device)
     return histogram.scatter_add(0, bin_TE.flatten(), counted_T1.expand_as(bin_TE).flatten().long())
 
 

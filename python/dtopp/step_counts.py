@@ -19,7 +19,7 @@ class StepCounts:
         self._experts = [router.num_experts for router in routers]
         self._scaled = [router.normalization == "dynamic" for router in routers]
         kinds = [[router.tally for router in routers], [router.sums for router in routers],
-                 [router.masses for router in routers if router.counts_masses]]
+                 [router.prob_histogram for router in routers if router.counts_probs]]
         flat = [tensor.to(device, torch.float64) for tensors in kinds for tensor in tensors]
         total = torch.cat(flat)  # integers, exact below 2^53
         if dist.is_available() and dist.is_initialized():
@@ -29,9 +29,9 @@ class StepCounts:
         parts = torch.split(total, [tensor.numel() for tensor in flat])
         layers = len(routers)
         self._tallies, self._sums = parts[:layers], parts[layers : 2 * layers]
-        self._masses = parts[2 * layers :]
+        self._prob_histograms = parts[2 * layers :]
 
-    def selected_L(self) -> Tensor:
+    def num_assignments_L(self) -> Tensor:
         """f64 [L]: token-expert pairs."""
         return torch.stack([tally[:experts].sum() for tally, experts in zip(self._tallies, self._experts)])
 
@@ -39,9 +39,9 @@ class StepCounts:
         """f64 [L]: tokens."""
         return torch.stack([tally[experts:].sum() for tally, experts in zip(self._tallies, self._experts)])
 
-    def masses_CM(self, per_layer: bool) -> Tensor:
-        masses_LM = torch.stack(self._masses)
-        return masses_LM if per_layer else masses_LM.sum(0, keepdim=True)
+    def prob_histogram_CM(self, per_layer: bool) -> Tensor:
+        prob_histogram_LM = torch.stack(self._prob_histograms)
+        return prob_histogram_LM if per_layer else prob_histogram_LM.sum(0, keepdim=True)
 
     def metrics(self) -> dict[str, float]:
         """The active experts and the unweighted losses, under the names of metrics.jsonl."""

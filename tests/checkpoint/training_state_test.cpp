@@ -61,7 +61,7 @@ TEST(TrainingState, integers_come_back_over_their_whole_range) {
                                .skipped_steps = 5,
                                .consecutive_skips = 4,
                                .last_validation_step = 3,
-                               .expert_counts = {0, 5, int64_t{1} << 50}};
+                               .tokens_per_expert = {0, 5, int64_t{1} << 50}};
   EXPECT_EQ(round_trip(state), state);
 }
 

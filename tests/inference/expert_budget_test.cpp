@@ -16,7 +16,8 @@ std::vector<double> experts_of_layers(const InferenceModel& model, const at::Ten
   const at::NoGradGuard no_grad;
   std::vector<double> means;
   for (const RouteOutput& routing : hidden_states(model.model, tokens_BL, inputs).routing)
-    means.push_back(routing.expert_counts_E.sum().item<double>() / static_cast<double>(tokens_BL.numel()));
+    means.push_back(routing.tokens_per_expert_E.sum().item<double>() /
+                    static_cast<double>(tokens_BL.numel()));
   return means;
 }
 

@@ -11,7 +11,7 @@ namespace {
 RouteOutput routing(std::vector<int64_t> counts, std::vector<int64_t> histogram, int64_t tokens) {
   RouteOutput layer;
   layer.gates_TE = at::zeros({tokens, static_cast<int64_t>(counts.size())});
-  layer.expert_counts_E = at::tensor(counts, at::kLong);
+  layer.tokens_per_expert_E = at::tensor(counts, at::kLong);
   layer.active_histogram = at::tensor(histogram, at::kLong);
   return layer;
 }
@@ -31,7 +31,7 @@ TEST(ActivationStatistics, summarises_by_hand) {
   EXPECT_DOUBLE_EQ(summary.imbalance, 1.5);
   EXPECT_EQ(summary.dead_experts, 0);
   EXPECT_EQ(statistics.tokens(), 3);
-  EXPECT_EQ(statistics.selected().item<int64_t>(), 6);
+  EXPECT_EQ(statistics.num_assignments().item<int64_t>(), 6);
 }
 
 TEST(ActivationStatistics, adding_micro_batches_equals_one_batch) {
@@ -41,7 +41,7 @@ TEST(ActivationStatistics, adding_micro_batches_equals_one_batch) {
   parts.add(statistics_of({routing({2, 1, 0}, {0, 1, 1, 0}, 2), routing({1, 1, 1}, {0, 1, 1, 0}, 2)}));
   parts.add(statistics_of({routing({3, 0, 0}, {0, 3, 0, 0}, 3), routing({1, 1, 1}, {0, 3, 0, 0}, 3)}));
   EXPECT_EQ(parts.tokens(), whole.tokens());
-  EXPECT_TRUE(parts.selected().equal(whole.selected()));
+  EXPECT_TRUE(parts.num_assignments().equal(whole.num_assignments()));
   EXPECT_DOUBLE_EQ(parts.summary().mean, whole.summary().mean);
   EXPECT_DOUBLE_EQ(parts.summary().deviation, whole.summary().deviation);
   EXPECT_EQ(parts.summary().dead_experts, 1);
@@ -52,12 +52,12 @@ TEST(ActivationStatistics, tells_the_deviation_over_tokens_from_that_over_pairs)
   const auto layer = [](const std::vector<int64_t>& used_T) {
     RouteOutput routing;
     routing.gates_TE = at::zeros({4, 3});
-    routing.expert_counts_E = at::zeros({3}, at::kLong);
+    routing.tokens_per_expert_E = at::zeros({3}, at::kLong);
     routing.active_histogram = at::zeros({4}, at::kLong);
     for (int64_t t = 0; t < 4; ++t) {
       for (int64_t e = 0; e < used_T[static_cast<size_t>(t)]; ++e) {
         routing.gates_TE[t][e] = 1.0 / (1.0 + static_cast<double>(e));
-        routing.expert_counts_E[e] += 1;
+        routing.tokens_per_expert_E[e] += 1;
       }
       routing.active_histogram[used_T[static_cast<size_t>(t)]] += 1;
     }

@@ -28,7 +28,7 @@ RoutingConfig solving(const Case& of) {
 // The relative error of the mean experts per token, (mean - T) / T. With per-layer control, the error of the
 // layer that is furthest off.
 double miss(const RoutedStep& step, const ThresholdController& controller, double target) {
-  const at::Tensor mean_L = step.selected_L.to(at::kDouble) / static_cast<double>(step.tokens);
+  const at::Tensor mean_L = step.num_assignments_L.to(at::kDouble) / static_cast<double>(step.tokens);
   const at::Tensor off = (controller.per_layer() ? mean_L : mean_L.mean()) / target - 1;
   const at::Tensor flat = off.reshape({-1});
   return flat[flat.abs().argmax()].item<double>();

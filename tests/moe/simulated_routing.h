@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "dtopp/moe/threshold_controller.h"
-#include "dtopp/ops/route/mass_histogram.h"
+#include "dtopp/ops/route/cumulative_prob_histogram.h"
 
 namespace dtopp {
 
@@ -19,8 +19,8 @@ struct Simulated {
 
 struct SimulatedLayer {
   Simulated of;
-  std::vector<double> masses;  // of all tokens, sorted, in double precision
-  at::Tensor masses_M;         // computed by the op
+  std::vector<double> cumulative_probs;  // of all tokens, sorted, in double precision
+  at::Tensor prob_histogram_M;           // computed by the op
 };
 
 inline SimulatedLayer simulated_layer(const Simulated& of, uint64_t seed) {
@@ -35,8 +35,8 @@ inline SimulatedLayer simulated_layer(const Simulated& of, uint64_t seed) {
   const at::Tensor before = p_TE.cumsum(1).narrow(1, 0, limit - 1).contiguous();
   SimulatedLayer layer{of,
                        {before.const_data_ptr<double>(), before.const_data_ptr<double>() + before.numel()},
-                       mass_histogram(z_TE, scale, "dynamic", of.max_experts, of.stride)};
-  std::sort(layer.masses.begin(), layer.masses.end());
+                       cumulative_prob_histogram(z_TE, scale, "dynamic", of.max_experts, of.stride)};
+  std::sort(layer.cumulative_probs.begin(), layer.cumulative_probs.end());
   return layer;
 }
 
@@ -45,16 +45,17 @@ inline RoutedStep simulated_step(const std::vector<SimulatedLayer>& layers,
                                  const ThresholdController& controller) {
   const Simulated& of = layers.at(0).of;
   std::vector<int64_t> selected;
-  std::vector<at::Tensor> masses;
+  std::vector<at::Tensor> histograms;
   for (const SimulatedLayer& layer : layers) {
     const double p = controller.threshold(static_cast<int64_t>(selected.size())).item<double>();
-    const auto below = std::lower_bound(layer.masses.begin(), layer.masses.end(), p) - layer.masses.begin();
+    const auto below = std::lower_bound(layer.cumulative_probs.begin(), layer.cumulative_probs.end(), p) -
+                       layer.cumulative_probs.begin();
     selected.push_back(of.tokens + below);
-    masses.push_back(layer.masses_M);
+    histograms.push_back(layer.prob_histogram_M);
   }
-  const at::Tensor masses_LM = at::stack(masses);
+  const at::Tensor prob_histogram_LM = at::stack(histograms);
   return {at::tensor(selected, at::kLong), of.tokens,
-          controller.per_layer() ? masses_LM : masses_LM.sum(0, /*keepdim=*/true), of.stride};
+          controller.per_layer() ? prob_histogram_LM : prob_histogram_LM.sum(0, /*keepdim=*/true), of.stride};
 }
 
 }  // namespace dtopp

@@ -32,7 +32,7 @@ inline std::vector<Call> fitting_calls() {
   return {{"route", {at::randn({T, E}), one, half, "dynamic", 0, 0, true}},
           {"route_backward",
            {at::randn({T, E}), one, gates, at::randn({T, E}), at::randn({E}), one, one, "dynamic", true}},
-          {"mass_histogram", {at::randn({T, E}), one, "dynamic", 0, 1}},
+          {"cumulative_prob_histogram", {at::randn({T, E}), one, "dynamic", 0, 1}},
           {"moe_ffn", {x, gates, gate_up, down, 0}},
           {"moe_ffn_forward", {x, gates, pairs, gate_up, down}},
           {"moe_ffn_backward", {at::randn({T, D}), x, gates, gate_up, down, pre, all}},

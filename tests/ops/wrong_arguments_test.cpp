@@ -32,9 +32,9 @@ TEST(WrongArguments, of_type_device_or_shape_are_refused) {
   expect_refused(
       c10::DispatchKey::CPU,
       {"route logits_TE double", "route logits_TE longer", "route logits_TE narrower",
-       "route logits_TE shorter", "route logits_TE wider", "mass_histogram logits_TE double",
-       "mass_histogram logits_TE longer", "mass_histogram logits_TE narrower",
-       "mass_histogram logits_TE shorter", "mass_histogram logits_TE wider",
+       "route logits_TE shorter", "route logits_TE wider", "cumulative_prob_histogram logits_TE double",
+       "cumulative_prob_histogram logits_TE longer", "cumulative_prob_histogram logits_TE narrower",
+       "cumulative_prob_histogram logits_TE shorter", "cumulative_prob_histogram logits_TE wider",
        "linear_cross_entropy weight_VD longer", "linear_cross_entropy weight_VD shorter",
        "linear_cross_entropy_forward weight_VD longer", "linear_cross_entropy_forward weight_VD shorter",
        "token_log_probs weight_VD longer", "token_log_probs weight_VD shorter"});
@@ -63,7 +63,7 @@ TEST(WrongArguments, another_number_of_pre_activations_is_refused) {
 }
 
 TEST(WrongArguments, numbers_out_of_range_are_refused) {
-  expect_error("moe_ffn", 4, -1, "moe_ffn: expected max_pairs of at least 0, got -1");
+  expect_error("moe_ffn", 4, -1, "moe_ffn: expected capacity of at least 0, got -1");
   expect_error("route_backward", 7, "layer", "route_backward: expected normalization none, fixed or dynamic");
   for (const int64_t target : {-1, 9}) {
     const at::Tensor targets = at::full({6}, target, at::kLong);

@@ -161,11 +161,11 @@ def test_moe_ffn_gradients_match_finite_differences():
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("hidden,ffn", [(16, 8), (13, 7)])
 def test_moe_ffn_with_room_for_more_pairs_gives_the_same_bits(dtype, hidden, ffn):
-    def run(max_pairs):
+    def run(capacity):
         inputs = [randn(70, hidden, dtype=dtype), gates_like(70, 5, 2), randn(5, 2 * ffn, hidden, dtype=dtype, seed=2),
                   randn(5, hidden, ffn, dtype=dtype, seed=3)]
         inputs = [i.requires_grad_() for i in inputs]
-        y = ops.moe_ffn(*inputs, max_pairs=max_pairs)
+        y = ops.moe_ffn(*inputs, capacity=capacity)
         y.backward(randn(70, hidden, dtype=dtype, seed=4))
         return [y.detach(), *(i.grad for i in inputs)]
 

@@ -26,7 +26,7 @@ def samples(dtype):
             ((grad(randn(20, 4).to(dtype)), grad(torch.tensor(1.0)), gates.ne(0)), {}),
             ((randn(20, 4).to(dtype), torch.tensor(1.0), gates.ne(0)), dict(normalization="none", renormalize=False)),
         ],
-        "mass_histogram": [((randn(20, 4).to(dtype), torch.tensor(1.0)), dict(max_experts=3, stride=2))],
+        "cumulative_prob_histogram": [((randn(20, 4).to(dtype), torch.tensor(1.0)), dict(max_experts=3, stride=2))],
         "moe_ffn": [
             ((grad(x.clone()), grad(gates.clone()), grad(gate_up.clone()), grad(down.clone())), {}),
             ((x, gates, gate_up, grad(down.clone())), {}),

@@ -73,7 +73,7 @@ void compute_diffusion(const char* config_path, const char* input_path, const ch
       output.add("active_histogram/" + std::to_string(layer), prediction.routing[layer].active_histogram);
   }
   output.add("sample_loss", losses.samples->loss_B);
-  output.add("sample_selected", losses.samples->selected_BL.clone());
+  output.add("sample_selected", losses.samples->num_assignments_BL.clone());
   output.add("loss/total", losses.total);
   for (const auto& [name, value] : losses.values)
     output.add("loss/" + name.substr(0, name.rfind("_loss")), value);

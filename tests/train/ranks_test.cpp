@@ -25,7 +25,7 @@ Outcome outcome_of(Trainer& trainer) {
     outcome.numbers.insert(outcome.numbers.end(), {result.loss, result.grad_norm, result.lr});
     outcome.numbers.insert(outcome.numbers.end(), result.thresholds.begin(), result.thresholds.end());
     outcome.numbers.insert(outcome.numbers.end(), result.scales.begin(), result.scales.end());
-    outcome.tensors.push_back(result.activations.expert_counts());
+    outcome.tensors.push_back(result.activations.tokens_per_expert());
   }
   outcome.numbers.push_back(trainer.validate(36, never)->loss);
   for (const ParameterSpec& spec : trainer.parameters().specs())

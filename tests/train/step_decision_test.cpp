@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-#include "dtopp/ops/route/mass_bins.h"
+#include "dtopp/ops/route/cumulative_prob_bins.h"
 
 namespace dtopp {
 namespace {
@@ -16,7 +16,9 @@ constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 at::Tensor scalar(double value) { return at::scalar_tensor(value, at::kFloat); }
 
 // The cumulative-probability histogram of a micro-batch, for all layers.
-at::Tensor masses() { return at::arange(kMassBins, at::kLong).view({1, kMassBins}); }
+at::Tensor prob_histogram() {
+  return at::arange(kCumulativeProbBins, at::kLong).view({1, kCumulativeProbBins});
+}
 
 // Two layers of three experts and three tokens, in two micro-batches.
 StepSums sums(double loss = 2.0) {
@@ -27,19 +29,19 @@ StepSums sums(double loss = 2.0) {
   sums.activations = ActivationStatistics(at::tensor({2, 1, 0, 3, 3, 1}, at::kLong).view({2, 3}),
                                           at::tensor({0, 3, 0, 0, 0, 1, 0, 2}, at::kLong).view({2, 4}),
                                           at::tensor({10, 36}, at::kLong), 3);
-  sums.most_pairs_L = at::tensor({3, 7}, at::kLong);
-  for (int micro = 0; micro < 2; ++micro) sums.add_masses(masses());
+  sums.max_assignments_L = at::tensor({3, 7}, at::kLong);
+  for (int micro = 0; micro < 2; ++micro) sums.add_prob_histogram(prob_histogram());
   return sums;
 }
 
-StepNumbers numbers(const StepSums& sums, StepShape shape, double norm, bool halted) {
+StepNumbers numbers(const StepSums& sums, StepShape shape, double norm, bool overflowed) {
   SingleRank alone;
   const at::Tensor squares = at::full({1}, static_cast<float>(norm), at::kDouble).square();
-  return {std::move(shape), sums, squares, at::scalar_tensor(halted, at::kBool), alone};
+  return {std::move(shape), sums, squares, at::scalar_tensor(overflowed, at::kBool), alone};
 }
 
-StepNumbers numbers(double loss, double norm, bool halted) {
-  return numbers(sums(loss), {{"a", "b"}, 2, 3, 1, 2, 3, 1}, norm, halted);
+StepNumbers numbers(double loss, double norm, bool overflowed) {
+  return numbers(sums(loss), {{"a", "b"}, 2, 3, 1, 2, 3, 1}, norm, overflowed);
 }
 
 bool applied(const StepNumbers& numbers) { return decide(numbers, {}).applied.item<bool>(); }
@@ -98,16 +100,16 @@ TEST(StepNumbers, come_to_the_host_as_they_were) {
   EXPECT_EQ(result.loss_named("b"), 3);
   EXPECT_THROW(result.loss_named("c"), std::invalid_argument);
   EXPECT_EQ(result.grad_norm, norm);
-  EXPECT_FALSE(result.halted);
+  EXPECT_FALSE(result.overflowed);
   EXPECT_FALSE(result.skipped);
-  EXPECT_EQ(result.most_pairs_L, (std::vector<int64_t>{3, 7}));
-  EXPECT_TRUE(result.activations.expert_counts().equal(sums().activations.expert_counts()));
+  EXPECT_EQ(result.max_assignments_L, (std::vector<int64_t>{3, 7}));
+  EXPECT_TRUE(result.activations.tokens_per_expert().equal(sums().activations.tokens_per_expert()));
   EXPECT_TRUE(result.activations.histogram().equal(sums().activations.histogram()));
   EXPECT_TRUE(result.activations.token_sums().equal(sums().activations.token_sums()));
   EXPECT_EQ(result.activations.tokens(), 3);
   EXPECT_EQ(result.thresholds, (std::vector<double>{0.25, 0.25}));
   EXPECT_EQ(result.solved, (std::vector<double>{0.5, 0.5}));
-  EXPECT_TRUE(all.masses_CM().equal(2 * masses().to(at::kDouble)));
+  EXPECT_TRUE(all.prob_histogram_CM().equal(2 * prob_histogram().to(at::kDouble)));
   EXPECT_EQ(result.scales, (std::vector<double>{1.5, 0.5}));
   EXPECT_EQ(thresholds, std::vector<double>{0.75});
   EXPECT_EQ(error_sums, std::vector<double>{-0.75});
@@ -123,18 +125,18 @@ TEST(StepNumbers, hold_the_norm_exactly) {
 TEST(StepNumbers, of_a_dense_model_hold_no_routing) {
   StepSums dense = sums();
   dense.activations = ActivationStatistics(0);
-  dense.most_pairs_L = at::zeros({0}, at::kLong);
-  dense.masses_CM = at::Tensor();
+  dense.max_assignments_L = at::zeros({0}, at::kLong);
+  dense.prob_histogram_CM = at::Tensor();
   const StepNumbers all = numbers(dense, {{"a", "b"}, 2, 3}, 1, false);
   EXPECT_EQ(all.values().numel(), StepNumbers::size(all.shape()));
   StepStates none = states();
   none.scale_L = none.solved_C = at::zeros({0});
-  EXPECT_FALSE(all.masses_CM().defined());
+  EXPECT_FALSE(all.prob_histogram_CM().defined());
   const auto [result, thresholds, error_sums] = StepInFlight(StepResult(), all, none, 0).read();
   EXPECT_EQ(result.loss, 2);
   EXPECT_EQ(result.activations.num_layers(), 0);
   EXPECT_TRUE(result.thresholds.empty());
-  EXPECT_TRUE(result.most_pairs_L.empty());
+  EXPECT_TRUE(result.max_assignments_L.empty());
 }
 
 }  // namespace

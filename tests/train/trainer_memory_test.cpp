@@ -42,8 +42,8 @@ RunConfig with_several_buckets() {
 void expect_near(const StepResult& one, const StepResult& other) {
   EXPECT_NEAR(one.loss, other.loss, 1e-4 * other.loss);
   EXPECT_NEAR(one.grad_norm, other.grad_norm, 1e-3 * other.grad_norm);
-  EXPECT_EQ(one.activations.expert_counts().sum().item<int64_t>(),
-            other.activations.expert_counts().sum().item<int64_t>());
+  EXPECT_EQ(one.activations.tokens_per_expert().sum().item<int64_t>(),
+            other.activations.tokens_per_expert().sum().item<int64_t>());
 }
 
 // Three steps of a run whose memory suffices. As long as it lives, operations take one thread.

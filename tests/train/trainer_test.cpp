@@ -24,7 +24,7 @@ TEST(Trainer, gradients_do_not_depend_on_the_micro_batch_size) {
     const StepResult b = step(four);
     EXPECT_NEAR(a.loss, b.loss, 1e-5);
     EXPECT_NEAR(a.grad_norm, b.grad_norm, 1e-4 * b.grad_norm);
-    EXPECT_TRUE(a.activations.selected().equal(b.activations.selected()));
+    EXPECT_TRUE(a.activations.num_assignments().equal(b.activations.num_assignments()));
   }
 }
 
@@ -47,7 +47,7 @@ TEST(Trainer, steps_without_room_for_their_pairs_run_again_and_leave_no_trace) {
   for (const double margin : {0.5, 2.0}) {
     Trainer limited = trainer_of(config);
     limited.initialise();
-    limited.predict_pairs(margin);
+    limited.predict_capacity(margin);
     const auto results = results_of(limited, 6);
     ASSERT_EQ(results.size(), expected.size());
     for (size_t i = 0; i < results.size(); ++i) {
@@ -84,7 +84,7 @@ TEST(Trainer, global_batch_statistics_are_those_of_the_last_step) {
     return sum / 2;
   };
   const double of_micro_batches = balance(inputs, 4);
-  inputs.share_LE = first.activations.expert_counts().to(at::kFloat) / (4.0 * 12);
+  inputs.share_LE = first.activations.tokens_per_expert().to(at::kFloat) / (4.0 * 12);
   const double of_last_step = balance(inputs, 4);
   EXPECT_NE(of_last_step, of_micro_batches);
   EXPECT_NEAR(second.loss_named("load_balance_loss"), of_last_step, 1e-6);
@@ -106,7 +106,7 @@ TEST(Trainer, controller_counts_every_micro_batch_and_layer_exactly) {
     EXPECT_EQ(result.thresholds[0], p);
     int64_t selected = 0;
     for (int64_t layer = 0; layer < 2; ++layer)
-      selected += result.activations.expert_counts()[layer].sum().item<int64_t>();
+      selected += result.activations.tokens_per_expert()[layer].sum().item<int64_t>();
     const double error = (3.0 - static_cast<double>(selected) / (4.0 * 12 * 2)) / 8;
     EXPECT_NEAR(trainer.state().error_sum[0], sum + error, 1e-15);
     EXPECT_NEAR(trainer.state().threshold[0], 0.25 + 0.1 * error + 0.1 * (sum + error), 1e-15);

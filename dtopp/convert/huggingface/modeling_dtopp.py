@@ -182,10 +182,10 @@ class DtoppForCausalLM(DtoppPreTrainedModel, olmoe.OlmoeForCausalLM):
             # The input of a layer's router depends on p of the layers below, so those are solved first.
             for layer, target in enumerate(targets):
                 config.router_thresholds = [*config.router_thresholds]
-                config.router_thresholds[layer] = _solved([self._masses(input_ids)[layer]], target)
+                config.router_thresholds[layer] = _solved([self._cumulative_probs(input_ids)[layer]], target)
         else:
             self._solve_shared(input_ids, targets[0], tolerance, passes)
-        return [_mean_experts(masses, p) for masses, p in zip(self._masses(input_ids), config.router_thresholds)]
+        return [_mean_experts(cumulative_probs, p) for cumulative_probs, p in zip(self._cumulative_probs(input_ids), config.router_thresholds)]
 
     def _solve_shared(self, input_ids, target, tolerance, passes):
         """Finds one p for all layers. The count rises with p, but p also changes the inputs of the routers. The p that fits one
@@ -193,22 +193,22 @@ class DtoppForCausalLM(DtoppPreTrainedModel, olmoe.OlmoeForCausalLM):
         low, high, p = 0.0, 1.0, self.config.router_thresholds[0]
         for _ in range(passes):
             self.config.router_thresholds = [p] * self.config.num_hidden_layers
-            masses = self._masses(input_ids)
-            mean = sum(_mean_experts(layer, p) for layer in masses) / len(masses)
+            cumulative_probs = self._cumulative_probs(input_ids)
+            mean = sum(_mean_experts(layer, p) for layer in cumulative_probs) / len(cumulative_probs)
             if abs(mean - target) <= tolerance * target:
                 return
             low, high = (p, high) if mean < target else (low, p)
-            guess = _solved(masses, target)
+            guess = _solved(cumulative_probs, target)
             p = guess if low < guess < high else (low + high) / 2
 
-    def _masses(self, input_ids):
+    def _cumulative_probs(self, input_ids):
         """Per layer and token: the sum of the probabilities before each expert (largest first, at most `router_max_experts`)."""
-        masses = []
+        cumulative_probs = []
         most = self.config.router_max_experts or self.config.num_experts
 
         def hook(router, arguments, output):
             P_TE, _ = router.probabilities(output[0])
-            masses.append(before(P_TE)[:, :most])
+            cumulative_probs.append(before(P_TE)[:, :most])
 
         hooks = [layer.mlp.gate.register_forward_hook(hook) for layer in self.model.layers]
         try:
@@ -216,18 +216,18 @@ class DtoppForCausalLM(DtoppPreTrainedModel, olmoe.OlmoeForCausalLM):
         finally:
             for handle in hooks:
                 handle.remove()
-        return masses
+        return cumulative_probs
 
 
-def _mean_experts(masses_TE, p):
-    return (masses_TE < p).sum().item() / len(masses_TE)
+def _mean_experts(cumulative_probs_TE, p):
+    return (cumulative_probs_TE < p).sum().item() / len(cumulative_probs_TE)
 
 
-def _solved(masses, target):
+def _solved(cumulative_probs, target):
     """p between the last probability sum that must count and the first that must not."""
     # A token's first expert has sum 0.
-    values = torch.cat([layer[:, 1:].flatten() for layer in masses]).sort().values
-    wanted = round((target - 1) * sum(len(layer) for layer in masses))
+    values = torch.cat([layer[:, 1:].flatten() for layer in cumulative_probs]).sort().values
+    wanted = round((target - 1) * sum(len(layer) for layer in cumulative_probs))
     if wanted >= len(values):
         return 1.0
     return (values[wanted] / 2 if wanted == 0 else (values[wanted - 1] + values[wanted]) / 2).item()

@@ -189,7 +189,7 @@ BatchLosses diffusion_losses(const DiffusionTransformer& model, const Batch& bat
   losses.values = {{"diffusion_loss", losses.total.detach()}};
   add_router_losses(prediction.routing, routing, weights, losses);
   if (batch.has("group"))
-    losses.samples = {loss_B.detach(), selected_by_sample(prediction.routing, loss_B.size(0))};
+    losses.samples = {loss_B.detach(), num_assignments_by_sample(prediction.routing, loss_B.size(0))};
   return losses;
 }
 

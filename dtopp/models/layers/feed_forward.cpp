@@ -29,9 +29,9 @@ at::Tensor feed_forward(const at::Tensor& x_TD, const FeedForwardWeights& weight
   }
   const at::Tensor threshold = inputs.choose_threshold ? inputs.choose_threshold(layer, x_TD, weights.experts)
                                                        : inputs.threshold.at(layer);
-  ExpertLayerOptions options{inputs.max_pairs.empty() ? 0 : inputs.max_pairs.at(layer), inputs.router,
+  ExpertLayerOptions options{inputs.capacity.empty() ? 0 : inputs.capacity.at(layer), inputs.router,
                              inputs.experts};
-  if (inputs.selection) options.router.selection_TE = inputs.selection(layer, x_TD.size(0));
+  if (inputs.selection) options.router.routing_map_TE = inputs.selection(layer, x_TD.size(0));
   ExpertLayerOutput output = expert_layer(x_TD, weights.experts, routing, threshold, options);
   routed.push_back(std::move(output.routing));
   return output.y_TD;

@@ -59,8 +59,8 @@ void check_backward(const char* op, const at::Tensor& grad_y_TD, const at::Tenso
 }
 
 at::Tensor moe_ffn_meta(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
-                        const at::Tensor& down_proj, int64_t max_pairs) {
-  check_moe_ffn(x_TD, gates_TE, gate_up_proj, down_proj, max_pairs);
+                        const at::Tensor& down_proj, int64_t capacity) {
+  check_moe_ffn(x_TD, gates_TE, gate_up_proj, down_proj, capacity);
   return at::empty_symint(x_TD.sym_sizes(), x_TD.options());
 }
 
@@ -96,18 +96,18 @@ TensorPair moe_ffn_backward_sums_meta(const at::Tensor& grad_y_TD, const at::Ten
 }
 
 // The pairs are an argument of moe_ffn_forward because their number is a dimension of an output, and
-// torch.compile can then track it. A CUDA device with max_pairs finds the pairs itself and uses only the
+// torch.compile can then track it. A CUDA device with capacity finds the pairs itself and uses only the
 // length of the argument.
-at::Tensor chosen_pairs(const at::Tensor& gates_TE, int64_t max_pairs) {
-  if (max_pairs == 0 || !gates_TE.is_cuda()) return at::nonzero(gates_TE.t());
-  return at::empty({1, 2}, gates_TE.options().dtype(at::kLong)).expand({max_pairs, 2});
+at::Tensor chosen_pairs(const at::Tensor& gates_TE, int64_t capacity) {
+  if (capacity == 0 || !gates_TE.is_cuda()) return at::nonzero(gates_TE.t());
+  return at::empty({1, 2}, gates_TE.options().dtype(at::kLong)).expand({capacity, 2});
 }
 
 struct MoeFfnFunction : torch::autograd::Function<MoeFfnFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x_TD, const at::Tensor& gates_TE,
-                            const at::Tensor& gate_up_proj, const at::Tensor& down_proj, int64_t max_pairs) {
+                            const at::Tensor& gate_up_proj, const at::Tensor& down_proj, int64_t capacity) {
     const at::AutoDispatchBelowADInplaceOrView guard;
-    const at::Tensor pairs_A2 = chosen_pairs(gates_TE, max_pairs);
+    const at::Tensor pairs_A2 = chosen_pairs(gates_TE, capacity);
     auto [y_TD, pre_activations_AG] = call_op<"dtopp::moe_ffn_forward", decltype(moe_ffn_forward_meta)>(
         x_TD, gates_TE, pairs_A2, gate_up_proj, down_proj);
     context->save_for_backward({x_TD, gates_TE, gate_up_proj, down_proj, pre_activations_AG});
@@ -141,22 +141,22 @@ struct MoeFfnFunction : torch::autograd::Function<MoeFfnFunction> {
 };
 
 at::Tensor moe_ffn_autograd(const at::Tensor& x_TD, const at::Tensor& gates_TE,
-                            const at::Tensor& gate_up_proj, const at::Tensor& down_proj, int64_t max_pairs) {
-  check_moe_ffn(x_TD, gates_TE, gate_up_proj, down_proj, max_pairs);
+                            const at::Tensor& gate_up_proj, const at::Tensor& down_proj, int64_t capacity) {
+  check_moe_ffn(x_TD, gates_TE, gate_up_proj, down_proj, capacity);
   if (at::GradMode::is_enabled() && (x_TD.requires_grad() || gates_TE.requires_grad() ||
                                      gate_up_proj.requires_grad() || down_proj.requires_grad())) {
-    return MoeFfnFunction::apply(x_TD, gates_TE, gate_up_proj, down_proj, max_pairs);
+    return MoeFfnFunction::apply(x_TD, gates_TE, gate_up_proj, down_proj, capacity);
   }
   const at::AutoDispatchBelowADInplaceOrView guard;
-  return moe_ffn(x_TD, gates_TE, gate_up_proj, down_proj, max_pairs);
+  return moe_ffn(x_TD, gates_TE, gate_up_proj, down_proj, capacity);
 }
 
 }  // namespace
 
 void check_moe_ffn(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
-                   const at::Tensor& down_proj, int64_t max_pairs) {
+                   const at::Tensor& down_proj, int64_t capacity) {
   check_layer("moe_ffn", x_TD, gates_TE, gate_up_proj, down_proj);
-  TORCH_CHECK(max_pairs >= 0, "moe_ffn: expected max_pairs of at least 0, got ", max_pairs);
+  TORCH_CHECK(capacity >= 0, "moe_ffn: expected capacity of at least 0, got ", capacity);
 }
 
 void check_moe_ffn_forward(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& pairs_A2,
@@ -200,14 +200,13 @@ void check_pairs(const at::Tensor& pairs_A2, int64_t experts, int64_t tokens) {
 }
 
 at::Tensor moe_ffn(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
-                   const at::Tensor& down_proj, int64_t max_pairs) {
-  return call_op<"dtopp::moe_ffn", decltype(moe_ffn_meta)>(x_TD, gates_TE, gate_up_proj, down_proj,
-                                                           max_pairs);
+                   const at::Tensor& down_proj, int64_t capacity) {
+  return call_op<"dtopp::moe_ffn", decltype(moe_ffn_meta)>(x_TD, gates_TE, gate_up_proj, down_proj, capacity);
 }
 
 TORCH_LIBRARY_FRAGMENT(dtopp, m) {
   m.def(
-      "moe_ffn(Tensor x_TD, Tensor gates_TE, Tensor gate_up_proj, Tensor down_proj, *, int max_pairs=0) -> "
+      "moe_ffn(Tensor x_TD, Tensor gates_TE, Tensor gate_up_proj, Tensor down_proj, *, int capacity=0) -> "
       "Tensor y_TD");
   // pairs_A2: the (expert, token) pairs with a gate other than 0, ordered by expert, then token. A CUDA
   // device uses only its length, as the capacity.

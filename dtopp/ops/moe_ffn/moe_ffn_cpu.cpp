@@ -267,8 +267,8 @@ std::tuple<at::Tensor, at::Tensor> moe_ffn_forward_cpu(const at::Tensor& x_TD, c
 }
 
 at::Tensor moe_ffn_cpu(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
-                       const at::Tensor& down_proj, int64_t max_pairs) {
-  check_moe_ffn(x_TD, gates_TE, gate_up_proj, down_proj, max_pairs);
+                       const at::Tensor& down_proj, int64_t capacity) {
+  check_moe_ffn(x_TD, gates_TE, gate_up_proj, down_proj, capacity);
   return run_forward(x_TD, gates_TE, at::nonzero(gates_TE.detach().t()), gate_up_proj, down_proj,
                      at::Tensor());
 }

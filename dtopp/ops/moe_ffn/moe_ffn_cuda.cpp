@@ -1,7 +1,7 @@
 // moe_ffn on a CUDA device. Forward: find the pairs, then run their rows through two GEMMs with an activation
 // in between. Backward: compute the gradients of both. Only the pre-activations are saved.
 //
-// With max_pairs the host reads nothing, with two exceptions: the reference path of Products, and torch's
+// With capacity the host reads nothing, with two exceptions: the reference path of Products, and torch's
 // grouped GEMM on devices other than compute capability 9.0.
 #include "dtopp/ops/moe_ffn/moe_ffn_kernel.h"
 #include "dtopp/ops/moe_ffn/moe_ffn_products_cuda.h"
@@ -14,11 +14,11 @@ using cuda::Pairs;
 // Returns (y_TD, pre_activations_AG).
 std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor& gates,
                                            const at::Tensor& gate_up, const at::Tensor& down,
-                                           int64_t max_pairs) {
+                                           int64_t capacity) {
   const c10::DeviceGuard guard(x.device());
   const at::Tensor x_TD = cuda::aligned(x), gates_TE = gates.contiguous();
   const at::Tensor gate_up_EGD = gate_up.contiguous(), down_EDF = down.contiguous();
-  const Pairs pairs = cuda::make_pairs(gates_TE, max_pairs, cuda::choose_products(gate_up_EGD, down_EDF));
+  const Pairs pairs = cuda::make_pairs(gates_TE, capacity, cuda::choose_products(gate_up_EGD, down_EDF));
   if (pairs.capacity() == 0)
     return {at::zeros(x.sizes(), x.options()), at::empty({0, gate_up.size(1)}, x.options())};
   cuda::ActivatedPairs activated = cuda::activate_pairs(pairs, x_TD, gate_up_EGD);
@@ -39,9 +39,9 @@ std::tuple<at::Tensor, at::Tensor> moe_ffn_forward_cuda(const at::Tensor& x_TD, 
 }
 
 at::Tensor moe_ffn_cuda(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
-                        const at::Tensor& down_proj, int64_t max_pairs) {
-  check_moe_ffn(x_TD, gates_TE, gate_up_proj, down_proj, max_pairs);
-  return std::get<0>(forward(x_TD, gates_TE, gate_up_proj, down_proj, max_pairs));
+                        const at::Tensor& down_proj, int64_t capacity) {
+  check_moe_ffn(x_TD, gates_TE, gate_up_proj, down_proj, capacity);
+  return std::get<0>(forward(x_TD, gates_TE, gate_up_proj, down_proj, capacity));
 }
 
 at::Tensor gate_gradients(const Pairs& pairs, const at::Tensor& grad_gate_AP) {

@@ -8,7 +8,7 @@ namespace dtopp {
 // Each function checks the arguments of the op that it is named after. It reads dtypes, devices and sizes,
 // never values.
 void check_moe_ffn(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
-                   const at::Tensor& down_proj, int64_t max_pairs);
+                   const at::Tensor& down_proj, int64_t capacity);
 void check_moe_ffn_forward(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& pairs_A2,
                            const at::Tensor& gate_up_proj, const at::Tensor& down_proj);
 void check_moe_ffn_backward(const at::Tensor& grad_y_TD, const at::Tensor& x_TD, const at::Tensor& gates_TE,

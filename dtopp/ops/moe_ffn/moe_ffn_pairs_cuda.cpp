@@ -41,7 +41,7 @@ void fill(const GateTable<Real>& table, const at::Tensor& counts_EB, int64_t cap
 Products choose_products(const at::Tensor& gate_up_proj, const at::Tensor& down_proj) {
   if (gate_up_proj.scalar_type() != at::kBFloat16 || !is_aligned(gate_up_proj) || !is_aligned(down_proj))
     return {};
-  return {own_products(), gate_up_proj.size(0) <= kMostGroups};
+  return {fused_kernels(), gate_up_proj.size(0) <= kMostGroups};
 }
 
 at::Tensor aligned(const at::Tensor& tensor) {
@@ -49,13 +49,13 @@ at::Tensor aligned(const at::Tensor& tensor) {
   return begins_aligned(contiguous) ? contiguous : contiguous.clone();
 }
 
-Pairs make_pairs(const at::Tensor& gates_TE, int64_t max_pairs, Products products) {
+Pairs make_pairs(const at::Tensor& gates_TE, int64_t capacity, Products products) {
   const int64_t tokens = gates_TE.size(0), experts = gates_TE.size(1);
   TORCH_CHECK(experts <= kMostExperts, "moe_ffn: expected at most ", kMostExperts,
               " experts on a CUDA device, got ", experts);
-  TORCH_CHECK(max_pairs >= 0 && std::max(max_pairs, tokens * experts) <= kMostPairs,
-              "moe_ffn: expected at most 2^31 - 1 tokens times experts and max_pairs from 0 to that, got ",
-              tokens, " tokens, ", experts, " experts and ", max_pairs);
+  TORCH_CHECK(capacity >= 0 && std::max(capacity, tokens * experts) <= kMostPairs,
+              "moe_ffn: expected at most 2^31 - 1 tokens times experts and capacity from 0 to that, got ",
+              tokens, " tokens, ", experts, " experts and ", capacity);
   const Stream stream = current_stream(gates_TE);
   const auto integer = gates_TE.options().dtype(at::kInt);
   const at::Tensor counts_EB = at::empty({experts, pair_blocks(tokens)}, integer);
@@ -69,16 +69,16 @@ Pairs make_pairs(const at::Tensor& gates_TE, int64_t max_pairs, Products product
   with_table([&](const auto& table) {
     count_pairs(table, write<int32_t>(counts_EB), write<int32_t>(totals_E), stream);
   });
-  offset_pairs(read<int32_t>(totals_E), experts, max_pairs > 0 ? max_pairs : kMostPairs,
+  offset_pairs(read<int32_t>(totals_E), experts, capacity > 0 ? capacity : kMostPairs,
                write<int32_t>(pairs.offsets_E1), stream);
   const bool on_host = products.need_offsets_on_host();
   if (on_host) pairs.host_offsets_E1 = read_on_host(pairs.offsets_E1);
-  const int64_t capacity = max_pairs > 0 ? max_pairs
-                           : on_host     ? pairs.host_offsets_E1.back()
-                                         : pairs.offsets_E1[experts].item<int>();
-  pairs.token_A = at::empty({capacity}, integer);
-  pairs.gate_A = at::empty({capacity}, gates_TE.options());
-  with_table([&](const auto& table) { fill(table, counts_EB, capacity, pairs, stream); });
+  const int64_t rows = capacity > 0 ? capacity
+                       : on_host    ? pairs.host_offsets_E1.back()
+                                    : pairs.offsets_E1[experts].item<int>();
+  pairs.token_A = at::empty({rows}, integer);
+  pairs.gate_A = at::empty({rows}, gates_TE.options());
+  with_table([&](const auto& table) { fill(table, counts_EB, rows, pairs, stream); });
   return pairs;
 }
 

@@ -2,24 +2,24 @@
 #pragma once
 
 #include "dtopp/ops/cuda/cuda_tensor.h"
+#include "dtopp/ops/moe_ffn/expert_gemm.h"
 #include "dtopp/ops/moe_ffn/moe_ffn_cuda.h"
-#include "dtopp/ops/moe_ffn/moe_products.h"
 
 namespace dtopp::cuda {
 
 // The kernels that compute moe_ffn's GEMMs.
 struct Products {
-  OwnProducts own{};  // GEMMs of fused kernels, which include the steps before and after
+  FusedKernelSet fused{};  // GEMMs of fused kernels, which include the steps before and after
   // The other GEMMs use one at::_grouped_mm for all experts. If false, they use one GEMM per expert, whose
   // offsets are read on the host: the reference path.
   bool grouped = false;
 
-  bool by_own_kernel(MoeProduct product) const { return own[static_cast<size_t>(product)]; }
-  bool need_offsets_on_host() const { return !grouped && !own.all(); }
+  bool is_fused(ExpertGemm product) const { return fused[static_cast<size_t>(product)]; }
+  bool need_offsets_on_host() const { return !grouped && !fused.all(); }
 };
 
 // Returns the reference path unless weights are bf16 with widths and addresses that are multiples of 16
-// bytes, else the choice of own_products(). at::_grouped_mm accepts up to 1,023 experts; beyond that, GEMMs
+// bytes, else the choice of fused_kernels(). at::_grouped_mm accepts up to 1,023 experts; beyond that, GEMMs
 // without a fused kernel take the reference path. Throws c10::Error if the environment variable
 // DTOPP_MOE_PRODUCTS is invalid.
 Products choose_products(const at::Tensor& gate_up_proj, const at::Tensor& down_proj);
@@ -40,9 +40,9 @@ struct Pairs {
   PairRows rows() const { return {read<int32_t>(offsets_E1) + offsets_E1.size(0) - 1, capacity()}; }
 };
 
-// Finds the pairs, with a capacity of max_pairs. With max_pairs = 0 the capacity is the number of pairs,
+// Finds the pairs, with a capacity of capacity. With capacity = 0 the capacity is the number of pairs,
 // which the host reads.
-Pairs make_pairs(const at::Tensor& gates_TE, int64_t max_pairs, Products products);
+Pairs make_pairs(const at::Tensor& gates_TE, int64_t capacity, Products products);
 
 // The functions below serve GEMMs without a fused kernel. gather_pairs returns x_TD[token_A]. Rows beyond the
 // pairs stay uninitialized, also in the results of the GEMMs.

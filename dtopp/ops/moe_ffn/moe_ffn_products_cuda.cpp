@@ -5,7 +5,7 @@
 namespace dtopp::cuda {
 namespace {
 
-bool by_own_kernel(const Pairs& pairs, MoeProduct product) { return pairs.products.by_own_kernel(product); }
+bool is_fused(const Pairs& pairs, ExpertGemm product) { return pairs.products.is_fused(product); }
 
 PairProducts kernel_arguments(const Pairs& pairs, int64_t hidden, int64_t ffn) {
   return {read<int32_t>(pairs.offsets_E1),
@@ -43,7 +43,7 @@ ActivatedPairs activate_pairs(const Pairs& pairs, const at::Tensor& x_TD, const 
   const int64_t ffn = gate_up_EGD.size(1) / 2;
   ActivatedPairs out;
   out.act_AF = empty_rows(pairs, ffn, x_TD);
-  if (by_own_kernel(pairs, MoeProduct::kActivation)) {
+  if (is_fused(pairs, ExpertGemm::kActivation)) {
     out.pre_AG = empty_rows(pairs, 2 * ffn, x_TD);
     activate_pairs(kernel_arguments(pairs, x_TD.size(1), ffn),
                    {bf16(x_TD), bf16(gate_up_EGD), write_bf16(out.pre_AG), write_bf16(out.act_AF)});
@@ -58,7 +58,7 @@ ActivatedPairs activate_pairs(const Pairs& pairs, const at::Tensor& x_TD, const 
 }
 
 at::Tensor project_pairs(const Pairs& pairs, const at::Tensor& act_AF, const at::Tensor& down_EDF) {
-  if (!by_own_kernel(pairs, MoeProduct::kProjection))
+  if (!is_fused(pairs, ExpertGemm::kProjection))
     return multiply_pairs(pairs, act_AF, down_EDF.transpose(1, 2));
   at::Tensor out_AD = empty_rows(pairs, down_EDF.size(1), act_AF);
   project_pairs(kernel_arguments(pairs, down_EDF.size(1), down_EDF.size(2)), bf16(act_AF), bf16(down_EDF),
@@ -73,7 +73,7 @@ ActivationGradient activation_gradient(const Pairs& pairs, const at::Tensor& dy_
     return at::empty({pairs.capacity(), parts}, pairs.gate_A.options());
   };
   ActivationGradient out{at::empty_like(pre_AG), empty_rows(pairs, ffn, pre_AG), {}, {}};
-  if (by_own_kernel(pairs, MoeProduct::kActivationGradient)) {
+  if (is_fused(pairs, ExpertGemm::kActivationGradient)) {
     out.grad_gate_AP = gate_gradients(gate_parts(ffn));
     activation_gradients(
         kernel_arguments(pairs, dy_TD.size(1), ffn),
@@ -92,14 +92,14 @@ ActivationGradient activation_gradient(const Pairs& pairs, const at::Tensor& dy_
          write<Scalar>(out.d_pre_AG), write<Scalar>(out.scaled_AF), write<Real>(out.grad_gate_AP)},
         pairs.rows(), current_stream(pre_AG));
   });
-  if (by_own_kernel(pairs, MoeProduct::kDownGradient))
+  if (is_fused(pairs, ExpertGemm::kDownGradient))
     out.dy_AD.reset();  // the fused kernel gathers these rows itself
   return out;
 }
 
 at::Tensor down_gradient(const Pairs& pairs, const at::Tensor& dy_TD, const ActivationGradient& gradient,
                          const AccumulationTarget& target) {
-  if (!by_own_kernel(pairs, MoeProduct::kDownGradient)) {
+  if (!is_fused(pairs, ExpertGemm::kDownGradient)) {
     const at::Tensor dy_AD = gradient.dy_AD.defined() ? gradient.dy_AD : gather_pairs(pairs, dy_TD);
     return target.take(sum_pair_products(pairs, dy_AD, gradient.scaled_AF));
   }
@@ -111,7 +111,7 @@ at::Tensor down_gradient(const Pairs& pairs, const at::Tensor& dy_TD, const Acti
 }
 
 at::Tensor input_gradient(const Pairs& pairs, const at::Tensor& d_pre_AG, const at::Tensor& gate_up_EGD) {
-  if (!by_own_kernel(pairs, MoeProduct::kInputGradient)) return multiply_pairs(pairs, d_pre_AG, gate_up_EGD);
+  if (!is_fused(pairs, ExpertGemm::kInputGradient)) return multiply_pairs(pairs, d_pre_AG, gate_up_EGD);
   const int64_t hidden = gate_up_EGD.size(2);
   at::Tensor dx_AD = empty_rows(pairs, hidden, d_pre_AG);
   input_gradients(kernel_arguments(pairs, hidden, gate_up_EGD.size(1) / 2), bf16(d_pre_AG), bf16(gate_up_EGD),
@@ -121,7 +121,7 @@ at::Tensor input_gradient(const Pairs& pairs, const at::Tensor& d_pre_AG, const 
 
 at::Tensor gate_up_gradient(const Pairs& pairs, const at::Tensor& d_pre_AG, const at::Tensor& x_TD,
                             const AccumulationTarget& target) {
-  if (!by_own_kernel(pairs, MoeProduct::kGateUpGradient))
+  if (!is_fused(pairs, ExpertGemm::kGateUpGradient))
     return target.take(sum_pair_products(pairs, d_pre_AG, gather_pairs(pairs, x_TD)));
   const int64_t hidden = x_TD.size(1), gate_up = d_pre_AG.size(1);
   const PairProducts arguments = kernel_arguments(pairs, hidden, gate_up / 2);

@@ -146,7 +146,7 @@ TORCH_LIBRARY_FRAGMENT(dtopp, m) {
   m.def(
       "route(Tensor logits_TE, Tensor scale, Tensor threshold, *, str normalization=\"dynamic\", int "
       "top_k=0, "
-      "int max_experts=0, bool renormalize=True) -> (Tensor gates_TE, Tensor expert_counts_E, "
+      "int max_experts=0, bool renormalize=True) -> (Tensor gates_TE, Tensor tokens_per_expert_E, "
       "Tensor active_histogram, Tensor mean_prob_E, Tensor entropy, Tensor router_z)");
   m.def(
       "route_backward(Tensor logits_TE, Tensor scale, Tensor gates_TE, Tensor? grad_gates_TE, "

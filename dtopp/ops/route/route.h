@@ -28,15 +28,15 @@ constexpr double kVarianceEpsilon = 1e-6;
 
 // "f32" below is f64 for f64 logits. Means are over tokens, and 0 if there are no tokens.
 struct RouteOutput {
-  at::Tensor gates_TE;          // f32
-  at::Tensor expert_counts_E;   // int64 [E]: tokens per expert
-  at::Tensor active_histogram;  // int64 [E + 1]: number of tokens with n experts
-  at::Tensor mean_prob_E;       // f32: mean of P, the Q of the load-balance loss
-  at::Tensor entropy;           // f32 []: mean of -sum P log P
-  at::Tensor router_z;          // f32 []: mean of logsumexp(z)^2, of the raw logits
-  // Not an output of the op: int64 [kMassBins] (mass_histogram.h), or undefined unless the router's caller
-  // requests it.
-  at::Tensor masses_M{};
+  at::Tensor gates_TE;             // f32
+  at::Tensor tokens_per_expert_E;  // int64 [E]: tokens per expert
+  at::Tensor active_histogram;     // int64 [E + 1]: number of tokens with n experts
+  at::Tensor mean_prob_E;          // f32: mean of P, the Q of the load-balance loss
+  at::Tensor entropy;              // f32 []: mean of -sum P log P
+  at::Tensor router_z;             // f32 []: mean of logsumexp(z)^2, of the raw logits
+  // Not an output of the op: int64 [kCumulativeProbBins] (cumulative_prob_histogram.h), or undefined unless
+  // the router's caller requests it.
+  at::Tensor prob_histogram_M{};
 };
 
 // The host does not wait for a CUDA device. Differentiable: gates, mean_prob, entropy and router_z, with

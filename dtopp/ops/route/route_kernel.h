@@ -1,4 +1,4 @@
-// Argument checks that the CPU and CUDA kernels of route and mass_histogram share.
+// Argument checks that the CPU and CUDA kernels of route and cumulative_prob_histogram share.
 #pragma once
 
 #include <optional>
@@ -29,7 +29,7 @@ void check_route(const at::Tensor& logits_TE, const at::Tensor& scale, const at:
 void check_route_backward(const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& gates_TE,
                           const RouteGradients& grad, c10::string_view normalization);
 
-void check_mass_histogram(const at::Tensor& logits_TE, const at::Tensor& scale,
-                          c10::string_view normalization, int64_t max_experts, int64_t stride);
+void check_cumulative_prob_histogram(const at::Tensor& logits_TE, const at::Tensor& scale,
+                                     c10::string_view normalization, int64_t max_experts, int64_t stride);
 
 }  // namespace dtopp

@@ -1,4 +1,4 @@
-// Converts and checks the arguments of route and mass_histogram for CUDA kernels.
+// Converts and checks the arguments of route and cumulative_prob_histogram for CUDA kernels.
 #pragma once
 
 #include <algorithm>

@@ -6,17 +6,17 @@ namespace {
 using RouteTuple = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
 RouteTuple route_selected_op(const at::Tensor& logits_TE, const at::Tensor& scale,
-                             const at::Tensor& selection_TE, c10::string_view normalization,
+                             const at::Tensor& routing_map_TE, c10::string_view normalization,
                              bool renormalize) {
-  const RouteOutput out = route_selected(logits_TE, scale, selection_TE,
+  const RouteOutput out = route_selected(logits_TE, scale, routing_map_TE,
                                          {normalization.data(), normalization.size()}, renormalize);
-  return {out.gates_TE,    out.expert_counts_E, out.active_histogram,
-          out.mean_prob_E, out.entropy,         out.router_z};
+  return {out.gates_TE, out.tokens_per_expert_E, out.active_histogram, out.mean_prob_E, out.entropy,
+          out.router_z};
 }
 
 // Returns the number of tokens with n experts, for n = 0 … E.
-at::Tensor histogram_of(const at::Tensor& selection_TE, int64_t num_experts) {
-  const at::Tensor active_T = selection_TE.sum(1);
+at::Tensor histogram_of(const at::Tensor& routing_map_TE, int64_t num_experts) {
+  const at::Tensor active_T = routing_map_TE.sum(1);
   const at::Tensor histogram = at::zeros({num_experts + 1}, active_T.options());
   return histogram.index_add(0, active_T, at::ones_like(active_T));
 }
@@ -24,12 +24,14 @@ at::Tensor histogram_of(const at::Tensor& selection_TE, int64_t num_experts) {
 }  // namespace
 
 RouteOutput route_selected(const at::Tensor& logits_TE, const at::Tensor& scale,
-                           const at::Tensor& selection_TE, std::string_view normalization, bool renormalize) {
-  TORCH_CHECK(selection_TE.scalar_type() == at::kBool && selection_TE.sym_sizes() == logits_TE.sym_sizes() &&
-                  selection_TE.device() == logits_TE.device(),
+                           const at::Tensor& routing_map_TE, std::string_view normalization,
+                           bool renormalize) {
+  TORCH_CHECK(routing_map_TE.scalar_type() == at::kBool &&
+                  routing_map_TE.sym_sizes() == logits_TE.sym_sizes() &&
+                  routing_map_TE.device() == logits_TE.device(),
               "route_selected: expected a selection of dtype bool and shape ", logits_TE.sym_sizes(), " on ",
-              logits_TE.device(), ", got ", selection_TE.scalar_type(), " ", selection_TE.sym_sizes(), " on ",
-              selection_TE.device());
+              logits_TE.device(), ", got ", routing_map_TE.scalar_type(), " ", routing_map_TE.sym_sizes(),
+              " on ", routing_map_TE.device());
   TORCH_CHECK(logits_TE.dim() == 2, "route_selected: expected logits of shape [tokens, experts], got ",
               logits_TE.sym_sizes());
   const int64_t E = logits_TE.sym_size(1).guard_int(__FILE__, __LINE__);
@@ -37,21 +39,22 @@ RouteOutput route_selected(const at::Tensor& logits_TE, const at::Tensor& scale,
   const at::Tensor no_threshold = at::zeros({}, logits_TE.options().dtype(at::kDouble));
   RouteOutput out = route(logits_TE, scale, no_threshold, normalization, /*top_k=*/E, /*max_experts=*/0,
                           /*renormalize=*/false);
-  out.gates_TE = at::where(selection_TE, out.gates_TE, at::zeros({}, out.gates_TE.options()));
+  out.gates_TE = at::where(routing_map_TE, out.gates_TE, at::zeros({}, out.gates_TE.options()));
   if (renormalize) {
     const at::Tensor sum_T1 = out.gates_TE.sum({1}, /*keepdim=*/true);
-    const at::Tensor none_T1 = selection_TE.any(1, /*keepdim=*/true).logical_not();
+    const at::Tensor none_T1 = routing_map_TE.any(1, /*keepdim=*/true).logical_not();
     out.gates_TE = out.gates_TE / sum_T1.masked_fill(none_T1, 1);
   }
-  out.expert_counts_E = selection_TE.sum(0);
-  out.active_histogram = histogram_of(selection_TE, E);
+  out.tokens_per_expert_E = routing_map_TE.sum(0);
+  out.active_histogram = histogram_of(routing_map_TE, E);
   return out;
 }
 
 TORCH_LIBRARY_FRAGMENT(dtopp, m) {
   m.def(
-      "route_selected(Tensor logits_TE, Tensor scale, Tensor selection_TE, *, str normalization=\"dynamic\", "
-      "bool renormalize=True) -> (Tensor gates_TE, Tensor expert_counts_E, Tensor active_histogram, "
+      "route_selected(Tensor logits_TE, Tensor scale, Tensor routing_map_TE, *, str "
+      "normalization=\"dynamic\", "
+      "bool renormalize=True) -> (Tensor gates_TE, Tensor tokens_per_expert_E, Tensor active_histogram, "
       "Tensor mean_prob_E, Tensor entropy, Tensor router_z)",
       route_selected_op);
 }

@@ -5,12 +5,13 @@
 
 namespace dtopp {
 
-// Like route (route.h), with S given by selection_TE, any number of experts per token. The logits do not
+// Like route (route.h), with S given by routing_map_TE, any number of experts per token. The logits do not
 // change S. A token's gates are NaN if its P over S add up to 0.
 //
-// Shapes:        selection_TE bool [T, E]; logits_TE and scale as in route
+// Shapes:        routing_map_TE bool [T, E]; logits_TE and scale as in route
 // Throws:        c10::Error "route_selected: …" if the selection does not fit, else "route: …"
 RouteOutput route_selected(const at::Tensor& logits_TE, const at::Tensor& scale,
-                           const at::Tensor& selection_TE, std::string_view normalization, bool renormalize);
+                           const at::Tensor& routing_map_TE, std::string_view normalization,
+                           bool renormalize);
 
 }  // namespace dtopp

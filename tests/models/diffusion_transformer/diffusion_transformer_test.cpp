@@ -123,11 +123,11 @@ TEST(DiffusionTransformer, reports_the_losses_and_experts_of_each_held_out_sampl
   const auto batches = validation_images(config, rising_pictures(20));
   const BatchLosses all = losses(batches(0, 6), half(model));
   ASSERT_TRUE(all.samples.has_value());
-  EXPECT_TRUE(all.samples->selected_BL.sum(0).equal(all.activations.selected()));
+  EXPECT_TRUE(all.samples->num_assignments_BL.sum(0).equal(all.activations.num_assignments()));
   for (int64_t i = 0; i < 6; ++i) {
     const BatchLosses one = losses(batches(static_cast<uint64_t>(i), 1), half(model));
     EXPECT_NEAR(one.samples->loss_B.item<double>(), all.samples->loss_B[i].item<double>(), 1e-5);
-    EXPECT_TRUE(one.samples->selected_BL[0].equal(all.samples->selected_BL[i]));
+    EXPECT_TRUE(one.samples->num_assignments_BL[0].equal(all.samples->num_assignments_BL[i]));
   }
 }
 

@@ -38,11 +38,11 @@ struct WithoutOneDnn {
   ~WithoutOneDnn() { at::globalContext().setUserEnabledMkldnn(true); }
 };
 
-inline at::Tensor run_inference(const Case& c, int64_t max_pairs) {
+inline at::Tensor run_inference(const Case& c, int64_t capacity) {
   const WithoutOneDnn without_one_dnn;
   return call_cuda<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
                               int64_t)>("dtopp::moe_ffn", c.x_TD, c.gates_TE, c.gate_up_proj, c.down_proj,
-                                        max_pairs);
+                                        capacity);
 }
 
 struct Outputs {

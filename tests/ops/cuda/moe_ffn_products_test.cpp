@@ -1,7 +1,7 @@
 // Tests the choice of fused kernels per product of moe_ffn; the results do not depend on it.
 #include <gtest/gtest.h>
 
-#include "dtopp/ops/moe_ffn/moe_products.h"
+#include "dtopp/ops/moe_ffn/expert_gemm.h"
 #include "tests/ops/cuda/moe_ffn_case.h"
 
 namespace dtopp::moe_ffn_test {
@@ -12,8 +12,8 @@ TEST(MoeFfnProductsOnHost, any_mixture_matches_double_precision) {
   cuda_on_host::set_device({2, 80, 163 << 10});  // its kernels run faster on a CPU
   const Case c = make_case({12, 16, 8, 2, 0.6}, at::kBFloat16);
   c.gates_TE.select(1, 0).zero_();
-  for (unsigned own = 0; own < 64; ++own) {
-    const std::string products = own_products_text(OwnProducts(own));
+  for (unsigned fused = 0; fused < 64; ++fused) {
+    const std::string products = fused_kernels_text(FusedKernelSet(fused));
     SCOPED_TRACE(products);
     setenv("DTOPP_MOE_PRODUCTS", products.c_str(), 1);
     expect_near_double_precision(c, 3);
@@ -23,15 +23,15 @@ TEST(MoeFfnProductsOnHost, any_mixture_matches_double_precision) {
 }
 
 TEST(MoeFfnProductsOnHost, are_those_chosen_unless_the_environment_says_otherwise) {
-  const auto own = [] { return own_products().to_ulong(); };
-  EXPECT_EQ(own(), 0U);
-  choose_own_products(OwnProducts(5));
-  EXPECT_EQ(own(), 5U);
+  const auto fused = [] { return fused_kernels().to_ulong(); };
+  EXPECT_EQ(fused(), 0U);
+  set_fused_kernels(FusedKernelSet(5));
+  EXPECT_EQ(fused(), 5U);
   setenv("DTOPP_MOE_PRODUCTS", "grouped_mm", 1);
-  EXPECT_EQ(own(), 0U);
+  EXPECT_EQ(fused(), 0U);
   setenv("DTOPP_MOE_PRODUCTS", "", 1);
-  EXPECT_EQ(own(), 5U);
-  choose_own_products({});
+  EXPECT_EQ(fused(), 5U);
+  set_fused_kernels({});
   unsetenv("DTOPP_MOE_PRODUCTS");
 }
 

@@ -51,8 +51,8 @@ Outputs run_cpu(const Inputs& in, const Options& options) {
   const RouteOutput out =
       route(in.logits_TE, in.scale, in.threshold, options.normalization,
             std::min(options.top_k, in.logits_TE.size(1)), options.max_experts, options.renormalize);
-  return {out.gates_TE,    out.expert_counts_E, out.active_histogram,
-          out.mean_prob_E, out.entropy,         out.router_z};
+  return {out.gates_TE, out.tokens_per_expert_E, out.active_histogram, out.mean_prob_E, out.entropy,
+          out.router_z};
 }
 
 struct MeanGradients {

@@ -28,7 +28,7 @@ TEST(RouteSelected, gives_what_route_gave_for_its_own_selection) {
         route_selected(logits_TE, scale(), first.gates_TE.gt(0), "dynamic", renormalize);
     EXPECT_LT(reference::error(again.gates_TE, first.gates_TE), 1e-6);
     EXPECT_LT(reference::error(gradient(again.gates_TE, logits_TE, grad_TE), expected), 1e-5);
-    EXPECT_TRUE(at::equal(again.expert_counts_E, first.expert_counts_E));
+    EXPECT_TRUE(at::equal(again.tokens_per_expert_E, first.tokens_per_expert_E));
     EXPECT_TRUE(at::equal(again.active_histogram, first.active_histogram));
     EXPECT_TRUE(at::equal(again.mean_prob_E, first.mean_prob_E));
     EXPECT_TRUE(at::equal(again.entropy, first.entropy));
@@ -42,20 +42,20 @@ TEST(RouteSelected, matches_double_precision_for_any_selection) {
   for (const bool renormalize : {true, false}) {
     const at::Tensor logits_TE = at::randn({40, 6}).requires_grad_();
     const at::Tensor exact_TE = logits_TE.detach().to(at::kDouble).requires_grad_();
-    at::Tensor selection_TE = at::rand({40, 6}).gt(0.5);
-    selection_TE[0].fill_(false);
-    selection_TE[1].fill_(true);
-    const RouteOutput out = route_selected(logits_TE, scale(), selection_TE, "dynamic", renormalize);
+    at::Tensor routing_map_TE = at::rand({40, 6}).gt(0.5);
+    routing_map_TE[0].fill_(false);
+    routing_map_TE[1].fill_(true);
+    const RouteOutput out = route_selected(logits_TE, scale(), routing_map_TE, "dynamic", renormalize);
     at::Tensor expected = reference::probabilities(exact_TE, at::scalar_tensor(1.3, at::kDouble), "dynamic") *
-                          selection_TE.to(at::kDouble);
-    const at::Tensor some = selection_TE.any(1);
+                          routing_map_TE.to(at::kDouble);
+    const at::Tensor some = routing_map_TE.any(1);
     if (renormalize) expected = expected / at::where(some.unsqueeze(1), expected.sum(1, true), 1.0);
     const at::Tensor grad_TE = at::randn({40, 6});
     EXPECT_LT(reference::error(out.gates_TE, expected), 1e-6);
     EXPECT_LT(reference::error(gradient(out.gates_TE, logits_TE, grad_TE),
                                gradient(expected, exact_TE, grad_TE.to(at::kDouble))),
               1e-5);
-    EXPECT_TRUE(at::equal(out.expert_counts_E, selection_TE.sum(0)));
+    EXPECT_TRUE(at::equal(out.tokens_per_expert_E, routing_map_TE.sum(0)));
     EXPECT_EQ(out.active_histogram.sum().item<int64_t>(), 40);
     EXPECT_EQ(out.active_histogram[0].item<int64_t>(), 40 - some.sum().item<int64_t>());
   }

@@ -85,7 +85,7 @@ TEST(Route, equal_logits_have_zero_deviation_and_finite_gradients) {
 TEST(Route, one_expert_always_has_gate_one) {
   const RouteOutput out = run(at::randn({9, 1}), {.normalization = "dynamic"});
   EXPECT_TRUE(at::equal(out.gates_TE, at::ones({9, 1})));
-  EXPECT_EQ(out.expert_counts_E.item<int64_t>(), 9);
+  EXPECT_EQ(out.tokens_per_expert_E.item<int64_t>(), 9);
   EXPECT_EQ(out.entropy.item<float>(), 0.0F);
 }
 
@@ -98,7 +98,7 @@ TEST(Route, without_renormalisation_gates_are_the_probabilities) {
 
 TEST(Route, counts_a_chosen_expert_whose_probability_underflows) {
   const RouteOutput out = run(row({0, -300, -200}), {.top_k = 2});
-  EXPECT_TRUE(at::equal(out.expert_counts_E, at::tensor({1, 1, 0}, at::kLong)));
+  EXPECT_TRUE(at::equal(out.tokens_per_expert_E, at::tensor({1, 1, 0}, at::kLong)));
   EXPECT_TRUE(at::equal(out.gates_TE, row({1, 0, 0})));
 }
 
@@ -122,7 +122,7 @@ TEST(Route, statistics_of_many_tokens_are_exact_integers_and_means) {
   const at::Tensor logits = at::randn({1000, 24});
   const RouteOutput out = run(logits, {.threshold = 0.4, .normalization = "dynamic"});
   const at::Tensor set = out.gates_TE != 0;
-  EXPECT_TRUE(at::equal(out.expert_counts_E, set.sum(0)));
+  EXPECT_TRUE(at::equal(out.tokens_per_expert_E, set.sum(0)));
   EXPECT_TRUE(at::equal(out.active_histogram, at::bincount(set.sum(1), {}, 25)));
   const at::Tensor prob =
       reference::probabilities(logits.to(at::kDouble), at::ones({}, at::kDouble), "dynamic");

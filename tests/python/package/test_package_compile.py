@@ -40,8 +40,8 @@ def run(block, call, x):
     y.square().sum().backward()
     grads = gradients(block, leaf)
     gate = block.moe.gate
-    counted = [gate.tally.clone(), gate.sums.clone(), gate.masses.clone()]
-    for tensor in (gate.tally, gate.sums, gate.masses):
+    counted = [gate.tally.clone(), gate.sums.clone(), gate.prob_histogram.clone()]
+    for tensor in (gate.tally, gate.sums, gate.prob_histogram):
         tensor.zero_()
     return y.detach(), grads, counted
 
@@ -147,7 +147,7 @@ def test_functions_compile_into_one_graph(both_forms):
     def call(x, weight):
         loss, _, z = functional.linear_cross_entropy(x, weight, targets, z_weight=0.1)
         return (loss, z, *functional.token_log_probs(x, weight, targets),
-                functional.mass_histogram(x, torch.tensor(1.0), max_experts=3))
+                functional.cumulative_prob_histogram(x, torch.tensor(1.0), max_experts=3))
 
     compiled = torch.compile(call, backend="aot_eager", fullgraph=True)(x, weight)
     for got, want in zip(compiled, call(x, weight)):

@@ -154,7 +154,7 @@ def test_metrics_are_those_of_a_run():
     controller.step()
     numbers = controller.metrics()
     active = torch.cat([(r.gates_TE > 0).sum(-1) for r in routed]).double()
-    counts = [r.expert_counts_E.double() for r in routed]
+    counts = [r.tokens_per_expert_E.double() for r in routed]
     balance = [6 * (c / 200 * r.mean_prob_E).sum().item() for c, r in zip(counts, routed)]
     expected = {
         "moe/active_experts": active.mean().item(), "moe/active_experts_std": active.std(unbiased=False).item(),

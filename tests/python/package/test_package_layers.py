@@ -92,7 +92,7 @@ def test_both_forms_route_alike():
         compiled, plain = (functional.Routing(*f.route(logits, scale, threshold, **{
             "normalization": "dynamic", "top_k": 0, "max_experts": 0, "renormalize": True} | options))
             for f in FORMS.values())
-        assert torch.equal(compiled.expert_counts_E, plain.expert_counts_E)
+        assert torch.equal(compiled.tokens_per_expert_E, plain.tokens_per_expert_E)
         assert torch.equal(compiled.active_histogram, plain.active_histogram)
         torch.testing.assert_close(compiled.gates_TE, plain.gates_TE, equal_nan=True, rtol=1e-5, atol=1e-7)
 
@@ -104,7 +104,7 @@ def test_both_forms_count_the_same_masses(max_experts, monkeypatch):
     counts = []
     for kind in FORMS.values():
         monkeypatch.setattr(form, "current", kind)
-        counts.append(functional.mass_histogram(logits, scale, max_experts=max_experts, stride=2))
+        counts.append(functional.cumulative_prob_histogram(logits, scale, max_experts=max_experts, stride=2))
     assert torch.equal(*counts) and counts[0].sum() == 20 * ((max_experts or 8) - 1)
 
 

@@ -48,8 +48,8 @@ std::string last_line_after(const std::string& mark, const std::string& text) {
 }
 
 // Throws ResourceError if the device cannot run the check now.
-CheckedProduct check_product(const ProductCheck& check, MoeProduct product, const OwnProducts& own) {
-  const TimedChildEnd end = run_timed_child(check.child(product, own), check.limit);
+CheckedProduct check_product(const ProductCheck& check, ExpertGemm product, const FusedKernelSet& fused) {
+  const TimedChildEnd end = run_timed_child(check.child(product, fused), check.limit);
   CheckedProduct failed{.product = product, .failure = end.failure};
   if (!end.failure.empty()) {
     const std::string cause = last_line_after("dtopp: error: ", end.output);
@@ -69,8 +69,8 @@ CheckedProduct check_product(const ProductCheck& check, MoeProduct product, cons
 
 ProductTable check_all(const ProductCheck& check) {
   ProductTable table;
-  for (size_t p = 0; p < kMoeProductNames.size(); ++p)
-    table.push_back(check_product(check, static_cast<MoeProduct>(p), taken_products(table)));
+  for (size_t p = 0; p < kExpertGemmNames.size(); ++p)
+    table.push_back(check_product(check, static_cast<ExpertGemm>(p), taken_products(table)));
   return table;
 }
 
@@ -84,24 +84,25 @@ void report(const ProductCheck& check, const ProductTable& table) {
   std::string found;
   for (const CheckedProduct& checked : table) {
     const std::string name(checked.name());
-    found += (found.empty() ? "" : ", ") + name + (checked.is_own_taken() ? " own" : " grouped_mm");
+    found += (found.empty() ? "" : ", ") + name + (checked.is_fused_taken() ? " own" : " grouped_mm");
     if (checked.is_right()) {
-      found += " (own " + number_text(checked.own_milliseconds) + " ms, grouped_mm " +
+      found += " (own " + number_text(checked.fused_milliseconds) + " ms, grouped_mm " +
                number_text(checked.grouped_milliseconds) + ")";
       continue;
     }
-    check.log("warning: moe_ffn: " + name + " uses grouped_mm, because dtopp's fused kernel is wrong on " +
-              check.device.name + ": " +
-              (checked.failure.empty() ? "an error of " + number_text(checked.own_error) : checked.failure));
+    check.log(
+        "warning: moe_ffn: " + name + " uses grouped_mm, because dtopp's fused kernel is wrong on " +
+        check.device.name + ": " +
+        (checked.failure.empty() ? "an error of " + number_text(checked.fused_error) : checked.failure));
   }
   check.log("moe_ffn on " + check.device.name + ": " + found);
 }
 
 }  // namespace
 
-std::optional<OwnProducts> wished_products() {
+std::optional<FusedKernelSet> requested_kernels() {
   try {
-    return wished_own_products();
+    return requested_fused_kernels();
   } catch (const c10::Error& error) {
     throw UsageError(error.what_without_backtrace());
   }
@@ -120,7 +121,7 @@ std::optional<ProductTable> check_products(const ProductCheck& check, bool again
   try {
     if (check.directory.empty()) throw DataError("neither XDG_CACHE_HOME nor HOME names a directory");
     make_directories(check.directory);
-    lock.emplace(check.directory / "products.lock", (kMoeProductNames.size() + 1) * check.limit);
+    lock.emplace(check.directory / "products.lock", (kExpertGemmNames.size() + 1) * check.limit);
     if (auto table = kept()) return table;
   } catch (const DataError& error) {
     unkept = error.what();
@@ -150,11 +151,11 @@ ProductCheck product_check_of(const at::Device& device, std::function<void(const
   return {.device = {facts.name, facts.driver, hash_file(cuda_library())},
           .directory = product_table_directory(),
           .child =
-              [index = std::to_string(device.index())](MoeProduct product, const OwnProducts& own) {
+              [index = std::to_string(device.index())](ExpertGemm product, const FusedKernelSet& fused) {
                 return ChildProgram{.program = own_program(),
                                     .arguments = {"dtopp", "check-product",
-                                                  std::string(kMoeProductNames[static_cast<size_t>(product)]),
-                                                  "--own", own_products_text(own), "--device", index},
+                                                  std::string(kExpertGemmNames[static_cast<size_t>(product)]),
+                                                  "--own", fused_kernels_text(fused), "--device", index},
                                     .environment = own_environment()};
               },
           .log = std::move(log)};
@@ -165,10 +166,11 @@ void choose_products(const RunConfig& config, const at::Device& device,
   if (device.is_cpu() || config.model.is_dense() ||
       compute_type(config.training.precision, device) != at::kBFloat16)
     return;
-  if (wished_products() || config.training.deterministic || device_facts(device).capability < kOwnCapability)
+  if (requested_kernels() || config.training.deterministic ||
+      device_facts(device).capability < kFusedMinCapability)
     return;
   if (const auto table = check_products(product_check_of(device, log)))
-    choose_own_products(taken_products(*table));
+    set_fused_kernels(taken_products(*table));
 }
 
 }  // namespace dtopp

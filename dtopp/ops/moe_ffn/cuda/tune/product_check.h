@@ -22,13 +22,13 @@ struct ProductCheck {
   std::filesystem::path directory;  // of the stored tables; empty: none is stored
   // Builds the child that checks one GEMM; the second argument selects the fused kernels in use. The answer
   // is the last output line that starts with '{': checked_product_json or {"unchecked": reason}.
-  std::function<ChildProgram(MoeProduct, const OwnProducts&)> child;
+  std::function<ChildProgram(ExpertGemm, const FusedKernelSet&)> child;
   std::chrono::milliseconds limit = std::chrono::seconds(60);  // time limit per child
   std::function<void(const std::string&)> log;
 };
 
 // The user's choice in DTOPP_MOE_PRODUCTS, if it is set. UsageError if it is invalid.
-std::optional<OwnProducts> wished_products();
+std::optional<FusedKernelSet> requested_kernels();
 
 // The stored table; nullopt if no usable one exists.
 std::optional<ProductTable> kept_products(const ProductCheck& check);

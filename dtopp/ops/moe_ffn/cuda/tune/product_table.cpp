@@ -23,30 +23,30 @@ std::filesystem::path directory_of(const char* variable) {
 
 }  // namespace
 
-OwnProducts taken_products(const ProductTable& table) {
-  OwnProducts own;
+FusedKernelSet taken_products(const ProductTable& table) {
+  FusedKernelSet fused;
   for (const CheckedProduct& checked : table)
-    own.set(static_cast<size_t>(checked.product), checked.is_own_taken());
-  return own;
+    fused.set(static_cast<size_t>(checked.product), checked.is_fused_taken());
+  return fused;
 }
 
 nlohmann::ordered_json checked_product_json(const CheckedProduct& checked) {
   nlohmann::ordered_json json = {{"product", checked.name()},
-                                 {"kernel", checked.is_own_taken() ? "own" : "grouped_mm"}};
+                                 {"kernel", checked.is_fused_taken() ? "own" : "grouped_mm"}};
   if (!checked.failure.empty()) {
     json["failure"] = checked.failure;
     return json;
   }
-  json["own_error"] = checked.own_error;
+  json["own_error"] = checked.fused_error;
   json["grouped_error"] = checked.grouped_error;
-  json["own_milliseconds"] = checked.own_milliseconds;
+  json["own_milliseconds"] = checked.fused_milliseconds;
   json["grouped_milliseconds"] = checked.grouped_milliseconds;
   return json;
 }
 
 CheckedProduct read_checked_product(const JsonFields& fields) {
   const std::string name = fields.text("product");
-  const auto product = moe_product_named(name);
+  const auto product = expert_gemm_named(name);
   if (!product) fields.fail("product", "'" + name + "' is not a product of moe_ffn");
   CheckedProduct read{.product = *product};
   if (fields.has("failure")) {
@@ -54,9 +54,9 @@ CheckedProduct read_checked_product(const JsonFields& fields) {
     return read;
   }
   const auto number = [&](const char* key) { return fields.numbers(key).front(); };
-  read.own_error = number("own_error");
+  read.fused_error = number("own_error");
   read.grouped_error = number("grouped_error");
-  read.own_milliseconds = number("own_milliseconds");
+  read.fused_milliseconds = number("own_milliseconds");
   read.grouped_milliseconds = number("grouped_milliseconds");
   return read;
 }
@@ -87,7 +87,7 @@ std::optional<ProductTable> read_product_table(const std::filesystem::path& path
         fields.text("library") != device.library)
       return std::nullopt;
     ProductTable table;
-    OwnProducts read;
+    FusedKernelSet read;
     for (const JsonFields& product : fields.objects("products")) {
       table.push_back(read_checked_product(product));
       read.set(static_cast<size_t>(table.back().product));

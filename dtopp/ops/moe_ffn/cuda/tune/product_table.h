@@ -10,32 +10,34 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "dtopp/base/json_fields.h"
-#include "dtopp/ops/moe_ffn/moe_products.h"
+#include "dtopp/ops/moe_ffn/expert_gemm.h"
 
 namespace dtopp {
 
 // Compares the fused kernel of one GEMM with torch's grouped GEMM and the kernels around it.
 struct CheckedProduct {
-  MoeProduct product{};
+  ExpertGemm product{};
   // The reason if the check gave no numbers ("killed by signal 11 (…)", "no end in 60 s"). The numbers are
   // then 0.
   std::string failure{};
-  double own_error = 0, grouped_error = 0;                // largest error of a value, relative to fp32
-  double own_milliseconds = 0, grouped_milliseconds = 0;  // for a layer of 8 experts
+  double fused_error = 0, grouped_error = 0;                // largest error of a value, relative to fp32
+  double fused_milliseconds = 0, grouped_milliseconds = 0;  // for a layer of 8 experts
 
   // Pre-activations, activations and results are rounded to bf16, each by at most 2^-9 of its value.
   static constexpr double kMostError = 1.0 / 64;
   // Smaller gains are within the variation between measurements.
   static constexpr double kLeastGain = 1.03;
 
-  bool is_right() const { return failure.empty() && own_error <= kMostError; }
-  bool is_own_taken() const { return is_right() && own_milliseconds * kLeastGain <= grouped_milliseconds; }
-  std::string_view name() const { return kMoeProductNames[static_cast<size_t>(product)]; }
+  bool is_right() const { return failure.empty() && fused_error <= kMostError; }
+  bool is_fused_taken() const {
+    return is_right() && fused_milliseconds * kLeastGain <= grouped_milliseconds;
+  }
+  std::string_view name() const { return kExpertGemmNames[static_cast<size_t>(product)]; }
 };
 
 using ProductTable = std::vector<CheckedProduct>;  // one entry per GEMM
 
-OwnProducts taken_products(const ProductTable& table);
+FusedKernelSet taken_products(const ProductTable& table);
 
 // Format: {"product", "kernel": "own"|"grouped_mm", "own_error", …} or {"product", "kernel", "failure"}.
 // Reading throws DataError for anything else.

@@ -22,25 +22,25 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-CheckedProduct checked(double own_error, double own_milliseconds) {
-  return {.own_error = own_error, .own_milliseconds = own_milliseconds, .grouped_milliseconds = 1.03};
+CheckedProduct checked(double fused_error, double fused_milliseconds) {
+  return {.fused_error = fused_error, .fused_milliseconds = fused_milliseconds, .grouped_milliseconds = 1.03};
 }
 
 TEST(CheckedProduct, is_by_own_kernels_where_these_are_right_and_three_percent_faster) {
-  EXPECT_TRUE(checked(0, 1).is_own_taken());
-  EXPECT_TRUE(checked(1.0 / 64, 0.2).is_own_taken());
-  EXPECT_FALSE(checked(0, 1.001).is_own_taken());
-  EXPECT_FALSE(checked(1.0 / 63, 0.2).is_own_taken());
-  EXPECT_FALSE(checked(std::numeric_limits<double>::quiet_NaN(), 0.2).is_own_taken());
-  EXPECT_FALSE(checked(std::numeric_limits<float>::max(), 0.2).is_own_taken());
+  EXPECT_TRUE(checked(0, 1).is_fused_taken());
+  EXPECT_TRUE(checked(1.0 / 64, 0.2).is_fused_taken());
+  EXPECT_FALSE(checked(0, 1.001).is_fused_taken());
+  EXPECT_FALSE(checked(1.0 / 63, 0.2).is_fused_taken());
+  EXPECT_FALSE(checked(std::numeric_limits<double>::quiet_NaN(), 0.2).is_fused_taken());
+  EXPECT_FALSE(checked(std::numeric_limits<float>::max(), 0.2).is_fused_taken());
   CheckedProduct failed = checked(0, 0.2);
   failed.failure = "did not end within 60 s";
-  EXPECT_FALSE(failed.is_own_taken());
+  EXPECT_FALSE(failed.is_fused_taken());
 }
 
-std::string answer(const std::string& product, double own_error, double own_milliseconds) {
-  return R"({"product": ")" + product + R"(", "own_error": )" + std::to_string(own_error) +
-         R"(, "grouped_error": 0.004, "own_milliseconds": )" + std::to_string(own_milliseconds) +
+std::string answer(const std::string& product, double fused_error, double fused_milliseconds) {
+  return R"({"product": ")" + product + R"(", "own_error": )" + std::to_string(fused_error) +
+         R"(, "grouped_error": 0.004, "own_milliseconds": )" + std::to_string(fused_milliseconds) +
          R"(, "grouped_milliseconds": 1.0})";
 }
 
@@ -55,14 +55,14 @@ class Check {
   explicit Check(Scripts scripts = {}) : scripts_(std::move(scripts)) {
     check.device = {"NVIDIA H200", 13000, "0123abcd"};
     check.directory = scratch_ / "cache";
-    check.child = [this](MoeProduct product, const OwnProducts& own) {
-      const std::string name(kMoeProductNames[static_cast<size_t>(product)]);
+    check.child = [this](ExpertGemm product, const FusedKernelSet& own) {
+      const std::string name(kExpertGemmNames[static_cast<size_t>(product)]);
       const auto known = scripts_.find(name);
       const std::string script =
           known == scripts_.end() ? json_line(answer(name, 0.004, 0.5)) : known->second;
       return ChildProgram{.program = "/bin/sh",
                           .arguments = {"sh", "-c",
-                                        "echo " + name + "=" + own_products_text(own) + " >>" +
+                                        "echo " + name + "=" + fused_kernels_text(own) + " >>" +
                                             log().string() + "; " + script},
                           .environment = {"PATH=/bin:/usr/bin"}};
     };
@@ -72,7 +72,7 @@ class Check {
 
   std::string taken() {
     const auto table = check_products(check);
-    return table ? own_products_text(taken_products(*table)) : "not checked";
+    return table ? fused_kernels_text(taken_products(*table)) : "not checked";
   }
   std::filesystem::path log() const { return scratch_ / "children"; }
   size_t children() const {
@@ -95,7 +95,7 @@ class Check {
   Scripts scripts_;
 };
 
-const std::string kAll = own_products_text(~OwnProducts());
+const std::string kAll = fused_kernels_text(~FusedKernelSet());
 
 TEST(ProductCheck, takes_what_is_right_and_faster_and_says_so_once) {
   Check here(Scripts{{"projection", json_line(answer("projection", 0.004, 0.99))}});
@@ -222,7 +222,7 @@ TEST(ProductCheck, is_made_by_one_of_several_at_once) {
       starts.emplace_back([&] {
         ProductCheck own = here.check;
         own.log = [](const std::string& /*text*/) {};
-        mine = own_products_text(taken_products(*check_products(own)));
+        mine = fused_kernels_text(taken_products(*check_products(own)));
       });
     }
   }

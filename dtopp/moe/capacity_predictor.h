@@ -14,41 +14,42 @@
 
 namespace dtopp {
 
-constexpr double kPairMargin = 1.25;
+constexpr double kCapacityMargin = 1.25;
 
 // `pairs` times the margin, rounded up to a step of 1/64 to 1/32 of the result.
-inline int64_t room_for_pairs(double pairs, double margin = kPairMargin) {
+inline int64_t round_up_capacity(double pairs, double margin = kCapacityMargin) {
   const int64_t least = static_cast<int64_t>(margin * pairs) + 1;
   const int64_t step = std::max<int64_t>(std::bit_floor(static_cast<uint64_t>(least)) / 32, 1);
   return (least + step - 1) / step * step;
 }
 
-class PairLimits {
+class CapacityPredictor {
  public:
   // Predicts nothing: each micro-batch computes its own capacity.
-  PairLimits() = default;
-  explicit PairLimits(double margin) : margin_(margin) {}
+  CapacityPredictor() = default;
+  explicit CapacityPredictor(double margin) : margin_(margin) {}
 
   // Capacity per layer; empty: each micro-batch computes its own.
-  const std::vector<int64_t>& limits_L() const { return limits_L_; }
+  const std::vector<int64_t>& capacity_L() const { return capacity_L_; }
 
   // Records the largest number of pairs in a micro-batch of a step. A capacity stays while its spare part is
   // between 0.5 and 1.5 times the margin's.
-  void observe(std::span<const int64_t> most_pairs_L) {
+  void observe(std::span<const int64_t> max_assignments_L) {
     if (margin_ == 0) return;
-    limits_L_.resize(most_pairs_L.size(), -1);
-    for (size_t l = 0; l < limits_L_.size(); ++l) {
-      const auto most = static_cast<double>(most_pairs_L[l]), limit = static_cast<double>(limits_L_[l]);
+    capacity_L_.resize(max_assignments_L.size(), -1);
+    for (size_t l = 0; l < capacity_L_.size(); ++l) {
+      const auto most = static_cast<double>(max_assignments_L[l]),
+                 limit = static_cast<double>(capacity_L_[l]);
       const double spare = (margin_ - 1) * most;
       if (limit < most + 0.5 * spare || limit > most + 1.5 * spare)
-        limits_L_[l] = room_for_pairs(most, margin_);
+        capacity_L_[l] = round_up_capacity(most, margin_);
     }
   }
-  void forget() { limits_L_.clear(); }
+  void forget() { capacity_L_.clear(); }
 
  private:
   double margin_ = 0;
-  std::vector<int64_t> limits_L_;
+  std::vector<int64_t> capacity_L_;
 };
 
 }  // namespace dtopp

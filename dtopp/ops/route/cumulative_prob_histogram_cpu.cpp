@@ -2,7 +2,7 @@
 #include <functional>
 #include <type_traits>
 
-#include "dtopp/ops/route/mass_bins.h"
+#include "dtopp/ops/route/cumulative_prob_bins.h"
 #include "dtopp/ops/route/route_cpu.h"
 
 namespace dtopp {
@@ -40,7 +40,7 @@ template <typename Real>
   int32_t* bin = buffers.chosen.data();
   compare_all(buffers.p.data(), static_cast<int32_t>(experts), key, buffers.s.data());
 #pragma omp simd
-  for (int64_t e = 0; e < experts; ++e) bin[e] = mass_bin(before[e]);
+  for (int64_t e = 0; e < experts; ++e) bin[e] = cumulative_prob_bin(before[e]);
   for (int64_t e = 0; e < experts; ++e) ++histogram[bin[e]];
   --histogram[0];  // the likeliest expert has no expert before it
 }
@@ -51,7 +51,7 @@ template <typename Real>
   std::sort(buffers.p.begin(), buffers.p.end(), std::greater<>());
   double before = buffers.p[0];
   for (int64_t n = 1; n < limit; ++n) {
-    ++histogram[mass_bin(before)];
+    ++histogram[cumulative_prob_bin(before)];
     before += buffers.p[n];
   }
 }
@@ -74,9 +74,10 @@ void count_tokens(const Real* logits, int64_t tokens, int64_t experts, int64_t s
   }
 }
 
-at::Tensor mass_histogram_cpu(const at::Tensor& logits_TE, const at::Tensor& scale,
-                              c10::string_view normalization, int64_t max_experts, int64_t stride) {
-  check_mass_histogram(logits_TE, scale, normalization, max_experts, stride);
+at::Tensor cumulative_prob_histogram_cpu(const at::Tensor& logits_TE, const at::Tensor& scale,
+                                         c10::string_view normalization, int64_t max_experts,
+                                         int64_t stride) {
+  check_cumulative_prob_histogram(logits_TE, scale, normalization, max_experts, stride);
   const RouteOptions options =
       parse_options(normalization, /*top_k=*/0, max_experts, /*renormalize=*/false, /*threshold=*/0);
   const int64_t tokens = logits_TE.size(0), experts = logits_TE.size(1);
@@ -84,8 +85,8 @@ at::Tensor mass_histogram_cpu(const at::Tensor& logits_TE, const at::Tensor& sca
   const int64_t counted = (tokens + stride - 1) / stride;
   const int64_t chunks = (counted + kTokensPerChunk - 1) / kTokensPerChunk;
   const int64_t shares = std::clamp<int64_t>(at::get_num_threads(), 1, std::max<int64_t>(chunks, 1));
-  const at::Tensor counts_SM = at::zeros({shares, kMassBins}, logits_TE.options().dtype(at::kLong));
-  AT_DISPATCH_FLOATING_TYPES(z_TE.scalar_type(), "mass_histogram", [&] {
+  const at::Tensor counts_SM = at::zeros({shares, kCumulativeProbBins}, logits_TE.options().dtype(at::kLong));
+  AT_DISPATCH_FLOATING_TYPES(z_TE.scalar_type(), "cumulative_prob_histogram", [&] {
     const auto theta = options.learn_scale ? scale.item<scalar_t>() : scalar_t(1);
     const scalar_t* logits = z_TE.const_data_ptr<scalar_t>();
     int64_t* counts = counts_SM.mutable_data_ptr<int64_t>();
@@ -94,7 +95,7 @@ at::Tensor mass_histogram_cpu(const at::Tensor& logits_TE, const at::Tensor& sca
         const int64_t first = counted * s / shares * stride, last = counted * (s + 1) / shares * stride;
         run_widest([&] {
           count_tokens(logits + first * experts, std::min(last, tokens) - first, experts, stride, options,
-                       theta, counts + s * kMassBins);
+                       theta, counts + s * kCumulativeProbBins);
         });
       }
     });
@@ -104,6 +105,6 @@ at::Tensor mass_histogram_cpu(const at::Tensor& logits_TE, const at::Tensor& sca
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(dtopp, CPU, m) { m.impl("mass_histogram", mass_histogram_cpu); }
+TORCH_LIBRARY_IMPL(dtopp, CPU, m) { m.impl("cumulative_prob_histogram", cumulative_prob_histogram_cpu); }
 
 }  // namespace dtopp

@@ -1,4 +1,4 @@
-#include "dtopp/moe/mass_sampling.h"
+#include "dtopp/moe/cumulative_prob_sampling.h"
 
 #include <gtest/gtest.h>
 
@@ -6,11 +6,11 @@ namespace dtopp {
 namespace {
 
 int64_t stride(int64_t num_experts, int64_t tokens_per_sample = 2048, int64_t tokens_per_step = 1 << 20) {
-  return mass_sampling({}, num_experts, tokens_per_sample, tokens_per_step).stride;
+  return cumulative_prob_sampling({}, num_experts, tokens_per_sample, tokens_per_step).stride;
 }
 
 // docs/controller.md
-TEST(MassSampling, takes_fewer_tokens_from_32_experts_on) {
+TEST(CumulativeProbSampling, takes_fewer_tokens_from_32_experts_on) {
   EXPECT_EQ(stride(8), 1);
   EXPECT_EQ(stride(31), 1);
   EXPECT_EQ(stride(32), 2);
@@ -20,7 +20,7 @@ TEST(MassSampling, takes_fewer_tokens_from_32_experts_on) {
   EXPECT_EQ(stride(1024), 8);
 }
 
-TEST(MassSampling, leaves_2048_tokens_a_step_and_divides_a_sample) {
+TEST(CumulativeProbSampling, leaves_2048_tokens_a_step_and_divides_a_sample) {
   EXPECT_EQ(stride(128, 2048, 8 * 2048), 8);
   EXPECT_EQ(stride(128, 2048, 8 * 2048 - 1), 4);
   EXPECT_EQ(stride(128, 2048, 2047), 1);
@@ -28,10 +28,10 @@ TEST(MassSampling, leaves_2048_tokens_a_step_and_divides_a_sample) {
   EXPECT_EQ(stride(128, 77), 1);
 }
 
-TEST(MassSampling, takes_none_where_no_target_is_held) {
+TEST(CumulativeProbSampling, takes_none_where_no_target_is_held) {
   RoutingConfig config;
   config.method = RoutingMethod::kTopP;
-  EXPECT_EQ(mass_sampling(config, 64, 2048, 1 << 20).stride, 0);
+  EXPECT_EQ(cumulative_prob_sampling(config, 64, 2048, 1 << 20).stride, 0);
 }
 
 }  // namespace

@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "dtopp/ops/core/call_op.h"
-#include "dtopp/ops/moe_ffn/cuda/tune/check_moe_product_cuda.h"
+#include "dtopp/ops/moe_ffn/cuda/tune/check_expert_gemm_cuda.h"
 #include "tests/ops/cuda/on_host.h"
 
 namespace dtopp::check_moe_product_test {
@@ -22,9 +22,9 @@ constexpr double kMostError = 1.0 / 64;  // the limit of CheckedProduct
 // The first cases of product_cases(); the others take long on a CPU.
 constexpr size_t kQuickCases = 2;
 
-std::vector<MoeProduct> all_products() {
-  std::vector<MoeProduct> products;
-  for (const auto name : kMoeProductNames) products.push_back(*moe_product_named(name));
+std::vector<ExpertGemm> all_products() {
+  std::vector<ExpertGemm> products;
+  for (const auto name : kExpertGemmNames) products.push_back(*expert_gemm_named(name));
   return products;
 }
 
@@ -36,39 +36,39 @@ class Results {
  public:
   explicit Results(const ProductInputs& inputs) : inputs_(inputs) {}
 
-  ProductErrors errors_with(MoeProduct product, const Lie& lie) {
+  ProductErrors errors_with(ExpertGemm product, const Lie& lie) {
     return cuda::compare_product(product, {}, inputs_,
-                                 [&](MoeProduct which, const cuda::Pairs& pairs, const ProductInputs& given) {
-                                   const bool own = pairs.products.by_own_kernel(which);
-                                   auto [known, is_new] = results_.try_emplace({which, own});
+                                 [&](ExpertGemm which, const cuda::Pairs& pairs, const ProductInputs& given) {
+                                   const bool fused = pairs.products.is_fused(which);
+                                   auto [known, is_new] = results_.try_emplace({which, fused});
                                    if (is_new) known->second = cuda::run_product(which, pairs, given);
                                    std::vector<at::Tensor> results;
                                    for (const at::Tensor& result : known->second)
                                      results.push_back(result.clone());
-                                   if (own) lie(results, given);
+                                   if (fused) lie(results, given);
                                    return results;
                                  });
   }
 
  private:
   const ProductInputs& inputs_;
-  std::map<std::pair<MoeProduct, bool>, std::vector<at::Tensor>> results_;
+  std::map<std::pair<ExpertGemm, bool>, std::vector<at::Tensor>> results_;
 };
 
-TEST(CheckMoeProductOnHost, finds_the_kernels_right) {
+TEST(CheckExpertGemmOnHost, finds_the_kernels_right) {
   for (size_t n = 0; n < kQuickCases; ++n) {
     const ProductInputs inputs(cuda::product_cases()[n], at::kCPU);
-    for (const MoeProduct product : all_products()) {
+    for (const ExpertGemm product : all_products()) {
       const ProductErrors errors = cuda::compare_product(product, {}, inputs);
       SCOPED_TRACE(testing::Message() << static_cast<int>(product) << " " << inputs.x_TD.sizes());
-      EXPECT_LE(errors.own, kMostError);
+      EXPECT_LE(errors.fused, kMostError);
       EXPECT_LE(errors.grouped, kMostError);
-      EXPECT_GT(errors.own, 1e-5) << "bf16 rounds";
+      EXPECT_GT(errors.fused, 1e-5) << "bf16 rounds";
     }
   }
 }
 
-TEST(CheckMoeProductOnHost, finds_every_lie) {
+TEST(CheckExpertGemmOnHost, finds_every_lie) {
   const ProductInputs inputs({{3, 0, 5}, 16, 24}, at::kCPU);
   Results results(inputs);
   const float nan = std::numeric_limits<float>::quiet_NaN();
@@ -98,60 +98,61 @@ TEST(CheckMoeProductOnHost, finds_every_lie) {
          else
            results[0][1].fill_(1);  // the gradient of an expert without rows
        }}};
-  for (const MoeProduct product : all_products()) {
+  for (const ExpertGemm product : all_products()) {
     for (const auto& [name, lie] : lies) {
       const ProductErrors errors = results.errors_with(product, lie);
       SCOPED_TRACE(testing::Message() << static_cast<int>(product) << " " << name);
-      EXPECT_GT(errors.own, kMostError);
+      EXPECT_GT(errors.fused, kMostError);
       EXPECT_LE(errors.grouped, kMostError);
     }
   }
 }
 
-TEST(CheckMoeProductOnHost, takes_other_products_as_they_are) {
+TEST(CheckExpertGemmOnHost, takes_other_products_as_they_are) {
   const ProductInputs inputs(cuda::product_cases()[0], at::kCPU);
-  std::vector<unsigned long> own;
-  cuda::compare_product(MoeProduct::kDownGradient, OwnProducts("000101"), inputs,
-                        [&](MoeProduct product, const cuda::Pairs& pairs, const ProductInputs& given) {
-                          own.push_back(pairs.products.own.to_ulong());
+  std::vector<unsigned long> fused;
+  cuda::compare_product(ExpertGemm::kDownGradient, FusedKernelSet("000101"), inputs,
+                        [&](ExpertGemm product, const cuda::Pairs& pairs, const ProductInputs& given) {
+                          fused.push_back(pairs.products.fused.to_ulong());
                           EXPECT_TRUE(pairs.products.grouped);
                           return cuda::run_product(product, pairs, given);
                         });
-  EXPECT_EQ(own, (std::vector<unsigned long>{0b010101, 0b000101}));
+  EXPECT_EQ(fused, (std::vector<unsigned long>{0b010101, 0b000101}));
 }
 
 // Products per expert replace at::_grouped_mm when there are too many experts for it.
-TEST(CheckMoeProductOnHost, products_an_expert_go_with_own_kernels_too) {
+TEST(CheckExpertGemmOnHost, products_an_expert_go_with_own_kernels_too) {
   const ProductInputs inputs({{3, 0, 5}, 16, 24}, at::kCPU);
-  for (const MoeProduct product : all_products()) {
+  for (const ExpertGemm product : all_products()) {
     const ProductErrors errors = cuda::compare_product(
-        product, OwnProducts("010101"), inputs,
-        [](MoeProduct which, const cuda::Pairs& pairs, const ProductInputs& given) {
-          return cuda::run_product(which, cuda::pairs_of(given, {pairs.products.own, false}), given);
+        product, FusedKernelSet("010101"), inputs,
+        [](ExpertGemm which, const cuda::Pairs& pairs, const ProductInputs& given) {
+          return cuda::run_product(which, cuda::pairs_of(given, {pairs.products.fused, false}), given);
         });
-    EXPECT_LE(errors.own, kMostError) << static_cast<int>(product);
+    EXPECT_LE(errors.fused, kMostError) << static_cast<int>(product);
     EXPECT_LE(errors.grouped, kMostError) << static_cast<int>(product);
   }
 }
 
-TEST(CheckMoeProductOnHost, is_an_operator_that_takes_known_products) {
-  const auto call = [](const std::string& product, const std::string& own) {
+TEST(CheckExpertGemmOnHost, is_an_operator_that_takes_known_products) {
+  const auto call = [](const std::string& product, const std::string& fused) {
     using Numbers = std::tuple<double, double, double, double>;
-    call_op<"dtopp::check_moe_product", Numbers(const std::string&, const std::string&, int64_t)>(
-        product, own, int64_t{0});
+    call_op<"dtopp::check_expert_gemm", Numbers(const std::string&, const std::string&, int64_t)>(
+        product, fused, int64_t{0});
   };
-  for (const auto& [product, own] :
+  for (const auto& [product, fused] :
        {std::pair("activate", "fused"), std::pair("activation", "fast"), std::pair("", "")})
-    EXPECT_THAT([&] { call(product, own); }, testing::ThrowsMessage<c10::Error>(
-                                                 testing::HasSubstr("check_moe_product: expected one of ")));
+    EXPECT_THAT(
+        [&] { call(product, fused); },
+        testing::ThrowsMessage<c10::Error>(testing::HasSubstr("check_expert_gemm: expected one of ")));
 }
 
 // On the host the fused kernel runs thread by thread, so it is slower.
-TEST(CheckMoeProductOnHost, finds_which_is_faster) {
+TEST(CheckExpertGemmOnHost, finds_which_is_faster) {
   const ProductInputs inputs(cuda::product_cases()[0], at::kCPU);
-  const cuda::ProductTimes times = cuda::time_product(MoeProduct::kDownGradient, {}, inputs);
+  const cuda::ProductTimes times = cuda::time_product(ExpertGemm::kDownGradient, {}, inputs);
   EXPECT_GT(times.grouped, 0);
-  EXPECT_GT(times.own, times.grouped);
+  EXPECT_GT(times.fused, times.grouped);
 }
 
 }  // namespace

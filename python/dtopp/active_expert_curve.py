@@ -1,5 +1,5 @@
 """The number of experts that tokens would select at every threshold in a step, from the counts of
-dtopp.functional.mass_histogram. Within a bin, probabilities are taken as evenly spread. C: controllers, M:
+dtopp.functional.cumulative_prob_histogram. Within a bin, probabilities are taken as evenly spread. C: controllers, M:
 bins.
 """
 
@@ -19,7 +19,7 @@ def bin_edges(device: torch.device) -> Tensor:
     return torch.cat([lower, lower.new_full((1,), 0.5), 1 - lower.flip(0)])
 
 
-class MassCurve:
+class ActiveExpertCurve:
     """The curve a(p) of a step, shifted so that at the step's threshold it equals the number that was
     counted.
 
@@ -29,9 +29,9 @@ class MassCurve:
         tokens_C: the number of tokens in the histogram.
     """
 
-    def __init__(self, masses_CM: Tensor, threshold_C: Tensor, active_C: Tensor, tokens_C: Tensor) -> None:
-        self._edges = bin_edges(masses_CM.device)
-        self._masses_CM, self._up_to_CM = masses_CM, masses_CM.cumsum(1)
+    def __init__(self, prob_histogram_CM: Tensor, threshold_C: Tensor, active_C: Tensor, tokens_C: Tensor) -> None:
+        self._edges = bin_edges(prob_histogram_CM.device)
+        self._prob_histogram_CM, self._up_to_CM = prob_histogram_CM, prob_histogram_CM.cumsum(1)
         self._threshold_C, self._active_C, self._tokens_C = threshold_C, active_C, tokens_C
         self._below_C = self._below(threshold_C)
 
@@ -48,15 +48,15 @@ class MassCurve:
         return rise_C.clamp(min=MIN_THRESHOLD) / (high_C - low_C).clamp(min=MIN_THRESHOLD)
 
     def _below(self, p_C: Tensor) -> Tensor:
-        bin_C = (torch.searchsorted(self._edges, p_C, right=True) - 1).clamp(0, self._masses_CM.shape[1] - 1)
+        bin_C = (torch.searchsorted(self._edges, p_C, right=True) - 1).clamp(0, self._prob_histogram_CM.shape[1] - 1)
         begin_C, end_C = self._edges[bin_C], self._edges[bin_C + 1]
-        return _at(self._up_to_CM, bin_C) - _at(self._masses_CM, bin_C) * ((end_C - p_C) / (end_C - begin_C))
+        return _at(self._up_to_CM, bin_C) - _at(self._prob_histogram_CM, bin_C) * ((end_C - p_C) / (end_C - begin_C))
 
     def _at_count(self, count_C: Tensor) -> Tensor:
         bin_C = torch.searchsorted(self._up_to_CM, count_C[:, None])[:, 0]
-        bin_C = bin_C.clamp(0, self._masses_CM.shape[1] - 1)
+        bin_C = bin_C.clamp(0, self._prob_histogram_CM.shape[1] - 1)
         begin_C, end_C = self._edges[bin_C], self._edges[bin_C + 1]
-        beyond_C = (_at(self._up_to_CM, bin_C) - count_C) / _at(self._masses_CM, bin_C)
+        beyond_C = (_at(self._up_to_CM, bin_C) - count_C) / _at(self._prob_histogram_CM, bin_C)
         p_C = (end_C - (end_C - begin_C) * beyond_C).clamp(MIN_THRESHOLD, MAX_THRESHOLD)
         p_C = torch.where(count_C <= 0, MIN_THRESHOLD, p_C)
         return torch.where(count_C >= self._up_to_CM[:, -1], MAX_THRESHOLD, p_C)

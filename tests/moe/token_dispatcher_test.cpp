@@ -1,4 +1,4 @@
-#include "dtopp/moe/expert_exchange.h"
+#include "dtopp/moe/token_dispatcher.h"
 
 #include <atomic>
 #include <random>
@@ -50,7 +50,7 @@ Case random_case(uint64_t seed) {
   return c;
 }
 
-Result run(const ExpertExchange& experts, const Case& c, int64_t rank) {
+Result run(const AllToAllTokenDispatcher& experts, const Case& c, int64_t rank) {
   const auto index = static_cast<size_t>(rank);
   const auto own = [&](const at::Tensor& weight) {
     const int64_t each = weight.size(0) / c.ranks;
@@ -99,7 +99,7 @@ std::vector<Result> run_together(const Case& c, bool reproducible) {
   return results;
 }
 
-TEST(ExpertExchange, is_the_layer_of_one_rank_to_the_bit) {
+TEST(AllToAllTokenDispatcher, is_the_layer_of_one_rank_to_the_bit) {
   for (uint64_t seed = 0; seed < 30; ++seed) {
     SCOPED_TRACE(seed);
     const Case c = random_case(seed);
@@ -115,7 +115,7 @@ TEST(ExpertExchange, is_the_layer_of_one_rank_to_the_bit) {
   }
 }
 
-TEST(ExpertExchange, is_close_to_it_where_bits_may_differ) {
+TEST(AllToAllTokenDispatcher, is_close_to_it_where_bits_may_differ) {
   for (uint64_t seed = 0; seed < 10; ++seed) {
     SCOPED_TRACE(seed);
     const Case c = random_case(seed);
@@ -128,11 +128,11 @@ TEST(ExpertExchange, is_close_to_it_where_bits_may_differ) {
   }
 }
 
-// max_pairs and the number of token-expert pairs, per call of moe_ffn in this thread.
+// capacity and the number of token-expert pairs, per call of moe_ffn in this thread.
 thread_local std::vector<std::pair<int64_t, int64_t>> room_and_pairs;
 
 // The CPU kernel allocates the capacity it needs, so the test checks the operator's arguments.
-TEST(ExpertExchange, makes_room_for_the_pairs_that_come) {
+TEST(AllToAllTokenDispatcher, makes_room_for_the_pairs_that_come) {
   std::atomic<int64_t> calls = 0;
   for (uint64_t seed = 0; seed < 20; ++seed) {
     SCOPED_TRACE(seed);
@@ -155,9 +155,9 @@ TEST(ExpertExchange, makes_room_for_the_pairs_that_come) {
   EXPECT_GT(calls, 20);
 }
 
-TEST(ExpertExchange, refuses_gates_that_are_not_those_of_all_experts) {
+TEST(AllToAllTokenDispatcher, refuses_gates_that_are_not_those_of_all_experts) {
   SingleRank alone;
-  const ExpertExchange experts(alone, true);
+  const AllToAllTokenDispatcher experts(alone, true);
   EXPECT_THROW(experts(at::zeros({2, 4}), at::zeros({2, 3}), at::zeros({2, 6, 4}), at::zeros({2, 4, 3})),
                c10::Error);
 }

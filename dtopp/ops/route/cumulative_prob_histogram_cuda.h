@@ -1,5 +1,5 @@
-// mass_histogram's CUDA kernel, as a plain function of device pointers. mass_histogram.h describes the
-// result.
+// cumulative_prob_histogram's CUDA kernel, as a plain function of device pointers.
+// cumulative_prob_histogram.h describes the result.
 #pragma once
 
 #include "dtopp/ops/route/route_cuda.h"
@@ -7,17 +7,17 @@
 namespace dtopp::cuda {
 
 template <typename Scalar>
-struct MassHistogram {
+struct CumulativeProbHistogram {
   using Real = Accumulator<Scalar>;
   const Scalar* logits_TE;
   const Real* scale;  // []
   int64_t tokens, experts, stride;
   RouteRule rule;
-  int64_t* counts;  // [kMassBins], zeros on entry
+  int64_t* counts;  // [kCumulativeProbBins], zeros on entry
 };
 
 // Scalar: float, Bfloat16 or double.
 template <typename Scalar>
-void mass_histogram(const MassHistogram<Scalar>& of, Stream stream);
+void cumulative_prob_histogram(const CumulativeProbHistogram<Scalar>& of, Stream stream);
 
 }  // namespace dtopp::cuda

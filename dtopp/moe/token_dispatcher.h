@@ -21,14 +21,15 @@
 
 namespace dtopp {
 
-class ExpertExchange {
+class AllToAllTokenDispatcher {
  public:
   // `ranks` is the EP group, which this object must use alone.
   //
   // `reproducible` computes each source rank's rows separately and adds their weight gradients along the tree
   // (tree_sum.h). In fp32, a step then has the bits of one rank that holds all experts, if K is a power of
   // two that divides E.
-  ExpertExchange(Collectives& ranks, bool reproducible) : ranks_(ranks), reproducible_(reproducible) {}
+  AllToAllTokenDispatcher(Collectives& ranks, bool reproducible)
+      : ranks_(ranks), reproducible_(reproducible) {}
 
   // Computes moe_ffn (ops/moe_ffn/moe_ffn.h) of this rank's tokens with all gates of the layer and this
   // rank's expert weights. It is differentiable: weight gradients include the rows of all ranks. T may be 0

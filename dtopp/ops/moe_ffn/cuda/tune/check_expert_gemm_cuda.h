@@ -36,24 +36,24 @@ struct ProductInputs {
 // that it was written to and added to once more (twice the gradient). `pairs` must be those of `inputs`
 // (pairs_of).
 using RunProduct =
-    std::function<std::vector<at::Tensor>(MoeProduct, const Pairs& pairs, const ProductInputs& inputs)>;
-std::vector<at::Tensor> run_product(MoeProduct product, const Pairs& pairs, const ProductInputs& inputs);
+    std::function<std::vector<at::Tensor>(ExpertGemm, const Pairs& pairs, const ProductInputs& inputs)>;
+std::vector<at::Tensor> run_product(ExpertGemm product, const Pairs& pairs, const ProductInputs& inputs);
 
 Pairs pairs_of(const ProductInputs& inputs, const Products& products);
 
 // The largest |result - exact| / (|exact| + root mean square of exact), where exact is the reference path in
 // fp32. It is the largest float if a result is not finite, or if a fused kernel wrote rows beyond the pairs.
 struct ProductErrors {
-  double own = 0, grouped = 0;
+  double fused = 0, grouped = 0;
 };
 // others: the other GEMMs that use fused kernels.
-ProductErrors compare_product(MoeProduct product, const OwnProducts& others, const ProductInputs& inputs,
+ProductErrors compare_product(ExpertGemm product, const FusedKernelSet& others, const ProductInputs& inputs,
                               const RunProduct& run = run_product);
 
 struct ProductTimes {
-  double own, grouped;  // milliseconds, medians
+  double fused, grouped;  // milliseconds, medians
 };
 // Adds a weight's gradient to a sum, as in a training step.
-ProductTimes time_product(MoeProduct product, const OwnProducts& others, const ProductInputs& inputs);
+ProductTimes time_product(ExpertGemm product, const FusedKernelSet& others, const ProductInputs& inputs);
 
 }  // namespace dtopp::cuda

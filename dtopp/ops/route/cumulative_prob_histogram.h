@@ -20,9 +20,9 @@ namespace dtopp {
 // skips tokens whose logits are not finite: they have one expert. Not differentiable.
 //
 // Shapes:        logits_TE, scale and normalization as in route
-// Returns:       int64 [kMassBins] (mass_bins.h)
-// Throws:        c10::Error "mass_histogram: …" in the same cases as route
-at::Tensor mass_histogram(const at::Tensor& logits_TE, const at::Tensor& scale,
-                          std::string_view normalization, int64_t max_experts, int64_t stride);
+// Returns:       int64 [kCumulativeProbBins] (cumulative_prob_bins.h)
+// Throws:        c10::Error "cumulative_prob_histogram: …" in the same cases as route
+at::Tensor cumulative_prob_histogram(const at::Tensor& logits_TE, const at::Tensor& scale,
+                                     std::string_view normalization, int64_t max_experts, int64_t stride);
 
 }  // namespace dtopp

@@ -1,7 +1,7 @@
 // One warp per token, with the probabilities in registers and also in shared memory, where each is compared
 // with all others. Counts are integers, added in shared memory and then by global atomics.
-#include "dtopp/ops/route/mass_bins.h"
-#include "dtopp/ops/route/mass_histogram_cuda.h"
+#include "dtopp/ops/route/cumulative_prob_bins.h"
+#include "dtopp/ops/route/cumulative_prob_histogram_cuda.h"
 #include "dtopp/ops/route/route_token_cuda.h"
 
 namespace dtopp::cuda {
@@ -10,14 +10,14 @@ namespace {
 // A block's shared memory: its counts, then each warp's probabilities.
 template <typename Real>
 size_t block_bytes(int64_t experts) {
-  return kMassBins * sizeof(int) + kRouteWarps * static_cast<size_t>(experts) * sizeof(Real);
+  return kCumulativeProbBins * sizeof(int) + kRouteWarps * static_cast<size_t>(experts) * sizeof(Real);
 }
 
 template <typename Scalar, int kPerLane>
-__device__ void count_token(const MassHistogram<Scalar>& of, int64_t t,
-                            typename MassHistogram<Scalar>::Real theta,
-                            typename MassHistogram<Scalar>::Real* p_E, int* counts) {
-  using Real = typename MassHistogram<Scalar>::Real;
+__device__ void count_token(const CumulativeProbHistogram<Scalar>& of, int64_t t,
+                            typename CumulativeProbHistogram<Scalar>::Real theta,
+                            typename CumulativeProbHistogram<Scalar>::Real* p_E, int* counts) {
+  using Real = typename CumulativeProbHistogram<Scalar>::Real;
   const int experts = static_cast<int>(of.experts);
   const int limit = of.rule.max_experts > 0 ? min(of.rule.max_experts, experts) : experts;
   RouteToken<Real, kPerLane> token;
@@ -36,24 +36,25 @@ __device__ void count_token(const MassHistogram<Scalar>& of, int64_t t,
       before += first ? p_E[other] : Real(0);
       rank += first ? 1 : 0;
     }
-    if (rank > 0 && rank < limit) atomicAdd(counts + mass_bin(before), 1);
+    if (rank > 0 && rank < limit) atomicAdd(counts + cumulative_prob_bin(before), 1);
   }
   __syncwarp();
 }
 
 template <typename Scalar, int kPerLane>
-__global__ void __launch_bounds__(kRouteThreads) mass_histogram_kernel(MassHistogram<Scalar> of) {
-  using Real = typename MassHistogram<Scalar>::Real;
+__global__ void __launch_bounds__(kRouteThreads)
+    cumulative_prob_histogram_kernel(CumulativeProbHistogram<Scalar> of) {
+  using Real = typename CumulativeProbHistogram<Scalar>::Real;
   auto* counts = reinterpret_cast<int*>(shared_memory());
-  auto* p_E = reinterpret_cast<Real*>(counts + kMassBins) + warp_index() * of.experts;
-  for (int m = static_cast<int>(threadIdx.x); m < kMassBins; m += kRouteThreads) counts[m] = 0;
+  auto* p_E = reinterpret_cast<Real*>(counts + kCumulativeProbBins) + warp_index() * of.experts;
+  for (int m = static_cast<int>(threadIdx.x); m < kCumulativeProbBins; m += kRouteThreads) counts[m] = 0;
   __syncthreads();
   const Real theta = of.rule.learn_scale ? *of.scale : Real(1);
   const int64_t step = static_cast<int64_t>(gridDim.x) * kRouteWarps;
   for (int64_t n = blockIdx.x * kRouteWarps + warp_index(); n * of.stride < of.tokens; n += step)
     count_token<Scalar, kPerLane>(of, n * of.stride, theta, p_E, counts);
   __syncthreads();
-  for (int m = static_cast<int>(threadIdx.x); m < kMassBins; m += kRouteThreads) {
+  for (int m = static_cast<int>(threadIdx.x); m < kCumulativeProbBins; m += kRouteThreads) {
     if (counts[m] != 0)
       atomicAdd(reinterpret_cast<unsigned long long*>(of.counts + m),
                 static_cast<unsigned long long>(counts[m]));
@@ -63,21 +64,21 @@ __global__ void __launch_bounds__(kRouteThreads) mass_histogram_kernel(MassHisto
 }  // namespace
 
 template <typename Scalar>
-void mass_histogram(const MassHistogram<Scalar>& of, Stream stream) {
+void cumulative_prob_histogram(const CumulativeProbHistogram<Scalar>& of, Stream stream) {
   constexpr int64_t kBlocksOfMultiprocessor = 4;
   const int64_t needed = ceil_divide(ceil_divide(of.tokens, of.stride), kTokensPerBlock);
   const int64_t blocks = needed < kBlocksOfMultiprocessor * current_device().multiprocessors
                              ? needed
                              : kBlocksOfMultiprocessor * current_device().multiprocessors;
   dispatch_per_lane(of.experts, [&](auto per_lane) {
-    launch({"mass_histogram", stream, blocks, kRouteThreads,
-            block_bytes<typename MassHistogram<Scalar>::Real>(of.experts)},
-           mass_histogram_kernel<Scalar, per_lane()>, of);
+    launch({"cumulative_prob_histogram", stream, blocks, kRouteThreads,
+            block_bytes<typename CumulativeProbHistogram<Scalar>::Real>(of.experts)},
+           cumulative_prob_histogram_kernel<Scalar, per_lane()>, of);
   });
 }
 
-template void mass_histogram(const MassHistogram<float>&, Stream);
-template void mass_histogram(const MassHistogram<double>&, Stream);
-template void mass_histogram(const MassHistogram<Bfloat16>&, Stream);
+template void cumulative_prob_histogram(const CumulativeProbHistogram<float>&, Stream);
+template void cumulative_prob_histogram(const CumulativeProbHistogram<double>&, Stream);
+template void cumulative_prob_histogram(const CumulativeProbHistogram<Bfloat16>&, Stream);
 
 }  // namespace dtopp::cuda

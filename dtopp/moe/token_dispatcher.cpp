@@ -1,4 +1,4 @@
-#include "dtopp/moe/expert_exchange.h"
+#include "dtopp/moe/token_dispatcher.h"
 
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -12,7 +12,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 // The dispatch plan: the rows that a layer sends to each rank, for both directions.
-struct Journey final : torch::CustomClassHolder {
+struct DispatchPlan final : torch::CustomClassHolder {
   Collectives* ranks = nullptr;
   int64_t tokens = 0;                   // tokens of this rank
   std::vector<at::Tensor> token_S;      // per rank: the tokens that are sent to it, ascending
@@ -20,11 +20,11 @@ struct Journey final : torch::CustomClassHolder {
   std::vector<int64_t> received_pairs;  // token-expert pairs in the rows of each source rank
 
   // Sends rows of this rank's tokens to the ranks of their experts.
-  at::Tensor go(const std::vector<at::Tensor>& rows_to_rank, const char* what) const {
+  at::Tensor dispatch(const std::vector<at::Tensor>& rows_to_rank, const char* what) const {
     return exchange(at::cat(rows_to_rank), {received, sent}, what);
   }
   // Returns one row per received row to the rank that sent it.
-  std::vector<at::Tensor> come_back(const at::Tensor& rows, const char* what) const {
+  std::vector<at::Tensor> combine(const at::Tensor& rows, const char* what) const {
     return exchange(rows.contiguous(), {sent, received}, what).split_with_sizes(sent);
   }
   std::vector<at::Tensor> select(const at::Tensor& x_TD) const {
@@ -52,19 +52,19 @@ struct Journey final : torch::CustomClassHolder {
     return out;
   }
 };
-using JourneyPointer = c10::intrusive_ptr<Journey>;
+using DispatchPlanPointer = c10::intrusive_ptr<DispatchPlan>;
 
-constexpr const char* kJourney = "journey";
+constexpr const char* kPlan = "plan";
 
-void keep(AutogradContext* context, const JourneyPointer& journey) {
-  context->saved_data[kJourney] = c10::IValue::make_capsule(journey);
+void save_plan(AutogradContext* context, const DispatchPlanPointer& plan) {
+  context->saved_data[kPlan] = c10::IValue::make_capsule(plan);
 }
 
-JourneyPointer kept(AutogradContext* context) {
-  return c10::static_intrusive_pointer_cast<Journey>(context->saved_data[kJourney].toCapsule());
+DispatchPlanPointer saved_plan(AutogradContext* context) {
+  return c10::static_intrusive_pointer_cast<DispatchPlan>(context->saved_data[kPlan].toCapsule());
 }
 
-std::vector<at::Tensor> slices(const at::Tensor& gates_TE, int64_t ranks) {
+std::vector<at::Tensor> gates_by_rank(const at::Tensor& gates_TE, int64_t ranks) {
   return gates_TE.split(gates_TE.size(1) / ranks, 1);
 }
 
@@ -73,10 +73,10 @@ std::vector<int64_t> column(const at::Tensor& numbers, int64_t index) {
   return {of_all.const_data_ptr<int64_t>(), of_all.const_data_ptr<int64_t>() + of_all.numel()};
 }
 
-JourneyPointer plan_journey(Collectives& ranks, const at::Tensor& gates_TE) {
-  auto journey = c10::make_intrusive<Journey>();
-  journey->ranks = &ranks;
-  journey->tokens = gates_TE.size(0);
+DispatchPlanPointer make_dispatch_plan(Collectives& ranks, const at::Tensor& gates_TE) {
+  auto plan = c10::make_intrusive<DispatchPlan>();
+  plan->ranks = &ranks;
+  plan->tokens = gates_TE.size(0);
   // The host needs these counts. On a device it waits twice: for this copy and for nonzero() below.
   const int64_t experts = gates_TE.size(1) / ranks.size();
   const at::Tensor pairs_KT = gates_TE.detach().ne(0).view({-1, ranks.size(), experts}).sum(2).t();
@@ -84,31 +84,31 @@ JourneyPointer plan_journey(Collectives& ranks, const at::Tensor& gates_TE) {
   const at::Tensor sent_K2 = at::stack({goes_KT.sum(1), pairs_KT.sum(1)}, 1).cpu();
   const at::Tensor received_K2 = at::empty_like(sent_K2);
   ranks.all_to_all(received_K2, sent_K2, {}, "dispatch").wait();
-  journey->sent = column(sent_K2, 0);
-  journey->received = column(received_K2, 0);
-  journey->received_pairs = column(received_K2, 1);
-  journey->token_S = goes_KT.nonzero().select(1, 1).split_with_sizes(journey->sent);
-  return journey;
+  plan->sent = column(sent_K2, 0);
+  plan->received = column(received_K2, 0);
+  plan->received_pairs = column(received_K2, 1);
+  plan->token_S = goes_KT.nonzero().select(1, 1).split_with_sizes(plan->sent);
+  return plan;
 }
 
 // Sends rows and gates to the ranks of their experts.
 struct Dispatch : torch::autograd::Function<Dispatch> {
   static variable_list forward(AutogradContext* context, const at::Tensor& x_TD, const at::Tensor& gates_TE,
-                               const JourneyPointer& journey) {
-    keep(context, journey);
-    std::vector<at::Tensor> gates = slices(gates_TE, journey->ranks->size());
+                               const DispatchPlanPointer& plan) {
+    save_plan(context, plan);
+    std::vector<at::Tensor> gates = gates_by_rank(gates_TE, plan->ranks->size());
     for (size_t rank = 0; rank < gates.size(); ++rank)
-      gates[rank] = gates[rank].index_select(0, journey->token_S[rank]);
-    return {journey->go(journey->select(x_TD), "dispatch"), journey->go(gates, "dispatch")};
+      gates[rank] = gates[rank].index_select(0, plan->token_S[rank]);
+    return {plan->dispatch(plan->select(x_TD), "dispatch"), plan->dispatch(gates, "dispatch")};
   }
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    const JourneyPointer journey = kept(context);
-    const at::Tensor grad_x_TD = journey->sum(journey->come_back(grads[0], "dispatch"));
+    const DispatchPlanPointer plan = saved_plan(context);
+    const at::Tensor grad_x_TD = plan->sum(plan->combine(grads[0], "dispatch"));
     std::vector<at::Tensor> grad_gates;
-    const std::vector<at::Tensor> rows = journey->come_back(grads[1], "dispatch");
+    const std::vector<at::Tensor> rows = plan->combine(grads[1], "dispatch");
     for (size_t rank = 0; rank < rows.size(); ++rank) {
-      const at::Tensor slice = at::zeros({journey->tokens, rows[rank].size(1)}, rows[rank].options());
-      grad_gates.push_back(slice.index_copy(0, journey->token_S[rank], rows[rank]));
+      const at::Tensor slice = at::zeros({plan->tokens, rows[rank].size(1)}, rows[rank].options());
+      grad_gates.push_back(slice.index_copy(0, plan->token_S[rank], rows[rank]));
     }
     return {grad_x_TD, at::cat(grad_gates, 1), {}};
   }
@@ -116,13 +116,14 @@ struct Dispatch : torch::autograd::Function<Dispatch> {
 
 // Returns the experts' rows to the tokens' ranks, which add them.
 struct Combine : torch::autograd::Function<Combine> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& y_AD, const JourneyPointer& journey) {
-    keep(context, journey);
-    return journey->sum(journey->come_back(y_AD, "combine"));
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& y_AD,
+                            const DispatchPlanPointer& plan) {
+    save_plan(context, plan);
+    return plan->sum(plan->combine(y_AD, "combine"));
   }
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    const JourneyPointer journey = kept(context);
-    return {journey->go(journey->select(grads[0]), "combine"), {}};
+    const DispatchPlanPointer plan = saved_plan(context);
+    return {plan->dispatch(plan->select(grads[0]), "combine"), {}};
   }
 };
 
@@ -140,36 +141,35 @@ struct FanOut : torch::autograd::Function<FanOut> {
 };
 
 // Computes moe_ffn separately for the rows of each source rank.
-at::Tensor compute_by_rank(const Journey& journey, const at::Tensor& x_AD, const at::Tensor& gates_AE,
+at::Tensor compute_by_rank(const DispatchPlan& plan, const at::Tensor& x_AD, const at::Tensor& gates_AE,
                            const at::Tensor& gate_up_proj, const at::Tensor& down_proj) {
-  const auto times = static_cast<int64_t>(journey.received.size());
+  const auto times = static_cast<int64_t>(plan.received.size());
   const variable_list gate_up = FanOut::apply(gate_up_proj, times), down = FanOut::apply(down_proj, times);
-  const std::vector<at::Tensor> x = x_AD.split_with_sizes(journey.received);
-  const std::vector<at::Tensor> gates = gates_AE.split_with_sizes(journey.received);
+  const std::vector<at::Tensor> x = x_AD.split_with_sizes(plan.received);
+  const std::vector<at::Tensor> gates = gates_AE.split_with_sizes(plan.received);
   std::vector<at::Tensor> rows;
   for (size_t rank = 0; rank < x.size(); ++rank) {
-    const bool any = journey.received[rank] > 0;
-    rows.push_back(
-        any ? moe_ffn(x[rank], gates[rank], gate_up[rank], down[rank], journey.received_pairs[rank])
-            : x[rank]);
+    const bool any = plan.received[rank] > 0;
+    rows.push_back(any ? moe_ffn(x[rank], gates[rank], gate_up[rank], down[rank], plan.received_pairs[rank])
+                       : x[rank]);
   }
   return at::cat(rows);
 }
 
 }  // namespace
 
-at::Tensor ExpertExchange::operator()(const at::Tensor& x_TD, const at::Tensor& gates_TE,
-                                      const at::Tensor& gate_up_proj, const at::Tensor& down_proj) const {
-  TORCH_CHECK(gates_TE.size(1) == gate_up_proj.size(0) * ranks_.size(), "expert exchange: ", gates_TE.size(1),
-              " gates per token do not match ", gate_up_proj.size(0), " experts on each of ", ranks_.size(),
-              " ranks");
-  const JourneyPointer journey = plan_journey(ranks_, gates_TE);
-  const variable_list there = Dispatch::apply(x_TD, gates_TE, journey);
-  const at::Tensor y_AD =
-      reproducible_
-          ? compute_by_rank(*journey, there[0], there[1], gate_up_proj, down_proj)
-          : moe_ffn(there[0], there[1], gate_up_proj, down_proj, c10::sum_integers(journey->received_pairs));
-  return Combine::apply(y_AD, journey);
+at::Tensor AllToAllTokenDispatcher::operator()(const at::Tensor& x_TD, const at::Tensor& gates_TE,
+                                               const at::Tensor& gate_up_proj,
+                                               const at::Tensor& down_proj) const {
+  TORCH_CHECK(gates_TE.size(1) == gate_up_proj.size(0) * ranks_.size(),
+              "token dispatcher: ", gates_TE.size(1), " gates per token do not match ", gate_up_proj.size(0),
+              " experts on each of ", ranks_.size(), " ranks");
+  const DispatchPlanPointer plan = make_dispatch_plan(ranks_, gates_TE);
+  const variable_list there = Dispatch::apply(x_TD, gates_TE, plan);
+  const at::Tensor y_AD = reproducible_ ? compute_by_rank(*plan, there[0], there[1], gate_up_proj, down_proj)
+                                        : moe_ffn(there[0], there[1], gate_up_proj, down_proj,
+                                                  c10::sum_integers(plan->received_pairs));
+  return Combine::apply(y_AD, plan);
 }
 
 }  // namespace dtopp

@@ -18,7 +18,7 @@
 
 namespace dtopp {
 
-enum class MoeProduct {
+enum class ExpertGemm {
   kActivation,
   kProjection,
   kActivationGradient,
@@ -28,33 +28,33 @@ enum class MoeProduct {
 };
 
 // The names that users write.
-inline constexpr std::array<std::string_view, 6> kMoeProductNames = {
+inline constexpr std::array<std::string_view, 6> kExpertGemmNames = {
     "activation", "projection", "activation_gradient", "input_gradient", "down_gradient", "gate_up_gradient"};
 
-std::optional<MoeProduct> moe_product_named(std::string_view name);
+std::optional<ExpertGemm> expert_gemm_named(std::string_view name);
 
 // Lowest compute capability of the fused kernels; 80 is 8.0.
-inline constexpr int64_t kOwnCapability = 80;
+inline constexpr int64_t kFusedMinCapability = 80;
 
 // The GEMMs that use fused kernels.
-using OwnProducts = std::bitset<kMoeProductNames.size()>;
+using FusedKernelSet = std::bitset<kExpertGemmNames.size()>;
 
 // Parses "grouped_mm" (none), "fused" (all) or names separated by commas. Returns nullopt for any other text.
-std::optional<OwnProducts> parse_own_products(std::string_view text);
+std::optional<FusedKernelSet> parse_fused_kernels(std::string_view text);
 
-// Returns a text that parse_own_products parses to `own`.
-std::string own_products_text(const OwnProducts& own);
+// Returns a text that parse_fused_kernels parses to `fused`.
+std::string fused_kernels_text(const FusedKernelSet& fused);
 
-// Returns "grouped_mm, fused or a list of activation, …", the values of parse_own_products, for messages.
-std::string known_own_products();
+// Returns "grouped_mm, fused or a list of activation, …", the values of parse_fused_kernels, for messages.
+std::string known_fused_kernels();
 
 // Returns the value of the environment variable DTOPP_MOE_PRODUCTS, or nullopt if it is unset or empty.
 // Throws c10::Error if the value is invalid.
-std::optional<OwnProducts> wished_own_products();
+std::optional<FusedKernelSet> requested_fused_kernels();
 
 // Returns the process-wide choice: that of the environment variable if it is set, else the last call of
-// choose_own_products, else none.
-OwnProducts own_products();
-void choose_own_products(const OwnProducts& own);
+// set_fused_kernels, else none.
+FusedKernelSet fused_kernels();
+void set_fused_kernels(const FusedKernelSet& fused);
 
 }  // namespace dtopp

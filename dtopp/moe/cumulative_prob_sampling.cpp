@@ -1,4 +1,4 @@
-#include "dtopp/moe/mass_sampling.h"
+#include "dtopp/moe/cumulative_prob_sampling.h"
 
 #include <algorithm>
 #include <bit>
@@ -10,8 +10,8 @@ constexpr int64_t kCheapExperts = 16, kLargestStride = 8, kFewestSampled = 2048;
 
 }  // namespace
 
-MassSampling mass_sampling(const RoutingConfig& config, int64_t num_experts, int64_t tokens_per_sample,
-                           int64_t tokens_per_step) {
+CumulativeProbSampling cumulative_prob_sampling(const RoutingConfig& config, int64_t num_experts,
+                                                int64_t tokens_per_sample, int64_t tokens_per_step) {
   if (config.method != RoutingMethod::kDTopP) return {};
   const int64_t wanted =
       std::min({kLargestStride, num_experts / kCheapExperts, tokens_per_step / kFewestSampled});

@@ -1,4 +1,4 @@
-#include "dtopp/ops/moe_ffn/cuda/tune/check_moe_product_cuda.h"
+#include "dtopp/ops/moe_ffn/cuda/tune/check_expert_gemm_cuda.h"
 
 #include <algorithm>
 #include <chrono>
@@ -15,10 +15,10 @@ constexpr int64_t kSpareRows = 37;
 constexpr double kWrong = std::numeric_limits<float>::max();
 
 // The choice for the other GEMMs stays the same.
-Products without_own_kernel(MoeProduct product, OwnProducts others) {
+Products without_fused_kernel(ExpertGemm product, FusedKernelSet others) {
   return {others.reset(static_cast<size_t>(product)), true};
 }
-Products with_own_kernel(MoeProduct product, OwnProducts others) {
+Products with_fused_kernel(ExpertGemm product, FusedKernelSet others) {
   return {others.set(static_cast<size_t>(product)), true};
 }
 
@@ -48,7 +48,7 @@ bool leaves_spare_rows(const std::vector<at::Tensor>& results, int64_t pairs) {
 }
 
 // Times a few calls together, because waiting for the device takes about 1e-5 s.
-double milliseconds_of(MoeProduct product, const Pairs& pairs, const ProductInputs& inputs) {
+double milliseconds_of(ExpertGemm product, const Pairs& pairs, const ProductInputs& inputs) {
   constexpr int kCalls = 5;
   const auto begin = std::chrono::steady_clock::now();
   at::Tensor out;
@@ -135,21 +135,21 @@ Pairs pairs_of(const ProductInputs& inputs, const Products& products) {
   return make_pairs(inputs.gates_TE, inputs.pairs + kSpareRows, products);
 }
 
-std::vector<at::Tensor> run_product(MoeProduct product, const Pairs& pairs, const ProductInputs& in) {
+std::vector<at::Tensor> run_product(ExpertGemm product, const Pairs& pairs, const ProductInputs& in) {
   switch (product) {
-    case MoeProduct::kActivation: {
+    case ExpertGemm::kActivation: {
       const ActivatedPairs out = activate_pairs(pairs, in.x_TD, in.gate_up_EGD);
       return {out.pre_AG, out.act_AF};
     }
-    case MoeProduct::kProjection:
+    case ExpertGemm::kProjection:
       return {project_pairs(pairs, in.rows_AF, in.down_EDF)};
-    case MoeProduct::kActivationGradient: {
+    case ExpertGemm::kActivationGradient: {
       const ActivationGradient out = activation_gradient(pairs, in.dy_TD, in.rows_AG, in.down_EDF);
       return {out.d_pre_AG, out.scaled_AF, out.grad_gate_AP.sum(1, /*keepdim=*/true)};
     }
-    case MoeProduct::kInputGradient:
+    case ExpertGemm::kInputGradient:
       return {input_gradient(pairs, in.rows_AG, in.gate_up_EGD)};
-    case MoeProduct::kDownGradient: {
+    case ExpertGemm::kDownGradient: {
       ActivationGradient gradient;
       gradient.scaled_AF = in.rows_AF;
       gradient.dy_AD = in.dy_AD;
@@ -157,7 +157,7 @@ std::vector<at::Tensor> run_product(MoeProduct product, const Pairs& pairs, cons
         return down_gradient(pairs, in.dy_TD, gradient, target);
       });
     }
-    case MoeProduct::kGateUpGradient:
+    case ExpertGemm::kGateUpGradient:
       return gradient_and_sum(in, [&](const AccumulationTarget& target) {
         return gate_up_gradient(pairs, in.rows_AG, in.x_TD, target);
       });
@@ -165,38 +165,38 @@ std::vector<at::Tensor> run_product(MoeProduct product, const Pairs& pairs, cons
   return {};
 }
 
-ProductErrors compare_product(MoeProduct product, const OwnProducts& others, const ProductInputs& inputs,
+ProductErrors compare_product(ExpertGemm product, const FusedKernelSet& others, const ProductInputs& inputs,
                               const RunProduct& run) {
   const PoisonedMemory poisoned;
   const ProductInputs fp32 = inputs.in_fp32();
   const auto exact = run_product(product, pairs_of(fp32, {}), fp32);
-  const auto own = run(product, pairs_of(inputs, with_own_kernel(product, others)), inputs);
-  const auto grouped = run(product, pairs_of(inputs, without_own_kernel(product, others)), inputs);
-  const bool in_bounds = leaves_spare_rows(own, inputs.pairs);
-  return {in_bounds ? error_of(own, exact, inputs.pairs) : kWrong, error_of(grouped, exact, inputs.pairs)};
+  const auto fused = run(product, pairs_of(inputs, with_fused_kernel(product, others)), inputs);
+  const auto grouped = run(product, pairs_of(inputs, without_fused_kernel(product, others)), inputs);
+  const bool in_bounds = leaves_spare_rows(fused, inputs.pairs);
+  return {in_bounds ? error_of(fused, exact, inputs.pairs) : kWrong, error_of(grouped, exact, inputs.pairs)};
 }
 
-ProductTimes time_product(MoeProduct product, const OwnProducts& others, const ProductInputs& inputs) {
+ProductTimes time_product(ExpertGemm product, const FusedKernelSet& others, const ProductInputs& inputs) {
   constexpr int kWarmUps = 2, kRounds = 9;
-  const Pairs own = pairs_of(inputs, with_own_kernel(product, others)),
-              grouped = pairs_of(inputs, without_own_kernel(product, others));
+  const Pairs fused = pairs_of(inputs, with_fused_kernel(product, others)),
+              grouped = pairs_of(inputs, without_fused_kernel(product, others));
   ProductInputs given = inputs;
-  if (!grouped.products.by_own_kernel(MoeProduct::kActivationGradient))
+  if (!grouped.products.is_fused(ExpertGemm::kActivationGradient))
     given.dy_AD = gather_pairs(grouped, inputs.dy_TD);
   const auto sum_like = [&](const at::Tensor& weight) {
     return AccumulationTarget{at::zeros(weight.sizes(), inputs.gates_TE.options()), true};
   };
-  if (product == MoeProduct::kDownGradient) given.target = sum_like(inputs.down_EDF);
-  if (product == MoeProduct::kGateUpGradient) given.target = sum_like(inputs.gate_up_EGD);
-  std::vector<double> own_times, grouped_times;
+  if (product == ExpertGemm::kDownGradient) given.target = sum_like(inputs.down_EDF);
+  if (product == ExpertGemm::kGateUpGradient) given.target = sum_like(inputs.gate_up_EGD);
+  std::vector<double> fused_times, grouped_times;
   for (int round = 0; round < kWarmUps + kRounds; ++round) {
-    const double by_own = milliseconds_of(product, own, given),
+    const double by_fused = milliseconds_of(product, fused, given),
                  by_grouped = milliseconds_of(product, grouped, given);
     if (round < kWarmUps) continue;
-    own_times.push_back(by_own);
+    fused_times.push_back(by_fused);
     grouped_times.push_back(by_grouped);
   }
-  return {median(own_times), median(grouped_times)};
+  return {median(fused_times), median(grouped_times)};
 }
 
 }  // namespace dtopp::cuda
@@ -205,32 +205,32 @@ namespace dtopp {
 namespace {
 
 // Returns (own error, grouped error, own milliseconds, grouped milliseconds). product: a name of
-// kMoeProductNames. own: a text for parse_own_products, the other GEMMs that use fused kernels.
-std::tuple<double, double, double, double> check_moe_product(const std::string& product,
-                                                             const std::string& own, int64_t index) {
-  const auto which = moe_product_named(product);
-  const auto others = parse_own_products(own);
-  TORCH_CHECK(which && others, "check_moe_product: expected one of ", own_products_text(~OwnProducts()),
-              " and a list of them, got '", product, "' and '", own, "'");
+// kExpertGemmNames. fused: a text for parse_fused_kernels, the other GEMMs that use fused kernels.
+std::tuple<double, double, double, double> check_expert_gemm(const std::string& product,
+                                                             const std::string& fused, int64_t index) {
+  const auto which = expert_gemm_named(product);
+  const auto others = parse_fused_kernels(fused);
+  TORCH_CHECK(which && others, "check_expert_gemm: expected one of ", fused_kernels_text(~FusedKernelSet()),
+              " and a list of them, got '", product, "' and '", fused, "'");
   const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(index));
   const c10::DeviceGuard guard(device);
   cuda::ProductErrors errors;
   const auto compare = [&](const cuda::ProductInputs& inputs) {
     const cuda::ProductErrors here = cuda::compare_product(*which, *others, inputs);
-    errors = {std::max(errors.own, here.own), std::max(errors.grouped, here.grouped)};
+    errors = {std::max(errors.fused, here.fused), std::max(errors.grouped, here.grouped)};
   };
   for (const cuda::ProductCase& sizes : cuda::product_cases()) compare({sizes, device});
   const cuda::ProductInputs large(cuda::large_product_case(), device);
   compare(large);
   const cuda::ProductTimes times = cuda::time_product(*which, *others, large);
-  return {errors.own, errors.grouped, times.own, times.grouped};
+  return {errors.fused, errors.grouped, times.fused, times.grouped};
 }
 
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(dtopp, m) {
-  m.def("check_moe_product(str product, str own, int index) -> (float, float, float, float)",
-        check_moe_product);
+  m.def("check_expert_gemm(str product, str own, int index) -> (float, float, float, float)",
+        check_expert_gemm);
 }
 
 }  // namespace dtopp
