@@ -73,7 +73,7 @@ at::Tensor modulated_norm(const at::Tensor& x_BSD, const at::Tensor& shift_B1D, 
 }
 
 // Applies rotary positions to each head: [T, H, K].
-at::Tensor turn(const at::Tensor& x_THK, const RotaryTable& rotary) {
+at::Tensor apply_rotary(const at::Tensor& x_THK, const RotaryTable& rotary) {
   const auto halves = x_THK.chunk(2, -1);
   const at::Tensor turned_THK = at::cat({-halves[1], halves[0]}, -1);
   return (x_THK * rotary.cos_TK.unsqueeze(1) + turned_THK * rotary.sin_TK.unsqueeze(1))
@@ -87,7 +87,7 @@ at::Tensor project(const at::Tensor& x_TD, const at::Tensor& weight_DD, const at
   if (gain_D.defined())
     return norm_rotary(projected_TD, gain_D, rotary.cos_TK, rotary.sin_TK, config.num_heads, kQkNormEps);
   const at::Tensor heads_THK = projected_TD.view({x_TD.size(0), config.num_heads, config.head_size()});
-  return config.position == Position::kRotary ? turn(heads_THK, rotary) : heads_THK;
+  return config.position == Position::kRotary ? apply_rotary(heads_THK, rotary) : heads_THK;
 }
 
 at::Tensor attend(const at::Tensor& x_BSD, const AttentionWeights& weights, const ModelConfig& config,

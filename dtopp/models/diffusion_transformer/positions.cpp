@@ -31,9 +31,10 @@ at::Tensor sines_and_cosines(const at::Tensor& coordinate_P, int64_t size) {
 RotaryTable axial_rotary_table(int64_t images, int64_t text, int64_t grid, int64_t head_size,
                                const at::Device& device) {
   const PatchCoordinates at_patch = patch_coordinates(grid, device);
-  const at::Tensor turn = frequencies(head_size / 4, device);
+  const at::Tensor frequency = frequencies(head_size / 4, device);
   const at::Tensor angle =
-      at::cat({at::outer(at_patch.row_P, turn), at::outer(at_patch.column_P, turn)}, 1).repeat({1, 2});
+      at::cat({at::outer(at_patch.row_P, frequency), at::outer(at_patch.column_P, frequency)}, 1)
+          .repeat({1, 2});
   const at::Tensor angle_SK = at::cat({at::zeros({text, head_size}, angle.options()), angle});
   const auto of_all = [&](const at::Tensor& table_SK) { return table_SK.to(at::kFloat).repeat({images, 1}); };
   return {of_all(angle_SK.cos()), of_all(angle_SK.sin())};

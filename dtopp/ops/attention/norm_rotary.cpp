@@ -41,8 +41,8 @@ struct NormRotaryFunction : torch::autograd::Function<NormRotaryFunction> {
 at::Tensor rotate(const at::Tensor& x_THK, const at::Tensor& cos_TK, const at::Tensor& sin_TK) {
   const at::Tensor x = x_THK.to(cos_TK.scalar_type());
   const auto halves = x.chunk(2, -1);
-  const at::Tensor turned = at::cat({halves[1].neg(), halves[0]}, -1);
-  return (x * cos_TK.unsqueeze(1) + turned * sin_TK.unsqueeze(1)).to(x_THK.scalar_type());
+  const at::Tensor rotated = at::cat({halves[1].neg(), halves[0]}, -1);
+  return (x * cos_TK.unsqueeze(1) + rotated * sin_TK.unsqueeze(1)).to(x_THK.scalar_type());
 }
 
 }  // namespace

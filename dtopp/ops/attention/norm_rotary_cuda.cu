@@ -120,8 +120,8 @@ struct GainSums {
 
 // Calls body(packs, half of a head, index of the pack, its numbers) for each of the thread's packs.
 template <typename Scalar, int kWidth, typename Body>
-__device__ void for_turned(const Row<Scalar, kWidth>& row, const Moments& moments, const Scalar* grad_D,
-                           const Body& body) {
+__device__ void for_rotated(const Row<Scalar, kWidth>& row, const Moments& moments, const Scalar* grad_D,
+                            const Body& body) {
   row.for_packs([&](const HalfPacks& packs) {
     const auto x_low = load_pack<kWidth>(row.x(), packs.low), x_high = load_pack<kWidth>(row.x(), packs.high);
     const auto grad_low = load_pack<kWidth>(grad_D, packs.low),
@@ -148,26 +148,26 @@ __device__ void token_backward(const Row<Scalar, kWidth>& row, const Scalar* gra
   const Moments moments = moments_of(row, scratch);
   float sum = 0, product = 0;
   using Numbers = Turned[kWidth];
-  for_turned(row, moments, grad_D,
-             [&](const HalfPacks& packs, int half, int64_t pack, const Numbers& turned) {
-               const auto gain = load_pack<kWidth>(gain_D, pack);
+  for_rotated(row, moments, grad_D,
+              [&](const HalfPacks& packs, int half, int64_t pack, const Numbers& rotated) {
+                const auto gain = load_pack<kWidth>(gain_D, pack);
 #pragma unroll
-               for (int i = 0; i < kWidth; ++i) {
-                 const float scaled = turned[i].gradient * load(gain.of[i]);
-                 grad_gain.at(half, i, packs.index) += turned[i].gradient * turned[i].normal;
-                 sum += scaled;
-                 product += scaled * turned[i].normal;
-               }
-             });
+                for (int i = 0; i < kWidth; ++i) {
+                  const float scaled = rotated[i].gradient * load(gain.of[i]);
+                  grad_gain.at(half, i, packs.index) += rotated[i].gradient * rotated[i].normal;
+                  sum += scaled;
+                  product += scaled * rotated[i].normal;
+                }
+              });
   const float mean = row.in.centred ? block_sum(sum, scratch) / hidden : 0;
   const float projection = block_sum(product, scratch) / hidden;
-  for_turned(row, moments, grad_D, [&](const HalfPacks&, int, int64_t pack, const Numbers& turned) {
+  for_rotated(row, moments, grad_D, [&](const HalfPacks&, int, int64_t pack, const Numbers& rotated) {
     const auto gain = load_pack<kWidth>(gain_D, pack);
     Pack<Scalar, kWidth> grad_x;
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) {
-      const float scaled = turned[i].gradient * load(gain.of[i]);
-      store(&grad_x.of[i], moments.inverse_sigma * (scaled - mean - turned[i].normal * projection));
+      const float scaled = rotated[i].gradient * load(gain.of[i]);
+      store(&grad_x.of[i], moments.inverse_sigma * (scaled - mean - rotated[i].normal * projection));
     }
     store_pack(grad_x_D, pack, grad_x);
   });
