@@ -60,9 +60,9 @@ HiddenStates hidden_states(const LanguageModel& model, const at::Tensor& tokens_
   at::Tensor x_TD = at::embedding(model.embed_VD(), tokens_T);
   for (size_t layer = 0; layer < static_cast<size_t>(config.num_layers); ++layer) {
     const LanguageModelBlock block = model.block(static_cast<int64_t>(layer));
-    const Heads heads = project_heads(norm(x_TD, block.input_norm_D, config.norm), block.attention,
-                                      config.num_heads, rotary, config.norm);
-    const at::Tensor mixed_TD = attend(layer, heads).reshape(x_TD.sizes());
+    const QueryKeyValue qkv = project_qkv(norm(x_TD, block.input_norm_D, config.norm), block.attention,
+                                          config.num_heads, rotary, config.norm);
+    const at::Tensor mixed_TD = attend(layer, qkv).reshape(x_TD.sizes());
     x_TD = x_TD + dtopp::linear(mixed_TD, block.attention.o_DD);
     const at::Tensor normed_TD = norm(x_TD, block.post_attention_norm_D, config.norm);
     x_TD = x_TD + feed_forward(normed_TD, block.mlp, layer, model.routing, inputs, states.routing);
@@ -76,12 +76,12 @@ HiddenStates hidden_states(const LanguageModel& model, const at::Tensor& tokens_
   const int64_t B = tokens_BL.size(0), L = tokens_BL.size(1);
   const at::Tensor positions_T = at::arange(L, tokens_BL.options()).repeat({B});
   const at::Tensor offsets = offsets_of(model, tokens_BL, documents);
-  const auto attend = [&](size_t /*layer*/, const Heads& heads) {
-    if (offsets.defined()) return document_attention(heads.q_THK, heads.k_THK, heads.v_THK, offsets, L);
+  const auto attend = [&](size_t /*layer*/, const QueryKeyValue& qkv) {
+    if (offsets.defined()) return document_attention(qkv.q_THK, qkv.k_THK, qkv.v_THK, offsets, L);
     const auto split = [&](const at::Tensor& x_THK) {
       return x_THK.view({B, L, x_THK.size(1), x_THK.size(2)}).transpose(1, 2);
     };
-    return self_attention(split(heads.q_THK), split(heads.k_THK), split(heads.v_THK), /*causal=*/true)
+    return self_attention(split(qkv.q_THK), split(qkv.k_THK), split(qkv.v_THK), /*causal=*/true)
         .transpose(1, 2);
   };
   return hidden_states(model, tokens_BL.reshape({-1}), positions_T, inputs, attend);

@@ -54,7 +54,7 @@ struct HiddenStates {
 
 // Computes attention over the heads of a layer. Inputs and result are [T, H, K]. It decides which tokens
 // attend to which.
-using Attend = std::function<at::Tensor(size_t layer, const Heads& heads)>;
+using Attend = std::function<at::Tensor(size_t layer, const QueryKeyValue& qkv)>;
 
 // tokens_T and positions_T: int64.
 HiddenStates hidden_states(const LanguageModel& model, const at::Tensor& tokens_T,

@@ -47,15 +47,15 @@ class SegmentAttention {
 
   const at::Tensor& positions_T() const { return positions_T_; }
 
-  at::Tensor operator()(size_t layer, const Heads& heads) {
-    at::Tensor mixed_THK = at::empty_like(heads.q_THK);
+  at::Tensor operator()(size_t layer, const QueryKeyValue& qkv) {
+    at::Tensor mixed_THK = at::empty_like(qkv.q_THK);
     for (size_t i = 0; i < segments_.size();) {
       const size_t last = segments_[i].parent == kNoParent ? i + 1 : end_of_siblings(i);
       const int64_t begin = begin_[i], length = begin_[last] - begin;
-      const Heads own{heads.q_THK.narrow(0, begin, length), heads.k_THK.narrow(0, begin, length),
-                      heads.v_THK.narrow(0, begin, length)};
+      const QueryKeyValue own{qkv.q_THK.narrow(0, begin, length), qkv.k_THK.narrow(0, begin, length),
+                              qkv.v_THK.narrow(0, begin, length)};
       at::Tensor out = mixed_THK.narrow(0, begin, length);
-      if (length > 0) out.copy_(attend_to(i, last, layer, heads, own));
+      if (length > 0) out.copy_(attend_to(i, last, layer, qkv, own));
       i = last;
     }
     return mixed_THK;
@@ -126,7 +126,8 @@ class SegmentAttention {
     return last;
   }
 
-  at::Tensor attend_to(size_t first, size_t last, size_t layer, const Heads& all, const Heads& own) const {
+  at::Tensor attend_to(size_t first, size_t last, size_t layer, const QueryKeyValue& all,
+                       const QueryKeyValue& own) const {
     const Segment& segment = segments_[first];
     if (segment.parent != kNoParent) {
       const int64_t begin = begin_[segment.parent], length = segments_[segment.parent].length;
@@ -166,7 +167,7 @@ class SegmentAttention {
     return mask;
   }
 
-  static void append(KeyValueCache& cache, size_t layer, const Heads& own) {
+  static void append(KeyValueCache& cache, size_t layer, const QueryKeyValue& own) {
     put(cache.k_LHK_[layer], cache.length_, own.k_THK);
     put(cache.v_LHK_[layer], cache.length_, own.v_THK);
   }
@@ -196,7 +197,7 @@ HiddenStates segment_states(const LanguageModel& model, const at::Tensor& tokens
   SegmentAttention attention(model, tokens_T, segments);
   HiddenStates states =
       hidden_states(model, tokens_T, attention.positions_T(), inputs,
-                    [&](size_t layer, const Heads& heads) { return attention(layer, heads); });
+                    [&](size_t layer, const QueryKeyValue& qkv) { return attention(layer, qkv); });
   attention.extend_caches();
   return states;
 }

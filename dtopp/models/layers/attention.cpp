@@ -24,8 +24,8 @@ RotaryTable rotary_table(const at::Tensor& positions_T, int64_t head_size) {
   return {angle_TK.cos().to(at::kFloat), angle_TK.sin().to(at::kFloat)};
 }
 
-Heads project_heads(const at::Tensor& x_TD, const AttentionWeights& weights, int64_t num_heads,
-                    const RotaryTable& rotary, NormType norm) {
+QueryKeyValue project_qkv(const at::Tensor& x_TD, const AttentionWeights& weights, int64_t num_heads,
+                          const RotaryTable& rotary, NormType norm) {
   const auto normed = [&](const at::Tensor& weight_DD, const at::Tensor& gain_D) {
     return norm_rotary(dtopp::linear(x_TD, weight_DD), gain_D, rotary.cos_TK, rotary.sin_TK, num_heads,
                        kNormEps, /*centred=*/norm == NormType::kLayer);

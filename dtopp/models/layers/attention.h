@@ -22,13 +22,13 @@ struct RotaryTable {
 // positions_T: int64.
 RotaryTable rotary_table(const at::Tensor& positions_T, int64_t head_size);
 
-struct Heads {
+struct QueryKeyValue {
   at::Tensor q_THK, k_THK, v_THK;
 };
 
 // Projects x to queries, keys and values. q and k are normalized over all heads together; then rotary
 // positions are applied.
-Heads project_heads(const at::Tensor& x_TD, const AttentionWeights& weights, int64_t num_heads,
-                    const RotaryTable& rotary, NormType norm);
+QueryKeyValue project_qkv(const at::Tensor& x_TD, const AttentionWeights& weights, int64_t num_heads,
+                          const RotaryTable& rotary, NormType norm);
 
 }  // namespace dtopp
