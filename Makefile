@@ -3,7 +3,7 @@ PRESET ?= release
 BUILD  := build/$(PRESET)
 JOBS   ?= $(shell nproc)
 
-.PHONY: help quickstart quickstart-images test test-gpu bench-gpu nightly build wheel release bench docs format tidy clean
+.PHONY: help quickstart quickstart-images check test test-gpu bench-gpu nightly build wheel release bench docs format tidy clean
 
 help:  ## print this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -17,6 +17,10 @@ quickstart-images:  ## the same for pictures: draw digits, train a small DTop-p 
 	@scripts/setup.sh images
 	@$(MAKE) --no-print-directory .build-dtopp
 	@scripts/quickstart_images.sh $(BUILD)/bin/dtopp
+
+check:  ## what to run after every change: format, includes, language, unit tests (three minutes after a build)
+	@scripts/setup.sh test
+	@scripts/test.sh $(JOBS) check
 
 test:  ## install missing packages, build, run the whole suite
 	@scripts/setup.sh test

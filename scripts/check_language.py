@@ -1,7 +1,7 @@
-"""Checks the language of comments and of commit subjects (docs/style in CONTRIBUTING.md).
+"""Checks the language of comments and of commit subjects ("Language" in CONTRIBUTING.md).
 
 usage: check_language.py [--count] [FILE...]   comments of the given files, or of all sources
-       check_language.py --commits RANGE       subjects of commits, for example origin/main..HEAD
+       check_language.py --commits             subjects of the commits since the commit-msg hook exists
 
 Prints one line per problem and exits 1 if there is one. --count prints totals only."""
 
@@ -118,9 +118,14 @@ def check_comments(files, count):
     return totals["opener"] + totals["term"]
 
 
-def check_commits(span):
-    log = subprocess.run(["git", "log", "--format=%h %s", span], cwd=ROOT, check=True, text=True, capture_output=True).stdout
-    bad = [line for line in log.splitlines() if len(line.split(" ", 1)[1]) > SUBJECT_LENGTH]
+def check_commits():
+    def git(*arguments):
+        return subprocess.run(["git", *arguments], cwd=ROOT, text=True, capture_output=True).stdout
+
+    first = git("log", "--diff-filter=A", "--format=%h", "-1", "--", ".githooks/commit-msg").strip()
+    if not first:  # an archive without history, or a shallow clone
+        return 0
+    bad = [line for line in git("log", "--format=%h %s", f"{first}..HEAD").splitlines() if len(line.split(" ", 1)[1]) > SUBJECT_LENGTH]
     for line in bad:
         print(f"{line}: subject over {SUBJECT_LENGTH} characters")
     return len(bad)
@@ -130,10 +135,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("files", nargs="*", type=pathlib.Path)
     parser.add_argument("--count", action="store_true")
-    parser.add_argument("--commits", metavar="RANGE")
+    parser.add_argument("--commits", action="store_true")
     options = parser.parse_args()
     if options.commits:
-        return 1 if check_commits(options.commits) else 0
+        return 1 if check_commits() else 0
     return 1 if check_comments([path.resolve() for path in options.files] or sources(), options.count) else 0
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # lint.sh format         rewrites the files in place
-# lint.sh check          fails if a file is not formatted
+# lint.sh check          checks format, includes, and the language of comments and commit subjects
 # lint.sh tidy [FILE…]   runs clang-tidy
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -11,7 +11,10 @@ case ${1:-check} in
     clang-format --dry-run -Werror "${sources[@]}"
     for script in scripts/*.sh .ci/run; do
       [ -x "$script" ] || { echo "$script is not executable" >&2; exit 1; }
-    done ;;
+    done
+    python3 scripts/check_includes.py
+    python3 scripts/check_language.py
+    python3 scripts/check_language.py --commits ;;
   tidy)
     # A separate build folder, configured but never built, in which every file is compiled separately.
     cuda=$(grep -qs 'DTOPP_CUDA:BOOL=ON' build/release/CMakeCache.txt && echo ON || echo OFF)

@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# Runs the whole suite: format, include direction, unit tests, Python references, and again under sanitizers
-# the tests of the folders that read untrusted bytes. With DTOPP_FULL=1 (make nightly) it runs every case, and
-# the kernels under sanitizers too. If nvcc is installed, libdtopp_cuda.so is compiled, linked and loaded; its
-# kernels run on a GPU machine (make test-gpu).
+# test.sh [JOBS [check]]
+#
+# Runs the whole suite: lint, unit tests, Python references, and again under sanitizers the tests of the folders
+# that read untrusted bytes. With `check` (make check) it stops after the unit tests. With DTOPP_FULL=1 (make
+# nightly) it runs every case, and the kernels under sanitizers too. If nvcc is installed, libdtopp_cuda.so is
+# compiled, linked and loaded; its kernels run on a GPU machine (make test-gpu).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 jobs=${1:-$(nproc)}
@@ -16,7 +18,6 @@ configure() {
 }
 
 scripts/lint.sh check
-.venv/bin/python scripts/check_includes.py
 
 if PATH=$PATH:/usr/local/cuda/bin command -v nvcc >/dev/null; then
   configure release -DDTOPP_CUDA=ON
@@ -26,6 +27,7 @@ else
 fi
 cmake --build build/release -j "$jobs"
 ctest --test-dir build/release --output-on-failure -j "$jobs"
+[ "${2:-}" != check ] || exit 0
 # Each test file runs in one process, which prepares the file's shared fixtures once.
 .venv/bin/python -m pytest -q -n "$jobs" --dist loadfile --durations 20 tests/python
 
