@@ -17,15 +17,15 @@ BEGIN, END = "<!-- folders: scripts/check_includes.py --table -->\n", "<!-- end 
 
 
 def read_folders():
-    """{folder: direct dependencies}, in the order of the CMake file."""
-    text = re.sub(r"#[^\n]*", "", (ROOT / "dtopp/CMakeLists.txt").read_text())
-    folders = {}
-    for call in re.findall(r"dtopp_folder\(([^)]*)\)", text):
+    """{folder: direct dependencies} and {folder: content}, in the order of the CMake file."""
+    text = (ROOT / "dtopp/CMakeLists.txt").read_text()
+    folders, contents = {}, {}
+    for content, call in re.findall(r"(?:^# ([^\n]*)\n)?^dtopp_folder\(([^)]*)\)", text, re.M):
         folder, *words = call.split()
         depends = words[words.index("DEPENDS") + 1 :] if "DEPENDS" in words else []
         end = next((i for i, word in enumerate(depends) if word.isupper()), len(depends))
-        folders[folder] = depends[:end]
-    return folders
+        folders[folder], contents[folder] = depends[:end], content
+    return folders, contents
 
 
 def reach_of(folders):
@@ -92,20 +92,21 @@ def check_files():
                     yield f"{name}: {scope}::{type_name} is defined in {first} too"
 
 
-def table(folders):
-    rows = ["| folder | may include, with what these include |", "|---|---|"]
-    rows += [f"| `{folder}` | {', '.join(f'`{d}`' for d in depends) or '–'} |" for folder, depends in folders.items()]
+def table(folders, contents):
+    rows = ["| folder | content | may include, with what these include |", "|---|---|---|"]
+    for folder, depends in folders.items():
+        rows.append(f"| `{folder}` | {contents[folder]} | {', '.join(f'`{d}`' for d in depends) or '–'} |")
     return "\n".join(rows) + "\n"
 
 
 def main():
-    folders = read_folders()
+    folders, contents = read_folders()
     if sys.argv[1:] == ["--table"]:
-        print(table(folders), end="")
+        print(table(folders, contents), end="")
         return 0
     problems = [*check_folders(folders), *check_files()]
     text = (ROOT / "CONTRIBUTING.md").read_text()
-    if BEGIN + table(folders) + END not in text:
+    if BEGIN + table(folders, contents) + END not in text:
         problems.append("CONTRIBUTING.md: the table of folders is not what `scripts/check_includes.py --table` prints")
     print("\n".join(problems) or f"folders: {len(folders)}, {sum(map(len, folders.values()))} dependencies, all in order")
     return 1 if problems else 0
