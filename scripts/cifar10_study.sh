@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Dense, top-k, top-p, DTop-p and layer-wise DTop-p diffusion transformers on CIFAR-10, the same images, noise and seed
 # for all: trained, measured on held-out images, sampled from, judged, and the tables of docs/image-study.md. Needs
-# DTOPP_DATA (default ../shared) and scripts/setup.sh judge. Goes on where it was stopped; what is finished is not done
+# DTOPP_DATA (default ../shared) and scripts/setup.sh judge. Resumes after a stop; what is finished is not done
 # again.
 # Arguments are overrides for every run. From the environment:
 #   METHODS  which of dense top-k top-p dtop-p dtop-p-layer (all)

@@ -64,7 +64,7 @@ def read_run(directory, step, results, judged):
 
 
 def differences(groups):
-    """Of each group but top-k's, by its place: compare_dumps' results of the seeds both have, second less top-k."""
+    """Each group but top-k's, by its place: compare_dumps' results of the seeds both have, second less top-k."""
     reference = next((group for group in groups if is_top_k(group)), {})
     found = {}
     for i, group in enumerate(groups):
@@ -165,7 +165,7 @@ def layer_table(groups):
 
 
 def draw_grids(groups, path):
-    """Of the first run of each group eight pictures a class, a row a class, side by side under their names."""
+    """Eight pictures of each group's first run: a class, a row a class, side by side under their names."""
     grids = []
     for group in groups:
         with np.load(next(iter(group.values())).samples) as file:

@@ -8,7 +8,7 @@ from scipy import stats
 
 
 def half_width(values):
-    """Of the 95 % confidence interval of the mean of independent values, two or more."""
+    """Half the 95 % confidence interval of the mean of independent values, two or more."""
     return stats.t.ppf(0.975, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
 
 

@@ -94,7 +94,7 @@ std::optional<std::string> gain_warning(const RoutingConfig& config, int64_t num
     return "routing.ki is 0: without the integral term the mean number of active experts will not reach its "
            "target" +
            suggestion;
-  // Where p moves no count (a target of 1) nothing oscillates.
+  // With a target of 1, p changes no count and nothing oscillates.
   if (gain == 0 || (loop < 2 && kp >= 0 && ki > 0)) return std::nullopt;
   std::snprintf(
       text, sizeof text,

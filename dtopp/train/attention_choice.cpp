@@ -125,7 +125,7 @@ void choose_attention(const RunConfig& config, const at::Device& device,
     times = time_attention(attention_shape(config), device);
   } catch (const c10::OutOfMemoryError&) {
   }
-  // What the trial took is free for those who ask how much there is.
+  // Return the memory of the trial to the device.
   at::getDeviceAllocator(device.type())->emptyCache();
   if (!times)
     return log(

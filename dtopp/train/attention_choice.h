@@ -11,7 +11,7 @@
 
 namespace dtopp {
 
-// Of the attention of a layer and micro-batch.
+// The attention sizes of one layer and micro-batch.
 struct AttentionShape {
   int64_t samples, heads, tokens, head_size;
   bool causal;
@@ -29,9 +29,8 @@ AttentionTimes time_attention(const AttentionShape& shape, const at::Device& dev
 // times differ by from one measurement to the next.
 AttentionKernel faster_attention(const AttentionTimes& times, AttentionKernel preferred);
 
-// For who is about to train on the device: measures and prefers, and says which. Not in fp32, which neither
-// takes; not with training.deterministic, whose bits must not hang on what was faster; not where documents
-// are attended to alone, which is flash's; nor where TORCH_CUDNN_SDPA_DEPRIORITIZED has decided.
+// Measures the attention kernels on the device, puts the fastest first and returns its name. Does nothing in fp32, with
+// training.deterministic, with document masks, or if TORCH_CUDNN_SDPA_DEPRIORITIZED is set.
 void choose_attention(const RunConfig& config, const at::Device& device,
                       const std::function<void(const std::string&)>& log);
 

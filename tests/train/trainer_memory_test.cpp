@@ -9,7 +9,7 @@
 namespace dtopp {
 namespace {
 
-// Where memory ends: in the forward pass, or in the backward pass at one of these.
+// Memory ends in the forward pass, or in the backward pass at one of these.
 const std::vector<std::string> kPlaces = {"", "model.layers.1.self_attn.q_proj.weight",
                                           "model.layers.0.mlp.experts.gate_up_proj",
                                           "model.embed_tokens.weight"};
@@ -108,7 +108,7 @@ TEST(Trainer, a_rank_cuts_its_micro_batches_alone) {
   }
 }
 
-// The host's memory, which ends for a thread at the allocation it says.
+// The host's memory. It ends for a thread at the chosen allocation.
 class ScarceMemory final : public c10::Allocator {
  public:
   ScarceMemory() : memory_(c10::GetAllocator(c10::kCPU)) { c10::SetAllocator(c10::kCPU, this); }
@@ -133,7 +133,7 @@ class ScarceMemory final : public c10::Allocator {
   static inline thread_local int64_t left_ = -1;
 };
 
-// Wherever in the passes over its micro-batches, in the exchange of gradients and parameters too.
+// Anywhere in the passes over its micro-batches, in the exchange of gradients and parameters too.
 TEST(Trainer, a_rank_may_run_out_of_memory_at_any_allocation) {
   RunConfig config = with_several_buckets();
   config.training.global_batch_size = 8;
