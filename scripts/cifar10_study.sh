@@ -6,7 +6,7 @@
 # Arguments are overrides for every run. From the environment:
 #   METHODS  which of dense top-k top-p dtop-p dtop-p-layer (all)
 #   SEEDS    of training ("1"); "1 2 3": intervals over them
-#   STEP     what is looked at: 400, 800, 1200 or 1600 (1600); training stops there and goes on from there another time
+#   STEP     what is looked at: 400, 800, 1200 or 1600 (1600); training stops there and continues from there another time
 #   SAMPLES  pictures of each model that are judged (2000)
 #   RUNS     folder of the runs (runs)
 #   RESULTS  folder of what is measured (runs/cifar10-study)

@@ -29,8 +29,8 @@ AttentionTimes time_attention(const AttentionShape& shape, const at::Device& dev
 // times differ by from one measurement to the next.
 AttentionKernel faster_attention(const AttentionTimes& times, AttentionKernel preferred);
 
-// Measures the attention kernels on the device, puts the fastest first and returns its name. Does nothing in fp32, with
-// training.deterministic, with document masks, or if TORCH_CUDNN_SDPA_DEPRIORITIZED is set.
+// Measures the attention kernels on the device, puts the fastest first and returns its name. Does nothing in
+// fp32, with training.deterministic, with document masks, or if TORCH_CUDNN_SDPA_DEPRIORITIZED is set.
 void choose_attention(const RunConfig& config, const at::Device& device,
                       const std::function<void(const std::string&)>& log);
 
