@@ -18,7 +18,6 @@
 #include "dtopp/moe/gain_guard.h"
 #include "dtopp/ops/moe_ffn/cuda/tune/product_check.h"
 #include "dtopp/plan/expert_parallel.h"
-#include "dtopp/train/attention_choice.h"
 #include "dtopp/train/console_line.h"
 #include "dtopp/train/run.h"
 
@@ -79,9 +78,6 @@ void train_run(const TrainOptions& options) {
           [&](int64_t local_rank) {
             const at::Device device = compute_device(config.training.device, "training.device", local_rank);
             choose_products(config, device, print_message);
-            choose_attention(config, device, [&](const std::string& text) {
-              if (is_main_rank) print_message(text);
-            });
             return device;
           },
       .expert_parallel =

@@ -1,9 +1,5 @@
 #include "dtopp/ops/attention/attention.h"
 
-#include <algorithm>
-#include <utility>
-#include <vector>
-
 #include "dtopp/ops/gemm/linear.h"
 
 namespace dtopp {
@@ -54,25 +50,6 @@ at::Tensor self_attention(const at::Tensor& q, const at::Tensor& k, const at::Te
               k.sizes(), " and ", v.sizes());
   if (is_faster_in_fp32(q)) return WidenedAttention::apply(q, k, v, causal);
   return at::scaled_dot_product_attention(q, k, v, std::nullopt, 0.0, causal);
-}
-
-void prefer_attention(AttentionKernel kernel) {
-  using at::SDPBackend;
-  std::vector<SDPBackend> order = {SDPBackend::cudnn_attention, SDPBackend::flash_attention,
-                                   SDPBackend::efficient_attention, SDPBackend::math};
-  if (kernel == AttentionKernel::kFlash) std::swap(order[0], order[1]);
-  std::vector<int64_t> numbers(order.size());
-  std::ranges::transform(order, numbers.begin(),
-                         [](SDPBackend backend) { return static_cast<int64_t>(backend); });
-  at::globalContext().setSDPPriorityOrder(numbers);
-}
-
-AttentionKernel preferred_attention() {
-  const auto order = at::globalContext().sDPPriorityOrder();
-  const auto place = [&](at::SDPBackend backend) { return std::ranges::find(order, backend); };
-  return place(at::SDPBackend::cudnn_attention) < place(at::SDPBackend::flash_attention)
-             ? AttentionKernel::kCudnn
-             : AttentionKernel::kFlash;
 }
 
 }  // namespace dtopp
