@@ -141,7 +141,7 @@ constexpr Damage kDamages[] = {
     {R"({"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8],"x":{}}})", "unknown key"},
     {R"({"a":{"dtype":"U8","shape":[8],"shape":[8],"data_offsets":[0,8]}})", "shape twice"},
     {R"({"a":{"dtype":"U8","shape":[-8],"data_offsets":[0,8]}})", "a negative number"},
-    {R"({"a":{"dtype":"U8","shape":[8.0],"data_offsets":[0,8]}})", "no integer"},
+    {R"({"a":{"dtype":"U8","shape":[8.0],"data_offsets":[0,8]}})", "not an integer"},
     {R"({"a":{"dtype":"U8","shape":[9223372036854775808],"data_offsets":[0,8]}})", "out of range"},
     {R"({"a":{"dtype":"U9","shape":[8],"data_offsets":[0,8]}})", "unknown dtype \"U9\""},
     {R"({"a":{"dtype":"F32","shape":[8],"data_offsets":[0,8]}})", "do not fit its 32 bytes"},
@@ -155,7 +155,7 @@ constexpr Damage kDamages[] = {
      "\"b\": begins with a gap or an overlap"},
     {R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"a":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}})",
      "\"a\": appears twice"},
-    {R"({"__metadata__":{"x":1},"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}})", "a number where"},
+    {R"({"__metadata__":{"x":1},"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}})", "unexpected number"},
     {R"({"__metadata__":{},"__metadata__":{},"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}})", "twice"},
 };
 
@@ -183,7 +183,7 @@ TEST(Safetensors, refuse_headers_longer_than_the_file_or_the_limit) {
               HasSubstr("a header of 100000001 bytes"));
   EXPECT_THAT(refused(file_of(std::string("{}\0", 3), "")), HasSubstr("NUL"));
   EXPECT_THAT(refused(file_of("{\"" + std::string(1000000, '{'), "")), HasSubstr("not JSON"));
-  EXPECT_THAT(refused(file_of("{\"a\":" + std::string(1000000, '['), "")), HasSubstr("an array where none"));
+  EXPECT_THAT(refused(file_of("{\"a\":" + std::string(1000000, '['), "")), HasSubstr("unexpected array"));
 }
 
 // One random change: a flipped bit, a byte from the format's own alphabet, a cut, a repeat, another length.
