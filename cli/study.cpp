@@ -18,7 +18,6 @@
 #include "dtopp/device/compute_device.h"
 #include "dtopp/device/matrix_rate.h"
 #include "dtopp/launch/launch_environment.h"
-#include "dtopp/moe/gain_guard.h"
 #include "dtopp/plan/plan.h"
 #include "dtopp/report/page/page.h"
 #include "dtopp/study/curves.h"
@@ -128,26 +127,12 @@ void run_study(const Study& study, const std::vector<StudyRun>& runs, int64_t sl
   report_end(study, stopped, runs, records);
 }
 
-// Prints the warnings about gains, which the runs themselves only write to their console.log.
-void warn_of_gains(const std::vector<StudyRun>& runs) {
-  std::map<std::string, std::string> names;  // by warning
-  for (const StudyRun& run : runs) {
-    const auto warning = gain_warning(run.config.routing, run.config.model.num_experts);
-    if (!warning) continue;
-    std::string& list = names[*warning];
-    list += (list.empty() ? "" : ", ") + run.name;
-  }
-  for (const auto& [warning, list] : names)
-    print_message(std::string("warning: ").append(list).append(": ").append(warning));
-}
-
 void study_run(const StudyOptions& options) {
   if (!own_launch_environment().alone())
     throw UsageError(
         "study: cannot run under a launcher, because it starts its runs itself; start it directly");
   const Study study = load_study(options.file, options.overrides);
   const std::vector<StudyRun> runs = expand(study);
-  warn_of_gains(runs);
   if (!options.dry_run) return run_study(study, runs, options.slots);
   print_forecast(runs, read_records(runs));
 }

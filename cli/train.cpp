@@ -15,7 +15,6 @@
 #include "dtopp/eval/in_training/training_grids.h"
 #include "dtopp/launch/launch_environment.h"
 #include "dtopp/models/registry/make_model.h"
-#include "dtopp/moe/gain_guard.h"
 #include "dtopp/ops/moe_ffn/cuda/tune/product_check.h"
 #include "dtopp/plan/expert_parallel.h"
 #include "dtopp/train/console_line.h"
@@ -58,10 +57,6 @@ void train_run(const TrainOptions& options) {
   const RankLayout layout = layout_on(environment, config);
   check_layout(layout, config.model);
   const bool is_main_rank = environment.rank == 0;
-  if (is_main_rank) {
-    if (const auto warning = gain_warning(config.routing, config.model.num_experts))
-      print_message("warning: " + *warning);
-  }
   stop_rank_on_signals(environment);
   RunObserver observer;
   observer.message = print_message;

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "dtopp/config/config.h"
+#include "dtopp/config/value_bounds.h"
 
 namespace dtopp {
 namespace {
@@ -52,27 +53,7 @@ void validate_targets(const RoutingConfig& config, int64_t num_experts, int64_t 
   }
 }
 
-void validate_gain(const char* key, const ControllerGain& gain) {
-  if (gain.value && !(*gain.value >= 0))
-    throw InvalidValue(key, "must not be negative; the controller would diverge");
-}
-
 }  // namespace
-
-void read_value(const ConfigNode& node, const std::string& key, ControllerGain& gain) {
-  const std::string& text = config_detail::plain_text(node, key, "a number or auto");
-  if (text == "auto") {
-    gain.value = std::nullopt;
-    return;
-  }
-  double number = 0;
-  config_detail::read_value(node, key, number);
-  gain.value = number;
-}
-
-std::string print_value(const ControllerGain& gain) {
-  return gain.value ? config_detail::print_value(*gain.value) : "auto";
-}
 
 void validate(const RoutingConfig& config, int64_t num_experts, int64_t num_layers) {
   validate_cap(config, num_experts);
@@ -83,8 +64,8 @@ void validate(const RoutingConfig& config, int64_t num_experts, int64_t num_laye
   validate_threshold(config);
   if (config.method != RoutingMethod::kDTopP) return;
   validate_targets(config, num_experts, num_layers);
-  validate_gain("routing.kp", config.kp);
-  validate_gain("routing.ki", config.ki);
+  require_not_negative("routing.kp", config.kp);
+  require_not_negative("routing.ki", config.ki);
 }
 
 }  // namespace dtopp

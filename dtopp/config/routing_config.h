@@ -4,7 +4,6 @@
 #include <array>
 #include <concepts>
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -43,14 +42,6 @@ constexpr auto enum_names(RouterZOn) {
       {{RouterZOn::kRaw, "raw"}, {RouterZOn::kNormalized, "normalized"}}};
 }
 
-// A gain of the PI controller: a number, or auto.
-struct ControllerGain {
-  // nullopt: auto, from the slope of the expert count in p (threshold_controller.h).
-  std::optional<double> value = 0.1;
-};
-void read_value(const ConfigNode& node, const std::string& key, ControllerGain& gain);
-std::string print_value(const ControllerGain& gain);
-
 struct RoutingConfig {
   RoutingMethod method = RoutingMethod::kDTopP;
   int64_t top_k = 8;        // top_k: experts per token
@@ -59,8 +50,8 @@ struct RoutingConfig {
   std::vector<double> target_experts = {8.0};
   ThresholdScope scope = ThresholdScope::kGlobal;
   Controller controller = Controller::kPi;
-  ControllerGain kp;  // pi: K_pro of Eq. (5)
-  ControllerGain ki;  // pi: K_int of Eq. (5)
+  double kp = 0.1;  // pi: K_pro of Eq. (5)
+  double ki = 0.1;  // pi: K_int of Eq. (5)
   bool anti_windup = true;
   Normalization normalization = Normalization::kDynamic;
   bool renormalize = true;  // gates sum to 1 over the selected experts

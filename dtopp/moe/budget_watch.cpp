@@ -41,7 +41,7 @@ std::optional<std::string> BudgetWatch::observe(int64_t step, const std::vector<
     std::snprintf(
         text.data(), text.size(),
         "the controller misses its target: %.1f to %.1f active experts per token in the last %zu steps%s%s, "
-        "target %.3g; set routing.controller: solve, or kp: auto with ki: auto",
+        "target %.3g; set routing.controller: solve",
         *least, *most, kSteps, per_layer ? " of layer " : "", per_layer ? std::to_string(c).c_str() : "",
         target);
     return text.data();

@@ -6,7 +6,6 @@
 namespace dtopp {
 namespace {
 
-constexpr double kNear = 0.05;     // relative to T, on both sides: the smallest interval for da/dp
 constexpr double kMostOwed = 0.5;  // relative to T: the limit of sum_e
 // The share of sum_e that one step corrects. A full correction would follow the noise of every batch. With
 // one half, thresholds miss by 1.2 instead of 1.4 times the distance that the required threshold moves
@@ -22,28 +21,16 @@ class Plant {
  public:
   Plant(const ActiveExpertCurve& curve, const at::Tensor& p_C, const at::Tensor& active_C,
         double histogram_tokens)
-      : curve_(curve),
-        p_C_(p_C),
-        active_C_(active_C),
-        below_C_(curve.below(p_C)),
-        tokens_(histogram_tokens) {}
+      : curve_(curve), active_C_(active_C), below_C_(curve.below(p_C)), tokens_(histogram_tokens) {}
 
   // p at which a token has the given number of experts.
   at::Tensor threshold(const at::Tensor& experts_C) const {
     return curve_.threshold(below_C_ + (experts_C - active_C_) * tokens_);
   }
-  // da/dp from p to the target, and at least over its neighborhood.
-  at::Tensor slope(const at::Tensor& target_C) const {
-    const at::Tensor low_C = at::minimum(p_C_, threshold(target_C * (1 - kNear)));
-    const at::Tensor high_C = at::maximum(p_C_, threshold(target_C * (1 + kNear)));
-    const at::Tensor rise_C = (curve_.below(high_C) - curve_.below(low_C)) / number(tokens_, p_C_);
-    // Clamp both: ties give two equal thresholds, and an interval without probabilities gives no rise.
-    return rise_C.clamp_min(kMinThreshold) / (high_C - low_C).clamp_min(kMinThreshold);
-  }
 
  private:
   const ActiveExpertCurve& curve_;
-  at::Tensor p_C_, active_C_, below_C_;
+  at::Tensor active_C_, below_C_;
   double tokens_;
 };
 
@@ -74,7 +61,7 @@ void ThresholdController::update(const RoutedStep& step, const at::Tensor& appli
       num_assignments_C.to(at::kDouble) / number(static_cast<double>(tokens), threshold_C_);
   const at::Tensor error_C = (target_C_ - active_C) / num_experts_;
   const bool has_histogram = step.prob_histogram_CM.defined();
-  if (!has_histogram && (config_.controller == Controller::kSolve || !config_.kp.value || !config_.ki.value))
+  if (!has_histogram && config_.controller == Controller::kSolve)
     throw std::invalid_argument(
         "ThresholdController: this configuration needs the cumulative probabilities of each step");
   Next next;
@@ -85,23 +72,17 @@ void ThresholdController::update(const RoutedStep& step, const at::Tensor& appli
     solved_C_ = plant.threshold(target_C_);
     next = config_.controller == Controller::kSolve
                ? solve(error_C, [&](const at::Tensor& experts_C) { return plant.threshold(experts_C); })
-               : paper_law(error_C, plant.slope(target_C_) / num_experts_);
+               : paper_law(error_C);
   } else {
-    next = paper_law(error_C, at::Tensor());
+    next = paper_law(error_C);
   }
   error_sum_C_ = at::where(applied, next.error_sum_C, error_sum_C_);
   threshold_C_ = at::where(applied, next.threshold_C, threshold_C_);
 }
 
-ThresholdController::Next ThresholdController::paper_law(const at::Tensor& error_C,
-                                                         const at::Tensor& gain_C) const {
-  const auto times = [&](const ControllerGain& gain, double automatic, const at::Tensor& value_C) {
-    return gain.value ? value_C * *gain.value : value_C * automatic / gain_C;
-  };
-  const bool auto_ki = !config_.ki.value;
-  Next next{{}, error_sum_C_ + (auto_ki ? times(config_.ki, kAutoKi, error_C) : error_C)};
-  const at::Tensor integral_C = auto_ki ? next.error_sum_C : times(config_.ki, kAutoKi, next.error_sum_C);
-  const at::Tensor p_C = times(config_.kp, kAutoKp, error_C) + config_.threshold + integral_C;
+ThresholdController::Next ThresholdController::paper_law(const at::Tensor& error_C) const {
+  Next next{{}, error_sum_C_ + error_C};
+  const at::Tensor p_C = error_C * config_.kp + config_.threshold + next.error_sum_C * config_.ki;
   if (config_.anti_windup) {
     const at::Tensor winds_up_C = p_C.gt(kMaxThreshold)
                                       .logical_and_(error_C.gt(0))

@@ -7,12 +7,10 @@
 //
 // sum_e += e        p <- p_0 + K_p e + K_i sum_e,  clipped to [1e-6, 1 - 1e-6]
 //
-// Anti-windup: if p is beyond a bound and e pushes it further, sum_e omits e and p is the bound. A gain that
-// is `auto` is kAutoKp or kAutoKi divided by the loop gain g = (da/dp) / E. Here da/dp is the slope of the
-// step's curve a(p) (active_expert_curve.h) from p to T, and at least from 0.95 T to 1.05 T. With K_i `auto`,
-// sum_e accumulates K_i e.
+// Anti-windup: if p is beyond a bound and e pushes it further, sum_e omits e and p is the bound.
 //
-// routing.controller: solve computes p from that curve. It aims at T plus half of the accumulated error:
+// routing.controller: solve computes p from the step's curve a(p) (active_expert_curve.h). It aims at T plus
+// half of the accumulated error:
 //
 // sum_e += e, except for the step of p_0        a(p) = T + E sum_e / 2
 //
@@ -35,14 +33,12 @@
 
 namespace dtopp {
 
-inline constexpr double kAutoKp = 0.1, kAutoKi = 0.3;
-
 // The counts of an optimizer step.
 struct RoutedStep {
   at::Tensor num_assignments_L;  // token-expert pairs per layer, whole numbers of any type
   int64_t tokens = 0;            // tokens per layer
   // Cumulative-probability histogram per controller, whole numbers (cumulative_prob_histogram.h). It may be
-  // undefined if the controller is pi and its gains are numbers.
+  // undefined if the controller is pi.
   at::Tensor prob_histogram_CM{};
   int64_t histogram_stride = 1;  // the sampling stride of those counts
 };
@@ -77,8 +73,7 @@ class ThresholdController {
   struct Next {
     at::Tensor threshold_C, error_sum_C;
   };
-  // gain_C: the loop gain, required if a gain is auto.
-  Next paper_law(const at::Tensor& error_C, const at::Tensor& gain_C) const;
+  Next paper_law(const at::Tensor& error_C) const;
   // threshold: maps a number of experts per token to the p at which the step's tokens would have chosen it.
   Next solve(const at::Tensor& error_C,
              const std::function<at::Tensor(const at::Tensor& experts_C)>& threshold) const;

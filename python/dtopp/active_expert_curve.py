@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 MIN_THRESHOLD, MAX_THRESHOLD = 1e-6, 1.0 - 1e-6
-_NEAR = 0.05  # of the target, on both sides: the smallest interval for the slope
 
 
 def bin_edges(device: torch.device) -> Tensor:
@@ -32,20 +31,12 @@ class ActiveExpertCurve:
     def __init__(self, prob_histogram_CM: Tensor, threshold_C: Tensor, active_C: Tensor, tokens_C: Tensor) -> None:
         self._edges = bin_edges(prob_histogram_CM.device)
         self._prob_histogram_CM, self._up_to_CM = prob_histogram_CM, prob_histogram_CM.cumsum(1)
-        self._threshold_C, self._active_C, self._tokens_C = threshold_C, active_C, tokens_C
+        self._active_C, self._tokens_C = active_C, tokens_C
         self._below_C = self._below(threshold_C)
 
     def threshold(self, experts_C: Tensor) -> Tensor:
         """p at which a token has this many experts, within [MIN_THRESHOLD, MAX_THRESHOLD]."""
         return self._at_count(self._below_C + (experts_C - self._active_C) * self._tokens_C)
-
-    def slope(self, target_C: Tensor) -> Tensor:
-        """da/dp from the step's p to the target, over at least 0.95 to 1.05 of the target."""
-        low_C = torch.minimum(self._threshold_C, self.threshold(target_C * (1 - _NEAR)))
-        high_C = torch.maximum(self._threshold_C, self.threshold(target_C * (1 + _NEAR)))
-        rise_C = (self._below(high_C) - self._below(low_C)) / self._tokens_C
-        # Clamp both: ties give two equal thresholds, and an interval without probabilities gives no rise.
-        return rise_C.clamp(min=MIN_THRESHOLD) / (high_C - low_C).clamp(min=MIN_THRESHOLD)
 
     def _below(self, p_C: Tensor) -> Tensor:
         bin_C = (torch.searchsorted(self._edges, p_C, right=True) - 1).clamp(0, self._prob_histogram_CM.shape[1] - 1)

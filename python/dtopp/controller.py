@@ -12,11 +12,8 @@ from dtopp.layers import DTopPRouter
 from dtopp.active_expert_curve import MAX_THRESHOLD, MIN_THRESHOLD, ActiveExpertCurve
 from dtopp.step_counts import StepCounts
 
-_AUTO_KP, _AUTO_KI = 0.1, 0.3
 _MOST_OWED = 0.5  # fraction of T: limit of error_sum
 _MADE_UP_FOR, _MOST_MADE_UP_FOR = 0.5, 0.1  # fraction of the error sum per step; its limit as a fraction of T
-
-Gain = float | Literal["auto"]
 
 
 class ThresholdController:
@@ -28,10 +25,9 @@ class ThresholdController:
         e = (T - a) / E        controller pi: error_sum += e
         p <- p_0 + kp e + ki error_sum, clipped to [1e-6, 1 - 1e-6]
 
-    If that p lies beyond a bound and e pushes outwards, e is left out of error_sum and p is the bound. A gain
-    of "auto" is 0.1 (kp) or 0.3 (ki) divided by (da/dp) / E, with da/dp the rise of the step's curve a(p)
-    towards the target; with ki "auto", error_sum holds the sum of ki e. Controller "solve" needs no gains: p
-    is the point where that curve reaches T plus half of the shortfall so far.
+    If that p lies beyond a bound and e pushes outwards, e is left out of error_sum and p is the bound.
+    Controller "solve" needs no gains: p is the point where the step's curve a(p) reaches T plus half of the
+    shortfall so far.
 
     The controller counts in training mode only, and counts recomputed activations once. It divides the
     routers' losses by the number of routers; with method top_k or top_p it does nothing else but metrics().
@@ -41,7 +37,7 @@ class ThresholdController:
 
     Args:
         model: any module that contains MoE or DTopPRouter modules.
-        kp, ki: the gains of controller pi, numbers of at least 0 or "auto".
+        kp, ki: the gains of controller pi, at least 0.
         scope: "global", one threshold for all layers; "layer", one per layer with its own target.
         process_group: the group over which counts are added up; by default the default group, if
             torch.distributed is initialised.
@@ -51,7 +47,7 @@ class ThresholdController:
         ValueError: no router; routers that differ in values that one threshold shares; an option out of range.
     """
 
-    def __init__(self, model: nn.Module, kp: Gain = 0.1, ki: Gain = 0.1,
+    def __init__(self, model: nn.Module, kp: float = 0.1, ki: float = 0.1,
                  scope: Literal["global", "layer"] = "global",
                  process_group: dist.ProcessGroup | None = None, *,
                  controller: Literal["pi", "solve"] = "pi") -> None:
@@ -67,7 +63,7 @@ class ThresholdController:
         self._experts_C = self._list([router.num_experts for router in first])
         self._threshold_C, self._error_sum_C = self._initial_C, torch.zeros_like(self._initial_C)
         self._solved_C = torch.full_like(self._initial_C, torch.nan)
-        self._needs_histogram = self._holds and (controller == "solve" or "auto" in (kp, ki))
+        self._needs_histogram = self._holds and controller == "solve"
         for router in self.routers:
             router.counts_probs = self._needs_histogram
         self._used_C = self._threshold_C
@@ -140,30 +136,20 @@ class ThresholdController:
     def _update(self, num_assignments_C: Tensor, tokens_C: Tensor, counts: StepCounts) -> None:
         active_C = num_assignments_C / tokens_C.clamp(min=1)
         error_C = (self._target_C - active_C) / self._experts_C
-        curve = None
         if self._needs_histogram:
             prob_histogram_CM = counts.prob_histogram_CM(self.scope == "layer").to(tokens_C.device)
             curve = ActiveExpertCurve(prob_histogram_CM, self._threshold_C, active_C, tokens_C.clamp(min=1))
-        if curve is not None and self.controller == "solve":
+            self._solved_C = curve.threshold(self._target_C)
             threshold_C, error_sum_C = self._solve(error_C, curve)
         else:
-            threshold_C, error_sum_C = self._paper_law(error_C, curve)
+            threshold_C, error_sum_C = self._paper_law(error_C)
         seen_C = tokens_C > 0
-        if curve is not None:
-            self._solved_C = curve.threshold(self._target_C)
         self._threshold_C = torch.where(seen_C, threshold_C, self._threshold_C)
         self._error_sum_C = torch.where(seen_C, error_sum_C, self._error_sum_C)
 
-    def _paper_law(self, error_C: Tensor, curve: ActiveExpertCurve | None) -> tuple[Tensor, Tensor]:
-        gain_C = error_C if curve is None else curve.slope(self._target_C) / self._experts_C
-
-        def times(gain: Gain, automatic: float, value_C: Tensor) -> Tensor:
-            return value_C * automatic / gain_C if gain == "auto" else value_C * gain
-
-        auto_ki = self.ki == "auto"
-        sum_C = self._error_sum_C + (times(self.ki, _AUTO_KI, error_C) if auto_ki else error_C)
-        integral_C = sum_C if auto_ki else times(self.ki, _AUTO_KI, sum_C)
-        p_C = times(self.kp, _AUTO_KP, error_C) + self._initial_C + integral_C
+    def _paper_law(self, error_C: Tensor) -> tuple[Tensor, Tensor]:
+        sum_C = self._error_sum_C + error_C
+        p_C = self.kp * error_C + self._initial_C + self.ki * sum_C
         winds_up_C = ((p_C > MAX_THRESHOLD) & (error_C > 0)) | ((p_C < MIN_THRESHOLD) & (error_C < 0))
         return p_C.clamp(MIN_THRESHOLD, MAX_THRESHOLD), torch.where(winds_up_C, self._error_sum_C, sum_C)
 
@@ -191,8 +177,7 @@ class ThresholdController:
         _expect(self.scope in ("global", "layer"), f"scope global or layer, got '{self.scope}'")
         _expect(self.controller in ("pi", "solve"), f"controller pi or solve, got '{self.controller}'")
         for name, gain in (("kp", self.kp), ("ki", self.ki)):
-            _expect(gain == "auto" or (isinstance(gain, (int, float)) and gain >= 0),
-                    f"{name} of at least 0 or 'auto', got {gain}")
+            _expect(isinstance(gain, (int, float)) and gain >= 0, f"{name} of at least 0, got {gain}")
         shared = ["method"]
         if self.scope == "global":
             shared += ["num_experts", "target_experts", "initial_threshold"]

@@ -114,21 +114,5 @@ TEST(SolvingController, follows_new_batches_within_their_noise) {
   for (size_t i = 2; i + 20 <= off.size(); ++i) EXPECT_LT(std::abs(mean_of(off, i, 20)), 0.002) << i;
 }
 
-TEST(AutoGains, settle_within_thirty_steps_and_stay) {
-  for (const int64_t experts : {8, 64, 512}) {
-    for (const double target : {1.5, 4.0, static_cast<double>(experts) / 2}) {
-      for (const double first : {0.01, 0.25, 0.99}) {
-        SCOPED_TRACE(testing::Message() << experts << " " << target << " " << first);
-        RoutingConfig config = solving({experts, target, first});
-        config.controller = Controller::kPi;
-        config.kp.value = config.ki.value = std::nullopt;
-        const std::vector<SimulatedLayer> layers = {simulated_layer({1024, experts}, 6)};
-        const auto off = misses(config, experts, 45, [&](int) { return layers; });
-        for (size_t i = 29; i < off.size(); ++i) EXPECT_LT(std::abs(off[i]), 0.05) << "step " << i + 1;
-      }
-    }
-  }
-}
-
 }  // namespace
 }  // namespace dtopp::controller_settling_test

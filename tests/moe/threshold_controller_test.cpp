@@ -6,8 +6,6 @@
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
-#include "dtopp/moe/gain_guard.h"
-
 namespace dtopp::threshold_controller_test {
 namespace {
 
@@ -15,8 +13,8 @@ RoutingConfig routing(double p0 = 0.25, double target = 8, double kp = 0.1, doub
   RoutingConfig config;
   config.threshold = p0;
   config.target_experts = {target};
-  config.kp = {kp};
-  config.ki = {ki};
+  config.kp = kp;
+  config.ki = ki;
   return config;
 }
 
@@ -130,7 +128,7 @@ struct PlainController {
   void update(double active_experts) {
     const double error = (config.target_experts[0] - active_experts) / static_cast<double>(num_experts);
     const double sum = error_sum + error;
-    p = config.threshold + *config.kp.value * error + *config.ki.value * sum;
+    p = config.threshold + config.kp * error + config.ki * sum;
     const bool winds_up = (p > kMaxThreshold && error > 0) || (p < kMinThreshold && error < 0);
     if (!(config.anti_windup && winds_up)) error_sum = sum;
     p = std::clamp(p, kMinThreshold, kMaxThreshold);

@@ -116,8 +116,8 @@ TEST(Presets, moe_rows_follow_the_paper_under_every_method) {
     for (const RunConfig* config : {&dtop_p, &layer}) {
       EXPECT_EQ(config->routing.method, RoutingMethod::kDTopP);
       EXPECT_EQ(config->routing.threshold, 0.25);
-      EXPECT_EQ(config->routing.kp.value, 0.1);
-      EXPECT_EQ(config->routing.ki.value, 0.1);
+      EXPECT_EQ(config->routing.kp, 0.1);
+      EXPECT_EQ(config->routing.ki, 0.1);
       EXPECT_EQ(config->routing.target_experts, std::vector<double>{row.active});
       EXPECT_EQ(config->routing.normalization, Normalization::kDynamic);
       EXPECT_EQ(config->loss.dynamic, 1e-3);

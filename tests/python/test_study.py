@@ -270,21 +270,6 @@ def test_dry_run_says_what_it_costs_and_writes_nothing(tmp_path, dtopp_binary):
     assert float(lines[7].split()[-1]) == pytest.approx(6 * float(hours), rel=0.02)
 
 
-def test_gains_that_oscillate_are_named_before_any_run(tmp_path, dtopp_binary):
-    done = tiny_run.dtopp("study", write_study(tmp_path), "--dry-run", "routing.ki=60", "seeds=[1,2]")
-    assert done.returncode == 0, done.stderr
-    assert "warning: dtop-p-seed1, dtop-p-seed2: routing.kp = " in done.stderr and "unstable" in done.stderr
-    assert done.stderr.count("warning") == 1
-
-
-def test_of_shipped_studies_gains_alone_oscillate(dtopp_binary):
-    """Unstable controllers are the subject of the study `gains`."""
-    for path in sorted((tiny_run.ROOT / "configs/studies/lab").glob("*.yaml")):
-        done = tiny_run.dtopp("study", path, "--dry-run", cwd=tiny_run.ROOT)
-        assert done.returncode == 0, done.stderr
-        assert ("unstable" in done.stderr) == (path.stem == "gains"), path
-
-
 def test_one_study_at_a_time(tmp_path, dtopp_binary):
     study, _ = start_slow(tmp_path)
     second = tiny_run.dtopp("study", tmp_path / "study.yaml", *SLOW)

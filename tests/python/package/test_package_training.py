@@ -25,8 +25,6 @@ COMMON = {
 CASES = {
     "pi": {},
     "solve": {"routing.controller": "solve"},
-    "auto": {"routing.kp": "auto", "routing.ki": "auto"},
-    "auto_from_above": {"routing.kp": "auto", "routing.ki": "auto", "routing.threshold": 0.8},
     "top_k": {"routing.method": "top_k", "routing.top_k": 2, "routing.normalization": "fixed"},
 }
 LAYER = "model.layers.0."
@@ -95,7 +93,7 @@ def adamw(model, config, moments):
 def test_ten_steps_are_those_of_the_trainer(run, both_forms):
     config, parameters, moments, state = load(run, FIRST - 1)
     model, routing = Model(config, parameters), config["routing"]
-    gains = {name: value if value == "auto" else float(value) for name, value in routing.items() if name in ("kp", "ki")}
+    gains = {name: float(value) for name, value in routing.items() if name in ("kp", "ki")}
     controller = dtopp.ThresholdController(model, controller=routing["controller"], **gains)
     if routing["method"] == "dtop_p":
         controller.load_state_dict(state)
