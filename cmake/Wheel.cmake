@@ -26,7 +26,7 @@ function(dtopp_install_wheel)
     install(TARGETS dtopp_cuda LIBRARY DESTINATION lib)
   endif()
   install(DIRECTORY assets configs examples DESTINATION files PATTERN __pycache__ EXCLUDE)
-  foreach(package libarchive-dev libboost-math-dev libcli11-dev libdeflate-dev libgloo-dev libjemalloc-dev libjpeg62-turbo-dev
+  foreach(package libarchive-dev libboost-math-dev libcli11-dev libgloo-dev libjemalloc-dev libjpeg62-turbo-dev
       libpng-dev libsimdjson-dev libssl-dev libutf8proc-dev libwebp-dev libxxhash-dev libyaml-cpp-dev libzstd-dev nettle-dev
       nlohmann-json3-dev zlib1g-dev)
     install(FILES "/usr/share/doc/${package}/copyright" DESTINATION licenses RENAME "${package}.txt" OPTIONAL)

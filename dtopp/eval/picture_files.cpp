@@ -10,7 +10,7 @@
 #include "dtopp/base/files.h"
 #include "dtopp/base/path_kind.h"
 #include "dtopp/data/files/npz_writer.h"
-#include "dtopp/data/image_codec/decode_picture.h"
+#include "dtopp/data/image_codec/encode_png.h"
 
 namespace dtopp {
 namespace {

@@ -8,7 +8,6 @@
 
 #include <cstddef>
 #include <span>
-#include <string>
 
 #include "dtopp/base/errors.h"
 #include "dtopp/data/image_codec/picture.h"
@@ -27,8 +26,5 @@ struct DecodedPicture {
 // truncated, or has more than kMaxPixels. The message holds only the cause; the caller adds the name. Safe to
 // call from many threads.
 DecodedPicture decode_picture(std::span<const std::byte> file, int channels);
-
-// Returns a PNG file without compression, which is fast to write and to read.
-std::string encode_png(const Picture& picture);
 
 }  // namespace dtopp

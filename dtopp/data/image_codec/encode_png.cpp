@@ -1,74 +1,52 @@
-#include <cstring>
-#include <memory>
+#include "dtopp/data/image_codec/encode_png.h"
+
+#include <csetjmp>
 #include <new>
-#include <string_view>
+#include <stdexcept>
 
-#include <libdeflate.h>
-
-#include "dtopp/data/image_codec/decode_picture.h"
+#include <png.h>
 
 namespace dtopp {
 namespace {
 
-void append_u32(std::string& out, uint32_t number) {
-  for (const int shift : {24, 16, 8, 0}) out += static_cast<char>(number >> shift);
-}
+// The state of libpng in one object that outlives a longjmp out of the library.
+struct PngWriter {
+  png_structp png = png_create_write_struct(PNG_LIBPNG_VER_STRING, nullptr, nullptr, nullptr);
+  png_infop info = png != nullptr ? png_create_info_struct(png) : nullptr;
+  std::string out;
 
-// Begins a chunk and returns where its checksum begins. The caller appends `data_bytes` bytes.
-size_t begin_chunk(std::string& out, std::string_view type, size_t data_bytes) {
-  append_u32(out, static_cast<uint32_t>(data_bytes));
-  out += type;
-  return out.size() - type.size();
-}
-
-void end_chunk(std::string& out, size_t begin) {
-  append_u32(out, libdeflate_crc32(0, out.data() + begin, out.size() - begin));
-}
-
-// Returns the rows, each preceded by the filter type 0 (not filtered).
-Pixels scan_lines(const Picture& picture) {
-  Pixels lines(static_cast<size_t>(picture.height) * (picture.row_bytes() + 1));
-  uint8_t* line = lines.data();
-  for (int y = 0; y < picture.height; ++y, line += picture.row_bytes() + 1) {
-    line[0] = 0;
-    std::memcpy(line + 1, picture.row(y), picture.row_bytes());
-  }
-  return lines;
-}
-
-struct FreeCompressor {
-  void operator()(libdeflate_compressor* compressor) const { libdeflate_free_compressor(compressor); }
+  ~PngWriter() { png_destroy_write_struct(&png, &info); }
 };
 
-// Returns a zlib stream of stored (uncompressed) blocks.
-Pixels stored(const Pixels& bytes) {
-  const std::unique_ptr<libdeflate_compressor, FreeCompressor> compressor(libdeflate_alloc_compressor(0));
-  if (!compressor) throw std::bad_alloc();
-  Pixels out(libdeflate_zlib_compress_bound(compressor.get(), bytes.size()));
-  out.resize(libdeflate_zlib_compress(compressor.get(), bytes.data(), bytes.size(), out.data(), out.size()));
-  return out;
+void append_bytes(png_structp png, png_bytep bytes, size_t count) {
+  static_cast<PngWriter*>(png_get_io_ptr(png))->out.append(reinterpret_cast<const char*>(bytes), count);
+}
+
+void write_png(PngWriter& writer, const Picture& picture) {
+  png_structp png = writer.png;
+  png_set_write_fn(png, &writer, append_bytes, nullptr);
+  png_set_compression_level(png, 0);
+  png_set_filter(png, PNG_FILTER_TYPE_BASE, PNG_FILTER_NONE);
+  png_set_IHDR(png, writer.info, static_cast<png_uint_32>(picture.width),
+               static_cast<png_uint_32>(picture.height), 8,
+               picture.channels == 1 ? PNG_COLOR_TYPE_GRAY : PNG_COLOR_TYPE_RGB, PNG_INTERLACE_NONE,
+               PNG_COMPRESSION_TYPE_DEFAULT, PNG_FILTER_TYPE_DEFAULT);
+  png_write_info(png, writer.info);
+  for (int y = 0; y < picture.height; ++y) png_write_row(png, picture.row(y));
+  png_write_end(png, writer.info);
 }
 
 }  // namespace
 
 std::string encode_png(const Picture& picture) {
-  const Pixels data = stored(scan_lines(picture));
-  constexpr size_t kHeaderBytes = 13, kFraming = 8 + 3 * 12;
-  std::string out;
-  out.reserve(kFraming + kHeaderBytes + data.size());
-  out += "\x89PNG\r\n\x1a\n";
-  size_t begin = begin_chunk(out, "IHDR", kHeaderBytes);
-  append_u32(out, static_cast<uint32_t>(picture.width));
-  append_u32(out, static_cast<uint32_t>(picture.height));
-  out += '\x08';                                 // bits per channel
-  out += picture.channels == 1 ? '\0' : '\x02';  // grey or RGB
-  out.append(3, '\0');  // the only methods of compression and filtering; not interlaced
-  end_chunk(out, begin);
-  begin = begin_chunk(out, "IDAT", data.size());
-  out.append(reinterpret_cast<const char*>(data.data()), data.size());
-  end_chunk(out, begin);
-  end_chunk(out, begin_chunk(out, "IEND", 0));
-  return out;
+  PngWriter writer;
+  if (writer.info == nullptr) throw std::bad_alloc();
+  // Enough for the pixels and their framing: append_bytes() must not throw through libpng, which is C.
+  const size_t rows = static_cast<size_t>(picture.height) * (picture.row_bytes() + 1);
+  writer.out.reserve(rows + rows / 64 + 4096);
+  if (setjmp(png_jmpbuf(writer.png)) != 0) throw std::invalid_argument("encode_png: not a valid picture");
+  write_png(writer, picture);
+  return std::move(writer.out);
 }
 
 }  // namespace dtopp

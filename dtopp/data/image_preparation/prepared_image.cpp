@@ -6,6 +6,7 @@
 
 #include "dtopp/base/errors.h"
 #include "dtopp/data/image_codec/decode_picture.h"
+#include "dtopp/data/image_codec/encode_png.h"
 #include "dtopp/data/image_codec/resize.h"
 #include "dtopp/data/image_preparation/array_source.h"
 #include "dtopp/data/image_preparation/image_source.h"

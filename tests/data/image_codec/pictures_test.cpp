@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "dtopp/base/float_type.h"
+#include "dtopp/data/image_codec/decode_picture.h"
 #include "dtopp/data/image_codec/orientation.h"
 #include "dtopp/data/image_codec/resize.h"
 #include "dtopp/data/image_preparation/raw_sample.h"
@@ -102,7 +103,7 @@ TEST(Resize, halves_by_a_box_filter_are_rounded_means) {
 
 TEST(Pictures, a_png_gives_back_its_pixels) {
   for (const int channels : {1, 3}) {
-    const Picture picture = random_picture(5, 13, 67, channels);
+    const Picture picture = random_picture(5, 131, 267, channels);  // larger than a chunk of libpng
     const auto decoded = decode_picture(bytes_of(encode_png(picture)), channels);
     EXPECT_EQ(decoded.picture.pixels, picture.pixels);
     EXPECT_EQ(decoded.format, PictureFormat::kPng);

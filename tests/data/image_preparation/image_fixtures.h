@@ -9,7 +9,7 @@
 
 #include "dtopp/base/files.h"
 #include "dtopp/base/safetensors.h"
-#include "dtopp/data/image_codec/decode_picture.h"
+#include "dtopp/data/image_codec/encode_png.h"
 #include "dtopp/data/image_preparation/prepare_images.h"
 #include "tests/base/scratch_directory.h"
 
