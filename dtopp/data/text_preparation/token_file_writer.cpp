@@ -7,6 +7,7 @@
 #include "dtopp/base/files.h"
 #include "dtopp/base/temporary.h"
 #include "dtopp/data/tokens/megatron_index.h"
+#include "dtopp/data/tokens/token_folder.h"
 
 namespace dtopp {
 namespace {
