@@ -176,8 +176,8 @@ TEST_F(ImageDataTest, hostile_tensors_are_refused_by_file_and_sample) {
       {large, {0, large_size}, {0}, "sample 0: has another size"},
       {good, {0, size}, {2}, "sample 0: label 2"},
       {good, {0, size}, {-1}, "sample 0: label -1"},
-      {good, {0, size}, {0, 1}, "of 1 and 2 samples"},
-      {good, {}, {}, "offsets is not"},
+      {good, {0, size}, {0, 1}, "hold 1 and 2 samples"},
+      {good, {}, {}, "offsets must be"},
   };
   for (const Case& test : cases) {
     rewrite(scratch_ / "data",
