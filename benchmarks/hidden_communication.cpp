@@ -151,7 +151,7 @@ TrainingData random_tokens(const RunConfig& config) {
 }
 
 double step_seconds(Trainer& trainer) {
-  trainer.step([] { return false; });
+  trainer.step({});
   return trainer.next_result(0).value().seconds;
 }
 

@@ -35,9 +35,7 @@ void add_inference_options(CLI::App& verb, InferenceOptions& options) {
 }
 
 Checkpoint open_named_checkpoint(const InferenceOptions& options, ModelType type) {
-  Checkpoint checkpoint = open_checkpoint(options.checkpoint, [](const std::string& text) {
-    std::fprintf(stderr, "dtopp: warning: %s\n", text.c_str());
-  });
+  Checkpoint checkpoint = open_checkpoint(options.checkpoint, ConsoleLog(stderr));
   require_type(checkpoint, type);
   return checkpoint;
 }

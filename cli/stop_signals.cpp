@@ -15,6 +15,7 @@ namespace {
 
 // A signal handler can use only globals, and it may run in any thread.
 std::atomic<int64_t> requested_at = 0;  // time of the first signal, nanoseconds of the steady clock; 0: none
+std::atomic<bool> requested = false;
 std::atomic<bool> second_ends = true;
 static_assert(std::atomic<int64_t>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
 
@@ -23,6 +24,7 @@ void on_signal(int signal) {
   clock_gettime(CLOCK_MONOTONIC, &time);
   const int64_t now = time.tv_sec * int64_t{1'000'000'000} + time.tv_nsec;
   int64_t first = 0;
+  requested = true;
   if (requested_at.compare_exchange_strong(first, now)) return;
   if (second_ends && std::chrono::nanoseconds(now - first) >= kOneRequest) _exit(128 + signal);
 }
@@ -39,6 +41,8 @@ void stop_on_signals(Impatience impatience) {
   sigaction(SIGINT, &action, nullptr);
 }
 
-bool stop_requested() { return requested_at != 0; }
+bool stop_requested() { return requested; }
+
+StopToken stop_token() { return StopToken(requested); }
 
 }  // namespace dtopp::cli

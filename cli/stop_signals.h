@@ -2,6 +2,8 @@
 // ends the process immediately.
 #pragma once
 
+#include "dtopp/base/stop_token.h"
+
 namespace dtopp::cli {
 
 // Selects how a process that does not stop in time is ended.
@@ -15,5 +17,8 @@ void stop_on_signals(Impatience impatience = Impatience::kSecondSignal);
 
 // Returns true after a signal has arrived.
 bool stop_requested();
+
+// The same as a value.
+StopToken stop_token();
 
 }  // namespace dtopp::cli

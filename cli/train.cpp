@@ -58,14 +58,7 @@ void train_run(const TrainOptions& options) {
   check_layout(layout, config.model);
   const bool is_main_rank = environment.rank == 0;
   stop_rank_on_signals(environment);
-  RunObserver observer;
-  observer.message = print_message;
-  observer.step = [&](int64_t step, const StepResult& result, const StepRates& rates) {
-    std::fprintf(stderr, "%s\n", console_line(config, step, result, rates).c_str());
-  };
-  observer.validation = [&](int64_t step, const ValidationResult* loss, const ProbeResults& accuracies) {
-    print_message(validation_line(step, loss, accuracies));
-  };
+  const ConsoleLog log(stderr);
   RunSummary summary;
   const JoinOptions join{
       .timeout = std::chrono::seconds(config.parallel.timeout),
@@ -78,12 +71,13 @@ void train_run(const TrainOptions& options) {
       .expert_parallel =
           [&](const at::Device& device) { return expert_parallel_on(layout, config, device); }};
   run_as_rank(environment, join, [&](const Rank& rank) {
-    observer.begin = rank.begin;
     // Verify every byte of the data, including files that an earlier start verified. All ranks do it: each
     // reads the files on its own machine, and all take equally long.
     if (options.verify) make_model(config).open_data(Verify::kAll);
-    summary = run_training(config, observer, stop_requested,
-                           {make_probes(config, stop_requested), training_grids(config)}, rank.groups);
+    std::vector<std::unique_ptr<Periodic>> evaluations;
+    for (auto make : {make_probes, make_training_grids})
+      if (auto evaluation = make(config)) evaluations.push_back(std::move(evaluation));
+    summary = run_training(config, log, stop_token(), evaluations, rank.groups, rank.begin);
   });
   if (!is_main_rank) return;
   if (summary.already_complete)

@@ -22,15 +22,14 @@ std::optional<RunConfig> config_of(const fs::path& run) {
   return parse_run_config(read_file(path, kMaxBytes), path.string());
 }
 
-std::optional<Checkpoint> newest_checkpoint(const fs::path& checkpoints,
-                                            const std::function<void(const std::string&)>& warn,
+std::optional<Checkpoint> newest_checkpoint(const fs::path& checkpoints, const ConsoleLog& log,
                                             CheckpointUse use, const VerifyFiles& verify) {
   std::string newest_error;
   for (const int64_t step : list_checkpoint_steps(checkpoints)) {
     try {
       return Checkpoint(checkpoints / checkpoint_name(step), use, verify);
     } catch (const Error& error) {
-      warn(std::string(error.what()) + "; passed over");
+      log.warning(std::string(error.what()) + "; passed over");
       if (newest_error.empty()) newest_error = error.what();
     }
   }
@@ -39,10 +38,10 @@ std::optional<Checkpoint> newest_checkpoint(const fs::path& checkpoints,
                         ": none of its checkpoints verifies; the newest: " + newest_error);
 }
 
-Checkpoint open_checkpoint(const fs::path& path, const std::function<void(const std::string&)>& warn,
-                           CheckpointUse use, const VerifyFiles& verify) {
+Checkpoint open_checkpoint(const fs::path& path, const ConsoleLog& log, CheckpointUse use,
+                           const VerifyFiles& verify) {
   for (const auto& checkpoints : {checkpoints_of(path), path}) {
-    if (auto newest = newest_checkpoint(checkpoints, warn, use, verify)) return std::move(*newest);
+    if (auto newest = newest_checkpoint(checkpoints, log, use, verify)) return std::move(*newest);
   }
   return Checkpoint(path, use, verify);
 }

@@ -4,10 +4,10 @@
 #pragma once
 
 #include <filesystem>
-#include <functional>
 #include <optional>
 #include <string>
 
+#include "dtopp/base/console_log.h"
 #include "dtopp/checkpoint/checkpoint.h"
 
 namespace dtopp {
@@ -23,18 +23,16 @@ std::filesystem::path config_file_of(const std::filesystem::path& run);
 std::optional<RunConfig> config_of(const std::filesystem::path& run);
 
 // The newest checkpoint in `checkpoints` that verifies for `use`; nullopt if there is none. Damaged
-// checkpoints are skipped, and each one is reported through `warn`.
+// checkpoints are skipped, and each one is logged as a warning.
 //
 // Throws:        CheckpointError if there are checkpoints but none verifies
-std::optional<Checkpoint> newest_checkpoint(const std::filesystem::path& checkpoints,
-                                            const std::function<void(const std::string&)>& warn,
+std::optional<Checkpoint> newest_checkpoint(const std::filesystem::path& checkpoints, const ConsoleLog& log,
                                             CheckpointUse use = CheckpointUse::kTraining,
                                             const VerifyFiles& verify = verify_content);
 
 // Opens a checkpoint that a user names. `path` is a checkpoint, a run, or a run's folder of checkpoints; of
 // several, the newest that verifies is opened. Throws UsageError if there is no checkpoint.
-Checkpoint open_checkpoint(const std::filesystem::path& path,
-                           const std::function<void(const std::string&)>& warn,
+Checkpoint open_checkpoint(const std::filesystem::path& path, const ConsoleLog& log,
                            CheckpointUse use = CheckpointUse::kInference,
                            const VerifyFiles& verify = verify_content);
 

@@ -69,13 +69,13 @@ std::string console_line(const RunConfig& config, int64_t step, const StepResult
   return line.append(" | ").append(format_duration(rates.seconds_left)).append(" left");
 }
 
-std::string validation_line(int64_t step, const ValidationResult* loss, const ProbeResults& accuracies) {
+std::string validation_line(int64_t step, const ValidationResult* loss, const Measurements& measured) {
   std::string parts;
   const auto add = [&](const std::string& part) { parts += (parts.empty() ? " " : ", ") + part; };
   if (loss != nullptr) add("loss " + std::to_string(loss->loss));
   if (loss != nullptr && loss->activations.num_layers() > 0)
     add("active experts " + std::to_string(loss->activations.summary().mean));
-  for (const auto& [task, accuracy] : accuracies) add(task + " " + std::to_string(100 * accuracy) + " %");
+  for (const auto& [name, value] : measured) add(name + " " + std::to_string(value));
   return "validation at step " + std::to_string(step) + ":" + parts;
 }
 

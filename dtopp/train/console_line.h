@@ -19,10 +19,10 @@ std::string device_line(const std::string& device, const StepYardstick& yardstic
 std::string console_line(const RunConfig& config, int64_t step, const StepResult& result,
                          const StepRates& rates);
 
-// validation at step 300: loss 5.123456, active experts 4.020000, hellaswag 31.250000 %
+// validation at step 300: loss 5.123456, active experts 4.020000, hellaswag/accuracy 0.312500
 //
 // `loss` is null without validation data. A dense model has no active experts.
-std::string validation_line(int64_t step, const ValidationResult* loss, const ProbeResults& accuracies);
+std::string validation_line(int64_t step, const ValidationResult* loss, const Measurements& measured);
 
 std::string skipped_line(const StepResult& result);
 

@@ -1,5 +1,7 @@
 #include "dtopp/train/run.h"
 
+#include <algorithm>
+
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/path_kind.h"
@@ -8,6 +10,7 @@
 #include "dtopp/device/device.h"
 #include "dtopp/device/devices.h"
 #include "dtopp/device/matrix_rate.h"
+#include "dtopp/distributed/groups/rank_agreement.h"
 #include "dtopp/models/registry/make_model.h"
 #include "dtopp/moe/budget_watch.h"
 #include "dtopp/plan/plan.h"
@@ -28,15 +31,17 @@ namespace fs = std::filesystem;
 
 class Run {
  public:
-  Run(const RunConfig& config, const at::Device& device, const RunObserver& observer,
-      const std::function<bool()>& stop, const RunExtras& extras, const ProcessGroups& groups)
+  Run(const RunConfig& config, const ConsoleLog& log, const StopToken& stop,
+      const std::vector<std::unique_ptr<Periodic>>& evaluations, const ProcessGroups& groups,
+      const BeginActivity& begin)
       : config_(config),
-        device_(device),
-        observer_(observer),
+        log_(groups.rank() == 0 ? log : ConsoleLog()),
         stop_(stop),
-        extras_(extras),
+        evaluations_(evaluations),
+        begin_(begin),
         path_(config.output),
         groups_(groups),
+        device_(groups.device),
         budget_(config.routing) {}
 
   RunSummary train();
@@ -52,43 +57,35 @@ class Run {
   void begin_metering(at::ScalarType type);
   void train_step();
   void begin(int64_t step, const char* activity) const {
-    if (observer_.begin) observer_.begin(step, activity);
+    if (begin_) begin_(step, activity);
   }
   // Processes results until at most `in_flight` issued steps are left.
   void take_results(size_t in_flight);
   void record(const StepResult& result);
   void log_memory(const StepResult& result);
   [[noreturn]] void give_up(const StepResult& result);
-  void validate();
   bool validation_is_due() const;
+  bool is_due(const Periodic& evaluation) const { return evaluation.is_due(trainer_->state(), finished()); }
+  bool anything_is_due() const;
+  // Validates and runs the evaluations that are due. `resumed`: leaves out those that an earlier process of
+  // this run has done.
+  void evaluate(bool resumed);
   bool saving_is_due() const {
     return config_.checkpoint.every > 0 && trainer_->state().step % config_.checkpoint.every == 0;
   }
-  bool drawing_is_due() const {
-    const int64_t every = extras_.drawing.every;
-    return every > 0 && (trainer_->state().step % every == 0 || finished());
-  }
-  // Whether the samples of the current step are missing, because the run was stopped before it drew them.
-  bool drawing_is_missing() const {
-    const int64_t step = trainer_->state().step;
-    return step > 0 && drawing_is_due() && any_rank(ranks(), first() && !extras_.drawing.is_drawn(step));
-  }
-  void draw();
   void save();
   [[noreturn]] void stop_here();
-  void log(const std::string& text) const {
-    if (first() && observer_.message) observer_.message(text);
-  }
   bool finished() const { return trainer_->state().step >= config_.training.steps; }
   bool complete() const { return finished() && !validation_is_due(); }
 
   const RunConfig& config_;
-  at::Device device_;
-  const RunObserver& observer_;
-  const std::function<bool()>& stop_;
-  const RunExtras& extras_;
+  ConsoleLog log_;  // prints on rank 0 only
+  StopToken stop_;
+  const std::vector<std::unique_ptr<Periodic>>& evaluations_;
+  const BeginActivity& begin_;
   fs::path path_;
   const ProcessGroups& groups_;
+  at::Device device_;
   std::optional<RunDirectory> directory_;
   std::optional<Trainer> trainer_;
   std::optional<MetricsWriter> metrics_;  // on rank 0 only, like meter_
@@ -113,14 +110,12 @@ RunSummary Run::train() {
   if (!there) hold_directory();
   open_or_resume(std::move(model), std::move(data));
   RunSummary summary{path_, {}, 0, 0, complete()};
-  if (validation_is_due()) validate();
-  if (!summary.already_complete && drawing_is_missing()) draw();
+  if (!summary.already_complete) evaluate(/*resumed=*/true);
   while (!finished()) {
     train_step();
     // All of these need the step's result first, because the step may have to run again.
-    if (validation_is_due() || drawing_is_due() || saving_is_due() || finished()) take_results(0);
-    if (validation_is_due()) validate();
-    if (drawing_is_due()) draw();
+    if (anything_is_due() || saving_is_due() || finished()) take_results(0);
+    evaluate(/*resumed=*/false);
     if (saving_is_due() && unsaved_) save();
   }
   if (unsaved_) save();
@@ -147,7 +142,7 @@ void Run::check_memory() {
 void Run::open_or_resume(Model model, TrainingData data) {
   const at::ScalarType type = compute_type(config_.training.precision, device_);
   trainer_.emplace(config_, std::move(model), std::move(data), at::device(device_).dtype(type), groups_);
-  const auto own = begin_or_resume(*trainer_, config_, [this](const std::string& text) { log(text); });
+  const auto own = begin_or_resume(*trainer_, config_, log_);
   unsaved_ = !own;
   if (own) last_checkpoint_ = *own;
   if (complete() || !first()) return;
@@ -157,7 +152,7 @@ void Run::open_or_resume(Model model, TrainingData data) {
                    trainer_->state().last_validation_step);
   begin_metering(type);
   if (trainer_->data().validation_samples == 0 && config_.validation.every > 0) {
-    log("no data.validation: training without validation");
+    log_.message("no data.validation: training without validation");
   }
 }
 
@@ -169,7 +164,7 @@ void Run::begin_metering(at::ScalarType type) {
   if (!device_.is_cpu())
     yardstick.peak_rate = data_sheet_rate(device_facts(device_).name, type == at::kBFloat16);
   meter_.emplace(yardstick, groups_);
-  log(device_line(describe_device(device_), yardstick));
+  log_.message(device_line(describe_device(device_), yardstick));
 }
 
 void Run::train_step() {
@@ -186,7 +181,7 @@ void Run::take_results(size_t in_flight) {
   while (const auto result = trainer_->next_result(in_flight)) {
     unsaved_ = true;
     record(*result);
-    if (result->skipped) log(skipped_line(*result));
+    if (result->skipped) log_.message(skipped_line(*result));
     stop_requested_ = stop_requested_ || (result->stop_requested && groups_.size() > 1);
     if (gives_up(*result, config_.training)) give_up(*result);
   }
@@ -198,7 +193,7 @@ void Run::record(const StepResult& result) {
   const StepRates speed = meter_->rates(result);
   log_memory(result);
   if (const auto warning = budget_.observe(result.step, result.activations.layer_means()))
-    log("warning: " + *warning);
+    log_.warning(*warning);
   const bool last = result.step == config_.training.steps;
   if (result.step % config_.logging.every != 0 && !last && !result.skipped) return;
   MetricRecord record = record_now(result.step, result.tokens);
@@ -206,14 +201,14 @@ void Run::record(const StepResult& result) {
   add_sources(trainer_->data(), result.sample_position, record);
   add_rates(speed, result.data_seconds / result.seconds, record);
   metrics_->write(record);
-  if (observer_.step) observer_.step(result.step, result, speed);
+  log_.line(console_line(config_, result.step, result, speed));
 }
 
 void Run::log_memory(const StepResult& result) {
   parts_.resize(result.parts_R.size(), 1);
   for (size_t rank = 0; rank < parts_.size(); ++rank) {
     const int64_t before = std::exchange(parts_[rank], result.parts_R[rank]);
-    if (parts_[rank] != before) log(out_of_memory_line(config_, result, rank, before));
+    if (parts_[rank] != before) log_.message(out_of_memory_line(config_, result, rank, before));
   }
 }
 
@@ -226,49 +221,46 @@ void Run::give_up(const StepResult& result) {
 // True before the first step, every validation.every steps and after the last step.
 bool Run::validation_is_due() const {
   const TrainingState& state = trainer_->state();
-  const bool something = trainer_->data().validation_samples > 0 || extras_.probes;
-  if (config_.validation.every == 0 || !something) return false;
-  if (state.last_validation_step == state.step) return false;
+  if (config_.validation.every == 0 || state.last_validation_step == state.step) return false;
+  if (trainer_->data().validation_samples == 0 && config_.validation.tasks.empty()) return false;
   return state.step % config_.validation.every == 0 || finished();
 }
 
-void Run::validate() {
-  take_results(0);
-  begin(trainer_->state().step, "validation");
-  std::optional<ValidationResult> loss;
-  if (trainer_->data().validation_samples > 0) {
-    loss = trainer_->validate(config_.validation.tokens, stop_);
-    if (!loss) stop_here();
-  }
-  ProbeResults accuracies;
-  if (extras_.probes) {
-    auto measured =
-        extras_.probes([this](const std::string& name) { return trainer_->parameters().main_param(name); },
-                       trainer_->routing(), ranks());
-    if (!measured) stop_here();
-    accuracies = std::move(*measured);
-  }
-  MetricRecord record = record_now(trainer_->state().step, trainer_->state().tokens);
-  if (loss) add_validation(*loss, record);
-  for (const auto& [task, accuracy] : accuracies) {
-    record.values.emplace_back("eval/" + task + "/accuracy", accuracy);
-  }
-  begin(record.step, "report");
-  if (first()) metrics_->write(record);
-  trainer_->mark_validated();
-  unsaved_ = true;
-  if (first() && observer_.validation) observer_.validation(record.step, loss ? &*loss : nullptr, accuracies);
+bool Run::anything_is_due() const {
+  return validation_is_due() ||
+         std::ranges::any_of(evaluations_, [&](const auto& evaluation) { return is_due(*evaluation); });
 }
 
-void Run::draw() {
-  begin(trainer_->state().step, "drawing");
-  const auto draw = [&] {
-    extras_.drawing.draw(
-        trainer_->state().step,
-        [this](const std::string& name) { return trainer_->parameters().model_param(name); },
-        trainer_->training_inputs(), first());
-  };
-  trainer_->model().ema_decay > 0 ? trainer_->with_ema(draw) : draw();
+void Run::evaluate(bool resumed) {
+  if (!anything_is_due()) return;
+  const TrainingState& state = trainer_->state();
+  MetricRecord record = record_now(state.step, state.tokens);
+  const bool validates = validation_is_due();
+  std::optional<ValidationResult> loss;
+  if (validates && trainer_->data().validation_samples > 0) {
+    begin(state.step, "validation");
+    loss = trainer_->validate(config_.validation.tokens, stop_);
+    if (!loss) stop_here();
+    add_validation(*loss, record);
+  }
+  Measurements measured;
+  for (const auto& evaluation : evaluations_) {
+    if (!is_due(*evaluation)) continue;
+    if (resumed && any_rank(ranks(), first() && evaluation->is_done(state))) continue;
+    begin(state.step, "evaluation");
+    const auto results = evaluation->run(*trainer_, stop_);
+    if (!results) stop_here();
+    measured.insert(measured.end(), results->begin(), results->end());
+  }
+  for (const auto& [name, value] : measured) record.values.emplace_back("eval/" + name, value);
+  begin(state.step, "report");
+  if (first() && !record.values.empty()) {
+    metrics_->write(record);
+    log_.message(validation_line(state.step, loss ? &*loss : nullptr, measured));
+  }
+  if (!validates) return;
+  trainer_->mark_validated();
+  unsaved_ = true;
 }
 
 void Run::save() {
@@ -288,12 +280,12 @@ void Run::stop_here() {
 
 }  // namespace
 
-RunSummary run_training(const RunConfig& config, const RunObserver& observer,
-                        const std::function<bool()>& stop, const RunExtras& extras,
-                        const ProcessGroups& groups) {
+RunSummary run_training(const RunConfig& config, const ConsoleLog& log, const StopToken& stop,
+                        const std::vector<std::unique_ptr<Periodic>>& evaluations,
+                        const ProcessGroups& groups, const BeginActivity& begin) {
   if (config.training.deterministic) make_deterministic(groups.device);
   if (config.training.threads > 0) at::set_num_threads(static_cast<int>(config.training.threads));
-  return Run(config, groups.device, observer, stop, extras, groups).train();
+  return Run(config, log, stop, evaluations, groups, begin).train();
 }
 
 }  // namespace dtopp

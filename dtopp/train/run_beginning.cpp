@@ -14,8 +14,6 @@
 namespace dtopp {
 namespace {
 
-using Log = std::function<void(const std::string&)>;
-
 std::map<std::string, std::vector<int64_t>> shapes_of(const std::vector<ParameterSpec>& specs) {
   std::map<std::string, std::vector<int64_t>> shapes;
   for (const ParameterSpec& spec : specs) shapes.emplace(spec.name, spec.shape);
@@ -62,68 +60,68 @@ void require_same_run(const Checkpoint& checkpoint, const RunConfig& there, cons
 }
 
 void warn_of_other_past(const Checkpoint& checkpoint, const RunConfig& there, const RunConfig& here,
-                        const Log& log) {
+                        const ConsoleLog& log) {
   const int64_t step = checkpoint.state().step;
   const auto rate = [&](const RunConfig& config) {
     return learning_rate(config.optimizer, step, config.training.steps);
   };
   if (rate(there) != rate(here))
-    log("warning: step " + std::to_string(step) + " had a learning rate of " +
-        config_detail::print_value(rate(there)) + ", but this schedule gives " +
-        config_detail::print_value(rate(here)) + "; choose schedules that agree at this step");
+    log.warning("step " + std::to_string(step) + " had a learning rate of " +
+                config_detail::print_value(rate(there)) + ", but this schedule gives " +
+                config_detail::print_value(rate(here)) + "; choose schedules that agree at this step");
 }
 
 // With another tokenizer, token ids mean other words than those the parameters were trained on.
-void warn_of_other_tokenizer(const Checkpoint& checkpoint, const TrainingData& data, const Log& log) {
+void warn_of_other_tokenizer(const Checkpoint& checkpoint, const TrainingData& data, const ConsoleLog& log) {
   if (!checkpoint.has_tokenizer() || data.tokenizer_json.empty()) return;
   const std::string there = read_file(checkpoint.tokenizer_path());
   const auto parsed = [](const std::string& text) { return nlohmann::json::parse(text, nullptr, false); };
   if (there == data.tokenizer_json || parsed(there) == parsed(data.tokenizer_json)) return;
-  log("warning: data.train was prepared with another tokenizer than that of " + checkpoint.path().string() +
-      "; prepare it with --tokenizer " + checkpoint.tokenizer_path().string());
+  log.warning("data.train was prepared with another tokenizer than that of " + checkpoint.path().string() +
+              "; prepare it with --tokenizer " + checkpoint.tokenizer_path().string());
 }
 
 // Opens the checkpoint that `key` names. Its error messages start with the key.
 Checkpoint open_named(const char* key, const std::string& path, CheckpointUse use, Collectives& ranks,
-                      const Log& warn) {
+                      const ConsoleLog& log) {
   try {
-    return named_checkpoint(path, use, ranks, warn);
+    return named_checkpoint(path, use, ranks, log);
   } catch (const UsageError& error) {
     throw UsageError(std::string(key) + ": " + error.what());
   }
 }
 
-void cool_down(Trainer& trainer, const RunConfig& config, const Checkpoint& checkpoint, const Log& log) {
+void cool_down(Trainer& trainer, const RunConfig& config, const Checkpoint& checkpoint,
+               const ConsoleLog& log) {
   const RunConfig there = checkpoint.config();
   require_same_run(checkpoint, there, config);
   warn_of_other_past(checkpoint, there, config, log);
   warn_of_other_tokenizer(checkpoint, trainer.data(), log);
   trainer.restore(checkpoint);
-  log("continuing from " + checkpoint.path().string());
+  log.message("continuing from " + checkpoint.path().string());
 }
 
 }  // namespace
 
 std::optional<std::filesystem::path> begin_or_resume(Trainer& trainer, const RunConfig& config,
-                                                     const Log& log) {
-  const Log warn = [&](const std::string& text) { log("warning: " + text); };
-  if (const auto own = checkpoint_to_resume(config.output, trainer.ranks(), warn)) {
+                                                     const ConsoleLog& log) {
+  if (const auto own = checkpoint_to_resume(config.output, trainer.ranks(), log)) {
     trainer.restore(*own);
-    log("resuming from " + own->path().string());
+    log.message("resuming from " + own->path().string());
     return own->path();
   }
   const TrainingConfig& training = config.training;
   if (!training.cooldown_from.empty()) {
     const Checkpoint checkpoint = open_named("training.cooldown_from", training.cooldown_from,
-                                             CheckpointUse::kTraining, trainer.ranks(), warn);
+                                             CheckpointUse::kTraining, trainer.ranks(), log);
     cool_down(trainer, config, checkpoint, log);
   } else if (!training.initialize_from.empty()) {
     const Checkpoint checkpoint = open_named("training.initialize_from", training.initialize_from,
-                                             CheckpointUse::kInference, trainer.ranks(), warn);
+                                             CheckpointUse::kInference, trainer.ranks(), log);
     require_same_tensors(checkpoint, trainer.parameters().specs());
     warn_of_other_tokenizer(checkpoint, trainer.data(), log);
     trainer.initialise_from(checkpoint);
-    log("starting from the parameters of " + checkpoint.path().string());
+    log.message("starting from the parameters of " + checkpoint.path().string());
   } else {
     trainer.initialise();
   }

@@ -3,10 +3,10 @@
 #pragma once
 
 #include <filesystem>
-#include <functional>
 #include <optional>
 #include <string>
 
+#include "dtopp/base/console_log.h"
 #include "dtopp/train/trainer.h"
 
 namespace dtopp {
@@ -18,6 +18,6 @@ namespace dtopp {
 //                or for a cool-down another configuration or no step left; errors of Checkpoint
 // Collective:    every rank
 std::optional<std::filesystem::path> begin_or_resume(Trainer& trainer, const RunConfig& config,
-                                                     const std::function<void(const std::string&)>& log);
+                                                     const ConsoleLog& log);
 
 }  // namespace dtopp

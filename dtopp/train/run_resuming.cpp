@@ -92,17 +92,17 @@ std::optional<Checkpoint> open_together(Collectives& ranks, CheckpointUse use, c
 }  // namespace
 
 std::optional<Checkpoint> checkpoint_to_resume(const fs::path& run, Collectives& ranks,
-                                               const std::function<void(const std::string&)>& warn) {
+                                               const ConsoleLog& log) {
   constexpr CheckpointUse kUse = CheckpointUse::kTraining;
   return open_together(ranks, kUse, [&](const VerifyFiles& verify) {
-    return newest_checkpoint(checkpoints_of(run), warn, kUse, verify);
+    return newest_checkpoint(checkpoints_of(run), log, kUse, verify);
   });
 }
 
 Checkpoint named_checkpoint(const fs::path& path, CheckpointUse use, Collectives& ranks,
-                            const std::function<void(const std::string&)>& warn) {
+                            const ConsoleLog& log) {
   return *open_together(ranks, use, [&](const VerifyFiles& verify) {
-    return std::optional(open_checkpoint(path, warn, use, verify));
+    return std::optional(open_checkpoint(path, log, use, verify));
   });
 }
 

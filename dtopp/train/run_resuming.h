@@ -8,10 +8,10 @@
 #pragma once
 
 #include <filesystem>
-#include <functional>
 #include <optional>
 #include <string>
 
+#include "dtopp/base/console_log.h"
 #include "dtopp/checkpoint/checkpoint.h"
 #include "dtopp/distributed/collectives/collectives.h"
 
@@ -19,10 +19,10 @@ namespace dtopp {
 
 // Finds the run's newest_checkpoint on rank 0 and opens it on all ranks, to resume from.
 std::optional<Checkpoint> checkpoint_to_resume(const std::filesystem::path& run, Collectives& ranks,
-                                               const std::function<void(const std::string&)>& warn);
+                                               const ConsoleLog& log);
 
 // Opens the checkpoint that a user names (open_checkpoint), as found by rank 0.
 Checkpoint named_checkpoint(const std::filesystem::path& path, CheckpointUse use, Collectives& ranks,
-                            const std::function<void(const std::string&)>& warn);
+                            const ConsoleLog& log);
 
 }  // namespace dtopp

@@ -121,7 +121,7 @@ at::Tensor Trainer::overflows(const StepSums& sums) {
   return overflowed_.logical_or(sums.max_assignments_L.gt(capacity_L).any());
 }
 
-bool Trainer::step(const std::function<bool()>& stop) {
+bool Trainer::step(const StopToken& stop) {
   const double begin = steady_seconds();
   StepStates states;
   states.threshold_C = controller_.thresholds();

@@ -7,12 +7,12 @@
 #pragma once
 
 #include <deque>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "dtopp/base/stop_token.h"
 #include "dtopp/distributed/groups/process_groups.h"
 #include "dtopp/models/batch.h"
 #include "dtopp/models/batch_losses.h"
@@ -37,11 +37,11 @@ class Trainer {
   // Resumes from a checkpoint. CheckpointError if a tensor is missing.
   void restore(const Checkpoint& checkpoint);
 
-  // Issues the next step. Returns false if `stop` became true between micro-batches: nothing has changed, and
-  // the step can run again. With several ranks the step is finished instead, and its result reports the stop.
-  // Throws c10::OutOfMemoryError if the device has too little memory and micro-batches cannot be cut into
-  // smaller parts (StepResult::parts_R).
-  bool step(const std::function<bool()>& stop);
+  // Issues the next step. Returns false if a stop is requested between micro-batches: nothing has changed,
+  // and the step can run again. With several ranks the step is finished instead, and its result reports the
+  // stop. Throws c10::OutOfMemoryError if the device has too little memory and micro-batches cannot be cut
+  // into smaller parts (StepResult::parts_R).
+  bool step(const StopToken& stop);
   // Waits for the earliest unread step and returns its result; nullopt if at most `in_flight` steps are
   // unread. Also nullopt if that step exceeded its capacity: it and all later steps have changed nothing, and
   // state() is the state before it.
@@ -51,10 +51,10 @@ class Trainer {
   // EP size 1, else 0.
   void predict_capacity(double margin) { capacity_predictor_ = CapacityPredictor(margin); }
   // The mean over the first `tokens` held-out tokens. Batch b runs on rank b modulo the number of ranks.
-  // nullopt, on all ranks, if `stop` became true on one. Collective.
-  std::optional<ValidationResult> validate(int64_t tokens, const std::function<bool()>& stop);
-  // Runs `body` while parameters() are their EMA. Requires a model with an EMA. Collective.
-  void with_ema(const std::function<void()>& body);
+  // nullopt, on all ranks, if a stop is requested on any rank. Collective.
+  std::optional<ValidationResult> validate(int64_t tokens, const StopToken& stop);
+  // Exchanges parameters() with their EMA until the next call. Requires a model with an EMA. Collective.
+  void swap_ema() { store_.swap_ema(); }
 
   // Records the validation at the current step, so that a resumed run does not repeat it.
   void mark_validated() { state_.last_validation_step = state_.step; }
@@ -82,9 +82,9 @@ class Trainer {
   CumulativeProbSampling cumulative_prob_sampling() const;
   // theta per routed layer; [0] unless dynamic.
   at::Tensor scales() const;
-  // Runs the model forward and backward over this rank's micro-batches, until `stop` becomes true.
-  void accumulate_gradients(const RoutingInputs& inputs, const std::function<bool()>& stop, StepSums& sums);
-  StepSums accumulate_what_fits(RoutingInputs& inputs, const std::function<bool()>& stop);
+  // Runs the model forward and backward over this rank's micro-batches, until a stop is requested.
+  void accumulate_gradients(const RoutingInputs& inputs, const StopToken& stop, StepSums& sums);
+  StepSums accumulate_what_fits(RoutingInputs& inputs, const StopToken& stop);
   bool cut_micro_batches();
   // The capacity of one part of a micro-batch, per layer.
   std::vector<int64_t> capacity_per_part_L() const;
@@ -93,7 +93,7 @@ class Trainer {
   // this rank has no batch.
   void forward_empty(const RoutingInputs& inputs) const;
   std::optional<ValidationResult> validate_with(const RoutingInputs& inputs, int64_t samples,
-                                                const std::function<bool()>& stop) const;
+                                                const StopToken& stop) const;
   // Inputs with thresholds at which the current parameters use the target number of experts.
   RoutingInputs solved_inputs() const;
   // Sends rank 0's loss names to ranks without micro-batches, once.

@@ -10,8 +10,7 @@ namespace dtopp {
 
 // The ranks of an EP group take its micro-batches in turn. The micro-batches that they process at a time are
 // an aligned range of the step's (tree_sum.h).
-void Trainer::accumulate_gradients(const RoutingInputs& inputs, const std::function<bool()>& stop,
-                                   StepSums& sums) {
+void Trainer::accumulate_gradients(const RoutingInputs& inputs, const StopToken& stop, StepSums& sums) {
   const ParallelDims dims = groups_.dims();
   const int64_t rank = groups_.rank();
   const MicroBatchRange range =
@@ -19,7 +18,7 @@ void Trainer::accumulate_gradients(const RoutingInputs& inputs, const std::funct
   if (range.begin >= range.end) store_.finish_all_gather();
   store_.begin_step((range.end - range.begin + dims.ep_size - 1) / dims.ep_size * parts_);
   for (int64_t first = range.begin; first < range.end; first += dims.ep_size) {
-    sums.stop_requested = sums.stop_requested || stop();
+    sums.stop_requested = sums.stop_requested || stop.stop_requested();
     if (is_abandoned(sums, groups_.size())) return;
     const int64_t micro = first + dims.ep_rank(rank);
     for (int64_t part = 0; part < parts_; ++part) {
@@ -34,7 +33,7 @@ void Trainer::accumulate_gradients(const RoutingInputs& inputs, const std::funct
   store_.finish_gradients();
 }
 
-StepSums Trainer::accumulate_what_fits(RoutingInputs& inputs, const std::function<bool()>& stop) {
+StepSums Trainer::accumulate_what_fits(RoutingInputs& inputs, const StopToken& stop) {
   while (true) {
     inputs.capacity = capacity_per_part_L();
     StepSums sums;

@@ -6,22 +6,17 @@
 
 namespace dtopp {
 
-std::optional<ValidationResult> Trainer::validate(int64_t tokens, const std::function<bool()>& stop) {
+std::optional<ValidationResult> Trainer::validate(int64_t tokens, const StopToken& stop) {
   const auto wanted = static_cast<uint64_t>(std::max<int64_t>(1, tokens / model_.tokens_per_sample));
   const auto samples = static_cast<int64_t>(std::min(wanted, data_.validation_samples));
   std::optional<ValidationResult> result = validate_with(training_inputs(), samples, stop);
   if (!result || model_.ema_decay == 0) return result;
-  std::optional<ValidationResult> of_ema;
-  with_ema([&] { of_ema = validate_with(solved_inputs(), samples, stop); });
+  swap_ema();
+  const std::optional<ValidationResult> of_ema = validate_with(solved_inputs(), samples, stop);
+  swap_ema();
   if (!of_ema) return std::nullopt;
   result->ema_loss = of_ema->loss;
   return result;
-}
-
-void Trainer::with_ema(const std::function<void()>& body) {
-  store_.swap_ema();
-  body();
-  store_.swap_ema();
 }
 
 RoutingInputs Trainer::solved_inputs() const {
@@ -34,12 +29,12 @@ RoutingInputs Trainer::solved_inputs() const {
 }
 
 std::optional<ValidationResult> Trainer::validate_with(const RoutingInputs& inputs, int64_t samples,
-                                                       const std::function<bool()>& stop) const {
+                                                       const StopToken& stop) const {
   const at::NoGradGuard no_grad;
   ValidationSums sums(model_, config_.model.num_experts, samples, config_.training.micro_batch_size,
                       store_.device());
   for (int64_t first = 0; first < sums.num_batches(); first += groups_.size()) {
-    if (any_rank(*groups_.world, stop())) return std::nullopt;
+    if (any_rank(*groups_.world, stop.stop_requested())) return std::nullopt;
     const int64_t b = first + groups_.rank();
     if (b >= sums.num_batches()) {
       forward_empty(inputs);

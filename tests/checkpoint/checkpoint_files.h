@@ -34,6 +34,4 @@ inline std::filesystem::path save(const std::filesystem::path& checkpoints, int6
   return save_checkpoint(checkpoints, SampleContents(step).contents, keep);
 }
 
-inline void no_warning(const std::string& message) { ADD_FAILURE() << "unexpected warning: " << message; }
-
 }  // namespace dtopp::checkpoint_test

@@ -21,6 +21,7 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/runs/run_directory.h"
+#include "tests/base/log_text.h"
 #include "tests/checkpoint/checkpoint_contents.h"
 
 namespace dtopp {
@@ -89,7 +90,9 @@ nlohmann::json check_run(const fs::path& run) {
     result["tree"] = text;
   }
   try {
-    const auto newest = newest_checkpoint(run / "checkpoints", wrong);
+    const LogText warnings;
+    const auto newest = newest_checkpoint(run / "checkpoints", warnings.log());
+    for (const std::string& warning : warnings.lines()) wrong(warning);
     if (newest) result["newest"] = newest->state().step;
   } catch (const CheckpointError& error) {
     wrong(error.what());

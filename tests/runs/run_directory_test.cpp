@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "dtopp/base/errors.h"
+#include "tests/base/log_text.h"
 #include "tests/base/scratch_directory.h"
 #include "tests/checkpoint/checkpoint_files.h"
 
@@ -16,11 +17,11 @@ using ::testing::HasSubstr;
 
 TEST(NewestCheckpoint, is_none_where_there_is_none) {
   ScratchDirectory scratch;
-  EXPECT_FALSE(newest_checkpoint(scratch / "absent", no_warning));
+  EXPECT_FALSE(newest_checkpoint(scratch / "absent", ConsoleLog()));
   for (const auto* const name : {"step-1", "step-0000000x", "step-000000001", ".tmp-step-00000001", "other"})
     fs::create_directory(scratch / name);
   overwrite(scratch / "step-00000005", "a file");
-  EXPECT_FALSE(newest_checkpoint(scratch.path(), no_warning));
+  EXPECT_FALSE(newest_checkpoint(scratch.path(), ConsoleLog()));
 }
 
 TEST(NewestCheckpoint, passes_over_damaged_ones_and_says_so) {
@@ -28,32 +29,30 @@ TEST(NewestCheckpoint, passes_over_damaged_ones_and_says_so) {
   for (const int64_t step : {10, 20, 30}) save(scratch.path(), step);
   fs::remove(scratch / "step-00000030/manifest.json");
   fs::resize_file(scratch / "step-00000020/model.safetensors", 100);
-  std::vector<std::string> warnings;
-  const auto newest =
-      newest_checkpoint(scratch.path(), [&](const std::string& text) { warnings.push_back(text); });
+  const LogText warnings;
+  const auto newest = newest_checkpoint(scratch.path(), warnings.log());
   ASSERT_TRUE(newest);
   EXPECT_EQ(newest->state().step, 10);
-  EXPECT_THAT(warnings, ElementsAre(HasSubstr("step-00000030/manifest.json"),
-                                    HasSubstr("step-00000020/model.safetensors: damaged")));
+  EXPECT_THAT(warnings.lines(), ElementsAre(HasSubstr("step-00000030/manifest.json"),
+                                            HasSubstr("step-00000020/model.safetensors: damaged")));
 }
 
 TEST(NewestCheckpoint, is_an_error_when_all_are_damaged) {
   ScratchDirectory scratch;
   for (const int64_t step : {10, 20}) fs::resize_file(save(scratch.path(), step) / "state.json", 5);
-  int warnings = 0;
-  EXPECT_THAT(
-      error_of<CheckpointError>([&] { newest_checkpoint(scratch.path(), [&](const auto&) { ++warnings; }); }),
-      HasSubstr("none of its checkpoints verifies; the newest: "));
-  EXPECT_EQ(warnings, 2);
+  const LogText warnings;
+  EXPECT_THAT(error_of<CheckpointError>([&] { newest_checkpoint(scratch.path(), warnings.log()); }),
+              HasSubstr("none of its checkpoints verifies; the newest: "));
+  EXPECT_EQ(warnings.lines().size(), 2u);
 }
 
 TEST(OpenCheckpoint, takes_a_checkpoint_a_run_or_its_checkpoints) {
   ScratchDirectory scratch;
   save(scratch / "run/checkpoints", 10);
   save(scratch / "run/checkpoints", 20);
-  EXPECT_EQ(open_checkpoint(scratch / "run/checkpoints/step-00000010", no_warning).state().step, 10);
-  EXPECT_EQ(open_checkpoint(scratch / "run", no_warning).state().step, 20);
-  EXPECT_EQ(open_checkpoint(scratch / "run/checkpoints", no_warning).state().step, 20);
+  EXPECT_EQ(open_checkpoint(scratch / "run/checkpoints/step-00000010", ConsoleLog()).state().step, 10);
+  EXPECT_EQ(open_checkpoint(scratch / "run", ConsoleLog()).state().step, 20);
+  EXPECT_EQ(open_checkpoint(scratch / "run/checkpoints", ConsoleLog()).state().step, 20);
 }
 
 TEST(OpenCheckpoint, what_is_not_one_is_the_users_mistake) {
@@ -61,15 +60,16 @@ TEST(OpenCheckpoint, what_is_not_one_is_the_users_mistake) {
   fs::create_directory(scratch / "empty");
   overwrite(scratch / "file", "text");
   for (const auto* const name : {"absent", "empty", "file"})
-    EXPECT_THAT(error_of<UsageError>([&] { open_checkpoint(scratch / name, no_warning); }), HasSubstr(name));
+    EXPECT_THAT(error_of<UsageError>([&] { open_checkpoint(scratch / name, ConsoleLog()); }),
+                HasSubstr(name));
 }
 
 TEST(OpenCheckpoint, takes_the_newest_without_a_look_at_the_optimisers_file) {
   ScratchDirectory scratch;
   save(scratch / "run/checkpoints", 10);
   fs::resize_file(save(scratch / "run/checkpoints", 20) / "optimizer.safetensors", 7);
-  EXPECT_EQ(open_checkpoint(scratch / "run", no_warning).state().step, 20);
-  const auto resumed = newest_checkpoint(scratch / "run/checkpoints", [](const std::string& /*text*/) {});
+  EXPECT_EQ(open_checkpoint(scratch / "run", ConsoleLog()).state().step, 20);
+  const auto resumed = newest_checkpoint(scratch / "run/checkpoints", ConsoleLog());
   EXPECT_EQ(resumed->state().step, 10);
 }
 
@@ -77,7 +77,7 @@ TEST(OpenCheckpoint, takes_the_newest_without_a_look_at_the_optimisers_file) {
 TEST(OpenCheckpoint, says_why_it_cannot_look) {
   ScratchDirectory scratch;
   fs::create_symlink("loop", scratch / "loop");
-  EXPECT_THAT(error_of<DataError>([&] { open_checkpoint(scratch / "loop", no_warning); }),
+  EXPECT_THAT(error_of<DataError>([&] { open_checkpoint(scratch / "loop", ConsoleLog()); }),
               HasSubstr("Too many levels of symbolic links"));
 }
 

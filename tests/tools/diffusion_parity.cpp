@@ -106,7 +106,7 @@ void train_diffusion(const char* config_path, const char* input_path, const char
   add_batch("training_batch/", data.training_batch(0, samples));
   add_batch("validation_batch/", data.validation_batch(0, static_cast<int64_t>(data.validation_samples)));
   for (int64_t step = 1; step <= config.training.steps; ++step) {
-    trainer.step([] { return false; });
+    trainer.step({});
     const StepResult result = trainer.next_result(0).value();
     const auto add = [&](const std::string& name, double value) {
       output.add("step/" + std::to_string(step) + "/" + name, at::scalar_tensor(value));
@@ -121,8 +121,7 @@ void train_diffusion(const char* config_path, const char* input_path, const char
   }
   add_parameters("final/");
   const auto validation =
-      trainer.validate(static_cast<int64_t>(data.validation_samples) * trainer.model().tokens_per_sample,
-                       [] { return false; });
+      trainer.validate(static_cast<int64_t>(data.validation_samples) * trainer.model().tokens_per_sample, {});
   output.add("validation/loss", at::scalar_tensor(validation->loss));
   for (const ValidationGroup& group : validation->groups) {
     output.add("validation/loss_" + group.name, at::scalar_tensor(group.loss));

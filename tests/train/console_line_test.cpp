@@ -72,13 +72,14 @@ TEST(ConsoleLine, says_that_a_step_was_skipped) {
 
 TEST(ValidationLine, names_what_was_measured) {
   const ValidationResult routed{5.25, routed_step({0.5, 0.5}).activations};
-  EXPECT_EQ(validation_line(300, &routed, {{"hellaswag", 0.3125}, {"copa", 0.5}}),
-            "validation at step 300: loss 5.250000, active experts 4.020000, hellaswag 31.250000 %, "
-            "copa 50.000000 %");
+  EXPECT_EQ(validation_line(300, &routed, {{"hellaswag/accuracy", 0.3125}, {"copa/accuracy", 0.5}}),
+            "validation at step 300: loss 5.250000, active experts 4.020000, "
+            "hellaswag/accuracy 0.312500, copa/accuracy 0.500000");
   ValidationResult dense;
   dense.loss = 5.25;
   EXPECT_EQ(validation_line(0, &dense, {}), "validation at step 0: loss 5.250000");
-  EXPECT_EQ(validation_line(7, nullptr, {{"copa", 0.5}}), "validation at step 7: copa 50.000000 %");
+  EXPECT_EQ(validation_line(7, nullptr, {{"copa/accuracy", 0.5}}),
+            "validation at step 7: copa/accuracy 0.500000");
 }
 
 }  // namespace

@@ -114,13 +114,19 @@ TEST_F(Ranks, stop_a_validation_together) {
   std::vector<bool> stopped(2);
   run_ranks(2, [&](int64_t rank, const c10::intrusive_ptr<c10d::Store>& store) {
     at::set_num_threads(1);
-    Trainer trainer(config_, make_model(config_), data_for(config_), at::kFloat,
+    std::atomic<bool> requested = false;
+    int batches = 0;
+    TrainingData data = data_for(config_);
+    data.validation_batch = [&, batch = data.training_batch](uint64_t position, int64_t count) {
+      requested = rank == 1;  // during the first round
+      ++batches;
+      return batch(position, count);
+    };
+    Trainer trainer(config_, make_model(config_), std::move(data), at::kFloat,
                     make_process_groups(store, rank, dims, on_loopback()));
     trainer.initialise();
-    int rounds = 0;  // only rank 1 requests a stop, in the second round
-    stopped[static_cast<size_t>(rank)] =
-        !trainer.validate(1 << 20, [&] { return ++rounds == 2 && rank == 1; }).has_value();
-    EXPECT_EQ(rounds, 2);
+    stopped[static_cast<size_t>(rank)] = !trainer.validate(1 << 20, StopToken(requested)).has_value();
+    EXPECT_EQ(batches, 1);
   });
   EXPECT_EQ(stopped, std::vector<bool>(2, true));
 }

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "dtopp/runs/run_directory.h"
+#include "tests/base/log_text.h"
 #include "tests/base/scratch_directory.h"
 #include "tests/checkpoint/checkpoint_files.h"
 #include "tests/distributed/rank_threads.h"
@@ -26,10 +27,10 @@ Resumed resume(const fs::path& run) {
   Resumed resumed;
   run_group(3, [&](Collectives& ranks) {
     const auto rank = static_cast<size_t>(ranks.rank());
-    const auto checkpoint = checkpoint_to_resume(run, ranks, [&](const std::string& text) {
-      EXPECT_EQ(rank, 0u);
-      resumed.warnings.push_back(text);
-    });
+    const LogText warnings;
+    const auto checkpoint = checkpoint_to_resume(run, ranks, warnings.log());
+    if (rank == 0) resumed.warnings = warnings.lines();
+    EXPECT_TRUE(rank == 0 || warnings.lines().empty());
     if (checkpoint) resumed.steps[rank] = checkpoint->state().step;
   });
   return resumed;

@@ -81,7 +81,7 @@ inline double distance(const Trainer& a, const Trainer& b) {
   return most;
 }
 
-inline bool never() { return false; }
+inline const StopToken never;
 
 inline StepResult step(Trainer& trainer) {
   EXPECT_TRUE(trainer.step(never));

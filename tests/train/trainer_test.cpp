@@ -132,12 +132,17 @@ TEST(Trainer, validation_disturbs_nothing) {
 
 TEST(Trainer, a_step_that_is_stopped_has_not_happened) {
   const RunConfig config = tiny();
-  Trainer stopped = trainer_of(config);
+  std::atomic<bool> requested = false;
+  TrainingData data = data_for(config);
+  data.training_batch = [&, batch = data.training_batch](uint64_t position, int64_t count) {
+    requested = true;  // during the first of two micro-batches
+    return batch(position, count);
+  };
+  Trainer stopped(config, make_model(config), std::move(data), at::kFloat);
   Trainer plain = trainer_of(config);
   stopped.initialise();
   plain.initialise();
-  int polls = 0;
-  EXPECT_FALSE(stopped.step([&] { return ++polls == 2; }));
+  EXPECT_FALSE(stopped.step(StopToken(requested)));
   EXPECT_EQ(stopped.state(), plain.state());
   EXPECT_FALSE(stopped.next_result(0));
   step(stopped);

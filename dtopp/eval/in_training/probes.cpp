@@ -34,58 +34,68 @@ std::string joined(const std::vector<std::string>& names) {
   return text;
 }
 
-struct PreparedProbes {
-  RunConfig config;
-  Tokenizer tokenizer;
-  std::vector<TaskRequests> tasks;
-};
-
-// Returns the accuracy of one task; nullopt if stopped, NaN if a log probability is not finite.
-std::optional<double> accuracy(const PreparedProbes& probes, const InferenceModel& model,
-                               const TaskRequests& requests, Collectives& ranks,
-                               const std::function<bool()>& stop) {
-  const int64_t batch_tokens = probes.config.training.micro_batch_size * probes.config.model.sequence_length;
-  const BatchHooks hooks = {[](uint64_t /*done*/) {}, stop};
-  const auto scored = score_task(model, probes.tokenizer, requests, batch_tokens, ranks, hooks);
-  if (!scored) return std::nullopt;
-  std::vector<Tally> tallies;
-  try {
-    for (size_t i = 0; i < requests.data_sets.size(); ++i)
-      tallies.push_back(tally(requests.data_sets[i], judge_all(requests, i, (*scored)[i].scores)));
-  } catch (const NumericalError&) {  // training continues and may recover
-    return std::numeric_limits<double>::quiet_NaN();
+class Probes final : public Periodic {
+ public:
+  Probes(const RunConfig& config, const std::vector<Task>& tasks)
+      : config_(config), tokenizer_(training_tokenizer(config.data)) {
+    const ValidationConfig& validation = config.validation;
+    const int64_t limit =
+        validation.task_limit > 0 ? validation.task_limit : std::numeric_limits<int64_t>::max();
+    for (const Task& task : tasks)
+      tasks_.push_back(prepare_requests(task, validation.task_data, tokenizer_, limit));
+    take_out_long_tasks(tasks_, joined(validation.tasks), config.model.sequence_length);
   }
-  return summarize(requests.task, tallies).accuracy;
-}
+
+  bool is_due(const TrainingState& state, bool is_last) const override {
+    if (state.last_validation_step == state.step) return false;
+    return is_last || state.step % config_.validation.every == 0;
+  }
+
+  std::optional<Measurements> run(Trainer& trainer, const StopToken& stop) override {
+    const at::NoGradGuard no_grad;
+    const ParameterLookup parameter = [&](const std::string& name) {
+      return trainer.parameters().main_param(name);
+    };
+    InferenceModel model{config_, bind_language_model(config_.model, config_.routing, parameter),
+                         trainer.routing()};
+    model.model.end_of_text = tokenizer_.end_of_text();
+    Measurements measured;
+    for (const TaskRequests& requests : tasks_) {
+      const auto share = accuracy(model, requests, trainer.ranks(), stop);
+      if (!share) return std::nullopt;
+      measured.emplace_back(std::string(requests.task.name) + "/accuracy", *share);
+    }
+    return measured;
+  }
+
+ private:
+  // Returns nullopt if stopped, NaN if a log probability is not finite.
+  std::optional<double> accuracy(const InferenceModel& model, const TaskRequests& requests,
+                                 Collectives& ranks, const StopToken& stop) const {
+    const int64_t batch_tokens = config_.training.micro_batch_size * config_.model.sequence_length;
+    const BatchHooks hooks = {[](uint64_t /*done*/) {}, [stop] { return stop.stop_requested(); }};
+    const auto scored = score_task(model, tokenizer_, requests, batch_tokens, ranks, hooks);
+    if (!scored) return std::nullopt;
+    std::vector<Tally> tallies;
+    try {
+      for (size_t i = 0; i < requests.data_sets.size(); ++i)
+        tallies.push_back(tally(requests.data_sets[i], judge_all(requests, i, (*scored)[i].scores)));
+    } catch (const NumericalError&) {  // training continues and may recover
+      return std::numeric_limits<double>::quiet_NaN();
+    }
+    return summarize(requests.task, tallies).accuracy;
+  }
+
+  RunConfig config_;
+  Tokenizer tokenizer_;
+  std::vector<TaskRequests> tasks_;
+};
 
 }  // namespace
 
-Probes make_probes(const RunConfig& config, const std::function<bool()>& stop) {
-  if (config.validation.tasks.empty() || config.validation.every == 0) return {};
-  const std::vector<Task> tasks = select_tasks(joined(config.validation.tasks));
-  auto probes = std::make_shared<PreparedProbes>(
-      PreparedProbes{config, training_tokenizer(config.data), std::vector<TaskRequests>()});
-  const int64_t limit =
-      config.validation.task_limit > 0 ? config.validation.task_limit : std::numeric_limits<int64_t>::max();
-  for (const Task& task : tasks) {
-    probes->tasks.push_back(prepare_requests(task, config.validation.task_data, probes->tokenizer, limit));
-  }
-  take_out_long_tasks(probes->tasks, joined(config.validation.tasks), config.model.sequence_length);
-  return [probes, stop](const ParameterLookup& parameter, const RoutingInputs& routing,
-                        Collectives& ranks) -> std::optional<ProbeResults> {
-    const at::NoGradGuard no_grad;
-    InferenceModel model{probes->config,
-                         bind_language_model(probes->config.model, probes->config.routing, parameter),
-                         routing};
-    model.model.end_of_text = probes->tokenizer.end_of_text();
-    ProbeResults results;
-    for (const TaskRequests& requests : probes->tasks) {
-      const auto share = accuracy(*probes, model, requests, ranks, stop);
-      if (!share) return std::nullopt;
-      results.emplace_back(requests.task.name, *share);
-    }
-    return results;
-  };
+std::unique_ptr<Periodic> make_probes(const RunConfig& config) {
+  if (config.validation.tasks.empty() || config.validation.every == 0) return nullptr;
+  return std::make_unique<Probes>(config, select_tasks(joined(config.validation.tasks)));
 }
 
 }  // namespace dtopp

@@ -35,44 +35,65 @@ std::filesystem::path grid_of(const RunConfig& config, int64_t step) {
   return std::filesystem::path(config.output) / "samples" / (checkpoint_name(step) + ".png");
 }
 
-void draw(const RunConfig& config, const ImageLayout& layout, int64_t step, const ParameterLookup& parameter,
-          const RoutingInputs& routing, bool writes) {
-  const at::NoGradGuard no_grad;
-  const auto never = [] { return false; };
-  const PictureRequest request = request_of(config);
-  DiffusionModel model{config, parameter, bind_diffusion_transformer(config.model, config.routing, parameter),
-                       routing, parameter("patch_embed.weight").device()};
-  const auto targets = targets_of(config, ParameterKind::kEma, /*wanted=*/0);
-  if (!targets.empty()) model.routing = solve_for_sampling(model, request, targets, never);
-  PictureGrid grid(request, layout);
-  sample_pictures(denoiser_of(model, model.routing), config.model, model.device, request,
-                  {[](uint64_t /*done*/) {}, never},
-                  [&](int64_t first, const at::Tensor& x0_BCHW) { grid.add(first, x0_BCHW); });
-  if (!writes) return;
-  const std::filesystem::path path = grid_of(config, step);
-  make_directories(path.parent_path());
-  write_file_atomically(path, grid.encode());
-}
+class TrainingGrids final : public Periodic {
+ public:
+  TrainingGrids(const RunConfig& config, const ImageLayout& layout) : config_(config), layout_(layout) {}
+
+  bool is_due(const TrainingState& state, bool is_last) const override {
+    return state.step > 0 && (is_last || state.step % config_.diffusion.samples_every == 0);
+  }
+  bool is_done(const TrainingState& state) const override {
+    return path_kind(grid_of(config_, state.step)) != PathKind::kNothing;
+  }
+
+  std::optional<Measurements> run(Trainer& trainer, const StopToken& /*stop*/) override {
+    if (trainer.model().ema_decay > 0) trainer.swap_ema();
+    try {
+      draw(trainer);
+    } catch (const NumericalError&) {  // NOLINT: the run continues, and a later grid may be finite
+    }
+    if (trainer.model().ema_decay > 0) trainer.swap_ema();
+    return Measurements();
+  }
+
+ private:
+  void draw(const Trainer& trainer) const {
+    const at::NoGradGuard no_grad;
+    const auto never = [] { return false; };
+    const PictureRequest request = request_of(config_);
+    const ParameterLookup parameter = [&](const std::string& name) {
+      return trainer.parameters().model_param(name);
+    };
+    DiffusionModel model{config_, parameter,
+                         bind_diffusion_transformer(config_.model, config_.routing, parameter),
+                         trainer.training_inputs(), parameter("patch_embed.weight").device()};
+    const auto targets = targets_of(config_, ParameterKind::kEma, /*wanted=*/0);
+    if (!targets.empty()) model.routing = solve_for_sampling(model, request, targets, never);
+    PictureGrid grid(request, layout_);
+    sample_pictures(denoiser_of(model, model.routing), config_.model, model.device, request,
+                    {[](uint64_t /*done*/) {}, never},
+                    [&](int64_t first, const at::Tensor& x0_BCHW) { grid.add(first, x0_BCHW); });
+    if (trainer.ranks().rank() > 0) return;
+    const std::filesystem::path path = grid_of(config_, trainer.state().step);
+    make_directories(path.parent_path());
+    write_file_atomically(path, grid.encode());
+  }
+
+  RunConfig config_;
+  ImageLayout layout_;
+};
 
 }  // namespace
 
-Drawing training_grids(const RunConfig& config) {
+std::unique_ptr<Periodic> make_training_grids(const RunConfig& config) {
   if (config.model.type != ModelType::kDiffusionTransformer || config.diffusion.samples_every == 0 ||
       config.model.text_length > 0)
-    return {};
+    return nullptr;
   // Sizes suffice here: the run verifies the contents when it opens the images for training.
   const std::vector<std::string> folders = config.data.train_paths();
   const ImageLayout layout = ImageData::open({folders.begin(), folders.end()}, Verify::kSizes).layout();
-  if (layout.is_latent) return {};
-  return {config.diffusion.samples_every,
-          [config, layout](int64_t step, const ParameterLookup& parameter, const RoutingInputs& routing,
-                           bool writes) {
-            try {
-              draw(config, layout, step, parameter, routing, writes);
-            } catch (const NumericalError&) {  // NOLINT: the run continues, and a later grid may be finite
-            }
-          },
-          [config](int64_t step) { return path_kind(grid_of(config, step)) != PathKind::kNothing; }};
+  if (layout.is_latent) return nullptr;
+  return std::make_unique<TrainingGrids>(config, layout);
 }
 
 }  // namespace dtopp
