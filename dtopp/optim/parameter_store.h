@@ -73,11 +73,7 @@ class ParameterStore {
   void finish_all_gather() const;
 
   // Starts a step with that many micro-batches of this rank. Call end_micro_batch() after each backward pass.
-  // A repeated step keeps the sums that were already sent and discards the others.
-  void begin_step(int64_t micro_batches) {
-    edp_reducer_->forget();
-    gradient_accumulator_->begin(micro_batches);
-  }
+  void begin_step(int64_t micro_batches) { gradient_accumulator_->begin(micro_batches); }
   void end_micro_batch() { gradient_accumulator_->end_micro_batch(); }
   // Waits for the sums over all ranks' micro-batches. Call after the last end_micro_batch().
   void finish_gradients() { gradients_ = edp_reducer_->finish_reduce_scatter(); }

@@ -85,16 +85,16 @@ ParameterSizes parameter_sizes(const Model& model, double width) {
 }
 
 // The approximate number of values in train/step_numbers.h: losses per micro-batch, gradient norms per chunk
-// (distributed/sharding/shard_layout.h), flags, the number of parts of each rank, the largest number of
-// token-expert pairs per rank and layer, tokens per expert, and the histograms of cumulative probabilities.
+// (distributed/sharding/shard_layout.h), flags, the largest number of token-expert pairs per rank and
+// layer, tokens per expert, and the histograms of cumulative probabilities.
 double count_step_numbers(const RunConfig& config, const Model& model, const RankLayout& layout) {
   constexpr int64_t kLosses = 6, kFlags = 2, kTokenSums = 2;
   const int64_t layers = model.num_routed_layers;
   int64_t chunks = 0;
   for (const ParameterSpec& spec : model.parameters)
     chunks += ShardLayout(spec.count(), spec.num_experts(), /*index=*/0, {}).num_chunks();
-  int64_t count = kLosses * (config.training.global_batch_size / config.training.micro_batch_size) + chunks +
-                  kFlags + layout.ranks;
+  int64_t count =
+      kLosses * (config.training.global_batch_size / config.training.micro_batch_size) + chunks + kFlags;
   if (layers > 0 && config.routing.method == RoutingMethod::kDTopP)
     count += kCumulativeProbBins * (config.routing.scope == ThresholdScope::kLayer ? layers : 1);
   if (layers > 0) count += layers * layout.ranks + kTokenSums + layers * (2 * config.model.num_experts + 1);

@@ -84,13 +84,11 @@ std::string skipped_line(const StepResult& result) {
          std::to_string(result.consecutive_skips) + " in a row)";
 }
 
-std::string out_of_memory_line(const RunConfig& config, const StepResult& result, size_t rank,
-                               int64_t before) {
+std::string out_of_memory_line(const RunConfig& config, std::optional<int64_t> planned) {
   const int64_t size = config.training.micro_batch_size;
-  return (result.parts_R.size() > 1 ? "rank " + std::to_string(rank) + ": " : "") +
-         "out of device memory with training.micro_batch_size=" + std::to_string(size / before) +
-         " in step " + std::to_string(result.step) + ": from here on with " +
-         std::to_string(size / result.parts_R[rank]);
+  if (size == 1) return "out of memory with training.micro_batch_size=1: make the model smaller";
+  return "out of memory with training.micro_batch_size=" + std::to_string(size) + ": lower it to " +
+         std::to_string(planned && *planned < size ? *planned : size / 2);
 }
 
 std::string given_up_line(const RunConfig& config, const StepResult& result,

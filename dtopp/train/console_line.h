@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 
 #include "dtopp/train/run.h"
@@ -26,9 +27,9 @@ std::string validation_line(int64_t step, const ValidationResult* loss, const Me
 
 std::string skipped_line(const StepResult& result);
 
-// A rank cut its micro-batches into `before` parts until this step, since then into more.
-std::string out_of_memory_line(const RunConfig& config, const StepResult& result, size_t rank,
-                               int64_t before);
+// `planned` is the largest micro-batch that the plan fits into memory. If it is not smaller than the size
+// that ran out of memory, the line names half of that size.
+std::string out_of_memory_line(const RunConfig& config, std::optional<int64_t> planned);
 
 // The reason for ending a run with non-finite steps, and the location of its last good parameters.
 std::string given_up_line(const RunConfig& config, const StepResult& result,

@@ -48,6 +48,8 @@ class Run {
 
  private:
   Collectives& ranks() const { return *groups_.world; }
+  RankLayout layout() const { return {groups_.size(), 1, groups_.dims().ep_size}; }
+  Device planned_device() const { return device_.is_cpu() ? Device::kCpu : Device::kCuda; }
   // Whether this rank writes files and logs.
   bool first() const { return groups_.rank() == 0; }
   // Locks the directory for this run. Refuses a directory with another configuration's run.
@@ -62,7 +64,8 @@ class Run {
   // Processes results until at most `in_flight` issued steps are left.
   void take_results(size_t in_flight);
   void record(const StepResult& result);
-  void log_memory(const StepResult& result);
+  // Names the micro-batch size to lower training.micro_batch_size to.
+  [[noreturn]] void out_of_memory() const;
   [[noreturn]] void give_up(const StepResult& result);
   bool validation_is_due() const;
   bool is_due(const Periodic& evaluation) const { return evaluation.is_due(trainer_->state(), finished()); }
@@ -91,11 +94,11 @@ class Run {
   std::optional<MetricsWriter> metrics_;  // on rank 0 only, like meter_
   std::optional<StepMeter> meter_;
   BudgetWatch budget_;
-  std::vector<int64_t> parts_;  // as StepResult::parts_R, of the last step
   fs::path last_checkpoint_;
   bool stop_requested_ = false;  // on any rank
   bool unsaved_ = false;         // whether the trainer's state is newer than last_checkpoint_
   double flops_per_token_ = 0;
+  uint64_t memory_ = 0;  // of this rank, free at the start
 };
 
 RunSummary Run::train() {
@@ -132,10 +135,10 @@ void Run::hold_directory() {
 }
 
 void Run::check_memory() {
-  const Device device = device_.is_cpu() ? Device::kCpu : Device::kCuda;
-  const Plan plan = make_plan(config_, {groups_.size(), 1, groups_.dims().ep_size}, device);
+  const Plan plan = make_plan(config_, layout(), planned_device());
   const auto memory = free_device_memory(device_);
-  require_memory(plan, memory ? *memory : available_memory() / static_cast<uint64_t>(groups_.ranks_here));
+  memory_ = memory ? *memory : available_memory() / static_cast<uint64_t>(groups_.ranks_here);
+  require_memory(plan, memory_);
   flops_per_token_ = static_cast<double>(plan.flops_per_token);
 }
 
@@ -170,7 +173,11 @@ void Run::begin_metering(at::ScalarType type) {
 void Run::train_step() {
   begin(trainer_->state().step + 1, "step");
   if (meter_) meter_->begin();
-  if (!trainer_->step(stop_)) stop_here();
+  try {
+    if (!trainer_->step(stop_)) stop_here();
+  } catch (const c10::OutOfMemoryError&) {
+    out_of_memory();
+  }
   // On a device, one step stays in flight while the host continues. The number is fixed: if it depended on
   // arrivals, the state at the start of a step would depend on timing.
   take_results(device_.is_cpu() ? 0 : 1);
@@ -191,7 +198,6 @@ void Run::record(const StepResult& result) {
   if (!first()) return;
   begin(result.step, "report");
   const StepRates speed = meter_->rates(result);
-  log_memory(result);
   if (const auto warning = budget_.observe(result.step, result.activations.layer_means()))
     log_.warning(*warning);
   const bool last = result.step == config_.training.steps;
@@ -204,12 +210,9 @@ void Run::record(const StepResult& result) {
   log_.line(console_line(config_, result.step, result, speed));
 }
 
-void Run::log_memory(const StepResult& result) {
-  parts_.resize(result.parts_R.size(), 1);
-  for (size_t rank = 0; rank < parts_.size(); ++rank) {
-    const int64_t before = std::exchange(parts_[rank], result.parts_R[rank]);
-    if (parts_[rank] != before) log_.message(out_of_memory_line(config_, result, rank, before));
-  }
+void Run::out_of_memory() const {
+  throw ResourceError(
+      out_of_memory_line(config_, largest_micro_batch(config_, layout(), planned_device(), memory_)));
 }
 
 void Run::give_up(const StepResult& result) {

@@ -39,12 +39,7 @@ void StepSums::add_losses(int64_t micro_batch, const at::Tensor& total,
                           const std::vector<std::pair<std::string, at::Tensor>>& terms) {
   std::vector<at::Tensor> values = {total};
   for (const auto& [name, value] : terms) values.push_back(value);
-  const at::Tensor share = at::stack(values).to(at::kDouble) / static_cast<double>(parts);
-  if (losses.empty() || losses.back().first != micro_batch) {
-    losses.emplace_back(micro_batch, share);
-  } else {
-    losses.back().second += share;
-  }
+  losses.emplace_back(micro_batch, at::stack(values).to(at::kDouble));
 }
 
 void StepSums::add_prob_histogram(const at::Tensor& of_micro_batch_CM) {
@@ -64,7 +59,6 @@ StepNumbers::StepNumbers(StepShape shape, const StepSums& sums, const at::Tensor
   mine.add(squared_norms);
   mine.add(overflowed);
   mine.add(sums.stop_requested);
-  mine.add_row(at::full({1}, static_cast<double>(sums.parts), options), ranks.rank(), ranks.size());
   mine.add_row(sums.max_assignments_L, ranks.rank(), ranks.size());
   if (L > 0) mine.add(sums.activations.to_vector(E, options.device()));
   const at::Tensor& prob_histogram_CM = sums.prob_histogram_CM;
@@ -75,8 +69,7 @@ StepNumbers::StepNumbers(StepShape shape, const StepSums& sums, const at::Tensor
   int64_t at = 0;
   const auto next = [&](int64_t size) { return all.narrow(0, std::exchange(at, at + size), size); };
   std::vector<at::Tensor> lists = {next(losses_MN.numel()).view({M, -1}).sum(0),
-                                   next(squared_norms.numel()).sum().view({1}), next(kFlags),
-                                   next(shape_.ranks)};
+                                   next(squared_norms.numel()).sum().view({1}), next(kFlags)};
   if (L > 0) {
     lists.push_back(next(ranks.size() * L).view({-1, L}).amax(0));
     lists.push_back(next(ActivationStatistics::vector_size(L, E)));
@@ -87,13 +80,12 @@ StepNumbers::StepNumbers(StepShape shape, const StepSums& sums, const at::Tensor
 }
 
 int64_t StepNumbers::size(const StepShape& shape) {
-  return shape.num_losses() + 1 + kFlags + shape.ranks + shape.routed_layers +
+  return shape.num_losses() + 1 + kFlags + shape.routed_layers +
          ActivationStatistics::vector_size(shape.routed_layers, shape.num_experts);
 }
 
 ActivationStatistics StepNumbers::activations() const {
-  const int64_t L = shape_.routed_layers, E = shape_.num_experts,
-                begin = norm_at() + 1 + kFlags + shape_.ranks + L;
+  const int64_t L = shape_.routed_layers, E = shape_.num_experts, begin = norm_at() + 1 + kFlags + L;
   return ActivationStatistics::from_vector(part(begin, ActivationStatistics::vector_size(L, E)), L, E,
                                            shape_.tokens);
 }

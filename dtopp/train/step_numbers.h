@@ -17,7 +17,6 @@ namespace dtopp {
 struct StepShape {
   std::vector<std::string> loss_names;
   int64_t micro_batches = 0, tokens = 0;  // of all ranks
-  int64_t ranks = 1;
   int64_t routed_layers = 0, num_experts = 0;
   int64_t histogram_rows = 0;  // histograms of cumulative probabilities: one per controller, or 0
 
@@ -28,16 +27,14 @@ struct StepShape {
 struct StepSums {
   // Per micro-batch: its index in the step, and f64 [1 + terms] with the total first.
   std::vector<std::pair<int64_t, at::Tensor>> losses;
-  // int64: the largest number of token-expert pairs in a micro-batch, per layer; [0] for a dense model. If
-  // micro-batches are cut, the pairs of a part times the number of parts.
+  // int64: the largest number of token-expert pairs in a micro-batch, per layer; [0] for a dense model.
   at::Tensor max_assignments_L;
-  int64_t parts = 1;  // number of parts per micro-batch
   ActivationStatistics activations;
   at::Tensor prob_histogram_CM;  // int64; undefined before the first, and if the model has no controller
   double data_seconds = 0;       // time spent waiting for data
   bool stop_requested = false;
 
-  // Adds the losses of a micro-batch or of one of its parts. total and terms: f32 [], detached.
+  // Adds the losses of a micro-batch. total and terms: f32 [], detached.
   void add_losses(int64_t micro_batch, const at::Tensor& total,
                   const std::vector<std::pair<std::string, at::Tensor>>& terms);
   void add_prob_histogram(const at::Tensor& of_micro_batch_CM);  // undefined: none
@@ -63,8 +60,7 @@ class StepNumbers {
   at::Tensor grad_norm() const { return part(norm_at(), 1)[0].sqrt(); }
   at::Tensor overflowed() const { return part(norm_at() + 1, 1)[0].ne(0); }
   at::Tensor stop_requested() const { return part(norm_at() + 2, 1)[0].ne(0); }  // on any rank
-  at::Tensor parts_R() const { return part(norm_at() + 3, shape_.ranks); }
-  at::Tensor max_assignments_L() const { return part(norm_at() + 3 + shape_.ranks, shape_.routed_layers); }
+  at::Tensor max_assignments_L() const { return part(norm_at() + 3, shape_.routed_layers); }
   at::Tensor num_assignments_L() const { return activations().num_assignments(); }
   ActivationStatistics activations() const;
   // f64, for the controller; undefined if there are none.

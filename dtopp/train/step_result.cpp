@@ -59,8 +59,6 @@ StepInFlight::Arrival StepInFlight::read() const {
   result.grad_norm = numbers.grad_norm().item<double>();
   result.overflowed = numbers.overflowed().item<bool>();
   result.stop_requested = numbers.stop_requested().item<bool>();
-  for (const double parts : Numbers(numbers.parts_R()).several(shape_.ranks))
-    result.parts_R.push_back(static_cast<int64_t>(parts));
   for (const double most : Numbers(numbers.max_assignments_L()).several(shape_.routed_layers))
     result.max_assignments_L.push_back(static_cast<int64_t>(most));
   result.activations = numbers.activations();

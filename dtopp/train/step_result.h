@@ -32,11 +32,10 @@ struct StepResult {
   std::vector<double> scales;      // theta used, per routed layer; empty unless dynamic
   ActivationStatistics activations;
   std::vector<int64_t> max_assignments_L;  // most token-expert pairs in a micro-batch, per routed layer
-  std::vector<int64_t> parts_R;  // that each rank cut its micro-batches into: 1, or more for want of memory
-  bool overflowed = false;       // this step or one before it exceeded its capacity
-  bool stop_requested = false;   // on any rank, during the step
-  double seconds = 0;            // of the whole step
-  double data_seconds = 0;       // of these, waiting for data
+  bool overflowed = false;                 // this step or one before it exceeded its capacity
+  bool stop_requested = false;             // on any rank, during the step
+  double seconds = 0;                      // of the whole step
+  double data_seconds = 0;                 // of these, waiting for data
 
   // The unweighted loss with this name. Throws std::invalid_argument if there is none.
   double loss_named(std::string_view name) const;

@@ -102,7 +102,7 @@ void Trainer::share_loss_names() {
 }
 
 StepShape Trainer::step_shape() const {
-  StepShape shape{loss_names_, micro_batches(), step_tokens(), groups_.size(), model_.num_routed_layers};
+  StepShape shape{loss_names_, micro_batches(), step_tokens(), model_.num_routed_layers};
   if (shape.routed_layers == 0) return shape;
   shape.num_experts = config_.model.num_experts;
   if (cumulative_prob_sampling().stride > 0) shape.histogram_rows = controller_.thresholds().numel();
@@ -129,7 +129,8 @@ bool Trainer::step(const StopToken& stop) {
   inputs.router.sampling = cumulative_prob_sampling();
   if (counts_LE_.defined())
     inputs.share_LE = (counts_LE_ / static_cast<double>(step_tokens())).to(at::kFloat);
-  const StepSums sums = accumulate_what_fits(inputs, stop);
+  inputs.capacity = capacity_predictor_.capacity_L();
+  const StepSums sums = accumulate_gradients(inputs, stop);
   if (is_abandoned(sums, groups_.size())) return false;
   states.scale_L = scales();
   share_loss_names();

@@ -39,8 +39,7 @@ class Trainer {
 
   // Issues the next step. Returns false if a stop is requested between micro-batches: nothing has changed,
   // and the step can run again. With several ranks the step is finished instead, and its result reports the
-  // stop. Throws c10::OutOfMemoryError if the device has too little memory and micro-batches cannot be cut
-  // into smaller parts (StepResult::parts_R).
+  // stop. Throws c10::OutOfMemoryError if the device has too little memory.
   bool step(const StopToken& stop);
   // Waits for the earliest unread step and returns its result; nullopt if at most `in_flight` steps are
   // unread. Also nullopt if that step exceeded its capacity: it and all later steps have changed nothing, and
@@ -82,13 +81,9 @@ class Trainer {
   CumulativeProbSampling cumulative_prob_sampling() const;
   // theta per routed layer; [0] unless dynamic.
   at::Tensor scales() const;
-  // Runs the model forward and backward over this rank's micro-batches, until a stop is requested.
-  void accumulate_gradients(const RoutingInputs& inputs, const StopToken& stop, StepSums& sums);
-  StepSums accumulate_what_fits(RoutingInputs& inputs, const StopToken& stop);
-  bool cut_micro_batches();
-  // The capacity of one part of a micro-batch, per layer.
-  std::vector<int64_t> capacity_per_part_L() const;
-  void accumulate_part(int64_t micro_batch, int64_t part, const RoutingInputs& inputs, StepSums& sums);
+  // Runs the model forward and backward over this rank's micro-batches, until `stop` becomes true.
+  StepSums accumulate_gradients(const RoutingInputs& inputs, const StopToken& stop);
+  void accumulate_micro_batch(int64_t micro_batch, const RoutingInputs& inputs, StepSums& sums);
   // Computes this rank's experts for other ranks of its EP group that have a micro-batch or validate, while
   // this rank has no batch.
   void forward_empty(const RoutingInputs& inputs) const;
@@ -117,8 +112,7 @@ class Trainer {
   ThresholdController controller_;
   TrainingState state_;
   at::Tensor counts_LE_;  // f64: counts of the last applied step with global batch statistics; else undefined
-  int64_t parts_ = 1;     // that this rank cuts each micro-batch into
-  CapacityPredictor capacity_predictor_;  // for whole micro-batches
+  CapacityPredictor capacity_predictor_;
   at::Tensor overflowed_;  // bool []: a step exceeded its capacity; nothing is applied until it runs again
   std::deque<StepInFlight> in_flight_;
   double last_arrival_ = 0;  // seconds of a steady clock

@@ -82,5 +82,17 @@ TEST(ValidationLine, names_what_was_measured) {
             "validation at step 7: copa/accuracy 0.500000");
 }
 
+TEST(ConsoleLine, names_the_micro_batch_to_use_when_memory_ends) {
+  RunConfig config;
+  const auto line = [&](int64_t size, std::optional<int64_t> planned) {
+    config.training.micro_batch_size = size;
+    return out_of_memory_line(config, planned);
+  };
+  EXPECT_EQ(line(8, 3), "out of memory with training.micro_batch_size=8: lower it to 3");
+  EXPECT_EQ(line(8, 8), line(8, 4));  // the plan was too low, so half of the size
+  EXPECT_EQ(line(8, std::nullopt), line(8, 4));
+  EXPECT_EQ(line(1, 1), "out of memory with training.micro_batch_size=1: make the model smaller");
+}
+
 }  // namespace
 }  // namespace dtopp

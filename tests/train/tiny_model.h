@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <memory>
 
 #include <gtest/gtest.h>
 
@@ -51,24 +50,6 @@ inline TrainingData data_for(const RunConfig& config) {
 
 inline Trainer trainer_of(const RunConfig& config, const at::ScalarType type = at::kFloat) {
   return {config, make_model(config), data_for(config), type};
-}
-
-// A trainer on a device whose memory suffices for `most` samples per batch. A larger batch runs out of memory
-// before the forward pass, or, with `late`, when the backward pass reaches that parameter.
-inline Trainer trainer_with_memory_for(int64_t most, const RunConfig& config, const std::string& late = "",
-                                       ProcessGroups groups = {}) {
-  Model model = make_model(config);
-  model.bind = [bind = model.bind, most, late](const auto& parameter) -> LossFunction {
-    const auto samples = std::make_shared<int64_t>();
-    const auto check = [samples, most] { TORCH_CHECK_WITH(OutOfMemoryError, *samples <= most, "no memory"); };
-    if (!late.empty()) parameter(late).register_hook([check](const at::Tensor&) { check(); });
-    return [losses = bind(parameter), samples, check, late](const Batch& batch, const RoutingInputs& inputs) {
-      *samples = batch.tensor("tokens").size(0);
-      if (late.empty()) check();
-      return losses(batch, inputs);
-    };
-  };
-  return {config, std::move(model), data_for(config), at::kFloat, std::move(groups)};
 }
 
 // The largest difference of any parameter.

@@ -48,7 +48,6 @@ int64_t BucketedReducer::local_elements(const std::vector<size_t>& parameters, i
 }
 
 void BucketedReducer::add(size_t parameter, at::Tensor part) {
-  if (bucket_of_[parameter] < started_) return;
   parts_[parameter] = std::move(part);
   buckets_[bucket_of_[parameter]].missing -= 1;
   start_full_buckets();
@@ -66,7 +65,7 @@ void BucketedReducer::start_full_buckets() {
 void BucketedReducer::start(Bucket& bucket) {
   const at::NoGradGuard no_grad;
   const auto options = at::device(device_).dtype(at::kFloat);
-  if (!bucket.sent.defined()) bucket.sent = packed_parts(bucket);
+  at::Tensor sent = packed_parts(bucket);
   for (const size_t i : bucket.parameters) parts_[i].reset();
   Splits splits;
   for (int64_t rank = 0; rank < ranks_.size(); ++rank) {
@@ -74,8 +73,7 @@ void BucketedReducer::start(Bucket& bucket) {
     splits.out.push_back(local_elements(bucket.parameters, ranks_.rank()));
   }
   bucket.received = at::empty({ranks_.size() * splits.out[0]}, options);
-  bucket.exchange = ranks_.all_to_all(bucket.received, std::exchange(bucket.sent, at::Tensor()),
-                                      std::move(splits), "reduce_scatter");
+  bucket.exchange = ranks_.all_to_all(bucket.received, std::move(sent), std::move(splits), "reduce_scatter");
 }
 
 at::Tensor BucketedReducer::packed_parts(const Bucket& bucket) const {
@@ -90,7 +88,6 @@ at::Tensor BucketedReducer::packed_parts(const Bucket& bucket) const {
 }
 
 std::vector<at::Tensor> BucketedReducer::finish_reduce_scatter() {
-  start_full_buckets();  // buckets that ran out of memory earlier
   TORCH_CHECK(started_ == buckets_.size(), "finish_reduce_scatter: some parameters were not added");
   finish_buckets(buckets_.size());
   std::vector<at::Tensor> sums =
@@ -100,27 +97,15 @@ std::vector<at::Tensor> BucketedReducer::finish_reduce_scatter() {
   return sums;
 }
 
-void BucketedReducer::forget() {
-  for (size_t n = started_; n < buckets_.size(); ++n) {
-    buckets_[n].missing = buckets_[n].parameters.size();
-    buckets_[n].sent.reset();
-    for (const size_t i : buckets_[n].parameters) parts_[i].reset();
-  }
-}
-
-// Resumes after an out-of-memory error: `forwarded` ensures that no sum is forwarded twice.
 void BucketedReducer::finish_buckets(size_t end) {
   const at::NoGradGuard no_grad;
   for (; finished_ < end; ++finished_) {
     Bucket& bucket = buckets_[finished_];
-    if (bucket.forwarded == 0) finish(bucket);
-    while (next_ && bucket.forwarded < bucket.parameters.size()) {
-      const size_t i = bucket.parameters[bucket.forwarded++];
-      next_->add(i, std::exchange(sums_[i], at::Tensor()));
-    }
-    bucket.forwarded = 0;
+    finish(bucket);
     for (const size_t i : bucket.parameters) {
-      if (!next_ && !sums_[i].defined())
+      if (next_)
+        next_->add(i, std::exchange(sums_[i], at::Tensor()));
+      else if (!sums_[i].defined())
         sums_[i] = at::zeros({range(i, ranks_.rank()).size()}, at::device(device_).dtype(at::kFloat));
     }
   }
@@ -131,7 +116,7 @@ void BucketedReducer::finish(Bucket& bucket) {
     for (const size_t i : bucket.parameters) {
       if (parts_[i].defined()) sums_[i] = std::exchange(parts_[i], at::Tensor()).view(-1);
     }
-  } else if (bucket.received.defined()) {
+  } else {
     bucket.exchange.wait();
     const at::Tensor sum = tree_sum(bucket.received.view({ranks_.size(), -1}).unbind(0));
     bucket.received.reset();

@@ -16,7 +16,7 @@
 // add -> reduce-scatter in the node -> reduce-scatter across nodes -> finish_reduce_scatter
 // whole <- all-gather in the node   <- all-gather across nodes     <- start_all_gather
 //
-// Throws:        RankLost or ResourceError as Collectives; c10::OutOfMemoryError
+// Throws:        RankLost or ResourceError as Collectives
 // Collective:    every rank of the group; the order of buckets is the same on every rank
 #pragma once
 
@@ -36,17 +36,11 @@ class BucketedReducer {
                   BucketedReducer* next = nullptr);
 
   // Adds this rank's contribution to the sum of one parameter: contiguous f32 of any shape, or undefined for
-  // none. Call once per parameter between two calls of finish_reduce_scatter(). A call that throws
-  // c10::OutOfMemoryError has stored the contribution.
+  // none. Call once per parameter between two calls of finish_reduce_scatter().
   void add(size_t parameter, at::Tensor part);
   // Waits for all buckets. Returns the local shard of each parameter's sum over all ranks, including those of
   // `next`, added along the aligned tree (tree_sum.h): f32 [local shard], zero if no rank added anything.
   std::vector<at::Tensor> finish_reduce_scatter();
-
-  // Prepares a second attempt of a step: discards the contributions of buckets that were not started. Started
-  // buckets stay valid, and later contributions to them are ignored, because both attempts compute the same
-  // sums.
-  void forget();
 
   // Starts the all-gather of `whole`: one contiguous tensor per parameter with all its elements. Parameters
   // of one type share a message.
@@ -66,10 +60,8 @@ class BucketedReducer {
   struct Bucket {
     std::vector<size_t> parameters;
     size_t missing = 0;  // parameters without a contribution
-    at::Tensor sent{};   // packed contributions, until the exchange starts
     Pending exchange{};
     at::Tensor received{};  // [ranks * local shard]; undefined after its reduction
-    size_t forwarded = 0;   // parameters whose sums were forwarded to `next`
   };
   // The all-gather of a bucket's parameters of one type.
   struct Gathering {
