@@ -3,7 +3,7 @@ machine and prompts (hidden 512, 8 layers, 64 experts of 256, 8 active, GPT-NeoX
 weights are random, which does not change the cost). Hugging Face runs one request at a time, as a plain
 harness does, and padded batches sorted by length.
 
-The prompts are those of `dtopp evaluate --dry-run --dump`: multiple choice with five examples (copa) and
+The prompts are those of `dtopp evaluate tasks --dry-run --dump`: multiple choice with five examples (copa) and
 without (hellaswag), WinoGrande, and LAMBADA. dtopp's rate excludes loading: it is the difference of two runs,
 with few items and with all. Prints one JSON line per task, with dtopp's peak resident memory.
 """
@@ -104,7 +104,7 @@ def main():
         folder = pathlib.Path(name)
         checkpoint = make_checkpoint(folder, args.threads)
         for task in args.tasks:
-            command = [BINARY, "evaluate", checkpoint, "--tasks", task, "--data", args.data, "--threads", args.threads]
+            command = [BINARY, "evaluate", "tasks", checkpoint, "--tasks", task, "--data", args.data, "--threads", args.threads]
             dump = folder / f"{task}.jsonl"
             run(*command, "--limit", args.items, "--dry-run", "--dump", dump)
             items = [json.loads(line) for line in dump.read_text().splitlines()]

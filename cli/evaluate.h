@@ -1,8 +1,8 @@
-// Declares the parts of `dtopp evaluate`: perplexity and activations of a text, tasks, and the loss on
-// images.
+// Declares the commands `dtopp evaluate tasks | text | experts | images` and the parts that they share.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -14,27 +14,36 @@
 
 namespace dtopp::cli {
 
+// The options of all four commands.
 struct EvaluateOptions {
   InferenceOptions inference;
-  std::string tasks;
-  std::string text;                          // perplexity, activations
-  std::string data;                          // tasks: the folder with the task files
-  std::string images;                        // diffusion: a folder of prepared images
-  std::string dump;                          // tasks, diffusion
-  std::string dump_routing, replay_routing;  // perplexity
   std::string output;
-  int64_t limit = 0;  // maximum of items per data set, or of images; 0: no limit
   int64_t batch_size = 8;
-  int64_t processes = 0;      // processes to start; 0: this process evaluates, alone or as a rank
-  std::vector<double> sweep;  // targets of active experts
-  bool dry_run = false;
-  bool paper = false;
+  int64_t processes = 0;  // processes to start; 0: this process evaluates, alone or as a rank
   bool json = false;
 };
 
+void add_evaluate_tasks(CLI::App& evaluate);
+void add_evaluate_text(CLI::App& evaluate);
+void add_evaluate_experts(CLI::App& evaluate);
+void add_evaluate_images(CLI::App& evaluate);
+
+// Adds --output, --batch-size, --json and --processes.
+void add_evaluate_options(CLI::App& verb, EvaluateOptions& options);
+
+// Adds --text, which is required.
+void add_text_option(CLI::App& verb, std::string& text);
+
+// Adds --sweep-target, which cannot be combined with the options in `excluded`.
+void add_sweep_option(CLI::App& verb, std::vector<double>& targets, const std::vector<std::string>& excluded);
+
+// Calls measure(ranks) on every rank. With --processes, this process starts the ranks and exits with their
+// status.
+void evaluate_on_ranks(const EvaluateOptions& options, const std::function<void(Collectives&)>& measure);
+
 // Opens, on every rank, the checkpoint that rank 0 finds for options.inference.checkpoint. Throws UsageError
-// if there are several ranks and the device is not the CPU.
-Checkpoint open_shared_checkpoint(const EvaluateOptions& options, Collectives& ranks);
+// if its model has another type, or if there are several ranks and the device is not the CPU.
+Checkpoint open_shared_checkpoint(const EvaluateOptions& options, ModelType type, Collectives& ranks);
 
 // Throws RanksDiffer if a rank's checkpoint, batch size or `amount` of data differs from that of rank 0.
 void require_same_work(const EvaluateOptions& options, const Checkpoint& checkpoint,
@@ -44,18 +53,12 @@ void require_same_work(const EvaluateOptions& options, const Checkpoint& checkpo
 // units.
 BatchHooks watch(const char* label, const char* unit, uint64_t total, const Collectives& ranks);
 
-// Opens --text. Plain text is encoded with the checkpoint's tokenizer.
-EvaluationText open_text(const EvaluateOptions& options, const Checkpoint& checkpoint,
-                         const ModelConfig& config);
+// Opens the text in `path`. Plain text is encoded with the checkpoint's tokenizer.
+EvaluationText open_text(const EvaluateOptions& options, const std::string& path,
+                         const Checkpoint& checkpoint, const ModelConfig& config);
 
 // Writes the results to --output, if it is given, and prints them as JSON (--json) or as the table. Only rank
 // 0 calls it.
 void report(const EvaluateOptions& options, const nlohmann::ordered_json& json, const std::string& table);
-
-// Every rank calls the same function with the same options.
-void evaluate_perplexity(const EvaluateOptions& options, Collectives& ranks);
-void evaluate_activations(const EvaluateOptions& options, Collectives& ranks);
-void evaluate_diffusion(const EvaluateOptions& options, Collectives& ranks);
-void evaluate_tasks(const EvaluateOptions& options, Collectives& ranks);
 
 }  // namespace dtopp::cli

@@ -22,6 +22,16 @@
 namespace dtopp::cli {
 namespace {
 
+struct TasksOptions : EvaluateOptions {
+  std::string tasks = "all";
+  std::string data;  // the folder with the task files
+  std::string dump;
+  int64_t limit = 0;          // maximum of items per data set; 0: no limit
+  std::vector<double> sweep;  // targets of active experts
+  bool dry_run = false;
+  bool paper = false;
+};
+
 nlohmann::ordered_json to_json(const PromptCounts& counts) {
   return {{"items", counts.items},
           {"sequences", counts.sequences},
@@ -49,7 +59,7 @@ void print_counts(const std::vector<TaskRequests>& prepared) {
 }
 
 // Reports the prompts and their counts for --dry-run, without running the model.
-void report_prompts(const EvaluateOptions& options, const std::vector<TaskRequests>& prepared) {
+void report_prompts(const TasksOptions& options, const std::vector<TaskRequests>& prepared) {
   if (!options.dump.empty())
     write_file_atomically(options.dump, [&](OutputFile& file) { write_prompts(file, prepared); });
   report(options, {{"tasks", all_counts(prepared)}}, "");
@@ -58,7 +68,7 @@ void report_prompts(const EvaluateOptions& options, const std::vector<TaskReques
 
 // The inputs of a model's evaluation.
 struct TaskEvaluation {
-  const EvaluateOptions& options;
+  const TasksOptions& options;
   const Checkpoint& checkpoint;
   const Tokenizer& tokenizer;
   Collectives& ranks;
@@ -92,7 +102,7 @@ std::vector<TaskResult> measure(const TaskEvaluation& evaluation, KeptResults& k
 }
 
 void evaluate_once(TaskEvaluation& evaluation) {
-  const EvaluateOptions& options = evaluation.options;
+  const TasksOptions& options = evaluation.options;
   meet_target(evaluation.model, options.inference, evaluation.checkpoint);
   KeptResults kept = evaluation.results_kept_for(options.output.empty() ? options.dump : options.output);
   const auto results = measure(evaluation, kept);
@@ -114,7 +124,7 @@ void evaluate_once(TaskEvaluation& evaluation) {
 
 // Measures accuracy at each target of --sweep-target.
 void sweep(TaskEvaluation& evaluation) {
-  const EvaluateOptions& options = evaluation.options;
+  const TasksOptions& options = evaluation.options;
   InferenceModel& model = evaluation.model;
   const at::Tensor windows_BL = target_windows(options.inference, evaluation.checkpoint, model.config.model);
   std::vector<BudgetResult> budgets;
@@ -131,11 +141,9 @@ void sweep(TaskEvaluation& evaluation) {
   for (const KeptResults& one : kept) one.remove();
 }
 
-}  // namespace
-
-void evaluate_tasks(const EvaluateOptions& options, Collectives& ranks) {
+void evaluate_tasks(const TasksOptions& options, Collectives& ranks) {
   const std::vector<Task> tasks = select_tasks(options.tasks);
-  const Checkpoint checkpoint = open_shared_checkpoint(options, ranks);
+  const Checkpoint checkpoint = open_shared_checkpoint(options, ModelType::kLanguageModel, ranks);
   const ModelConfig config = checkpoint.config().model;
   const Tokenizer tokenizer = load_tokenizer(checkpoint, options.inference.tokenizer, config.vocab_size);
   const int64_t limit = options.limit > 0 ? options.limit : std::numeric_limits<int64_t>::max();
@@ -161,6 +169,32 @@ void evaluate_tasks(const EvaluateOptions& options, Collectives& ranks) {
     evaluate_once(evaluation);
   else
     sweep(evaluation);
+}
+
+}  // namespace
+
+void add_evaluate_tasks(CLI::App& evaluate) {
+  auto options = std::make_shared<TasksOptions>();
+  CLI::App* verb = evaluate.add_subcommand("tasks", "Measure the accuracy on the paper's 13 benchmark tasks");
+  add_inference_options(*verb, options->inference);
+  verb->add_option("--tasks", options->tasks,
+                   "all (every task whose prompts fit the model's sequence length), or task names such as "
+                   "copa,arc_easy")
+      ->capture_default_str();
+  verb->add_option("--data", options->data, "folder with the task files, NAME.jsonl[.gz|.zst]")->required();
+  verb->add_option("--limit", options->limit, "evaluate only the first LIMIT items per data set")
+      ->check(CLI::PositiveNumber);
+  verb->add_option("--dump", options->dump, "write one JSON line per item, with its prompt, to this file");
+  verb->add_flag("--paper", options->paper,
+                 "show the results of the paper's 1.3B models beside those of this model");
+  add_sweep_option(*verb, options->sweep, {"--target-experts", "--dump", "--paper"});
+  add_evaluate_options(*verb, *options);
+  verb->add_flag("--dry-run", options->dry_run, "prepare the prompts without running the model")
+      ->excludes(verb->get_option("--processes"));
+  verb->callback([options] {
+    select_tasks(options->tasks);  // refuses an unknown task before ranks start
+    evaluate_on_ranks(*options, [&](Collectives& ranks) { evaluate_tasks(*options, ranks); });
+  });
 }
 
 }  // namespace dtopp::cli

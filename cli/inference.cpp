@@ -43,8 +43,8 @@ Checkpoint open_named_checkpoint(const InferenceOptions& options, ModelType type
 void require_type(const Checkpoint& checkpoint, ModelType type) {
   if (checkpoint.config().model.type == type) return;
   const char* what = type == ModelType::kLanguageModel
-                         ? ": the model is a diffusion transformer; use sample, or evaluate --tasks diffusion"
-                         : ": the model is a language model; use generate, or evaluate with other --tasks";
+                         ? ": the model is a diffusion transformer; use sample, or evaluate images"
+                         : ": the model is a language model; use generate, or evaluate text";
   throw UsageError(checkpoint.path().string() + what);
 }
 

@@ -54,7 +54,7 @@ train() { # METHOD SEED RUN CHECKPOINT OVERRIDE…
 
 measure() { # CHECKPOINT RESULT
   [ -e "$2.json" ] && [ -e "$2.safetensors" ] ||
-    "$dtopp" evaluate "$1" --tasks diffusion --images data/cifar10/validation --dump "$2.safetensors" \
+    "$dtopp" evaluate images "$1" --images data/cifar10/validation --dump "$2.safetensors" \
       --output "$2.json" >/dev/null
   [ -e "$2.npz" ] || "$dtopp" sample "$1" --count "$count" --steps 25 --guidance 2 --output "$2.npz" >/dev/null
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares two diffusion transformers by the dumps of `dtopp evaluate --tasks diffusion --dump`.
+"""Compares two diffusion transformers by the dumps of `dtopp evaluate images --dump`.
 
 Both models evaluated the same images with the same noise at the same t, so images are compared one by one.
 The result is the difference of the mean losses, second minus first, with a 95 % interval from a paired

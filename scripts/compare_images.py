@@ -3,7 +3,7 @@
 
 Usage: compare_images.py RUN_DIRECTORY… --step STEP --results DIR [--judged FILE.json] [--grids FILE.png]
 
-For a run named NAME, DIR holds NAME.json and NAME.safetensors (`dtopp evaluate --tasks diffusion --output --dump`) and
+For a run named NAME, DIR holds NAME.json and NAME.safetensors (`dtopp evaluate images --output --dump`) and
 NAME.npz (`dtopp sample`); FILE.json is of judge_samples.py --json over those. Runs whose configuration differs in the
 seed alone are one row of means. Differences from top-k are of runs of one seed, image by image. With one seed their 95 %
 interval is the bootstrap's over images: what other images would change about these two models, not what another seed

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares two language models by the dumps of `dtopp evaluate --tasks … --dump`.
+"""Compares two language models by the dumps of `dtopp evaluate tasks --dump`.
 
 Both models got the same items, so answers are compared item by item. The result is, per task, the difference
 of the accuracies, second minus first, with a 95 % interval from a paired bootstrap. It draws clusters of

@@ -29,5 +29,5 @@ Files:
   checkpoint          {newest}
   configuration       configs/quickstart.yaml, resolved in {run / 'config.yaml'}
 Next steps:
-        build/release/bin/dtopp evaluate {run} --tasks perplexity --text FILE.txt
+        build/release/bin/dtopp evaluate text {run} --text FILE.txt
         build/release/bin/dtopp train configs/small-dtop-p.yaml     (docs/ explains how)""")

@@ -75,7 +75,7 @@ ActivationAnalysis analyze_activations(const InferenceModel& model, std::span<co
                                        std::vector<TokenKinds> kinds, int64_t batch_size, Collectives& ranks,
                                        const BatchHooks& hooks) {
   if (model.config.model.is_dense())
-    throw UsageError("--tasks activations: the model is dense; use a model with experts");
+    throw UsageError("evaluate experts: the model is dense; use a model with experts");
   ActivationAnalysis analysis;
   const int64_t layers = model.config.model.num_layers;
   for (TokenKinds& one : kinds) {

@@ -1,4 +1,4 @@
-"""Tests evaluate --tasks activations against the plain PyTorch model."""
+"""Tests evaluate experts against the plain PyTorch model."""
 
 import json
 
@@ -26,7 +26,7 @@ def text(tmp_path_factory):
 
 
 def analyse(run, text, *options):
-    done = tiny_run.dtopp("evaluate", run, "--tasks", "activations", "--text", text, *options)
+    done = tiny_run.dtopp("evaluate", "experts", run, "--text", text, *options)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -95,5 +95,5 @@ def test_the_table_shows_layers_and_kinds(run, text):
 
 def test_a_dense_model_has_none(tmp_path):
     dense = tiny_language_run.train(tmp_path, "dense", LENGTH)
-    done = tiny_run.dtopp("evaluate", dense, "--tasks", "activations", "--text", tmp_path / "source.txt")
+    done = tiny_run.dtopp("evaluate", "experts", dense, "--text", tmp_path / "source.txt")
     assert done.returncode == 2 and "dense" in done.stderr

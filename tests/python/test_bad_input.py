@@ -62,7 +62,7 @@ def test_configuration_mistakes_exit_2_and_write_nothing(tmp_path, override, wor
 def test_wrong_usage_exits_2(tmp_path):
     fails(2, "nothing.yaml", "train", tmp_path / "nothing.yaml")
     fails(2, "--help", "evaluate")
-    fails(2, "checkpoint", "evaluate", tmp_path, "--tasks", "perplexity", "--text", tmp_path)
+    fails(2, "checkpoint", "evaluate", "text", tmp_path, "--text", tmp_path)
 
 
 @pytest.mark.parametrize("arguments,words", [
@@ -70,7 +70,7 @@ def test_wrong_usage_exits_2(tmp_path):
     (["frobnicate"], "unknown command 'frobnicate'; known: prepare, tokenize, train, evaluate, generate, sample, plan"),
     (["prepare", "txet", "a.txt"], "unknown command 'txet'; did you mean text?"),
     (["--verison"], "unknown option '--verison'; did you mean --version?"),
-    (["evaluate", "run", "--taks=copa"], "unknown option '--taks'; did you mean --tasks?"),
+    (["evaluate", "tasks", "run", "--taks=copa"], "unknown option '--taks'; did you mean --tasks?"),
     (["plan", "configs/quickstart.yaml", "--rank", "2"], "unknown option '--rank'; did you mean --ranks?"),
     ([], "subcommand is required (see dtopp --help)"),
 ])
@@ -243,7 +243,7 @@ def test_damaged_checkpoints_exit_4(trained, tmp_path):
     fails(4, "model.safetensors", "train", tiny_run.make(tmp_path), "training.steps=4",
           f"data.train=[{trained}/train.npy]")
     newest = sorted(run.glob("checkpoints/*"))[-1]
-    fails(4, "model.safetensors", "evaluate", newest, "--tasks", "perplexity", "--text", tmp_path / "validation.npy")
+    fails(4, "model.safetensors", "evaluate", "text", newest, "--text", tmp_path / "validation.npy")
     assert {key: value for key, value in snapshot(run).items() if key.name != ".lock"} == \
         {key: value for key, value in before.items() if key.name != ".lock"}
 
@@ -282,6 +282,6 @@ def test_too_little_memory_exits_5_before_the_first_step(tmp_path):
 
 def test_evaluate_refuses_tokens_that_do_not_fit(trained, tmp_path):
     np.array([1, 2, 300], dtype="<u2").tofile(tmp_path / "tokens.npy")
-    fails(2, "300", "evaluate", trained / "run", "--tasks", "perplexity", "--text", tmp_path / "tokens.npy")
-    fails(2, "tokenizer", "evaluate", trained / "run", "--tasks", "perplexity", "--text", __file__)
-    fails(2, "unknown task", "evaluate", trained / "run", "--tasks", "nonsense", "--text", __file__)
+    fails(2, "300", "evaluate", "text", trained / "run", "--text", tmp_path / "tokens.npy")
+    fails(2, "tokenizer", "evaluate", "text", trained / "run", "--text", __file__)
+    fails(2, "unknown task", "evaluate", "tasks", trained / "run", "--tasks", "nonsense", "--data", "/nowhere")

@@ -197,7 +197,7 @@ def test_the_study_trains_measures_samples_and_judges(tmp_path):
     assert calls[5].endswith(" routing.ki=1.5 training.device=cuda") and "routing.ki" not in calls[2]
     result = "runs/cifar10-study/step-00000400/cifar10-top-k-seed2"
     checkpoint = "runs/cifar10-top-k-seed2/checkpoints/step-00000400"
-    assert calls[9] == (f"evaluate {checkpoint} --tasks diffusion --images data/cifar10/validation "
+    assert calls[9] == (f"evaluate images {checkpoint} --images data/cifar10/validation "
                         f"--dump {result}.safetensors --output {result}.json")
     assert calls[10] == f"sample {checkpoint} --count 50 --steps 25 --guidance 2 --output {result}.npz"
     assert calls[14].count(".npz") == 4 and calls[15].count(" runs/cifar10-top-k-seed") == 2 and "--step 400" in calls[15]

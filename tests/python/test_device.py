@@ -82,11 +82,11 @@ def test_auto_takes_the_cuda_device(dtopp_binary, tmp_path):
 
 def test_evaluation_and_generation_take_a_device(dtopp_binary, tmp_path):
     assert train(dtopp_binary, tmp_path, "cpu").returncode == 0
-    done = tiny_run.dtopp("evaluate", tmp_path / "run", "--tasks", "perplexity", "--text", tmp_path / "validation.npy",
+    done = tiny_run.dtopp("evaluate", "text", tmp_path / "run", "--text", tmp_path / "validation.npy",
                           "--device", "cpu", "--threads", "1")
     assert done.returncode == 0, done.stderr
     assert "computing on" not in done.stderr
-    done = tiny_run.dtopp("evaluate", tmp_path / "run", "--tasks", "perplexity", "--text", tmp_path / "validation.npy",
+    done = tiny_run.dtopp("evaluate", "text", tmp_path / "run", "--text", tmp_path / "validation.npy",
                           "--device", "gpu")
     assert done.returncode == 2 and "--device" in done.stderr and len(done.stderr.splitlines()) == 1
 

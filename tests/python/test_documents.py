@@ -37,7 +37,7 @@ def test_evaluation_hides_other_documents_too(run, tmp_path):
     checkpoint = run / "run/checkpoints/step-00000012"
     ids = np.random.default_rng(5).integers(0, 32, 200).astype("<u2")  # a document ends about every 32 tokens
     ids.tofile(tmp_path / "text.npy")
-    done = tiny_run.dtopp("evaluate", checkpoint, "--tasks", "perplexity", "--text", tmp_path / "text.npy", "--json")
+    done = tiny_run.dtopp("evaluate", "text", checkpoint, "--text", tmp_path / "text.npy", "--json")
     assert done.returncode == 0, done.stderr
     nll = json.loads(done.stdout)["nll"]
     assert nll == pytest.approx(reference_nll(checkpoint, ids), rel=1e-5)

@@ -1,4 +1,4 @@
-"""Tests evaluate --tasks perplexity against the plain PyTorch model and Hugging Face `tokenizers`."""
+"""Tests evaluate text against the plain PyTorch model and Hugging Face `tokenizers`."""
 
 import gzip
 import json
@@ -57,7 +57,7 @@ def reference_nll(run, ids):
 
 
 def evaluate(run, text, *arguments):
-    done = tiny_run.dtopp("evaluate", run, "--tasks", "perplexity", "--text", text, "--json", *arguments)
+    done = tiny_run.dtopp("evaluate", "text", run, "--text", text, "--json", *arguments)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -115,7 +115,7 @@ def test_a_flipped_bit_is_found_in_what_is_read_and_the_optimisers_file_is_not(t
     for path in sorted(alone.iterdir()):
         good = path.read_bytes()
         path.write_bytes(good[:50] + bytes([good[50] ^ 1]) + good[51:])
-        done = tiny_run.dtopp("evaluate", alone, "--tasks", "perplexity", "--text", text, "--json")
+        done = tiny_run.dtopp("evaluate", "text", alone, "--text", text, "--json")
         if path.name == "optimizer.safetensors":
             assert done.returncode == 0 and json.loads(done.stdout) == whole, done.stderr
         else:
@@ -130,7 +130,7 @@ def test_a_path_that_cannot_be_looked_at_exits_3(trained, tmp_path):
     loop.symlink_to("loop")
     for arguments in ([trained / "run", "--text", loop], [loop, "--text", trained / "source.txt"],
                       [loop / "run", "--text", trained / "source.txt"]):
-        done = tiny_run.dtopp("evaluate", *arguments, "--tasks", "perplexity")
+        done = tiny_run.dtopp("evaluate", "text", *arguments)
         assert done.returncode == 3 and done.stderr.count("\n") == 1, done.stderr
         assert "Too many levels of symbolic links" in done.stderr
 
@@ -149,6 +149,6 @@ def test_perplexity_does_not_depend_on_the_batch_size(trained):
 
 def test_a_text_of_one_token_is_refused(trained, tmp_path):
     (tmp_path / "empty.txt").write_text("")
-    done = tiny_run.dtopp("evaluate", trained / "run", "--tasks", "perplexity", "--text", tmp_path / "empty.txt")
+    done = tiny_run.dtopp("evaluate", "text", trained / "run", "--text", tmp_path / "empty.txt")
     assert done.returncode == 3
     assert done.stderr.startswith("dtopp: error: ") and done.stderr.count("\n") == 1

@@ -32,15 +32,15 @@ def text(tmp_path_factory):
 
 
 # Batches of 512 tokens give several per task and four windows of the text, the last of them shorter.
-BATCHES = ["--batch-size", "1", "--threads", "1", "--tasks"]
-TASKS = ["--data", DATA, *BATCHES]
+BATCHES = ["--batch-size", "1", "--threads", "1"]
+TASKS = ["tasks", "--data", DATA, *BATCHES, "--tasks"]
 
 
 def written(run, folder, *arguments, launcher=(tiny_run.BINARY,)):
     """Returns all files that a command writes into `folder`, and its standard output."""
     folder.mkdir()
     dumps = ["--dump", folder / "dump.jsonl"] if "--data" in arguments and "--sweep-target" not in arguments else []
-    done = subprocess.run([*map(str, launcher), "evaluate", run, *map(str, arguments), "--output", folder / "results.json",
+    done = subprocess.run([*map(str, launcher), "evaluate", arguments[0], run, *map(str, arguments[1:]), "--output", folder / "results.json",
                            *dumps], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return {path.name: path.read_bytes() for path in folder.iterdir()} | {"standard output": done.stdout}
@@ -63,21 +63,21 @@ def test_tasks_have_the_same_bytes(run, tmp_path):
 
 
 def test_the_perplexity_of_a_text_has_the_same_bytes(run, text, tmp_path):
-    expect_the_same(run, tmp_path, (3,), *BATCHES, "perplexity", "--text", text, "--sweep-target", "2,4")
+    expect_the_same(run, tmp_path, (3,), "text", *BATCHES, "--text", text, "--sweep-target", "2,4")
 
 
 def test_the_perplexity_of_token_files_has_the_same_bytes(run, tmp_path):
     tiny_run.write_tokens(tmp_path / "tokens.npy", 1500, seed=4)
-    expect_the_same(run, tmp_path, (2, 3), *BATCHES, "perplexity", "--text", tmp_path / "tokens.npy", "--json")
+    expect_the_same(run, tmp_path, (2, 3), "text", *BATCHES, "--text", tmp_path / "tokens.npy", "--json")
 
 
 def test_activations_have_the_same_bytes(run, text, tmp_path):
-    expect_the_same(run, tmp_path, (3,), *BATCHES, "activations", "--text", text)
+    expect_the_same(run, tmp_path, (3,), "experts", *BATCHES, "--text", text)
 
 
 @pytest.mark.skipif(not TORCHRUN.exists(), reason=f"{TORCHRUN} is not there")
 def test_torchrun_starts_ranks(run, text, tmp_path):
-    arguments = [*BATCHES, "activations", "--text", text]
+    arguments = ["experts", *BATCHES, "--text", text]
     torchrun = [TORCHRUN, "--nproc-per-node", "2", "--no-python", tiny_run.BINARY]
     assert written(run, tmp_path / "ranks", *arguments, launcher=torchrun) == written(run, tmp_path / "alone", *arguments)
 
@@ -92,7 +92,7 @@ def whole(run, tmp_path_factory):
 
 def started(run, folder, *options):
     folder.mkdir(exist_ok=True)
-    return subprocess.Popen([tiny_run.BINARY, "evaluate", run, *map(str, LONG), "--output", folder / "results.json", "--dump",
+    return subprocess.Popen([tiny_run.BINARY, "evaluate", LONG[0], run, *map(str, LONG[1:]), "--output", folder / "results.json", "--dump",
                              folder / "dump.jsonl", *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -156,7 +156,7 @@ def catches_sigterm(process):
 
 
 def test_a_stopped_perplexity_ends_all_with_75(run, text):
-    process = subprocess.Popen([tiny_run.BINARY, "evaluate", run, *BATCHES, "perplexity", "--text", text, "--processes", "2"],
+    process = subprocess.Popen([tiny_run.BINARY, "evaluate", "text", run, *BATCHES, "--text", text, "--processes", "2"],
                                stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 20
     while (len(ranks_of(process)) < 2 or not catches_sigterm(ranks_of(process)[1])) and time.monotonic() < deadline:
@@ -173,7 +173,7 @@ def test_ranks_with_other_work_are_refused(run, text):
     for rank in range(2):
         environment = os.environ | {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2",
                                     "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        ranks.append(subprocess.Popen([tiny_run.BINARY, "evaluate", run, "--tasks", "perplexity", "--text", text,
+        ranks.append(subprocess.Popen([tiny_run.BINARY, "evaluate", "text", run, "--text", text,
                                        "--batch-size", str(rank + 1)], env=environment, stderr=subprocess.PIPE, text=True))
     errors = [rank.communicate(timeout=60)[1] for rank in ranks]
     for rank, error in zip(ranks, errors):
@@ -181,12 +181,12 @@ def test_ranks_with_other_work_are_refused(run, text):
 
 
 @pytest.mark.parametrize("options, words", [
-    (["--tasks", "copa", "--data", "/nowhere", "--dry-run"], "--processes: cannot be used with --dry-run"),
-    (["--tasks", "copaa", "--data", "/nowhere"], "did you mean copa?"),
-    (["--tasks", "perplexity"], "needs --text"),
-    (["--tasks", "copa", "--data", "/nowhere", "--sweep-target", "2,3", "--paper"], "--paper: cannot be used with --sweep-target"),
+    (["tasks", "--data", "/nowhere", "--dry-run"], "--processes"),
+    (["tasks", "--tasks", "copaa", "--data", "/nowhere"], "did you mean copa?"),
+    (["text"], "--text is required"),
+    (["tasks", "--data", "/nowhere", "--sweep-target", "2,3", "--paper"], "--sweep-target"),
 ])
 def test_wrong_calls_are_refused_before_ranks_start(run, options, words):
-    done = tiny_run.dtopp("evaluate", run, *options, "--processes", "2")
+    done = tiny_run.dtopp("evaluate", options[0], run, *options[1:], "--processes", "2")
     assert done.returncode == 2
     assert words in done.stderr and done.stderr.count("\n") == 1

@@ -98,7 +98,7 @@ def test_experts_are_shown_beside_the_text(run):
 
 
 def perplexity(run, text, *arguments):
-    done = tiny_run.dtopp("evaluate", run, "--tasks", "perplexity", "--text", text, *arguments)
+    done = tiny_run.dtopp("evaluate", "text", run, "--text", text, *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -107,7 +107,7 @@ def test_thresholds_are_solved_for_any_budget(run, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text(tiny_language_run.TEXT * 20)
     if "dense" in str(run):
-        done = tiny_run.dtopp("evaluate", run, "--tasks", "perplexity", "--text", text, "--target-experts", "2")
+        done = tiny_run.dtopp("evaluate", "text", run, "--text", text, "--target-experts", "2")
         assert done.returncode == 2 and "no routing threshold" in done.stderr
         return
     for target in (1.5, 2, 5):

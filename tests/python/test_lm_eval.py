@@ -51,7 +51,7 @@ def model(run, tmp_path_factory):
 def evaluated(run, tmp_path_factory):
     """The results and the dump of `dtopp evaluate`."""
     dump = tmp_path_factory.mktemp("evaluated") / "dump.jsonl"
-    done = tiny_run.dtopp("evaluate", run, "--data", DATA, "--tasks", "all", "--limit", LIMIT, "--dump", dump, "--json", timeout=1800)
+    done = tiny_run.dtopp("evaluate", "tasks", run, "--data", DATA, "--tasks", "all", "--limit", LIMIT, "--dump", dump, "--json", timeout=1800)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout), [json.loads(line) for line in dump.read_text().split("\n")[:-1]]
 
@@ -156,7 +156,7 @@ def test_requests_are_evaluates_to_the_id(run, dtopp_lm_eval, model, tasks, tmp_
     """Covers more items than the model evaluates, including truncated ones."""
     dump = tmp_path / "dump.jsonl"
     names = ["svamp", "copa", "winogrande", "agi_eval_sat_en"]
-    done = tiny_run.dtopp("evaluate", run, "--data", DATA, "--tasks", ",".join(names), "--limit", "30", "--dump", dump, "--dry-run")
+    done = tiny_run.dtopp("evaluate", "tasks", run, "--data", DATA, "--tasks", ",".join(names), "--limit", "30", "--dump", dump, "--dry-run")
     assert done.returncode == 0, done.stderr
     asked = dtopp_lm_eval.DtoppHFLM(pretrained=str(model), trust_remote_code=True, device="cpu")
     documents = {name: (tasks / f"data/dtopp_{name}.jsonl").read_text().split("\n") for name in names}

@@ -39,7 +39,7 @@ def test_a_run_with_probes_equals_one_without_bit_for_bit(runs):
 def test_accuracies_are_written_at_each_validation_and_are_those_of_evaluate(runs):
     lines = [line for line in tiny_run.metrics(runs[0]) if "eval/hellaswag/accuracy" in line]
     assert [line["step"] for line in lines] == [0, 2, 4]
-    done = tiny_run.dtopp("evaluate", runs[0], "--tasks", "hellaswag,arc_easy", "--data", DATA, "--limit", "20", "--json")
+    done = tiny_run.dtopp("evaluate", "tasks", runs[0], "--tasks", "hellaswag,arc_easy", "--data", DATA, "--limit", "20", "--json")
     assert done.returncode == 0, done.stderr
     for task, result in json.loads(done.stdout)["tasks"].items():
         assert lines[-1][f"eval/{task}/accuracy"] == result["accuracy"]

@@ -1,4 +1,4 @@
-"""`evaluate --dump-routing` writes the router's selection; `--replay-routing` computes with a given
+"""`evaluate text --dump-routing` writes the router's selection; `--replay-routing` computes with a given
 selection."""
 
 import json
@@ -23,7 +23,7 @@ def trained(tmp_path_factory):
 
 
 def evaluate(directory, *options):
-    return tiny_run.dtopp("evaluate", directory / "run", "--tasks", "perplexity", "--text", directory / "text.npy", "--json",
+    return tiny_run.dtopp("evaluate", "text", directory / "run", "--text", directory / "text.npy", "--json",
                           "--batch-size", 2, *options)
 
 
@@ -107,5 +107,5 @@ def test_what_does_not_fit_is_refused(trained, tmp_path):
 def test_options_that_contradict_are_refused(trained, options):
     done = evaluate(trained, *options)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
-    done = tiny_run.dtopp("evaluate", trained / "run", "--tasks", "activations", "--text", trained / "text.npy", *options[:2])
-    assert done.returncode == 2 and "cannot be used with --tasks activations" in done.stderr
+    done = tiny_run.dtopp("evaluate", "experts", trained / "run", "--text", trained / "text.npy", *options[:2])
+    assert done.returncode == 2 and "unknown option" in done.stderr

@@ -203,13 +203,13 @@ def test_each_type_of_model_has_its_verbs(pixels, tmp_path):
     done = tiny_run.dtopp("generate", pixels / "run", "--prompt", "a")
     assert done.returncode == 2 and "use sample" in done.stderr and done.stderr.count("\n") == 1
     (tmp_path / "text.txt").write_text("a")
-    for task in (["perplexity", "--text", tmp_path / "text.txt"], ["activations", "--text", tmp_path / "text.txt"],
-                 ["copa", "--data", tmp_path]):
-        done = tiny_run.dtopp("evaluate", pixels / "run", "--tasks", *task)
+    for task in (["text", "--text", tmp_path / "text.txt"], ["experts", "--text", tmp_path / "text.txt"],
+                 ["tasks", "--data", tmp_path]):
+        done = tiny_run.dtopp("evaluate", task[0], pixels / "run", *task[1:])
         assert done.returncode == 2 and "use sample" in done.stderr and done.stderr.count("\n") == 1
     language = tiny_run.trained(tmp_path / "language", "training.steps=2", "optimizer.warmup_steps=1", "validation.every=0")
     for verb in (["sample", language / "run", "--count", 1, "--output", tmp_path / "a.png"],
-                 ["evaluate", language / "run", "--tasks", "diffusion", "--images", pixels / "held-out"]):
+                 ["evaluate", "images", language / "run", "--images", pixels / "held-out"]):
         done = tiny_run.dtopp(*verb)
         assert done.returncode == 2 and "use generate" in done.stderr and done.stderr.count("\n") == 1
 

@@ -27,7 +27,7 @@ def arguments_of(verb, place, tmp_path):
         "plan": ["plan", place / "run.yaml"],
         "plan --json": ["plan", place / "run.yaml", "--json"],
         "train": ["train", place / "run.yaml", "training.steps=4", f"output={tmp_path}/run"],
-        "evaluate": ["evaluate", place / "run", "--tasks", "perplexity", "--text", place / "validation.npy"],
+        "evaluate": ["evaluate", "text", place / "run", "--text", place / "validation.npy"],
         "prepare": ["prepare", "text", place / "a.txt", "--tokenizer", TOKENIZER, "--output", tmp_path / "out"],
         "tokenize": ["tokenize", "--tokenizer", TOKENIZER],
         "help": ["--help"],

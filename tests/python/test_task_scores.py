@@ -27,7 +27,7 @@ def run(request, tmp_path_factory):
 
 
 def evaluate(run, *arguments, **options):
-    return tiny_run.dtopp("evaluate", run, "--data", DATA, "--json", *arguments, **options)
+    return tiny_run.dtopp("evaluate", "tasks", run, "--data", DATA, "--json", *arguments, **options)
 
 
 def dumped(run, path, *arguments):
@@ -116,7 +116,7 @@ LONG = {"mmlu", "lambada_openai", "boolq", "agi_eval_lsat_rc", "agi_eval_lsat_lr
 @needs_data
 def test_all_takes_what_fits_the_model_and_names_the_rest(short_run, tmp_path):
     output = tmp_path / "results.json"
-    arguments = ["evaluate", short_run, "--data", DATA, "--limit", "2"]
+    arguments = ["evaluate", "tasks", short_run, "--data", DATA, "--limit", "2"]
     done = tiny_run.dtopp(*arguments, "--tasks", "all", "--output", output)
     assert done.returncode == 0, done.stderr
     results = json.loads(output.read_text())
@@ -166,7 +166,7 @@ def test_a_sweep_leaves_nothing_behind(run, tmp_path):
 def test_an_interrupted_evaluation_goes_on_with_the_next_task(run, tmp_path):
     output = tmp_path / "results.json"
     arguments = ["--tasks", "copa,hellaswag", "--limit", "150", "--output", output, "--dump", tmp_path / "dump.jsonl"]
-    command = [tiny_run.BINARY, "evaluate", run, "--data", DATA, *arguments]
+    command = [tiny_run.BINARY, "evaluate", "tasks", run, "--data", DATA, *arguments]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         deadline = time.monotonic() + 60
         while not (tmp_path / "results.json.parts/copa.json").exists() and time.monotonic() < deadline:
@@ -201,7 +201,7 @@ def test_a_kept_result_of_another_call_does_not_count(run, tmp_path):
 
 @needs_data
 def test_the_papers_columns_stand_beside_the_table(run):
-    done = tiny_run.dtopp("evaluate", run, "--data", DATA, "--tasks", "copa", "--limit", "3", "--paper")
+    done = tiny_run.dtopp("evaluate", "tasks", run, "--data", DATA, "--tasks", "copa", "--limit", "3", "--paper")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].startswith("accuracy: this model, ") and "tokens" in lines[0]

@@ -18,7 +18,7 @@ std::optional<ReportSection> compared_section(RunDrawing& drawing);  // comparis
 // Creates the document: all available sections, and the runs with their clocks.
 ReportDocument make_document(const ReportInput& input, Columns& columns);
 
-// Returns blocks of a run's expert load and active experts, from its `evaluate --tasks activations` files.
+// Returns blocks of a run's expert load and active experts, from its `evaluate experts` files.
 std::vector<ReportBlock> activation_blocks(RunDrawing& drawing, size_t run);
 
 // Returns charts of a study's measures during training: mean and interval over seeds at equal tokens, FLOPs

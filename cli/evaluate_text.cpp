@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstdio>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,12 @@ namespace {
 
 using nlohmann::ordered_json;
 
+struct TextOptions : EvaluateOptions {
+  std::string text;
+  std::string dump_routing, replay_routing;
+  std::vector<double> sweep;  // targets of active experts
+};
+
 ordered_json perplexity_json(const Perplexity& result) {
   return {{"nll", result.nll}, {"perplexity", result.perplexity()}, {"tokens", result.tokens}};
 }
@@ -31,16 +38,16 @@ void print_summary(const Checkpoint& checkpoint, const Perplexity& result) {
   }
 }
 
-Perplexity perplexity_of(const EvaluateOptions& options, const EvaluationText& text,
-                         const InferenceModel& model, Collectives& ranks, const ObserveWindows& observe = {},
+Perplexity perplexity_of(const TextOptions& options, const EvaluationText& text, const InferenceModel& model,
+                         Collectives& ranks, const ObserveWindows& observe = {},
                          const ReplayWindows& replay = {}) {
   return measure_perplexity(
       model, text.size(), [&](uint64_t offset, std::span<int64_t> out) { text.read(offset, out); },
-      options.batch_size, ranks, watch("perplexity", "tok", text.size(), ranks), observe, replay);
+      options.batch_size, ranks, watch("text", "tok", text.size(), ranks), observe, replay);
 }
 
 // Measures the perplexity with --dump-routing and --replay-routing, if they are given.
-Perplexity routed_perplexity(const EvaluateOptions& options, const EvaluationText& text,
+Perplexity routed_perplexity(const TextOptions& options, const EvaluationText& text,
                              const InferenceModel& model, Collectives& ranks) {
   const int64_t num_tokens = static_cast<int64_t>(text.size()) - 1;
   ReplayWindows replay;
@@ -56,7 +63,7 @@ Perplexity routed_perplexity(const EvaluateOptions& options, const EvaluationTex
   return result;
 }
 
-ordered_json sweep_perplexity(const EvaluateOptions& options, const EvaluationText& text,
+ordered_json sweep_perplexity(const TextOptions& options, const EvaluationText& text,
                               const at::Tensor& windows_BL, InferenceModel& model, Collectives& ranks) {
   ordered_json results = ordered_json::array();
   const bool table = !options.json && ranks.rank() == 0;
@@ -74,14 +81,12 @@ ordered_json sweep_perplexity(const EvaluateOptions& options, const EvaluationTe
   return {{"sweep", std::move(results)}};
 }
 
-}  // namespace
-
-void evaluate_perplexity(const EvaluateOptions& options, Collectives& ranks) {
-  const Checkpoint checkpoint = open_shared_checkpoint(options, ranks);
+void evaluate_text(const TextOptions& options, Collectives& ranks) {
+  const Checkpoint checkpoint = open_shared_checkpoint(options, ModelType::kLanguageModel, ranks);
   InferenceModel model = load_model(options.inference, checkpoint);
   model.routing.agree = agreement(ranks);
   const ModelConfig& config = model.config.model;
-  const EvaluationText text = open_text(options, checkpoint, config);
+  const EvaluationText text = open_text(options, options.text, checkpoint, config);
   require_same_work(options, checkpoint, text.size(), ranks);
   ordered_json json;
   if (!options.sweep.empty()) {
@@ -94,6 +99,25 @@ void evaluate_perplexity(const EvaluateOptions& options, Collectives& ranks) {
     if (!options.json && ranks.rank() == 0) print_summary(checkpoint, result);
   }
   if (ranks.rank() == 0) report(options, json, "");  // the table is already printed
+}
+
+}  // namespace
+
+void add_evaluate_text(CLI::App& evaluate) {
+  auto options = std::make_shared<TextOptions>();
+  CLI::App* verb = evaluate.add_subcommand("text", "Measure the loss and perplexity of a text");
+  add_inference_options(*verb, options->inference);
+  add_text_option(*verb, options->text);
+  verb->add_option("--dump-routing", options->dump_routing,
+                   "write the experts of each token and layer to this safetensors file");
+  verb->add_option("--replay-routing", options->replay_routing,
+                   "use the experts of a --dump-routing file instead of the router's selection")
+      ->excludes(verb->get_option("--target-experts"));
+  add_sweep_option(*verb, options->sweep, {"--target-experts", "--dump-routing", "--replay-routing"});
+  add_evaluate_options(*verb, *options);
+  verb->callback([options] {
+    evaluate_on_ranks(*options, [&](Collectives& ranks) { evaluate_text(*options, ranks); });
+  });
 }
 
 }  // namespace dtopp::cli

@@ -1,8 +1,10 @@
 #include <algorithm>
+#include <memory>
 
 #include <nlohmann/json.hpp>
 
 #include "cli/evaluate.h"
+#include "cli/option_checks.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/distributed/groups/rank_agreement.h"
 #include "dtopp/eval/evaluation.h"
@@ -10,23 +12,27 @@
 namespace dtopp::cli {
 namespace {
 
+struct ImagesOptions : EvaluateOptions {
+  std::string images;  // a folder of prepared images
+  std::string dump;
+  int64_t limit = 0;  // maximum of images; 0: no limit
+};
+
 // Measures the raw parameters or their EMA. Thresholds are solved first if targets_of returns targets.
 ValidationResult measure(const EvaluateOptions& options, ParameterKind kind, DiffusionModel& model,
                          const TrainingData& data, int64_t images, Collectives& ranks) {
   model.routing.agree = agreement(ranks);
   const auto targets = targets_of(model.config, kind, options.inference.target_experts);
   if (!targets.empty()) model.routing = solve_for_images(model, data, targets);
-  const char* label = kind == ParameterKind::kRaw ? "diffusion" : "EMA";
+  const char* label = kind == ParameterKind::kRaw ? "images" : "EMA";
   return measure_diffusion(model, model.routing, data, images, options.batch_size, ranks,
                            watch(label, "images", static_cast<uint64_t>(images), ranks));
 }
 
-}  // namespace
-
-void evaluate_diffusion(const EvaluateOptions& options, Collectives& ranks) {
+void evaluate_images(const ImagesOptions& options, Collectives& ranks) {
   if (!options.dump.empty() && ranks.size() > 1)
     throw UsageError("--dump: needs a single process; omit --processes");
-  const Checkpoint checkpoint = open_shared_checkpoint(options, ranks);
+  const Checkpoint checkpoint = open_shared_checkpoint(options, ModelType::kDiffusionTransformer, ranks);
   const at::Device device = set_up_device(options.inference);
   DiffusionModel model = load_diffusion_model(checkpoint, ParameterKind::kRaw, device);
   const TrainingData data = open_evaluation_images(checkpoint, model.config, options.images);
@@ -44,6 +50,28 @@ void evaluate_diffusion(const EvaluateOptions& options, Collectives& ranks) {
     evaluation.ema = measure(options, ParameterKind::kEma, model, data, evaluation.images, ranks);
   }
   if (ranks.rank() == 0) report(options, to_json(evaluation), format_table(evaluation));
+}
+
+}  // namespace
+
+void add_evaluate_images(CLI::App& evaluate) {
+  auto options = std::make_shared<ImagesOptions>();
+  CLI::App* verb =
+      evaluate.add_subcommand("images", "Measure the loss of a diffusion transformer on held-out images");
+  add_checkpoint_options(*verb, options->inference);
+  verb->add_option("--target-experts", options->inference.target_experts,
+                   "mean number of active experts per token, for which p is solved on the first images")
+      ->check(finite_number())
+      ->check(CLI::PositiveNumber);
+  verb->add_option("--images", options->images, "folder of prepared images")->required();
+  verb->add_option("--limit", options->limit, "measure only the first LIMIT images")
+      ->check(CLI::PositiveNumber);
+  verb->add_option("--dump", options->dump,
+                   "write images, noise, t and predictions to this safetensors file");
+  add_evaluate_options(*verb, *options);
+  verb->callback([options] {
+    evaluate_on_ranks(*options, [&](Collectives& ranks) { evaluate_images(*options, ranks); });
+  });
 }
 
 }  // namespace dtopp::cli

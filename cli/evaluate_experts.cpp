@@ -1,0 +1,46 @@
+#include <memory>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/evaluate.h"
+#include "dtopp/distributed/groups/rank_agreement.h"
+#include "dtopp/eval/activation_analysis.h"
+
+namespace dtopp::cli {
+namespace {
+
+struct ExpertsOptions : EvaluateOptions {
+  std::string text;
+};
+
+void evaluate_experts(const ExpertsOptions& options, Collectives& ranks) {
+  const Checkpoint checkpoint = open_shared_checkpoint(options, ModelType::kLanguageModel, ranks);
+  InferenceModel model = load_model(options.inference, checkpoint);
+  model.routing.agree = agreement(ranks);
+  const ModelConfig& config = model.config.model;
+  const Tokenizer tokenizer = load_tokenizer(checkpoint, options.inference.tokenizer, config.vocab_size);
+  const EvaluationText text = open_text(options, options.text, checkpoint, config);
+  require_same_work(options, checkpoint, text.size(), ranks);
+  meet_target(model, options.inference, checkpoint, &text);
+  std::vector<int64_t> ids(text.size());
+  text.read(0, ids);
+  const ActivationAnalysis analysis =
+      analyze_activations(model, ids, find_token_kinds(ids, tokenizer, config.sequence_length),
+                          options.batch_size, ranks, watch("experts", "tok", ids.size(), ranks));
+  if (ranks.rank() == 0) report(options, to_json(analysis, model), format_table(analysis));
+}
+
+}  // namespace
+
+void add_evaluate_experts(CLI::App& evaluate) {
+  auto options = std::make_shared<ExpertsOptions>();
+  CLI::App* verb = evaluate.add_subcommand("experts", "Measure which experts the tokens of a text activate");
+  add_inference_options(*verb, options->inference);
+  add_text_option(*verb, options->text);
+  add_evaluate_options(*verb, *options);
+  verb->callback([options] {
+    evaluate_on_ranks(*options, [&](Collectives& ranks) { evaluate_experts(*options, ranks); });
+  });
+}
+
+}  // namespace dtopp::cli
