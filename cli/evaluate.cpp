@@ -32,7 +32,10 @@ void add_evaluate(CLI::App& app) {
 }
 
 void add_evaluate_options(CLI::App& verb, EvaluateOptions& options) {
-  verb.add_option("--output", options.output, "also write the results to this JSON file");
+  verb.add_option(
+      "--output", options.output,
+      "also write the results to this JSON file; in a folder, to a file that is named for the checkpoint's "
+      "step");
   verb.add_option("--batch-size", options.batch_size, "sequences or images per batch")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
@@ -109,8 +112,28 @@ EvaluationText open_text(const EvaluateOptions& options, const std::string& path
           [&] { return load_tokenizer(checkpoint, options.inference.tokenizer, config.vocab_size); }};
 }
 
-void report(const EvaluateOptions& options, const nlohmann::ordered_json& json, const std::string& table) {
-  if (!options.output.empty()) write_file_atomically(options.output, dump_json(json, 2) + "\n");
+EvaluatedModel evaluated_model(const EvaluateOptions& options, const Checkpoint& checkpoint,
+                               const RoutingInputs& routing) {
+  EvaluatedModel model{checkpoint.state().step, options.inference.target_experts};
+  for (const at::Tensor& threshold : routing.threshold) model.p.push_back(threshold.item<double>());
+  return model;
+}
+
+std::filesystem::path output_file(const EvaluateOptions& options, const std::string& kind,
+                                  const EvaluatedModel& model, const Collectives& ranks) {
+  if (options.output.empty() || ranks.rank() > 0) return {};
+  return results_file(options.output, kind, model);
+}
+
+nlohmann::ordered_json labeled(const EvaluatedModel& model, const nlohmann::ordered_json& results) {
+  nlohmann::ordered_json json = to_json(model);
+  json.update(results);
+  return json;
+}
+
+void report(const EvaluateOptions& options, const std::filesystem::path& file,
+            const nlohmann::ordered_json& json, const std::string& table) {
+  if (!file.empty()) write_file_atomically(file, dump_json(json, 2) + "\n");
   std::printf("%s", options.json ? (dump_json(json) + "\n").c_str() : table.c_str());
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <string>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "cli/inference.h"
 #include "dtopp/distributed/collectives/collectives.h"
 #include "dtopp/inference/shared_batches.h"
+#include "dtopp/tasks/evaluation_files.h"
 
 namespace dtopp::cli {
 
@@ -57,8 +59,21 @@ BatchHooks watch(const char* label, const char* unit, uint64_t total, const Coll
 EvaluationText open_text(const EvaluateOptions& options, const std::string& path,
                          const Checkpoint& checkpoint, const ModelConfig& config);
 
-// Writes the results to --output, if it is given, and prints them as JSON (--json) or as the table. Only rank
-// 0 calls it.
-void report(const EvaluateOptions& options, const nlohmann::ordered_json& json, const std::string& table);
+// Returns the checkpoint's step, --target-experts and the thresholds p of `routing`, which label results.
+EvaluatedModel evaluated_model(const EvaluateOptions& options, const Checkpoint& checkpoint,
+                               const RoutingInputs& routing);
+
+// Returns the file for results of `kind` (see results_file); empty without --output and on other ranks than
+// rank 0.
+std::filesystem::path output_file(const EvaluateOptions& options, const std::string& kind,
+                                  const EvaluatedModel& model, const Collectives& ranks);
+
+// Returns the members of `model` and `results` as one object.
+nlohmann::ordered_json labeled(const EvaluatedModel& model, const nlohmann::ordered_json& results);
+
+// Writes the results to `file`, unless its name is empty, and prints them as JSON (--json) or as the table.
+// Only rank 0 calls it.
+void report(const EvaluateOptions& options, const std::filesystem::path& file,
+            const nlohmann::ordered_json& json, const std::string& table);
 
 }  // namespace dtopp::cli

@@ -22,12 +22,15 @@ void evaluate_experts(const ExpertsOptions& options, Collectives& ranks) {
   const EvaluationText text = open_text(options, options.text, checkpoint, config);
   require_same_work(options, checkpoint, text.size(), ranks);
   meet_target(model, options.inference, checkpoint, &text);
+  const EvaluatedModel evaluated = evaluated_model(options, checkpoint, model.routing);
+  const std::filesystem::path file = output_file(options, "experts", evaluated, ranks);
   std::vector<int64_t> ids(text.size());
   text.read(0, ids);
   const ActivationAnalysis analysis =
       analyze_activations(model, ids, find_token_kinds(ids, tokenizer, config.sequence_length),
                           options.batch_size, ranks, watch("experts", "tok", ids.size(), ranks));
-  if (ranks.rank() == 0) report(options, to_json(analysis, model), format_table(analysis));
+  if (ranks.rank() == 0)
+    report(options, file, labeled(evaluated, to_json(analysis, model)), format_table(analysis));
 }
 
 }  // namespace

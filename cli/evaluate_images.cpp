@@ -41,7 +41,10 @@ void evaluate_images(const ImagesOptions& options, Collectives& ranks) {
   evaluation.images = options.limit > 0 ? std::min(options.limit, all) : all;
   require_same_work(options, checkpoint, {{"images", evaluation.images}, {"hash", data.content_hashes}},
                     ranks);
+  const std::filesystem::path file =
+      output_file(options, "images", evaluated_model(options, checkpoint, {}), ranks);
   evaluation.raw = measure(options, ParameterKind::kRaw, model, data, evaluation.images, ranks);
+  const EvaluatedModel evaluated = evaluated_model(options, checkpoint, model.routing);
   if (!options.dump.empty())
     dump_predictions(model, data, evaluation.images, options.batch_size, options.dump,
                      watch("dump", "images", static_cast<uint64_t>(evaluation.images), ranks));
@@ -49,7 +52,8 @@ void evaluate_images(const ImagesOptions& options, Collectives& ranks) {
     model = load_diffusion_model(checkpoint, ParameterKind::kEma, device);
     evaluation.ema = measure(options, ParameterKind::kEma, model, data, evaluation.images, ranks);
   }
-  if (ranks.rank() == 0) report(options, to_json(evaluation), format_table(evaluation));
+  if (ranks.rank() == 0)
+    report(options, file, labeled(evaluated, to_json(evaluation)), format_table(evaluation));
 }
 
 }  // namespace

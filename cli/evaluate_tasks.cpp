@@ -62,7 +62,7 @@ void print_counts(const std::vector<TaskRequests>& prepared) {
 void report_prompts(const TasksOptions& options, const std::vector<TaskRequests>& prepared) {
   if (!options.dump.empty())
     write_file_atomically(options.dump, [&](OutputFile& file) { write_prompts(file, prepared); });
-  report(options, {{"tasks", all_counts(prepared)}}, "");
+  report(options, options.output, {{"tasks", all_counts(prepared)}}, "");
   if (!options.json) print_counts(prepared);
 }
 
@@ -104,7 +104,9 @@ std::vector<TaskResult> measure(const TaskEvaluation& evaluation, KeptResults& k
 void evaluate_once(TaskEvaluation& evaluation) {
   const TasksOptions& options = evaluation.options;
   meet_target(evaluation.model, options.inference, evaluation.checkpoint);
-  KeptResults kept = evaluation.results_kept_for(options.output.empty() ? options.dump : options.output);
+  const EvaluatedModel evaluated = evaluated_model(options, evaluation.checkpoint, evaluation.model.routing);
+  const std::filesystem::path file = output_file(options, "tasks", evaluated, evaluation.ranks);
+  KeptResults kept = evaluation.results_kept_for(file.empty() ? options.dump : file.string());
   const auto results = measure(evaluation, kept);
   if (!evaluation.first_rank()) return;
   if (!options.dump.empty()) {
@@ -118,7 +120,7 @@ void evaluate_once(TaskEvaluation& evaluation) {
                           results, left_out,
                           describe_model(evaluation.model.config, evaluation.checkpoint.state().tokens))
                     : format_table(results, left_out);
-  report(options, to_json(results, left_out), format_categories(results) + table);
+  report(options, file, labeled(evaluated, to_json(results, left_out)), format_categories(results) + table);
   kept.remove();
 }
 
@@ -127,17 +129,20 @@ void sweep(TaskEvaluation& evaluation) {
   const TasksOptions& options = evaluation.options;
   InferenceModel& model = evaluation.model;
   const at::Tensor windows_BL = target_windows(options.inference, evaluation.checkpoint, model.config.model);
+  const EvaluatedModel evaluated{evaluation.checkpoint.state().step};
+  const std::filesystem::path file = output_file(options, "tasks-sweep", evaluated, evaluation.ranks);
   std::vector<BudgetResult> budgets;
   std::vector<KeptResults> kept;
   for (const double target : options.sweep) {
     model.routing = solve_thresholds(model, windows_BL, target);
     std::ostringstream name;
-    if (!options.output.empty()) name << options.output << "." << target;
+    if (!file.empty()) name << file.string() << "." << target;
     kept.push_back(evaluation.results_kept_for(name.str()));
     budgets.push_back({target, measure(evaluation, kept.back())});
   }
   if (!evaluation.first_rank()) return;
-  report(options, to_json(budgets, evaluation.left_out), format_table(budgets, evaluation.left_out));
+  report(options, file, labeled(evaluated, to_json(budgets, evaluation.left_out)),
+         format_table(budgets, evaluation.left_out));
   for (const KeptResults& one : kept) one.remove();
 }
 

@@ -89,16 +89,21 @@ void evaluate_text(const TextOptions& options, Collectives& ranks) {
   const EvaluationText text = open_text(options, options.text, checkpoint, config);
   require_same_work(options, checkpoint, text.size(), ranks);
   ordered_json json;
+  EvaluatedModel evaluated{checkpoint.state().step};
+  std::filesystem::path file;
   if (!options.sweep.empty()) {
+    file = output_file(options, "text-sweep", evaluated, ranks);
     const at::Tensor windows_BL = target_windows(options.inference, checkpoint, config, &text);
     json = sweep_perplexity(options, text, windows_BL, model, ranks);
   } else {
     meet_target(model, options.inference, checkpoint, &text);
+    if (options.replay_routing.empty()) evaluated = evaluated_model(options, checkpoint, model.routing);
+    file = output_file(options, "text", evaluated, ranks);
     const Perplexity result = routed_perplexity(options, text, model, ranks);
     json = perplexity_json(result);
     if (!options.json && ranks.rank() == 0) print_summary(checkpoint, result);
   }
-  if (ranks.rank() == 0) report(options, json, "");  // the table is already printed
+  if (ranks.rank() == 0) report(options, file, labeled(evaluated, json), "");  // the table is already printed
 }
 
 }  // namespace

@@ -59,7 +59,12 @@ void serve(ReportOptions options) {
 
 void write(const ReportOptions& options) {
   if (options.paths.empty()) throw UsageError("report: no run is given; name a run or a study");
-  write_report(read_report_input(paths_of(options), find_run_cost), options.output);
+  const ReportInput input = read_report_input(paths_of(options), find_run_cost);
+  for (const ReportRun& run : input.runs) {
+    for (const std::string& line : run.evaluations.skipped)
+      std::fprintf(stderr, "dtopp: warning: %s\n", line.c_str());
+  }
+  write_report(input, options.output);
   std::printf("%s\n", options.output.c_str());
 }
 

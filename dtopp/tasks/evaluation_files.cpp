@@ -1,12 +1,15 @@
 #include "dtopp/tasks/evaluation_files.h"
 
 #include <algorithm>
+#include <cstdio>
+#include <optional>
 
 #include <nlohmann/json.hpp>
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/json.h"
+#include "dtopp/base/path_kind.h"
 
 namespace dtopp {
 namespace {
@@ -14,53 +17,102 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-void read_tasks(const Json& tasks, Evaluations& evaluations) {
-  for (const auto& [name, task] : tasks.items())
-    evaluations.tasks[name] = {task.at("accuracy").get<double>(), task.at("stderr").get<double>()};
+constexpr uint64_t kMaxBytes = uint64_t{1} << 28;
+
+std::string shortest(double number) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%g", number);
+  return text;
 }
 
-void read_activations(const Json& json, Evaluations& evaluations) {
-  evaluations.layers.clear();
-  evaluations.kinds.clear();
+EvaluatedModel read_model(const Json& json) {
+  return {json.at("step").get<int64_t>(), json.value("target_experts", 0.0),
+          json.value("p", std::vector<double>())};
+}
+
+// Returns the model of the results in `file`; nullopt if it holds none.
+std::optional<EvaluatedModel> stored_model(const fs::path& file) {
+  if (path_kind(file) != PathKind::kFile) return std::nullopt;
+  const Json json = parse_json(read_file(file, kMaxBytes));
+  try {
+    return read_model(json);
+  } catch (const Json::exception&) {  // NOLINT: not a file of results
+    return std::nullopt;
+  }
+}
+
+void read_tasks(const Json& tasks, Evaluation& evaluation) {
+  for (const auto& [name, task] : tasks.items())
+    evaluation.tasks[name] = {task.at("accuracy").get<double>(), task.at("stderr").get<double>()};
+}
+
+void read_activations(const Json& json, Evaluation& evaluation) {
+  evaluation.layers.clear();
+  evaluation.kinds.clear();
   for (const Json& layer : json.at("layers"))
-    evaluations.layers.push_back({layer.at("histogram"), layer.at("expert_load")});
+    evaluation.layers.push_back({layer.at("histogram"), layer.at("expert_load")});
   for (const auto& [by, kinds] : json.at("tokens_by").items()) {
     for (const Json& kind : kinds)
-      evaluations.kinds.push_back(
+      evaluation.kinds.push_back(
           {by, kind.at("kind"), kind.at("tokens"), kind.at("mean"), kind.at("deviation")});
   }
 }
 
-void read_sweep(const Json& sweep, Evaluations& evaluations) {
+void read_sweep(const Json& sweep, Evaluation& evaluation) {
   for (const Json& point : sweep) {
     const double target = point.at("target_experts");
     if (point.contains("nll"))
-      evaluations.loss_sweep.push_back({point.value("active_experts", target), point.at("nll")});
+      evaluation.loss_sweep.push_back({point.value("active_experts", target), point.at("nll")});
     else
-      evaluations.accuracy_sweep.push_back({target, point.at("average")});
+      evaluation.accuracy_sweep.push_back({target, point.at("average")});
   }
   const auto by_experts = [](const SweepPoint& a, const SweepPoint& b) { return a.experts < b.experts; };
-  std::ranges::sort(evaluations.loss_sweep, by_experts);
-  std::ranges::sort(evaluations.accuracy_sweep, by_experts);
+  std::ranges::sort(evaluation.loss_sweep, by_experts);
+  std::ranges::sort(evaluation.accuracy_sweep, by_experts);
 }
 
-void read_one(const fs::path& file, Evaluations& evaluations) {
-  const Json json = parse_json(read_file(file, uint64_t{1} << 28));
-  if (json.is_discarded()) throw DataError(file.string() + ": invalid JSON");
-  if (!json.is_object()) return;
-  try {
-    if (json.contains("tasks") && json.contains("average"))
-      read_tasks(json["tasks"], evaluations);
-    else if (json.contains("layers") && json.contains("tokens_by"))
-      read_activations(json, evaluations);
-    else if (json.contains("sweep"))
-      read_sweep(json["sweep"], evaluations);
-  } catch (const Json::exception& error) {
-    throw DataError(file.string() + ": is not a file of `dtopp evaluate --output`: " + error.what());
-  }
+void read_one(const Json& json, std::map<EvaluatedModel, Evaluation>& by_model) {
+  const bool tasks = json.contains("tasks") && json.contains("average");
+  const bool activations = json.contains("layers") && json.contains("tokens_by");
+  if (!tasks && !activations && !json.contains("sweep")) return;
+  const EvaluatedModel model = read_model(json);
+  const auto found = by_model.find(model);
+  Evaluation evaluation = found == by_model.end() ? Evaluation() : found->second;
+  if (tasks)
+    read_tasks(json["tasks"], evaluation);
+  else if (activations)
+    read_activations(json, evaluation);
+  else
+    read_sweep(json["sweep"], evaluation);
+  by_model[model] = std::move(evaluation);  // only complete files count
 }
 
 }  // namespace
+
+nlohmann::ordered_json to_json(const EvaluatedModel& model) {
+  nlohmann::ordered_json json = {{"step", model.step}};
+  if (model.target_experts > 0) json["target_experts"] = model.target_experts;
+  if (!model.p.empty()) json["p"] = model.p;
+  return json;
+}
+
+std::string label_of(const EvaluatedModel& model) {
+  const std::string step = "step " + std::to_string(model.step);
+  return model.target_experts > 0 ? step + ", " + shortest(model.target_experts) + " experts" : step;
+}
+
+fs::path results_file(const fs::path& output, const std::string& kind, const EvaluatedModel& model) {
+  if (output.has_filename() && path_kind(output) != PathKind::kDirectory) {
+    const auto stored = stored_model(output);
+    if (!stored || *stored == model) return output;
+    throw UsageError(output.string() + ": holds the results of " + label_of(*stored) + ", but these are of " +
+                     label_of(model) + "; name another file, or a folder");
+  }
+  char step[32];
+  std::snprintf(step, sizeof step, "-step-%08lld", static_cast<long long>(model.step));
+  const std::string experts = model.target_experts > 0 ? "-experts-" + shortest(model.target_experts) : "";
+  return output / (kind + step + experts + ".json");
+}
 
 Evaluations read_evaluations(const fs::path& run) {
   std::vector<fs::path> files;
@@ -69,7 +121,19 @@ Evaluations read_evaluations(const fs::path& run) {
   }
   std::ranges::sort(files);
   Evaluations evaluations;
-  for (const fs::path& file : files) read_one(file, evaluations);
+  for (const fs::path& file : files) {
+    try {
+      const Json json = parse_json(read_file(file, kMaxBytes));
+      if (json.is_discarded()) throw DataError(file.string() + ": invalid JSON");
+      if (json.is_object()) read_one(json, evaluations.by_model);
+    } catch (const DataError& error) {
+      evaluations.skipped.push_back(std::string(error.what()) + "; skipped");
+    } catch (const Json::exception& error) {
+      evaluations.skipped.push_back(file.string() +
+                                    ": is not a complete file of `dtopp evaluate --output`: " + error.what() +
+                                    "; skipped");
+    }
+  }
   return evaluations;
 }
 

@@ -1,14 +1,45 @@
 // Reads the result files that `dtopp evaluate --output` has written into a run's folder.
 #pragma once
 
+#include <compare>
+#include <cstdint>
 #include <filesystem>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
+
+#include <nlohmann/json_fwd.hpp>
 
 namespace dtopp {
 
-// Results of `evaluate --output` files in the run's folder, by kind.
+// The checkpoint and the budget that results belong to.
+struct EvaluatedModel {
+  int64_t step = 0;            // of the checkpoint
+  double target_experts = 0;   // active experts per token that p was solved for; 0: the checkpoint's own p
+  std::vector<double> p = {};  // thresholds by layer; empty if the routing has none
+
+  // p follows from the checkpoint and the target.
+  auto operator<=>(const EvaluatedModel& other) const {
+    return std::pair(step, target_experts) <=> std::pair(other.step, other.target_experts);
+  }
+  bool operator==(const EvaluatedModel& other) const { return (*this <=> other) == 0; }
+};
+
+// {"step", "target_experts", "p"}; the last two are missing if there is none.
+nlohmann::ordered_json to_json(const EvaluatedModel& model);
+
+// "step 512", or "step 512, 4 experts" for a target.
+std::string label_of(const EvaluatedModel& model);
+
+// Returns the file for results of `kind` ("tasks", "text", …). If `output` is a folder, it is
+// `output`/tasks-step-00000512.json, with "-experts-4" for a target; otherwise it is `output`.
+//
+// Throws: UsageError if the file holds results of another checkpoint or budget
+std::filesystem::path results_file(const std::filesystem::path& output, const std::string& kind,
+                                   const EvaluatedModel& model);
+
+// Results of `evaluate --output` files for one checkpoint and budget, by kind.
 struct TaskScore {
   double accuracy = 0, standard_error = 0;  // fractions of 1
 };
@@ -23,13 +54,18 @@ struct KindOfTokens {
 struct SweepPoint {
   double experts = 0, value = 0;  // value: nll in nats per token, or the average accuracy
 };
-struct Evaluations {
+struct Evaluation {
   std::map<std::string, TaskScore> tasks;
   std::vector<LayerActivations> layers;
   std::vector<KindOfTokens> kinds;
   std::vector<SweepPoint> loss_sweep, accuracy_sweep;
 };
-// Reads all *.json files in `run` and ignores JSON of other kinds. Throws DataError if a file is invalid or
+
+struct Evaluations {
+  std::map<EvaluatedModel, Evaluation> by_model;
+  std::vector<std::string> skipped;  // one line per file that could not be read
+};
+// Reads all *.json files in `run` and ignores JSON of other kinds. Skips files that are damaged or
 // incomplete.
 Evaluations read_evaluations(const std::filesystem::path& run);
 

@@ -22,10 +22,11 @@ std::vector<double> shares(std::vector<double> counts) {
 }
 
 // Returns a map with one row per layer and the x values 0, 1, ….
-ReportHeatMap map_of(RunDrawing& drawing, size_t run, const std::string& key, const std::string& title,
-                     const std::string& own_x, const std::vector<std::vector<double>>& rows) {
-  ReportHeatMap map{title, "layer", static_cast<int>(run)};
-  const std::string column = std::to_string(run) + " measured " + key;
+ReportHeatMap map_of(RunDrawing& drawing, size_t run, const std::string& label, const std::string& key,
+                     const std::string& title, const std::string& own_x,
+                     const std::vector<std::vector<double>>& rows) {
+  ReportHeatMap map{title + ", " + label, "layer", static_cast<int>(run)};
+  const std::string column = std::to_string(run) + " measured " + key + " " + label;
   map.own_x = own_x;
   map.x = drawing.columns.add_exact(column + " x", counted(rows.at(0).size()));
   for (size_t layer = 0; layer < rows.size(); ++layer) {
@@ -35,8 +36,8 @@ ReportHeatMap map_of(RunDrawing& drawing, size_t run, const std::string& key, co
   return map;
 }
 
-ReportTable kinds_table(const std::vector<KindOfTokens>& kinds) {
-  ReportTable table{"Experts by kind of token",
+ReportTable kinds_table(const std::string& label, const std::vector<KindOfTokens>& kinds) {
+  ReportTable table{"Experts by kind of token, " + label,
                     {"kind", "by", "tokens", "experts per token", "standard deviation"}};
   for (const KindOfTokens& kind : kinds) {
     table.rows.push_back({kind.kind, kind.by, whole(static_cast<int64_t>(kind.tokens)), fixed(kind.mean, 3),
@@ -49,19 +50,21 @@ ReportTable kinds_table(const std::vector<KindOfTokens>& kinds) {
 
 std::vector<ReportBlock> activation_blocks(RunDrawing& drawing, size_t run) {
   std::vector<ReportBlock> blocks;
-  const Evaluations& measured = drawing.input.runs[run].evaluations;
-  if (!measured.layers.empty()) {
-    std::vector<std::vector<double>> loads, histograms;
-    for (const LayerActivations& layer : measured.layers) {
-      loads.push_back(layer.expert_load);
-      histograms.push_back(shares(layer.histogram));
+  for (const auto& [model, measured] : drawing.input.runs[run].evaluations.by_model) {
+    const std::string label = label_of(model);
+    if (!measured.layers.empty()) {
+      std::vector<std::vector<double>> loads, histograms;
+      for (const LayerActivations& layer : measured.layers) {
+        loads.push_back(layer.expert_load);
+        histograms.push_back(shares(layer.histogram));
+      }
+      blocks.push_back({map_of(drawing, run, label, "load", "Share of tokens that selected each expert",
+                               "expert", loads)});
+      blocks.push_back({map_of(drawing, run, label, "histogram", "Share of tokens by their number of experts",
+                               "experts per token", histograms)});
     }
-    blocks.push_back(
-        {map_of(drawing, run, "load", "Share of tokens that selected each expert", "expert", loads)});
-    blocks.push_back({map_of(drawing, run, "histogram", "Share of tokens by their number of experts",
-                             "experts per token", histograms)});
+    if (!measured.kinds.empty()) blocks.push_back({kinds_table(label, measured.kinds)});
   }
-  if (!measured.kinds.empty()) blocks.push_back({kinds_table(measured.kinds)});
   return blocks;
 }
 

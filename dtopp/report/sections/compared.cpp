@@ -54,19 +54,38 @@ std::vector<std::string> tasks_of(const ReportInput& input) {
       if (metric.starts_with(kTask) && metric.ends_with(kAccuracy))
         names.insert(metric.substr(kTask.size(), metric.size() - kTask.size() - kAccuracy.size()));
     }
-    for (const auto& [name, score] : run.evaluations.tasks) names.insert(name);
+    for (const auto& [model, evaluation] : run.evaluations.by_model) {
+      for (const auto& [name, score] : evaluation.tasks) names.insert(name);
+    }
   }
   return {names.begin(), names.end()};
 }
 
-// Returns the accuracy in percent: that of `evaluate`, or else that of the last validation.
-std::string score_of(const ReportRun& run, const std::string& task) {
-  const auto score = run.evaluations.tasks.find(task);
-  if (score != run.evaluations.tasks.end())
-    return fixed(100 * score->second.accuracy, 1) + " ± " +
-           fixed(100 * 1.959964 * score->second.standard_error, 1);
-  const Series* series = find_series(run, std::string(kTask) + task + std::string(kAccuracy));
-  return series != nullptr ? fixed(100 * last_value(*series), 1) : "–";
+// A column of accuracies in percent; tasks that were not measured are missing.
+struct Scores {
+  std::string head;
+  std::map<std::string, std::string> by_task;
+};
+
+// Returns the accuracies of a run: one column per evaluated checkpoint and budget, then the last validation.
+std::vector<Scores> scores_of(const ReportRun& run, const std::vector<std::string>& tasks) {
+  std::vector<Scores> columns;
+  for (const auto& [model, evaluation] : run.evaluations.by_model) {
+    Scores column{run.name + ", " + label_of(model), {}};
+    for (const auto& [task, score] : evaluation.tasks)
+      column.by_task[task] =
+          fixed(100 * score.accuracy, 1) + " ± " + fixed(100 * 1.959964 * score.standard_error, 1);
+    if (!column.by_task.empty()) columns.push_back(std::move(column));
+  }
+  Scores validation;
+  for (const std::string& task : tasks) {
+    const Series* series = find_series(run, std::string(kTask) + task + std::string(kAccuracy));
+    if (series == nullptr) continue;
+    validation.head = run.name + ", validation at step " + whole(series->steps.back());
+    validation.by_task[task] = fixed(100 * last_value(*series), 1);
+  }
+  if (!validation.by_task.empty()) columns.push_back(std::move(validation));
+  return columns;
 }
 
 std::string paper_score(const std::string& task, size_t model) {
@@ -79,18 +98,24 @@ std::string paper_score(const std::string& task, size_t model) {
 
 ReportTable benchmark_table(const ReportInput& input, const std::vector<std::string>& tasks) {
   ReportTable table{"Benchmarks, accuracy in percent", {"task"}};
-  for (const ReportRun& run : input.runs) table.head.push_back(run.name);
+  std::vector<Scores> columns;
+  for (const ReportRun& run : input.runs)
+    std::ranges::move(scores_of(run, tasks), std::back_inserter(columns));
+  for (const Scores& column : columns) table.head.push_back(column.head);
   for (const std::string_view model : kPaperModels) table.head.push_back("paper: " + std::string(model));
   for (const std::string& task : tasks) {
     std::vector<ReportCell> row = {task};
-    for (const ReportRun& run : input.runs) row.push_back(score_of(run, task));
+    for (const Scores& column : columns) {
+      const auto score = column.by_task.find(task);
+      row.push_back(score == column.by_task.end() ? "–" : score->second);
+    }
     for (size_t model = 0; model < kPaperModels.size(); ++model) row.push_back(paper_score(task, model));
     table.rows.push_back(std::move(row));
   }
   table.note =
-      "With ±: from `dtopp evaluate`, 95 % interval over items (1.96 standard errors). Without: from the "
-      "last "
-      "validation, over validation.task_limit items. Paper: " +
+      "With ±: from `dtopp evaluate tasks`, 95 % interval over items (1.96 standard errors). Without: from "
+      "the "
+      "last validation, over validation.task_limit items. Paper: " +
       std::string(kPaperSetting) + ".";
   return table;
 }

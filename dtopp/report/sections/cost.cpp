@@ -78,22 +78,24 @@ ReportChart memory_chart(RunDrawing& drawing) {
 
 // Returns a chart of measured sweeps over the number of active experts.
 ReportChart sweep_chart(RunDrawing& drawing, const char* title, const char* unit,
-                        std::vector<SweepPoint> Evaluations::*sweep) {
+                        std::vector<SweepPoint> Evaluation::*sweep) {
   ReportChart chart{title, unit};
   chart.own_x = "active experts per token";
   for (size_t run = 0; run < drawing.input.runs.size(); ++run) {
-    std::vector<double> x, y;
-    for (const SweepPoint& point : drawing.input.runs[run].evaluations.*sweep) {
-      x.push_back(point.experts);
-      y.push_back(point.value);
+    for (const auto& [model, evaluation] : drawing.input.runs[run].evaluations.by_model) {
+      std::vector<double> x, y;
+      for (const SweepPoint& point : evaluation.*sweep) {
+        x.push_back(point.experts);
+        y.push_back(point.value);
+      }
+      if (x.empty()) continue;
+      const std::string column = std::to_string(run) + " sweep " + title + " " + label_of(model);
+      ReportLine line{static_cast<int>(run), label_of(model)};
+      line.x = drawing.columns.add_exact(column + " x", x);
+      line.y = drawing.columns.add(column, y);
+      line.marks = true;
+      chart.lines.push_back(std::move(line));
     }
-    if (x.empty()) continue;
-    const std::string column = std::to_string(run) + " sweep " + title;
-    ReportLine line{static_cast<int>(run), ""};
-    line.x = drawing.columns.add_exact(column + " x", x);
-    line.y = drawing.columns.add(column, y);
-    line.marks = true;
-    chart.lines.push_back(std::move(line));
   }
   return chart;
 }
@@ -133,9 +135,9 @@ std::optional<ReportSection> cost_section(RunDrawing& drawing) {
                     std::back_inserter(waiting.lines));
   add(std::move(waiting));
   add(sweep_chart(drawing, "Loss at other budgets, from one checkpoint", "nats per token",
-                  &Evaluations::loss_sweep));
+                  &Evaluation::loss_sweep));
   add(sweep_chart(drawing, "Accuracy at other budgets, from one checkpoint", "average over tasks",
-                  &Evaluations::accuracy_sweep));
+                  &Evaluation::accuracy_sweep));
   return section;
 }
 

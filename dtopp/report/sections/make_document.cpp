@@ -82,6 +82,8 @@ ReportDocument make_document(const ReportInput& input, Columns& columns) {
   for (const auto make : {learned_section, budget_section, experts_section, cost_section, compared_section}) {
     if (auto section = make(drawing)) document.sections.push_back(std::move(*section));
   }
+  for (const ReportRun& run : input.runs)
+    std::ranges::copy(run.evaluations.skipped, std::back_inserter(document.notes));
   const bool has_flops =
       std::ranges::any_of(input.runs, [](const ReportRun& run) { return run.cost.has_value(); });
   if (has_flops)
