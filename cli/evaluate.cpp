@@ -2,20 +2,17 @@
 
 #include <cstdio>
 #include <cstdlib>
-#include <memory>
 
 #include <nlohmann/json.hpp>
 
 #include "cli/option_checks.h"
 #include "cli/ranks.h"
-#include "cli/stop_signals.h"
 #include "cli/verbs.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/hash.h"
 #include "dtopp/base/json.h"
 #include "dtopp/base/manifest.h"
-#include "dtopp/base/progress.h"
 #include "dtopp/device/compute_device.h"
 #include "dtopp/distributed/groups/rank_agreement.h"
 
@@ -100,16 +97,10 @@ void require_same_work(const EvaluateOptions& options, const Checkpoint& checkpo
                                               "with the same checkpoint, data and options");
 }
 
-BatchHooks watch(const char* label, const char* unit, uint64_t total, const Collectives& ranks) {
-  if (ranks.rank() > 0) return {[](uint64_t /*done*/) {}, stop_requested};
-  const auto bar = std::make_shared<ProgressBar>(label, unit, total);
-  return {[bar](uint64_t done) { bar->update(done); }, stop_requested};
-}
-
 EvaluationText open_text(const EvaluateOptions& options, const std::string& path,
                          const Checkpoint& checkpoint, const ModelConfig& config) {
-  return {path, config.vocab_size,
-          [&] { return load_tokenizer(checkpoint, options.inference.tokenizer, config.vocab_size); }};
+  if (is_token_data(path)) return {path, config.vocab_size};
+  return {path, load_tokenizer(checkpoint, options.inference.tokenizer, config.vocab_size)};
 }
 
 EvaluatedModel evaluated_model(const EvaluateOptions& options, const Checkpoint& checkpoint,

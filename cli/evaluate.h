@@ -9,9 +9,9 @@
 
 #include <nlohmann/json_fwd.hpp>
 
+#include "cli/console_watch.h"
 #include "cli/inference.h"
 #include "dtopp/distributed/collectives/collectives.h"
-#include "dtopp/inference/shared_batches.h"
 #include "dtopp/tasks/evaluation_files.h"
 
 namespace dtopp::cli {
@@ -50,10 +50,6 @@ Checkpoint open_shared_checkpoint(const EvaluateOptions& options, ModelType type
 // Throws RanksDiffer if a rank's checkpoint, batch size or `amount` of data differs from that of rank 0.
 void require_same_work(const EvaluateOptions& options, const Checkpoint& checkpoint,
                        const nlohmann::ordered_json& amount, Collectives& ranks);
-
-// Returns hooks that stop on a signal. On rank 0 they also draw the progress of all ranks towards `total`
-// units.
-BatchHooks watch(const char* label, const char* unit, uint64_t total, const Collectives& ranks);
 
 // Opens the text in `path`. Plain text is encoded with the checkpoint's tokenizer.
 EvaluationText open_text(const EvaluateOptions& options, const std::string& path,

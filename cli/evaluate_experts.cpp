@@ -26,9 +26,11 @@ void evaluate_experts(const ExpertsOptions& options, Collectives& ranks) {
   const std::filesystem::path file = output_file(options, "experts", evaluated, ranks);
   std::vector<int64_t> ids(text.size());
   text.read(0, ids);
+  ConsoleWatch watch(ranks);
+  watch.begin("experts", "tok", text.size());
   const ActivationAnalysis analysis =
-      analyze_activations(model, ids, find_token_kinds(ids, tokenizer, config.sequence_length),
-                          options.batch_size, ranks, watch("experts", "tok", ids.size(), ranks));
+      analyze_activations(model, text, find_token_kinds(ids, tokenizer, config.sequence_length),
+                          options.batch_size, ranks, watch);
   if (ranks.rank() == 0)
     report(options, file, labeled(evaluated, to_json(analysis, model)), format_table(analysis));
 }

@@ -24,9 +24,9 @@ ValidationResult measure(const EvaluateOptions& options, ParameterKind kind, Dif
   model.routing.agree = agreement(ranks);
   const auto targets = targets_of(model.config, kind, options.inference.target_experts);
   if (!targets.empty()) model.routing = solve_for_images(model, data, targets);
-  const char* label = kind == ParameterKind::kRaw ? "images" : "EMA";
-  return measure_diffusion(model, model.routing, data, images, options.batch_size, ranks,
-                           watch(label, "images", static_cast<uint64_t>(images), ranks));
+  ConsoleWatch watch(ranks);
+  watch.begin(kind == ParameterKind::kRaw ? "images" : "EMA", "images", static_cast<uint64_t>(images));
+  return measure_diffusion(model, model.routing, data, images, options.batch_size, ranks, watch);
 }
 
 void evaluate_images(const ImagesOptions& options, Collectives& ranks) {
@@ -45,9 +45,11 @@ void evaluate_images(const ImagesOptions& options, Collectives& ranks) {
       output_file(options, "images", evaluated_model(options, checkpoint, {}), ranks);
   evaluation.raw = measure(options, ParameterKind::kRaw, model, data, evaluation.images, ranks);
   const EvaluatedModel evaluated = evaluated_model(options, checkpoint, model.routing);
-  if (!options.dump.empty())
-    dump_predictions(model, data, evaluation.images, options.batch_size, options.dump,
-                     watch("dump", "images", static_cast<uint64_t>(evaluation.images), ranks));
+  if (!options.dump.empty()) {
+    ConsoleWatch watch(ranks);
+    watch.begin("dump", "images", static_cast<uint64_t>(evaluation.images));
+    dump_predictions(model, data, evaluation.images, options.batch_size, options.dump, watch);
+  }
   if (model.config.diffusion.ema_decay != 0) {
     model = load_diffusion_model(checkpoint, ParameterKind::kEma, device);
     evaluation.ema = measure(options, ParameterKind::kEma, model, data, evaluation.images, ranks);

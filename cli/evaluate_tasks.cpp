@@ -9,11 +9,8 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/evaluate.h"
-#include "cli/standard_streams.h"
-#include "cli/stop_signals.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
-#include "dtopp/base/progress.h"
 #include "dtopp/distributed/groups/rank_agreement.h"
 #include "dtopp/eval/task_run.h"
 #include "dtopp/inference/expert_budget.h"
@@ -85,20 +82,10 @@ struct TaskEvaluation {
 };
 
 std::vector<TaskResult> measure(const TaskEvaluation& evaluation, KeptResults& kept) {
-  std::unique_ptr<ProgressBar> bar;
-  std::string shown;
-  TaskRunHooks hooks;
-  hooks.stop = stop_requested;
-  hooks.message = print_message;
-  hooks.progress = [&](const std::string& task, size_t done, size_t total) {
-    if (!evaluation.first_rank()) return;
-    if (task != shown) bar = std::make_unique<ProgressBar>(task, "items", total);
-    shown = task;
-    bar->update(done);
-  };
+  ConsoleWatch watch(evaluation.ranks);
   const int64_t batch_tokens = evaluation.options.batch_size * evaluation.model.config.model.sequence_length;
   return run_tasks(evaluation.model, evaluation.tokenizer, evaluation.tasks, kept, batch_tokens,
-                   evaluation.ranks, hooks);
+                   evaluation.ranks, watch);
 }
 
 void evaluate_once(TaskEvaluation& evaluation) {

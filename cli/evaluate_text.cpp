@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -39,26 +40,24 @@ void print_summary(const Checkpoint& checkpoint, const Perplexity& result) {
 }
 
 Perplexity perplexity_of(const TextOptions& options, const EvaluationText& text, const InferenceModel& model,
-                         Collectives& ranks, const ObserveWindows& observe = {},
-                         const ReplayWindows& replay = {}) {
-  return measure_perplexity(
-      model, text.size(), [&](uint64_t offset, std::span<int64_t> out) { text.read(offset, out); },
-      options.batch_size, ranks, watch("text", "tok", text.size(), ranks), observe, replay);
+                         Collectives& ranks, WindowObserver* observer = nullptr,
+                         const RoutingReplay* replay = nullptr) {
+  ConsoleWatch watch(ranks);
+  watch.begin("text", "tok", text.size());
+  return measure_perplexity(model, text, options.batch_size, ranks, watch, observer, replay);
 }
 
 // Measures the perplexity with --dump-routing and --replay-routing, if they are given.
 Perplexity routed_perplexity(const TextOptions& options, const EvaluationText& text,
                              const InferenceModel& model, Collectives& ranks) {
-  const int64_t num_tokens = static_cast<int64_t>(text.size()) - 1;
-  ReplayWindows replay;
-  if (!options.replay_routing.empty()) replay = replay_of(options.replay_routing, model, num_tokens);
-  if (options.dump_routing.empty()) return perplexity_of(options, text, model, ranks, {}, replay);
-  if (ranks.size() > 1) throw UsageError("--dump-routing: needs a single process; start one rank");
-  RoutingDump dump(model, std::max<int64_t>(num_tokens, 0));
-  const auto observe = [&](const TextWindows& windows, const HiddenStates& states) {
-    dump.add(windows, states);
-  };
-  const Perplexity result = perplexity_of(options, text, model, ranks, observe, replay);
+  const int64_t num_tokens = std::max<int64_t>(static_cast<int64_t>(text.size()) - 1, 0);
+  std::optional<RoutingReplay> replay;
+  if (!options.replay_routing.empty()) replay.emplace(options.replay_routing, model, num_tokens);
+  const RoutingReplay* replayed = replay ? &*replay : nullptr;
+  if (options.dump_routing.empty()) return perplexity_of(options, text, model, ranks, nullptr, replayed);
+  if (ranks.size() > 1) throw UsageError("--dump-routing: needs a single process; omit --processes");
+  RoutingDump dump(model, num_tokens);
+  const Perplexity result = perplexity_of(options, text, model, ranks, &dump, replayed);
   dump.write(options.dump_routing);
   return result;
 }

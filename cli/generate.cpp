@@ -103,16 +103,22 @@ void generate_texts(const GenerateOptions& options) {
   std::vector<Writer> writers(prompts.size(), Writer(tokenizer, options.show_experts, config.num_experts));
   std::vector<std::string> texts(prompts.size());
   const double begin = steady_seconds();
-  generate(model, encoded.ids, encoded.room, options.sampling, [&](const GeneratedToken& token) {
-    if (token.id == tokenizer.end_of_text() || stop_requested()) return false;
-    const std::string text = writers[token.sequence].add(token);
-    if (!stream) {
-      texts[token.sequence] += text;
-    } else {
-      write_now(text);
+  Generation generation(model, encoded.ids, encoded.room, options.sampling);
+  while (!stop_requested()) {
+    const std::vector<GeneratedToken> tokens = generation.step();
+    if (tokens.empty()) break;
+    for (const GeneratedToken& token : tokens) {
+      if (token.id == tokenizer.end_of_text()) {
+        generation.finish(token.sequence);
+        continue;
+      }
+      const std::string text = writers[token.sequence].add(token);
+      if (stream)
+        write_now(text);
+      else
+        texts[token.sequence] += text;
     }
-    return true;
-  });
+  }
   const double seconds = steady_seconds() - begin;
   int64_t tokens = 0;
   double experts = 0;

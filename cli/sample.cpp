@@ -4,12 +4,12 @@
 #include <string>
 #include <vector>
 
+#include "cli/console_watch.h"
 #include "cli/inference.h"
 #include "cli/option_checks.h"
 #include "cli/stop_signals.h"
 #include "cli/verbs.h"
 #include "dtopp/base/errors.h"
-#include "dtopp/base/progress.h"
 #include "dtopp/base/steady_seconds.h"
 #include "dtopp/eval/picture_files.h"
 #include "dtopp/inference/diffusion/text_embeddings.h"
@@ -94,20 +94,18 @@ void make_pictures(const SampleOptions& options) {
   const auto targets = targets_of(config, kind, options.inference.target_experts);
   DiffusionModel model = load_diffusion_model(checkpoint, kind, set_up_device(options.inference));
   stop_on_signals();
+  ConsoleWatch watch(/*shows=*/true);
   if (!targets.empty()) {
     std::fprintf(stderr, "dtopp: solving p for the target of active experts\n");
-    model.routing = solve_for_sampling(model, request, targets, stop_requested);
+    model.routing = solve_for_sampling(model, request, targets, watch);
   }
   ActivationStatistics activations(config.model.is_dense() ? 0 : config.model.num_layers);
   const double begin = steady_seconds();
-  {
-    ProgressBar bar("sample", "steps", static_cast<uint64_t>(request.count * request.sampler.steps));
-    const BatchHooks hooks{[&](uint64_t done) { bar.update(done); }, stop_requested};
-    write_pictures(options.output, request, layout, [&](const TakePictures& take) {
-      sample_pictures(denoiser_of(model, model.routing, &activations), config.model, model.device, request,
-                      hooks, take);
-    });
-  }
+  ModelDenoiser denoiser(model, model.routing, &activations);
+  watch.begin("sample", "steps", static_cast<uint64_t>(request.count * request.sampler.steps));
+  PictureSampler sampler(denoiser, config.model, model.device, request, watch);
+  write_pictures(options.output, request, layout, sampler);
+  watch.end();
   const double seconds = steady_seconds() - begin;
   print_rate(request.count, seconds, activations, config.model);
   std::printf("%s\n", options.output.c_str());

@@ -32,6 +32,24 @@ at::Tensor kinds_of(const TokenKinds& kinds, const TextWindows& windows) {
   return out;
 }
 
+class KindCounter final : public WindowObserver {
+ public:
+  explicit KindCounter(std::vector<KindActivations>& by_kind) : by_kind_(by_kind) {}
+
+  void add(const TextWindows& windows, const HiddenStates& states) override {
+    const at::Tensor active_TL = active_experts(states);
+    for (KindActivations& one : by_kind_) {
+      const at::Tensor kind_T = kinds_of(one.kinds, windows);
+      one.tokens_G.index_add_(0, kind_T, at::ones_like(kind_T));
+      one.sums_GL.index_add_(0, kind_T, active_TL);
+      one.squares_G.index_add_(0, kind_T, active_TL.square().sum(1));
+    }
+  }
+
+ private:
+  std::vector<KindActivations>& by_kind_;
+};
+
 struct KindSummary {
   int64_t tokens;
   double mean, deviation;  // over tokens and layers
@@ -71,9 +89,9 @@ ordered_json layer_json(const ActivationStatistics& statistics, int64_t layer, c
 
 }  // namespace
 
-ActivationAnalysis analyze_activations(const InferenceModel& model, std::span<const int64_t> ids,
+ActivationAnalysis analyze_activations(const InferenceModel& model, const EvaluationText& text,
                                        std::vector<TokenKinds> kinds, int64_t batch_size, Collectives& ranks,
-                                       const BatchHooks& hooks) {
+                                       Watch& watch) {
   if (model.config.model.is_dense())
     throw UsageError("evaluate experts: the model is dense; use a model with experts");
   ActivationAnalysis analysis;
@@ -83,19 +101,8 @@ ActivationAnalysis analyze_activations(const InferenceModel& model, std::span<co
     analysis.by_kind.push_back({std::move(one), at::zeros({count}, at::kLong),
                                 at::zeros({count, layers}, at::kDouble), at::zeros({count}, at::kDouble)});
   }
-  const auto read = [&](uint64_t offset, std::span<int64_t> out) {
-    std::copy_n(ids.data() + offset, out.size(), out.data());
-  };
-  const auto observe = [&](const TextWindows& windows, const HiddenStates& states) {
-    const at::Tensor active_TL = active_experts(states);
-    for (KindActivations& one : analysis.by_kind) {
-      const at::Tensor kind_T = kinds_of(one.kinds, windows);
-      one.tokens_G.index_add_(0, kind_T, at::ones_like(kind_T));
-      one.sums_GL.index_add_(0, kind_T, active_TL);
-      one.squares_G.index_add_(0, kind_T, active_TL.square().sum(1));
-    }
-  };
-  analysis.perplexity = measure_perplexity(model, ids.size(), read, batch_size, ranks, hooks, observe);
+  KindCounter counter(analysis.by_kind);
+  analysis.perplexity = measure_perplexity(model, text, batch_size, ranks, watch, &counter);
   for (KindActivations& one : analysis.by_kind) {
     const at::Tensor tokens_G = one.tokens_G.to(at::kDouble);
     for (const at::Tensor& sums : {tokens_G, one.sums_GL, one.squares_G})  // all are whole numbers

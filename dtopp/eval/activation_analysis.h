@@ -27,9 +27,9 @@ struct ActivationAnalysis {
 //
 // Throws:     UsageError if the model is dense; Stopped if a stop is requested on any rank
 // Collective: every rank of `ranks`, in the same order
-ActivationAnalysis analyze_activations(const InferenceModel& model, std::span<const int64_t> ids,
+ActivationAnalysis analyze_activations(const InferenceModel& model, const EvaluationText& text,
                                        std::vector<TokenKinds> kinds, int64_t batch_size, Collectives& ranks,
-                                       const BatchHooks& hooks);
+                                       Watch& watch);
 
 // Returns the JSON file that docs/evaluation.md describes.
 nlohmann::ordered_json to_json(const ActivationAnalysis& analysis, const InferenceModel& model);

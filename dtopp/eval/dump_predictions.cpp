@@ -12,8 +12,6 @@
 namespace dtopp {
 namespace {
 
-using TensorOfBatch = std::function<at::Tensor(const Batch&)>;
-
 // Produces the tensors of the file batch by batch, while the file is written.
 class DumpedImages {
  public:
@@ -24,13 +22,13 @@ class DumpedImages {
     return data_.validation_batch(static_cast<uint64_t>(first), std::min(batch_size_, images_ - first));
   }
 
+  template <class TensorOfBatch>
   TensorSource source(const std::string& name, const std::string& dtype, std::vector<int64_t> shape,
-                      TensorOfBatch tensor_of) const {
+                      const TensorOfBatch& tensor_of) const {
     shape.insert(shape.begin(), images_);
     uint64_t size = dtype == "I64" ? sizeof(int64_t) : sizeof(float);
     for (const int64_t side : shape) size *= static_cast<uint64_t>(side);
-    const auto read = [this, tensor_of = std::move(tensor_of)](uint64_t /*begin*/, uint64_t /*count*/,
-                                                               const TakeBytes& take) {
+    const auto read = [this, tensor_of](uint64_t /*begin*/, uint64_t /*count*/, const TakeBytes& take) {
       for (int64_t first = 0; first < images_; first += batch_size_)
         copy_to_bytes(tensor_of(batch(first)).contiguous(), take);
     };
@@ -42,26 +40,26 @@ class DumpedImages {
   int64_t images_, batch_size_;
 };
 
-TensorOfBatch named(const char* name) {
+auto named(const char* name) {
   return [name](const Batch& batch) { return batch.tensor(name); };
 }
 
 }  // namespace
 
 void dump_predictions(const DiffusionModel& model, const TrainingData& data, int64_t images,
-                      int64_t batch_size, const std::filesystem::path& path, const BatchHooks& hooks) {
+                      int64_t batch_size, const std::filesystem::path& path, Watch& watch) {
   const at::NoGradGuard no_grad;
   const ModelConfig& config = model.config.model;
   const Objective objective = model.config.diffusion.objective;
   const DumpedImages dumped(data, images, batch_size);
   const auto predicted = [&](const Batch& on_host) {
-    if (hooks.stop()) throw Stopped("stopped before the last image was dumped; no file is written");
+    if (watch.stop_requested()) throw Stopped("stopped before the last image was dumped; no file is written");
     const Batch batch = on_host.to(model.device);
     const at::Tensor& t_B = batch.tensor("t");
     const Noised noised = add_noise(objective, batch.tensor("x0"), batch.tensor("noise"), t_B);
     const at::Tensor output_BCHW =
         predict(model.model, noised.x_BCHW, t_B, condition_of(batch), model.routing).output_BCHW;
-    hooks.progress(batch.position + static_cast<uint64_t>(t_B.size(0)));
+    watch.update(batch.position + static_cast<uint64_t>(t_B.size(0)));
     return output_BCHW;
   };
   const std::vector<int64_t> image = {config.channels, config.image_size, config.image_size};

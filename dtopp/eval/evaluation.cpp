@@ -55,24 +55,22 @@ TrainingData open_evaluation_images(const Checkpoint& checkpoint, const RunConfi
 
 ValidationResult measure_diffusion(const DiffusionModel& model, const RoutingInputs& routing,
                                    const TrainingData& data, int64_t images, int64_t batch_size,
-                                   Collectives& ranks, const BatchHooks& hooks) {
+                                   Collectives& ranks, Watch& watch) {
   const at::NoGradGuard no_grad;
   const Model record = make_model(model.config);
   const LossFunction losses = record.bind(model.parameter);
   ValidationSums sums(record, model.config.model.num_experts, images, batch_size, model.device);
-  const BatchHooks of_batches = {
-      [&](uint64_t done) {
-        hooks.progress(static_cast<uint64_t>(std::min(images, static_cast<int64_t>(done) * batch_size)));
-      },
-      hooks.stop};
-  const auto batches = static_cast<size_t>(sums.num_batches());
-  const bool all = compute_batches(batches, ranks, of_batches, [&](size_t index) {
-    const auto b = static_cast<int64_t>(index);
+  std::vector<uint64_t> ends;
+  for (int64_t b = 0; b < sums.num_batches(); ++b)
+    ends.push_back(static_cast<uint64_t>(std::min(images, (b + 1) * batch_size)));
+  SharedBatches shared(std::move(ends), ranks, watch);
+  while (const auto index = shared.next()) {
+    const auto b = static_cast<int64_t>(*index);
     const Batch batch =
         data.validation_batch(static_cast<uint64_t>(sums.first_sample(b)), sums.size_of(b)).to(model.device);
     sums.add(b, batch, losses(batch, routing));
-  });
-  if (!all) throw Stopped("stopped before the last image; no result is kept");
+  }
+  if (shared.stopped()) throw Stopped("stopped before the last image; no result is kept");
   return sums.result(ranks);
 }
 

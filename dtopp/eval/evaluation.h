@@ -22,15 +22,15 @@ namespace dtopp {
 TrainingData open_evaluation_images(const Checkpoint& checkpoint, const RunConfig& config,
                                     const std::filesystem::path& folder);
 
-// Measures the first `images` in batches that are distributed over the ranks. The progress of `hooks` counts
-// images.
+// Measures the first `images` in batches that are distributed over the ranks. The progress of the watch
+// counts images.
 //
 // Returns:    the same result on every rank
 // Throws:     Stopped if a stop is requested on any rank
 // Collective: every rank of `ranks`, in the same order
 ValidationResult measure_diffusion(const DiffusionModel& model, const RoutingInputs& routing,
                                    const TrainingData& data, int64_t images, int64_t batch_size,
-                                   Collectives& ranks, const BatchHooks& hooks);
+                                   Collectives& ranks, Watch& watch);
 
 // Returns the thresholds p at which the first held-out images activate `targets` experts
 // (solve_on_validation).
@@ -52,11 +52,11 @@ std::string format_table(const DiffusionEvaluation& evaluation);
 // Writes the predictions of `model`, with its own thresholds, for the first `images` to a safetensors file.
 //
 // The metadata hold "objective". "condition" is the class or the text and is missing if the model has
-// neither. The progress of `hooks` counts images.
+// neither. The progress of the watch counts images.
 //
 // Shapes: "x0", "noise", "prediction" f32 [N, C, H, W]; "t" f32 [N]; "condition" i64 [N] or f32 [N, L, S]
 // Throws: Stopped if a stop is requested; DataError if the file cannot be written
 void dump_predictions(const DiffusionModel& model, const TrainingData& data, int64_t images,
-                      int64_t batch_size, const std::filesystem::path& path, const BatchHooks& hooks);
+                      int64_t batch_size, const std::filesystem::path& path, Watch& watch);
 
 }  // namespace dtopp

@@ -7,7 +7,6 @@
 #include "dtopp/inference/expert_budget.h"
 
 namespace dtopp {
-namespace {
 
 bool is_token_data(const std::filesystem::path& path) {
   if (path.extension() == ".npy" || path.extension() == ".bin") return true;
@@ -16,18 +15,13 @@ bool is_token_data(const std::filesystem::path& path) {
          (kind == PathKind::kNothing && path_kind(path.string() + ".idx") != PathKind::kNothing);
 }
 
-}  // namespace
-
-EvaluationText::EvaluationText(const std::filesystem::path& path, int64_t vocab_size,
-                               const std::function<Tokenizer()>& load_tokenizer)
-    : path_(path) {
-  if (is_token_data(path)) {
-    stream_.emplace(TokenStream::open(path, Verify::kChanged, vocab_size));
-    stream_->require_ids_below(vocab_size);
-  } else {
-    ids_ = encode_file(path, load_tokenizer());
-  }
+EvaluationText::EvaluationText(const std::filesystem::path& path, int64_t vocab_size) : path_(path) {
+  stream_.emplace(TokenStream::open(path, Verify::kChanged, vocab_size));
+  stream_->require_ids_below(vocab_size);
 }
+
+EvaluationText::EvaluationText(const std::filesystem::path& path, const Tokenizer& tokenizer)
+    : path_(path), ids_(encode_file(path, tokenizer)) {}
 
 void EvaluationText::read(uint64_t offset, std::span<int64_t> out) const {
   if (stream_) return stream_->read(offset, out);

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <optional>
 #include <span>
 #include <vector>
@@ -14,14 +13,17 @@
 
 namespace dtopp {
 
+// Returns whether `path` names token data: a folder, a .npy file or a .bin/.idx prefix. Every other file is
+// text.
+bool is_token_data(const std::filesystem::path& path);
+
 class EvaluationText {
  public:
-  // Opens `path`. A folder, a .npy file or a .bin/.idx prefix is token data. Every other file is text: only
-  // then is `load_tokenizer` called.
-  //
-  // Throws: DataError if the data cannot be read; UsageError if an id is outside the model's vocabulary
-  EvaluationText(const std::filesystem::path& path, int64_t vocab_size,
-                 const std::function<Tokenizer()>& load_tokenizer);
+  // Opens token data. Throws DataError if they cannot be read; UsageError if an id is outside the model's
+  // vocabulary.
+  EvaluationText(const std::filesystem::path& path, int64_t vocab_size);
+  // Encodes a text file. Throws DataError if it cannot be read.
+  EvaluationText(const std::filesystem::path& path, const Tokenizer& tokenizer);
 
   uint64_t size() const { return stream_ ? stream_->size() : ids_.size(); }  // number of ids
   void read(uint64_t offset, std::span<int64_t> out) const;

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "dtopp/base/errors.h"
+#include "dtopp/eval/routing_file.h"
 #include "dtopp/ops/core/host_copy.h"
 #include "dtopp/ops/cross_entropy/linear_cross_entropy.h"
 
@@ -33,10 +34,10 @@ std::vector<WindowBatch> batches_of(uint64_t num_ids, int64_t length, int64_t ba
 
 }  // namespace
 
-Perplexity measure_perplexity(const InferenceModel& model, uint64_t num_ids,
-                              const std::function<void(uint64_t, std::span<int64_t>)>& read,
-                              int64_t batch_size, Collectives& ranks, const BatchHooks& hooks,
-                              const ObserveWindows& observe, const ReplayWindows& replay) {
+Perplexity measure_perplexity(const InferenceModel& model, const EvaluationText& text, int64_t batch_size,
+                              Collectives& ranks, Watch& watch, WindowObserver* observer,
+                              const RoutingReplay* replay) {
+  const uint64_t num_ids = text.size();
   if (num_ids < 2) throw DataError("the text has no token to predict; it needs at least two tokens");
   const at::NoGradGuard no_grad;
   const auto stride = static_cast<uint64_t>(model.config.model.sequence_length);
@@ -47,32 +48,33 @@ Perplexity measure_perplexity(const InferenceModel& model, uint64_t num_ids,
   const int64_t E = model.config.model.num_experts;
   ActivationStatistics activations(L);
   const at::Tensor sums_B = at::zeros({num_batches}, at::kDouble);  // sum of log probabilities per batch
-  const BatchHooks of_batches = {
-      [&](uint64_t done) {
-        const WindowBatch& last = batches[done - 1];
-        hooks.progress(last.offset + static_cast<uint64_t>(last.count * last.length));
-      },
-      hooks.stop};
-  const bool all = compute_batches(batches.size(), ranks, of_batches, [&](size_t b) {
-    const auto [offset, count, length] = batches[b];
+  std::vector<uint64_t> ends;
+  for (const WindowBatch& batch : batches)
+    ends.push_back(batch.offset + static_cast<uint64_t>(batch.count * batch.length));
+  SharedBatches shared(std::move(ends), ranks, watch);
+  while (const auto b = shared.next()) {
+    const auto [offset, count, length] = batches[*b];
     const at::Tensor read_windows = at::empty({count, length + 1}, at::kLong);
     for (int64_t i = 0; i < count; ++i) {
-      read(offset + static_cast<uint64_t>(i) * stride,
-           std::span(read_windows.mutable_data_ptr<int64_t>() + i * (length + 1),
-                     static_cast<size_t>(length) + 1));
+      text.read(offset + static_cast<uint64_t>(i) * stride,
+                std::span(read_windows.mutable_data_ptr<int64_t>() + i * (length + 1),
+                          static_cast<size_t>(length) + 1));
     }
     const at::Tensor windows = to_device(read_windows, model.device());
     const TextWindows inputs{windows.narrow(1, 0, length), offset, stride};
     RoutingInputs routing = model.routing;
-    if (replay) routing.selection = replay(inputs);
+    if (replay != nullptr)
+      routing.selection = [&](size_t layer, int64_t num_tokens) {
+        return replay->select(inputs, layer, num_tokens);
+      };
     const HiddenStates states = hidden_states(model.model, inputs.ids_BL, routing);
     const auto [log_probs_T, greedy_T] =
         token_log_probs(states.x_TD, model.model.head_VD(), windows.narrow(1, 1, length).reshape({-1}));
-    sums_B[static_cast<int64_t>(b)] = log_probs_T.to(at::kDouble).sum();
+    sums_B[static_cast<int64_t>(*b)] = log_probs_T.to(at::kDouble).sum();
     activations.add(states.routing);
-    if (observe) observe(inputs, states);
-  });
-  if (!all) throw Stopped("stopped before the end of the text; no result is kept");
+    if (observer != nullptr) observer->add(inputs, states);
+  }
+  if (shared.stopped()) throw Stopped("stopped before the end of the text; no result is kept");
 
   const at::Tensor values = at::cat({sums_B, activations.to_vector(E, model.device()).cpu()});
   ranks.all_reduce_sum(values, "perplexity").wait();

@@ -66,18 +66,18 @@ at::Tensor classes_of(const PictureRequest& request) {
 }
 
 void write_npz(OutputFile& file, const PictureRequest& request, const ImageLayout& layout,
-               const std::function<void(const TakePictures&)>& make) {
+               PictureSampler& sampler) {
   const ImageShape& shape = layout.shape;
   NpzWriter npz(file);
   if (layout.is_latent)
     npz.begin("arr_0", "<f4", {request.count, shape.channels, shape.height, shape.width});
   else
     npz.begin("arr_0", "|u1", {request.count, shape.height, shape.width, 3});
-  make([&](int64_t /*first*/, const at::Tensor& x0_BCHW) {
-    if (layout.is_latent) return npz.write(bytes_of(to_latents(x0_BCHW, layout).contiguous()));
-    const at::Tensor levels_BHWC = to_levels(x0_BCHW);
-    npz.write(bytes_of(levels_BHWC.expand({-1, -1, -1, 3}).contiguous()));
-  });
+  while (const auto batch = sampler.next()) {
+    const at::Tensor values = layout.is_latent ? to_latents(batch->x0_BCHW, layout)
+                                               : to_levels(batch->x0_BCHW).expand({-1, -1, -1, 3});
+    npz.write(bytes_of(values.contiguous()));
+  }
   if (!request.classes.empty()) {
     npz.begin("arr_1", "<i8", {request.count});
     npz.write(bytes_of(classes_of(request)));
@@ -85,16 +85,17 @@ void write_npz(OutputFile& file, const PictureRequest& request, const ImageLayou
   npz.finish();
 }
 
-void write_folder(const fs::path& folder, const std::function<void(const TakePictures&)>& make) {
-  make([&](int64_t first, const at::Tensor& x0_BCHW) {
-    for (const Picture& picture : to_pictures(x0_BCHW)) {
+void write_folder(const fs::path& folder, PictureSampler& sampler) {
+  while (const auto batch = sampler.next()) {
+    int64_t index = batch->first;
+    for (const Picture& picture : to_pictures(batch->x0_BCHW)) {
       char name[32];
-      std::snprintf(name, sizeof name, "%05lld.png", static_cast<long long>(first++));
+      std::snprintf(name, sizeof name, "%05lld.png", static_cast<long long>(index++));
       OutputFile file(folder / name);
       file.write(encode_png(picture));
       file.sync_and_close();
     }
-  });
+  }
 }
 
 }  // namespace
@@ -116,17 +117,17 @@ void require_writable(const fs::path& output, const PictureRequest& request, con
 }
 
 void write_pictures(const fs::path& output, const PictureRequest& request, const ImageLayout& layout,
-                    const std::function<void(const TakePictures&)>& make) {
+                    PictureSampler& sampler) {
   if (output.extension() == ".npz") {
-    write_file_atomically(output, [&](OutputFile& file) { write_npz(file, request, layout, make); });
+    write_file_atomically(output, [&](OutputFile& file) { write_npz(file, request, layout, sampler); });
   } else if (output.extension() == ".png") {
     write_file_atomically(output, [&](OutputFile& file) {
       PictureGrid grid(request, layout);
-      make([&](int64_t first, const at::Tensor& x0_BCHW) { grid.add(first, x0_BCHW); });
+      while (const auto batch = sampler.next()) grid.add(*batch);
       file.write(grid.encode());
     });
   } else {
-    write_directory_atomically(output, [&](const fs::path& folder) { write_folder(folder, make); });
+    write_directory_atomically(output, [&](const fs::path& folder) { write_folder(folder, sampler); });
   }
 }
 
@@ -139,10 +140,11 @@ PictureGrid::PictureGrid(const PictureRequest& request, const ImageLayout& layou
   }
 }
 
-void PictureGrid::add(int64_t first, const at::Tensor& x0_BCHW) {
-  for (Picture& picture : to_pictures(x0_BCHW)) {
+void PictureGrid::add(const PictureBatch& pictures) {
+  int64_t index = pictures.first;
+  for (Picture& picture : to_pictures(pictures.x0_BCHW)) {
     const bool labelled = !labels_.empty();
-    const auto j = static_cast<size_t>(first++);
+    const auto j = static_cast<size_t>(index++);
     const size_t row = labelled ? j % labels_.size() : j / static_cast<size_t>(columns_);
     if (rows_.size() <= row) rows_.resize(row + 1);
     rows_[row].push_back({std::move(picture), labelled ? labels_[row] : ""});

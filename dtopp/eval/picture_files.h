@@ -2,7 +2,6 @@
 #pragma once
 
 #include <filesystem>
-#include <functional>
 
 #include "dtopp/data/image_codec/picture_grid.h"
 #include "dtopp/inference/diffusion/picture_sampling.h"
@@ -14,7 +13,7 @@ namespace dtopp {
 void require_writable(const std::filesystem::path& output, const PictureRequest& request,
                       const ImageLayout& layout);
 
-// Writes the pictures that `make` produces (see sample_pictures). The name selects the format:
+// Samples the pictures and writes them. The name selects the format:
 //
 //   NAME.png   one grid, see PictureGrid
 //   NAME.npz   arr_0 u8 [count, H, W, 3]; for latents f32 [count, C, H, W] in the units of the prepared data.
@@ -25,15 +24,14 @@ void require_writable(const std::filesystem::path& output, const PictureRequest&
 //
 // Throws: DataError if writing fails
 void write_pictures(const std::filesystem::path& output, const PictureRequest& request,
-                    const ImageLayout& layout, const std::function<void(const TakePictures&)>& make);
+                    const ImageLayout& layout, PictureSampler& sampler);
 
 // A grid of pictures. Each class or text has one row, with its name under each picture. Without classes and
 // texts the grid is approximately square.
 class PictureGrid {
  public:
   PictureGrid(const PictureRequest& request, const ImageLayout& layout);
-  // Adds pictures first, first + 1, …, in the model's value range and on the host.
-  void add(int64_t first, const at::Tensor& x0_BCHW);
+  void add(const PictureBatch& pictures);
   // Returns the bytes of a PNG file.
   std::string encode() const;
 

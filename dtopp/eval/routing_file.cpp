@@ -3,7 +3,6 @@
 #include <cstdio>
 
 #include "dtopp/base/errors.h"
-#include "dtopp/base/safetensors.h"
 #include "dtopp/ops/core/host_copy.h"
 
 namespace dtopp {
@@ -65,26 +64,26 @@ void RoutingDump::write(const std::filesystem::path& path) const {
   write_file_atomically(path, [&](OutputFile& file) { write_safetensors(file, tensors); });
 }
 
-ReplayWindows replay_of(const std::filesystem::path& path, const InferenceModel& model, int64_t num_tokens) {
+RoutingReplay::RoutingReplay(const std::filesystem::path& path, const InferenceModel& model,
+                             int64_t num_tokens)
+    : file_(path), device_(model.device()) {
   require_routers(model);
-  const auto file = std::make_shared<const SafetensorsFile>(path);
   const std::vector<int64_t> shape = {num_tokens, model.config.model.num_experts};
-  std::vector<const TensorView*> layers;
   for (int64_t layer = 0; layer < model.config.model.num_layers; ++layer) {
-    layers.push_back(file->find(layer_name(layer)));
-    if (layers.back() == nullptr || layers.back()->dtype != kBool || layers.back()->shape != shape)
-      throw UsageError(path.string() + ": " + layer_name(layer) + " " + describe(layers.back()) +
+    const TensorView* tensor = layers_.emplace_back(file_.find(layer_name(layer)));
+    if (tensor == nullptr || tensor->dtype != kBool || tensor->shape != shape)
+      throw UsageError(path.string() + ": " + layer_name(layer) + " " + describe(tensor) +
                        ", but this text and model need BOOL " + c10::str(at::IntArrayRef(shape)) +
-                       "; use a file that evaluate --dump-routing wrote for the same text");
+                       "; use a file that evaluate text --dump-routing wrote for the same text");
   }
-  if (file->tensors().size() != layers.size())
-    throw UsageError(path.string() + ": holds " + std::to_string(file->tensors().size()) +
-                     " tensors, but the model has " + std::to_string(layers.size()) + " layers");
-  return [file, layers, device = model.device()](const TextWindows& windows) {
-    return [file, layers, device, first = static_cast<int64_t>(windows.offset)](size_t layer, int64_t count) {
-      return to_device(read_selection(*layers.at(layer), first, count), device);
-    };
-  };
+  if (file_.tensors().size() != layers_.size())
+    throw UsageError(path.string() + ": holds " + std::to_string(file_.tensors().size()) +
+                     " tensors, but the model has " + std::to_string(layers_.size()) + " layers");
+}
+
+at::Tensor RoutingReplay::select(const TextWindows& windows, size_t layer, int64_t num_tokens) const {
+  return to_device(read_selection(*layers_.at(layer), static_cast<int64_t>(windows.offset), num_tokens),
+                   device_);
 }
 
 }  // namespace dtopp

@@ -5,21 +5,20 @@
 #pragma once
 
 #include <filesystem>
-#include <functional>
-#include <memory>
 #include <vector>
 
+#include "dtopp/base/safetensors.h"
 #include "dtopp/eval/perplexity.h"
 
 namespace dtopp {
 
 // Collects the experts that a model selects. It keeps one byte per token, expert and layer in memory.
-class RoutingDump {
+class RoutingDump final : public WindowObserver {
  public:
   // `num_tokens` is T. Throws UsageError if the model is dense.
   RoutingDump(const InferenceModel& model, int64_t num_tokens);
 
-  void add(const TextWindows& windows, const HiddenStates& states);
+  void add(const TextWindows& windows, const HiddenStates& states) override;
   // Writes the file. Throws DataError if it cannot be written.
   void write(const std::filesystem::path& path) const;
 
@@ -27,10 +26,20 @@ class RoutingDump {
   std::vector<at::Tensor> routing_map_LTE_;  // one tensor per layer, on the CPU
 };
 
-// Opens a file of selections for measure_perplexity.
-//
-// Throws: UsageError if the model is dense or a layer's tensor does not match the model and `num_tokens`; the
-//         message names the layer. DataError if the file is damaged.
-ReplayWindows replay_of(const std::filesystem::path& path, const InferenceModel& model, int64_t num_tokens);
+// The experts of a file, for measure_perplexity.
+class RoutingReplay {
+ public:
+  // Throws UsageError if the model is dense or a layer's tensor does not match the model and `num_tokens`;
+  // the message names the layer. Throws DataError if the file is damaged.
+  RoutingReplay(const std::filesystem::path& path, const InferenceModel& model, int64_t num_tokens);
+
+  // Returns the experts of a layer for the tokens of the windows, bool [num_tokens, E] on the model's device.
+  at::Tensor select(const TextWindows& windows, size_t layer, int64_t num_tokens) const;
+
+ private:
+  SafetensorsFile file_;
+  at::Device device_;
+  std::vector<const TensorView*> layers_;
+};
 
 }  // namespace dtopp

@@ -119,15 +119,21 @@ ScoredRequests generate_answers(const InferenceModel& model, const Tokenizer& to
     budgets.push_back(request.max_new_tokens);
   }
   ScoredRequests scored{std::vector<Scores>(requests.size()), {}};
-  const auto accept = [&](const GeneratedToken& token) {
-    if (token.id == tokenizer.end_of_text()) return false;
-    Scores& one = scored.scores[token.sequence];
-    one.generated.push_back(token.id);
-    one.generated_text = tokenizer.decode_generated(one.generated);
-    return cut_at_stop_string(one.generated_text).size() == one.generated_text.size();
-  };
-  generate(model, prompts, budgets, SamplingOptions{}, accept,
-           [&](const std::vector<RouteOutput>& layers) { scored.experts += use_of(layers); });
+  Generation generation(model, prompts, budgets, SamplingOptions{});
+  for (auto tokens = generation.step(); !tokens.empty(); tokens = generation.step()) {
+    scored.experts += use_of(generation.routing());
+    for (const GeneratedToken& token : tokens) {
+      if (token.id == tokenizer.end_of_text()) {
+        generation.finish(token.sequence);
+        continue;
+      }
+      Scores& one = scored.scores[token.sequence];
+      one.generated.push_back(token.id);
+      one.generated_text = tokenizer.decode_generated(one.generated);
+      if (cut_at_stop_string(one.generated_text).size() < one.generated_text.size())
+        generation.finish(token.sequence);
+    }
+  }
   return scored;
 }
 
@@ -190,17 +196,19 @@ std::vector<ScoredRequests> unpack(const std::string& bytes) {
 
 std::optional<std::vector<ScoredRequests>> score_task(const InferenceModel& model, const Tokenizer& tokenizer,
                                                       const TaskRequests& task, int64_t batch_tokens,
-                                                      Collectives& ranks, const BatchHooks& hooks) {
+                                                      Collectives& ranks, Watch& watch) {
   const std::vector<RequestBatch> batches = batches_of(task, batch_tokens);
   std::vector<ScoredRequests> mine;
-  const BatchHooks of_batches = {[&](uint64_t done) { hooks.progress(batches[done - 1].end); }, hooks.stop};
-  const bool all = compute_batches(batches.size(), ranks, of_batches, [&](size_t b) {
-    const auto& requests = batches[b].requests;
+  std::vector<uint64_t> ends;
+  for (const RequestBatch& batch : batches) ends.push_back(batch.end);
+  SharedBatches shared(std::move(ends), ranks, watch);
+  while (const auto b = shared.next()) {
+    const auto& requests = batches[*b].requests;
     const bool generation = requests[0].continuations.empty();
     mine.push_back(generation ? generate_answers(model, tokenizer, requests)
                               : score_continuations(model, requests));
-  });
-  if (!all) return std::nullopt;
+  }
+  if (shared.stopped()) return std::nullopt;
   std::vector<std::vector<ScoredRequests>> of_ranks;
   for (const std::string& bytes : gather_bytes(ranks, pack(mine), "scores"))
     of_ranks.push_back(unpack(bytes));

@@ -23,13 +23,13 @@ struct ScoredRequests {
 // Scores all requests of `task`.
 //
 // A batch holds consecutive requests of one data set with at most `batch_tokens` tokens in total. A longer
-// request forms a batch of its own. Batches are distributed over the ranks. The progress of `hooks` counts
+// request forms a batch of its own. Batches are distributed over the ranks. The progress of the watch counts
 // requests.
 //
 // Returns:    all scores on every rank, one entry per data set; nullopt if a stop is requested on any rank
 // Collective: every rank of `ranks`, in the same order
 std::optional<std::vector<ScoredRequests>> score_task(const InferenceModel& model, const Tokenizer& tokenizer,
                                                       const TaskRequests& task, int64_t batch_tokens,
-                                                      Collectives& ranks, const BatchHooks& hooks);
+                                                      Collectives& ranks, Watch& watch);
 
 }  // namespace dtopp

@@ -19,13 +19,12 @@ using nlohmann::ordered_json;
 // Returns one tally per data set; nullopt if stopped before the end.
 std::optional<std::vector<Tally>> run_task(const InferenceModel& model, const Tokenizer& tokenizer,
                                            const TaskRequests& requests, KeptResults& kept,
-                                           int64_t batch_tokens, Collectives& ranks,
-                                           const TaskRunHooks& hooks) {
+                                           int64_t batch_tokens, Collectives& ranks, Watch& watch) {
   const std::string name(requests.task.name);
   size_t total = 0;
   for (const auto& data_set : requests.requests) total += data_set.size();
-  const BatchHooks batch_hooks = {[&](uint64_t done) { hooks.progress(name, done, total); }, hooks.stop};
-  const auto scored = score_task(model, tokenizer, requests, batch_tokens, ranks, batch_hooks);
+  watch.begin(name, "items", total);
+  const auto scored = score_task(model, tokenizer, requests, batch_tokens, ranks, watch);
   if (!scored) return std::nullopt;
   std::vector<Tally> tallies;
   std::string dump;
@@ -40,7 +39,7 @@ std::optional<std::vector<Tally>> run_task(const InferenceModel& model, const To
     }
   }
   if (!kept.keep(requests, tallies, std::move(dump)))
-    hooks.message(name + ": the finished task is not stored; " + kept.folder().string() +
+    watch.message(name + ": the finished task is not stored; " + kept.folder().string() +
                   " holds files with its name that dtopp did not write");
   return tallies;
 }
@@ -49,15 +48,15 @@ std::optional<std::vector<Tally>> run_task(const InferenceModel& model, const To
 
 std::vector<TaskResult> run_tasks(const InferenceModel& model, const Tokenizer& tokenizer,
                                   std::span<const TaskRequests> tasks, KeptResults& kept,
-                                  int64_t batch_tokens, Collectives& ranks, const TaskRunHooks& hooks) {
+                                  int64_t batch_tokens, Collectives& ranks, Watch& watch) {
   std::vector<TaskResult> results;
   for (const TaskRequests& requests : tasks) {
     const std::string name(requests.task.name);
     auto tallies = kept.find(requests);
     if (tallies)
-      hooks.message(name + ": finished by an earlier run; results taken from " + kept.folder().string());
+      watch.message(name + ": finished by an earlier run; results taken from " + kept.folder().string());
     if (!any_rank(ranks, tallies.has_value())) {
-      tallies = run_task(model, tokenizer, requests, kept, batch_tokens, ranks, hooks);
+      tallies = run_task(model, tokenizer, requests, kept, batch_tokens, ranks, watch);
       if (!tallies) {
         throw Stopped("stopped in " + name + " after " + std::to_string(results.size()) +
                       " finished tasks; " +

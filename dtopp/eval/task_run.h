@@ -3,7 +3,6 @@
 // Finished tasks are stored, so that an interrupted evaluation resumes with the next one.
 #pragma once
 
-#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -12,17 +11,12 @@
 
 #include "dtopp/distributed/collectives/collectives.h"
 #include "dtopp/inference/inference_model.h"
+#include "dtopp/inference/watch.h"
 #include "dtopp/tasks/kept_results.h"
 #include "dtopp/tasks/results.h"
 #include "dtopp/tasks/task_requests.h"
 
 namespace dtopp {
-
-struct TaskRunHooks {
-  std::function<void(const std::string& task, size_t done, size_t total)> progress;  // items
-  std::function<void(const std::string& text)> message;
-  std::function<bool()> stop;
-};
 
 // Evaluates `tasks` in batches of about `batch_tokens` tokens, which are distributed over the ranks.
 //
@@ -30,11 +24,11 @@ struct TaskRunHooks {
 // their results lack the tasks that rank 0 found.
 //
 // Returns:    the results in the order of `tasks`
-// Throws:     Stopped if `stop` returns true on any rank; NumericalError if a log probability is not finite
+// Throws:     Stopped if a stop is requested on any rank; NumericalError if a log probability is not finite
 // Collective: every rank of `ranks`, in the same order
 std::vector<TaskResult> run_tasks(const InferenceModel& model, const Tokenizer& tokenizer,
                                   std::span<const TaskRequests> tasks, KeptResults& kept,
-                                  int64_t batch_tokens, Collectives& ranks, const TaskRunHooks& hooks);
+                                  int64_t batch_tokens, Collectives& ranks, Watch& watch);
 
 // Returns everything that a score depends on besides the task: checkpoint, thresholds p, tokenizer, device
 // and program `version`. KeptResults compares it.

@@ -8,12 +8,14 @@
 
 namespace dtopp {
 
-ParameterLookup load_parameters(const std::vector<ParameterSpec>& specs, const ReadTensorBytes& read,
-                                const at::Device& device) {
+ParameterLookup load_parameters(const Checkpoint& checkpoint, ParameterKind kind,
+                                const std::vector<ParameterSpec>& specs, const at::Device& device) {
   auto tensors = std::make_shared<std::unordered_map<std::string, at::Tensor>>();
   for (const ParameterSpec& spec : specs) {
     const at::Tensor tensor = at::empty(spec.shape, at::device(device).dtype(at::kFloat));
-    copy_from_bytes(read(spec.name, spec.shape), tensor);
+    copy_from_bytes(kind == ParameterKind::kRaw ? checkpoint.parameter(spec.name, spec.shape)
+                                                : checkpoint.ema(spec.name, spec.shape),
+                    tensor);
     tensors->emplace(spec.name, tensor);
   }
   return [tensors](const std::string& name) { return tensors->at(name); };

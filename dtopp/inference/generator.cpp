@@ -11,13 +11,6 @@
 namespace dtopp {
 namespace {
 
-struct Sequence {
-  size_t index = 0;
-  KeyValueCache cache;
-  std::vector<int32_t> coming;  // ids that are not in the cache yet
-  int64_t generated = 0;
-};
-
 // Returns the row of x that holds the last token of each segment.
 at::Tensor last_rows(std::span<const Segment> segments) {
   at::Tensor rows = at::empty({static_cast<int64_t>(segments.size())}, at::kLong);
@@ -38,28 +31,15 @@ at::Tensor active_experts(const HiddenStates& states, const at::Tensor& rows) {
   return (sum / static_cast<double>(std::max<size_t>(states.routing.size(), 1))).cpu();
 }
 
-std::vector<int32_t> choose(const InferenceModel& model, const at::Tensor& x_ND,
-                            std::span<const std::unique_ptr<Sequence>> sequences,
-                            const SamplingOptions& options) {
-  std::vector<int32_t> ids;
-  const at::Tensor head_VD = model.model.head_VD();
-  if (options.temperature <= 0) {
-    const at::Tensor targets_N = at::zeros({x_ND.size(0)}, x_ND.options().dtype(at::kLong));
-    const at::Tensor greedy = std::get<1>(token_log_probs(x_ND, head_VD, targets_N)).cpu();
-    const auto* id = greedy.const_data_ptr<int64_t>();
-    for (int64_t n = 0; n < x_ND.size(0); ++n) ids.push_back(static_cast<int32_t>(id[n]));
-    return ids;
-  }
-  const at::Tensor logits = dtopp::linear(x_ND, head_VD).to(at::kFloat).cpu();
-  for (size_t n = 0; n < sequences.size(); ++n) {
-    const RandomStream stream(options.seed, "generation " + std::to_string(sequences[n]->index));
-    ids.push_back(sample_token(logits[static_cast<int64_t>(n)], options.temperature, options.top_p,
-                               stream.uniform(static_cast<uint64_t>(sequences[n]->generated))));
-  }
-  return ids;
-}
-
 }  // namespace
+
+struct Generation::Sequence {
+  size_t index = 0;
+  KeyValueCache cache;
+  std::vector<int32_t> coming;  // ids that are not in the cache yet; empty: the prompt is finished
+  int64_t room = 0;             // maximum of generated tokens
+  int64_t generated = 0;
+};
 
 int32_t sample_token(const at::Tensor& logits_V, double temperature, double top_p, double uniform) {
   const auto [probability_V, id_V] = at::softmax(logits_V.to(at::kDouble) / temperature, -1)
@@ -78,39 +58,69 @@ int32_t sample_token(const at::Tensor& logits_V, double temperature, double top_
   return static_cast<int32_t>(id[kept - 1]);
 }
 
-void generate(const InferenceModel& model, std::span<const std::vector<int32_t>> prompts,
-              std::span<const int64_t> max_tokens, const SamplingOptions& options,
-              const std::function<bool(const GeneratedToken&)>& accept, const ObserveRouting& observe) {
-  const at::NoGradGuard no_grad;
-  std::vector<std::unique_ptr<Sequence>> sequences;
+Generation::Generation(const InferenceModel& model, std::span<const std::vector<int32_t>> prompts,
+                       std::span<const int64_t> max_tokens, const SamplingOptions& options)
+    : model_(model), options_(options) {
   for (size_t i = 0; i < prompts.size(); ++i) {
     if (prompts[i].empty()) throw std::invalid_argument("a prompt has no token");
     if (max_tokens[i] <= 0) continue;
-    sequences.push_back(
-        std::make_unique<Sequence>(Sequence{i, KeyValueCache(model.config.model.num_layers), prompts[i], 0}));
+    sequences_.push_back(std::make_unique<Sequence>(
+        Sequence{i, KeyValueCache(model.config.model.num_layers), prompts[i], max_tokens[i], 0}));
   }
-  while (!sequences.empty()) {
-    std::vector<Segment> segments;
-    std::vector<int64_t> tokens;
-    for (const auto& sequence : sequences) {
-      segments.push_back({static_cast<int64_t>(sequence->coming.size()), &sequence->cache, kNoParent});
-      tokens.insert(tokens.end(), sequence->coming.begin(), sequence->coming.end());
-    }
-    const HiddenStates states = segment_states(
-        model.model, to_device(at::tensor(tokens, at::kLong), model.device()), segments, model.routing);
-    if (observe) observe(states.routing);
-    const at::Tensor rows = to_device(last_rows(segments), model.device());
-    const std::vector<int32_t> ids = choose(model, states.x_TD.index_select(0, rows), sequences, options);
-    const at::Tensor active = active_experts(states, rows);
-    for (size_t n = 0; n < sequences.size(); ++n) {
-      Sequence& sequence = *sequences[n];
-      sequence.coming = {ids[n]};
-      sequence.generated += 1;
-      const GeneratedToken token{sequence.index, ids[n], active.const_data_ptr<double>()[n]};
-      if (!accept(token) || sequence.generated == max_tokens[sequence.index]) sequence.coming.clear();
-    }
-    std::erase_if(sequences, [](const auto& sequence) { return sequence->coming.empty(); });
+}
+
+Generation::~Generation() = default;
+
+void Generation::finish(size_t sequence) {
+  for (const auto& one : sequences_) {
+    if (one->index == sequence) one->coming.clear();
   }
+}
+
+std::vector<GeneratedToken> Generation::step() {
+  const at::NoGradGuard no_grad;
+  std::erase_if(sequences_, [](const auto& sequence) { return sequence->coming.empty(); });
+  if (sequences_.empty()) return {};
+  std::vector<Segment> segments;
+  std::vector<int64_t> tokens;
+  for (const auto& sequence : sequences_) {
+    segments.push_back({static_cast<int64_t>(sequence->coming.size()), &sequence->cache, kNoParent});
+    tokens.insert(tokens.end(), sequence->coming.begin(), sequence->coming.end());
+  }
+  HiddenStates states = segment_states(
+      model_.model, to_device(at::tensor(tokens, at::kLong), model_.device()), segments, model_.routing);
+  const at::Tensor rows = to_device(last_rows(segments), model_.device());
+  const std::vector<int32_t> ids = choose(states.x_TD.index_select(0, rows));
+  const at::Tensor active = active_experts(states, rows);
+  routing_ = std::move(states.routing);
+  std::vector<GeneratedToken> generated;
+  for (size_t n = 0; n < sequences_.size(); ++n) {
+    Sequence& sequence = *sequences_[n];
+    sequence.coming = {ids[n]};
+    sequence.generated += 1;
+    if (sequence.generated == sequence.room) sequence.coming.clear();
+    generated.push_back({sequence.index, ids[n], active.const_data_ptr<double>()[n]});
+  }
+  return generated;
+}
+
+std::vector<int32_t> Generation::choose(const at::Tensor& x_ND) const {
+  std::vector<int32_t> ids;
+  const at::Tensor head_VD = model_.model.head_VD();
+  if (options_.temperature <= 0) {
+    const at::Tensor targets_N = at::zeros({x_ND.size(0)}, x_ND.options().dtype(at::kLong));
+    const at::Tensor greedy = std::get<1>(token_log_probs(x_ND, head_VD, targets_N)).cpu();
+    const auto* id = greedy.const_data_ptr<int64_t>();
+    for (int64_t n = 0; n < x_ND.size(0); ++n) ids.push_back(static_cast<int32_t>(id[n]));
+    return ids;
+  }
+  const at::Tensor logits = dtopp::linear(x_ND, head_VD).to(at::kFloat).cpu();
+  for (size_t n = 0; n < sequences_.size(); ++n) {
+    const RandomStream stream(options_.seed, "generation " + std::to_string(sequences_[n]->index));
+    ids.push_back(sample_token(logits[static_cast<int64_t>(n)], options_.temperature, options_.top_p,
+                               stream.uniform(static_cast<uint64_t>(sequences_[n]->generated))));
+  }
+  return ids;
 }
 
 }  // namespace dtopp

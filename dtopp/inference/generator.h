@@ -2,7 +2,7 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -23,19 +23,31 @@ struct GeneratedToken {
   double active_experts = 0;  // of the previous token, mean over layers; 0 for a dense model
 };
 
-// Receives the routing of every forward pass: one RouteOutput per layer, for all its tokens.
-using ObserveRouting = std::function<void(const std::vector<RouteOutput>& layers)>;
+// Continues each prompt by at most `max_tokens` of its index, all prompts in one batch. The random numbers
+// depend only on the seed, the prompt's index and the position, not on the other prompts.
+class Generation {
+ public:
+  // `model` must outlive the object. Throws std::invalid_argument if a prompt is empty.
+  Generation(const InferenceModel& model, std::span<const std::vector<int32_t>> prompts,
+             std::span<const int64_t> max_tokens, const SamplingOptions& options);
+  ~Generation();
 
-// Continues each prompt by at most `max_tokens` of its index, all prompts in one batch.
-//
-// Each step generates one token for every unfinished prompt and passes the tokens to `accept` in prompt
-// order. A prompt is finished once `accept` returns false. The random numbers depend only on the seed, the
-// prompt's index and the position, not on the other prompts.
-//
-// Throws: std::invalid_argument if a prompt is empty
-void generate(const InferenceModel& model, std::span<const std::vector<int32_t>> prompts,
-              std::span<const int64_t> max_tokens, const SamplingOptions& options,
-              const std::function<bool(const GeneratedToken&)>& accept, const ObserveRouting& observe = {});
+  // Generates one token for every unfinished prompt. Returns the tokens in prompt order; none after the last.
+  std::vector<GeneratedToken> step();
+  void finish(size_t sequence);  // generates no more tokens for this prompt
+
+  // The routing of the last step: one RouteOutput per layer, for all its tokens.
+  const std::vector<RouteOutput>& routing() const { return routing_; }
+
+ private:
+  struct Sequence;
+  std::vector<int32_t> choose(const at::Tensor& x_ND) const;
+
+  const InferenceModel& model_;
+  SamplingOptions options_;
+  std::vector<std::unique_ptr<Sequence>> sequences_;
+  std::vector<RouteOutput> routing_;
+};
 
 // Samples one id from softmax(logits / temperature), truncated to top_p, with the random number `uniform` in
 // [0, 1). logits_V is f32 [V].

@@ -24,11 +24,9 @@ InferenceModel load_inference_model(const Checkpoint& checkpoint, const at::Devi
   loaded.config = checkpoint.config();
   const ModelConfig& model = loaded.config.model;
   const RoutingConfig& routing = loaded.config.routing;
-  const auto read = [&](const std::string& name, const std::vector<int64_t>& shape) {
-    return checkpoint.parameter(name, shape);
-  };
   loaded.model = bind_language_model(
-      model, routing, load_parameters(language_model_parameters(model, routing), read, device));
+      model, routing,
+      load_parameters(checkpoint, ParameterKind::kRaw, language_model_parameters(model, routing), device));
   if (!model.attend_across_documents) loaded.model.end_of_text = end_of_text_of(checkpoint, loaded.config);
   loaded.routing = load_thresholds(checkpoint, loaded.config, device);
   return loaded;

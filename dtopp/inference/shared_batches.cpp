@@ -4,21 +4,31 @@
 
 namespace dtopp {
 
-bool compute_batches(size_t batches, Collectives& ranks, const BatchHooks& hooks,
-                     const std::function<void(size_t batch)>& compute) {
-  const auto size = static_cast<size_t>(ranks.size());
-  for (size_t first = 0; first < batches; first += size) {
-    const size_t mine = first + static_cast<size_t>(ranks.rank());
-    const bool stop = hooks.stop();
-    const at::Tensor stops = at::full({1}, stop ? 1.0 : 0.0, at::kDouble);
+SharedBatches::SharedBatches(std::vector<uint64_t> ends, Collectives& ranks, Watch& watch)
+    : ends_(std::move(ends)), ranks_(ranks), watch_(watch) {}
+
+std::optional<size_t> SharedBatches::next() {
+  if (in_round_) end_round();
+  while (!stopped_ && first_ < ends_.size()) {
+    const bool stop = watch_.stop_requested();
+    stops_ = at::full({1}, stop ? 1.0 : 0.0, at::kDouble);
     // The reduction overlaps the computation: a rank waits only until the others have started their batch.
-    Pending agreement = ranks.all_reduce_sum(stops, "stop");
-    if (!stop && mine < batches) compute(mine);
-    agreement.wait();
-    if (stops.item<double>() != 0) return false;
-    hooks.progress(std::min(batches, first + size));
+    agreement_ = ranks_.all_reduce_sum(stops_, "stop");
+    in_round_ = true;
+    const size_t mine = first_ + static_cast<size_t>(ranks_.rank());
+    if (!stop && mine < ends_.size()) return mine;
+    end_round();
   }
-  return true;
+  return std::nullopt;
+}
+
+void SharedBatches::end_round() {
+  in_round_ = false;
+  agreement_.wait();
+  stopped_ = stops_.item<double>() != 0;
+  if (stopped_) return;
+  first_ += static_cast<size_t>(ranks_.size());
+  watch_.update(ends_[std::min(ends_.size(), first_) - 1]);
 }
 
 }  // namespace dtopp

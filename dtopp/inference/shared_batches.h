@@ -1,30 +1,46 @@
 // Distributes the batches of an evaluation over ranks.
 //
+//   SharedBatches batches(ends, ranks, watch);
+//   while (const auto batch = batches.next()) compute(*batch);
+//
 // The content of a batch does not depend on the number of ranks. The last bits of an item's result depend on
 // the other items of its batch, so results are the same for every number of ranks.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
+#include <optional>
+#include <vector>
 
 #include "dtopp/distributed/collectives/collectives.h"
+#include "dtopp/inference/watch.h"
 
 namespace dtopp {
 
-struct BatchHooks {
-  std::function<void(uint64_t done)> progress;  // approximate total of all ranks
-  std::function<bool()> stop;                   // called before each batch
-};
+class SharedBatches {
+ public:
+  // ends[b] is the number of units of progress up to the end of batch b.
+  SharedBatches(std::vector<uint64_t> ends, Collectives& ranks, Watch& watch);
 
-// Calls compute(b), in order, for each batch b < `batches` with b % ranks.size() == ranks.rank().
-//
-// `progress` counts batches. No rank is more than one batch ahead of another.
-//
-// Returns:    true; false on all ranks once `stop` returns true on any rank, and the remaining batches are
-//             not computed
-// Collective: every rank of `ranks`, in the same order
-bool compute_batches(size_t batches, Collectives& ranks, const BatchHooks& hooks,
-                     const std::function<void(size_t batch)>& compute);
+  // Returns, in order, each batch b with b % ranks.size() == ranks.rank(). No rank is more than one batch
+  // ahead of another.
+  //
+  // Returns:    the batch; nullopt after the last one, and on all ranks once a stop is requested on any rank
+  // Collective: every rank of `ranks` calls it until it returns nullopt
+  std::optional<size_t> next();
+
+  bool stopped() const { return stopped_; }
+
+ private:
+  void end_round();
+
+  std::vector<uint64_t> ends_;
+  Collectives& ranks_;
+  Watch& watch_;
+  size_t first_ = 0;  // batch of rank 0 in this round
+  bool in_round_ = false, stopped_ = false;
+  at::Tensor stops_;  // f64 [1], ranks that were asked to stop
+  Pending agreement_;
+};
 
 }  // namespace dtopp

@@ -13,16 +13,6 @@ namespace {
 
 using testing::HasSubstr;
 
-Tokenizer shipped_anew() {
-  return Tokenizer::load(std::filesystem::path(DTOPP_SOURCE_DIR) /
-                         "assets/tokenizer/gpt-neox-20b.tokenizer.json");
-}
-
-Tokenizer not_asked_for() {
-  ADD_FAILURE() << "token data need no tokenizer";
-  return shipped_anew();
-}
-
 std::vector<int64_t> ids_of(const EvaluationText& text) {
   std::vector<int64_t> ids(text.size());
   text.read(0, ids);
@@ -37,25 +27,27 @@ TEST(EvaluationText, is_the_ids_of_any_text_file_closed_by_the_end_of_text) {
   expected.push_back(shipped_tokenizer().end_of_text());
   for (const std::string name : {"README.md", "a.txt", "plain"}) {
     write_file_atomically(scratch / name, text);
-    EXPECT_EQ(ids_of(EvaluationText(scratch / name, 50432, shipped_anew)), expected) << name;
+    EXPECT_EQ(ids_of(EvaluationText(scratch / name, shipped_tokenizer())), expected) << name;
   }
 }
 
-TEST(EvaluationText, of_token_data_needs_no_tokenizer) {
+TEST(EvaluationText, of_token_data_holds_their_ids) {
   ScratchDirectory scratch;
   write_file_atomically(scratch / "ids.npy", std::string("\5\0\7\0\x2a\0", 6));
-  const EvaluationText text(scratch / "ids.npy", 64, not_asked_for);
+  const EvaluationText text(scratch / "ids.npy", 64);
+  EXPECT_TRUE(is_token_data(scratch / "ids.npy") && is_token_data(scratch.path()));
+  EXPECT_FALSE(is_token_data(scratch / "ids.txt"));
   EXPECT_EQ(ids_of(text), (std::vector<int64_t>{5, 7, 42}));
   EXPECT_TRUE(text.beginning(3).equal(at::tensor(std::vector<int64_t>{5, 7, 42}, at::kLong).view({1, 3})));
-  EXPECT_THROW(EvaluationText(scratch / "ids.npy", 42, not_asked_for), UsageError);
+  EXPECT_THROW(EvaluationText(scratch / "ids.npy", 42), UsageError);
 }
 
 TEST(EvaluationText, that_cannot_be_looked_at_gives_the_systems_reason) {
   ScratchDirectory scratch;
   std::filesystem::create_symlink("loop", scratch / "loop");
-  EXPECT_THAT(error_of<DataError>([&] { EvaluationText(scratch / "loop", 64, not_asked_for); }),
+  EXPECT_THAT(error_of<DataError>([&] { is_token_data(scratch / "loop"); }),
               HasSubstr("Too many levels of symbolic links"));
-  EXPECT_THAT(error_of<DataError>([&] { EvaluationText(scratch / "absent", 64, shipped_anew); }),
+  EXPECT_THAT(error_of<DataError>([&] { EvaluationText(scratch / "absent", shipped_tokenizer()); }),
               HasSubstr("No such file"));
 }
 

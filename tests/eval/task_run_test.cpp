@@ -49,24 +49,33 @@ TaskRequests questions(const std::string& name, int32_t first_id, int32_t count)
   return requests;
 }
 
+// Records messages and stops at the poll number `stop_at`, counted from 1; 0: never. Ranks share it.
+class RecordingWatch final : public Watch {
+ public:
+  void message(const std::string& text) override { messages.push_back(text); }
+  bool stop_requested() override { return ++polls == stop_at; }
+
+  std::vector<std::string> messages;
+  std::atomic<int> polls = 0;
+  int stop_at = 0;
+};
+
 class TaskRunTest : public testing::Test {
  protected:
   void SetUp() override {
     path_ = save_tiny_checkpoint(scratch_ / "checkpoints", tiny_config());
     checkpoint_.emplace(path_, CheckpointUse::kInference);
     model_.emplace(load_inference_model(*checkpoint_));
-    hooks_.progress = [](const std::string&, size_t, size_t) {};
-    hooks_.message = [this](const std::string& text) { messages_.push_back(text); };
-    hooks_.stop = [] { return false; };
   }
   KeptResults kept(const Tokenizer& tokenizer, const std::string& version = "1") const {
     return {scratch_ / "r.json.parts", run_key(*checkpoint_, *model_, tokenizer, version)};
   }
   std::vector<TaskResult> run(KeptResults results) {
-    messages_.clear();
+    watch_.messages.clear();
+    watch_.polls = 0;
     const at::NoGradGuard no_grad;
     SingleRank alone;
-    return run_tasks(*model_, shipped_tokenizer(), tasks_, results, 64, alone, hooks_);
+    return run_tasks(*model_, shipped_tokenizer(), tasks_, results, 64, alone, watch_);
   }
 
   ScratchDirectory scratch_;
@@ -74,19 +83,17 @@ class TaskRunTest : public testing::Test {
   std::optional<Checkpoint> checkpoint_;
   std::optional<InferenceModel> model_;
   std::vector<TaskRequests> tasks_ = {two_items("copa", 3), two_items("piqa", 30)};
-  TaskRunHooks hooks_;
-  std::vector<std::string> messages_;
+  RecordingWatch watch_;
 };
 
 TEST_F(TaskRunTest, goes_on_after_the_last_finished_task) {
   const auto whole = run({});
-  size_t batches = 0;
-  hooks_.stop = [&] { return ++batches > 1; };  // called before each batch; copa is one batch
+  watch_.stop_at = 2;  // copa is one batch
   EXPECT_THAT(error_of<Stopped>([&] { run(kept(shipped_tokenizer())); }),
               HasSubstr("stopped in piqa after 1 finished tasks; run the same command again to resume"));
-  hooks_.stop = [] { return false; };
+  watch_.stop_at = 0;
   const auto resumed = run(kept(shipped_tokenizer()));
-  EXPECT_THAT(messages_, ElementsAre(HasSubstr("copa: finished by an earlier run")));
+  EXPECT_THAT(watch_.messages, ElementsAre(HasSubstr("copa: finished by an earlier run")));
   EXPECT_EQ(to_json(resumed), to_json(whole));
 }
 
@@ -94,17 +101,17 @@ TEST_F(TaskRunTest, goes_on_after_the_last_finished_task) {
 TEST_F(TaskRunTest, takes_nothing_from_a_run_with_another_tokenizer_program_or_threshold) {
   run(kept(shipped_tokenizer()));
   run(kept(shipped_tokenizer()));
-  EXPECT_EQ(messages_.size(), 2);
+  EXPECT_EQ(watch_.messages.size(), 2);
   write_file_atomically(scratch_ / "other.json", shipped_tokenizer().file_text() + "\n");
   run(kept(Tokenizer::load(scratch_ / "other.json")));
-  EXPECT_THAT(messages_, IsEmpty());
+  EXPECT_THAT(watch_.messages, IsEmpty());
   run(kept(shipped_tokenizer()));
-  EXPECT_THAT(messages_, IsEmpty());
+  EXPECT_THAT(watch_.messages, IsEmpty());
   run(kept(shipped_tokenizer(), "2"));
-  EXPECT_THAT(messages_, IsEmpty());
+  EXPECT_THAT(watch_.messages, IsEmpty());
   model_->routing.threshold[1] = at::full({}, 0.5, at::kDouble);
   run(kept(shipped_tokenizer(), "2"));
-  EXPECT_THAT(messages_, IsEmpty());
+  EXPECT_THAT(watch_.messages, IsEmpty());
 }
 
 // Batches hold six items: 3, 1 and 1 batches for the three data sets, and 3 batches of questions.
@@ -120,7 +127,7 @@ TEST_F(TaskRunTest, has_the_same_results_on_any_number_of_ranks) {
       const at::NoGradGuard no_grad;
       const auto key = run_key(*checkpoint_, *model_, shipped_tokenizer(), "1");
       KeptResults kept = ranks.rank() == 0 ? KeptResults(folder, key) : KeptResults();
-      const auto results = run_tasks(*model_, shipped_tokenizer(), tasks_, kept, 36, ranks, hooks_);
+      const auto results = run_tasks(*model_, shipped_tokenizer(), tasks_, kept, 36, ranks, watch_);
       if (ranks.rank() > 0) return;
       found = {to_json(results).dump()};
       for (const TaskRequests& task : tasks_) found.push_back(kept.dump(task.task));
@@ -146,14 +153,13 @@ TEST_F(TaskRunTest, says_how_many_experts_each_task_took) {
 
 TEST_F(TaskRunTest, what_rank_0_has_kept_no_rank_computes_again) {
   run(kept(shipped_tokenizer()));
-  std::atomic<int> batches = 0;
-  hooks_.stop = [&] { return ++batches < 0; };  // called before each batch
+  watch_.polls = 0;
   run_group(2, [&](Collectives& ranks) {
     KeptResults results = ranks.rank() == 0 ? kept(shipped_tokenizer()) : KeptResults();
-    const auto taken = run_tasks(*model_, shipped_tokenizer(), tasks_, results, 64, ranks, hooks_);
+    const auto taken = run_tasks(*model_, shipped_tokenizer(), tasks_, results, 64, ranks, watch_);
     EXPECT_EQ(taken.size(), ranks.rank() == 0 ? 2 : 0);
   });
-  EXPECT_EQ(batches, 0);
+  EXPECT_EQ(watch_.polls, 0);
 }
 
 TEST_F(TaskRunTest, the_key_names_all_that_a_score_depends_on) {
@@ -170,7 +176,7 @@ TEST_F(TaskRunTest, a_task_whose_name_is_taken_is_measured_all_the_same) {
   write_file_atomically(scratch_ / "r.json.parts/copa.json", "mine");
   const auto results = run(kept(shipped_tokenizer()));
   EXPECT_EQ(results.size(), 2);
-  EXPECT_THAT(messages_, ElementsAre(HasSubstr("copa: the finished task is not stored")));
+  EXPECT_THAT(watch_.messages, ElementsAre(HasSubstr("copa: the finished task is not stored")));
   EXPECT_EQ(read_file(scratch_ / "r.json.parts/copa.json"), "mine");
 }
 

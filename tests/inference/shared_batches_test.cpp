@@ -12,7 +12,24 @@ namespace {
 
 using testing::ElementsAre;
 
-const std::function<bool()> kNever = [] { return false; };
+// Stops before the batch after `last_batch` of this rank.
+class RecordingWatch final : public Watch {
+ public:
+  explicit RecordingWatch(size_t last_batch = 1000) : last_batch_(last_batch) {}
+  void update(uint64_t units) override { done.push_back(units); }
+  bool stop_requested() override { return polls_++ == last_batch_; }
+  std::vector<uint64_t> done;
+
+ private:
+  size_t last_batch_, polls_ = 0;
+};
+
+// Batch b ends after 10 (b + 1) units.
+std::vector<uint64_t> ends_of(size_t batches) {
+  std::vector<uint64_t> ends;
+  for (size_t b = 0; b < batches; ++b) ends.push_back(10 * (b + 1));
+  return ends;
+}
 
 TEST(SharedBatches, each_is_computed_once_by_the_rank_whose_turn_it_is) {
   for (const int64_t size : {1, 2, 3}) {
@@ -21,18 +38,19 @@ TEST(SharedBatches, each_is_computed_once_by_the_rank_whose_turn_it_is) {
       std::vector<int64_t> computed_by(batches, -1);
       std::vector<uint64_t> done;
       run_group(size, [&](Collectives& ranks) {
-        const auto progress = [&](uint64_t count) {
-          if (ranks.rank() == 0) done.push_back(count);
-        };
-        EXPECT_TRUE(compute_batches(batches, ranks, {progress, kNever}, [&](size_t b) {
+        RecordingWatch watch;
+        SharedBatches shared(ends_of(batches), ranks, watch);
+        while (const auto b = shared.next()) {
           const std::lock_guard lock(mutex);
-          EXPECT_EQ(computed_by[b], -1);
-          computed_by[b] = ranks.rank();
-        }));
+          EXPECT_EQ(computed_by[*b], -1);
+          computed_by[*b] = ranks.rank();
+        }
+        EXPECT_FALSE(shared.stopped());
+        if (ranks.rank() == 0) done = watch.done;
       });
       for (size_t b = 0; b < batches; ++b) EXPECT_EQ(computed_by[b], static_cast<int64_t>(b) % size);
       EXPECT_EQ(done.size(), (batches + static_cast<size_t>(size) - 1) / static_cast<size_t>(size));
-      EXPECT_TRUE(batches == 0 || done.back() == batches);
+      EXPECT_TRUE(batches == 0 || done.back() == 10 * batches);
     }
   }
 }
@@ -42,9 +60,10 @@ TEST(SharedBatches, a_stop_on_any_rank_is_one_on_all_after_the_batch_in_hand) {
     std::vector<std::vector<size_t>> computed(3);
     run_group(3, [&](Collectives& ranks) {
       std::vector<size_t>& mine = computed[static_cast<size_t>(ranks.rank())];
-      const auto stop = [&] { return ranks.rank() == stopped && mine.size() == 2; };
-      EXPECT_FALSE(
-          compute_batches(30, ranks, {[](uint64_t /*done*/) {}, stop}, [&](size_t b) { mine.push_back(b); }));
+      RecordingWatch watch(ranks.rank() == stopped ? 2 : 1000);
+      SharedBatches shared(ends_of(30), ranks, watch);
+      while (const auto b = shared.next()) mine.push_back(*b);
+      EXPECT_TRUE(shared.stopped());
     });
     for (int64_t rank = 0; rank < 3; ++rank)
       EXPECT_EQ(computed[static_cast<size_t>(rank)].size(), rank == stopped ? 2 : 3);
@@ -54,8 +73,10 @@ TEST(SharedBatches, a_stop_on_any_rank_is_one_on_all_after_the_batch_in_hand) {
 TEST(SharedBatches, one_process_stops_before_the_next_batch) {
   SingleRank alone;
   std::vector<size_t> computed;
-  EXPECT_FALSE(compute_batches(5, alone, {[](uint64_t /*done*/) {}, [&] { return computed.size() == 2; }},
-                               [&](size_t b) { computed.push_back(b); }));
+  RecordingWatch watch(2);
+  SharedBatches shared(ends_of(5), alone, watch);
+  while (const auto b = shared.next()) computed.push_back(*b);
+  EXPECT_TRUE(shared.stopped());
   EXPECT_THAT(computed, ElementsAre(0, 1));
 }
 

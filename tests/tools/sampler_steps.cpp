@@ -13,10 +13,15 @@ namespace {
 
 using namespace dtopp;
 
-at::Tensor denoise(const at::Tensor& x_BCHW, const at::Tensor& t_B, const Condition& condition) {
-  const auto per_image = [](const at::Tensor& value_B) { return value_B.to(at::kFloat).view({-1, 1, 1, 1}); };
-  return (3 * x_BCHW + 5 * per_image(t_B)).sin() + per_image(condition.class_B) * x_BCHW / 10;
-}
+class SineDenoiser final : public Denoiser {
+ public:
+  at::Tensor predict(const at::Tensor& x_BCHW, const at::Tensor& t_B, const Condition& condition) override {
+    const auto per_image = [](const at::Tensor& value_B) {
+      return value_B.to(at::kFloat).view({-1, 1, 1, 1});
+    };
+    return (3 * x_BCHW + 5 * per_image(t_B)).sin() + per_image(condition.class_B) * x_BCHW / 10;
+  }
+};
 
 void run(char** argv) {
   SamplerOptions options;
@@ -31,8 +36,12 @@ void run(char** argv) {
   given.class_B = read_tensor(input, "class");
   none.class_B = at::zeros_like(given.class_B);
   std::vector<at::Tensor> steps;
-  sample(denoise, read_tensor(input, "noise"), given, none, options,
-         [&](int64_t /*step*/, const at::Tensor& x_BCHW) { steps.push_back(x_BCHW); });
+  SineDenoiser denoiser;
+  Sampler sampler(denoiser, read_tensor(input, "noise"), given, none, options);
+  while (!sampler.is_done()) {
+    sampler.step();
+    steps.push_back(sampler.x_BCHW());
+  }
   TensorOutput output;
   output.add("steps", at::stack(steps));
   output.write(argv[7]);

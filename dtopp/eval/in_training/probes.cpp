@@ -73,8 +73,8 @@ class Probes final : public Periodic {
   std::optional<double> accuracy(const InferenceModel& model, const TaskRequests& requests,
                                  Collectives& ranks, const StopToken& stop) const {
     const int64_t batch_tokens = config_.training.micro_batch_size * config_.model.sequence_length;
-    const BatchHooks hooks = {[](uint64_t /*done*/) {}, [stop] { return stop.stop_requested(); }};
-    const auto scored = score_task(model, tokenizer_, requests, batch_tokens, ranks, hooks);
+    Watch watch(stop);
+    const auto scored = score_task(model, tokenizer_, requests, batch_tokens, ranks, watch);
     if (!scored) return std::nullopt;
     std::vector<Tally> tallies;
     try {

@@ -59,7 +59,7 @@ class TrainingGrids final : public Periodic {
  private:
   void draw(const Trainer& trainer) const {
     const at::NoGradGuard no_grad;
-    const auto never = [] { return false; };
+    Watch watch;
     const PictureRequest request = request_of(config_);
     const ParameterLookup parameter = [&](const std::string& name) {
       return trainer.parameters().model_param(name);
@@ -68,11 +68,11 @@ class TrainingGrids final : public Periodic {
                          bind_diffusion_transformer(config_.model, config_.routing, parameter),
                          trainer.training_inputs(), parameter("patch_embed.weight").device()};
     const auto targets = targets_of(config_, ParameterKind::kEma, /*wanted=*/0);
-    if (!targets.empty()) model.routing = solve_for_sampling(model, request, targets, never);
+    if (!targets.empty()) model.routing = solve_for_sampling(model, request, targets, watch);
     PictureGrid grid(request, layout_);
-    sample_pictures(denoiser_of(model, model.routing), config_.model, model.device, request,
-                    {[](uint64_t /*done*/) {}, never},
-                    [&](int64_t first, const at::Tensor& x0_BCHW) { grid.add(first, x0_BCHW); });
+    ModelDenoiser denoiser(model, model.routing);
+    PictureSampler sampler(denoiser, config_.model, model.device, request, watch);
+    while (const auto batch = sampler.next()) grid.add(*batch);
     if (trainer.ranks().rank() > 0) return;
     const std::filesystem::path path = grid_of(config_, trainer.state().step);
     make_directories(path.parent_path());

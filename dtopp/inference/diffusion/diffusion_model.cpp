@@ -15,10 +15,8 @@ DiffusionModel load_diffusion_model(const Checkpoint& checkpoint, ParameterKind 
   loaded.device = device;
   const ModelConfig& model = loaded.config.model;
   const RoutingConfig& routing = loaded.config.routing;
-  const auto read = [&](const std::string& name, const std::vector<int64_t>& shape) {
-    return kind == ParameterKind::kRaw ? checkpoint.parameter(name, shape) : checkpoint.ema(name, shape);
-  };
-  loaded.parameter = load_parameters(diffusion_transformer_parameters(model, routing), read, device);
+  loaded.parameter =
+      load_parameters(checkpoint, kind, diffusion_transformer_parameters(model, routing), device);
   loaded.model = bind_diffusion_transformer(model, routing, loaded.parameter);
   loaded.routing = load_thresholds(checkpoint, loaded.config, device);
   return loaded;
@@ -35,14 +33,11 @@ ImageLayout load_image_layout(const Checkpoint& checkpoint) {
   }
 }
 
-Denoiser denoiser_of(const DiffusionModel& model, const RoutingInputs& routing,
-                     ActivationStatistics* activations) {
-  return [&model, &routing, activations](const at::Tensor& x_BCHW, const at::Tensor& t_B,
-                                         const Condition& condition) {
-    const Prediction prediction = predict(model.model, x_BCHW, t_B, condition, routing);
-    if (activations != nullptr) activations->add(prediction.routing);
-    return prediction.output_BCHW;
-  };
+at::Tensor ModelDenoiser::predict(const at::Tensor& x_BCHW, const at::Tensor& t_B,
+                                  const Condition& condition) {
+  const Prediction prediction = dtopp::predict(model_.model, x_BCHW, t_B, condition, routing_);
+  if (activations_ != nullptr) activations_->add(prediction.routing);
+  return prediction.output_BCHW;
 }
 
 std::vector<double> targets_of(const RunConfig& config, ParameterKind kind, double wanted) {

@@ -3,13 +3,11 @@
 
 #include "dtopp/checkpoint/checkpoint.h"
 #include "dtopp/data/images/image_data.h"
+#include "dtopp/inference/checkpoint_tensors.h"
 #include "dtopp/inference/diffusion/sampler.h"
 #include "dtopp/models/diffusion_transformer/diffusion_transformer.h"
 
 namespace dtopp {
-
-// kRaw: the parameters that the optimizer updates. kEma: their exponential moving average (EMA).
-enum class ParameterKind { kRaw, kEma };
 
 struct DiffusionModel {
   RunConfig config;
@@ -27,12 +25,20 @@ DiffusionModel load_diffusion_model(const Checkpoint& checkpoint, ParameterKind 
 // Returns the layout of the training images. Throws CheckpointError if it is missing or damaged.
 ImageLayout load_image_layout(const Checkpoint& checkpoint);
 
-// Returns predict() of the model as a function. It adds the selected experts to `activations` unless that is
-// null.
-//
-// Preconditions: `model`, `routing` and `activations` outlive the returned function
-Denoiser denoiser_of(const DiffusionModel& model, const RoutingInputs& routing,
-                     ActivationStatistics* activations = nullptr);
+// A model that denoises with these thresholds. It adds the selected experts to `activations` unless that is
+// null. All three must outlive it.
+class ModelDenoiser final : public Denoiser {
+ public:
+  ModelDenoiser(const DiffusionModel& model, const RoutingInputs& routing,
+                ActivationStatistics* activations = nullptr)
+      : model_(model), routing_(routing), activations_(activations) {}
+  at::Tensor predict(const at::Tensor& x_BCHW, const at::Tensor& t_B, const Condition& condition) override;
+
+ private:
+  const DiffusionModel& model_;
+  const RoutingInputs& routing_;
+  ActivationStatistics* activations_;
+};
 
 // Returns the targets of active experts that p must be solved for. Empty: p of the checkpoint is used.
 //

@@ -62,11 +62,18 @@ struct Question {
   }
 };
 
-// Collects every `stride`-th image of all forward passes.
-class Questions {
+// Collects every `stride`-th image of all forward passes of a model.
+class Questions final : public Denoiser {
  public:
-  explicit Questions(int64_t stride) : stride_(stride) {}
+  Questions(Denoiser& denoiser, int64_t stride) : denoiser_(denoiser), stride_(stride) {}
 
+  at::Tensor predict(const at::Tensor& x_BCHW, const at::Tensor& t_B, const Condition& condition) override {
+    add(x_BCHW, t_B, condition);
+    return denoiser_.predict(x_BCHW, t_B, condition);
+  }
+  Question all() const { return {at::cat(x_), at::cat(t_), {joined(class_), joined(text_)}}; }
+
+ private:
   void add(const at::Tensor& x_BCHW, const at::Tensor& t_B, const Condition& condition) {
     const int64_t first = (stride_ - seen_ % stride_) % stride_;
     seen_ += t_B.size(0);
@@ -79,71 +86,67 @@ class Questions {
     pick(condition.class_B, class_);
     pick(condition.text_BLS, text_);
   }
-  Question all() const { return {at::cat(x_), at::cat(t_), {joined(class_), joined(text_)}}; }
-
- private:
   static at::Tensor joined(const std::vector<at::Tensor>& parts) {
     return parts.empty() ? at::Tensor() : at::cat(parts);
   }
 
+  Denoiser& denoiser_;
   int64_t stride_, seen_ = 0;
   std::vector<at::Tensor> x_, t_, class_, text_;
 };
 
-void sample_from(const RandomStream& stream, const Denoiser& denoise, const ModelConfig& model,
-                 const at::Device& device, const PictureRequest& request, const BatchHooks& hooks,
-                 const TakePictures& take) {
-  const at::NoGradGuard no_grad;
-  for (int64_t first = 0; first < request.count; first += request.batch_size) {
-    const int64_t count = std::min(request.batch_size, request.count - first);
-    const Condition given = condition_of(request, first, count, device);
-    const at::Tensor noise = to_device(draw_noise(stream, model, first, count), device);
-    const auto after_step = [&](int64_t step, const at::Tensor& /*x_BCHW*/) {
-      hooks.progress(static_cast<uint64_t>(first * request.sampler.steps + count * step));
-      if (hooks.stop()) throw Stopped("stopped before all pictures were generated; none is kept");
-    };
-    const at::Tensor x0_BCHW =
-        sample(denoise, noise, given, without_condition(given, model), request.sampler, after_step);
-    if (!x0_BCHW.isfinite().all().item<bool>())
-      throw NumericalError("pictures " + std::to_string(first) + " to " + std::to_string(first + count - 1) +
-                           ": not finite; use a lower --guidance, more --steps or an earlier checkpoint");
-    take(first, x0_BCHW.cpu().contiguous());
-  }
-}
-
 }  // namespace
 
-void sample_pictures(const Denoiser& denoise, const ModelConfig& model, const at::Device& device,
-                     const PictureRequest& request, const BatchHooks& hooks, const TakePictures& take) {
-  sample_from(RandomStream(request.seed, "sample"), denoise, model, device, request, hooks, take);
+PictureSampler::PictureSampler(Denoiser& denoiser, const ModelConfig& model, const at::Device& device,
+                               const PictureRequest& request, Watch& watch, const char* stream)
+    : denoiser_(denoiser),
+      model_(model),
+      device_(device),
+      request_(request),
+      watch_(watch),
+      stream_(request.seed, stream) {}
+
+std::optional<PictureBatch> PictureSampler::next() {
+  const at::NoGradGuard no_grad;
+  const int64_t first = first_, count = std::min(request_.batch_size, request_.count - first);
+  if (count <= 0) return std::nullopt;
+  const Condition given = condition_of(request_, first, count, device_);
+  Sampler sampler(denoiser_, to_device(draw_noise(stream_, model_, first, count), device_), given,
+                  without_condition(given, model_), request_.sampler);
+  while (!sampler.is_done()) {
+    sampler.step();
+    watch_.update(static_cast<uint64_t>(first * request_.sampler.steps + count * sampler.steps()));
+    if (watch_.stop_requested()) throw Stopped("stopped before all pictures were generated; none is kept");
+  }
+  if (!sampler.x_BCHW().isfinite().all().item<bool>())
+    throw NumericalError("pictures " + std::to_string(first) + " to " + std::to_string(first + count - 1) +
+                         ": not finite; use a lower --guidance, more --steps or an earlier checkpoint");
+  first_ += count;
+  return PictureBatch{first, sampler.x_BCHW().cpu().contiguous()};
 }
 
 RoutingInputs solve_for_sampling(const DiffusionModel& model, const PictureRequest& request,
-                                 const std::vector<double>& targets, const std::function<bool()>& stop) {
+                                 const std::vector<double>& targets, Watch& watch) {
   const at::NoGradGuard no_grad;
   const ModelConfig& config = model.config.model;
   PictureRequest few = request;
   few.count = few.batch_size = kSolvePictures;
   const int64_t images = kSolvePictures * request.sampler.steps * 2;  // approximate number of model inputs
+  ModelDenoiser denoiser(model, model.routing);
   // The stride is odd, so that batches whose size is a power of two contribute each of their positions.
-  Questions questions(std::max<int64_t>(1, images * config.tokens_per_sample() / kSolveTokens) | 1);
-  const Denoiser denoise = denoiser_of(model, model.routing);
-  const auto watched = [&](const at::Tensor& x_BCHW, const at::Tensor& t_B, const Condition& condition) {
-    questions.add(x_BCHW, t_B, condition);
-    return denoise(x_BCHW, t_B, condition);
-  };
-  const BatchHooks hooks{[](uint64_t /*done*/) {}, stop};
-  sample_from(RandomStream(request.seed, "thresholds of a sample"), watched, config, model.device, few, hooks,
-              [](int64_t /*first*/, const at::Tensor& /*x0_BCHW*/) {});
+  Questions questions(denoiser, std::max<int64_t>(1, images * config.tokens_per_sample() / kSolveTokens) | 1);
+  PictureSampler sampler(questions, config, model.device, few, watch, "thresholds of a sample");
+  while (sampler.next()) {
+  }
   const Question all = questions.all();
   return solve_thresholds(
       model.config.routing, config.num_layers, targets, model.device,
       [&](const RoutingInputs& inputs) {
         ActivationStatistics counts(config.num_layers);
-        const Denoiser counting = denoiser_of(model, inputs, &counts);
+        ModelDenoiser counting(model, inputs, &counts);
         for (int64_t first = 0; first < all.t_B.size(0); first += request.batch_size) {
           const Question some = all.from(first, request.batch_size);
-          counting(some.x_BCHW, some.t_B, some.condition);
+          counting.predict(some.x_BCHW, some.t_B, some.condition);
         }
         return counts.summary().mean;
       },

@@ -5,12 +5,13 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
+#include <optional>
 #include <vector>
 
+#include "dtopp/base/random.h"
 #include "dtopp/data/images/image_data.h"
 #include "dtopp/inference/diffusion/diffusion_model.h"
-#include "dtopp/inference/shared_batches.h"
+#include "dtopp/inference/watch.h"
 
 namespace dtopp {
 
@@ -23,16 +24,33 @@ struct PictureRequest {
   SamplerOptions sampler{};
 };
 
-// Receives pictures first, first + 1, …, in the model's value range, f32 on the host.
-using TakePictures = std::function<void(int64_t first, const at::Tensor& x0_BCHW)>;
+// Pictures first, first + 1, …, in the model's value range, f32 on the host.
+struct PictureBatch {
+  int64_t first = 0;
+  at::Tensor x0_BCHW;
+};
 
-// Samples all pictures in order and passes them to `take` batch by batch.
-//
-// The progress of `hooks` counts sampler steps of pictures: count * steps at the end.
-//
-// Throws: Stopped if a stop is requested; NumericalError if a picture is not finite
-void sample_pictures(const Denoiser& denoise, const ModelConfig& model, const at::Device& device,
-                     const PictureRequest& request, const BatchHooks& hooks, const TakePictures& take);
+// Samples the pictures of a request in order, batch by batch. All arguments must outlive it.
+class PictureSampler {
+ public:
+  // `stream` names the random numbers of the noise.
+  PictureSampler(Denoiser& denoiser, const ModelConfig& model, const at::Device& device,
+                 const PictureRequest& request, Watch& watch, const char* stream = "sample");
+
+  // Returns nullopt after the last batch. The progress of the watch counts sampler steps of pictures.
+  //
+  // Throws: Stopped if a stop is requested; NumericalError if a picture is not finite
+  std::optional<PictureBatch> next();
+
+ private:
+  Denoiser& denoiser_;
+  const ModelConfig& model_;
+  at::Device device_;
+  const PictureRequest& request_;
+  Watch& watch_;
+  RandomStream stream_;
+  int64_t first_ = 0;
+};
 
 // Returns the thresholds p at which sampling activates `targets` experts per token (solve_thresholds).
 //
@@ -40,9 +58,9 @@ void sample_pictures(const Denoiser& denoise, const ModelConfig& model, const at
 // pictures with the conditions of `request` and other noise, sampled with the model's own thresholds. The
 // result does not depend on request.count.
 //
-// Throws: Stopped if `stop` returns true
+// Throws: Stopped if a stop is requested
 RoutingInputs solve_for_sampling(const DiffusionModel& model, const PictureRequest& request,
-                                 const std::vector<double>& targets, const std::function<bool()>& stop);
+                                 const std::vector<double>& targets, Watch& watch);
 
 // Converts latents to the units of the prepared data: x / scale + shift. x0_BCHW is f32 on the host.
 at::Tensor to_latents(const at::Tensor& x0_BCHW, const ImageLayout& layout);

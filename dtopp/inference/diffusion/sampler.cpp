@@ -13,54 +13,6 @@ at::Tensor rows(const at::Tensor& first, const at::Tensor& second) {
   return first.defined() ? at::cat({first, second}) : first;
 }
 
-// Computes the guided prediction v at x and t.
-class GuidedDenoiser {
- public:
-  GuidedDenoiser(const Denoiser& denoise, const Condition& given, const Condition& none,
-                 const SamplerOptions& options)
-      : denoise_(denoise), given_(given), options_(options) {
-    if (options.guidance != 1)
-      both_ = {rows(given.class_B, none.class_B), rows(given.text_BLS, none.text_BLS)};
-  }
-
-  at::Tensor operator()(const at::Tensor& x_BCHW, double t) const {
-    const at::Tensor t_B = at::full({x_BCHW.size(0)}, t, x_BCHW.options());
-    const bool inside = options_.guidance_begin <= t && t <= options_.guidance_end;
-    if (options_.guidance == 1 || !inside) return denoise_(x_BCHW, t_B, given_);
-    const auto f = denoise_(at::cat({x_BCHW, x_BCHW}), at::cat({t_B, t_B}), both_).chunk(2);
-    return f[1] + options_.guidance * (f[0] - f[1]);
-  }
-
- private:
-  const Denoiser& denoise_;
-  const Condition& given_;
-  const SamplerOptions& options_;
-  Condition both_;
-};
-
-at::Tensor flow_step(const GuidedDenoiser& predict, const at::Tensor& x_BCHW, int64_t k,
-                     const SamplerOptions& options) {
-  const auto time = [&](int64_t step) {
-    return static_cast<double>(options.steps - step) / static_cast<double>(options.steps);
-  };
-  const double t = time(k), next = time(k + 1);
-  const at::Tensor v = predict(x_BCHW, t);
-  const at::Tensor euler = x_BCHW + (next - t) * v;
-  if (options.method == SamplerMethod::kEuler || k + 1 == options.steps) return euler;
-  return x_BCHW + (next - t) / 2 * (v + predict(euler, next));
-}
-
-at::Tensor ddim_step(const GuidedDenoiser& predict, const at::Tensor& x_BCHW, int64_t k,
-                     const SamplerOptions& options, const at::Tensor& alpha) {
-  const int64_t stride = kDdpmSteps / options.steps;
-  const int64_t step = (options.steps - 1 - k) * stride, next = step - stride;
-  const double a = alpha[step].item<double>();
-  const double a_next = next < 0 ? 1.0 : alpha[next].item<double>();
-  const at::Tensor noise = predict(x_BCHW, static_cast<double>(step) / kDdpmSteps);
-  const at::Tensor x0 = (x_BCHW - std::sqrt(1 - a) * noise) / std::sqrt(a);
-  return std::sqrt(a_next) * x0 + std::sqrt(1 - a_next) * noise;
-}
-
 }  // namespace
 
 void validate(const SamplerOptions& options, Objective objective) {
@@ -76,18 +28,47 @@ void validate(const SamplerOptions& options, Objective objective) {
                      std::to_string(kDdpmSteps));
 }
 
-at::Tensor sample(const Denoiser& denoise, const at::Tensor& noise_BCHW, const Condition& given,
-                  const Condition& none, const SamplerOptions& options, const StepObserver& after_step) {
+Sampler::Sampler(Denoiser& denoiser, at::Tensor noise_BCHW, Condition given, const Condition& none,
+                 const SamplerOptions& options)
+    : denoiser_(denoiser), given_(std::move(given)), options_(options), x_BCHW_(std::move(noise_BCHW)) {
+  if (options.guidance != 1)
+    both_ = {rows(given_.class_B, none.class_B), rows(given_.text_BLS, none.text_BLS)};
+  if (options.method == SamplerMethod::kDdim) alpha_ = ddpm_alpha_products(at::kCPU);
+}
+
+void Sampler::step() {
   const at::NoGradGuard no_grad;
-  const GuidedDenoiser predict(denoise, given, none, options);
-  const bool ddim = options.method == SamplerMethod::kDdim;
-  const at::Tensor alpha = ddim ? ddpm_alpha_products(at::kCPU) : at::Tensor();
-  at::Tensor x_BCHW = noise_BCHW;
-  for (int64_t k = 0; k < options.steps; ++k) {
-    x_BCHW = ddim ? ddim_step(predict, x_BCHW, k, options, alpha) : flow_step(predict, x_BCHW, k, options);
-    if (after_step) after_step(k + 1, x_BCHW);
-  }
-  return x_BCHW;
+  x_BCHW_ = options_.method == SamplerMethod::kDdim ? ddim_step() : flow_step();
+  ++steps_;
+}
+
+at::Tensor Sampler::predict(const at::Tensor& x_BCHW, double t) const {
+  const at::Tensor t_B = at::full({x_BCHW.size(0)}, t, x_BCHW.options());
+  const bool inside = options_.guidance_begin <= t && t <= options_.guidance_end;
+  if (options_.guidance == 1 || !inside) return denoiser_.predict(x_BCHW, t_B, given_);
+  const auto f = denoiser_.predict(at::cat({x_BCHW, x_BCHW}), at::cat({t_B, t_B}), both_).chunk(2);
+  return f[1] + options_.guidance * (f[0] - f[1]);
+}
+
+at::Tensor Sampler::flow_step() const {
+  const auto time = [&](int64_t step) {
+    return static_cast<double>(options_.steps - step) / static_cast<double>(options_.steps);
+  };
+  const double t = time(steps_), next = time(steps_ + 1);
+  const at::Tensor v = predict(x_BCHW_, t);
+  const at::Tensor euler = x_BCHW_ + (next - t) * v;
+  if (options_.method == SamplerMethod::kEuler || steps_ + 1 == options_.steps) return euler;
+  return x_BCHW_ + (next - t) / 2 * (v + predict(euler, next));
+}
+
+at::Tensor Sampler::ddim_step() const {
+  const int64_t stride = kDdpmSteps / options_.steps;
+  const int64_t step = (options_.steps - 1 - steps_) * stride, next = step - stride;
+  const double a = alpha_[step].item<double>();
+  const double a_next = next < 0 ? 1.0 : alpha_[next].item<double>();
+  const at::Tensor noise = predict(x_BCHW_, static_cast<double>(step) / kDdpmSteps);
+  const at::Tensor x0 = (x_BCHW_ - std::sqrt(1 - a) * noise) / std::sqrt(a);
+  return std::sqrt(a_next) * x0 + std::sqrt(1 - a_next) * noise;
 }
 
 }  // namespace dtopp

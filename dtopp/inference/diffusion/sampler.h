@@ -16,7 +16,6 @@
 
 #include <array>
 #include <cstdint>
-#include <functional>
 #include <string_view>
 #include <utility>
 
@@ -41,19 +40,37 @@ struct SamplerOptions {
 // Throws UsageError if the method does not match the objective or there are too many steps for it.
 void validate(const SamplerOptions& options, Objective objective);
 
-// Returns the model's prediction (predict() of diffusion_transformer.h), f32 [B, C, H, W].
-using Denoiser =
-    std::function<at::Tensor(const at::Tensor& x_BCHW, const at::Tensor& t_B, const Condition& condition)>;
+// The model that a sampler calls.
+class Denoiser {
+ public:
+  virtual ~Denoiser() = default;
+  // Returns the prediction v, f32 [B, C, H, W].
+  virtual at::Tensor predict(const at::Tensor& x_BCHW, const at::Tensor& t_B, const Condition& condition) = 0;
+};
 
-// Receives x after each step. Steps are counted from 1.
-using StepObserver = std::function<void(int64_t step, const at::Tensor& x_BCHW)>;
+// A batch of pictures between noise and the last step.
+class Sampler {
+ public:
+  // Samples with the condition `given`. `none` is the condition without class and text; it is unused if g is
+  // 1. noise_BCHW is f32 [B, C, H, W], on the model's device. `denoiser` must outlive the sampler.
+  Sampler(Denoiser& denoiser, at::Tensor noise_BCHW, Condition given, const Condition& none,
+          const SamplerOptions& options);
 
-// Samples pictures with the condition `given`, in the model's value range.
-//
-// `none` is the condition without class and text. It is unused if g is 1.
-//
-// Shapes: noise_BCHW f32 [B, C, H, W], on the model's device -> f32 [B, C, H, W]
-at::Tensor sample(const Denoiser& denoise, const at::Tensor& noise_BCHW, const Condition& given,
-                  const Condition& none, const SamplerOptions& options, const StepObserver& after_step = {});
+  bool is_done() const { return steps_ == options_.steps; }
+  int64_t steps() const { return steps_; }  // steps done
+  void step();
+  const at::Tensor& x_BCHW() const { return x_BCHW_; }  // f32, in the model's value range
+
+ private:
+  at::Tensor predict(const at::Tensor& x_BCHW, double t) const;  // with guidance
+  at::Tensor flow_step() const;
+  at::Tensor ddim_step() const;
+
+  Denoiser& denoiser_;
+  Condition given_, both_;
+  SamplerOptions options_;
+  at::Tensor alpha_, x_BCHW_;
+  int64_t steps_ = 0;
+};
 
 }  // namespace dtopp
