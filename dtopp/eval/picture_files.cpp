@@ -105,7 +105,7 @@ void require_writable(const fs::path& output, const PictureRequest& request, con
   if (layout.is_latent && !npz)
     throw UsageError("--output " + output.string() +
                      ": this model generates latents, not pictures; name an .npz file");
-  if (!npz && !layout.is_latent && layout.shape.channels != 1 && layout.shape.channels != 3)
+  if (!layout.is_latent && layout.shape.channels != 1 && layout.shape.channels != 3)
     throw UsageError("--output " + output.string() +
                      ": pictures have 1 or 3 channels, but the model's have " +
                      std::to_string(layout.shape.channels));

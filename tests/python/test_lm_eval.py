@@ -1,11 +1,13 @@
 """`dtopp convert lm-eval` and python -m dtopp.lm_eval: lm-eval gives the same result for every item as `dtopp
 evaluate`, which uses C++ code and its own model."""
 
+import ast
 import functools
 import importlib.util
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 
@@ -21,7 +23,8 @@ DATA = tiny_run.ROOT / os.environ.get("DTOPP_DATA", "../shared") / "eval/data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"{DATA} is not there")
 TOKENIZER = tiny_language_run.TOKENIZER if tiny_run.FULL else tiny_language_run.SMALL_TOKENIZER
 LIMIT = 50 if tiny_run.FULL else 2
-SEPARATOR = "\x1e"
+MODULE = (tiny_run.ROOT / "python/dtopp/lm_eval.py").read_text()
+SEPARATOR = ast.literal_eval(re.search('^SEPARATOR = (".*")$', MODULE, re.MULTILINE)[1])
 
 
 def convert(folder, *arguments):
@@ -180,7 +183,7 @@ def test_requests_are_evaluates_to_the_id(run, dtopp_lm_eval, model, tasks, tmp_
 
 @needs_data
 def test_documents_are_whole(tasks):
-    """Every item of every data set is present, with its parts separated by one character."""
+    """Every item of every data set is present, with its parts separated by the character that dtopp.lm_eval expects."""
     counts = {}
     for path in (tasks / "data").iterdir():
         lines = path.read_text().split("\n")

@@ -206,18 +206,28 @@ def test_a_study_is_its_runs_its_table_and_its_curves(tmp_path, open_page):
 def test_evaluations_in_the_runs_folder_are_shown(tmp_path, open_page):
     run = write_run(tmp_path / "one", "one", 120)
     copa = {"accuracy": 0.53, "stderr": 0.05, "items": 100}
-    (run / "tasks.json").write_text(json.dumps({"tasks": {"copa": copa}, "average": 0.53}))
-    (run / "sweep.json").write_text(json.dumps({"sweep": [
+    (run / "tasks.json").write_text(json.dumps({"step": 120, "p": [0.4], "tasks": {"copa": copa}, "average": 0.53}))
+    (run / "earlier.json").write_text(json.dumps({"step": 60, "tasks": {"copa": copa | {"accuracy": 0.5}}, "average": 0.5}))
+    (run / "other_budget.json").write_text(json.dumps(
+        {"step": 120, "target_experts": 3.5, "tasks": {"copa": copa | {"accuracy": 0.6}}, "average": 0.6}))
+    (run / "torn.json").write_text('{"step": 120, "tasks": {"copa')
+    (run / "no_step.json").write_text(json.dumps({"tasks": {"copa": copa}, "average": 0.53}))
+    (run / "sweep.json").write_text(json.dumps({"step": 120, "sweep": [
         {"target_experts": t, "active_experts": t, "nll": 5 - t / 10, "perplexity": 1.0, "tokens": 9} for t in (2, 4, 3)]}))
     (run / "activations.json").write_text(json.dumps({
-        "layers": [{"histogram": [0, 3, 1], "expert_load": [0.5, 0.75]}, {"histogram": [0, 1, 1], "expert_load": [1.0, 0.5]}],
+        "step": 120, "layers": [{"histogram": [0, 3, 1], "expert_load": [0.5, 0.75]}, {"histogram": [0, 1, 1], "expert_load": [1.0, 0.5]}],
         "tokens_by": {"position": [{"kind": "first", "tokens": 4, "mean": 1.5, "deviation": 0.5, "layer_means": [1, 2]}]}}))
     page = open_page(report(tmp_path / "report.html", run))
     sweep = charts_of(page, "Loss at other budgets, from one checkpoint")["series"][0]
     assert sweep["x"] == [2, 3, 4] and same(sweep["y"], [4.8, 4.7, 4.6])
-    assert charts_of(page, "Share of tokens by their number of experts")["series"][0]["y"] == [0, 0.75, 0.25]
-    benchmark = page.locator("#compared table").first.locator("tbody tr").first.locator("th, td").all_text_contents()
-    assert benchmark == ["copa", "53.0 ± 9.8", "69.0", "82.0", "82.0", "85.0"]
+    assert charts_of(page, "Share of tokens by their number of experts, step 120")["series"][0]["y"] == [0, 0.75, 0.25]
+    table = page.locator("#compared table").first
+    assert table.locator("thead th").all_text_contents()[:4] == ["task", "one, step 60", "one, step 120",
+                                                                 "one, step 120, 3.5 experts"]
+    benchmark = table.locator("tbody tr").first.locator("th, td").all_text_contents()
+    assert benchmark == ["copa", "50.0 ± 9.8", "53.0 ± 9.8", "60.0 ± 9.8", "69.0", "82.0", "82.0", "85.0"]
+    notes = page.locator("body").text_content()
+    assert f"{run}/torn.json: invalid JSON; skipped" in notes and f"{run}/no_step.json: is not a complete file" in notes
     assert page.locator("#experts td", has_text="position").count() == 1
 
 

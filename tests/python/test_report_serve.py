@@ -120,17 +120,19 @@ def test_bad_input_is_one_line_and_its_exit_status(tmp_path):
     empty.mkdir()
     unfinished = write_run(tmp_path / "unfinished", "unfinished", 120)
     (unfinished / "metrics.jsonl").unlink()
-    broken = write_run(tmp_path / "broken", "broken", 120)
-    (broken / "tasks.json").write_text('{"tasks": {"copa": {}}, "average": 1}')
     study = tmp_path / "study"
     study.mkdir()
     (study / "study.json").write_text("{}")
     for run, status, word in ((tmp_path / "nowhere", 2, "nowhere"), (empty, 2, "empty"), (unfinished, 2, "metrics.jsonl"),
-                              (damaged, 3, "line 2"), (broken, 3, "tasks.json"), (study, 3, "study.json")):
+                              (damaged, 3, "line 2"), (study, 3, "study.json")):
         done = tiny_run.dtopp("report", run, "--output", tmp_path / "report.html")
         assert done.returncode == status and word in done.stderr and done.stderr.count("\n") == 1, (run, done.stderr)
         assert not (tmp_path / "report.html").exists()
     fine = write_run(tmp_path / "fine", "fine", 120)
+    (fine / "tasks.json").write_text('{"step": 120, "tasks": {"copa": {}}, "average": 1}')
+    done = tiny_run.dtopp("report", fine, "--output", tmp_path / "report.html")
+    assert done.returncode == 0 and "tasks.json: is not a complete file" in done.stderr and done.stderr.count("\n") == 1
+    assert "tasks.json: is not a complete file" in (tmp_path / "report.html").read_text()
     done = tiny_run.dtopp("report", fine, "--output", tmp_path / "no/where/report.html")
     assert done.returncode == 3 and done.stderr.count("\n") == 1, done.stderr
     assert tiny_run.dtopp("report", "--output", tmp_path / "report.html").returncode == 2

@@ -135,6 +135,29 @@ def test_all_takes_what_fits_the_model_and_names_the_rest(short_run, tmp_path):
 
 
 @needs_data
+def test_results_of_another_checkpoint_are_not_overwritten(run, tmp_path):
+    arguments = ["--tasks", "copa", "--limit", "2", "--output"]
+    folder = tmp_path / "results"
+    folder.mkdir()
+    assert evaluate(run, *arguments, folder).returncode == 0
+    (file,) = folder.iterdir()
+    results = json.loads(file.read_text())
+    assert file.name == f"tasks-step-{results['step']:08}.json" and results["step"] > 0
+    assert ("p" in results) == ("dense" not in str(run)) and "target_experts" not in results
+    assert evaluate(run, *arguments, file).returncode == 0
+    file.write_text(json.dumps(results | {"step": 1}))
+    done = evaluate(run, *arguments, file)
+    assert done.returncode == 2 and "holds the results of step 1, but these are of step" in done.stderr
+    assert json.loads(file.read_text())["step"] == 1
+    if "dense" in str(run):
+        return
+    (tmp_path / "text.txt").write_text(tiny_language_run.TEXT * 20)
+    assert evaluate(run, *arguments, folder, "--target-experts", "2", "--target-text", tmp_path / "text.txt").returncode == 0
+    other = folder / f"tasks-step-{results['step']:08}-experts-2.json"
+    assert json.loads(other.read_text())["target_experts"] == 2
+
+
+@needs_data
 def test_what_dtopp_did_not_write_stays(run, tmp_path):
     """A folder with the name of the one that stores finished tasks."""
     parts = tmp_path / "results.json.parts"
