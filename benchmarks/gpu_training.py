@@ -22,7 +22,7 @@ from training_side import BINARY, Side
 from yardstick import report
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PRESETS = [ROOT / f"configs/moe-{name}-64e8a-dtop-p.yaml" for name in ("1.3b-6.9b", "0.4b-3.7b")]
+PRESETS = [ROOT / f"configs/moe-{name}-64e8a.yaml" for name in ("1.3b-6.9b", "0.4b-3.7b")]
 BATCH, MICRO_BATCH = "training.global_batch_size", "training.micro_batch_size"
 # Runs in a process of its own, because a context occupies device memory as long as it exists.
 ASK_DEVICE = "import torch as t; t.cuda.is_available() and print(t.cuda.mem_get_info()[0], t.cuda.get_device_name())"
@@ -36,8 +36,8 @@ def texts():
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", type=pathlib.Path, help="the run's YAML file; default: the first that fits of moe-1.3b-6.9b-64e8a-dtop-p "
-                                                            "and moe-0.4b-3.7b-64e8a-dtop-p")
+    parser.add_argument("--preset", type=pathlib.Path, help="the run's YAML file; default: the first that fits of moe-1.3b-6.9b-64e8a "
+                                                            "and moe-0.4b-3.7b-64e8a")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="time limit of training; later steps are missing")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
@@ -125,7 +125,7 @@ def main():
     seconds = [plan["tokens_per_step"] / line["throughput/tokens_per_second"] for line in lines]
     planned, peak = plan["memory_bytes"], lines[-1]["memory/peak_bytes"]
     routed = "moe/active_experts" in lines[0]
-    targets = config["routing"]["target_experts"]
+    targets = config["routing"]["experts"]
     report(case="gpu_training", preset=preset.stem, device=device, precision=config["training"]["precision"],
            products=os.environ.get("DTOPP_MOE_PRODUCTS") or fused_kernels(), steps=len(lines),
            global_batch_size=config["training"]["global_batch_size"], micro_batch_size=micro_batch,

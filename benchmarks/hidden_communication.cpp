@@ -127,7 +127,7 @@ RunConfig config_of(const Options& options) {
   config.model.num_experts = 16;
   config.model.vocab_size = options.vocab_size;
   config.model.sequence_length = 256;
-  config.routing.target_experts = {4};
+  config.routing.experts = {4};
   config.training.global_batch_size = 2 * kRanks * options.micro_batches;
   config.training.micro_batch_size = 2;
   config.training.steps = 1000;

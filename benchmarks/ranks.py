@@ -31,7 +31,7 @@ def write_tokens(folder, count=400_000):
 
 def write_config(path, tokens, steps):
     path.write_text(yaml.safe_dump({
-        "model": MODEL, "routing": {"method": "dtop_p", "target_experts": [4]},
+        "model": MODEL, "routing": {"method": "dtop_p", "experts": [4]},
         "data": {"train": [str(tokens)]},
         "optimizer": {"warmup_steps": 1},
         "training": {"steps": steps, "global_batch_size": 16, "micro_batch_size": 2, "precision": "fp32", "threads": 1},

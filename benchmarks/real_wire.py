@@ -33,7 +33,7 @@ STEPS = (6, 18)
 def write_config(folder):
     tiny_run.write_tokens(folder / "tokens.npy", 200_000, seed=1)
     (folder / "run.yaml").write_text(yaml.safe_dump({
-        "model": MODEL, "routing": {"method": "dtop_p", "target_experts": [4]},
+        "model": MODEL, "routing": {"method": "dtop_p", "experts": [4]},
         "data": {"train": [str(folder / "tokens.npy")]},
         "training": {"global_batch_size": BATCH, "micro_batch_size": 8, "precision": "fp32", "threads": 1},
         "validation": {"every": 0}, "checkpoint": {"every": 0}, "logging": {"tensorboard": False}}))

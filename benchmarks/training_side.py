@@ -86,8 +86,8 @@ def routing_of(method, experts, active):
     if method == "dense":
         return {}
     if method == "top_k":
-        return {"method": "top_k", "top_k": active}
-    return {"method": "dtop_p", "target_experts": active, "threshold": starting_threshold(experts, active),
+        return {"method": "top_k", "experts": active}
+    return {"method": "dtop_p", "experts": active, "threshold": starting_threshold(experts, active),
             "controller": "solve" if method == "solve" else "pi"}
 
 

@@ -8,7 +8,7 @@ namespace {
 
 double flops_with(RunConfig config, int64_t experts) {
   config.routing.method = RoutingMethod::kTopK;
-  config.routing.top_k = experts;
+  config.routing.experts = {static_cast<double>(experts)};
   return static_cast<double>(make_plan(config).flops_per_token);
 }
 

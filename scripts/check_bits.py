@@ -9,7 +9,9 @@ values in metrics.jsonl that no clock changes. Bits depend on the processor, so 
 
 --renamed OLD=NEW allows a name that changed on purpose: metric/..., tensor/..., state/... or config/..., or some whole words of
 it, as in mlp.gate=mlp.router. OLD= allows that OLD is gone, and =NEW that NEW is new. Both allow a new value. If OLD is a
-configuration key, `record` and `--commit` pass OLD to the program. @FILE reads arguments from a file, one per line.
+configuration key, `record` and `--commit` pass OLD to the program; --old KEY=VALUE passes it one more setting in every run.
+@FILE reads arguments from a file, one per line. The keys before routing.experts need --renamed
+routing.target_experts=routing.experts and --old routing.top_k=3.
 Exit status: 0 no difference, 1 differences, 2 the check cannot run."""
 
 import argparse
@@ -32,7 +34,7 @@ STEPS = 12
 
 # All configuration keys are here. Sizes are not multiples of a vector, so loop tails run too.
 BASE = f"""
-    routing.method=dtop_p routing.threshold=0.3 routing.target_experts=3 routing.kp=0.5 routing.ki=0.5
+    routing.method=dtop_p routing.threshold=0.3 routing.experts=3 routing.kp=0.5 routing.ki=0.5
     loss.load_balance=0.01 loss.dynamic=0.001 loss.router_z=0.001
     optimizer.lr=0.01 optimizer.min_lr=0.001 optimizer.warmup_steps=3 optimizer.grad_clip=0.5
     training.steps={STEPS} training.global_batch_size=16 training.micro_batch_size=2 training.seed=3
@@ -44,7 +46,7 @@ LANGUAGE_MODEL = BASE + """
     data.train=[text] data.validation=[short] validation.tokens=740"""
 DIFFUSION = BASE + """
     model.type=diffusion_transformer model.hidden_size=40 model.num_layers=3 model.num_heads=2 model.ffn_hidden_size=21
-    model.num_experts=8 model.image_size=10 model.channels=3 model.num_classes=5
+    model.num_experts=8 model.image_size=10 model.channels=3 model.patch_size=2 model.num_classes=5
     diffusion.condition_dropout=0.3 diffusion.ema_decay=0.9 diffusion.samples_every=0
     data.train=[pixels] data.validation=[pixels] validation.tokens=500"""
 DENSE = " model.num_experts=1 model.ffn_hidden_size=84 loss.load_balance=0 loss.dynamic=0 loss.router_z=0"
@@ -57,7 +59,7 @@ NODES = {"2 nodes x EP 2": (4, 2, 2)}
 MANY = EXPERTS | NODES | {"4 ranks": (4, 1, 1), "EP 4": (4, 1, 4), "2 nodes x 2 ranks": (4, 2, 1)}
 RUNS = {
     "top_k": (EXPERTS, LANGUAGE_MODEL + """
-        routing.method=top_k routing.top_k=3 routing.normalization=fixed model.tie_embeddings=false"""),
+        routing.method=top_k routing.experts=3 routing.normalization=fixed model.tie_embeddings=false"""),
     "top_p": (EXPERTS, LANGUAGE_MODEL + """
         routing.method=top_p routing.threshold=0.4 routing.normalization=none routing.renormalize=false
         loss.batch_statistics=global optimizer.schedule=linear"""),
@@ -66,7 +68,7 @@ RUNS = {
         routing.controller=solve model.norm=rms optimizer.schedule=wsd optimizer.decay_steps=4
         data.train=[{"path":text,"weight":2},{"path":short,"weight":1}]"""),
     "dtop_p_layer_pi": (EXPERTS, LANGUAGE_MODEL + """
-        routing.scope=layer routing.target_experts=[2,3,4] loss.batch_statistics=global"""),
+        routing.scope=layer routing.experts=[2,3,4] loss.batch_statistics=global"""),
     "dtop_p_layer_solve": (EXPERTS, LANGUAGE_MODEL + " routing.scope=layer routing.controller=solve loss.router_z_on=normalized"),
     "dtop_p_documents": (EXPERTS, LANGUAGE_MODEL + """
         model.attend_across_documents=false routing.max_experts=4 model.scale_residual_init=true optimizer.schedule=constant
@@ -75,7 +77,7 @@ RUNS = {
     "dense": (NO_EXPERTS, LANGUAGE_MODEL + DENSE),
     "dit_dtop_p": (EXPERTS | NODES, DIFFUSION),
     "dit_dtop_p_layer_solve": (EXPERTS, DIFFUSION + LATENTS + " routing.scope=layer routing.controller=solve"),
-    "dit_top_k": (EXPERTS, DIFFUSION + " routing.method=top_k routing.top_k=3"),
+    "dit_top_k": (EXPERTS, DIFFUSION + " routing.method=top_k routing.experts=3"),
     "dit_dense": (NO_EXPERTS, DIFFUSION + DENSE),
 }
 EXPERT_PARALLEL = "parallel.expert_parallel"
@@ -180,13 +182,13 @@ def without(values, names):
     return {name: value for name, value in values.items() if all(rename(name, [(word, "")]) == name for word in names)}
 
 
-def train(program, folder, run, layout, pairs):
+def train(program, folder, run, layout, pairs, old):
     """Trains one run in one layout. Returns what the gate compares, by name."""
     ranks, nodes, expert_parallel = layout
     output = folder / f"{run}-{ranks}-{nodes}-{expert_parallel}"
     settings = dict(setting.split("=", 1) for setting in f"{RUNS[run][1]} {EXPERT_PARALLEL}={expert_parallel}".split())
     to_old = [(new, old) for old, new in pairs if old and new]
-    start(program, folder, [f"{rename(key, to_old)}={value}" for key, value in settings.items()] + [f"output={output}"], ranks, nodes)
+    start(program, folder, [f"{rename(key, to_old)}={value}" for key, value in settings.items()] + [*old, f"output={output}"], ranks, nodes)
     found = {f"config/{key}": value for key, value in settings.items()}
     lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     for name in sorted({name for line in lines for name in line if not name.startswith(CLOCK)}):
@@ -205,7 +207,7 @@ def train(program, folder, run, layout, pairs):
     return found
 
 
-def record(program, only="", pairs=()):
+def record(program, only="", pairs=(), old=()):
     program = pathlib.Path(program).resolve()
     jobs = [(run, name, layout) for run, (layouts, _) in RUNS.items() for name, layout in layouts.items()
             if re.search(only, f"{run}, {name}")]
@@ -216,7 +218,7 @@ def record(program, only="", pairs=()):
         folder = pathlib.Path(scratch)
         runs = {"data": prepare(program, folder)}
         (folder / "run.yaml").write_text("name: bits\n")
-        futures = {f"{run}, {name}": pool.submit(train, program, folder, run, layout, pairs) for run, name, layout in jobs}
+        futures = {f"{run}, {name}": pool.submit(train, program, folder, run, layout, pairs, old) for run, name, layout in jobs}
         concurrent.futures.wait(futures.values())
         failed = [f"{run}: {error}" for run, future in futures.items() if (error := future.exception())]
         if failed:
@@ -225,7 +227,7 @@ def record(program, only="", pairs=()):
     return {"machine": machine(), "runs": runs}
 
 
-def record_commit(commit, pairs):
+def record_commit(commit, pairs, old):
     """Reads the record of a commit. Builds its program and makes the record if there is none."""
     sha = call("git", "rev-parse", "--short=12", f"{commit}^{{commit}}", cwd=ROOT)
     folder = ROOT / "build/bits"
@@ -237,7 +239,7 @@ def record_commit(commit, pairs):
             (tree / ".venv").symlink_to((ROOT / ".venv").resolve())
         call("cmake", "--preset", "release", cwd=tree)
         call("cmake", "--build", "build/release", "--target", "dtopp", cwd=tree, timeout=7200)
-        path.write_text(json.dumps(record(tree / "build/release/bin/dtopp", pairs=pairs), indent=1))
+        path.write_text(json.dumps(record(tree / "build/release/bin/dtopp", pairs=pairs, old=old), indent=1))
         call("git", "worktree", "remove", "--force", tree, cwd=ROOT)
     return json.loads(path.read_text())
 
@@ -273,6 +275,7 @@ def main():
     parser.add_argument("--commit", help="check: a commit to compare with")
     parser.add_argument("--only", default="", metavar="REGEX", help="only runs that match, for example 'dit.*EP 2'")
     parser.add_argument("--renamed", action="extend", nargs="+", default=[], metavar="OLD=NEW", help="allow this change of a name")
+    parser.add_argument("--old", action="extend", nargs="+", default=[], metavar="KEY=VALUE", help="record, --commit: a setting for the program")
     options = parser.parse_args()
     renamed = [pair for pair in options.renamed if pair and not pair.startswith("#")]
     if any("=" not in pair for pair in renamed):
@@ -281,11 +284,11 @@ def main():
     if options.verb == "record":
         if not options.out:
             parser.error("record: add --out FILE")
-        options.out.write_text(json.dumps(record(options.program, options.only, pairs), indent=1))
+        options.out.write_text(json.dumps(record(options.program, options.only, pairs, options.old), indent=1))
         return 0
     if bool(options.against) == bool(options.commit):
         parser.error("check: add either --against FILE or --commit C")
-    before = json.loads(options.against.read_text()) if options.against else record_commit(options.commit, pairs)
+    before = json.loads(options.against.read_text()) if options.against else record_commit(options.commit, pairs, options.old)
     if before["machine"] != machine():
         raise CannotRun("the record comes from another type of processor: make one here with --commit")
     now = record(options.program, options.only)["runs"]

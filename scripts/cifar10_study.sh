@@ -4,7 +4,7 @@
 # DTOPP_DATA (default ../shared) and scripts/setup.sh judge. Resumes after a stop; what is finished is not done
 # again.
 # Arguments are overrides for every run. From the environment:
-#   METHODS  which of dense top-k top-p dtop-p dtop-p-layer (all)
+#   METHODS  which of dense top-k top-p dtop-p dtop-p-layerwise (all)
 #   SEEDS    of training ("1"); "1 2 3": intervals over them
 #   STEP     what is looked at: 400, 800, 1200 or 1600 (1600); training stops there and continues from there another time
 #   SAMPLES  pictures of each model that are judged (2000)
@@ -14,7 +14,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 images=${DTOPP_DATA:-../shared}/data/images
 dtopp=build/release/bin/dtopp
-read -ra methods <<<"${METHODS:-dense top-k top-p dtop-p dtop-p-layer}"
+read -ra methods <<<"${METHODS:-dense top-k top-p dtop-p dtop-p-layerwise}"
 read -ra seeds <<<"${SEEDS:-1}"
 runs=${RUNS:-runs}
 last=1600
@@ -36,7 +36,7 @@ stop_at_checkpoint() { # PROCESS CHECKPOINT
 }
 
 train() { # METHOD SEED RUN CHECKPOINT OVERRIDE…
-  local training=("$dtopp" train "configs/cifar10-$1.yaml" "output=$3" "training.seed=$2" "training.steps=$last"
+  local training=("$dtopp" train configs/cifar10.yaml "method=${1//-/_}" "output=$3" "training.seed=$2" "training.steps=$last"
     optimizer.warmup_steps=200 validation.every=400 checkpoint.every=400 checkpoint.keep=0
     diffusion.samples_every=400 "diffusion.sample_classes=[0,1,2,3,4,5,6,7,8,9]")
   case $1 in dtop-p*) training+=(routing.ki=1.5) ;; esac

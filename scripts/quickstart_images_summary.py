@@ -11,7 +11,7 @@ lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitl
 validation = [line for line in lines if "val/loss" in line]
 steps = [line for line in lines if "train/loss" in line]
 config = (run / "config.yaml").read_text().splitlines()
-target = next(line.split(":")[1].strip() for line in config if line.strip().startswith("target_experts:"))
+target = next(line.split(":")[1].strip() for line in config if line.strip().startswith("experts:"))
 batch = int(next(line.split(":")[1] for line in config if line.strip().startswith("global_batch_size:")))
 last = validation[-1]
 late = steps[len(steps) // 2 :]
@@ -38,4 +38,4 @@ Files:
   configuration       configs/quickstart-images.yaml, resolved in {run / 'config.yaml'}
 Next steps:
         build/release/bin/dtopp sample {run} --classes 3,7 --count 16 --output digits.png
-        build/release/bin/dtopp train configs/cifar10-dtop-p.yaml     (docs/diffusion.md explains how)""")
+        build/release/bin/dtopp train configs/cifar10.yaml     (docs/diffusion.md explains how)""")

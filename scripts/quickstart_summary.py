@@ -10,7 +10,7 @@ lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitl
 validation = [line for line in lines if "val/loss" in line]
 steps = [line for line in lines if "train/loss" in line]
 config = (run / "config.yaml").read_text().splitlines()
-target = next(line.split(":")[1].strip() for line in config if line.strip().startswith("target_experts:"))
+target = next(line.split(":")[1].strip() for line in config if line.strip().startswith("experts:"))
 first, last = validation[0], validation[-1]
 late = steps[len(steps) // 2 :]
 mean = sum(line["moe/active_experts"] for line in late) / len(late)
@@ -30,4 +30,4 @@ Files:
   configuration       configs/quickstart.yaml, resolved in {run / 'config.yaml'}
 Next steps:
         build/release/bin/dtopp evaluate text {run} --text FILE.txt
-        build/release/bin/dtopp train configs/small-dtop-p.yaml     (docs/ explains how)""")
+        build/release/bin/dtopp train configs/small.yaml     (docs/ explains how)""")

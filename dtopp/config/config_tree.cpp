@@ -1,11 +1,13 @@
 #include "dtopp/config/config_tree.h"
 
 #include <algorithm>
+#include <ranges>
 #include <utility>
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/path_kind.h"
+#include "dtopp/config/config.h"
 
 namespace dtopp {
 namespace {
@@ -15,6 +17,12 @@ using Kind = ConfigNode::Kind;
 
 constexpr size_t kMaxKeyParts = 32;
 constexpr size_t kMaxBases = 16;
+
+std::string list_methods(const ConfigNode& methods) {
+  std::string list;
+  for (const std::string& name : methods.keys) list.append(list.empty() ? "one of " : ", ").append(name);
+  return list;
+}
 
 // Merges `top` into `node`; values of `top` win.
 void merge(ConfigNode& node, ConfigNode top) {
@@ -36,9 +44,49 @@ void merge(ConfigNode& node, ConfigNode top) {
   node.line = top.line;
 }
 
+ConfigNode mapping_of(const std::string& key, ConfigNode value) {
+  ConfigNode node;
+  node.kind = Kind::kMapping;
+  node.source = value.source;
+  node.line = value.line;
+  node.keys.push_back(key);
+  node.items.push_back(std::move(value));
+  return node;
+}
+
+// The layer of `methods` that `name` names.
+ConfigNode method_named(const ConfigNode& tree, const ConfigNode& name) {
+  const ConfigNode* methods = tree.find("methods");
+  if (methods == nullptr)
+    throw UsageError(name.location() + ": method: this configuration defines no methods; set routing.method");
+  const ConfigNode* layer = methods->find(name.text);
+  if (name.kind != Kind::kScalar || layer == nullptr)
+    throw UsageError(name.location() + ": method: expected " + list_methods(*methods) + ", got " +
+                     quote_for_message(name.text));
+  return *layer;
+}
+
+// "; did you mean DIR/NAME.yaml method=…?" if DIR/NAME-….yaml is missing and DIR/NAME.yaml exists.
+std::string preset_hint(const fs::path& missing) {
+  const std::string wanted = missing.stem().string();
+  for (size_t dash = wanted.rfind('-'); dash != std::string::npos && dash > 0;
+       dash = wanted.rfind('-', dash - 1)) {
+    const fs::path preset = missing.parent_path() / (wanted.substr(0, dash) + missing.extension().string());
+    if (path_kind(preset) == PathKind::kNothing) continue;
+    const ConfigNode tree = load_config_tree(preset);
+    const ConfigNode* methods = tree.find("methods");
+    std::string method = wanted.substr(dash + 1);
+    std::ranges::replace(method, '-', '_');
+    if (methods != nullptr) method = nearest_key(method, methods->keys);
+    return "; did you mean " + preset.string() + (methods && !method.empty() ? " method=" + method : "") +
+           "?";
+  }
+  return "";
+}
+
 std::string read_config_text(const fs::path& path) {
   if (path_kind(path) == PathKind::kNothing)
-    throw UsageError(path.string() + ": there is no such configuration file");
+    throw UsageError(path.string() + ": there is no such configuration file" + preset_hint(path));
   // Reading a pipe could block forever.
   if (!fs::is_regular_file(path)) throw UsageError(path.string() + ": not a regular file");
   if (fs::file_size(path) > kMaxConfigBytes)
@@ -46,17 +94,15 @@ std::string read_config_text(const fs::path& path) {
   return read_file(path, kMaxConfigBytes);
 }
 
-// Removes the key `base` from the mapping and returns its value; an empty node if there is none.
-ConfigNode take_base(ConfigNode& tree) {
-  const auto found = std::find(tree.keys.begin(), tree.keys.end(), "base");
-  if (found == tree.keys.end()) return {};
-  const auto index = found - tree.keys.begin();
-  ConfigNode base = std::move(tree.items[static_cast<size_t>(index)]);
-  tree.keys.erase(found);
-  tree.items.erase(tree.items.begin() + index);
-  if (base.kind != Kind::kScalar || base.text.empty())
-    throw UsageError(base.location() + ": base: expected the path of another configuration file");
-  return base;
+// Merges one layer of the configuration: first its `methods`, then the method that it names, then its other
+// keys. Its own keys so win over those of its method, and the method wins over the layers below.
+void merge_layer(ConfigNode& tree, ConfigNode top) {
+  if (auto methods = take(top, "methods")) {
+    ConfigNode wrapped = mapping_of("methods", std::move(*methods));
+    merge(tree, std::move(wrapped));
+  }
+  if (const ConfigNode* name = top.find("method")) merge(tree, method_named(tree, *name));
+  merge(tree, std::move(top));
 }
 
 // True for words separated by dots.
@@ -74,6 +120,16 @@ std::string ConfigNode::location() const {
 const ConfigNode* ConfigNode::find(std::string_view key) const {
   const auto found = std::find(keys.begin(), keys.end(), key);
   return found == keys.end() ? nullptr : &items[static_cast<size_t>(found - keys.begin())];
+}
+
+std::optional<ConfigNode> take(ConfigNode& tree, std::string_view key) {
+  const auto found = std::find(tree.keys.begin(), tree.keys.end(), key);
+  if (found == tree.keys.end()) return std::nullopt;
+  const auto item = tree.items.begin() + (found - tree.keys.begin());
+  ConfigNode value = std::move(*item);
+  tree.keys.erase(found);
+  tree.items.erase(item);
+  return value;
 }
 
 ConfigNode read_config_file(const fs::path& path, const std::string& named_by) {
@@ -104,24 +160,25 @@ ConfigNode load_config_tree(const fs::path& path, std::string named_by) {
     if (std::find(seen.begin(), seen.end(), identity) != seen.end())
       throw UsageError(named_by + next.string() + " is its own base; break the circle");
     seen.push_back(identity);
-    const ConfigNode base = take_base(layers.back());
-    if (base.kind == Kind::kNull) break;
+    const std::optional<ConfigNode> base = take(layers.back(), "base");
+    if (!base) break;
+    if (base->kind != Kind::kScalar || base->text.empty())
+      throw UsageError(base->location() + ": base: expected the path of another configuration file");
     if (layers.size() >= kMaxBases)
-      throw UsageError(base.location() + ": base: a chain of more than " + std::to_string(kMaxBases) +
+      throw UsageError(base->location() + ": base: a chain of more than " + std::to_string(kMaxBases) +
                        " files");
-    named_by = base.location() + ": base: ";
-    next = (next.parent_path() / base.text).lexically_normal();
+    named_by = base->location() + ": base: ";
+    next = (next.parent_path() / base->text).lexically_normal();
   }
-  ConfigNode tree = std::move(layers.back());
-  for (size_t i = layers.size() - 1; i-- > 0;) merge(tree, std::move(layers[i]));
+  ConfigNode tree;
+  tree.kind = Kind::kMapping;
+  for (ConfigNode& layer : layers | std::views::reverse) merge_layer(tree, std::move(layer));
   tree.source = std::make_shared<const std::string>(path.string());
   tree.line = 0;
   return tree;
 }
 
 void set_value(ConfigNode& tree, const std::string& key, ConfigNode value) {
-  const auto source = value.source;
-  const int line = value.line;
   if (!is_key(key))
     throw UsageError(value.location() + ": " + quote_for_message(key) +
                      " is not a key; write words separated by dots, such as training.steps");
@@ -133,18 +190,12 @@ void set_value(ConfigNode& tree, const std::string& key, ConfigNode value) {
     if (++depth > kMaxKeyParts) throw UsageError(value.location() + ": the key has too many parts");
     const size_t dot = key.rfind('.', end - 1);
     const size_t begin = dot == std::string::npos ? 0 : dot + 1;
-    ConfigNode parent;
-    parent.kind = Kind::kMapping;
-    parent.source = source;
-    parent.line = line;
-    parent.keys.push_back(key.substr(begin, end - begin));
-    parent.items.push_back(std::move(value));
-    value = std::move(parent);
+    value = mapping_of(key.substr(begin, end - begin), std::move(value));
     end = dot;
   }
   const auto tree_source = tree.source;
   const int tree_line = tree.line;
-  merge(tree, std::move(value));
+  merge_layer(tree, std::move(value));
   tree.source = tree_source;
   tree.line = tree_line;
 }
@@ -168,6 +219,11 @@ void apply_override(ConfigNode& tree, const std::string& argument) {
   }
   leaf.source = std::make_shared<const std::string>(source);
   set_value(tree, path, std::move(leaf));
+}
+
+void apply_overrides(ConfigNode& tree, std::vector<std::string> arguments) {
+  std::ranges::stable_partition(arguments, [](const std::string& one) { return one.starts_with("method="); });
+  for (const std::string& argument : arguments) apply_override(tree, argument);
 }
 
 std::string location_of(const ConfigNode& tree, std::string_view key) {

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -46,6 +47,9 @@ ConfigNode read_config_file(const std::filesystem::path& path, const std::string
 
 // Reads the file at `path` and merges it over the file that its top-level key `base` names, recursively. A
 // base path is relative to the file that contains it. Mappings merge; lists and scalars replace.
+//
+// `methods` holds named layers. A file or a setting `method: NAME` merges that layer over the files below it,
+// and then its other keys. The tree keeps both keys.
 ConfigNode load_config_tree(const std::filesystem::path& path, std::string named_by = "");
 
 // Sets "section.key" in the tree: a mapping is merged with an existing one, any other value replaces. The key
@@ -54,6 +58,11 @@ void set_value(ConfigNode& tree, const std::string& key, ConfigNode value);
 
 // Merges `key.path=value` into the tree. The value is a plain text, or YAML if it begins with one of [ { " '.
 void apply_override(ConfigNode& tree, const std::string& argument);
+// The same for several, in order, but `method=` first: it must not replace the others' values.
+void apply_overrides(ConfigNode& tree, std::vector<std::string> arguments);
+
+// Removes a key from a mapping and returns its value.
+std::optional<ConfigNode> take(ConfigNode& tree, std::string_view key);
 
 // The location at which "section.key" was set; the tree's source if it was not set.
 std::string location_of(const ConfigNode& tree, std::string_view key);

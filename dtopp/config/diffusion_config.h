@@ -29,12 +29,12 @@ constexpr auto enum_names(Timesteps) {
 }
 
 struct DiffusionTransformerConfig {
-  int64_t image_size = 32;  // rows, and columns, of an image or its latent
-  int64_t channels = 4;
-  int64_t patch_size = 2;
-  int64_t num_classes = 1000;  // 0: no class conditioning
-  int64_t text_size = 0;       // size of a text embedding; 0: no text conditioning
-  int64_t text_length = 0;     // embeddings per text
+  int64_t image_size = 0;  // rows, and columns, of an image or its latent
+  int64_t channels = 0;
+  int64_t patch_size = 0;
+  int64_t num_classes = 0;  // 0: no class conditioning
+  int64_t text_size = 0;    // size of a text embedding; 0: no text conditioning
+  int64_t text_length = 0;  // embeddings per text
   Position position = Position::kRotary;
   bool qk_norm = true;
 

@@ -18,8 +18,8 @@ constexpr auto enum_names(NormType) {
 }
 
 struct LanguageModelConfig {
-  int64_t vocab_size = 50432;
-  int64_t sequence_length = 2048;
+  int64_t vocab_size = 0;
+  int64_t sequence_length = 0;
   bool tie_embeddings = true;
   // Norm of blocks, queries and keys, and the final one; rms: as in OLMoE.
   NormType norm = NormType::kLayer;

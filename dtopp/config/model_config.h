@@ -25,11 +25,12 @@ constexpr auto enum_names(ModelType) {
 // ones.
 struct ModelConfig : LanguageModelConfig, DiffusionTransformerConfig {
   ModelType type = ModelType::kLanguageModel;
-  int64_t hidden_size = 2048;
-  int64_t num_layers = 16;
-  int64_t num_heads = 16;
-  int64_t ffn_hidden_size = 1024;  // per expert; of the whole FFN if num_experts is 1
-  int64_t num_experts = 64;        // 1: dense
+  // Sizes have no defaults: 0 means that the key is missing.
+  int64_t hidden_size = 0;
+  int64_t num_layers = 0;
+  int64_t num_heads = 0;
+  int64_t ffn_hidden_size = 0;  // per expert; of the whole FFN if num_experts is 1
+  int64_t num_experts = 0;      // 1: dense
   double init_std = 0.02;
   bool scale_residual_init = false;  // divide the std of o_proj and down_proj by sqrt(2 num_layers)
 
@@ -70,7 +71,8 @@ void visit_fields(Config& config, Visitor&& field) {
   field("scale_residual_init", config.scale_residual_init);
 }
 
-// Throws:        UsageError that names the key, if a size is below 1 or does not divide another one, or if
+// Throws:        UsageError that names the key, if a size is missing, below 1 or does not divide another one,
+// or if
 //                rotary positions cannot divide the head size by 2 (language models) or by 4 (images)
 void validate(const ModelConfig& config);
 

@@ -4,6 +4,7 @@
 #include <array>
 #include <concepts>
 #include <cstdint>
+#include <numeric>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -44,10 +45,10 @@ constexpr auto enum_names(RouterZOn) {
 
 struct RoutingConfig {
   RoutingMethod method = RoutingMethod::kDTopP;
-  int64_t top_k = 8;        // top_k: experts per token
+  // Experts per token. top_k: K. dtop_p: the target T; one value, or one per layer if scope is layer. top_p:
+  // the number that `dtopp plan` assumes.
+  std::vector<double> experts = {8.0};
   double threshold = 0.25;  // top_p: p; dtop_p: p_0
-  // dtop_p: target T. One value, or one per layer if scope is layer.
-  std::vector<double> target_experts = {8.0};
   ThresholdScope scope = ThresholdScope::kGlobal;
   Controller controller = Controller::kPi;
   double kp = 0.1;  // pi: K_pro of Eq. (5)
@@ -62,9 +63,8 @@ template <class Config, class Visitor>
 requires std::same_as<std::remove_const_t<Config>, RoutingConfig>
 void visit_fields(Config& config, Visitor&& field) {
   field("method", config.method);
-  field("top_k", config.top_k);
+  field("experts", config.experts);
   field("threshold", config.threshold);
-  field("target_experts", config.target_experts);
   field("scope", config.scope);
   field("controller", config.controller);
   field("kp", config.kp);
@@ -77,13 +77,21 @@ void visit_fields(Config& config, Visitor&& field) {
 
 // The target T_l of a layer.
 inline double target_of_layer(const RoutingConfig& config, int64_t layer) {
-  return config.target_experts.size() == 1 ? config.target_experts[0]
-                                           : config.target_experts.at(static_cast<size_t>(layer));
+  return config.experts.size() == 1 ? config.experts[0] : config.experts.at(static_cast<size_t>(layer));
+}
+
+// K of Top-k. Requires a configuration that validate() accepts.
+inline int64_t top_k_of(const RoutingConfig& config) { return static_cast<int64_t>(config.experts.at(0)); }
+
+// The mean number of experts per token over layers: K of Top-k, or T.
+inline double mean_experts(const RoutingConfig& config) {
+  return std::accumulate(config.experts.begin(), config.experts.end(), 0.0) /
+         static_cast<double>(config.experts.size());
 }
 
 // Throws:        UsageError that names the key, if a value is impossible for `num_experts` experts in
-//                `num_layers` layers (top_k or a target outside [1, num_experts], threshold outside (0, 1), a
-//                target list of the wrong length, …)
+//                `num_layers` layers (experts outside [1, num_experts], threshold outside (0, 1), a list of
+//                the wrong length, …)
 void validate(const RoutingConfig& config, int64_t num_experts, int64_t num_layers);
 
 }  // namespace dtopp

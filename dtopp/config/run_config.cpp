@@ -63,10 +63,23 @@ void validate(const ValidationConfig& validation, ModelType type) {
     throw InvalidValue("validation.tasks", "need a language model; leave them out");
 }
 
+// Replaces "{method}" in the name or the output of a preset.
+void insert_method(std::string& text, const std::string& method) {
+  constexpr std::string_view kPlaceholder = "{method}";
+  const size_t at = text.find(kPlaceholder);
+  if (at != std::string::npos) text.replace(at, kPlaceholder.size(), method);
+}
+
 // Reads and validates the configuration. It adds the location to the errors of validate().
-RunConfig read_run_config(const ConfigNode& tree, bool trains) {
+RunConfig read_run_config(ConfigNode tree, bool trains) {
+  take(tree, "methods");
+  const std::optional<ConfigNode> method = take(tree, "method");
   RunConfig config;
   read_config(tree, config);
+  if (method) {
+    insert_method(config.name, method->text);
+    insert_method(config.output, method->text);
+  }
   try {
     validate_values(config);
     if (trains) validate(config);
@@ -78,8 +91,8 @@ RunConfig read_run_config(const ConfigNode& tree, bool trains) {
 
 RunConfig load(const std::filesystem::path& path, const std::vector<std::string>& overrides, bool trains) {
   ConfigNode tree = load_config_tree(path);
-  for (const std::string& argument : overrides) apply_override(tree, argument);
-  return read_run_config(tree, trains);
+  apply_overrides(tree, overrides);
+  return read_run_config(std::move(tree), trains);
 }
 
 }  // namespace

@@ -45,9 +45,9 @@ ordered_json dtopp_router(const RunConfig& config, const std::vector<double>& th
   const auto layers = static_cast<size_t>(config.model.num_layers);
   std::vector<double> by_layer(layers, thresholds.empty() ? 1.0 : thresholds[0]);
   if (thresholds.size() == layers) by_layer = thresholds;
-  const auto& targets = routing.target_experts;
+  const auto& targets = routing.experts;
   return {{"router_method", enum_name(routing.method)},
-          {"router_top_k", routing.top_k},
+          {"router_top_k", top_k_of(routing)},
           {"router_thresholds", by_layer},
           {"router_scope", enum_name(routing.scope)},
           {"router_target_experts", targets.size() == 1 ? ordered_json(targets[0]) : ordered_json(targets)},
@@ -77,7 +77,7 @@ std::string huggingface_config(const RunConfig& config, const std::vector<double
   if (as == HuggingFaceClass::kOlmoe) {
     json = {{"architectures", {"OlmoeForCausalLM"}}, {"model_type", "olmoe"}};
     json.update(shape_of(config.model, end_of_text));
-    json.update({{"num_experts_per_tok", config.routing.top_k},
+    json.update({{"num_experts_per_tok", top_k_of(config.routing)},
                  {"norm_topk_prob", false},
                  {"attention_bias", false},
                  {"attention_dropout", 0.0},

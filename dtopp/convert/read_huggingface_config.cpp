@@ -111,10 +111,9 @@ void read_olmoe(const ConfigFile& file, RunConfig& config) {
   config.model.norm = NormType::kRms;
   config.model.tie_embeddings = file.get("tie_word_embeddings", false);
   config.routing.method = RoutingMethod::kTopK;
-  config.routing.top_k = file.get<int64_t>("num_experts_per_tok", 8);
+  config.routing.experts = {static_cast<double>(file.get<int64_t>("num_experts_per_tok", 8))};
   config.routing.normalization = Normalization::kNone;
   config.routing.renormalize = file.get("norm_topk_prob", false);
-  config.routing.target_experts = {static_cast<double>(config.routing.top_k)};
   config.loss.load_balance = file.get("router_aux_loss_coef", config.loss.load_balance);
   config.loss.dynamic = 0;
 }
@@ -127,13 +126,14 @@ void read_dtopp(const ConfigFile& file, RunConfig& config) {
   if (config.model.is_dense()) return;
   RoutingConfig& routing = config.routing;
   routing.method = file.one_of("router_method", RoutingMethod::kDTopP);
-  routing.top_k = file.get("router_top_k", routing.top_k);
   routing.normalization = file.one_of("router_normalization", Normalization::kDynamic);
   routing.renormalize = file.get("router_renormalize", true);
   routing.max_experts = file.get<int64_t>("router_max_experts", 0);
   routing.scope = file.one_of("router_scope", ThresholdScope::kGlobal);
-  if (file.has("router_target_experts")) routing.target_experts = file.numbers("router_target_experts");
-  if (routing.target_experts.size() > 1) routing.scope = ThresholdScope::kLayer;
+  const bool is_top_k = routing.method == RoutingMethod::kTopK;
+  if (is_top_k) routing.experts = {static_cast<double>(file.get<int64_t>("router_top_k", 8))};
+  if (!is_top_k && file.has("router_target_experts")) routing.experts = file.numbers("router_target_experts");
+  if (routing.experts.size() > 1) routing.scope = ThresholdScope::kLayer;
 }
 
 // Reads p in the controller's form. Thresholds that differ between layers set the scope to layer.

@@ -33,7 +33,7 @@ RouteOutput route_tokens(const at::Tensor& x_TD, const ExpertLayerWeights& weigh
       options.routing_map_TE.defined()
           ? route_selected(logits_TE, scale, options.routing_map_TE, normalization, config.renormalize)
           : route(logits_TE, scale, threshold, normalization,
-                  config.method == RoutingMethod::kTopK ? config.top_k : 0, config.max_experts,
+                  config.method == RoutingMethod::kTopK ? top_k_of(config) : 0, config.max_experts,
                   config.renormalize);
   if (options.sampling.stride > 0)
     routing.prob_histogram_M = cumulative_prob_histogram(logits_TE.detach(), scale.detach(), normalization,

@@ -26,8 +26,7 @@ constexpr double kReusedShare = 0.6;
 double mean_active_experts(const RunConfig& config) {
   if (config.model.is_dense()) return 0;
   const auto experts = static_cast<double>(config.model.num_experts);
-  if (config.routing.method == RoutingMethod::kTopK) return static_cast<double>(config.routing.top_k);
-  const std::vector<double>& targets = config.routing.target_experts;
+  const std::vector<double>& targets = config.routing.experts;
   double total = 0;
   for (const double target : targets) total += std::clamp(target, 1.0, experts);
   return targets.empty() ? 1.0 : total / static_cast<double>(targets.size());

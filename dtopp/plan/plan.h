@@ -17,7 +17,7 @@ namespace dtopp {
 
 struct Plan {
   // Active experts per token and layer, on average: the target, k, or for top_p (which fixes no number)
-  // routing.target_experts. 0: dense.
+  // routing.experts. 0: dense.
   double active_experts = 0;
   uint64_t parameters = 0;         // elements of all parameters; a tied embedding counts once
   uint64_t active_parameters = 0;  // the same with active_experts instead of num_experts experts

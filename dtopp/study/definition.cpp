@@ -214,13 +214,14 @@ Study load_study(const std::filesystem::path& file, const std::vector<std::strin
   const Claims claims = claims_of(fields);
   const std::string base_location = location_of(tree, "base") + ": base: ";
   ConfigNode base = load_config_tree((file.parent_path() / fields.base).lexically_normal(), base_location);
-  for (const std::string& argument : arguments) {
-    if (is_of_study(argument)) continue;
-    apply_override(base, argument);
+  std::vector<std::string> overrides = arguments;
+  std::erase_if(overrides, is_of_study);
+  apply_overrides(base, overrides);
+  for (const std::string& argument : overrides)
     claims.refuse(argument.substr(0, argument.find('=')), "argument " + quote_for_message(argument));
-  }
   return {file,
           std::move(base),
+          std::move(overrides),
           fields.seeds,
           std::move(fields.variants.all),
           points_of(fields.grid, fields.zip),

@@ -28,11 +28,12 @@ inline constexpr size_t kMaxStudyRuns = 10000;
 
 struct Study {
   std::filesystem::path file;
-  ConfigNode base;                    // configuration that all runs share, with arguments applied
-  std::vector<int64_t> seeds;         // empty: the seed of the base
-  std::vector<Variant> variants;      // the first is the baseline
-  std::vector<GridPoint> points;      // a single empty point if the study has no grid
-  std::vector<std::string> measures;  // metric names of metrics.jsonl
+  ConfigNode base;                     // configuration that all runs share, with overrides applied
+  std::vector<std::string> overrides;  // key=value arguments, which win over the method of a variant
+  std::vector<int64_t> seeds;          // empty: the seed of the base
+  std::vector<Variant> variants;       // the first is the baseline
+  std::vector<GridPoint> points;       // a single empty point if the study has no grid
+  std::vector<std::string> measures;   // metric names of metrics.jsonl
   std::filesystem::path output;
 };
 

@@ -1,5 +1,6 @@
 #include "dtopp/study/expansion.h"
 
+#include <algorithm>
 #include <charconv>
 #include <map>
 #include <span>
@@ -51,8 +52,16 @@ bool is_measured(const std::string& key) {
 
 RunConfig resolve(const Study& study, size_t variant, size_t point) {
   ConfigNode tree = study.base;
-  for (const Setting& setting : study.points[point]) set_value(tree, setting.key, setting.value);
-  for (const Setting& setting : study.variants[variant].settings) set_value(tree, setting.key, setting.value);
+  std::vector<Setting> settings = study.points[point];
+  const auto& own = study.variants[variant].settings;
+  settings.insert(settings.end(), own.begin(), own.end());
+  // A method must not replace the values of other settings or arguments.
+  const auto others =
+      std::ranges::stable_partition(settings, [](const Setting& one) { return one.key == "method"; });
+  for (const Setting& setting : std::span(settings.begin(), others.begin()))
+    set_value(tree, setting.key, setting.value);
+  apply_overrides(tree, study.overrides);
+  for (const Setting& setting : others) set_value(tree, setting.key, setting.value);
   ConfigNode output;
   output.kind = Kind::kScalar;
   output.text = study.output.string();

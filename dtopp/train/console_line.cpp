@@ -25,11 +25,6 @@ std::string scientific(double value) {
   return text;
 }
 
-double mean_target(const RoutingConfig& routing) {
-  const auto& targets = routing.target_experts;
-  return std::accumulate(targets.begin(), targets.end(), 0.0) / static_cast<double>(targets.size());
-}
-
 std::string threshold_text(const std::vector<double>& thresholds) {
   const auto [low, high] = std::minmax_element(thresholds.begin(), thresholds.end());
   if (*low == *high) return number("%.3f", *low);
@@ -40,7 +35,7 @@ std::string routing_text(const RoutingConfig& routing, const StepResult& result)
   if (result.thresholds.empty()) return "";
   const ActivationSummary summary = result.activations.summary();
   std::string text = number(" | experts %.2f", summary.mean);
-  if (routing.method == RoutingMethod::kDTopP) text += number("/%.3g", mean_target(routing));
+  if (routing.method == RoutingMethod::kDTopP) text += number("/%.3g", mean_experts(routing));
   if (routing.method != RoutingMethod::kTopK) text.append(" | p ").append(threshold_text(result.thresholds));
   return text.append(number(" | imbalance %.1f", summary.imbalance));
 }

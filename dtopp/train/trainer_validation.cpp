@@ -24,8 +24,7 @@ RoutingInputs Trainer::solved_inputs() const {
   const RoutingConfig& routing = config_.routing;
   // Top-p has no target; its p comes from the configuration.
   if (model_.num_routed_layers == 0 || routing.method != RoutingMethod::kDTopP) return inputs;
-  return solve_on_validation(model_, routing, routing.target_experts, store_.device(), losses_, data_,
-                             inputs);
+  return solve_on_validation(model_, routing, routing.experts, store_.device(), losses_, data_, inputs);
 }
 
 std::optional<ValidationResult> Trainer::validate_with(const RoutingInputs& inputs, int64_t samples,

@@ -8,6 +8,7 @@
 #include "dtopp/base/manifest.h"
 #include "tests/base/scratch_directory.h"
 #include "tests/checkpoint/checkpoint_files.h"
+#include "tests/config/model_sizes.h"
 
 namespace dtopp::checkpoint_test {
 namespace {
@@ -155,7 +156,7 @@ TEST(Checkpoint, without_one_of_the_optimisers_files_serves_inference_and_no_tra
 TEST(Checkpoint, reads_its_configuration_from_the_verified_bytes) {
   ScratchDirectory scratch;
   SampleContents sample(3);
-  RunConfig config;
+  RunConfig config = sized_config();
   config.model.num_layers = 7;
   sample.contents.config_yaml = to_yaml(config);
   const Checkpoint checkpoint(save_checkpoint(scratch.path(), sample.contents, 0), CheckpointUse::kInference);

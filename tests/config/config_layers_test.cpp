@@ -29,6 +29,44 @@ TEST_F(Machinery, keeps_what_a_base_says_under_an_empty_section) {
   EXPECT_EQ(config.inner.count, 1);
 }
 
+TEST_F(Machinery, a_method_wins_over_the_layers_below_and_loses_to_its_own_layer) {
+  write("methods.yaml",
+        "title: root\ninner: {count: 1, rate: 0.25}\n"
+        "methods: {few: {inner: {count: 5, rate: 0.5}}, many: {inner: {count: 50}, flag: true}}\n");
+  write("preset.yaml",
+        "base: methods.yaml\nmethods: {many: {inner: {rate: 2}}}\nmethod: few\ninner: {rate: 1}\n");
+  const auto loaded = [&](const std::string& file, const std::vector<std::string>& arguments) {
+    ConfigNode tree = load_config_tree(root_ / file);
+    apply_overrides(tree, arguments);
+    EXPECT_TRUE(take(tree, "methods") && take(tree, "method"));
+    Outer config;
+    read_config(tree, config);
+    return config;
+  };
+  const Outer preset = loaded("preset.yaml", {});
+  EXPECT_EQ(preset.inner.count, 5);
+  EXPECT_EQ(preset.inner.rate, 1);
+  EXPECT_FALSE(preset.flag);
+  // The argument `method` comes first, wherever it stands.
+  const Outer many = loaded("preset.yaml", {"inner.count=7", "method=many"});
+  EXPECT_EQ(many.inner.count, 7);
+  EXPECT_EQ(many.inner.rate, 2);
+  EXPECT_TRUE(many.flag);
+  write("own.yaml", "base: preset.yaml\nmethod: many\ninner: {count: 3}\n");
+  EXPECT_EQ(loaded("own.yaml", {}).inner.count, 3);
+  EXPECT_EQ(loaded("own.yaml", {}).inner.rate, 2);
+}
+
+TEST_F(Machinery, an_unknown_method_names_the_known_ones) {
+  write("preset.yaml", "methods: {few: {flag: true}, many:}\n");
+  EXPECT_EQ(usage_error([&] { load_config_tree(write("a.yaml", "base: preset.yaml\nmethod: fwe\n")); }),
+            "a.yaml:2: method: expected one of few, many, got 'fwe'");
+  EXPECT_EQ(usage_error([&] { load_config_tree(write("b.yaml", "method: few\n")); }),
+            "b.yaml:1: method: this configuration defines no methods; set routing.method");
+  EXPECT_EQ(usage_error([&] { load_config_tree(root_ / "preset-fewer.yaml"); }),
+            "preset-fewer.yaml: there is no such configuration file; did you mean preset.yaml method=few?");
+}
+
 TEST_F(Machinery, names_the_file_of_a_chain_that_is_wrong) {
   const auto load = [&](const std::filesystem::path& path) {
     return usage_error([&] {

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include "dtopp/config/run_config.h"
+#include "tests/config/model_sizes.h"
 #include "tests/config/temporary_files.h"
 
 namespace dtopp {
@@ -11,7 +12,7 @@ namespace {
 class DataConfigTest : public TemporaryFiles {
  protected:
   RunConfig load(const std::vector<std::string>& overrides) const {
-    return load_run_config(write("run.yaml", "output: runs/x\n"), overrides);
+    return load_run_config(write("run.yaml", std::string(kModelYaml) + "output: runs/x\n"), overrides);
   }
 };
 

@@ -1,54 +1,73 @@
 #include "dtopp/config/run_config.h"
 
+#include <algorithm>
 #include <map>
 
 #include <gmock/gmock.h>
 
 #include "dtopp/config/config.h"
+#include "tests/config/model_sizes.h"
 #include "tests/config/temporary_files.h"
 
 namespace dtopp {
 namespace {
 
+const std::string kImages = "model.type=diffusion_transformer";
 const char* const kMinimal = "data: {train: [t]}\noutput: runs/x\n";
 
 class RunConfigTest : public TemporaryFiles {
  protected:
   RunConfig load(const std::vector<std::string>& overrides) const {
-    return load_run_config(write("run.yaml", kMinimal), overrides);
+    const bool images = std::ranges::count(overrides, kImages) > 0;
+    return load_run_config(write("run.yaml", std::string(images ? kImageModelYaml : kModelYaml) + kMinimal),
+                           overrides);
   }
   std::string error(const std::vector<std::string>& overrides) const {
     return usage_error([&] { load(overrides); });
   }
 };
 
-TEST_F(RunConfigTest, defaults_are_the_papers_main_model) {
+TEST_F(RunConfigTest, defaults_are_the_papers_hyperparameters) {
   const RunConfig config = load({});
-  EXPECT_EQ(config.model.num_experts, 64);
-  EXPECT_EQ(config.model.hidden_size, 2048);
   EXPECT_EQ(config.routing.method, RoutingMethod::kDTopP);
-  EXPECT_EQ(config.routing.target_experts, std::vector<double>{8.0});
+  EXPECT_EQ(config.routing.experts, std::vector<double>{8.0});
   EXPECT_EQ(config.optimizer.betas, (std::vector<double>{0.9, 0.95}));
   EXPECT_EQ(config.training.steps, 95367);
   EXPECT_EQ(config.data.train, std::vector<DataSource>{{.path = "t"}});
 }
 
+TEST_F(RunConfigTest, a_missing_size_is_named) {
+  for (const char* yaml : {kModelYaml, kImageModelYaml}) {
+    const std::string model = yaml;
+    for (const char* key : {"hidden_size", "num_layers", "num_heads", "ffn_hidden_size", "num_experts",
+                            "vocab_size", "sequence_length", "image_size", "channels", "patch_size"}) {
+      const size_t begin = model.find(std::string(key) + ": ");
+      if (begin == std::string::npos) continue;
+      const size_t end = model.find_first_of(",}", begin) + (model[model.find_first_of(",}", begin)] == ',');
+      const auto path = write("run.yaml", model.substr(0, begin) + model.substr(end) + kMinimal);
+      EXPECT_EQ(usage_error([&] { load_run_config(path, {}); }),
+                "run.yaml: model." + std::string(key) + ": is missing; a model has no default size");
+    }
+  }
+}
+
 TEST_F(RunConfigTest, impossible_values_name_the_key_and_the_bound) {
   const std::map<std::vector<std::string>, std::string> cases = {
-      {{"routing.target_experts=65"},
-       "routing.target_experts: must lie in [1, 64] (model.num_experts), is 65.0"},
-      {{"routing.target_experts=0.5"},
-       "routing.target_experts: must lie in [1, 64] (model.num_experts), is 0.5"},
-      {{"routing.target_experts=[]"}, "routing.target_experts: names no target"},
-      {{"routing.target_experts=[8, 8]"},
-       "routing.target_experts: a list needs routing.scope: layer; one threshold has one target"},
-      {{"routing.scope=layer", "routing.target_experts=[8, 8]"},
-       "routing.target_experts: has 2 values for 16 layers (model.num_layers)"},
-      {{"routing.method=top_k", "routing.top_k=65"},
-       "routing.top_k: must lie in [1, 64] (model.num_experts), is 65"},
-      {{"routing.method=top_k", "routing.top_k=0"},
-       "routing.top_k: must lie in [1, 64] (model.num_experts), is 0"},
-      {{"routing.method=top_k", "routing.max_experts=4"}, "routing.max_experts: 4 is below routing.top_k 8"},
+      {{"routing.experts=65"}, "routing.experts: must lie in [1, 64] (model.num_experts), is 65.0"},
+      {{"routing.experts=0.5"}, "routing.experts: must lie in [1, 64] (model.num_experts), is 0.5"},
+      {{"routing.experts=[]"}, "routing.experts: is empty; give a number"},
+      {{"routing.experts=[8, 8]"},
+       "routing.experts: a list needs routing.scope: layer; one threshold has one target"},
+      {{"routing.scope=layer", "routing.experts=[8, 8]"},
+       "routing.experts: has 2 values for 16 layers (model.num_layers)"},
+      {{"routing.method=top_k", "routing.experts=65"},
+       "routing.experts: must lie in [1, 64] (model.num_experts), is 65.0"},
+      {{"routing.method=top_k", "routing.experts=2.5"},
+       "routing.experts: must be a whole number for top_k, is 2.5"},
+      {{"routing.method=top_k", "routing.scope=layer", "routing.experts=[8, 8]"},
+       "routing.experts: a list needs routing.method: dtop_p"},
+      {{"routing.method=top_k", "routing.max_experts=4"},
+       "routing.max_experts: 4 is below routing.experts 8.0"},
       {{"routing.threshold=0"}, "routing.threshold: must lie between 0 and 1, both excluded, is 0.0"},
       {{"routing.threshold=1"}, "routing.threshold: must lie between 0 and 1, both excluded, is 1.0"},
       {{"routing.method=top_p", "routing.threshold=-0.25"},
@@ -57,16 +76,16 @@ TEST_F(RunConfigTest, impossible_values_name_the_key_and_the_bound) {
        "routing.max_experts: must lie in [0, 64] (model.num_experts; 0: no cap), is -1"},
       {{"routing.max_experts=65"},
        "routing.max_experts: must lie in [0, 64] (model.num_experts; 0: no cap), is 65"},
-      {{"routing.max_experts=4"}, "routing.max_experts: 4 is below the target of 8.0 experts"},
+      {{"routing.max_experts=4"}, "routing.max_experts: 4 is below routing.experts 8.0"},
       {{"routing.kp=-0.1"}, "routing.kp: must not be negative, is -0.1"},
       {{"routing.ki=-0.1"}, "routing.ki: must not be negative, is -0.1"},
-      {{"model.hidden_size=0"}, "model.hidden_size: must lie in [1, 1048576], is 0"},
+      {{"model.hidden_size=-2"}, "model.hidden_size: must lie in [1, 1048576], is -2"},
       {{"model.num_layers=-1"}, "model.num_layers: must lie in [1, 16384], is -1"},
       {{"model.num_heads=3"}, "model.num_heads: 3 heads do not divide hidden_size 2048"},
       {{"model.num_heads=2048"},
        "model.num_heads: hidden_size 2048 over 2048 heads gives an odd head size; rotary positions need an "
        "even one"},
-      {{"model.vocab_size=0"}, "model.vocab_size: must lie in [1, 2147483647], is 0"},
+      {{"model.vocab_size=-2"}, "model.vocab_size: must lie in [1, 2147483647], is -2"},
       {{"model.init_std=0"}, "model.init_std: must be above 0"},
       {{"training.threads=4294967297"}, "training.threads: must lie in [0, 4096], is 4294967297"},
       {{"loss.lm_z=-1e-4"}, "loss.lm_z: must not be negative, is -1.0e-04"},
@@ -141,7 +160,7 @@ TEST_F(RunConfigTest, impossible_values_name_the_key_and_the_bound) {
 }
 
 TEST_F(RunConfigTest, each_type_of_model_has_keys_of_its_own) {
-  const std::string image = "model.type=diffusion_transformer";
+  const std::string image = kImages;
   const RunConfig config = load({image, "model.image_size=64", "diffusion.sample_classes=[3, 1]"});
   EXPECT_EQ(config.model.tokens_per_sample(), 32 * 32);
   EXPECT_EQ(config.diffusion.sample_classes, (std::vector<int64_t>{3, 1}));
@@ -161,10 +180,10 @@ TEST_F(RunConfigTest, impossible_diffusion_transformers_name_the_key) {
   const std::map<std::vector<std::string>, std::string> cases = {
       {{"model.patch_size=3"}, "model.patch_size: 3 does not divide image_size 32"},
       {{"model.patch_size=64"}, "model.patch_size: must lie in [1, 32], is 64"},
-      {{"model.channels=0"}, "model.channels: must lie in [1, 4096], is 0"},
+      {{"model.channels=4097"}, "model.channels: must lie in [1, 4096], is 4097"},
       {{"model.num_classes=-1"}, "model.num_classes: must lie in [0, 2147483647], is -1"},
-      {{"model.text_size=8"}, "model.text_length: must lie in [1, 65536], is 0"},
-      {{"model.text_length=8"}, "model.text_size: must lie in [1, 1048576], is 0"},
+      {{"model.text_size=8"}, "model.text_length: is missing; a model has no default size"},
+      {{"model.text_length=8"}, "model.text_size: is missing; a model has no default size"},
       {{"model.hidden_size=48", "model.num_heads=8"},
        "model.num_heads: hidden_size 48 over 8 heads gives a head size of 6; rotary positions of images need "
        "a multiple of 4"},
@@ -178,21 +197,21 @@ TEST_F(RunConfigTest, impossible_diffusion_transformers_name_the_key) {
       {{"validation.tasks=[hellaswag]"}, "validation.tasks: need a language model; leave them out"},
   };
   for (const auto& [overrides, expected] : cases) {
-    std::vector<std::string> all = {"model.type=diffusion_transformer"};
+    std::vector<std::string> all = {kImages};
     all.insert(all.end(), overrides.begin(), overrides.end());
     EXPECT_THAT(error(all), testing::EndsWith(expected));
   }
 }
 
 TEST_F(RunConfigTest, an_impossible_value_is_placed_where_it_was_set) {
-  write("base.yaml", "model:\n  num_experts: 4\nrouting:\n  target_experts: 8\n");
+  write("base.yaml", std::string(kModelYaml) + "routing:\n  experts: 65\n");
   const auto path = write("run.yaml", std::string("base: base.yaml\n") + kMinimal);
   EXPECT_EQ(usage_error([&] { load_run_config(path, {}); }),
-            "base.yaml:4: routing.target_experts: must lie in [1, 4] (model.num_experts), is 8.0");
-  EXPECT_EQ(usage_error([&] { load_run_config(path, {"routing.target_experts=5"}); }),
-            "argument 'routing.target_experts=5': routing.target_experts: must lie in [1, 4] "
-            "(model.num_experts), is 5.0");
-  EXPECT_EQ(usage_error([&] { load_run_config(write("empty.yaml", "name: x\n"), {}); }),
+            "base.yaml:3: routing.experts: must lie in [1, 64] (model.num_experts), is 65.0");
+  EXPECT_EQ(
+      usage_error([&] { load_run_config(path, {"routing.experts=70"}); }),
+      "argument 'routing.experts=70': routing.experts: must lie in [1, 64] (model.num_experts), is 70.0");
+  EXPECT_EQ(usage_error([&] { load_run_config(write("empty.yaml", kModelYaml), {}); }),
             "empty.yaml: data.train: names no training data; give the folders that `dtopp prepare` wrote");
 }
 
@@ -201,6 +220,9 @@ TEST_F(RunConfigTest, mistyped_keys_are_answered_with_the_nearest) {
             "a.yaml:2: unknown key 'model.hidden_siz'; did you mean model.hidden_size?");
   EXPECT_EQ(usage_error([&] { load_run_config(write("a.yaml", "routing:\n  mehtod: top_k\n"), {}); }),
             "a.yaml:2: unknown key 'routing.mehtod'; did you mean routing.method?");
+  EXPECT_EQ(error({"routing.target_experts=1"}),
+            "argument 'routing.target_experts=1': unknown key 'routing.target_experts'; did you mean "
+            "routing.experts?");
   EXPECT_EQ(error({"lr=1"}), "argument 'lr=1': unknown key 'lr'; did you mean optimizer.lr?");
   EXPECT_EQ(error({"training.learning_rate=1"}).find("argument 'training.learning_rate=1': unknown key"), 0U);
   EXPECT_EQ(
@@ -209,18 +231,19 @@ TEST_F(RunConfigTest, mistyped_keys_are_answered_with_the_nearest) {
 }
 
 TEST_F(RunConfigTest, dense_models_ignore_routing) {
-  EXPECT_EQ(error({"model.num_experts=1", "routing.top_k=99", "routing.threshold=7"}), "no error");
+  EXPECT_EQ(error({"model.num_experts=1", "routing.experts=99", "routing.threshold=7"}), "no error");
 }
 
 TEST_F(RunConfigTest, settings_of_other_methods_are_not_judged) {
-  EXPECT_EQ(error({"routing.method=top_k", "routing.top_k=2", "routing.threshold=7", "model.num_experts=4"}),
-            "no error");
-  EXPECT_EQ(error({"routing.target_experts=4", "routing.top_k=8", "model.num_experts=4"}), "no error");
+  EXPECT_EQ(
+      error({"routing.method=top_k", "routing.experts=2", "routing.threshold=7", "model.num_experts=4"}),
+      "no error");
+  EXPECT_EQ(error({"routing.method=top_p", "routing.experts=70"}), "no error");
 }
 
 TEST_F(RunConfigTest, takes_one_target_a_layer) {
   const RunConfig config =
-      load({"model.num_layers=3", "routing.scope=layer", "routing.target_experts=[4, 8, 12.5]"});
+      load({"model.num_layers=3", "routing.scope=layer", "routing.experts=[4, 8, 12.5]"});
   EXPECT_EQ(target_of_layer(config.routing, 2), 12.5);
   EXPECT_EQ(target_of_layer(load({}).routing, 15), 8.0);
 }
@@ -242,7 +265,7 @@ TEST_F(RunConfigTest, prints_what_it_reads) {
   EXPECT_EQ(back.name, "odd: name");
   EXPECT_EQ(to_yaml(back), to_yaml(config));
   EXPECT_EQ(to_yaml(parse_run_config(to_yaml(config), "text")), to_yaml(config));
-  EXPECT_THAT(to_yaml(config), ::testing::HasSubstr("  target_experts: 8.0\n"));
+  EXPECT_THAT(to_yaml(config), ::testing::HasSubstr("  experts: 8.0\n"));
 }
 
 TEST_F(RunConfigTest, lists_differing_keys_in_field_order) {

@@ -24,6 +24,7 @@ inline RunConfig tiny_config(ThresholdScope scope = ThresholdScope::kGlobal) {
   config.model.ffn_hidden_size = 8;
   config.model.num_experts = 16;
   config.model.vocab_size = 64;
+  config.model.sequence_length = 2048;
   config.model.init_std = 0.5;
   config.routing.scope = scope;
   return config;

@@ -22,7 +22,7 @@ RunConfig small() {
   config.model.num_experts = 4;
   config.model.vocab_size = 16;
   config.model.sequence_length = 6;
-  config.routing.target_experts = {2};
+  config.routing.experts = {2};
   return config;
 }
 

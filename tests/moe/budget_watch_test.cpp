@@ -12,7 +12,7 @@ RoutingConfig routing(ThresholdScope scope, std::vector<double> targets) {
   RoutingConfig config;
   config.method = RoutingMethod::kDTopP;
   config.scope = scope;
-  config.target_experts = std::move(targets);
+  config.experts = std::move(targets);
   return config;
 }
 

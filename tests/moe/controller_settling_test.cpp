@@ -20,7 +20,7 @@ RoutingConfig solving(const Case& of) {
   RoutingConfig config;
   config.controller = Controller::kSolve;
   config.threshold = of.first_threshold;
-  config.target_experts = {of.target};
+  config.experts = {of.target};
   config.scope = of.scope;
   return config;
 }
@@ -40,7 +40,7 @@ std::vector<double> misses(const RoutingConfig& config, int64_t num_experts, int
   std::vector<double> off;
   for (int i = 0; i < steps; ++i) {
     const RoutedStep step = simulated_step(batch(i), controller);
-    off.push_back(miss(step, controller, config.target_experts[0]));
+    off.push_back(miss(step, controller, config.experts[0]));
     controller.update(step, at::full({}, true, at::kBool));
   }
   return off;

@@ -12,7 +12,7 @@ namespace {
 RoutingConfig routing(double p0 = 0.25, double target = 8, double kp = 0.1, double ki = 0.1) {
   RoutingConfig config;
   config.threshold = p0;
-  config.target_experts = {target};
+  config.experts = {target};
   config.kp = kp;
   config.ki = ki;
   return config;
@@ -48,7 +48,7 @@ TEST(ThresholdController, follows_equation_five_by_hand) {
 TEST(ThresholdController, layers_are_independent_with_layer_scope) {
   RoutingConfig config = routing();
   config.scope = ThresholdScope::kLayer;
-  config.target_experts = {4, 8, 12};
+  config.experts = {4, 8, 12};
   ThresholdController controller(config, 64, 3);
   const std::vector<int64_t> selected = {4 * 500, 6 * 500, 20 * 500};
   update(controller, selected, 500);
@@ -126,7 +126,7 @@ struct PlainController {
   double p, error_sum = 0;
 
   void update(double active_experts) {
-    const double error = (config.target_experts[0] - active_experts) / static_cast<double>(num_experts);
+    const double error = (config.experts[0] - active_experts) / static_cast<double>(num_experts);
     const double sum = error_sum + error;
     p = config.threshold + config.kp * error + config.ki * sum;
     const bool winds_up = (p > kMaxThreshold && error > 0) || (p < kMinThreshold && error < 0);

@@ -110,8 +110,8 @@ TEST(Communication, the_busiest_rank_owns_an_aligned_block_of_micro_batches) {
 
 // The prototype's paper calculation for 13.5 billion parameters, in GB: gradients, parameters, rows.
 TEST(Communication, agrees_with_an_independent_count_of_the_papers_largest_model) {
-  const RunConfig config = load_run_config(
-      std::string(DTOPP_SOURCE_DIR) + "/configs/moe-2.4b-13.6b-64e8a-dtop-p.yaml", {"data.train=x"});
+  const RunConfig config =
+      load_run_config(std::string(DTOPP_SOURCE_DIR) + "/configs/moe-2.4b-13.6b-64e8a.yaml", {"data.train=x"});
   const Plan plan = make_plan(config, {.ranks = 64, .nodes = 8, .expert_parallel = 4}, Device::kCuda);
   EXPECT_NEAR(sent(plan, "reduce_scatter").total(), 14.6e9, 0.05e9);
   EXPECT_NEAR(sent(plan, "gather").total(), 7.3e9, 0.05e9);

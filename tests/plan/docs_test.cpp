@@ -18,6 +18,12 @@ namespace {
 
 const std::filesystem::path kRoot = DTOPP_SOURCE_DIR;
 
+// The keys without a default.
+constexpr std::array<std::string_view, 10> kSizes = {
+    "model.hidden_size", "model.num_layers", "model.num_heads",       "model.ffn_hidden_size",
+    "model.num_experts", "model.vocab_size", "model.sequence_length", "model.image_size",
+    "model.channels",    "model.patch_size"};
+
 TEST(ConfigurationPage, lists_every_key_with_its_default_and_no_other) {
   const std::string page = read_file(kRoot / "docs/configuration.md");
   std::vector<std::pair<std::string, std::string>> leaves;
@@ -33,7 +39,8 @@ TEST(ConfigurationPage, lists_every_key_with_its_default_and_no_other) {
   }
   for (const auto& [key, value] : leaves) {
     std::string row = "\n| `" + key + "` | ";
-    row += value == "\"\"" ? "none" : "`" + value + "`";
+    const bool is_required = std::ranges::find(kSizes, key) != kSizes.end();
+    row += is_required ? "required" : value == "\"\"" ? "none" : "`" + value + "`";
     EXPECT_THAT(page, ::testing::HasSubstr(row + " | "));
   }
   size_t rows = 0;
@@ -41,27 +48,43 @@ TEST(ConfigurationPage, lists_every_key_with_its_default_and_no_other) {
   EXPECT_EQ(rows, leaves.size());
 }
 
+// The pages show each preset with DTop-p, and one dense model per active size.
+std::vector<std::string> methods_shown(const std::string& name) {
+  const bool is_small = name.starts_with("lab") || name.starts_with("quickstart");
+  const bool is_other_1_3b = name.starts_with("moe-1.3b") && name != "moe-1.3b-6.9b-64e8a";
+  return is_small || is_other_1_3b ? std::vector<std::string>{"dtop_p"}
+                                   : std::vector<std::string>{"dense", "dtop_p"};
+}
+
+std::string row_name(const std::string& name, const std::string& method) {
+  return method == "dtop_p" ? name : name + " method=" + method;
+}
+
 TEST(PresetsPage, shows_the_plans_numbers) {
   const std::string page = read_file(kRoot / "docs/presets.md");
   for (const auto& entry : std::filesystem::directory_iterator(kRoot / "configs")) {
     if (entry.path().extension() != ".yaml") continue;
-    std::string name = entry.path().stem().string();
-    const bool paper = name.starts_with("moe-") || name.starts_with("dit-moe-0.9b");
-    if (paper && !(name.ends_with("-dtop-p"))) continue;
-    const Plan plan = make_plan(load_run_config(entry.path(), {}));
-    if (paper) name.replace(name.size() - std::string("dtop-p").size(), std::string::npos, "*");
-    std::array<char, 200> row{};
-    std::snprintf(
-        row.data(), row.size(), "\n| `%s` | %.1f M | %.1f M | %.3f G | %.2f GiB |\n", name.c_str(),
-        static_cast<double>(plan.parameters) / 1e6, static_cast<double>(plan.active_parameters) / 1e6,
-        static_cast<double>(plan.flops_per_token) / 1e9, static_cast<double>(plan.memory_bytes()) / 0x1p30);
-    EXPECT_THAT(page, ::testing::HasSubstr(row.data()));
+    const std::string name = entry.path().stem();
+    for (const std::string& method : methods_shown(name)) {
+      const Plan plan = make_plan(load_run_config(entry.path(), {"method=" + method}));
+      std::array<char, 200> row{};
+      std::snprintf(row.data(), row.size(), "\n| `%s` | %.1f M | %.1f M | %.3f G | %.2f GiB |\n",
+                    row_name(name, method).c_str(), static_cast<double>(plan.parameters) / 1e6,
+                    static_cast<double>(plan.active_parameters) / 1e6,
+                    static_cast<double>(plan.flops_per_token) / 1e9,
+                    static_cast<double>(plan.memory_bytes()) / 0x1p30);
+      EXPECT_THAT(page, ::testing::HasSubstr(row.data()));
+    }
   }
 }
 
-// "dense-0.4b" or "moe-…-dtop-p": the models that the paper trained and that the scale page lists.
-bool is_of_the_paper(const std::string& name) {
-  return name.starts_with("dense-") || (name.starts_with("moe-") && name.ends_with("-dtop-p"));
+std::vector<std::pair<std::string, int64_t>> product(const std::vector<std::string>& methods,
+                                                     const std::vector<int64_t>& ranks) {
+  std::vector<std::pair<std::string, int64_t>> all;
+  for (const std::string& method : methods) {
+    for (const int64_t count : ranks) all.emplace_back(method, count);
+  }
+  return all;
 }
 
 TEST(ScalePage, shows_the_plans_predictions) {
@@ -70,14 +93,14 @@ TEST(ScalePage, shows_the_plans_predictions) {
   size_t rows = 0;
   for (const auto& entry : std::filesystem::directory_iterator(kRoot / "configs")) {
     const std::string name = entry.path().stem().string();
-    if (entry.path().extension() != ".yaml" || !is_of_the_paper(name)) continue;
-    for (const int64_t ranks : {64, 128}) {
-      const RunConfig config =
-          load_run_config(entry.path(), {"training.micro_batch_size=" + std::to_string(512 / ranks)});
+    if (entry.path().extension() != ".yaml" || !name.starts_with("moe-")) continue;
+    for (const auto& [method, ranks] : product(methods_shown(name), {64, 128})) {
+      const std::string micro_batch = "training.micro_batch_size=" + std::to_string(512 / ranks);
+      const RunConfig config = load_run_config(entry.path(), {"method=" + method, micro_batch});
       const std::vector<Plan> plans =
           plans_by_expert_parallel(config, {.ranks = ranks, .nodes = ranks / 8}, Device::kCuda);
       const Recommendation best = recommend(plans, device);
-      std::string row = "\n| `" + name + "` | " + std::to_string(ranks) + " |";
+      std::string row = "\n| `" + row_name(name, method) + "` | " + std::to_string(ranks) + " |";
       const int64_t degree = best.expert_parallel;
       EXPECT_EQ(best.fastest, degree);
       const Plan& plan =

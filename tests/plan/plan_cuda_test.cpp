@@ -98,8 +98,7 @@ RC_GTEST_PROP(PlanForCudaProperty, covers_each_moment_of_a_step, ()) {
 RC_GTEST_PROP(PlanForCudaProperty, more_of_anything_never_costs_less, ()) {
   RunConfig config = tiny_in_bf16();
   config.model.num_experts = *rc::gen::inRange<int64_t>(2, 40);
-  config.routing.target_experts = {
-      static_cast<double>(*rc::gen::inRange<int64_t>(1, config.model.num_experts))};
+  config.routing.experts = {static_cast<double>(*rc::gen::inRange<int64_t>(1, config.model.num_experts))};
   config.training.precision = *rc::gen::element(Precision::kFp32, Precision::kBf16);
   config.parallel.reproducible = false;  // otherwise fewer, larger micro-batches may need one sum less
   const uint64_t before = cuda_plan(config).memory_bytes();

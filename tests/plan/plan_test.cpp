@@ -77,11 +77,11 @@ TEST(Plan, counts_a_diffusion_transformer_by_hand) {
 TEST(Plan, takes_active_experts_from_what_the_method_holds) {
   RunConfig config = tiny();
   config.routing.method = RoutingMethod::kTopK;
-  config.routing.top_k = 2;
+  config.routing.experts = {2};
   EXPECT_EQ(make_plan(config).active_parameters, 11U * 8 + 2 * (256 + 32 + 49 + 240) + 8);
   config.routing.method = RoutingMethod::kDTopP;
   config.routing.scope = ThresholdScope::kLayer;
-  config.routing.target_experts = {1.5, 3.5};
+  config.routing.experts = {1.5, 3.5};
   EXPECT_EQ(make_plan(config).active_parameters, 11U * 8 + 2 * (256 + 32 + 49 + 300) + 8);
   config.model.num_experts = 1;
   EXPECT_EQ(make_plan(config).parameters, 11U * 8 + 2 * (256 + 32 + 120) + 8);
@@ -113,8 +113,7 @@ TEST(FindDevice, knows_its_devices) {
 RC_GTEST_PROP(PlanProperty, more_of_anything_never_costs_less, ()) {
   RunConfig config = tiny();
   config.model.num_experts = *rc::gen::inRange<int64_t>(2, 40);
-  config.routing.target_experts = {
-      static_cast<double>(*rc::gen::inRange<int64_t>(1, config.model.num_experts))};
+  config.routing.experts = {static_cast<double>(*rc::gen::inRange<int64_t>(1, config.model.num_experts))};
   config.training.precision = *rc::gen::element(Precision::kFp32, Precision::kBf16);
   config.parallel.reproducible = false;  // otherwise fewer, larger micro-batches may need one sum less
   const Plan before = make_plan(config);
@@ -135,7 +134,7 @@ RC_GTEST_PROP(PlanProperty, more_of_anything_never_costs_less, ()) {
       config.training.micro_batch_size *= 2;
       break;
     default:
-      config.routing.target_experts[0] += 1;
+      config.routing.experts[0] += 1;
   }
   const Plan after = make_plan(config);
   RC_ASSERT(after.parameters >= before.parameters);

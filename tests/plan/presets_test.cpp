@@ -1,6 +1,7 @@
 // Tests every file of configs/ against the paper's two tables.
 #include <algorithm>
 #include <filesystem>
+#include <iterator>
 #include <set>
 
 #include <gmock/gmock.h>
@@ -21,9 +22,9 @@ struct Row {
 };
 
 // Source: paper, table of architectures.
-const Row kDenseRows[] = {{"dense-0.4b", 16, 16, 1024, 4096, 1, 0},
-                          {"dense-1.3b", 16, 16, 2048, 8192, 1, 0},
-                          {"dense-2.4b", 32, 32, 2048, 8192, 1, 0}};
+const Row kDenseRows[] = {{"moe-0.4b-3.7b-64e8a", 16, 16, 1024, 4096, 1, 0},
+                          {"moe-1.3b-6.9b-64e8a", 16, 16, 2048, 8192, 1, 0},
+                          {"moe-2.4b-13.6b-64e8a", 32, 32, 2048, 8192, 1, 0}};
 const Row kMoeRows[] = {
     {"moe-0.4b-3.7b-64e8a", 16, 16, 1024, 512, 64, 8},
     {"moe-1.3b-2.1b-16e8a", 16, 16, 2048, 1024, 16, 8},
@@ -34,7 +35,11 @@ const Row kMoeRows[] = {
     {"moe-2.4b-13.6b-64e8a", 32, 32, 2048, 1024, 64, 8},
 };
 
-RunConfig load(const std::string& name) { return load_run_config(kConfigs / (name + ".yaml"), {}); }
+constexpr const char* kMethods[] = {"dense", "top_k", "top_p", "dtop_p", "dtop_p_layerwise"};
+
+RunConfig load(const std::string& name, const std::string& method) {
+  return load_run_config(kConfigs / (name + ".yaml"), {"method=" + method});
+}
 
 void expect_row(const RunConfig& config, const Row& row) {
   EXPECT_EQ(config.model.num_layers, row.layers) << config.name;
@@ -71,22 +76,37 @@ int64_t parameters_by_hand(const Row& row, bool dynamic) {
   return 50432 * D + row.layers * (4 * D * D + 4 * D + router + 3 * row.experts * D * row.ffn) + D;
 }
 
-TEST(Presets, every_file_loads_validates_and_is_named_after_itself) {
+TEST(Presets, every_file_trains_with_every_method_and_is_named_after_itself) {
   std::set<std::string> outputs;
-  size_t count = 0;
   for (const auto& entry : std::filesystem::directory_iterator(kConfigs)) {
     if (entry.path().extension() != ".yaml") continue;
+    const std::string name = entry.path().stem();
     const RunConfig config = load_run_config(entry.path(), {});
-    EXPECT_EQ(config.name, entry.path().stem().string());
-    EXPECT_TRUE(outputs.insert(config.output).second) << config.output << " is used twice";
-    ++count;
+    EXPECT_EQ(config.routing.method, RoutingMethod::kDTopP);
+    const bool is_paper = name.starts_with("moe-") || name.starts_with("dit-");
+    const bool has_fixed_law = is_paper || name == "small" || name == "cifar10";
+    EXPECT_EQ(config.routing.controller, has_fixed_law ? Controller::kPi : Controller::kSolve);
+    for (const char* method : kMethods) {
+      const RunConfig of_method = load(name, method);
+      if (!has_fixed_law) {
+        EXPECT_EQ(of_method.name, name);
+        continue;
+      }
+      EXPECT_EQ(of_method.name, name + "-" + method);
+      EXPECT_TRUE(outputs.insert(of_method.output).second) << of_method.output << " is used twice";
+    }
+    // The dense model is as wide as the active experts.
+    const RunConfig dense = load(name, "dense");
+    EXPECT_EQ(static_cast<double>(dense.model.ffn_hidden_size),
+              config.routing.experts[0] * static_cast<double>(config.model.ffn_hidden_size));
+    EXPECT_TRUE(dense.model.is_dense());
   }
-  EXPECT_EQ(count, 3 + (7 * 4 + 1) + 5 + 1 + (1 + 4) + 4 * 2 + 5 + 1 + 2U);
+  EXPECT_EQ(outputs.size(), std::size(kMethods) * (7 + 5 + 2));
 }
 
 TEST(Presets, dense_rows_follow_the_paper) {
   for (const Row& row : kDenseRows) {
-    const RunConfig config = load(row.name);
+    const RunConfig config = load(row.name, "dense");
     expect_row(config, row);
     EXPECT_EQ(config.loss.load_balance, 0.0);
     EXPECT_EQ(config.loss.dynamic, 0.0);
@@ -99,26 +119,26 @@ TEST(Presets, dense_rows_follow_the_paper) {
 TEST(Presets, moe_rows_follow_the_paper_under_every_method) {
   for (const Row& row : kMoeRows) {
     const std::string name = row.name;
-    const RunConfig top_k = load(name + "-top-k");
+    const RunConfig top_k = load(name, "top_k");
     EXPECT_EQ(top_k.routing.method, RoutingMethod::kTopK);
-    EXPECT_EQ(top_k.routing.top_k, static_cast<int64_t>(row.active));
+    EXPECT_EQ(top_k.routing.experts, std::vector<double>{row.active});
     EXPECT_EQ(top_k.routing.normalization, Normalization::kFixed);
     EXPECT_EQ(top_k.loss.dynamic, 0.0);
-    const RunConfig top_p = load(name + "-top-p");
+    const RunConfig top_p = load(name, "top_p");
     EXPECT_EQ(top_p.routing.method, RoutingMethod::kTopP);
     EXPECT_EQ(top_p.routing.threshold, 0.35);
     EXPECT_EQ(top_p.routing.normalization, Normalization::kFixed);
     EXPECT_EQ(top_p.loss.dynamic, 1e-3);
-    const RunConfig dtop_p = load(name + "-dtop-p");
+    const RunConfig dtop_p = load(name, "dtop_p");
     EXPECT_EQ(dtop_p.routing.scope, ThresholdScope::kGlobal);
-    const RunConfig layer = load(name + "-dtop-p-layer");
+    const RunConfig layer = load(name, "dtop_p_layerwise");
     EXPECT_EQ(layer.routing.scope, ThresholdScope::kLayer);
     for (const RunConfig* config : {&dtop_p, &layer}) {
       EXPECT_EQ(config->routing.method, RoutingMethod::kDTopP);
       EXPECT_EQ(config->routing.threshold, 0.25);
       EXPECT_EQ(config->routing.kp, 0.1);
       EXPECT_EQ(config->routing.ki, 0.1);
-      EXPECT_EQ(config->routing.target_experts, std::vector<double>{row.active});
+      EXPECT_EQ(config->routing.experts, std::vector<double>{row.active});
       EXPECT_EQ(config->routing.normalization, Normalization::kDynamic);
       EXPECT_EQ(config->loss.dynamic, 1e-3);
     }
@@ -137,23 +157,16 @@ TEST(Presets, moe_rows_follow_the_paper_under_every_method) {
   }
 }
 
-// The paper's ablation without the controller and without dynamic normalisation.
-TEST(Presets, the_main_model_comes_with_the_ablations_threshold_too) {
-  const RunConfig baseline = load("moe-1.3b-6.9b-64e8a-top-p"),
-                  ablation = load("moe-1.3b-6.9b-64e8a-top-p-0.25");
-  EXPECT_EQ(ablation.routing.threshold, 0.25);
-  EXPECT_EQ(differing_keys(baseline, ablation),
-            (std::vector<std::string>{"name", "routing.threshold", "output"}));
-}
-
 TEST(Presets, the_main_model_has_about_6_8_billion_parameters) {
-  EXPECT_NEAR(static_cast<double>(make_plan(load("moe-1.3b-6.9b-64e8a-dtop-p")).parameters), 6.8e9, 0.05e9);
+  EXPECT_NEAR(static_cast<double>(make_plan(load("moe-1.3b-6.9b-64e8a", "dtop_p")).parameters), 6.8e9,
+              0.05e9);
 }
 
 TEST(Presets, small_models_are_of_equal_active_size) {
-  const RunConfig dense = load("small-dense");
-  for (const char* method : {"top-k", "top-p", "dtop-p", "dtop-p-layer"}) {
-    const RunConfig config = load(std::string("small-") + method);
+  const RunConfig dense = load("small", "dense");
+  for (const char* method : kMethods) {
+    const RunConfig config = load("small", method);
+    if (config.model.is_dense()) continue;
     EXPECT_EQ(4 * config.model.ffn_hidden_size, dense.model.ffn_hidden_size);
     EXPECT_EQ(config.data.train, dense.data.train);
     EXPECT_EQ(config.training.seed, dense.training.seed);
@@ -179,10 +192,9 @@ int64_t diffusion_parameters_by_hand(const ModelConfig& model, bool dynamic) {
 }
 
 TEST(Presets, diffusion_transformers_follow_the_paper_under_every_method) {
-  for (const char* method : {"dense", "top-k", "top-p", "dtop-p", "dtop-p-layer"}) {
+  for (const char* method : kMethods) {
     const bool dense = std::string(method) == "dense";
-    const RunConfig config =
-        load(dense ? "dit-dense-0.9b" : std::string("dit-moe-0.9b-3.4b-64e8a-") + method);
+    const RunConfig config = load("dit-moe-0.9b-3.4b-64e8a", method);
     EXPECT_EQ(config.model.type, ModelType::kDiffusionTransformer);
     EXPECT_EQ(config.model.num_layers, 28);
     EXPECT_EQ(config.model.hidden_size, 2048);
@@ -204,13 +216,15 @@ TEST(Presets, diffusion_transformers_follow_the_paper_under_every_method) {
 }
 
 TEST(Presets, small_diffusion_transformers_are_of_equal_active_size) {
-  const auto active = [](const std::string& name) {
-    return static_cast<double>(make_plan(load(name)).active_parameters);
+  const auto active = [](const std::string& name, const std::string& method) {
+    return static_cast<double>(make_plan(load(name, method)).active_parameters);
   };
-  for (const char* method : {"top-k", "top-p", "dtop-p", "dtop-p-layer"})
-    EXPECT_NEAR(active(std::string("cifar10-") + method) / active("cifar10-dense"), 1.0, 0.01);
-  for (const std::string size : {"s", "b", "l", "xl"})
-    EXPECT_NEAR(active("dit-moe-" + size + "-16e4a-dtop-p") / active("dit-dense-" + size), 1.0, 0.01);
+  for (const char* method : kMethods)
+    EXPECT_NEAR(active("cifar10", method) / active("cifar10", "dense"), 1.0, 0.01);
+  for (const std::string size : {"s", "b", "l", "xl"}) {
+    const std::string name = "dit-moe-" + size + "-16e4a";
+    EXPECT_NEAR(active(name, "dtop_p") / active(name, "dense"), 1.0, 0.01);
+  }
 }
 
 }  // namespace

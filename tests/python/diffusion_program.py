@@ -10,7 +10,7 @@ BASE = {
     "model": {"type": "diffusion_transformer", "hidden_size": 32, "num_layers": 2, "num_heads": 4, "ffn_hidden_size": 16,
               "num_experts": 8, "image_size": 8, "channels": 3, "patch_size": 2, "num_classes": 5, "text_size": 0,
               "text_length": 0, "position": "rotary", "qk_norm": True},
-    "routing": {"method": "dtop_p", "target_experts": 3, "threshold": 0.4},
+    "routing": {"method": "dtop_p", "experts": 3, "threshold": 0.4},
     "loss": {"load_balance": 0.1, "dynamic": 0.1, "router_z": 0.01},
     "diffusion": {"objective": "flow", "timesteps": "logit_normal", "flip": True, "condition_dropout": 0.3},
     "optimizer": {"lr": 1.0e-2, "min_lr": 1.0e-2, "warmup_steps": 3, "weight_decay": 0.1},
@@ -46,7 +46,7 @@ class Program:
 
 def resolved(case):
     """The configuration with the defaults that the reference reads."""
-    defaults = {"routing": {"top_k": 8, "scope": "global", "kp": 0.1, "ki": 0.1, "anti_windup": True,
+    defaults = {"routing": {"scope": "global", "kp": 0.1, "ki": 0.1, "anti_windup": True,
                             "normalization": "dynamic", "renormalize": True, "max_experts": 0},
                 "loss": {"router_z_on": "raw"},
                 "optimizer": {"betas": [0.9, 0.95], "eps": 1e-8, "grad_clip": 1.0}}

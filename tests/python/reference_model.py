@@ -77,7 +77,7 @@ def select(P_TE, routing, threshold):
     P = P_TE.detach()
     ordered, index = torch.sort(P, dim=-1, descending=True, stable=True)
     if routing["method"] == "top_k":
-        chosen = torch.arange(P.shape[-1]).expand_as(P) < routing["top_k"]
+        chosen = torch.arange(P.shape[-1]).expand_as(P) < routing["experts"]
         margin = math.inf
     else:
         before = ordered.double().cumsum(-1) - ordered.double()
@@ -197,7 +197,7 @@ class Controller:
         def listed(value):
             return list(value) if isinstance(value, list) else [value] * count
 
-        self.targets = listed(self.routing["target_experts"])
+        self.targets = listed(self.routing["experts"])
         self.targets = self.targets * count if len(self.targets) == 1 else self.targets
         self.p = listed(state.get("threshold", self.routing["threshold"]))
         self.error_sum = listed(state.get("error_sum", 0.0))

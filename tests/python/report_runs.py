@@ -12,7 +12,7 @@ CONFIG = """\
 name: {name}
 model: {{type: language_model, hidden_size: 64, num_layers: {layers}, num_heads: 4, ffn_hidden_size: 32, num_experts: 8,
         vocab_size: 512, sequence_length: 64}}
-routing: {{method: {method}, target_experts: 3, top_k: 3, threshold: 0.3}}
+routing: {{method: {method}, experts: 3, threshold: 0.3}}
 training: {{steps: 5000, global_batch_size: 4, micro_batch_size: 4, seed: {seed}}}
 output: {output}
 """

@@ -39,7 +39,7 @@ def fails(status, words, *arguments, **options):
     ("trainig.steps=1", ["trainig", "training"]),
     ("training.steps=ten", ["training.steps", "ten"]),
     ("training.steps=1.5", "training.steps"),
-    ("routing.target_experts=9", ["routing.target_experts", "8"]),
+    ("routing.experts=9", ["routing.experts", "8"]),
     ("routing.method=top_q", ["top_k", "top_p", "dtop_p"]),
     ("routing.threshold=1.5", "routing.threshold"),
     ("training.micro_batch_size=3", "micro_batch_size"),

@@ -70,7 +70,7 @@ def test_a_learning_rate_that_does_not_join_is_said(trunk, tmp_path):
 
 @pytest.mark.parametrize("overrides, message", [
     (["model.hidden_size=64"], "different: model.hidden_size"),
-    (["routing.target_experts=4", "training.seed=9"], "different: routing.target_experts, training.seed"),
+    (["routing.experts=4", "training.seed=9"], "different: routing.experts, training.seed"),
     (["training.steps=4", "optimizer.decay_steps=1"], "has made 4 steps, training.steps 4 leaves none"),
     (["training.cooldown_from=nowhere"], "training.cooldown_from: nowhere: no checkpoint there"),
     (["training.initialize_from=elsewhere"], "training.initialize_from: a run starts with another run's parameters or"),

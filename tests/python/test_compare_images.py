@@ -193,7 +193,7 @@ def test_the_study_trains_measures_samples_and_judges(tmp_path):
     assert [call.split()[0] for call in calls] == ["prepare"] * 2 + ["train", "evaluate", "sample"] * 4 + [
         "scripts/judge_samples.py", "scripts/compare_images.py"]
     assert calls[0] == "prepare images there/data/images/cifar10-train.tar.zst --output data/cifar10/train"
-    assert calls[5].startswith("train configs/cifar10-dtop-p.yaml output=runs/cifar10-dtop-p-seed1 training.seed=1 ")
+    assert calls[5].startswith("train configs/cifar10.yaml method=dtop_p output=runs/cifar10-dtop-p-seed1 training.seed=1 ")
     assert calls[5].endswith(" routing.ki=1.5 training.device=cuda") and "routing.ki" not in calls[2]
     result = "runs/cifar10-study/step-00000400/cifar10-top-k-seed2"
     checkpoint = "runs/cifar10-top-k-seed2/checkpoints/step-00000400"

@@ -11,12 +11,12 @@ import yaml
 STEPS = 40
 CASES = {
     "gains_of_the_paper": {},
-    "layers_of_their_own": {"routing.scope": "layer", "routing.target_experts": "[2, 5]"},
-    "strong_gains_at_the_upper_bound": {"routing.kp": 2, "routing.ki": 1, "routing.target_experts": 8},
-    "strong_gains_at_the_lower_bound": {"routing.kp": 2, "routing.ki": 1, "routing.target_experts": 1,
+    "layers_of_their_own": {"routing.scope": "layer", "routing.experts": "[2, 5]"},
+    "strong_gains_at_the_upper_bound": {"routing.kp": 2, "routing.ki": 1, "routing.experts": 8},
+    "strong_gains_at_the_lower_bound": {"routing.kp": 2, "routing.ki": 1, "routing.experts": 1,
                                         "routing.threshold": 0.9},
-    "layers_at_both_bounds": {"routing.scope": "layer", "routing.target_experts": "[8, 1]", "routing.ki": 1},
-    "windup": {"routing.kp": 2, "routing.ki": 1, "routing.target_experts": 8, "routing.anti_windup": "false"},
+    "layers_at_both_bounds": {"routing.scope": "layer", "routing.experts": "[8, 1]", "routing.ki": 1},
+    "windup": {"routing.kp": 2, "routing.ki": 1, "routing.experts": 8, "routing.anti_windup": "false"},
 }
 BOUNDS = (1e-6, 1 - 1e-6)
 
@@ -88,7 +88,7 @@ def test_the_paper_s_law_is_no_other_for_what_is_logged_beside_it(run):
     for line in lines:
         for layer in ("layer_00", "layer_01"):
             solved, used = line[f"moe/{layer}/threshold_solved"], line[f"moe/{layer}/threshold"]
-            target = yaml.safe_load((directory / "config.yaml").read_text())["routing"]["target_experts"]
+            target = yaml.safe_load((directory / "config.yaml").read_text())["routing"]["experts"]
             if isinstance(target, list):
                 target = target[int(layer[-2:])]
                 active = line[f"moe/{layer}/active_experts"]

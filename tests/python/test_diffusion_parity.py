@@ -16,7 +16,7 @@ CASES = {
     "top_k": {"routing": {"method": "top_k", "top_k": 3, "normalization": "fixed"}},
     "top_p": {"routing": {"method": "top_p", "threshold": 0.6, "normalization": "none"}},
     "dtop_p": {},
-    "dtop_p_layer": {"routing": {"scope": "layer", "target_experts": [2, 5]}},
+    "dtop_p_layer": {"routing": {"scope": "layer", "experts": [2, 5]}},
     "dtop_p_ddpm_sincos": {"diffusion": {"objective": "ddpm"}, "model": {"position": "sincos"}},
     "dtop_p_without_qk_norm": {"model": {"qk_norm": False}},
     "dtop_p_text": {"model": {"num_classes": 0} | TEXT},

@@ -19,7 +19,7 @@ CASES = {
     "pixels_dense_ddpm": ("pixels", ["model.num_experts=1", "diffusion.objective=ddpm", "diffusion.timesteps=uniform",
                                      "diffusion.flip=false", "loss.load_balance=0", "loss.dynamic=0"]),
     "latents_with_text": ("latents", ["model.text_length=4", "model.text_size=6", "routing.scope=layer",
-                                      "routing.target_experts=[2, 5]"]),
+                                      "routing.experts=[2, 5]"]),
 }
 
 

@@ -27,7 +27,7 @@ def trained(request, tmp_path_factory):
                           directory / "tokens")
     assert done.returncode == 0, done.stderr
     routing = ["model.num_experts=1"] if request.param == "dense" else [f"routing.method={request.param}"]
-    done = tiny_run.dtopp("train", tiny_run.make(directory), *routing, "routing.top_k=3", "model.vocab_size=50304",
+    done = tiny_run.dtopp("train", tiny_run.make(directory), *routing, "routing.experts=3", "model.vocab_size=50304",
                           f"data.train=[{directory / 'tokens'}]", "validation.every=0", "training.steps=6")
     assert done.returncode == 0, done.stderr
     return directory

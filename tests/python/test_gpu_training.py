@@ -13,12 +13,12 @@ SMALL = ["training.global_batch_size=4", "model.sequence_length=64", "model.num_
 
 def benchmark(*arguments):
     return subprocess.run([sys.executable, ROOT / "benchmarks/gpu_training.py", "--device", DEVICE, "--text", SAMPLE,
-                           "--preset", ROOT / "configs/small-dtop-p.yaml", *arguments],
+                           "--preset", ROOT / "configs/small.yaml", *arguments],
                           capture_output=True, text=True, timeout=120, env=os.environ | {"DTOPP_BINARY": str(BINARY)})
 
 
 def plan(*overrides):
-    done = subprocess.run([BINARY, "plan", ROOT / "configs/small-dtop-p.yaml", *overrides, "--json"],
+    done = subprocess.run([BINARY, "plan", ROOT / "configs/small.yaml", *overrides, "--json"],
                           capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
 
@@ -47,4 +47,4 @@ def test_takes_the_micro_batch_an_override_names_and_says_when_none_fits(dtopp_b
     assert json.loads(done.stdout)["micro_batch_size"] == 2
     done = benchmark(*SMALL, "model.hidden_size=1048576")
     assert done.returncode == 1
-    assert done.stderr.startswith("gpu_training: small-dtop-p with a micro-batch of 1 needs ")
+    assert done.stderr.startswith("gpu_training: small with a micro-batch of 1 needs ")

@@ -51,7 +51,7 @@ def test_back_from_there_it_has_the_same_bytes(case, tmp_path):
     assert (tmp_path / "back/model.safetensors").read_bytes() == (case.checkpoint / "model.safetensors").read_bytes()
     before, after = (yaml.safe_load((path / "config.yaml").read_text()) for path in (case.checkpoint, tmp_path / "back"))
     assert before["model"] == after["model"]
-    for key in ("method", "top_k", "normalization", "renormalize"):
+    for key in ("method", "experts", "normalization", "renormalize"):
         assert before["routing"][key] == after["routing"][key]
 
 
@@ -123,7 +123,7 @@ UNFIT = {
     "model_type": ("mixtral", "model_type: dtopp reads olmoe and dtopp, not mixtral"),
     "num_hidden_layers": (10**15, "num_layers"),
     "num_experts": (10**15, "num_experts"),
-    "num_experts_per_tok": (9, "routing.top_k"),
+    "num_experts_per_tok": (9, "routing.experts"),
     "num_attention_heads": (5, "num_key_value_heads: dtopp has"),
 }
 

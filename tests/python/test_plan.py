@@ -9,7 +9,7 @@ import tiny_run
 pytestmark = pytest.mark.skipif(not tiny_run.BINARY.exists(), reason=f"{tiny_run.BINARY} is not built")
 
 COLLECTIVES = ["reduce_scatter", "gather", "dispatch", "combine", "step"]
-LARGEST = tiny_run.ROOT / "configs/moe-2.4b-13.6b-64e8a-dtop-p.yaml"
+LARGEST = tiny_run.ROOT / "configs/moe-2.4b-13.6b-64e8a.yaml"
 
 
 def plan(*arguments):
@@ -42,7 +42,7 @@ def test_auto_takes_what_is_recommended():
 
 
 def test_the_largest_micro_batch_fits_with_room_to_spare_and_the_next_does_not():
-    model = tiny_run.ROOT / "configs/moe-1.3b-6.9b-64e8a-dtop-p.yaml"
+    model = tiny_run.ROOT / "configs/moe-1.3b-6.9b-64e8a.yaml"
     for device in ("h100", "h200"):
         options = (model, "--ranks", 8, "--device", device, "parallel.reproducible=false")
         size, batch = plan(*options)["largest_micro_batch"], plan(model)["tokens_per_step"] // 2048
@@ -89,7 +89,7 @@ def test_memory_is_what_training_images_takes(overrides, tmp_path):
     """CIFAR-10's preset with its moving average. The measured peak includes the program's pages."""
     model = {"channels": 3, "image_size": 32, "num_classes": 3}
     tiny_diffusion.write_images(tmp_path / "images", model, 64, seed=1)
-    arguments = [tiny_run.ROOT / "configs/cifar10-dtop-p.yaml", "training.device=cpu", "training.threads=2", "training.steps=2",
+    arguments = [tiny_run.ROOT / "configs/cifar10.yaml", "training.device=cpu", "training.threads=2", "training.steps=2",
                  "training.global_batch_size=16", "optimizer.warmup_steps=0", f"data.train=[{tmp_path}/images]",
                  "data.validation=[]", "validation.every=0", "diffusion.samples_every=0", f"output={tmp_path}/run", *overrides]
     done = tiny_run.dtopp("train", *arguments)

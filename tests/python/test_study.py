@@ -18,7 +18,7 @@ STUDY = """\
 base: run.yaml
 seeds: [1, 2, 3]
 variants:
-  top-k: {{routing.method: top_k, routing.top_k: 3}}
+  top-k: {{routing.method: top_k, routing.experts: 3}}
   dtop-p: {{routing.method: dtop_p}}
 measure: [val/loss, train/lm_loss]
 output: {output}
@@ -108,7 +108,7 @@ def test_curves_are_means_over_seeds_at_equal_cost(finished):
     np.testing.assert_allclose(curve["mean"], losses.mean(0), rtol=1e-12)
     np.testing.assert_allclose(curve["half_width"], stats.sem(losses) * stats.t.ppf(0.975, 2), rtol=1e-9)
     # FLOPs per token for each step's number of experts, between the plan's figures for 3 and 4.
-    three, four = (json.loads(tiny_run.dtopp("plan", directory / "run.yaml", "--json", f"routing.target_experts={target}").stdout)
+    three, four = (json.loads(tiny_run.dtopp("plan", directory / "run.yaml", "--json", f"routing.experts={target}").stdout)
                    ["flops_per_token"] for target in (3, 4))
     active = [[line["moe/active_experts"] for line in lines if "train/loss" in line] for lines in runs]
     last = [sum(128 * (three + (four - three) * (a - 3)) for a in experts) for experts in active]

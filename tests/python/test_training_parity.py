@@ -15,11 +15,11 @@ COMMON = {
 }
 CASES = {
     "dense": {"model.num_experts": 1, "model.tie_embeddings": "false"},
-    "top_k": {"routing.method": "top_k", "routing.top_k": 2, "routing.normalization": "fixed"},
+    "top_k": {"routing.method": "top_k", "routing.experts": 2, "routing.normalization": "fixed"},
     "top_p": {"routing.method": "top_p", "routing.threshold": 0.5, "routing.normalization": "none"},
     "dtop_p": {},
     "dtop_p_rms": {"model.norm": "rms"},
-    "dtop_p_layer": {"routing.scope": "layer", "routing.target_experts": "[2, 5]", "optimizer.grad_clip": 0.3},
+    "dtop_p_layer": {"routing.scope": "layer", "routing.experts": "[2, 5]", "optimizer.grad_clip": 0.3},
     "dtop_p_z_of_normalized_logits": {"loss.router_z_on": "normalized", "loss.router_z": 0.1},
     "dtop_p_documents": {"model.attend_across_documents": "false", "data.end_of_text": 7},
     "dtop_p_whole_batch": {"loss.batch_statistics": "global", "loss.load_balance": 0.1},

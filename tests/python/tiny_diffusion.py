@@ -90,7 +90,7 @@ def train(directory, model=None, steps=2, **sections):
     write_images(directory / "train", model, 24, seed=1)
     write_images(directory / "held-out", model, 25, seed=2)
     config = {"name": "tiny", "model": model, "output": str(directory / "run"),
-              "routing": {"method": "dtop_p", "target_experts": 3, "threshold": 0.4},
+              "routing": {"method": "dtop_p", "experts": 3, "threshold": 0.4},
               "optimizer": {"lr": 1e-2, "min_lr": 1e-2, "warmup_steps": 1},
               "data": {"train": [str(directory / "train")], "validation": [str(directory / "held-out")]},
               "training": {"steps": steps, "global_batch_size": 4, "micro_batch_size": 4, "seed": 3, "precision": "fp32",

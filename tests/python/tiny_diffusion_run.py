@@ -14,7 +14,7 @@ CONFIG = """\
 name: tiny
 model: {{type: diffusion_transformer, hidden_size: 32, num_layers: 2, num_heads: 4, ffn_hidden_size: 16, num_experts: 8,
         image_size: 8, channels: {channels}, num_classes: 5}}
-routing: {{method: dtop_p, target_experts: 3, threshold: 0.4}}
+routing: {{method: dtop_p, experts: 3, threshold: 0.4}}
 loss: {{load_balance: 0.1, dynamic: 0.1}}
 diffusion: {{condition_dropout: 0.3, samples_every: 0}}
 optimizer: {{lr: 1.0e-2, min_lr: 1.0e-2, warmup_steps: 3}}

@@ -25,7 +25,7 @@ CONFIG = """\
 name: tiny
 model: {{type: language_model, hidden_size: 32, num_layers: 2, num_heads: 4, ffn_hidden_size: 16, num_experts: 8,
         vocab_size: 256, sequence_length: 32}}
-routing: {{method: dtop_p, target_experts: 3, threshold: 0.3}}
+routing: {{method: dtop_p, experts: 3, threshold: 0.3}}
 optimizer: {{lr: 1.0e-2, min_lr: 1.0e-4, warmup_steps: 3}}
 data: {{train: [{data}/train.npy], validation: [{data}/validation.npy]}}
 training: {{steps: 12, global_batch_size: 4, micro_batch_size: 2, seed: 3, precision: fp32, device: {device}, threads: 1}}

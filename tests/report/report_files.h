@@ -14,6 +14,7 @@
 #include "dtopp/report/sections/input.h"
 #include "dtopp/runs/metrics.h"
 #include "tests/base/scratch_directory.h"
+#include "tests/config/model_sizes.h"
 
 namespace dtopp {
 
@@ -22,7 +23,7 @@ class ReportFiles : public ::testing::Test {
   using Json = nlohmann::json;
 
   static RunConfig config_of_seed(int64_t seed) {
-    RunConfig config;
+    RunConfig config = sized_config();
     config.training.seed = seed;
     return config;
   }

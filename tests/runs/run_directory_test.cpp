@@ -7,6 +7,7 @@
 #include "tests/base/log_text.h"
 #include "tests/base/scratch_directory.h"
 #include "tests/checkpoint/checkpoint_files.h"
+#include "tests/config/model_sizes.h"
 
 namespace dtopp::checkpoint_test {
 namespace {
@@ -84,7 +85,7 @@ TEST(OpenCheckpoint, says_why_it_cannot_look) {
 TEST(RunDirectory, knows_its_configuration_once_it_has_begun) {
   ScratchDirectory scratch;
   EXPECT_FALSE(config_of(scratch.path()));
-  RunConfig config;
+  RunConfig config = sized_config();
   config.name = "begun";
   overwrite(config_file_of(scratch.path()), to_yaml(config));
   EXPECT_EQ(config_of(scratch.path())->name, "begun");

@@ -40,7 +40,7 @@ class StudyTable : public StudyFiles {
  protected:
   static inline const std::string kStudy =
       kHead +
-      "seeds: [1, 2, 3]\nvariants: {base: {}, more: {routing.target_experts: 4}}\n"
+      "seeds: [1, 2, 3]\nvariants: {base: {}, more: {routing.experts: 4}}\n"
       "grid: {model.num_experts: [8, 16]}\n";
 
   void make(const std::string& yaml) {

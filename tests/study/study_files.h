@@ -21,12 +21,14 @@ class StudyFiles : public ::testing::Test {
   static inline const std::string kHead = "base: base.yaml\nmeasure: [train/loss]\noutput: out\n";
 
   StudyFiles() {
-    write_file_atomically(directory_ / "base.yaml",
-                          "model: {hidden_size: 32, num_layers: 2, num_heads: 4, num_experts: 8}\n"
-                          "routing: {target_experts: 2, top_k: 2}\n"
-                          "optimizer: {warmup_steps: 3}\n"
-                          "data: {train: [train.npy]}\n"
-                          "training: {steps: 12, global_batch_size: 4, micro_batch_size: 2, seed: 7}\n");
+    write_file_atomically(
+        directory_ / "base.yaml",
+        "model: {hidden_size: 32, num_layers: 2, num_heads: 4, ffn_hidden_size: 1024, num_experts: 8, "
+        "vocab_size: 50432, sequence_length: 2048}\n"
+        "routing: {experts: 2}\n"
+        "optimizer: {warmup_steps: 3}\n"
+        "data: {train: [train.npy]}\n"
+        "training: {steps: 12, global_batch_size: 4, micro_batch_size: 2, seed: 7}\n");
   }
   Study load(const std::string& yaml, const std::vector<std::string>& arguments = {}) {
     write_file_atomically(directory_ / "study.yaml", yaml);

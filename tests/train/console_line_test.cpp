@@ -9,7 +9,7 @@ RunConfig config_of(RoutingMethod method) {
   RunConfig config;
   config.training.steps = 300;
   config.routing.method = method;
-  config.routing.target_experts = {4};
+  config.routing.experts = {4};
   return config;
 }
 

@@ -74,7 +74,7 @@ class RanksByMethod : public Ranks, public testing::WithParamInterface<const cha
     if (method == "layer") config_.routing.controller = Controller::kSolve;
     if (method == "dense") config_.model.num_experts = 1;
     if (method == "global_statistics") config_.loss.batch_statistics = BatchStatistics::kGlobal;
-    if (method == "dense") config_.routing.target_experts.clear();
+    if (method == "dense") config_.routing.experts.clear();
   }
 };
 

@@ -20,7 +20,7 @@ inline RunConfig tiny() {
   config.model.num_experts = 8;
   config.model.vocab_size = 64;
   config.model.sequence_length = 12;
-  config.routing.target_experts = {3};
+  config.routing.experts = {3};
   config.optimizer.lr = 1e-2;
   config.optimizer.warmup_steps = 2;
   config.training.steps = 20;

@@ -22,7 +22,7 @@ struct Shape {
 // Sends every token to every rank, so the number of rows is known.
 void choose_all(RunConfig& config) {
   config.routing.method = RoutingMethod::kTopK;
-  config.routing.top_k = config.model.num_experts;
+  config.routing.experts = {static_cast<double>(config.model.num_experts)};
 }
 
 const std::vector<Shape> kShapes = {
@@ -34,7 +34,7 @@ const std::vector<Shape> kShapes = {
      [](RunConfig& c) {
        c.model.num_experts = 1;
        c.model.ffn_hidden_size = 2048;
-       c.routing.target_experts.clear();
+       c.routing.experts.clear();
      }},
     {"bf16", {1, 2}, [](RunConfig&) {}, at::kBFloat16},
     {"a block of two", {2, 1}, choose_all},
@@ -116,7 +116,7 @@ RunConfig paper_like(int64_t hidden_size, int64_t ffn_hidden_size) {
   config.model.vocab_size = 4096;
   config.model.sequence_length = 64;
   config.routing.method = RoutingMethod::kTopK;
-  config.routing.top_k = 8;
+  config.routing.experts = {8};
   config.training.global_batch_size = 2 * kSixteenNodes.size() * config.training.micro_batch_size;
   return config;
 }

@@ -53,7 +53,7 @@ TEST(Trainer, gives_batches_their_global_position) {
 TEST(Trainer, a_dense_model_needs_no_target) {
   RunConfig config = tiny();
   config.model.num_experts = 1;
-  config.routing.target_experts = {};
+  config.routing.experts = {};
   validate_values(config);
   Trainer trainer = trainer_of(config);
   trainer.initialise();

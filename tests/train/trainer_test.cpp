@@ -230,7 +230,7 @@ TEST(Trainer, learns_to_repeat_a_small_batch) {
     for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
       RunConfig config = tiny();
       config.routing.method = method;
-      config.routing.top_k = 3;
+      config.routing.experts = {3};
       config.training.steps = 60;
       TrainingData data = data_for(config);
       data.training_batch = [batch = data.training_batch](uint64_t, int64_t count) {

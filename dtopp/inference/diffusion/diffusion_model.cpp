@@ -47,7 +47,7 @@ std::vector<double> targets_of(const RunConfig& config, ParameterKind kind, doub
   }
   const bool moved = kind == ParameterKind::kEma && !config.model.is_dense() &&
                      config.routing.method == RoutingMethod::kDTopP;
-  return moved ? config.routing.target_experts : std::vector<double>();
+  return moved ? config.routing.experts : std::vector<double>();
 }
 
 }  // namespace dtopp

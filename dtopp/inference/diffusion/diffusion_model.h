@@ -42,8 +42,8 @@ class ModelDenoiser final : public Denoiser {
 
 // Returns the targets of active experts that p must be solved for. Empty: p of the checkpoint is used.
 //
-// The target is `wanted` unless it is 0. With 0, the EMA of a DTop-p model uses the run's own target_experts,
-// because the checkpoint's p belongs to the raw parameters.
+// The target is `wanted` unless it is 0. With 0, the EMA of a DTop-p model uses the run's own
+// routing.experts, because the checkpoint's p belongs to the raw parameters.
 //
 // Throws: UsageError if the model cannot meet `wanted` (require_target)
 std::vector<double> targets_of(const RunConfig& config, ParameterKind kind, double wanted);

@@ -21,9 +21,7 @@ constexpr char kPairDeviation[] = "moe/active_experts_std";
 std::optional<double> budget_of(const RunConfig& config) {
   const RoutingConfig& routing = config.routing;
   if (config.model.is_dense() || routing.method == RoutingMethod::kTopP) return std::nullopt;
-  if (routing.method == RoutingMethod::kTopK) return static_cast<double>(routing.top_k);
-  return std::accumulate(routing.target_experts.begin(), routing.target_experts.end(), 0.0) /
-         static_cast<double>(routing.target_experts.size());
+  return mean_experts(routing);
 }
 
 std::string deviation_metric(const ReportInput& input) {

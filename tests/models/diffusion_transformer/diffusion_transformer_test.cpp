@@ -25,10 +25,11 @@ RunConfig small_diffusion() {
   config.model.num_experts = 4;
   config.model.image_size = 8;
   config.model.channels = 3;
+  config.model.patch_size = 2;
   config.model.num_classes = 5;
   config.model.text_length = 2;
   config.model.text_size = 6;
-  config.routing.target_experts = {2};
+  config.routing.experts = {2};
   return config;
 }
 

@@ -29,6 +29,7 @@ class Segments : public testing::TestWithParam<Kind> {
     config.num_experts = GetParam() == Kind::kDense ? 1 : 8;
     config.attend_across_documents = GetParam() != Kind::kDocuments;
     config.vocab_size = 64;
+    config.sequence_length = 2048;
     config.init_std = 0.5;
     std::unordered_map<std::string, at::Tensor> parameters;
     for (const ParameterSpec& spec : language_model_parameters(config, routing_)) {

@@ -18,7 +18,7 @@ def stack(**options):
 def law(scope="global", targets=2, kp=0.1, ki=0.1, threshold=0.5):
     """The reference controller for three layers of six experts."""
     return reference_model.Controller({
-        "routing": {"method": "dtop_p", "scope": scope, "target_experts": targets, "threshold": threshold, "kp": kp,
+        "routing": {"method": "dtop_p", "scope": scope, "experts": targets, "threshold": threshold, "kp": kp,
                     "ki": ki, "anti_windup": True},
         "model": {"num_layers": 3, "num_experts": 6}})
 

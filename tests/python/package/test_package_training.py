@@ -25,7 +25,7 @@ COMMON = {
 CASES = {
     "pi": {},
     "solve": {"routing.controller": "solve"},
-    "top_k": {"routing.method": "top_k", "routing.top_k": 2, "routing.normalization": "fixed"},
+    "top_k": {"routing.method": "top_k", "routing.experts": 2, "routing.normalization": "fixed"},
 }
 LAYER = "model.layers.0."
 
@@ -49,10 +49,9 @@ class Model(torch.nn.Module):
     def __init__(self, config, parameters):
         super().__init__()
         model, routing, loss = config["model"], config["routing"], config["loss"]
-        top_k = routing["method"] == "top_k"
         self.moe = dtopp.MoE(
             model["hidden_size"], model["ffn_hidden_size"], model["num_experts"], method=routing["method"],
-            target_experts=routing["top_k"] if top_k else routing["target_experts"], threshold=routing["threshold"],
+            target_experts=routing["experts"], threshold=routing["threshold"],
             normalization=routing["normalization"],
             **{name: loss[name] for name in ("load_balance", "dynamic", "router_z")})
         below = {name.removeprefix(LAYER + "mlp."): value.detach() for name, value in parameters.items()}
