@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "dtopp/base/errors.h"
 #include "tests/plan/tiny_run.h"
 
 namespace dtopp::expert_parallel_test {
