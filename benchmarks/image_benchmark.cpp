@@ -61,7 +61,11 @@ int main(int argc, char** argv) {
   for (int round = 0; round < std::stoi(argv[4]); ++round) {
     std::filesystem::remove_all(options.output);
     const Seconds decode = seconds_of([&] { decode_all(files, options.num_workers); });
-    const Seconds prepare = seconds_of([&] { dtopp::prepare_images(options); });
+    const Seconds prepare = seconds_of([&] {
+      dtopp::ImagePreparation preparation(options);
+      while (preparation.next()) {
+      }
+    });
     std::printf("{\"decode\": %.1f, \"prepare\": %.1f, \"cpu_share\": %.4f}\n", count / decode.wall,
                 count / prepare.wall, decode.cpu / prepare.cpu);
   }

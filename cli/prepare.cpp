@@ -55,20 +55,23 @@ void prepare_text(const PrepareOptions& options) {
   job.inputs.assign(options.files.begin(), options.files.end());
   job.output = options.output;
   job.num_workers = options.workers > 0 ? options.workers : static_cast<int>(cpu_cores());
+  const TokenizerEncoder encoder(tokenizer);
+  TextPreparation preparation(job, encoder);
+  const PrepareTextProgress& progress = preparation.progress();
   PrepareBar bar;
-  PrepareTextObserver observer;
-  observer.progress = [&](const PrepareTextProgress& progress) { bar(progress); };
-  observer.stop_requested = stop_requested;
-  const PrepareTextResult result = dtopp::prepare_text(job, encoder_of(tokenizer), observer);
+  for (bool more = !progress.was_complete; more; more = preparation.next()) {
+    bar(progress);
+    if (stop_requested()) preparation.stop();
+  }
   bar.finish();
-  if (result.was_complete)
+  if (progress.was_complete)
     std::fprintf(stderr, "dtopp: %s: already complete; nothing left to do\n", options.output.c_str());
-  if (result.resumed_documents > 0)
+  if (progress.resumed_documents > 0)
     std::fprintf(stderr, "dtopp: resumed after %llu documents of an earlier run\n",
-                 static_cast<unsigned long long>(result.resumed_documents));
+                 static_cast<unsigned long long>(progress.resumed_documents));
   std::printf("output     %s\n", options.output.c_str());
-  std::printf("documents  %llu\n", static_cast<unsigned long long>(result.documents));
-  std::printf("tokens     %llu\n", static_cast<unsigned long long>(result.tokens));
+  std::printf("documents  %llu\n", static_cast<unsigned long long>(progress.documents));
+  std::printf("tokens     %llu\n", static_cast<unsigned long long>(progress.tokens));
 }
 
 }  // namespace

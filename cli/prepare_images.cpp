@@ -52,29 +52,27 @@ void run_prepare_images(const ImageOptions& options) {
   job.shift = options.shift;
   job.max_bad = options.max_bad;
   job.num_workers = options.workers > 0 ? options.workers : static_cast<int>(cpu_cores());
+  ImagePreparation preparation(job);
+  const PrepareImagesProgress& progress = preparation.progress();
   ProgressBar bar("prepare", "img");
-  bool begun = false;
-  PrepareImagesObserver observer;
-  observer.progress = [&](const PrepareImagesProgress& progress) {
-    if (!begun) {
-      bar.set_total(progress.samples_total);
-      bar.set_start(progress.samples);
-      begun = true;
+  bar.set_total(progress.samples_total);
+  bar.set_start(progress.samples);
+  size_t skipped = preparation.facts().skipped.size();
+  for (bool more = !progress.was_complete; more; more = preparation.next()) {
+    for (; skipped < preparation.facts().skipped.size(); ++skipped) {
+      const SkippedImage& image = preparation.facts().skipped[skipped];
+      std::fprintf(stderr, "dtopp: left out: %s: %s\n", image.name.c_str(), image.cause.c_str());
     }
     bar.update(progress.samples);
-  };
-  observer.skipped = [](const SkippedImage& image) {
-    std::fprintf(stderr, "dtopp: left out: %s: %s\n", image.name.c_str(), image.cause.c_str());
-  };
-  observer.stop_requested = stop_requested;
-  const PrepareImagesResult result = prepare_images(job, observer);
+    if (stop_requested()) preparation.stop();
+  }
   bar.finish();
-  if (result.was_complete)
+  if (progress.was_complete)
     std::fprintf(stderr, "dtopp: %s: already complete; nothing left to do\n", options.output.c_str());
-  if (result.resumed_samples > 0)
+  if (progress.resumed_samples > 0)
     std::fprintf(stderr, "dtopp: resumed after %llu images of an earlier run\n",
-                 static_cast<unsigned long long>(result.resumed_samples));
-  print_images(options.output, result.facts);
+                 static_cast<unsigned long long>(progress.resumed_samples));
+  print_images(options.output, preparation.facts());
 }
 
 }  // namespace

@@ -62,13 +62,26 @@ inline std::vector<int64_t> all_tokens(const TokenStream& stream) {
 
 // Each byte of the text is one id from 1 to 256, and 0 ends a document. An independent reader needs no
 // tokenizer.
-inline TextEncoder byte_encoder(int64_t vocab_size = 257) {
-  return {[](std::string_view text) {
-            std::vector<int32_t> ids;
-            for (const char c : text) ids.push_back(static_cast<unsigned char>(c) + 1);
-            return ids;
-          },
-          0, vocab_size, "{\"a\": \"tokenizer\"}", "0123456789abcdef0123456789abcdef"};
+struct ByteEncoder : TextEncoder {
+  explicit ByteEncoder(int64_t vocabulary = 257) {
+    vocab_size = vocabulary;
+    tokenizer_json = "{\"a\": \"tokenizer\"}";
+    tokenizer_hash = "0123456789abcdef0123456789abcdef";
+  }
+  std::vector<int32_t> encode(std::string_view text) const override {
+    std::vector<int32_t> ids;
+    for (const char c : text) ids.push_back(static_cast<unsigned char>(c) + 1);
+    return ids;
+  }
+};
+
+// Prepares the text, or stops after `batches` batches.
+inline PrepareTextProgress prepare_text(const PrepareTextOptions& options,
+                                        const TextEncoder& encoder = ByteEncoder(), int batches = 1 << 30) {
+  TextPreparation preparation(options, encoder);
+  while (preparation.next())
+    if (--batches == 0) preparation.stop();
+  return preparation.progress();
 }
 
 inline std::vector<int64_t> byte_ids(const std::vector<std::string>& documents) {

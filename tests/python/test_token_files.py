@@ -76,7 +76,7 @@ def assert_holds(folder, texts, reference):
     assert manifest["about"]["documents"] == len(texts)
     assert manifest["about"]["tokens"] == sum(map(len, expected))
     assert manifest["about"]["max_token"] == max(map(max, expected))
-    assert manifest["about"]["vocab_size"] == 1 + max(reference.get_vocab(with_added_tokens=True).values())
+    assert manifest["about"]["job"]["vocab_size"] == 1 + max(reference.get_vocab(with_added_tokens=True).values())
 
 
 def test_shipped_text_gives_the_ids_of_hugging_face(dtopp_binary, tmp_path, reference):
@@ -110,7 +110,7 @@ def test_manifest_checksums_are_those_of_xxhash(dtopp_binary, tmp_path):
     assert sorted(manifest["files"]) == ["tokenizer.json", "tokens.bin", "tokens.idx"]
     for name, entry in manifest["files"].items():
         assert entry["size"] == (tmp_path / "out" / name).stat().st_size
-    assert manifest["files"]["tokenizer.json"]["xxh3_128"] == manifest["about"]["tokenizer_hash"]
+    assert manifest["files"]["tokenizer.json"]["xxh3_128"] == manifest["about"]["job"]["tokenizer_hash"]
     assert (tmp_path / "out/tokenizer.json").read_bytes() == TOKENIZER.read_bytes()
 
 

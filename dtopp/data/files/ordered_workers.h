@@ -8,13 +8,13 @@
 #include <cstdint>
 #include <deque>
 #include <exception>
-#include <functional>
 #include <future>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <system_error>
 #include <thread>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -22,17 +22,17 @@
 
 namespace dtopp {
 
-template <class Item, class Result>
+template <class Source, class Work>
 class OrderedWorkers {
  public:
-  // `produce` returns the next item, or nullopt at the end; it runs in its own thread. `work` is called from
-  // `num_workers` threads at once; its second argument is the number of the thread, from 0. Throws
+  using Item = typename decltype(std::declval<Source&>().next())::value_type;
+  using Result = std::invoke_result_t<Work&, Item, int>;
+
+  // `source.next()` returns the next item, or nullopt at the end; it runs in its own thread. `work` is called
+  // from `num_workers` threads at once; its second argument is the number of the thread, from 0. Throws
   // ResourceError if a thread cannot be started.
-  OrderedWorkers(std::function<std::optional<Item>()> produce, std::function<Result(Item, int)> work,
-                 int num_workers)
-      : produce_(std::move(produce)),
-        work_(std::move(work)),
-        limit_(2 * static_cast<size_t>(num_workers) + 2) {
+  OrderedWorkers(Source source, Work work, int num_workers)
+      : source_(std::move(source)), work_(std::move(work)), limit_(2 * static_cast<size_t>(num_workers) + 2) {
     threads_.reserve(static_cast<size_t>(num_workers) + 1);
     try {
       threads_.emplace_back([this] { run_producer(); });
@@ -47,7 +47,7 @@ class OrderedWorkers {
   OrderedWorkers(const OrderedWorkers&) = delete;
   OrderedWorkers& operator=(const OrderedWorkers&) = delete;
 
-  // Returns the next result in order, or nullopt at the end. Rethrows the exception that `produce` or `work`
+  // Returns the next result in order, or nullopt at the end. Rethrows the exception that `source` or `work`
   // threw for this item.
   std::optional<Result> next() {
     std::unique_lock lock(mutex_);
@@ -74,7 +74,7 @@ class OrderedWorkers {
       std::optional<Item> item;
       std::exception_ptr error;
       try {
-        item = produce_();
+        item = source_.next();
       } catch (...) {
         error = std::current_exception();
       }
@@ -121,8 +121,8 @@ class OrderedWorkers {
     for (std::thread& thread : threads_) thread.join();
   }
 
-  std::function<std::optional<Item>()> produce_;
-  std::function<Result(Item, int)> work_;
+  Source source_;
+  Work work_;
   size_t limit_;
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -13,7 +13,7 @@
 #include "dtopp/base/files.h"
 #include "dtopp/base/json.h"
 #include "dtopp/base/json_fields.h"
-#include "dtopp/data/files/owned_folder.h"
+#include "dtopp/data/files/resumable_folder.h"
 
 namespace dtopp {
 namespace {

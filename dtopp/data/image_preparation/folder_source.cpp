@@ -90,17 +90,17 @@ std::unique_ptr<ImageSource> open_image_folder(const fs::path& path) {
   return std::make_unique<FolderSource>(path);
 }
 
-ImageOrigin describe_image_folder(const fs::path& path) {
-  ImageOrigin origin;
+InputSource describe_image_folder(const fs::path& path) {
+  InputSource source;
   Hasher hasher;
   for (const FolderMember& member : FolderList(path).take()) {
     const std::string line =
         member.name + '\0' + std::to_string(member.size) + '\0' + std::to_string(member.modified) + '\0';
     hasher.update(std::as_bytes(std::span(line)));
-    origin.size += member.size;
+    source.size += member.size;
   }
-  origin.xxh3_128 = hasher.hexdigest();
-  return origin;
+  source.xxh3_128 = hasher.hexdigest();
+  return source;
 }
 
 }  // namespace dtopp

@@ -58,7 +58,7 @@ void ImageBatches::require_unchanged() const {
                     ": changed while it was being read; start again with a new output folder");
 }
 
-PreparedBatch prepare_batch(ImageBatch batch, const ImageJob& job, const ClassPlan& plan) {
+PreparedBatch BatchPreparer::operator()(ImageBatch batch, int /*worker*/) const {
   PreparedBatch prepared;
   prepared.ends_source = batch.ends_source;
   for (RawSample& sample : batch.samples)

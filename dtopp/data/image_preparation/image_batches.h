@@ -45,6 +45,11 @@ class ImageBatches {
 };
 
 // Prepares the samples of a batch. A faulty sample gets a `cause` instead of an exception.
-PreparedBatch prepare_batch(ImageBatch batch, const ImageJob& job, const ClassPlan& plan);
+struct BatchPreparer {
+  const ImageJob& job;
+  const ClassPlan& plan;
+
+  PreparedBatch operator()(ImageBatch batch, int worker) const;
+};
 
 }  // namespace dtopp

@@ -47,16 +47,16 @@ std::unique_ptr<ImageSource> open_images(const fs::path& path) {
   return is_tar(path) ? open_image_tar(path) : open_image_array(path);
 }
 
-ImageOrigin describe_origin(const fs::path& path) {
+InputSource describe_source(const fs::path& path) {
   const std::string name = without_trailing_slash(fs::absolute(path).lexically_normal()).filename().string();
   if (find_invalid_utf8(name))
     throw UsageError(replace_invalid_utf8(path.string()) +
                      ": its name is not UTF-8, and the output folder records names; rename it");
-  ImageOrigin origin = path_kind(path) == PathKind::kDirectory
+  InputSource source = path_kind(path) == PathKind::kDirectory
                            ? describe_image_folder(path)
-                           : ImageOrigin{"", fs::file_size(path), hash_file(path), 0};
-  origin.name = name;
-  return origin;
+                           : InputSource{"", fs::file_size(path), hash_file(path)};
+  source.name = name;
+  return source;
 }
 
 ImageScan scan_images(const fs::path& path) {

@@ -26,9 +26,9 @@ class ImageSource {
 // the path does not exist or is damaged, and UsageError if the file has another ending.
 std::unique_ptr<ImageSource> open_images(const std::filesystem::path& path);
 
-// Returns the identity of a source; `images` is 0. Reads a whole file, but only the list of files of a
+// Returns the identity of a source. Reads a whole file, but only the list of files of a
 // folder.
-ImageOrigin describe_origin(const std::filesystem::path& path);
+InputSource describe_source(const std::filesystem::path& path);
 
 struct ImageScan {
   uint64_t samples = 0;
@@ -49,7 +49,7 @@ inline constexpr int64_t kMaxClasses = 100'000;
 
 // Each opens or describes one kind of source.
 std::unique_ptr<ImageSource> open_image_folder(const std::filesystem::path& path);
-ImageOrigin describe_image_folder(const std::filesystem::path& path);
+InputSource describe_image_folder(const std::filesystem::path& path);
 std::unique_ptr<ImageSource> open_image_tar(const std::filesystem::path& path);
 std::unique_ptr<ImageSource> open_image_array(const std::filesystem::path& path);
 

@@ -2,7 +2,6 @@
 
 #include <array>
 #include <cstdio>
-#include <system_error>
 #include <utility>
 
 #include "dtopp/base/files.h"
@@ -15,9 +14,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr uint64_t kHeadBytes = uint64_t{1} << 12;  // reserved in front of a shard's first tensor
-constexpr const char* kStreamPrefix = "progress.";
-constexpr std::array kStreamNames = {"images",       "bytes",  "offsets", "latents",
-                                     "latents_flip", "labels", "text",    "text_offsets"};
 
 std::string shard_name(size_t number) {
   std::array<char, 40> name{};
@@ -161,11 +157,5 @@ ManifestFiles ImageWriter::finish_shard() {
 }
 
 void ImageWriter::begin_shard() { open_streams({}); }
-
-void ImageWriter::remove_streams(const fs::path& folder) {
-  std::error_code gone;
-  for (const char* name : kStreamNames) fs::remove(folder / (std::string(kStreamPrefix) + name), gone);
-  sync_directory(folder);
-}
 
 }  // namespace dtopp

@@ -42,9 +42,6 @@ class ImageWriter {
   void begin_shard();
   bool is_empty() const { return images_ == 0; }
 
-  // Removes the streams of an unfinished shard.
-  static void remove_streams(const std::filesystem::path& folder);
-
  private:
   struct Stream {
     std::string name, dtype;

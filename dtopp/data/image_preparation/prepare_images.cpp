@@ -1,17 +1,13 @@
 #include "dtopp/data/image_preparation/prepare_images.h"
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include <nlohmann/json.hpp>
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
-#include "dtopp/base/json.h"
-#include "dtopp/data/files/ordered_workers.h"
-#include "dtopp/data/image_preparation/image_batches.h"
-#include "dtopp/data/image_preparation/image_record.h"
+#include "dtopp/base/json_fields.h"
 #include "dtopp/data/image_preparation/sample_agreement.h"
 
 namespace dtopp {
@@ -20,7 +16,7 @@ namespace {
 namespace fs = std::filesystem;
 using ImageClock = std::chrono::steady_clock;
 
-void require_options(const PrepareImagesOptions& options) {
+PrepareImagesOptions checked(PrepareImagesOptions options) {
   if (options.sources.empty()) throw UsageError("no images to prepare");
   if (options.num_workers < 1) throw UsageError("at least one worker is needed");
   if (options.size < 0 || options.size > kLargestSize)
@@ -31,20 +27,9 @@ void require_options(const PrepareImagesOptions& options) {
   if (options.max_bad > kMostBad)
     throw UsageError("--max-bad " + std::to_string(options.max_bad) + ": must be at most " +
                      std::to_string(kMostBad));
-}
-
-ImageJob describe_image_job(const PrepareImagesOptions& options) {
   for (const fs::path& path : options.sources) open_images(path);  // fails early if any cannot be opened
-  ImageJob job{options.size, options.channels, options.scale, options.shift, {}};
-  for (const fs::path& path : options.sources) job.origins.push_back(describe_origin(path));
-  return job;
+  return options;
 }
-
-// The contents of all sources, found without decoding a sample.
-struct ImagePlan {
-  ClassPlan classes;
-  std::vector<uint64_t> samples;  // number of samples per source
-};
 
 ImagePlan make_plan(const std::vector<fs::path>& sources) {
   ImagePlan plan;
@@ -66,143 +51,131 @@ ImagePlan make_plan(const std::vector<fs::path>& sources) {
   return plan;
 }
 
-class ImagePreparation {
- public:
-  ImagePreparation(const PrepareImagesOptions& options, const PrepareImagesObserver& observer,
-                   const ImagePlan& plan, ImageRecord start)
-      : options_(options),
-        observer_(observer),
-        plan_(plan),
-        record_(std::move(start)),
-        next_record_(ImageClock::now() + options.record_every) {
-    for (const uint64_t samples : plan.samples) shown_.samples_total += samples;
-    for (size_t i = 0; i < record_.source; ++i) shown_.samples += plan.samples[i];
-    shown_.samples += record_.sample;
-    if (record_.facts.images > 0)
-      writer_.emplace(options.output, record_.facts, record_.files, options.shard_bytes);
-  }
+std::vector<InputSource> describe_sources(const std::vector<fs::path>& paths) {
+  std::vector<InputSource> sources;
+  for (const fs::path& path : paths) sources.push_back(describe_source(path));
+  return sources;
+}
 
-  PrepareImagesResult run() {
-    const uint64_t resumed = shown_.samples;
-    observer_.progress(shown_);
-    prepare_all();
-    finish();
-    return {false, resumed, record_.facts};
-  }
-
- private:
-  void prepare_all() {
-    ImageBatches batches(options_.sources, record_.source, record_.sample);
-    const ImageJob& job = record_.facts.job;
-    OrderedWorkers<ImageBatch, PreparedBatch> workers(
-        [&] { return batches.next(); },
-        [&](ImageBatch batch, int) { return prepare_batch(std::move(batch), job, plan_.classes); },
-        options_.num_workers);
-    while (const auto batch = workers.next()) {
-      for (const PreparedImage& image : batch->images) add(image);
-      if (batch->ends_source) {
-        ++record_.source;
-        record_.sample = 0;
-      }
-      observer_.progress(shown_);
-      if (observer_.stop_requested()) stop();
-      if (ImageClock::now() >= next_record_) record();
-    }
-  }
-
-  void add(const PreparedImage& image) {
-    const std::string cause =
-        image.cause.empty() ? disagreement(record_.facts, plan_.classes, image) : image.cause;
-    if (cause.empty())
-      keep(image);
-    else
-      skip({image.name, cause});
-    ++record_.sample;
-    ++shown_.samples;
-  }
-
-  void keep(const PreparedImage& image) {
-    agree(record_.facts, plan_.classes, image);
-    if (!writer_) writer_.emplace(options_.output, record_.facts, ManifestFiles(), options_.shard_bytes);
-    if (!writer_->has_room_for(image)) {
-      finish_shard();
-      writer_->begin_shard();
-    }
-    writer_->append(image);
-    ++record_.facts.images;
-    ++record_.facts.job.origins[record_.source].images;
-  }
-
-  void skip(SkippedImage image) {
-    if (record_.facts.skipped.size() >= options_.max_bad) {
-      record();  // a run with a larger --max-bad resumes from here
-      throw DataError(image.name + ": " + image.cause +
-                      (options_.max_bad == 0
-                           ? "; repair or remove it, or leave out up to N such samples with --max-bad N"
-                           : "; " + std::to_string(options_.max_bad) +
-                                 " such samples were left out, the most that --max-bad allows; raise it"));
-    }
-    observer_.skipped(image);
-    record_.facts.skipped.push_back(std::move(image));
-  }
-
-  // Syncs the samples first: they must be on the device before the record that counts them.
-  void record() {
-    if (writer_) record_.files = writer_->sync();
-    write_image_record(options_.output, record_);
-    next_record_ = ImageClock::now() + options_.record_every;
-  }
-
-  void finish_shard() {
-    record_.files = writer_->finish_shard();
-    write_image_record(options_.output, record_);
-  }
-
-  [[noreturn]] void stop() {
-    record();
-    throw Stopped(options_.output.string() + ": stopped after " + std::to_string(shown_.samples) +
-                  " images; run the same command again to resume");
-  }
-
-  // Writes the manifest last, because it marks the folder as complete.
-  void finish() {
-    if (record_.facts.images == 0)
-      throw DataError(options_.output.string() + ": all " + std::to_string(shown_.samples) +
-                      " samples were left out");
-    if (!writer_->is_empty()) finish_shard();
-    write_file_atomically(
-        options_.output / kManifestName,
-        format_manifest({kImageDataFormat, dump_json(to_json(record_.facts)), record_.files}));
-  }
-
-  const PrepareImagesOptions& options_;
-  const PrepareImagesObserver& observer_;
-  const ImagePlan& plan_;
-  ImageRecord record_;
-  std::optional<ImageWriter> writer_;
-  PrepareImagesProgress shown_;
-  ImageClock::time_point next_record_;
-};
+ImageJob job_of(const PrepareImagesOptions& options) {
+  return {options.size, options.channels, options.scale, options.shift};
+}
 
 }  // namespace
 
-PrepareImagesResult prepare_images(const PrepareImagesOptions& options,
-                                   const PrepareImagesObserver& observer) {
-  require_options(options);
-  ImageJob job = describe_image_job(options);
-  // The first check takes no lock, so that it also accepts a finished folder on a read-only file system.
-  auto complete = find_complete_images(options.output, job);
-  if (complete && !has_prepare_record(options.output, image_folder_kind())) return {true, 0, *complete};
-  const ImagePlan plan = complete ? ImagePlan() : make_plan(options.sources);
-  make_directories(options.output);
-  const DirectoryLock lock(options.output);
-  if (!complete) complete = find_complete_images(options.output, job);
-  PrepareImagesResult result{true, 0, complete.value_or(ImageFacts())};
-  if (!complete)
-    result =
-        ImagePreparation(options, observer, plan, begin_image_folder(options.output, std::move(job))).run();
-  clear_up_images(options.output);
-  return result;
+ImagePreparation::ImagePreparation(PrepareImagesOptions options)
+    : options_(checked(std::move(options))),
+      folder_(options_.output, image_folder_kind(), to_json(job_of(options_)),
+              describe_sources(options_.sources)) {
+  if (!folder_.complete()) plan_ = make_plan(options_.sources);  // may fail; the folder does not exist yet
+  const auto unfinished = folder_.begin();
+  if (const auto& complete = folder_.complete()) {
+    facts_ = read_image_facts(*complete, options_.output / kManifestName);
+    progress_.was_complete = true;
+    return;
+  }
+  facts_.job = job_of(options_);
+  if (unfinished) {
+    facts_ = read_image_facts(*unfinished, options_.output);
+    const JsonFields position = JsonFields(unfinished->about, options_.output.string()).object("position");
+    source_ = position.count("source");
+    sample_ = position.count("sample");
+    files_ = unfinished->files;
+    if (source_ > options_.sources.size()) position.fail("source", "lies beyond the list of sources");
+  } else {
+    write_record();
+  }
+  for (const uint64_t samples : plan_.samples) progress_.samples_total += samples;
+  for (size_t i = 0; i < source_; ++i) progress_.samples += plan_.samples[i];
+  progress_.samples += sample_;
+  progress_.resumed_samples = progress_.samples;
+  if (facts_.images > 0) writer_.emplace(options_.output, facts_, files_, options_.shard_bytes);
+  workers_.emplace(ImageBatches(options_.sources, source_, sample_), BatchPreparer{facts_.job, plan_.classes},
+                   options_.num_workers);
+  next_record_ = ImageClock::now() + options_.record_every;
+}
+
+bool ImagePreparation::next() {
+  if (!workers_) return false;
+  while (next_in_batch_ == batch_.images.size()) {
+    if (batch_.ends_source) {
+      ++source_;
+      sample_ = 0;
+    }
+    auto batch = workers_->next();
+    if (!batch) {
+      finish();
+      return false;
+    }
+    batch_ = *std::move(batch);
+    next_in_batch_ = 0;
+  }
+  add(batch_.images[next_in_batch_++]);
+  if (ImageClock::now() >= next_record_) record();
+  return true;
+}
+
+void ImagePreparation::add(const PreparedImage& image) {
+  const std::string cause = image.cause.empty() ? disagreement(facts_, plan_.classes, image) : image.cause;
+  if (cause.empty())
+    keep(image);
+  else
+    skip({image.name, cause});
+  ++sample_;
+  ++progress_.samples;
+}
+
+void ImagePreparation::keep(const PreparedImage& image) {
+  agree(facts_, plan_.classes, image);
+  if (!writer_) writer_.emplace(options_.output, facts_, ManifestFiles(), options_.shard_bytes);
+  if (!writer_->has_room_for(image)) {
+    files_ = writer_->finish_shard();
+    write_record();
+    writer_->begin_shard();
+  }
+  writer_->append(image);
+  ++facts_.images;
+}
+
+void ImagePreparation::skip(SkippedImage image) {
+  if (facts_.skipped.size() >= options_.max_bad) {
+    record();  // a run with a larger --max-bad resumes from here
+    throw DataError(image.name + ": " + image.cause +
+                    (options_.max_bad == 0
+                         ? "; repair or remove it, or leave out up to N such samples with --max-bad N"
+                         : "; " + std::to_string(options_.max_bad) +
+                               " such samples were left out, the most that --max-bad allows; raise it"));
+  }
+  facts_.skipped.push_back(std::move(image));
+}
+
+// Syncs the samples first: they must be on the device before the record that counts them.
+void ImagePreparation::record() {
+  if (writer_) files_ = writer_->sync();
+  write_record();
+  next_record_ = ImageClock::now() + options_.record_every;
+}
+
+void ImagePreparation::write_record() {
+  nlohmann::ordered_json about = to_json(facts_);
+  about["position"] = {{"source", source_}, {"sample", sample_}};
+  folder_.record(std::move(about), files_);
+}
+
+void ImagePreparation::stop() {
+  record();
+  throw Stopped(options_.output.string() + ": stopped after " + std::to_string(progress_.samples) +
+                " images; run the same command again to resume");
+}
+
+void ImagePreparation::finish() {
+  workers_.reset();
+  if (facts_.images == 0)
+    throw DataError(options_.output.string() + ": all " + std::to_string(progress_.samples) +
+                    " samples were left out");
+  if (!writer_->is_empty()) files_ = writer_->finish_shard();
+  write_record();
+  folder_.finish(to_json(facts_), files_);
 }
 
 }  // namespace dtopp

@@ -8,10 +8,13 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
-#include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "dtopp/data/files/ordered_workers.h"
+#include "dtopp/data/files/resumable_folder.h"
+#include "dtopp/data/image_preparation/image_batches.h"
 #include "dtopp/data/image_preparation/image_writer.h"
 #include "dtopp/data/images/image_facts.h"
 
@@ -31,33 +34,63 @@ struct PrepareImagesOptions {
 };
 
 struct PrepareImagesProgress {
-  uint64_t samples = 0;  // finished samples, skipped ones included
-  uint64_t samples_total = 0;
-};
-
-struct PrepareImagesObserver {
-  std::function<void(const PrepareImagesProgress&)> progress = [](const PrepareImagesProgress&) {};
-  std::function<void(const SkippedImage&)> skipped = [](const SkippedImage&) {};
-  std::function<bool()> stop_requested = [] { return false; };
-};
-
-struct PrepareImagesResult {
   bool was_complete = false;  // the folder was complete already; nothing was done
   uint64_t resumed_samples = 0;
-  ImageFacts facts;
+  uint64_t samples = 0;  // finished samples, skipped ones included
+  uint64_t samples_total = 0;
 };
 
 inline constexpr uint64_t kMostBad = 10'000;
 inline constexpr int64_t kLargestSize = 4096;
 
-// Prepares the images, or resumes an interrupted preparation.
+// The contents of all sources, found without decoding a sample.
+struct ImagePlan {
+  ClassPlan classes;
+  std::vector<uint64_t> samples;  // number of samples per source
+};
+
+// Prepares the images, or resumes an interrupted preparation:
+//
+//   ImagePreparation preparation(options);
+//   while (preparation.next()) show(preparation.progress());
 //
 // Throws: DataError if a source is missing or damaged, if more than max_bad samples are unusable, or if the
 //         output cannot be written;
 //         UsageError if an option is out of range, if the output folder holds other files, or if another
-//         process writes it;
-//         Stopped, after recording the progress, if observer.stop_requested() returns true
-PrepareImagesResult prepare_images(const PrepareImagesOptions& options,
-                                   const PrepareImagesObserver& observer = {});
+//         process writes it
+class ImagePreparation {
+ public:
+  explicit ImagePreparation(PrepareImagesOptions options);
+
+  // Adds or skips the next sample. Returns false if the folder is complete.
+  bool next();
+  const PrepareImagesProgress& progress() const { return progress_; }
+  // The facts about the samples so far. The skipped samples are listed in order.
+  const ImageFacts& facts() const { return facts_; }
+  // Records the progress and throws Stopped.
+  [[noreturn]] void stop();
+
+ private:
+  void add(const PreparedImage& image);
+  void keep(const PreparedImage& image);
+  void skip(SkippedImage image);
+  void record();
+  void write_record();
+  void finish();
+
+  PrepareImagesOptions options_;
+  ImagePlan plan_;
+  ResumableFolder folder_;
+  ImageFacts facts_;
+  size_t source_ = 0;    // source of the next sample; at the end, the number of sources
+  uint64_t sample_ = 0;  // index of the next sample in that source
+  ManifestFiles files_;  // files written so far
+  PrepareImagesProgress progress_;
+  std::optional<ImageWriter> writer_;
+  std::optional<OrderedWorkers<ImageBatches, BatchPreparer>> workers_;  // none: the folder is complete
+  PreparedBatch batch_;
+  size_t next_in_batch_ = 0;
+  std::chrono::steady_clock::time_point next_record_;
+};
 
 }  // namespace dtopp

@@ -36,34 +36,29 @@ FloatType float_type(const JsonFields& object) {
   return *type;
 }
 
-ordered_json to_json(const ImageJob& job) {
-  ordered_json origins = ordered_json::array();
-  for (const ImageOrigin& origin : job.origins)
-    origins.push_back({{"name", origin.name},
-                       {"size", origin.size},
-                       {"xxh3_128", origin.xxh3_128},
-                       {"images", origin.images}});
-  ordered_json about = {{"size", job.size}, {"channels", job.channels}};
-  if (!job.scale.empty()) about["scale"] = job.scale;
-  if (!job.shift.empty()) about["shift"] = job.shift;
-  about["sources"] = std::move(origins);
-  return about;
-}
-
 ImageJob read_job(const JsonFields& about) {
-  ImageJob job{
-      about.integer("size", 0, kMaxShapeSide), about.integer("channels", 1, kMaxShapeSide), {}, {}, {}};
+  ImageJob job{about.integer("size", 0, kMaxShapeSide), about.integer("channels", 1, kMaxShapeSide), {}, {}};
   if (about.has("scale")) job.scale = about.numbers("scale");
   if (about.has("shift")) job.shift = about.numbers("shift");
-  for (const JsonFields& origin : about.objects("sources"))
-    job.origins.push_back(
-        {origin.text("name"), origin.count("size"), origin.text("xxh3_128"), origin.count("images")});
   return job;
 }
 
 }  // namespace
 
-FolderKind image_folder_kind() { return {kImageDataFormat, kImageRecordFormat, {}}; }
+FolderKind image_folder_kind() {
+  FolderKind kind{kImageDataFormat, kImageRecordFormat, {}, {}};
+  for (const char* name :
+       {"images", "bytes", "offsets", "latents", "latents_flip", "labels", "text", "text_offsets"})
+    kind.unlisted.push_back(std::string(kStreamPrefix) + name);
+  return kind;
+}
+
+ordered_json to_json(const ImageJob& job) {
+  ordered_json settings = {{"size", job.size}, {"channels", job.channels}};
+  if (!job.scale.empty()) settings["scale"] = job.scale;
+  if (!job.shift.empty()) settings["shift"] = job.shift;
+  return settings;
+}
 
 ordered_json to_json(const ImageFacts& facts) {
   ordered_json about = {{"kind", name_of(facts.kind)},
@@ -75,7 +70,6 @@ ordered_json to_json(const ImageFacts& facts) {
   if (facts.text_size > 0)
     about["text"] = {
         {"dtype", name_of(facts.text_type)}, {"size", facts.text_size}, {"longest", facts.text_length}};
-  about["job"] = to_json(facts.job);
   ordered_json skipped = ordered_json::array();
   for (const SkippedImage& image : facts.skipped)
     skipped.push_back({{"name", image.name}, {"cause", image.cause}});

@@ -12,12 +12,13 @@
 
 #include "dtopp/base/float_type.h"
 #include "dtopp/base/manifest.h"
-#include "dtopp/data/files/owned_folder.h"
+#include "dtopp/data/files/resumable_folder.h"
 
 namespace dtopp {
 
 inline constexpr char kImageDataFormat[] = "dtopp image data 1";           // format of manifest.json
-inline constexpr char kImageRecordFormat[] = "dtopp image preparation 2";  // format of progress.json
+inline constexpr char kImageRecordFormat[] = "dtopp image preparation 3";  // format of progress.json
+inline constexpr char kStreamPrefix[] = "progress.";  // of the files of an unfinished shard
 
 // The storage of a sample: pixels U8 [C, H, W], a JPEG or PNG file, or a floating-point latent [C, H, W].
 enum class ImageKind { kPixels, kEncoded, kLatents };
@@ -34,24 +35,11 @@ struct ImageShape {
 // Pictures of at most this many pixels per side are stored as pixels, larger ones as JPEG or PNG files.
 inline constexpr int64_t kLargestStoredRaw = 64;
 
-// A folder, archive or array file that is an input of the preparation.
-struct ImageOrigin {
-  std::string name;  // without its folder
-  uint64_t size = 0;
-  std::string xxh3_128;  // of a file's bytes, or of the names, sizes and times of a folder's files
-  uint64_t images = 0;
-
-  bool same_content(const ImageOrigin& other) const {
-    return size == other.size && xxh3_128 == other.xxh3_128;
-  }
-};
-
-// The inputs that determine every byte of the output.
+// The settings that determine the output, next to the sources.
 struct ImageJob {
   int64_t size = 0;  // height and width to which pictures are resized; 0: not resized
   int64_t channels = 3;
   std::vector<double> scale, shift;  // of latents; empty: 1 and 0
-  std::vector<ImageOrigin> origins;
 };
 
 // A sample that was skipped.
@@ -76,7 +64,9 @@ struct ImageFacts {
 
 FolderKind image_folder_kind();
 
+// Converts all facts but the job, which ResumableFolder records.
 nlohmann::ordered_json to_json(const ImageFacts& facts);
+nlohmann::ordered_json to_json(const ImageJob& job);
 // Reads the facts from the `about` object of the manifest at `path`. Throws DataError, naming `path` and the
 // key, if a value is missing, has a wrong type or is out of range.
 ImageFacts read_image_facts(const Manifest& manifest, const std::filesystem::path& path);

@@ -8,14 +8,11 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/hash.h"
-#include "dtopp/base/json.h"
+#include "dtopp/base/json_fields.h"
 #include "dtopp/base/manifest.h"
-#include "dtopp/base/temporary.h"
-#include "dtopp/data/files/ordered_workers.h"
 #include "dtopp/data/text/unicode.h"
-#include "dtopp/data/text_preparation/prepare_folder.h"
-#include "dtopp/data/text_preparation/text_batches.h"
 #include "dtopp/data/tokens/token_file.h"
+#include "dtopp/data/tokens/token_folder.h"
 
 namespace dtopp {
 namespace {
@@ -23,7 +20,9 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-TextJob describe_job(const PrepareTextOptions& options, const TextEncoder& encoder) {
+PrepareTextOptions checked(PrepareTextOptions options) {
+  if (options.inputs.empty()) throw UsageError("no text files to prepare");
+  if (options.num_workers < 1) throw UsageError("at least one worker is needed");
   for (const fs::path& path : options.inputs) {
     if (find_invalid_utf8(path.filename().string()))
       throw UsageError(replace_invalid_utf8(path.string()) +
@@ -34,135 +33,108 @@ TextJob describe_job(const PrepareTextOptions& options, const TextEncoder& encod
                        path.string() + " --output FILE.jsonl.zst");
     const MappedFile readable(path);  // fails early if any file cannot be opened, before one is read in full
   }
-  TextJob job{encoder.tokenizer_hash, encoder.vocab_size, encoder.end_of_text, {}};
-  for (const fs::path& path : options.inputs)
-    job.sources.push_back({path.filename().string(), fs::file_size(path), hash_file(path), 0, 0});
-  return job;
+  return options;
 }
 
-class Preparation {
- public:
-  Preparation(const PrepareTextOptions& options, const TextEncoder& encoder,
-              const PrepareTextObserver& observer, PrepareRecord start)
-      : options_(options),
-        encoder_(encoder),
-        observer_(observer),
-        progress_(std::move(start)),
-        writer_(options.output, encoder.vocab_size, progress_.written),
-        next_record_(Clock::now() + options.record_every) {
-    for (const TextSource& source : progress_.job.sources) shown_.input_bytes_total += source.size;
-  }
+nlohmann::ordered_json settings_of(const TextEncoder& encoder) {
+  return {{"tokenizer_hash", encoder.tokenizer_hash},
+          {"vocab_size", encoder.vocab_size},
+          {"end_of_text", encoder.end_of_text}};
+}
 
-  PrepareTextResult run() {
-    const uint64_t resumed = progress_.written.documents;
-    show();
-    encode_all();
-    record();
-    finish();
-    return {false, resumed, progress_.written.documents, progress_.written.tokens};
-  }
-
- private:
-  void encode_all() {
-    BatchReader reader(options_.inputs, progress_.position, options_.batch_bytes);
-    std::vector<DocumentParser> parsers(static_cast<size_t>(options_.num_workers));
-    OrderedWorkers<TextBatch, EncodedBatch> workers(
-        [&] { return reader.next(); },
-        [&](TextBatch batch, int worker) {
-          return encode_batch(std::move(batch), encoder_, parsers[static_cast<size_t>(worker)]);
-        },
-        options_.num_workers);
-    while (const auto batch = workers.next()) {
-      add(*batch);
-      if (observer_.stop_requested()) stop();
-      if (Clock::now() >= next_record_) record();
-    }
-  }
-
-  void add(const EncodedBatch& batch) {
-    TextSource& source = progress_.job.sources[progress_.position.source];
-    size_t begin = 0;
-    for (const size_t end : batch.document_ends) {
-      writer_.append(std::span(batch.ids).subspan(begin, end - begin));
-      begin = end;
-    }
-    source.documents += batch.document_ends.size();
-    source.tokens += batch.ids.size();
-    progress_.position = batch.end;
-    progress_.written.documents += batch.document_ends.size();
-    progress_.written.tokens += batch.ids.size();
-    shown_.text_bytes += batch.text_bytes;
-    show();
-  }
-
-  void show() {
-    shown_.input_bytes = progress_.position.input_bytes;
-    shown_.documents = progress_.written.documents;
-    shown_.tokens = progress_.written.tokens;
-    observer_.progress(shown_);
-  }
-
-  // Syncs the ids first: they must be on the device before the record that counts them.
-  void record() {
-    progress_.written = writer_.sync();
-    write_prepare_record(options_.output, progress_);
-    next_record_ = Clock::now() + options_.record_every;
-  }
-
-  [[noreturn]] void stop() {
-    record();
-    throw Stopped(options_.output.string() + ": stopped after " +
-                  std::to_string(progress_.written.documents) +
-                  " documents; run the same command again to resume");
-  }
-
-  // Writes the manifest last, because it marks the folder as complete.
-  void finish() {
-    Manifest manifest{kTokenDataFormat, dump_json(to_json(progress_.facts())), writer_.finish()};
-    const std::string& json = encoder_.tokenizer_json;
-    write_file_atomically(options_.output / kTokenizerName, json);
-    manifest.files[kTokenizerName] = {json.size(),
-                                      hash_bytes(std::as_bytes(std::span(json.data(), json.size())))};
-    write_file_atomically(options_.output / kManifestName, format_manifest(manifest));
-  }
-
-  const PrepareTextOptions& options_;
-  const TextEncoder& encoder_;
-  const PrepareTextObserver& observer_;
-  PrepareRecord progress_;
-  TokenFileWriter writer_;
-  PrepareTextProgress shown_;
-  Clock::time_point next_record_;
-};
-
-PrepareTextResult already_complete(const TokenFacts& facts) {
-  return {true, 0, facts.documents, facts.tokens};
+std::vector<InputSource> describe_inputs(const std::vector<fs::path>& inputs) {
+  std::vector<InputSource> sources;
+  for (const fs::path& path : inputs)
+    sources.push_back({path.filename().string(), fs::file_size(path), hash_file(path)});
+  return sources;
 }
 
 }  // namespace
 
-TextEncoder encoder_of(const Tokenizer& tokenizer) {
-  return {[&tokenizer](std::string_view text) { return tokenizer.encode(text); }, tokenizer.end_of_text(),
-          tokenizer.vocab_size(), tokenizer.file_text(), tokenizer.hash()};
+TextPreparation::TextPreparation(PrepareTextOptions options, const TextEncoder& encoder)
+    : options_(checked(std::move(options))),
+      encoder_(encoder),
+      folder_(options_.output, token_folder_kind(), settings_of(encoder), describe_inputs(options_.inputs)) {
+  const auto unfinished = folder_.begin();
+  if (const auto& complete = folder_.complete()) {
+    const TokenFacts facts = read_facts(*complete, options_.output / kManifestName);
+    progress_.was_complete = true;
+    progress_.documents = facts.documents;
+    progress_.tokens = facts.tokens;
+    return;
+  }
+  WrittenTokens written;
+  if (unfinished) {
+    const TokenFacts facts = read_facts(*unfinished, options_.output);
+    const JsonFields position = JsonFields(unfinished->about, options_.output.string()).object("position");
+    position_ = {position.count("source"),
+                 {position.count("offset"), position.count("line")},
+                 position.count("input_bytes")};
+    if (position_.source > options_.inputs.size()) position.fail("source", "lies beyond the list of sources");
+    written = {facts.documents, facts.tokens, facts.max_token, unfinished->files};
+  }
+  progress_.resumed_documents = progress_.documents = written.documents;
+  progress_.tokens = written.tokens;
+  progress_.input_bytes = position_.input_bytes;
+  for (const fs::path& path : options_.inputs) progress_.input_bytes_total += fs::file_size(path);
+  if (!unfinished) record(written);
+  writer_.emplace(options_.output, encoder.vocab_size, written);
+  workers_.emplace(BatchReader(options_.inputs, position_, options_.batch_bytes),
+                   BatchEncoder(encoder, options_.num_workers), options_.num_workers);
+  next_record_ = Clock::now() + options_.record_every;
 }
 
-PrepareTextResult prepare_text(const PrepareTextOptions& options, const TextEncoder& encoder,
-                               const PrepareTextObserver& observer) {
-  if (options.inputs.empty()) throw UsageError("no text files to prepare");
-  if (options.num_workers < 1) throw UsageError("at least one worker is needed");
-  TextJob job = describe_job(options, encoder);
-  // The first check takes no lock, so that it also accepts a finished folder on a read-only file system.
-  auto complete = find_complete(options.output, job);
-  if (complete && !has_prepare_record(options.output, token_folder_kind()))
-    return already_complete(*complete);
-  make_directories(options.output);
-  const DirectoryLock lock(options.output);
-  if (!complete) complete = find_complete(options.output, job);
-  const PrepareTextResult result =
-      complete ? already_complete(*complete)
-               : Preparation(options, encoder, observer, begin_folder(options.output, std::move(job))).run();
-  clear_up(options.output);
-  return result;
+bool TextPreparation::next() {
+  if (!workers_) return false;
+  const auto batch = workers_->next();
+  if (!batch) {
+    finish();
+    return false;
+  }
+  add(*batch);
+  if (Clock::now() >= next_record_) record(writer_->sync());
+  return true;
+}
+
+void TextPreparation::add(const EncodedBatch& batch) {
+  size_t begin = 0;
+  for (const size_t end : batch.document_ends) {
+    writer_->append(std::span(batch.ids).subspan(begin, end - begin));
+    begin = end;
+  }
+  position_ = batch.end;
+  progress_.input_bytes = position_.input_bytes;
+  progress_.text_bytes += batch.text_bytes;
+  progress_.documents += batch.document_ends.size();
+  progress_.tokens += batch.ids.size();
+}
+
+// `written` comes from sync(): ids must be on the device before the record that counts them.
+void TextPreparation::record(const WrittenTokens& written) {
+  nlohmann::ordered_json about = to_json(written.documents, written.tokens, written.max_token);
+  about["position"] = {{"source", position_.source},
+                       {"offset", position_.text.offset},
+                       {"line", position_.text.line},
+                       {"input_bytes", position_.input_bytes}};
+  folder_.record(std::move(about), written.files);
+  next_record_ = Clock::now() + options_.record_every;
+}
+
+void TextPreparation::stop() {
+  record(writer_->sync());
+  throw Stopped(options_.output.string() + ": stopped after " + std::to_string(progress_.documents) +
+                " documents; run the same command again to resume");
+}
+
+void TextPreparation::finish() {
+  workers_.reset();
+  const WrittenTokens written = writer_->sync();
+  record(written);
+  ManifestFiles files = writer_->finish();
+  const std::string& json = encoder_.tokenizer_json;
+  write_file_atomically(options_.output / kTokenizerName, json);
+  files[kTokenizerName] = {json.size(), hash_bytes(std::as_bytes(std::span(json.data(), json.size())))};
+  folder_.finish(to_json(written.documents, written.tokens, written.max_token), files);
 }
 
 }  // namespace dtopp

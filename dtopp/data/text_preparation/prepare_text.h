@@ -9,25 +9,16 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
-#include <functional>
+#include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
-#include "dtopp/data/tokenizer/tokenizer.h"
+#include "dtopp/data/files/ordered_workers.h"
+#include "dtopp/data/files/resumable_folder.h"
+#include "dtopp/data/text_preparation/text_batches.h"
+#include "dtopp/data/text_preparation/token_file_writer.h"
 
 namespace dtopp {
-
-struct TextEncoder {
-  std::function<std::vector<int32_t>(std::string_view)> encode;  // must be safe to call from many threads
-  int32_t end_of_text = 0;
-  int64_t vocab_size = 0;
-  std::string tokenizer_json;  // text of the tokenizer.json that is written beside the tokens
-  std::string tokenizer_hash;
-};
-
-// Returns an encoder that refers to `tokenizer`, which must outlive it.
-TextEncoder encoder_of(const Tokenizer& tokenizer);
 
 struct PrepareTextOptions {
   std::vector<std::filesystem::path> inputs;  // read in this order
@@ -39,6 +30,8 @@ struct PrepareTextOptions {
 };
 
 struct PrepareTextProgress {
+  bool was_complete = false;  // the folder was complete already; nothing was done
+  uint64_t resumed_documents = 0;
   uint64_t input_bytes = 0;  // bytes read, before decompression
   uint64_t input_bytes_total = 0;
   uint64_t text_bytes = 0;  // bytes of the documents that this process has encoded
@@ -46,24 +39,37 @@ struct PrepareTextProgress {
   uint64_t tokens = 0;
 };
 
-struct PrepareTextObserver {
-  std::function<void(const PrepareTextProgress&)> progress = [](const PrepareTextProgress&) {};
-  std::function<bool()> stop_requested = [] { return false; };
-};
-
-struct PrepareTextResult {
-  bool was_complete = false;  // the folder was complete already; nothing was done
-  uint64_t resumed_documents = 0;
-  uint64_t documents = 0;
-  uint64_t tokens = 0;
-};
-
-// Prepares the text, or resumes an interrupted preparation.
+// Prepares the text, or resumes an interrupted preparation:
+//
+//   TextPreparation preparation(options, encoder);
+//   while (preparation.next()) show(preparation.progress());
 //
 // Throws: DataError if text is missing or damaged (naming file and line) or if the output cannot be written;
-//         UsageError if the output folder holds other files or another process writes it;
-//         Stopped, after recording the progress, if observer.stop_requested() returns true
-PrepareTextResult prepare_text(const PrepareTextOptions& options, const TextEncoder& encoder,
-                               const PrepareTextObserver& observer = {});
+//         UsageError if the output folder holds other files or another process writes it
+class TextPreparation {
+ public:
+  // `encoder` must outlive the object.
+  TextPreparation(PrepareTextOptions options, const TextEncoder& encoder);
+
+  // Encodes the next batch. Returns false if the folder is complete.
+  bool next();
+  const PrepareTextProgress& progress() const { return progress_; }
+  // Records the progress and throws Stopped.
+  [[noreturn]] void stop();
+
+ private:
+  void add(const EncodedBatch& batch);
+  void record(const WrittenTokens& written);
+  void finish();
+
+  PrepareTextOptions options_;
+  const TextEncoder& encoder_;
+  ResumableFolder folder_;
+  PrepareTextProgress progress_;
+  CorpusPosition position_;
+  std::optional<TokenFileWriter> writer_;
+  std::optional<OrderedWorkers<BatchReader, BatchEncoder>> workers_;  // none: the folder is complete
+  std::chrono::steady_clock::time_point next_record_;
+};
 
 }  // namespace dtopp

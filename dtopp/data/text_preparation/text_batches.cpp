@@ -9,6 +9,13 @@ namespace dtopp {
 
 namespace fs = std::filesystem;
 
+TokenizerEncoder::TokenizerEncoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {
+  end_of_text = tokenizer.end_of_text();
+  vocab_size = tokenizer.vocab_size();
+  tokenizer_json = tokenizer.file_text();
+  tokenizer_hash = tokenizer.hash();
+}
+
 BatchReader::BatchReader(const std::vector<fs::path>& files, CorpusPosition start, uint64_t batch_bytes)
     : position_(start), batch_bytes_(batch_bytes) {
   for (const fs::path& path : files) files_.push_back({path, fs::file_size(path), fs::last_write_time(path)});
@@ -46,15 +53,16 @@ void BatchReader::finish_source() {
   position_ = {position_.source + 1, {}, bytes_before_};
 }
 
-EncodedBatch encode_batch(TextBatch batch, const TextEncoder& encoder, DocumentParser& parser) {
+EncodedBatch BatchEncoder::operator()(TextBatch batch, int worker) {
+  DocumentParser& parser = parsers_[static_cast<size_t>(worker)];
   EncodedBatch encoded;
   encoded.end = batch.end;
   for (TextBatch::Line& line : batch.lines) {
     const auto document = parser.parse(batch.path, line.number, line.text);
     if (document.empty()) continue;
-    const auto ids = encoder.encode(document);
+    const auto ids = encoder_.encode(document);
     encoded.ids.insert(encoded.ids.end(), ids.begin(), ids.end());
-    encoded.ids.push_back(encoder.end_of_text);
+    encoded.ids.push_back(encoder_.end_of_text);
     encoded.document_ends.push_back(encoded.ids.size());
     encoded.text_bytes += document.size();
     line.text = {};  // frees the encoded line, so that a batch is not held as text and as ids at once

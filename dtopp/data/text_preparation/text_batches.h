@@ -6,12 +6,34 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "dtopp/data/text/text_reader.h"
-#include "dtopp/data/text_preparation/prepare_text.h"
+#include "dtopp/data/tokenizer/tokenizer.h"
 
 namespace dtopp {
+
+// A tokenizer, or a stand-in for one.
+struct TextEncoder {
+  virtual ~TextEncoder() = default;
+  virtual std::vector<int32_t> encode(std::string_view text) const = 0;  // called from many threads
+
+  int32_t end_of_text = 0;
+  int64_t vocab_size = 0;
+  std::string tokenizer_json;  // text of the tokenizer.json that is written beside the tokens
+  std::string tokenizer_hash;
+};
+
+// Encodes with `tokenizer`, which must outlive the object.
+class TokenizerEncoder : public TextEncoder {
+ public:
+  explicit TokenizerEncoder(const Tokenizer& tokenizer);
+  std::vector<int32_t> encode(std::string_view text) const override { return tokenizer_.encode(text); }
+
+ private:
+  const Tokenizer& tokenizer_;
+};
 
 // A position in a list of files.
 struct CorpusPosition {
@@ -63,7 +85,17 @@ struct EncodedBatch {
   CorpusPosition end;
 };
 
-// Parses and encodes the documents of a batch. Throws DataError if a line is not valid.
-EncodedBatch encode_batch(TextBatch batch, const TextEncoder& encoder, DocumentParser& parser);
+// The work of one of several threads.
+class BatchEncoder {
+ public:
+  BatchEncoder(const TextEncoder& encoder, int num_workers)
+      : encoder_(encoder), parsers_(static_cast<size_t>(num_workers)) {}
+  // Parses and encodes the documents of a batch in thread `worker`. Throws DataError if a line is not valid.
+  EncodedBatch operator()(TextBatch batch, int worker);
+
+ private:
+  const TextEncoder& encoder_;
+  std::vector<DocumentParser> parsers_;
+};
 
 }  // namespace dtopp

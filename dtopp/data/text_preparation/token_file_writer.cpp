@@ -15,7 +15,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kTokensName = "tokens.bin";
-constexpr const char* kLengthsName = "progress.lengths";
 
 TokenType type_for(int64_t vocab_size) {
   return vocab_size <= (int64_t{1} << 16) ? TokenType::kUint16 : TokenType::kInt32;
@@ -79,12 +78,6 @@ ManifestFiles TokenFileWriter::finish() {
   const std::string index_hash = write_megatron_index(temporary, type_, lengths);
   rename_durably(temporary, index);
   return {{kTokensName, written_.files.at(kTokensName)}, {kIndexName, {fs::file_size(index), index_hash}}};
-}
-
-void TokenFileWriter::remove_leftovers(const fs::path& folder) {
-  std::error_code gone;
-  fs::remove(folder / kLengthsName, gone);
-  sync_directory(folder);
 }
 
 }  // namespace dtopp

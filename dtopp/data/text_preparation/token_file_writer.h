@@ -33,8 +33,6 @@ class TokenFileWriter {
   WrittenTokens sync();
   // Syncs and writes tokens.idx. Returns the folder's files for its manifest.
   ManifestFiles finish();
-  // Removes the file that only an unfinished folder needs.
-  static void remove_leftovers(const std::filesystem::path& folder);
 
  private:
   void check_ids(std::span<const int32_t> ids);

@@ -108,8 +108,8 @@ void TokenStream::Impl::open_folder(Verify verify, int64_t vocab_size) {
     throw DataError((path / kManifestName).string() + ": counts " + std::to_string(facts->tokens) +
                     " tokens in " + std::to_string(facts->documents) + " documents, but the files hold " +
                     std::to_string(tokens) + " in " + std::to_string(parts.documents));
-  tokenizer_hash = facts->job.tokenizer_hash;
-  end_of_text = facts->job.end_of_text;
+  tokenizer_hash = facts->tokenizer_hash;
+  end_of_text = facts->end_of_text;
   max_token = facts->max_token;
 }
 

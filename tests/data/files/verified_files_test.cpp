@@ -25,7 +25,7 @@ class VerifiedFiles : public testing::Test {
  protected:
   void SetUp() override {
     write_bytes(scratch_ / "text.jsonl", "{\"text\": \"ab\"}\n{\"text\": \"xyz\"}\n");
-    prepare_text({{scratch_ / "text.jsonl"}, folder_}, byte_encoder());
+    prepare_text({{scratch_ / "text.jsonl"}, folder_});
     std::this_thread::sleep_for(20ms);  // more than a clock tick, so a later change gets another time
   }
 

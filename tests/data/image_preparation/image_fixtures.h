@@ -36,6 +36,14 @@ inline std::map<std::string, std::string> contents_of(const std::filesystem::pat
   return files;
 }
 
+// Prepares the images, or stops after `samples` samples. Returns the facts.
+inline ImageFacts prepare_images(const PrepareImagesOptions& options, int samples = 1 << 30) {
+  ImagePreparation preparation(options);
+  while (preparation.next())
+    if (--samples == 0) preparation.stop();
+  return preparation.facts();
+}
+
 template <class Number>
 TensorSource tensor(const std::string& name, const std::string& dtype, std::vector<int64_t> shape,
                     const std::vector<Number>& values) {

@@ -46,7 +46,7 @@ class PrepareTextTest : public testing::Test {
   }
 
   std::map<std::string, std::string> contents_without_interruption() {
-    prepare_text(options_, byte_encoder());
+    prepare_text(options_);
     auto files = contents();
     std::filesystem::remove_all(options_.output);
     return files;

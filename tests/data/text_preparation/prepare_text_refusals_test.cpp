@@ -17,10 +17,8 @@ class OtherJob : public PrepareTextTest, public testing::WithParamInterface<bool
 
 // A complete or interrupted folder belongs to its job.
 TEST_P(OtherJob, in_the_same_folder_is_refused_and_the_difference_named) {
-  PrepareTextObserver observer;
-  observer.stop_requested = [] { return GetParam(); };
   try {
-    prepare_text(options_, byte_encoder(), observer);
+    prepare_text(options_, ByteEncoder(), GetParam() ? 1 : 1 << 30);
   } catch (const Stopped&) {
   }
   const auto before = contents();
@@ -31,17 +29,17 @@ TEST_P(OtherJob, in_the_same_folder_is_refused_and_the_difference_named) {
     EXPECT_NE(message.find(options_.output.string()), message.npos) << message;
     EXPECT_EQ(contents(), before);
   };
-  TextEncoder encoder = byte_encoder();
+  ByteEncoder encoder;
   encoder.tokenizer_hash = "f";
-  expect_refused(options_, encoder, "another tokenizer");
+  expect_refused(options_, encoder, "tokenizer_hash");
   PrepareTextOptions fewer = options_;
   fewer.inputs.pop_back();
-  expect_refused(fewer, byte_encoder(), "3 files of text, not 2");
+  expect_refused(fewer, ByteEncoder(), "3 sources, not 2");
   PrepareTextOptions swapped = options_;
   std::swap(swapped.inputs[0], swapped.inputs[1]);
-  expect_refused(swapped, byte_encoder(), "file 1 was a.jsonl");
+  expect_refused(swapped, ByteEncoder(), "source 1 was a.jsonl");
   write_bytes(scratch_ / "c.jsonl", "{\"text\": \"other\"}\n");
-  expect_refused(options_, byte_encoder(), "file 3 was c.jsonl");
+  expect_refused(options_, ByteEncoder(), "source 3 was c.jsonl");
 }
 
 INSTANTIATE_TEST_SUITE_P(CompleteOrInterrupted, OtherJob, testing::Bool());
@@ -61,7 +59,7 @@ TEST_F(PrepareTextTest, a_folder_of_other_things_is_left_untouched) {
   for (const auto& folder : folders) {
     fs::create_directory(options_.output);
     for (const auto& [name, bytes] : folder) write_bytes(options_.output / name, bytes);
-    const auto message = error_of<UsageError>([&] { prepare_text(options_, byte_encoder()); });
+    const auto message = error_of<UsageError>([&] { prepare_text(options_); });
     EXPECT_NE(message.find("holds other files"), message.npos) << message;
     EXPECT_EQ(message.find("delete"), message.npos) << message;
     EXPECT_EQ(contents(), folder);
@@ -70,46 +68,37 @@ TEST_F(PrepareTextTest, a_folder_of_other_things_is_left_untouched) {
 }
 
 TEST_F(PrepareTextTest, other_files_beside_unfinished_or_complete_work_stay) {
-  PrepareTextObserver observer;
-  int polls = 0;
-  observer.stop_requested = [&] { return ++polls == 20; };
-  EXPECT_THROW(prepare_text(options_, byte_encoder(), observer), Stopped);
+  EXPECT_THROW(prepare_text(options_, ByteEncoder(), 20), Stopped);
   write_bytes(options_.output / ".tmp-draft", "unsaved");
   write_bytes(options_.output / "notes.txt", "mine");
-  prepare_text(options_, byte_encoder());
+  prepare_text(options_);
   write_bytes(options_.output / "progress.json", "of another program");
   write_bytes(options_.output / "progress.lengths", "of another program");
   const auto before = contents();
   EXPECT_TRUE(before.contains(".tmp-draft") && before.contains("notes.txt"));
-  EXPECT_TRUE(prepare_text(options_, byte_encoder()).was_complete);
+  EXPECT_TRUE(prepare_text(options_).was_complete);
   EXPECT_EQ(contents(), before);
 }
 
 TEST_F(PrepareTextTest, a_first_record_that_was_never_finished_is_begun_again) {
   const auto expected = contents_without_interruption();
-  PrepareTextObserver observer;
-  observer.stop_requested = [] { return true; };
-  EXPECT_THROW(prepare_text(options_, byte_encoder(), observer), Stopped);
+  EXPECT_THROW(prepare_text(options_, ByteEncoder(), 1), Stopped);
   const std::string record = read_file(options_.output / "progress.json");
   for (const size_t size : {size_t{0}, size_t{10}, record.size() / 2, record.size()}) {
     fs::remove_all(options_.output);
     fs::create_directory(options_.output);
     write_bytes(options_.output / ".tmp-progress.json.0123456789abcdef", record.substr(0, size));
-    prepare_text(options_, byte_encoder());
+    prepare_text(options_);
     EXPECT_EQ(contents(), expected) << size;
   }
 }
 
 TEST_F(PrepareTextTest, two_processes_cannot_write_one_folder) {
-  PrepareTextObserver observer;
-  bool tried = false;
-  observer.progress = [&](const PrepareTextProgress&) {
-    if (std::exchange(tried, true)) return;
-    EXPECT_NE(error_of<UsageError>([&] { prepare_text(options_, byte_encoder()); }).find("another"),
-              std::string::npos);
-  };
-  prepare_text(options_, byte_encoder(), observer);
-  EXPECT_TRUE(tried);
+  const ByteEncoder encoder;
+  TextPreparation first(options_, encoder);
+  EXPECT_NE(error_of<UsageError>([&] { prepare_text(options_); }).find("another"), std::string::npos);
+  while (first.next()) {
+  }
   EXPECT_EQ(all_tokens(TokenStream::open(options_.output)), byte_ids(documents_));
 }
 
@@ -119,43 +108,39 @@ TEST_F(PrepareTextTest, the_first_bad_line_is_named_and_mended_text_starts_anew)
   write_bytes(scratch_ / "a.jsonl", good + "{broken\n{\"text\": 7}\n");
   options_.num_workers = 5;
   for (int i = 0; i < 5; ++i) {
-    const auto message = error_of<DataError>([&] { prepare_text(options_, byte_encoder()); });
+    const auto message = error_of<DataError>([&] { prepare_text(options_); });
     EXPECT_NE(message.find("a.jsonl: line " + std::to_string(lines + 1) + ": invalid JSON"), message.npos)
         << message;
   }
   write_bytes(scratch_ / "a.jsonl", good);
-  EXPECT_THROW(prepare_text(options_, byte_encoder()), UsageError);
+  EXPECT_THROW(prepare_text(options_), UsageError);
 }
 
 TEST_F(PrepareTextTest, missing_input_leaves_no_folder_behind) {
   options_.inputs.push_back(scratch_ / "no.jsonl");
-  EXPECT_NE(error_of<DataError>([&] { prepare_text(options_, byte_encoder()); }).find("no.jsonl"),
-            std::string::npos);
+  EXPECT_NE(error_of<DataError>([&] { prepare_text(options_); }).find("no.jsonl"), std::string::npos);
   EXPECT_FALSE(fs::exists(options_.output));
 }
 
 TEST_F(PrepareTextTest, damaged_unfinished_work_is_named) {
-  PrepareTextObserver observer;
-  int polls = 0;
-  observer.stop_requested = [&] { return ++polls == 20; };
-  EXPECT_THROW(prepare_text(options_, byte_encoder(), observer), Stopped);
+  EXPECT_THROW(prepare_text(options_, ByteEncoder(), 20), Stopped);
   for (const char* name : {"progress.json", "progress.lengths", "tokens.bin"}) {
     const std::string bytes = read_file(options_.output / name);
     std::string damaged = bytes;
     damaged[bytes.size() / 2] = static_cast<char>(damaged[bytes.size() / 2] ^ 1);
     for (const std::string& content : {damaged, bytes.substr(0, bytes.size() - 1)}) {
       write_bytes(options_.output / name, content);
-      const auto message = error_of<DataError>([&] { prepare_text(options_, byte_encoder()); });
+      const auto message = error_of<DataError>([&] { prepare_text(options_); });
       EXPECT_NE(message.find(name), message.npos) << message;
       EXPECT_EQ(message.find("delete"), message.npos) << message;
     }
     // A file longer than recorded is checked before it is cut.
     write_bytes(options_.output / name, damaged + "more");
-    EXPECT_THROW(prepare_text(options_, byte_encoder()), DataError);
+    EXPECT_THROW(prepare_text(options_), DataError);
     EXPECT_EQ(read_file(options_.output / name), damaged + "more");
     write_bytes(options_.output / name, bytes);
   }
-  prepare_text(options_, byte_encoder());
+  prepare_text(options_);
   EXPECT_EQ(all_tokens(TokenStream::open(options_.output)), byte_ids(documents_));
 }
 
@@ -168,7 +153,7 @@ TEST_F(PrepareTextTest, a_disk_that_fills_up_loses_nothing) {
     const rlimit limit{6000, 6000};
     ::setrlimit(RLIMIT_FSIZE, &limit);
     try {
-      prepare_text(options_, byte_encoder());
+      prepare_text(options_);
     } catch (const DataError& error) {
       ::_exit(std::string(error.what()).find(options_.output.string()) != std::string::npos ? 3 : 1);
     }
@@ -178,13 +163,13 @@ TEST_F(PrepareTextTest, a_disk_that_fills_up_loses_nothing) {
   ::waitpid(child, &status, 0);
   EXPECT_TRUE(WIFEXITED(status));
   EXPECT_EQ(WEXITSTATUS(status), 3);
-  EXPECT_GT(prepare_text(options_, byte_encoder()).resumed_documents, 0U);
+  EXPECT_GT(prepare_text(options_).resumed_documents, 0U);
   EXPECT_EQ(contents(), expected);
 }
 
 TEST_F(PrepareTextTest, ids_outside_the_vocabulary_are_refused) {
   EXPECT_NE(
-      error_of<DataError>([&] { prepare_text(options_, byte_encoder(100)); }).find("outside the vocabulary"),
+      error_of<DataError>([&] { prepare_text(options_, ByteEncoder(100)); }).find("outside the vocabulary"),
       std::string::npos);
 }
 

@@ -18,14 +18,14 @@ namespace fs = std::filesystem;
 using namespace std::chrono_literals;
 
 TEST_F(PrepareTextTest, writes_every_document_in_order_closed_by_end_of_text) {
-  const auto result = prepare_text(options_, byte_encoder());
+  const auto result = prepare_text(options_);
   EXPECT_FALSE(result.was_complete);
   EXPECT_EQ(result.documents, documents_.size());
   const auto stream = TokenStream::open(options_.output);
   EXPECT_EQ(result.tokens, stream.size());
   EXPECT_EQ(stream.documents(), documents_.size());
   EXPECT_EQ(all_tokens(stream), byte_ids(documents_));
-  EXPECT_EQ(read_file(options_.output / "tokenizer.json"), byte_encoder().tokenizer_json);
+  EXPECT_EQ(read_file(options_.output / "tokenizer.json"), ByteEncoder().tokenizer_json);
   std::vector<std::string> names;
   for (const auto& [name, unused] : contents()) names.push_back(name);
   EXPECT_EQ(names, (std::vector<std::string>{".lock", "manifest.json", "tokenizer.json", "tokens.bin",
@@ -44,14 +44,15 @@ TEST_F(PrepareTextTest, any_number_of_workers_writes_the_same_bytes) {
 }
 
 TEST_F(PrepareTextTest, slow_documents_do_not_change_the_order) {
-  TextEncoder encoder = byte_encoder();
-  encoder.encode = [encode = encoder.encode,
-                    calls = std::make_shared<std::atomic<int>>(0)](std::string_view text) {
-    if (++*calls % 40 == 1) std::this_thread::sleep_for(3ms);
-    return encode(text);
+  struct SlowEncoder : ByteEncoder {
+    mutable std::atomic<int> calls = 0;
+    std::vector<int32_t> encode(std::string_view text) const override {
+      if (++calls % 40 == 1) std::this_thread::sleep_for(3ms);
+      return ByteEncoder::encode(text);
+    }
   };
   options_.num_workers = 5;
-  prepare_text(options_, encoder);
+  prepare_text(options_, SlowEncoder());
   EXPECT_EQ(all_tokens(TokenStream::open(options_.output)), byte_ids(documents_));
 }
 
@@ -61,13 +62,10 @@ TEST_F(PrepareTextTest, a_stop_records_what_is_done_and_a_restart_goes_on) {
   int stops = 0;
   for (;; ++stops) {
     ASSERT_LT(stops, 1000);
-    PrepareTextObserver observer;
-    int polls = 0;
-    observer.stop_requested = [&] { return ++polls == 4; };
     options_.num_workers = 1 + stops % 3;
     options_.record_every = 1h;
     try {
-      const auto result = prepare_text(options_, byte_encoder(), observer);
+      const auto result = prepare_text(options_, ByteEncoder(), 4);
       EXPECT_GE(result.resumed_documents, resumed);
       break;
     } catch (const Stopped& stopped) {
@@ -83,13 +81,14 @@ TEST_F(PrepareTextTest, a_stop_records_what_is_done_and_a_restart_goes_on) {
 bool run_and_kill(const PrepareTextOptions& options, unsigned microseconds) {
   const pid_t child = ::fork();
   if (child == 0) {
-    TextEncoder encoder = byte_encoder();
-    encoder.encode = [encode = encoder.encode](std::string_view text) {
-      std::this_thread::sleep_for(20us);
-      return encode(text);
+    struct SlowEncoder : ByteEncoder {
+      std::vector<int32_t> encode(std::string_view text) const override {
+        std::this_thread::sleep_for(20us);
+        return ByteEncoder::encode(text);
+      }
     };
     try {
-      prepare_text(options, encoder);
+      prepare_text(options, SlowEncoder());
     } catch (const std::exception& error) {
       std::fprintf(stderr, "%s\n", error.what());
       ::_exit(2);
@@ -121,10 +120,12 @@ TEST_F(PrepareTextTest, killed_at_random_moments_and_restarted_nothing_is_lost_o
 }
 
 TEST_F(PrepareTextTest, a_complete_folder_is_left_alone) {
-  prepare_text(options_, byte_encoder());
+  prepare_text(options_);
   const auto before = contents();
-  TextEncoder encoder = byte_encoder();
-  encoder.encode = [](std::string_view) -> std::vector<int32_t> { throw std::logic_error("encoded again"); };
+  struct NoEncoder : ByteEncoder {
+    std::vector<int32_t> encode(std::string_view) const override { throw std::logic_error("encoded again"); }
+  };
+  const NoEncoder encoder;
   const auto result = prepare_text(options_, encoder);
   EXPECT_TRUE(result.was_complete);
   EXPECT_EQ(result.documents, documents_.size());
@@ -137,15 +138,12 @@ TEST_F(PrepareTextTest, a_complete_folder_is_left_alone) {
 
 TEST_F(PrepareTextTest, leftovers_of_the_last_moment_are_removed) {
   const auto expected = contents_without_interruption();
-  PrepareTextObserver observer;
-  int polls = 0;
-  observer.stop_requested = [&] { return ++polls == 20; };
-  EXPECT_THROW(prepare_text(options_, byte_encoder(), observer), Stopped);
+  EXPECT_THROW(prepare_text(options_, ByteEncoder(), 20), Stopped);
   const auto unfinished = contents();
-  prepare_text(options_, byte_encoder());
+  prepare_text(options_);
   for (const char* name : {"progress.json", "progress.lengths"})
     write_bytes(options_.output / name, unfinished.at(name));
-  EXPECT_TRUE(prepare_text(options_, byte_encoder()).was_complete);
+  EXPECT_TRUE(prepare_text(options_).was_complete);
   EXPECT_EQ(contents(), expected);
 }
 

@@ -14,7 +14,7 @@ namespace fs = std::filesystem;
 fs::path prepared_folder(const ScratchDirectory& scratch, int64_t vocab_size = 257) {
   write_bytes(scratch / "text.jsonl", "{\"text\": \"ab\"}\n{\"text\": \"xyz\"}\n");
   PrepareTextOptions options{{scratch / "text.jsonl"}, scratch / "tokens"};
-  prepare_text(options, byte_encoder(vocab_size));
+  prepare_text(options, ByteEncoder(vocab_size));
   return options.output;
 }
 
