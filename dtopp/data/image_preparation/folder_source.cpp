@@ -8,7 +8,7 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/hash.h"
-#include "dtopp/data/image_preparation/sample_groups.h"
+#include "dtopp/data/image_preparation/image_source.h"
 
 namespace dtopp {
 namespace {

@@ -2,6 +2,7 @@
 
 #include <cerrno>
 #include <charconv>
+#include <system_error>
 #include <utility>
 
 #include <nlohmann/json.hpp>
@@ -34,6 +35,17 @@ int64_t checked_class(int64_t number) {
                     std::to_string(kMaxClasses - 1));
   return number;
 }
+
+bool is_complete(const RawSample& sample) { return sample.picture || sample.array || !sample.cause.empty(); }
+
+bool is_picture(MemberRole role) {
+  return role == MemberRole::kPicture || role == MemberRole::kUnknownPicture;
+}
+
+// Limits of a batch: a batch ends when it reaches one of them.
+constexpr uint64_t kImageBatchBytes = uint64_t{1} << 18;
+constexpr size_t kImageBatchSamples = 64;
+constexpr size_t kImageBatchFiles = 8;  // files that the worker reads itself
 
 }  // namespace
 
@@ -93,6 +105,96 @@ int64_t parse_json_label(const std::string& text) {
   const auto label = value.find("label");
   if (label == value.end() || !label->is_number_integer()) return -1;
   return checked_class(label->get<int64_t>());
+}
+
+std::optional<RawSample> SampleGroups::next(bool load) {
+  RawSample sample;
+  std::string key;
+  bool has_picture = false;  // two pictures are two samples, even with the same key
+  for (;;) {
+    if (!pending_) pending_ = next_member();
+    if (!pending_) return is_complete(sample) ? std::optional(std::move(sample)) : std::nullopt;
+    const MemberRole role = role_of(pending_->name);
+    if (role != MemberRole::kOther) {
+      if (key_of(pending_->name) != key || (has_picture && is_picture(role))) {
+        if (is_complete(sample)) return sample;
+        sample = {};
+        has_picture = false;
+        key = key_of(pending_->name);
+      }
+      has_picture |= is_picture(role);
+      add(sample, *pending_, role, load);
+    }
+    pending_.reset();
+  }
+}
+
+void SampleGroups::add(RawSample& sample, const Named& member, MemberRole role, bool load) {
+  if (sample.name.empty() || is_picture(role)) sample.name = location_of(member.name);
+  if (!member.cause.empty()) {
+    sample.cause = member.cause;
+    return;
+  }
+  sample.folder = folder_of(member.name);
+  switch (role) {
+    case MemberRole::kPicture:
+      sample.picture = content(load);
+      break;
+    case MemberRole::kArray:
+      sample.array = content(load);
+      break;
+    case MemberRole::kNumber:
+      sample.number = content(/*load=*/true);
+      break;
+    case MemberRole::kJson:
+      sample.json = content(/*load=*/true);
+      break;
+    default:
+      sample.cause = "has an unsupported format; convert it to JPEG, PNG or WebP";
+  }
+}
+
+ImageBatches::ImageBatches(std::vector<fs::path> sources, size_t source, uint64_t sample)
+    : paths_(std::move(sources)), next_(source), skip_(sample) {
+  for (const auto& path : paths_) changed_.push_back(fs::last_write_time(path));
+}
+
+void ImageBatches::open() {
+  source_ = open_images(paths_[next_]);
+  for (; skip_ > 0; --skip_) source_->next(/*load=*/false);
+}
+
+std::optional<ImageBatch> ImageBatches::next() {
+  if (next_ == paths_.size()) return std::nullopt;
+  if (!source_) open();
+  ImageBatch batch;
+  batch.source = source_;
+  size_t files = 0;
+  for (uint64_t bytes = 0;
+       bytes < kImageBatchBytes && files < kImageBatchFiles && batch.samples.size() < kImageBatchSamples;) {
+    auto sample = source_->next(/*load=*/true);
+    if (!sample) {
+      require_unchanged();
+      batch.ends_source = true;
+      source_.reset();
+      ++next_;
+      break;
+    }
+    if (sample->picture) bytes += sample->picture->bytes.size();
+    if (sample->array) bytes += sample->array->bytes.size();
+    if (sample->image) bytes += sample->image->bytes.size();
+    files += (sample->picture && !sample->picture->path.empty()) ||
+             (sample->array && !sample->array->path.empty());
+    batch.samples.push_back(*std::move(sample));
+  }
+  return batch;
+}
+
+void ImageBatches::require_unchanged() const {
+  std::error_code gone;  // on an error, the time is one that no file has, so the comparison fails
+  if (fs::last_write_time(paths_[next_], gone) != changed_[next_])
+    throw DataError(paths_[next_].string() +
+                    ": changed while it was being read; start again with a new output folder");
 }
 
 }  // namespace dtopp

@@ -7,9 +7,10 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <vector>
 
+#include "dtopp/data/files/resumable_folder.h"
 #include "dtopp/data/image_preparation/raw_sample.h"
-#include "dtopp/data/images/image_facts.h"
 
 namespace dtopp {
 
@@ -20,6 +21,32 @@ class ImageSource {
   // arrays may lack their bytes; .cls and .json members always have them. Samples may be views of a file that
   // the source keeps open. Throws DataError, naming file and byte, if the source itself is damaged.
   virtual std::optional<RawSample> next(bool load) = 0;
+};
+
+// Groups the members of an archive or a folder into samples.
+//
+// As in WebDataset, adjacent members form one sample if their names differ only in the last ending:
+// dog/0001.jpg, dog/0001.cls, dog/0001.npy.
+class SampleGroups : public ImageSource {
+ public:
+  std::optional<RawSample> next(bool load) final;
+
+ protected:
+  struct Named {
+    std::string name;
+    std::string cause;  // if not empty, the reason why the member is unusable
+  };
+  // Returns the next member; nullopt after the last one.
+  virtual std::optional<Named> next_member() = 0;
+  // Returns the content of the member that next_member() returned last.
+  virtual RawMember content(bool load) = 0;
+  // Returns the member's name for messages.
+  virtual std::string location_of(const std::string& name) const = 0;
+
+ private:
+  void add(RawSample& sample, const Named& member, MemberRole role, bool load);
+
+  std::optional<Named> pending_;  // the member that begins the next sample
 };
 
 // Opens a folder, a .tar, .tar.gz, .tgz or .tar.zst file, or a .safetensors or .npy file. Throws DataError if
@@ -46,6 +73,33 @@ int64_t parse_json_label(const std::string& text);
 
 // Class numbers lie below this limit.
 inline constexpr int64_t kMaxClasses = 100'000;
+
+// Consecutive samples of one source.
+struct ImageBatch {
+  std::vector<RawSample> samples;
+  std::shared_ptr<ImageSource> source;  // keeps the file open that the samples are views of
+  bool ends_source = false;
+};
+
+// Reads the samples of a list of sources in batches.
+class ImageBatches {
+ public:
+  // Begins at sample `sample` of source `source`.
+  ImageBatches(std::vector<std::filesystem::path> sources, size_t source, uint64_t sample);
+  // Returns the next batch; nullopt after the last source. Throws DataError if a source is damaged or has
+  // changed since this object was constructed.
+  std::optional<ImageBatch> next();
+
+ private:
+  void open();
+  void require_unchanged() const;
+
+  std::vector<std::filesystem::path> paths_;
+  std::vector<std::filesystem::file_time_type> changed_;  // time of the last change per source
+  size_t next_;                                           // index of the current source
+  uint64_t skip_;                                         // samples to skip when it is opened
+  std::shared_ptr<ImageSource> source_;
+};
 
 // Each opens or describes one kind of source.
 std::unique_ptr<ImageSource> open_image_folder(const std::filesystem::path& path);

@@ -8,7 +8,6 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/json_fields.h"
-#include "dtopp/data/image_preparation/sample_agreement.h"
 
 namespace dtopp {
 namespace {

@@ -14,8 +14,8 @@
 
 #include "dtopp/data/files/ordered_workers.h"
 #include "dtopp/data/files/resumable_folder.h"
-#include "dtopp/data/image_preparation/image_batches.h"
 #include "dtopp/data/image_preparation/image_writer.h"
+#include "dtopp/data/image_preparation/prepared_image.h"
 #include "dtopp/data/images/image_facts.h"
 
 namespace dtopp {

@@ -1,11 +1,13 @@
-// Converts a raw sample to the bytes that are stored. The workers of prepare_images do this in parallel.
+// Converts a raw sample to the bytes that are stored, and checks that all samples of a folder agree: the
+// first sample determines kind, shape and types of all. The workers of prepare_images convert in parallel.
 #pragma once
 
 #include <cstdint>
 #include <map>
 #include <string>
+#include <vector>
 
-#include "dtopp/data/image_preparation/raw_sample.h"
+#include "dtopp/data/image_preparation/image_source.h"
 #include "dtopp/data/images/image_facts.h"
 
 namespace dtopp {
@@ -35,5 +37,26 @@ struct ClassPlan {
 
 // Prepares a sample. A faulty sample does not throw; it yields a `cause`.
 PreparedImage prepare_image(RawSample sample, const ImageJob& job, const ClassPlan& plan);
+
+struct PreparedBatch {
+  std::vector<PreparedImage> images;
+  bool ends_source = false;
+};
+
+// Prepares the samples of a batch. A faulty sample gets a `cause` instead of an exception.
+struct BatchPreparer {
+  const ImageJob& job;
+  const ClassPlan& plan;
+
+  PreparedBatch operator()(ImageBatch batch, int worker) const;
+};
+
+// Returns why the sample does not agree with the facts.images samples before it; empty if it agrees. Throws
+// UsageError if the job's scale and shift do not fit the first sample.
+std::string disagreement(const ImageFacts& facts, const ClassPlan& plan, const PreparedImage& image);
+
+// Updates the facts with a sample that agrees. The first sample sets kind, shape and types; every sample may
+// add a class and extend the longest text.
+void agree(ImageFacts& facts, const ClassPlan& plan, const PreparedImage& image);
 
 }  // namespace dtopp
