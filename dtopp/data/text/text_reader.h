@@ -11,6 +11,7 @@
 #include <string>
 #include <string_view>
 
+#include "dtopp/base/errors.h"
 #include "dtopp/data/text/byte_source.h"
 
 namespace dtopp {
@@ -54,6 +55,17 @@ class LineReader {
   size_t end_ = 0;
 };
 
+// Calls `encode`, which processes the document in line `number` of `path`, and names both in a DataError that
+// it throws.
+template <class Encode>
+auto at_line(const std::filesystem::path& path, uint64_t number, Encode encode) {
+  try {
+    return encode();
+  } catch (const DataError& error) {
+    throw DataError(path.string() + ": line " + std::to_string(number) + ": " + error.what());
+  }
+}
+
 // Extracts the text from a line. Each thread needs its own parser.
 class DocumentParser {
  public:
@@ -75,6 +87,7 @@ class TextReader {
   explicit TextReader(const std::filesystem::path& path, uint64_t max_bytes = kMaxLineBytes);
   // Reads the next document; returns false at the end. Throws as LineReader and DocumentParser do.
   bool next(std::string& document);
+  uint64_t line() const { return lines_.position().line; }  // of the last document
 
  private:
   std::filesystem::path path_;

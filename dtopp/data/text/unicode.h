@@ -69,7 +69,7 @@ std::optional<size_t> find_invalid_utf8(std::string_view text);
 std::string replace_invalid_utf8(std::string_view bytes);
 
 // Returns the NFC form of `text`: usually `text` itself, because it has that form already, else a view of
-// `storage`. Precondition: `text` is valid UTF-8.
+// `storage`. Throws DataError if utf8proc fails. Precondition: `text` is valid UTF-8.
 std::string_view normalize_nfc(std::string_view text, std::string& storage);
 
 }  // namespace dtopp

@@ -18,6 +18,11 @@ namespace {
 
 int combining_class(utf8proc_int32_t c) { return utf8proc_get_property(c)->combining_class; }
 
+void require_success(utf8proc_ssize_t count) {
+  if (count < 0)
+    throw DataError(std::string("the text cannot be normalized to NFC: ") + utf8proc_errmsg(count));
+}
+
 // Appends the canonical decomposition of one code point. No code point has more than four parts.
 void append_decomposition(std::vector<utf8proc_int32_t>& out, char32_t c) {
   std::array<utf8proc_int32_t, 16> parts;
@@ -25,7 +30,8 @@ void append_decomposition(std::vector<utf8proc_int32_t>& out, char32_t c) {
   const auto count =
       utf8proc_decompose_char(static_cast<utf8proc_int32_t>(c), parts.data(), parts.size(),
                               static_cast<utf8proc_option_t>(UTF8PROC_DECOMPOSE), &last_boundary);
-  out.insert(out.end(), parts.begin(), parts.begin() + std::clamp<utf8proc_ssize_t>(count, 0, parts.size()));
+  require_success(count);
+  out.insert(out.end(), parts.begin(), parts.begin() + std::min<utf8proc_ssize_t>(count, parts.size()));
 }
 
 // Sorts each run of marks by combining class, stably. (utf8proc's own ordering takes quadratic time.)
@@ -52,6 +58,7 @@ void append_nfc(std::string& out, std::string_view segment) {
   const auto count =
       utf8proc_normalize_utf32(code_points.data(), static_cast<utf8proc_ssize_t>(code_points.size()),
                                static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
+  require_success(count);
   for (utf8proc_ssize_t i = 0; i < count; ++i) append_utf8(out, static_cast<char32_t>(code_points[i]));
 }
 

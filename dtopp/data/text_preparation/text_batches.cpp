@@ -60,7 +60,7 @@ EncodedBatch BatchEncoder::operator()(TextBatch batch, int worker) {
   for (TextBatch::Line& line : batch.lines) {
     const auto document = parser.parse(batch.path, line.number, line.text);
     if (document.empty()) continue;
-    const auto ids = encoder_.encode(document);
+    const auto ids = at_line(batch.path, line.number, [&] { return encoder_.encode(document); });
     encoded.ids.insert(encoded.ids.end(), ids.begin(), ids.end());
     encoded.ids.push_back(encoder_.end_of_text);
     encoded.document_ends.push_back(encoded.ids.size());

@@ -1,4 +1,4 @@
-// Writes the .idx file of Megatron's IndexedDataset. open_megatron() in token_array.h reads it.
+// Reads and writes the .idx file of Megatron's IndexedDataset.
 //
 // The layout of version 1, little-endian:
 //   "MMIDIDX\0\0"  uint64 version = 1  uint8 id type  uint64 n: number of sequences  uint64 d: document
@@ -12,6 +12,16 @@
 #include "dtopp/data/tokens/token_array.h"
 
 namespace dtopp {
+
+// The tokens of a Megatron .bin file and the number of documents in its .idx file.
+struct TokenPair {
+  TokenArray tokens;
+  uint64_t documents;
+};
+
+// Opens a .bin file and its .idx file. Throws DataError if the index is damaged or does not match the .bin
+// file.
+TokenPair open_megatron(const std::filesystem::path& bin, const std::filesystem::path& idx);
 
 // Writes the index of consecutive documents, each of which is one sequence. `lengths` holds one int32 per
 // document; `type` is uint16 or int32. Returns the checksum of the index.

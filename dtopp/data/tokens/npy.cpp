@@ -1,3 +1,5 @@
+#include "dtopp/data/tokens/npy.h"
+
 #include <array>
 #include <charconv>
 #include <string_view>
@@ -5,7 +7,6 @@
 
 #include "dtopp/base/byte_reader.h"
 #include "dtopp/data/files/npy_header.h"
-#include "dtopp/data/tokens/token_array.h"
 
 namespace dtopp {
 namespace {

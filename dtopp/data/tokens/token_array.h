@@ -35,19 +35,4 @@ class TokenArray {
   uint64_t count_;
 };
 
-// Opens a .npy file with NumPy's header (one dimension, integers, little-endian) or without a header. OLMo
-// writes raw ids without a header: uint16, or uint32 if `vocab_size` exceeds 65536. Throws DataError if the
-// header is not supported or the file is truncated.
-TokenArray open_npy(const std::filesystem::path& path, int64_t vocab_size);
-
-// The tokens of a Megatron .bin file and the number of documents in its .idx file.
-struct TokenPair {
-  TokenArray tokens;
-  uint64_t documents;
-};
-
-// Opens a .bin file and its .idx file. Throws DataError if the index is damaged or does not match the .bin
-// file.
-TokenPair open_megatron(const std::filesystem::path& bin, const std::filesystem::path& idx);
-
 }  // namespace dtopp

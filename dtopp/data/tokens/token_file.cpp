@@ -8,7 +8,8 @@
 #include "dtopp/base/manifest.h"
 #include "dtopp/base/path_kind.h"
 #include "dtopp/data/files/verified_files.h"
-#include "dtopp/data/tokens/token_array.h"
+#include "dtopp/data/tokens/megatron_index.h"
+#include "dtopp/data/tokens/npy.h"
 #include "dtopp/data/tokens/token_folder.h"
 
 namespace dtopp {

@@ -116,6 +116,17 @@ TEST_F(PrepareTextTest, the_first_bad_line_is_named_and_mended_text_starts_anew)
   EXPECT_THROW(prepare_text(options_), UsageError);
 }
 
+TEST_F(PrepareTextTest, an_error_of_the_encoder_is_named_by_file_and_line) {
+  struct FailingEncoder : ByteEncoder {
+    std::vector<int32_t> encode(std::string_view text) const override {
+      if (text.starts_with("a file")) throw DataError("the text cannot be normalized");
+      return ByteEncoder::encode(text);
+    }
+  };
+  const auto message = error_of<DataError>([&] { prepare_text(options_, FailingEncoder()); });
+  EXPECT_NE(message.find("b.txt: line 1: the text cannot be normalized"), message.npos) << message;
+}
+
 TEST_F(PrepareTextTest, missing_input_leaves_no_folder_behind) {
   options_.inputs.push_back(scratch_ / "no.jsonl");
   EXPECT_NE(error_of<DataError>([&] { prepare_text(options_); }).find("no.jsonl"), std::string::npos);
