@@ -38,9 +38,7 @@ std::optional<std::vector<Tally>> run_task(const InferenceModel& model, const To
       dump += dump_line(requests.task, data, requests.requests[i][n], &of_data[n], &answers[n]) + "\n";
     }
   }
-  if (!kept.keep(requests, tallies, std::move(dump)))
-    watch.message(name + ": the finished task is not stored; " + kept.folder().string() +
-                  " holds files with its name that dtopp did not write");
+  kept.keep(requests, tallies, dump);
   return tallies;
 }
 

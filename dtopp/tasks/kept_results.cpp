@@ -4,12 +4,10 @@
 #include <span>
 #include <system_error>
 
-#include "dtopp/base/atomic_directory.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/hash.h"
 #include "dtopp/base/json.h"
-#include "dtopp/base/path_kind.h"
 
 namespace dtopp {
 namespace {
@@ -18,8 +16,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using nlohmann::ordered_json;
 
-constexpr char kFormat[] = "dtopp task result 2";
-constexpr char kMadeFolder[] = "made_folder";
+constexpr char kFormat[] = "dtopp task result 3";
 
 std::string record_name(const Task& task) { return std::string(task.name) + ".json"; }
 std::string dump_name(const Task& task) { return std::string(task.name) + ".jsonl"; }
@@ -78,12 +75,6 @@ void remove_file(const fs::path& path) {
   if (error) throw file_error("remove", path, error.value());
 }
 
-void write_file(const fs::path& path, const std::string& text) {
-  OutputFile file(path);
-  file.write(text);
-  file.sync_and_close();
-}
-
 }  // namespace
 
 fs::path kept_results_of(const fs::path& output) {
@@ -126,66 +117,31 @@ std::optional<std::vector<Tally>> KeptResults::find(const TaskRequests& requests
   return tallies;
 }
 
-// True if the task's file names are free, or if dtopp wrote the files that have them.
-bool KeptResults::may_write(const Task& task) const {
-  const auto record = read_record(task);
-  if (!record && path_kind(folder_ / record_name(task)) != PathKind::kNothing) return false;
-  return path_kind(folder_ / dump_name(task)) == PathKind::kNothing ||
-         (record && verifies(folder_, record->files, dump_name(task)));
-}
-
-// Each record states whether dtopp created the folder.
-bool KeptResults::made_folder() const {
-  for (const Task& task : all_tasks()) {
-    if (const auto record = read_record(task)) return member(about(*record), kMadeFolder) == json(true);
-  }
-  return false;
-}
-
-bool KeptResults::keep(const TaskRequests& requests, const std::vector<Tally>& tallies, std::string dump) {
-  if (!keeps()) return true;
+void KeptResults::keep(const TaskRequests& requests, const std::vector<Tally>& tallies,
+                       const std::string& dump) const {
+  if (!keeps()) return;
   const std::string name = dump_name(requests.task);
-  const bool is_new = path_kind(folder_) == PathKind::kNothing;
-  const ordered_json facts = {
-      {"key", key_of(requests)}, {"tallies", to_json(tallies)}, {kMadeFolder, is_new || made_folder()}};
+  const ordered_json facts = {{"key", key_of(requests)}, {"tallies", to_json(tallies)}};
   Manifest record{kFormat, dump_json(facts), {}};
   record.files[name] = {dump.size(), hash_bytes(std::as_bytes(std::span(dump)))};
-  if (is_new) {
-    // The folder never exists without a record that marks it as dtopp's.
-    make_directories(folder_.parent_path());
-    write_directory_atomically(folder_, [&](const fs::path& folder) {
-      write_file(folder / record_name(requests.task), format_manifest(record));
-      write_file(folder / name, dump);
-    });
-    return true;
-  }
-  if (!may_write(requests.task)) {
-    dumps_in_memory_[name] = std::move(dump);
-    return false;
-  }
+  make_directories(folder_);
   // With this order, a record names every file of dtopp's, whenever the process is interrupted.
   remove_file(folder_ / name);
   write_file_atomically(folder_ / record_name(requests.task), format_manifest(record));
   write_file_atomically(folder_ / name, dump);
-  return true;
 }
 
-std::string KeptResults::dump(const Task& task) const {
-  const auto in_memory = dumps_in_memory_.find(dump_name(task));
-  return in_memory != dumps_in_memory_.end() ? in_memory->second : read_file(folder_ / dump_name(task));
-}
+std::string KeptResults::dump(const Task& task) const { return read_file(folder_ / dump_name(task)); }
 
 void KeptResults::remove() const {
   if (!keeps()) return;
-  const bool ours = made_folder();
   for (const Task& task : all_tasks()) {
-    const auto record = read_record(task);
-    if (!record) continue;
-    if (verifies(folder_, record->files, dump_name(task))) remove_file(folder_ / dump_name(task));
+    if (!read_record(task)) continue;
+    remove_file(folder_ / dump_name(task));
     remove_file(folder_ / record_name(task));
   }
   std::error_code not_empty;  // the folder holds other files; it stays
-  if (ours) fs::remove(folder_, not_empty);
+  fs::remove(folder_, not_empty);
 }
 
 }  // namespace dtopp

@@ -5,11 +5,10 @@
 //               size and checksum of the other file
 //   copa.jsonl  the dump lines of its items
 //
-// It reads, replaces and removes only files that such a record names. All other files stay.
+// It removes only tasks with such a record. All other files stay.
 #pragma once
 
 #include <filesystem>
-#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -40,27 +39,22 @@ class KeptResults {
   // or unreadable.
   std::optional<std::vector<Tally>> find(const TaskRequests& requests) const;
 
-  // Stores a finished task. Each line of `dump` includes its newline. Returns false if files that are not
-  // dtopp's have the task's names; the lines are then kept in memory only. Throws DataError if the folder
-  // cannot be written.
-  bool keep(const TaskRequests& requests, const std::vector<Tally>& tallies, std::string dump);
+  // Stores a finished task. Each line of `dump` includes its newline. Throws DataError if the folder cannot
+  // be written.
+  void keep(const TaskRequests& requests, const std::vector<Tally>& tallies, const std::string& dump) const;
 
   // The dump lines of a task that find() or keep() has returned or stored.
   std::string dump(const Task& task) const;
 
-  // Removes all tasks that records in the folder name. It also removes the folder if dtopp created it and
-  // nothing else is in it.
+  // Removes all tasks with a record, and the folder if nothing else is in it.
   void remove() const;
 
  private:
   std::optional<Manifest> read_record(const Task& task) const;
-  bool made_folder() const;
-  bool may_write(const Task& task) const;
   nlohmann::ordered_json key_of(const TaskRequests& requests) const;
 
   std::filesystem::path folder_;
   nlohmann::ordered_json key_;
-  std::map<std::string, std::string> dumps_in_memory_;
 };
 
 }  // namespace dtopp

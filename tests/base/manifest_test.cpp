@@ -1,6 +1,7 @@
 #include "dtopp/base/manifest.h"
 
 #include <fstream>
+#include <map>
 #include <random>
 
 #include <gmock/gmock.h>
@@ -66,6 +67,27 @@ TEST(Manifest, is_known_by_its_first_bytes) {
     EXPECT_FALSE(begins(other)) << other;
   EXPECT_FALSE(begins_as_manifest(scratch / "none", kFormat));
   EXPECT_FALSE(begins_as_manifest(scratch.path(), kFormat));
+}
+
+// Every reader of a manifest relies on this: checkpoints, prepared data, stored results, verified files.
+TEST(Manifest, every_flipped_bit_of_it_and_its_files_is_found_and_named) {
+  ScratchDirectory scratch;
+  const std::string content = "sixteen bytes: a";
+  const ManifestFiles files = {{"a", {content.size(), hash_bytes(std::as_bytes(std::span(content)))}}};
+  const std::map<std::string, std::string> all = {{"a", content},
+                                                  {"manifest.json", text_of(files, R"({"tokens":7})")}};
+  for (const auto& [name, bytes] : all) write_file_atomically(scratch / name, bytes);
+  for (const auto& [name, bytes] : all) {
+    for (size_t bit = 0; bit < bytes.size() * 8; ++bit) {
+      std::string flipped = bytes;
+      flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ (1 << bit % 8));
+      std::ofstream(scratch / name, std::ios::binary) << flipped;
+      const auto message = error_of<DataError>(
+          [&] { verify_content(scratch.path(), read_manifest(scratch.path(), kFormat).files); });
+      ASSERT_THAT(message, StartsWith((scratch / name).string() + ": ")) << "bit " << bit;
+    }
+    std::ofstream(scratch / name, std::ios::binary) << bytes;
+  }
 }
 
 // docs/files.md promises that the last line is the checksum of the text above it.
