@@ -49,14 +49,14 @@ MUTANTS = {
         "threshold(target_C_ - now_C * num_experts_)",
         ["test_moe"], ["build/release/bin/test_moe", "--gtest_filter=SolvingController*"]),
     "a stage not fenced off for wgmma": (
-        "dtopp/ops/moe_ffn/cuda/fused/pair_multiply_wgmma_cuda.cu", "    fence_for_wgmma();\n", "",
+        "dtopp/ops/moe_ffn/cuda/fused/gemm_wgmma_cuda.cu", "    fence_for_wgmma();\n", "",
         ["test_ops_cuda"], ["build/release/bin/test_ops_cuda", "--gtest_filter=PairProducts*"]),
     "a stage given back while it is read": (
-        "dtopp/ops/moe_ffn/cuda/fused/pair_multiply_wgmma_cuda.cu", "        wgmma_wait<1>();\n        give_back();",
+        "dtopp/ops/moe_ffn/cuda/fused/gemm_wgmma_cuda.cu", "        wgmma_wait<1>();\n        give_back();",
         "        give_back();\n        wgmma_wait<1>();",
         ["test_ops_cuda"], ["build/release/bin/test_ops_cuda", "--gtest_filter=PairProducts*"]),
     "a stage multiplied before it is there": (
-        "dtopp/ops/moe_ffn/cuda/fused/pair_multiply_mma_cuda.cu", "wait_for_all_copies_but(stages - 2)",
+        "dtopp/ops/moe_ffn/cuda/fused/gemm_mma_cuda.cu", "wait_for_all_copies_but(stages - 2)",
         "wait_for_all_copies_but(stages - 1)",
         ["test_ops_cuda"], ["build/release/bin/test_ops_cuda", "--gtest_filter=PairProducts*"]),
 }

@@ -1,10 +1,10 @@
 // moe_ffn on a CUDA device. Forward: find the pairs, then run their rows through two GEMMs with an activation
 // in between. Backward: compute the gradients of both. Only the pre-activations are saved.
 //
-// With capacity the host reads nothing, with two exceptions: the reference path of Products, and torch's
+// With capacity the host reads nothing, with two exceptions: the reference path of GemmChoice, and torch's
 // grouped GEMM on devices other than compute capability 9.0.
+#include "dtopp/ops/moe_ffn/moe_ffn_gemms_cuda.h"
 #include "dtopp/ops/moe_ffn/moe_ffn_kernel.h"
-#include "dtopp/ops/moe_ffn/moe_ffn_products_cuda.h"
 
 namespace dtopp {
 namespace {
@@ -18,7 +18,7 @@ std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor
   const c10::DeviceGuard guard(x.device());
   const at::Tensor x_TD = cuda::aligned(x), gates_TE = gates.contiguous();
   const at::Tensor gate_up_EGD = gate_up.contiguous(), down_EDF = down.contiguous();
-  const Pairs pairs = cuda::make_pairs(gates_TE, capacity, cuda::choose_products(gate_up_EGD, down_EDF));
+  const Pairs pairs = cuda::make_pairs(gates_TE, capacity, cuda::choose_gemms(gate_up_EGD, down_EDF));
   if (pairs.capacity() == 0)
     return {at::zeros(x.sizes(), x.options()), at::empty({0, gate_up.size(1)}, x.options())};
   cuda::ActivatedPairs activated = cuda::activate_pairs(pairs, x_TD, gate_up_EGD);
@@ -89,7 +89,7 @@ Gradients backward(const at::Tensor& grad_y_TD, const at::Tensor& x_TD, const at
   const at::Tensor x = cuda::aligned(x_TD), dy_TD = cuda::aligned(grad_y_TD),
                    pre_AG = cuda::aligned(pre_activations_AG);
   const Pairs pairs =
-      cuda::make_pairs(gates_TE.contiguous(), pre_AG.size(0), cuda::choose_products(gate_up_EGD, down_EDF));
+      cuda::make_pairs(gates_TE.contiguous(), pre_AG.size(0), cuda::choose_gemms(gate_up_EGD, down_EDF));
   at::Tensor grad_x_TD, grad_gates_TE, grad_gate_up, grad_down, d_pre_AG;
   {
     const cuda::ActivationGradient gradient = cuda::activation_gradient(pairs, dy_TD, pre_AG, down_EDF);

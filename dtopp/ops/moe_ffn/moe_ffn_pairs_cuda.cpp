@@ -7,12 +7,6 @@
 namespace dtopp::cuda {
 namespace {
 
-constexpr int64_t kMostGroups = 1023;  // limit of at::_grouped_mm
-
-bool is_aligned(const at::Tensor& tensor) {
-  return begins_aligned(tensor) && tensor.size(-1) * tensor.element_size() % kAlignment == 0;
-}
-
 std::vector<int64_t> read_on_host(const at::Tensor& offsets_E1) {
   const at::Tensor offsets = offsets_E1.to(at::kCPU, at::kLong);
   return {offsets.const_data_ptr<int64_t>(), offsets.const_data_ptr<int64_t>() + offsets.size(0)};
@@ -38,18 +32,12 @@ void fill(const GateTable<Real>& table, const at::Tensor& counts_EB, int64_t cap
 
 }  // namespace
 
-Products choose_products(const at::Tensor& gate_up_proj, const at::Tensor& down_proj) {
-  if (gate_up_proj.scalar_type() != at::kBFloat16 || !is_aligned(gate_up_proj) || !is_aligned(down_proj))
-    return {};
-  return {fused_kernels(), gate_up_proj.size(0) <= kMostGroups};
-}
-
 at::Tensor aligned(const at::Tensor& tensor) {
   const at::Tensor contiguous = tensor.contiguous();
   return begins_aligned(contiguous) ? contiguous : contiguous.clone();
 }
 
-Pairs make_pairs(const at::Tensor& gates_TE, int64_t capacity, Products products) {
+Pairs make_pairs(const at::Tensor& gates_TE, int64_t capacity, const GemmChoice& gemms) {
   const int64_t tokens = gates_TE.size(0), experts = gates_TE.size(1);
   TORCH_CHECK(experts <= kMostExperts, "moe_ffn: expected at most ", kMostExperts,
               " experts on a CUDA device, got ", experts);
@@ -60,7 +48,7 @@ Pairs make_pairs(const at::Tensor& gates_TE, int64_t capacity, Products products
   const auto integer = gates_TE.options().dtype(at::kInt);
   const at::Tensor counts_EB = at::empty({experts, pair_blocks(tokens)}, integer);
   const at::Tensor totals_E = at::empty({experts}, integer);
-  Pairs pairs{at::empty({experts + 1}, integer), {}, {}, at::empty({tokens, experts}, integer), products, {}};
+  Pairs pairs{at::empty({experts + 1}, integer), {}, {}, at::empty({tokens, experts}, integer), gemms, {}};
   const auto with_table = [&](const auto& body) {
     if (gates_TE.scalar_type() == at::kDouble)
       return body(GateTable<double>{read<double>(gates_TE), tokens, experts});
@@ -71,7 +59,7 @@ Pairs make_pairs(const at::Tensor& gates_TE, int64_t capacity, Products products
   });
   offset_pairs(read<int32_t>(totals_E), experts, capacity > 0 ? capacity : kMostPairs,
                write<int32_t>(pairs.offsets_E1), stream);
-  const bool on_host = products.need_offsets_on_host();
+  const bool on_host = gemms.need_offsets_on_host();
   if (on_host) pairs.host_offsets_E1 = read_on_host(pairs.offsets_E1);
   const int64_t rows = capacity > 0 ? capacity
                        : on_host    ? pairs.host_offsets_E1.back()
@@ -94,7 +82,7 @@ at::Tensor gather_pairs(const Pairs& pairs, const at::Tensor& x_TD) {
 }
 
 at::Tensor multiply_pairs(const Pairs& pairs, const at::Tensor& rows_AK, const at::Tensor& weight_EKN) {
-  if (pairs.products.grouped) return at::_grouped_mm(rows_AK, weight_EKN, ends_of(pairs));
+  if (pairs.gemms.grouped) return at::_grouped_mm(rows_AK, weight_EKN, ends_of(pairs));
   at::Tensor out_AN = at::empty({rows_AK.size(0), weight_EKN.size(2)}, rows_AK.options());
   for_experts(pairs, [&](int64_t e, int64_t begin, int64_t end) {
     at::Tensor out = out_AN.slice(0, begin, end);
@@ -105,7 +93,7 @@ at::Tensor multiply_pairs(const Pairs& pairs, const at::Tensor& rows_AK, const a
 
 at::Tensor sum_pair_products(const Pairs& pairs, const at::Tensor& left_AM, const at::Tensor& right_AN) {
   const int64_t experts = pairs.offsets_E1.size(0) - 1;
-  if (pairs.products.grouped) {
+  if (pairs.gemms.grouped) {
     at::Tensor out_EMN = at::_grouped_mm(left_AM.t(), right_AN, ends_of(pairs));
     // at::_grouped_mm does not define its result for experts without pairs.
     clear_unused_experts(read<int32_t>(pairs.offsets_E1), experts, left_AM.size(1) * right_AN.size(1),

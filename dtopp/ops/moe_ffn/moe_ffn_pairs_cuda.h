@@ -2,27 +2,21 @@
 #pragma once
 
 #include "dtopp/ops/cuda/cuda_tensor.h"
-#include "dtopp/ops/moe_ffn/expert_gemm.h"
+#include "dtopp/ops/moe_ffn/cuda/fused/expert_gemm.h"
 #include "dtopp/ops/moe_ffn/moe_ffn_cuda.h"
 
 namespace dtopp::cuda {
 
 // The kernels that compute moe_ffn's GEMMs.
-struct Products {
+struct GemmChoice {
   FusedKernelSet fused{};  // GEMMs of fused kernels, which include the steps before and after
   // The other GEMMs use one at::_grouped_mm for all experts. If false, they use one GEMM per expert, whose
   // offsets are read on the host: the reference path.
   bool grouped = false;
 
-  bool is_fused(ExpertGemm product) const { return fused[static_cast<size_t>(product)]; }
+  bool is_fused(ExpertGemm gemm) const { return fused[static_cast<size_t>(gemm)]; }
   bool need_offsets_on_host() const { return !grouped && !fused.all(); }
 };
-
-// Returns the reference path unless weights are bf16 with widths and addresses that are multiples of 16
-// bytes, else the choice of fused_kernels(). at::_grouped_mm accepts up to 1,023 experts; beyond that, GEMMs
-// without a fused kernel take the reference path. Throws c10::Error if the environment variable
-// DTOPP_MOE_PRODUCTS is invalid.
-Products choose_products(const at::Tensor& gate_up_proj, const at::Tensor& down_proj);
 
 // Returns the tensor itself if it is contiguous and begins at a multiple of 16 bytes, as the GEMMs require,
 // else a copy that does.
@@ -33,16 +27,16 @@ struct Pairs {
   at::Tensor token_A;      // int32
   at::Tensor gate_A;       // f32 (f64)
   at::Tensor position_TE;  // int32
-  Products products;
-  std::vector<int64_t> host_offsets_E1;  // only if Products::need_offsets_on_host()
+  GemmChoice gemms;
+  std::vector<int64_t> host_offsets_E1;  // only if GemmChoice::need_offsets_on_host()
 
   int64_t capacity() const { return token_A.size(0); }
   PairRows rows() const { return {read<int32_t>(offsets_E1) + offsets_E1.size(0) - 1, capacity()}; }
 };
 
-// Finds the pairs, with a capacity of capacity. With capacity = 0 the capacity is the number of pairs,
-// which the host reads.
-Pairs make_pairs(const at::Tensor& gates_TE, int64_t capacity, Products products);
+// Finds the pairs, up to `capacity`. With capacity = 0 the capacity is the number of pairs, which the host
+// reads.
+Pairs make_pairs(const at::Tensor& gates_TE, int64_t capacity, const GemmChoice& gemms);
 
 // The functions below serve GEMMs without a fused kernel. gather_pairs returns x_TD[token_A]. Rows beyond the
 // pairs stay uninitialized, also in the results of the GEMMs.

@@ -39,7 +39,7 @@ class Results {
   ProductErrors errors_with(ExpertGemm product, const Lie& lie) {
     return cuda::compare_product(product, {}, inputs_,
                                  [&](ExpertGemm which, const cuda::Pairs& pairs, const ProductInputs& given) {
-                                   const bool fused = pairs.products.is_fused(which);
+                                   const bool fused = pairs.gemms.is_fused(which);
                                    auto [known, is_new] = results_.try_emplace({which, fused});
                                    if (is_new) known->second = cuda::run_product(which, pairs, given);
                                    std::vector<at::Tensor> results;
@@ -113,21 +113,21 @@ TEST(CheckExpertGemmOnHost, takes_other_products_as_they_are) {
   std::vector<unsigned long> fused;
   cuda::compare_product(ExpertGemm::kDownGradient, FusedKernelSet("000101"), inputs,
                         [&](ExpertGemm product, const cuda::Pairs& pairs, const ProductInputs& given) {
-                          fused.push_back(pairs.products.fused.to_ulong());
-                          EXPECT_TRUE(pairs.products.grouped);
+                          fused.push_back(pairs.gemms.fused.to_ulong());
+                          EXPECT_TRUE(pairs.gemms.grouped);
                           return cuda::run_product(product, pairs, given);
                         });
   EXPECT_EQ(fused, (std::vector<unsigned long>{0b010101, 0b000101}));
 }
 
-// Products per expert replace at::_grouped_mm when there are too many experts for it.
+// GemmChoice per expert replace at::_grouped_mm when there are too many experts for it.
 TEST(CheckExpertGemmOnHost, products_an_expert_go_with_own_kernels_too) {
   const ProductInputs inputs({{3, 0, 5}, 16, 24}, at::kCPU);
   for (const ExpertGemm product : all_products()) {
     const ProductErrors errors = cuda::compare_product(
         product, FusedKernelSet("010101"), inputs,
         [](ExpertGemm which, const cuda::Pairs& pairs, const ProductInputs& given) {
-          return cuda::run_product(which, cuda::pairs_of(given, {pairs.products.fused, false}), given);
+          return cuda::run_product(which, cuda::pairs_of(given, {pairs.gemms.fused, false}), given);
         });
     EXPECT_LE(errors.fused, kMostError) << static_cast<int>(product);
     EXPECT_LE(errors.grouped, kMostError) << static_cast<int>(product);

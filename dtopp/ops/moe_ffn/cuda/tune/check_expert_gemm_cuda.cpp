@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "dtopp/ops/core/poisoned_memory.h"
-#include "dtopp/ops/moe_ffn/moe_ffn_products_cuda.h"
+#include "dtopp/ops/moe_ffn/moe_ffn_gemms_cuda.h"
 
 namespace dtopp::cuda {
 namespace {
@@ -15,10 +15,10 @@ constexpr int64_t kSpareRows = 37;
 constexpr double kWrong = std::numeric_limits<float>::max();
 
 // The choice for the other GEMMs stays the same.
-Products without_fused_kernel(ExpertGemm product, FusedKernelSet others) {
+GemmChoice without_fused_kernel(ExpertGemm product, FusedKernelSet others) {
   return {others.reset(static_cast<size_t>(product)), true};
 }
-Products with_fused_kernel(ExpertGemm product, FusedKernelSet others) {
+GemmChoice with_fused_kernel(ExpertGemm product, FusedKernelSet others) {
   return {others.set(static_cast<size_t>(product)), true};
 }
 
@@ -131,7 +131,7 @@ ProductInputs ProductInputs::in_fp32() const {
   return out;
 }
 
-Pairs pairs_of(const ProductInputs& inputs, const Products& products) {
+Pairs pairs_of(const ProductInputs& inputs, const GemmChoice& products) {
   return make_pairs(inputs.gates_TE, inputs.pairs + kSpareRows, products);
 }
 
@@ -181,7 +181,7 @@ ProductTimes time_product(ExpertGemm product, const FusedKernelSet& others, cons
   const Pairs fused = pairs_of(inputs, with_fused_kernel(product, others)),
               grouped = pairs_of(inputs, without_fused_kernel(product, others));
   ProductInputs given = inputs;
-  if (!grouped.products.is_fused(ExpertGemm::kActivationGradient))
+  if (!grouped.gemms.is_fused(ExpertGemm::kActivationGradient))
     given.dy_AD = gather_pairs(grouped, inputs.dy_TD);
   const auto sum_like = [&](const at::Tensor& weight) {
     return AccumulationTarget{at::zeros(weight.sizes(), inputs.gates_TE.options()), true};

@@ -39,7 +39,7 @@ using RunProduct =
     std::function<std::vector<at::Tensor>(ExpertGemm, const Pairs& pairs, const ProductInputs& inputs)>;
 std::vector<at::Tensor> run_product(ExpertGemm product, const Pairs& pairs, const ProductInputs& inputs);
 
-Pairs pairs_of(const ProductInputs& inputs, const Products& products);
+Pairs pairs_of(const ProductInputs& inputs, const GemmChoice& products);
 
 // The largest |result - exact| / (|exact| + root mean square of exact), where exact is the reference path in
 // fp32. It is the largest float if a result is not finite, or if a fused kernel wrote rows beyond the pairs.

@@ -10,7 +10,7 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "dtopp/base/json_fields.h"
-#include "dtopp/ops/moe_ffn/expert_gemm.h"
+#include "dtopp/ops/moe_ffn/cuda/fused/expert_gemm.h"
 
 namespace dtopp {
 

@@ -1,4 +1,4 @@
-#include "dtopp/ops/moe_ffn/expert_gemm.h"
+#include "dtopp/ops/moe_ffn/cuda/fused/expert_gemm.h"
 
 #include <gtest/gtest.h>
 

@@ -1,8 +1,9 @@
-// Tests the products of pair_products_cuda.h, run on a CPU, against double precision.
+// Tests the GEMMs of fused_gemm.h, run on a CPU, against double precision.
+#include "dtopp/ops/moe_ffn/cuda/fused/fused_gemm.h"
+
 #include <gtest/gtest.h>
 
 #include "dtopp/ops/cuda/cuda_tensor.h"
-#include "dtopp/ops/moe_ffn/cuda/fused/pair_products_cuda.h"
 #include "tests/ops/cuda/on_host.h"
 #include "tests/ops/reference.h"
 
@@ -21,7 +22,7 @@ struct Sizes {
   int64_t hidden, ffn, tokens;
 };
 
-// The inputs of the products, and their outputs filled with poison.
+// The inputs of the GEMMs, and their outputs filled with poison.
 struct Layer {
   explicit Layer(const Sizes& sizes) {
     at::manual_seed(3);
@@ -36,11 +37,12 @@ struct Layer {
     dy_TD = random({sizes.tokens, sizes.hidden});
     gate_up_EGD = random({experts, 2 * sizes.ffn, sizes.hidden}) / 4;
     down_EDF = random({experts, sizes.hidden, sizes.ffn}) / 4;
-    products = {read<int32_t>(offsets_E1), read<int32_t>(token_A), experts, sizes.hidden, sizes.ffn, nullptr};
+    arguments = {
+        read<int32_t>(offsets_E1), read<int32_t>(token_A), experts, sizes.hidden, sizes.ffn, nullptr};
   }
 
   static at::Tensor random(at::IntArrayRef shape) { return at::randn(shape).to(at::kBFloat16); }
-  // Rows beyond the pairs; no product may write them.
+  // Rows beyond the pairs; no GEMM may write them.
   static constexpr int64_t kSpare = 3;
   at::Tensor rows(int64_t width, at::ScalarType type = at::kBFloat16) const {
     return at::full({pairs + kSpare, width}, kNotANumber, type);
@@ -50,7 +52,7 @@ struct Layer {
   template <typename Body>
   at::Tensor for_experts(const at::Tensor& rows_AM, const Body& body) const {
     std::vector<at::Tensor> parts;
-    for (int64_t e = 0; e < products.experts; ++e)
+    for (int64_t e = 0; e < arguments.experts; ++e)
       parts.push_back(body(rows_AM.slice(0, begin(e), begin(e + 1)), e));
     return at::cat(parts);
   }
@@ -61,7 +63,7 @@ struct Layer {
 
   at::Tensor offsets_E1, token_A, gate_A, x_TD, dy_TD, gate_up_EGD, down_EDF;
   int64_t pairs;
-  cuda::PairProducts products;
+  cuda::FusedGemm arguments;
 };
 
 void expect_near(const at::Tensor& rows, const Layer& layer, const at::Tensor& expected,
@@ -96,11 +98,20 @@ void for_all_sizes(const Body& body) {
   cuda_on_host::set_device({});
 }
 
-TEST(PairProductsOnHost, activates_the_gathered_rows) {
+TEST(FusedGemmOnHost, support_widths_of_whole_chunks_from_capability_8_on) {
+  EXPECT_TRUE(cuda::supports_fused_gemm(64, 8));
+  EXPECT_FALSE(cuda::supports_fused_gemm(64, 12));
+  EXPECT_FALSE(cuda::supports_fused_gemm(4, 8));
+  cuda_on_host::set_device({2, 75, 64 << 10});
+  EXPECT_FALSE(cuda::supports_fused_gemm(64, 8));
+  cuda_on_host::set_device({});
+}
+
+TEST(FusedGemmOnHost, activates_the_gathered_rows) {
   for_all_sizes([](const Layer& layer, const Sizes& sizes) {
     const at::Tensor pre_AG = layer.rows(2 * sizes.ffn), act_AF = layer.rows(sizes.ffn);
-    cuda::activate_pairs(layer.products, {read<Bfloat16>(layer.x_TD), read<Bfloat16>(layer.gate_up_EGD),
-                                          write<Bfloat16>(pre_AG), write<Bfloat16>(act_AF)});
+    cuda::fused_activation(layer.arguments, {read<Bfloat16>(layer.x_TD), read<Bfloat16>(layer.gate_up_EGD),
+                                             write<Bfloat16>(pre_AG), write<Bfloat16>(act_AF)});
     const at::Tensor expected = layer.for_experts(
         layer.gathered(layer.x_TD),
         [&](const at::Tensor& rows, int64_t e) { return rows.mm(layer.gate_up_EGD[e].to(at::kDouble).t()); });
@@ -110,11 +121,11 @@ TEST(PairProductsOnHost, activates_the_gathered_rows) {
   });
 }
 
-TEST(PairProductsOnHost, projects_rows) {
+TEST(FusedGemmOnHost, projects_rows) {
   for_all_sizes([](const Layer& layer, const Sizes& sizes) {
     const at::Tensor act_AF = Layer::random({layer.pairs, sizes.ffn}), out_AD = layer.rows(sizes.hidden);
-    cuda::project_pairs(layer.products, read<Bfloat16>(act_AF), read<Bfloat16>(layer.down_EDF),
-                        write<Bfloat16>(out_AD));
+    cuda::fused_projection(layer.arguments, read<Bfloat16>(act_AF), read<Bfloat16>(layer.down_EDF),
+                           write<Bfloat16>(out_AD));
     expect_near(out_AD, layer,
                 layer.for_experts(act_AF.to(at::kDouble), [&](const at::Tensor& rows, int64_t e) {
                   return rows.mm(layer.down_EDF[e].to(at::kDouble).t());
@@ -122,15 +133,15 @@ TEST(PairProductsOnHost, projects_rows) {
   });
 }
 
-TEST(PairProductsOnHost, forms_the_gradients_of_activations_and_gates) {
+TEST(FusedGemmOnHost, forms_the_gradients_of_activations_and_gates) {
   for_all_sizes([](const Layer& layer, const Sizes& sizes) {
     const at::Tensor pre_AG = Layer::random({layer.pairs, 2 * sizes.ffn}),
                      d_pre_AG = layer.rows(2 * sizes.ffn), scaled_AF = layer.rows(sizes.ffn),
                      grad_gate_AP = layer.rows(cuda::gate_parts(sizes.ffn), at::kFloat);
-    cuda::activation_gradients(
-        layer.products, {read<Bfloat16>(layer.dy_TD), read<Bfloat16>(layer.down_EDF), read<Bfloat16>(pre_AG),
-                         read<float>(layer.gate_A), write<Bfloat16>(d_pre_AG), write<Bfloat16>(scaled_AF),
-                         write<float>(grad_gate_AP)});
+    cuda::fused_activation_gradient(
+        layer.arguments, {read<Bfloat16>(layer.dy_TD), read<Bfloat16>(layer.down_EDF), read<Bfloat16>(pre_AG),
+                          read<float>(layer.gate_A), write<Bfloat16>(d_pre_AG), write<Bfloat16>(scaled_AF),
+                          write<float>(grad_gate_AP)});
     const at::Tensor da_AF = layer.for_experts(
         layer.gathered(layer.dy_TD),
         [&](const at::Tensor& rows, int64_t e) { return rows.mm(layer.down_EDF[e].to(at::kDouble)); });
@@ -145,11 +156,11 @@ TEST(PairProductsOnHost, forms_the_gradients_of_activations_and_gates) {
   });
 }
 
-TEST(PairProductsOnHost, forms_the_gradients_of_inputs) {
+TEST(FusedGemmOnHost, forms_the_gradients_of_inputs) {
   for_all_sizes([](const Layer& layer, const Sizes& sizes) {
     const at::Tensor d_pre_AG = Layer::random({layer.pairs, 2 * sizes.ffn}), dx_AD = layer.rows(sizes.hidden);
-    cuda::input_gradients(layer.products, read<Bfloat16>(d_pre_AG), read<Bfloat16>(layer.gate_up_EGD),
-                          write<Bfloat16>(dx_AD));
+    cuda::fused_input_gradient(layer.arguments, read<Bfloat16>(d_pre_AG), read<Bfloat16>(layer.gate_up_EGD),
+                               write<Bfloat16>(dx_AD));
     expect_near(dx_AD, layer,
                 layer.for_experts(d_pre_AG.to(at::kDouble), [&](const at::Tensor& rows, int64_t e) {
                   return rows.mm(layer.gate_up_EGD[e].to(at::kDouble));
@@ -160,7 +171,7 @@ TEST(PairProductsOnHost, forms_the_gradients_of_inputs) {
 // Expects the sums over pairs, [E, M, N], with every element written, rounded or not.
 void expect_sums_near(const at::Tensor& out_EMN, const Layer& layer, const at::Tensor& left_AM,
                       const at::Tensor& right_AN) {
-  for (int64_t e = 0; e < layer.products.experts; ++e) {
+  for (int64_t e = 0; e < layer.arguments.experts; ++e) {
     const auto of_expert = [&](const at::Tensor& rows) {
       return rows.to(at::kDouble).slice(0, layer.begin(e), layer.begin(e + 1));
     };
@@ -190,26 +201,28 @@ void expect_gradients_near(const at::Tensor& weight_EMN, const Layer& layer, con
   EXPECT_TRUE(after.equal(before + sum));
 }
 
-TEST(PairProductsOnHost, forms_the_gradient_of_gate_up) {
+TEST(FusedGemmOnHost, forms_the_gradient_of_gate_up) {
   for_all_sizes([](const Layer& layer, const Sizes& sizes) {
     // Rows beyond the pairs must not be read: multiplying them by 0 does not remove NaN.
     const at::Tensor d_pre_AG = layer.rows(2 * sizes.ffn);
     d_pre_AG.slice(0, 0, layer.pairs).copy_(at::randn({layer.pairs, 2 * sizes.ffn}));
-    expect_gradients_near(
-        layer.gate_up_EGD, layer, d_pre_AG, layer.gathered(layer.x_TD), [&](const cuda::WeightGradient& out) {
-          cuda::gate_up_gradient(layer.products, read<Bfloat16>(d_pre_AG), read<Bfloat16>(layer.x_TD), out);
-        });
+    expect_gradients_near(layer.gate_up_EGD, layer, d_pre_AG, layer.gathered(layer.x_TD),
+                          [&](const cuda::WeightGradient& out) {
+                            cuda::fused_gate_up_gradient(layer.arguments, read<Bfloat16>(d_pre_AG),
+                                                         read<Bfloat16>(layer.x_TD), out);
+                          });
   });
 }
 
-TEST(PairProductsOnHost, forms_the_gradient_of_down) {
+TEST(FusedGemmOnHost, forms_the_gradient_of_down) {
   for_all_sizes([](const Layer& layer, const Sizes& sizes) {
     const at::Tensor scaled_AF = layer.rows(sizes.ffn);
     scaled_AF.slice(0, 0, layer.pairs).copy_(at::randn({layer.pairs, sizes.ffn}));
-    expect_gradients_near(
-        layer.down_EDF, layer, layer.gathered(layer.dy_TD), scaled_AF, [&](const cuda::WeightGradient& out) {
-          cuda::down_gradient(layer.products, read<Bfloat16>(layer.dy_TD), read<Bfloat16>(scaled_AF), out);
-        });
+    expect_gradients_near(layer.down_EDF, layer, layer.gathered(layer.dy_TD), scaled_AF,
+                          [&](const cuda::WeightGradient& out) {
+                            cuda::fused_down_gradient(layer.arguments, read<Bfloat16>(layer.dy_TD),
+                                                      read<Bfloat16>(scaled_AF), out);
+                          });
   });
 }
 

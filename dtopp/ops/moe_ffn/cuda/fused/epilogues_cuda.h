@@ -19,7 +19,7 @@
 
 #include "dtopp/ops/cuda/swiglu_cuda.h"
 #include "dtopp/ops/moe_ffn/cuda/fused/cuda_async.h"
-#include "dtopp/ops/moe_ffn/cuda/fused/pair_tiles_cuda.h"
+#include "dtopp/ops/moe_ffn/cuda/fused/tiles_cuda.h"
 
 namespace dtopp::cuda {
 
@@ -91,17 +91,17 @@ struct Round {
   int64_t rows;  // of an expert's [M, N]; 0: rows are pairs
 
   template <int kSums>
-  __device__ void operator()(const Product& product, const Fragments& at, const float (&sums)[kSums]) const {
+  __device__ void operator()(const Gemm& gemm, const Fragments& at, const float (&sums)[kSums]) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      Bfloat16* row = out + (at.tile.expert * rows + at.tile.first_row + at.row(half)) * product.columns;
+      Bfloat16* row = out + (at.tile.expert * rows + at.tile.first_row + at.row(half)) * gemm.columns;
 #pragma unroll
       for (int j = 0; j < kSums / 4; j += 4) {
         Words words;
 #pragma unroll
         for (int r = 0; r < 4; ++r)
           words[r] = pack(sums[4 * (j + r) + 2 * half], sums[4 * (j + r) + 2 * half + 1]);
-        store_words<kInOrder>(row, at.first_column + j * 8, product.columns, at.has(half), words);
+        store_words<kInOrder>(row, at.first_column + j * 8, gemm.columns, at.has(half), words);
       }
     }
   }
@@ -116,14 +116,14 @@ struct Accumulate {
   bool add;  // true: add to the old values
 
   template <int kSums>
-  __device__ void operator()(const Product& product, const Fragments& at, const float (&sums)[kSums]) const {
+  __device__ void operator()(const Gemm& gemm, const Fragments& at, const float (&sums)[kSums]) const {
     const int64_t first_column = at.first_column + lane_index() % 4 * 2;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (!at.has(half)) continue;
       float* row =
-          out + (at.tile.expert * rows + at.tile.first_row + at.row(half)) * product.columns + first_column;
-      const int64_t columns = product.columns - first_column;
+          out + (at.tile.expert * rows + at.tile.first_row + at.row(half)) * gemm.columns + first_column;
+      const int64_t columns = gemm.columns - first_column;
 #pragma unroll
       for (int j = 0; j < kSums / 4; ++j) {
         if (j * 8 >= columns) break;
@@ -145,9 +145,9 @@ struct Activate {
   Bfloat16 *pre_AG, *act_AF;
 
   template <int kSums>
-  __device__ void operator()(const Product& product, const Fragments& at, const float (&sums)[kSums]) const {
+  __device__ void operator()(const Gemm& gemm, const Fragments& at, const float (&sums)[kSums]) const {
     constexpr int kUps = kSums / 2;  // the sums of up begin here
-    const int64_t ffn = product.columns;
+    const int64_t ffn = gemm.columns;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int64_t pair = at.tile.first_row + at.row(half);
@@ -184,9 +184,9 @@ struct ActivateBackward {
   // Prefetches the pre-activations of kColumns columns. Each lane prefetches the gate half or the up half of
   // one row.
   template <int kColumns>
-  __device__ void prefetch(const Product& product, const Fragments& at) const {
+  __device__ void prefetch(const Gemm& gemm, const Fragments& at) const {
     constexpr int kLine = 128 / sizeof(Bfloat16);
-    const int64_t ffn = product.columns;
+    const int64_t ffn = gemm.columns;
     const int row = at.first_row + lane_index() / 2;
     if (row >= at.tile.rows) return;
     const Bfloat16* half = pre_AG + (at.tile.first_row + row) * 2 * ffn + lane_index() % 2 * ffn;
@@ -196,9 +196,9 @@ struct ActivateBackward {
   }
 
   template <int kSums>
-  __device__ void operator()(const Product& product, const Fragments& at, const float (&sums)[kSums]) const {
+  __device__ void operator()(const Gemm& gemm, const Fragments& at, const float (&sums)[kSums]) const {
     constexpr int kQuads = kSums / 16;  // groups of four fragments per `half`
-    const int64_t ffn = product.columns;
+    const int64_t ffn = gemm.columns;
     const auto pair = [&](int half) { return at.tile.first_row + at.row(half); };
     Words gates, ups, next_gates, next_ups;
     const auto read = [&](int quad) {

@@ -1,5 +1,5 @@
-// The GEMMs of moe_ffn on a CUDA device, with the steps between them. Pairs::products selects per GEMM:
-// torch's grouped GEMM and separate kernels, or one fused kernel (pair_products_cuda.h).
+// The GEMMs of moe_ffn on a CUDA device, with the steps between them. Pairs::gemms selects per GEMM:
+// torch's grouped GEMM and separate kernels, or one fused kernel (fused_gemm.h).
 //
 // Shapes:        as in moe_ffn_cuda.h; rows beyond the pairs stay uninitialized
 #pragma once
@@ -8,6 +8,12 @@
 #include "dtopp/ops/moe_ffn/moe_ffn_pairs_cuda.h"
 
 namespace dtopp::cuda {
+
+// Returns the reference path unless weights are bf16 with widths and addresses that are multiples of 16
+// bytes, else the choice of fused_kernels() if the device supports them. at::_grouped_mm accepts up to 1,023
+// experts; beyond that, GEMMs without a fused kernel take the reference path. Throws c10::Error if the
+// environment variable DTOPP_MOE_PRODUCTS is invalid.
+GemmChoice choose_gemms(const at::Tensor& gate_up_EGD, const at::Tensor& down_EDF);
 
 struct ActivatedPairs {
   at::Tensor pre_AG, act_AF;

@@ -1,13 +1,13 @@
-#include "dtopp/ops/moe_ffn/moe_ffn_products_cuda.h"
+#include "dtopp/ops/moe_ffn/moe_ffn_gemms_cuda.h"
 
-#include "dtopp/ops/moe_ffn/cuda/fused/pair_products_cuda.h"
+#include "dtopp/ops/moe_ffn/cuda/fused/fused_gemm.h"
 
 namespace dtopp::cuda {
 namespace {
 
-bool is_fused(const Pairs& pairs, ExpertGemm product) { return pairs.products.is_fused(product); }
+bool is_fused(const Pairs& pairs, ExpertGemm gemm) { return pairs.gemms.is_fused(gemm); }
 
-PairProducts kernel_arguments(const Pairs& pairs, int64_t hidden, int64_t ffn) {
+FusedGemm fused_gemm(const Pairs& pairs, int64_t hidden, int64_t ffn) {
   return {read<int32_t>(pairs.offsets_E1),
           read<int32_t>(pairs.token_A),
           pairs.offsets_E1.size(0) - 1,
@@ -37,7 +37,20 @@ at::Tensor write_gradient(at::IntArrayRef shape, const at::Tensor& like, const A
   return rounded;
 }
 
+bool is_aligned(const at::Tensor& tensor) {
+  return begins_aligned(tensor) && tensor.size(-1) * tensor.element_size() % kAlignment == 0;
+}
+
 }  // namespace
+
+GemmChoice choose_gemms(const at::Tensor& gate_up_EGD, const at::Tensor& down_EDF) {
+  constexpr int64_t kMostGroups = 1023;  // limit of at::_grouped_mm
+  if (gate_up_EGD.scalar_type() != at::kBFloat16 || !is_aligned(gate_up_EGD) || !is_aligned(down_EDF))
+    return {};
+  GemmChoice choice{fused_kernels(), gate_up_EGD.size(0) <= kMostGroups};
+  if (choice.fused.any() && !supports_fused_gemm(down_EDF.size(1), down_EDF.size(2))) choice.fused.reset();
+  return choice;
+}
 
 ActivatedPairs activate_pairs(const Pairs& pairs, const at::Tensor& x_TD, const at::Tensor& gate_up_EGD) {
   const int64_t ffn = gate_up_EGD.size(1) / 2;
@@ -45,8 +58,8 @@ ActivatedPairs activate_pairs(const Pairs& pairs, const at::Tensor& x_TD, const 
   out.act_AF = empty_rows(pairs, ffn, x_TD);
   if (is_fused(pairs, ExpertGemm::kActivation)) {
     out.pre_AG = empty_rows(pairs, 2 * ffn, x_TD);
-    activate_pairs(kernel_arguments(pairs, x_TD.size(1), ffn),
-                   {bf16(x_TD), bf16(gate_up_EGD), write_bf16(out.pre_AG), write_bf16(out.act_AF)});
+    fused_activation(fused_gemm(pairs, x_TD.size(1), ffn),
+                     {bf16(x_TD), bf16(gate_up_EGD), write_bf16(out.pre_AG), write_bf16(out.act_AF)});
     return out;
   }
   out.pre_AG = multiply_pairs(pairs, gather_pairs(pairs, x_TD), gate_up_EGD.transpose(1, 2));
@@ -61,8 +74,8 @@ at::Tensor project_pairs(const Pairs& pairs, const at::Tensor& act_AF, const at:
   if (!is_fused(pairs, ExpertGemm::kProjection))
     return multiply_pairs(pairs, act_AF, down_EDF.transpose(1, 2));
   at::Tensor out_AD = empty_rows(pairs, down_EDF.size(1), act_AF);
-  project_pairs(kernel_arguments(pairs, down_EDF.size(1), down_EDF.size(2)), bf16(act_AF), bf16(down_EDF),
-                write_bf16(out_AD));
+  fused_projection(fused_gemm(pairs, down_EDF.size(1), down_EDF.size(2)), bf16(act_AF), bf16(down_EDF),
+                   write_bf16(out_AD));
   return out_AD;
 }
 
@@ -75,8 +88,8 @@ ActivationGradient activation_gradient(const Pairs& pairs, const at::Tensor& dy_
   ActivationGradient out{at::empty_like(pre_AG), empty_rows(pairs, ffn, pre_AG), {}, {}};
   if (is_fused(pairs, ExpertGemm::kActivationGradient)) {
     out.grad_gate_AP = gate_gradients(gate_parts(ffn));
-    activation_gradients(
-        kernel_arguments(pairs, dy_TD.size(1), ffn),
+    fused_activation_gradient(
+        fused_gemm(pairs, dy_TD.size(1), ffn),
         {bf16(dy_TD), bf16(down_EDF), bf16(pre_AG), read<float>(pairs.gate_A), write_bf16(out.d_pre_AG),
          write_bf16(out.scaled_AF), write<float>(out.grad_gate_AP)});
     return out;
@@ -104,9 +117,9 @@ at::Tensor down_gradient(const Pairs& pairs, const at::Tensor& dy_TD, const Acti
     return target.take(sum_pair_products(pairs, dy_AD, gradient.scaled_AF));
   }
   const int64_t hidden = dy_TD.size(1), ffn = gradient.scaled_AF.size(1);
-  const PairProducts arguments = kernel_arguments(pairs, hidden, ffn);
-  return write_gradient({arguments.experts, hidden, ffn}, dy_TD, target, [&](const WeightGradient& out_EDF) {
-    down_gradient(arguments, bf16(dy_TD), bf16(gradient.scaled_AF), out_EDF);
+  const FusedGemm layer = fused_gemm(pairs, hidden, ffn);
+  return write_gradient({layer.experts, hidden, ffn}, dy_TD, target, [&](const WeightGradient& out_EDF) {
+    fused_down_gradient(layer, bf16(dy_TD), bf16(gradient.scaled_AF), out_EDF);
   });
 }
 
@@ -114,8 +127,8 @@ at::Tensor input_gradient(const Pairs& pairs, const at::Tensor& d_pre_AG, const 
   if (!is_fused(pairs, ExpertGemm::kInputGradient)) return multiply_pairs(pairs, d_pre_AG, gate_up_EGD);
   const int64_t hidden = gate_up_EGD.size(2);
   at::Tensor dx_AD = empty_rows(pairs, hidden, d_pre_AG);
-  input_gradients(kernel_arguments(pairs, hidden, gate_up_EGD.size(1) / 2), bf16(d_pre_AG), bf16(gate_up_EGD),
-                  write_bf16(dx_AD));
+  fused_input_gradient(fused_gemm(pairs, hidden, gate_up_EGD.size(1) / 2), bf16(d_pre_AG), bf16(gate_up_EGD),
+                       write_bf16(dx_AD));
   return dx_AD;
 }
 
@@ -124,11 +137,10 @@ at::Tensor gate_up_gradient(const Pairs& pairs, const at::Tensor& d_pre_AG, cons
   if (!is_fused(pairs, ExpertGemm::kGateUpGradient))
     return target.take(sum_pair_products(pairs, d_pre_AG, gather_pairs(pairs, x_TD)));
   const int64_t hidden = x_TD.size(1), gate_up = d_pre_AG.size(1);
-  const PairProducts arguments = kernel_arguments(pairs, hidden, gate_up / 2);
-  return write_gradient({arguments.experts, gate_up, hidden}, x_TD, target,
-                        [&](const WeightGradient& out_EGD) {
-                          gate_up_gradient(arguments, bf16(d_pre_AG), bf16(x_TD), out_EGD);
-                        });
+  const FusedGemm layer = fused_gemm(pairs, hidden, gate_up / 2);
+  return write_gradient({layer.experts, gate_up, hidden}, x_TD, target, [&](const WeightGradient& out_EGD) {
+    fused_gate_up_gradient(layer, bf16(d_pre_AG), bf16(x_TD), out_EGD);
+  });
 }
 
 }  // namespace dtopp::cuda

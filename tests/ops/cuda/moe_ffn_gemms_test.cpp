@@ -1,14 +1,14 @@
-// Tests the choice of fused kernels per product of moe_ffn; the results do not depend on it.
+// Tests the choice of fused kernels per expert GEMM of moe_ffn; the results do not depend on it.
 #include <gtest/gtest.h>
 
-#include "dtopp/ops/moe_ffn/expert_gemm.h"
+#include "dtopp/ops/moe_ffn/cuda/fused/expert_gemm.h"
 #include "tests/ops/cuda/moe_ffn_case.h"
 
 namespace dtopp::moe_ffn_test {
 namespace {
 
 // Fused kernels and torch's products exchange the same tensors, in any mixture.
-TEST(MoeFfnProductsOnHost, any_mixture_matches_double_precision) {
+TEST(MoeFfnGemmsOnHost, any_mixture_matches_double_precision) {
   cuda_on_host::set_device({2, 80, 163 << 10});  // its kernels run faster on a CPU
   const Case c = make_case({12, 16, 8, 2, 0.6}, at::kBFloat16);
   c.gates_TE.select(1, 0).zero_();
@@ -22,7 +22,7 @@ TEST(MoeFfnProductsOnHost, any_mixture_matches_double_precision) {
   cuda_on_host::set_device({});
 }
 
-TEST(MoeFfnProductsOnHost, are_those_chosen_unless_the_environment_says_otherwise) {
+TEST(MoeFfnGemmsOnHost, are_those_chosen_unless_the_environment_says_otherwise) {
   const auto fused = [] { return fused_kernels().to_ulong(); };
   EXPECT_EQ(fused(), 0U);
   set_fused_kernels(FusedKernelSet(5));

@@ -1,4 +1,4 @@
-// Loads the operands of a tile (pair_tiles_cuda.h) into shared memory, in the layout of cuda_wgmma.h.
+// Loads the operands of a tile (tiles_cuda.h) into shared memory, in the layout of cuda_wgmma.h.
 //
 // On Hopper one warp group loads for two groups that multiply 128 x 256 x 64 in 1,024 cycles at best.
 // Addresses must therefore be cheap to compute.
@@ -6,7 +6,7 @@
 
 #include "dtopp/ops/moe_ffn/cuda/fused/cuda_async.h"
 #include "dtopp/ops/moe_ffn/cuda/fused/cuda_wgmma.h"
-#include "dtopp/ops/moe_ffn/cuda/fused/pair_tiles_cuda.h"
+#include "dtopp/ops/moe_ffn/cuda/fused/tiles_cuda.h"
 
 namespace dtopp::cuda {
 
@@ -91,7 +91,7 @@ class TileLoader {
   static constexpr uint32_t kLeftBytes = kTileRows * kTileDepth * sizeof(Bfloat16);
   static constexpr uint32_t kStageBytes = kLeftBytes + kTileColumns * kTileDepth * sizeof(Bfloat16);
 
-  __device__ TileLoader(const Product& in, const Tile& tile, int thread)
+  __device__ TileLoader(const Gemm& in, const Tile& tile, int thread)
       : in_(in), tile_(tile), thread_(thread) {
     if constexpr (Form::kOverPairs) {
       find_rows(tile.depth_begin);
@@ -210,7 +210,7 @@ class TileLoader {
     });
   }
 
-  const Product& in_;
+  const Gemm& in_;
   const Tile& tile_;
   int thread_;
   int32_t rows_[kRows];  // indices of the gathered operand's rows, or of left's

@@ -6,7 +6,7 @@
 //
 // Each stage has one barrier that signals "full" and one that signals "empty". Loading continues while a
 // tile's sums are processed.
-#include "dtopp/ops/moe_ffn/cuda/fused/pair_multiply_cuda.h"
+#include "dtopp/ops/moe_ffn/cuda/fused/gemm_kernels_cuda.h"
 
 namespace dtopp::cuda {
 namespace {
@@ -45,11 +45,11 @@ struct Ring {
   __device__ uint32_t empty(int s) const { return begin + kBarriers + (kStages + s) * 8; }
 };
 
-template <typename Form, typename Finish>
+template <typename Form, typename Epilogue>
 struct Shape {
-  static_assert(Finish::kInOrder == Form::kInOrder);
-  using Tiles = Schedule<Form::kOverPairs, kTileRows, Finish::kPaired ? kWgmmaColumns / 2 : kWgmmaColumns>;
-  using Loader = TileLoader<Form, Finish::kPaired, kTileRows, kWgmmaColumns, kWgmmaSlice, kWarpGroup>;
+  static_assert(Epilogue::kInOrder == Form::kInOrder);
+  using Tiles = Schedule<Form::kOverPairs, kTileRows, Epilogue::kPaired ? kWgmmaColumns / 2 : kWgmmaColumns>;
+  using Loader = TileLoader<Form, Epilogue::kPaired, kTileRows, kWgmmaColumns, kWgmmaSlice, kWarpGroup>;
   using Stages = Ring<Loader::kStageBytes>;
   static constexpr bool kLeftByColumns = Form::kOverPairs,
                         kRightByColumns = Form::kOverPairs || Form::kRightTransposed;
@@ -58,7 +58,7 @@ struct Shape {
 };
 
 template <typename Shape>
-__device__ void load_tiles(const Product& in, const typename Shape::Tiles& tiles,
+__device__ void load_tiles(const Gemm& in, const typename Shape::Tiles& tiles,
                            const typename Shape::Stages& ring) {
   Turn filling, filled;
   int64_t steps = 0;
@@ -110,9 +110,9 @@ __device__ void multiply_stage(uint32_t stage, int group, bool first, float (&su
   }
 }
 
-template <typename Shape, typename Finish>
-__device__ void multiply_tiles(const Product& in, const typename Shape::Tiles& tiles,
-                               const typename Shape::Stages& ring, const Finish& finish) {
+template <typename Shape, typename Epilogue>
+__device__ void multiply_tiles(const Gemm& in, const typename Shape::Tiles& tiles,
+                               const typename Shape::Stages& ring, const Epilogue& epilogue) {
   const int group = static_cast<int>(threadIdx.x) / kWarpGroup - 1;
   Turn turn, done;
   const auto multiply_next = [&](bool first, float(&sums)[kWgmmaSums]) {
@@ -133,7 +133,7 @@ __device__ void multiply_tiles(const Product& in, const typename Shape::Tiles& t
   while (true) {
     const Fragments at{tile, group * kWgmmaRows + warp_index() % 4 * 16, tile.first_column,
                        static_cast<int>(tile.first_column / kWgmmaSlice)};
-    if constexpr (Finish::kReads) finish.template prefetch<kWgmmaColumns>(in, at);
+    if constexpr (Epilogue::kReads) epilogue.template prefetch<kWgmmaColumns>(in, at);
     n += blocks;
     Tile next{};  // looked up while products are in progress
     float sums[kWgmmaSums];
@@ -153,15 +153,15 @@ __device__ void multiply_tiles(const Product& in, const typename Shape::Tiles& t
 #pragma unroll
       for (float& sum : sums) sum = 0;
     }
-    finish(in, at, sums);
+    epilogue(in, at, sums);
     if (n >= tiles.tiles()) return;
     tile = next;
   }
 }
 
-template <typename Form, typename Finish>
-__global__ void __launch_bounds__(kThreads, 1) multiply_kernel(Product in, Finish finish) {
-  using Shape = Shape<Form, Finish>;
+template <typename Form, typename Epilogue>
+__global__ void __launch_bounds__(kThreads, 1) multiply_kernel(Gemm in, Epilogue epilogue) {
+  using Shape = Shape<Form, Epilogue>;
   const typename Shape::Stages ring;
   if (threadIdx.x == 0) {
     for (int s = 0; s < kStages; ++s) {
@@ -176,18 +176,18 @@ __global__ void __launch_bounds__(kThreads, 1) multiply_kernel(Product in, Finis
     load_tiles<Shape>(in, tiles, ring);
   } else {
     take_registers<kMultiplyingRegisters>();
-    multiply_tiles<Shape>(in, tiles, ring, finish);
+    multiply_tiles<Shape>(in, tiles, ring, epilogue);
   }
 }
 
 }  // namespace
 
-template <typename Form, typename Finish>
-void multiply_by_wgmma(const Product& product, const Finish& finish, const Device& device, Stream stream) {
-  using Shape = Shape<Form, Finish>;
-  launch({"moe_ffn", stream, device.multiprocessors, kThreads, Shape::shared_bytes(product.experts)},
-         multiply_kernel<Form, Finish>, product, finish);
+template <typename Form, typename Epilogue>
+void multiply_by_wgmma(const Gemm& gemm, const Epilogue& epilogue, const Device& device, Stream stream) {
+  using Shape = Shape<Form, Epilogue>;
+  launch({"moe_ffn", stream, device.multiprocessors, kThreads, Shape::shared_bytes(gemm.experts)},
+         multiply_kernel<Form, Epilogue>, gemm, epilogue);
 }
-DTOPP_FOR_PAIR_PRODUCTS(multiply_by_wgmma)
+DTOPP_FOR_FUSED_GEMMS(multiply_by_wgmma)
 
 }  // namespace dtopp::cuda

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "dtopp/ops/moe_ffn/cuda/fused/cuda_mma.h"
-#include "dtopp/ops/moe_ffn/cuda/fused/pair_multiply_cuda.h"
+#include "dtopp/ops/moe_ffn/cuda/fused/gemm_kernels_cuda.h"
 
 namespace dtopp::cuda {
 namespace {
@@ -17,11 +17,11 @@ constexpr int kDepth = 16;  // per instruction
 constexpr int kFragmentColumns = 8, kFragments = kWarpColumns / kFragmentColumns;
 static_assert(kWarpColumns == kMmaSlice);
 
-template <typename Form, typename Finish>
+template <typename Form, typename Epilogue>
 struct Shape {
-  static_assert(Finish::kInOrder == Form::kInOrder);
-  using Tiles = Schedule<Form::kOverPairs, kTileRows, Finish::kPaired ? kColumns / 2 : kColumns>;
-  using Loader = TileLoader<Form, Finish::kPaired, kTileRows, kColumns, kMmaSlice, kThreads>;
+  static_assert(Epilogue::kInOrder == Form::kInOrder);
+  using Tiles = Schedule<Form::kOverPairs, kTileRows, Epilogue::kPaired ? kColumns / 2 : kColumns>;
+  using Loader = TileLoader<Form, Epilogue::kPaired, kTileRows, kColumns, kMmaSlice, kThreads>;
   static constexpr bool kLeftByColumns = Form::kOverPairs,
                         kRightByColumns = Form::kOverPairs || Form::kRightTransposed;
 };
@@ -68,9 +68,9 @@ __device__ void multiply_stage(uint32_t stage, int first_row, int first_column, 
   }
 }
 
-template <typename Form, typename Finish>
-__global__ void __launch_bounds__(kThreads, 1) multiply_kernel(Product in, Finish finish, int stages) {
-  using Shape = Shape<Form, Finish>;
+template <typename Form, typename Epilogue>
+__global__ void __launch_bounds__(kThreads, 1) multiply_kernel(Gemm in, Epilogue epilogue, int stages) {
+  using Shape = Shape<Form, Epilogue>;
   constexpr uint32_t kStageBytes = Shape::Loader::kStageBytes;
   const uint32_t ring = shared_address(shared_memory());
   const typename Shape::Tiles tiles(in, reinterpret_cast<int32_t*>(shared_memory() + stages * kStageBytes));
@@ -104,24 +104,25 @@ __global__ void __launch_bounds__(kThreads, 1) multiply_kernel(Product in, Finis
     __syncthreads();  // before the copies of the next tile
 #pragma unroll
     for (int m = 0; m < kWarpRows / 16; ++m) {
-      const int64_t column = (Finish::kPaired ? first_column / 2 : first_column) + tile.first_column;
-      finish(in, Fragments{tile, first_row + m * 16, column, static_cast<int>(column / kMmaSlice)}, sums[m]);
+      const int64_t column = (Epilogue::kPaired ? first_column / 2 : first_column) + tile.first_column;
+      epilogue(in, Fragments{tile, first_row + m * 16, column, static_cast<int>(column / kMmaSlice)},
+               sums[m]);
     }
   }
 }
 
 }  // namespace
 
-template <typename Form, typename Finish>
-void multiply_by_mma(const Product& product, const Finish& finish, const Device& device, Stream stream) {
-  using Shape = Shape<Form, Finish>;
+template <typename Form, typename Epilogue>
+void multiply_by_mma(const Gemm& gemm, const Epilogue& epilogue, const Device& device, Stream stream) {
+  using Shape = Shape<Form, Epilogue>;
   constexpr size_t kStageBytes = Shape::Loader::kStageBytes;
-  const size_t table = Shape::Tiles::bytes(product.experts);
+  const size_t table = Shape::Tiles::bytes(gemm.experts);
   const auto stages =
       static_cast<int>(std::min<size_t>((device.shared_bytes - table) / kStageBytes, kMostStages));
   launch({"moe_ffn", stream, device.multiprocessors, kThreads, stages * kStageBytes + table},
-         multiply_kernel<Form, Finish>, product, finish, stages);
+         multiply_kernel<Form, Epilogue>, gemm, epilogue, stages);
 }
-DTOPP_FOR_PAIR_PRODUCTS(multiply_by_mma)
+DTOPP_FOR_FUSED_GEMMS(multiply_by_mma)
 
 }  // namespace dtopp::cuda

@@ -1,4 +1,4 @@
-// Divides the GEMMs of pair_products_cuda.h into tiles, on the device, from the experts' numbers of pairs.
+// Divides the GEMMs of fused_gemm.h into tiles, on the device, from the experts' numbers of pairs.
 #pragma once
 
 #include "dtopp/ops/cuda/cuda_kernel.h"
@@ -32,7 +32,7 @@ struct Form {
   static constexpr bool kInOrder = !kOverPairs && !kRightTransposed;
 };
 
-struct Product {
+struct Gemm {
   const int32_t* offsets_E1;
   int experts;
   Rows left, right;
@@ -60,7 +60,7 @@ class Schedule {
   }
 
   // Every thread of the block calls this. `tables` is shared memory of `bytes` bytes.
-  __device__ Schedule(const Product& in, int32_t* tables)
+  __device__ Schedule(const Gemm& in, int32_t* tables)
       : in_(in), offsets_E1_(tables), row_tiles_before_(tables + in.experts + 1) {
     for (int e = static_cast<int>(threadIdx.x); e <= in.experts; e += static_cast<int>(blockDim.x))
       offsets_E1_[e] = in.offsets_E1[e];
@@ -124,7 +124,7 @@ class Schedule {
     if (lane_index() == 0) row_tiles_before_[in_.experts] = before;
   }
 
-  const Product& in_;
+  const Gemm& in_;
   int32_t *offsets_E1_, *row_tiles_before_;
   int row_tiles_ = 0, column_tiles_ = 0, tiles_ = 0;
 };
