@@ -129,11 +129,11 @@ def moe_case(tokens, rounds):
 
     def moe(products, kind, n, capacity=room):
         clear()
-        os.environ["DTOPP_MOE_PRODUCTS"] = products
+        os.environ["DTOPP_MOE_KERNELS"] = products
         ops.moe_ffn(inputs[n], sets[kind][n], gate_up, down, capacity=capacity).backward(grads[n])
 
     def forward(products, n):
-        os.environ["DTOPP_MOE_PRODUCTS"] = products
+        os.environ["DTOPP_MOE_KERNELS"] = products
         with torch.no_grad():
             ops.moe_ffn(inputs[n], sets["varying"][n], gate_up, down, capacity=room)
 
@@ -194,10 +194,10 @@ def product_cases():
     experts of 4,096 rows, including the kernels that torch's grouped product needs around it."""
     flops = 2 * 8 * 4096 * D * F
     for product, matrices in MATRICES.items():
-        own_error, grouped_error, own, grouped = ops.check_expert_gemm(product, "grouped_mm", 0)
+        fused_error, grouped_error, fused, grouped = ops.check_expert_gemm(product, "grouped_mm", 0)
         rate = lambda milliseconds: flops * matrices / milliseconds / 1e9
-        report(case="moe_product", product=product, own_tflops=rate(own), grouped_mm_tflops=rate(grouped),
-               own_against_grouped_mm=grouped / own, own_error=own_error, grouped_mm_error=grouped_error)
+        report(case="moe_product", product=product, fused_tflops=rate(fused), grouped_mm_tflops=rate(grouped),
+               fused_against_grouped_mm=grouped / fused, fused_error=fused_error, grouped_mm_error=grouped_error)
 
 
 def route_case(tokens, rounds, moe_milliseconds):

@@ -66,11 +66,11 @@ def find_device(wish):
 
 
 def fused_kernels():
-    """The products for which training chose fused kernels on the first device; grouped_mm if there are none
+    """The expert GEMMs for which training chose fused kernels on the first device; grouped_mm if there are none
     or on a CPU."""
     devices = json.loads(run(BINARY, "devices", "--json"))["cuda"]["devices"][:1]
-    return ",".join(product["product"] for device in devices for product in device["products"] or []
-                    if product["kernel"] == "own") or "grouped_mm"
+    return ",".join(gemm["gemm"] for device in devices for gemm in device["expert_gemms"] or []
+                    if gemm["kernel"] == "fused") or "grouped_mm"
 
 
 def find_fitting(presets, overrides, free):
@@ -127,7 +127,7 @@ def main():
     routed = "moe/active_experts" in lines[0]
     targets = config["routing"]["experts"]
     report(case="gpu_training", preset=preset.stem, device=device, precision=config["training"]["precision"],
-           products=os.environ.get("DTOPP_MOE_PRODUCTS") or fused_kernels(), steps=len(lines),
+           products=os.environ.get("DTOPP_MOE_KERNELS") or fused_kernels(), steps=len(lines),
            global_batch_size=config["training"]["global_batch_size"], micro_batch_size=micro_batch,
            sequence_length=config["model"]["sequence_length"], milliseconds=1e3 * statistics.median(seconds),
            slowest_milliseconds=1e3 * max(seconds[1:]), tokens_per_second=median("throughput/tokens_per_second"),

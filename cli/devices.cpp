@@ -17,7 +17,7 @@
 #include "dtopp/ops/core/call_op.h"
 #include "dtopp/ops/core/simd.h"
 #include "dtopp/ops/gemm/linear.h"
-#include "dtopp/ops/moe_ffn/cuda/tune/product_check.h"
+#include "dtopp/ops/moe_ffn/cuda/tune/tuner.h"
 
 namespace dtopp::cli {
 namespace {
@@ -45,7 +45,7 @@ struct CudaDevice {
   int64_t index;
   DeviceFacts facts;
   uint64_t free_bytes;
-  std::optional<ProductTable> products;
+  std::optional<KernelTable> kernels;
 };
 
 std::vector<CudaDevice> find_cuda_devices(bool check) {
@@ -55,9 +55,9 @@ std::vector<CudaDevice> find_cuda_devices(bool check) {
     const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(index));
     CudaDevice found{index, device_facts(device), *free_device_memory(device), std::nullopt};
     if (found.facts.capability >= kFusedMinCapability) {
-      const ProductCheck products = product_check_of(device, print_message);
+      const Tuner tuner = tuner_of(device, print_message);
       const bool is_new = checked.insert(found.facts.name).second;
-      found.products = check ? check_products(products, /*again=*/is_new) : kept_products(products);
+      found.kernels = check ? tune_kernels(tuner, /*again=*/is_new) : stored_kernels(tuner);
     }
     devices.push_back(found);
   }
@@ -77,8 +77,8 @@ void print_json(const CpuFacts& cpu, const std::optional<std::string>& missing,
                     {"compute_capability", capability_text(device.facts.capability)},
                     {"memory_bytes", device.facts.memory_bytes},
                     {"free_bytes", device.free_bytes},
-                    {"products", nullptr}});
-    if (device.products) list.back()["products"] = product_table_json(*device.products);
+                    {"expert_gemms", nullptr}});
+    if (device.kernels) list.back()["expert_gemms"] = kernel_table_json(*device.kernels);
   }
   nlohmann::ordered_json all = {
       {"cpu",
@@ -90,24 +90,22 @@ void print_json(const CpuFacts& cpu, const std::optional<std::string>& missing,
 
 double gibibytes(uint64_t bytes) { return static_cast<double>(bytes) / (uint64_t{1} << 30U); }
 
-void print_products(const CudaDevice& device) {
+void print_kernels(const CudaDevice& device) {
   if (device.facts.capability < kFusedMinCapability)
-    return void(std::printf("        expert matrix products: grouped_mm\n"));
-  if (!device.products)
-    return void(
-        std::printf("        expert matrix products: kernels not checked yet; the first training run or "
-                    "--check does it\n"));
-  std::printf("        %-20s %-11s %21s   %21s\n", "experts' rows in bf16", "kernel", "error own  grouped_mm",
-              "ms own  grouped_mm");
-  for (const CheckedProduct& product : *device.products) {
-    std::printf("        %-21s %-11s", std::string(product.name()).c_str(),
-                product.is_fused_taken() ? "own" : "grouped_mm");
-    if (!product.failure.empty()) {
-      std::printf(" %s\n", product.failure.c_str());
+    return void(std::printf("        expert GEMMs: grouped_mm\n"));
+  if (!device.kernels)
+    return void(std::printf(
+        "        expert GEMMs: kernels not checked yet; the first training run or --check does it\n"));
+  std::printf("        %-20s %-11s %23s   %23s\n", "expert GEMM in bf16", "kernel", "error fused  grouped_mm",
+              "ms fused  grouped_mm");
+  for (const TunedGemm& gemm : *device.kernels) {
+    std::printf("        %-20s %-11s", gemm.name().c_str(), gemm.kernel());
+    if (!gemm.failure.empty()) {
+      std::printf(" %s\n", gemm.failure.c_str());
       continue;
     }
-    std::printf(" %9.2g %11.2g   %9.3g %11.3g\n", product.fused_error, product.grouped_error,
-                product.fused_milliseconds, product.grouped_milliseconds);
+    std::printf(" %11.2g %11.2g   %11.3g %11.3g\n", gemm.fused_error, gemm.grouped_error,
+                gemm.fused_milliseconds, gemm.grouped_milliseconds);
   }
 }
 
@@ -121,7 +119,7 @@ void print_text(const CpuFacts& cpu, const std::optional<std::string>& missing,
                 static_cast<long long>(device.index), device.facts.name.c_str(),
                 capability_text(device.facts.capability).c_str(), gibibytes(device.free_bytes),
                 gibibytes(device.facts.memory_bytes));
-    print_products(device);
+    print_kernels(device);
   }
 }
 
@@ -132,11 +130,11 @@ void show_devices(const DevicesOptions& options) {
   const auto devices = missing ? std::vector<CudaDevice>() : find_cuda_devices(options.check);
   (options.json ? print_json : print_text)(find_cpu(), missing, devices);
   if (wish && !devices.empty())
-    print_message("DTOPP_MOE_PRODUCTS overrides the kernels: " + fused_kernels_text(*wish));
+    print_message("DTOPP_MOE_KERNELS overrides the kernels: " + fused_kernels_text(*wish));
 }
 
 struct CheckOptions {
-  std::string product, own;
+  std::string gemm, fused;
   int64_t device = 0;
 };
 
@@ -153,26 +151,27 @@ nlohmann::ordered_json check_now(const CheckOptions& options) {
   try {
     const auto [fused_error, grouped_error, fused_milliseconds, grouped_milliseconds] =
         call_op<"dtopp::check_expert_gemm", Numbers(const std::string&, const std::string&, int64_t)>(
-            options.product, options.own, options.device);
-    return checked_product_json({.product = *expert_gemm_named(options.product),
-                                 .fused_error = fused_error,
-                                 .grouped_error = grouped_error,
-                                 .fused_milliseconds = fused_milliseconds,
-                                 .grouped_milliseconds = grouped_milliseconds});
+            options.gemm, options.fused, options.device);
+    return tuned_gemm_json({.gemm = *expert_gemm_named(options.gemm),
+                            .fused_error = fused_error,
+                            .grouped_error = grouped_error,
+                            .fused_milliseconds = fused_milliseconds,
+                            .grouped_milliseconds = grouped_milliseconds});
   } catch (const c10::OutOfMemoryError&) {
     return {{"unchecked", "not enough free device memory"}};
   }
 }
 
-void add_check_product(CLI::App& app) {
+void add_check_gemm(CLI::App& app) {
   auto options = std::make_shared<CheckOptions>();
   CLI::App* verb =
-      app.add_subcommand("check-product", "Check one expert product; `dtopp devices --check` starts it");
+      app.add_subcommand("check-gemm", "Check one expert GEMM; `dtopp devices --check` starts it");
   verb->group("");  // hidden from --help: internal
-  verb->add_option("product", options->product)
+  verb->add_option("gemm", options->gemm)
       ->required()
       ->check(CLI::IsMember(std::vector<std::string>(kExpertGemmNames.begin(), kExpertGemmNames.end())));
-  verb->add_option("--own", options->own, "the products that use fused kernels at the same time")->required();
+  verb->add_option("--fused", options->fused, "the GEMMs that use fused kernels at the same time")
+      ->required();
   verb->add_option("--device", options->device, "index of the CUDA device, from 0");
   verb->callback([options] { std::printf("%s\n", dump_json(check_now(*options)).c_str()); });
 }
@@ -184,11 +183,11 @@ void add_devices(CLI::App& app) {
   CLI::App* verb =
       app.add_subcommand("devices", "Show the devices of this machine and the kernels used on them");
   verb->add_flag("--check", options->check,
-                 "check again which kernels for expert products are correct and fastest on each CUDA device "
+                 "check again which kernels for expert GEMMs are correct and fastest on each CUDA device "
                  "(docs/gpu.md)");
   verb->add_flag("--json", options->json, "print one JSON object");
   verb->callback([options] { show_devices(*options); });
-  add_check_product(app);
+  add_check_gemm(app);
 }
 
 }  // namespace dtopp::cli

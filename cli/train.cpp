@@ -15,7 +15,7 @@
 #include "dtopp/eval/in_training/training_grids.h"
 #include "dtopp/launch/launch_environment.h"
 #include "dtopp/models/registry/make_model.h"
-#include "dtopp/ops/moe_ffn/cuda/tune/product_check.h"
+#include "dtopp/ops/moe_ffn/cuda/tune/tuner.h"
 #include "dtopp/plan/expert_parallel.h"
 #include "dtopp/train/console_line.h"
 #include "dtopp/train/run.h"
@@ -65,7 +65,7 @@ void train_run(const TrainOptions& options) {
       .device =
           [&](int64_t local_rank) {
             const at::Device device = compute_device(config.training.device, "training.device", local_rank);
-            choose_products(config, device, print_message);
+            choose_fused_kernels(config, device, print_message);
             return device;
           },
       .expert_parallel =

@@ -29,7 +29,7 @@ if [ "$mode" = bench ]; then
 else
   status=0
   "$python" scripts/run_cases.py tests/python/test_ops{,_cuda,_dispatch,_differential}.py || status=1
-  DTOPP_MOE_PRODUCTS=fused "$python" scripts/run_cases.py tests/python/test_ops{,_cuda,_differential}.py -- -k cuda || status=1
+  DTOPP_MOE_KERNELS=fused "$python" scripts/run_cases.py tests/python/test_ops{,_cuda,_differential}.py -- -k cuda || status=1
 fi
 
 program=build/carry/bin/dtopp
@@ -50,5 +50,5 @@ if [ "$mode" = bench ]; then
 fi
 "$python" scripts/run_cases.py tests/python/test_device.py::test_auto_takes_the_cuda_device tests/python/test_devices.py \
   tests/python/test_{model_parity,training_parity,controller_replay}.py || status=1
-DTOPP_MOE_PRODUCTS=fused "$python" scripts/run_cases.py tests/python/test_{model_parity,training_parity}.py || status=1
+DTOPP_MOE_KERNELS=fused "$python" scripts/run_cases.py tests/python/test_{model_parity,training_parity}.py || status=1
 exit $status

@@ -55,32 +55,32 @@ def test_nothing_to_check_is_a_usage_error(carried):  # noqa: F811
 
 def test_a_wish_that_means_nothing_is_a_usage_error(dtopp_binary):
     done = subprocess.run([dtopp_binary, "devices"], text=True, capture_output=True, timeout=120,
-                          env=os.environ | {"DTOPP_MOE_PRODUCTS": "fast"})
+                          env=os.environ | {"DTOPP_MOE_KERNELS": "fast"})
     assert done.returncode == 2 and not done.stdout
-    assert "DTOPP_MOE_PRODUCTS: expected grouped_mm, fused or a list of activation, " in done.stderr
+    assert "DTOPP_MOE_KERNELS: expected grouped_mm, fused or a list of activation, " in done.stderr
 
 
-def test_the_check_of_one_product_is_not_among_the_verbs(dtopp_binary):
-    assert "  devices " in dtopp("--help").stdout and "check-product" not in dtopp("--help").stdout
-    assert dtopp("check-product", "activate", "--own", "grouped_mm").returncode == 2
+def test_the_check_of_one_gemm_is_not_among_the_verbs(dtopp_binary):
+    assert "  devices " in dtopp("--help").stdout and "check-gemm" not in dtopp("--help").stdout
+    assert dtopp("check-gemm", "activate", "--fused", "grouped_mm").returncode == 2
 
 
 @without_gpu
 def test_a_check_that_cannot_be_made_says_why(carried):  # noqa: F811
-    done = subprocess.run([carried, "check-product", "activation", "--own", "grouped_mm"], text=True, capture_output=True,
+    done = subprocess.run([carried, "check-gemm", "activation", "--fused", "grouped_mm"], text=True, capture_output=True,
                           timeout=120)
     assert done.returncode == 0 and list(json.loads(done.stdout)) == ["unchecked"], done.stderr
 
 
 @pytest.mark.skipif(not os.environ.get("DTOPP_DEVICE") == "cuda", reason="DTOPP_DEVICE is not cuda")
-def test_a_device_is_shown_with_its_products(dtopp_binary, tmp_path):
+def test_a_device_is_shown_with_its_expert_gemms(dtopp_binary, tmp_path):
     """The check on a device: every fused kernel ends and is correct, and the table is stored."""
     first = json.loads(shown(dtopp_binary, "--json", XDG_CACHE_HOME=str(tmp_path)))["cuda"]["devices"]
-    assert first and first[0]["products"] is None
+    assert first and first[0]["expert_gemms"] is None
     done = subprocess.run([dtopp_binary, "devices", "--check", "--json"], text=True, capture_output=True, timeout=400,
                           env=os.environ | {"XDG_CACHE_HOME": str(tmp_path)})
     assert done.returncode == 0 and "warning" not in done.stderr, done.stderr
-    products = json.loads(done.stdout)["cuda"]["devices"][0]["products"]
-    assert len(products) == 6 and all(product["own_error"] <= 1 / 64 for product in products), products
-    kept = json.loads(shown(dtopp_binary, "--json", XDG_CACHE_HOME=str(tmp_path)))["cuda"]["devices"][0]["products"]
-    assert kept == products
+    gemms = json.loads(done.stdout)["cuda"]["devices"][0]["expert_gemms"]
+    assert len(gemms) == 6 and all(gemm["fused_error"] <= 1 / 64 for gemm in gemms), gemms
+    kept = json.loads(shown(dtopp_binary, "--json", XDG_CACHE_HOME=str(tmp_path)))["cuda"]["devices"][0]["expert_gemms"]
+    assert kept == gemms

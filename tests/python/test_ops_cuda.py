@@ -35,7 +35,7 @@ def run(t, threshold, targets, capacity):
     return counts, loss
 
 
-GROUPED = os.environ.get("DTOPP_MOE_PRODUCTS", "grouped_mm") == "grouped_mm"
+GROUPED = os.environ.get("DTOPP_MOE_KERNELS", "grouped_mm") == "grouped_mm"
 
 
 @pytest.mark.skipif(GROUPED and torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0),

@@ -15,10 +15,10 @@ TEST(MoeFfnGemmsOnHost, any_mixture_matches_double_precision) {
   for (unsigned fused = 0; fused < 64; ++fused) {
     const std::string products = fused_kernels_text(FusedKernelSet(fused));
     SCOPED_TRACE(products);
-    setenv("DTOPP_MOE_PRODUCTS", products.c_str(), 1);
+    setenv("DTOPP_MOE_KERNELS", products.c_str(), 1);
     expect_near_double_precision(c, 3);
   }
-  unsetenv("DTOPP_MOE_PRODUCTS");
+  unsetenv("DTOPP_MOE_KERNELS");
   cuda_on_host::set_device({});
 }
 
@@ -27,12 +27,12 @@ TEST(MoeFfnGemmsOnHost, are_those_chosen_unless_the_environment_says_otherwise) 
   EXPECT_EQ(fused(), 0U);
   set_fused_kernels(FusedKernelSet(5));
   EXPECT_EQ(fused(), 5U);
-  setenv("DTOPP_MOE_PRODUCTS", "grouped_mm", 1);
+  setenv("DTOPP_MOE_KERNELS", "grouped_mm", 1);
   EXPECT_EQ(fused(), 0U);
-  setenv("DTOPP_MOE_PRODUCTS", "", 1);
+  setenv("DTOPP_MOE_KERNELS", "", 1);
   EXPECT_EQ(fused(), 5U);
   set_fused_kernels({});
-  unsetenv("DTOPP_MOE_PRODUCTS");
+  unsetenv("DTOPP_MOE_KERNELS");
 }
 
 }  // namespace

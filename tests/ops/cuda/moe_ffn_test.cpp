@@ -14,8 +14,8 @@ namespace {
 // Uses torch's products or the fused kernels, which exist for bf16 only.
 class MoeFfnOnHost : public testing::TestWithParam<const char*> {
  protected:
-  MoeFfnOnHost() { setenv("DTOPP_MOE_PRODUCTS", GetParam(), 1); }
-  ~MoeFfnOnHost() override { unsetenv("DTOPP_MOE_PRODUCTS"); }
+  MoeFfnOnHost() { setenv("DTOPP_MOE_KERNELS", GetParam(), 1); }
+  ~MoeFfnOnHost() override { unsetenv("DTOPP_MOE_KERNELS"); }
 
   static std::vector<at::ScalarType> types() {
     if (std::string_view(GetParam()) == "fused") return {at::kBFloat16};
@@ -193,11 +193,11 @@ TEST_P(MoeFfnOnHost, takes_tensors_at_any_address) {
 }
 
 TEST_P(MoeFfnOnHost, refuses_unknown_products) {
-  setenv("DTOPP_MOE_PRODUCTS", "fast", 1);
+  setenv("DTOPP_MOE_KERNELS", "fast", 1);
   const Case c = make_case({20, 8, 8, 4, 0.5}, at::kBFloat16);
   EXPECT_THAT([&] { run_inference(c, 0); },
               testing::ThrowsMessage<c10::Error>(testing::HasSubstr(
-                  "DTOPP_MOE_PRODUCTS: expected grouped_mm, fused or a list of activation, "
+                  "DTOPP_MOE_KERNELS: expected grouped_mm, fused or a list of activation, "
                   "projection, activation_gradient, input_gradient, down_gradient, "
                   "gate_up_gradient, got 'fast'")));
 }

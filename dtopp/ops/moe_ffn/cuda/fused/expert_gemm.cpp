@@ -36,9 +36,9 @@ std::optional<FusedKernelSet> parse_fused_kernels(std::string_view text) {
   FusedKernelSet fused;
   for (size_t begin = 0; begin <= text.size();) {
     const size_t end = std::min(text.find(',', begin), text.size());
-    const auto product = expert_gemm_named(text.substr(begin, end - begin));
-    if (!product) return std::nullopt;
-    fused.set(static_cast<size_t>(*product));
+    const auto gemm = expert_gemm_named(text.substr(begin, end - begin));
+    if (!gemm) return std::nullopt;
+    fused.set(static_cast<size_t>(*gemm));
     begin = end + 1;
   }
   return fused;
@@ -53,10 +53,10 @@ std::string known_fused_kernels() {
 }
 
 std::optional<FusedKernelSet> requested_fused_kernels() {
-  const char* wish = std::getenv("DTOPP_MOE_PRODUCTS");
+  const char* wish = std::getenv("DTOPP_MOE_KERNELS");
   if (wish == nullptr || *wish == 0) return std::nullopt;
   const auto fused = parse_fused_kernels(wish);
-  TORCH_CHECK(fused, "moe_ffn: DTOPP_MOE_PRODUCTS: expected ", known_fused_kernels(), ", got '", wish, "'");
+  TORCH_CHECK(fused, "moe_ffn: DTOPP_MOE_KERNELS: expected ", known_fused_kernels(), ", got '", wish, "'");
   return fused;
 }
 

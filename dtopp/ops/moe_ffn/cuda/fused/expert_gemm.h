@@ -48,7 +48,7 @@ std::string fused_kernels_text(const FusedKernelSet& fused);
 // Returns "grouped_mm, fused or a list of activation, …", the values of parse_fused_kernels, for messages.
 std::string known_fused_kernels();
 
-// Returns the value of the environment variable DTOPP_MOE_PRODUCTS, or nullopt if it is unset or empty.
+// Returns the value of the environment variable DTOPP_MOE_KERNELS, or nullopt if it is unset or empty.
 // Throws c10::Error if the value is invalid.
 std::optional<FusedKernelSet> requested_fused_kernels();
 

@@ -14,14 +14,6 @@ namespace {
 constexpr int64_t kSpareRows = 37;
 constexpr double kWrong = std::numeric_limits<float>::max();
 
-// The choice for the other GEMMs stays the same.
-GemmChoice without_fused_kernel(ExpertGemm product, FusedKernelSet others) {
-  return {others.reset(static_cast<size_t>(product)), true};
-}
-GemmChoice with_fused_kernel(ExpertGemm product, FusedKernelSet others) {
-  return {others.set(static_cast<size_t>(product)), true};
-}
-
 double error_of(const at::Tensor& result, const at::Tensor& exact) {
   const at::Tensor out = result.to(at::kFloat);
   if (!at::isfinite(out).all().item<bool>()) return kWrong;
@@ -32,7 +24,7 @@ double error_of(const at::Tensor& result, const at::Tensor& exact) {
 // True for results [A, …]. Sums over pairs have one dimension more.
 bool is_of_pairs(const at::Tensor& result) { return result.dim() == 2; }
 
-double error_of(const std::vector<at::Tensor>& results, const std::vector<at::Tensor>& exact, int64_t pairs) {
+double error_of(const GemmResults& results, const GemmResults& exact, int64_t pairs) {
   double error = 0;
   for (size_t i = 0; i < results.size(); ++i) {
     const auto there = [&](const at::Tensor& all) { return is_of_pairs(all) ? all.slice(0, 0, pairs) : all; };
@@ -41,18 +33,18 @@ double error_of(const std::vector<at::Tensor>& results, const std::vector<at::Te
   return error;
 }
 
-bool leaves_spare_rows(const std::vector<at::Tensor>& results, int64_t pairs) {
+bool leaves_spare_rows(const GemmResults& results, int64_t pairs) {
   return std::ranges::all_of(results, [&](const at::Tensor& result) {
     return !is_of_pairs(result) || result.slice(0, pairs).isnan().all().item<bool>();
   });
 }
 
 // Times a few calls together, because waiting for the device takes about 1e-5 s.
-double milliseconds_of(ExpertGemm product, const Pairs& pairs, const ProductInputs& inputs) {
+double milliseconds_of(ExpertGemm gemm, const Pairs& pairs, const GemmInputs& inputs) {
   constexpr int kCalls = 5;
   const auto begin = std::chrono::steady_clock::now();
   at::Tensor out;
-  for (int call = 0; call < kCalls; ++call) out = run_product(product, pairs, inputs).back();
+  for (int call = 0; call < kCalls; ++call) out = run_gemm(gemm, pairs, inputs).back();
   while (out.dim() > 0) out = out.select(0, 0);
   out.item();
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count() / kCalls;
@@ -60,7 +52,7 @@ double milliseconds_of(ExpertGemm product, const Pairs& pairs, const ProductInpu
 
 // form(place) computes the gradient of a weight.
 template <typename Form>
-std::vector<at::Tensor> gradient_and_sum(const ProductInputs& inputs, const Form& form) {
+GemmResults gradient_and_sum(const GemmInputs& inputs, const Form& form) {
   if (inputs.target.sum.defined()) {
     form(inputs.target);
     return {inputs.target.sum};
@@ -80,21 +72,21 @@ double median(std::vector<double> numbers) {
 
 }  // namespace
 
-const std::vector<ProductCase>& product_cases() {
-  static const std::vector<ProductCase> cases = {{{1}, 8, 8},
-                                                 {{128, 0, 129, 3}, 64, 128},
-                                                 {{0, 200, 0, 0, 70, 0}, 72, 136},
-                                                 {{40, 300}, 328, 264},
-                                                 {{4096, 0, 1}, 520, 392}};
+const std::vector<GemmCase>& gemm_cases() {
+  static const std::vector<GemmCase> cases = {{{1}, 8, 8},
+                                              {{128, 0, 129, 3}, 64, 128},
+                                              {{0, 200, 0, 0, 70, 0}, 72, 136},
+                                              {{40, 300}, 328, 264},
+                                              {{4096, 0, 1}, 520, 392}};
   return cases;
 }
 
-const ProductCase& large_product_case() {
-  static const ProductCase large{std::vector<int64_t>(8, 4096), 2048, 1024};
+const GemmCase& large_gemm_case() {
+  static const GemmCase large{std::vector<int64_t>(8, 4096), 2048, 1024};
   return large;
 }
 
-ProductInputs::ProductInputs(const ProductCase& sizes, const at::Device& device) {
+GemmInputs::GemmInputs(const GemmCase& sizes, const at::Device& device) {
   at::manual_seed(17);
   const auto experts = static_cast<int64_t>(sizes.rows_E.size());
   const auto options = at::device(device).dtype(at::kFloat);
@@ -123,20 +115,24 @@ ProductInputs::ProductInputs(const ProductCase& sizes, const at::Device& device)
   rows_AF = rows(sizes.ffn);
 }
 
-ProductInputs ProductInputs::in_fp32() const {
-  ProductInputs out = *this;
+GemmInputs GemmInputs::in_fp32() const {
+  GemmInputs out = *this;
   for (at::Tensor* tensor :
        {&out.x_TD, &out.dy_TD, &out.gate_up_EGD, &out.down_EDF, &out.rows_AG, &out.rows_AF})
     *tensor = tensor->to(at::kFloat);
   return out;
 }
 
-Pairs pairs_of(const ProductInputs& inputs, const GemmChoice& products) {
-  return make_pairs(inputs.gates_TE, inputs.pairs + kSpareRows, products);
+GemmChoice choice_of(ExpertGemm gemm, FusedKernelSet others, bool fused) {
+  return {others.set(static_cast<size_t>(gemm), fused), true};
 }
 
-std::vector<at::Tensor> run_product(ExpertGemm product, const Pairs& pairs, const ProductInputs& in) {
-  switch (product) {
+Pairs pairs_of(const GemmInputs& inputs, const GemmChoice& choice) {
+  return make_pairs(inputs.gates_TE, inputs.pairs + kSpareRows, choice);
+}
+
+GemmResults run_gemm(ExpertGemm gemm, const Pairs& pairs, const GemmInputs& in) {
+  switch (gemm) {
     case ExpertGemm::kActivation: {
       const ActivatedPairs out = activate_pairs(pairs, in.x_TD, in.gate_up_EGD);
       return {out.pre_AG, out.act_AF};
@@ -165,33 +161,37 @@ std::vector<at::Tensor> run_product(ExpertGemm product, const Pairs& pairs, cons
   return {};
 }
 
-ProductErrors compare_product(ExpertGemm product, const FusedKernelSet& others, const ProductInputs& inputs,
-                              const RunProduct& run) {
+ComparedResults run_compared(ExpertGemm gemm, const FusedKernelSet& others, const GemmInputs& inputs) {
   const PoisonedMemory poisoned;
-  const ProductInputs fp32 = inputs.in_fp32();
-  const auto exact = run_product(product, pairs_of(fp32, {}), fp32);
-  const auto fused = run(product, pairs_of(inputs, with_fused_kernel(product, others)), inputs);
-  const auto grouped = run(product, pairs_of(inputs, without_fused_kernel(product, others)), inputs);
-  const bool in_bounds = leaves_spare_rows(fused, inputs.pairs);
-  return {in_bounds ? error_of(fused, exact, inputs.pairs) : kWrong, error_of(grouped, exact, inputs.pairs)};
+  const GemmInputs fp32 = inputs.in_fp32();
+  const auto run = [&](bool fused) {
+    return run_gemm(gemm, pairs_of(inputs, choice_of(gemm, others, fused)), inputs);
+  };
+  return {run_gemm(gemm, pairs_of(fp32, {}), fp32), run(true), run(false)};
 }
 
-ProductTimes time_product(ExpertGemm product, const FusedKernelSet& others, const ProductInputs& inputs) {
+GemmErrors errors_of(const ComparedResults& results, int64_t pairs) {
+  const bool in_bounds = leaves_spare_rows(results.fused, pairs);
+  return {in_bounds ? error_of(results.fused, results.exact, pairs) : kWrong,
+          error_of(results.grouped, results.exact, pairs)};
+}
+
+GemmTimes time_gemm(ExpertGemm gemm, const FusedKernelSet& others, const GemmInputs& inputs) {
   constexpr int kWarmUps = 2, kRounds = 9;
-  const Pairs fused = pairs_of(inputs, with_fused_kernel(product, others)),
-              grouped = pairs_of(inputs, without_fused_kernel(product, others));
-  ProductInputs given = inputs;
+  const Pairs fused = pairs_of(inputs, choice_of(gemm, others, true)),
+              grouped = pairs_of(inputs, choice_of(gemm, others, false));
+  GemmInputs given = inputs;
   if (!grouped.gemms.is_fused(ExpertGemm::kActivationGradient))
     given.dy_AD = gather_pairs(grouped, inputs.dy_TD);
   const auto sum_like = [&](const at::Tensor& weight) {
     return AccumulationTarget{at::zeros(weight.sizes(), inputs.gates_TE.options()), true};
   };
-  if (product == ExpertGemm::kDownGradient) given.target = sum_like(inputs.down_EDF);
-  if (product == ExpertGemm::kGateUpGradient) given.target = sum_like(inputs.gate_up_EGD);
+  if (gemm == ExpertGemm::kDownGradient) given.target = sum_like(inputs.down_EDF);
+  if (gemm == ExpertGemm::kGateUpGradient) given.target = sum_like(inputs.gate_up_EGD);
   std::vector<double> fused_times, grouped_times;
   for (int round = 0; round < kWarmUps + kRounds; ++round) {
-    const double by_fused = milliseconds_of(product, fused, given),
-                 by_grouped = milliseconds_of(product, grouped, given);
+    const double by_fused = milliseconds_of(gemm, fused, given),
+                 by_grouped = milliseconds_of(gemm, grouped, given);
     if (round < kWarmUps) continue;
     fused_times.push_back(by_fused);
     grouped_times.push_back(by_grouped);
@@ -204,32 +204,32 @@ ProductTimes time_product(ExpertGemm product, const FusedKernelSet& others, cons
 namespace dtopp {
 namespace {
 
-// Returns (own error, grouped error, own milliseconds, grouped milliseconds). product: a name of
+// Returns (fused error, grouped error, fused milliseconds, grouped milliseconds). name: one of
 // kExpertGemmNames. fused: a text for parse_fused_kernels, the other GEMMs that use fused kernels.
-std::tuple<double, double, double, double> check_expert_gemm(const std::string& product,
+std::tuple<double, double, double, double> check_expert_gemm(const std::string& name,
                                                              const std::string& fused, int64_t index) {
-  const auto which = expert_gemm_named(product);
+  const auto gemm = expert_gemm_named(name);
   const auto others = parse_fused_kernels(fused);
-  TORCH_CHECK(which && others, "check_expert_gemm: expected one of ", fused_kernels_text(~FusedKernelSet()),
-              " and a list of them, got '", product, "' and '", fused, "'");
+  TORCH_CHECK(gemm && others, "check_expert_gemm: expected one of ", fused_kernels_text(~FusedKernelSet()),
+              " and a list of them, got '", name, "' and '", fused, "'");
   const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(index));
   const c10::DeviceGuard guard(device);
-  cuda::ProductErrors errors;
-  const auto compare = [&](const cuda::ProductInputs& inputs) {
-    const cuda::ProductErrors here = cuda::compare_product(*which, *others, inputs);
+  cuda::GemmErrors errors;
+  const auto compare = [&](const cuda::GemmInputs& inputs) {
+    const cuda::GemmErrors here = cuda::errors_of(cuda::run_compared(*gemm, *others, inputs), inputs.pairs);
     errors = {std::max(errors.fused, here.fused), std::max(errors.grouped, here.grouped)};
   };
-  for (const cuda::ProductCase& sizes : cuda::product_cases()) compare({sizes, device});
-  const cuda::ProductInputs large(cuda::large_product_case(), device);
+  for (const cuda::GemmCase& sizes : cuda::gemm_cases()) compare({sizes, device});
+  const cuda::GemmInputs large(cuda::large_gemm_case(), device);
   compare(large);
-  const cuda::ProductTimes times = cuda::time_product(*which, *others, large);
+  const cuda::GemmTimes times = cuda::time_gemm(*gemm, *others, large);
   return {errors.fused, errors.grouped, times.fused, times.grouped};
 }
 
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(dtopp, m) {
-  m.def("check_expert_gemm(str product, str own, int index) -> (float, float, float, float)",
+  m.def("check_expert_gemm(str gemm, str fused, int index) -> (float, float, float, float)",
         check_expert_gemm);
 }
 

@@ -1,9 +1,8 @@
 // Tests the choice of fused kernels. The child processes answer correctly or wrongly, crash, hang or print
 // rubbish.
-#include "dtopp/ops/moe_ffn/cuda/tune/product_check.h"
+#include "dtopp/ops/moe_ffn/cuda/tune/tuner.h"
 
 #include <fstream>
-#include <functional>
 #include <map>
 #include <thread>
 
@@ -14,7 +13,7 @@
 #include "dtopp/base/files.h"
 #include "tests/base/scratch_directory.h"
 
-namespace dtopp::product_check_test {
+namespace dtopp::tuner_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -22,25 +21,25 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-CheckedProduct checked(double fused_error, double fused_milliseconds) {
+TunedGemm checked(double fused_error, double fused_milliseconds) {
   return {.fused_error = fused_error, .fused_milliseconds = fused_milliseconds, .grouped_milliseconds = 1.03};
 }
 
-TEST(CheckedProduct, is_by_own_kernels_where_these_are_right_and_three_percent_faster) {
-  EXPECT_TRUE(checked(0, 1).is_fused_taken());
-  EXPECT_TRUE(checked(1.0 / 64, 0.2).is_fused_taken());
-  EXPECT_FALSE(checked(0, 1.001).is_fused_taken());
-  EXPECT_FALSE(checked(1.0 / 63, 0.2).is_fused_taken());
-  EXPECT_FALSE(checked(std::numeric_limits<double>::quiet_NaN(), 0.2).is_fused_taken());
-  EXPECT_FALSE(checked(std::numeric_limits<float>::max(), 0.2).is_fused_taken());
-  CheckedProduct failed = checked(0, 0.2);
+TEST(TunedGemm, takes_fused_kernels_that_are_right_and_three_percent_faster) {
+  EXPECT_TRUE(checked(0, 1).takes_fused());
+  EXPECT_TRUE(checked(1.0 / 64, 0.2).takes_fused());
+  EXPECT_FALSE(checked(0, 1.001).takes_fused());
+  EXPECT_FALSE(checked(1.0 / 63, 0.2).takes_fused());
+  EXPECT_FALSE(checked(std::numeric_limits<double>::quiet_NaN(), 0.2).takes_fused());
+  EXPECT_FALSE(checked(std::numeric_limits<float>::max(), 0.2).takes_fused());
+  TunedGemm failed = checked(0, 0.2);
   failed.failure = "did not end within 60 s";
-  EXPECT_FALSE(failed.is_fused_taken());
+  EXPECT_FALSE(failed.takes_fused());
 }
 
-std::string answer(const std::string& product, double fused_error, double fused_milliseconds) {
-  return R"({"product": ")" + product + R"(", "own_error": )" + std::to_string(fused_error) +
-         R"(, "grouped_error": 0.004, "own_milliseconds": )" + std::to_string(fused_milliseconds) +
+std::string answer(const std::string& gemm, double fused_error, double fused_milliseconds) {
+  return R"({"gemm": ")" + gemm + R"(", "fused_error": )" + std::to_string(fused_error) +
+         R"(, "grouped_error": 0.004, "fused_milliseconds": )" + std::to_string(fused_milliseconds) +
          R"(, "grouped_milliseconds": 1.0})";
 }
 
@@ -48,71 +47,71 @@ std::string json_line(const std::string& line) { return "echo '" + line + "'"; }
 
 using Scripts = std::map<std::string, std::string>;
 
-// Children are shell scripts: the script of the named product, otherwise one that reports that the fused
-// kernel is good.
+std::vector<std::string> printed;
+
+// Children are shell scripts: the script of the named GEMM, otherwise one that reports that the fused kernel
+// is good.
 class Check {
  public:
-  explicit Check(Scripts scripts = {}) : scripts_(std::move(scripts)) {
-    check.device = {"NVIDIA H200", 13000, "0123abcd"};
-    check.directory = scratch_ / "cache";
-    check.child = [this](ExpertGemm product, const FusedKernelSet& own) {
-      const std::string name(kExpertGemmNames[static_cast<size_t>(product)]);
-      const auto known = scripts_.find(name);
-      const std::string script =
-          known == scripts_.end() ? json_line(answer(name, 0.004, 0.5)) : known->second;
-      return ChildProgram{.program = "/bin/sh",
-                          .arguments = {"sh", "-c",
-                                        "echo " + name + "=" + fused_kernels_text(own) + " >>" +
-                                            log().string() + "; " + script},
-                          .environment = {"PATH=/bin:/usr/bin"}};
-    };
-    check.limit = 20s;
-    check.log = [this](const std::string& text) { said.push_back(text); };
+  explicit Check(const Scripts& scripts = {}) {
+    printed.clear();
+    std::string script = "echo $1=$3 >>" + log().string() + "; case $1 in ";
+    for (const std::string_view known : kExpertGemmNames) {
+      const std::string name(known);
+      const auto found = scripts.find(name);
+      script += name + ") " + (found == scripts.end() ? json_line(answer(name, 0.004, 0.5)) : found->second) +
+                ";; ";
+    }
+    tuner.device = {"NVIDIA H200", 13000, "0123abcd"};
+    tuner.directory = scratch_ / "cache";
+    tuner.child = {.program = "/bin/sh",
+                   .arguments = {"sh", "-c", script + "esac", "check-gemm"},
+                   .environment = {"PATH=/bin:/usr/bin"}};
+    tuner.limit = 20s;
+    tuner.print = [](const std::string& text) { printed.push_back(text); };
   }
 
-  std::string taken() {
-    const auto table = check_products(check);
-    return table ? fused_kernels_text(taken_products(*table)) : "not checked";
+  std::string taken() const {
+    const auto table = tune_kernels(tuner);
+    return table ? fused_kernels_text(taken_kernels(*table)) : "not checked";
   }
   std::filesystem::path log() const { return scratch_ / "children"; }
   size_t children() const {
     std::ifstream file(log());
     return static_cast<size_t>(std::count(std::istreambuf_iterator<char>(file), {}, '\n'));
   }
-  std::filesystem::path table() const { return product_table_path(check.directory, check.device); }
-  std::string warnings() const {
+  std::filesystem::path table() const { return kernel_table_path(tuner.directory, tuner.device); }
+  static std::string warnings() {
     std::string all;
-    for (const auto& text : said)
+    for (const auto& text : printed)
       if (text.starts_with("warning: ")) all += text + "\n";
     return all;
   }
 
-  ProductCheck check;
-  std::vector<std::string> said;
+  Tuner tuner;
 
  private:
   ScratchDirectory scratch_;
-  Scripts scripts_;
 };
 
 const std::string kAll = fused_kernels_text(~FusedKernelSet());
 
-TEST(ProductCheck, takes_what_is_right_and_faster_and_says_so_once) {
+TEST(Tuner, takes_what_is_right_and_faster_and_prints_it_once) {
   Check here(Scripts{{"projection", json_line(answer("projection", 0.004, 0.99))}});
   const std::string taken = "activation,activation_gradient,input_gradient,down_gradient,gate_up_gradient";
   EXPECT_EQ(here.taken(), taken);
-  EXPECT_THAT(here.said,
+  EXPECT_THAT(printed,
               ElementsAre(HasSubstr("on NVIDIA H200"),
-                          HasSubstr("activation own (own 0.5 ms, grouped_mm 1), projection grouped_mm (own "
-                                    "0.99 ms, grouped_mm 1), activation_gradient own")));
-  here.said.clear();
+                          HasSubstr("activation fused (fused 0.5 ms, grouped_mm 1 ms), projection grouped_mm "
+                                    "(fused 0.99 ms, grouped_mm 1 ms), activation_gradient fused")));
+  printed.clear();
   EXPECT_EQ(here.taken(), taken);
-  EXPECT_THAT(here.said, IsEmpty());
+  EXPECT_THAT(printed, IsEmpty());
   EXPECT_EQ(here.children(), 6U);
 }
 
-// A product's time depends on the state that earlier products leave.
-TEST(ProductCheck, tells_each_child_what_is_by_own_kernels_so_far) {
+// A GEMM's time depends on the state that earlier GEMMs leave.
+TEST(Tuner, passes_the_fused_kernels_so_far_to_each_child) {
   Check here(Scripts{{"projection", "exit 1"}});
   here.taken();
   EXPECT_EQ(read_file(here.log()),
@@ -122,13 +121,13 @@ TEST(ProductCheck, tells_each_child_what_is_by_own_kernels_so_far) {
             "gate_up_gradient=activation,activation_gradient,input_gradient,down_gradient\n");
 }
 
-TEST(ProductCheck, warns_of_what_is_wrong_crashes_hangs_or_cannot_be_read) {
+TEST(Tuner, warns_of_what_is_wrong_crashes_hangs_or_cannot_be_read) {
   Check here(Scripts{{"activation", json_line(answer("activation", 0.5, 0.1))},
                      {"projection", "kill -SEGV $$"},
                      {"activation_gradient", "sleep 100"},
-                     {"input_gradient", "echo rubbish; echo '{\"product\": 7'"},
+                     {"input_gradient", "echo rubbish; echo '{\"gemm\": 7'"},
                      {"down_gradient", "echo 'dtopp: error: an illegal memory access'; exit 5"}});
-  here.check.limit = 500ms;
+  here.tuner.limit = 500ms;
   EXPECT_EQ(here.taken(), "gate_up_gradient");
   const std::string warnings = here.warnings();
   for (const char* text :
@@ -137,21 +136,21 @@ TEST(ProductCheck, warns_of_what_is_wrong_crashes_hangs_or_cannot_be_read) {
         "NVIDIA H200: ended with status 5: an illegal memory access\n"})
     EXPECT_THAT(warnings, HasSubstr(text));
   EXPECT_EQ(std::ranges::count(warnings, '\n'), 5);
-  here.said.clear();
+  printed.clear();
   EXPECT_EQ(here.taken(), "gate_up_gradient");  // the result is stored: nothing crashes twice
-  EXPECT_THAT(here.said, IsEmpty());
+  EXPECT_THAT(printed, IsEmpty());
 }
 
-TEST(ProductCheck, finds_the_answer_among_other_lines) {
+TEST(Tuner, finds_the_answer_among_other_lines) {
   Check here(
       Scripts{{"activation", "echo '{\"none\": 1}'; " + json_line(answer("activation", 0.004, 0.5)) +
                                  "; echo '[W1 warning of torch] {}'"},
-              {"projection", json_line(answer("activation", 0.004, 0.5))}});  // an answer for another product
+              {"projection", json_line(answer("activation", 0.004, 0.5))}});  // an answer for another GEMM
   EXPECT_EQ(here.taken(), "activation,activation_gradient,input_gradient,down_gradient,gate_up_gradient");
   EXPECT_THAT(here.warnings(), HasSubstr("projection uses grouped_mm"));
 }
 
-TEST(ProductCheck, keeps_nothing_where_the_device_could_not_be_used) {
+TEST(Tuner, keeps_nothing_where_the_device_could_not_be_used) {
   Check here(Scripts{{"input_gradient", json_line(R"({"unchecked": "no memory is free"})")}});
   EXPECT_EQ(here.taken(), "not checked");
   EXPECT_THAT(here.warnings(),
@@ -160,26 +159,26 @@ TEST(ProductCheck, keeps_nothing_where_the_device_could_not_be_used) {
   EXPECT_EQ(here.children(), 4U);
 }
 
-TEST(ProductCheck, checks_again_for_another_device_driver_or_library) {
+TEST(Tuner, checks_again_for_another_device_driver_or_library) {
   Check here;
   EXPECT_EQ(here.taken(), kAll);
-  const CheckedDevice first = here.check.device;
+  const TunedDevice first = here.tuner.device;
   size_t children = 6;
-  for (const CheckedDevice& other :
-       {CheckedDevice{"NVIDIA A100", first.driver, first.library},
-        CheckedDevice{first.name, 13010, first.library}, CheckedDevice{first.name, first.driver, "4567"}}) {
-    here.check.device = other;
+  for (const TunedDevice& other :
+       {TunedDevice{"NVIDIA A100", first.driver, first.library},
+        TunedDevice{first.name, 13010, first.library}, TunedDevice{first.name, first.driver, "4567"}}) {
+    here.tuner.device = other;
     EXPECT_EQ(here.taken(), kAll);
     EXPECT_EQ(here.children(), children += 6);
   }
-  here.check.device = first;
+  here.tuner.device = first;
   EXPECT_EQ(here.taken(), kAll);
   EXPECT_EQ(here.children(), children);
-  EXPECT_TRUE(check_products(here.check, /*again=*/true));
+  EXPECT_TRUE(tune_kernels(here.tuner, /*again=*/true));
   EXPECT_EQ(here.children(), children + 6);
 }
 
-TEST(ProductCheck, checks_again_where_the_table_is_damaged) {
+TEST(Tuner, checks_again_where_the_table_is_damaged) {
   Check here;
   here.taken();
   const std::string whole = read_file(here.table());
@@ -190,7 +189,7 @@ TEST(ProductCheck, checks_again_where_the_table_is_damaged) {
   for (const std::string& damaged :
        {std::string(), whole.substr(0, whole.size() / 2), std::string("[]"), without(whole, "H200", "H100"),
         without(whole, "projection", "activation"), without(whole, "0.5", "\"fast\""),
-        without(whole, "own_error", "error"), std::string(1 << 17, ' ') + whole}) {
+        without(whole, "fused_error", "error"), std::string(1 << 17, ' ') + whole}) {
     write_file_atomically(here.table(), damaged);
     EXPECT_EQ(here.taken(), kAll);
     EXPECT_EQ(here.children(), children += 6) << damaged.substr(0, 200);
@@ -198,31 +197,31 @@ TEST(ProductCheck, checks_again_where_the_table_is_damaged) {
   }
 }
 
-TEST(ProductCheck, without_a_place_to_keep_it_checks_each_time) {
+TEST(Tuner, without_a_place_to_keep_it_checks_each_time) {
   Check here;
   const std::filesystem::path file = here.log().parent_path() / "file";
   std::ofstream(file) << "in the way";
   for (const std::filesystem::path& directory : {std::filesystem::path(), file / "cache"}) {
-    here.check.directory = directory;
+    here.tuner.directory = directory;
     const size_t before = here.children();
     EXPECT_EQ(here.taken(), kAll);
     EXPECT_EQ(here.taken(), kAll);
     EXPECT_EQ(here.children(), before + 12);
     EXPECT_THAT(here.warnings(), HasSubstr("every start will check again: "));
   }
-  EXPECT_EQ(kept_products(here.check), std::nullopt);
+  EXPECT_EQ(stored_kernels(here.tuner), std::nullopt);
 }
 
-TEST(ProductCheck, is_made_by_one_of_several_at_once) {
+TEST(Tuner, is_made_by_one_of_several_at_once) {
   Check here;
   std::vector<std::string> taken(4);
   {
     std::vector<std::jthread> starts;
     for (std::string& mine : taken) {
       starts.emplace_back([&] {
-        ProductCheck own = here.check;
-        own.log = [](const std::string& /*text*/) {};
-        mine = fused_kernels_text(taken_products(*check_products(own)));
+        Tuner own = here.tuner;
+        own.print = [](const std::string& /*text*/) {};
+        mine = fused_kernels_text(taken_kernels(*tune_kernels(own)));
       });
     }
   }
@@ -230,7 +229,7 @@ TEST(ProductCheck, is_made_by_one_of_several_at_once) {
   EXPECT_EQ(here.children(), 6U);
 }
 
-TEST(ProductCheck, is_kept_below_the_cache_that_the_environment_names) {
+TEST(Tuner, is_kept_below_the_cache_that_the_environment_names) {
   const auto directory = [](const char* cache, const char* home) {
     const auto set = [](const char* name, const char* value) {
       value == nullptr ? unsetenv(name) : setenv(name, value, 1);
@@ -239,7 +238,7 @@ TEST(ProductCheck, is_kept_below_the_cache_that_the_environment_names) {
     const std::string kept = home_before == nullptr ? "" : home_before;
     set("XDG_CACHE_HOME", cache);
     set("HOME", home);
-    const auto found = product_table_directory();
+    const auto found = kernel_table_directory();
     set("XDG_CACHE_HOME", nullptr);
     set("HOME", home_before == nullptr ? nullptr : kept.c_str());
     return found;
@@ -251,4 +250,4 @@ TEST(ProductCheck, is_kept_below_the_cache_that_the_environment_names) {
 }
 
 }  // namespace
-}  // namespace dtopp::product_check_test
+}  // namespace dtopp::tuner_test

@@ -1,4 +1,4 @@
-// Defines the result of a check of moe_ffn's GEMMs on a CUDA device, and stores it in a file.
+// Defines the result of the tuner (tuner.h) on a CUDA device, and stores it in a file.
 #pragma once
 
 #include <cstdint>
@@ -15,9 +15,9 @@
 namespace dtopp {
 
 // Compares the fused kernel of one GEMM with torch's grouped GEMM and the kernels around it.
-struct CheckedProduct {
-  ExpertGemm product{};
-  // The reason if the check gave no numbers ("killed by signal 11 (…)", "no end in 60 s"). The numbers are
+struct TunedGemm {
+  ExpertGemm gemm{};
+  // The reason if the test gave no numbers ("killed by signal 11 (…)", "no end in 60 s"). The numbers are
   // then 0.
   std::string failure{};
   double fused_error = 0, grouped_error = 0;                // largest error of a value, relative to fp32
@@ -29,40 +29,38 @@ struct CheckedProduct {
   static constexpr double kLeastGain = 1.03;
 
   bool is_right() const { return failure.empty() && fused_error <= kMostError; }
-  bool is_fused_taken() const {
-    return is_right() && fused_milliseconds * kLeastGain <= grouped_milliseconds;
-  }
-  std::string_view name() const { return kExpertGemmNames[static_cast<size_t>(product)]; }
+  bool takes_fused() const { return is_right() && fused_milliseconds * kLeastGain <= grouped_milliseconds; }
+  std::string name() const { return std::string(kExpertGemmNames[static_cast<size_t>(gemm)]); }
+  const char* kernel() const { return takes_fused() ? "fused" : "grouped_mm"; }
 };
 
-using ProductTable = std::vector<CheckedProduct>;  // one entry per GEMM
+using KernelTable = std::vector<TunedGemm>;  // one entry per GEMM
 
-FusedKernelSet taken_products(const ProductTable& table);
+FusedKernelSet taken_kernels(const KernelTable& table);
 
-// Format: {"product", "kernel": "own"|"grouped_mm", "own_error", …} or {"product", "kernel", "failure"}.
+// Format: {"gemm", "kernel": "fused"|"grouped_mm", "fused_error", …} or {"gemm", "kernel", "failure"}.
 // Reading throws DataError for anything else.
-nlohmann::ordered_json checked_product_json(const CheckedProduct& checked);
-CheckedProduct read_checked_product(const JsonFields& fields);
-nlohmann::ordered_json product_table_json(const ProductTable& table);  // an array of checked products
+nlohmann::ordered_json tuned_gemm_json(const TunedGemm& tuned);
+TunedGemm read_tuned_gemm(const JsonFields& fields);
+nlohmann::ordered_json kernel_table_json(const KernelTable& table);  // an array of tuned GEMMs
 
 // The key of a table.
-struct CheckedDevice {
+struct TunedDevice {
   std::string name;     // "NVIDIA H200"
   int64_t driver = 0;   // the CUDA version that the driver supports
   std::string library;  // the hash of libdtopp_cuda.so
 };
 
 // The directory for tables: dtopp/ in XDG_CACHE_HOME or ~/.cache. Empty if neither is set.
-std::filesystem::path product_table_directory();
+std::filesystem::path kernel_table_directory();
 
 // The path of the device's table in a directory.
-std::filesystem::path product_table_path(const std::filesystem::path& directory, const CheckedDevice& device);
+std::filesystem::path kernel_table_path(const std::filesystem::path& directory, const TunedDevice& device);
 
 // nullopt if the file is missing, unreadable, incomplete or for another device.
-std::optional<ProductTable> read_product_table(const std::filesystem::path& path,
-                                               const CheckedDevice& device);
+std::optional<KernelTable> read_kernel_table(const std::filesystem::path& path, const TunedDevice& device);
 // DataError if the file cannot be written.
-void write_product_table(const std::filesystem::path& path, const CheckedDevice& device,
-                         const ProductTable& table);
+void write_kernel_table(const std::filesystem::path& path, const TunedDevice& device,
+                        const KernelTable& table);
 
 }  // namespace dtopp
