@@ -2,6 +2,7 @@
 #pragma once
 
 #include "dtopp/ops/core/torch.h"
+#include "dtopp/ops/cuda/cuda_limits.h"
 #include "dtopp/ops/cuda/cuda_number.h"
 #include "dtopp/ops/cuda/cuda_stream.h"
 
@@ -30,6 +31,11 @@ Number* write(const at::Tensor& tensor) {
 template <typename Number>
 Number* write_if(const at::Tensor& tensor) {
   return tensor.defined() ? write<Number>(tensor) : nullptr;
+}
+
+inline void check_number_of_experts(const char* op, int64_t experts) {
+  TORCH_CHECK(experts <= kMostExperts, op, ": expected at most ", kMostExperts,
+              " experts on a CUDA device, got ", experts);
 }
 
 constexpr int64_t kAlignment = 16;  // bytes; required of the operands of matrix products

@@ -68,7 +68,7 @@ void backward_columns(const BackwardInputs& in, const Assignment& pairs, const a
         });
     if (grad.gates_TE.defined()) {
       for (const RowBlock& block : blocks)
-        add_gate_parts(rows.gate_parts_NP + (block.pair - group.pair) * gate_parts(ffn), gate_parts(ffn),
+        sum_gate_parts(rows.gate_parts_NP + (block.pair - group.pair) * gate_parts(ffn), gate_parts(ffn),
                        pairs.token_A.data() + block.pair, block.rows,
                        grad.gates_TE.mutable_data_ptr<Real>() + block.expert, experts);
     }

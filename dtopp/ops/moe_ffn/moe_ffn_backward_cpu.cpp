@@ -41,7 +41,7 @@ void backward_block(const BackwardInputs& in, const Assignment& pairs, const Row
       parts};
   swiglu_backward(activation);
   if (grad.gates_TE.defined())
-    add_gate_parts(activation.gate_parts, parts, tokens, rows,
+    sum_gate_parts(activation.gate_parts, parts, tokens, rows,
                    grad.gates_TE.mutable_data_ptr<Real>() + block.expert, experts);
   if (!grad.x_TD.defined()) return;
   pack_left_rows<Tiles>([&](int64_t n) { return activation.d_pre + n * 2 * ffn; }, rows, 2 * ffn, left);

@@ -59,9 +59,9 @@ template <typename Scalar, typename Real, typename Out>
   });
 }
 
-// Writes the gates' gradients, the sums of their parts.
+// Writes the gates' gradients: each is the sum of its parts.
 template <typename Real>
-void add_gate_parts(const Real* parts, int64_t parts_each, const int64_t* tokens, int64_t rows,
+void sum_gate_parts(const Real* parts, int64_t parts_each, const int64_t* tokens, int64_t rows,
                     Real* grad_gates_T, int64_t num_experts) {
   for (int64_t n = 0; n < rows; ++n) {
     Real sum = 0;

@@ -2,8 +2,6 @@
 
 #include <limits>
 
-#include "dtopp/ops/route/route_cuda.h"
-
 namespace dtopp::cuda {
 namespace {
 
@@ -39,8 +37,7 @@ at::Tensor aligned(const at::Tensor& tensor) {
 
 Pairs make_pairs(const at::Tensor& gates_TE, int64_t capacity, const GemmChoice& gemms) {
   const int64_t tokens = gates_TE.size(0), experts = gates_TE.size(1);
-  TORCH_CHECK(experts <= kMostExperts, "moe_ffn: expected at most ", kMostExperts,
-              " experts on a CUDA device, got ", experts);
+  check_number_of_experts("moe_ffn", experts);
   TORCH_CHECK(capacity >= 0 && std::max(capacity, tokens * experts) <= kMostPairs,
               "moe_ffn: expected at most 2^31 - 1 tokens times experts and capacity from 0 to that, got ",
               tokens, " tokens, ", experts, " experts and ", capacity);

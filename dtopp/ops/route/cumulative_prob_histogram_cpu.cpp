@@ -57,19 +57,18 @@ template <typename Real>
 }
 
 template <typename Real>
-void count_tokens(const Real* logits, int64_t tokens, int64_t experts, int64_t stride,
-                  const RouteOptions& options, Real theta, int64_t* histogram) {
-  const int64_t limit = options.max_experts > 0 ? std::min(options.max_experts, experts) : experts;
+void count_tokens(const Real* logits, int64_t tokens, int64_t experts, int64_t stride, const RouteRule& rule,
+                  Real theta, int64_t* histogram) {
   TokenBuffers<Real> buffers(experts);
   std::vector<BitsOf<Real>> key(experts);
   for (int64_t t = 0; t < tokens; t += stride) {
     Real inverse_sigma = 1;
-    const auto state = probabilities(logits + t * experts, experts, options, theta, buffers, &inverse_sigma);
+    const auto state = probabilities(logits + t * experts, experts, rule, theta, buffers, &inverse_sigma);
     if (!state.finite()) continue;
-    if (experts < kSortedFrom && limit == experts) {
+    if (experts < kSortedFrom && rule.most == experts) {
       count_compared(buffers, experts, key.data(), histogram);
     } else {
-      count_sorted(buffers, limit, histogram);
+      count_sorted(buffers, rule.most, histogram);
     }
   }
 }
@@ -78,24 +77,23 @@ at::Tensor cumulative_prob_histogram_cpu(const at::Tensor& logits_TE, const at::
                                          c10::string_view normalization, int64_t max_experts,
                                          int64_t stride) {
   check_cumulative_prob_histogram(logits_TE, scale, normalization, max_experts, stride);
-  const RouteOptions options =
-      parse_options(normalization, /*top_k=*/0, max_experts, /*renormalize=*/false, /*threshold=*/0);
   const int64_t tokens = logits_TE.size(0), experts = logits_TE.size(1);
+  const RouteRule rule = route_rule(normalization, experts, /*top_k=*/0, max_experts, /*renormalize=*/false);
   const at::Tensor z_TE = logits_TE.to(route_dtype(logits_TE)).contiguous();
   const int64_t counted = (tokens + stride - 1) / stride;
   const int64_t chunks = (counted + kTokensPerChunk - 1) / kTokensPerChunk;
   const int64_t shares = std::clamp<int64_t>(at::get_num_threads(), 1, std::max<int64_t>(chunks, 1));
   const at::Tensor counts_SM = at::zeros({shares, kCumulativeProbBins}, logits_TE.options().dtype(at::kLong));
   AT_DISPATCH_FLOATING_TYPES(z_TE.scalar_type(), "cumulative_prob_histogram", [&] {
-    const auto theta = options.learn_scale ? scale.item<scalar_t>() : scalar_t(1);
+    const auto theta = rule.learn_scale ? scale.item<scalar_t>() : scalar_t(1);
     const scalar_t* logits = z_TE.const_data_ptr<scalar_t>();
     int64_t* counts = counts_SM.mutable_data_ptr<int64_t>();
     at::parallel_for(0, shares, 1, [&](int64_t begin, int64_t end) {
       for (int64_t s = begin; s < end; ++s) {
         const int64_t first = counted * s / shares * stride, last = counted * (s + 1) / shares * stride;
         run_widest([&] {
-          count_tokens(logits + first * experts, std::min(last, tokens) - first, experts, stride, options,
-                       theta, counts + s * kCumulativeProbBins);
+          count_tokens(logits + first * experts, std::min(last, tokens) - first, experts, stride, rule, theta,
+                       counts + s * kCumulativeProbBins);
         });
       }
     });

@@ -3,7 +3,6 @@
 #include "dtopp/ops/cuda/cuda_tensor.h"
 #include "dtopp/ops/route/cumulative_prob_bins.h"
 #include "dtopp/ops/route/route_kernel.h"
-#include "dtopp/ops/route/route_rule_cuda.h"
 
 namespace dtopp {
 namespace {
@@ -21,7 +20,7 @@ at::Tensor cumulative_prob_histogram_cuda(const at::Tensor& logits_TE, const at:
     cuda::cumulative_prob_histogram<Scalar>(
         {cuda::read<Scalar>(logits), cuda::read<cuda::Accumulator<Scalar>>(theta), logits.size(0),
          logits.size(1), stride,
-         cuda::route_rule(normalization, /*top_k=*/0, max_experts, /*renormalize=*/false),
+         route_rule(normalization, logits.size(1), /*top_k=*/0, max_experts, /*renormalize=*/false),
          cuda::write<int64_t>(counts)},
         cuda::current_stream(logits));
   });

@@ -19,7 +19,6 @@ __device__ void count_token(const CumulativeProbHistogram<Scalar>& of, int64_t t
                             typename CumulativeProbHistogram<Scalar>::Real* p_E, int* counts) {
   using Real = typename CumulativeProbHistogram<Scalar>::Real;
   const int experts = static_cast<int>(of.experts);
-  const int limit = of.rule.max_experts > 0 ? min(of.rule.max_experts, experts) : experts;
   RouteToken<Real, kPerLane> token;
   load_token(of.logits_TE + t * experts, experts, of.rule, theta, token);
   if (!token.finite()) return;
@@ -36,7 +35,7 @@ __device__ void count_token(const CumulativeProbHistogram<Scalar>& of, int64_t t
       before += first ? p_E[other] : Real(0);
       rank += first ? 1 : 0;
     }
-    if (rank > 0 && rank < limit) atomicAdd(counts + cumulative_prob_bin(before), 1);
+    if (rank > 0 && rank < of.rule.most) atomicAdd(counts + cumulative_prob_bin(before), 1);
   }
   __syncwarp();
 }

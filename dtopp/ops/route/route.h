@@ -20,11 +20,9 @@
 #include <string_view>
 
 #include "dtopp/ops/core/torch.h"
+#include "dtopp/ops/route/route_rule.h"
 
 namespace dtopp {
-
-// Added to the variance of a token's logits.
-constexpr double kVarianceEpsilon = 1e-6;
 
 // "f32" below is f64 for f64 logits. Means are over tokens, and 0 if there are no tokens.
 struct RouteOutput {

@@ -21,7 +21,7 @@ struct GradientSources {
 template <typename Real>
 [[gnu::always_inline]] inline void softmax_backward(const Real* gates_E, const Real* grad_gates_E,
                                                     const GradientSources<Real>& grad, Real lse,
-                                                    int64_t experts, const RouteOptions& options,
+                                                    int64_t experts, const RouteRule& rule,
                                                     TokenBuffers<Real>& buffers) {
   const Real* p = buffers.p.data();
   const Real* s = buffers.s.data();
@@ -35,8 +35,8 @@ template <typename Real>
       chosen_prob += chosen ? p[e] : Real(0);
       weighted += chosen ? gates_E[e] * grad_gates_E[e] : Real(0);
     }
-    const Real inverse = options.renormalize ? 1 / chosen_prob : Real(1);
-    const Real shift = options.renormalize ? weighted : Real(0);
+    const Real inverse = rule.renormalize ? 1 / chosen_prob : Real(1);
+    const Real shift = rule.renormalize ? weighted : Real(0);
 #pragma omp simd
     for (int64_t e = 0; e < experts; ++e) {
       dp[e] += gates_E[e] != 0 ? (grad_gates_E[e] - shift) * inverse : Real(0);
@@ -77,17 +77,17 @@ template <typename Real>
 [[gnu::always_inline]] inline double route_backward_chunk(const Real* logits, const Real* gates,
                                                           const Real* grad_gates, int64_t tokens,
                                                           int64_t experts, const GradientSources<Real>& grad,
-                                                          const RouteOptions& options, Real theta,
+                                                          const RouteRule& rule, Real theta,
                                                           TokenBuffers<Real>& buffers, Real* grad_logits) {
   double grad_theta = 0;
   for (int64_t t = 0; t < tokens; ++t) {
     const int64_t row = t * experts;
     Real* dz = grad_logits + row;
     Real inverse_sigma = 1;
-    const auto state = probabilities(logits + row, experts, options, theta, buffers, &inverse_sigma);
+    const auto state = probabilities(logits + row, experts, rule, theta, buffers, &inverse_sigma);
     softmax_backward(gates + row, grad_gates == nullptr ? nullptr : grad_gates + row, grad, state.lse(),
-                     experts, options, buffers);
-    if (options.normalize) {
+                     experts, rule, buffers);
+    if (rule.normalize) {
       grad_theta += normalize_backward(buffers, theta, inverse_sigma, experts, dz);
     } else {
       std::copy(buffers.work.begin(), buffers.work.end(), dz);
@@ -103,7 +103,7 @@ template <typename Real>
 
 template <typename Real>
 double route_backward_chunks(const at::Tensor& logits_TE, const at::Tensor& gates_TE, Real theta,
-                             const GradientSources<Real>& grad, const RouteOptions& options,
+                             const GradientSources<Real>& grad, const RouteRule& rule,
                              at::Tensor& grad_logits_TE) {
   const int64_t tokens = logits_TE.size(0), experts = logits_TE.size(1);
   const int64_t chunks = (tokens + kTokensPerChunk - 1) / kTokensPerChunk;
@@ -119,7 +119,7 @@ double route_backward_chunks(const at::Tensor& logits_TE, const at::Tensor& gate
       const Real* grad_gates = grad.gates_TE == nullptr ? nullptr : grad.gates_TE + row;
       run_widest([&] {
         grad_theta[c] = route_backward_chunk(logits + row, gates + row, grad_gates, count, experts, grad,
-                                             options, theta, buffers, grad_logits + row);
+                                             rule, theta, buffers, grad_logits + row);
       });
     }
   });
@@ -135,7 +135,7 @@ std::tuple<at::Tensor, at::Tensor> route_backward_cpu(const at::Tensor& logits_T
                                                       c10::string_view normalization, bool renormalize) {
   check_route_backward(logits_TE, scale, gates_TE,
                        {grad_gates_TE, grad_mean_prob_E, grad_entropy, grad_router_z}, normalization);
-  const RouteOptions options = parse_options(normalization, 0, 0, renormalize, 0);
+  const RouteRule rule = route_rule(normalization, logits_TE.size(1), 0, 0, renormalize);
   const auto dtype = route_dtype(logits_TE);
   const double count = static_cast<double>(std::max<int64_t>(logits_TE.size(0), 1));
   const at::Tensor z_TE = logits_TE.to(dtype).contiguous();
@@ -151,11 +151,11 @@ std::tuple<at::Tensor, at::Tensor> route_backward_cpu(const at::Tensor& logits_T
         grad_prob_E.const_data_ptr<scalar_t>(),
         grad_entropy ? static_cast<scalar_t>(grad_entropy->item<double>() / count) : scalar_t(0),
         grad_router_z ? static_cast<scalar_t>(grad_router_z->item<double>() / count) : scalar_t(0)};
-    const auto theta = options.learn_scale ? scale.item<scalar_t>() : scalar_t(1);
-    grad_scale = route_backward_chunks<scalar_t>(z_TE, gates, theta, grad, options, grad_logits_TE);
+    const auto theta = rule.learn_scale ? scale.item<scalar_t>() : scalar_t(1);
+    grad_scale = route_backward_chunks<scalar_t>(z_TE, gates, theta, grad, rule, grad_logits_TE);
   });
   return {grad_logits_TE.to(logits_TE.scalar_type()),
-          at::scalar_tensor(options.learn_scale ? grad_scale : 0.0, scale.options())};
+          at::scalar_tensor(rule.learn_scale ? grad_scale : 0.0, scale.options())};
 }
 
 }  // namespace

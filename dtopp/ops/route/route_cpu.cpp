@@ -25,23 +25,18 @@ template <typename Real>
 // scratch memory.
 template <typename Real>
 [[gnu::always_inline]] inline int64_t select_experts(const Real* p, int64_t experts, bool finite,
-                                                     const RouteOptions& options, Real* left, int32_t* chosen,
-                                                     double* sum) {
-  int64_t limit = options.max_experts > 0 ? std::min(options.max_experts, experts) : experts;
-  if (options.top_k > 0) limit = std::min(limit, options.top_k);
+                                                     const RouteRule& rule, double threshold, Real* left,
+                                                     int32_t* chosen, double* sum) {
   if (!finite) {  // NaNs have no order: select by index; training then reports NaN gates instead of crashing
-    const int64_t count = options.top_k > 0 ? limit : 1;
+    const int64_t count = rule.by_threshold ? 1 : rule.most;
     std::iota(chosen, chosen + count, 0);
     *sum = std::numeric_limits<double>::quiet_NaN();
     return count;
   }
   std::copy(p, p + experts, left);
-  const double threshold = options.threshold;
   int64_t count = 0;
   double before = 0;
-  while (count < limit) {
-    const bool wanted = options.top_k > 0 || count == 0 || before < threshold;
-    if (!wanted) break;
+  while (count < rule.most && (!rule.by_threshold || count == 0 || before < threshold)) {
     const int32_t next = likeliest(left, static_cast<int32_t>(experts));
     left[next] = -1;
     before += p[next];
@@ -68,18 +63,18 @@ struct ChunkSums {
 
 template <typename Real>
 [[gnu::always_inline]] inline void route_chunk(const Real* logits, int64_t tokens, int64_t experts,
-                                               const RouteOptions& options, Real theta, Real* gates,
-                                               TokenBuffers<Real>& buffers, ChunkSums& sums) {
+                                               const RouteRule& rule, double threshold, Real theta,
+                                               Real* gates, TokenBuffers<Real>& buffers, ChunkSums& sums) {
   for (int64_t t = 0; t < tokens; ++t) {
     const Real* z = logits + t * experts;
     Real* gates_E = gates + t * experts;
     const Real* p = buffers.p.data();
     Real inverse_sigma = 1;
-    const auto state = probabilities(z, experts, options, theta, buffers, &inverse_sigma);
+    const auto state = probabilities(z, experts, rule, theta, buffers, &inverse_sigma);
     double chosen_sum = 0;
-    const int64_t count = select_experts(p, experts, state.finite(), options, buffers.work.data(),
+    const int64_t count = select_experts(p, experts, state.finite(), rule, threshold, buffers.work.data(),
                                          buffers.chosen.data(), &chosen_sum);
-    const double divisor = options.renormalize ? chosen_sum : 1;
+    const double divisor = rule.renormalize ? chosen_sum : 1;
     std::fill(gates_E, gates_E + experts, Real(0));
     for (int64_t n = 0; n < count; ++n) {
       const int32_t e = buffers.chosen[n];
@@ -91,14 +86,14 @@ template <typename Real>
 #pragma omp simd
     for (int64_t e = 0; e < experts; ++e) prob_E[e] += p[e];
     sums.entropy += entropy_of(buffers.s.data(), p, state.lse(), experts);
-    const double lse = options.normalize ? exponentials(z, experts, buffers.work.data()).lse() : state.lse();
+    const double lse = rule.normalize ? exponentials(z, experts, buffers.work.data()).lse() : state.lse();
     sums.router_z += lse * lse;
   }
 }
 
 template <typename Real>
-std::vector<ChunkSums> route_chunks(const at::Tensor& logits_TE, Real theta, const RouteOptions& options,
-                                    at::Tensor& gates_TE) {
+std::vector<ChunkSums> route_chunks(const at::Tensor& logits_TE, Real theta, const RouteRule& rule,
+                                    double threshold, at::Tensor& gates_TE) {
   const int64_t tokens = logits_TE.size(0), experts = logits_TE.size(1);
   const int64_t chunks = (tokens + kTokensPerChunk - 1) / kTokensPerChunk;
   const Real* logits = logits_TE.const_data_ptr<Real>();
@@ -113,7 +108,7 @@ std::vector<ChunkSums> route_chunks(const at::Tensor& logits_TE, Real theta, con
       const int64_t first = c * kTokensPerChunk;
       const int64_t count = std::min(kTokensPerChunk, tokens - first);
       run_widest([&] {
-        route_chunk(logits + first * experts, count, experts, options, theta, gates + first * experts,
+        route_chunk(logits + first * experts, count, experts, rule, threshold, theta, gates + first * experts,
                     buffers, sums[c]);
       });
     }
@@ -127,8 +122,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tenso
   check_route(logits_TE, scale, threshold, normalization, top_k, max_experts);
   const double p = threshold.item<double>();
   TORCH_CHECK(top_k > 0 || !std::isnan(p), "route: expected a threshold between 0 and 1, got ", p);
-  const RouteOptions options = parse_options(normalization, top_k, max_experts, renormalize, p);
   const int64_t tokens = logits_TE.size(0), experts = logits_TE.size(1);
+  const RouteRule rule = route_rule(normalization, experts, top_k, max_experts, renormalize);
   const auto dtype = route_dtype(logits_TE);
   const auto real = logits_TE.options().dtype(dtype);
   at::Tensor gates_TE = at::empty({tokens, experts}, real);
@@ -138,8 +133,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tenso
   const at::Tensor z_TE = logits_TE.to(dtype).contiguous();
   std::vector<ChunkSums> chunks;
   AT_DISPATCH_FLOATING_TYPES(dtype, "route", [&] {
-    const auto theta = options.learn_scale ? scale.item<scalar_t>() : scalar_t(1);
-    chunks = route_chunks<scalar_t>(z_TE, theta, options, gates_TE);
+    const auto theta = rule.learn_scale ? scale.item<scalar_t>() : scalar_t(1);
+    chunks = route_chunks<scalar_t>(z_TE, theta, rule, p, gates_TE);
   });
   double entropy = 0, router_z = 0;
   for (const ChunkSums& chunk : chunks) {

@@ -15,21 +15,6 @@ namespace dtopp {
 // depend on the number of threads.
 constexpr int64_t kTokensPerChunk = 128;
 
-struct RouteOptions {
-  bool normalize;    // fixed or dynamic
-  bool learn_scale;  // dynamic
-  bool renormalize;
-  int64_t top_k;
-  int64_t max_experts;
-  double threshold;
-};
-
-inline RouteOptions parse_options(c10::string_view normalization, int64_t top_k, int64_t max_experts,
-                                  bool renormalize, double threshold) {
-  const bool learn_scale = normalization == "dynamic";
-  return {learn_scale || normalization == "fixed", learn_scale, renormalize, top_k, max_experts, threshold};
-}
-
 template <typename Real>
 struct Exponentials {
   Real highest, sum;
@@ -93,10 +78,10 @@ struct TokenBuffers {
 // Computes the probabilities of one token: fills buffers.s, buffers.p and, if normalized, buffers.xhat.
 template <typename Real>
 [[gnu::always_inline]] inline Exponentials<Real> probabilities(const Real* z, int64_t experts,
-                                                               const RouteOptions& options, Real theta,
+                                                               const RouteRule& rule, Real theta,
                                                                TokenBuffers<Real>& buffers,
                                                                Real* inverse_sigma) {
-  if (!options.normalize) {
+  if (!rule.normalize) {
     std::copy(z, z + experts, buffers.s.data());
   } else {
     *inverse_sigma = normalize(z, experts, buffers.xhat.data());

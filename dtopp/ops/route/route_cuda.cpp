@@ -2,7 +2,6 @@
 
 #include "dtopp/ops/cuda/cuda_tensor.h"
 #include "dtopp/ops/route/route_kernel.h"
-#include "dtopp/ops/route/route_rule_cuda.h"
 
 namespace dtopp {
 namespace {
@@ -31,7 +30,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tenso
     using Real = cuda::Accumulator<Scalar>;
     cuda::route_forward<Scalar>(
         {cuda::read<Scalar>(logits), cuda::read<Real>(theta), cuda::read<double>(threshold), tokens, experts,
-         cuda::route_rule(normalization, top_k, max_experts, renormalize), cuda::write<Real>(gates_TE),
+         route_rule(normalization, experts, top_k, max_experts, renormalize), cuda::write<Real>(gates_TE),
          cuda::write<int64_t>(counts_E), cuda::write<int64_t>(histogram), cuda::write<double>(sums),
          cuda::write<Real>(mean_prob_E), cuda::write<Real>(entropy), cuda::write<Real>(router_z)},
         cuda::current_stream(logits));
@@ -66,7 +65,7 @@ std::tuple<at::Tensor, at::Tensor> route_backward_cuda(const at::Tensor& logits_
     cuda::route_backward<Scalar>(
         {cuda::read<Scalar>(logits), cuda::read<Real>(theta), cuda::read<Real>(gates),
          cuda::read_if<Real>(grad_gates), cuda::read_if<Real>(grad_prob), cuda::read_if<Real>(grad_h),
-         cuda::read_if<Real>(grad_z), tokens, experts, cuda::route_rule(normalization, 0, 0, renormalize),
+         cuda::read_if<Real>(grad_z), tokens, experts, route_rule(normalization, experts, 0, 0, renormalize),
          cuda::write<Scalar>(grad_logits_TE), cuda::write<double>(sums), cuda::write<Real>(grad_theta)},
         cuda::current_stream(logits));
   });

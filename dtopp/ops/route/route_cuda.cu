@@ -42,9 +42,7 @@ __device__ int likeliest(const Real (&left)[kPerLane]) {
 template <typename Real, int kPerLane>
 __device__ int select_experts(const RouteToken<Real, kPerLane>& token, int experts, const RouteRule& rule,
                               double threshold, Real (&left)[kPerLane], double* sum) {
-  int limit = rule.max_experts > 0 ? min(rule.max_experts, experts) : experts;
-  if (rule.top_k > 0) limit = min(limit, rule.top_k);
-  const int first = rule.top_k > 0 ? limit : 1;  // NaNs have no order: select by index
+  const int first = rule.by_threshold ? 1 : rule.most;  // NaNs have no order: select by index
   const bool finite = token.finite();
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
@@ -54,7 +52,7 @@ __device__ int select_experts(const RouteToken<Real, kPerLane>& token, int exper
   *sum = finite ? 0 : kNotANumber<double>;
   if (!finite) return first;
   int count = 0;
-  while (count < limit && (rule.top_k > 0 || count == 0 || *sum < threshold)) {
+  while (count < rule.most && (!rule.by_threshold || count == 0 || *sum < threshold)) {
     const int next = likeliest(left);
     Real probability = 0;
 #pragma unroll

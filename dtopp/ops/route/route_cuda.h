@@ -6,15 +6,9 @@
 #include "dtopp/ops/cuda/cuda_limits.h"
 #include "dtopp/ops/cuda/cuda_number.h"
 #include "dtopp/ops/cuda/cuda_stream.h"
+#include "dtopp/ops/route/route_rule.h"
 
 namespace dtopp::cuda {
-
-struct RouteRule {
-  bool normalize;    // fixed or dynamic
-  bool learn_scale;  // dynamic
-  bool renormalize;
-  int top_k, max_experts;
-};
 
 template <typename Scalar>
 struct RouteForward {

@@ -11,7 +11,6 @@ constexpr int kRouteWarps = 4;
 constexpr int kRouteThreads = kRouteWarps * kWarp;
 constexpr int kTokensPerWarp = 8;
 constexpr int64_t kTokensPerBlock = kRouteWarps * kTokensPerWarp;
-constexpr double kVarianceEpsilon = 1e-6;
 
 template <typename Real, int kPerLane>
 struct RouteToken {

@@ -1,0 +1,32 @@
+// How a token's experts are selected, for route's CPU and CUDA kernels. This header includes neither torch
+// nor CUDA.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string_view>
+
+namespace dtopp {
+
+// Added to the variance of a token's logits.
+constexpr double kVarianceEpsilon = 1e-6;
+
+struct RouteRule {
+  bool normalize;    // fixed or dynamic
+  bool learn_scale;  // dynamic
+  bool renormalize;
+  bool by_threshold;  // false: a token selects the `most` likeliest experts
+  int most;           // experts per token
+};
+
+// `normalization`, top_k, max_experts and `renormalize` are route's arguments.
+inline RouteRule route_rule(std::string_view normalization, int64_t experts, int64_t top_k,
+                            int64_t max_experts, bool renormalize) {
+  const bool learn_scale = normalization == "dynamic";
+  int64_t most = max_experts > 0 ? std::min(max_experts, experts) : experts;
+  if (top_k > 0) most = std::min(most, top_k);
+  return {learn_scale || normalization == "fixed", learn_scale, renormalize, top_k == 0,
+          static_cast<int>(most)};
+}
+
+}  // namespace dtopp
