@@ -2,7 +2,6 @@
 
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 
-#include "dtopp/ops/attention/norm_rotary_kernel.h"
 #include "dtopp/ops/core/call_op.h"
 #include "dtopp/ops/core/check_tensor.h"
 

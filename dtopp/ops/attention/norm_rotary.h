@@ -23,4 +23,10 @@ namespace dtopp {
 at::Tensor norm_rotary(const at::Tensor& x_TD, const at::Tensor& gain_D, const at::Tensor& cos_TK,
                        const at::Tensor& sin_TK, int64_t num_heads, double eps, bool centred = true);
 
+// Check the arguments of the CPU and CUDA kernels. `op` is the name that error messages begin with.
+void check_norm_rotary(const char* op, const at::Tensor& x_TD, const at::Tensor& gain_D,
+                       const at::Tensor& cos_TK, const at::Tensor& sin_TK);
+void check_norm_rotary_backward(const at::Tensor& grad_y_THK, const at::Tensor& x_TD,
+                                const at::Tensor& gain_D, const at::Tensor& cos_TK, const at::Tensor& sin_TK);
+
 }  // namespace dtopp

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <vector>
 
-#include "dtopp/ops/attention/norm_rotary_kernel.h"
+#include "dtopp/ops/attention/norm_rotary.h"
 #include "dtopp/ops/gemm/cpu_kernel.h"
 
 namespace dtopp {

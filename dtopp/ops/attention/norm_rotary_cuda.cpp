@@ -1,6 +1,6 @@
 #include "dtopp/ops/attention/norm_rotary_cuda.h"
 
-#include "dtopp/ops/attention/norm_rotary_kernel.h"
+#include "dtopp/ops/attention/norm_rotary.h"
 #include "dtopp/ops/cuda/cuda_tensor.h"
 
 namespace dtopp {

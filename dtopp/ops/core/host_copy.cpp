@@ -41,19 +41,4 @@ void copy_from_bytes(std::span<const std::byte> bytes, const at::Tensor& tensor)
   tensor.view({-1}).view(at::kByte).copy_(source);
 }
 
-void copy_to_bytes(const at::Tensor& tensor, const std::function<void(std::span<const std::byte>)>& take,
-                   int64_t piece_bytes) {
-  const int64_t piece = piece_bytes / static_cast<int64_t>(tensor.element_size());
-  TORCH_CHECK(piece > 0, "copy_to_bytes: pieces of ", piece_bytes, " bytes are smaller than an element");
-  // Pieces of a device tensor share one pinned buffer. Copies to pinned memory are several times as fast.
-  at::Tensor room;
-  if (!tensor.is_cpu())
-    room =
-        at::empty({std::min(piece, tensor.numel())}, tensor.options().device(at::kCPU).pinned_memory(true));
-  for (const at::Tensor& part : tensor.view({-1}).split(piece)) {
-    const at::Tensor host = room.defined() ? room.narrow(0, 0, part.numel()).copy_(part) : part;
-    take({static_cast<const std::byte*>(host.const_data_ptr()), host.nbytes()});
-  }
-}
-
 }  // namespace dtopp

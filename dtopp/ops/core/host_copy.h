@@ -1,7 +1,7 @@
 // Copies between host memory and a device, some of them without waiting for the device.
 #pragma once
 
-#include <functional>
+#include <algorithm>
 #include <optional>
 #include <span>
 #include <vector>
@@ -35,10 +35,21 @@ void copy_from_bytes(std::span<const std::byte> bytes, const at::Tensor& tensor)
 
 inline constexpr int64_t kHostPieceBytes = int64_t{64} << 20;
 
-// Passes the bytes of a contiguous tensor on any device to `take`, in order, in pieces of at most
-// `piece_bytes`. A piece must hold at least one element. Pieces of a device tensor are copied to the host
-// first.
-void copy_to_bytes(const at::Tensor& tensor, const std::function<void(std::span<const std::byte>)>& take,
-                   int64_t piece_bytes = kHostPieceBytes);
+// Passes the bytes of a contiguous tensor on any device to take(std::span<const std::byte>), in order, in
+// pieces of at most `piece_bytes`. A piece must hold at least one element. Pieces of a device tensor are
+// copied to the host first, to one pinned buffer: copies to pinned memory are several times as fast.
+template <typename Take>
+void copy_to_bytes(const at::Tensor& tensor, const Take& take, int64_t piece_bytes = kHostPieceBytes) {
+  const int64_t piece = piece_bytes / static_cast<int64_t>(tensor.element_size());
+  TORCH_CHECK(piece > 0, "copy_to_bytes: pieces of ", piece_bytes, " bytes are smaller than an element");
+  at::Tensor pinned;
+  if (!tensor.is_cpu())
+    pinned =
+        at::empty({std::min(piece, tensor.numel())}, tensor.options().device(at::kCPU).pinned_memory(true));
+  for (const at::Tensor& part : tensor.view({-1}).split(piece)) {
+    const at::Tensor host = pinned.defined() ? pinned.narrow(0, 0, part.numel()).copy_(part) : part;
+    take(std::span(static_cast<const std::byte*>(host.const_data_ptr()), host.nbytes()));
+  }
+}
 
 }  // namespace dtopp

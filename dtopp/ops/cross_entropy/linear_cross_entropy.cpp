@@ -4,7 +4,6 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "dtopp/ops/core/call_op.h"
-#include "dtopp/ops/cross_entropy/linear_cross_entropy_kernel.h"
 
 namespace dtopp {
 namespace {

@@ -34,4 +34,8 @@ CrossEntropy linear_cross_entropy(const at::Tensor& x_TD, const at::Tensor& weig
 std::tuple<at::Tensor, at::Tensor> token_log_probs(const at::Tensor& x_TD, const at::Tensor& weight_VD,
                                                    const at::Tensor& targets_T);
 
+// Checks the arguments of the CPU and CUDA kernels. `op` is the name that error messages begin with.
+void check_linear_cross_entropy(const char* op, const at::Tensor& x_TD, const at::Tensor& weight_VD,
+                                const at::Tensor& targets_T);
+
 }  // namespace dtopp

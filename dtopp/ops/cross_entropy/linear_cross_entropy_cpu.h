@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "dtopp/ops/cross_entropy/linear_cross_entropy_kernel.h"
+#include "dtopp/ops/cross_entropy/linear_cross_entropy.h"
 #include "dtopp/ops/gemm/cpu_kernel.h"
 
 namespace dtopp {

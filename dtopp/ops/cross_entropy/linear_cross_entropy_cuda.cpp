@@ -3,8 +3,8 @@
 // which is accumulated in fp32 over the chunks. The host reads nothing.
 #include "dtopp/ops/cross_entropy/linear_cross_entropy_cuda.h"
 
+#include "dtopp/ops/cross_entropy/linear_cross_entropy.h"
 #include "dtopp/ops/cross_entropy/linear_cross_entropy_chunks_cuda.h"
-#include "dtopp/ops/cross_entropy/linear_cross_entropy_kernel.h"
 #include "dtopp/ops/cuda/cuda_tensor.h"
 
 namespace dtopp {
