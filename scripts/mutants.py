@@ -20,8 +20,8 @@ MUTANTS = {
         "dtopp/ops/route/route_cpu.cpp", "before < threshold", "before > threshold",
         ["test_ops"], ["build/release/bin/test_ops"]),
     "missing renormalisation": (
-        "dtopp/ops/route/route_cpu.cpp", "options.renormalize ? chosen_sum : 1",
-        "options.renormalize ? chosen_sum / chosen_sum : 1",
+        "dtopp/ops/route/route_cpu.cpp", "rule.renormalize ? chosen_sum : 1",
+        "rule.renormalize ? chosen_sum / chosen_sum : 1",
         ["test_ops"], ["build/release/bin/test_ops"]),
     "windup": (
         "dtopp/moe/threshold_controller.cpp", "if (config_.anti_windup)", "if (false)",
@@ -50,15 +50,15 @@ MUTANTS = {
         ["test_moe"], ["build/release/bin/test_moe", "--gtest_filter=SolvingController*"]),
     "a stage not fenced off for wgmma": (
         "dtopp/ops/moe_ffn/cuda/fused/gemm_wgmma_cuda.cu", "    fence_for_wgmma();\n", "",
-        ["test_ops_cuda"], ["build/release/bin/test_ops_cuda", "--gtest_filter=PairProducts*"]),
+        ["test_ops_cuda"], ["build/release/bin/test_ops_cuda", "--gtest_filter=FusedGemm*"]),
     "a stage given back while it is read": (
         "dtopp/ops/moe_ffn/cuda/fused/gemm_wgmma_cuda.cu", "        wgmma_wait<1>();\n        give_back();",
         "        give_back();\n        wgmma_wait<1>();",
-        ["test_ops_cuda"], ["build/release/bin/test_ops_cuda", "--gtest_filter=PairProducts*"]),
+        ["test_ops_cuda"], ["build/release/bin/test_ops_cuda", "--gtest_filter=FusedGemm*"]),
     "a stage multiplied before it is there": (
         "dtopp/ops/moe_ffn/cuda/fused/gemm_mma_cuda.cu", "wait_for_all_copies_but(stages - 2)",
         "wait_for_all_copies_but(stages - 1)",
-        ["test_ops_cuda"], ["build/release/bin/test_ops_cuda", "--gtest_filter=PairProducts*"]),
+        ["test_ops_cuda"], ["build/release/bin/test_ops_cuda", "--gtest_filter=FusedGemm*"]),
 }
 
 

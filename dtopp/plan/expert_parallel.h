@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "dtopp/device/devices.h"
+#include "dtopp/device/known_devices.h"
 #include "dtopp/plan/plan.h"
 
 namespace dtopp {

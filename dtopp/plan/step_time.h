@@ -2,7 +2,7 @@
 // docs/plan.md.
 #pragma once
 
-#include "dtopp/device/devices.h"
+#include "dtopp/device/known_devices.h"
 #include "dtopp/plan/plan.h"
 
 namespace dtopp {

@@ -8,7 +8,7 @@
 #include "dtopp/device/available_memory.h"
 #include "dtopp/device/compute_device.h"
 #include "dtopp/device/device.h"
-#include "dtopp/device/devices.h"
+#include "dtopp/device/known_devices.h"
 #include "dtopp/device/matrix_rate.h"
 #include "dtopp/distributed/groups/rank_agreement.h"
 #include "dtopp/models/registry/make_model.h"

@@ -6,7 +6,7 @@
 #include <rapidcheck/gtest.h>
 
 #include "dtopp/base/errors.h"
-#include "dtopp/device/devices.h"
+#include "dtopp/device/known_devices.h"
 #include "tests/plan/tiny_run.h"
 
 namespace dtopp {

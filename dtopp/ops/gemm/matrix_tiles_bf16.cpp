@@ -13,7 +13,7 @@ namespace dtopp {
 namespace {
 
 #if defined(__x86_64__)
-bool has_pair_products() { return widest_simd() == Simd::kAvx512 && __builtin_cpu_supports("avx512bf16"); }
+bool has_avx512_bf16() { return widest_simd() == Simd::kAvx512 && __builtin_cpu_supports("avx512bf16"); }
 
 constexpr int64_t kLanes = 16, kVectors = kPanelColumns / kLanes, kPairs = 2 * kLanes;
 
@@ -56,7 +56,7 @@ void multiply_pairs(int64_t M, int64_t K, int64_t lda, int64_t ldb, int64_t ldc,
   for (; m < M; m += 2) multiply_rows<2>(K, lda, ldb, ldc, add, A + m * lda, B, C + m * ldc);
 }
 #else
-bool has_pair_products() { return false; }
+bool has_avx512_bf16() { return false; }
 void multiply_pairs(int64_t, int64_t, int64_t, int64_t, int64_t, bool, const c10::BFloat16*,
                     const c10::BFloat16*, float*) {}
 #endif
@@ -64,7 +64,7 @@ void multiply_pairs(int64_t, int64_t, int64_t, int64_t, int64_t, bool, const c10
 }  // namespace
 
 bool MatrixUnit::available() {
-  static const bool has = has_amx() || has_pair_products();
+  static const bool has = has_amx() || has_avx512_bf16();
   return has;
 }
 

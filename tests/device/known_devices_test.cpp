@@ -1,4 +1,4 @@
-#include "dtopp/device/devices.h"
+#include "dtopp/device/known_devices.h"
 
 #include <gtest/gtest.h>
 

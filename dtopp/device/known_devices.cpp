@@ -1,4 +1,4 @@
-#include "dtopp/device/devices.h"
+#include "dtopp/device/known_devices.h"
 
 #include <array>
 
@@ -10,10 +10,10 @@ namespace dtopp {
 namespace {
 
 // Data-sheet FLOP/s of dense matrix multiplication.
-struct ProductRates {
+struct MatrixRates {
   double bf16, fp32;
 };
-constexpr ProductRates kA100{312e12, 19.5e12}, kHopper{989e12, 67e12};  // SXM modules
+constexpr MatrixRates kA100{312e12, 19.5e12}, kHopper{989e12, 67e12};  // SXM modules
 
 struct KnownDevice {
   const char* name;
@@ -30,7 +30,7 @@ constexpr std::array<KnownDevice, 3> kKnownDevices = {{
 
 struct DataSheet {
   std::string_view name;  // part of the driver's device name; the first match counts
-  ProductRates rates;
+  MatrixRates rates;
 };
 
 constexpr std::array<DataSheet, 8> kDataSheets = {{
