@@ -103,11 +103,7 @@ uint64_t available_memory(const fs::path& root) {
 }
 
 uint64_t process_memory(const std::string& key) {
-  std::ifstream status("/proc/self/status");
-  for (std::string line; std::getline(status, line);) {
-    if (line.starts_with(key + ":")) return std::stoull(line.substr(key.size() + 1)) * 1024;
-  }
-  return 0;
+  return read_entry("/proc/self/status", key + ":").value_or(0) * 1024;
 }
 
 }  // namespace dtopp

@@ -1,9 +1,14 @@
-// Checks that a tensor argument of an operator fits the other arguments.
+// Checks that a tensor argument of an operator fits the other arguments, and gives the dtype of its sums.
 #pragma once
 
 #include "dtopp/ops/core/torch.h"
 
 namespace dtopp {
+
+// Returns float64 for a float64 tensor, else float32.
+inline at::ScalarType accumulator_type(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
 
 struct Expected {
   at::ScalarType dtype;

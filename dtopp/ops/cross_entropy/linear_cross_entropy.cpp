@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "dtopp/ops/core/call_op.h"
+#include "dtopp/ops/core/check_tensor.h"
 
 namespace dtopp {
 namespace {
@@ -15,7 +16,7 @@ using ForwardTuple = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, 
 using TensorPair = std::tuple<at::Tensor, at::Tensor>;
 
 at::TensorOptions loss_options(const at::Tensor& x_TD) {
-  return x_TD.options().dtype(x_TD.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+  return x_TD.options().dtype(accumulator_type(x_TD));
 }
 
 ForwardTuple forward_meta(const at::Tensor& x_TD, const at::Tensor& weight_VD, const at::Tensor& targets_T,

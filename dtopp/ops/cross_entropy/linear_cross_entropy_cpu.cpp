@@ -7,6 +7,8 @@
 // chunk's exponentials leave the cache.
 #include "dtopp/ops/cross_entropy/linear_cross_entropy_cpu.h"
 
+#include "dtopp/ops/core/check_tensor.h"
+
 namespace dtopp {
 namespace {
 
@@ -256,7 +258,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> forward_c
   dispatch(x_TD, [&](auto scalar, auto tiles) {
     sums = sum_chunks<decltype(scalar), decltype(tiles)>(in, targets.const_data_ptr<int64_t>(), counted);
   });
-  const auto real = x_TD.options().dtype(x_TD.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+  const auto real = x_TD.options().dtype(accumulator_type(x_TD));
   const double nll = sums.nll / count, z = sums.z / count;
   return {
       at::scalar_tensor(nll + z_weight * z, real), at::scalar_tensor(nll, real), at::scalar_tensor(z, real),

@@ -3,6 +3,7 @@
 // which is accumulated in fp32 over the chunks. The host reads nothing.
 #include "dtopp/ops/cross_entropy/linear_cross_entropy_cuda.h"
 
+#include "dtopp/ops/core/check_tensor.h"
 #include "dtopp/ops/cross_entropy/linear_cross_entropy.h"
 #include "dtopp/ops/cross_entropy/linear_cross_entropy_chunks_cuda.h"
 #include "dtopp/ops/cuda/cuda_tensor.h"
@@ -12,10 +13,6 @@ namespace cuda {
 namespace {
 
 constexpr int64_t kLogitBytes = 1LL << 30;
-
-at::ScalarType real_type(const at::Tensor& x) {
-  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-}
 
 // Returns a b in fp32 (f64 for f64). Tests run this on a CPU, which has no product of bf16 matrices with an
 // fp32 result.
@@ -71,7 +68,7 @@ int64_t tokens_per_chunk(int64_t tokens, int64_t vocabulary, at::ScalarType logi
 
 LossOutputs form_loss(const LossInputs& in, int64_t chunk) {
   const int64_t tokens = in.x_TD.size(0);
-  const auto real = in.x_TD.options().dtype(real_type(in.x_TD)), f64 = real.dtype(at::kDouble);
+  const auto real = in.x_TD.options().dtype(accumulator_type(in.x_TD)), f64 = real.dtype(at::kDouble);
   const Loss loss{in, in.targets_T.ne(in.ignore_index).sum().clamp_min(1), at::empty({tokens}, f64),
                   at::empty({tokens}, f64)};
   const auto room = [&](bool needed, const at::Tensor& like, const at::TensorOptions& options) {
@@ -89,7 +86,7 @@ LossOutputs form_loss(const LossInputs& in, int64_t chunk) {
     at::mm_out(grad_x_ND, gradient_NV, in.weight_VD);
   }
   const at::Tensor nll = loss.nll_T.sum().div_(loss.counted), z = loss.z_T.sum().div_(loss.counted);
-  const auto as_real = [&](const at::Tensor& mean) { return mean.to(real_type(in.x_TD)); };
+  const auto as_real = [&](const at::Tensor& mean) { return mean.to(accumulator_type(in.x_TD)); };
   return {as_real(nll + in.z_weight * z), as_real(nll), as_real(z), grad_x_TD,
           grad_weight_VD.to(in.weight_VD.scalar_type())};
 }
@@ -103,7 +100,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> forward_c
     int64_t ignore_index, bool need_x, bool need_weight) {
   check_linear_cross_entropy("linear_cross_entropy_forward", x_TD, weight_VD, targets_T);
   const c10::DeviceGuard guard(x_TD.device());
-  const int64_t chunk = cuda::tokens_per_chunk(x_TD.size(0), weight_VD.size(0), cuda::real_type(x_TD));
+  const int64_t chunk = cuda::tokens_per_chunk(x_TD.size(0), weight_VD.size(0), accumulator_type(x_TD));
   const cuda::LossOutputs out =
       cuda::form_loss({x_TD.contiguous(), weight_VD.contiguous(), targets_T.contiguous(), z_weight,
                        ignore_index, need_x, need_weight},
@@ -118,9 +115,9 @@ std::tuple<at::Tensor, at::Tensor> log_probs_cuda(const at::Tensor& x, const at:
   const at::Tensor x_TD = x.contiguous(), weight_DV = weight.contiguous().t(),
                    targets_T = targets.contiguous();
   const int64_t tokens = x.size(0);
-  const auto real = x.options().dtype(cuda::real_type(x));
+  const auto real = x.options().dtype(accumulator_type(x));
   at::Tensor log_probs_T = at::empty({tokens}, real), greedy_T = at::empty({tokens}, real.dtype(at::kLong));
-  const int64_t chunk = cuda::tokens_per_chunk(tokens, weight.size(0), cuda::real_type(x));
+  const int64_t chunk = cuda::tokens_per_chunk(tokens, weight.size(0), accumulator_type(x));
   for (int64_t first = 0; first < tokens; first += chunk) {
     const at::Tensor logits_NV =
         cuda::multiply_in_real(x_TD.slice(0, first, std::min(first + chunk, tokens)), weight_DV);

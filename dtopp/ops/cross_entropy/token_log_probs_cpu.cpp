@@ -1,5 +1,6 @@
 #include <numeric>
 
+#include "dtopp/ops/core/check_tensor.h"
 #include "dtopp/ops/cross_entropy/linear_cross_entropy_cpu.h"
 
 namespace dtopp {
@@ -50,7 +51,7 @@ std::tuple<at::Tensor, at::Tensor> log_probs_cpu(const at::Tensor& x_TD, const a
                                                  const at::Tensor& targets_T) {
   check_linear_cross_entropy("token_log_probs", x_TD, weight_VD, targets_T);
   const auto tokens = counted_tokens("token_log_probs", targets_T, weight_VD.size(0), std::nullopt);
-  const auto real = x_TD.options().dtype(x_TD.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+  const auto real = x_TD.options().dtype(accumulator_type(x_TD));
   const at::Tensor log_probs_T = at::empty({x_TD.size(0)}, real);
   const at::Tensor greedy_T = at::empty({x_TD.size(0)}, real.dtype(at::kLong));
   const at::Tensor targets = targets_T.contiguous();

@@ -7,7 +7,7 @@
 #include <limits>
 
 #include "dtopp/ops/cuda/cuda_launch.h"
-#include "dtopp/ops/cuda/cuda_number.h"
+#include "dtopp/ops/cuda/cuda_types.h"
 
 #if defined(__CUDACC__)
 #include <cuda_bf16.h>

@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "dtopp/ops/cuda/cuda_stream.h"
+#include "dtopp/ops/cuda/cuda_types.h"
 
 namespace dtopp::cuda {
 

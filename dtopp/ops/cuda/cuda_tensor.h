@@ -3,8 +3,7 @@
 
 #include "dtopp/ops/core/torch.h"
 #include "dtopp/ops/cuda/cuda_limits.h"
-#include "dtopp/ops/cuda/cuda_number.h"
-#include "dtopp/ops/cuda/cuda_stream.h"
+#include "dtopp/ops/cuda/cuda_types.h"
 
 namespace dtopp::cuda {
 

@@ -25,7 +25,7 @@ void check_layer(const char* op, const at::Tensor& x_TD, const at::Tensor& gates
   TORCH_CHECK(gate_up_proj.scalar_type() == dtype && down_proj.scalar_type() == dtype, op,
               ": expected gate_up_proj and down_proj of x's dtype ", dtype, ", got ",
               gate_up_proj.scalar_type(), " and ", down_proj.scalar_type());
-  const auto gates_dtype = dtype == at::kDouble ? at::kDouble : at::kFloat;
+  const auto gates_dtype = accumulator_type(x_TD);
   TORCH_CHECK(gates_TE.scalar_type() == gates_dtype, op, ": expected gates of dtype ", gates_dtype, ", got ",
               gates_TE.scalar_type());
   TORCH_CHECK(x_TD.dim() == 2, op, ": expected x of shape [tokens, hidden], got ", x_TD.sym_sizes());

@@ -22,10 +22,10 @@ namespace dtopp {
 // all four inputs; a gate of 0 has the gradient 0. Autograd saves the inputs and [A, 2F], W_gate x and W_up x
 // of each pair, and nothing else.
 //
-// capacity is the capacity on CUDA devices, where the host does not have A in advance. With 0 the host waits
-// for the device and reads A. Otherwise memory for capacity pairs is allocated; the host then does not wait
-// in bf16 with D and F multiples of 8 on compute capability 9.0. If A exceeds capacity, the op leaves some
-// pairs out of y: the caller must compare route's counts with capacity and repeat the step.
+// capacity: the pairs that a CUDA device has memory for. The host does not have A in advance; with 0 it waits
+// for the device and reads A. With a capacity it does not wait in bf16 with D and F multiples of 8 on compute
+// capability 9.0. If A exceeds capacity, the op leaves some pairs out of y: the caller must compare route's
+// counts with capacity and repeat the step.
 //
 // Throws:        c10::Error "moe_ffn: …" if shapes, types or devices do not fit, or if they exceed the limits
 //                of a CUDA device (cuda_limits.h)

@@ -7,8 +7,7 @@
 
 #include <cstdint>
 
-#include "dtopp/ops/cuda/cuda_number.h"
-#include "dtopp/ops/cuda/cuda_stream.h"
+#include "dtopp/ops/cuda/cuda_types.h"
 #include "dtopp/ops/moe_ffn/expert_tree.h"
 
 namespace dtopp::cuda {

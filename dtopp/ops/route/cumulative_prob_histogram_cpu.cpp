@@ -79,7 +79,7 @@ at::Tensor cumulative_prob_histogram_cpu(const at::Tensor& logits_TE, const at::
   check_cumulative_prob_histogram(logits_TE, scale, normalization, max_experts, stride);
   const int64_t tokens = logits_TE.size(0), experts = logits_TE.size(1);
   const RouteRule rule = route_rule(normalization, experts, /*top_k=*/0, max_experts, /*renormalize=*/false);
-  const at::Tensor z_TE = logits_TE.to(route_dtype(logits_TE)).contiguous();
+  const at::Tensor z_TE = logits_TE.to(accumulator_type(logits_TE)).contiguous();
   const int64_t counted = (tokens + stride - 1) / stride;
   const int64_t chunks = (counted + kTokensPerChunk - 1) / kTokensPerChunk;
   const int64_t shares = std::clamp<int64_t>(at::get_num_threads(), 1, std::max<int64_t>(chunks, 1));

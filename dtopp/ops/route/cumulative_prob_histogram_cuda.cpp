@@ -13,7 +13,7 @@ at::Tensor cumulative_prob_histogram_cuda(const at::Tensor& logits_TE, const at:
   check_cumulative_prob_histogram(logits_TE, scale, normalization, max_experts, stride);
   const c10::DeviceGuard guard(logits_TE.device());
   cuda::check_number_of_experts("cumulative_prob_histogram", logits_TE.size(1));
-  const at::Tensor logits = logits_TE.contiguous(), theta = scale.to(route_dtype(logits_TE));
+  const at::Tensor logits = logits_TE.contiguous(), theta = scale.to(accumulator_type(logits_TE));
   at::Tensor counts = at::zeros({kCumulativeProbBins}, logits_TE.options().dtype(at::kLong));
   cuda::dispatch(logits, [&](auto scalar) {
     using Scalar = decltype(scalar);

@@ -3,7 +3,6 @@
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 
 #include "dtopp/ops/core/call_op.h"
-#include "dtopp/ops/core/check_tensor.h"
 #include "dtopp/ops/route/route_kernel.h"
 
 namespace dtopp {
@@ -21,7 +20,7 @@ RouteTuple route_meta(const at::Tensor& logits_TE, const at::Tensor& scale, cons
                       c10::string_view normalization, int64_t top_k, int64_t max_experts,
                       bool /*renormalize*/) {
   check_route(logits_TE, scale, threshold, normalization, top_k, max_experts);
-  const auto real = logits_TE.options().dtype(route_dtype(logits_TE));
+  const auto real = logits_TE.options().dtype(accumulator_type(logits_TE));
   const auto integer = real.dtype(at::kLong);
   const c10::SymInt experts = logits_TE.sym_size(1);
   return {at::empty_symint(logits_TE.sym_sizes(), real),
@@ -83,10 +82,6 @@ RouteTuple route_autograd(const at::Tensor& logits_TE, const at::Tensor& scale, 
 
 }  // namespace
 
-at::ScalarType route_dtype(const at::Tensor& logits_TE) {
-  return logits_TE.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-}
-
 void check_router_logits(const char* op, const at::Tensor& logits_TE, const at::Tensor& scale,
                          c10::string_view normalization) {
   const auto dtype = logits_TE.scalar_type();
@@ -124,7 +119,7 @@ void check_route_backward(const at::Tensor& logits_TE, const at::Tensor& scale, 
                           const RouteGradients& grad, c10::string_view normalization) {
   check_router_logits("route_backward", logits_TE, scale, normalization);
   const auto check = [&](const char* name, const at::Tensor& tensor, c10::SymIntArrayRef sizes) {
-    check_tensor("route_backward", name, tensor, {route_dtype(logits_TE), logits_TE.device()}, sizes);
+    check_tensor("route_backward", name, tensor, {accumulator_type(logits_TE), logits_TE.device()}, sizes);
   };
   const c10::SymIntArrayRef sizes_TE = logits_TE.sym_sizes(), sizes_E = sizes_TE.slice(1);
   check("gates", gates_TE, sizes_TE);

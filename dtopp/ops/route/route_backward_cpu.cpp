@@ -136,7 +136,7 @@ std::tuple<at::Tensor, at::Tensor> route_backward_cpu(const at::Tensor& logits_T
   check_route_backward(logits_TE, scale, gates_TE,
                        {grad_gates_TE, grad_mean_prob_E, grad_entropy, grad_router_z}, normalization);
   const RouteRule rule = route_rule(normalization, logits_TE.size(1), 0, 0, renormalize);
-  const auto dtype = route_dtype(logits_TE);
+  const auto dtype = accumulator_type(logits_TE);
   const double count = static_cast<double>(std::max<int64_t>(logits_TE.size(0), 1));
   const at::Tensor z_TE = logits_TE.to(dtype).contiguous();
   const at::Tensor gates = gates_TE.contiguous();

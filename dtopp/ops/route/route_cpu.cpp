@@ -124,7 +124,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tenso
   TORCH_CHECK(top_k > 0 || !std::isnan(p), "route: expected a threshold between 0 and 1, got ", p);
   const int64_t tokens = logits_TE.size(0), experts = logits_TE.size(1);
   const RouteRule rule = route_rule(normalization, experts, top_k, max_experts, renormalize);
-  const auto dtype = route_dtype(logits_TE);
+  const auto dtype = accumulator_type(logits_TE);
   const auto real = logits_TE.options().dtype(dtype);
   at::Tensor gates_TE = at::empty({tokens, experts}, real);
   at::Tensor counts_E = at::zeros({experts}, real.dtype(at::kLong));

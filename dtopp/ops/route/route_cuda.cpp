@@ -16,7 +16,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tenso
   const c10::DeviceGuard guard(logits_TE.device());
   const int64_t tokens = logits_TE.size(0), experts = logits_TE.size(1);
   cuda::check_number_of_experts("route", experts);
-  const auto dtype = route_dtype(logits_TE);
+  const auto dtype = accumulator_type(logits_TE);
   const auto real = logits_TE.options().dtype(dtype);
   const at::Tensor logits = logits_TE.contiguous(), theta = scale.to(dtype);
   at::Tensor gates_TE = at::empty({tokens, experts}, real);
@@ -48,7 +48,7 @@ std::tuple<at::Tensor, at::Tensor> route_backward_cuda(const at::Tensor& logits_
   check_route_backward(logits_TE, scale, gates_TE,
                        {grad_gates_TE, grad_mean_prob_E, grad_entropy, grad_router_z}, normalization);
   const c10::DeviceGuard guard(logits_TE.device());
-  const auto dtype = route_dtype(logits_TE);
+  const auto dtype = accumulator_type(logits_TE);
   const auto real = logits_TE.options().dtype(dtype);
   const int64_t tokens = logits_TE.size(0), experts = logits_TE.size(1);
   cuda::check_number_of_experts("route_backward", experts);

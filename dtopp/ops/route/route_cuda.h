@@ -4,8 +4,7 @@
 #include <cstdint>
 
 #include "dtopp/ops/cuda/cuda_limits.h"
-#include "dtopp/ops/cuda/cuda_number.h"
-#include "dtopp/ops/cuda/cuda_stream.h"
+#include "dtopp/ops/cuda/cuda_types.h"
 #include "dtopp/ops/route/route_rule.h"
 
 namespace dtopp::cuda {

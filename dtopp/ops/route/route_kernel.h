@@ -3,7 +3,7 @@
 
 #include <optional>
 
-#include "dtopp/ops/core/torch.h"
+#include "dtopp/ops/core/check_tensor.h"
 
 namespace dtopp {
 
@@ -14,9 +14,6 @@ struct RouteGradients {
   std::optional<at::Tensor> entropy;
   std::optional<at::Tensor> router_z;
 };
-
-// Returns f32, or f64 for f64 logits.
-at::ScalarType route_dtype(const at::Tensor& logits_TE);
 
 // Checks logits, scale and normalization.
 void check_router_logits(const char* op, const at::Tensor& logits_TE, const at::Tensor& scale,

@@ -10,8 +10,7 @@
 
 #include <cstdint>
 
-#include "dtopp/ops/cuda/cuda_number.h"
-#include "dtopp/ops/cuda/cuda_stream.h"
+#include "dtopp/ops/cuda/cuda_types.h"
 
 namespace dtopp::cuda {
 

@@ -1,10 +1,14 @@
-// Number types of CUDA kernels, for headers that do not include torch.
+// Types of CUDA kernels' arguments, for headers that include neither torch nor the CUDA toolkit.
 #pragma once
 
 #include <cstdint>
 #include <type_traits>
 
+struct CUstream_st;
+
 namespace dtopp::cuda {
+
+using Stream = CUstream_st*;  // the toolkit's cudaStream_t
 
 struct Bfloat16 {
   uint16_t bits;
