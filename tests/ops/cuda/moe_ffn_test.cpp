@@ -196,10 +196,10 @@ TEST_P(MoeFfnOnHost, refuses_unknown_products) {
   setenv("DTOPP_MOE_KERNELS", "fast", 1);
   const Case c = make_case({20, 8, 8, 4, 0.5}, at::kBFloat16);
   EXPECT_THAT([&] { run_inference(c, 0); },
-              testing::ThrowsMessage<c10::Error>(testing::HasSubstr(
-                  "DTOPP_MOE_KERNELS: expected grouped_mm, fused or a list of activation, "
-                  "projection, activation_gradient, input_gradient, down_gradient, "
-                  "gate_up_gradient, got 'fast'")));
+              testing::ThrowsMessage<c10::Error>(
+                  testing::HasSubstr("DTOPP_MOE_KERNELS: expected grouped_mm, fused or a list of activation, "
+                                     "projection, activation_gradient, input_gradient, down_gradient, "
+                                     "gate_up_gradient, got 'fast'")));
 }
 
 TEST_P(MoeFfnOnHost, gives_gradients_only_where_needed) {
