@@ -75,8 +75,17 @@ AccumulationTarget GradientAccumulator::target(size_t parameter) {
   return {at::empty(weight.sizes(), weight.options().dtype(at::kFloat)), false};
 }
 
+// Autograd calls a hook once per backward pass. A second gradient therefore comes from another reader of a
+// parameter whose gradient an op has already completed.
+void GradientAccumulator::require_first(size_t parameter) const {
+  TORCH_CHECK(reached_[parameter] == 0, "GradientAccumulator: parameter ", parameter,
+              " got two gradients in one backward pass; an op that completes its gradient must be its only "
+              "reader");
+}
+
 void GradientAccumulator::complete(size_t parameter, const AccumulationTarget& target) {
   const at::NoGradGuard no_grad;
+  require_first(parameter);
   if (!target.add) return add(parameter, target.sum);
   sums_[parameter].added();
   end(parameter);
@@ -84,6 +93,7 @@ void GradientAccumulator::complete(size_t parameter, const AccumulationTarget& t
 
 void GradientAccumulator::add(size_t parameter, at::Tensor gradient) {
   const at::NoGradGuard no_grad;
+  require_first(parameter);
   if (reduces_each(parameter)) {
     reached_[parameter] = 1;
     return shared_.reducer->add(reducer_index_[parameter], in_fp32(gradient));

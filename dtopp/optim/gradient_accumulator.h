@@ -61,6 +61,7 @@ class GradientAccumulator {
   at::Tensor waiting(size_t parameter);
   AccumulationTarget target(size_t parameter);
   void complete(size_t parameter, const AccumulationTarget& target);
+  void require_first(size_t parameter) const;
   void add(size_t parameter, at::Tensor gradient);
   void add_to_sum(size_t parameter, at::Tensor gradient);
   void end(size_t parameter);

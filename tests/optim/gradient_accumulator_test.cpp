@@ -132,6 +132,25 @@ TEST_F(GradientAccumulatorTest, are_the_same_where_an_op_adds_to_them) {
   }
 }
 
+TEST_F(GradientAccumulatorTest, refuse_a_second_reader_of_a_weight_whose_gradient_an_op_completes) {
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    for (const bool twice : {true, false}) {
+      const auto leaf = [&](at::IntArrayRef shape) { return at::ones(shape).to(type).requires_grad_(); };
+      const std::vector<at::Tensor> weights = {leaf({3, 12, 8}), leaf({3, 8, 6})};
+      GradientAccumulator sums(weights, true, [](size_t, const at::Tensor&) {});
+      sums.begin(2);
+      const auto loss = [&] {
+        return moe_ffn(at::ones({30, 8}).to(type), at::ones({30, 3}), weights[0], weights[1]).sum();
+      };
+      loss().backward();
+      sums.end_micro_batch();
+      // The second micro-batch adds to the sum of the first.
+      const at::Tensor other = twice ? loss() : weights[0].sum();
+      EXPECT_THROW((loss() + other).backward(), c10::Error) << type << twice;
+    }
+  }
+}
+
 TEST_F(GradientAccumulatorTest, of_no_micro_batches_are_none) {
   for (const at::Tensor& sum : sums_of(true, 0)) EXPECT_FALSE(sum.defined());
 }
