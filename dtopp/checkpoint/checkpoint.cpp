@@ -133,8 +133,8 @@ std::span<const std::byte> Checkpoint::parameter(const std::string& name,
   return find_tensor(path_, model_, name, shape);
 }
 
-std::span<const std::byte> Checkpoint::moment(const std::string& name,
-                                              const std::vector<int64_t>& shape) const {
+std::span<const std::byte> Checkpoint::slot(const std::string& name,
+                                            const std::vector<int64_t>& shape) const {
   if (use_ != CheckpointUse::kTraining)
     throw std::logic_error("a checkpoint opened for inference has no moments");
   return find_tensor(path_, optimizer_, name, shape);

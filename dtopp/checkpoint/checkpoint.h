@@ -25,7 +25,7 @@ namespace dtopp {
 struct CheckpointContents {
   TrainingState state;
   std::vector<TensorSource> parameters;  // fp32, under the names of ParameterSpec
-  std::vector<TensorSource> optimizer;   // "<parameter>.exp_avg", "<parameter>.exp_avg_sq"
+  std::vector<TensorSource> optimizer;   // "<parameter>.<slot>", e.g. ".exp_avg"
   std::string config_yaml;
   std::string tokenizer_json;  // empty: the data has no tokenizer
   std::string images_json{};   // image models only (data/images/image_layout_json.h)
@@ -96,11 +96,11 @@ class Checkpoint {
   std::filesystem::path tokenizer_path() const;
   // The text of images.json; empty if there is none.
   const std::string& images_json() const { return images_json_; }
-  // The fp32 bytes of a tensor. moment() requires CheckpointUse::kTraining.
+  // The fp32 bytes of a tensor. slot() requires CheckpointUse::kTraining.
   //
   // Throws:        CheckpointError if the tensor is missing or has another dtype or shape
   std::span<const std::byte> parameter(const std::string& name, const std::vector<int64_t>& shape) const;
-  std::span<const std::byte> moment(const std::string& name, const std::vector<int64_t>& shape) const;
+  std::span<const std::byte> slot(const std::string& name, const std::vector<int64_t>& shape) const;
   // The moving average of a parameter. Throws CheckpointError also if the run keeps none.
   std::span<const std::byte> ema(const std::string& name, const std::vector<int64_t>& shape) const;
 

@@ -37,7 +37,7 @@ class SavingRanks {
 };
 
 // A single process that saves alone.
-class OneProcess final : public SavingRanks {
+class OneProcess : public SavingRanks {
  public:
   int64_t rank() const override { return 0; }
   int64_t size() const override { return 1; }

@@ -14,8 +14,11 @@ constexpr size_t kNone = SIZE_MAX;
 }  // namespace
 
 ParameterStore::ParameterStore(std::vector<ParameterSpec> specs, const at::TensorOptions& compute,
-                               ProcessGroups groups, bool reproducible)
-    : specs_(std::move(specs)), device_(compute.device()), groups_(std::move(groups)) {
+                               const OptimizerConfig& optimizer, ProcessGroups groups, bool reproducible)
+    : specs_(std::move(specs)),
+      device_(compute.device()),
+      groups_(std::move(groups)),
+      optimizer_(make_optimizer(optimizer)) {
   const at::ScalarType compute_type = c10::typeMetaToScalarType(compute.dtype());
   const auto fp32 = at::device(device_).dtype(at::kFloat);
   const int64_t ep_size = groups_.dims().ep_size;
@@ -25,7 +28,8 @@ ParameterStore::ParameterStore(std::vector<ParameterSpec> specs, const at::Tenso
     const ParameterSpec& spec = specs_[i];
     index_.emplace(spec.name, i);
     const ShardLayout& layout =
-        layouts_.emplace_back(spec.count(), spec.num_experts(), static_cast<int64_t>(i), groups_.dims());
+        layouts_.emplace_back(spec.count(), spec.num_experts(), static_cast<int64_t>(i), groups_.dims(),
+                              optimizer_->shard_policy(spec));
     const ElementRange chunks = layout.local_chunks(groups_.rank());
     std::vector<int64_t> offsets = {0};
     for (int64_t chunk = chunks.begin; chunk < chunks.end; ++chunk) {
@@ -43,8 +47,9 @@ ParameterStore::ParameterStore(std::vector<ParameterSpec> specs, const at::Tenso
     // graph.
     model_params_.push_back(copy.detach().requires_grad_());
     main_params_.push_back(direct ? copy.view(-1).narrow(0, offset(i), size) : at::zeros({size}, fp32));
-    exp_avg_.push_back(at::zeros({size}, fp32));
-    exp_avg_sq_.push_back(at::zeros({size}, fp32));
+    slots_.emplace_back();
+    for (size_t slot = 0; slot < optimizer_->slots(spec).size(); ++slot)
+      slots_.back().push_back(at::zeros({size}, fp32));
   }
   chunk_indices_ = to_device(at::tensor(chunk_indices, at::kLong), device_);
   make_reducers(reproducible);
@@ -130,31 +135,29 @@ void ParameterStore::refresh_copies() {
     if (mine.const_data_ptr() != main_params_[i].const_data_ptr()) mine.copy_(main_params_[i]);
     ep_shards.push_back(ep_shard(i));
   }
-  edp_reducer_->start_all_gather(std::move(ep_shards));
+  edp_reducer_->start_all_gather(std::move(ep_shards), {});
   if (!ep_reducer_) return;
   for (const size_t i : ep_parameters_) wholes.push_back(model_params_[i]);
-  std::function<void(size_t)> before;  // empty: nothing to wait for, so buckets are gathered ahead
-  if (edp_reducer_->has_others())
-    before = [this](size_t i) { edp_reducer_->wait_all_gather(ep_parameters_[i]); };
-  ep_reducer_->start_all_gather(std::move(wholes), std::move(before));
+  BucketedReducer::Source source;  // without others nothing is to be waited for
+  if (edp_reducer_->has_others()) source = {edp_reducer_.get(), ep_parameters_};
+  ep_reducer_->start_all_gather(std::move(wholes), std::move(source));
 }
 
-// Appends the tensors for elementwise updates: one per chunk on a CPU, because the tail of a vectorized loop
+// Ranges of the local shard for updates: one per chunk on a CPU, because the tail of a vectorized loop
 // depends on its length and results must not depend on sharding. A device has no such tails, and 10^5 tensors
 // would cost the host more than the update.
-void ParameterStore::add_updated(const at::Tensor& local_shard, size_t parameter,
-                                 std::vector<at::Tensor>& updated) const {
+std::vector<ElementRange> ParameterStore::update_ranges(size_t parameter) const {
+  const ElementRange local = local_shard(parameter);
+  std::vector<ElementRange> ranges;
   if (!device_.is_cpu()) {
-    if (local_shard.numel() > 0) updated.push_back(local_shard);
-    return;
+    if (local.size() > 0) ranges.push_back({0, local.size()});
+    return ranges;
   }
   const ShardLayout& layout = layouts_[parameter];
   const ElementRange mine = layout.local_chunks(groups_.rank());
-  const int64_t begin = this->local_shard(parameter).begin;
-  for (int64_t chunk = mine.begin; chunk < mine.end; ++chunk) {
-    const ElementRange range = layout.chunk(chunk);
-    updated.push_back(local_shard.narrow(0, range.begin - begin, range.size()));
-  }
+  for (int64_t chunk = mine.begin; chunk < mine.end; ++chunk)
+    ranges.push_back(layout.chunk(chunk).from(local.begin));
+  return ranges;
 }
 
 at::Tensor ParameterStore::squared_norms() const {
@@ -165,27 +168,13 @@ at::Tensor ParameterStore::squared_norms() const {
   return squares.index_copy_(0, chunk_indices_, at::cat(local_shards));
 }
 
-void ParameterStore::adamw_step(const OptimizerConfig& config, double lr, const at::Tensor& divisor,
-                                const at::Tensor& applied) {
+void ParameterStore::step(double lr, const at::Tensor& divisor, const at::Tensor& applied) {
   const at::NoGradGuard no_grad;
   updates_ += applied;
-  const at::Tensor skipped = applied.logical_not().to(at::kFloat);
-  for (const bool decay : {true, false}) {
-    std::vector<at::Tensor> parameters, gradients, exp_avg, exp_avg_sq;
-    for (size_t i = 0; i < specs_.size(); ++i) {
-      if (specs_[i].weight_decay() != decay) continue;
-      add_updated(main_params_[i], i, parameters);
-      add_updated(gradients_[i], i, gradients);
-      add_updated(exp_avg_[i], i, exp_avg);
-      add_updated(exp_avg_sq_[i], i, exp_avg_sq);
-    }
-    if (parameters.empty()) continue;
-    const std::vector<at::Tensor> updates(parameters.size(), updates_);
-    at::_fused_adamw_(parameters, gradients, exp_avg, exp_avg_sq, {}, updates, lr, config.betas[0],
-                      config.betas[1], decay ? config.weight_decay : 0.0, config.eps, /*amsgrad=*/false,
-                      /*maximize=*/false, divisor,
-                      /*found_inf=*/skipped);
-  }
+  std::vector<ParameterShard> shards;
+  for (size_t i = 0; i < specs_.size(); ++i)
+    shards.push_back({&specs_[i], main_params_[i], gradients_[i], slots_[i], update_ranges(i)});
+  optimizer_->step(shards, {lr, divisor, applied, updates_});
   gradients_.assign(gradients_.size(), at::Tensor());
   refresh_copies();
   update_ema(applied);
@@ -203,12 +192,11 @@ void ParameterStore::update_ema(const at::Tensor& applied) {
   const at::Tensor n = updates_.to(at::kDouble);
   const at::Tensor decay = ((n + 1) / (n + 10)).clamp_max(ema_decay_);
   const at::Tensor share = ((1 - decay) * applied).to(at::kFloat);
-  std::vector<at::Tensor> ema_params, main_params;
-  for (size_t i = 0; i < specs_.size(); ++i) {
-    add_updated(ema_params_[i], i, ema_params);
-    add_updated(main_params_[i], i, main_params);
-  }
-  for (size_t i = 0; i < ema_params.size(); ++i) ema_params[i].lerp_(main_params[i], share);
+  for (size_t i = 0; i < specs_.size(); ++i)
+    for (const ElementRange& range : update_ranges(i))
+      ema_params_[i]
+          .narrow(0, range.begin, range.size())
+          .lerp_(main_params_[i].narrow(0, range.begin, range.size()), share);
 }
 
 void ParameterStore::swap_ema() {

@@ -1,5 +1,5 @@
-// Owns the tensors of a run: the parameters that the model computes with, fp32 main parameters, Adam moments,
-// fp32 gradients and optionally an EMA of the parameters.
+// Owns the tensors of a run: the parameters that the model computes with, fp32 main parameters, the
+// optimizer's slots, fp32 gradients and optionally an EMA of the parameters.
 //
 // Sharding follows ZeRO stage 1. Every rank holds all parameters that the model computes with; of the experts
 // it holds only its EP shard. It holds its local shard (distributed/sharding/shard_layout.h) of everything
@@ -7,20 +7,20 @@
 //
 //                                               rank 0     rank 1     rank 2     rank 3
 // model_params_    bf16                              all        all        all        all
-// main_params_    f32; exp_avg_, exp_avg_sq_,       chunk 0    chunk 1    chunk 2    chunk 3
-//             gradients_ and ema_params_ alike
+// main_params_    f32; slots_, gradients_ and       chunk 0    chunk 1    chunk 2    chunk 3
+//             ema_params_ alike
 //
 // A step moves gradients to the right and parameters to the left:
 //
 // model_params_ -> GradientAccumulator -> ep_reducer_ -> edp_reducer_ -> edp_inter_node_reducer_ ->
-// gradients_ -> AdamW -> main_params_ model_params_ <----------------- ep_reducer_ <- edp_reducer_ <-
+// gradients_ -> Optimizer -> main_params_ model_params_ <----------------- ep_reducer_ <- edp_reducer_ <-
 // edp_inter_node_reducer_ <------------------------ main_params_
 //
 // Throws:        CheckpointError if a checkpoint lacks a tensor; errors of BucketedReducer
 // Collective:    functions marked "Collective", on every rank, in the same order
 #pragma once
 
-#include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -32,6 +32,7 @@
 #include "dtopp/distributed/sharding/bucketed_reducer.h"
 #include "dtopp/ops/core/torch.h"
 #include "dtopp/optim/gradient_accumulator.h"
+#include "dtopp/optim/optimizer.h"
 #include "dtopp/parameters/parameters.h"
 
 namespace dtopp {
@@ -41,14 +42,14 @@ class ParameterStore {
   // compute: at::kFloat or at::kBFloat16, and the device of all tensors. reproducible: parallel.reproducible.
   // The EP size must divide the number of experts. The parameters are zero until initialise() or load().
   ParameterStore(std::vector<ParameterSpec> specs, const at::TensorOptions& compute,
-                 ProcessGroups groups = {}, bool reproducible = true);
+                 const OptimizerConfig& optimizer, ProcessGroups groups = {}, bool reproducible = true);
 
   void initialise(uint64_t seed);
-  // Loads the parameters and, with `moments`, the Adam moments. CheckpointError if the checkpoint lacks a
+  // Loads the parameters and, with `slots`, the optimizer's slots. CheckpointError if the checkpoint lacks a
   // tensor.
-  void load(const Checkpoint& checkpoint, bool moments);
+  void load(const Checkpoint& checkpoint, bool slots);
 
-  // Starts an EMA of the parameters at their current values. Every applied adamw_step updates it:
+  // Starts an EMA of the parameters at their current values. Every applied step updates it:
   //
   // average <- d average + (1 - d) parameter,  d = min(decay, (1 + n) / (10 + n))
   //
@@ -56,9 +57,9 @@ class ParameterStore {
   void enable_ema(double decay);
   // The EMA of a whole parameter, f32. Requires enable_ema(). Collective.
   at::Tensor ema(const std::string& name) const { return whole(ema_params_, index_.at(name)); }
-  // Sources of the EMA for a checkpoint, under the parameters' names; see parameter_sources(). Empty without
-  // an EMA.
-  std::vector<TensorSource> ema_sources() const { return sources_of(ema_params_); }
+  // The EMA's tensors of a checkpoint, under the parameters' names; see parameter_sources(). Empty without an
+  // EMA.
+  std::vector<TensorSource> ema_sources() const;
   // Requires enable_ema(). CheckpointError if the checkpoint lacks a tensor.
   void load_ema(const Checkpoint& checkpoint);
   // Exchanges parameters and EMA: the model computes with the EMA until the next call. Do not train in
@@ -81,17 +82,13 @@ class ParameterStore {
   // parameters in order, 0 for the chunks of other ranks. NaN or infinite if a gradient is.
   at::Tensor squared_norms() const;
 
-  // Applies one AdamW update with gradients divided by `divisor` (f32 []), then refreshes the tensors of
-  // compute(). Weight decay is decoupled and applies to specs with weight_decay(). If `applied` (bool []) is
-  // false, nothing changes. Collective.
-  void adamw_step(const OptimizerConfig& config, double lr, const at::Tensor& divisor,
-                  const at::Tensor& applied);
+  // Applies one update with gradients divided by `divisor` (f32 []), then refreshes the tensors of
+  // model_param(). If `applied` (bool []) is false, nothing changes. Collective.
+  void step(double lr, const at::Tensor& divisor, const at::Tensor& applied);
 
-  // Sources of the main parameters for a checkpoint. Read them while the store does not step. Reading gathers
-  // one part at a time from its ranks and is collective; only rank 0 gets the bytes. One CPU rank reads
-  // without a copy.
-  std::vector<TensorSource> parameter_sources() const { return sources_of(main_params_); }
-  std::vector<TensorSource> moment_sources() const;
+  // The tensors of a checkpoint, without `read`: collect_saved() reads their bytes.
+  std::vector<TensorSource> parameter_sources() const;
+  std::vector<TensorSource> slot_sources() const;
   // Sends each rank its part of those tensors, as SavingRanks::collect. Collective.
   void collect_saved(const std::vector<TensorByteRange>& by_rank, const TakeBytes& take) const;
 
@@ -110,11 +107,9 @@ class ParameterStore {
   int64_t offset(size_t parameter) const;
   ElementRange local_shard(size_t parameter) const { return layouts_[parameter].local_shard(groups_.rank()); }
   at::Tensor whole(const std::vector<at::Tensor>& local_shards, size_t parameter) const;
-  std::vector<TensorSource> sources_of(const std::vector<at::Tensor>& local_shards) const;
-  TensorSource source_of(const at::Tensor& local_shard, size_t parameter, const std::string& name) const;
   void copy_local_shard(std::span<const std::byte> bytes, size_t parameter,
                         const at::Tensor& local_shard) const;
-  void add_updated(const at::Tensor& local_shard, size_t parameter, std::vector<at::Tensor>& updated) const;
+  std::vector<ElementRange> update_ranges(size_t parameter) const;
   void update_ema(const at::Tensor& applied);
   void make_reducers(bool reproducible);
 
@@ -129,10 +124,12 @@ class ParameterStore {
   std::vector<at::Tensor> model_params_;   // whole parameters; of experts, the EP shard
   // This rank's local shards, f32 [elements]. A main parameter shares storage with model_params_ if the model
   // computes in fp32 with it.
-  std::vector<at::Tensor> main_params_, exp_avg_, exp_avg_sq_, gradients_;
+  std::vector<at::Tensor> main_params_, gradients_;
+  std::unique_ptr<Optimizer> optimizer_;
+  std::vector<std::vector<at::Tensor>> slots_;  // by parameter, in the order of Optimizer::slots
   double ema_decay_ = 0;
   std::vector<at::Tensor> ema_params_;  // empty without an EMA
-  at::Tensor updates_;                  // f32 []: AdamW updates applied so far
+  at::Tensor updates_;                  // f32 []: updates applied so far
   std::unique_ptr<BucketedReducer> edp_inter_node_reducer_, edp_reducer_;
   // For parameters that all ranks of the EP group compute with; null if the EP size is 1.
   std::unique_ptr<BucketedReducer> ep_reducer_;

@@ -1,6 +1,5 @@
 // Reads and writes the store's tensors in checkpoints.
 #include <algorithm>
-#include <cstring>
 
 #include "dtopp/checkpoint/checkpoint_layout.h"
 #include "dtopp/distributed/sharding/shards.h"
@@ -10,19 +9,21 @@
 namespace dtopp {
 namespace {
 
-// Suffixes of the moments' names.
-constexpr char kExpAvg[] = ".exp_avg";
-constexpr char kExpAvgSq[] = ".exp_avg_sq";
-
 ElementRange elements_of(uint64_t begin_byte, uint64_t bytes) {
   constexpr auto kElement = static_cast<int64_t>(sizeof(float));
   const auto begin = static_cast<int64_t>(begin_byte) / kElement;
   return {begin, begin + static_cast<int64_t>(bytes) / kElement};
 }
 
-void collect_bytes(Collectives& ranks, const std::vector<ShardRequest>& by_rank, const TakeBytes& take) {
-  const at::Tensor elements = gather_shards(ranks, by_rank);
-  if (elements.defined()) copy_to_bytes(elements, take);
+TensorSource source_of(const ParameterSpec& spec, const std::string& suffix = "") {
+  return {spec.name + suffix, "F32", spec.shape, static_cast<uint64_t>(spec.count()) * sizeof(float),
+          TensorSource::Read()};
+}
+
+std::vector<TensorSource> sources_of(const std::vector<ParameterSpec>& specs) {
+  std::vector<TensorSource> sources;
+  for (const ParameterSpec& spec : specs) sources.push_back(source_of(spec));
+  return sources;
 }
 
 }  // namespace
@@ -35,15 +36,16 @@ void ParameterStore::copy_local_shard(std::span<const std::byte> bytes, size_t p
                   local_shard);
 }
 
-void ParameterStore::load(const Checkpoint& checkpoint, bool moments) {
+void ParameterStore::load(const Checkpoint& checkpoint, bool slots) {
   for (size_t i = 0; i < specs_.size(); ++i) {
     const ParameterSpec& spec = specs_[i];
     copy_local_shard(checkpoint.parameter(spec.name, spec.shape), i, main_params_[i]);
-    if (!moments) continue;
-    copy_local_shard(checkpoint.moment(spec.name + kExpAvg, spec.shape), i, exp_avg_[i]);
-    copy_local_shard(checkpoint.moment(spec.name + kExpAvgSq, spec.shape), i, exp_avg_sq_[i]);
+    if (!slots) continue;
+    const std::vector<std::string> names = optimizer_->slots(spec);
+    for (size_t slot = 0; slot < names.size(); ++slot)
+      copy_local_shard(checkpoint.slot(spec.name + "." + names[slot], spec.shape), i, slots_[i][slot]);
   }
-  if (moments) updates_.fill_(checkpoint.state().step - checkpoint.state().skipped_steps);
+  if (slots) updates_.fill_(checkpoint.state().step - checkpoint.state().skipped_steps);
   refresh_copies();
 }
 
@@ -59,33 +61,16 @@ at::Tensor ParameterStore::whole(const std::vector<at::Tensor>& local_shards, si
   return gather_shards(*groups_.world, on_all).view(spec.shape);
 }
 
-TensorSource ParameterStore::source_of(const at::Tensor& local_shard, size_t parameter,
-                                       const std::string& name) const {
-  const ParameterSpec& spec = specs_[parameter];
-  const auto read = [this, tensor = ShardedTensor{&layouts_[parameter], local_shard}](
-                        uint64_t begin, uint64_t count, const TakeBytes& take) {
-    for (const uint64_t end = begin + count; begin < end; begin += kHostPieceBytes) {
-      std::vector<ShardRequest> by_rank(static_cast<size_t>(groups_.size()));
-      by_rank.front() = {&tensor, elements_of(begin, std::min<uint64_t>(kHostPieceBytes, end - begin))};
-      collect_bytes(*groups_.world, by_rank, take);
-    }
-  };
-  return {name, "F32", spec.shape, static_cast<uint64_t>(spec.count()) * sizeof(float), read};
+std::vector<TensorSource> ParameterStore::parameter_sources() const { return sources_of(specs_); }
+
+std::vector<TensorSource> ParameterStore::ema_sources() const {
+  return ema_params_.empty() ? std::vector<TensorSource>() : sources_of(specs_);
 }
 
-std::vector<TensorSource> ParameterStore::sources_of(const std::vector<at::Tensor>& local_shards) const {
+std::vector<TensorSource> ParameterStore::slot_sources() const {
   std::vector<TensorSource> sources;
-  for (size_t i = 0; i < local_shards.size(); ++i)
-    sources.push_back(source_of(local_shards[i], i, specs_[i].name));
-  return sources;
-}
-
-std::vector<TensorSource> ParameterStore::moment_sources() const {
-  std::vector<TensorSource> sources;
-  for (size_t i = 0; i < specs_.size(); ++i) {
-    sources.push_back(source_of(exp_avg_[i], i, specs_[i].name + kExpAvg));
-    sources.push_back(source_of(exp_avg_sq_[i], i, specs_[i].name + kExpAvgSq));
-  }
+  for (const ParameterSpec& spec : specs_)
+    for (const std::string& slot : optimizer_->slots(spec)) sources.push_back(source_of(spec, "." + slot));
   return sources;
 }
 
@@ -93,10 +78,10 @@ void ParameterStore::collect_saved(const std::vector<TensorByteRange>& by_rank, 
   const auto tensor_of = [&](const TensorByteRange& range) -> ShardedTensor {
     const std::string& name = range.tensor->name;
     if (range.kind == kOptimizer) {
-      const bool squares = name.ends_with(kExpAvgSq);
-      const size_t suffix = std::strlen(squares ? kExpAvgSq : kExpAvg);
-      const size_t i = index_.at(name.substr(0, name.size() - suffix));
-      return {&layouts_[i], (squares ? exp_avg_sq_ : exp_avg_)[i]};
+      const size_t dot = name.rfind('.'), i = index_.at(name.substr(0, dot));
+      const std::vector<std::string> names = optimizer_->slots(specs_[i]);
+      const auto slot = std::ranges::find(names, name.substr(dot + 1)) - names.begin();
+      return {&layouts_[i], slots_[i].at(static_cast<size_t>(slot))};
     }
     const size_t i = index_.at(name);
     return {&layouts_[i], (range.kind == kEma ? ema_params_ : main_params_)[i]};
@@ -109,7 +94,8 @@ void ParameterStore::collect_saved(const std::vector<TensorByteRange>& by_rank, 
     tensors[rank] = tensor_of(range);
     requests[rank] = {&tensors[rank], elements_of(range.begin, range.count)};
   }
-  collect_bytes(*groups_.world, requests, take);
+  const at::Tensor elements = gather_shards(*groups_.world, requests);
+  if (elements.defined()) copy_to_bytes(elements, take);
 }
 
 }  // namespace dtopp

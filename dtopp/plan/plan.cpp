@@ -8,6 +8,7 @@
 #include "dtopp/distributed/sharding/shard_layout.h"
 #include "dtopp/models/model.h"
 #include "dtopp/models/registry/make_model.h"
+#include "dtopp/optim/optimizer.h"
 #include "dtopp/plan/expert_parallel.h"
 
 namespace dtopp {
@@ -37,6 +38,7 @@ struct Counts {
   uint64_t held = 0;     // by a rank for computing: all but the experts of the other ranks of its EP group
   uint64_t fp32 = 0;     // part of `held` that is fp32 in every precision
   uint64_t experts = 0;  // part of `all`
+  uint64_t slots = 0;    // elements of the optimizer's slots
   uint64_t largest = 0;  // largest parameter
   uint64_t largest_held = 0;
   // Multiplied by every token: matrices except experts, and a tied embedding's output projection.
@@ -44,13 +46,15 @@ struct Counts {
   uint64_t conditioning = 0;  // multiplied once per sample
 };
 
-Counts count_parameters(const Model& model, int64_t expert_parallel) {
+Counts count_parameters(const Model& model, const OptimizerConfig& config, int64_t expert_parallel) {
+  const std::unique_ptr<Optimizer> optimizer = make_optimizer(config);
   Counts counts;
   for (const ParameterSpec& spec : model.parameters) {
     const auto count = static_cast<uint64_t>(spec.count());
     const uint64_t held =
         spec.role == ParameterRole::kExpert ? count / static_cast<uint64_t>(expert_parallel) : count;
     counts.all = checked_sum({counts.all, count});
+    counts.slots = checked_sum({counts.slots, checked_product({count, optimizer->slots(spec).size()})});
     counts.held += held;
     counts.largest = std::max(counts.largest, count);
     counts.largest_held = std::max(counts.largest_held, held);
@@ -173,7 +177,7 @@ std::vector<MemoryPart> plan_memory(const Subject& subject, Precision precision)
                       checked_round(kReusedShare * static_cast<double>(costs.activations)));
   std::vector<MemoryPart> parts = {
       {"parameters", masters},
-      {"optimizer_moments", (checked_product({counts.all, 2 * kFloat}) + n - 1) / n},
+      {"optimizer_moments", (checked_product({counts.slots, kFloat}) + n - 1) / n},
       {"average", subject.model.ema_decay > 0 ? masters : 0},
       {"gradients", checked_product({gradient_sums(subject), summed_elements(subject), kFloat})},
       {"compute_copies", copies},
@@ -207,8 +211,12 @@ Plan make_plan(const RunConfig& config, const RankLayout& layout, Device device)
                            std::to_string(layout.ranks) +
                            " ranks without any; lower training.micro_batch_size or the number of ranks");
   const Model model = make_model(config);
-  Subject subject{config, model, count_parameters(model, layout.expert_parallel), mean_active_experts(config),
-                  layout, device};
+  Subject subject{config,
+                  model,
+                  count_parameters(model, config.optimizer, layout.expert_parallel),
+                  mean_active_experts(config),
+                  layout,
+                  device};
   const Counts& counts = subject.counts;
   Plan plan;
   plan.active_experts = subject.active_experts;

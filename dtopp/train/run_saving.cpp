@@ -35,7 +35,7 @@ class RanksOfRun final : public SavingRanks {
 std::filesystem::path save_run(const Trainer& trainer, const RunConfig& config, Collectives& ranks) {
   const ParameterStore& parameters = trainer.parameters();
   const CheckpointContents contents{
-      trainer.state(),         parameters.parameter_sources(), parameters.moment_sources(),
+      trainer.state(),         parameters.parameter_sources(), parameters.slot_sources(),
       to_yaml(config),         trainer.data().tokenizer_json,  trainer.data().images_json,
       parameters.ema_sources()};
   RanksOfRun saving(parameters, ranks);

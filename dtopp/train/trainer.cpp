@@ -26,7 +26,7 @@ Trainer::Trainer(const RunConfig& config, Model model, TrainingData data, const 
       model_(std::move(model)),
       data_(std::move(data)),
       groups_(std::move(groups)),
-      store_(model_.parameters, compute, groups_, config.parallel.reproducible),
+      store_(model_.parameters, compute, config.optimizer, groups_, config.parallel.reproducible),
       controller_(config.routing, config.model.num_experts, model_.num_routed_layers, compute.device()) {
   losses_ = model_.bind([this](const std::string& name) { return store_.model_param(name); });
   state_.seed = config.training.seed;
@@ -54,12 +54,12 @@ void Trainer::initialise() {
 }
 
 void Trainer::initialise_from(const Checkpoint& checkpoint) {
-  store_.load(checkpoint, /*moments=*/false);
+  store_.load(checkpoint, /*slots=*/false);
   if (model_.ema_decay > 0) store_.enable_ema(model_.ema_decay);
 }
 
 void Trainer::restore(const Checkpoint& checkpoint) {
-  store_.load(checkpoint, /*moments=*/true);
+  store_.load(checkpoint, /*slots=*/true);
   if (model_.ema_decay > 0) {
     store_.enable_ema(model_.ema_decay);
     store_.load_ema(checkpoint);
@@ -152,7 +152,7 @@ bool Trainer::step(const StopToken& stop) {
 
 void Trainer::apply(const StepNumbers& numbers, double lr, StepStates& states) {
   const StepDecision decision = decide(numbers, config_.optimizer);
-  store_.adamw_step(config_.optimizer, lr, decision.divisor, decision.applied);
+  store_.step(lr, decision.divisor, decision.applied);
   if (model_.num_routed_layers > 0)
     controller_.update({numbers.num_assignments_L(), numbers.shape().tokens, numbers.prob_histogram_CM(),
                         cumulative_prob_sampling().stride},

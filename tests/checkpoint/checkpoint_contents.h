@@ -65,7 +65,7 @@ inline bool holds(const Checkpoint& checkpoint, const CheckpointContents& conten
   for (const auto& tensor : contents.parameters)
     if (!same(checkpoint.parameter(tensor.name, tensor.shape), tensor)) return false;
   for (const auto& tensor : contents.optimizer)
-    if (!same(checkpoint.moment(tensor.name, tensor.shape), tensor)) return false;
+    if (!same(checkpoint.slot(tensor.name, tensor.shape), tensor)) return false;
   return read_file(checkpoint.tokenizer_path()) == contents.tokenizer_json;
 }
 

@@ -135,7 +135,7 @@ TEST(Checkpoint, without_the_optimisers_file_serves_inference_and_no_training) {
     EXPECT_EQ(checkpoint.state(), sample.contents.state);
     for (const auto& tensor : sample.contents.parameters)
       EXPECT_EQ(checkpoint.parameter(tensor.name, tensor.shape).size(), tensor.size);
-    EXPECT_THROW(checkpoint.moment("model.norm.weight.exp_avg", {2, 6}), std::logic_error);
+    EXPECT_THROW(checkpoint.slot("model.norm.weight.exp_avg", {2, 6}), std::logic_error);
     EXPECT_THAT(
         error_of<CheckpointError>([&] { Checkpoint{path}; }),
         HasSubstr("optimizer.safetensors: is missing: evaluate and generate can use this checkpoint"));
@@ -185,7 +185,7 @@ TEST(Checkpoint, another_shape_or_name_is_refused) {
   EXPECT_THAT(error_of<CheckpointError>([&] { checkpoint.parameter("model.norm.bias", {6}); }),
               HasSubstr("no tensor \"model.norm.bias\""));
   EXPECT_THAT(error_of<CheckpointError>([&] {
-                checkpoint.moment("model.norm.weight", {2, 6});
+                checkpoint.slot("model.norm.weight", {2, 6});
               }),
               HasSubstr("no tensor"));
 }

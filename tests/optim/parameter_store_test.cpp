@@ -16,12 +16,27 @@ std::vector<ParameterSpec> two_parameters() {
           {"scale", {}, {Distribution::kOne}, ParameterRole::kRouterScale}};
 }
 
+OptimizerConfig with_decay() {
+  OptimizerConfig config;
+  config.weight_decay = 0.1;
+  return config;
+}
+
+// One process, whose tensors come from the store.
+class Saving : public OneProcess {
+ public:
+  explicit Saving(const ParameterStore& store) : store_(store) {}
+  void collect(const std::vector<TensorByteRange>& by_rank, const TakeBytes& take) override {
+    store_.collect_saved(by_rank, take);
+  }
+
+ private:
+  const ParameterStore& store_;
+};
+
 class Average : public testing::TestWithParam<at::ScalarType> {
  protected:
-  Average() : store_(two_parameters(), GetParam()) {
-    store_.initialise(1);
-    config_.weight_decay = 0.1;
-  }
+  Average() : store_(two_parameters(), GetParam(), with_decay()) { store_.initialise(1); }
 
   void step(int64_t number, bool applied) {
     store_.begin_step(1);
@@ -31,11 +46,10 @@ class Average : public testing::TestWithParam<at::ScalarType> {
     }
     store_.end_micro_batch();
     store_.finish_gradients();
-    store_.adamw_step(config_, 0.05, at::ones({}), at::scalar_tensor(applied, at::kBool));
+    store_.step(0.05, at::ones({}), at::scalar_tensor(applied, at::kBool));
   }
 
   ParameterStore store_;
-  OptimizerConfig config_;
 };
 
 TEST_P(Average, follows_its_equation_over_applied_steps_alone) {
@@ -66,14 +80,15 @@ TEST_P(Average, comes_back_from_a_file_and_goes_on) {
   store_.enable_ema(0.9);
   for (int64_t number = 0; number < 3; ++number) step(number, true);
   const ScratchDirectory directory;
+  Saving saving(store_);
   const Checkpoint checkpoint(save_checkpoint(directory.path(),
                                               {.state = {},
                                                .parameters = store_.parameter_sources(),
-                                               .optimizer = store_.moment_sources(),
+                                               .optimizer = store_.slot_sources(),
                                                .config_yaml = "",
                                                .tokenizer_json = "",
                                                .ema = store_.ema_sources()},
-                                              /*keep=*/1));
+                                              /*keep=*/1, saving));
   const at::Tensor saved = store_.ema("matrix").clone();
 
   store_.enable_ema(0.9);  // restarts the average
@@ -99,7 +114,7 @@ TEST_P(Average, takes_the_parameters_place_and_gives_it_back) {
 }
 
 TEST_P(Average, changes_nothing_of_the_training) {
-  ParameterStore plain(two_parameters(), GetParam());
+  ParameterStore plain(two_parameters(), GetParam(), with_decay());
   plain.initialise(1);
   std::swap(plain, store_);
   for (int64_t number = 0; number < 5; ++number) step(number, number != 2);

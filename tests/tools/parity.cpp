@@ -30,8 +30,8 @@ void run(char** argv) {
 
   const at::ScalarType type = compute_type(config.training.precision, device);
   ParameterStore store(language_model_parameters(config.model, config.routing),
-                       at::device(device).dtype(type));
-  store.load(checkpoint, /*moments=*/false);
+                       at::device(device).dtype(type), config.optimizer);
+  store.load(checkpoint, /*slots=*/false);
   LanguageModel model = bind_language_model(config.model, config.routing,
                                             [&](const std::string& name) { return store.model_param(name); });
   if (config.data.end_of_text >= 0) model.end_of_text = config.data.end_of_text;

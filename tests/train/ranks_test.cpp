@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "dtopp/checkpoint/checkpoint_layout.h"
 #include "tests/distributed/rank_threads.h"
 #include "tests/train/tiny_model.h"
 
@@ -30,13 +31,15 @@ Outcome outcome_of(Trainer& trainer) {
   outcome.numbers.push_back(trainer.validate(36, never)->loss);
   for (const ParameterSpec& spec : trainer.parameters().specs())
     outcome.tensors.push_back(trainer.parameters().main_param(spec.name).clone());
-  for (const TensorSource& source : trainer.parameters().moment_sources()) {
+  for (const TensorSource& source : trainer.parameters().slot_sources()) {
     std::vector<at::Tensor> pieces;
-    source.read(0, source.size, [&](std::span<const std::byte> bytes) {
+    std::vector<TensorByteRange> by_rank(static_cast<size_t>(trainer.ranks().size()));
+    by_rank.front() = {kOptimizer, &source, 0, source.size};
+    trainer.parameters().collect_saved(by_rank, [&](std::span<const std::byte> bytes) {
       pieces.push_back(at::empty({static_cast<int64_t>(bytes.size() / sizeof(float))}));
       copy_from_bytes(bytes, pieces.back());
     });
-    // Only rank 0 reads complete moments.
+    // Only rank 0 gets complete slots.
     if (trainer.ranks().rank() == 0) outcome.tensors.push_back(at::cat(pieces));
   }
   return outcome;

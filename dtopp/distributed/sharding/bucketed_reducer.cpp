@@ -1,7 +1,7 @@
 #include "dtopp/distributed/sharding/bucketed_reducer.h"
 
 #include <algorithm>
-#include <iterator>
+#include <map>
 #include <utility>
 
 #include "dtopp/distributed/sharding/tree_sum.h"
@@ -128,19 +128,18 @@ void BucketedReducer::finish(Bucket& bucket) {
   }
 }
 
-void BucketedReducer::start_all_gather(std::vector<at::Tensor> whole, std::function<void(size_t)> before) {
+void BucketedReducer::start_all_gather(std::vector<at::Tensor> whole, Source source) {
   finish_all_gather();
   whole_ = std::move(whole);
-  before_ = std::move(before);
+  source_ = std::move(source);
   if (next_ && next_->has_others()) {
     std::vector<at::Tensor> local_shards;
     for (size_t i = 0; i < whole_.size(); ++i)
       local_shards.push_back(elements(whole_[i], range(i, ranks_.rank())));
-    next_->start_all_gather(std::move(local_shards),
-                            std::exchange(before_, [this](size_t i) { next_->wait_all_gather(i); }));
+    next_->start_all_gather(std::move(local_shards), std::exchange(source_, Source{next_, {}}));
   }
   ungathered_ = buckets_.size();
-  for (int ahead = 0; ahead < 2 && !before_; ++ahead) start_next_gathering();
+  for (int ahead = 0; ahead < 2 && !source_.reducer; ++ahead) start_next_gathering();
 }
 
 void BucketedReducer::wait_all_gather(size_t parameter) { gather_down_to(bucket_of_[parameter]); }
@@ -162,18 +161,16 @@ void BucketedReducer::start_next_gathering() {
   if (ungathered_ == 0) return;
   const at::NoGradGuard no_grad;
   const size_t bucket = ungathered_ - 1;
-  if (before_) {
-    for (const size_t i : buckets_[bucket].parameters) before_(i);
+  if (source_.reducer) {
+    for (const size_t i : buckets_[bucket].parameters)
+      source_.reducer->wait_all_gather(source_.parameters.empty() ? i : source_.parameters[i]);
   }
   // Allocate for the whole bucket before any state changes.
   std::vector<Gathering> prepared;
-  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
-    std::vector<size_t> of_type;
-    std::ranges::copy_if(buckets_[bucket].parameters, std::back_inserter(of_type),
-                         [&](size_t i) { return whole_[i].scalar_type() == type; });
-    if (ranks_.size() > 1 && !of_type.empty())
-      prepared.push_back(prepare_gathering(bucket, std::move(of_type)));
-  }
+  std::map<at::ScalarType, std::vector<size_t>> by_type;  // all ranks send in this order
+  for (const size_t i : buckets_[bucket].parameters) by_type[whole_[i].scalar_type()].push_back(i);
+  for (auto& [type, parameters] : by_type)
+    if (ranks_.size() > 1) prepared.push_back(prepare_gathering(bucket, std::move(parameters)));
   ungathered_ = bucket;
   for (Gathering& gathering : prepared) {
     gathering.exchange =
@@ -208,7 +205,7 @@ void BucketedReducer::finish_oldest_gathering() {
       });
     }
   }
-  if (!before_) start_next_gathering();
+  if (!source_.reducer) start_next_gathering();
 }
 
 template <typename Body>

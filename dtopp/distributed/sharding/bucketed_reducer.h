@@ -21,7 +21,6 @@
 #pragma once
 
 #include <deque>
-#include <functional>
 #include <vector>
 
 #include "dtopp/distributed/sharding/shards.h"
@@ -45,11 +44,15 @@ class BucketedReducer {
   // Starts the all-gather of `whole`: one contiguous tensor per parameter with all its elements. Parameters
   // of one type share a message.
   //
-  // Without `before`, this rank's shards must be valid now, and two buckets are in flight at a time; more
-  // would need memory for all parameters. With `before`, a bucket starts when wait_all_gather() needs it.
-  // before(parameter) is called first and must complete this rank's shard. With `next`, the gather of `next`
-  // takes over `before`, and this one starts each bucket once `next` has delivered it.
-  void start_all_gather(std::vector<at::Tensor> whole, std::function<void(size_t)> before = {});
+  // Without a source, this rank's shards must be valid now, and two buckets are in flight at a time; more
+  // would need memory for all parameters. With a source, a bucket starts when wait_all_gather() needs it,
+  // after the source has gathered its parameters. With `next`, the gather of `next` takes over the source,
+  // and `next` becomes the source of this one.
+  struct Source {
+    BucketedReducer* reducer = nullptr;  // null: none
+    std::vector<size_t> parameters{};    // parameter i here is parameters[i] there; empty: i
+  };
+  void start_all_gather(std::vector<at::Tensor> whole, Source source);
   // Whether any other rank takes part.
   bool has_others() const { return ranks_.size() > 1 || (next_ && next_->has_others()); }
   // Blocks until all elements of a parameter are valid.
@@ -98,8 +101,8 @@ class BucketedReducer {
   std::vector<at::Tensor> sums_;       // empty if `next` gets the sums
 
   std::vector<at::Tensor> whole_;
-  std::function<void(size_t)> before_;  // none: two buckets are gathered ahead
-  size_t ungathered_ = 0;               // buckets whose gather has not started
+  Source source_;
+  size_t ungathered_ = 0;  // buckets whose gather has not started
   std::deque<Gathering> gatherings_;
 };
 

@@ -15,11 +15,13 @@ ElementRange part_of(const ElementRange& range, int64_t part, int64_t parts) {
 
 }  // namespace
 
-ShardLayout::ShardLayout(int64_t elements, int64_t num_experts, int64_t index, const ParallelDims& dims)
+ShardLayout::ShardLayout(int64_t elements, int64_t num_experts, int64_t index, const ParallelDims& dims,
+                         ShardPolicy policy)
     : elements_(elements), num_experts_(num_experts), index_(index), dims_(dims) {
   const int64_t expert_size = elements / num_experts, most = std::max<int64_t>(kMaxChunks / num_experts, 1);
   const int64_t even = (expert_size + most - 1) / most;
   chunk_size_ = std::max(kMinChunkSize, (even + kAlignment - 1) / kAlignment * kAlignment);
+  if (policy == ShardPolicy::kWholeMatrix) chunk_size_ = std::max<int64_t>(expert_size, 1);
   chunks_per_expert_ = (expert_size + chunk_size_ - 1) / chunk_size_;
 }
 

@@ -40,12 +40,18 @@ inline int64_t bucket_elements(int64_t elements) {
   return std::clamp(elements / 16, int64_t{1} << 14, int64_t{40} << 20);
 }
 
+enum class ShardPolicy {
+  kElements,     // ranks share the elements of a matrix
+  kWholeMatrix,  // one rank holds a whole matrix; of experts, whole matrices of each expert
+};
+
 class ShardLayout {
  public:
   // `index` is the parameter's index in the model. `num_experts` is the number of its experts, or 1 if it has
   // none. The EP size divides `num_experts`, and EP ranks get whole experts. With 1 piece, EP ranks share the
   // chunks.
-  ShardLayout(int64_t elements, int64_t num_experts, int64_t index, const ParallelDims& dims);
+  ShardLayout(int64_t elements, int64_t num_experts, int64_t index, const ParallelDims& dims,
+              ShardPolicy policy = ShardPolicy::kElements);
 
   int64_t elements() const { return elements_; }
   int64_t num_chunks() const { return num_experts_ * chunks_per_expert_; }

@@ -15,8 +15,9 @@ RC_GTEST_PROP(ShardLayoutProperty, every_element_is_kept_once_in_units_that_no_g
   const auto num_experts = *rc::gen::element<int64_t>(1, ep_size, 3 * ep_size);
   const auto elements = num_experts * *rc::gen::inRange<int64_t>(0, int64_t{1} << *rc::gen::inRange(1, 34));
   const auto index = *rc::gen::inRange<int64_t>(0, 100);
-  const ShardLayout layout(elements, num_experts, index, {ep_size, edp_size, nodes});
-  const ShardLayout alone(elements, num_experts, index, {});
+  const auto policy = *rc::gen::element(ShardPolicy::kElements, ShardPolicy::kWholeMatrix);
+  const ShardLayout layout(elements, num_experts, index, {ep_size, edp_size, nodes}, policy);
+  const ShardLayout alone(elements, num_experts, index, {}, policy);
   RC_ASSERT(layout.num_chunks() == alone.num_chunks());
   RC_ASSERT(layout.num_chunks() <= std::max<int64_t>(1024, num_experts));
   RC_ASSERT(alone.local_shard(0).size() == elements);
@@ -51,6 +52,14 @@ TEST(ShardLayout, shares_pieces_out_to_places_whole) {
   for (int64_t ep_rank = 0; ep_rank < 4; ++ep_rank) {
     EXPECT_EQ(experts.ep_shard(ep_rank).begin, ep_rank * 200'000);
     EXPECT_EQ(experts.ep_shard(ep_rank).size(), 200'000);
+  }
+}
+
+TEST(ShardLayout, keeps_matrices_whole_for_an_optimizer_that_needs_them) {
+  for (const int64_t num_experts : {1, 8}) {
+    const ShardLayout layout(num_experts * 100'000, num_experts, 3, {2, 4}, ShardPolicy::kWholeMatrix);
+    EXPECT_EQ(layout.num_chunks(), num_experts);
+    for (int64_t rank = 0; rank < 8; ++rank) EXPECT_EQ(layout.local_shard(rank).size() % 100'000, 0);
   }
 }
 

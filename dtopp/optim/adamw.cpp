@@ -1,0 +1,47 @@
+// AdamW with decoupled weight decay (Loshchilov and Hutter 2019).
+#include "dtopp/optim/optimizer.h"
+
+namespace dtopp {
+namespace {
+
+class AdamW final : public Optimizer {
+ public:
+  explicit AdamW(const OptimizerConfig& config) : config_(config) {}
+
+  std::vector<std::string> slots(const ParameterSpec& /*spec*/) const override {
+    return {"exp_avg", "exp_avg_sq"};
+  }
+
+  void step(std::span<const ParameterShard> shards, const StepScalars& scalars) const override {
+    const at::Tensor skipped = scalars.applied.logical_not().to(at::kFloat);
+    for (const bool decay : {true, false}) {
+      std::vector<at::Tensor> parameters, gradients, exp_avg, exp_avg_sq;
+      for (const ParameterShard& shard : shards) {
+        if (shard.spec->weight_decay() != decay) continue;
+        for (const ElementRange& range : shard.updates) {
+          const auto part = [&](const at::Tensor& x) { return x.narrow(0, range.begin, range.size()); };
+          parameters.push_back(part(shard.main_param));
+          gradients.push_back(part(shard.gradient));
+          exp_avg.push_back(part(shard.slots[0]));
+          exp_avg_sq.push_back(part(shard.slots[1]));
+        }
+      }
+      if (parameters.empty()) continue;
+      const std::vector<at::Tensor> updates(parameters.size(), scalars.updates);
+      at::_fused_adamw_(parameters, gradients, exp_avg, exp_avg_sq, {}, updates, scalars.lr, config_.betas[0],
+                        config_.betas[1], decay ? config_.weight_decay : 0.0, config_.eps, /*amsgrad=*/false,
+                        /*maximize=*/false, scalars.divisor, /*found_inf=*/skipped);
+    }
+  }
+
+ private:
+  OptimizerConfig config_;
+};
+
+}  // namespace
+
+std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config) {
+  return std::make_unique<AdamW>(config);
+}
+
+}  // namespace dtopp

@@ -1,0 +1,46 @@
+// Updates the main parameters of this rank from their gradients.
+//
+// An optimizer has no tensors of its own. ParameterStore holds one f32 tensor per parameter and slot, sharded
+// as the parameter, and checkpoints hold it as "<parameter>.<slot>".
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "dtopp/config/optimizer_config.h"
+#include "dtopp/distributed/sharding/shard_layout.h"
+#include "dtopp/ops/core/torch.h"
+#include "dtopp/parameters/parameters.h"
+
+namespace dtopp {
+
+// This rank's part of one parameter: f32 [local shard].
+struct ParameterShard {
+  const ParameterSpec* spec = nullptr;
+  at::Tensor main_param, gradient;
+  std::vector<at::Tensor> slots;      // in the order of Optimizer::slots
+  std::vector<ElementRange> updates;  // ranges to update one by one: bits must not depend on the sharding
+};
+
+struct StepScalars {
+  double lr = 0;
+  at::Tensor divisor;  // f32 []: divides the gradients
+  at::Tensor applied;  // bool []: if false, the step changes nothing
+  at::Tensor updates;  // f32 []: updates applied so far, this one included
+};
+
+class Optimizer {
+ public:
+  virtual ~Optimizer() = default;
+  // Names of the state tensors of a parameter; each has the parameter's shape.
+  virtual std::vector<std::string> slots(const ParameterSpec& spec) const = 0;
+  virtual ShardPolicy shard_policy(const ParameterSpec& /*spec*/) const { return ShardPolicy::kElements; }
+  // Weight decay applies to specs with weight_decay(). The host does not wait for the device.
+  virtual void step(std::span<const ParameterShard> shards, const StepScalars& scalars) const = 0;
+};
+
+std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config);
+
+}  // namespace dtopp
