@@ -27,16 +27,9 @@ std::vector<std::string> options_of(const CLI::App& app) {
   return names;
 }
 
-std::string joined(const std::vector<std::string>& names) {
-  std::string text;
-  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
-  return text;
-}
-
 std::string unknown(const char* what, const std::string& word, const std::vector<std::string>& known) {
-  const std::string nearest = nearest_key(word, known);
   return "unknown " + std::string(what) + " " + quote_for_message(word) + "; " +
-         (nearest.empty() ? "known: " + joined(known) : "did you mean " + nearest + "?");
+         suggest(word, known, "known:", known);
 }
 
 }  // namespace

@@ -140,19 +140,16 @@ void throw_wrong_type(const ConfigNode& node, const std::string& key, const std:
 
 void throw_unknown_key(const ConfigNode& value, const std::string& key,
                        const std::vector<std::string>& known) {
-  const std::string nearest = nearest_key(key, known);
-  std::string hint = "did you mean " + nearest + "?";
-  if (nearest.empty()) {
-    // No key is near: list the keys of the same section.
-    const std::string section = key.substr(0, key.size() - last_part(key).size());
-    hint.clear();
-    for (const std::string& name : known) {
-      const bool sibling = name.size() > section.size() && name.compare(0, section.size(), section) == 0 &&
-                           name.find('.', section.size()) == std::string::npos;
-      if (sibling) hint.append(hint.empty() ? "known keys: " : ", ").append(name);
-    }
+  // If no key is near, list the keys of the same section.
+  const std::string section = key.substr(0, key.size() - last_part(key).size());
+  std::vector<std::string> siblings;
+  for (const std::string& name : known) {
+    const bool is_sibling = name.size() > section.size() && name.starts_with(section) &&
+                            name.find('.', section.size()) == std::string::npos;
+    if (is_sibling) siblings.push_back(name);
   }
-  throw UsageError(value.location() + ": unknown key " + quote_for_message(key) + "; " + hint);
+  throw UsageError(value.location() + ": unknown key " + quote_for_message(key) + "; " +
+                   suggest(key, known, "known keys:", siblings));
 }
 
 const std::string& plain_text(const ConfigNode& node, const std::string& key, const std::string& expected) {
@@ -230,7 +227,10 @@ std::string nearest_key(const std::string& key, const std::vector<std::string>& 
   for (const std::string& candidate : known) {
     // The right name in the wrong section costs one edit.
     const size_t by_last_part = edit_distance(last_part(key), last_part(candidate)) + 1;
-    const size_t distance = std::min(edit_distance(key, candidate), by_last_part);
+    // "target_experts" contains the word "experts".
+    const bool is_word =
+        std::string("_").append(last_part(key)).ends_with("_" + std::string(last_part(candidate)));
+    const size_t distance = is_word ? 1 : std::min(edit_distance(key, candidate), by_last_part);
     if (nearest.empty() || distance < best) {
       nearest = candidate;
       best = distance;
@@ -238,6 +238,15 @@ std::string nearest_key(const std::string& key, const std::vector<std::string>& 
   }
   const size_t allowed = std::max<size_t>(1, last_part(key).size() / 3 + 1);
   return best <= allowed ? nearest : "";
+}
+
+std::string suggest(const std::string& word, const std::vector<std::string>& known, const std::string& list,
+                    const std::vector<std::string>& listed) {
+  const std::string nearest = nearest_key(word, known);
+  if (!nearest.empty()) return "did you mean " + nearest + "?";
+  std::string text = list;
+  for (const std::string& name : listed) text.append(&name == listed.data() ? " " : ", ").append(name);
+  return text;
 }
 
 }  // namespace dtopp

@@ -1,7 +1,6 @@
 // Converts configuration structs to and from YAML. Each struct lists its fields once,
 //
-//   template <class Config, class Visitor>  // Config is const or not
-//   void visit_fields(Config& config, Visitor&& field) { field("lr", config.lr); … }
+//   void visit_fields(SectionOf<OptimizerConfig> auto& config, auto&& field) { field("lr", config.lr); … }
 //
 // and reading, printing, comparing and the suggestions for mistyped keys use that list. The set of fields may
 // depend on the value of an earlier field, because fields are read in order.
@@ -24,6 +23,7 @@
 #include "dtopp/base/enum_name.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/config/config_tree.h"
+#include "dtopp/config/section_of.h"
 
 namespace dtopp {
 
@@ -179,5 +179,9 @@ void flatten_config(const Config& config, const std::string& section,
 // The known key that is nearest to `key` in edit distance, compared as a whole and by its last part. Empty if
 // none is near.
 std::string nearest_key(const std::string& key, const std::vector<std::string>& known);
+
+// "did you mean NEAREST?", or "LIST a, b" with the words of `listed` if no known word is near.
+std::string suggest(const std::string& word, const std::vector<std::string>& known, const std::string& list,
+                    const std::vector<std::string>& listed);
 
 }  // namespace dtopp

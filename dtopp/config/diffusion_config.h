@@ -2,12 +2,12 @@
 #pragma once
 
 #include <array>
-#include <concepts>
 #include <cstdint>
 #include <string_view>
-#include <type_traits>
 #include <utility>
 #include <vector>
+
+#include "dtopp/config/section_of.h"
 
 namespace dtopp {
 
@@ -53,9 +53,7 @@ struct DiffusionConfig {
   std::vector<int64_t> sample_classes;  // empty: the first eight classes
 };
 
-template <class Config, class Visitor>
-requires std::same_as<std::remove_const_t<Config>, DiffusionTransformerConfig>
-void visit_fields(Config& config, Visitor&& field) {
+void visit_fields(SectionOf<DiffusionTransformerConfig> auto& config, auto&& field) {
   field("image_size", config.image_size);
   field("channels", config.channels);
   field("patch_size", config.patch_size);
@@ -66,9 +64,7 @@ void visit_fields(Config& config, Visitor&& field) {
   field("qk_norm", config.qk_norm);
 }
 
-template <class Config, class Visitor>
-requires std::same_as<std::remove_const_t<Config>, DiffusionConfig>
-void visit_fields(Config& config, Visitor&& field) {
+void visit_fields(SectionOf<DiffusionConfig> auto& config, auto&& field) {
   field("objective", config.objective);
   field("timesteps", config.timesteps);
   field("flip", config.flip);

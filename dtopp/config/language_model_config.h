@@ -2,11 +2,11 @@
 #pragma once
 
 #include <array>
-#include <concepts>
 #include <cstdint>
 #include <string_view>
-#include <type_traits>
 #include <utility>
+
+#include "dtopp/config/section_of.h"
 
 namespace dtopp {
 
@@ -26,9 +26,7 @@ struct LanguageModelConfig {
   bool attend_across_documents = true;  // false: a token attends only to its own document
 };
 
-template <class Config, class Visitor>
-requires std::same_as<std::remove_const_t<Config>, LanguageModelConfig>
-void visit_fields(Config& config, Visitor&& field) {
+void visit_fields(SectionOf<LanguageModelConfig> auto& config, auto&& field) {
   field("vocab_size", config.vocab_size);
   field("sequence_length", config.sequence_length);
   field("tie_embeddings", config.tie_embeddings);

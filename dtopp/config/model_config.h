@@ -2,14 +2,13 @@
 #pragma once
 
 #include <array>
-#include <concepts>
 #include <cstdint>
 #include <string_view>
-#include <type_traits>
 #include <utility>
 
 #include "dtopp/config/diffusion_config.h"
 #include "dtopp/config/language_model_config.h"
+#include "dtopp/config/section_of.h"
 
 namespace dtopp {
 
@@ -49,9 +48,7 @@ inline const DiffusionTransformerConfig& diffusion_transformer_part(const ModelC
   return config;
 }
 
-template <class Config, class Visitor>
-requires std::same_as<std::remove_const_t<Config>, ModelConfig>
-void visit_fields(Config& config, Visitor&& field) {
+void visit_fields(SectionOf<ModelConfig> auto& config, auto&& field) {
   field("type", config.type);
   field("hidden_size", config.hidden_size);
   field("num_layers", config.num_layers);

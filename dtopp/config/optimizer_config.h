@@ -2,12 +2,12 @@
 #pragma once
 
 #include <array>
-#include <concepts>
 #include <cstdint>
 #include <string_view>
-#include <type_traits>
 #include <utility>
 #include <vector>
+
+#include "dtopp/config/section_of.h"
 
 namespace dtopp {
 
@@ -32,9 +32,7 @@ struct OptimizerConfig {
   double grad_clip = 1.0;  // global norm; 0: off
 };
 
-template <class Config, class Visitor>
-requires std::same_as<std::remove_const_t<Config>, OptimizerConfig>
-void visit_fields(Config& config, Visitor&& field) {
+void visit_fields(SectionOf<OptimizerConfig> auto& config, auto&& field) {
   field("lr", config.lr);
   field("min_lr", config.min_lr);
   field("schedule", config.schedule);

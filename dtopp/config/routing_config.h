@@ -2,16 +2,15 @@
 #pragma once
 
 #include <array>
-#include <concepts>
 #include <cstdint>
 #include <numeric>
 #include <string>
 #include <string_view>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "dtopp/config/config_tree.h"
+#include "dtopp/config/section_of.h"
 
 namespace dtopp {
 
@@ -59,9 +58,7 @@ struct RoutingConfig {
   int64_t max_experts = 0;  // upper limit of experts per token; 0: none
 };
 
-template <class Config, class Visitor>
-requires std::same_as<std::remove_const_t<Config>, RoutingConfig>
-void visit_fields(Config& config, Visitor&& field) {
+void visit_fields(SectionOf<RoutingConfig> auto& config, auto&& field) {
   field("method", config.method);
   field("experts", config.experts);
   field("threshold", config.threshold);

@@ -2,19 +2,18 @@
 // which parsing, printing, overrides and the suggestions for mistyped keys share.
 #pragma once
 
-#include <concepts>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <type_traits>
 #include <vector>
 
 #include "dtopp/config/data_config.h"
 #include "dtopp/config/model_config.h"
 #include "dtopp/config/optimizer_config.h"
 #include "dtopp/config/routing_config.h"
+#include "dtopp/config/section_of.h"
 
 namespace dtopp {
 
@@ -129,9 +128,7 @@ void visit_fields(const LossSection<Losses>& section, Visitor&& field) {
   field("batch_statistics", section.losses.batch_statistics);
 }
 
-template <class Config, class Visitor>
-requires std::same_as<std::remove_const_t<Config>, TrainingConfig>
-void visit_fields(Config& config, Visitor&& field) {
+void visit_fields(SectionOf<TrainingConfig> auto& config, auto&& field) {
   field("steps", config.steps);
   field("global_batch_size", config.global_batch_size);
   field("micro_batch_size", config.micro_batch_size);
@@ -145,17 +142,13 @@ void visit_fields(Config& config, Visitor&& field) {
   field("cooldown_from", config.cooldown_from);
 }
 
-template <class Config, class Visitor>
-requires std::same_as<std::remove_const_t<Config>, ParallelConfig>
-void visit_fields(Config& config, Visitor&& field) {
+void visit_fields(SectionOf<ParallelConfig> auto& config, auto&& field) {
   field("expert_parallel", config.expert_parallel);
   field("reproducible", config.reproducible);
   field("timeout", config.timeout);
 }
 
-template <class Config, class Visitor>
-requires std::same_as<std::remove_const_t<Config>, ValidationConfig>
-void visit_fields(Config& config, Visitor&& field) {
+void visit_fields(SectionOf<ValidationConfig> auto& config, auto&& field) {
   field("every", config.every);
   field("tokens", config.tokens);
   field("tasks", config.tasks);
@@ -163,23 +156,17 @@ void visit_fields(Config& config, Visitor&& field) {
   field("task_limit", config.task_limit);
 }
 
-template <class Config, class Visitor>
-requires std::same_as<std::remove_const_t<Config>, CheckpointConfig>
-void visit_fields(Config& config, Visitor&& field) {
+void visit_fields(SectionOf<CheckpointConfig> auto& config, auto&& field) {
   field("every", config.every);
   field("keep", config.keep);
 }
 
-template <class Config, class Visitor>
-requires std::same_as<std::remove_const_t<Config>, LoggingConfig>
-void visit_fields(Config& config, Visitor&& field) {
+void visit_fields(SectionOf<LoggingConfig> auto& config, auto&& field) {
   field("every", config.every);
   field("tensorboard", config.tensorboard);
 }
 
-template <class Config, class Visitor>
-requires std::same_as<std::remove_const_t<Config>, RunConfig>
-void visit_fields(Config& config, Visitor&& field) {
+void visit_fields(SectionOf<RunConfig> auto& config, auto&& field) {
   field("name", config.name);
   field("model", config.model);
   field("routing", config.routing);

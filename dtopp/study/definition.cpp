@@ -35,9 +35,7 @@ struct StudyFile {
   std::string output;
 };
 
-template <class Config, class Visitor>
-requires std::same_as<std::remove_const_t<Config>, StudyFile>
-void visit_fields(Config& config, Visitor&& field) {
+void visit_fields(SectionOf<StudyFile> auto& config, auto&& field) {
   field("base", config.base);
   field("seeds", config.seeds);
   field("variants", config.variants);

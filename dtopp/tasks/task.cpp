@@ -52,13 +52,8 @@ constexpr std::array<Task, 13> kTasks = {{
 [[noreturn]] void throw_unknown_task(const std::string& name) {
   std::vector<std::string> known = {"all"};
   for (const Task& task : kTasks) known.emplace_back(task.name);
-  const std::string nearest = nearest_key(name, known);
-  std::string hint = "did you mean " + nearest + "?";
-  if (nearest.empty()) {
-    hint = "known tasks:";
-    for (const std::string& task : known) hint += (hint.back() == ':' ? " " : ", ") + task;
-  }
-  throw UsageError("--tasks: unknown task " + quote_for_message(name) + "; " + hint);
+  throw UsageError("--tasks: unknown task " + quote_for_message(name) + "; " +
+                   suggest(name, known, "known tasks:", known));
 }
 
 std::vector<std::string_view> split(std::string_view names) {

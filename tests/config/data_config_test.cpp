@@ -12,7 +12,7 @@ namespace {
 class DataConfigTest : public TemporaryFiles {
  protected:
   RunConfig load(const std::vector<std::string>& overrides) const {
-    return load_run_config(write("run.yaml", std::string(kModelYaml) + "output: runs/x\n"), overrides);
+    return load_run_config(write("run.yaml", kModelYaml + "output: runs/x\n"), overrides);
   }
 };
 

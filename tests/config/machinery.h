@@ -34,23 +34,17 @@ struct Outer {
   Paint paint;
 };
 
-template <class Config, class Visitor>
-requires std::same_as<std::remove_const_t<Config>, Inner>
-void visit_fields(Config& config, Visitor&& field) {
+void visit_fields(dtopp::SectionOf<Inner> auto& config, auto&& field) {
   field("count", config.count);
   field("rate", config.rate);
   field("weights", config.weights);
 }
-template <class Config, class Visitor>
-requires std::same_as<std::remove_const_t<Config>, Paint>
-void visit_fields(Config& config, Visitor&& field) {
+void visit_fields(dtopp::SectionOf<Paint> auto& config, auto&& field) {
   field("colour", config.colour);
   if (config.colour == Colour::kRed) field("warmth", config.warmth);
   if (config.colour == Colour::kGreen) field("shadows", config.shadows);
 }
-template <class Config, class Visitor>
-requires std::same_as<std::remove_const_t<Config>, Outer>
-void visit_fields(Config& config, Visitor&& field) {
+void visit_fields(dtopp::SectionOf<Outer> auto& config, auto&& field) {
   field("title", config.title);
   field("flag", config.flag);
   field("colour", config.colour);

@@ -19,8 +19,7 @@ class RunConfigTest : public TemporaryFiles {
  protected:
   RunConfig load(const std::vector<std::string>& overrides) const {
     const bool images = std::ranges::count(overrides, kImages) > 0;
-    return load_run_config(write("run.yaml", std::string(images ? kImageModelYaml : kModelYaml) + kMinimal),
-                           overrides);
+    return load_run_config(write("run.yaml", (images ? kImageModelYaml : kModelYaml) + kMinimal), overrides);
   }
   std::string error(const std::vector<std::string>& overrides) const {
     return usage_error([&] { load(overrides); });
@@ -37,8 +36,7 @@ TEST_F(RunConfigTest, defaults_are_the_papers_hyperparameters) {
 }
 
 TEST_F(RunConfigTest, a_missing_size_is_named) {
-  for (const char* yaml : {kModelYaml, kImageModelYaml}) {
-    const std::string model = yaml;
+  for (const std::string& model : {kModelYaml, kImageModelYaml}) {
     for (const char* key : {"hidden_size", "num_layers", "num_heads", "ffn_hidden_size", "num_experts",
                             "vocab_size", "sequence_length", "image_size", "channels", "patch_size"}) {
       const size_t begin = model.find(std::string(key) + ": ");
@@ -204,7 +202,7 @@ TEST_F(RunConfigTest, impossible_diffusion_transformers_name_the_key) {
 }
 
 TEST_F(RunConfigTest, an_impossible_value_is_placed_where_it_was_set) {
-  write("base.yaml", std::string(kModelYaml) + "routing:\n  experts: 65\n");
+  write("base.yaml", kModelYaml + "routing:\n  experts: 65\n");
   const auto path = write("run.yaml", std::string("base: base.yaml\n") + kMinimal);
   EXPECT_EQ(usage_error([&] { load_run_config(path, {}); }),
             "base.yaml:3: routing.experts: must lie in [1, 64] (model.num_experts), is 65.0");
@@ -309,9 +307,9 @@ TEST_F(RunConfigTest, a_resumed_run_may_change_how_it_works_but_not_what_it_comp
 }
 
 TEST_F(RunConfigTest, plans_need_neither_data_nor_output) {
-  const auto path = write("model.yaml", "model: {num_layers: 2}\n");
-  EXPECT_EQ(load_model_run_config(path, {}).model.num_layers, 2);
-  EXPECT_THAT(usage_error([&] { load_model_run_config(path, {"model.num_layers=0"}); }),
+  const auto path = write("model.yaml", kModelYaml);
+  EXPECT_EQ(load_model_run_config(path, {}).model.num_layers, 16);
+  EXPECT_THAT(usage_error([&] { load_model_run_config(path, {"model.num_layers=-1"}); }),
               ::testing::HasSubstr("model.num_layers"));
 }
 
