@@ -1,0 +1,59 @@
+#include "dtopp/tasks/evaluation_files.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "dtopp/base/errors.h"
+#include "dtopp/base/files.h"
+#include "tests/base/scratch_directory.h"
+
+namespace dtopp {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+constexpr char kTasks[] = R"("tasks": {"copa": {"accuracy": 0.5, "stderr": 0.05}}, "average": 0.5})";
+
+TEST(EvaluationFiles, are_kept_apart_by_checkpoint_and_budget) {
+  ScratchDirectory scratch;
+  write_file_atomically(scratch / "a.json", std::string(R"({"step": 64, "p": [0.25], )") + kTasks);
+  write_file_atomically(scratch / "b.json", std::string(R"({"step": 512, "target_experts": 2.5, )") + kTasks);
+  write_file_atomically(scratch / "c.json", std::string(R"({"step": 512, )") + kTasks);
+  write_file_atomically(scratch / "other.json", std::string(R"({"step": "nonsense"})"));
+  const Evaluations evaluations = read_evaluations(scratch.path());
+  std::vector<std::string> labels;
+  for (const auto& [model, evaluation] : evaluations.by_model) {
+    labels.push_back(label_of(model));
+    EXPECT_EQ(evaluation.tasks.at("copa").accuracy, 0.5);
+  }
+  EXPECT_THAT(labels, ElementsAre("step 64", "step 512", "step 512, 2.5 experts"));
+  EXPECT_TRUE(evaluations.skipped.empty());
+}
+
+TEST(EvaluationFiles, that_are_damaged_are_skipped_and_named) {
+  ScratchDirectory scratch;
+  write_file_atomically(scratch / "a.json", std::string(R"({"step": 64, "tasks": {"copa)"));
+  write_file_atomically(scratch / "b.json", std::string("{") + kTasks);
+  write_file_atomically(scratch / "c.json", std::string(R"({"step": 64, )") + kTasks);
+  const Evaluations evaluations = read_evaluations(scratch.path());
+  EXPECT_EQ(evaluations.by_model.size(), 1);
+  EXPECT_THAT(evaluations.skipped, ElementsAre(HasSubstr("a.json: "), HasSubstr("b.json: ")));
+}
+
+TEST(ResultsFile, is_named_for_the_checkpoint_in_a_folder_and_never_another_checkpoints) {
+  ScratchDirectory scratch;
+  EXPECT_EQ(results_file(scratch.path(), "tasks", {512}), scratch / "tasks-step-00000512.json");
+  EXPECT_EQ(results_file("new/", "text", {512, 2.5}), "new/text-step-00000512-experts-2.5.json");
+  const auto file = scratch / "r.json";
+  EXPECT_EQ(results_file(file, "tasks", {512}), file);
+  write_file_atomically(file, std::string(R"({"step": 512, "p": [0.25]})"));
+  EXPECT_EQ(results_file(file, "tasks", {512, 0, {0.25}}), file);
+  EXPECT_THROW(results_file(file, "tasks", {64}), UsageError);
+  EXPECT_THROW(results_file(file, "tasks", {512, 2}), UsageError);
+  write_file_atomically(file, std::string("notes"));
+  EXPECT_EQ(results_file(file, "tasks", {64}), file);
+}
+
+}  // namespace
+}  // namespace dtopp
