@@ -95,7 +95,7 @@ void add_train(CLI::App& app) {
   CLI::App* verb = app.add_subcommand("train", "Train a model, or resume a stopped run");
   verb->add_option("config", options->config, "YAML configuration file of the run")->required();
   verb->add_option("overrides", options->overrides,
-                   "configuration values as key.path=value, e.g. training.steps=100");
+                   "configuration values as key.path=value, e.g. method=top_k training.steps=100");
   verb->add_flag("--verify", options->verify,
                  "verify every byte of the training data, including files verified before (docs/files.md)");
   verb->add_option("--processes", options->processes,

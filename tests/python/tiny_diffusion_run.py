@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 CONFIG = """\
 name: tiny
 model: {{type: diffusion_transformer, hidden_size: 32, num_layers: 2, num_heads: 4, ffn_hidden_size: 16, num_experts: 8,
-        image_size: 8, channels: {channels}, num_classes: 5}}
+        image_size: 8, channels: {channels}, patch_size: 2, num_classes: 5}}
 routing: {{method: dtop_p, experts: 3, threshold: 0.4}}
 loss: {{load_balance: 0.1, dynamic: 0.1}}
 diffusion: {{condition_dropout: 0.3, samples_every: 0}}

@@ -97,6 +97,21 @@ TEST_F(StudyDefinition, refuses_what_would_set_one_key_twice) {
               HasSubstr("routing: conflicts with the value that variant a sets"));
 }
 
+TEST_F(StudyDefinition, settings_and_arguments_win_over_a_variants_method) {
+  write_file_atomically(
+      directory_ / "preset.yaml",
+      "base: base.yaml\n"
+      "methods: {fixed: {routing: {method: top_p, threshold: 0.5, normalization: fixed}}}\n");
+  const std::string head = "base: preset.yaml\nmeasure: [train/loss]\noutput: out\n";
+  const auto runs = expand(load(head + "variants: {a: {routing.threshold: 0.3, method: fixed}}\n"
+                                       "grid: {routing.renormalize: [true, false]}\n",
+                                {"routing.normalization=none"}));
+  EXPECT_EQ(runs.at(1).config.routing.method, RoutingMethod::kTopP);
+  EXPECT_EQ(runs.at(1).config.routing.threshold, 0.3);
+  EXPECT_EQ(runs.at(1).config.routing.normalization, Normalization::kNone);
+  EXPECT_FALSE(runs.at(1).config.routing.renormalize);
+}
+
 TEST_F(StudyDefinition, refuses_what_is_missing_or_of_the_wrong_kind) {
   EXPECT_THAT(refusal("measure: [train/loss]\noutput: out\n"),
               HasSubstr("base: is missing; name the configuration"));
