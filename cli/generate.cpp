@@ -11,6 +11,7 @@
 #include "cli/stop_signals.h"
 #include "cli/verbs.h"
 #include "dtopp/base/errors.h"
+#include "dtopp/base/format.h"
 #include "dtopp/base/steady_seconds.h"
 #include "dtopp/inference/generator.h"
 #include "dtopp/inference/text_generation.h"
@@ -55,9 +56,7 @@ class Writer {
     count_ += 1;
     if (!show_experts_ || text.empty()) return text;
     if (isatty(STDOUT_FILENO) != 0) return coloured(text, token.active_experts / num_experts_);
-    char number[16];
-    std::snprintf(number, sizeof number, "[%.1f]", token.active_experts);
-    return text + number;
+    return text + format("[%.1f]", token.active_experts);
   }
   std::string rest() const { return text_.rest(); }
   double experts() const { return sum_; }  // sum over all tokens

@@ -8,6 +8,7 @@
 #include "cli/stop_signals.h"
 #include "cli/verbs.h"
 #include "dtopp/base/cpu_cores.h"
+#include "dtopp/base/format.h"
 #include "dtopp/base/progress.h"
 #include "dtopp/data/text_preparation/prepare_text.h"
 

@@ -1,11 +1,12 @@
 #include "dtopp/base/progress.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <utility>
 
 #include <unistd.h>
+
+#include "dtopp/base/format.h"
 
 namespace dtopp {
 namespace {
@@ -13,63 +14,11 @@ namespace {
 constexpr auto kRedrawOnTerminal = std::chrono::milliseconds(200);
 constexpr auto kLineElsewhere = std::chrono::seconds(30);
 
-std::string print(const char* format, double value) {
-  std::array<char, 64> text{};
-  std::snprintf(text.data(), text.size(), format, value);
-  return text.data();
-}
-
-std::string two_units(double seconds, int64_t unit, char name, int64_t part, char part_name) {
-  const auto parts = std::llround(seconds / static_cast<double>(part));
-  std::array<char, 64> text{};
-  std::snprintf(text.data(), text.size(), "%lld%c%02lld%c", static_cast<long long>(parts * part / unit), name,
-                static_cast<long long>(parts * part % unit / part), part_name);
-  return text.data();
-}
-
-// Scales the value to [1, 1000) and returns its prefix, such that rounding never prints 1000.
-std::pair<double, const char*> scaled(double value) {
-  constexpr std::array<const char*, 7> kPrefixes = {"", "k", "M", "G", "T", "P", "E"};
-  size_t power = 0;
-  while (std::abs(value) >= 999.5 && power + 1 < kPrefixes.size()) {
-    value /= 1000;
-    ++power;
-  }
-  return {value, kPrefixes[power]};
-}
-
 std::string amount(double value, const std::string& unit) {
   return unit == "B" ? format_bytes(value) : format_count(value) + " " + unit;
 }
 
 }  // namespace
-
-std::string format_duration(double seconds) {
-  constexpr double kMinute = 60;
-  constexpr double kHour = 3600;
-  constexpr double kDay = 86400;
-  if (!(seconds >= 0) || seconds > 1e12) return "?";
-  if (seconds < 9.95) return print("%.1fs", seconds);
-  if (seconds < kMinute - 0.5) return print("%.0fs", seconds);
-  if (seconds < kHour - 0.5) return two_units(seconds, 60, 'm', 1, 's');
-  if (seconds < kDay - kMinute / 2) return two_units(seconds, 3600, 'h', 60, 'm');
-  return two_units(seconds, 86400, 'd', 3600, 'h');
-}
-
-std::string format_count(double count) {
-  if (!std::isfinite(count)) return "?";
-  const auto [value, prefix] = scaled(count);
-  if (*prefix == 0) return print(value == std::floor(value) ? "%.0f" : "%.3g", value);
-  if (std::abs(value) < 9.995) return print("%.2f", value) + prefix;
-  return print(std::abs(value) < 99.95 ? "%.1f" : "%.0f", value) + prefix;
-}
-
-std::string format_bytes(double bytes) {
-  if (!std::isfinite(bytes)) return "?";
-  const auto [value, prefix] = scaled(bytes);
-  if (*prefix == 0) return print("%.0f B", value);
-  return print(std::abs(value) < 99.95 ? "%.1f " : "%.0f ", value) + prefix + "B";
-}
 
 std::string progress_line(const std::string& label, const std::string& unit, uint64_t done, uint64_t total,
                           double seconds, uint64_t start) {
@@ -78,7 +27,7 @@ std::string progress_line(const std::string& label, const std::string& unit, uin
   std::string line = label + "  ";
   if (total > 0) {
     const double share = std::min(1.0, now / static_cast<double>(total));
-    line += print("%3.0f%%  ", std::floor(share * 100));  // rounded down: 100 % only at the end
+    line += format("%3.0f%%  ", std::floor(share * 100));  // rounded down: 100 % only at the end
     const auto all = static_cast<double>(total);
     line += (unit == "B" ? format_bytes(now) : format_count(now)) + "/" + amount(all, unit);
   } else {

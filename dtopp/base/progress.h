@@ -1,4 +1,4 @@
-// Formats durations, counts and bytes for the console, and draws progress bars.
+// Draws progress bars and status lines.
 #pragma once
 
 #include <chrono>
@@ -8,14 +8,6 @@
 #include <utility>
 
 namespace dtopp {
-
-// Seconds as one or two units: "0.4s", "12s", "2m10s", "3h05m", "4d07h". "?" for a negative, NaN or infinite
-// value.
-std::string format_duration(double seconds);
-// Three significant digits with a decimal prefix: "87", "5.1k", "132k", "1.24M", "13.6G".
-std::string format_count(double count);
-// Decimal units: "512 B", "1.2 GB".
-std::string format_bytes(double bytes);
 
 // One line with `done` of `total`, the rate and the remaining time. A `total` of 0 means unknown. `start` was
 // done before the clock began; the rate does not count it. Example:

@@ -1,10 +1,8 @@
 #include "dtopp/base/temporary.h"
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstdint>
-#include <cstdio>
 #include <string>
 #include <system_error>
 
@@ -16,6 +14,7 @@
 
 #include "dtopp/base/descriptor.h"
 #include "dtopp/base/files.h"
+#include "dtopp/base/format.h"
 #include "dtopp/base/path_kind.h"
 
 namespace dtopp {
@@ -30,9 +29,7 @@ std::string random_digits() {
   uint64_t number = 0;
   if (retry([&] { return ::getrandom(&number, sizeof(number), 0); }) != sizeof(number))
     throw file_error("read", "the kernel's random numbers", errno);
-  std::array<char, kDigits + 1> digits{};
-  std::snprintf(digits.data(), digits.size(), "%016llx", static_cast<unsigned long long>(number));
-  return digits.data();
+  return format("%016llx", static_cast<unsigned long long>(number));
 }
 
 // The part between the prefix and the digits; empty if the name is not a temporary one.

@@ -1,12 +1,12 @@
 #include "dtopp/checkpoint/checkpoint_layout.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <functional>
 #include <optional>
 #include <system_error>
 
 #include "dtopp/base/files.h"
+#include "dtopp/base/format.h"
 
 namespace dtopp {
 namespace {
@@ -26,10 +26,7 @@ std::optional<int64_t> step_of(const std::string& name) {
 }  // namespace
 
 std::string part_file(std::string_view kind, size_t number, size_t count) {
-  char name[64];
-  std::snprintf(name, sizeof(name), "%.*s-%05zu-of-%05zu.safetensors", static_cast<int>(kind.size()),
-                kind.data(), number, count);
-  return name;
+  return std::string(kind) + format("-%05zu-of-%05zu.safetensors", number, count);
 }
 
 bool is_optimizer_file(std::string_view name) {
@@ -37,11 +34,7 @@ bool is_optimizer_file(std::string_view name) {
          (name.starts_with("optimizer-") && name.ends_with(".safetensors"));
 }
 
-std::string checkpoint_name(int64_t step) {
-  char name[32];
-  std::snprintf(name, sizeof(name), "step-%08lld", static_cast<long long>(step));
-  return name;
-}
+std::string checkpoint_name(int64_t step) { return format("step-%08lld", static_cast<long long>(step)); }
 
 bool is_checkpoint_name(const std::string& name) { return step_of(name).has_value(); }
 

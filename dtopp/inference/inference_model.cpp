@@ -1,7 +1,7 @@
 #include "dtopp/inference/inference_model.h"
 
 #include "dtopp/base/errors.h"
-#include "dtopp/base/progress.h"
+#include "dtopp/base/format.h"
 #include "dtopp/inference/checkpoint_tensors.h"
 #include "dtopp/plan/plan.h"
 

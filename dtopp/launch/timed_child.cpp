@@ -3,7 +3,6 @@
 #include <array>
 #include <cerrno>
 #include <csignal>
-#include <cstdio>
 #include <system_error>
 #include <thread>
 
@@ -12,6 +11,7 @@
 
 #include "dtopp/base/descriptor.h"
 #include "dtopp/base/errors.h"
+#include "dtopp/base/format.h"
 
 namespace dtopp {
 namespace {
@@ -62,12 +62,6 @@ class OutputPipe {
   std::array<int, 2> ends_{-1, -1};
 };
 
-std::string seconds_text(std::chrono::milliseconds time) {
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%g s", std::chrono::duration<double>(time).count());
-  return text.data();
-}
-
 }  // namespace
 
 TimedChildEnd run_timed_child(ChildProgram child, std::chrono::milliseconds limit) {
@@ -94,7 +88,7 @@ TimedChildEnd run_timed_child(ChildProgram child, std::chrono::milliseconds limi
   ::kill(-process, SIGKILL);  // its process group
   ::kill(process, SIGKILL);
   end_before(Clock::now() + kLastWait);
-  result.failure = "did not end within " + seconds_text(limit);
+  result.failure = "did not end within " + format("%g s", std::chrono::duration<double>(limit).count());
   return result;
 }
 

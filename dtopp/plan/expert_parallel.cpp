@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "dtopp/base/progress.h"
+#include "dtopp/base/format.h"
 #include "dtopp/config/config.h"
 #include "dtopp/plan/step_time.h"
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <bit>
 
-#include "dtopp/base/progress.h"
+#include "dtopp/base/format.h"
 #include "dtopp/config/config.h"
 #include "dtopp/distributed/sharding/shard_layout.h"
 #include "dtopp/models/model.h"
@@ -27,10 +27,7 @@ constexpr double kReusedShare = 0.6;
 double mean_active_experts(const RunConfig& config) {
   if (config.model.is_dense()) return 0;
   const auto experts = static_cast<double>(config.model.num_experts);
-  const std::vector<double>& targets = config.routing.experts;
-  double total = 0;
-  for (const double target : targets) total += std::clamp(target, 1.0, experts);
-  return targets.empty() ? 1.0 : total / static_cast<double>(targets.size());
+  return std::clamp(mean_experts(config.routing), 1.0, experts);
 }
 
 struct Counts {

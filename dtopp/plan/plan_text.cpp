@@ -1,23 +1,15 @@
 #include "dtopp/plan/plan_text.h"
 
 #include <array>
-#include <cstdio>
 
 #include <nlohmann/json.hpp>
 
+#include "dtopp/base/format.h"
 #include "dtopp/base/json.h"
-#include "dtopp/base/progress.h"
 #include "dtopp/plan/step_time.h"
 
 namespace dtopp {
 namespace {
-
-template <class... Values>
-std::string print(const char* format, Values... values) {
-  std::array<char, 200> text{};
-  std::snprintf(text.data(), text.size(), format, values...);
-  return text.data();
-}
 
 std::string with_unit(double value) {
   constexpr std::array<const char*, 8> kUnits = {"", " K", " M", " G", " T", " P", " E", " Z"};
@@ -26,18 +18,18 @@ std::string with_unit(double value) {
     value /= 1000;
     ++unit;
   }
-  return print(unit == 0 ? "%.0f%s" : "%.3f%s", value, kUnits[unit]);
+  return format(unit == 0 ? "%.0f%s" : "%.3f%s", value, kUnits[unit]);
 }
 
 std::string row(const std::string& name, const std::string& value, const std::string& note = "") {
-  return print("%-24s%14s", name.c_str(), value.c_str()) + (note.empty() ? "" : "   " + note) + "\n";
+  return format("%-24s%14s", name.c_str(), value.c_str()) + (note.empty() ? "" : "   " + note) + "\n";
 }
 
 std::string arithmetic_rows(const Plan& plan, const RunConfig& config) {
   std::string experts;
   if (!config.model.is_dense())
-    experts = print("%g of %lld experts per token", plan.active_experts,
-                    static_cast<long long>(config.model.num_experts));
+    experts = format("%g of %lld experts per token", plan.active_experts,
+                     static_cast<long long>(config.model.num_experts));
   const double flops_per_token = static_cast<double>(plan.flops_per_token);
   const double tokens =
       static_cast<double>(plan.tokens_per_step) * static_cast<double>(config.training.steps);
@@ -78,7 +70,7 @@ TotalBytes sent_bytes(const Plan& plan) {
 
 std::string sent_rows(const Plan& plan) {
   const auto columns = [](const std::string& name, const std::string& inside, const std::string& between) {
-    return print("%-24s%14s%16s\n", name.c_str(), inside.c_str(), between.c_str());
+    return format("%-24s%14s%16s\n", name.c_str(), inside.c_str(), between.c_str());
   };
   std::string text = columns("sent per step, mean rank", "inside nodes", "between nodes");
   const TotalBytes total = sent_bytes(plan);
@@ -88,7 +80,7 @@ std::string sent_rows(const Plan& plan) {
   }
   text += columns("  total", bytes(total.inside), bytes(total.between));
   if (plan.layout.expert_parallel > 1)
-    text += row("rows per token", print("%.2f", plan.communication.rows_per_token),
+    text += row("rows per token", format("%.2f", plan.communication.rows_per_token),
                 "ranks of " + std::to_string(plan.layout.expert_parallel) + " that hold its experts");
   return text;
 }
@@ -101,15 +93,15 @@ std::optional<StepTime> time_of(const Plan& plan, const std::optional<PlanDevice
 std::string time_rows(const Plan& plan, const DeviceRates& rates) {
   const StepTime time = plan_step_time(plan, rates);
   const bool bf16 = plan.precision == Precision::kBf16;
-  const auto seconds = [](double value) { return print("%.3f s", value); };
+  const auto seconds = [](double value) { return format("%.3f s", value); };
   const auto rate = [](double share, double peak, const char* unit) {
-    return print("%.0f %% of %g ", 100 * share, peak) + unit;
+    return format("%.0f %% of %g ", 100 * share, peak) + unit;
   };
   const double flops = (bf16 ? rates.bf16_flops : rates.fp32_flops) / 1e12;
   const std::string hidden =
-      print("not hidden: the last bucket, or beyond %.0f %% of ", 100 * AssumedShares::kHiding);
+      format("not hidden: the last bucket, or beyond %.0f %% of ", 100 * AssumedShares::kHiding);
   std::string text =
-      row("step", seconds(time.seconds()), print("MFU %.1f %%", 100 * time.mfu)) +
+      row("step", seconds(time.seconds()), format("MFU %.1f %%", 100 * time.mfu)) +
       row("  compute", seconds(time.compute), "assumed: " + rate(AssumedShares::kCompute, flops, "TFLOP/s"));
   if (plan.layout.ranks > 1) {
     text +=
@@ -124,12 +116,12 @@ std::string time_rows(const Plan& plan, const DeviceRates& rates) {
 }
 
 std::string alternative_rows(const PlanContext& context) {
-  std::string text = print("%-24s%14s%16s%14s\n", "expert_parallel", "memory", "between nodes", "step");
+  std::string text = format("%-24s%14s%16s%14s\n", "expert_parallel", "memory", "between nodes", "step");
   for (const Plan& plan : context.alternatives) {
     const std::optional<StepTime> time = time_of(plan, context.device);
-    text += print("  %-22lld%14s%16s%14s\n", static_cast<long long>(plan.layout.expert_parallel),
-                  bytes(plan.memory_bytes()).c_str(), bytes(sent_bytes(plan).between).c_str(),
-                  time ? print("%.3f s", time->seconds()).c_str() : "?");
+    text += format("  %-22lld%14s%16s%14s\n", static_cast<long long>(plan.layout.expert_parallel),
+                   bytes(plan.memory_bytes()).c_str(), bytes(sent_bytes(plan).between).c_str(),
+                   time ? format("%.3f s", time->seconds()).c_str() : "?");
   }
   if (!context.device) return text;
   const Recommendation best = recommend(context.alternatives, *context.device);
@@ -180,7 +172,7 @@ std::string plan_table(const Plan& plan, const RunConfig& config, const PlanCont
                 plan.memory_bytes() <= context.device->memory_bytes ? "fits" : "does not fit");
     text += row("largest micro-batch",
                 context.largest_micro_batch ? std::to_string(*context.largest_micro_batch) : "none",
-                print("that leaves %.0f %% free", 100 * kSpareMemory));
+                format("that leaves %.0f %% free", 100 * kSpareMemory));
   }
   if (plan.layout.ranks > 1) text += sent_rows(plan);
   if (context.device && context.device->rates) text += time_rows(plan, *context.device->rates);

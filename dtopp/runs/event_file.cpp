@@ -3,12 +3,12 @@
 #include <bit>
 #include <cerrno>
 #include <chrono>
-#include <cstdio>
 #include <string_view>
 
 #include <unistd.h>
 
 #include "dtopp/base/files.h"
+#include "dtopp/base/format.h"
 #include "dtopp/runs/metrics.h"
 
 namespace dtopp {
@@ -105,11 +105,9 @@ int64_t time_after_others(const fs::path& directory, double now) {
 fs::path new_path(const fs::path& directory, double now) {
   std::array<char, 256> host{};
   if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = '\0';
-  std::array<char, 512> name{};
-  std::snprintf(name.data(), name.size(), "%s%010lld.%s.%d", std::string(kPrefix).c_str(),
-                static_cast<long long>(time_after_others(directory, now)), host.data(),
-                static_cast<int>(::getpid()));
-  return directory / name.data();
+  const auto time = static_cast<long long>(time_after_others(directory, now));
+  return directory /
+         (std::string(kPrefix) + format("%010lld.%s.%d", time, host.data(), static_cast<int>(::getpid())));
 }
 
 }  // namespace

@@ -1,10 +1,9 @@
 #include "dtopp/study/forecast.h"
 
 #include <algorithm>
-#include <array>
-#include <cstdio>
 
-#include "dtopp/base/progress.h"
+#include "dtopp/base/format.h"
+#include "dtopp/base/median.h"
 #include "dtopp/runs/run_history.h"
 #include "dtopp/study/results.h"
 
@@ -15,13 +14,6 @@ constexpr double kHour = 3600;
 constexpr double kStart = 2;               // seconds from a run's start to its first step
 constexpr double kForwardShare = 1.0 / 3;  // share of a training step's FLOPs
 
-template <class... Values>
-std::string print(const char* format, Values... values) {
-  std::array<char, 400> text{};
-  std::snprintf(text.data(), text.size(), format, values...);
-  return text.data();
-}
-
 double share_left(const StudyRun& run, const RunRecord& record) {
   if (record.status == RunStatus::kDone) return 0;
   const double done = static_cast<double>(last_step(run)) / static_cast<double>(run.config.training.steps);
@@ -30,8 +22,8 @@ double share_left(const StudyRun& run, const RunRecord& record) {
 
 std::string forecast_line(int width, const std::string& name, const std::string& status,
                           const std::string& steps, const std::string& flops, const std::string& hours) {
-  return print("%-*s  %-8s%10s%10s%10s\n", width, name.c_str(), status.c_str(), steps.c_str(), flops.c_str(),
-               hours.c_str());
+  return format("%-*s  %-8s%10s%10s%10s\n", width, name.c_str(), status.c_str(), steps.c_str(), flops.c_str(),
+                hours.c_str());
 }
 
 }  // namespace
@@ -44,10 +36,7 @@ ReachedShare reached_share(const std::vector<StudyRun>& runs, const std::vector<
     const RunHistory history = read_run_history(metrics_of_run(runs[i]));
     const auto mfu = history.series.find("throughput/mfu");
     if (mfu == history.series.end()) continue;
-    std::vector<double> values = mfu->second.values;
-    const auto middle = values.begin() + std::ssize(values) / 2;
-    std::ranges::nth_element(values, middle);
-    sum += *middle;
+    sum += median(mfu->second.values);
     ++reached.runs;
   }
   if (reached.runs > 0) reached.share = sum / static_cast<double>(reached.runs);
@@ -81,14 +70,14 @@ std::string forecast_table(const std::vector<StudyRun>& runs, const std::vector<
     seconds += time;
     text += forecast_line(columns, runs[i].name, to_text(records[i].status),
                           std::to_string(runs[i].config.training.steps), format_count(left),
-                          print("%.3g", time / kHour));
+                          format("%.3g", time / kHour));
   }
   text += forecast_line(columns, "total", "", std::to_string(runs.size()) + " runs", format_count(flops),
-                        print("%.3g", seconds / kHour));
+                        format("%.3g", seconds / kHour));
   const std::string why = reached.runs > 0 ? "measured in " + std::to_string(reached.runs) + " of its runs"
                                            : std::string("assumed");
-  return text + print("hours: at %.0f %% (%s) of this machine's FLOP/s in matrix products, %s\n",
-                      100 * reached.share, why.c_str(), format_count(costs.front().matrix_rate).c_str());
+  return text + format("hours: at %.0f %% (%s) of this machine's FLOP/s in matrix products, %s\n",
+                       100 * reached.share, why.c_str(), format_count(costs.front().matrix_rate).c_str());
 }
 
 }  // namespace dtopp

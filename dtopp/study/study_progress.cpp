@@ -4,6 +4,8 @@
 #include <cmath>
 #include <numeric>
 
+#include "dtopp/base/format.h"
+
 namespace dtopp {
 namespace {
 

@@ -4,8 +4,9 @@
 #include <array>
 #include <charconv>
 #include <cmath>
-#include <cstdio>
 #include <functional>
+
+#include "dtopp/base/format.h"
 
 namespace dtopp {
 namespace {
@@ -14,15 +15,9 @@ constexpr double kLeastShownP = 0.001;
 
 using Line = std::vector<std::string>;
 
-std::string print(const char* format, int digits, double value) {
-  std::array<char, 400> text{};
-  std::snprintf(text.data(), text.size(), format, digits, value);
-  return text.data();
-}
-
 std::string p_text(const std::optional<double>& p) {
   if (!p) return "";
-  return *p < kLeastShownP ? "< 0.001" : print("%.*f", 3, *p);
+  return *p < kLeastShownP ? "< 0.001" : format("%.3f", *p);
 }
 
 std::string exact(const std::optional<double>& value) {
@@ -138,12 +133,12 @@ std::string with_half_width(const std::optional<double>& mean, const std::option
   if (!mean) return "";
   const double width = half_width.value_or(0);
   if (width == 0) {
-    const std::string text = print(with_sign ? "%+.*g" : "%.*g", 6, *mean);
+    const std::string text = format(with_sign ? "%+.6g" : "%.6g", *mean);
     return half_width ? text + " ± 0" : text;
   }
   const int decimals = std::clamp(1 - static_cast<int>(std::floor(std::log10(width))), 0, 15);
-  const std::string text = print(with_sign ? "%+.*f" : "%.*f", decimals, *mean);
-  return text + " ± " + print("%.*f", decimals, width);
+  const std::string text = format(with_sign ? "%+.*f" : "%.*f", decimals, *mean);
+  return text + " ± " + format("%.*f", decimals, width);
 }
 
 std::string markdown_table(const Study& study, const std::vector<TableRow>& rows) {

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 
 #include <nlohmann/json.hpp>
 
+#include "dtopp/base/format.h"
 #include "dtopp/base/json.h"
 #include "dtopp/tasks/paper_results.h"
 
@@ -15,13 +15,6 @@ namespace {
 using nlohmann::ordered_json;
 
 constexpr double kPercent = 100;
-
-template <class... Values>
-void append_format(std::string& text, const char* format, Values... values) {
-  char line[160];
-  std::snprintf(line, sizeof line, format, values...);
-  text += line;
-}
 
 bool has_perplexity(const TaskResult& result) {
   return result.task.type == TaskType::kLanguageModeling && result.tokens > 0;
@@ -119,10 +112,9 @@ ordered_json to_json(std::span<const TaskResult> results, std::span<const LongTa
 std::string format_left_out(std::span<const LongTask> left_out) {
   std::string lines;
   for (const LongTask& task : left_out) {
-    append_format(lines,
-                  "%-20s left out: its longest prompt takes %lld tokens, the model's sequences have %lld\n",
-                  title_with_shots(task.task).c_str(), static_cast<long long>(task.longest),
-                  static_cast<long long>(task.sequence_length));
+    lines += format("%-20s left out: its longest prompt takes %lld tokens, the model's sequences have %lld\n",
+                    title_with_shots(task.task).c_str(), static_cast<long long>(task.longest),
+                    static_cast<long long>(task.sequence_length));
   }
   return lines;
 }
@@ -130,21 +122,21 @@ std::string format_left_out(std::span<const LongTask> left_out) {
 std::string format_table(std::span<const TaskResult> results, std::span<const LongTask> left_out) {
   std::string table;
   const bool has_experts = !results.empty() && results[0].experts.routed > 0;
-  append_format(table, "%-20s %9s %7s %8s %7s%s\n", "benchmark(shots)", "accuracy", "+-", "chance", "items",
-                has_experts ? "  experts" : "");
+  table += format("%-20s %9s %7s %8s %7s%s\n", "benchmark(shots)", "accuracy", "+-", "chance", "items",
+                  has_experts ? "  experts" : "");
   for (const TaskResult& result : results) {
-    append_format(table, "%-20s %9.1f %7.1f %8.1f %7lld", title_with_shots(result.task).c_str(),
-                  kPercent * result.accuracy, kPercent * result.standard_error,
-                  kPercent * result.task.chance(), static_cast<long long>(result.items));
-    if (has_experts) append_format(table, " %8.3f", result.experts.active_experts());
-    if (has_perplexity(result)) append_format(table, "  perplexity %.4g", result.perplexity());
+    table += format("%-20s %9.1f %7.1f %8.1f %7lld", title_with_shots(result.task).c_str(),
+                    kPercent * result.accuracy, kPercent * result.standard_error,
+                    kPercent * result.task.chance(), static_cast<long long>(result.items));
+    if (has_experts) table += format(" %8.3f", result.experts.active_experts());
+    if (has_perplexity(result)) table += format("  perplexity %.4g", result.perplexity());
     table += "\n";
   }
   table += format_left_out(left_out) + "\n";
   for (const AreaResult& area : summarize_areas(results))
-    append_format(table, "%-24s %5.1f\n", std::string(area.area).c_str(), kPercent * area.accuracy);
-  append_format(table, "%-24s %5.1f%s\n", "Average", kPercent * average(results),
-                average_over(results, left_out).c_str());
+    table += format("%-24s %5.1f\n", std::string(area.area).c_str(), kPercent * area.accuracy);
+  table += format("%-24s %5.1f%s\n", "Average", kPercent * average(results),
+                  average_over(results, left_out).c_str());
   return table;
 }
 
@@ -156,8 +148,8 @@ std::string format_categories(std::span<const TaskResult> results) {
     for (size_t row = 0; row < rows; ++row) {
       for (size_t i = row; i < count; i += rows) {
         const Tally& category = result.categories[i];
-        append_format(table, "%-36s %5.1f%s", category.category.c_str(), kPercent * category.accuracy(),
-                      i + rows < count ? "  " : "\n");
+        table += format("%-36s %5.1f%s", category.category.c_str(), kPercent * category.accuracy(),
+                        i + rows < count ? "  " : "\n");
       }
     }
     if (count > 0) table += "\n";
@@ -168,20 +160,20 @@ std::string format_categories(std::span<const TaskResult> results) {
 std::string format_table_with_paper(std::span<const TaskResult> results, std::span<const LongTask> left_out,
                                     const std::string& this_model) {
   std::string table = "accuracy: this model, " + this_model + "\n" + "paper:    " + kPaperSetting + "\n\n";
-  append_format(table, "%-20s %9s %7s |", "benchmark(shots)", "accuracy", "+-");
-  for (const std::string_view model : kPaperModels) append_format(table, " %6s", std::string(model).c_str());
+  table += format("%-20s %9s %7s |", "benchmark(shots)", "accuracy", "+-");
+  for (const std::string_view model : kPaperModels) table += format(" %6s", std::string(model).c_str());
   table += "   (paper)\n";
   const auto add_paper = [&](std::string_view row) {
-    for (const double percent : paper_results(row)) append_format(table, " %6.1f", percent);
+    for (const double percent : paper_results(row)) table += format(" %6.1f", percent);
     table += "\n";
   };
   for (const TaskResult& result : results) {
-    append_format(table, "%-20s %9.1f %7.1f |", title_with_shots(result.task).c_str(),
-                  kPercent * result.accuracy, kPercent * result.standard_error);
+    table += format("%-20s %9.1f %7.1f |", title_with_shots(result.task).c_str(), kPercent * result.accuracy,
+                    kPercent * result.standard_error);
     add_paper(result.task.name);
   }
   table += format_left_out(left_out);
-  append_format(table, "%-20s %9.1f %7s |", "Average", kPercent * average(results), "");
+  table += format("%-20s %9.1f %7s |", "Average", kPercent * average(results), "");
   if (results.size() == all_tasks().size()) {
     add_paper("average");
   } else {

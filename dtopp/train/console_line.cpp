@@ -1,24 +1,15 @@
 #include "dtopp/train/console_line.h"
 
 #include <algorithm>
-#include <array>
-#include <cstdio>
-#include <numeric>
 
-#include "dtopp/base/progress.h"
+#include "dtopp/base/format.h"
 
 namespace dtopp {
 namespace {
 
-std::string number(const char* format, double value) {
-  std::array<char, 64> text{};
-  std::snprintf(text.data(), text.size(), format, value);
-  return text.data();
-}
-
 // 2.9e-3 rather than printf's 2.9e-03.
 std::string scientific(double value) {
-  std::string text = number("%.1e", value);
+  std::string text = format("%.1e", value);
   const size_t exponent = text.find('e') + 2;
   if (text[exponent] == '0') text.erase(exponent, 1);
   if (text[exponent - 1] == '+') text.erase(exponent - 1, 1);
@@ -27,17 +18,17 @@ std::string scientific(double value) {
 
 std::string threshold_text(const std::vector<double>& thresholds) {
   const auto [low, high] = std::minmax_element(thresholds.begin(), thresholds.end());
-  if (*low == *high) return number("%.3f", *low);
-  return number("%.3f", *low).append(number("-%.3f", *high));
+  if (*low == *high) return format("%.3f", *low);
+  return format("%.3f", *low).append(format("-%.3f", *high));
 }
 
 std::string routing_text(const RoutingConfig& routing, const StepResult& result) {
   if (result.thresholds.empty()) return "";
   const ActivationSummary summary = result.activations.summary();
-  std::string text = number(" | experts %.2f", summary.mean);
-  if (routing.method == RoutingMethod::kDTopP) text += number("/%.3g", mean_experts(routing));
+  std::string text = format(" | experts %.2f", summary.mean);
+  if (routing.method == RoutingMethod::kDTopP) text += format("/%.3g", mean_experts(routing));
   if (routing.method != RoutingMethod::kTopK) text.append(" | p ").append(threshold_text(result.thresholds));
-  return text.append(number(" | imbalance %.1f", summary.imbalance));
+  return text.append(format(" | imbalance %.1f", summary.imbalance));
 }
 
 }  // namespace
@@ -51,15 +42,15 @@ std::string device_line(const std::string& device, const StepYardstick& yardstic
 std::string console_line(const RunConfig& config, int64_t step, const StepResult& result,
                          const StepRates& rates) {
   std::string line = "step " + std::to_string(step) + "/" + std::to_string(config.training.steps);
-  line.append(number(" | loss %.3f", result.loss)).append(number(" | grad %.2f", result.grad_norm));
+  line.append(format(" | loss %.3f", result.loss)).append(format(" | grad %.2f", result.grad_norm));
   if (result.skipped)
     line.append(" | skipped");
   else
     line.append(" | lr ").append(scientific(result.lr));
   line.append(routing_text(config.routing, result));
   line.append(" | ").append(format_count(rates.tokens_per_second)).append(" tok/s");
-  line.append(number(" | MFU %.0f %%", rates.mfu * 100));
-  if (rates.mfu_of_peak) line.append(number(" (%.0f %% of peak)", *rates.mfu_of_peak * 100));
+  line.append(format(" | MFU %.0f %%", rates.mfu * 100));
+  if (rates.mfu_of_peak) line.append(format(" (%.0f %% of peak)", *rates.mfu_of_peak * 100));
   line.append(" | ").append(format_bytes(static_cast<double>(rates.memory_bytes)));
   return line.append(" | ").append(format_duration(rates.seconds_left)).append(" left");
 }

@@ -1,19 +1,15 @@
 #include "dtopp/train/run_records.h"
 
 #include <chrono>
-#include <cstdio>
 #include <numeric>
 
+#include "dtopp/base/format.h"
 #include "dtopp/runs/count_ranges.h"
 
 namespace dtopp {
 namespace {
 
-std::string layer_key(size_t layer, const char* name) {
-  char text[64];
-  std::snprintf(text, sizeof text, "layer_%02zu/%s", layer, name);
-  return text;
-}
+std::string layer_key(size_t layer, const char* name) { return format("layer_%02zu/%s", layer, name); }
 
 void add_activations(const std::string& prefix, const ActivationSummary& summary, MetricRecord& record) {
   record.values.emplace_back(prefix + "active_experts", summary.mean);

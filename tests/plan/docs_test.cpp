@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "dtopp/base/files.h"
-#include "dtopp/base/progress.h"
+#include "dtopp/base/format.h"
 #include "dtopp/config/config.h"
 #include "dtopp/plan/expert_parallel.h"
 #include "dtopp/plan/step_time.h"

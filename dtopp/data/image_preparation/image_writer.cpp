@@ -1,10 +1,10 @@
 #include "dtopp/data/image_preparation/image_writer.h"
 
 #include <array>
-#include <cstdio>
 #include <utility>
 
 #include "dtopp/base/files.h"
+#include "dtopp/base/format.h"
 #include "dtopp/base/hash.h"
 #include "dtopp/base/safetensors.h"
 
@@ -15,11 +15,7 @@ namespace fs = std::filesystem;
 
 constexpr uint64_t kHeadBytes = uint64_t{1} << 12;  // reserved in front of a shard's first tensor
 
-std::string shard_name(size_t number) {
-  std::array<char, 40> name{};
-  std::snprintf(name.data(), name.size(), "images-%05zu.safetensors", number);
-  return name.data();
-}
+std::string shard_name(size_t number) { return format("images-%05zu.safetensors", number); }
 
 bool is_offsets(const std::string& name) { return name.ends_with("offsets"); }
 

@@ -2,6 +2,8 @@
 
 #include <array>
 
+#include "dtopp/base/format.h"
+
 namespace dtopp::report_text {
 namespace {
 
@@ -12,19 +14,13 @@ std::string with_minus(std::string text) {
   return text;
 }
 
-std::string printed(const char* format, int digits, double value) {
-  std::array<char, 400> buffer;
-  std::snprintf(buffer.data(), buffer.size(), format, digits, value);
-  return with_minus(buffer.data());
-}
-
 }  // namespace
 
 std::string fixed(double value, int digits) {
   if (!std::isfinite(value)) return kNone;
   // A difference that rounds to zero has no sign.
   if (std::abs(value) < 0.5 * std::pow(10, -digits)) value = 0;
-  return printed("%.*f", digits, value);
+  return with_minus(format("%.*f", digits, value));
 }
 
 std::string scaled(double value) {
@@ -32,10 +28,10 @@ std::string scaled(double value) {
       {{1e18, " E"}, {1e15, " P"}, {1e12, " T"}, {1e9, " G"}, {1e6, " M"}}};
   if (!std::isfinite(value)) return kNone;
   for (const auto& [unit, suffix] : kUnits) {
-    if (std::abs(value) >= unit) return printed("%.*g", 4, value / unit) + suffix;
+    if (std::abs(value) >= unit) return with_minus(format("%.4g", value / unit)) + suffix;
   }
   if (std::abs(value) >= 1e3) return whole(std::llround(value));
-  return printed("%.*g", 4, value);
+  return with_minus(format("%.4g", value));
 }
 
 std::string whole(int64_t value) {

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <set>
 
 #include "dtopp/report/document/numbers.h"

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "dtopp/base/format.h"
 #include "dtopp/report/document/numbers.h"
 #include "dtopp/report/sections/sections.h"
 
@@ -36,9 +37,7 @@ std::string sentence_of_layers(const ReportRun& run) {
   int most = -1, fewest = -1;
   double high = 0, low = 0;
   for (int layer = 0; layer < run.config.model.num_layers; ++layer) {
-    char metric[64];
-    std::snprintf(metric, sizeof metric, "moe/layer_%02d/active_experts", layer);
-    const Series* series = find_series(run, metric);
+    const Series* series = find_series(run, format("moe/layer_%02d/active_experts", layer));
     if (series == nullptr) continue;
     const double mean = mean_of_last_tenth(*series);
     if (most < 0 || mean > high) {
