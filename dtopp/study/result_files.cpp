@@ -1,7 +1,5 @@
 #include "dtopp/study/result_files.h"
 
-#include <cmath>
-
 #include <nlohmann/json.hpp>
 
 #include "dtopp/base/files.h"
@@ -14,25 +12,24 @@ namespace {
 using nlohmann::ordered_json;
 
 ordered_json number(const std::optional<double>& value) {
-  return value && std::isfinite(*value) ? ordered_json(*value) : ordered_json();
-}
-
-ordered_json values_json(const Study& study, const std::vector<std::optional<double>>& values) {
-  auto json = ordered_json::object();
-  for (size_t i = 0; i < values.size(); ++i) json[study.measures[i]] = number(values[i]);
-  return json;
+  return value ? ordered_json(*value) : ordered_json();
 }
 
 ordered_json run_json(const Study& study, const StudyRun& run, const RunRecord& record,
-                      const std::vector<std::optional<double>>& values) {
+                      const std::vector<RunValue>& values) {
   ordered_json json = {{"variant", study.variants[run.variant].name},
                        {"grid", to_json(study.points[run.point])},
                        {"seed", run.seed},
                        {"path", run.directory.string()},
                        {"status", to_text(record.status)},
-                       {"values", values_json(study, values)},
+                       {"values", ordered_json::object()},
+                       {"diverged", ordered_json::array()},
                        {"config_hash", run.hash},
                        {"seconds", record.seconds}};
+  for (size_t i = 0; i < values.size(); ++i) {
+    json["values"][study.measures[i]] = number(values[i].value);
+    if (values[i].diverged) json["diverged"].push_back(study.measures[i]);
+  }
   if (record.status == RunStatus::kFailed) json["cause"] = record.cause;
   return json;
 }
@@ -44,16 +41,18 @@ ordered_json row_json(const Study& study, const TableRow& row) {
                        {"values", ordered_json::object()},
                        {"difference", nullptr},
                        {"notes", row.notes}};
-  for (size_t i = 0; i < row.values.size(); ++i)
-    json["values"][study.measures[i]] = {{"mean", number(row.values[i].mean)},
-                                         {"half_width", number(row.values[i].half_width)}};
-  for (size_t i = 0; i < row.differences.size(); ++i) {
-    const Comparison& comparison = row.differences[i];
-    json["difference"][study.measures[i]] = {{"mean", number(comparison.difference.mean)},
-                                             {"half_width", number(comparison.difference.half_width)},
-                                             {"p", number(comparison.difference.p)},
+  for (size_t i = 0; i < row.measures.size(); ++i) {
+    const Comparison& comparison = row.measures[i];
+    json["values"][study.measures[i]] = {{"mean", number(comparison.values.mean)},
+                                         {"half_width", number(comparison.values.half_width)},
+                                         {"n", comparison.values.n},
+                                         {"diverged", comparison.diverged}};
+    if (!comparison.difference) continue;
+    json["difference"][study.measures[i]] = {{"mean", number(comparison.difference->mean)},
+                                             {"half_width", number(comparison.difference->half_width)},
+                                             {"p", number(comparison.difference->p)},
                                              {"p_holm", number(comparison.p_holm)},
-                                             {"n", comparison.difference.n}};
+                                             {"n", comparison.difference->n}};
   }
   return json;
 }

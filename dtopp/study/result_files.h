@@ -12,8 +12,9 @@ namespace dtopp {
 //
 //   {"study", "measure": [], "baseline",
 //    "runs": [{"variant", "grid": {}, "seed", "path", "status": "done|failed|pending",
-//              "values": {measure: number}, "config_hash", "seconds", "cause" (failed runs)}],
-//    "table": [{"variant", "grid", "n", "values": {measure: {"mean", "half_width"}},
+//              "values": {measure: number}, "diverged": [measure], "config_hash", "seconds",
+//              "cause" (failed runs)}],
+//    "table": [{"variant", "grid", "n", "values": {measure: {"mean", "half_width", "n", "diverged"}},
 //               "difference": {measure: {"mean", "half_width", "p", "p_holm", "n"}}, "notes"}]}
 //
 // A number that cannot be computed is null. "difference" of the baseline is null.

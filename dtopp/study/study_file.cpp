@@ -21,20 +21,24 @@ constexpr char kCurvesFile[] = "curves.json";
 fs::path file_of(const fs::path& path) { return path.filename() == kStudyFile ? path : path / kStudyFile; }
 
 std::optional<double> number(const Json& json, const char* key) {
-  if (!json.is_object()) return std::nullopt;
   const auto found = json.find(key);
   if (found == json.end() || found->is_null()) return std::nullopt;
   return found->get<double>();
 }
 
-std::map<std::string, StudyValue> read_values(const Json& json) {
-  std::map<std::string, StudyValue> values;
-  if (json.is_null()) return values;
-  for (const auto& [measure, value] : json.items()) {
-    values[measure] = {number(value, "mean"), number(value, "half_width"), number(value, "p"),
-                       number(value, "p_holm")};
+std::map<std::string, Comparison> read_measures(const Json& row) {
+  std::map<std::string, Comparison> measures;
+  for (const auto& [measure, value] : row.at("values").items()) {
+    measures[measure].values = {number(value, "mean"), number(value, "half_width"), value.at("n")};
+    measures[measure].diverged = value.at("diverged");
   }
-  return values;
+  const Json differences = row.value("difference", Json());
+  for (const auto& [measure, value] : differences.items()) {
+    measures[measure].difference = {number(value, "mean"), number(value, "half_width"), number(value, "p"),
+                                    value.at("n")};
+    measures[measure].p_holm = number(value, "p_holm");
+  }
+  return measures;
 }
 
 // "dtop-p, model.num_experts 64"
@@ -91,8 +95,7 @@ StudyFile read_study_file(const fs::path& path) {
       ++study.by_status[status];
     }
     for (const Json& row : json.at("table")) {
-      study.rows.push_back({name_of(row), row.at("n").get<int64_t>(), read_values(row.at("values")),
-                            read_values(row.value("difference", Json())),
+      study.rows.push_back({name_of(row), row.at("n").get<int64_t>(), read_measures(row),
                             row.value("notes", std::vector<std::string>())});
     }
   } catch (const Json::exception& error) {

@@ -4,21 +4,18 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
-#include <optional>
 #include <string>
 #include <vector>
 
+#include "dtopp/study/comparison.h"
+
 namespace dtopp {
 
-// The numbers of a measure in study.json. A number that could not be computed is nullopt.
-struct StudyValue {
-  std::optional<double> mean, half_width, p, p_holm;
-};
 struct StudyRow {
   std::string name;  // variant and grid point; with the study's path if two studies have the same
   int64_t n = 0;
-  std::map<std::string, StudyValue> values, differences;  // by measure
-  std::vector<std::string> notes;                         // reasons for missing numbers
+  std::map<std::string, Comparison> measures;
+  std::vector<std::string> notes;  // reasons for missing numbers
 };
 
 // A measure during training: its mean over the seeds of a row with half-widths of the intervals (NaN: none).

@@ -4,7 +4,6 @@
 #include <array>
 #include <charconv>
 #include <cmath>
-#include <functional>
 
 #include "dtopp/base/format.h"
 
@@ -21,7 +20,7 @@ std::string p_text(const std::optional<double>& p) {
 }
 
 std::string exact(const std::optional<double>& value) {
-  if (!value || !std::isfinite(*value)) return "";
+  if (!value) return "";
   std::array<char, 32> buffer{};
   return {buffer.data(), std::to_chars(buffer.data(), buffer.data() + buffer.size(), *value).ptr};
 }
@@ -60,11 +59,12 @@ std::vector<Line> text_lines(const Study& study, const std::vector<TableRow>& ro
   for (const TableRow& row : rows) {
     Line& line = lines.emplace_back(row_head(study, row));
     for (size_t i = 0; i < study.measures.size(); ++i) {
-      line.push_back(with_half_width(row.values[i].mean, row.values[i].half_width));
+      const Comparison& comparison = row.measures[i];
+      line.push_back(
+          with_diverged(with_half_width(comparison.values.mean, comparison.values.half_width), comparison));
       if (!compares(study)) continue;
-      const bool is_baseline = row.differences.empty();
-      const Comparison comparison = is_baseline ? Comparison{} : row.differences[i];
-      line.push_back(with_half_width(comparison.difference.mean, comparison.difference.half_width, true));
+      const PairedDifference difference = comparison.difference.value_or(PairedDifference{});
+      line.push_back(with_half_width(difference.mean, difference.half_width, true));
       line.push_back(p_text(comparison.p_holm));
     }
   }
@@ -72,7 +72,7 @@ std::vector<Line> text_lines(const Study& study, const std::vector<TableRow>& ro
 }
 
 std::string joined(const Line& line, const std::string& separator,
-                   const std::function<std::string(const std::string&)>& escape) {
+                   std::string (*escape)(const std::string&)) {
   std::string text;
   for (size_t i = 0; i < line.size(); ++i) text += (i > 0 ? separator : "") + escape(line[i]);
   return text;
@@ -169,19 +169,20 @@ std::string markdown_table(const Study& study, const std::vector<TableRow>& rows
 std::string csv_table(const Study& study, const std::vector<TableRow>& rows) {
   Line line = head(study);
   for (const std::string& measure : study.measures) {
-    for (const char* column :
-         {"mean", "half_width", "difference", "difference_half_width", "difference_p", "difference_p_holm"})
+    for (const char* column : {"mean", "half_width", "difference", "difference_half_width", "difference_p",
+                               "difference_p_holm", "diverged"})
       line.push_back(measure + " " + column);
   }
   std::string text = joined(line, ",", escape_csv) + "\n";
   for (const TableRow& row : rows) {
     line = row_head(study, row);
     for (size_t i = 0; i < study.measures.size(); ++i) {
-      const Comparison comparison = row.differences.empty() ? Comparison{} : row.differences[i];
-      const PairedDifference& difference = comparison.difference;
-      for (const auto& value : {row.values[i].mean, row.values[i].half_width, difference.mean,
+      const Comparison& comparison = row.measures[i];
+      const PairedDifference difference = comparison.difference.value_or(PairedDifference{});
+      for (const auto& value : {comparison.values.mean, comparison.values.half_width, difference.mean,
                                 difference.half_width, difference.p, comparison.p_holm})
         line.push_back(exact(value));
+      line.push_back(std::to_string(comparison.diverged));
     }
     text += joined(line, ",", escape_csv) + "\n";
   }

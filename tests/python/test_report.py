@@ -172,11 +172,12 @@ def test_seeds_give_means_differences_and_a_band(tmp_path, open_page):
 
 def write_study(study, runs):
     """A study of these runs, {variant: path}, with another one pending, and its curves."""
-    value = {"mean": 3.25, "half_width": None}
+    value = {"mean": 3.25, "half_width": None, "n": 1}
     difference = {"val/loss": {"mean": -0.125, "half_width": 0.5, "p": 0.04, "p_holm": 0.08, "n": 2}}
     runs = [{"variant": name, "grid": {"model.num_experts": 8}, "seed": 1, "path": str(path), "values": {},
              "status": "done" if path.exists() else "pending", "config_hash": "0"} for name, path in runs.items()]
-    table = [{"variant": name, "grid": {"model.num_experts": 8}, "n": n, "values": {"val/loss": value}, "difference": less,
+    table = [{"variant": name, "grid": {"model.num_experts": 8}, "n": n, "values": {"val/loss": value | {"diverged": n - 1}},
+              "difference": less,
               "notes": notes} for name, n, less, notes in (("a", 1, None, ["a single run has no interval"]), ("b", 2, difference, []))]
     curves = [{"variant": "b", "grid": {"model.num_experts": 8}, "measure": "val/loss", "axis": axis, "n": 2, "x": x,
                "mean": [4.5, None, 3.5], "half_width": [0.5, None, 0.25]}
@@ -195,7 +196,7 @@ def test_a_study_is_its_runs_its_table_and_its_curves(tmp_path, open_page):
     assert page.locator("#compared .answer").text_content() == "Runs of the study: 2 done, 1 pending."
     table = page.locator("#compared table").first.locator("tbody tr")
     assert table.nth(0).locator("th, td").all_text_contents() == ["a, model.num_experts 8", "1", "3.2500", "–", "–", "–"]
-    assert table.nth(1).locator("th, td").all_text_contents() == ["b, model.num_experts 8", "2", "3.2500", "−0.1250 ± 0.5000",
+    assert table.nth(1).locator("th, td").all_text_contents() == ["b, model.num_experts 8", "2", "3.2500 (1 diverged)", "−0.1250 ± 0.5000",
                                                                   "0.040", "0.080"]
     assert "a, model.num_experts 8: a single run has no interval." in page.locator("#compared .note").first.text_content()
     by_axis = {chart["x_label"]: chart["series"] for chart in charts_of(page) if chart["title"] == "val/loss over seeds"}

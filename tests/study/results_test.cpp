@@ -17,7 +17,6 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using ::testing::Not;
 
 TEST(ValueOfRun, is_the_last_validation_and_the_mean_of_the_last_tenth_of_training) {
@@ -28,12 +27,26 @@ TEST(ValueOfRun, is_the_last_validation_and_the_mean_of_the_last_tenth_of_traini
       history.series[name].values.push_back(static_cast<double>(step));
     }
   }
-  EXPECT_EQ(value_of_run(history, "train/loss"), 24.5);
-  EXPECT_EQ(value_of_run(history, "val/loss"), 25);
-  EXPECT_EQ(value_of_run(history, "eval/arc/accuracy"), 25);
-  EXPECT_EQ(value_of_run(history, "moe/imbalance"), std::nullopt);
+  EXPECT_EQ(value_of_run(history, "train/loss").value, 24.5);
+  EXPECT_EQ(value_of_run(history, "val/loss").value, 25);
+  EXPECT_EQ(value_of_run(history, "eval/arc/accuracy").value, 25);
+  EXPECT_EQ(value_of_run(history, "moe/imbalance").value, std::nullopt);
+  EXPECT_FALSE(value_of_run(history, "moe/imbalance").diverged);
   history.series["one"] = {{1}, {3.5}};
-  EXPECT_EQ(value_of_run(history, "one"), 3.5);
+  EXPECT_EQ(value_of_run(history, "one").value, 3.5);
+}
+
+TEST(ValueOfRun, leaves_out_skipped_steps_and_has_no_value_if_the_run_diverged) {
+  RunHistory history;
+  history.series["train/loss"] = {{1, 2, 3}, {4, 3, std::nan("")}};
+  for (int64_t step = 1; step <= 20; ++step) {
+    history.series["train/grad_norm"].steps.push_back(step);
+    history.series["train/grad_norm"].values.push_back(step == 19 ? std::nan("") : 2.0);
+  }
+  EXPECT_TRUE(value_of_run(history, "train/loss").diverged);
+  EXPECT_EQ(value_of_run(history, "train/loss").value, std::nullopt);
+  EXPECT_EQ(value_of_run(history, "train/grad_norm").value, 2);
+  EXPECT_FALSE(value_of_run(history, "train/grad_norm").diverged);
 }
 
 class StudyTable : public StudyFiles {
@@ -47,12 +60,12 @@ class StudyTable : public StudyFiles {
     study_ = load(yaml);
     runs_ = expand(study_);
     records_.assign(runs_.size(), {.status = RunStatus::kDone});
-    values_.assign(runs_.size(), {1.0});
+    values_.assign(runs_.size(), {RunValue{1.0}});
   }
   // Sets the value of every run by variant, point and seed.
   void set(const std::function<double(size_t, size_t, int64_t)>& value) {
     for (size_t i = 0; i < runs_.size(); ++i)
-      values_[i] = {value(runs_[i].variant, runs_[i].point, runs_[i].seed)};
+      values_[i] = {RunValue{value(runs_[i].variant, runs_[i].point, runs_[i].seed)}};
   }
   size_t find(size_t variant, size_t point, int64_t seed) const {
     for (size_t i = 0; i < runs_.size(); ++i) {
@@ -66,7 +79,7 @@ class StudyTable : public StudyFiles {
   Study study_;
   std::vector<StudyRun> runs_;
   std::vector<RunRecord> records_;
-  std::vector<std::vector<std::optional<double>>> values_;
+  std::vector<std::vector<RunValue>> values_;
 };
 
 // The baseline has the values 1, 2, 3 for the seeds 1, 2, 3. The variant is 0.5, 1 and 1.5 lower at the first
@@ -83,23 +96,23 @@ TEST_F(StudyTable, holds_means_and_differences_by_seed) {
   const auto rows = results().rows;
   ASSERT_EQ(rows.size(), 4U);
   const double t = 0.95 * std::sqrt(2 / (4 * 0.975 * 0.025));
-  EXPECT_EQ(rows[0].values[0].mean, 2);
-  EXPECT_NEAR(*rows[0].values[0].half_width, t / std::sqrt(3), 1e-12);
-  EXPECT_THAT(rows[0].differences, IsEmpty());
-  EXPECT_EQ(rows[1].values[0].mean, 1);
+  EXPECT_EQ(rows[0].measures[0].values.mean, 2);
+  EXPECT_NEAR(*rows[0].measures[0].values.half_width, t / std::sqrt(3), 1e-12);
+  EXPECT_FALSE(rows[0].measures[0].difference);
+  EXPECT_EQ(rows[1].measures[0].values.mean, 1);
   const auto p_of = [](double value) { return 1 - value / std::sqrt(2 + value * value); };
-  const PairedDifference& first = rows[1].differences[0].difference;
+  const PairedDifference& first = *rows[1].measures[0].difference;
   EXPECT_EQ(first.mean, -1);
   EXPECT_NEAR(*first.half_width, t * 0.5 / std::sqrt(3), 1e-12);
   const double p_first = p_of(1 / (0.5 / std::sqrt(3)));
   EXPECT_NEAR(*first.p, p_first, 1e-12);
-  const PairedDifference& second = rows[3].differences[0].difference;
+  const PairedDifference& second = *rows[3].measures[0].difference;
   EXPECT_EQ(second.mean, -2);
   const double p_second = p_of(2 / (std::sqrt(3.0) / std::sqrt(3)));
   EXPECT_NEAR(*second.p, p_second, 1e-12);
   ASSERT_LT(p_first, p_second);
-  EXPECT_NEAR(*rows[1].differences[0].p_holm, 2 * p_first, 1e-12);
-  EXPECT_NEAR(*rows[3].differences[0].p_holm, std::max(2 * p_first, p_second), 1e-12);
+  EXPECT_NEAR(*rows[1].measures[0].p_holm, 2 * p_first, 1e-12);
+  EXPECT_NEAR(*rows[3].measures[0].p_holm, std::max(2 * p_first, p_second), 1e-12);
 }
 
 TEST_F(StudyTable, pairs_only_seeds_that_both_have) {
@@ -111,35 +124,52 @@ TEST_F(StudyTable, pairs_only_seeds_that_both_have) {
   records_[find(1, 0, 3)].status = RunStatus::kPending;
   const auto rows = results().rows;
   EXPECT_EQ(rows[0].n, 2);
-  EXPECT_EQ(rows[0].values[0].mean, 5);
+  EXPECT_EQ(rows[0].measures[0].values.mean, 5);
   EXPECT_EQ(rows[1].n, 2);
-  EXPECT_EQ(rows[1].differences[0].difference.n, 1);
-  EXPECT_EQ(rows[1].differences[0].difference.mean, 2);
-  EXPECT_FALSE(rows[1].differences[0].difference.half_width);
+  EXPECT_EQ(rows[1].measures[0].difference->n, 1);
+  EXPECT_EQ(rows[1].measures[0].difference->mean, 2);
+  EXPECT_FALSE(rows[1].measures[0].difference->half_width);
   EXPECT_THAT(rows[1].notes, ElementsAre("train/loss: a single pair has no interval"));
 }
 
 TEST_F(StudyTable, leaves_blank_what_it_cannot_compute_and_says_why) {
   make(kStudy);
   set([](size_t, size_t, int64_t seed) { return static_cast<double>(seed); });
-  values_[find(0, 1, 2)] = {std::nan("")};
-  values_[find(1, 1, 1)] = {std::nullopt};
+  values_[find(1, 1, 1)] = {RunValue{}};
   const auto document = json();
   const auto& table = document.at("table");
   EXPECT_EQ(dump_json(table[0].at("difference")), "null");
   // The same values as the baseline, so the differences have no spread.
   EXPECT_EQ(dump_json(table[1].at("difference").at("train/loss")),
             R"({"half_width":0.0,"mean":0.0,"n":3,"p":null,"p_holm":null})");
-  EXPECT_EQ(dump_json(table[2].at("values").at("train/loss")), R"({"half_width":null,"mean":null})");
-  EXPECT_THAT(table[2].at("notes").dump(), HasSubstr("train/loss is not finite in seed 2"));
   EXPECT_THAT(table[3].at("notes").dump(), HasSubstr("train/loss is missing in seed 1"));
-  EXPECT_TRUE(document.at("runs")[find(0, 1, 2)].at("values").at("train/loss").is_null());
+  EXPECT_EQ(table[3].at("values").at("train/loss").at("n"), 2);
+}
+
+TEST_F(StudyTable, leaves_diverged_runs_out_of_means_and_counts_them) {
+  make(kStudy);
+  set([](size_t, size_t, int64_t seed) { return static_cast<double>(seed); });
+  const RunValue diverged{.diverged = true};
+  values_[find(0, 0, 2)] = {diverged};
+  for (const int64_t seed : {1, 2, 3}) values_[find(1, 1, seed)] = {diverged};
+  const auto rows = results().rows;
+  EXPECT_EQ(rows[0].measures[0].values.mean, 2);
+  EXPECT_EQ(rows[0].measures[0].diverged, 1);
+  EXPECT_EQ(rows[1].measures[0].difference->n, 2);
+  EXPECT_FALSE(rows[3].measures[0].values.mean);
+  EXPECT_THAT(rows[0].notes, ElementsAre("train/loss diverged in seed 2"));
+  const auto document = json();
+  EXPECT_EQ(dump_json(document.at("runs")[find(0, 0, 2)].at("diverged")), R"(["train/loss"])");
+  EXPECT_EQ(document.at("table")[3].at("values").at("train/loss").at("diverged"), 3);
+  const std::string table = markdown_table(study_, rows);
+  EXPECT_THAT(table, HasSubstr("| base | 8 | 3 | 2 ± 13 (1 diverged) |"));
+  EXPECT_THAT(table, HasSubstr("| more | 16 | 3 | diverged |  |  |"));
 }
 
 TEST_F(StudyTable, json_has_a_run_with_what_became_of_it) {
   make(kStudy);
   records_[1] = {.status = RunStatus::kFailed, .cause = "killed"};
-  values_[1] = {std::nullopt};
+  values_[1] = {RunValue{}};
   const auto run = json().at("runs")[1];
   EXPECT_EQ(run.at("variant"), "more");
   EXPECT_EQ(run.at("grid").dump(), R"({"model.num_experts":8})");
@@ -191,8 +221,8 @@ TEST_F(StudyTable, intervals_of_simulated_studies_cover_what_is_true) {
              (variant == 1 ? 0.3 + 0.1 * row[4 + at] : 0.0);  // both variants share the effect of a seed
     });
     const auto rows = results().rows;
-    means += std::abs(*rows[0].values[0].mean - 5) <= *rows[0].values[0].half_width;
-    const PairedDifference& difference = rows[1].differences[0].difference;
+    means += std::abs(*rows[0].measures[0].values.mean - 5) <= *rows[0].measures[0].values.half_width;
+    const PairedDifference& difference = *rows[1].measures[0].difference;
     differences += std::abs(*difference.mean - 0.3) <= *difference.half_width;
   }
   const double deviation = std::sqrt(0.95 * 0.05 / kStudies);

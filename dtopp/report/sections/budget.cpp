@@ -5,6 +5,7 @@
 #include "dtopp/report/document/numbers.h"
 #include "dtopp/report/sections/sections.h"
 #include "dtopp/runs/count_ranges.h"
+#include "dtopp/study/comparison.h"
 
 namespace dtopp {
 namespace {
@@ -89,7 +90,7 @@ std::optional<ReportHeatMap> shares_map(RunDrawing& drawing, size_t run) {
 }
 
 struct Budget {
-  double held = 0;  // experts per token, mean over the last tenth
+  RunValue held;  // experts per token
   std::optional<double> target;
   std::optional<int64_t> settled;
 };
@@ -97,25 +98,15 @@ struct Budget {
 std::optional<Budget> budget_held(const ReportRun& run) {
   const Series* count = find_series(run, kCount);
   if (count == nullptr) return std::nullopt;
-  Budget budget{mean_of_last_tenth(*count), budget_of(run.config), std::nullopt};
+  Budget budget{value_of_run(run.history, kCount), budget_of(run.config), std::nullopt};
   if (budget.target && run.config.routing.method == RoutingMethod::kDTopP)
     budget.settled = settled_at(*count, *budget.target);
   return budget;
 }
 
-double last_tenth(const ReportRun& run, const std::string& metric) {
-  const Series* series = find_series(run, metric);
-  return series != nullptr ? mean_of_last_tenth(*series) : std::nan("");
-}
-
-double last_of(const ReportRun& run, const std::string& metric) {
-  const Series* series = find_series(run, metric);
-  return series != nullptr ? last_value(*series) : std::nan("");
-}
-
 std::string off_target(const Budget& budget) {
-  if (!budget.target) return "–";
-  const double percent = 100 * (budget.held / *budget.target - 1);
+  if (!budget.target || !budget.held.value) return "–";
+  const double percent = 100 * (*budget.held.value / *budget.target - 1);
   return (percent >= 0.005 ? "+" : "") + fixed(percent, 2) + " %";
 }
 
@@ -127,11 +118,13 @@ ReportTable budget_table(const ReportInput& input) {
     const ReportRun& run = input.runs[i];
     const auto budget = budget_held(run);
     if (!budget) continue;
-    table.rows.push_back(
-        {RunCell{static_cast<int>(i)}, budget->target ? scaled(*budget->target) : "–", fixed(budget->held, 4),
-         off_target(*budget), budget->settled ? whole(*budget->settled) : "–",
-         fixed(last_tenth(run, kTokenDeviation), 3), fixed(last_tenth(run, kPairDeviation), 3),
-         fixed(last_of(run, "moe/threshold"), 4), fixed(last_of(run, "val/active_experts"), 3)});
+    const Series* threshold = find_series(run, "moe/threshold");
+    table.rows.push_back({RunCell{static_cast<int>(i)}, budget->target ? scaled(*budget->target) : "–",
+                          value_text(run, kCount, 4), off_target(*budget),
+                          budget->settled ? whole(*budget->settled) : "–",
+                          value_text(run, kTokenDeviation, 3), value_text(run, kPairDeviation, 3),
+                          threshold != nullptr ? fixed(threshold->values.back(), 4) : "–",
+                          value_text(run, "val/active_experts", 3)});
   }
   table.note = "Settled: from this step on every mean over " + std::to_string(kSettleLines) +
                " logged steps lies within " + scaled(100 * kSettleTolerance) + " % of the target.";
@@ -140,8 +133,9 @@ ReportTable budget_table(const ReportInput& input) {
 
 std::string sentence_of_budget(const ReportRun& run) {
   const auto budget = budget_held(run);
-  if (!budget) return "";
-  std::string text = "Tokens use " + fixed(budget->held, 3) + " experts on average over the last tenth";
+  if (!budget || !budget->held.value) return "";
+  std::string text =
+      "Tokens use " + fixed(*budget->held.value, 3) + " experts on average over the last tenth";
   if (!budget->target) return text + "; Top-p has no target.";
   text += ", the budget is " + scaled(*budget->target) + " (" + off_target(*budget) + ").";
   if (run.config.routing.method != RoutingMethod::kDTopP) return text;
@@ -158,7 +152,8 @@ std::string sentence_of_budgets(const ReportInput& input) {
     if (!budget || !budget->target || run.config.routing.method != RoutingMethod::kDTopP) continue;
     ++controlled;
     if (budget->settled) ++settled;
-    farthest = std::max(farthest, std::abs(budget->held / *budget->target - 1));
+    if (budget->held.value)
+      farthest = std::max(farthest, std::abs(*budget->held.value / *budget->target - 1));
   }
   if (controlled == 0) return "No controller holds a budget in these runs.";
   return std::to_string(settled) + " of " + count_of(controlled, "run") + " with a controller " +

@@ -79,10 +79,11 @@ std::vector<Scores> scores_of(const ReportRun& run, const std::vector<std::strin
   }
   Scores validation;
   for (const std::string& task : tasks) {
-    const Series* series = find_series(run, std::string(kTask) + task + std::string(kAccuracy));
+    const std::string metric = std::string(kTask) + task + std::string(kAccuracy);
+    const Series* series = find_series(run, metric);
     if (series == nullptr) continue;
     validation.head = run.name + ", validation at step " + whole(series->steps.back());
-    validation.by_task[task] = fixed(100 * last_value(*series), 1);
+    validation.by_task[task] = value_text(run, metric, 1, 100);
   }
   if (!validation.by_task.empty()) columns.push_back(std::move(validation));
   return columns;

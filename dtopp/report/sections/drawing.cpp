@@ -8,24 +8,19 @@
 
 #include "dtopp/base/median.h"
 #include "dtopp/report/document/numbers.h"
+#include "dtopp/study/comparison.h"
 
 namespace dtopp {
 namespace {
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-std::vector<double> finite_values(const Series& series, size_t from = 0) {
+std::vector<double> finite_values(const Series& series) {
   std::vector<double> values;
-  for (size_t i = from; i < series.values.size(); ++i) {
-    if (std::isfinite(series.values[i])) values.push_back(series.values[i]);
+  for (const double value : series.values) {
+    if (std::isfinite(value)) values.push_back(value);
   }
   return values;
-}
-
-double mean(const std::vector<double>& values) {
-  double sum = 0;
-  for (const double value : values) sum += value;
-  return values.empty() ? kNaN : sum / static_cast<double>(values.size());
 }
 
 std::vector<double> steps_of(const Series& series) { return {series.steps.begin(), series.steps.end()}; }
@@ -100,15 +95,10 @@ Series finite_points(const Series& series) {
   return finite;
 }
 
-double last_value(const Series& series) {
-  const auto last = std::find_if(series.values.rbegin(), series.values.rend(),
-                                 [](double value) { return std::isfinite(value); });
-  return last == series.values.rend() ? kNaN : *last;
-}
-
-double mean_of_last_tenth(const Series& series) {
-  const size_t n = series.values.size();
-  return mean(finite_values(series, n - std::min(n, std::max<size_t>(1, n / 10))));
+std::string value_text(const ReportRun& run, const std::string& metric, int digits, double factor) {
+  const RunValue run_value = value_of_run(run.history, metric);
+  if (run_value.diverged) return "diverged";
+  return report_text::fixed(factor * run_value.value.value_or(kNaN), digits);
 }
 
 double median(const Series& series) {

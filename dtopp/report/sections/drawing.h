@@ -25,10 +25,12 @@ const char* main_loss(const ReportRun& run);
 
 // Returns the points with finite values.
 Series finite_points(const Series& series);
-// These consider finite values only and return NaN if there is none.
-double last_value(const Series& series);
-double mean_of_last_tenth(const Series& series);
+// Returns the median of the finite values; NaN if there is none.
 double median(const Series& series);
+
+// Returns the run's value (value_of_run) as text: "3.142", "diverged", or "–" if the run has none. `factor`
+// converts the unit.
+std::string value_text(const ReportRun& run, const std::string& metric, int digits, double factor = 1);
 
 struct LineStyle {
   std::string name{};

@@ -4,6 +4,7 @@
 #include "dtopp/base/format.h"
 #include "dtopp/report/document/numbers.h"
 #include "dtopp/report/sections/sections.h"
+#include "dtopp/study/comparison.h"
 
 namespace dtopp {
 namespace {
@@ -37,16 +38,15 @@ std::string sentence_of_layers(const ReportRun& run) {
   int most = -1, fewest = -1;
   double high = 0, low = 0;
   for (int layer = 0; layer < run.config.model.num_layers; ++layer) {
-    const Series* series = find_series(run, format("moe/layer_%02d/active_experts", layer));
-    if (series == nullptr) continue;
-    const double mean = mean_of_last_tenth(*series);
-    if (most < 0 || mean > high) {
+    const auto mean = value_of_run(run.history, format("moe/layer_%02d/active_experts", layer)).value;
+    if (!mean) continue;
+    if (most < 0 || *mean > high) {
       most = layer;
-      high = mean;
+      high = *mean;
     }
-    if (fewest < 0 || mean < low) {
+    if (fewest < 0 || *mean < low) {
       fewest = layer;
-      low = mean;
+      low = *mean;
     }
   }
   if (most < 0 || most == fewest || high - low < 1e-9) return "";
@@ -57,7 +57,8 @@ std::string sentence_of_layers(const ReportRun& run) {
 std::string sentence_of_dead(const ReportRun& run) {
   const Series* dead = find_series(run, "moe/dead_experts");
   if (dead == nullptr) return "";
-  const double last = last_value(*dead);
+  const double last = dead->values.back();
+  if (!std::isfinite(last)) return "";
   const int64_t all = run.config.model.num_experts * run.config.model.num_layers;
   if (last == 0) return "No expert was left without tokens in the last logged step.";
   return whole(static_cast<int64_t>(last)) + " of " + whole(all) +
@@ -67,12 +68,11 @@ std::string sentence_of_dead(const ReportRun& run) {
 ReportTable experts_table(const ReportInput& input) {
   ReportTable table{"At the end", {"run", "imbalance", "dead experts", "of"}};
   for (size_t run = 0; run < input.runs.size(); ++run) {
-    const Series* imbalance = find_series(input.runs[run], "moe/imbalance");
     const Series* dead = find_series(input.runs[run], "moe/dead_experts");
-    if (imbalance == nullptr || dead == nullptr) continue;
+    if (dead == nullptr) continue;
     const ModelConfig& model = input.runs[run].config.model;
-    table.rows.push_back({RunCell{static_cast<int>(run)}, fixed(mean_of_last_tenth(*imbalance), 3),
-                          fixed(last_value(*dead), 0), whole(model.num_experts * model.num_layers)});
+    table.rows.push_back({RunCell{static_cast<int>(run)}, value_text(input.runs[run], "moe/imbalance", 3),
+                          fixed(dead->values.back(), 0), whole(model.num_experts * model.num_layers)});
   }
   table.note =
       "Imbalance: ratio of the most used expert's tokens to the mean, averaged over layers and the last "

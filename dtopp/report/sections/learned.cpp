@@ -123,15 +123,13 @@ ReportTable final_table(const ReportInput& input) {
                     {"run", "steps", "tokens", "training loss", "validation loss", "lowest", "at step"}};
   for (size_t i = 0; i < input.runs.size(); ++i) {
     const ReportRun& run = input.runs[i];
-    const Series* training = find_series(run, main_loss(run));
     const Series* validation = find_series(run, "val/loss");
     const Series& tokens = run.history.tokens;
     const auto best = validation != nullptr ? lowest(*validation) : std::pair{std::nan(""), int64_t{0}};
     table.rows.push_back({RunCell{static_cast<int>(i)},
                           tokens.steps.empty() ? "0" : whole(tokens.steps.back()),
                           tokens.values.empty() ? "0" : whole(static_cast<int64_t>(tokens.values.back())),
-                          training != nullptr ? fixed(mean_of_last_tenth(*training), 4) : "–",
-                          validation != nullptr ? fixed(validation->values.back(), 4) : "–",
+                          value_text(run, main_loss(run), 4), value_text(run, "val/loss", 4),
                           fixed(best.first, 4), std::isnan(best.first) ? "–" : whole(best.second)});
   }
   table.note =
@@ -152,8 +150,8 @@ std::string sentence_of_loss(const ReportRun& run) {
   if (finite.values.empty()) return std::string(which) + " was never finite.";
   const double first = finite.values.front(), last = finite.values.back();
   const bool is_lost = finite.steps.back() != series->steps.back();
-  const std::string end = fixed(last, 3) + " at step " + whole(finite.steps.back()) +
-                          (is_lost ? " and was not finite after that step." : ".");
+  const std::string end =
+      fixed(last, 3) + " at step " + whole(finite.steps.back()) + (is_lost ? ", then diverged." : ".");
   if (finite.values.size() < 2) return std::string(which) + " was " + end;
   const char* way = last < first ? " fell from " : last > first ? " rose from " : " went from ";
   return which + (way + fixed(first, 3)) + " at step " + whole(finite.steps.front()) + " to " + end;
@@ -170,8 +168,7 @@ std::string sentence_of_best(const ReportInput& input) {
     }
   }
   if (best == input.runs.size())
-    return any_run_has(input, "val/loss") ? "No run's last validation loss is finite."
-                                          : "No run has a validation loss yet.";
+    return any_run_has(input, "val/loss") ? "Every run with a validation loss diverged." : "No run has a validation loss yet.";
   return "The lowest last validation loss is " + fixed(loss, 4) + ", of " + input.runs[best].name + ".";
 }
 
@@ -179,7 +176,7 @@ std::string sentence_of_skips(const ReportInput& input) {
   double skipped = 0;
   for (const ReportRun& run : input.runs) {
     const Series* series = find_series(run, "train/skipped_steps");
-    if (series != nullptr && std::isfinite(last_value(*series))) skipped += last_value(*series);
+    if (series != nullptr) skipped += series->values.back();
   }
   if (skipped == 0) return "No step was skipped.";
   return count_of(static_cast<size_t>(skipped), "step") + (skipped == 1 ? " was" : " were") +

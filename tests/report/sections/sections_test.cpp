@@ -76,7 +76,7 @@ TEST(LearnedSection, says_the_steps_of_the_losses_that_it_names) {
               StartsWith("Validation loss fell from 4.000 at step 1 to 3.000 at step 3. "));
   EXPECT_THAT(answer({{3, 3}}), StartsWith("Validation loss went from 3.000 at step 1 to 3.000 at step 2. "));
   EXPECT_THAT(answer({{kGap, 3, 4, kGap}}), StartsWith("Validation loss rose from 3.000 at step 2 to 4.000 "
-                                                       "at step 3 and was not finite after that step. "));
+                                                       "at step 3, then diverged. "));
   EXPECT_THAT(answer({{kGap, 3}}), StartsWith("Validation loss was 3.000 at step 2. "));
   EXPECT_THAT(answer({{kGap, kGap}}), StartsWith("Validation loss was never finite. "));
 }
@@ -84,7 +84,7 @@ TEST(LearnedSection, says_the_steps_of_the_losses_that_it_names) {
 TEST(LearnedSection, prefers_no_run_whose_last_loss_is_not_finite) {
   EXPECT_THAT(answer({{4, 3}, {2, kGap}}),
               StartsWith("The lowest last validation loss is 3.0000, of run 1. "));
-  EXPECT_THAT(answer({{2, kGap}, {}}), StartsWith("No run's last validation loss is finite. "));
+  EXPECT_THAT(answer({{2, kGap}, {}}), StartsWith("Every run with a validation loss diverged. "));
   EXPECT_THAT(answer({{}, {}}), StartsWith("No run has a validation loss yet. "));
 }
 
