@@ -70,27 +70,24 @@ void print_forecast(const std::vector<StudyRun>& runs, const std::vector<RunReco
   std::printf("%s", forecast_table(runs, records, costs, reached_share(runs, records)).c_str());
 }
 
-std::string names_of(RunStatus status, const std::vector<StudyRun>& runs,
-                     const std::vector<RunRecord>& records) {
-  std::string names;
-  for (size_t i = 0; i < runs.size(); ++i) {
-    if (records[i].status == status) names += (names.empty() ? "" : ", ") + runs[i].name;
-  }
-  return names;
-}
-
 // Throws an exception that gives the exit status if the study was stopped or runs failed.
 void report_end(const Study& study, bool stopped, const std::vector<StudyRun>& runs,
                 const std::vector<RunRecord>& records) {
-  const std::string of_all = " of " + std::to_string(runs.size()) + " runs ";
-  const auto count = [&](RunStatus status) {
-    return std::to_string(std::ranges::count(records, status, &RunRecord::status)) + of_all;
+  std::string failed;
+  int64_t complete = 0, failures = 0;
+  for (size_t i = 0; i < runs.size(); ++i) {
+    if (is_complete(records[i], study.after)) ++complete;
+    if (records[i].cause.empty()) continue;
+    failed += (failed.empty() ? "" : ", ") + runs[i].name;
+    ++failures;
+  }
+  const auto count = [&](int64_t n) {
+    return std::to_string(n) + " of " + std::to_string(runs.size()) + " runs ";
   };
-  const std::string failed = names_of(RunStatus::kFailed, runs, records);
-  if (stopped || (failed.empty() && !names_of(RunStatus::kPending, runs, records).empty()))
-    throw Stopped("study stopped: " + count(RunStatus::kDone) + "done; run the same command again to resume");
-  if (!failed.empty())
-    throw NumericalError(count(RunStatus::kFailed) + "failed: " + failed + "; see console.log in " +
+  if (stopped || complete + failures < std::ssize(runs))
+    throw Stopped("study stopped: " + count(complete) + "done; run the same command again to resume");
+  if (failures > 0)
+    throw NumericalError(count(failures) + "failed: " + failed + "; see console.log and after/*.log in " +
                          (study.output / "runs").string() + ", and run the same command again to retry them");
 }
 
@@ -111,11 +108,15 @@ void run_study(const Study& study, const std::vector<StudyRun>& runs, int64_t sl
     return results;
   };
   write_results();
-  RunnerOptions options{.slots = slots, .log = print_message, .ended = [&] { write_results(); }};
+  RunnerOptions options{.slots = slots, .after = study.after};
   if (slots > 1) options.threads = share_of_cores(slots);
   options.costs.resize(runs.size());
   std::ranges::transform(runs, options.costs.begin(), flops_of_run);
-  const bool stopped = run_all(runs, records, options);
+  StudyRunner runner(runs, records, options);
+  while (const auto messages = runner.next()) {
+    for (const std::string& message : *messages) print_message(message);
+    write_results();
+  }
   const StudyResults results = write_results();
   std::vector<TokenCost> token_costs(runs.size());
   std::ranges::transform(runs, token_costs.begin(),
@@ -124,7 +125,7 @@ void run_study(const Study& study, const std::vector<StudyRun>& runs, int64_t sl
   if (std::ranges::count(records, RunStatus::kDone, &RunRecord::status) > 0)
     write_report(read_report_input({study.output}, find_run_cost), study.output / "report.html");
   std::printf("%s", markdown_table(study, results.rows).c_str());
-  report_end(study, stopped, runs, records);
+  report_end(study, runner.stopped(), runs, records);
 }
 
 void study_run(const StudyOptions& options) {

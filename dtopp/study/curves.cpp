@@ -166,11 +166,12 @@ void write_curves(const Study& study, const std::vector<StudyRun>& runs,
   for (const auto& [position, row] : rows) {
     for (size_t i = 0; i < curves; ++i) {
       const Curve curve = mean_curve(row[i]);
+      if (curve.x.empty()) continue;  // no metric of the runs: the result of a command
       json["curves"].push_back({{"variant", study.variants[position.second].name},
                                 {"grid", to_json(study.points[position.first])},
                                 {"measure", study.measures[i / kAxes.size()]},
                                 {"axis", to_text(kAxes[i % kAxes.size()])},
-                                {"n", curve.y.empty() ? 0 : curve.y.front().n},
+                                {"n", curve.y.front().n},
                                 {"x", curve.x},
                                 {"mean", numbers(curve, &Interval::mean)},
                                 {"half_width", numbers(curve, &Interval::half_width)}});

@@ -25,6 +25,9 @@ struct Axis {
 struct Axes {
   std::vector<Axis> all;
 };
+struct Commands {
+  std::vector<AfterCommand> all;
+};
 
 struct StudyFile {
   std::string base;
@@ -32,6 +35,7 @@ struct StudyFile {
   Variants variants;
   Axes grid, zip;
   std::vector<std::string> measure;
+  Commands after;
   std::string output;
 };
 
@@ -42,6 +46,7 @@ void visit_fields(SectionOf<StudyFile> auto& config, auto&& field) {
   field("grid", config.grid);
   field("zip", config.zip);
   field("measure", config.measure);
+  field("after", config.after);
   field("output", config.output);
 }
 
@@ -85,6 +90,21 @@ void read_value(const ConfigNode& node, const std::string& key, Axes& axes) {
     if (setting.value.kind != Kind::kList || setting.value.items.empty())
       config_detail::throw_wrong_type(setting.value, key + "." + setting.key, "a list of values");
     axes.all.push_back({setting.key, setting.value.items, setting.value.location()});
+  }
+}
+
+void read_value(const ConfigNode& node, const std::string& key, Commands& commands) {
+  if (node.kind != Kind::kMapping)
+    config_detail::throw_wrong_type(node, key, "commands by name (name: dtopp evaluate images {run} …)");
+  for (size_t i = 0; i < node.keys.size(); ++i) {
+    const std::string& name = node.keys[i];
+    if (name.empty() || name.find_first_of("/ .") != std::string::npos)
+      fail(node.items[i],
+           key + ": " + quote_for_message(name) + " names a file; remove slashes, dots and spaces");
+    AfterCommand& command = commands.all.emplace_back(AfterCommand{name, ""});
+    config_detail::read_value(node.items[i], key + "." + name, command.line);
+    if (command.line.find_first_not_of(' ') == std::string::npos)
+      fail(node.items[i], key + "." + name + ": is empty; name a program");
   }
 }
 
@@ -224,6 +244,7 @@ Study load_study(const std::filesystem::path& file, const std::vector<std::strin
           std::move(fields.variants.all),
           points_of(fields.grid, fields.zip),
           fields.measure,
+          std::move(fields.after.all),
           fields.output};
 }
 

@@ -21,6 +21,15 @@ struct Variant {
   std::vector<Setting> settings;
 };
 
+// A command that runs once after each finished run. Its result, a JSON file, holds values to compare.
+//
+// `line` is split at spaces: "dtopp evaluate images {run} --output {result}". {run} is the run's folder and
+// {result} the command's result file. The program dtopp is this one.
+struct AfterCommand {
+  std::string name;
+  std::string line;
+};
+
 // One value per key of `grid` and `zip`, in the order of the file; empty if the study has neither.
 using GridPoint = std::vector<Setting>;
 
@@ -33,7 +42,9 @@ struct Study {
   std::vector<int64_t> seeds;          // empty: the seed of the base
   std::vector<Variant> variants;       // the first is the baseline
   std::vector<GridPoint> points;       // a single empty point if the study has no grid
-  std::vector<std::string> measures;   // metric names of metrics.jsonl
+  // Metrics of metrics.jsonl, or COMMAND/KEY: the number at KEY (a JSON pointer) in a command's result.
+  std::vector<std::string> measures;
+  std::vector<AfterCommand> after;
   std::filesystem::path output;
 };
 

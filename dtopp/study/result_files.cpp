@@ -30,7 +30,7 @@ ordered_json run_json(const Study& study, const StudyRun& run, const RunRecord& 
     json["values"][study.measures[i]] = number(values[i].value);
     if (values[i].diverged) json["diverged"].push_back(study.measures[i]);
   }
-  if (record.status == RunStatus::kFailed) json["cause"] = record.cause;
+  if (!record.cause.empty()) json["cause"] = record.cause;
   return json;
 }
 

@@ -13,7 +13,7 @@ namespace dtopp {
 //   {"study", "measure": [], "baseline",
 //    "runs": [{"variant", "grid": {}, "seed", "path", "status": "done|failed|pending",
 //              "values": {measure: number}, "diverged": [measure], "config_hash", "seconds",
-//              "cause" (failed runs)}],
+//              "cause" (if the run, or a command after it, failed)}],
 //    "table": [{"variant", "grid", "n", "values": {measure: {"mean", "half_width", "n", "diverged"}},
 //               "difference": {measure: {"mean", "half_width", "p", "p_holm", "n"}}, "notes"}]}
 //

@@ -1,5 +1,12 @@
 #include "dtopp/study/results.h"
 
+#include <limits>
+
+#include <nlohmann/json.hpp>
+
+#include "dtopp/base/files.h"
+#include "dtopp/base/json.h"
+
 namespace dtopp {
 namespace {
 
@@ -27,6 +34,31 @@ std::vector<std::string> notes_of(const TableRow& row, const std::vector<std::st
   }
   if (row.n == 1) notes.push_back("a single run has no interval");
   return notes;
+}
+
+// The number at `key` of a command's result. Null is a number that was not finite.
+RunValue value_in(const std::filesystem::path& result, const std::string& key) {
+  try {
+    const nlohmann::json json = parse_json(read_file(result));
+    const nlohmann::json& value = json.at(nlohmann::json::json_pointer("/" + key));
+    if (value.is_null()) return {.diverged = true};
+    return {value.get<double>()};
+  } catch (const nlohmann::json::exception&) {
+    return {};
+  } catch (const DataError&) {
+    return {};  // the command wrote no result
+  }
+}
+
+RunValue value_of(const Study& study, const StudyRun& run, const RunRecord& record, const RunHistory& history,
+                  const std::string& measure) {
+  for (size_t i = 0; i < study.after.size(); ++i) {
+    const std::string prefix = study.after[i].name + "/";
+    if (!measure.starts_with(prefix)) continue;
+    if (i >= commands_done(record, study.after)) return {};
+    return value_in(result_of(run, study.after[i]), measure.substr(prefix.size()));
+  }
+  return value_of_run(history, measure);
 }
 
 }  // namespace
@@ -68,14 +100,16 @@ StudyResults ResultsReader::read(const std::vector<RunRecord>& records) {
       results.values.emplace_back(study_.measures.size());
       continue;
     }
-    auto known = known_.find(i);
-    if (known == known_.end()) {
+    const size_t commands = commands_done(records[i], study_.after);
+    auto& [known_commands, values] = known_[i];
+    if (values.empty() || known_commands != commands) {
       const RunHistory history = read_run_history(metrics_of_run(runs_[i]));
-      known = known_.try_emplace(i).first;
+      values.clear();
       for (const std::string& measure : study_.measures)
-        known->second.push_back(value_of_run(history, measure));
+        values.push_back(value_of(study_, runs_[i], records[i], history, measure));
+      known_commands = commands;
     }
-    results.values.push_back(known->second);
+    results.values.push_back(values);
   }
   results.rows = make_rows(study_, runs_, records, results.values);
   return results;

@@ -36,7 +36,8 @@ class ResultsReader {
  private:
   const Study& study_;
   const std::vector<StudyRun>& runs_;
-  std::map<size_t, std::vector<RunValue>> known_;  // by run
+  // By run: the number of commands that had succeeded after it, and its values then.
+  std::map<size_t, std::pair<size_t, std::vector<RunValue>>> known_;
 };
 
 // Computes the table from the values of the runs.

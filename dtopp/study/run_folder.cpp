@@ -60,8 +60,7 @@ fs::path earlier_folder(const StudyRun& run, const std::string& hash) {
          (run.name + "-" + hash.substr(0, kShortHash));
 }
 
-void move_aside(const StudyRun& run, const Content& content,
-                const std::function<void(const std::string&)>& log) {
+std::string move_aside(const StudyRun& run, const Content& content) {
   const fs::path base = earlier_folder(run, content.hash);
   fs::path aside = base;
   for (int more = 2; path_kind(aside) != PathKind::kNothing; ++more)
@@ -70,8 +69,8 @@ void move_aside(const StudyRun& run, const Content& content,
   std::error_code error;
   fs::rename(run.directory, aside, error);
   if (error) throw file_error("move", run.directory, error.value());
-  log(run.directory.string() + ": holds a run with another configuration (" + content.difference +
-      "); moved to " + aside.string());
+  return run.directory.string() + ": holds a run with another configuration (" + content.difference +
+         "); moved to " + aside.string();
 }
 
 RunStatus status_of(const JsonFields& fields) {
@@ -95,6 +94,23 @@ std::string to_text(RunStatus status) {
   }
 }
 
+std::string to_text(const AfterCommand& command) { return command.name + ": " + command.line; }
+
+size_t commands_done(const RunRecord& record, const std::vector<AfterCommand>& after) {
+  const auto is_same = [](const std::string& done, const AfterCommand& now) { return done == to_text(now); };
+  return static_cast<size_t>(std::ranges::mismatch(record.after, after, is_same).in2 - after.begin());
+}
+
+bool is_complete(const RunRecord& record, const std::vector<AfterCommand>& after) {
+  return record.status == RunStatus::kDone && commands_done(record, after) == after.size();
+}
+
+fs::path result_of(const StudyRun& run, const AfterCommand& command) {
+  return run.directory / "after" / (command.name + ".json");
+}
+fs::path console_of(const StudyRun& run, const AfterCommand& command) {
+  return run.directory / "after" / (command.name + ".log");
+}
 fs::path config_of_run(const StudyRun& run) { return run.directory / "study-run.yaml"; }
 fs::path console_of_run(const StudyRun& run) { return run.directory / "console.log"; }
 fs::path metrics_of_run(const StudyRun& run) { return run.directory / "metrics.jsonl"; }
@@ -103,7 +119,8 @@ RunRecord read_record(const StudyRun& run) {
   const auto fields = read_fields(run.directory);
   if (!fields || !content_of(run, fields).is_same) return {};
   RunRecord record{.status = status_of(*fields), .seconds = fields->numbers("seconds").front()};
-  if (record.status == RunStatus::kFailed) record.cause = fields->text("cause");
+  if (fields->has("cause")) record.cause = fields->text("cause");
+  if (fields->has("after")) record.after = fields->texts("after");
   return record;
 }
 
@@ -122,21 +139,24 @@ bool holds_run(const fs::path& directory, const std::string& hash) {
 void write_record(const StudyRun& run, const RunRecord& record) {
   nlohmann::ordered_json json = {
       {"config_hash", run.hash}, {"status", to_text(record.status)}, {"seconds", record.seconds}};
-  if (record.status == RunStatus::kFailed) json["cause"] = record.cause;
+  if (!record.cause.empty()) json["cause"] = record.cause;
+  if (!record.after.empty()) json["after"] = record.after;
   write_file_atomically(record_of(run.directory), dump_json(json, 2) + "\n");
 }
 
-void prepare_folder(const StudyRun& run, const std::function<void(const std::string&)>& log) {
+std::vector<std::string> prepare_folder(const StudyRun& run) {
+  std::vector<std::string> moves;
   const Content content = content_of(run, read_fields(run.directory));
-  if (!content.difference.empty()) move_aside(run, content, log);
+  if (!content.difference.empty()) moves.push_back(move_aside(run, content));
   const fs::path earlier = earlier_folder(run, run.hash);
   if (path_kind(run.directory) == PathKind::kNothing && path_kind(earlier) == PathKind::kDirectory) {
     make_directories(run.directory.parent_path());
     rename_durably(earlier, run.directory);
-    log(run.directory.string() + ": restored from " + earlier.string());
+    moves.push_back(run.directory.string() + ": restored from " + earlier.string());
   }
   make_directories(run.directory);
   write_file_atomically(config_of_run(run), to_yaml(run.config));
+  return moves;
 }
 
 int64_t last_step(const StudyRun& run) {

@@ -3,11 +3,11 @@
 //   <run>/study-run.yaml   the configuration for `dtopp train`
 //   <run>/study-run.json   the configuration's checksum and the run's status
 //   <run>/console.log      standard output and error of the run
+//   <run>/after/NAME.json  the result of a command after the run; its output is in NAME.log
 #pragma once
 
-#include <functional>
-#include <optional>
 #include <string>
+#include <vector>
 
 #include "dtopp/study/expansion.h"
 
@@ -20,9 +20,17 @@ std::string to_text(RunStatus status);
 
 struct RunRecord {
   RunStatus status = RunStatus::kPending;
-  std::string cause{};  // one line; only for a failed run
-  double seconds = 0;   // total time of all its processes
+  std::string cause{};               // one line: why the run, or else a command after it, failed
+  double seconds = 0;                // total time of all training processes
+  std::vector<std::string> after{};  // the commands that have succeeded after it, in order ("NAME: LINE")
 };
+
+// Returns the number of commands whose results are valid. If a command has changed, neither its result nor
+// those after it are.
+size_t commands_done(const RunRecord& record, const std::vector<AfterCommand>& after);
+// Returns whether neither training nor a command is left to run.
+bool is_complete(const RunRecord& record, const std::vector<AfterCommand>& after);
+std::string to_text(const AfterCommand& command);  // "NAME: LINE"
 
 // Reads the record of this run. It is pending if the folder holds no run or a run with another configuration.
 RunRecord read_record(const StudyRun& run);
@@ -31,16 +39,19 @@ void write_record(const StudyRun& run, const RunRecord& record);
 // Creates the folder of this run and writes the configuration into it.
 //
 // If the study was changed, the folder may hold a run with another configuration. That run is moved to
-// OUTPUT/earlier/NAME-CHECKSUM. An earlier run with this configuration is moved back from there. `log`
-// receives one message per move.
-void prepare_folder(const StudyRun& run, const std::function<void(const std::string&)>& log);
+// OUTPUT/earlier/NAME-CHECKSUM. An earlier run with this configuration is moved back from there.
+//
+// Returns: one message per move
+std::vector<std::string> prepare_folder(const StudyRun& run);
 
 // Returns whether the folder holds the run with this checksum (StudyRun::hash).
 bool holds_run(const std::filesystem::path& directory, const std::string& hash);
 
-std::filesystem::path config_of_run(const StudyRun& run);   // study-run.yaml
-std::filesystem::path console_of_run(const StudyRun& run);  // console.log
-std::filesystem::path metrics_of_run(const StudyRun& run);  // metrics.jsonl
+std::filesystem::path config_of_run(const StudyRun& run);                            // study-run.yaml
+std::filesystem::path console_of_run(const StudyRun& run);                           // console.log
+std::filesystem::path metrics_of_run(const StudyRun& run);                           // metrics.jsonl
+std::filesystem::path result_of(const StudyRun& run, const AfterCommand& command);   // after/NAME.json
+std::filesystem::path console_of(const StudyRun& run, const AfterCommand& command);  // after/NAME.log
 
 // Returns the last step in the run's metrics.jsonl. It is 0 before the first step, and if the folder holds a
 // run with another configuration.

@@ -1,40 +1,84 @@
-// Executes the runs of a study, each in its own process.
+// Executes the runs of a study, and the commands after them, each in its own process.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
+#include <deque>
 #include <filesystem>
-#include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "dtopp/launch/child_process.h"
+#include "dtopp/launch/signal_pipe.h"
 #include "dtopp/study/expansion.h"
 #include "dtopp/study/run_folder.h"
+#include "dtopp/study/study_progress.h"
 
 namespace dtopp {
 
 struct RunnerOptions {
-  int64_t slots = 1;                // number of concurrent runs
-  std::filesystem::path program{};  // the executable; empty: this program
-  int64_t threads = 0;              // for each run whose configuration sets none; 0: all cores
-  std::vector<double> costs{};      // cost per run in any unit; progress is their completed share
-  std::function<void(const std::string&)> log{};
-  // Called after each run that has ended, successfully or not.
-  std::function<void()> ended{};
+  int64_t slots = 1;                  // number of concurrent processes
+  std::filesystem::path program{};    // the executable; empty: this program
+  int64_t threads = 0;                // for each run whose configuration sets none; 0: all cores
+  std::vector<double> costs{};        // cost per run in any unit; progress is their completed share
+  std::vector<AfterCommand> after{};  // run in this order after each finished run
 };
 
-// Starts `dtopp train` for every run whose record is not done, in order.
+// Starts `dtopp train` for every run whose record is not done, in order, and then the commands after it that
+// have not succeeded. A command that fails ends those of its run.
 //
 // `records` holds one record per run, from read_record. They and the records in the folders are updated. A
-// failed run does not end the study; the next call retries it. Standard output and error of a run are
-// appended to its console.log.
+// failure does not end the study; the next StudyRunner retries it. Standard output and error are appended to
+// console.log, or after/NAME.log.
 //
-// The first SIGTERM or SIGINT is forwarded to all runs, which save a checkpoint and stop; no further run is
-// started. A second signal at least a tenth of a second later kills them. All runs are killed if the calling
-// thread ends.
-//
-// Returns: whether a signal stopped the study
-// Throws:  ResourceError if a process cannot be started; no run is left running
-bool run_all(const std::vector<StudyRun>& runs, std::vector<RunRecord>& records,
-             const RunnerOptions& options);
+// The first SIGTERM or SIGINT is forwarded to all processes, which save a checkpoint and stop; no further one
+// is started. A second signal at least a tenth of a second later kills them. All are killed if the calling
+// thread ends, and by the destructor.
+class StudyRunner {
+ public:
+  // The arguments must outlive this object.
+  StudyRunner(const std::vector<StudyRun>& runs, std::vector<RunRecord>& records,
+              const RunnerOptions& options);
+  ~StudyRunner();
+  StudyRunner(const StudyRunner&) = delete;
+  StudyRunner& operator=(const StudyRunner&) = delete;
+
+  // Waits until a process has ended or a folder was moved.
+  //
+  // Returns: messages to print, possibly none; nullopt if no process is left
+  // Throws:  ResourceError if a process cannot be started
+  std::optional<std::vector<std::string>> next();
+  bool stopped() const { return stopping_; }  // a signal stopped the study
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Running {
+    size_t index = 0;
+    pid_t process = 0;
+    Clock::time_point started{};
+    std::filesystem::path console{};
+    uint64_t console_begin = 0;             // size of the console file before this start
+    const AfterCommand* command = nullptr;  // nullptr: training
+  };
+
+  void start_next();
+  void start_command(size_t index);
+  void start(Running run, std::vector<std::string> words);
+  void stop(int signal);
+  bool reap();
+  void note_end(const Running& run, const ChildEnd& end);
+
+  const std::vector<StudyRun>& runs_;
+  std::vector<RunRecord>& records_;
+  const RunnerOptions& options_;
+  StudyProgress progress_;
+  std::vector<std::string> messages_;
+  std::deque<size_t> waiting_;
+  std::vector<Running> running_;
+  bool stopping_ = false;
+  Clock::time_point stopped_at_{};
+  SignalPipe signals_;
+};
 
 }  // namespace dtopp

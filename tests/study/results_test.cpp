@@ -56,8 +56,8 @@ class StudyTable : public StudyFiles {
       "seeds: [1, 2, 3]\nvariants: {base: {}, more: {routing.experts: 4}}\n"
       "grid: {model.num_experts: [8, 16]}\n";
 
-  void make(const std::string& yaml) {
-    study_ = load(yaml);
+  void make(const std::string& yaml, const std::vector<std::string>& arguments = {}) {
+    study_ = load(yaml, arguments);
     runs_ = expand(study_);
     records_.assign(runs_.size(), {.status = RunStatus::kDone});
     values_.assign(runs_.size(), {RunValue{1.0}});
@@ -164,6 +164,26 @@ TEST_F(StudyTable, leaves_diverged_runs_out_of_means_and_counts_them) {
   const std::string table = markdown_table(study_, rows);
   EXPECT_THAT(table, HasSubstr("| base | 8 | 3 | 2 ± 13 (1 diverged) |"));
   EXPECT_THAT(table, HasSubstr("| more | 16 | 3 | diverged |  |  |"));
+}
+
+TEST_F(StudyTable, takes_values_from_the_results_of_commands) {
+  make(
+      "base: base.yaml\nseeds: [1, 2]\nmeasure: [val/loss, images/rows/0/kid]\nafter:\n  images: dtopp "
+      "evaluate {run}\n",
+      {"output=" + (directory_ / "out").string()});
+  for (const StudyRun& run : runs_) write_metrics(run, 2);
+  make_directories(runs_[0].directory / "after");
+  write_file_atomically(result_of(runs_[0], study_.after[0]), R"({"rows": [{"kid": 0.25}]})");
+  ResultsReader reader(study_, runs_);
+  EXPECT_FALSE(reader.read(records_).values[0][1].value);  // the command has not run
+  for (RunRecord& record : records_) record.after = {"images: dtopp evaluate {run}"};
+  const auto values = reader.read(records_).values;
+  EXPECT_EQ(values[0][0].value, 2);
+  EXPECT_EQ(values[0][1].value, 0.25);
+  EXPECT_FALSE(values[1][1].value);
+  EXPECT_FALSE(values[1][1].diverged);
+  write_file_atomically(result_of(runs_[0], study_.after[0]), R"({"rows": [{"kid": null}]})");
+  EXPECT_TRUE(ResultsReader(study_, runs_).read(records_).values[0][1].diverged);
 }
 
 TEST_F(StudyTable, json_has_a_run_with_what_became_of_it) {

@@ -22,13 +22,15 @@ using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
 // A script replaces `dtopp train CONFIG`; $name, $steps and $run come from the configuration.
-class StudyRunner : public StudyFiles {
+class RunningStudy : public StudyFiles {
  protected:
   void make(const std::string& yaml, const std::string& script,
             const std::vector<std::string>& arguments = {}) {
     std::vector<std::string> all = arguments;
     all.push_back("output=" + (directory_ / "out").string());
-    runs_ = expand(load(yaml, all));
+    const Study study = load(yaml, all);
+    runs_ = expand(study);
+    after_ = study.after;
     costs_.assign(runs_.size(), 1);
     write_file_atomically(directory_ / "program",
                           "#!/bin/sh\n"
@@ -40,13 +42,14 @@ class StudyRunner : public StudyFiles {
   bool run(int64_t slots = 1, int64_t threads = 0) {
     records_.clear();
     for (const StudyRun& one : runs_) records_.push_back(read_record(one));
-    return run_all(runs_, records_,
-                   {.slots = slots,
-                    .program = directory_ / "program",
-                    .threads = threads,
-                    .costs = costs_,
-                    .log = [&](const std::string& text) { said_.push_back(text); },
-                    .ended = [&] { ++ended_; }});
+    const RunnerOptions options{.slots = slots,
+                                .program = directory_ / "program",
+                                .threads = threads,
+                                .costs = costs_,
+                                .after = after_};
+    StudyRunner runner(runs_, records_, options);
+    while (const auto messages = runner.next()) std::ranges::copy(*messages, std::back_inserter(said_));
+    return runner.stopped();
   }
   // The names of the runs that started since the last call.
   std::vector<std::string> started() {
@@ -60,16 +63,15 @@ class StudyRunner : public StudyFiles {
 
   std::vector<StudyRun> runs_;
   std::vector<double> costs_;
+  std::vector<AfterCommand> after_;
   std::vector<RunRecord> records_;
   std::vector<std::string> said_;
-  int ended_ = 0;
 };
 
-TEST_F(StudyRunner, starts_what_is_not_done_once) {
+TEST_F(RunningStudy, starts_what_is_not_done_once) {
   make(kHead + "seeds: [1, 2]\n", "exit 0");
   EXPECT_FALSE(run());
   EXPECT_THAT(records_, all_are(RunStatus::kDone));
-  EXPECT_EQ(ended_, 2);
   EXPECT_THAT(started(), ElementsAre("base-seed1", "base-seed2"));
   make(kHead + "seeds: [1, 3, 2]\n", "exit 0", {"training.threads=2"});
   EXPECT_FALSE(run());
@@ -77,7 +79,7 @@ TEST_F(StudyRunner, starts_what_is_not_done_once) {
   EXPECT_THAT(started(), ElementsAre("base-seed3"));
 }
 
-TEST_F(StudyRunner, keeps_a_failure_to_its_run_and_tries_it_again) {
+TEST_F(RunningStudy, keeps_a_failure_to_its_run_and_tries_it_again) {
   const std::string study = kHead + "seeds: [1, 2, 3]\n";
   make(study, "case $name in *2) echo 'dtopp: error: out of luck' >&2; exit 3;; *3) kill -9 $$;; esac");
   EXPECT_FALSE(run());
@@ -96,7 +98,7 @@ TEST_F(StudyRunner, keeps_a_failure_to_its_run_and_tries_it_again) {
   EXPECT_EQ(records_[2].status, RunStatus::kDone);
 }
 
-TEST_F(StudyRunner, runs_as_many_at_once_as_there_are_slots) {
+TEST_F(RunningStudy, runs_as_many_at_once_as_there_are_slots) {
   // Each run waits for the other one.
   make(kHead + "seeds: [1, 2]\n",
        "touch $name.there; for i in $(seq 1000); do test -e base-seed1.there -a -e base-seed2.there && exit "
@@ -106,14 +108,14 @@ TEST_F(StudyRunner, runs_as_many_at_once_as_there_are_slots) {
   EXPECT_THAT(records_, all_are(RunStatus::kDone));
 }
 
-TEST_F(StudyRunner, shares_out_threads_where_the_configuration_names_none) {
+TEST_F(RunningStudy, shares_out_threads_where_the_configuration_names_none) {
   make(kHead + "variants: {all: {}, one: {training.threads: 1}}\n", "shift 2; echo \"$@\" > $name.arguments");
   run(1, 3);
   EXPECT_EQ(read_file(directory_ / "all-seed7.arguments"), "training.threads=3\n");
   EXPECT_EQ(read_file(directory_ / "one-seed7.arguments"), "\n");
 }
 
-TEST_F(StudyRunner, stops_its_runs_with_it_and_goes_on_the_next_time) {
+TEST_F(RunningStudy, stops_its_runs_with_it_and_goes_on_the_next_time) {
   const std::string study = kHead + "seeds: [1, 2, 3]\n";
   make(study,
        "test $name = base-seed1 && exit 0; trap 'exit 75' TERM; kill -TERM $PPID; while :; do sleep 0.01; "
@@ -128,13 +130,13 @@ TEST_F(StudyRunner, stops_its_runs_with_it_and_goes_on_the_next_time) {
   EXPECT_THAT(started(), ElementsAre("base-seed2", "base-seed3"));
 }
 
-TEST_F(StudyRunner, kills_them_on_a_second_signal) {
+TEST_F(RunningStudy, kills_them_on_a_second_signal) {
   make(kHead, "trap '' TERM; kill -TERM $PPID; sleep 0.2; kill -TERM $PPID; while :; do sleep 0.01; done");
   EXPECT_TRUE(run());
   EXPECT_EQ(records_[0].status, RunStatus::kPending);
 }
 
-TEST_F(StudyRunner, moves_a_run_of_another_configuration_aside_and_takes_it_back) {
+TEST_F(RunningStudy, moves_a_run_of_another_configuration_aside_and_takes_it_back) {
   make(kHead, "echo $name > $run/proof");
   run();
   const std::string first = runs_[0].hash.substr(0, kShortHash);
@@ -151,6 +153,43 @@ TEST_F(StudyRunner, moves_a_run_of_another_configuration_aside_and_takes_it_back
   EXPECT_EQ(path_kind(runs_[0].directory / "proof"), PathKind::kFile);
   EXPECT_THAT(started(), IsEmpty());
   EXPECT_THAT(said_, SizeIs(3));  // one run moved, one moved back
+}
+
+TEST_F(RunningStudy, runs_commands_once_after_each_run) {
+  const std::string first =
+      kHead + "seeds: [1, 2]\nafter:\n  first: dtopp measure {run}/config.yaml {result}\n";
+  const std::string script = "test $1 = train || echo $1 > $3";
+  make(first + "  second: cp {run}/after/first.json {run}/copy\n", script);
+  EXPECT_FALSE(run());
+  EXPECT_THAT(started(), ElementsAre("base-seed1", "base-seed1", "base-seed2", "base-seed2"));
+  EXPECT_EQ(read_file(runs_[1].directory / "copy"), "measure\n");
+  EXPECT_THAT(records_[0].after, ElementsAre("first: dtopp measure {run}/config.yaml {result}",
+                                             "second: cp {run}/after/first.json {run}/copy"));
+  EXPECT_FALSE(run());
+  EXPECT_THAT(started(), IsEmpty());
+  // A changed command runs again; those before it do not.
+  make(first + "  second: cp {run}/after/first.json {run}/other\n", script);
+  EXPECT_FALSE(run());
+  EXPECT_THAT(started(), IsEmpty());
+  EXPECT_EQ(path_kind(runs_[0].directory / "other"), PathKind::kFile);
+}
+
+TEST_F(RunningStudy, keeps_a_failed_command_to_its_run_and_tries_it_again) {
+  const std::string study =
+      kHead + "seeds: [1, 2]\nafter:\n  check: dtopp check {run}/config.yaml\n  last: /no/program\n";
+  make(study, "case $1-$name in check-*1) echo 'dtopp: error: too bad' >&2; exit 3;; esac");
+  EXPECT_FALSE(run());
+  EXPECT_THAT(records_, all_are(RunStatus::kDone));
+  EXPECT_EQ(records_[0].cause, "command check ended with status 3: too bad");
+  EXPECT_THAT(records_[0].after, IsEmpty());
+  EXPECT_EQ(records_[1].cause, "command last ended with status 127");
+  EXPECT_THAT(said_, SizeIs(2));
+  started();
+  make(kHead + "seeds: [1, 2]\nafter:\n  check: dtopp check {run}/config.yaml\n", "exit 0");
+  EXPECT_FALSE(run());
+  EXPECT_THAT(started(), ElementsAre("base-seed1"));
+  EXPECT_EQ(read_record(runs_[0]).cause, "");
+  EXPECT_TRUE(is_complete(read_record(runs_[0]), after_));
 }
 
 }  // namespace
