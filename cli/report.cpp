@@ -48,13 +48,11 @@ void serve(ReportOptions options) {
   if (options.paths.empty()) throw UsageError("report: no run is given; name a run or a study");
   stop_on_signals();
   LiveReport report(paths_of(options), find_run_cost);
-  serve_report(report, port,
-               {.listening =
-                    [](const std::string& address) {
-                      std::printf("%s\n", address.c_str());
-                      flush_standard_output();
-                    },
-                .stop = stop_requested});
+  ReportServer server(port);
+  std::printf("%s
+", server.address().c_str());
+  flush_standard_output();
+  server.serve(report, stop_requested);
 }
 
 void write(const ReportOptions& options) {

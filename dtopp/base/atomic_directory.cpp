@@ -85,13 +85,6 @@ void AtomicDirectory::commit() {
   remove_tree(std::exchange(temporary_, {}));  // after an exchange: the old directory
 }
 
-void write_directory_atomically(const fs::path& path, const std::function<void(const fs::path&)>& fill,
-                                bool replace) {
-  AtomicDirectory directory(path, replace);
-  fill(directory.temporary());
-  directory.commit();
-}
-
 void put_back_replaced(const fs::path& directory) {
   for (const fs::path& path : list_directory(directory)) {
     const std::string name = path.filename().string();

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <filesystem>
-#include <functional>
 
 namespace dtopp {
 
@@ -28,9 +27,12 @@ class AtomicDirectory {
 };
 
 // Creates the directory `path` atomically from the files that `fill` writes into the directory passed to it.
-void write_directory_atomically(const std::filesystem::path& path,
-                                const std::function<void(const std::filesystem::path&)>& fill,
-                                bool replace = false);
+template <class Fill>
+void write_directory_atomically(const std::filesystem::path& path, Fill&& fill, bool replace = false) {
+  AtomicDirectory directory(path, replace);
+  fill(directory.temporary());
+  directory.commit();
+}
 
 // Completes the replacements in `directory` that a crash interrupted. Each one left a directory named
 // ".replaced-<name>". It is renamed back to <name>, or removed if the new directory already has that name.

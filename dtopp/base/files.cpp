@@ -186,22 +186,23 @@ void remove_leftovers(const fs::path& directory) {
   }
 }
 
-void write_file_atomically(const fs::path& path, const std::function<void(OutputFile&)>& fill) {
-  refuse_what_is_no_file(path);
-  remove_abandoned(path);
-  std::optional<OutputFile> file;
+AtomicFile::AtomicFile(fs::path path) : path_(std::move(path)) {
+  refuse_what_is_no_file(path_);
+  remove_abandoned(path_);
   do {
-    file.emplace(temporary_sibling(path), nullptr, OutputFile::Existing::kRefused);
-  } while (!hold_temporary(file->descriptor()));
-  try {
-    fill(*file);
-    file->sync();
-    rename_durably(file->path(), path);
-    file->close();  // not earlier: closing the file releases its lock
-  } catch (...) {
-    ::unlink(file->path().c_str());  // frees the disk space; fails harmlessly after the rename
-    throw;
-  }
+    file_.emplace(temporary_sibling(path_), nullptr, OutputFile::Existing::kRefused);
+  } while (!hold_temporary(file_->descriptor()));
+}
+
+AtomicFile::~AtomicFile() {
+  if (file_) ::unlink(file_->path().c_str());  // frees the disk space
+}
+
+void AtomicFile::commit() {
+  file_->sync();
+  rename_durably(file_->path(), path_);
+  file_->close();  // not earlier: closing the file releases its lock
+  file_.reset();
 }
 
 void write_file_atomically(const fs::path& path, std::string_view bytes) {

@@ -2,10 +2,11 @@
 // is written with these functions.
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -61,15 +62,34 @@ class OutputFile {
   std::vector<std::byte> buffer_;
 };
 
-// Writes a file atomically: `fill` writes a temporary file beside `path`, which is then synced and renamed to
-// `path`. The directory is synced too.
+// A file that has a temporary name beside `path` until commit().
 //
 // If several processes write the same path, the last one to finish wins, and a reader gets one complete
 // version. Temporary files that interrupted writes of `path` left are removed.
-//
-// Throws:        DataError if `path` exists and is not a regular file (a device, a pipe), or if a system call
-//                fails
-void write_file_atomically(const std::filesystem::path& path, const std::function<void(OutputFile&)>& fill);
+class AtomicFile {
+ public:
+  // Throws DataError if `path` exists and is not a regular file (a device, a pipe).
+  explicit AtomicFile(std::filesystem::path path);
+  ~AtomicFile();  // removes what was written unless commit() was called
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+
+  OutputFile& file() { return *file_; }
+  // Syncs the file, renames it to `path` and syncs the directory.
+  void commit();
+
+ private:
+  std::filesystem::path path_;
+  std::optional<OutputFile> file_;
+};
+
+// Writes a file atomically. `fill` writes into an OutputFile.
+template <std::invocable<OutputFile&> Fill>
+void write_file_atomically(const std::filesystem::path& path, Fill&& fill) {
+  AtomicFile atomic(path);
+  fill(atomic.file());
+  atomic.commit();
+}
 void write_file_atomically(const std::filesystem::path& path, std::string_view bytes);
 
 // The entries of a directory. Throws DataError if it cannot be listed.

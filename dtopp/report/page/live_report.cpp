@@ -11,7 +11,7 @@ namespace dtopp {
 namespace fs = std::filesystem;
 
 LiveReport::LiveReport(std::vector<fs::path> paths, FindCost find_cost)
-    : paths_(std::move(paths)), find_cost_(std::move(find_cost)) {
+    : paths_(std::move(paths)), find_cost_(find_cost) {
   read();
   state_ = state();
 }

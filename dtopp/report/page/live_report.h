@@ -34,7 +34,7 @@ class LiveReport {
   void refresh();
 
   std::vector<std::filesystem::path> paths_;
-  FindCost find_cost_;
+  FindCost find_cost_ = nullptr;
   std::vector<std::filesystem::path> folders_;  // folders of runs
   State state_;
   Columns columns_;

@@ -37,6 +37,7 @@ class Socket {
   Socket(Socket&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
   Socket& operator=(Socket&&) = delete;
   int get() const { return descriptor_; }
+  int release() { return std::exchange(descriptor_, -1); }
 
  private:
   int descriptor_;
@@ -100,7 +101,7 @@ std::string answer_to(std::string_view request, LiveReport& report) {
   return response("200 OK", "application/json", report.news(since));
 }
 
-Socket listen_on(uint16_t port) {
+int listen_on(uint16_t port) {
   Socket listener(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
   address.sin_family = AF_INET;
@@ -112,13 +113,13 @@ Socket listen_on(uint16_t port) {
       listen(listener.get(), 16) != 0)
     throw UsageError("--serve: port " + std::to_string(port) + " cannot be opened: " + std::strerror(errno) +
                      "; use another port, or omit it to get a free one");
-  return listener;
+  return listener.release();
 }
 
-uint16_t port_of(const Socket& listener) {
+uint16_t port_of(int listener) {
   sockaddr_in address{};
   socklen_t size = sizeof address;
-  getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &size);
+  getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size);
   return ntohs(address.sin_port);
 }
 
@@ -155,12 +156,18 @@ bool proceed(Connection& connection, short events, LiveReport& report) {
 
 }  // namespace
 
-void serve_report(LiveReport& report, uint16_t port, const ServerHooks& hooks) {
-  const Socket listener = listen_on(port);
-  hooks.listening("http://127.0.0.1:" + std::to_string(port_of(listener)) + "/");
+ReportServer::ReportServer(uint16_t port) : listener_(listen_on(port)) {}
+
+ReportServer::~ReportServer() { close(listener_); }
+
+std::string ReportServer::address() const {
+  return "http://127.0.0.1:" + std::to_string(port_of(listener_)) + "/";
+}
+
+void ReportServer::serve(LiveReport& report, bool (*stop)()) {
   std::list<Connection> connections;
-  while (!hooks.stop()) {
-    std::vector<pollfd> polled = {{listener.get(), POLLIN, 0}};
+  while (!stop()) {
+    std::vector<pollfd> polled = {{listener_, POLLIN, 0}};
     for (const Connection& connection : connections)
       polled.push_back(
           {connection.socket.get(), static_cast<short>(connection.answer.empty() ? POLLIN : POLLOUT), 0});
@@ -171,7 +178,7 @@ void serve_report(LiveReport& report, uint16_t port, const ServerHooks& hooks) {
       connection = goes_on ? std::next(connection) : connections.erase(connection);
     }
     if ((polled[0].revents & POLLIN) == 0) continue;
-    Socket accepted(accept4(listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    Socket accepted(accept4(listener_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (accepted.get() >= 0 && connections.size() < kMaxConnections)
       connections.push_back({std::move(accepted)});
   }

@@ -29,7 +29,7 @@ ReportRun read_run(const fs::path& path, const FindCost& find_cost) {
   run.path = path;
   run.history = read_run_history(path / kMetricsFile);
   run.evaluations = read_evaluations(path);
-  run.cost = find_cost ? find_cost(*config) : std::nullopt;
+  run.cost = find_cost != nullptr ? find_cost(*config) : std::nullopt;
   run.config = std::move(*config);
   return run;
 }

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -22,7 +21,7 @@ struct PlannedCost {
   TokenCost token;
   double memory_bytes = 0;  // peak of one process
 };
-using FindCost = std::function<std::optional<PlannedCost>(const RunConfig&)>;
+using FindCost = std::optional<PlannedCost> (*)(const RunConfig&);
 
 struct ReportRun {
   std::string name;  // unique in the report
