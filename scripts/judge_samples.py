@@ -2,7 +2,7 @@
 """Compares samples with real pictures in the features of a pinned network. The network is EfficientNet-Lite0,
 not Inception: the figures are not FID and are not comparable with published ones.
 
-Usage: judge_samples.py [SAMPLES.npz …] --train DIR --held-out DIR [--count N] [--reference 10000] [--json]
+Usage: judge_samples.py [SAMPLES.npz …] --train DIR --held-out DIR [--count N] [--reference 10000] [--output FILE.json]
 
 SAMPLES.npz come from `dtopp sample`, DIR from `dtopp prepare images`. There is one row per file, one for
 held-out real pictures and one for noise, each of N pictures, all compared with the same training pictures.
@@ -11,6 +11,7 @@ scripts/setup.sh judge installs the requirements.
 
 import argparse
 import json
+import pathlib
 import sys
 
 import numpy as np
@@ -103,7 +104,7 @@ def parse(arguments):
     parser.add_argument("--size", type=int, default=96, choices=range(32, 513), metavar="32…512",
                         help="side of the extractor's input (default 96)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the choice of pictures")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--output", type=pathlib.Path, metavar="FILE.json", help="also write the results as JSON")
     return parser.parse_args(arguments)
 
 
@@ -114,7 +115,9 @@ def main():
     except InputError as error:
         print(f"judge_samples: {error}", file=sys.stderr)
         sys.exit(2)
-    print(json.dumps(result, indent=2) if options.json else table(result))
+    if options.output:
+        options.output.write_text(json.dumps(result, indent=2))
+    print(table(result))
 
 
 if __name__ == "__main__":

@@ -196,7 +196,8 @@ def test_worse_pictures_are_judged_worse(extractor, judge, tmp_path):
     noise = np.random.default_rng(0).normal(size=pixels.shape)
     names = [save_samples(tmp_path / f"{level}.npz", np.clip(pixels + level * noise, 0, 255).astype(np.uint8), labels)
              for level in (0, 15, 60)]
-    result = json.loads(judge(*names, "--json"))
+    judge(*names, "--output", tmp_path / "judged.json")
+    result = json.loads((tmp_path / "judged.json").read_text())
     assert result["pictures"] == 60 and result["reference"] == 160
     rows = {row["name"]: row for row in result["rows"]}
     assert list(rows) == [*map(str, names), "real, held out", "noise"]
