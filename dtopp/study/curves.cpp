@@ -158,9 +158,11 @@ void write_curves(const Study& study, const std::vector<StudyRun>& runs,
     auto& row = rows[{runs[i].point, runs[i].variant}];
     row.resize(curves);
     const RunHistory history = read_run_history(metrics_of_run(runs[i]));
-    for (size_t curve = 0; curve < curves; ++curve)
-      row[curve].push_back(
-          points_of(history, study.measures[curve / kAxes.size()], kAxes[curve % kAxes.size()], costs[i]));
+    for (size_t curve = 0; curve < curves; ++curve) {
+      const std::string& measure = study.measures[curve / kAxes.size()];
+      if (value_of_run(history, measure).diverged) continue;
+      row[curve].push_back(points_of(history, measure, kAxes[curve % kAxes.size()], costs[i]));
+    }
   }
   nlohmann::ordered_json json = {{"curves", nlohmann::ordered_json::array()}};
   for (const auto& [position, row] : rows) {

@@ -41,8 +41,8 @@ inline constexpr size_t kMostPoints = 400;
 // to kMostPoints means of neighboring points.
 Curve mean_curve(std::vector<Points> runs);
 
-// Writes the curves of all done runs to OUTPUT/curves.json: {"curves": [{"variant", "grid", "measure",
-// "axis", "n", "x": [], "mean": [], "half_width": []}]}. `costs` holds one entry per run.
+// Writes the curves of all done runs that have not diverged to OUTPUT/curves.json: {"curves": [{"variant",
+// "grid", "measure", "axis", "n", "x": [], "mean": [], "half_width": []}]}. `costs` holds one entry per run.
 void write_curves(const Study& study, const std::vector<StudyRun>& runs,
                   const std::vector<RunRecord>& records, const std::vector<TokenCost>& costs);
 

@@ -1,7 +1,5 @@
 #include "dtopp/study/results.h"
 
-#include <limits>
-
 #include <nlohmann/json.hpp>
 
 #include "dtopp/base/files.h"
