@@ -276,3 +276,21 @@ def test_one_study_at_a_time(tmp_path, dtopp_binary):
     study.send_signal(signal.SIGTERM)
     study.communicate(timeout=180)
     assert second.returncode == 2 and "another dtopp process is writing" in second.stderr
+
+
+def test_commands_after_a_run_give_measures(tmp_path, dtopp_binary):
+    text = STUDY.replace("[1, 2, 3]", "[1]").replace("[val/loss, train/lm_loss]", "[val/loss, record/seconds]") + """\
+after:
+  page: dtopp report {{run}} --output {{run}}/page.html
+  record: cp {{run}}/study-run.json {{result}}
+"""
+    study = write_study(tmp_path, text)
+    done = tiny_run.dtopp("study", study)
+    assert done.returncode == 0, done.stderr
+    run = run_of(results(tmp_path), "dtop-p", 1)
+    assert 0 < run["values"]["record/seconds"] == pytest.approx(run["seconds"])
+    page = pathlib.Path(run["path"]) / "page.html"
+    written = page.stat().st_mtime_ns
+    done = tiny_run.dtopp("study", study)
+    assert done.returncode == 0, done.stderr
+    assert page.stat().st_mtime_ns == written
