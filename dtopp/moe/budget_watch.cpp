@@ -1,10 +1,10 @@
 #include "dtopp/moe/budget_watch.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <cstdio>
 #include <numeric>
+
+#include "dtopp/base/format.h"
 
 namespace dtopp {
 namespace {
@@ -37,14 +37,11 @@ std::optional<std::string> BudgetWatch::observe(int64_t step, const std::vector<
     if (last.size() < kSteps || mean_distance(last, target) <= kMostOff * target) continue;
     said_ = true;
     const auto [least, most] = std::ranges::minmax_element(last);
-    std::array<char, 256> text{};
-    std::snprintf(
-        text.data(), text.size(),
+    return format(
         "the controller misses its target: %.1f to %.1f active experts per token in the last %zu steps%s%s, "
         "target %.3g; set routing.controller: solve",
         *least, *most, kSteps, per_layer ? " of layer " : "", per_layer ? std::to_string(c).c_str() : "",
         target);
-    return text.data();
   }
   return std::nullopt;
 }
