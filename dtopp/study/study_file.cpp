@@ -21,9 +21,8 @@ constexpr char kCurvesFile[] = "curves.json";
 fs::path file_of(const fs::path& path) { return path.filename() == kStudyFile ? path : path / kStudyFile; }
 
 std::optional<double> number(const Json& json, const char* key) {
-  const auto found = json.find(key);
-  if (found == json.end() || found->is_null()) return std::nullopt;
-  return found->get<double>();
+  const Json value = json.value(key, Json());
+  return value.is_null() ? std::nullopt : std::optional(value.get<double>());
 }
 
 std::map<std::string, Comparison> read_measures(const Json& row) {

@@ -46,7 +46,8 @@ class ReportFiles : public ::testing::Test {
       json["runs"].back().update(run);
     }
     json["table"].push_back(row);
-    json["table"].back().update({{"n", 1}, {"values", {{"train/loss", {{"mean", loss}}}}}});
+    json["table"].back().update(
+        {{"n", 1}, {"values", {{"train/loss", {{"mean", loss}, {"n", 1}, {"diverged", 0}}}}}});
     Json curve = row;
     curve.update({{"measure", "train/loss"},
                   {"axis", "tokens"},
