@@ -4,7 +4,6 @@
 #include <array>
 #include <csignal>
 #include <cstdio>
-#include <cstdlib>
 #include <fstream>
 #include <string>
 #include <vector>
@@ -27,6 +26,7 @@
 #include "dtopp/distributed/membership/own_address.h"
 #include "dtopp/distributed/membership/rendezvous.h"
 #include "dtopp/distributed/membership/watcher.h"
+#include "dtopp/launch/child_process.h"
 #include "dtopp/launch/local_ranks.h"
 
 namespace dtopp::cli {
@@ -206,9 +206,7 @@ std::string end_message(const RanksEnd& end, c10d::Store& store) {
 
 }  // namespace
 
-LaunchEnvironment own_launch_environment() {
-  return read_launch_environment([](const char* name) -> const char* { return std::getenv(name); });
-}
+LaunchEnvironment own_launch_environment() { return read_launch_environment(own_environment()); }
 
 int run_processes(const LaunchEnvironment& environment, int64_t processes) {
   if (!environment.alone())

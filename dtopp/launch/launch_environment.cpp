@@ -22,11 +22,14 @@ constexpr LauncherVariables kOpenMpiNames{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WOR
 
 class Variables {
  public:
-  explicit Variables(const Environment& environment) : environment_(environment) {}
+  explicit Variables(const std::vector<std::string>& environment) : environment_(environment) {}
 
   std::string text(const char* name) const {
-    const char* const value = environment_(name);
-    return value == nullptr ? "" : value;
+    const std::string prefix = std::string(name) + "=";
+    for (const std::string& entry : environment_) {
+      if (entry.starts_with(prefix)) return entry.substr(prefix.size());
+    }
+    return "";
   }
   bool has(const char* name) const { return !text(name).empty(); }
   const char* first_of(const char* name, const char* other) const { return has(name) ? name : other; }
@@ -48,7 +51,7 @@ class Variables {
   }
 
  private:
-  const Environment& environment_;
+  const std::vector<std::string>& environment_;
 };
 
 void read_ranks(const Variables& variables, const LauncherVariables& names, LaunchEnvironment& environment) {
@@ -161,7 +164,7 @@ LaunchEnvironment find_in_slurm(const Variables& variables, const char* size) {
 
 }  // namespace
 
-LaunchEnvironment read_launch_environment(const Environment& environment) {
+LaunchEnvironment read_launch_environment(const std::vector<std::string>& environment) {
   const Variables variables(environment);
   if (variables.has(kTorchNames.rank) || variables.has(kTorchNames.size)) return find_in_torch(variables);
   if (variables.has(kOpenMpiNames.rank) || variables.has(kOpenMpiNames.size))

@@ -2,8 +2,8 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <string>
+#include <vector>
 
 namespace dtopp {
 
@@ -36,9 +36,6 @@ struct LaunchEnvironment {
   bool alone() const { return world_size == 1; }
 };
 
-// Returns the value of a variable, or null, like getenv. An empty value counts as not set.
-using Environment = std::function<const char*(const char*)>;
-
 // Reads the first of these groups of variables that is set:
 //
 // - RANK and WORLD_SIZE, with LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT;
@@ -52,8 +49,10 @@ using Environment = std::function<const char*(const char*)>;
 // shell (no SLURM_PROCID, or a step of one task whatever the value of SLURM_NTASKS) and an ssh shell. If a
 // step's own variables are not passed on, for example into a container, SLURM_NTASKS replaces them.
 //
+// `environment` holds entries "NAME=value" (own_environment). An empty value counts as not set.
+//
 // Throws:        UsageError with variable and value, if variables contradict each other, are not numbers, or
 //                lack what the ranks need to find each other
-LaunchEnvironment read_launch_environment(const Environment& environment);
+LaunchEnvironment read_launch_environment(const std::vector<std::string>& environment);
 
 }  // namespace dtopp

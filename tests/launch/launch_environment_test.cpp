@@ -17,10 +17,9 @@ namespace {
 using Variables = std::map<std::string, std::string>;
 
 LaunchEnvironment environment_from(const Variables& variables) {
-  return read_launch_environment([&](const char* name) {
-    const auto found = variables.find(name);
-    return found == variables.end() ? nullptr : found->second.c_str();
-  });
+  std::vector<std::string> entries;
+  for (const auto& [name, value] : variables) entries.push_back(name + "=" + value);
+  return read_launch_environment(entries);
 }
 
 // Returns `base` with changes. A null value removes the variable.
