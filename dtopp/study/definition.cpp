@@ -95,7 +95,7 @@ void read_value(const ConfigNode& node, const std::string& key, Axes& axes) {
 
 void read_value(const ConfigNode& node, const std::string& key, Commands& commands) {
   if (node.kind != Kind::kMapping)
-    config_detail::throw_wrong_type(node, key, "commands by name (name: dtopp evaluate {run} …)");
+    config_detail::throw_wrong_type(node, key, "commands by name (name: dtopp evaluate images {run} …)");
   for (size_t i = 0; i < node.keys.size(); ++i) {
     const std::string& name = node.keys[i];
     if (name.empty() || name.find_first_of("/ .") != std::string::npos)

@@ -23,7 +23,7 @@ struct Variant {
 
 // A command that runs once after each finished run. Its result, a JSON file, holds values to compare.
 //
-// `line` is split at spaces: "dtopp evaluate {run} --output {result}". {run} is the run's folder and
+// `line` is split at spaces: "dtopp evaluate images {run} --output {result}". {run} is the run's folder and
 // {result} the command's result file. The program dtopp is this one.
 struct AfterCommand {
   std::string name;
