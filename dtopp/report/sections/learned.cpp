@@ -168,7 +168,8 @@ std::string sentence_of_best(const ReportInput& input) {
     }
   }
   if (best == input.runs.size())
-    return any_run_has(input, "val/loss") ? "Every run with a validation loss diverged." : "No run has a validation loss yet.";
+    return any_run_has(input, "val/loss") ? "Every run with a validation loss diverged."
+                                          : "No run has a validation loss yet.";
   return "The lowest last validation loss is " + fixed(loss, 4) + ", of " + input.runs[best].name + ".";
 }
 
