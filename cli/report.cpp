@@ -49,8 +49,7 @@ void serve(ReportOptions options) {
   stop_on_signals();
   LiveReport report(paths_of(options), find_run_cost);
   ReportServer server(port);
-  std::printf("%s
-", server.address().c_str());
+  std::printf("%s\n", server.address().c_str());
   flush_standard_output();
   server.serve(report, stop_requested);
 }
