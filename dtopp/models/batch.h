@@ -8,14 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "dtopp/ops/core/torch.h"
+#include "dtopp/ops/core/named_tensors.h"
 
 namespace dtopp {
-
-using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
-
-// Throws std::invalid_argument with `owner` in its message if no tensor has this name.
-const at::Tensor& find_tensor(const NamedTensors& tensors, std::string_view name, const char* owner);
 
 struct Batch {
   // The index of the first sample in the global order. Random values of sample i are drawn at (seed, purpose,

@@ -1,93 +1,95 @@
 #include "dtopp/train/step_numbers.h"
 
-#include "dtopp/ops/route/cumulative_prob_bins.h"
+#include <algorithm>
+#include <stdexcept>
 
 namespace dtopp {
 namespace {
 
-constexpr int64_t kFlags = 2;  // overflowed, stop_requested
+int64_t elements(const std::vector<int64_t>& shape) { return c10::multiply_integers(shape); }
 
-// One rank's numbers, with zeros at the positions of other ranks. The sum over ranks then holds every rank's
-// numbers.
-class Contribution {
- public:
-  explicit Contribution(const at::TensorOptions& options) : options_(options) {}
+// This rank's values of a field. Only kMaxOverRanks has a row per rank, zero in those of other ranks.
+at::Tensor contribution(const StepField& field, const NamedTensors& local, const at::TensorOptions& options,
+                        const Collectives& ranks) {
+  const int64_t size = elements(field.shape);
+  const auto found =
+      std::ranges::find_if(local, [&](const auto& tensor) { return tensor.first == field.name; });
+  const bool given = found != local.end() && found->second.defined();
+  if (given && found->second.numel() != size)
+    throw std::invalid_argument("StepNumbers: " + field.name + " has " +
+                                std::to_string(found->second.numel()) + " numbers instead of " +
+                                std::to_string(size));
+  const at::Tensor values = given ? found->second.to(at::kDouble).reshape({-1}) : at::zeros({size}, options);
+  if (field.reduce != Reduce::kMaxOverRanks) return values;
+  return at::cat({at::zeros({ranks.rank() * size}, options), values,
+                  at::zeros({(ranks.size() - 1 - ranks.rank()) * size}, options)});
+}
 
-  void add(const at::Tensor& numbers) { lists_.push_back(numbers.to(at::kDouble).reshape({-1})); }
-  void add(bool flag) { add(at::full({}, flag ? 1.0 : 0.0, options_)); }
-  // Adds `numbers` as row `row` of `rows` rows.
-  void add_row(const at::Tensor& numbers, int64_t row, int64_t rows) {
-    add(at::zeros({row * numbers.numel()}, options_));
-    add(numbers);
-    add(at::zeros({(rows - row - 1) * numbers.numel()}, options_));
-  }
-
-  at::Tensor sum(Collectives& ranks) const {
-    const at::Tensor values = at::cat(lists_);
-    ranks.all_reduce_sum(values, "step").wait();
-    return values;
-  }
-
- private:
-  at::TensorOptions options_;
-  std::vector<at::Tensor> lists_;
-};
+// The result of a field, from the sum of all ranks' contributions.
+at::Tensor result(const StepField& field, const at::Tensor& sum, int64_t ranks) {
+  if (field.reduce == Reduce::kMaxOverRanks) return sum.view({ranks, elements(field.shape)}).amax(0);
+  const at::Tensor shaped = sum.view(field.shape);
+  return field.reduce == Reduce::kSumRows ? shaped.sum(0) : shaped;
+}
 
 }  // namespace
 
-void StepSums::add_losses(int64_t micro_batch, const at::Tensor& total,
-                          const std::vector<std::pair<std::string, at::Tensor>>& terms) {
-  std::vector<at::Tensor> values = {total};
-  for (const auto& [name, value] : terms) values.push_back(value);
-  losses.emplace_back(micro_batch, at::stack(values).to(at::kDouble));
-}
-
-void StepSums::add_prob_histogram(const at::Tensor& of_micro_batch_CM) {
-  if (!of_micro_batch_CM.defined()) return;
-  prob_histogram_CM = prob_histogram_CM.defined() ? prob_histogram_CM + of_micro_batch_CM : of_micro_batch_CM;
-}
-
-StepNumbers::StepNumbers(StepShape shape, const StepSums& sums, const at::Tensor& squared_norms,
-                         const at::Tensor& overflowed, Collectives& ranks)
-    : shape_(std::move(shape)) {
-  const auto options = squared_norms.options();
-  const int64_t M = shape_.micro_batches, L = shape_.routed_layers, E = shape_.num_experts;
-  const at::Tensor losses_MN = at::zeros({M, shape_.num_losses()}, options);
-  for (const auto& [micro_batch, losses] : sums.losses) losses_MN[micro_batch].copy_(losses);
-  Contribution mine(options);
-  mine.add(losses_MN);
-  mine.add(squared_norms);
-  mine.add(overflowed);
-  mine.add(sums.stop_requested);
-  mine.add_row(sums.max_assignments_L, ranks.rank(), ranks.size());
-  if (L > 0) mine.add(sums.activations.to_vector(E, options.device()));
-  const at::Tensor& prob_histogram_CM = sums.prob_histogram_CM;
-  mine.add(prob_histogram_CM.defined() ? prob_histogram_CM
-                                       : at::zeros({shape_.histogram_rows * kCumulativeProbBins}, options));
-  const at::Tensor all = mine.sum(ranks);
-
-  int64_t at = 0;
-  const auto next = [&](int64_t size) { return all.narrow(0, std::exchange(at, at + size), size); };
-  std::vector<at::Tensor> lists = {next(losses_MN.numel()).view({M, -1}).sum(0),
-                                   next(squared_norms.numel()).sum().view({1}), next(kFlags)};
-  if (L > 0) {
-    lists.push_back(next(ranks.size() * L).view({-1, L}).amax(0));
-    lists.push_back(next(ActivationStatistics::vector_size(L, E)));
+StepNumbers StepNumbers::reduce(const StepSchema& schema, const NamedTensors& local,
+                                const at::TensorOptions& options, Collectives& ranks) {
+  const auto in_f64 = options.dtype(at::kDouble);
+  std::vector<at::Tensor> lists;
+  for (const StepField& field : schema) lists.push_back(contribution(field, local, in_f64, ranks));
+  const at::Tensor all = at::cat(lists);
+  ranks.all_reduce_sum(all, "step").wait();
+  StepNumbers numbers;
+  int64_t begin = 0;
+  for (size_t i = 0; i < schema.size(); ++i) {
+    const int64_t size = lists[i].numel();
+    numbers.add(schema[i].name, result(schema[i], all.narrow(0, begin, size), ranks.size()));
+    begin += size;
   }
-  if (shape_.histogram_rows > 0)
-    prob_histogram_CM_ = next(shape_.histogram_rows * kCumulativeProbBins).view({-1, kCumulativeProbBins});
-  values_ = at::cat(lists);
+  return numbers;
 }
 
-int64_t StepNumbers::size(const StepShape& shape) {
-  return shape.num_losses() + 1 + kFlags + shape.routed_layers +
-         ActivationStatistics::vector_size(shape.routed_layers, shape.num_experts);
+void StepNumbers::add(std::string name, const at::Tensor& value) {
+  if (has(name)) throw std::invalid_argument("StepNumbers: two numbers named " + name);
+  values_.emplace_back(std::move(name), value.to(at::kDouble));
 }
 
-ActivationStatistics StepNumbers::activations() const {
-  const int64_t L = shape_.routed_layers, E = shape_.num_experts, begin = norm_at() + 1 + kFlags + L;
-  return ActivationStatistics::from_vector(part(begin, ActivationStatistics::vector_size(L, E)), L, E,
-                                           shape_.tokens);
+bool StepNumbers::has(std::string_view name) const {
+  return std::ranges::any_of(values_, [&](const auto& value) { return value.first == name; });
+}
+
+at::Tensor StepNumbers::take(std::string_view name) {
+  at::Tensor value = (*this)[name];
+  std::erase_if(values_, [&](const auto& candidate) { return candidate.first == name; });
+  return value;
+}
+
+std::vector<double> StepNumbers::list(std::string_view name) const {
+  const at::Tensor values = (*this)[name].contiguous();
+  return {values.const_data_ptr<double>(), values.const_data_ptr<double>() + values.numel()};
+}
+
+StepNumbers::Copy::Copy(const StepNumbers& numbers) {
+  std::vector<at::Tensor> lists;
+  for (const auto& [name, value] : numbers.values_) {
+    fields_.push_back({name, value.sizes().vec()});
+    lists.push_back(value.reshape({-1}));
+  }
+  copy_ = HostCopy(std::vector<at::Tensor>{at::cat(lists)});
+}
+
+StepNumbers StepNumbers::Copy::get() const {
+  const at::Tensor& all = copy_.get()[0];
+  StepNumbers numbers;
+  int64_t begin = 0;
+  for (const StepField& field : fields_) {
+    const int64_t size = elements(field.shape);
+    numbers.values_.emplace_back(field.name, all.narrow(0, begin, size).view(field.shape));
+    begin += size;
+  }
+  return numbers;
 }
 
 }  // namespace dtopp

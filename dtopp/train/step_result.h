@@ -11,8 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "dtopp/ops/core/host_copy.h"
-#include "dtopp/train/step_numbers.h"
+#include "dtopp/train/step_sums.h"
 
 namespace dtopp {
 
@@ -41,19 +40,14 @@ struct StepResult {
   double loss_named(std::string_view name) const;
 };
 
-// The states before and after a step, besides its numbers, on its device.
-struct StepStates {
-  at::Tensor applied;      // bool []
-  at::Tensor threshold_C;  // used by the step
-  at::Tensor scale_L;      // used by the step; [0] unless dynamic
-  at::Tensor solved_C;     // [0] if there is no target
-  at::Tensor new_threshold_C, new_error_sum_C;
-};
-
+// A step whose numbers are on their way to the host.
 class StepInFlight {
  public:
-  // `known` holds the values that the host knows when the step is issued. begun: seconds of a steady clock.
-  StepInFlight(StepResult known, const StepNumbers& numbers, const StepStates& states, double begun);
+  // `known` holds the values that the host knows when the step is issued. `numbers` are those of the schema
+  // and "applied", "threshold" and "scale" of the step, "solved", "new_threshold" and "new_error_sum". begun:
+  // seconds of a steady clock.
+  StepInFlight(StepResult known, StepShape shape, const StepNumbers& numbers, double begun)
+      : known_(std::move(known)), shape_(std::move(shape)), copy_(numbers), begun_(begun) {}
 
   double begun() const { return begun_; }
 
@@ -67,8 +61,7 @@ class StepInFlight {
  private:
   StepResult known_;
   StepShape shape_;
-  int64_t controllers_, scales_, solved_;
-  HostCopy copy_;
+  StepNumbers::Copy copy_;
   double begun_;
 };
 

@@ -7,6 +7,7 @@
 #include "dtopp/base/steady_seconds.h"
 #include "dtopp/distributed/groups/rank_agreement.h"
 #include "dtopp/moe/token_dispatcher.h"
+#include "dtopp/ops/route/cumulative_prob_bins.h"
 #include "dtopp/optim/schedule.h"
 #include "dtopp/train/step_decision.h"
 
@@ -101,11 +102,12 @@ void Trainer::share_loss_names() {
   for (std::string name; std::getline(lines, name);) loss_names_.push_back(name);
 }
 
-StepShape Trainer::step_shape() const {
-  StepShape shape{loss_names_, micro_batches(), step_tokens(), model_.num_routed_layers};
+StepShape Trainer::step_shape(int64_t chunks) const {
+  StepShape shape{loss_names_, micro_batches(), step_tokens(), chunks, model_.num_routed_layers};
   if (shape.routed_layers == 0) return shape;
   shape.num_experts = config_.model.num_experts;
-  if (cumulative_prob_sampling().stride > 0) shape.histogram_rows = controller_.thresholds().numel();
+  if (cumulative_prob_sampling().stride > 0)
+    shape.histogram_shape = {controller_.thresholds().numel(), kCumulativeProbBins};
   return shape;
 }
 
@@ -123,8 +125,7 @@ at::Tensor Trainer::overflows(const StepSums& sums) {
 
 bool Trainer::step(const StopToken& stop) {
   const double begin = steady_seconds();
-  StepStates states;
-  states.threshold_C = controller_.thresholds();
+  const at::Tensor threshold_C = controller_.thresholds();
   RoutingInputs inputs = training_inputs();
   inputs.router.sampling = cumulative_prob_sampling();
   if (counts_LE_.defined())
@@ -132,7 +133,7 @@ bool Trainer::step(const StopToken& stop) {
   inputs.capacity = capacity_predictor_.capacity_L();
   const StepSums sums = accumulate_gradients(inputs, stop);
   if (is_abandoned(sums, groups_.size())) return false;
-  states.scale_L = scales();
+  const at::Tensor scale_L = scales();
   share_loss_names();
   state_.step += 1;
   state_.sample_position += config_.training.global_batch_size;
@@ -143,28 +144,38 @@ bool Trainer::step(const StopToken& stop) {
   result.sample_position = state_.sample_position;
   result.lr = learning_rate(config_.optimizer, state_.step, config_.training.steps);
   result.data_seconds = sums.data_seconds;
-  const StepNumbers numbers(step_shape(), sums, store_.squared_norms(), overflows(sums), *groups_.world);
-  overflowed_ = numbers.overflowed();
-  apply(numbers, result.lr, states);
-  in_flight_.emplace_back(std::move(result), numbers, states, begin);
+  const at::Tensor squared_norms = store_.squared_norms();
+  StepShape shape = step_shape(squared_norms.numel());
+  StepNumbers numbers =
+      StepNumbers::reduce(shape.schema(), sums.fields(shape, squared_norms, overflows(sums)),
+                          squared_norms.options(), *groups_.world);
+  overflowed_ = numbers["overflowed"].ne(0);
+  numbers.add("threshold", threshold_C);
+  numbers.add("scale", scale_L);
+  apply(numbers, result.lr);
+  in_flight_.emplace_back(std::move(result), std::move(shape), numbers, begin);
   return true;
 }
 
-void Trainer::apply(const StepNumbers& numbers, double lr, StepStates& states) {
+void Trainer::apply(StepNumbers& numbers, double lr) {
   const StepDecision decision = decide(numbers, config_.optimizer);
   store_.step(lr, decision.divisor, decision.applied);
-  if (model_.num_routed_layers > 0)
-    controller_.update({numbers.num_assignments_L(), numbers.shape().tokens, numbers.prob_histogram_CM(),
+  const int64_t num_layers = model_.num_routed_layers;
+  const at::Tensor prob_histogram_CM = numbers.take("prob_histogram");
+  const bool has_histogram = prob_histogram_CM.numel() > 0;
+  if (num_layers > 0) {
+    const at::Tensor counts_LE = ActivationStatistics::from_vector(numbers["activations"], num_layers,
+                                                                   config_.model.num_experts, step_tokens())
+                                     .tokens_per_expert();
+    controller_.update({counts_LE.sum(1), step_tokens(), has_histogram ? prob_histogram_CM : at::Tensor(),
                         cumulative_prob_sampling().stride},
                        decision.applied);
-  if (counts_LE_.defined()) {
-    const at::Tensor counts_LE = numbers.activations().tokens_per_expert().to(at::kDouble);
-    counts_LE_ = at::where(decision.applied, counts_LE, counts_LE_);
+    if (counts_LE_.defined()) counts_LE_ = at::where(decision.applied, counts_LE.to(at::kDouble), counts_LE_);
   }
-  states.applied = decision.applied;
-  states.solved_C = controller_.solved().narrow(0, 0, numbers.shape().histogram_rows);
-  states.new_threshold_C = controller_.thresholds();
-  states.new_error_sum_C = controller_.error_sums();
+  numbers.add("applied", decision.applied);
+  numbers.add("solved", controller_.solved().narrow(0, 0, has_histogram ? prob_histogram_CM.size(0) : 0));
+  numbers.add("new_threshold", controller_.thresholds());
+  numbers.add("new_error_sum", controller_.error_sums());
 }
 
 std::optional<StepResult> Trainer::next_result(size_t in_flight) {

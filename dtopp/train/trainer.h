@@ -76,8 +76,7 @@ class Trainer {
   int64_t micro_batches() const {
     return config_.training.global_batch_size / config_.training.micro_batch_size;
   }
-  // The shape of a step's numbers, the same on all ranks.
-  StepShape step_shape() const;
+  StepShape step_shape(int64_t chunks) const;
   CumulativeProbSampling cumulative_prob_sampling() const;
   // theta per routed layer; [0] unless dynamic.
   at::Tensor scales() const;
@@ -96,7 +95,7 @@ class Trainer {
   // Whether this step, or an earlier one that must run again, exceeded its capacity: bool [].
   at::Tensor overflows(const StepSums& sums);
   // Updates parameters and controller as decided, after the gradients are complete.
-  void apply(const StepNumbers& numbers, double lr, StepStates& states);
+  void apply(StepNumbers& numbers, double lr);
   // Restores the state before the step of this result. It and all later steps must run again.
   void undo(const StepResult& overflowed);
 

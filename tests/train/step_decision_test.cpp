@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "dtopp/ops/route/cumulative_prob_bins.h"
+#include "tests/distributed/rank_threads.h"
 
 namespace dtopp {
 namespace {
@@ -34,14 +35,18 @@ StepSums sums(double loss = 2.0) {
   return sums;
 }
 
-StepNumbers numbers(const StepSums& sums, StepShape shape, double norm, bool overflowed) {
+const StepShape kShape = {{"a", "b"}, 2, 3, 1, 2, 3, {1, kCumulativeProbBins}};
+
+StepNumbers numbers(const StepSums& sums, const StepShape& shape, double norm, bool overflowed) {
   SingleRank alone;
   const at::Tensor squares = at::full({1}, static_cast<float>(norm), at::kDouble).square();
-  return {std::move(shape), sums, squares, at::scalar_tensor(overflowed, at::kBool), alone};
+  return StepNumbers::reduce(shape.schema(),
+                             sums.fields(shape, squares, at::scalar_tensor(overflowed, at::kBool)),
+                             squares.options(), alone);
 }
 
 StepNumbers numbers(double loss, double norm, bool overflowed) {
-  return numbers(sums(loss), {{"a", "b"}, 2, 3, 1, 2, 3, 1}, norm, overflowed);
+  return numbers(sums(loss), kShape, norm, overflowed);
 }
 
 bool applied(const StepNumbers& numbers) { return decide(numbers, {}).applied.item<bool>(); }
@@ -80,21 +85,24 @@ TEST(StepDecision, ends_a_run_after_more_skips_than_are_allowed) {
   EXPECT_FALSE(gives_up(result, config));
 }
 
-StepStates states() {
+// The states of a step, for `controllers` thresholds and as many scales.
+void add_states(StepNumbers& numbers, int64_t controllers) {
   const at::Tensor one = at::full({1}, 0.25, at::kDouble);
-  return {at::scalar_tensor(true, at::kBool),
-          one,
-          at::tensor({1.5, 0.5}, at::kFloat),
-          one * 2,
-          one + 0.5,
-          one - 1};
+  numbers.add("applied", at::scalar_tensor(true, at::kBool));
+  numbers.add("threshold", one);
+  numbers.add("scale", at::tensor({1.5, 0.5}, at::kFloat).narrow(0, 0, 2 * controllers));
+  numbers.add("solved", (one * 2).narrow(0, 0, controllers));
+  numbers.add("new_threshold", one + 0.5);
+  numbers.add("new_error_sum", one - 1);
 }
 
 TEST(StepNumbers, come_to_the_host_as_they_were) {
   const float norm = 0.1F;
-  const StepNumbers all = numbers(2, norm, false);
-  EXPECT_EQ(all.values().numel(), StepNumbers::size(all.shape()));
-  const auto [result, thresholds, error_sums] = StepInFlight(StepResult(), all, states(), 0).read();
+  StepNumbers all = numbers(2, norm, false);
+  EXPECT_TRUE(all.take("prob_histogram").equal(2 * prob_histogram().to(at::kDouble)));
+  EXPECT_FALSE(all.has("prob_histogram"));
+  add_states(all, 1);
+  const auto [result, thresholds, error_sums] = StepInFlight(StepResult(), kShape, all, 0).read();
   EXPECT_EQ(result.loss, 2);
   EXPECT_EQ(result.loss_named("a"), 1.5);
   EXPECT_EQ(result.loss_named("b"), 3);
@@ -109,7 +117,6 @@ TEST(StepNumbers, come_to_the_host_as_they_were) {
   EXPECT_EQ(result.activations.tokens(), 3);
   EXPECT_EQ(result.thresholds, (std::vector<double>{0.25, 0.25}));
   EXPECT_EQ(result.solved, (std::vector<double>{0.5, 0.5}));
-  EXPECT_TRUE(all.prob_histogram_CM().equal(2 * prob_histogram().to(at::kDouble)));
   EXPECT_EQ(result.scales, (std::vector<double>{1.5, 0.5}));
   EXPECT_EQ(thresholds, std::vector<double>{0.75});
   EXPECT_EQ(error_sums, std::vector<double>{-0.75});
@@ -118,7 +125,7 @@ TEST(StepNumbers, come_to_the_host_as_they_were) {
 // The square of every f32 fits an f64, and its root is the f32 again.
 TEST(StepNumbers, hold_the_norm_exactly) {
   for (float norm = 1e-12F; norm < 1e12F; norm *= 1.37F) {
-    ASSERT_EQ(numbers(2, norm, false).grad_norm().item<double>(), norm);
+    ASSERT_EQ(std::sqrt(numbers(2, norm, false).number("grad_squares")), norm);
   }
 }
 
@@ -127,16 +134,34 @@ TEST(StepNumbers, of_a_dense_model_hold_no_routing) {
   dense.activations = ActivationStatistics(0);
   dense.max_assignments_L = at::zeros({0}, at::kLong);
   dense.prob_histogram_CM = at::Tensor();
-  const StepNumbers all = numbers(dense, {{"a", "b"}, 2, 3}, 1, false);
-  EXPECT_EQ(all.values().numel(), StepNumbers::size(all.shape()));
-  StepStates none = states();
-  none.scale_L = none.solved_C = at::zeros({0});
-  EXPECT_FALSE(all.prob_histogram_CM().defined());
-  const auto [result, thresholds, error_sums] = StepInFlight(StepResult(), all, none, 0).read();
+  const StepShape shape = {{"a", "b"}, 2, 3, 1};
+  StepNumbers all = numbers(dense, shape, 1, false);
+  add_states(all, 0);
+  const auto [result, thresholds, error_sums] = StepInFlight(StepResult(), shape, all, 0).read();
   EXPECT_EQ(result.loss, 2);
   EXPECT_EQ(result.activations.num_layers(), 0);
   EXPECT_TRUE(result.thresholds.empty());
   EXPECT_TRUE(result.max_assignments_L.empty());
+}
+
+TEST(StepNumbers, add_up_over_ranks_by_name) {
+  const StepSchema schema = {
+      {"rows", {2, 2}, Reduce::kSumRows}, {"sum", {}}, {"most", {2}, Reduce::kMaxOverRanks}};
+  run_ranks(3, [&](int64_t rank, const c10::intrusive_ptr<c10d::Store>& store) {
+    const ProcessGroups groups = make_process_groups(store, rank, {1, 3}, on_loopback());
+    NamedTensors local;  // rank 1 has no numbers
+    if (rank != 1)
+      local = {{"most", at::tensor({rank, 2 - rank}, at::kLong)},
+               {"rows", at::tensor({1.0, 2.0, 3.0, 4.0}, at::kDouble)},
+               {"sum", at::scalar_tensor(10 + rank)}};
+    const StepNumbers all = StepNumbers::reduce(schema, local, at::kCPU, *groups.world);
+    EXPECT_EQ(all.list("rows"), (std::vector<double>{8, 12}));
+    EXPECT_EQ(all.number("sum"), 22);
+    EXPECT_EQ(all.list("most"), (std::vector<double>{2, 2}));
+    EXPECT_THROW(all["other"], std::invalid_argument);
+    local = {{"sum", at::zeros({2})}};
+    EXPECT_THROW(StepNumbers::reduce(schema, local, at::kCPU, *groups.world), std::invalid_argument);
+  });
 }
 
 }  // namespace

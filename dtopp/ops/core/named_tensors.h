@@ -1,0 +1,24 @@
+// Lists tensors by name, in order.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "dtopp/ops/core/torch.h"
+
+namespace dtopp {
+
+using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+
+// Throws std::invalid_argument with `owner` in its message if no tensor has this name.
+inline const at::Tensor& find_tensor(const NamedTensors& tensors, std::string_view name, const char* owner) {
+  for (const auto& [candidate, tensor] : tensors) {
+    if (candidate == name) return tensor;
+  }
+  throw std::invalid_argument(std::string(owner) + ": no tensor is named " + std::string(name));
+}
+
+}  // namespace dtopp

@@ -1,0 +1,45 @@
+// Adds up the results of a rank's forward and backward passes in one step.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "dtopp/moe/activation_statistics.h"
+#include "dtopp/train/step_numbers.h"
+
+namespace dtopp {
+
+// The properties of a step that the host knows before its numbers arrive, the same on every rank.
+struct StepShape {
+  std::vector<std::string> loss_names;
+  int64_t micro_batches = 0, tokens = 0;  // of all ranks
+  int64_t chunks = 0;                     // gradient norms (distributed/sharding/shard_layout.h)
+  int64_t routed_layers = 0, num_experts = 0;
+  std::vector<int64_t> histogram_shape = {0};  // of cumulative probabilities
+
+  StepSchema schema() const;
+};
+
+// The tensors are on the rank's device.
+struct StepSums {
+  // Per micro-batch: its index in the step, and f64 [1 + terms] with the total first.
+  std::vector<std::pair<int64_t, at::Tensor>> losses;
+  // int64: the largest number of token-expert pairs in a micro-batch, per layer; [0] for a dense model.
+  at::Tensor max_assignments_L;
+  ActivationStatistics activations;
+  at::Tensor prob_histogram_CM;  // int64; undefined before the first, and if the model has no controller
+  double data_seconds = 0;       // time spent waiting for data
+  bool stop_requested = false;
+
+  // Adds the losses of a micro-batch. total and terms: f32 [], detached.
+  void add_losses(int64_t micro_batch, const at::Tensor& total, const NamedTensors& terms);
+  void add_prob_histogram(const at::Tensor& of_micro_batch_CM);  // undefined: none
+
+  // The fields of StepShape::schema(). squared_norms: of the gradients, f64 [chunks]; each is 0 on all ranks
+  // but one. overflowed: bool [], see StepResult.
+  NamedTensors fields(const StepShape& shape, const at::Tensor& squared_norms,
+                      const at::Tensor& overflowed) const;
+};
+
+}  // namespace dtopp
