@@ -3,7 +3,6 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/evaluate.h"
-#include "dtopp/distributed/groups/rank_agreement.h"
 #include "dtopp/eval/activation_analysis.h"
 
 namespace dtopp::cli {
@@ -16,7 +15,7 @@ struct ExpertsOptions : EvaluateOptions {
 void evaluate_experts(const ExpertsOptions& options, Collectives& ranks) {
   const Checkpoint checkpoint = open_shared_checkpoint(options, ModelType::kLanguageModel, ranks);
   InferenceModel model = load_model(options.inference, checkpoint);
-  model.routing.agree = agreement(ranks);
+  model.routing.ranks = &ranks;
   const ModelConfig& config = model.config.model;
   const Tokenizer tokenizer = load_tokenizer(checkpoint, options.inference.tokenizer, config.vocab_size);
   const EvaluationText text = open_text(options, options.text, checkpoint, config);

@@ -6,7 +6,6 @@
 #include "cli/evaluate.h"
 #include "cli/option_checks.h"
 #include "dtopp/base/errors.h"
-#include "dtopp/distributed/groups/rank_agreement.h"
 #include "dtopp/eval/evaluation.h"
 
 namespace dtopp::cli {
@@ -21,7 +20,7 @@ struct ImagesOptions : EvaluateOptions {
 // Measures the raw parameters or their EMA. Thresholds are solved first if targets_of returns targets.
 ValidationResult measure(const EvaluateOptions& options, ParameterKind kind, DiffusionModel& model,
                          const TrainingData& data, int64_t images, Collectives& ranks) {
-  model.routing.agree = agreement(ranks);
+  model.routing.ranks = &ranks;
   const auto targets = targets_of(model.config, kind, options.inference.target_experts);
   if (!targets.empty()) model.routing = solve_for_images(model, data, targets);
   ConsoleWatch watch(ranks);

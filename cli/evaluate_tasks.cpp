@@ -11,7 +11,6 @@
 #include "cli/evaluate.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
-#include "dtopp/distributed/groups/rank_agreement.h"
 #include "dtopp/eval/task_run.h"
 #include "dtopp/inference/expert_budget.h"
 #include "dtopp/tasks/dump.h"
@@ -156,7 +155,7 @@ void evaluate_tasks(const TasksOptions& options, Collectives& ranks) {
                             load_model(options.inference, checkpoint),
                             std::move(prepared),
                             std::move(left_out)};
-  evaluation.model.routing.agree = agreement(ranks);
+  evaluation.model.routing.ranks = &ranks;
   if (options.sweep.empty())
     evaluate_once(evaluation);
   else

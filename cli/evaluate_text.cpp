@@ -8,7 +8,6 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/evaluate.h"
-#include "dtopp/distributed/groups/rank_agreement.h"
 #include "dtopp/eval/perplexity.h"
 #include "dtopp/eval/routing_file.h"
 #include "dtopp/inference/expert_budget.h"
@@ -83,7 +82,7 @@ ordered_json sweep_perplexity(const TextOptions& options, const EvaluationText& 
 void evaluate_text(const TextOptions& options, Collectives& ranks) {
   const Checkpoint checkpoint = open_shared_checkpoint(options, ModelType::kLanguageModel, ranks);
   InferenceModel model = load_model(options.inference, checkpoint);
-  model.routing.agree = agreement(ranks);
+  model.routing.ranks = &ranks;
   const ModelConfig& config = model.config.model;
   const EvaluationText text = open_text(options, options.text, checkpoint, config);
   require_same_work(options, checkpoint, text.size(), ranks);

@@ -116,10 +116,15 @@ Checkpoint::Checkpoint(const fs::path& path, CheckpointUse use, const VerifyFile
     model_ = open_tensors(path, manifest, kModel);
     if (use == CheckpointUse::kTraining) optimizer_ = open_tensors(path, manifest, kOptimizer);
     if (lists_tensors(manifest, kEma)) ema_files_ = open_tensors(path, manifest, kEma);
+    if (manifest.contains(kRouterFile)) router_.emplace(path / kRouterFile);
     if (manifest.contains(kImagesFile)) images_json_ = read_file(path / kImagesFile, kMaxTextBytes);
   } catch (const DataError& error) {
     throw CheckpointError(error.what() + std::string("; restore the file or use an earlier checkpoint"));
   }
+}
+
+std::span<const TensorView> Checkpoint::router() const {
+  return router_ ? std::span(router_->tensors()) : std::span<const TensorView>();
 }
 
 RunConfig Checkpoint::config() const {

@@ -1,13 +1,14 @@
 // Saves checkpoints and opens them. A checkpoint is a directory that is complete or absent. It is verified
 // when it is opened (format: docs/files.md):
 //
-//   <checkpoints>/step-00001000/{model,optimizer,ema}.safetensors, state.json, config.yaml,
-//   {tokenizer,images}.json, manifest.json
+//   <checkpoints>/step-00001000/{model,optimizer,ema,router}.safetensors, state.json,
+//   config.yaml, {tokenizer,images}.json, manifest.json
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -31,6 +32,8 @@ struct CheckpointContents {
   std::string images_json{};   // image models only (data/images/image_layout_json.h)
   // The moving averages in fp32, under the parameters' names; empty if there are none.
   std::vector<TensorSource> ema{};
+  // The router's state (moe/router_state.h), the same on every rank; empty if it has none.
+  std::vector<TensorSource> router{};
 };
 
 inline constexpr uint64_t kShardBytes = uint64_t{4} << 30;
@@ -101,6 +104,8 @@ class Checkpoint {
   // Throws:        CheckpointError if the tensor is missing or has another dtype or shape
   std::span<const std::byte> parameter(const std::string& name, const std::vector<int64_t>& shape) const;
   std::span<const std::byte> slot(const std::string& name, const std::vector<int64_t>& shape) const;
+  // The router's state; empty if it has none.
+  std::span<const TensorView> router() const;
   // The moving average of a parameter. Throws CheckpointError also if the run keeps none.
   std::span<const std::byte> ema(const std::string& name, const std::vector<int64_t>& shape) const;
 
@@ -113,6 +118,7 @@ class Checkpoint {
   std::vector<SafetensorsFile> model_;
   std::vector<SafetensorsFile> optimizer_;
   std::vector<SafetensorsFile> ema_files_;
+  std::optional<SafetensorsFile> router_;
 };
 
 }  // namespace dtopp

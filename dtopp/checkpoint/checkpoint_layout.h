@@ -19,6 +19,7 @@ inline std::string index_file(std::string_view kind) { return whole_file(kind) +
 // The name of part `number`, counted from 1, of `count` parts.
 std::string part_file(std::string_view kind, size_t number, size_t count);
 
+inline constexpr char kRouterFile[] = "router.safetensors";
 inline constexpr char kStateFile[] = "state.json";
 inline constexpr char kConfigFile[] = "config.yaml";
 inline constexpr char kTokenizerFile[] = "tokenizer.json";

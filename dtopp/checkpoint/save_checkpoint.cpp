@@ -41,6 +41,11 @@ void write_texts(const fs::path& directory, const CheckpointContents& contents, 
     files[name] = {file.size(), hasher.hexdigest()};
   };
   for (const auto& [name, text] : tensors.indexes) write(name, text);
+  if (!contents.router.empty()) {
+    Hasher hasher;
+    const uint64_t size = write_safetensors(directory / kRouterFile, contents.router, {}, &hasher);
+    files[kRouterFile] = {size, hasher.hexdigest()};
+  }
   write(kStateFile, format_training_state(contents.state));
   write(kConfigFile, contents.config_yaml);
   if (!contents.tokenizer_json.empty()) write(kTokenizerFile, contents.tokenizer_json);
@@ -48,10 +53,23 @@ void write_texts(const fs::path& directory, const CheckpointContents& contents, 
   write(kManifestName, format_manifest({kCheckpointFormat, {}, files}));
 }
 
+bool is_same_tensor(const TensorView& stored, const TensorSource& source) {
+  if (stored.name != source.name || stored.bytes.size() != source.size) return false;
+  bool same = true;
+  uint64_t begin = 0;
+  source.read(0, source.size, [&](std::span<const std::byte> bytes) {
+    same = same && std::ranges::equal(bytes, stored.bytes.subspan(begin, bytes.size()));
+    begin += bytes.size();
+  });
+  return same;
+}
+
 // True if the checkpoint of this step verifies and holds the same state.
-bool is_already_saved(const fs::path& path, const TrainingState& state) {
+bool is_already_saved(const fs::path& path, const CheckpointContents& contents) {
   try {
-    return Checkpoint(path).state() == state;
+    const Checkpoint checkpoint(path);
+    return checkpoint.state() == contents.state &&
+           std::ranges::equal(checkpoint.router(), contents.router, is_same_tensor);
   } catch (const Error&) {
     return false;
   }
@@ -117,7 +135,7 @@ fs::path save_checkpoint(const fs::path& checkpoints, const CheckpointContents& 
   on_first(ranks, [&] {
     make_directories(checkpoints);
     remove_leftovers(checkpoints);
-    if (!is_already_saved(path, contents.state)) directory.emplace(path, /*replace=*/true);
+    if (!is_already_saved(path, contents)) directory.emplace(path, /*replace=*/true);
   });
   const fs::path temporary = ranks.gather(directory ? directory->temporary().string() : "").front();
   ManifestFiles written;

@@ -27,7 +27,7 @@ void validate_threshold(const RoutingConfig& config) {
 void validate_experts(const RoutingConfig& config, int64_t num_experts, int64_t num_layers) {
   const auto count = static_cast<int64_t>(config.experts.size());
   if (count == 0) throw InvalidValue("routing.experts", "is empty; give a number");
-  const bool is_top_k = config.method == RoutingMethod::kTopK;
+  const bool is_top_k = !has_threshold(config.method);
   if (count > 1 && (is_top_k || config.scope != ThresholdScope::kLayer))
     throw InvalidValue("routing.experts", is_top_k ? "a list needs routing.method: dtop_p"
                                                    : "a list needs routing.scope: layer; one threshold has "
@@ -51,7 +51,7 @@ void validate_experts(const RoutingConfig& config, int64_t num_experts, int64_t 
 
 void validate(const RoutingConfig& config, int64_t num_experts, int64_t num_layers) {
   validate_cap(config, num_experts);
-  if (config.method != RoutingMethod::kTopK) validate_threshold(config);
+  if (has_threshold(config.method)) validate_threshold(config);
   if (config.method == RoutingMethod::kTopP) return;
   validate_experts(config, num_experts, num_layers);
   if (config.method != RoutingMethod::kDTopP) return;

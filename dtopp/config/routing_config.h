@@ -72,6 +72,11 @@ void visit_fields(SectionOf<RoutingConfig> auto& config, auto&& field) {
   field("max_experts", config.max_experts);
 }
 
+// Whether experts join until their probabilities add up to a threshold p.
+inline bool has_threshold(RoutingMethod method) {
+  return method == RoutingMethod::kTopP || method == RoutingMethod::kDTopP;
+}
+
 // The target T_l of a layer.
 inline double target_of_layer(const RoutingConfig& config, int64_t layer) {
   return config.experts.size() == 1 ? config.experts[0] : config.experts.at(static_cast<size_t>(layer));

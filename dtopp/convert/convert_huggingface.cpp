@@ -1,5 +1,7 @@
 #include "dtopp/convert/convert_huggingface.h"
 
+#include <set>
+
 #include <nlohmann/json.hpp>
 
 #include "dtopp/base/errors.h"
@@ -15,6 +17,8 @@
 #include "dtopp/convert/python_code.h"
 #include "dtopp/data/tokenizer/tokenizer.h"
 #include "dtopp/models/language_model/parameters.h"
+#include "dtopp/moe/router_state.h"
+#include "dtopp/moe/routers/make_router.h"
 
 namespace dtopp {
 namespace {
@@ -63,6 +67,36 @@ void write_weights(const Checkpoint& checkpoint, const RunConfig& config, Huggin
   for (const auto& [name, text] : tensors.indexes) write_file_atomically(folder / name, text);
 }
 
+// Router state that a converted model has, or that it does not need.
+const std::set<std::string> kConvertedState = {"threshold_C", "error_sum_C", "steps", "tokens_per_expert_LE"};
+
+// The thresholds of a checkpoint: one for all layers, or one per layer.
+std::vector<double> thresholds_of(const Checkpoint& checkpoint, const RunConfig& config) {
+  std::vector<double> thresholds;
+  if (!config.model.is_dense()) {
+    const auto router = make_router(config, at::kCPU);
+    load_router(*router, checkpoint.router(), checkpoint.path());
+    thresholds = router->metric("threshold");
+    const NamedTensors state = router->state();
+    for (const auto& [name, tensor] : state)
+      if (!kConvertedState.contains(name))
+        throw UsageError(checkpoint.path().string() +
+                         ": the Hugging Face format has no place for the router's " + name +
+                         "; only top_k, top_p and dtop_p can be converted");
+  }
+  if (thresholds.empty()) thresholds = {config.routing.threshold};
+  return thresholds;
+}
+
+// The state of a new router with these thresholds.
+NamedTensors router_state(const RunConfig& config, const std::vector<double>& thresholds) {
+  if (config.model.is_dense()) return {};
+  NamedTensors state = make_router(config, at::kCPU)->state();
+  for (auto& [name, tensor] : state)
+    if (name == "threshold_C") tensor = at::tensor(thresholds, at::kDouble);
+  return state;
+}
+
 }  // namespace
 
 void convert_to_huggingface(const Checkpoint& checkpoint, const fs::path& folder, HuggingFaceClass as) {
@@ -71,7 +105,7 @@ void convert_to_huggingface(const Checkpoint& checkpoint, const fs::path& folder
   const std::optional<int64_t> end = end_of_text(checkpoint);
   fill_folder(folder, [&](const fs::path& into) {
     write_file_atomically(into / kConfigName,
-                          huggingface_config(config, checkpoint.state().threshold, end, as));
+                          huggingface_config(config, thresholds_of(checkpoint, config), end, as));
     if (end)
       write_json(into / "generation_config.json",
                  {{"bos_token_id", *end}, {"eos_token_id", *end}, {"pad_token_id", *end}});
@@ -100,9 +134,8 @@ void convert_from_huggingface(const fs::path& folder, const fs::path& checkpoint
   const HuggingFaceTensors tensors(folder);
   CheckpointContents contents;
   contents.state.seed = config.training.seed;
-  contents.state.threshold = imported.thresholds;
-  contents.state.error_sum.assign(imported.thresholds.size(), 0.0);
-  contents.state.per_layer = config.routing.scope == ThresholdScope::kLayer && !config.model.is_dense();
+  const NamedTensors router = router_state(config, imported.thresholds);
+  contents.router = router_sources(router);
   contents.parameters = tensors.read(language_model_parameters(config.model, config.routing));
   contents.config_yaml = to_yaml(config);
   if (path_kind(folder / kTokenizerFile) == PathKind::kFile)

@@ -79,9 +79,10 @@ ordered_json layer_json(const ActivationStatistics& statistics, int64_t layer, c
                        {"deviation", summary.deviation},
                        {"imbalance", summary.imbalance},
                        {"dead_experts", summary.dead_experts},
-                       {"threshold", model.routing.threshold.at(layer).item<double>()},
                        {"histogram", values<int64_t>(statistics.histogram()[layer])},
                        {"expert_load", values<double>(counts_E.to(at::kDouble) / tokens)}};
+  const std::vector<double> thresholds = model.routing.router->metric("threshold");
+  if (!thresholds.empty()) json["threshold"] = thresholds[thresholds.size() > 1 ? layer : 0];
   const at::Tensor scale = model.model.block(layer).mlp.experts.router_scale;
   if (scale.defined()) json["scale"] = scale.item<double>();
   return json;

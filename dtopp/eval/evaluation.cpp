@@ -53,7 +53,7 @@ TrainingData open_evaluation_images(const Checkpoint& checkpoint, const RunConfi
   return data;
 }
 
-ValidationResult measure_diffusion(const DiffusionModel& model, const RoutingInputs& routing,
+ValidationResult measure_diffusion(const DiffusionModel& model, const Routing& routing,
                                    const TrainingData& data, int64_t images, int64_t batch_size,
                                    Collectives& ranks, Watch& watch) {
   const at::NoGradGuard no_grad;
@@ -74,11 +74,11 @@ ValidationResult measure_diffusion(const DiffusionModel& model, const RoutingInp
   return sums.result(ranks);
 }
 
-RoutingInputs solve_for_images(const DiffusionModel& model, const TrainingData& data,
-                               const std::vector<double>& targets) {
+Routing solve_for_images(const DiffusionModel& model, const TrainingData& data,
+                         const std::vector<double>& targets) {
   const at::NoGradGuard no_grad;
-  return solve_on_validation(make_model(model.config), model.config.routing, targets, model.device,
-                             losses_of(model), data, model.routing);
+  return solve_on_validation(make_model(model.config), model.config, targets, model.device, losses_of(model),
+                             data, model.routing);
 }
 
 ordered_json to_json(const DiffusionEvaluation& evaluation) {

@@ -28,14 +28,14 @@ TrainingData open_evaluation_images(const Checkpoint& checkpoint, const RunConfi
 // Returns:    the same result on every rank
 // Throws:     Stopped if a stop is requested on any rank
 // Collective: every rank of `ranks`, in the same order
-ValidationResult measure_diffusion(const DiffusionModel& model, const RoutingInputs& routing,
+ValidationResult measure_diffusion(const DiffusionModel& model, const Routing& routing,
                                    const TrainingData& data, int64_t images, int64_t batch_size,
                                    Collectives& ranks, Watch& watch);
 
 // Returns the thresholds p at which the first held-out images activate `targets` experts
 // (solve_on_validation).
-RoutingInputs solve_for_images(const DiffusionModel& model, const TrainingData& data,
-                               const std::vector<double>& targets);
+Routing solve_for_images(const DiffusionModel& model, const TrainingData& data,
+                         const std::vector<double>& targets);
 
 struct DiffusionEvaluation {
   int64_t images = 0;

@@ -6,6 +6,7 @@
 
 #include "dtopp/base/errors.h"
 #include "dtopp/eval/routing_file.h"
+#include "dtopp/moe/routers/replay.h"
 #include "dtopp/ops/core/host_copy.h"
 #include "dtopp/ops/cross_entropy/linear_cross_entropy.h"
 
@@ -44,7 +45,7 @@ Perplexity measure_perplexity(const InferenceModel& model, const EvaluationText&
   const std::vector<WindowBatch> batches =
       batches_of(num_ids, model.config.model.sequence_length, batch_size);
   const auto num_batches = static_cast<int64_t>(batches.size());
-  const auto L = static_cast<int64_t>(model.routing.threshold.size());
+  const int64_t L = model.routing.router ? model.routing.router->num_layers() : 0;
   const int64_t E = model.config.model.num_experts;
   ActivationStatistics activations(L);
   const at::Tensor sums_B = at::zeros({num_batches}, at::kDouble);  // sum of log probabilities per batch
@@ -62,11 +63,9 @@ Perplexity measure_perplexity(const InferenceModel& model, const EvaluationText&
     }
     const at::Tensor windows = to_device(read_windows, model.device());
     const TextWindows inputs{windows.narrow(1, 0, length), offset, stride};
-    RoutingInputs routing = model.routing;
+    Routing routing = model.routing;
     if (replay != nullptr)
-      routing.selection = [&](size_t layer, int64_t num_tokens) {
-        return replay->select(inputs, layer, num_tokens);
-      };
+      routing.router = std::make_shared<ReplayRouter>(model.config, replay->maps(offset, count * length));
     const HiddenStates states = hidden_states(model.model, inputs.ids_BL, routing);
     const auto [log_probs_T, greedy_T] =
         token_log_probs(states.x_TD, model.model.head_VD(), windows.narrow(1, 1, length).reshape({-1}));

@@ -81,9 +81,11 @@ RoutingReplay::RoutingReplay(const std::filesystem::path& path, const InferenceM
                      " tensors, but the model has " + std::to_string(layers_.size()) + " layers");
 }
 
-at::Tensor RoutingReplay::select(const TextWindows& windows, size_t layer, int64_t num_tokens) const {
-  return to_device(read_selection(*layers_.at(layer), static_cast<int64_t>(windows.offset), num_tokens),
-                   device_);
+std::vector<at::Tensor> RoutingReplay::maps(uint64_t first, int64_t count) const {
+  std::vector<at::Tensor> maps_LTE;
+  for (const TensorView* layer : layers_)
+    maps_LTE.push_back(to_device(read_selection(*layer, static_cast<int64_t>(first), count), device_));
+  return maps_LTE;
 }
 
 }  // namespace dtopp

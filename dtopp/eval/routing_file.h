@@ -33,8 +33,8 @@ class RoutingReplay {
   // the message names the layer. Throws DataError if the file is damaged.
   RoutingReplay(const std::filesystem::path& path, const InferenceModel& model, int64_t num_tokens);
 
-  // Returns the experts of a layer for the tokens of the windows, bool [num_tokens, E] on the model's device.
-  at::Tensor select(const TextWindows& windows, size_t layer, int64_t num_tokens) const;
+  // The experts of tokens first, first + 1, …: per layer, bool [count, E] on the model's device.
+  std::vector<at::Tensor> maps(uint64_t first, int64_t count) const;
 
  private:
   SafetensorsFile file_;

@@ -69,13 +69,12 @@ std::vector<TaskResult> run_tasks(const InferenceModel& model, const Tokenizer& 
 
 ordered_json run_key(const Checkpoint& checkpoint, const InferenceModel& model, const Tokenizer& tokenizer,
                      const std::string& version) {
-  ordered_json thresholds = ordered_json::array();
-  for (const at::Tensor& threshold : model.routing.threshold) thresholds.push_back(threshold.item<double>());
   // "cpu" alone: a CPU's description names the number of threads, which the key leaves out
   // (docs/evaluation.md).
   const at::Device device = model.device();
   return {{"checkpoint", hash_file(checkpoint.path() / kManifestName)},
-          {"thresholds", std::move(thresholds)},
+          {"thresholds",
+           model.routing.router ? model.routing.router->metric("threshold") : std::vector<double>()},
           {"tokenizer", tokenizer.hash()},
           {"device", device.is_cpu() ? "cpu" : describe_device(device)},
           {"version", version}};

@@ -3,7 +3,8 @@
 #include <memory>
 #include <unordered_map>
 
-#include "dtopp/moe/threshold_controller.h"
+#include "dtopp/moe/router_state.h"
+#include "dtopp/moe/routers/make_router.h"
 #include "dtopp/ops/core/host_copy.h"
 
 namespace dtopp {
@@ -21,13 +22,11 @@ ParameterLookup load_parameters(const Checkpoint& checkpoint, ParameterKind kind
   return [tensors](const std::string& name) { return tensors->at(name); };
 }
 
-RoutingInputs load_thresholds(const Checkpoint& checkpoint, const RunConfig& config,
-                              const at::Device& device) {
-  const ModelConfig& model = config.model;
-  if (model.is_dense()) return {};
-  ThresholdController controller(config.routing, model.num_experts, model.num_layers, device);
-  controller.restore(checkpoint.state().threshold, checkpoint.state().error_sum);
-  return routing_inputs(controller, model.num_layers);
+Routing load_routing(const Checkpoint& checkpoint, const RunConfig& config, const at::Device& device) {
+  if (config.model.is_dense()) return {};
+  Routing routing{make_router(config, device)};
+  load_router(*routing.router, checkpoint.router(), checkpoint.path());
+  return routing;
 }
 
 }  // namespace dtopp

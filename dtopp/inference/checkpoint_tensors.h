@@ -1,4 +1,4 @@
-// Loads the tensors of a checkpoint that inference needs: parameters in fp32, and routing thresholds.
+// Loads the tensors of a checkpoint that inference needs: parameters in fp32, and the router.
 #pragma once
 
 #include <vector>
@@ -17,8 +17,7 @@ enum class ParameterKind { kRaw, kEma };
 ParameterLookup load_parameters(const Checkpoint& checkpoint, ParameterKind kind,
                                 const std::vector<ParameterSpec>& specs, const at::Device& device);
 
-// Returns the checkpoint's threshold p of each layer. A dense model has none.
-RoutingInputs load_thresholds(const Checkpoint& checkpoint, const RunConfig& config,
-                              const at::Device& device);
+// Returns the router with the state of the checkpoint. A dense model has none.
+Routing load_routing(const Checkpoint& checkpoint, const RunConfig& config, const at::Device& device);
 
 }  // namespace dtopp

@@ -21,7 +21,7 @@ double mean_experts(const std::vector<RouteOutput>& layers) {
 
 void require_target(const RunConfig& config, double target) {
   const int64_t experts = config.model.num_experts;
-  if (config.model.is_dense() || config.routing.method == RoutingMethod::kTopK)
+  if (config.model.is_dense() || !has_threshold(config.routing.method))
     throw UsageError(
         "--target-experts: the model has no routing threshold; use one with routing.method top_p or dtop_p");
   if (!(target >= 1 && target <= static_cast<double>(experts)))
@@ -29,13 +29,13 @@ void require_target(const RunConfig& config, double target) {
                      std::to_string(experts) + " experts");
 }
 
-RoutingInputs solve_thresholds(const InferenceModel& model, const at::Tensor& tokens_BL, double target) {
+Routing solve_thresholds(const InferenceModel& model, const at::Tensor& tokens_BL, double target) {
   require_target(model.config, target);
   const at::Tensor tokens = to_device(tokens_BL, model.device());
   return solve_thresholds(
-      model.config.routing, model.config.model.num_layers, {target}, model.device(),
-      [&](const RoutingInputs& inputs) {
-        return mean_experts(hidden_states(model.model, tokens, inputs).routing);
+      model.config, {target}, model.device(),
+      [&](const Routing& routing) {
+        return mean_experts(hidden_states(model.model, tokens, routing).routing);
       },
       model.routing);
 }

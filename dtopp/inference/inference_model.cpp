@@ -28,7 +28,7 @@ InferenceModel load_inference_model(const Checkpoint& checkpoint, const at::Devi
       model, routing,
       load_parameters(checkpoint, ParameterKind::kRaw, language_model_parameters(model, routing), device));
   if (!model.attend_across_documents) loaded.model.end_of_text = end_of_text_of(checkpoint, loaded.config);
-  loaded.routing = load_thresholds(checkpoint, loaded.config, device);
+  loaded.routing = load_routing(checkpoint, loaded.config, device);
   return loaded;
 }
 

@@ -1,4 +1,4 @@
-// Loads a language model for evaluation and generation: fp32 parameters and the thresholds p.
+// Loads a language model for evaluation and generation: fp32 parameters and the router.
 #pragma once
 
 #include <filesystem>
@@ -14,7 +14,7 @@ namespace dtopp {
 struct InferenceModel {
   RunConfig config;
   LanguageModel model;
-  RoutingInputs routing;  // threshold p of each layer
+  Routing routing;  // without a router for a dense model
 
   at::Device device() const { return model.embed_VD().device(); }
 };

@@ -5,32 +5,16 @@
 namespace dtopp {
 namespace {
 
-at::Tensor share_of(const RoutingInputs& inputs, const ActivationStatistics& counts, int64_t layer) {
-  const at::Tensor own_E = counts.tokens_per_expert()[layer].to(at::kFloat) /
-                           static_cast<double>(std::max<int64_t>(counts.tokens(), 1));
-  if (!inputs.share_LE.defined()) return own_E;
-  const at::Tensor share_E = inputs.share_LE[layer];
-  return at::where(share_E.sum() > 0, share_E, own_E);
-}
-
-at::Tensor prob_histograms_of(const std::vector<RouteOutput>& layers,
-                              const CumulativeProbSampling& sampling) {
-  if (sampling.stride == 0) return {};
-  std::vector<at::Tensor> histograms;
-  for (const RouteOutput& layer : layers) histograms.push_back(layer.prob_histogram_M);
-  const at::Tensor prob_histogram_LM = at::stack(histograms);
-  return sampling.per_layer ? prob_histogram_LM : prob_histogram_LM.sum(0, /*keepdim=*/true);
+// The routers' counts of all layers, with one row per layer or one for all.
+at::Tensor statistics_of(const std::vector<RouteOutput>& layers, const Router& router) {
+  if (!layers[0].statistics.defined()) return {};
+  std::vector<at::Tensor> rows;
+  for (const RouteOutput& layer : layers) rows.push_back(layer.statistics);
+  const at::Tensor stacked = at::stack(rows);
+  return router.statistics_shape()[0] == stacked.size(0) ? stacked : stacked.sum(0, /*keepdim=*/true);
 }
 
 }  // namespace
-
-RoutingInputs routing_inputs(const ThresholdController& controller, int64_t num_layers) {
-  RoutingInputs inputs;
-  for (int64_t layer = 0; layer < num_layers; ++layer) {
-    inputs.threshold.push_back(controller.threshold(layer));
-  }
-  return inputs;
-}
 
 at::Tensor num_assignments_by_sample(const std::vector<RouteOutput>& layers, int64_t samples) {
   if (layers.empty()) return at::zeros({samples, 0}, at::kLong);
@@ -40,16 +24,18 @@ at::Tensor num_assignments_by_sample(const std::vector<RouteOutput>& layers, int
   return at::stack(per_layer, 1);
 }
 
-void add_router_losses(const std::vector<RouteOutput>& layers, const RoutingInputs& inputs,
+void add_router_losses(const std::vector<RouteOutput>& layers, const Router* router,
                        const LossConfig& weights, BatchLosses& losses) {
   if (layers.empty()) return;
   const auto num_layers = static_cast<int64_t>(layers.size());
   losses.activations = ActivationStatistics(num_layers);
   losses.activations.add(layers);
-  losses.prob_histogram_CM = prob_histograms_of(layers, inputs.router.sampling);
+  losses.statistics = statistics_of(layers, *router);
+  const auto tokens = static_cast<double>(std::max<int64_t>(losses.activations.tokens(), 1));
   std::vector<at::Tensor> balance, dynamic, router_z;
   for (int64_t layer = 0; layer < num_layers; ++layer) {
-    RouterLosses one = router_losses(layers[layer], share_of(inputs, losses.activations, layer));
+    const at::Tensor own_E = losses.activations.tokens_per_expert()[layer].to(at::kFloat) / tokens;
+    RouterLosses one = router_losses(layers[layer], router->share_E(layer, own_E));
     balance.push_back(std::move(one.load_balance));
     dynamic.push_back(std::move(one.dynamic));
     router_z.push_back(std::move(one.router_z));

@@ -21,14 +21,14 @@ namespace dtopp {
 
 struct Batch;
 struct BatchLosses;
-struct RoutingInputs;
+struct Routing;
 struct TrainingData;
 
 // Finds the tensor of a parameter by name.
 using ParameterLookup = std::function<at::Tensor(const std::string&)>;
 
 // Computes the losses of a batch.
-using LossFunction = std::function<BatchLosses(const Batch&, const RoutingInputs&)>;
+using LossFunction = std::function<BatchLosses(const Batch&, const Routing&)>;
 
 struct Model {
   std::vector<ParameterSpec> parameters;  // in the order of the forward pass

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <vector>
 
 #include "dtopp/config/run_config.h"
@@ -15,24 +14,22 @@ namespace dtopp {
 inline constexpr int64_t kSolveTokens = 16384;
 
 // Runs a forward pass over these tokens. Returns the mean number of experts per token and layer.
-using MeanExperts = std::function<double(const RoutingInputs&)>;
+using MeanExperts = c10::function_ref<double(const Routing&)>;
 
 // Solves for p: one value for all layers, or one per layer if routing.scope is layer.
 //
 // `targets` are numbers of experts from 1 to all: one for all layers, or one per layer. The result reaches
 // them within a relative error of 1e-4, or as closely as p with an error of 1e-12 can. `forward` is called
-// with `inputs` and changing thresholds.
+// with `routing` and changing routers. The result's router has the solved thresholds.
 //
 // Preconditions: the routing method has a threshold
-// Collective:    if `inputs.agree` is set, every rank, with the same result
-RoutingInputs solve_thresholds(const RoutingConfig& routing, int64_t num_routed_layers,
-                               const std::vector<double>& targets, const at::Device& device,
-                               const MeanExperts& forward, const RoutingInputs& inputs = {});
+// Collective:    if `routing.ranks` is set, every rank, with the same result
+Routing solve_thresholds(const RunConfig& config, const std::vector<double>& targets,
+                         const at::Device& device, MeanExperts forward, const Routing& routing = {});
 
 // Solves on the first held-out samples: kSolveTokens tokens, but at least one sample.
-RoutingInputs solve_on_validation(const Model& model, const RoutingConfig& routing,
-                                  const std::vector<double>& targets, const at::Device& device,
-                                  const LossFunction& losses, const TrainingData& data,
-                                  const RoutingInputs& inputs = {});
+Routing solve_on_validation(const Model& model, const RunConfig& config, const std::vector<double>& targets,
+                            const at::Device& device, const LossFunction& losses, const TrainingData& data,
+                            const Routing& routing = {});
 
 }  // namespace dtopp

@@ -3,11 +3,11 @@
 // Source:        paper, Eqs. 1-4 and 6
 #pragma once
 
-#include <functional>
+#include <memory>
 
-#include "dtopp/config/routing_config.h"
-#include "dtopp/moe/cumulative_prob_sampling.h"
-#include "dtopp/ops/route/route.h"
+#include "dtopp/distributed/collectives/collectives.h"
+#include "dtopp/moe/experts.h"
+#include "dtopp/moe/router.h"
 
 namespace dtopp {
 
@@ -23,35 +23,20 @@ struct ExpertLayerOutput {
   RouteOutput routing;
 };
 
-struct RouterOptions {
-  // The logits for the router z-loss: the router's output z, or s, the input of the softmax
-  // (ops/route/route.h).
-  RouterZOn router_z_on = RouterZOn::kRaw;
-  CumulativeProbSampling sampling{};
-  // bool [T, E]: a routing map that replaces the router's choice. If it is undefined, the router chooses.
-  at::Tensor routing_map_TE{};
+// The router and the experts of a forward pass.
+struct Routing {
+  std::shared_ptr<Router> router;          // null: a dense model
+  std::shared_ptr<ExpertBackend> experts;  // null: LocalExperts with the exact capacity
+  bool training = false;                   // the router's update will need this pass's statistics
+  Collectives* ranks = nullptr;            // ranks that solve for thresholds together; null: this one alone
 };
 
-// Runs the router only: selects experts and computes their gates. threshold: p, f64 [] on x's device.
-RouteOutput route_tokens(const at::Tensor& x_TD, const ExpertLayerWeights& weights,
-                         const RoutingConfig& config, const at::Tensor& threshold,
-                         const RouterOptions& options = {});
+// Runs the router only: selects experts and computes their gates.
+RouteOutput route_tokens(const at::Tensor& x_TD, const ExpertLayerWeights& weights, int64_t layer,
+                         const Routing& routing);
 
-// Computes the experts of a layer with the arguments and the result of moe_ffn (ops/moe_ffn/moe_ffn.h). With
-// expert parallelism the weights are this rank's experts only (moe/token_dispatcher.h).
-using ExpertBackend =
-    std::function<at::Tensor(const at::Tensor& x_TD, const at::Tensor& gates_TE,
-                             const at::Tensor& gate_up_proj, const at::Tensor& down_proj, int64_t capacity)>;
-
-struct ExpertLayerOptions {
-  int64_t capacity = 0;  // capacity, as in moe_ffn
-  RouterOptions router{};
-  ExpertBackend experts{};  // empty: moe_ffn
-};
-
-ExpertLayerOutput expert_layer(const at::Tensor& x_TD, const ExpertLayerWeights& weights,
-                               const RoutingConfig& config, const at::Tensor& threshold,
-                               const ExpertLayerOptions& options);
+ExpertLayerOutput expert_layer(const at::Tensor& x_TD, const ExpertLayerWeights& weights, int64_t layer,
+                               const Routing& routing);
 
 // The unweighted losses of one layer (paper, appendix "Loss Designs").
 struct RouterLosses {

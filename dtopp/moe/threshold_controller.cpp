@@ -16,8 +16,10 @@ constexpr double kMostMadeUpFor = 0.1;  // relative to T: the limit of one corre
 // Divisors are tensors: a device multiplies by the reciprocal of a scalar, which rounds differently.
 at::Tensor number(double value, const at::Tensor& like) { return at::full({}, value, like.options()); }
 
+}  // namespace
+
 // The curve of a step, shifted so that at the step's p it has the count of all tokens.
-class Plant {
+class ThresholdController::Plant {
  public:
   Plant(const ActiveExpertCurve& curve, const at::Tensor& p_C, const at::Tensor& active_C,
         double histogram_tokens)
@@ -34,8 +36,6 @@ class Plant {
   double tokens_;
 };
 
-}  // namespace
-
 ThresholdController::ThresholdController(const RoutingConfig& config, int64_t num_experts, int64_t num_layers,
                                          const at::Device& device)
     : config_(config) {
@@ -45,7 +45,7 @@ ThresholdController::ThresholdController(const RoutingConfig& config, int64_t nu
   threshold_C_ = at::full({controllers}, config.threshold, options);
   error_sum_C_ = at::zeros({controllers}, options);
   solved_C_ = at::full({controllers}, std::numeric_limits<double>::quiet_NaN(), options);
-  if (config.method != RoutingMethod::kDTopP || num_layers == 0) return;
+  steps_ = at::zeros({}, options.dtype(at::kLong));
   std::vector<double> targets;
   for (int64_t i = 0; i < controllers; ++i) targets.push_back(target_of_layer(config, i));
   target_C_ = at::tensor(targets, at::kDouble).to(device);
@@ -53,7 +53,7 @@ ThresholdController::ThresholdController(const RoutingConfig& config, int64_t nu
 }
 
 void ThresholdController::update(const RoutedStep& step, const at::Tensor& applied) {
-  if (config_.method != RoutingMethod::kDTopP || step.tokens == 0) return;
+  if (step.tokens == 0) return;
   const at::Tensor num_assignments_C =
       per_layer() ? step.num_assignments_L : step.num_assignments_L.sum().view({1});
   const int64_t tokens = per_layer() ? step.tokens : step.tokens * step.num_assignments_L.numel();
@@ -70,14 +70,13 @@ void ThresholdController::update(const RoutedStep& step, const at::Tensor& appli
     const Plant plant(curve, threshold_C_, active_C,
                       static_cast<double>(tokens) / static_cast<double>(step.histogram_stride));
     solved_C_ = plant.threshold(target_C_);
-    next = config_.controller == Controller::kSolve
-               ? solve(error_C, [&](const at::Tensor& experts_C) { return plant.threshold(experts_C); })
-               : paper_law(error_C);
+    next = config_.controller == Controller::kSolve ? solve(error_C, plant) : paper_law(error_C);
   } else {
     next = paper_law(error_C);
   }
   error_sum_C_ = at::where(applied, next.error_sum_C, error_sum_C_);
   threshold_C_ = at::where(applied, next.threshold_C, threshold_C_);
+  steps_ = steps_ + applied.to(at::kLong);
 }
 
 ThresholdController::Next ThresholdController::paper_law(const at::Tensor& error_C) const {
@@ -93,30 +92,27 @@ ThresholdController::Next ThresholdController::paper_law(const at::Tensor& error
   return next;
 }
 
-ThresholdController::Next ThresholdController::solve(
-    const at::Tensor& error_C,
-    const std::function<at::Tensor(const at::Tensor& experts_C)>& threshold) const {
+ThresholdController::Next ThresholdController::solve(const at::Tensor& error_C, const Plant& plant) const {
   const at::Tensor unit_C = target_C_ / num_experts_;
   // Exclude the step that used p_0: the user chose it.
-  const at::Tensor was_solved_C = threshold_C_.ne(config_.threshold);
-  const at::Tensor sum_C = error_sum_C_ + error_C * was_solved_C;
+  const at::Tensor sum_C = error_sum_C_ + error_C * steps_.gt(0);
   const at::Tensor most_C = unit_C * kMostOwed, most_now_C = unit_C * kMostMadeUpFor;
   Next next{{}, at::maximum(at::minimum(sum_C, most_C), -most_C)};
   const at::Tensor now_C = at::maximum(at::minimum(next.error_sum_C * kMadeUpFor, most_now_C), -most_now_C);
-  next.threshold_C = threshold(target_C_ + now_C * num_experts_);
+  next.threshold_C = plant.threshold(target_C_ + now_C * num_experts_);
   return next;
 }
 
-void ThresholdController::restore(const std::vector<double>& thresholds,
-                                  const std::vector<double>& error_sums) {
-  const auto controllers = static_cast<size_t>(threshold_C_.numel());
-  if (thresholds.size() != controllers || error_sums.size() != controllers) {
-    throw std::invalid_argument("ThresholdController: state for " + std::to_string(thresholds.size()) +
-                                " controllers, expected " + std::to_string(controllers));
-  }
-  const at::Device device = threshold_C_.device();
-  threshold_C_ = at::tensor(thresholds, at::kDouble).to(device);
-  error_sum_C_ = at::tensor(error_sums, at::kDouble).to(device);
+bool ThresholdController::set_state(const std::string& name, const at::Tensor& value) {
+  if (name == "threshold_C")
+    threshold_C_ = value;
+  else if (name == "error_sum_C")
+    error_sum_C_ = value;
+  else if (name == "steps")
+    steps_ = value;
+  else
+    return false;
+  return true;
 }
 
 }  // namespace dtopp

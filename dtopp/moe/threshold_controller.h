@@ -24,12 +24,11 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
-#include <vector>
+#include <string>
 
 #include "dtopp/config/routing_config.h"
 #include "dtopp/moe/active_expert_curve.h"
-#include "dtopp/ops/core/torch.h"
+#include "dtopp/ops/core/named_tensors.h"
 
 namespace dtopp {
 
@@ -45,28 +44,29 @@ struct RoutedStep {
 
 class ThresholdController {
  public:
-  // num_layers: layers with a router. It is 0 for a dense model, whose targets are ignored.
+  // The method is dtop_p. num_layers: layers with a router.
   ThresholdController(const RoutingConfig& config, int64_t num_experts, int64_t num_layers,
                       const at::Device& device = at::kCPU);
 
-  // p of a layer for the next step, f64 []. Constant unless the method is dtop_p; unused by top_k.
+  // p of a layer for the next step, f64 [].
   at::Tensor threshold(int64_t layer) const { return threshold_C_[per_layer() ? layer : 0]; }
 
-  // Updates the state after one optimizer step. Does nothing unless the method is dtop_p, or if `applied`
-  // (bool []) is false.
+  // Updates the state after one optimizer step. Does nothing if `applied` (bool []) is false.
   void update(const RoutedStep& step, const at::Tensor& applied);
 
-  bool per_layer() const {
-    return config_.method == RoutingMethod::kDTopP && config_.scope == ThresholdScope::kLayer;
-  }
-  // f64, one value or one per layer: the state in a checkpoint. Never modified in place.
+  bool per_layer() const { return config_.scope == ThresholdScope::kLayer; }
+  // f64, one value or one per layer. Never modified in place.
   const at::Tensor& thresholds() const { return threshold_C_; }
   const at::Tensor& error_sums() const { return error_sum_C_; }
   // f64, likewise: the p at which the last step's tokens would have met T; NaN before a step with cumulative
   // probabilities.
   const at::Tensor& solved() const { return solved_C_; }
-  // Throws std::invalid_argument if the sizes are not those of this controller.
-  void restore(const std::vector<double>& thresholds, const std::vector<double>& error_sums);
+  // "threshold_C", "error_sum_C" and "steps", the number of applied updates. set_state returns false if the
+  // name is another one.
+  NamedTensors state() const {
+    return {{"threshold_C", threshold_C_}, {"error_sum_C", error_sum_C_}, {"steps", steps_}};
+  }
+  bool set_state(const std::string& name, const at::Tensor& value);
 
  private:
   // p of the next step, and sum_e after this one.
@@ -74,14 +74,14 @@ class ThresholdController {
     at::Tensor threshold_C, error_sum_C;
   };
   Next paper_law(const at::Tensor& error_C) const;
-  // threshold: maps a number of experts per token to the p at which the step's tokens would have chosen it.
-  Next solve(const at::Tensor& error_C,
-             const std::function<at::Tensor(const at::Tensor& experts_C)>& threshold) const;
+  class Plant;
+  Next solve(const at::Tensor& error_C, const Plant& plant) const;
 
   RoutingConfig config_;
-  at::Tensor num_experts_, target_C_;  // f64
-  at::Tensor edges_;                   // of the histogram's bins; undefined unless the method is dtop_p
+  at::Tensor num_experts_, target_C_;                // f64
+  at::Tensor edges_;                                 // of the histogram's bins
   at::Tensor threshold_C_, error_sum_C_, solved_C_;  // f64, per controller: one, or one per layer
+  at::Tensor steps_;                                 // int64 []
 };
 
 }  // namespace dtopp

@@ -158,9 +158,9 @@ at::Tensor compute_by_rank(const DispatchPlan& plan, const at::Tensor& x_AD, con
 
 }  // namespace
 
-at::Tensor AllToAllTokenDispatcher::operator()(const at::Tensor& x_TD, const at::Tensor& gates_TE,
-                                               const at::Tensor& gate_up_proj,
-                                               const at::Tensor& down_proj) const {
+at::Tensor AllToAllTokenDispatcher::forward(int64_t /*layer*/, const at::Tensor& x_TD,
+                                            const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
+                                            const at::Tensor& down_proj) {
   TORCH_CHECK(gates_TE.size(1) == gate_up_proj.size(0) * ranks_.size(),
               "token dispatcher: ", gates_TE.size(1), " gates per token do not match ", gate_up_proj.size(0),
               " experts on each of ", ranks_.size(), " ranks");

@@ -18,10 +18,11 @@
 #pragma once
 
 #include "dtopp/distributed/collectives/collectives.h"
+#include "dtopp/moe/experts.h"
 
 namespace dtopp {
 
-class AllToAllTokenDispatcher {
+class AllToAllTokenDispatcher final : public ExpertBackend {
  public:
   // `ranks` is the EP group, which this object must use alone.
   //
@@ -34,8 +35,8 @@ class AllToAllTokenDispatcher {
   // Computes moe_ffn (ops/moe_ffn/moe_ffn.h) of this rank's tokens with all gates of the layer and this
   // rank's expert weights. It is differentiable: weight gradients include the rows of all ranks. T may be 0
   // for a rank without a micro-batch, which still serves the other ranks' tokens.
-  at::Tensor operator()(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
-                        const at::Tensor& down_proj) const;
+  at::Tensor forward(int64_t layer, const at::Tensor& x_TD, const at::Tensor& gates_TE,
+                     const at::Tensor& gate_up_proj, const at::Tensor& down_proj) override;
 
  private:
   Collectives& ranks_;

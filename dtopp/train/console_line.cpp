@@ -23,11 +23,11 @@ std::string threshold_text(const std::vector<double>& thresholds) {
 }
 
 std::string routing_text(const RoutingConfig& routing, const StepResult& result) {
-  if (result.thresholds.empty()) return "";
+  if (result.activations.num_layers() == 0) return "";
   const ActivationSummary summary = result.activations.summary();
   std::string text = format(" | experts %.2f", summary.mean);
   if (routing.method == RoutingMethod::kDTopP) text += format("/%.3g", mean_experts(routing));
-  if (routing.method != RoutingMethod::kTopK) text.append(" | p ").append(threshold_text(result.thresholds));
+  if (const auto* p = result.router_values("threshold")) text.append(" | p ").append(threshold_text(*p));
   return text.append(format(" | imbalance %.1f", summary.imbalance));
 }
 

@@ -18,11 +18,11 @@ void add_activations(const std::string& prefix, const ActivationSummary& summary
   record.values.emplace_back(prefix + "dead_experts", static_cast<double>(summary.dead_experts));
 }
 
-// The shared p, or the mean p of the layers.
-double shared_or_mean(const std::vector<double>& thresholds, const RoutingConfig& routing) {
-  if (routing.scope == ThresholdScope::kGlobal) return thresholds[0];
+// The value that all layers share, or their mean.
+double shared_or_mean(const std::vector<double>& values) {
+  if (values.size() == 1) return values[0];
   double mean = 0;
-  for (const double p : thresholds) mean += p / static_cast<double>(thresholds.size());
+  for (const double value : values) mean += value / static_cast<double>(values.size());
   return mean;
 }
 
@@ -38,23 +38,19 @@ void add_shares(const ActivationStatistics& activations, MetricRecord& record) {
   }
 }
 
-void add_routing(const StepResult& result, const RoutingConfig& routing, MetricRecord& record) {
+void add_routing(const StepResult& result, MetricRecord& record) {
   auto& values = record.values;
-  const bool has_threshold = routing.method != RoutingMethod::kTopK;
   add_activations("moe/", result.activations.summary(), record);
   values.emplace_back("moe/token_mean_std", result.activations.token_mean_deviation());
-  if (has_threshold) {
-    add_shares(result.activations, record);
-    values.emplace_back("moe/threshold", shared_or_mean(result.thresholds, routing));
-  }
-  if (!result.solved.empty())
-    values.emplace_back("moe/threshold_solved", shared_or_mean(result.solved, routing));
-  for (size_t layer = 0; layer < result.thresholds.size(); ++layer) {
+  // Without a threshold, every token has the same number of experts.
+  if (result.router_values("threshold") != nullptr) add_shares(result.activations, record);
+  for (const auto& [name, by_layer] : result.router)
+    values.emplace_back("moe/" + name, shared_or_mean(by_layer));
+  for (size_t layer = 0; layer < static_cast<size_t>(result.activations.num_layers()); ++layer) {
     add_activations("moe/" + layer_key(layer, ""), result.activations.summary(static_cast<int64_t>(layer)),
                     record);
-    if (has_threshold) values.emplace_back("moe/" + layer_key(layer, "threshold"), result.thresholds[layer]);
-    if (!result.solved.empty())
-      values.emplace_back("moe/" + layer_key(layer, "threshold_solved"), result.solved[layer]);
+    for (const auto& [name, by_layer] : result.router)
+      values.emplace_back("moe/" + layer_key(layer, name.c_str()), by_layer[by_layer.size() > 1 ? layer : 0]);
     if (!result.scales.empty()) values.emplace_back("moe/" + layer_key(layer, "scale"), result.scales[layer]);
   }
 }
@@ -66,14 +62,14 @@ MetricRecord record_now(int64_t step, int64_t tokens) {
   return {step, tokens, std::chrono::duration<double>(since_1970).count(), {}};
 }
 
-void add_step(const StepResult& result, const RoutingConfig& routing, MetricRecord& record) {
+void add_step(const StepResult& result, MetricRecord& record) {
   auto& values = record.values;
   values.emplace_back("train/loss", result.loss);
   for (const auto& [name, value] : result.losses) values.emplace_back("train/" + name, value);
   values.emplace_back("train/lr", result.lr);
   values.emplace_back("train/grad_norm", result.grad_norm);
   values.emplace_back("train/skipped_steps", static_cast<double>(result.skipped_steps));
-  if (!result.thresholds.empty()) add_routing(result, routing, record);
+  if (result.activations.num_layers() > 0) add_routing(result, record);
 }
 
 void add_sources(const TrainingData& data, int64_t position, MetricRecord& record) {

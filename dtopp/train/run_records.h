@@ -10,7 +10,7 @@ namespace dtopp {
 MetricRecord record_now(int64_t step, int64_t tokens);
 
 // Adds train/… and, for a model with routers, moe/… in total and per layer.
-void add_step(const StepResult& result, const RoutingConfig& routing, MetricRecord& record);
+void add_step(const StepResult& result, MetricRecord& record);
 
 // Adds data/… if sources have weights: their use up to `position`.
 void add_sources(const TrainingData& data, int64_t position, MetricRecord& record);

@@ -1,5 +1,6 @@
 #include "dtopp/train/run_saving.h"
 
+#include "dtopp/moe/router_state.h"
 #include "dtopp/runs/run_directory.h"
 
 namespace dtopp {
@@ -34,10 +35,12 @@ class RanksOfRun final : public SavingRanks {
 
 std::filesystem::path save_run(const Trainer& trainer, const RunConfig& config, Collectives& ranks) {
   const ParameterStore& parameters = trainer.parameters();
+  const NamedTensors router =
+      trainer.routing().router ? host_state(*trainer.routing().router) : NamedTensors();
   const CheckpointContents contents{
-      trainer.state(),         parameters.parameter_sources(), parameters.slot_sources(),
-      to_yaml(config),         trainer.data().tokenizer_json,  trainer.data().images_json,
-      parameters.ema_sources()};
+      trainer.state(),          parameters.parameter_sources(), parameters.slot_sources(),
+      to_yaml(config),          trainer.data().tokenizer_json,  trainer.data().images_json,
+      parameters.ema_sources(), router_sources(router)};
   RanksOfRun saving(parameters, ranks);
   return save_checkpoint(checkpoints_of(config.output), contents, config.checkpoint.keep, saving);
 }

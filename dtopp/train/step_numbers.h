@@ -44,6 +44,7 @@ class StepNumbers {
   // Adds numbers that are the same on every rank.
   void add(std::string name, const at::Tensor& value);
   bool has(std::string_view name) const;
+  const NamedTensors& all() const { return values_; }
   // Throws std::invalid_argument if no number has this name.
   const at::Tensor& operator[](std::string_view name) const {
     return find_tensor(values_, name, "StepNumbers");

@@ -11,10 +11,16 @@ double StepResult::loss_named(std::string_view name) const {
   throw std::invalid_argument("StepResult: no loss named " + std::string(name));
 }
 
-StepInFlight::Arrival StepInFlight::read() const {
+const std::vector<double>* StepResult::router_values(std::string_view name) const {
+  for (const auto& [candidate, values] : router) {
+    if (candidate == name) return &values;
+  }
+  return nullptr;
+}
+
+StepResult StepInFlight::read() const {
   const StepNumbers numbers = copy_.get();
-  Arrival arrival{known_, numbers.list("new_threshold"), numbers.list("new_error_sum")};
-  StepResult& result = arrival.result;
+  StepResult result = known_;
 
   const auto count = static_cast<double>(shape_.micro_batches);
   const std::vector<double> sums = numbers.list("losses");
@@ -30,13 +36,10 @@ StepInFlight::Arrival StepInFlight::read() const {
                                                          shape_.num_experts, shape_.tokens);
   result.skipped = numbers.number("applied") == 0 && !result.overflowed;
   result.scales = numbers.list("scale");
-  // One threshold may apply to all layers.
-  const std::vector<double> thresholds = numbers.list("threshold"), solved = numbers.list("solved");
-  for (size_t layer = 0; layer < static_cast<size_t>(shape_.routed_layers); ++layer) {
-    result.thresholds.push_back(thresholds[thresholds.size() > 1 ? layer : 0]);
-    if (!solved.empty()) result.solved.push_back(solved[solved.size() > 1 ? layer : 0]);
-  }
-  return arrival;
+  for (const auto& [name, values] : numbers.all())
+    if (name.starts_with(kRouterMetric))
+      result.router.emplace_back(name.substr(std::string_view(kRouterMetric).size()), numbers.list(name));
+  return result;
 }
 
 }  // namespace dtopp

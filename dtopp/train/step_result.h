@@ -23,12 +23,12 @@ struct StepResult {
   std::vector<std::pair<std::string, double>> losses;  // unweighted, one per term
   double grad_norm = 0;                                // before clipping
   double lr = 0;
-  bool skipped = false;            // not finite: only the position has changed
-  int64_t skipped_steps = 0;       // so far, including this step
-  int64_t consecutive_skips = 0;   // of these, the last ones in a row
-  std::vector<double> thresholds;  // p used, per routed layer
-  std::vector<double> solved;      // p that would have met the target, per routed layer; empty: no target
-  std::vector<double> scales;      // theta used, per routed layer; empty unless dynamic
+  bool skipped = false;           // not finite: only the position has changed
+  int64_t skipped_steps = 0;      // so far, including this step
+  int64_t consecutive_skips = 0;  // of these, the last ones in a row
+  // Router::metrics of the step: "threshold", the p used, …; one value per routed layer, or one for all.
+  std::vector<std::pair<std::string, std::vector<double>>> router;
+  std::vector<double> scales;  // theta used, per routed layer; empty unless dynamic
   ActivationStatistics activations;
   std::vector<int64_t> max_assignments_L;  // most token-expert pairs in a micro-batch, per routed layer
   bool overflowed = false;                 // this step or one before it exceeded its capacity
@@ -38,25 +38,26 @@ struct StepResult {
 
   // The unweighted loss with this name. Throws std::invalid_argument if there is none.
   double loss_named(std::string_view name) const;
+  // The router's values with this name; null if there are none.
+  const std::vector<double>* router_values(std::string_view name) const;
 };
+
+// Begins the names of Router::metrics() among the numbers of a step.
+inline constexpr char kRouterMetric[] = "router/";
 
 // A step whose numbers are on their way to the host.
 class StepInFlight {
  public:
   // `known` holds the values that the host knows when the step is issued. `numbers` are those of the schema
-  // and "applied", "threshold" and "scale" of the step, "solved", "new_threshold" and "new_error_sum". begun:
+  // and "applied", "scale" and the router's metrics. begun:
   // seconds of a steady clock.
   StepInFlight(StepResult known, StepShape shape, const StepNumbers& numbers, double begun)
       : known_(std::move(known)), shape_(std::move(shape)), copy_(numbers), begun_(begun) {}
 
   double begun() const { return begun_; }
 
-  struct Arrival {
-    StepResult result;
-    std::vector<double> thresholds, error_sums;  // the controller's state after the step
-  };
   // Waits for the copy and returns the step's result.
-  Arrival read() const;
+  StepResult read() const;
 
  private:
   StepResult known_;

@@ -9,7 +9,7 @@ StepSchema StepShape::schema() const {
           {"stop_requested", {}},
           {"max_assignments", {routed_layers}, Reduce::kMaxOverRanks},
           {"activations", {ActivationStatistics::vector_size(routed_layers, num_experts)}},
-          {"prob_histogram", histogram_shape}};
+          {"statistics", statistics_shape}};
 }
 
 void StepSums::add_losses(int64_t micro_batch, const at::Tensor& total, const NamedTensors& terms) {
@@ -18,9 +18,9 @@ void StepSums::add_losses(int64_t micro_batch, const at::Tensor& total, const Na
   losses.emplace_back(micro_batch, at::stack(values).to(at::kDouble));
 }
 
-void StepSums::add_prob_histogram(const at::Tensor& of_micro_batch_CM) {
-  if (!of_micro_batch_CM.defined()) return;
-  prob_histogram_CM = prob_histogram_CM.defined() ? prob_histogram_CM + of_micro_batch_CM : of_micro_batch_CM;
+void StepSums::add_statistics(const at::Tensor& of_micro_batch) {
+  if (!of_micro_batch.defined()) return;
+  statistics = statistics.defined() ? statistics + of_micro_batch : of_micro_batch;
 }
 
 NamedTensors StepSums::fields(const StepShape& shape, const at::Tensor& squared_norms,
@@ -35,7 +35,7 @@ NamedTensors StepSums::fields(const StepShape& shape, const at::Tensor& squared_
           {"stop_requested", at::full({}, stop_requested ? 1.0 : 0.0, options)},
           {"max_assignments", max_assignments_L},
           {"activations", activations.to_vector(shape.num_experts, options.device())},
-          {"prob_histogram", prob_histogram_CM}};
+          {"statistics", statistics}};
 }
 
 }  // namespace dtopp

@@ -6,21 +6,13 @@
 
 #include "dtopp/base/steady_seconds.h"
 #include "dtopp/distributed/groups/rank_agreement.h"
+#include "dtopp/moe/router_state.h"
+#include "dtopp/moe/routers/make_router.h"
 #include "dtopp/moe/token_dispatcher.h"
-#include "dtopp/ops/route/cumulative_prob_bins.h"
 #include "dtopp/optim/schedule.h"
 #include "dtopp/train/step_decision.h"
 
 namespace dtopp {
-namespace {
-
-std::vector<double> doubles(const at::Tensor& values) {
-  const at::Tensor host = values.cpu();
-  return {host.const_data_ptr<double>(), host.const_data_ptr<double>() + host.numel()};
-}
-
-}  // namespace
-
 Trainer::Trainer(const RunConfig& config, Model model, TrainingData data, const at::TensorOptions& compute,
                  ProcessGroups groups)
     : config_(config),
@@ -28,25 +20,16 @@ Trainer::Trainer(const RunConfig& config, Model model, TrainingData data, const 
       data_(std::move(data)),
       groups_(std::move(groups)),
       store_(model_.parameters, compute, config.optimizer, groups_, config.parallel.reproducible),
-      controller_(config.routing, config.model.num_experts, model_.num_routed_layers, compute.device()) {
+      local_experts_(std::make_shared<LocalExperts>(capacity_predictor_)) {
+  if (model_.num_routed_layers > 0) router_ = make_router(config, compute.device());
   losses_ = model_.bind([this](const std::string& name) { return store_.model_param(name); });
   state_.seed = config.training.seed;
-  state_.threshold = doubles(controller_.thresholds());
-  state_.error_sum = doubles(controller_.error_sums());
-  state_.per_layer = controller_.per_layer();
   // With expert parallelism, the ranks exchange the exact number of pairs.
   if (!compute.device().is_cpu() && groups_.dims().ep_size == 1) predict_capacity(kCapacityMargin);
   overflowed_ = at::zeros({}, at::device(store_.device()).dtype(at::kBool));
-  if (groups_.dims().ep_size > 1) {
-    experts_ = [dispatcher = AllToAllTokenDispatcher(*groups_.ep_dispatch, config.parallel.reproducible)](
-                   const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
-                   const at::Tensor& down_proj,
-                   int64_t /*capacity*/) { return dispatcher(x_TD, gates_TE, gate_up_proj, down_proj); };
-  }
-  if (config.loss.batch_statistics == BatchStatistics::kGlobal && model_.num_routed_layers > 0) {
-    counts_LE_ = at::zeros({model_.num_routed_layers, config.model.num_experts},
-                           at::device(store_.device()).dtype(at::kDouble));
-  }
+  if (groups_.dims().ep_size > 1)
+    dispatcher_ =
+        std::make_shared<AllToAllTokenDispatcher>(*groups_.ep_dispatch, config.parallel.reproducible);
 }
 
 void Trainer::initialise() {
@@ -66,15 +49,7 @@ void Trainer::restore(const Checkpoint& checkpoint) {
     store_.load_ema(checkpoint);
   }
   state_ = checkpoint.state();
-  controller_.restore(state_.threshold, state_.error_sum);
-  if (counts_LE_.defined() && !state_.tokens_per_expert.empty()) {
-    if (counts_LE_.numel() != static_cast<int64_t>(state_.tokens_per_expert.size()))
-      throw CheckpointError(checkpoint.path().string() +
-                            "/state.json: expert_counts: " + std::to_string(state_.tokens_per_expert.size()) +
-                            " numbers for " + std::to_string(counts_LE_.numel()) + " experts");
-    const at::Tensor counts = at::tensor(state_.tokens_per_expert, at::kLong).to(at::kDouble);
-    counts_LE_ = to_device(counts.view(counts_LE_.sizes()), store_.device());
-  }
+  if (router_) load_router(*router_, checkpoint.router(), checkpoint.path());
 }
 
 at::Tensor Trainer::scales() const {
@@ -84,13 +59,6 @@ at::Tensor Trainer::scales() const {
   }
   if (scales.empty()) return at::empty({0}, at::device(store_.device()).dtype(at::kFloat));
   return at::stack(scales);
-}
-
-RoutingInputs Trainer::training_inputs() const {
-  RoutingInputs inputs = routing();
-  inputs.experts = experts_;
-  inputs.agree = agreement(*groups_.world);
-  return inputs;
 }
 
 void Trainer::share_loss_names() {
@@ -106,14 +74,8 @@ StepShape Trainer::step_shape(int64_t chunks) const {
   StepShape shape{loss_names_, micro_batches(), step_tokens(), chunks, model_.num_routed_layers};
   if (shape.routed_layers == 0) return shape;
   shape.num_experts = config_.model.num_experts;
-  if (cumulative_prob_sampling().stride > 0)
-    shape.histogram_shape = {controller_.thresholds().numel(), kCumulativeProbBins};
+  shape.statistics_shape = router_->statistics_shape();
   return shape;
-}
-
-CumulativeProbSampling Trainer::cumulative_prob_sampling() const {
-  return dtopp::cumulative_prob_sampling(config_.routing, config_.model.num_experts, model_.tokens_per_sample,
-                                         step_tokens());
 }
 
 at::Tensor Trainer::overflows(const StepSums& sums) {
@@ -125,13 +87,8 @@ at::Tensor Trainer::overflows(const StepSums& sums) {
 
 bool Trainer::step(const StopToken& stop) {
   const double begin = steady_seconds();
-  const at::Tensor threshold_C = controller_.thresholds();
-  RoutingInputs inputs = training_inputs();
-  inputs.router.sampling = cumulative_prob_sampling();
-  if (counts_LE_.defined())
-    inputs.share_LE = (counts_LE_ / static_cast<double>(step_tokens())).to(at::kFloat);
-  inputs.capacity = capacity_predictor_.capacity_L();
-  const StepSums sums = accumulate_gradients(inputs, stop);
+  const Routing routing = {router_, dispatcher_ ? dispatcher_ : local_experts_, /*training=*/true};
+  const StepSums sums = accumulate_gradients(routing, stop);
   if (is_abandoned(sums, groups_.size())) return false;
   const at::Tensor scale_L = scales();
   share_loss_names();
@@ -150,7 +107,6 @@ bool Trainer::step(const StopToken& stop) {
       StepNumbers::reduce(shape.schema(), sums.fields(shape, squared_norms, overflows(sums)),
                           squared_norms.options(), *groups_.world);
   overflowed_ = numbers["overflowed"].ne(0);
-  numbers.add("threshold", threshold_C);
   numbers.add("scale", scale_L);
   apply(numbers, result.lr);
   in_flight_.emplace_back(std::move(result), std::move(shape), numbers, begin);
@@ -160,27 +116,18 @@ bool Trainer::step(const StopToken& stop) {
 void Trainer::apply(StepNumbers& numbers, double lr) {
   const StepDecision decision = decide(numbers, config_.optimizer);
   store_.step(lr, decision.divisor, decision.applied);
-  const int64_t num_layers = model_.num_routed_layers;
-  const at::Tensor prob_histogram_CM = numbers.take("prob_histogram");
-  const bool has_histogram = prob_histogram_CM.numel() > 0;
-  if (num_layers > 0) {
-    const at::Tensor counts_LE = ActivationStatistics::from_vector(numbers["activations"], num_layers,
-                                                                   config_.model.num_experts, step_tokens())
-                                     .tokens_per_expert();
-    controller_.update({counts_LE.sum(1), step_tokens(), has_histogram ? prob_histogram_CM : at::Tensor(),
-                        cumulative_prob_sampling().stride},
-                       decision.applied);
-    if (counts_LE_.defined()) counts_LE_ = at::where(decision.applied, counts_LE.to(at::kDouble), counts_LE_);
-  }
   numbers.add("applied", decision.applied);
-  numbers.add("solved", controller_.solved().narrow(0, 0, has_histogram ? prob_histogram_CM.size(0) : 0));
-  numbers.add("new_threshold", controller_.thresholds());
-  numbers.add("new_error_sum", controller_.error_sums());
+  const at::Tensor statistics = numbers.take("statistics");
+  if (!router_) return;
+  const ActivationStatistics activations = ActivationStatistics::from_vector(
+      numbers["activations"], model_.num_routed_layers, config_.model.num_experts, step_tokens());
+  router_->update({activations.tokens_per_expert(), step_tokens(), statistics}, decision.applied);
+  for (const auto& [name, values] : router_->metrics()) numbers.add(kRouterMetric + name, values);
 }
 
 std::optional<StepResult> Trainer::next_result(size_t in_flight) {
   if (in_flight_.size() <= in_flight) return std::nullopt;
-  auto [result, thresholds, error_sums] = in_flight_.front().read();
+  StepResult result = in_flight_.front().read();
   if (must_run_again(result)) {
     undo(result);
     return std::nullopt;
@@ -193,13 +140,6 @@ std::optional<StepResult> Trainer::next_result(size_t in_flight) {
   in_flight_.pop_front();
   state_.skipped_steps += result.skipped ? 1 : 0;
   state_.consecutive_skips = result.skipped ? state_.consecutive_skips + 1 : 0;
-  state_.threshold = std::move(thresholds);
-  state_.error_sum = std::move(error_sums);
-  if (counts_LE_.defined() && !result.skipped) {
-    const at::Tensor counts_LE = result.activations.tokens_per_expert().cpu().contiguous();
-    state_.tokens_per_expert.assign(counts_LE.const_data_ptr<int64_t>(),
-                                    counts_LE.const_data_ptr<int64_t>() + counts_LE.numel());
-  }
   result.skipped_steps = state_.skipped_steps;
   result.consecutive_skips = state_.consecutive_skips;
   return result;

@@ -18,7 +18,6 @@
 #include "dtopp/models/batch_losses.h"
 #include "dtopp/models/model.h"
 #include "dtopp/models/validation_sums.h"
-#include "dtopp/moe/capacity_predictor.h"
 #include "dtopp/optim/parameter_store.h"
 #include "dtopp/train/step_result.h"
 
@@ -61,11 +60,10 @@ class Trainer {
   // The state after the steps whose results were read; step, tokens and position include issued steps. A
   // checkpoint therefore takes it after the last result.
   const TrainingState& state() const { return state_; }
-  // The thresholds of the next step.
-  RoutingInputs routing() const { return routing_inputs(controller_, model_.num_routed_layers); }
-  // The same with the expert backend and the agreement between ranks, for parameters() in the compute
-  // precision.
-  RoutingInputs training_inputs() const;
+  // The router at the next step, with this rank's experts: for whole parameters.
+  Routing routing() const { return {router_, nullptr}; }
+  // The same with the experts of the EP group, for parameters() in the compute precision.
+  Routing parallel_routing() const { return {router_, dispatcher_, false, groups_.world.get()}; }
   const ParameterStore& parameters() const { return store_; }
   const Model& model() const { return model_; }
   const TrainingData& data() const { return data_; }
@@ -77,19 +75,18 @@ class Trainer {
     return config_.training.global_batch_size / config_.training.micro_batch_size;
   }
   StepShape step_shape(int64_t chunks) const;
-  CumulativeProbSampling cumulative_prob_sampling() const;
   // theta per routed layer; [0] unless dynamic.
   at::Tensor scales() const;
   // Runs the model forward and backward over this rank's micro-batches, until `stop` becomes true.
-  StepSums accumulate_gradients(const RoutingInputs& inputs, const StopToken& stop);
-  void accumulate_micro_batch(int64_t micro_batch, const RoutingInputs& inputs, StepSums& sums);
+  StepSums accumulate_gradients(const Routing& inputs, const StopToken& stop);
+  void accumulate_micro_batch(int64_t micro_batch, const Routing& inputs, StepSums& sums);
   // Computes this rank's experts for other ranks of its EP group that have a micro-batch or validate, while
   // this rank has no batch.
-  void forward_empty(const RoutingInputs& inputs) const;
-  std::optional<ValidationResult> validate_with(const RoutingInputs& inputs, int64_t samples,
+  void forward_empty() const;
+  std::optional<ValidationResult> validate_with(const Routing& inputs, int64_t samples,
                                                 const StopToken& stop) const;
-  // Inputs with thresholds at which the current parameters use the target number of experts.
-  RoutingInputs solved_inputs() const;
+  // A router with thresholds at which the current parameters use the target number of experts.
+  Routing solved_routing() const;
   // Sends rank 0's loss names to ranks without micro-batches, once.
   void share_loss_names();
   // Whether this step, or an earlier one that must run again, exceeded its capacity: bool [].
@@ -104,13 +101,13 @@ class Trainer {
   TrainingData data_;
   ProcessGroups groups_;
   ParameterStore store_;
-  ExpertBackend experts_;  // empty if this rank holds all experts
+  std::shared_ptr<ExpertBackend> dispatcher_;     // null if this rank holds all experts
+  std::shared_ptr<ExpertBackend> local_experts_;  // with predicted capacities, for training
   LossFunction losses_;
   std::vector<std::string> loss_names_;
   bool names_are_shared_ = false;
-  ThresholdController controller_;
+  std::shared_ptr<Router> router_;  // null: a dense model
   TrainingState state_;
-  at::Tensor counts_LE_;  // f64: counts of the last applied step with global batch statistics; else undefined
   CapacityPredictor capacity_predictor_;
   at::Tensor overflowed_;  // bool []: a step exceeded its capacity; nothing is applied until it runs again
   std::deque<StepInFlight> in_flight_;

@@ -1,5 +1,5 @@
 // Implements a rank's forward and backward passes over its micro-batches.
-#include <utility>
+#include <string_view>
 
 #include "dtopp/base/steady_seconds.h"
 #include "dtopp/distributed/sharding/tree_sum.h"
@@ -10,7 +10,7 @@ namespace dtopp {
 
 // The ranks of an EP group take its micro-batches in turn. The micro-batches that they process at a time are
 // an aligned range of the step's (tree_sum.h).
-StepSums Trainer::accumulate_gradients(const RoutingInputs& inputs, const StopToken& stop) {
+StepSums Trainer::accumulate_gradients(const Routing& inputs, const StopToken& stop) {
   StepSums sums;
   sums.activations = ActivationStatistics(model_.num_routed_layers);
   sums.max_assignments_L =
@@ -28,7 +28,7 @@ StepSums Trainer::accumulate_gradients(const RoutingInputs& inputs, const StopTo
     if (micro_batch < range.end) {
       accumulate_micro_batch(micro_batch, inputs, sums);
     } else {
-      forward_empty(inputs);
+      forward_empty();
     }
     store_.end_micro_batch();
   }
@@ -36,7 +36,7 @@ StepSums Trainer::accumulate_gradients(const RoutingInputs& inputs, const StopTo
   return sums;
 }
 
-void Trainer::accumulate_micro_batch(int64_t micro_batch, const RoutingInputs& inputs, StepSums& sums) {
+void Trainer::accumulate_micro_batch(int64_t micro_batch, const Routing& inputs, StepSums& sums) {
   const int64_t size = config_.training.micro_batch_size;
   const double wait = steady_seconds();
   const int64_t position = state_.sample_position + micro_batch * size;
@@ -46,7 +46,7 @@ void Trainer::accumulate_micro_batch(int64_t micro_batch, const RoutingInputs& i
   (losses.total / static_cast<double>(micro_batches())).backward();
   sums.add_losses(micro_batch, losses.total.detach(), losses.values);
   sums.activations.add(losses.activations);
-  sums.add_prob_histogram(losses.prob_histogram_CM);
+  sums.add_statistics(losses.statistics);
   if (model_.num_routed_layers > 0)
     sums.max_assignments_L = at::maximum(sums.max_assignments_L, losses.activations.num_assignments());
   if (loss_names_.empty()) {
@@ -54,21 +54,24 @@ void Trainer::accumulate_micro_batch(int64_t micro_batch, const RoutingInputs& i
   }
 }
 
-void Trainer::forward_empty(const RoutingInputs& inputs) const {
+// Layer after layer: other ranks need the experts of a layer before they gather the parameters of later ones.
+void Trainer::forward_empty() const {
+  const auto ends_with = [](const ParameterSpec& spec, std::string_view end) {
+    return spec.role == ParameterRole::kExpert && spec.name.ends_with(end);
+  };
   at::Tensor x_TD, gates_TE, gate_up;
+  int64_t layer = 0;
   for (const ParameterSpec& spec : store_.specs()) {
     const at::Tensor weight = store_.model_param(spec.name);
-    if (spec.role != ParameterRole::kExpert || !inputs.experts) continue;
-    if (!gate_up.defined()) {
-      gate_up = weight;
-      continue;
-    }
+    if (!dispatcher_) continue;
+    if (ends_with(spec, "gate_up_proj")) gate_up = weight;
+    if (!ends_with(spec, "down_proj")) continue;
     if (!x_TD.defined()) {
       const auto options = weight.options();
       x_TD = at::empty({0, config_.model.hidden_size}, options).requires_grad_();
       gates_TE = at::empty({0, config_.model.num_experts}, options.dtype(at::kFloat)).requires_grad_();
     }
-    x_TD = inputs.experts(x_TD, gates_TE, std::exchange(gate_up, at::Tensor()), weight, 0);
+    x_TD = dispatcher_->forward(layer++, x_TD, gates_TE, gate_up, weight);
   }
   if (x_TD.defined() && at::GradMode::is_enabled()) x_TD.sum().backward();
 }

@@ -9,25 +9,24 @@ namespace dtopp {
 std::optional<ValidationResult> Trainer::validate(int64_t tokens, const StopToken& stop) {
   const auto wanted = static_cast<uint64_t>(std::max<int64_t>(1, tokens / model_.tokens_per_sample));
   const auto samples = static_cast<int64_t>(std::min(wanted, data_.validation_samples));
-  std::optional<ValidationResult> result = validate_with(training_inputs(), samples, stop);
+  std::optional<ValidationResult> result = validate_with(parallel_routing(), samples, stop);
   if (!result || model_.ema_decay == 0) return result;
   swap_ema();
-  const std::optional<ValidationResult> of_ema = validate_with(solved_inputs(), samples, stop);
+  const std::optional<ValidationResult> of_ema = validate_with(solved_routing(), samples, stop);
   swap_ema();
   if (!of_ema) return std::nullopt;
   result->ema_loss = of_ema->loss;
   return result;
 }
 
-RoutingInputs Trainer::solved_inputs() const {
-  const RoutingInputs inputs = training_inputs();
-  const RoutingConfig& routing = config_.routing;
+Routing Trainer::solved_routing() const {
   // Top-p has no target; its p comes from the configuration.
-  if (model_.num_routed_layers == 0 || routing.method != RoutingMethod::kDTopP) return inputs;
-  return solve_on_validation(model_, routing, routing.experts, store_.device(), losses_, data_, inputs);
+  if (!router_ || config_.routing.method != RoutingMethod::kDTopP) return parallel_routing();
+  return solve_on_validation(model_, config_, config_.routing.experts, store_.device(), losses_, data_,
+                             parallel_routing());
 }
 
-std::optional<ValidationResult> Trainer::validate_with(const RoutingInputs& inputs, int64_t samples,
+std::optional<ValidationResult> Trainer::validate_with(const Routing& inputs, int64_t samples,
                                                        const StopToken& stop) const {
   const at::NoGradGuard no_grad;
   ValidationSums sums(model_, config_.model.num_experts, samples, config_.training.micro_batch_size,
@@ -36,7 +35,7 @@ std::optional<ValidationResult> Trainer::validate_with(const RoutingInputs& inpu
     if (any_rank(*groups_.world, stop.stop_requested())) return std::nullopt;
     const int64_t b = first + groups_.rank();
     if (b >= sums.num_batches()) {
-      forward_empty(inputs);
+      forward_empty();
       continue;
     }
     const Batch batch = data_.validation_batch(static_cast<uint64_t>(sums.first_sample(b)), sums.size_of(b))

@@ -98,7 +98,7 @@ class ThresholdController:
             router.loss_scale.fill_(scale / len(self.routers))
 
     def state_dict(self) -> dict[str, Any]:
-        """threshold and error_sum as in a checkpoint's state.json: numbers, or lists with one number per
+        """threshold and error_sum as in a checkpoint's router.safetensors: numbers, or lists with one number per
         layer."""
         values = {"threshold": self._threshold_C.tolist(), "error_sum": self._error_sum_C.tolist()}
         return values if self.scope == "layer" else {name: one for name, (one,) in values.items()}

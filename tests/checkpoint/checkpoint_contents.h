@@ -30,13 +30,11 @@ class SampleContents {
       tensor(name + ".exp_avg_sq", {2, elements}, contents.optimizer);
     }
     tensor("model.layers.0.mlp.gate.scale", {}, contents.parameters);
+    tensor("threshold_C", {1}, contents.router);
     contents.state = {.step = step,
                       .tokens = step * 4096,
                       .sample_position = step * 8,
                       .seed = 17,
-                      .threshold = {0.1 + 0.2 / static_cast<double>(step)},
-                      .error_sum = {-1.0 / 3.0},
-                      .per_layer = false,
                       .skipped_steps = 2,
                       .consecutive_skips = 1};
     contents.config_yaml = "name: sample\nstep: " + std::to_string(step) + "\n";
@@ -66,6 +64,9 @@ inline bool holds(const Checkpoint& checkpoint, const CheckpointContents& conten
     if (!same(checkpoint.parameter(tensor.name, tensor.shape), tensor)) return false;
   for (const auto& tensor : contents.optimizer)
     if (!same(checkpoint.slot(tensor.name, tensor.shape), tensor)) return false;
+  for (size_t i = 0; i < contents.router.size(); ++i)
+    if (i >= checkpoint.router().size() || !same(checkpoint.router()[i].bytes, contents.router[i]))
+      return false;
   return read_file(checkpoint.tokenizer_path()) == contents.tokenizer_json;
 }
 

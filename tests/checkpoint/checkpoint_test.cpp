@@ -280,14 +280,24 @@ TEST(SaveCheckpoint, that_fails_names_the_path_and_leaves_what_was_there) {
   ScratchDirectory scratch;
   save(scratch.path(), 10);
   SampleContents bad(20);
-  bad.contents.state.threshold = {std::nan("")};
+  bad.contents.router.push_back(bad.contents.router[0]);
   EXPECT_THAT(error_of<DataError>([&] { save_checkpoint(scratch.path(), bad.contents, 1); }),
-              HasSubstr("threshold: not finite"));
+              HasSubstr("router.safetensors"));
   overwrite(scratch / "file", "");
   EXPECT_THAT(error_of<DataError>([&] { save(scratch / "file/checkpoints", 20); }),
               HasSubstr("/file: cannot create the directory: Not a directory"));
   fs::remove(scratch / "file");
   EXPECT_THAT(names_in(scratch.path()), ElementsAre("step-00000010"));
+}
+
+TEST(SaveCheckpoint, replaces_a_checkpoint_of_the_step_with_another_router) {
+  ScratchDirectory scratch;
+  const SampleContents first(10), other(11);
+  SampleContents second(10);
+  save_checkpoint(scratch.path(), first.contents, 0);
+  second.contents.router = other.contents.router;
+  const fs::path path = save_checkpoint(scratch.path(), second.contents, 0);
+  EXPECT_TRUE(holds(Checkpoint(path), second.contents));
 }
 
 }  // namespace

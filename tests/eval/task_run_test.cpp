@@ -10,6 +10,7 @@
 #include "tests/base/scratch_directory.h"
 #include "tests/distributed/rank_threads.h"
 #include "tests/eval/tiny_model.h"
+#include "tests/moe/fixed_threshold.h"
 #include "tests/tasks/evaluation_data.h"
 
 namespace dtopp {
@@ -109,7 +110,7 @@ TEST_F(TaskRunTest, takes_nothing_from_a_run_with_another_tokenizer_program_or_t
   EXPECT_THAT(watch_.messages, IsEmpty());
   run(kept(shipped_tokenizer(), "2"));
   EXPECT_THAT(watch_.messages, IsEmpty());
-  model_->routing.threshold[1] = at::full({}, 0.5, at::kDouble);
+  model_->routing = fixed_threshold(tiny_config(), 0.5);
   run(kept(shipped_tokenizer(), "2"));
   EXPECT_THAT(watch_.messages, IsEmpty());
 }
@@ -142,7 +143,7 @@ TEST_F(TaskRunTest, says_how_many_experts_each_task_took) {
   tasks_ = {two_items("copa", 3), questions("svamp", 20, 4)};
   for (const auto& [p, experts] :
        {std::pair{1e-6, 1.0}, {1 - 1e-9, static_cast<double>(tiny_config().model.num_experts)}}) {
-    for (at::Tensor& threshold : model_->routing.threshold) threshold = at::full({}, p, at::kDouble);
+    model_->routing = fixed_threshold(tiny_config(), p);
     const auto results = run({});
     for (const TaskResult& result : results) EXPECT_EQ(result.experts.active_experts(), experts);
     // The items share a context of three tokens. One choice has one token, the other two; a choice's last

@@ -9,6 +9,8 @@
 
 #include "dtopp/checkpoint/checkpoint.h"
 #include "dtopp/inference/inference_model.h"
+#include "dtopp/moe/router_state.h"
+#include "dtopp/moe/routers/make_router.h"
 #include "dtopp/parameters/initialisation.h"
 #include "dtopp/parameters/parameters.h"
 
@@ -40,7 +42,7 @@ inline TinyParameters tiny_parameters(const RunConfig& config) {
   return parameters;
 }
 
-// Leaves the thresholds unset.
+// Without a router.
 inline InferenceModel tiny_model(const RunConfig& config) {
   const TinyParameters parameters = tiny_parameters(config);
   InferenceModel loaded{config, {}, {}};
@@ -55,7 +57,12 @@ inline std::filesystem::path save_tiny_checkpoint(const std::filesystem::path& f
                                                   const std::string& tokenizer_json = "") {
   const TinyParameters parameters = tiny_parameters(config);
   CheckpointContents contents;
-  contents.state = {.step = 5, .tokens = 1000, .threshold = {0.4}, .error_sum = {0}};
+  contents.state = {.step = 5, .tokens = 1000};
+  NamedTensors router;
+  if (!config.model.is_dense()) router = make_router(config, at::kCPU)->state();
+  for (auto& [name, tensor] : router)
+    if (name == "threshold_C") tensor = at::full_like(tensor, 0.4);
+  contents.router = router_sources(router);
   contents.config_yaml = to_yaml(config);
   contents.tokenizer_json = tokenizer_json;
   for (const auto& [name, tensor] : parameters) {

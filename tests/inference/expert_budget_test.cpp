@@ -12,7 +12,7 @@ namespace {
 InferenceModel tiny(ThresholdScope scope) { return tiny_model(tiny_config(scope)); }
 
 std::vector<double> experts_of_layers(const InferenceModel& model, const at::Tensor& tokens_BL,
-                                      const RoutingInputs& inputs) {
+                                      const Routing& inputs) {
   const at::NoGradGuard no_grad;
   std::vector<double> means;
   for (const RouteOutput& routing : hidden_states(model.model, tokens_BL, inputs).routing)
@@ -25,9 +25,8 @@ TEST(ExpertBudget, one_threshold_meets_the_mean_over_layers) {
   const InferenceModel model = tiny(ThresholdScope::kGlobal);
   const at::Tensor tokens_BL = at::randint(0, 64, {20, 50}, at::kLong);
   for (const double target : {1.5, 4.0, 11.0}) {
-    const RoutingInputs solved = solve_thresholds(model, tokens_BL, target);
-    ASSERT_EQ(solved.threshold.size(), 3);
-    EXPECT_TRUE(solved.threshold[0].equal(solved.threshold[2]));
+    const Routing solved = solve_thresholds(model, tokens_BL, target);
+    EXPECT_EQ(solved.router->metric("threshold").size(), 1);
     const auto means = experts_of_layers(model, tokens_BL, solved);
     EXPECT_NEAR((means[0] + means[1] + means[2]) / 3, target, 2e-3 * target);
   }
@@ -36,7 +35,7 @@ TEST(ExpertBudget, one_threshold_meets_the_mean_over_layers) {
 TEST(ExpertBudget, a_threshold_a_layer_meets_it_in_each) {
   const InferenceModel model = tiny(ThresholdScope::kLayer);
   const at::Tensor tokens_BL = at::randint(0, 64, {20, 50}, at::kLong);
-  const RoutingInputs solved = solve_thresholds(model, tokens_BL, 5);
+  const Routing solved = solve_thresholds(model, tokens_BL, 5);
   for (const double mean : experts_of_layers(model, tokens_BL, solved)) EXPECT_NEAR(mean, 5, 0.01);
 }
 

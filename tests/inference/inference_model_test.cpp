@@ -24,8 +24,7 @@ TEST(InferenceModel, is_read_from_a_checkpoint_alone) {
   write_file_atomically(path / "config.yaml", "base: elsewhere.yaml\n");
   const InferenceModel loaded = load_inference_model(checkpoint);
   EXPECT_EQ(to_yaml(loaded.config), to_yaml(config));
-  ASSERT_EQ(loaded.routing.threshold.size(), 3);
-  EXPECT_EQ(loaded.routing.threshold[2].item<double>(), 0.4);
+  EXPECT_EQ(loaded.routing.router->metric("threshold"), std::vector<double>{0.4});
 
   const at::NoGradGuard no_grad;
   const at::Tensor tokens_BL = at::arange(30, at::kLong).view({2, 15});

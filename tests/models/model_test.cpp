@@ -9,6 +9,7 @@
 #include "dtopp/models/batch.h"
 #include "dtopp/models/batch_losses.h"
 #include "dtopp/models/registry/make_model.h"
+#include "tests/moe/fixed_threshold.h"
 
 namespace dtopp {
 namespace {
@@ -44,10 +45,8 @@ TEST(Model, looks_up_the_parameters_it_lists_in_their_order) {
         if (std::ranges::find(used, name) == used.end()) used.push_back(name);
         return tensors.at(name);
       });
-      RoutingInputs inputs;
-      inputs.threshold.assign(static_cast<size_t>(model.num_routed_layers), at::full({}, 0.5, at::kDouble));
       const Batch batch{3, {{"tokens", at::zeros({2, model.tokens_per_sample + 1}, at::kLong)}}};
-      const BatchLosses result = losses(batch, inputs);
+      const BatchLosses result = losses(batch, fixed_threshold(config, 0.5));
       EXPECT_EQ(used, listed);
       EXPECT_NO_THROW(result.value(model.validation_loss));
       EXPECT_THROW(result.value("no_such_loss"), std::invalid_argument);

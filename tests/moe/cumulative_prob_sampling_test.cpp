@@ -6,7 +6,7 @@ namespace dtopp {
 namespace {
 
 int64_t stride(int64_t num_experts, int64_t tokens_per_sample = 2048, int64_t tokens_per_step = 1 << 20) {
-  return cumulative_prob_sampling({}, num_experts, tokens_per_sample, tokens_per_step).stride;
+  return cumulative_prob_stride(num_experts, tokens_per_sample, tokens_per_step);
 }
 
 // docs/controller.md
@@ -26,12 +26,6 @@ TEST(CumulativeProbSampling, leaves_2048_tokens_a_step_and_divides_a_sample) {
   EXPECT_EQ(stride(128, 2048, 2047), 1);
   EXPECT_EQ(stride(128, 6), 2);
   EXPECT_EQ(stride(128, 77), 1);
-}
-
-TEST(CumulativeProbSampling, takes_none_where_no_target_is_held) {
-  RoutingConfig config;
-  config.method = RoutingMethod::kTopP;
-  EXPECT_EQ(cumulative_prob_sampling(config, 64, 2048, 1 << 20).stride, 0);
 }
 
 }  // namespace

@@ -6,6 +6,8 @@
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
+#include "dtopp/ops/route/cumulative_prob_bins.h"
+
 namespace dtopp::threshold_controller_test {
 namespace {
 
@@ -55,16 +57,6 @@ TEST(ThresholdController, layers_are_independent_with_layer_scope) {
   EXPECT_DOUBLE_EQ(p_of(controller), 0.25);
   EXPECT_DOUBLE_EQ(p_of(controller, 1), 0.25 + 0.2 * (2.0 / 64));
   EXPECT_DOUBLE_EQ(p_of(controller, 2), 0.25 + 0.2 * (-8.0 / 64));
-}
-
-TEST(ThresholdController, is_constant_for_fixed_top_p) {
-  RoutingConfig config = routing(0.4);
-  config.method = RoutingMethod::kTopP;
-  ThresholdController controller(config, 64, 2);
-  const std::vector<int64_t> selected = {64000, 64000};
-  update(controller, selected, 1000);
-  EXPECT_EQ(p_of(controller), 0.4);
-  EXPECT_EQ(error_sum_of(controller), 0.0);
 }
 
 TEST(ThresholdController, anti_windup_leaves_the_bound_at_once_when_the_error_turns) {
@@ -165,12 +157,29 @@ TEST(ThresholdController, restores_to_the_same_future) {
   const std::vector<int64_t> first = {12345};
   update(a, first, 1000);
   ThresholdController b(routing(), 64, 1);
-  b.restore({p_of(a)}, {error_sum_of(a)});
+  for (const auto& [name, value] : a.state()) EXPECT_TRUE(b.set_state(name, value));
   const std::vector<int64_t> second = {6789};
   update(a, second, 1000);
   update(b, second, 1000);
   EXPECT_EQ(p_of(a), p_of(b));
-  EXPECT_THROW(b.restore({0.1, 0.2}, {0.0, 0.0}), std::invalid_argument);
+  EXPECT_FALSE(b.set_state("bias", at::zeros({1})));
+}
+
+// solve omits the error of the first step, whose p the user chose, but of no later step with the same p.
+TEST(ThresholdController, counts_its_steps_to_tell_the_first_one) {
+  RoutingConfig config = routing(0.5, 2);
+  config.controller = Controller::kSolve;
+  ThresholdController controller(config, 4, 1);
+  at::Tensor histogram_CM = at::zeros({1, kCumulativeProbBins});
+  histogram_CM.fill_(1);
+  const auto step = [&] {
+    controller.update({at::tensor({3000}, at::kLong), 1000, histogram_CM}, at::full({}, true, at::kBool));
+  };
+  step();
+  EXPECT_EQ(error_sum_of(controller), 0);
+  controller.set_state("threshold_C", at::full({1}, 0.5, at::kDouble));  // returns to p_0
+  step();
+  EXPECT_EQ(error_sum_of(controller), -0.25);
 }
 
 }  // namespace

@@ -50,7 +50,7 @@ Case random_case(uint64_t seed) {
   return c;
 }
 
-Result run(const AllToAllTokenDispatcher& experts, const Case& c, int64_t rank) {
+Result run(AllToAllTokenDispatcher experts, const Case& c, int64_t rank) {
   const auto index = static_cast<size_t>(rank);
   const auto own = [&](const at::Tensor& weight) {
     const int64_t each = weight.size(0) / c.ranks;
@@ -58,7 +58,7 @@ Result run(const AllToAllTokenDispatcher& experts, const Case& c, int64_t rank) 
   };
   const at::Tensor x_TD = leaf(c.x_TD[index]), gates_TE = leaf(c.gates_TE[index]);
   const at::Tensor gate_up = own(c.gate_up_EGD), down = own(c.down_EDF);
-  const at::Tensor y_TD = experts(x_TD, gates_TE, gate_up, down);
+  const at::Tensor y_TD = experts.forward(/*layer=*/0, x_TD, gates_TE, gate_up, down);
   y_TD.backward(c.grad_y_TD[index]);
   return {y_TD.detach(), x_TD.grad(), gates_TE.grad(), gate_up.grad(), down.grad()};
 }
@@ -157,9 +157,10 @@ TEST(AllToAllTokenDispatcher, makes_room_for_the_pairs_that_come) {
 
 TEST(AllToAllTokenDispatcher, refuses_gates_that_are_not_those_of_all_experts) {
   SingleRank alone;
-  const AllToAllTokenDispatcher experts(alone, true);
-  EXPECT_THROW(experts(at::zeros({2, 4}), at::zeros({2, 3}), at::zeros({2, 6, 4}), at::zeros({2, 4, 3})),
-               c10::Error);
+  AllToAllTokenDispatcher experts(alone, true);
+  EXPECT_THROW(
+      experts.forward(0, at::zeros({2, 4}), at::zeros({2, 3}), at::zeros({2, 6, 4}), at::zeros({2, 4, 3})),
+      c10::Error);
 }
 
 }  // namespace

@@ -21,11 +21,20 @@ def load_checkpoint(directory, dtype=torch.float32):
     """Returns (configuration, parameters, moments, state) of a checkpoint directory."""
     directory = pathlib.Path(directory)
     config = yaml.safe_load((directory / "config.yaml").read_text())
-    state = json.loads((directory / "state.json").read_text())
+    state = load_state(directory)
     parameters = {name: tensor.to(dtype).requires_grad_() for name, tensor in
                   load_file(directory / "model.safetensors").items()}
     moments = {name: tensor.to(dtype) for name, tensor in load_file(directory / "optimizer.safetensors").items()}
     return config, parameters, moments, state
+
+
+def load_state(directory):
+    """Returns the numbers of state.json and router.safetensors, a list or a number per name."""
+    directory = pathlib.Path(directory)
+    state = json.loads((directory / "state.json").read_text())
+    if (directory / "router.safetensors").exists():
+        state |= {name: tensor.tolist() for name, tensor in load_file(directory / "router.safetensors").items()}
+    return state
 
 
 # ---- the forward pass ---------------------------------------------------------------------------------------
@@ -187,7 +196,7 @@ class Controller:
     LOW, HIGH = 1e-6, 1 - 1e-6
 
     def __init__(self, config, state=None):
-        state = state or {}  # state.json has no p without a controller
+        state = state or {}  # only DTop-p has p in its state
         self.routing = config["routing"]
         self.num_layers = config["model"]["num_layers"]
         self.num_experts = config["model"]["num_experts"]
@@ -199,8 +208,8 @@ class Controller:
 
         self.targets = listed(self.routing["experts"])
         self.targets = self.targets * count if len(self.targets) == 1 else self.targets
-        self.p = listed(state.get("threshold", self.routing["threshold"]))
-        self.error_sum = listed(state.get("error_sum", 0.0))
+        self.p = listed(state.get("threshold_C", self.routing["threshold"]))
+        self.error_sum = listed(state.get("error_sum_C", 0.0))
 
     def thresholds(self):
         return self.p if self.per_layer else self.p * self.num_layers
@@ -240,8 +249,8 @@ class Trainer:
         self.controller = Controller(self.config, state)
         self.decays = {name for name, p in self.parameters.items() if p.dim() >= 2}  # gains are vectors, theta a scalar
         self.last_shares = None  # f per layer, if the loss uses the last step's
-        if "expert_counts" in state:
-            counts = torch.tensor(state["expert_counts"], dtype=dtype).view(self.config["model"]["num_layers"], -1)
+        if "tokens_per_expert_LE" in state:
+            counts = torch.tensor(state["tokens_per_expert_LE"], dtype=dtype)
             model, training = self.config["model"], self.config["training"]
             self.last_shares = counts / (training["global_batch_size"] * model["sequence_length"])
 

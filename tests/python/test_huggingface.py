@@ -9,6 +9,7 @@ import tokenizers
 import torch
 import transformers
 import yaml
+from safetensors.torch import load_file
 from huggingface_folder import LOADED, keep_modules_in, load, to_hf
 from language_program import CASES, Both
 
@@ -158,8 +159,8 @@ def test_one_budget_has_the_threshold_that_the_program_finds(dtop_p):
     model.save_pretrained(changed)
     done = tiny_run.dtopp("convert", "from-hf", changed, dtop_p.directory / "solved")
     assert done.returncode == 0, done.stderr
-    state = json.loads((dtop_p.directory / "solved/state.json").read_text())
-    assert state["threshold"] == model.config.router_thresholds[0]
+    state = load_file(dtop_p.directory / "solved/router.safetensors")
+    assert state["threshold_C"][0].item() == model.config.router_thresholds[0]
     histogram = sum(dtop_p.dtopp("fp32", dtop_p.directory / "solved")[f"active_histogram/{layer}"] for layer in range(2))
     mean = (histogram * torch.arange(len(histogram))).sum() / histogram.sum()
     assert mean.item() == pytest.approx(4, rel=0.01)

@@ -81,8 +81,7 @@ def compare_state(trainer, path):
             difference = (got[name].detach() - tensor.detach()).norm() / tensor.detach().norm()
             assert difference < 1e-3, name
     if trainer.config["model"]["num_experts"] > 1 and trainer.config["routing"]["method"] == "dtop_p":
-        listed = state["threshold"] if trainer.controller.per_layer else [state["threshold"]]
-        assert listed == pytest.approx(trainer.controller.p, abs=1e-12)
+        assert state["threshold_C"] == pytest.approx(trainer.controller.p, abs=1e-12)
 
 
 def test_samples_are_taken_in_the_order_of_the_seed(run):

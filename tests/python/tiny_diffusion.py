@@ -131,5 +131,5 @@ class Reference:
         self.config = yaml.safe_load((checkpoint / "config.yaml").read_text())
         self.parameters = {name: tensor.double() for name, tensor in
                            load_file(checkpoint / f"{weights}.safetensors").items()}
-        state = json.loads((checkpoint / "state.json").read_text())
+        state = reference_model.load_state(checkpoint)
         self.thresholds = reference_model.Controller(self.config, state).thresholds()

@@ -66,11 +66,11 @@ def trained(directory, *overrides):
 
 
 def state(run, step):
-    """The bytes of a checkpoint's state: parameters, moments, their average if there is one, and the rest of
-    a step's initial state."""
+    """The bytes of a checkpoint's state: parameters, moments, their average and the router's state if there are any,
+    and the rest of a step's initial state."""
     folder = pathlib.Path(run) / "checkpoints" / f"step-{step:08d}"
-    average = ["ema.safetensors"] if (folder / "ema.safetensors").exists() else []
-    names = ["model.safetensors", "optimizer.safetensors", "state.json", *average]
+    some = [name for name in ("ema.safetensors", "router.safetensors") if (folder / name).exists()]
+    names = ["model.safetensors", "optimizer.safetensors", "state.json", *some]
     return [(folder / name).read_bytes() for name in names]
 
 

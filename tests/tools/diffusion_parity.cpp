@@ -7,6 +7,7 @@
 #include "dtopp/models/diffusion_transformer/image_batches.h"
 #include "dtopp/models/diffusion_transformer/objective.h"
 #include "dtopp/models/registry/make_model.h"
+#include "dtopp/moe/routers/top_p.h"
 #include "dtopp/train/trainer.h"
 #include "tensor_output.h"
 
@@ -53,8 +54,9 @@ void compute_diffusion(const char* config_path, const char* input_path, const ch
       read_parameters(input, config, compute_type(config.training.precision, at::kCPU));
   const DiffusionTransformer model = bind_diffusion_transformer(
       config.model, config.routing, [&](const std::string& name) { return parameters.at(name); });
-  RoutingInputs inputs;
-  if (!config.model.is_dense()) inputs.threshold = read_tensor(input, "threshold").unbind();
+  Routing inputs;
+  if (!config.model.is_dense())
+    inputs.router = std::make_shared<TopPRouter>(config, read_tensor(input, "threshold"));
   Batch batch;
   for (const char* name : {"x0", "noise", "t", "class", "text"})
     if (input.find(name) != nullptr) batch.tensors.emplace_back(name, read_tensor(input, name));

@@ -11,8 +11,8 @@
 #include "dtopp/checkpoint/checkpoint.h"
 #include "dtopp/config/run_config.h"
 #include "dtopp/device/compute_device.h"
+#include "dtopp/inference/checkpoint_tensors.h"
 #include "dtopp/models/language_model/language_model.h"
-#include "dtopp/models/registry/make_model.h"
 #include "dtopp/ops/gemm/linear.h"
 #include "dtopp/optim/parameter_store.h"
 #include "tensor_output.h"
@@ -35,10 +35,7 @@ void run(char** argv) {
   LanguageModel model = bind_language_model(config.model, config.routing,
                                             [&](const std::string& name) { return store.model_param(name); });
   if (config.data.end_of_text >= 0) model.end_of_text = config.data.end_of_text;
-  const int64_t routed_layers = make_model(config).num_routed_layers;
-  ThresholdController controller(config.routing, config.model.num_experts, routed_layers, device);
-  if (routed_layers > 0) controller.restore(checkpoint.state().threshold, checkpoint.state().error_sum);
-  const RoutingInputs inputs = routing_inputs(controller, routed_layers);
+  const Routing inputs = load_routing(checkpoint, config, device);
 
   TensorOutput output;
   {

@@ -13,14 +13,13 @@ RunConfig config_of(RoutingMethod method) {
   return config;
 }
 
-StepResult routed_step(std::vector<double> thresholds) {
+StepResult routed_step(int64_t layers, std::vector<double> thresholds) {
   StepResult result;
   result.loss = 5.1234;
   result.grad_norm = 0.837;
   result.lr = 2.9e-3;
-  result.thresholds = std::move(thresholds);
+  if (!thresholds.empty()) result.router = {{"threshold", std::move(thresholds)}};
   // 100 tokens per layer: 98 selected four experts, and two selected five.
-  const auto layers = static_cast<int64_t>(result.thresholds.size());
   const at::Tensor counts_E = at::tensor({90, 100, 120, 92}, at::kLong);
   const at::Tensor histogram_N = at::tensor({0, 0, 0, 0, 98, 2}, at::kLong);
   result.activations = {counts_E.repeat({layers, 1}), histogram_N.repeat({layers, 1}),
@@ -36,7 +35,7 @@ const StepRates kRates{.tokens_per_second = 5120,
                        .memory_peak_bytes = 1'300'000'000};
 
 TEST(ConsoleLine, shows_the_step_its_losses_routing_and_speed) {
-  EXPECT_EQ(console_line(config_of(RoutingMethod::kDTopP), 120, routed_step({0.4123, 0.4123}), kRates),
+  EXPECT_EQ(console_line(config_of(RoutingMethod::kDTopP), 120, routed_step(2, {0.4123}), kRates),
             "step 120/300 | loss 5.123 | grad 0.84 | lr 2.9e-3 | experts 4.02/4 | p 0.412 | imbalance 1.2 | "
             "5.12k tok/s | MFU 43 % | 1.2 GB | 2m10s left");
 }
@@ -44,34 +43,34 @@ TEST(ConsoleLine, shows_the_step_its_losses_routing_and_speed) {
 TEST(ConsoleLine, sets_speed_beside_the_data_sheets_peak_where_it_is_known) {
   StepRates rates = kRates;
   rates.mfu_of_peak = 0.308;
-  const auto line = console_line(config_of(RoutingMethod::kDTopP), 1, routed_step({0.4}), rates);
+  const auto line = console_line(config_of(RoutingMethod::kDTopP), 1, routed_step(1, {0.4}), rates);
   EXPECT_NE(line.find(" | MFU 43 % (31 % of peak) | "), std::string::npos) << line;
 }
 
 TEST(ConsoleLine, shows_the_range_of_thresholds_where_each_layer_has_its_own) {
   const auto line =
-      console_line(config_of(RoutingMethod::kDTopP), 1, routed_step({0.39, 0.44, 0.41}), kRates);
+      console_line(config_of(RoutingMethod::kDTopP), 1, routed_step(3, {0.39, 0.44, 0.41}), kRates);
   EXPECT_NE(line.find(" | p 0.390-0.440 | "), std::string::npos) << line;
 }
 
 TEST(ConsoleLine, leaves_out_what_the_routing_lacks) {
-  const auto top_k = console_line(config_of(RoutingMethod::kTopK), 1, routed_step({0.25, 0.25}), kRates);
+  const auto top_k = console_line(config_of(RoutingMethod::kTopK), 1, routed_step(2, {}), kRates);
   EXPECT_NE(top_k.find(" | experts 4.02 | imbalance"), std::string::npos) << top_k;
-  const auto top_p = console_line(config_of(RoutingMethod::kTopP), 1, routed_step({0.25, 0.25}), kRates);
+  const auto top_p = console_line(config_of(RoutingMethod::kTopP), 1, routed_step(2, {0.25}), kRates);
   EXPECT_NE(top_p.find(" | experts 4.02 | p 0.250 | imbalance"), std::string::npos) << top_p;
-  const auto dense = console_line(config_of(RoutingMethod::kTopK), 1, routed_step({}), kRates);
+  const auto dense = console_line(config_of(RoutingMethod::kTopK), 1, routed_step(0, {}), kRates);
   EXPECT_NE(dense.find(" | lr 2.9e-3 | 5.12k tok/s"), std::string::npos) << dense;
 }
 
 TEST(ConsoleLine, says_that_a_step_was_skipped) {
-  StepResult result = routed_step({0.4});
+  StepResult result = routed_step(1, {0.4});
   result.skipped = true;
   const auto line = console_line(config_of(RoutingMethod::kDTopP), 1, result, kRates);
   EXPECT_NE(line.find(" | skipped | "), std::string::npos) << line;
 }
 
 TEST(ValidationLine, names_what_was_measured) {
-  const ValidationResult routed{5.25, routed_step({0.5, 0.5}).activations};
+  const ValidationResult routed{5.25, routed_step(2, {0.5}).activations};
   EXPECT_EQ(validation_line(300, &routed, {{"hellaswag/accuracy", 0.3125}, {"copa/accuracy", 0.5}}),
             "validation at step 300: loss 5.250000, active experts 4.020000, "
             "hellaswag/accuracy 0.312500, copa/accuracy 0.500000");

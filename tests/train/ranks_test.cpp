@@ -24,7 +24,8 @@ Outcome outcome_of(Trainer& trainer) {
     const StepResult result = step(trainer);
     for (const auto& [name, value] : result.losses) outcome.numbers.push_back(value);
     outcome.numbers.insert(outcome.numbers.end(), {result.loss, result.grad_norm, result.lr});
-    outcome.numbers.insert(outcome.numbers.end(), result.thresholds.begin(), result.thresholds.end());
+    for (const auto& [name, values] : result.router)
+      outcome.numbers.insert(outcome.numbers.end(), values.begin(), values.end());
     outcome.numbers.insert(outcome.numbers.end(), result.scales.begin(), result.scales.end());
     outcome.tensors.push_back(result.activations.tokens_per_expert());
   }
@@ -71,8 +72,8 @@ class RanksByMethod : public Ranks, public testing::WithParamInterface<const cha
  protected:
   RanksByMethod() {
     const std::string method = GetParam();
-    if (method == "top_k") config_.routing.method = RoutingMethod::kTopK;
-    if (method == "top_p") config_.routing.method = RoutingMethod::kTopP;
+    for (const auto& [value, name] : enum_names(RoutingMethod()))
+      if (method == name) config_.routing.method = value;
     if (method == "layer") config_.routing.scope = ThresholdScope::kLayer;
     if (method == "layer") config_.routing.controller = Controller::kSolve;
     if (method == "dense") config_.model.num_experts = 1;

@@ -31,7 +31,7 @@ StepSums sums(double loss = 2.0) {
                                           at::tensor({0, 3, 0, 0, 0, 1, 0, 2}, at::kLong).view({2, 4}),
                                           at::tensor({10, 36}, at::kLong), 3);
   sums.max_assignments_L = at::tensor({3, 7}, at::kLong);
-  for (int micro = 0; micro < 2; ++micro) sums.add_prob_histogram(prob_histogram());
+  for (int micro = 0; micro < 2; ++micro) sums.add_statistics(prob_histogram());
   return sums;
 }
 
@@ -85,24 +85,19 @@ TEST(StepDecision, ends_a_run_after_more_skips_than_are_allowed) {
   EXPECT_FALSE(gives_up(result, config));
 }
 
-// The states of a step, for `controllers` thresholds and as many scales.
-void add_states(StepNumbers& numbers, int64_t controllers) {
-  const at::Tensor one = at::full({1}, 0.25, at::kDouble);
+void add_states(StepNumbers& numbers) {
   numbers.add("applied", at::scalar_tensor(true, at::kBool));
-  numbers.add("threshold", one);
-  numbers.add("scale", at::tensor({1.5, 0.5}, at::kFloat).narrow(0, 0, 2 * controllers));
-  numbers.add("solved", (one * 2).narrow(0, 0, controllers));
-  numbers.add("new_threshold", one + 0.5);
-  numbers.add("new_error_sum", one - 1);
+  numbers.add("scale", at::tensor({1.5, 0.5}, at::kFloat));
 }
 
 TEST(StepNumbers, come_to_the_host_as_they_were) {
   const float norm = 0.1F;
   StepNumbers all = numbers(2, norm, false);
-  EXPECT_TRUE(all.take("prob_histogram").equal(2 * prob_histogram().to(at::kDouble)));
-  EXPECT_FALSE(all.has("prob_histogram"));
-  add_states(all, 1);
-  const auto [result, thresholds, error_sums] = StepInFlight(StepResult(), kShape, all, 0).read();
+  EXPECT_TRUE(all.take("statistics").equal(2 * prob_histogram().to(at::kDouble)));
+  EXPECT_FALSE(all.has("statistics"));
+  add_states(all);
+  all.add("router/threshold", at::full({1}, 0.25, at::kDouble));
+  const StepResult result = StepInFlight(StepResult(), kShape, all, 0).read();
   EXPECT_EQ(result.loss, 2);
   EXPECT_EQ(result.loss_named("a"), 1.5);
   EXPECT_EQ(result.loss_named("b"), 3);
@@ -115,11 +110,10 @@ TEST(StepNumbers, come_to_the_host_as_they_were) {
   EXPECT_TRUE(result.activations.histogram().equal(sums().activations.histogram()));
   EXPECT_TRUE(result.activations.token_sums().equal(sums().activations.token_sums()));
   EXPECT_EQ(result.activations.tokens(), 3);
-  EXPECT_EQ(result.thresholds, (std::vector<double>{0.25, 0.25}));
-  EXPECT_EQ(result.solved, (std::vector<double>{0.5, 0.5}));
+  ASSERT_NE(result.router_values("threshold"), nullptr);
+  EXPECT_EQ(*result.router_values("threshold"), std::vector<double>{0.25});
+  EXPECT_EQ(result.router_values("other"), nullptr);
   EXPECT_EQ(result.scales, (std::vector<double>{1.5, 0.5}));
-  EXPECT_EQ(thresholds, std::vector<double>{0.75});
-  EXPECT_EQ(error_sums, std::vector<double>{-0.75});
 }
 
 // The square of every f32 fits an f64, and its root is the f32 again.
@@ -133,14 +127,14 @@ TEST(StepNumbers, of_a_dense_model_hold_no_routing) {
   StepSums dense = sums();
   dense.activations = ActivationStatistics(0);
   dense.max_assignments_L = at::zeros({0}, at::kLong);
-  dense.prob_histogram_CM = at::Tensor();
+  dense.statistics = at::Tensor();
   const StepShape shape = {{"a", "b"}, 2, 3, 1};
   StepNumbers all = numbers(dense, shape, 1, false);
-  add_states(all, 0);
-  const auto [result, thresholds, error_sums] = StepInFlight(StepResult(), shape, all, 0).read();
+  add_states(all);
+  const StepResult result = StepInFlight(StepResult(), shape, all, 0).read();
   EXPECT_EQ(result.loss, 2);
   EXPECT_EQ(result.activations.num_layers(), 0);
-  EXPECT_TRUE(result.thresholds.empty());
+  EXPECT_TRUE(result.router.empty());
   EXPECT_TRUE(result.max_assignments_L.empty());
 }
 

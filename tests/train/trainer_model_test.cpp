@@ -14,7 +14,7 @@ TEST(Trainer, validation_finds_its_loss_by_name) {
   const RunConfig config = tiny();
   Model reversed = make_model(config);
   reversed.bind = [bind = reversed.bind](const ParameterLookup& parameter) -> LossFunction {
-    return [losses = bind(parameter)](const Batch& batch, const RoutingInputs& inputs) {
+    return [losses = bind(parameter)](const Batch& batch, const Routing& inputs) {
       BatchLosses result = losses(batch, inputs);
       std::reverse(result.values.begin(), result.values.end());
       return result;
@@ -37,7 +37,7 @@ TEST(Trainer, gives_batches_their_global_position) {
   Model model = make_model(config);
   std::vector<uint64_t> positions;
   model.bind = [&, bind = model.bind](const ParameterLookup& parameter) -> LossFunction {
-    return [&, losses = bind(parameter)](const Batch& batch, const RoutingInputs& inputs) {
+    return [&, losses = bind(parameter)](const Batch& batch, const Routing& inputs) {
       positions.push_back(batch.position);
       return losses(batch, inputs);
     };

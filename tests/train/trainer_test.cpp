@@ -1,15 +1,27 @@
 #include "dtopp/train/trainer.h"
 
 #include <limits>
+#include <map>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "dtopp/models/registry/make_model.h"
+#include "dtopp/moe/routers/make_router.h"
 #include "tiny_model.h"
 
 namespace dtopp {
 namespace {
+
+// The router's state as numbers.
+std::map<std::string, std::vector<double>> router_state(const Trainer& trainer) {
+  std::map<std::string, std::vector<double>> state;
+  for (const auto& [name, tensor] : trainer.routing().router->state()) {
+    const at::Tensor values = tensor.to(at::kDouble).reshape({-1});
+    state[name] = {values.const_data_ptr<double>(), values.const_data_ptr<double>() + values.numel()};
+  }
+  return state;
+}
 
 TEST(Trainer, gradients_do_not_depend_on_the_micro_batch_size) {
   RunConfig config = tiny();
@@ -54,12 +66,12 @@ TEST(Trainer, steps_without_room_for_their_pairs_run_again_and_leave_no_trace) {
       EXPECT_EQ(results[i].step, expected[i].step);
       EXPECT_EQ(results[i].tokens, expected[i].tokens);
       EXPECT_EQ(results[i].loss, expected[i].loss);
-      EXPECT_EQ(results[i].thresholds, expected[i].thresholds);
+      EXPECT_EQ(results[i].router, expected[i].router);
       EXPECT_FALSE(results[i].skipped);
     }
     EXPECT_EQ(distance(limited, exact), 0);
     EXPECT_EQ(limited.state().sample_position, exact.state().sample_position);
-    EXPECT_EQ(limited.state().error_sum, exact.state().error_sum);
+    EXPECT_EQ(router_state(limited), router_state(exact));
     EXPECT_EQ(limited.state().skipped_steps, 0);
   }
 }
@@ -71,11 +83,16 @@ TEST(Trainer, global_batch_statistics_are_those_of_the_last_step) {
   Trainer trainer = trainer_of(config);
   trainer.initialise();
   const StepResult first = step(trainer);
-  RoutingInputs inputs = trainer.routing();
+  const auto load = [&](RunConfig with, const NamedTensors& state) {
+    std::shared_ptr<Router> router = make_router(with, at::kCPU);
+    router->load_state(state);
+    return Routing{router};
+  };
+  const NamedTensors state = trainer.routing().router->state();
   const StepResult second = step(trainer);
   const LossFunction losses =
       trainer.model().bind([&](const std::string& name) { return trainer.parameters().model_param(name); });
-  const auto balance = [&](const RoutingInputs& given, uint64_t position) {
+  const auto balance = [&](const Routing& given, uint64_t position) {
     double sum = 0;
     for (const uint64_t micro_batch : {position, position + 2})
       sum += losses(trainer.data().training_batch(micro_batch, 2), given)
@@ -83,16 +100,17 @@ TEST(Trainer, global_batch_statistics_are_those_of_the_last_step) {
                  .item<double>();
     return sum / 2;
   };
-  const double of_micro_batches = balance(inputs, 4);
-  inputs.share_LE = first.activations.tokens_per_expert().to(at::kFloat) / (4.0 * 12);
-  const double of_last_step = balance(inputs, 4);
-  EXPECT_NE(of_last_step, of_micro_batches);
+  EXPECT_TRUE(
+      find_tensor(state, "tokens_per_expert_LE", "state").equal(first.activations.tokens_per_expert()));
+  const double of_last_step = balance(load(config, state), 4);
   EXPECT_NEAR(second.loss_named("load_balance_loss"), of_last_step, 1e-6);
+  NamedTensors own = state;
+  std::erase_if(own, [](const auto& tensor) { return tensor.first == "tokens_per_expert_LE"; });
+  config.loss.batch_statistics = BatchStatistics::kMicroBatch;
+  EXPECT_NE(of_last_step, balance(load(config, own), 4));
   // The first step has no preceding step.
-  RoutingInputs alone = inputs;
-  alone.share_LE = at::zeros({2, 8});
-  for (auto& threshold : alone.threshold) threshold = at::scalar_tensor(0.25, at::kDouble);
-  EXPECT_NEAR(first.loss_named("load_balance_loss"), balance(alone, 0), 1e-6);
+  const Routing fresh = {make_router(config, at::kCPU)};
+  EXPECT_NEAR(first.loss_named("load_balance_loss"), balance(fresh, 0), 1e-6);
 }
 
 TEST(Trainer, controller_counts_every_micro_batch_and_layer_exactly) {
@@ -100,16 +118,16 @@ TEST(Trainer, controller_counts_every_micro_batch_and_layer_exactly) {
   Trainer trainer = trainer_of(config);
   trainer.initialise();
   for (int n = 0; n < 4; ++n) {
-    const double p = trainer.state().threshold[0];
-    const double sum = trainer.state().error_sum[0];
+    const double p = router_state(trainer)["threshold_C"][0];
+    const double sum = router_state(trainer)["error_sum_C"][0];
     const StepResult result = step(trainer);
-    EXPECT_EQ(result.thresholds[0], p);
+    EXPECT_EQ(result.router_values("threshold")->at(0), p);
     int64_t selected = 0;
     for (int64_t layer = 0; layer < 2; ++layer)
       selected += result.activations.tokens_per_expert()[layer].sum().item<int64_t>();
     const double error = (3.0 - static_cast<double>(selected) / (4.0 * 12 * 2)) / 8;
-    EXPECT_NEAR(trainer.state().error_sum[0], sum + error, 1e-15);
-    EXPECT_NEAR(trainer.state().threshold[0], 0.25 + 0.1 * error + 0.1 * (sum + error), 1e-15);
+    EXPECT_NEAR(router_state(trainer)["error_sum_C"][0], sum + error, 1e-15);
+    EXPECT_NEAR(router_state(trainer)["threshold_C"][0], 0.25 + 0.1 * error + 0.1 * (sum + error), 1e-15);
   }
 }
 
@@ -128,6 +146,7 @@ TEST(Trainer, validation_disturbs_nothing) {
   }
   EXPECT_EQ(distance(plain, validating), 0);
   EXPECT_EQ(plain.state(), validating.state());
+  EXPECT_EQ(router_state(plain), router_state(validating));
 }
 
 TEST(Trainer, a_step_that_is_stopped_has_not_happened) {
@@ -144,18 +163,20 @@ TEST(Trainer, a_step_that_is_stopped_has_not_happened) {
   plain.initialise();
   EXPECT_FALSE(stopped.step(StopToken(requested)));
   EXPECT_EQ(stopped.state(), plain.state());
+  EXPECT_EQ(router_state(stopped), router_state(plain));
   EXPECT_FALSE(stopped.next_result(0));
   step(stopped);
   step(plain);
   EXPECT_EQ(distance(stopped, plain), 0);
   EXPECT_EQ(stopped.state(), plain.state());
+  EXPECT_EQ(router_state(stopped), router_state(plain));
 }
 
 // The model with its total loss multiplied by `factor`, which may change during training.
 Model poisoned_model(const RunConfig& config, const double& factor) {
   Model model = make_model(config);
   model.bind = [&factor, bind = model.bind](const ParameterLookup& parameter) -> LossFunction {
-    return [&factor, losses = bind(parameter)](const Batch& batch, const RoutingInputs& inputs) {
+    return [&factor, losses = bind(parameter)](const Batch& batch, const Routing& inputs) {
       BatchLosses result = losses(batch, inputs);
       result.total = result.total * factor;
       return result;
@@ -180,8 +201,7 @@ TEST(Trainer, a_non_finite_step_changes_nothing_but_the_position) {
     factor = 1;
     EXPECT_TRUE(result.skipped);
     EXPECT_EQ(distance(trainer, plain), 0);
-    EXPECT_EQ(trainer.state().threshold, plain.state().threshold);
-    EXPECT_EQ(trainer.state().error_sum, plain.state().error_sum);
+    EXPECT_EQ(router_state(trainer), router_state(plain));
     EXPECT_EQ(trainer.state().skipped_steps, 1);
     EXPECT_EQ(trainer.state().sample_position, plain.state().sample_position + 4);
     EXPECT_EQ(result.consecutive_skips, 1);
@@ -214,19 +234,21 @@ TEST(Trainer, results_read_late_are_the_same) {
       EXPECT_EQ(same.skipped_steps, result.skipped_steps);
       EXPECT_EQ(same.consecutive_skips, result.consecutive_skips);
       EXPECT_THAT(same.grad_norm, ::testing::NanSensitiveDoubleEq(result.grad_norm));
-      EXPECT_EQ(same.thresholds, result.thresholds);
+      EXPECT_EQ(same.router, result.router);
       EXPECT_EQ(same.scales, result.scales);
       EXPECT_TRUE(same.activations.histogram().equal(result.activations.histogram()));
     }
     EXPECT_FALSE(late.next_result(0));
   }
   EXPECT_EQ(late.state(), prompt.state());
+  EXPECT_EQ(router_state(late), router_state(prompt));
   EXPECT_EQ(late.state().skipped_steps, 1);
   EXPECT_EQ(distance(late, prompt), 0);
 }
 
 TEST(Trainer, learns_to_repeat_a_small_batch) {
-  for (const RoutingMethod method : {RoutingMethod::kTopK, RoutingMethod::kTopP, RoutingMethod::kDTopP}) {
+  for (const auto& [method, name] : enum_names(RoutingMethod())) {
+    SCOPED_TRACE(name);
     for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
       RunConfig config = tiny();
       config.routing.method = method;

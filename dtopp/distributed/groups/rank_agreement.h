@@ -35,7 +35,7 @@ void check_program(const std::string& version, Collectives& ranks);
 // identifies this rank's device (device/device.h).
 void check_devices(const std::string& identity, Collectives& ranks);
 
-// Returns a function that gives every rank rank 0's number (RoutingInputs::agree); empty for one rank.
+// Returns a function that gives every rank rank 0's number (Routing::agree); empty for one rank.
 // `ranks` must outlive it.
 std::function<double(double here)> agreement(Collectives& ranks);
 

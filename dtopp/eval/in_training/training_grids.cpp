@@ -66,7 +66,7 @@ class TrainingGrids final : public Periodic {
     };
     DiffusionModel model{config_, parameter,
                          bind_diffusion_transformer(config_.model, config_.routing, parameter),
-                         trainer.training_inputs(), parameter("patch_embed.weight").device()};
+                         trainer.parallel_routing(), parameter("patch_embed.weight").device()};
     const auto targets = targets_of(config_, ParameterKind::kEma, /*wanted=*/0);
     if (!targets.empty()) model.routing = solve_for_sampling(model, request, targets, watch);
     PictureGrid grid(request, layout_);

@@ -18,7 +18,7 @@ DiffusionModel load_diffusion_model(const Checkpoint& checkpoint, ParameterKind 
   loaded.parameter =
       load_parameters(checkpoint, kind, diffusion_transformer_parameters(model, routing), device);
   loaded.model = bind_diffusion_transformer(model, routing, loaded.parameter);
-  loaded.routing = load_thresholds(checkpoint, loaded.config, device);
+  loaded.routing = load_routing(checkpoint, loaded.config, device);
   return loaded;
 }
 

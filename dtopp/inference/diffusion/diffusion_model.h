@@ -1,4 +1,4 @@
-// Loads a diffusion transformer for sampling and evaluation: fp32 parameters and the thresholds p.
+// Loads a diffusion transformer for sampling and evaluation: fp32 parameters and the router.
 #pragma once
 
 #include "dtopp/checkpoint/checkpoint.h"
@@ -13,7 +13,7 @@ struct DiffusionModel {
   RunConfig config;
   ParameterLookup parameter;
   DiffusionTransformer model;
-  RoutingInputs routing;  // threshold p of each layer; empty for a dense model
+  Routing routing;  // without a router for a dense model
   at::Device device = at::kCPU;
 };
 
@@ -29,14 +29,14 @@ ImageLayout load_image_layout(const Checkpoint& checkpoint);
 // null. All three must outlive it.
 class ModelDenoiser final : public Denoiser {
  public:
-  ModelDenoiser(const DiffusionModel& model, const RoutingInputs& routing,
+  ModelDenoiser(const DiffusionModel& model, const Routing& routing,
                 ActivationStatistics* activations = nullptr)
       : model_(model), routing_(routing), activations_(activations) {}
   at::Tensor predict(const at::Tensor& x_BCHW, const at::Tensor& t_B, const Condition& condition) override;
 
  private:
   const DiffusionModel& model_;
-  const RoutingInputs& routing_;
+  const Routing& routing_;
   ActivationStatistics* activations_;
 };
 

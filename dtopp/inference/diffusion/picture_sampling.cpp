@@ -125,8 +125,8 @@ std::optional<PictureBatch> PictureSampler::next() {
   return PictureBatch{first, sampler.x_BCHW().cpu().contiguous()};
 }
 
-RoutingInputs solve_for_sampling(const DiffusionModel& model, const PictureRequest& request,
-                                 const std::vector<double>& targets, Watch& watch) {
+Routing solve_for_sampling(const DiffusionModel& model, const PictureRequest& request,
+                           const std::vector<double>& targets, Watch& watch) {
   const at::NoGradGuard no_grad;
   const ModelConfig& config = model.config.model;
   PictureRequest few = request;
@@ -140,8 +140,8 @@ RoutingInputs solve_for_sampling(const DiffusionModel& model, const PictureReque
   }
   const Question all = questions.all();
   return solve_thresholds(
-      model.config.routing, config.num_layers, targets, model.device,
-      [&](const RoutingInputs& inputs) {
+      model.config, targets, model.device,
+      [&](const Routing& inputs) {
         ActivationStatistics counts(config.num_layers);
         ModelDenoiser counting(model, inputs, &counts);
         for (int64_t first = 0; first < all.t_B.size(0); first += request.batch_size) {

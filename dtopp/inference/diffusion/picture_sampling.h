@@ -59,8 +59,8 @@ class PictureSampler {
 // result does not depend on request.count.
 //
 // Throws: Stopped if a stop is requested
-RoutingInputs solve_for_sampling(const DiffusionModel& model, const PictureRequest& request,
-                                 const std::vector<double>& targets, Watch& watch);
+Routing solve_for_sampling(const DiffusionModel& model, const PictureRequest& request,
+                           const std::vector<double>& targets, Watch& watch);
 
 // Converts latents to the units of the prepared data: x / scale + shift. x0_BCHW is f32 on the host.
 at::Tensor to_latents(const at::Tensor& x0_BCHW, const ImageLayout& layout);

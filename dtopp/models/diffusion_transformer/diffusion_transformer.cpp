@@ -142,7 +142,7 @@ DiffusionTransformer bind_diffusion_transformer(const ModelConfig& model, const 
 }
 
 Prediction predict(const DiffusionTransformer& model, const at::Tensor& x_BCHW, const at::Tensor& t_B,
-                   const Condition& condition, const RoutingInputs& inputs) {
+                   const Condition& condition, const Routing& inputs) {
   const ModelConfig& config = model.config;
   const int64_t B = x_BCHW.size(0), S = config.tokens_per_sample(), D = config.hidden_size;
   const RotaryTable rotary = rotary_table_of(config, B, x_BCHW.device());
@@ -156,8 +156,8 @@ Prediction predict(const DiffusionTransformer& model, const at::Tensor& x_BCHW, 
     x_BSD =
         at::addcmul(x_BSD, m[2], attend(modulated_norm(x_BSD, m[0], m[1]), block.attention, config, rotary));
     const at::Tensor normed_TD = modulated_norm(x_BSD, m[3], m[4]).view({B * S, D});
-    const at::Tensor mixed_TD = feed_forward(normed_TD, block.mlp, static_cast<size_t>(layer), model.routing,
-                                             inputs, prediction.routing);
+    const at::Tensor mixed_TD =
+        feed_forward(normed_TD, block.mlp, static_cast<size_t>(layer), inputs, prediction.routing);
     x_BSD = at::addcmul(x_BSD, m[5], mixed_TD.view({B, S, D}));
   }
   const at::Tensor shared_B2D = affine(model, "final.modulation", c_BD).view({B, 2, D});
@@ -175,19 +175,17 @@ Condition condition_of(const Batch& batch) {
   return condition;
 }
 
-BatchLosses diffusion_losses(const DiffusionTransformer& model, const Batch& batch,
-                             const RoutingInputs& inputs, Objective objective, const LossConfig& weights) {
-  RoutingInputs routing = inputs;
-  routing.router.router_z_on = weights.router_z_on;
+BatchLosses diffusion_losses(const DiffusionTransformer& model, const Batch& batch, const Routing& inputs,
+                             Objective objective, const LossConfig& weights) {
   const at::Tensor& t_B = batch.tensor("t");
   const Noised noised = add_noise(objective, batch.tensor("x0"), batch.tensor("noise"), t_B);
-  const Prediction prediction = predict(model, noised.x_BCHW, t_B, condition_of(batch), routing);
+  const Prediction prediction = predict(model, noised.x_BCHW, t_B, condition_of(batch), inputs);
   const at::Tensor loss_B = (prediction.output_BCHW - noised.target_BCHW).square().mean({1, 2, 3});
 
   BatchLosses losses;
   losses.total = loss_B.mean();
   losses.values = {{"diffusion_loss", losses.total.detach()}};
-  add_router_losses(prediction.routing, routing, weights, losses);
+  add_router_losses(prediction.routing, inputs.router.get(), weights, losses);
   if (batch.has("group"))
     losses.samples = {loss_B.detach(), num_assignments_by_sample(prediction.routing, loss_B.size(0))};
   return losses;
@@ -204,7 +202,7 @@ Model make_diffusion_transformer(const RunConfig& config) {
     model.validation_groups.push_back("t" + std::to_string(bucket));
   model.bind = [config](const ParameterLookup& parameter) {
     return [model = DiffusionTransformer{config.model, config.routing, parameter}, weights = config.loss,
-            objective = config.diffusion.objective](const Batch& batch, const RoutingInputs& inputs) {
+            objective = config.diffusion.objective](const Batch& batch, const Routing& inputs) {
       return diffusion_losses(model, batch, inputs, objective, weights);
     };
   };

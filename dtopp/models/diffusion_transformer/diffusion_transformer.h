@@ -59,15 +59,15 @@ struct Prediction {
 // Predicts the model's target (objective.h) for noised images x_BCHW at times t_B. Both are f32 on the
 // weights' device. Differentiable in the weights.
 Prediction predict(const DiffusionTransformer& model, const at::Tensor& x_BCHW, const at::Tensor& t_B,
-                   const Condition& condition, const RoutingInputs& inputs);
+                   const Condition& condition, const Routing& inputs);
 
 // The condition of a batch.
 Condition condition_of(const Batch& batch);
 
 // batch: see training_images. Values: "diffusion_loss", the mean squared error of the prediction, and with
 // experts those of add_router_losses.
-BatchLosses diffusion_losses(const DiffusionTransformer& model, const Batch& batch,
-                             const RoutingInputs& inputs, Objective objective, const LossConfig& weights);
+BatchLosses diffusion_losses(const DiffusionTransformer& model, const Batch& batch, const Routing& inputs,
+                             Objective objective, const LossConfig& weights);
 
 // The parameters in the order of the forward pass.
 std::vector<ParameterSpec> diffusion_transformer_parameters(const ModelConfig& model,

@@ -53,7 +53,7 @@ LanguageModel bind_language_model(const ModelConfig& model, const RoutingConfig&
 }
 
 HiddenStates hidden_states(const LanguageModel& model, const at::Tensor& tokens_T,
-                           const at::Tensor& positions_T, const RoutingInputs& inputs, const Attend& attend) {
+                           const at::Tensor& positions_T, const Routing& inputs, const Attend& attend) {
   const ModelConfig& config = model.config;
   const RotaryTable rotary = rotary_table(positions_T, config.head_size());
   HiddenStates states;
@@ -65,14 +65,14 @@ HiddenStates hidden_states(const LanguageModel& model, const at::Tensor& tokens_
     const at::Tensor mixed_TD = attend(layer, qkv).reshape(x_TD.sizes());
     x_TD = x_TD + dtopp::linear(mixed_TD, block.attention.o_DD);
     const at::Tensor normed_TD = norm(x_TD, block.post_attention_norm_D, config.norm);
-    x_TD = x_TD + feed_forward(normed_TD, block.mlp, layer, model.routing, inputs, states.routing);
+    x_TD = x_TD + feed_forward(normed_TD, block.mlp, layer, inputs, states.routing);
   }
   states.x_TD = norm(x_TD, model.norm_D(), config.norm);
   return states;
 }
 
-HiddenStates hidden_states(const LanguageModel& model, const at::Tensor& tokens_BL,
-                           const RoutingInputs& inputs, const at::Tensor& documents) {
+HiddenStates hidden_states(const LanguageModel& model, const at::Tensor& tokens_BL, const Routing& inputs,
+                           const at::Tensor& documents) {
   const int64_t B = tokens_BL.size(0), L = tokens_BL.size(1);
   const at::Tensor positions_T = at::arange(L, tokens_BL.options()).repeat({B});
   const at::Tensor offsets = offsets_of(model, tokens_BL, documents);
@@ -88,19 +88,17 @@ HiddenStates hidden_states(const LanguageModel& model, const at::Tensor& tokens_
 }
 
 BatchLosses language_model_losses(const LanguageModel& model, const at::Tensor& windows,
-                                  const RoutingInputs& inputs, const LossConfig& weights,
+                                  const Routing& inputs, const LossConfig& weights,
                                   const at::Tensor& documents) {
   const int64_t length = windows.size(1) - 1;
-  RoutingInputs routing = inputs;
-  routing.router.router_z_on = weights.router_z_on;
-  const HiddenStates states = hidden_states(model, windows.narrow(1, 0, length), routing, documents);
+  const HiddenStates states = hidden_states(model, windows.narrow(1, 0, length), inputs, documents);
   const at::Tensor targets_T = windows.narrow(1, 1, length).reshape({-1});
   const CrossEntropy lm = linear_cross_entropy(states.x_TD, model.head_VD(), targets_T, weights.lm_z);
 
   BatchLosses losses;
   losses.total = lm.loss;
   losses.values = {{"lm_loss", lm.nll.detach()}, {"lm_z_loss", lm.z.detach()}};
-  add_router_losses(states.routing, routing, weights, losses);
+  add_router_losses(states.routing, inputs.router.get(), weights, losses);
   return losses;
 }
 
@@ -112,7 +110,7 @@ Model make_language_model(const RunConfig& config) {
   model.validation_loss = "lm_loss";
   model.bind = [config](const ParameterLookup& parameter) {
     return [model = LanguageModel{config.model, config.routing, parameter, {}}, weights = config.loss](
-               const Batch& batch, const RoutingInputs& inputs) {
+               const Batch& batch, const Routing& inputs) {
       const at::Tensor documents =
           model.config.attend_across_documents ? at::Tensor() : batch.tensor("documents");
       return language_model_losses(model, batch.tensor("tokens"), inputs, weights, documents);

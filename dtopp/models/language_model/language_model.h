@@ -58,19 +58,19 @@ using Attend = std::function<at::Tensor(size_t layer, const QueryKeyValue& qkv)>
 
 // tokens_T and positions_T: int64.
 HiddenStates hidden_states(const LanguageModel& model, const at::Tensor& tokens_T,
-                           const at::Tensor& positions_T, const RoutingInputs& inputs, const Attend& attend);
+                           const at::Tensor& positions_T, const Routing& inputs, const Attend& attend);
 
 // The same for sequences of equal length with causal attention, within documents if
 // model.attend_across_documents is false. tokens_BL: int64. documents: document_offsets (documents.h) on the
 // tokens' device. If it is undefined, it is computed with model.end_of_text, which makes the host wait for
 // the device.
-HiddenStates hidden_states(const LanguageModel& model, const at::Tensor& tokens_BL,
-                           const RoutingInputs& inputs, const at::Tensor& documents = {});
+HiddenStates hidden_states(const LanguageModel& model, const at::Tensor& tokens_BL, const Routing& inputs,
+                           const at::Tensor& documents = {});
 
 // windows: int64 [B, L + 1]; tokens 0 to L - 1 predict tokens 1 to L. documents: as above, for tokens 0 to L
 // - 1. Values: "lm_loss", "lm_z_loss", and with experts those of add_router_losses.
 BatchLosses language_model_losses(const LanguageModel& model, const at::Tensor& windows,
-                                  const RoutingInputs& inputs, const LossConfig& weights,
+                                  const Routing& inputs, const LossConfig& weights,
                                   const at::Tensor& documents = {});
 
 StepCosts language_model_costs(const ModelConfig& model, const CostInputs& inputs);

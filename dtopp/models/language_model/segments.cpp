@@ -192,7 +192,7 @@ class SegmentAttention {
 };
 
 HiddenStates segment_states(const LanguageModel& model, const at::Tensor& tokens_T,
-                            std::span<const Segment> segments, const RoutingInputs& inputs) {
+                            std::span<const Segment> segments, const Routing& inputs) {
   const at::NoGradGuard no_grad;
   SegmentAttention attention(model, tokens_T, segments);
   HiddenStates states =

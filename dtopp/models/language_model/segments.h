@@ -44,6 +44,6 @@ struct Segment {
 // Runs the model without gradients. tokens_T: int64, T the sum of the segments' lengths. Throws
 // std::invalid_argument if the segments are inconsistent.
 HiddenStates segment_states(const LanguageModel& model, const at::Tensor& tokens_T,
-                            std::span<const Segment> segments, const RoutingInputs& inputs);
+                            std::span<const Segment> segments, const Routing& inputs);
 
 }  // namespace dtopp

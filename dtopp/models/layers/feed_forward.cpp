@@ -21,18 +21,12 @@ FeedForwardWeights feed_forward_weights(const ModelConfig& model, const RoutingC
 }
 
 at::Tensor feed_forward(const at::Tensor& x_TD, const FeedForwardWeights& weights, size_t layer,
-                        const RoutingConfig& routing, const RoutingInputs& inputs,
-                        std::vector<RouteOutput>& routed) {
+                        const Routing& routing, std::vector<RouteOutput>& routed) {
   if (weights.dense_down_DF.defined()) {
     const auto gate_up = dtopp::linear(x_TD, weights.dense_gate_up_GD).chunk(2, -1);
     return dtopp::linear(at::silu(gate_up[0]) * gate_up[1], weights.dense_down_DF);
   }
-  const at::Tensor threshold = inputs.choose_threshold ? inputs.choose_threshold(layer, x_TD, weights.experts)
-                                                       : inputs.threshold.at(layer);
-  ExpertLayerOptions options{inputs.capacity.empty() ? 0 : inputs.capacity.at(layer), inputs.router,
-                             inputs.experts};
-  if (inputs.selection) options.router.routing_map_TE = inputs.selection(layer, x_TD.size(0));
-  ExpertLayerOutput output = expert_layer(x_TD, weights.experts, routing, threshold, options);
+  ExpertLayerOutput output = expert_layer(x_TD, weights.experts, static_cast<int64_t>(layer), routing);
   routed.push_back(std::move(output.routing));
   return output.y_TD;
 }

@@ -21,7 +21,6 @@ FeedForwardWeights feed_forward_weights(const ModelConfig& model, const RoutingC
 
 // Returns y_TD, of x's type. `layer` counts from 0. A layer with a router appends its routing to `routed`.
 at::Tensor feed_forward(const at::Tensor& x_TD, const FeedForwardWeights& weights, size_t layer,
-                        const RoutingConfig& routing, const RoutingInputs& inputs,
-                        std::vector<RouteOutput>& routed);
+                        const Routing& routing, std::vector<RouteOutput>& routed);
 
 }  // namespace dtopp

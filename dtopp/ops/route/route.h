@@ -32,9 +32,8 @@ struct RouteOutput {
   at::Tensor mean_prob_E;          // f32: mean of P, the Q of the load-balance loss
   at::Tensor entropy;              // f32 []: mean of -sum P log P
   at::Tensor router_z;             // f32 []: mean of logsumexp(z)^2, of the raw logits
-  // Not an output of the op: int64 [kCumulativeProbBins] (cumulative_prob_histogram.h), or undefined unless
-  // the router's caller requests it.
-  at::Tensor prob_histogram_M{};
+  // Not an output of the op: int64, counts that the router's update needs (moe/router.h); may be undefined.
+  at::Tensor statistics{};
 };
 
 // The host does not wait for a CUDA device. Differentiable: gates, mean_prob, entropy and router_z, with

@@ -11,6 +11,8 @@
 #include "dtopp/models/registry/make_model.h"
 #include "dtopp/models/solve_thresholds.h"
 #include "dtopp/parameters/initialisation.h"
+#include "tests/distributed/rank_threads.h"
+#include "tests/moe/fixed_threshold.h"
 
 namespace dtopp {
 namespace {
@@ -60,12 +62,6 @@ Tensors initial_parameters(const Model& model) {
   return tensors;
 }
 
-RoutingInputs half(const Model& model) {
-  RoutingInputs inputs;
-  inputs.threshold.assign(static_cast<size_t>(model.num_routed_layers), at::full({}, 0.5, at::kDouble));
-  return inputs;
-}
-
 TEST(DiffusionTransformer, looks_up_the_parameters_it_lists_in_their_order) {
   std::vector<RunConfig> configs(5, small_diffusion());
   configs[1].model.num_experts = 1;
@@ -83,7 +79,7 @@ TEST(DiffusionTransformer, looks_up_the_parameters_it_lists_in_their_order) {
       return tensors.at(name);
     });
     const Batch batch = training_images(config, rising_pictures(20))(3, 4);
-    const BatchLosses result = losses(batch, half(model));
+    const BatchLosses result = losses(batch, fixed_threshold(config, 0.5));
     EXPECT_EQ(used, listed);
     EXPECT_NO_THROW(result.value(model.validation_loss));
     EXPECT_EQ(result.activations.num_layers(), model.num_routed_layers);
@@ -101,7 +97,7 @@ TEST(DiffusionTransformer, begins_by_predicting_nothing) {
   const Batch batch = training_images(config, rising_pictures(20))(0, 4);
   const LossFunction losses = model.bind([&](const std::string& name) { return tensors.at(name); });
   const at::Tensor target = batch.tensor("noise") - batch.tensor("x0");
-  EXPECT_NEAR(losses(batch, half(model)).value("diffusion_loss").item<double>(),
+  EXPECT_NEAR(losses(batch, fixed_threshold(config, 0.5)).value("diffusion_loss").item<double>(),
               target.square().mean().item<double>(), 1e-5);
 }
 
@@ -122,11 +118,11 @@ TEST(DiffusionTransformer, reports_the_losses_and_experts_of_each_held_out_sampl
   const Tensors tensors = initial_parameters(model);
   const LossFunction losses = model.bind([&](const std::string& name) { return tensors.at(name); });
   const auto batches = validation_images(config, rising_pictures(20));
-  const BatchLosses all = losses(batches(0, 6), half(model));
+  const BatchLosses all = losses(batches(0, 6), fixed_threshold(config, 0.5));
   ASSERT_TRUE(all.samples.has_value());
   EXPECT_TRUE(all.samples->num_assignments_BL.sum(0).equal(all.activations.num_assignments()));
   for (int64_t i = 0; i < 6; ++i) {
-    const BatchLosses one = losses(batches(static_cast<uint64_t>(i), 1), half(model));
+    const BatchLosses one = losses(batches(static_cast<uint64_t>(i), 1), fixed_threshold(config, 0.5));
     EXPECT_NEAR(one.samples->loss_B.item<double>(), all.samples->loss_B[i].item<double>(), 1e-5);
     EXPECT_TRUE(one.samples->num_assignments_BL[0].equal(all.samples->num_assignments_BL[i]));
   }
@@ -139,40 +135,34 @@ TEST(DiffusionTransformer, thresholds_can_be_solved_for_a_number_of_experts) {
   const DiffusionTransformer model = bind_diffusion_transformer(
       config.model, config.routing, [&](const std::string& name) { return tensors.at(name); });
   const Batch batch = training_images(config, rising_pictures(64))(0, 64);
-  const auto experts = [&](const RoutingInputs& inputs) {
+  const auto experts = [&](const Routing& inputs) {
     const at::NoGradGuard no_grad;
     ActivationStatistics chosen(2);
     chosen.add(predict(model, batch.tensor("x0"), batch.tensor("t"), condition_of(batch), inputs).routing);
     return chosen.summary().mean;
   };
-  EXPECT_NEAR(experts(solve_thresholds(config.routing, 2, {2.5}, at::kCPU, experts)), 2.5, 0.01);
+  EXPECT_NEAR(experts(solve_thresholds(config, {2.5}, at::kCPU, experts)), 2.5, 0.01);
 }
 
-// The sums of two ranks differ in their last bits; this test uses a larger difference. `agree` stands for the
-// broadcast.
+// The sums of two ranks differ in their last bits; this test uses a larger difference.
 TEST(SolveThresholds, gives_ranks_that_agree_the_same_after_as_many_passes) {
-  RoutingConfig routing = small_diffusion().routing;
-  std::vector<double> sent;
-  const auto solve = [&](double error, const std::function<double(double)>& agree, int& passes) {
-    RoutingInputs inputs;
-    inputs.agree = agree;
-    const RoutingInputs solved = solve_thresholds(
-        routing, 2, {2.5}, at::kCPU,
-        [&](const RoutingInputs& with) {
-          ++passes;
-          return 4 * with.threshold.at(0).item<double>() + error;
-        },
-        inputs);
-    return solved.threshold.at(1).item<double>();
-  };
-  int passes_first = 0, passes_second = 0;
-  const double first = solve(
-      0, [&](double found) { return sent.emplace_back(found); }, passes_first);
-  size_t next = 0;
-  const double second = solve(
-      0.01, [&](double /*found*/) { return sent.at(next++); }, passes_second);
-  EXPECT_EQ(first, second);
-  EXPECT_EQ(passes_first, passes_second);
+  std::array<int, 2> passes{};
+  std::array<double, 2> solved{};
+  run_group(2, [&](Collectives& ranks) {
+    const auto rank = static_cast<size_t>(ranks.rank());
+    Routing routing;
+    routing.ranks = &ranks;
+    const auto experts = [&](const Routing& with) {
+      ++passes[rank];
+      return 4 * with.router->metric("threshold").at(0) + 0.01 * static_cast<double>(rank);
+    };
+    solved[rank] = solve_thresholds(small_diffusion(), {2.5}, at::kCPU, experts, routing)
+                       .router->metric("threshold")
+                       .at(0);
+  });
+  EXPECT_EQ(solved[0], solved[1]);
+  EXPECT_EQ(passes[0], passes[1]);
+  EXPECT_NEAR(solved[0], 2.5 / 4, 1e-3);
 }
 
 void expect_equal(const Batch& whole, const std::vector<Batch>& pieces) {

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "dtopp/parameters/initialisation.h"
+#include "tests/moe/fixed_threshold.h"
 
 namespace dtopp {
 namespace {
@@ -39,7 +40,10 @@ class Segments : public testing::TestWithParam<Kind> {
     }
     model_ =
         bind_language_model(config, routing_, [&](const std::string& name) { return parameters.at(name); });
-    inputs_.threshold.assign(2, at::scalar_tensor(0.5, at::kDouble));
+    RunConfig run;
+    run.model = config;
+    run.routing = routing_;
+    inputs_ = fixed_threshold(run, 0.5);
     tokens_ = at::randint(kEndOfText + 1, 64, {40}, at::kLong);
     model_.end_of_text = kEndOfText;
     for (const int64_t end : {4, 8, 12, 13, 14, 30}) tokens_[end].fill_(kEndOfText);
@@ -62,7 +66,7 @@ class Segments : public testing::TestWithParam<Kind> {
 
   RoutingConfig routing_;
   LanguageModel model_;
-  RoutingInputs inputs_;
+  Routing inputs_;
   at::Tensor tokens_;
 };
 

@@ -1,0 +1,89 @@
+// Selects the experts of each token. One object serves all routed layers of a model.
+//
+// A router is a strategy with named state. Its functions are called per layer or per step, never per token:
+//
+// forward pass    select(layer, logits) -> gates, counts     for every layer
+// after a step    update(sums of the counts over micro-batches and ranks)
+// checkpoint      state(), load_state()                      router.safetensors
+// metrics         metrics()                                  moe/<name>, moe/layer_XX/<name>
+//
+// select() of a token depends on its logits and the state only, so the choice does not depend on the batch.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "dtopp/config/run_config.h"
+#include "dtopp/ops/core/named_tensors.h"
+#include "dtopp/ops/route/route.h"
+
+namespace dtopp {
+
+// The input of one layer and micro-batch.
+struct RouterInput {
+  int64_t layer = 0;
+  at::Tensor logits_TE;   // f32
+  at::Tensor scale;       // theta, f32 []
+  bool training = false;  // whether update() will need RouteOutput::statistics
+};
+
+// The inputs s of the softmax whose result is P (ops/route/route.h). Differentiable.
+at::Tensor softmax_inputs(const RouterInput& input, Normalization normalization);
+
+// The sums of an optimizer step, over its micro-batches and all ranks.
+struct StepCounts {
+  at::Tensor tokens_per_expert_LE;  // int64
+  int64_t tokens = 0;               // tokens per layer
+  at::Tensor statistics;            // whole numbers [Router::statistics_shape()]
+};
+
+class Router {
+ public:
+  Router(const RunConfig& config, const at::Device& device);
+  virtual ~Router() = default;
+
+  virtual RouteOutput select(const RouterInput& input) = 0;
+  // The shape of RouteOutput::statistics, after one row per layer or one row for all: [rows, size]; [0]:
+  // none.
+  virtual std::vector<int64_t> statistics_shape() const { return {0}; }
+  // Updates the state after one optimizer step. Changes nothing if `applied`, bool [], is false. The host
+  // does not wait for the device.
+  virtual void update(const StepCounts& counts, const at::Tensor& applied);
+  // The tensors that a run needs to resume with the same bits, f64 or int64, on the router's device. Never
+  // modified in place.
+  virtual NamedTensors state() const;
+  // Throws std::invalid_argument if a tensor is missing, unknown, or has another shape.
+  void load_state(const NamedTensors& state);
+  // Values of the last step for metrics, f64: one per layer, or one for all.
+  virtual NamedTensors metrics() const { return {}; }
+  // A metric on the host; empty if there is none with this name. Waits for the device.
+  std::vector<double> metric(std::string_view name) const;
+
+  // The share f of tokens per expert for the load-balance loss of a layer: `own_E`, that of a micro-batch, or
+  // with loss.batch_statistics: global that of the last applied step.
+  at::Tensor share_E(int64_t layer, const at::Tensor& own_E) const;
+
+  const RoutingConfig& config() const { return config_; }
+  int64_t num_layers() const { return num_layers_; }
+  RouterZOn router_z_on() const { return router_z_on_; }
+
+ protected:
+  // Replaces a tensor of state(), on the router's device.
+  virtual void set_state(const std::string& name, const at::Tensor& value);
+  int64_t num_experts() const { return num_experts_; }
+  const at::Device& device() const { return device_; }
+  // `route` with this configuration, for top_k experts or, with 0, for the threshold p.
+  RouteOutput route_by(const RouterInput& input, int64_t top_k, const at::Tensor& threshold) const;
+  // The same gates and counts for a given choice: bool [T, E].
+  RouteOutput route_to(const RouterInput& input, const at::Tensor& routing_map_TE) const;
+
+ private:
+  RoutingConfig config_;
+  RouterZOn router_z_on_;
+  int64_t num_layers_, num_experts_, step_tokens_;
+  at::Device device_;
+  at::Tensor tokens_per_expert_LE_;  // int64: of the last applied step; undefined without global statistics
+};
+
+}  // namespace dtopp

@@ -1,0 +1,44 @@
+#include "dtopp/moe/router_state.h"
+
+#include <stdexcept>
+
+#include "dtopp/base/errors.h"
+#include "dtopp/ops/core/host_copy.h"
+
+namespace dtopp {
+
+NamedTensors host_state(const Router& router) {
+  NamedTensors state;
+  for (const auto& [name, tensor] : router.state()) state.emplace_back(name, tensor.cpu().contiguous());
+  return state;
+}
+
+std::vector<TensorSource> router_sources(const NamedTensors& state) {
+  std::vector<TensorSource> sources;
+  for (const auto& [name, tensor] : state) {
+    const auto* bytes = static_cast<const std::byte*>(tensor.const_data_ptr());
+    sources.emplace_back(name, tensor.scalar_type() == at::kLong ? "I64" : "F64", tensor.sizes().vec(),
+                         std::span(bytes, tensor.nbytes()));
+  }
+  return sources;
+}
+
+void load_router(Router& router, std::span<const TensorView> tensors,
+                 const std::filesystem::path& checkpoint) {
+  NamedTensors state;
+  for (const TensorView& tensor : tensors) {
+    const at::Tensor value = at::empty(tensor.shape, tensor.dtype == "I64" ? at::kLong : at::kDouble);
+    if (tensor.bytes.size() != value.nbytes())
+      throw CheckpointError(checkpoint.string() + "/router.safetensors: " + tensor.name + " is " +
+                            tensor.dtype + ", expected F64 or I64");
+    copy_from_bytes(tensor.bytes, value);
+    state.emplace_back(tensor.name, value);
+  }
+  try {
+    router.load_state(state);
+  } catch (const std::invalid_argument& error) {
+    throw CheckpointError(checkpoint.string() + "/router.safetensors: " + error.what());
+  }
+}
+
+}  // namespace dtopp

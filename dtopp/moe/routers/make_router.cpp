@@ -1,0 +1,23 @@
+#include "dtopp/moe/routers/make_router.h"
+
+#include <stdexcept>
+
+namespace dtopp {
+
+using MakeRouter = std::unique_ptr<Router>(const RunConfig& config, const at::Device& device);
+// Each is defined in moe/routers/<method>.cpp.
+MakeRouter make_top_k_router, make_top_p_router, make_dtop_p_router;
+
+std::unique_ptr<Router> make_router(const RunConfig& config, const at::Device& device) {
+  switch (config.routing.method) {
+    case RoutingMethod::kTopK:
+      return make_top_k_router(config, device);
+    case RoutingMethod::kTopP:
+      return make_top_p_router(config, device);
+    case RoutingMethod::kDTopP:
+      return make_dtop_p_router(config, device);
+  }
+  throw std::logic_error("make_router: no such method");
+}
+
+}  // namespace dtopp

@@ -1,0 +1,28 @@
+// Selects the top_k likeliest experts of each token.
+#include <memory>
+
+#include "dtopp/moe/router.h"
+
+namespace dtopp {
+namespace {
+
+class TopKRouter final : public Router {
+ public:
+  TopKRouter(const RunConfig& config, const at::Device& device)
+      : Router(config, device), unused_threshold_(at::zeros({}, at::device(device).dtype(at::kDouble))) {}
+
+  RouteOutput select(const RouterInput& input) override {
+    return route_by(input, top_k_of(config()), unused_threshold_);
+  }
+
+ private:
+  at::Tensor unused_threshold_;
+};
+
+}  // namespace
+
+std::unique_ptr<Router> make_top_k_router(const RunConfig& config, const at::Device& device) {
+  return std::make_unique<TopKRouter>(config, device);
+}
+
+}  // namespace dtopp
