@@ -104,9 +104,9 @@ EvaluationText open_text(const EvaluateOptions& options, const std::string& path
 }
 
 EvaluatedModel evaluated_model(const EvaluateOptions& options, const Checkpoint& checkpoint,
-                               const RoutingInputs& routing) {
+                               const Routing& routing) {
   EvaluatedModel model{checkpoint.state().step, options.inference.target_experts};
-  for (const at::Tensor& threshold : routing.threshold) model.p.push_back(threshold.item<double>());
+  if (routing.router) model.p = routing.router->metric("threshold");
   return model;
 }
 

@@ -57,7 +57,7 @@ EvaluationText open_text(const EvaluateOptions& options, const std::string& path
 
 // Returns the checkpoint's step, --target-experts and the thresholds p of `routing`, which label results.
 EvaluatedModel evaluated_model(const EvaluateOptions& options, const Checkpoint& checkpoint,
-                               const RoutingInputs& routing);
+                               const Routing& routing);
 
 // Returns the file for results of `kind` (see results_file); empty without --output and on other ranks than
 // rank 0.

@@ -14,15 +14,17 @@
 
 namespace dtopp {
 
-enum class RoutingMethod { kTopK, kTopP, kDTopP };
+enum class RoutingMethod { kTopK, kTopKBias, kTopP, kDTopP };
 enum class ThresholdScope { kGlobal, kLayer };
 enum class Normalization { kNone, kFixed, kDynamic };
 enum class Controller { kPi, kSolve };
 enum class RouterZOn { kRaw, kNormalized };  // the logits that the router z-loss uses
 
 constexpr auto enum_names(RoutingMethod) {
-  return std::array<std::pair<RoutingMethod, std::string_view>, 3>{
-      {{RoutingMethod::kTopK, "top_k"}, {RoutingMethod::kTopP, "top_p"}, {RoutingMethod::kDTopP, "dtop_p"}}};
+  return std::array<std::pair<RoutingMethod, std::string_view>, 4>{{{RoutingMethod::kTopK, "top_k"},
+                                                                    {RoutingMethod::kTopKBias, "top_k_bias"},
+                                                                    {RoutingMethod::kTopP, "top_p"},
+                                                                    {RoutingMethod::kDTopP, "dtop_p"}}};
 }
 constexpr auto enum_names(ThresholdScope) {
   return std::array<std::pair<ThresholdScope, std::string_view>, 2>{
@@ -47,6 +49,7 @@ struct RoutingConfig {
   // Experts per token. top_k: K. dtop_p: the target T; one value, or one per layer if scope is layer. top_p:
   // the number that `dtopp plan` assumes.
   std::vector<double> experts = {8.0};
+  double bias_rate = 1e-3;  // top_k_bias: change of a bias per step
   double threshold = 0.25;  // top_p: p; dtop_p: p_0
   ThresholdScope scope = ThresholdScope::kGlobal;
   Controller controller = Controller::kPi;
@@ -61,6 +64,7 @@ struct RoutingConfig {
 void visit_fields(SectionOf<RoutingConfig> auto& config, auto&& field) {
   field("method", config.method);
   field("experts", config.experts);
+  field("bias_rate", config.bias_rate);
   field("threshold", config.threshold);
   field("scope", config.scope);
   field("controller", config.controller);

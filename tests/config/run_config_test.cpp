@@ -223,9 +223,9 @@ TEST_F(RunConfigTest, mistyped_keys_are_answered_with_the_nearest) {
             "routing.experts?");
   EXPECT_EQ(error({"lr=1"}), "argument 'lr=1': unknown key 'lr'; did you mean optimizer.lr?");
   EXPECT_EQ(error({"training.learning_rate=1"}).find("argument 'training.learning_rate=1': unknown key"), 0U);
-  EXPECT_EQ(
-      error({"routing.method=topk"}),
-      "argument 'routing.method=topk': routing.method: expected one of top_k, top_p, dtop_p, got 'topk'");
+  EXPECT_EQ(error({"routing.method=topk"}),
+            "argument 'routing.method=topk': routing.method: expected one of top_k, top_k_bias, top_p, "
+            "dtop_p, got 'topk'");
 }
 
 TEST_F(RunConfigTest, dense_models_ignore_routing) {

@@ -42,15 +42,6 @@ void check_devices(const std::string& identity, Collectives& ranks) {
   }
 }
 
-std::function<double(double)> agreement(Collectives& ranks) {
-  if (ranks.size() == 1) return {};
-  return [&ranks](double here) {
-    const at::Tensor number = at::full({1}, here, at::kDouble);
-    ranks.broadcast(number, /*root=*/0, "agreement").wait();
-    return number.item<double>();
-  };
-}
-
 bool any_rank(Collectives& ranks, bool here) {
   const at::Tensor count = at::full({1}, here ? 1.0 : 0.0, at::kDouble);
   ranks.all_reduce_sum(count, "agreement").wait();

@@ -3,7 +3,6 @@
 // Collective:    all functions, on every rank, in the same order; trivial for one rank
 #pragma once
 
-#include <functional>
 #include <optional>
 #include <string>
 
@@ -34,10 +33,6 @@ void check_program(const std::string& version, Collectives& ranks);
 // Throws RanksDiffer if ranks mix CPUs and CUDA devices, or if two ranks use one CUDA device. `identity`
 // identifies this rank's device (device/device.h).
 void check_devices(const std::string& identity, Collectives& ranks);
-
-// Returns a function that gives every rank rank 0's number (Routing::agree); empty for one rank.
-// `ranks` must outlive it.
-std::function<double(double here)> agreement(Collectives& ranks);
 
 // Whether `here` is true on any rank.
 bool any_rank(Collectives& ranks, bool here);

@@ -7,6 +7,7 @@
 #include "dtopp/moe/cumulative_prob_sampling.h"
 #include "dtopp/moe/router.h"
 #include "dtopp/moe/threshold_controller.h"
+#include "dtopp/ops/route/cumulative_prob_bins.h"
 #include "dtopp/ops/route/cumulative_prob_histogram.h"
 
 namespace dtopp {

@@ -6,12 +6,14 @@ namespace dtopp {
 
 using MakeRouter = std::unique_ptr<Router>(const RunConfig& config, const at::Device& device);
 // Each is defined in moe/routers/<method>.cpp.
-MakeRouter make_top_k_router, make_top_p_router, make_dtop_p_router;
+MakeRouter make_top_k_router, make_top_k_bias_router, make_top_p_router, make_dtop_p_router;
 
 std::unique_ptr<Router> make_router(const RunConfig& config, const at::Device& device) {
   switch (config.routing.method) {
     case RoutingMethod::kTopK:
       return make_top_k_router(config, device);
+    case RoutingMethod::kTopKBias:
+      return make_top_k_bias_router(config, device);
     case RoutingMethod::kTopP:
       return make_top_p_router(config, device);
     case RoutingMethod::kDTopP:

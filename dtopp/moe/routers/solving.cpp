@@ -1,5 +1,6 @@
 #include "dtopp/moe/routers/solving.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "dtopp/moe/active_expert_curve.h"

@@ -1,6 +1,8 @@
 // Selects the likeliest experts of each token until their probabilities add up to a fixed threshold p.
 #pragma once
 
+#include <utility>
+
 #include "dtopp/moe/router.h"
 
 namespace dtopp {

@@ -11,16 +11,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-TEST(Agreement, gives_every_rank_the_first_ones_number) {
-  std::vector<double> agreed(3);
-  run_group(3, [&](Collectives& ranks) {
-    agreed[static_cast<size_t>(ranks.rank())] = agreement(ranks)(1.5 + static_cast<double>(ranks.rank()));
-  });
-  EXPECT_THAT(agreed, testing::Each(1.5));
-  SingleRank alone;
-  EXPECT_FALSE(agreement(alone));
-}
-
 // Each rank's error message; "" if the rank continues.
 std::vector<std::string> errors_of(const std::vector<std::string>& devices) {
   std::vector<std::string> texts(devices.size());
