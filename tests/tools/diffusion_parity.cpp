@@ -118,8 +118,10 @@ void train_diffusion(const char* config_path, const char* input_path, const char
     add("grad_norm", result.grad_norm);
     if (config.model.is_dense()) continue;
     add("active_experts", result.activations.summary().mean);
-    for (size_t layer = 0; layer < result.thresholds.size(); ++layer)
-      add("threshold/" + std::to_string(layer), result.thresholds[layer]);
+    const std::vector<double>* const p = result.router_values("threshold");
+    for (size_t layer = 0; p != nullptr && layer < static_cast<size_t>(trainer.model().num_routed_layers);
+         ++layer)
+      add("threshold/" + std::to_string(layer), p->at(p->size() > 1 ? layer : 0));
   }
   add_parameters("final/");
   const auto validation =
