@@ -141,20 +141,20 @@ TEST(StepNumbers, of_a_dense_model_hold_no_routing) {
 TEST(StepNumbers, add_up_over_ranks_by_name) {
   const StepSchema schema = {
       {"rows", {2, 2}, Reduce::kSumRows}, {"sum", {}}, {"most", {2}, Reduce::kMaxOverRanks}};
-  run_ranks(3, [&](int64_t rank, const c10::intrusive_ptr<c10d::Store>& store) {
-    const ProcessGroups groups = make_process_groups(store, rank, {1, 3}, on_loopback());
+  run_group(3, [&](Collectives& ranks) {
+    const int64_t rank = ranks.rank();
     NamedTensors local;  // rank 1 has no numbers
     if (rank != 1)
       local = {{"most", at::tensor({rank, 2 - rank}, at::kLong)},
                {"rows", at::tensor({1.0, 2.0, 3.0, 4.0}, at::kDouble)},
                {"sum", at::scalar_tensor(10 + rank)}};
-    const StepNumbers all = StepNumbers::reduce(schema, local, at::kCPU, *groups.world);
+    const StepNumbers all = StepNumbers::reduce(schema, local, at::kCPU, ranks);
     EXPECT_EQ(all.list("rows"), (std::vector<double>{8, 12}));
     EXPECT_EQ(all.number("sum"), 22);
     EXPECT_EQ(all.list("most"), (std::vector<double>{2, 2}));
     EXPECT_THROW(all["other"], std::invalid_argument);
     local = {{"sum", at::zeros({2})}};
-    EXPECT_THROW(StepNumbers::reduce(schema, local, at::kCPU, *groups.world), std::invalid_argument);
+    EXPECT_THROW(StepNumbers::reduce(schema, local, at::kCPU, ranks), std::invalid_argument);
   });
 }
 
