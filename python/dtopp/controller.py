@@ -62,6 +62,7 @@ class ThresholdController:
         self._target_C = self._list([router.target_experts for router in first])
         self._experts_C = self._list([router.num_experts for router in first])
         self._threshold_C, self._error_sum_C = self._initial_C, torch.zeros_like(self._initial_C)
+        self._steps = torch.zeros((), dtype=torch.int64, device=self._device)  # with tokens
         self._solved_C = torch.full_like(self._initial_C, torch.nan)
         self._needs_histogram = self._holds and controller == "solve"
         for router in self.routers:
@@ -98,10 +99,11 @@ class ThresholdController:
             router.loss_scale.fill_(scale / len(self.routers))
 
     def state_dict(self) -> dict[str, Any]:
-        """threshold and error_sum as in a checkpoint's router.safetensors: numbers, or lists with one number per
-        layer."""
+        """threshold, error_sum and steps as in a checkpoint's router.safetensors. The first two are numbers, or
+        lists with one number per layer."""
         values = {"threshold": self._threshold_C.tolist(), "error_sum": self._error_sum_C.tolist()}
-        return values if self.scope == "layer" else {name: one for name, (one,) in values.items()}
+        numbers = values if self.scope == "layer" else {name: one for name, (one,) in values.items()}
+        return numbers | {"steps": int(self._steps)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raises ValueError for a state with another number of layers, KeyError if a value is missing."""
@@ -112,6 +114,7 @@ class ThresholdController:
                 raise ValueError(f"ThresholdController: {name} has values of {len(values)} controllers, expected "
                                  f"{self._threshold_C.numel()}")
             loaded[name] = self._list(values)
+        self._steps = torch.full_like(self._steps, state["steps"])
         self._threshold_C, self._error_sum_C = loaded["threshold"], loaded["error_sum"]
         self._write()
 
@@ -144,6 +147,7 @@ class ThresholdController:
         else:
             threshold_C, error_sum_C = self._paper_law(error_C)
         seen_C = tokens_C > 0
+        self._steps = self._steps + seen_C.any()
         self._threshold_C = torch.where(seen_C, threshold_C, self._threshold_C)
         self._error_sum_C = torch.where(seen_C, error_sum_C, self._error_sum_C)
 
@@ -156,7 +160,7 @@ class ThresholdController:
     def _solve(self, error_C: Tensor, curve: ActiveExpertCurve) -> tuple[Tensor, Tensor]:
         unit_C = self._target_C / self._experts_C
         # Exclude the step that used p_0: the user chose it.
-        sum_C = self._error_sum_C + error_C * (self._threshold_C != self._initial_C)
+        sum_C = self._error_sum_C + error_C * (self._steps > 0)
         most_C, most_now_C = unit_C * _MOST_OWED, unit_C * _MOST_MADE_UP_FOR
         sum_C = torch.maximum(torch.minimum(sum_C, most_C), -most_C)
         now_C = torch.maximum(torch.minimum(sum_C * _MADE_UP_FOR, most_now_C), -most_now_C)

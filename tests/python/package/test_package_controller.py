@@ -55,7 +55,8 @@ def test_windup_is_left_out_where_the_threshold_is_at_a_bound():
         model(torch.randn(40, 16))
         want.update(active_of(model))
         controller.step()
-    assert controller.state_dict() == pytest.approx({"threshold": want.p[0], "error_sum": want.error_sum[0]})
+    assert controller.state_dict() == pytest.approx({"threshold": want.p[0], "error_sum": want.error_sum[0],
+                                                      "steps": 6})
     assert want.p[0] == 1 - 1e-6 and want.error_sum[0] == 0
 
 

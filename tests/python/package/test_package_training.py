@@ -95,7 +95,8 @@ def test_ten_steps_are_those_of_the_trainer(run, both_forms):
     gains = {name: float(value) for name, value in routing.items() if name in ("kp", "ki")}
     controller = dtopp.ThresholdController(model, controller=routing["controller"], **gains)
     if routing["method"] == "dtop_p":
-        controller.load_state_dict({name: state[f"{name}_C"] for name in ("threshold", "error_sum")})
+        controller.load_state_dict({name: state[f"{name}_C"] for name in ("threshold", "error_sum")}
+                                   | {"steps": state["steps"]})
     optimizer = adamw(model, config, moments)
     controller.attach(optimizer)
     tokens = np.fromfile(run / "train.npy", "<u2")
@@ -126,5 +127,8 @@ def compare(model, controller, checkpoint, first):
         assert (value.detach().view_as(want) - want).norm() < 1e-6 * want.norm(), name
         assert (first[name].detach() - want).norm() > 1e-4 * want.norm(), f"{name} was not trained"
     if config["routing"]["method"] == "dtop_p":
-        found = {key: value if isinstance(value, list) else [value] for key, value in controller.state_dict().items()}
-        assert found == pytest.approx({key: state[f"{key}_C"] for key in ("threshold", "error_sum")}, rel=1e-6)
+        found = controller.state_dict()
+        assert found["steps"] == state["steps"]
+        for key in ("threshold", "error_sum"):
+            value = found[key] if isinstance(found[key], list) else [found[key]]
+            assert value == pytest.approx(state[f"{key}_C"], rel=1e-6)
