@@ -4,7 +4,6 @@
 #include <cstdio>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <utility>
 
 #include <fcntl.h>
@@ -20,11 +19,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kReplaced = ".replaced-";
-
-bool is_there(const fs::path& path) {
-  std::error_code no_answer;  // treat as missing; the next call on the path reports the error
-  return fs::exists(fs::symlink_status(path, no_answer));
-}
 
 // The name that the old directory has while the new one is renamed to `path`.
 fs::path replaced_name(const fs::path& path) {

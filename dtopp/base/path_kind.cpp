@@ -23,4 +23,9 @@ PathKind path_kind(const std::filesystem::path& path) {
   }
 }
 
+bool is_there(const std::filesystem::path& path) {
+  std::error_code unused;
+  return std::filesystem::exists(std::filesystem::symlink_status(path, unused));
+}
+
 }  // namespace dtopp

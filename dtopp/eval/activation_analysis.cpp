@@ -1,11 +1,11 @@
 #include "dtopp/eval/activation_analysis.h"
 
 #include <cmath>
-#include <cstdio>
 
 #include <nlohmann/json.hpp>
 
 #include "dtopp/base/errors.h"
+#include "dtopp/base/format.h"
 
 namespace dtopp {
 namespace {
@@ -143,27 +143,22 @@ ordered_json to_json(const ActivationAnalysis& analysis, const InferenceModel& m
 
 std::string format_table(const ActivationAnalysis& analysis) {
   std::string table;
-  char line[160];
-  const auto add = [&](const auto&... values) {
-    std::snprintf(line, sizeof line, values...);
-    table += line;
-  };
   const ActivationStatistics& statistics = analysis.perplexity.activations;
-  add("%-28s %8s %10s %10s %6s\n", "layer", "experts", "deviation", "imbalance", "dead");
+  table += format("%-28s %8s %10s %10s %6s\n", "layer", "experts", "deviation", "imbalance", "dead");
   for (int64_t layer = 0; layer < statistics.num_layers(); ++layer) {
     const ActivationSummary one = statistics.summary(layer);
-    add("%-28lld %8.3f %10.3f %10.2f %6lld\n", static_cast<long long>(layer), one.mean, one.deviation,
-        one.imbalance, static_cast<long long>(one.dead_experts));
+    table += format("%-28lld %8.3f %10.3f %10.2f %6lld\n", static_cast<long long>(layer), one.mean,
+                    one.deviation, one.imbalance, static_cast<long long>(one.dead_experts));
   }
   const ActivationSummary all = statistics.summary();
-  add("%-28s %8.3f %10.3f\n", "all", all.mean, all.deviation);
+  table += format("%-28s %8.3f %10.3f\n", "all", all.mean, all.deviation);
   for (const KindActivations& one : analysis.by_kind) {
-    add("\n%-28s %8s %10s %10s\n", one.kinds.by.c_str(), "experts", "deviation", "tokens");
+    table += format("\n%-28s %8s %10s %10s\n", one.kinds.by.c_str(), "experts", "deviation", "tokens");
     for (int64_t kind = 0; kind < one.tokens_G.size(0); ++kind) {
       const KindSummary summary = summarize(one, kind);
       if (summary.tokens == 0) continue;
-      add("%-28s %8.3f %10.3f %10lld\n", one.kinds.names[kind].c_str(), summary.mean, summary.deviation,
-          static_cast<long long>(summary.tokens));
+      table += format("%-28s %8.3f %10.3f %10lld\n", one.kinds.names[kind].c_str(), summary.mean,
+                      summary.deviation, static_cast<long long>(summary.tokens));
     }
   }
   return table;

@@ -1,11 +1,11 @@
 #include "dtopp/eval/evaluation.h"
 
 #include <algorithm>
-#include <cstdio>
 
 #include <nlohmann/json.hpp>
 
 #include "dtopp/base/errors.h"
+#include "dtopp/base/format.h"
 #include "dtopp/data/images/image_layout_json.h"
 #include "dtopp/models/registry/make_model.h"
 #include "dtopp/models/solve_thresholds.h"
@@ -32,11 +32,7 @@ std::vector<double> experts_of_layers(const ActivationStatistics& activations) {
 
 std::string format_layers(const std::vector<double>& experts) {
   std::string line;
-  char number[32];
-  for (const double one : experts) {
-    std::snprintf(number, sizeof number, " %7.3f", one);
-    line += number;
-  }
+  for (const double one : experts) line += format(" %7.3f", one);
   return line;
 }
 
@@ -103,31 +99,27 @@ ordered_json to_json(const DiffusionEvaluation& evaluation) {
 std::string format_table(const DiffusionEvaluation& evaluation) {
   const ValidationResult& raw = evaluation.raw;
   std::string table;
-  char line[160];
-  const auto add = [&](const auto&... values) {
-    std::snprintf(line, sizeof line, values...);
-    table += line;
-  };
-  add("images       %lld\n", static_cast<long long>(evaluation.images));
-  add("loss         %.6f\n", raw.loss);
-  if (evaluation.ema) add("EMA loss     %.6f\n", evaluation.ema->loss);
+  table += format("images       %lld\n", static_cast<long long>(evaluation.images));
+  table += format("loss         %.6f\n", raw.loss);
+  if (evaluation.ema) table += format("EMA loss     %.6f\n", evaluation.ema->loss);
   const bool routed = raw.activations.num_layers() > 0;
   if (routed) {
     const ActivationSummary active = raw.activations.summary();
-    add("experts      %.4f per token (standard deviation %.4f)\n", active.mean, active.deviation);
-    if (evaluation.ema) add("EMA experts  %.4f per token\n", evaluation.ema->activations.summary().mean);
+    table += format("experts      %.4f per token (standard deviation %.4f)\n", active.mean, active.deviation);
+    if (evaluation.ema)
+      table += format("EMA experts  %.4f per token\n", evaluation.ema->activations.summary().mean);
   }
-  add("\n%-4s %10s%s\n", "t", "loss", routed ? "  experts  by layer" : "");
+  table += format("\n%-4s %10s%s\n", "t", "loss", routed ? "  experts  by layer" : "");
   for (const ValidationGroup& group : raw.groups) {
-    add("%-4s %10.6f", group.name.c_str(), group.loss);
+    table += format("%-4s %10.6f", group.name.c_str(), group.loss);
     if (routed) {
-      add("  %7.3f ", mean(group.active_experts_L));
+      table += format("  %7.3f ", mean(group.active_experts_L));
       table += format_layers(group.active_experts_L);
     }
     table += "\n";
   }
   if (routed) {
-    add("%-4s %10.6f  %7.3f ", "all", raw.loss, raw.activations.summary().mean);
+    table += format("%-4s %10.6f  %7.3f ", "all", raw.loss, raw.activations.summary().mean);
     table += format_layers(experts_of_layers(raw.activations)) + "\n";
   }
   return table;

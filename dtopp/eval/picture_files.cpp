@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <span>
 
 #include "dtopp/base/atomic_directory.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
+#include "dtopp/base/format.h"
 #include "dtopp/base/path_kind.h"
 #include "dtopp/data/files/npz_writer.h"
 #include "dtopp/data/image_codec/encode_png.h"
@@ -89,9 +89,7 @@ void write_folder(const fs::path& folder, PictureSampler& sampler) {
   while (const auto batch = sampler.next()) {
     int64_t index = batch->first;
     for (const Picture& picture : to_pictures(batch->x0_BCHW)) {
-      char name[32];
-      std::snprintf(name, sizeof name, "%05lld.png", static_cast<long long>(index++));
-      OutputFile file(folder / name);
+      OutputFile file(folder / format("%05lld.png", static_cast<long long>(index++)));
       file.write(encode_png(picture));
       file.sync_and_close();
     }

@@ -1,8 +1,7 @@
 #include "dtopp/eval/routing_file.h"
 
-#include <cstdio>
-
 #include "dtopp/base/errors.h"
+#include "dtopp/base/format.h"
 #include "dtopp/ops/core/host_copy.h"
 
 namespace dtopp {
@@ -10,11 +9,7 @@ namespace {
 
 constexpr char kBool[] = "BOOL";
 
-std::string layer_name(int64_t layer) {
-  char name[32];
-  std::snprintf(name, sizeof name, "layer_%02lld", static_cast<long long>(layer));
-  return name;
-}
+std::string layer_name(int64_t layer) { return format("layer_%02lld", static_cast<long long>(layer)); }
 
 void require_routers(const InferenceModel& model) {
   if (model.config.model.is_dense())

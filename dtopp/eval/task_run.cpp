@@ -1,9 +1,9 @@
 #include "dtopp/eval/task_run.h"
 
-#include <cstdio>
 #include <optional>
 
 #include "dtopp/base/errors.h"
+#include "dtopp/base/format.h"
 #include "dtopp/base/hash.h"
 #include "dtopp/base/manifest.h"
 #include "dtopp/device/device.h"
@@ -92,11 +92,8 @@ ordered_json to_json(std::span<const BudgetResult> sweep, std::span<const LongTa
 
 std::string format_table(std::span<const BudgetResult> sweep, std::span<const LongTask> left_out) {
   std::string table = format_left_out(left_out) + "  target   average\n";
-  for (const BudgetResult& budget : sweep) {
-    char line[40];
-    std::snprintf(line, sizeof line, "%8g%10.1f\n", budget.target_experts, 100 * average(budget.results));
-    table += line;
-  }
+  for (const BudgetResult& budget : sweep)
+    table += format("%8g%10.1f\n", budget.target_experts, 100 * average(budget.results));
   return table;
 }
 

@@ -1,13 +1,13 @@
 #include "dtopp/tasks/evaluation_files.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <optional>
 
 #include <nlohmann/json.hpp>
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
+#include "dtopp/base/format.h"
 #include "dtopp/base/json.h"
 #include "dtopp/base/path_kind.h"
 
@@ -18,12 +18,6 @@ namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
 constexpr uint64_t kMaxBytes = uint64_t{1} << 28;
-
-std::string shortest(double number) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%g", number);
-  return text;
-}
 
 EvaluatedModel read_model(const Json& json) {
   return {json.at("step").get<int64_t>(), json.value("target_experts", 0.0),
@@ -98,7 +92,7 @@ nlohmann::ordered_json to_json(const EvaluatedModel& model) {
 
 std::string label_of(const EvaluatedModel& model) {
   const std::string step = "step " + std::to_string(model.step);
-  return model.target_experts > 0 ? step + ", " + shortest(model.target_experts) + " experts" : step;
+  return model.target_experts > 0 ? step + ", " + format("%g", model.target_experts) + " experts" : step;
 }
 
 fs::path results_file(const fs::path& output, const std::string& kind, const EvaluatedModel& model) {
@@ -108,9 +102,9 @@ fs::path results_file(const fs::path& output, const std::string& kind, const Eva
     throw UsageError(output.string() + ": holds the results of " + label_of(*stored) + ", but these are of " +
                      label_of(model) + "; name another file, or a folder");
   }
-  char step[32];
-  std::snprintf(step, sizeof step, "-step-%08lld", static_cast<long long>(model.step));
-  const std::string experts = model.target_experts > 0 ? "-experts-" + shortest(model.target_experts) : "";
+  const std::string step = format("-step-%08lld", static_cast<long long>(model.step));
+  const std::string experts =
+      model.target_experts > 0 ? "-experts-" + format("%g", model.target_experts) : "";
   return output / (kind + step + experts + ".json");
 }
 

@@ -160,9 +160,4 @@ void ResumableFolder::clear_up() const {
   sync_directory(path_);
 }
 
-bool is_there(const fs::path& path) {
-  std::error_code unused;
-  return fs::exists(fs::symlink_status(path, unused));
-}
-
 }  // namespace dtopp

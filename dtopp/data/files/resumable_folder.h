@@ -21,6 +21,7 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/manifest.h"
+#include "dtopp/base/path_kind.h"
 
 namespace dtopp {
 
@@ -79,10 +80,6 @@ class ResumableFolder {
   std::optional<Manifest> complete_;
   std::optional<DirectoryLock> lock_;
 };
-
-// Returns true if the path exists, even as a broken link. Returns false also if its status cannot be read;
-// opening it then reports the reason.
-bool is_there(const std::filesystem::path& path);
 
 // Calls `read` and appends the remedy to the message of a DataError that it throws.
 template <class Read>

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "dtopp/base/median.h"
 #include "dtopp/ops/core/poisoned_memory.h"
 #include "dtopp/ops/moe_ffn/moe_ffn_gemms_cuda.h"
 
@@ -62,12 +63,6 @@ GemmResults gradient_and_sum(const GemmInputs& inputs, const Form& form) {
   form(AccumulationTarget{sum, false});
   form(AccumulationTarget{sum, true});
   return {gradient, sum};
-}
-
-double median(std::vector<double> numbers) {
-  const auto middle = numbers.begin() + std::ssize(numbers) / 2;
-  std::ranges::nth_element(numbers, middle);
-  return *middle;
 }
 
 }  // namespace

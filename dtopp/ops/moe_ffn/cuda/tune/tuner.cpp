@@ -1,7 +1,5 @@
 #include "dtopp/ops/moe_ffn/cuda/tune/tuner.h"
 
-#include <array>
-#include <cstdio>
 #include <sstream>
 #include <thread>
 
@@ -10,6 +8,7 @@
 #include "dtopp/base/descriptor.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
+#include "dtopp/base/format.h"
 #include "dtopp/base/hash.h"
 #include "dtopp/device/compute_device.h"
 #include "dtopp/device/device.h"
@@ -62,24 +61,18 @@ TunedGemm tune_gemm(const Tuner& tuner, ExpertGemm gemm, const FusedKernelSet& f
   return failed;
 }
 
-std::string number_text(double number) {
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.3g", number);
-  return text.data();
-}
-
 void print_result(const Tuner& tuner, const KernelTable& table) {
   std::string found;
   for (const TunedGemm& tuned : table) {
     found += (found.empty() ? "" : ", ") + tuned.name() + " " + tuned.kernel();
     if (tuned.is_right()) {
-      found += " (fused " + number_text(tuned.fused_milliseconds) + " ms, grouped_mm " +
-               number_text(tuned.grouped_milliseconds) + " ms)";
+      found += " (fused " + format("%.3g", tuned.fused_milliseconds) + " ms, grouped_mm " +
+               format("%.3g", tuned.grouped_milliseconds) + " ms)";
       continue;
     }
     tuner.print("warning: moe_ffn: " + tuned.name() +
                 " uses grouped_mm, because dtopp's fused kernel is wrong on " + tuner.device.name + ": " +
-                (tuned.failure.empty() ? "an error of " + number_text(tuned.fused_error) : tuned.failure));
+                (tuned.failure.empty() ? "an error of " + format("%.3g", tuned.fused_error) : tuned.failure));
   }
   tuner.print("moe_ffn on " + tuner.device.name + ": " + found);
 }
