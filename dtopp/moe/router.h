@@ -10,6 +10,7 @@
 // select() of a token depends on its logits and the state only, so the choice does not depend on the batch.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -44,8 +45,8 @@ class Router {
   virtual ~Router() = default;
 
   virtual RouteOutput select(const RouterInput& input) = 0;
-  // The shape of RouteOutput::statistics, after one row per layer or one row for all: [rows, size]; [0]:
-  // none.
+  // The shape of a step's statistics: [layers, size], or [1, size] if the layers' RouteOutput::statistics are
+  // added up. [0]: none.
   virtual std::vector<int64_t> statistics_shape() const { return {0}; }
   // Updates the state after one optimizer step. Changes nothing if `applied`, bool [], is false. The host
   // does not wait for the device.

@@ -13,6 +13,7 @@
 #include "dtopp/train/step_decision.h"
 
 namespace dtopp {
+
 Trainer::Trainer(const RunConfig& config, Model model, TrainingData data, const at::TensorOptions& compute,
                  ProcessGroups groups)
     : config_(config),
