@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "dtopp/base/errors.h"
+#include "dtopp/base/whole_number.h"
 #include "dtopp/launch/slurm_lists.h"
 
 namespace dtopp {

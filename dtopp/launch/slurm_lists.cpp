@@ -1,17 +1,10 @@
 #include "dtopp/launch/slurm_lists.h"
 
 #include <algorithm>
-#include <charconv>
+
+#include "dtopp/base/whole_number.h"
 
 namespace dtopp {
-
-std::optional<int64_t> whole_number(std::string_view text) {
-  int64_t value = 0;
-  const char* const end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, value);
-  if (error != std::errc() || stop != end || text.front() == '-') return std::nullopt;
-  return value;
-}
 
 std::optional<std::string> first_host(std::string_view hosts) {
   std::string host;

@@ -16,7 +16,4 @@ std::optional<std::string> first_host(std::string_view hosts);
 // of "4(x2),3". nullopt if it is not such a list or has too few nodes.
 std::optional<int64_t> tasks_on_node(std::string_view tasks, int64_t node);
 
-// The non-negative decimal number in `text`; nullopt if `text` is anything else.
-std::optional<int64_t> whole_number(std::string_view text);
-
 }  // namespace dtopp

@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
+#include "dtopp/base/whole_number.h"
+
 namespace dtopp {
 namespace {
 

@@ -1,7 +1,7 @@
 #include "dtopp/distributed/membership/rank_records.h"
 
 #include <algorithm>
-#include <cmath>
+#include <limits>
 #include <sstream>
 
 namespace dtopp {
@@ -20,6 +20,7 @@ std::string seconds_text(double seconds) {
 
 std::string RankState::to_line() const {
   std::ostringstream line;
+  line.precision(std::numeric_limits<double>::max_digits10);
   line << step << ' ' << activity << ' ' << collective << ' ' << ordinal << ' ' << waiting << ' '
        << cpu_seconds;
   return line.str();
@@ -38,7 +39,7 @@ std::string RankState::location() const {
   std::string text = activity == "start" ? "before its first step" : "at step " + std::to_string(step);
   if (activity == "save") text = "saving " + text;
   if (activity == "validation") text = "validating " + text;
-  if (activity == "evaluation") text = "evaluating";
+  if (activity == "evaluation") text = step > 0 ? "evaluating " + text : "evaluating";
   if (ordinal > 0) text += (waiting ? ", waiting in " : ", after ") + collective;
   return text;
 }
@@ -97,7 +98,7 @@ LostRank RankRecords::died(int64_t rank) const {
   return lost(rank, "its process was killed, or its host is gone");
 }
 
-LostRank RankRecords::failed(int64_t rank, int status, const std::string& message) const {
+LostRank RankRecords::failed(int64_t rank, int64_t status, const std::string& message) const {
   LostRank failed = lost(rank, "ended with status " + std::to_string(status) + ": " + message);
   failed.has_ended = true;
   return failed;

@@ -56,7 +56,9 @@ class RankRecords {
   bool has_left(int64_t rank) const { return at(rank).left; }
 
   LostRank died(int64_t rank) const;
-  LostRank failed(int64_t rank, int status, const std::string& message) const;
+  LostRank failed(int64_t rank, int64_t status, const std::string& message) const;
+  // The rank with this cause, at its last known location.
+  LostRank lost(int64_t rank, std::string cause) const;
 
   // Advances time by `seconds` in which this process received messages. Returns a lost rank in two cases:
   // - A rank sent no message for the limit: its process is stopped, or its host is cut off or down. Ranks
@@ -80,7 +82,6 @@ class RankRecords {
     double cpu_when_working = 0;  // cpu_seconds at that progress
   };
   const Record& at(int64_t rank) const { return records_.at(static_cast<size_t>(rank)); }
-  LostRank lost(int64_t rank, std::string cause) const;
   std::optional<LostRank> find_silent() const;
   std::optional<LostRank> find_stuck() const;
 

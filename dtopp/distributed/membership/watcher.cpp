@@ -10,6 +10,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "dtopp/base/errors.h"
+#include "dtopp/base/whole_number.h"
 #include "dtopp/distributed/collectives/transport_error.h"
 #include "dtopp/distributed/membership/rank_connections.h"
 
@@ -20,16 +21,12 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 // The longest delay of on_loss, and the longest wait for the delivery of the last message.
-constexpr milliseconds kHold{1000}, kFarewell{1000};
+constexpr milliseconds kHold{1000}, kLastMessage{1000};
 
 double seconds_of(clockid_t clock) {
   timespec time{};
   ::clock_gettime(clock, &time);
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
-}
-
-double own_cpu_seconds() {
-  return seconds_of(CLOCK_PROCESS_CPUTIME_ID) - seconds_of(CLOCK_THREAD_CPUTIME_ID);
 }
 
 // Rank 0 watches all ranks; the other ranks watch rank 0 only.
@@ -54,26 +51,32 @@ std::string one_line(std::string text) {
 
 }  // namespace
 
+double WatchedProcess::cpu_seconds() {
+  return seconds_of(CLOCK_PROCESS_CPUTIME_ID) - seconds_of(CLOCK_THREAD_CPUTIME_ID);
+}
+
 // Lines to rank 0: "at STATE", "left", "failed STATUS MESSAGE". Lines from rank 0: "at STATE", "left", "lost
 // TEXT".
 struct Watcher::Impl {
   Impl(const c10::intrusive_ptr<c10d::Store>& store, WatcherOptions wanted,
-       std::shared_ptr<const CollectiveCounts> counted, OnLoss call);
+       std::shared_ptr<const CollectiveCounts> counted, WatchedProcess& watched);
 
   bool is_first() const { return options.rank == 0; }
   void run();
-  void understand(const RankConnections::Event& event);
+  void handle(const RankConnections::Event& event);
+  // A line that this rank cannot read: it comes from another program or was damaged.
+  void lose_sender(int64_t rank, const std::string& line);
   void lose(const LostRank& rank);
   RankState own_state();
   void check_device(const RankState& state);
   // Whether the thread ends: the run is over, this rank ends, or on_loss was called.
   bool finish();
-  void say_farewell(const std::string& words);
-  void end(const std::string& words);
+  void send_last_message(const std::string& line);
+  void end(const std::string& line);
 
   WatcherOptions options;
   std::shared_ptr<const CollectiveCounts> counts;
-  OnLoss on_loss;
+  WatchedProcess& process;
   milliseconds interval;
 
   // Used by the watcher thread only.
@@ -88,38 +91,36 @@ struct Watcher::Impl {
   int64_t step = 0;
   std::string activity = "start";
   std::atomic<bool> new_activity = false;  // not sent yet
-  std::function<std::string()> device_failure;
-  std::string farewell;  // this rank's last message; empty until it ends
-  bool noticed = false;  // this rank has detected the loss of another one
-  bool called = false;   // whether on_loss was called
+  std::string last_message;                // of this rank; empty until it ends
+  bool noticed = false;                    // this rank has detected the loss of another one
+  bool called = false;                     // whether on_loss was called
   std::thread thread;
 };
 
 Watcher::Impl::Impl(const c10::intrusive_ptr<c10d::Store>& store, WatcherOptions wanted,
-                    std::shared_ptr<const CollectiveCounts> counted, OnLoss call)
+                    std::shared_ptr<const CollectiveCounts> counted, WatchedProcess& watched)
     : options(std::move(wanted)),
       counts(std::move(counted)),
-      on_loss(std::move(call)),
+      process(watched),
       interval(std::clamp(milliseconds(static_cast<int64_t>(1000 * options.limits.silent / 60)),
                           milliseconds(20), milliseconds(500))),
       connections(*store, options.rank, static_cast<int64_t>(options.hosts.size()), options.address,
                   options.loopback_only),
       records(watched_hosts(options), options.limits) {
-  if (!options.cpu_seconds) options.cpu_seconds = own_cpu_seconds;
   thread = std::thread([this] { run(); });
 }
 
 void Watcher::Impl::run() {
-  Clock::time_point last = Clock::now(), spoken{};
+  Clock::time_point last = Clock::now(), sent{};
   do {
-    for (const RankConnections::Event& event : connections.wait(interval)) understand(event);
+    for (const RankConnections::Event& event : connections.wait(interval)) handle(event);
     const Clock::time_point now = Clock::now();
-    if (now - spoken >= interval || new_activity.exchange(false)) {
+    if (now - sent >= interval || new_activity.exchange(false)) {
       const RankState state = own_state();
       if (is_first()) records.heard(0, state);
       check_device(state);
       connections.offer("at " + state.to_line());
-      spoken = now;
+      sent = now;
     }
     const auto passed = std::min<Clock::duration>(now - last, 4 * interval);
     last = now;
@@ -128,17 +129,13 @@ void Watcher::Impl::run() {
 }
 
 void Watcher::Impl::check_device(const RankState& state) {
-  std::string cause;
-  {
-    const std::lock_guard lock(mutex);
-    if (device_failure) cause = device_failure();
-  }
+  const std::string cause = process.device_failure();
   if (cause.empty()) return;
   const std::string& host = options.hosts[static_cast<size_t>(options.rank)];
   lose({.rank = options.rank, .location = "on " + host + " " + state.location(), .cause = cause});
 }
 
-void Watcher::Impl::understand(const RankConnections::Event& event) {
+void Watcher::Impl::handle(const RankConnections::Event& event) {
   const int64_t rank = event.from;
   if (!event.line) {
     if (!records.has_left(rank)) lose(records.died(rank));
@@ -146,10 +143,14 @@ void Watcher::Impl::understand(const RankConnections::Event& event) {
   }
   const auto [word, rest] = cut_word(*event.line);
   if (word == "at") {
-    if (const auto state = RankState::from_line(rest)) records.heard(rank, *state);
+    const auto state = RankState::from_line(rest);
+    if (!state) return lose_sender(rank, *event.line);
+    records.heard(rank, *state);
   } else if (word == "failed") {
     const auto [status, message] = cut_word(rest);
-    lose(records.failed(rank, std::stoi(status), message));
+    const auto number = whole_number(status);
+    if (!number) return lose_sender(rank, *event.line);
+    lose(records.failed(rank, *number, message));
     records.left(rank);
   } else if (word == "left" || word == "lost") {
     records.left(rank);
@@ -158,8 +159,18 @@ void Watcher::Impl::understand(const RankConnections::Event& event) {
       is_over = true;
     else if (const auto received = LostRank::from_text(rest))
       lose(*received);
+    else
+      return lose_sender(rank, *event.line);
     connections.finish(rank);  // rank 0 waits for this before it ends
+  } else {
+    lose_sender(rank, *event.line);
   }
+}
+
+void Watcher::Impl::lose_sender(int64_t rank, const std::string& line) {
+  constexpr size_t kShown = 60;
+  lose(records.lost(rank, "sent a line that is no message of a watcher: \"" + line.substr(0, kShown) +
+                              "\"; start the same program on all hosts"));
 }
 
 void Watcher::Impl::lose(const LostRank& rank) {
@@ -174,21 +185,21 @@ RankState Watcher::Impl::own_state() {
   const std::lock_guard lock(mutex);
   RankState state{.step = step, .activity = activity, .ordinal = current.ordinal, .waiting = current.waiting};
   if (current.ordinal > 0) state.collective = current.what;
-  state.cpu_seconds = options.cpu_seconds();
+  state.cpu_seconds = process.cpu_seconds();
   return state;
 }
 
 bool Watcher::Impl::finish() {
-  std::string words;
+  std::string line;
   {
     const std::lock_guard lock(mutex);
-    words = farewell;
+    line = last_message;
     const bool held = lost && lost->has_ended && !noticed && Clock::now() - lost_at < kHold;
-    if (words.empty() && (!lost || held)) return is_over && !lost;
+    if (line.empty() && (!lost || held)) return is_over && !lost;
   }
-  if (is_first() || !words.empty()) say_farewell(words);
-  if (!words.empty()) return true;
-  on_loss(*lost);
+  if (is_first() || !line.empty()) send_last_message(line);
+  if (!line.empty()) return true;
+  process.on_loss(*lost);
   const std::lock_guard lock(mutex);
   called = true;
   changed.notify_all();
@@ -196,39 +207,34 @@ bool Watcher::Impl::finish() {
 }
 
 // Returns when every connected rank has received the last message: each then ends its own direction.
-void Watcher::Impl::say_farewell(const std::string& words) {
-  if (is_first() && words.starts_with("failed")) {
-    const auto [status, message] = cut_word(cut_word(words).second);
-    lose(records.failed(0, std::stoi(status), message));
+void Watcher::Impl::send_last_message(const std::string& line) {
+  if (is_first() && line.starts_with("failed")) {
+    const auto [status, message] = cut_word(cut_word(line).second);
+    lose(records.failed(0, whole_number(status).value(), message));  // written by fail()
   }
-  if (!is_first() || !lost) connections.send(words);
+  if (!is_first() || !lost) connections.send(line);
   connections.finish();
-  const Clock::time_point until = Clock::now() + kFarewell;
+  const Clock::time_point until = Clock::now() + kLastMessage;
   while (Clock::now() < until && connections.any_open(lost ? lost->rank : -1)) connections.wait(interval);
 }
 
-void Watcher::Impl::end(const std::string& words) {
+void Watcher::Impl::end(const std::string& line) {
   {
     const std::lock_guard lock(mutex);
-    if (farewell.empty()) farewell = words;
+    if (last_message.empty()) last_message = line;
   }
   connections.wake();
   if (thread.joinable()) thread.join();
 }
 
 Watcher::Watcher(const c10::intrusive_ptr<c10d::Store>& store, WatcherOptions options,
-                 std::shared_ptr<const CollectiveCounts> counts, OnLoss on_loss) try
-    : impl_(std::make_unique<Impl>(store, std::move(options), std::move(counts), std::move(on_loss))) {
+                 std::shared_ptr<const CollectiveCounts> counts, WatchedProcess& process) try
+    : impl_(std::make_unique<Impl>(store, std::move(options), std::move(counts), process)) {
 } catch (const std::exception& error) {
   throw ResourceError("cannot reach the other ranks: " + reason_of(error));
 }
 
 Watcher::~Watcher() { leave(); }
-
-void Watcher::watch_device(std::function<std::string()> failure) {
-  const std::lock_guard lock(impl_->mutex);
-  impl_->device_failure = std::move(failure);
-}
 
 void Watcher::begin(int64_t step, const std::string& activity) {
   {

@@ -17,7 +17,6 @@
 #pragma once
 
 #include <chrono>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -37,29 +36,33 @@ struct WatcherOptions {
   std::string address;             // a name or an address under which the other ranks reach rank 0
   bool loopback_only = false;      // all ranks are on this host: rank 0 listens on 127.0.0.1 only
   SilenceLimits limits{};
-  // Processor time of this rank. The default is the process's time without the watcher thread's.
-  std::function<double()> cpu_seconds{};
+};
+
+// The process that a watcher runs in. The watcher thread calls these functions.
+class WatchedProcess {
+ public:
+  virtual ~WatchedProcess() = default;
+
+  // Called at most once, when the run cannot continue.
+  //
+  // If the lost rank reported its own error, the call is delayed by up to one second, or until await_loss().
+  // A rank that has its own error in that time ends with that error instead.
+  virtual void on_loss(const LostRank& lost) = 0;
+  // Polled about every half second. A nonempty text describes work that this rank's device will never finish
+  // (DeviceGroups::failure); this rank then counts as lost.
+  virtual std::string device_failure() { return ""; }
+  // Processor time of this rank: by default the process's time without the watcher thread's.
+  virtual double cpu_seconds();
 };
 
 class Watcher {
  public:
-  // Called at most once, from the watcher thread, when the run cannot continue.
-  //
-  // If the lost rank reported its own error, the call is delayed by up to one second, or until await_loss().
-  // A rank that has its own error in that time ends with that error instead.
-  using OnLoss = std::function<void(const LostRank&)>;
-
-  // Rank 0 serves the other ranks, which read its port from the store.
+  // Rank 0 serves the other ranks, which read its port from the store. `process` must outlive this object.
   Watcher(const c10::intrusive_ptr<c10d::Store>& store, WatcherOptions options,
-          std::shared_ptr<const CollectiveCounts> counts, OnLoss on_loss);
+          std::shared_ptr<const CollectiveCounts> counts, WatchedProcess& process);
   ~Watcher();  // calls leave()
   Watcher(const Watcher&) = delete;
   Watcher& operator=(const Watcher&) = delete;
-
-  // Polls `failure` about every half second, from the watcher thread. A nonempty text describes work that
-  // this rank's device will never finish (DeviceGroups::failure); this rank then counts as lost, and on_loss
-  // reports it.
-  void watch_device(std::function<std::string()> failure);
 
   // Sets the step and the activity that RankState reports.
   void begin(int64_t step, const std::string& activity);

@@ -156,12 +156,12 @@ TEST(RankState, is_read_back_from_its_line) {
                         .collective = "collect",
                         .ordinal = 345,
                         .waiting = true,
-                        .cpu_seconds = 67.5};
+                        .cpu_seconds = 1234567.015625};
   const auto read = RankState::from_line(state.to_line());
   ASSERT_TRUE(read);
   EXPECT_EQ(read->location(), "saving at step 12, waiting in collect");
   EXPECT_EQ(read->ordinal, 345);
-  EXPECT_EQ(read->cpu_seconds, 67.5);
+  EXPECT_EQ(read->cpu_seconds, 1234567.015625);
   EXPECT_FALSE(RankState::from_line("12 save collect"));
   EXPECT_FALSE(RankState::from_line(""));
 }

@@ -1,12 +1,14 @@
 #include "dtopp/distributed/membership/watcher.h"
 
 #include <atomic>
+#include <sstream>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "dtopp/distributed/membership/line_socket.h"
 #include "tests/distributed/rank_threads.h"
 #include "tests/distributed/silent_collectives.h"
 
@@ -18,9 +20,10 @@ using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
 // Ranks that are threads of one process share its processor time, so each reports that it uses none.
-struct WatchedRank {
+struct WatchedRank final : WatchedProcess {
   std::shared_ptr<CollectiveCounts> counts = std::make_shared<CollectiveCounts>();
-  std::atomic<double> cpu_seconds = 0;
+  std::atomic<double> used_seconds = 0;
+  std::atomic<bool> has_broken_device = false;
   std::mutex mutex;
   std::string lost;  // the message that names the lost rank
   Watcher watcher;
@@ -31,12 +34,14 @@ struct WatchedRank {
                  .hosts = hosts(size),
                  .address = "127.0.0.1",
                  .loopback_only = true,
-                 .limits = {.silent = limit, .absent = 20},
-                 .cpu_seconds = [this] { return cpu_seconds.load(); }},
-                counts, [this](const LostRank& rank_lost) {
-                  const std::lock_guard lock(mutex);
-                  lost = rank_lost.line();
-                }) {}
+                 .limits = {.silent = limit, .absent = 20}},
+                counts, *this) {}
+  void on_loss(const LostRank& rank_lost) override {
+    const std::lock_guard lock(mutex);
+    lost = rank_lost.line();
+  }
+  std::string device_failure() override { return has_broken_device ? "group all: timed out" : ""; }
+  double cpu_seconds() override { return used_seconds; }
   static std::vector<std::string> hosts(int64_t size) {
     std::vector<std::string> names;
     for (int64_t rank = 0; rank < size; ++rank) names.push_back("node" + std::to_string(rank));
@@ -178,7 +183,7 @@ TEST(Watcher, waits_for_a_rank_that_computes) {
     if (rank == 0) self.counts->waiting("second", self.counts->started("second", 0));
     for (int i = 0; i < 100; ++i) {
       std::this_thread::sleep_for(milliseconds(10));
-      if (rank == 1) self.cpu_seconds = 0.01 * i;
+      if (rank == 1) self.used_seconds = 0.01 * i;
     }
     EXPECT_EQ(self.wait(milliseconds(0)), "");
     if (rank == 1) std::this_thread::sleep_for(milliseconds(50));  // rank 0 looks first
@@ -192,10 +197,8 @@ TEST_F(LostRankTest, may_be_the_own_one_whose_device_never_finishes) {
     run_ranks(2, [&](int64_t rank, const auto& store) {
       WatchedRank self(store, rank, 2, 60);
       self.watcher.begin(7, "step");
-      std::atomic<bool> broken = false;
-      self.watcher.watch_device([&] { return broken ? std::string("group all: timed out") : std::string(); });
       EXPECT_EQ(self.wait(milliseconds(100)), "");
-      broken = rank == failing;
+      self.has_broken_device = rank == failing;
       const std::string lost = self.wait();
       const std::string location = "rank " + std::to_string(failing) + " on node" + std::to_string(failing);
       EXPECT_THAT(lost, StartsWith(location + " at step 7"));
@@ -213,6 +216,26 @@ TEST_F(LostRankTest, is_none_where_all_ranks_were_stopped_for_a_while) {
   for (const auto* rank : {&first, &second}) rank->send(SIGCONT);
   std::this_thread::sleep_for(milliseconds(300));
   EXPECT_TRUE(first.is_there() && second.is_there());
+}
+
+// Connects to rank 0 as rank 1 of 2 and sends a line.
+TEST(Watcher, loses_a_rank_whose_lines_it_cannot_read) {
+  for (const char* line :
+       {"failed x damaged", "failed 99999999999999999999 damaged", "at nonsense", "hello"}) {
+    configure_transport();
+    const auto store = c10::make_intrusive<c10d::HashStore>();
+    WatchedRank first(store, 0, 2, 20);
+    std::istringstream address(store->get_to_str("watcher"));
+    uint16_t port = 0;
+    std::string secret;
+    address >> port >> secret;
+    LineSocket other = LineSocket::connect("127.0.0.1", port);
+    other.send(secret + " 1");
+    other.send(line);
+    EXPECT_EQ(first.wait(),
+              "rank 1 on node1 before its first step: sent a line that is no message of a watcher: \"" +
+                  std::string(line) + "\"; start the same program on all hosts");
+  }
 }
 
 TEST(Watcher, cannot_join_where_nobody_listens) {
