@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/option_checks.h"
+#include "cli/program_version.h"
 #include "cli/ranks.h"
 #include "cli/verbs.h"
 #include "dtopp/base/errors.h"
@@ -15,6 +16,7 @@
 #include "dtopp/base/manifest.h"
 #include "dtopp/device/compute_device.h"
 #include "dtopp/distributed/groups/rank_agreement.h"
+#include "dtopp/distributed/membership/cluster.h"
 
 namespace dtopp::cli {
 
@@ -67,10 +69,12 @@ void evaluate_on_ranks(const EvaluateOptions& options, const std::function<void(
     std::exit(run_processes(environment, options.processes));
   }
   stop_rank_on_signals(environment);
-  const JoinOptions join{.timeout = std::chrono::seconds(ParallelConfig{}.timeout)};
-  run_as_rank(environment, join, [&](const Rank& rank) {
-    if (rank.begin) rank.begin(0, "evaluation");
-    measure(*rank.groups.world);
+  Cluster cluster(environment, program_version);
+  cluster.run([&] {
+    cluster.join(std::chrono::seconds(ParallelConfig{}.timeout));
+    const ProcessGroups& groups = cluster.connect(at::kCPU, /*ep_size=*/1);
+    cluster.begin(0, "evaluation");
+    measure(*groups.world);
   });
 }
 

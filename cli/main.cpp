@@ -3,11 +3,11 @@
 #include <sstream>
 #include <string>
 
-#include "cli/failure.h"
 #include "cli/standard_streams.h"
 #include "cli/usage_errors.h"
 #include "cli/verbs.h"
 #include "dtopp/base/errors.h"
+#include "dtopp/distributed/membership/failure.h"
 
 // Options of jemalloc, if it is linked. It keeps freed memory, because each training step allocates what the
 // last one freed, and the kernel would clear returned pages again. By default jemalloc does not split a free
@@ -62,7 +62,7 @@ int main(int argc, char** argv) {
   try {
     return run(argc, argv);
   } catch (const std::exception& error) {
-    const dtopp::cli::Failure failure = dtopp::cli::failure_of(error);
+    const dtopp::Failure failure = dtopp::failure_of(error);
     return fail(failure.status, failure.message);
   }
 }

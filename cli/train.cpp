@@ -5,19 +5,20 @@
 #include <string>
 #include <vector>
 
+#include "cli/program_version.h"
 #include "cli/ranks.h"
 #include "cli/standard_streams.h"
 #include "cli/stop_signals.h"
 #include "cli/verbs.h"
+#include "dtopp/device/available_memory.h"
 #include "dtopp/device/compute_device.h"
 #include "dtopp/device/device.h"
 #include "dtopp/eval/in_training/probes.h"
 #include "dtopp/eval/in_training/training_grids.h"
-#include "dtopp/launch/launch_environment.h"
 #include "dtopp/models/registry/make_model.h"
 #include "dtopp/ops/moe_ffn/cuda/tune/tuner.h"
 #include "dtopp/plan/expert_parallel.h"
-#include "dtopp/train/console_line.h"
+#include "dtopp/train/rank_checks.h"
 #include "dtopp/train/run.h"
 
 namespace dtopp::cli {
@@ -30,62 +31,70 @@ struct TrainOptions {
   int64_t processes = 0;
 };
 
-// Assumes a single node if the launcher does not report the number of local ranks or nodes have unequal
-// numbers.
-RankLayout layout_on(const LaunchEnvironment& environment, const RunConfig& config) {
-  const bool even =
-      environment.local_world_size > 0 && environment.world_size % environment.local_world_size == 0;
-  return {.ranks = environment.world_size,
-          .nodes = even ? environment.world_size / environment.local_world_size : 1,
-          .expert_parallel = config.parallel.expert_parallel.ranks.value_or(1)};
-}
-
-int64_t expert_parallel_on(const RankLayout& layout, const RunConfig& config, const at::Device& device) {
+// The memory that this rank may use.
+uint64_t rank_memory(const Cluster& cluster, const at::Device& device) {
   const auto memory = free_device_memory(device);
-  return expert_parallel_of(
-      config, layout, device.is_cpu() ? Device::kCpu : Device::kCuda,
-      memory ? *memory : available_memory() / static_cast<uint64_t>(layout.node_ranks()));
+  return memory ? *memory : available_memory() / static_cast<uint64_t>(cluster.local_size());
 }
 
-void train_run(const TrainOptions& options) {
-  const LaunchEnvironment environment = own_launch_environment();
-  const RunConfig config = load_run_config(options.config, options.overrides);
-  if (options.processes > 0) {
-    require_device(config.training.device, "training.device");
-    std::exit(run_processes(environment, options.processes));
-  }
-  const RankLayout layout = layout_on(environment, config);
-  check_layout(layout, config.model);
-  const bool is_main_rank = environment.rank == 0;
-  stop_rank_on_signals(environment);
-  const ConsoleLog log(stderr);
-  RunSummary summary;
-  const JoinOptions join{
-      .timeout = std::chrono::seconds(config.parallel.timeout),
-      .device =
-          [&](int64_t local_rank) {
-            const at::Device device = compute_device(config.training.device, "training.device", local_rank);
-            choose_fused_kernels(config, device, print_message);
-            return device;
-          },
-      .expert_parallel =
-          [&](const at::Device& device) { return expert_parallel_on(layout, config, device); }};
-  run_as_rank(environment, join, [&](const Rank& rank) {
-    // Verify every byte of the data, including files that an earlier start verified. All ranks do it: each
-    // reads the files on its own machine, and all take equally long.
-    if (options.verify) make_model(config).open_data(Verify::kAll);
-    std::vector<std::unique_ptr<Periodic>> evaluations;
-    for (auto make : {make_probes, make_training_grids})
-      if (auto evaluation = make(config)) evaluations.push_back(std::move(evaluation));
-    summary = run_training(config, log, stop_token(), evaluations, rank.groups, rank.begin);
-  });
-  if (!is_main_rank) return;
+void print_summary(const RunSummary& summary) {
   if (summary.already_complete)
     print_message(summary.directory.string() + ": the run is complete; nothing left to train");
   std::printf("run         %s\n", summary.directory.c_str());
   std::printf("steps       %lld\n", static_cast<long long>(summary.steps));
   std::printf("tokens      %lld\n", static_cast<long long>(summary.tokens));
   std::printf("checkpoint  %s\n", summary.checkpoint.c_str());
+}
+
+// Trains as one rank of `cluster`.
+void train_rank(Cluster& cluster, const TrainOptions& options) {
+  const RunConfig config = load_run_config(options.config, options.overrides);
+  const bool is_main_rank = cluster.is_main_rank();
+
+  cluster.join(std::chrono::seconds(config.parallel.timeout));
+  const at::Device device = compute_device(config.training.device, "training.device", cluster.local_rank());
+  const Device kind = device.is_cpu() ? Device::kCpu : Device::kCuda;
+  choose_fused_kernels(config, device, print_message);
+  RankLayout layout{.ranks = cluster.size(), .nodes = cluster.nodes()};
+  layout.expert_parallel = expert_parallel_of(config, layout, kind, rank_memory(cluster, device));
+  const ProcessGroups& groups = cluster.connect(device, layout.expert_parallel);
+  check_configuration(config, *groups.world);
+  agree_on_kernels(config, device, *groups.world);
+  if (config.training.deterministic) make_deterministic(device);
+  if (config.training.threads > 0) at::set_num_threads(static_cast<int>(config.training.threads));
+
+  RunDirectory directory(config, is_main_rank);  // refuses an existing directory before anything is read
+  const Plan plan = make_plan(config, {groups.size(), 1, groups.dims().ep_size}, kind);
+  const uint64_t memory = rank_memory(cluster, device);
+  require_memory(plan, memory);
+  Model model = make_model(config);
+  // With --verify, every rank reads every byte: each reads the files of its own machine, and all take equally
+  // long.
+  TrainingData data = model.open_data(options.verify ? Verify::kAll : Verify::kChanged);
+  check_data(data, *groups.world);
+  std::unique_ptr<Periodic> probes = make_probes(config), grids = make_training_grids(config);
+
+  directory.create();
+  const at::TensorOptions compute = at::device(device).dtype(compute_type(config.training.precision, device));
+  Trainer trainer(config, std::move(model), std::move(data), compute, groups);
+  Run run(config, trainer, directory, cluster, plan, memory, is_main_rank ? ConsoleLog(stderr) : ConsoleLog(),
+          stop_token());
+  run.add(std::move(probes));
+  run.add(std::move(grids));
+  const RunSummary summary = run.train();
+  if (is_main_rank) print_summary(summary);
+}
+
+void train(const TrainOptions& options) {
+  const LaunchEnvironment environment = own_launch_environment();
+  if (options.processes > 0) {
+    const RunConfig config = load_run_config(options.config, options.overrides);
+    require_device(config.training.device, "training.device");
+    std::exit(run_processes(environment, options.processes));
+  }
+  stop_rank_on_signals(environment);
+  Cluster cluster(environment, program_version);
+  cluster.run([&] { train_rank(cluster, options); });
 }
 
 }  // namespace
@@ -101,7 +110,7 @@ void add_train(CLI::App& app) {
   verb->add_option("--processes", options->processes,
                    "number of ranks to start on this machine, one process per rank (docs/scale.md)")
       ->check(CLI::Range(1, 4096));
-  verb->callback([options] { train_run(*options); });
+  verb->callback([options] { train(*options); });
 }
 
 }  // namespace dtopp::cli

@@ -53,7 +53,7 @@ std::vector<TaskResult> run_tasks(const InferenceModel& model, const Tokenizer& 
     auto tallies = kept.find(requests);
     if (tallies)
       watch.message(name + ": finished by an earlier run; results taken from " + kept.folder().string());
-    if (!any_rank(ranks, tallies.has_value())) {
+    if (!any_of(ranks, tallies.has_value())) {
       tallies = run_task(model, tokenizer, requests, kept, batch_tokens, ranks, watch);
       if (!tallies) {
         throw Stopped("stopped in " + name + " after " + std::to_string(results.size()) +

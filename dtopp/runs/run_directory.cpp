@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "dtopp/base/atomic_directory.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/path_kind.h"
@@ -10,6 +11,30 @@
 namespace dtopp {
 
 namespace fs = std::filesystem;
+
+namespace {
+
+// The outermost missing directory of path and its parents; empty if path exists.
+fs::path first_missing(fs::path path) {
+  fs::path missing;
+  std::error_code error;
+  for (; !path.empty() && !fs::exists(path, error); path = path.parent_path()) missing = path;
+  return missing;
+}
+
+void refuse_other_configuration(const RunConfig& config) {
+  const auto there = config_of(config.output);
+  if (!there) return;
+  std::string keys;
+  for (const std::string& key : differing_keys(*there, config)) {
+    if (affects_result(key)) keys += (keys.empty() ? "" : ", ") + key;
+  }
+  if (keys.empty()) return;
+  throw UsageError(config.output + " holds a run of another configuration (different: " + keys +
+                   "); choose another output, or the same configuration to resume");
+}
+
+}  // namespace
 
 fs::path checkpoints_of(const fs::path& run) { return run / "checkpoints"; }
 
@@ -44,6 +69,53 @@ Checkpoint open_checkpoint(const fs::path& path, const ConsoleLog& log, Checkpoi
     if (auto newest = newest_checkpoint(checkpoints, log, use, verify)) return std::move(*newest);
   }
   return Checkpoint(path, use, verify);
+}
+
+RunDirectory::RunDirectory(const RunConfig& config, bool is_main_rank)
+    : config_(config), path_(without_trailing_slash(config.output)), is_main_rank_(is_main_rank) {
+  if (path_kind(path_) != PathKind::kNothing) create();
+}
+
+void RunDirectory::create() {
+  if (!is_main_rank_ || lock_) return;
+  first_created_ = first_missing(path_);
+  try {
+    hold();
+  } catch (...) {
+    if (!lock_) lock_is_new_ = false;  // another process holds it
+    remove_created();
+    kept_ = true;
+    throw;
+  }
+}
+
+void RunDirectory::hold() {
+  std::error_code error;
+  make_directories(path_);
+  lock_is_new_ = !fs::exists(path_ / ".lock", error);
+  lock_.emplace(path_);
+  if (path_kind(checkpoints_of(path_)) == PathKind::kDirectory) put_back_replaced(checkpoints_of(path_));
+  refuse_other_configuration(config_);
+}
+
+RunDirectory::~RunDirectory() {
+  if (lock_ && !kept_) remove_created();
+}
+
+void RunDirectory::remove_created() const {
+  std::error_code ignored;  // a directory that is not empty stays
+  // Remove the lock file while it is locked: a waiting process then finds it locked or missing.
+  if (lock_is_new_) fs::remove(path_ / ".lock", ignored);
+  if (first_created_.empty()) return;
+  for (fs::path path = path_;; path = path.parent_path()) {
+    fs::remove(path, ignored);
+    if (path == first_created_) return;
+  }
+}
+
+void RunDirectory::keep() {
+  kept_ = true;
+  write_file_atomically(config_file_of(path_), to_yaml(config_));
 }
 
 }  // namespace dtopp

@@ -1,4 +1,5 @@
-// Names the files of a run directory, and selects which of its checkpoints to open.
+// The directory of a run: the names of its files, the lock that one process holds, and which of its
+// checkpoints to open.
 //
 //   <run>/config.yaml  metrics.jsonl  events.out.tfevents.*  checkpoints/step-00001000/
 #pragma once
@@ -8,6 +9,7 @@
 #include <string>
 
 #include "dtopp/base/console_log.h"
+#include "dtopp/base/files.h"
 #include "dtopp/checkpoint/checkpoint.h"
 
 namespace dtopp {
@@ -35,5 +37,37 @@ std::optional<Checkpoint> newest_checkpoint(const std::filesystem::path& checkpo
 Checkpoint open_checkpoint(const std::filesystem::path& path, const ConsoleLog& log,
                            CheckpointUse use = CheckpointUse::kInference,
                            const VerifyFiles& verify = verify_content);
+
+// Holds config.output, which one process may use at a time. On ranks other than 0 it does nothing.
+class RunDirectory {
+ public:
+  // Locks the directory if it exists. A new run creates nothing before create().
+  //
+  // Throws: UsageError if another process holds it, or if it holds a run whose configuration differs in a key
+  //         that affects the result
+  RunDirectory(const RunConfig& config, bool is_main_rank);
+  // Unless keep() was called, removes everything that create() created and that is still empty.
+  ~RunDirectory();
+  RunDirectory(const RunDirectory&) = delete;
+  RunDirectory& operator=(const RunDirectory&) = delete;
+
+  // Creates missing parts of the path and locks the directory, unless it is locked. Throws as the
+  // constructor, and DataError if it cannot be created.
+  void create();
+  // Writes config.yaml and keeps the directory.
+  void keep();
+
+ private:
+  void hold();
+  void remove_created() const;
+
+  const RunConfig& config_;
+  std::filesystem::path path_;
+  bool is_main_rank_;
+  std::filesystem::path first_created_;  // the outermost created directory; empty: none
+  bool lock_is_new_ = false;
+  bool kept_ = false;
+  std::optional<DirectoryLock> lock_;
+};
 
 }  // namespace dtopp

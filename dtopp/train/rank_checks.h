@@ -1,4 +1,4 @@
-// Checks at the start of a run that all ranks have the same configuration and data.
+// Checks at the start of a run that all ranks have the same configuration, kernels and data.
 //
 // Collective: every rank, in the same order.
 #pragma once
@@ -11,6 +11,10 @@ namespace dtopp {
 
 // Throws RanksDiffer if a rank has another configuration than rank 0.
 void check_configuration(const RunConfig& config, Collectives& ranks);
+
+// Gives every rank rank 0's choice of fused kernels. Throws RanksDiffer if ranks compute with other kernels
+// than rank 0, on another processor or by DTOPP_MOE_PRODUCTS. Does nothing without parallel.reproducible.
+void agree_on_kernels(const RunConfig& config, const at::Device& device, Collectives& ranks);
 
 // Throws RanksDiffer if a rank has opened other data than rank 0.
 void check_data(const TrainingData& data, Collectives& ranks);

@@ -1,14 +1,19 @@
-// Runs a training in its directory, with locking, resuming and stopping:
+// Runs a training in its directory, with resuming, evaluations and stopping:
 //
 // <output>/config.yaml  metrics.jsonl  events.out.tfevents.*  checkpoints/step-XXXXXXXX/
 #pragma once
 
 #include <filesystem>
-#include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "dtopp/base/console_log.h"
+#include "dtopp/distributed/membership/cluster.h"
+#include "dtopp/moe/budget_watch.h"
+#include "dtopp/plan/plan.h"
+#include "dtopp/runs/metrics.h"
+#include "dtopp/runs/run_directory.h"
 #include "dtopp/train/periodic.h"
 #include "dtopp/train/step_meter.h"
 
@@ -22,23 +27,64 @@ struct RunSummary {
   bool already_complete = false;
 };
 
-// Reports the beginning of an activity: a "step" of that number, or a "validation", "evaluation", "save" or
-// "report" after it. May be empty.
-using BeginActivity = std::function<void(int64_t step, const char* activity)>;
+// Each rank has one Run. Only rank 0 writes to the directory and has a `log` that prints.
+class Run {
+ public:
+  // All references must outlive this object. memory: bytes of this rank, free at the start.
+  Run(const RunConfig& config, Trainer& trainer, RunDirectory& directory, Cluster& cluster, const Plan& plan,
+      uint64_t memory, const ConsoleLog& log, const StopToken& stop);
 
-// Trains to config.training.steps, resuming from the newest valid checkpoint in config.output.
-//
-// The ranks of `groups` train together on `groups.device`, with the same configuration and data. Only rank 0
-// writes to the run's directory and to `log`. After a request to stop, the run saves its state and throws
-// Stopped.
-//
-// Throws:        RanksDiffer (distributed/groups/rank_agreement.h) if configurations or data differ;
-//                UsageError if the directory holds a run with another configuration or another process writes
-//                it; NumericalError after training.max_skips non-finite steps in a row; DataError if a file
-//                cannot be read or written
-// Collective:    every rank of `groups`
-RunSummary run_training(const RunConfig& config, const ConsoleLog& log, const StopToken& stop,
-                        const std::vector<std::unique_ptr<Periodic>>& evaluations,
-                        const ProcessGroups& groups, const BeginActivity& begin);
+  // Adds an evaluation; null: none.
+  void add(std::unique_ptr<Periodic> evaluation);
+
+  // Trains to config.training.steps, resuming from the newest valid checkpoint in config.output. After a
+  // request to stop, saves the state and throws Stopped.
+  //
+  // Throws:        NumericalError after training.max_skips non-finite steps in a row; DataError if a file
+  //                cannot be read or written; errors of begin_or_resume
+  // Collective:    every rank
+  RunSummary train();
+
+ private:
+  // Opens the files of rank 0.
+  void open_outputs(bool resumed);
+  void train_step();
+  // Processes results until at most `in_flight` issued steps are left.
+  void take_results(size_t in_flight);
+  void record(const StepResult& result);
+  // Names the micro-batch size to lower training.micro_batch_size to.
+  [[noreturn]] void out_of_memory() const;
+  [[noreturn]] void give_up(const StepResult& result);
+  bool validation_is_due() const;
+  bool is_due(const Periodic& evaluation) const { return evaluation.is_due(trainer_.state(), finished()); }
+  bool anything_is_due() const;
+  // Validates and runs the evaluations that are due. `resumed`: leaves out those that an earlier process of
+  // this run has done.
+  void evaluate(bool resumed);
+  bool saving_is_due() const {
+    return config_.checkpoint.every > 0 && trainer_.state().step % config_.checkpoint.every == 0;
+  }
+  void save();
+  [[noreturn]] void stop_here();
+  bool finished() const { return trainer_.state().step >= config_.training.steps; }
+  bool complete() const { return finished() && !validation_is_due(); }
+
+  const RunConfig& config_;
+  Trainer& trainer_;
+  RunDirectory& directory_;
+  Cluster& cluster_;
+  const ProcessGroups& groups_;
+  const Plan& plan_;
+  uint64_t memory_;
+  ConsoleLog log_;
+  StopToken stop_;
+  std::vector<std::unique_ptr<Periodic>> evaluations_;
+  std::optional<MetricsWriter> metrics_;  // on rank 0 only, like meter_
+  std::optional<StepMeter> meter_;
+  BudgetWatch budget_;
+  std::filesystem::path last_checkpoint_;
+  bool stop_requested_ = false;  // on any rank
+  bool unsaved_ = false;         // whether the trainer's state is newer than last_checkpoint_
+};
 
 }  // namespace dtopp

@@ -32,7 +32,7 @@ std::optional<ValidationResult> Trainer::validate_with(const Routing& inputs, in
   ValidationSums sums(model_, config_.model.num_experts, samples, config_.training.micro_batch_size,
                       store_.device());
   for (int64_t first = 0; first < sums.num_batches(); first += groups_.size()) {
-    if (any_rank(*groups_.world, stop.stop_requested())) return std::nullopt;
+    if (any_of(*groups_.world, stop.stop_requested())) return std::nullopt;
     const int64_t b = first + groups_.rank();
     if (b >= sums.num_batches()) {
       forward_empty();

@@ -158,7 +158,7 @@ def test_the_launcher_names_a_rank_with_an_error_of_its_own(reference, tmp_path)
 
 @pytest.mark.parametrize("what, status, word", [("data", 3, "train.npy"), ("configuration", 2, "training.seed"),
                                                 ("program", 2, "another dtopp")])
-def test_ranks_that_differ_all_say_how_before_the_first_step(reference, tmp_path, what, status, word):
+def test_rank_0_prints_how_ranks_differ_before_the_first_step(reference, tmp_path, what, status, word):
     folders = [tmp_path / str(rank) for rank in range(2)]
     for folder in folders:
         shutil.copytree(reference, folder, ignore=shutil.ignore_patterns("run"))
@@ -179,10 +179,23 @@ def test_ranks_that_differ_all_say_how_before_the_first_step(reference, tmp_path
     if what == "configuration":
         commands[1].append("training.seed=1")
     ranks = start_ranks(commands, folders)
-    for process in ranks:
-        ended, lines = process.end(timeout=20)
-        assert ended == status, lines
-        assert len(lines) == 1 and "rank 1 " in lines[0] and word in lines[0], lines
+    ends = [process.end(timeout=20) for process in ranks]
+    assert [end[0] for end in ends] == [status] * 2, ends
+    assert ends[1][1] == [], ends
+    assert len(ends[0][1]) == 1 and "rank 1 " in ends[0][1][0] and word in ends[0][1][0], ends
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("options, status, word", [
+    (["data.train=[missing.npy]"], 3, "missing.npy"),  # after the ranks have joined
+    (["model.num_layers=nine"], 2, "model.num_layers"),  # before they join
+    (["parallel.expert_parallel=2", "model.num_experts=7"], 2, "expert_parallel")])
+def test_an_error_of_all_ranks_is_printed_once(reference, tmp_path, options, status, word):
+    ranks = start_ranks([command(reference, tmp_path / "run", *options)] * 2)
+    ends = [process.end(timeout=30) for process in ranks]
+    assert [end[0] for end in ends] == [status] * 2, ends
+    lines = [line for end in ends for line in end[1]]
+    assert len(lines) == 1 and lines[0].startswith("dtopp: error: ") and word in lines[0], ends
     assert not (tmp_path / "run").exists()
 
 

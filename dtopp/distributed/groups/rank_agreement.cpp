@@ -16,13 +16,6 @@ std::optional<RankDifference> find_difference(const std::string& mine, Collectiv
                         broadcast_bytes(ranks, mine, /*root=*/0, "start")};
 }
 
-void check_program(const std::string& version, Collectives& ranks) {
-  if (const auto difference = find_difference(version, ranks))
-    throw RanksDiffer(ExitStatus::kUsage, difference->name() + " runs another dtopp than rank 0 (" +
-                                              difference->there + ", rank 0 " + difference->first +
-                                              "); install the same version on all hosts");
-}
-
 void check_devices(const std::string& identity, Collectives& ranks) {
   if (ranks.size() == 1) return;
   const std::vector<std::string> devices = gather_bytes(ranks, identity, "start");
@@ -42,7 +35,7 @@ void check_devices(const std::string& identity, Collectives& ranks) {
   }
 }
 
-bool any_rank(Collectives& ranks, bool here) {
+bool any_of(Collectives& ranks, bool here) {
   const at::Tensor count = at::full({1}, here ? 1.0 : 0.0, at::kDouble);
   ranks.all_reduce_sum(count, "agreement").wait();
   return count.item<double>() != 0;

@@ -27,14 +27,11 @@ struct RankDifference {
 // Returns the first such rank, on all ranks; nullopt if all texts are equal.
 std::optional<RankDifference> find_difference(const std::string& mine, Collectives& ranks);
 
-// Throws RanksDiffer if a rank's `version` of the program differs from rank 0's.
-void check_program(const std::string& version, Collectives& ranks);
-
 // Throws RanksDiffer if ranks mix CPUs and CUDA devices, or if two ranks use one CUDA device. `identity`
 // identifies this rank's device (device/device.h).
 void check_devices(const std::string& identity, Collectives& ranks);
 
 // Whether `here` is true on any rank.
-bool any_rank(Collectives& ranks, bool here);
+bool any_of(Collectives& ranks, bool here);
 
 }  // namespace dtopp

@@ -1,11 +1,11 @@
-#include "cli/failure.h"
+#include "dtopp/distributed/membership/failure.h"
 
 #include <filesystem>
 #include <new>
 
 #include <c10/util/Exception.h>
 
-namespace dtopp::cli {
+namespace dtopp {
 namespace {
 
 std::string one_line(std::string text) {
@@ -32,4 +32,4 @@ Failure failure_of(const std::exception& error) {
   return {ExitStatus::kResource, one_line(error.what())};
 }
 
-}  // namespace dtopp::cli
+}  // namespace dtopp

@@ -1,0 +1,133 @@
+#include "dtopp/distributed/membership/rank_exchange.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+
+#include <nlohmann/json.hpp>
+#include <unistd.h>
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "dtopp/base/errors.h"
+#include "dtopp/base/json.h"
+#include "dtopp/base/json_fields.h"
+#include "dtopp/distributed/groups/rank_agreement.h"
+
+namespace dtopp {
+namespace {
+
+// Rank 0 publishes {"ranks": ["{record}", …]} or {"error": "…"} here.
+constexpr char kListKey[] = "ranks";
+
+std::string key_of(int64_t rank) { return "rank/" + std::to_string(rank); }
+
+std::string own_host() {
+  std::array<char, 256> name{};
+  ::gethostname(name.data(), name.size() - 1);
+  return name.front() == '\0' ? "unknown" : name.data();
+}
+
+std::string no_answer(const std::string& rank, const c10d::Store& store) {
+  return "no answer from " + rank + " within " + std::to_string(store.getTimeout().count() / 1000) +
+         " s; check that every rank was started";
+}
+
+// Returns the list that rank 0 publishes. The store waits for the key of each missing rank in turn, so one
+// timeout limits them all.
+std::string collect(c10d::Store& store, int64_t size, const RankRecord& mine) {
+  nlohmann::ordered_json list = nlohmann::ordered_json::array({mine.to_json()});
+  std::vector<std::string> keys;
+  for (int64_t rank = 1; rank < size; ++rank) keys.push_back(key_of(rank));
+  try {
+    store.wait(keys);
+    for (const std::string& key : keys) list.push_back(store.get_to_str(key));
+  } catch (const std::exception&) {
+    for (int64_t rank = 1; rank < size; ++rank)
+      if (!store.check({key_of(rank)}))
+        return dump_json({{"error", no_answer("rank " + std::to_string(rank), store)}});
+    throw;
+  }
+  return dump_json({{"ranks", list}});
+}
+
+}  // namespace
+
+std::string RankRecord::to_json() const {
+  nlohmann::ordered_json json = {{"host", host}, {"version", version}};
+  if (route) json["route"] = {{"own", route->own}, {"remote", route->remote}};
+  return dump_json(json);
+}
+
+RankRecord RankRecord::from_json(const std::string& text) {
+  const JsonFields fields(text, "a rank's record");
+  RankRecord record{fields.text("host"), std::nullopt, fields.text("version")};
+  if (fields.has("route")) {
+    const JsonFields route = fields.object("route");
+    record.route = Route{route.text("own"), route.text("remote")};
+  }
+  return record;
+}
+
+RankRecord own_record(const std::string& master_addr, const std::string& version) {
+  return {own_host(), route_to(master_addr), version};
+}
+
+std::vector<RankRecord> exchange_records(c10d::Store& store, int64_t rank, int64_t size,
+                                         const RankRecord& mine) {
+  std::string list;
+  if (rank == 0) {
+    list = collect(store, size, mine);
+    store.set(kListKey, list);
+  } else {
+    store.set(key_of(rank), mine.to_json());
+    try {
+      // Rank 0 waits for the other ranks as long as this rank does, and then publishes an error.
+      store.wait({kListKey}, store.getTimeout() + std::chrono::seconds(10));
+      list = store.get_to_str(kListKey);
+    } catch (const std::exception&) {
+      throw ResourceError(no_answer("rank 0", store));
+    }
+  }
+  const JsonFields fields(list, "the list of ranks");
+  if (fields.has("error")) throw ResourceError(fields.text("error"));
+  std::vector<RankRecord> records;
+  for (const std::string& record : fields.texts("ranks")) records.push_back(RankRecord::from_json(record));
+  if (static_cast<int64_t>(records.size()) != size)
+    throw DataError("the list of ranks: ranks: " + std::to_string(records.size()) + " records for " +
+                    std::to_string(size) + " ranks");
+  return records;
+}
+
+int64_t count_nodes(const std::vector<RankRecord>& ranks, int64_t local_size) {
+  const auto size = static_cast<int64_t>(ranks.size());
+  for (int64_t rank = 0; rank < size; ++rank) {
+    const int64_t first = rank / local_size * local_size;
+    if (ranks[static_cast<size_t>(rank)].host != ranks[static_cast<size_t>(first)].host) return 1;
+  }
+  return size % local_size == 0 ? size / local_size : 1;
+}
+
+void check_versions(const std::vector<RankRecord>& ranks) {
+  const auto other = std::ranges::find_if(
+      ranks, [&](const RankRecord& rank) { return rank.version != ranks.front().version; });
+  if (other == ranks.end()) return;
+  throw RanksDiffer(ExitStatus::kUsage, "rank " + std::to_string(other - ranks.begin()) +
+                                            " runs another dtopp than rank 0 (" + other->version +
+                                            ", rank 0 " + ranks.front().version +
+                                            "); install the same version on all hosts");
+}
+
+std::vector<std::string> hosts_of(const std::vector<RankRecord>& ranks) {
+  std::vector<std::string> hosts;
+  for (const RankRecord& rank : ranks) hosts.push_back(rank.host);
+  return hosts;
+}
+
+std::vector<std::optional<Route>> routes_of(const std::vector<RankRecord>& ranks) {
+  std::vector<std::optional<Route>> routes;
+  for (const RankRecord& rank : ranks) routes.push_back(rank.route);
+  return routes;
+}
+
+}  // namespace dtopp
