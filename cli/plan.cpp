@@ -16,7 +16,7 @@ namespace {
 struct PlanOptions {
   std::string config;
   std::vector<std::string> overrides;
-  RankLayout layout;
+  ParallelDims dims;
   std::string expert_parallel;  // empty: the value of the configuration
   std::string device;
   bool json = false;
@@ -27,7 +27,7 @@ struct PlanOptions {
 std::optional<PlanDevice> device_beside(const PlanOptions& options, bool is_needed) {
   if (options.device.empty() && !is_needed) return std::nullopt;
   PlanDevice device = find_device(options.device.empty() ? "cpu" : options.device);
-  if (device.name == "cpu") device.memory_bytes /= static_cast<uint64_t>(options.layout.node_ranks());
+  if (device.name == "cpu") device.memory_bytes /= static_cast<uint64_t>(options.dims.node_size());
   return device;
 }
 
@@ -35,18 +35,17 @@ void plan_run(PlanOptions options) {
   if (!options.expert_parallel.empty())
     options.overrides.push_back("parallel.expert_parallel=" + options.expert_parallel);
   const RunConfig config = load_model_run_config(options.config, options.overrides);
-  RankLayout& layout = options.layout;
-  check_layout(layout, config.model);
+  ParallelDims& dims = options.dims;
+  check_dims(dims, config.model);
   const std::optional<int64_t> degree = config.parallel.expert_parallel.ranks;
   PlanContext context{device_beside(options, !degree)};
   Device device = config.training.device;
   if (context.device) device = context.device->name == "cpu" ? Device::kCpu : Device::kCuda;
-  context.alternatives = plans_by_expert_parallel(config, layout, device);
-  layout.expert_parallel =
-      degree ? *degree : recommend(context.alternatives, *context.device).expert_parallel;
-  const Plan plan = make_plan(config, layout, device);
+  context.alternatives = plans_by_expert_parallel(config, dims, device);
+  dims.ep_size = degree ? *degree : recommend(context.alternatives, *context.device).expert_parallel;
+  const Plan plan = make_plan(config, dims, device);
   if (context.device)
-    context.largest_micro_batch = largest_micro_batch(config, layout, device, context.device->memory_bytes);
+    context.largest_micro_batch = largest_micro_batch(config, dims, device, context.device->memory_bytes);
   std::printf("%s",
               (options.json ? plan_json(plan, context) + "\n" : plan_table(plan, config, context)).c_str());
 }
@@ -60,10 +59,10 @@ void add_plan(CLI::App& app) {
   verb->add_option("config", options->config, "YAML configuration file of the run")->required();
   verb->add_option("overrides", options->overrides,
                    "configuration values as key.path=value, e.g. model.num_layers=8");
-  verb->add_option("--ranks", options->layout.ranks, "number of ranks (processes)")
+  verb->add_option("--ranks", options->dims.world_size, "number of ranks (processes)")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
-  verb->add_option("--nodes", options->layout.nodes, "number of machines, with equal numbers of ranks")
+  verb->add_option("--nodes", options->dims.nodes, "number of machines, with equal numbers of ranks")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
   verb->add_option("--expert-parallel", options->expert_parallel,

@@ -55,9 +55,9 @@ void train_rank(Cluster& cluster, const TrainOptions& options) {
   const at::Device device = compute_device(config.training.device, "training.device", cluster.local_rank());
   const Device kind = device.is_cpu() ? Device::kCpu : Device::kCuda;
   choose_fused_kernels(config, device, print_message);
-  RankLayout layout{.ranks = cluster.size(), .nodes = cluster.nodes()};
-  layout.expert_parallel = expert_parallel_of(config, layout, kind, rank_memory(cluster, device));
-  const ProcessGroups& groups = cluster.connect(device, layout.expert_parallel);
+  ParallelDims dims{.world_size = cluster.size(), .nodes = cluster.nodes()};
+  dims.ep_size = expert_parallel_of(config, dims, kind, rank_memory(cluster, device));
+  const ProcessGroups& groups = cluster.connect(device, dims.ep_size);
   check_configuration(config, *groups.world);
   agree_on_kernels(config, device, *groups.world);
   if (config.training.deterministic) make_deterministic(device);

@@ -66,7 +66,7 @@ void ParameterStore::make_reducers(bool reproducible) {
     Shards& inter_node = of_node_shards.emplace_back();
     const int64_t node_shard = layout.node_shard(groups_.rank()).begin,
                   ep_shard = layout.ep_shard(ep_rank).begin;
-    for (int64_t other = edp_rank - first; other < dims.edp_size; other += dims.local_edp_size())
+    for (int64_t other = edp_rank - first; other < dims.edp_size(); other += dims.local_edp_size())
       inter_node.push_back(layout.local_shard(dims.rank(ep_rank, other)).from(node_shard));
     Shards& intra_node = of_ep_shards.emplace_back();
     for (int64_t other = first; other < first + dims.local_edp_size(); ++other)

@@ -25,11 +25,11 @@ SentBytes exchange(const Group& group, double bytes) {
 }
 
 // The same for EDP ranks: first within a node, then each rank exchanges its part with other nodes.
-SentBytes exchange_by_node(const RankLayout& layout, double bytes) {
-  const ParallelDims dims = parallel_dims(layout.ranks, layout.expert_parallel, layout.node_ranks());
-  const auto here = static_cast<double>(dims.local_edp_size()), nodes = static_cast<double>(dims.nodes);
-  // parallel_dims may count several nodes as one; their ranks are still on different nodes.
-  const double local = here * nodes / static_cast<double>(layout.nodes);
+SentBytes exchange_by_node(const ParallelDims& dims, double bytes) {
+  const ParallelDims nested = dims.with_nested_nodes();
+  const auto here = static_cast<double>(nested.local_edp_size()), nodes = static_cast<double>(nested.nodes);
+  // Several nodes may count as one; their ranks are still on different nodes.
+  const double local = here * nodes / static_cast<double>(dims.nodes);
   return exchange({here, std::min(here, local)}, bytes) + exchange({nodes, 1}, bytes / here);
 }
 
@@ -44,13 +44,13 @@ struct Shares {
 };
 
 // Each EP group owns an aligned range of micro-steps (distributed/sharding/tree_sum.h).
-Shares share_out(const TrainingConfig& training, const RankLayout& layout) {
+Shares share_out(const TrainingConfig& training, const ParallelDims& dims) {
   const int64_t leaves = training.global_batch_size / training.micro_batch_size;
-  const int64_t micro_steps = (leaves + layout.expert_parallel - 1) / layout.expert_parallel;
+  const int64_t micro_steps = (leaves + dims.ep_size - 1) / dims.ep_size;
   int64_t most = 1;
-  while (most * layout.edp_size() < micro_steps) most *= 2;
-  return {static_cast<double>(leaves) / static_cast<double>(layout.ranks),
-          static_cast<double>(micro_steps) / static_cast<double>(layout.edp_size()),
+  while (most * dims.edp_size() < micro_steps) most *= 2;
+  return {static_cast<double>(leaves) / static_cast<double>(dims.world_size),
+          static_cast<double>(micro_steps) / static_cast<double>(dims.edp_size()),
           std::min(most, micro_steps)};
 }
 
@@ -87,7 +87,7 @@ ParameterSizes parameter_sizes(const Model& model, double width) {
 // The approximate number of values in train/step_numbers.h: losses per micro-batch, gradient norms per chunk
 // (distributed/sharding/shard_layout.h), flags, the largest number of token-expert pairs per rank and
 // layer, tokens per expert, and the histograms of cumulative probabilities.
-double count_step_numbers(const RunConfig& config, const Model& model, const RankLayout& layout) {
+double count_step_numbers(const RunConfig& config, const Model& model, const ParallelDims& dims) {
   constexpr int64_t kLosses = 6, kFlags = 2, kTokenSums = 2;
   const int64_t layers = model.num_routed_layers;
   int64_t chunks = 0;
@@ -97,7 +97,8 @@ double count_step_numbers(const RunConfig& config, const Model& model, const Ran
       kLosses * (config.training.global_batch_size / config.training.micro_batch_size) + chunks + kFlags;
   if (layers > 0 && config.routing.method == RoutingMethod::kDTopP)
     count += kCumulativeProbBins * (config.routing.scope == ThresholdScope::kLayer ? layers : 1);
-  if (layers > 0) count += layers * layout.ranks + kTokenSums + layers * (2 * config.model.num_experts + 1);
+  if (layers > 0)
+    count += layers * dims.world_size + kTokenSums + layers * (2 * config.model.num_experts + 1);
   return static_cast<double>(count);
 }
 
@@ -133,31 +134,31 @@ double expected_ranks(int64_t experts, int64_t ranks, double active) {
   return static_cast<double>(ranks) * (1 - missed);
 }
 
-Communication plan_communication(const RunConfig& config, const Model& model, const RankLayout& layout,
+Communication plan_communication(const RunConfig& config, const Model& model, const ParallelDims& dims,
                                  double active_experts, uint64_t width) {
   const auto element = static_cast<double>(width);
-  const auto degree = static_cast<double>(layout.expert_parallel);
-  const Group all = {static_cast<double>(layout.ranks), static_cast<double>(layout.node_ranks())};
+  const auto degree = static_cast<double>(dims.ep_size);
+  const Group all = {static_cast<double>(dims.world_size), static_cast<double>(dims.node_size())};
   const Group ep_group = {degree, degree};
-  const Shares shares = share_out(config.training, layout);
+  const Shares shares = share_out(config.training, dims);
   const ParameterSizes sizes = parameter_sizes(model, element);
 
   Communication result;
   result.micro_steps = shares.most_micro_steps;
   result.busiest_share = static_cast<double>(shares.most_micro_steps) / shares.micro_batches;
-  result.bucket_share = bucket_share(model, layout.expert_parallel);
+  result.bucket_share = bucket_share(model, dims.ep_size);
   // The gradient sums of a rank cover its part of the dense parameters and its experts. Afterwards
   // it sends the same part of the updated parameters to the other ranks.
   const double ep_sums = config.parallel.reproducible ? shares.micro_steps : 1;
   result.ep_gradients = exchange(ep_group, ep_sums * sizes.dense * kFloatBytes);
-  result.edp_gradients = exchange_by_node(layout, (sizes.dense + sizes.experts) / degree * kFloatBytes);
-  result.parameters = exchange_by_node(layout, (sizes.dense_bytes + sizes.expert_bytes) / degree) +
+  result.edp_gradients = exchange_by_node(dims, (sizes.dense + sizes.experts) / degree * kFloatBytes);
+  result.parameters = exchange_by_node(dims, (sizes.dense_bytes + sizes.expert_bytes) / degree) +
                       exchange(ep_group, sizes.dense_bytes);
   if (!config.model.is_dense()) {
-    result.rows_per_token = expected_ranks(config.model.num_experts, layout.expert_parallel, active_experts);
+    result.rows_per_token = expected_ranks(config.model.num_experts, dims.ep_size, active_experts);
     add_rows(config, model, ep_group, shares, element, result);
   }
-  result.step = all_reduce(all, kDoubleBytes * count_step_numbers(config, model, layout));
+  result.step = all_reduce(all, kDoubleBytes * count_step_numbers(config, model, dims));
   return result;
 }
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "dtopp/config/run_config.h"
-#include "dtopp/distributed/topology/rank_layout.h"
+#include "dtopp/distributed/topology/parallel_dims.h"
 #include "dtopp/models/model.h"
 
 namespace dtopp {
@@ -35,8 +35,8 @@ struct Communication {
   SentBytes step;               // the values of the step
 };
 
-// `layout` must have passed check_layout. `width` is bytes per element in the compute precision.
-Communication plan_communication(const RunConfig& config, const Model& model, const RankLayout& layout,
+// `dims` must have passed check_dims. `width` is bytes per element in the compute precision.
+Communication plan_communication(const RunConfig& config, const Model& model, const ParallelDims& dims,
                                  double active_experts, uint64_t width);
 
 // The bytes under the names of the collectives (distributed/collectives/counting_collectives.h), rounded.

@@ -17,29 +17,29 @@ void require_divides(const char* key, int64_t part, int64_t whole, const char* w
 
 }  // namespace
 
-void check_layout(const RankLayout& layout, const ModelConfig& model) {
+void check_dims(const ParallelDims& dims, const ModelConfig& model) {
   const char* degree = "parallel.expert_parallel";
-  if (layout.ranks < 1) throw InvalidValue("--ranks", "must be at least 1");
-  if (layout.nodes < 1) throw InvalidValue("--nodes", "must be at least 1");
-  if (layout.expert_parallel < 1) throw InvalidValue(degree, "must be at least 1");
-  require_divides("--nodes", layout.nodes, layout.ranks, "ranks");
-  require_divides(degree, layout.expert_parallel, layout.node_ranks(), "ranks of a node");
-  require_divides(degree, layout.expert_parallel, model.num_experts, "experts of a layer");
+  if (dims.world_size < 1) throw InvalidValue("--ranks", "must be at least 1");
+  if (dims.nodes < 1) throw InvalidValue("--nodes", "must be at least 1");
+  if (dims.ep_size < 1) throw InvalidValue(degree, "must be at least 1");
+  require_divides("--nodes", dims.nodes, dims.world_size, "ranks");
+  require_divides(degree, dims.ep_size, dims.node_size(), "ranks of a node");
+  require_divides(degree, dims.ep_size, model.num_experts, "experts of a layer");
 }
 
-std::vector<int64_t> possible_expert_parallel(const RankLayout& layout, const ModelConfig& model) {
+std::vector<int64_t> possible_expert_parallel(const ParallelDims& dims, const ModelConfig& model) {
   std::vector<int64_t> degrees;
-  for (int64_t degree = 1; degree <= layout.node_ranks(); ++degree) {
-    if (layout.node_ranks() % degree == 0 && model.num_experts % degree == 0) degrees.push_back(degree);
+  for (int64_t degree = 1; degree <= dims.node_size(); ++degree) {
+    if (dims.node_size() % degree == 0 && model.num_experts % degree == 0) degrees.push_back(degree);
   }
   return degrees;
 }
 
-std::vector<Plan> plans_by_expert_parallel(const RunConfig& config, const RankLayout& layout, Device device) {
-  check_layout({layout.ranks, layout.nodes}, config.model);
+std::vector<Plan> plans_by_expert_parallel(const RunConfig& config, const ParallelDims& dims, Device device) {
+  check_dims({dims.world_size, dims.nodes}, config.model);
   std::vector<Plan> plans;
-  for (const int64_t degree : possible_expert_parallel(layout, config.model))
-    plans.push_back(make_plan(config, {layout.ranks, layout.nodes, degree}, device));
+  for (const int64_t degree : possible_expert_parallel(dims, config.model))
+    plans.push_back(make_plan(config, {dims.world_size, dims.nodes, degree}, device));
   return plans;
 }
 
@@ -51,37 +51,36 @@ Recommendation recommend(const std::vector<Plan>& plans, const PlanDevice& devic
   if (first == plans.end()) {
     const Plan& least =
         *std::ranges::min_element(plans, {}, [](const Plan& plan) { return plan.memory_bytes(); });
-    const int64_t degree = least.layout.expert_parallel;
+    const int64_t degree = least.dims.ep_size;
     return {degree, "none fits the " + room + "; this one needs the least, " + bytes(least.memory_bytes()),
             degree};
   }
-  const int64_t degree = first->layout.expert_parallel;
+  const int64_t degree = first->dims.ep_size;
   Recommendation best = {degree, bytes(first->memory_bytes()) + " fit the " + room, degree};
-  best.reason +=
-      first == plans.begin()
-          ? ", so no rows have to be exchanged"
-          : ", the fewest ranks that do: " + std::to_string(std::prev(first)->layout.expert_parallel) +
-                " would need " + bytes(std::prev(first)->memory_bytes());
+  best.reason += first == plans.begin()
+                     ? ", so no rows have to be exchanged"
+                     : ", the fewest ranks that do: " + std::to_string(std::prev(first)->dims.ep_size) +
+                           " would need " + bytes(std::prev(first)->memory_bytes());
   if (!device.rates) return best;
   const auto seconds = [&](const Plan& plan) { return plan_step_time(plan, *device.rates).seconds(); };
   double shortest = seconds(*first);
   for (const Plan& plan : plans) {
     if (!fits(plan) || seconds(plan) >= shortest) continue;
     shortest = seconds(plan);
-    best.fastest = plan.layout.expert_parallel;
+    best.fastest = plan.dims.ep_size;
   }
   if (best.fastest != degree)
     best.reason += "; " + std::to_string(best.fastest) + " would have the shortest step";
   return best;
 }
 
-int64_t expert_parallel_of(const RunConfig& config, const RankLayout& layout, Device device,
+int64_t expert_parallel_of(const RunConfig& config, const ParallelDims& dims, Device device,
                            uint64_t memory_bytes) {
-  RankLayout wanted = layout;
-  wanted.expert_parallel = config.parallel.expert_parallel.ranks.value_or(1);
-  check_layout(wanted, config.model);
-  if (config.parallel.expert_parallel.ranks || layout.ranks == 1) return wanted.expert_parallel;
-  return recommend(plans_by_expert_parallel(config, layout, device), {.memory_bytes = memory_bytes})
+  ParallelDims wanted = dims;
+  wanted.ep_size = config.parallel.expert_parallel.ranks.value_or(1);
+  check_dims(wanted, config.model);
+  if (config.parallel.expert_parallel.ranks || dims.world_size == 1) return wanted.ep_size;
+  return recommend(plans_by_expert_parallel(config, dims, device), {.memory_bytes = memory_bytes})
       .expert_parallel;
 }
 

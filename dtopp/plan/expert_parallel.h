@@ -11,13 +11,13 @@ namespace dtopp {
 
 // Throws UsageError if nodes do not divide the ranks, or if EP groups do not divide the ranks of a node or
 // the model's experts.
-void check_layout(const RankLayout& layout, const ModelConfig& model);
+void check_dims(const ParallelDims& dims, const ModelConfig& model);
 
 // The possible degrees of expert parallelism on these ranks and nodes, from 1 up.
-std::vector<int64_t> possible_expert_parallel(const RankLayout& layout, const ModelConfig& model);
+std::vector<int64_t> possible_expert_parallel(const ParallelDims& dims, const ModelConfig& model);
 
-// Plans for all possible degrees, from 1 up. It ignores layout.expert_parallel.
-std::vector<Plan> plans_by_expert_parallel(const RunConfig& config, const RankLayout& layout, Device device);
+// Plans for all possible degrees, from 1 up. It ignores dims.ep_size.
+std::vector<Plan> plans_by_expert_parallel(const RunConfig& config, const ParallelDims& dims, Device device);
 
 struct Recommendation {
   int64_t expert_parallel = 1;
@@ -30,9 +30,9 @@ struct Recommendation {
 // fewest ranks share experts. If none fits, it recommends the plan that needs the least memory.
 Recommendation recommend(const std::vector<Plan>& plans, const PlanDevice& device);
 
-// The degree for a run on these ranks and nodes: the configured one, checked by check_layout. With `auto` it
+// The degree for a run on these ranks and nodes: the configured one, checked by check_dims. With `auto` it
 // is the recommended one for `memory_bytes` of memory per rank.
-int64_t expert_parallel_of(const RunConfig& config, const RankLayout& layout, Device device,
+int64_t expert_parallel_of(const RunConfig& config, const ParallelDims& dims, Device device,
                            uint64_t memory_bytes);
 
 }  // namespace dtopp

@@ -83,7 +83,7 @@ struct Subject {
   const Model& model;
   Counts counts;
   double active_experts;
-  RankLayout layout;
+  ParallelDims dims;
   Device device;
   Communication communication{};
 };
@@ -98,7 +98,7 @@ uint64_t gradient_sums(const Subject& subject) {
 // Elements per gradient sum. With parallel.reproducible, the EP group reduces dense gradients as they arise,
 // so a rank sums only its part. Otherwise the group reduces them at the end of the step.
 uint64_t summed_elements(const Subject& subject) {
-  const auto degree = static_cast<uint64_t>(subject.layout.expert_parallel);
+  const auto degree = static_cast<uint64_t>(subject.dims.ep_size);
   return subject.config.parallel.reproducible ? (subject.counts.all + degree - 1) / degree
                                               : subject.counts.held;
 }
@@ -107,19 +107,19 @@ uint64_t summed_elements(const Subject& subject) {
 // and received; a bucket of gradients, sent and received.
 uint64_t exchange_buffers(const Subject& subject, uint64_t width) {
   uint64_t bytes = 0;
-  if (subject.layout.ranks > 1) {
+  if (subject.dims.world_size > 1) {
     const uint64_t held = subject.counts.held;
     const auto bucket = static_cast<uint64_t>(bucket_elements(static_cast<int64_t>(held)));
     bytes = checked_product({2, kFloat, std::min(held, std::max(subject.counts.largest_held, bucket))});
   }
-  if (subject.layout.expert_parallel == 1) return bytes;
+  if (subject.dims.ep_size == 1) return bytes;
   const ModelConfig& model = subject.config.model;
   const double rows = subject.communication.rows_per_token *
                       static_cast<double>(subject.config.training.micro_batch_size) *
                       static_cast<double>(subject.model.tokens_per_sample);
   const auto row = static_cast<double>(checked_product({static_cast<uint64_t>(model.hidden_size), width}));
   const auto gates = static_cast<double>(kFloat) * static_cast<double>(model.num_experts) /
-                     static_cast<double>(subject.layout.expert_parallel);
+                     static_cast<double>(subject.dims.ep_size);
   const auto layers = static_cast<double>(subject.model.num_routed_layers);
   return checked_sum({bytes, checked_round(rows * (layers * (row + gates) + 2 * row))});
 }
@@ -133,7 +133,7 @@ uint64_t bytes_of(const std::vector<MemoryPart>& parts, std::string_view name) {
 // activations.
 void add_task_model(const Subject& subject, std::vector<MemoryPart>& parts) {
   const ValidationConfig& validation = subject.config.validation;
-  if (subject.layout.ranks == 1 || validation.every == 0 || validation.tasks.empty()) return;
+  if (subject.dims.world_size == 1 || validation.every == 0 || validation.tasks.empty()) return;
   const uint64_t model = checked_product({subject.counts.all, kFloat});
   const uint64_t free_then =
       checked_sum({bytes_of(parts, "gradients"), bytes_of(parts, "micro_batch_gradients"),
@@ -148,7 +148,7 @@ std::vector<MemoryPart> plan_memory(const Subject& subject, Precision precision)
   const bool cuda = subject.device == Device::kCuda;
   const StepCosts costs = subject.model.costs(
       {training.micro_batch_size, subject.active_experts, bf16 ? kBfloat16 : kFloat, cuda});
-  const auto n = static_cast<uint64_t>(subject.layout.ranks);
+  const auto n = static_cast<uint64_t>(subject.dims.world_size);
   const uint64_t masters = (checked_product({counts.all, kFloat}) + n - 1) / n;
   // In fp32, a rank computes with its own main parameters, and needs copies only of those that other ranks
   // keep.
@@ -198,22 +198,19 @@ uint64_t Plan::memory_bytes() const {
 
 uint64_t Plan::memory_bytes(std::string_view part) const { return bytes_of(memory, part); }
 
-Plan make_plan(const RunConfig& config, const RankLayout& layout, Device device) {
-  check_layout(layout, config.model);
+Plan make_plan(const RunConfig& config, const ParallelDims& dims, Device device) {
+  check_dims(dims, config.model);
   const TrainingConfig& training = config.training;
-  if (training.global_batch_size / training.micro_batch_size < layout.ranks)
+  if (training.global_batch_size / training.micro_batch_size < dims.world_size)
     throw InvalidValue("training.global_batch_size",
                        std::to_string(training.global_batch_size) + " in micro-batches of " +
                            std::to_string(training.micro_batch_size) + " leaves some of " +
-                           std::to_string(layout.ranks) +
+                           std::to_string(dims.world_size) +
                            " ranks without any; lower training.micro_batch_size or the number of ranks");
   const Model model = make_model(config);
-  Subject subject{config,
-                  model,
-                  count_parameters(model, config.optimizer, layout.expert_parallel),
-                  mean_active_experts(config),
-                  layout,
-                  device};
+  Subject subject{
+      config, model, count_parameters(model, config.optimizer, dims.ep_size), mean_active_experts(config),
+      dims,   device};
   const Counts& counts = subject.counts;
   Plan plan;
   plan.active_experts = subject.active_experts;
@@ -230,7 +227,7 @@ Plan make_plan(const RunConfig& config, const RankLayout& layout, Device device)
   plan.tokens_per_step = checked_product(
       {static_cast<uint64_t>(training.global_batch_size), static_cast<uint64_t>(model.tokens_per_sample)});
   plan.micro_batch_size = training.micro_batch_size;
-  plan.layout = layout;
+  plan.dims = dims;
   std::vector<Precision> precisions = {training.precision};
   if (training.precision == Precision::kAuto) {
     precisions = {Precision::kBf16};
@@ -240,7 +237,7 @@ Plan make_plan(const RunConfig& config, const RankLayout& layout, Device device)
     Plan other = plan;
     other.precision = precision;
     other.communication = subject.communication = plan_communication(
-        config, model, layout, plan.active_experts, precision == Precision::kBf16 ? kBfloat16 : kFloat);
+        config, model, dims, plan.active_experts, precision == Precision::kBf16 ? kBfloat16 : kFloat);
     other.gradient_sums = gradient_sums(subject);
     other.memory = plan_memory(subject, precision);
     if (plan.memory.empty() || other.memory_bytes() > plan.memory_bytes()) plan = other;
@@ -248,15 +245,15 @@ Plan make_plan(const RunConfig& config, const RankLayout& layout, Device device)
   return plan;
 }
 
-std::optional<int64_t> largest_micro_batch(RunConfig config, const RankLayout& layout, Device device,
+std::optional<int64_t> largest_micro_batch(RunConfig config, const ParallelDims& dims, Device device,
                                            uint64_t memory) {
   const int64_t batch = config.training.global_batch_size;
   const double room = (1 - kSpareMemory) * static_cast<double>(memory);
-  for (int64_t size = batch / layout.ranks; size > 0; --size) {
+  for (int64_t size = batch / dims.world_size; size > 0; --size) {
     if (batch % size != 0) continue;
     config.training.micro_batch_size = size;
     try {
-      if (static_cast<double>(make_plan(config, layout, device).memory_bytes()) <= room) return size;
+      if (static_cast<double>(make_plan(config, dims, device).memory_bytes()) <= room) return size;
     } catch (const InvalidValue&) {  // the size is too large for the kernels
     }
   }

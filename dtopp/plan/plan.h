@@ -30,7 +30,7 @@ struct Plan {
 
   uint64_t tokens_per_step = 0;  // per global batch
   int64_t micro_batch_size = 0;
-  RankLayout layout;
+  ParallelDims dims;
   // auto is resolved to bf16 on a CUDA device, else to the precision that needs more memory.
   Precision precision = Precision::kFp32;
 
@@ -58,19 +58,19 @@ struct Plan {
 };
 
 // Plans a run on a CUDA device (kCuda) or, for every other value, on a CPU. The degree of expert parallelism
-// is that of `layout`, because the configured one may be auto.
+// is that of `dims`, because the configured one may be auto.
 //
 // Throws:        InvalidValue if sizes overflow or exceed the limits of the CUDA kernels
 // (ops/cuda/cuda_limits.h),
-//                if the layout is not possible (check_layout), or if it leaves a rank without micro-batches
-Plan make_plan(const RunConfig& config, const RankLayout& layout = {}, Device device = Device::kCpu);
+//                if the dims are not possible (check_dims), or if it leaves a rank without micro-batches
+Plan make_plan(const RunConfig& config, const ParallelDims& dims = {}, Device device = Device::kCpu);
 
 // The share of memory that a plan should leave free, because it cannot predict what an allocator cannot use.
 inline constexpr double kSpareMemory = 0.05;
 
 // The largest training.micro_batch_size that divides the global batch, gives every rank micro-batches and
 // leaves kSpareMemory of a rank's memory free. nullopt if there is none.
-std::optional<int64_t> largest_micro_batch(RunConfig config, const RankLayout& layout, Device device,
+std::optional<int64_t> largest_micro_batch(RunConfig config, const ParallelDims& dims, Device device,
                                            uint64_t memory);
 
 // Throws a ResourceError that names a remedy if the plan needs more memory than `available`.

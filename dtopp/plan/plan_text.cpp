@@ -42,7 +42,7 @@ std::string arithmetic_rows(const Plan& plan, const RunConfig& config) {
 }
 
 std::string memory_rows(const Plan& plan) {
-  std::string text = std::string("memory") + (plan.layout.ranks > 1 ? " of each rank" : "") + "\n";
+  std::string text = std::string("memory") + (plan.dims.world_size > 1 ? " of each rank" : "") + "\n";
   for (const MemoryPart& part : plan.memory) {
     if (part.bytes > 0) text += row("  " + part.name, format_bytes(static_cast<double>(part.bytes)));
   }
@@ -79,9 +79,9 @@ std::string sent_rows(const Plan& plan) {
       text += columns("  " + sent.name, bytes(sent.inside), bytes(sent.between));
   }
   text += columns("  total", bytes(total.inside), bytes(total.between));
-  if (plan.layout.expert_parallel > 1)
+  if (plan.dims.ep_size > 1)
     text += row("rows per token", format("%.2f", plan.communication.rows_per_token),
-                "ranks of " + std::to_string(plan.layout.expert_parallel) + " that hold its experts");
+                "ranks of " + std::to_string(plan.dims.ep_size) + " that hold its experts");
   return text;
 }
 
@@ -103,7 +103,7 @@ std::string time_rows(const Plan& plan, const DeviceRates& rates) {
   std::string text =
       row("step", seconds(time.seconds()), format("MFU %.1f %%", 100 * time.mfu)) +
       row("  compute", seconds(time.compute), "assumed: " + rate(AssumedShares::kCompute, flops, "TFLOP/s"));
-  if (plan.layout.ranks > 1) {
+  if (plan.dims.world_size > 1) {
     text +=
         row("  gradients", seconds(time.gradients), hidden + "the last backward pass") +
         row("  parameters", seconds(time.parameters), hidden + "the first forward pass") +
@@ -119,9 +119,9 @@ std::string alternative_rows(const PlanContext& context) {
   std::string text = format("%-24s%14s%16s%14s\n", "expert_parallel", "memory", "between nodes", "step");
   for (const Plan& plan : context.alternatives) {
     const std::optional<StepTime> time = time_of(plan, context.device);
-    text += format("  %-22lld%14s%16s%14s\n", static_cast<long long>(plan.layout.expert_parallel),
-                   bytes(plan.memory_bytes()).c_str(), bytes(sent_bytes(plan).between).c_str(),
-                   time ? format("%.3f s", time->seconds()).c_str() : "?");
+    text += format("  %-22lld%14s%16s%14s\n", static_cast<long long>(plan.dims.ep_size),
+                  bytes(plan.memory_bytes()).c_str(), bytes(sent_bytes(plan).between).c_str(),
+                  time ? format("%.3f s", time->seconds()).c_str() : "?");
   }
   if (!context.device) return text;
   const Recommendation best = recommend(context.alternatives, *context.device);
@@ -153,7 +153,7 @@ nlohmann::ordered_json alternatives_json(const PlanContext& context) {
   auto list = nlohmann::ordered_json::array();
   for (const Plan& plan : context.alternatives) {
     nlohmann::ordered_json one;
-    one["expert_parallel"] = plan.layout.expert_parallel;
+    one["expert_parallel"] = plan.dims.ep_size;
     one["memory_bytes"] = plan.memory_bytes();
     one["wire_bytes"] = wire_json(plan);
     one["step_seconds"] = seconds_json(time_of(plan, context.device));
@@ -174,7 +174,7 @@ std::string plan_table(const Plan& plan, const RunConfig& config, const PlanCont
                 context.largest_micro_batch ? std::to_string(*context.largest_micro_batch) : "none",
                 format("that leaves %.0f %% free", 100 * kSpareMemory));
   }
-  if (plan.layout.ranks > 1) text += sent_rows(plan);
+  if (plan.dims.world_size > 1) text += sent_rows(plan);
   if (context.device && context.device->rates) text += time_rows(plan, *context.device->rates);
   if (context.alternatives.size() > 1) text += alternative_rows(context);
   return text;
@@ -188,9 +188,9 @@ std::string plan_json(const Plan& plan, const PlanContext& context) {
   json["tokens_per_step"] = plan.tokens_per_step;
   for (const MemoryPart& part : plan.memory) json["memory_bytes"][part.name] = part.bytes;
   json["memory_bytes"]["total"] = plan.memory_bytes();
-  json["ranks"] = plan.layout.ranks;
-  json["nodes"] = plan.layout.nodes;
-  json["expert_parallel"] = plan.layout.expert_parallel;
+  json["ranks"] = plan.dims.world_size;
+  json["nodes"] = plan.dims.nodes;
+  json["expert_parallel"] = plan.dims.ep_size;
   json["rows_per_token"] = plan.communication.rows_per_token;
   json["wire_bytes"] = wire_json(plan);
   json["wire_bytes_per_step"] = sent_bytes(plan).total();

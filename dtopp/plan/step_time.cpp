@@ -25,7 +25,7 @@ double exposed(double seconds, double pass, double end) {
 
 StepTime plan_step_time(const Plan& plan, const DeviceRates& rates) {
   const Communication& sent = plan.communication;
-  const auto ranks = static_cast<double>(plan.layout.ranks);
+  const auto ranks = static_cast<double>(plan.dims.world_size);
   const auto micro_steps = static_cast<double>(sent.micro_steps);
   const double peak = plan.precision == Precision::kBf16 ? rates.bf16_flops : rates.fp32_flops;
   const double mean_flops =

@@ -114,8 +114,7 @@ void Run::record(const StepResult& result) {
 
 void Run::out_of_memory() const {
   const Device device = groups_.device.is_cpu() ? Device::kCpu : Device::kCuda;
-  throw ResourceError(
-      out_of_memory_line(config_, largest_micro_batch(config_, plan_.layout, device, memory_)));
+  throw ResourceError(out_of_memory_line(config_, largest_micro_batch(config_, plan_.dims, device, memory_)));
 }
 
 void Run::give_up(const StepResult& result) {

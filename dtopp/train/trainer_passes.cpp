@@ -18,7 +18,7 @@ StepSums Trainer::accumulate_gradients(const Routing& inputs, const StopToken& s
   const ParallelDims dims = groups_.dims();
   const int64_t rank = groups_.rank();
   const MicroBatchRange range =
-      local_micro_batches(micro_batches(), dims.edp_rank(rank), dims.edp_size, dims.ep_size);
+      local_micro_batches(micro_batches(), dims.edp_rank(rank), dims.edp_size(), dims.ep_size);
   if (range.begin >= range.end) store_.finish_all_gather();
   store_.begin_step((range.end - range.begin + dims.ep_size - 1) / dims.ep_size);
   for (int64_t first = range.begin; first < range.end; first += dims.ep_size) {

@@ -46,7 +46,7 @@ SentBytes sent(const Plan& plan, const std::string& name) {
 constexpr double kDense = 88 + 2 * (256 + 32 + 49) + 8, kExperts = 2 * 720, kRouters = 2 * 49;
 
 TEST(Communication, without_expert_parallelism_is_a_reduce_scatter_and_a_gather_of_all_parameters) {
-  const Plan plan = make_plan(tiny(Precision::kBf16), {.ranks = 4, .nodes = 2});
+  const Plan plan = make_plan(tiny(Precision::kBf16), {.world_size = 4, .nodes = 2});
   const double all = kDense + kExperts;
   EXPECT_NEAR(sent(plan, "reduce_scatter").total(), 0.75 * 4 * all, 1);
   EXPECT_NEAR(sent(plan, "gather").total(), 0.75 * (2 * (all - kRouters) + 4 * kRouters), 1);
@@ -66,14 +66,14 @@ TEST(Communication, without_expert_parallelism_is_a_reduce_scatter_and_a_gather_
 TEST(Communication, replicas_that_form_no_tree_in_a_node_exchange_directly) {
   RunConfig config = tiny();
   config.training.micro_batch_size = 1;
-  const Plan plan = make_plan(config, {.ranks = 6, .nodes = 2});
+  const Plan plan = make_plan(config, {.world_size = 6, .nodes = 2});
   // Two of the five peers are on the same node.
   EXPECT_NEAR(sent(plan, "reduce_scatter").inside, 2.0 / 6 * 4 * (kDense + kExperts), 1);
   EXPECT_NEAR(sent(plan, "reduce_scatter").between, 3.0 / 6 * 4 * (kDense + kExperts), 1);
 }
 
 TEST(Communication, with_expert_parallelism_by_hand) {
-  const Plan plan = make_plan(tiny(), {.ranks = 4, .nodes = 2, .expert_parallel = 2});
+  const Plan plan = make_plan(tiny(), {.world_size = 4, .nodes = 2, .ep_size = 2});
   // One micro-step. Half of the dense gradients goes to the other rank of the EP group. Then half of this
   // rank's shard goes to the other EP group, which is on the other node.
   EXPECT_NEAR(sent(plan, "reduce_scatter").inside, 0.5 * kDense * 4, 1);
@@ -92,8 +92,8 @@ TEST(Communication, with_expert_parallelism_by_hand) {
 TEST(Communication, dense_gradients_travel_once_where_sums_need_not_be_reproducible) {
   RunConfig config = tiny();
   config.training.global_batch_size = 24;
-  const RankLayout layout = {.ranks = 4, .nodes = 1, .expert_parallel = 2};
-  const auto block = [&] { return make_plan(config, layout).communication.ep_gradients.total(); };
+  const ParallelDims dims = {.world_size = 4, .nodes = 1, .ep_size = 2};
+  const auto block = [&] { return make_plan(config, dims).communication.ep_gradients.total(); };
   EXPECT_NEAR(block(), 2 * 0.5 * kDense * 4, 1);  // two micro-steps
   config.parallel.reproducible = false;
   EXPECT_NEAR(block(), 0.5 * kDense * 4, 1);
@@ -102,17 +102,17 @@ TEST(Communication, dense_gradients_travel_once_where_sums_need_not_be_reproduci
 TEST(Communication, the_busiest_rank_owns_an_aligned_block_of_micro_batches) {
   RunConfig config = tiny();
   config.training.global_batch_size = 18;  // 2, 2, 2, 0 micro-batches
-  const Communication uneven = make_plan(config, {.ranks = 4}).communication;
+  const Communication uneven = make_plan(config, {.world_size = 4}).communication;
   EXPECT_EQ(uneven.micro_steps, 2);
   EXPECT_DOUBLE_EQ(uneven.busiest_share, 2 / 1.5);
-  EXPECT_DOUBLE_EQ(make_plan(tiny(), {.ranks = 4}).communication.busiest_share, 1);
+  EXPECT_DOUBLE_EQ(make_plan(tiny(), {.world_size = 4}).communication.busiest_share, 1);
 }
 
 // The prototype's paper calculation for 13.5 billion parameters, in GB: gradients, parameters, rows.
 TEST(Communication, agrees_with_an_independent_count_of_the_papers_largest_model) {
   const RunConfig config =
       load_run_config(std::string(DTOPP_SOURCE_DIR) + "/configs/moe-2.4b-13.6b-64e8a.yaml", {"data.train=x"});
-  const Plan plan = make_plan(config, {.ranks = 64, .nodes = 8, .expert_parallel = 4}, Device::kCuda);
+  const Plan plan = make_plan(config, {.world_size = 64, .nodes = 8, .ep_size = 4}, Device::kCuda);
   EXPECT_NEAR(sent(plan, "reduce_scatter").total(), 14.6e9, 0.05e9);
   EXPECT_NEAR(sent(plan, "gather").total(), 7.3e9, 0.05e9);
   EXPECT_NEAR(sent(plan, "combine").total(), 23.6e9 / 2, 0.05e9);

@@ -103,8 +103,7 @@ TEST(ScalePage, shows_the_plans_predictions) {
       std::string row = "\n| `" + row_name(name, method) + "` | " + std::to_string(ranks) + " |";
       const int64_t degree = best.expert_parallel;
       EXPECT_EQ(best.fastest, degree);
-      const Plan& plan =
-          *std::ranges::find(plans, degree, [](const Plan& one) { return one.layout.expert_parallel; });
+      const Plan& plan = *std::ranges::find(plans, degree, [](const Plan& one) { return one.dims.ep_size; });
       double between = 0;
       for (const CollectiveBytes& sent : by_collective(plan.communication))
         between += static_cast<double>(sent.between);

@@ -12,9 +12,9 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-std::string error(const RankLayout& layout) {
+std::string error(const ParallelDims& dims) {
   try {
-    check_layout(layout, tiny().model);
+    check_dims(dims, tiny().model);
   } catch (const UsageError& error) {
     return error.what();
   }
@@ -26,8 +26,8 @@ TEST(CheckLayout, names_what_does_not_divide) {
   EXPECT_EQ(error({12, 5, 1}), "--nodes: 5 does not divide the 12 ranks");
   EXPECT_EQ(error({12, 2, 4}), "parallel.expert_parallel: 4 does not divide the 6 ranks of a node");
   EXPECT_EQ(error({12, 1, 4}), "parallel.expert_parallel: 4 does not divide the 6 experts of a layer");
-  for (const RankLayout& layout : {RankLayout{0, 1, 1}, RankLayout{1, 0, 1}, RankLayout{1, 1, 0}})
-    EXPECT_THAT(error(layout), HasSubstr("must be at least 1"));
+  for (const ParallelDims& dims : {ParallelDims{0, 1, 1}, ParallelDims{1, 0, 1}, ParallelDims{1, 1, 0}})
+    EXPECT_THAT(error(dims), HasSubstr("must be at least 1"));
 }
 
 TEST(PossibleExpertParallel, divides_experts_and_the_ranks_of_a_node) {
@@ -52,7 +52,7 @@ TEST(PlansByExpertParallel, more_ranks_that_share_experts_hold_less_and_send_no_
 
 Plan plan_of(int64_t degree, uint64_t memory) {
   Plan plan;
-  plan.layout.expert_parallel = degree;
+  plan.dims.ep_size = degree;
   plan.memory = {{"program", memory}};
   return plan;
 }

@@ -11,7 +11,7 @@ namespace {
 
 RunConfig tiny_in_bf16() { return tiny(Precision::kBf16); }
 
-Plan cuda_plan(const RunConfig& config) { return make_plan(config, RankLayout{}, Device::kCuda); }
+Plan cuda_plan(const RunConfig& config) { return make_plan(config, ParallelDims{}, Device::kCuda); }
 
 // 12 tokens of 8 bf16 values make a stream of 192 bytes. There are 36 token-expert pairs and a capacity of
 // 45.
@@ -110,7 +110,7 @@ RC_GTEST_PROP(PlanForCudaProperty, more_of_anything_never_costs_less, ()) {
 }
 
 void expect_refused_on_cuda_alone(RunConfig config, const std::string& key) {
-  EXPECT_NO_THROW(make_plan(config, RankLayout{}, Device::kCpu));
+  EXPECT_NO_THROW(make_plan(config, ParallelDims{}, Device::kCpu));
   try {
     cuda_plan(config);
     ADD_FAILURE() << key << " is not refused";

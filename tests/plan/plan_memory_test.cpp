@@ -29,7 +29,7 @@ TEST(LargestMicroBatch, is_the_largest_divisor_that_leaves_a_twentieth_free) {
 }
 
 TEST(LargestMicroBatch, leaves_every_rank_a_micro_batch) {
-  EXPECT_EQ(largest_micro_batch(tiny(), {.ranks = 4}, Device::kCpu, uint64_t{1} << 40U), 3);
+  EXPECT_EQ(largest_micro_batch(tiny(), {.world_size = 4}, Device::kCpu, uint64_t{1} << 40U), 3);
 }
 
 TEST(Plan, memory_in_fp32_by_hand) {
@@ -96,7 +96,7 @@ TEST(Plan, ranks_share_masters_and_moments) {
   const Plan one = make_plan(tiny());
   const uint64_t P = one.parameters;
   ASSERT_EQ(P % 4, 2U);  // P is not a multiple of four
-  const Plan four = make_plan(tiny(), {.ranks = 4});
+  const Plan four = make_plan(tiny(), {.world_size = 4});
   EXPECT_EQ(four.memory_bytes("parameters"), P);
   EXPECT_EQ(four.memory_bytes("optimizer_moments"), 2 * P);
   EXPECT_EQ(four.memory_bytes("gradients"), 4 * P);
@@ -104,16 +104,16 @@ TEST(Plan, ranks_share_masters_and_moments) {
   EXPECT_EQ(four.memory_bytes("exchange_buffers"), 2 * 4 * P);      // one bucket being sent, one arriving
   EXPECT_EQ(one.memory_bytes("exchange_buffers"), 0U);
   RunConfig config = tiny(Precision::kBf16);
-  EXPECT_EQ(make_plan(config, {.ranks = 4}).memory_bytes("compute_copies"),
+  EXPECT_EQ(make_plan(config, {.world_size = 4}).memory_bytes("compute_copies"),
             2 * (P - 2 * 49) + 4 * (2 * 49 - 2 * 49 / 4));  // routers compute in fp32
 }
 
 TEST(Plan, ranks_of_a_block_share_experts) {
   RunConfig config = tiny();
   config.training.global_batch_size = 24;  // eight micro-batches: two micro-steps per EP group
-  const RankLayout layout = {.ranks = 4, .nodes = 1, .expert_parallel = 2};
+  const ParallelDims dims = {.world_size = 4, .nodes = 1, .ep_size = 2};
   const uint64_t dense = 88 + 2 * (256 + 32 + 49) + 8, experts = 2 * 720, held = dense + experts / 2;
-  const Plan plan = make_plan(config, layout);
+  const Plan plan = make_plan(config, dims);
   EXPECT_EQ(plan.memory_bytes("parameters"), dense + experts);
   EXPECT_EQ(plan.memory_bytes("compute_copies"), 4 * (held - (dense + experts) / 4));
   EXPECT_EQ(plan.memory_bytes("gradients"), 4 * (dense + experts) / 2);
@@ -123,25 +123,25 @@ TEST(Plan, ranks_of_a_block_share_experts) {
   EXPECT_NEAR(static_cast<double>(plan.memory_bytes("exchange_buffers") - 2 * 4 * held),
               12 * 1.9 * (2 * (8 * 4 + 3 * 4) + 2 * 8 * 4), 0.5);
   config.parallel.reproducible = false;
-  EXPECT_EQ(make_plan(config, layout).memory_bytes("gradients"), 4 * held);
-  EXPECT_EQ(make_plan(config, layout).memory_bytes("micro_batch_gradients"), 4U * 3 * 10 * 8);
+  EXPECT_EQ(make_plan(config, dims).memory_bytes("gradients"), 4 * held);
+  EXPECT_EQ(make_plan(config, dims).memory_bytes("micro_batch_gradients"), 4U * 3 * 10 * 8);
 }
 
 TEST(Plan, tasks_want_the_whole_model_on_a_rank_that_holds_a_part_of_it) {
   RunConfig config = tiny();
   config.model.ffn_hidden_size = 4096;  // parameters need more memory than activations
   config.validation.tasks = {"copa"};
-  const RankLayout layout = {.ranks = 4, .nodes = 1, .expert_parallel = 2};
-  const Plan plan = make_plan(config, layout);
+  const ParallelDims dims = {.world_size = 4, .nodes = 1, .ep_size = 2};
+  const Plan plan = make_plan(config, dims);
   EXPECT_EQ(plan.memory_bytes("task_model"), 4 * plan.parameters - plan.memory_bytes("gradients") -
                                                  plan.memory_bytes("micro_batch_gradients") -
                                                  plan.memory_bytes("activations"));
   EXPECT_THAT(error_of<ResourceError>([&] { require_memory(plan, plan.memory_bytes() - 1); }),
               ::testing::HasSubstr("set validation.tasks to [], or "));
-  for (const RankLayout& other : {RankLayout{.ranks = 4}, RankLayout{}})  // gradients need as much
+  for (const ParallelDims& other : {ParallelDims{.world_size = 4}, ParallelDims{}})  // gradients need as much
     EXPECT_EQ(make_plan(config, other).memory_bytes("task_model"), 0U) << other.ranks;
   config.validation.tasks.clear();
-  EXPECT_EQ(make_plan(config, layout).memory_bytes("task_model"), 0U);
+  EXPECT_EQ(make_plan(config, dims).memory_bytes("task_model"), 0U);
 }
 
 TEST(RequireMemory, names_a_micro_batch_that_fits_or_a_smaller_model) {

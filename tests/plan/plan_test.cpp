@@ -89,8 +89,8 @@ TEST(Plan, takes_active_experts_from_what_the_method_holds) {
 }
 
 TEST(Plan, more_ranks_than_micro_batches_are_refused) {
-  EXPECT_NO_THROW(make_plan(tiny(), {.ranks = 4}));
-  EXPECT_THROW(make_plan(tiny(), {.ranks = 5}), UsageError);
+  EXPECT_NO_THROW(make_plan(tiny(), {.world_size = 4}));
+  EXPECT_THROW(make_plan(tiny(), {.world_size = 5}), UsageError);
 }
 
 TEST(Plan, refuses_sizes_that_cannot_be_counted) {

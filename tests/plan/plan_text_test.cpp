@@ -51,7 +51,7 @@ TEST(PlanTable, shows_whether_a_device_suffices) {
 
 Plan made_up_plan_of_ranks(int64_t expert_parallel, uint64_t memory) {
   Plan plan = made_up_plan();
-  plan.layout = {8, 2, expert_parallel};
+  plan.dims = {8, 2, expert_parallel};
   plan.memory = {{"program", memory}};
   plan.communication.edp_gradients = {1e9, 2e9};
   plan.communication.step = {400, 0};

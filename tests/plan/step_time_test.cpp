@@ -14,7 +14,7 @@ Plan made_up_plan() {
   plan.parameters = 4;
   plan.flops_per_token = 45;
   plan.tokens_per_step = 120;
-  plan.layout = {4, 2, 2};
+  plan.dims = {4, 2, 2};
   plan.precision = Precision::kFp32;
   return plan;
 }

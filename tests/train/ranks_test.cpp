@@ -83,12 +83,13 @@ class RanksByMethod : public Ranks, public testing::WithParamInterface<const cha
 };
 
 // The layouts of EP ranks, EP groups and nodes to test.
-const std::vector<ParallelDims> kGrids = {{1, 2}, {2, 1},    {1, 4},    {2, 2},
-                                          {4, 1}, {1, 2, 2}, {1, 4, 2}, {2, 2, 2}};
+const std::vector<ParallelDims> kGrids = {ep_by_edp(1, 2),    ep_by_edp(2, 1),   ep_by_edp(1, 4),
+                                          ep_by_edp(2, 2),    ep_by_edp(4, 1),   ep_by_edp(1, 2, 2),
+                                          ep_by_edp(1, 4, 2), ep_by_edp(2, 2, 2)};
 
 std::vector<Outcome> outcomes_on(const ParallelDims& dims, const RunConfig& config, at::ScalarType type) {
-  std::vector<Outcome> outcomes(static_cast<size_t>(dims.size()));
-  run_ranks(dims.size(), [&](int64_t rank, const c10::intrusive_ptr<c10d::Store>& store) {
+  std::vector<Outcome> outcomes(static_cast<size_t>(dims.world_size));
+  run_ranks(dims.world_size, [&](int64_t rank, const c10::intrusive_ptr<c10d::Store>& store) {
     at::set_num_threads(1);
     Trainer trainer(config, make_model(config), data_for(config), type,
                     make_process_groups(store, rank, dims, on_loopback()));
@@ -104,7 +105,7 @@ TEST_P(RanksByMethod, one_run_has_the_same_bits_on_any_grid_of_them) {
   const Outcome expected = outcome_of(alone);
   for (const ParallelDims& dims : kGrids) {
     if (config_.model.is_dense() && dims.ep_size > 1) continue;
-    SCOPED_TRACE(testing::Message() << dims.size() << " ranks in blocks of " << dims.ep_size << " on "
+    SCOPED_TRACE(testing::Message() << dims.world_size << " ranks in blocks of " << dims.ep_size << " on "
                                     << dims.nodes << " nodes");
     const std::vector<Outcome> outcomes = outcomes_on(dims, config_, at::kFloat);
     expect_equal(expected, outcomes[0]);
@@ -113,7 +114,7 @@ TEST_P(RanksByMethod, one_run_has_the_same_bits_on_any_grid_of_them) {
 }
 
 TEST_F(Ranks, stop_a_validation_together) {
-  const ParallelDims dims = {1, 2};
+  const ParallelDims dims = ep_by_edp(1, 2);
   config_.training.micro_batch_size = 1;  // three batches: two rounds
   std::vector<bool> stopped(2);
   run_ranks(2, [&](int64_t rank, const c10::intrusive_ptr<c10d::Store>& store) {
@@ -139,10 +140,10 @@ TEST_F(Ranks, stop_a_validation_together) {
 // the EP size.
 TEST_F(Ranks, a_run_in_bf16_has_them_in_blocks_of_one_size) {
   for (const int64_t ep_size : {1, 2}) {
-    const Outcome expected = outcomes_on({ep_size, 1}, config_, at::kBFloat16)[0];
+    const Outcome expected = outcomes_on(ep_by_edp(ep_size, 1), config_, at::kBFloat16)[0];
     for (int64_t edp_size = 2; edp_size * ep_size <= 4; edp_size *= 2) {
       SCOPED_TRACE(testing::Message() << edp_size << " blocks of " << ep_size);
-      expect_equal(expected, outcomes_on({ep_size, edp_size}, config_, at::kBFloat16)[0]);
+      expect_equal(expected, outcomes_on(ep_by_edp(ep_size, edp_size), config_, at::kBFloat16)[0]);
     }
   }
 }

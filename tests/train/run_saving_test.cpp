@@ -28,16 +28,17 @@ std::map<std::string, std::string> files_of(const fs::path& directory) {
 // Runs body(trainer) on each rank of the grid.
 template <class Body>
 void with_trainers(const RunConfig& config, const ParallelDims& dims, const Body& body) {
-  run_ranks(dims.size(), [&](int64_t rank, const c10::intrusive_ptr<c10d::Store>& store) {
+  run_ranks(dims.world_size, [&](int64_t rank, const c10::intrusive_ptr<c10d::Store>& store) {
     at::set_num_threads(1);
     const ProcessGroups groups =
-        dims.size() == 1 ? ProcessGroups{} : make_process_groups(store, rank, dims, on_loopback());
+        dims.world_size == 1 ? ProcessGroups{} : make_process_groups(store, rank, dims, on_loopback());
     Trainer trainer(config, make_model(config), data_for(config), at::kFloat, groups);
     body(trainer, groups);
   });
 }
 
-const std::vector<ParallelDims> kSavingGrids = {{1, 1}, {1, 2}, {2, 1}, {1, 4}, {2, 2}};
+const std::vector<ParallelDims> kSavingGrids = {ep_by_edp(1, 1), ep_by_edp(1, 2), ep_by_edp(2, 1),
+                                                ep_by_edp(1, 4), ep_by_edp(2, 2)};
 
 TEST(SaveRun, gives_the_same_files_on_any_grid_of_ranks_and_each_goes_on_from_them) {
   const ScratchDirectory scratch;
@@ -45,7 +46,7 @@ TEST(SaveRun, gives_the_same_files_on_any_grid_of_ranks_and_each_goes_on_from_th
   config.output = (scratch / "run").string();
   std::map<std::string, std::string> expected, later;
   for (const ParallelDims& dims : kSavingGrids) {
-    SCOPED_TRACE(testing::Message() << dims.size() << " ranks in blocks of " << dims.ep_size);
+    SCOPED_TRACE(testing::Message() << dims.world_size << " ranks in blocks of " << dims.ep_size);
     with_trainers(config, dims, [&](Trainer& trainer, const ProcessGroups& groups) {
       trainer.initialise();
       for (int i = 0; i < 3; ++i) step(trainer);
@@ -61,11 +62,11 @@ TEST(SaveRun, gives_the_same_files_on_any_grid_of_ranks_and_each_goes_on_from_th
     if (later.empty()) later = after;
     EXPECT_TRUE(after == later);
     fs::remove_all(checkpoints_of(config.output) / "step-00000005");
-    if (dims.size() > 1) continue;
+    if (dims.world_size > 1) continue;
     fs::copy(checkpoints_of(config.output), scratch / "kept", fs::copy_options::recursive);
   }
   for (const ParallelDims& dims : kSavingGrids) {
-    SCOPED_TRACE(testing::Message() << dims.size() << " ranks in blocks of " << dims.ep_size);
+    SCOPED_TRACE(testing::Message() << dims.world_size << " ranks in blocks of " << dims.ep_size);
     with_trainers(config, dims, [&](Trainer& trainer, const ProcessGroups& groups) {
       trainer.restore(Checkpoint(scratch / "kept/step-00000003"));
       for (int i = 0; i < 2; ++i) step(trainer);

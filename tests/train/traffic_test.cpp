@@ -26,9 +26,9 @@ void choose_all(RunConfig& config) {
 }
 
 const std::vector<Shape> kShapes = {
-    {"two ranks", {1, 2}, [](RunConfig&) {}},
-    {"four ranks", {1, 4}, [](RunConfig&) {}},
-    {"four ranks, wide", {1, 4}, [](RunConfig& c) { c.model.hidden_size = 512; }},
+    {"two ranks", ep_by_edp(1, 2), [](RunConfig&) {}},
+    {"four ranks", ep_by_edp(1, 4), [](RunConfig&) {}},
+    {"four ranks, wide", ep_by_edp(1, 4), [](RunConfig& c) { c.model.hidden_size = 512; }},
     {"dense",
      {1, 2},
      [](RunConfig& c) {
@@ -36,13 +36,13 @@ const std::vector<Shape> kShapes = {
        c.model.ffn_hidden_size = 2048;
        c.routing.experts.clear();
      }},
-    {"bf16", {1, 2}, [](RunConfig&) {}, at::kBFloat16},
-    {"a block of two", {2, 1}, choose_all},
-    {"a block of four", {4, 1}, choose_all},
-    {"two blocks of two", {2, 2}, choose_all},
-    {"two blocks in bf16", {2, 2}, choose_all, at::kBFloat16},
-    {"two nodes", {1, 4, 2}, [](RunConfig&) {}},
-    {"two nodes of a block", {2, 2, 2}, choose_all},
+    {"bf16", ep_by_edp(1, 2), [](RunConfig&) {}, at::kBFloat16},
+    {"a block of two", ep_by_edp(2, 1), choose_all},
+    {"a block of four", ep_by_edp(4, 1), choose_all},
+    {"two blocks of two", ep_by_edp(2, 2), choose_all},
+    {"two blocks in bf16", ep_by_edp(2, 2), choose_all, at::kBFloat16},
+    {"two nodes", ep_by_edp(1, 4, 2), [](RunConfig&) {}},
+    {"two nodes of a block", ep_by_edp(2, 2, 2), choose_all},
     {"a block that adds up once a step",
      {2, 1},
      [](RunConfig& c) { choose_all(c), c.parallel.reproducible = false; }},
@@ -52,7 +52,7 @@ const std::vector<Shape> kShapes = {
 std::map<std::string, double> measured(const RunConfig& config, const Shape& shape) {
   std::map<std::string, double> mean;
   std::mutex mutex;
-  run_ranks(shape.dims.size(), [&](int64_t rank, const c10::intrusive_ptr<c10d::Store>& store) {
+  run_ranks(shape.dims.world_size, [&](int64_t rank, const c10::intrusive_ptr<c10d::Store>& store) {
     at::set_num_threads(1);
     const auto counts = std::make_shared<CollectiveCounts>();
     Trainer trainer(config, make_model(config), data_for(config), shape.type,
@@ -65,7 +65,7 @@ std::map<std::string, double> measured(const RunConfig& config, const Shape& sha
     for (const auto& [name, traffic] : counts->traffic()) {
       const auto earlier = before.find(name);
       const int64_t sent = traffic.bytes - (earlier == before.end() ? 0 : earlier->second.bytes);
-      mean[name] += static_cast<double>(sent) / static_cast<double>(shape.dims.size());
+      mean[name] += static_cast<double>(sent) / static_cast<double>(shape.dims.world_size);
     }
   });
   return mean;
@@ -83,9 +83,7 @@ TEST(Traffic, is_within_two_percent_of_the_plan_by_collective) {
     config.training.global_batch_size = 16;
     shape.change(config);
     config.training.precision = shape.type == at::kFloat ? Precision::kFp32 : Precision::kBf16;
-    const Plan plan = make_plan(
-        config,
-        {.ranks = shape.dims.size(), .nodes = shape.dims.nodes, .expert_parallel = shape.dims.ep_size});
+    const Plan plan = make_plan(config, shape.dims);
     const std::map<std::string, double> sent = measured(config, shape);
     double planned_sum = 0, sum = 0;
     for (const CollectiveBytes& planned : by_collective(plan.communication)) {
@@ -103,7 +101,7 @@ TEST(Traffic, is_within_two_percent_of_the_plan_by_collective) {
   at::set_num_threads(threads);
 }
 
-constexpr ParallelDims kSixteenNodes = {.ep_size = 8, .edp_size = 16, .nodes = 16};
+constexpr ParallelDims kSixteenNodes = ep_by_edp(8, 16, 16);
 
 // A layer like the paper's, with 64 experts of which 8 are active, for 128 ranks.
 RunConfig paper_like(int64_t hidden_size, int64_t ffn_hidden_size) {
@@ -117,14 +115,12 @@ RunConfig paper_like(int64_t hidden_size, int64_t ffn_hidden_size) {
   config.model.sequence_length = 64;
   config.routing.method = RoutingMethod::kTopK;
   config.routing.experts = {8};
-  config.training.global_batch_size = 2 * kSixteenNodes.size() * config.training.micro_batch_size;
+  config.training.global_batch_size = 2 * kSixteenNodes.world_size * config.training.micro_batch_size;
   return config;
 }
 
 std::map<std::string, double> planned_on_sixteen_nodes(const RunConfig& config) {
-  const Plan plan = make_plan(config, {.ranks = kSixteenNodes.size(),
-                                       .nodes = kSixteenNodes.nodes,
-                                       .expert_parallel = kSixteenNodes.ep_size});
+  const Plan plan = make_plan(config, kSixteenNodes);
   std::map<std::string, double> bytes;
   for (const CollectiveBytes& planned : by_collective(plan.communication))
     bytes[planned.name] = static_cast<double>(planned.inside + planned.between);
@@ -138,8 +134,8 @@ ProcessGroups groups_of(int64_t rank, const ParallelDims& dims,
     return std::make_shared<CountingCollectives>(std::make_unique<MirroredCollectives>(rank, size), counts);
   };
   ProcessGroups groups;
-  groups.world = group(rank, dims.size());
-  const int64_t on_a_node = dims.edp_size / dims.nodes;
+  groups.world = group(rank, dims.world_size);
+  const int64_t on_a_node = dims.local_edp_size();
   groups.edp_intra_node = group(dims.edp_rank(rank) % on_a_node, on_a_node);
   groups.edp_inter_node = group(dims.edp_rank(rank) / on_a_node, dims.nodes);
   groups.ep = group(dims.ep_rank(rank), dims.ep_size);
@@ -184,7 +180,7 @@ TEST(Traffic, of_rows_among_128_ranks_is_within_two_percent_of_the_plan) {
 
 // The all-gather starts before the next step needs the parameters, so it overlaps with the host's other work.
 TEST(Traffic, of_parameters_sets_out_before_they_are_asked_for) {
-  for (const ParallelDims& dims : {ParallelDims{1, 4}, ParallelDims{1, 4, 4}}) {
+  for (const ParallelDims& dims : {ep_by_edp(1, 4), ep_by_edp(1, 4, 4)}) {
     const auto counts = std::make_shared<CollectiveCounts>();
     const RunConfig config = tiny();
     Trainer trainer(config, make_model(config), data_for(config), at::kFloat, groups_of(0, dims, counts));

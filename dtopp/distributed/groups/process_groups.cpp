@@ -10,9 +10,8 @@ namespace {
 
 ParallelDims first_rank_dims(Collectives& all, ParallelDims dims) {
   std::ostringstream text;
-  text << dims.ep_size << ' ' << dims.edp_size << ' ' << dims.nodes;
-  std::istringstream(broadcast_bytes(all, text.str(), /*root=*/0, "start")) >> dims.ep_size >>
-      dims.edp_size >> dims.nodes;
+  text << dims.nodes << ' ' << dims.ep_size;
+  std::istringstream(broadcast_bytes(all, text.str(), /*root=*/0, "start")) >> dims.nodes >> dims.ep_size;
   return dims;
 }
 
@@ -29,13 +28,13 @@ ProcessGroups make_process_groups(const c10::intrusive_ptr<c10d::Store>& store, 
   };
   ProcessGroups groups;
   groups.traffic = counts;
-  groups.world = group("world", all_ranks(own_dims.size()));
+  groups.world = group("world", all_ranks(own_dims.world_size));
   const ParallelDims dims = first_rank_dims(*groups.world, own_dims);
-  const int64_t node = dims.size() / dims.nodes, first = rank / node * node;
+  const int64_t node = dims.node_size(), first = rank / node * node;
   std::vector<int64_t> intra_node = edp_ranks(rank, dims.ep_size, node);
   for (int64_t& other : intra_node) other += first;
   groups.edp_intra_node = group("edp_intra_node", intra_node);
-  groups.edp_inter_node = group("edp_inter_node", edp_ranks(rank, node, dims.size()));
+  groups.edp_inter_node = group("edp_inter_node", edp_ranks(rank, node, dims.world_size));
   groups.ep = group("ep", ep_ranks(rank, dims.ep_size));
   groups.ep_dispatch = group("ep_dispatch", ep_ranks(rank, dims.ep_size));
   return groups;

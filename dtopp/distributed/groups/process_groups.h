@@ -27,9 +27,7 @@ struct ProcessGroups {
 
   int64_t rank() const { return world->rank(); }
   int64_t size() const { return world->size(); }
-  ParallelDims dims() const {
-    return {ep->size(), edp_intra_node->size() * edp_inter_node->size(), edp_inter_node->size()};
-  }
+  ParallelDims dims() const { return {size(), edp_inter_node->size(), ep->size()}; }
 };
 
 // Connects this rank to the others. Rank 0's grid applies to all ranks. `counts`, if given, counts the

@@ -91,7 +91,7 @@ void Cluster::join(std::chrono::seconds timeout) {
 const ProcessGroups& Cluster::connect(const at::Device& device, int64_t ep_size) {
   groups_.device = device;
   if (environment_.alone()) return groups_;
-  const ParallelDims dims = parallel_dims(size(), ep_size, size() / nodes_);
+  const ParallelDims dims = ParallelDims{size(), nodes_, ep_size}.with_nested_nodes();
   groups_ =
       make_process_groups(store_, rank(), dims, {.host = address_, .timeout = collective_timeout_}, counts_);
   groups_.ranks_here = local_size_;

@@ -49,7 +49,7 @@ TEST(DeviceGroups, say_in_one_line_why_they_cannot_be_connected) {
   if (!missing || missing->find("no CUDA device") == std::string::npos)
     GTEST_SKIP() << (missing ? *missing : "a CUDA device is here");
   run_ranks(2, [](int64_t rank, const c10::intrusive_ptr<c10d::Store>& store) {
-    ProcessGroups groups = make_process_groups(store, rank, {.ep_size = 1, .edp_size = 2}, on_loopback());
+    ProcessGroups groups = make_process_groups(store, rank, ep_by_edp(1, 2), on_loopback());
     try {
       const DeviceGroups device_groups(groups, store, at::Device(at::kCUDA, 0), std::chrono::seconds(20),
                                        nullptr);

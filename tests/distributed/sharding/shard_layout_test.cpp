@@ -16,7 +16,7 @@ RC_GTEST_PROP(ShardLayoutProperty, every_element_is_kept_once_in_units_that_no_g
   const auto elements = num_experts * *rc::gen::inRange<int64_t>(0, int64_t{1} << *rc::gen::inRange(1, 34));
   const auto index = *rc::gen::inRange<int64_t>(0, 100);
   const auto policy = *rc::gen::element(ShardPolicy::kElements, ShardPolicy::kWholeMatrix);
-  const ShardLayout layout(elements, num_experts, index, {ep_size, edp_size, nodes}, policy);
+  const ShardLayout layout(elements, num_experts, index, ep_by_edp(ep_size, edp_size, nodes), policy);
   const ShardLayout alone(elements, num_experts, index, {}, policy);
   RC_ASSERT(layout.num_chunks() == alone.num_chunks());
   RC_ASSERT(layout.num_chunks() <= std::max<int64_t>(1024, num_experts));
@@ -48,7 +48,7 @@ RC_GTEST_PROP(ShardLayoutProperty, every_element_is_kept_once_in_units_that_no_g
 }
 
 TEST(ShardLayout, shares_pieces_out_to_places_whole) {
-  const ShardLayout experts(8 * 100'000, 8, 3, {4, 2});
+  const ShardLayout experts(8 * 100'000, 8, 3, ep_by_edp(4, 2));
   for (int64_t ep_rank = 0; ep_rank < 4; ++ep_rank) {
     EXPECT_EQ(experts.ep_shard(ep_rank).begin, ep_rank * 200'000);
     EXPECT_EQ(experts.ep_shard(ep_rank).size(), 200'000);
@@ -57,15 +57,15 @@ TEST(ShardLayout, shares_pieces_out_to_places_whole) {
 
 TEST(ShardLayout, keeps_matrices_whole_for_an_optimizer_that_needs_them) {
   for (const int64_t num_experts : {1, 8}) {
-    const ShardLayout layout(num_experts * 100'000, num_experts, 3, {2, 4}, ShardPolicy::kWholeMatrix);
+    const ShardLayout layout(num_experts * 100'000, num_experts, 3, ep_by_edp(2, 4),
+                             ShardPolicy::kWholeMatrix);
     EXPECT_EQ(layout.num_chunks(), num_experts);
     for (int64_t rank = 0; rank < 8; ++rank) EXPECT_EQ(layout.local_shard(rank).size() % 100'000, 0);
   }
 }
 
 TEST(ShardLayout, gives_small_parameters_to_different_ranks) {
-  for (const ParallelDims& dims :
-       {ParallelDims{1, 4}, ParallelDims{2, 2}, ParallelDims{4, 1}, ParallelDims{1, 4, 2}}) {
+  for (const ParallelDims& dims : {ep_by_edp(1, 4), ep_by_edp(2, 2), ep_by_edp(4, 1), ep_by_edp(1, 4, 2)}) {
     std::vector<int64_t> keepers(4);
     for (int64_t index = 0; index < 4; ++index) {
       for (int64_t rank = 0; rank < 4; ++rank)
@@ -77,7 +77,7 @@ TEST(ShardLayout, gives_small_parameters_to_different_ranks) {
 }
 
 TEST(ShardLayout, shares_large_ones_out_evenly) {
-  const ShardLayout layout(int64_t{1} << 30, 1, 3, {4, 16});
+  const ShardLayout layout(int64_t{1} << 30, 1, 3, ep_by_edp(4, 16));
   for (int64_t rank = 0; rank < 64; ++rank) EXPECT_EQ(layout.local_shard(rank).size(), int64_t{1} << 24);
 }
 
