@@ -24,7 +24,7 @@ double mean_distance(const std::deque<double>& active, double target) {
 }  // namespace
 
 std::optional<std::string> BudgetWatch::observe(int64_t step, const std::vector<double>& active_L) {
-  if (config_.method != RoutingMethod::kDTopP || active_L.empty() || said_ || step <= kSettling)
+  if (config_.method != RoutingMethod::kDTopP || active_L.empty() || warned_ || step <= kSettling)
     return std::nullopt;
   const bool per_layer = config_.scope == ThresholdScope::kLayer;
   const std::vector<double> active_C = per_layer ? active_L : std::vector<double>{mean_of(active_L)};
@@ -35,7 +35,7 @@ std::optional<std::string> BudgetWatch::observe(int64_t step, const std::vector<
     if (last.size() > kSteps) last.pop_front();
     const double target = target_of_layer(config_, static_cast<int64_t>(c));
     if (last.size() < kSteps || mean_distance(last, target) <= kMostOff * target) continue;
-    said_ = true;
+    warned_ = true;
     const auto [least, most] = std::ranges::minmax_element(last);
     return format(
         "the controller misses its target: %.1f to %.1f active experts per token in the last %zu steps%s%s, "

@@ -31,7 +31,7 @@ class BudgetWatch {
  private:
   RoutingConfig config_;
   std::vector<std::deque<double>> last_C_;  // per controller
-  bool said_ = false;
+  bool warned_ = false;
 };
 
 }  // namespace dtopp

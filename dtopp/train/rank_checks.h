@@ -13,7 +13,7 @@ namespace dtopp {
 void check_configuration(const RunConfig& config, Collectives& ranks);
 
 // Gives every rank rank 0's choice of fused kernels. Throws RanksDiffer if ranks compute with other kernels
-// than rank 0, on another processor or by DTOPP_MOE_PRODUCTS. Does nothing without parallel.reproducible.
+// than rank 0, on another processor or by DTOPP_MOE_KERNELS. Does nothing without parallel.reproducible.
 void agree_on_kernels(const RunConfig& config, const at::Device& device, Collectives& ranks);
 
 // Throws RanksDiffer if a rank has opened other data than rank 0.

@@ -98,7 +98,7 @@ TEST(ScalePage, shows_the_plans_predictions) {
       const std::string micro_batch = "training.micro_batch_size=" + std::to_string(512 / ranks);
       const RunConfig config = load_run_config(entry.path(), {"method=" + method, micro_batch});
       const std::vector<Plan> plans =
-          plans_by_expert_parallel(config, {.ranks = ranks, .nodes = ranks / 8}, Device::kCuda);
+          plans_by_expert_parallel(config, {.world_size = ranks, .nodes = ranks / 8}, Device::kCuda);
       const Recommendation best = recommend(plans, device);
       std::string row = "\n| `" + row_name(name, method) + "` | " + std::to_string(ranks) + " |";
       const int64_t degree = best.expert_parallel;

@@ -139,7 +139,7 @@ TEST(Plan, tasks_want_the_whole_model_on_a_rank_that_holds_a_part_of_it) {
   EXPECT_THAT(error_of<ResourceError>([&] { require_memory(plan, plan.memory_bytes() - 1); }),
               ::testing::HasSubstr("set validation.tasks to [], or "));
   for (const ParallelDims& other : {ParallelDims{.world_size = 4}, ParallelDims{}})  // gradients need as much
-    EXPECT_EQ(make_plan(config, other).memory_bytes("task_model"), 0U) << other.ranks;
+    EXPECT_EQ(make_plan(config, other).memory_bytes("task_model"), 0U) << other.world_size;
   config.validation.tasks.clear();
   EXPECT_EQ(make_plan(config, dims).memory_bytes("task_model"), 0U);
 }

@@ -9,7 +9,7 @@ namespace dtopp {
 namespace {
 
 // Runs an action and adds the rank and the collective to the exception that it throws.
-struct Speaker {
+struct ErrorContext {
   std::string who;
   BackendFailure failure;
 
@@ -27,30 +27,30 @@ struct Speaker {
 
 class BackendCollectives final : public Collectives {
  public:
-  BackendCollectives(c10::intrusive_ptr<c10d::Backend> backend, Speaker speaker)
+  BackendCollectives(c10::intrusive_ptr<c10d::Backend> backend, ErrorContext context)
       : Collectives(backend->getRank(), backend->getSize()),
         backend_(std::move(backend)),
-        speaker_(std::move(speaker)) {}
+        context_(std::move(context)) {}
   Pending start(const Collective& collective) override;
 
  private:
   c10::intrusive_ptr<c10d::Work> issue(Collective collective);
 
   c10::intrusive_ptr<c10d::Backend> backend_;
-  Speaker speaker_;
+  ErrorContext context_;
 };
 
 struct BackendOperation final : Pending::Operation {
-  BackendOperation(const Collective& collective, Speaker speaker)
-      : collective(collective), speaker(std::move(speaker)) {}
+  BackendOperation(const Collective& collective, ErrorContext context)
+      : collective(collective), context(std::move(context)) {}
 
   void wait() override {
-    speaker.attempt(collective.what, [&] { work->wait(); });
+    context.attempt(collective.what, [&] { work->wait(); });
   }
   bool done() override { return work->isCompleted(); }
 
   Collective collective;  // keeps its tensors alive
-  Speaker speaker;
+  ErrorContext context;
   c10::intrusive_ptr<c10d::Work> work;
 };
 
@@ -58,8 +58,8 @@ Pending BackendCollectives::start(const Collective& collective) {
   // All ranks skip an empty collective. An all-to-all with splits may be empty here but not on other ranks.
   const bool alike = collective.splits.in.empty() && collective.kind != Collective::Kind::kBarrier;
   if (alike && collective.out.numel() == 0) return {};
-  auto operation = std::make_unique<BackendOperation>(collective, speaker_);
-  speaker_.attempt(collective.what, [&] { operation->work = issue(collective); });
+  auto operation = std::make_unique<BackendOperation>(collective, context_);
+  context_.attempt(collective.what, [&] { operation->work = issue(collective); });
   return Pending(std::move(operation));
 }
 
@@ -91,7 +91,7 @@ c10::intrusive_ptr<c10d::Work> BackendCollectives::issue(Collective collective) 
 
 std::unique_ptr<Collectives> make_backend_collectives(c10::intrusive_ptr<c10d::Backend> backend,
                                                       std::string who, BackendFailure failure) {
-  return std::make_unique<BackendCollectives>(std::move(backend), Speaker{std::move(who), failure});
+  return std::make_unique<BackendCollectives>(std::move(backend), ErrorContext{std::move(who), failure});
 }
 
 }  // namespace dtopp

@@ -70,10 +70,10 @@ RankRecords::RankRecords(std::vector<std::string> hosts, const SilenceLimits& li
   }
 }
 
-void RankRecords::heard(int64_t rank, const RankState& state) {
+void RankRecords::received(int64_t rank, const RankState& state) {
   Record& record = records_.at(static_cast<size_t>(rank));
   record.silent = 0;
-  const bool moved = !record.heard || state.ordinal != record.state.ordinal ||
+  const bool moved = !record.has_reported || state.ordinal != record.state.ordinal ||
                      state.step != record.state.step || state.activity != record.state.activity;
   const bool computed = state.cpu_seconds - record.cpu_when_working > kLeastWork * record.still;
   const bool trains = state.activity == "step" || state.activity == "validation";
@@ -81,7 +81,7 @@ void RankRecords::heard(int64_t rank, const RankState& state) {
     record.still = 0;
     record.cpu_when_working = state.cpu_seconds;
   }
-  record.heard = true;
+  record.has_reported = true;
   record.state = state;
 }
 
@@ -118,9 +118,9 @@ std::optional<LostRank> RankRecords::find_silent() const {
     const Record& record = records_[i];
     const auto rank = static_cast<int64_t>(i);
     if (record.left) continue;
-    if (!record.heard && record.silent > limits_.absent)
+    if (!record.has_reported && record.silent > limits_.absent)
       return lost(rank, "did not join within " + seconds_text(limits_.absent));
-    if (record.heard && record.silent > limits_.silent)
+    if (record.has_reported && record.silent > limits_.silent)
       return lost(rank, "silent for " + seconds_text(limits_.silent) + " (stopped, or cut off)");
   }
   return std::nullopt;
@@ -136,7 +136,7 @@ std::optional<LostRank> RankRecords::find_stuck() const {
   for (const Record& record : records_) {
     if (record.left) continue;
     ++watched;
-    if (!record.heard || record.still <= limits_.silent) return std::nullopt;
+    if (!record.has_reported || record.still <= limits_.silent) return std::nullopt;
     if (first == nullptr || is_behind(record, *first)) first = &record;
     if (last == nullptr || is_behind(*last, record)) last = &record;
   }

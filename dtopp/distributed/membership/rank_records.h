@@ -50,7 +50,7 @@ class RankRecords {
   // Hosts by rank. A rank with an empty host is not watched.
   RankRecords(std::vector<std::string> hosts, const SilenceLimits& limits);
 
-  void heard(int64_t rank, const RankState& state);
+  void received(int64_t rank, const RankState& state);
   // The rank has finished the run and sends no more states.
   void left(int64_t rank);
   bool has_left(int64_t rank) const { return at(rank).left; }
@@ -76,7 +76,7 @@ class RankRecords {
   struct Record {
     std::string host{};
     RankState state{};
-    bool heard = false, left = false;
+    bool has_reported = false, left = false;
     double silent = 0;            // seconds since its last message
     double still = 0;             // seconds since its last observed progress
     double cpu_when_working = 0;  // cpu_seconds at that progress

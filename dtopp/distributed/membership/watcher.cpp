@@ -92,7 +92,7 @@ struct Watcher::Impl {
   std::string activity = "start";
   std::atomic<bool> new_activity = false;  // not sent yet
   std::string last_message;                // of this rank; empty until it ends
-  bool noticed = false;                    // this rank has detected the loss of another one
+  bool has_detected_loss = false;          // this rank has detected the loss of another one
   bool called = false;                     // whether on_loss was called
   std::thread thread;
 };
@@ -117,7 +117,7 @@ void Watcher::Impl::run() {
     const Clock::time_point now = Clock::now();
     if (now - sent >= interval || new_activity.exchange(false)) {
       const RankState state = own_state();
-      if (is_first()) records.heard(0, state);
+      if (is_first()) records.received(0, state);
       check_device(state);
       connections.offer("at " + state.to_line());
       sent = now;
@@ -145,7 +145,7 @@ void Watcher::Impl::handle(const RankConnections::Event& event) {
   if (word == "at") {
     const auto state = RankState::from_line(rest);
     if (!state) return lose_sender(rank, *event.line);
-    records.heard(rank, *state);
+    records.received(rank, *state);
   } else if (word == "failed") {
     const auto [status, message] = cut_word(rest);
     const auto number = whole_number(status);
@@ -194,7 +194,7 @@ bool Watcher::Impl::finish() {
   {
     const std::lock_guard lock(mutex);
     line = last_message;
-    const bool held = lost && lost->has_ended && !noticed && Clock::now() - lost_at < kHold;
+    const bool held = lost && lost->has_ended && !has_detected_loss && Clock::now() - lost_at < kHold;
     if (line.empty() && (!lost || held)) return is_over && !lost;
   }
   if (is_first() || !line.empty()) send_last_message(line);
@@ -255,7 +255,7 @@ void Watcher::fail(int status, const std::string& message) {
 
 bool Watcher::await_loss(milliseconds patience) {
   std::unique_lock lock(impl_->mutex);
-  impl_->noticed = true;
+  impl_->has_detected_loss = true;
   impl_->connections.wake();
   return impl_->changed.wait_for(lock, patience, [&] { return impl_->called; });
 }

@@ -28,7 +28,8 @@ class Records : public ::testing::Test {
   double seconds_until_lost(States states) {
     for (int second = 1; second <= 86400; ++second) {
       const std::vector<RankState> now = states(second);
-      for (size_t rank = 0; rank < now.size(); ++rank) records_.heard(static_cast<int64_t>(rank), now[rank]);
+      for (size_t rank = 0; rank < now.size(); ++rank)
+        records_.received(static_cast<int64_t>(rank), now[rank]);
       if ((lost_ = records_.pass(1))) return second;
     }
     return -1;
@@ -110,13 +111,13 @@ TEST_F(Records, are_content_with_slow_steps) {
 
 TEST_F(Records, name_a_silent_rank_though_it_was_computing) {
   for (int second = 1; second <= 10; ++second) {
-    records_.heard(0, in_step(7, 20, true));
-    records_.heard(2, in_step(7, 20, true));
-    if (second == 1) records_.heard(1, in_step(7, 19, false));
+    records_.received(0, in_step(7, 20, true));
+    records_.received(2, in_step(7, 20, true));
+    if (second == 1) records_.received(1, in_step(7, 19, false));
     EXPECT_FALSE(records_.pass(1)) << second;
   }
-  records_.heard(0, in_step(7, 20, true));
-  records_.heard(2, in_step(7, 20, true));
+  records_.received(0, in_step(7, 20, true));
+  records_.received(2, in_step(7, 20, true));
   lost_ = records_.pass(1);
   ASSERT_TRUE(lost_);
   EXPECT_EQ(lost_->line(), "rank 1 on node1 at step 7, after gather: silent for 10 s (stopped, or cut off)");
@@ -124,8 +125,8 @@ TEST_F(Records, name_a_silent_rank_though_it_was_computing) {
 
 TEST_F(Records, name_a_rank_that_does_not_come) {
   const auto say = [&] {
-    records_.heard(0, in_step(0, 0, false));
-    records_.heard(1, in_step(0, 0, false));
+    records_.received(0, in_step(0, 0, false));
+    records_.received(1, in_step(0, 0, false));
     return records_.pass(10);
   };
   for (int i = 0; i < 5; ++i) EXPECT_FALSE(say());
@@ -136,7 +137,7 @@ TEST_F(Records, name_a_rank_that_does_not_come) {
 
 TEST_F(Records, expect_nothing_of_ranks_that_left) {
   for (const int64_t rank : {0, 1, 2}) {
-    records_.heard(rank, in_step(7, 20, true));
+    records_.received(rank, in_step(7, 20, true));
     records_.left(rank);
   }
   EXPECT_FALSE(records_.pass(1000));
@@ -145,7 +146,7 @@ TEST_F(Records, expect_nothing_of_ranks_that_left) {
 TEST_F(Records, do_not_watch_ranks_without_a_host) {
   RankRecords only_the_first({"node0", "", ""}, kLimits);
   for (int second = 0; second < 100; ++second) {
-    only_the_first.heard(0, in_step(7, 20, true));
+    only_the_first.received(0, in_step(7, 20, true));
     EXPECT_FALSE(only_the_first.pass(1));
   }
 }
