@@ -9,9 +9,9 @@
 #include "dtopp/device/matrix_rate.h"
 #include "dtopp/distributed/groups/rank_agreement.h"
 #include "dtopp/train/console_line.h"
-#include "dtopp/train/run_beginning.h"
 #include "dtopp/train/run_records.h"
 #include "dtopp/train/run_saving.h"
+#include "dtopp/train/run_start.h"
 #include "dtopp/train/step_decision.h"
 
 namespace dtopp {

@@ -20,4 +20,14 @@ namespace dtopp {
 std::optional<std::filesystem::path> begin_or_resume(Trainer& trainer, const RunConfig& config,
                                                      const ConsoleLog& log);
 
+// Finds the run's newest_checkpoint on rank 0 and opens it on all ranks.
+//
+// Ranks that read the same files as rank 0 each verify a part of them. A rank with separate copies verifies
+// all of its own.
+//
+// Throws:        errors of the search on rank 0; errors of Checkpoint if a copy is damaged
+// Collective:    every rank
+std::optional<Checkpoint> checkpoint_to_resume(const std::filesystem::path& run, Collectives& ranks,
+                                               const ConsoleLog& log);
+
 }  // namespace dtopp

@@ -1,4 +1,4 @@
-#include "dtopp/train/run_resuming.h"
+#include "dtopp/train/run_start.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
