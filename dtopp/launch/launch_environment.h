@@ -18,8 +18,8 @@ enum class Launcher {
 struct LaunchEnvironment {
   int64_t rank = 0;
   int64_t world_size = 1;
-  // Rank and number of ranks on this machine. `local_size` is 0 if the launcher does not report it;
-  // `local_rank` is then 0 unless it is reported.
+  // Rank and number of ranks on this machine. `local_world_size` is 0 if the launcher does not report
+  // it; `local_rank` is then 0 unless it is reported.
   int64_t local_rank = 0;
   int64_t local_world_size = 1;
   // Address of the rendezvous store. It may be empty if there is only one rank.

@@ -13,12 +13,12 @@ namespace dtopp {
 // Each group serves one purpose. Collectives of one purpose then never queue behind those of another.
 struct ProcessGroups {
   std::shared_ptr<Collectives> world = std::make_shared<SingleRank>();
-  // The EDP group, for gradients and parameters of this rank's EP shard: `replicas` are its ranks on this
-  // node, `nodes` this rank's peers on the other nodes.
+  // The EDP group, for gradients and parameters of this rank's EP shard: its ranks on this node, and this
+  // rank's peers on the other nodes.
   std::shared_ptr<Collectives> edp_intra_node = std::make_shared<SingleRank>();
   std::shared_ptr<Collectives> edp_inter_node = std::make_shared<SingleRank>();
-  // The EP group, twice: `block` for gradients and parameters that all its ranks hold, `experts` for the
-  // dispatch and combine of tokens.
+  // The EP group, twice: for gradients and parameters that all its ranks hold, and for the dispatch and
+  // combine of tokens.
   std::shared_ptr<Collectives> ep = std::make_shared<SingleRank>();
   std::shared_ptr<Collectives> ep_dispatch = std::make_shared<SingleRank>();
   std::shared_ptr<const CollectiveCounts> traffic{};  // of all groups; null if nothing is counted
@@ -30,7 +30,7 @@ struct ProcessGroups {
   ParallelDims dims() const { return {size(), edp_inter_node->size(), ep->size()}; }
 };
 
-// Connects this rank to the others. Rank 0's grid applies to all ranks. `counts`, if given, counts the
+// Connects this rank to the others. Rank 0's dims apply to all ranks. `counts`, if given, counts the
 // collectives of all groups with several ranks. Collective.
 ProcessGroups make_process_groups(const c10::intrusive_ptr<c10d::Store>& store, int64_t rank,
                                   const ParallelDims& dims, const GlooOptions& options,

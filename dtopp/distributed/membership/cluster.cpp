@@ -33,6 +33,9 @@ constexpr milliseconds kPatience{3000};
 // A rank waits this long for the same error of another rank before it prints its own.
 constexpr milliseconds kSameError{500};
 
+// The same before the ranks have joined: they may start at different times.
+constexpr milliseconds kEarlyError{3000};
+
 // Ends without waiting for collectives that other ranks will not finish.
 [[noreturn]] void end_silently(ExitStatus status) {
   std::fflush(nullptr);
@@ -84,7 +87,8 @@ void Cluster::join(std::chrono::seconds timeout) {
                          .address = is_local() ? kLoopback : environment_.master_addr,
                          .loopback_only = is_local(),
                          .limits = {.silent = static_cast<double>(timeout.count())}};
-  watcher_ = std::make_unique<Watcher>(store_, std::move(watched), counts_, *this);
+  watcher_ =
+      std::make_unique<Watcher>(store_, std::move(watched), counts_, static_cast<WatchedProcess&>(*this));
   check_versions(ranks);
 }
 
@@ -92,8 +96,13 @@ const ProcessGroups& Cluster::connect(const at::Device& device, int64_t ep_size)
   groups_.device = device;
   if (environment_.alone()) return groups_;
   const ParallelDims dims = ParallelDims{size(), nodes_, ep_size}.with_nested_nodes();
-  groups_ =
-      make_process_groups(store_, rank(), dims, {.host = address_, .timeout = collective_timeout_}, counts_);
+  try {
+    groups_ = make_process_groups(store_, rank(), dims, {.host = address_, .timeout = collective_timeout_},
+                                  counts_);
+  } catch (...) {
+    watcher_->await_loss(kPatience);  // another rank may have failed first
+    throw;
+  }
   groups_.ranks_here = local_size_;
   if (local_size_ > 1) at::set_num_threads(static_cast<int>(share_of_cores(local_size_)));
   check_devices(device_identity(device), *groups_.world);
@@ -128,7 +137,9 @@ void Cluster::run(const std::function<void()>& body) {
     if (watcher_ && is_of_all) watcher_->leave();
     const bool is_silent = is_of_all ? !is_main_rank() : !prints(failure.message);
     if (watcher_ && !is_of_all) watcher_->fail(static_cast<int>(failure.status), failure.message);
-    if (is_server()) std::this_thread::sleep_for(2 * kSameError);  // the other ranks may still read the store
+    // The other ranks may still read the store, or look for this error in it.
+    if (is_server() && failure.status != ExitStatus::kStopped)
+      std::this_thread::sleep_for(watcher_ ? 2 * kSameError : kEarlyError);
     if (is_silent) end_silently(failure.status);
     throw;
   }
@@ -139,12 +150,12 @@ void Cluster::run(const std::function<void()>& body) {
 bool Cluster::prints(const std::string& message) {
   const std::string key = "error/" + hash_bytes(std::as_bytes(std::span(message)));
   try {
-    open_store(milliseconds(2000));
+    open_store(kEarlyError);
     if (is_main_rank()) {
       store_->set(key, std::string("rank 0"));
       return true;
     }
-    store_->wait({key}, kSameError);
+    store_->wait({key}, watcher_ ? kSameError : kEarlyError);
     return false;
   } catch (const std::exception&) {  // no such key, or no store
   }

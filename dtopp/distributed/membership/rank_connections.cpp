@@ -38,7 +38,7 @@ RankConnections::RankConnections(c10d::Store& store, int64_t rank, int64_t size,
     store.set(kAddressKey, std::to_string(port) + " " + secret_);
   } else {
     std::istringstream words(store.get_to_str(kAddressKey));
-    words >> port >> secret_;
+    if (!(words >> port >> secret_)) throw std::runtime_error("the store's entry for the watcher is damaged");
     connections_.push_back({LineSocket::connect(address, port), 0});
     connections_.front().socket.send(secret_ + " " + std::to_string(rank));
   }

@@ -36,19 +36,22 @@ std::string no_answer(const std::string& rank, const c10d::Store& store) {
 // Returns the list that rank 0 publishes. The store waits for the key of each missing rank in turn, so one
 // timeout limits them all.
 std::string collect(c10d::Store& store, int64_t size, const RankRecord& mine) {
-  nlohmann::ordered_json list = nlohmann::ordered_json::array({mine.to_json()});
+  nlohmann::ordered_json list;
+  list["ranks"].push_back(mine.to_json());
   std::vector<std::string> keys;
   for (int64_t rank = 1; rank < size; ++rank) keys.push_back(key_of(rank));
   try {
     store.wait(keys);
-    for (const std::string& key : keys) list.push_back(store.get_to_str(key));
+    for (const std::string& key : keys) list["ranks"].push_back(store.get_to_str(key));
   } catch (const std::exception&) {
-    for (int64_t rank = 1; rank < size; ++rank)
-      if (!store.check({key_of(rank)}))
-        return dump_json({{"error", no_answer("rank " + std::to_string(rank), store)}});
-    throw;
+    const auto missing =
+        std::ranges::find_if(keys, [&](const std::string& key) { return !store.check({key}); });
+    if (missing == keys.end()) throw;
+    const std::string rank = "rank " + std::to_string(missing - keys.begin() + 1);
+    list = nlohmann::ordered_json::object();
+    list["error"] = no_answer(rank, store);
   }
-  return dump_json({{"ranks", list}});
+  return dump_json(list);
 }
 
 }  // namespace

@@ -21,9 +21,9 @@ class Store;
 namespace dtopp {
 
 struct RankRecord {
-  std::string host;
-  std::optional<Route> route;  // to rank 0's host
-  std::string version;         // of the program
+  std::string host{};
+  std::optional<Route> route{};  // to rank 0's host
+  std::string version{};         // of the program
 
   std::string to_json() const;
   // Throws DataError if the text is not a record.
