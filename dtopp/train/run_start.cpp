@@ -75,9 +75,8 @@ std::optional<Checkpoint> open_together(Collectives& ranks, CheckpointUse use, c
     return fs::path(broadcast_bytes(ranks, path.string(), /*root=*/0, "verify"));
   };
   bool shares = true;
-  std::optional<Checkpoint> found;
   if (ranks.rank() == 0) {
-    found = find([&](const fs::path& path, const ManifestFiles&) {
+    std::optional<Checkpoint> found = find([&](const fs::path& path, const ManifestFiles&) {
       tell(path);
       const std::string wrong = verify_part(path, use, ranks, shares);
       if (!wrong.empty()) throw DataError(wrong);
@@ -88,9 +87,9 @@ std::optional<Checkpoint> open_together(Collectives& ranks, CheckpointUse use, c
   }
   for (fs::path path = tell({}); !path.empty(); path = tell({})) verify_part(path, use, ranks, shares);
   const fs::path path = tell({});
-  if (path.empty()) return found;
-  found.emplace(path, use, shares ? VerifyFiles(verify_sizes) : verify_content);
-  return found;
+  if (path.empty()) return std::nullopt;
+  return std::optional<Checkpoint>(std::in_place, path, use,
+                                   shares ? VerifyFiles(verify_sizes) : verify_content);
 }
 
 std::map<std::string, std::vector<int64_t>> shapes_of(const std::vector<ParameterSpec>& specs) {
