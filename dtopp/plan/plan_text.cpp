@@ -120,8 +120,8 @@ std::string alternative_rows(const PlanContext& context) {
   for (const Plan& plan : context.alternatives) {
     const std::optional<StepTime> time = time_of(plan, context.device);
     text += format("  %-22lld%14s%16s%14s\n", static_cast<long long>(plan.dims.ep_size),
-                  bytes(plan.memory_bytes()).c_str(), bytes(sent_bytes(plan).between).c_str(),
-                  time ? format("%.3f s", time->seconds()).c_str() : "?");
+                   bytes(plan.memory_bytes()).c_str(), bytes(sent_bytes(plan).between).c_str(),
+                   time ? format("%.3f s", time->seconds()).c_str() : "?");
   }
   if (!context.device) return text;
   const Recommendation best = recommend(context.alternatives, *context.device);
