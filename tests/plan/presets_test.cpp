@@ -35,7 +35,7 @@ const Row kMoeRows[] = {
     {"moe-2.4b-13.6b-64e8a", 32, 32, 2048, 1024, 64, 8},
 };
 
-constexpr const char* kMethods[] = {"dense", "top_k", "top_p", "dtop_p", "dtop_p_layerwise"};
+constexpr const char* kMethods[] = {"dense", "top_k", "top_k_bias", "top_p", "dtop_p", "dtop_p_layerwise"};
 
 RunConfig load(const std::string& name, const std::string& method) {
   return load_run_config(kConfigs / (name + ".yaml"), {"method=" + method});
@@ -193,7 +193,7 @@ int64_t diffusion_parameters_by_hand(const ModelConfig& model, bool dynamic) {
 
 TEST(Presets, diffusion_transformers_follow_the_paper_under_every_method) {
   for (const char* method : kMethods) {
-    const bool dense = std::string(method) == "dense";
+    const bool dense = std::string(method) == "dense", is_biased = std::string(method) == "top_k_bias";
     const RunConfig config = load("dit-moe-0.9b-3.4b-64e8a", method);
     EXPECT_EQ(config.model.type, ModelType::kDiffusionTransformer);
     EXPECT_EQ(config.model.num_layers, 28);
@@ -202,10 +202,10 @@ TEST(Presets, diffusion_transformers_follow_the_paper_under_every_method) {
     EXPECT_EQ(config.optimizer.lr, 1e-4);
     EXPECT_EQ(config.optimizer.weight_decay, 1e-2);
     EXPECT_EQ(config.loss.router_z, 0.0);
-    EXPECT_EQ(config.loss.load_balance, dense ? 0.0 : 1e-6);
-    EXPECT_EQ(config.loss.dynamic, dense || config.routing.method == RoutingMethod::kTopK ? 0.0 : 1e-5);
-    const bool has_threshold = config.routing.method != RoutingMethod::kTopK && !dense;
-    EXPECT_TRUE(!has_threshold || config.routing.threshold == 0.4);
+    EXPECT_EQ(config.loss.load_balance, dense || is_biased ? 0.0 : 1e-6);
+    const bool has_dynamic_loss = !dense && has_threshold(config.routing.method);
+    EXPECT_EQ(config.loss.dynamic, has_dynamic_loss ? 1e-5 : 0.0);
+    EXPECT_TRUE(!has_dynamic_loss || config.routing.threshold == 0.4);
     const bool dynamic = config.routing.normalization == Normalization::kDynamic;
     const Plan plan = make_plan(config);
     EXPECT_EQ(plan.parameters, static_cast<uint64_t>(diffusion_parameters_by_hand(config.model, dynamic)));
