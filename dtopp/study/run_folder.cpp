@@ -35,8 +35,8 @@ struct Content {
   std::string difference{};  // why it is another run; empty: the folder holds no step of another run
 };
 
-// A run stores its whole configuration at its first step, and that is compared key by key. An earlier version
-// of dtopp may have written fewer keys. Before the first step only the checksum in the record is available.
+// A run stores its whole configuration at its first step, and that is compared key by key. Before the
+// first step only the checksum in the record is available.
 Content content_of(const StudyRun& run, const std::optional<JsonFields>& record) {
   const std::string recorded = record ? record->text("config_hash") : "";
   std::optional<RunConfig> there;
@@ -126,14 +126,7 @@ RunRecord read_record(const StudyRun& run) {
 
 bool holds_run(const fs::path& directory, const std::string& hash) {
   const auto record = read_fields(directory);
-  if (record && record->text("config_hash") == hash) return true;
-  // An earlier version of dtopp, with fewer keys, recorded another checksum for the same configuration.
-  try {
-    const auto config = config_of(directory);
-    return config && hash_of(*config) == hash;
-  } catch (const UsageError&) {
-    return false;
-  }
+  return record && record->text("config_hash") == hash;
 }
 
 void write_record(const StudyRun& run, const RunRecord& record) {

@@ -13,6 +13,7 @@
 #include "dtopp/config/run_config.h"
 #include "dtopp/report/sections/input.h"
 #include "dtopp/runs/metrics.h"
+#include "dtopp/study/expansion.h"
 #include "tests/base/scratch_directory.h"
 #include "tests/config/model_sizes.h"
 
@@ -31,6 +32,7 @@ class ReportFiles : public ::testing::Test {
   static void write_run(const std::filesystem::path& run, const RunConfig& config, int64_t steps) {
     make_directories(run);
     write_file_atomically(run / "config.yaml", to_yaml(config));
+    write_file_atomically(run / "study-run.json", dump_json(Json{{"config_hash", hash_of(config)}}));
     std::string lines;
     for (int64_t step = 1; step <= steps; ++step)
       lines += to_json({step, 256 * step, 0.5 * static_cast<double>(step), {{"train/loss", 3}}}) + "\n";

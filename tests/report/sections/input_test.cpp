@@ -59,15 +59,5 @@ TEST_F(ReportInputFiles, pending_runs_of_a_changed_study_are_left_out) {
   EXPECT_EQ(input.study_runs.at("pending"), 2);
 }
 
-TEST_F(ReportInputFiles, a_pending_run_of_an_earlier_version_is_known_by_its_record) {
-  const std::filesystem::path run = directory_ / "study/runs/a";
-  write_run(run, config_of_seed(1), 2);
-  const auto study =
-      write_study("study", {{{"path", run.string()}, {"status", "pending"}, {"config_hash", "5"}}});
-  EXPECT_THROW(read_report_input({study}, nullptr), UsageError);
-  write_file_atomically(run / "study-run.json", R"({"config_hash": "5", "status": "pending", "seconds": 1})");
-  EXPECT_THAT(read_report_input({study}, nullptr).runs, SizeIs(1));
-}
-
 }  // namespace
 }  // namespace dtopp
