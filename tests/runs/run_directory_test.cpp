@@ -94,5 +94,40 @@ TEST(RunDirectory, knows_its_configuration_once_it_has_begun) {
               HasSubstr("config.yaml:1: unknown key"));
 }
 
+TEST(RunDirectory, removes_what_it_created_unless_it_is_kept) {
+  ScratchDirectory scratch;
+  RunConfig config = sized_config();
+  config.output = (scratch / "a/b/run").string();
+  {
+    RunDirectory directory(config, /*is_main_rank=*/true);
+    EXPECT_FALSE(fs::exists(config.output));
+    directory.create();
+    EXPECT_TRUE(fs::exists(config.output));
+  }
+  EXPECT_FALSE(fs::exists(scratch / "a"));
+  {
+    RunDirectory directory(config, /*is_main_rank=*/true);
+    directory.create();
+    directory.keep();
+  }
+  EXPECT_TRUE(config_of(config.output));
+}
+
+TEST(RunDirectory, refuses_a_second_holder_and_another_configuration) {
+  ScratchDirectory scratch;
+  RunConfig config = sized_config();
+  config.output = (scratch / "run").string();
+  {
+    RunDirectory first(config, /*is_main_rank=*/true);
+    first.create();
+    first.keep();
+    EXPECT_THROW(RunDirectory(config, /*is_main_rank=*/true), UsageError);
+    EXPECT_NO_THROW(RunDirectory(config, /*is_main_rank=*/false));
+  }
+  config.training.seed += 1;
+  EXPECT_THAT(error_of<UsageError>([&] { RunDirectory(config, /*is_main_rank=*/true); }),
+              HasSubstr("training.seed"));
+}
+
 }  // namespace
 }  // namespace dtopp::checkpoint_test
