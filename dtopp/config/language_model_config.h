@@ -23,6 +23,9 @@ struct LanguageModelConfig {
   bool tie_embeddings = true;
   // Norm of blocks, queries and keys, and the final one; rms: as in OLMoE.
   NormType norm = NormType::kLayer;
+  double norm_eps = 1e-5;
+  double rope_base = 10000.0;
+  int64_t attention_window = 0;  // tokens that a token attends to, itself included; 0: all earlier ones
   bool attend_across_documents = true;  // false: a token attends only to its own document
 };
 
@@ -31,6 +34,9 @@ void visit_fields(SectionOf<LanguageModelConfig> auto& config, auto&& field) {
   field("sequence_length", config.sequence_length);
   field("tie_embeddings", config.tie_embeddings);
   field("norm", config.norm);
+  field("norm_eps", config.norm_eps);
+  field("rope_base", config.rope_base);
+  field("attention_window", config.attention_window);
   field("attend_across_documents", config.attend_across_documents);
 }
 

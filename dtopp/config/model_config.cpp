@@ -19,6 +19,9 @@ void require_size(const char* key, int64_t value, int64_t largest = kLargest) {
 void validate(const LanguageModelConfig& config) {
   require_size("model.vocab_size", config.vocab_size, kLargest - 1);  // ids are int32
   require_size("model.sequence_length", config.sequence_length, 1 << 24);
+  if (!(config.norm_eps > 0)) throw InvalidValue("model.norm_eps", "must be above 0");
+  if (!(config.rope_base > 0)) throw InvalidValue("model.rope_base", "must be above 0");
+  if (config.attention_window < 0) throw InvalidValue("model.attention_window", "must be at least 0");
 }
 
 void require_text(const DiffusionTransformerConfig& config) {
@@ -51,12 +54,15 @@ void require_parts(const ModelConfig& config) {
       throw InvalidValue("model.hidden_size", hidden + " is not a multiple of 4; sincos positions need one");
     return;
   }
-  const std::string heads = hidden + " over " + std::to_string(config.num_heads) + " heads gives ";
+  const char* key = config.chosen_head_size > 0 ? "model.head_size" : "model.num_heads";
+  const std::string heads = config.chosen_head_size > 0
+                                ? ""
+                                : hidden + " over " + std::to_string(config.num_heads) + " heads gives ";
   if (config.head_size() % 2 != 0)
-    throw InvalidValue("model.num_heads", heads + "an odd head size; rotary positions need an even one");
+    throw InvalidValue(key, heads + "an odd head size; rotary positions need an even one");
   if (images && config.head_size() % 4 != 0)
-    throw InvalidValue("model.num_heads", heads + "a head size of " + std::to_string(config.head_size()) +
-                                              "; rotary positions of images need a multiple of 4");
+    throw InvalidValue(key, heads + "a head size of " + std::to_string(config.head_size()) +
+                                "; rotary positions of images need a multiple of 4");
 }
 
 }  // namespace
@@ -75,7 +81,13 @@ void validate(const ModelConfig& config) {
       validate(diffusion_transformer_part(config));
       break;
   }
-  if (config.hidden_size % config.num_heads != 0)
+  if (config.chosen_kv_heads < 0 || config.num_heads % config.num_kv_heads() != 0)
+    throw InvalidValue("model.num_kv_heads", std::to_string(config.chosen_kv_heads) +
+                                                 " does not divide num_heads " +
+                                                 std::to_string(config.num_heads));
+  if (config.chosen_head_size < 0 || config.head_size() > 1 << 16)
+    throw InvalidValue("model.head_size", "must lie in [0, 65536], is " + std::to_string(config.head_size()));
+  if (config.chosen_head_size == 0 && config.hidden_size % config.num_heads != 0)
     throw InvalidValue("model.num_heads", std::to_string(config.num_heads) +
                                               " heads do not divide hidden_size " +
                                               std::to_string(config.hidden_size));

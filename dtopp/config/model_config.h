@@ -28,13 +28,17 @@ struct ModelConfig : LanguageModelConfig, DiffusionTransformerConfig {
   int64_t hidden_size = 0;
   int64_t num_layers = 0;
   int64_t num_heads = 0;
-  int64_t ffn_hidden_size = 0;  // per expert; of the whole FFN if num_experts is 1
-  int64_t num_experts = 0;      // 1: dense
+  int64_t chosen_kv_heads = 0;   // 0: num_heads
+  int64_t chosen_head_size = 0;  // 0: hidden_size / num_heads
+  int64_t ffn_hidden_size = 0;   // per expert; of the whole FFN if num_experts is 1
+  int64_t num_experts = 0;       // 1: dense
   double init_std = 0.02;
   bool scale_residual_init = false;  // divide the std of o_proj and down_proj by sqrt(2 num_layers)
 
   bool is_dense() const { return num_experts == 1; }
-  int64_t head_size() const { return hidden_size / num_heads; }
+  int64_t num_kv_heads() const { return chosen_kv_heads > 0 ? chosen_kv_heads : num_heads; }
+  int64_t head_size() const { return chosen_head_size > 0 ? chosen_head_size : hidden_size / num_heads; }
+  bool has_qk_norm() const { return type == ModelType::kLanguageModel || qk_norm; }
   // Tokens per sample: per sequence of a language model; per image with its text.
   int64_t tokens_per_sample() const {
     return type == ModelType::kLanguageModel ? sequence_length : text_length + image_tokens();
@@ -53,6 +57,8 @@ void visit_fields(SectionOf<ModelConfig> auto& config, auto&& field) {
   field("hidden_size", config.hidden_size);
   field("num_layers", config.num_layers);
   field("num_heads", config.num_heads);
+  field("num_kv_heads", config.chosen_kv_heads);
+  field("head_size", config.chosen_head_size);
   field("ffn_hidden_size", config.ffn_hidden_size);
   field("num_experts", config.num_experts);
   // Keys of the other model types are unknown keys.

@@ -11,9 +11,6 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr double kNormEps = 1e-5;
-constexpr double kRopeTheta = 10000;
-
 ordered_json token_or_null(std::optional<int64_t> token) {
   return token ? ordered_json(*token) : ordered_json();
 }
@@ -26,12 +23,13 @@ ordered_json shape_of(const ModelConfig& model, std::optional<int64_t> end_of_te
           {"intermediate_size", model.ffn_hidden_size},
           {"num_hidden_layers", model.num_layers},
           {"num_attention_heads", model.num_heads},
-          {"num_key_value_heads", model.num_heads},
+          {"num_key_value_heads", model.num_kv_heads()},
+          {"head_dim", model.head_size()},
           {"num_experts", model.num_experts},
           {"max_position_embeddings", model.sequence_length},
           {"hidden_act", "silu"},
-          {"rms_norm_eps", kNormEps},
-          {"rope_parameters", {{"rope_type", "default"}, {"rope_theta", kRopeTheta}}},
+          {"rms_norm_eps", model.norm_eps},
+          {"rope_parameters", {{"rope_type", "default"}, {"rope_theta", model.rope_base}}},
           {"initializer_range", model.init_std},
           {"tie_word_embeddings", model.tie_embeddings},
           {"bos_token_id", token_or_null(end_of_text)},
@@ -64,6 +62,8 @@ void require_olmoe(const RunConfig& config) {
   };
   const RoutingConfig& routing = config.routing;
   require(!config.model.is_dense(), "model.num_experts", "more than 1");
+  require(config.model.head_size() * config.model.num_heads == config.model.hidden_size, "model.head_size",
+          "hidden_size / num_heads");
   require(config.model.norm == NormType::kRms, "model.norm", "rms");
   require(config.model.attend_across_documents, "model.attend_across_documents", "true");
   require(routing.method == RoutingMethod::kTopK, "routing.method", "top_k");
@@ -73,6 +73,9 @@ void require_olmoe(const RunConfig& config) {
 
 std::string huggingface_config(const RunConfig& config, const std::vector<double>& thresholds,
                                std::optional<int64_t> end_of_text, HuggingFaceClass as) {
+  if (config.model.attention_window > 0)
+    throw UsageError(
+        "model.attention_window: the Hugging Face classes attend to all earlier tokens; it must be 0");
   ordered_json json;
   if (as == HuggingFaceClass::kOlmoe) {
     json = {{"architectures", {"OlmoeForCausalLM"}}, {"model_type", "olmoe"}};

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cmath>
 
 #include <nlohmann/json.hpp>
 
@@ -67,31 +66,24 @@ class ConfigFile {
   json json_;
 };
 
-// Requires rotary positions of base 10,000 without scaling, under today's key or the former ones.
-void require_rotary(const ConfigFile& file) {
+// Returns the base of rotary positions without scaling, under today's key or the former ones.
+double read_rope_base(const ConfigFile& file) {
   const json& all = file.object();
   const json rope = file.has("rope_parameters") ? all["rope_parameters"] : json::object();
-  const bool plain = rope.is_object() && rope.value("rope_type", json("default")) == "default" &&
-                     rope.value("rope_theta", json(10000.0)) == 10000.0 &&
-                     rope.value("partial_rotary_factor", json(1.0)) == 1.0;
-  if (!plain)
-    file.refuse("rope_parameters", "dtopp rotates with base 10000 and no scaling, not " + dump_json(rope));
+  const json base = rope.is_object() ? rope.value("rope_theta", json(10000.0)) : json();
+  if (!base.is_number() || rope.value("rope_type", json("default")) != "default" ||
+      rope.value("partial_rotary_factor", json(1.0)) != 1.0)
+    file.refuse("rope_parameters", "dtopp rotates whole heads without scaling, not " + dump_json(rope));
   if (file.has("rope_scaling")) file.refuse("rope_scaling", "dtopp has none");
-  if (file.get("rope_theta", 10000.0) != 10000.0) file.refuse("rope_theta", "dtopp's is 10000");
+  return file.get("rope_theta", base.get<double>());
 }
 
 // Requires the properties that all models of dtopp share.
 void require_fitting(const ConfigFile& file) {
-  const auto heads = file.need<int64_t>("num_attention_heads");
-  if (file.get("num_key_value_heads", heads) != heads)
-    file.refuse("num_key_value_heads",
-                "dtopp has a key and a value for each query; it must equal num_attention_heads");
   if (const auto act = file.get<std::string>("hidden_act", "silu"); act != "silu")
     file.refuse("hidden_act", "dtopp's experts have silu, not " + act);
-  if (std::abs(file.get("rms_norm_eps", 1e-5) - 1e-5) > 1e-12) file.refuse("rms_norm_eps", "dtopp's is 1e-5");
   if (file.has("clip_qkv")) file.refuse("clip_qkv", "dtopp does not clip queries, keys and values");
   if (file.get("attention_bias", false)) file.refuse("attention_bias", "dtopp's attention has no biases");
-  require_rotary(file);
 }
 
 ModelConfig read_shape(const ConfigFile& file) {
@@ -101,6 +93,14 @@ ModelConfig read_shape(const ConfigFile& file) {
   model.ffn_hidden_size = file.need<int64_t>("intermediate_size");
   model.num_layers = file.need<int64_t>("num_hidden_layers");
   model.num_heads = file.need<int64_t>("num_attention_heads");
+  // The defaults stay 0.
+  if (const auto heads = file.get<int64_t>("num_key_value_heads", 0); heads != model.num_heads)
+    model.chosen_kv_heads = heads;
+  if (const auto size = file.get<int64_t>("head_dim", 0);
+      size != model.hidden_size / std::max<int64_t>(model.num_heads, 1))
+    model.chosen_head_size = size;
+  model.norm_eps = file.get("rms_norm_eps", 1e-5);
+  model.rope_base = read_rope_base(file);
   model.sequence_length = file.need<int64_t>("max_position_embeddings");
   model.num_experts = file.need<int64_t>("num_experts");
   model.init_std = file.get("initializer_range", model.init_std);

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "dtopp/inference/inference_model.h"
-#include "dtopp/models/language_model/segments.h"
+#include "dtopp/models/language_model/language_model.h"
 
 namespace dtopp {
 

@@ -19,6 +19,7 @@ void require_cuda_limits(const BlockSizes& s) {
                                 std::to_string(most) + "; make it smaller, or set training.device to cpu");
   };
   require("model.hidden_size", "", s.D, cuda::kWidestNorm);
+  require("model.num_heads", "times the head size is ", s.queries, cuda::kWidestNorm);
   if (s.dense) return;
   require("model.num_experts", "", s.E, cuda::kMostExperts);
   require("training.micro_batch_size", "its tokens times the experts are ",
@@ -41,6 +42,8 @@ BlockSizes block_sizes(const ModelConfig& model, const CostInputs& inputs) {
   s.D = u(model.hidden_size);
   s.L = u(model.num_layers);
   s.H = u(model.num_heads);
+  s.queries = checked_product({s.H, u(model.head_size())});
+  s.keys = checked_product({u(model.num_kv_heads()), u(model.head_size())});
   s.F = u(model.ffn_hidden_size);
   s.E = u(model.num_experts);
   s.cuda = inputs.cuda;
@@ -56,9 +59,11 @@ uint64_t block_activations(const BlockSizes& s) {
   const uint64_t stream = s.stream();
   // Two norms store their inputs, mean and 1 / sigma. Their outputs are the inputs of projections.
   const uint64_t norms = checked_sum({checked_product({4, stream}), checked_product({s.T, 4 * kFp32Bytes})});
-  // q and k before their norms; q, k, v and the result of attention; its logsumexp.
+  // q and k before their norms; q, k and v, whose heads are repeated, and the result of attention; its
+  // logsumexp.
   const uint64_t attention =
-      checked_sum({checked_product({6, stream}), checked_product({s.T, s.H, kFp32Bytes})});
+      checked_sum({checked_product({s.T, checked_sum({5 * s.queries, s.keys}), s.width}),
+                   checked_product({s.T, s.H, kFp32Bytes})});
   if (s.dense) {
     // Gate and up, silu(gate), and its product with up.
     return checked_sum({norms, attention, checked_product({s.T, 4, s.F, s.width})});
@@ -71,7 +76,7 @@ uint64_t block_activations(const BlockSizes& s) {
 }
 
 uint64_t block_workspace(const BlockSizes& s) {
-  const uint64_t streams = checked_product({3, s.T, s.D, s.width});
+  const uint64_t streams = checked_product({3, s.T, std::max(s.D, s.queries), s.width});
   const uint64_t rows = s.dense ? s.T : s.pairs;
   if (!s.cuda) {
     const uint64_t sums = s.dense ? 0 : checked_product({sum_slots(s), s.T, s.D, kFp32Bytes});

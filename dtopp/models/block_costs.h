@@ -11,6 +11,7 @@ inline constexpr uint64_t kFp32Bytes = 4;
 
 struct BlockSizes {
   uint64_t T, D, L, H, F, E;  // T: tokens per micro-batch
+  uint64_t queries, keys;     // numbers per token: H K, and G K of keys or values
   uint64_t pairs;             // token-expert pairs per layer and micro-batch; on a CUDA device, the capacity
   uint64_t width;             // bytes per activation
   bool dense, cuda;

@@ -42,6 +42,19 @@ class ParameterList {
                        ParameterRole role = ParameterRole::kMatrix) {
     add_matrix(name, std::move(shape), role, residual_std());
   }
+  // Projections and QK norms. prefix: "model.layers.3.self_attn."
+  void attention(const std::string& prefix) {
+    const int64_t D = model_.hidden_size, K = model_.head_size();
+    const int64_t queries = model_.num_heads * K, keys = model_.num_kv_heads() * K;
+    matrix(prefix + "q_proj.weight", {queries, D});
+    matrix(prefix + "k_proj.weight", {keys, D});
+    matrix(prefix + "v_proj.weight", {keys, D});
+    if (model_.has_qk_norm()) {
+      gain(prefix + "q_norm.weight", queries);
+      gain(prefix + "k_norm.weight", keys);
+    }
+    residual_matrix(prefix + "o_proj.weight", {D, queries});
+  }
   // Router and experts, or the FFN of a dense model. prefix: "model.layers.3.mlp."
   void feed_forward(const std::string& prefix) {
     const int64_t D = model_.hidden_size, F = model_.ffn_hidden_size, E = model_.num_experts;

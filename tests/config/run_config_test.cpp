@@ -84,6 +84,11 @@ TEST_F(RunConfigTest, impossible_values_name_the_key_and_the_bound) {
        "model.num_heads: hidden_size 2048 over 2048 heads gives an odd head size; rotary positions need an "
        "even one"},
       {{"model.vocab_size=-2"}, "model.vocab_size: must lie in [1, 2147483647], is -2"},
+      {{"model.num_kv_heads=3"}, "model.num_kv_heads: 3 does not divide num_heads 16"},
+      {{"model.head_size=7"}, "model.head_size: an odd head size; rotary positions need an even one"},
+      {{"model.norm_eps=0"}, "model.norm_eps: must be above 0"},
+      {{"model.rope_base=0"}, "model.rope_base: must be above 0"},
+      {{"model.attention_window=-1"}, "model.attention_window: must be at least 0"},
       {{"model.init_std=0"}, "model.init_std: must be above 0"},
       {{"training.threads=4294967297"}, "training.threads: must lie in [0, 4096], is 4294967297"},
       {{"loss.lm_z=-1e-4"}, "loss.lm_z: must not be negative, is -1.0e-04"},

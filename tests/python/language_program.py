@@ -22,6 +22,7 @@ OLMOE = {"model.norm": "rms", "routing.method": "top_k", "routing.experts": 3, "
 CASES = {
     "olmoe": OLMOE | {"model.tie_embeddings": "false"},
     "olmoe_tied": OLMOE,
+    "olmoe_gqa": OLMOE | {"model.num_kv_heads": 2, "model.norm_eps": 1e-3, "model.rope_base": 100},
     "dense": {"model.num_experts": 1},
     "dense_untied": {"model.num_experts": 1, "model.tie_embeddings": "false"},
     "top_k": {"routing.method": "top_k", "routing.experts": 3, "routing.normalization": "fixed"},
@@ -43,6 +44,9 @@ CASES = {
     "top_p_z_where_nothing_is_normalized": {"routing.method": "top_p", "routing.threshold": 0.6,
                                             "routing.normalization": "none", "loss.router_z_on": "normalized"},
     "dtop_p_documents": {"model.attend_across_documents": "false", "data.end_of_text": 7},
+    "dtop_p_gqa": {"model.num_kv_heads": 1, "model.head_size": 12, "model.norm_eps": 1e-3, "model.rope_base": 100},
+    "dtop_p_window": {"model.attention_window": 5, "model.num_kv_heads": 2},
+    "dtop_p_window_documents": {"model.attention_window": 9, "model.attend_across_documents": "false", "data.end_of_text": 7},
     "dtop_p_lm_loss_alone": {"loss.lm_z": 0, "loss.load_balance": 0, "loss.dynamic": 0, "loss.router_z": 0},
 }
 

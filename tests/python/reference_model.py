@@ -39,10 +39,10 @@ def load_state(directory):
 
 # ---- the forward pass ---------------------------------------------------------------------------------------
 
-def rope(x_BHLK):
-    """Rotates the pair (i, i + K / 2) of position l by l / 10000^(2 i / K)."""
+def rope(x_BHLK, base=10000.0):
+    """Rotates the pair (i, i + K / 2) of position l by l / base^(2 i / K)."""
     length, size = x_BHLK.shape[-2:]
-    frequency = 10000.0 ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
+    frequency = base ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
     angle = torch.outer(torch.arange(length, dtype=torch.float64), frequency)
     cos, sin = (torch.cat([f, f], -1).to(x_BHLK.dtype) for f in (angle.cos(), angle.sin()))
     first, second = x_BHLK.chunk(2, -1)
@@ -51,13 +51,17 @@ def rope(x_BHLK):
 
 def norm_of(model, x, gain):
     norm = F.rms_norm if model.get("norm") == "rms" else F.layer_norm
-    return norm(x, x.shape[-1:], weight=gain, eps=1e-5)
+    return norm(x, x.shape[-1:], weight=gain, eps=model.get("norm_eps", 1e-5))
 
 
 def hidden_keys(config, tokens_BL):
-    """The attention mask, bool [B, 1, L, L]: later tokens and, unless tokens attend across documents, those
-    of other documents in the window."""
-    hidden = torch.ones(tokens_BL.shape[1], tokens_BL.shape[1], dtype=torch.bool).triu(1).expand(len(tokens_BL), 1, -1, -1)
+    """The attention mask, bool [B, 1, L, L]: later tokens, tokens before the attention window and, unless tokens attend
+    across documents, those of other documents."""
+    every = torch.ones(tokens_BL.shape[1], tokens_BL.shape[1], dtype=torch.bool)
+    hidden = every.triu(1)
+    if config["model"].get("attention_window", 0) > 0:
+        hidden = hidden | every.tril(-config["model"]["attention_window"])
+    hidden = hidden.expand(len(tokens_BL), 1, -1, -1)
     if config["model"]["attend_across_documents"]:
         return hidden
     ends = (tokens_BL == config["data"]["end_of_text"]).long()
@@ -69,13 +73,18 @@ def attention(model, x_BLD, weight, prefix, hidden):
     def norm(x, name):
         return norm_of(model, x, weight(prefix + name))
 
+    shared = model["num_heads"] // (model.get("num_kv_heads") or model["num_heads"])
+    size = model.get("head_size") or model["hidden_size"] // model["num_heads"]
+    base = model.get("rope_base", 10000.0)
+
     def heads(x):
-        return x.unflatten(-1, (model["num_heads"], -1)).transpose(1, 2)
+        return x.unflatten(-1, (-1, size)).transpose(1, 2)
 
     q = heads(norm(x_BLD @ weight(prefix + "q_proj.weight").T, "q_norm.weight"))
     k = heads(norm(x_BLD @ weight(prefix + "k_proj.weight").T, "k_norm.weight"))
     v = heads(x_BLD @ weight(prefix + "v_proj.weight").T)
-    scores = rope(q) @ rope(k).transpose(-1, -2) / math.sqrt(q.shape[-1])
+    k, v = rope(k, base).repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
+    scores = rope(q, base) @ k.transpose(-1, -2) / math.sqrt(size)
     mixed = scores.masked_fill(hidden, -math.inf).softmax(-1) @ v
     return mixed.transpose(1, 2).flatten(-2) @ weight(prefix + "o_proj.weight").T
 

@@ -14,7 +14,7 @@ from huggingface_folder import LOADED, keep_modules_in, load, to_hf
 from language_program import CASES, Both
 
 NAMES = ["dense", "dense_untied", "top_k", "top_1_without_renormalisation", "top_p", "top_p_capped", "dtop_p", "dtop_p_rms",
-         "dtop_p_layer", "dtop_p_without_renormalisation"]
+         "dtop_p_layer", "dtop_p_without_renormalisation", "dtop_p_gqa"]
 BOUND = 2e-5
 
 

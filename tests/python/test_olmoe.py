@@ -16,7 +16,7 @@ from transformers import OlmoeConfig, OlmoeForCausalLM
 BOUND = 2e-5
 
 
-@pytest.fixture(scope="module", params=["olmoe", "olmoe_tied"])
+@pytest.fixture(scope="module", params=["olmoe", "olmoe_tied", "olmoe_gqa"])
 def case(request, dtopp_binary, program, tmp_path_factory):
     return Both(request.param, program("dtopp_parity"), tmp_path_factory.mktemp(request.param))
 
@@ -112,19 +112,18 @@ def test_experts_in_one_tensor_are_read_too(case, tmp_path):
 
 
 UNFIT = {
-    "num_key_value_heads": (2, "num_key_value_heads: dtopp has a key and a value for each query"),
+    "num_key_value_heads": (3, "model.num_kv_heads: 3 does not divide num_heads 4"),
     "clip_qkv": (8.0, "clip_qkv: dtopp does not clip"),
-    "rms_norm_eps": (1e-6, "rms_norm_eps: dtopp's is 1e-5"),
+    "rms_norm_eps": (-1e-6, "model.norm_eps: must be above 0"),
     "hidden_act": ("gelu", "hidden_act: dtopp's experts have silu, not gelu"),
     "attention_bias": (True, "attention_bias: dtopp's attention has no biases"),
-    "rope_parameters": ({"rope_type": "default", "rope_theta": 500000.0}, "rope_parameters: dtopp rotates with base 10000"),
-    "rope_theta": (500000.0, "rope_theta: dtopp's is 10000"),
+    "rope_parameters": ({"rope_type": "linear", "factor": 2.0}, "rope_parameters: dtopp rotates whole heads without scaling"),
     "rope_scaling": ({"rope_type": "linear", "factor": 2.0}, "rope_scaling: dtopp has none"),
     "model_type": ("mixtral", "model_type: dtopp reads olmoe and dtopp, not mixtral"),
     "num_hidden_layers": (10**15, "num_layers"),
     "num_experts": (10**15, "num_experts"),
     "num_experts_per_tok": (9, "routing.experts"),
-    "num_attention_heads": (5, "num_key_value_heads: dtopp has"),
+    "num_attention_heads": (5, "model.num_kv_heads: 4 does not divide num_heads 5"),
 }
 
 

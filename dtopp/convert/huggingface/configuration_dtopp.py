@@ -6,6 +6,8 @@ from transformers import PretrainedConfig
 class DtoppConfig(PretrainedConfig):
     """A language model that dtopp trained.
 
+    num_key_value_heads: heads of keys and values, which the heads of queries share; None: num_attention_heads.
+    head_dim: numbers per head; None: hidden_size / num_attention_heads.
     norm: "layer" (LayerNorm without bias) or "rms", for blocks, queries and keys; its eps is `rms_norm_eps`.
     num_experts: experts per layer; 1: a dense model.
     router_method: "top_k" (`router_top_k` experts per token), or "top_p" or "dtop_p": a token uses its most probable experts
@@ -26,6 +28,7 @@ class DtoppConfig(PretrainedConfig):
     attribute_map = {"num_local_experts": "num_experts"}
 
     def __init__(self, vocab_size=50432, hidden_size=2048, intermediate_size=1024, num_hidden_layers=16, num_attention_heads=16,
+                 num_key_value_heads=None, head_dim=None,
                  max_position_embeddings=2048, num_experts=64, norm="layer", rms_norm_eps=1e-5, hidden_act="silu",
                  router_method="dtop_p", router_top_k=8, router_thresholds=None, router_target_experts=8,
                  router_normalization="dynamic", router_renormalize=True, router_max_experts=0, initializer_range=0.02,
@@ -36,7 +39,8 @@ class DtoppConfig(PretrainedConfig):
         self.intermediate_size = intermediate_size
         self.num_hidden_layers = num_hidden_layers
         self.num_attention_heads = num_attention_heads
-        self.num_key_value_heads = num_attention_heads
+        self.num_key_value_heads = num_key_value_heads or num_attention_heads
+        self.head_dim = head_dim or hidden_size // num_attention_heads
         self.max_position_embeddings = max_position_embeddings
         self.num_experts = num_experts
         self.norm = norm

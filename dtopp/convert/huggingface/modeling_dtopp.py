@@ -22,9 +22,9 @@ class DtoppLayerNorm(nn.LayerNorm):
         super().__init__(size, eps=eps, bias=False)
 
 
-def make_norm(config):
+def make_norm(config, size=None):
     norm = olmoe.OlmoeRMSNorm if config.norm == "rms" else DtoppLayerNorm
-    return norm(config.hidden_size, eps=config.rms_norm_eps)
+    return norm(size or config.hidden_size, eps=config.rms_norm_eps)
 
 
 class DtoppRouter(nn.Module):
@@ -146,7 +146,8 @@ class DtoppModel(DtoppPreTrainedModel, olmoe.OlmoeModel):
         super().__init__(config)
         for index, layer in enumerate(self.layers):
             layer.input_layernorm, layer.post_attention_layernorm = make_norm(config), make_norm(config)
-            layer.self_attn.q_norm, layer.self_attn.k_norm = make_norm(config), make_norm(config)
+            layer.self_attn.q_norm = make_norm(config, config.num_attention_heads * config.head_dim)
+            layer.self_attn.k_norm = make_norm(config, config.num_key_value_heads * config.head_dim)
             layer.mlp = DtoppMLP(config) if config.num_experts == 1 else DtoppMoE(config, index)
         self.norm = make_norm(config)
         self.post_init()

@@ -18,7 +18,7 @@ StepCosts diffusion_transformer_costs(const ModelConfig& model, const CostInputs
   // Image, noise, noised image, target, prediction and their difference.
   costs.loss = {"images", checked_product({6, images})};
   costs.workspace = checked_sum({block_workspace(s), s.stream()});
-  costs.attention_flops = checked_product({12, s.L, s.D, u(model.tokens_per_sample())});
+  costs.attention_flops = checked_product({12, s.L, s.queries, u(model.tokens_per_sample())});
   return costs;
 }
 

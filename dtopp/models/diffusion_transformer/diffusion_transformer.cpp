@@ -7,15 +7,12 @@
 #include "dtopp/models/diffusion_transformer/image_batches.h"
 #include "dtopp/models/diffusion_transformer/objective.h"
 #include "dtopp/models/diffusion_transformer/positions.h"
-#include "dtopp/ops/attention/attention.h"
-#include "dtopp/ops/attention/norm_rotary.h"
 #include "dtopp/ops/gemm/linear.h"
 
 namespace dtopp {
 namespace {
 
 constexpr double kStreamNormEps = 1e-6;
-constexpr double kQkNormEps = 1e-5;
 
 at::Tensor affine(const DiffusionTransformer& model, const std::string& name, const at::Tensor& x) {
   const at::Tensor weight = model.parameter(name + ".weight");
@@ -72,43 +69,12 @@ at::Tensor modulated_norm(const at::Tensor& x_BSD, const at::Tensor& shift_B1D, 
   return at::addcmul(shift_B1D, normed_BSD, scale_B1D + 1);
 }
 
-// Applies rotary positions to each head: [T, H, K].
-at::Tensor apply_rotary(const at::Tensor& x_THK, const RotaryTable& rotary) {
-  const auto halves = x_THK.chunk(2, -1);
-  const at::Tensor turned_THK = at::cat({-halves[1], halves[0]}, -1);
-  return (x_THK * rotary.cos_TK.unsqueeze(1) + turned_THK * rotary.sin_TK.unsqueeze(1))
-      .to(x_THK.scalar_type());
-}
-
-// Queries or keys of all images, [T, H, K].
-at::Tensor project(const at::Tensor& x_TD, const at::Tensor& weight_DD, const at::Tensor& gain_D,
-                   const ModelConfig& config, const RotaryTable& rotary) {
-  const at::Tensor projected_TD = dtopp::linear(x_TD, weight_DD);
-  if (gain_D.defined())
-    return norm_rotary(projected_TD, gain_D, rotary.cos_TK, rotary.sin_TK, config.num_heads, kQkNormEps);
-  const at::Tensor heads_THK = projected_TD.view({x_TD.size(0), config.num_heads, config.head_size()});
-  return config.position == Position::kRotary ? apply_rotary(heads_THK, rotary) : heads_THK;
-}
-
-at::Tensor attend(const at::Tensor& x_BSD, const AttentionWeights& weights, const ModelConfig& config,
-                  const RotaryTable& rotary) {
-  const int64_t B = x_BSD.size(0), S = x_BSD.size(1), D = x_BSD.size(2);
-  const at::Tensor x_TD = x_BSD.reshape({B * S, D});
-  const auto split = [&](const at::Tensor& heads) {
-    return heads.view({B, S, config.num_heads, config.head_size()}).transpose(1, 2);
-  };
-  const at::Tensor q = split(project(x_TD, weights.q_DD, weights.q_norm_D, config, rotary));
-  const at::Tensor k = split(project(x_TD, weights.k_DD, weights.k_norm_D, config, rotary));
-  const at::Tensor v = split(dtopp::linear(x_TD, weights.v_DD));
-  const at::Tensor mixed_BSD = self_attention(q, k, v, /*causal=*/false).transpose(1, 2).reshape({B, S, D});
-  return dtopp::linear(mixed_BSD, weights.o_DD);
-}
-
-// Rotary table for all tokens of the batch. If positions are added to the tokens, it is the identity
-// rotation.
+// Rotary table for all tokens of the batch. If positions are added to the tokens, it is the identity, which
+// only the QK norm needs.
 RotaryTable rotary_table_of(const ModelConfig& config, int64_t images, const at::Device& device) {
   if (config.position == Position::kRotary)
     return axial_rotary_table(images, config.text_length, config.grid_size(), config.head_size(), device);
+  if (!config.qk_norm) return {};
   const at::Tensor zeros_TK = at::zeros({images * config.tokens_per_sample(), config.head_size()},
                                         at::device(device).dtype(at::kFloat));
   return {zeros_TK + 1, zeros_TK};
@@ -118,17 +84,9 @@ RotaryTable rotary_table_of(const ModelConfig& config, int64_t images, const at:
 
 DiffusionBlock DiffusionTransformer::block(int64_t layer) const {
   const std::string prefix = "blocks." + std::to_string(layer) + ".";
-  const auto get = [&](const std::string& name) { return parameter(prefix + name); };
   DiffusionBlock block;
-  block.modulation_6D = get("modulation");
-  block.attention.q_DD = get("attention.q_proj.weight");
-  block.attention.k_DD = get("attention.k_proj.weight");
-  block.attention.v_DD = get("attention.v_proj.weight");
-  if (config.qk_norm) {
-    block.attention.q_norm_D = get("attention.q_norm.weight");
-    block.attention.k_norm_D = get("attention.k_norm.weight");
-  }
-  block.attention.o_DD = get("attention.o_proj.weight");
+  block.modulation_6D = parameter(prefix + "modulation");
+  block.attention = attention_weights(config, prefix + "attention.", parameter);
   block.mlp = feed_forward_weights(config, routing, prefix + "mlp.", parameter);
   return block;
 }
@@ -153,8 +111,10 @@ Prediction predict(const DiffusionTransformer& model, const at::Tensor& x_BCHW, 
   for (int64_t layer = 0; layer < config.num_layers; ++layer) {
     const DiffusionBlock block = model.block(layer);
     const auto m = parts(shared_B6D, block.modulation_6D);
-    x_BSD =
-        at::addcmul(x_BSD, m[2], attend(modulated_norm(x_BSD, m[0], m[1]), block.attention, config, rotary));
+    const at::Tensor modulated_TD = modulated_norm(x_BSD, m[0], m[1]).reshape({B * S, D});
+    const at::Tensor attended_TD =
+        attention(modulated_TD, block.attention, config, rotary, FullMask{S}, static_cast<size_t>(layer));
+    x_BSD = at::addcmul(x_BSD, m[2], attended_TD.view({B, S, D}));
     const at::Tensor normed_TD = modulated_norm(x_BSD, m[3], m[4]).view({B * S, D});
     const at::Tensor mixed_TD =
         feed_forward(normed_TD, block.mlp, static_cast<size_t>(layer), inputs, prediction.routing);

@@ -27,7 +27,7 @@ namespace dtopp {
 
 struct DiffusionBlock {
   at::Tensor modulation_6D;
-  AttentionWeights attention;  // norms are undefined unless model.qk_norm
+  AttentionWeights attention;
   FeedForwardWeights mlp;
 };
 

@@ -27,13 +27,7 @@ std::vector<ParameterSpec> diffusion_transformer_parameters(const ModelConfig& m
   for (int64_t layer = 0; layer < model.num_layers; ++layer) {
     const std::string prefix = "blocks." + std::to_string(layer) + ".";
     list.shift(prefix + "modulation", {6, D});
-    for (const char* name : {"q", "k", "v"})
-      list.matrix(prefix + "attention." + name + "_proj.weight", {D, D});
-    if (model.qk_norm) {
-      list.gain(prefix + "attention.q_norm.weight", D);
-      list.gain(prefix + "attention.k_norm.weight", D);
-    }
-    list.residual_matrix(prefix + "attention.o_proj.weight", {D, D});
+    list.attention(prefix + "attention.");
     list.feed_forward(prefix + "mlp.");
   }
   list.zero_matrix("final.modulation.weight", {2 * D, D}, kConditioning);

@@ -31,6 +31,13 @@ uint64_t kept_by_norm(const BlockSizes& s, const ModelConfig& model) {
   return checked_product({s.T, s.D, kFp32Bytes, s.width == kFp32Bytes ? 1U : 2U});
 }
 
+// The bias of a window, per sample if samples have documents.
+uint64_t window_bias(const BlockSizes& s, const ModelConfig& model) {
+  const auto length = static_cast<uint64_t>(model.sequence_length);
+  if (model.attention_window == 0 || model.attention_window >= model.sequence_length) return 0;
+  return checked_product({model.attend_across_documents ? length : s.T, length, s.width});
+}
+
 }  // namespace
 
 StepCosts language_model_costs(const ModelConfig& model, const CostInputs& inputs) {
@@ -42,10 +49,10 @@ StepCosts language_model_costs(const ModelConfig& model, const CostInputs& input
   const uint64_t look_up = model.tie_embeddings ? checked_product({V, s.D, s.width}) : 0;
   StepCosts costs;
   costs.first_layer = checked_sum({block_activations(s), 2 * kept_by_norm(s, model)});
-  costs.activations = checked_sum({checked_product({s.L, costs.first_layer}), ends});
+  costs.activations = checked_sum({checked_product({s.L, costs.first_layer}), ends, window_bias(s, model)});
   costs.loss = {"cross_entropy", cross_entropy(s, V)};
   costs.workspace = checked_sum({block_workspace(s), look_up});
-  costs.attention_flops = checked_product({6, s.L, s.D, static_cast<uint64_t>(model.sequence_length)});
+  costs.attention_flops = checked_product({6, s.L, s.queries, static_cast<uint64_t>(model.sequence_length)});
   return costs;
 }
 

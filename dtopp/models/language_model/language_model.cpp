@@ -6,41 +6,54 @@
 
 #include "dtopp/models/batch.h"
 #include "dtopp/models/language_model/documents.h"
-#include "dtopp/ops/attention/attention.h"
-#include "dtopp/ops/attention/document_attention.h"
 #include "dtopp/ops/core/host_copy.h"
 #include "dtopp/ops/cross_entropy/linear_cross_entropy.h"
-#include "dtopp/ops/gemm/linear.h"
 
 namespace dtopp {
 namespace {
 
-// Undefined if tokens attend across documents.
-at::Tensor offsets_of(const LanguageModel& model, const at::Tensor& tokens_BL, const at::Tensor& documents) {
-  if (model.config.attend_across_documents || documents.defined()) return documents;
-  if (!model.end_of_text)
-    throw std::invalid_argument(
-        "hidden_states: model.attend_across_documents: false needs document offsets or end_of_text");
-  return to_device(document_offsets(tokens_BL.cpu(), *model.end_of_text), tokens_BL.device());
+AttentionMask mask_of(const LanguageModel& model, const at::Tensor& tokens_BL, at::Tensor offsets) {
+  const ModelConfig& config = model.config;
+  const int64_t B = tokens_BL.size(0), L = tokens_BL.size(1);
+  if (!config.attend_across_documents && !offsets.defined()) {
+    if (!model.end_of_text)
+      throw std::invalid_argument(
+          "hidden_states: model.attend_across_documents: false needs document offsets or end_of_text");
+    offsets = to_device(document_offsets(tokens_BL.cpu(), *model.end_of_text), tokens_BL.device());
+  }
+  if (config.attention_window > 0 && config.attention_window < L)
+    return window_mask(B, L, config.attention_window, offsets, model.embed_VD().options());
+  if (offsets.defined()) return DocumentMask{offsets, L};
+  return CausalMask{L};
+}
+
+// tokens_T and positions_T: int64.
+HiddenStates masked_states(const LanguageModel& model, const at::Tensor& tokens_T,
+                           const at::Tensor& positions_T, const Routing& inputs, const AttentionMask& mask) {
+  const ModelConfig& config = model.config;
+  const RotaryTable rotary = rotary_table(positions_T, config);
+  HiddenStates states;
+  at::Tensor x_TD = at::embedding(model.embed_VD(), tokens_T);
+  for (size_t layer = 0; layer < static_cast<size_t>(config.num_layers); ++layer) {
+    const LanguageModelBlock block = model.block(static_cast<int64_t>(layer));
+    x_TD = x_TD +
+           attention(norm(x_TD, block.input_norm_D, config), block.attention, config, rotary, mask, layer);
+    const at::Tensor normed_TD = norm(x_TD, block.post_attention_norm_D, config);
+    x_TD = x_TD + feed_forward(normed_TD, block.mlp, layer, inputs, states.routing);
+  }
+  states.x_TD = norm(x_TD, model.norm_D(), config);
+  return states;
 }
 
 }  // namespace
 
 LanguageModelBlock LanguageModel::block(int64_t layer) const {
-  const auto get = [&](const std::string& name) {
-    return parameter("model.layers." + std::to_string(layer) + "." + name);
-  };
+  const std::string prefix = "model.layers." + std::to_string(layer) + ".";
   LanguageModelBlock block;
-  block.input_norm_D = get("input_layernorm.weight");
-  block.attention.q_DD = get("self_attn.q_proj.weight");
-  block.attention.k_DD = get("self_attn.k_proj.weight");
-  block.attention.v_DD = get("self_attn.v_proj.weight");
-  block.attention.q_norm_D = get("self_attn.q_norm.weight");
-  block.attention.k_norm_D = get("self_attn.k_norm.weight");
-  block.attention.o_DD = get("self_attn.o_proj.weight");
-  block.post_attention_norm_D = get("post_attention_layernorm.weight");
-  block.mlp =
-      feed_forward_weights(config, routing, "model.layers." + std::to_string(layer) + ".mlp.", parameter);
+  block.input_norm_D = parameter(prefix + "input_layernorm.weight");
+  block.attention = attention_weights(config, prefix + "self_attn.", parameter);
+  block.post_attention_norm_D = parameter(prefix + "post_attention_layernorm.weight");
+  block.mlp = feed_forward_weights(config, routing, prefix + "mlp.", parameter);
   return block;
 }
 
@@ -52,39 +65,25 @@ LanguageModel bind_language_model(const ModelConfig& model, const RoutingConfig&
   return {model, routing, [tensors](const std::string& name) { return tensors->at(name); }, {}};
 }
 
-HiddenStates hidden_states(const LanguageModel& model, const at::Tensor& tokens_T,
-                           const at::Tensor& positions_T, const Routing& inputs, const Attend& attend) {
-  const ModelConfig& config = model.config;
-  const RotaryTable rotary = rotary_table(positions_T, config.head_size());
-  HiddenStates states;
-  at::Tensor x_TD = at::embedding(model.embed_VD(), tokens_T);
-  for (size_t layer = 0; layer < static_cast<size_t>(config.num_layers); ++layer) {
-    const LanguageModelBlock block = model.block(static_cast<int64_t>(layer));
-    const QueryKeyValue qkv = project_qkv(norm(x_TD, block.input_norm_D, config.norm), block.attention,
-                                          config.num_heads, rotary, config.norm);
-    const at::Tensor mixed_TD = attend(layer, qkv).reshape(x_TD.sizes());
-    x_TD = x_TD + dtopp::linear(mixed_TD, block.attention.o_DD);
-    const at::Tensor normed_TD = norm(x_TD, block.post_attention_norm_D, config.norm);
-    x_TD = x_TD + feed_forward(normed_TD, block.mlp, layer, inputs, states.routing);
-  }
-  states.x_TD = norm(x_TD, model.norm_D(), config.norm);
-  return states;
-}
-
 HiddenStates hidden_states(const LanguageModel& model, const at::Tensor& tokens_BL, const Routing& inputs,
                            const at::Tensor& documents) {
-  const int64_t B = tokens_BL.size(0), L = tokens_BL.size(1);
-  const at::Tensor positions_T = at::arange(L, tokens_BL.options()).repeat({B});
-  const at::Tensor offsets = offsets_of(model, tokens_BL, documents);
-  const auto attend = [&](size_t /*layer*/, const QueryKeyValue& qkv) {
-    if (offsets.defined()) return document_attention(qkv.q_THK, qkv.k_THK, qkv.v_THK, offsets, L);
-    const auto split = [&](const at::Tensor& x_THK) {
-      return x_THK.view({B, L, x_THK.size(1), x_THK.size(2)}).transpose(1, 2);
-    };
-    return self_attention(split(qkv.q_THK), split(qkv.k_THK), split(qkv.v_THK), /*causal=*/true)
-        .transpose(1, 2);
-  };
-  return hidden_states(model, tokens_BL.reshape({-1}), positions_T, inputs, attend);
+  const at::Tensor positions_T =
+      at::arange(tokens_BL.size(1), tokens_BL.options()).repeat({tokens_BL.size(0)});
+  return masked_states(model, tokens_BL.reshape({-1}), positions_T, inputs,
+                       mask_of(model, tokens_BL, documents));
+}
+
+HiddenStates segment_states(const LanguageModel& model, const at::Tensor& tokens_T,
+                            std::span<const Segment> segments, const Routing& inputs) {
+  const at::NoGradGuard no_grad;
+  const bool by_document = !model.config.attend_across_documents;
+  if (by_document && !model.end_of_text)
+    throw std::invalid_argument("segment_states: model.attend_across_documents: false needs end_of_text");
+  SegmentMask mask(tokens_T, segments, by_document ? model.end_of_text : std::nullopt,
+                   model.config.attention_window);
+  HiddenStates states = masked_states(model, tokens_T, mask.positions_T(), inputs, &mask);
+  mask.extend_caches();
+  return states;
 }
 
 BatchLosses language_model_losses(const LanguageModel& model, const at::Tensor& windows,

@@ -6,8 +6,8 @@
 //   logits = norm(x) W_head^T
 #pragma once
 
-#include <functional>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "dtopp/config/model_config.h"
@@ -52,20 +52,17 @@ struct HiddenStates {
   std::vector<RouteOutput> routing;  // per layer; empty for a dense model
 };
 
-// Computes attention over the heads of a layer. Inputs and result are [T, H, K]. It decides which tokens
-// attend to which.
-using Attend = std::function<at::Tensor(size_t layer, const QueryKeyValue& qkv)>;
-
-// tokens_T and positions_T: int64.
-HiddenStates hidden_states(const LanguageModel& model, const at::Tensor& tokens_T,
-                           const at::Tensor& positions_T, const Routing& inputs, const Attend& attend);
-
-// The same for sequences of equal length with causal attention, within documents if
-// model.attend_across_documents is false. tokens_BL: int64. documents: document_offsets (documents.h) on the
-// tokens' device. If it is undefined, it is computed with model.end_of_text, which makes the host wait for
-// the device.
+// Runs the model over sequences of equal length with causal attention, within documents if
+// model.attend_across_documents is false and within model.attention_window tokens if it is not 0. tokens_BL:
+// int64. documents: document_offsets (documents.h) on the tokens' device. If it is undefined, it is computed
+// with model.end_of_text, which makes the host wait for the device.
 HiddenStates hidden_states(const LanguageModel& model, const at::Tensor& tokens_BL, const Routing& inputs,
                            const at::Tensor& documents = {});
+
+// The same without gradients over segments (models/layers/segments.h). tokens_T: int64, T the sum of the
+// segments' lengths. Throws std::invalid_argument if the segments are inconsistent.
+HiddenStates segment_states(const LanguageModel& model, const at::Tensor& tokens_T,
+                            std::span<const Segment> segments, const Routing& inputs);
 
 // windows: int64 [B, L + 1]; tokens 0 to L - 1 predict tokens 1 to L. documents: as above, for tokens 0 to L
 // - 1. Values: "lm_loss", "lm_z_loss", and with experts those of add_router_losses.

@@ -12,11 +12,7 @@ std::vector<ParameterSpec> language_model_parameters(const ModelConfig& model, c
   for (int64_t layer = 0; layer < model.num_layers; ++layer) {
     const std::string prefix = "model.layers." + std::to_string(layer) + ".";
     list.gain(prefix + "input_layernorm.weight", D);
-    for (const char* name : {"q", "k", "v"})
-      list.matrix(prefix + "self_attn." + name + "_proj.weight", {D, D});
-    list.gain(prefix + "self_attn.q_norm.weight", D);
-    list.gain(prefix + "self_attn.k_norm.weight", D);
-    list.residual_matrix(prefix + "self_attn.o_proj.weight", {D, D});
+    list.attention(prefix + "self_attn.");
     list.gain(prefix + "post_attention_layernorm.weight", D);
     list.feed_forward(prefix + "mlp.");
   }

@@ -1,34 +1,66 @@
-// Implements the parts of self-attention that training and inference share: projections, QK-norm, rotary
-// positions.
+// Implements multi-head self-attention for all model types.
+//
+//   q, k = rotate(norm(x W_q^T)), rotate(norm(x W_k^T));  v = x W_v^T
+//   y = softmax(q k^T / sqrt(K) where the mask allows it) v W_o^T
+//
+// H = model.num_heads heads of queries share G = model.num_kv_heads() heads of keys and values, each of
+// K = model.head_size() numbers. Head h of the queries uses head h / (H / G).
 #pragma once
 
-#include "dtopp/config/language_model_config.h"
+#include <string>
+#include <variant>
+
+#include "dtopp/models/layers/segments.h"
+#include "dtopp/models/model.h"
 #include "dtopp/ops/core/torch.h"
 
 namespace dtopp {
 
 struct AttentionWeights {
-  at::Tensor q_DD, k_DD, v_DD, o_DD;
-  at::Tensor q_norm_D, k_norm_D;
+  at::Tensor q, k, v, o;      // [H K, D], [G K, D], [G K, D], [D, H K]
+  at::Tensor q_norm, k_norm;  // [H K], [G K]; undefined without QK norm
 };
 
-// LayerNorm without bias, or RMSNorm, over the last dimension, with eps 1e-5.
-at::Tensor norm(const at::Tensor& x, const at::Tensor& gain_D, NormType type);
+// Looks up the parameters of ParameterList::attention. prefix: "model.layers.3.self_attn."
+AttentionWeights attention_weights(const ModelConfig& model, const std::string& prefix,
+                                   const ParameterLookup& parameter);
 
-// cos and sin of position * 10000^(-2 i / K), f32. The two halves of K are equal.
+// LayerNorm without bias, or RMSNorm, over the last dimension.
+at::Tensor norm(const at::Tensor& x, const at::Tensor& gain_D, const ModelConfig& model);
+
+// cos and sin of position * base^(-2 i / K), f32. The two halves of K are equal. Undefined: no rotation.
 struct RotaryTable {
   at::Tensor cos_TK, sin_TK;
 };
 // positions_T: int64.
-RotaryTable rotary_table(const at::Tensor& positions_T, int64_t head_size);
+RotaryTable rotary_table(const at::Tensor& positions_T, const ModelConfig& model);
 
-struct QueryKeyValue {
-  at::Tensor q_THK, k_THK, v_THK;
+// The tokens that each token attends to. The tokens of a batch are concatenated samples.
+struct FullMask {  // all tokens of its sample
+  int64_t length;  // tokens per sample
 };
+struct CausalMask {  // itself and the earlier tokens of its sample
+  int64_t length;
+};
+struct DocumentMask {  // itself and the earlier tokens of its document
+  at::Tensor offsets;  // document_attention.h
+  int64_t longest;
+};
+struct BiasMask {        // its sample, where the bias is not -infinity
+  at::Tensor bias_B1LL;  // added to the scores; B may be 1
+};
+using AttentionMask = std::variant<FullMask, CausalMask, DocumentMask, BiasMask, SegmentMask*>;
 
-// Projects x to queries, keys and values. q and k are normalized over all heads together; then rotary
-// positions are applied.
-QueryKeyValue project_qkv(const at::Tensor& x_TD, const AttentionWeights& weights, int64_t num_heads,
-                          const RotaryTable& rotary, NormType norm);
+// The causal mask of `samples` x `length` tokens that also hides tokens `window` or more before a token, and
+// other documents if `offsets` is defined (DocumentMask).
+BiasMask window_mask(int64_t samples, int64_t length, int64_t window, const at::Tensor& offsets,
+                     const at::TensorOptions& options);
+
+// Shapes:        x_TD [T, D] -> [T, D]
+// Preconditions: `rotary` has a row per token; it is defined if the model has QK norm. `layer` is the layer
+// of
+//                the caches of a SegmentMask.
+at::Tensor attention(const at::Tensor& x_TD, const AttentionWeights& weights, const ModelConfig& model,
+                     const RotaryTable& rotary, const AttentionMask& mask, size_t layer);
 
 }  // namespace dtopp

@@ -1,5 +1,4 @@
-#include "dtopp/models/language_model/segments.h"
-
+// Compares segments with sequences that are computed one by one.
 #include <array>
 #include <numeric>
 #include <stdexcept>
@@ -7,18 +6,20 @@
 
 #include <gtest/gtest.h>
 
+#include "dtopp/models/language_model/language_model.h"
 #include "dtopp/parameters/initialisation.h"
 #include "tests/moe/fixed_threshold.h"
 
 namespace dtopp {
 namespace {
 
-enum class Kind { kDense, kExperts, kDocuments };
+enum class Kind { kDense, kExperts, kDocuments, kWindow };
 
 constexpr int64_t kEndOfText = 7;
 
 // A model of two layers, dense or with eight experts. In the documents case, attention stays within a
-// document. Documents end within the text that the tests continue, at its end, and directly after each other.
+// document; in the window case also within six tokens, and heads of queries share keys and values. Documents
+// end within the text that the tests continue, at its end, and directly after each other.
 class Segments : public testing::TestWithParam<Kind> {
  protected:
   Segments() {
@@ -28,7 +29,13 @@ class Segments : public testing::TestWithParam<Kind> {
     config.num_heads = 2;
     config.ffn_hidden_size = 8;
     config.num_experts = GetParam() == Kind::kDense ? 1 : 8;
-    config.attend_across_documents = GetParam() != Kind::kDocuments;
+    config.attend_across_documents = GetParam() == Kind::kDense || GetParam() == Kind::kExperts;
+    if (GetParam() == Kind::kWindow) {
+      config.num_heads = 4;
+      config.chosen_kv_heads = 2;
+      config.chosen_head_size = 6;
+      config.attention_window = 6;
+    }
     config.vocab_size = 64;
     config.sequence_length = 2048;
     config.init_std = 0.5;
@@ -119,11 +126,12 @@ TEST_P(Segments, that_do_not_fit_together_are_refused) {
 }
 
 std::string name_of(const testing::TestParamInfo<Kind>& info) {
-  const std::array names = {"dense", "experts", "documents"};
+  const std::array names = {"dense", "experts", "documents", "window"};
   return names.at(static_cast<size_t>(info.param));
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, Segments, testing::Values(Kind::kDense, Kind::kExperts, Kind::kDocuments),
+INSTANTIATE_TEST_SUITE_P(Models, Segments,
+                         testing::Values(Kind::kDense, Kind::kExperts, Kind::kDocuments, Kind::kWindow),
                          name_of);
 
 }  // namespace

@@ -1,0 +1,194 @@
+#include "dtopp/models/layers/segments.h"
+
+#include <algorithm>
+#include <numeric>
+#include <stdexcept>
+
+#include "dtopp/ops/core/host_copy.h"
+
+namespace dtopp {
+namespace {
+
+constexpr int64_t kSmallestCache = 64;  // tokens
+
+// [tokens, H, K] to SDPA's [1, H, tokens, K].
+at::Tensor by_head(const at::Tensor& x_LHK) { return x_LHK.transpose(0, 1).unsqueeze(0); }
+
+at::Tensor sdpa(const at::Tensor& q_LHK, const at::Tensor& k_LGK, const at::Tensor& v_LGK,
+                const std::optional<at::Tensor>& mask, bool causal) {
+  const int64_t H = q_LHK.size(1);
+  return at::scaled_dot_product_attention(by_head(q_LHK), by_head(repeat_heads(k_LGK, H)),
+                                          by_head(repeat_heads(v_LGK, H)), mask, 0.0, causal)
+      .squeeze(0)
+      .transpose(0, 1);
+}
+
+// Writes `added` behind the first `length` tokens and returns all.
+at::Tensor put(at::Tensor& stored_LGK, int64_t length, const at::Tensor& added_LGK) {
+  const int64_t needed = length + added_LGK.size(0);
+  const int64_t capacity = stored_LGK.defined() ? stored_LGK.size(0) : 0;
+  if (needed > capacity) {
+    const int64_t more = std::max({needed, 2 * capacity, kSmallestCache});
+    const at::Tensor grown = at::empty({more, added_LGK.size(1), added_LGK.size(2)}, added_LGK.options());
+    if (length > 0) grown.narrow(0, 0, length).copy_(stored_LGK.narrow(0, 0, length));
+    stored_LGK = grown;
+  }
+  stored_LGK.narrow(0, length, added_LGK.size(0)).copy_(added_LGK);
+  return stored_LGK.narrow(0, 0, needed);
+}
+
+}  // namespace
+
+at::Tensor repeat_heads(const at::Tensor& x_TGK, int64_t num_heads) {
+  const int64_t G = x_TGK.size(1);
+  return G == num_heads ? x_TGK : x_TGK.repeat_interleave(num_heads / G, 1);
+}
+
+KeyValueCache::Layer KeyValueCache::append(size_t layer, const at::Tensor& k_TGK, const at::Tensor& v_TGK) {
+  Layer& stored = layers_.at(layer);
+  return {put(stored.k_LGK, length_, k_TGK), put(stored.v_LGK, length_, v_TGK)};
+}
+
+void KeyValueCache::advance(int64_t tokens, int64_t document_begin) {
+  length_ += tokens;
+  document_begin_ = document_begin;
+}
+
+SegmentMask::SegmentMask(const at::Tensor& tokens_T, std::span<const Segment> segments,
+                         std::optional<int64_t> end_of_text, int64_t window)
+    : segments_(segments) {
+  int64_t begin = 0;
+  for (size_t i = 0; i < segments.size(); ++i) {
+    const Segment& segment = segments[i];
+    const bool known = segment.parent < static_cast<int64_t>(i);
+    if (!known || (segment.parent != kNoParent && (segment.cache != nullptr || has_prefix(segment.parent))))
+      throw std::invalid_argument(
+          "segment_states: a parent must be an earlier segment without cache or parent");
+    begin_.push_back(begin);
+    begin += segment.length;
+  }
+  begin_.push_back(begin);
+  if (tokens_T.dim() != 1 || tokens_T.size(0) != begin)
+    throw std::invalid_argument("segments of " + std::to_string(begin) +
+                                " tokens; number of tokens given: " + std::to_string(tokens_T.numel()));
+  set_positions(tokens_T.device());
+  document_begin_.assign(segments.size(), 0);
+  if (end_of_text || window > 0) set_first_seen(tokens_T.cpu(), end_of_text, window);
+}
+
+at::Tensor SegmentMask::attend(size_t layer, const QueryKeyValue& qkv) const {
+  at::Tensor mixed_THK = at::empty_like(qkv.q_THK);
+  for (size_t i = 0; i < segments_.size();) {
+    const size_t last = segments_[i].parent == kNoParent ? i + 1 : end_of_siblings(i);
+    const int64_t begin = begin_[i], length = begin_[last] - begin;
+    const QueryKeyValue own{qkv.q_THK.narrow(0, begin, length), qkv.k_TGK.narrow(0, begin, length),
+                            qkv.v_TGK.narrow(0, begin, length)};
+    at::Tensor out = mixed_THK.narrow(0, begin, length);
+    if (length > 0) out.copy_(attend_to(i, last, layer, qkv, own));
+    i = last;
+  }
+  return mixed_THK;
+}
+
+void SegmentMask::extend_caches() const {
+  for (size_t i = 0; i < segments_.size(); ++i)
+    if (segments_[i].cache != nullptr) segments_[i].cache->advance(segments_[i].length, document_begin_[i]);
+}
+
+void SegmentMask::set_positions(const at::Device& device) {
+  const at::Tensor positions_T = at::empty({begin_.back()}, at::kLong);
+  auto* position = positions_T.mutable_data_ptr<int64_t>();
+  for (size_t i = 0; i < segments_.size(); ++i)
+    std::iota(position + begin_[i], position + begin_[i + 1], prefix_length(segments_[i]));
+  positions_T_ = to_device(positions_T, device);
+}
+
+// Positions include the continued tokens.
+void SegmentMask::set_first_seen(const at::Tensor& tokens_T, std::optional<int64_t> end_of_text,
+                                 int64_t window) {
+  const at::Tensor first_seen_T = at::zeros_like(tokens_T);
+  const auto* token = tokens_T.const_data_ptr<int64_t>();
+  auto* first_seen = first_seen_T.mutable_data_ptr<int64_t>();
+  for (size_t i = 0; i < segments_.size(); ++i) {
+    const Segment& segment = segments_[i];
+    int64_t begin = 0;  // of the document
+    if (segment.parent != kNoParent) begin = document_begin_[segment.parent];
+    if (segment.cache != nullptr) begin = segment.cache->document_begin();
+    int64_t position = prefix_length(segment);
+    for (int64_t t = begin_[i]; t < begin_[i + 1]; ++t) {
+      first_seen[t] = window > 0 ? std::max(begin, position - window + 1) : begin;
+      ++position;
+      if (end_of_text && token[t] == *end_of_text) begin = position;
+    }
+    document_begin_[i] = begin;
+  }
+  if (first_seen_T.any().item<bool>()) first_seen_T_ = to_device(first_seen_T, positions_T_.device());
+}
+
+// Removes the tokens before the first that each token sees from the mask of tokens from `begin` on. Its keys
+// are `before` continued tokens and the tokens themselves.
+at::Tensor SegmentMask::seen_only(const at::Tensor& mask, int64_t begin, int64_t before) const {
+  if (!first_seen_T_.defined()) return mask;
+  const at::Tensor own = positions_T_.narrow(0, begin, mask.size(0));
+  const at::Tensor keys = at::cat({at::arange(before, own.options()), own});
+  const at::Tensor first_seen = first_seen_T_.narrow(0, begin, mask.size(0));
+  return mask.logical_and(keys.unsqueeze(0).ge(first_seen.unsqueeze(1)));
+}
+
+bool SegmentMask::has_prefix(int64_t index) const {
+  return segments_[index].cache != nullptr || segments_[index].parent != kNoParent;
+}
+
+int64_t SegmentMask::prefix_length(const Segment& segment) const {
+  if (segment.parent != kNoParent) return segments_[segment.parent].length;
+  return segment.cache != nullptr ? segment.cache->length() : 0;
+}
+
+size_t SegmentMask::end_of_siblings(size_t first) const {
+  size_t last = first;
+  while (last < segments_.size() && segments_[last].parent == segments_[first].parent) ++last;
+  return last;
+}
+
+at::Tensor SegmentMask::attend_to(size_t first, size_t last, size_t layer, const QueryKeyValue& all,
+                                  const QueryKeyValue& own) const {
+  const Segment& segment = segments_[first];
+  if (segment.parent != kNoParent) {
+    const int64_t begin = begin_[segment.parent], length = segments_[segment.parent].length;
+    const at::Tensor k = at::cat({all.k_TGK.narrow(0, begin, length), own.k_TGK});
+    const at::Tensor v = at::cat({all.v_TGK.narrow(0, begin, length), own.v_TGK});
+    const at::Tensor mask = sibling_mask(first, last, own.q_THK.options());
+    return sdpa(own.q_THK, k, v, seen_only(mask, begin_[first], length), false);
+  }
+  KeyValueCache::Layer keys{own.k_TGK, own.v_TGK};
+  const int64_t before = prefix_length(segment), total = before + segment.length;
+  if (segment.cache != nullptr) {
+    const KeyValueCache::Layer stored = segment.cache->append(layer, own.k_TGK, own.v_TGK);
+    if (before > 0) keys = stored;
+  }
+  if (before == 0 && !first_seen_T_.defined())
+    return sdpa(own.q_THK, keys.k_LGK, keys.v_LGK, std::nullopt, /*causal=*/true);
+  std::optional<at::Tensor> mask;
+  if (segment.length > 1 || first_seen_T_.defined()) {
+    const at::Tensor earlier =
+        at::ones({segment.length, total}, own.q_THK.options().dtype(at::kBool)).tril(before);
+    mask = seen_only(earlier, begin_[first], before);
+  }
+  return sdpa(own.q_THK, keys.k_LGK, keys.v_LGK, mask, false);
+}
+
+// Siblings attend to their parent and to their own earlier tokens.
+at::Tensor SegmentMask::sibling_mask(size_t first, size_t last, const at::TensorOptions& options) const {
+  const int64_t before = segments_[segments_[first].parent].length, total = begin_[last] - begin_[first];
+  at::Tensor mask = at::zeros({total, before + total}, options.dtype(at::kBool));
+  mask.narrow(1, 0, before).fill_(true);
+  for (size_t i = first; i < last; ++i) {
+    const int64_t begin = begin_[i] - begin_[first], length = segments_[i].length;
+    mask.narrow(0, begin, length)
+        .narrow(1, before + begin, length)
+        .copy_(at::ones({length, length}, mask.options()).tril());
+  }
+  return mask;
+}
+
+}  // namespace dtopp

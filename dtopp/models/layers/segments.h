@@ -1,0 +1,90 @@
+// Attention of sequences of different lengths without padding.
+//
+// All layers but attention treat the tokens of all segments as one list. A segment continues a cache
+// (generation) or an earlier segment: the choices of a question continue its context, which is computed once.
+// Example:
+//
+// tokens     [ context | choice 0 | choice 1 ]      choices 0 and 1 have parent 0
+// attention  choice 1 attends to the context and to itself, not to choice 0
+#pragma once
+
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "dtopp/ops/core/torch.h"
+
+namespace dtopp {
+
+struct QueryKeyValue {
+  at::Tensor q_THK, k_TGK, v_TGK;  // H a multiple of G
+};
+
+// Repeats each head of [T, G, K] for the num_heads / G heads of queries that share it.
+at::Tensor repeat_heads(const at::Tensor& x_TGK, int64_t num_heads);
+
+// Keys and values of the previous tokens of a sequence, per layer.
+class KeyValueCache {
+ public:
+  explicit KeyValueCache(int64_t num_layers) : layers_(static_cast<size_t>(num_layers)) {}
+
+  int64_t length() const { return length_; }
+  // The position where the document of the next token begins.
+  int64_t document_begin() const { return document_begin_; }
+
+  struct Layer {
+    at::Tensor k_LGK, v_LGK;
+  };
+  // Adds the keys and values of the next tokens to a layer and returns all of that layer.
+  Layer append(size_t layer, const at::Tensor& k_TGK, const at::Tensor& v_TGK);
+  // Call after append for all layers.
+  void advance(int64_t tokens, int64_t document_begin);
+
+ private:
+  std::vector<Layer> layers_;  // allocated in advance; undefined while empty
+  int64_t length_ = 0;
+  int64_t document_begin_ = 0;
+};
+
+inline constexpr int64_t kNoParent = -1;
+
+struct Segment {
+  int64_t length = 0;              // tokens; they follow those of earlier segments
+  KeyValueCache* cache = nullptr;  // continued and extended; may be null
+  int64_t parent = kNoParent;      // index of an earlier segment without cache or parent
+};
+
+// Lets every token attend to its segment's continued tokens and to the earlier tokens of its segment.
+class SegmentMask {
+ public:
+  // tokens_T: int64, T the sum of the segments' lengths. end_of_text: a token attends only to its own
+  // document, which ends with this id. window > 0: a token attends to itself and to window - 1 tokens before
+  // it. Throws std::invalid_argument if the segments are inconsistent.
+  SegmentMask(const at::Tensor& tokens_T, std::span<const Segment> segments,
+              std::optional<int64_t> end_of_text, int64_t window);
+
+  const at::Tensor& positions_T() const { return positions_T_; }
+  // Returns [T, H, K] without gradients. Appends to the caches of a layer.
+  at::Tensor attend(size_t layer, const QueryKeyValue& qkv) const;
+  // Call after attend for all layers.
+  void extend_caches() const;
+
+ private:
+  void set_positions(const at::Device& device);
+  void set_first_seen(const at::Tensor& tokens_T, std::optional<int64_t> end_of_text, int64_t window);
+  bool has_prefix(int64_t index) const;
+  int64_t prefix_length(const Segment& segment) const;
+  size_t end_of_siblings(size_t first) const;
+  at::Tensor attend_to(size_t first, size_t last, size_t layer, const QueryKeyValue& all,
+                       const QueryKeyValue& own) const;
+  at::Tensor sibling_mask(size_t first, size_t last, const at::TensorOptions& options) const;
+  at::Tensor seen_only(const at::Tensor& mask, int64_t begin, int64_t before) const;
+
+  std::span<const Segment> segments_;
+  std::vector<int64_t> begin_;
+  at::Tensor positions_T_;
+  std::vector<int64_t> document_begin_;  // per segment: where the document of its next token begins
+  at::Tensor first_seen_T_;              // the first position that each token sees; undefined: all see 0
+};
+
+}  // namespace dtopp
