@@ -70,7 +70,7 @@ void train_rank(Cluster& cluster, const TrainOptions& options) {
   Model model = make_model(config);
   // With --verify, every rank reads every byte: each reads the files of its own machine, and all take equally
   // long.
-  TrainingData data = model.open_data(options.verify ? Verify::kAll : Verify::kChanged);
+  TrainingData data = open_training_data(config, options.verify ? Verify::kAll : Verify::kChanged);
   check_data(data, *groups.world);
   std::unique_ptr<Periodic> probes = make_probes(config), grids = make_training_grids(config);
 

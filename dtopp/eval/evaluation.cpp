@@ -43,7 +43,7 @@ TrainingData open_evaluation_images(const Checkpoint& checkpoint, const RunConfi
   RunConfig with_images = config;
   with_images.data.validation = {folder.string()};
   with_images.data.train = {{.path = folder.string()}};
-  TrainingData data = make_model(with_images).open_data(Verify::kChanged);
+  TrainingData data = open_training_data(with_images, Verify::kChanged);
   require_alike(load_image_layout(checkpoint), checkpoint.path().string(),
                 parse_image_layout(data.images_json, folder.string()), folder.string());
   return data;

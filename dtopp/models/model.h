@@ -42,10 +42,6 @@ struct Model {
   // Builds the loss function over the given parameters. Each is looked up when it is used, in the list's
   // order.
   std::function<LossFunction(const ParameterLookup&)> bind;
-  std::function<StepCosts(const CostInputs&)> costs;
-  // Opens the data of config.data and checks that it fits the model. Throws UsageError if it does not fit,
-  // DataError if it is missing or damaged.
-  std::function<TrainingData(Verify)> open_data;
 };
 
 }  // namespace dtopp

@@ -146,8 +146,9 @@ std::vector<MemoryPart> plan_memory(const Subject& subject, Precision precision)
   const TrainingConfig& training = subject.config.training;
   const bool bf16 = precision == Precision::kBf16;
   const bool cuda = subject.device == Device::kCuda;
-  const StepCosts costs = subject.model.costs(
-      {training.micro_batch_size, subject.active_experts, bf16 ? kBfloat16 : kFloat, cuda});
+  const StepCosts costs =
+      model_costs(subject.config.model,
+                  {training.micro_batch_size, subject.active_experts, bf16 ? kBfloat16 : kFloat, cuda});
   const auto n = static_cast<uint64_t>(subject.dims.world_size);
   const uint64_t masters = (checked_product({counts.all, kFloat}) + n - 1) / n;
   // In fp32, a rank computes with its own main parameters, and needs copies only of those that other ranks
@@ -220,9 +221,9 @@ Plan make_plan(const RunConfig& config, const ParallelDims& dims, Device device)
   const uint64_t active_experts = checked_round(static_cast<double>(counts.experts) * share);
   plan.active_parameters = counts.all - counts.experts + active_experts;
   const uint64_t conditioning = counts.conditioning / static_cast<uint64_t>(model.tokens_per_sample);
-  plan.flops_per_token =
-      checked_sum({checked_product({6, checked_sum({counts.multiplied, active_experts, conditioning})}),
-                   model.costs({training.micro_batch_size, plan.active_experts, kFloat}).attention_flops});
+  plan.flops_per_token = checked_sum(
+      {checked_product({6, checked_sum({counts.multiplied, active_experts, conditioning})}),
+       model_costs(config.model, {training.micro_batch_size, plan.active_experts, kFloat}).attention_flops});
 
   plan.tokens_per_step = checked_product(
       {static_cast<uint64_t>(training.global_batch_size), static_cast<uint64_t>(model.tokens_per_sample)});

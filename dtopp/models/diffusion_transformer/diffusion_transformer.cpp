@@ -166,10 +166,6 @@ Model make_diffusion_transformer(const RunConfig& config) {
       return diffusion_losses(model, batch, inputs, objective, weights);
     };
   };
-  model.costs = [config](const CostInputs& inputs) {
-    return diffusion_transformer_costs(config.model, inputs);
-  };
-  model.open_data = [config](Verify verify) { return diffusion_transformer_data(config, verify); };
   return model;
 }
 

@@ -115,8 +115,6 @@ Model make_language_model(const RunConfig& config) {
       return language_model_losses(model, batch.tensor("tokens"), inputs, weights, documents);
     };
   };
-  model.costs = [config](const CostInputs& inputs) { return language_model_costs(config.model, inputs); };
-  model.open_data = [config](Verify verify) { return language_model_data(config, verify); };
   return model;
 }
 

@@ -3,6 +3,7 @@
 #include <stdexcept>
 
 #include "dtopp/models/diffusion_transformer/diffusion_transformer.h"
+#include "dtopp/models/diffusion_transformer/image_batches.h"
 #include "dtopp/models/language_model/language_model.h"
 
 namespace dtopp {
@@ -10,21 +11,34 @@ namespace {
 
 struct TypeEntry {
   ModelType type;
-  Model (*make)(const RunConfig&);
+  Model (*make)(const RunConfig& config);
+  StepCosts (*costs)(const ModelConfig& model, const CostInputs& inputs);
+  TrainingData (*open_data)(const RunConfig& config, Verify verify);
 };
 
 constexpr TypeEntry kModelTypes[] = {
-    {ModelType::kLanguageModel, make_language_model},
-    {ModelType::kDiffusionTransformer, make_diffusion_transformer},
+    {ModelType::kLanguageModel, make_language_model, language_model_costs, language_model_data},
+    {ModelType::kDiffusionTransformer, make_diffusion_transformer, diffusion_transformer_costs,
+     diffusion_transformer_data},
 };
+
+const TypeEntry& entry_of(ModelType type) {
+  for (const TypeEntry& entry : kModelTypes) {
+    if (entry.type == type) return entry;
+  }
+  throw std::invalid_argument("make_model: no model of this type");
+}
 
 }  // namespace
 
-Model make_model(const RunConfig& config) {
-  for (const TypeEntry& entry : kModelTypes) {
-    if (entry.type == config.model.type) return entry.make(config);
-  }
-  throw std::invalid_argument("make_model: no model of this type");
+Model make_model(const RunConfig& config) { return entry_of(config.model.type).make(config); }
+
+StepCosts model_costs(const ModelConfig& model, const CostInputs& inputs) {
+  return entry_of(model.type).costs(model, inputs);
+}
+
+TrainingData open_training_data(const RunConfig& config, Verify verify) {
+  return entry_of(config.model.type).open_data(config, verify);
 }
 
 }  // namespace dtopp
