@@ -1,6 +1,7 @@
 #include "dtopp/data/files/npy_header.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -22,6 +23,23 @@ std::optional<std::string_view> value_of(std::string_view header, std::string_vi
   const size_t stop = rest.find(end);
   if (stop == rest.npos) return std::nullopt;
   return rest.substr(0, stop);
+}
+
+// Parses the sizes of a shape. The text lacks its closing parenthesis: "(3, 4,".
+std::vector<int64_t> parse_shape(std::string_view text, const ByteReader& reader) {
+  std::vector<int64_t> shape;
+  const char* at = text.data() + text.starts_with('(');
+  const char* const end = text.data() + text.size();
+  while (at < end) {
+    int64_t side = 0;
+    const auto [after, error] = std::from_chars(at, end, side);
+    if (error != std::errc() || side < 0 || shape.size() == 8)
+      reader.fail("shape " + std::string(text.substr(0, 40)) + ") is not a list of at most 8 sizes");
+    shape.push_back(side);
+    at = after;
+    while (at < end && (*at == ',' || *at == ' ')) ++at;
+  }
+  return shape;
 }
 
 uint64_t header_size(ByteReader& reader) {
@@ -49,7 +67,19 @@ NpyHeader read_npy_header(ByteReader& reader) {
   const auto shape = value_of(header, "shape", ")");
   if (!descr || !fortran_order || !shape)
     reader.fail("the header before this byte lacks descr, fortran_order or shape");
-  return {*descr, *fortran_order, *shape};
+  return {*descr, *fortran_order != "False", parse_shape(*shape, reader)};
+}
+
+std::span<const std::byte> read_npy_data(ByteReader& reader, const std::vector<int64_t>& shape,
+                                         uint64_t element_bytes) {
+  uint64_t count = 1;
+  for (const int64_t side : shape) {
+    if (__builtin_mul_overflow(count, static_cast<uint64_t>(side), &count)) reader.fail("its size overflows");
+  }
+  const auto bytes = reader.take(count, element_bytes);
+  if (reader.remaining() != 0)
+    reader.fail(std::to_string(reader.remaining()) + " bytes follow the array of " + std::to_string(count));
+  return bytes;
 }
 
 }  // namespace dtopp

@@ -1,8 +1,6 @@
 #include "dtopp/data/image_preparation/array_source.h"
 
 #include <array>
-#include <charconv>
-#include <cstring>
 #include <utility>
 
 #include "dtopp/base/byte_reader.h"
@@ -15,23 +13,6 @@ namespace dtopp {
 namespace {
 
 namespace fs = std::filesystem;
-
-// Parses the sizes of a shape. The text lacks its closing parenthesis: "(3, 4,".
-std::vector<int64_t> parse_shape(std::string_view text, const ByteReader& reader) {
-  std::vector<int64_t> shape;
-  const char* at = text.data() + !text.empty();
-  const char* const end = text.data() + text.size();
-  while (at < end) {
-    int64_t side = 0;
-    const auto [after, error] = std::from_chars(at, end, side);
-    if (error != std::errc() || side < 0 || shape.size() == 8)
-      reader.fail("shape " + std::string(text) + ") is not a list of at most 8 sizes");
-    shape.push_back(side);
-    at = after;
-    while (at < end && (*at == ',' || *at == ' ')) ++at;
-  }
-  return shape;
-}
 
 struct NpyDtype {
   std::string_view descr;
@@ -136,15 +117,9 @@ TensorView read_npy_array(std::span<const std::byte> file, const std::string& wh
   if (!begins_as_npy(file)) reader.fail("not a .npy file");
   const NpyHeader header = read_npy_header(reader);
   const NpyDtype dtype = dtype_of(header.descr, reader);
-  if (header.fortran_order != "False") reader.fail("is in Fortran order; save it in C order");
-  TensorView array{"", std::string(dtype.name), parse_shape(header.shape, reader), {}};
-  uint64_t count = 1;
-  for (const int64_t side : array.shape) {
-    if (__builtin_mul_overflow(count, static_cast<uint64_t>(side), &count)) reader.fail("its size overflows");
-  }
-  array.bytes = reader.take(count, dtype.size);
-  if (reader.remaining() != 0) reader.fail(std::to_string(reader.remaining()) + " bytes follow the array");
-  return array;
+  if (header.fortran_order) reader.fail("is in Fortran order; save it in C order");
+  const auto bytes = read_npy_data(reader, header.shape, dtype.size);
+  return {"", std::string(dtype.name), header.shape, bytes};
 }
 
 std::unique_ptr<ImageSource> open_image_array(const fs::path& path) {

@@ -1,7 +1,6 @@
 #include "dtopp/data/tokens/npy.h"
 
 #include <array>
-#include <charconv>
 #include <string_view>
 #include <utility>
 
@@ -27,27 +26,14 @@ TokenType type_of(std::string_view descr, const ByteReader& reader) {
               " cannot hold token ids; save a little-endian integer array");
 }
 
-// Parses the shape of one dimension. The text lacks its closing parenthesis: "(123,".
-uint64_t count_of(std::string_view shape, const ByteReader& reader) {
-  uint64_t count = 0;
-  const char* const end = shape.data() + shape.size();
-  const auto [after, error] = std::from_chars(shape.data() + !shape.empty(), end, count);
-  if (shape.empty() || shape[0] != '(' || error != std::errc() ||
-      std::string_view(after, static_cast<size_t>(end - after)) != ",")
-    reader.fail("shape " + std::string(shape.substr(0, 40)) + ") is not one-dimensional");
-  return count;
-}
-
 TokenArray open_with_header(MappedFile file) {
   ByteReader reader(file.bytes(), file.path().string());
   const NpyHeader header = read_npy_header(reader);
   const TokenType type = type_of(header.descr, reader);
-  const uint64_t count = count_of(header.shape, reader);
+  if (header.shape.size() != 1) reader.fail("the array is not one-dimensional");
   const uint64_t offset = reader.offset();
-  reader.take(count, size_of(type));
-  if (reader.remaining() != 0)
-    reader.fail(std::to_string(reader.remaining()) + " bytes follow the array of " + std::to_string(count));
-  return TokenArray(std::move(file), offset, type, count);
+  read_npy_data(reader, header.shape, size_of(type));
+  return TokenArray(std::move(file), offset, type, static_cast<uint64_t>(header.shape[0]));
 }
 
 }  // namespace
