@@ -196,9 +196,8 @@ def note_as_verified(folder):
     """Writes a record that lists the folder's files, in their present state, as verified."""
     files = json.loads((folder / "manifest.json").read_text())["files"]
     status = {name: (folder / name).stat() for name in files}
-    about = {name: {"device": s.st_dev, "inode": s.st_ino, "size": s.st_size, "modified": s.st_mtime_ns,
-                    "changed": s.st_ctime_ns} for name, s in status.items()}
-    text = '{\n  "format": "dtopp verified files 1",\n  "about": ' + json.dumps(about) + ',\n  "files": ' \
+    about = {name: f"{s.st_dev} {s.st_ino} {s.st_size} {s.st_mtime_ns} {s.st_ctime_ns}" for name, s in status.items()}
+    text = '{\n  "format": "dtopp verified files 2",\n  "about": ' + json.dumps(about) + ',\n  "files": ' \
         + json.dumps(files) + ",\n"
     (folder / ".verified.json").write_text(text + f'  "xxh3_128": "{xxh3_128(text.encode())}"\n}}\n')
 

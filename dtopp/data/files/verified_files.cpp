@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr char kVerifiedFormat[] = "dtopp verified files 1";
+constexpr char kVerifiedFormat[] = "dtopp verified files 2";
 constexpr int64_t kNanoseconds = 1'000'000'000;
 // The resolution of a file system's times may be two seconds. If a file changed more recently, a later change
 // could leave the same time.
@@ -30,20 +30,19 @@ int64_t nanoseconds(const timespec& time) { return time.tv_sec * kNanoseconds + 
 
 // Attributes of a file, at least one of which changes with every write.
 struct Identity {
-  uint64_t device = 0;
-  uint64_t inode = 0;
-  uint64_t size = 0;
-  int64_t modified = 0;  // nanoseconds since 1970
+  std::string text;  // device, inode, size, modified, changed; the times in nanoseconds since 1970
   int64_t changed = 0;
-
-  bool operator==(const Identity&) const = default;
 };
 
 std::optional<Identity> identify(const fs::path& path) {
   struct stat status {};
   if (::stat(path.c_str(), &status) != 0 || !S_ISREG(status.st_mode)) return std::nullopt;
-  return Identity{status.st_dev, status.st_ino, static_cast<uint64_t>(status.st_size),
-                  nanoseconds(status.st_mtim), nanoseconds(status.st_ctim)};
+  const int64_t changed = nanoseconds(status.st_ctim);
+  std::string text;
+  for (const auto number : {static_cast<int64_t>(status.st_dev), static_cast<int64_t>(status.st_ino),
+                            static_cast<int64_t>(status.st_size), nanoseconds(status.st_mtim), changed})
+    text += (text.empty() ? "" : " ") + std::to_string(number);
+  return Identity{text, changed};
 }
 
 bool has_settled(const Identity& file) {
@@ -54,7 +53,7 @@ bool has_settled(const Identity& file) {
 
 struct VerifiedFile {
   ManifestEntry content;
-  Identity identity;
+  std::string identity;
 
   bool operator==(const VerifiedFile&) const = default;
 };
@@ -66,12 +65,7 @@ VerifiedFiles read_record(const fs::path& folder) {
     const Manifest record = read_manifest(folder, kVerifiedFormat, kVerifiedName);
     const JsonFields identities(record.about, kVerifiedName);
     VerifiedFiles files;
-    for (const auto& [name, content] : record.files) {
-      const JsonFields fields = identities.object(name);
-      files[name] = {content,
-                     {fields.count("device"), fields.count("inode"), fields.count("size"),
-                      fields.integer("modified"), fields.integer("changed")}};
-    }
+    for (const auto& [name, content] : record.files) files[name] = {content, identities.text(name)};
     return files;
   } catch (const DataError&) {
     return {};  // a missing or damaged record: all files are read again
@@ -83,11 +77,7 @@ void write_record(const fs::path& folder, const VerifiedFiles& files) {
   ManifestFiles contents;
   for (const auto& [name, file] : files) {
     contents[name] = file.content;
-    about[name] = {{"device", file.identity.device},
-                   {"inode", file.identity.inode},
-                   {"size", file.identity.size},
-                   {"modified", file.identity.modified},
-                   {"changed", file.identity.changed}};
+    about[name] = file.identity;
   }
   const fs::path path = folder / kVerifiedName;
   if (is_there(path) && !begins_as_manifest(path, kVerifiedFormat)) return;
@@ -117,12 +107,13 @@ void verify_files(const fs::path& folder, const ManifestFiles& files, bool also_
   for (const auto& [name, content] : files) {
     const auto identity = identify(folder / name);
     const auto known = before.find(name);
-    const bool unchanged =
-        !also_known && identity && known != before.end() && known->second == VerifiedFile{content, *identity};
+    const bool unchanged = !also_known && identity && known != before.end() &&
+                           known->second == VerifiedFile{content, identity->text};
     const bool settled = identity && has_settled(*identity);  // must be evaluated before the file is read
     if (!unchanged) verify_content(folder, {{name, content}});
     // Do not record a file that was changed or replaced while it was read.
-    if (unchanged || (settled && identify(folder / name) == identity)) verified[name] = {content, *identity};
+    const auto now = settled ? identify(folder / name) : std::nullopt;
+    if (unchanged || (now && now->text == identity->text)) verified[name] = {content, identity->text};
   }
   if (verified != before) write_record(folder, verified);
 }
