@@ -135,18 +135,24 @@ RunConfig config_of(const Options& options) {
   return config;
 }
 
-TrainingData random_tokens(const RunConfig& config) {
-  TrainingData data;
-  data.training_batch = [config](uint64_t position, int64_t count) {
+struct RandomTokens : Dataset {
+  explicit RandomTokens(const ModelConfig& model) : model(model) {}
+  Batch read(uint64_t position, int64_t count) const override {
     const RandomStream stream(7, "tokens");
-    const int64_t width = config.model.sequence_length + 1;
+    const int64_t width = model.sequence_length + 1;
     const at::Tensor tokens = at::empty({count, width}, at::kLong);
     for (int64_t i = 0; i < tokens.numel(); ++i) {
       const auto index = position * static_cast<uint64_t>(width) + static_cast<uint64_t>(i);
-      tokens.mutable_data_ptr<int64_t>()[i] = stream.bits(index)[0] % config.model.vocab_size;
+      tokens.mutable_data_ptr<int64_t>()[i] = stream.bits(index)[0] % model.vocab_size;
     }
     return Batch{position, {{"tokens", tokens}}};
-  };
+  }
+  ModelConfig model;
+};
+
+TrainingData random_tokens(const RunConfig& config) {
+  TrainingData data;
+  data.training = std::make_shared<RandomTokens>(config.model);
   return data;
 }
 

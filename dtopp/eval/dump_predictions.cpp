@@ -19,7 +19,7 @@ class DumpedImages {
       : data_(data), images_(images), batch_size_(batch_size) {}
 
   Batch batch(int64_t first) const {
-    return data_.validation_batch(static_cast<uint64_t>(first), std::min(batch_size_, images_ - first));
+    return data_.validation->read(static_cast<uint64_t>(first), std::min(batch_size_, images_ - first));
   }
 
   template <class TensorOfBatch>

@@ -63,7 +63,7 @@ ValidationResult measure_diffusion(const DiffusionModel& model, const Routing& r
   while (const auto index = shared.next()) {
     const auto b = static_cast<int64_t>(*index);
     const Batch batch =
-        data.validation_batch(static_cast<uint64_t>(sums.first_sample(b)), sums.size_of(b)).to(model.device);
+        data.validation->read(static_cast<uint64_t>(sums.first_sample(b)), sums.size_of(b)).to(model.device);
     sums.add(b, batch, losses(batch, routing));
   }
   if (shared.stopped()) throw Stopped("stopped before the last image; no result is kept");

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -24,25 +24,26 @@ struct Batch {
   Batch to(const at::Device& device) const;
 };
 
-// The use of one weighted source up to a position of the training order.
-struct SourceUse {
-  std::string name;   // as it appears in metrics
-  double share = 0;   // share of all samples
-  double epochs = 0;  // passes over the source's own samples
+// The samples of some data in one order. Safe to read from many threads.
+class Dataset {
+ public:
+  virtual ~Dataset() = default;
+  // Returns `count` samples from `position` of the order.
+  virtual Batch read(uint64_t position, int64_t count) const = 0;
 };
 
-// The source of training and validation batches.
+class MixedSources;
+
+// The data of a run.
 struct TrainingData {
   std::string tokenizer_json;  // stored in checkpoints, like images_json; empty if the data has none
   std::string images_json{};
   // The name of each source and a hash of its content. The hash does not depend on the location.
   std::vector<std::pair<std::string, std::string>> content_hashes;
-  // Returns `count` samples from `position` of the training order.
-  std::function<Batch(uint64_t position, int64_t count)> training_batch;
-  // Returns the use of each source before `position` of the training order. Empty if sources have no weights.
-  std::function<std::vector<SourceUse>(uint64_t position)> sources;
+  std::shared_ptr<const Dataset> training;      // in the training order
+  std::shared_ptr<const MixedSources> sources;  // null if sources have no weights
   uint64_t validation_samples = 0;
-  std::function<Batch(uint64_t position, int64_t count)> validation_batch;
+  std::shared_ptr<const Dataset> validation;  // in the order of the data
 };
 
 }  // namespace dtopp

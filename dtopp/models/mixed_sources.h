@@ -1,18 +1,36 @@
 // Orders training samples by the weights of their sources, for every model type.
 #pragma once
 
-#include <memory>
+#include <cstdint>
+#include <string>
 #include <vector>
 
 #include "dtopp/config/run_config.h"
 #include "dtopp/data/tokens/mixture.h"
-#include "dtopp/models/batch.h"
 
 namespace dtopp {
 
-// Returns the order over the sources of config.data, which have `sizes` samples. Sets data.sources to report
-// it.
-std::shared_ptr<const MixedOrder> mixed_order_of(const RunConfig& config, std::vector<uint64_t> sizes,
-                                                 TrainingData& data);
+// The use of one weighted source up to a position of the training order.
+struct SourceUse {
+  std::string name;   // as it appears in metrics
+  double share = 0;   // share of all samples
+  double epochs = 0;  // passes over the source's own samples
+};
+
+class MixedSources {
+ public:
+  // Mixes the sources of config.data, which have `sizes` samples.
+  MixedSources(const RunConfig& config, std::vector<uint64_t> sizes)
+      : order_(config.data.weights(), std::move(sizes), static_cast<uint64_t>(config.training.seed)),
+        names_(source_names(config.data.train_paths())) {}
+
+  MixedOrder::Draw operator()(uint64_t position) const { return order_(position); }
+  // Returns the use of each source before `position` of the training order.
+  std::vector<SourceUse> use(uint64_t position) const;
+
+ private:
+  MixedOrder order_;
+  std::vector<std::string> names_;
+};
 
 }  // namespace dtopp

@@ -37,7 +37,7 @@ Routing solve_on_validation(const Model& model, const RunConfig& config, const s
                             const Routing& routing) {
   const auto room = static_cast<uint64_t>(std::max<int64_t>(1, kSolveTokens / model.tokens_per_sample));
   const auto samples = static_cast<int64_t>(std::min(room, data.validation_samples));
-  const Batch batch = data.validation_batch(0, samples).to(device);
+  const Batch batch = data.validation->read(0, samples).to(device);
   return solve_thresholds(
       config, targets, device,
       [&](const Routing& with) { return losses(batch, with).activations.summary().mean; }, routing);

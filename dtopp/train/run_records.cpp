@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "dtopp/base/format.h"
+#include "dtopp/models/mixed_sources.h"
 #include "dtopp/runs/count_ranges.h"
 
 namespace dtopp {
@@ -74,7 +75,7 @@ void add_step(const StepResult& result, MetricRecord& record) {
 
 void add_sources(const TrainingData& data, int64_t position, MetricRecord& record) {
   if (!data.sources) return;
-  for (const SourceUse& use : data.sources(static_cast<uint64_t>(position))) {
+  for (const SourceUse& use : data.sources->use(static_cast<uint64_t>(position))) {
     record.values.emplace_back("data/" + use.name + "/share", use.share);
     record.values.emplace_back("data/" + use.name + "/epoch", use.epochs);
   }

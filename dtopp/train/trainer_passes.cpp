@@ -40,7 +40,7 @@ void Trainer::accumulate_micro_batch(int64_t micro_batch, const Routing& inputs,
   const int64_t size = config_.training.micro_batch_size;
   const double wait = steady_seconds();
   const int64_t position = state_.sample_position + micro_batch * size;
-  const Batch batch = data_.training_batch(static_cast<uint64_t>(position), size);
+  const Batch batch = data_.training->read(static_cast<uint64_t>(position), size);
   sums.data_seconds += steady_seconds() - wait;
   const BatchLosses losses = losses_(batch.to(store_.device()), inputs);
   (losses.total / static_cast<double>(micro_batches())).backward();

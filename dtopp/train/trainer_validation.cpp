@@ -38,7 +38,7 @@ std::optional<ValidationResult> Trainer::validate_with(const Routing& inputs, in
       forward_empty();
       continue;
     }
-    const Batch batch = data_.validation_batch(static_cast<uint64_t>(sums.first_sample(b)), sums.size_of(b))
+    const Batch batch = data_.validation->read(static_cast<uint64_t>(sums.first_sample(b)), sums.size_of(b))
                             .to(store_.device());
     sums.add(b, batch, losses_(batch, inputs));
   }

@@ -28,22 +28,29 @@ Tensors read_parameters(const SafetensorsFile& input, const RunConfig& config, a
   return parameters;
 }
 
-ImageReader pictures(const SafetensorsFile& input, const ModelConfig& model) {
-  const at::Tensor x0 = read_tensor(input, "x0");
-  const at::Tensor label = model.num_classes > 0 ? read_tensor(input, "label") : at::Tensor();
-  const at::Tensor text = model.text_length > 0 ? read_tensor(input, "text") : at::Tensor();
-  const auto values = [](const at::Tensor& row) {
+class InputImages : public ImageReader {
+ public:
+  InputImages(const SafetensorsFile& input, const ModelConfig& model) : x0_(read_tensor(input, "x0")) {
+    if (model.num_classes > 0) label_ = read_tensor(input, "label");
+    if (model.text_length > 0) text_ = read_tensor(input, "text");
+  }
+  uint64_t size() const override { return static_cast<uint64_t>(x0_.size(0)); }
+  TrainingImage read(uint64_t index, bool flip) const override {
+    const auto i = static_cast<int64_t>(index);
+    TrainingImage sample{values(flip ? x0_[i].flip({-1}) : x0_[i]), 0, {}};
+    if (label_.defined()) sample.label = label_[i].item<int64_t>();
+    if (text_.defined()) sample.text_LS = values(text_[i]);
+    return sample;
+  }
+
+ private:
+  static std::vector<float> values(const at::Tensor& row) {
     const at::Tensor flat = row.contiguous();
-    return std::vector<float>(flat.const_data_ptr<float>(), flat.const_data_ptr<float>() + flat.numel());
-  };
-  return {static_cast<uint64_t>(x0.size(0)), [=](uint64_t index, bool flip) {
-            const auto i = static_cast<int64_t>(index);
-            TrainingImage sample{values(flip ? x0[i].flip({-1}) : x0[i]), 0, {}};
-            if (label.defined()) sample.label = label[i].item<int64_t>();
-            if (text.defined()) sample.text_LS = values(text[i]);
-            return sample;
-          }};
-}
+    return {flat.const_data_ptr<float>(), flat.const_data_ptr<float>() + flat.numel()};
+  }
+
+  at::Tensor x0_, label_, text_;
+};
 
 }  // namespace
 
@@ -89,9 +96,10 @@ void train_diffusion(const char* config_path, const char* input_path, const char
   const RunConfig config = load_model_run_config(config_path, {});
   const SafetensorsFile input(input_path);
   TrainingData data;
-  data.training_batch = training_images(config, pictures(input, config.model));
-  data.validation_batch = validation_images(config, pictures(input, config.model));
-  data.validation_samples = pictures(input, config.model).samples;
+  const auto images = std::make_shared<const InputImages>(input, config.model);
+  data.training = training_images(config, images);
+  data.validation = validation_images(config, images);
+  data.validation_samples = images->size();
   Trainer trainer(config, make_model(config), data, at::kFloat);
   trainer.initialise();
 
@@ -105,8 +113,8 @@ void train_diffusion(const char* config_path, const char* input_path, const char
   };
   add_parameters("initial/");
   const int64_t samples = config.training.steps * config.training.global_batch_size;
-  add_batch("training_batch/", data.training_batch(0, samples));
-  add_batch("validation_batch/", data.validation_batch(0, static_cast<int64_t>(data.validation_samples)));
+  add_batch("training_batch/", data.training->read(0, samples));
+  add_batch("validation_batch/", data.validation->read(0, static_cast<int64_t>(data.validation_samples)));
   for (int64_t step = 1; step <= config.training.steps; ++step) {
     trainer.step({});
     const StepResult result = trainer.next_result(0).value();

@@ -122,11 +122,11 @@ TEST_F(Ranks, stop_a_validation_together) {
     std::atomic<bool> requested = false;
     int batches = 0;
     TrainingData data = data_for(config_);
-    data.validation_batch = [&, batch = data.training_batch](uint64_t position, int64_t count) {
+    data.validation = dataset_of([&, all = data.training](uint64_t position, int64_t count) {
       requested = rank == 1;  // during the first round
       ++batches;
-      return batch(position, count);
-    };
+      return all->read(position, count);
+    });
     Trainer trainer(config_, make_model(config_), std::move(data), at::kFloat,
                     make_process_groups(store, rank, dims, on_loopback()));
     trainer.initialise();

@@ -30,10 +30,23 @@ inline RunConfig tiny() {
   return config;
 }
 
+// A data set that calls a function (position, count).
+template <class Read>
+struct FunctionDataset : Dataset {
+  explicit FunctionDataset(Read read) : read_batch(std::move(read)) {}
+  Batch read(uint64_t position, int64_t count) const override { return read_batch(position, count); }
+  Read read_batch;
+};
+
+template <class Read>
+std::shared_ptr<const Dataset> dataset_of(Read read) {
+  return std::make_shared<FunctionDataset<Read>>(std::move(read));
+}
+
 // Batches of random tokens, which depend on the position alone.
 inline TrainingData data_for(const RunConfig& config) {
   TrainingData data;
-  data.training_batch = [config](uint64_t position, int64_t count) {
+  data.training = dataset_of([config](uint64_t position, int64_t count) {
     const RandomStream stream(7, "tokens");
     const int64_t width = config.model.sequence_length + 1;
     const at::Tensor tokens = at::empty({count, width}, at::kLong);
@@ -42,9 +55,9 @@ inline TrainingData data_for(const RunConfig& config) {
       tokens.mutable_data_ptr<int64_t>()[i] = stream.bits(index)[0] % config.model.vocab_size;
     }
     return Batch{position, {{"tokens", tokens}}};
-  };
+  });
   data.validation_samples = 3;
-  data.validation_batch = data.training_batch;
+  data.validation = data.training;
   return data;
 }
 

@@ -95,7 +95,7 @@ TEST(Trainer, global_batch_statistics_are_those_of_the_last_step) {
   const auto balance = [&](const Routing& given, uint64_t position) {
     double sum = 0;
     for (const uint64_t micro_batch : {position, position + 2})
-      sum += losses(trainer.data().training_batch(micro_batch, 2), given)
+      sum += losses(trainer.data().training->read(micro_batch, 2), given)
                  .value("load_balance_loss")
                  .item<double>();
     return sum / 2;
@@ -153,10 +153,10 @@ TEST(Trainer, a_step_that_is_stopped_has_not_happened) {
   const RunConfig config = tiny();
   std::atomic<bool> requested = false;
   TrainingData data = data_for(config);
-  data.training_batch = [&, batch = data.training_batch](uint64_t position, int64_t count) {
+  data.training = dataset_of([&, all = data.training](uint64_t position, int64_t count) {
     requested = true;  // during the first of two micro-batches
-    return batch(position, count);
-  };
+    return all->read(position, count);
+  });
   Trainer stopped(config, make_model(config), std::move(data), at::kFloat);
   Trainer plain = trainer_of(config);
   stopped.initialise();
@@ -255,9 +255,8 @@ TEST(Trainer, learns_to_repeat_a_small_batch) {
       config.routing.experts = {3};
       config.training.steps = 60;
       TrainingData data = data_for(config);
-      data.training_batch = [batch = data.training_batch](uint64_t, int64_t count) {
-        return batch(0, count);
-      };
+      data.training =
+          dataset_of([all = data.training](uint64_t, int64_t count) { return all->read(0, count); });
       Trainer trainer(config, make_model(config), data, type);
       trainer.initialise();
       const double first = step(trainer).loss_named("lm_loss");

@@ -73,22 +73,28 @@ std::vector<float> read_latent(const ImageData& data, uint64_t index, bool flip)
   return x0;
 }
 
-ImageReader reader_of(std::shared_ptr<const ImageData> data, const ModelConfig& model) {
-  const bool has_text = model.text_length > 0;
-  const uint64_t samples = data->size();
-  return {samples, [data = std::move(data), has_text](uint64_t index, bool flip) {
-            const ImageLayout& layout = data->layout();
-            TrainingImage image;
-            image.x0_CHW =
-                layout.is_latent ? read_latent(*data, index, flip) : read_pixels(*data, index, flip);
-            image.label = data->label(index);
-            if (!has_text) return image;
-            image.text_LS.resize(static_cast<size_t>(layout.text_length * layout.text_size));
-            const int64_t rows = data->text(index, image.text_LS);
-            image.text_LS.resize(static_cast<size_t>(rows * layout.text_size));
-            return image;
-          }};
-}
+class PreparedImages : public ImageReader {
+ public:
+  PreparedImages(std::shared_ptr<const ImageData> data, const ModelConfig& model)
+      : data_(std::move(data)), has_text_(model.text_length > 0) {}
+
+  uint64_t size() const override { return data_->size(); }
+  TrainingImage read(uint64_t index, bool flip) const override {
+    const ImageLayout& layout = data_->layout();
+    TrainingImage image;
+    image.x0_CHW = layout.is_latent ? read_latent(*data_, index, flip) : read_pixels(*data_, index, flip);
+    image.label = data_->label(index);
+    if (!has_text_) return image;
+    image.text_LS.resize(static_cast<size_t>(layout.text_length * layout.text_size));
+    const int64_t rows = data_->text(index, image.text_LS);
+    image.text_LS.resize(static_cast<size_t>(rows * layout.text_size));
+    return image;
+  }
+
+ private:
+  std::shared_ptr<const ImageData> data_;
+  bool has_text_;
+};
 
 std::shared_ptr<const ImageData> open_images(const std::vector<std::string>& paths, const ModelConfig& model,
                                              Verify verify) {
@@ -97,15 +103,10 @@ std::shared_ptr<const ImageData> open_images(const std::vector<std::string>& pat
   return data;
 }
 
-// Orders samples by the weights of their folders, which are concatenated.
-std::function<uint64_t(uint64_t)> weighted_order(const RunConfig& config, const ImageData& images,
-                                                 TrainingData& data) {
+WeightedImages weighted_images(const RunConfig& config, const ImageData& images) {
   std::vector<uint64_t> sizes = images.folder_sizes(), first(sizes.size());
   std::exclusive_scan(sizes.begin(), sizes.end(), first.begin(), uint64_t{0});
-  return [order = mixed_order_of(config, std::move(sizes), data), first](uint64_t position) {
-    const MixedOrder::Draw draw = (*order)(position);
-    return first[draw.source] + draw.index;
-  };
+  return {std::make_shared<const MixedSources>(config, std::move(sizes)), std::move(first)};
 }
 
 }  // namespace
@@ -116,15 +117,18 @@ TrainingData diffusion_transformer_data(const RunConfig& config, Verify verify) 
   const auto train = open_images(folders, config.model, verify);
   data.images_json = format_image_layout(train->layout());
   data.content_hashes.emplace_back(joined(folders), train->content_hash());
-  ImageReader reader = reader_of(train, config.model);
-  if (config.data.is_weighted()) reader.order = weighted_order(config, *train, data);
-  data.training_batch = training_images(config, std::move(reader));
+  std::optional<WeightedImages> weighted;
+  if (config.data.is_weighted()) {
+    weighted = weighted_images(config, *train);
+    data.sources = weighted->sources;
+  }
+  data.training = training_images(config, std::make_shared<PreparedImages>(train, config.model), weighted);
   if (config.data.validation.empty()) return data;
   const auto validation = open_images(config.data.validation, config.model, verify);
   require_alike(train->layout(), joined(folders), validation->layout(), joined(config.data.validation));
   data.content_hashes.emplace_back(joined(config.data.validation), validation->content_hash());
   data.validation_samples = validation->size();
-  data.validation_batch = validation_images(config, reader_of(validation, config.model));
+  data.validation = validation_images(config, std::make_shared<PreparedImages>(validation, config.model));
   return data;
 }
 

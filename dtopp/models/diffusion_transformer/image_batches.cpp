@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <span>
 #include <stdexcept>
+#include <type_traits>
+#include <utility>
 
 #include "dtopp/base/random.h"
 #include "dtopp/data/images/image_data.h"
@@ -21,16 +23,17 @@ struct Draw {
 
 class TrainingDraws {
  public:
-  TrainingDraws(const RunConfig& config, const ImageReader& source)
+  TrainingDraws(const RunConfig& config, uint64_t images, std::optional<WeightedImages> weighted)
       : config_(config.diffusion),
-        order_(source.order ? source.order : ImageOrder(source.samples, seed_of(config))),
+        order_(images, seed_of(config)),
+        weighted_(std::move(weighted)),
         flip_(seed_of(config), "image flip"),
         timestep_(seed_of(config), "timestep"),
         dropped_(seed_of(config), "dropped condition"),
         noise_(seed_of(config), "noise") {}
 
   Draw operator()(uint64_t position) const {
-    return {order_(position), config_.flip && flip_.uniform(position) < 0.5,
+    return {index_at(position), config_.flip && flip_.uniform(position) < 0.5,
             dropped_.uniform(position) < config_.condition_dropout,
             timestep_at(timestep_.uniform(position), config_), 0};
   }
@@ -39,8 +42,15 @@ class TrainingDraws {
   static uint64_t seed_of(const RunConfig& config) { return static_cast<uint64_t>(config.training.seed); }
 
  private:
+  uint64_t index_at(uint64_t position) const {
+    if (!weighted_) return order_(position);
+    const MixedOrder::Draw draw = (*weighted_->sources)(position);
+    return weighted_->first[draw.source] + draw.index;
+  }
+
   DiffusionConfig config_;
-  std::function<uint64_t(uint64_t)> order_;
+  ImageOrder order_;
+  std::optional<WeightedImages> weighted_;
   RandomStream flip_, timestep_, dropped_, noise_;
 };
 
@@ -115,36 +125,45 @@ class ImageBatch {
 };
 
 template <class Draws>
-Batch read_batch(const ModelConfig& model, const ImageReader& source, const Draws& draws, uint64_t position,
-                 int64_t count, int64_t* group) {
-  ImageBatch batch(model, position, count);
-  at::parallel_for(0, count, 1, [&](int64_t first, int64_t last) {
-    for (int64_t i = first; i < last; ++i) {
-      const Draw draw = draws(position + static_cast<uint64_t>(i));
-      batch.fill(i, source.read(draw.index, draw.flip), draw, draws.noise());
-      if (group != nullptr) group[i] = draw.group;
-    }
-  });
-  return batch.take();
-}
+class ImageDataset : public Dataset {
+ public:
+  ImageDataset(const RunConfig& config, std::shared_ptr<const ImageReader> images, Draws draws)
+      : model_(config.model), images_(std::move(images)), draws_(std::move(draws)) {}
+
+  Batch read(uint64_t position, int64_t count) const override {
+    ImageBatch batch(model_, position, count);
+    const at::Tensor group_B = at::empty({count}, at::kLong);
+    auto* group = group_B.mutable_data_ptr<int64_t>();
+    at::parallel_for(0, count, 1, [&](int64_t first, int64_t last) {
+      for (int64_t i = first; i < last; ++i) {
+        const Draw draw = draws_(position + static_cast<uint64_t>(i));
+        batch.fill(i, images_->read(draw.index, draw.flip), draw, draws_.noise());
+        group[i] = draw.group;
+      }
+    });
+    Batch filled = batch.take();
+    if (std::is_same_v<Draws, ValidationDraws>) filled.tensors.emplace_back("group", group_B);
+    return filled;
+  }
+
+ private:
+  ModelConfig model_;
+  std::shared_ptr<const ImageReader> images_;
+  Draws draws_;
+};
 
 }  // namespace
 
-std::function<Batch(uint64_t, int64_t)> training_images(const RunConfig& config, ImageReader source) {
-  return [model = config.model, draws = TrainingDraws(config, source), source = std::move(source)](
-             uint64_t position, int64_t count) {
-    return read_batch(model, source, draws, position, count, nullptr);
-  };
+std::shared_ptr<const Dataset> training_images(const RunConfig& config,
+                                               std::shared_ptr<const ImageReader> images,
+                                               std::optional<WeightedImages> weighted) {
+  TrainingDraws draws(config, images->size(), std::move(weighted));
+  return std::make_shared<ImageDataset<TrainingDraws>>(config, std::move(images), std::move(draws));
 }
 
-std::function<Batch(uint64_t, int64_t)> validation_images(const RunConfig& config, ImageReader source) {
-  return [model = config.model, draws = ValidationDraws(config), source = std::move(source)](
-             uint64_t position, int64_t count) {
-    const at::Tensor group_B = at::empty({count}, at::kLong);
-    Batch batch = read_batch(model, source, draws, position, count, group_B.mutable_data_ptr<int64_t>());
-    batch.tensors.emplace_back("group", group_B);
-    return batch;
-  };
+std::shared_ptr<const Dataset> validation_images(const RunConfig& config,
+                                                 std::shared_ptr<const ImageReader> images) {
+  return std::make_shared<ImageDataset<ValidationDraws>>(config, std::move(images), ValidationDraws(config));
 }
 
 }  // namespace dtopp

@@ -3,12 +3,14 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
+#include <memory>
+#include <optional>
 #include <vector>
 
 #include "dtopp/config/run_config.h"
 #include "dtopp/data/files/verified_files.h"
 #include "dtopp/models/batch.h"
+#include "dtopp/models/mixed_sources.h"
 
 namespace dtopp {
 
@@ -21,12 +23,19 @@ struct TrainingImage {
   std::vector<float> text_LS;  // embeddings of its text, at most text_length
 };
 
-struct ImageReader {
-  uint64_t samples = 0;
-  // Reads sample `index` of the data, mirrored left to right if `flip`. Called from several threads.
-  std::function<TrainingImage(uint64_t index, bool flip)> read;
-  // Maps a position of the training order to a sample. Empty: ImageOrder.
-  std::function<uint64_t(uint64_t position)> order{};
+// Images by index. Safe to read from many threads.
+class ImageReader {
+ public:
+  virtual ~ImageReader() = default;
+  virtual uint64_t size() const = 0;
+  // Reads image `index`, mirrored left to right if `flip`.
+  virtual TrainingImage read(uint64_t index, bool flip) const = 0;
+};
+
+// Images of several sources, one after another, that are drawn by the weights of their sources.
+struct WeightedImages {
+  std::shared_ptr<const MixedSources> sources;
+  std::vector<uint64_t> first;  // index of each source's first image
 };
 
 // A batch holds "x0" and "noise", f32 [B, C, H, W], and "t", f32 [B]. With model.num_classes it holds
@@ -38,10 +47,11 @@ struct ImageReader {
 // drop of the condition are drawn per position. Validation uses the order of the data, without flips and
 // drops, and adds "group", int64 [B]: each of ten consecutive samples has its t in a different tenth of the
 // training distribution.
-std::function<Batch(uint64_t position, int64_t count)> training_images(const RunConfig& config,
-                                                                       ImageReader source);
-std::function<Batch(uint64_t position, int64_t count)> validation_images(const RunConfig& config,
-                                                                         ImageReader source);
+std::shared_ptr<const Dataset> training_images(const RunConfig& config,
+                                               std::shared_ptr<const ImageReader> images,
+                                               std::optional<WeightedImages> weighted = std::nullopt);
+std::shared_ptr<const Dataset> validation_images(const RunConfig& config,
+                                                 std::shared_ptr<const ImageReader> images);
 
 // Opens the prepared images of config.data.
 TrainingData diffusion_transformer_data(const RunConfig& config, Verify verify);

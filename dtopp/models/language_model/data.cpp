@@ -43,53 +43,68 @@ std::string find_tokenizer(const std::vector<TokenStream>& streams) {
   return {};
 }
 
-// Reads sequence `position` of an order into sequence_length + 1 tokens.
-using ReadWindow = std::function<void(uint64_t position, std::span<int64_t> tokens)>;
+enum class TokenOrder { kTraining, kFile };
 
-std::function<Batch(uint64_t, int64_t)> batches(const ModelConfig& model, std::optional<int64_t> end_of_text,
-                                                ReadWindow read) {
-  return [length = model.sequence_length + 1, end_of_text, read = std::move(read)](uint64_t position,
-                                                                                   int64_t count) {
+// The sequences of token streams: in one permutation, in an order by the weights of the streams, or in the
+// order of the files.
+class TokenDataset : public Dataset {
+ public:
+  TokenDataset(std::vector<TokenStream> streams, const RunConfig& config, std::optional<int64_t> end_of_text,
+               TokenOrder order)
+      : length_(config.model.sequence_length), end_of_text_(end_of_text), order_(order) {
+    const auto seed = static_cast<uint64_t>(config.training.seed);
+    if (order == TokenOrder::kFile || !config.data.is_weighted()) {
+      samplers_.emplace_back(std::move(streams), length_, seed);
+      return;
+    }
+    std::vector<uint64_t> sizes;
+    for (TokenStream& stream : streams) {
+      std::vector<TokenStream> one;
+      one.push_back(std::move(stream));
+      samplers_.emplace_back(std::move(one), length_, 0);
+      sizes.push_back(samplers_.back().num_windows());
+    }
+    sources_ = std::make_shared<const MixedSources>(config, std::move(sizes));
+  }
+
+  Batch read(uint64_t position, int64_t count) const override {
+    const int64_t length = length_ + 1;
     const at::Tensor windows = at::empty({count, length}, at::kLong);
     auto* tokens = windows.mutable_data_ptr<int64_t>();
     for (int64_t i = 0; i < count; ++i)
-      read(position + static_cast<uint64_t>(i), std::span(tokens + i * length, static_cast<size_t>(length)));
+      read_window(position + static_cast<uint64_t>(i),
+                  std::span(tokens + i * length, static_cast<size_t>(length)));
     Batch batch{position, {{"tokens", windows}}};
-    if (end_of_text)
-      batch.tensors.emplace_back("documents",
-                                 document_offsets(windows.narrow(1, 0, length - 1), *end_of_text));
+    if (end_of_text_)
+      batch.tensors.emplace_back("documents", document_offsets(windows.narrow(1, 0, length_), *end_of_text_));
     return batch;
-  };
-}
-
-// Permutes the sequences of all sources together.
-ReadWindow one_order(std::vector<TokenStream> streams, const ModelConfig& model, uint64_t seed) {
-  return [sampler = std::make_shared<WindowSampler>(std::move(streams), model.sequence_length, seed)](
-             uint64_t position, std::span<int64_t> tokens) { sampler->sample(position, tokens); };
-}
-
-// Orders the sequences by the weights of their sources.
-ReadWindow mixed_order(std::vector<TokenStream> streams, const RunConfig& config, TrainingData& data) {
-  auto samplers = std::make_shared<std::vector<WindowSampler>>();
-  std::vector<uint64_t> sizes;
-  for (TokenStream& stream : streams) {
-    std::vector<TokenStream> one;
-    one.push_back(std::move(stream));
-    samplers->emplace_back(std::move(one), config.model.sequence_length, 0);
-    sizes.push_back(samplers->back().num_windows());
   }
-  const auto order = mixed_order_of(config, std::move(sizes), data);
-  return [samplers, order](uint64_t position, std::span<int64_t> tokens) {
-    const MixedOrder::Draw draw = (*order)(position);
-    (*samplers)[draw.source].window(draw.index, tokens);
-  };
-}
+  uint64_t size() const { return samplers_.front().num_windows(); }  // without weights
+  const std::shared_ptr<const MixedSources>& sources() const { return sources_; }
+
+ private:
+  void read_window(uint64_t position, std::span<int64_t> tokens) const {
+    if (sources_) {
+      const MixedOrder::Draw draw = (*sources_)(position);
+      samplers_[draw.source].window(draw.index, tokens);
+    } else if (order_ == TokenOrder::kTraining) {
+      samplers_.front().sample(position, tokens);
+    } else {
+      samplers_.front().window(position, tokens);
+    }
+  }
+
+  int64_t length_;
+  std::optional<int64_t> end_of_text_;
+  TokenOrder order_;
+  std::vector<WindowSampler> samplers_;  // one per weighted source, else one
+  std::shared_ptr<const MixedSources> sources_;
+};
 
 }  // namespace
 
 TrainingData language_model_data(const RunConfig& config, Verify verify) {
   const ModelConfig& model = config.model;
-  const auto seed = static_cast<uint64_t>(config.training.seed);
   std::vector<TokenStream> train = open_streams(config.data.train_paths(), model, verify);
   std::vector<TokenStream> validation = open_streams(config.data.validation, model, verify);
   check_same_tokenizer(train, validation);
@@ -100,15 +115,15 @@ TrainingData language_model_data(const RunConfig& config, Verify verify) {
     for (const TokenStream& stream : *streams)
       data.content_hashes.emplace_back(stream.path().string(), stream.content_hash());
   const std::optional<int64_t> end_of_text = end_of_documents(config, train, validation);
-  data.training_batch = batches(model, end_of_text,
-                                config.data.is_weighted() ? mixed_order(std::move(train), config, data)
-                                                          : one_order(std::move(train), model, seed));
+  const auto training =
+      std::make_shared<const TokenDataset>(std::move(train), config, end_of_text, TokenOrder::kTraining);
+  data.training = training;
+  data.sources = training->sources();
   if (!validation.empty()) {
-    const auto sampler = std::make_shared<WindowSampler>(std::move(validation), model.sequence_length, seed);
-    data.validation_samples = sampler->num_windows();
-    data.validation_batch = batches(
-        model, end_of_text,
-        [sampler](uint64_t position, std::span<int64_t> tokens) { sampler->window(position, tokens); });
+    const auto held_out =
+        std::make_shared<const TokenDataset>(std::move(validation), config, end_of_text, TokenOrder::kFile);
+    data.validation = held_out;
+    data.validation_samples = held_out->size();
   }
   return data;
 }

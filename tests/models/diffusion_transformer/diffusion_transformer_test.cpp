@@ -37,17 +37,24 @@ RunConfig small_diffusion() {
 
 // Sample i is a picture whose values rise to the right. Its class is i modulo 5, and it has i modulo 3
 // embeddings.
-ImageReader rising_pictures(uint64_t samples) {
-  return {samples, [](uint64_t index, bool flip) {
-            TrainingImage image;
-            for (int64_t i = 0; i < 3 * 64; ++i) {
-              const int64_t column = flip ? 7 - i % 8 : i % 8;
-              image.x0_CHW.push_back(static_cast<float>(index) + 0.1F * static_cast<float>(column));
-            }
-            image.label = static_cast<int64_t>(index % 5);
-            image.text_LS.assign(index % 3 * 6, static_cast<float>(index));
-            return image;
-          }};
+struct RisingPictures : ImageReader {
+  explicit RisingPictures(uint64_t samples) : samples(samples) {}
+  uint64_t size() const override { return samples; }
+  TrainingImage read(uint64_t index, bool flip) const override {
+    TrainingImage image;
+    for (int64_t i = 0; i < 3 * 64; ++i) {
+      const int64_t column = flip ? 7 - i % 8 : i % 8;
+      image.x0_CHW.push_back(static_cast<float>(index) + 0.1F * static_cast<float>(column));
+    }
+    image.label = static_cast<int64_t>(index % 5);
+    image.text_LS.assign(index % 3 * 6, static_cast<float>(index));
+    return image;
+  }
+  uint64_t samples;
+};
+
+std::shared_ptr<const ImageReader> rising_pictures(uint64_t samples) {
+  return std::make_shared<RisingPictures>(samples);
 }
 
 using Tensors = std::map<std::string, at::Tensor>;
@@ -78,7 +85,7 @@ TEST(DiffusionTransformer, looks_up_the_parameters_it_lists_in_their_order) {
       if (std::ranges::find(used, name) == used.end()) used.push_back(name);
       return tensors.at(name);
     });
-    const Batch batch = training_images(config, rising_pictures(20))(3, 4);
+    const Batch batch = training_images(config, rising_pictures(20))->read(3, 4);
     const BatchLosses result = losses(batch, fixed_threshold(config, 0.5));
     EXPECT_EQ(used, listed);
     EXPECT_NO_THROW(result.value(model.validation_loss));
@@ -94,7 +101,7 @@ TEST(DiffusionTransformer, begins_by_predicting_nothing) {
   const RunConfig config = small_diffusion();
   const Model model = make_model(config);
   const Tensors tensors = initial_parameters(model);
-  const Batch batch = training_images(config, rising_pictures(20))(0, 4);
+  const Batch batch = training_images(config, rising_pictures(20))->read(0, 4);
   const LossFunction losses = model.bind([&](const std::string& name) { return tensors.at(name); });
   const at::Tensor target = batch.tensor("noise") - batch.tensor("x0");
   EXPECT_NEAR(losses(batch, fixed_threshold(config, 0.5)).value("diffusion_loss").item<double>(),
@@ -118,11 +125,11 @@ TEST(DiffusionTransformer, reports_the_losses_and_experts_of_each_held_out_sampl
   const Tensors tensors = initial_parameters(model);
   const LossFunction losses = model.bind([&](const std::string& name) { return tensors.at(name); });
   const auto batches = validation_images(config, rising_pictures(20));
-  const BatchLosses all = losses(batches(0, 6), fixed_threshold(config, 0.5));
+  const BatchLosses all = losses(batches->read(0, 6), fixed_threshold(config, 0.5));
   ASSERT_TRUE(all.samples.has_value());
   EXPECT_TRUE(all.samples->num_assignments_BL.sum(0).equal(all.activations.num_assignments()));
   for (int64_t i = 0; i < 6; ++i) {
-    const BatchLosses one = losses(batches(static_cast<uint64_t>(i), 1), fixed_threshold(config, 0.5));
+    const BatchLosses one = losses(batches->read(static_cast<uint64_t>(i), 1), fixed_threshold(config, 0.5));
     EXPECT_NEAR(one.samples->loss_B.item<double>(), all.samples->loss_B[i].item<double>(), 1e-5);
     EXPECT_TRUE(one.samples->num_assignments_BL[0].equal(all.samples->num_assignments_BL[i]));
   }
@@ -134,7 +141,7 @@ TEST(DiffusionTransformer, thresholds_can_be_solved_for_a_number_of_experts) {
   const Tensors tensors = initial_parameters(make_model(config));
   const DiffusionTransformer model = bind_diffusion_transformer(
       config.model, config.routing, [&](const std::string& name) { return tensors.at(name); });
-  const Batch batch = training_images(config, rising_pictures(64))(0, 64);
+  const Batch batch = training_images(config, rising_pictures(64))->read(0, 64);
   const auto experts = [&](const Routing& inputs) {
     const at::NoGradGuard no_grad;
     ActivationStatistics chosen(2);
@@ -177,16 +184,16 @@ TEST(DiffusionDraws, do_not_depend_on_how_samples_are_cut_into_batches) {
   RunConfig config = small_diffusion();
   config.diffusion.condition_dropout = 0.5;
   const auto training = training_images(config, rising_pictures(11));
-  expect_equal(training(2, 20), {training(2, 1), training(3, 12), training(15, 7)});
+  expect_equal(training->read(2, 20), {training->read(2, 1), training->read(3, 12), training->read(15, 7)});
   const auto validation = validation_images(config, rising_pictures(11));
-  expect_equal(validation(0, 11), {validation(0, 4), validation(4, 7)});
+  expect_equal(validation->read(0, 11), {validation->read(0, 4), validation->read(4, 7)});
 }
 
 TEST(DiffusionDraws, mirror_nothing_where_flip_is_off_and_draw_all_else_as_before) {
   RunConfig config = small_diffusion();
-  const Batch flipped = training_images(config, rising_pictures(20))(0, 40);
+  const Batch flipped = training_images(config, rising_pictures(20))->read(0, 40);
   config.diffusion.flip = false;
-  const Batch upright = training_images(config, rising_pictures(20))(0, 40);
+  const Batch upright = training_images(config, rising_pictures(20))->read(0, 40);
   const at::Tensor& x0 = upright.tensor("x0");
   EXPECT_TRUE((x0.select(3, 0) < x0.select(3, 7)).all().item<bool>());
   const at::Tensor as_it_is_B = flipped.tensor("x0").eq(x0).flatten(1).all(1);
@@ -203,7 +210,7 @@ TEST(DiffusionDraws, follow_their_distributions) {
   config.model.text_length = config.model.text_size = 0;
   constexpr int64_t kCount = 4000;
   const double deviations = 6 / std::sqrt(static_cast<double>(kCount));
-  const Batch batch = training_images(config, rising_pictures(50))(0, kCount);
+  const Batch batch = training_images(config, rising_pictures(50))->read(0, kCount);
   const at::Tensor logit_B = batch.tensor("t").to(at::kDouble).logit();
   EXPECT_NEAR(logit_B.mean().item<double>(), 0, deviations);
   EXPECT_NEAR(logit_B.var().item<double>(), 1, deviations * std::sqrt(2.0));
@@ -213,20 +220,21 @@ TEST(DiffusionDraws, follow_their_distributions) {
   const at::Tensor dropped_B = batch.tensor("class").eq(config.model.num_classes);
   EXPECT_NEAR(dropped_B.to(at::kDouble).mean().item<double>(), 0.1, 0.3 * deviations);
   config.diffusion.timesteps = Timesteps::kUniform;
-  const at::Tensor t_B = training_images(config, rising_pictures(50))(0, kCount).tensor("t").to(at::kDouble);
+  const at::Tensor t_B =
+      training_images(config, rising_pictures(50))->read(0, kCount).tensor("t").to(at::kDouble);
   EXPECT_NEAR(t_B.mean().item<double>(), 0.5, deviations / std::sqrt(12.0));
   EXPECT_NEAR(t_B.var().item<double>(), 1 / 12.0, deviations / std::sqrt(180.0));
 }
 
 TEST(DiffusionDraws, an_epoch_holds_every_picture_once_and_texts_end_in_zeros) {
   const RunConfig config = small_diffusion();
-  const Batch batch = validation_images(config, rising_pictures(9))(0, 9);
+  const Batch batch = validation_images(config, rising_pictures(9))->read(0, 9);
   for (int64_t i = 0; i < 9; ++i) {
     const at::Tensor filled_L = batch.tensor("text")[i].eq(static_cast<double>(i)).all(1);
     EXPECT_EQ(batch.tensor("text")[i].ne(0).any(1).sum().item<int64_t>(), i == 0 ? 0 : i % 3);
     EXPECT_TRUE(i % 3 == 0 || filled_L[0].item<bool>());
   }
-  const at::Tensor x0 = training_images(config, rising_pictures(9))(9, 9).tensor("x0");
+  const at::Tensor x0 = training_images(config, rising_pictures(9))->read(9, 9).tensor("x0");
   const at::Tensor picture_B = x0.mean({1, 2, 3}).floor();
   EXPECT_TRUE(std::get<0>(picture_B.sort()).equal(at::arange(9, at::kFloat)));
 }
