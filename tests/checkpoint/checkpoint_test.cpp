@@ -24,8 +24,9 @@ TEST(Checkpoint, gives_back_every_bit_that_was_saved) {
   SampleContents sample(1000);
   const auto path = save_checkpoint(scratch / "run/checkpoints", sample.contents, 0);
   EXPECT_EQ(path, scratch / "run/checkpoints/step-00001000");
-  EXPECT_THAT(names_in(path), ElementsAre("config.yaml", "manifest.json", "model.safetensors",
-                                          "optimizer.safetensors", "state.json", "tokenizer.json"));
+  EXPECT_THAT(names_in(path),
+              ElementsAre("config.yaml", "manifest.json", "model.safetensors", "optimizer.safetensors",
+                          "router.safetensors", "state.json", "tokenizer.json"));
   EXPECT_TRUE(holds(Checkpoint(path), sample.contents));
   EXPECT_THAT(names_in(scratch / "run/checkpoints"), ElementsAre("step-00001000"));
 }
@@ -41,7 +42,7 @@ TEST(Checkpoint, is_split_past_the_shard_size_under_hugging_face_names) {
                           "model.safetensors.index.json", "optimizer-00001-of-00004.safetensors",
                           "optimizer-00002-of-00004.safetensors", "optimizer-00003-of-00004.safetensors",
                           "optimizer-00004-of-00004.safetensors", "optimizer.safetensors.index.json",
-                          "state.json", "tokenizer.json"));
+                          "router.safetensors", "state.json", "tokenizer.json"));
   const auto moments = nlohmann::json::parse(read_file(path / "optimizer.safetensors.index.json"));
   EXPECT_EQ(moments["metadata"]["total_size"], 4 * 48);
   EXPECT_EQ(moments["weight_map"]["model.norm.weight.exp_avg"], "optimizer-00003-of-00004.safetensors");
