@@ -50,8 +50,8 @@ struct Setting {
 
 // Rank 0's measurements over the rounds of a setting.
 struct Measured {
-  std::vector<double> step_seconds{};        // mean per round
-  std::map<std::string, Traffic> traffic{};  // over all measured steps
+  std::vector<double> step_seconds{};                     // mean per round
+  std::map<std::string, distributed::Traffic> traffic{};  // over all measured steps
 
   double per_step(double sum) const {
     return sum / static_cast<double>(step_seconds.size()) / static_cast<double>(kMeasuredSteps);
@@ -73,8 +73,8 @@ double median(std::vector<double> values) {
 
 // The wire, counts and overlap of one rank's collectives.
 struct Conditions {
-  std::shared_ptr<Wire> wire = std::make_shared<Wire>(Seconds(0), 1);
-  std::shared_ptr<CollectiveCounts> counts = std::make_shared<CollectiveCounts>();
+  std::shared_ptr<distributed::Wire> wire = std::make_shared<distributed::Wire>(Seconds(0), 1);
+  std::shared_ptr<distributed::CollectiveCounts> counts = std::make_shared<distributed::CollectiveCounts>();
   bool overlap = true;
 
   void become(const Setting& setting) {
@@ -84,42 +84,44 @@ struct Conditions {
 };
 
 // Without overlap, the caller waits for each collective at once.
-class ConditionedCollectives final : public Collectives {
+class ConditionedCollectives final : public distributed::Collectives {
  public:
-  ConditionedCollectives(std::unique_ptr<Collectives> inner, const Conditions& conditions)
-      : Collectives(inner->rank(), inner->size()),
-        inner_(std::make_unique<DelayedCollectives>(std::move(inner), conditions.wire), conditions.counts),
+  ConditionedCollectives(std::unique_ptr<distributed::Collectives> inner, const Conditions& conditions)
+      : distributed::Collectives(inner->rank(), inner->size()),
+        inner_(std::make_unique<distributed::DelayedCollectives>(std::move(inner), conditions.wire),
+               conditions.counts),
         conditions_(conditions) {}
-  Pending start(const Collective& collective) override {
-    Pending pending = inner_.start(collective);
+  distributed::Pending start(const distributed::Collective& collective) override {
+    distributed::Pending pending = inner_.start(collective);
     if (!conditions_.overlap) pending.wait();
     return pending;
   }
 
  private:
-  CountingCollectives inner_;
+  distributed::CountingCollectives inner_;
   const Conditions& conditions_;
 };
 
-ProcessGroups make_conditioned_groups(const c10::intrusive_ptr<c10d::Store>& store, int64_t rank,
-                                      int64_t ep_size, const Conditions& conditions) {
+distributed::ProcessGroups make_conditioned_groups(const c10::intrusive_ptr<c10d::Store>& store, int64_t rank,
+                                                   int64_t ep_size, const Conditions& conditions) {
   const auto group = [&](const char* name,
-                         const std::vector<int64_t>& ranks) -> std::shared_ptr<Collectives> {
-    std::unique_ptr<Collectives> group = make_gloo_collectives(store, name, rank, ranks, on_loopback());
+                         const std::vector<int64_t>& ranks) -> std::shared_ptr<distributed::Collectives> {
+    std::unique_ptr<distributed::Collectives> group =
+        distributed::make_gloo_collectives(store, name, rank, ranks, distributed::on_loopback());
     if (ranks.size() == 1) return group;
     return std::make_shared<ConditionedCollectives>(std::move(group), conditions);
   };
-  ProcessGroups groups;
+  distributed::ProcessGroups groups;
   groups.traffic = conditions.counts;
-  groups.world = group("world", all_ranks(kRanks));
-  groups.edp_intra_node = group("edp_intra_node", edp_ranks(rank, ep_size, kRanks));
-  groups.ep = group("ep", ep_ranks(rank, ep_size));
-  groups.ep_dispatch = group("ep_dispatch", ep_ranks(rank, ep_size));
+  groups.world = group("world", distributed::all_ranks(kRanks));
+  groups.edp_intra_node = group("edp_intra_node", distributed::edp_ranks(rank, ep_size, kRanks));
+  groups.ep = group("ep", distributed::ep_ranks(rank, ep_size));
+  groups.ep_dispatch = group("ep_dispatch", distributed::ep_ranks(rank, ep_size));
   return groups;
 }
 
-RunConfig config_of(const Options& options) {
-  RunConfig config;
+config::RunConfig config_of(const Options& options) {
+  config::RunConfig config;
   config.model.hidden_size = 256;
   config.model.num_layers = 8;
   config.model.num_heads = 4;
@@ -131,13 +133,13 @@ RunConfig config_of(const Options& options) {
   config.training.global_batch_size = 2 * kRanks * options.micro_batches;
   config.training.micro_batch_size = 2;
   config.training.steps = 1000;
-  config.training.precision = Precision::kFp32;
+  config.training.precision = config::Precision::kFp32;
   return config;
 }
 
-struct RandomTokens : Dataset {
-  explicit RandomTokens(const ModelConfig& model) : model(model) {}
-  Batch read(uint64_t position, int64_t count) const override {
+struct RandomTokens : models::Dataset {
+  explicit RandomTokens(const config::ModelConfig& model) : model(model) {}
+  models::Batch read(uint64_t position, int64_t count) const override {
     const RandomStream stream(7, "tokens");
     const int64_t width = model.sequence_length + 1;
     const at::Tensor tokens = at::empty({count, width}, at::kLong);
@@ -145,30 +147,31 @@ struct RandomTokens : Dataset {
       const auto index = position * static_cast<uint64_t>(width) + static_cast<uint64_t>(i);
       tokens.mutable_data_ptr<int64_t>()[i] = stream.bits(index)[0] % model.vocab_size;
     }
-    return Batch{position, {{"tokens", tokens}}};
+    return models::Batch{position, {{"tokens", tokens}}};
   }
-  ModelConfig model;
+  config::ModelConfig model;
 };
 
-TrainingData random_tokens(const RunConfig& config) {
-  TrainingData data;
+models::TrainingData random_tokens(const config::RunConfig& config) {
+  models::TrainingData data;
   data.training = std::make_shared<RandomTokens>(config.model);
   return data;
 }
 
-double step_seconds(Trainer& trainer) {
+double step_seconds(train::Trainer& trainer) {
   trainer.step({});
   return trainer.next_result(0).value().seconds;
 }
 
-void measure_setting(Trainer& trainer, const CollectiveCounts& counts, Measured& measured) {
+void measure_setting(train::Trainer& trainer, const distributed::CollectiveCounts& counts,
+                     Measured& measured) {
   for (int64_t i = 0; i < kFirstSteps; ++i) step_seconds(trainer);
-  const std::map<std::string, Traffic> before = counts.traffic();
+  const std::map<std::string, distributed::Traffic> before = counts.traffic();
   double seconds = 0;
   for (int64_t i = 0; i < kMeasuredSteps; ++i) seconds += step_seconds(trainer);
   measured.step_seconds.push_back(seconds / kMeasuredSteps);
   for (const auto& [what, traffic] : counts.traffic()) {
-    Traffic& sum = measured.traffic[what];
+    distributed::Traffic& sum = measured.traffic[what];
     sum.bytes += traffic.bytes;
     sum.seconds += traffic.seconds;
     if (const auto earlier = before.find(what); earlier != before.end()) {
@@ -178,15 +181,15 @@ void measure_setting(Trainer& trainer, const CollectiveCounts& counts, Measured&
   }
 }
 
-std::vector<Measured> measure(const Options& options, const RunConfig& config,
+std::vector<Measured> measure(const Options& options, const config::RunConfig& config,
                               const std::vector<Setting>& settings) {
   std::vector<Measured> measured(settings.size());
-  run_ranks(kRanks, [&](int64_t rank, const c10::intrusive_ptr<c10d::Store>& store) {
+  distributed::run_ranks(kRanks, [&](int64_t rank, const c10::intrusive_ptr<c10d::Store>& store) {
     at::set_num_threads(1);
     Conditions conditions;
     conditions.become({});
-    Trainer trainer(config, make_model(config), random_tokens(config), at::kFloat,
-                    make_conditioned_groups(store, rank, options.expert_parallel, conditions));
+    train::Trainer trainer(config, models::make_model(config), random_tokens(config), at::kFloat,
+                           make_conditioned_groups(store, rank, options.expert_parallel, conditions));
     trainer.initialise();
     for (int64_t i = 0; i < 3; ++i) step_seconds(trainer);
     std::vector<Measured> of_other_rank(settings.size());
@@ -201,21 +204,22 @@ std::vector<Measured> measure(const Options& options, const RunConfig& config,
 }
 
 // The exposed seconds that the plan predicts for this wire and a step of this computing time.
-double planned_exposed(const Options& options, const RunConfig& config, const Setting& setting,
+double planned_exposed(const Options& options, const config::RunConfig& config, const Setting& setting,
                        double compute) {
-  const Plan plan = make_plan(config, {.ranks = kRanks, .expert_parallel = options.expert_parallel});
-  DeviceRates rates;
+  const plan::Plan plan =
+      plan::make_plan(config, {.world_size = kRanks, .ep_size = options.expert_parallel});
+  device::DeviceRates rates;
   rates.fp32_flops = static_cast<double>(plan.flops_per_token) * static_cast<double>(plan.tokens_per_step) /
-                     kRanks / compute / AssumedShares::kCompute;
-  rates.inside = setting.bytes_per_second / AssumedShares::kInside;
-  rates.between = setting.bytes_per_second / AssumedShares::kBetween;
+                     kRanks / compute / device::AssumedShares::kCompute;
+  rates.inside = setting.bytes_per_second / device::AssumedShares::kInside;
+  rates.between = setting.bytes_per_second / device::AssumedShares::kBetween;
   rates.memory = 1e30;  // the measured computing time includes the update
-  const StepTime time = plan_step_time(plan, rates);
+  const plan::StepTime time = plan::plan_step_time(plan, rates);
   return time.gradients + time.parameters + time.rows;
 }
 
-void print(const Options& options, const RunConfig& config, const Setting& setting, const Measured& measured,
-           const Measured& without_wire) {
+void print(const Options& options, const config::RunConfig& config, const Setting& setting,
+           const Measured& measured, const Measured& without_wire) {
   const double compute = median(without_wire.step_seconds);
   std::vector<double> exposed = measured.step_seconds;
   for (size_t round = 0; round < exposed.size(); ++round) exposed[round] -= without_wire.step_seconds[round];
@@ -255,7 +259,7 @@ std::vector<Setting> settings_of(const Options& options, double bytes_per_step_s
 }
 
 void measure_all(const Options& options) {
-  const RunConfig config = config_of(options);
+  const config::RunConfig config = config_of(options);
   Options few = options;
   few.rounds = 3;
   const Measured first = measure(few, config, {{}})[0];

@@ -37,7 +37,7 @@ void decode_all(const std::vector<std::string>& files, int workers) {
   for (int worker = 0; worker < workers; ++worker)
     threads.emplace_back([&] {
       for (size_t i = next++; i < files.size(); i = next++)
-        dtopp::decode_picture(std::as_bytes(std::span(files[i])), 3);
+        dtopp::data::decode_picture(std::as_bytes(std::span(files[i])), 3);
     });
   for (std::thread& thread : threads) thread.join();
 }
@@ -49,20 +49,20 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: image_benchmark TAR SIZE WORKERS ROUNDS OUTPUT\n");
     return 2;
   }
-  dtopp::PrepareImagesOptions options;
+  dtopp::data::PrepareImagesOptions options;
   options.sources = {argv[1]};
   options.size = std::stoi(argv[2]);
   options.num_workers = std::stoi(argv[3]);
   options.output = argv[5];
   std::vector<std::string> files;
-  const auto source = dtopp::open_images(argv[1]);
+  const auto source = dtopp::data::open_images(argv[1]);
   while (auto sample = source->next(true)) files.push_back(std::move(*sample->picture).load());
   const auto count = static_cast<double>(files.size());
   for (int round = 0; round < std::stoi(argv[4]); ++round) {
     std::filesystem::remove_all(options.output);
     const Seconds decode = seconds_of([&] { decode_all(files, options.num_workers); });
     const Seconds prepare = seconds_of([&] {
-      dtopp::ImagePreparation preparation(options);
+      dtopp::data::ImagePreparation preparation(options);
       while (preparation.next()) {
       }
     });

@@ -11,8 +11,7 @@
 
 namespace {
 
-using dtopp::kPackedDepth;
-using dtopp::kPanelColumns;
+namespace ops = dtopp::ops;
 
 constexpr int64_t kK = 512, kN = 512;  // per operand: 512 KiB, and the same packed
 constexpr int kRounds = 15, kCalls = 40;
@@ -31,7 +30,7 @@ double median(std::vector<double> values) {
 struct Operands {
   std::vector<c10::BFloat16> from = std::vector<c10::BFloat16>(kK * kN + 32);
   std::vector<float> floats = std::vector<float>(kK * kN / 2, 1.0F);  // the same number of bytes
-  std::vector<c10::BFloat16> packed = std::vector<c10::BFloat16>(kN * (kK + kPackedDepth) + 32);
+  std::vector<c10::BFloat16> packed = std::vector<c10::BFloat16>(kN * (kK + ops::kPackedDepth) + 32);
 
   // Starts on a cache line, like the operators' buffers.
   c10::BFloat16* to() {
@@ -40,7 +39,7 @@ struct Operands {
 };
 
 // Times `body` in turn with memcpy, round by round. Bytes are counted as read.
-void measure(const char* packer, const dtopp::Bfloat16Loops& loops, Operands& operands,
+void measure(const char* packer, const dtopp::ops::Bfloat16Loops& loops, Operands& operands,
              const std::function<void()>& body) {
   constexpr int64_t kBytes = kK * kN * static_cast<int64_t>(sizeof(c10::BFloat16));
   std::vector<double> seconds, copies, ratios;
@@ -59,23 +58,23 @@ void measure(const char* packer, const dtopp::Bfloat16Loops& loops, Operands& op
       median(ratios));
 }
 
-void measure_all(const dtopp::Bfloat16Loops& loops, Operands& operands) {
+void measure_all(const dtopp::ops::Bfloat16Loops& loops, Operands& operands) {
   const c10::BFloat16* from = operands.from.data();
   c10::BFloat16* to = operands.to();
   measure("left columns, strips of 128", loops, operands, [&] {
-    const c10::BFloat16* columns[kPackedDepth];
+    const c10::BFloat16* columns[ops::kPackedDepth];
     for (int64_t m = 0; m < kN; m += 128) {
-      for (int64_t k = 0; k < kK; k += kPackedDepth) {
-        for (int64_t i = 0; i < kPackedDepth; ++i) columns[i] = from + (k + i) * kN + m;
-        loops.pack_left_columns(columns, kPackedDepth, 128, to + m * (kK + kPackedDepth) + k,
-                                kK + kPackedDepth);
+      for (int64_t k = 0; k < kK; k += ops::kPackedDepth) {
+        for (int64_t i = 0; i < ops::kPackedDepth; ++i) columns[i] = from + (k + i) * kN + m;
+        loops.pack_left_columns(columns, ops::kPackedDepth, 128, to + m * (kK + ops::kPackedDepth) + k,
+                                kK + ops::kPackedDepth);
       }
     }
   });
   measure("right rows", loops, operands, [&] {
     for (int64_t k = 0; k < kK; k += 2) {
-      loops.pack_right_rows(from + k * kN, from + (k + 1) * kN, kN, to + k * kPanelColumns,
-                            kK * kPanelColumns);
+      loops.pack_right_rows(from + k * kN, from + (k + 1) * kN, kN, to + k * ops::kPanelColumns,
+                            kK * ops::kPanelColumns);
     }
   });
   measure("right transposed", loops, operands, [&] {
@@ -91,7 +90,7 @@ void measure_all(const dtopp::Bfloat16Loops& loops, Operands& operands) {
 
 int main() {
   Operands operands;
-  const auto all = dtopp::all_bfloat16_loops();
+  const auto all = dtopp::ops::all_bfloat16_loops();
   if (all.size() == 1) std::fprintf(stderr, "no AVX-512 here: only the scalar loops are measured\n");
-  for (const dtopp::Bfloat16Loops* loops : all) measure_all(*loops, operands);
+  for (const dtopp::ops::Bfloat16Loops* loops : all) measure_all(*loops, operands);
 }

@@ -20,7 +20,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: tokenizer_benchmark TOKENIZER DOCUMENTS\n");
     return 2;
   }
-  const dtopp::Tokenizer tokenizer = dtopp::Tokenizer::load(argv[1]);
+  const dtopp::data::Tokenizer tokenizer = dtopp::data::Tokenizer::load(argv[1]);
   const std::string bytes = dtopp::read_file(argv[2]);
   dtopp::ByteReader reader(std::as_bytes(std::span(bytes)), argv[2]);
   std::vector<std::string_view> documents;

@@ -11,12 +11,12 @@
 
 namespace dtopp::cli {
 
-class ConsoleWatch final : public Watch {
+class ConsoleWatch final : public inference::Watch {
  public:
   // Without `shows`, it only stops.
-  explicit ConsoleWatch(bool shows) : Watch(stop_token()), shows_(shows) {}
+  explicit ConsoleWatch(bool shows) : inference::Watch(stop_token()), shows_(shows) {}
   // Rank 0 shows the progress of all ranks.
-  explicit ConsoleWatch(const Collectives& ranks) : ConsoleWatch(ranks.rank() == 0) {}
+  explicit ConsoleWatch(const distributed::Collectives& ranks) : ConsoleWatch(ranks.rank() == 0) {}
 
   void begin(const std::string& label, const char* unit, uint64_t total) override;
   void update(uint64_t done) override;

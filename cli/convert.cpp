@@ -15,7 +15,7 @@ namespace {
 struct ConvertOptions {
   InferenceOptions from;
   std::string folder;
-  HuggingFaceClass as = HuggingFaceClass::kDtopp;
+  convert::HuggingFaceClass as = convert::HuggingFaceClass::kDtopp;
 };
 
 void add_to_hf(CLI::App& convert) {
@@ -31,11 +31,12 @@ void add_to_hf(CLI::App& convert) {
           "model class: dtopp, with its code beside the weights (trust_remote_code), or olmoe, which is "
           "part of transformers and needs model.norm=rms, routing.method=top_k, normalization=none and "
           "renormalize=false")
-      ->transform(choice<HuggingFaceClass>())
+      ->transform(choice<convert::HuggingFaceClass>())
       ->default_str("dtopp");
   verb->callback([options] {
-    const Checkpoint checkpoint = open_named_checkpoint(options->from, ModelType::kLanguageModel);
-    convert_to_huggingface(checkpoint, options->folder, options->as);
+    const checkpoint::Checkpoint checkpoint =
+        open_named_checkpoint(options->from, config::ModelType::kLanguageModel);
+    convert::convert_to_huggingface(checkpoint, options->folder, options->as);
     std::printf("%s\n", options->folder.c_str());
   });
 }
@@ -47,7 +48,7 @@ void add_from_hf(CLI::App& convert) {
   verb->add_option("folder", options->folder, "folder with config.json and model.safetensors")->required();
   verb->add_option("checkpoint", options->from.checkpoint, "new checkpoint to write")->required();
   verb->callback([options] {
-    convert_from_huggingface(options->folder, options->from.checkpoint);
+    convert::convert_from_huggingface(options->folder, options->from.checkpoint);
     std::printf("%s\n", options->from.checkpoint.c_str());
   });
 }
@@ -62,7 +63,7 @@ void add_lm_eval(CLI::App& convert) {
   verb->add_option("folder", paths->folder, "new folder to write")->required();
   verb->add_option("--data", paths->data, "folder with the task files")->required();
   verb->callback([paths] {
-    convert_to_lm_eval(paths->data, paths->folder);
+    convert::convert_to_lm_eval(paths->data, paths->folder);
     std::printf("%s\n", paths->folder.c_str());
   });
 }

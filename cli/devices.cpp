@@ -29,35 +29,35 @@ struct DevicesOptions {
 
 struct CpuFacts {
   int threads = at::get_num_threads();
-  uint64_t free_bytes = available_memory();
+  uint64_t free_bytes = device::available_memory();
   const char *fp32, *bf16;  // instructions for matrix products
 };
 
 CpuFacts find_cpu() {
   CpuFacts cpu{.fp32 = "vectors of 16 bytes", .bf16 = "conversion to fp32"};
-  if (widest_simd() == Simd::kAvx2) cpu.fp32 = "AVX2";
-  if (widest_simd() == Simd::kAvx512) cpu.fp32 = "AVX-512";
-  if (has_bf16_matmul(at::kCPU)) cpu.bf16 = has_amx() ? "AMX" : "AVX512_BF16";
+  if (ops::widest_simd() == ops::Simd::kAvx2) cpu.fp32 = "AVX2";
+  if (ops::widest_simd() == ops::Simd::kAvx512) cpu.fp32 = "AVX-512";
+  if (ops::has_bf16_matmul(at::kCPU)) cpu.bf16 = ops::has_amx() ? "AMX" : "AVX512_BF16";
   return cpu;
 }
 
 struct CudaDevice {
   int64_t index;
-  DeviceFacts facts;
+  device::DeviceFacts facts;
   uint64_t free_bytes;
-  std::optional<KernelTable> kernels;
+  std::optional<ops::KernelTable> kernels;
 };
 
 std::vector<CudaDevice> find_cuda_devices(bool check) {
   std::vector<CudaDevice> devices;
   std::set<std::string> checked;
-  for (int64_t index = 0; index < cuda_devices(); ++index) {
+  for (int64_t index = 0; index < device::cuda_devices(); ++index) {
     const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(index));
-    CudaDevice found{index, device_facts(device), *free_device_memory(device), std::nullopt};
-    if (found.facts.capability >= kFusedMinCapability) {
-      const Tuner tuner = tuner_of(device, print_message);
+    CudaDevice found{index, device::device_facts(device), *device::free_device_memory(device), std::nullopt};
+    if (found.facts.capability >= ops::kFusedMinCapability) {
+      const ops::Tuner tuner = ops::tuner_of(device, print_message);
       const bool is_new = checked.insert(found.facts.name).second;
-      found.kernels = check ? tune_kernels(tuner, /*again=*/is_new) : stored_kernels(tuner);
+      found.kernels = check ? ops::tune_kernels(tuner, /*again=*/is_new) : ops::stored_kernels(tuner);
     }
     devices.push_back(found);
   }
@@ -78,7 +78,7 @@ void print_json(const CpuFacts& cpu, const std::optional<std::string>& missing,
                     {"memory_bytes", device.facts.memory_bytes},
                     {"free_bytes", device.free_bytes},
                     {"expert_gemms", nullptr}});
-    if (device.kernels) list.back()["expert_gemms"] = kernel_table_json(*device.kernels);
+    if (device.kernels) list.back()["expert_gemms"] = ops::kernel_table_json(*device.kernels);
   }
   nlohmann::ordered_json all = {
       {"cpu",
@@ -91,14 +91,14 @@ void print_json(const CpuFacts& cpu, const std::optional<std::string>& missing,
 double gibibytes(uint64_t bytes) { return static_cast<double>(bytes) / (uint64_t{1} << 30U); }
 
 void print_kernels(const CudaDevice& device) {
-  if (device.facts.capability < kFusedMinCapability)
+  if (device.facts.capability < ops::kFusedMinCapability)
     return void(std::printf("        expert GEMMs: grouped_mm\n"));
   if (!device.kernels)
     return void(std::printf(
         "        expert GEMMs: kernels not checked yet; the first training run or --check does it\n"));
   std::printf("        %-20s %-11s %23s   %23s\n", "expert GEMM in bf16", "kernel", "error fused  grouped_mm",
               "ms fused  grouped_mm");
-  for (const TunedGemm& gemm : *device.kernels) {
+  for (const ops::TunedGemm& gemm : *device.kernels) {
     std::printf("        %-20s %-11s", gemm.name().c_str(), gemm.kernel());
     if (!gemm.failure.empty()) {
       std::printf(" %s\n", gemm.failure.c_str());
@@ -124,13 +124,13 @@ void print_text(const CpuFacts& cpu, const std::optional<std::string>& missing,
 }
 
 void show_devices(const DevicesOptions& options) {
-  const std::optional<std::string> missing = find_cuda();
+  const std::optional<std::string> missing = device::find_cuda();
   if (options.check && missing) throw UsageError("--check: no CUDA device can be checked: " + *missing);
-  const auto wish = requested_kernels();
+  const auto wish = ops::requested_kernels();
   const auto devices = missing ? std::vector<CudaDevice>() : find_cuda_devices(options.check);
   (options.json ? print_json : print_text)(find_cpu(), missing, devices);
   if (wish && !devices.empty())
-    print_message("DTOPP_MOE_KERNELS overrides the kernels: " + fused_kernels_text(*wish));
+    print_message("DTOPP_MOE_KERNELS overrides the kernels: " + ops::fused_kernels_text(*wish));
 }
 
 struct CheckOptions {
@@ -142,7 +142,7 @@ using Numbers = std::tuple<double, double, double, double>;
 
 nlohmann::ordered_json check_now(const CheckOptions& options) {
   try {
-    if (const auto missing = find_cuda()) return {{"unchecked", *missing}};
+    if (const auto missing = device::find_cuda()) return {{"unchecked", *missing}};
     const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(options.device));
     at::ones({1}, device).item();  // fails if the device cannot be used
   } catch (const c10::Error& error) {
@@ -150,13 +150,13 @@ nlohmann::ordered_json check_now(const CheckOptions& options) {
   }
   try {
     const auto [fused_error, grouped_error, fused_milliseconds, grouped_milliseconds] =
-        call_op<"dtopp::check_expert_gemm", Numbers(const std::string&, const std::string&, int64_t)>(
+        ops::call_op<"dtopp::check_expert_gemm", Numbers(const std::string&, const std::string&, int64_t)>(
             options.gemm, options.fused, options.device);
-    return tuned_gemm_json({.gemm = *expert_gemm_named(options.gemm),
-                            .fused_error = fused_error,
-                            .grouped_error = grouped_error,
-                            .fused_milliseconds = fused_milliseconds,
-                            .grouped_milliseconds = grouped_milliseconds});
+    return ops::tuned_gemm_json({.gemm = *ops::expert_gemm_named(options.gemm),
+                                 .fused_error = fused_error,
+                                 .grouped_error = grouped_error,
+                                 .fused_milliseconds = fused_milliseconds,
+                                 .grouped_milliseconds = grouped_milliseconds});
   } catch (const c10::OutOfMemoryError&) {
     return {{"unchecked", "not enough free device memory"}};
   }
@@ -169,7 +169,8 @@ void add_check_gemm(CLI::App& app) {
   verb->group("");  // hidden from --help: internal
   verb->add_option("gemm", options->gemm)
       ->required()
-      ->check(CLI::IsMember(std::vector<std::string>(kExpertGemmNames.begin(), kExpertGemmNames.end())));
+      ->check(CLI::IsMember(
+          std::vector<std::string>(ops::kExpertGemmNames.begin(), ops::kExpertGemmNames.end())));
   verb->add_option("--fused", options->fused, "the GEMMs that use fused kernels at the same time")
       ->required();
   verb->add_option("--device", options->device, "index of the CUDA device, from 0");

@@ -62,66 +62,70 @@ void add_sweep_option(CLI::App& verb, std::vector<double>& targets,
   for (const std::string& name : excluded) option->excludes(verb.get_option(name));
 }
 
-void evaluate_on_ranks(const EvaluateOptions& options, const std::function<void(Collectives&)>& measure) {
-  const LaunchEnvironment environment = own_launch_environment();
+void evaluate_on_ranks(const EvaluateOptions& options,
+                       const std::function<void(distributed::Collectives&)>& measure) {
+  const launch::LaunchEnvironment environment = own_launch_environment();
   if (options.processes > 0) {
-    require_device(options.inference.device, "--device");
+    device::require_device(options.inference.device, "--device");
     std::exit(run_processes(environment, options.processes));
   }
   stop_rank_on_signals(environment);
-  Cluster cluster(environment, program_version);
+  distributed::Cluster cluster(environment, program_version);
   cluster.run([&] {
-    cluster.join(std::chrono::seconds(ParallelConfig{}.timeout));
-    const ProcessGroups& groups = cluster.connect(at::kCPU, /*ep_size=*/1);
+    cluster.join(std::chrono::seconds(config::ParallelConfig{}.timeout));
+    const distributed::ProcessGroups& groups = cluster.connect(at::kCPU, /*ep_size=*/1);
     cluster.begin(0, "evaluation");
     measure(*groups.world);
   });
 }
 
-Checkpoint open_shared_checkpoint(const EvaluateOptions& options, ModelType type, Collectives& ranks) {
+checkpoint::Checkpoint open_shared_checkpoint(const EvaluateOptions& options, config::ModelType type,
+                                              distributed::Collectives& ranks) {
   if (ranks.size() == 1) return open_named_checkpoint(options.inference, type);
-  if (!compute_device(options.inference.device, "--device").is_cpu())
+  if (!device::compute_device(options.inference.device, "--device").is_cpu())
     throw UsageError(
         "--device: evaluation with several ranks needs cpu; set --device cpu, or start one process");
   if (ranks.rank() > 0)
-    return Checkpoint(broadcast_bytes(ranks, "", /*root=*/0, "start"), CheckpointUse::kInference);
-  Checkpoint checkpoint = open_named_checkpoint(options.inference, type);
-  broadcast_bytes(ranks, checkpoint.path().string(), /*root=*/0, "start");
+    return checkpoint::Checkpoint(distributed::broadcast_bytes(ranks, "", /*root=*/0, "start"),
+                                  checkpoint::CheckpointUse::kInference);
+  checkpoint::Checkpoint checkpoint = open_named_checkpoint(options.inference, type);
+  distributed::broadcast_bytes(ranks, checkpoint.path().string(), /*root=*/0, "start");
   return checkpoint;
 }
 
-void require_same_work(const EvaluateOptions& options, const Checkpoint& checkpoint,
-                       const nlohmann::ordered_json& amount, Collectives& ranks) {
+void require_same_work(const EvaluateOptions& options, const checkpoint::Checkpoint& checkpoint,
+                       const nlohmann::ordered_json& amount, distributed::Collectives& ranks) {
   const nlohmann::ordered_json work = {{"checkpoint", hash_file(checkpoint.path() / kManifestName)},
                                        {"batch_size", options.batch_size},
                                        {"amount", amount}};
-  if (const auto difference = find_difference(dump_json(work), ranks))
-    throw RanksDiffer(ExitStatus::kUsage, difference->name() +
-                                              " would not measure the same as rank 0; start all ranks "
-                                              "with the same checkpoint, data and options");
+  if (const auto difference = distributed::find_difference(dump_json(work), ranks))
+    throw distributed::RanksDiffer(ExitStatus::kUsage,
+                                   difference->name() +
+                                       " would not measure the same as rank 0; start all ranks "
+                                       "with the same checkpoint, data and options");
 }
 
-EvaluationText open_text(const EvaluateOptions& options, const std::string& path,
-                         const Checkpoint& checkpoint, const ModelConfig& config) {
-  if (is_token_data(path)) return {path, config.vocab_size};
-  return {path, load_tokenizer(checkpoint, options.inference.tokenizer, config.vocab_size)};
+eval::EvaluationText open_text(const EvaluateOptions& options, const std::string& path,
+                               const checkpoint::Checkpoint& checkpoint, const config::ModelConfig& config) {
+  if (eval::is_token_data(path)) return {path, config.vocab_size};
+  return {path, inference::load_tokenizer(checkpoint, options.inference.tokenizer, config.vocab_size)};
 }
 
-EvaluatedModel evaluated_model(const EvaluateOptions& options, const Checkpoint& checkpoint,
-                               const Routing& routing) {
-  EvaluatedModel model{checkpoint.state().step, options.inference.target_experts};
+tasks::EvaluatedModel evaluated_model(const EvaluateOptions& options,
+                                      const checkpoint::Checkpoint& checkpoint, const moe::Routing& routing) {
+  tasks::EvaluatedModel model{checkpoint.state().step, options.inference.target_experts};
   if (routing.router) model.p = routing.router->metric("threshold");
   return model;
 }
 
 std::filesystem::path output_file(const EvaluateOptions& options, const std::string& kind,
-                                  const EvaluatedModel& model, const Collectives& ranks) {
+                                  const tasks::EvaluatedModel& model, const distributed::Collectives& ranks) {
   if (options.output.empty() || ranks.rank() > 0) return {};
-  return results_file(options.output, kind, model);
+  return tasks::results_file(options.output, kind, model);
 }
 
-nlohmann::ordered_json labeled(const EvaluatedModel& model, const nlohmann::ordered_json& results) {
-  nlohmann::ordered_json json = to_json(model);
+nlohmann::ordered_json labeled(const tasks::EvaluatedModel& model, const nlohmann::ordered_json& results) {
+  nlohmann::ordered_json json = tasks::to_json(model);
   json.update(results);
   return json;
 }

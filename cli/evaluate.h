@@ -41,31 +41,33 @@ void add_sweep_option(CLI::App& verb, std::vector<double>& targets, const std::v
 
 // Calls measure(ranks) on every rank. With --processes, this process starts the ranks and exits with their
 // status.
-void evaluate_on_ranks(const EvaluateOptions& options, const std::function<void(Collectives&)>& measure);
+void evaluate_on_ranks(const EvaluateOptions& options,
+                       const std::function<void(distributed::Collectives&)>& measure);
 
 // Opens, on every rank, the checkpoint that rank 0 finds for options.inference.checkpoint. Throws UsageError
 // if its model has another type, or if there are several ranks and the device is not the CPU.
-Checkpoint open_shared_checkpoint(const EvaluateOptions& options, ModelType type, Collectives& ranks);
+checkpoint::Checkpoint open_shared_checkpoint(const EvaluateOptions& options, config::ModelType type,
+                                              distributed::Collectives& ranks);
 
 // Throws RanksDiffer if a rank's checkpoint, batch size or `amount` of data differs from that of rank 0.
-void require_same_work(const EvaluateOptions& options, const Checkpoint& checkpoint,
-                       const nlohmann::ordered_json& amount, Collectives& ranks);
+void require_same_work(const EvaluateOptions& options, const checkpoint::Checkpoint& checkpoint,
+                       const nlohmann::ordered_json& amount, distributed::Collectives& ranks);
 
 // Opens the text in `path`. Plain text is encoded with the checkpoint's tokenizer.
-EvaluationText open_text(const EvaluateOptions& options, const std::string& path,
-                         const Checkpoint& checkpoint, const ModelConfig& config);
+eval::EvaluationText open_text(const EvaluateOptions& options, const std::string& path,
+                               const checkpoint::Checkpoint& checkpoint, const config::ModelConfig& config);
 
 // Returns the checkpoint's step, --target-experts and the thresholds p of `routing`, which label results.
-EvaluatedModel evaluated_model(const EvaluateOptions& options, const Checkpoint& checkpoint,
-                               const Routing& routing);
+tasks::EvaluatedModel evaluated_model(const EvaluateOptions& options,
+                                      const checkpoint::Checkpoint& checkpoint, const moe::Routing& routing);
 
 // Returns the file for results of `kind` (see results_file); empty without --output and on other ranks than
 // rank 0.
 std::filesystem::path output_file(const EvaluateOptions& options, const std::string& kind,
-                                  const EvaluatedModel& model, const Collectives& ranks);
+                                  const tasks::EvaluatedModel& model, const distributed::Collectives& ranks);
 
 // Returns the members of `model` and `results` as one object.
-nlohmann::ordered_json labeled(const EvaluatedModel& model, const nlohmann::ordered_json& results);
+nlohmann::ordered_json labeled(const tasks::EvaluatedModel& model, const nlohmann::ordered_json& results);
 
 // Writes the results to `file`, unless its name is empty, and prints them as JSON (--json) or as the table.
 // Only rank 0 calls it.

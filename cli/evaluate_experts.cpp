@@ -12,26 +12,28 @@ struct ExpertsOptions : EvaluateOptions {
   std::string text;
 };
 
-void evaluate_experts(const ExpertsOptions& options, Collectives& ranks) {
-  const Checkpoint checkpoint = open_shared_checkpoint(options, ModelType::kLanguageModel, ranks);
-  InferenceModel model = load_model(options.inference, checkpoint);
+void evaluate_experts(const ExpertsOptions& options, distributed::Collectives& ranks) {
+  const checkpoint::Checkpoint checkpoint =
+      open_shared_checkpoint(options, config::ModelType::kLanguageModel, ranks);
+  inference::InferenceModel model = load_model(options.inference, checkpoint);
   model.routing.ranks = &ranks;
-  const ModelConfig& config = model.config.model;
-  const Tokenizer tokenizer = load_tokenizer(checkpoint, options.inference.tokenizer, config.vocab_size);
-  const EvaluationText text = open_text(options, options.text, checkpoint, config);
+  const config::ModelConfig& config = model.config.model;
+  const data::Tokenizer tokenizer =
+      inference::load_tokenizer(checkpoint, options.inference.tokenizer, config.vocab_size);
+  const eval::EvaluationText text = open_text(options, options.text, checkpoint, config);
   require_same_work(options, checkpoint, text.size(), ranks);
   meet_target(model, options.inference, checkpoint, &text);
-  const EvaluatedModel evaluated = evaluated_model(options, checkpoint, model.routing);
+  const tasks::EvaluatedModel evaluated = evaluated_model(options, checkpoint, model.routing);
   const std::filesystem::path file = output_file(options, "experts", evaluated, ranks);
   std::vector<int64_t> ids(text.size());
   text.read(0, ids);
   ConsoleWatch watch(ranks);
   watch.begin("experts", "tok", text.size());
-  const ActivationAnalysis analysis =
-      analyze_activations(model, text, find_token_kinds(ids, tokenizer, config.sequence_length),
-                          options.batch_size, ranks, watch);
+  const eval::ActivationAnalysis analysis =
+      eval::analyze_activations(model, text, tasks::find_token_kinds(ids, tokenizer, config.sequence_length),
+                                options.batch_size, ranks, watch);
   if (ranks.rank() == 0)
-    report(options, file, labeled(evaluated, to_json(analysis, model)), format_table(analysis));
+    report(options, file, labeled(evaluated, to_json(analysis, model)), eval::format_table(analysis));
 }
 
 }  // namespace
@@ -43,7 +45,7 @@ void add_evaluate_experts(CLI::App& evaluate) {
   add_text_option(*verb, options->text);
   add_evaluate_options(*verb, *options);
   verb->callback([options] {
-    evaluate_on_ranks(*options, [&](Collectives& ranks) { evaluate_experts(*options, ranks); });
+    evaluate_on_ranks(*options, [&](distributed::Collectives& ranks) { evaluate_experts(*options, ranks); });
   });
 }
 

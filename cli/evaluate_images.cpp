@@ -18,43 +18,47 @@ struct ImagesOptions : EvaluateOptions {
 };
 
 // Measures the raw parameters or their EMA. Thresholds are solved first if targets_of returns targets.
-ValidationResult measure(const EvaluateOptions& options, ParameterKind kind, DiffusionModel& model,
-                         const TrainingData& data, int64_t images, Collectives& ranks) {
+models::ValidationResult measure(const EvaluateOptions& options, inference::ParameterKind kind,
+                                 inference::DiffusionModel& model, const models::TrainingData& data,
+                                 int64_t images, distributed::Collectives& ranks) {
   model.routing.ranks = &ranks;
-  const auto targets = targets_of(model.config, kind, options.inference.target_experts);
-  if (!targets.empty()) model.routing = solve_for_images(model, data, targets);
+  const auto targets = inference::targets_of(model.config, kind, options.inference.target_experts);
+  if (!targets.empty()) model.routing = eval::solve_for_images(model, data, targets);
   ConsoleWatch watch(ranks);
-  watch.begin(kind == ParameterKind::kRaw ? "images" : "EMA", "images", static_cast<uint64_t>(images));
-  return measure_diffusion(model, model.routing, data, images, options.batch_size, ranks, watch);
+  watch.begin(kind == inference::ParameterKind::kRaw ? "images" : "EMA", "images",
+              static_cast<uint64_t>(images));
+  return eval::measure_diffusion(model, model.routing, data, images, options.batch_size, ranks, watch);
 }
 
-void evaluate_images(const ImagesOptions& options, Collectives& ranks) {
+void evaluate_images(const ImagesOptions& options, distributed::Collectives& ranks) {
   if (!options.dump.empty() && ranks.size() > 1)
     throw UsageError("--dump: needs a single process; omit --processes");
-  const Checkpoint checkpoint = open_shared_checkpoint(options, ModelType::kDiffusionTransformer, ranks);
+  const checkpoint::Checkpoint checkpoint =
+      open_shared_checkpoint(options, config::ModelType::kDiffusionTransformer, ranks);
   const at::Device device = set_up_device(options.inference);
-  DiffusionModel model = load_diffusion_model(checkpoint, ParameterKind::kRaw, device);
-  const TrainingData data = open_evaluation_images(checkpoint, model.config, options.images);
-  DiffusionEvaluation evaluation;
+  inference::DiffusionModel model =
+      inference::load_diffusion_model(checkpoint, inference::ParameterKind::kRaw, device);
+  const models::TrainingData data = eval::open_evaluation_images(checkpoint, model.config, options.images);
+  eval::DiffusionEvaluation evaluation;
   const auto all = static_cast<int64_t>(data.validation_samples);
   evaluation.images = options.limit > 0 ? std::min(options.limit, all) : all;
   require_same_work(options, checkpoint, {{"images", evaluation.images}, {"hash", data.content_hashes}},
                     ranks);
   const std::filesystem::path file =
       output_file(options, "images", evaluated_model(options, checkpoint, {}), ranks);
-  evaluation.raw = measure(options, ParameterKind::kRaw, model, data, evaluation.images, ranks);
-  const EvaluatedModel evaluated = evaluated_model(options, checkpoint, model.routing);
+  evaluation.raw = measure(options, inference::ParameterKind::kRaw, model, data, evaluation.images, ranks);
+  const tasks::EvaluatedModel evaluated = evaluated_model(options, checkpoint, model.routing);
   if (!options.dump.empty()) {
     ConsoleWatch watch(ranks);
     watch.begin("dump", "images", static_cast<uint64_t>(evaluation.images));
-    dump_predictions(model, data, evaluation.images, options.batch_size, options.dump, watch);
+    eval::dump_predictions(model, data, evaluation.images, options.batch_size, options.dump, watch);
   }
   if (model.config.diffusion.ema_decay != 0) {
-    model = load_diffusion_model(checkpoint, ParameterKind::kEma, device);
-    evaluation.ema = measure(options, ParameterKind::kEma, model, data, evaluation.images, ranks);
+    model = inference::load_diffusion_model(checkpoint, inference::ParameterKind::kEma, device);
+    evaluation.ema = measure(options, inference::ParameterKind::kEma, model, data, evaluation.images, ranks);
   }
   if (ranks.rank() == 0)
-    report(options, file, labeled(evaluated, to_json(evaluation)), format_table(evaluation));
+    report(options, file, labeled(evaluated, to_json(evaluation)), eval::format_table(evaluation));
 }
 
 }  // namespace
@@ -75,7 +79,7 @@ void add_evaluate_images(CLI::App& evaluate) {
                    "write images, noise, t and predictions to this safetensors file");
   add_evaluate_options(*verb, *options);
   verb->callback([options] {
-    evaluate_on_ranks(*options, [&](Collectives& ranks) { evaluate_images(*options, ranks); });
+    evaluate_on_ranks(*options, [&](distributed::Collectives& ranks) { evaluate_images(*options, ranks); });
   });
 }
 

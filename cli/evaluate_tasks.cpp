@@ -28,7 +28,7 @@ struct TasksOptions : EvaluateOptions {
   bool paper = false;
 };
 
-nlohmann::ordered_json to_json(const PromptCounts& counts) {
+nlohmann::ordered_json to_json(const tasks::PromptCounts& counts) {
   return {{"items", counts.items},
           {"sequences", counts.sequences},
           {"cut_sequences", counts.cut_sequences},
@@ -36,17 +36,17 @@ nlohmann::ordered_json to_json(const PromptCounts& counts) {
           {"longest", counts.longest}};
 }
 
-nlohmann::ordered_json all_counts(const std::vector<TaskRequests>& prepared) {
+nlohmann::ordered_json all_counts(const std::vector<tasks::TaskRequests>& prepared) {
   nlohmann::ordered_json json = nlohmann::ordered_json::object();
-  for (const TaskRequests& requests : prepared)
-    json[std::string(requests.task.name)] = to_json(count_prompts(requests));
+  for (const tasks::TaskRequests& requests : prepared)
+    json[std::string(requests.task.name)] = to_json(tasks::count_prompts(requests));
   return json;
 }
 
-void print_counts(const std::vector<TaskRequests>& prepared) {
+void print_counts(const std::vector<tasks::TaskRequests>& prepared) {
   std::printf("%-18s %8s %10s %8s %12s %8s\n", "task", "items", "sequences", "cut", "tokens", "longest");
-  for (const TaskRequests& requests : prepared) {
-    const PromptCounts counts = count_prompts(requests);
+  for (const tasks::TaskRequests& requests : prepared) {
+    const tasks::PromptCounts counts = tasks::count_prompts(requests);
     std::printf("%-18s %8lld %10lld %8lld %12lld %8lld\n", std::string(requests.task.name).c_str(),
                 static_cast<long long>(counts.items), static_cast<long long>(counts.sequences),
                 static_cast<long long>(counts.cut_sequences), static_cast<long long>(counts.tokens),
@@ -55,9 +55,9 @@ void print_counts(const std::vector<TaskRequests>& prepared) {
 }
 
 // Reports the prompts and their counts for --dry-run, without running the model.
-void report_prompts(const TasksOptions& options, const std::vector<TaskRequests>& prepared) {
+void report_prompts(const TasksOptions& options, const std::vector<tasks::TaskRequests>& prepared) {
   if (!options.dump.empty())
-    write_file_atomically(options.dump, [&](OutputFile& file) { write_prompts(file, prepared); });
+    write_file_atomically(options.dump, [&](OutputFile& file) { tasks::write_prompts(file, prepared); });
   report(options, options.output, {{"tasks", all_counts(prepared)}}, "");
   if (!options.json) print_counts(prepared);
 }
@@ -65,60 +65,63 @@ void report_prompts(const TasksOptions& options, const std::vector<TaskRequests>
 // The inputs of a model's evaluation.
 struct TaskEvaluation {
   const TasksOptions& options;
-  const Checkpoint& checkpoint;
-  const Tokenizer& tokenizer;
-  Collectives& ranks;
-  InferenceModel model;
-  std::vector<TaskRequests> tasks;
-  std::vector<LongTask> left_out;
+  const checkpoint::Checkpoint& checkpoint;
+  const data::Tokenizer& tokenizer;
+  distributed::Collectives& ranks;
+  inference::InferenceModel model;
+  std::vector<tasks::TaskRequests> tasks;
+  std::vector<tasks::LongTask> left_out;
 
   bool first_rank() const { return ranks.rank() == 0; }
   // Stores results beside `output`, unless that is empty. Only rank 0 stores results.
-  KeptResults results_kept_for(const std::string& output) const {
+  tasks::KeptResults results_kept_for(const std::string& output) const {
     if (!first_rank()) return {};
-    return {kept_results_of(output), run_key(checkpoint, model, tokenizer, DTOPP_VERSION)};
+    return {tasks::kept_results_of(output), eval::run_key(checkpoint, model, tokenizer, DTOPP_VERSION)};
   }
 };
 
-std::vector<TaskResult> measure(const TaskEvaluation& evaluation, KeptResults& kept) {
+std::vector<tasks::TaskResult> measure(const TaskEvaluation& evaluation, tasks::KeptResults& kept) {
   ConsoleWatch watch(evaluation.ranks);
   const int64_t batch_tokens = evaluation.options.batch_size * evaluation.model.config.model.sequence_length;
-  return run_tasks(evaluation.model, evaluation.tokenizer, evaluation.tasks, kept, batch_tokens,
-                   evaluation.ranks, watch);
+  return eval::run_tasks(evaluation.model, evaluation.tokenizer, evaluation.tasks, kept, batch_tokens,
+                         evaluation.ranks, watch);
 }
 
 void evaluate_once(TaskEvaluation& evaluation) {
   const TasksOptions& options = evaluation.options;
   meet_target(evaluation.model, options.inference, evaluation.checkpoint);
-  const EvaluatedModel evaluated = evaluated_model(options, evaluation.checkpoint, evaluation.model.routing);
+  const tasks::EvaluatedModel evaluated =
+      evaluated_model(options, evaluation.checkpoint, evaluation.model.routing);
   const std::filesystem::path file = output_file(options, "tasks", evaluated, evaluation.ranks);
-  KeptResults kept = evaluation.results_kept_for(file.empty() ? options.dump : file.string());
+  tasks::KeptResults kept = evaluation.results_kept_for(file.empty() ? options.dump : file.string());
   const auto results = measure(evaluation, kept);
   if (!evaluation.first_rank()) return;
   if (!options.dump.empty()) {
     write_file_atomically(options.dump, [&](OutputFile& file) {
-      for (const TaskRequests& requests : evaluation.tasks) file.write(kept.dump(requests.task));
+      for (const tasks::TaskRequests& requests : evaluation.tasks) file.write(kept.dump(requests.task));
     });
   }
   const auto& left_out = evaluation.left_out;
   const std::string table =
-      options.paper ? format_table_with_paper(
-                          results, left_out,
-                          describe_model(evaluation.model.config, evaluation.checkpoint.state().tokens))
-                    : format_table(results, left_out);
-  report(options, file, labeled(evaluated, to_json(results, left_out)), format_categories(results) + table);
+      options.paper
+          ? tasks::format_table_with_paper(
+                results, left_out,
+                inference::describe_model(evaluation.model.config, evaluation.checkpoint.state().tokens))
+          : format_table(results, left_out);
+  report(options, file, labeled(evaluated, to_json(results, left_out)),
+         tasks::format_categories(results) + table);
   kept.remove();
 }
 
 // Measures accuracy at each target of --sweep-target.
 void sweep(TaskEvaluation& evaluation) {
   const TasksOptions& options = evaluation.options;
-  InferenceModel& model = evaluation.model;
+  inference::InferenceModel& model = evaluation.model;
   const at::Tensor windows_BL = target_windows(options.inference, evaluation.checkpoint, model.config.model);
-  const EvaluatedModel evaluated{evaluation.checkpoint.state().step};
+  const tasks::EvaluatedModel evaluated{evaluation.checkpoint.state().step};
   const std::filesystem::path file = output_file(options, "tasks-sweep", evaluated, evaluation.ranks);
-  std::vector<BudgetResult> budgets;
-  std::vector<KeptResults> kept;
+  std::vector<eval::BudgetResult> budgets;
+  std::vector<tasks::KeptResults> kept;
   for (const double target : options.sweep) {
     model.routing = solve_thresholds(model, windows_BL, target);
     std::ostringstream name;
@@ -129,25 +132,29 @@ void sweep(TaskEvaluation& evaluation) {
   if (!evaluation.first_rank()) return;
   report(options, file, labeled(evaluated, to_json(budgets, evaluation.left_out)),
          format_table(budgets, evaluation.left_out));
-  for (const KeptResults& one : kept) one.remove();
+  for (const tasks::KeptResults& one : kept) one.remove();
 }
 
-void evaluate_tasks(const TasksOptions& options, Collectives& ranks) {
-  const std::vector<Task> tasks = select_tasks(options.tasks);
-  const Checkpoint checkpoint = open_shared_checkpoint(options, ModelType::kLanguageModel, ranks);
-  const ModelConfig config = checkpoint.config().model;
-  const Tokenizer tokenizer = load_tokenizer(checkpoint, options.inference.tokenizer, config.vocab_size);
+void evaluate_tasks(const TasksOptions& options, distributed::Collectives& ranks) {
+  const std::vector<tasks::Task> tasks = tasks::select_tasks(options.tasks);
+  const checkpoint::Checkpoint checkpoint =
+      open_shared_checkpoint(options, config::ModelType::kLanguageModel, ranks);
+  const config::ModelConfig config = checkpoint.config().model;
+  const data::Tokenizer tokenizer =
+      inference::load_tokenizer(checkpoint, options.inference.tokenizer, config.vocab_size);
   const int64_t limit = options.limit > 0 ? options.limit : std::numeric_limits<int64_t>::max();
-  std::vector<TaskRequests> prepared;
+  std::vector<tasks::TaskRequests> prepared;
   prepared.reserve(tasks.size());
-  for (const Task& task : tasks) prepared.push_back(prepare_requests(task, options.data, tokenizer, limit));
+  for (const tasks::Task& task : tasks)
+    prepared.push_back(tasks::prepare_requests(task, options.data, tokenizer, limit));
   require_same_work(options, checkpoint, all_counts(prepared), ranks);
   if (options.dry_run) {
     if (ranks.rank() == 0) report_prompts(options, prepared);
     return;
   }
-  std::vector<LongTask> left_out = take_out_long_tasks(prepared, options.tasks, config.sequence_length);
-  if (ranks.rank() == 0) std::fprintf(stderr, "%s", format_left_out(left_out).c_str());
+  std::vector<tasks::LongTask> left_out =
+      tasks::take_out_long_tasks(prepared, options.tasks, config.sequence_length);
+  if (ranks.rank() == 0) std::fprintf(stderr, "%s", tasks::format_left_out(left_out).c_str());
   TaskEvaluation evaluation{options,
                             checkpoint,
                             tokenizer,
@@ -183,8 +190,8 @@ void add_evaluate_tasks(CLI::App& evaluate) {
   verb->add_flag("--dry-run", options->dry_run, "prepare the prompts without running the model")
       ->excludes(verb->get_option("--processes"));
   verb->callback([options] {
-    select_tasks(options->tasks);  // refuses an unknown task before ranks start
-    evaluate_on_ranks(*options, [&](Collectives& ranks) { evaluate_tasks(*options, ranks); });
+    tasks::select_tasks(options->tasks);  // refuses an unknown task before ranks start
+    evaluate_on_ranks(*options, [&](distributed::Collectives& ranks) { evaluate_tasks(*options, ranks); });
   });
 }
 

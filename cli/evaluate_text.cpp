@@ -23,52 +23,54 @@ struct TextOptions : EvaluateOptions {
   std::vector<double> sweep;  // targets of active experts
 };
 
-ordered_json perplexity_json(const Perplexity& result) {
+ordered_json perplexity_json(const eval::Perplexity& result) {
   return {{"nll", result.nll}, {"perplexity", result.perplexity()}, {"tokens", result.tokens}};
 }
 
-void print_summary(const Checkpoint& checkpoint, const Perplexity& result) {
+void print_summary(const checkpoint::Checkpoint& checkpoint, const eval::Perplexity& result) {
   std::printf("checkpoint   %s\n", checkpoint.path().c_str());
   std::printf("tokens       %lld\n", static_cast<long long>(result.tokens));
   std::printf("nll          %.6f nats per token\n", result.nll);
   std::printf("perplexity   %.4f\n", result.perplexity());
   if (result.activations.num_layers() > 0) {
-    const ActivationSummary active = result.activations.summary();
+    const moe::ActivationSummary active = result.activations.summary();
     std::printf("experts      %.4f per token (standard deviation %.4f)\n", active.mean, active.deviation);
   }
 }
 
-Perplexity perplexity_of(const TextOptions& options, const EvaluationText& text, const InferenceModel& model,
-                         Collectives& ranks, WindowObserver* observer = nullptr,
-                         const RoutingReplay* replay = nullptr) {
+eval::Perplexity perplexity_of(const TextOptions& options, const eval::EvaluationText& text,
+                               const inference::InferenceModel& model, distributed::Collectives& ranks,
+                               eval::WindowObserver* observer = nullptr,
+                               const eval::RoutingReplay* replay = nullptr) {
   ConsoleWatch watch(ranks);
   watch.begin("text", "tok", text.size());
-  return measure_perplexity(model, text, options.batch_size, ranks, watch, observer, replay);
+  return eval::measure_perplexity(model, text, options.batch_size, ranks, watch, observer, replay);
 }
 
 // Measures the perplexity with --dump-routing and --replay-routing, if they are given.
-Perplexity routed_perplexity(const TextOptions& options, const EvaluationText& text,
-                             const InferenceModel& model, Collectives& ranks) {
+eval::Perplexity routed_perplexity(const TextOptions& options, const eval::EvaluationText& text,
+                                   const inference::InferenceModel& model, distributed::Collectives& ranks) {
   const int64_t num_tokens = std::max<int64_t>(static_cast<int64_t>(text.size()) - 1, 0);
-  std::optional<RoutingReplay> replay;
+  std::optional<eval::RoutingReplay> replay;
   if (!options.replay_routing.empty()) replay.emplace(options.replay_routing, model, num_tokens);
-  const RoutingReplay* replayed = replay ? &*replay : nullptr;
+  const eval::RoutingReplay* replayed = replay ? &*replay : nullptr;
   if (options.dump_routing.empty()) return perplexity_of(options, text, model, ranks, nullptr, replayed);
   if (ranks.size() > 1) throw UsageError("--dump-routing: needs a single process; omit --processes");
-  RoutingDump dump(model, num_tokens);
-  const Perplexity result = perplexity_of(options, text, model, ranks, &dump, replayed);
+  eval::RoutingDump dump(model, num_tokens);
+  const eval::Perplexity result = perplexity_of(options, text, model, ranks, &dump, replayed);
   dump.write(options.dump_routing);
   return result;
 }
 
-ordered_json sweep_perplexity(const TextOptions& options, const EvaluationText& text,
-                              const at::Tensor& windows_BL, InferenceModel& model, Collectives& ranks) {
+ordered_json sweep_perplexity(const TextOptions& options, const eval::EvaluationText& text,
+                              const at::Tensor& windows_BL, inference::InferenceModel& model,
+                              distributed::Collectives& ranks) {
   ordered_json results = ordered_json::array();
   const bool table = !options.json && ranks.rank() == 0;
   if (table) std::printf("%8s %10s %12s %10s\n", "target", "nll", "perplexity", "experts");
   for (const double target : options.sweep) {
     model.routing = solve_thresholds(model, windows_BL, target);
-    const Perplexity result = perplexity_of(options, text, model, ranks);
+    const eval::Perplexity result = perplexity_of(options, text, model, ranks);
     const double experts = result.activations.summary().mean;
     ordered_json entry = perplexity_json(result);
     entry["target_experts"] = target;
@@ -79,15 +81,16 @@ ordered_json sweep_perplexity(const TextOptions& options, const EvaluationText& 
   return {{"sweep", std::move(results)}};
 }
 
-void evaluate_text(const TextOptions& options, Collectives& ranks) {
-  const Checkpoint checkpoint = open_shared_checkpoint(options, ModelType::kLanguageModel, ranks);
-  InferenceModel model = load_model(options.inference, checkpoint);
+void evaluate_text(const TextOptions& options, distributed::Collectives& ranks) {
+  const checkpoint::Checkpoint checkpoint =
+      open_shared_checkpoint(options, config::ModelType::kLanguageModel, ranks);
+  inference::InferenceModel model = load_model(options.inference, checkpoint);
   model.routing.ranks = &ranks;
-  const ModelConfig& config = model.config.model;
-  const EvaluationText text = open_text(options, options.text, checkpoint, config);
+  const config::ModelConfig& config = model.config.model;
+  const eval::EvaluationText text = open_text(options, options.text, checkpoint, config);
   require_same_work(options, checkpoint, text.size(), ranks);
   ordered_json json;
-  EvaluatedModel evaluated{checkpoint.state().step};
+  tasks::EvaluatedModel evaluated{checkpoint.state().step};
   std::filesystem::path file;
   if (!options.sweep.empty()) {
     file = output_file(options, "text-sweep", evaluated, ranks);
@@ -97,7 +100,7 @@ void evaluate_text(const TextOptions& options, Collectives& ranks) {
     meet_target(model, options.inference, checkpoint, &text);
     if (options.replay_routing.empty()) evaluated = evaluated_model(options, checkpoint, model.routing);
     file = output_file(options, "text", evaluated, ranks);
-    const Perplexity result = routed_perplexity(options, text, model, ranks);
+    const eval::Perplexity result = routed_perplexity(options, text, model, ranks);
     json = perplexity_json(result);
     if (!options.json && ranks.rank() == 0) print_summary(checkpoint, result);
   }
@@ -119,7 +122,7 @@ void add_evaluate_text(CLI::App& evaluate) {
   add_sweep_option(*verb, options->sweep, {"--target-experts", "--dump-routing", "--replay-routing"});
   add_evaluate_options(*verb, *options);
   verb->callback([options] {
-    evaluate_on_ranks(*options, [&](Collectives& ranks) { evaluate_text(*options, ranks); });
+    evaluate_on_ranks(*options, [&](distributed::Collectives& ranks) { evaluate_text(*options, ranks); });
   });
 }
 

@@ -21,7 +21,7 @@ namespace {
 
 struct GenerateOptions {
   InferenceOptions inference;
-  SamplingOptions sampling{.temperature = 0.8, .top_p = 0.95, .seed = 0};
+  inference::SamplingOptions sampling{.temperature = 0.8, .top_p = 0.95, .seed = 0};
   std::string prompt;
   std::string prompts_file;
   int64_t max_tokens = 128;
@@ -32,7 +32,7 @@ std::vector<std::string> prompts_of(const GenerateOptions& options) {
   if (options.prompts_file.empty() == options.prompt.empty())
     throw UsageError("generate: needs either --prompt TEXT or --prompts FILE");
   if (options.prompts_file.empty()) return {options.prompt};
-  return read_prompts(options.prompts_file);
+  return inference::read_prompts(options.prompts_file);
 }
 
 // Colors the text by the share of active experts, from blue (few) over green to red (all), with 256 terminal
@@ -47,10 +47,10 @@ std::string coloured(const std::string& text, double share) {
 // Formats the text of one sequence during generation.
 class Writer {
  public:
-  Writer(const Tokenizer& tokenizer, bool show_experts, int64_t num_experts)
+  Writer(const data::Tokenizer& tokenizer, bool show_experts, int64_t num_experts)
       : text_(tokenizer), show_experts_(show_experts), num_experts_(static_cast<double>(num_experts)) {}
 
-  std::string add(const GeneratedToken& token) {
+  std::string add(const inference::GeneratedToken& token) {
     std::string text = text_.add(token.id);
     sum_ += token.active_experts;
     count_ += 1;
@@ -63,7 +63,7 @@ class Writer {
   int64_t tokens() const { return count_; }
 
  private:
-  TextStream text_;
+  inference::TextStream text_;
   bool show_experts_;
   double num_experts_;
   double sum_ = 0;
@@ -76,7 +76,7 @@ void write_now(const std::string& text) {
   flush_standard_output();
 }
 
-void print_rate(int64_t tokens, double seconds, double experts, const ModelConfig& config) {
+void print_rate(int64_t tokens, double seconds, double experts, const config::ModelConfig& config) {
   const auto count = static_cast<double>(tokens);
   std::fprintf(stderr, "dtopp: %lld tokens, %.1f tok/s", static_cast<long long>(tokens), count / seconds);
   if (!config.is_dense() && tokens > 0) {
@@ -88,13 +88,15 @@ void print_rate(int64_t tokens, double seconds, double experts, const ModelConfi
 
 void generate_texts(const GenerateOptions& options) {
   const std::vector<std::string> prompts = prompts_of(options);
-  const Checkpoint checkpoint = open_named_checkpoint(options.inference, ModelType::kLanguageModel);
-  InferenceModel model = load_model(options.inference, checkpoint);
+  const checkpoint::Checkpoint checkpoint =
+      open_named_checkpoint(options.inference, config::ModelType::kLanguageModel);
+  inference::InferenceModel model = load_model(options.inference, checkpoint);
   meet_target(model, options.inference, checkpoint);
-  const ModelConfig& config = model.config.model;
-  const Tokenizer tokenizer = load_tokenizer(checkpoint, options.inference.tokenizer, config.vocab_size);
-  const EncodedPrompts encoded =
-      encode_prompts(prompts, tokenizer, config.sequence_length, options.max_tokens);
+  const config::ModelConfig& config = model.config.model;
+  const data::Tokenizer tokenizer =
+      inference::load_tokenizer(checkpoint, options.inference.tokenizer, config.vocab_size);
+  const inference::EncodedPrompts encoded =
+      inference::encode_prompts(prompts, tokenizer, config.sequence_length, options.max_tokens);
   stop_on_signals();
 
   // A single prompt is streamed. Several are printed in order at the end.
@@ -102,11 +104,11 @@ void generate_texts(const GenerateOptions& options) {
   std::vector<Writer> writers(prompts.size(), Writer(tokenizer, options.show_experts, config.num_experts));
   std::vector<std::string> texts(prompts.size());
   const double begin = steady_seconds();
-  Generation generation(model, encoded.ids, encoded.room, options.sampling);
+  inference::Generation generation(model, encoded.ids, encoded.room, options.sampling);
   while (!stop_requested()) {
-    const std::vector<GeneratedToken> tokens = generation.step();
+    const std::vector<inference::GeneratedToken> tokens = generation.step();
     if (tokens.empty()) break;
-    for (const GeneratedToken& token : tokens) {
+    for (const inference::GeneratedToken& token : tokens) {
       if (token.id == tokenizer.end_of_text()) {
         generation.finish(token.sequence);
         continue;

@@ -17,7 +17,7 @@ void add_checkpoint_options(CLI::App& verb, InferenceOptions& options) {
                   "checkpoint, or run directory (its newest checkpoint is used)")
       ->required();
   verb.add_option("--device", options.device, "device: auto, cpu or cuda")
-      ->transform(choice<Device>())
+      ->transform(choice<config::Device>())
       ->default_str("auto");
   verb.add_option("--threads", options.threads, "number of CPU threads; 0: one per core")
       ->check(CLI::NonNegativeNumber);
@@ -34,46 +34,48 @@ void add_inference_options(CLI::App& verb, InferenceOptions& options) {
                   "text file on which p is solved for --target-experts");
 }
 
-Checkpoint open_named_checkpoint(const InferenceOptions& options, ModelType type) {
-  Checkpoint checkpoint = open_checkpoint(options.checkpoint, ConsoleLog(stderr));
+checkpoint::Checkpoint open_named_checkpoint(const InferenceOptions& options, config::ModelType type) {
+  checkpoint::Checkpoint checkpoint = runs::open_checkpoint(options.checkpoint, ConsoleLog(stderr));
   require_type(checkpoint, type);
   return checkpoint;
 }
 
-void require_type(const Checkpoint& checkpoint, ModelType type) {
+void require_type(const checkpoint::Checkpoint& checkpoint, config::ModelType type) {
   if (checkpoint.config().model.type == type) return;
-  const char* what = type == ModelType::kLanguageModel
+  const char* what = type == config::ModelType::kLanguageModel
                          ? ": the model is a diffusion transformer; use sample, or evaluate images"
                          : ": the model is a language model; use generate, or evaluate text";
   throw UsageError(checkpoint.path().string() + what);
 }
 
 at::Device set_up_device(const InferenceOptions& options) {
-  const at::Device device = compute_device(options.device, "--device");
+  const at::Device device = device::compute_device(options.device, "--device");
   if (options.threads > 0) at::set_num_threads(static_cast<int>(options.threads));
-  if (!device.is_cpu()) std::fprintf(stderr, "dtopp: computing on %s\n", describe_device(device).c_str());
+  if (!device.is_cpu())
+    std::fprintf(stderr, "dtopp: computing on %s\n", device::describe_device(device).c_str());
   return device;
 }
 
-InferenceModel load_model(const InferenceOptions& options, const Checkpoint& checkpoint) {
-  return load_inference_model(checkpoint, set_up_device(options));
+inference::InferenceModel load_model(const InferenceOptions& options,
+                                     const checkpoint::Checkpoint& checkpoint) {
+  return inference::load_inference_model(checkpoint, set_up_device(options));
 }
 
-at::Tensor target_windows(const InferenceOptions& options, const Checkpoint& checkpoint,
-                          const ModelConfig& config, const EvaluationText* text) {
+at::Tensor target_windows(const InferenceOptions& options, const checkpoint::Checkpoint& checkpoint,
+                          const config::ModelConfig& config, const eval::EvaluationText* text) {
   if (options.target_text.empty()) {
     if (text == nullptr)
       throw UsageError(
           "--target-text: is missing; p is solved for another number of experts on this text file");
     return text->beginning(config.sequence_length);
   }
-  const auto ids =
-      encode_file(options.target_text, load_tokenizer(checkpoint, options.tokenizer, config.vocab_size));
-  return solving_windows(ids, config.sequence_length, options.target_text);
+  const auto ids = data::encode_file(
+      options.target_text, inference::load_tokenizer(checkpoint, options.tokenizer, config.vocab_size));
+  return inference::solving_windows(ids, config.sequence_length, options.target_text);
 }
 
-void meet_target(InferenceModel& model, const InferenceOptions& options, const Checkpoint& checkpoint,
-                 const EvaluationText* text) {
+void meet_target(inference::InferenceModel& model, const InferenceOptions& options,
+                 const checkpoint::Checkpoint& checkpoint, const eval::EvaluationText* text) {
   if (options.target_experts == 0) {
     if (!options.target_text.empty()) throw UsageError("--target-text: needs --target-experts");
     return;

@@ -16,7 +16,7 @@ struct InferenceOptions {
   std::string tokenizer;      // for a checkpoint without a tokenizer
   double target_experts = 0;  // 0: the checkpoint's thresholds
   std::string target_text;    // text on which thresholds are solved
-  Device device = Device::kAuto;
+  config::Device device = config::Device::kAuto;
   int64_t threads = 0;
 };
 
@@ -28,24 +28,25 @@ void add_inference_options(CLI::App& verb, InferenceOptions& options);
 
 // Opens the checkpoint and prints warnings to standard error. Throws UsageError if its model has another
 // type.
-Checkpoint open_named_checkpoint(const InferenceOptions& options, ModelType type);
+checkpoint::Checkpoint open_named_checkpoint(const InferenceOptions& options, config::ModelType type);
 
 // Throws UsageError if the checkpoint's model has another type.
-void require_type(const Checkpoint& checkpoint, ModelType type);
+void require_type(const checkpoint::Checkpoint& checkpoint, config::ModelType type);
 
 // Selects the device of --device and sets the number of threads of --threads.
 at::Device set_up_device(const InferenceOptions& options);
 
 // Loads the model on the device of --device, with the checkpoint's thresholds.
-InferenceModel load_model(const InferenceOptions& options, const Checkpoint& checkpoint);
+inference::InferenceModel load_model(const InferenceOptions& options,
+                                     const checkpoint::Checkpoint& checkpoint);
 
 // Returns the windows, int64 [B, L], on which p is solved: the beginning of --target-text, or else of `text`.
 // Throws UsageError if there is neither.
-at::Tensor target_windows(const InferenceOptions& options, const Checkpoint& checkpoint,
-                          const ModelConfig& config, const EvaluationText* text = nullptr);
+at::Tensor target_windows(const InferenceOptions& options, const checkpoint::Checkpoint& checkpoint,
+                          const config::ModelConfig& config, const eval::EvaluationText* text = nullptr);
 
 // Solves p for --target-experts if it is given. Throws UsageError if --target-text is given without it.
-void meet_target(InferenceModel& model, const InferenceOptions& options, const Checkpoint& checkpoint,
-                 const EvaluationText* text = nullptr);
+void meet_target(inference::InferenceModel& model, const InferenceOptions& options,
+                 const checkpoint::Checkpoint& checkpoint, const eval::EvaluationText* text = nullptr);
 
 }  // namespace dtopp::cli

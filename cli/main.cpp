@@ -62,7 +62,7 @@ int main(int argc, char** argv) {
   try {
     return run(argc, argv);
   } catch (const std::exception& error) {
-    const dtopp::Failure failure = dtopp::failure_of(error);
+    const dtopp::distributed::Failure failure = dtopp::distributed::failure_of(error);
     return fail(failure.status, failure.message);
   }
 }

@@ -16,7 +16,7 @@ namespace {
 struct PlanOptions {
   std::string config;
   std::vector<std::string> overrides;
-  ParallelDims dims;
+  distributed::ParallelDims dims;
   std::string expert_parallel;  // empty: the value of the configuration
   std::string device;
   bool json = false;
@@ -24,9 +24,9 @@ struct PlanOptions {
 
 // Returns the device of --device with the memory of one rank. Without --device it is this machine if a device
 // is needed (parallel.expert_parallel=auto), else nullopt.
-std::optional<PlanDevice> device_beside(const PlanOptions& options, bool is_needed) {
+std::optional<device::PlanDevice> device_beside(const PlanOptions& options, bool is_needed) {
   if (options.device.empty() && !is_needed) return std::nullopt;
-  PlanDevice device = find_device(options.device.empty() ? "cpu" : options.device);
+  device::PlanDevice device = device::find_device(options.device.empty() ? "cpu" : options.device);
   if (device.name == "cpu") device.memory_bytes /= static_cast<uint64_t>(options.dims.node_size());
   return device;
 }
@@ -34,20 +34,22 @@ std::optional<PlanDevice> device_beside(const PlanOptions& options, bool is_need
 void plan_run(PlanOptions options) {
   if (!options.expert_parallel.empty())
     options.overrides.push_back("parallel.expert_parallel=" + options.expert_parallel);
-  const RunConfig config = load_model_run_config(options.config, options.overrides);
-  ParallelDims& dims = options.dims;
-  check_dims(dims, config.model);
+  const config::RunConfig config = config::load_model_run_config(options.config, options.overrides);
+  distributed::ParallelDims& dims = options.dims;
+  plan::check_dims(dims, config.model);
   const std::optional<int64_t> degree = config.parallel.expert_parallel.ranks;
-  PlanContext context{device_beside(options, !degree)};
-  Device device = config.training.device;
-  if (context.device) device = context.device->name == "cpu" ? Device::kCpu : Device::kCuda;
-  context.alternatives = plans_by_expert_parallel(config, dims, device);
-  dims.ep_size = degree ? *degree : recommend(context.alternatives, *context.device).expert_parallel;
-  const Plan plan = make_plan(config, dims, device);
+  plan::PlanContext context{device_beside(options, !degree)};
+  config::Device device = config.training.device;
+  if (context.device) device = context.device->name == "cpu" ? config::Device::kCpu : config::Device::kCuda;
+  context.alternatives = plan::plans_by_expert_parallel(config, dims, device);
+  dims.ep_size = degree ? *degree : plan::recommend(context.alternatives, *context.device).expert_parallel;
+  const plan::Plan plan = plan::make_plan(config, dims, device);
   if (context.device)
-    context.largest_micro_batch = largest_micro_batch(config, dims, device, context.device->memory_bytes);
+    context.largest_micro_batch =
+        plan::largest_micro_batch(config, dims, device, context.device->memory_bytes);
   std::printf("%s",
-              (options.json ? plan_json(plan, context) + "\n" : plan_table(plan, config, context)).c_str());
+              (options.json ? plan::plan_json(plan, context) + "\n" : plan::plan_table(plan, config, context))
+                  .c_str());
 }
 
 }  // namespace

@@ -25,7 +25,7 @@ struct PrepareOptions {
 // Draws the share of the input that is read and the rates of text and tokens.
 class PrepareBar {
  public:
-  void operator()(const PrepareTextProgress& progress) {
+  void operator()(const data::PrepareTextProgress& progress) {
     if (!begun_) {
       bar_.set_total(progress.input_bytes_total);
       bar_.set_start(progress.input_bytes);
@@ -50,15 +50,15 @@ class PrepareBar {
 };
 
 void prepare_text(const PrepareOptions& options) {
-  const Tokenizer tokenizer = Tokenizer::load(options.tokenizer);
+  const data::Tokenizer tokenizer = data::Tokenizer::load(options.tokenizer);
   stop_on_signals();
-  PrepareTextOptions job;
+  data::PrepareTextOptions job;
   job.inputs.assign(options.files.begin(), options.files.end());
   job.output = options.output;
   job.num_workers = options.workers > 0 ? options.workers : static_cast<int>(cpu_cores());
-  const TokenizerEncoder encoder(tokenizer);
-  TextPreparation preparation(job, encoder);
-  const PrepareTextProgress& progress = preparation.progress();
+  const data::TokenizerEncoder encoder(tokenizer);
+  data::TextPreparation preparation(job, encoder);
+  const data::PrepareTextProgress& progress = preparation.progress();
   PrepareBar bar;
   for (bool more = !progress.was_complete; more; more = preparation.next()) {
     bar(progress);

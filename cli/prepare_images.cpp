@@ -17,12 +17,12 @@
 namespace dtopp::cli {
 namespace {
 
-void print_images(const std::string& output, const ImageFacts& facts) {
+void print_images(const std::string& output, const data::ImageFacts& facts) {
   const auto number = [](auto value) { return static_cast<long long>(value); };
   std::printf("output   %s\n", output.c_str());
   std::printf("images   %lld of %lld x %lld x %lld%s\n", number(facts.images), number(facts.shape.channels),
               number(facts.shape.height), number(facts.shape.width),
-              facts.kind == ImageKind::kLatents ? ", latents" : "");
+              facts.kind == data::ImageKind::kLatents ? ", latents" : "");
   std::printf("classes  %lld\n", number(facts.classes.size()));
   if (facts.text_size > 0)
     std::printf("text     up to %lld x %lld\n", number(facts.text_length), number(facts.text_size));
@@ -43,7 +43,7 @@ void run_prepare_images(const ImageOptions& options) {
   if (std::ranges::count(options.scale, 0.0) > 0)
     throw UsageError("--scale: must not be 0, because all inputs of the model would be 0");
   stop_on_signals();
-  PrepareImagesOptions job;
+  data::PrepareImagesOptions job;
   job.sources.assign(options.sources.begin(), options.sources.end());
   job.output = options.output;
   job.size = options.size;
@@ -52,15 +52,15 @@ void run_prepare_images(const ImageOptions& options) {
   job.shift = options.shift;
   job.max_bad = options.max_bad;
   job.num_workers = options.workers > 0 ? options.workers : static_cast<int>(cpu_cores());
-  ImagePreparation preparation(job);
-  const PrepareImagesProgress& progress = preparation.progress();
+  data::ImagePreparation preparation(job);
+  const data::PrepareImagesProgress& progress = preparation.progress();
   ProgressBar bar("prepare", "img");
   bar.set_total(progress.samples_total);
   bar.set_start(progress.samples);
   size_t skipped = preparation.facts().skipped.size();
   for (bool more = !progress.was_complete; more; more = preparation.next()) {
     for (; skipped < preparation.facts().skipped.size(); ++skipped) {
-      const SkippedImage& image = preparation.facts().skipped[skipped];
+      const data::SkippedImage& image = preparation.facts().skipped[skipped];
       std::fprintf(stderr, "dtopp: left out: %s: %s\n", image.name.c_str(), image.cause.c_str());
     }
     bar.update(progress.samples);
@@ -91,7 +91,7 @@ void add_prepare_images(CLI::App& prepare) {
   images
       ->add_option("--size", options->size,
                    "center-crop and resize pictures to SIZE x SIZE (default: all must have the same size)")
-      ->check(CLI::Range(int64_t{1}, kLargestSize));
+      ->check(CLI::Range(int64_t{1}, data::kLargestSize));
   images->add_option("--channels", options->channels, "channels of pictures: 3 (RGB) or 1 (gray)")
       ->check(CLI::IsMember({1, 3}))
       ->capture_default_str();
@@ -108,7 +108,7 @@ void add_prepare_images(CLI::App& prepare) {
   images
       ->add_option("--max-bad", options->max_bad,
                    "maximum number of damaged or unsuitable samples to leave out (default: none)")
-      ->check(CLI::Range(uint64_t{0}, kMostBad));
+      ->check(CLI::Range(uint64_t{0}, data::kMostBad));
   images->add_option("--workers", options->workers, "decoding threads (default: one per core)")
       ->check(CLI::Range(1, 1024));
   images->callback([options] { run_prepare_images(*options); });

@@ -40,8 +40,8 @@ std::vector<std::string> without_processes(std::vector<std::string> arguments) {
 }
 
 // Returns the launcher's message about the end of its ranks, with the lost rank that they reported, if any.
-std::string end_message(const RanksEnd& end, c10d::Store& store) {
-  const auto lost = reported_loss(store);
+std::string end_message(const launch::RanksEnd& end, c10d::Store& store) {
+  const auto lost = distributed::reported_loss(store);
   if (end.message().empty() || !lost) return end.message();
   // The first rank to end ended only because it lost another one: name the lost rank instead.
   if (end.signal == 0 && end.status == static_cast<int>(ExitStatus::kResource)) return lost->line();
@@ -50,26 +50,30 @@ std::string end_message(const RanksEnd& end, c10d::Store& store) {
 
 }  // namespace
 
-LaunchEnvironment own_launch_environment() { return read_launch_environment(own_environment()); }
+launch::LaunchEnvironment own_launch_environment() {
+  return launch::read_launch_environment(launch::own_environment());
+}
 
-int run_processes(const LaunchEnvironment& environment, int64_t processes) {
+int run_processes(const launch::LaunchEnvironment& environment, int64_t processes) {
   if (!environment.alone())
     throw UsageError("--processes: this process is one of " + std::to_string(environment.world_size) +
                      " ranks (rank " + std::to_string(environment.rank) + ") already; omit --processes");
-  configure_transport();
-  const StoreConnection store = make_store({.host = "127.0.0.1", .is_server = true, .loopback_only = true});
-  LocalRanks ranks;
+  distributed::configure_transport();
+  const distributed::StoreConnection store =
+      distributed::make_store({.host = "127.0.0.1", .is_server = true, .loopback_only = true});
+  launch::LocalRanks ranks;
   ranks.count = processes;
   ranks.arguments = without_processes(command_line());
   ranks.store_port = static_cast<uint16_t>(store.port);
-  const RanksEnd end = run_local_ranks(ranks);
+  const launch::RanksEnd end = launch::run_local_ranks(ranks);
   const std::string message = end_message(end, *store.store);
   if (!message.empty()) std::fprintf(stderr, "dtopp: %s\n", message.c_str());
   return end.status;
 }
 
-void stop_rank_on_signals(const LaunchEnvironment& environment) {
-  stop_on_signals(environment.launcher == Launcher::kOwn ? Impatience::kLauncher : Impatience::kSecondSignal);
+void stop_rank_on_signals(const launch::LaunchEnvironment& environment) {
+  stop_on_signals(environment.launcher == launch::Launcher::kOwn ? Impatience::kLauncher
+                                                                 : Impatience::kSecondSignal);
 }
 
 }  // namespace dtopp::cli

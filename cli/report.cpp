@@ -47,8 +47,8 @@ void serve(ReportOptions options) {
   }
   if (options.paths.empty()) throw UsageError("report: no run is given; name a run or a study");
   stop_on_signals();
-  LiveReport report(paths_of(options), find_run_cost);
-  ReportServer server(port);
+  report::LiveReport report(paths_of(options), find_run_cost);
+  report::ReportServer server(port);
   std::printf("%s\n", server.address().c_str());
   flush_standard_output();
   server.serve(report, stop_requested);
@@ -56,12 +56,12 @@ void serve(ReportOptions options) {
 
 void write(const ReportOptions& options) {
   if (options.paths.empty()) throw UsageError("report: no run is given; name a run or a study");
-  const ReportInput input = read_report_input(paths_of(options), find_run_cost);
-  for (const ReportRun& run : input.runs) {
+  const report::ReportInput input = report::read_report_input(paths_of(options), find_run_cost);
+  for (const report::ReportRun& run : input.runs) {
     for (const std::string& line : run.evaluations.skipped)
       std::fprintf(stderr, "dtopp: warning: %s\n", line.c_str());
   }
-  write_report(input, options.output);
+  report::write_report(input, options.output);
   std::printf("%s\n", options.output.c_str());
 }
 

@@ -8,9 +8,9 @@
 namespace dtopp::cli {
 
 // Returns the FLOPs per token as a linear function of the active experts.
-TokenCost token_cost_of(const RunConfig& config);
+study::TokenCost token_cost_of(const config::RunConfig& config);
 
 // Returns nullopt if the plan needs more than the configuration.
-std::optional<PlannedCost> find_run_cost(const RunConfig& config);
+std::optional<report::PlannedCost> find_run_cost(const config::RunConfig& config);
 
 }  // namespace dtopp::cli

@@ -21,7 +21,7 @@ constexpr double kDefaultGuidance = 4;
 
 struct SampleOptions {
   InferenceOptions inference;
-  PictureRequest request;
+  inference::PictureRequest request;
   std::string text_embeddings;
   std::string output;
   std::vector<double> guidance_interval;
@@ -30,7 +30,8 @@ struct SampleOptions {
 };
 
 // Sets the conditions: the classes of --classes or all classes, and the texts of --text-embeddings.
-void choose_conditions(const SampleOptions& options, const ModelConfig& model, PictureRequest& request) {
+void choose_conditions(const SampleOptions& options, const config::ModelConfig& model,
+                       inference::PictureRequest& request) {
   for (const int64_t label : request.classes) {
     if (model.num_classes == 0) throw UsageError("--classes: the model was trained without classes");
     if (label < 0 || label >= model.num_classes)
@@ -45,13 +46,16 @@ void choose_conditions(const SampleOptions& options, const ModelConfig& model, P
     throw UsageError(model.text_length == 0
                          ? "--text-embeddings: the model was trained without text"
                          : "--text-embeddings: is missing; the model needs text embeddings");
-  if (model.text_length > 0) request.text_NLS = read_text_embeddings(options.text_embeddings, model);
+  if (model.text_length > 0)
+    request.text_NLS = inference::read_text_embeddings(options.text_embeddings, model);
 }
 
-void choose_sampler(const SampleOptions& options, const RunConfig& config, SamplerOptions& sampler) {
+void choose_sampler(const SampleOptions& options, const config::RunConfig& config,
+                    inference::SamplerOptions& sampler) {
   if (!options.sampler_given)
-    sampler.method =
-        config.diffusion.objective == Objective::kDdpm ? SamplerMethod::kDdim : SamplerMethod::kEuler;
+    sampler.method = config.diffusion.objective == config::Objective::kDdpm
+                         ? inference::SamplerMethod::kDdim
+                         : inference::SamplerMethod::kEuler;
   validate(sampler, config.diffusion.objective);
   const bool conditioned = config.model.num_classes > 0 || config.model.text_length > 0;
   sampler.guidance = !options.guidance_given && !conditioned ? 1 : sampler.guidance;
@@ -72,8 +76,8 @@ void choose_sampler(const SampleOptions& options, const RunConfig& config, Sampl
     throw UsageError("--guidance-interval: the end is less than the beginning");
 }
 
-void print_rate(int64_t pictures, double seconds, const ActivationStatistics& activations,
-                const ModelConfig& config) {
+void print_rate(int64_t pictures, double seconds, const moe::ActivationStatistics& activations,
+                const config::ModelConfig& config) {
   std::fprintf(stderr, "dtopp: %lld pictures, %.2f per second", static_cast<long long>(pictures),
                static_cast<double>(pictures) / seconds);
   if (!config.is_dense())
@@ -83,28 +87,31 @@ void print_rate(int64_t pictures, double seconds, const ActivationStatistics& ac
 }
 
 void make_pictures(const SampleOptions& options) {
-  const Checkpoint checkpoint = open_named_checkpoint(options.inference, ModelType::kDiffusionTransformer);
-  const RunConfig config = checkpoint.config();
-  PictureRequest request = options.request;
+  const checkpoint::Checkpoint checkpoint =
+      open_named_checkpoint(options.inference, config::ModelType::kDiffusionTransformer);
+  const config::RunConfig config = checkpoint.config();
+  inference::PictureRequest request = options.request;
   choose_conditions(options, config.model, request);
   choose_sampler(options, config, request.sampler);
-  const ImageLayout layout = load_image_layout(checkpoint);
-  require_writable(options.output, request, layout);
-  const ParameterKind kind = options.raw ? ParameterKind::kRaw : ParameterKind::kEma;
-  const auto targets = targets_of(config, kind, options.inference.target_experts);
-  DiffusionModel model = load_diffusion_model(checkpoint, kind, set_up_device(options.inference));
+  const data::ImageLayout layout = inference::load_image_layout(checkpoint);
+  eval::require_writable(options.output, request, layout);
+  const inference::ParameterKind kind =
+      options.raw ? inference::ParameterKind::kRaw : inference::ParameterKind::kEma;
+  const auto targets = inference::targets_of(config, kind, options.inference.target_experts);
+  inference::DiffusionModel model =
+      inference::load_diffusion_model(checkpoint, kind, set_up_device(options.inference));
   stop_on_signals();
   ConsoleWatch watch(/*shows=*/true);
   if (!targets.empty()) {
     std::fprintf(stderr, "dtopp: solving p for the target of active experts\n");
-    model.routing = solve_for_sampling(model, request, targets, watch);
+    model.routing = inference::solve_for_sampling(model, request, targets, watch);
   }
-  ActivationStatistics activations(config.model.is_dense() ? 0 : config.model.num_layers);
+  moe::ActivationStatistics activations(config.model.is_dense() ? 0 : config.model.num_layers);
   const double begin = steady_seconds();
-  ModelDenoiser denoiser(model, model.routing, &activations);
+  inference::ModelDenoiser denoiser(model, model.routing, &activations);
   watch.begin("sample", "steps", static_cast<uint64_t>(request.count * request.sampler.steps));
-  PictureSampler sampler(denoiser, config.model, model.device, request, watch);
-  write_pictures(options.output, request, layout, sampler);
+  inference::PictureSampler sampler(denoiser, config.model, model.device, request, watch);
+  eval::write_pictures(options.output, request, layout, sampler);
   watch.end();
   const double seconds = steady_seconds() - begin;
   print_rate(request.count, seconds, activations, config.model);
@@ -112,14 +119,14 @@ void make_pictures(const SampleOptions& options) {
 }
 
 void add_sampler_options(CLI::App& verb, SampleOptions& options) {
-  SamplerOptions& sampler = options.request.sampler;
+  inference::SamplerOptions& sampler = options.request.sampler;
   sampler.guidance = kDefaultGuidance;
   verb.add_option("--steps", sampler.steps, "sampler steps per picture")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
   verb.add_option("--sampler", sampler.method,
                   "euler or heun (for diffusion.objective flow; default: euler), ddim (for ddpm)")
-      ->transform(choice<SamplerMethod>())
+      ->transform(choice<inference::SamplerMethod>())
       ->default_str("from the objective");
   verb.add_option("--guidance", sampler.guidance,
                   "classifier-free guidance scale; 1: no guidance, which halves the time")
@@ -140,7 +147,7 @@ void add_sample(CLI::App& app) {
   auto options = std::make_shared<SampleOptions>();
   CLI::App* verb = app.add_subcommand("sample", "Sample pictures from a diffusion transformer");
   add_checkpoint_options(*verb, options->inference);
-  PictureRequest& request = options->request;
+  inference::PictureRequest& request = options->request;
   verb->add_option("--classes", request.classes,
                    "class numbers to cycle through, e.g. 0,3 (default: all classes)")
       ->delimiter(',');

@@ -26,7 +26,7 @@ void on_signal(int signal) {
   int64_t first = 0;
   requested = true;
   if (requested_at.compare_exchange_strong(first, now)) return;
-  if (second_ends && std::chrono::nanoseconds(now - first) >= kOneRequest) _exit(128 + signal);
+  if (second_ends && std::chrono::nanoseconds(now - first) >= launch::kOneRequest) _exit(128 + signal);
 }
 
 }  // namespace

@@ -36,23 +36,23 @@ struct StudyOptions {
   int64_t slots = 1;
 };
 
-double flops_of_run(const StudyRun& run) {
-  const Plan plan = make_plan(run.config);
-  return flops_of(run.config, static_cast<double>(plan.flops_per_token),
-                  static_cast<double>(plan.tokens_per_step));
+double flops_of_run(const study::StudyRun& run) {
+  const plan::Plan plan = plan::make_plan(run.config);
+  return study::flops_of(run.config, static_cast<double>(plan.flops_per_token),
+                         static_cast<double>(plan.tokens_per_step));
 }
 
 // Measures matrix rates. Each combination of precision and number of threads is measured once.
 class MatrixRates {
  public:
-  double of(const RunConfig& config) {
-    const at::Device device = compute_device(config.training.device, "training.device");
-    const at::ScalarType type = compute_type(config.training.precision, device);
+  double of(const config::RunConfig& config) {
+    const at::Device device = device::compute_device(config.training.device, "training.device");
+    const at::ScalarType type = device::compute_type(config.training.precision, device);
     const auto [known, is_new] = rates_.try_emplace({type, config.training.threads});
     if (is_new) {
       const int threads = at::get_num_threads();
       if (config.training.threads > 0) at::set_num_threads(static_cast<int>(config.training.threads));
-      known->second = measure_matrix_rate(at::device(device).dtype(type));
+      known->second = device::measure_matrix_rate(at::device(device).dtype(type));
       at::set_num_threads(threads);
     }
     return known->second;
@@ -62,21 +62,21 @@ class MatrixRates {
   std::map<std::pair<at::ScalarType, int64_t>, double> rates_;
 };
 
-void print_forecast(const std::vector<StudyRun>& runs, const std::vector<RunRecord>& records) {
+void print_forecast(const std::vector<study::StudyRun>& runs, const std::vector<study::RunRecord>& records) {
   MatrixRates rates;
-  std::vector<RunCost> costs;
+  std::vector<study::RunCost> costs;
   costs.reserve(runs.size());
-  for (const StudyRun& run : runs) costs.push_back({flops_of_run(run), rates.of(run.config)});
-  std::printf("%s", forecast_table(runs, records, costs, reached_share(runs, records)).c_str());
+  for (const study::StudyRun& run : runs) costs.push_back({flops_of_run(run), rates.of(run.config)});
+  std::printf("%s", study::forecast_table(runs, records, costs, study::reached_share(runs, records)).c_str());
 }
 
 // Throws an exception that gives the exit status if the study was stopped or runs failed.
-void report_end(const Study& study, bool stopped, const std::vector<StudyRun>& runs,
-                const std::vector<RunRecord>& records) {
+void report_end(const study::Study& study, bool stopped, const std::vector<study::StudyRun>& runs,
+                const std::vector<study::RunRecord>& records) {
   std::string failed;
   int64_t complete = 0, failures = 0;
   for (size_t i = 0; i < runs.size(); ++i) {
-    if (is_complete(records[i], study.after)) ++complete;
+    if (study::is_complete(records[i], study.after)) ++complete;
     if (records[i].cause.empty()) continue;
     failed += (failed.empty() ? "" : ", ") + runs[i].name;
     ++failures;
@@ -91,40 +91,41 @@ void report_end(const Study& study, bool stopped, const std::vector<StudyRun>& r
                          (study.output / "runs").string() + ", and run the same command again to retry them");
 }
 
-std::vector<RunRecord> read_records(const std::vector<StudyRun>& runs) {
-  std::vector<RunRecord> records(runs.size());
-  std::ranges::transform(runs, records.begin(), read_record);
+std::vector<study::RunRecord> read_records(const std::vector<study::StudyRun>& runs) {
+  std::vector<study::RunRecord> records(runs.size());
+  std::ranges::transform(runs, records.begin(), study::read_record);
   return records;
 }
 
-void run_study(const Study& study, const std::vector<StudyRun>& runs, int64_t slots) {
+void run_study(const study::Study& study, const std::vector<study::StudyRun>& runs, int64_t slots) {
   make_directories(study.output);
   const DirectoryLock lock(study.output);
-  std::vector<RunRecord> records = read_records(runs);
-  ResultsReader reader(study, runs);
+  std::vector<study::RunRecord> records = read_records(runs);
+  study::ResultsReader reader(study, runs);
   const auto write_results = [&] {
-    StudyResults results = reader.read(records);
-    write_result_files(study, runs, records, results);
+    study::StudyResults results = reader.read(records);
+    study::write_result_files(study, runs, records, results);
     return results;
   };
   write_results();
-  RunnerOptions options{.slots = slots, .after = study.after};
+  study::RunnerOptions options{.slots = slots, .after = study.after};
   if (slots > 1) options.threads = share_of_cores(slots);
   options.costs.resize(runs.size());
   std::ranges::transform(runs, options.costs.begin(), flops_of_run);
-  StudyRunner runner(runs, records, options);
+  study::StudyRunner runner(runs, records, options);
   while (const auto messages = runner.next()) {
     for (const std::string& message : *messages) print_message(message);
     write_results();
   }
-  const StudyResults results = write_results();
-  std::vector<TokenCost> token_costs(runs.size());
+  const study::StudyResults results = write_results();
+  std::vector<study::TokenCost> token_costs(runs.size());
   std::ranges::transform(runs, token_costs.begin(),
-                         [](const StudyRun& run) { return token_cost_of(run.config); });
-  write_curves(study, runs, records, token_costs);
-  if (std::ranges::count(records, RunStatus::kDone, &RunRecord::status) > 0)
-    write_report(read_report_input({study.output}, find_run_cost), study.output / "report.html");
-  std::printf("%s", markdown_table(study, results.rows).c_str());
+                         [](const study::StudyRun& run) { return token_cost_of(run.config); });
+  study::write_curves(study, runs, records, token_costs);
+  if (std::ranges::count(records, study::RunStatus::kDone, &study::RunRecord::status) > 0)
+    report::write_report(report::read_report_input({study.output}, find_run_cost),
+                         study.output / "report.html");
+  std::printf("%s", study::markdown_table(study, results.rows).c_str());
   report_end(study, runner.stopped(), runs, records);
 }
 
@@ -132,8 +133,8 @@ void study_run(const StudyOptions& options) {
   if (!own_launch_environment().alone())
     throw UsageError(
         "study: cannot run under a launcher, because it starts its runs itself; start it directly");
-  const Study study = load_study(options.file, options.overrides);
-  const std::vector<StudyRun> runs = expand(study);
+  const study::Study study = study::load_study(options.file, options.overrides);
+  const std::vector<study::StudyRun> runs = study::expand(study);
   if (!options.dry_run) return run_study(study, runs, options.slots);
   print_forecast(runs, read_records(runs));
 }

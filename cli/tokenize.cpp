@@ -18,7 +18,7 @@ namespace dtopp::cli {
 namespace {
 
 // Converts one line of text to a JSON array of ids.
-std::string encode_line(const Tokenizer& tokenizer, const std::string& line) {
+std::string encode_line(const data::Tokenizer& tokenizer, const std::string& line) {
   std::string out = "[";
   for (const int32_t id : tokenizer.encode(line)) {
     if (out.size() > 1) out += ',';
@@ -29,7 +29,7 @@ std::string encode_line(const Tokenizer& tokenizer, const std::string& line) {
 
 // Converts a JSON array of ids to one JSON string, in ASCII so that readers find no other line separators in
 // it.
-std::string decode_line(const Tokenizer& tokenizer, const std::string& line) {
+std::string decode_line(const data::Tokenizer& tokenizer, const std::string& line) {
   const auto array = parse_json(line);
   if (!array.is_array()) throw DataError("must be a JSON array of token ids");
   std::vector<int32_t> ids;
@@ -46,7 +46,7 @@ std::string decode_line(const Tokenizer& tokenizer, const std::string& line) {
 }
 
 void tokenize(const std::string& tokenizer_path, bool decode) {
-  const Tokenizer tokenizer = Tokenizer::load(tokenizer_path);
+  const data::Tokenizer tokenizer = data::Tokenizer::load(tokenizer_path);
   std::ios::sync_with_stdio(false);
   std::string line;
   for (uint64_t number = 1; std::getline(std::cin, line, '\n'); ++number) {

@@ -32,12 +32,12 @@ struct TrainOptions {
 };
 
 // The memory that this rank may use.
-uint64_t rank_memory(const Cluster& cluster, const at::Device& device) {
-  const auto memory = free_device_memory(device);
-  return memory ? *memory : available_memory() / static_cast<uint64_t>(cluster.local_size());
+uint64_t rank_memory(const distributed::Cluster& cluster, const at::Device& device) {
+  const auto memory = device::free_device_memory(device);
+  return memory ? *memory : device::available_memory() / static_cast<uint64_t>(cluster.local_size());
 }
 
-void print_summary(const RunSummary& summary) {
+void print_summary(const train::RunSummary& summary) {
   if (summary.already_complete)
     print_message(summary.directory.string() + ": the run is complete; nothing left to train");
   std::printf("run         %s\n", summary.directory.c_str());
@@ -47,53 +47,58 @@ void print_summary(const RunSummary& summary) {
 }
 
 // Trains as one rank of `cluster`.
-void train_rank(Cluster& cluster, const TrainOptions& options) {
-  const RunConfig config = load_run_config(options.config, options.overrides);
+void train_rank(distributed::Cluster& cluster, const TrainOptions& options) {
+  const config::RunConfig config = config::load_run_config(options.config, options.overrides);
   const bool is_main_rank = cluster.is_main_rank();
 
   cluster.join(std::chrono::seconds(config.parallel.timeout));
-  const at::Device device = compute_device(config.training.device, "training.device", cluster.local_rank());
-  const Device kind = device.is_cpu() ? Device::kCpu : Device::kCuda;
-  choose_fused_kernels(config, device, print_message);
-  ParallelDims dims{.world_size = cluster.size(), .nodes = cluster.nodes()};
-  dims.ep_size = expert_parallel_of(config, dims, kind, rank_memory(cluster, device));
-  const ProcessGroups& groups = cluster.connect(device, dims.ep_size);
-  check_configuration(config, *groups.world);
-  agree_on_kernels(config, device, *groups.world);
-  if (config.training.deterministic) make_deterministic(device);
+  const at::Device device =
+      device::compute_device(config.training.device, "training.device", cluster.local_rank());
+  const config::Device kind = device.is_cpu() ? config::Device::kCpu : config::Device::kCuda;
+  ops::choose_fused_kernels(config, device, print_message);
+  distributed::ParallelDims dims{.world_size = cluster.size(), .nodes = cluster.nodes()};
+  dims.ep_size = plan::expert_parallel_of(config, dims, kind, rank_memory(cluster, device));
+  const distributed::ProcessGroups& groups = cluster.connect(device, dims.ep_size);
+  train::check_configuration(config, *groups.world);
+  train::agree_on_kernels(config, device, *groups.world);
+  if (config.training.deterministic) device::make_deterministic(device);
   if (config.training.threads > 0) at::set_num_threads(static_cast<int>(config.training.threads));
 
-  RunDirectory directory(config, is_main_rank);  // refuses an existing directory before anything is read
-  const Plan plan = make_plan(config, {groups.size(), 1, groups.dims().ep_size}, kind);
+  runs::RunDirectory directory(config,
+                               is_main_rank);  // refuses an existing directory before anything is read
+  const plan::Plan plan = plan::make_plan(config, {groups.size(), 1, groups.dims().ep_size}, kind);
   const uint64_t memory = rank_memory(cluster, device);
-  require_memory(plan, memory);
-  Model model = make_model(config);
+  plan::require_memory(plan, memory);
+  models::Model model = models::make_model(config);
   // With --verify, every rank reads every byte: each reads the files of its own machine, and all take equally
   // long.
-  TrainingData data = open_training_data(config, options.verify ? Verify::kAll : Verify::kChanged);
-  check_data(data, *groups.world);
-  std::unique_ptr<Periodic> probes = make_probes(config), grids = make_training_grids(config);
+  models::TrainingData data =
+      models::open_training_data(config, options.verify ? data::Verify::kAll : data::Verify::kChanged);
+  train::check_data(data, *groups.world);
+  std::unique_ptr<train::Periodic> probes = eval::make_probes(config),
+                                   grids = eval::make_training_grids(config);
 
   directory.create();
-  const at::TensorOptions compute = at::device(device).dtype(compute_type(config.training.precision, device));
-  Trainer trainer(config, std::move(model), std::move(data), compute, groups);
-  Run run(config, trainer, directory, cluster, plan, memory, is_main_rank ? ConsoleLog(stderr) : ConsoleLog(),
-          stop_token());
+  const at::TensorOptions compute =
+      at::device(device).dtype(device::compute_type(config.training.precision, device));
+  train::Trainer trainer(config, std::move(model), std::move(data), compute, groups);
+  train::Run run(config, trainer, directory, cluster, plan, memory,
+                 is_main_rank ? ConsoleLog(stderr) : ConsoleLog(), stop_token());
   run.add(std::move(probes));
   run.add(std::move(grids));
-  const RunSummary summary = run.train();
+  const train::RunSummary summary = run.train();
   if (is_main_rank) print_summary(summary);
 }
 
 void train(const TrainOptions& options) {
-  const LaunchEnvironment environment = own_launch_environment();
+  const launch::LaunchEnvironment environment = own_launch_environment();
   if (options.processes > 0) {
-    const RunConfig config = load_run_config(options.config, options.overrides);
-    require_device(config.training.device, "training.device");
+    const config::RunConfig config = config::load_run_config(options.config, options.overrides);
+    device::require_device(config.training.device, "training.device");
     std::exit(run_processes(environment, options.processes));
   }
   stop_rank_on_signals(environment);
-  Cluster cluster(environment, program_version);
+  distributed::Cluster cluster(environment, program_version);
   cluster.run([&] { train_rank(cluster, options); });
 }
 

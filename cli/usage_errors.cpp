@@ -28,8 +28,8 @@ std::vector<std::string> options_of(const CLI::App& app) {
 }
 
 std::string unknown(const char* what, const std::string& word, const std::vector<std::string>& known) {
-  return "unknown " + std::string(what) + " " + quote_for_message(word) + "; " +
-         suggest(word, known, "known:", known);
+  return "unknown " + std::string(what) + " " + config::quote_for_message(word) + "; " +
+         config::suggest(word, known, "known:", known);
 }
 
 }  // namespace

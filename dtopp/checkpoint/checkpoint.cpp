@@ -14,7 +14,7 @@
 #include "dtopp/checkpoint/checkpoint_layout.h"
 #include "dtopp/checkpoint/tensor_files.h"
 
-namespace dtopp {
+namespace dtopp::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
@@ -127,8 +127,8 @@ std::span<const TensorView> Checkpoint::router() const {
   return router_ ? std::span(router_->tensors()) : std::span<const TensorView>();
 }
 
-RunConfig Checkpoint::config() const {
-  return parse_run_config(config_yaml_, (path_ / kConfigFile).string());
+config::RunConfig Checkpoint::config() const {
+  return config::parse_run_config(config_yaml_, (path_ / kConfigFile).string());
 }
 
 fs::path Checkpoint::tokenizer_path() const { return path_ / kTokenizerFile; }
@@ -152,4 +152,4 @@ std::span<const std::byte> Checkpoint::ema(const std::string& name, const std::v
   return find_tensor(path_, ema_files_, name, shape);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::checkpoint

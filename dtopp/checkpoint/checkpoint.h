@@ -19,7 +19,7 @@
 #include "dtopp/checkpoint/training_state.h"
 #include "dtopp/config/run_config.h"
 
-namespace dtopp {
+namespace dtopp::checkpoint {
 
 // The contents of one checkpoint. Tensors are read one after another while they are written. If several ranks
 // save, the data comes through them (saving_ranks.h).
@@ -94,7 +94,7 @@ class Checkpoint {
   const std::string& config_yaml() const { return config_yaml_; }
   // The configuration of the run that wrote it. Throws UsageError (config.yaml, line, key) if this version of
   // dtopp does not accept it.
-  RunConfig config() const;
+  config::RunConfig config() const;
   bool has_tokenizer() const { return has_tokenizer_; }
   std::filesystem::path tokenizer_path() const;
   // The text of images.json; empty if there is none.
@@ -121,4 +121,4 @@ class Checkpoint {
   std::optional<SafetensorsFile> router_;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::checkpoint

@@ -8,7 +8,7 @@
 #include "dtopp/base/files.h"
 #include "dtopp/base/format.h"
 
-namespace dtopp {
+namespace dtopp::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
@@ -52,4 +52,4 @@ std::vector<int64_t> list_checkpoint_steps(const fs::path& checkpoints) {
   return steps;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::checkpoint

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace dtopp {
+namespace dtopp::checkpoint {
 
 // Tensors of one kind are in "<kind>.safetensors", or in several "<kind>-0000i-of-0000n.safetensors" with an
 // index that lists the file of each tensor.
@@ -39,4 +39,4 @@ bool is_checkpoint_name(const std::string& name);
 // DataError if it cannot be listed.
 std::vector<int64_t> list_checkpoint_steps(const std::filesystem::path& checkpoints);
 
-}  // namespace dtopp
+}  // namespace dtopp::checkpoint

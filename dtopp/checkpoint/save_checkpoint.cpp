@@ -13,7 +13,7 @@
 #include "dtopp/checkpoint/checkpoint_layout.h"
 #include "dtopp/checkpoint/tensor_files.h"
 
-namespace dtopp {
+namespace dtopp::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
@@ -150,4 +150,4 @@ fs::path save_checkpoint(const fs::path& checkpoints, const CheckpointContents& 
   return path;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::checkpoint

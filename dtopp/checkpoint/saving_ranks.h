@@ -10,7 +10,7 @@
 
 #include "dtopp/base/safetensors.h"
 
-namespace dtopp {
+namespace dtopp::checkpoint {
 
 // Bytes [begin, begin + count) of a tensor; no bytes if `tensor` is null.
 struct TensorByteRange {
@@ -51,4 +51,4 @@ class OneProcess : public SavingRanks {
   }
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::checkpoint

@@ -17,7 +17,7 @@
 #include "dtopp/base/json.h"
 #include "dtopp/checkpoint/checkpoint_layout.h"
 
-namespace dtopp {
+namespace dtopp::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
@@ -212,4 +212,4 @@ ManifestFiles write_tensor_files(const fs::path& directory, const std::vector<Te
   return merge(written, ranks);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::checkpoint

@@ -11,7 +11,7 @@
 #include "dtopp/base/manifest.h"
 #include "dtopp/checkpoint/checkpoint.h"
 
-namespace dtopp {
+namespace dtopp::checkpoint {
 
 struct TensorFile {
   std::string_view kind;  // see checkpoint_layout.h
@@ -43,4 +43,4 @@ ManifestFiles write_tensor_files(const std::filesystem::path& directory, const s
 // Bytes that are sent between ranks at a time, over all files that are being written.
 inline constexpr uint64_t kCollectedBytes = uint64_t{64} << 20;
 
-}  // namespace dtopp
+}  // namespace dtopp::checkpoint

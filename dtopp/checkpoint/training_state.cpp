@@ -9,7 +9,7 @@
 #include "dtopp/base/json.h"
 #include "dtopp/base/json_fields.h"
 
-namespace dtopp {
+namespace dtopp::checkpoint {
 namespace {
 
 constexpr std::array<std::pair<const char*, int64_t TrainingState::*>, 7> kIntegers = {{
@@ -41,4 +41,4 @@ TrainingState parse_training_state(const std::string& text, const std::string& w
   return state;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::checkpoint

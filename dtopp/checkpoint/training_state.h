@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-namespace dtopp {
+namespace dtopp::checkpoint {
 
 // Everything besides the parameters, moments and router that a run needs to resume with the same bits.
 struct TrainingState {
@@ -25,4 +25,4 @@ std::string format_training_state(const TrainingState& state);
 // Parses such a state. Throws a DataError that names `what` (the file) and the key if the text is invalid.
 TrainingState parse_training_state(const std::string& text, const std::string& what);
 
-}  // namespace dtopp
+}  // namespace dtopp::checkpoint

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <system_error>
 
-namespace dtopp {
+namespace dtopp::config {
 namespace {
 
 using Kind = ConfigNode::Kind;
@@ -55,7 +55,7 @@ std::string describe(const ConfigNode& node) {
 
 template <class T>
 T parse_number(const ConfigNode& node, const std::string& key, const std::string& expected) {
-  const std::string& text = config_detail::plain_text(node, key, expected);
+  const std::string& text = detail::plain_text(node, key, expected);
   const char* begin = text.data();
   const char* end = begin + text.size();
   if (text.size() > 1 && text[0] == '+' && text[1] != '-') ++begin;
@@ -64,7 +64,7 @@ T parse_number(const ConfigNode& node, const std::string& key, const std::string
   if (stop == end && error == std::errc::result_out_of_range)
     throw UsageError(node.location() + ": " + key + ": " + quote_for_message(text) + " is out of range for " +
                      expected);
-  if (stop != end || error != std::errc()) config_detail::throw_wrong_type(node, key, expected);
+  if (stop != end || error != std::errc()) detail::throw_wrong_type(node, key, expected);
   return value;
 }
 
@@ -114,20 +114,20 @@ std::string print_list(const std::vector<T>& values, Print print) {
 template <class T>
 void read_list(const ConfigNode& node, const std::string& key, const char* expected, std::vector<T>& values) {
   const bool is_empty = is_null(node) || (node.kind == Kind::kScalar && node.text.empty());
-  if (node.kind == Kind::kMapping || is_empty) config_detail::throw_wrong_type(node, key, expected);
+  if (node.kind == Kind::kMapping || is_empty) detail::throw_wrong_type(node, key, expected);
   std::vector<T> result(node.kind == Kind::kList ? node.items.size() : 1);
   for (size_t i = 0; i < result.size(); ++i) {
     if (node.kind == Kind::kList)
-      config_detail::read_value(node.items[i], key + "[" + std::to_string(i) + "]", result[i]);
+      detail::read_value(node.items[i], key + "[" + std::to_string(i) + "]", result[i]);
     else
-      config_detail::read_value(node, key, result[i]);
+      detail::read_value(node, key, result[i]);
   }
   values = std::move(result);
 }
 
 }  // namespace
 
-namespace config_detail {
+namespace detail {
 
 std::string join_key(const std::string& section, std::string_view name) {
   return section.empty() ? std::string(name) : section + "." + std::string(name);
@@ -218,7 +218,7 @@ std::string print_value(const std::vector<double>& value) {
 
 std::string print_value(const std::vector<std::string>& value) { return print_list(value, print_text); }
 
-}  // namespace config_detail
+}  // namespace detail
 
 std::string nearest_key(const std::string& key, const std::vector<std::string>& known) {
   if (key.size() > kLongestKey) return "";
@@ -249,4 +249,4 @@ std::string suggest(const std::string& word, const std::vector<std::string>& kno
   return text;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::config

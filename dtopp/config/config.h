@@ -25,7 +25,7 @@
 #include "dtopp/config/config_tree.h"
 #include "dtopp/config/section_of.h"
 
-namespace dtopp {
+namespace dtopp::config {
 
 // A value of the right type that is not allowed. A caller that knows the file adds the location.
 struct InvalidValue : UsageError {
@@ -33,7 +33,7 @@ struct InvalidValue : UsageError {
   std::string key;
 };
 
-namespace config_detail {
+namespace detail {
 
 struct AnyField {
   template <class T>
@@ -133,22 +133,22 @@ void append_yaml(const Config& config, const std::string& indent, std::string& o
   });
 }
 
-}  // namespace config_detail
+}  // namespace detail
 
 // Every key of the struct in field order. A section ("model") precedes its fields ("model.hidden_size").
 template <class Config>
 std::vector<std::string> config_keys() {
   std::vector<std::string> keys;
-  config_detail::append_keys(Config{}, "", keys);
+  detail::append_keys(Config{}, "", keys);
   return keys;
 }
 
 // Sets the fields that `tree` contains; the others keep their values.
 template <class Config>
 void read_config(const ConfigNode& tree, Config& config) {
-  config_detail::read_section(tree, "", config, [&] {
+  detail::read_section(tree, "", config, [&] {
     std::vector<std::string> keys;
-    config_detail::append_keys(config, "", keys);
+    detail::append_keys(config, "", keys);
     return keys;
   });
 }
@@ -157,7 +157,7 @@ void read_config(const ConfigNode& tree, Config& config) {
 template <class Config>
 std::string print_config(const Config& config) {
   std::string out;
-  config_detail::append_yaml(config, "", out);
+  detail::append_yaml(config, "", out);
   return out;
 }
 
@@ -165,10 +165,10 @@ std::string print_config(const Config& config) {
 template <class Config>
 void flatten_config(const Config& config, const std::string& section,
                     std::vector<std::pair<std::string, std::string>>& leaves) {
-  using config_detail::print_value;
+  using detail::print_value;
   visit_fields(config, [&](const char* name, const auto& value) {
-    const std::string key = config_detail::join_key(section, name);
-    if constexpr (config_detail::Section<decltype(value)>) {
+    const std::string key = detail::join_key(section, name);
+    if constexpr (detail::Section<decltype(value)>) {
       flatten_config(value, key, leaves);
     } else {
       leaves.emplace_back(key, print_value(value));
@@ -184,4 +184,4 @@ std::string nearest_key(const std::string& key, const std::vector<std::string>& 
 std::string suggest(const std::string& word, const std::vector<std::string>& known, const std::string& list,
                     const std::vector<std::string>& listed);
 
-}  // namespace dtopp
+}  // namespace dtopp::config

@@ -10,7 +10,7 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/config/config_tree.h"
 
-namespace dtopp {
+namespace dtopp::config {
 namespace {
 
 using Kind = ConfigNode::Kind;
@@ -184,4 +184,4 @@ ConfigNode parse_config(const std::string& text, const std::string& source, bool
   }
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::config

@@ -9,7 +9,7 @@
 #include "dtopp/base/path_kind.h"
 #include "dtopp/config/config.h"
 
-namespace dtopp {
+namespace dtopp::config {
 namespace {
 
 namespace fs = std::filesystem;
@@ -246,4 +246,4 @@ std::string quote_for_message(std::string_view text) {
   return out + (cut < text.size() ? "…'" : "'");
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::config

@@ -14,7 +14,7 @@
 #include <string_view>
 #include <vector>
 
-namespace dtopp {
+namespace dtopp::config {
 
 struct ConfigNode {
   enum class Kind { kNull, kScalar, kList, kMapping };
@@ -70,4 +70,4 @@ std::string location_of(const ConfigNode& tree, std::string_view key);
 // `text` in quotes for a message: cut to 60 characters, with control characters replaced.
 std::string quote_for_message(std::string_view text);
 
-}  // namespace dtopp
+}  // namespace dtopp::config

@@ -7,7 +7,7 @@
 #include "dtopp/base/path_kind.h"
 #include "dtopp/config/config.h"
 
-namespace dtopp {
+namespace dtopp::config {
 namespace {
 
 using Kind = ConfigNode::Kind;
@@ -15,17 +15,17 @@ using Kind = ConfigNode::Kind;
 DataSource read_source(const ConfigNode& node, const std::string& key) {
   DataSource source;
   if (node.kind != Kind::kMapping) {
-    config_detail::read_value(node, key, source.path);
+    detail::read_value(node, key, source.path);
     return source;
   }
   for (size_t i = 0; i < node.keys.size(); ++i) {
     const std::string of_source = key + "." + node.keys[i];
     if (node.keys[i] == "path") {
-      config_detail::read_value(node.items[i], of_source, source.path);
+      detail::read_value(node.items[i], of_source, source.path);
     } else if (node.keys[i] == "weight") {
-      config_detail::read_value(node.items[i], of_source, source.weight.emplace());
+      detail::read_value(node.items[i], of_source, source.weight.emplace());
     } else {
-      config_detail::throw_unknown_key(node.items[i], of_source, {key + ".path", key + ".weight"});
+      detail::throw_unknown_key(node.items[i], of_source, {key + ".path", key + ".weight"});
     }
   }
   if (node.find("path") == nullptr) throw UsageError(node.location() + ": " + key + ": has no path");
@@ -43,7 +43,7 @@ void validate_weights(const DataConfig& config) {
   for (const DataSource& source : config.train) {
     if (source.weight && !(*source.weight > 0))
       throw InvalidValue("data.train", "the weight of " + source.path + " must be above 0, is " +
-                                           config_detail::print_value(*source.weight));
+                                           detail::print_value(*source.weight));
     const auto path = without_trailing_slash(std::filesystem::path(source.path).lexically_normal());
     if (!seen.insert(path).second)
       throw InvalidValue("data.train", "names " + source.path + " twice; give it one weight");
@@ -54,7 +54,7 @@ void validate_weights(const DataConfig& config) {
 
 void read_value(const ConfigNode& node, const std::string& key, std::vector<DataSource>& sources) {
   const bool is_nothing = node.kind == Kind::kNull || (node.kind == Kind::kScalar && node.text.empty());
-  if (is_nothing) config_detail::throw_wrong_type(node, key, "a path or a list of sources");
+  if (is_nothing) detail::throw_wrong_type(node, key, "a path or a list of sources");
   std::vector<DataSource> result;
   if (node.kind != Kind::kList) {
     result.push_back(read_source(node, key));
@@ -68,10 +68,10 @@ void read_value(const ConfigNode& node, const std::string& key, std::vector<Data
 std::string print_value(const std::vector<DataSource>& sources) {
   std::string out = "[";
   for (const DataSource& source : sources) {
-    const std::string path = config_detail::print_value(source.path);
+    const std::string path = detail::print_value(source.path);
     out.append(out.size() > 1 ? ", " : "");
     if (source.weight)
-      out.append("{path: " + path + ", weight: " + config_detail::print_value(*source.weight) + "}");
+      out.append("{path: " + path + ", weight: " + detail::print_value(*source.weight) + "}");
     else
       out.append(path);
   }
@@ -105,4 +105,4 @@ void validate(const DataConfig& config, const ModelConfig& model) {
                            ", or -1 for the tokenizer's, is " + std::to_string(config.end_of_text));
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::config

@@ -9,7 +9,7 @@
 #include "dtopp/config/config_tree.h"
 #include "dtopp/config/model_config.h"
 
-namespace dtopp {
+namespace dtopp::config {
 
 // A path, or {path: …, weight: …}. With weights, each source provides samples in proportion to its weight.
 struct DataSource {
@@ -52,4 +52,4 @@ void visit_fields(const DataSection<Data>& section, Visitor&& field) {
 // Throws InvalidValue (config/config.h).
 void validate(const DataConfig& config, const ModelConfig& model);
 
-}  // namespace dtopp
+}  // namespace dtopp::config

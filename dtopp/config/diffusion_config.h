@@ -9,7 +9,7 @@
 
 #include "dtopp/config/section_of.h"
 
-namespace dtopp {
+namespace dtopp::config {
 
 enum class Position { kRotary, kSincos };         // position encoding of image patches
 enum class Objective { kFlow, kDdpm };            // what the model predicts
@@ -77,4 +77,4 @@ void visit_fields(SectionOf<DiffusionConfig> auto& config, auto&& field) {
 // Throws UsageError that names the key. `num_classes` is the model's.
 void validate(const DiffusionConfig& config, int64_t num_classes);
 
-}  // namespace dtopp
+}  // namespace dtopp::config

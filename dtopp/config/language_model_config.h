@@ -8,7 +8,7 @@
 
 #include "dtopp/config/section_of.h"
 
-namespace dtopp {
+namespace dtopp::config {
 
 enum class NormType { kLayer, kRms };
 
@@ -40,4 +40,4 @@ void visit_fields(SectionOf<LanguageModelConfig> auto& config, auto&& field) {
   field("attend_across_documents", config.attend_across_documents);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::config

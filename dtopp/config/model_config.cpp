@@ -4,7 +4,7 @@
 
 #include "dtopp/config/config.h"
 
-namespace dtopp {
+namespace dtopp::config {
 namespace {
 
 // Far above any real model, and small enough that the product of two of them does not overflow.
@@ -98,7 +98,7 @@ void validate(const ModelConfig& config) {
 void validate(const DiffusionConfig& config, int64_t num_classes) {
   const auto require_share = [](const char* key, double value) {
     if (!(value >= 0 && value < 1))
-      throw InvalidValue(key, "must lie in [0, 1), is " + config_detail::print_value(value));
+      throw InvalidValue(key, "must lie in [0, 1), is " + detail::print_value(value));
   };
   require_share("diffusion.condition_dropout", config.condition_dropout);
   require_share("diffusion.ema_decay", config.ema_decay);
@@ -110,4 +110,4 @@ void validate(const DiffusionConfig& config, int64_t num_classes) {
   }
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::config

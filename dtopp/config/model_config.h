@@ -10,7 +10,7 @@
 #include "dtopp/config/language_model_config.h"
 #include "dtopp/config/section_of.h"
 
-namespace dtopp {
+namespace dtopp::config {
 
 enum class ModelType { kLanguageModel, kDiffusionTransformer };
 
@@ -79,4 +79,4 @@ void visit_fields(SectionOf<ModelConfig> auto& config, auto&& field) {
 //                rotary positions cannot divide the head size by 2 (language models) or by 4 (images)
 void validate(const ModelConfig& config);
 
-}  // namespace dtopp
+}  // namespace dtopp::config

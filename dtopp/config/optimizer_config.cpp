@@ -3,10 +3,10 @@
 #include "dtopp/config/config.h"
 #include "dtopp/config/value_bounds.h"
 
-namespace dtopp {
+namespace dtopp::config {
 namespace {
 
-using config_detail::print_value;
+using detail::print_value;
 
 void validate_schedule(const OptimizerConfig& config, int64_t steps) {
   require_at_least("optimizer.warmup_steps", 0, config.warmup_steps);
@@ -43,4 +43,4 @@ void validate(const OptimizerConfig& config, int64_t steps) {
   require_not_negative("optimizer.grad_clip", config.grad_clip);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::config

@@ -9,7 +9,7 @@
 
 #include "dtopp/config/section_of.h"
 
-namespace dtopp {
+namespace dtopp::config {
 
 enum class Schedule { kCosine, kWsd, kConstant, kLinear };  // of the learning rate (optim/schedule.h)
 
@@ -47,4 +47,4 @@ void visit_fields(SectionOf<OptimizerConfig> auto& config, auto&& field) {
 // Throws InvalidValue (config/config.h). `steps` is training.steps.
 void validate(const OptimizerConfig& config, int64_t steps);
 
-}  // namespace dtopp
+}  // namespace dtopp::config

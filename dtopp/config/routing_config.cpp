@@ -6,10 +6,10 @@
 #include "dtopp/config/config.h"
 #include "dtopp/config/value_bounds.h"
 
-namespace dtopp {
+namespace dtopp::config {
 namespace {
 
-std::string text_of(double value) { return config_detail::print_value(value); }
+std::string text_of(double value) { return detail::print_value(value); }
 
 void validate_cap(const RoutingConfig& config, int64_t num_experts) {
   if (config.max_experts < 0 || config.max_experts > num_experts)
@@ -59,4 +59,4 @@ void validate(const RoutingConfig& config, int64_t num_experts, int64_t num_laye
   require_not_negative("routing.ki", config.ki);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::config

@@ -12,7 +12,7 @@
 #include "dtopp/config/config_tree.h"
 #include "dtopp/config/section_of.h"
 
-namespace dtopp {
+namespace dtopp::config {
 
 enum class RoutingMethod { kTopK, kTopKBias, kTopP, kDTopP };
 enum class ThresholdScope { kGlobal, kLayer };
@@ -100,4 +100,4 @@ inline double mean_experts(const RoutingConfig& config) {
 //                the wrong length, …)
 void validate(const RoutingConfig& config, int64_t num_experts, int64_t num_layers);
 
-}  // namespace dtopp
+}  // namespace dtopp::config

@@ -8,7 +8,7 @@
 #include "dtopp/config/config.h"
 #include "dtopp/config/value_bounds.h"
 
-namespace dtopp {
+namespace dtopp::config {
 namespace {
 
 constexpr int64_t kMostThreads = 4096;
@@ -99,12 +99,12 @@ RunConfig load(const std::filesystem::path& path, const std::vector<std::string>
 
 void read_value(const ConfigNode& node, const std::string& key, ExpertParallel& value) {
   const char* expected = "an integer or auto";
-  const std::string& text = config_detail::plain_text(node, key, expected);
+  const std::string& text = detail::plain_text(node, key, expected);
   value.ranks.reset();
   if (text == "auto") return;
   const char* end = text.data() + text.size();
   const auto [stop, error] = std::from_chars(text.data(), end, value.ranks.emplace());
-  if (stop != end || error != std::errc()) config_detail::throw_wrong_type(node, key, expected);
+  if (stop != end || error != std::errc()) detail::throw_wrong_type(node, key, expected);
 }
 
 std::string print_value(const ExpertParallel& value) {
@@ -185,4 +185,4 @@ bool affects_result(const std::string& key) {
   return true;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::config

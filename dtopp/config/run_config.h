@@ -15,7 +15,7 @@
 #include "dtopp/config/routing_config.h"
 #include "dtopp/config/section_of.h"
 
-namespace dtopp {
+namespace dtopp::config {
 
 struct ConfigNode;
 
@@ -226,4 +226,4 @@ std::vector<std::string> differing_keys(const RunConfig& a, const RunConfig& b);
 // is taken. training.steps must not change, because the schedule depends on it.
 bool affects_result(const std::string& key);
 
-}  // namespace dtopp
+}  // namespace dtopp::config

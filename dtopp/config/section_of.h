@@ -4,9 +4,9 @@
 #include <concepts>
 #include <type_traits>
 
-namespace dtopp {
+namespace dtopp::config {
 
 template <class T, class Section>
 concept SectionOf = std::same_as<std::remove_const_t<T>, Section>;
 
-}  // namespace dtopp
+}  // namespace dtopp::config

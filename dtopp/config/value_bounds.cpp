@@ -2,7 +2,7 @@
 
 #include "dtopp/config/config.h"
 
-namespace dtopp {
+namespace dtopp::config {
 
 void require_at_least(const char* key, int64_t least, int64_t value) {
   if (value < least)
@@ -16,7 +16,7 @@ void require_between(const char* key, int64_t least, int64_t most, int64_t value
 }
 
 void require_not_negative(const char* key, double value) {
-  if (!(value >= 0)) throw InvalidValue(key, "must not be negative, is " + config_detail::print_value(value));
+  if (!(value >= 0)) throw InvalidValue(key, "must not be negative, is " + detail::print_value(value));
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::config

@@ -3,10 +3,10 @@
 
 #include <cstdint>
 
-namespace dtopp {
+namespace dtopp::config {
 
 void require_at_least(const char* key, int64_t least, int64_t value);
 void require_between(const char* key, int64_t least, int64_t most, int64_t value);
 void require_not_negative(const char* key, double value);
 
-}  // namespace dtopp
+}  // namespace dtopp::config

@@ -20,7 +20,7 @@
 #include "dtopp/moe/router_state.h"
 #include "dtopp/moe/routers/make_router.h"
 
-namespace dtopp {
+namespace dtopp::convert {
 namespace {
 
 namespace fs = std::filesystem;
@@ -29,9 +29,9 @@ using nlohmann::ordered_json;
 constexpr char kEndOfText[] = "<|endoftext|>";
 constexpr char kConfigName[] = "config.json";
 
-std::optional<int64_t> end_of_text(const Checkpoint& checkpoint) {
+std::optional<int64_t> end_of_text(const checkpoint::Checkpoint& checkpoint) {
   if (!checkpoint.has_tokenizer()) return std::nullopt;
-  const auto token = Tokenizer::load(checkpoint.tokenizer_path()).token_to_id(kEndOfText);
+  const auto token = data::Tokenizer::load(checkpoint.tokenizer_path()).token_to_id(kEndOfText);
   return token ? std::optional<int64_t>(*token) : std::nullopt;
 }
 
@@ -39,9 +39,9 @@ void write_json(const fs::path& path, const ordered_json& json) {
   write_file_atomically(path, dump_json(json, 2) + "\n");
 }
 
-void write_tokenizer(const Checkpoint& checkpoint, bool has_end, int64_t sequence_length,
+void write_tokenizer(const checkpoint::Checkpoint& checkpoint, bool has_end, int64_t sequence_length,
                      const fs::path& folder) {
-  write_file_atomically(folder / kTokenizerFile, read_file(checkpoint.tokenizer_path()));
+  write_file_atomically(folder / checkpoint::kTokenizerFile, read_file(checkpoint.tokenizer_path()));
   ordered_json json = {{"tokenizer_class", "PreTrainedTokenizerFast"},
                        {"model_max_length", sequence_length},
                        {"clean_up_tokenization_spaces", false}};
@@ -50,10 +50,11 @@ void write_tokenizer(const Checkpoint& checkpoint, bool has_end, int64_t sequenc
   write_json(folder / "tokenizer_config.json", json);
 }
 
-void write_weights(const Checkpoint& checkpoint, const RunConfig& config, HuggingFaceClass as,
-                   const fs::path& folder) {
-  CheckpointContents contents;
-  for (const ParameterSpec& parameter : language_model_parameters(config.model, config.routing)) {
+void write_weights(const checkpoint::Checkpoint& checkpoint, const config::RunConfig& config,
+                   HuggingFaceClass as, const fs::path& folder) {
+  checkpoint::CheckpointContents contents;
+  for (const parameters::ParameterSpec& parameter :
+       models::language_model_parameters(config.model, config.routing)) {
     const auto bytes = checkpoint.parameter(parameter.name, parameter.shape);
     if (as == HuggingFaceClass::kDtopp)
       contents.parameters.emplace_back(parameter.name, "F32", parameter.shape, bytes);
@@ -61,9 +62,10 @@ void write_weights(const Checkpoint& checkpoint, const RunConfig& config, Huggin
       for (TensorSource& source : as_olmoe(parameter, bytes))
         contents.parameters.push_back(std::move(source));
   }
-  const TensorFiles tensors = split_into_files(contents, kShardBytes);
-  for (const TensorFile& file : tensors.files)
-    if (file.kind == kModel) write_safetensors(folder / file.name, file.tensors, {{"format", "pt"}});
+  const checkpoint::TensorFiles tensors = checkpoint::split_into_files(contents, kShardBytes);
+  for (const checkpoint::TensorFile& file : tensors.files)
+    if (file.kind == checkpoint::kModel)
+      write_safetensors(folder / file.name, file.tensors, {{"format", "pt"}});
   for (const auto& [name, text] : tensors.indexes) write_file_atomically(folder / name, text);
 }
 
@@ -71,13 +73,13 @@ void write_weights(const Checkpoint& checkpoint, const RunConfig& config, Huggin
 const std::set<std::string> kConvertedState = {"threshold_C", "error_sum_C", "steps", "tokens_per_expert_LE"};
 
 // The thresholds of a checkpoint: one for all layers, or one per layer.
-std::vector<double> thresholds_of(const Checkpoint& checkpoint, const RunConfig& config) {
+std::vector<double> thresholds_of(const checkpoint::Checkpoint& checkpoint, const config::RunConfig& config) {
   std::vector<double> thresholds;
   if (!config.model.is_dense()) {
-    const auto router = make_router(config, at::kCPU);
-    load_router(*router, checkpoint.router(), checkpoint.path());
+    const auto router = moe::make_router(config, at::kCPU);
+    moe::load_router(*router, checkpoint.router(), checkpoint.path());
     thresholds = router->metric("threshold");
-    const NamedTensors state = router->state();
+    const ops::NamedTensors state = router->state();
     for (const auto& [name, tensor] : state)
       if (!kConvertedState.contains(name))
         throw UsageError(checkpoint.path().string() +
@@ -89,9 +91,9 @@ std::vector<double> thresholds_of(const Checkpoint& checkpoint, const RunConfig&
 }
 
 // The state of a new router with these thresholds.
-NamedTensors router_state(const RunConfig& config, const std::vector<double>& thresholds) {
+ops::NamedTensors router_state(const config::RunConfig& config, const std::vector<double>& thresholds) {
   if (config.model.is_dense()) return {};
-  NamedTensors state = make_router(config, at::kCPU)->state();
+  ops::NamedTensors state = moe::make_router(config, at::kCPU)->state();
   for (auto& [name, tensor] : state)
     if (name == "threshold_C") tensor = at::tensor(thresholds, at::kDouble);
   return state;
@@ -99,8 +101,9 @@ NamedTensors router_state(const RunConfig& config, const std::vector<double>& th
 
 }  // namespace
 
-void convert_to_huggingface(const Checkpoint& checkpoint, const fs::path& folder, HuggingFaceClass as) {
-  const RunConfig config = checkpoint.config();
+void convert_to_huggingface(const checkpoint::Checkpoint& checkpoint, const fs::path& folder,
+                            HuggingFaceClass as) {
+  const config::RunConfig config = checkpoint.config();
   if (as == HuggingFaceClass::kOlmoe) require_olmoe(config);
   const std::optional<int64_t> end = end_of_text(checkpoint);
   fill_folder(folder, [&](const fs::path& into) {
@@ -124,23 +127,23 @@ void convert_from_huggingface(const fs::path& folder, const fs::path& checkpoint
     throw UsageError(folder.string() + ": holds no " + kConfigName +
                      "; name a folder that save_pretrained wrote");
   ImportedConfig imported = read_huggingface_config(folder / kConfigName);
-  RunConfig& config = imported.config;
+  config::RunConfig& config = imported.config;
   config.name = fs::absolute(folder).lexically_normal().filename().string();
   try {
-    validate_values(config);
-  } catch (const InvalidValue& error) {
+    config::validate_values(config);
+  } catch (const config::InvalidValue& error) {
     throw UsageError((folder / kConfigName).string() + ": dtopp cannot train this model: " + error.what());
   }
   const HuggingFaceTensors tensors(folder);
-  CheckpointContents contents;
+  checkpoint::CheckpointContents contents;
   contents.state.seed = config.training.seed;
-  const NamedTensors router = router_state(config, imported.thresholds);
-  contents.router = router_sources(router);
-  contents.parameters = tensors.read(language_model_parameters(config.model, config.routing));
-  contents.config_yaml = to_yaml(config);
-  if (path_kind(folder / kTokenizerFile) == PathKind::kFile)
-    contents.tokenizer_json = Tokenizer::load(folder / kTokenizerFile).file_text();
-  fill_folder(checkpoint, [&](const fs::path& into) { write_checkpoint(into, contents); });
+  const ops::NamedTensors router = router_state(config, imported.thresholds);
+  contents.router = moe::router_sources(router);
+  contents.parameters = tensors.read(models::language_model_parameters(config.model, config.routing));
+  contents.config_yaml = config::to_yaml(config);
+  if (path_kind(folder / checkpoint::kTokenizerFile) == PathKind::kFile)
+    contents.tokenizer_json = data::Tokenizer::load(folder / checkpoint::kTokenizerFile).file_text();
+  fill_folder(checkpoint, [&](const fs::path& into) { checkpoint::write_checkpoint(into, contents); });
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::convert

@@ -13,7 +13,7 @@
 #include "dtopp/tasks/exemplars.h"
 #include "dtopp/tasks/prompts.h"
 
-namespace dtopp {
+namespace dtopp::convert {
 namespace {
 
 namespace fs = std::filesystem;
@@ -27,57 +27,57 @@ constexpr char kDataFolder[] = "data";
 // separately (python/dtopp/lm_eval.py). No item contains this character.
 constexpr char kSeparator = '\x1e';
 
-ordered_json document(const Task& task, const TaskItem& item, const PromptText& text) {
+ordered_json document(const tasks::Task& task, const tasks::TaskItem& item, const tasks::PromptText& text) {
   std::vector<std::string> contexts;
   for (const std::string& context : text.contexts) contexts.push_back(text.preamble + kSeparator + context);
   switch (task.type) {
-    case TaskType::kMultipleChoice:
+    case tasks::TaskType::kMultipleChoice:
       return {{"context", contexts[0]}, {"continuations", text.continuations}, {"gold", item.gold}};
-    case TaskType::kSchema:
+    case tasks::TaskType::kSchema:
       return {{"contexts", contexts}, {"continuation", text.continuations[0]}, {"gold", item.gold}};
-    case TaskType::kLanguageModeling:
+    case tasks::TaskType::kLanguageModeling:
       return {{"context", contexts[0]}, {"continuation", text.continuations[0]}};
-    case TaskType::kGeneration:
+    case tasks::TaskType::kGeneration:
       break;
   }
   return {{"context", contexts[0]}, {"answer", item.answer}, {"worked_answer", item.raw_worked_answer}};
 }
 
-void write_documents(const Task& task, const DataSet& data, const fs::path& path) {
+void write_documents(const tasks::Task& task, const tasks::DataSet& data, const fs::path& path) {
   const auto count = static_cast<int64_t>(data.items.size());
-  const auto exemplars = draw_exemplars(count, task.shots, count);
+  const auto exemplars = tasks::draw_exemplars(count, task.shots, count);
   write_file_atomically(path, [&](OutputFile& file) {
     for (int64_t i = 0; i < count; ++i) {
       const auto item = static_cast<size_t>(i);
-      const PromptText text = make_prompt_text(task, data.items, i, exemplars[item]);
+      const tasks::PromptText text = tasks::make_prompt_text(task, data.items, i, exemplars[item]);
       file.write(dump_json(document(task, data.items[item], text)) + "\n");
     }
   });
 }
 
 // The members of a document that lm-eval combines into requests, and the function that judges the answers.
-std::string requests_yaml(const Task& task, const std::string& data_file) {
+std::string requests_yaml(const tasks::Task& task, const std::string& data_file) {
   constexpr char kChoices[] =
       "output_type: multiple_choice\n"
       "target_delimiter: \"\"\n"
       "process_results: !function dtopp_tasks.likeliest\n";
   switch (task.type) {
-    case TaskType::kMultipleChoice:
+    case tasks::TaskType::kMultipleChoice:
       return std::string(kChoices) +
              "doc_to_text: context\n"
              "doc_to_choice: continuations\n"
              "doc_to_target: gold\n";
-    case TaskType::kSchema:
+    case tasks::TaskType::kSchema:
       return std::string(kChoices) +
              "doc_to_text: gold\n"
              "doc_to_choice: contexts\n"
              "doc_to_target: continuation\n";
-    case TaskType::kLanguageModeling:
+    case tasks::TaskType::kLanguageModeling:
       return "output_type: loglikelihood\n"
              "process_results: !function dtopp_tasks.greedy\n"
              "doc_to_text: context\n"
              "doc_to_target: continuation\n";
-    case TaskType::kGeneration:
+    case tasks::TaskType::kGeneration:
       break;
   }
   std::string yaml =
@@ -86,12 +86,13 @@ std::string requests_yaml(const Task& task, const std::string& data_file) {
       "doc_to_text: context\n"
       "doc_to_target: answer\n";
   std::string stops;
-  for (const std::string_view stop : kStopStrings) stops += (stops.empty() ? "" : ", ") + quote_json(stop);
+  for (const std::string_view stop : tasks::kStopStrings)
+    stops += (stops.empty() ? "" : ", ") + quote_json(stop);
   yaml += "generation_kwargs: {do_sample: false, until: [" + stops + "], budget_from: " + data_file + "}\n";
   return yaml;
 }
 
-std::string task_yaml(const Task& task, const std::string& name, const fs::path& data_path) {
+std::string task_yaml(const tasks::Task& task, const std::string& name, const fs::path& data_path) {
   const std::string data_file = quote_json(data_path.string());
   std::string yaml = "task: " + name + "\n";
   yaml += "dataset_path: json\n";
@@ -111,10 +112,10 @@ std::string group_yaml(const std::string& name, const std::vector<std::string>& 
 }
 
 // Writes the task's files into `into`, which will be renamed to `folder`.
-void write_task(const Task& task, const fs::path& data, const fs::path& into, const fs::path& folder) {
+void write_task(const tasks::Task& task, const fs::path& data, const fs::path& into, const fs::path& folder) {
   const std::string name = kPrefix + std::string(task.name);
   std::vector<std::string> categories;
-  for (const DataSet& set : load_task(task, data)) {
+  for (const tasks::DataSet& set : tasks::load_task(task, data)) {
     const std::string set_name = task.by_category ? name + "_" + set.category : name;
     const fs::path data_file = fs::path(kDataFolder) / (set_name + ".jsonl");
     write_documents(task, set, into / data_file);
@@ -134,7 +135,7 @@ void convert_to_lm_eval(const fs::path& data, const fs::path& folder) {
   fill_folder(folder, [&](const fs::path& into) {
     make_directories(into / kDataFolder);
     std::vector<std::string> names;
-    for (const Task& task : all_tasks()) {
+    for (const tasks::Task& task : tasks::all_tasks()) {
       write_task(task, data, into, fs::absolute(folder));
       names.push_back(kPrefix + std::string(task.name));
     }
@@ -143,4 +144,4 @@ void convert_to_lm_eval(const fs::path& data, const fs::path& folder) {
   });
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::convert

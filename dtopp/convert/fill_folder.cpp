@@ -5,7 +5,7 @@
 #include "dtopp/base/files.h"
 #include "dtopp/base/path_kind.h"
 
-namespace dtopp {
+namespace dtopp::convert {
 
 void fill_folder(const std::filesystem::path& folder,
                  const std::function<void(const std::filesystem::path&)>& fill) {
@@ -20,4 +20,4 @@ void fill_folder(const std::filesystem::path& folder,
   write_directory_atomically(target, fill, /*replace=*/is_there);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::convert

@@ -6,7 +6,7 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/base/json.h"
 
-namespace dtopp {
+namespace dtopp::convert {
 namespace {
 
 using nlohmann::ordered_json;
@@ -16,7 +16,7 @@ ordered_json token_or_null(std::optional<int64_t> token) {
 }
 
 // The fields that both classes share.
-ordered_json shape_of(const ModelConfig& model, std::optional<int64_t> end_of_text) {
+ordered_json shape_of(const config::ModelConfig& model, std::optional<int64_t> end_of_text) {
   return {{"dtype", "float32"},
           {"vocab_size", model.vocab_size},
           {"hidden_size", model.hidden_size},
@@ -38,14 +38,14 @@ ordered_json shape_of(const ModelConfig& model, std::optional<int64_t> end_of_te
           {"use_cache", true}};
 }
 
-ordered_json dtopp_router(const RunConfig& config, const std::vector<double>& thresholds) {
-  const RoutingConfig& routing = config.routing;
+ordered_json dtopp_router(const config::RunConfig& config, const std::vector<double>& thresholds) {
+  const config::RoutingConfig& routing = config.routing;
   const auto layers = static_cast<size_t>(config.model.num_layers);
   std::vector<double> by_layer(layers, thresholds.empty() ? 1.0 : thresholds[0]);
   if (thresholds.size() == layers) by_layer = thresholds;
   const auto& targets = routing.experts;
   return {{"router_method", enum_name(routing.method)},
-          {"router_top_k", top_k_of(routing)},
+          {"router_top_k", config::top_k_of(routing)},
           {"router_thresholds", by_layer},
           {"router_scope", enum_name(routing.scope)},
           {"router_target_experts", targets.size() == 1 ? ordered_json(targets[0]) : ordered_json(targets)},
@@ -56,22 +56,22 @@ ordered_json dtopp_router(const RunConfig& config, const std::vector<double>& th
 
 }  // namespace
 
-void require_olmoe(const RunConfig& config) {
+void require_olmoe(const config::RunConfig& config) {
   const auto require = [](bool fits, const char* key, const char* value) {
     if (!fits) throw UsageError(std::string("--as olmoe: ") + key + " must be " + value);
   };
-  const RoutingConfig& routing = config.routing;
+  const config::RoutingConfig& routing = config.routing;
   require(!config.model.is_dense(), "model.num_experts", "more than 1");
   require(config.model.head_size() * config.model.num_heads == config.model.hidden_size, "model.head_size",
           "hidden_size / num_heads");
-  require(config.model.norm == NormType::kRms, "model.norm", "rms");
+  require(config.model.norm == config::NormType::kRms, "model.norm", "rms");
   require(config.model.attend_across_documents, "model.attend_across_documents", "true");
-  require(routing.method == RoutingMethod::kTopK, "routing.method", "top_k");
-  require(routing.normalization == Normalization::kNone, "routing.normalization", "none");
+  require(routing.method == config::RoutingMethod::kTopK, "routing.method", "top_k");
+  require(routing.normalization == config::Normalization::kNone, "routing.normalization", "none");
   require(!routing.renormalize, "routing.renormalize", "false");
 }
 
-std::string huggingface_config(const RunConfig& config, const std::vector<double>& thresholds,
+std::string huggingface_config(const config::RunConfig& config, const std::vector<double>& thresholds,
                                std::optional<int64_t> end_of_text, HuggingFaceClass as) {
   if (config.model.attention_window > 0)
     throw UsageError(
@@ -80,7 +80,7 @@ std::string huggingface_config(const RunConfig& config, const std::vector<double
   if (as == HuggingFaceClass::kOlmoe) {
     json = {{"architectures", {"OlmoeForCausalLM"}}, {"model_type", "olmoe"}};
     json.update(shape_of(config.model, end_of_text));
-    json.update({{"num_experts_per_tok", top_k_of(config.routing)},
+    json.update({{"num_experts_per_tok", config::top_k_of(config.routing)},
                  {"norm_topk_prob", false},
                  {"attention_bias", false},
                  {"attention_dropout", 0.0},
@@ -103,4 +103,4 @@ std::string huggingface_config(const RunConfig& config, const std::vector<double
   return dump_json(json, 2) + "\n";
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::convert

@@ -12,7 +12,7 @@
 
 #include "dtopp/config/run_config.h"
 
-namespace dtopp {
+namespace dtopp::convert {
 
 // The class of a converted model: dtopp's own, whose code is stored beside the weights, or OLMoE's, which
 // transformers and other programs include.
@@ -23,15 +23,15 @@ constexpr auto enum_names(HuggingFaceClass) {
 }
 
 // Throws UsageError that names the key if OLMoE's class cannot represent the model.
-void require_olmoe(const RunConfig& config);
+void require_olmoe(const config::RunConfig& config);
 
 // The text of config.json. `thresholds` holds p in the controller's form: one value, or one per layer.
 // `end_of_text` is the token's id, if there is one.
-std::string huggingface_config(const RunConfig& config, const std::vector<double>& thresholds,
+std::string huggingface_config(const config::RunConfig& config, const std::vector<double>& thresholds,
                                std::optional<int64_t> end_of_text, HuggingFaceClass as);
 
 struct ImportedConfig {
-  RunConfig config;                // sections without a counterpart in config.json have their defaults
+  config::RunConfig config;        // sections without a counterpart in config.json have their defaults
   std::vector<double> thresholds;  // p in the controller's form; empty for a dense model
 };
 
@@ -40,4 +40,4 @@ struct ImportedConfig {
 // Throws:        UsageError that names the key that dtopp does not support; DataError if the file is damaged
 ImportedConfig read_huggingface_config(const std::filesystem::path& file);
 
-}  // namespace dtopp
+}  // namespace dtopp::convert

@@ -12,7 +12,7 @@
 #include "dtopp/checkpoint/checkpoint_layout.h"
 #include "dtopp/checkpoint/tensor_files.h"
 
-namespace dtopp {
+namespace dtopp::convert {
 namespace {
 
 namespace fs = std::filesystem;
@@ -32,7 +32,7 @@ struct ExpertMatrix {
 
 // The matrices that OLMoE's files have instead of a parameter, in the order of its bytes. Empty if they have
 // the parameter itself.
-std::vector<ExpertMatrix> expert_matrices(const ParameterSpec& parameter) {
+std::vector<ExpertMatrix> expert_matrices(const parameters::ParameterSpec& parameter) {
   const auto part = [&](std::string_view whole, const std::vector<const char*>& names, int64_t rows) {
     std::vector<ExpertMatrix> matrices;
     const std::string prefix = parameter.name.substr(0, parameter.name.size() - whole.size()) + "experts.";
@@ -51,7 +51,7 @@ std::vector<ExpertMatrix> expert_matrices(const ParameterSpec& parameter) {
 // Passes bytes [begin, begin + count) of the tensor's fp32 form to `take`.
 void give(const TensorView& tensor, uint64_t begin, uint64_t count, const TakeBytes& take) {
   const FloatType type = float_type_of(tensor.dtype).value();
-  if (type == FloatType::kF32) return take(tensor.bytes.subspan(begin, count));
+  if (type == FloatType::kF32) return config::take(tensor.bytes.subspan(begin, count));
   constexpr uint64_t kNumbers = uint64_t{1} << 16;
   std::vector<float> numbers;
   const uint64_t end = begin + count, last = (end + sizeof(float) - 1) / sizeof(float);
@@ -60,7 +60,7 @@ void give(const TensorView& tensor, uint64_t begin, uint64_t count, const TakeBy
     widen(type, tensor.bytes.subspan(first * size_of(type), numbers.size() * size_of(type)), numbers);
     const uint64_t at = first * sizeof(float), from = std::max(at, begin);
     const uint64_t to = std::min(at + numbers.size() * sizeof(float), end);
-    take(std::as_bytes(std::span(numbers)).subspan(from - at, to - from));
+    config::take(std::as_bytes(std::span(numbers)).subspan(from - at, to - from));
   }
 }
 
@@ -82,16 +82,16 @@ void give_all(const std::vector<const TensorView*>& parts, uint64_t begin, uint6
 
 std::vector<SafetensorsFile> open_files(const fs::path& folder) {
   std::vector<SafetensorsFile> files;
-  if (path_kind(folder / whole_file(kModel)) == PathKind::kFile) {
-    files.emplace_back(folder / whole_file(kModel));
+  if (path_kind(folder / checkpoint::whole_file(checkpoint::kModel)) == PathKind::kFile) {
+    files.emplace_back(folder / checkpoint::whole_file(checkpoint::kModel));
     return files;
   }
-  const fs::path index = folder / index_file(kModel);
+  const fs::path index = folder / checkpoint::index_file(checkpoint::kModel);
   if (path_kind(index) != PathKind::kFile)
-    throw UsageError(folder.string() + ": holds neither " + whole_file(kModel) + " nor " +
-                     index_file(kModel));
+    throw UsageError(folder.string() + ": holds neither " + checkpoint::whole_file(checkpoint::kModel) +
+                     " nor " + checkpoint::index_file(checkpoint::kModel));
   std::set<std::string> names;
-  for (const auto& [tensor, file] : read_tensor_index(index)) {
+  for (const auto& [tensor, file] : checkpoint::read_tensor_index(index)) {
     if (fs::path(file).has_parent_path())
       throw DataError(index.string() + ": " + tensor + ": must name a file in the same folder");
     names.insert(file);
@@ -102,7 +102,8 @@ std::vector<SafetensorsFile> open_files(const fs::path& folder) {
 
 }  // namespace
 
-std::vector<TensorSource> as_olmoe(const ParameterSpec& parameter, std::span<const std::byte> bytes) {
+std::vector<TensorSource> as_olmoe(const parameters::ParameterSpec& parameter,
+                                   std::span<const std::byte> bytes) {
   const std::vector<ExpertMatrix> matrices = expert_matrices(parameter);
   if (matrices.empty()) return {{parameter.name, "F32", parameter.shape, bytes}};
   std::vector<TensorSource> sources;
@@ -135,7 +136,8 @@ const TensorView& HuggingFaceTensors::need(const std::string& name, const std::v
   return *tensor;
 }
 
-std::vector<const TensorView*> HuggingFaceTensors::parts_of(const ParameterSpec& parameter) const {
+std::vector<const TensorView*> HuggingFaceTensors::parts_of(
+    const parameters::ParameterSpec& parameter) const {
   const std::vector<ExpertMatrix> matrices = expert_matrices(parameter);
   if (find(parameter.name) != nullptr || matrices.empty() || find(matrices[0].name) == nullptr)
     return {&need(parameter.name, parameter.shape)};
@@ -145,12 +147,13 @@ std::vector<const TensorView*> HuggingFaceTensors::parts_of(const ParameterSpec&
   return parts;
 }
 
-std::vector<TensorSource> HuggingFaceTensors::read(const std::vector<ParameterSpec>& parameters) const {
+std::vector<TensorSource> HuggingFaceTensors::read(
+    const std::vector<parameters::ParameterSpec>& parameters) const {
   std::set<std::string> unused;
   for (const auto& [name, tensor] : by_name_) unused.insert(name);
   unused.erase("lm_head.weight");  // a tied one may be stored too
   std::vector<TensorSource> sources;
-  for (const ParameterSpec& parameter : parameters) {
+  for (const parameters::ParameterSpec& parameter : parameters) {
     const std::vector<const TensorView*> parts = parts_of(parameter);
     for (const TensorView* part : parts) unused.erase(part->name);
     sources.emplace_back(parameter.name, "F32", parameter.shape, fp32_bytes(parameter.shape),
@@ -164,4 +167,4 @@ std::vector<TensorSource> HuggingFaceTensors::read(const std::vector<ParameterSp
   return sources;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::convert

@@ -15,11 +15,12 @@
 #include "dtopp/base/safetensors.h"
 #include "dtopp/parameters/parameters.h"
 
-namespace dtopp {
+namespace dtopp::convert {
 
 // The fp32 bytes of a parameter in the form of OLMoE's files: the parameter itself, or one or two matrices
 // per expert.
-std::vector<TensorSource> as_olmoe(const ParameterSpec& parameter, std::span<const std::byte> bytes);
+std::vector<TensorSource> as_olmoe(const parameters::ParameterSpec& parameter,
+                                   std::span<const std::byte> bytes);
 
 // The weights in a folder of Hugging Face: model.safetensors, or the files that model.safetensors.index.json
 // lists.
@@ -33,12 +34,12 @@ class HuggingFaceTensors {
   //
   // Throws:        DataError that names a parameter that is missing or has another shape or dtype, or a
   //                tensor in the files that belongs to no parameter
-  std::vector<TensorSource> read(const std::vector<ParameterSpec>& parameters) const;
+  std::vector<TensorSource> read(const std::vector<parameters::ParameterSpec>& parameters) const;
 
  private:
   const TensorView* find(const std::string& name) const;
   // The tensors that form the parameter, one after another.
-  std::vector<const TensorView*> parts_of(const ParameterSpec& parameter) const;
+  std::vector<const TensorView*> parts_of(const parameters::ParameterSpec& parameter) const;
   const TensorView& need(const std::string& name, const std::vector<int64_t>& shape) const;
 
   std::filesystem::path folder_;
@@ -46,4 +47,4 @@ class HuggingFaceTensors {
   std::map<std::string, const TensorView*> by_name_;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::convert

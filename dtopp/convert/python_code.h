@@ -5,10 +5,10 @@
 
 #include <string_view>
 
-namespace dtopp {
+namespace dtopp::convert {
 
 extern const std::string_view kHuggingFaceConfiguration;  // configuration_dtopp.py
 extern const std::string_view kHuggingFaceModel;          // modeling_dtopp.py
 extern const std::string_view kLmEvalTasks;               // dtopp_tasks.py
 
-}  // namespace dtopp
+}  // namespace dtopp::convert

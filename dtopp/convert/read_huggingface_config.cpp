@@ -8,7 +8,7 @@
 #include "dtopp/base/json.h"
 #include "dtopp/convert/huggingface_config.h"
 
-namespace dtopp {
+namespace dtopp::convert {
 namespace {
 
 using nlohmann::json;
@@ -86,8 +86,8 @@ void require_fitting(const ConfigFile& file) {
   if (file.get("attention_bias", false)) file.refuse("attention_bias", "dtopp's attention has no biases");
 }
 
-ModelConfig read_shape(const ConfigFile& file) {
-  ModelConfig model;
+config::ModelConfig read_shape(const ConfigFile& file) {
+  config::ModelConfig model;
   model.vocab_size = file.need<int64_t>("vocab_size");
   model.hidden_size = file.need<int64_t>("hidden_size");
   model.ffn_hidden_size = file.need<int64_t>("intermediate_size");
@@ -107,51 +107,51 @@ ModelConfig read_shape(const ConfigFile& file) {
   return model;
 }
 
-void read_olmoe(const ConfigFile& file, RunConfig& config) {
-  config.model.norm = NormType::kRms;
+void read_olmoe(const ConfigFile& file, config::RunConfig& config) {
+  config.model.norm = config::NormType::kRms;
   config.model.tie_embeddings = file.get("tie_word_embeddings", false);
-  config.routing.method = RoutingMethod::kTopK;
+  config.routing.method = config::RoutingMethod::kTopK;
   config.routing.experts = {static_cast<double>(file.get<int64_t>("num_experts_per_tok", 8))};
-  config.routing.normalization = Normalization::kNone;
+  config.routing.normalization = config::Normalization::kNone;
   config.routing.renormalize = file.get("norm_topk_prob", false);
   config.loss.load_balance = file.get("router_aux_loss_coef", config.loss.load_balance);
   config.loss.dynamic = 0;
 }
 
-void read_dtopp(const ConfigFile& file, RunConfig& config) {
-  config.model.norm = file.one_of("norm", NormType::kLayer);
+void read_dtopp(const ConfigFile& file, config::RunConfig& config) {
+  config.model.norm = file.one_of("norm", config::NormType::kLayer);
   config.model.tie_embeddings = file.get("tie_word_embeddings", true);
   config.model.attend_across_documents = file.get("attend_across_documents", true);
   config.data.end_of_text = file.get("end_of_text", config.data.end_of_text);
   if (config.model.is_dense()) return;
-  RoutingConfig& routing = config.routing;
-  routing.method = file.one_of("router_method", RoutingMethod::kDTopP);
-  routing.normalization = file.one_of("router_normalization", Normalization::kDynamic);
+  config::RoutingConfig& routing = config.routing;
+  routing.method = file.one_of("router_method", config::RoutingMethod::kDTopP);
+  routing.normalization = file.one_of("router_normalization", config::Normalization::kDynamic);
   routing.renormalize = file.get("router_renormalize", true);
   routing.max_experts = file.get<int64_t>("router_max_experts", 0);
-  routing.scope = file.one_of("router_scope", ThresholdScope::kGlobal);
-  const bool is_top_k = routing.method == RoutingMethod::kTopK;
+  routing.scope = file.one_of("router_scope", config::ThresholdScope::kGlobal);
+  const bool is_top_k = routing.method == config::RoutingMethod::kTopK;
   if (is_top_k) routing.experts = {static_cast<double>(file.get<int64_t>("router_top_k", 8))};
   if (!is_top_k && file.has("router_target_experts")) routing.experts = file.numbers("router_target_experts");
-  if (routing.experts.size() > 1) routing.scope = ThresholdScope::kLayer;
+  if (routing.experts.size() > 1) routing.scope = config::ThresholdScope::kLayer;
 }
 
 // Reads p in the controller's form. Thresholds that differ between layers set the scope to layer.
-std::vector<double> read_thresholds(const ConfigFile& file, RunConfig& config) {
+std::vector<double> read_thresholds(const ConfigFile& file, config::RunConfig& config) {
   if (config.model.is_dense()) return {};
-  RoutingConfig& routing = config.routing;
+  config::RoutingConfig& routing = config.routing;
   std::vector<double> by_layer = file.numbers("router_thresholds");
-  if (by_layer.empty() && routing.scope == ThresholdScope::kGlobal) return {routing.threshold};
+  if (by_layer.empty() && routing.scope == config::ThresholdScope::kGlobal) return {routing.threshold};
   if (by_layer.size() != static_cast<size_t>(config.model.num_layers))
     file.refuse("router_thresholds",
                 "expected one for each of " + std::to_string(config.model.num_layers) + " layers");
   const bool equal = std::ranges::adjacent_find(by_layer, std::not_equal_to()) == by_layer.end();
-  if (!equal) routing.scope = ThresholdScope::kLayer;
-  if (routing.method == RoutingMethod::kTopP) {
+  if (!equal) routing.scope = config::ThresholdScope::kLayer;
+  if (routing.method == config::RoutingMethod::kTopP) {
     if (!equal) file.refuse("router_thresholds", "top_p has one threshold for all layers");
     routing.threshold = by_layer[0];
   }
-  if (routing.scope == ThresholdScope::kGlobal) by_layer.resize(1);
+  if (routing.scope == config::ThresholdScope::kGlobal) by_layer.resize(1);
   return by_layer;
 }
 
@@ -170,4 +170,4 @@ ImportedConfig read_huggingface_config(const std::filesystem::path& path) {
   return imported;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::convert

@@ -10,7 +10,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-namespace dtopp {
+namespace dtopp::device {
 namespace {
 
 namespace fs = std::filesystem;
@@ -106,4 +106,4 @@ uint64_t process_memory(const std::string& key) {
   return read_entry("/proc/self/status", key + ":").value_or(0) * 1024;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::device

@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <string>
 
-namespace dtopp {
+namespace dtopp::device {
 
 // The bytes that this process can still allocate. It is the minimum of three numbers:
 //
@@ -20,4 +20,4 @@ uint64_t available_memory(const std::filesystem::path& root = "/");
 // The memory of this process in bytes: "VmRSS" is the resident memory now, "VmHWM" its peak. 0 if unknown.
 uint64_t process_memory(const std::string& key);
 
-}  // namespace dtopp
+}  // namespace dtopp::device

@@ -6,7 +6,7 @@
 #include "dtopp/device/device.h"
 #include "dtopp/ops/gemm/linear.h"
 
-namespace dtopp {
+namespace dtopp::device {
 
 namespace {
 
@@ -23,21 +23,21 @@ at::Device own_cuda_device(const std::string& option, int64_t local_rank) {
 
 }  // namespace
 
-void require_device(Device wish, const std::string& option) {
-  if (wish != Device::kCuda) return;
+void require_device(config::Device wish, const std::string& option) {
+  if (wish != config::Device::kCuda) return;
   if (const auto missing = find_cuda())
     throw UsageError(option + ": cuda cannot be used: " + *missing + "; or choose cpu or auto");
 }
 
-at::Device compute_device(Device wish, const std::string& option, int64_t local_rank) {
-  if (wish == Device::kCpu || (wish == Device::kAuto && !has_cuda_driver())) return at::kCPU;
+at::Device compute_device(config::Device wish, const std::string& option, int64_t local_rank) {
+  if (wish == config::Device::kCpu || (wish == config::Device::kAuto && !has_cuda_driver())) return at::kCPU;
   require_device(wish, option);
   return find_cuda() ? at::Device(at::kCPU) : own_cuda_device(option, local_rank);
 }
 
-at::ScalarType compute_type(Precision precision, const at::Device& device) {
-  if (precision == Precision::kAuto) return has_bf16_matmul(device) ? at::kBFloat16 : at::kFloat;
-  return precision == Precision::kBf16 ? at::kBFloat16 : at::kFloat;
+at::ScalarType compute_type(config::Precision precision, const at::Device& device) {
+  if (precision == config::Precision::kAuto) return ops::has_bf16_matmul(device) ? at::kBFloat16 : at::kFloat;
+  return precision == config::Precision::kBf16 ? at::kBFloat16 : at::kFloat;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::device

@@ -12,7 +12,7 @@
 #include "dtopp/ops/core/call_op.h"
 #include "dtopp/ops/core/library_folder.h"
 
-namespace dtopp {
+namespace dtopp::device {
 namespace {
 
 // The number of rows per expert varies between steps. Unless memory segments can grow, memory freed in one
@@ -47,7 +47,7 @@ std::optional<std::string> find_cuda() {
   return std::nullopt;
 }
 
-std::filesystem::path cuda_library() { return ops_library_folder() / "libdtopp_cuda.so"; }
+std::filesystem::path cuda_library() { return ops::ops_library_folder() / "libdtopp_cuda.so"; }
 
 int64_t cuda_devices() { return c10::impl::VirtualGuardImpl(at::kCUDA).deviceCount(); }
 
@@ -66,18 +66,18 @@ std::string describe_device(const at::Device& device) {
 DeviceFacts device_facts(const at::Device& device) {
   using Facts = std::tuple<std::string, int64_t, int64_t, int64_t>;
   const auto [name, capability, memory, driver] =
-      call_op<"dtopp::device_facts", Facts(int64_t)>(device.index());
+      ops::call_op<"dtopp::device_facts", Facts(int64_t)>(device.index());
   return {name, capability, static_cast<uint64_t>(memory), driver};
 }
 
 std::string device_identity(const at::Device& device) {
   if (device.is_cpu()) return "cpu";
-  return call_op<"dtopp::device_uuid", std::string(int64_t)>(device.index());
+  return ops::call_op<"dtopp::device_uuid", std::string(int64_t)>(device.index());
 }
 
 std::optional<uint64_t> free_device_memory(const at::Device& device) {
   if (device.is_cpu()) return std::nullopt;
-  return static_cast<uint64_t>(call_op<"dtopp::free_device_memory", int64_t(int64_t)>(device.index()));
+  return static_cast<uint64_t>(ops::call_op<"dtopp::free_device_memory", int64_t(int64_t)>(device.index()));
 }
 
 std::optional<AllocatedMemory> allocated_device_memory(const at::Device& device) {
@@ -95,4 +95,4 @@ void make_deterministic(const at::Device& device) {
   at::globalContext().setDeterministicFillUninitializedMemory(false);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::device

@@ -8,7 +8,7 @@
 
 #include "dtopp/ops/core/torch.h"
 
-namespace dtopp {
+namespace dtopp::device {
 
 // Loads libdtopp_cuda.so from the folder of libdtopp_ops.so. Returns nullopt if a CUDA device can be used,
 // else a text that names what is missing: the library or the device.
@@ -56,4 +56,4 @@ std::optional<AllocatedMemory> allocated_device_memory(const at::Device& device)
 // CPU. It is slower. Call it before the first operation.
 void make_deterministic(const at::Device& device);
 
-}  // namespace dtopp
+}  // namespace dtopp::device

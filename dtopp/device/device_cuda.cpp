@@ -8,7 +8,7 @@
 
 #include "dtopp/ops/cuda/cuda_tensor.h"
 
-namespace dtopp {
+namespace dtopp::device {
 namespace {
 
 void check_index(const char* op, int64_t index) {
@@ -68,4 +68,4 @@ TORCH_LIBRARY_FRAGMENT(dtopp, m) {
   m.def("free_device_memory(int index) -> int", free_device_memory);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::device

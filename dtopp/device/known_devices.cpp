@@ -6,7 +6,7 @@
 #include "dtopp/config/config_tree.h"
 #include "dtopp/device/available_memory.h"
 
-namespace dtopp {
+namespace dtopp::device {
 namespace {
 
 // Data-sheet FLOP/s of dense matrix multiplication.
@@ -59,7 +59,7 @@ PlanDevice find_device(const std::string& name) {
   for (const KnownDevice& known : kKnownDevices) {
     if (name == known.name) return {name, known.gibibytes << 30U, known.rates};
   }
-  throw UsageError("--device: expected one of cpu, a100, h100, h200, got " + quote_for_message(name));
+  throw UsageError("--device: expected one of cpu, a100, h100, h200, got " + config::quote_for_message(name));
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::device

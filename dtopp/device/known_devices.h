@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-namespace dtopp {
+namespace dtopp::device {
 
 // Peak rates that vendors state.
 struct DeviceRates {
@@ -41,4 +41,4 @@ PlanDevice find_device(const std::string& name);
 // H100 80GB HBM3"). nullopt for an unknown device.
 std::optional<double> data_sheet_rate(std::string_view device_name, bool bf16);
 
-}  // namespace dtopp
+}  // namespace dtopp::device

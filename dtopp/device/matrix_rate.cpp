@@ -7,7 +7,7 @@
 #include "dtopp/base/steady_seconds.h"
 #include "dtopp/ops/gemm/linear.h"
 
-namespace dtopp {
+namespace dtopp::device {
 namespace {
 
 constexpr double kLongEnough = 1e-3;  // seconds per product; a call costs a device about 1e-5
@@ -42,7 +42,7 @@ class Product {
 double measure_matrix_rate(const at::TensorOptions& compute) {
   constexpr int kCalls = 8;
   const at::NoGradGuard no_grad;
-  const bool emulated = compute.dtype() == at::kBFloat16 && !has_bf16_matmul(compute.device());
+  const bool emulated = compute.dtype() == at::kBFloat16 && !ops::has_bf16_matmul(compute.device());
   const at::TensorOptions options = emulated ? compute.dtype(at::kFloat) : compute;
   int64_t rows = 4096, width = 768;
   Product product(rows, width, options);
@@ -52,4 +52,4 @@ double measure_matrix_rate(const at::TensorOptions& compute) {
   return best;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::device

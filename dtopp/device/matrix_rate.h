@@ -3,7 +3,7 @@
 
 #include "dtopp/ops/core/torch.h"
 
-namespace dtopp {
+namespace dtopp::device {
 
 // Returns the FLOP/s of at::mm in the given type on the given device, with the current number of threads.
 //
@@ -12,4 +12,4 @@ namespace dtopp {
 // it.
 double measure_matrix_rate(const at::TensorOptions& compute);
 
-}  // namespace dtopp
+}  // namespace dtopp::device

@@ -7,21 +7,21 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/base/format.h"
 
-namespace dtopp {
+namespace dtopp::eval {
 namespace {
 
 using nlohmann::ordered_json;
 
 // Returns the active experts per token and layer, f64 [T, L] on the host.
-at::Tensor active_experts(const HiddenStates& states) {
+at::Tensor active_experts(const models::HiddenStates& states) {
   std::vector<at::Tensor> layers;
-  for (const RouteOutput& routing : states.routing)
+  for (const ops::RouteOutput& routing : states.routing)
     layers.push_back(routing.gates_TE.ne(0).sum(-1).to(at::kDouble));
   return at::stack(layers, 1).cpu();
 }
 
 // Returns the kind of each routed token of a batch of windows, int64 [T], in the order of the batch.
-at::Tensor kinds_of(const TokenKinds& kinds, const TextWindows& windows) {
+at::Tensor kinds_of(const tasks::TokenKinds& kinds, const TextWindows& windows) {
   const int64_t count = windows.ids_BL.size(0), length = windows.ids_BL.size(1);
   at::Tensor out = at::empty({count * length}, at::kLong);
   auto* kind = out.mutable_data_ptr<int64_t>();
@@ -36,7 +36,7 @@ class KindCounter final : public WindowObserver {
  public:
   explicit KindCounter(std::vector<KindActivations>& by_kind) : by_kind_(by_kind) {}
 
-  void add(const TextWindows& windows, const HiddenStates& states) override {
+  void add(const TextWindows& windows, const models::HiddenStates& states) override {
     const at::Tensor active_TL = active_experts(states);
     for (KindActivations& one : by_kind_) {
       const at::Tensor kind_T = kinds_of(one.kinds, windows);
@@ -70,8 +70,9 @@ std::vector<Number> values(const at::Tensor& tensor) {
   return {data, data + host.numel()};
 }
 
-ordered_json layer_json(const ActivationStatistics& statistics, int64_t layer, const InferenceModel& model) {
-  const ActivationSummary summary = statistics.summary(layer);
+ordered_json layer_json(const moe::ActivationStatistics& statistics, int64_t layer,
+                        const inference::InferenceModel& model) {
+  const moe::ActivationSummary summary = statistics.summary(layer);
   const at::Tensor counts_E = statistics.tokens_per_expert()[layer];
   const auto tokens = static_cast<double>(statistics.tokens());
   ordered_json json = {{"layer", layer},
@@ -90,14 +91,14 @@ ordered_json layer_json(const ActivationStatistics& statistics, int64_t layer, c
 
 }  // namespace
 
-ActivationAnalysis analyze_activations(const InferenceModel& model, const EvaluationText& text,
-                                       std::vector<TokenKinds> kinds, int64_t batch_size, Collectives& ranks,
-                                       Watch& watch) {
+ActivationAnalysis analyze_activations(const inference::InferenceModel& model, const EvaluationText& text,
+                                       std::vector<tasks::TokenKinds> kinds, int64_t batch_size,
+                                       distributed::Collectives& ranks, inference::Watch& watch) {
   if (model.config.model.is_dense())
     throw UsageError("evaluate experts: the model is dense; use a model with experts");
   ActivationAnalysis analysis;
   const int64_t layers = model.config.model.num_layers;
-  for (TokenKinds& one : kinds) {
+  for (tasks::TokenKinds& one : kinds) {
     const auto count = static_cast<int64_t>(one.names.size());
     analysis.by_kind.push_back({std::move(one), at::zeros({count}, at::kLong),
                                 at::zeros({count, layers}, at::kDouble), at::zeros({count}, at::kDouble)});
@@ -113,9 +114,9 @@ ActivationAnalysis analyze_activations(const InferenceModel& model, const Evalua
   return analysis;
 }
 
-ordered_json to_json(const ActivationAnalysis& analysis, const InferenceModel& model) {
-  const ActivationStatistics& statistics = analysis.perplexity.activations;
-  const ActivationSummary all = statistics.summary();
+ordered_json to_json(const ActivationAnalysis& analysis, const inference::InferenceModel& model) {
+  const moe::ActivationStatistics& statistics = analysis.perplexity.activations;
+  const moe::ActivationSummary all = statistics.summary();
   ordered_json json = {{"tokens", analysis.perplexity.tokens},
                        {"nll", analysis.perplexity.nll},
                        {"num_experts", model.config.model.num_experts},
@@ -143,14 +144,14 @@ ordered_json to_json(const ActivationAnalysis& analysis, const InferenceModel& m
 
 std::string format_table(const ActivationAnalysis& analysis) {
   std::string table;
-  const ActivationStatistics& statistics = analysis.perplexity.activations;
+  const moe::ActivationStatistics& statistics = analysis.perplexity.activations;
   table += format("%-28s %8s %10s %10s %6s\n", "layer", "experts", "deviation", "imbalance", "dead");
   for (int64_t layer = 0; layer < statistics.num_layers(); ++layer) {
-    const ActivationSummary one = statistics.summary(layer);
+    const moe::ActivationSummary one = statistics.summary(layer);
     table += format("%-28lld %8.3f %10.3f %10.2f %6lld\n", static_cast<long long>(layer), one.mean,
                     one.deviation, one.imbalance, static_cast<long long>(one.dead_experts));
   }
-  const ActivationSummary all = statistics.summary();
+  const moe::ActivationSummary all = statistics.summary();
   table += format("%-28s %8.3f %10.3f\n", "all", all.mean, all.deviation);
   for (const KindActivations& one : analysis.by_kind) {
     table += format("\n%-28s %8s %10s %10s\n", one.kinds.by.c_str(), "experts", "deviation", "tokens");
@@ -164,4 +165,4 @@ std::string format_table(const ActivationAnalysis& analysis) {
   return table;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::eval

@@ -8,11 +8,11 @@
 #include "dtopp/eval/perplexity.h"
 #include "dtopp/tasks/token_kinds.h"
 
-namespace dtopp {
+namespace dtopp::eval {
 
 // Active experts per token, grouped by one way of dividing tokens into kinds. G kinds, L layers.
 struct KindActivations {
-  TokenKinds kinds;
+  tasks::TokenKinds kinds;
   at::Tensor tokens_G;   // int64: routed tokens
   at::Tensor sums_GL;    // f64: sum of active experts over the tokens
   at::Tensor squares_G;  // f64: sum of squared active experts over tokens and layers
@@ -27,14 +27,14 @@ struct ActivationAnalysis {
 //
 // Throws:     UsageError if the model is dense; Stopped if a stop is requested on any rank
 // Collective: every rank of `ranks`, in the same order
-ActivationAnalysis analyze_activations(const InferenceModel& model, const EvaluationText& text,
-                                       std::vector<TokenKinds> kinds, int64_t batch_size, Collectives& ranks,
-                                       Watch& watch);
+ActivationAnalysis analyze_activations(const inference::InferenceModel& model, const EvaluationText& text,
+                                       std::vector<tasks::TokenKinds> kinds, int64_t batch_size,
+                                       distributed::Collectives& ranks, inference::Watch& watch);
 
 // Returns the JSON file that docs/evaluation.md describes.
-nlohmann::ordered_json to_json(const ActivationAnalysis& analysis, const InferenceModel& model);
+nlohmann::ordered_json to_json(const ActivationAnalysis& analysis, const inference::InferenceModel& model);
 
 // Returns a table with one line per layer and one line per kind of token.
 std::string format_table(const ActivationAnalysis& analysis);
 
-}  // namespace dtopp
+}  // namespace dtopp::eval

@@ -9,16 +9,16 @@
 #include "dtopp/models/diffusion_transformer/objective.h"
 #include "dtopp/ops/core/host_copy.h"
 
-namespace dtopp {
+namespace dtopp::eval {
 namespace {
 
 // Produces the tensors of the file batch by batch, while the file is written.
 class DumpedImages {
  public:
-  DumpedImages(const TrainingData& data, int64_t images, int64_t batch_size)
+  DumpedImages(const models::TrainingData& data, int64_t images, int64_t batch_size)
       : data_(data), images_(images), batch_size_(batch_size) {}
 
-  Batch batch(int64_t first) const {
+  models::Batch batch(int64_t first) const {
     return data_.validation->read(static_cast<uint64_t>(first), std::min(batch_size_, images_ - first));
   }
 
@@ -30,35 +30,38 @@ class DumpedImages {
     for (const int64_t side : shape) size *= static_cast<uint64_t>(side);
     const auto read = [this, tensor_of](uint64_t /*begin*/, uint64_t /*count*/, const TakeBytes& take) {
       for (int64_t first = 0; first < images_; first += batch_size_)
-        copy_to_bytes(tensor_of(batch(first)).contiguous(), take);
+        ops::copy_to_bytes(tensor_of(batch(first)).contiguous(), take);
     };
     return {name, dtype, std::move(shape), size, read};
   }
 
  private:
-  const TrainingData& data_;
+  const models::TrainingData& data_;
   int64_t images_, batch_size_;
 };
 
 auto named(const char* name) {
-  return [name](const Batch& batch) { return batch.tensor(name); };
+  return [name](const models::Batch& batch) { return batch.tensor(name); };
 }
 
 }  // namespace
 
-void dump_predictions(const DiffusionModel& model, const TrainingData& data, int64_t images,
-                      int64_t batch_size, const std::filesystem::path& path, Watch& watch) {
+void dump_predictions(const inference::DiffusionModel& model, const models::TrainingData& data,
+                      int64_t images, int64_t batch_size, const std::filesystem::path& path,
+                      inference::Watch& watch) {
   const at::NoGradGuard no_grad;
-  const ModelConfig& config = model.config.model;
-  const Objective objective = model.config.diffusion.objective;
+  const config::ModelConfig& config = model.config.model;
+  const config::Objective objective = model.config.diffusion.objective;
   const DumpedImages dumped(data, images, batch_size);
-  const auto predicted = [&](const Batch& on_host) {
+  const auto predicted = [&](const models::Batch& on_host) {
     if (watch.stop_requested()) throw Stopped("stopped before the last image was dumped; no file is written");
-    const Batch batch = on_host.to(model.device);
+    const models::Batch batch = on_host.to(model.device);
     const at::Tensor& t_B = batch.tensor("t");
-    const Noised noised = add_noise(objective, batch.tensor("x0"), batch.tensor("noise"), t_B);
+    const models::Noised noised =
+        models::add_noise(objective, batch.tensor("x0"), batch.tensor("noise"), t_B);
     const at::Tensor output_BCHW =
-        predict(model.model, noised.x_BCHW, t_B, condition_of(batch), model.routing).output_BCHW;
+        models::predict(model.model, noised.x_BCHW, t_B, models::condition_of(batch), model.routing)
+            .output_BCHW;
     watch.update(batch.position + static_cast<uint64_t>(t_B.size(0)));
     return output_BCHW;
   };
@@ -76,4 +79,4 @@ void dump_predictions(const DiffusionModel& model, const TrainingData& data, int
   });
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::eval

@@ -10,12 +10,14 @@
 #include "dtopp/models/registry/make_model.h"
 #include "dtopp/models/solve_thresholds.h"
 
-namespace dtopp {
+namespace dtopp::eval {
 namespace {
 
 using nlohmann::ordered_json;
 
-LossFunction losses_of(const DiffusionModel& model) { return make_model(model.config).bind(model.parameter); }
+models::LossFunction losses_of(const inference::DiffusionModel& model) {
+  return models::make_model(model.config).bind(model.parameter);
+}
 
 double mean(const std::vector<double>& values) {
   double sum = 0;
@@ -23,7 +25,7 @@ double mean(const std::vector<double>& values) {
   return sum / static_cast<double>(values.size());
 }
 
-std::vector<double> experts_of_layers(const ActivationStatistics& activations) {
+std::vector<double> experts_of_layers(const moe::ActivationStatistics& activations) {
   std::vector<double> means;
   for (int64_t layer = 0; layer < activations.num_layers(); ++layer)
     means.push_back(activations.summary(layer).mean);
@@ -38,31 +40,33 @@ std::string format_layers(const std::vector<double>& experts) {
 
 }  // namespace
 
-TrainingData open_evaluation_images(const Checkpoint& checkpoint, const RunConfig& config,
-                                    const std::filesystem::path& folder) {
-  RunConfig with_images = config;
+models::TrainingData open_evaluation_images(const checkpoint::Checkpoint& checkpoint,
+                                            const config::RunConfig& config,
+                                            const std::filesystem::path& folder) {
+  config::RunConfig with_images = config;
   with_images.data.validation = {folder.string()};
   with_images.data.train = {{.path = folder.string()}};
-  TrainingData data = open_training_data(with_images, Verify::kChanged);
-  require_alike(load_image_layout(checkpoint), checkpoint.path().string(),
-                parse_image_layout(data.images_json, folder.string()), folder.string());
+  models::TrainingData data = models::open_training_data(with_images, data::Verify::kChanged);
+  data::require_alike(inference::load_image_layout(checkpoint), checkpoint.path().string(),
+                      data::parse_image_layout(data.images_json, folder.string()), folder.string());
   return data;
 }
 
-ValidationResult measure_diffusion(const DiffusionModel& model, const Routing& routing,
-                                   const TrainingData& data, int64_t images, int64_t batch_size,
-                                   Collectives& ranks, Watch& watch) {
+models::ValidationResult measure_diffusion(const inference::DiffusionModel& model,
+                                           const moe::Routing& routing, const models::TrainingData& data,
+                                           int64_t images, int64_t batch_size,
+                                           distributed::Collectives& ranks, inference::Watch& watch) {
   const at::NoGradGuard no_grad;
-  const Model record = make_model(model.config);
-  const LossFunction losses = record.bind(model.parameter);
-  ValidationSums sums(record, model.config.model.num_experts, images, batch_size, model.device);
+  const models::Model record = models::make_model(model.config);
+  const models::LossFunction losses = record.bind(model.parameter);
+  models::ValidationSums sums(record, model.config.model.num_experts, images, batch_size, model.device);
   std::vector<uint64_t> ends;
   for (int64_t b = 0; b < sums.num_batches(); ++b)
     ends.push_back(static_cast<uint64_t>(std::min(images, (b + 1) * batch_size)));
-  SharedBatches shared(std::move(ends), ranks, watch);
+  inference::SharedBatches shared(std::move(ends), ranks, watch);
   while (const auto index = shared.next()) {
     const auto b = static_cast<int64_t>(*index);
-    const Batch batch =
+    const models::Batch batch =
         data.validation->read(static_cast<uint64_t>(sums.first_sample(b)), sums.size_of(b)).to(model.device);
     sums.add(b, batch, losses(batch, routing));
   }
@@ -70,47 +74,47 @@ ValidationResult measure_diffusion(const DiffusionModel& model, const Routing& r
   return sums.result(ranks);
 }
 
-Routing solve_for_images(const DiffusionModel& model, const TrainingData& data,
-                         const std::vector<double>& targets) {
+moe::Routing solve_for_images(const inference::DiffusionModel& model, const models::TrainingData& data,
+                              const std::vector<double>& targets) {
   const at::NoGradGuard no_grad;
-  return solve_on_validation(make_model(model.config), model.config, targets, model.device, losses_of(model),
-                             data, model.routing);
+  return models::solve_on_validation(models::make_model(model.config), model.config, targets, model.device,
+                                     losses_of(model), data, model.routing);
 }
 
 ordered_json to_json(const DiffusionEvaluation& evaluation) {
-  const ValidationResult& raw = evaluation.raw;
-  const ActivationStatistics& activations = raw.activations;
+  const models::ValidationResult& raw = evaluation.raw;
+  const moe::ActivationStatistics& activations = raw.activations;
   const bool routed = activations.num_layers() > 0;
   ordered_json json = {{"images", evaluation.images}, {"loss", raw.loss}};
   if (evaluation.ema) json["ema_loss"] = evaluation.ema->loss;
-  for (const ValidationGroup& group : raw.groups) json["loss_" + group.name] = group.loss;
+  for (const models::ValidationGroup& group : raw.groups) json["loss_" + group.name] = group.loss;
   if (!routed) return json;
   json["active_experts"] = activations.summary().mean;
   json["active_experts_std"] = activations.summary().deviation;
   json["token_mean_std"] = activations.token_mean_deviation();
   if (evaluation.ema) json["ema_active_experts"] = evaluation.ema->activations.summary().mean;
-  for (const ValidationGroup& group : raw.groups)
+  for (const models::ValidationGroup& group : raw.groups)
     json["active_experts_" + group.name] = mean(group.active_experts_L);
   ordered_json& layers = json["active_experts_by_layer"] = {{"all", experts_of_layers(activations)}};
-  for (const ValidationGroup& group : raw.groups) layers[group.name] = group.active_experts_L;
+  for (const models::ValidationGroup& group : raw.groups) layers[group.name] = group.active_experts_L;
   return json;
 }
 
 std::string format_table(const DiffusionEvaluation& evaluation) {
-  const ValidationResult& raw = evaluation.raw;
+  const models::ValidationResult& raw = evaluation.raw;
   std::string table;
   table += format("images       %lld\n", static_cast<long long>(evaluation.images));
   table += format("loss         %.6f\n", raw.loss);
   if (evaluation.ema) table += format("EMA loss     %.6f\n", evaluation.ema->loss);
   const bool routed = raw.activations.num_layers() > 0;
   if (routed) {
-    const ActivationSummary active = raw.activations.summary();
+    const moe::ActivationSummary active = raw.activations.summary();
     table += format("experts      %.4f per token (standard deviation %.4f)\n", active.mean, active.deviation);
     if (evaluation.ema)
       table += format("EMA experts  %.4f per token\n", evaluation.ema->activations.summary().mean);
   }
   table += format("\n%-4s %10s%s\n", "t", "loss", routed ? "  experts  by layer" : "");
-  for (const ValidationGroup& group : raw.groups) {
+  for (const models::ValidationGroup& group : raw.groups) {
     table += format("%-4s %10.6f", group.name.c_str(), group.loss);
     if (routed) {
       table += format("  %7.3f ", mean(group.active_experts_L));
@@ -125,4 +129,4 @@ std::string format_table(const DiffusionEvaluation& evaluation) {
   return table;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::eval

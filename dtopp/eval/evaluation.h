@@ -13,14 +13,15 @@
 #include "dtopp/inference/shared_batches.h"
 #include "dtopp/models/validation_sums.h"
 
-namespace dtopp {
+namespace dtopp::eval {
 
 // Opens all images of `folder` as held-out data.
 //
 // Throws: UsageError if their layout differs from that of the checkpoint's training images; DataError if they
 //         are damaged
-TrainingData open_evaluation_images(const Checkpoint& checkpoint, const RunConfig& config,
-                                    const std::filesystem::path& folder);
+models::TrainingData open_evaluation_images(const checkpoint::Checkpoint& checkpoint,
+                                            const config::RunConfig& config,
+                                            const std::filesystem::path& folder);
 
 // Measures the first `images` in batches that are distributed over the ranks. The progress of the watch
 // counts images.
@@ -28,19 +29,20 @@ TrainingData open_evaluation_images(const Checkpoint& checkpoint, const RunConfi
 // Returns:    the same result on every rank
 // Throws:     Stopped if a stop is requested on any rank
 // Collective: every rank of `ranks`, in the same order
-ValidationResult measure_diffusion(const DiffusionModel& model, const Routing& routing,
-                                   const TrainingData& data, int64_t images, int64_t batch_size,
-                                   Collectives& ranks, Watch& watch);
+models::ValidationResult measure_diffusion(const inference::DiffusionModel& model,
+                                           const moe::Routing& routing, const models::TrainingData& data,
+                                           int64_t images, int64_t batch_size,
+                                           distributed::Collectives& ranks, inference::Watch& watch);
 
 // Returns the thresholds p at which the first held-out images activate `targets` experts
 // (solve_on_validation).
-Routing solve_for_images(const DiffusionModel& model, const TrainingData& data,
-                         const std::vector<double>& targets);
+moe::Routing solve_for_images(const inference::DiffusionModel& model, const models::TrainingData& data,
+                              const std::vector<double>& targets);
 
 struct DiffusionEvaluation {
   int64_t images = 0;
-  ValidationResult raw;
-  std::optional<ValidationResult> ema;  // the EMA's, if the run keeps one
+  models::ValidationResult raw;
+  std::optional<models::ValidationResult> ema;  // the EMA's, if the run keeps one
 };
 
 // Returns the JSON file that docs/pictures.md describes.
@@ -56,7 +58,8 @@ std::string format_table(const DiffusionEvaluation& evaluation);
 //
 // Shapes: "x0", "noise", "prediction" f32 [N, C, H, W]; "t" f32 [N]; "condition" i64 [N] or f32 [N, L, S]
 // Throws: Stopped if a stop is requested; DataError if the file cannot be written
-void dump_predictions(const DiffusionModel& model, const TrainingData& data, int64_t images,
-                      int64_t batch_size, const std::filesystem::path& path, Watch& watch);
+void dump_predictions(const inference::DiffusionModel& model, const models::TrainingData& data,
+                      int64_t images, int64_t batch_size, const std::filesystem::path& path,
+                      inference::Watch& watch);
 
-}  // namespace dtopp
+}  // namespace dtopp::eval

@@ -6,7 +6,7 @@
 #include "dtopp/data/text_preparation/encode_file.h"
 #include "dtopp/inference/expert_budget.h"
 
-namespace dtopp {
+namespace dtopp::eval {
 
 bool is_token_data(const std::filesystem::path& path) {
   if (path.extension() == ".npy" || path.extension() == ".bin") return true;
@@ -16,12 +16,12 @@ bool is_token_data(const std::filesystem::path& path) {
 }
 
 EvaluationText::EvaluationText(const std::filesystem::path& path, int64_t vocab_size) : path_(path) {
-  stream_.emplace(TokenStream::open(path, Verify::kChanged, vocab_size));
+  stream_.emplace(data::TokenStream::open(path, data::Verify::kChanged, vocab_size));
   stream_->require_ids_below(vocab_size);
 }
 
-EvaluationText::EvaluationText(const std::filesystem::path& path, const Tokenizer& tokenizer)
-    : path_(path), ids_(encode_file(path, tokenizer)) {}
+EvaluationText::EvaluationText(const std::filesystem::path& path, const data::Tokenizer& tokenizer)
+    : path_(path), ids_(data::encode_file(path, tokenizer)) {}
 
 void EvaluationText::read(uint64_t offset, std::span<int64_t> out) const {
   if (stream_) return stream_->read(offset, out);
@@ -29,9 +29,9 @@ void EvaluationText::read(uint64_t offset, std::span<int64_t> out) const {
 }
 
 at::Tensor EvaluationText::beginning(int64_t sequence_length) const {
-  std::vector<int64_t> ids(std::min<uint64_t>(size(), std::max(kSolveTokens, sequence_length)));
+  std::vector<int64_t> ids(std::min<uint64_t>(size(), std::max(models::kSolveTokens, sequence_length)));
   read(0, ids);
-  return solving_windows(ids, sequence_length, path_.string());
+  return inference::solving_windows(ids, sequence_length, path_.string());
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::eval

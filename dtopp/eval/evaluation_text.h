@@ -11,7 +11,7 @@
 #include "dtopp/data/tokens/token_file.h"
 #include "dtopp/ops/core/torch.h"
 
-namespace dtopp {
+namespace dtopp::eval {
 
 // Returns whether `path` names token data: a folder, a .npy file or a .bin/.idx prefix. Every other file is
 // text.
@@ -23,7 +23,7 @@ class EvaluationText {
   // vocabulary.
   EvaluationText(const std::filesystem::path& path, int64_t vocab_size);
   // Encodes a text file. Throws DataError if it cannot be read.
-  EvaluationText(const std::filesystem::path& path, const Tokenizer& tokenizer);
+  EvaluationText(const std::filesystem::path& path, const data::Tokenizer& tokenizer);
 
   uint64_t size() const { return stream_ ? stream_->size() : ids_.size(); }  // number of ids
   void read(uint64_t offset, std::span<int64_t> out) const;
@@ -33,8 +33,8 @@ class EvaluationText {
 
  private:
   std::filesystem::path path_;
-  std::optional<TokenStream> stream_;
+  std::optional<data::TokenStream> stream_;
   std::vector<int64_t> ids_;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::eval

@@ -10,7 +10,7 @@
 #include "dtopp/ops/core/host_copy.h"
 #include "dtopp/ops/cross_entropy/linear_cross_entropy.h"
 
-namespace dtopp {
+namespace dtopp::eval {
 
 double Perplexity::perplexity() const { return std::exp(nll); }
 
@@ -35,9 +35,9 @@ std::vector<WindowBatch> batches_of(uint64_t num_ids, int64_t length, int64_t ba
 
 }  // namespace
 
-Perplexity measure_perplexity(const InferenceModel& model, const EvaluationText& text, int64_t batch_size,
-                              Collectives& ranks, Watch& watch, WindowObserver* observer,
-                              const RoutingReplay* replay) {
+Perplexity measure_perplexity(const inference::InferenceModel& model, const EvaluationText& text,
+                              int64_t batch_size, distributed::Collectives& ranks, inference::Watch& watch,
+                              WindowObserver* observer, const RoutingReplay* replay) {
   const uint64_t num_ids = text.size();
   if (num_ids < 2) throw DataError("the text has no token to predict; it needs at least two tokens");
   const at::NoGradGuard no_grad;
@@ -47,12 +47,12 @@ Perplexity measure_perplexity(const InferenceModel& model, const EvaluationText&
   const auto num_batches = static_cast<int64_t>(batches.size());
   const int64_t L = model.routing.router ? model.routing.router->num_layers() : 0;
   const int64_t E = model.config.model.num_experts;
-  ActivationStatistics activations(L);
+  moe::ActivationStatistics activations(L);
   const at::Tensor sums_B = at::zeros({num_batches}, at::kDouble);  // sum of log probabilities per batch
   std::vector<uint64_t> ends;
   for (const WindowBatch& batch : batches)
     ends.push_back(batch.offset + static_cast<uint64_t>(batch.count * batch.length));
-  SharedBatches shared(std::move(ends), ranks, watch);
+  inference::SharedBatches shared(std::move(ends), ranks, watch);
   while (const auto b = shared.next()) {
     const auto [offset, count, length] = batches[*b];
     const at::Tensor read_windows = at::empty({count, length + 1}, at::kLong);
@@ -61,14 +61,15 @@ Perplexity measure_perplexity(const InferenceModel& model, const EvaluationText&
                 std::span(read_windows.mutable_data_ptr<int64_t>() + i * (length + 1),
                           static_cast<size_t>(length) + 1));
     }
-    const at::Tensor windows = to_device(read_windows, model.device());
+    const at::Tensor windows = ops::to_device(read_windows, model.device());
     const TextWindows inputs{windows.narrow(1, 0, length), offset, stride};
-    Routing routing = model.routing;
+    moe::Routing routing = model.routing;
     if (replay != nullptr)
-      routing.router = std::make_shared<ReplayRouter>(model.config, replay->maps(offset, count * length));
-    const HiddenStates states = hidden_states(model.model, inputs.ids_BL, routing);
+      routing.router =
+          std::make_shared<moe::ReplayRouter>(model.config, replay->maps(offset, count * length));
+    const models::HiddenStates states = models::hidden_states(model.model, inputs.ids_BL, routing);
     const auto [log_probs_T, greedy_T] =
-        token_log_probs(states.x_TD, model.model.head_VD(), windows.narrow(1, 1, length).reshape({-1}));
+        ops::token_log_probs(states.x_TD, model.model.head_VD(), windows.narrow(1, 1, length).reshape({-1}));
     sums_B[static_cast<int64_t>(*b)] = log_probs_T.to(at::kDouble).sum();
     activations.add(states.routing);
     if (observer != nullptr) observer->add(inputs, states);
@@ -82,9 +83,9 @@ Perplexity measure_perplexity(const InferenceModel& model, const EvaluationText&
   double sum = 0;
   for (int64_t b = 0; b < num_batches; ++b) sum -= values[b].item<double>();
   result.nll = sum / static_cast<double>(result.tokens);
-  result.activations = ActivationStatistics::from_vector(
+  result.activations = moe::ActivationStatistics::from_vector(
       values.narrow(0, num_batches, values.numel() - num_batches), L, E, result.tokens);
   return result;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::eval

@@ -7,13 +7,13 @@
 #include "dtopp/inference/inference_model.h"
 #include "dtopp/inference/shared_batches.h"
 
-namespace dtopp {
+namespace dtopp::eval {
 
 struct Perplexity {
   double nll = 0;      // mean over all predicted tokens, nats
   int64_t tokens = 0;  // predicted tokens
   double perplexity() const;
-  ActivationStatistics activations;
+  moe::ActivationStatistics activations;
 };
 
 // Consecutive windows of a stream of ids. The first begins at id `offset`; each next one begins `stride` ids
@@ -27,7 +27,7 @@ struct TextWindows {
 class WindowObserver {
  public:
   virtual ~WindowObserver() = default;
-  virtual void add(const TextWindows& windows, const HiddenStates& states) = 0;
+  virtual void add(const TextWindows& windows, const models::HiddenStates& states) = 0;
 };
 
 class RoutingReplay;  // routing_file.h
@@ -40,8 +40,8 @@ class RoutingReplay;  // routing_file.h
 // Returns:    the same result on every rank
 // Throws:     DataError if there are fewer than two ids; Stopped if a stop is requested on any rank
 // Collective: every rank of `ranks`, in the same order
-Perplexity measure_perplexity(const InferenceModel& model, const EvaluationText& text, int64_t batch_size,
-                              Collectives& ranks, Watch& watch, WindowObserver* observer = nullptr,
-                              const RoutingReplay* replay = nullptr);
+Perplexity measure_perplexity(const inference::InferenceModel& model, const EvaluationText& text,
+                              int64_t batch_size, distributed::Collectives& ranks, inference::Watch& watch,
+                              WindowObserver* observer = nullptr, const RoutingReplay* replay = nullptr);
 
-}  // namespace dtopp
+}  // namespace dtopp::eval

@@ -12,7 +12,7 @@
 #include "dtopp/data/files/npz_writer.h"
 #include "dtopp/data/image_codec/encode_png.h"
 
-namespace dtopp {
+namespace dtopp::eval {
 namespace {
 
 namespace fs = std::filesystem;
@@ -21,11 +21,11 @@ std::span<const std::byte> bytes_of(const at::Tensor& contiguous) {
   return {static_cast<const std::byte*>(contiguous.const_data_ptr()), contiguous.nbytes()};
 }
 
-std::vector<Picture> to_pictures(const at::Tensor& x0_BCHW) {
-  const at::Tensor levels_BHWC = to_levels(x0_BCHW);
-  std::vector<Picture> pictures;
+std::vector<data::Picture> to_pictures(const at::Tensor& x0_BCHW) {
+  const at::Tensor levels_BHWC = inference::to_levels(x0_BCHW);
+  std::vector<data::Picture> pictures;
   for (int64_t i = 0; i < levels_BHWC.size(0); ++i) {
-    Picture& picture =
+    data::Picture& picture =
         pictures.emplace_back(static_cast<int>(levels_BHWC.size(1)), static_cast<int>(levels_BHWC.size(2)),
                               static_cast<int>(levels_BHWC.size(3)));
     std::copy_n(levels_BHWC[i].const_data_ptr<uint8_t>(), picture.pixels.size(), picture.pixels.begin());
@@ -33,7 +33,7 @@ std::vector<Picture> to_pictures(const at::Tensor& x0_BCHW) {
   return pictures;
 }
 
-std::string class_name(const ImageLayout& layout, int64_t label) {
+std::string class_name(const data::ImageLayout& layout, int64_t label) {
   const auto index = static_cast<size_t>(label);
   return index < layout.classes.size() ? layout.classes[index] : std::to_string(label);
 }
@@ -43,7 +43,7 @@ struct GridSize {
 };
 
 // Returns one row per text or class; without them, an approximate square.
-GridSize grid_size_of(const PictureRequest& request) {
+GridSize grid_size_of(const inference::PictureRequest& request) {
   const auto divided = [&](int64_t by) { return (request.count + by - 1) / by; };
   const int64_t conditions =
       request.text_NLS.defined() ? request.text_NLS.size(0) : static_cast<int64_t>(request.classes.size());
@@ -53,29 +53,29 @@ GridSize grid_size_of(const PictureRequest& request) {
 }
 
 // Returns whether a grid is within the limits of a picture's side and number of pixels.
-bool fits(const GridSize& grid, const ImageShape& shape) {
-  const auto side = static_cast<int64_t>(kMaxSide), pixels = static_cast<int64_t>(kMaxPixels);
+bool fits(const GridSize& grid, const data::ImageShape& shape) {
+  const auto side = static_cast<int64_t>(data::kMaxSide), pixels = static_cast<int64_t>(data::kMaxPixels);
   if (grid.rows > side || grid.columns > side) return false;
-  const GridExtent extent = grid_extent(grid.rows, grid.columns, shape.height, shape.width);
+  const data::GridExtent extent = data::grid_extent(grid.rows, grid.columns, shape.height, shape.width);
   return extent.height <= side && extent.width <= side && extent.height * extent.width <= pixels;
 }
 
-at::Tensor classes_of(const PictureRequest& request) {
+at::Tensor classes_of(const inference::PictureRequest& request) {
   const at::Tensor classes = at::tensor(request.classes, at::kLong);
   return classes.index_select(0, at::arange(request.count, at::kLong).remainder(classes.size(0)));
 }
 
-void write_npz(OutputFile& file, const PictureRequest& request, const ImageLayout& layout,
-               PictureSampler& sampler) {
-  const ImageShape& shape = layout.shape;
-  NpzWriter npz(file);
+void write_npz(OutputFile& file, const inference::PictureRequest& request, const data::ImageLayout& layout,
+               inference::PictureSampler& sampler) {
+  const data::ImageShape& shape = layout.shape;
+  data::NpzWriter npz(file);
   if (layout.is_latent)
     npz.begin("arr_0", "<f4", {request.count, shape.channels, shape.height, shape.width});
   else
     npz.begin("arr_0", "|u1", {request.count, shape.height, shape.width, 3});
   while (const auto batch = sampler.next()) {
-    const at::Tensor values = layout.is_latent ? to_latents(batch->x0_BCHW, layout)
-                                               : to_levels(batch->x0_BCHW).expand({-1, -1, -1, 3});
+    const at::Tensor values = layout.is_latent ? inference::to_latents(batch->x0_BCHW, layout)
+                                               : inference::to_levels(batch->x0_BCHW).expand({-1, -1, -1, 3});
     npz.write(bytes_of(values.contiguous()));
   }
   if (!request.classes.empty()) {
@@ -85,12 +85,12 @@ void write_npz(OutputFile& file, const PictureRequest& request, const ImageLayou
   npz.finish();
 }
 
-void write_folder(const fs::path& folder, PictureSampler& sampler) {
+void write_folder(const fs::path& folder, inference::PictureSampler& sampler) {
   while (const auto batch = sampler.next()) {
     int64_t index = batch->first;
-    for (const Picture& picture : to_pictures(batch->x0_BCHW)) {
+    for (const data::Picture& picture : to_pictures(batch->x0_BCHW)) {
       OutputFile file(folder / format("%05lld.png", static_cast<long long>(index++)));
-      file.write(encode_png(picture));
+      file.write(data::encode_png(picture));
       file.sync_and_close();
     }
   }
@@ -98,7 +98,8 @@ void write_folder(const fs::path& folder, PictureSampler& sampler) {
 
 }  // namespace
 
-void require_writable(const fs::path& output, const PictureRequest& request, const ImageLayout& layout) {
+void require_writable(const fs::path& output, const inference::PictureRequest& request,
+                      const data::ImageLayout& layout) {
   const bool npz = output.extension() == ".npz", grid = output.extension() == ".png";
   if (layout.is_latent && !npz)
     throw UsageError("--output " + output.string() +
@@ -114,8 +115,8 @@ void require_writable(const fs::path& output, const PictureRequest& request, con
     throw UsageError("--output " + output.string() + ": already exists; name a new folder");
 }
 
-void write_pictures(const fs::path& output, const PictureRequest& request, const ImageLayout& layout,
-                    PictureSampler& sampler) {
+void write_pictures(const fs::path& output, const inference::PictureRequest& request,
+                    const data::ImageLayout& layout, inference::PictureSampler& sampler) {
   if (output.extension() == ".npz") {
     write_file_atomically(output, [&](OutputFile& file) { write_npz(file, request, layout, sampler); });
   } else if (output.extension() == ".png") {
@@ -129,7 +130,7 @@ void write_pictures(const fs::path& output, const PictureRequest& request, const
   }
 }
 
-PictureGrid::PictureGrid(const PictureRequest& request, const ImageLayout& layout)
+PictureGrid::PictureGrid(const inference::PictureRequest& request, const data::ImageLayout& layout)
     : columns_(grid_size_of(request).columns) {
   if (request.text_NLS.defined()) {
     for (int64_t i = 0; i < request.text_NLS.size(0); ++i) labels_.push_back("text " + std::to_string(i));
@@ -138,9 +139,9 @@ PictureGrid::PictureGrid(const PictureRequest& request, const ImageLayout& layou
   }
 }
 
-void PictureGrid::add(const PictureBatch& pictures) {
+void PictureGrid::add(const inference::PictureBatch& pictures) {
   int64_t index = pictures.first;
-  for (Picture& picture : to_pictures(pictures.x0_BCHW)) {
+  for (data::Picture& picture : to_pictures(pictures.x0_BCHW)) {
     const bool labelled = !labels_.empty();
     const auto j = static_cast<size_t>(index++);
     const size_t row = labelled ? j % labels_.size() : j / static_cast<size_t>(columns_);
@@ -149,6 +150,6 @@ void PictureGrid::add(const PictureBatch& pictures) {
   }
 }
 
-std::string PictureGrid::encode() const { return encode_png(draw_grid(rows_)); }
+std::string PictureGrid::encode() const { return data::encode_png(data::draw_grid(rows_)); }
 
-}  // namespace dtopp
+}  // namespace dtopp::eval

@@ -6,12 +6,12 @@
 #include "dtopp/data/image_codec/picture_grid.h"
 #include "dtopp/inference/diffusion/picture_sampling.h"
 
-namespace dtopp {
+namespace dtopp::eval {
 
 // Throws UsageError if the pictures cannot be written to `output`: latents as pictures, too many pictures for
 // a grid, or a folder that already exists.
-void require_writable(const std::filesystem::path& output, const PictureRequest& request,
-                      const ImageLayout& layout);
+void require_writable(const std::filesystem::path& output, const inference::PictureRequest& request,
+                      const data::ImageLayout& layout);
 
 // Samples the pictures and writes them. The name selects the format:
 //
@@ -23,22 +23,22 @@ void require_writable(const std::filesystem::path& output, const PictureRequest&
 // The output is replaced atomically: an existing file stays until the new one is complete.
 //
 // Throws: DataError if writing fails
-void write_pictures(const std::filesystem::path& output, const PictureRequest& request,
-                    const ImageLayout& layout, PictureSampler& sampler);
+void write_pictures(const std::filesystem::path& output, const inference::PictureRequest& request,
+                    const data::ImageLayout& layout, inference::PictureSampler& sampler);
 
 // A grid of pictures. Each class or text has one row, with its name under each picture. Without classes and
 // texts the grid is approximately square.
 class PictureGrid {
  public:
-  PictureGrid(const PictureRequest& request, const ImageLayout& layout);
-  void add(const PictureBatch& pictures);
+  PictureGrid(const inference::PictureRequest& request, const data::ImageLayout& layout);
+  void add(const inference::PictureBatch& pictures);
   // Returns the bytes of a PNG file.
   std::string encode() const;
 
  private:
-  std::vector<std::vector<GridCell>> rows_;
+  std::vector<std::vector<data::GridCell>> rows_;
   std::vector<std::string> labels_;  // one per row; empty without classes and texts
   int64_t columns_;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::eval

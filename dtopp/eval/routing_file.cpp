@@ -4,14 +4,14 @@
 #include "dtopp/base/format.h"
 #include "dtopp/ops/core/host_copy.h"
 
-namespace dtopp {
+namespace dtopp::eval {
 namespace {
 
 constexpr char kBool[] = "BOOL";
 
 std::string layer_name(int64_t layer) { return format("layer_%02lld", static_cast<long long>(layer)); }
 
-void require_routers(const InferenceModel& model) {
+void require_routers(const inference::InferenceModel& model) {
   if (model.config.model.is_dense())
     throw UsageError("the checkpoint's model is dense; it has no routing to dump or replay");
 }
@@ -25,21 +25,21 @@ std::string describe(const TensorView* tensor) {
 at::Tensor read_selection(const TensorView& tensor, int64_t first, int64_t count) {
   const int64_t E = tensor.shape.at(1);
   const at::Tensor bytes_TE = at::empty({count, E}, at::kByte);
-  copy_from_bytes(tensor.bytes.subspan(static_cast<size_t>(first * E), static_cast<size_t>(count * E)),
-                  bytes_TE);
+  ops::copy_from_bytes(tensor.bytes.subspan(static_cast<size_t>(first * E), static_cast<size_t>(count * E)),
+                       bytes_TE);
   return bytes_TE.ne(0);
 }
 
 }  // namespace
 
-RoutingDump::RoutingDump(const InferenceModel& model, int64_t num_tokens) {
+RoutingDump::RoutingDump(const inference::InferenceModel& model, int64_t num_tokens) {
   require_routers(model);
-  const ModelConfig& config = model.config.model;
+  const config::ModelConfig& config = model.config.model;
   for (int64_t layer = 0; layer < config.num_layers; ++layer)
     routing_map_LTE_.push_back(at::zeros({num_tokens, config.num_experts}, at::kBool));
 }
 
-void RoutingDump::add(const TextWindows& windows, const HiddenStates& states) {
+void RoutingDump::add(const TextWindows& windows, const models::HiddenStates& states) {
   for (size_t layer = 0; layer < routing_map_LTE_.size(); ++layer) {
     const at::Tensor chosen_TE = states.routing.at(layer).gates_TE.ne(0);
     routing_map_LTE_[layer]
@@ -59,7 +59,7 @@ void RoutingDump::write(const std::filesystem::path& path) const {
   write_file_atomically(path, [&](OutputFile& file) { write_safetensors(file, tensors); });
 }
 
-RoutingReplay::RoutingReplay(const std::filesystem::path& path, const InferenceModel& model,
+RoutingReplay::RoutingReplay(const std::filesystem::path& path, const inference::InferenceModel& model,
                              int64_t num_tokens)
     : file_(path), device_(model.device()) {
   require_routers(model);
@@ -79,8 +79,8 @@ RoutingReplay::RoutingReplay(const std::filesystem::path& path, const InferenceM
 std::vector<at::Tensor> RoutingReplay::maps(uint64_t first, int64_t count) const {
   std::vector<at::Tensor> maps_LTE;
   for (const TensorView* layer : layers_)
-    maps_LTE.push_back(to_device(read_selection(*layer, static_cast<int64_t>(first), count), device_));
+    maps_LTE.push_back(ops::to_device(read_selection(*layer, static_cast<int64_t>(first), count), device_));
   return maps_LTE;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::eval

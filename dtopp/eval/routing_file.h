@@ -10,15 +10,15 @@
 #include "dtopp/base/safetensors.h"
 #include "dtopp/eval/perplexity.h"
 
-namespace dtopp {
+namespace dtopp::eval {
 
 // Collects the experts that a model selects. It keeps one byte per token, expert and layer in memory.
 class RoutingDump final : public WindowObserver {
  public:
   // `num_tokens` is T. Throws UsageError if the model is dense.
-  RoutingDump(const InferenceModel& model, int64_t num_tokens);
+  RoutingDump(const inference::InferenceModel& model, int64_t num_tokens);
 
-  void add(const TextWindows& windows, const HiddenStates& states) override;
+  void add(const TextWindows& windows, const models::HiddenStates& states) override;
   // Writes the file. Throws DataError if it cannot be written.
   void write(const std::filesystem::path& path) const;
 
@@ -31,7 +31,8 @@ class RoutingReplay {
  public:
   // Throws UsageError if the model is dense or a layer's tensor does not match the model and `num_tokens`;
   // the message names the layer. Throws DataError if the file is damaged.
-  RoutingReplay(const std::filesystem::path& path, const InferenceModel& model, int64_t num_tokens);
+  RoutingReplay(const std::filesystem::path& path, const inference::InferenceModel& model,
+                int64_t num_tokens);
 
   // The experts of tokens first, first + 1, …: per layer, bool [count, E] on the model's device.
   std::vector<at::Tensor> maps(uint64_t first, int64_t count) const;
@@ -42,4 +43,4 @@ class RoutingReplay {
   std::vector<const TensorView*> layers_;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::eval

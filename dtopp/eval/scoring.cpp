@@ -9,13 +9,13 @@
 #include "dtopp/ops/core/host_copy.h"
 #include "dtopp/ops/cross_entropy/linear_cross_entropy.h"
 
-namespace dtopp {
+namespace dtopp::eval {
 namespace {
 
 // The tokens of some requests as segments. The hidden state in row rows[i] predicts token targets[i].
 struct ScoringBatch {
   std::vector<int64_t> tokens;
-  std::vector<Segment> segments;
+  std::vector<models::Segment> segments;
   std::vector<int64_t> rows, targets;
 
   int64_t size() const { return static_cast<int64_t>(tokens.size()); }
@@ -32,9 +32,9 @@ std::span<const int32_t> all_but_last(const std::vector<int32_t>& ids) {
 
 // Adds the shared context as one segment, so that it is computed once. Each choice continues it in its own
 // segment, without its last token: the prediction after that token is not scored.
-void add_shared(const Request& request, ScoringBatch& batch) {
+void add_shared(const tasks::Request& request, ScoringBatch& batch) {
   const auto parent = static_cast<int64_t>(batch.segments.size());
-  batch.add_segment(request.contexts[0], kNoParent);
+  batch.add_segment(request.contexts[0], models::kNoParent);
   const int64_t context_end = batch.size() - 1;
   for (const std::vector<int32_t>& continuation : request.continuations) {
     int64_t row = context_end;
@@ -47,7 +47,7 @@ void add_shared(const Request& request, ScoringBatch& batch) {
   }
 }
 
-void add_separate(const Request& request, ScoringBatch& batch) {
+void add_separate(const tasks::Request& request, ScoringBatch& batch) {
   for (size_t choice = 0; choice < request.continuations.size(); ++choice) {
     const std::vector<int32_t>& continuation = request.continuations[choice];
     std::vector<int32_t> ids = request.context(choice);
@@ -58,11 +58,11 @@ void add_separate(const Request& request, ScoringBatch& batch) {
     }
     const auto seen = all_but_last(continuation);
     ids.insert(ids.end(), seen.begin(), seen.end());
-    batch.add_segment(ids, kNoParent);
+    batch.add_segment(ids, models::kNoParent);
   }
 }
 
-int64_t tokens_of(const Request& request) {
+int64_t tokens_of(const tasks::Request& request) {
   int64_t tokens = 0;
   for (const auto& context : request.contexts) tokens += static_cast<int64_t>(context.size());
   for (const auto& continuation : request.continuations) tokens += static_cast<int64_t>(continuation.size());
@@ -70,17 +70,18 @@ int64_t tokens_of(const Request& request) {
 }
 
 // Sums on the device, so that the host waits for it only once.
-ExpertUse use_of(const std::vector<RouteOutput>& layers) {
+tasks::ExpertUse use_of(const std::vector<ops::RouteOutput>& layers) {
   if (layers.empty()) return {};
   std::vector<at::Tensor> counts;
-  for (const RouteOutput& layer : layers) counts.push_back(layer.tokens_per_expert_E);
+  for (const ops::RouteOutput& layer : layers) counts.push_back(layer.tokens_per_expert_E);
   const auto num_layers = static_cast<int64_t>(layers.size());
   return {at::stack(counts).sum().item<int64_t>(), num_layers * layers[0].gates_TE.size(0)};
 }
 
-ScoredRequests score_continuations(const InferenceModel& model, std::span<const Request> requests) {
+ScoredRequests score_continuations(const inference::InferenceModel& model,
+                                   std::span<const tasks::Request> requests) {
   ScoringBatch batch;
-  for (const Request& request : requests) {
+  for (const tasks::Request& request : requests) {
     if (request.contexts.size() == 1) {
       add_shared(request, batch);
     } else {
@@ -88,17 +89,18 @@ ScoredRequests score_continuations(const InferenceModel& model, std::span<const 
     }
   }
   const auto ids = [&](const std::vector<int64_t>& values) {
-    return to_device(at::tensor(values, at::kLong), model.device());
+    return ops::to_device(at::tensor(values, at::kLong), model.device());
   };
-  const HiddenStates states = segment_states(model.model, ids(batch.tokens), batch.segments, model.routing);
-  const auto [log_probs_N, greedy_N] = token_log_probs(states.x_TD.index_select(0, ids(batch.rows)),
-                                                       model.model.head_VD(), ids(batch.targets));
-  const HostCopy host({log_probs_N, greedy_N});
+  const models::HiddenStates states =
+      models::segment_states(model.model, ids(batch.tokens), batch.segments, model.routing);
+  const auto [log_probs_N, greedy_N] = ops::token_log_probs(states.x_TD.index_select(0, ids(batch.rows)),
+                                                            model.model.head_VD(), ids(batch.targets));
+  const ops::HostCopy host({log_probs_N, greedy_N});
   const auto* log_prob = host.get()[0].const_data_ptr<float>();
   const auto* greedy = host.get()[1].const_data_ptr<int64_t>();
   ScoredRequests scored{{}, use_of(states.routing)};
-  for (const Request& request : requests) {
-    Scores& one = scored.scores.emplace_back();
+  for (const tasks::Request& request : requests) {
+    tasks::Scores& one = scored.scores.emplace_back();
     for (const std::vector<int32_t>& continuation : request.continuations) {
       const size_t count = continuation.size();
       one.log_probs.emplace_back(log_prob, log_prob + count);
@@ -110,27 +112,27 @@ ScoredRequests score_continuations(const InferenceModel& model, std::span<const 
   return scored;
 }
 
-ScoredRequests generate_answers(const InferenceModel& model, const Tokenizer& tokenizer,
-                                std::span<const Request> requests) {
+ScoredRequests generate_answers(const inference::InferenceModel& model, const data::Tokenizer& tokenizer,
+                                std::span<const tasks::Request> requests) {
   std::vector<std::vector<int32_t>> prompts;
   std::vector<int64_t> budgets;
-  for (const Request& request : requests) {
+  for (const tasks::Request& request : requests) {
     prompts.push_back(request.contexts.at(0));
     budgets.push_back(request.max_new_tokens);
   }
-  ScoredRequests scored{std::vector<Scores>(requests.size()), {}};
-  Generation generation(model, prompts, budgets, SamplingOptions{});
+  ScoredRequests scored{std::vector<tasks::Scores>(requests.size()), {}};
+  inference::Generation generation(model, prompts, budgets, inference::SamplingOptions{});
   for (auto tokens = generation.step(); !tokens.empty(); tokens = generation.step()) {
     scored.experts += use_of(generation.routing());
-    for (const GeneratedToken& token : tokens) {
+    for (const inference::GeneratedToken& token : tokens) {
       if (token.id == tokenizer.end_of_text()) {
         generation.finish(token.sequence);
         continue;
       }
-      Scores& one = scored.scores[token.sequence];
+      tasks::Scores& one = scored.scores[token.sequence];
       one.generated.push_back(token.id);
       one.generated_text = tokenizer.decode_generated(one.generated);
-      if (cut_at_stop_string(one.generated_text).size() < one.generated_text.size())
+      if (tasks::cut_at_stop_string(one.generated_text).size() < one.generated_text.size())
         generation.finish(token.sequence);
     }
   }
@@ -139,15 +141,15 @@ ScoredRequests generate_answers(const InferenceModel& model, const Tokenizer& to
 
 struct RequestBatch {
   size_t data_set;
-  std::span<const Request> requests;
+  std::span<const tasks::Request> requests;
   uint64_t end;  // number of requests of the task up to the end of this batch
 };
 
-std::vector<RequestBatch> batches_of(const TaskRequests& task, int64_t batch_tokens) {
+std::vector<RequestBatch> batches_of(const tasks::TaskRequests& task, int64_t batch_tokens) {
   std::vector<RequestBatch> batches;
   uint64_t end = 0;
   for (size_t i = 0; i < task.requests.size(); ++i) {
-    const std::span<const Request> requests = task.requests[i];
+    const std::span<const tasks::Request> requests = task.requests[i];
     for (size_t first = 0; first < requests.size();) {
       size_t last = first;
       int64_t tokens = 0;
@@ -169,7 +171,7 @@ std::string pack(const std::vector<ScoredRequests>& batches) {
   json list = json::array();
   for (const ScoredRequests& batch : batches) {
     json scores = json::array();
-    for (const Scores& one : batch.scores)
+    for (const tasks::Scores& one : batch.scores)
       scores.push_back(json::array({one.log_probs, one.greedy, one.generated, one.generated_text}));
     list.push_back(json::array({batch.experts.selected, batch.experts.routed, std::move(scores)}));
   }
@@ -182,7 +184,7 @@ std::vector<ScoredRequests> unpack(const std::string& bytes) {
     ScoredRequests& batch = batches.emplace_back();
     batch.experts = {packed[0].get<int64_t>(), packed[1].get<int64_t>()};
     for (const nlohmann::json& entry : packed[2]) {
-      Scores& one = batch.scores.emplace_back();
+      tasks::Scores& one = batch.scores.emplace_back();
       entry[0].get_to(one.log_probs);
       entry[1].get_to(one.greedy);
       entry[2].get_to(one.generated);
@@ -194,14 +196,16 @@ std::vector<ScoredRequests> unpack(const std::string& bytes) {
 
 }  // namespace
 
-std::optional<std::vector<ScoredRequests>> score_task(const InferenceModel& model, const Tokenizer& tokenizer,
-                                                      const TaskRequests& task, int64_t batch_tokens,
-                                                      Collectives& ranks, Watch& watch) {
+std::optional<std::vector<ScoredRequests>> score_task(const inference::InferenceModel& model,
+                                                      const data::Tokenizer& tokenizer,
+                                                      const tasks::TaskRequests& task, int64_t batch_tokens,
+                                                      distributed::Collectives& ranks,
+                                                      inference::Watch& watch) {
   const std::vector<RequestBatch> batches = batches_of(task, batch_tokens);
   std::vector<ScoredRequests> mine;
   std::vector<uint64_t> ends;
   for (const RequestBatch& batch : batches) ends.push_back(batch.end);
-  SharedBatches shared(std::move(ends), ranks, watch);
+  inference::SharedBatches shared(std::move(ends), ranks, watch);
   while (const auto b = shared.next()) {
     const auto& requests = batches[*b].requests;
     const bool generation = requests[0].continuations.empty();
@@ -210,7 +214,7 @@ std::optional<std::vector<ScoredRequests>> score_task(const InferenceModel& mode
   }
   if (shared.stopped()) return std::nullopt;
   std::vector<std::vector<ScoredRequests>> of_ranks;
-  for (const std::string& bytes : gather_bytes(ranks, pack(mine), "scores"))
+  for (const std::string& bytes : distributed::gather_bytes(ranks, pack(mine), "scores"))
     of_ranks.push_back(unpack(bytes));
   std::vector<ScoredRequests> scored(task.requests.size());
   for (size_t b = 0; b < batches.size(); ++b) {
@@ -222,4 +226,4 @@ std::optional<std::vector<ScoredRequests>> score_task(const InferenceModel& mode
   return scored;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::eval

@@ -12,12 +12,12 @@
 #include "dtopp/tasks/results.h"
 #include "dtopp/tasks/task_requests.h"
 
-namespace dtopp {
+namespace dtopp::eval {
 
 // The scores of each request of a data set, in order, and the experts that all requests used.
 struct ScoredRequests {
-  std::vector<Scores> scores;
-  ExpertUse experts;
+  std::vector<tasks::Scores> scores;
+  tasks::ExpertUse experts;
 };
 
 // Scores all requests of `task`.
@@ -28,8 +28,10 @@ struct ScoredRequests {
 //
 // Returns:    all scores on every rank, one entry per data set; nullopt if a stop is requested on any rank
 // Collective: every rank of `ranks`, in the same order
-std::optional<std::vector<ScoredRequests>> score_task(const InferenceModel& model, const Tokenizer& tokenizer,
-                                                      const TaskRequests& task, int64_t batch_tokens,
-                                                      Collectives& ranks, Watch& watch);
+std::optional<std::vector<ScoredRequests>> score_task(const inference::InferenceModel& model,
+                                                      const data::Tokenizer& tokenizer,
+                                                      const tasks::TaskRequests& task, int64_t batch_tokens,
+                                                      distributed::Collectives& ranks,
+                                                      inference::Watch& watch);
 
-}  // namespace dtopp
+}  // namespace dtopp::eval

@@ -11,31 +11,33 @@
 #include "dtopp/eval/scoring.h"
 #include "dtopp/tasks/dump.h"
 
-namespace dtopp {
+namespace dtopp::eval {
 namespace {
 
 using nlohmann::ordered_json;
 
 // Returns one tally per data set; nullopt if stopped before the end.
-std::optional<std::vector<Tally>> run_task(const InferenceModel& model, const Tokenizer& tokenizer,
-                                           const TaskRequests& requests, KeptResults& kept,
-                                           int64_t batch_tokens, Collectives& ranks, Watch& watch) {
+std::optional<std::vector<tasks::Tally>> run_task(const inference::InferenceModel& model,
+                                                  const data::Tokenizer& tokenizer,
+                                                  const tasks::TaskRequests& requests,
+                                                  tasks::KeptResults& kept, int64_t batch_tokens,
+                                                  distributed::Collectives& ranks, inference::Watch& watch) {
   const std::string name(requests.task.name);
   size_t total = 0;
   for (const auto& data_set : requests.requests) total += data_set.size();
   watch.begin(name, "items", total);
   const auto scored = score_task(model, tokenizer, requests, batch_tokens, ranks, watch);
   if (!scored) return std::nullopt;
-  std::vector<Tally> tallies;
+  std::vector<tasks::Tally> tallies;
   std::string dump;
   for (size_t i = 0; i < requests.data_sets.size(); ++i) {
-    const DataSet& data = requests.data_sets[i];
-    const std::vector<Scores>& of_data = (*scored)[i].scores;
-    const std::vector<Answer> answers = judge_all(requests, i, of_data);
-    tallies.push_back(tally(data, answers));
+    const tasks::DataSet& data = requests.data_sets[i];
+    const std::vector<tasks::Scores>& of_data = (*scored)[i].scores;
+    const std::vector<tasks::Answer> answers = tasks::judge_all(requests, i, of_data);
+    tallies.push_back(tasks::tally(data, answers));
     tallies.back().experts = (*scored)[i].experts;
     for (size_t n = 0; n < of_data.size() && kept.keeps(); ++n) {
-      dump += dump_line(requests.task, data, requests.requests[i][n], &of_data[n], &answers[n]) + "\n";
+      dump += tasks::dump_line(requests.task, data, requests.requests[i][n], &of_data[n], &answers[n]) + "\n";
     }
   }
   kept.keep(requests, tallies, dump);
@@ -44,16 +46,18 @@ std::optional<std::vector<Tally>> run_task(const InferenceModel& model, const To
 
 }  // namespace
 
-std::vector<TaskResult> run_tasks(const InferenceModel& model, const Tokenizer& tokenizer,
-                                  std::span<const TaskRequests> tasks, KeptResults& kept,
-                                  int64_t batch_tokens, Collectives& ranks, Watch& watch) {
-  std::vector<TaskResult> results;
-  for (const TaskRequests& requests : tasks) {
+std::vector<tasks::TaskResult> run_tasks(const inference::InferenceModel& model,
+                                         const data::Tokenizer& tokenizer,
+                                         std::span<const tasks::TaskRequests> tasks, tasks::KeptResults& kept,
+                                         int64_t batch_tokens, distributed::Collectives& ranks,
+                                         inference::Watch& watch) {
+  std::vector<tasks::TaskResult> results;
+  for (const tasks::TaskRequests& requests : tasks) {
     const std::string name(requests.task.name);
     auto tallies = kept.find(requests);
     if (tallies)
       watch.message(name + ": finished by an earlier run; results taken from " + kept.folder().string());
-    if (!any_of(ranks, tallies.has_value())) {
+    if (!distributed::any_of(ranks, tallies.has_value())) {
       tallies = run_task(model, tokenizer, requests, kept, batch_tokens, ranks, watch);
       if (!tallies) {
         throw Stopped("stopped in " + name + " after " + std::to_string(results.size()) +
@@ -62,13 +66,13 @@ std::vector<TaskResult> run_tasks(const InferenceModel& model, const Tokenizer& 
                                     : "they are not kept without --output or --dump"));
       }
     }
-    if (tallies) results.push_back(summarize(requests.task, *tallies));
+    if (tallies) results.push_back(tasks::summarize(requests.task, *tallies));
   }
   return results;
 }
 
-ordered_json run_key(const Checkpoint& checkpoint, const InferenceModel& model, const Tokenizer& tokenizer,
-                     const std::string& version) {
+ordered_json run_key(const checkpoint::Checkpoint& checkpoint, const inference::InferenceModel& model,
+                     const data::Tokenizer& tokenizer, const std::string& version) {
   // "cpu" alone: a CPU's description names the number of threads, which the key leaves out
   // (docs/evaluation.md).
   const at::Device device = model.device();
@@ -76,11 +80,11 @@ ordered_json run_key(const Checkpoint& checkpoint, const InferenceModel& model, 
           {"thresholds",
            model.routing.router ? model.routing.router->metric("threshold") : std::vector<double>()},
           {"tokenizer", tokenizer.hash()},
-          {"device", device.is_cpu() ? "cpu" : describe_device(device)},
+          {"device", device.is_cpu() ? "cpu" : device::describe_device(device)},
           {"version", version}};
 }
 
-ordered_json to_json(std::span<const BudgetResult> sweep, std::span<const LongTask> left_out) {
+ordered_json to_json(std::span<const BudgetResult> sweep, std::span<const tasks::LongTask> left_out) {
   ordered_json entries = ordered_json::array();
   for (const BudgetResult& budget : sweep) {
     ordered_json entry = to_json(budget.results, left_out);
@@ -90,11 +94,11 @@ ordered_json to_json(std::span<const BudgetResult> sweep, std::span<const LongTa
   return {{"sweep", std::move(entries)}};
 }
 
-std::string format_table(std::span<const BudgetResult> sweep, std::span<const LongTask> left_out) {
-  std::string table = format_left_out(left_out) + "  target   average\n";
+std::string format_table(std::span<const BudgetResult> sweep, std::span<const tasks::LongTask> left_out) {
+  std::string table = tasks::format_left_out(left_out) + "  target   average\n";
   for (const BudgetResult& budget : sweep)
-    table += format("%8g%10.1f\n", budget.target_experts, 100 * average(budget.results));
+    table += format("%8g%10.1f\n", budget.target_experts, 100 * tasks::average(budget.results));
   return table;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::eval

@@ -16,7 +16,7 @@
 #include "dtopp/tasks/results.h"
 #include "dtopp/tasks/task_requests.h"
 
-namespace dtopp {
+namespace dtopp::eval {
 
 // Evaluates `tasks` in batches of about `batch_tokens` tokens, which are distributed over the ranks.
 //
@@ -26,26 +26,30 @@ namespace dtopp {
 // Returns:    the results in the order of `tasks`
 // Throws:     Stopped if a stop is requested on any rank; NumericalError if a log probability is not finite
 // Collective: every rank of `ranks`, in the same order
-std::vector<TaskResult> run_tasks(const InferenceModel& model, const Tokenizer& tokenizer,
-                                  std::span<const TaskRequests> tasks, KeptResults& kept,
-                                  int64_t batch_tokens, Collectives& ranks, Watch& watch);
+std::vector<tasks::TaskResult> run_tasks(const inference::InferenceModel& model,
+                                         const data::Tokenizer& tokenizer,
+                                         std::span<const tasks::TaskRequests> tasks, tasks::KeptResults& kept,
+                                         int64_t batch_tokens, distributed::Collectives& ranks,
+                                         inference::Watch& watch);
 
 // Returns everything that a score depends on besides the task: checkpoint, thresholds p, tokenizer, device
 // and program `version`. KeptResults compares it.
-nlohmann::ordered_json run_key(const Checkpoint& checkpoint, const InferenceModel& model,
-                               const Tokenizer& tokenizer, const std::string& version);
+nlohmann::ordered_json run_key(const checkpoint::Checkpoint& checkpoint,
+                               const inference::InferenceModel& model, const data::Tokenizer& tokenizer,
+                               const std::string& version);
 
 // The results at one number of active experts.
 struct BudgetResult {
   double target_experts = 0;
-  std::vector<TaskResult> results;
+  std::vector<tasks::TaskResult> results;
 };
 
 // Returns {"sweep": [to_json(results) with "target_experts", …]}.
-nlohmann::ordered_json to_json(std::span<const BudgetResult> sweep, std::span<const LongTask> left_out);
+nlohmann::ordered_json to_json(std::span<const BudgetResult> sweep,
+                               std::span<const tasks::LongTask> left_out);
 
 // Returns a table of the average accuracy by number of active experts, after one line per task that was left
 // out.
-std::string format_table(std::span<const BudgetResult> sweep, std::span<const LongTask> left_out);
+std::string format_table(std::span<const BudgetResult> sweep, std::span<const tasks::LongTask> left_out);
 
-}  // namespace dtopp
+}  // namespace dtopp::eval

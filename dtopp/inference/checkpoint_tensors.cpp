@@ -7,26 +7,28 @@
 #include "dtopp/moe/routers/make_router.h"
 #include "dtopp/ops/core/host_copy.h"
 
-namespace dtopp {
+namespace dtopp::inference {
 
-ParameterLookup load_parameters(const Checkpoint& checkpoint, ParameterKind kind,
-                                const std::vector<ParameterSpec>& specs, const at::Device& device) {
+models::ParameterLookup load_parameters(const checkpoint::Checkpoint& checkpoint, ParameterKind kind,
+                                        const std::vector<parameters::ParameterSpec>& specs,
+                                        const at::Device& device) {
   auto tensors = std::make_shared<std::unordered_map<std::string, at::Tensor>>();
-  for (const ParameterSpec& spec : specs) {
+  for (const parameters::ParameterSpec& spec : specs) {
     const at::Tensor tensor = at::empty(spec.shape, at::device(device).dtype(at::kFloat));
-    copy_from_bytes(kind == ParameterKind::kRaw ? checkpoint.parameter(spec.name, spec.shape)
-                                                : checkpoint.ema(spec.name, spec.shape),
-                    tensor);
+    ops::copy_from_bytes(kind == ParameterKind::kRaw ? checkpoint.parameter(spec.name, spec.shape)
+                                                     : checkpoint.ema(spec.name, spec.shape),
+                         tensor);
     tensors->emplace(spec.name, tensor);
   }
   return [tensors](const std::string& name) { return tensors->at(name); };
 }
 
-Routing load_routing(const Checkpoint& checkpoint, const RunConfig& config, const at::Device& device) {
+moe::Routing load_routing(const checkpoint::Checkpoint& checkpoint, const config::RunConfig& config,
+                          const at::Device& device) {
   if (config.model.is_dense()) return {};
-  Routing routing{make_router(config, device)};
-  load_router(*routing.router, checkpoint.router(), checkpoint.path());
+  moe::Routing routing{moe::make_router(config, device)};
+  moe::load_router(*routing.router, checkpoint.router(), checkpoint.path());
   return routing;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::inference

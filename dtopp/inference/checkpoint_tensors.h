@@ -7,17 +7,19 @@
 #include "dtopp/models/batch_losses.h"
 #include "dtopp/models/model.h"
 
-namespace dtopp {
+namespace dtopp::inference {
 
 // kRaw: the parameters that the optimizer updates. kEma: their exponential moving average (EMA).
 enum class ParameterKind { kRaw, kEma };
 
 // Copies the tensors of all `specs` to the device as fp32. Throws CheckpointError if one is missing or has
 // another shape.
-ParameterLookup load_parameters(const Checkpoint& checkpoint, ParameterKind kind,
-                                const std::vector<ParameterSpec>& specs, const at::Device& device);
+models::ParameterLookup load_parameters(const checkpoint::Checkpoint& checkpoint, ParameterKind kind,
+                                        const std::vector<parameters::ParameterSpec>& specs,
+                                        const at::Device& device);
 
 // Returns the router with the state of the checkpoint. A dense model has none.
-Routing load_routing(const Checkpoint& checkpoint, const RunConfig& config, const at::Device& device);
+moe::Routing load_routing(const checkpoint::Checkpoint& checkpoint, const config::RunConfig& config,
+                          const at::Device& device);
 
-}  // namespace dtopp
+}  // namespace dtopp::inference

@@ -6,12 +6,12 @@
 #include "dtopp/models/solve_thresholds.h"
 #include "dtopp/ops/core/host_copy.h"
 
-namespace dtopp {
+namespace dtopp::inference {
 namespace {
 
-double mean_experts(const std::vector<RouteOutput>& layers) {
+double mean_experts(const std::vector<ops::RouteOutput>& layers) {
   double sum = 0;
-  for (const RouteOutput& routing : layers)
+  for (const ops::RouteOutput& routing : layers)
     sum += static_cast<double>(routing.tokens_per_expert_E.sum().item<int64_t>()) /
            static_cast<double>(routing.gates_TE.size(0));
   return sum / static_cast<double>(layers.size());
@@ -19,9 +19,9 @@ double mean_experts(const std::vector<RouteOutput>& layers) {
 
 }  // namespace
 
-void require_target(const RunConfig& config, double target) {
+void require_target(const config::RunConfig& config, double target) {
   const int64_t experts = config.model.num_experts;
-  if (config.model.is_dense() || !has_threshold(config.routing.method))
+  if (config.model.is_dense() || !config::has_threshold(config.routing.method))
     throw UsageError(
         "--target-experts: the model has no routing threshold; use one with routing.method top_p or dtop_p");
   if (!(target >= 1 && target <= static_cast<double>(experts)))
@@ -29,13 +29,13 @@ void require_target(const RunConfig& config, double target) {
                      std::to_string(experts) + " experts");
 }
 
-Routing solve_thresholds(const InferenceModel& model, const at::Tensor& tokens_BL, double target) {
+moe::Routing solve_thresholds(const InferenceModel& model, const at::Tensor& tokens_BL, double target) {
   require_target(model.config, target);
-  const at::Tensor tokens = to_device(tokens_BL, model.device());
-  return solve_thresholds(
+  const at::Tensor tokens = ops::to_device(tokens_BL, model.device());
+  return models::solve_thresholds(
       model.config, {target}, model.device(),
-      [&](const Routing& routing) {
-        return mean_experts(hidden_states(model.model, tokens, routing).routing);
+      [&](const moe::Routing& routing) {
+        return mean_experts(models::hidden_states(model.model, tokens, routing).routing);
       },
       model.routing);
 }
@@ -44,8 +44,8 @@ at::Tensor solving_windows(std::span<const int64_t> ids, int64_t sequence_length
   const auto count = static_cast<int64_t>(ids.size());
   const int64_t length = std::min(sequence_length, count);
   if (length == 0) throw DataError(source + ": holds no tokens; --target-experts needs text to solve p on");
-  const int64_t windows = std::clamp<int64_t>(kSolveTokens / length, 1, count / length);
+  const int64_t windows = std::clamp<int64_t>(models::kSolveTokens / length, 1, count / length);
   return at::tensor(at::IntArrayRef(ids.data(), windows * length)).view({windows, length});
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::inference

@@ -8,11 +8,11 @@
 #include "dtopp/inference/inference_model.h"
 #include "dtopp/models/solve_thresholds.h"
 
-namespace dtopp {
+namespace dtopp::inference {
 
 // Throws UsageError if the routing method has no threshold or `target` is not between 1 and the number of
 // experts.
-void require_target(const RunConfig& config, double target);
+void require_target(const config::RunConfig& config, double target);
 
 // Returns a router with the threshold p at which tokens activate `target` experts on average.
 //
@@ -22,10 +22,10 @@ void require_target(const RunConfig& config, double target);
 // Shapes:     tokens_BL int64 [B, L]
 // Throws:     UsageError, as require_target
 // Collective: if `model.routing.ranks` is set, every rank, with the same result
-Routing solve_thresholds(const InferenceModel& model, const at::Tensor& tokens_BL, double target);
+moe::Routing solve_thresholds(const InferenceModel& model, const at::Tensor& tokens_BL, double target);
 
 // Returns the first windows of a text, int64 [B, L] with at most kSolveTokens ids, but at least one window.
 // Throws DataError if `ids` is empty; the message begins with `source`, the name of the text.
 at::Tensor solving_windows(std::span<const int64_t> ids, int64_t sequence_length, const std::string& source);
 
-}  // namespace dtopp
+}  // namespace dtopp::inference

@@ -8,11 +8,11 @@
 #include "dtopp/ops/cross_entropy/linear_cross_entropy.h"
 #include "dtopp/ops/gemm/linear.h"
 
-namespace dtopp {
+namespace dtopp::inference {
 namespace {
 
 // Returns the row of x that holds the last token of each segment.
-at::Tensor last_rows(std::span<const Segment> segments) {
+at::Tensor last_rows(std::span<const models::Segment> segments) {
   at::Tensor rows = at::empty({static_cast<int64_t>(segments.size())}, at::kLong);
   int64_t end = 0;
   for (size_t i = 0; i < segments.size(); ++i) {
@@ -23,9 +23,9 @@ at::Tensor last_rows(std::span<const Segment> segments) {
 }
 
 // Returns the active experts of the token in each row, mean over layers, f64 [rows] on the host.
-at::Tensor active_experts(const HiddenStates& states, const at::Tensor& rows) {
+at::Tensor active_experts(const models::HiddenStates& states, const at::Tensor& rows) {
   at::Tensor sum = at::zeros({rows.size(0)}, rows.options().dtype(at::kDouble));
-  for (const RouteOutput& routing : states.routing) {
+  for (const ops::RouteOutput& routing : states.routing) {
     sum += routing.gates_TE.index_select(0, rows).ne(0).sum(-1);
   }
   return (sum / static_cast<double>(std::max<size_t>(states.routing.size(), 1))).cpu();
@@ -35,7 +35,7 @@ at::Tensor active_experts(const HiddenStates& states, const at::Tensor& rows) {
 
 struct Generation::Sequence {
   size_t index = 0;
-  KeyValueCache cache;
+  models::KeyValueCache cache;
   std::vector<int32_t> coming;  // ids that are not in the cache yet; empty: the prompt is finished
   int64_t room = 0;             // maximum of generated tokens
   int64_t generated = 0;
@@ -65,7 +65,7 @@ Generation::Generation(const InferenceModel& model, std::span<const std::vector<
     if (prompts[i].empty()) throw std::invalid_argument("a prompt has no token");
     if (max_tokens[i] <= 0) continue;
     sequences_.push_back(std::make_unique<Sequence>(
-        Sequence{i, KeyValueCache(model.config.model.num_layers), prompts[i], max_tokens[i], 0}));
+        Sequence{i, models::KeyValueCache(model.config.model.num_layers), prompts[i], max_tokens[i], 0}));
   }
 }
 
@@ -81,15 +81,15 @@ std::vector<GeneratedToken> Generation::step() {
   const at::NoGradGuard no_grad;
   std::erase_if(sequences_, [](const auto& sequence) { return sequence->coming.empty(); });
   if (sequences_.empty()) return {};
-  std::vector<Segment> segments;
+  std::vector<models::Segment> segments;
   std::vector<int64_t> tokens;
   for (const auto& sequence : sequences_) {
-    segments.push_back({static_cast<int64_t>(sequence->coming.size()), &sequence->cache, kNoParent});
+    segments.push_back({static_cast<int64_t>(sequence->coming.size()), &sequence->cache, models::kNoParent});
     tokens.insert(tokens.end(), sequence->coming.begin(), sequence->coming.end());
   }
-  HiddenStates states = segment_states(
-      model_.model, to_device(at::tensor(tokens, at::kLong), model_.device()), segments, model_.routing);
-  const at::Tensor rows = to_device(last_rows(segments), model_.device());
+  models::HiddenStates states = models::segment_states(
+      model_.model, ops::to_device(at::tensor(tokens, at::kLong), model_.device()), segments, model_.routing);
+  const at::Tensor rows = ops::to_device(last_rows(segments), model_.device());
   const std::vector<int32_t> ids = choose(states.x_TD.index_select(0, rows));
   const at::Tensor active = active_experts(states, rows);
   routing_ = std::move(states.routing);
@@ -109,12 +109,12 @@ std::vector<int32_t> Generation::choose(const at::Tensor& x_ND) const {
   const at::Tensor head_VD = model_.model.head_VD();
   if (options_.temperature <= 0) {
     const at::Tensor targets_N = at::zeros({x_ND.size(0)}, x_ND.options().dtype(at::kLong));
-    const at::Tensor greedy = std::get<1>(token_log_probs(x_ND, head_VD, targets_N)).cpu();
+    const at::Tensor greedy = std::get<1>(ops::token_log_probs(x_ND, head_VD, targets_N)).cpu();
     const auto* id = greedy.const_data_ptr<int64_t>();
     for (int64_t n = 0; n < x_ND.size(0); ++n) ids.push_back(static_cast<int32_t>(id[n]));
     return ids;
   }
-  const at::Tensor logits = dtopp::linear(x_ND, head_VD).to(at::kFloat).cpu();
+  const at::Tensor logits = dtopp::ops::linear(x_ND, head_VD).to(at::kFloat).cpu();
   for (size_t n = 0; n < sequences_.size(); ++n) {
     const RandomStream stream(options_.seed, "generation " + std::to_string(sequences_[n]->index));
     ids.push_back(sample_token(logits[static_cast<int64_t>(n)], options_.temperature, options_.top_p,
@@ -123,4 +123,4 @@ std::vector<int32_t> Generation::choose(const at::Tensor& x_ND) const {
   return ids;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::inference

@@ -9,7 +9,7 @@
 #include "dtopp/inference/inference_model.h"
 #include "dtopp/models/language_model/language_model.h"
 
-namespace dtopp {
+namespace dtopp::inference {
 
 struct SamplingOptions {
   double temperature = 0;  // 0: greedy; a tie takes the lowest id
@@ -37,7 +37,7 @@ class Generation {
   void finish(size_t sequence);  // generates no more tokens for this prompt
 
   // The routing of the last step: one RouteOutput per layer, for all its tokens.
-  const std::vector<RouteOutput>& routing() const { return routing_; }
+  const std::vector<ops::RouteOutput>& routing() const { return routing_; }
 
  private:
   struct Sequence;
@@ -46,11 +46,11 @@ class Generation {
   const InferenceModel& model_;
   SamplingOptions options_;
   std::vector<std::unique_ptr<Sequence>> sequences_;
-  std::vector<RouteOutput> routing_;
+  std::vector<ops::RouteOutput> routing_;
 };
 
 // Samples one id from softmax(logits / temperature), truncated to top_p, with the random number `uniform` in
 // [0, 1). logits_V is f32 [V].
 int32_t sample_token(const at::Tensor& logits_V, double temperature, double top_p, double uniform);
 
-}  // namespace dtopp
+}  // namespace dtopp::inference

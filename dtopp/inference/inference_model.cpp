@@ -5,13 +5,13 @@
 #include "dtopp/inference/checkpoint_tensors.h"
 #include "dtopp/plan/plan.h"
 
-namespace dtopp {
+namespace dtopp::inference {
 namespace {
 
 // Returns the id that ended each document of the training data.
-int64_t end_of_text_of(const Checkpoint& checkpoint, const RunConfig& config) {
+int64_t end_of_text_of(const checkpoint::Checkpoint& checkpoint, const config::RunConfig& config) {
   if (config.data.end_of_text >= 0) return config.data.end_of_text;
-  if (checkpoint.has_tokenizer()) return Tokenizer::load(checkpoint.tokenizer_path()).end_of_text();
+  if (checkpoint.has_tokenizer()) return data::Tokenizer::load(checkpoint.tokenizer_path()).end_of_text();
   throw CheckpointError(checkpoint.path().string() +
                         ": the end-of-text id is unknown; the checkpoint needs tokenizer.json or "
                         "data.end_of_text in config.yaml");
@@ -19,29 +19,30 @@ int64_t end_of_text_of(const Checkpoint& checkpoint, const RunConfig& config) {
 
 }  // namespace
 
-InferenceModel load_inference_model(const Checkpoint& checkpoint, const at::Device& device) {
+InferenceModel load_inference_model(const checkpoint::Checkpoint& checkpoint, const at::Device& device) {
   InferenceModel loaded;
   loaded.config = checkpoint.config();
-  const ModelConfig& model = loaded.config.model;
-  const RoutingConfig& routing = loaded.config.routing;
-  loaded.model = bind_language_model(
-      model, routing,
-      load_parameters(checkpoint, ParameterKind::kRaw, language_model_parameters(model, routing), device));
+  const config::ModelConfig& model = loaded.config.model;
+  const config::RoutingConfig& routing = loaded.config.routing;
+  loaded.model =
+      models::bind_language_model(model, routing,
+                                  load_parameters(checkpoint, ParameterKind::kRaw,
+                                                  models::language_model_parameters(model, routing), device));
   if (!model.attend_across_documents) loaded.model.end_of_text = end_of_text_of(checkpoint, loaded.config);
   loaded.routing = load_routing(checkpoint, loaded.config, device);
   return loaded;
 }
 
-Tokenizer load_tokenizer(const Checkpoint& checkpoint, const std::filesystem::path& other,
-                         int64_t vocab_size) {
+data::Tokenizer load_tokenizer(const checkpoint::Checkpoint& checkpoint, const std::filesystem::path& other,
+                               int64_t vocab_size) {
   const bool has_own = checkpoint.has_tokenizer();
   if (!has_own && other.empty())
     throw UsageError(
         checkpoint.path().string() +
         ": holds no tokenizer.json (the run was trained on token files without one); pass --tokenizer");
   const std::filesystem::path path = has_own ? checkpoint.tokenizer_path() : other;
-  Tokenizer tokenizer = Tokenizer::load(path);
-  if (has_own && !other.empty() && Tokenizer::load(other).hash() != tokenizer.hash())
+  data::Tokenizer tokenizer = data::Tokenizer::load(path);
+  if (has_own && !other.empty() && data::Tokenizer::load(other).hash() != tokenizer.hash())
     throw UsageError("--tokenizer " + other.string() +
                      ": differs from the checkpoint's own tokenizer; omit --tokenizer");
   if (tokenizer.vocab_size() > vocab_size)
@@ -50,11 +51,11 @@ Tokenizer load_tokenizer(const Checkpoint& checkpoint, const std::filesystem::pa
   return tokenizer;
 }
 
-std::string describe_model(const RunConfig& config, int64_t tokens) {
-  const Plan plan = make_plan(config);
+std::string describe_model(const config::RunConfig& config, int64_t tokens) {
+  const plan::Plan plan = plan::make_plan(config);
   const auto number = [](auto count) { return format_count(static_cast<double>(count)); };
   return number(plan.parameters) + " parameters (" + number(plan.active_parameters) +
          " active per token), after " + number(tokens) + " tokens";
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::inference

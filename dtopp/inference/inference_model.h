@@ -9,28 +9,29 @@
 #include "dtopp/data/tokenizer/tokenizer.h"
 #include "dtopp/models/language_model/language_model.h"
 
-namespace dtopp {
+namespace dtopp::inference {
 
 struct InferenceModel {
-  RunConfig config;
-  LanguageModel model;
-  Routing routing;  // without a router for a dense model
+  config::RunConfig config;
+  models::LanguageModel model;
+  moe::Routing routing;  // without a router for a dense model
 
   at::Device device() const { return model.embed_VD().device(); }
 };
 
 // Loads the checkpoint of a language model. Throws CheckpointError if a tensor is missing or has another
 // shape.
-InferenceModel load_inference_model(const Checkpoint& checkpoint, const at::Device& device = at::kCPU);
+InferenceModel load_inference_model(const checkpoint::Checkpoint& checkpoint,
+                                    const at::Device& device = at::kCPU);
 
 // Loads the checkpoint's tokenizer, or `other` (--tokenizer; may be empty) if the checkpoint has none.
 //
 // Throws: UsageError if there is no tokenizer, if `other` differs from the checkpoint's tokenizer, or if the
 //         tokenizer has more than `vocab_size` ids
-Tokenizer load_tokenizer(const Checkpoint& checkpoint, const std::filesystem::path& other,
-                         int64_t vocab_size);
+data::Tokenizer load_tokenizer(const checkpoint::Checkpoint& checkpoint, const std::filesystem::path& other,
+                               int64_t vocab_size);
 
 // Describes the size and training of a model: "9.9M parameters (7.1M active per token), after 4.19M tokens".
-std::string describe_model(const RunConfig& config, int64_t tokens);
+std::string describe_model(const config::RunConfig& config, int64_t tokens);
 
-}  // namespace dtopp
+}  // namespace dtopp::inference

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-namespace dtopp {
+namespace dtopp::inference {
 
-SharedBatches::SharedBatches(std::vector<uint64_t> ends, Collectives& ranks, Watch& watch)
+SharedBatches::SharedBatches(std::vector<uint64_t> ends, distributed::Collectives& ranks, Watch& watch)
     : ends_(std::move(ends)), ranks_(ranks), watch_(watch) {}
 
 std::optional<size_t> SharedBatches::next() {
@@ -31,4 +31,4 @@ void SharedBatches::end_round() {
   watch_.update(ends_[std::min(ends_.size(), first_) - 1]);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::inference

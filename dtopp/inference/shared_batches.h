@@ -15,12 +15,12 @@
 #include "dtopp/distributed/collectives/collectives.h"
 #include "dtopp/inference/watch.h"
 
-namespace dtopp {
+namespace dtopp::inference {
 
 class SharedBatches {
  public:
   // ends[b] is the number of units of progress up to the end of batch b.
-  SharedBatches(std::vector<uint64_t> ends, Collectives& ranks, Watch& watch);
+  SharedBatches(std::vector<uint64_t> ends, distributed::Collectives& ranks, Watch& watch);
 
   // Returns, in order, each batch b with b % ranks.size() == ranks.rank(). No rank is more than one batch
   // ahead of another.
@@ -35,12 +35,12 @@ class SharedBatches {
   void end_round();
 
   std::vector<uint64_t> ends_;
-  Collectives& ranks_;
+  distributed::Collectives& ranks_;
   Watch& watch_;
   size_t first_ = 0;  // batch of rank 0 in this round
   bool in_round_ = false, stopped_ = false;
   at::Tensor stops_;  // f64 [1], ranks that were asked to stop
-  Pending agreement_;
+  distributed::Pending agreement_;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::inference

@@ -6,7 +6,7 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 
-namespace dtopp {
+namespace dtopp::inference {
 
 std::vector<std::string> read_prompts(const std::filesystem::path& path) {
   const std::string text = read_file(path);
@@ -20,7 +20,7 @@ std::vector<std::string> read_prompts(const std::filesystem::path& path) {
   return prompts;
 }
 
-EncodedPrompts encode_prompts(const std::vector<std::string>& prompts, const Tokenizer& tokenizer,
+EncodedPrompts encode_prompts(const std::vector<std::string>& prompts, const data::Tokenizer& tokenizer,
                               int64_t sequence_length, int64_t max_tokens) {
   EncodedPrompts encoded;
   for (const std::string& prompt : prompts) {
@@ -45,4 +45,4 @@ std::string TextStream::add(int32_t id) {
   return text;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::inference

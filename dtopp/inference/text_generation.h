@@ -8,7 +8,7 @@
 
 #include "dtopp/data/tokenizer/tokenizer.h"
 
-namespace dtopp {
+namespace dtopp::inference {
 
 // Returns the non-empty lines of a file. Throws DataError if it cannot be read or has none.
 std::vector<std::string> read_prompts(const std::filesystem::path& path);
@@ -19,14 +19,14 @@ struct EncodedPrompts {
 };
 
 // Encodes the prompts. Throws UsageError if a prompt fills the sequence length.
-EncodedPrompts encode_prompts(const std::vector<std::string>& prompts, const Tokenizer& tokenizer,
+EncodedPrompts encode_prompts(const std::vector<std::string>& prompts, const data::Tokenizer& tokenizer,
                               int64_t sequence_length, int64_t max_tokens);
 
 // Decodes a stream of ids into text. A character may span several tokens; text is returned once it is
 // complete.
 class TextStream {
  public:
-  explicit TextStream(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
+  explicit TextStream(const data::Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
 
   // Adds an id and returns the new text. The text is empty while its last character may be incomplete.
   std::string add(int32_t id);
@@ -34,8 +34,8 @@ class TextStream {
   std::string rest() const { return tokenizer_.decode_generated(pending_); }
 
  private:
-  const Tokenizer& tokenizer_;
+  const data::Tokenizer& tokenizer_;
   std::vector<int32_t> pending_;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::inference

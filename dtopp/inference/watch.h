@@ -6,7 +6,7 @@
 
 #include "dtopp/base/stop_token.h"
 
-namespace dtopp {
+namespace dtopp::inference {
 
 // This class shows nothing.
 class Watch {
@@ -24,4 +24,4 @@ class Watch {
   StopToken stop_;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::inference

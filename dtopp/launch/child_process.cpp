@@ -13,7 +13,7 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/launch/signal_pipe.h"
 
-namespace dtopp {
+namespace dtopp::launch {
 namespace {
 
 constexpr int kUnknown = static_cast<int>(ExitStatus::kResource);
@@ -90,4 +90,4 @@ std::string signal_name(int signal) {
   return "signal " + std::to_string(signal) + " (" + ::strsignal(signal) + ")";
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::launch

@@ -8,7 +8,7 @@
 
 #include <sys/types.h>
 
-namespace dtopp {
+namespace dtopp::launch {
 
 // The path of the running program. Tools like ps show this name. If the file was replaced meanwhile, it is
 // the kernel's link to the running program.
@@ -46,4 +46,4 @@ void kill_child(pid_t process);
 // For example "signal 9 (Killed)".
 std::string signal_name(int signal);
 
-}  // namespace dtopp
+}  // namespace dtopp::launch

@@ -7,7 +7,7 @@
 #include "dtopp/base/whole_number.h"
 #include "dtopp/launch/slurm_lists.h"
 
-namespace dtopp {
+namespace dtopp::launch {
 namespace {
 
 // The names of the same four variables for one launcher.
@@ -174,4 +174,4 @@ LaunchEnvironment read_launch_environment(const std::vector<std::string>& enviro
   return size != nullptr ? find_in_slurm(variables, size) : LaunchEnvironment{};
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::launch

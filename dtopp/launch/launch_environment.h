@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace dtopp {
+namespace dtopp::launch {
 
 enum class Launcher {
   kNone,         // no launcher: a single process
@@ -55,4 +55,4 @@ struct LaunchEnvironment {
 //                lack what the ranks need to find each other
 LaunchEnvironment read_launch_environment(const std::vector<std::string>& environment);
 
-}  // namespace dtopp
+}  // namespace dtopp::launch

@@ -12,7 +12,7 @@
 #include "dtopp/launch/child_process.h"
 #include "dtopp/launch/signal_pipe.h"
 
-namespace dtopp {
+namespace dtopp::launch {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -162,4 +162,4 @@ RanksEnd run_local_ranks(const LocalRanks& wanted) {
   return decided;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::launch

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace dtopp {
+namespace dtopp::launch {
 
 struct LocalRanks {
   int64_t count = 1;
@@ -54,4 +54,4 @@ struct RanksEnd {
 // Throws:        ResourceError, with no rank left running, if a process cannot be started
 RanksEnd run_local_ranks(const LocalRanks& wanted);
 
-}  // namespace dtopp
+}  // namespace dtopp::launch

@@ -10,7 +10,7 @@
 #include "dtopp/base/descriptor.h"
 #include "dtopp/base/errors.h"
 
-namespace dtopp {
+namespace dtopp::launch {
 namespace {
 
 // A signal handler can access only a global.
@@ -61,4 +61,4 @@ void SignalPipe::forget() {
   for (const int signal : kSignals) std::signal(signal, SIG_DFL);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::launch

@@ -6,7 +6,7 @@
 #include <csignal>
 #include <vector>
 
-namespace dtopp {
+namespace dtopp::launch {
 
 // Signals closer together count as one request: timeout(1) signals its child and then the whole group.
 inline constexpr std::chrono::milliseconds kOneRequest{100};
@@ -34,4 +34,4 @@ class SignalPipe {
   sigset_t mask_before_{};
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::launch

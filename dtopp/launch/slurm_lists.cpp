@@ -4,7 +4,7 @@
 
 #include "dtopp/base/whole_number.h"
 
-namespace dtopp {
+namespace dtopp::launch {
 
 std::optional<std::string> first_host(std::string_view hosts) {
   std::string host;
@@ -43,4 +43,4 @@ std::optional<int64_t> tasks_on_node(std::string_view tasks, int64_t node) {
   return std::nullopt;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::launch

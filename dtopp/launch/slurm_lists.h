@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-namespace dtopp {
+namespace dtopp::launch {
 
 // The first host of SLURM_STEP_NODELIST: "gpu003" for "gpu[003-006,9],cpu1". nullopt if it is not such a
 // list.
@@ -16,4 +16,4 @@ std::optional<std::string> first_host(std::string_view hosts);
 // of "4(x2),3". nullopt if it is not such a list or has too few nodes.
 std::optional<int64_t> tasks_on_node(std::string_view tasks, int64_t node);
 
-}  // namespace dtopp
+}  // namespace dtopp::launch

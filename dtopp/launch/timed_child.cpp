@@ -13,7 +13,7 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/base/format.h"
 
-namespace dtopp {
+namespace dtopp::launch {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -92,4 +92,4 @@ TimedChildEnd run_timed_child(ChildProgram child, std::chrono::milliseconds limi
   return result;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::launch

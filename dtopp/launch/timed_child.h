@@ -6,7 +6,7 @@
 
 #include "dtopp/launch/child_process.h"
 
-namespace dtopp {
+namespace dtopp::launch {
 
 struct TimedChildEnd {
   std::string output;  // the last 64 KiB of standard output and error
@@ -20,4 +20,4 @@ struct TimedChildEnd {
 // Throws:        ResourceError if the child cannot be started
 TimedChildEnd run_timed_child(ChildProgram child, std::chrono::milliseconds limit);
 
-}  // namespace dtopp
+}  // namespace dtopp::launch

@@ -4,7 +4,7 @@
 
 #include "dtopp/ops/core/host_copy.h"
 
-namespace dtopp {
+namespace dtopp::models {
 
 bool Batch::has(std::string_view name) const {
   return std::ranges::any_of(tensors, [&](const auto& tensor) { return tensor.first == name; });
@@ -12,8 +12,8 @@ bool Batch::has(std::string_view name) const {
 
 Batch Batch::to(const at::Device& device) const {
   Batch moved{position, {}};
-  for (const auto& [name, tensor] : tensors) moved.tensors.emplace_back(name, to_device(tensor, device));
+  for (const auto& [name, tensor] : tensors) moved.tensors.emplace_back(name, ops::to_device(tensor, device));
   return moved;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::models

@@ -10,17 +10,17 @@
 
 #include "dtopp/ops/core/named_tensors.h"
 
-namespace dtopp {
+namespace dtopp::models {
 
 struct Batch {
   // The index of the first sample in the global order. Random values of sample i are drawn at (seed, purpose,
   // position + i). They do not depend on micro-batch size, number of processes or restarts.
   uint64_t position = 0;
-  NamedTensors tensors;
+  ops::NamedTensors tensors;
 
   bool has(std::string_view name) const;
   // Throws std::invalid_argument if no tensor has this name.
-  const at::Tensor& tensor(std::string_view name) const { return find_tensor(tensors, name, "Batch"); }
+  const at::Tensor& tensor(std::string_view name) const { return ops::find_tensor(tensors, name, "Batch"); }
   Batch to(const at::Device& device) const;
 };
 
@@ -46,4 +46,4 @@ struct TrainingData {
   std::shared_ptr<const Dataset> validation;  // in the order of the data
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::models

@@ -2,40 +2,40 @@
 
 #include <algorithm>
 
-namespace dtopp {
+namespace dtopp::models {
 namespace {
 
 // The routers' counts of all layers, with one row per layer or one for all.
-at::Tensor statistics_of(const std::vector<RouteOutput>& layers, const Router& router) {
+at::Tensor statistics_of(const std::vector<ops::RouteOutput>& layers, const moe::Router& router) {
   if (!layers[0].statistics.defined()) return {};
   std::vector<at::Tensor> rows;
-  for (const RouteOutput& layer : layers) rows.push_back(layer.statistics);
+  for (const ops::RouteOutput& layer : layers) rows.push_back(layer.statistics);
   const at::Tensor stacked = at::stack(rows);
   return router.statistics_shape()[0] == stacked.size(0) ? stacked : stacked.sum(0, /*keepdim=*/true);
 }
 
 }  // namespace
 
-at::Tensor num_assignments_by_sample(const std::vector<RouteOutput>& layers, int64_t samples) {
+at::Tensor num_assignments_by_sample(const std::vector<ops::RouteOutput>& layers, int64_t samples) {
   if (layers.empty()) return at::zeros({samples, 0}, at::kLong);
   std::vector<at::Tensor> per_layer;
-  for (const RouteOutput& layer : layers)
+  for (const ops::RouteOutput& layer : layers)
     per_layer.push_back(layer.gates_TE.ne(0).view({samples, -1}).sum(1));
   return at::stack(per_layer, 1);
 }
 
-void add_router_losses(const std::vector<RouteOutput>& layers, const Router* router,
-                       const LossConfig& weights, BatchLosses& losses) {
+void add_router_losses(const std::vector<ops::RouteOutput>& layers, const moe::Router* router,
+                       const config::LossConfig& weights, BatchLosses& losses) {
   if (layers.empty()) return;
   const auto num_layers = static_cast<int64_t>(layers.size());
-  losses.activations = ActivationStatistics(num_layers);
+  losses.activations = moe::ActivationStatistics(num_layers);
   losses.activations.add(layers);
   losses.statistics = statistics_of(layers, *router);
   const auto tokens = static_cast<double>(std::max<int64_t>(losses.activations.tokens(), 1));
   std::vector<at::Tensor> balance, dynamic, router_z;
   for (int64_t layer = 0; layer < num_layers; ++layer) {
     const at::Tensor own_E = losses.activations.tokens_per_expert()[layer].to(at::kFloat) / tokens;
-    RouterLosses one = router_losses(layers[layer], router->share_E(layer, own_E));
+    moe::RouterLosses one = moe::router_losses(layers[layer], router->share_E(layer, own_E));
     balance.push_back(std::move(one.load_balance));
     dynamic.push_back(std::move(one.dynamic));
     router_z.push_back(std::move(one.router_z));
@@ -50,4 +50,4 @@ void add_router_losses(const std::vector<RouteOutput>& layers, const Router* rou
   add("router_z_loss", weights.router_z, router_z);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::models

@@ -22,7 +22,7 @@
 #include "dtopp/moe/activation_statistics.h"
 #include "dtopp/moe/expert_layer.h"
 
-namespace dtopp {
+namespace dtopp::models {
 
 // Losses per sample of a batch.
 struct SampleLosses {
@@ -31,23 +31,25 @@ struct SampleLosses {
 };
 
 struct BatchLosses {
-  at::Tensor total;                     // the differentiated loss
-  NamedTensors values;                  // unweighted, detached, f32 []: "lm_loss", …
-  ActivationStatistics activations;     // no layers for a dense model
-  at::Tensor statistics;                // int64 [Router::statistics_shape()]; undefined: none
-  std::optional<SampleLosses> samples;  // only for a batch with "group" (Model::validation_groups)
+  at::Tensor total;                       // the differentiated loss
+  ops::NamedTensors values;               // unweighted, detached, f32 []: "lm_loss", …
+  moe::ActivationStatistics activations;  // no layers for a dense model
+  at::Tensor statistics;                  // int64 [Router::statistics_shape()]; undefined: none
+  std::optional<SampleLosses> samples;    // only for a batch with "group" (Model::validation_groups)
 
   // Throws std::invalid_argument if no loss has this name.
-  const at::Tensor& value(std::string_view name) const { return find_tensor(values, name, "BatchLosses"); }
+  const at::Tensor& value(std::string_view name) const {
+    return ops::find_tensor(values, name, "BatchLosses");
+  }
 };
 
 // Token-expert pairs per sample and layer, int64 [B, L]. The batch consists of `samples` equally long
 // samples.
-at::Tensor num_assignments_by_sample(const std::vector<RouteOutput>& layers, int64_t samples);
+at::Tensor num_assignments_by_sample(const std::vector<ops::RouteOutput>& layers, int64_t samples);
 
 // Adds the router losses, averaged over layers: "load_balance_loss", "dynamic_loss" and "router_z_loss". Also
 // adds up the router's counts.
-void add_router_losses(const std::vector<RouteOutput>& layers, const Router* router,
-                       const LossConfig& weights, BatchLosses& losses);
+void add_router_losses(const std::vector<ops::RouteOutput>& layers, const moe::Router* router,
+                       const config::LossConfig& weights, BatchLosses& losses);
 
-}  // namespace dtopp
+}  // namespace dtopp::models

@@ -8,22 +8,23 @@
 #include "dtopp/moe/capacity_predictor.h"
 #include "dtopp/ops/cuda/cuda_limits.h"
 
-namespace dtopp {
+namespace dtopp::models {
 namespace {
 
 // Throws InvalidValue if the CUDA kernels do not support the sizes.
 void require_cuda_limits(const BlockSizes& s) {
   const auto require = [](const char* key, const std::string& what, uint64_t count, int64_t most) {
     if (count <= static_cast<uint64_t>(most)) return;
-    throw InvalidValue(key, what + std::to_string(count) + ", and a CUDA device takes at most " +
-                                std::to_string(most) + "; make it smaller, or set training.device to cpu");
+    throw config::InvalidValue(key, what + std::to_string(count) + ", and a CUDA device takes at most " +
+                                        std::to_string(most) +
+                                        "; make it smaller, or set training.device to cpu");
   };
-  require("model.hidden_size", "", s.D, cuda::kWidestNorm);
-  require("model.num_heads", "times the head size is ", s.queries, cuda::kWidestNorm);
+  require("model.hidden_size", "", s.D, ops::cuda::kWidestNorm);
+  require("model.num_heads", "times the head size is ", s.queries, ops::cuda::kWidestNorm);
   if (s.dense) return;
-  require("model.num_experts", "", s.E, cuda::kMostExperts);
+  require("model.num_experts", "", s.E, ops::cuda::kMostExperts);
   require("training.micro_batch_size", "its tokens times the experts are ",
-          std::max(checked_product({s.T, s.E}), s.pairs), cuda::kMostPairs);
+          std::max(checked_product({s.T, s.E}), s.pairs), ops::cuda::kMostPairs);
 }
 
 // Partial sums per token besides the result, while the rows of its experts are added along a tree over
@@ -35,7 +36,7 @@ uint64_t sum_slots(const BlockSizes& s) {
 
 }  // namespace
 
-BlockSizes block_sizes(const ModelConfig& model, const CostInputs& inputs) {
+BlockSizes block_sizes(const config::ModelConfig& model, const CostInputs& inputs) {
   const auto u = [](int64_t value) { return static_cast<uint64_t>(value); };
   BlockSizes s{};
   s.T = checked_product({u(inputs.micro_batch_size), u(model.tokens_per_sample())});
@@ -49,7 +50,7 @@ BlockSizes block_sizes(const ModelConfig& model, const CostInputs& inputs) {
   s.cuda = inputs.cuda;
   s.dense = model.is_dense();
   s.pairs =
-      checked_round(static_cast<double>(s.T) * inputs.active_experts * (s.cuda ? kCapacityMargin : 1.0));
+      checked_round(static_cast<double>(s.T) * inputs.active_experts * (s.cuda ? moe::kCapacityMargin : 1.0));
   s.width = inputs.width;
   if (s.cuda) require_cuda_limits(s);
   return s;
@@ -89,4 +90,4 @@ uint64_t block_workspace(const BlockSizes& s) {
       {streams, ffn, checked_product({rows, s.D, s.width}), checked_product({s.T, s.E, kFp32Bytes})});
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::models

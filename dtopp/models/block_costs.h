@@ -5,7 +5,7 @@
 #include "dtopp/config/model_config.h"
 #include "dtopp/models/costs.h"
 
-namespace dtopp {
+namespace dtopp::models {
 
 inline constexpr uint64_t kFp32Bytes = 4;
 
@@ -20,7 +20,7 @@ struct BlockSizes {
 };
 
 // Throws InvalidValue if the CUDA kernels do not support the sizes.
-BlockSizes block_sizes(const ModelConfig& model, const CostInputs& inputs);
+BlockSizes block_sizes(const config::ModelConfig& model, const CostInputs& inputs);
 
 // Bytes that autograd stores for a block: norms, attention, feed-forward layer.
 uint64_t block_activations(const BlockSizes& s);
@@ -28,4 +28,4 @@ uint64_t block_activations(const BlockSizes& s);
 // Temporary bytes of a block's backward pass.
 uint64_t block_workspace(const BlockSizes& s);
 
-}  // namespace dtopp
+}  // namespace dtopp::models

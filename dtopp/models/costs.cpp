@@ -4,11 +4,11 @@
 
 #include "dtopp/config/config.h"
 
-namespace dtopp {
+namespace dtopp::models {
 namespace {
 
 [[noreturn]] void throw_uncountable() {
-  throw InvalidValue("model", "the product of its sizes exceeds 64 bits; make it smaller");
+  throw config::InvalidValue("model", "the product of its sizes exceeds 64 bits; make it smaller");
 }
 
 }  // namespace
@@ -34,4 +34,4 @@ uint64_t checked_round(double value) {
   return static_cast<uint64_t>(std::llround(value));
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::models

@@ -6,7 +6,7 @@
 #include <initializer_list>
 #include <string>
 
-namespace dtopp {
+namespace dtopp::models {
 
 struct MemoryPart {
   std::string name;  // "optimizer_moments"
@@ -34,4 +34,4 @@ uint64_t checked_product(std::initializer_list<uint64_t> factors);
 uint64_t checked_sum(std::initializer_list<uint64_t> terms);
 uint64_t checked_round(double value);
 
-}  // namespace dtopp
+}  // namespace dtopp::models

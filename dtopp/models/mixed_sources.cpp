@@ -1,6 +1,6 @@
 #include "dtopp/models/mixed_sources.h"
 
-namespace dtopp {
+namespace dtopp::models {
 
 std::vector<SourceUse> MixedSources::use(uint64_t position) const {
   std::vector<SourceUse> uses;
@@ -9,4 +9,4 @@ std::vector<SourceUse> MixedSources::use(uint64_t position) const {
   return uses;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::models

@@ -8,7 +8,7 @@
 #include "dtopp/config/run_config.h"
 #include "dtopp/data/tokens/mixture.h"
 
-namespace dtopp {
+namespace dtopp::models {
 
 // The use of one weighted source up to a position of the training order.
 struct SourceUse {
@@ -20,17 +20,17 @@ struct SourceUse {
 class MixedSources {
  public:
   // Mixes the sources of config.data, which have `sizes` samples.
-  MixedSources(const RunConfig& config, std::vector<uint64_t> sizes)
+  MixedSources(const config::RunConfig& config, std::vector<uint64_t> sizes)
       : order_(config.data.weights(), std::move(sizes), static_cast<uint64_t>(config.training.seed)),
-        names_(source_names(config.data.train_paths())) {}
+        names_(data::source_names(config.data.train_paths())) {}
 
-  MixedOrder::Draw operator()(uint64_t position) const { return order_(position); }
+  data::MixedOrder::Draw operator()(uint64_t position) const { return order_(position); }
   // Returns the use of each source before `position` of the training order.
   std::vector<SourceUse> use(uint64_t position) const;
 
  private:
-  MixedOrder order_;
+  data::MixedOrder order_;
   std::vector<std::string> names_;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::models

@@ -17,22 +17,25 @@ namespace at {
 class Tensor;
 }
 
-namespace dtopp {
+namespace dtopp::moe {
+struct Routing;
+}
+
+namespace dtopp::models {
 
 struct Batch;
 struct BatchLosses;
-struct Routing;
 struct TrainingData;
 
 // Finds the tensor of a parameter by name.
 using ParameterLookup = std::function<at::Tensor(const std::string&)>;
 
 // Computes the losses of a batch.
-using LossFunction = std::function<BatchLosses(const Batch&, const Routing&)>;
+using LossFunction = std::function<BatchLosses(const Batch&, const moe::Routing&)>;
 
 struct Model {
-  std::vector<ParameterSpec> parameters;  // in the order of the forward pass
-  int64_t num_routed_layers = 0;          // layers with a router
+  std::vector<parameters::ParameterSpec> parameters;  // in the order of the forward pass
+  int64_t num_routed_layers = 0;                      // layers with a router
   int64_t tokens_per_sample = 0;
   std::string validation_loss;  // the name of the loss that validation reports
   double ema_decay = 0;         // decay of the parameters' EMA; 0: no EMA
@@ -44,4 +47,4 @@ struct Model {
   std::function<LossFunction(const ParameterLookup&)> bind;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::models

@@ -6,41 +6,43 @@
 #include "dtopp/moe/routers/solving.h"
 #include "dtopp/moe/routers/top_p.h"
 
-namespace dtopp {
+namespace dtopp::models {
 
-Routing solve_thresholds(const RunConfig& config, const std::vector<double>& targets,
-                         const at::Device& device, MeanExperts forward, const Routing& routing) {
+moe::Routing solve_thresholds(const config::RunConfig& config, const std::vector<double>& targets,
+                              const at::Device& device, MeanExperts forward, const moe::Routing& routing) {
   const at::NoGradGuard no_grad;
-  Routing solved = routing;
-  if (config.routing.method == RoutingMethod::kDTopP && config.routing.scope == ThresholdScope::kLayer) {
-    const auto router = std::make_shared<SolvingRouter>(config, targets, device, routing.ranks);
+  moe::Routing solved = routing;
+  if (config.routing.method == config::RoutingMethod::kDTopP &&
+      config.routing.scope == config::ThresholdScope::kLayer) {
+    const auto router = std::make_shared<moe::SolvingRouter>(config, targets, device, routing.ranks);
     solved.router = router;
     forward(solved);
-    solved.router = std::make_shared<TopPRouter>(config, router->thresholds_L());
+    solved.router = std::make_shared<moe::TopPRouter>(config, router->thresholds_L());
     return solved;
   }
   const auto use = [&](double p) {
     solved.router =
-        std::make_shared<TopPRouter>(config, at::full({1}, p, at::device(device).dtype(at::kDouble)));
+        std::make_shared<moe::TopPRouter>(config, at::full({1}, p, at::device(device).dtype(at::kDouble)));
   };
   const double target =
       std::accumulate(targets.begin(), targets.end(), 0.0) / static_cast<double>(targets.size());
-  use(bisect_threshold(target, [&](double candidate) {
+  use(moe::bisect_threshold(target, [&](double candidate) {
     use(candidate);
-    return broadcast_number(routing.ranks, forward(solved));  // all ranks then need equally many passes
+    return moe::broadcast_number(routing.ranks, forward(solved));  // all ranks then need equally many passes
   }));
   return solved;
 }
 
-Routing solve_on_validation(const Model& model, const RunConfig& config, const std::vector<double>& targets,
-                            const at::Device& device, const LossFunction& losses, const TrainingData& data,
-                            const Routing& routing) {
+moe::Routing solve_on_validation(const Model& model, const config::RunConfig& config,
+                                 const std::vector<double>& targets, const at::Device& device,
+                                 const LossFunction& losses, const TrainingData& data,
+                                 const moe::Routing& routing) {
   const auto room = static_cast<uint64_t>(std::max<int64_t>(1, kSolveTokens / model.tokens_per_sample));
   const auto samples = static_cast<int64_t>(std::min(room, data.validation_samples));
   const Batch batch = data.validation->read(0, samples).to(device);
   return solve_thresholds(
       config, targets, device,
-      [&](const Routing& with) { return losses(batch, with).activations.summary().mean; }, routing);
+      [&](const moe::Routing& with) { return losses(batch, with).activations.summary().mean; }, routing);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::models

@@ -8,13 +8,13 @@
 #include "dtopp/models/batch_losses.h"
 #include "dtopp/models/model.h"
 
-namespace dtopp {
+namespace dtopp::models {
 
 // The number of tokens to solve on. The mean is then accurate to a hundredth of an expert.
 inline constexpr int64_t kSolveTokens = 16384;
 
 // Runs a forward pass over these tokens. Returns the mean number of experts per token and layer.
-using MeanExperts = c10::function_ref<double(const Routing&)>;
+using MeanExperts = c10::function_ref<double(const moe::Routing&)>;
 
 // Solves for p: one value for all layers, or one per layer if routing.scope is layer.
 //
@@ -24,12 +24,14 @@ using MeanExperts = c10::function_ref<double(const Routing&)>;
 //
 // Preconditions: the routing method has a threshold
 // Collective:    if `routing.ranks` is set, every rank, with the same result
-Routing solve_thresholds(const RunConfig& config, const std::vector<double>& targets,
-                         const at::Device& device, MeanExperts forward, const Routing& routing = {});
+moe::Routing solve_thresholds(const config::RunConfig& config, const std::vector<double>& targets,
+                              const at::Device& device, MeanExperts forward,
+                              const moe::Routing& routing = {});
 
 // Solves on the first held-out samples: kSolveTokens tokens, but at least one sample.
-Routing solve_on_validation(const Model& model, const RunConfig& config, const std::vector<double>& targets,
-                            const at::Device& device, const LossFunction& losses, const TrainingData& data,
-                            const Routing& routing = {});
+moe::Routing solve_on_validation(const Model& model, const config::RunConfig& config,
+                                 const std::vector<double>& targets, const at::Device& device,
+                                 const LossFunction& losses, const TrainingData& data,
+                                 const moe::Routing& routing = {});
 
-}  // namespace dtopp
+}  // namespace dtopp::models

@@ -2,7 +2,7 @@
 
 #include <stdexcept>
 
-namespace dtopp {
+namespace dtopp::models {
 namespace {
 
 constexpr int64_t kGroupAndLoss = 2;  // columns before those of the layers
@@ -35,15 +35,15 @@ void ValidationSums::add(int64_t batch, const Batch& data, const BatchLosses& lo
     rows_BN.narrow(1, kGroupAndLoss, model_.num_routed_layers).copy_(losses.samples->num_assignments_BL);
 }
 
-ValidationResult ValidationSums::result(Collectives& ranks) const {
+ValidationResult ValidationSums::result(distributed::Collectives& ranks) const {
   const at::Tensor counts = activations_.to_vector(num_experts_, losses_B_.device());
   const at::Tensor all = at::cat({losses_B_, counts, samples_SN_.view({-1})});
   ranks.all_reduce_sum(all, "validation").wait();
   ValidationResult result;
   result.loss = all.narrow(0, 0, num_batches()).sum().item<double>() / static_cast<double>(samples_);
-  result.activations = ActivationStatistics::from_vector(all.narrow(0, num_batches(), counts.numel()),
-                                                         model_.num_routed_layers, num_experts_,
-                                                         samples_ * model_.tokens_per_sample);
+  result.activations = moe::ActivationStatistics::from_vector(all.narrow(0, num_batches(), counts.numel()),
+                                                              model_.num_routed_layers, num_experts_,
+                                                              samples_ * model_.tokens_per_sample);
   const int64_t before = num_batches() + counts.numel();
   result.groups = groups(all.narrow(0, before, all.numel() - before).view(samples_SN_.sizes()).cpu());
   return result;
@@ -64,4 +64,4 @@ std::vector<ValidationGroup> ValidationSums::groups(const at::Tensor& samples_SN
   return groups;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::models

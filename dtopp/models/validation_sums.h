@@ -12,7 +12,7 @@
 #include "dtopp/models/batch_losses.h"
 #include "dtopp/models/model.h"
 
-namespace dtopp {
+namespace dtopp::models {
 
 // The result for the held-out samples of one group (Model::validation_groups).
 struct ValidationGroup {
@@ -23,7 +23,7 @@ struct ValidationGroup {
 
 struct ValidationResult {
   double loss = 0;  // mean of the model's validation_loss
-  ActivationStatistics activations;
+  moe::ActivationStatistics activations;
   std::vector<ValidationGroup> groups{};  // groups with samples
   // The loss of the parameters' EMA, if the model has one, with thresholds at which it uses the target number
   // of experts.
@@ -43,7 +43,7 @@ class ValidationSums {
 
   void add(int64_t batch, const Batch& data, const BatchLosses& losses);
   // The bits do not depend on the distribution of batches over ranks. Collective.
-  ValidationResult result(Collectives& ranks) const;
+  ValidationResult result(distributed::Collectives& ranks) const;
 
  private:
   std::vector<ValidationGroup> groups(const at::Tensor& samples_SN) const;
@@ -52,7 +52,7 @@ class ValidationSums {
   int64_t num_experts_, samples_, batch_size_;
   at::Tensor losses_B_;    // f64, per batch: loss times number of samples
   at::Tensor samples_SN_;  // f64, per sample: group, loss and pairs per layer; [0, N] without groups
-  ActivationStatistics activations_;
+  moe::ActivationStatistics activations_;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::models

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-namespace dtopp {
+namespace dtopp::moe {
 namespace {
 
 double deviation_of(int64_t sum, int64_t squares, int64_t count) {
@@ -31,9 +31,9 @@ struct Moments {
 };
 
 // The sums of n and n² over tokens (token_sums). Sums of signs are whole numbers that f32 represents exactly.
-at::Tensor sums_of_tokens(std::span<const RouteOutput> layers) {
+at::Tensor sums_of_tokens(std::span<const ops::RouteOutput> layers) {
   at::Tensor used_T;
-  for (const RouteOutput& routing : layers) {
+  for (const ops::RouteOutput& routing : layers) {
     const at::Tensor of_layer_T = routing.gates_TE.detach().sign().sum(1).to(at::kLong);
     used_T = used_T.defined() ? used_T + of_layer_T : of_layer_T;
   }
@@ -67,10 +67,10 @@ ActivationStatistics ActivationStatistics::from_vector(const at::Tensor& values,
           part(0, kTokenSums), tokens};
 }
 
-void ActivationStatistics::add(std::span<const RouteOutput> layers) {
+void ActivationStatistics::add(std::span<const ops::RouteOutput> layers) {
   if (layers.empty()) return;
   std::vector<at::Tensor> counts, histograms;
-  for (const RouteOutput& routing : layers) {
+  for (const ops::RouteOutput& routing : layers) {
     counts.push_back(routing.tokens_per_expert_E);
     histograms.push_back(routing.active_histogram);
   }
@@ -126,4 +126,4 @@ double ActivationStatistics::token_mean_deviation() const {
   return deviation_of(of[0], of[1], tokens_) / static_cast<double>(num_layers_);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::moe

@@ -10,7 +10,7 @@
 
 #include "dtopp/ops/route/route.h"
 
-namespace dtopp {
+namespace dtopp::moe {
 
 // Summarizes the counts of one layer or of all layers.
 struct ActivationSummary {
@@ -39,7 +39,7 @@ class ActivationStatistics {
   }
 
   // Adds a batch. `layers` holds the routing of the same tokens in each layer.
-  void add(std::span<const RouteOutput> layers);
+  void add(std::span<const ops::RouteOutput> layers);
   void add(const ActivationStatistics& other);
 
   int64_t num_layers() const { return num_layers_; }
@@ -71,4 +71,4 @@ class ActivationStatistics {
   at::Tensor counts_LE_, histogram_LN_, token_sums_2_;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::moe

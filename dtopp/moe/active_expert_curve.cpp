@@ -2,7 +2,7 @@
 
 #include "dtopp/ops/route/cumulative_prob_bins.h"
 
-namespace dtopp {
+namespace dtopp::moe {
 namespace {
 
 // values_CM at one index per row.
@@ -13,7 +13,7 @@ at::Tensor at_index(const at::Tensor& values_CM, const at::Tensor& index_C) {
 }  // namespace
 
 at::Tensor cumulative_prob_bin_edges(const at::Device& device) {
-  const auto edges = cumulative_prob_edges();
+  const auto edges = ops::cumulative_prob_edges();
   return at::tensor(at::ArrayRef<double>(edges.data(), edges.size()), at::kDouble).to(device);
 }
 
@@ -42,4 +42,4 @@ at::Tensor ActiveExpertCurve::threshold(const at::Tensor& count_C) const {
   return at::where(count_C.ge(all_C), at::full_like(p_C, kMaxThreshold), p_C);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::moe

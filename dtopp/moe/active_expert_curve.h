@@ -10,7 +10,7 @@
 
 #include "dtopp/ops/core/torch.h"
 
-namespace dtopp {
+namespace dtopp::moe {
 
 inline constexpr double kMinThreshold = 1e-6;
 inline constexpr double kMaxThreshold = 1.0 - 1e-6;
@@ -36,4 +36,4 @@ class ActiveExpertCurve {
 // f64 [kCumulativeProbBins + 1].
 at::Tensor cumulative_prob_bin_edges(const at::Device& device);
 
-}  // namespace dtopp
+}  // namespace dtopp::moe

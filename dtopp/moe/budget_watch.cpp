@@ -6,7 +6,7 @@
 
 #include "dtopp/base/format.h"
 
-namespace dtopp {
+namespace dtopp::moe {
 namespace {
 
 constexpr double kMostOff = 0.5;  // relative to T
@@ -24,16 +24,16 @@ double mean_distance(const std::deque<double>& active, double target) {
 }  // namespace
 
 std::optional<std::string> BudgetWatch::observe(int64_t step, const std::vector<double>& active_L) {
-  if (config_.method != RoutingMethod::kDTopP || active_L.empty() || warned_ || step <= kSettling)
+  if (config_.method != config::RoutingMethod::kDTopP || active_L.empty() || warned_ || step <= kSettling)
     return std::nullopt;
-  const bool per_layer = config_.scope == ThresholdScope::kLayer;
+  const bool per_layer = config_.scope == config::ThresholdScope::kLayer;
   const std::vector<double> active_C = per_layer ? active_L : std::vector<double>{mean_of(active_L)};
   last_C_.resize(active_C.size());
   for (size_t c = 0; c < active_C.size(); ++c) {
     std::deque<double>& last = last_C_[c];
     last.push_back(active_C[c]);
     if (last.size() > kSteps) last.pop_front();
-    const double target = target_of_layer(config_, static_cast<int64_t>(c));
+    const double target = config::target_of_layer(config_, static_cast<int64_t>(c));
     if (last.size() < kSteps || mean_distance(last, target) <= kMostOff * target) continue;
     warned_ = true;
     const auto [least, most] = std::ranges::minmax_element(last);
@@ -46,4 +46,4 @@ std::optional<std::string> BudgetWatch::observe(int64_t step, const std::vector<
   return std::nullopt;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::moe

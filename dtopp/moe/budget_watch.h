@@ -12,7 +12,7 @@
 
 #include "dtopp/config/routing_config.h"
 
-namespace dtopp {
+namespace dtopp::moe {
 
 class BudgetWatch {
  public:
@@ -20,7 +20,7 @@ class BudgetWatch {
   static constexpr int64_t kSettling = 100;
   static constexpr size_t kSteps = 32;
 
-  explicit BudgetWatch(const RoutingConfig& config) : config_(config) {}
+  explicit BudgetWatch(const config::RoutingConfig& config) : config_(config) {}
 
   // Records one step with the active experts per token of each routed layer.
   //
@@ -29,9 +29,9 @@ class BudgetWatch {
   std::optional<std::string> observe(int64_t step, const std::vector<double>& active_L);
 
  private:
-  RoutingConfig config_;
+  config::RoutingConfig config_;
   std::vector<std::deque<double>> last_C_;  // per controller
   bool warned_ = false;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::moe

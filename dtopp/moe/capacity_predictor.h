@@ -12,7 +12,7 @@
 #include <span>
 #include <vector>
 
-namespace dtopp {
+namespace dtopp::moe {
 
 constexpr double kCapacityMargin = 1.25;
 
@@ -52,4 +52,4 @@ class CapacityPredictor {
   std::vector<int64_t> capacity_L_;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::moe

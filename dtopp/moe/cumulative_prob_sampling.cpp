@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <bit>
 
-namespace dtopp {
+namespace dtopp::moe {
 namespace {
 
 constexpr int64_t kCheapExperts = 16, kLargestStride = 8, kFewestSampled = 2048;
@@ -18,4 +18,4 @@ int64_t cumulative_prob_stride(int64_t num_experts, int64_t tokens_per_sample, i
   return std::min(static_cast<int64_t>(stride), dividing);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::moe

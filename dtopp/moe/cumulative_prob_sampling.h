@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-namespace dtopp {
+namespace dtopp::moe {
 
 // Returns the stride: every stride-th token of a sample is counted.
 //
@@ -13,4 +13,4 @@ namespace dtopp {
 // at most 8, and a step samples at least 2,048 tokens if it has that many.
 int64_t cumulative_prob_stride(int64_t num_experts, int64_t tokens_per_sample, int64_t tokens_per_step);
 
-}  // namespace dtopp
+}  // namespace dtopp::moe

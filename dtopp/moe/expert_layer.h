@@ -9,7 +9,7 @@
 #include "dtopp/moe/experts.h"
 #include "dtopp/moe/router.h"
 
-namespace dtopp {
+namespace dtopp::moe {
 
 struct ExpertLayerWeights {
   at::Tensor router_ED;     // f32 in every compute precision
@@ -20,20 +20,21 @@ struct ExpertLayerWeights {
 
 struct ExpertLayerOutput {
   at::Tensor y_TD;
-  RouteOutput routing;
+  ops::RouteOutput routing;
 };
 
 // The router and the experts of a forward pass.
 struct Routing {
-  std::shared_ptr<Router> router;          // null: a dense model
-  std::shared_ptr<ExpertBackend> experts;  // null: LocalExperts with the exact capacity
+  std::shared_ptr<Router> router{};          // null: a dense model
+  std::shared_ptr<ExpertBackend> experts{};  // null: LocalExperts with the exact capacity
   bool training = false;                   // the router's update will need this pass's statistics
-  Collectives* ranks = nullptr;            // ranks that solve for thresholds together; null: this one alone
+  distributed::Collectives* ranks =
+      nullptr;  // ranks that solve for thresholds together; null: this one alone
 };
 
 // Runs the router only: selects experts and computes their gates.
-RouteOutput route_tokens(const at::Tensor& x_TD, const ExpertLayerWeights& weights, int64_t layer,
-                         const Routing& routing);
+ops::RouteOutput route_tokens(const at::Tensor& x_TD, const ExpertLayerWeights& weights, int64_t layer,
+                              const Routing& routing);
 
 ExpertLayerOutput expert_layer(const at::Tensor& x_TD, const ExpertLayerWeights& weights, int64_t layer,
                                const Routing& routing);
@@ -47,6 +48,6 @@ struct RouterLosses {
 };
 
 // share_E: f, of this micro-batch or of more tokens.
-RouterLosses router_losses(const RouteOutput& routing, const at::Tensor& share_E);
+RouterLosses router_losses(const ops::RouteOutput& routing, const at::Tensor& share_E);
 
-}  // namespace dtopp
+}  // namespace dtopp::moe

@@ -4,7 +4,7 @@
 #include "dtopp/moe/capacity_predictor.h"
 #include "dtopp/ops/moe_ffn/moe_ffn.h"
 
-namespace dtopp {
+namespace dtopp::moe {
 
 class ExpertBackend {
  public:
@@ -23,11 +23,11 @@ class LocalExperts final : public ExpertBackend {
                      const at::Tensor& gate_up_proj, const at::Tensor& down_proj) override {
     const auto& capacity_L = capacities_.capacity_L();
     const int64_t capacity = capacity_L.empty() ? 0 : capacity_L.at(static_cast<size_t>(layer));
-    return moe_ffn(x_TD, gates_TE, gate_up_proj, down_proj, capacity);
+    return ops::moe_ffn(x_TD, gates_TE, gate_up_proj, down_proj, capacity);
   }
 
  private:
   const CapacityPredictor& capacities_;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::moe

@@ -7,29 +7,29 @@
 #include "dtopp/ops/core/host_copy.h"
 #include "dtopp/ops/route/route_selected.h"
 
-namespace dtopp {
+namespace dtopp::moe {
 namespace {
 
 constexpr char kTokensPerExpert[] = "tokens_per_expert_LE";
 
 }  // namespace
 
-at::Tensor softmax_inputs(const RouterInput& input, Normalization normalization) {
-  if (normalization == Normalization::kNone) return input.logits_TE;
+at::Tensor softmax_inputs(const RouterInput& input, config::Normalization normalization) {
+  if (normalization == config::Normalization::kNone) return input.logits_TE;
   const at::Tensor centred_TE = input.logits_TE - input.logits_TE.mean({-1}, /*keepdim=*/true);
   const at::Tensor variance_T1 = centred_TE.square().mean({-1}, /*keepdim=*/true);
-  const at::Tensor s_TE = centred_TE * (variance_T1 + kVarianceEpsilon).rsqrt();
-  return normalization == Normalization::kDynamic ? s_TE * input.scale : s_TE;
+  const at::Tensor s_TE = centred_TE * (variance_T1 + ops::kVarianceEpsilon).rsqrt();
+  return normalization == config::Normalization::kDynamic ? s_TE * input.scale : s_TE;
 }
 
-Router::Router(const RunConfig& config, const at::Device& device)
+Router::Router(const config::RunConfig& config, const at::Device& device)
     : config_(config.routing),
       router_z_on_(config.loss.router_z_on),
       num_layers_(config.model.num_layers),
       num_experts_(config.model.num_experts),
       step_tokens_(config.training.global_batch_size * config.model.tokens_per_sample()),
       device_(device) {
-  if (config.loss.batch_statistics == BatchStatistics::kGlobal)
+  if (config.loss.batch_statistics == config::BatchStatistics::kGlobal)
     tokens_per_expert_LE_ = at::zeros({num_layers_, num_experts_}, at::device(device).dtype(at::kLong));
 }
 
@@ -38,23 +38,23 @@ void Router::update(const StepCounts& counts, const at::Tensor& applied) {
     tokens_per_expert_LE_ = at::where(applied, counts.tokens_per_expert_LE, tokens_per_expert_LE_);
 }
 
-NamedTensors Router::state() const {
+ops::NamedTensors Router::state() const {
   if (!tokens_per_expert_LE_.defined()) return {};
   return {{kTokensPerExpert, tokens_per_expert_LE_}};
 }
 
-void Router::load_state(const NamedTensors& loaded) {
-  const NamedTensors own = state();
+void Router::load_state(const ops::NamedTensors& loaded) {
+  const ops::NamedTensors own = state();
   for (const auto& [name, tensor] : loaded) {
     if (std::ranges::none_of(own, [&](const auto& known) { return known.first == name; }))
       throw std::invalid_argument("router: this method has no state " + name);
   }
   for (const auto& [name, tensor] : own) {
-    const at::Tensor& value = find_tensor(loaded, name, "router");
+    const at::Tensor& value = ops::find_tensor(loaded, name, "router");
     if (value.sizes() != tensor.sizes() || value.scalar_type() != tensor.scalar_type())
       throw std::invalid_argument(c10::str("router: ", name, " is ", value.scalar_type(), " ", value.sizes(),
                                            ", expected ", tensor.scalar_type(), " ", tensor.sizes()));
-    set_state(name, to_device(value, device_));
+    set_state(name, ops::to_device(value, device_));
   }
 }
 
@@ -78,14 +78,15 @@ at::Tensor Router::share_E(int64_t layer, const at::Tensor& own_E) const {
   return at::where(share_E.sum() > 0, share_E, own_E);
 }
 
-RouteOutput Router::route_by(const RouterInput& input, int64_t top_k, const at::Tensor& threshold) const {
-  return route(input.logits_TE, input.scale, threshold, enum_name(config_.normalization), top_k,
-               config_.max_experts, config_.renormalize);
+ops::RouteOutput Router::route_by(const RouterInput& input, int64_t top_k,
+                                  const at::Tensor& threshold) const {
+  return ops::route(input.logits_TE, input.scale, threshold, enum_name(config_.normalization), top_k,
+                    config_.max_experts, config_.renormalize);
 }
 
-RouteOutput Router::route_to(const RouterInput& input, const at::Tensor& routing_map_TE) const {
-  return route_selected(input.logits_TE, input.scale, routing_map_TE, enum_name(config_.normalization),
-                        config_.renormalize);
+ops::RouteOutput Router::route_to(const RouterInput& input, const at::Tensor& routing_map_TE) const {
+  return ops::route_selected(input.logits_TE, input.scale, routing_map_TE, enum_name(config_.normalization),
+                             config_.renormalize);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::moe

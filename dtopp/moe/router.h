@@ -19,7 +19,7 @@
 #include "dtopp/ops/core/named_tensors.h"
 #include "dtopp/ops/route/route.h"
 
-namespace dtopp {
+namespace dtopp::moe {
 
 // The input of one layer and micro-batch.
 struct RouterInput {
@@ -30,7 +30,7 @@ struct RouterInput {
 };
 
 // The inputs s of the softmax whose result is P (ops/route/route.h). Differentiable.
-at::Tensor softmax_inputs(const RouterInput& input, Normalization normalization);
+at::Tensor softmax_inputs(const RouterInput& input, config::Normalization normalization);
 
 // The sums of an optimizer step, over its micro-batches and all ranks.
 struct StepCounts {
@@ -41,10 +41,10 @@ struct StepCounts {
 
 class Router {
  public:
-  Router(const RunConfig& config, const at::Device& device);
+  Router(const config::RunConfig& config, const at::Device& device);
   virtual ~Router() = default;
 
-  virtual RouteOutput select(const RouterInput& input) = 0;
+  virtual ops::RouteOutput select(const RouterInput& input) = 0;
   // The shape of a step's statistics: [layers, size], or [1, size] if the layers' RouteOutput::statistics are
   // added up. [0]: none.
   virtual std::vector<int64_t> statistics_shape() const { return {0}; }
@@ -53,11 +53,11 @@ class Router {
   virtual void update(const StepCounts& counts, const at::Tensor& applied);
   // The tensors that a run needs to resume with the same bits, f64 or int64, on the router's device. Never
   // modified in place.
-  virtual NamedTensors state() const;
+  virtual ops::NamedTensors state() const;
   // Throws std::invalid_argument if a tensor is missing, unknown, or has another shape.
-  void load_state(const NamedTensors& state);
+  void load_state(const ops::NamedTensors& state);
   // Values of the last step for metrics, f64: one per layer, or one for all.
-  virtual NamedTensors metrics() const { return {}; }
+  virtual ops::NamedTensors metrics() const { return {}; }
   // A metric on the host; empty if there is none with this name. Waits for the device.
   std::vector<double> metric(std::string_view name) const;
 
@@ -65,9 +65,9 @@ class Router {
   // with loss.batch_statistics: global that of the last applied step.
   at::Tensor share_E(int64_t layer, const at::Tensor& own_E) const;
 
-  const RoutingConfig& config() const { return config_; }
+  const config::RoutingConfig& config() const { return config_; }
   int64_t num_layers() const { return num_layers_; }
-  RouterZOn router_z_on() const { return router_z_on_; }
+  config::RouterZOn router_z_on() const { return router_z_on_; }
 
  protected:
   // Replaces a tensor of state(), on the router's device.
@@ -75,16 +75,16 @@ class Router {
   int64_t num_experts() const { return num_experts_; }
   const at::Device& device() const { return device_; }
   // `route` with this configuration, for top_k experts or, with 0, for the threshold p.
-  RouteOutput route_by(const RouterInput& input, int64_t top_k, const at::Tensor& threshold) const;
+  ops::RouteOutput route_by(const RouterInput& input, int64_t top_k, const at::Tensor& threshold) const;
   // The same gates and counts for a given choice: bool [T, E].
-  RouteOutput route_to(const RouterInput& input, const at::Tensor& routing_map_TE) const;
+  ops::RouteOutput route_to(const RouterInput& input, const at::Tensor& routing_map_TE) const;
 
  private:
-  RoutingConfig config_;
-  RouterZOn router_z_on_;
+  config::RoutingConfig config_;
+  config::RouterZOn router_z_on_;
   int64_t num_layers_, num_experts_, step_tokens_;
   at::Device device_;
   at::Tensor tokens_per_expert_LE_;  // int64: of the last applied step; undefined without global statistics
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::moe

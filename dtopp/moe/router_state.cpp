@@ -5,15 +5,15 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/ops/core/host_copy.h"
 
-namespace dtopp {
+namespace dtopp::moe {
 
-NamedTensors host_state(const Router& router) {
-  NamedTensors state;
+ops::NamedTensors host_state(const Router& router) {
+  ops::NamedTensors state;
   for (const auto& [name, tensor] : router.state()) state.emplace_back(name, tensor.cpu().contiguous());
   return state;
 }
 
-std::vector<TensorSource> router_sources(const NamedTensors& state) {
+std::vector<TensorSource> router_sources(const ops::NamedTensors& state) {
   std::vector<TensorSource> sources;
   for (const auto& [name, tensor] : state) {
     const auto* bytes = static_cast<const std::byte*>(tensor.const_data_ptr());
@@ -25,13 +25,13 @@ std::vector<TensorSource> router_sources(const NamedTensors& state) {
 
 void load_router(Router& router, std::span<const TensorView> tensors,
                  const std::filesystem::path& checkpoint) {
-  NamedTensors state;
+  ops::NamedTensors state;
   for (const TensorView& tensor : tensors) {
     const at::Tensor value = at::empty(tensor.shape, tensor.dtype == "I64" ? at::kLong : at::kDouble);
     if (tensor.bytes.size() != value.nbytes())
       throw CheckpointError(checkpoint.string() + "/router.safetensors: " + tensor.name + " is " +
                             tensor.dtype + ", expected F64 or I64");
-    copy_from_bytes(tensor.bytes, value);
+    ops::copy_from_bytes(tensor.bytes, value);
     state.emplace_back(tensor.name, value);
   }
   try {
@@ -41,4 +41,4 @@ void load_router(Router& router, std::span<const TensorView> tensors,
   }
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::moe

@@ -8,17 +8,17 @@
 #include "dtopp/base/safetensors.h"
 #include "dtopp/moe/router.h"
 
-namespace dtopp {
+namespace dtopp::moe {
 
 // The state on the host.
-NamedTensors host_state(const Router& router);
+ops::NamedTensors host_state(const Router& router);
 
 // Tensors to write. `state` must live until they are written.
-std::vector<TensorSource> router_sources(const NamedTensors& state);
+std::vector<TensorSource> router_sources(const ops::NamedTensors& state);
 
 // Loads the tensors of a checkpoint. Throws CheckpointError, naming `checkpoint`, if they do not fit the
 // router.
 void load_router(Router& router, std::span<const TensorView> tensors,
                  const std::filesystem::path& checkpoint);
 
-}  // namespace dtopp
+}  // namespace dtopp::moe

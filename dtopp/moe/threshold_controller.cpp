@@ -3,7 +3,7 @@
 #include <limits>
 #include <stdexcept>
 
-namespace dtopp {
+namespace dtopp::moe {
 namespace {
 
 constexpr double kMostOwed = 0.5;  // relative to T: the limit of sum_e
@@ -36,8 +36,8 @@ class ThresholdController::Plant {
   double tokens_;
 };
 
-ThresholdController::ThresholdController(const RoutingConfig& config, int64_t num_experts, int64_t num_layers,
-                                         const at::Device& device)
+ThresholdController::ThresholdController(const config::RoutingConfig& config, int64_t num_experts,
+                                         int64_t num_layers, const at::Device& device)
     : config_(config) {
   const int64_t controllers = per_layer() ? num_layers : 1;
   const auto options = at::device(device).dtype(at::kDouble);
@@ -47,7 +47,7 @@ ThresholdController::ThresholdController(const RoutingConfig& config, int64_t nu
   solved_C_ = at::full({controllers}, std::numeric_limits<double>::quiet_NaN(), options);
   steps_ = at::zeros({}, options.dtype(at::kLong));
   std::vector<double> targets;
-  for (int64_t i = 0; i < controllers; ++i) targets.push_back(target_of_layer(config, i));
+  for (int64_t i = 0; i < controllers; ++i) targets.push_back(config::target_of_layer(config, i));
   target_C_ = at::tensor(targets, at::kDouble).to(device);
   edges_ = cumulative_prob_bin_edges(device);
 }
@@ -61,7 +61,7 @@ void ThresholdController::update(const RoutedStep& step, const at::Tensor& appli
       num_assignments_C.to(at::kDouble) / number(static_cast<double>(tokens), threshold_C_);
   const at::Tensor error_C = (target_C_ - active_C) / num_experts_;
   const bool has_histogram = step.prob_histogram_CM.defined();
-  if (!has_histogram && config_.controller == Controller::kSolve)
+  if (!has_histogram && config_.controller == config::Controller::kSolve)
     throw std::invalid_argument(
         "ThresholdController: this configuration needs the cumulative probabilities of each step");
   Next next;
@@ -70,7 +70,7 @@ void ThresholdController::update(const RoutedStep& step, const at::Tensor& appli
     const Plant plant(curve, threshold_C_, active_C,
                       static_cast<double>(tokens) / static_cast<double>(step.histogram_stride));
     solved_C_ = plant.threshold(target_C_);
-    next = config_.controller == Controller::kSolve ? solve(error_C, plant) : paper_law(error_C);
+    next = config_.controller == config::Controller::kSolve ? solve(error_C, plant) : paper_law(error_C);
   } else {
     next = paper_law(error_C);
   }
@@ -115,4 +115,4 @@ bool ThresholdController::set_state(const std::string& name, const at::Tensor& v
   return true;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::moe

@@ -30,7 +30,7 @@
 #include "dtopp/moe/active_expert_curve.h"
 #include "dtopp/ops/core/named_tensors.h"
 
-namespace dtopp {
+namespace dtopp::moe {
 
 // The counts of an optimizer step.
 struct RoutedStep {
@@ -45,7 +45,7 @@ struct RoutedStep {
 class ThresholdController {
  public:
   // The method is dtop_p. num_layers: layers with a router.
-  ThresholdController(const RoutingConfig& config, int64_t num_experts, int64_t num_layers,
+  ThresholdController(const config::RoutingConfig& config, int64_t num_experts, int64_t num_layers,
                       const at::Device& device = at::kCPU);
 
   // p of a layer for the next step, f64 [].
@@ -54,7 +54,7 @@ class ThresholdController {
   // Updates the state after one optimizer step. Does nothing if `applied` (bool []) is false.
   void update(const RoutedStep& step, const at::Tensor& applied);
 
-  bool per_layer() const { return config_.scope == ThresholdScope::kLayer; }
+  bool per_layer() const { return config_.scope == config::ThresholdScope::kLayer; }
   // f64, one value or one per layer. Never modified in place.
   const at::Tensor& thresholds() const { return threshold_C_; }
   const at::Tensor& error_sums() const { return error_sum_C_; }
@@ -63,7 +63,7 @@ class ThresholdController {
   const at::Tensor& solved() const { return solved_C_; }
   // "threshold_C", "error_sum_C" and "steps", the number of applied updates. set_state returns false if the
   // name is another one.
-  NamedTensors state() const {
+  ops::NamedTensors state() const {
     return {{"threshold_C", threshold_C_}, {"error_sum_C", error_sum_C_}, {"steps", steps_}};
   }
   bool set_state(const std::string& name, const at::Tensor& value);
@@ -77,11 +77,11 @@ class ThresholdController {
   class Plant;
   Next solve(const at::Tensor& error_C, const Plant& plant) const;
 
-  RoutingConfig config_;
+  config::RoutingConfig config_;
   at::Tensor num_experts_, target_C_;                // f64
   at::Tensor edges_;                                 // of the histogram's bins
   at::Tensor threshold_C_, error_sum_C_, solved_C_;  // f64, per controller: one, or one per layer
   at::Tensor steps_;                                 // int64 []
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::moe

@@ -5,7 +5,7 @@
 #include "dtopp/distributed/sharding/tree_sum.h"
 #include "dtopp/ops/moe_ffn/moe_ffn.h"
 
-namespace dtopp {
+namespace dtopp::moe {
 namespace {
 
 using torch::autograd::AutogradContext;
@@ -13,7 +13,7 @@ using torch::autograd::variable_list;
 
 // The dispatch plan: the rows that a layer sends to each rank, for both directions.
 struct DispatchPlan final : torch::CustomClassHolder {
-  Collectives* ranks = nullptr;
+  distributed::Collectives* ranks = nullptr;
   int64_t tokens = 0;                   // tokens of this rank
   std::vector<at::Tensor> token_S;      // per rank: the tokens that are sent to it, ascending
   std::vector<int64_t> sent, received;  // rows per destination rank, rows per source rank
@@ -35,10 +35,10 @@ struct DispatchPlan final : torch::CustomClassHolder {
   // Adds the returned rows of each token along the tree over ranks. A token that was sent nowhere gets 0.
   at::Tensor sum(const std::vector<at::Tensor>& rows_from_rank) const {
     const auto options = rows_from_rank[0].options();
-    TreeAccumulator sum;
+    distributed::TreeAccumulator sum;
     at::Tensor went = at::zeros({tokens, 1}, options.dtype(at::kBool));
     for (size_t rank = 0; rank < token_S.size(); ++rank) {
-      at::Tensor leaf = at::full({tokens, rows_from_rank[rank].size(1)}, kNothing, options);
+      at::Tensor leaf = at::full({tokens, rows_from_rank[rank].size(1)}, distributed::kNothing, options);
       sum.add(leaf.index_copy_(0, token_S[rank], rows_from_rank[rank]));
       went.index_fill_(0, token_S[rank], true);
     }
@@ -46,7 +46,7 @@ struct DispatchPlan final : torch::CustomClassHolder {
   }
 
  private:
-  at::Tensor exchange(const at::Tensor& in, const Splits& rows, const char* what) const {
+  at::Tensor exchange(const at::Tensor& in, const distributed::Splits& rows, const char* what) const {
     at::Tensor out = at::empty({c10::sum_integers(rows.out), in.size(1)}, in.options());
     ranks->all_to_all(out, in, rows, what).wait();
     return out;
@@ -73,7 +73,7 @@ std::vector<int64_t> column(const at::Tensor& numbers, int64_t index) {
   return {of_all.const_data_ptr<int64_t>(), of_all.const_data_ptr<int64_t>() + of_all.numel()};
 }
 
-DispatchPlanPointer make_dispatch_plan(Collectives& ranks, const at::Tensor& gates_TE) {
+DispatchPlanPointer make_dispatch_plan(distributed::Collectives& ranks, const at::Tensor& gates_TE) {
   auto plan = c10::make_intrusive<DispatchPlan>();
   plan->ranks = &ranks;
   plan->tokens = gates_TE.size(0);
@@ -136,7 +136,7 @@ struct FanOut : torch::autograd::Function<FanOut> {
     return copies;
   }
   static variable_list backward(AutogradContext*, const variable_list& grads) {
-    return {tree_sum(grads), {}};
+    return {distributed::tree_sum(grads), {}};
   }
 };
 
@@ -150,8 +150,9 @@ at::Tensor compute_by_rank(const DispatchPlan& plan, const at::Tensor& x_AD, con
   std::vector<at::Tensor> rows;
   for (size_t rank = 0; rank < x.size(); ++rank) {
     const bool any = plan.received[rank] > 0;
-    rows.push_back(any ? moe_ffn(x[rank], gates[rank], gate_up[rank], down[rank], plan.received_pairs[rank])
-                       : x[rank]);
+    rows.push_back(
+        any ? ops::moe_ffn(x[rank], gates[rank], gate_up[rank], down[rank], plan.received_pairs[rank])
+            : x[rank]);
   }
   return at::cat(rows);
 }
@@ -167,9 +168,9 @@ at::Tensor AllToAllTokenDispatcher::forward(int64_t /*layer*/, const at::Tensor&
   const DispatchPlanPointer plan = make_dispatch_plan(ranks_, gates_TE);
   const variable_list there = Dispatch::apply(x_TD, gates_TE, plan);
   const at::Tensor y_AD = reproducible_ ? compute_by_rank(*plan, there[0], there[1], gate_up_proj, down_proj)
-                                        : moe_ffn(there[0], there[1], gate_up_proj, down_proj,
-                                                  c10::sum_integers(plan->received_pairs));
+                                        : ops::moe_ffn(there[0], there[1], gate_up_proj, down_proj,
+                                                       c10::sum_integers(plan->received_pairs));
   return Combine::apply(y_AD, plan);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::moe

@@ -20,7 +20,7 @@
 #include "dtopp/distributed/collectives/collectives.h"
 #include "dtopp/moe/experts.h"
 
-namespace dtopp {
+namespace dtopp::moe {
 
 class AllToAllTokenDispatcher final : public ExpertBackend {
  public:
@@ -29,7 +29,7 @@ class AllToAllTokenDispatcher final : public ExpertBackend {
   // `reproducible` computes each source rank's rows separately and adds their weight gradients along the tree
   // (tree_sum.h). In fp32, a step then has the bits of one rank that holds all experts, if K is a power of
   // two that divides E.
-  AllToAllTokenDispatcher(Collectives& ranks, bool reproducible)
+  AllToAllTokenDispatcher(distributed::Collectives& ranks, bool reproducible)
       : ranks_(ranks), reproducible_(reproducible) {}
 
   // Computes moe_ffn (ops/moe_ffn/moe_ffn.h) of this rank's tokens with all gates of the layer and this
@@ -39,8 +39,8 @@ class AllToAllTokenDispatcher final : public ExpertBackend {
                      const at::Tensor& gate_up_proj, const at::Tensor& down_proj) override;
 
  private:
-  Collectives& ranks_;
+  distributed::Collectives& ranks_;
   bool reproducible_;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::moe

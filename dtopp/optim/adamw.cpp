@@ -1,14 +1,14 @@
 // AdamW with decoupled weight decay (Loshchilov and Hutter 2019).
 #include "dtopp/optim/optimizer.h"
 
-namespace dtopp {
+namespace dtopp::optim {
 namespace {
 
 class AdamW final : public Optimizer {
  public:
-  explicit AdamW(const OptimizerConfig& config) : config_(config) {}
+  explicit AdamW(const config::OptimizerConfig& config) : config_(config) {}
 
-  std::vector<std::string> slots(const ParameterSpec& /*spec*/) const override {
+  std::vector<std::string> slots(const parameters::ParameterSpec& /*spec*/) const override {
     return {"exp_avg", "exp_avg_sq"};
   }
 
@@ -18,7 +18,7 @@ class AdamW final : public Optimizer {
       std::vector<at::Tensor> parameters, gradients, exp_avg, exp_avg_sq;
       for (const ParameterShard& shard : shards) {
         if (shard.spec->weight_decay() != decay) continue;
-        for (const ElementRange& range : shard.updates) {
+        for (const distributed::ElementRange& range : shard.updates) {
           const auto part = [&](const at::Tensor& x) { return x.narrow(0, range.begin, range.size()); };
           parameters.push_back(part(shard.main_param));
           gradients.push_back(part(shard.gradient));
@@ -35,13 +35,13 @@ class AdamW final : public Optimizer {
   }
 
  private:
-  OptimizerConfig config_;
+  config::OptimizerConfig config_;
 };
 
 }  // namespace
 
-std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config) {
+std::unique_ptr<Optimizer> make_optimizer(const config::OptimizerConfig& config) {
   return std::make_unique<AdamW>(config);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::optim

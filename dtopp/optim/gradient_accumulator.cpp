@@ -2,7 +2,7 @@
 
 #include <memory>
 
-namespace dtopp {
+namespace dtopp::optim {
 namespace {
 
 at::Tensor in_fp32(const at::Tensor& gradient) {
@@ -13,7 +13,7 @@ at::Tensor in_fp32(const at::Tensor& gradient) {
 
 // Called once per backward pass when the gradient of a parameter is complete: by autograd, or by the op that
 // writes the gradient itself.
-class GradientAccumulator::Hook : public GradientAccumulationHook {
+class GradientAccumulator::Hook : public ops::GradientAccumulationHook {
  public:
   Hook(GradientAccumulator& sums, size_t parameter) : sums_(sums), parameter_(parameter) {}
 
@@ -22,8 +22,8 @@ class GradientAccumulator::Hook : public GradientAccumulationHook {
     if (parameter.grad().defined())
       sums_.add(parameter_, std::exchange(parameter.mutable_grad(), at::Tensor()));
   }
-  AccumulationTarget target() override { return sums_.target(parameter_); }
-  void complete(const AccumulationTarget& target) override { sums_.complete(parameter_, target); }
+  ops::AccumulationTarget target() override { return sums_.target(parameter_); }
+  void complete(const ops::AccumulationTarget& target) override { sums_.complete(parameter_, target); }
 
  private:
   GradientAccumulator& sums_;
@@ -60,13 +60,13 @@ void GradientAccumulator::begin(int64_t micro_batches) {
 }
 
 at::Tensor GradientAccumulator::waiting(size_t parameter) {
-  TreeAccumulator& sum = sums_[parameter];
+  distributed::TreeAccumulator& sum = sums_[parameter];
   // Without a tree, the earlier sum is the only stored leaf, and the new gradient is added to it.
   if (at::Tensor before; !along_tree_ && (before = sum.finish()).defined()) sum.add(std::move(before));
   return sum.waiting();
 }
 
-AccumulationTarget GradientAccumulator::target(size_t parameter) {
+ops::AccumulationTarget GradientAccumulator::target(size_t parameter) {
   const at::Tensor& weight = parameters_[parameter];
   at::Tensor sum = reduces_each(parameter) ? at::Tensor() : waiting(parameter);
   if (sum.defined()) return {std::move(sum), true};
@@ -83,7 +83,7 @@ void GradientAccumulator::require_first(size_t parameter) const {
               "reader");
 }
 
-void GradientAccumulator::complete(size_t parameter, const AccumulationTarget& target) {
+void GradientAccumulator::complete(size_t parameter, const ops::AccumulationTarget& target) {
   const at::NoGradGuard no_grad;
   require_first(parameter);
   if (!target.add) return add(parameter, target.sum);
@@ -132,4 +132,4 @@ void GradientAccumulator::end_micro_batch() {
   left_ -= 1;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::optim

@@ -22,15 +22,15 @@
 #include "dtopp/distributed/sharding/tree_sum.h"
 #include "dtopp/ops/core/gradient_accumulation_hook.h"
 
-namespace dtopp {
+namespace dtopp::optim {
 
 // Gradients that an EP group reduces before each rank accumulates its part, f32 [EP shard].
 //
 // The ranks of an EP group process alternating micro-batches of one range. Along a tree, they reduce after
 // each micro-batch; otherwise they reduce once, after the last one.
 struct SharedGradients {
-  BucketedReducer* reducer = nullptr;  // null: no shared gradients
-  std::vector<size_t> parameters{};    // parameter i of the exchange is parameter parameters[i] of the model
+  distributed::BucketedReducer* reducer = nullptr;  // null: no shared gradients
+  std::vector<size_t> parameters{};  // parameter i of the exchange is parameter parameters[i] of the model
 };
 
 class GradientAccumulator {
@@ -59,8 +59,8 @@ class GradientAccumulator {
   // Whether each gradient of the parameter is reduced separately before it joins a sum.
   bool reduces_each(size_t parameter) const { return along_tree_ && reducer_index_[parameter] != kNotShared; }
   at::Tensor waiting(size_t parameter);
-  AccumulationTarget target(size_t parameter);
-  void complete(size_t parameter, const AccumulationTarget& target);
+  ops::AccumulationTarget target(size_t parameter);
+  void complete(size_t parameter, const ops::AccumulationTarget& target);
   void require_first(size_t parameter) const;
   void add(size_t parameter, at::Tensor gradient);
   void add_to_sum(size_t parameter, at::Tensor gradient);
@@ -72,9 +72,9 @@ class GradientAccumulator {
   SharedGradients shared_;
   static constexpr size_t kNotShared = SIZE_MAX;
   std::vector<size_t> reducer_index_;  // index in the exchange, by parameter
-  std::vector<TreeAccumulator> sums_;
+  std::vector<distributed::TreeAccumulator> sums_;
   std::vector<char> reached_;  // whether this micro-batch reached the parameter
   int64_t left_ = 0;           // remaining micro-batches, including this one
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::optim

@@ -14,14 +14,15 @@
 #include "dtopp/ops/core/torch.h"
 #include "dtopp/parameters/parameters.h"
 
-namespace dtopp {
+namespace dtopp::optim {
 
 // This rank's part of one parameter: f32 [local shard].
 struct ParameterShard {
-  const ParameterSpec* spec = nullptr;
+  const parameters::ParameterSpec* spec = nullptr;
   at::Tensor main_param, gradient;
-  std::vector<at::Tensor> slots;      // in the order of Optimizer::slots
-  std::vector<ElementRange> updates;  // ranges to update one by one: bits must not depend on the sharding
+  std::vector<at::Tensor> slots;  // in the order of Optimizer::slots
+  std::vector<distributed::ElementRange>
+      updates;  // ranges to update one by one: bits must not depend on the sharding
 };
 
 struct StepScalars {
@@ -35,12 +36,14 @@ class Optimizer {
  public:
   virtual ~Optimizer() = default;
   // Names of the state tensors of a parameter; each has the parameter's shape.
-  virtual std::vector<std::string> slots(const ParameterSpec& spec) const = 0;
-  virtual ShardPolicy shard_policy(const ParameterSpec& /*spec*/) const { return ShardPolicy::kElements; }
+  virtual std::vector<std::string> slots(const parameters::ParameterSpec& spec) const = 0;
+  virtual distributed::ShardPolicy shard_policy(const parameters::ParameterSpec& /*spec*/) const {
+    return distributed::ShardPolicy::kElements;
+  }
   // Weight decay applies to specs with weight_decay(). The host does not wait for the device.
   virtual void step(std::span<const ParameterShard> shards, const StepScalars& scalars) const = 0;
 };
 
-std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config);
+std::unique_ptr<Optimizer> make_optimizer(const config::OptimizerConfig& config);
 
-}  // namespace dtopp
+}  // namespace dtopp::optim

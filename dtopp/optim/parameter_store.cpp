@@ -6,15 +6,16 @@
 #include "dtopp/ops/optimizer/squared_norms.h"
 #include "dtopp/parameters/initialisation.h"
 
-namespace dtopp {
+namespace dtopp::optim {
 namespace {
 
 constexpr size_t kNone = SIZE_MAX;
 
 }  // namespace
 
-ParameterStore::ParameterStore(std::vector<ParameterSpec> specs, const at::TensorOptions& compute,
-                               const OptimizerConfig& optimizer, ProcessGroups groups, bool reproducible)
+ParameterStore::ParameterStore(std::vector<parameters::ParameterSpec> specs, const at::TensorOptions& compute,
+                               const config::OptimizerConfig& optimizer, distributed::ProcessGroups groups,
+                               bool reproducible)
     : specs_(std::move(specs)),
       device_(compute.device()),
       groups_(std::move(groups)),
@@ -25,21 +26,21 @@ ParameterStore::ParameterStore(std::vector<ParameterSpec> specs, const at::Tenso
   updates_ = at::zeros({}, fp32);
   std::vector<int64_t> chunk_indices;
   for (size_t i = 0; i < specs_.size(); ++i) {
-    const ParameterSpec& spec = specs_[i];
+    const parameters::ParameterSpec& spec = specs_[i];
     index_.emplace(spec.name, i);
-    const ShardLayout& layout =
+    const distributed::ShardLayout& layout =
         layouts_.emplace_back(spec.count(), spec.num_experts(), static_cast<int64_t>(i), groups_.dims(),
                               optimizer_->shard_policy(spec));
-    const ElementRange chunks = layout.local_chunks(groups_.rank());
+    const distributed::ElementRange chunks = layout.local_chunks(groups_.rank());
     std::vector<int64_t> offsets = {0};
     for (int64_t chunk = chunks.begin; chunk < chunks.end; ++chunk) {
       chunk_indices.push_back(num_chunks_ + chunk);
       offsets.push_back(offsets.back() + layout.chunk(chunk).size());
     }
-    chunk_offsets_.push_back(to_device(at::tensor(offsets, at::kLong), device_));
+    chunk_offsets_.push_back(ops::to_device(at::tensor(offsets, at::kLong), device_));
     num_chunks_ += layout.num_chunks();
     std::vector<int64_t> shape = spec.shape;
-    if (spec.role == ParameterRole::kExpert) shape[0] /= ep_size;
+    if (spec.role == parameters::ParameterRole::kExpert) shape[0] /= ep_size;
     const bool direct = compute_type == at::kFloat || !spec.compute_precision();
     const at::Tensor copy = at::zeros(shape, fp32.dtype(direct ? at::kFloat : compute_type));
     const int64_t size = local_shard(i).size();
@@ -51,39 +52,39 @@ ParameterStore::ParameterStore(std::vector<ParameterSpec> specs, const at::Tenso
     for (size_t slot = 0; slot < optimizer_->slots(spec).size(); ++slot)
       slots_.back().push_back(at::zeros({size}, fp32));
   }
-  chunk_indices_ = to_device(at::tensor(chunk_indices, at::kLong), device_);
+  chunk_indices_ = ops::to_device(at::tensor(chunk_indices, at::kLong), device_);
   make_reducers(reproducible);
 }
 
 void ParameterStore::make_reducers(bool reproducible) {
-  const ParallelDims dims = groups_.dims();
+  const distributed::ParallelDims dims = groups_.dims();
   const int64_t ep_rank = dims.ep_rank(groups_.rank()), edp_rank = dims.edp_rank(groups_.rank());
   const int64_t node = edp_rank / dims.local_edp_size(), first = node * dims.local_edp_size();
-  std::vector<Shards> of_node_shards, of_ep_shards, of_wholes;
+  std::vector<distributed::Shards> of_node_shards, of_ep_shards, of_wholes;
   ep_index_.assign(specs_.size(), kNone);
   for (size_t i = 0; i < specs_.size(); ++i) {
-    const ShardLayout& layout = layouts_[i];
-    Shards& inter_node = of_node_shards.emplace_back();
+    const distributed::ShardLayout& layout = layouts_[i];
+    distributed::Shards& inter_node = of_node_shards.emplace_back();
     const int64_t node_shard = layout.node_shard(groups_.rank()).begin,
                   ep_shard = layout.ep_shard(ep_rank).begin;
     for (int64_t other = edp_rank - first; other < dims.edp_size(); other += dims.local_edp_size())
       inter_node.push_back(layout.local_shard(dims.rank(ep_rank, other)).from(node_shard));
-    Shards& intra_node = of_ep_shards.emplace_back();
+    distributed::Shards& intra_node = of_ep_shards.emplace_back();
     for (int64_t other = first; other < first + dims.local_edp_size(); ++other)
       intra_node.push_back(layout.node_shard(dims.rank(ep_rank, other)).from(ep_shard));
-    if (dims.ep_size == 1 || specs_[i].role == ParameterRole::kExpert) continue;
+    if (dims.ep_size == 1 || specs_[i].role == parameters::ParameterRole::kExpert) continue;
     ep_index_[i] = ep_parameters_.size();
     ep_parameters_.push_back(i);
-    Shards& in_ep_group = of_wholes.emplace_back();
+    distributed::Shards& in_ep_group = of_wholes.emplace_back();
     for (int64_t other = 0; other < dims.ep_size; ++other) in_ep_group.push_back(layout.ep_shard(other));
   }
-  edp_inter_node_reducer_ =
-      std::make_unique<BucketedReducer>(*groups_.edp_inter_node, std::move(of_node_shards), device_);
-  edp_reducer_ = std::make_unique<BucketedReducer>(*groups_.edp_intra_node, std::move(of_ep_shards), device_,
-                                                   edp_inter_node_reducer_.get());
+  edp_inter_node_reducer_ = std::make_unique<distributed::BucketedReducer>(
+      *groups_.edp_inter_node, std::move(of_node_shards), device_);
+  edp_reducer_ = std::make_unique<distributed::BucketedReducer>(
+      *groups_.edp_intra_node, std::move(of_ep_shards), device_, edp_inter_node_reducer_.get());
   SharedGradients shared;
   if (dims.ep_size > 1) {
-    ep_reducer_ = std::make_unique<BucketedReducer>(*groups_.ep, std::move(of_wholes), device_);
+    ep_reducer_ = std::make_unique<distributed::BucketedReducer>(*groups_.ep, std::move(of_wholes), device_);
     shared = {ep_reducer_.get(), ep_parameters_};
   }
   gradient_accumulator_ = std::make_unique<GradientAccumulator>(
@@ -93,13 +94,14 @@ void ParameterStore::make_reducers(bool reproducible) {
 }
 
 int64_t ParameterStore::offset(size_t parameter) const {
-  const bool is_expert = specs_[parameter].role == ParameterRole::kExpert;
+  const bool is_expert = specs_[parameter].role == parameters::ParameterRole::kExpert;
   const int64_t ep_rank = groups_.dims().ep_rank(groups_.rank());
   return local_shard(parameter).begin - (is_expert ? layouts_[parameter].ep_shard(ep_rank).begin : 0);
 }
 
 at::Tensor ParameterStore::ep_shard(size_t parameter) const {
-  const ElementRange ep_shard = layouts_[parameter].ep_shard(groups_.dims().ep_rank(groups_.rank()));
+  const distributed::ElementRange ep_shard =
+      layouts_[parameter].ep_shard(groups_.dims().ep_rank(groups_.rank()));
   const at::Tensor flat = model_params_[parameter].view(-1);
   return flat.numel() == ep_shard.size() ? flat : flat.narrow(0, ep_shard.begin, ep_shard.size());
 }
@@ -120,7 +122,7 @@ void ParameterStore::initialise(uint64_t seed) {
   const at::NoGradGuard no_grad;
   for (size_t i = 0; i < specs_.size(); ++i) {
     at::Tensor whole = at::empty(specs_[i].shape, updates_.options());
-    dtopp::initialise(specs_[i], seed, whole);
+    parameters::initialise(specs_[i], seed, whole);
     main_params_[i].copy_(whole.view(-1).narrow(0, local_shard(i).begin, local_shard(i).size()));
     const int64_t first = local_shard(i).begin - offset(i);
     model_params_[i].view(-1).copy_(whole.view(-1).narrow(0, first, model_params_[i].numel()));
@@ -138,7 +140,7 @@ void ParameterStore::refresh_copies() {
   edp_reducer_->start_all_gather(std::move(ep_shards), {});
   if (!ep_reducer_) return;
   for (const size_t i : ep_parameters_) wholes.push_back(model_params_[i]);
-  BucketedReducer::Source source;  // without others nothing is to be waited for
+  distributed::BucketedReducer::Source source;  // without others nothing is to be waited for
   if (edp_reducer_->has_others()) source = {edp_reducer_.get(), ep_parameters_};
   ep_reducer_->start_all_gather(std::move(wholes), std::move(source));
 }
@@ -146,15 +148,15 @@ void ParameterStore::refresh_copies() {
 // Ranges of the local shard for updates: one per chunk on a CPU, because the tail of a vectorized loop
 // depends on its length and results must not depend on sharding. A device has no such tails, and 10^5 tensors
 // would cost the host more than the update.
-std::vector<ElementRange> ParameterStore::update_ranges(size_t parameter) const {
-  const ElementRange local = local_shard(parameter);
-  std::vector<ElementRange> ranges;
+std::vector<distributed::ElementRange> ParameterStore::update_ranges(size_t parameter) const {
+  const distributed::ElementRange local = local_shard(parameter);
+  std::vector<distributed::ElementRange> ranges;
   if (!device_.is_cpu()) {
     if (local.size() > 0) ranges.push_back({0, local.size()});
     return ranges;
   }
-  const ShardLayout& layout = layouts_[parameter];
-  const ElementRange mine = layout.local_chunks(groups_.rank());
+  const distributed::ShardLayout& layout = layouts_[parameter];
+  const distributed::ElementRange mine = layout.local_chunks(groups_.rank());
   for (int64_t chunk = mine.begin; chunk < mine.end; ++chunk)
     ranges.push_back(layout.chunk(chunk).from(local.begin));
   return ranges;
@@ -164,7 +166,7 @@ at::Tensor ParameterStore::squared_norms() const {
   at::Tensor squares = at::zeros({num_chunks_}, updates_.options().dtype(at::kDouble));
   std::vector<at::Tensor> local_shards;
   for (size_t i = 0; i < specs_.size(); ++i)
-    local_shards.push_back(dtopp::squared_norms(gradients_[i], chunk_offsets_[i]));
+    local_shards.push_back(ops::squared_norms(gradients_[i], chunk_offsets_[i]));
   return squares.index_copy_(0, chunk_indices_, at::cat(local_shards));
 }
 
@@ -193,7 +195,7 @@ void ParameterStore::update_ema(const at::Tensor& applied) {
   const at::Tensor decay = ((n + 1) / (n + 10)).clamp_max(ema_decay_);
   const at::Tensor share = ((1 - decay) * applied).to(at::kFloat);
   for (size_t i = 0; i < specs_.size(); ++i)
-    for (const ElementRange& range : update_ranges(i))
+    for (const distributed::ElementRange& range : update_ranges(i))
       ema_params_[i]
           .narrow(0, range.begin, range.size())
           .lerp_(main_params_[i].narrow(0, range.begin, range.size()), share);
@@ -210,4 +212,4 @@ void ParameterStore::swap_ema() {
   refresh_copies();
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::optim

@@ -35,19 +35,20 @@
 #include "dtopp/optim/optimizer.h"
 #include "dtopp/parameters/parameters.h"
 
-namespace dtopp {
+namespace dtopp::optim {
 
 class ParameterStore {
  public:
   // compute: at::kFloat or at::kBFloat16, and the device of all tensors. reproducible: parallel.reproducible.
   // The EP size must divide the number of experts. The parameters are zero until initialise() or load().
-  ParameterStore(std::vector<ParameterSpec> specs, const at::TensorOptions& compute,
-                 const OptimizerConfig& optimizer, ProcessGroups groups = {}, bool reproducible = true);
+  ParameterStore(std::vector<parameters::ParameterSpec> specs, const at::TensorOptions& compute,
+                 const config::OptimizerConfig& optimizer, distributed::ProcessGroups groups = {},
+                 bool reproducible = true);
 
   void initialise(uint64_t seed);
   // Loads the parameters and, with `slots`, the optimizer's slots. CheckpointError if the checkpoint lacks a
   // tensor.
-  void load(const Checkpoint& checkpoint, bool slots);
+  void load(const checkpoint::Checkpoint& checkpoint, bool slots);
 
   // Starts an EMA of the parameters at their current values. Every applied step updates it:
   //
@@ -61,7 +62,7 @@ class ParameterStore {
   // EMA.
   std::vector<TensorSource> ema_sources() const;
   // Requires enable_ema(). CheckpointError if the checkpoint lacks a tensor.
-  void load_ema(const Checkpoint& checkpoint);
+  void load_ema(const checkpoint::Checkpoint& checkpoint);
   // Exchanges parameters and EMA: the model computes with the EMA until the next call. Do not train in
   // between. Requires enable_ema(). Collective.
   void swap_ema();
@@ -90,9 +91,9 @@ class ParameterStore {
   std::vector<TensorSource> parameter_sources() const;
   std::vector<TensorSource> slot_sources() const;
   // Sends each rank its part of those tensors, as SavingRanks::collect. Collective.
-  void collect_saved(const std::vector<TensorByteRange>& by_rank, const TakeBytes& take) const;
+  void collect_saved(const std::vector<checkpoint::TensorByteRange>& by_rank, const TakeBytes& take) const;
 
-  const std::vector<ParameterSpec>& specs() const { return specs_; }
+  const std::vector<parameters::ParameterSpec>& specs() const { return specs_; }
   const at::Device& device() const { return device_; }
   // A whole main parameter, f32. Collective.
   at::Tensor main_param(const std::string& name) const { return whole(main_params_, index_.at(name)); }
@@ -105,19 +106,21 @@ class ParameterStore {
   at::Tensor ep_shard(size_t parameter) const;
   // The position of this rank's local shard in the tensor that the model computes with.
   int64_t offset(size_t parameter) const;
-  ElementRange local_shard(size_t parameter) const { return layouts_[parameter].local_shard(groups_.rank()); }
+  distributed::ElementRange local_shard(size_t parameter) const {
+    return layouts_[parameter].local_shard(groups_.rank());
+  }
   at::Tensor whole(const std::vector<at::Tensor>& local_shards, size_t parameter) const;
   void copy_local_shard(std::span<const std::byte> bytes, size_t parameter,
                         const at::Tensor& local_shard) const;
-  std::vector<ElementRange> update_ranges(size_t parameter) const;
+  std::vector<distributed::ElementRange> update_ranges(size_t parameter) const;
   void update_ema(const at::Tensor& applied);
   void make_reducers(bool reproducible);
 
-  std::vector<ParameterSpec> specs_;
+  std::vector<parameters::ParameterSpec> specs_;
   at::Device device_;
-  ProcessGroups groups_;
+  distributed::ProcessGroups groups_;
   std::unordered_map<std::string, size_t> index_;
-  std::vector<ShardLayout> layouts_;
+  std::vector<distributed::ShardLayout> layouts_;
   int64_t num_chunks_ = 0;
   at::Tensor chunk_indices_;               // int64: indices of this rank's chunks among all chunks
   std::vector<at::Tensor> chunk_offsets_;  // int64 [chunks + 1] per parameter: offsets in its local shard
@@ -130,12 +133,12 @@ class ParameterStore {
   double ema_decay_ = 0;
   std::vector<at::Tensor> ema_params_;  // empty without an EMA
   at::Tensor updates_;                  // f32 []: updates applied so far
-  std::unique_ptr<BucketedReducer> edp_inter_node_reducer_, edp_reducer_;
+  std::unique_ptr<distributed::BucketedReducer> edp_inter_node_reducer_, edp_reducer_;
   // For parameters that all ranks of the EP group compute with; null if the EP size is 1.
-  std::unique_ptr<BucketedReducer> ep_reducer_;
+  std::unique_ptr<distributed::BucketedReducer> ep_reducer_;
   std::vector<size_t> ep_parameters_;
   std::vector<size_t> ep_index_;  // by parameter; kNone for experts
   std::unique_ptr<GradientAccumulator> gradient_accumulator_;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::optim

@@ -6,23 +6,23 @@
 #include "dtopp/ops/core/host_copy.h"
 #include "dtopp/optim/parameter_store.h"
 
-namespace dtopp {
+namespace dtopp::optim {
 namespace {
 
-ElementRange elements_of(uint64_t begin_byte, uint64_t bytes) {
+distributed::ElementRange elements_of(uint64_t begin_byte, uint64_t bytes) {
   constexpr auto kElement = static_cast<int64_t>(sizeof(float));
   const auto begin = static_cast<int64_t>(begin_byte) / kElement;
   return {begin, begin + static_cast<int64_t>(bytes) / kElement};
 }
 
-TensorSource source_of(const ParameterSpec& spec, const std::string& suffix = "") {
+TensorSource source_of(const parameters::ParameterSpec& spec, const std::string& suffix = "") {
   return {spec.name + suffix, "F32", spec.shape, static_cast<uint64_t>(spec.count()) * sizeof(float),
           TensorSource::Read()};
 }
 
-std::vector<TensorSource> sources_of(const std::vector<ParameterSpec>& specs) {
+std::vector<TensorSource> sources_of(const std::vector<parameters::ParameterSpec>& specs) {
   std::vector<TensorSource> sources;
-  for (const ParameterSpec& spec : specs) sources.push_back(source_of(spec));
+  for (const parameters::ParameterSpec& spec : specs) sources.push_back(source_of(spec));
   return sources;
 }
 
@@ -30,15 +30,15 @@ std::vector<TensorSource> sources_of(const std::vector<ParameterSpec>& specs) {
 
 void ParameterStore::copy_local_shard(std::span<const std::byte> bytes, size_t parameter,
                                       const at::Tensor& local_shard) const {
-  const ElementRange range = this->local_shard(parameter);
-  copy_from_bytes(bytes.subspan(static_cast<size_t>(range.begin) * sizeof(float),
-                                static_cast<size_t>(range.size()) * sizeof(float)),
-                  local_shard);
+  const distributed::ElementRange range = this->local_shard(parameter);
+  ops::copy_from_bytes(bytes.subspan(static_cast<size_t>(range.begin) * sizeof(float),
+                                     static_cast<size_t>(range.size()) * sizeof(float)),
+                       local_shard);
 }
 
-void ParameterStore::load(const Checkpoint& checkpoint, bool slots) {
+void ParameterStore::load(const checkpoint::Checkpoint& checkpoint, bool slots) {
   for (size_t i = 0; i < specs_.size(); ++i) {
-    const ParameterSpec& spec = specs_[i];
+    const parameters::ParameterSpec& spec = specs_[i];
     copy_local_shard(checkpoint.parameter(spec.name, spec.shape), i, main_params_[i]);
     if (!slots) continue;
     const std::vector<std::string> names = optimizer_->slots(spec);
@@ -49,16 +49,17 @@ void ParameterStore::load(const Checkpoint& checkpoint, bool slots) {
   refresh_copies();
 }
 
-void ParameterStore::load_ema(const Checkpoint& checkpoint) {
+void ParameterStore::load_ema(const checkpoint::Checkpoint& checkpoint) {
   for (size_t i = 0; i < specs_.size(); ++i)
     copy_local_shard(checkpoint.ema(specs_[i].name, specs_[i].shape), i, ema_params_.at(i));
 }
 
 at::Tensor ParameterStore::whole(const std::vector<at::Tensor>& local_shards, size_t parameter) const {
-  const ParameterSpec& spec = specs_.at(parameter);
-  const ShardedTensor tensor{&layouts_[parameter], local_shards.at(parameter)};
-  const std::vector<ShardRequest> on_all(static_cast<size_t>(groups_.size()), {&tensor, {0, spec.count()}});
-  return gather_shards(*groups_.world, on_all).view(spec.shape);
+  const parameters::ParameterSpec& spec = specs_.at(parameter);
+  const distributed::ShardedTensor tensor{&layouts_[parameter], local_shards.at(parameter)};
+  const std::vector<distributed::ShardRequest> on_all(static_cast<size_t>(groups_.size()),
+                                                      {&tensor, {0, spec.count()}});
+  return distributed::gather_shards(*groups_.world, on_all).view(spec.shape);
 }
 
 std::vector<TensorSource> ParameterStore::parameter_sources() const { return sources_of(specs_); }
@@ -69,33 +70,34 @@ std::vector<TensorSource> ParameterStore::ema_sources() const {
 
 std::vector<TensorSource> ParameterStore::slot_sources() const {
   std::vector<TensorSource> sources;
-  for (const ParameterSpec& spec : specs_)
+  for (const parameters::ParameterSpec& spec : specs_)
     for (const std::string& slot : optimizer_->slots(spec)) sources.push_back(source_of(spec, "." + slot));
   return sources;
 }
 
-void ParameterStore::collect_saved(const std::vector<TensorByteRange>& by_rank, const TakeBytes& take) const {
-  const auto tensor_of = [&](const TensorByteRange& range) -> ShardedTensor {
+void ParameterStore::collect_saved(const std::vector<checkpoint::TensorByteRange>& by_rank,
+                                   const TakeBytes& take) const {
+  const auto tensor_of = [&](const checkpoint::TensorByteRange& range) -> distributed::ShardedTensor {
     const std::string& name = range.tensor->name;
-    if (range.kind == kOptimizer) {
+    if (range.kind == checkpoint::kOptimizer) {
       const size_t dot = name.rfind('.'), i = index_.at(name.substr(0, dot));
       const std::vector<std::string> names = optimizer_->slots(specs_[i]);
       const auto slot = std::ranges::find(names, name.substr(dot + 1)) - names.begin();
       return {&layouts_[i], slots_[i].at(static_cast<size_t>(slot))};
     }
     const size_t i = index_.at(name);
-    return {&layouts_[i], (range.kind == kEma ? ema_params_ : main_params_)[i]};
+    return {&layouts_[i], (range.kind == checkpoint::kEma ? ema_params_ : main_params_)[i]};
   };
-  std::vector<ShardedTensor> tensors(by_rank.size());
-  std::vector<ShardRequest> requests(by_rank.size());
+  std::vector<distributed::ShardedTensor> tensors(by_rank.size());
+  std::vector<distributed::ShardRequest> requests(by_rank.size());
   for (size_t rank = 0; rank < by_rank.size(); ++rank) {
-    const TensorByteRange& range = by_rank[rank];
+    const checkpoint::TensorByteRange& range = by_rank[rank];
     if (!range.tensor) continue;
     tensors[rank] = tensor_of(range);
     requests[rank] = {&tensors[rank], elements_of(range.begin, range.count)};
   }
-  const at::Tensor elements = gather_shards(*groups_.world, requests);
-  if (elements.defined()) copy_to_bytes(elements, take);
+  const at::Tensor elements = distributed::gather_shards(*groups_.world, requests);
+  if (elements.defined()) ops::copy_to_bytes(elements, take);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::optim

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numbers>
 
-namespace dtopp {
+namespace dtopp::optim {
 namespace {
 
 // The progress of `step` from `begin` to `end`, from 0 to 1.
@@ -13,31 +13,31 @@ double progress(int64_t step, int64_t begin, int64_t end) {
   return std::clamp(static_cast<double>(step - begin) / static_cast<double>(length), 0.0, 1.0);
 }
 
-double along_cosine(const OptimizerConfig& config, double share) {
+double along_cosine(const config::OptimizerConfig& config, double share) {
   return config.min_lr + (config.lr - config.min_lr) * 0.5 * (1.0 + std::cos(std::numbers::pi * share));
 }
 
 // Exactly lr and min_lr at the ends.
-double along_line(const OptimizerConfig& config, double share) {
+double along_line(const config::OptimizerConfig& config, double share) {
   return std::lerp(config.lr, config.min_lr, share);
 }
 
 }  // namespace
 
-double learning_rate(const OptimizerConfig& config, int64_t step, int64_t steps) {
+double learning_rate(const config::OptimizerConfig& config, int64_t step, int64_t steps) {
   if (step < config.warmup_steps)
     return config.lr * static_cast<double>(step) / static_cast<double>(config.warmup_steps);
   switch (config.schedule) {
-    case Schedule::kCosine:
+    case config::Schedule::kCosine:
       return along_cosine(config, progress(step, config.warmup_steps, steps));
-    case Schedule::kLinear:
+    case config::Schedule::kLinear:
       return along_line(config, progress(step, config.warmup_steps, steps));
-    case Schedule::kWsd:
+    case config::Schedule::kWsd:
       return along_line(config, progress(step, steps - config.decay_steps, steps));
-    case Schedule::kConstant:
+    case config::Schedule::kConstant:
       break;
   }
   return config.lr;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::optim

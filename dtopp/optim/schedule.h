@@ -10,9 +10,9 @@
 
 #include "dtopp/config/optimizer_config.h"
 
-namespace dtopp {
+namespace dtopp::optim {
 
 // `step` counts from 1 to `steps`.
-double learning_rate(const OptimizerConfig& config, int64_t step, int64_t steps);
+double learning_rate(const config::OptimizerConfig& config, int64_t step, int64_t steps);
 
-}  // namespace dtopp
+}  // namespace dtopp::optim

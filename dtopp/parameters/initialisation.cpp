@@ -4,7 +4,7 @@
 
 #include "dtopp/base/random.h"
 
-namespace dtopp {
+namespace dtopp::parameters {
 namespace {
 
 constexpr double kCut = 3.0;  // in standard deviations
@@ -45,4 +45,4 @@ void initialise(const ParameterSpec& spec, uint64_t seed, at::Tensor& tensor) {
   }
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::parameters

@@ -9,13 +9,14 @@
 #include "dtopp/config/run_config.h"
 #include "dtopp/parameters/parameters.h"
 
-namespace dtopp {
+namespace dtopp::parameters {
 
 class ParameterList {
  public:
   // Matrices start with standard deviation model.init_std; matrices that write to the residual stream start
   // with residual_std().
-  ParameterList(const ModelConfig& model, const RoutingConfig& routing) : model_(model), routing_(routing) {}
+  ParameterList(const config::ModelConfig& model, const config::RoutingConfig& routing)
+      : model_(model), routing_(routing) {}
 
   double residual_std() const {
     const double layers = static_cast<double>(model_.num_layers);
@@ -64,7 +65,7 @@ class ParameterList {
       return;
     }
     matrix(prefix + "gate.weight", {E, D}, ParameterRole::kRouter);
-    if (routing_.normalization == Normalization::kDynamic)
+    if (routing_.normalization == config::Normalization::kDynamic)
       list_.push_back({prefix + "gate.scale", {}, {Distribution::kOne}, ParameterRole::kRouterScale});
     matrix(prefix + "experts.gate_up_proj", {E, 2 * F, D}, ParameterRole::kExpert);
     residual_matrix(prefix + "experts.down_proj", {E, D, F}, ParameterRole::kExpert);
@@ -76,9 +77,9 @@ class ParameterList {
     list_.push_back({name, std::move(shape), {Distribution::kTruncatedNormal, std}, role});
   }
 
-  const ModelConfig& model_;
-  const RoutingConfig& routing_;
+  const config::ModelConfig& model_;
+  const config::RoutingConfig& routing_;
   std::vector<ParameterSpec> list_;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::parameters

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace dtopp {
+namespace dtopp::parameters {
 
 // The way in which a parameter acts on a token. Weight decay, precision and FLOPs follow from it.
 enum class ParameterRole {
@@ -49,4 +49,4 @@ struct ParameterSpec {
   }
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::parameters

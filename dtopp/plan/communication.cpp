@@ -6,7 +6,7 @@
 #include "dtopp/distributed/sharding/shard_layout.h"
 #include "dtopp/ops/route/cumulative_prob_bins.h"
 
-namespace dtopp {
+namespace dtopp::plan {
 namespace {
 
 constexpr double kFloatBytes = 4;
@@ -25,8 +25,8 @@ SentBytes exchange(const Group& group, double bytes) {
 }
 
 // The same for EDP ranks: first within a node, then each rank exchanges its part with other nodes.
-SentBytes exchange_by_node(const ParallelDims& dims, double bytes) {
-  const ParallelDims nested = dims.with_nested_nodes();
+SentBytes exchange_by_node(const distributed::ParallelDims& dims, double bytes) {
+  const distributed::ParallelDims nested = dims.with_nested_nodes();
   const auto here = static_cast<double>(nested.local_edp_size()), nodes = static_cast<double>(nested.nodes);
   // Several nodes may count as one; their ranks are still on different nodes.
   const double local = here * nodes / static_cast<double>(dims.nodes);
@@ -44,7 +44,7 @@ struct Shares {
 };
 
 // Each EP group owns an aligned range of micro-steps (distributed/sharding/tree_sum.h).
-Shares share_out(const TrainingConfig& training, const ParallelDims& dims) {
+Shares share_out(const config::TrainingConfig& training, const distributed::ParallelDims& dims) {
   const int64_t leaves = training.global_batch_size / training.micro_batch_size;
   const int64_t micro_steps = (leaves + dims.ep_size - 1) / dims.ep_size;
   int64_t most = 1;
@@ -61,23 +61,24 @@ struct ParameterSizes {
 };
 
 // The largest bucket's share of the elements that a rank holds (distributed/sharding/bucketed_reducer.h).
-double bucket_share(const Model& model, int64_t expert_parallel) {
+double bucket_share(const models::Model& model, int64_t expert_parallel) {
   int64_t held = 0, largest = 0;
-  for (const ParameterSpec& spec : model.parameters) {
-    const int64_t count = spec.count() / (spec.role == ParameterRole::kExpert ? expert_parallel : 1);
+  for (const parameters::ParameterSpec& spec : model.parameters) {
+    const int64_t count =
+        spec.count() / (spec.role == parameters::ParameterRole::kExpert ? expert_parallel : 1);
     held += count;
     largest = std::max(largest, count);
   }
-  return static_cast<double>(std::min(held, std::max(largest, bucket_elements(held)))) /
+  return static_cast<double>(std::min(held, std::max(largest, distributed::bucket_elements(held)))) /
          static_cast<double>(held);
 }
 
-ParameterSizes parameter_sizes(const Model& model, double width) {
+ParameterSizes parameter_sizes(const models::Model& model, double width) {
   ParameterSizes sizes;
-  for (const ParameterSpec& spec : model.parameters) {
+  for (const parameters::ParameterSpec& spec : model.parameters) {
     const auto count = static_cast<double>(spec.count());
     const double bytes = count * (spec.compute_precision() ? width : kFloatBytes);
-    const bool expert = spec.role == ParameterRole::kExpert;
+    const bool expert = spec.role == parameters::ParameterRole::kExpert;
     (expert ? sizes.experts : sizes.dense) += count;
     (expert ? sizes.expert_bytes : sizes.dense_bytes) += bytes;
   }
@@ -87,24 +88,25 @@ ParameterSizes parameter_sizes(const Model& model, double width) {
 // The approximate number of values in train/step_numbers.h: losses per micro-batch, gradient norms per chunk
 // (distributed/sharding/shard_layout.h), flags, the largest number of token-expert pairs per rank and
 // layer, tokens per expert, and the histograms of cumulative probabilities.
-double count_step_numbers(const RunConfig& config, const Model& model, const ParallelDims& dims) {
+double count_step_numbers(const config::RunConfig& config, const models::Model& model,
+                          const distributed::ParallelDims& dims) {
   constexpr int64_t kLosses = 6, kFlags = 2, kTokenSums = 2;
   const int64_t layers = model.num_routed_layers;
   int64_t chunks = 0;
-  for (const ParameterSpec& spec : model.parameters)
-    chunks += ShardLayout(spec.count(), spec.num_experts(), /*index=*/0, {}).num_chunks();
+  for (const parameters::ParameterSpec& spec : model.parameters)
+    chunks += distributed::ShardLayout(spec.count(), spec.num_experts(), /*index=*/0, {}).num_chunks();
   int64_t count =
       kLosses * (config.training.global_batch_size / config.training.micro_batch_size) + chunks + kFlags;
-  if (layers > 0 && config.routing.method == RoutingMethod::kDTopP)
-    count += kCumulativeProbBins * (config.routing.scope == ThresholdScope::kLayer ? layers : 1);
+  if (layers > 0 && config.routing.method == config::RoutingMethod::kDTopP)
+    count += ops::kCumulativeProbBins * (config.routing.scope == config::ThresholdScope::kLayer ? layers : 1);
   if (layers > 0)
     count += layers * dims.world_size + kTokenSums + layers * (2 * config.model.num_experts + 1);
   return static_cast<double>(count);
 }
 
 // Adds the bytes of rows that are sent to other ranks' experts and back.
-void add_rows(const RunConfig& config, const Model& model, const Group& ep_group, const Shares& shares,
-              double width, Communication& communication) {
+void add_rows(const config::RunConfig& config, const models::Model& model, const Group& ep_group,
+              const Shares& shares, double width, Communication& communication) {
   const auto layers = static_cast<double>(model.num_routed_layers);
   const double tokens = shares.micro_batches * static_cast<double>(config.training.micro_batch_size) *
                         static_cast<double>(model.tokens_per_sample);
@@ -134,8 +136,9 @@ double expected_ranks(int64_t experts, int64_t ranks, double active) {
   return static_cast<double>(ranks) * (1 - missed);
 }
 
-Communication plan_communication(const RunConfig& config, const Model& model, const ParallelDims& dims,
-                                 double active_experts, uint64_t width) {
+Communication plan_communication(const config::RunConfig& config, const models::Model& model,
+                                 const distributed::ParallelDims& dims, double active_experts,
+                                 uint64_t width) {
   const auto element = static_cast<double>(width);
   const auto degree = static_cast<double>(dims.ep_size);
   const Group all = {static_cast<double>(dims.world_size), static_cast<double>(dims.node_size())};
@@ -164,11 +167,11 @@ Communication plan_communication(const RunConfig& config, const Model& model, co
 
 std::vector<CollectiveBytes> by_collective(const Communication& communication) {
   const auto rounded = [](const char* name, const SentBytes& sent) {
-    return CollectiveBytes{name, checked_round(sent.inside), checked_round(sent.between)};
+    return CollectiveBytes{name, models::checked_round(sent.inside), models::checked_round(sent.between)};
   };
   return {rounded("reduce_scatter", communication.ep_gradients + communication.edp_gradients),
           rounded("gather", communication.parameters), rounded("dispatch", communication.dispatch),
           rounded("combine", communication.combine), rounded("step", communication.step)};
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::plan

@@ -9,7 +9,7 @@
 #include "dtopp/distributed/topology/parallel_dims.h"
 #include "dtopp/models/model.h"
 
-namespace dtopp {
+namespace dtopp::plan {
 
 // Bytes that a rank sends: to ranks on its own node, and to ranks on other nodes.
 struct SentBytes {
@@ -36,8 +36,9 @@ struct Communication {
 };
 
 // `dims` must have passed check_dims. `width` is bytes per element in the compute precision.
-Communication plan_communication(const RunConfig& config, const Model& model, const ParallelDims& dims,
-                                 double active_experts, uint64_t width);
+Communication plan_communication(const config::RunConfig& config, const models::Model& model,
+                                 const distributed::ParallelDims& dims, double active_experts,
+                                 uint64_t width);
 
 // The bytes under the names of the collectives (distributed/collectives/counting_collectives.h), rounded.
 struct CollectiveBytes {
@@ -50,4 +51,4 @@ std::vector<CollectiveBytes> by_collective(const Communication& communication);
 // ranks holds an equal share of `experts` experts. A fractional `active` is interpolated.
 double expected_ranks(int64_t experts, int64_t ranks, double active);
 
-}  // namespace dtopp
+}  // namespace dtopp::plan

@@ -6,28 +6,29 @@
 #include "dtopp/config/config.h"
 #include "dtopp/plan/step_time.h"
 
-namespace dtopp {
+namespace dtopp::plan {
 namespace {
 
 void require_divides(const char* key, int64_t part, int64_t whole, const char* what) {
   if (whole % part != 0)
-    throw InvalidValue(key,
-                       std::to_string(part) + " does not divide the " + std::to_string(whole) + " " + what);
+    throw config::InvalidValue(
+        key, std::to_string(part) + " does not divide the " + std::to_string(whole) + " " + what);
 }
 
 }  // namespace
 
-void check_dims(const ParallelDims& dims, const ModelConfig& model) {
+void check_dims(const distributed::ParallelDims& dims, const config::ModelConfig& model) {
   const char* degree = "parallel.expert_parallel";
-  if (dims.world_size < 1) throw InvalidValue("--ranks", "must be at least 1");
-  if (dims.nodes < 1) throw InvalidValue("--nodes", "must be at least 1");
-  if (dims.ep_size < 1) throw InvalidValue(degree, "must be at least 1");
+  if (dims.world_size < 1) throw config::InvalidValue("--ranks", "must be at least 1");
+  if (dims.nodes < 1) throw config::InvalidValue("--nodes", "must be at least 1");
+  if (dims.ep_size < 1) throw config::InvalidValue(degree, "must be at least 1");
   require_divides("--nodes", dims.nodes, dims.world_size, "ranks");
   require_divides(degree, dims.ep_size, dims.node_size(), "ranks of a node");
   require_divides(degree, dims.ep_size, model.num_experts, "experts of a layer");
 }
 
-std::vector<int64_t> possible_expert_parallel(const ParallelDims& dims, const ModelConfig& model) {
+std::vector<int64_t> possible_expert_parallel(const distributed::ParallelDims& dims,
+                                              const config::ModelConfig& model) {
   std::vector<int64_t> degrees;
   for (int64_t degree = 1; degree <= dims.node_size(); ++degree) {
     if (dims.node_size() % degree == 0 && model.num_experts % degree == 0) degrees.push_back(degree);
@@ -35,7 +36,8 @@ std::vector<int64_t> possible_expert_parallel(const ParallelDims& dims, const Mo
   return degrees;
 }
 
-std::vector<Plan> plans_by_expert_parallel(const RunConfig& config, const ParallelDims& dims, Device device) {
+std::vector<Plan> plans_by_expert_parallel(const config::RunConfig& config,
+                                           const distributed::ParallelDims& dims, config::Device device) {
   check_dims({dims.world_size, dims.nodes}, config.model);
   std::vector<Plan> plans;
   for (const int64_t degree : possible_expert_parallel(dims, config.model))
@@ -43,7 +45,7 @@ std::vector<Plan> plans_by_expert_parallel(const RunConfig& config, const Parall
   return plans;
 }
 
-Recommendation recommend(const std::vector<Plan>& plans, const PlanDevice& device) {
+Recommendation recommend(const std::vector<Plan>& plans, const device::PlanDevice& device) {
   const auto bytes = [](uint64_t count) { return format_bytes(static_cast<double>(count)); };
   const auto fits = [&](const Plan& plan) { return plan.memory_bytes() <= device.memory_bytes; };
   const std::string room = bytes(device.memory_bytes) + " of " + device.name;
@@ -74,9 +76,9 @@ Recommendation recommend(const std::vector<Plan>& plans, const PlanDevice& devic
   return best;
 }
 
-int64_t expert_parallel_of(const RunConfig& config, const ParallelDims& dims, Device device,
-                           uint64_t memory_bytes) {
-  ParallelDims wanted = dims;
+int64_t expert_parallel_of(const config::RunConfig& config, const distributed::ParallelDims& dims,
+                           config::Device device, uint64_t memory_bytes) {
+  distributed::ParallelDims wanted = dims;
   wanted.ep_size = config.parallel.expert_parallel.ranks.value_or(1);
   check_dims(wanted, config.model);
   if (config.parallel.expert_parallel.ranks || dims.world_size == 1) return wanted.ep_size;
@@ -84,4 +86,4 @@ int64_t expert_parallel_of(const RunConfig& config, const ParallelDims& dims, De
       .expert_parallel;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::plan

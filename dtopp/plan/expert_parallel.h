@@ -7,17 +7,19 @@
 #include "dtopp/device/known_devices.h"
 #include "dtopp/plan/plan.h"
 
-namespace dtopp {
+namespace dtopp::plan {
 
 // Throws UsageError if nodes do not divide the ranks, or if EP groups do not divide the ranks of a node or
 // the model's experts.
-void check_dims(const ParallelDims& dims, const ModelConfig& model);
+void check_dims(const distributed::ParallelDims& dims, const config::ModelConfig& model);
 
 // The possible degrees of expert parallelism on these ranks and nodes, from 1 up.
-std::vector<int64_t> possible_expert_parallel(const ParallelDims& dims, const ModelConfig& model);
+std::vector<int64_t> possible_expert_parallel(const distributed::ParallelDims& dims,
+                                              const config::ModelConfig& model);
 
 // Plans for all possible degrees, from 1 up. It ignores dims.ep_size.
-std::vector<Plan> plans_by_expert_parallel(const RunConfig& config, const ParallelDims& dims, Device device);
+std::vector<Plan> plans_by_expert_parallel(const config::RunConfig& config,
+                                           const distributed::ParallelDims& dims, config::Device device);
 
 struct Recommendation {
   int64_t expert_parallel = 1;
@@ -28,11 +30,11 @@ struct Recommendation {
 
 // Recommends the first plan that fits the device. It sends the fewest rows, because the
 // fewest ranks share experts. If none fits, it recommends the plan that needs the least memory.
-Recommendation recommend(const std::vector<Plan>& plans, const PlanDevice& device);
+Recommendation recommend(const std::vector<Plan>& plans, const device::PlanDevice& device);
 
 // The degree for a run on these ranks and nodes: the configured one, checked by check_dims. With `auto` it
 // is the recommended one for `memory_bytes` of memory per rank.
-int64_t expert_parallel_of(const RunConfig& config, const ParallelDims& dims, Device device,
-                           uint64_t memory_bytes);
+int64_t expert_parallel_of(const config::RunConfig& config, const distributed::ParallelDims& dims,
+                           config::Device device, uint64_t memory_bytes);
 
-}  // namespace dtopp
+}  // namespace dtopp::plan

@@ -11,7 +11,7 @@
 #include "dtopp/optim/optimizer.h"
 #include "dtopp/plan/expert_parallel.h"
 
-namespace dtopp {
+namespace dtopp::plan {
 namespace {
 
 constexpr uint64_t kFloat = 4;  // bytes
@@ -24,10 +24,10 @@ constexpr uint64_t kCudaProgram = uint64_t{512 + 2 * 32} << 20;
 // The rest is in blocks too small for them (benchmarks/training_cost.py).
 constexpr double kReusedShare = 0.6;
 
-double mean_active_experts(const RunConfig& config) {
+double mean_active_experts(const config::RunConfig& config) {
   if (config.model.is_dense()) return 0;
   const auto experts = static_cast<double>(config.model.num_experts);
-  return std::clamp(mean_experts(config.routing), 1.0, experts);
+  return std::clamp(config::mean_experts(config.routing), 1.0, experts);
 }
 
 struct Counts {
@@ -43,34 +43,37 @@ struct Counts {
   uint64_t conditioning = 0;  // multiplied once per sample
 };
 
-Counts count_parameters(const Model& model, const OptimizerConfig& config, int64_t expert_parallel) {
-  const std::unique_ptr<Optimizer> optimizer = make_optimizer(config);
+Counts count_parameters(const models::Model& model, const config::OptimizerConfig& config,
+                        int64_t expert_parallel) {
+  const std::unique_ptr<optim::Optimizer> optimizer = optim::make_optimizer(config);
   Counts counts;
-  for (const ParameterSpec& spec : model.parameters) {
+  for (const parameters::ParameterSpec& spec : model.parameters) {
     const auto count = static_cast<uint64_t>(spec.count());
-    const uint64_t held =
-        spec.role == ParameterRole::kExpert ? count / static_cast<uint64_t>(expert_parallel) : count;
-    counts.all = checked_sum({counts.all, count});
-    counts.slots = checked_sum({counts.slots, checked_product({count, optimizer->slots(spec).size()})});
+    const uint64_t held = spec.role == parameters::ParameterRole::kExpert
+                              ? count / static_cast<uint64_t>(expert_parallel)
+                              : count;
+    counts.all = models::checked_sum({counts.all, count});
+    counts.slots =
+        models::checked_sum({counts.slots, models::checked_product({count, optimizer->slots(spec).size()})});
     counts.held += held;
     counts.largest = std::max(counts.largest, count);
     counts.largest_held = std::max(counts.largest_held, held);
     if (!spec.compute_precision()) counts.fp32 += held;
     switch (spec.role) {
-      case ParameterRole::kExpert:
+      case parameters::ParameterRole::kExpert:
         counts.experts += count;
         break;
-      case ParameterRole::kMatrix:
-      case ParameterRole::kRouter:
-      case ParameterRole::kTiedLookUp:
+      case parameters::ParameterRole::kMatrix:
+      case parameters::ParameterRole::kRouter:
+      case parameters::ParameterRole::kTiedLookUp:
         counts.multiplied += count;
         break;
-      case ParameterRole::kConditioning:
+      case parameters::ParameterRole::kConditioning:
         counts.conditioning += count;
         break;
-      case ParameterRole::kLookUp:
-      case ParameterRole::kGain:
-      case ParameterRole::kRouterScale:
+      case parameters::ParameterRole::kLookUp:
+      case parameters::ParameterRole::kGain:
+      case parameters::ParameterRole::kRouterScale:
         break;
     }
   }
@@ -79,12 +82,12 @@ Counts count_parameters(const Model& model, const OptimizerConfig& config, int64
 
 // The inputs of the memory count.
 struct Subject {
-  const RunConfig& config;
-  const Model& model;
+  const config::RunConfig& config;
+  const models::Model& model;
   Counts counts;
   double active_experts;
-  ParallelDims dims;
-  Device device;
+  distributed::ParallelDims dims;
+  config::Device device;
   Communication communication{};
 };
 
@@ -109,75 +112,78 @@ uint64_t exchange_buffers(const Subject& subject, uint64_t width) {
   uint64_t bytes = 0;
   if (subject.dims.world_size > 1) {
     const uint64_t held = subject.counts.held;
-    const auto bucket = static_cast<uint64_t>(bucket_elements(static_cast<int64_t>(held)));
-    bytes = checked_product({2, kFloat, std::min(held, std::max(subject.counts.largest_held, bucket))});
+    const auto bucket = static_cast<uint64_t>(distributed::bucket_elements(static_cast<int64_t>(held)));
+    bytes =
+        models::checked_product({2, kFloat, std::min(held, std::max(subject.counts.largest_held, bucket))});
   }
   if (subject.dims.ep_size == 1) return bytes;
-  const ModelConfig& model = subject.config.model;
+  const config::ModelConfig& model = subject.config.model;
   const double rows = subject.communication.rows_per_token *
                       static_cast<double>(subject.config.training.micro_batch_size) *
                       static_cast<double>(subject.model.tokens_per_sample);
-  const auto row = static_cast<double>(checked_product({static_cast<uint64_t>(model.hidden_size), width}));
+  const auto row =
+      static_cast<double>(models::checked_product({static_cast<uint64_t>(model.hidden_size), width}));
   const auto gates = static_cast<double>(kFloat) * static_cast<double>(model.num_experts) /
                      static_cast<double>(subject.dims.ep_size);
   const auto layers = static_cast<double>(subject.model.num_routed_layers);
-  return checked_sum({bytes, checked_round(rows * (layers * (row + gates) + 2 * row))});
+  return models::checked_sum({bytes, models::checked_round(rows * (layers * (row + gates) + 2 * row))});
 }
 
-uint64_t bytes_of(const std::vector<MemoryPart>& parts, std::string_view name) {
-  const auto part = std::ranges::find(parts, name, &MemoryPart::name);
+uint64_t bytes_of(const std::vector<models::MemoryPart>& parts, std::string_view name) {
+  const auto part = std::ranges::find(parts, name, &models::MemoryPart::name);
   return part == parts.end() ? 0 : part->bytes;
 }
 
 // Validation tasks need the whole model in fp32 on every rank. It takes the memory of gradients and
 // activations.
-void add_task_model(const Subject& subject, std::vector<MemoryPart>& parts) {
-  const ValidationConfig& validation = subject.config.validation;
+void add_task_model(const Subject& subject, std::vector<models::MemoryPart>& parts) {
+  const config::ValidationConfig& validation = subject.config.validation;
   if (subject.dims.world_size == 1 || validation.every == 0 || validation.tasks.empty()) return;
-  const uint64_t model = checked_product({subject.counts.all, kFloat});
+  const uint64_t model = models::checked_product({subject.counts.all, kFloat});
   const uint64_t free_then =
-      checked_sum({bytes_of(parts, "gradients"), bytes_of(parts, "micro_batch_gradients"),
-                   bytes_of(parts, "activations")});
+      models::checked_sum({bytes_of(parts, "gradients"), bytes_of(parts, "micro_batch_gradients"),
+                           bytes_of(parts, "activations")});
   if (model > free_then) parts.push_back({std::string(kTaskModel), model - free_then});
 }
 
-std::vector<MemoryPart> plan_memory(const Subject& subject, Precision precision) {
+std::vector<models::MemoryPart> plan_memory(const Subject& subject, config::Precision precision) {
   const Counts& counts = subject.counts;
-  const TrainingConfig& training = subject.config.training;
-  const bool bf16 = precision == Precision::kBf16;
-  const bool cuda = subject.device == Device::kCuda;
-  const StepCosts costs =
-      model_costs(subject.config.model,
-                  {training.micro_batch_size, subject.active_experts, bf16 ? kBfloat16 : kFloat, cuda});
+  const config::TrainingConfig& training = subject.config.training;
+  const bool bf16 = precision == config::Precision::kBf16;
+  const bool cuda = subject.device == config::Device::kCuda;
+  const models::StepCosts costs = models::model_costs(
+      subject.config.model,
+      {training.micro_batch_size, subject.active_experts, bf16 ? kBfloat16 : kFloat, cuda});
   const auto n = static_cast<uint64_t>(subject.dims.world_size);
-  const uint64_t masters = (checked_product({counts.all, kFloat}) + n - 1) / n;
+  const uint64_t masters = (models::checked_product({counts.all, kFloat}) + n - 1) / n;
   // In fp32, a rank computes with its own main parameters, and needs copies only of those that other ranks
   // keep.
   const uint64_t in_fp32 = bf16 ? counts.fp32 : counts.held;
   const uint64_t kept_in_fp32 = bf16 ? counts.fp32 / n : counts.all / n;
-  const uint64_t copies = checked_sum({checked_product({counts.held - in_fp32, kBfloat16}),
-                                       checked_product({in_fp32 - kept_in_fp32, kFloat})});
+  const uint64_t copies = models::checked_sum({models::checked_product({counts.held - in_fp32, kBfloat16}),
+                                               models::checked_product({in_fp32 - kept_in_fp32, kFloat})});
   const bool several = subject.communication.micro_steps > 1;
   // One parameter's gradient at a time, before it is added. With parallel.reproducible, a rank forms its
   // experts' gradients separately for the rows of each rank of the EP group, to follow the tree over
   // micro-batches.
   const bool by_rank = subject.config.parallel.reproducible;
   const uint64_t micro_gradients =
-      bf16 || several
-          ? checked_product({by_rank ? counts.largest : counts.largest_held, bf16 ? kBfloat16 : kFloat})
-          : 0;
-  const uint64_t arising = several ? micro_gradients : checked_product({summed_elements(subject), kFloat});
+      bf16 || several ? models::checked_product(
+                            {by_rank ? counts.largest : counts.largest_held, bf16 ? kBfloat16 : kFloat})
+                      : 0;
+  const uint64_t arising =
+      several ? micro_gradients : models::checked_product({summed_elements(subject), kFloat});
   // On a CUDA device the allocator splits blocks for later tensors. The first layer's activations are
   // released only after all gradients exist.
   const uint64_t reused =
       cuda ? std::min(arising, costs.activations - costs.first_layer)
-           : std::min(checked_sum({arising, costs.workspace}),
-                      checked_round(kReusedShare * static_cast<double>(costs.activations)));
-  std::vector<MemoryPart> parts = {
+           : std::min(models::checked_sum({arising, costs.workspace}),
+                      models::checked_round(kReusedShare * static_cast<double>(costs.activations)));
+  std::vector<models::MemoryPart> parts = {
       {"parameters", masters},
-      {"optimizer_moments", (checked_product({counts.slots, kFloat}) + n - 1) / n},
+      {"optimizer_moments", (models::checked_product({counts.slots, kFloat}) + n - 1) / n},
       {"average", subject.model.ema_decay > 0 ? masters : 0},
-      {"gradients", checked_product({gradient_sums(subject), summed_elements(subject), kFloat})},
+      {"gradients", models::checked_product({gradient_sums(subject), summed_elements(subject), kFloat})},
       {"compute_copies", copies},
       {"micro_batch_gradients", micro_gradients},
       {"activations", costs.activations - reused},
@@ -193,22 +199,23 @@ std::vector<MemoryPart> plan_memory(const Subject& subject, Precision precision)
 
 uint64_t Plan::memory_bytes() const {
   uint64_t total = 0;
-  for (const MemoryPart& part : memory) total = checked_sum({total, part.bytes});
+  for (const models::MemoryPart& part : memory) total = models::checked_sum({total, part.bytes});
   return total;
 }
 
 uint64_t Plan::memory_bytes(std::string_view part) const { return bytes_of(memory, part); }
 
-Plan make_plan(const RunConfig& config, const ParallelDims& dims, Device device) {
+Plan make_plan(const config::RunConfig& config, const distributed::ParallelDims& dims,
+               config::Device device) {
   check_dims(dims, config.model);
-  const TrainingConfig& training = config.training;
+  const config::TrainingConfig& training = config.training;
   if (training.global_batch_size / training.micro_batch_size < dims.world_size)
-    throw InvalidValue("training.global_batch_size",
-                       std::to_string(training.global_batch_size) + " in micro-batches of " +
-                           std::to_string(training.micro_batch_size) + " leaves some of " +
-                           std::to_string(dims.world_size) +
-                           " ranks without any; lower training.micro_batch_size or the number of ranks");
-  const Model model = make_model(config);
+    throw config::InvalidValue(
+        "training.global_batch_size",
+        std::to_string(training.global_batch_size) + " in micro-batches of " +
+            std::to_string(training.micro_batch_size) + " leaves some of " + std::to_string(dims.world_size) +
+            " ranks without any; lower training.micro_batch_size or the number of ranks");
+  const models::Model model = models::make_model(config);
   Subject subject{
       config, model, count_parameters(model, config.optimizer, dims.ep_size), mean_active_experts(config),
       dims,   device};
@@ -218,27 +225,28 @@ Plan make_plan(const RunConfig& config, const ParallelDims& dims, Device device)
   plan.parameters = counts.all;
   const double share =
       config.model.is_dense() ? 1.0 : plan.active_experts / static_cast<double>(config.model.num_experts);
-  const uint64_t active_experts = checked_round(static_cast<double>(counts.experts) * share);
+  const uint64_t active_experts = models::checked_round(static_cast<double>(counts.experts) * share);
   plan.active_parameters = counts.all - counts.experts + active_experts;
   const uint64_t conditioning = counts.conditioning / static_cast<uint64_t>(model.tokens_per_sample);
-  plan.flops_per_token = checked_sum(
-      {checked_product({6, checked_sum({counts.multiplied, active_experts, conditioning})}),
-       model_costs(config.model, {training.micro_batch_size, plan.active_experts, kFloat}).attention_flops});
+  plan.flops_per_token = models::checked_sum(
+      {models::checked_product({6, models::checked_sum({counts.multiplied, active_experts, conditioning})}),
+       models::model_costs(config.model, {training.micro_batch_size, plan.active_experts, kFloat})
+           .attention_flops});
 
-  plan.tokens_per_step = checked_product(
+  plan.tokens_per_step = models::checked_product(
       {static_cast<uint64_t>(training.global_batch_size), static_cast<uint64_t>(model.tokens_per_sample)});
   plan.micro_batch_size = training.micro_batch_size;
   plan.dims = dims;
-  std::vector<Precision> precisions = {training.precision};
-  if (training.precision == Precision::kAuto) {
-    precisions = {Precision::kBf16};
-    if (device != Device::kCuda) precisions = {Precision::kFp32, Precision::kBf16};
+  std::vector<config::Precision> precisions = {training.precision};
+  if (training.precision == config::Precision::kAuto) {
+    precisions = {config::Precision::kBf16};
+    if (device != config::Device::kCuda) precisions = {config::Precision::kFp32, config::Precision::kBf16};
   }
-  for (const Precision precision : precisions) {
+  for (const config::Precision precision : precisions) {
     Plan other = plan;
     other.precision = precision;
     other.communication = subject.communication = plan_communication(
-        config, model, dims, plan.active_experts, precision == Precision::kBf16 ? kBfloat16 : kFloat);
+        config, model, dims, plan.active_experts, precision == config::Precision::kBf16 ? kBfloat16 : kFloat);
     other.gradient_sums = gradient_sums(subject);
     other.memory = plan_memory(subject, precision);
     if (plan.memory.empty() || other.memory_bytes() > plan.memory_bytes()) plan = other;
@@ -246,8 +254,8 @@ Plan make_plan(const RunConfig& config, const ParallelDims& dims, Device device)
   return plan;
 }
 
-std::optional<int64_t> largest_micro_batch(RunConfig config, const ParallelDims& dims, Device device,
-                                           uint64_t memory) {
+std::optional<int64_t> largest_micro_batch(config::RunConfig config, const distributed::ParallelDims& dims,
+                                           config::Device device, uint64_t memory) {
   const int64_t batch = config.training.global_batch_size;
   const double room = (1 - kSpareMemory) * static_cast<double>(memory);
   for (int64_t size = batch / dims.world_size; size > 0; --size) {
@@ -255,7 +263,7 @@ std::optional<int64_t> largest_micro_batch(RunConfig config, const ParallelDims&
     config.training.micro_batch_size = size;
     try {
       if (static_cast<double>(make_plan(config, dims, device).memory_bytes()) <= room) return size;
-    } catch (const InvalidValue&) {  // the size is too large for the kernels
+    } catch (const config::InvalidValue&) {  // the size is too large for the kernels
     }
   }
   return std::nullopt;
@@ -281,4 +289,4 @@ void require_memory(const Plan& plan, uint64_t available) {
                       remedy + " (`dtopp plan` shows the parts)");
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::plan

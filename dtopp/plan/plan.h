@@ -13,7 +13,7 @@
 #include "dtopp/models/costs.h"
 #include "dtopp/plan/communication.h"
 
-namespace dtopp {
+namespace dtopp::plan {
 
 struct Plan {
   // Active experts per token and layer, on average: the target, k, or for top_p (which fixes no number)
@@ -30,9 +30,9 @@ struct Plan {
 
   uint64_t tokens_per_step = 0;  // per global batch
   int64_t micro_batch_size = 0;
-  ParallelDims dims;
+  distributed::ParallelDims dims;
   // auto is resolved to bf16 on a CUDA device, else to the precision that needs more memory.
-  Precision precision = Precision::kFp32;
+  config::Precision precision = config::Precision::kFp32;
 
   uint64_t gradient_sums = 1;  // held by a rank at once; more than one only with parallel.reproducible
 
@@ -50,7 +50,7 @@ struct Plan {
   // - workspace: temporary tensors of one layer's backward pass;
   // - program: the program and its libraries;
   // - task_model: only if validation.tasks need more than a step.
-  std::vector<MemoryPart> memory;
+  std::vector<models::MemoryPart> memory;
   uint64_t memory_bytes() const;  // sum of all parts
   uint64_t memory_bytes(std::string_view part) const;
 
@@ -63,17 +63,18 @@ struct Plan {
 // Throws:        InvalidValue if sizes overflow or exceed the limits of the CUDA kernels
 // (ops/cuda/cuda_limits.h),
 //                if the dims are not possible (check_dims), or if it leaves a rank without micro-batches
-Plan make_plan(const RunConfig& config, const ParallelDims& dims = {}, Device device = Device::kCpu);
+Plan make_plan(const config::RunConfig& config, const distributed::ParallelDims& dims = {},
+               config::Device device = config::Device::kCpu);
 
 // The share of memory that a plan should leave free, because it cannot predict what an allocator cannot use.
 inline constexpr double kSpareMemory = 0.05;
 
 // The largest training.micro_batch_size that divides the global batch, gives every rank micro-batches and
 // leaves kSpareMemory of a rank's memory free. nullopt if there is none.
-std::optional<int64_t> largest_micro_batch(RunConfig config, const ParallelDims& dims, Device device,
-                                           uint64_t memory);
+std::optional<int64_t> largest_micro_batch(config::RunConfig config, const distributed::ParallelDims& dims,
+                                           config::Device device, uint64_t memory);
 
 // Throws a ResourceError that names a remedy if the plan needs more memory than `available`.
 void require_memory(const Plan& plan, uint64_t available);
 
-}  // namespace dtopp
+}  // namespace dtopp::plan

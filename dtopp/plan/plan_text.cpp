@@ -8,7 +8,7 @@
 #include "dtopp/base/json.h"
 #include "dtopp/plan/step_time.h"
 
-namespace dtopp {
+namespace dtopp::plan {
 namespace {
 
 std::string with_unit(double value) {
@@ -25,7 +25,7 @@ std::string row(const std::string& name, const std::string& value, const std::st
   return format("%-24s%14s", name.c_str(), value.c_str()) + (note.empty() ? "" : "   " + note) + "\n";
 }
 
-std::string arithmetic_rows(const Plan& plan, const RunConfig& config) {
+std::string arithmetic_rows(const Plan& plan, const config::RunConfig& config) {
   std::string experts;
   if (!config.model.is_dense())
     experts = format("%g of %lld experts per token", plan.active_experts,
@@ -43,10 +43,10 @@ std::string arithmetic_rows(const Plan& plan, const RunConfig& config) {
 
 std::string memory_rows(const Plan& plan) {
   std::string text = std::string("memory") + (plan.dims.world_size > 1 ? " of each rank" : "") + "\n";
-  for (const MemoryPart& part : plan.memory) {
+  for (const models::MemoryPart& part : plan.memory) {
     if (part.bytes > 0) text += row("  " + part.name, format_bytes(static_cast<double>(part.bytes)));
   }
-  const std::string precision = plan.precision == Precision::kBf16 ? "bf16" : "fp32";
+  const std::string precision = plan.precision == config::Precision::kBf16 ? "bf16" : "fp32";
   return text + row("  total", format_bytes(static_cast<double>(plan.memory_bytes())),
                     "micro-batch " + std::to_string(plan.micro_batch_size) + ", " + precision);
 }
@@ -85,34 +85,35 @@ std::string sent_rows(const Plan& plan) {
   return text;
 }
 
-std::optional<StepTime> time_of(const Plan& plan, const std::optional<PlanDevice>& device) {
+std::optional<StepTime> time_of(const Plan& plan, const std::optional<device::PlanDevice>& device) {
   if (!device || !device->rates) return std::nullopt;
   return plan_step_time(plan, *device->rates);
 }
 
-std::string time_rows(const Plan& plan, const DeviceRates& rates) {
+std::string time_rows(const Plan& plan, const device::DeviceRates& rates) {
   const StepTime time = plan_step_time(plan, rates);
-  const bool bf16 = plan.precision == Precision::kBf16;
+  const bool bf16 = plan.precision == config::Precision::kBf16;
   const auto seconds = [](double value) { return format("%.3f s", value); };
   const auto rate = [](double share, double peak, const char* unit) {
     return format("%.0f %% of %g ", 100 * share, peak) + unit;
   };
   const double flops = (bf16 ? rates.bf16_flops : rates.fp32_flops) / 1e12;
   const std::string hidden =
-      format("not hidden: the last bucket, or beyond %.0f %% of ", 100 * AssumedShares::kHiding);
-  std::string text =
-      row("step", seconds(time.seconds()), format("MFU %.1f %%", 100 * time.mfu)) +
-      row("  compute", seconds(time.compute), "assumed: " + rate(AssumedShares::kCompute, flops, "TFLOP/s"));
+      format("not hidden: the last bucket, or beyond %.0f %% of ", 100 * device::AssumedShares::kHiding);
+  std::string text = row("step", seconds(time.seconds()), format("MFU %.1f %%", 100 * time.mfu)) +
+                     row("  compute", seconds(time.compute),
+                         "assumed: " + rate(device::AssumedShares::kCompute, flops, "TFLOP/s"));
   if (plan.dims.world_size > 1) {
-    text +=
-        row("  gradients", seconds(time.gradients), hidden + "the last backward pass") +
-        row("  parameters", seconds(time.parameters), hidden + "the first forward pass") +
-        row("  rows", seconds(time.rows),
-            "assumed for links: " + rate(AssumedShares::kInside, rates.inside / 1e9, "GB/s inside nodes, ") +
-                rate(AssumedShares::kBetween, rates.between / 1e9, "GB/s between"));
+    text += row("  gradients", seconds(time.gradients), hidden + "the last backward pass") +
+            row("  parameters", seconds(time.parameters), hidden + "the first forward pass") +
+            row("  rows", seconds(time.rows),
+                "assumed for links: " +
+                    rate(device::AssumedShares::kInside, rates.inside / 1e9, "GB/s inside nodes, ") +
+                    rate(device::AssumedShares::kBetween, rates.between / 1e9, "GB/s between"));
   }
-  return text + row("  update", seconds(time.update),
-                    "assumed for memory: " + rate(AssumedShares::kMemory, rates.memory / 1e9, "GB/s"));
+  return text +
+         row("  update", seconds(time.update),
+             "assumed for memory: " + rate(device::AssumedShares::kMemory, rates.memory / 1e9, "GB/s"));
 }
 
 std::string alternative_rows(const PlanContext& context) {
@@ -140,13 +141,14 @@ nlohmann::ordered_json seconds_json(const std::optional<StepTime>& time) {
   return time ? nlohmann::ordered_json(time->seconds()) : nlohmann::ordered_json();
 }
 
-nlohmann::ordered_json assumed_json(const Plan& plan, const DeviceRates& rates) {
-  const bool bf16 = plan.precision == Precision::kBf16;
-  return {{"flops_per_second", AssumedShares::kCompute * (bf16 ? rates.bf16_flops : rates.fp32_flops)},
-          {"memory_bytes_per_second", AssumedShares::kMemory * rates.memory},
-          {"inside_bytes_per_second", AssumedShares::kInside * rates.inside},
-          {"between_bytes_per_second", AssumedShares::kBetween * rates.between},
-          {"hiding_share_of_a_pass", AssumedShares::kHiding}};
+nlohmann::ordered_json assumed_json(const Plan& plan, const device::DeviceRates& rates) {
+  const bool bf16 = plan.precision == config::Precision::kBf16;
+  return {
+      {"flops_per_second", device::AssumedShares::kCompute * (bf16 ? rates.bf16_flops : rates.fp32_flops)},
+      {"memory_bytes_per_second", device::AssumedShares::kMemory * rates.memory},
+      {"inside_bytes_per_second", device::AssumedShares::kInside * rates.inside},
+      {"between_bytes_per_second", device::AssumedShares::kBetween * rates.between},
+      {"hiding_share_of_a_pass", device::AssumedShares::kHiding}};
 }
 
 nlohmann::ordered_json alternatives_json(const PlanContext& context) {
@@ -164,7 +166,7 @@ nlohmann::ordered_json alternatives_json(const PlanContext& context) {
 
 }  // namespace
 
-std::string plan_table(const Plan& plan, const RunConfig& config, const PlanContext& context) {
+std::string plan_table(const Plan& plan, const config::RunConfig& config, const PlanContext& context) {
   std::string text = config.name.empty() ? "" : config.name + "\n";
   text += arithmetic_rows(plan, config) + memory_rows(plan);
   if (context.device) {
@@ -186,7 +188,7 @@ std::string plan_json(const Plan& plan, const PlanContext& context) {
   json["active_parameters"] = plan.active_parameters;
   json["flops_per_token"] = plan.flops_per_token;
   json["tokens_per_step"] = plan.tokens_per_step;
-  for (const MemoryPart& part : plan.memory) json["memory_bytes"][part.name] = part.bytes;
+  for (const models::MemoryPart& part : plan.memory) json["memory_bytes"][part.name] = part.bytes;
   json["memory_bytes"]["total"] = plan.memory_bytes();
   json["ranks"] = plan.dims.world_size;
   json["nodes"] = plan.dims.nodes;
@@ -222,4 +224,4 @@ std::string plan_json(const Plan& plan, const PlanContext& context) {
   return dump_json(json);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::plan

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace dtopp {
+namespace dtopp::plan {
 namespace {
 
 constexpr double kForwardShare = 1.0 / 3;  // of a training step's FLOPs
@@ -10,29 +10,29 @@ constexpr double kForwardShare = 1.0 / 3;  // of a training step's FLOPs
 constexpr double kUpdateBytes = 4 * 4 + 3 * 4 + 2;
 
 // Links within and between nodes are used at the same time.
-double seconds_on_links(const SentBytes& sent, const DeviceRates& rates) {
-  return std::max(sent.inside / (rates.inside * AssumedShares::kInside),
-                  sent.between / (rates.between * AssumedShares::kBetween));
+double seconds_on_links(const SentBytes& sent, const device::DeviceRates& rates) {
+  return std::max(sent.inside / (rates.inside * device::AssumedShares::kInside),
+                  sent.between / (rates.between * device::AssumedShares::kBetween));
 }
 
 // The part of a communication of `seconds` that a pass does not hide. `end` is the share of it before or
 // after all computation.
 double exposed(double seconds, double pass, double end) {
-  return std::max(end * seconds, seconds - AssumedShares::kHiding * pass);
+  return std::max(end * seconds, seconds - device::AssumedShares::kHiding * pass);
 }
 
 }  // namespace
 
-StepTime plan_step_time(const Plan& plan, const DeviceRates& rates) {
+StepTime plan_step_time(const Plan& plan, const device::DeviceRates& rates) {
   const Communication& sent = plan.communication;
   const auto ranks = static_cast<double>(plan.dims.world_size);
   const auto micro_steps = static_cast<double>(sent.micro_steps);
-  const double peak = plan.precision == Precision::kBf16 ? rates.bf16_flops : rates.fp32_flops;
+  const double peak = plan.precision == config::Precision::kBf16 ? rates.bf16_flops : rates.fp32_flops;
   const double mean_flops =
       static_cast<double>(plan.flops_per_token) * static_cast<double>(plan.tokens_per_step) / ranks;
 
   StepTime time;
-  time.compute = mean_flops * sent.busiest_share / (peak * AssumedShares::kCompute);
+  time.compute = mean_flops * sent.busiest_share / (peak * device::AssumedShares::kCompute);
   time.rows = seconds_on_links(sent.dispatch + sent.combine, rates) * sent.busiest_share;
   const double forward = time.compute * kForwardShare, backward = time.compute - forward;
   // The EP group reduces gradients in every micro-step; all other reductions happen in the last one.
@@ -41,10 +41,10 @@ StepTime plan_step_time(const Plan& plan, const DeviceRates& rates) {
       exposed(seconds_on_links(sent.edp_gradients, rates), backward / micro_steps, sent.bucket_share);
   time.parameters =
       exposed(seconds_on_links(sent.parameters, rates), forward / micro_steps, sent.bucket_share);
-  time.update =
-      static_cast<double>(plan.parameters) / ranks * kUpdateBytes / (rates.memory * AssumedShares::kMemory);
+  time.update = static_cast<double>(plan.parameters) / ranks * kUpdateBytes /
+                (rates.memory * device::AssumedShares::kMemory);
   time.mfu = mean_flops / (peak * time.seconds());
   return time;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::plan

@@ -5,7 +5,7 @@
 #include "dtopp/device/known_devices.h"
 #include "dtopp/plan/plan.h"
 
-namespace dtopp {
+namespace dtopp::plan {
 
 // Seconds of the busiest rank.
 struct StepTime {
@@ -19,6 +19,6 @@ struct StepTime {
   double seconds() const { return compute + rows + gradients + parameters + update; }
 };
 
-StepTime plan_step_time(const Plan& plan, const DeviceRates& rates);
+StepTime plan_step_time(const Plan& plan, const device::DeviceRates& rates);
 
-}  // namespace dtopp
+}  // namespace dtopp::plan

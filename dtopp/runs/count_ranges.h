@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace dtopp {
+namespace dtopp::runs {
 
 struct CountRange {
   int64_t first, last;
@@ -28,4 +28,4 @@ inline std::vector<CountRange> count_ranges(int64_t most) {
   return ranges;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::runs

@@ -11,7 +11,7 @@
 #include "dtopp/base/format.h"
 #include "dtopp/runs/metrics.h"
 
-namespace dtopp {
+namespace dtopp::runs {
 namespace {
 
 namespace fs = std::filesystem;
@@ -144,4 +144,4 @@ void EventFile::append(const std::string& event) {
   if (!file_) throw file_error("write", path_, errno);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::runs

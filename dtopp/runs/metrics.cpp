@@ -12,7 +12,7 @@
 #include "dtopp/base/json.h"
 #include "dtopp/base/path_kind.h"
 
-namespace dtopp {
+namespace dtopp::runs {
 namespace {
 
 namespace fs = std::filesystem;
@@ -116,4 +116,4 @@ void MetricsWriter::sync() const {
   if (events_) sync_file(events_->path());
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::runs

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-namespace dtopp {
+namespace dtopp::runs {
 
 // One line of metrics.jsonl, with keys in this order. Doubles are printed as the shortest text that reads
 // back exactly, whole numbers without a point, NaN and infinities as null.
@@ -68,4 +68,4 @@ class MetricsWriter {
   std::unique_ptr<EventFile> events_;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::runs

@@ -8,7 +8,7 @@
 #include "dtopp/base/path_kind.h"
 #include "dtopp/checkpoint/checkpoint_layout.h"
 
-namespace dtopp {
+namespace dtopp::runs {
 
 namespace fs = std::filesystem;
 
@@ -22,12 +22,12 @@ fs::path first_missing(fs::path path) {
   return missing;
 }
 
-void refuse_other_configuration(const RunConfig& config) {
+void refuse_other_configuration(const config::RunConfig& config) {
   const auto there = config_of(config.output);
   if (!there) return;
   std::string keys;
-  for (const std::string& key : differing_keys(*there, config)) {
-    if (affects_result(key)) keys += (keys.empty() ? "" : ", ") + key;
+  for (const std::string& key : config::differing_keys(*there, config)) {
+    if (config::affects_result(key)) keys += (keys.empty() ? "" : ", ") + key;
   }
   if (keys.empty()) return;
   throw UsageError(config.output + " holds a run of another configuration (different: " + keys +
@@ -38,21 +38,22 @@ void refuse_other_configuration(const RunConfig& config) {
 
 fs::path checkpoints_of(const fs::path& run) { return run / "checkpoints"; }
 
-fs::path config_file_of(const fs::path& run) { return run / kConfigFile; }
+fs::path config_file_of(const fs::path& run) { return run / checkpoint::kConfigFile; }
 
-std::optional<RunConfig> config_of(const fs::path& run) {
+std::optional<config::RunConfig> config_of(const fs::path& run) {
   const fs::path path = config_file_of(run);
   if (path_kind(path) == PathKind::kNothing) return std::nullopt;
   constexpr uint64_t kMaxBytes = uint64_t{1} << 20;
-  return parse_run_config(read_file(path, kMaxBytes), path.string());
+  return config::parse_run_config(read_file(path, kMaxBytes), path.string());
 }
 
-std::optional<Checkpoint> newest_checkpoint(const fs::path& checkpoints, const ConsoleLog& log,
-                                            CheckpointUse use, const VerifyFiles& verify) {
+std::optional<checkpoint::Checkpoint> newest_checkpoint(const fs::path& checkpoints, const ConsoleLog& log,
+                                                        checkpoint::CheckpointUse use,
+                                                        const checkpoint::VerifyFiles& verify) {
   std::string newest_error;
-  for (const int64_t step : list_checkpoint_steps(checkpoints)) {
+  for (const int64_t step : checkpoint::list_checkpoint_steps(checkpoints)) {
     try {
-      return Checkpoint(checkpoints / checkpoint_name(step), use, verify);
+      return checkpoint::Checkpoint(checkpoints / checkpoint::checkpoint_name(step), use, verify);
     } catch (const Error& error) {
       log.warning(std::string(error.what()) + "; passed over");
       if (newest_error.empty()) newest_error = error.what();
@@ -63,15 +64,15 @@ std::optional<Checkpoint> newest_checkpoint(const fs::path& checkpoints, const C
                         ": none of its checkpoints verifies; the newest: " + newest_error);
 }
 
-Checkpoint open_checkpoint(const fs::path& path, const ConsoleLog& log, CheckpointUse use,
-                           const VerifyFiles& verify) {
+checkpoint::Checkpoint open_checkpoint(const fs::path& path, const ConsoleLog& log,
+                                       checkpoint::CheckpointUse use, const checkpoint::VerifyFiles& verify) {
   for (const auto& checkpoints : {checkpoints_of(path), path}) {
     if (auto newest = newest_checkpoint(checkpoints, log, use, verify)) return std::move(*newest);
   }
-  return Checkpoint(path, use, verify);
+  return checkpoint::Checkpoint(path, use, verify);
 }
 
-RunDirectory::RunDirectory(const RunConfig& config, bool is_main_rank)
+RunDirectory::RunDirectory(const config::RunConfig& config, bool is_main_rank)
     : config_(config), path_(without_trailing_slash(config.output)), is_main_rank_(is_main_rank) {
   if (path_kind(path_) != PathKind::kNothing) create();
 }
@@ -115,7 +116,7 @@ void RunDirectory::remove_created() const {
 
 void RunDirectory::keep() {
   kept_ = true;
-  write_file_atomically(config_file_of(path_), to_yaml(config_));
+  write_file_atomically(config_file_of(path_), config::to_yaml(config_));
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::runs

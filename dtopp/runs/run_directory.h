@@ -12,7 +12,7 @@
 #include "dtopp/base/files.h"
 #include "dtopp/checkpoint/checkpoint.h"
 
-namespace dtopp {
+namespace dtopp::runs {
 
 // The folder with a run's checkpoints.
 std::filesystem::path checkpoints_of(const std::filesystem::path& run);
@@ -22,21 +22,22 @@ std::filesystem::path config_file_of(const std::filesystem::path& run);
 
 // The configuration in that file; nullopt if the file does not exist, because the run has made no step yet.
 // Throws UsageError (file, line, key) if it is not a configuration.
-std::optional<RunConfig> config_of(const std::filesystem::path& run);
+std::optional<config::RunConfig> config_of(const std::filesystem::path& run);
 
 // The newest checkpoint in `checkpoints` that verifies for `use`; nullopt if there is none. Damaged
 // checkpoints are skipped, and each one is logged as a warning.
 //
 // Throws:        CheckpointError if there are checkpoints but none verifies
-std::optional<Checkpoint> newest_checkpoint(const std::filesystem::path& checkpoints, const ConsoleLog& log,
-                                            CheckpointUse use = CheckpointUse::kTraining,
-                                            const VerifyFiles& verify = verify_content);
+std::optional<checkpoint::Checkpoint> newest_checkpoint(
+    const std::filesystem::path& checkpoints, const ConsoleLog& log,
+    checkpoint::CheckpointUse use = checkpoint::CheckpointUse::kTraining,
+    const checkpoint::VerifyFiles& verify = verify_content);
 
 // Opens a checkpoint that a user names. `path` is a checkpoint, a run, or a run's folder of checkpoints; of
 // several, the newest that verifies is opened. Throws UsageError if there is no checkpoint.
-Checkpoint open_checkpoint(const std::filesystem::path& path, const ConsoleLog& log,
-                           CheckpointUse use = CheckpointUse::kInference,
-                           const VerifyFiles& verify = verify_content);
+checkpoint::Checkpoint open_checkpoint(const std::filesystem::path& path, const ConsoleLog& log,
+                                       checkpoint::CheckpointUse use = checkpoint::CheckpointUse::kInference,
+                                       const checkpoint::VerifyFiles& verify = verify_content);
 
 // Holds config.output, which one process may use at a time. On ranks other than 0 it does nothing.
 class RunDirectory {
@@ -45,7 +46,7 @@ class RunDirectory {
   //
   // Throws: UsageError if another process holds it, or if it holds a run whose configuration differs in a key
   //         that affects the result
-  RunDirectory(const RunConfig& config, bool is_main_rank);
+  RunDirectory(const config::RunConfig& config, bool is_main_rank);
   // Unless keep() was called, removes everything that create() created and that is still empty.
   ~RunDirectory();
   RunDirectory(const RunDirectory&) = delete;
@@ -61,7 +62,7 @@ class RunDirectory {
   void hold();
   void remove_created() const;
 
-  const RunConfig& config_;
+  const config::RunConfig& config_;
   std::filesystem::path path_;
   bool is_main_rank_;
   std::filesystem::path first_created_;  // the outermost created directory; empty: none
@@ -70,4 +71,4 @@ class RunDirectory {
   std::optional<DirectoryLock> lock_;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::runs

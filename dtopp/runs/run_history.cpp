@@ -9,7 +9,7 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 
-namespace dtopp {
+namespace dtopp::runs {
 namespace {
 
 namespace fs = std::filesystem;
@@ -107,4 +107,4 @@ RunHistory read_run_history(const fs::path& metrics_file) {
   return reader.take();
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::runs

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace dtopp {
+namespace dtopp::runs {
 
 // One metric of a run at the steps that have a value. Null (a number that was not finite) becomes NaN.
 struct Series {
@@ -27,4 +27,4 @@ struct RunHistory {
 //                does not follow that of the line before it
 RunHistory read_run_history(const std::filesystem::path& metrics_file);
 
-}  // namespace dtopp
+}  // namespace dtopp::runs

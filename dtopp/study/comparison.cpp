@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace dtopp {
+namespace dtopp::study {
 namespace {
 
 PairedDifference difference_of(const ValuesBySeed& group, const ValuesBySeed& baseline) {
@@ -19,7 +19,7 @@ PairedDifference difference_of(const ValuesBySeed& group, const ValuesBySeed& ba
 
 }  // namespace
 
-RunValue value_of_run(const RunHistory& history, const std::string& measure) {
+RunValue value_of_run(const runs::RunHistory& history, const std::string& measure) {
   const auto found = history.series.find(measure);
   if (found == history.series.end() || found->second.values.empty()) return {};
   const std::vector<double>& values = found->second.values;
@@ -63,4 +63,4 @@ std::string with_diverged(const std::string& text, const Comparison& comparison)
   return text + " (" + std::to_string(comparison.diverged) + " diverged)";
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::study

@@ -10,7 +10,7 @@
 #include "dtopp/runs/run_history.h"
 #include "dtopp/study/statistics.h"
 
-namespace dtopp {
+namespace dtopp::study {
 
 // The value of a measure in one run. A run whose last value is not finite has diverged and has no value.
 struct RunValue {
@@ -21,7 +21,7 @@ struct RunValue {
 // For val/… and eval/…, which are measured at intervals, the value is the last one. For every other measure,
 // which each step logs, it is the mean over the last tenth of the steps; steps without a finite value
 // (skipped ones) are left out.
-RunValue value_of_run(const RunHistory& history, const std::string& measure);
+RunValue value_of_run(const runs::RunHistory& history, const std::string& measure);
 
 using ValuesBySeed = std::map<int64_t, RunValue>;
 
@@ -42,4 +42,4 @@ std::vector<Comparison> compare(const std::vector<ValuesBySeed>& groups,
 // a mean it returns "diverged".
 std::string with_diverged(const std::string& text, const Comparison& comparison);
 
-}  // namespace dtopp
+}  // namespace dtopp::study

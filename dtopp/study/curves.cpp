@@ -11,7 +11,7 @@
 #include "dtopp/base/files.h"
 #include "dtopp/base/json.h"
 
-namespace dtopp {
+namespace dtopp::study {
 namespace {
 
 constexpr std::array kAxes{CurveAxis::kTokens, CurveAxis::kActiveFlops, CurveAxis::kSeconds};
@@ -30,7 +30,7 @@ double interpolate(const std::vector<double>& xs, const std::vector<double>& ys,
 // Reads a metric of the training lines in the order of steps.
 class LineByLine {
  public:
-  LineByLine(const RunHistory& history, const std::string& name) {
+  LineByLine(const runs::RunHistory& history, const std::string& name) {
     if (const auto found = history.series.find(name); found != history.series.end()) series_ = &found->second;
   }
   // Returns the value at `step`, or `otherwise` if there is no finite one. Call with ascending steps.
@@ -42,7 +42,7 @@ class LineByLine {
   }
 
  private:
-  const Series* series_ = nullptr;
+  const runs::Series* series_ = nullptr;
   size_t next_ = 0;
 };
 
@@ -103,7 +103,7 @@ std::string to_text(CurveAxis axis) {
   }
 }
 
-Points taken_by_step(const RunHistory& history, CurveAxis axis, const TokenCost& cost) {
+Points taken_by_step(const runs::RunHistory& history, CurveAxis axis, const TokenCost& cost) {
   LineByLine experts(history, "moe/active_experts"), speed(history, "throughput/tokens_per_second");
   Points taken{{0}, {0}};
   double tokens_before = 0;
@@ -120,7 +120,7 @@ Points taken_by_step(const RunHistory& history, CurveAxis axis, const TokenCost&
   return taken;
 }
 
-Points points_of(const RunHistory& history, const std::string& measure, CurveAxis axis,
+Points points_of(const runs::RunHistory& history, const std::string& measure, CurveAxis axis,
                  const TokenCost& cost) {
   const auto found = history.series.find(measure);
   if (found == history.series.end()) return {};
@@ -157,7 +157,7 @@ void write_curves(const Study& study, const std::vector<StudyRun>& runs,
     if (records[i].status != RunStatus::kDone) continue;
     auto& row = rows[{runs[i].point, runs[i].variant}];
     row.resize(curves);
-    const RunHistory history = read_run_history(metrics_of_run(runs[i]));
+    const runs::RunHistory history = runs::read_run_history(metrics_of_run(runs[i]));
     for (size_t curve = 0; curve < curves; ++curve) {
       const std::string& measure = study.measures[curve / kAxes.size()];
       if (value_of_run(history, measure).diverged) continue;
@@ -182,4 +182,4 @@ void write_curves(const Study& study, const std::vector<StudyRun>& runs,
   write_file_atomically(study.output / "curves.json", dump_json(json) + "\n");
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::study

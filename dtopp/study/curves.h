@@ -10,7 +10,7 @@
 #include "dtopp/study/results.h"
 #include "dtopp/study/token_cost.h"
 
-namespace dtopp {
+namespace dtopp::study {
 
 enum class CurveAxis { kTokens, kActiveFlops, kSeconds };
 
@@ -22,11 +22,11 @@ struct Points {
 };
 
 // Returns the tokens, FLOPs or seconds (y) that a run had used after each training step (x), from (0, 0) on.
-Points taken_by_step(const RunHistory& history, CurveAxis axis, const TokenCost& cost);
+Points taken_by_step(const runs::RunHistory& history, CurveAxis axis, const TokenCost& cost);
 
 // Returns a run's measure (y) against the tokens, FLOPs or seconds used so far (x). FLOPs count the experts
 // that tokens selected. Seconds count training steps only, without validations, checkpoints and pauses.
-Points points_of(const RunHistory& history, const std::string& measure, CurveAxis axis,
+Points points_of(const runs::RunHistory& history, const std::string& measure, CurveAxis axis,
                  const TokenCost& cost);
 
 // The mean of several runs at common x, with its interval.
@@ -46,4 +46,4 @@ Curve mean_curve(std::vector<Points> runs);
 void write_curves(const Study& study, const std::vector<StudyRun>& runs,
                   const std::vector<RunRecord>& records, const std::vector<TokenCost>& costs);
 
-}  // namespace dtopp
+}  // namespace dtopp::study

@@ -8,10 +8,10 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/config/config.h"
 
-namespace dtopp {
+namespace dtopp::study {
 namespace {
 
-using Kind = ConfigNode::Kind;
+using Kind = config::ConfigNode::Kind;
 
 // Sections of the file that have their own structure.
 struct Variants {
@@ -19,7 +19,7 @@ struct Variants {
 };
 struct Axis {
   std::string key;
-  std::vector<ConfigNode> values;
+  std::vector<config::ConfigNode> values;
   std::string location;
 };
 struct Axes {
@@ -39,7 +39,7 @@ struct StudyFile {
   std::string output;
 };
 
-void visit_fields(SectionOf<StudyFile> auto& config, auto&& field) {
+void visit_fields(config::SectionOf<StudyFile> auto& config, auto&& field) {
   field("base", config.base);
   field("seeds", config.seeds);
   field("variants", config.variants);
@@ -50,14 +50,15 @@ void visit_fields(SectionOf<StudyFile> auto& config, auto&& field) {
   field("output", config.output);
 }
 
-[[noreturn]] void fail(const ConfigNode& node, const std::string& cause) {
+[[noreturn]] void fail(const config::ConfigNode& node, const std::string& cause) {
   throw UsageError(node.location() + ": " + cause);
 }
 
 // {routing.method: top_k} and {routing: {method: top_k}} are one setting each.
-void append_settings(const ConfigNode& node, const std::string& section, std::vector<Setting>& settings) {
+void append_settings(const config::ConfigNode& node, const std::string& section,
+                     std::vector<Setting>& settings) {
   for (size_t i = 0; i < node.keys.size(); ++i) {
-    const std::string key = config_detail::join_key(section, node.keys[i]);
+    const std::string key = config::detail::join_key(section, node.keys[i]);
     if (node.items[i].kind == Kind::kMapping)
       append_settings(node.items[i], key, settings);
     else
@@ -65,44 +66,44 @@ void append_settings(const ConfigNode& node, const std::string& section, std::ve
   }
 }
 
-void read_value(const ConfigNode& node, const std::string& key, Variants& variants) {
+void read_value(const config::ConfigNode& node, const std::string& key, Variants& variants) {
   if (node.kind != Kind::kMapping || node.keys.empty())
-    config_detail::throw_wrong_type(node, key,
-                                    "variants by name, each with its settings (name: {key: value})");
+    config::detail::throw_wrong_type(node, key,
+                                     "variants by name, each with its settings (name: {key: value})");
   for (size_t i = 0; i < node.keys.size(); ++i) {
-    const ConfigNode& item = node.items[i];
+    const config::ConfigNode& item = node.items[i];
     if (item.kind != Kind::kMapping && item.kind != Kind::kNull)
-      config_detail::throw_wrong_type(item, key + "." + node.keys[i],
-                                      "the variant's settings ({key: value})");
+      config::detail::throw_wrong_type(item, key + "." + node.keys[i],
+                                       "the variant's settings ({key: value})");
     if (node.keys[i].empty()) fail(item, key + ": a variant needs a name");
     Variant& variant = variants.all.emplace_back(Variant{node.keys[i], {}});
     append_settings(item, "", variant.settings);
   }
 }
 
-void read_value(const ConfigNode& node, const std::string& key, Axes& axes) {
+void read_value(const config::ConfigNode& node, const std::string& key, Axes& axes) {
   if (node.kind == Kind::kNull) return;
   if (node.kind != Kind::kMapping)
-    config_detail::throw_wrong_type(node, key, "keys with their values ({key: [value, value]})");
+    config::detail::throw_wrong_type(node, key, "keys with their values ({key: [value, value]})");
   std::vector<Setting> settings;
   append_settings(node, "", settings);
   for (Setting& setting : settings) {
     if (setting.value.kind != Kind::kList || setting.value.items.empty())
-      config_detail::throw_wrong_type(setting.value, key + "." + setting.key, "a list of values");
+      config::detail::throw_wrong_type(setting.value, key + "." + setting.key, "a list of values");
     axes.all.push_back({setting.key, setting.value.items, setting.value.location()});
   }
 }
 
-void read_value(const ConfigNode& node, const std::string& key, Commands& commands) {
+void read_value(const config::ConfigNode& node, const std::string& key, Commands& commands) {
   if (node.kind != Kind::kMapping)
-    config_detail::throw_wrong_type(node, key, "commands by name (name: dtopp evaluate images {run} …)");
+    config::detail::throw_wrong_type(node, key, "commands by name (name: dtopp evaluate images {run} …)");
   for (size_t i = 0; i < node.keys.size(); ++i) {
     const std::string& name = node.keys[i];
     if (name.empty() || name.find_first_of("/ .") != std::string::npos)
       fail(node.items[i],
-           key + ": " + quote_for_message(name) + " names a file; remove slashes, dots and spaces");
+           key + ": " + config::quote_for_message(name) + " names a file; remove slashes, dots and spaces");
     AfterCommand& command = commands.all.emplace_back(AfterCommand{name, ""});
-    config_detail::read_value(node.items[i], key + "." + name, command.line);
+    config::detail::read_value(node.items[i], key + "." + name, command.line);
     if (command.line.find_first_not_of(' ') == std::string::npos)
       fail(node.items[i], key + "." + name + ": is empty; name a program");
   }
@@ -186,16 +187,16 @@ void require_distinct(const std::vector<T>& values, const std::string& location,
     throw UsageError(location + ": " + key + ": holds the same entry twice");
 }
 
-void check(const StudyFile& file, const ConfigNode& tree) {
+void check(const StudyFile& file, const config::ConfigNode& tree) {
   const auto require = [&](bool is_there, const char* key, const char* what) {
-    if (!is_there) throw UsageError(location_of(tree, key) + ": " + key + ": " + what);
+    if (!is_there) throw UsageError(config::location_of(tree, key) + ": " + key + ": " + what);
   };
   require(!file.base.empty(), "base", "is missing; name the configuration that all runs share");
   require(!file.measure.empty(), "measure",
           "is missing; name the metrics to compare, for example [val/loss]");
   require(!file.output.empty(), "output", "is missing; name a directory for the study");
-  require_distinct(file.seeds, location_of(tree, "seeds"), "seeds");
-  require_distinct(file.measure, location_of(tree, "measure"), "measure");
+  require_distinct(file.seeds, config::location_of(tree, "seeds"), "seeds");
+  require_distinct(file.measure, config::location_of(tree, "measure"), "measure");
   const auto smallest = std::ranges::min_element(file.seeds);
   require(smallest == file.seeds.end() || *smallest >= 0, "seeds", "must not be negative");
 }
@@ -221,22 +222,23 @@ Claims claims_of(const StudyFile& file) {
 }  // namespace
 
 Study load_study(const std::filesystem::path& file, const std::vector<std::string>& arguments) {
-  ConfigNode tree = read_config_file(file);
+  config::ConfigNode tree = config::read_config_file(file);
   for (const std::string& argument : arguments) {
-    if (is_of_study(argument)) apply_override(tree, argument);
+    if (is_of_study(argument)) config::apply_override(tree, argument);
   }
   StudyFile fields;
-  read_config(tree, fields);
+  config::read_config(tree, fields);
   if (fields.variants.all.empty()) fields.variants.all.push_back({"base", {}});
   check(fields, tree);
   const Claims claims = claims_of(fields);
-  const std::string base_location = location_of(tree, "base") + ": base: ";
-  ConfigNode base = load_config_tree((file.parent_path() / fields.base).lexically_normal(), base_location);
+  const std::string base_location = config::location_of(tree, "base") + ": base: ";
+  config::ConfigNode base =
+      config::load_config_tree((file.parent_path() / fields.base).lexically_normal(), base_location);
   std::vector<std::string> overrides = arguments;
   std::erase_if(overrides, is_of_study);
-  apply_overrides(base, overrides);
+  config::apply_overrides(base, overrides);
   for (const std::string& argument : overrides)
-    claims.refuse(argument.substr(0, argument.find('=')), "argument " + quote_for_message(argument));
+    claims.refuse(argument.substr(0, argument.find('=')), "argument " + config::quote_for_message(argument));
   return {file,
           std::move(base),
           std::move(overrides),
@@ -248,4 +250,4 @@ Study load_study(const std::filesystem::path& file, const std::vector<std::strin
           fields.output};
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::study

@@ -8,12 +8,12 @@
 
 #include "dtopp/config/config_tree.h"
 
-namespace dtopp {
+namespace dtopp::study {
 
 // A value for one key of a run's configuration ("model.num_experts").
 struct Setting {
   std::string key;
-  ConfigNode value;
+  config::ConfigNode value;
 };
 
 struct Variant {
@@ -37,7 +37,7 @@ inline constexpr size_t kMaxStudyRuns = 10000;
 
 struct Study {
   std::filesystem::path file;
-  ConfigNode base;                     // configuration that all runs share, with overrides applied
+  config::ConfigNode base;             // configuration that all runs share, with overrides applied
   std::vector<std::string> overrides;  // key=value arguments, which win over the method of a variant
   std::vector<int64_t> seeds;          // empty: the seed of the base
   std::vector<Variant> variants;       // the first is the baseline
@@ -57,4 +57,4 @@ struct Study {
 //         of the grid, a variant and an argument set the same key
 Study load_study(const std::filesystem::path& file, const std::vector<std::string>& arguments);
 
-}  // namespace dtopp
+}  // namespace dtopp::study

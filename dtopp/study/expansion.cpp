@@ -12,10 +12,10 @@
 #include "dtopp/base/hash.h"
 #include "dtopp/config/config.h"
 
-namespace dtopp {
+namespace dtopp::study {
 namespace {
 
-using Kind = ConfigNode::Kind;
+using Kind = config::ConfigNode::Kind;
 
 constexpr size_t kLongestName = 100;
 
@@ -47,11 +47,11 @@ std::string name_of(const Variant& variant, const GridPoint& point) {
 }
 
 bool is_measured(const std::string& key) {
-  return affects_result(key) || key == "data.validation" || key.starts_with("validation.");
+  return config::affects_result(key) || key == "data.validation" || key.starts_with("validation.");
 }
 
-RunConfig resolve(const Study& study, size_t variant, size_t point) {
-  ConfigNode tree = study.base;
+config::RunConfig resolve(const Study& study, size_t variant, size_t point) {
+  config::ConfigNode tree = study.base;
   std::vector<Setting> settings = study.points[point];
   const auto& own = study.variants[variant].settings;
   settings.insert(settings.end(), own.begin(), own.end());
@@ -59,17 +59,17 @@ RunConfig resolve(const Study& study, size_t variant, size_t point) {
   const auto others =
       std::ranges::stable_partition(settings, [](const Setting& one) { return one.key == "method"; });
   for (const Setting& setting : std::span(settings.begin(), others.begin()))
-    set_value(tree, setting.key, setting.value);
-  apply_overrides(tree, study.overrides);
-  for (const Setting& setting : others) set_value(tree, setting.key, setting.value);
-  ConfigNode output;
+    config::set_value(tree, setting.key, setting.value);
+  config::apply_overrides(tree, study.overrides);
+  for (const Setting& setting : others) config::set_value(tree, setting.key, setting.value);
+  config::ConfigNode output;
   output.kind = Kind::kScalar;
   output.text = study.output.string();
-  set_value(tree, "output", output);  // expand() replaces it; the base may lack this required key
-  return run_config_of(tree);
+  config::set_value(tree, "output", output);  // expand() replaces it; the base may lack this required key
+  return config::run_config_of(tree);
 }
 
-void check_measures(const Study& study, const RunConfig& config) {
+void check_measures(const Study& study, const config::RunConfig& config) {
   const bool validates = config.validation.every > 0;
   for (const std::string& measure : study.measures) {
     const std::string location = study.file.string() + ": measure: " + measure + ": ";
@@ -86,11 +86,11 @@ bool reads_as(const std::string& text, Number& value) {
   return error == std::errc{} && end == text.data() + text.size();
 }
 
-nlohmann::ordered_json json_of(const ConfigNode& value) {
+nlohmann::ordered_json json_of(const config::ConfigNode& value) {
   if (value.kind == Kind::kNull) return nullptr;
   if (value.kind == Kind::kList) {
     auto list = nlohmann::ordered_json::array();
-    for (const ConfigNode& item : value.items) list.push_back(json_of(item));
+    for (const config::ConfigNode& item : value.items) list.push_back(json_of(item));
     return list;
   }
   if (!value.quoted) {
@@ -105,10 +105,10 @@ nlohmann::ordered_json json_of(const ConfigNode& value) {
 
 }  // namespace
 
-std::string to_text(const ConfigNode& value) {
+std::string to_text(const config::ConfigNode& value) {
   if (value.kind != Kind::kList) return value.text;
   std::string text;
-  for (const ConfigNode& item : value.items) text += (text.empty() ? "" : ", ") + to_text(item);
+  for (const config::ConfigNode& item : value.items) text += (text.empty() ? "" : ", ") + to_text(item);
   return "[" + text + "]";
 }
 
@@ -118,9 +118,9 @@ nlohmann::ordered_json to_json(const GridPoint& point) {
   return json;
 }
 
-std::string hash_of(const RunConfig& config) {
+std::string hash_of(const config::RunConfig& config) {
   std::vector<std::pair<std::string, std::string>> leaves;
-  flatten_config(config, "", leaves);
+  config::flatten_config(config, "", leaves);
   std::string text;
   for (const auto& [key, value] : leaves) {
     if (is_measured(key)) text.append(key).append(": ").append(value).append("\n");
@@ -128,8 +128,8 @@ std::string hash_of(const RunConfig& config) {
   return hash_text(text);
 }
 
-std::vector<std::string> changed_keys(const RunConfig& before, const RunConfig& now) {
-  std::vector<std::string> keys = differing_keys(now, before);
+std::vector<std::string> changed_keys(const config::RunConfig& before, const config::RunConfig& now) {
+  std::vector<std::string> keys = config::differing_keys(now, before);
   std::erase_if(keys, [](const std::string& key) { return !is_measured(key); });
   return keys;
 }
@@ -145,8 +145,9 @@ std::vector<StudyRun> expand(const Study& study) {
       run.name = name_of(study.variants[variant], study.points[point]);
       const auto [other, is_new] = variant_of.emplace(run.name, study.variants[variant].name);
       if (!is_new)
-        throw UsageError(study.file.string() + ": runs of variants " + quote_for_message(other->second) +
-                         " and " + quote_for_message(study.variants[variant].name) +
+        throw UsageError(study.file.string() + ": runs of variants " +
+                         config::quote_for_message(other->second) + " and " +
+                         config::quote_for_message(study.variants[variant].name) +
                          " would share the folder " + run.name + "-seedN; rename one");
     }
   }
@@ -170,4 +171,4 @@ std::vector<StudyRun> expand(const Study& study) {
   return runs;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::study

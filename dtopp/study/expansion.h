@@ -11,7 +11,7 @@
 #include "dtopp/config/run_config.h"
 #include "dtopp/study/definition.h"
 
-namespace dtopp {
+namespace dtopp::study {
 
 struct StudyRun {
   size_t variant = 0;  // index into Study::variants
@@ -19,7 +19,7 @@ struct StudyRun {
   int64_t seed = 0;
   std::string name{};                 // VARIANT[-GRID]-seedN, safe as a file name
   std::filesystem::path directory{};  // OUTPUT/runs/NAME
-  RunConfig config{};                 // its `name` and `output` are `name` and `directory`
+  config::RunConfig config{};         // its `name` and `output` are `name` and `directory`
   std::string hash{};                 // hash_of(config)
 };
 
@@ -32,16 +32,16 @@ std::vector<StudyRun> expand(const Study& study);
 
 // Returns a checksum of the keys that affect a run's result or its validation. Other keys may change without
 // making it another run: name, output, threads, checkpoints, … (affects_result).
-std::string hash_of(const RunConfig& config);
+std::string hash_of(const config::RunConfig& config);
 inline constexpr size_t kShortHash = 8;  // checksum digits in a folder's name
 
 // Returns the keys whose values differ, among those that hash_of includes.
-std::vector<std::string> changed_keys(const RunConfig& before, const RunConfig& now);
+std::vector<std::string> changed_keys(const config::RunConfig& before, const config::RunConfig& now);
 
 // Returns, for example, {"model.num_experts": 16}.
 nlohmann::ordered_json to_json(const GridPoint& point);
 
 // Formats a value for display: "16", "top_k", "[3, 4]".
-std::string to_text(const ConfigNode& value);
+std::string to_text(const config::ConfigNode& value);
 
-}  // namespace dtopp
+}  // namespace dtopp::study

@@ -7,7 +7,7 @@
 #include "dtopp/runs/run_history.h"
 #include "dtopp/study/results.h"
 
-namespace dtopp {
+namespace dtopp::study {
 namespace {
 
 constexpr double kHour = 3600;
@@ -33,7 +33,7 @@ ReachedShare reached_share(const std::vector<StudyRun>& runs, const std::vector<
   double sum = 0;
   for (size_t i = 0; i < runs.size(); ++i) {
     if (records[i].status != RunStatus::kDone) continue;
-    const RunHistory history = read_run_history(metrics_of_run(runs[i]));
+    const runs::RunHistory history = runs::read_run_history(metrics_of_run(runs[i]));
     const auto mfu = history.series.find("throughput/mfu");
     if (mfu == history.series.end()) continue;
     sum += median(mfu->second.values);
@@ -43,7 +43,7 @@ ReachedShare reached_share(const std::vector<StudyRun>& runs, const std::vector<
   return reached;
 }
 
-double flops_of(const RunConfig& config, double flops_per_token, double tokens_per_step) {
+double flops_of(const config::RunConfig& config, double flops_per_token, double tokens_per_step) {
   const auto steps = static_cast<double>(config.training.steps);
   double tokens = steps * tokens_per_step;
   if (config.validation.every > 0 && !config.data.validation.empty()) {
@@ -80,4 +80,4 @@ std::string forecast_table(const std::vector<StudyRun>& runs, const std::vector<
                        100 * reached.share, why.c_str(), format_count(costs.front().matrix_rate).c_str());
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::study

@@ -8,7 +8,7 @@
 #include "dtopp/study/expansion.h"
 #include "dtopp/study/run_folder.h"
 
-namespace dtopp {
+namespace dtopp::study {
 
 // The cost of all training and validation of a run.
 struct RunCost {
@@ -27,10 +27,10 @@ ReachedShare reached_share(const std::vector<StudyRun>& runs, const std::vector<
 // Returns the FLOPs of training and validation. A validation token costs a third of a training token, because
 // it has no backward pass. Validations run before the first step, every validation.every steps and after the
 // last step.
-double flops_of(const RunConfig& config, double flops_per_token, double tokens_per_step);
+double flops_of(const config::RunConfig& config, double flops_per_token, double tokens_per_step);
 
 // Returns a table with one line per run (name, status, steps, remaining FLOPs and hours) and the totals.
 std::string forecast_table(const std::vector<StudyRun>& runs, const std::vector<RunRecord>& records,
                            const std::vector<RunCost>& costs, const ReachedShare& reached);
 
-}  // namespace dtopp
+}  // namespace dtopp::study

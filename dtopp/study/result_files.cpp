@@ -6,7 +6,7 @@
 #include "dtopp/base/json.h"
 #include "dtopp/study/tables.h"
 
-namespace dtopp {
+namespace dtopp::study {
 namespace {
 
 using nlohmann::ordered_json;
@@ -82,4 +82,4 @@ void write_result_files(const Study& study, const std::vector<StudyRun>& runs,
   write("table.tex", latex_table(study, results.rows));
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::study

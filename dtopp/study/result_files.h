@@ -6,7 +6,7 @@
 
 #include "dtopp/study/results.h"
 
-namespace dtopp {
+namespace dtopp::study {
 
 // Returns study.json:
 //
@@ -25,4 +25,4 @@ std::string study_json(const Study& study, const std::vector<StudyRun>& runs,
 void write_result_files(const Study& study, const std::vector<StudyRun>& runs,
                         const std::vector<RunRecord>& records, const StudyResults& results);
 
-}  // namespace dtopp
+}  // namespace dtopp::study

@@ -5,7 +5,7 @@
 #include "dtopp/base/files.h"
 #include "dtopp/base/json.h"
 
-namespace dtopp {
+namespace dtopp::study {
 namespace {
 
 using RunValues = std::vector<std::vector<RunValue>>;
@@ -48,8 +48,8 @@ RunValue value_in(const std::filesystem::path& result, const std::string& key) {
   }
 }
 
-RunValue value_of(const Study& study, const StudyRun& run, const RunRecord& record, const RunHistory& history,
-                  const std::string& measure) {
+RunValue value_of(const Study& study, const StudyRun& run, const RunRecord& record,
+                  const runs::RunHistory& history, const std::string& measure) {
   for (size_t i = 0; i < study.after.size(); ++i) {
     const std::string prefix = study.after[i].name + "/";
     if (!measure.starts_with(prefix)) continue;
@@ -101,7 +101,7 @@ StudyResults ResultsReader::read(const std::vector<RunRecord>& records) {
     const size_t commands = commands_done(records[i], study_.after);
     auto& [known_commands, values] = known_[i];
     if (values.empty() || known_commands != commands) {
-      const RunHistory history = read_run_history(metrics_of_run(runs_[i]));
+      const runs::RunHistory history = runs::read_run_history(metrics_of_run(runs_[i]));
       values.clear();
       for (const std::string& measure : study_.measures)
         values.push_back(value_of(study_, runs_[i], records[i], history, measure));
@@ -113,4 +113,4 @@ StudyResults ResultsReader::read(const std::vector<RunRecord>& records) {
   return results;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::study

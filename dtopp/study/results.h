@@ -11,7 +11,7 @@
 #include "dtopp/study/expansion.h"
 #include "dtopp/study/run_folder.h"
 
-namespace dtopp {
+namespace dtopp::study {
 
 // A variant at a grid point, over its seeds.
 struct TableRow {
@@ -45,4 +45,4 @@ std::vector<TableRow> make_rows(const Study& study, const std::vector<StudyRun>&
                                 const std::vector<RunRecord>& records,
                                 const std::vector<std::vector<RunValue>>& values);
 
-}  // namespace dtopp
+}  // namespace dtopp::study

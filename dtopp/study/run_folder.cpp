@@ -14,7 +14,7 @@
 #include "dtopp/base/path_kind.h"
 #include "dtopp/runs/run_directory.h"
 
-namespace dtopp {
+namespace dtopp::study {
 namespace {
 
 namespace fs = std::filesystem;
@@ -39,9 +39,9 @@ struct Content {
 // first step only the checksum in the record is available.
 Content content_of(const StudyRun& run, const std::optional<JsonFields>& record) {
   const std::string recorded = record ? record->text("config_hash") : "";
-  std::optional<RunConfig> there;
+  std::optional<config::RunConfig> there;
   try {
-    there = config_of(run.directory);
+    there = runs::config_of(run.directory);
   } catch (const UsageError&) {
     return {.hash = recorded.empty() ? "unknown" : recorded,
             .difference = "this version of dtopp cannot read it"};
@@ -148,7 +148,7 @@ std::vector<std::string> prepare_folder(const StudyRun& run) {
     moves.push_back(run.directory.string() + ": restored from " + earlier.string());
   }
   make_directories(run.directory);
-  write_file_atomically(config_of_run(run), to_yaml(run.config));
+  write_file_atomically(config_of_run(run), config::to_yaml(run.config));
   return moves;
 }
 
@@ -171,4 +171,4 @@ int64_t last_step(const StudyRun& run) {
   return step;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::study

@@ -11,7 +11,7 @@
 
 #include "dtopp/study/expansion.h"
 
-namespace dtopp {
+namespace dtopp::study {
 
 enum class RunStatus { kPending, kDone, kFailed };
 
@@ -57,4 +57,4 @@ std::filesystem::path console_of(const StudyRun& run, const AfterCommand& comman
 // run with another configuration.
 int64_t last_step(const StudyRun& run);
 
-}  // namespace dtopp
+}  // namespace dtopp::study

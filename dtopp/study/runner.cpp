@@ -13,15 +13,16 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 
-namespace dtopp {
+namespace dtopp::study {
 namespace {
 
 constexpr int kWaitMilliseconds = 1000;  // between two progress updates
 constexpr int kStopped = static_cast<int>(ExitStatus::kStopped);
 
 // Describes how a process ended, with the last error that it printed.
-std::string cause_of(const std::filesystem::path& console, const ChildEnd& end, uint64_t console_begin) {
-  if (end.signal != 0) return "killed by " + signal_name(end.signal);
+std::string cause_of(const std::filesystem::path& console, const launch::ChildEnd& end,
+                     uint64_t console_begin) {
+  if (end.signal != 0) return "killed by " + launch::signal_name(end.signal);
   std::string cause = "ended with status " + std::to_string(end.status);
   constexpr std::string_view kMark = "dtopp: error: ";
   const std::string text = read_file(console).substr(console_begin);
@@ -61,7 +62,7 @@ StudyRunner::StudyRunner(const std::vector<StudyRun>& runs, std::vector<RunRecor
 
 StudyRunner::~StudyRunner() {
   for (const Running& run : running_) ::kill(run.process, SIGKILL);
-  for (const Running& run : running_) kill_child(run.process);
+  for (const Running& run : running_) launch::kill_child(run.process);
 }
 
 std::optional<std::vector<std::string>> StudyRunner::next() {
@@ -115,15 +116,16 @@ void StudyRunner::start_command(size_t index) {
 
 void StudyRunner::start(Running run, std::vector<std::string> words) {
   const Descriptor output(run.console, O_WRONLY | O_CREAT | O_APPEND, "open");
-  ChildProgram child{.program = "/usr/bin/env", .environment = own_environment(), .output = output.get()};
+  launch::ChildProgram child{
+      .program = "/usr/bin/env", .environment = launch::own_environment(), .output = output.get()};
   if (words.front() == "dtopp")
-    child.program = options_.program.empty() ? own_program() : options_.program;
+    child.program = options_.program.empty() ? launch::own_program() : options_.program;
   else
     child.arguments.push_back("env");  // finds the program in PATH
   std::ranges::move(words, std::back_inserter(child.arguments));
   run.console_begin = static_cast<uint64_t>(output.status().st_size);
   run.started = Clock::now();
-  run.process = start_child(child);
+  run.process = launch::start_child(child);
   const int error = errno;
   if (run.process < 0)
     throw ResourceError("cannot start run " + runs_[run.index].name + ": " +
@@ -136,7 +138,7 @@ void StudyRunner::stop(int signal) {
     stopping_ = true;
     stopped_at_ = Clock::now();
     for (const Running& run : running_) ::kill(run.process, signal);
-  } else if (Clock::now() - stopped_at_ >= kOneRequest) {
+  } else if (Clock::now() - stopped_at_ >= launch::kOneRequest) {
     for (const Running& run : running_) ::kill(run.process, SIGKILL);
   }
 }
@@ -144,7 +146,7 @@ void StudyRunner::stop(int signal) {
 bool StudyRunner::reap() {
   bool has_ended = false;
   for (size_t i = 0; i < running_.size();) {
-    const auto end = reap_child(running_[i].process);
+    const auto end = launch::reap_child(running_[i].process);
     if (!end) {
       ++i;
       continue;
@@ -157,7 +159,7 @@ bool StudyRunner::reap() {
   return has_ended;
 }
 
-void StudyRunner::note_end(const Running& run, const ChildEnd& end) {
+void StudyRunner::note_end(const Running& run, const launch::ChildEnd& end) {
   RunRecord& record = records_[run.index];
   if (run.command == nullptr)
     record.seconds += std::chrono::duration<double>(Clock::now() - run.started).count();
@@ -178,4 +180,4 @@ void StudyRunner::note_end(const Running& run, const ChildEnd& end) {
   progress_.make_due();
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::study

@@ -15,7 +15,7 @@
 #include "dtopp/study/run_folder.h"
 #include "dtopp/study/study_progress.h"
 
-namespace dtopp {
+namespace dtopp::study {
 
 struct RunnerOptions {
   int64_t slots = 1;                  // number of concurrent processes
@@ -67,7 +67,7 @@ class StudyRunner {
   void start(Running run, std::vector<std::string> words);
   void stop(int signal);
   bool reap();
-  void note_end(const Running& run, const ChildEnd& end);
+  void note_end(const Running& run, const launch::ChildEnd& end);
 
   const std::vector<StudyRun>& runs_;
   std::vector<RunRecord>& records_;
@@ -78,7 +78,7 @@ class StudyRunner {
   std::vector<Running> running_;
   bool stopping_ = false;
   Clock::time_point stopped_at_{};
-  SignalPipe signals_;
+  launch::SignalPipe signals_;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::study

@@ -8,7 +8,7 @@
 
 #include <boost/math/distributions/students_t.hpp>
 
-namespace dtopp {
+namespace dtopp::study {
 namespace {
 
 constexpr double kOutside = 0.05;
@@ -98,4 +98,4 @@ std::vector<double> holm(const std::vector<double>& p) {
   return adjusted;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::study

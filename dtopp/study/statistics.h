@@ -10,7 +10,7 @@
 #include <span>
 #include <vector>
 
-namespace dtopp {
+namespace dtopp::study {
 
 // A confidence interval: mean ± half_width, from `n` values. `mean` is nullopt if there is no value or one is
 // not finite. `half_width` is nullopt then and for a single value.
@@ -39,4 +39,4 @@ PairedDifference paired_difference(std::span<const double> values, std::span<con
 // Source: Holm 1979
 std::vector<double> holm(const std::vector<double>& p);
 
-}  // namespace dtopp
+}  // namespace dtopp::study

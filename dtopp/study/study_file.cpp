@@ -9,7 +9,7 @@
 #include "dtopp/base/json.h"
 #include "dtopp/base/path_kind.h"
 
-namespace dtopp {
+namespace dtopp::study {
 namespace {
 
 namespace fs = std::filesystem;
@@ -105,4 +105,4 @@ StudyFile read_study_file(const fs::path& path) {
   return study;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::study

@@ -9,7 +9,7 @@
 
 #include "dtopp/study/comparison.h"
 
-namespace dtopp {
+namespace dtopp::study {
 
 struct StudyRow {
   std::string name;  // variant and grid point; with the study's path if two studies have the same
@@ -44,4 +44,4 @@ struct StudyFile {
 // Reads the files of a study. Throws DataError with the file's name if its content is not that of a study.
 StudyFile read_study_file(const std::filesystem::path& path);
 
-}  // namespace dtopp
+}  // namespace dtopp::study

@@ -6,7 +6,7 @@
 
 #include "dtopp/base/format.h"
 
-namespace dtopp {
+namespace dtopp::study {
 namespace {
 
 constexpr auto kLineElsewhere = std::chrono::seconds(60);
@@ -59,4 +59,4 @@ void StudyProgress::draw(const std::vector<size_t>& running) {
   line_.draw(line(running, std::chrono::duration<double>(now - began_).count()));
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::study

@@ -10,7 +10,7 @@
 #include "dtopp/study/expansion.h"
 #include "dtopp/study/run_folder.h"
 
-namespace dtopp {
+namespace dtopp::study {
 
 class StudyProgress {
  public:
@@ -44,4 +44,4 @@ class StudyProgress {
   double before_ = 0;  // cost that was complete at construction
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::study

@@ -7,7 +7,7 @@
 
 #include "dtopp/base/format.h"
 
-namespace dtopp {
+namespace dtopp::study {
 namespace {
 
 constexpr double kLeastShownP = 0.001;
@@ -199,4 +199,4 @@ std::string latex_table(const Study& study, const std::vector<TableRow>& rows) {
   return text + "\\hline\n\\end{tabular}\n";
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::study

@@ -10,7 +10,7 @@
 
 #include "dtopp/study/results.h"
 
-namespace dtopp {
+namespace dtopp::study {
 
 // Returns a Markdown table, followed by the reasons for blank cells.
 std::string markdown_table(const Study& study, const std::vector<TableRow>& rows);
@@ -26,4 +26,4 @@ std::string latex_table(const Study& study, const std::vector<TableRow>& rows);
 std::string with_half_width(const std::optional<double>& mean, const std::optional<double>& half_width,
                             bool with_sign = false);
 
-}  // namespace dtopp
+}  // namespace dtopp::study

@@ -1,7 +1,7 @@
 // Computes the FLOPs per token of a run from its number of active experts.
 #pragma once
 
-namespace dtopp {
+namespace dtopp::study {
 
 // FLOPs per token, forward and backward, with a active experts per layer: fixed + a · per_expert.
 struct TokenCost {
@@ -11,4 +11,4 @@ struct TokenCost {
   double flops(double active_experts) const { return fixed + active_experts * per_expert; }
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::study

@@ -8,7 +8,7 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/data/text/unicode.h"
 
-namespace dtopp {
+namespace dtopp::tasks {
 namespace {
 
 // Python's string.punctuation and the quotation marks that the harness adds to it.
@@ -55,8 +55,8 @@ std::string_view cut_at_stop_string(std::string_view text) {
 }
 
 std::string normalize_answer(std::string_view text) {
-  const CodePointClasses& classes = CodePointClasses::get();
-  const std::string valid = replace_invalid_utf8(text);
+  const data::CodePointClasses& classes = data::CodePointClasses::get();
+  const std::string valid = data::replace_invalid_utf8(text);
   std::string spaced;  // the text with dropped characters replaced by spaces
   std::string word;
   const auto end_word = [&] {
@@ -64,14 +64,14 @@ std::string normalize_answer(std::string_view text) {
     word.clear();
   };
   for (size_t offset = 0; offset < valid.size();) {
-    const CodePoint c = code_point_at(valid, offset);
+    const data::CodePoint c = data::code_point_at(valid, offset);
     offset += c.bytes;
     const bool dropped = is_punctuation(c.value) || classes.is_space(c.value);
     if (dropped || !classes.is_word(c.value)) end_word();
     if (dropped)
       spaced += ' ';
     else
-      append_utf8(classes.is_word(c.value) ? word : spaced, lower_case(c.value));
+      data::append_utf8(classes.is_word(c.value) ? word : spaced, data::lower_case(c.value));
   }
   end_word();
   return join_words(spaced);
@@ -109,4 +109,4 @@ Answer judge(const Task& task, const TaskItem& item, const Scores& scores) {
   return answer;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::tasks

@@ -10,7 +10,7 @@
 #include "dtopp/tasks/task.h"
 #include "dtopp/tasks/task_data.h"
 
-namespace dtopp {
+namespace dtopp::tasks {
 
 // The output of a model for one Request.
 struct Scores {
@@ -53,4 +53,4 @@ std::string normalize_answer(std::string_view text);
 // string; without " #### ", it is everything before the first stop string.
 std::string extract_answer(std::string_view generated);
 
-}  // namespace dtopp
+}  // namespace dtopp::tasks

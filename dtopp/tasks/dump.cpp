@@ -4,7 +4,7 @@
 
 #include "dtopp/base/json.h"
 
-namespace dtopp {
+namespace dtopp::tasks {
 
 std::string dump_line(const Task& task, const DataSet& data, const Request& request, const Scores* scores,
                       const Answer* answer) {
@@ -35,4 +35,4 @@ void write_prompts(OutputFile& file, std::span<const TaskRequests> tasks) {
   }
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::tasks

@@ -8,7 +8,7 @@
 #include "dtopp/tasks/answers.h"
 #include "dtopp/tasks/task_requests.h"
 
-namespace dtopp {
+namespace dtopp::tasks {
 
 // One line without its newline: the prompts of an item and the model's results. The pointers are null if no
 // model ran.
@@ -18,4 +18,4 @@ std::string dump_line(const Task& task, const DataSet& data, const Request& requ
 // Writes the lines of all prompts, without results.
 void write_prompts(OutputFile& file, std::span<const TaskRequests> tasks);
 
-}  // namespace dtopp
+}  // namespace dtopp::tasks

@@ -11,7 +11,7 @@
 #include "dtopp/base/json.h"
 #include "dtopp/base/path_kind.h"
 
-namespace dtopp {
+namespace dtopp::tasks {
 namespace {
 
 namespace fs = std::filesystem;
@@ -131,4 +131,4 @@ Evaluations read_evaluations(const fs::path& run) {
   return evaluations;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::tasks

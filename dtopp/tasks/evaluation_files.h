@@ -11,7 +11,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-namespace dtopp {
+namespace dtopp::tasks {
 
 // The checkpoint and the budget that results belong to.
 struct EvaluatedModel {
@@ -69,4 +69,4 @@ struct Evaluations {
 // incomplete.
 Evaluations read_evaluations(const std::filesystem::path& run);
 
-}  // namespace dtopp
+}  // namespace dtopp::tasks

@@ -7,7 +7,7 @@
 
 #include "dtopp/base/errors.h"
 
-namespace dtopp {
+namespace dtopp::tasks {
 namespace {
 
 constexpr uint32_t kSeed = 1234;
@@ -147,4 +147,4 @@ std::vector<std::vector<int64_t>> draw_exemplars(int64_t num_items, int64_t shot
   return exemplars;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::tasks

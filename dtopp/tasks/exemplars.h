@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace dtopp {
+namespace dtopp::tasks {
 
 // From this number of items on, CPython's sample() draws as implemented here. No task has fewer.
 inline constexpr int64_t kFewestItemsWithExemplars = 22;
@@ -18,4 +18,4 @@ inline constexpr int64_t kFewestItemsWithExemplars = 22;
 // Throws:        DataError if there are fewer than kFewestItemsWithExemplars items
 std::vector<std::vector<int64_t>> draw_exemplars(int64_t num_items, int64_t shots, int64_t count);
 
-}  // namespace dtopp
+}  // namespace dtopp::tasks

@@ -9,7 +9,7 @@
 #include "dtopp/base/hash.h"
 #include "dtopp/base/json.h"
 
-namespace dtopp {
+namespace dtopp::tasks {
 namespace {
 
 namespace fs = std::filesystem;
@@ -144,4 +144,4 @@ void KeptResults::remove() const {
   fs::remove(folder_, not_empty);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::tasks

@@ -18,7 +18,7 @@
 #include "dtopp/base/manifest.h"
 #include "dtopp/tasks/results.h"
 
-namespace dtopp {
+namespace dtopp::tasks {
 
 // The folder for the results that will be written to `output`.
 std::filesystem::path kept_results_of(const std::filesystem::path& output);
@@ -57,4 +57,4 @@ class KeptResults {
   nlohmann::ordered_json key_;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::tasks

@@ -3,7 +3,7 @@
 #include <stdexcept>
 #include <string>
 
-namespace dtopp {
+namespace dtopp::tasks {
 namespace {
 
 struct Row {
@@ -36,4 +36,4 @@ std::array<double, 4> paper_results(std::string_view task) {
   throw std::out_of_range("the paper's table has no row " + std::string(task));
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::tasks

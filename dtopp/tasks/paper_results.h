@@ -4,7 +4,7 @@
 #include <array>
 #include <string_view>
 
-namespace dtopp {
+namespace dtopp::tasks {
 
 inline constexpr std::array<std::string_view, 4> kPaperModels = {"Dense", "Top-k", "Top-p", "DTop-p"};
 
@@ -16,4 +16,4 @@ inline constexpr char kPaperSetting[] =
 // std::out_of_range for any other name.
 std::array<double, 4> paper_results(std::string_view task);
 
-}  // namespace dtopp
+}  // namespace dtopp::tasks

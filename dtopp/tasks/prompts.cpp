@@ -5,7 +5,7 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/tasks/exemplars.h"
 
-namespace dtopp {
+namespace dtopp::tasks {
 namespace {
 
 constexpr char kExampleDelimiter[] = "\n";
@@ -35,7 +35,7 @@ void trim_right(std::string& text) { text.resize(text.find_last_not_of(" \t\r\n"
 
 std::string with_leading_space(const std::string& text) { return text.starts_with(' ') ? text : " " + text; }
 
-std::vector<Ids> encode_all(const Tokenizer& tokenizer, const std::vector<std::string>& texts) {
+std::vector<Ids> encode_all(const data::Tokenizer& tokenizer, const std::vector<std::string>& texts) {
   std::vector<Ids> ids;
   ids.reserve(texts.size());
   for (const std::string& text : texts) ids.push_back(tokenizer.encode(text));
@@ -114,7 +114,7 @@ PromptText make_prompt_text(const Task& task, std::span<const TaskItem> items, i
   return text;
 }
 
-int64_t answer_budget(const Task& task, std::span<const TaskItem> items, const Tokenizer& tokenizer) {
+int64_t answer_budget(const Task& task, std::span<const TaskItem> items, const data::Tokenizer& tokenizer) {
   if (task.type != TaskType::kGeneration) return 0;
   size_t longest = 0;
   for (const TaskItem& item : items)
@@ -122,7 +122,7 @@ int64_t answer_budget(const Task& task, std::span<const TaskItem> items, const T
   return static_cast<int64_t>(longest) + kSpareAnswerTokens;
 }
 
-std::vector<Request> make_requests(const Task& task, const DataSet& data, const Tokenizer& tokenizer,
+std::vector<Request> make_requests(const Task& task, const DataSet& data, const data::Tokenizer& tokenizer,
                                    int64_t limit) {
   const auto num_items = static_cast<int64_t>(data.items.size());
   const auto exemplars = draw_exemplars(num_items, task.shots, std::min(limit, num_items));
@@ -140,4 +140,4 @@ std::vector<Request> make_requests(const Task& task, const DataSet& data, const 
   return requests;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::tasks

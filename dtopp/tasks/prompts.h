@@ -11,7 +11,7 @@
 #include "dtopp/tasks/task.h"
 #include "dtopp/tasks/task_data.h"
 
-namespace dtopp {
+namespace dtopp::tasks {
 
 // The maximum length of context and continuation, whatever the model's own sequence length. Longer contexts
 // lose their first tokens.
@@ -49,12 +49,12 @@ PromptText make_prompt_text(const Task& task, std::span<const TaskItem> items, i
                             std::span<const int64_t> exemplars);
 
 // Generation: the maximum number of new tokens for every item. 0 for other tasks.
-int64_t answer_budget(const Task& task, std::span<const TaskItem> items, const Tokenizer& tokenizer);
+int64_t answer_budget(const Task& task, std::span<const TaskItem> items, const data::Tokenizer& tokenizer);
 
 // Requests for the first `limit` items of a data set. The other items still serve as examples.
 //
 // Throws:        DataError if a continuation leaves no tokens for a context
-std::vector<Request> make_requests(const Task& task, const DataSet& data, const Tokenizer& tokenizer,
+std::vector<Request> make_requests(const Task& task, const DataSet& data, const data::Tokenizer& tokenizer,
                                    int64_t limit = std::numeric_limits<int64_t>::max());
 
-}  // namespace dtopp
+}  // namespace dtopp::tasks

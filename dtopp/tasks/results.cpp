@@ -9,7 +9,7 @@
 #include "dtopp/base/json.h"
 #include "dtopp/tasks/paper_results.h"
 
-namespace dtopp {
+namespace dtopp::tasks {
 namespace {
 
 using nlohmann::ordered_json;
@@ -182,4 +182,4 @@ std::string format_table_with_paper(std::span<const TaskResult> results, std::sp
   return table;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::tasks

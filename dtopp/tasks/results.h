@@ -14,7 +14,7 @@
 #include "dtopp/tasks/task.h"
 #include "dtopp/tasks/task_requests.h"
 
-namespace dtopp {
+namespace dtopp::tasks {
 
 // The experts that a model used for its answers.
 struct ExpertUse {
@@ -100,4 +100,4 @@ std::string format_categories(std::span<const TaskResult> results);
 std::string format_table_with_paper(std::span<const TaskResult> results, std::span<const LongTask> left_out,
                                     const std::string& this_model);
 
-}  // namespace dtopp
+}  // namespace dtopp::tasks

@@ -6,7 +6,7 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/config/config.h"
 
-namespace dtopp {
+namespace dtopp::tasks {
 namespace {
 
 using enum TaskType;
@@ -52,8 +52,8 @@ constexpr std::array<Task, 13> kTasks = {{
 [[noreturn]] void throw_unknown_task(const std::string& name) {
   std::vector<std::string> known = {"all"};
   for (const Task& task : kTasks) known.emplace_back(task.name);
-  throw UsageError("--tasks: unknown task " + quote_for_message(name) + "; " +
-                   suggest(name, known, "known tasks:", known));
+  throw UsageError("--tasks: unknown task " + config::quote_for_message(name) + "; " +
+                   config::suggest(name, known, "known tasks:", known));
 }
 
 std::vector<std::string_view> split(std::string_view names) {
@@ -92,4 +92,4 @@ bool names_task(std::string_view names, const Task& task) {
   return std::ranges::count(split(names), task.name) > 0;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::tasks

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-namespace dtopp {
+namespace dtopp::tasks {
 
 enum class TaskType {
   kMultipleChoice,    // one context, one continuation per choice: the most likely per token wins
@@ -43,4 +43,4 @@ std::vector<Task> select_tasks(std::string_view names);
 // True if `names` lists the task itself, not only "all".
 bool names_task(std::string_view names, const Task& task);
 
-}  // namespace dtopp
+}  // namespace dtopp::tasks

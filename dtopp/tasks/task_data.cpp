@@ -11,7 +11,7 @@
 #include "dtopp/base/sha256.h"
 #include "dtopp/data/text/text_reader.h"
 
-namespace dtopp {
+namespace dtopp::tasks {
 namespace {
 
 namespace fs = std::filesystem;
@@ -72,7 +72,7 @@ TaskItem parse_item(const Task& task, const JsonFields& fields) {
 }  // namespace
 
 TaskFile read_task_file(const Task& task, const fs::path& path) {
-  LineReader lines(path, {}, kMaxItemBytes);
+  data::LineReader lines(path, {}, kMaxItemBytes);
   std::map<std::string, std::vector<TaskItem>> items;  // by category
   Sha256 digest;
   std::string line;
@@ -113,4 +113,4 @@ std::vector<DataSet> load_task(const Task& task, const fs::path& directory) {
       "with the task files (validation.tasks=[] trains without them)");
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::tasks

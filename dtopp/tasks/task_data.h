@@ -9,7 +9,7 @@
 
 #include "dtopp/tasks/task.h"
 
-namespace dtopp {
+namespace dtopp::tasks {
 
 // The strings of one item. White space at their ends is stripped, except in `choices`.
 struct TaskItem {
@@ -50,4 +50,4 @@ TaskFile read_task_file(const Task& task, const std::filesystem::path& path);
 //                other items would not be comparable
 std::vector<DataSet> load_task(const Task& task, const std::filesystem::path& directory);
 
-}  // namespace dtopp
+}  // namespace dtopp::tasks

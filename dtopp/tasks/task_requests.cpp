@@ -5,10 +5,10 @@
 
 #include "dtopp/base/errors.h"
 
-namespace dtopp {
+namespace dtopp::tasks {
 
 TaskRequests prepare_requests(const Task& task, const std::filesystem::path& directory,
-                              const Tokenizer& tokenizer, int64_t limit) {
+                              const data::Tokenizer& tokenizer, int64_t limit) {
   TaskRequests prepared{.task = task, .data_sets = load_task(task, directory), .requests = {}};
   for (const DataSet& data : prepared.data_sets) {
     try {
@@ -59,4 +59,4 @@ std::vector<LongTask> take_out_long_tasks(std::vector<TaskRequests>& tasks, std:
   return left_out;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::tasks

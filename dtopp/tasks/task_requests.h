@@ -9,7 +9,7 @@
 
 #include "dtopp/tasks/prompts.h"
 
-namespace dtopp {
+namespace dtopp::tasks {
 
 struct TaskRequests {
   Task task;
@@ -19,7 +19,7 @@ struct TaskRequests {
 
 // Calls load_task and make_requests for each data set. Errors name the task's file.
 TaskRequests prepare_requests(const Task& task, const std::filesystem::path& directory,
-                              const Tokenizer& tokenizer, int64_t limit);
+                              const data::Tokenizer& tokenizer, int64_t limit);
 
 struct PromptCounts {
   int64_t items = 0;
@@ -47,4 +47,4 @@ struct LongTask {
 std::vector<LongTask> take_out_long_tasks(std::vector<TaskRequests>& tasks, std::string_view names,
                                           int64_t sequence_length);
 
-}  // namespace dtopp
+}  // namespace dtopp::tasks

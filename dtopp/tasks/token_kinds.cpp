@@ -6,7 +6,7 @@
 #include <string_view>
 #include <unordered_map>
 
-namespace dtopp {
+namespace dtopp::tasks {
 namespace {
 
 TokenKinds by_frequency(std::span<const int64_t> ids) {
@@ -68,7 +68,7 @@ TokenText describe(std::string_view text) {
   return {.spelling = spelling, .joins = first == 0, .open = is_letter(text.back())};
 }
 
-TokenKinds by_part_of_word(std::span<const int64_t> ids, const Tokenizer& tokenizer) {
+TokenKinds by_part_of_word(std::span<const int64_t> ids, const data::Tokenizer& tokenizer) {
   enum Kind : uint8_t { kWhole, kBeginning, kRest, kNumber, kPunctuation, kWhiteSpace, kNothing };
   std::unordered_map<int64_t, TokenText> texts;
   const auto text_of = [&](int64_t id) -> const TokenText& {
@@ -98,9 +98,9 @@ TokenKinds by_part_of_word(std::span<const int64_t> ids, const Tokenizer& tokeni
 
 }  // namespace
 
-std::vector<TokenKinds> find_token_kinds(std::span<const int64_t> ids, const Tokenizer& tokenizer,
+std::vector<TokenKinds> find_token_kinds(std::span<const int64_t> ids, const data::Tokenizer& tokenizer,
                                          int64_t sequence_length) {
   return {by_frequency(ids), by_position(ids.size(), sequence_length), by_part_of_word(ids, tokenizer)};
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::tasks

@@ -8,7 +8,7 @@
 
 #include "dtopp/data/tokenizer/tokenizer.h"
 
-namespace dtopp {
+namespace dtopp::tasks {
 
 // One classification of the tokens of a text.
 struct TokenKinds {
@@ -23,7 +23,7 @@ struct TokenKinds {
 // - by its position in a sequence of `sequence_length` tokens (powers of two);
 // - by the part of a word that it spells: a whole word, its beginning, the rest of it, a number, punctuation,
 //   white space, or nothing (<|endoftext|> and other special tokens).
-std::vector<TokenKinds> find_token_kinds(std::span<const int64_t> ids, const Tokenizer& tokenizer,
+std::vector<TokenKinds> find_token_kinds(std::span<const int64_t> ids, const data::Tokenizer& tokenizer,
                                          int64_t sequence_length);
 
-}  // namespace dtopp
+}  // namespace dtopp::tasks

@@ -4,7 +4,7 @@
 
 #include "dtopp/base/format.h"
 
-namespace dtopp {
+namespace dtopp::train {
 namespace {
 
 // 2.9e-3 rather than printf's 2.9e-03.
@@ -22,11 +22,11 @@ std::string threshold_text(const std::vector<double>& thresholds) {
   return format("%.3f", *low).append(format("-%.3f", *high));
 }
 
-std::string routing_text(const RoutingConfig& routing, const StepResult& result) {
+std::string routing_text(const config::RoutingConfig& routing, const StepResult& result) {
   if (result.activations.num_layers() == 0) return "";
-  const ActivationSummary summary = result.activations.summary();
+  const moe::ActivationSummary summary = result.activations.summary();
   std::string text = format(" | experts %.2f", summary.mean);
-  if (routing.method == RoutingMethod::kDTopP) text += format("/%.3g", mean_experts(routing));
+  if (routing.method == config::RoutingMethod::kDTopP) text += format("/%.3g", config::mean_experts(routing));
   if (const auto* p = result.router_values("threshold")) text.append(" | p ").append(threshold_text(*p));
   return text.append(format(" | imbalance %.1f", summary.imbalance));
 }
@@ -39,7 +39,7 @@ std::string device_line(const std::string& device, const StepYardstick& yardstic
          (yardstick.peak_rate ? " (data sheet: " + gflops(*yardstick.peak_rate) + ")" : "");
 }
 
-std::string console_line(const RunConfig& config, int64_t step, const StepResult& result,
+std::string console_line(const config::RunConfig& config, int64_t step, const StepResult& result,
                          const StepRates& rates) {
   std::string line = "step " + std::to_string(step) + "/" + std::to_string(config.training.steps);
   line.append(format(" | loss %.3f", result.loss)).append(format(" | grad %.2f", result.grad_norm));
@@ -55,7 +55,8 @@ std::string console_line(const RunConfig& config, int64_t step, const StepResult
   return line.append(" | ").append(format_duration(rates.seconds_left)).append(" left");
 }
 
-std::string validation_line(int64_t step, const ValidationResult* loss, const Measurements& measured) {
+std::string validation_line(int64_t step, const models::ValidationResult* loss,
+                            const Measurements& measured) {
   std::string parts;
   const auto add = [&](const std::string& part) { parts += (parts.empty() ? " " : ", ") + part; };
   if (loss != nullptr) add("loss " + std::to_string(loss->loss));
@@ -70,18 +71,18 @@ std::string skipped_line(const StepResult& result) {
          std::to_string(result.consecutive_skips) + " in a row)";
 }
 
-std::string out_of_memory_line(const RunConfig& config, std::optional<int64_t> planned) {
+std::string out_of_memory_line(const config::RunConfig& config, std::optional<int64_t> planned) {
   const int64_t size = config.training.micro_batch_size;
   if (size == 1) return "out of memory with training.micro_batch_size=1: make the model smaller";
   return "out of memory with training.micro_batch_size=" + std::to_string(size) + ": lower it to " +
          std::to_string(planned && *planned < size ? *planned : size / 2);
 }
 
-std::string given_up_line(const RunConfig& config, const StepResult& result,
+std::string given_up_line(const config::RunConfig& config, const StepResult& result,
                           const std::filesystem::path& checkpoint) {
   return "step " + std::to_string(result.step) + ": " + std::to_string(result.consecutive_skips) +
          " non-finite steps in a row (training.max_skips " + std::to_string(config.training.max_skips) +
          "); lower optimizer.lr or check the data; the last good parameters are in " + checkpoint.string();
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::train

@@ -9,7 +9,7 @@
 #include "dtopp/base/stop_token.h"
 #include "dtopp/train/trainer.h"
 
-namespace dtopp {
+namespace dtopp::train {
 
 // Names and values: {"hellaswag/accuracy", 0.31} becomes eval/hellaswag/accuracy in metrics.jsonl.
 using Measurements = std::vector<std::pair<std::string, double>>;
@@ -21,11 +21,11 @@ class Periodic {
   virtual ~Periodic() = default;
 
   // Whether to run at this state; is_last: after the run's last step.
-  virtual bool is_due(const TrainingState& state, bool is_last) const = 0;
+  virtual bool is_due(const checkpoint::TrainingState& state, bool is_last) const = 0;
   // Whether an earlier process of the run has stored the results. Called on resuming; rank 0 decides.
-  virtual bool is_done(const TrainingState& /*state*/) const { return false; }
+  virtual bool is_done(const checkpoint::TrainingState& /*state*/) const { return false; }
   // Returns nullopt, on all ranks, if a stop is requested on any rank. Collective.
   virtual std::optional<Measurements> run(Trainer& trainer, const StopToken& stop) = 0;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::train

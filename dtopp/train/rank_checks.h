@@ -7,16 +7,17 @@
 #include "dtopp/distributed/collectives/collectives.h"
 #include "dtopp/models/batch.h"
 
-namespace dtopp {
+namespace dtopp::train {
 
 // Throws RanksDiffer if a rank has another configuration than rank 0.
-void check_configuration(const RunConfig& config, Collectives& ranks);
+void check_configuration(const config::RunConfig& config, distributed::Collectives& ranks);
 
 // Gives every rank rank 0's choice of fused kernels. Throws RanksDiffer if ranks compute with other kernels
 // than rank 0, on another processor or by DTOPP_MOE_KERNELS. Does nothing without parallel.reproducible.
-void agree_on_kernels(const RunConfig& config, const at::Device& device, Collectives& ranks);
+void agree_on_kernels(const config::RunConfig& config, const at::Device& device,
+                      distributed::Collectives& ranks);
 
 // Throws RanksDiffer if a rank has opened other data than rank 0.
-void check_data(const TrainingData& data, Collectives& ranks);
+void check_data(const models::TrainingData& data, distributed::Collectives& ranks);
 
-}  // namespace dtopp
+}  // namespace dtopp::train

@@ -14,10 +14,11 @@
 #include "dtopp/train/run_start.h"
 #include "dtopp/train/step_decision.h"
 
-namespace dtopp {
+namespace dtopp::train {
 
-Run::Run(const RunConfig& config, Trainer& trainer, RunDirectory& directory, Cluster& cluster,
-         const Plan& plan, uint64_t memory, const ConsoleLog& log, const StopToken& stop)
+Run::Run(const config::RunConfig& config, Trainer& trainer, runs::RunDirectory& directory,
+         distributed::Cluster& cluster, const plan::Plan& plan, uint64_t memory, const ConsoleLog& log,
+         const StopToken& stop)
     : config_(config),
       trainer_(trainer),
       directory_(directory),
@@ -59,15 +60,15 @@ void Run::open_outputs(bool resumed) {
   metrics_.emplace(config_.output, resumed ? trainer_.state().step : -1, config_.logging.tensorboard,
                    trainer_.state().last_validation_step);
   const at::Device& device = groups_.device;
-  const at::ScalarType type = compute_type(config_.training.precision, device);
+  const at::ScalarType type = device::compute_type(config_.training.precision, device);
   StepYardstick yardstick{.flops_per_token = static_cast<double>(plan_.flops_per_token),
                           .tokens = static_cast<double>(trainer_.step_tokens()),
                           .last_step = config_.training.steps,
-                          .matrix_rate = measure_matrix_rate(at::device(device).dtype(type))};
+                          .matrix_rate = device::measure_matrix_rate(at::device(device).dtype(type))};
   if (!device.is_cpu())
-    yardstick.peak_rate = data_sheet_rate(device_facts(device).name, type == at::kBFloat16);
+    yardstick.peak_rate = device::data_sheet_rate(device::device_facts(device).name, type == at::kBFloat16);
   meter_.emplace(yardstick, groups_);
-  log_.message(device_line(describe_device(device), yardstick));
+  log_.message(device_line(device::describe_device(device), yardstick));
   if (trainer_.data().validation_samples == 0 && config_.validation.every > 0)
     log_.message("no data.validation: training without validation");
 }
@@ -104,7 +105,7 @@ void Run::record(const StepResult& result) {
     log_.warning(*warning);
   const bool last = result.step == config_.training.steps;
   if (result.step % config_.logging.every != 0 && !last && !result.skipped) return;
-  MetricRecord record = record_now(result.step, result.tokens);
+  runs::MetricRecord record = record_now(result.step, result.tokens);
   add_step(result, record);
   add_sources(trainer_.data(), result.sample_position, record);
   add_rates(speed, result.data_seconds / result.seconds, record);
@@ -113,8 +114,9 @@ void Run::record(const StepResult& result) {
 }
 
 void Run::out_of_memory() const {
-  const Device device = groups_.device.is_cpu() ? Device::kCpu : Device::kCuda;
-  throw ResourceError(out_of_memory_line(config_, largest_micro_batch(config_, plan_.dims, device, memory_)));
+  const config::Device device = groups_.device.is_cpu() ? config::Device::kCpu : config::Device::kCuda;
+  throw ResourceError(
+      out_of_memory_line(config_, plan::largest_micro_batch(config_, plan_.dims, device, memory_)));
 }
 
 void Run::give_up(const StepResult& result) {
@@ -125,7 +127,7 @@ void Run::give_up(const StepResult& result) {
 
 // True before the first step, every validation.every steps and after the last step.
 bool Run::validation_is_due() const {
-  const TrainingState& state = trainer_.state();
+  const checkpoint::TrainingState& state = trainer_.state();
   if (config_.validation.every == 0 || state.last_validation_step == state.step) return false;
   if (trainer_.data().validation_samples == 0 && config_.validation.tasks.empty()) return false;
   return state.step % config_.validation.every == 0 || finished();
@@ -138,10 +140,10 @@ bool Run::anything_is_due() const {
 
 void Run::evaluate(bool resumed) {
   if (!anything_is_due()) return;
-  const TrainingState& state = trainer_.state();
-  MetricRecord record = record_now(state.step, state.tokens);
+  const checkpoint::TrainingState& state = trainer_.state();
+  runs::MetricRecord record = record_now(state.step, state.tokens);
   const bool validates = validation_is_due();
-  std::optional<ValidationResult> loss;
+  std::optional<models::ValidationResult> loss;
   if (validates && trainer_.data().validation_samples > 0) {
     cluster_.begin(state.step, "validation");
     loss = trainer_.validate(config_.validation.tokens, stop_);
@@ -151,7 +153,9 @@ void Run::evaluate(bool resumed) {
   Measurements measured;
   for (const auto& evaluation : evaluations_) {
     if (!is_due(*evaluation)) continue;
-    if (resumed && any_of(trainer_.ranks(), cluster_.is_main_rank() && evaluation->is_done(state))) continue;
+    if (resumed &&
+        distributed::any_of(trainer_.ranks(), cluster_.is_main_rank() && evaluation->is_done(state)))
+      continue;
     cluster_.begin(state.step, "evaluation");
     const auto results = evaluation->run(trainer_, stop_);
     if (!results) stop_here();
@@ -183,4 +187,4 @@ void Run::stop_here() {
                 last_checkpoint_.string() + "; run the same command again to resume");
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::train

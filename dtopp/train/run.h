@@ -17,7 +17,7 @@
 #include "dtopp/train/periodic.h"
 #include "dtopp/train/step_meter.h"
 
-namespace dtopp {
+namespace dtopp::train {
 
 struct RunSummary {
   std::filesystem::path directory;
@@ -31,8 +31,9 @@ struct RunSummary {
 class Run {
  public:
   // All references must outlive this object. memory: bytes of this rank, free at the start.
-  Run(const RunConfig& config, Trainer& trainer, RunDirectory& directory, Cluster& cluster, const Plan& plan,
-      uint64_t memory, const ConsoleLog& log, const StopToken& stop);
+  Run(const config::RunConfig& config, Trainer& trainer, runs::RunDirectory& directory,
+      distributed::Cluster& cluster, const plan::Plan& plan, uint64_t memory, const ConsoleLog& log,
+      const StopToken& stop);
 
   // Adds an evaluation; null: none.
   void add(std::unique_ptr<Periodic> evaluation);
@@ -69,22 +70,22 @@ class Run {
   bool finished() const { return trainer_.state().step >= config_.training.steps; }
   bool complete() const { return finished() && !validation_is_due(); }
 
-  const RunConfig& config_;
+  const config::RunConfig& config_;
   Trainer& trainer_;
-  RunDirectory& directory_;
-  Cluster& cluster_;
-  const ProcessGroups& groups_;
-  const Plan& plan_;
+  runs::RunDirectory& directory_;
+  distributed::Cluster& cluster_;
+  const distributed::ProcessGroups& groups_;
+  const plan::Plan& plan_;
   uint64_t memory_;
   ConsoleLog log_;
   StopToken stop_;
   std::vector<std::unique_ptr<Periodic>> evaluations_;
-  std::optional<MetricsWriter> metrics_;  // on rank 0 only, like meter_
+  std::optional<runs::MetricsWriter> metrics_;  // on rank 0 only, like meter_
   std::optional<StepMeter> meter_;
-  BudgetWatch budget_;
+  moe::BudgetWatch budget_;
   std::filesystem::path last_checkpoint_;
   bool stop_requested_ = false;  // on any rank
   bool unsaved_ = false;         // whether the trainer's state is newer than last_checkpoint_
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::train

@@ -7,12 +7,13 @@
 #include "dtopp/models/mixed_sources.h"
 #include "dtopp/runs/count_ranges.h"
 
-namespace dtopp {
+namespace dtopp::train {
 namespace {
 
 std::string layer_key(size_t layer, const char* name) { return format("layer_%02zu/%s", layer, name); }
 
-void add_activations(const std::string& prefix, const ActivationSummary& summary, MetricRecord& record) {
+void add_activations(const std::string& prefix, const moe::ActivationSummary& summary,
+                     runs::MetricRecord& record) {
   record.values.emplace_back(prefix + "active_experts", summary.mean);
   record.values.emplace_back(prefix + "active_experts_std", summary.deviation);
   record.values.emplace_back(prefix + "imbalance", summary.imbalance);
@@ -28,18 +29,18 @@ double shared_or_mean(const std::vector<double>& values) {
 }
 
 // Shares of all (token, layer) pairs. A token whose gates all underflowed counts as a token with one expert.
-void add_shares(const ActivationStatistics& activations, MetricRecord& record) {
+void add_shares(const moe::ActivationStatistics& activations, runs::MetricRecord& record) {
   const at::Tensor histogram = activations.histogram().sum(0).cpu();
   const auto* pairs_N = histogram.const_data_ptr<int64_t>();
   const auto all = static_cast<double>(activations.tokens() * activations.num_layers());
-  for (const CountRange& range : count_ranges(histogram.numel() - 1)) {
+  for (const runs::CountRange& range : runs::count_ranges(histogram.numel() - 1)) {
     const int64_t first = range.first == 1 ? 0 : range.first;
     const int64_t pairs = std::reduce(pairs_N + first, pairs_N + range.last + 1);
     record.values.emplace_back(range.metric(), static_cast<double>(pairs) / all);
   }
 }
 
-void add_routing(const StepResult& result, MetricRecord& record) {
+void add_routing(const StepResult& result, runs::MetricRecord& record) {
   auto& values = record.values;
   add_activations("moe/", result.activations.summary(), record);
   values.emplace_back("moe/token_mean_std", result.activations.token_mean_deviation());
@@ -58,12 +59,12 @@ void add_routing(const StepResult& result, MetricRecord& record) {
 
 }  // namespace
 
-MetricRecord record_now(int64_t step, int64_t tokens) {
+runs::MetricRecord record_now(int64_t step, int64_t tokens) {
   const auto since_1970 = std::chrono::system_clock::now().time_since_epoch();
   return {step, tokens, std::chrono::duration<double>(since_1970).count(), {}};
 }
 
-void add_step(const StepResult& result, MetricRecord& record) {
+void add_step(const StepResult& result, runs::MetricRecord& record) {
   auto& values = record.values;
   values.emplace_back("train/loss", result.loss);
   for (const auto& [name, value] : result.losses) values.emplace_back("train/" + name, value);
@@ -73,15 +74,15 @@ void add_step(const StepResult& result, MetricRecord& record) {
   if (result.activations.num_layers() > 0) add_routing(result, record);
 }
 
-void add_sources(const TrainingData& data, int64_t position, MetricRecord& record) {
+void add_sources(const models::TrainingData& data, int64_t position, runs::MetricRecord& record) {
   if (!data.sources) return;
-  for (const SourceUse& use : data.sources->use(static_cast<uint64_t>(position))) {
+  for (const models::SourceUse& use : data.sources->use(static_cast<uint64_t>(position))) {
     record.values.emplace_back("data/" + use.name + "/share", use.share);
     record.values.emplace_back("data/" + use.name + "/epoch", use.epochs);
   }
 }
 
-void add_rates(const StepRates& rates, double data_share, MetricRecord& record) {
+void add_rates(const StepRates& rates, double data_share, runs::MetricRecord& record) {
   auto& values = record.values;
   values.emplace_back("throughput/tokens_per_second", rates.tokens_per_second);
   values.emplace_back("throughput/tflops", rates.tflops);
@@ -94,10 +95,10 @@ void add_rates(const StepRates& rates, double data_share, MetricRecord& record) 
   if (rates.exposed_share) values.emplace_back("comm/exposed_share", *rates.exposed_share);
 }
 
-void add_validation(const ValidationResult& result, MetricRecord& record) {
+void add_validation(const models::ValidationResult& result, runs::MetricRecord& record) {
   record.values.emplace_back("val/loss", result.loss);
   if (result.ema_loss) record.values.emplace_back("val/ema_loss", *result.ema_loss);
-  for (const ValidationGroup& group : result.groups) {
+  for (const models::ValidationGroup& group : result.groups) {
     record.values.emplace_back("val/loss_" + group.name, group.loss);
     if (group.active_experts_L.empty()) continue;
     double sum = 0;
@@ -106,7 +107,7 @@ void add_validation(const ValidationResult& result, MetricRecord& record) {
                                sum / static_cast<double>(group.active_experts_L.size()));
   }
   if (result.activations.num_layers() == 0) return;
-  const ActivationSummary all = result.activations.summary();
+  const moe::ActivationSummary all = result.activations.summary();
   record.values.emplace_back("val/active_experts", all.mean);
   record.values.emplace_back("val/active_experts_std", all.deviation);
   record.values.emplace_back("val/token_mean_std", result.activations.token_mean_deviation());
@@ -116,4 +117,4 @@ void add_validation(const ValidationResult& result, MetricRecord& record) {
   }
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::train

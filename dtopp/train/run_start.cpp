@@ -15,7 +15,7 @@
 #include "dtopp/optim/schedule.h"
 #include "dtopp/runs/run_directory.h"
 
-namespace dtopp {
+namespace dtopp::train {
 namespace {
 
 namespace fs = std::filesystem;
@@ -46,8 +46,9 @@ ManifestFiles part_of(const ManifestFiles& files, size_t part, size_t parts) {
 
 // Verifies this rank's part of the checkpoint. Returns the same error message on all ranks; empty: no error.
 // Sets `shares` if this rank reads the same files as rank 0; other ranks verify nothing here.
-std::string verify_part(const fs::path& path, CheckpointUse use, Collectives& ranks, bool& shares) {
-  const auto identities = gather_bytes(ranks, identity_of(path / kManifestName), "verify");
+std::string verify_part(const fs::path& path, checkpoint::CheckpointUse use, distributed::Collectives& ranks,
+                        bool& shares) {
+  const auto identities = distributed::gather_bytes(ranks, identity_of(path / kManifestName), "verify");
   const auto rank = static_cast<std::ptrdiff_t>(ranks.rank());
   shares = identities[static_cast<size_t>(rank)] == identities.front();
   const auto before = std::count(identities.begin(), identities.begin() + rank, identities.front());
@@ -55,28 +56,29 @@ std::string verify_part(const fs::path& path, CheckpointUse use, Collectives& ra
   std::string wrong;
   try {
     if (shares) {
-      ManifestFiles files = read_manifest(path, kCheckpointFormat).files;
-      keep_files_for(use, files);
+      ManifestFiles files = read_manifest(path, checkpoint::kCheckpointFormat).files;
+      checkpoint::keep_files_for(use, files);
       verify_content(path, part_of(files, static_cast<size_t>(before), static_cast<size_t>(all)));
     }
   } catch (const DataError& error) {
     wrong = error.what();
   }
-  for (const std::string& other : gather_bytes(ranks, wrong, "verify"))
+  for (const std::string& other : distributed::gather_bytes(ranks, wrong, "verify"))
     if (wrong.empty() || (!other.empty() && other < wrong)) wrong = other;
   return wrong;
 }
 
 // Opens on all ranks the checkpoint that find(verify) returns on rank 0.
 template <class Find>
-std::optional<Checkpoint> open_together(Collectives& ranks, CheckpointUse use, const Find& find) {
+std::optional<checkpoint::Checkpoint> open_together(distributed::Collectives& ranks,
+                                                    checkpoint::CheckpointUse use, const Find& find) {
   if (ranks.size() == 1) return find(verify_content);
   const auto tell = [&](const fs::path& path) {
-    return fs::path(broadcast_bytes(ranks, path.string(), /*root=*/0, "verify"));
+    return fs::path(distributed::broadcast_bytes(ranks, path.string(), /*root=*/0, "verify"));
   };
   bool shares = true;
   if (ranks.rank() == 0) {
-    std::optional<Checkpoint> found = find([&](const fs::path& path, const ManifestFiles&) {
+    std::optional<checkpoint::Checkpoint> found = find([&](const fs::path& path, const ManifestFiles&) {
       tell(path);
       const std::string wrong = verify_part(path, use, ranks, shares);
       if (!wrong.empty()) throw DataError(wrong);
@@ -88,13 +90,13 @@ std::optional<Checkpoint> open_together(Collectives& ranks, CheckpointUse use, c
   for (fs::path path = tell({}); !path.empty(); path = tell({})) verify_part(path, use, ranks, shares);
   const fs::path path = tell({});
   if (path.empty()) return std::nullopt;
-  return std::optional<Checkpoint>(std::in_place, path, use,
-                                   shares ? VerifyFiles(verify_sizes) : verify_content);
+  return std::optional<checkpoint::Checkpoint>(
+      std::in_place, path, use, shares ? checkpoint::VerifyFiles(verify_sizes) : verify_content);
 }
 
-std::map<std::string, std::vector<int64_t>> shapes_of(const std::vector<ParameterSpec>& specs) {
+std::map<std::string, std::vector<int64_t>> shapes_of(const std::vector<parameters::ParameterSpec>& specs) {
   std::map<std::string, std::vector<int64_t>> shapes;
-  for (const ParameterSpec& spec : specs) shapes.emplace(spec.name, spec.shape);
+  for (const parameters::ParameterSpec& spec : specs) shapes.emplace(spec.name, spec.shape);
   return shapes;
 }
 
@@ -103,8 +105,9 @@ std::string describe(const std::map<std::string, std::vector<int64_t>>& shapes, 
   return found == shapes.end() ? "none" : c10::str(at::IntArrayRef(found->second));
 }
 
-void require_same_tensors(const Checkpoint& checkpoint, const std::vector<ParameterSpec>& specs) {
-  const auto there = shapes_of(make_model(checkpoint.config()).parameters), here = shapes_of(specs);
+void require_same_tensors(const checkpoint::Checkpoint& checkpoint,
+                          const std::vector<parameters::ParameterSpec>& specs) {
+  const auto there = shapes_of(models::make_model(checkpoint.config()).parameters), here = shapes_of(specs);
   if (there == here) return;
   for (const auto* shapes : {&here, &there}) {
     for (const auto& [name, shape] : *shapes) {
@@ -118,13 +121,14 @@ void require_same_tensors(const Checkpoint& checkpoint, const std::vector<Parame
 
 // Whether a key may differ from the run that a cool-down continues.
 bool may_change(const std::string& key) {
-  return !affects_result(key) || key.starts_with("optimizer.") || key.starts_with("data.") ||
+  return !config::affects_result(key) || key.starts_with("optimizer.") || key.starts_with("data.") ||
          key == "training.steps" || key == "training.initialize_from" || key == "training.cooldown_from";
 }
 
-void require_same_run(const Checkpoint& checkpoint, const RunConfig& there, const RunConfig& here) {
+void require_same_run(const checkpoint::Checkpoint& checkpoint, const config::RunConfig& there,
+                      const config::RunConfig& here) {
   std::string keys;
-  for (const std::string& key : differing_keys(here, there)) {
+  for (const std::string& key : config::differing_keys(here, there)) {
     if (!may_change(key)) keys += (keys.empty() ? "" : ", ") + key;
   }
   const std::string what = "training.cooldown_from: " + checkpoint.path().string();
@@ -137,20 +141,21 @@ void require_same_run(const Checkpoint& checkpoint, const RunConfig& there, cons
                      " leaves none; raise it");
 }
 
-void warn_of_other_past(const Checkpoint& checkpoint, const RunConfig& there, const RunConfig& here,
-                        const ConsoleLog& log) {
+void warn_of_other_past(const checkpoint::Checkpoint& checkpoint, const config::RunConfig& there,
+                        const config::RunConfig& here, const ConsoleLog& log) {
   const int64_t step = checkpoint.state().step;
-  const auto rate = [&](const RunConfig& config) {
-    return learning_rate(config.optimizer, step, config.training.steps);
+  const auto rate = [&](const config::RunConfig& config) {
+    return optim::learning_rate(config.optimizer, step, config.training.steps);
   };
   if (rate(there) != rate(here))
     log.warning("step " + std::to_string(step) + " had a learning rate of " +
-                config_detail::print_value(rate(there)) + ", but this schedule gives " +
-                config_detail::print_value(rate(here)) + "; choose schedules that agree at this step");
+                config::detail::print_value(rate(there)) + ", but this schedule gives " +
+                config::detail::print_value(rate(here)) + "; choose schedules that agree at this step");
 }
 
 // With another tokenizer, token ids mean other words than those the parameters were trained on.
-void warn_of_other_tokenizer(const Checkpoint& checkpoint, const TrainingData& data, const ConsoleLog& log) {
+void warn_of_other_tokenizer(const checkpoint::Checkpoint& checkpoint, const models::TrainingData& data,
+                             const ConsoleLog& log) {
   if (!checkpoint.has_tokenizer() || data.tokenizer_json.empty()) return;
   const std::string there = read_file(checkpoint.tokenizer_path());
   const auto parsed = [](const std::string& text) { return nlohmann::json::parse(text, nullptr, false); };
@@ -160,20 +165,20 @@ void warn_of_other_tokenizer(const Checkpoint& checkpoint, const TrainingData& d
 }
 
 // Opens the checkpoint that `key` names, as found by rank 0. Its error messages start with the key.
-Checkpoint open_named(const char* key, const std::string& path, CheckpointUse use, Collectives& ranks,
-                      const ConsoleLog& log) {
+checkpoint::Checkpoint open_named(const char* key, const std::string& path, checkpoint::CheckpointUse use,
+                                  distributed::Collectives& ranks, const ConsoleLog& log) {
   try {
-    return *open_together(ranks, use, [&](const VerifyFiles& verify) {
-      return std::optional(open_checkpoint(path, log, use, verify));
+    return *open_together(ranks, use, [&](const checkpoint::VerifyFiles& verify) {
+      return std::optional(runs::open_checkpoint(path, log, use, verify));
     });
   } catch (const UsageError& error) {
     throw UsageError(std::string(key) + ": " + error.what());
   }
 }
 
-void cool_down(Trainer& trainer, const RunConfig& config, const Checkpoint& checkpoint,
+void cool_down(Trainer& trainer, const config::RunConfig& config, const checkpoint::Checkpoint& checkpoint,
                const ConsoleLog& log) {
-  const RunConfig there = checkpoint.config();
+  const config::RunConfig there = checkpoint.config();
   require_same_run(checkpoint, there, config);
   warn_of_other_past(checkpoint, there, config, log);
   warn_of_other_tokenizer(checkpoint, trainer.data(), log);
@@ -183,29 +188,32 @@ void cool_down(Trainer& trainer, const RunConfig& config, const Checkpoint& chec
 
 }  // namespace
 
-std::optional<Checkpoint> checkpoint_to_resume(const fs::path& run, Collectives& ranks,
-                                               const ConsoleLog& log) {
-  constexpr CheckpointUse kUse = CheckpointUse::kTraining;
-  return open_together(ranks, kUse, [&](const VerifyFiles& verify) {
-    return newest_checkpoint(checkpoints_of(run), log, kUse, verify);
+std::optional<checkpoint::Checkpoint> checkpoint_to_resume(const fs::path& run,
+                                                           distributed::Collectives& ranks,
+                                                           const ConsoleLog& log) {
+  constexpr checkpoint::CheckpointUse kUse = checkpoint::CheckpointUse::kTraining;
+  return open_together(ranks, kUse, [&](const checkpoint::VerifyFiles& verify) {
+    return runs::newest_checkpoint(runs::checkpoints_of(run), log, kUse, verify);
   });
 }
 
-std::optional<std::filesystem::path> begin_or_resume(Trainer& trainer, const RunConfig& config,
+std::optional<std::filesystem::path> begin_or_resume(Trainer& trainer, const config::RunConfig& config,
                                                      const ConsoleLog& log) {
   if (const auto own = checkpoint_to_resume(config.output, trainer.ranks(), log)) {
     trainer.restore(*own);
     log.message("resuming from " + own->path().string());
     return own->path();
   }
-  const TrainingConfig& training = config.training;
+  const config::TrainingConfig& training = config.training;
   if (!training.cooldown_from.empty()) {
-    const Checkpoint checkpoint = open_named("training.cooldown_from", training.cooldown_from,
-                                             CheckpointUse::kTraining, trainer.ranks(), log);
+    const checkpoint::Checkpoint checkpoint =
+        open_named("training.cooldown_from", training.cooldown_from, checkpoint::CheckpointUse::kTraining,
+                   trainer.ranks(), log);
     cool_down(trainer, config, checkpoint, log);
   } else if (!training.initialize_from.empty()) {
-    const Checkpoint checkpoint = open_named("training.initialize_from", training.initialize_from,
-                                             CheckpointUse::kInference, trainer.ranks(), log);
+    const checkpoint::Checkpoint checkpoint =
+        open_named("training.initialize_from", training.initialize_from,
+                   checkpoint::CheckpointUse::kInference, trainer.ranks(), log);
     require_same_tensors(checkpoint, trainer.parameters().specs());
     warn_of_other_tokenizer(checkpoint, trainer.data(), log);
     trainer.initialise_from(checkpoint);
@@ -216,4 +224,4 @@ std::optional<std::filesystem::path> begin_or_resume(Trainer& trainer, const Run
   return std::nullopt;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::train

@@ -9,7 +9,7 @@
 #include "dtopp/base/console_log.h"
 #include "dtopp/train/trainer.h"
 
-namespace dtopp {
+namespace dtopp::train {
 
 // Restores or initializes the trainer and logs the source. Returns the run's own checkpoint if it resumes
 // from one.
@@ -17,7 +17,7 @@ namespace dtopp {
 // Throws:        UsageError with the key and the difference, if another run's checkpoint has another model,
 //                or for a cool-down another configuration or no step left; errors of Checkpoint
 // Collective:    every rank
-std::optional<std::filesystem::path> begin_or_resume(Trainer& trainer, const RunConfig& config,
+std::optional<std::filesystem::path> begin_or_resume(Trainer& trainer, const config::RunConfig& config,
                                                      const ConsoleLog& log);
 
 // Finds the run's newest_checkpoint on rank 0 and opens it on all ranks.
@@ -27,7 +27,8 @@ std::optional<std::filesystem::path> begin_or_resume(Trainer& trainer, const Run
 //
 // Throws:        errors of the search on rank 0; errors of Checkpoint if a copy is damaged
 // Collective:    every rank
-std::optional<Checkpoint> checkpoint_to_resume(const std::filesystem::path& run, Collectives& ranks,
-                                               const ConsoleLog& log);
+std::optional<checkpoint::Checkpoint> checkpoint_to_resume(const std::filesystem::path& run,
+                                                           distributed::Collectives& ranks,
+                                                           const ConsoleLog& log);
 
-}  // namespace dtopp
+}  // namespace dtopp::train

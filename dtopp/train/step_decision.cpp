@@ -1,8 +1,8 @@
 #include "dtopp/train/step_decision.h"
 
-namespace dtopp {
+namespace dtopp::train {
 
-StepDecision decide(const StepNumbers& numbers, const OptimizerConfig& config) {
+StepDecision decide(const StepNumbers& numbers, const config::OptimizerConfig& config) {
   const at::Tensor norm = numbers["grad_squares"].sqrt();
   const double clip = config.grad_clip;
   const at::Tensor divisor = clip > 0 ? ((norm + 1e-6) / clip).clamp_min(1.0) : at::ones_like(norm);
@@ -12,4 +12,4 @@ StepDecision decide(const StepNumbers& numbers, const OptimizerConfig& config) {
           divisor.to(at::kFloat)};
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::train

@@ -4,7 +4,7 @@
 #include "dtopp/config/run_config.h"
 #include "dtopp/train/step_result.h"
 
-namespace dtopp {
+namespace dtopp::train {
 
 // Whether the step is abandoned before its numbers are complete. With several ranks it never is: the other
 // ranks wait for it, so it is finished, and its numbers report the request to stop.
@@ -18,14 +18,14 @@ struct StepDecision {
 
 // Applies the step if loss and gradients are finite and no capacity was exceeded. Clips the gradients' norm
 // to optimizer.grad_clip.
-StepDecision decide(const StepNumbers& numbers, const OptimizerConfig& config);
+StepDecision decide(const StepNumbers& numbers, const config::OptimizerConfig& config);
 
 // Whether this step and all later ones must run again from the state before it. Requires the step's numbers.
 inline bool must_run_again(const StepResult& result) { return result.overflowed; }
 
 // Whether the run ends because too many steps in a row were not finite.
-inline bool gives_up(const StepResult& result, const TrainingConfig& config) {
+inline bool gives_up(const StepResult& result, const config::TrainingConfig& config) {
   return result.skipped && result.consecutive_skips > config.max_skips;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::train

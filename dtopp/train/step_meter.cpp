@@ -3,7 +3,7 @@
 #include "dtopp/device/available_memory.h"
 #include "dtopp/device/device.h"
 
-namespace dtopp {
+namespace dtopp::train {
 
 void StepMeter::begin() {
   if (groups_.traffic) before_ = groups_.traffic->total();
@@ -20,14 +20,14 @@ StepRates StepMeter::rates(const StepResult& result) {
   recent_seconds_ = recent_seconds_ == 0 ? result.seconds : 0.9 * recent_seconds_ + 0.1 * result.seconds;
   rates.seconds_left = recent_seconds_ * static_cast<double>(yardstick_.last_step - result.step);
   if (groups_.traffic) {
-    const Traffic now = groups_.traffic->total();
+    const distributed::Traffic now = groups_.traffic->total();
     rates.sent_bytes = static_cast<double>(now.bytes - before_.bytes);
     if (groups_.device.is_cpu()) rates.exposed_share = (now.seconds - before_.seconds) / result.seconds;
   }
-  const auto memory = allocated_device_memory(groups_.device);
-  rates.memory_bytes = memory ? memory->now : process_memory("VmRSS");
-  rates.memory_peak_bytes = memory ? memory->peak : process_memory("VmHWM");
+  const auto memory = device::allocated_device_memory(groups_.device);
+  rates.memory_bytes = memory ? memory->now : device::process_memory("VmRSS");
+  rates.memory_peak_bytes = memory ? memory->peak : device::process_memory("VmHWM");
   return rates;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::train

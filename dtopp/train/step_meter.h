@@ -7,7 +7,7 @@
 #include "dtopp/distributed/groups/process_groups.h"
 #include "dtopp/train/step_result.h"
 
-namespace dtopp {
+namespace dtopp::train {
 
 struct StepRates {
   double tokens_per_second = 0;
@@ -33,7 +33,7 @@ struct StepYardstick {
 
 class StepMeter {
  public:
-  StepMeter(const StepYardstick& yardstick, const ProcessGroups& groups)
+  StepMeter(const StepYardstick& yardstick, const distributed::ProcessGroups& groups)
       : yardstick_(yardstick), groups_(groups) {}
 
   // Call at the start of a step. The previous step's result may still be outstanding.
@@ -42,9 +42,9 @@ class StepMeter {
 
  private:
   StepYardstick yardstick_;
-  const ProcessGroups& groups_;
-  Traffic before_;
+  const distributed::ProcessGroups& groups_;
+  distributed::Traffic before_;
   double recent_seconds_ = 0;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::train

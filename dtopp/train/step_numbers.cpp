@@ -3,14 +3,14 @@
 #include <algorithm>
 #include <stdexcept>
 
-namespace dtopp {
+namespace dtopp::train {
 namespace {
 
 int64_t elements(const std::vector<int64_t>& shape) { return c10::multiply_integers(shape); }
 
 // This rank's values of a field. Only kMaxOverRanks has a row per rank, zero in those of other ranks.
-at::Tensor contribution(const StepField& field, const NamedTensors& local, const at::TensorOptions& options,
-                        const Collectives& ranks) {
+at::Tensor contribution(const StepField& field, const ops::NamedTensors& local,
+                        const at::TensorOptions& options, const distributed::Collectives& ranks) {
   const int64_t size = elements(field.shape);
   const auto found =
       std::ranges::find_if(local, [&](const auto& tensor) { return tensor.first == field.name; });
@@ -34,8 +34,8 @@ at::Tensor result(const StepField& field, const at::Tensor& sum, int64_t ranks) 
 
 }  // namespace
 
-StepNumbers StepNumbers::reduce(const StepSchema& schema, const NamedTensors& local,
-                                const at::TensorOptions& options, Collectives& ranks) {
+StepNumbers StepNumbers::reduce(const StepSchema& schema, const ops::NamedTensors& local,
+                                const at::TensorOptions& options, distributed::Collectives& ranks) {
   const auto in_f64 = options.dtype(at::kDouble);
   std::vector<at::Tensor> lists;
   for (const StepField& field : schema) lists.push_back(contribution(field, local, in_f64, ranks));
@@ -77,7 +77,7 @@ StepNumbers::Copy::Copy(const StepNumbers& numbers) {
     fields_.push_back({name, value.sizes().vec()});
     lists.push_back(value.reshape({-1}));
   }
-  copy_ = HostCopy(std::vector<at::Tensor>{at::cat(lists)});
+  copy_ = ops::HostCopy(std::vector<at::Tensor>{at::cat(lists)});
 }
 
 StepNumbers StepNumbers::Copy::get() const {
@@ -92,4 +92,4 @@ StepNumbers StepNumbers::Copy::get() const {
   return numbers;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::train

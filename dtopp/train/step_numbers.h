@@ -18,7 +18,7 @@
 #include "dtopp/ops/core/host_copy.h"
 #include "dtopp/ops/core/named_tensors.h"
 
-namespace dtopp {
+namespace dtopp::train {
 
 // How a field's values on the ranks become one: their sum, that sum over the first dimension, or the maximum.
 enum class Reduce { kSum, kSumRows, kMaxOverRanks };
@@ -38,16 +38,16 @@ class StepNumbers {
   // One all-reduce of all fields, on the device of `options`. A field that `local` lacks is zero, as on a
   // rank without micro-batches. Throws std::invalid_argument if a field's size differs from the schema.
   // Collective.
-  static StepNumbers reduce(const StepSchema& schema, const NamedTensors& local,
-                            const at::TensorOptions& options, Collectives& ranks);
+  static StepNumbers reduce(const StepSchema& schema, const ops::NamedTensors& local,
+                            const at::TensorOptions& options, distributed::Collectives& ranks);
 
   // Adds numbers that are the same on every rank.
   void add(std::string name, const at::Tensor& value);
   bool has(std::string_view name) const;
-  const NamedTensors& all() const { return values_; }
+  const ops::NamedTensors& all() const { return values_; }
   // Throws std::invalid_argument if no number has this name.
   const at::Tensor& operator[](std::string_view name) const {
-    return find_tensor(values_, name, "StepNumbers");
+    return ops::find_tensor(values_, name, "StepNumbers");
   }
   // Removes the number. It is then not copied to the host.
   at::Tensor take(std::string_view name);
@@ -64,11 +64,11 @@ class StepNumbers {
 
    private:
     std::vector<StepField> fields_;
-    HostCopy copy_;  // one copy for all fields: the fixed cost of a copy exceeds its transfer time
+    ops::HostCopy copy_;  // one copy for all fields: the fixed cost of a copy exceeds its transfer time
   };
 
  private:
-  NamedTensors values_;
+  ops::NamedTensors values_;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::train

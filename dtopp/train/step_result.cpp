@@ -3,7 +3,7 @@
 #include <cmath>
 #include <stdexcept>
 
-namespace dtopp {
+namespace dtopp::train {
 double StepResult::loss_named(std::string_view name) const {
   for (const auto& [candidate, value] : losses) {
     if (candidate == name) return value;
@@ -32,8 +32,8 @@ StepResult StepInFlight::read() const {
   result.stop_requested = numbers.number("stop_requested") != 0;
   for (const double most : numbers.list("max_assignments"))
     result.max_assignments_L.push_back(static_cast<int64_t>(most));
-  result.activations = ActivationStatistics::from_vector(numbers["activations"], shape_.routed_layers,
-                                                         shape_.num_experts, shape_.tokens);
+  result.activations = moe::ActivationStatistics::from_vector(numbers["activations"], shape_.routed_layers,
+                                                              shape_.num_experts, shape_.tokens);
   result.skipped = numbers.number("applied") == 0 && !result.overflowed;
   result.scales = numbers.list("scale");
   for (const auto& [name, values] : numbers.all())
@@ -42,4 +42,4 @@ StepResult StepInFlight::read() const {
   return result;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::train

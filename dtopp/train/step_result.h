@@ -13,7 +13,7 @@
 
 #include "dtopp/train/step_sums.h"
 
-namespace dtopp {
+namespace dtopp::train {
 
 struct StepResult {
   int64_t step = 0;                                    // counts from 1
@@ -29,7 +29,7 @@ struct StepResult {
   // Router::metrics of the step: "threshold", the p used, …; one value per routed layer, or one for all.
   std::vector<std::pair<std::string, std::vector<double>>> router;
   std::vector<double> scales;  // theta used, per routed layer; empty unless dynamic
-  ActivationStatistics activations;
+  moe::ActivationStatistics activations;
   std::vector<int64_t> max_assignments_L;  // most token-expert pairs in a micro-batch, per routed layer
   bool overflowed = false;                 // this step or one before it exceeded its capacity
   bool stop_requested = false;             // on any rank, during the step
@@ -66,4 +66,4 @@ class StepInFlight {
   double begun_;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::train

@@ -1,6 +1,6 @@
 #include "dtopp/train/step_sums.h"
 
-namespace dtopp {
+namespace dtopp::train {
 
 StepSchema StepShape::schema() const {
   return {{"losses", {micro_batches, 1 + static_cast<int64_t>(loss_names.size())}, Reduce::kSumRows},
@@ -8,11 +8,11 @@ StepSchema StepShape::schema() const {
           {"overflowed", {}},
           {"stop_requested", {}},
           {"max_assignments", {routed_layers}, Reduce::kMaxOverRanks},
-          {"activations", {ActivationStatistics::vector_size(routed_layers, num_experts)}},
+          {"activations", {moe::ActivationStatistics::vector_size(routed_layers, num_experts)}},
           {"statistics", statistics_shape}};
 }
 
-void StepSums::add_losses(int64_t micro_batch, const at::Tensor& total, const NamedTensors& terms) {
+void StepSums::add_losses(int64_t micro_batch, const at::Tensor& total, const ops::NamedTensors& terms) {
   std::vector<at::Tensor> values = {total};
   for (const auto& [name, value] : terms) values.push_back(value);
   losses.emplace_back(micro_batch, at::stack(values).to(at::kDouble));
@@ -23,8 +23,8 @@ void StepSums::add_statistics(const at::Tensor& of_micro_batch) {
   statistics = statistics.defined() ? statistics + of_micro_batch : of_micro_batch;
 }
 
-NamedTensors StepSums::fields(const StepShape& shape, const at::Tensor& squared_norms,
-                              const at::Tensor& overflowed) const {
+ops::NamedTensors StepSums::fields(const StepShape& shape, const at::Tensor& squared_norms,
+                                   const at::Tensor& overflowed) const {
   const auto options = squared_norms.options();
   const at::Tensor losses_MN =
       at::zeros({shape.micro_batches, 1 + static_cast<int64_t>(shape.loss_names.size())}, options);
@@ -38,4 +38,4 @@ NamedTensors StepSums::fields(const StepShape& shape, const at::Tensor& squared_
           {"statistics", statistics}};
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::train

@@ -8,7 +8,7 @@
 #include "dtopp/moe/activation_statistics.h"
 #include "dtopp/train/step_numbers.h"
 
-namespace dtopp {
+namespace dtopp::train {
 
 // The properties of a step that the host knows before its numbers arrive, the same on every rank.
 struct StepShape {
@@ -27,19 +27,19 @@ struct StepSums {
   std::vector<std::pair<int64_t, at::Tensor>> losses;
   // int64: the largest number of token-expert pairs in a micro-batch, per layer; [0] for a dense model.
   at::Tensor max_assignments_L;
-  ActivationStatistics activations;
+  moe::ActivationStatistics activations;
   at::Tensor statistics;    // int64, of the router; undefined before the first, and if the router needs none
   double data_seconds = 0;  // time spent waiting for data
   bool stop_requested = false;
 
   // Adds the losses of a micro-batch. total and terms: f32 [], detached.
-  void add_losses(int64_t micro_batch, const at::Tensor& total, const NamedTensors& terms);
+  void add_losses(int64_t micro_batch, const at::Tensor& total, const ops::NamedTensors& terms);
   void add_statistics(const at::Tensor& of_micro_batch);  // undefined: none
 
   // The fields of StepShape::schema(). squared_norms: of the gradients, f64 [chunks]; each is 0 on all ranks
   // but one. overflowed: bool [], see StepResult.
-  NamedTensors fields(const StepShape& shape, const at::Tensor& squared_norms,
-                      const at::Tensor& overflowed) const;
+  ops::NamedTensors fields(const StepShape& shape, const at::Tensor& squared_norms,
+                           const at::Tensor& overflowed) const;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::train

@@ -12,25 +12,25 @@
 #include "dtopp/optim/schedule.h"
 #include "dtopp/train/step_decision.h"
 
-namespace dtopp {
+namespace dtopp::train {
 
-Trainer::Trainer(const RunConfig& config, Model model, TrainingData data, const at::TensorOptions& compute,
-                 ProcessGroups groups)
+Trainer::Trainer(const config::RunConfig& config, models::Model model, models::TrainingData data,
+                 const at::TensorOptions& compute, distributed::ProcessGroups groups)
     : config_(config),
       model_(std::move(model)),
       data_(std::move(data)),
       groups_(std::move(groups)),
       store_(model_.parameters, compute, config.optimizer, groups_, config.parallel.reproducible),
-      local_experts_(std::make_shared<LocalExperts>(capacity_predictor_)) {
-  if (model_.num_routed_layers > 0) router_ = make_router(config, compute.device());
+      local_experts_(std::make_shared<moe::LocalExperts>(capacity_predictor_)) {
+  if (model_.num_routed_layers > 0) router_ = moe::make_router(config, compute.device());
   losses_ = model_.bind([this](const std::string& name) { return store_.model_param(name); });
   state_.seed = config.training.seed;
   // With expert parallelism, the ranks exchange the exact number of pairs.
-  if (!compute.device().is_cpu() && groups_.dims().ep_size == 1) predict_capacity(kCapacityMargin);
+  if (!compute.device().is_cpu() && groups_.dims().ep_size == 1) predict_capacity(moe::kCapacityMargin);
   overflowed_ = at::zeros({}, at::device(store_.device()).dtype(at::kBool));
   if (groups_.dims().ep_size > 1)
     dispatcher_ =
-        std::make_shared<AllToAllTokenDispatcher>(*groups_.ep_dispatch, config.parallel.reproducible);
+        std::make_shared<moe::AllToAllTokenDispatcher>(*groups_.ep_dispatch, config.parallel.reproducible);
 }
 
 void Trainer::initialise() {
@@ -38,25 +38,26 @@ void Trainer::initialise() {
   if (model_.ema_decay > 0) store_.enable_ema(model_.ema_decay);
 }
 
-void Trainer::initialise_from(const Checkpoint& checkpoint) {
+void Trainer::initialise_from(const checkpoint::Checkpoint& checkpoint) {
   store_.load(checkpoint, /*slots=*/false);
   if (model_.ema_decay > 0) store_.enable_ema(model_.ema_decay);
 }
 
-void Trainer::restore(const Checkpoint& checkpoint) {
+void Trainer::restore(const checkpoint::Checkpoint& checkpoint) {
   store_.load(checkpoint, /*slots=*/true);
   if (model_.ema_decay > 0) {
     store_.enable_ema(model_.ema_decay);
     store_.load_ema(checkpoint);
   }
   state_ = checkpoint.state();
-  if (router_) load_router(*router_, checkpoint.router(), checkpoint.path());
+  if (router_) moe::load_router(*router_, checkpoint.router(), checkpoint.path());
 }
 
 at::Tensor Trainer::scales() const {
   std::vector<at::Tensor> scales;
-  for (const ParameterSpec& spec : store_.specs()) {
-    if (spec.role == ParameterRole::kRouterScale) scales.push_back(store_.model_param(spec.name).detach());
+  for (const parameters::ParameterSpec& spec : store_.specs()) {
+    if (spec.role == parameters::ParameterRole::kRouterScale)
+      scales.push_back(store_.model_param(spec.name).detach());
   }
   if (scales.empty()) return at::empty({0}, at::device(store_.device()).dtype(at::kFloat));
   return at::stack(scales);
@@ -66,7 +67,7 @@ void Trainer::share_loss_names() {
   if (groups_.size() == 1 || std::exchange(names_are_shared_, true)) return;
   std::string names;
   for (const std::string& name : loss_names_) names += name + "\n";
-  std::istringstream lines(broadcast_bytes(*groups_.world, names, /*root=*/0, "start"));
+  std::istringstream lines(distributed::broadcast_bytes(*groups_.world, names, /*root=*/0, "start"));
   loss_names_.clear();
   for (std::string name; std::getline(lines, name);) loss_names_.push_back(name);
 }
@@ -82,13 +83,13 @@ StepShape Trainer::step_shape(int64_t chunks) const {
 at::Tensor Trainer::overflows(const StepSums& sums) {
   const std::vector<int64_t>& capacities = capacity_predictor_.capacity_L();
   if (capacities.empty()) return overflowed_;
-  const at::Tensor capacity_L = to_device(at::tensor(capacities, at::kLong), store_.device());
+  const at::Tensor capacity_L = ops::to_device(at::tensor(capacities, at::kLong), store_.device());
   return overflowed_.logical_or(sums.max_assignments_L.gt(capacity_L).any());
 }
 
 bool Trainer::step(const StopToken& stop) {
   const double begin = steady_seconds();
-  const Routing routing = {router_, dispatcher_ ? dispatcher_ : local_experts_, /*training=*/true};
+  const moe::Routing routing = {router_, dispatcher_ ? dispatcher_ : local_experts_, /*training=*/true};
   const StepSums sums = accumulate_gradients(routing, stop);
   if (is_abandoned(sums, groups_.size())) return false;
   const at::Tensor scale_L = scales();
@@ -100,7 +101,7 @@ bool Trainer::step(const StopToken& stop) {
   result.step = state_.step;
   result.tokens = state_.tokens;
   result.sample_position = state_.sample_position;
-  result.lr = learning_rate(config_.optimizer, state_.step, config_.training.steps);
+  result.lr = optim::learning_rate(config_.optimizer, state_.step, config_.training.steps);
   result.data_seconds = sums.data_seconds;
   const at::Tensor squared_norms = store_.squared_norms();
   StepShape shape = step_shape(squared_norms.numel());
@@ -120,7 +121,7 @@ void Trainer::apply(StepNumbers& numbers, double lr) {
   numbers.add("applied", decision.applied);
   const at::Tensor statistics = numbers.take("statistics");
   if (!router_) return;
-  const ActivationStatistics activations = ActivationStatistics::from_vector(
+  const moe::ActivationStatistics activations = moe::ActivationStatistics::from_vector(
       numbers["activations"], model_.num_routed_layers, config_.model.num_experts, step_tokens());
   router_->update({activations.tokens_per_expert(), step_tokens(), statistics}, decision.applied);
   for (const auto& [name, values] : router_->metrics()) numbers.add(kRouterMetric + name, values);
@@ -156,4 +157,4 @@ void Trainer::undo(const StepResult& overflowed) {
   capacity_predictor_.forget();
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::train

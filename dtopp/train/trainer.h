@@ -21,20 +21,20 @@
 #include "dtopp/optim/parameter_store.h"
 #include "dtopp/train/step_result.h"
 
-namespace dtopp {
+namespace dtopp::train {
 
 class Trainer {
  public:
   // compute: at::kFloat or at::kBFloat16, and the device. The ranks of `groups` train together, each with one
   // Trainer.
-  Trainer(const RunConfig& config, Model model, TrainingData data, const at::TensorOptions& compute,
-          ProcessGroups groups = {});
+  Trainer(const config::RunConfig& config, models::Model model, models::TrainingData data,
+          const at::TensorOptions& compute, distributed::ProcessGroups groups = {});
 
   // Step 0, with parameters from the seed or from a checkpoint.
   void initialise();
-  void initialise_from(const Checkpoint& checkpoint);
+  void initialise_from(const checkpoint::Checkpoint& checkpoint);
   // Resumes from a checkpoint. CheckpointError if a tensor is missing.
-  void restore(const Checkpoint& checkpoint);
+  void restore(const checkpoint::Checkpoint& checkpoint);
 
   // Issues the next step. Returns false if a stop is requested between micro-batches: nothing has changed,
   // and the step can run again. With several ranks the step is finished instead, and its result reports the
@@ -47,10 +47,10 @@ class Trainer {
   // Sets the capacity of each layer to the pairs of the last result times `margin`. With 0 each micro-batch
   // computes its own, for which the host waits on a device. The default is kCapacityMargin on a device with
   // EP size 1, else 0.
-  void predict_capacity(double margin) { capacity_predictor_ = CapacityPredictor(margin); }
+  void predict_capacity(double margin) { capacity_predictor_ = moe::CapacityPredictor(margin); }
   // The mean over the first `tokens` held-out tokens. Batch b runs on rank b modulo the number of ranks.
   // nullopt, on all ranks, if a stop is requested on any rank. Collective.
-  std::optional<ValidationResult> validate(int64_t tokens, const StopToken& stop);
+  std::optional<models::ValidationResult> validate(int64_t tokens, const StopToken& stop);
   // Exchanges parameters() with their EMA until the next call. Requires a model with an EMA. Collective.
   void swap_ema() { store_.swap_ema(); }
 
@@ -59,15 +59,15 @@ class Trainer {
 
   // The state after the steps whose results were read; step, tokens and position include issued steps. A
   // checkpoint therefore takes it after the last result.
-  const TrainingState& state() const { return state_; }
+  const checkpoint::TrainingState& state() const { return state_; }
   // The router at the next step, with this rank's experts: for whole parameters.
-  Routing routing() const { return {router_, nullptr}; }
+  moe::Routing routing() const { return {router_, nullptr}; }
   // The same with the experts of the EP group, for parameters() in the compute precision.
-  Routing parallel_routing() const { return {router_, dispatcher_, false, groups_.world.get()}; }
-  const ParameterStore& parameters() const { return store_; }
-  const Model& model() const { return model_; }
-  const TrainingData& data() const { return data_; }
-  Collectives& ranks() const { return *groups_.world; }
+  moe::Routing parallel_routing() const { return {router_, dispatcher_, false, groups_.world.get()}; }
+  const optim::ParameterStore& parameters() const { return store_; }
+  const models::Model& model() const { return model_; }
+  const models::TrainingData& data() const { return data_; }
+  distributed::Collectives& ranks() const { return *groups_.world; }
   int64_t step_tokens() const { return config_.training.global_batch_size * model_.tokens_per_sample; }
 
  private:
@@ -78,15 +78,15 @@ class Trainer {
   // theta per routed layer; [0] unless dynamic.
   at::Tensor scales() const;
   // Runs the model forward and backward over this rank's micro-batches, until `stop` becomes true.
-  StepSums accumulate_gradients(const Routing& inputs, const StopToken& stop);
-  void accumulate_micro_batch(int64_t micro_batch, const Routing& inputs, StepSums& sums);
+  StepSums accumulate_gradients(const moe::Routing& inputs, const StopToken& stop);
+  void accumulate_micro_batch(int64_t micro_batch, const moe::Routing& inputs, StepSums& sums);
   // Computes this rank's experts for other ranks of its EP group that have a micro-batch or validate, while
   // this rank has no batch.
   void forward_empty() const;
-  std::optional<ValidationResult> validate_with(const Routing& inputs, int64_t samples,
-                                                const StopToken& stop) const;
+  std::optional<models::ValidationResult> validate_with(const moe::Routing& inputs, int64_t samples,
+                                                        const StopToken& stop) const;
   // A router with thresholds at which the current parameters use the target number of experts.
-  Routing solved_routing() const;
+  moe::Routing solved_routing() const;
   // Sends rank 0's loss names to ranks without micro-batches, once.
   void share_loss_names();
   // Whether this step, or an earlier one that must run again, exceeded its capacity: bool [].
@@ -96,22 +96,22 @@ class Trainer {
   // Restores the state before the step of this result. It and all later steps must run again.
   void undo(const StepResult& overflowed);
 
-  RunConfig config_;
-  Model model_;
-  TrainingData data_;
-  ProcessGroups groups_;
-  ParameterStore store_;
-  std::shared_ptr<ExpertBackend> dispatcher_;     // null if this rank holds all experts
-  std::shared_ptr<ExpertBackend> local_experts_;  // with predicted capacities, for training
-  LossFunction losses_;
+  config::RunConfig config_;
+  models::Model model_;
+  models::TrainingData data_;
+  distributed::ProcessGroups groups_;
+  optim::ParameterStore store_;
+  std::shared_ptr<moe::ExpertBackend> dispatcher_;     // null if this rank holds all experts
+  std::shared_ptr<moe::ExpertBackend> local_experts_;  // with predicted capacities, for training
+  models::LossFunction losses_;
   std::vector<std::string> loss_names_;
   bool names_are_shared_ = false;
-  std::shared_ptr<Router> router_;  // null: a dense model
-  TrainingState state_;
-  CapacityPredictor capacity_predictor_;
+  std::shared_ptr<moe::Router> router_;  // null: a dense model
+  checkpoint::TrainingState state_;
+  moe::CapacityPredictor capacity_predictor_;
   at::Tensor overflowed_;  // bool []: a step exceeded its capacity; nothing is applied until it runs again
   std::deque<StepInFlight> in_flight_;
   double last_arrival_ = 0;  // seconds of a steady clock
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::train

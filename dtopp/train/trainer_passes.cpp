@@ -6,19 +6,19 @@
 #include "dtopp/train/step_decision.h"
 #include "dtopp/train/trainer.h"
 
-namespace dtopp {
+namespace dtopp::train {
 
 // The ranks of an EP group take its micro-batches in turn. The micro-batches that they process at a time are
 // an aligned range of the step's (tree_sum.h).
-StepSums Trainer::accumulate_gradients(const Routing& inputs, const StopToken& stop) {
+StepSums Trainer::accumulate_gradients(const moe::Routing& inputs, const StopToken& stop) {
   StepSums sums;
-  sums.activations = ActivationStatistics(model_.num_routed_layers);
+  sums.activations = moe::ActivationStatistics(model_.num_routed_layers);
   sums.max_assignments_L =
       at::zeros({model_.num_routed_layers}, at::device(store_.device()).dtype(at::kLong));
-  const ParallelDims dims = groups_.dims();
+  const distributed::ParallelDims dims = groups_.dims();
   const int64_t rank = groups_.rank();
-  const MicroBatchRange range =
-      local_micro_batches(micro_batches(), dims.edp_rank(rank), dims.edp_size(), dims.ep_size);
+  const distributed::MicroBatchRange range =
+      distributed::local_micro_batches(micro_batches(), dims.edp_rank(rank), dims.edp_size(), dims.ep_size);
   if (range.begin >= range.end) store_.finish_all_gather();
   store_.begin_step((range.end - range.begin + dims.ep_size - 1) / dims.ep_size);
   for (int64_t first = range.begin; first < range.end; first += dims.ep_size) {
@@ -36,13 +36,13 @@ StepSums Trainer::accumulate_gradients(const Routing& inputs, const StopToken& s
   return sums;
 }
 
-void Trainer::accumulate_micro_batch(int64_t micro_batch, const Routing& inputs, StepSums& sums) {
+void Trainer::accumulate_micro_batch(int64_t micro_batch, const moe::Routing& inputs, StepSums& sums) {
   const int64_t size = config_.training.micro_batch_size;
   const double wait = steady_seconds();
   const int64_t position = state_.sample_position + micro_batch * size;
-  const Batch batch = data_.training->read(static_cast<uint64_t>(position), size);
+  const models::Batch batch = data_.training->read(static_cast<uint64_t>(position), size);
   sums.data_seconds += steady_seconds() - wait;
-  const BatchLosses losses = losses_(batch.to(store_.device()), inputs);
+  const models::BatchLosses losses = losses_(batch.to(store_.device()), inputs);
   (losses.total / static_cast<double>(micro_batches())).backward();
   sums.add_losses(micro_batch, losses.total.detach(), losses.values);
   sums.activations.add(losses.activations);
@@ -56,12 +56,12 @@ void Trainer::accumulate_micro_batch(int64_t micro_batch, const Routing& inputs,
 
 // Layer after layer: other ranks need the experts of a layer before they gather the parameters of later ones.
 void Trainer::forward_empty() const {
-  const auto ends_with = [](const ParameterSpec& spec, std::string_view end) {
-    return spec.role == ParameterRole::kExpert && spec.name.ends_with(end);
+  const auto ends_with = [](const parameters::ParameterSpec& spec, std::string_view end) {
+    return spec.role == parameters::ParameterRole::kExpert && spec.name.ends_with(end);
   };
   at::Tensor x_TD, gates_TE, gate_up;
   int64_t layer = 0;
-  for (const ParameterSpec& spec : store_.specs()) {
+  for (const parameters::ParameterSpec& spec : store_.specs()) {
     const at::Tensor weight = store_.model_param(spec.name);
     if (!dispatcher_) continue;
     if (ends_with(spec, "gate_up_proj")) gate_up = weight;
@@ -76,4 +76,4 @@ void Trainer::forward_empty() const {
   if (x_TD.defined() && at::GradMode::is_enabled()) x_TD.sum().backward();
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::train

@@ -4,45 +4,46 @@
 #include "dtopp/models/solve_thresholds.h"
 #include "dtopp/train/trainer.h"
 
-namespace dtopp {
+namespace dtopp::train {
 
-std::optional<ValidationResult> Trainer::validate(int64_t tokens, const StopToken& stop) {
+std::optional<models::ValidationResult> Trainer::validate(int64_t tokens, const StopToken& stop) {
   const auto wanted = static_cast<uint64_t>(std::max<int64_t>(1, tokens / model_.tokens_per_sample));
   const auto samples = static_cast<int64_t>(std::min(wanted, data_.validation_samples));
-  std::optional<ValidationResult> result = validate_with(parallel_routing(), samples, stop);
+  std::optional<models::ValidationResult> result = validate_with(parallel_routing(), samples, stop);
   if (!result || model_.ema_decay == 0) return result;
   swap_ema();
-  const std::optional<ValidationResult> of_ema = validate_with(solved_routing(), samples, stop);
+  const std::optional<models::ValidationResult> of_ema = validate_with(solved_routing(), samples, stop);
   swap_ema();
   if (!of_ema) return std::nullopt;
   result->ema_loss = of_ema->loss;
   return result;
 }
 
-Routing Trainer::solved_routing() const {
+moe::Routing Trainer::solved_routing() const {
   // Top-p has no target; its p comes from the configuration.
-  if (!router_ || config_.routing.method != RoutingMethod::kDTopP) return parallel_routing();
-  return solve_on_validation(model_, config_, config_.routing.experts, store_.device(), losses_, data_,
-                             parallel_routing());
+  if (!router_ || config_.routing.method != config::RoutingMethod::kDTopP) return parallel_routing();
+  return models::solve_on_validation(model_, config_, config_.routing.experts, store_.device(), losses_,
+                                     data_, parallel_routing());
 }
 
-std::optional<ValidationResult> Trainer::validate_with(const Routing& inputs, int64_t samples,
-                                                       const StopToken& stop) const {
+std::optional<models::ValidationResult> Trainer::validate_with(const moe::Routing& inputs, int64_t samples,
+                                                               const StopToken& stop) const {
   const at::NoGradGuard no_grad;
-  ValidationSums sums(model_, config_.model.num_experts, samples, config_.training.micro_batch_size,
-                      store_.device());
+  models::ValidationSums sums(model_, config_.model.num_experts, samples, config_.training.micro_batch_size,
+                              store_.device());
   for (int64_t first = 0; first < sums.num_batches(); first += groups_.size()) {
-    if (any_of(*groups_.world, stop.stop_requested())) return std::nullopt;
+    if (distributed::any_of(*groups_.world, stop.stop_requested())) return std::nullopt;
     const int64_t b = first + groups_.rank();
     if (b >= sums.num_batches()) {
       forward_empty();
       continue;
     }
-    const Batch batch = data_.validation->read(static_cast<uint64_t>(sums.first_sample(b)), sums.size_of(b))
-                            .to(store_.device());
+    const models::Batch batch =
+        data_.validation->read(static_cast<uint64_t>(sums.first_sample(b)), sums.size_of(b))
+            .to(store_.device());
     sums.add(b, batch, losses_(batch, inputs));
   }
   return sums.result(*groups_.world);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::train

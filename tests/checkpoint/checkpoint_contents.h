@@ -9,7 +9,7 @@
 
 #include "dtopp/checkpoint/checkpoint.h"
 
-namespace dtopp {
+namespace dtopp::checkpoint {
 
 // The numbers depend on the seed and the step alone.
 class SampleContents {
@@ -70,4 +70,4 @@ inline bool holds(const Checkpoint& checkpoint, const CheckpointContents& conten
   return read_file(checkpoint.tokenizer_path()) == contents.tokenizer_json;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::checkpoint

@@ -11,7 +11,7 @@
 
 #include "tests/checkpoint/checkpoint_contents.h"
 
-namespace dtopp::checkpoint_test {
+namespace dtopp::checkpoint::checkpoint_test {
 
 inline void overwrite(const std::filesystem::path& path, const std::string& bytes) {
   std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
@@ -34,4 +34,4 @@ inline std::filesystem::path save(const std::filesystem::path& checkpoints, int6
   return save_checkpoint(checkpoints, SampleContents(step).contents, keep);
 }
 
-}  // namespace dtopp::checkpoint_test
+}  // namespace dtopp::checkpoint::checkpoint_test

@@ -9,7 +9,7 @@
 #include "tests/base/scratch_directory.h"
 #include "tests/checkpoint/checkpoint_contents.h"
 
-namespace dtopp::checkpoint_sources_test {
+namespace dtopp::checkpoint::checkpoint_sources_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -67,4 +67,4 @@ TEST(SaveCheckpoint, whose_tensor_cannot_be_read_leaves_what_was_there) {
 }
 
 }  // namespace
-}  // namespace dtopp::checkpoint_sources_test
+}  // namespace dtopp::checkpoint::checkpoint_sources_test

@@ -10,7 +10,7 @@
 #include "tests/checkpoint/checkpoint_files.h"
 #include "tests/config/model_sizes.h"
 
-namespace dtopp::checkpoint_test {
+namespace dtopp::checkpoint::checkpoint_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -157,13 +157,13 @@ TEST(Checkpoint, without_one_of_the_optimisers_files_serves_inference_and_no_tra
 TEST(Checkpoint, reads_its_configuration_from_the_verified_bytes) {
   ScratchDirectory scratch;
   SampleContents sample(3);
-  RunConfig config = sized_config();
+  config::RunConfig config = config::sized_config();
   config.model.num_layers = 7;
-  sample.contents.config_yaml = to_yaml(config);
+  sample.contents.config_yaml = config::to_yaml(config);
   const Checkpoint checkpoint(save_checkpoint(scratch.path(), sample.contents, 0), CheckpointUse::kInference);
   overwrite(checkpoint.path() / "config.yaml", "model: {num_layers: 8}\n");
-  EXPECT_EQ(to_yaml(checkpoint.config()),
-            to_yaml(config));  // no training data and no output: they were not asked for
+  EXPECT_EQ(config::to_yaml(checkpoint.config()),
+            config::to_yaml(config));  // no training data and no output: they were not asked for
 }
 
 TEST(Checkpoint, a_configuration_that_leads_elsewhere_is_refused) {
@@ -302,4 +302,4 @@ TEST(SaveCheckpoint, replaces_a_checkpoint_of_the_step_with_another_router) {
 }
 
 }  // namespace
-}  // namespace dtopp::checkpoint_test
+}  // namespace dtopp::checkpoint::checkpoint_test

@@ -10,7 +10,7 @@
 #include "tests/base/scratch_directory.h"
 #include "tests/checkpoint/checkpoint_files.h"
 
-namespace dtopp::saving_ranks_test {
+namespace dtopp::checkpoint::saving_ranks_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -166,4 +166,4 @@ TEST(SavingRanks, all_end_with_the_error_of_rank_0) {
 }
 
 }  // namespace
-}  // namespace dtopp::saving_ranks_test
+}  // namespace dtopp::checkpoint::saving_ranks_test

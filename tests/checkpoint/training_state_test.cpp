@@ -9,7 +9,7 @@
 #include "dtopp/base/errors.h"
 #include "tests/base/scratch_directory.h"
 
-namespace dtopp {
+namespace dtopp::checkpoint {
 namespace {
 
 using nlohmann::json;
@@ -66,4 +66,4 @@ TEST(TrainingState, names_the_file_and_the_key_that_is_wrong) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::checkpoint

@@ -5,7 +5,7 @@
 #include "tests/base/forbidden.h"
 #include "tests/config/machinery.h"
 
-namespace dtopp {
+namespace dtopp::config {
 namespace {
 
 TEST_F(Machinery, lays_a_file_over_its_bases) {
@@ -161,4 +161,4 @@ TEST_F(Machinery, names_the_argument_that_is_wrong) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::config

@@ -9,7 +9,7 @@
 
 #include "tests/config/machinery.h"
 
-namespace dtopp {
+namespace dtopp::config {
 namespace {
 
 TEST_F(Machinery, reads_every_type_of_field) {
@@ -173,7 +173,7 @@ TEST_F(Machinery, prints_text_that_no_reader_takes_for_something_else) {
 }
 
 TEST_F(Machinery, prints_numbers_that_every_yaml_reader_takes_for_numbers) {
-  using config_detail::print_value;
+  using config::detail::print_value;
   EXPECT_EQ(print_value(1e-4), "1.0e-04");
   EXPECT_EQ(print_value(1e-8), "1.0e-08");
   EXPECT_EQ(print_value(3e-3), "0.003");
@@ -212,4 +212,4 @@ RC_GTEST_PROP(MachineryProperty, printing_and_reading_gives_the_same_values,
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::config

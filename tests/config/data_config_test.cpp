@@ -6,7 +6,7 @@
 #include "tests/config/model_sizes.h"
 #include "tests/config/temporary_files.h"
 
-namespace dtopp {
+namespace dtopp::config {
 namespace {
 
 class DataConfigTest : public TemporaryFiles {
@@ -28,4 +28,4 @@ TEST_F(DataConfigTest, sources_have_weights_where_one_has) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::config

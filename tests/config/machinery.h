@@ -34,17 +34,17 @@ struct Outer {
   Paint paint;
 };
 
-void visit_fields(dtopp::SectionOf<Inner> auto& config, auto&& field) {
+void visit_fields(dtopp::config::SectionOf<Inner> auto& config, auto&& field) {
   field("count", config.count);
   field("rate", config.rate);
   field("weights", config.weights);
 }
-void visit_fields(dtopp::SectionOf<Paint> auto& config, auto&& field) {
+void visit_fields(dtopp::config::SectionOf<Paint> auto& config, auto&& field) {
   field("colour", config.colour);
   if (config.colour == Colour::kRed) field("warmth", config.warmth);
   if (config.colour == Colour::kGreen) field("shadows", config.shadows);
 }
-void visit_fields(dtopp::SectionOf<Outer> auto& config, auto&& field) {
+void visit_fields(dtopp::config::SectionOf<Outer> auto& config, auto&& field) {
   field("title", config.title);
   field("flag", config.flag);
   field("colour", config.colour);
@@ -55,7 +55,7 @@ void visit_fields(dtopp::SectionOf<Outer> auto& config, auto&& field) {
 
 }  // namespace local
 
-namespace dtopp {
+namespace dtopp::config {
 
 using local::Outer;
 
@@ -72,4 +72,4 @@ class Machinery : public TemporaryFiles {
   }
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::config

@@ -5,7 +5,7 @@
 
 #include "dtopp/config/run_config.h"
 
-namespace dtopp {
+namespace dtopp::config {
 
 inline const std::string kModelYaml =
     "model: {hidden_size: 2048, num_layers: 16, num_heads: 16, ffn_hidden_size: 1024, num_experts: 64, "
@@ -16,4 +16,4 @@ inline const std::string kImageModelYaml =
 
 inline RunConfig sized_config() { return parse_run_config(kModelYaml, "sizes"); }
 
-}  // namespace dtopp
+}  // namespace dtopp::config

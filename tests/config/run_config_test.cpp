@@ -9,7 +9,7 @@
 #include "tests/config/model_sizes.h"
 #include "tests/config/temporary_files.h"
 
-namespace dtopp {
+namespace dtopp::config {
 namespace {
 
 const std::string kImages = "model.type=diffusion_transformer";
@@ -319,4 +319,4 @@ TEST_F(RunConfigTest, plans_need_neither_data_nor_output) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::config

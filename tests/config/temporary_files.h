@@ -11,7 +11,7 @@
 
 #include "dtopp/base/errors.h"
 
-namespace dtopp {
+namespace dtopp::config {
 
 class TemporaryFiles : public ::testing::Test {
  protected:
@@ -48,4 +48,4 @@ class TemporaryFiles : public ::testing::Test {
   std::filesystem::path root_;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::config

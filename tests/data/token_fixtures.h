@@ -12,7 +12,7 @@
 #include "dtopp/data/text_preparation/prepare_text.h"
 #include "dtopp/data/tokens/token_file.h"
 
-namespace dtopp {
+namespace dtopp::data {
 
 inline void write_bytes(const std::filesystem::path& path, const std::string& bytes) {
   std::ofstream file(path, std::ios::binary);
@@ -101,4 +101,4 @@ inline void expect_named(const std::filesystem::path& open, const std::string& f
   EXPECT_NE(message.find(what), message.npos) << message;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::data

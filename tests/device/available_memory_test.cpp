@@ -6,10 +6,10 @@
 
 #include "tests/config/temporary_files.h"
 
-namespace dtopp {
+namespace dtopp::device {
 namespace {
 
-class AvailableMemory : public TemporaryFiles {};
+class AvailableMemory : public config::TemporaryFiles {};
 
 TEST_F(AvailableMemory, is_the_least_of_machine_and_control_groups) {
   EXPECT_EQ(available_memory(root_), std::numeric_limits<uint64_t>::max());
@@ -38,4 +38,4 @@ TEST_F(AvailableMemory, reads_version_1_groups) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::device

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace dtopp {
+namespace dtopp::device {
 namespace {
 
 // Names as `nvidia-smi` prints them, and dense FLOP/s from NVIDIA's data sheets.
@@ -30,4 +30,4 @@ TEST(DataSheetRate, agrees_with_what_plans_assume) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::device

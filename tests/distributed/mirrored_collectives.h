@@ -4,7 +4,7 @@
 
 #include "dtopp/distributed/collectives/collectives.h"
 
-namespace dtopp {
+namespace dtopp::distributed {
 
 class MirroredCollectives final : public Collectives {
  public:
@@ -19,4 +19,4 @@ class MirroredCollectives final : public Collectives {
   }
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::distributed

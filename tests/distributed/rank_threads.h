@@ -11,7 +11,7 @@
 #include "dtopp/distributed/collectives/gloo_collectives.h"
 #include "dtopp/distributed/membership/rendezvous.h"
 
-namespace dtopp {
+namespace dtopp::distributed {
 
 inline GlooOptions on_loopback() { return {.host = "127.0.0.1", .timeout = std::chrono::seconds(20)}; }
 
@@ -45,4 +45,4 @@ void run_group(int64_t size, Body body) {
   });
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::distributed

@@ -3,7 +3,7 @@
 
 #include "dtopp/distributed/collectives/collectives.h"
 
-namespace dtopp {
+namespace dtopp::distributed {
 
 class SilentCollectives final : public Collectives {
  public:
@@ -11,4 +11,4 @@ class SilentCollectives final : public Collectives {
   Pending start(const Collective&) override { return {}; }
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::distributed

@@ -8,7 +8,7 @@
 #include "tests/base/scratch_directory.h"
 #include "tests/tasks/evaluation_data.h"
 
-namespace dtopp {
+namespace dtopp::eval {
 namespace {
 
 using testing::HasSubstr;
@@ -23,11 +23,11 @@ TEST(EvaluationText, is_the_ids_of_any_text_file_closed_by_the_end_of_text) {
   ScratchDirectory scratch;
   const std::string text = "# A title\n\nAnd some words.\n";
   std::vector<int64_t> expected;
-  for (const int32_t id : shipped_tokenizer().encode(text)) expected.push_back(id);
-  expected.push_back(shipped_tokenizer().end_of_text());
+  for (const int32_t id : tasks::shipped_tokenizer().encode(text)) expected.push_back(id);
+  expected.push_back(tasks::shipped_tokenizer().end_of_text());
   for (const std::string name : {"README.md", "a.txt", "plain"}) {
     write_file_atomically(scratch / name, text);
-    EXPECT_EQ(ids_of(EvaluationText(scratch / name, shipped_tokenizer())), expected) << name;
+    EXPECT_EQ(ids_of(EvaluationText(scratch / name, tasks::shipped_tokenizer())), expected) << name;
   }
 }
 
@@ -47,9 +47,9 @@ TEST(EvaluationText, that_cannot_be_looked_at_gives_the_systems_reason) {
   std::filesystem::create_symlink("loop", scratch / "loop");
   EXPECT_THAT(error_of<DataError>([&] { is_token_data(scratch / "loop"); }),
               HasSubstr("Too many levels of symbolic links"));
-  EXPECT_THAT(error_of<DataError>([&] { EvaluationText(scratch / "absent", shipped_tokenizer()); }),
+  EXPECT_THAT(error_of<DataError>([&] { EvaluationText(scratch / "absent", tasks::shipped_tokenizer()); }),
               HasSubstr("No such file"));
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::eval

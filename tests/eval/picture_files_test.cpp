@@ -4,11 +4,11 @@
 
 #include "dtopp/base/errors.h"
 
-namespace dtopp {
+namespace dtopp::eval {
 namespace {
 
-ImageLayout pixels(int64_t channels) {
-  ImageLayout layout;
+data::ImageLayout pixels(int64_t channels) {
+  data::ImageLayout layout;
   layout.shape = {channels, 4, 4};
   return layout;
 }
@@ -22,4 +22,4 @@ TEST(PictureFiles, of_any_format_hold_gray_or_rgb_pictures) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::eval

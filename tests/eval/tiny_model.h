@@ -14,12 +14,12 @@
 #include "dtopp/parameters/initialisation.h"
 #include "dtopp/parameters/parameters.h"
 
-namespace dtopp {
+namespace dtopp::eval {
 
 using TinyParameters = std::unordered_map<std::string, at::Tensor>;
 
-inline RunConfig tiny_config(ThresholdScope scope = ThresholdScope::kGlobal) {
-  RunConfig config;
+inline config::RunConfig tiny_config(config::ThresholdScope scope = config::ThresholdScope::kGlobal) {
+  config::RunConfig config;
   config.model.hidden_size = 16;
   config.model.num_layers = 3;
   config.model.num_heads = 2;
@@ -32,46 +32,47 @@ inline RunConfig tiny_config(ThresholdScope scope = ThresholdScope::kGlobal) {
   return config;
 }
 
-inline TinyParameters tiny_parameters(const RunConfig& config) {
+inline TinyParameters tiny_parameters(const config::RunConfig& config) {
   TinyParameters parameters;
-  for (const ParameterSpec& spec : language_model_parameters(config.model, config.routing)) {
+  for (const parameters::ParameterSpec& spec :
+       models::language_model_parameters(config.model, config.routing)) {
     at::Tensor tensor = at::empty(spec.shape, at::kFloat);
-    initialise(spec, 3, tensor);
+    parameters::initialise(spec, 3, tensor);
     parameters.emplace(spec.name, tensor);
   }
   return parameters;
 }
 
 // Without a router.
-inline InferenceModel tiny_model(const RunConfig& config) {
+inline inference::InferenceModel tiny_model(const config::RunConfig& config) {
   const TinyParameters parameters = tiny_parameters(config);
-  InferenceModel loaded{config, {}, {}};
-  loaded.model = bind_language_model(config.model, config.routing,
-                                     [&](const std::string& name) { return parameters.at(name); });
+  inference::InferenceModel loaded{config, {}, {}};
+  loaded.model = models::bind_language_model(config.model, config.routing,
+                                             [&](const std::string& name) { return parameters.at(name); });
   return loaded;
 }
 
 // Saves a complete checkpoint, except for the optimizer's file; p is 0.4.
 inline std::filesystem::path save_tiny_checkpoint(const std::filesystem::path& folder,
-                                                  const RunConfig& config,
+                                                  const config::RunConfig& config,
                                                   const std::string& tokenizer_json = "") {
   const TinyParameters parameters = tiny_parameters(config);
-  CheckpointContents contents;
+  checkpoint::CheckpointContents contents;
   contents.state = {.step = 5, .tokens = 1000};
-  NamedTensors router;
-  if (!config.model.is_dense()) router = make_router(config, at::kCPU)->state();
+  ops::NamedTensors router;
+  if (!config.model.is_dense()) router = moe::make_router(config, at::kCPU)->state();
   for (auto& [name, tensor] : router)
     if (name == "threshold_C") tensor = at::full_like(tensor, 0.4);
-  contents.router = router_sources(router);
-  contents.config_yaml = to_yaml(config);
+  contents.router = moe::router_sources(router);
+  contents.config_yaml = config::to_yaml(config);
   contents.tokenizer_json = tokenizer_json;
   for (const auto& [name, tensor] : parameters) {
     const std::span values(tensor.const_data_ptr<float>(), static_cast<size_t>(tensor.numel()));
     contents.parameters.push_back({name, "F32", tensor.sizes().vec(), std::as_bytes(values)});
   }
-  const auto path = save_checkpoint(folder, contents, 0);
+  const auto path = checkpoint::save_checkpoint(folder, contents, 0);
   std::filesystem::remove(path / "optimizer.safetensors");
   return path;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::eval

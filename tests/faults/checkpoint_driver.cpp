@@ -55,10 +55,10 @@ void save_item(const fs::path& run, int64_t keep, const std::string& item) {
   } else if (item.front() == '+') {
     write_tree(run / "tree", item.substr(1));
   } else {
-    SampleContents sample(std::stoll(item));
+    checkpoint::SampleContents sample(std::stoll(item));
     if (item.back() == 'v') sample.contents.state.last_validation_step = sample.contents.state.step;
     const uint64_t shard_bytes = item.back() == 's' ? 48 : uint64_t{4} << 30;
-    save_checkpoint(run / "checkpoints", sample.contents, keep, shard_bytes);
+    checkpoint::save_checkpoint(run / "checkpoints", sample.contents, keep, shard_bytes);
   }
   const auto line = "saved " + item + "\n";
   if (::write(STDOUT_FILENO, line.data(), line.size()) < 0) std::abort();
@@ -75,10 +75,10 @@ nlohmann::json check_run(const fs::path& run) {
     const auto name = entry.path().filename().string();
     if (!name.starts_with("step-")) continue;
     try {
-      const Checkpoint checkpoint(entry.path());
-      SampleContents expected(std::stoll(name.substr(5)));
+      const checkpoint::Checkpoint checkpoint(entry.path());
+      checkpoint::SampleContents expected(std::stoll(name.substr(5)));
       expected.contents.state.last_validation_step = checkpoint.state().last_validation_step;
-      if (!holds(checkpoint, expected.contents)) wrong(name + " holds something else");
+      if (!checkpoint::holds(checkpoint, expected.contents)) wrong(name + " holds something else");
       result["steps"].push_back(checkpoint.state().step);
     } catch (const std::exception& error) {
       wrong(error.what());
@@ -91,7 +91,7 @@ nlohmann::json check_run(const fs::path& run) {
   }
   try {
     const LogText warnings;
-    const auto newest = newest_checkpoint(run / "checkpoints", warnings.log());
+    const auto newest = runs::newest_checkpoint(run / "checkpoints", warnings.log());
     for (const std::string& warning : warnings.lines()) wrong(warning);
     if (newest) result["newest"] = newest->state().step;
   } catch (const CheckpointError& error) {

@@ -6,26 +6,26 @@
 #include "tests/base/scratch_directory.h"
 #include "tests/eval/tiny_model.h"
 
-namespace dtopp {
+namespace dtopp::inference {
 namespace {
 
-InferenceModel tiny(ThresholdScope scope) { return tiny_model(tiny_config(scope)); }
+InferenceModel tiny(config::ThresholdScope scope) { return eval::tiny_model(eval::tiny_config(scope)); }
 
 std::vector<double> experts_of_layers(const InferenceModel& model, const at::Tensor& tokens_BL,
-                                      const Routing& inputs) {
+                                      const moe::Routing& inputs) {
   const at::NoGradGuard no_grad;
   std::vector<double> means;
-  for (const RouteOutput& routing : hidden_states(model.model, tokens_BL, inputs).routing)
+  for (const ops::RouteOutput& routing : models::hidden_states(model.model, tokens_BL, inputs).routing)
     means.push_back(routing.tokens_per_expert_E.sum().item<double>() /
                     static_cast<double>(tokens_BL.numel()));
   return means;
 }
 
 TEST(ExpertBudget, one_threshold_meets_the_mean_over_layers) {
-  const InferenceModel model = tiny(ThresholdScope::kGlobal);
+  const InferenceModel model = tiny(config::ThresholdScope::kGlobal);
   const at::Tensor tokens_BL = at::randint(0, 64, {20, 50}, at::kLong);
   for (const double target : {1.5, 4.0, 11.0}) {
-    const Routing solved = solve_thresholds(model, tokens_BL, target);
+    const moe::Routing solved = solve_thresholds(model, tokens_BL, target);
     EXPECT_EQ(solved.router->metric("threshold").size(), 1);
     const auto means = experts_of_layers(model, tokens_BL, solved);
     EXPECT_NEAR((means[0] + means[1] + means[2]) / 3, target, 2e-3 * target);
@@ -33,33 +33,34 @@ TEST(ExpertBudget, one_threshold_meets_the_mean_over_layers) {
 }
 
 TEST(ExpertBudget, a_threshold_a_layer_meets_it_in_each) {
-  const InferenceModel model = tiny(ThresholdScope::kLayer);
+  const InferenceModel model = tiny(config::ThresholdScope::kLayer);
   const at::Tensor tokens_BL = at::randint(0, 64, {20, 50}, at::kLong);
-  const Routing solved = solve_thresholds(model, tokens_BL, 5);
+  const moe::Routing solved = solve_thresholds(model, tokens_BL, 5);
   for (const double mean : experts_of_layers(model, tokens_BL, solved)) EXPECT_NEAR(mean, 5, 0.01);
 }
 
 TEST(ExpertBudget, what_cannot_be_met_is_refused) {
-  InferenceModel model = tiny(ThresholdScope::kGlobal);
+  InferenceModel model = tiny(config::ThresholdScope::kGlobal);
   const at::Tensor tokens_BL = at::randint(0, 64, {2, 5}, at::kLong);
   for (const double target : {0.5, 17.0, std::nan("")})
     EXPECT_THROW(solve_thresholds(model, tokens_BL, target), UsageError);
-  model.config.routing.method = RoutingMethod::kTopK;
+  model.config.routing.method = config::RoutingMethod::kTopK;
   EXPECT_THROW(solve_thresholds(model, tokens_BL, 4), UsageError);
 }
 
 TEST(SolvingWindows, are_the_beginning_of_a_text_in_whole_windows) {
-  std::vector<int64_t> ids(3 * kSolveTokens);
+  std::vector<int64_t> ids(3 * models::kSolveTokens);
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int64_t>(i);
   const at::Tensor windows_BL = solving_windows(ids, 1000, "text");
   EXPECT_EQ(windows_BL.sizes(), (at::IntArrayRef{16, 1000}));
   EXPECT_EQ(windows_BL[15][999].item<int64_t>(), 15999);
   EXPECT_EQ(solving_windows(std::span(ids).first(2500), 1000, "text").size(0), 2);
   EXPECT_EQ(solving_windows(std::span(ids).first(7), 1000, "text").sizes(), (at::IntArrayRef{1, 7}));
-  EXPECT_EQ(solving_windows(ids, 2 * kSolveTokens, "text").sizes(), (at::IntArrayRef{1, 2 * kSolveTokens}));
+  EXPECT_EQ(solving_windows(ids, 2 * models::kSolveTokens, "text").sizes(),
+            (at::IntArrayRef{1, 2 * models::kSolveTokens}));
   EXPECT_EQ(error_of<DataError>([&] { solving_windows({}, 1000, "empty.txt"); }),
             "empty.txt: holds no tokens; --target-experts needs text to solve p on");
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::inference

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace dtopp {
+namespace dtopp::inference {
 namespace {
 
 // Counts how often each id is drawn while `uniform` runs through [0, 1).
@@ -34,4 +34,4 @@ TEST(SampleToken, equal_ids_are_taken_in_their_order) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::inference

@@ -9,7 +9,7 @@
 #include "tests/eval/tiny_model.h"
 #include "tests/tasks/evaluation_data.h"
 
-namespace dtopp {
+namespace dtopp::inference {
 namespace {
 
 using testing::HasSubstr;
@@ -18,42 +18,44 @@ using testing::HasSubstr;
 // data. Its configuration file changes after it was verified.
 TEST(InferenceModel, is_read_from_a_checkpoint_alone) {
   ScratchDirectory scratch;
-  const RunConfig config = tiny_config();
-  const auto path = save_tiny_checkpoint(scratch.path(), config);
-  const Checkpoint checkpoint(path, CheckpointUse::kInference);
+  const config::RunConfig config = eval::tiny_config();
+  const auto path = eval::save_tiny_checkpoint(scratch.path(), config);
+  const checkpoint::Checkpoint checkpoint(path, checkpoint::CheckpointUse::kInference);
   write_file_atomically(path / "config.yaml", "base: elsewhere.yaml\n");
   const InferenceModel loaded = load_inference_model(checkpoint);
-  EXPECT_EQ(to_yaml(loaded.config), to_yaml(config));
+  EXPECT_EQ(config::to_yaml(loaded.config), config::to_yaml(config));
   EXPECT_EQ(loaded.routing.router->metric("threshold"), std::vector<double>{0.4});
 
   const at::NoGradGuard no_grad;
   const at::Tensor tokens_BL = at::arange(30, at::kLong).view({2, 15});
   const auto states = [&](const InferenceModel& model) {
-    return hidden_states(model.model, tokens_BL, loaded.routing).x_TD;
+    return models::hidden_states(model.model, tokens_BL, loaded.routing).x_TD;
   };
-  EXPECT_TRUE(states(loaded).equal(states(tiny_model(config))));
+  EXPECT_TRUE(states(loaded).equal(states(eval::tiny_model(config))));
 }
 
 TEST(InferenceModel, of_another_configuration_is_refused) {
   ScratchDirectory scratch;
-  RunConfig config = tiny_config();
-  const auto path = save_tiny_checkpoint(scratch.path(), config);
+  config::RunConfig config = eval::tiny_config();
+  const auto path = eval::save_tiny_checkpoint(scratch.path(), config);
   config.model.hidden_size = 32;
-  CheckpointContents other;
-  other.config_yaml = to_yaml(config);
+  checkpoint::CheckpointContents other;
+  other.config_yaml = config::to_yaml(config);
   other.state.step = 9;
-  const Checkpoint checkpoint(save_checkpoint(scratch.path(), other, 0), CheckpointUse::kInference);
+  const checkpoint::Checkpoint checkpoint(checkpoint::save_checkpoint(scratch.path(), other, 0),
+                                          checkpoint::CheckpointUse::kInference);
   EXPECT_THAT(error_of<CheckpointError>([&] { load_inference_model(checkpoint); }), HasSubstr("no tensor"));
-  load_inference_model(Checkpoint(path, CheckpointUse::kInference));
+  load_inference_model(checkpoint::Checkpoint(path, checkpoint::CheckpointUse::kInference));
 }
 
 TEST(LoadTokenizer, takes_the_checkpoints_own_and_no_other) {
   ScratchDirectory scratch;
-  const Tokenizer& shipped = shipped_tokenizer();
-  RunConfig config = tiny_config();
-  const auto bare_path = save_tiny_checkpoint(scratch / "bare", config);
-  const auto path = save_tiny_checkpoint(scratch / "own", config, shipped.file_text());
-  const Checkpoint bare(bare_path, CheckpointUse::kInference), own(path, CheckpointUse::kInference);
+  const data::Tokenizer& shipped = tasks::shipped_tokenizer();
+  config::RunConfig config = eval::tiny_config();
+  const auto bare_path = eval::save_tiny_checkpoint(scratch / "bare", config);
+  const auto path = eval::save_tiny_checkpoint(scratch / "own", config, shipped.file_text());
+  const checkpoint::Checkpoint bare(bare_path, checkpoint::CheckpointUse::kInference),
+      own(path, checkpoint::CheckpointUse::kInference);
   const auto same = scratch / "same.json", other = scratch / "other.json";
   write_file_atomically(same, shipped.file_text());
   write_file_atomically(other, shipped.file_text() + "\n");
@@ -67,7 +69,7 @@ TEST(LoadTokenizer, takes_the_checkpoints_own_and_no_other) {
 }
 
 TEST(DescribeModel, says_how_large_it_is_and_what_it_was_trained_on) {
-  RunConfig config = tiny_config();
+  config::RunConfig config = eval::tiny_config();
   config.model.num_experts = 1;
   // embedding 64 x 16; each layer 4 x 16^2 + 4 x 16 and 3 x 16 x 8; the last norm 16
   EXPECT_EQ(describe_model(config, 4'194'304),
@@ -75,4 +77,4 @@ TEST(DescribeModel, says_how_large_it_is_and_what_it_was_trained_on) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::inference

@@ -7,7 +7,7 @@
 
 #include "tests/distributed/rank_threads.h"
 
-namespace dtopp {
+namespace dtopp::inference {
 namespace {
 
 using testing::ElementsAre;
@@ -37,7 +37,7 @@ TEST(SharedBatches, each_is_computed_once_by_the_rank_whose_turn_it_is) {
       std::mutex mutex;
       std::vector<int64_t> computed_by(batches, -1);
       std::vector<uint64_t> done;
-      run_group(size, [&](Collectives& ranks) {
+      distributed::run_group(size, [&](distributed::Collectives& ranks) {
         RecordingWatch watch;
         SharedBatches shared(ends_of(batches), ranks, watch);
         while (const auto b = shared.next()) {
@@ -58,7 +58,7 @@ TEST(SharedBatches, each_is_computed_once_by_the_rank_whose_turn_it_is) {
 TEST(SharedBatches, a_stop_on_any_rank_is_one_on_all_after_the_batch_in_hand) {
   for (const int64_t stopped : {0, 1, 2}) {
     std::vector<std::vector<size_t>> computed(3);
-    run_group(3, [&](Collectives& ranks) {
+    distributed::run_group(3, [&](distributed::Collectives& ranks) {
       std::vector<size_t>& mine = computed[static_cast<size_t>(ranks.rank())];
       RecordingWatch watch(ranks.rank() == stopped ? 2 : 1000);
       SharedBatches shared(ends_of(30), ranks, watch);
@@ -71,7 +71,7 @@ TEST(SharedBatches, a_stop_on_any_rank_is_one_on_all_after_the_batch_in_hand) {
 }
 
 TEST(SharedBatches, one_process_stops_before_the_next_batch) {
-  SingleRank alone;
+  distributed::SingleRank alone;
   std::vector<size_t> computed;
   RecordingWatch watch(2);
   SharedBatches shared(ends_of(5), alone, watch);
@@ -81,4 +81,4 @@ TEST(SharedBatches, one_process_stops_before_the_next_batch) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::inference

@@ -8,7 +8,7 @@
 #include "tests/base/scratch_directory.h"
 #include "tests/tasks/evaluation_data.h"
 
-namespace dtopp {
+namespace dtopp::inference {
 namespace {
 
 using testing::HasSubstr;
@@ -16,10 +16,10 @@ using testing::Not;
 
 TEST(TextStream, gives_out_whole_characters_and_in_the_end_the_whole_text) {
   const std::string text = "caf\u00e9 \u6f22\u5b57 \U0001F642 \U00010348 end";
-  TextStream stream(shipped_tokenizer());
+  TextStream stream(tasks::shipped_tokenizer());
   std::string streamed;
   size_t held_back = 0;
-  for (const int32_t id : shipped_tokenizer().encode(text)) {
+  for (const int32_t id : tasks::shipped_tokenizer().encode(text)) {
     const std::string more = stream.add(id);
     EXPECT_THAT(more, Not(HasSubstr("\uFFFD")));
     held_back += more.empty() ? 1 : 0;
@@ -30,9 +30,9 @@ TEST(TextStream, gives_out_whole_characters_and_in_the_end_the_whole_text) {
 }
 
 TEST(TextStream, does_not_wait_for_what_cannot_become_a_character) {
-  const auto bytes = shipped_tokenizer().encode("\U00010348");  // four tokens, one per byte
+  const auto bytes = tasks::shipped_tokenizer().encode("\U00010348");  // four tokens, one per byte
   ASSERT_EQ(bytes.size(), 4);
-  TextStream stream(shipped_tokenizer());
+  TextStream stream(tasks::shipped_tokenizer());
   std::string streamed;
   for (int i = 0; i < 8; ++i) streamed += stream.add(bytes[0]);
   EXPECT_THAT(streamed, HasSubstr("\uFFFD"));
@@ -51,13 +51,14 @@ TEST(Prompts, are_the_lines_of_a_file_that_hold_something) {
 
 TEST(Prompts, leave_room_for_what_is_asked_for_or_what_the_model_can) {
   const std::string prompt = "The fog came down at noon, and";
-  const auto length = static_cast<int64_t>(shipped_tokenizer().encode(prompt).size());
-  const EncodedPrompts encoded = encode_prompts({prompt, "Nobody"}, shipped_tokenizer(), length + 5, 7);
+  const auto length = static_cast<int64_t>(tasks::shipped_tokenizer().encode(prompt).size());
+  const EncodedPrompts encoded =
+      encode_prompts({prompt, "Nobody"}, tasks::shipped_tokenizer(), length + 5, 7);
   EXPECT_EQ(encoded.ids[0].size(), static_cast<size_t>(length));
   EXPECT_EQ(encoded.room, (std::vector<int64_t>{5, 7}));
-  EXPECT_THAT(error_of<UsageError>([&] { encode_prompts({prompt}, shipped_tokenizer(), length, 7); }),
+  EXPECT_THAT(error_of<UsageError>([&] { encode_prompts({prompt}, tasks::shipped_tokenizer(), length, 7); }),
               HasSubstr("leaves no space"));
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::inference

@@ -11,7 +11,7 @@
 #include "dtopp/base/errors.h"
 #include "tests/base/scratch_directory.h"
 
-namespace dtopp::launch_environment_test {
+namespace dtopp::launch::launch_environment_test {
 namespace {
 
 using Variables = std::map<std::string, std::string>;
@@ -281,4 +281,4 @@ RC_GTEST_PROP(ReadLaunchEnvironment, of_any_environment_is_one_that_can_be_or_on
 }
 
 }  // namespace
-}  // namespace dtopp::launch_environment_test
+}  // namespace dtopp::launch::launch_environment_test

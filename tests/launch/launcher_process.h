@@ -18,7 +18,7 @@
 
 #include "dtopp/launch/local_ranks.h"
 
-namespace dtopp {
+namespace dtopp::launch {
 
 // The process state: the field after the program's name in /proc/PID/stat.
 inline char state_of(const std::string& process) {
@@ -96,4 +96,4 @@ class LauncherProcess {
   int pipe_ = -1;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::launch

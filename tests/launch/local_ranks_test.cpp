@@ -17,7 +17,7 @@
 #include "tests/base/scratch_directory.h"
 #include "tests/launch/launcher_process.h"
 
-namespace dtopp::local_ranks_test {
+namespace dtopp::launch::local_ranks_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -262,4 +262,4 @@ TEST(LocalRanks, get_a_stop_signal_that_another_thread_of_the_launcher_takes) {
 }
 
 }  // namespace
-}  // namespace dtopp::local_ranks_test
+}  // namespace dtopp::launch::local_ranks_test

@@ -7,7 +7,7 @@
 
 #include "dtopp/base/whole_number.h"
 
-namespace dtopp {
+namespace dtopp::launch {
 namespace {
 
 TEST(FirstHost, is_the_first_of_the_list_as_it_is_written) {
@@ -106,4 +106,4 @@ TEST(WholeNumber, is_digits_alone) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::launch

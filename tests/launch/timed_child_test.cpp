@@ -9,7 +9,7 @@
 #include "dtopp/base/errors.h"
 #include "tests/base/scratch_directory.h"
 
-namespace dtopp::timed_child_test {
+namespace dtopp::launch::timed_child_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -72,4 +72,4 @@ TEST(TimedChild, is_not_waited_for_beyond_its_end) {
 }
 
 }  // namespace
-}  // namespace dtopp::timed_child_test
+}  // namespace dtopp::launch::timed_child_test

@@ -11,11 +11,11 @@
 #include "dtopp/models/registry/make_model.h"
 #include "tests/moe/fixed_threshold.h"
 
-namespace dtopp {
+namespace dtopp::models {
 namespace {
 
-RunConfig small() {
-  RunConfig config;
+config::RunConfig small() {
+  config::RunConfig config;
   config.model.hidden_size = 8;
   config.model.num_layers = 2;
   config.model.num_heads = 2;
@@ -31,13 +31,13 @@ RunConfig small() {
 TEST(Model, looks_up_the_parameters_it_lists_in_their_order) {
   for (const int64_t experts : {4, 1}) {
     for (const bool tied : {true, false}) {
-      RunConfig config = small();
+      config::RunConfig config = small();
       config.model.num_experts = experts;
       config.model.tie_embeddings = tied;
       const Model model = make_model(config);
       std::vector<std::string> listed, used;
       std::map<std::string, at::Tensor> tensors;
-      for (const ParameterSpec& spec : model.parameters) {
+      for (const parameters::ParameterSpec& spec : model.parameters) {
         EXPECT_TRUE(tensors.emplace(spec.name, at::ones(spec.shape)).second);
         listed.push_back(spec.name);
       }
@@ -46,7 +46,7 @@ TEST(Model, looks_up_the_parameters_it_lists_in_their_order) {
         return tensors.at(name);
       });
       const Batch batch{3, {{"tokens", at::zeros({2, model.tokens_per_sample + 1}, at::kLong)}}};
-      const BatchLosses result = losses(batch, fixed_threshold(config, 0.5));
+      const BatchLosses result = losses(batch, moe::fixed_threshold(config, 0.5));
       EXPECT_EQ(used, listed);
       EXPECT_NO_THROW(result.value(model.validation_loss));
       EXPECT_THROW(result.value("no_such_loss"), std::invalid_argument);
@@ -57,17 +57,19 @@ TEST(Model, looks_up_the_parameters_it_lists_in_their_order) {
 
 TEST(Model, parameters_say_what_they_are_for) {
   const Model model = make_model(small());
-  std::map<ParameterRole, int> roles;
-  for (const ParameterSpec& spec : model.parameters) {
+  std::map<parameters::ParameterRole, int> roles;
+  for (const parameters::ParameterSpec& spec : model.parameters) {
     roles[spec.role] += 1;
     const bool decays = spec.shape.size() > 1;
     EXPECT_EQ(spec.weight_decay(), decays) << spec.name;
-    EXPECT_EQ(spec.initial.distribution, decays ? Distribution::kTruncatedNormal : Distribution::kOne)
+    EXPECT_EQ(spec.initial.distribution,
+              decays ? parameters::Distribution::kTruncatedNormal : parameters::Distribution::kOne)
         << spec.name;
   }
-  const std::map<ParameterRole, int> expected = {
-      {ParameterRole::kMatrix, 8}, {ParameterRole::kExpert, 4}, {ParameterRole::kTiedLookUp, 1},
-      {ParameterRole::kGain, 9},   {ParameterRole::kRouter, 2}, {ParameterRole::kRouterScale, 2}};
+  const std::map<parameters::ParameterRole, int> expected = {
+      {parameters::ParameterRole::kMatrix, 8},     {parameters::ParameterRole::kExpert, 4},
+      {parameters::ParameterRole::kTiedLookUp, 1}, {parameters::ParameterRole::kGain, 9},
+      {parameters::ParameterRole::kRouter, 2},     {parameters::ParameterRole::kRouterScale, 2}};
   EXPECT_EQ(roles, expected);
 }
 
@@ -81,4 +83,4 @@ TEST(Batch, finds_tensors_by_name) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::models

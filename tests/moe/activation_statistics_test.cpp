@@ -4,19 +4,19 @@
 
 #include <gtest/gtest.h>
 
-namespace dtopp::activation_statistics_test {
+namespace dtopp::moe::activation_statistics_test {
 namespace {
 
 // A layer's routing with the fields that the statistics read.
-RouteOutput routing(std::vector<int64_t> counts, std::vector<int64_t> histogram, int64_t tokens) {
-  RouteOutput layer;
+ops::RouteOutput routing(std::vector<int64_t> counts, std::vector<int64_t> histogram, int64_t tokens) {
+  ops::RouteOutput layer;
   layer.gates_TE = at::zeros({tokens, static_cast<int64_t>(counts.size())});
   layer.tokens_per_expert_E = at::tensor(counts, at::kLong);
   layer.active_histogram = at::tensor(histogram, at::kLong);
   return layer;
 }
 
-ActivationStatistics statistics_of(const std::vector<RouteOutput>& layers) {
+ActivationStatistics statistics_of(const std::vector<ops::RouteOutput>& layers) {
   ActivationStatistics statistics(static_cast<int64_t>(layers.size()));
   statistics.add(layers);
   return statistics;
@@ -50,7 +50,7 @@ TEST(ActivationStatistics, adding_micro_batches_equals_one_batch) {
 // Four tokens use (1, 1), (3, 1), (2, 2) and (3, 3) experts in two layers; their means are 1, 2, 2 and 3.
 TEST(ActivationStatistics, tells_the_deviation_over_tokens_from_that_over_pairs) {
   const auto layer = [](const std::vector<int64_t>& used_T) {
-    RouteOutput routing;
+    ops::RouteOutput routing;
     routing.gates_TE = at::zeros({4, 3});
     routing.tokens_per_expert_E = at::zeros({3}, at::kLong);
     routing.active_histogram = at::zeros({4}, at::kLong);
@@ -63,7 +63,7 @@ TEST(ActivationStatistics, tells_the_deviation_over_tokens_from_that_over_pairs)
     }
     return routing;
   };
-  const std::vector<RouteOutput> layers = {layer({1, 3, 2, 3}), layer({1, 1, 2, 3})};
+  const std::vector<ops::RouteOutput> layers = {layer({1, 3, 2, 3}), layer({1, 1, 2, 3})};
   ActivationStatistics statistics(2);
   statistics.add(layers);
   EXPECT_DOUBLE_EQ(statistics.summary().mean, 2.0);
@@ -80,4 +80,4 @@ TEST(ActivationStatistics, is_empty_without_tokens) {
 }
 
 }  // namespace
-}  // namespace dtopp::activation_statistics_test
+}  // namespace dtopp::moe::activation_statistics_test

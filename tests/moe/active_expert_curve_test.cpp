@@ -4,35 +4,36 @@
 
 #include "dtopp/ops/route/cumulative_prob_bins.h"
 
-namespace dtopp {
+namespace dtopp::moe {
 namespace {
 
 at::Tensor histogram_of(const std::vector<double>& cumulative_probs) {
-  at::Tensor counts_CM = at::zeros({1, kCumulativeProbBins}, at::kLong);
+  at::Tensor counts_CM = at::zeros({1, ops::kCumulativeProbBins}, at::kLong);
   for (const double cumulative_prob : cumulative_probs)
-    counts_CM[0][cumulative_prob_bin(cumulative_prob)] += 1;
+    counts_CM[0][ops::cumulative_prob_bin(cumulative_prob)] += 1;
   return counts_CM;
 }
 
 at::Tensor one(double value) { return at::full({1}, value, at::kDouble); }
 
 TEST(CumulativeProbBins, lie_between_their_edges) {
-  const auto edges = cumulative_prob_edges();
+  const auto edges = ops::cumulative_prob_edges();
   EXPECT_EQ(edges.front(), 0.0);
   EXPECT_EQ(edges.back(), 1.0);
-  for (int i = 0; i < kCumulativeProbBins; ++i) {
+  for (int i = 0; i < ops::kCumulativeProbBins; ++i) {
     ASSERT_LT(edges[i], edges[i + 1]) << i;
-    ASSERT_EQ(cumulative_prob_bin((edges[i] + edges[i + 1]) / 2), i);
-    ASSERT_EQ(cumulative_prob_bin(edges[i < kCumulativeProbBinsOfHalf ? i : i + 1]), i);
+    ASSERT_EQ(ops::cumulative_prob_bin((edges[i] + edges[i + 1]) / 2), i);
+    ASSERT_EQ(ops::cumulative_prob_bin(edges[i < ops::kCumulativeProbBinsOfHalf ? i : i + 1]), i);
   }
-  EXPECT_EQ(cumulative_prob_bin(1.0F), kCumulativeProbBins - 1);
-  EXPECT_EQ(cumulative_prob_bin(1.0000001F), kCumulativeProbBins - 1);  // rounding may give a sum above 1
-  EXPECT_EQ(cumulative_prob_bin(0.0F), 0);
+  EXPECT_EQ(ops::cumulative_prob_bin(1.0F), ops::kCumulativeProbBins - 1);
+  EXPECT_EQ(ops::cumulative_prob_bin(1.0000001F),
+            ops::kCumulativeProbBins - 1);  // rounding may give a sum above 1
+  EXPECT_EQ(ops::cumulative_prob_bin(0.0F), 0);
 }
 
 TEST(CumulativeProbBins, are_narrow_beside_the_distance_to_the_nearer_end) {
-  const auto edges = cumulative_prob_edges();
-  for (int i = 1; i < kCumulativeProbBins - 1; ++i) {
+  const auto edges = ops::cumulative_prob_edges();
+  for (int i = 1; i < ops::kCumulativeProbBins - 1; ++i) {
     const double near = std::min(edges[i + 1], 1 - edges[i]);
     ASSERT_LE(edges[i + 1] - edges[i], near / 64 + 1e-18) << i;
   }
@@ -68,4 +69,4 @@ TEST(ActiveExpertCurve, of_no_masses_gives_the_bounds) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::moe

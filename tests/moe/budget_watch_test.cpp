@@ -3,14 +3,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace dtopp {
+namespace dtopp::moe {
 namespace {
 
 using ::testing::HasSubstr;
 
-RoutingConfig routing(ThresholdScope scope, std::vector<double> targets) {
-  RoutingConfig config;
-  config.method = RoutingMethod::kDTopP;
+config::RoutingConfig routing(config::ThresholdScope scope, std::vector<double> targets) {
+  config::RoutingConfig config;
+  config.method = config::RoutingMethod::kDTopP;
   config.scope = scope;
   config.experts = std::move(targets);
   return config;
@@ -24,7 +24,7 @@ struct Said {
   std::string text{};
 };
 template <class Active>
-Said watch(const RoutingConfig& config, int64_t steps, Active active) {
+Said watch(const config::RoutingConfig& config, int64_t steps, Active active) {
   BudgetWatch budget(config);
   Said said;
   for (int64_t step = 1; step <= steps; ++step) {
@@ -38,7 +38,7 @@ constexpr int64_t kFirst = BudgetWatch::kSettling + static_cast<int64_t>(BudgetW
 std::vector<double> swings(int64_t step) { return {6.5, step % 2 == 0 ? 1.0 : 32.0, 1.0, 1.7}; }
 
 TEST(BudgetWatch, names_a_layer_that_swings_and_says_so_once) {
-  const Said said = watch(routing(ThresholdScope::kLayer, {6.6, 6.7, 1.0, 1.7}), 400, swings);
+  const Said said = watch(routing(config::ThresholdScope::kLayer, {6.6, 6.7, 1.0, 1.7}), 400, swings);
   EXPECT_EQ(said.times, 1);
   EXPECT_EQ(said.step, kFirst);
   EXPECT_THAT(said.text,
@@ -47,7 +47,7 @@ TEST(BudgetWatch, names_a_layer_that_swings_and_says_so_once) {
 }
 
 TEST(BudgetWatch, looks_at_the_mean_of_all_layers_where_they_share_a_threshold) {
-  const RoutingConfig global = routing(ThresholdScope::kGlobal, {4});
+  const config::RoutingConfig global = routing(config::ThresholdScope::kGlobal, {4});
   const auto empty_and_full = [](int64_t) { return std::vector<double>{1, 7}; };
   EXPECT_EQ(watch(global, 400, empty_and_full).times, 0);
   const Said said = watch(global, 400, [](int64_t) { return std::vector<double>{1, 1.5}; });
@@ -55,7 +55,7 @@ TEST(BudgetWatch, looks_at_the_mean_of_all_layers_where_they_share_a_threshold) 
 }
 
 TEST(BudgetWatch, is_silent_while_it_settles_and_where_steps_miss_by_less_than_half) {
-  const RoutingConfig global = routing(ThresholdScope::kGlobal, {4});
+  const config::RoutingConfig global = routing(config::ThresholdScope::kGlobal, {4});
   const auto late = [](int64_t step) { return std::vector<double>{step <= kFirst - 16 ? 32.0 : 4.0}; };
   EXPECT_EQ(watch(global, kFirst - 1, late).times, 0);
   const auto noisy = [](int64_t step) { return std::vector<double>{step % 2 == 0 ? 2.1 : 5.9}; };
@@ -63,7 +63,7 @@ TEST(BudgetWatch, is_silent_while_it_settles_and_where_steps_miss_by_less_than_h
 }
 
 TEST(BudgetWatch, looks_back_no_further_than_its_steps) {
-  const RoutingConfig global = routing(ThresholdScope::kGlobal, {4});
+  const config::RoutingConfig global = routing(config::ThresholdScope::kGlobal, {4});
   const auto begins = [](int64_t step) { return std::vector<double>{step <= 300 ? 4.0 : 32.0}; };
   const Said said = watch(global, 400, begins);
   EXPECT_EQ(said.times, 1);
@@ -72,12 +72,12 @@ TEST(BudgetWatch, looks_back_no_further_than_its_steps) {
 }
 
 TEST(BudgetWatch, has_nothing_to_say_of_other_methods_and_of_dense_models) {
-  RoutingConfig top_p = routing(ThresholdScope::kGlobal, {4});
-  top_p.method = RoutingMethod::kTopP;
+  config::RoutingConfig top_p = routing(config::ThresholdScope::kGlobal, {4});
+  top_p.method = config::RoutingMethod::kTopP;
   EXPECT_EQ(watch(top_p, 400, [](int64_t) { return std::vector<double>{32}; }).times, 0);
   const auto none = [](int64_t) { return std::vector<double>(); };
-  EXPECT_EQ(watch(routing(ThresholdScope::kGlobal, {4}), 400, none).times, 0);
+  EXPECT_EQ(watch(routing(config::ThresholdScope::kGlobal, {4}), 400, none).times, 0);
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::moe

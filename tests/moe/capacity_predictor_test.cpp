@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-namespace dtopp {
+namespace dtopp::moe {
 namespace {
 
 int64_t limit_after(CapacityPredictor& limits, int64_t pairs) {
@@ -55,4 +55,4 @@ TEST(CapacityPredictor, without_a_margin_there_are_none) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::moe

@@ -7,18 +7,18 @@
 
 #include "tests/moe/simulated_routing.h"
 
-namespace dtopp::controller_settling_test {
+namespace dtopp::moe::controller_settling_test {
 namespace {
 
 struct Case {
   int64_t num_experts;
   double target, first_threshold;
-  ThresholdScope scope = ThresholdScope::kGlobal;
+  config::ThresholdScope scope = config::ThresholdScope::kGlobal;
 };
 
-RoutingConfig solving(const Case& of) {
-  RoutingConfig config;
-  config.controller = Controller::kSolve;
+config::RoutingConfig solving(const Case& of) {
+  config::RoutingConfig config;
+  config.controller = config::Controller::kSolve;
   config.threshold = of.first_threshold;
   config.experts = {of.target};
   config.scope = of.scope;
@@ -34,7 +34,7 @@ double miss(const RoutedStep& step, const ThresholdController& controller, doubl
   return flat[flat.abs().argmax()].item<double>();
 }
 
-std::vector<double> misses(const RoutingConfig& config, int64_t num_experts, int steps,
+std::vector<double> misses(const config::RoutingConfig& config, int64_t num_experts, int steps,
                            const std::function<std::vector<SimulatedLayer>(int step)>& batch) {
   ThresholdController controller(config, num_experts, static_cast<int64_t>(batch(0).size()));
   std::vector<double> off;
@@ -66,7 +66,7 @@ TEST(SolvingController, holds_any_budget_from_the_third_step_on) {
                                                   simulated_layer({tokens, experts, 1.5 * theta}, 2)};
       for (const double target : {1.5, 4.0, static_cast<double>(experts) / 2}) {
         for (const double first : {0.01, 0.25, 0.99}) {
-          for (const auto scope : {ThresholdScope::kGlobal, ThresholdScope::kLayer}) {
+          for (const auto scope : {config::ThresholdScope::kGlobal, config::ThresholdScope::kLayer}) {
             SCOPED_TRACE(testing::Message() << theta << " " << experts << " " << target << " " << first);
             const auto off =
                 misses(solving({experts, target, first, scope}), experts, 24, [&](int) { return layers; });
@@ -79,7 +79,7 @@ TEST(SolvingController, holds_any_budget_from_the_third_step_on) {
 }
 
 TEST(SolvingController, holds_it_where_the_sets_are_capped) {
-  RoutingConfig config = solving({32, 3.0, 0.25});
+  config::RoutingConfig config = solving({32, 3.0, 0.25});
   config.max_experts = 4;
   const std::vector<SimulatedLayer> layers = {simulated_layer({4096, 32, 1.0, 4}, 3)};
   expect_held(misses(config, 32, 30, [&](int) { return layers; }), 0.01, 0.001);
@@ -115,4 +115,4 @@ TEST(SolvingController, follows_new_batches_within_their_noise) {
 }
 
 }  // namespace
-}  // namespace dtopp::controller_settling_test
+}  // namespace dtopp::moe::controller_settling_test

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace dtopp {
+namespace dtopp::moe {
 namespace {
 
 int64_t stride(int64_t num_experts, int64_t tokens_per_sample = 2048, int64_t tokens_per_step = 1 << 20) {
@@ -29,4 +29,4 @@ TEST(CumulativeProbSampling, leaves_2048_tokens_a_step_and_divides_a_sample) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::moe

@@ -4,11 +4,11 @@
 #include "dtopp/moe/expert_layer.h"
 #include "dtopp/moe/routers/top_p.h"
 
-namespace dtopp {
+namespace dtopp::moe {
 
-inline Routing fixed_threshold(const RunConfig& config, double p) {
+inline Routing fixed_threshold(const config::RunConfig& config, double p) {
   if (config.model.is_dense()) return {};
   return {std::make_shared<TopPRouter>(config, at::full({1}, p, at::kDouble))};
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::moe

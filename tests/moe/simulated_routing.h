@@ -7,7 +7,7 @@
 #include "dtopp/moe/threshold_controller.h"
 #include "dtopp/ops/route/cumulative_prob_histogram.h"
 
-namespace dtopp {
+namespace dtopp::moe {
 
 // Tokens with Gaussian logits. theta 1 is the initial state of the paper's routers; larger values are
 // sharper.
@@ -35,7 +35,7 @@ inline SimulatedLayer simulated_layer(const Simulated& of, uint64_t seed) {
   const at::Tensor before = p_TE.cumsum(1).narrow(1, 0, limit - 1).contiguous();
   SimulatedLayer layer{of,
                        {before.const_data_ptr<double>(), before.const_data_ptr<double>() + before.numel()},
-                       cumulative_prob_histogram(z_TE, scale, "dynamic", of.max_experts, of.stride)};
+                       ops::cumulative_prob_histogram(z_TE, scale, "dynamic", of.max_experts, of.stride)};
   std::sort(layer.cumulative_probs.begin(), layer.cumulative_probs.end());
   return layer;
 }
@@ -58,4 +58,4 @@ inline RoutedStep simulated_step(const std::vector<SimulatedLayer>& layers,
           controller.per_layer() ? prob_histogram_LM : prob_histogram_LM.sum(0, /*keepdim=*/true), of.stride};
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::moe

@@ -8,11 +8,11 @@
 
 #include "dtopp/ops/route/cumulative_prob_bins.h"
 
-namespace dtopp::threshold_controller_test {
+namespace dtopp::moe::threshold_controller_test {
 namespace {
 
-RoutingConfig routing(double p0 = 0.25, double target = 8, double kp = 0.1, double ki = 0.1) {
-  RoutingConfig config;
+config::RoutingConfig routing(double p0 = 0.25, double target = 8, double kp = 0.1, double ki = 0.1) {
+  config::RoutingConfig config;
   config.threshold = p0;
   config.experts = {target};
   config.kp = kp;
@@ -48,8 +48,8 @@ TEST(ThresholdController, follows_equation_five_by_hand) {
 }
 
 TEST(ThresholdController, layers_are_independent_with_layer_scope) {
-  RoutingConfig config = routing();
-  config.scope = ThresholdScope::kLayer;
+  config::RoutingConfig config = routing();
+  config.scope = config::ThresholdScope::kLayer;
   config.experts = {4, 8, 12};
   ThresholdController controller(config, 64, 3);
   const std::vector<int64_t> selected = {4 * 500, 6 * 500, 20 * 500};
@@ -63,7 +63,7 @@ TEST(ThresholdController, anti_windup_leaves_the_bound_at_once_when_the_error_tu
   // The target is 32 experts, but each token has one: p rises to its upper bound.
   const std::vector<int64_t> starved = {1000};
   const std::vector<int64_t> flooded = {64000};
-  RoutingConfig config = routing(0.9, 32, 0.1, 0.1);
+  config::RoutingConfig config = routing(0.9, 32, 0.1, 0.1);
   ThresholdController guarded(config, 64, 1);
   config.anti_windup = false;
   ThresholdController winding(config, 64, 1);
@@ -83,7 +83,7 @@ TEST(ThresholdController, anti_windup_leaves_the_bound_at_once_when_the_error_tu
 
 TEST(ThresholdController, is_the_papers_law_wherever_nothing_clips) {
   rc::check("anti-windup changes nothing inside the bounds", [] {
-    const RoutingConfig config = routing(0.5, 8, 0.05, 0.02);
+    const config::RoutingConfig config = routing(0.5, 8, 0.05, 0.02);
     ThresholdController controller(config, 64, 1);
     const auto counts = *rc::gen::container<std::vector<int64_t>>(20, rc::gen::inRange<int64_t>(1000, 16000));
     double sum = 0;
@@ -113,7 +113,7 @@ TEST(ThresholdController, stays_inside_its_bounds_whatever_happens) {
 
 // The control law in plain doubles, for one controller.
 struct PlainController {
-  RoutingConfig config;
+  config::RoutingConfig config;
   int64_t num_experts;
   double p, error_sum = 0;
 
@@ -129,7 +129,8 @@ struct PlainController {
 
 TEST(ThresholdController, has_the_bits_of_plain_doubles) {
   rc::check([](bool anti_windup) {
-    RoutingConfig config = routing(0.3, 7.3, *rc::gen::inRange(0, 30) * 0.1, *rc::gen::inRange(0, 30) * 0.1);
+    config::RoutingConfig config =
+        routing(0.3, 7.3, *rc::gen::inRange(0, 30) * 0.1, *rc::gen::inRange(0, 30) * 0.1);
     config.anti_windup = anti_windup;
     ThresholdController controller(config, 48, 3);
     PlainController plain{config, 48, config.threshold};
@@ -167,10 +168,10 @@ TEST(ThresholdController, restores_to_the_same_future) {
 
 // solve omits the error of the first step, whose p the user chose, but of no later step with the same p.
 TEST(ThresholdController, counts_its_steps_to_tell_the_first_one) {
-  RoutingConfig config = routing(0.5, 2);
-  config.controller = Controller::kSolve;
+  config::RoutingConfig config = routing(0.5, 2);
+  config.controller = config::Controller::kSolve;
   ThresholdController controller(config, 4, 1);
-  at::Tensor histogram_CM = at::zeros({1, kCumulativeProbBins});
+  at::Tensor histogram_CM = at::zeros({1, ops::kCumulativeProbBins});
   histogram_CM.fill_(1);
   const auto step = [&] {
     controller.update({at::tensor({3000}, at::kLong), 1000, histogram_CM}, at::full({}, true, at::kBool));
@@ -183,4 +184,4 @@ TEST(ThresholdController, counts_its_steps_to_tell_the_first_one) {
 }
 
 }  // namespace
-}  // namespace dtopp::threshold_controller_test
+}  // namespace dtopp::moe::threshold_controller_test

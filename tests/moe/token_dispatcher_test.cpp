@@ -11,7 +11,7 @@
 #include "dtopp/ops/moe_ffn/moe_ffn.h"
 #include "tests/distributed/rank_threads.h"
 
-namespace dtopp {
+namespace dtopp::moe {
 namespace {
 
 // A layer whose experts `ranks` ranks share, each rank's tokens (some ranks have none), and the gradient of
@@ -70,14 +70,14 @@ std::vector<Result> run_alone(const Case& c) {
   for (size_t rank = 0; rank < c.x_TD.size(); ++rank) {
     const at::Tensor x_TD = leaf(c.x_TD[rank]), gates_TE = leaf(c.gates_TE[rank]);
     const at::Tensor gate_up = leaf(c.gate_up_EGD), down = leaf(c.down_EDF);
-    const at::Tensor y_TD = moe_ffn(x_TD, gates_TE, gate_up, down);
+    const at::Tensor y_TD = ops::moe_ffn(x_TD, gates_TE, gate_up, down);
     y_TD.backward(c.grad_y_TD[rank]);
     results.push_back({y_TD.detach(), x_TD.grad(), gates_TE.grad(), {}, {}});
     grad_gate_up.push_back(gate_up.grad());
     grad_down.push_back(down.grad());
   }
-  const std::vector<at::Tensor> gate_up = tree_sum(grad_gate_up).chunk(c.ranks);
-  const std::vector<at::Tensor> down = tree_sum(grad_down).chunk(c.ranks);
+  const std::vector<at::Tensor> gate_up = distributed::tree_sum(grad_gate_up).chunk(c.ranks);
+  const std::vector<at::Tensor> down = distributed::tree_sum(grad_down).chunk(c.ranks);
   for (size_t rank = 0; rank < results.size(); ++rank) {
     results[rank].grad_gate_up = gate_up[rank];
     results[rank].grad_down = down[rank];
@@ -92,7 +92,7 @@ bool same(const at::Tensor& one, const at::Tensor& other) {
 
 std::vector<Result> run_together(const Case& c, bool reproducible) {
   std::vector<Result> results(static_cast<size_t>(c.ranks));
-  run_group(c.ranks, [&](Collectives& group) {
+  distributed::run_group(c.ranks, [&](distributed::Collectives& group) {
     at::set_num_threads(1);
     results[static_cast<size_t>(group.rank())] = run({group, reproducible}, c, group.rank());
   });
@@ -137,7 +137,7 @@ TEST(AllToAllTokenDispatcher, makes_room_for_the_pairs_that_come) {
   for (uint64_t seed = 0; seed < 20; ++seed) {
     SCOPED_TRACE(seed);
     const Case c = random_case(seed);
-    run_group(c.ranks, [&](Collectives& group) {
+    distributed::run_group(c.ranks, [&](distributed::Collectives& group) {
       room_and_pairs.clear();
       const auto note = [](const at::RecordFunction& call) -> std::unique_ptr<at::ObserverContext> {
         if (std::string_view(call.name()) != "dtopp::moe_ffn") return nullptr;
@@ -156,7 +156,7 @@ TEST(AllToAllTokenDispatcher, makes_room_for_the_pairs_that_come) {
 }
 
 TEST(AllToAllTokenDispatcher, refuses_gates_that_are_not_those_of_all_experts) {
-  SingleRank alone;
+  distributed::SingleRank alone;
   AllToAllTokenDispatcher experts(alone, true);
   EXPECT_THROW(
       experts.forward(0, at::zeros({2, 4}), at::zeros({2, 3}), at::zeros({2, 6, 4}), at::zeros({2, 4, 3})),
@@ -164,4 +164,4 @@ TEST(AllToAllTokenDispatcher, refuses_gates_that_are_not_those_of_all_experts) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::moe

@@ -8,7 +8,7 @@
 
 #include "dtopp/ops/core/torch.h"
 
-namespace dtopp::reference {
+namespace dtopp::ops::reference {
 
 inline at::Tensor probabilities(const at::Tensor& logits_TE, const at::Tensor& scale,
                                 const std::string& normalization) {
@@ -67,4 +67,4 @@ inline double error(const at::Tensor& actual, const at::Tensor& expected) {
   return (actual.detach().to(at::kDouble) - reference).abs().max().item<double>() / largest;
 }
 
-}  // namespace dtopp::reference
+}  // namespace dtopp::ops::reference

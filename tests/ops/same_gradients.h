@@ -7,7 +7,7 @@
 
 #include "tests/ops/reference.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 
 // Expects that y, computed from `in`, is within the bound of `expected`, computed from `exact` in double. The
 // gradients for a random gradient of y must agree too.
@@ -23,4 +23,4 @@ inline void expect_same_gradients(const at::Tensor& y, const at::Tensor& expecte
   for (size_t i = 0; i < in.size(); ++i) EXPECT_LT(reference::error(in[i].grad(), exact[i].grad()), bound);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

@@ -10,7 +10,7 @@
 
 #include "dtopp/ops/core/torch.h"
 
-namespace dtopp::wrong_arguments {
+namespace dtopp::ops::wrong_arguments {
 
 struct Call {
   std::string op;
@@ -110,4 +110,4 @@ inline void expect_refused(c10::DispatchKey device, const std::set<std::string>&
   EXPECT_EQ(accepted, but);
 }
 
-}  // namespace dtopp::wrong_arguments
+}  // namespace dtopp::ops::wrong_arguments

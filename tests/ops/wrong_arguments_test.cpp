@@ -1,7 +1,7 @@
 // Tests that the operators refuse invalid arguments, including the operators that only autograd calls.
 #include "tests/ops/wrong_arguments.h"
 
-namespace dtopp::wrong_arguments {
+namespace dtopp::ops::wrong_arguments {
 namespace {
 
 Call fitting_call(const std::string& op) {
@@ -81,4 +81,4 @@ TEST(WrongArguments, heads_that_do_not_divide_the_hidden_size_are_refused) {
 }
 
 }  // namespace
-}  // namespace dtopp::wrong_arguments
+}  // namespace dtopp::ops::wrong_arguments

@@ -4,7 +4,7 @@
 
 #include "dtopp/ops/moe_ffn/moe_ffn.h"
 
-namespace dtopp {
+namespace dtopp::optim {
 namespace {
 
 // Two parameters. Only every other micro-batch reaches the second one.
@@ -42,8 +42,8 @@ TEST_F(GradientAccumulatorTest, are_formed_along_the_tree) {
       second.push_back(m % 2 == 1 ? gradient(1, m) + 0.5 : at::Tensor());
     }
     const std::vector<at::Tensor> sums = sums_of(true, micro_batches);
-    EXPECT_TRUE(sums[0].equal(tree_sum(first))) << micro_batches;
-    const at::Tensor expected = tree_sum(second);
+    EXPECT_TRUE(sums[0].equal(distributed::tree_sum(first))) << micro_batches;
+    const at::Tensor expected = distributed::tree_sum(second);
     ASSERT_EQ(sums[1].defined(), expected.defined());
     if (expected.defined()) {
       EXPECT_TRUE(sums[1].equal(expected)) << micro_batches;
@@ -79,8 +79,8 @@ TEST_F(GradientAccumulatorTest, are_the_same_whether_a_gradient_is_widened_befor
       second.push_back(m % 2 == 1 ? (wide(1, m) + 0.5).to(at::kBFloat16).to(at::kFloat) : at::Tensor());
     }
     const std::vector<at::Tensor> along_tree = sums_of(true, micro_batches, at::kBFloat16);
-    EXPECT_TRUE(along_tree[0].equal(tree_sum(first))) << micro_batches;
-    EXPECT_TRUE(along_tree[1].equal(tree_sum(second))) << micro_batches;
+    EXPECT_TRUE(along_tree[0].equal(distributed::tree_sum(first))) << micro_batches;
+    EXPECT_TRUE(along_tree[1].equal(distributed::tree_sum(second))) << micro_batches;
     EXPECT_TRUE(sums_of(false, micro_batches, at::kBFloat16)[0].equal(one_by_one)) << micro_batches;
     for (const at::Tensor& sum : along_tree) EXPECT_EQ(sum.scalar_type(), at::kFloat);
   }
@@ -98,7 +98,7 @@ TEST_F(GradientAccumulatorTest, are_the_same_where_an_op_adds_to_them) {
         const auto backward = [&](int64_t micro_batch) {
           at::manual_seed(static_cast<uint64_t>(micro_batch));
           const at::Tensor x = at::randn({30, 8}).to(type), gates = at::rand({30, 3});
-          moe_ffn(x, gates, weights[0], weights[1]).to(at::kFloat).square().sum().backward();
+          ops::moe_ffn(x, gates, weights[0], weights[1]).to(at::kFloat).square().sum().backward();
         };
         std::vector<std::vector<at::Tensor>> alone(2);
         for (int64_t m = 0; m < micro_batches; ++m) {
@@ -119,7 +119,7 @@ TEST_F(GradientAccumulatorTest, are_the_same_where_an_op_adds_to_them) {
           at::Tensor expected = alone[i][0];
           for (int64_t m = 1; m < micro_batches && !along_tree; ++m)
             expected = expected + alone[i][static_cast<size_t>(m)];
-          if (along_tree) expected = tree_sum(alone[i]);
+          if (along_tree) expected = distributed::tree_sum(alone[i]);
           EXPECT_EQ(taken[i].scalar_type(), at::kFloat);
           if (type == at::kFloat) {
             EXPECT_TRUE(taken[i].equal(expected));
@@ -140,7 +140,7 @@ TEST_F(GradientAccumulatorTest, refuse_a_second_reader_of_a_weight_whose_gradien
       GradientAccumulator sums(weights, true, [](size_t, const at::Tensor&) {});
       sums.begin(2);
       const auto loss = [&] {
-        return moe_ffn(at::ones({30, 8}).to(type), at::ones({30, 3}), weights[0], weights[1]).sum();
+        return ops::moe_ffn(at::ones({30, 8}).to(type), at::ones({30, 3}), weights[0], weights[1]).sum();
       };
       loss().backward();
       sums.end_micro_batch();
@@ -156,4 +156,4 @@ TEST_F(GradientAccumulatorTest, of_no_micro_batches_are_none) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::optim

@@ -8,25 +8,28 @@
 #include "dtopp/base/safetensors.h"
 #include "tests/base/scratch_directory.h"
 
-namespace dtopp {
+namespace dtopp::optim {
 namespace {
 
-std::vector<ParameterSpec> two_parameters() {
-  return {{"matrix", {5, 3}, {Distribution::kTruncatedNormal, 0.5}, ParameterRole::kMatrix},
-          {"scale", {}, {Distribution::kOne}, ParameterRole::kRouterScale}};
+std::vector<parameters::ParameterSpec> two_parameters() {
+  return {{"matrix",
+           {5, 3},
+           {parameters::Distribution::kTruncatedNormal, 0.5},
+           parameters::ParameterRole::kMatrix},
+          {"scale", {}, {parameters::Distribution::kOne}, parameters::ParameterRole::kRouterScale}};
 }
 
-OptimizerConfig with_decay() {
-  OptimizerConfig config;
+config::OptimizerConfig with_decay() {
+  config::OptimizerConfig config;
   config.weight_decay = 0.1;
   return config;
 }
 
 // One process, whose tensors come from the store.
-class Saving : public OneProcess {
+class Saving : public checkpoint::OneProcess {
  public:
   explicit Saving(const ParameterStore& store) : store_(store) {}
-  void collect(const std::vector<TensorByteRange>& by_rank, const TakeBytes& take) override {
+  void collect(const std::vector<checkpoint::TensorByteRange>& by_rank, const TakeBytes& take) override {
     store_.collect_saved(by_rank, take);
   }
 
@@ -40,7 +43,7 @@ class Average : public testing::TestWithParam<at::ScalarType> {
 
   void step(int64_t number, bool applied) {
     store_.begin_step(1);
-    for (const ParameterSpec& spec : store_.specs()) {
+    for (const parameters::ParameterSpec& spec : store_.specs()) {
       const at::Tensor parameter = store_.model_param(spec.name);
       (parameter * at::full_like(parameter, 1.0 + static_cast<double>(number % 3))).sum().backward();
     }
@@ -56,7 +59,7 @@ TEST_P(Average, follows_its_equation_over_applied_steps_alone) {
   for (const double limit : {0.9999, 0.4}) {
     store_.enable_ema(limit);
     std::map<std::string, at::Tensor> expected;
-    for (const ParameterSpec& spec : store_.specs())
+    for (const parameters::ParameterSpec& spec : store_.specs())
       expected[spec.name] = store_.main_param(spec.name).to(at::kDouble);
     const int64_t before = limit == 0.4 ? 25 : 0;  // updates of the first round
     int64_t n = before;
@@ -81,14 +84,15 @@ TEST_P(Average, comes_back_from_a_file_and_goes_on) {
   for (int64_t number = 0; number < 3; ++number) step(number, true);
   const ScratchDirectory directory;
   Saving saving(store_);
-  const Checkpoint checkpoint(save_checkpoint(directory.path(),
-                                              {.state = {},
-                                               .parameters = store_.parameter_sources(),
-                                               .optimizer = store_.slot_sources(),
-                                               .config_yaml = "",
-                                               .tokenizer_json = "",
-                                               .ema = store_.ema_sources()},
-                                              /*keep=*/1, saving));
+  const checkpoint::Checkpoint checkpoint(
+      checkpoint::save_checkpoint(directory.path(),
+                                  {.state = {},
+                                   .parameters = store_.parameter_sources(),
+                                   .optimizer = store_.slot_sources(),
+                                   .config_yaml = "",
+                                   .tokenizer_json = "",
+                                   .ema = store_.ema_sources()},
+                                  /*keep=*/1, saving));
   const at::Tensor saved = store_.ema("matrix").clone();
 
   store_.enable_ema(0.9);  // restarts the average
@@ -128,4 +132,4 @@ TEST_P(Average, changes_nothing_of_the_training) {
 INSTANTIATE_TEST_SUITE_P(ParameterStore, Average, testing::Values(at::kFloat, at::kBFloat16));
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::optim

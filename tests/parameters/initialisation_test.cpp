@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-namespace dtopp {
+namespace dtopp::parameters {
 namespace {
 
 ParameterSpec matrix(const std::string& name, int64_t rows, int64_t columns) {
@@ -51,4 +51,4 @@ TEST(Initialisation, may_be_one_or_zero) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::parameters

@@ -8,7 +8,7 @@
 #include "dtopp/plan/plan.h"
 #include "tests/plan/tiny_run.h"
 
-namespace dtopp::communication_test {
+namespace dtopp::plan::communication_test {
 namespace {
 
 // Counts over every set of `active` experts.
@@ -46,7 +46,7 @@ SentBytes sent(const Plan& plan, const std::string& name) {
 constexpr double kDense = 88 + 2 * (256 + 32 + 49) + 8, kExperts = 2 * 720, kRouters = 2 * 49;
 
 TEST(Communication, without_expert_parallelism_is_a_reduce_scatter_and_a_gather_of_all_parameters) {
-  const Plan plan = make_plan(tiny(Precision::kBf16), {.world_size = 4, .nodes = 2});
+  const Plan plan = make_plan(tiny(config::Precision::kBf16), {.world_size = 4, .nodes = 2});
   const double all = kDense + kExperts;
   EXPECT_NEAR(sent(plan, "reduce_scatter").total(), 0.75 * 4 * all, 1);
   EXPECT_NEAR(sent(plan, "gather").total(), 0.75 * (2 * (all - kRouters) + 4 * kRouters), 1);
@@ -64,7 +64,7 @@ TEST(Communication, without_expert_parallelism_is_a_reduce_scatter_and_a_gather_
 }
 
 TEST(Communication, replicas_that_form_no_tree_in_a_node_exchange_directly) {
-  RunConfig config = tiny();
+  config::RunConfig config = tiny();
   config.training.micro_batch_size = 1;
   const Plan plan = make_plan(config, {.world_size = 6, .nodes = 2});
   // Two of the five peers are on the same node.
@@ -90,9 +90,9 @@ TEST(Communication, with_expert_parallelism_by_hand) {
 }
 
 TEST(Communication, dense_gradients_travel_once_where_sums_need_not_be_reproducible) {
-  RunConfig config = tiny();
+  config::RunConfig config = tiny();
   config.training.global_batch_size = 24;
-  const ParallelDims dims = {.world_size = 4, .nodes = 1, .ep_size = 2};
+  const distributed::ParallelDims dims = {.world_size = 4, .nodes = 1, .ep_size = 2};
   const auto block = [&] { return make_plan(config, dims).communication.ep_gradients.total(); };
   EXPECT_NEAR(block(), 2 * 0.5 * kDense * 4, 1);  // two micro-steps
   config.parallel.reproducible = false;
@@ -100,7 +100,7 @@ TEST(Communication, dense_gradients_travel_once_where_sums_need_not_be_reproduci
 }
 
 TEST(Communication, the_busiest_rank_owns_an_aligned_block_of_micro_batches) {
-  RunConfig config = tiny();
+  config::RunConfig config = tiny();
   config.training.global_batch_size = 18;  // 2, 2, 2, 0 micro-batches
   const Communication uneven = make_plan(config, {.world_size = 4}).communication;
   EXPECT_EQ(uneven.micro_steps, 2);
@@ -110,9 +110,9 @@ TEST(Communication, the_busiest_rank_owns_an_aligned_block_of_micro_batches) {
 
 // The prototype's paper calculation for 13.5 billion parameters, in GB: gradients, parameters, rows.
 TEST(Communication, agrees_with_an_independent_count_of_the_papers_largest_model) {
-  const RunConfig config =
-      load_run_config(std::string(DTOPP_SOURCE_DIR) + "/configs/moe-2.4b-13.6b-64e8a.yaml", {"data.train=x"});
-  const Plan plan = make_plan(config, {.world_size = 64, .nodes = 8, .ep_size = 4}, Device::kCuda);
+  const config::RunConfig config = config::load_run_config(
+      std::string(DTOPP_SOURCE_DIR) + "/configs/moe-2.4b-13.6b-64e8a.yaml", {"data.train=x"});
+  const Plan plan = make_plan(config, {.world_size = 64, .nodes = 8, .ep_size = 4}, config::Device::kCuda);
   EXPECT_NEAR(sent(plan, "reduce_scatter").total(), 14.6e9, 0.05e9);
   EXPECT_NEAR(sent(plan, "gather").total(), 7.3e9, 0.05e9);
   EXPECT_NEAR(sent(plan, "combine").total(), 23.6e9 / 2, 0.05e9);
@@ -121,7 +121,7 @@ TEST(Communication, agrees_with_an_independent_count_of_the_papers_largest_model
 }
 
 RC_GTEST_PROP(CommunicationProperty, nodes_move_bytes_and_add_none, ()) {
-  RunConfig config = tiny(*rc::gen::element(Precision::kFp32, Precision::kBf16));
+  config::RunConfig config = tiny(*rc::gen::element(config::Precision::kFp32, config::Precision::kBf16));
   config.training.micro_batch_size = 1;
   config.training.global_batch_size = *rc::gen::inRange<int64_t>(24, 100);
   config.parallel.reproducible = *rc::gen::arbitrary<bool>();
@@ -140,4 +140,4 @@ RC_GTEST_PROP(CommunicationProperty, nodes_move_bytes_and_add_none, ()) {
 }
 
 }  // namespace
-}  // namespace dtopp::communication_test
+}  // namespace dtopp::plan::communication_test

@@ -13,7 +13,7 @@
 #include "dtopp/plan/expert_parallel.h"
 #include "dtopp/plan/step_time.h"
 
-namespace dtopp {
+namespace dtopp::plan {
 namespace {
 
 const std::filesystem::path kRoot = DTOPP_SOURCE_DIR;
@@ -27,13 +27,14 @@ constexpr std::array<std::string_view, 10> kSizes = {
 TEST(ConfigurationPage, lists_every_key_with_its_default_and_no_other) {
   const std::string page = read_file(kRoot / "docs/configuration.md");
   std::vector<std::pair<std::string, std::string>> leaves;
-  for (const ModelType type : {ModelType::kLanguageModel, ModelType::kDiffusionTransformer}) {
-    RunConfig config;
+  for (const config::ModelType type :
+       {config::ModelType::kLanguageModel, config::ModelType::kDiffusionTransformer}) {
+    config::RunConfig config;
     config.model.type = type;
     std::vector<std::pair<std::string, std::string>> of_type;
-    flatten_config(config, "", of_type);
+    config::flatten_config(config, "", of_type);
     for (const auto& leaf : of_type) {
-      const bool is_type = leaf.first == "model.type" && type != ModelType::kLanguageModel;
+      const bool is_type = leaf.first == "model.type" && type != config::ModelType::kLanguageModel;
       if (!is_type && std::ranges::find(leaves, leaf) == leaves.end()) leaves.push_back(leaf);
     }
   }
@@ -66,7 +67,7 @@ TEST(PresetsPage, shows_the_plans_numbers) {
     if (entry.path().extension() != ".yaml") continue;
     const std::string name = entry.path().stem();
     for (const std::string& method : methods_shown(name)) {
-      const Plan plan = make_plan(load_run_config(entry.path(), {"method=" + method}));
+      const Plan plan = make_plan(config::load_run_config(entry.path(), {"method=" + method}));
       std::array<char, 200> row{};
       std::snprintf(row.data(), row.size(), "\n| `%s` | %.1f M | %.1f M | %.3f G | %.2f GiB |\n",
                     row_name(name, method).c_str(), static_cast<double>(plan.parameters) / 1e6,
@@ -89,16 +90,17 @@ std::vector<std::pair<std::string, int64_t>> product(const std::vector<std::stri
 
 TEST(ScalePage, shows_the_plans_predictions) {
   const std::string page = read_file(kRoot / "docs/scale.md");
-  const PlanDevice device = find_device("h100");
+  const device::PlanDevice device = device::find_device("h100");
   size_t rows = 0;
   for (const auto& entry : std::filesystem::directory_iterator(kRoot / "configs")) {
     const std::string name = entry.path().stem().string();
     if (entry.path().extension() != ".yaml" || !name.starts_with("moe-")) continue;
     for (const auto& [method, ranks] : product(methods_shown(name), {64, 128})) {
       const std::string micro_batch = "training.micro_batch_size=" + std::to_string(512 / ranks);
-      const RunConfig config = load_run_config(entry.path(), {"method=" + method, micro_batch});
+      const config::RunConfig config =
+          config::load_run_config(entry.path(), {"method=" + method, micro_batch});
       const std::vector<Plan> plans =
-          plans_by_expert_parallel(config, {.world_size = ranks, .nodes = ranks / 8}, Device::kCuda);
+          plans_by_expert_parallel(config, {.world_size = ranks, .nodes = ranks / 8}, config::Device::kCuda);
       const Recommendation best = recommend(plans, device);
       std::string row = "\n| `" + row_name(name, method) + "` | " + std::to_string(ranks) + " |";
       const int64_t degree = best.expert_parallel;
@@ -121,4 +123,4 @@ TEST(ScalePage, shows_the_plans_predictions) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::plan

@@ -6,13 +6,13 @@
 #include "dtopp/base/errors.h"
 #include "tests/plan/tiny_run.h"
 
-namespace dtopp::expert_parallel_test {
+namespace dtopp::plan::expert_parallel_test {
 namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-std::string error(const ParallelDims& dims) {
+std::string error(const distributed::ParallelDims& dims) {
   try {
     check_dims(dims, tiny().model);
   } catch (const UsageError& error) {
@@ -26,12 +26,14 @@ TEST(CheckLayout, names_what_does_not_divide) {
   EXPECT_EQ(error({12, 5, 1}), "--nodes: 5 does not divide the 12 ranks");
   EXPECT_EQ(error({12, 2, 4}), "parallel.expert_parallel: 4 does not divide the 6 ranks of a node");
   EXPECT_EQ(error({12, 1, 4}), "parallel.expert_parallel: 4 does not divide the 6 experts of a layer");
-  for (const ParallelDims& dims : {ParallelDims{0, 1, 1}, ParallelDims{1, 0, 1}, ParallelDims{1, 1, 0}})
+  for (const distributed::ParallelDims& dims :
+       {distributed::ParallelDims{0, 1, 1}, distributed::ParallelDims{1, 0, 1},
+        distributed::ParallelDims{1, 1, 0}})
     EXPECT_THAT(error(dims), HasSubstr("must be at least 1"));
 }
 
 TEST(PossibleExpertParallel, divides_experts_and_the_ranks_of_a_node) {
-  ModelConfig model = tiny().model;
+  config::ModelConfig model = tiny().model;
   EXPECT_THAT(possible_expert_parallel({24, 2}, model), ElementsAre(1, 2, 3, 6));
   EXPECT_THAT(possible_expert_parallel({8, 2}, model), ElementsAre(1, 2));
   model.num_experts = 1;
@@ -39,9 +41,9 @@ TEST(PossibleExpertParallel, divides_experts_and_the_ranks_of_a_node) {
 }
 
 TEST(PlansByExpertParallel, more_ranks_that_share_experts_hold_less_and_send_no_more_between_nodes) {
-  RunConfig config = tiny();
+  config::RunConfig config = tiny();
   config.training.micro_batch_size = 1;
-  const std::vector<Plan> plans = plans_by_expert_parallel(config, {12, 2}, Device::kCpu);
+  const std::vector<Plan> plans = plans_by_expert_parallel(config, {12, 2}, config::Device::kCpu);
   ASSERT_EQ(plans.size(), 4U);
   for (size_t i = 1; i < plans.size(); ++i) {
     EXPECT_LT(plans[i].memory_bytes("gradients"), plans[i - 1].memory_bytes("gradients"));
@@ -75,11 +77,11 @@ TEST(Recommend, names_a_faster_one_that_fits) {
   std::vector<Plan> plans = {plan_of(1, 300), plan_of(2, 200), plan_of(4, 400)};
   plans[0].communication.dispatch.inside = 2;
   plans[1].communication.dispatch.inside = 1;
-  const Recommendation best = recommend(plans, {"toy", 300, DeviceRates{1, 1, 1, 1, 1}});
+  const Recommendation best = recommend(plans, {"toy", 300, device::DeviceRates{1, 1, 1, 1, 1}});
   EXPECT_EQ(best.expert_parallel, 1);
   EXPECT_EQ(best.fastest, 2);  // 4 does not fit
   EXPECT_THAT(best.reason, ::testing::EndsWith("; 2 would have the shortest step"));
 }
 
 }  // namespace
-}  // namespace dtopp::expert_parallel_test
+}  // namespace dtopp::plan::expert_parallel_test

@@ -6,12 +6,14 @@
 #include "dtopp/plan/plan.h"
 #include "tests/plan/tiny_run.h"
 
-namespace dtopp {
+namespace dtopp::plan {
 namespace {
 
-RunConfig tiny_in_bf16() { return tiny(Precision::kBf16); }
+config::RunConfig tiny_in_bf16() { return tiny(config::Precision::kBf16); }
 
-Plan cuda_plan(const RunConfig& config) { return make_plan(config, ParallelDims{}, Device::kCuda); }
+Plan cuda_plan(const config::RunConfig& config) {
+  return make_plan(config, distributed::ParallelDims{}, config::Device::kCuda);
+}
 
 // 12 tokens of 8 bf16 values make a stream of 192 bytes. There are 36 token-expert pairs and a capacity of
 // 45.
@@ -40,13 +42,13 @@ TEST(PlanForCuda, activations_are_there_in_full_or_one_layer_of_them_with_every_
   // Micro-batch gradients of about 4 kB reuse the memory that all layers but one release.
   EXPECT_EQ(cuda_plan(tiny_in_bf16()).memory_bytes("activations"),
             std::max(kLayer, kKept - cuda_plan(tiny_in_bf16()).memory_bytes("micro_batch_gradients")));
-  RunConfig config = tiny_in_bf16();
+  config::RunConfig config = tiny_in_bf16();
   config.model.vocab_size = 4096;
   EXPECT_EQ(cuda_plan(config).memory_bytes("activations"), kLayer);
 }
 
 TEST(PlanForCuda, forms_a_chunk_of_logits_at_a_time) {
-  RunConfig config = tiny_in_bf16();
+  config::RunConfig config = tiny_in_bf16();
   config.model.vocab_size = 1 << 16;
   config.model.sequence_length = 1 << 12;  // 3 GiB of logits
   EXPECT_EQ(cuda_plan(config).memory_bytes("cross_entropy"),
@@ -54,17 +56,17 @@ TEST(PlanForCuda, forms_a_chunk_of_logits_at_a_time) {
 }
 
 TEST(PlanForCuda, a_dense_layer_needs_no_room_for_pairs) {
-  RunConfig config = tiny_in_bf16();
+  config::RunConfig config = tiny_in_bf16();
   config.model.num_experts = 1;
   EXPECT_EQ(cuda_plan(config).memory_bytes("workspace"), 3U * 192 + 12 * 4 * 5 * 2 + 11 * 8 * 2);
 }
 
 TEST(PlanForCuda, takes_auto_for_bf16) {
-  RunConfig config = tiny_in_bf16();
-  config.training.precision = Precision::kAuto;
-  EXPECT_EQ(cuda_plan(config).precision, Precision::kBf16);
+  config::RunConfig config = tiny_in_bf16();
+  config.training.precision = config::Precision::kAuto;
+  EXPECT_EQ(cuda_plan(config).precision, config::Precision::kBf16);
   EXPECT_EQ(cuda_plan(config).memory_bytes(), cuda_plan(tiny_in_bf16()).memory_bytes());
-  config.training.precision = Precision::kFp32;
+  config.training.precision = config::Precision::kFp32;
   EXPECT_EQ(cuda_plan(config).memory_bytes("compute_copies"), 0U);
 }
 
@@ -77,7 +79,7 @@ TEST(PlanForCuda, changes_no_other_figure) {
 
 // The memory in use at the three possible peaks, added up independently of the plan's parts.
 RC_GTEST_PROP(PlanForCudaProperty, covers_each_moment_of_a_step, ()) {
-  RunConfig config = tiny_in_bf16();
+  config::RunConfig config = tiny_in_bf16();
   config.model.num_layers = *rc::gen::inRange<int64_t>(1, 6);
   config.model.sequence_length = *rc::gen::inRange<int64_t>(1, 2000);
   config.model.vocab_size = *rc::gen::inRange<int64_t>(2, 5000);
@@ -96,10 +98,10 @@ RC_GTEST_PROP(PlanForCudaProperty, covers_each_moment_of_a_step, ()) {
 }
 
 RC_GTEST_PROP(PlanForCudaProperty, more_of_anything_never_costs_less, ()) {
-  RunConfig config = tiny_in_bf16();
+  config::RunConfig config = tiny_in_bf16();
   config.model.num_experts = *rc::gen::inRange<int64_t>(2, 40);
   config.routing.experts = {static_cast<double>(*rc::gen::inRange<int64_t>(1, config.model.num_experts))};
-  config.training.precision = *rc::gen::element(Precision::kFp32, Precision::kBf16);
+  config.training.precision = *rc::gen::element(config::Precision::kFp32, config::Precision::kBf16);
   config.parallel.reproducible = false;  // otherwise fewer, larger micro-batches may need one sum less
   const uint64_t before = cuda_plan(config).memory_bytes();
   int64_t* const sizes[] = {&config.model.hidden_size, &config.model.num_layers,
@@ -109,8 +111,8 @@ RC_GTEST_PROP(PlanForCudaProperty, more_of_anything_never_costs_less, ()) {
   RC_ASSERT(cuda_plan(config).memory_bytes() > before);
 }
 
-void expect_refused_on_cuda_alone(RunConfig config, const std::string& key) {
-  EXPECT_NO_THROW(make_plan(config, ParallelDims{}, Device::kCpu));
+void expect_refused_on_cuda_alone(config::RunConfig config, const std::string& key) {
+  EXPECT_NO_THROW(make_plan(config, distributed::ParallelDims{}, config::Device::kCpu));
   try {
     cuda_plan(config);
     ADD_FAILURE() << key << " is not refused";
@@ -121,7 +123,7 @@ void expect_refused_on_cuda_alone(RunConfig config, const std::string& key) {
 }
 
 TEST(PlanForCuda, sizes_that_its_kernels_do_not_take_are_refused_by_key) {
-  RunConfig experts = tiny(), wide = tiny(), tokens = tiny();
+  config::RunConfig experts = tiny(), wide = tiny(), tokens = tiny();
   experts.model.num_experts = 2048;
   EXPECT_NO_THROW(cuda_plan(experts));
   experts.model.num_experts = 2049;
@@ -136,4 +138,4 @@ TEST(PlanForCuda, sizes_that_its_kernels_do_not_take_are_refused_by_key) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::plan

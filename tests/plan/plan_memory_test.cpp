@@ -7,18 +7,18 @@
 #include "tests/base/scratch_directory.h"
 #include "tests/plan/tiny_run.h"
 
-namespace dtopp {
+namespace dtopp::plan {
 namespace {
 
 TEST(LargestMicroBatch, is_the_largest_divisor_that_leaves_a_twentieth_free) {
-  const RunConfig config = tiny();  // a global batch of 12
+  const config::RunConfig config = tiny();  // a global batch of 12
   const auto bytes_with = [&](int64_t size) {
-    RunConfig other = config;
+    config::RunConfig other = config;
     other.training.micro_batch_size = size;
     return make_plan(other).memory_bytes();
   };
   const auto largest = [&](double memory) {
-    return largest_micro_batch(config, {}, Device::kCpu, static_cast<uint64_t>(memory));
+    return largest_micro_batch(config, {}, config::Device::kCpu, static_cast<uint64_t>(memory));
   };
   const auto six = static_cast<double>(bytes_with(6));
   ASSERT_LT(bytes_with(6), bytes_with(12));
@@ -29,7 +29,7 @@ TEST(LargestMicroBatch, is_the_largest_divisor_that_leaves_a_twentieth_free) {
 }
 
 TEST(LargestMicroBatch, leaves_every_rank_a_micro_batch) {
-  EXPECT_EQ(largest_micro_batch(tiny(), {.world_size = 4}, Device::kCpu, uint64_t{1} << 40U), 3);
+  EXPECT_EQ(largest_micro_batch(tiny(), {.world_size = 4}, config::Device::kCpu, uint64_t{1} << 40U), 3);
 }
 
 TEST(Plan, memory_in_fp32_by_hand) {
@@ -51,25 +51,25 @@ TEST(Plan, memory_in_fp32_by_hand) {
   EXPECT_EQ(plan.memory_bytes("workspace"), 3U * 384 + 36 * 3 * 5 * 4 + 2 * 12 * 8 * 4 + 11 * 8 * 4);
   EXPECT_EQ(plan.memory_bytes("program"), 160U << 20);
   uint64_t total = 0;
-  for (const MemoryPart& part : plan.memory) total += part.bytes;
+  for (const models::MemoryPart& part : plan.memory) total += part.bytes;
   EXPECT_EQ(plan.memory_bytes(), total);
 }
 
 TEST(Plan, bf16_adds_copies_and_halves_activations) {
-  RunConfig config = tiny();
-  config.training.precision = Precision::kBf16;
+  config::RunConfig config = tiny();
+  config.training.precision = config::Precision::kBf16;
   const Plan plan = make_plan(config);
   const uint64_t routers = 2 * 49;
   EXPECT_EQ(plan.memory_bytes("compute_copies"), 2 * (plan.parameters - routers));
   EXPECT_EQ(plan.memory_bytes("micro_batch_gradients"), 2U * 6 * 10 * 8);
   EXPECT_LT(plan.memory_bytes("activations"), make_plan(tiny()).memory_bytes("activations"));
-  config.training.precision = Precision::kAuto;
+  config.training.precision = config::Precision::kAuto;
   EXPECT_EQ(make_plan(config).memory_bytes(),
             std::max(plan.memory_bytes(), make_plan(tiny()).memory_bytes()));
 }
 
 TEST(Plan, gradients_take_over_no_more_than_they_need) {
-  RunConfig config = tiny();
+  config::RunConfig config = tiny();
   config.model.sequence_length = 4096;  // activations far above the parameters
   config.training.micro_batch_size = config.training.global_batch_size;
   config.model.tie_embeddings = false;
@@ -81,13 +81,13 @@ TEST(Plan, gradients_take_over_no_more_than_they_need) {
 }
 
 TEST(Plan, one_micro_batch_needs_no_second_gradient) {
-  RunConfig config = tiny();
+  config::RunConfig config = tiny();
   config.training.micro_batch_size = config.training.global_batch_size;
   EXPECT_EQ(make_plan(config).memory_bytes("micro_batch_gradients"), 0U);
 }
 
 TEST(Plan, sums_that_need_not_be_reproducible_are_one) {
-  RunConfig config = tiny();
+  config::RunConfig config = tiny();
   config.parallel.reproducible = false;
   EXPECT_EQ(make_plan(config).memory_bytes("gradients"), 4 * make_plan(config).parameters);
 }
@@ -103,15 +103,15 @@ TEST(Plan, ranks_share_masters_and_moments) {
   EXPECT_EQ(four.memory_bytes("compute_copies"), 4 * (P - P / 4));  // the shards of the other ranks
   EXPECT_EQ(four.memory_bytes("exchange_buffers"), 2 * 4 * P);      // one bucket being sent, one arriving
   EXPECT_EQ(one.memory_bytes("exchange_buffers"), 0U);
-  RunConfig config = tiny(Precision::kBf16);
+  config::RunConfig config = tiny(config::Precision::kBf16);
   EXPECT_EQ(make_plan(config, {.world_size = 4}).memory_bytes("compute_copies"),
             2 * (P - 2 * 49) + 4 * (2 * 49 - 2 * 49 / 4));  // routers compute in fp32
 }
 
 TEST(Plan, ranks_of_a_block_share_experts) {
-  RunConfig config = tiny();
+  config::RunConfig config = tiny();
   config.training.global_batch_size = 24;  // eight micro-batches: two micro-steps per EP group
-  const ParallelDims dims = {.world_size = 4, .nodes = 1, .ep_size = 2};
+  const distributed::ParallelDims dims = {.world_size = 4, .nodes = 1, .ep_size = 2};
   const uint64_t dense = 88 + 2 * (256 + 32 + 49) + 8, experts = 2 * 720, held = dense + experts / 2;
   const Plan plan = make_plan(config, dims);
   EXPECT_EQ(plan.memory_bytes("parameters"), dense + experts);
@@ -128,24 +128,25 @@ TEST(Plan, ranks_of_a_block_share_experts) {
 }
 
 TEST(Plan, tasks_want_the_whole_model_on_a_rank_that_holds_a_part_of_it) {
-  RunConfig config = tiny();
+  config::RunConfig config = tiny();
   config.model.ffn_hidden_size = 4096;  // parameters need more memory than activations
   config.validation.tasks = {"copa"};
-  const ParallelDims dims = {.world_size = 4, .nodes = 1, .ep_size = 2};
+  const distributed::ParallelDims dims = {.world_size = 4, .nodes = 1, .ep_size = 2};
   const Plan plan = make_plan(config, dims);
   EXPECT_EQ(plan.memory_bytes("task_model"), 4 * plan.parameters - plan.memory_bytes("gradients") -
                                                  plan.memory_bytes("micro_batch_gradients") -
                                                  plan.memory_bytes("activations"));
   EXPECT_THAT(error_of<ResourceError>([&] { require_memory(plan, plan.memory_bytes() - 1); }),
               ::testing::HasSubstr("set validation.tasks to [], or "));
-  for (const ParallelDims& other : {ParallelDims{.world_size = 4}, ParallelDims{}})  // gradients need as much
+  for (const distributed::ParallelDims& other :
+       {distributed::ParallelDims{.world_size = 4}, distributed::ParallelDims{}})  // gradients need as much
     EXPECT_EQ(make_plan(config, other).memory_bytes("task_model"), 0U) << other.world_size;
   config.validation.tasks.clear();
   EXPECT_EQ(make_plan(config, dims).memory_bytes("task_model"), 0U);
 }
 
 TEST(RequireMemory, names_a_micro_batch_that_fits_or_a_smaller_model) {
-  RunConfig config = tiny();
+  config::RunConfig config = tiny();
   config.parallel.reproducible = false;
   const uint64_t needed = make_plan(config).memory_bytes();
   EXPECT_NO_THROW(require_memory(make_plan(config), needed));
@@ -176,4 +177,4 @@ TEST(RequireMemory, names_the_sums_that_need_not_be) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::plan

@@ -9,7 +9,7 @@
 #include "dtopp/device/known_devices.h"
 #include "tests/plan/tiny_run.h"
 
-namespace dtopp {
+namespace dtopp::plan {
 namespace {
 
 TEST(Plan, counts_what_can_be_counted_by_hand) {
@@ -22,7 +22,7 @@ TEST(Plan, counts_what_can_be_counted_by_hand) {
 }
 
 TEST(Plan, an_untied_output_counts_as_parameters_but_a_look_up_costs_nothing) {
-  RunConfig config = tiny();
+  config::RunConfig config = tiny();
   const Plan tied = make_plan(config);
   config.model.tie_embeddings = false;
   const Plan untied = make_plan(config);
@@ -32,21 +32,21 @@ TEST(Plan, an_untied_output_counts_as_parameters_but_a_look_up_costs_nothing) {
 }
 
 TEST(Plan, an_rms_norm_keeps_what_it_normalised_on_a_cpu) {
-  RunConfig config = tiny();
+  config::RunConfig config = tiny();
   const uint64_t layer_norm = make_plan(config).memory_bytes("activations");
-  config.model.norm = NormType::kRms;
+  config.model.norm = config::NormType::kRms;
   // Two norms in each of two layers and the last one, each over 12 tokens of 8 floats. In bf16 their fp32
   // inputs count too.
   EXPECT_EQ(make_plan(config).memory_bytes("activations"), layer_norm + 5 * 384);
-  config.training.precision = Precision::kBf16;
+  config.training.precision = config::Precision::kBf16;
   const uint64_t rms_norm = make_plan(config).memory_bytes("activations");
-  config.model.norm = NormType::kLayer;
+  config.model.norm = config::NormType::kLayer;
   EXPECT_EQ(rms_norm, make_plan(config).memory_bytes("activations") + 5 * 2 * 384);
 }
 
 TEST(Plan, counts_a_diffusion_transformer_by_hand) {
-  RunConfig config = tiny();
-  config.model.type = ModelType::kDiffusionTransformer;
+  config::RunConfig config = tiny();
+  config.model.type = config::ModelType::kDiffusionTransformer;
   config.model.image_size = 8;
   config.model.channels = 3;
   config.model.patch_size = 4;
@@ -75,12 +75,12 @@ TEST(Plan, counts_a_diffusion_transformer_by_hand) {
 }
 
 TEST(Plan, takes_active_experts_from_what_the_method_holds) {
-  RunConfig config = tiny();
-  config.routing.method = RoutingMethod::kTopK;
+  config::RunConfig config = tiny();
+  config.routing.method = config::RoutingMethod::kTopK;
   config.routing.experts = {2};
   EXPECT_EQ(make_plan(config).active_parameters, 11U * 8 + 2 * (256 + 32 + 49 + 240) + 8);
-  config.routing.method = RoutingMethod::kDTopP;
-  config.routing.scope = ThresholdScope::kLayer;
+  config.routing.method = config::RoutingMethod::kDTopP;
+  config.routing.scope = config::ThresholdScope::kLayer;
   config.routing.experts = {1.5, 3.5};
   EXPECT_EQ(make_plan(config).active_parameters, 11U * 8 + 2 * (256 + 32 + 49 + 300) + 8);
   config.model.num_experts = 1;
@@ -94,7 +94,7 @@ TEST(Plan, more_ranks_than_micro_batches_are_refused) {
 }
 
 TEST(Plan, refuses_sizes_that_cannot_be_counted) {
-  RunConfig config = tiny();
+  config::RunConfig config = tiny();
   config.model.hidden_size = 1 << 20;
   config.model.num_layers = 1 << 14;
   config.model.num_experts = 1 << 16;
@@ -103,18 +103,18 @@ TEST(Plan, refuses_sizes_that_cannot_be_counted) {
 }
 
 TEST(FindDevice, knows_its_devices) {
-  EXPECT_GT(find_device("h200").memory_bytes, find_device("h100").memory_bytes);
-  EXPECT_TRUE(find_device("a100").rates);
-  EXPECT_GT(find_device("cpu").memory_bytes, 0U);
-  EXPECT_FALSE(find_device("cpu").rates);
-  EXPECT_THROW(find_device("tpu"), UsageError);
+  EXPECT_GT(device::find_device("h200").memory_bytes, device::find_device("h100").memory_bytes);
+  EXPECT_TRUE(device::find_device("a100").rates);
+  EXPECT_GT(device::find_device("cpu").memory_bytes, 0U);
+  EXPECT_FALSE(device::find_device("cpu").rates);
+  EXPECT_THROW(device::find_device("tpu"), UsageError);
 }
 
 RC_GTEST_PROP(PlanProperty, more_of_anything_never_costs_less, ()) {
-  RunConfig config = tiny();
+  config::RunConfig config = tiny();
   config.model.num_experts = *rc::gen::inRange<int64_t>(2, 40);
   config.routing.experts = {static_cast<double>(*rc::gen::inRange<int64_t>(1, config.model.num_experts))};
-  config.training.precision = *rc::gen::element(Precision::kFp32, Precision::kBf16);
+  config.training.precision = *rc::gen::element(config::Precision::kFp32, config::Precision::kBf16);
   config.parallel.reproducible = false;  // otherwise fewer, larger micro-batches may need one sum less
   const Plan before = make_plan(config);
   switch (*rc::gen::inRange(0, 6)) {
@@ -144,4 +144,4 @@ RC_GTEST_PROP(PlanProperty, more_of_anything_never_costs_less, ()) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::plan

@@ -6,7 +6,7 @@
 
 #include "tests/plan/tiny_run.h"
 
-namespace dtopp::plan_text_test {
+namespace dtopp::plan::plan_text_test {
 namespace {
 
 Plan made_up_plan() {
@@ -22,7 +22,7 @@ Plan made_up_plan() {
 }
 
 TEST(PlanTable, shows_figures_with_units_and_leaves_out_parts_of_nothing) {
-  RunConfig config = tiny();
+  config::RunConfig config = tiny();
   config.name = "tiny";
   config.training.steps = 100;
   EXPECT_EQ(plan_table(made_up_plan(), config, {}),
@@ -41,10 +41,10 @@ TEST(PlanTable, shows_figures_with_units_and_leaves_out_parts_of_nothing) {
 
 TEST(PlanTable, shows_whether_a_device_suffices) {
   const Plan plan = made_up_plan();
-  EXPECT_THAT(plan_table(plan, tiny(), {PlanDevice{"cpu", plan.memory_bytes()}}),
+  EXPECT_THAT(plan_table(plan, tiny(), {device::PlanDevice{"cpu", plan.memory_bytes()}}),
               ::testing::EndsWith("cpu                             2.0 GB   fits\n"
                                   "largest micro-batch               none   that leaves 5 % free\n"));
-  EXPECT_THAT(plan_table(plan, tiny(), {PlanDevice{"cpu", plan.memory_bytes() - 1}, {}, 4}),
+  EXPECT_THAT(plan_table(plan, tiny(), {device::PlanDevice{"cpu", plan.memory_bytes() - 1}, {}, 4}),
               ::testing::EndsWith("   does not fit\n"
                                   "largest micro-batch                  4   that leaves 5 % free\n"));
 }
@@ -61,12 +61,12 @@ Plan made_up_plan_of_ranks(int64_t expert_parallel, uint64_t memory) {
 
 TEST(PlanTable, shows_bytes_by_collective_seconds_and_the_alternatives) {
   const Plan plan = made_up_plan_of_ranks(2, 50);
-  DeviceRates rates;
+  device::DeviceRates rates;
   rates.fp32_flops = 1e12;
   rates.memory = 1e12;
   rates.inside = 1e9;
   rates.between = 1e9;
-  const PlanContext context{PlanDevice{"toy", 70, rates}, {made_up_plan_of_ranks(1, 100), plan}};
+  const PlanContext context{device::PlanDevice{"toy", 70, rates}, {made_up_plan_of_ranks(1, 100), plan}};
   const std::string text = plan_table(plan, tiny(), context);
   for (const char* line : {"memory of each rank\n",
                            "sent per step, mean rank  inside nodes   between nodes\n"
@@ -86,7 +86,8 @@ TEST(PlanTable, shows_bytes_by_collective_seconds_and_the_alternatives) {
 
 TEST(PlanJson, holds_every_part_and_the_device_where_one_is_asked_for) {
   const Plan plan = made_up_plan();
-  const auto json = nlohmann::json::parse(plan_json(plan, {PlanDevice{"cpu", plan.memory_bytes() - 1}}));
+  const auto json =
+      nlohmann::json::parse(plan_json(plan, {device::PlanDevice{"cpu", plan.memory_bytes() - 1}}));
   EXPECT_EQ(json["memory_bytes"]["workspace"], 0);
   EXPECT_EQ(json["memory_bytes"]["total"], 2'000'001'000);
   EXPECT_EQ(json["device"], "cpu");
@@ -98,7 +99,7 @@ TEST(PlanJson, holds_every_part_and_the_device_where_one_is_asked_for) {
 
 TEST(PlanJson, holds_bytes_by_collective_and_the_recommendation) {
   const Plan plan = made_up_plan_of_ranks(2, 50);
-  const PlanContext context{find_device("h100"), {made_up_plan_of_ranks(1, 100), plan}};
+  const PlanContext context{device::find_device("h100"), {made_up_plan_of_ranks(1, 100), plan}};
   const auto json = nlohmann::json::parse(plan_json(plan, context));
   EXPECT_EQ(json["wire_bytes"]["reduce_scatter"]["between"], 2'000'000'000);
   EXPECT_EQ(json["wire_bytes"]["dispatch"]["inside"], 0);
@@ -112,4 +113,4 @@ TEST(PlanJson, holds_bytes_by_collective_and_the_recommendation) {
 }
 
 }  // namespace
-}  // namespace dtopp::plan_text_test
+}  // namespace dtopp::plan::plan_text_test

@@ -10,7 +10,7 @@
 #include "dtopp/config/run_config.h"
 #include "dtopp/plan/plan.h"
 
-namespace dtopp {
+namespace dtopp::plan {
 namespace {
 
 const std::filesystem::path kConfigs = std::filesystem::path(DTOPP_SOURCE_DIR) / "configs";
@@ -37,11 +37,11 @@ const Row kMoeRows[] = {
 
 constexpr const char* kMethods[] = {"dense", "top_k", "top_k_bias", "top_p", "dtop_p", "dtop_p_layerwise"};
 
-RunConfig load(const std::string& name, const std::string& method) {
-  return load_run_config(kConfigs / (name + ".yaml"), {"method=" + method});
+config::RunConfig load(const std::string& name, const std::string& method) {
+  return config::load_run_config(kConfigs / (name + ".yaml"), {"method=" + method});
 }
 
-void expect_row(const RunConfig& config, const Row& row) {
+void expect_row(const config::RunConfig& config, const Row& row) {
   EXPECT_EQ(config.model.num_layers, row.layers) << config.name;
   EXPECT_EQ(config.model.num_heads, row.heads) << config.name;
   EXPECT_EQ(config.model.hidden_size, row.hidden) << config.name;
@@ -81,13 +81,14 @@ TEST(Presets, every_file_trains_with_every_method_and_is_named_after_itself) {
   for (const auto& entry : std::filesystem::directory_iterator(kConfigs)) {
     if (entry.path().extension() != ".yaml") continue;
     const std::string name = entry.path().stem();
-    const RunConfig config = load_run_config(entry.path(), {});
-    EXPECT_EQ(config.routing.method, RoutingMethod::kDTopP);
+    const config::RunConfig config = config::load_run_config(entry.path(), {});
+    EXPECT_EQ(config.routing.method, config::RoutingMethod::kDTopP);
     const bool is_paper = name.starts_with("moe-") || name.starts_with("dit-");
     const bool has_fixed_law = is_paper || name == "small" || name == "cifar10";
-    EXPECT_EQ(config.routing.controller, has_fixed_law ? Controller::kPi : Controller::kSolve);
+    EXPECT_EQ(config.routing.controller,
+              has_fixed_law ? config::Controller::kPi : config::Controller::kSolve);
     for (const char* method : kMethods) {
-      const RunConfig of_method = load(name, method);
+      const config::RunConfig of_method = load(name, method);
       if (!has_fixed_law) {
         EXPECT_EQ(of_method.name, name);
         continue;
@@ -96,7 +97,7 @@ TEST(Presets, every_file_trains_with_every_method_and_is_named_after_itself) {
       EXPECT_TRUE(outputs.insert(of_method.output).second) << of_method.output << " is used twice";
     }
     // The dense model is as wide as the active experts.
-    const RunConfig dense = load(name, "dense");
+    const config::RunConfig dense = load(name, "dense");
     EXPECT_EQ(static_cast<double>(dense.model.ffn_hidden_size),
               config.routing.experts[0] * static_cast<double>(config.model.ffn_hidden_size));
     EXPECT_TRUE(dense.model.is_dense());
@@ -106,7 +107,7 @@ TEST(Presets, every_file_trains_with_every_method_and_is_named_after_itself) {
 
 TEST(Presets, dense_rows_follow_the_paper) {
   for (const Row& row : kDenseRows) {
-    const RunConfig config = load(row.name, "dense");
+    const config::RunConfig config = load(row.name, "dense");
     expect_row(config, row);
     EXPECT_EQ(config.loss.load_balance, 0.0);
     EXPECT_EQ(config.loss.dynamic, 0.0);
@@ -119,34 +120,34 @@ TEST(Presets, dense_rows_follow_the_paper) {
 TEST(Presets, moe_rows_follow_the_paper_under_every_method) {
   for (const Row& row : kMoeRows) {
     const std::string name = row.name;
-    const RunConfig top_k = load(name, "top_k");
-    EXPECT_EQ(top_k.routing.method, RoutingMethod::kTopK);
+    const config::RunConfig top_k = load(name, "top_k");
+    EXPECT_EQ(top_k.routing.method, config::RoutingMethod::kTopK);
     EXPECT_EQ(top_k.routing.experts, std::vector<double>{row.active});
-    EXPECT_EQ(top_k.routing.normalization, Normalization::kFixed);
+    EXPECT_EQ(top_k.routing.normalization, config::Normalization::kFixed);
     EXPECT_EQ(top_k.loss.dynamic, 0.0);
-    const RunConfig top_p = load(name, "top_p");
-    EXPECT_EQ(top_p.routing.method, RoutingMethod::kTopP);
+    const config::RunConfig top_p = load(name, "top_p");
+    EXPECT_EQ(top_p.routing.method, config::RoutingMethod::kTopP);
     EXPECT_EQ(top_p.routing.threshold, 0.35);
-    EXPECT_EQ(top_p.routing.normalization, Normalization::kFixed);
+    EXPECT_EQ(top_p.routing.normalization, config::Normalization::kFixed);
     EXPECT_EQ(top_p.loss.dynamic, 1e-3);
-    const RunConfig dtop_p = load(name, "dtop_p");
-    EXPECT_EQ(dtop_p.routing.scope, ThresholdScope::kGlobal);
-    const RunConfig layer = load(name, "dtop_p_layerwise");
-    EXPECT_EQ(layer.routing.scope, ThresholdScope::kLayer);
-    for (const RunConfig* config : {&dtop_p, &layer}) {
-      EXPECT_EQ(config->routing.method, RoutingMethod::kDTopP);
+    const config::RunConfig dtop_p = load(name, "dtop_p");
+    EXPECT_EQ(dtop_p.routing.scope, config::ThresholdScope::kGlobal);
+    const config::RunConfig layer = load(name, "dtop_p_layerwise");
+    EXPECT_EQ(layer.routing.scope, config::ThresholdScope::kLayer);
+    for (const config::RunConfig* config : {&dtop_p, &layer}) {
+      EXPECT_EQ(config->routing.method, config::RoutingMethod::kDTopP);
       EXPECT_EQ(config->routing.threshold, 0.25);
       EXPECT_EQ(config->routing.kp, 0.1);
       EXPECT_EQ(config->routing.ki, 0.1);
       EXPECT_EQ(config->routing.experts, std::vector<double>{row.active});
-      EXPECT_EQ(config->routing.normalization, Normalization::kDynamic);
+      EXPECT_EQ(config->routing.normalization, config::Normalization::kDynamic);
       EXPECT_EQ(config->loss.dynamic, 1e-3);
     }
-    for (const RunConfig* config : {&top_k, &top_p, &dtop_p, &layer}) {
+    for (const config::RunConfig* config : {&top_k, &top_p, &dtop_p, &layer}) {
       expect_row(*config, row);
       EXPECT_EQ(config->loss.load_balance, 1e-4);
       const Plan plan = make_plan(*config);
-      const bool dynamic = config->routing.normalization == Normalization::kDynamic;
+      const bool dynamic = config->routing.normalization == config::Normalization::kDynamic;
       EXPECT_EQ(plan.parameters, static_cast<uint64_t>(parameters_by_hand(row, dynamic))) << config->name;
       Row active = row;  // with the active experts only, but the whole router
       active.experts = static_cast<int64_t>(row.active);
@@ -163,9 +164,9 @@ TEST(Presets, the_main_model_has_about_6_8_billion_parameters) {
 }
 
 TEST(Presets, small_models_are_of_equal_active_size) {
-  const RunConfig dense = load("small", "dense");
+  const config::RunConfig dense = load("small", "dense");
   for (const char* method : kMethods) {
-    const RunConfig config = load("small", method);
+    const config::RunConfig config = load("small", method);
     if (config.model.is_dense()) continue;
     EXPECT_EQ(4 * config.model.ffn_hidden_size, dense.model.ffn_hidden_size);
     EXPECT_EQ(config.data.train, dense.data.train);
@@ -181,7 +182,7 @@ TEST(Presets, small_models_are_of_equal_active_size) {
 // The count by hand: inputs for patches and time, the classes and "none"; a shared modulation of 6 D and a
 // last one of 2 D; per block 4 D^2, gains of queries and keys, a table of 6 D and the FFN; the last layer's
 // table and projection.
-int64_t diffusion_parameters_by_hand(const ModelConfig& model, bool dynamic) {
+int64_t diffusion_parameters_by_hand(const config::ModelConfig& model, bool dynamic) {
   const int64_t D = model.hidden_size, V = model.channels * model.patch_size * model.patch_size;
   const int64_t E = model.num_experts;
   const int64_t router = E > 1 ? E * D + (dynamic ? 1 : 0) : 0;
@@ -194,8 +195,8 @@ int64_t diffusion_parameters_by_hand(const ModelConfig& model, bool dynamic) {
 TEST(Presets, diffusion_transformers_follow_the_paper_under_every_method) {
   for (const char* method : kMethods) {
     const bool dense = std::string(method) == "dense", is_biased = std::string(method) == "top_k_bias";
-    const RunConfig config = load("dit-moe-0.9b-3.4b-64e8a", method);
-    EXPECT_EQ(config.model.type, ModelType::kDiffusionTransformer);
+    const config::RunConfig config = load("dit-moe-0.9b-3.4b-64e8a", method);
+    EXPECT_EQ(config.model.type, config::ModelType::kDiffusionTransformer);
     EXPECT_EQ(config.model.num_layers, 28);
     EXPECT_EQ(config.model.hidden_size, 2048);
     EXPECT_EQ(config.model.num_heads, 16);
@@ -203,10 +204,10 @@ TEST(Presets, diffusion_transformers_follow_the_paper_under_every_method) {
     EXPECT_EQ(config.optimizer.weight_decay, 1e-2);
     EXPECT_EQ(config.loss.router_z, 0.0);
     EXPECT_EQ(config.loss.load_balance, dense || is_biased ? 0.0 : 1e-6);
-    const bool has_dynamic_loss = !dense && has_threshold(config.routing.method);
+    const bool has_dynamic_loss = !dense && config::has_threshold(config.routing.method);
     EXPECT_EQ(config.loss.dynamic, has_dynamic_loss ? 1e-5 : 0.0);
     EXPECT_TRUE(!has_dynamic_loss || config.routing.threshold == 0.4);
-    const bool dynamic = config.routing.normalization == Normalization::kDynamic;
+    const bool dynamic = config.routing.normalization == config::Normalization::kDynamic;
     const Plan plan = make_plan(config);
     EXPECT_EQ(plan.parameters, static_cast<uint64_t>(diffusion_parameters_by_hand(config.model, dynamic)));
     // The expected figures leave out the embeddings of time and class and the last layer.
@@ -228,4 +229,4 @@ TEST(Presets, small_diffusion_transformers_are_of_equal_active_size) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::plan

@@ -2,11 +2,11 @@
 
 #include <gtest/gtest.h>
 
-namespace dtopp::step_time_test {
+namespace dtopp::plan::step_time_test {
 namespace {
 
 // 45 of 100 FLOP/s remain for matrix products.
-constexpr DeviceRates kRates = {
+constexpr device::DeviceRates kRates = {
     .bf16_flops = 200, .fp32_flops = 100, .memory = 1 / 0.8, .inside = 1 / 0.67, .between = 1 / 0.9};
 
 Plan made_up_plan() {
@@ -15,7 +15,7 @@ Plan made_up_plan() {
   plan.flops_per_token = 45;
   plan.tokens_per_step = 120;
   plan.dims = {4, 2, 2};
-  plan.precision = Precision::kFp32;
+  plan.precision = config::Precision::kFp32;
   return plan;
 }
 
@@ -29,7 +29,7 @@ TEST(StepTime, is_arithmetic_and_update_where_all_that_travels_is_hidden) {
   EXPECT_NEAR(time.parameters, 0, 1e-12);
   EXPECT_DOUBLE_EQ(time.update, 30);  // the bytes of one parameter
   EXPECT_NEAR(time.mfu, 30 * 45 / (100 * 60.0), 1e-12);
-  plan.precision = Precision::kBf16;
+  plan.precision = config::Precision::kBf16;
   EXPECT_DOUBLE_EQ(plan_step_time(plan, kRates).compute, 15);
 }
 
@@ -59,4 +59,4 @@ TEST(StepTime, waits_for_the_busiest_rank) {
 }
 
 }  // namespace
-}  // namespace dtopp::step_time_test
+}  // namespace dtopp::plan::step_time_test

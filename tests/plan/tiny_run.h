@@ -3,10 +3,10 @@
 
 #include "dtopp/config/run_config.h"
 
-namespace dtopp {
+namespace dtopp::plan {
 
-inline RunConfig tiny(Precision precision = Precision::kFp32) {
-  RunConfig config;
+inline config::RunConfig tiny(config::Precision precision = config::Precision::kFp32) {
+  config::RunConfig config;
   config.model.hidden_size = 8;
   config.model.num_layers = 2;
   config.model.num_heads = 2;
@@ -21,4 +21,4 @@ inline RunConfig tiny(Precision precision = Precision::kFp32) {
   return config;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::plan

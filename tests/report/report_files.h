@@ -17,25 +17,25 @@
 #include "tests/base/scratch_directory.h"
 #include "tests/config/model_sizes.h"
 
-namespace dtopp {
+namespace dtopp::report {
 
 class ReportFiles : public ::testing::Test {
  protected:
   using Json = nlohmann::json;
 
-  static RunConfig config_of_seed(int64_t seed) {
-    RunConfig config = sized_config();
+  static config::RunConfig config_of_seed(int64_t seed) {
+    config::RunConfig config = config::sized_config();
     config.training.seed = seed;
     return config;
   }
   // Writes a run of `steps` steps. With 0 steps it has no metrics.
-  static void write_run(const std::filesystem::path& run, const RunConfig& config, int64_t steps) {
+  static void write_run(const std::filesystem::path& run, const config::RunConfig& config, int64_t steps) {
     make_directories(run);
-    write_file_atomically(run / "config.yaml", to_yaml(config));
-    write_file_atomically(run / "study-run.json", dump_json(Json{{"config_hash", hash_of(config)}}));
+    write_file_atomically(run / "config.yaml", config::to_yaml(config));
+    write_file_atomically(run / "study-run.json", dump_json(Json{{"config_hash", study::hash_of(config)}}));
     std::string lines;
     for (int64_t step = 1; step <= steps; ++step)
-      lines += to_json({step, 256 * step, 0.5 * static_cast<double>(step), {{"train/loss", 3}}}) + "\n";
+      lines += runs::to_json({step, 256 * step, 0.5 * static_cast<double>(step), {{"train/loss", 3}}}) + "\n";
     if (steps > 0) write_file_atomically(run / "metrics.jsonl", lines);
   }
   // Writes a study with one row, "a", whose curve has the mean `loss`.
@@ -66,4 +66,4 @@ class ReportFiles : public ::testing::Test {
   ScratchDirectory directory_;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::report

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace dtopp {
+namespace dtopp::runs {
 namespace {
 
 std::vector<std::string> names(int64_t most) {
@@ -29,4 +29,4 @@ TEST(CountRanges, leave_no_number_out) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::runs

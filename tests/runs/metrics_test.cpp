@@ -14,7 +14,7 @@
 #include "tests/base/forbidden.h"
 #include "tests/base/scratch_directory.h"
 
-namespace dtopp {
+namespace dtopp::runs {
 namespace {
 
 MetricRecord record(int64_t step, double loss) { return {step, step * 128, 1.5, {{"train/loss", loss}}}; }
@@ -177,4 +177,4 @@ TEST_F(Metrics, event_files_of_one_second_have_names_of_their_own) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::runs

@@ -9,7 +9,12 @@
 #include "tests/checkpoint/checkpoint_files.h"
 #include "tests/config/model_sizes.h"
 
-namespace dtopp::checkpoint_test {
+namespace dtopp::runs {
+
+using checkpoint::checkpoint_test::names_in;
+using checkpoint::checkpoint_test::overwrite;
+using checkpoint::checkpoint_test::save;
+
 namespace {
 
 namespace fs = std::filesystem;
@@ -85,9 +90,9 @@ TEST(OpenCheckpoint, says_why_it_cannot_look) {
 TEST(RunDirectory, knows_its_configuration_once_it_has_begun) {
   ScratchDirectory scratch;
   EXPECT_FALSE(config_of(scratch.path()));
-  RunConfig config = sized_config();
+  config::RunConfig config = config::sized_config();
   config.name = "begun";
-  overwrite(config_file_of(scratch.path()), to_yaml(config));
+  overwrite(config_file_of(scratch.path()), config::to_yaml(config));
   EXPECT_EQ(config_of(scratch.path())->name, "begun");
   overwrite(config_file_of(scratch.path()), "nam: begun\n");
   EXPECT_THAT(error_of<UsageError>([&] { config_of(scratch.path()); }),
@@ -96,7 +101,7 @@ TEST(RunDirectory, knows_its_configuration_once_it_has_begun) {
 
 TEST(RunDirectory, removes_what_it_created_unless_it_is_kept) {
   ScratchDirectory scratch;
-  RunConfig config = sized_config();
+  config::RunConfig config = config::sized_config();
   config.output = (scratch / "a/b/run").string();
   {
     RunDirectory directory(config, /*is_main_rank=*/true);
@@ -115,7 +120,7 @@ TEST(RunDirectory, removes_what_it_created_unless_it_is_kept) {
 
 TEST(RunDirectory, refuses_a_second_holder_and_another_configuration) {
   ScratchDirectory scratch;
-  RunConfig config = sized_config();
+  config::RunConfig config = config::sized_config();
   config.output = (scratch / "run").string();
   {
     RunDirectory first(config, /*is_main_rank=*/true);
@@ -130,4 +135,4 @@ TEST(RunDirectory, refuses_a_second_holder_and_another_configuration) {
 }
 
 }  // namespace
-}  // namespace dtopp::checkpoint_test
+}  // namespace dtopp::runs

@@ -11,7 +11,7 @@
 #include "dtopp/runs/metrics.h"
 #include "tests/base/scratch_directory.h"
 
-namespace dtopp {
+namespace dtopp::runs {
 namespace {
 
 using ::testing::ElementsAre;
@@ -90,4 +90,4 @@ TEST_F(RunHistoryFile, that_is_not_there_is_a_data_error) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::runs

@@ -5,7 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace dtopp {
+namespace dtopp::study {
 namespace {
 
 using ::testing::ElementsAre;
@@ -13,8 +13,8 @@ using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
 // Lines of steps 2 and 4 (logging.every 2), 100 tokens per step, and validations at steps 0, 3 and 4.
-RunHistory history() {
-  RunHistory history;
+runs::RunHistory history() {
+  runs::RunHistory history;
   history.tokens = {{2, 4}, {200, 400}};
   history.series["moe/active_experts"] = {{2, 4}, {3, 5}};
   history.series["throughput/tokens_per_second"] = {{2, 4}, {50, 100}};
@@ -37,7 +37,7 @@ TEST(PointsOf, lie_where_the_run_had_taken_so_much) {
 }
 
 TEST(PointsOf, take_the_plan_where_a_run_counts_no_experts) {
-  RunHistory dense = history();
+  runs::RunHistory dense = history();
   dense.series.erase("moe/active_experts");
   const TokenCost cost{.fixed = 10, .per_expert = 2, .planned_experts = 4};
   EXPECT_THAT(points_of(dense, "train/loss", CurveAxis::kActiveFlops, cost).x, ElementsAre(3600, 7200));
@@ -79,4 +79,4 @@ TEST(MeanCurve, of_nothing_is_empty) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::study

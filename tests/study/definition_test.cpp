@@ -10,7 +10,7 @@
 #include "dtopp/study/expansion.h"
 #include "tests/study/study_files.h"
 
-namespace dtopp {
+namespace dtopp::study {
 namespace {
 
 using ::testing::ElementsAre;
@@ -38,7 +38,7 @@ TEST_F(StudyDefinition, gives_every_variant_at_every_point_with_every_seed) {
                                  "top-k-num_experts-4-seed1", "dtop-p-num_experts-4-seed1",
                                  "top-k-num_experts-8-seed1", "dtop-p-num_experts-8-seed1"));
   EXPECT_EQ(runs[6].config.model.num_experts, 8);
-  EXPECT_EQ(runs[6].config.routing.method, RoutingMethod::kTopK);
+  EXPECT_EQ(runs[6].config.routing.method, config::RoutingMethod::kTopK);
   EXPECT_EQ(runs[6].config.training.seed, 1);
   EXPECT_EQ(runs[6].config.name, runs[6].name);
   EXPECT_EQ(runs[6].config.output, "out/runs/" + runs[6].name);
@@ -106,9 +106,9 @@ TEST_F(StudyDefinition, settings_and_arguments_win_over_a_variants_method) {
   const auto runs = expand(load(head + "variants: {a: {routing.threshold: 0.3, method: fixed}}\n"
                                        "grid: {routing.renormalize: [true, false]}\n",
                                 {"routing.normalization=none"}));
-  EXPECT_EQ(runs.at(1).config.routing.method, RoutingMethod::kTopP);
+  EXPECT_EQ(runs.at(1).config.routing.method, config::RoutingMethod::kTopP);
   EXPECT_EQ(runs.at(1).config.routing.threshold, 0.3);
-  EXPECT_EQ(runs.at(1).config.routing.normalization, Normalization::kNone);
+  EXPECT_EQ(runs.at(1).config.routing.normalization, config::Normalization::kNone);
   EXPECT_FALSE(runs.at(1).config.routing.renormalize);
 }
 
@@ -152,4 +152,4 @@ TEST_F(StudyDefinition, checksum_sees_what_decides_on_the_result_alone) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::study

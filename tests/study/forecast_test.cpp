@@ -6,7 +6,7 @@
 #include "dtopp/study/study_progress.h"
 #include "tests/study/study_files.h"
 
-namespace dtopp {
+namespace dtopp::study {
 namespace {
 
 using ::testing::HasSubstr;
@@ -16,7 +16,7 @@ class StoppedRun : public StudyFiles {
  protected:
   StoppedRun() : runs_(runs_of("40")), records_(1) {
     write_metrics(runs_[0], 3);
-    write_file_atomically(runs_[0].directory / "config.yaml", to_yaml(runs_[0].config));
+    write_file_atomically(runs_[0].directory / "config.yaml", config::to_yaml(runs_[0].config));
     write_record(runs_[0], {});
   }
   std::vector<StudyRun> runs_of(const std::string& steps) {
@@ -49,4 +49,4 @@ TEST_F(StoppedRun, of_another_configuration_counts_for_nothing) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::study

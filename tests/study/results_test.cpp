@@ -12,7 +12,7 @@
 #include "dtopp/study/tables.h"
 #include "tests/study/study_files.h"
 
-namespace dtopp {
+namespace dtopp::study {
 namespace {
 
 using ::testing::ElementsAre;
@@ -20,7 +20,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 TEST(ValueOfRun, is_the_last_validation_and_the_mean_of_the_last_tenth_of_training) {
-  RunHistory history;
+  runs::RunHistory history;
   for (int64_t step = 1; step <= 25; ++step) {
     for (const char* name : {"train/loss", "val/loss", "eval/arc/accuracy"}) {
       history.series[name].steps.push_back(step);
@@ -37,7 +37,7 @@ TEST(ValueOfRun, is_the_last_validation_and_the_mean_of_the_last_tenth_of_traini
 }
 
 TEST(ValueOfRun, leaves_out_skipped_steps_and_has_no_value_if_the_run_diverged) {
-  RunHistory history;
+  runs::RunHistory history;
   history.series["train/loss"] = {{1, 2, 3}, {4, 3, std::nan("")}};
   for (int64_t step = 1; step <= 20; ++step) {
     history.series["train/grad_norm"].steps.push_back(step);
@@ -250,4 +250,4 @@ TEST_F(StudyTable, intervals_of_simulated_studies_cover_what_is_true) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::study

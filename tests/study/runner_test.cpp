@@ -11,7 +11,7 @@
 #include "dtopp/base/path_kind.h"
 #include "tests/study/study_files.h"
 
-namespace dtopp {
+namespace dtopp::study {
 namespace {
 
 using ::testing::Each;
@@ -193,4 +193,4 @@ TEST_F(RunningStudy, keeps_a_failed_command_to_its_run_and_tries_it_again) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::study

@@ -7,7 +7,7 @@
 
 #include "dtopp/study/expansion.h"
 
-namespace dtopp {
+namespace dtopp::study {
 namespace {
 
 const std::filesystem::path kStudies = std::filesystem::path(DTOPP_SOURCE_DIR) / "configs/studies";
@@ -36,4 +36,4 @@ TEST(ShippedStudies, have_runs_that_can_be_and_differ) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::study

@@ -12,7 +12,7 @@
 #include "dtopp/base/json.h"
 #include "dtopp/base/random.h"
 
-namespace dtopp {
+namespace dtopp::study {
 namespace {
 
 using ::testing::ElementsAre;
@@ -135,4 +135,4 @@ TEST(Holm, keeps_the_order_given_and_is_1_at_most) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::study

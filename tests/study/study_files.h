@@ -13,7 +13,7 @@
 #include "dtopp/study/expansion.h"
 #include "tests/base/scratch_directory.h"
 
-namespace dtopp {
+namespace dtopp::study {
 
 class StudyFiles : public ::testing::Test {
  protected:
@@ -46,12 +46,12 @@ class StudyFiles : public ::testing::Test {
   // Writes the metrics of a run whose last validation loss is `loss`.
   static void write_metrics(const StudyRun& run, double loss) {
     make_directories(run.directory);
-    std::string text = to_json({10, 1280, 5, {{"val/loss", loss + 1}}}) + "\n";
-    text += to_json({20, 2560, 9, {{"val/loss", loss}}}) + "\n";
+    std::string text = runs::to_json({10, 1280, 5, {{"val/loss", loss + 1}}}) + "\n";
+    text += runs::to_json({20, 2560, 9, {{"val/loss", loss}}}) + "\n";
     write_file_atomically(run.directory / "metrics.jsonl", text);
   }
 
   ScratchDirectory directory_;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::study

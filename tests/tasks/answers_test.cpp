@@ -8,7 +8,7 @@
 #include "tests/base/scratch_directory.h"
 #include "tests/tasks/evaluation_data.h"
 
-namespace dtopp {
+namespace dtopp::tasks {
 namespace {
 
 TaskItem item_with(int64_t gold, const std::string& answer = "") {
@@ -101,4 +101,4 @@ TEST(Answers, a_log_probability_that_is_not_finite_is_an_error) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::tasks

@@ -6,7 +6,7 @@
 #include "tests/base/scratch_directory.h"
 #include "tests/tasks/evaluation_data.h"
 
-namespace dtopp {
+namespace dtopp::tasks {
 namespace {
 
 using nlohmann::json;
@@ -57,4 +57,4 @@ TEST(Prompts, are_written_a_line_an_item) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::tasks

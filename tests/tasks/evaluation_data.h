@@ -12,7 +12,7 @@
 #include "dtopp/data/tokenizer/tokenizer.h"
 #include "dtopp/tasks/task.h"
 
-namespace dtopp {
+namespace dtopp::tasks {
 
 // $DTOPP_DATA/eval, or ../shared/eval if DTOPP_DATA is not set.
 inline std::filesystem::path evaluation_data() {
@@ -25,9 +25,9 @@ inline nlohmann::json read_golden(const std::string& name) {
   return nlohmann::json::parse(read_file(evaluation_data() / "golden" / name));
 }
 
-inline const Tokenizer& shipped_tokenizer() {
-  static const Tokenizer tokenizer = Tokenizer::load(std::filesystem::path(DTOPP_SOURCE_DIR) /
-                                                     "assets/tokenizer/gpt-neox-20b.tokenizer.json");
+inline const data::Tokenizer& shipped_tokenizer() {
+  static const data::Tokenizer tokenizer = data::Tokenizer::load(
+      std::filesystem::path(DTOPP_SOURCE_DIR) / "assets/tokenizer/gpt-neox-20b.tokenizer.json");
   return tokenizer;
 }
 
@@ -51,4 +51,4 @@ inline std::vector<std::string> task_names() {
   return names;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::tasks

@@ -7,7 +7,7 @@
 #include "dtopp/base/files.h"
 #include "tests/base/scratch_directory.h"
 
-namespace dtopp {
+namespace dtopp::tasks {
 namespace {
 
 using testing::ElementsAre;
@@ -56,4 +56,4 @@ TEST(ResultsFile, is_named_for_the_checkpoint_in_a_folder_and_never_another_chec
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::tasks

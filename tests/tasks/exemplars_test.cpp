@@ -13,7 +13,7 @@
 #include "tests/base/scratch_directory.h"
 #include "tests/tasks/evaluation_data.h"
 
-namespace dtopp {
+namespace dtopp::tasks {
 namespace {
 
 using testing::ElementsAre;
@@ -91,4 +91,4 @@ TEST_F(EvaluationData, exemplars_of_every_size_in_use_equal_the_golden_ones) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::tasks

@@ -8,7 +8,7 @@
 #include "tests/base/scratch_directory.h"
 #include "tests/tasks/evaluation_data.h"
 
-namespace dtopp {
+namespace dtopp::tasks {
 namespace {
 
 namespace fs = std::filesystem;
@@ -180,4 +180,4 @@ TEST_F(KeptResultsTest, what_cannot_be_read_counts_for_nothing) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::tasks

@@ -13,7 +13,7 @@
 #include "tests/base/scratch_directory.h"
 #include "tests/tasks/evaluation_data.h"
 
-namespace dtopp {
+namespace dtopp::tasks {
 namespace {
 
 using nlohmann::json;
@@ -212,4 +212,4 @@ INSTANTIATE_TEST_SUITE_P(All, GoldenPrompts, testing::ValuesIn(task_names()),
                          [](const auto& info) { return info.param; });
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::tasks

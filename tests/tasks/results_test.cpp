@@ -7,7 +7,7 @@
 
 #include "tests/tasks/evaluation_data.h"
 
-namespace dtopp {
+namespace dtopp::tasks {
 namespace {
 
 using nlohmann::json;
@@ -137,4 +137,4 @@ TEST(Results, the_papers_columns_say_whose_they_are) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::tasks

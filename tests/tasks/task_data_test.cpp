@@ -9,7 +9,7 @@
 #include "tests/data/token_fixtures.h"
 #include "tests/tasks/evaluation_data.h"
 
-namespace dtopp {
+namespace dtopp::tasks {
 namespace {
 
 using testing::ElementsAre;
@@ -18,7 +18,7 @@ using testing::HasSubstr;
 class TaskData : public testing::Test {
  protected:
   TaskFile read(const std::string& task, const std::string& text) {
-    write_bytes(scratch_ / "task.jsonl", text);
+    data::write_bytes(scratch_ / "task.jsonl", text);
     return read_task_file(task_named(task), scratch_ / "task.jsonl");
   }
   std::string error_in(const std::string& task, const std::string& text) {
@@ -111,7 +111,7 @@ TEST_F(TaskData, a_missing_or_changed_file_is_an_error) {
   const auto load = [&] { load_task(task_named("copa"), scratch_.path()); };
   EXPECT_THAT(error_of<DataError>(load),
               HasSubstr((scratch_ / "copa.jsonl.zst").string() + ": no such file"));
-  write_bytes(scratch_ / "copa.jsonl", R"({"query": "q", "choices": ["x", "y"], "gold": 1})");
+  data::write_bytes(scratch_ / "copa.jsonl", R"({"query": "q", "choices": ["x", "y"], "gold": 1})");
   const std::string message = error_of<DataError>(load);
   EXPECT_THAT(message, HasSubstr((scratch_ / "copa.jsonl").string()));
   EXPECT_THAT(message, HasSubstr("the task's is 595dca44dec54c84…: the file has changed"));
@@ -132,4 +132,4 @@ INSTANTIATE_TEST_SUITE_P(All, TaskFiles, testing::ValuesIn(task_names()),
                          [](const auto& info) { return info.param; });
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::tasks

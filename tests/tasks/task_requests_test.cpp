@@ -7,7 +7,7 @@
 #include "tests/base/scratch_directory.h"
 #include "tests/tasks/evaluation_data.h"
 
-namespace dtopp {
+namespace dtopp::tasks {
 namespace {
 
 using testing::HasSubstr;
@@ -97,4 +97,4 @@ TEST_F(EvaluationData, a_limit_takes_the_first_items_of_each_category) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::tasks

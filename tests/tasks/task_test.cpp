@@ -8,7 +8,7 @@
 #include "dtopp/base/errors.h"
 #include "tests/base/scratch_directory.h"
 
-namespace dtopp {
+namespace dtopp::tasks {
 namespace {
 
 using testing::ElementsAre;
@@ -57,4 +57,4 @@ TEST(Task, a_mistyped_name_is_answered_with_the_nearest) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::tasks

@@ -3,12 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace dtopp {
+namespace dtopp::tasks {
 namespace {
 
 const std::string kShipped = DTOPP_SOURCE_DIR "/assets/tokenizer/gpt-neox-20b.tokenizer.json";
 
-std::vector<int64_t> encode(const Tokenizer& tokenizer, std::string_view text) {
+std::vector<int64_t> encode(const data::Tokenizer& tokenizer, std::string_view text) {
   const auto ids = tokenizer.encode(text);
   return {ids.begin(), ids.end()};
 }
@@ -20,7 +20,7 @@ std::vector<std::string> names(const TokenKinds& kinds) {
 }
 
 TEST(TokenKinds, tell_the_parts_of_words_apart) {
-  const Tokenizer tokenizer = Tokenizer::load(kShipped);
+  const data::Tokenizer tokenizer = data::Tokenizer::load(kShipped);
   auto ids = encode(tokenizer, "The foghorns, 42\nNobody");
   ids.push_back(tokenizer.end_of_text());
   ids.push_back(50300);  // beyond the vocabulary, as padding may be
@@ -41,7 +41,7 @@ TEST(TokenKinds, tell_the_parts_of_words_apart) {
 }
 
 TEST(TokenKinds, rank_ids_by_how_often_they_occur_here) {
-  const Tokenizer tokenizer = Tokenizer::load(kShipped);
+  const data::Tokenizer tokenizer = data::Tokenizer::load(kShipped);
   std::vector<int64_t> ids;
   for (int64_t id = 1000; id < 1150; ++id) ids.insert(ids.end(), static_cast<size_t>(1151 - id), id);
   const TokenKinds kinds = find_token_kinds(ids, tokenizer, 64)[0];
@@ -52,11 +52,11 @@ TEST(TokenKinds, rank_ids_by_how_often_they_occur_here) {
 }
 
 TEST(TokenKinds, place_tokens_in_their_window) {
-  const Tokenizer tokenizer = Tokenizer::load(kShipped);
+  const data::Tokenizer tokenizer = data::Tokenizer::load(kShipped);
   const TokenKinds kinds = find_token_kinds(std::vector<int64_t>(13, 5), tokenizer, 6)[1];
   EXPECT_THAT(names(kinds), testing::ElementsAre("0", "1", "2-3", "2-3", "4-5", "4-5", "0", "1", "2-3", "2-3",
                                                  "4-5", "4-5", "0"));
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::tasks

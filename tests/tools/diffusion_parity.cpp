@@ -17,9 +17,9 @@ namespace {
 using Tensors = std::unordered_map<std::string, at::Tensor>;
 
 // The parameters, as autograd leaves in the precision of the computation.
-Tensors read_parameters(const SafetensorsFile& input, const RunConfig& config, at::ScalarType type) {
+Tensors read_parameters(const SafetensorsFile& input, const config::RunConfig& config, at::ScalarType type) {
   Tensors parameters;
-  for (const ParameterSpec& spec : make_model(config).parameters) {
+  for (const parameters::ParameterSpec& spec : models::make_model(config).parameters) {
     const at::Tensor value = read_tensor(input, spec.name);
     if (value.sizes() != at::IntArrayRef(spec.shape)) throw std::runtime_error(spec.name + ": another shape");
     parameters.emplace(spec.name,
@@ -28,16 +28,17 @@ Tensors read_parameters(const SafetensorsFile& input, const RunConfig& config, a
   return parameters;
 }
 
-class InputImages : public ImageReader {
+class InputImages : public models::ImageReader {
  public:
-  InputImages(const SafetensorsFile& input, const ModelConfig& model) : x0_(read_tensor(input, "x0")) {
+  InputImages(const SafetensorsFile& input, const config::ModelConfig& model)
+      : x0_(read_tensor(input, "x0")) {
     if (model.num_classes > 0) label_ = read_tensor(input, "label");
     if (model.text_length > 0) text_ = read_tensor(input, "text");
   }
   uint64_t size() const override { return static_cast<uint64_t>(x0_.size(0)); }
-  TrainingImage read(uint64_t index, bool flip) const override {
+  models::TrainingImage read(uint64_t index, bool flip) const override {
     const auto i = static_cast<int64_t>(index);
-    TrainingImage sample{values(flip ? x0_[i].flip({-1}) : x0_[i]), 0, {}};
+    models::TrainingImage sample{values(flip ? x0_[i].flip({-1}) : x0_[i]), 0, {}};
     if (label_.defined()) sample.label = label_[i].item<int64_t>();
     if (text_.defined()) sample.text_LS = values(text_[i]);
     return sample;
@@ -55,28 +56,29 @@ class InputImages : public ImageReader {
 }  // namespace
 
 void compute_diffusion(const char* config_path, const char* input_path, const char* output_path) {
-  const RunConfig config = load_model_run_config(config_path, {});
+  const config::RunConfig config = config::load_model_run_config(config_path, {});
   const SafetensorsFile input(input_path);
   const Tensors parameters =
-      read_parameters(input, config, compute_type(config.training.precision, at::kCPU));
-  const DiffusionTransformer model = bind_diffusion_transformer(
+      read_parameters(input, config, device::compute_type(config.training.precision, at::kCPU));
+  const models::DiffusionTransformer model = models::bind_diffusion_transformer(
       config.model, config.routing, [&](const std::string& name) { return parameters.at(name); });
-  Routing inputs;
+  moe::Routing inputs;
   if (!config.model.is_dense())
-    inputs.router = std::make_shared<TopPRouter>(config, read_tensor(input, "threshold"));
-  Batch batch;
+    inputs.router = std::make_shared<moe::TopPRouter>(config, read_tensor(input, "threshold"));
+  models::Batch batch;
   for (const char* name : {"x0", "noise", "t", "class", "text"})
     if (input.find(name) != nullptr) batch.tensors.emplace_back(name, read_tensor(input, name));
   batch.tensors.emplace_back("group", at::zeros_like(batch.tensor("t"), at::kLong));
 
   TensorOutput output;
-  const BatchLosses losses = diffusion_losses(model, batch, inputs, config.diffusion.objective, config.loss);
+  const models::BatchLosses losses =
+      models::diffusion_losses(model, batch, inputs, config.diffusion.objective, config.loss);
   {
     const at::NoGradGuard no_grad;
-    const Noised noised =
-        add_noise(config.diffusion.objective, batch.tensor("x0"), batch.tensor("noise"), batch.tensor("t"));
-    const Prediction prediction =
-        predict(model, noised.x_BCHW, batch.tensor("t"), condition_of(batch), inputs);
+    const models::Noised noised = models::add_noise(config.diffusion.objective, batch.tensor("x0"),
+                                                    batch.tensor("noise"), batch.tensor("t"));
+    const models::Prediction prediction =
+        models::predict(model, noised.x_BCHW, batch.tensor("t"), models::condition_of(batch), inputs);
     output.add("prediction", prediction.output_BCHW);
     for (size_t layer = 0; layer < prediction.routing.size(); ++layer)
       output.add("active_histogram/" + std::to_string(layer), prediction.routing[layer].active_histogram);
@@ -93,22 +95,22 @@ void compute_diffusion(const char* config_path, const char* input_path, const ch
 }
 
 void train_diffusion(const char* config_path, const char* input_path, const char* output_path) {
-  const RunConfig config = load_model_run_config(config_path, {});
+  const config::RunConfig config = config::load_model_run_config(config_path, {});
   const SafetensorsFile input(input_path);
-  TrainingData data;
+  models::TrainingData data;
   const auto images = std::make_shared<const InputImages>(input, config.model);
-  data.training = training_images(config, images);
-  data.validation = validation_images(config, images);
+  data.training = models::training_images(config, images);
+  data.validation = models::validation_images(config, images);
   data.validation_samples = images->size();
-  Trainer trainer(config, make_model(config), data, at::kFloat);
+  train::Trainer trainer(config, models::make_model(config), data, at::kFloat);
   trainer.initialise();
 
   TensorOutput output;
   const auto add_parameters = [&](const std::string& prefix) {
-    for (const ParameterSpec& spec : trainer.parameters().specs())
+    for (const parameters::ParameterSpec& spec : trainer.parameters().specs())
       output.add(prefix + spec.name, trainer.parameters().main_param(spec.name));
   };
-  const auto add_batch = [&](const std::string& prefix, const Batch& batch) {
+  const auto add_batch = [&](const std::string& prefix, const models::Batch& batch) {
     for (const auto& [name, tensor] : batch.tensors) output.add(prefix + name, tensor);
   };
   add_parameters("initial/");
@@ -117,7 +119,7 @@ void train_diffusion(const char* config_path, const char* input_path, const char
   add_batch("validation_batch/", data.validation->read(0, static_cast<int64_t>(data.validation_samples)));
   for (int64_t step = 1; step <= config.training.steps; ++step) {
     trainer.step({});
-    const StepResult result = trainer.next_result(0).value();
+    const train::StepResult result = trainer.next_result(0).value();
     const auto add = [&](const std::string& name, double value) {
       output.add("step/" + std::to_string(step) + "/" + name, at::scalar_tensor(value));
     };
@@ -135,7 +137,7 @@ void train_diffusion(const char* config_path, const char* input_path, const char
   const auto validation =
       trainer.validate(static_cast<int64_t>(data.validation_samples) * trainer.model().tokens_per_sample, {});
   output.add("validation/loss", at::scalar_tensor(validation->loss));
-  for (const ValidationGroup& group : validation->groups) {
+  for (const models::ValidationGroup& group : validation->groups) {
     output.add("validation/loss_" + group.name, at::scalar_tensor(group.loss));
     output.add("validation/active_experts_" + group.name, at::tensor(group.active_experts_L, at::kDouble));
   }

@@ -22,33 +22,33 @@ namespace {
 using namespace dtopp;
 
 void run(char** argv) {
-  const RunConfig config = load_run_config(argv[1], {});
-  const Checkpoint checkpoint(argv[2]);
+  const config::RunConfig config = config::load_run_config(argv[1], {});
+  const checkpoint::Checkpoint checkpoint(argv[2]);
   const SafetensorsFile input(argv[3]);
-  const at::Device device = compute_device(config.training.device, "training.device");
+  const at::Device device = device::compute_device(config.training.device, "training.device");
   const at::Tensor tokens = read_tensor(input, "tokens").to(device);
 
-  const at::ScalarType type = compute_type(config.training.precision, device);
-  ParameterStore store(language_model_parameters(config.model, config.routing),
-                       at::device(device).dtype(type), config.optimizer);
+  const at::ScalarType type = device::compute_type(config.training.precision, device);
+  optim::ParameterStore store(models::language_model_parameters(config.model, config.routing),
+                              at::device(device).dtype(type), config.optimizer);
   store.load(checkpoint, /*slots=*/false);
-  LanguageModel model = bind_language_model(config.model, config.routing,
-                                            [&](const std::string& name) { return store.model_param(name); });
+  models::LanguageModel model = models::bind_language_model(
+      config.model, config.routing, [&](const std::string& name) { return store.model_param(name); });
   if (config.data.end_of_text >= 0) model.end_of_text = config.data.end_of_text;
-  const Routing inputs = load_routing(checkpoint, config, device);
+  const moe::Routing inputs = inference::load_routing(checkpoint, config, device);
 
   TensorOutput output;
   {
     const at::NoGradGuard no_grad;
     const int64_t length = tokens.size(1) - 1;
-    const HiddenStates states = hidden_states(model, tokens.narrow(1, 0, length), inputs);
-    output.add("logits", dtopp::linear(states.x_TD.to(at::kFloat), model.head_VD().to(at::kFloat))
+    const models::HiddenStates states = models::hidden_states(model, tokens.narrow(1, 0, length), inputs);
+    output.add("logits", dtopp::ops::linear(states.x_TD.to(at::kFloat), model.head_VD().to(at::kFloat))
                              .view({tokens.size(0), length, config.model.vocab_size}));
     for (size_t layer = 0; layer < states.routing.size(); ++layer) {
       output.add("active_histogram/" + std::to_string(layer), states.routing[layer].active_histogram);
     }
   }
-  const BatchLosses losses = language_model_losses(model, tokens, inputs, config.loss);
+  const models::BatchLosses losses = models::language_model_losses(model, tokens, inputs, config.loss);
   output.add("loss/total", losses.total);
   for (const auto& [name, value] : losses.values)
     output.add("loss/" + name.substr(0, name.rfind("_loss")), value);
@@ -56,7 +56,8 @@ void run(char** argv) {
   losses.total.backward();
   store.end_micro_batch();
   store.finish_gradients();
-  for (const ParameterSpec& spec : store.specs()) output.add("grad/" + spec.name, store.gradient(spec.name));
+  for (const parameters::ParameterSpec& spec : store.specs())
+    output.add("grad/" + spec.name, store.gradient(spec.name));
   output.write(argv[4]);
 }
 

@@ -13,9 +13,10 @@ namespace {
 
 using namespace dtopp;
 
-class SineDenoiser final : public Denoiser {
+class SineDenoiser final : public inference::Denoiser {
  public:
-  at::Tensor predict(const at::Tensor& x_BCHW, const at::Tensor& t_B, const Condition& condition) override {
+  at::Tensor predict(const at::Tensor& x_BCHW, const at::Tensor& t_B,
+                     const models::Condition& condition) override {
     const auto per_image = [](const at::Tensor& value_B) {
       return value_B.to(at::kFloat).view({-1, 1, 1, 1});
     };
@@ -24,20 +25,20 @@ class SineDenoiser final : public Denoiser {
 };
 
 void run(char** argv) {
-  SamplerOptions options;
-  for (const auto& [method, name] : enum_names(SamplerMethod()))
+  inference::SamplerOptions options;
+  for (const auto& [method, name] : enum_names(inference::SamplerMethod()))
     if (name == argv[1]) options.method = method;
   options.steps = std::stoll(argv[2]);
   options.guidance = std::stod(argv[3]);
   options.guidance_begin = std::stod(argv[4]);
   options.guidance_end = std::stod(argv[5]);
   const SafetensorsFile input(argv[6]);
-  Condition given, none;
+  models::Condition given, none;
   given.class_B = read_tensor(input, "class");
   none.class_B = at::zeros_like(given.class_B);
   std::vector<at::Tensor> steps;
   SineDenoiser denoiser;
-  Sampler sampler(denoiser, read_tensor(input, "noise"), given, none, options);
+  inference::Sampler sampler(denoiser, read_tensor(input, "noise"), given, none, options);
   while (!sampler.is_done()) {
     sampler.step();
     steps.push_back(sampler.x_BCHW());

@@ -36,7 +36,7 @@ inline at::Tensor read_tensor(const SafetensorsFile& file, const std::string& na
                               : view->dtype == "F64" ? at::kDouble
                                                      : at::kFloat;
   const at::Tensor tensor = at::empty(view->shape, type);
-  copy_from_bytes(view->bytes, tensor);
+  ops::copy_from_bytes(view->bytes, tensor);
   return tensor;
 }
 

@@ -15,7 +15,7 @@ int main(int argc, char** argv) {
   }
   try {
     const int64_t resume_step = std::atoll(argv[2]);
-    dtopp::MetricsWriter writer(argv[1], resume_step, /*tensorboard=*/true);
+    dtopp::runs::MetricsWriter writer(argv[1], resume_step, /*tensorboard=*/true);
     for (int64_t step = std::atoll(argv[3]); step <= std::atoll(argv[4]); ++step) {
       const auto s = static_cast<double>(step);
       writer.write({step,

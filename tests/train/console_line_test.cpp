@@ -2,11 +2,11 @@
 
 #include <gtest/gtest.h>
 
-namespace dtopp {
+namespace dtopp::train {
 namespace {
 
-RunConfig config_of(RoutingMethod method) {
-  RunConfig config;
+config::RunConfig config_of(config::RoutingMethod method) {
+  config::RunConfig config;
   config.training.steps = 300;
   config.routing.method = method;
   config.routing.experts = {4};
@@ -35,7 +35,7 @@ const StepRates kRates{.tokens_per_second = 5120,
                        .memory_peak_bytes = 1'300'000'000};
 
 TEST(ConsoleLine, shows_the_step_its_losses_routing_and_speed) {
-  EXPECT_EQ(console_line(config_of(RoutingMethod::kDTopP), 120, routed_step(2, {0.4123}), kRates),
+  EXPECT_EQ(console_line(config_of(config::RoutingMethod::kDTopP), 120, routed_step(2, {0.4123}), kRates),
             "step 120/300 | loss 5.123 | grad 0.84 | lr 2.9e-3 | experts 4.02/4 | p 0.412 | imbalance 1.2 | "
             "5.12k tok/s | MFU 43 % | 1.2 GB | 2m10s left");
 }
@@ -43,38 +43,38 @@ TEST(ConsoleLine, shows_the_step_its_losses_routing_and_speed) {
 TEST(ConsoleLine, sets_speed_beside_the_data_sheets_peak_where_it_is_known) {
   StepRates rates = kRates;
   rates.mfu_of_peak = 0.308;
-  const auto line = console_line(config_of(RoutingMethod::kDTopP), 1, routed_step(1, {0.4}), rates);
+  const auto line = console_line(config_of(config::RoutingMethod::kDTopP), 1, routed_step(1, {0.4}), rates);
   EXPECT_NE(line.find(" | MFU 43 % (31 % of peak) | "), std::string::npos) << line;
 }
 
 TEST(ConsoleLine, shows_the_range_of_thresholds_where_each_layer_has_its_own) {
   const auto line =
-      console_line(config_of(RoutingMethod::kDTopP), 1, routed_step(3, {0.39, 0.44, 0.41}), kRates);
+      console_line(config_of(config::RoutingMethod::kDTopP), 1, routed_step(3, {0.39, 0.44, 0.41}), kRates);
   EXPECT_NE(line.find(" | p 0.390-0.440 | "), std::string::npos) << line;
 }
 
 TEST(ConsoleLine, leaves_out_what_the_routing_lacks) {
-  const auto top_k = console_line(config_of(RoutingMethod::kTopK), 1, routed_step(2, {}), kRates);
+  const auto top_k = console_line(config_of(config::RoutingMethod::kTopK), 1, routed_step(2, {}), kRates);
   EXPECT_NE(top_k.find(" | experts 4.02 | imbalance"), std::string::npos) << top_k;
-  const auto top_p = console_line(config_of(RoutingMethod::kTopP), 1, routed_step(2, {0.25}), kRates);
+  const auto top_p = console_line(config_of(config::RoutingMethod::kTopP), 1, routed_step(2, {0.25}), kRates);
   EXPECT_NE(top_p.find(" | experts 4.02 | p 0.250 | imbalance"), std::string::npos) << top_p;
-  const auto dense = console_line(config_of(RoutingMethod::kTopK), 1, routed_step(0, {}), kRates);
+  const auto dense = console_line(config_of(config::RoutingMethod::kTopK), 1, routed_step(0, {}), kRates);
   EXPECT_NE(dense.find(" | lr 2.9e-3 | 5.12k tok/s"), std::string::npos) << dense;
 }
 
 TEST(ConsoleLine, says_that_a_step_was_skipped) {
   StepResult result = routed_step(1, {0.4});
   result.skipped = true;
-  const auto line = console_line(config_of(RoutingMethod::kDTopP), 1, result, kRates);
+  const auto line = console_line(config_of(config::RoutingMethod::kDTopP), 1, result, kRates);
   EXPECT_NE(line.find(" | skipped | "), std::string::npos) << line;
 }
 
 TEST(ValidationLine, names_what_was_measured) {
-  const ValidationResult routed{5.25, routed_step(2, {0.5}).activations};
+  const models::ValidationResult routed{5.25, routed_step(2, {0.5}).activations};
   EXPECT_EQ(validation_line(300, &routed, {{"hellaswag/accuracy", 0.3125}, {"copa/accuracy", 0.5}}),
             "validation at step 300: loss 5.250000, active experts 4.020000, "
             "hellaswag/accuracy 0.312500, copa/accuracy 0.500000");
-  ValidationResult dense;
+  models::ValidationResult dense;
   dense.loss = 5.25;
   EXPECT_EQ(validation_line(0, &dense, {}), "validation at step 0: loss 5.250000");
   EXPECT_EQ(validation_line(7, nullptr, {{"copa/accuracy", 0.5}}),
@@ -82,7 +82,7 @@ TEST(ValidationLine, names_what_was_measured) {
 }
 
 TEST(ConsoleLine, names_the_micro_batch_to_use_when_memory_ends) {
-  RunConfig config;
+  config::RunConfig config;
   const auto line = [&](int64_t size, std::optional<int64_t> planned) {
     config.training.micro_batch_size = size;
     return out_of_memory_line(config, planned);
@@ -94,4 +94,4 @@ TEST(ConsoleLine, names_the_micro_batch_to_use_when_memory_ends) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::train

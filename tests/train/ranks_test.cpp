@@ -7,7 +7,7 @@
 #include "tests/distributed/rank_threads.h"
 #include "tests/train/tiny_model.h"
 
-namespace dtopp {
+namespace dtopp::train {
 namespace {
 
 const int64_t kSteps = std::getenv("DTOPP_FULL") ? 50 : 12;
@@ -30,15 +30,15 @@ Outcome outcome_of(Trainer& trainer) {
     outcome.tensors.push_back(result.activations.tokens_per_expert());
   }
   outcome.numbers.push_back(trainer.validate(36, never)->loss);
-  for (const ParameterSpec& spec : trainer.parameters().specs())
+  for (const parameters::ParameterSpec& spec : trainer.parameters().specs())
     outcome.tensors.push_back(trainer.parameters().main_param(spec.name).clone());
   for (const TensorSource& source : trainer.parameters().slot_sources()) {
     std::vector<at::Tensor> pieces;
-    std::vector<TensorByteRange> by_rank(static_cast<size_t>(trainer.ranks().size()));
-    by_rank.front() = {kOptimizer, &source, 0, source.size};
+    std::vector<checkpoint::TensorByteRange> by_rank(static_cast<size_t>(trainer.ranks().size()));
+    by_rank.front() = {checkpoint::kOptimizer, &source, 0, source.size};
     trainer.parameters().collect_saved(by_rank, [&](std::span<const std::byte> bytes) {
       pieces.push_back(at::empty({static_cast<int64_t>(bytes.size() / sizeof(float))}));
-      copy_from_bytes(bytes, pieces.back());
+      ops::copy_from_bytes(bytes, pieces.back());
     });
     // Only rank 0 gets complete slots.
     if (trainer.ranks().rank() == 0) outcome.tensors.push_back(at::cat(pieces));
@@ -65,34 +65,36 @@ class Ranks : public testing::Test {
   ~Ranks() override { at::set_num_threads(threads_); }
 
   int threads_;
-  RunConfig config_ = tiny();
+  config::RunConfig config_ = tiny();
 };
 
 class RanksByMethod : public Ranks, public testing::WithParamInterface<const char*> {
  protected:
   RanksByMethod() {
     const std::string method = GetParam();
-    for (const auto& [value, name] : enum_names(RoutingMethod()))
+    for (const auto& [value, name] : config::enum_names(config::RoutingMethod()))
       if (method == name) config_.routing.method = value;
-    if (method == "layer") config_.routing.scope = ThresholdScope::kLayer;
-    if (method == "layer") config_.routing.controller = Controller::kSolve;
+    if (method == "layer") config_.routing.scope = config::ThresholdScope::kLayer;
+    if (method == "layer") config_.routing.controller = config::Controller::kSolve;
     if (method == "dense") config_.model.num_experts = 1;
-    if (method == "global_statistics") config_.loss.batch_statistics = BatchStatistics::kGlobal;
+    if (method == "global_statistics") config_.loss.batch_statistics = config::BatchStatistics::kGlobal;
     if (method == "dense") config_.routing.experts.clear();
   }
 };
 
 // The layouts of EP ranks, EP groups and nodes to test.
-const std::vector<ParallelDims> kGrids = {ep_by_edp(1, 2),    ep_by_edp(2, 1),   ep_by_edp(1, 4),
-                                          ep_by_edp(2, 2),    ep_by_edp(4, 1),   ep_by_edp(1, 2, 2),
-                                          ep_by_edp(1, 4, 2), ep_by_edp(2, 2, 2)};
+const std::vector<distributed::ParallelDims> kGrids = {
+    distributed::ep_by_edp(1, 2),    distributed::ep_by_edp(2, 1),   distributed::ep_by_edp(1, 4),
+    distributed::ep_by_edp(2, 2),    distributed::ep_by_edp(4, 1),   distributed::ep_by_edp(1, 2, 2),
+    distributed::ep_by_edp(1, 4, 2), distributed::ep_by_edp(2, 2, 2)};
 
-std::vector<Outcome> outcomes_on(const ParallelDims& dims, const RunConfig& config, at::ScalarType type) {
+std::vector<Outcome> outcomes_on(const distributed::ParallelDims& dims, const config::RunConfig& config,
+                                 at::ScalarType type) {
   std::vector<Outcome> outcomes(static_cast<size_t>(dims.world_size));
-  run_ranks(dims.world_size, [&](int64_t rank, const c10::intrusive_ptr<c10d::Store>& store) {
+  distributed::run_ranks(dims.world_size, [&](int64_t rank, const c10::intrusive_ptr<c10d::Store>& store) {
     at::set_num_threads(1);
-    Trainer trainer(config, make_model(config), data_for(config), type,
-                    make_process_groups(store, rank, dims, on_loopback()));
+    Trainer trainer(config, models::make_model(config), data_for(config), type,
+                    distributed::make_process_groups(store, rank, dims, distributed::on_loopback()));
     trainer.initialise();
     outcomes[static_cast<size_t>(rank)] = outcome_of(trainer);
   });
@@ -103,7 +105,7 @@ TEST_P(RanksByMethod, one_run_has_the_same_bits_on_any_grid_of_them) {
   Trainer alone = trainer_of(config_);
   alone.initialise();
   const Outcome expected = outcome_of(alone);
-  for (const ParallelDims& dims : kGrids) {
+  for (const distributed::ParallelDims& dims : kGrids) {
     if (config_.model.is_dense() && dims.ep_size > 1) continue;
     SCOPED_TRACE(testing::Message() << dims.world_size << " ranks in blocks of " << dims.ep_size << " on "
                                     << dims.nodes << " nodes");
@@ -114,21 +116,21 @@ TEST_P(RanksByMethod, one_run_has_the_same_bits_on_any_grid_of_them) {
 }
 
 TEST_F(Ranks, stop_a_validation_together) {
-  const ParallelDims dims = ep_by_edp(1, 2);
+  const distributed::ParallelDims dims = distributed::ep_by_edp(1, 2);
   config_.training.micro_batch_size = 1;  // three batches: two rounds
   std::vector<bool> stopped(2);
-  run_ranks(2, [&](int64_t rank, const c10::intrusive_ptr<c10d::Store>& store) {
+  distributed::run_ranks(2, [&](int64_t rank, const c10::intrusive_ptr<c10d::Store>& store) {
     at::set_num_threads(1);
     std::atomic<bool> requested = false;
     int batches = 0;
-    TrainingData data = data_for(config_);
+    models::TrainingData data = data_for(config_);
     data.validation = dataset_of([&, all = data.training](uint64_t position, int64_t count) {
       requested = rank == 1;  // during the first round
       ++batches;
       return all->read(position, count);
     });
-    Trainer trainer(config_, make_model(config_), std::move(data), at::kFloat,
-                    make_process_groups(store, rank, dims, on_loopback()));
+    Trainer trainer(config_, models::make_model(config_), std::move(data), at::kFloat,
+                    distributed::make_process_groups(store, rank, dims, distributed::on_loopback()));
     trainer.initialise();
     stopped[static_cast<size_t>(rank)] = !trainer.validate(1 << 20, StopToken(requested)).has_value();
     EXPECT_EQ(batches, 1);
@@ -140,10 +142,11 @@ TEST_F(Ranks, stop_a_validation_together) {
 // the EP size.
 TEST_F(Ranks, a_run_in_bf16_has_them_in_blocks_of_one_size) {
   for (const int64_t ep_size : {1, 2}) {
-    const Outcome expected = outcomes_on(ep_by_edp(ep_size, 1), config_, at::kBFloat16)[0];
+    const Outcome expected = outcomes_on(distributed::ep_by_edp(ep_size, 1), config_, at::kBFloat16)[0];
     for (int64_t edp_size = 2; edp_size * ep_size <= 4; edp_size *= 2) {
       SCOPED_TRACE(testing::Message() << edp_size << " blocks of " << ep_size);
-      expect_equal(expected, outcomes_on(ep_by_edp(ep_size, edp_size), config_, at::kBFloat16)[0]);
+      expect_equal(expected,
+                   outcomes_on(distributed::ep_by_edp(ep_size, edp_size), config_, at::kBFloat16)[0]);
     }
   }
 }
@@ -153,4 +156,4 @@ INSTANTIATE_TEST_SUITE_P(Methods, RanksByMethod,
                                          "global_statistics"));
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::train

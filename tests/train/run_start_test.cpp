@@ -9,7 +9,7 @@
 #include "tests/checkpoint/checkpoint_files.h"
 #include "tests/distributed/rank_threads.h"
 
-namespace dtopp {
+namespace dtopp::train {
 namespace {
 
 namespace fs = std::filesystem;
@@ -25,7 +25,7 @@ struct Resumed {
 
 Resumed resume(const fs::path& run) {
   Resumed resumed;
-  run_group(3, [&](Collectives& ranks) {
+  distributed::run_group(3, [&](distributed::Collectives& ranks) {
     const auto rank = static_cast<size_t>(ranks.rank());
     const LogText warnings;
     const auto checkpoint = checkpoint_to_resume(run, ranks, warnings.log());
@@ -39,8 +39,8 @@ Resumed resume(const fs::path& run) {
 TEST(CheckpointToResume, is_the_newest_on_all_ranks) {
   const ScratchDirectory run;
   EXPECT_THAT(resume(run.path()).steps, ElementsAre(-1, -1, -1));
-  checkpoint_test::save(checkpoints_of(run.path()), 10);
-  checkpoint_test::save(checkpoints_of(run.path()), 20);
+  checkpoint::checkpoint_test::save(runs::checkpoints_of(run.path()), 10);
+  checkpoint::checkpoint_test::save(runs::checkpoints_of(run.path()), 20);
   const Resumed resumed = resume(run.path());
   EXPECT_THAT(resumed.steps, ElementsAre(20, 20, 20));
   EXPECT_THAT(resumed.warnings, IsEmpty());
@@ -48,29 +48,29 @@ TEST(CheckpointToResume, is_the_newest_on_all_ranks) {
 
 TEST(CheckpointToResume, passes_over_damage_in_any_ranks_part) {
   const ScratchDirectory run;
-  checkpoint_test::save(checkpoints_of(run.path()), 10);
-  const auto newest = checkpoint_test::save(checkpoints_of(run.path()), 20);
-  for (const std::string& name : checkpoint_test::names_in(newest)) {
+  checkpoint::checkpoint_test::save(runs::checkpoints_of(run.path()), 10);
+  const auto newest = checkpoint::checkpoint_test::save(runs::checkpoints_of(run.path()), 20);
+  for (const std::string& name : checkpoint::checkpoint_test::names_in(newest)) {
     SCOPED_TRACE(name);
     const std::string bytes = read_file(newest / name);
     const size_t at = bytes.size() / 2;
-    checkpoint_test::put_byte(newest / name, static_cast<std::streamoff>(at),
+    checkpoint::checkpoint_test::put_byte(newest / name, static_cast<std::streamoff>(at),
                               static_cast<char>(bytes[at] ^ 1));
     const Resumed resumed = resume(run.path());
     EXPECT_THAT(resumed.steps, ElementsAre(10, 10, 10));
     EXPECT_THAT(resumed.warnings, ElementsAre(HasSubstr((newest / name).string() + ": ")));
-    checkpoint_test::overwrite(newest / name, bytes);
+    checkpoint::checkpoint_test::overwrite(newest / name, bytes);
   }
   EXPECT_THAT(resume(run.path()).steps, ElementsAre(20, 20, 20));
 }
 
 TEST(CheckpointToResume, is_refused_where_none_verifies) {
   const ScratchDirectory run;
-  const auto only = checkpoint_test::save(checkpoints_of(run.path()), 10);
+  const auto only = checkpoint::checkpoint_test::save(runs::checkpoints_of(run.path()), 10);
   fs::resize_file(only / "optimizer.safetensors", 7);
   EXPECT_THAT(error_of<CheckpointError>([&] { resume(run.path()); }),
               HasSubstr("none of its checkpoints verifies"));
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::train

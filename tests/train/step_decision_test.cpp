@@ -8,7 +8,7 @@
 #include "dtopp/ops/route/cumulative_prob_bins.h"
 #include "tests/distributed/rank_threads.h"
 
-namespace dtopp {
+namespace dtopp::train {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -18,7 +18,7 @@ at::Tensor scalar(double value) { return at::scalar_tensor(value, at::kFloat); }
 
 // The cumulative-probability histogram of a micro-batch, for all layers.
 at::Tensor prob_histogram() {
-  return at::arange(kCumulativeProbBins, at::kLong).view({1, kCumulativeProbBins});
+  return at::arange(ops::kCumulativeProbBins, at::kLong).view({1, ops::kCumulativeProbBins});
 }
 
 // Two layers of three experts and three tokens, in two micro-batches.
@@ -27,18 +27,18 @@ StepSums sums(double loss = 2.0) {
   for (int micro = 0; micro < 2; ++micro)
     sums.add_losses(static_cast<int64_t>(sums.losses.size()), scalar(loss),
                     {{"a", scalar(1.5)}, {"b", scalar(3)}});
-  sums.activations = ActivationStatistics(at::tensor({2, 1, 0, 3, 3, 1}, at::kLong).view({2, 3}),
-                                          at::tensor({0, 3, 0, 0, 0, 1, 0, 2}, at::kLong).view({2, 4}),
-                                          at::tensor({10, 36}, at::kLong), 3);
+  sums.activations = moe::ActivationStatistics(at::tensor({2, 1, 0, 3, 3, 1}, at::kLong).view({2, 3}),
+                                               at::tensor({0, 3, 0, 0, 0, 1, 0, 2}, at::kLong).view({2, 4}),
+                                               at::tensor({10, 36}, at::kLong), 3);
   sums.max_assignments_L = at::tensor({3, 7}, at::kLong);
   for (int micro = 0; micro < 2; ++micro) sums.add_statistics(prob_histogram());
   return sums;
 }
 
-const StepShape kShape = {{"a", "b"}, 2, 3, 1, 2, 3, {1, kCumulativeProbBins}};
+const StepShape kShape = {{"a", "b"}, 2, 3, 1, 2, 3, {1, ops::kCumulativeProbBins}};
 
 StepNumbers numbers(const StepSums& sums, const StepShape& shape, double norm, bool overflowed) {
-  SingleRank alone;
+  distributed::SingleRank alone;
   const at::Tensor squares = at::full({1}, static_cast<float>(norm), at::kDouble).square();
   return StepNumbers::reduce(shape.schema(),
                              sums.fields(shape, squares, at::scalar_tensor(overflowed, at::kBool)),
@@ -61,7 +61,7 @@ TEST(StepDecision, applies_what_is_finite_and_had_room) {
 }
 
 TEST(StepDecision, divides_gradients_by_what_their_norm_is_above_the_clip) {
-  OptimizerConfig config;
+  config::OptimizerConfig config;
   const auto divisor = [&](double norm) {
     return decide(numbers(2, norm, false), config).divisor.item<double>();
   };
@@ -73,7 +73,7 @@ TEST(StepDecision, divides_gradients_by_what_their_norm_is_above_the_clip) {
 }
 
 TEST(StepDecision, ends_a_run_after_more_skips_than_are_allowed) {
-  TrainingConfig config;
+  config::TrainingConfig config;
   config.max_skips = 2;
   StepResult result;
   result.skipped = true;
@@ -125,7 +125,7 @@ TEST(StepNumbers, hold_the_norm_exactly) {
 
 TEST(StepNumbers, of_a_dense_model_hold_no_routing) {
   StepSums dense = sums();
-  dense.activations = ActivationStatistics(0);
+  dense.activations = moe::ActivationStatistics(0);
   dense.max_assignments_L = at::zeros({0}, at::kLong);
   dense.statistics = at::Tensor();
   const StepShape shape = {{"a", "b"}, 2, 3, 1};
@@ -141,9 +141,9 @@ TEST(StepNumbers, of_a_dense_model_hold_no_routing) {
 TEST(StepNumbers, add_up_over_ranks_by_name) {
   const StepSchema schema = {
       {"rows", {2, 2}, Reduce::kSumRows}, {"sum", {}}, {"most", {2}, Reduce::kMaxOverRanks}};
-  run_group(3, [&](Collectives& ranks) {
+  distributed::run_group(3, [&](distributed::Collectives& ranks) {
     const int64_t rank = ranks.rank();
-    NamedTensors local;  // rank 1 has no numbers
+    ops::NamedTensors local;  // rank 1 has no numbers
     if (rank != 1)
       local = {{"most", at::tensor({rank, 2 - rank}, at::kLong)},
                {"rows", at::tensor({1.0, 2.0, 3.0, 4.0}, at::kDouble)},
@@ -159,4 +159,4 @@ TEST(StepNumbers, add_up_over_ranks_by_name) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::train

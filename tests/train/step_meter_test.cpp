@@ -4,7 +4,7 @@
 
 #include "tests/distributed/mirrored_collectives.h"
 
-namespace dtopp {
+namespace dtopp::train {
 namespace {
 
 StepResult step_of(int64_t step, double seconds) {
@@ -19,7 +19,7 @@ constexpr StepYardstick kYardstick{
     .flops_per_token = 6e6, .tokens = 1000, .last_step = 10, .matrix_rate = 48e9, .peak_rate = 120e9};
 
 TEST(StepMeter, sets_arithmetic_beside_the_measured_rate_and_the_data_sheets) {
-  const ProcessGroups groups;
+  const distributed::ProcessGroups groups;
   const StepRates rates = StepMeter(kYardstick, groups).rates(step_of(1, 0.5));
   EXPECT_DOUBLE_EQ(rates.tokens_per_second, 2000);
   EXPECT_DOUBLE_EQ(rates.tflops, 0.012);
@@ -29,8 +29,8 @@ TEST(StepMeter, sets_arithmetic_beside_the_measured_rate_and_the_data_sheets) {
 }
 
 TEST(StepMeter, several_ranks_have_a_device_each) {
-  ProcessGroups groups;
-  groups.world = std::make_shared<MirroredCollectives>(0, 4);
+  distributed::ProcessGroups groups;
+  groups.world = std::make_shared<distributed::MirroredCollectives>(0, 4);
   const StepRates rates = StepMeter(kYardstick, groups).rates(step_of(1, 0.5));
   EXPECT_DOUBLE_EQ(rates.tflops, 0.012);
   EXPECT_DOUBLE_EQ(rates.mfu, 0.25 / 4);
@@ -38,22 +38,22 @@ TEST(StepMeter, several_ranks_have_a_device_each) {
 }
 
 TEST(StepMeter, knows_no_peak_without_a_data_sheet) {
-  const ProcessGroups groups;
+  const distributed::ProcessGroups groups;
   StepYardstick yardstick = kYardstick;
   yardstick.peak_rate.reset();
   EXPECT_FALSE(StepMeter(yardstick, groups).rates(step_of(1, 0.5)).mfu_of_peak);
 }
 
 TEST(StepMeter, foretells_the_end_from_recent_steps) {
-  const ProcessGroups groups;
+  const distributed::ProcessGroups groups;
   StepMeter meter(kYardstick, groups);
   EXPECT_DOUBLE_EQ(meter.rates(step_of(1, 0.5)).seconds_left, 9 * 0.5);
   EXPECT_DOUBLE_EQ(meter.rates(step_of(2, 1.5)).seconds_left, 8 * (0.9 * 0.5 + 0.1 * 1.5));
 }
 
 TEST(StepMeter, counts_what_was_sent_since_the_step_began) {
-  ProcessGroups groups;
-  const auto counts = std::make_shared<CollectiveCounts>();
+  distributed::ProcessGroups groups;
+  const auto counts = std::make_shared<distributed::CollectiveCounts>();
   groups.traffic = counts;
   counts->started("gradients", 1000);
   StepMeter meter(kYardstick, groups);
@@ -66,4 +66,4 @@ TEST(StepMeter, counts_what_was_sent_since_the_step_began) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::train

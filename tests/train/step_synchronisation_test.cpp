@@ -9,7 +9,7 @@
 
 #include "tiny_model.h"
 
-namespace dtopp {
+namespace dtopp::train {
 namespace {
 
 // Operators that need a value on the host or copy a value to it.
@@ -65,9 +65,11 @@ Recording record(const Body& body) {
 
 TEST(TrainingStep, waits_for_nothing_on_the_device) {
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
-    for (const ThresholdScope scope : {ThresholdScope::kGlobal, ThresholdScope::kLayer}) {
-      for (const BatchStatistics statistics : {BatchStatistics::kMicroBatch, BatchStatistics::kGlobal}) {
-        RunConfig config = tiny();
+    for (const config::ThresholdScope scope :
+         {config::ThresholdScope::kGlobal, config::ThresholdScope::kLayer}) {
+      for (const config::BatchStatistics statistics :
+           {config::BatchStatistics::kMicroBatch, config::BatchStatistics::kGlobal}) {
+        config::RunConfig config = tiny();
         config.routing.scope = scope;
         config.loss.batch_statistics = statistics;
         Trainer trainer = trainer_of(config, type);
@@ -82,7 +84,7 @@ TEST(TrainingStep, waits_for_nothing_on_the_device) {
 }
 
 TEST(TrainingStep, a_dense_model_waits_for_nothing_either) {
-  RunConfig config = tiny();
+  config::RunConfig config = tiny();
   config.model.num_experts = 1;
   config.optimizer.grad_clip = 0;
   Trainer trainer = trainer_of(config);
@@ -101,4 +103,4 @@ TEST(TrainingStep, the_recorder_sees_what_would_wait) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::train

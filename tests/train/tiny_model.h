@@ -9,10 +9,10 @@
 #include "dtopp/models/registry/make_model.h"
 #include "dtopp/train/trainer.h"
 
-namespace dtopp {
+namespace dtopp::train {
 
-inline RunConfig tiny() {
-  RunConfig config;
+inline config::RunConfig tiny() {
+  config::RunConfig config;
   config.model.hidden_size = 16;
   config.model.num_layers = 2;
   config.model.num_heads = 2;
@@ -26,26 +26,26 @@ inline RunConfig tiny() {
   config.training.steps = 20;
   config.training.global_batch_size = 4;
   config.training.micro_batch_size = 2;
-  config.training.precision = Precision::kFp32;
+  config.training.precision = config::Precision::kFp32;
   return config;
 }
 
 // A data set that calls a function (position, count).
 template <class Read>
-struct FunctionDataset : Dataset {
+struct FunctionDataset : models::Dataset {
   explicit FunctionDataset(Read read) : read_batch(std::move(read)) {}
-  Batch read(uint64_t position, int64_t count) const override { return read_batch(position, count); }
+  models::Batch read(uint64_t position, int64_t count) const override { return read_batch(position, count); }
   Read read_batch;
 };
 
 template <class Read>
-std::shared_ptr<const Dataset> dataset_of(Read read) {
+std::shared_ptr<const models::Dataset> dataset_of(Read read) {
   return std::make_shared<FunctionDataset<Read>>(std::move(read));
 }
 
 // Batches of random tokens, which depend on the position alone.
-inline TrainingData data_for(const RunConfig& config) {
-  TrainingData data;
+inline models::TrainingData data_for(const config::RunConfig& config) {
+  models::TrainingData data;
   data.training = dataset_of([config](uint64_t position, int64_t count) {
     const RandomStream stream(7, "tokens");
     const int64_t width = config.model.sequence_length + 1;
@@ -54,21 +54,21 @@ inline TrainingData data_for(const RunConfig& config) {
       const auto index = position * static_cast<uint64_t>(width) + static_cast<uint64_t>(i);
       tokens.mutable_data_ptr<int64_t>()[i] = stream.bits(index)[0] % config.model.vocab_size;
     }
-    return Batch{position, {{"tokens", tokens}}};
+    return models::Batch{position, {{"tokens", tokens}}};
   });
   data.validation_samples = 3;
   data.validation = data.training;
   return data;
 }
 
-inline Trainer trainer_of(const RunConfig& config, const at::ScalarType type = at::kFloat) {
-  return {config, make_model(config), data_for(config), type};
+inline Trainer trainer_of(const config::RunConfig& config, const at::ScalarType type = at::kFloat) {
+  return {config, models::make_model(config), data_for(config), type};
 }
 
 // The largest difference of any parameter.
 inline double distance(const Trainer& a, const Trainer& b) {
   double most = 0;
-  for (const ParameterSpec& spec : a.parameters().specs()) {
+  for (const parameters::ParameterSpec& spec : a.parameters().specs()) {
     const at::Tensor difference = a.parameters().main_param(spec.name) - b.parameters().main_param(spec.name);
     most = std::max(most, difference.abs().max().item<double>());
   }
@@ -82,4 +82,4 @@ inline StepResult step(Trainer& trainer) {
   return trainer.next_result(0).value();
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::train

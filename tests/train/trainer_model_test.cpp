@@ -6,21 +6,21 @@
 
 #include "tiny_model.h"
 
-namespace dtopp {
+namespace dtopp::train {
 namespace {
 
 // A model that lists its losses in another order and names another one for validation.
 TEST(Trainer, validation_finds_its_loss_by_name) {
-  const RunConfig config = tiny();
-  Model reversed = make_model(config);
-  reversed.bind = [bind = reversed.bind](const ParameterLookup& parameter) -> LossFunction {
-    return [losses = bind(parameter)](const Batch& batch, const Routing& inputs) {
-      BatchLosses result = losses(batch, inputs);
+  const config::RunConfig config = tiny();
+  models::Model reversed = models::make_model(config);
+  reversed.bind = [bind = reversed.bind](const models::ParameterLookup& parameter) -> models::LossFunction {
+    return [losses = bind(parameter)](const models::Batch& batch, const moe::Routing& inputs) {
+      models::BatchLosses result = losses(batch, inputs);
       std::reverse(result.values.begin(), result.values.end());
       return result;
     };
   };
-  Model other = make_model(config);
+  models::Model other = models::make_model(config);
   other.validation_loss = "lm_z_loss";
   Trainer plain = trainer_of(config);
   Trainer by_name(config, reversed, data_for(config), at::kFloat);
@@ -33,11 +33,11 @@ TEST(Trainer, validation_finds_its_loss_by_name) {
 }
 
 TEST(Trainer, gives_batches_their_global_position) {
-  const RunConfig config = tiny();
-  Model model = make_model(config);
+  const config::RunConfig config = tiny();
+  models::Model model = models::make_model(config);
   std::vector<uint64_t> positions;
-  model.bind = [&, bind = model.bind](const ParameterLookup& parameter) -> LossFunction {
-    return [&, losses = bind(parameter)](const Batch& batch, const Routing& inputs) {
+  model.bind = [&, bind = model.bind](const models::ParameterLookup& parameter) -> models::LossFunction {
+    return [&, losses = bind(parameter)](const models::Batch& batch, const moe::Routing& inputs) {
       positions.push_back(batch.position);
       return losses(batch, inputs);
     };
@@ -51,14 +51,14 @@ TEST(Trainer, gives_batches_their_global_position) {
 
 // A dense model does not read its routing section, so validation accepts anything there.
 TEST(Trainer, a_dense_model_needs_no_target) {
-  RunConfig config = tiny();
+  config::RunConfig config = tiny();
   config.model.num_experts = 1;
   config.routing.experts = {};
-  validate_values(config);
+  config::validate_values(config);
   Trainer trainer = trainer_of(config);
   trainer.initialise();
   EXPECT_FALSE(step(trainer).skipped);
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::train

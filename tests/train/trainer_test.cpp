@@ -10,7 +10,7 @@
 #include "dtopp/moe/routers/make_router.h"
 #include "tiny_model.h"
 
-namespace dtopp {
+namespace dtopp::train {
 namespace {
 
 // The router's state as numbers.
@@ -24,7 +24,7 @@ std::map<std::string, std::vector<double>> router_state(const Trainer& trainer) 
 }
 
 TEST(Trainer, gradients_do_not_depend_on_the_micro_batch_size) {
-  RunConfig config = tiny();
+  config::RunConfig config = tiny();
   config.loss.load_balance = 0;  // the only term that depends on the micro-batch
   Trainer two = trainer_of(config);
   config.training.micro_batch_size = 4;
@@ -52,7 +52,7 @@ std::vector<StepResult> results_of(Trainer& trainer, int64_t steps) {
 }
 
 TEST(Trainer, steps_without_room_for_their_pairs_run_again_and_leave_no_trace) {
-  const RunConfig config = tiny();
+  const config::RunConfig config = tiny();
   Trainer exact = trainer_of(config);
   exact.initialise();
   const auto expected = results_of(exact, 6);
@@ -77,22 +77,22 @@ TEST(Trainer, steps_without_room_for_their_pairs_run_again_and_leave_no_trace) {
 }
 
 TEST(Trainer, global_batch_statistics_are_those_of_the_last_step) {
-  RunConfig config = tiny();
-  config.loss.batch_statistics = BatchStatistics::kGlobal;
+  config::RunConfig config = tiny();
+  config.loss.batch_statistics = config::BatchStatistics::kGlobal;
   config.optimizer.lr = 0;  // keeps the parameters, so that the second step can be recomputed
   Trainer trainer = trainer_of(config);
   trainer.initialise();
   const StepResult first = step(trainer);
-  const auto load = [&](RunConfig with, const NamedTensors& state) {
-    std::shared_ptr<Router> router = make_router(with, at::kCPU);
+  const auto load = [&](config::RunConfig with, const ops::NamedTensors& state) {
+    std::shared_ptr<moe::Router> router = moe::make_router(with, at::kCPU);
     router->load_state(state);
-    return Routing{router};
+    return moe::Routing{router};
   };
-  const NamedTensors state = trainer.routing().router->state();
+  const ops::NamedTensors state = trainer.routing().router->state();
   const StepResult second = step(trainer);
-  const LossFunction losses =
+  const models::LossFunction losses =
       trainer.model().bind([&](const std::string& name) { return trainer.parameters().model_param(name); });
-  const auto balance = [&](const Routing& given, uint64_t position) {
+  const auto balance = [&](const moe::Routing& given, uint64_t position) {
     double sum = 0;
     for (const uint64_t micro_batch : {position, position + 2})
       sum += losses(trainer.data().training->read(micro_batch, 2), given)
@@ -101,20 +101,20 @@ TEST(Trainer, global_batch_statistics_are_those_of_the_last_step) {
     return sum / 2;
   };
   EXPECT_TRUE(
-      find_tensor(state, "tokens_per_expert_LE", "state").equal(first.activations.tokens_per_expert()));
+      ops::find_tensor(state, "tokens_per_expert_LE", "state").equal(first.activations.tokens_per_expert()));
   const double of_last_step = balance(load(config, state), 4);
   EXPECT_NEAR(second.loss_named("load_balance_loss"), of_last_step, 1e-6);
-  NamedTensors own = state;
+  ops::NamedTensors own = state;
   std::erase_if(own, [](const auto& tensor) { return tensor.first == "tokens_per_expert_LE"; });
-  config.loss.batch_statistics = BatchStatistics::kMicroBatch;
+  config.loss.batch_statistics = config::BatchStatistics::kMicroBatch;
   EXPECT_NE(of_last_step, balance(load(config, own), 4));
   // The first step has no preceding step.
-  const Routing fresh = {make_router(config, at::kCPU)};
+  const moe::Routing fresh = {moe::make_router(config, at::kCPU)};
   EXPECT_NEAR(first.loss_named("load_balance_loss"), balance(fresh, 0), 1e-6);
 }
 
 TEST(Trainer, controller_counts_every_micro_batch_and_layer_exactly) {
-  const RunConfig config = tiny();
+  const config::RunConfig config = tiny();
   Trainer trainer = trainer_of(config);
   trainer.initialise();
   for (int n = 0; n < 4; ++n) {
@@ -132,7 +132,7 @@ TEST(Trainer, controller_counts_every_micro_batch_and_layer_exactly) {
 }
 
 TEST(Trainer, validation_disturbs_nothing) {
-  const RunConfig config = tiny();
+  const config::RunConfig config = tiny();
   Trainer plain = trainer_of(config);
   Trainer validating = trainer_of(config);
   plain.initialise();
@@ -150,14 +150,14 @@ TEST(Trainer, validation_disturbs_nothing) {
 }
 
 TEST(Trainer, a_step_that_is_stopped_has_not_happened) {
-  const RunConfig config = tiny();
+  const config::RunConfig config = tiny();
   std::atomic<bool> requested = false;
-  TrainingData data = data_for(config);
+  models::TrainingData data = data_for(config);
   data.training = dataset_of([&, all = data.training](uint64_t position, int64_t count) {
     requested = true;  // during the first of two micro-batches
     return all->read(position, count);
   });
-  Trainer stopped(config, make_model(config), std::move(data), at::kFloat);
+  Trainer stopped(config, models::make_model(config), std::move(data), at::kFloat);
   Trainer plain = trainer_of(config);
   stopped.initialise();
   plain.initialise();
@@ -173,11 +173,11 @@ TEST(Trainer, a_step_that_is_stopped_has_not_happened) {
 }
 
 // The model with its total loss multiplied by `factor`, which may change during training.
-Model poisoned_model(const RunConfig& config, const double& factor) {
-  Model model = make_model(config);
-  model.bind = [&factor, bind = model.bind](const ParameterLookup& parameter) -> LossFunction {
-    return [&factor, losses = bind(parameter)](const Batch& batch, const Routing& inputs) {
-      BatchLosses result = losses(batch, inputs);
+models::Model poisoned_model(const config::RunConfig& config, const double& factor) {
+  models::Model model = models::make_model(config);
+  model.bind = [&factor, bind = model.bind](const models::ParameterLookup& parameter) -> models::LossFunction {
+    return [&factor, losses = bind(parameter)](const models::Batch& batch, const moe::Routing& inputs) {
+      models::BatchLosses result = losses(batch, inputs);
       result.total = result.total * factor;
       return result;
     };
@@ -186,7 +186,7 @@ Model poisoned_model(const RunConfig& config, const double& factor) {
 }
 
 TEST(Trainer, a_non_finite_step_changes_nothing_but_the_position) {
-  const RunConfig config = tiny();
+  const config::RunConfig config = tiny();
   for (const double poison :
        {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
     double factor = 1;
@@ -213,7 +213,7 @@ TEST(Trainer, a_non_finite_step_changes_nothing_but_the_position) {
 
 // The device lags behind: two steps are issued before the first one's results are read.
 TEST(Trainer, results_read_late_are_the_same) {
-  const RunConfig config = tiny();
+  const config::RunConfig config = tiny();
   double factor = 1;
   Trainer late(config, poisoned_model(config, factor), data_for(config), at::kFloat);
   Trainer prompt(config, poisoned_model(config, factor), data_for(config), at::kFloat);
@@ -247,17 +247,17 @@ TEST(Trainer, results_read_late_are_the_same) {
 }
 
 TEST(Trainer, learns_to_repeat_a_small_batch) {
-  for (const auto& [method, name] : enum_names(RoutingMethod())) {
+  for (const auto& [method, name] : config::enum_names(config::RoutingMethod())) {
     SCOPED_TRACE(name);
     for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
-      RunConfig config = tiny();
+      config::RunConfig config = tiny();
       config.routing.method = method;
       config.routing.experts = {3};
       config.training.steps = 60;
-      TrainingData data = data_for(config);
+      models::TrainingData data = data_for(config);
       data.training =
           dataset_of([all = data.training](uint64_t, int64_t count) { return all->read(0, count); });
-      Trainer trainer(config, make_model(config), data, type);
+      Trainer trainer(config, models::make_model(config), data, type);
       trainer.initialise();
       const double first = step(trainer).loss_named("lm_loss");
       double last = 0;
@@ -269,7 +269,7 @@ TEST(Trainer, learns_to_repeat_a_small_batch) {
 }
 
 TEST(Trainer, clips_the_global_norm) {
-  RunConfig config = tiny();
+  config::RunConfig config = tiny();
   config.optimizer.grad_clip = 0.1;
   config.optimizer.eps = 10.0;  // makes AdamW's first step proportional to the gradient
   config.optimizer.lr = 1.0;
@@ -290,4 +290,4 @@ TEST(Trainer, clips_the_global_norm) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::train

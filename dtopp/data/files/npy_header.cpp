@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 constexpr std::string_view kNpyMagic = "\x93NUMPY";
@@ -82,4 +82,4 @@ std::span<const std::byte> read_npy_data(ByteReader& reader, const std::vector<i
   return bytes;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -9,7 +9,7 @@
 
 #include "dtopp/base/byte_reader.h"
 
-namespace dtopp {
+namespace dtopp::data {
 
 // The values of the header's dictionary. The views refer to the reader's bytes.
 struct NpyHeader {
@@ -30,4 +30,4 @@ NpyHeader read_npy_header(ByteReader& reader);
 std::span<const std::byte> read_npy_data(ByteReader& reader, const std::vector<int64_t>& shape,
                                          uint64_t element_bytes);
 
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -7,7 +7,7 @@
 #include <archive.h>
 #include <archive_entry.h>
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 constexpr uint64_t kNpyAlignment = 64;
@@ -103,4 +103,4 @@ void NpzWriter::finish() {
   impl_->check(archive_write_close(impl_->zip));
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -9,7 +9,7 @@
 
 #include "dtopp/base/files.h"
 
-namespace dtopp {
+namespace dtopp::data {
 
 class NpzWriter {
  public:
@@ -32,4 +32,4 @@ class NpzWriter {
   std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -20,7 +20,7 @@
 
 #include "dtopp/base/errors.h"
 
-namespace dtopp {
+namespace dtopp::data {
 
 template <class Source, class Work>
 class OrderedWorkers {
@@ -133,4 +133,4 @@ class OrderedWorkers {
   std::vector<std::thread> threads_;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::data

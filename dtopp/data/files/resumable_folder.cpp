@@ -10,7 +10,7 @@
 #include "dtopp/base/json_fields.h"
 #include "dtopp/base/temporary.h"
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -160,4 +160,4 @@ void ResumableFolder::clear_up() const {
   sync_directory(path_);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -23,7 +23,7 @@
 #include "dtopp/base/manifest.h"
 #include "dtopp/base/path_kind.h"
 
-namespace dtopp {
+namespace dtopp::data {
 
 // A kind of prepared folder: token files or images.
 struct FolderKind {
@@ -91,4 +91,4 @@ auto with_remedy(Read read) {
   }
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::data

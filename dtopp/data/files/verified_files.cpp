@@ -15,7 +15,7 @@
 #include "dtopp/base/json_fields.h"
 #include "dtopp/data/files/resumable_folder.h"
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -118,4 +118,4 @@ void verify_files(const fs::path& folder, const ManifestFiles& files, bool also_
   if (verified != before) write_record(folder, verified);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::data

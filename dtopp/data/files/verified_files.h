@@ -11,7 +11,7 @@
 
 #include "dtopp/base/manifest.h"
 
-namespace dtopp {
+namespace dtopp::data {
 
 inline constexpr char kVerifiedName[] = ".verified.json";
 
@@ -34,4 +34,4 @@ Manifest read_verified_manifest(const std::filesystem::path& folder, const std::
 // files are read again next time.
 void verify_files(const std::filesystem::path& folder, const ManifestFiles& files, bool also_known);
 
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -11,7 +11,7 @@
 #include "dtopp/data/image_codec/decoders.h"
 #include "dtopp/data/image_codec/orientation.h"
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 // A limit on decoding time: a small progressive file may hold thousands of scans, and each scan is a pass
@@ -132,4 +132,4 @@ RawPicture decode_jpeg(std::span<const std::byte> file) {
   return std::move(reader.out);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::data

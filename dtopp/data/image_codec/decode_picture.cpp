@@ -7,7 +7,7 @@
 #include "dtopp/data/image_codec/decoders.h"
 #include "dtopp/data/image_codec/orientation.h"
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 PictureFormat format_of(std::span<const std::byte> file) {
@@ -65,4 +65,4 @@ DecodedPicture decode_picture(std::span<const std::byte> file, int channels) {
   return {turn_upright(std::move(picture), raw.orientation), format, raw.orientation != 1};
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::data

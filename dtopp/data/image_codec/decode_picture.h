@@ -12,7 +12,7 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/data/image_codec/picture.h"
 
-namespace dtopp {
+namespace dtopp::data {
 
 enum class PictureFormat { kJpeg, kPng, kWebp };
 
@@ -27,4 +27,4 @@ struct DecodedPicture {
 // call from many threads.
 DecodedPicture decode_picture(std::span<const std::byte> file, int channels);
 
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -9,7 +9,7 @@
 #include "dtopp/data/image_codec/decoders.h"
 #include "dtopp/data/image_codec/orientation.h"
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 // The state of libpng and of this decoder, in one object that outlives a longjmp out of the library.
@@ -90,4 +90,4 @@ RawPicture decode_png(std::span<const std::byte> file) {
   return std::move(reader.out);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -11,7 +11,7 @@
 #include "dtopp/data/image_codec/decoders.h"
 #include "dtopp/data/image_codec/orientation.h"
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 struct FreeDemuxer {
@@ -70,4 +70,4 @@ RawPicture decode_webp(std::span<const std::byte> file) {
   return raw;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -7,7 +7,7 @@
 
 #include "dtopp/data/image_codec/picture.h"
 
-namespace dtopp {
+namespace dtopp::data {
 
 struct RawPicture {
   Picture picture;      // grey or RGB, as stored
@@ -23,4 +23,4 @@ RawPicture decode_webp(std::span<const std::byte> file);
 // too large, the message states the declared size.
 void require_size(uint64_t height, uint64_t width);
 
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -6,7 +6,7 @@
 
 #include <png.h>
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 // The state of libpng in one object that outlives a longjmp out of the library.
@@ -49,4 +49,4 @@ std::string encode_png(const Picture& picture) {
   return std::move(writer.out);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -5,10 +5,10 @@
 
 #include "dtopp/data/image_codec/picture.h"
 
-namespace dtopp {
+namespace dtopp::data {
 
 // Returns a PNG file of 8 bits per channel. Precondition: the picture has 1 or 3 channels and at least one
 // pixel.
 std::string encode_png(const Picture& picture);
 
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -1,7 +1,7 @@
 // Made by scripts/make_glyphs.py from the public-domain X11 font misc-fixed 6x10; do not edit.
 #include "dtopp/data/image_codec/glyphs.h"
 
-namespace dtopp {
+namespace dtopp::data {
 
 // clang-format off
 const uint8_t kGlyphs[kGlyphCount][kGlyphHeight] = {
@@ -103,4 +103,4 @@ const uint8_t kGlyphs[kGlyphCount][kGlyphHeight] = {
 };
 // clang-format on
 
-}  // namespace dtopp
+}  // namespace dtopp::data

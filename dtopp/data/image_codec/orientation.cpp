@@ -6,7 +6,7 @@
 
 #include "dtopp/base/byte_reader.h"
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 constexpr uint16_t kOrientationTag = 0x0112;
@@ -84,4 +84,4 @@ Picture turn_upright(Picture picture, int orientation) {
   return turned;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -6,7 +6,7 @@
 
 #include "dtopp/data/image_codec/picture.h"
 
-namespace dtopp {
+namespace dtopp::data {
 
 // Returns the Exif orientation, from 1 (upright) to 8; 1 if the data are damaged or hold no orientation.
 // `exif` is a TIFF header with its directories, with or without "Exif\0\0" before it.
@@ -15,4 +15,4 @@ int exif_orientation(std::span<const std::byte> exif);
 // Returns the picture, turned and mirrored from `orientation` (1 to 8) to upright.
 Picture turn_upright(Picture picture, int orientation);
 
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-namespace dtopp {
+namespace dtopp::data {
 
 void to_planes(const Picture& picture, std::span<uint8_t> out) {
   const auto channels = static_cast<size_t>(picture.channels);
@@ -31,4 +31,4 @@ Picture from_planes(std::span<const std::byte> planes, int height, int width, in
   return picture;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::data

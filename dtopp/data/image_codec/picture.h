@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-namespace dtopp {
+namespace dtopp::data {
 
 // Leaves new elements of a vector uninitialized. The code that creates the vector must fill it.
 template <class T>
@@ -53,4 +53,4 @@ void to_planes(const Picture& picture, std::span<uint8_t> out);
 // Converts `planes` [channels, height, width] to a picture. Precondition: planes.size() is their product.
 Picture from_planes(std::span<const std::byte> planes, int height, int width, int channels);
 
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -6,7 +6,7 @@
 
 #include "dtopp/data/image_codec/glyphs.h"
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 constexpr int kSmallestWidth = 64;
@@ -97,4 +97,4 @@ GridExtent grid_extent(int64_t rows, int64_t columns, int64_t height, int64_t wi
   return {kGap + rows * (height * zoom + kLabelHeight + kGap), kGap + columns * (width * zoom + kGap)};
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -7,7 +7,7 @@
 
 #include "dtopp/data/image_codec/picture.h"
 
-namespace dtopp {
+namespace dtopp::data {
 
 struct GridCell {
   Picture picture;
@@ -26,4 +26,4 @@ struct GridExtent {
 };
 GridExtent grid_extent(int64_t rows, int64_t columns, int64_t height, int64_t width);
 
-}  // namespace dtopp
+}  // namespace dtopp::data

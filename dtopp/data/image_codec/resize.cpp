@@ -9,7 +9,7 @@
 
 #include "dtopp/data/image_codec/resize_kernels.h"
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 constexpr int kRowsAtOnce = 32;  // rows per transposed block
@@ -147,4 +147,4 @@ Picture crop_to_square(Picture picture, int size) {
                 {(height - size) / 2, size, (width - size) / 2, size});
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::data

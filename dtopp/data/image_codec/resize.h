@@ -3,7 +3,7 @@
 
 #include "dtopp/data/image_codec/picture.h"
 
-namespace dtopp {
+namespace dtopp::data {
 
 enum class ResizeFilter { kBox, kBicubic };
 
@@ -24,4 +24,4 @@ Picture resize(const Picture& picture, int height, int width, ResizeFilter filte
 // cropped.
 Picture crop_to_square(Picture picture, int size);
 
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -8,7 +8,7 @@
 #include <immintrin.h>
 #endif
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 constexpr int32_t kHalf = 1 << (kWeightBits - 1);
@@ -115,4 +115,4 @@ void transpose(const uint8_t* in, size_t in_stride, size_t rows, size_t columns,
   }
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::data

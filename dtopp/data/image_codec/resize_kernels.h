@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <span>
 
-namespace dtopp {
+namespace dtopp::data {
 
 inline constexpr int kWeightBits = 22;  // fractional bits of a weight
 
@@ -18,4 +18,4 @@ void sum_weighted_rows(const uint8_t* rows, size_t stride, std::span<const int32
 void transpose(const uint8_t* in, size_t in_stride, size_t rows, size_t columns, uint8_t* out,
                size_t out_stride);
 
-}  // namespace dtopp
+}  // namespace dtopp::data

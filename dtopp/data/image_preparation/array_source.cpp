@@ -9,7 +9,7 @@
 #include "dtopp/data/files/npy_header.h"
 #include "dtopp/data/image_preparation/image_source.h"
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -126,4 +126,4 @@ std::unique_ptr<ImageSource> open_image_array(const fs::path& path) {
   return std::make_unique<ArraySource>(path);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::data

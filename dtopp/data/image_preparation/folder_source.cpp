@@ -10,7 +10,7 @@
 #include "dtopp/base/hash.h"
 #include "dtopp/data/image_preparation/image_source.h"
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -103,4 +103,4 @@ InputSource describe_image_folder(const fs::path& path) {
   return source;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -14,7 +14,7 @@
 #include "dtopp/base/path_kind.h"
 #include "dtopp/data/text/unicode.h"
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -197,4 +197,4 @@ void ImageBatches::require_unchanged() const {
                     ": changed while it was being read; start again with a new output folder");
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -12,7 +12,7 @@
 #include "dtopp/data/files/resumable_folder.h"
 #include "dtopp/data/image_preparation/raw_sample.h"
 
-namespace dtopp {
+namespace dtopp::data {
 
 class ImageSource {
  public:
@@ -107,4 +107,4 @@ InputSource describe_image_folder(const std::filesystem::path& path);
 std::unique_ptr<ImageSource> open_image_tar(const std::filesystem::path& path);
 std::unique_ptr<ImageSource> open_image_array(const std::filesystem::path& path);
 
-}  // namespace dtopp
+}  // namespace dtopp::data

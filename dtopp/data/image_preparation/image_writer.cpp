@@ -8,7 +8,7 @@
 #include "dtopp/base/hash.h"
 #include "dtopp/base/safetensors.h"
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -154,4 +154,4 @@ ManifestFiles ImageWriter::finish_shard() {
 
 void ImageWriter::begin_shard() { open_streams({}); }
 
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -17,7 +17,7 @@
 #include "dtopp/data/image_preparation/prepared_image.h"
 #include "dtopp/data/images/image_facts.h"
 
-namespace dtopp {
+namespace dtopp::data {
 
 // A shard exceeds this size only if it holds a single sample.
 inline constexpr uint64_t kMaxShardBytes = uint64_t{1} << 30;
@@ -67,4 +67,4 @@ class ImageWriter {
   int64_t text_tokens_ = 0;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -9,7 +9,7 @@
 #include "dtopp/base/files.h"
 #include "dtopp/base/json_fields.h"
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -177,4 +177,4 @@ void ImagePreparation::finish() {
   folder_.finish(to_json(facts_), files_);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -18,7 +18,7 @@
 #include "dtopp/data/image_preparation/prepared_image.h"
 #include "dtopp/data/images/image_facts.h"
 
-namespace dtopp {
+namespace dtopp::data {
 
 struct PrepareImagesOptions {
   std::vector<std::filesystem::path> sources;  // read in this order
@@ -93,4 +93,4 @@ class ImagePreparation {
   std::chrono::steady_clock::time_point next_record_;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::data

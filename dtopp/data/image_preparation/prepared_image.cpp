@@ -10,7 +10,7 @@
 #include "dtopp/data/image_codec/resize.h"
 #include "dtopp/data/image_preparation/array_source.h"
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 std::span<const std::byte> bytes_of(const std::string& text) {
@@ -227,4 +227,4 @@ void agree(ImageFacts& facts, const ClassPlan& plan, const PreparedImage& image)
   facts.text_length = std::max(facts.text_length, image.text_length);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -10,7 +10,7 @@
 #include "dtopp/data/image_preparation/image_source.h"
 #include "dtopp/data/images/image_facts.h"
 
-namespace dtopp {
+namespace dtopp::data {
 
 struct PreparedImage {
   std::string name;
@@ -59,4 +59,4 @@ std::string disagreement(const ImageFacts& facts, const ClassPlan& plan, const P
 // add a class and extend the longest text.
 void agree(ImageFacts& facts, const ClassPlan& plan, const PreparedImage& image);
 
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -9,7 +9,7 @@
 #include "dtopp/base/files.h"
 #include "dtopp/data/text/unicode.h"
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 bool is_control(char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }
@@ -104,4 +104,4 @@ std::string printable(std::string_view name) {
   return text;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -9,7 +9,7 @@
 
 #include "dtopp/base/safetensors.h"
 
-namespace dtopp {
+namespace dtopp::data {
 
 // A member of a sample: its bytes, or the path of the file that holds them.
 struct RawMember {
@@ -55,4 +55,4 @@ std::string name_fault(std::string_view name);
 // '?'.
 std::string printable(std::string_view name);
 
-}  // namespace dtopp
+}  // namespace dtopp::data

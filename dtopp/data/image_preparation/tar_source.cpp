@@ -14,7 +14,7 @@
 #include "dtopp/data/image_preparation/image_source.h"
 #include "dtopp/data/text/byte_source.h"
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 constexpr size_t kTarBlockBytes = size_t{1} << 18;
@@ -163,4 +163,4 @@ std::unique_ptr<ImageSource> open_image_tar(const std::filesystem::path& path) {
   return std::make_unique<TarSource>(path);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::data

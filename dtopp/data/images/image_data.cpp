@@ -9,7 +9,7 @@
 #include "dtopp/base/hash.h"
 #include "dtopp/data/images/image_shard.h"
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -170,4 +170,4 @@ void require_alike(const ImageLayout& layout, const std::string& name, const Ima
     refuse("a different one", "another scale or shift");
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::data

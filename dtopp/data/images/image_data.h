@@ -15,7 +15,7 @@
 #include "dtopp/data/files/verified_files.h"
 #include "dtopp/data/images/image_facts.h"
 
-namespace dtopp {
+namespace dtopp::data {
 
 // The properties that all samples share.
 struct ImageLayout {
@@ -86,4 +86,4 @@ class ImageOrder {
   RandomStream order_;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::data

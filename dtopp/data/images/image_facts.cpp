@@ -8,7 +8,7 @@
 
 #include "dtopp/base/json_fields.h"
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 using nlohmann::ordered_json;
@@ -106,4 +106,4 @@ ImageFacts read_image_facts(const Manifest& manifest, const std::filesystem::pat
   return facts;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -14,7 +14,7 @@
 #include "dtopp/base/manifest.h"
 #include "dtopp/data/files/resumable_folder.h"
 
-namespace dtopp {
+namespace dtopp::data {
 
 inline constexpr char kImageDataFormat[] = "dtopp image data 1";           // format of manifest.json
 inline constexpr char kImageRecordFormat[] = "dtopp image preparation 3";  // format of progress.json
@@ -71,4 +71,4 @@ nlohmann::ordered_json to_json(const ImageJob& job);
 // key, if a value is missing, has a wrong type or is out of range.
 ImageFacts read_image_facts(const Manifest& manifest, const std::filesystem::path& path);
 
-}  // namespace dtopp
+}  // namespace dtopp::data

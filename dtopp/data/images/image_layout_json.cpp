@@ -5,7 +5,7 @@
 #include "dtopp/base/json.h"
 #include "dtopp/base/json_fields.h"
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 constexpr char kPixels[] = "pixels", kLatents[] = "latents";
@@ -61,4 +61,4 @@ ImageLayout parse_image_layout(const std::string& text, const std::string& what)
   return layout;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::data

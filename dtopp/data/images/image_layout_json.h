@@ -8,7 +8,7 @@
 
 #include "dtopp/data/images/image_data.h"
 
-namespace dtopp {
+namespace dtopp::data {
 
 // Returns the layout as JSON:
 // {"kind": "pixels" | "latents", "shape": [C, H, W], "classes": [...], "text_size": 0,
@@ -19,4 +19,4 @@ std::string format_image_layout(const ImageLayout& layout);
 // wrong type or is out of range.
 ImageLayout parse_image_layout(const std::string& text, const std::string& what);
 
-}  // namespace dtopp
+}  // namespace dtopp::data

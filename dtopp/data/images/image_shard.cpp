@@ -6,7 +6,7 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/data/image_codec/decode_picture.h"
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 int64_t integer_at(std::span<const std::byte> integers, uint64_t index) {
@@ -125,4 +125,4 @@ void ImageShard::fail(uint64_t index, const std::string& cause) const {
   fail("sample " + std::to_string(index) + ": " + cause);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::data

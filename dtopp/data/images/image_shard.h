@@ -9,7 +9,7 @@
 #include "dtopp/base/safetensors.h"
 #include "dtopp/data/images/image_facts.h"
 
-namespace dtopp {
+namespace dtopp::data {
 
 class ImageShard {
  public:
@@ -46,4 +46,4 @@ class ImageShard {
   Bytes samples_, flipped_, offsets_, labels_, text_, text_offsets_;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -11,7 +11,7 @@
 #include "dtopp/base/descriptor.h"
 #include "dtopp/base/errors.h"
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -191,4 +191,4 @@ std::unique_ptr<ByteSource> open_bytes(const fs::path& path) {
   return std::make_unique<PlainSource>(path);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -7,7 +7,7 @@
 #include <memory>
 #include <span>
 
-namespace dtopp {
+namespace dtopp::data {
 
 class ByteSource {
  public:
@@ -30,4 +30,4 @@ class ByteSource {
 // windows up to 128 MiB) are decompressed. Other files are read unchanged.
 std::unique_ptr<ByteSource> open_bytes(const std::filesystem::path& path);
 
-}  // namespace dtopp
+}  // namespace dtopp::data

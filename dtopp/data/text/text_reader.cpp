@@ -9,7 +9,7 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/data/text/unicode.h"
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -125,4 +125,4 @@ bool TextReader::next(std::string& document) {
   return false;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -14,7 +14,7 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/data/text/byte_source.h"
 
-namespace dtopp {
+namespace dtopp::data {
 
 // The largest size of a line, or of a file that is one document, uncompressed.
 inline constexpr uint64_t kMaxLineBytes = uint64_t{1} << 30;
@@ -96,4 +96,4 @@ class TextReader {
   std::string line_;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::data

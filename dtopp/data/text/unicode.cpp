@@ -4,7 +4,7 @@
 
 #include <utf8proc.h>
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 // A part of a text: the bytes of one code point if `valid`, else of a maximal invalid part.
@@ -82,4 +82,4 @@ std::string replace_invalid_utf8(std::string_view bytes) {
   return text;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::data

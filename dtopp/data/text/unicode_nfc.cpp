@@ -13,7 +13,7 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/data/text/unicode.h"
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 int combining_class(utf8proc_int32_t c) { return utf8proc_get_property(c)->combining_class; }
@@ -115,4 +115,4 @@ std::string_view normalize_nfc(std::string_view text, std::string& storage) {
   return storage;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -3,7 +3,7 @@
 
 #include "dtopp/data/text/unicode.h"
 
-namespace dtopp {
+namespace dtopp::data {
 
 // Each run: its first code point << 8 | its class bits; it ends where the next one begins.
 // clang-format off
@@ -239,4 +239,4 @@ const uint32_t kUnicodeTable[] = {
 // clang-format on
 const size_t kUnicodeTableSize = std::size(kUnicodeTable);
 
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -4,7 +4,7 @@
 
 #include "dtopp/data/text/text_reader.h"
 
-namespace dtopp {
+namespace dtopp::data {
 
 std::vector<int64_t> encode_file(const std::filesystem::path& path, const Tokenizer& tokenizer) {
   const int32_t end_of_text = tokenizer.end_of_text();
@@ -19,4 +19,4 @@ std::vector<int64_t> encode_file(const std::filesystem::path& path, const Tokeni
   return ids;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::data

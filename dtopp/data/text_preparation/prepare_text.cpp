@@ -14,7 +14,7 @@
 #include "dtopp/data/tokens/token_file.h"
 #include "dtopp/data/tokens/token_folder.h"
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -137,4 +137,4 @@ void TextPreparation::finish() {
   folder_.finish(to_json(written.documents, written.tokens, written.max_token), files);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -18,7 +18,7 @@
 #include "dtopp/data/text_preparation/text_batches.h"
 #include "dtopp/data/text_preparation/token_file_writer.h"
 
-namespace dtopp {
+namespace dtopp::data {
 
 struct PrepareTextOptions {
   std::vector<std::filesystem::path> inputs;  // read in this order
@@ -72,4 +72,4 @@ class TextPreparation {
   std::chrono::steady_clock::time_point next_record_;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::data

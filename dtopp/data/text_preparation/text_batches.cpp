@@ -5,7 +5,7 @@
 
 #include "dtopp/base/errors.h"
 
-namespace dtopp {
+namespace dtopp::data {
 
 namespace fs = std::filesystem;
 
@@ -70,4 +70,4 @@ EncodedBatch BatchEncoder::operator()(TextBatch batch, int worker) {
   return encoded;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::data

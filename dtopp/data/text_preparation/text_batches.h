@@ -12,7 +12,7 @@
 #include "dtopp/data/text/text_reader.h"
 #include "dtopp/data/tokenizer/tokenizer.h"
 
-namespace dtopp {
+namespace dtopp::data {
 
 // A tokenizer, or a stand-in for one.
 struct TextEncoder {
@@ -98,4 +98,4 @@ class BatchEncoder {
   std::vector<DocumentParser> parsers_;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::data

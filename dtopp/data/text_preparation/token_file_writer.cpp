@@ -9,7 +9,7 @@
 #include "dtopp/data/tokens/megatron_index.h"
 #include "dtopp/data/tokens/token_folder.h"
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -80,4 +80,4 @@ ManifestFiles TokenFileWriter::finish() {
   return {{kTokensName, written_.files.at(kTokensName)}, {kIndexName, {fs::file_size(index), index_hash}}};
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::data

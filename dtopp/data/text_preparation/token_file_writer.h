@@ -10,7 +10,7 @@
 #include "dtopp/base/manifest.h"
 #include "dtopp/data/tokens/token_array.h"
 
-namespace dtopp {
+namespace dtopp::data {
 
 // The state after sync(): the documents that are on the device.
 struct WrittenTokens {
@@ -46,4 +46,4 @@ class TokenFileWriter {
   std::vector<uint16_t> narrow_;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 uint8_t byte_at(std::string_view text, size_t offset) { return static_cast<uint8_t>(text[offset]); }
@@ -108,4 +108,4 @@ void AddedTokenMatcher::split(std::string_view text, std::vector<TextSegment>& s
   report(-1, done, text.size());
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -14,7 +14,7 @@
 #include "dtopp/data/text/unicode.h"
 #include "dtopp/data/tokenizer/tokenizer_json.h"
 
-namespace dtopp {
+namespace dtopp::data {
 
 // A byte range of a text: an added token, or the text between two of them (id -1).
 struct TextSegment {
@@ -55,4 +55,4 @@ class AddedTokenMatcher {
   std::bitset<65536> first_pairs_;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::data

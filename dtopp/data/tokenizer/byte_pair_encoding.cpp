@@ -6,7 +6,7 @@
 
 #include "dtopp/base/errors.h"
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 constexpr uint32_t kNone = std::numeric_limits<uint32_t>::max();
@@ -164,4 +164,4 @@ void BytePairEncoding::merge_long(std::vector<int32_t>& ids) const {
   for (uint32_t i = 0; i != kNone; i = symbols[i].next) ids.push_back(symbols[i].id);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -15,7 +15,7 @@
 #include "dtopp/data/tokenizer/tokenizer_json.h"
 #include "dtopp/data/tokenizer/vocabulary.h"
 
-namespace dtopp {
+namespace dtopp::data {
 
 struct Merge {
   uint32_t rank;  // lower ranks merge first
@@ -82,4 +82,4 @@ class BytePairEncoding {
   bool ignore_merges_;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -1,6 +1,6 @@
 #include "dtopp/data/tokenizer/pre_tokenizer.h"
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 // Returns the length of the contraction ('s 't 'm 'd 're 've 'll) whose apostrophe is at `begin`, or 0.
@@ -57,4 +57,4 @@ size_t find_word_end(std::string_view text, size_t begin, const CodePointClasses
   return last > begin ? last : end;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::data

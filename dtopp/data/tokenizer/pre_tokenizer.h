@@ -8,9 +8,9 @@
 
 #include "dtopp/data/text/unicode.h"
 
-namespace dtopp {
+namespace dtopp::data {
 
 // Returns the end of the word that begins at `begin` (< text.size()). Precondition: `text` is valid UTF-8.
 size_t find_word_end(std::string_view text, size_t begin, const CodePointClasses& classes);
 
-}  // namespace dtopp
+}  // namespace dtopp::data

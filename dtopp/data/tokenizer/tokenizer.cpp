@@ -16,7 +16,7 @@
 #include "dtopp/data/tokenizer/tokenizer_json.h"
 #include "dtopp/data/tokenizer/word_cache.h"
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 // The added tokens, with the ids and spellings that Hugging Face assigns when it loads them.
@@ -259,4 +259,4 @@ int32_t Tokenizer::end_of_text() const {
 const std::string& Tokenizer::file_text() const { return impl_->text; }
 const std::string& Tokenizer::hash() const { return impl_->hash; }
 
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -14,7 +14,7 @@
 #include <string_view>
 #include <vector>
 
-namespace dtopp {
+namespace dtopp::data {
 
 class Tokenizer {
  public:
@@ -46,4 +46,4 @@ class Tokenizer {
   std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -5,7 +5,7 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/data/tokenizer/vocabulary.h"
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 using simdjson::dom::element;
@@ -229,4 +229,4 @@ TokenizerSpec parse_tokenizer_json(std::string_view text, const std::string& fil
   return spec;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-namespace dtopp {
+namespace dtopp::data {
 
 // Limits on the file: its bytes, its ids (exclusive; also the entries of vocab and of merges), and the bytes
 // of an added token.
@@ -46,4 +46,4 @@ struct TokenizerSpec {
 // supported.
 TokenizerSpec parse_tokenizer_json(std::string_view text, const std::string& file);
 
-}  // namespace dtopp
+}  // namespace dtopp::data

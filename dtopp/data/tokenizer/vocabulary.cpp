@@ -8,7 +8,7 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/data/text/unicode.h"
 
-namespace dtopp {
+namespace dtopp::data {
 
 ByteAlphabet::ByteAlphabet() {
   bytes_.fill(-1);
@@ -84,4 +84,4 @@ const std::string* Vocabulary::token(int32_t id) const {
   return tokens_[id];
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-namespace dtopp {
+namespace dtopp::data {
 
 // GPT-2's byte-level alphabet: a printable byte is written as itself, any other byte as a character from
 // U+0100 on.
@@ -57,4 +57,4 @@ std::string quote(std::string_view token);
 // Returns a random seed for hash tables that untrusted files fill.
 uint64_t make_hash_seed();
 
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-namespace dtopp {
+namespace dtopp::data {
 
 class WordCache {
  public:
@@ -66,4 +66,4 @@ class WordCache {
   std::vector<Entry> entries_;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -6,7 +6,7 @@
 #include "dtopp/base/byte_reader.h"
 #include "dtopp/base/hash.h"
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 using namespace std::string_view_literals;
@@ -128,4 +128,4 @@ std::string write_megatron_index(const std::filesystem::path& path, TokenType ty
   return hasher.hexdigest();
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -11,7 +11,7 @@
 #include "dtopp/base/files.h"
 #include "dtopp/data/tokens/token_array.h"
 
-namespace dtopp {
+namespace dtopp::data {
 
 // The tokens of a Megatron .bin file and the number of documents in its .idx file.
 struct TokenPair {
@@ -28,4 +28,4 @@ TokenPair open_megatron(const std::filesystem::path& bin, const std::filesystem:
 std::string write_megatron_index(const std::filesystem::path& path, TokenType type,
                                  const MappedFile& lengths);
 
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -10,7 +10,7 @@
 
 #include "dtopp/base/path_kind.h"
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 constexpr uint64_t kLongest = Mixture::kLongestPattern;
@@ -159,4 +159,4 @@ std::vector<std::string> source_names(const std::vector<std::string>& paths) {
   return names;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -10,7 +10,7 @@
 
 #include "dtopp/base/random.h"
 
-namespace dtopp {
+namespace dtopp::data {
 
 // A repeating pattern of sources.
 //
@@ -67,4 +67,4 @@ class MixedOrder {
 // normalized paths are the same.
 std::vector<std::string> source_names(const std::vector<std::string>& paths);
 
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -7,7 +7,7 @@
 #include "dtopp/base/byte_reader.h"
 #include "dtopp/data/files/npy_header.h"
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 TokenType type_of(std::string_view descr, const ByteReader& reader) {
@@ -50,4 +50,4 @@ TokenArray open_npy(const std::filesystem::path& path, int64_t vocab_size) {
   return TokenArray(std::move(file), 0, type, count);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::data

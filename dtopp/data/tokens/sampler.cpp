@@ -5,7 +5,7 @@
 
 #include "dtopp/base/errors.h"
 
-namespace dtopp {
+namespace dtopp::data {
 
 WindowSampler::WindowSampler(std::vector<TokenStream> streams, int64_t sequence_length, uint64_t seed)
     : streams_(std::move(streams)),
@@ -41,4 +41,4 @@ void WindowSampler::window(uint64_t index, std::span<int64_t> tokens) const {
   streams_[stream].read((index - first_window_[stream]) * stride, tokens);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -13,7 +13,7 @@
 #include "dtopp/base/random.h"
 #include "dtopp/data/tokens/token_file.h"
 
-namespace dtopp {
+namespace dtopp::data {
 
 class WindowSampler {
  public:
@@ -36,4 +36,4 @@ class WindowSampler {
   RandomStream order_;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -7,7 +7,7 @@
 
 #include "dtopp/base/byte_reader.h"
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 template <class Visitor>
@@ -79,4 +79,4 @@ int64_t TokenArray::scan(Hasher& ids) const {
   return largest;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::data

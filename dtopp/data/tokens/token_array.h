@@ -9,7 +9,7 @@
 #include "dtopp/base/files.h"
 #include "dtopp/base/hash.h"
 
-namespace dtopp {
+namespace dtopp::data {
 
 enum class TokenType { kUint8, kInt8, kUint16, kInt16, kUint32, kInt32, kUint64, kInt64 };
 
@@ -35,4 +35,4 @@ class TokenArray {
   uint64_t count_;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -12,7 +12,7 @@
 #include "dtopp/data/tokens/npy.h"
 #include "dtopp/data/tokens/token_folder.h"
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -61,7 +61,7 @@ TokenFacts read_facts(const fs::path& folder, const std::vector<fs::path>& files
     if (!manifest.files.contains(path.filename().string()))
       throw DataError(path.string() + ": not in this folder's manifest.json; move it elsewhere");
   }
-  return read_facts(manifest, folder / kManifestName);
+  return data::read_facts(manifest, folder / kManifestName);
 }
 
 // Returns the prefix "a" for "a.bin" and "a.idx", and any other path unchanged.
@@ -179,4 +179,4 @@ void TokenStream::require_ids_below(int64_t vocab_size) const {
 }
 const fs::path& TokenStream::path() const { return impl_->path; }
 
-}  // namespace dtopp
+}  // namespace dtopp::data

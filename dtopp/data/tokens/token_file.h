@@ -14,7 +14,7 @@
 
 #include "dtopp/data/files/verified_files.h"
 
-namespace dtopp {
+namespace dtopp::data {
 
 // Returns the path of the tokenizer.json in a folder of data. Returns nullopt if there is no such file or
 // `data` is not a folder.
@@ -55,4 +55,4 @@ class TokenStream {
   std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::data

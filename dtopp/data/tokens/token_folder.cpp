@@ -4,7 +4,7 @@
 
 #include "dtopp/base/json_fields.h"
 
-namespace dtopp {
+namespace dtopp::data {
 
 using nlohmann::ordered_json;
 
@@ -26,4 +26,4 @@ TokenFacts read_facts(const Manifest& manifest, const std::filesystem::path& pat
   return facts;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::data

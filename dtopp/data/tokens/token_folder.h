@@ -12,7 +12,7 @@
 #include "dtopp/base/manifest.h"
 #include "dtopp/data/files/resumable_folder.h"
 
-namespace dtopp {
+namespace dtopp::data {
 
 inline constexpr char kTokenDataFormat[] = "dtopp token data 2";       // manifest.json
 inline constexpr char kPrepareRecordFormat[] = "dtopp preparation 2";  // progress.json
@@ -38,4 +38,4 @@ nlohmann::ordered_json to_json(uint64_t documents, uint64_t tokens, int64_t max_
 // key, if a value is missing or has a wrong type.
 TokenFacts read_facts(const Manifest& manifest, const std::filesystem::path& path);
 
-}  // namespace dtopp
+}  // namespace dtopp::data

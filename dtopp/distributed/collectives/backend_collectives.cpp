@@ -5,7 +5,7 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/distributed/collectives/transport_error.h"
 
-namespace dtopp {
+namespace dtopp::distributed {
 namespace {
 
 // Runs an action and adds the rank and the collective to the exception that it throws.
@@ -94,4 +94,4 @@ std::unique_ptr<Collectives> make_backend_collectives(c10::intrusive_ptr<c10d::B
   return std::make_unique<BackendCollectives>(std::move(backend), ErrorContext{std::move(who), failure});
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::distributed

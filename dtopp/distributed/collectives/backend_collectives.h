@@ -10,7 +10,7 @@ namespace c10d {
 class Backend;
 }  // namespace c10d
 
-namespace dtopp {
+namespace dtopp::distributed {
 
 // The meaning of an exception from a backend.
 enum class BackendFailure {
@@ -26,4 +26,4 @@ std::unique_ptr<Collectives> make_backend_collectives(c10::intrusive_ptr<c10d::B
                                                       std::string who,
                                                       BackendFailure failure = BackendFailure::kOfOthers);
 
-}  // namespace dtopp
+}  // namespace dtopp::distributed

@@ -3,7 +3,7 @@
 #include <cstring>
 #include <numeric>
 
-namespace dtopp {
+namespace dtopp::distributed {
 namespace {
 
 int64_t row_bytes(const at::Tensor& tensor) {
@@ -126,4 +126,4 @@ Pending SingleRank::start(const Collective& collective) {
   return {};
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::distributed

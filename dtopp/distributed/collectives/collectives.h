@@ -20,7 +20,7 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/ops/core/torch.h"
 
-namespace dtopp {
+namespace dtopp::distributed {
 
 // Another rank, or the connection to it, failed. The error is not this rank's own.
 struct RankLost : ResourceError {
@@ -125,4 +125,4 @@ class SingleRank final : public Collectives {
   Pending start(const Collective& collective) override;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::distributed

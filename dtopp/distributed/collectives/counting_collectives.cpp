@@ -2,7 +2,7 @@
 
 #include <chrono>
 
-namespace dtopp {
+namespace dtopp::distributed {
 
 std::map<std::string, Traffic> CollectiveCounts::traffic() const {
   const std::lock_guard lock(mutex_);
@@ -70,4 +70,4 @@ Pending CountingCollectives::start(const Collective& collective) {
       std::make_unique<CountedOperation>(inner_->start(collective), counts_, collective.what, ordinal));
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::distributed

@@ -9,7 +9,7 @@
 
 #include "dtopp/distributed/collectives/collectives.h"
 
-namespace dtopp {
+namespace dtopp::distributed {
 
 struct Traffic {
   int64_t calls = 0;
@@ -61,4 +61,4 @@ class CountingCollectives final : public Collectives {
   std::shared_ptr<CollectiveCounts> counts_;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::distributed

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <thread>
 
-namespace dtopp {
+namespace dtopp::distributed {
 
 Wire::Clock::time_point Wire::arrival(int64_t bytes) {
   const std::chrono::duration<double> occupied(static_cast<double>(bytes) / bytes_per_second_);
@@ -34,4 +34,4 @@ Pending DelayedCollectives::start(const Collective& collective) {
   return Pending(std::make_unique<DelayedOperation>(inner_->start(collective), arrival));
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::distributed

@@ -8,7 +8,7 @@
 
 #include "dtopp/distributed/collectives/collectives.h"
 
-namespace dtopp {
+namespace dtopp::distributed {
 
 // A rank's outgoing connection, shared by the groups that use it. Collectives occupy it one after another.
 // Their bytes arrive `latency` after the last byte has left. Call it from the threads that start collectives.
@@ -43,4 +43,4 @@ class DelayedCollectives final : public Collectives {
   std::shared_ptr<Wire> wire_;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::distributed

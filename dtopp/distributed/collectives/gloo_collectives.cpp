@@ -10,7 +10,7 @@
 #include "dtopp/distributed/collectives/backend_collectives.h"
 #include "dtopp/distributed/collectives/transport_error.h"
 
-namespace dtopp {
+namespace dtopp::distributed {
 namespace {
 
 using c10d::ProcessGroupGloo;
@@ -71,4 +71,4 @@ std::unique_ptr<Collectives> make_gloo_collectives(const c10::intrusive_ptr<c10d
   }
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::distributed

@@ -13,7 +13,7 @@ namespace c10d {
 class Store;
 }  // namespace c10d
 
-namespace dtopp {
+namespace dtopp::distributed {
 
 // Ranks 0 to size - 1. An EP group is `ep_size` consecutive ranks; `ep_size` divides size.
 std::vector<int64_t> all_ranks(int64_t size);
@@ -43,4 +43,4 @@ std::unique_ptr<Collectives> make_gloo_collectives(const c10::intrusive_ptr<c10d
                                                    const std::vector<int64_t>& ranks,
                                                    const GlooOptions& options);
 
-}  // namespace dtopp
+}  // namespace dtopp::distributed

@@ -8,7 +8,7 @@
 
 #include "dtopp/ops/core/torch.h"
 
-namespace dtopp {
+namespace dtopp::distributed {
 namespace {
 
 using c10d::ProcessGroupNCCL;
@@ -39,4 +39,4 @@ TORCH_LIBRARY_FRAGMENT(dtopp, m) {
         torch::CppFunction::makeFromBoxedFunction<&nccl_backend_of_stack>());
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::distributed

@@ -8,7 +8,7 @@
 
 #include "dtopp/ops/core/torch.h"
 
-namespace dtopp {
+namespace dtopp::distributed {
 
 // The first line of the message, without the source location that Gloo puts in front.
 inline std::string reason_of(const std::exception& error) {
@@ -19,4 +19,4 @@ inline std::string reason_of(const std::exception& error) {
   return place_end == std::string::npos ? text : text.substr(place_end + 2);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::distributed

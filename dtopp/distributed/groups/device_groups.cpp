@@ -7,7 +7,7 @@
 #include "dtopp/distributed/collectives/backend_collectives.h"
 #include "dtopp/distributed/collectives/transport_error.h"
 
-namespace dtopp {
+namespace dtopp::distributed {
 namespace {
 
 class HostAndDevice final : public Collectives {
@@ -106,4 +106,4 @@ std::string DeviceGroups::failure() const {
   return "";
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::distributed

@@ -18,7 +18,7 @@ namespace c10d {
 class Backend;
 }  // namespace c10d
 
-namespace dtopp {
+namespace dtopp::distributed {
 
 // Combines the host and the device transport of one group. The result must own both alone.
 std::unique_ptr<Collectives> host_and_device(std::shared_ptr<Collectives> host,
@@ -52,4 +52,4 @@ class DeviceGroups {
   std::vector<Group> groups_;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::distributed

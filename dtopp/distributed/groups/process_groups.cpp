@@ -5,7 +5,7 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-namespace dtopp {
+namespace dtopp::distributed {
 namespace {
 
 ParallelDims first_rank_dims(Collectives& all, ParallelDims dims) {
@@ -40,4 +40,4 @@ ProcessGroups make_process_groups(const c10::intrusive_ptr<c10d::Store>& store, 
   return groups;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::distributed

@@ -8,7 +8,7 @@
 #include "dtopp/distributed/collectives/gloo_collectives.h"
 #include "dtopp/distributed/sharding/shard_layout.h"
 
-namespace dtopp {
+namespace dtopp::distributed {
 
 // Each group serves one purpose. Collectives of one purpose then never queue behind those of another.
 struct ProcessGroups {
@@ -36,4 +36,4 @@ ProcessGroups make_process_groups(const c10::intrusive_ptr<c10d::Store>& store, 
                                   const ParallelDims& dims, const GlooOptions& options,
                                   const std::shared_ptr<CollectiveCounts>& counts = nullptr);
 
-}  // namespace dtopp
+}  // namespace dtopp::distributed

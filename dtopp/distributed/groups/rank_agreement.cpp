@@ -4,7 +4,7 @@
 
 #include "dtopp/base/hash.h"
 
-namespace dtopp {
+namespace dtopp::distributed {
 
 std::optional<RankDifference> find_difference(const std::string& mine, Collectives& ranks) {
   if (ranks.size() == 1) return std::nullopt;
@@ -41,4 +41,4 @@ bool any_of(Collectives& ranks, bool here) {
   return count.item<double>() != 0;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::distributed

@@ -9,7 +9,7 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/distributed/collectives/collectives.h"
 
-namespace dtopp {
+namespace dtopp::distributed {
 
 // The ranks have different programs, configurations or data. All ranks throw it with the same message.
 struct RanksDiffer : Error {
@@ -34,4 +34,4 @@ void check_devices(const std::string& identity, Collectives& ranks);
 // Whether `here` is true on any rank.
 bool any_of(Collectives& ranks, bool here);
 
-}  // namespace dtopp
+}  // namespace dtopp::distributed

@@ -19,7 +19,7 @@
 #include "dtopp/distributed/membership/rank_exchange.h"
 #include "dtopp/distributed/membership/rendezvous.h"
 
-namespace dtopp {
+namespace dtopp::distributed {
 namespace {
 
 using std::chrono::milliseconds;
@@ -44,13 +44,13 @@ constexpr milliseconds kEarlyError{3000};
 
 }  // namespace
 
-Cluster::Cluster(LaunchEnvironment environment, std::string (*version)())
+Cluster::Cluster(launch::LaunchEnvironment environment, std::string (*version)())
     : environment_(std::move(environment)), version_(version), local_rank_(environment_.local_rank) {
   if (environment_.alone()) return;
   configure_transport();
   // If torchrun's agent dies, no process supervises or restarts its ranks. They receive SIGTERM, save and
   // stop.
-  if (environment_.launcher_holds_store && environment_.launcher == Launcher::kEnvironment)
+  if (environment_.launcher_holds_store && environment_.launcher == launch::Launcher::kEnvironment)
     ::prctl(PR_SET_PDEATHSIG, SIGTERM);
 }
 
@@ -81,7 +81,7 @@ void Cluster::join(std::chrono::seconds timeout) {
   address_ = is_local() ? kLoopback : own_address(routes_of(ranks), static_cast<size_t>(rank()));
   // Gloo's timeout is longer than the watcher's, so that the watcher, which has more details, reports first.
   collective_timeout_ = std::max<milliseconds>(GlooOptions().timeout, 2 * timeout);
-  if (environment_.launcher == Launcher::kOwn) report_ = store_->clone();
+  if (environment_.launcher == launch::Launcher::kOwn) report_ = store_->clone();
   WatcherOptions watched{.rank = rank(),
                          .hosts = hosts_of(ranks),
                          .address = is_local() ? kLoopback : environment_.master_addr,
@@ -105,7 +105,7 @@ const ProcessGroups& Cluster::connect(const at::Device& device, int64_t ep_size)
   }
   groups_.ranks_here = local_size_;
   if (local_size_ > 1) at::set_num_threads(static_cast<int>(share_of_cores(local_size_)));
-  check_devices(device_identity(device), *groups_.world);
+  check_devices(device::device_identity(device), *groups_.world);
   if (device.is_cpu()) return groups_;
   devices_ = std::make_unique<DeviceGroups>(groups_, store_, device, collective_timeout_, counts_);
   watched_devices_ = devices_.get();
@@ -127,7 +127,7 @@ void Cluster::run(const std::function<void()>& body) {
       watcher_->await_loss(kPatience);
       watcher_->leave();
     }
-    if (environment_.launcher == Launcher::kOwn) end_silently(ExitStatus::kResource);
+    if (environment_.launcher == launch::Launcher::kOwn) end_silently(ExitStatus::kResource);
     throw;
   } catch (const std::exception& error) {
     const Failure failure = failure_of(error);
@@ -168,7 +168,7 @@ bool Cluster::prints(const std::string& message) {
 
 // Called from the watcher thread.
 void Cluster::on_loss(const LostRank& lost) {
-  if (environment_.launcher == Launcher::kOwn)
+  if (environment_.launcher == launch::Launcher::kOwn)
     report_->set(kLostKey, lost.to_text());
   else
     std::fprintf(stderr, "dtopp: error: %s\n", lost.line().c_str());
@@ -185,4 +185,4 @@ std::optional<LostRank> reported_loss(c10d::Store& store) {
   return LostRank::from_text(store.get_to_str(kLostKey));
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::distributed

@@ -26,12 +26,12 @@
 #include "dtopp/distributed/membership/watcher.h"
 #include "dtopp/launch/launch_environment.h"
 
-namespace dtopp {
+namespace dtopp::distributed {
 
 class Cluster final : private WatchedProcess {
  public:
   // version() identifies the program, which must be the same on all ranks.
-  Cluster(LaunchEnvironment environment, std::string (*version)());
+  Cluster(launch::LaunchEnvironment environment, std::string (*version)());
   ~Cluster();
   Cluster(const Cluster&) = delete;
   Cluster& operator=(const Cluster&) = delete;
@@ -76,7 +76,7 @@ class Cluster final : private WatchedProcess {
   // Whether this rank prints an error that other ranks may have too.
   bool prints(const std::string& message);
 
-  LaunchEnvironment environment_;
+  launch::LaunchEnvironment environment_;
   std::string (*version_)();
   int64_t local_rank_ = 0, local_size_ = 1, nodes_ = 1;
   std::string address_;  // under which the other ranks reach this one
@@ -92,4 +92,4 @@ class Cluster final : private WatchedProcess {
 // The loss that a rank reported to the launcher of --processes, which serves `store`.
 std::optional<LostRank> reported_loss(c10d::Store& store);
 
-}  // namespace dtopp
+}  // namespace dtopp::distributed

@@ -5,7 +5,7 @@
 
 #include <c10/util/Exception.h>
 
-namespace dtopp {
+namespace dtopp::distributed {
 namespace {
 
 std::string one_line(std::string text) {
@@ -32,4 +32,4 @@ Failure failure_of(const std::exception& error) {
   return {ExitStatus::kResource, one_line(error.what())};
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::distributed

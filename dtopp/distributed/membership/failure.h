@@ -6,7 +6,7 @@
 
 #include "dtopp/base/errors.h"
 
-namespace dtopp {
+namespace dtopp::distributed {
 
 struct Failure {
   ExitStatus status;
@@ -15,4 +15,4 @@ struct Failure {
 
 Failure failure_of(const std::exception& error);
 
-}  // namespace dtopp
+}  // namespace dtopp::distributed

@@ -14,7 +14,7 @@
 
 #include "dtopp/base/descriptor.h"
 
-namespace dtopp {
+namespace dtopp::distributed {
 namespace {
 
 // A peer that sends this many bytes without a line break is not a dtopp rank.
@@ -136,4 +136,4 @@ std::vector<std::string> LineSocket::receive() {
 
 void LineSocket::finish() { ::shutdown(descriptor_, SHUT_WR); }
 
-}  // namespace dtopp
+}  // namespace dtopp::distributed

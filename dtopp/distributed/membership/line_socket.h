@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace dtopp {
+namespace dtopp::distributed {
 
 // Opens a socket that listens on 127.0.0.1 only or on every interface. The caller closes it. Port 0 is
 // replaced by the free port that the system chose.
@@ -43,4 +43,4 @@ class LineSocket {
   bool ended_ = false;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::distributed

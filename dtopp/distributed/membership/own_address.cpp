@@ -6,7 +6,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-namespace dtopp {
+namespace dtopp::distributed {
 namespace {
 
 std::string number_of(const sockaddr* address, socklen_t length) {
@@ -52,4 +52,4 @@ std::string own_address(const std::vector<std::optional<Route>>& routes, size_t 
   return routes[rank]->own;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::distributed

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace dtopp {
+namespace dtopp::distributed {
 
 // Numeric addresses, not names.
 struct Route {
@@ -26,4 +26,4 @@ std::optional<Route> route_to(const std::string& host);
 // (Debian). Its address is then the one that other hosts use for rank 0. Returns "" if `rank` has no route.
 std::string own_address(const std::vector<std::optional<Route>>& routes, size_t rank);
 
-}  // namespace dtopp
+}  // namespace dtopp::distributed

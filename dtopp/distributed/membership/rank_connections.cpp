@@ -15,7 +15,7 @@
 
 #include "dtopp/base/descriptor.h"
 
-namespace dtopp {
+namespace dtopp::distributed {
 namespace {
 
 constexpr char kAddressKey[] = "watcher";  // "PORT SECRET"
@@ -129,4 +129,4 @@ bool RankConnections::any_open(int64_t except) const {
   });
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::distributed

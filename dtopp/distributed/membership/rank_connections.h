@@ -19,7 +19,7 @@ namespace c10d {
 class Store;
 }  // namespace c10d
 
-namespace dtopp {
+namespace dtopp::distributed {
 
 class RankConnections {
  public:
@@ -68,4 +68,4 @@ class RankConnections {
   int listening_ = -1, wake_ = -1;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::distributed

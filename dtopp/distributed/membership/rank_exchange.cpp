@@ -14,7 +14,7 @@
 #include "dtopp/base/json_fields.h"
 #include "dtopp/distributed/groups/rank_agreement.h"
 
-namespace dtopp {
+namespace dtopp::distributed {
 namespace {
 
 // Rank 0 publishes {"ranks": ["{record}", …]} or {"error": "…"} here.
@@ -133,4 +133,4 @@ std::vector<std::optional<Route>> routes_of(const std::vector<RankRecord>& ranks
   return routes;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::distributed

@@ -18,7 +18,7 @@ namespace c10d {
 class Store;
 }  // namespace c10d
 
-namespace dtopp {
+namespace dtopp::distributed {
 
 struct RankRecord {
   std::string host{};
@@ -47,4 +47,4 @@ void check_versions(const std::vector<RankRecord>& ranks);
 std::vector<std::string> hosts_of(const std::vector<RankRecord>& ranks);
 std::vector<std::optional<Route>> routes_of(const std::vector<RankRecord>& ranks);
 
-}  // namespace dtopp
+}  // namespace dtopp::distributed

@@ -4,7 +4,7 @@
 #include <limits>
 #include <sstream>
 
-namespace dtopp {
+namespace dtopp::distributed {
 namespace {
 
 // Share of one core's time. A waiting process uses far less.
@@ -149,4 +149,4 @@ std::optional<LostRank> RankRecords::find_stuck() const {
       .cause = "no progress for " + seconds_text(limits_.silent) + "; check the network between them"};
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::distributed

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-namespace dtopp {
+namespace dtopp::distributed {
 
 // The state of a rank, as the rank reports it. `activity` and `collective` are single words.
 struct RankState {
@@ -89,4 +89,4 @@ class RankRecords {
   SilenceLimits limits_;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::distributed

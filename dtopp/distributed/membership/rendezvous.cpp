@@ -12,7 +12,7 @@
 #include "dtopp/distributed/collectives/transport_error.h"
 #include "dtopp/distributed/membership/line_socket.h"
 
-namespace dtopp {
+namespace dtopp::distributed {
 namespace {
 
 bool resolves(const std::string& host) {
@@ -59,4 +59,4 @@ void configure_transport() {
     ::setenv(name, "0", 0);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::distributed

@@ -15,7 +15,7 @@ namespace c10d {
 class Store;
 }  // namespace c10d
 
-namespace dtopp {
+namespace dtopp::distributed {
 
 struct StoreOptions {
   std::string host{};  // of the server
@@ -44,4 +44,4 @@ StoreConnection make_store(const StoreOptions& options);
 //   set. dtopp reports the failure instead (DeviceGroups::failure).
 void configure_transport();
 
-}  // namespace dtopp
+}  // namespace dtopp::distributed

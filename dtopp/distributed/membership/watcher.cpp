@@ -14,7 +14,7 @@
 #include "dtopp/distributed/collectives/transport_error.h"
 #include "dtopp/distributed/membership/rank_connections.h"
 
-namespace dtopp {
+namespace dtopp::distributed {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -260,4 +260,4 @@ bool Watcher::await_loss(milliseconds patience) {
   return impl_->changed.wait_for(lock, patience, [&] { return impl_->called; });
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::distributed

@@ -28,7 +28,7 @@ namespace c10d {
 class Store;
 }  // namespace c10d
 
-namespace dtopp {
+namespace dtopp::distributed {
 
 struct WatcherOptions {
   int64_t rank = 0;
@@ -82,4 +82,4 @@ class Watcher {
   std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::distributed

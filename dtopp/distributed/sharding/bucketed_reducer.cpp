@@ -6,7 +6,7 @@
 
 #include "dtopp/distributed/sharding/tree_sum.h"
 
-namespace dtopp {
+namespace dtopp::distributed {
 namespace {
 
 at::Tensor elements(const at::Tensor& whole, const ElementRange& range) {
@@ -218,4 +218,4 @@ void BucketedReducer::for_each_part(const Gathering& gathering, int64_t rank, co
   }
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::distributed

@@ -25,7 +25,7 @@
 
 #include "dtopp/distributed/sharding/shards.h"
 
-namespace dtopp {
+namespace dtopp::distributed {
 
 class BucketedReducer {
  public:
@@ -106,4 +106,4 @@ class BucketedReducer {
   std::deque<Gathering> gatherings_;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::distributed

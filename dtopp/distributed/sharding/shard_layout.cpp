@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace dtopp {
+namespace dtopp::distributed {
 namespace {
 
 constexpr int64_t kMinChunkSize = int64_t{1} << 14;
@@ -55,4 +55,4 @@ ElementRange ShardLayout::elements_of(const ElementRange& chunks) const {
                             : ElementRange{start(chunks.begin), chunk(chunks.end - 1).end};
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::distributed

@@ -24,7 +24,7 @@
 
 #include "dtopp/distributed/topology/parallel_dims.h"
 
-namespace dtopp {
+namespace dtopp::distributed {
 
 struct ElementRange {
   int64_t begin = 0, end = 0;
@@ -75,4 +75,4 @@ class ShardLayout {
   int64_t chunk_size_ = 0, chunks_per_expert_ = 0;  // elements per chunk; chunks per piece
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::distributed

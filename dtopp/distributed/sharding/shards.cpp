@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace dtopp {
+namespace dtopp::distributed {
 
 namespace {
 
@@ -53,4 +53,4 @@ at::Tensor gather_shards(Collectives& ranks, const std::vector<ShardRequest>& by
   return ordered;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::distributed

@@ -9,7 +9,7 @@
 #include "dtopp/distributed/collectives/collectives.h"
 #include "dtopp/distributed/sharding/shard_layout.h"
 
-namespace dtopp {
+namespace dtopp::distributed {
 
 // The elements that each rank of a group stores, by rank. Every element belongs to exactly one rank.
 using Shards = std::vector<ElementRange>;
@@ -34,4 +34,4 @@ struct ShardRequest {
 //                rank
 at::Tensor gather_shards(Collectives& ranks, const std::vector<ShardRequest>& by_rank);
 
-}  // namespace dtopp
+}  // namespace dtopp::distributed

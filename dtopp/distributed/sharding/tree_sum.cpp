@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace dtopp {
+namespace dtopp::distributed {
 namespace {
 
 // Reuses the memory of `left` for the sum if `overwrite`.
@@ -52,4 +52,4 @@ at::Tensor TreeAccumulator::finish() {
   return sum;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::distributed

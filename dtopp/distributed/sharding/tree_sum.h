@@ -17,7 +17,7 @@
 
 #include "dtopp/ops/core/torch.h"
 
-namespace dtopp {
+namespace dtopp::distributed {
 
 inline constexpr double kNothing = -0.0;
 
@@ -55,4 +55,4 @@ class TreeAccumulator {
   std::vector<Node> nodes_;  // in order of falling levels
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::distributed

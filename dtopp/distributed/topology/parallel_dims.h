@@ -6,7 +6,7 @@
 #include <bit>
 #include <cstdint>
 
-namespace dtopp {
+namespace dtopp::distributed {
 
 // An EP group is `ep_size` consecutive ranks, which split the experts of a layer. Ranks with the same EP rank
 // hold the same experts and form an EDP group. Each of `nodes` holds equally many consecutive EP groups. EDP
@@ -41,4 +41,4 @@ constexpr ParallelDims ep_by_edp(int64_t ep_size, int64_t edp_size, int64_t node
   return {ep_size * edp_size, nodes, ep_size};
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::distributed

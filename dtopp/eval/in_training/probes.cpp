@@ -11,12 +11,12 @@
 #include "dtopp/tasks/results.h"
 #include "dtopp/tasks/task_requests.h"
 
-namespace dtopp {
+namespace dtopp::eval {
 namespace {
 
-Tokenizer training_tokenizer(const DataConfig& data) {
+data::Tokenizer training_tokenizer(const config::DataConfig& data) {
   for (const std::string& folder : data.train_paths()) {
-    if (const auto path = tokenizer_beside(folder)) return Tokenizer::load(*path);
+    if (const auto path = data::tokenizer_beside(folder)) return data::Tokenizer::load(*path);
   }
   for (const std::string& path : data.train_paths()) {
     const bool absent =
@@ -34,33 +34,33 @@ std::string joined(const std::vector<std::string>& names) {
   return text;
 }
 
-class Probes final : public Periodic {
+class Probes final : public train::Periodic {
  public:
-  Probes(const RunConfig& config, const std::vector<Task>& tasks)
+  Probes(const config::RunConfig& config, const std::vector<tasks::Task>& tasks)
       : config_(config), tokenizer_(training_tokenizer(config.data)) {
-    const ValidationConfig& validation = config.validation;
+    const config::ValidationConfig& validation = config.validation;
     const int64_t limit =
         validation.task_limit > 0 ? validation.task_limit : std::numeric_limits<int64_t>::max();
-    for (const Task& task : tasks)
-      tasks_.push_back(prepare_requests(task, validation.task_data, tokenizer_, limit));
-    take_out_long_tasks(tasks_, joined(validation.tasks), config.model.sequence_length);
+    for (const tasks::Task& task : tasks)
+      tasks_.push_back(tasks::prepare_requests(task, validation.task_data, tokenizer_, limit));
+    tasks::take_out_long_tasks(tasks_, joined(validation.tasks), config.model.sequence_length);
   }
 
-  bool is_due(const TrainingState& state, bool is_last) const override {
+  bool is_due(const checkpoint::TrainingState& state, bool is_last) const override {
     if (state.last_validation_step == state.step) return false;
     return is_last || state.step % config_.validation.every == 0;
   }
 
-  std::optional<Measurements> run(Trainer& trainer, const StopToken& stop) override {
+  std::optional<train::Measurements> run(train::Trainer& trainer, const StopToken& stop) override {
     const at::NoGradGuard no_grad;
-    const ParameterLookup parameter = [&](const std::string& name) {
+    const models::ParameterLookup parameter = [&](const std::string& name) {
       return trainer.parameters().main_param(name);
     };
-    InferenceModel model{config_, bind_language_model(config_.model, config_.routing, parameter),
-                         trainer.routing()};
+    inference::InferenceModel model{
+        config_, models::bind_language_model(config_.model, config_.routing, parameter), trainer.routing()};
     model.model.end_of_text = tokenizer_.end_of_text();
-    Measurements measured;
-    for (const TaskRequests& requests : tasks_) {
+    train::Measurements measured;
+    for (const tasks::TaskRequests& requests : tasks_) {
       const auto share = accuracy(model, requests, trainer.ranks(), stop);
       if (!share) return std::nullopt;
       measured.emplace_back(std::string(requests.task.name) + "/accuracy", *share);
@@ -70,32 +70,33 @@ class Probes final : public Periodic {
 
  private:
   // Returns nullopt if stopped, NaN if a log probability is not finite.
-  std::optional<double> accuracy(const InferenceModel& model, const TaskRequests& requests,
-                                 Collectives& ranks, const StopToken& stop) const {
+  std::optional<double> accuracy(const inference::InferenceModel& model, const tasks::TaskRequests& requests,
+                                 distributed::Collectives& ranks, const StopToken& stop) const {
     const int64_t batch_tokens = config_.training.micro_batch_size * config_.model.sequence_length;
-    Watch watch(stop);
+    inference::Watch watch(stop);
     const auto scored = score_task(model, tokenizer_, requests, batch_tokens, ranks, watch);
     if (!scored) return std::nullopt;
-    std::vector<Tally> tallies;
+    std::vector<tasks::Tally> tallies;
     try {
       for (size_t i = 0; i < requests.data_sets.size(); ++i)
-        tallies.push_back(tally(requests.data_sets[i], judge_all(requests, i, (*scored)[i].scores)));
+        tallies.push_back(
+            tasks::tally(requests.data_sets[i], tasks::judge_all(requests, i, (*scored)[i].scores)));
     } catch (const NumericalError&) {  // training continues and may recover
       return std::numeric_limits<double>::quiet_NaN();
     }
-    return summarize(requests.task, tallies).accuracy;
+    return tasks::summarize(requests.task, tallies).accuracy;
   }
 
-  RunConfig config_;
-  Tokenizer tokenizer_;
-  std::vector<TaskRequests> tasks_;
+  config::RunConfig config_;
+  data::Tokenizer tokenizer_;
+  std::vector<tasks::TaskRequests> tasks_;
 };
 
 }  // namespace
 
-std::unique_ptr<Periodic> make_probes(const RunConfig& config) {
+std::unique_ptr<train::Periodic> make_probes(const config::RunConfig& config) {
   if (config.validation.tasks.empty() || config.validation.every == 0) return nullptr;
-  return std::make_unique<Probes>(config, select_tasks(joined(config.validation.tasks)));
+  return std::make_unique<Probes>(config, tasks::select_tasks(joined(config.validation.tasks)));
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::eval

@@ -3,7 +3,7 @@
 
 #include "dtopp/train/periodic.h"
 
-namespace dtopp {
+namespace dtopp::eval {
 
 // Prepares the tasks of config.validation.tasks from the files in config.validation.task_data. They run with
 // each validation, with the fp32 parameters and the current thresholds.
@@ -15,6 +15,6 @@ namespace dtopp {
 //          there are no tasks
 // Throws:  UsageError if a task is unknown, if a named task does not fit, or if no training data has a
 //          tokenizer; DataError if training data or a task's file is missing or damaged
-std::unique_ptr<Periodic> make_probes(const RunConfig& config);
+std::unique_ptr<train::Periodic> make_probes(const config::RunConfig& config);
 
-}  // namespace dtopp
+}  // namespace dtopp::eval

@@ -3,7 +3,7 @@
 
 #include "dtopp/train/periodic.h"
 
-namespace dtopp {
+namespace dtopp::eval {
 
 // Returns an evaluation that writes <output>/samples/step-XXXXXXXX.png every diffusion.samples_every steps
 // and after the last step. It measures nothing. All ranks sample, with the EMA of the parameters if the model
@@ -16,6 +16,6 @@ namespace dtopp {
 //
 // Returns: the evaluation; null if the model generates latents or needs text
 // Throws:  DataError if the prepared images cannot be read or the file cannot be written
-std::unique_ptr<Periodic> make_training_grids(const RunConfig& config);
+std::unique_ptr<train::Periodic> make_training_grids(const config::RunConfig& config);
 
-}  // namespace dtopp
+}  // namespace dtopp::eval

@@ -6,48 +6,48 @@
 #include "dtopp/inference/checkpoint_tensors.h"
 #include "dtopp/inference/expert_budget.h"
 
-namespace dtopp {
+namespace dtopp::inference {
 
-DiffusionModel load_diffusion_model(const Checkpoint& checkpoint, ParameterKind kind,
+DiffusionModel load_diffusion_model(const checkpoint::Checkpoint& checkpoint, ParameterKind kind,
                                     const at::Device& device) {
   DiffusionModel loaded;
   loaded.config = checkpoint.config();
   loaded.device = device;
-  const ModelConfig& model = loaded.config.model;
-  const RoutingConfig& routing = loaded.config.routing;
+  const config::ModelConfig& model = loaded.config.model;
+  const config::RoutingConfig& routing = loaded.config.routing;
   loaded.parameter =
-      load_parameters(checkpoint, kind, diffusion_transformer_parameters(model, routing), device);
-  loaded.model = bind_diffusion_transformer(model, routing, loaded.parameter);
+      load_parameters(checkpoint, kind, models::diffusion_transformer_parameters(model, routing), device);
+  loaded.model = models::bind_diffusion_transformer(model, routing, loaded.parameter);
   loaded.routing = load_routing(checkpoint, loaded.config, device);
   return loaded;
 }
 
-ImageLayout load_image_layout(const Checkpoint& checkpoint) {
-  const std::string file = (checkpoint.path() / kImagesFile).string();
+data::ImageLayout load_image_layout(const checkpoint::Checkpoint& checkpoint) {
+  const std::string file = (checkpoint.path() / checkpoint::kImagesFile).string();
   if (checkpoint.images_json().empty())
     throw CheckpointError(file + ": is missing, so the checkpoint's image layout is unknown");
   try {
-    return parse_image_layout(checkpoint.images_json(), file);
+    return data::parse_image_layout(checkpoint.images_json(), file);
   } catch (const DataError& error) {
     throw CheckpointError(error.what());
   }
 }
 
 at::Tensor ModelDenoiser::predict(const at::Tensor& x_BCHW, const at::Tensor& t_B,
-                                  const Condition& condition) {
-  const Prediction prediction = dtopp::predict(model_.model, x_BCHW, t_B, condition, routing_);
+                                  const models::Condition& condition) {
+  const models::Prediction prediction = models::predict(model_.model, x_BCHW, t_B, condition, routing_);
   if (activations_ != nullptr) activations_->add(prediction.routing);
   return prediction.output_BCHW;
 }
 
-std::vector<double> targets_of(const RunConfig& config, ParameterKind kind, double wanted) {
+std::vector<double> targets_of(const config::RunConfig& config, ParameterKind kind, double wanted) {
   if (wanted != 0) {
     require_target(config, wanted);
     return {wanted};
   }
   const bool moved = kind == ParameterKind::kEma && !config.model.is_dense() &&
-                     config.routing.method == RoutingMethod::kDTopP;
+                     config.routing.method == config::RoutingMethod::kDTopP;
   return moved ? config.routing.experts : std::vector<double>();
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::inference

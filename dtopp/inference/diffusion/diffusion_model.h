@@ -7,37 +7,38 @@
 #include "dtopp/inference/diffusion/sampler.h"
 #include "dtopp/models/diffusion_transformer/diffusion_transformer.h"
 
-namespace dtopp {
+namespace dtopp::inference {
 
 struct DiffusionModel {
-  RunConfig config;
-  ParameterLookup parameter;
-  DiffusionTransformer model;
-  Routing routing;  // without a router for a dense model
+  config::RunConfig config;
+  models::ParameterLookup parameter;
+  models::DiffusionTransformer model;
+  moe::Routing routing;  // without a router for a dense model
   at::Device device = at::kCPU;
 };
 
 // Loads the parameters of this kind. Throws CheckpointError if a tensor is missing or has another shape, or
 // if kEma is requested and the checkpoint has no EMA.
-DiffusionModel load_diffusion_model(const Checkpoint& checkpoint, ParameterKind kind,
+DiffusionModel load_diffusion_model(const checkpoint::Checkpoint& checkpoint, ParameterKind kind,
                                     const at::Device& device);
 
 // Returns the layout of the training images. Throws CheckpointError if it is missing or damaged.
-ImageLayout load_image_layout(const Checkpoint& checkpoint);
+data::ImageLayout load_image_layout(const checkpoint::Checkpoint& checkpoint);
 
 // A model that denoises with these thresholds. It adds the selected experts to `activations` unless that is
 // null. All three must outlive it.
 class ModelDenoiser final : public Denoiser {
  public:
-  ModelDenoiser(const DiffusionModel& model, const Routing& routing,
-                ActivationStatistics* activations = nullptr)
+  ModelDenoiser(const DiffusionModel& model, const moe::Routing& routing,
+                moe::ActivationStatistics* activations = nullptr)
       : model_(model), routing_(routing), activations_(activations) {}
-  at::Tensor predict(const at::Tensor& x_BCHW, const at::Tensor& t_B, const Condition& condition) override;
+  at::Tensor predict(const at::Tensor& x_BCHW, const at::Tensor& t_B,
+                     const models::Condition& condition) override;
 
  private:
   const DiffusionModel& model_;
-  const Routing& routing_;
-  ActivationStatistics* activations_;
+  const moe::Routing& routing_;
+  moe::ActivationStatistics* activations_;
 };
 
 // Returns the targets of active experts that p must be solved for. Empty: p of the checkpoint is used.
@@ -46,6 +47,6 @@ class ModelDenoiser final : public Denoiser {
 // routing.experts, because the checkpoint's p belongs to the raw parameters.
 //
 // Throws: UsageError if the model cannot meet `wanted` (require_target)
-std::vector<double> targets_of(const RunConfig& config, ParameterKind kind, double wanted);
+std::vector<double> targets_of(const config::RunConfig& config, ParameterKind kind, double wanted);
 
-}  // namespace dtopp
+}  // namespace dtopp::inference

@@ -13,7 +13,7 @@
 #include "dtopp/inference/diffusion/diffusion_model.h"
 #include "dtopp/inference/watch.h"
 
-namespace dtopp {
+namespace dtopp::inference {
 
 struct PictureRequest {
   int64_t count = 1;
@@ -34,7 +34,7 @@ struct PictureBatch {
 class PictureSampler {
  public:
   // `stream` names the random numbers of the noise.
-  PictureSampler(Denoiser& denoiser, const ModelConfig& model, const at::Device& device,
+  PictureSampler(Denoiser& denoiser, const config::ModelConfig& model, const at::Device& device,
                  const PictureRequest& request, Watch& watch, const char* stream = "sample");
 
   // Returns nullopt after the last batch. The progress of the watch counts sampler steps of pictures.
@@ -44,7 +44,7 @@ class PictureSampler {
 
  private:
   Denoiser& denoiser_;
-  const ModelConfig& model_;
+  const config::ModelConfig& model_;
   at::Device device_;
   const PictureRequest& request_;
   Watch& watch_;
@@ -59,13 +59,13 @@ class PictureSampler {
 // result does not depend on request.count.
 //
 // Throws: Stopped if a stop is requested
-Routing solve_for_sampling(const DiffusionModel& model, const PictureRequest& request,
-                           const std::vector<double>& targets, Watch& watch);
+moe::Routing solve_for_sampling(const DiffusionModel& model, const PictureRequest& request,
+                                const std::vector<double>& targets, Watch& watch);
 
 // Converts latents to the units of the prepared data: x / scale + shift. x0_BCHW is f32 on the host.
-at::Tensor to_latents(const at::Tensor& x0_BCHW, const ImageLayout& layout);
+at::Tensor to_latents(const at::Tensor& x0_BCHW, const data::ImageLayout& layout);
 
 // Returns round((x + 1) 127.5), clipped to 0 … 255, as u8 [B, H, W, C], contiguous on the host.
 at::Tensor to_levels(const at::Tensor& x0_BCHW);
 
-}  // namespace dtopp
+}  // namespace dtopp::inference

@@ -6,7 +6,7 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/models/diffusion_transformer/objective.h"
 
-namespace dtopp {
+namespace dtopp::inference {
 namespace {
 
 at::Tensor rows(const at::Tensor& first, const at::Tensor& second) {
@@ -15,25 +15,25 @@ at::Tensor rows(const at::Tensor& first, const at::Tensor& second) {
 
 }  // namespace
 
-void validate(const SamplerOptions& options, Objective objective) {
+void validate(const SamplerOptions& options, config::Objective objective) {
   const bool ddim = options.method == SamplerMethod::kDdim;
-  if (ddim && objective == Objective::kFlow)
+  if (ddim && objective == config::Objective::kFlow)
     throw UsageError(
         "--sampler: ddim needs a model trained with diffusion.objective ddpm; use euler or heun");
-  if (!ddim && objective == Objective::kDdpm)
+  if (!ddim && objective == config::Objective::kDdpm)
     throw UsageError(
         "--sampler: euler and heun need a model trained with diffusion.objective flow; use ddim");
-  if (ddim && options.steps > kDdpmSteps)
+  if (ddim && options.steps > models::kDdpmSteps)
     throw UsageError("--steps " + std::to_string(options.steps) + ": ddim takes at most " +
-                     std::to_string(kDdpmSteps));
+                     std::to_string(models::kDdpmSteps));
 }
 
-Sampler::Sampler(Denoiser& denoiser, at::Tensor noise_BCHW, Condition given, const Condition& none,
-                 const SamplerOptions& options)
+Sampler::Sampler(Denoiser& denoiser, at::Tensor noise_BCHW, models::Condition given,
+                 const models::Condition& none, const SamplerOptions& options)
     : denoiser_(denoiser), given_(std::move(given)), options_(options), x_BCHW_(std::move(noise_BCHW)) {
   if (options.guidance != 1)
     both_ = {rows(given_.class_B, none.class_B), rows(given_.text_BLS, none.text_BLS)};
-  if (options.method == SamplerMethod::kDdim) alpha_ = ddpm_alpha_products(at::kCPU);
+  if (options.method == SamplerMethod::kDdim) alpha_ = models::ddpm_alpha_products(at::kCPU);
 }
 
 void Sampler::step() {
@@ -62,13 +62,13 @@ at::Tensor Sampler::flow_step() const {
 }
 
 at::Tensor Sampler::ddim_step() const {
-  const int64_t stride = kDdpmSteps / options_.steps;
+  const int64_t stride = models::kDdpmSteps / options_.steps;
   const int64_t step = (options_.steps - 1 - steps_) * stride, next = step - stride;
   const double a = alpha_[step].item<double>();
   const double a_next = next < 0 ? 1.0 : alpha_[next].item<double>();
-  const at::Tensor noise = predict(x_BCHW_, static_cast<double>(step) / kDdpmSteps);
+  const at::Tensor noise = predict(x_BCHW_, static_cast<double>(step) / models::kDdpmSteps);
   const at::Tensor x0 = (x_BCHW_ - std::sqrt(1 - a) * noise) / std::sqrt(a);
   return std::sqrt(a_next) * x0 + std::sqrt(1 - a_next) * noise;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::inference

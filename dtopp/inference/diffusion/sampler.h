@@ -21,7 +21,7 @@
 
 #include "dtopp/models/diffusion_transformer/diffusion_transformer.h"
 
-namespace dtopp {
+namespace dtopp::inference {
 
 enum class SamplerMethod { kEuler, kHeun, kDdim };
 
@@ -38,14 +38,15 @@ struct SamplerOptions {
 };
 
 // Throws UsageError if the method does not match the objective or there are too many steps for it.
-void validate(const SamplerOptions& options, Objective objective);
+void validate(const SamplerOptions& options, config::Objective objective);
 
 // The model that a sampler calls.
 class Denoiser {
  public:
   virtual ~Denoiser() = default;
   // Returns the prediction v, f32 [B, C, H, W].
-  virtual at::Tensor predict(const at::Tensor& x_BCHW, const at::Tensor& t_B, const Condition& condition) = 0;
+  virtual at::Tensor predict(const at::Tensor& x_BCHW, const at::Tensor& t_B,
+                             const models::Condition& condition) = 0;
 };
 
 // A batch of pictures between noise and the last step.
@@ -53,7 +54,7 @@ class Sampler {
  public:
   // Samples with the condition `given`. `none` is the condition without class and text; it is unused if g is
   // 1. noise_BCHW is f32 [B, C, H, W], on the model's device. `denoiser` must outlive the sampler.
-  Sampler(Denoiser& denoiser, at::Tensor noise_BCHW, Condition given, const Condition& none,
+  Sampler(Denoiser& denoiser, at::Tensor noise_BCHW, models::Condition given, const models::Condition& none,
           const SamplerOptions& options);
 
   bool is_done() const { return steps_ == options_.steps; }
@@ -67,10 +68,10 @@ class Sampler {
   at::Tensor ddim_step() const;
 
   Denoiser& denoiser_;
-  Condition given_, both_;
+  models::Condition given_, both_;
   SamplerOptions options_;
   at::Tensor alpha_, x_BCHW_;
   int64_t steps_ = 0;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::inference

@@ -6,9 +6,9 @@
 #include "dtopp/base/float_type.h"
 #include "dtopp/base/safetensors.h"
 
-namespace dtopp {
+namespace dtopp::inference {
 
-at::Tensor read_text_embeddings(const std::filesystem::path& path, const ModelConfig& model) {
+at::Tensor read_text_embeddings(const std::filesystem::path& path, const config::ModelConfig& model) {
   const SafetensorsFile file(path);
   const TensorView* text = file.find("text");
   if (text == nullptr) throw DataError(path.string() + ": holds no tensor \"text\"");
@@ -26,4 +26,4 @@ at::Tensor read_text_embeddings(const std::filesystem::path& path, const ModelCo
   return at::constant_pad_nd(values, {0, 0, 0, model.text_length - values.size(1)});
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::inference

@@ -2,9 +2,9 @@
 #include "dtopp/models/block_costs.h"
 #include "dtopp/models/diffusion_transformer/diffusion_transformer.h"
 
-namespace dtopp {
+namespace dtopp::models {
 
-StepCosts diffusion_transformer_costs(const ModelConfig& model, const CostInputs& inputs) {
+StepCosts diffusion_transformer_costs(const config::ModelConfig& model, const CostInputs& inputs) {
   const BlockSizes s = block_sizes(model, inputs);
   const auto u = [](int64_t value) { return static_cast<uint64_t>(value); };
   const uint64_t images = checked_product(
@@ -22,4 +22,4 @@ StepCosts diffusion_transformer_costs(const ModelConfig& model, const CostInputs
   return costs;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::models

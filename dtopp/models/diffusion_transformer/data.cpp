@@ -9,7 +9,7 @@
 #include "dtopp/models/diffusion_transformer/image_batches.h"
 #include "dtopp/models/mixed_sources.h"
 
-namespace dtopp {
+namespace dtopp::models {
 namespace {
 
 std::string joined(const std::vector<std::string>& paths) {
@@ -18,13 +18,14 @@ std::string joined(const std::vector<std::string>& paths) {
   return text;
 }
 
-std::string describe(const ImageShape& shape) {
+std::string describe(const data::ImageShape& shape) {
   return std::to_string(shape.channels) + " x " + std::to_string(shape.height) + " x " +
          std::to_string(shape.width);
 }
 
-void require_fits(const ImageLayout& layout, const std::string& name, const ModelConfig& model) {
-  const ImageShape wanted{model.channels, model.image_size, model.image_size};
+void require_fits(const data::ImageLayout& layout, const std::string& name,
+                  const config::ModelConfig& model) {
+  const data::ImageShape wanted{model.channels, model.image_size, model.image_size};
   if (layout.shape != wanted)
     throw UsageError(name + " holds samples of " + describe(layout.shape) + ", but the model takes " +
                      describe(wanted) + "; set model.channels and model.image_size to those of the data");
@@ -42,8 +43,8 @@ void require_fits(const ImageLayout& layout, const std::string& name, const Mode
                      " embeddings, more than model.text_length " + std::to_string(model.text_length));
 }
 
-std::vector<float> read_pixels(const ImageData& data, uint64_t index, bool flip) {
-  const ImageShape& shape = data.layout().shape;
+std::vector<float> read_pixels(const data::ImageData& data, uint64_t index, bool flip) {
+  const data::ImageShape& shape = data.layout().shape;
   std::vector<uint8_t> levels(shape.elements());
   data.pixels(index, levels);
   const auto width = static_cast<size_t>(shape.width);
@@ -59,8 +60,8 @@ std::vector<float> read_pixels(const ImageData& data, uint64_t index, bool flip)
 }
 
 // Without a latent of the mirrored image, returns the image's own: a mirrored latent belongs to no image.
-std::vector<float> read_latent(const ImageData& data, uint64_t index, bool flip) {
-  const ImageLayout& layout = data.layout();
+std::vector<float> read_latent(const data::ImageData& data, uint64_t index, bool flip) {
+  const data::ImageLayout& layout = data.layout();
   std::vector<float> x0(layout.shape.elements());
   data.latent(index, flip && layout.has_flipped, x0);
   const size_t plane = x0.size() / static_cast<size_t>(layout.shape.channels);
@@ -75,12 +76,12 @@ std::vector<float> read_latent(const ImageData& data, uint64_t index, bool flip)
 
 class PreparedImages : public ImageReader {
  public:
-  PreparedImages(std::shared_ptr<const ImageData> data, const ModelConfig& model)
+  PreparedImages(std::shared_ptr<const data::ImageData> data, const config::ModelConfig& model)
       : data_(std::move(data)), has_text_(model.text_length > 0) {}
 
   uint64_t size() const override { return data_->size(); }
   TrainingImage read(uint64_t index, bool flip) const override {
-    const ImageLayout& layout = data_->layout();
+    const data::ImageLayout& layout = data_->layout();
     TrainingImage image;
     image.x0_CHW = layout.is_latent ? read_latent(*data_, index, flip) : read_pixels(*data_, index, flip);
     image.label = data_->label(index);
@@ -92,18 +93,19 @@ class PreparedImages : public ImageReader {
   }
 
  private:
-  std::shared_ptr<const ImageData> data_;
+  std::shared_ptr<const data::ImageData> data_;
   bool has_text_;
 };
 
-std::shared_ptr<const ImageData> open_images(const std::vector<std::string>& paths, const ModelConfig& model,
-                                             Verify verify) {
-  auto data = std::make_shared<const ImageData>(ImageData::open({paths.begin(), paths.end()}, verify));
+std::shared_ptr<const data::ImageData> open_images(const std::vector<std::string>& paths,
+                                                   const config::ModelConfig& model, data::Verify verify) {
+  auto data =
+      std::make_shared<const data::ImageData>(data::ImageData::open({paths.begin(), paths.end()}, verify));
   require_fits(data->layout(), joined(paths), model);
   return data;
 }
 
-WeightedImages weighted_images(const RunConfig& config, const ImageData& images) {
+WeightedImages weighted_images(const config::RunConfig& config, const data::ImageData& images) {
   std::vector<uint64_t> sizes = images.folder_sizes(), first(sizes.size());
   std::exclusive_scan(sizes.begin(), sizes.end(), first.begin(), uint64_t{0});
   return {std::make_shared<const MixedSources>(config, std::move(sizes)), std::move(first)};
@@ -111,11 +113,11 @@ WeightedImages weighted_images(const RunConfig& config, const ImageData& images)
 
 }  // namespace
 
-TrainingData diffusion_transformer_data(const RunConfig& config, Verify verify) {
+TrainingData diffusion_transformer_data(const config::RunConfig& config, data::Verify verify) {
   TrainingData data;
   const std::vector<std::string> folders = config.data.train_paths();
   const auto train = open_images(folders, config.model, verify);
-  data.images_json = format_image_layout(train->layout());
+  data.images_json = data::format_image_layout(train->layout());
   data.content_hashes.emplace_back(joined(folders), train->content_hash());
   std::optional<WeightedImages> weighted;
   if (config.data.is_weighted()) {
@@ -125,11 +127,11 @@ TrainingData diffusion_transformer_data(const RunConfig& config, Verify verify) 
   data.training = training_images(config, std::make_shared<PreparedImages>(train, config.model), weighted);
   if (config.data.validation.empty()) return data;
   const auto validation = open_images(config.data.validation, config.model, verify);
-  require_alike(train->layout(), joined(folders), validation->layout(), joined(config.data.validation));
+  data::require_alike(train->layout(), joined(folders), validation->layout(), joined(config.data.validation));
   data.content_hashes.emplace_back(joined(config.data.validation), validation->content_hash());
   data.validation_samples = validation->size();
   data.validation = validation_images(config, std::make_shared<PreparedImages>(validation, config.model));
   return data;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::models

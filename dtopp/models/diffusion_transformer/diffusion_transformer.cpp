@@ -9,18 +9,18 @@
 #include "dtopp/models/diffusion_transformer/positions.h"
 #include "dtopp/ops/gemm/linear.h"
 
-namespace dtopp {
+namespace dtopp::models {
 namespace {
 
 constexpr double kStreamNormEps = 1e-6;
 
 at::Tensor affine(const DiffusionTransformer& model, const std::string& name, const at::Tensor& x) {
   const at::Tensor weight = model.parameter(name + ".weight");
-  return dtopp::linear(x.to(weight.scalar_type()), weight) + model.parameter(name + ".bias");
+  return dtopp::ops::linear(x.to(weight.scalar_type()), weight) + model.parameter(name + ".bias");
 }
 
 // [B, C, H, W] to [B, patches, C p p]: patches row by row, each as (channel, row, column).
-at::Tensor to_patches(const at::Tensor& x_BCHW, const ModelConfig& config) {
+at::Tensor to_patches(const at::Tensor& x_BCHW, const config::ModelConfig& config) {
   const int64_t B = x_BCHW.size(0), C = config.channels, n = config.grid_size(), p = config.patch_size;
   return x_BCHW.reshape({B, C, n, p, n, p})
       .permute({0, 2, 4, 1, 3, 5})
@@ -28,7 +28,7 @@ at::Tensor to_patches(const at::Tensor& x_BCHW, const ModelConfig& config) {
 }
 
 // [B, patches, p p C], each patch as (row, column, channel), to [B, C, H, W].
-at::Tensor from_patches(const at::Tensor& y_BPV, const ModelConfig& config) {
+at::Tensor from_patches(const at::Tensor& y_BPV, const config::ModelConfig& config) {
   const int64_t B = y_BPV.size(0), C = config.channels, n = config.grid_size(), p = config.patch_size;
   return y_BPV.reshape({B, n, n, p, p, C})
       .permute({0, 5, 1, 3, 2, 4})
@@ -37,9 +37,9 @@ at::Tensor from_patches(const at::Tensor& y_BPV, const ModelConfig& config) {
 
 // The tokens of text and image, [B, S, D].
 at::Tensor embed(const DiffusionTransformer& model, const at::Tensor& x_BCHW, const Condition& condition) {
-  const ModelConfig& config = model.config;
+  const config::ModelConfig& config = model.config;
   at::Tensor x_BPD = affine(model, "patch_embed", to_patches(x_BCHW, config));
-  if (config.position == Position::kSincos)
+  if (config.position == config::Position::kSincos)
     x_BPD =
         x_BPD + sincos_table(config.grid_size(), config.hidden_size, x_BPD.device()).to(x_BPD.scalar_type());
   if (config.text_length == 0) return x_BPD;
@@ -71,8 +71,8 @@ at::Tensor modulated_norm(const at::Tensor& x_BSD, const at::Tensor& shift_B1D, 
 
 // Rotary table for all tokens of the batch. If positions are added to the tokens, it is the identity, which
 // only the QK norm needs.
-RotaryTable rotary_table_of(const ModelConfig& config, int64_t images, const at::Device& device) {
-  if (config.position == Position::kRotary)
+RotaryTable rotary_table_of(const config::ModelConfig& config, int64_t images, const at::Device& device) {
+  if (config.position == config::Position::kRotary)
     return axial_rotary_table(images, config.text_length, config.grid_size(), config.head_size(), device);
   if (!config.qk_norm) return {};
   const at::Tensor zeros_TK = at::zeros({images * config.tokens_per_sample(), config.head_size()},
@@ -91,17 +91,18 @@ DiffusionBlock DiffusionTransformer::block(int64_t layer) const {
   return block;
 }
 
-DiffusionTransformer bind_diffusion_transformer(const ModelConfig& model, const RoutingConfig& routing,
+DiffusionTransformer bind_diffusion_transformer(const config::ModelConfig& model,
+                                                const config::RoutingConfig& routing,
                                                 const ParameterLookup& parameter) {
   auto tensors = std::make_shared<std::unordered_map<std::string, at::Tensor>>();
-  for (const ParameterSpec& spec : diffusion_transformer_parameters(model, routing))
+  for (const parameters::ParameterSpec& spec : diffusion_transformer_parameters(model, routing))
     tensors->emplace(spec.name, parameter(spec.name));
   return {model, routing, [tensors](const std::string& name) { return tensors->at(name); }};
 }
 
 Prediction predict(const DiffusionTransformer& model, const at::Tensor& x_BCHW, const at::Tensor& t_B,
-                   const Condition& condition, const Routing& inputs) {
-  const ModelConfig& config = model.config;
+                   const Condition& condition, const moe::Routing& inputs) {
+  const config::ModelConfig& config = model.config;
   const int64_t B = x_BCHW.size(0), S = config.tokens_per_sample(), D = config.hidden_size;
   const RotaryTable rotary = rotary_table_of(config, B, x_BCHW.device());
   Prediction prediction;
@@ -135,8 +136,9 @@ Condition condition_of(const Batch& batch) {
   return condition;
 }
 
-BatchLosses diffusion_losses(const DiffusionTransformer& model, const Batch& batch, const Routing& inputs,
-                             Objective objective, const LossConfig& weights) {
+BatchLosses diffusion_losses(const DiffusionTransformer& model, const Batch& batch,
+                             const moe::Routing& inputs, config::Objective objective,
+                             const config::LossConfig& weights) {
   const at::Tensor& t_B = batch.tensor("t");
   const Noised noised = add_noise(objective, batch.tensor("x0"), batch.tensor("noise"), t_B);
   const Prediction prediction = predict(model, noised.x_BCHW, t_B, condition_of(batch), inputs);
@@ -151,7 +153,7 @@ BatchLosses diffusion_losses(const DiffusionTransformer& model, const Batch& bat
   return losses;
 }
 
-Model make_diffusion_transformer(const RunConfig& config) {
+Model make_diffusion_transformer(const config::RunConfig& config) {
   Model model;
   model.parameters = diffusion_transformer_parameters(config.model, config.routing);
   model.num_routed_layers = config.model.is_dense() ? 0 : config.model.num_layers;
@@ -162,11 +164,11 @@ Model make_diffusion_transformer(const RunConfig& config) {
     model.validation_groups.push_back("t" + std::to_string(bucket));
   model.bind = [config](const ParameterLookup& parameter) {
     return [model = DiffusionTransformer{config.model, config.routing, parameter}, weights = config.loss,
-            objective = config.diffusion.objective](const Batch& batch, const Routing& inputs) {
+            objective = config.diffusion.objective](const Batch& batch, const moe::Routing& inputs) {
       return diffusion_losses(model, batch, inputs, objective, weights);
     };
   };
   return model;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::models

@@ -23,7 +23,7 @@
 #include "dtopp/models/layers/feed_forward.h"
 #include "dtopp/models/model.h"
 
-namespace dtopp {
+namespace dtopp::models {
 
 struct DiffusionBlock {
   at::Tensor modulation_6D;
@@ -34,15 +34,16 @@ struct DiffusionBlock {
 // The model over tensors that are looked up by name (diffusion_transformer_parameters) at each use, in the
 // order of the forward pass.
 struct DiffusionTransformer {
-  ModelConfig config;
-  RoutingConfig routing;
+  config::ModelConfig config;
+  config::RoutingConfig routing;
   ParameterLookup parameter;
 
   DiffusionBlock block(int64_t layer) const;
 };
 
 // The same with all tensors looked up now: main parameters for the raw weights, or their EMA.
-DiffusionTransformer bind_diffusion_transformer(const ModelConfig& model, const RoutingConfig& routing,
+DiffusionTransformer bind_diffusion_transformer(const config::ModelConfig& model,
+                                                const config::RoutingConfig& routing,
                                                 const ParameterLookup& parameter);
 
 // The condition of images. A member is undefined if the model is not conditioned on it.
@@ -52,30 +53,31 @@ struct Condition {
 };
 
 struct Prediction {
-  at::Tensor output_BCHW;            // f32
-  std::vector<RouteOutput> routing;  // per layer, over the tokens of all images; empty for a dense model
+  at::Tensor output_BCHW;                 // f32
+  std::vector<ops::RouteOutput> routing;  // per layer, over the tokens of all images; empty for a dense model
 };
 
 // Predicts the model's target (objective.h) for noised images x_BCHW at times t_B. Both are f32 on the
 // weights' device. Differentiable in the weights.
 Prediction predict(const DiffusionTransformer& model, const at::Tensor& x_BCHW, const at::Tensor& t_B,
-                   const Condition& condition, const Routing& inputs);
+                   const Condition& condition, const moe::Routing& inputs);
 
 // The condition of a batch.
 Condition condition_of(const Batch& batch);
 
 // batch: see training_images. Values: "diffusion_loss", the mean squared error of the prediction, and with
 // experts those of add_router_losses.
-BatchLosses diffusion_losses(const DiffusionTransformer& model, const Batch& batch, const Routing& inputs,
-                             Objective objective, const LossConfig& weights);
+BatchLosses diffusion_losses(const DiffusionTransformer& model, const Batch& batch,
+                             const moe::Routing& inputs, config::Objective objective,
+                             const config::LossConfig& weights);
 
 // The parameters in the order of the forward pass.
-std::vector<ParameterSpec> diffusion_transformer_parameters(const ModelConfig& model,
-                                                            const RoutingConfig& routing);
+std::vector<parameters::ParameterSpec> diffusion_transformer_parameters(const config::ModelConfig& model,
+                                                                        const config::RoutingConfig& routing);
 
-StepCosts diffusion_transformer_costs(const ModelConfig& model, const CostInputs& inputs);
+StepCosts diffusion_transformer_costs(const config::ModelConfig& model, const CostInputs& inputs);
 
 // Builds the Model record from the functions above.
-Model make_diffusion_transformer(const RunConfig& config);
+Model make_diffusion_transformer(const config::RunConfig& config);
 
-}  // namespace dtopp
+}  // namespace dtopp::models

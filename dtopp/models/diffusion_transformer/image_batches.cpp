@@ -10,7 +10,7 @@
 #include "dtopp/data/images/image_data.h"
 #include "dtopp/models/diffusion_transformer/objective.h"
 
-namespace dtopp {
+namespace dtopp::models {
 namespace {
 
 // The random values of a sample.
@@ -23,7 +23,7 @@ struct Draw {
 
 class TrainingDraws {
  public:
-  TrainingDraws(const RunConfig& config, uint64_t images, std::optional<WeightedImages> weighted)
+  TrainingDraws(const config::RunConfig& config, uint64_t images, std::optional<WeightedImages> weighted)
       : config_(config.diffusion),
         order_(images, seed_of(config)),
         weighted_(std::move(weighted)),
@@ -39,24 +39,26 @@ class TrainingDraws {
   }
   const RandomStream& noise() const { return noise_; }
 
-  static uint64_t seed_of(const RunConfig& config) { return static_cast<uint64_t>(config.training.seed); }
+  static uint64_t seed_of(const config::RunConfig& config) {
+    return static_cast<uint64_t>(config.training.seed);
+  }
 
  private:
   uint64_t index_at(uint64_t position) const {
     if (!weighted_) return order_(position);
-    const MixedOrder::Draw draw = (*weighted_->sources)(position);
+    const data::MixedOrder::Draw draw = (*weighted_->sources)(position);
     return weighted_->first[draw.source] + draw.index;
   }
 
-  DiffusionConfig config_;
-  ImageOrder order_;
+  config::DiffusionConfig config_;
+  data::ImageOrder order_;
   std::optional<WeightedImages> weighted_;
   RandomStream flip_, timestep_, dropped_, noise_;
 };
 
 class ValidationDraws {
  public:
-  explicit ValidationDraws(const RunConfig& config)
+  explicit ValidationDraws(const config::RunConfig& config)
       : config_(config.diffusion),
         bucket_(TrainingDraws::seed_of(config), "validation bucket"),
         timestep_(TrainingDraws::seed_of(config), "validation timestep"),
@@ -71,14 +73,14 @@ class ValidationDraws {
   const RandomStream& noise() const { return noise_; }
 
  private:
-  DiffusionConfig config_;
+  config::DiffusionConfig config_;
   RandomStream bucket_, timestep_, noise_;
 };
 
 // Fills the tensors of a batch sample by sample.
 class ImageBatch {
  public:
-  ImageBatch(const ModelConfig& model, uint64_t position, int64_t count) : model_(model) {
+  ImageBatch(const config::ModelConfig& model, uint64_t position, int64_t count) : model_(model) {
     const std::vector<int64_t> shape = {count, model.channels, model.image_size, model.image_size};
     x0_ = at::empty(shape, at::kFloat);
     noise_ = at::empty(shape, at::kFloat);
@@ -119,7 +121,7 @@ class ImageBatch {
     return {values.mutable_data_ptr<float>() + i * size, static_cast<size_t>(size)};
   }
 
-  const ModelConfig& model_;
+  const config::ModelConfig& model_;
   Batch batch_;
   at::Tensor x0_, noise_, t_, class_, text_;
 };
@@ -127,7 +129,7 @@ class ImageBatch {
 template <class Draws>
 class ImageDataset : public Dataset {
  public:
-  ImageDataset(const RunConfig& config, std::shared_ptr<const ImageReader> images, Draws draws)
+  ImageDataset(const config::RunConfig& config, std::shared_ptr<const ImageReader> images, Draws draws)
       : model_(config.model), images_(std::move(images)), draws_(std::move(draws)) {}
 
   Batch read(uint64_t position, int64_t count) const override {
@@ -147,23 +149,23 @@ class ImageDataset : public Dataset {
   }
 
  private:
-  ModelConfig model_;
+  config::ModelConfig model_;
   std::shared_ptr<const ImageReader> images_;
   Draws draws_;
 };
 
 }  // namespace
 
-std::shared_ptr<const Dataset> training_images(const RunConfig& config,
+std::shared_ptr<const Dataset> training_images(const config::RunConfig& config,
                                                std::shared_ptr<const ImageReader> images,
                                                std::optional<WeightedImages> weighted) {
   TrainingDraws draws(config, images->size(), std::move(weighted));
   return std::make_shared<ImageDataset<TrainingDraws>>(config, std::move(images), std::move(draws));
 }
 
-std::shared_ptr<const Dataset> validation_images(const RunConfig& config,
+std::shared_ptr<const Dataset> validation_images(const config::RunConfig& config,
                                                  std::shared_ptr<const ImageReader> images) {
   return std::make_shared<ImageDataset<ValidationDraws>>(config, std::move(images), ValidationDraws(config));
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::models

@@ -12,7 +12,7 @@
 #include "dtopp/models/batch.h"
 #include "dtopp/models/mixed_sources.h"
 
-namespace dtopp {
+namespace dtopp::models {
 
 inline constexpr int64_t kTimestepBuckets = 10;  // validation groups
 
@@ -47,13 +47,13 @@ struct WeightedImages {
 // drop of the condition are drawn per position. Validation uses the order of the data, without flips and
 // drops, and adds "group", int64 [B]: each of ten consecutive samples has its t in a different tenth of the
 // training distribution.
-std::shared_ptr<const Dataset> training_images(const RunConfig& config,
+std::shared_ptr<const Dataset> training_images(const config::RunConfig& config,
                                                std::shared_ptr<const ImageReader> images,
                                                std::optional<WeightedImages> weighted = std::nullopt);
-std::shared_ptr<const Dataset> validation_images(const RunConfig& config,
+std::shared_ptr<const Dataset> validation_images(const config::RunConfig& config,
                                                  std::shared_ptr<const ImageReader> images);
 
 // Opens the prepared images of config.data.
-TrainingData diffusion_transformer_data(const RunConfig& config, Verify verify);
+TrainingData diffusion_transformer_data(const config::RunConfig& config, data::Verify verify);
 
-}  // namespace dtopp
+}  // namespace dtopp::models

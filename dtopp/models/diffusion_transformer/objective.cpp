@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace dtopp {
+namespace dtopp::models {
 namespace {
 
 constexpr double kFirstBeta = 1e-4, kLastBeta = 0.02;
@@ -29,9 +29,9 @@ at::Tensor ddpm_alpha_products(const at::Device& device) {
   return (1 - beta).cumprod(0);
 }
 
-Noised add_noise(Objective objective, const at::Tensor& x0_BCHW, const at::Tensor& noise_BCHW,
+Noised add_noise(config::Objective objective, const at::Tensor& x0_BCHW, const at::Tensor& noise_BCHW,
                  const at::Tensor& t_B) {
-  if (objective == Objective::kFlow) {
+  if (objective == config::Objective::kFlow) {
     const at::Tensor t = of_each_image(t_B);
     return {(1 - t) * x0_BCHW + t * noise_BCHW, noise_BCHW - x0_BCHW};
   }
@@ -41,12 +41,13 @@ Noised add_noise(Objective objective, const at::Tensor& x0_BCHW, const at::Tenso
           noise_BCHW};
 }
 
-float timestep_at(double share, const DiffusionConfig& config) {
+float timestep_at(double share, const config::DiffusionConfig& config) {
   double t = share;
-  if (config.timesteps == Timesteps::kLogitNormal) t = 1.0 / (1.0 + std::exp(-normal_quantile(share)));
-  if (config.objective == Objective::kFlow) return static_cast<float>(t);
+  if (config.timesteps == config::Timesteps::kLogitNormal)
+    t = 1.0 / (1.0 + std::exp(-normal_quantile(share)));
+  if (config.objective == config::Objective::kFlow) return static_cast<float>(t);
   const double step = std::floor(t * static_cast<double>(kDdpmSteps));
   return static_cast<float>(std::min(step, static_cast<double>(kDdpmSteps - 1)) / kDdpmSteps);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::models

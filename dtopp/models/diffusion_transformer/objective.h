@@ -10,7 +10,7 @@
 #include "dtopp/config/diffusion_config.h"
 #include "dtopp/ops/core/torch.h"
 
-namespace dtopp {
+namespace dtopp::models {
 
 inline constexpr int64_t kDdpmSteps = 1000;
 
@@ -19,7 +19,7 @@ struct Noised {
 };
 
 // x0 and noise: f32 [B, C, H, W]; t: f32 [B]; all on one device.
-Noised add_noise(Objective objective, const at::Tensor& x0_BCHW, const at::Tensor& noise_BCHW,
+Noised add_noise(config::Objective objective, const at::Tensor& x0_BCHW, const at::Tensor& noise_BCHW,
                  const at::Tensor& t_B);
 
 // a_k for k from 0 to 999, f64.
@@ -27,6 +27,6 @@ at::Tensor ddpm_alpha_products(const at::Device& device);
 
 // The t below which the given share of training samples lies; `share` is in [0, 1]. With ddpm, the t of a
 // step.
-float timestep_at(double share, const DiffusionConfig& config);
+float timestep_at(double share, const config::DiffusionConfig& config);
 
-}  // namespace dtopp
+}  // namespace dtopp::models

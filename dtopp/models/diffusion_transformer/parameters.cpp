@@ -2,13 +2,13 @@
 #include "dtopp/models/diffusion_transformer/positions.h"
 #include "dtopp/parameters/parameter_list.h"
 
-namespace dtopp {
+namespace dtopp::models {
 
-std::vector<ParameterSpec> diffusion_transformer_parameters(const ModelConfig& model,
-                                                            const RoutingConfig& routing) {
+std::vector<parameters::ParameterSpec> diffusion_transformer_parameters(
+    const config::ModelConfig& model, const config::RoutingConfig& routing) {
   const int64_t D = model.hidden_size, V = model.patch_values();
-  constexpr ParameterRole kConditioning = ParameterRole::kConditioning;
-  ParameterList list(model, routing);
+  constexpr parameters::ParameterRole kConditioning = parameters::ParameterRole::kConditioning;
+  parameters::ParameterList list(model, routing);
   list.matrix("patch_embed.weight", {D, V});
   list.shift("patch_embed.bias", {D});
   if (model.text_length > 0) {
@@ -21,7 +21,7 @@ std::vector<ParameterSpec> diffusion_transformer_parameters(const ModelConfig& m
   list.shift("time_embed.2.bias", {D});
   // The last row stands for no class.
   if (model.num_classes > 0)
-    list.matrix("class_embed.weight", {model.num_classes + 1, D}, ParameterRole::kLookUp);
+    list.matrix("class_embed.weight", {model.num_classes + 1, D}, parameters::ParameterRole::kLookUp);
   list.zero_matrix("modulation.weight", {6 * D, D}, kConditioning);
   list.shift("modulation.bias", {6 * D});
   for (int64_t layer = 0; layer < model.num_layers; ++layer) {
@@ -38,4 +38,4 @@ std::vector<ParameterSpec> diffusion_transformer_parameters(const ModelConfig& m
   return list.take();
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::models

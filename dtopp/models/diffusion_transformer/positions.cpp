@@ -1,6 +1,6 @@
 #include "dtopp/models/diffusion_transformer/positions.h"
 
-namespace dtopp {
+namespace dtopp::models {
 namespace {
 
 constexpr double kPeriodBase = 10000.0;
@@ -54,4 +54,4 @@ at::Tensor timestep_features(const at::Tensor& t_B) {
   return at::cat({angle.cos(), angle.sin()}, 1).to(at::kFloat);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::models

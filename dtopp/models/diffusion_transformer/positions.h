@@ -3,7 +3,7 @@
 
 #include "dtopp/models/layers/attention.h"
 
-namespace dtopp {
+namespace dtopp::models {
 
 // Rotary table f32 [T, K] for the tokens of `images` images, one image after the other. Each image has `text`
 // tokens at row 0 and column 0, then grid x grid patches row by row. In each head, the first K / 4 of the
@@ -20,4 +20,4 @@ inline constexpr int64_t kTimestepFeatures = 256;
 // f32 [B, 256]: cosines, then sines, of 1000 t * 10000^(-i / 128).
 at::Tensor timestep_features(const at::Tensor& t_B);
 
-}  // namespace dtopp
+}  // namespace dtopp::models

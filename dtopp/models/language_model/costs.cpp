@@ -4,7 +4,7 @@
 #include "dtopp/models/block_costs.h"
 #include "dtopp/models/language_model/language_model.h"
 
-namespace dtopp {
+namespace dtopp::models {
 namespace {
 
 constexpr uint64_t kCrossEntropyChunk = uint64_t{64} << 20;
@@ -26,13 +26,13 @@ uint64_t cross_entropy(const BlockSizes& s, uint64_t V) {
 
 // Extra bytes of an RMS norm on a CPU, which torch computes with several operations: the normalized values,
 // and the input in fp32 if it has another type.
-uint64_t kept_by_norm(const BlockSizes& s, const ModelConfig& model) {
-  if (model.norm == NormType::kLayer || s.cuda) return 0;
+uint64_t kept_by_norm(const BlockSizes& s, const config::ModelConfig& model) {
+  if (model.norm == config::NormType::kLayer || s.cuda) return 0;
   return checked_product({s.T, s.D, kFp32Bytes, s.width == kFp32Bytes ? 1U : 2U});
 }
 
 // The bias of a window, per sample if samples have documents.
-uint64_t window_bias(const BlockSizes& s, const ModelConfig& model) {
+uint64_t window_bias(const BlockSizes& s, const config::ModelConfig& model) {
   const auto length = static_cast<uint64_t>(model.sequence_length);
   if (model.attention_window == 0 || model.attention_window >= model.sequence_length) return 0;
   return checked_product({model.attend_across_documents ? length : s.T, length, s.width});
@@ -40,7 +40,7 @@ uint64_t window_bias(const BlockSizes& s, const ModelConfig& model) {
 
 }  // namespace
 
-StepCosts language_model_costs(const ModelConfig& model, const CostInputs& inputs) {
+StepCosts language_model_costs(const config::ModelConfig& model, const CostInputs& inputs) {
   const BlockSizes s = block_sizes(model, inputs);
   const auto V = static_cast<uint64_t>(model.vocab_size);
   const uint64_t ends =
@@ -56,4 +56,4 @@ StepCosts language_model_costs(const ModelConfig& model, const CostInputs& input
   return costs;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::models

@@ -8,24 +8,25 @@
 #include "dtopp/models/language_model/language_model.h"
 #include "dtopp/models/mixed_sources.h"
 
-namespace dtopp {
+namespace dtopp::models {
 namespace {
 
-std::vector<TokenStream> open_streams(const std::vector<std::string>& paths, const ModelConfig& model,
-                                      Verify verify) {
-  std::vector<TokenStream> streams;
+std::vector<data::TokenStream> open_streams(const std::vector<std::string>& paths,
+                                            const config::ModelConfig& model, data::Verify verify) {
+  std::vector<data::TokenStream> streams;
   for (const std::string& path : paths) {
-    streams.push_back(TokenStream::open(path, verify, model.vocab_size));
+    streams.push_back(data::TokenStream::open(path, verify, model.vocab_size));
     streams.back().require_ids_below(model.vocab_size);
   }
   return streams;
 }
 
 // Throws UsageError if two streams with a known tokenizer were prepared with different ones.
-void check_same_tokenizer(const std::vector<TokenStream>& train, const std::vector<TokenStream>& validation) {
-  const TokenStream* first = nullptr;
+void check_same_tokenizer(const std::vector<data::TokenStream>& train,
+                          const std::vector<data::TokenStream>& validation) {
+  const data::TokenStream* first = nullptr;
   for (const auto* streams : {&train, &validation}) {
-    for (const TokenStream& stream : *streams) {
+    for (const data::TokenStream& stream : *streams) {
       if (!stream.tokenizer_hash()) continue;
       if (first == nullptr) first = &stream;
       if (*stream.tokenizer_hash() != *first->tokenizer_hash()) {
@@ -36,9 +37,9 @@ void check_same_tokenizer(const std::vector<TokenStream>& train, const std::vect
   }
 }
 
-std::string find_tokenizer(const std::vector<TokenStream>& streams) {
-  for (const TokenStream& stream : streams) {
-    if (const auto path = tokenizer_beside(stream.path())) return read_file(*path);
+std::string find_tokenizer(const std::vector<data::TokenStream>& streams) {
+  for (const data::TokenStream& stream : streams) {
+    if (const auto path = data::tokenizer_beside(stream.path())) return read_file(*path);
   }
   return {};
 }
@@ -49,8 +50,8 @@ enum class TokenOrder { kTraining, kFile };
 // order of the files.
 class TokenDataset : public Dataset {
  public:
-  TokenDataset(std::vector<TokenStream> streams, const RunConfig& config, std::optional<int64_t> end_of_text,
-               TokenOrder order)
+  TokenDataset(std::vector<data::TokenStream> streams, const config::RunConfig& config,
+               std::optional<int64_t> end_of_text, TokenOrder order)
       : length_(config.model.sequence_length), end_of_text_(end_of_text), order_(order) {
     const auto seed = static_cast<uint64_t>(config.training.seed);
     if (order == TokenOrder::kFile || !config.data.is_weighted()) {
@@ -58,8 +59,8 @@ class TokenDataset : public Dataset {
       return;
     }
     std::vector<uint64_t> sizes;
-    for (TokenStream& stream : streams) {
-      std::vector<TokenStream> one;
+    for (data::TokenStream& stream : streams) {
+      std::vector<data::TokenStream> one;
       one.push_back(std::move(stream));
       samplers_.emplace_back(std::move(one), length_, 0);
       sizes.push_back(samplers_.back().num_windows());
@@ -85,7 +86,7 @@ class TokenDataset : public Dataset {
  private:
   void read_window(uint64_t position, std::span<int64_t> tokens) const {
     if (sources_) {
-      const MixedOrder::Draw draw = (*sources_)(position);
+      const data::MixedOrder::Draw draw = (*sources_)(position);
       samplers_[draw.source].window(draw.index, tokens);
     } else if (order_ == TokenOrder::kTraining) {
       samplers_.front().sample(position, tokens);
@@ -97,22 +98,22 @@ class TokenDataset : public Dataset {
   int64_t length_;
   std::optional<int64_t> end_of_text_;
   TokenOrder order_;
-  std::vector<WindowSampler> samplers_;  // one per weighted source, else one
+  std::vector<data::WindowSampler> samplers_;  // one per weighted source, else one
   std::shared_ptr<const MixedSources> sources_;
 };
 
 }  // namespace
 
-TrainingData language_model_data(const RunConfig& config, Verify verify) {
-  const ModelConfig& model = config.model;
-  std::vector<TokenStream> train = open_streams(config.data.train_paths(), model, verify);
-  std::vector<TokenStream> validation = open_streams(config.data.validation, model, verify);
+TrainingData language_model_data(const config::RunConfig& config, data::Verify verify) {
+  const config::ModelConfig& model = config.model;
+  std::vector<data::TokenStream> train = open_streams(config.data.train_paths(), model, verify);
+  std::vector<data::TokenStream> validation = open_streams(config.data.validation, model, verify);
   check_same_tokenizer(train, validation);
 
   TrainingData data;
   data.tokenizer_json = find_tokenizer(train);
   for (const auto* streams : {&train, &validation})
-    for (const TokenStream& stream : *streams)
+    for (const data::TokenStream& stream : *streams)
       data.content_hashes.emplace_back(stream.path().string(), stream.content_hash());
   const std::optional<int64_t> end_of_text = end_of_documents(config, train, validation);
   const auto training =
@@ -128,4 +129,4 @@ TrainingData language_model_data(const RunConfig& config, Verify verify) {
   return data;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::models

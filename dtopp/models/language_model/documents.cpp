@@ -3,15 +3,15 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/data/tokenizer/tokenizer.h"
 
-namespace dtopp {
+namespace dtopp::models {
 namespace {
 
 // The id from the stream's manifest, or from the tokenizer next to its tokens.
-std::optional<int64_t> end_of_text_of(const TokenStream& stream) {
+std::optional<int64_t> end_of_text_of(const data::TokenStream& stream) {
   if (const auto id = stream.end_of_text()) return id;
-  const auto path = tokenizer_beside(stream.path());
+  const auto path = data::tokenizer_beside(stream.path());
   if (!path) return std::nullopt;
-  return Tokenizer::load(*path).end_of_text();
+  return data::Tokenizer::load(*path).end_of_text();
 }
 
 }  // namespace
@@ -31,14 +31,15 @@ at::Tensor document_offsets(const at::Tensor& tokens_BL, int64_t end_of_text) {
   return at::tensor(offsets, at::kInt);
 }
 
-std::optional<int64_t> end_of_documents(const RunConfig& config, const std::vector<TokenStream>& train,
-                                        const std::vector<TokenStream>& validation) {
+std::optional<int64_t> end_of_documents(const config::RunConfig& config,
+                                        const std::vector<data::TokenStream>& train,
+                                        const std::vector<data::TokenStream>& validation) {
   if (config.model.attend_across_documents) return std::nullopt;
   std::optional<int64_t> found;
   if (config.data.end_of_text >= 0) found = config.data.end_of_text;
   std::string said_by = "data.end_of_text";
   for (const auto* streams : {&train, &validation}) {
-    for (const TokenStream& stream : *streams) {
+    for (const data::TokenStream& stream : *streams) {
       const auto id = end_of_text_of(stream);
       if (!id) continue;
       if (found && *id != *found)
@@ -56,4 +57,4 @@ std::optional<int64_t> end_of_documents(const RunConfig& config, const std::vect
   return found;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::models

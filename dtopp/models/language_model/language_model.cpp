@@ -9,17 +9,17 @@
 #include "dtopp/ops/core/host_copy.h"
 #include "dtopp/ops/cross_entropy/linear_cross_entropy.h"
 
-namespace dtopp {
+namespace dtopp::models {
 namespace {
 
 AttentionMask mask_of(const LanguageModel& model, const at::Tensor& tokens_BL, at::Tensor offsets) {
-  const ModelConfig& config = model.config;
+  const config::ModelConfig& config = model.config;
   const int64_t B = tokens_BL.size(0), L = tokens_BL.size(1);
   if (!config.attend_across_documents && !offsets.defined()) {
     if (!model.end_of_text)
       throw std::invalid_argument(
           "hidden_states: model.attend_across_documents: false needs document offsets or end_of_text");
-    offsets = to_device(document_offsets(tokens_BL.cpu(), *model.end_of_text), tokens_BL.device());
+    offsets = ops::to_device(document_offsets(tokens_BL.cpu(), *model.end_of_text), tokens_BL.device());
   }
   if (config.attention_window > 0 && config.attention_window < L)
     return window_mask(B, L, config.attention_window, offsets, model.embed_VD().options());
@@ -29,8 +29,9 @@ AttentionMask mask_of(const LanguageModel& model, const at::Tensor& tokens_BL, a
 
 // tokens_T and positions_T: int64.
 HiddenStates masked_states(const LanguageModel& model, const at::Tensor& tokens_T,
-                           const at::Tensor& positions_T, const Routing& inputs, const AttentionMask& mask) {
-  const ModelConfig& config = model.config;
+                           const at::Tensor& positions_T, const moe::Routing& inputs,
+                           const AttentionMask& mask) {
+  const config::ModelConfig& config = model.config;
   const RotaryTable rotary = rotary_table(positions_T, config);
   HiddenStates states;
   at::Tensor x_TD = at::embedding(model.embed_VD(), tokens_T);
@@ -57,16 +58,16 @@ LanguageModelBlock LanguageModel::block(int64_t layer) const {
   return block;
 }
 
-LanguageModel bind_language_model(const ModelConfig& model, const RoutingConfig& routing,
+LanguageModel bind_language_model(const config::ModelConfig& model, const config::RoutingConfig& routing,
                                   const ParameterLookup& parameter) {
   auto tensors = std::make_shared<std::unordered_map<std::string, at::Tensor>>();
-  for (const ParameterSpec& spec : language_model_parameters(model, routing))
+  for (const parameters::ParameterSpec& spec : language_model_parameters(model, routing))
     tensors->emplace(spec.name, parameter(spec.name));
   return {model, routing, [tensors](const std::string& name) { return tensors->at(name); }, {}};
 }
 
-HiddenStates hidden_states(const LanguageModel& model, const at::Tensor& tokens_BL, const Routing& inputs,
-                           const at::Tensor& documents) {
+HiddenStates hidden_states(const LanguageModel& model, const at::Tensor& tokens_BL,
+                           const moe::Routing& inputs, const at::Tensor& documents) {
   const at::Tensor positions_T =
       at::arange(tokens_BL.size(1), tokens_BL.options()).repeat({tokens_BL.size(0)});
   return masked_states(model, tokens_BL.reshape({-1}), positions_T, inputs,
@@ -74,7 +75,7 @@ HiddenStates hidden_states(const LanguageModel& model, const at::Tensor& tokens_
 }
 
 HiddenStates segment_states(const LanguageModel& model, const at::Tensor& tokens_T,
-                            std::span<const Segment> segments, const Routing& inputs) {
+                            std::span<const Segment> segments, const moe::Routing& inputs) {
   const at::NoGradGuard no_grad;
   const bool by_document = !model.config.attend_across_documents;
   if (by_document && !model.end_of_text)
@@ -87,12 +88,13 @@ HiddenStates segment_states(const LanguageModel& model, const at::Tensor& tokens
 }
 
 BatchLosses language_model_losses(const LanguageModel& model, const at::Tensor& windows,
-                                  const Routing& inputs, const LossConfig& weights,
+                                  const moe::Routing& inputs, const config::LossConfig& weights,
                                   const at::Tensor& documents) {
   const int64_t length = windows.size(1) - 1;
   const HiddenStates states = hidden_states(model, windows.narrow(1, 0, length), inputs, documents);
   const at::Tensor targets_T = windows.narrow(1, 1, length).reshape({-1});
-  const CrossEntropy lm = linear_cross_entropy(states.x_TD, model.head_VD(), targets_T, weights.lm_z);
+  const ops::CrossEntropy lm =
+      ops::linear_cross_entropy(states.x_TD, model.head_VD(), targets_T, weights.lm_z);
 
   BatchLosses losses;
   losses.total = lm.loss;
@@ -101,7 +103,7 @@ BatchLosses language_model_losses(const LanguageModel& model, const at::Tensor& 
   return losses;
 }
 
-Model make_language_model(const RunConfig& config) {
+Model make_language_model(const config::RunConfig& config) {
   Model model;
   model.parameters = language_model_parameters(config.model, config.routing);
   model.num_routed_layers = config.model.is_dense() ? 0 : config.model.num_layers;
@@ -109,7 +111,7 @@ Model make_language_model(const RunConfig& config) {
   model.validation_loss = "lm_loss";
   model.bind = [config](const ParameterLookup& parameter) {
     return [model = LanguageModel{config.model, config.routing, parameter, {}}, weights = config.loss](
-               const Batch& batch, const Routing& inputs) {
+               const Batch& batch, const moe::Routing& inputs) {
       const at::Tensor documents =
           model.config.attend_across_documents ? at::Tensor() : batch.tensor("documents");
       return language_model_losses(model, batch.tensor("tokens"), inputs, weights, documents);
@@ -118,4 +120,4 @@ Model make_language_model(const RunConfig& config) {
   return model;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::models

@@ -17,7 +17,7 @@
 #include "dtopp/models/layers/feed_forward.h"
 #include "dtopp/models/model.h"
 
-namespace dtopp {
+namespace dtopp::models {
 
 struct LanguageModelBlock {
   at::Tensor input_norm_D;
@@ -29,8 +29,8 @@ struct LanguageModelBlock {
 // The model over tensors that are looked up by name (language_model_parameters) at each use, in the order of
 // the forward pass.
 struct LanguageModel {
-  ModelConfig config;
-  RoutingConfig routing;
+  config::ModelConfig config;
+  config::RoutingConfig routing;
   ParameterLookup parameter;
   // The id that ends a document. Required for model.attend_across_documents: false if no document offsets are
   // given.
@@ -44,40 +44,40 @@ struct LanguageModel {
 };
 
 // The same with all tensors looked up now.
-LanguageModel bind_language_model(const ModelConfig& model, const RoutingConfig& routing,
+LanguageModel bind_language_model(const config::ModelConfig& model, const config::RoutingConfig& routing,
                                   const ParameterLookup& parameter);
 
 struct HiddenStates {
-  at::Tensor x_TD;                   // after the final norm, T = B L
-  std::vector<RouteOutput> routing;  // per layer; empty for a dense model
+  at::Tensor x_TD;                        // after the final norm, T = B L
+  std::vector<ops::RouteOutput> routing;  // per layer; empty for a dense model
 };
 
 // Runs the model over sequences of equal length with causal attention, within documents if
 // model.attend_across_documents is false and within model.attention_window tokens if it is not 0. tokens_BL:
 // int64. documents: document_offsets (documents.h) on the tokens' device. If it is undefined, it is computed
 // with model.end_of_text, which makes the host wait for the device.
-HiddenStates hidden_states(const LanguageModel& model, const at::Tensor& tokens_BL, const Routing& inputs,
-                           const at::Tensor& documents = {});
+HiddenStates hidden_states(const LanguageModel& model, const at::Tensor& tokens_BL,
+                           const moe::Routing& inputs, const at::Tensor& documents = {});
 
 // The same without gradients over segments (models/layers/segments.h). tokens_T: int64, T the sum of the
 // segments' lengths. Throws std::invalid_argument if the segments are inconsistent.
 HiddenStates segment_states(const LanguageModel& model, const at::Tensor& tokens_T,
-                            std::span<const Segment> segments, const Routing& inputs);
+                            std::span<const Segment> segments, const moe::Routing& inputs);
 
 // windows: int64 [B, L + 1]; tokens 0 to L - 1 predict tokens 1 to L. documents: as above, for tokens 0 to L
 // - 1. Values: "lm_loss", "lm_z_loss", and with experts those of add_router_losses.
 BatchLosses language_model_losses(const LanguageModel& model, const at::Tensor& windows,
-                                  const Routing& inputs, const LossConfig& weights,
+                                  const moe::Routing& inputs, const config::LossConfig& weights,
                                   const at::Tensor& documents = {});
 
-StepCosts language_model_costs(const ModelConfig& model, const CostInputs& inputs);
+StepCosts language_model_costs(const config::ModelConfig& model, const CostInputs& inputs);
 
 // Batches hold "tokens", int64 [B, sequence_length + 1], from the token files. With
 // model.attend_across_documents: false they also hold "documents", the document_offsets of all tokens but the
 // last of each sequence.
-TrainingData language_model_data(const RunConfig& config, Verify verify);
+TrainingData language_model_data(const config::RunConfig& config, data::Verify verify);
 
 // Builds the Model record from the functions above.
-Model make_language_model(const RunConfig& config);
+Model make_language_model(const config::RunConfig& config);
 
-}  // namespace dtopp
+}  // namespace dtopp::models

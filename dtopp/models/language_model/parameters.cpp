@@ -2,13 +2,15 @@
 
 #include "dtopp/parameters/parameter_list.h"
 
-namespace dtopp {
+namespace dtopp::models {
 
-std::vector<ParameterSpec> language_model_parameters(const ModelConfig& model, const RoutingConfig& routing) {
+std::vector<parameters::ParameterSpec> language_model_parameters(const config::ModelConfig& model,
+                                                                 const config::RoutingConfig& routing) {
   const int64_t D = model.hidden_size;
-  ParameterList list(model, routing);
-  list.matrix("model.embed_tokens.weight", {model.vocab_size, D},
-              model.tie_embeddings ? ParameterRole::kTiedLookUp : ParameterRole::kLookUp);
+  parameters::ParameterList list(model, routing);
+  list.matrix(
+      "model.embed_tokens.weight", {model.vocab_size, D},
+      model.tie_embeddings ? parameters::ParameterRole::kTiedLookUp : parameters::ParameterRole::kLookUp);
   for (int64_t layer = 0; layer < model.num_layers; ++layer) {
     const std::string prefix = "model.layers." + std::to_string(layer) + ".";
     list.gain(prefix + "input_layernorm.weight", D);
@@ -21,4 +23,4 @@ std::vector<ParameterSpec> language_model_parameters(const ModelConfig& model, c
   return list.take();
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::models

@@ -7,9 +7,10 @@
 #include "dtopp/config/routing_config.h"
 #include "dtopp/parameters/parameters.h"
 
-namespace dtopp {
+namespace dtopp::models {
 
 // The parameters in the order of the forward pass.
-std::vector<ParameterSpec> language_model_parameters(const ModelConfig& model, const RoutingConfig& routing);
+std::vector<parameters::ParameterSpec> language_model_parameters(const config::ModelConfig& model,
+                                                                 const config::RoutingConfig& routing);
 
-}  // namespace dtopp
+}  // namespace dtopp::models

@@ -8,7 +8,7 @@
 #include "dtopp/ops/attention/norm_rotary.h"
 #include "dtopp/ops/gemm/linear.h"
 
-namespace dtopp {
+namespace dtopp::models {
 namespace {
 
 at::Tensor rotate(const at::Tensor& x_THK, const RotaryTable& rotary) {
@@ -19,23 +19,24 @@ at::Tensor rotate(const at::Tensor& x_THK, const RotaryTable& rotary) {
 }
 
 // Normalizes queries or keys over all heads together, and rotates each head.
-at::Tensor normalize_and_rotate(const at::Tensor& x_TD, const at::Tensor& gain_D, const ModelConfig& model,
-                                int64_t heads, const RotaryTable& rotary) {
+at::Tensor normalize_and_rotate(const at::Tensor& x_TD, const at::Tensor& gain_D,
+                                const config::ModelConfig& model, int64_t heads, const RotaryTable& rotary) {
   if (gain_D.defined()) {
     // A diffusion transformer always has LayerNorm here.
-    const bool centred = model.type == ModelType::kDiffusionTransformer || model.norm == NormType::kLayer;
-    return norm_rotary(x_TD, gain_D, rotary.cos_TK, rotary.sin_TK, heads, model.norm_eps, centred);
+    const bool centred =
+        model.type == config::ModelType::kDiffusionTransformer || model.norm == config::NormType::kLayer;
+    return ops::norm_rotary(x_TD, gain_D, rotary.cos_TK, rotary.sin_TK, heads, model.norm_eps, centred);
   }
   const at::Tensor x_THK = x_TD.view({x_TD.size(0), heads, model.head_size()});
   return rotary.cos_TK.defined() ? rotate(x_THK, rotary) : x_THK;
 }
 
-QueryKeyValue project(const at::Tensor& x_TD, const AttentionWeights& weights, const ModelConfig& model,
-                      const RotaryTable& rotary) {
+QueryKeyValue project(const at::Tensor& x_TD, const AttentionWeights& weights,
+                      const config::ModelConfig& model, const RotaryTable& rotary) {
   const int64_t H = model.num_heads, G = model.num_kv_heads(), K = model.head_size();
-  return {normalize_and_rotate(dtopp::linear(x_TD, weights.q), weights.q_norm, model, H, rotary),
-          normalize_and_rotate(dtopp::linear(x_TD, weights.k), weights.k_norm, model, G, rotary),
-          dtopp::linear(x_TD, weights.v).view({x_TD.size(0), G, K})};
+  return {normalize_and_rotate(dtopp::ops::linear(x_TD, weights.q), weights.q_norm, model, H, rotary),
+          normalize_and_rotate(dtopp::ops::linear(x_TD, weights.k), weights.k_norm, model, G, rotary),
+          dtopp::ops::linear(x_TD, weights.v).view({x_TD.size(0), G, K})};
 }
 
 // Computes [T, H, K] for each type of mask.
@@ -47,8 +48,8 @@ struct MaskedAttention {
   at::Tensor operator()(const CausalMask& mask) const { return by_sample(mask.length, true); }
   at::Tensor operator()(const DocumentMask& mask) const {
     const int64_t H = qkv.q_THK.size(1);
-    return document_attention(qkv.q_THK, repeat_heads(qkv.k_TGK, H), repeat_heads(qkv.v_TGK, H), mask.offsets,
-                              mask.longest);
+    return ops::document_attention(qkv.q_THK, repeat_heads(qkv.k_TGK, H), repeat_heads(qkv.v_TGK, H),
+                                   mask.offsets, mask.longest);
   }
   at::Tensor operator()(const BiasMask& mask) const {
     const auto [q, k, v] = split(mask.bias_B1LL.size(-1));
@@ -67,13 +68,13 @@ struct MaskedAttention {
   }
   at::Tensor by_sample(int64_t length, bool causal) const {
     const auto [q, k, v] = split(length);
-    return self_attention(q, k, v, causal).transpose(1, 2);
+    return ops::self_attention(q, k, v, causal).transpose(1, 2);
   }
 };
 
 }  // namespace
 
-AttentionWeights attention_weights(const ModelConfig& model, const std::string& prefix,
+AttentionWeights attention_weights(const config::ModelConfig& model, const std::string& prefix,
                                    const ParameterLookup& parameter) {
   AttentionWeights weights;
   weights.q = parameter(prefix + "q_proj.weight");
@@ -87,12 +88,12 @@ AttentionWeights attention_weights(const ModelConfig& model, const std::string& 
   return weights;
 }
 
-at::Tensor norm(const at::Tensor& x, const at::Tensor& gain_D, const ModelConfig& model) {
-  if (model.norm == NormType::kRms) return at::rms_norm(x, gain_D.sizes(), gain_D, model.norm_eps);
+at::Tensor norm(const at::Tensor& x, const at::Tensor& gain_D, const config::ModelConfig& model) {
+  if (model.norm == config::NormType::kRms) return at::rms_norm(x, gain_D.sizes(), gain_D, model.norm_eps);
   return at::layer_norm(x, gain_D.sizes(), gain_D, {}, model.norm_eps);
 }
 
-RotaryTable rotary_table(const at::Tensor& positions_T, const ModelConfig& model) {
+RotaryTable rotary_table(const at::Tensor& positions_T, const config::ModelConfig& model) {
   const at::Tensor positions = positions_T.to(at::kDouble);
   const at::Tensor exponents =
       at::arange(0, model.head_size(), 2, positions.options()).neg().div(model.head_size());
@@ -118,11 +119,12 @@ BiasMask window_mask(int64_t samples, int64_t length, int64_t window, const at::
   return {bias.masked_fill(seen_BLL.logical_not(), -std::numeric_limits<double>::infinity()).unsqueeze(1)};
 }
 
-at::Tensor attention(const at::Tensor& x_TD, const AttentionWeights& weights, const ModelConfig& model,
-                     const RotaryTable& rotary, const AttentionMask& mask, size_t layer) {
+at::Tensor attention(const at::Tensor& x_TD, const AttentionWeights& weights,
+                     const config::ModelConfig& model, const RotaryTable& rotary, const AttentionMask& mask,
+                     size_t layer) {
   const QueryKeyValue qkv = project(x_TD, weights, model, rotary);
   const at::Tensor mixed_THK = std::visit(MaskedAttention{qkv, layer}, mask);
-  return dtopp::linear(mixed_THK.reshape({x_TD.size(0), weights.o.size(1)}), weights.o);
+  return dtopp::ops::linear(mixed_THK.reshape({x_TD.size(0), weights.o.size(1)}), weights.o);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::models

@@ -14,7 +14,7 @@
 #include "dtopp/models/model.h"
 #include "dtopp/ops/core/torch.h"
 
-namespace dtopp {
+namespace dtopp::models {
 
 struct AttentionWeights {
   at::Tensor q, k, v, o;      // [H K, D], [G K, D], [G K, D], [D, H K]
@@ -22,18 +22,18 @@ struct AttentionWeights {
 };
 
 // Looks up the parameters of ParameterList::attention. prefix: "model.layers.3.self_attn."
-AttentionWeights attention_weights(const ModelConfig& model, const std::string& prefix,
+AttentionWeights attention_weights(const config::ModelConfig& model, const std::string& prefix,
                                    const ParameterLookup& parameter);
 
 // LayerNorm without bias, or RMSNorm, over the last dimension.
-at::Tensor norm(const at::Tensor& x, const at::Tensor& gain_D, const ModelConfig& model);
+at::Tensor norm(const at::Tensor& x, const at::Tensor& gain_D, const config::ModelConfig& model);
 
 // cos and sin of position * base^(-2 i / K), f32. The two halves of K are equal. Undefined: no rotation.
 struct RotaryTable {
   at::Tensor cos_TK, sin_TK;
 };
 // positions_T: int64.
-RotaryTable rotary_table(const at::Tensor& positions_T, const ModelConfig& model);
+RotaryTable rotary_table(const at::Tensor& positions_T, const config::ModelConfig& model);
 
 // The tokens that each token attends to. The tokens of a batch are concatenated samples.
 struct FullMask {  // all tokens of its sample
@@ -60,7 +60,8 @@ BiasMask window_mask(int64_t samples, int64_t length, int64_t window, const at::
 // Preconditions: `rotary` has a row per token; it is defined if the model has QK norm. `layer` is the layer
 // of
 //                the caches of a SegmentMask.
-at::Tensor attention(const at::Tensor& x_TD, const AttentionWeights& weights, const ModelConfig& model,
-                     const RotaryTable& rotary, const AttentionMask& mask, size_t layer);
+at::Tensor attention(const at::Tensor& x_TD, const AttentionWeights& weights,
+                     const config::ModelConfig& model, const RotaryTable& rotary, const AttentionMask& mask,
+                     size_t layer);
 
-}  // namespace dtopp
+}  // namespace dtopp::models

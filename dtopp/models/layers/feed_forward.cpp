@@ -2,10 +2,11 @@
 
 #include "dtopp/ops/gemm/linear.h"
 
-namespace dtopp {
+namespace dtopp::models {
 
-FeedForwardWeights feed_forward_weights(const ModelConfig& model, const RoutingConfig& routing,
-                                        const std::string& prefix, const ParameterLookup& parameter) {
+FeedForwardWeights feed_forward_weights(const config::ModelConfig& model,
+                                        const config::RoutingConfig& routing, const std::string& prefix,
+                                        const ParameterLookup& parameter) {
   FeedForwardWeights weights;
   if (model.is_dense()) {
     weights.dense_gate_up_GD = parameter(prefix + "gate_up_proj.weight");
@@ -13,7 +14,7 @@ FeedForwardWeights feed_forward_weights(const ModelConfig& model, const RoutingC
     return weights;
   }
   weights.experts.router_ED = parameter(prefix + "gate.weight");
-  if (routing.normalization == Normalization::kDynamic)
+  if (routing.normalization == config::Normalization::kDynamic)
     weights.experts.router_scale = parameter(prefix + "gate.scale");
   weights.experts.gate_up_EGD = parameter(prefix + "experts.gate_up_proj");
   weights.experts.down_EDF = parameter(prefix + "experts.down_proj");
@@ -21,14 +22,15 @@ FeedForwardWeights feed_forward_weights(const ModelConfig& model, const RoutingC
 }
 
 at::Tensor feed_forward(const at::Tensor& x_TD, const FeedForwardWeights& weights, size_t layer,
-                        const Routing& routing, std::vector<RouteOutput>& routed) {
+                        const moe::Routing& routing, std::vector<ops::RouteOutput>& routed) {
   if (weights.dense_down_DF.defined()) {
-    const auto gate_up = dtopp::linear(x_TD, weights.dense_gate_up_GD).chunk(2, -1);
-    return dtopp::linear(at::silu(gate_up[0]) * gate_up[1], weights.dense_down_DF);
+    const auto gate_up = dtopp::ops::linear(x_TD, weights.dense_gate_up_GD).chunk(2, -1);
+    return dtopp::ops::linear(at::silu(gate_up[0]) * gate_up[1], weights.dense_down_DF);
   }
-  ExpertLayerOutput output = expert_layer(x_TD, weights.experts, static_cast<int64_t>(layer), routing);
+  moe::ExpertLayerOutput output =
+      moe::expert_layer(x_TD, weights.experts, static_cast<int64_t>(layer), routing);
   routed.push_back(std::move(output.routing));
   return output.y_TD;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::models

@@ -7,20 +7,21 @@
 #include "dtopp/models/batch_losses.h"
 #include "dtopp/models/model.h"
 
-namespace dtopp {
+namespace dtopp::models {
 
 struct FeedForwardWeights {
-  ExpertLayerWeights experts;                  // if the model has experts
+  moe::ExpertLayerWeights experts;             // if the model has experts
   at::Tensor dense_gate_up_GD, dense_down_DF;  // if the model is dense
 };
 
 // Looks up the weights whose names begin with `prefix` ("model.layers.3.mlp.", see
 // ParameterList::feed_forward).
-FeedForwardWeights feed_forward_weights(const ModelConfig& model, const RoutingConfig& routing,
-                                        const std::string& prefix, const ParameterLookup& parameter);
+FeedForwardWeights feed_forward_weights(const config::ModelConfig& model,
+                                        const config::RoutingConfig& routing, const std::string& prefix,
+                                        const ParameterLookup& parameter);
 
 // Returns y_TD, of x's type. `layer` counts from 0. A layer with a router appends its routing to `routed`.
 at::Tensor feed_forward(const at::Tensor& x_TD, const FeedForwardWeights& weights, size_t layer,
-                        const Routing& routing, std::vector<RouteOutput>& routed);
+                        const moe::Routing& routing, std::vector<ops::RouteOutput>& routed);
 
-}  // namespace dtopp
+}  // namespace dtopp::models

@@ -6,7 +6,7 @@
 
 #include "dtopp/ops/core/host_copy.h"
 
-namespace dtopp {
+namespace dtopp::models {
 namespace {
 
 constexpr int64_t kSmallestCache = 64;  // tokens
@@ -100,7 +100,7 @@ void SegmentMask::set_positions(const at::Device& device) {
   auto* position = positions_T.mutable_data_ptr<int64_t>();
   for (size_t i = 0; i < segments_.size(); ++i)
     std::iota(position + begin_[i], position + begin_[i + 1], prefix_length(segments_[i]));
-  positions_T_ = to_device(positions_T, device);
+  positions_T_ = ops::to_device(positions_T, device);
 }
 
 // Positions include the continued tokens.
@@ -122,7 +122,7 @@ void SegmentMask::set_first_seen(const at::Tensor& tokens_T, std::optional<int64
     }
     document_begin_[i] = begin;
   }
-  if (first_seen_T.any().item<bool>()) first_seen_T_ = to_device(first_seen_T, positions_T_.device());
+  if (first_seen_T.any().item<bool>()) first_seen_T_ = ops::to_device(first_seen_T, positions_T_.device());
 }
 
 // Removes the tokens before the first that each token sees from the mask of tokens from `begin` on. Its keys
@@ -191,4 +191,4 @@ at::Tensor SegmentMask::sibling_mask(size_t first, size_t last, const at::Tensor
   return mask;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::models

@@ -14,7 +14,7 @@
 
 #include "dtopp/ops/core/torch.h"
 
-namespace dtopp {
+namespace dtopp::models {
 
 struct QueryKeyValue {
   at::Tensor q_THK, k_TGK, v_TGK;  // H a multiple of G
@@ -87,4 +87,4 @@ class SegmentMask {
   at::Tensor first_seen_T_;              // the first position that each token sees; undefined: all see 0
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::models

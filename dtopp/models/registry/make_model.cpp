@@ -6,23 +6,23 @@
 #include "dtopp/models/diffusion_transformer/image_batches.h"
 #include "dtopp/models/language_model/language_model.h"
 
-namespace dtopp {
+namespace dtopp::models {
 namespace {
 
 struct TypeEntry {
-  ModelType type;
-  Model (*make)(const RunConfig& config);
-  StepCosts (*costs)(const ModelConfig& model, const CostInputs& inputs);
-  TrainingData (*open_data)(const RunConfig& config, Verify verify);
+  config::ModelType type;
+  Model (*make)(const config::RunConfig& config);
+  StepCosts (*costs)(const config::ModelConfig& model, const CostInputs& inputs);
+  TrainingData (*open_data)(const config::RunConfig& config, data::Verify verify);
 };
 
 constexpr TypeEntry kModelTypes[] = {
-    {ModelType::kLanguageModel, make_language_model, language_model_costs, language_model_data},
-    {ModelType::kDiffusionTransformer, make_diffusion_transformer, diffusion_transformer_costs,
+    {config::ModelType::kLanguageModel, make_language_model, language_model_costs, language_model_data},
+    {config::ModelType::kDiffusionTransformer, make_diffusion_transformer, diffusion_transformer_costs,
      diffusion_transformer_data},
 };
 
-const TypeEntry& entry_of(ModelType type) {
+const TypeEntry& entry_of(config::ModelType type) {
   for (const TypeEntry& entry : kModelTypes) {
     if (entry.type == type) return entry;
   }
@@ -31,14 +31,14 @@ const TypeEntry& entry_of(ModelType type) {
 
 }  // namespace
 
-Model make_model(const RunConfig& config) { return entry_of(config.model.type).make(config); }
+Model make_model(const config::RunConfig& config) { return entry_of(config.model.type).make(config); }
 
-StepCosts model_costs(const ModelConfig& model, const CostInputs& inputs) {
+StepCosts model_costs(const config::ModelConfig& model, const CostInputs& inputs) {
   return entry_of(model.type).costs(model, inputs);
 }
 
-TrainingData open_training_data(const RunConfig& config, Verify verify) {
+TrainingData open_training_data(const config::RunConfig& config, data::Verify verify) {
   return entry_of(config.model.type).open_data(config, verify);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::models

@@ -8,16 +8,16 @@
 #include "dtopp/models/costs.h"
 #include "dtopp/models/model.h"
 
-namespace dtopp {
+namespace dtopp::models {
 
 // Reads and allocates nothing.
-Model make_model(const RunConfig& config);
+Model make_model(const config::RunConfig& config);
 
 // The costs of a step of the model.
-StepCosts model_costs(const ModelConfig& model, const CostInputs& inputs);
+StepCosts model_costs(const config::ModelConfig& model, const CostInputs& inputs);
 
 // Opens the data of config.data and checks that it fits the model. Throws UsageError if it does not fit,
 // DataError if it is missing or damaged.
-TrainingData open_training_data(const RunConfig& config, Verify verify);
+TrainingData open_training_data(const config::RunConfig& config, data::Verify verify);
 
-}  // namespace dtopp
+}  // namespace dtopp::models

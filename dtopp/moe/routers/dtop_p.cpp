@@ -10,28 +10,28 @@
 #include "dtopp/ops/route/cumulative_prob_bins.h"
 #include "dtopp/ops/route/cumulative_prob_histogram.h"
 
-namespace dtopp {
+namespace dtopp::moe {
 namespace {
 
 class DTopPRouter final : public Router {
  public:
-  DTopPRouter(const RunConfig& config, const at::Device& device)
+  DTopPRouter(const config::RunConfig& config, const at::Device& device)
       : Router(config, device),
         controller_(config.routing, config.model.num_experts, config.model.num_layers, device),
         stride_(cumulative_prob_stride(config.model.num_experts, config.model.tokens_per_sample(),
                                        config.training.global_batch_size * config.model.tokens_per_sample())),
         used_threshold_C_(controller_.thresholds()) {}
 
-  RouteOutput select(const RouterInput& input) override {
-    RouteOutput output = route_by(input, /*top_k=*/0, controller_.threshold(input.layer));
+  ops::RouteOutput select(const RouterInput& input) override {
+    ops::RouteOutput output = route_by(input, /*top_k=*/0, controller_.threshold(input.layer));
     if (input.training)
       output.statistics =
-          cumulative_prob_histogram(input.logits_TE.detach(), input.scale.detach(),
-                                    enum_name(config().normalization), config().max_experts, stride_);
+          ops::cumulative_prob_histogram(input.logits_TE.detach(), input.scale.detach(),
+                                         enum_name(config().normalization), config().max_experts, stride_);
     return output;
   }
   std::vector<int64_t> statistics_shape() const override {
-    return {controller_.thresholds().numel(), kCumulativeProbBins};
+    return {controller_.thresholds().numel(), ops::kCumulativeProbBins};
   }
 
   void update(const StepCounts& counts, const at::Tensor& applied) override {
@@ -41,12 +41,12 @@ class DTopPRouter final : public Router {
                        applied);
   }
 
-  NamedTensors state() const override {
-    NamedTensors state = Router::state();
+  ops::NamedTensors state() const override {
+    ops::NamedTensors state = Router::state();
     for (auto& tensor : controller_.state()) state.push_back(std::move(tensor));
     return state;
   }
-  NamedTensors metrics() const override {
+  ops::NamedTensors metrics() const override {
     return {{"threshold", used_threshold_C_}, {"threshold_solved", controller_.solved()}};
   }
 
@@ -64,8 +64,8 @@ class DTopPRouter final : public Router {
 
 }  // namespace
 
-std::unique_ptr<Router> make_dtop_p_router(const RunConfig& config, const at::Device& device) {
+std::unique_ptr<Router> make_dtop_p_router(const config::RunConfig& config, const at::Device& device) {
   return std::make_unique<DTopPRouter>(config, device);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::moe

@@ -2,24 +2,24 @@
 
 #include <stdexcept>
 
-namespace dtopp {
+namespace dtopp::moe {
 
-using MakeRouter = std::unique_ptr<Router>(const RunConfig& config, const at::Device& device);
+using MakeRouter = std::unique_ptr<Router>(const config::RunConfig& config, const at::Device& device);
 // Each is defined in moe/routers/<method>.cpp.
 MakeRouter make_top_k_router, make_top_k_bias_router, make_top_p_router, make_dtop_p_router;
 
-std::unique_ptr<Router> make_router(const RunConfig& config, const at::Device& device) {
+std::unique_ptr<Router> make_router(const config::RunConfig& config, const at::Device& device) {
   switch (config.routing.method) {
-    case RoutingMethod::kTopK:
+    case config::RoutingMethod::kTopK:
       return make_top_k_router(config, device);
-    case RoutingMethod::kTopKBias:
+    case config::RoutingMethod::kTopKBias:
       return make_top_k_bias_router(config, device);
-    case RoutingMethod::kTopP:
+    case config::RoutingMethod::kTopP:
       return make_top_p_router(config, device);
-    case RoutingMethod::kDTopP:
+    case config::RoutingMethod::kDTopP:
       return make_dtop_p_router(config, device);
   }
   throw std::logic_error("make_router: no such method");
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::moe

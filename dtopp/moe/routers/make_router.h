@@ -5,9 +5,9 @@
 
 #include "dtopp/moe/router.h"
 
-namespace dtopp {
+namespace dtopp::moe {
 
 // For a model with experts.
-std::unique_ptr<Router> make_router(const RunConfig& config, const at::Device& device);
+std::unique_ptr<Router> make_router(const config::RunConfig& config, const at::Device& device);
 
-}  // namespace dtopp
+}  // namespace dtopp::moe

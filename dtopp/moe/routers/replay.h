@@ -6,15 +6,15 @@
 
 #include "dtopp/moe/router.h"
 
-namespace dtopp {
+namespace dtopp::moe {
 
 class ReplayRouter final : public Router {
  public:
   // routing_map_LTE: per layer, bool [T, E]. T is the number of tokens of the forward pass.
-  ReplayRouter(const RunConfig& config, std::vector<at::Tensor> routing_map_LTE)
+  ReplayRouter(const config::RunConfig& config, std::vector<at::Tensor> routing_map_LTE)
       : Router(config, routing_map_LTE.at(0).device()), routing_map_LTE_(std::move(routing_map_LTE)) {}
 
-  RouteOutput select(const RouterInput& input) override {
+  ops::RouteOutput select(const RouterInput& input) override {
     return route_to(input, routing_map_LTE_.at(static_cast<size_t>(input.layer)));
   }
 
@@ -22,4 +22,4 @@ class ReplayRouter final : public Router {
   std::vector<at::Tensor> routing_map_LTE_;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::moe

@@ -5,7 +5,7 @@
 
 #include "dtopp/moe/active_expert_curve.h"
 
-namespace dtopp {
+namespace dtopp::moe {
 namespace {
 
 constexpr int kHalvings = 40;            // p has an error of 1e-12
@@ -24,14 +24,14 @@ double bisect_threshold(double target, c10::function_ref<double(double)> count) 
   return low + (high - low) / 2;
 }
 
-double broadcast_number(Collectives* ranks, double here) {
+double broadcast_number(distributed::Collectives* ranks, double here) {
   if (ranks == nullptr || ranks->size() == 1) return here;
   const at::Tensor number = at::full({1}, here, at::kDouble);
   ranks->broadcast(number, /*root=*/0, "agreement").wait();
   return number.item<double>();
 }
 
-RouteOutput SolvingRouter::select(const RouterInput& input) {
+ops::RouteOutput SolvingRouter::select(const RouterInput& input) {
   const auto layer = static_cast<size_t>(input.layer);
   const double target = targets_.size() == 1 ? targets_[0] : targets_.at(layer);
   const auto tokens = static_cast<double>(input.logits_TE.size(0));
@@ -47,4 +47,4 @@ RouteOutput SolvingRouter::select(const RouterInput& input) {
   return route_at(p);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::moe

@@ -11,7 +11,7 @@
 #include "dtopp/distributed/collectives/collectives.h"
 #include "dtopp/moe/router.h"
 
-namespace dtopp {
+namespace dtopp::moe {
 
 // Returns the p in the range of thresholds at which count(p), which grows with p, reaches the target within a
 // relative error of 1e-4, or as closely as p with an error of 1e-12 can.
@@ -19,22 +19,22 @@ double bisect_threshold(double target, c10::function_ref<double(double p)> count
 
 // Rank 0's number on every rank, so that ranks that solve together get the same bits. Collective if `ranks`
 // is not null.
-double broadcast_number(Collectives* ranks, double here);
+double broadcast_number(distributed::Collectives* ranks, double here);
 
 class SolvingRouter final : public Router {
  public:
   // targets: numbers of experts, one for all layers or one per layer. With `ranks`, select() is collective.
-  SolvingRouter(const RunConfig& config, std::vector<double> targets, const at::Device& device,
-                Collectives* ranks)
+  SolvingRouter(const config::RunConfig& config, std::vector<double> targets, const at::Device& device,
+                distributed::Collectives* ranks)
       : Router(config, device), targets_(std::move(targets)), ranks_(ranks) {}
 
-  RouteOutput select(const RouterInput& input) override;
+  ops::RouteOutput select(const RouterInput& input) override;
   // p of each layer, in order, after one forward pass. f64 [L].
   at::Tensor thresholds_L() const { return at::tensor(thresholds_, at::kDouble).to(device()); }
 
  private:
   std::vector<double> targets_, thresholds_;
-  Collectives* ranks_;
+  distributed::Collectives* ranks_;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::moe

@@ -3,16 +3,16 @@
 
 #include "dtopp/moe/router.h"
 
-namespace dtopp {
+namespace dtopp::moe {
 namespace {
 
 class TopKRouter final : public Router {
  public:
-  TopKRouter(const RunConfig& config, const at::Device& device)
+  TopKRouter(const config::RunConfig& config, const at::Device& device)
       : Router(config, device), unused_threshold_(at::zeros({}, at::device(device).dtype(at::kDouble))) {}
 
-  RouteOutput select(const RouterInput& input) override {
-    return route_by(input, top_k_of(config()), unused_threshold_);
+  ops::RouteOutput select(const RouterInput& input) override {
+    return route_by(input, config::top_k_of(config()), unused_threshold_);
   }
 
  private:
@@ -21,8 +21,8 @@ class TopKRouter final : public Router {
 
 }  // namespace
 
-std::unique_ptr<Router> make_top_k_router(const RunConfig& config, const at::Device& device) {
+std::unique_ptr<Router> make_top_k_router(const config::RunConfig& config, const at::Device& device) {
   return std::make_unique<TopKRouter>(config, device);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::moe

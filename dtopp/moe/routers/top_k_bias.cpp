@@ -11,25 +11,25 @@
 #include "dtopp/config/config.h"
 #include "dtopp/moe/router.h"
 
-namespace dtopp {
+namespace dtopp::moe {
 namespace {
 
 class TopKBiasRouter final : public Router {
  public:
-  TopKBiasRouter(const RunConfig& config, const at::Device& device)
+  TopKBiasRouter(const config::RunConfig& config, const at::Device& device)
       : Router(config, device),
         bias_LE_(at::zeros({num_layers(), num_experts()}, at::device(device).dtype(at::kDouble))) {
-    if (!(config.routing.bias_rate > 0)) throw InvalidValue("routing.bias_rate", "must be positive");
+    if (!(config.routing.bias_rate > 0)) throw config::InvalidValue("routing.bias_rate", "must be positive");
   }
 
-  RouteOutput select(const RouterInput& input) override {
+  ops::RouteOutput select(const RouterInput& input) override {
     const RouterInput detached = {input.layer, input.logits_TE.detach(), input.scale.detach()};
     const at::Tensor prob_TE = at::softmax(softmax_inputs(detached, config().normalization), -1);
     const at::Tensor score_TE = prob_TE + bias_LE_[input.layer].to(at::kFloat);
     // A stable sort keeps the lower index first among equals.
     const at::Tensor order_TE = std::get<1>(score_TE.sort(/*stable=*/true, /*dim=*/-1, /*descending=*/true));
     const at::Tensor map_TE = at::zeros_like(score_TE, at::kBool);
-    map_TE.scatter_(1, order_TE.narrow(1, 0, top_k_of(config())), true);
+    map_TE.scatter_(1, order_TE.narrow(1, 0, config::top_k_of(config())), true);
     return route_to(input, map_TE);
   }
 
@@ -41,12 +41,12 @@ class TopKBiasRouter final : public Router {
     bias_LE_ = at::where(applied, bias_LE_ + sign_LE * config().bias_rate, bias_LE_);
   }
 
-  NamedTensors state() const override {
-    NamedTensors state = Router::state();
+  ops::NamedTensors state() const override {
+    ops::NamedTensors state = Router::state();
     state.emplace_back("bias_LE", bias_LE_);
     return state;
   }
-  NamedTensors metrics() const override {
+  ops::NamedTensors metrics() const override {
     return {{"bias_spread", std::get<0>(bias_LE_.max(1)) - std::get<0>(bias_LE_.min(1))}};
   }
 
@@ -62,8 +62,8 @@ class TopKBiasRouter final : public Router {
 
 }  // namespace
 
-std::unique_ptr<Router> make_top_k_bias_router(const RunConfig& config, const at::Device& device) {
+std::unique_ptr<Router> make_top_k_bias_router(const config::RunConfig& config, const at::Device& device) {
   return std::make_unique<TopKBiasRouter>(config, device);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::moe

@@ -2,11 +2,11 @@
 
 #include <memory>
 
-namespace dtopp {
+namespace dtopp::moe {
 
-std::unique_ptr<Router> make_top_p_router(const RunConfig& config, const at::Device& device) {
+std::unique_ptr<Router> make_top_p_router(const config::RunConfig& config, const at::Device& device) {
   return std::make_unique<TopPRouter>(
       config, at::full({1}, config.routing.threshold, at::device(device).dtype(at::kDouble)));
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::moe

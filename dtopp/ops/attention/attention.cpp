@@ -2,7 +2,7 @@
 
 #include "dtopp/ops/gemm/linear.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 namespace {
 
 using torch::autograd::AutogradContext;
@@ -52,4 +52,4 @@ at::Tensor self_attention(const at::Tensor& q, const at::Tensor& k, const at::Te
   return at::scaled_dot_product_attention(q, k, v, std::nullopt, 0.0, causal);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

@@ -6,7 +6,7 @@
 
 #include "dtopp/ops/core/torch.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 
 // Softmax attention with scale 1 / sqrt(K). Each token attends to all tokens, or with `causal` to itself and
 // the tokens before it. Differentiable.
@@ -16,4 +16,4 @@ namespace dtopp {
 // Throws:        c10::Error "self_attention: …" if the shapes differ
 at::Tensor self_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal);
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

@@ -2,7 +2,7 @@
 
 #include "dtopp/ops/gemm/linear.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 namespace {
 
 using torch::autograd::AutogradContext;
@@ -131,4 +131,4 @@ at::Tensor document_attention(const at::Tensor& q_THK, const at::Tensor& k_THK, 
   return DocumentAttention::apply(q_THK, k_THK, v_THK, offsets.contiguous());
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

@@ -4,7 +4,7 @@
 
 #include "dtopp/ops/core/torch.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 
 // Causal self-attention (attention.h): each token attends to itself and the earlier tokens of its own
 // document. Differentiable.
@@ -17,4 +17,4 @@ namespace dtopp {
 at::Tensor document_attention(const at::Tensor& q_THK, const at::Tensor& k_THK, const at::Tensor& v_THK,
                               const at::Tensor& offsets, int64_t longest);
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

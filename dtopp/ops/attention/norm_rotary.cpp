@@ -5,7 +5,7 @@
 #include "dtopp/ops/core/call_op.h"
 #include "dtopp/ops/core/check_tensor.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 namespace {
 
 using torch::autograd::AutogradContext;
@@ -99,4 +99,4 @@ TORCH_LIBRARY_IMPL(dtopp, Autograd, m) {
   m.impl("norm_rotary_backward", torch::autograd::autogradNotImplementedFallback());
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

@@ -7,7 +7,7 @@
 
 #include "dtopp/ops/core/torch.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 
 //   n = (x - mean) / sqrt(variance + eps) * gain     over a token's D numbers; the variance has divisor D
 //   n = x / sqrt(mean of x^2 + eps) * gain           if `centred` is false: an RMS norm
@@ -29,4 +29,4 @@ void check_norm_rotary(const char* op, const at::Tensor& x_TD, const at::Tensor&
 void check_norm_rotary_backward(const at::Tensor& grad_y_THK, const at::Tensor& x_TD,
                                 const at::Tensor& gain_D, const at::Tensor& cos_TK, const at::Tensor& sin_TK);
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

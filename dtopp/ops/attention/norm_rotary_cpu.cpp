@@ -6,7 +6,7 @@
 #include "dtopp/ops/attention/norm_rotary.h"
 #include "dtopp/ops/gemm/cpu_kernel.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 namespace {
 
 // All tensors are contiguous.
@@ -185,4 +185,4 @@ TORCH_LIBRARY_IMPL(dtopp, CPU, m) {
   m.impl("norm_rotary_backward", norm_rotary_backward_cpu);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

@@ -3,7 +3,7 @@
 #include "dtopp/ops/attention/norm_rotary.h"
 #include "dtopp/ops/cuda/cuda_tensor.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 namespace {
 
 // All tensors are contiguous.
@@ -81,4 +81,4 @@ TORCH_LIBRARY_IMPL(dtopp, CUDA, m) {
   m.impl("norm_rotary_backward", norm_rotary_backward_cuda);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

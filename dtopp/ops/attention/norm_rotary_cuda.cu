@@ -10,7 +10,7 @@
 #include "dtopp/ops/attention/norm_rotary_cuda.h"
 #include "dtopp/ops/cuda/cuda_kernel.h"
 
-namespace dtopp::cuda {
+namespace dtopp::ops::cuda {
 namespace {
 
 constexpr int kThreads = 128;
@@ -242,4 +242,4 @@ template void norm_rotary(const NormRotary<Bfloat16>&, Bfloat16*, Stream);
 template void norm_rotary_backward(const NormRotary<float>&, const float*, float*, float*, Stream);
 template void norm_rotary_backward(const NormRotary<Bfloat16>&, const Bfloat16*, Bfloat16*, float*, Stream);
 
-}  // namespace dtopp::cuda
+}  // namespace dtopp::ops::cuda

@@ -6,7 +6,7 @@
 #include "dtopp/ops/cuda/cuda_limits.h"
 #include "dtopp/ops/cuda/cuda_types.h"
 
-namespace dtopp::cuda {
+namespace dtopp::ops::cuda {
 
 // Scalar: float or Bfloat16.
 template <typename Scalar>
@@ -28,4 +28,4 @@ template <typename Scalar>
 void norm_rotary_backward(const NormRotary<Scalar>& in, const Scalar* grad_y_TD, Scalar* grad_x_TD,
                           float* grad_gain_BD, Stream stream);
 
-}  // namespace dtopp::cuda
+}  // namespace dtopp::ops::cuda

@@ -8,7 +8,7 @@
 
 #include "dtopp/ops/core/torch.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 
 // The type of sums: float for float and bfloat16, double for double.
 template <typename Scalar>
@@ -30,4 +30,4 @@ using Accumulator = std::conditional_t<std::is_same_v<Scalar, double>, double, f
   to->x = static_cast<uint16_t>(is_nan ? 0x7FC0U : rounded);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

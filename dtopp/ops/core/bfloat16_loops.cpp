@@ -10,7 +10,7 @@
 #include <immintrin.h>
 #endif
 
-namespace dtopp {
+namespace dtopp::ops {
 namespace {
 namespace scalar_loops {
 
@@ -135,4 +135,4 @@ const Bfloat16Loops& bfloat16_loops() {
   return fastest;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

@@ -11,7 +11,7 @@
 
 #include "dtopp/ops/core/bfloat16.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 
 constexpr int64_t kPackedDepth = 32;  // K of a packed operand is padded with zeros to a multiple of this
 constexpr int64_t kPanelColumns =
@@ -88,4 +88,4 @@ std::vector<const Bfloat16Loops*> all_bfloat16_loops();
 // Returns the fastest of them.
 const Bfloat16Loops& bfloat16_loops();
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

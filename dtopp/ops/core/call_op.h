@@ -6,7 +6,7 @@
 
 #include "dtopp/ops/core/torch.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 
 // An operator's name as a template argument, so that each operator is looked up once.
 template <size_t kSize>
@@ -25,4 +25,4 @@ auto call_op(const Arguments&... arguments) {
   return op.call(arguments...);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

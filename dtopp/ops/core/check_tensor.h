@@ -3,7 +3,7 @@
 
 #include "dtopp/ops/core/torch.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 
 // Returns float64 for a float64 tensor, else float32.
 inline at::ScalarType accumulator_type(const at::Tensor& tensor) {
@@ -24,4 +24,4 @@ inline void check_tensor(const char* op, const char* name, const at::Tensor& ten
               tensor.scalar_type(), " ", tensor.sym_sizes(), " on ", tensor.device());
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

@@ -24,7 +24,7 @@
 
 #include "dtopp/ops/core/torch.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 
 // The destination of one gradient: the sum, and whether to add to it.
 struct AccumulationTarget {
@@ -63,4 +63,4 @@ class GradientAccumulationHook : public torch::autograd::PostAccumulateGradHook 
   }
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

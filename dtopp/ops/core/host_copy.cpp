@@ -4,7 +4,7 @@
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-namespace dtopp {
+namespace dtopp::ops {
 
 // The destination is page-locked, because copies to pageable memory make the host wait.
 HostCopy::HostCopy(const std::vector<at::Tensor>& tensors) {
@@ -41,4 +41,4 @@ void copy_from_bytes(std::span<const std::byte> bytes, const at::Tensor& tensor)
   tensor.view({-1}).view(at::kByte).copy_(source);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

@@ -10,7 +10,7 @@
 
 #include "dtopp/ops/core/torch.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 
 // Copies tensors of one device to the host asynchronously. CPU tensors are not copied, so the caller must not
 // write to them afterwards.
@@ -52,4 +52,4 @@ void copy_to_bytes(const at::Tensor& tensor, const Take& take, int64_t piece_byt
   }
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

@@ -2,7 +2,7 @@
 
 #include <dlfcn.h>
 
-namespace dtopp {
+namespace dtopp::ops {
 
 std::filesystem::path ops_library_folder() {
   static const char here = 0;
@@ -11,4 +11,4 @@ std::filesystem::path ops_library_folder() {
   return std::filesystem::absolute(info.dli_fname).parent_path();
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

@@ -3,9 +3,9 @@
 
 #include <filesystem>
 
-namespace dtopp {
+namespace dtopp::ops {
 
 // Returns the folder of the library that holds this function; empty if the loader does not report it.
 std::filesystem::path ops_library_folder();
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

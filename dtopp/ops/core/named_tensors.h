@@ -9,7 +9,7 @@
 
 #include "dtopp/ops/core/torch.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
@@ -21,4 +21,4 @@ inline const at::Tensor& find_tensor(const NamedTensors& tensors, std::string_vi
   throw std::invalid_argument(std::string(owner) + ": no tensor is named " + std::string(name));
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

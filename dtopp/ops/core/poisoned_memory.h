@@ -3,7 +3,7 @@
 
 #include "dtopp/ops/core/torch.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 
 // Fills memory that torch allocates with NaN (integers: with the largest value) for the lifetime of the
 // object.
@@ -27,4 +27,4 @@ class PoisonedMemory {
   bool fill_ = context_.deterministicFillUninitializedMemory();
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

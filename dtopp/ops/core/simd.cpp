@@ -4,7 +4,7 @@
 
 #include "dtopp/ops/core/torch.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 namespace {
 
 Simd find_widest() {
@@ -26,4 +26,4 @@ Simd widest_simd() {
   return widest;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

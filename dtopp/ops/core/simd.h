@@ -7,7 +7,7 @@
 #include <cmath>
 #include <cstdint>
 
-namespace dtopp {
+namespace dtopp::ops {
 
 enum class Simd { kBaseline, kAvx2, kAvx512 };
 
@@ -78,4 +78,4 @@ void run_widest(const Body& body) {
 
 [[gnu::always_inline]] inline double fast_exp(double x) { return std::exp(x); }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

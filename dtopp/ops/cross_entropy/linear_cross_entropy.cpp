@@ -6,7 +6,7 @@
 #include "dtopp/ops/core/call_op.h"
 #include "dtopp/ops/core/check_tensor.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 namespace {
 
 using torch::autograd::AutogradContext;
@@ -163,4 +163,4 @@ TORCH_LIBRARY_IMPL(dtopp, Meta, m) {
   m.impl("token_log_probs", log_probs_meta);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

@@ -8,7 +8,7 @@
 
 #include "dtopp/ops/core/torch.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 
 struct CrossEntropy {
   at::Tensor loss;  // f32 []: mean(nll + z_weight * lse^2) over targets that are not ignored; differentiable
@@ -38,4 +38,4 @@ std::tuple<at::Tensor, at::Tensor> token_log_probs(const at::Tensor& x_TD, const
 void check_linear_cross_entropy(const char* op, const at::Tensor& x_TD, const at::Tensor& weight_VD,
                                 const at::Tensor& targets_T);
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

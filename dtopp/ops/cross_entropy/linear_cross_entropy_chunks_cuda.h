@@ -3,7 +3,7 @@
 
 #include "dtopp/ops/core/torch.h"
 
-namespace dtopp::cuda {
+namespace dtopp::ops::cuda {
 
 struct LossInputs {
   at::Tensor x_TD, weight_VD, targets_T;
@@ -22,4 +22,4 @@ int64_t tokens_per_chunk(int64_t tokens, int64_t vocabulary, at::ScalarType logi
 
 LossOutputs form_loss(const LossInputs& in, int64_t chunk);
 
-}  // namespace dtopp::cuda
+}  // namespace dtopp::ops::cuda

@@ -9,7 +9,7 @@
 
 #include "dtopp/ops/core/check_tensor.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 namespace {
 
 constexpr int64_t kLogitBytes = 64 << 20;
@@ -270,4 +270,4 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> forward_c
 
 TORCH_LIBRARY_IMPL(dtopp, CPU, m) { m.impl("linear_cross_entropy_forward", forward_cpu); }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

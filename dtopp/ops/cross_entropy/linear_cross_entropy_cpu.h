@@ -10,7 +10,7 @@
 #include "dtopp/ops/cross_entropy/linear_cross_entropy.h"
 #include "dtopp/ops/gemm/cpu_kernel.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 
 // Columns of a block of logits. As an operand of a product, it is one block of K deep.
 constexpr int64_t kBlockColumns = kTileDepth;
@@ -154,4 +154,4 @@ std::vector<LogitSums<typename Tiles::Real>> form_logits(const Scalar* x_TD, con
   return sums;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

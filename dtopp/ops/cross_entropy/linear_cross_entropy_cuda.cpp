@@ -8,7 +8,7 @@
 #include "dtopp/ops/cross_entropy/linear_cross_entropy_chunks_cuda.h"
 #include "dtopp/ops/cuda/cuda_tensor.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 namespace cuda {
 namespace {
 
@@ -144,4 +144,4 @@ TORCH_LIBRARY_IMPL(dtopp, CUDA, m) {
   m.impl("token_log_probs", log_probs_cuda);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

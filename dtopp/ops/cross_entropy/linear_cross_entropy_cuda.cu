@@ -11,7 +11,7 @@
 #include "dtopp/ops/cross_entropy/linear_cross_entropy_cuda.h"
 #include "dtopp/ops/cuda/cuda_kernel.h"
 
-namespace dtopp::cuda {
+namespace dtopp::ops::cuda {
 namespace {
 
 constexpr int kThreads = 512;
@@ -163,4 +163,4 @@ template void form_loss_rows(const LossRows<Bfloat16>&, Stream);
 template void form_log_probs(const LogProbRows<float>&, Stream);
 template void form_log_probs(const LogProbRows<double>&, Stream);
 
-}  // namespace dtopp::cuda
+}  // namespace dtopp::ops::cuda

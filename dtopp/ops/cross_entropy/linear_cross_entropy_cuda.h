@@ -6,7 +6,7 @@
 
 #include "dtopp/ops/cuda/cuda_types.h"
 
-namespace dtopp::cuda {
+namespace dtopp::ops::cuda {
 
 // A chunk of rows. A target that is neither in [0, V) nor ignored prints a line and traps. The launch and
 // every later call on the device then fail, as with torch's own losses.
@@ -42,4 +42,4 @@ struct LogProbRows {
 template <typename Real>
 void form_log_probs(const LogProbRows<Real>& out, Stream stream);
 
-}  // namespace dtopp::cuda
+}  // namespace dtopp::ops::cuda

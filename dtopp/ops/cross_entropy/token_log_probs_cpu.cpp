@@ -3,7 +3,7 @@
 #include "dtopp/ops/core/check_tensor.h"
 #include "dtopp/ops/cross_entropy/linear_cross_entropy_cpu.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 
 std::vector<int64_t> counted_tokens(const char* op, const at::Tensor& targets_T, int64_t vocabulary,
                                     std::optional<int64_t> ignore_index) {
@@ -66,4 +66,4 @@ std::tuple<at::Tensor, at::Tensor> log_probs_cpu(const at::Tensor& x_TD, const a
 
 TORCH_LIBRARY_IMPL(dtopp, CPU, m) { m.impl("token_log_probs", log_probs_cpu); }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

@@ -13,7 +13,7 @@
 #include <cuda_bf16.h>
 #endif
 
-namespace dtopp::cuda {
+namespace dtopp::ops::cuda {
 
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xFFFFFFFFU;
@@ -142,4 +142,4 @@ __device__ inline int block_scan(int value, int* scratch, int* total) {
   return before + inclusive - value;
 }
 
-}  // namespace dtopp::cuda
+}  // namespace dtopp::ops::cuda

@@ -9,7 +9,7 @@
 
 #include "dtopp/ops/cuda/cuda_types.h"
 
-namespace dtopp::cuda {
+namespace dtopp::ops::cuda {
 
 // Launches nothing if `blocks` or `blocks_y` is 0.
 struct Launch {
@@ -90,4 +90,4 @@ inline unsigned char* shared_memory() { return cuda_on_host::shared_memory(); }
 
 #endif
 
-}  // namespace dtopp::cuda
+}  // namespace dtopp::ops::cuda

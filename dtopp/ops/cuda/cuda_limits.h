@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <limits>
 
-namespace dtopp::cuda {
+namespace dtopp::ops::cuda {
 
 // Experts of route and moe_ffn: a warp holds a token's probabilities in registers (in local memory for large
 // numbers of experts).
@@ -18,4 +18,4 @@ constexpr int64_t kWidestNorm = 12280;
 // integers.
 constexpr int64_t kMostPairs = std::numeric_limits<int32_t>::max();
 
-}  // namespace dtopp::cuda
+}  // namespace dtopp::ops::cuda

@@ -5,7 +5,7 @@
 #include "dtopp/ops/cuda/cuda_limits.h"
 #include "dtopp/ops/cuda/cuda_types.h"
 
-namespace dtopp::cuda {
+namespace dtopp::ops::cuda {
 
 // Returns torch's current stream of the tensor's device. A c10::DeviceGuard must have made the device
 // current.
@@ -51,4 +51,4 @@ void dispatch(const at::Tensor& tensor, const Body& body) {
   body(Bfloat16{});
 }
 
-}  // namespace dtopp::cuda
+}  // namespace dtopp::ops::cuda

@@ -6,7 +6,7 @@
 
 struct CUstream_st;
 
-namespace dtopp::cuda {
+namespace dtopp::ops::cuda {
 
 using Stream = CUstream_st*;  // the toolkit's cudaStream_t
 
@@ -18,4 +18,4 @@ struct Bfloat16 {
 template <typename Scalar>
 using Accumulator = std::conditional_t<std::is_same_v<Scalar, double>, double, float>;
 
-}  // namespace dtopp::cuda
+}  // namespace dtopp::ops::cuda

@@ -3,7 +3,7 @@
 
 #include "dtopp/ops/cuda/cuda_kernel.h"
 
-namespace dtopp::cuda {
+namespace dtopp::ops::cuda {
 
 // One instruction each, with a relative error of at most 2^-22. Subnormal results become 0.
 #if defined(__CUDACC__)
@@ -53,4 +53,4 @@ __device__ SwigluGradient<Real> swiglu_gradient(Real gate, Real up, Real da, Rea
   return {r * da * up * (sig + silu * (1 - sig)), r * da * silu, r * silu * up, da * silu * up};
 }
 
-}  // namespace dtopp::cuda
+}  // namespace dtopp::ops::cuda

@@ -7,7 +7,7 @@
 #include "dtopp/ops/core/torch.h"
 #include "dtopp/ops/gemm/matrix_tiles_bf16.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 
 // Returns the size of equal parts of `count`: a multiple of `unit` and at most `most`. `most` is a multiple
 // of `unit` as well.
@@ -192,4 +192,4 @@ void dispatch(const at::Tensor& x_TD, const Body& body) {
 // that they read must not require gradients.
 inline at::Tensor plain(const at::Tensor& tensor) { return tensor.detach().contiguous(); }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

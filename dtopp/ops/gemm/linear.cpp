@@ -8,7 +8,7 @@
 #include <cpuid.h>
 #endif
 
-namespace dtopp {
+namespace dtopp::ops {
 namespace {
 
 using torch::autograd::AutogradContext;
@@ -80,4 +80,4 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight) {
   return multiplies_on_tiles(x) ? LinearFunction::apply(x, weight) : at::linear(x, weight);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

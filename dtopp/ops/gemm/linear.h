@@ -8,7 +8,7 @@
 
 #include "dtopp/ops/core/torch.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 
 // Returns true if the device multiplies bf16 in hardware: AMX, AVX512_BF16 or any supported CUDA device.
 bool has_bf16_matmul(const at::Device& device);
@@ -23,4 +23,4 @@ bool has_amx();
 // Throws:        c10::Error "linear: …" if the shapes or dtypes do not fit
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight);
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

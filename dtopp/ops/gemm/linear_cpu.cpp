@@ -6,7 +6,7 @@
 
 #include "dtopp/ops/gemm/cpu_kernel.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 namespace {
 
 constexpr int64_t kRightNumbers = int64_t{1} << 18;  // 1 MiB of floats: half of a second-level cache
@@ -134,4 +134,4 @@ at::Tensor multiply_left_transposed_cpu(const at::Tensor& grad_y_TN, const at::T
   return grad_weight_ND;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

@@ -6,7 +6,7 @@
 
 #include "dtopp/ops/core/torch.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 
 // Returns true if these kernels multiply x: fp32 on any CPU, and bf16 if the CPU has no bf16 instructions.
 bool multiplies_on_tiles(const at::Tensor& x);
@@ -20,4 +20,4 @@ at::Tensor multiply_cpu(const at::Tensor& grad_y_TN, const at::Tensor& weight_ND
 // dW_ND = dy_TN^T x_TD
 at::Tensor multiply_left_transposed_cpu(const at::Tensor& grad_y_TN, const at::Tensor& x_TD);
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

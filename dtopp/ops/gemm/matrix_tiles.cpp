@@ -3,7 +3,7 @@
 #include <array>
 #include <utility>
 
-namespace dtopp {
+namespace dtopp::ops {
 namespace {
 
 constexpr int64_t kLineBytes = 64;  // per cache line
@@ -284,4 +284,4 @@ template PackTransposed<float, float> VectorTiles<float>::pack_right_transposed<
 template PackTransposed<c10::BFloat16, float> VectorTiles<float>::pack_right_transposed<c10::BFloat16>;
 template PackTransposed<double, double> VectorTiles<double>::pack_right_transposed<double>;
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

@@ -10,7 +10,7 @@
 #include "dtopp/ops/core/bfloat16.h"
 #include "dtopp/ops/core/simd.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 
 // A panel of 256 x 32 floats takes 32 KiB. It stays in the first-level cache while all strips of A are
 // multiplied with it.
@@ -222,4 +222,4 @@ void VectorTiles<Real>::pack_right_rows(const Row& row, int64_t K, int64_t N, in
   });
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

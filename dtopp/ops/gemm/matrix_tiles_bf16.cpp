@@ -9,7 +9,7 @@
 #include "dtopp/ops/core/simd.h"
 #include "dtopp/ops/gemm/linear.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 namespace {
 
 #if defined(__x86_64__)
@@ -79,4 +79,4 @@ void MatrixUnit::release() {
   if (has_amx()) at::native::cpublas::brgemm_release();
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

@@ -14,7 +14,7 @@
 #include "dtopp/ops/core/bfloat16_loops.h"
 #include "dtopp/ops/gemm/matrix_tiles.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 
 // Multiplies with oneDNN's micro-kernels behind at::native::cpublas if the CPU has AMX, else with
 // AVX512_BF16's dot products of pairs. All access to the hardware goes through this struct. Tests link a
@@ -181,4 +181,4 @@ struct Bfloat16Tiles {
   static int64_t unit_at(int64_t n, int64_t K) { return n / kPanel * kPanel * depth(K) + n % kPanel * 2; }
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

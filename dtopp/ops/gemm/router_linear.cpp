@@ -2,7 +2,7 @@
 
 #include <array>
 
-namespace dtopp {
+namespace dtopp::ops {
 namespace {
 
 using torch::autograd::AutogradContext;
@@ -91,4 +91,4 @@ at::Tensor router_linear(const at::Tensor& x_TD, const at::Tensor& weight_ED) {
   return RouterLinear::apply(x_TD, weight_ED, !x_TD.is_cpu());
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

@@ -5,7 +5,7 @@
 
 #include "dtopp/ops/core/torch.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 
 // Computes logits [T, E]. Differentiable in both arguments; the gradient of x has x's dtype. Autograd saves
 // only the inputs.
@@ -25,4 +25,4 @@ at::Tensor router_linear(const at::Tensor& x_TD, const at::Tensor& weight_ED);
 // the same way. The gradient of x is rounded to bf16, so the upper two parts of both factors suffice.
 at::Tensor router_linear_in_parts(const at::Tensor& x_TD, const at::Tensor& weight_ED);
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

@@ -22,7 +22,7 @@
 #include <bit>
 #include <cstdint>
 
-namespace dtopp {
+namespace dtopp::ops {
 
 struct ExpertTree {
   uint32_t odd;           // experts per block
@@ -53,4 +53,4 @@ __host__ __device__
   return inside ? highest : tree.levels_of_odd + highest;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

@@ -7,7 +7,7 @@
 #include "dtopp/ops/core/gradient_accumulation_hook.h"
 #include "dtopp/ops/moe_ffn/moe_ffn_kernel.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 namespace {
 
 using torch::autograd::AutogradContext;
@@ -241,4 +241,4 @@ TORCH_LIBRARY_IMPL(dtopp, Meta, m) {
   m.impl("moe_ffn_backward_sums", moe_ffn_backward_sums_meta);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

@@ -10,7 +10,7 @@
 
 #include "dtopp/ops/core/torch.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 
 //   x_TD          [T, D]       f32, bf16 or f64
 //   gates_TE      [T, E]       f32 (f64 for f64 x); 0 for experts that the token did not select (route.h)
@@ -32,4 +32,4 @@ namespace dtopp {
 at::Tensor moe_ffn(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
                    const at::Tensor& down_proj, int64_t capacity = 0);
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

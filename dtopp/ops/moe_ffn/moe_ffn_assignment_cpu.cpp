@@ -3,7 +3,7 @@
 #include "dtopp/ops/moe_ffn/expert_tree.h"
 #include "dtopp/ops/moe_ffn/moe_ffn_cpu.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 namespace {
 
 // A token's partial sums: its last pair, and one bit per occupied slot, which gives the tree level at which
@@ -114,4 +114,4 @@ std::vector<int64_t> token_shares(const Assignment& pairs, const ExpertGroup& gr
   return starts;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

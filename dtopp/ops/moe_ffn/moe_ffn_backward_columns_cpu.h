@@ -5,7 +5,7 @@
 #include "dtopp/ops/moe_ffn/moe_ffn_backward_cpu.h"
 #include "dtopp/ops/moe_ffn/moe_ffn_columns_cpu.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 
 // Returns expert e's matrix [K, N] of a weight [E, K, N].
 template <typename Scalar>
@@ -85,4 +85,4 @@ void backward_columns(const BackwardInputs& in, const Assignment& pairs, const a
   }
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

@@ -6,7 +6,7 @@
 // columns, each computes its columns of d_pre and r A first, then its columns of dx.
 #include "dtopp/ops/moe_ffn/moe_ffn_backward_columns_cpu.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 namespace {
 
 // Computes everything except the weights' gradients for one block. `row` is the block's first row in the
@@ -182,4 +182,4 @@ TORCH_LIBRARY_IMPL(dtopp, CPU, m) {
   m.impl("moe_ffn_backward_sums", moe_ffn_backward_sums_cpu);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

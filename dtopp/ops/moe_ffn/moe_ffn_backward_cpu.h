@@ -5,7 +5,7 @@
 #include "dtopp/ops/core/gradient_accumulation_hook.h"
 #include "dtopp/ops/moe_ffn/moe_ffn_cpu.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 
 // Rows of the activation's backward pass, or some of their columns. The rows of `pre` and `d_pre` hold gate
 // and up, which are `ffn` numbers apart.
@@ -118,7 +118,8 @@ struct BackwardBuffers {
         sum(threads,
             std::max(Sums::sum_size(expert_rows, 2 * ffn, hidden), Sums::sum_size(expert_rows, hidden, ffn)),
             options),
-        gate_parts(Tiles::kFinishes ? 0 : threads, Tiles::kLargestBlock * dtopp::gate_parts(ffn), options) {}
+        gate_parts(Tiles::kFinishes ? 0 : threads, Tiles::kLargestBlock * dtopp::ops::gate_parts(ffn),
+                   options) {}
 
   static int64_t row_stride(int64_t K) {
     if constexpr (Tiles::kFinishes) return Tiles::left_stride(K);
@@ -181,4 +182,4 @@ void weight_gradients(const BackwardInputs& in, const Assignment& pairs, const E
   });
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

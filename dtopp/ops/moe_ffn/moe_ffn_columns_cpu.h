@@ -7,7 +7,7 @@
 
 #include "dtopp/ops/moe_ffn/moe_ffn_cpu.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 
 constexpr int64_t kColumnsAtOnce = 128;  // times kTileDepth of K: 128 KiB of packed floats stay in cache
 
@@ -150,4 +150,4 @@ void add_results(const std::vector<RowBlock>& blocks, const Assignment& pairs, i
   });
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

@@ -5,7 +5,7 @@
 // Only the pre-activations leave the block. If threads share columns, the activations of a group do as well.
 #include "dtopp/ops/moe_ffn/moe_ffn_columns_cpu.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 namespace {
 
 // Computes the activations of a block as the left operand of the down product. Copies the pre-activations to
@@ -280,4 +280,4 @@ TORCH_LIBRARY_IMPL(dtopp, CPU, m) {
   m.impl("moe_ffn_forward", moe_ffn_forward_cpu);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

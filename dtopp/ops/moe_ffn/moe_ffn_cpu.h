@@ -29,7 +29,7 @@
 #include "dtopp/ops/gemm/cpu_kernel.h"
 #include "dtopp/ops/moe_ffn/moe_ffn_kernel.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 
 // Limits of a group of experts when threads share rows.
 constexpr int64_t kGroupRows = 4096;  // pairs; bounds the buffers of a group
@@ -224,4 +224,4 @@ template <typename Real>
   return 1 / (1 + fast_exp(-x));
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

@@ -6,7 +6,7 @@
 #include "dtopp/ops/moe_ffn/moe_ffn_gemms_cuda.h"
 #include "dtopp/ops/moe_ffn/moe_ffn_kernel.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 namespace {
 
 using cuda::Pairs;
@@ -136,4 +136,4 @@ TORCH_LIBRARY_IMPL(dtopp, CUDA, m) {
   m.impl("moe_ffn_backward_sums", moe_ffn_backward_sums_cuda);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

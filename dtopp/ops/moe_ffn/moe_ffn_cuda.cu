@@ -8,7 +8,7 @@
 #include "dtopp/ops/cuda/swiglu_cuda.h"
 #include "dtopp/ops/moe_ffn/moe_ffn_cuda.h"
 
-namespace dtopp::cuda {
+namespace dtopp::ops::cuda {
 namespace {
 
 constexpr int kRowWarps = 8;
@@ -172,4 +172,4 @@ DTOPP_FOR_SCALAR(Bfloat16)
 template void spread_gate_gradients(const float*, int64_t, const int32_t*, int64_t, float*, Stream);
 template void spread_gate_gradients(const double*, int64_t, const int32_t*, int64_t, double*, Stream);
 
-}  // namespace dtopp::cuda
+}  // namespace dtopp::ops::cuda

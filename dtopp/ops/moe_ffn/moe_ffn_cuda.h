@@ -10,7 +10,7 @@
 #include "dtopp/ops/cuda/cuda_types.h"
 #include "dtopp/ops/moe_ffn/expert_tree.h"
 
-namespace dtopp::cuda {
+namespace dtopp::ops::cuda {
 
 // Real: float or double.
 template <typename Real>
@@ -103,4 +103,4 @@ template <typename Scalar>
 void clear_unused_experts(const int32_t* offsets_E1, int64_t experts, int64_t numbers, Scalar* weight_EN,
                           Stream stream);
 
-}  // namespace dtopp::cuda
+}  // namespace dtopp::ops::cuda

@@ -2,7 +2,7 @@
 
 #include "dtopp/ops/moe_ffn/cuda/fused/fused_gemm.h"
 
-namespace dtopp::cuda {
+namespace dtopp::ops::cuda {
 namespace {
 
 bool is_fused(const Pairs& pairs, ExpertGemm gemm) { return pairs.gemms.is_fused(gemm); }
@@ -143,4 +143,4 @@ at::Tensor gate_up_gradient(const Pairs& pairs, const at::Tensor& d_pre_AG, cons
   });
 }
 
-}  // namespace dtopp::cuda
+}  // namespace dtopp::ops::cuda

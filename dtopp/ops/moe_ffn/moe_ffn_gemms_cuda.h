@@ -7,7 +7,7 @@
 #include "dtopp/ops/core/gradient_accumulation_hook.h"
 #include "dtopp/ops/moe_ffn/moe_ffn_pairs_cuda.h"
 
-namespace dtopp::cuda {
+namespace dtopp::ops::cuda {
 
 // Returns the reference path unless weights are bf16 with widths and addresses that are multiples of 16
 // bytes, else the choice of fused_kernels() if the device supports them. at::_grouped_mm accepts up to 1,023
@@ -44,4 +44,4 @@ at::Tensor input_gradient(const Pairs& pairs, const at::Tensor& d_pre_AG, const 
 at::Tensor gate_up_gradient(const Pairs& pairs, const at::Tensor& d_pre_AG, const at::Tensor& x_TD,
                             const AccumulationTarget& target = {});
 
-}  // namespace dtopp::cuda
+}  // namespace dtopp::ops::cuda

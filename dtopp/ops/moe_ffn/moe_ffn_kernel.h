@@ -3,7 +3,7 @@
 
 #include "dtopp/ops/core/torch.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 
 // Each function checks the arguments of the op that it is named after. It reads dtypes, devices and sizes,
 // never values.
@@ -23,4 +23,4 @@ void check_moe_ffn_backward_sums(const at::Tensor& grad_y_TD, const at::Tensor& 
 // without duplicates.
 void check_pairs(const at::Tensor& pairs_A2, int64_t experts, int64_t tokens);
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

@@ -2,7 +2,7 @@
 
 #include <limits>
 
-namespace dtopp::cuda {
+namespace dtopp::ops::cuda {
 namespace {
 
 std::vector<int64_t> read_on_host(const at::Tensor& offsets_E1) {
@@ -119,4 +119,4 @@ at::Tensor sum_pairs(const Pairs& pairs, const at::Tensor& rows_AD, const at::Te
   return sums_TD;
 }
 
-}  // namespace dtopp::cuda
+}  // namespace dtopp::ops::cuda

@@ -8,7 +8,7 @@
 #include "dtopp/ops/cuda/cuda_kernel.h"
 #include "dtopp/ops/moe_ffn/moe_ffn_cuda.h"
 
-namespace dtopp::cuda {
+namespace dtopp::ops::cuda {
 namespace {
 
 constexpr int kWarps = 8;
@@ -139,4 +139,4 @@ template void count_pairs(const GateTable<double>&, int32_t*, int32_t*, Stream);
 template void fill_pairs(const GateTable<float>&, const int32_t*, const PairTable<float>&, Stream);
 template void fill_pairs(const GateTable<double>&, const int32_t*, const PairTable<double>&, Stream);
 
-}  // namespace dtopp::cuda
+}  // namespace dtopp::ops::cuda

@@ -5,7 +5,7 @@
 #include "dtopp/ops/moe_ffn/cuda/fused/expert_gemm.h"
 #include "dtopp/ops/moe_ffn/moe_ffn_cuda.h"
 
-namespace dtopp::cuda {
+namespace dtopp::ops::cuda {
 
 // The kernels that compute moe_ffn's GEMMs.
 struct GemmChoice {
@@ -53,4 +53,4 @@ at::Tensor sum_pair_products(const Pairs& pairs, const at::Tensor& left_AM, cons
 // describes the order of the sum.
 at::Tensor sum_pairs(const Pairs& pairs, const at::Tensor& rows_AD, const at::Tensor& gates_TE);
 
-}  // namespace dtopp::cuda
+}  // namespace dtopp::ops::cuda

@@ -5,7 +5,7 @@
 #include "dtopp/ops/cuda/cuda_limits.h"
 #include "dtopp/ops/moe_ffn/moe_ffn_cuda.h"
 
-namespace dtopp::cuda {
+namespace dtopp::ops::cuda {
 namespace {
 
 constexpr int kThreads = 256;
@@ -149,4 +149,4 @@ template void sum_rows(const RowSums<float>&, Stream);
 template void sum_rows(const RowSums<double>&, Stream);
 template void sum_rows(const RowSums<Bfloat16>&, Stream);
 
-}  // namespace dtopp::cuda
+}  // namespace dtopp::ops::cuda

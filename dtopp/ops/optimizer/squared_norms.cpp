@@ -4,7 +4,7 @@
 
 #include "dtopp/ops/core/call_op.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 namespace {
 
 at::Tensor squared_norms_cpu(const at::Tensor& values, const at::Tensor& offsets) {
@@ -37,4 +37,4 @@ TORCH_LIBRARY_FRAGMENT(dtopp, m) { m.def("squared_norms(Tensor values, Tensor of
 
 TORCH_LIBRARY_IMPL(dtopp, CPU, m) { m.impl("squared_norms", squared_norms_cpu); }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

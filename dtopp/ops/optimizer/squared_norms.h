@@ -4,7 +4,7 @@
 
 #include "dtopp/ops/core/torch.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 
 // Sums the squares of values[offsets[u]] … values[offsets[u + 1] - 1] for each u. Not differentiable.
 //
@@ -15,4 +15,4 @@ at::Tensor squared_norms(const at::Tensor& values, const at::Tensor& offsets);
 
 void check_squared_norms(const at::Tensor& values, const at::Tensor& offsets);
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

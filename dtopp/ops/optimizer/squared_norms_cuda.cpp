@@ -3,7 +3,7 @@
 #include "dtopp/ops/cuda/cuda_tensor.h"
 #include "dtopp/ops/optimizer/squared_norms.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 namespace {
 
 at::Tensor squared_norms_cuda(const at::Tensor& values, const at::Tensor& offsets) {
@@ -19,4 +19,4 @@ at::Tensor squared_norms_cuda(const at::Tensor& values, const at::Tensor& offset
 
 TORCH_LIBRARY_IMPL(dtopp, CUDA, m) { m.impl("squared_norms", squared_norms_cuda); }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

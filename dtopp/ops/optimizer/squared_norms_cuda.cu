@@ -2,7 +2,7 @@
 #include "dtopp/ops/cuda/cuda_kernel.h"
 #include "dtopp/ops/optimizer/squared_norms_cuda.h"
 
-namespace dtopp::cuda {
+namespace dtopp::ops::cuda {
 namespace {
 
 constexpr int kThreads = 256;
@@ -30,4 +30,4 @@ void squared_norms(const float* values, const int64_t* offsets, int64_t parts, d
          values, offsets, squares);
 }
 
-}  // namespace dtopp::cuda
+}  // namespace dtopp::ops::cuda

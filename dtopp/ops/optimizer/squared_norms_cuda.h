@@ -5,9 +5,9 @@
 
 #include "dtopp/ops/cuda/cuda_types.h"
 
-namespace dtopp::cuda {
+namespace dtopp::ops::cuda {
 
 void squared_norms(const float* values, const int64_t* offsets, int64_t parts, double* squares,
                    Stream stream);
 
-}  // namespace dtopp::cuda
+}  // namespace dtopp::ops::cuda

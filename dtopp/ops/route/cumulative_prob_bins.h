@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <cstring>
 
-namespace dtopp {
+namespace dtopp::ops {
 
 constexpr int kCumulativeProbOctaves = 32, kCumulativeProbBinBits = 6;
 constexpr int kCumulativeProbBinsOfHalf = kCumulativeProbOctaves << kCumulativeProbBinBits;
@@ -58,4 +58,4 @@ inline std::array<double, kCumulativeProbBins + 1> cumulative_prob_edges() {
   return edges;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

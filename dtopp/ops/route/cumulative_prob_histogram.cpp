@@ -4,7 +4,7 @@
 #include "dtopp/ops/route/cumulative_prob_bins.h"
 #include "dtopp/ops/route/route_kernel.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 namespace {
 
 at::Tensor cumulative_prob_histogram_meta(const at::Tensor& logits_TE, const at::Tensor& scale,
@@ -39,4 +39,4 @@ TORCH_LIBRARY_FRAGMENT(dtopp, m) {
 
 TORCH_LIBRARY_IMPL(dtopp, Meta, m) { m.impl("cumulative_prob_histogram", cumulative_prob_histogram_meta); }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

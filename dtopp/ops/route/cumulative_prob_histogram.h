@@ -14,7 +14,7 @@
 
 #include "dtopp/ops/core/torch.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 
 // Counts every `stride`-th token from the first on, and at most max_experts experts per token (0: all). It
 // skips tokens whose logits are not finite: they have one expert. Not differentiable.
@@ -25,4 +25,4 @@ namespace dtopp {
 at::Tensor cumulative_prob_histogram(const at::Tensor& logits_TE, const at::Tensor& scale,
                                      std::string_view normalization, int64_t max_experts, int64_t stride);
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

@@ -5,7 +5,7 @@
 #include "dtopp/ops/route/cumulative_prob_bins.h"
 #include "dtopp/ops/route/route_cpu.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 namespace {
 
 constexpr int64_t kSortedFrom = 128;  // experts; above this, sorting is faster than comparing all pairs
@@ -105,4 +105,4 @@ at::Tensor cumulative_prob_histogram_cpu(const at::Tensor& logits_TE, const at::
 
 TORCH_LIBRARY_IMPL(dtopp, CPU, m) { m.impl("cumulative_prob_histogram", cumulative_prob_histogram_cpu); }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

@@ -4,7 +4,7 @@
 #include "dtopp/ops/route/cumulative_prob_bins.h"
 #include "dtopp/ops/route/route_kernel.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 namespace {
 
 at::Tensor cumulative_prob_histogram_cuda(const at::Tensor& logits_TE, const at::Tensor& scale,
@@ -31,4 +31,4 @@ at::Tensor cumulative_prob_histogram_cuda(const at::Tensor& logits_TE, const at:
 
 TORCH_LIBRARY_IMPL(dtopp, CUDA, m) { m.impl("cumulative_prob_histogram", cumulative_prob_histogram_cuda); }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

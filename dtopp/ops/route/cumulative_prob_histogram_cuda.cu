@@ -4,7 +4,7 @@
 #include "dtopp/ops/route/cumulative_prob_histogram_cuda.h"
 #include "dtopp/ops/route/route_token_cuda.h"
 
-namespace dtopp::cuda {
+namespace dtopp::ops::cuda {
 namespace {
 
 // A block's shared memory: its counts, then each warp's probabilities.
@@ -80,4 +80,4 @@ template void cumulative_prob_histogram(const CumulativeProbHistogram<float>&, S
 template void cumulative_prob_histogram(const CumulativeProbHistogram<double>&, Stream);
 template void cumulative_prob_histogram(const CumulativeProbHistogram<Bfloat16>&, Stream);
 
-}  // namespace dtopp::cuda
+}  // namespace dtopp::ops::cuda

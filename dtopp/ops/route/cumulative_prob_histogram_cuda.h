@@ -4,7 +4,7 @@
 
 #include "dtopp/ops/route/route_cuda.h"
 
-namespace dtopp::cuda {
+namespace dtopp::ops::cuda {
 
 template <typename Scalar>
 struct CumulativeProbHistogram {
@@ -20,4 +20,4 @@ struct CumulativeProbHistogram {
 template <typename Scalar>
 void cumulative_prob_histogram(const CumulativeProbHistogram<Scalar>& of, Stream stream);
 
-}  // namespace dtopp::cuda
+}  // namespace dtopp::ops::cuda

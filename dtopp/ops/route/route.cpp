@@ -5,7 +5,7 @@
 #include "dtopp/ops/core/call_op.h"
 #include "dtopp/ops/route/route_kernel.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 namespace {
 
 using torch::autograd::AutogradContext;
@@ -159,4 +159,4 @@ TORCH_LIBRARY_IMPL(dtopp, Meta, m) {
   m.impl("route_backward", route_backward_meta);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

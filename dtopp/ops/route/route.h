@@ -22,7 +22,7 @@
 #include "dtopp/ops/core/torch.h"
 #include "dtopp/ops/route/route_rule.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 
 // "f32" below is f64 for f64 logits. Means are over tokens, and 0 if there are no tokens.
 struct RouteOutput {
@@ -48,4 +48,4 @@ struct RouteOutput {
 RouteOutput route(const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& threshold,
                   std::string_view normalization, int64_t top_k, int64_t max_experts, bool renormalize);
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

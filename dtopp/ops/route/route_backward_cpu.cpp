@@ -2,7 +2,7 @@
 
 #include "dtopp/ops/route/route_cpu.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 namespace {
 
 using OptionalTensor = std::optional<at::Tensor>;
@@ -162,4 +162,4 @@ std::tuple<at::Tensor, at::Tensor> route_backward_cpu(const at::Tensor& logits_T
 
 TORCH_LIBRARY_IMPL(dtopp, CPU, m) { m.impl("route_backward", route_backward_cpu); }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

@@ -7,7 +7,7 @@
 // blocks.
 #include "dtopp/ops/route/route_token_cuda.h"
 
-namespace dtopp::cuda {
+namespace dtopp::ops::cuda {
 namespace {
 
 // Gradients of the means, divided by the number of tokens.
@@ -148,4 +148,4 @@ template void route_backward(const RouteBackward<float>&, Stream);
 template void route_backward(const RouteBackward<double>&, Stream);
 template void route_backward(const RouteBackward<Bfloat16>&, Stream);
 
-}  // namespace dtopp::cuda
+}  // namespace dtopp::ops::cuda

@@ -2,7 +2,7 @@
 
 #include <numeric>
 
-namespace dtopp {
+namespace dtopp::ops {
 namespace {
 
 // Returns the first index of the largest number in `left`.
@@ -159,4 +159,4 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tenso
 
 TORCH_LIBRARY_IMPL(dtopp, CPU, m) { m.impl("route", route_cpu); }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

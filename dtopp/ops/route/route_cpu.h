@@ -9,7 +9,7 @@
 #include "dtopp/ops/route/route.h"
 #include "dtopp/ops/route/route_kernel.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 
 // Tokens per chunk. Sums over tokens are formed per chunk, then over chunks in order, so the bits do not
 // depend on the number of threads.
@@ -93,4 +93,4 @@ template <typename Real>
   return softmax(buffers.s.data(), experts, buffers.p.data());
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

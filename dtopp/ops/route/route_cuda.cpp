@@ -3,7 +3,7 @@
 #include "dtopp/ops/cuda/cuda_tensor.h"
 #include "dtopp/ops/route/route_kernel.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 namespace {
 
 using OptionalTensor = std::optional<at::Tensor>;
@@ -79,4 +79,4 @@ TORCH_LIBRARY_IMPL(dtopp, CUDA, m) {
   m.impl("route_backward", route_backward_cuda);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

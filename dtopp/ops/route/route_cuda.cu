@@ -8,7 +8,7 @@
 // host reads nothing.
 #include "dtopp/ops/route/route_token_cuda.h"
 
-namespace dtopp::cuda {
+namespace dtopp::ops::cuda {
 namespace {
 
 constexpr int kTaken = -1;   // replaces the probability of a selected expert
@@ -207,4 +207,4 @@ template void route_forward(const RouteForward<float>&, Stream);
 template void route_forward(const RouteForward<double>&, Stream);
 template void route_forward(const RouteForward<Bfloat16>&, Stream);
 
-}  // namespace dtopp::cuda
+}  // namespace dtopp::ops::cuda

@@ -7,7 +7,7 @@
 #include "dtopp/ops/cuda/cuda_types.h"
 #include "dtopp/ops/route/route_rule.h"
 
-namespace dtopp::cuda {
+namespace dtopp::ops::cuda {
 
 template <typename Scalar>
 struct RouteForward {
@@ -47,4 +47,4 @@ void route_forward(const RouteForward<Scalar>& route, Stream stream);
 template <typename Scalar>
 void route_backward(const RouteBackward<Scalar>& route, Stream stream);
 
-}  // namespace dtopp::cuda
+}  // namespace dtopp::ops::cuda

@@ -5,7 +5,7 @@
 
 #include "dtopp/ops/core/check_tensor.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 
 // Gradients of route's differentiable outputs. A gradient is missing if nothing depends on the output.
 struct RouteGradients {
@@ -29,4 +29,4 @@ void check_route_backward(const at::Tensor& logits_TE, const at::Tensor& scale, 
 void check_cumulative_prob_histogram(const at::Tensor& logits_TE, const at::Tensor& scale,
                                      c10::string_view normalization, int64_t max_experts, int64_t stride);
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

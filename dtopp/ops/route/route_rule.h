@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string_view>
 
-namespace dtopp {
+namespace dtopp::ops {
 
 // Added to the variance of a token's logits.
 constexpr double kVarianceEpsilon = 1e-6;
@@ -29,4 +29,4 @@ inline RouteRule route_rule(std::string_view normalization, int64_t experts, int
           static_cast<int>(most)};
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

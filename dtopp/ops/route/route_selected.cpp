@@ -1,6 +1,6 @@
 #include "dtopp/ops/route/route_selected.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 namespace {
 
 using RouteTuple = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
@@ -59,4 +59,4 @@ TORCH_LIBRARY_FRAGMENT(dtopp, m) {
       route_selected_op);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

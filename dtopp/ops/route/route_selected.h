@@ -3,7 +3,7 @@
 
 #include "dtopp/ops/route/route.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 
 // Like route (route.h), with S given by routing_map_TE, any number of experts per token. The logits do not
 // change S. A token's gates are NaN if its P over S add up to 0.
@@ -14,4 +14,4 @@ RouteOutput route_selected(const at::Tensor& logits_TE, const at::Tensor& scale,
                            const at::Tensor& routing_map_TE, std::string_view normalization,
                            bool renormalize);
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

@@ -5,7 +5,7 @@
 #include "dtopp/ops/cuda/cuda_kernel.h"
 #include "dtopp/ops/route/route_cuda.h"
 
-namespace dtopp::cuda {
+namespace dtopp::ops::cuda {
 
 constexpr int kRouteWarps = 4;
 constexpr int kRouteThreads = kRouteWarps * kWarp;
@@ -115,4 +115,4 @@ void dispatch_per_lane(int64_t experts, const Body& body) {
   return body(std::integral_constant<int, kMostExperts / kWarp>());
 }
 
-}  // namespace dtopp::cuda
+}  // namespace dtopp::ops::cuda

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <limits>
 
-namespace dtopp {
+namespace dtopp::report {
 namespace {
 
 static_assert(std::endian::native == std::endian::little, "pages carry little-endian numbers");
@@ -128,4 +128,4 @@ std::vector<size_t> thinned_indices(std::span<const double> values, size_t limit
   return indices;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::report

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace dtopp {
+namespace dtopp::report {
 
 // One column, with its length at each generation, so that a page with an older generation receives only new
 // numbers.
@@ -57,4 +57,4 @@ std::string base64_of(const ReportColumn& column, uint64_t from);
 // indices.
 std::vector<size_t> thinned_indices(std::span<const double> values, size_t limit);
 
-}  // namespace dtopp
+}  // namespace dtopp::report

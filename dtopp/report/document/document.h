@@ -10,7 +10,7 @@
 #include <variant>
 #include <vector>
 
-namespace dtopp {
+namespace dtopp::report {
 
 struct ReportLine {
   int run = 0;
@@ -117,4 +117,4 @@ std::string to_json(const ReportDocument& document, const Columns& columns,
 std::string news_json(const ReportDocument& document, const Columns& columns, uint64_t since,
                       const std::optional<std::string>& trouble);
 
-}  // namespace dtopp
+}  // namespace dtopp::report

@@ -4,7 +4,7 @@
 #include "dtopp/report/document/columns.h"
 #include "dtopp/report/document/document.h"
 
-namespace dtopp {
+namespace dtopp::report {
 namespace {
 
 using OrderedJson = nlohmann::ordered_json;
@@ -150,4 +150,4 @@ std::string news_json(const ReportDocument& document, const Columns& columns, ui
   return dump_json(json);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::report

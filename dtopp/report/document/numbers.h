@@ -13,7 +13,7 @@
 #include "dtopp/runs/run_history.h"
 #include "dtopp/study/statistics.h"
 
-namespace dtopp::report_text {
+namespace dtopp::report::report_text {
 
 // "5.0861"; "–" if the value is not finite.
 std::string fixed(double value, int digits);
@@ -26,4 +26,4 @@ std::string count_of(size_t n, const std::string& noun);
 // "5.0861 ± 0.0123"; "5.0861" without a half-width; "–" without a mean.
 std::string interval(const std::optional<double>& mean, const std::optional<double>& half_width, int digits);
 
-}  // namespace dtopp::report_text
+}  // namespace dtopp::report::report_text

@@ -6,7 +6,7 @@
 #include "dtopp/report/page/page.h"
 #include "dtopp/report/sections/sections.h"
 
-namespace dtopp {
+namespace dtopp::report {
 
 namespace fs = std::filesystem;
 
@@ -67,4 +67,4 @@ std::string LiveReport::news(uint64_t since) {
   return news_json(document_, columns_, since, trouble_);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::report

@@ -12,7 +12,7 @@
 #include "dtopp/report/document/document.h"
 #include "dtopp/report/sections/input.h"
 
-namespace dtopp {
+namespace dtopp::report {
 
 class LiveReport {
  public:
@@ -42,4 +42,4 @@ class LiveReport {
   std::optional<std::string> trouble_;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::report

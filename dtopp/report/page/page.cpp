@@ -4,7 +4,7 @@
 #include "dtopp/report/page/page_files.h"
 #include "dtopp/report/sections/sections.h"
 
-namespace dtopp {
+namespace dtopp::report {
 namespace {
 
 // Escapes JSON for a script element, so that no "<" in it can end the element.
@@ -86,4 +86,4 @@ void write_report(const ReportInput& input, const std::filesystem::path& output)
   write_file_atomically(output, render_page(document, columns));
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::report

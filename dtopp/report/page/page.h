@@ -10,7 +10,7 @@
 #include "dtopp/report/document/document.h"
 #include "dtopp/report/sections/input.h"
 
-namespace dtopp {
+namespace dtopp::report {
 
 // Returns the page. If `generation` is set, the page polls its server for updates.
 std::string render_page(const ReportDocument& document, const Columns& columns,
@@ -19,4 +19,4 @@ std::string render_page(const ReportDocument& document, const Columns& columns,
 // Writes the report of these runs atomically. Throws DataError if the file cannot be written.
 void write_report(const ReportInput& input, const std::filesystem::path& output);
 
-}  // namespace dtopp
+}  // namespace dtopp::report

@@ -3,9 +3,9 @@
 
 #include <string_view>
 
-namespace dtopp {
+namespace dtopp::report {
 
 extern const std::string_view kPageScript;  // all *.js files, concatenated
 extern const std::string_view kPageStyle;   // report.css
 
-}  // namespace dtopp
+}  // namespace dtopp::report

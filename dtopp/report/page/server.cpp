@@ -18,7 +18,7 @@
 
 #include "dtopp/base/errors.h"
 
-namespace dtopp {
+namespace dtopp::report {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -184,4 +184,4 @@ void ReportServer::serve(LiveReport& report, bool (*stop)()) {
   }
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::report

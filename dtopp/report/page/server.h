@@ -6,7 +6,7 @@
 
 #include "dtopp/report/page/live_report.h"
 
-namespace dtopp {
+namespace dtopp::report {
 
 // GET / returns the page and GET /update?since=N its update. Other paths return 404; requests with another
 // Host header return 403.
@@ -26,4 +26,4 @@ class ReportServer {
   int listener_ = -1;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::report

@@ -4,7 +4,7 @@
 #include "dtopp/report/document/numbers.h"
 #include "dtopp/report/sections/sections.h"
 
-namespace dtopp {
+namespace dtopp::report {
 namespace {
 
 using namespace report_text;
@@ -36,10 +36,10 @@ ReportHeatMap map_of(RunDrawing& drawing, size_t run, const std::string& label, 
   return map;
 }
 
-ReportTable kinds_table(const std::string& label, const std::vector<KindOfTokens>& kinds) {
+ReportTable kinds_table(const std::string& label, const std::vector<tasks::KindOfTokens>& kinds) {
   ReportTable table{"Experts by kind of token, " + label,
                     {"kind", "by", "tokens", "experts per token", "standard deviation"}};
-  for (const KindOfTokens& kind : kinds) {
+  for (const tasks::KindOfTokens& kind : kinds) {
     table.rows.push_back({kind.kind, kind.by, whole(static_cast<int64_t>(kind.tokens)), fixed(kind.mean, 3),
                           fixed(kind.deviation, 3)});
   }
@@ -51,10 +51,10 @@ ReportTable kinds_table(const std::string& label, const std::vector<KindOfTokens
 std::vector<ReportBlock> activation_blocks(RunDrawing& drawing, size_t run) {
   std::vector<ReportBlock> blocks;
   for (const auto& [model, measured] : drawing.input.runs[run].evaluations.by_model) {
-    const std::string label = label_of(model);
+    const std::string label = tasks::label_of(model);
     if (!measured.layers.empty()) {
       std::vector<std::vector<double>> loads, histograms;
-      for (const LayerActivations& layer : measured.layers) {
+      for (const tasks::LayerActivations& layer : measured.layers) {
         loads.push_back(layer.expert_load);
         histograms.push_back(shares(layer.histogram));
       }
@@ -68,4 +68,4 @@ std::vector<ReportBlock> activation_blocks(RunDrawing& drawing, size_t run) {
   return blocks;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::report

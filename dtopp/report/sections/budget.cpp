@@ -7,7 +7,7 @@
 #include "dtopp/runs/count_ranges.h"
 #include "dtopp/study/comparison.h"
 
-namespace dtopp {
+namespace dtopp::report {
 namespace {
 
 using namespace report_text;
@@ -18,10 +18,10 @@ constexpr char kPairDeviation[] = "moe/active_experts_std";
 
 // Returns the run's target of active experts: the mean of T over layers for DTop-p, k for Top-k. Top-p and
 // dense models have none.
-std::optional<double> budget_of(const RunConfig& config) {
-  const RoutingConfig& routing = config.routing;
-  if (config.model.is_dense() || routing.method == RoutingMethod::kTopP) return std::nullopt;
-  return mean_experts(routing);
+std::optional<double> budget_of(const config::RunConfig& config) {
+  const config::RoutingConfig& routing = config.routing;
+  if (config.model.is_dense() || routing.method == config::RoutingMethod::kTopP) return std::nullopt;
+  return config::mean_experts(routing);
 }
 
 std::string deviation_metric(const ReportInput& input) {
@@ -71,15 +71,15 @@ ReportChart deviation_chart(RunDrawing& drawing) {
 
 // Returns a map with one row per range of counts. Ranges above the largest count are left out.
 std::optional<ReportHeatMap> shares_map(RunDrawing& drawing, size_t run) {
-  std::vector<const Series*> rows;
+  std::vector<const runs::Series*> rows;
   std::vector<std::string> names;
-  for (const CountRange& range : count_ranges(drawing.input.runs[run].config.model.num_experts)) {
-    const Series* shares = find_series(drawing.input.runs[run], range.metric());
+  for (const runs::CountRange& range : runs::count_ranges(drawing.input.runs[run].config.model.num_experts)) {
+    const runs::Series* shares = find_series(drawing.input.runs[run], range.metric());
     if (shares == nullptr) return std::nullopt;
     rows.push_back(shares);
     names.push_back(range.name());
   }
-  const auto is_zero = [](const Series* row) {
+  const auto is_zero = [](const runs::Series* row) {
     return std::ranges::none_of(row->values, [](double share) { return share > 0; });
   };
   while (!rows.empty() && is_zero(rows.back())) rows.pop_back();
@@ -90,16 +90,16 @@ std::optional<ReportHeatMap> shares_map(RunDrawing& drawing, size_t run) {
 }
 
 struct Budget {
-  RunValue held;  // experts per token
+  study::RunValue held;  // experts per token
   std::optional<double> target;
   std::optional<int64_t> settled;
 };
 
 std::optional<Budget> budget_held(const ReportRun& run) {
-  const Series* count = find_series(run, kCount);
+  const runs::Series* count = find_series(run, kCount);
   if (count == nullptr) return std::nullopt;
-  Budget budget{value_of_run(run.history, kCount), budget_of(run.config), std::nullopt};
-  if (budget.target && run.config.routing.method == RoutingMethod::kDTopP)
+  Budget budget{study::value_of_run(run.history, kCount), budget_of(run.config), std::nullopt};
+  if (budget.target && run.config.routing.method == config::RoutingMethod::kDTopP)
     budget.settled = settled_at(*count, *budget.target);
   return budget;
 }
@@ -118,7 +118,7 @@ ReportTable budget_table(const ReportInput& input) {
     const ReportRun& run = input.runs[i];
     const auto budget = budget_held(run);
     if (!budget) continue;
-    const Series* threshold = find_series(run, "moe/threshold");
+    const runs::Series* threshold = find_series(run, "moe/threshold");
     table.rows.push_back({RunCell{static_cast<int>(i)}, budget->target ? scaled(*budget->target) : "–",
                           value_text(run, kCount, 4), off_target(*budget),
                           budget->settled ? whole(*budget->settled) : "–",
@@ -138,7 +138,7 @@ std::string sentence_of_budget(const ReportRun& run) {
       "Tokens use " + fixed(*budget->held.value, 3) + " experts on average over the last tenth";
   if (!budget->target) return text + "; Top-p has no target.";
   text += ", the budget is " + scaled(*budget->target) + " (" + off_target(*budget) + ").";
-  if (run.config.routing.method != RoutingMethod::kDTopP) return text;
+  if (run.config.routing.method != config::RoutingMethod::kDTopP) return text;
   if (find_series(run, kCount)->values.size() < kSettleLines) return text;
   return text + (budget->settled ? " It has held since step " + whole(*budget->settled) + "."
                                  : " It has not settled.");
@@ -149,7 +149,7 @@ std::string sentence_of_budgets(const ReportInput& input) {
   double farthest = 0;
   for (const ReportRun& run : input.runs) {
     const auto budget = budget_held(run);
-    if (!budget || !budget->target || run.config.routing.method != RoutingMethod::kDTopP) continue;
+    if (!budget || !budget->target || run.config.routing.method != config::RoutingMethod::kDTopP) continue;
     ++controlled;
     if (budget->settled) ++settled;
     if (budget->held.value)
@@ -163,7 +163,7 @@ std::string sentence_of_budgets(const ReportInput& input) {
 
 }  // namespace
 
-std::optional<int64_t> settled_at(const Series& series, double target) {
+std::optional<int64_t> settled_at(const runs::Series& series, double target) {
   const auto [steps, values] = finite_points(series);
   if (values.size() < kSettleLines) return std::nullopt;
   size_t first = values.size();
@@ -199,4 +199,4 @@ std::optional<ReportSection> budget_section(RunDrawing& drawing) {
   return section;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::report

@@ -9,7 +9,7 @@
 #include "dtopp/report/sections/sections.h"
 #include "dtopp/tasks/paper_results.h"
 
-namespace dtopp {
+namespace dtopp::report {
 namespace {
 
 using namespace report_text;
@@ -24,7 +24,7 @@ std::optional<ReportTable> configuration_table(const ReportInput& input) {
   std::set<std::string> known;
   for (const RunGroup& group : input.groups) {
     std::vector<std::pair<std::string, std::string>> leaves;
-    flatten_config(input.runs[group.runs[0]].config, "", leaves);
+    config::flatten_config(input.runs[group.runs[0]].config, "", leaves);
     configs.emplace_back(leaves.begin(), leaves.end());
     for (const auto& [key, value] : leaves) {
       if (known.insert(key).second) keys.push_back(key);
@@ -71,7 +71,7 @@ struct Scores {
 std::vector<Scores> scores_of(const ReportRun& run, const std::vector<std::string>& tasks) {
   std::vector<Scores> columns;
   for (const auto& [model, evaluation] : run.evaluations.by_model) {
-    Scores column{run.name + ", " + label_of(model), {}};
+    Scores column{run.name + ", " + tasks::label_of(model), {}};
     for (const auto& [task, score] : evaluation.tasks)
       column.by_task[task] =
           fixed(100 * score.accuracy, 1) + " ± " + fixed(100 * 1.959964 * score.standard_error, 1);
@@ -80,7 +80,7 @@ std::vector<Scores> scores_of(const ReportRun& run, const std::vector<std::strin
   Scores validation;
   for (const std::string& task : tasks) {
     const std::string metric = std::string(kTask) + task + std::string(kAccuracy);
-    const Series* series = find_series(run, metric);
+    const runs::Series* series = find_series(run, metric);
     if (series == nullptr) continue;
     validation.head = run.name + ", validation at step " + whole(series->steps.back());
     validation.by_task[task] = value_text(run, metric, 1, 100);
@@ -91,7 +91,7 @@ std::vector<Scores> scores_of(const ReportRun& run, const std::vector<std::strin
 
 std::string paper_score(const std::string& task, size_t model) {
   try {
-    return fixed(paper_results(task)[model], 1);
+    return fixed(tasks::paper_results(task)[model], 1);
   } catch (const std::out_of_range&) {
     return "–";  // the paper has no result for this task
   }
@@ -103,21 +103,23 @@ ReportTable benchmark_table(const ReportInput& input, const std::vector<std::str
   for (const ReportRun& run : input.runs)
     std::ranges::move(scores_of(run, tasks), std::back_inserter(columns));
   for (const Scores& column : columns) table.head.push_back(column.head);
-  for (const std::string_view model : kPaperModels) table.head.push_back("paper: " + std::string(model));
+  for (const std::string_view model : tasks::kPaperModels)
+    table.head.push_back("paper: " + std::string(model));
   for (const std::string& task : tasks) {
     std::vector<ReportCell> row = {task};
     for (const Scores& column : columns) {
       const auto score = column.by_task.find(task);
       row.push_back(score == column.by_task.end() ? "–" : score->second);
     }
-    for (size_t model = 0; model < kPaperModels.size(); ++model) row.push_back(paper_score(task, model));
+    for (size_t model = 0; model < tasks::kPaperModels.size(); ++model)
+      row.push_back(paper_score(task, model));
     table.rows.push_back(std::move(row));
   }
   table.note =
       "With ±: from `dtopp evaluate tasks`, 95 % interval over items (1.96 standard errors). Without: from "
       "the "
       "last validation, over validation.task_limit items. Paper: " +
-      std::string(kPaperSetting) + ".";
+      std::string(tasks::kPaperSetting) + ".";
   return table;
 }
 
@@ -149,4 +151,4 @@ std::optional<ReportSection> compared_section(RunDrawing& drawing) {
   return section;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::report

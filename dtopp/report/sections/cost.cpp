@@ -4,17 +4,17 @@
 #include "dtopp/report/document/numbers.h"
 #include "dtopp/report/sections/sections.h"
 
-namespace dtopp {
+namespace dtopp::report {
 namespace {
 
 using namespace report_text;
 
-double of(const ReportRun& run, const std::string& metric, double (*summary)(const Series&)) {
-  const Series* series = find_series(run, metric);
+double of(const ReportRun& run, const std::string& metric, double (*summary)(const runs::Series&)) {
+  const runs::Series* series = find_series(run, metric);
   return series != nullptr ? summary(*series) : std::nan("");
 }
 
-double highest(const Series& series) {
+double highest(const runs::Series& series) {
   double high = std::nan("");
   for (const double value : series.values) {
     if (!(value <= high) && std::isfinite(value)) high = value;
@@ -22,7 +22,7 @@ double highest(const Series& series) {
   return high;
 }
 
-double mean_of_all(const Series& series) {
+double mean_of_all(const runs::Series& series) {
   double sum = 0, count = 0;
   for (const double value : series.values) {
     if (!std::isfinite(value)) continue;
@@ -78,19 +78,19 @@ ReportChart memory_chart(RunDrawing& drawing) {
 
 // Returns a chart of measured sweeps over the number of active experts.
 ReportChart sweep_chart(RunDrawing& drawing, const char* title, const char* unit,
-                        std::vector<SweepPoint> Evaluation::*sweep) {
+                        std::vector<tasks::SweepPoint> tasks::Evaluation::*sweep) {
   ReportChart chart{title, unit};
   chart.own_x = "active experts per token";
   for (size_t run = 0; run < drawing.input.runs.size(); ++run) {
     for (const auto& [model, evaluation] : drawing.input.runs[run].evaluations.by_model) {
       std::vector<double> x, y;
-      for (const SweepPoint& point : evaluation.*sweep) {
+      for (const tasks::SweepPoint& point : evaluation.*sweep) {
         x.push_back(point.experts);
         y.push_back(point.value);
       }
       if (x.empty()) continue;
-      const std::string column = std::to_string(run) + " sweep " + title + " " + label_of(model);
-      ReportLine line{static_cast<int>(run), label_of(model)};
+      const std::string column = std::to_string(run) + " sweep " + title + " " + tasks::label_of(model);
+      ReportLine line{static_cast<int>(run), tasks::label_of(model)};
       line.x = drawing.columns.add_exact(column + " x", x);
       line.y = drawing.columns.add(column, y);
       line.marks = true;
@@ -135,10 +135,10 @@ std::optional<ReportSection> cost_section(RunDrawing& drawing) {
                     std::back_inserter(waiting.lines));
   add(std::move(waiting));
   add(sweep_chart(drawing, "Loss at other budgets, from one checkpoint", "nats per token",
-                  &Evaluation::loss_sweep));
+                  &tasks::Evaluation::loss_sweep));
   add(sweep_chart(drawing, "Accuracy at other budgets, from one checkpoint", "average over tasks",
-                  &Evaluation::accuracy_sweep));
+                  &tasks::Evaluation::accuracy_sweep));
   return section;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::report

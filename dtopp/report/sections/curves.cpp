@@ -4,7 +4,7 @@
 #include "dtopp/report/document/numbers.h"
 #include "dtopp/report/sections/sections.h"
 
-namespace dtopp {
+namespace dtopp::report {
 namespace {
 
 struct Axis {
@@ -26,7 +26,7 @@ ReportChart curves_chart(RunDrawing& drawing, const Axis& axis, const std::strin
   ReportChart chart{measure + " over seeds", "mean, 95 % interval"};
   chart.own_x = axis.label;
   chart.exact = true;
-  for (const StudyCurve& curve : drawing.input.curves) {
+  for (const study::StudyCurve& curve : drawing.input.curves) {
     const auto run = run_of(drawing.input, curve.row);
     if (curve.axis != axis.name || curve.measure != measure || curve.x.empty() || !run) continue;
     const std::string column = "curve " + curve.row + " " + measure + " " + axis.name;
@@ -46,7 +46,7 @@ ReportChart curves_chart(RunDrawing& drawing, const Axis& axis, const std::strin
 
 std::vector<ReportBlock> curve_blocks(RunDrawing& drawing) {
   std::vector<std::string> measures;
-  for (const StudyCurve& curve : drawing.input.curves) {
+  for (const study::StudyCurve& curve : drawing.input.curves) {
     if (std::ranges::find(measures, curve.measure) == measures.end()) measures.push_back(curve.measure);
   }
   ReportChoice choice{"curves", "At equal", {}};
@@ -62,4 +62,4 @@ std::vector<ReportBlock> curve_blocks(RunDrawing& drawing) {
   return {{std::move(choice)}};
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::report

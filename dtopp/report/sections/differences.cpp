@@ -4,7 +4,7 @@
 #include "dtopp/report/document/numbers.h"
 #include "dtopp/report/sections/sections.h"
 
-namespace dtopp {
+namespace dtopp::report {
 namespace {
 
 using namespace report_text;
@@ -21,37 +21,38 @@ constexpr char kNote[] =
     "single seed or equal differences.";
 
 // Computes the rows that a study of these runs would have.
-std::vector<StudyRow> rows_of_runs(const ReportInput& input, const std::string& name,
-                                   const char* (*metric)(const ReportRun&)) {
-  std::vector<ValuesBySeed> groups;
+std::vector<study::StudyRow> rows_of_runs(const ReportInput& input, const std::string& name,
+                                          const char* (*metric)(const ReportRun&)) {
+  std::vector<study::ValuesBySeed> groups;
   for (const RunGroup& group : input.groups) {
-    ValuesBySeed& values = groups.emplace_back();
+    study::ValuesBySeed& values = groups.emplace_back();
     for (const size_t run : group.runs) {
       const ReportRun& one = input.runs[run];
-      values[one.config.training.seed] = value_of_run(one.history, metric(one));
+      values[one.config.training.seed] = study::value_of_run(one.history, metric(one));
     }
   }
-  const std::vector<Comparison> compared = compare(groups, std::vector<size_t>(groups.size(), 0));
-  std::vector<StudyRow> rows;
+  const std::vector<study::Comparison> compared =
+      study::compare(groups, std::vector<size_t>(groups.size(), 0));
+  std::vector<study::StudyRow> rows;
   for (size_t i = 0; i < groups.size(); ++i)
     rows.push_back({input.groups[i].name, compared[i].values.n, {{name, compared[i]}}, {}});
   return rows;
 }
 
-ReportTable table_of(const std::string& measure, const std::vector<StudyRow>& rows) {
+ReportTable table_of(const std::string& measure, const std::vector<study::StudyRow>& rows) {
   ReportTable table{measure, kHead};
-  for (const StudyRow& row : rows) {
+  for (const study::StudyRow& row : rows) {
     const auto found = row.measures.find(measure);
-    const Comparison comparison = found == row.measures.end() ? Comparison{} : found->second;
-    const PairedDifference difference = comparison.difference.value_or(PairedDifference{});
+    const study::Comparison comparison = found == row.measures.end() ? study::Comparison{} : found->second;
+    const study::PairedDifference difference = comparison.difference.value_or(study::PairedDifference{});
     table.rows.push_back(
         {row.name, whole(row.n),
-         with_diverged(interval(comparison.values.mean, comparison.values.half_width, 4), comparison),
+         study::with_diverged(interval(comparison.values.mean, comparison.values.half_width, 4), comparison),
          interval(difference.mean, difference.half_width, 4), probability(difference.p),
          probability(comparison.p_holm)});
   }
   table.note = kNote;
-  for (const StudyRow& row : rows) {
+  for (const study::StudyRow& row : rows) {
     for (const std::string& note : row.notes) table.note += " " + row.name + ": " + note + ".";
   }
   return table;
@@ -62,7 +63,7 @@ ReportTable table_of(const std::string& measure, const std::vector<StudyRow>& ro
 std::vector<ReportBlock> difference_blocks(const ReportInput& input) {
   std::vector<ReportBlock> blocks;
   std::set<std::string> measures;
-  for (const StudyRow& row : input.study) {
+  for (const study::StudyRow& row : input.study) {
     for (const auto& [measure, comparison] : row.measures) measures.insert(measure);
   }
   for (const std::string& measure : measures) blocks.push_back({table_of(measure, input.study)});
@@ -73,8 +74,8 @@ std::vector<ReportBlock> difference_blocks(const ReportInput& input) {
       {"Active experts per token over the last tenth",
        [](const ReportRun&) { return "moe/active_experts"; }}};
   for (const auto& [name, metric] : kMeasures) {
-    const std::vector<StudyRow> rows = rows_of_runs(input, name, metric);
-    const auto has_values = [&](const StudyRow& row) {
+    const std::vector<study::StudyRow> rows = rows_of_runs(input, name, metric);
+    const auto has_values = [&](const study::StudyRow& row) {
       return row.n > 0 || row.measures.at(name).diverged > 0;
     };
     if (std::ranges::any_of(rows, has_values)) blocks.push_back({table_of(name, rows)});
@@ -82,4 +83,4 @@ std::vector<ReportBlock> difference_blocks(const ReportInput& input) {
   return blocks;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::report

@@ -10,12 +10,12 @@
 #include "dtopp/report/document/numbers.h"
 #include "dtopp/study/comparison.h"
 
-namespace dtopp {
+namespace dtopp::report {
 namespace {
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-std::vector<double> finite_values(const Series& series) {
+std::vector<double> finite_values(const runs::Series& series) {
   std::vector<double> values;
   for (const double value : series.values) {
     if (std::isfinite(value)) values.push_back(value);
@@ -23,10 +23,12 @@ std::vector<double> finite_values(const Series& series) {
   return values;
 }
 
-std::vector<double> steps_of(const Series& series) { return {series.steps.begin(), series.steps.end()}; }
+std::vector<double> steps_of(const runs::Series& series) {
+  return {series.steps.begin(), series.steps.end()};
+}
 
 // Returns the series' value at each of `steps`, NaN if it has none. Both must be ascending.
-std::vector<double> values_at(const std::vector<int64_t>& steps, const Series& series) {
+std::vector<double> values_at(const std::vector<int64_t>& steps, const runs::Series& series) {
   std::vector<double> values;
   values.reserve(steps.size());
   size_t i = 0;
@@ -61,7 +63,7 @@ std::vector<double> means(const std::vector<double>& values, size_t stride) {
 
 }  // namespace
 
-const Series* find_series(const ReportRun& run, const std::string& metric) {
+const runs::Series* find_series(const ReportRun& run, const std::string& metric) {
   const auto found = run.history.series.find(metric);
   return found == run.history.series.end() || found->second.values.empty() ? nullptr : &found->second;
 }
@@ -73,7 +75,7 @@ bool any_run_has(const ReportInput& input, const std::string& metric) {
 
 bool any_run_has_more_than_zero(const ReportInput& input, const std::string& metric) {
   return std::ranges::any_of(input.runs, [&](const ReportRun& run) {
-    const Series* series = find_series(run, metric);
+    const runs::Series* series = find_series(run, metric);
     return series != nullptr && std::ranges::any_of(series->values, [](double value) { return value != 0; });
   });
 }
@@ -85,8 +87,8 @@ const char* main_loss(const ReportRun& run) {
   return "train/loss";
 }
 
-Series finite_points(const Series& series) {
-  Series finite;
+runs::Series finite_points(const runs::Series& series) {
+  runs::Series finite;
   for (size_t i = 0; i < series.values.size(); ++i) {
     if (!std::isfinite(series.values[i])) continue;
     finite.steps.push_back(series.steps[i]);
@@ -96,29 +98,29 @@ Series finite_points(const Series& series) {
 }
 
 std::string value_text(const ReportRun& run, const std::string& metric, int digits, double factor) {
-  const RunValue run_value = value_of_run(run.history, metric);
+  const study::RunValue run_value = study::value_of_run(run.history, metric);
   if (run_value.diverged) return "diverged";
   return report_text::fixed(factor * run_value.value.value_or(kNaN), digits);
 }
 
-double median(const Series& series) {
+double median(const runs::Series& series) {
   const std::vector<double> values = finite_values(series);
-  return values.empty() ? kNaN : median(values);
+  return values.empty() ? kNaN : dtopp::median(values);
 }
 
 std::vector<ReportLine> RunDrawing::lines(const std::string& metric, const LineStyle& style) {
   std::vector<ReportLine> made;
   for (size_t run = 0; run < input.runs.size(); ++run) {
-    if (const Series* series = find_series(input.runs[run], metric)) {
-      const Series* band = style.band.empty() ? nullptr : find_series(input.runs[run], style.band);
+    if (const runs::Series* series = find_series(input.runs[run], metric)) {
+      const runs::Series* band = style.band.empty() ? nullptr : find_series(input.runs[run], style.band);
       made.push_back(line(run, metric, *series, style, band));
     }
   }
   return made;
 }
 
-ReportLine RunDrawing::line(size_t run, const std::string& key, const Series& series, const LineStyle& style,
-                            const Series* band) {
+ReportLine RunDrawing::line(size_t run, const std::string& key, const runs::Series& series,
+                            const LineStyle& style, const runs::Series* band) {
   const std::string column = std::to_string(run) + " " + key;
   ReportLine made{static_cast<int>(run), style.name};
   made.marks = style.marks;
@@ -137,7 +139,7 @@ ReportLine RunDrawing::line(size_t run, const std::string& key, const Series& se
 }
 
 ReportHeatMap RunDrawing::heat_map(size_t run, const std::string& key, const std::string& title,
-                                   const std::string& row_label, const std::vector<const Series*>& rows,
+                                   const std::string& row_label, const std::vector<const runs::Series*>& rows,
                                    const std::vector<std::string>& names) {
   ReportHeatMap map{title, row_label, static_cast<int>(run), names};
   const std::vector<int64_t>& steps = rows.at(0)->steps;
@@ -152,14 +154,14 @@ ReportHeatMap RunDrawing::heat_map(size_t run, const std::string& key, const std
 
 std::optional<ReportHeatMap> RunDrawing::layers(size_t run, const std::string& name,
                                                 const std::string& title) {
-  std::map<int, const Series*> by_layer;
+  std::map<int, const runs::Series*> by_layer;
   for (const auto& [metric, series] : input.runs[run].history.series) {
     constexpr std::string_view kPrefix = "moe/layer_";
     if (metric.starts_with(kPrefix) && metric.ends_with("/" + name) && !series.values.empty())
       by_layer[std::atoi(metric.c_str() + kPrefix.size())] = &series;
   }
   if (by_layer.empty()) return std::nullopt;
-  std::vector<const Series*> rows;
+  std::vector<const runs::Series*> rows;
   std::vector<std::string> names;
   for (const auto& [layer, series] : by_layer) {
     rows.push_back(series);
@@ -168,4 +170,4 @@ std::optional<ReportHeatMap> RunDrawing::layers(size_t run, const std::string& n
   return heat_map(run, name, title, "layer", rows, names);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::report

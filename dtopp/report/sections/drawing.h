@@ -9,13 +9,13 @@
 #include "dtopp/report/document/document.h"
 #include "dtopp/report/sections/input.h"
 
-namespace dtopp {
+namespace dtopp::report {
 
 constexpr size_t kPointsOfLine = 100000;  // maximum points per line
 constexpr size_t kCellsOfRow = 4096;      // maximum cells per heat map row; a cell is a mean over steps
 
 // Returns the series of a run's metric; null if the run has no value of it.
-const Series* find_series(const ReportRun& run, const std::string& metric);
+const runs::Series* find_series(const ReportRun& run, const std::string& metric);
 bool any_run_has(const ReportInput& input, const std::string& metric);
 // Returns whether any run has a nonzero value of the metric.
 bool any_run_has_more_than_zero(const ReportInput& input, const std::string& metric);
@@ -24,9 +24,9 @@ bool any_run_has_more_than_zero(const ReportInput& input, const std::string& met
 const char* main_loss(const ReportRun& run);
 
 // Returns the points with finite values.
-Series finite_points(const Series& series);
+runs::Series finite_points(const runs::Series& series);
 // Returns the median of the finite values; NaN if there is none.
-double median(const Series& series);
+double median(const runs::Series& series);
 
 // Returns the run's value (value_of_run) as text: "3.142", "diverged", or "–" if the run has none. `factor`
 // converts the unit.
@@ -45,13 +45,13 @@ class RunDrawing {
 
   // Returns one line per run that has the metric.
   std::vector<ReportLine> lines(const std::string& metric, const LineStyle& style = {});
-  ReportLine line(size_t run, const std::string& key, const Series& series, const LineStyle& style = {},
-                  const Series* band = nullptr);
+  ReportLine line(size_t run, const std::string& key, const runs::Series& series, const LineStyle& style = {},
+                  const runs::Series* band = nullptr);
   // Returns a map with one row per layer (moe/layer_00/NAME, …); nullopt if the run has no such metric.
   std::optional<ReportHeatMap> layers(size_t run, const std::string& name, const std::string& title);
   // Returns a map of `rows` over the steps of the first row.
   ReportHeatMap heat_map(size_t run, const std::string& key, const std::string& title,
-                         const std::string& row_label, const std::vector<const Series*>& rows,
+                         const std::string& row_label, const std::vector<const runs::Series*>& rows,
                          const std::vector<std::string>& names);
 
   const ReportInput& input;
@@ -59,4 +59,4 @@ class RunDrawing {
   size_t most_points = 0;  // length of the longest thinned line; 0: none was thinned
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::report

@@ -6,7 +6,7 @@
 #include "dtopp/report/sections/sections.h"
 #include "dtopp/study/comparison.h"
 
-namespace dtopp {
+namespace dtopp::report {
 namespace {
 
 using namespace report_text;
@@ -16,7 +16,7 @@ void add_layers(RunDrawing& drawing, size_t run, const char* name, const char* t
 }
 
 bool has_dead_experts(const ReportRun& run) {
-  const Series* dead = find_series(run, "moe/dead_experts");
+  const runs::Series* dead = find_series(run, "moe/dead_experts");
   return dead != nullptr && std::ranges::any_of(dead->values, [](double value) { return value > 0; });
 }
 
@@ -27,7 +27,7 @@ ReportOption run_option(RunDrawing& drawing, size_t run) {
   add_layers(drawing, run, "imbalance", "Imbalance by layer", option);
   add_layers(drawing, run, "scale", "Scale θ of the router by layer", option);
   if (has_dead_experts(one)) add_layers(drawing, run, "dead_experts", "Dead experts by layer", option);
-  if (one.config.routing.scope == ThresholdScope::kLayer)
+  if (one.config.routing.scope == config::ThresholdScope::kLayer)
     add_layers(drawing, run, "threshold", "Threshold p by layer", option);
   std::ranges::move(activation_blocks(drawing, run), std::back_inserter(option.blocks));
   return option;
@@ -38,7 +38,7 @@ std::string sentence_of_layers(const ReportRun& run) {
   int most = -1, fewest = -1;
   double high = 0, low = 0;
   for (int layer = 0; layer < run.config.model.num_layers; ++layer) {
-    const auto mean = value_of_run(run.history, format("moe/layer_%02d/active_experts", layer)).value;
+    const auto mean = study::value_of_run(run.history, format("moe/layer_%02d/active_experts", layer)).value;
     if (!mean) continue;
     if (most < 0 || *mean > high) {
       most = layer;
@@ -55,7 +55,7 @@ std::string sentence_of_layers(const ReportRun& run) {
 }
 
 std::string sentence_of_dead(const ReportRun& run) {
-  const Series* dead = find_series(run, "moe/dead_experts");
+  const runs::Series* dead = find_series(run, "moe/dead_experts");
   if (dead == nullptr) return "";
   const double last = dead->values.back();
   if (!std::isfinite(last)) return "";
@@ -68,9 +68,9 @@ std::string sentence_of_dead(const ReportRun& run) {
 ReportTable experts_table(const ReportInput& input) {
   ReportTable table{"At the end", {"run", "imbalance", "dead experts", "of"}};
   for (size_t run = 0; run < input.runs.size(); ++run) {
-    const Series* dead = find_series(input.runs[run], "moe/dead_experts");
+    const runs::Series* dead = find_series(input.runs[run], "moe/dead_experts");
     if (dead == nullptr) continue;
-    const ModelConfig& model = input.runs[run].config.model;
+    const config::ModelConfig& model = input.runs[run].config.model;
     table.rows.push_back({RunCell{static_cast<int>(run)}, value_text(input.runs[run], "moe/imbalance", 3),
                           fixed(dead->values.back(), 0), whole(model.num_experts * model.num_layers)});
   }
@@ -109,4 +109,4 @@ std::optional<ReportSection> experts_section(RunDrawing& drawing) {
   return section;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::report

@@ -9,7 +9,7 @@
 #include "dtopp/runs/run_directory.h"
 #include "dtopp/study/run_folder.h"
 
-namespace dtopp {
+namespace dtopp::report {
 namespace {
 
 namespace fs = std::filesystem;
@@ -18,7 +18,7 @@ constexpr char kMetricsFile[] = "metrics.jsonl";
 
 ReportRun read_run(const fs::path& path, const FindCost& find_cost) {
   if (path_kind(path) == PathKind::kNothing) throw UsageError(path.string() + ": the run does not exist");
-  auto config = config_of(path);
+  auto config = runs::config_of(path);
   if (!config)
     throw UsageError(path.string() +
                      ": is neither a run nor a study; config.yaml and study.json are missing");
@@ -27,8 +27,8 @@ ReportRun read_run(const fs::path& path, const FindCost& find_cost) {
   ReportRun run;
   run.name = config->name.empty() ? path.filename().string() : config->name;
   run.path = path;
-  run.history = read_run_history(path / kMetricsFile);
-  run.evaluations = read_evaluations(path);
+  run.history = runs::read_run_history(path / kMetricsFile);
+  run.evaluations = tasks::read_evaluations(path);
   run.cost = find_cost != nullptr ? find_cost(*config) : std::nullopt;
   run.config = std::move(*config);
   return run;
@@ -44,24 +44,24 @@ void tell_apart(std::vector<ReportRun>& runs) {
 }
 
 // Makes row names unique: rows with the same name in several studies also get the path of their study.
-void tell_rows_apart(std::map<fs::path, StudyFile>& studies) {
+void tell_rows_apart(std::map<fs::path, study::StudyFile>& studies) {
   std::map<std::string, int> counts;
   for (const auto& [path, study] : studies) {
-    for (const StudyRow& row : study.rows) ++counts[row.name];
+    for (const study::StudyRow& row : study.rows) ++counts[row.name];
   }
   for (auto& [path, study] : studies) {
     const auto tell = [&counts, &path = path](std::string& row) {
       if (counts[row] > 1) row += " (" + path.string() + ")";
     };
-    for (StudyRow& row : study.rows) tell(row.name);
-    for (StudyFile::Run& run : study.runs) tell(run.row);
-    for (StudyCurve& curve : study.curves) tell(curve.row);
+    for (study::StudyRow& row : study.rows) tell(row.name);
+    for (study::StudyFile::Run& run : study.runs) tell(run.row);
+    for (study::StudyCurve& curve : study.curves) tell(curve.row);
   }
 }
 
-bool differ_in_seed_alone(const RunConfig& a, const RunConfig& b) {
+bool differ_in_seed_alone(const config::RunConfig& a, const config::RunConfig& b) {
   static const std::set<std::string> kFree = {"name", "output", "training.seed"};
-  const auto keys = differing_keys(a, b);
+  const auto keys = config::differing_keys(a, b);
   return std::ranges::all_of(keys, [](const std::string& key) { return kFree.contains(key); });
 }
 
@@ -82,7 +82,7 @@ std::vector<RunGroup> group_runs(const std::vector<ReportRun>& runs) {
   std::vector<RunGroup> groups;
   for (size_t run = 0; run < runs.size(); ++run) {
     const auto group = std::ranges::find_if(groups, [&](const RunGroup& candidate) {
-      const RunConfig& first = runs[candidate.runs[0]].config;
+      const config::RunConfig& first = runs[candidate.runs[0]].config;
       // Two runs with the same seed are not two samples, so they belong to different groups.
       return differ_in_seed_alone(first, runs[run].config) &&
              std::ranges::none_of(candidate.runs, [&](size_t other) {
@@ -105,9 +105,9 @@ std::string folder_name(const fs::path& path) {
 }  // namespace
 
 ReportInput read_report_input(const std::vector<fs::path>& paths, const FindCost& find_cost) {
-  std::map<fs::path, StudyFile> studies;
+  std::map<fs::path, study::StudyFile> studies;
   for (const fs::path& path : paths) {
-    if (is_study(path)) studies.emplace(path, read_study_file(path));
+    if (study::is_study(path)) studies.emplace(path, study::read_study_file(path));
   }
   tell_rows_apart(studies);
   ReportInput input;
@@ -118,11 +118,11 @@ ReportInput read_report_input(const std::vector<fs::path>& paths, const FindCost
       input.folders.push_back(path);
       continue;
     }
-    const StudyFile& study = found->second;
-    for (const StudyFile::Run& run : study.runs) {
+    const study::StudyFile& study = found->second;
+    for (const study::StudyFile::Run& run : study.runs) {
       input.folders.push_back(run.path);
       if (path_kind(run.path / kMetricsFile) == PathKind::kNothing) continue;
-      if (!run.hash.empty() && !holds_run(run.path, run.hash)) continue;
+      if (!run.hash.empty() && !study::holds_run(run.path, run.hash)) continue;
       input.runs.push_back(read_run(run.path, find_cost));
       input.runs.back().study_row = run.row;
     }
@@ -141,4 +141,4 @@ ReportInput read_report_input(const std::vector<fs::path>& paths, const FindCost
   return input;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::report

@@ -14,21 +14,21 @@
 #include "dtopp/study/token_cost.h"
 #include "dtopp/tasks/evaluation_files.h"
 
-namespace dtopp {
+namespace dtopp::report {
 
 // The cost of a run that `dtopp plan` estimates.
 struct PlannedCost {
-  TokenCost token;
+  study::TokenCost token;
   double memory_bytes = 0;  // peak of one process
 };
-using FindCost = std::optional<PlannedCost> (*)(const RunConfig&);
+using FindCost = std::optional<PlannedCost> (*)(const config::RunConfig&);
 
 struct ReportRun {
   std::string name;  // unique in the report
   std::filesystem::path path;
-  RunConfig config;
-  RunHistory history;
-  Evaluations evaluations;
+  config::RunConfig config;
+  runs::RunHistory history;
+  tasks::Evaluations evaluations;
   std::optional<PlannedCost> cost;
   std::string study_row;  // StudyRow::name if a study made the run, else empty
 };
@@ -44,8 +44,8 @@ struct ReportInput {
   std::vector<ReportRun> runs;
   std::vector<std::filesystem::path> folders;  // folders of runs, including those without metrics yet
   std::vector<RunGroup> groups;                // every run belongs to exactly one
-  std::vector<StudyCurve> curves;
-  std::vector<StudyRow> study;               // empty: no study
+  std::vector<study::StudyCurve> curves;
+  std::vector<study::StudyRow> study;        // empty: no study
   std::map<std::string, size_t> study_runs;  // number of runs by status
 };
 
@@ -58,4 +58,4 @@ struct ReportInput {
 //         file is damaged
 ReportInput read_report_input(const std::vector<std::filesystem::path>& paths, const FindCost& find_cost);
 
-}  // namespace dtopp
+}  // namespace dtopp::report

@@ -6,14 +6,14 @@
 #include "dtopp/report/sections/sections.h"
 #include "dtopp/study/statistics.h"
 
-namespace dtopp {
+namespace dtopp::report {
 namespace {
 
 using namespace report_text;
 
 const char* unit_of(const ReportInput& input) {
-  return input.runs[0].config.model.type == ModelType::kLanguageModel ? "nats per token"
-                                                                      : "mean squared error";
+  return input.runs[0].config.model.type == config::ModelType::kLanguageModel ? "nats per token"
+                                                                              : "mean squared error";
 }
 
 void add_chart(ReportSection& section, ReportChart chart) {
@@ -24,7 +24,7 @@ ReportChart training_chart(RunDrawing& drawing) {
   ReportChart chart{"Training loss", unit_of(drawing.input)};
   for (size_t run = 0; run < drawing.input.runs.size(); ++run) {
     const ReportRun& one = drawing.input.runs[run];
-    if (const Series* series = find_series(one, main_loss(one)))
+    if (const runs::Series* series = find_series(one, main_loss(one)))
       chart.lines.push_back(drawing.line(run, main_loss(one), *series));
   }
   return chart;
@@ -38,16 +38,17 @@ ReportChart validation_chart(RunDrawing& drawing) {
 }
 
 // Returns the mean over a group's seeds and its half-width, at the steps that all seeds have.
-std::optional<std::pair<Series, Series>> mean_over_seeds(const ReportInput& input, const RunGroup& group) {
+std::optional<std::pair<runs::Series, runs::Series>> mean_over_seeds(const ReportInput& input,
+                                                                     const RunGroup& group) {
   std::map<int64_t, std::vector<double>> values;
   for (const size_t run : group.runs) {
-    const Series* series = find_series(input.runs[run], "val/loss");
+    const runs::Series* series = find_series(input.runs[run], "val/loss");
     if (series == nullptr) return std::nullopt;
     for (size_t i = 0; i < series->steps.size(); ++i) values[series->steps[i]].push_back(series->values[i]);
   }
-  Series mean, half_width;
+  runs::Series mean, half_width;
   for (const auto& [step, samples] : values) {
-    const Interval interval = mean_interval(samples);
+    const study::Interval interval = study::mean_interval(samples);
     if (samples.size() < group.runs.size() || !interval.half_width) continue;
     mean.steps.push_back(step);
     mean.values.push_back(*interval.mean);
@@ -92,10 +93,10 @@ ReportDetails loss_terms(RunDrawing& drawing) {
 void add_noise_bands(RunDrawing& drawing, ReportSection& section) {
   ReportChoice choice{"noise", "Run", {}};
   for (size_t run = 0; run < drawing.input.runs.size(); ++run) {
-    std::vector<const Series*> rows;
+    std::vector<const runs::Series*> rows;
     std::vector<std::string> names;
     for (int band = 0; band < 10; ++band) {
-      const Series* series = find_series(drawing.input.runs[run], "val/loss_t" + std::to_string(band));
+      const runs::Series* series = find_series(drawing.input.runs[run], "val/loss_t" + std::to_string(band));
       if (series == nullptr) break;
       rows.push_back(series);
       names.push_back(std::to_string(band));
@@ -109,7 +110,7 @@ void add_noise_bands(RunDrawing& drawing, ReportSection& section) {
   if (!choice.options.empty()) section.blocks.push_back({std::move(choice)});
 }
 
-std::pair<double, int64_t> lowest(const Series& series) {
+std::pair<double, int64_t> lowest(const runs::Series& series) {
   std::pair<double, int64_t> found{std::nan(""), 0};
   for (size_t i = 0; i < series.values.size(); ++i) {
     if (std::isfinite(series.values[i]) && !(series.values[i] >= found.first))
@@ -123,8 +124,8 @@ ReportTable final_table(const ReportInput& input) {
                     {"run", "steps", "tokens", "training loss", "validation loss", "lowest", "at step"}};
   for (size_t i = 0; i < input.runs.size(); ++i) {
     const ReportRun& run = input.runs[i];
-    const Series* validation = find_series(run, "val/loss");
-    const Series& tokens = run.history.tokens;
+    const runs::Series* validation = find_series(run, "val/loss");
+    const runs::Series& tokens = run.history.tokens;
     const auto best = validation != nullptr ? lowest(*validation) : std::pair{std::nan(""), int64_t{0}};
     table.rows.push_back({RunCell{static_cast<int>(i)},
                           tokens.steps.empty() ? "0" : whole(tokens.steps.back()),
@@ -139,14 +140,14 @@ ReportTable final_table(const ReportInput& input) {
 }
 
 std::string sentence_of_loss(const ReportRun& run) {
-  const Series* series = find_series(run, "val/loss");
+  const runs::Series* series = find_series(run, "val/loss");
   const char* which = "Validation loss";
   if (series == nullptr) {
     series = find_series(run, main_loss(run));
     which = "Training loss";
   }
   if (series == nullptr) return "No loss has been logged yet.";
-  const Series finite = finite_points(*series);
+  const runs::Series finite = finite_points(*series);
   if (finite.values.empty()) return std::string(which) + " was never finite.";
   const double first = finite.values.front(), last = finite.values.back();
   const bool is_lost = finite.steps.back() != series->steps.back();
@@ -161,7 +162,7 @@ std::string sentence_of_best(const ReportInput& input) {
   size_t best = input.runs.size();
   double loss = std::numeric_limits<double>::infinity();
   for (size_t run = 0; run < input.runs.size(); ++run) {
-    const Series* series = find_series(input.runs[run], "val/loss");
+    const runs::Series* series = find_series(input.runs[run], "val/loss");
     if (series != nullptr && series->values.back() < loss) {
       loss = series->values.back();
       best = run;
@@ -176,7 +177,7 @@ std::string sentence_of_best(const ReportInput& input) {
 std::string sentence_of_skips(const ReportInput& input) {
   double skipped = 0;
   for (const ReportRun& run : input.runs) {
-    const Series* series = find_series(run, "train/skipped_steps");
+    const runs::Series* series = find_series(run, "train/skipped_steps");
     if (series != nullptr) skipped += series->values.back();
   }
   if (skipped == 0) return "No step was skipped.";
@@ -217,4 +218,4 @@ std::optional<ReportSection> learned_section(RunDrawing& drawing) {
   return section;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::report

@@ -6,7 +6,7 @@
 #include "dtopp/report/sections/sections.h"
 #include "dtopp/study/curves.h"
 
-namespace dtopp {
+namespace dtopp::report {
 namespace {
 
 using namespace report_text;
@@ -25,8 +25,8 @@ int group_of(const ReportInput& input, size_t run) {
 // Returns the hours since the start of training for each line. The time before the first line is estimated
 // from its tokens and its speed.
 std::vector<double> clock_hours(const ReportRun& run) {
-  const Series& time = run.history.time;
-  const Series* speed = find_series(run, "throughput/tokens_per_second");
+  const runs::Series& time = run.history.time;
+  const runs::Series* speed = find_series(run, "throughput/tokens_per_second");
   double start = time.values.front();
   if (speed != nullptr && speed->values.front() > 0)
     start -= run.history.tokens.values.front() / speed->values.front();
@@ -37,7 +37,8 @@ std::vector<double> clock_hours(const ReportRun& run) {
 
 // Returns the FLOPs after each line, from the plan's count and the active experts of each step.
 std::vector<double> clock_flops(const ReportRun& run) {
-  std::vector<double> flops = taken_by_step(run.history, CurveAxis::kActiveFlops, run.cost->token).y;
+  std::vector<double> flops =
+      study::taken_by_step(run.history, study::CurveAxis::kActiveFlops, run.cost->token).y;
   flops.erase(flops.begin());  // the value before the first step
   return flops;
 }
@@ -45,7 +46,7 @@ std::vector<double> clock_flops(const ReportRun& run) {
 ReportedRun describe(const ReportInput& input, size_t index, Columns& columns) {
   const ReportRun& run = input.runs[index];
   ReportedRun described{run.name, tag_of(index), run.path.string(), group_of(input, index), std::nullopt};
-  const Series& tokens = run.history.tokens;
+  const runs::Series& tokens = run.history.tokens;
   if (tokens.steps.empty()) return described;
   const std::string column = std::to_string(index) + " clock";
   described.clock = {
@@ -64,7 +65,7 @@ std::string about(const ReportInput& input) {
   if (input.runs.size() > 1)
     return count_of(input.runs.size(), "run") + ", " + count_of(input.groups.size(), "configuration") + ", " +
            scaled(static_cast<double>(tokens)) + " tokens in total";
-  const RunConfig& config = input.runs[0].config;
+  const config::RunConfig& config = input.runs[0].config;
   const bool is_dense = config.model.is_dense();
   return whole(config.model.num_layers) + " layers of width " + whole(config.model.hidden_size) +
          (is_dense
@@ -98,4 +99,4 @@ ReportDocument make_document(const ReportInput& input, Columns& columns) {
   return document;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::report

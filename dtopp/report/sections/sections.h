@@ -7,7 +7,7 @@
 #include "dtopp/report/document/document.h"
 #include "dtopp/report/sections/drawing.h"
 
-namespace dtopp {
+namespace dtopp::report {
 
 std::optional<ReportSection> learned_section(RunDrawing& drawing);   // losses and gradients
 std::optional<ReportSection> budget_section(RunDrawing& drawing);    // active experts and thresholds
@@ -33,6 +33,6 @@ std::vector<ReportBlock> difference_blocks(const ReportInput& input);
 // (relative) of the target; nullopt if there is none.
 constexpr size_t kSettleLines = 20;
 constexpr double kSettleTolerance = 0.05;
-std::optional<int64_t> settled_at(const Series& series, double target);
+std::optional<int64_t> settled_at(const runs::Series& series, double target);
 
-}  // namespace dtopp
+}  // namespace dtopp::report

@@ -8,7 +8,7 @@
 
 #include "tests/base/scratch_directory.h"
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 TEST(NpzWriter, refuses_more_bytes_and_fewer_than_an_array_has) {
@@ -35,4 +35,4 @@ TEST(NpzWriter, tells_what_the_system_refuses) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::data

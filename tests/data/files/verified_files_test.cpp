@@ -14,7 +14,7 @@
 #include "tests/base/scratch_directory.h"
 #include "tests/data/token_fixtures.h"
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -175,4 +175,4 @@ TEST_F(VerifiedFiles, without_a_place_for_the_record_all_is_read_each_time) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::data

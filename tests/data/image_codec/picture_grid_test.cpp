@@ -9,7 +9,7 @@
 
 #include <gtest/gtest.h>
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 Picture plain(int side, int channels, uint8_t level) {
@@ -73,4 +73,4 @@ TEST(PictureGrid, refuses_nothing_and_different_sizes) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::data

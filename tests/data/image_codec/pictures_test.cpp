@@ -10,7 +10,7 @@
 #include "dtopp/data/image_preparation/raw_sample.h"
 #include "tests/data/image_preparation/image_fixtures.h"
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 std::span<const std::byte> bytes_of(const std::string& text) { return std::as_bytes(std::span(text)); }
@@ -141,4 +141,4 @@ TEST(RawSample, names_tell_roles_keys_and_folders) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -7,7 +7,7 @@
 
 #include <gtest/gtest.h>
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 std::vector<uint8_t> random_levels(size_t count) {
@@ -56,4 +56,4 @@ TEST(ResizeKernels, transposes_every_size) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::data

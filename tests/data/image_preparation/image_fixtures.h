@@ -13,7 +13,7 @@
 #include "dtopp/data/image_preparation/prepare_images.h"
 #include "tests/base/scratch_directory.h"
 
-namespace dtopp {
+namespace dtopp::data {
 
 inline Picture random_picture(unsigned seed, int height, int width, int channels = 3) {
   std::mt19937 random(seed);
@@ -75,4 +75,4 @@ struct LatentArrays {
   }
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::data

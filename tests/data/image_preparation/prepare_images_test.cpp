@@ -11,7 +11,7 @@
 #include "dtopp/data/images/image_data.h"
 #include "tests/data/image_preparation/image_fixtures.h"
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -139,4 +139,4 @@ TEST_F(PrepareImagesTest, samples_left_out_are_recorded_and_counted_across_inter
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -8,7 +8,7 @@
 #include "dtopp/base/hash.h"
 #include "tests/data/image_preparation/image_fixtures.h"
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -215,4 +215,4 @@ TEST(ImageOrder, each_epoch_is_another_permutation_that_the_seed_decides) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::data

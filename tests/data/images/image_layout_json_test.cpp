@@ -6,7 +6,7 @@
 #include "dtopp/base/errors.h"
 #include "tests/base/scratch_directory.h"
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 using testing::HasSubstr;
@@ -51,4 +51,4 @@ TEST(ImageLayoutJson, names_file_and_member_of_what_is_wrong) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -11,7 +11,7 @@
 #include "tests/base/scratch_directory.h"
 #include "tests/data/token_fixtures.h"
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -240,4 +240,4 @@ RC_GTEST_PROP(TextReader, never_crashes_on_any_bytes, ()) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -10,7 +10,7 @@
 #include "tests/base/scratch_directory.h"
 #include "tests/data/token_fixtures.h"
 
-namespace dtopp {
+namespace dtopp::data {
 
 // Two JSONL files, some of whose lines are blank or have no text, with a plain text file between them.
 class PrepareTextTest : public testing::Test {
@@ -57,4 +57,4 @@ class PrepareTextTest : public testing::Test {
   std::vector<std::string> documents_;
 };
 
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -7,7 +7,7 @@
 
 #include "tests/data/text_preparation/prepare_text_fixture.h"
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -185,4 +185,4 @@ TEST_F(PrepareTextTest, ids_outside_the_vocabulary_are_refused) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::data

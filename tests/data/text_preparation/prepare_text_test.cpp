@@ -11,7 +11,7 @@
 
 #include "tests/data/text_preparation/prepare_text_fixture.h"
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -148,4 +148,4 @@ TEST_F(PrepareTextTest, leftovers_of_the_last_moment_are_removed) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -5,7 +5,7 @@
 #include "tests/base/scratch_directory.h"
 #include "tests/data/token_fixtures.h"
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -99,4 +99,4 @@ TEST(PreparedFolder, a_file_that_the_manifest_does_not_know_is_named) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::data

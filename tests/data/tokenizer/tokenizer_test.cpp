@@ -11,7 +11,7 @@
 #include "dtopp/base/files.h"
 #include "dtopp/base/hash.h"
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 const std::filesystem::path kSource = DTOPP_SOURCE_DIR;
@@ -217,4 +217,4 @@ TEST(Tokenizer, survives_every_cut_and_many_flips_of_its_file) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::data

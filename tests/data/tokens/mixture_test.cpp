@@ -7,7 +7,7 @@
 
 #include <gtest/gtest.h>
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 std::vector<double> shares_of(const std::vector<double>& weights) {
@@ -120,4 +120,4 @@ TEST(SourceNames, are_stems_with_as_many_folders_as_tell_them_apart) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -10,7 +10,7 @@
 #include "tests/base/scratch_directory.h"
 #include "tests/data/token_fixtures.h"
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 // Streams of `sizes` tokens. All ids differ, so the ids of a window show its position.
@@ -115,4 +115,4 @@ TEST(WindowSampler, data_too_short_for_one_window_are_named) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::data

@@ -9,7 +9,7 @@
 #include "tests/base/scratch_directory.h"
 #include "tests/data/token_fixtures.h"
 
-namespace dtopp {
+namespace dtopp::data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -242,4 +242,4 @@ TEST(TokenFile, hostile_npy_headers_are_refused_by_name) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::data

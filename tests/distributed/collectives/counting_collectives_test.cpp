@@ -5,7 +5,7 @@
 #include "tests/distributed/rank_threads.h"
 #include "tests/distributed/silent_collectives.h"
 
-namespace dtopp {
+namespace dtopp::distributed {
 namespace {
 
 struct Counted {
@@ -89,4 +89,4 @@ TEST(CollectiveCounts, tell_another_thread_which_collective_a_rank_waits_for) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::distributed

@@ -4,7 +4,7 @@
 
 #include "tests/distributed/silent_collectives.h"
 
-namespace dtopp {
+namespace dtopp::distributed {
 namespace {
 
 using Clock = Wire::Clock;
@@ -76,4 +76,4 @@ TEST(DelayedCollectives, of_several_groups_share_a_wire) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::distributed

@@ -8,7 +8,7 @@
 #include "dtopp/base/errors.h"
 #include "tests/distributed/rank_threads.h"
 
-namespace dtopp {
+namespace dtopp::distributed {
 namespace {
 
 using testing::ElementsAre;
@@ -284,4 +284,4 @@ TEST(GlooConnection, names_what_is_wrong) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::distributed

@@ -6,7 +6,7 @@
 #include "dtopp/device/device.h"
 #include "tests/distributed/rank_threads.h"
 
-namespace dtopp {
+namespace dtopp::distributed {
 namespace {
 
 using ::testing::ElementsAre;
@@ -45,7 +45,7 @@ TEST(DeviceGroups, send_a_tensor_by_where_it_lies) {
 
 // An operator of libdtopp_cuda.so creates the groups.
 TEST(DeviceGroups, say_in_one_line_why_they_cannot_be_connected) {
-  const auto missing = find_cuda();
+  const auto missing = device::find_cuda();
   if (!missing || missing->find("no CUDA device") == std::string::npos)
     GTEST_SKIP() << (missing ? *missing : "a CUDA device is here");
   run_ranks(2, [](int64_t rank, const c10::intrusive_ptr<c10d::Store>& store) {
@@ -67,4 +67,4 @@ TEST(DeviceGroups, say_in_one_line_why_they_cannot_be_connected) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::distributed

@@ -5,7 +5,7 @@
 
 #include "tests/distributed/rank_threads.h"
 
-namespace dtopp {
+namespace dtopp::distributed {
 namespace {
 
 using ::testing::AllOf;
@@ -39,4 +39,4 @@ TEST(CheckDevices, tells_all_ranks_which_do_not_go_together) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::distributed

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace dtopp {
+namespace dtopp::distributed {
 namespace {
 
 using Routes = std::vector<std::optional<Route>>;
@@ -35,4 +35,4 @@ TEST(OwnAddress, is_unknown_without_a_route) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::distributed

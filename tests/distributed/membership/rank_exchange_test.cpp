@@ -8,7 +8,7 @@
 #include "dtopp/distributed/groups/rank_agreement.h"
 #include "tests/distributed/rank_threads.h"
 
-namespace dtopp {
+namespace dtopp::distributed {
 namespace {
 
 using ::testing::HasSubstr;
@@ -96,4 +96,4 @@ TEST(CheckVersions, names_the_first_rank_with_another_program) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::distributed

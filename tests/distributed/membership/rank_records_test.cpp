@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace dtopp {
+namespace dtopp::distributed {
 namespace {
 
 using ::testing::HasSubstr;
@@ -182,4 +182,4 @@ TEST(LostRank, is_read_back_from_its_text) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::distributed

@@ -9,7 +9,7 @@
 #include "dtopp/base/errors.h"
 #include "tests/distributed/rank_threads.h"
 
-namespace dtopp {
+namespace dtopp::distributed {
 namespace {
 
 using std::chrono::milliseconds;
@@ -118,4 +118,4 @@ TEST(Rendezvous, refuses_a_host_or_a_port_that_cannot_be) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::distributed

@@ -12,7 +12,7 @@
 #include "tests/distributed/rank_threads.h"
 #include "tests/distributed/silent_collectives.h"
 
-namespace dtopp {
+namespace dtopp::distributed {
 namespace {
 
 using std::chrono::milliseconds;
@@ -251,4 +251,4 @@ TEST(Watcher, cannot_join_where_nobody_listens) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::distributed

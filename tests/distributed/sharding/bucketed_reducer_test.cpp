@@ -4,7 +4,7 @@
 
 #include "tests/distributed/rank_threads.h"
 
-namespace dtopp {
+namespace dtopp::distributed {
 namespace {
 
 TEST(BucketedReducer, gathers_parameters_of_every_type) {
@@ -24,4 +24,4 @@ TEST(BucketedReducer, gathers_parameters_of_every_type) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::distributed

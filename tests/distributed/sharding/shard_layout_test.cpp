@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
-namespace dtopp {
+namespace dtopp::distributed {
 namespace {
 
 RC_GTEST_PROP(ShardLayoutProperty, every_element_is_kept_once_in_units_that_no_grid_changes, ()) {
@@ -82,4 +82,4 @@ TEST(ShardLayout, shares_large_ones_out_evenly) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::distributed

@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
-namespace dtopp {
+namespace dtopp::distributed {
 namespace {
 
 constexpr int64_t kWidth = 12;  // elements per leaf; divisible by 1, 2, 3 and 4 ranks
@@ -159,4 +159,4 @@ TEST(TreeAccumulator, holds_no_more_leaves_than_the_tree_is_deep) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::distributed

@@ -14,12 +14,12 @@
 #include "tests/distributed/rank_threads.h"
 #include "tests/moe/fixed_threshold.h"
 
-namespace dtopp {
+namespace dtopp::models {
 namespace {
 
-RunConfig small_diffusion() {
-  RunConfig config;
-  config.model.type = ModelType::kDiffusionTransformer;
+config::RunConfig small_diffusion() {
+  config::RunConfig config;
+  config.model.type = config::ModelType::kDiffusionTransformer;
   config.model.hidden_size = 16;
   config.model.num_layers = 2;
   config.model.num_heads = 2;
@@ -61,32 +61,32 @@ using Tensors = std::map<std::string, at::Tensor>;
 
 Tensors initial_parameters(const Model& model) {
   Tensors tensors;
-  for (const ParameterSpec& spec : model.parameters) {
+  for (const parameters::ParameterSpec& spec : model.parameters) {
     at::Tensor tensor = at::empty(spec.shape, at::kFloat);
-    initialise(spec, 3, tensor);
+    parameters::initialise(spec, 3, tensor);
     EXPECT_TRUE(tensors.emplace(spec.name, tensor).second);
   }
   return tensors;
 }
 
 TEST(DiffusionTransformer, looks_up_the_parameters_it_lists_in_their_order) {
-  std::vector<RunConfig> configs(5, small_diffusion());
+  std::vector<config::RunConfig> configs(5, small_diffusion());
   configs[1].model.num_experts = 1;
   configs[2].model.qk_norm = false;
-  configs[3].model.position = Position::kSincos;
+  configs[3].model.position = config::Position::kSincos;
   configs[3].model.text_length = 0;
   configs[4].model.num_classes = 0;
-  for (const RunConfig& config : configs) {
+  for (const config::RunConfig& config : configs) {
     const Model model = make_model(config);
     const Tensors tensors = initial_parameters(model);
     std::vector<std::string> listed, used;
-    for (const ParameterSpec& spec : model.parameters) listed.push_back(spec.name);
+    for (const parameters::ParameterSpec& spec : model.parameters) listed.push_back(spec.name);
     const LossFunction losses = model.bind([&](const std::string& name) {
       if (std::ranges::find(used, name) == used.end()) used.push_back(name);
       return tensors.at(name);
     });
     const Batch batch = training_images(config, rising_pictures(20))->read(3, 4);
-    const BatchLosses result = losses(batch, fixed_threshold(config, 0.5));
+    const BatchLosses result = losses(batch, moe::fixed_threshold(config, 0.5));
     EXPECT_EQ(used, listed);
     EXPECT_NO_THROW(result.value(model.validation_loss));
     EXPECT_EQ(result.activations.num_layers(), model.num_routed_layers);
@@ -98,20 +98,21 @@ TEST(DiffusionTransformer, looks_up_the_parameters_it_lists_in_their_order) {
 
 // Every gate and the last layer start at zero.
 TEST(DiffusionTransformer, begins_by_predicting_nothing) {
-  const RunConfig config = small_diffusion();
+  const config::RunConfig config = small_diffusion();
   const Model model = make_model(config);
   const Tensors tensors = initial_parameters(model);
   const Batch batch = training_images(config, rising_pictures(20))->read(0, 4);
   const LossFunction losses = model.bind([&](const std::string& name) { return tensors.at(name); });
   const at::Tensor target = batch.tensor("noise") - batch.tensor("x0");
-  EXPECT_NEAR(losses(batch, fixed_threshold(config, 0.5)).value("diffusion_loss").item<double>(),
+  EXPECT_NEAR(losses(batch, moe::fixed_threshold(config, 0.5)).value("diffusion_loss").item<double>(),
               target.square().mean().item<double>(), 1e-5);
 }
 
 TEST(DiffusionTransformer, parameters_say_what_they_are_for) {
-  for (const ParameterSpec& spec : make_model(small_diffusion()).parameters) {
+  for (const parameters::ParameterSpec& spec : make_model(small_diffusion()).parameters) {
     const bool conditioning = spec.name.starts_with("time_embed") || spec.name.ends_with("modulation.weight");
-    EXPECT_EQ(spec.role == ParameterRole::kConditioning, conditioning && spec.name.ends_with(".weight"))
+    EXPECT_EQ(spec.role == parameters::ParameterRole::kConditioning,
+              conditioning && spec.name.ends_with(".weight"))
         << spec.name;
     // Like biases, tables are added, so they are not decayed.
     const bool table = spec.name == "final.table" || spec.name.ends_with(".modulation");
@@ -120,16 +121,17 @@ TEST(DiffusionTransformer, parameters_say_what_they_are_for) {
 }
 
 TEST(DiffusionTransformer, reports_the_losses_and_experts_of_each_held_out_sample) {
-  const RunConfig config = small_diffusion();
+  const config::RunConfig config = small_diffusion();
   const Model model = make_model(config);
   const Tensors tensors = initial_parameters(model);
   const LossFunction losses = model.bind([&](const std::string& name) { return tensors.at(name); });
   const auto batches = validation_images(config, rising_pictures(20));
-  const BatchLosses all = losses(batches->read(0, 6), fixed_threshold(config, 0.5));
+  const BatchLosses all = losses(batches->read(0, 6), moe::fixed_threshold(config, 0.5));
   ASSERT_TRUE(all.samples.has_value());
   EXPECT_TRUE(all.samples->num_assignments_BL.sum(0).equal(all.activations.num_assignments()));
   for (int64_t i = 0; i < 6; ++i) {
-    const BatchLosses one = losses(batches->read(static_cast<uint64_t>(i), 1), fixed_threshold(config, 0.5));
+    const BatchLosses one =
+        losses(batches->read(static_cast<uint64_t>(i), 1), moe::fixed_threshold(config, 0.5));
     EXPECT_NEAR(one.samples->loss_B.item<double>(), all.samples->loss_B[i].item<double>(), 1e-5);
     EXPECT_TRUE(one.samples->num_assignments_BL[0].equal(all.samples->num_assignments_BL[i]));
   }
@@ -137,14 +139,14 @@ TEST(DiffusionTransformer, reports_the_losses_and_experts_of_each_held_out_sampl
 
 // Averaged weights need such a search: their p differs from the p of the trained weights.
 TEST(DiffusionTransformer, thresholds_can_be_solved_for_a_number_of_experts) {
-  const RunConfig config = small_diffusion();
+  const config::RunConfig config = small_diffusion();
   const Tensors tensors = initial_parameters(make_model(config));
   const DiffusionTransformer model = bind_diffusion_transformer(
       config.model, config.routing, [&](const std::string& name) { return tensors.at(name); });
   const Batch batch = training_images(config, rising_pictures(64))->read(0, 64);
-  const auto experts = [&](const Routing& inputs) {
+  const auto experts = [&](const moe::Routing& inputs) {
     const at::NoGradGuard no_grad;
-    ActivationStatistics chosen(2);
+    moe::ActivationStatistics chosen(2);
     chosen.add(predict(model, batch.tensor("x0"), batch.tensor("t"), condition_of(batch), inputs).routing);
     return chosen.summary().mean;
   };
@@ -155,11 +157,11 @@ TEST(DiffusionTransformer, thresholds_can_be_solved_for_a_number_of_experts) {
 TEST(SolveThresholds, gives_ranks_that_agree_the_same_after_as_many_passes) {
   std::array<int, 2> passes{};
   std::array<double, 2> solved{};
-  run_group(2, [&](Collectives& ranks) {
+  distributed::run_group(2, [&](distributed::Collectives& ranks) {
     const auto rank = static_cast<size_t>(ranks.rank());
-    Routing routing;
+    moe::Routing routing;
     routing.ranks = &ranks;
-    const auto experts = [&](const Routing& with) {
+    const auto experts = [&](const moe::Routing& with) {
       ++passes[rank];
       return 4 * with.router->metric("threshold").at(0) + 0.01 * static_cast<double>(rank);
     };
@@ -181,7 +183,7 @@ void expect_equal(const Batch& whole, const std::vector<Batch>& pieces) {
 }
 
 TEST(DiffusionDraws, do_not_depend_on_how_samples_are_cut_into_batches) {
-  RunConfig config = small_diffusion();
+  config::RunConfig config = small_diffusion();
   config.diffusion.condition_dropout = 0.5;
   const auto training = training_images(config, rising_pictures(11));
   expect_equal(training->read(2, 20), {training->read(2, 1), training->read(3, 12), training->read(15, 7)});
@@ -190,7 +192,7 @@ TEST(DiffusionDraws, do_not_depend_on_how_samples_are_cut_into_batches) {
 }
 
 TEST(DiffusionDraws, mirror_nothing_where_flip_is_off_and_draw_all_else_as_before) {
-  RunConfig config = small_diffusion();
+  config::RunConfig config = small_diffusion();
   const Batch flipped = training_images(config, rising_pictures(20))->read(0, 40);
   config.diffusion.flip = false;
   const Batch upright = training_images(config, rising_pictures(20))->read(0, 40);
@@ -206,7 +208,7 @@ TEST(DiffusionDraws, mirror_nothing_where_flip_is_off_and_draw_all_else_as_befor
 
 // Expects each share within six standard deviations over 4,000 samples.
 TEST(DiffusionDraws, follow_their_distributions) {
-  RunConfig config = small_diffusion();
+  config::RunConfig config = small_diffusion();
   config.model.text_length = config.model.text_size = 0;
   constexpr int64_t kCount = 4000;
   const double deviations = 6 / std::sqrt(static_cast<double>(kCount));
@@ -219,7 +221,7 @@ TEST(DiffusionDraws, follow_their_distributions) {
   EXPECT_NEAR(flipped_B.to(at::kDouble).mean().item<double>(), 0.5, 0.5 * deviations);
   const at::Tensor dropped_B = batch.tensor("class").eq(config.model.num_classes);
   EXPECT_NEAR(dropped_B.to(at::kDouble).mean().item<double>(), 0.1, 0.3 * deviations);
-  config.diffusion.timesteps = Timesteps::kUniform;
+  config.diffusion.timesteps = config::Timesteps::kUniform;
   const at::Tensor t_B =
       training_images(config, rising_pictures(50))->read(0, kCount).tensor("t").to(at::kDouble);
   EXPECT_NEAR(t_B.mean().item<double>(), 0.5, deviations / std::sqrt(12.0));
@@ -227,7 +229,7 @@ TEST(DiffusionDraws, follow_their_distributions) {
 }
 
 TEST(DiffusionDraws, an_epoch_holds_every_picture_once_and_texts_end_in_zeros) {
-  const RunConfig config = small_diffusion();
+  const config::RunConfig config = small_diffusion();
   const Batch batch = validation_images(config, rising_pictures(9))->read(0, 9);
   for (int64_t i = 0; i < 9; ++i) {
     const at::Tensor filled_L = batch.tensor("text")[i].eq(static_cast<double>(i)).all(1);
@@ -247,4 +249,4 @@ TEST(DdpmSchedule, is_the_published_one) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::models

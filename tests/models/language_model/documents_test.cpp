@@ -7,7 +7,7 @@
 #include "dtopp/base/errors.h"
 #include "tests/base/scratch_directory.h"
 
-namespace dtopp {
+namespace dtopp::models {
 namespace {
 
 std::vector<int32_t> offsets(const at::Tensor& tokens_BL) {
@@ -22,18 +22,18 @@ TEST(DocumentOffsets, a_document_ends_with_its_end_of_text_or_its_window) {
   EXPECT_EQ(offsets(at::empty({0, 4}, at::kLong)), std::vector<int32_t>{0});
 }
 
-std::vector<TokenStream> one_stream(const ScratchDirectory& scratch) {
+std::vector<data::TokenStream> one_stream(const ScratchDirectory& scratch) {
   const auto path = scratch / "ids.npy";
   std::ofstream(path, std::ios::binary) << std::string(8, '\1');
-  std::vector<TokenStream> streams;
-  streams.push_back(TokenStream::open(path));
+  std::vector<data::TokenStream> streams;
+  streams.push_back(data::TokenStream::open(path));
   return streams;
 }
 
 TEST(EndOfDocuments, is_asked_for_where_tokens_see_their_document_alone) {
   const ScratchDirectory scratch;
-  const std::vector<TokenStream> streams = one_stream(scratch);
-  RunConfig config;
+  const std::vector<data::TokenStream> streams = one_stream(scratch);
+  config::RunConfig config;
   EXPECT_EQ(end_of_documents(config, streams, {}), std::nullopt);
   config.model.attend_across_documents = false;
   EXPECT_THROW(end_of_documents(config, streams, {}), UsageError);
@@ -42,4 +42,4 @@ TEST(EndOfDocuments, is_asked_for_where_tokens_see_their_document_alone) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::models

@@ -10,7 +10,7 @@
 #include "dtopp/parameters/initialisation.h"
 #include "tests/moe/fixed_threshold.h"
 
-namespace dtopp {
+namespace dtopp::models {
 namespace {
 
 enum class Kind { kDense, kExperts, kDocuments, kWindow };
@@ -23,7 +23,7 @@ constexpr int64_t kEndOfText = 7;
 class Segments : public testing::TestWithParam<Kind> {
  protected:
   Segments() {
-    ModelConfig config;
+    config::ModelConfig config;
     config.hidden_size = 16;
     config.num_layers = 2;
     config.num_heads = 2;
@@ -40,17 +40,17 @@ class Segments : public testing::TestWithParam<Kind> {
     config.sequence_length = 2048;
     config.init_std = 0.5;
     std::unordered_map<std::string, at::Tensor> parameters;
-    for (const ParameterSpec& spec : language_model_parameters(config, routing_)) {
+    for (const parameters::ParameterSpec& spec : language_model_parameters(config, routing_)) {
       at::Tensor tensor = at::empty(spec.shape, at::kFloat);
-      initialise(spec, 3, tensor);
+      parameters::initialise(spec, 3, tensor);
       parameters.emplace(spec.name, tensor);
     }
     model_ =
         bind_language_model(config, routing_, [&](const std::string& name) { return parameters.at(name); });
-    RunConfig run;
+    config::RunConfig run;
     run.model = config;
     run.routing = routing_;
-    inputs_ = fixed_threshold(run, 0.5);
+    inputs_ = moe::fixed_threshold(run, 0.5);
     tokens_ = at::randint(kEndOfText + 1, 64, {40}, at::kLong);
     model_.end_of_text = kEndOfText;
     for (const int64_t end : {4, 8, 12, 13, 14, 30}) tokens_[end].fill_(kEndOfText);
@@ -71,9 +71,9 @@ class Segments : public testing::TestWithParam<Kind> {
     EXPECT_LT((actual - expected).abs().max().item<double>(), 1e-4);
   }
 
-  RoutingConfig routing_;
+  config::RoutingConfig routing_;
   LanguageModel model_;
-  Routing inputs_;
+  moe::Routing inputs_;
   at::Tensor tokens_;
 };
 
@@ -135,4 +135,4 @@ INSTANTIATE_TEST_SUITE_P(Models, Segments,
                          name_of);
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::models

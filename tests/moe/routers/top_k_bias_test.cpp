@@ -2,16 +2,16 @@
 
 #include "dtopp/moe/routers/make_router.h"
 
-namespace dtopp {
+namespace dtopp::moe {
 namespace {
 
-RunConfig config_of(int64_t experts = 8, double k = 3) {
-  RunConfig config;
+config::RunConfig config_of(int64_t experts = 8, double k = 3) {
+  config::RunConfig config;
   config.model.num_layers = 2;
   config.model.num_experts = experts;
-  config.routing.method = RoutingMethod::kTopKBias;
+  config.routing.method = config::RoutingMethod::kTopKBias;
   config.routing.experts = {k};
-  config.routing.normalization = Normalization::kNone;
+  config.routing.normalization = config::Normalization::kNone;
   return config;
 }
 
@@ -22,7 +22,7 @@ TEST(TopKBias, selects_by_probability_plus_bias_and_gates_by_probability) {
   const at::Tensor bias_LE = at::randn({2, 8}, at::kDouble) * 0.3;
   router->load_state({{"bias_LE", bias_LE}});
   const at::Tensor z_TE = at::randn({50, 8}).requires_grad_(), grad_TE = at::randn({50, 8});
-  const RouteOutput output = router->select({1, z_TE, at::ones({})});
+  const ops::RouteOutput output = router->select({1, z_TE, at::ones({})});
 
   const at::Tensor reference_TE = z_TE.detach().requires_grad_();
   const at::Tensor p_TE = reference_TE.softmax(1);
@@ -37,13 +37,13 @@ TEST(TopKBias, selects_by_probability_plus_bias_and_gates_by_probability) {
 }
 
 TEST(TopKBias, without_a_bias_is_top_k) {
-  RunConfig config = config_of();
-  for (const Normalization normalization :
-       {Normalization::kNone, Normalization::kFixed, Normalization::kDynamic}) {
+  config::RunConfig config = config_of();
+  for (const config::Normalization normalization :
+       {config::Normalization::kNone, config::Normalization::kFixed, config::Normalization::kDynamic}) {
     config.routing.normalization = normalization;
-    config.routing.method = RoutingMethod::kTopKBias;
+    config.routing.method = config::RoutingMethod::kTopKBias;
     const auto with_bias = make_router(config, at::kCPU);
-    config.routing.method = RoutingMethod::kTopK;
+    config.routing.method = config::RoutingMethod::kTopK;
     const auto top_k = make_router(config, at::kCPU);
     const RouterInput input = {0, at::randn({50, 8}), at::full({}, 1.5)};
     EXPECT_TRUE(with_bias->select(input).gates_TE.allclose(top_k->select(input).gates_TE, 1e-5, 1e-6));
@@ -51,7 +51,8 @@ TEST(TopKBias, without_a_bias_is_top_k) {
 }
 
 TEST(TopKBias, chooses_the_first_of_equals) {
-  const RouteOutput output = make_router(config_of(), at::kCPU)->select({0, at::zeros({4, 8}), at::ones({})});
+  const ops::RouteOutput output =
+      make_router(config_of(), at::kCPU)->select({0, at::zeros({4, 8}), at::ones({})});
   EXPECT_TRUE(output.tokens_per_expert_E.equal(at::tensor({4, 4, 4, 0, 0, 0, 0, 0}, at::kLong)));
 }
 
@@ -68,14 +69,14 @@ TEST(TopKBias, moves_by_the_rate_towards_an_equal_load) {
 
 // 16 experts whose logits have different means: some get no token at first.
 TEST(TopKBias, evens_the_load_of_a_fixed_router) {
-  RunConfig config = config_of(16, 4);
+  config::RunConfig config = config_of(16, 4);
   config.model.num_layers = 1;
   config.routing.bias_rate = 0.003;
   const auto router = make_router(config, at::kCPU);
   at::manual_seed(1);
   const at::Tensor offset_E = at::randn({16}) * 0.7;
   const auto imbalance = [&](bool update) {
-    const RouteOutput output = router->select({0, at::randn({1024, 16}) + offset_E, at::ones({})});
+    const ops::RouteOutput output = router->select({0, at::randn({1024, 16}) + offset_E, at::ones({})});
     const at::Tensor& counts_E = output.tokens_per_expert_E;
     if (update) router->update({counts_E.view({1, -1}), 1024, {}}, applied(true));
     return counts_E.max().item<double>() / counts_E.to(at::kDouble).mean().item<double>();
@@ -89,10 +90,10 @@ TEST(TopKBias, refuses_a_state_of_another_shape_and_a_rate_that_is_not_positive)
   EXPECT_THROW(make_router(config_of(), at::kCPU)->load_state({{"bias_LE", at::zeros({2, 4}, at::kDouble)}}),
                std::invalid_argument);
   EXPECT_THROW(make_router(config_of(), at::kCPU)->load_state({}), std::invalid_argument);
-  RunConfig config = config_of();
+  config::RunConfig config = config_of();
   config.routing.bias_rate = 0;
   EXPECT_ANY_THROW(make_router(config, at::kCPU));
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::moe

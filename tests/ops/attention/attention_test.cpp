@@ -8,7 +8,7 @@
 #include "tests/ops/reference.h"
 #include "tests/ops/same_gradients.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 namespace {
 
 at::Tensor attention_reference(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -77,4 +77,4 @@ TEST(SelfAttention, carries_what_is_not_a_number_on) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::ops

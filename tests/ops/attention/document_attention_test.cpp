@@ -9,7 +9,7 @@
 #include "tests/ops/reference.h"
 #include "tests/ops/same_gradients.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 namespace {
 
 // The document of every token, int64 [T].
@@ -98,4 +98,4 @@ TEST(DocumentAttention, offsets_that_do_not_fit_are_refused) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::ops

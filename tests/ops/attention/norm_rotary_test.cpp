@@ -4,7 +4,7 @@
 
 #include "tests/ops/same_gradients.h"
 
-namespace dtopp::norm_rotary_test {
+namespace dtopp::ops::norm_rotary_test {
 namespace {
 
 struct Case {
@@ -56,4 +56,4 @@ TEST(NormRotary, refuses_shapes_that_do_not_fit) {
 }
 
 }  // namespace
-}  // namespace dtopp::norm_rotary_test
+}  // namespace dtopp::ops::norm_rotary_test

@@ -7,7 +7,7 @@
 
 #include <gtest/gtest.h>
 
-namespace dtopp::bfloat16_loops_test {
+namespace dtopp::ops::bfloat16_loops_test {
 namespace {
 
 const Bfloat16Loops& scalar = *all_bfloat16_loops().front();
@@ -275,4 +275,4 @@ TEST(Bfloat16Loops, add_rows_of_a_tile_to_their_tokens) {
 }
 
 }  // namespace
-}  // namespace dtopp::bfloat16_loops_test
+}  // namespace dtopp::ops::bfloat16_loops_test

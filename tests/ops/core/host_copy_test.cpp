@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace dtopp {
+namespace dtopp::ops {
 namespace {
 
 using ::testing::ElementsAre;
@@ -55,4 +55,4 @@ TEST(CopyToBytes, of_no_elements_holds_no_bytes) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::ops

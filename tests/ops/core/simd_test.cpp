@@ -6,7 +6,7 @@
 
 #include <gtest/gtest.h>
 
-namespace dtopp::simd_test {
+namespace dtopp::ops::simd_test {
 namespace {
 
 std::vector<float> exponentials(const std::vector<float>& x) {
@@ -45,4 +45,4 @@ TEST(FastExp, has_ends) {
 }
 
 }  // namespace
-}  // namespace dtopp::simd_test
+}  // namespace dtopp::ops::simd_test

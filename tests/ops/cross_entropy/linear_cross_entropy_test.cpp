@@ -5,7 +5,7 @@
 
 #include "tests/ops/reference.h"
 
-namespace dtopp::linear_cross_entropy_test {
+namespace dtopp::ops::linear_cross_entropy_test {
 namespace {
 
 constexpr double kZWeight = 0.01;
@@ -123,4 +123,4 @@ TEST(TokenLogProbs, take_the_lowest_id_on_ties) {
 }
 
 }  // namespace
-}  // namespace dtopp::linear_cross_entropy_test
+}  // namespace dtopp::ops::linear_cross_entropy_test

@@ -2,7 +2,7 @@
 
 #include "tests/ops/cuda/async_unit.h"
 
-namespace dtopp::cuda_on_host {
+namespace dtopp::ops::cuda_on_host {
 namespace {
 
 std::unique_ptr<Unit> of_block;  // NOLINT: tests only
@@ -103,4 +103,4 @@ void wait_for_phase(uint32_t place, uint32_t parity, const Where& where) {
   wait_until([place, parity] { return unit().barriers.at(place).phase % 2 != parity; }, where);
 }
 
-}  // namespace dtopp::cuda_on_host
+}  // namespace dtopp::ops::cuda_on_host

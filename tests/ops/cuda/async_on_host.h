@@ -10,7 +10,7 @@
 //         - a block ends with copies or products pending.
 #pragma once
 
-namespace dtopp::cuda_on_host {
+namespace dtopp::ops::cuda_on_host {
 
 using Where = std::source_location;
 
@@ -73,4 +73,4 @@ void load_matrices(uint32_t (&out)[4], uint32_t row, const Where& where = Where:
 void mma(float* sums, const uint32_t (&a)[4], uint32_t b_first, uint32_t b_second,
          const Where& where = Where::current());
 
-}  // namespace dtopp::cuda_on_host
+}  // namespace dtopp::ops::cuda_on_host

@@ -7,7 +7,7 @@
 
 #include "tests/ops/cuda/cuda_on_host.h"
 
-namespace dtopp::cuda_on_host::async_test {
+namespace dtopp::ops::cuda_on_host::async_test {
 namespace {
 
 constexpr int kThreads = 128;
@@ -223,4 +223,4 @@ TEST(AsyncOnHost, matrices_are_read_as_rows_and_as_columns) {
 }
 
 }  // namespace
-}  // namespace dtopp::cuda_on_host::async_test
+}  // namespace dtopp::ops::cuda_on_host::async_test

@@ -7,7 +7,7 @@
 
 #include "tests/ops/cuda/cuda_on_host.h"
 
-namespace dtopp::cuda_on_host {
+namespace dtopp::ops::cuda_on_host {
 
 constexpr int kGroupThreads = 128, kWarpThreads = 32;
 constexpr uint32_t kChunkBytes = 16;
@@ -71,4 +71,4 @@ inline WarpGroup& this_group() { return unit().groups.at(thread() / kGroupThread
 // Whether an asynchronous operation runs now. Otherwise it runs when it is waited for.
 inline bool at_once() { return draw() % 2 == 0; }
 
-}  // namespace dtopp::cuda_on_host
+}  // namespace dtopp::ops::cuda_on_host

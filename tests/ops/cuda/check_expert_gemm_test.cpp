@@ -12,7 +12,7 @@
 #include "dtopp/ops/moe_ffn/cuda/tune/check_expert_gemm_cuda.h"
 #include "tests/ops/cuda/on_host.h"
 
-namespace dtopp::check_expert_gemm_test {
+namespace dtopp::ops::check_expert_gemm_test {
 namespace {
 
 using cuda::ComparedResults;
@@ -135,4 +135,4 @@ TEST(CheckExpertGemmOnHost, finds_which_is_faster) {
 }
 
 }  // namespace
-}  // namespace dtopp::check_expert_gemm_test
+}  // namespace dtopp::ops::check_expert_gemm_test

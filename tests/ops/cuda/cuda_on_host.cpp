@@ -14,9 +14,9 @@
 
 #include "tests/ops/cuda/fiber.h"
 
-dtopp::cuda_on_host::Dim3 threadIdx, blockIdx, blockDim, gridDim;
+dtopp::ops::cuda_on_host::Dim3 threadIdx, blockIdx, blockDim, gridDim;
 
-namespace dtopp::cuda_on_host {
+namespace dtopp::ops::cuda_on_host {
 namespace {
 
 constexpr int kLanes = 32;
@@ -282,4 +282,4 @@ void fail(const char* what, const Where& where) {
   throw std::runtime_error(std::string(what) + " at " + name_of(where));
 }
 
-}  // namespace dtopp::cuda_on_host
+}  // namespace dtopp::ops::cuda_on_host

@@ -27,7 +27,7 @@
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 
-namespace dtopp::cuda_on_host {
+namespace dtopp::ops::cuda_on_host {
 
 struct Dim3 {
   unsigned x = 0, y = 0, z = 0;
@@ -85,45 +85,45 @@ Value from_lane(unsigned mask, const Value& value, int source, const Where& wher
   return result;
 }
 
-}  // namespace dtopp::cuda_on_host
+}  // namespace dtopp::ops::cuda_on_host
 
-extern dtopp::cuda_on_host::Dim3 threadIdx, blockIdx, blockDim, gridDim;
+extern dtopp::ops::cuda_on_host::Dim3 threadIdx, blockIdx, blockDim, gridDim;
 
-using DtoppWhere = dtopp::cuda_on_host::Where;
+using DtoppWhere = dtopp::ops::cuda_on_host::Where;
 
 inline void __syncthreads(const DtoppWhere& where = DtoppWhere::current()) {
-  dtopp::cuda_on_host::wait_for_block(where);
+  dtopp::ops::cuda_on_host::wait_for_block(where);
 }
 
 inline void __syncwarp(unsigned mask = 0xFFFFFFFFU, const DtoppWhere& where = DtoppWhere::current()) {
-  dtopp::cuda_on_host::exchange(mask, nullptr, 0, where);
+  dtopp::ops::cuda_on_host::exchange(mask, nullptr, 0, where);
 }
 
 template <typename Value>
 Value __shfl_xor_sync(unsigned mask, Value value, int distance,
                       const DtoppWhere& where = DtoppWhere::current()) {
-  return dtopp::cuda_on_host::from_lane(mask, value, dtopp::cuda_on_host::lane() ^ distance, where);
+  return dtopp::ops::cuda_on_host::from_lane(mask, value, dtopp::ops::cuda_on_host::lane() ^ distance, where);
 }
 
 template <typename Value>
 Value __shfl_up_sync(unsigned mask, Value value, int distance,
                      const DtoppWhere& where = DtoppWhere::current()) {
-  const int lane = dtopp::cuda_on_host::lane();
-  return dtopp::cuda_on_host::from_lane(mask, value, lane < distance ? lane : lane - distance, where);
+  const int lane = dtopp::ops::cuda_on_host::lane();
+  return dtopp::ops::cuda_on_host::from_lane(mask, value, lane < distance ? lane : lane - distance, where);
 }
 
 template <typename Value>
 Value __shfl_sync(unsigned mask, Value value, int source, const DtoppWhere& where = DtoppWhere::current()) {
-  return dtopp::cuda_on_host::from_lane(mask, value, source, where);
+  return dtopp::ops::cuda_on_host::from_lane(mask, value, source, where);
 }
 
 inline unsigned __ballot_sync(unsigned mask, bool predicate,
                               const DtoppWhere& where = DtoppWhere::current()) {
   const unsigned char vote = predicate ? 1 : 0;
-  const unsigned char* slots = dtopp::cuda_on_host::exchange(mask, &vote, 1, where);
+  const unsigned char* slots = dtopp::ops::cuda_on_host::exchange(mask, &vote, 1, where);
   unsigned votes = 0;
   for (unsigned lane = 0; lane < 32; ++lane) {
-    if ((mask >> lane & 1U) != 0 && slots[dtopp::cuda_on_host::kSlotBytes * lane] != 0) votes |= 1U << lane;
+    if ((mask >> lane & 1U) != 0 && slots[dtopp::ops::cuda_on_host::kSlotBytes * lane] != 0) votes |= 1U << lane;
   }
   return votes;
 }
@@ -140,12 +140,12 @@ inline float __fmul_rn(float a, float b) { return a * b; }
 inline double __dmul_rn(double a, double b) { return a * b; }
 inline int __popc(unsigned bits) { return std::popcount(bits); }
 inline float __uint_as_float(uint32_t bits) { return std::bit_cast<float>(bits); }
-namespace dtopp::cuda_on_host {
+namespace dtopp::ops::cuda_on_host {
 inline float fast_exp2(float x) { return std::exp2(x); }
 inline float fast_reciprocal(float x) { return 1 / x; }
-}  // namespace dtopp::cuda_on_host
+}  // namespace dtopp::ops::cuda_on_host
 [[noreturn]] inline void __trap(const DtoppWhere& where = DtoppWhere::current()) {
-  dtopp::cuda_on_host::fail("trap", where);
+  dtopp::ops::cuda_on_host::fail("trap", where);
 }
 
 struct DtoppNvBfloat16 {

@@ -6,7 +6,7 @@
 #include "dtopp/ops/route/cumulative_prob_bins.h"
 #include "tests/ops/cuda/on_host.h"
 
-namespace dtopp::cumulative_prob_histogram_test {
+namespace dtopp::ops::cumulative_prob_histogram_test {
 namespace {
 
 at::Tensor run_cuda(const at::Tensor& logits_TE, const at::Tensor& scale, std::string_view normalization,
@@ -54,4 +54,4 @@ TEST(CumulativeProbHistogramCuda, orders_equal_experts_by_index_and_leaves_out_w
 }
 
 }  // namespace
-}  // namespace dtopp::cumulative_prob_histogram_test
+}  // namespace dtopp::ops::cumulative_prob_histogram_test

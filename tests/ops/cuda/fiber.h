@@ -6,7 +6,7 @@
 
 #include "tests/ops/cuda/cuda_on_host.h"
 
-namespace dtopp::cuda_on_host {
+namespace dtopp::ops::cuda_on_host {
 
 // Not a power of two: otherwise the same variable of every fiber would use the same cache set.
 constexpr size_t kStackBytes = (128 << 10) + 192;
@@ -43,4 +43,4 @@ struct Fiber {
   void* fake_stack = nullptr;  // ASan's fake stack, kept while another fiber runs
 };
 
-}  // namespace dtopp::cuda_on_host
+}  // namespace dtopp::ops::cuda_on_host

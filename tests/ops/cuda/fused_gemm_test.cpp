@@ -7,7 +7,7 @@
 #include "tests/ops/cuda/on_host.h"
 #include "tests/ops/reference.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 namespace {
 
 using cuda::Bfloat16;
@@ -227,4 +227,4 @@ TEST(FusedGemmOnHost, forms_the_gradient_of_down) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::ops

@@ -9,7 +9,7 @@
 #include "tests/ops/cuda/on_host.h"
 #include "tests/ops/reference.h"
 
-namespace dtopp::linear_cross_entropy_test {
+namespace dtopp::ops::linear_cross_entropy_test {
 namespace {
 
 constexpr double kZWeight = 0.01;
@@ -184,4 +184,4 @@ TEST(TokenLogProbsOnHost, carry_rows_that_are_not_finite_on) {
 }
 
 }  // namespace
-}  // namespace dtopp::linear_cross_entropy_test
+}  // namespace dtopp::ops::linear_cross_entropy_test

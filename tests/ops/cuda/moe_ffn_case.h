@@ -6,7 +6,7 @@
 #include "tests/ops/cuda/on_host.h"
 #include "tests/ops/reference.h"
 
-namespace dtopp::moe_ffn_test {
+namespace dtopp::ops::moe_ffn_test {
 
 using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
@@ -122,4 +122,4 @@ inline void expect_near_double_precision(const Case& c, int64_t spare_room) {
   EXPECT_LT(reference::error(run_inference(c, 0), expected[0]), bound(dtype));
 }
 
-}  // namespace dtopp::moe_ffn_test
+}  // namespace dtopp::ops::moe_ffn_test

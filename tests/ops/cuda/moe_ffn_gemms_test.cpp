@@ -4,7 +4,7 @@
 #include "dtopp/ops/moe_ffn/cuda/fused/expert_gemm.h"
 #include "tests/ops/cuda/moe_ffn_case.h"
 
-namespace dtopp::moe_ffn_test {
+namespace dtopp::ops::moe_ffn_test {
 namespace {
 
 // Fused kernels and torch's products exchange the same tensors, in any mixture.
@@ -36,4 +36,4 @@ TEST(MoeFfnGemmsOnHost, are_those_chosen_unless_the_environment_says_otherwise) 
 }
 
 }  // namespace
-}  // namespace dtopp::moe_ffn_test
+}  // namespace dtopp::ops::moe_ffn_test

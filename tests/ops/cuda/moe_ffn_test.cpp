@@ -8,7 +8,7 @@
 #include "dtopp/ops/moe_ffn/moe_ffn_pairs_cuda.h"
 #include "tests/ops/cuda/moe_ffn_case.h"
 
-namespace dtopp::moe_ffn_test {
+namespace dtopp::ops::moe_ffn_test {
 namespace {
 
 // Uses torch's products or the fused kernels, which exist for bf16 only.
@@ -216,4 +216,4 @@ TEST_P(MoeFfnOnHost, gives_gradients_only_where_needed) {
 }
 
 }  // namespace
-}  // namespace dtopp::moe_ffn_test
+}  // namespace dtopp::ops::moe_ffn_test

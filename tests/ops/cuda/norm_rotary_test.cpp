@@ -6,7 +6,7 @@
 #include "tests/ops/cuda/on_host.h"
 #include "tests/ops/reference.h"
 
-namespace dtopp::norm_rotary_test {
+namespace dtopp::ops::norm_rotary_test {
 namespace {
 
 struct Case {
@@ -86,4 +86,4 @@ TEST(NormRotaryOnHost, any_order_of_threads_and_blocks_gives_the_same_bits) {
 }
 
 }  // namespace
-}  // namespace dtopp::norm_rotary_test
+}  // namespace dtopp::ops::norm_rotary_test

@@ -4,7 +4,7 @@
 #include "dtopp/ops/core/poisoned_memory.h"
 #include "tests/ops/cuda/cuda_on_host.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 
 template <typename Signature, typename... Arguments>
 auto call_cuda(const char* op, const Arguments&... arguments) {
@@ -12,4 +12,4 @@ auto call_cuda(const char* op, const Arguments&... arguments) {
       c10::DispatchKeySet(c10::DispatchKey::CUDA), arguments...);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

@@ -6,7 +6,7 @@
 
 #include "tests/ops/cuda/cuda_on_host.h"
 
-namespace dtopp::cuda_on_host {
+namespace dtopp::ops::cuda_on_host {
 namespace {
 
 constexpr int kThreads = 64;
@@ -131,4 +131,4 @@ TEST(CudaOnHost, refuses_what_a_launch_refuses) {
 }
 
 }  // namespace
-}  // namespace dtopp::cuda_on_host
+}  // namespace dtopp::ops::cuda_on_host

@@ -1,6 +1,6 @@
 #include "tests/ops/cuda/async_unit.h"
 
-namespace dtopp::cuda_on_host {
+namespace dtopp::ops::cuda_on_host {
 namespace {
 
 // The address of an element (row of M or N, depth). cuda_wgmma.h describes the layout.
@@ -147,4 +147,4 @@ void mma(float* sums, const uint32_t (&a)[4], uint32_t b_first, uint32_t b_secon
   }
 }
 
-}  // namespace dtopp::cuda_on_host
+}  // namespace dtopp::ops::cuda_on_host

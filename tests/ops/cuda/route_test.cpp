@@ -6,7 +6,7 @@
 #include "tests/ops/cuda/on_host.h"
 #include "tests/ops/reference.h"
 
-namespace dtopp::route_test {
+namespace dtopp::ops::route_test {
 namespace {
 
 using Outputs = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
@@ -214,4 +214,4 @@ TEST(RouteOnHost, refuses_more_experts_than_fit) {
 }
 
 }  // namespace
-}  // namespace dtopp::route_test
+}  // namespace dtopp::ops::route_test

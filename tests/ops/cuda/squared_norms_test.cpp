@@ -5,7 +5,7 @@
 
 #include "tests/ops/cuda/on_host.h"
 
-namespace dtopp::squared_norms_test {
+namespace dtopp::ops::squared_norms_test {
 namespace {
 
 at::Tensor run_cuda(const at::Tensor& values, const at::Tensor& offsets) {
@@ -70,4 +70,4 @@ TEST(SquaredNorms, refuse_other_shapes_and_types) {
 }
 
 }  // namespace
-}  // namespace dtopp::squared_norms_test
+}  // namespace dtopp::ops::squared_norms_test

@@ -4,7 +4,7 @@
 #include "dtopp/ops/cuda/cuda_limits.h"
 #include "tests/ops/cuda/on_host.h"
 
-namespace dtopp::wrong_arguments {
+namespace dtopp::ops::wrong_arguments {
 namespace {
 
 TEST(WrongArgumentsOnHost, of_type_device_or_shape_are_refused) {
@@ -60,4 +60,4 @@ TEST(WrongArgumentsOnHost, more_than_the_kernels_hold_is_refused) {
 }
 
 }  // namespace
-}  // namespace dtopp::wrong_arguments
+}  // namespace dtopp::ops::wrong_arguments

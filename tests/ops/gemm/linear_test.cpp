@@ -4,7 +4,7 @@
 
 #include "tests/ops/reference.h"
 
-namespace dtopp::linear_test {
+namespace dtopp::ops::linear_test {
 namespace {
 
 struct Bound {
@@ -32,7 +32,7 @@ void expect_linear(const LinearShape& shape, at::ScalarType dtype, double bound)
   const at::Tensor weight = at::randn({shape.outputs, shape.width}).to(dtype).requires_grad_();
   const at::Tensor exact_x = x.detach().to(at::kDouble).requires_grad_();
   const at::Tensor exact_weight = weight.detach().to(at::kDouble).requires_grad_();
-  const at::Tensor y = dtopp::linear(x, weight), expected = at::matmul(exact_x, exact_weight.t());
+  const at::Tensor y = dtopp::ops::linear(x, weight), expected = at::matmul(exact_x, exact_weight.t());
   EXPECT_EQ(y.scalar_type(), dtype);
   EXPECT_LT(reference::error(y, expected), bound);
   EXPECT_EQ(y.sizes(), expected.sizes());
@@ -52,7 +52,7 @@ TEST(Linear, and_its_gradients_match_double_precision) {
 TEST(Linear, takes_rows_and_weights_that_are_not_contiguous) {
   const at::Tensor x = at::randn({40, 100}).t().requires_grad_();
   const at::Tensor weight = at::randn({40, 9}).t();
-  const at::Tensor y = dtopp::linear(x, weight);
+  const at::Tensor y = dtopp::ops::linear(x, weight);
   EXPECT_TRUE(at::allclose(y, at::matmul(x, weight.t()), 1e-5, 1e-5));
   y.sum().backward();
   EXPECT_TRUE(at::allclose(x.grad(), weight.sum(0).expand({100, 40}), 1e-5, 1e-5));
@@ -61,10 +61,10 @@ TEST(Linear, takes_rows_and_weights_that_are_not_contiguous) {
 TEST(Linear, gives_no_gradient_nobody_asked_for) {
   const at::Tensor x = at::randn({4, 6}).to(at::kBFloat16);
   const at::Tensor weight = at::randn({5, 6}).to(at::kBFloat16).requires_grad_();
-  dtopp::linear(x, weight).sum().backward();
+  dtopp::ops::linear(x, weight).sum().backward();
   EXPECT_FALSE(x.grad().defined());
   EXPECT_TRUE(weight.grad().defined());
 }
 
 }  // namespace
-}  // namespace dtopp::linear_test
+}  // namespace dtopp::ops::linear_test

@@ -3,7 +3,7 @@
 #include "dtopp/ops/core/torch.h"
 #include "dtopp/ops/gemm/matrix_tiles_bf16.h"
 
-namespace dtopp::matrix_tiles_test {
+namespace dtopp::ops::matrix_tiles_test {
 namespace {
 
 template <typename Number>
@@ -135,4 +135,4 @@ TEST(MatrixTiles, a_part_of_the_panels_can_be_packed_by_itself) {
 }
 
 }  // namespace
-}  // namespace dtopp::matrix_tiles_test
+}  // namespace dtopp::ops::matrix_tiles_test

@@ -5,7 +5,7 @@
 #include "dtopp/ops/route/route.h"
 #include "tests/ops/reference.h"
 
-namespace dtopp::router_linear_test {
+namespace dtopp::ops::router_linear_test {
 namespace {
 
 at::Tensor magnitude(const at::Tensor& a, const at::Tensor& b) {
@@ -133,4 +133,4 @@ TEST(RouterLinear, refuses_what_does_not_fit) {
 }
 
 }  // namespace
-}  // namespace dtopp::router_linear_test
+}  // namespace dtopp::ops::router_linear_test

@@ -6,7 +6,7 @@
 
 #include "dtopp/ops/moe_ffn/moe_ffn.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 namespace {
 
 struct Layer {
@@ -112,4 +112,4 @@ TEST(MoeFfnSlices, differ_from_sums_in_another_order) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::ops

@@ -6,7 +6,7 @@
 #include "dtopp/ops/core/gradient_accumulation_hook.h"
 #include "tests/ops/reference.h"
 
-namespace dtopp::moe_ffn_test {
+namespace dtopp::ops::moe_ffn_test {
 namespace {
 
 struct Case {
@@ -203,4 +203,4 @@ TEST(MoeFfn, names_itself_in_errors) {
 }
 
 }  // namespace
-}  // namespace dtopp::moe_ffn_test
+}  // namespace dtopp::ops::moe_ffn_test

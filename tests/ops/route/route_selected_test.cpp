@@ -4,7 +4,7 @@
 
 #include "tests/ops/reference.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 namespace {
 
 at::Tensor scale() { return at::scalar_tensor(1.3, at::kFloat); }
@@ -68,4 +68,4 @@ TEST(RouteSelected, a_selection_that_does_not_fit_is_refused) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::ops

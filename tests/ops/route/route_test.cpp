@@ -7,7 +7,7 @@
 
 #include "tests/ops/reference.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 namespace {
 
 at::Tensor row(std::vector<float> values) {
@@ -177,4 +177,4 @@ RC_GTEST_PROP(RouteProperty, gates_add_up_to_one_and_respect_the_cap, ()) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::ops

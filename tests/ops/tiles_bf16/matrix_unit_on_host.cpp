@@ -4,7 +4,7 @@
 
 #include "dtopp/ops/gemm/matrix_tiles_bf16.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 namespace {
 
 std::atomic<int64_t> product_count{0}, holding_count{0};
@@ -45,4 +45,4 @@ void MatrixUnit::release() {
   if (std::exchange(holds_tiles, false)) --holding_count;
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-namespace dtopp::matrix_unit_on_host {
+namespace dtopp::ops::matrix_unit_on_host {
 
 // The number of products so far.
 int64_t products();
@@ -13,4 +13,4 @@ int64_t products();
 // The number of threads that have multiplied and not yet released their tile registers.
 int64_t threads_holding_tiles();
 
-}  // namespace dtopp::matrix_unit_on_host
+}  // namespace dtopp::ops::matrix_unit_on_host

@@ -8,7 +8,7 @@
 #include "tests/ops/reference.h"
 #include "tests/ops/tiles_bf16/matrix_unit_on_host.h"
 
-namespace dtopp::tiles_bf16_test {
+namespace dtopp::ops::tiles_bf16_test {
 namespace {
 
 at::Tensor leaf(at::IntArrayRef sizes, double scale) {
@@ -105,4 +105,4 @@ TEST(TilesBf16, results_do_not_change_from_run_to_run) {
 }
 
 }  // namespace
-}  // namespace dtopp::tiles_bf16_test
+}  // namespace dtopp::ops::tiles_bf16_test

@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
-namespace dtopp {
+namespace dtopp::report {
 namespace {
 
 using testing::ElementsAre;
@@ -93,4 +93,4 @@ TEST(ThinnedPlaces, a_stretch_of_gaps_stays_one) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::report

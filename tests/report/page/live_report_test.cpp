@@ -6,7 +6,7 @@
 #include "dtopp/study/expansion.h"
 #include "tests/report/report_files.h"
 
-namespace dtopp {
+namespace dtopp::report {
 namespace {
 
 using testing::HasSubstr;
@@ -17,10 +17,10 @@ class LiveReportFiles : public ReportFiles {};
 TEST_F(LiveReportFiles, a_studys_run_is_shown_from_its_first_metrics_on) {
   std::vector<Json> runs;
   for (const int64_t seed : {1, 2}) {
-    const RunConfig config = config_of_seed(seed);
+    const config::RunConfig config = config_of_seed(seed);
     runs.push_back({{"path", (directory_ / "study/runs/seed").string() + std::to_string(seed)},
                     {"status", "pending"},
-                    {"config_hash", hash_of(config)}});
+                    {"config_hash", study::hash_of(config)}});
   }
   const auto write = [&](size_t run) {
     write_run(runs[run]["path"].get<std::string>(), config_of_seed(static_cast<int64_t>(run) + 1), 2);
@@ -48,4 +48,4 @@ TEST_F(LiveReportFiles, curves_that_follow_their_study_are_shown) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::report

@@ -8,7 +8,7 @@
 #include "dtopp/study/expansion.h"
 #include "tests/report/report_files.h"
 
-namespace dtopp {
+namespace dtopp::report {
 namespace {
 
 using testing::ElementsAre;
@@ -45,13 +45,13 @@ TEST_F(ReportInputFiles, rows_of_one_name_in_two_studies_stay_apart) {
 }
 
 TEST_F(ReportInputFiles, pending_runs_of_a_changed_study_are_left_out) {
-  RunConfig changed = config_of_seed(2);
+  config::RunConfig changed = config_of_seed(2);
   changed.training.steps += 1;
   std::vector<Json> runs;
   for (const auto& [name, config] : {std::pair{"same", config_of_seed(2)}, std::pair{"changed", changed}}) {
     const std::filesystem::path run = directory_ / "study/runs" / name;
     write_run(run, config_of_seed(2), 2);
-    runs.push_back({{"path", run.string()}, {"status", "pending"}, {"config_hash", hash_of(config)}});
+    runs.push_back({{"path", run.string()}, {"status", "pending"}, {"config_hash", study::hash_of(config)}});
   }
   const ReportInput input = read_report_input({write_study("study", runs)}, nullptr);
   ASSERT_THAT(input.runs, SizeIs(1));
@@ -60,4 +60,4 @@ TEST_F(ReportInputFiles, pending_runs_of_a_changed_study_are_left_out) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::report

@@ -9,7 +9,7 @@
 #include "dtopp/report/document/numbers.h"
 #include "dtopp/report/page/page.h"
 
-namespace dtopp {
+namespace dtopp::report {
 namespace {
 
 using testing::HasSubstr;
@@ -19,8 +19,8 @@ using namespace report_text;
 
 constexpr double kGap = std::numeric_limits<double>::quiet_NaN();
 
-Series series_of(std::vector<double> values) {
-  Series series;
+runs::Series series_of(std::vector<double> values) {
+  runs::Series series;
   for (size_t i = 0; i < values.size(); ++i) series.steps.push_back(static_cast<int64_t>(i) + 1);
   series.values = std::move(values);
   return series;
@@ -100,4 +100,4 @@ TEST(Page, is_closed_to_the_network_and_to_markup_in_names) {
 }
 
 }  // namespace
-}  // namespace dtopp
+}  // namespace dtopp::report

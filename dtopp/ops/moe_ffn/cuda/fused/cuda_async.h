@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-namespace dtopp::cuda {
+namespace dtopp::ops::cuda {
 
 #if defined(__CUDACC__)
 
@@ -119,4 +119,4 @@ using cuda_on_host::wait_for_phase;
 
 #endif
 
-}  // namespace dtopp::cuda
+}  // namespace dtopp::ops::cuda

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace dtopp::cuda {
+namespace dtopp::ops::cuda {
 
 using Quad = uint32_t[4];
 
@@ -45,4 +45,4 @@ using cuda_on_host::mma;
 
 #endif
 
-}  // namespace dtopp::cuda
+}  // namespace dtopp::ops::cuda

@@ -14,7 +14,7 @@
 
 #include <cstdint>
 
-namespace dtopp::cuda {
+namespace dtopp::ops::cuda {
 
 constexpr int kWarpGroup = 128;     // threads that issue the instruction together
 constexpr int kWgmmaRows = 64;      // M
@@ -105,4 +105,4 @@ using cuda_on_host::wgmma_wait;
 
 #endif
 
-}  // namespace dtopp::cuda
+}  // namespace dtopp::ops::cuda

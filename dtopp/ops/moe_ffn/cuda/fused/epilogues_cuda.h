@@ -21,7 +21,7 @@
 #include "dtopp/ops/moe_ffn/cuda/fused/cuda_async.h"
 #include "dtopp/ops/moe_ffn/cuda/fused/tiles_cuda.h"
 
-namespace dtopp::cuda {
+namespace dtopp::ops::cuda {
 
 // The position of a warp's sums in the output.
 struct Fragments {
@@ -251,4 +251,4 @@ struct ActivateBackward {
   }
 };
 
-}  // namespace dtopp::cuda
+}  // namespace dtopp::ops::cuda

@@ -6,7 +6,7 @@
 
 #include "dtopp/ops/core/torch.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 namespace {
 
 constexpr std::string_view kNone = "grouped_mm", kAll = "fused";
@@ -67,4 +67,4 @@ FusedKernelSet fused_kernels() {
 
 void set_fused_kernels(const FusedKernelSet& fused) { chosen.store(fused.to_ulong()); }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

@@ -16,7 +16,7 @@
 #include <string>
 #include <string_view>
 
-namespace dtopp {
+namespace dtopp::ops {
 
 enum class ExpertGemm {
   kActivation,
@@ -57,4 +57,4 @@ std::optional<FusedKernelSet> requested_fused_kernels();
 FusedKernelSet fused_kernels();
 void set_fused_kernels(const FusedKernelSet& fused);
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

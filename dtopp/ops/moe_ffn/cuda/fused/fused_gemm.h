@@ -12,7 +12,7 @@
 
 #include "dtopp/ops/cuda/cuda_types.h"
 
-namespace dtopp::cuda {
+namespace dtopp::ops::cuda {
 
 // Returns true if the kernels accept these sizes and the current device.
 bool supports_fused_gemm(int64_t hidden, int64_t ffn);
@@ -66,4 +66,4 @@ void fused_gate_up_gradient(const FusedGemm& layer, const Bfloat16* d_pre_AG, co
 void fused_down_gradient(const FusedGemm& layer, const Bfloat16* dy_TD, const Bfloat16* scaled_AF,
                          const WeightGradient& grad_down_EDF);
 
-}  // namespace dtopp::cuda
+}  // namespace dtopp::ops::cuda

@@ -3,7 +3,7 @@
 #include "dtopp/ops/moe_ffn/cuda/fused/fused_gemm.h"
 #include "dtopp/ops/moe_ffn/cuda/fused/gemm_kernels_cuda.h"
 
-namespace dtopp::cuda {
+namespace dtopp::ops::cuda {
 namespace {
 
 bool has_wgmma(const Device& device) { return device.capability == 90; }
@@ -82,4 +82,4 @@ void fused_down_gradient(const FusedGemm& p, const Bfloat16* dy_TD, const Bfloat
                                    out_EDF);
 }
 
-}  // namespace dtopp::cuda
+}  // namespace dtopp::ops::cuda

@@ -5,7 +5,7 @@
 #include "dtopp/ops/moe_ffn/cuda/fused/epilogues_cuda.h"
 #include "dtopp/ops/moe_ffn/cuda/fused/tile_loader_cuda.h"
 
-namespace dtopp::cuda {
+namespace dtopp::ops::cuda {
 
 constexpr int kTileRows = 128;
 
@@ -45,4 +45,4 @@ using RoundOf = Round<Form::kInOrder>;
   template void multiply<GateUpGradientForm>(const Gemm&, const Accumulate&, const Device&, Stream);         \
   template void multiply<DownGradientForm>(const Gemm&, const Accumulate&, const Device&, Stream);
 
-}  // namespace dtopp::cuda
+}  // namespace dtopp::ops::cuda

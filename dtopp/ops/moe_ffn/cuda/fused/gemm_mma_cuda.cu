@@ -5,7 +5,7 @@
 #include "dtopp/ops/moe_ffn/cuda/fused/cuda_mma.h"
 #include "dtopp/ops/moe_ffn/cuda/fused/gemm_kernels_cuda.h"
 
-namespace dtopp::cuda {
+namespace dtopp::ops::cuda {
 namespace {
 
 constexpr int kColumns = 128;
@@ -125,4 +125,4 @@ void multiply_by_mma(const Gemm& gemm, const Epilogue& epilogue, const Device& d
 }
 DTOPP_FOR_FUSED_GEMMS(multiply_by_mma)
 
-}  // namespace dtopp::cuda
+}  // namespace dtopp::ops::cuda

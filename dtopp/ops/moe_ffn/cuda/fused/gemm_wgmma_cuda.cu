@@ -8,7 +8,7 @@
 // tile's sums are processed.
 #include "dtopp/ops/moe_ffn/cuda/fused/gemm_kernels_cuda.h"
 
-namespace dtopp::cuda {
+namespace dtopp::ops::cuda {
 namespace {
 
 constexpr int kMultiplyingGroups = kTileRows / kWgmmaRows;
@@ -190,4 +190,4 @@ void multiply_by_wgmma(const Gemm& gemm, const Epilogue& epilogue, const Device&
 }
 DTOPP_FOR_FUSED_GEMMS(multiply_by_wgmma)
 
-}  // namespace dtopp::cuda
+}  // namespace dtopp::ops::cuda

@@ -8,7 +8,7 @@
 #include "dtopp/ops/moe_ffn/cuda/fused/cuda_wgmma.h"
 #include "dtopp/ops/moe_ffn/cuda/fused/tiles_cuda.h"
 
-namespace dtopp::cuda {
+namespace dtopp::ops::cuda {
 
 constexpr int kTileDepth = 64;  // of the sum per step: 128 bytes of bf16
 
@@ -216,4 +216,4 @@ class TileLoader {
   int32_t rows_[kRows];  // indices of the gathered operand's rows, or of left's
 };
 
-}  // namespace dtopp::cuda
+}  // namespace dtopp::ops::cuda

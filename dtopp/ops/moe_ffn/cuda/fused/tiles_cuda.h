@@ -3,7 +3,7 @@
 
 #include "dtopp/ops/cuda/cuda_kernel.h"
 
-namespace dtopp::cuda {
+namespace dtopp::ops::cuda {
 
 constexpr int kChunk = 8;  // bf16 numbers in 16 bytes
 
@@ -129,4 +129,4 @@ class Schedule {
   int row_tiles_ = 0, column_tiles_ = 0, tiles_ = 0;
 };
 
-}  // namespace dtopp::cuda
+}  // namespace dtopp::ops::cuda

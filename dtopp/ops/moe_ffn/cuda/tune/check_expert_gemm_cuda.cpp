@@ -9,7 +9,7 @@
 #include "dtopp/ops/core/poisoned_memory.h"
 #include "dtopp/ops/moe_ffn/moe_ffn_gemms_cuda.h"
 
-namespace dtopp::cuda {
+namespace dtopp::ops::cuda {
 namespace {
 
 constexpr int64_t kSpareRows = 37;
@@ -194,9 +194,9 @@ GemmTimes time_gemm(ExpertGemm gemm, const FusedKernelSet& others, const GemmInp
   return {median(fused_times), median(grouped_times)};
 }
 
-}  // namespace dtopp::cuda
+}  // namespace dtopp::ops::cuda
 
-namespace dtopp {
+namespace dtopp::ops {
 namespace {
 
 // Returns (fused error, grouped error, fused milliseconds, grouped milliseconds). name: one of
@@ -228,4 +228,4 @@ TORCH_LIBRARY_FRAGMENT(dtopp, m) {
         check_expert_gemm);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

@@ -5,7 +5,7 @@
 #include "dtopp/ops/core/gradient_accumulation_hook.h"
 #include "dtopp/ops/moe_ffn/moe_ffn_pairs_cuda.h"
 
-namespace dtopp::cuda {
+namespace dtopp::ops::cuda {
 
 struct GemmCase {
   std::vector<int64_t> rows_E;  // pairs per expert
@@ -61,4 +61,4 @@ struct GemmTimes {
 // Adds a weight's gradient to a sum, as in a training step.
 GemmTimes time_gemm(ExpertGemm gemm, const FusedKernelSet& others, const GemmInputs& inputs);
 
-}  // namespace dtopp::cuda
+}  // namespace dtopp::ops::cuda

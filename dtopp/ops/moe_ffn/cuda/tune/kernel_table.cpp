@@ -9,7 +9,7 @@
 #include "dtopp/base/hash.h"
 #include "dtopp/base/json.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 namespace {
 
 constexpr uint64_t kMostBytes = 1 << 16;
@@ -104,4 +104,4 @@ void write_kernel_table(const std::filesystem::path& path, const TunedDevice& de
   write_file_atomically(path, dump_json(file, 1) + "\n");
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

@@ -12,7 +12,7 @@
 #include "dtopp/base/json_fields.h"
 #include "dtopp/ops/moe_ffn/cuda/fused/expert_gemm.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 
 // Compares the fused kernel of one GEMM with torch's grouped GEMM and the kernels around it.
 struct TunedGemm {
@@ -63,4 +63,4 @@ std::optional<KernelTable> read_kernel_table(const std::filesystem::path& path, 
 void write_kernel_table(const std::filesystem::path& path, const TunedDevice& device,
                         const KernelTable& table);
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

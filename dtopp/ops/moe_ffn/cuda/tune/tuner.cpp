@@ -14,7 +14,7 @@
 #include "dtopp/device/device.h"
 #include "dtopp/launch/timed_child.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -40,10 +40,10 @@ std::string last_line_after(const std::string& mark, const std::string& text) {
 // Throws ResourceError if the device cannot run the test now.
 TunedGemm tune_gemm(const Tuner& tuner, ExpertGemm gemm, const FusedKernelSet& fused) {
   TunedGemm failed{.gemm = gemm};
-  ChildProgram child = tuner.child;
+  launch::ChildProgram child = tuner.child;
   for (const std::string& argument : {failed.name(), std::string("--fused"), fused_kernels_text(fused)})
     child.arguments.push_back(argument);
-  const TimedChildEnd end = run_timed_child(child, tuner.limit);
+  const launch::TimedChildEnd end = launch::run_timed_child(child, tuner.limit);
   failed.failure = end.failure;
   if (!end.failure.empty()) {
     const std::string cause = last_line_after("dtopp: error: ", end.output);
@@ -80,12 +80,12 @@ void print_result(const Tuner& tuner, const KernelTable& table) {
 }  // namespace
 
 Tuner tuner_of(const at::Device& device, PrintLine print) {
-  const DeviceFacts facts = device_facts(device);
-  return {.device = {facts.name, facts.driver, hash_file(cuda_library())},
+  const device::DeviceFacts facts = device::device_facts(device);
+  return {.device = {facts.name, facts.driver, hash_file(device::cuda_library())},
           .directory = kernel_table_directory(),
-          .child = {.program = own_program(),
+          .child = {.program = launch::own_program(),
                     .arguments = {"dtopp", "check-gemm", "--device", std::to_string(device.index())},
-                    .environment = own_environment()},
+                    .environment = launch::own_environment()},
           .print = print};
 }
 
@@ -138,14 +138,14 @@ std::optional<FusedKernelSet> requested_kernels() {
   }
 }
 
-void choose_fused_kernels(const RunConfig& config, const at::Device& device, PrintLine print) {
+void choose_fused_kernels(const config::RunConfig& config, const at::Device& device, PrintLine print) {
   if (device.is_cpu() || config.model.is_dense() ||
-      compute_type(config.training.precision, device) != at::kBFloat16)
+      device::compute_type(config.training.precision, device) != at::kBFloat16)
     return;
   if (requested_kernels() || config.training.deterministic ||
-      device_facts(device).capability < kFusedMinCapability)
+      device::device_facts(device).capability < kFusedMinCapability)
     return;
   if (const auto table = tune_kernels(tuner_of(device, print))) set_fused_kernels(taken_kernels(*table));
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

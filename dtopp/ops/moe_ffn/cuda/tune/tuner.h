@@ -14,7 +14,7 @@
 #include "dtopp/ops/core/torch.h"
 #include "dtopp/ops/moe_ffn/cuda/tune/kernel_table.h"
 
-namespace dtopp {
+namespace dtopp::ops {
 
 using PrintLine = void (*)(const std::string& line);
 
@@ -23,7 +23,7 @@ struct Tuner {
   std::filesystem::path directory;  // of the stored tables; empty: none is stored
   // Tests one GEMM. Its arguments are followed by the GEMM's name, "--fused" and the kernels in use so far.
   // It answers with the last output line that starts with '{': tuned_gemm_json or {"unchecked": reason}.
-  ChildProgram child;
+  launch::ChildProgram child;
   PrintLine print;
   std::chrono::milliseconds limit = std::chrono::seconds(60);  // time limit per child
 };
@@ -48,6 +48,6 @@ std::optional<FusedKernelSet> requested_kernels();
 //
 // Nothing is tuned for dense models and fp32, which have no fused kernels, nor with training.deterministic,
 // where bits must not depend on measured speed.
-void choose_fused_kernels(const RunConfig& config, const at::Device& device, PrintLine print);
+void choose_fused_kernels(const config::RunConfig& config, const at::Device& device, PrintLine print);
 
-}  // namespace dtopp
+}  // namespace dtopp::ops

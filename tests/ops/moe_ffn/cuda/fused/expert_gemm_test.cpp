@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace dtopp::expert_gemm_test {
+namespace dtopp::ops::expert_gemm_test {
 namespace {
 
 TEST(ExpertGemms, are_named_alone_or_in_lists) {
@@ -21,4 +21,4 @@ TEST(ExpertGemms, are_written_as_they_are_read) {
 }
 
 }  // namespace
-}  // namespace dtopp::expert_gemm_test
+}  // namespace dtopp::ops::expert_gemm_test

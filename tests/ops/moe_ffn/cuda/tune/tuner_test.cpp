@@ -13,7 +13,7 @@
 #include "dtopp/base/files.h"
 #include "tests/base/scratch_directory.h"
 
-namespace dtopp::tuner_test {
+namespace dtopp::ops::tuner_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -250,4 +250,4 @@ TEST(Tuner, is_kept_below_the_cache_that_the_environment_names) {
 }
 
 }  // namespace
-}  // namespace dtopp::tuner_test
+}  // namespace dtopp::ops::tuner_test
