@@ -62,7 +62,7 @@ void write_weights(const checkpoint::Checkpoint& checkpoint, const config::RunCo
       for (TensorSource& source : as_olmoe(parameter, bytes))
         contents.parameters.push_back(std::move(source));
   }
-  const checkpoint::TensorFiles tensors = checkpoint::split_into_files(contents, kShardBytes);
+  const checkpoint::TensorFiles tensors = checkpoint::split_into_files(contents, checkpoint::kShardBytes);
   for (const checkpoint::TensorFile& file : tensors.files)
     if (file.kind == checkpoint::kModel)
       write_safetensors(folder / file.name, file.tensors, {{"format", "pt"}});

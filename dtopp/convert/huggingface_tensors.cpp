@@ -51,7 +51,7 @@ std::vector<ExpertMatrix> expert_matrices(const parameters::ParameterSpec& param
 // Passes bytes [begin, begin + count) of the tensor's fp32 form to `take`.
 void give(const TensorView& tensor, uint64_t begin, uint64_t count, const TakeBytes& take) {
   const FloatType type = float_type_of(tensor.dtype).value();
-  if (type == FloatType::kF32) return config::take(tensor.bytes.subspan(begin, count));
+  if (type == FloatType::kF32) return take(tensor.bytes.subspan(begin, count));
   constexpr uint64_t kNumbers = uint64_t{1} << 16;
   std::vector<float> numbers;
   const uint64_t end = begin + count, last = (end + sizeof(float) - 1) / sizeof(float);
@@ -60,7 +60,7 @@ void give(const TensorView& tensor, uint64_t begin, uint64_t count, const TakeBy
     widen(type, tensor.bytes.subspan(first * size_of(type), numbers.size() * size_of(type)), numbers);
     const uint64_t at = first * sizeof(float), from = std::max(at, begin);
     const uint64_t to = std::min(at + numbers.size() * sizeof(float), end);
-    config::take(std::as_bytes(std::span(numbers)).subspan(from - at, to - from));
+    take(std::as_bytes(std::span(numbers)).subspan(from - at, to - from));
   }
 }
 
