@@ -40,7 +40,9 @@ std::optional<std::vector<tasks::Tally>> run_task(const inference::InferenceMode
       dump += tasks::dump_line(requests.task, data, requests.requests[i][n], &of_data[n], &answers[n]) + "\n";
     }
   }
-  kept.keep(requests, tallies, dump);
+  if (!kept.keep(requests, tallies, std::move(dump)))
+    watch.message(name + ": the finished task is not stored: " + kept.folder().string() +
+                  " has other files of its names; move them to another folder");
   return tallies;
 }
 

@@ -8,6 +8,7 @@
 #include "dtopp/base/files.h"
 #include "dtopp/base/hash.h"
 #include "dtopp/base/json.h"
+#include "dtopp/base/path_kind.h"
 
 namespace dtopp::tasks {
 namespace {
@@ -117,10 +118,16 @@ std::optional<std::vector<Tally>> KeptResults::find(const TaskRequests& requests
   return tallies;
 }
 
-void KeptResults::keep(const TaskRequests& requests, const std::vector<Tally>& tallies,
-                       const std::string& dump) const {
-  if (!keeps()) return;
+bool KeptResults::keep(const TaskRequests& requests, const std::vector<Tally>& tallies, std::string dump) {
+  if (!keeps()) return true;
   const std::string name = dump_name(requests.task);
+  const auto exists = [&](const std::string& file) {
+    return path_kind(folder_ / file) != PathKind::kNothing;
+  };
+  if ((exists(name) || exists(record_name(requests.task))) && !read_record(requests.task)) {
+    dumps_in_memory_[name] = std::move(dump);
+    return false;
+  }
   const ordered_json facts = {{"key", key_of(requests)}, {"tallies", to_json(tallies)}};
   Manifest record{kFormat, dump_json(facts), {}};
   record.files[name] = {dump.size(), hash_bytes(std::as_bytes(std::span(dump)))};
@@ -129,9 +136,13 @@ void KeptResults::keep(const TaskRequests& requests, const std::vector<Tally>& t
   remove_file(folder_ / name);
   write_file_atomically(folder_ / record_name(requests.task), format_manifest(record));
   write_file_atomically(folder_ / name, dump);
+  return true;
 }
 
-std::string KeptResults::dump(const Task& task) const { return read_file(folder_ / dump_name(task)); }
+std::string KeptResults::dump(const Task& task) const {
+  const auto in_memory = dumps_in_memory_.find(dump_name(task));
+  return in_memory == dumps_in_memory_.end() ? read_file(folder_ / dump_name(task)) : in_memory->second;
+}
 
 void KeptResults::remove() const {
   if (!keeps()) return;

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -39,11 +40,11 @@ class KeptResults {
   // or unreadable.
   std::optional<std::vector<Tally>> find(const TaskRequests& requests) const;
 
-  // Stores a finished task. Each line of `dump` includes its newline. Throws DataError if the folder cannot
-  // be written.
-  void keep(const TaskRequests& requests, const std::vector<Tally>& tallies, const std::string& dump) const;
+  // Stores a finished task. Each line of `dump` includes its newline. Returns false, and keeps the lines in
+  // memory only, if other files have the names. Throws DataError if the folder cannot be written.
+  bool keep(const TaskRequests& requests, const std::vector<Tally>& tallies, std::string dump);
 
-  // The dump lines of a task that find() or keep() has returned or stored.
+  // The dump lines of a task that find() returned or keep() received.
   std::string dump(const Task& task) const;
 
   // Removes all tasks with a record, and the folder if nothing else is in it.
@@ -55,6 +56,7 @@ class KeptResults {
 
   std::filesystem::path folder_;
   nlohmann::ordered_json key_;
+  std::map<std::string, std::string> dumps_in_memory_;  // by file name
 };
 
 }  // namespace dtopp::tasks

@@ -30,8 +30,7 @@ const std::vector<Shape> kShapes = {
     {"four ranks", distributed::ep_by_edp(1, 4), [](config::RunConfig&) {}},
     {"four ranks, wide", distributed::ep_by_edp(1, 4),
      [](config::RunConfig& c) { c.model.hidden_size = 512; }},
-    {"dense",
-     {1, 2},
+    {"dense", distributed::ep_by_edp(1, 2),
      [](config::RunConfig& c) {
        c.model.num_experts = 1;
        c.model.ffn_hidden_size = 2048;
@@ -44,8 +43,7 @@ const std::vector<Shape> kShapes = {
     {"two blocks in bf16", distributed::ep_by_edp(2, 2), choose_all, at::kBFloat16},
     {"two nodes", distributed::ep_by_edp(1, 4, 2), [](config::RunConfig&) {}},
     {"two nodes of a block", distributed::ep_by_edp(2, 2, 2), choose_all},
-    {"a block that adds up once a step",
-     {2, 1},
+    {"a block that adds up once a step", distributed::ep_by_edp(2, 1),
      [](config::RunConfig& c) { choose_all(c), c.parallel.reproducible = false; }},
 };
 

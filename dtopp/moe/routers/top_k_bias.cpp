@@ -37,7 +37,7 @@ class TopKBiasRouter final : public Router {
     Router::update(counts, applied);
     // In whole numbers: sign(mean - c) = sign(sum - E c).
     const at::Tensor& c_LE = counts.tokens_per_expert_LE;
-    const at::Tensor sign_LE = (c_LE.sum(1, /*keepdim=*/true) - c_LE * num_experts()).sign();
+    const at::Tensor sign_LE = (c_LE.sum(1, /*keepdim=*/true) - c_LE * num_experts()).sign().to(at::kDouble);
     bias_LE_ = at::where(applied, bias_LE_ + sign_LE * config().bias_rate, bias_LE_);
   }
 

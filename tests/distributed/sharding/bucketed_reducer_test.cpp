@@ -19,7 +19,7 @@ TEST(BucketedReducer, gathers_parameters_of_every_type) {
     reducer.start_all_gather(whole, {});
     reducer.finish_all_gather();
     for (const at::Tensor& x : whole)
-      EXPECT_TRUE(x.equal(at::tensor({1, 1, 1, 2, 2}, x.options()))) << x.scalar_type();
+      EXPECT_TRUE(x.equal(at::tensor({1, 1, 1, 2, 2}).to(x.options()))) << x.scalar_type();
   });
 }
 
