@@ -85,8 +85,9 @@ void validate(const ModelConfig& config) {
     throw InvalidValue("model.num_kv_heads", std::to_string(config.chosen_kv_heads) +
                                                  " does not divide num_heads " +
                                                  std::to_string(config.num_heads));
-  if (config.chosen_head_size < 0 || config.head_size() > 1 << 16)
-    throw InvalidValue("model.head_size", "must lie in [0, 65536], is " + std::to_string(config.head_size()));
+  if (config.chosen_head_size < 0 || config.chosen_head_size > 1 << 16)
+    throw InvalidValue("model.head_size",
+                       "must lie in [0, 65536], is " + std::to_string(config.chosen_head_size));
   if (config.chosen_head_size == 0 && config.hidden_size % config.num_heads != 0)
     throw InvalidValue("model.num_heads", std::to_string(config.num_heads) +
                                               " heads do not divide hidden_size " +

@@ -65,7 +65,7 @@ def test_a_run_stands_for_its_newest_checkpoint(trunk, tmp_path):
 def test_a_learning_rate_that_does_not_join_is_said(trunk, tmp_path):
     done = train(trunk, tmp_path / "run", "optimizer.lr=2e-2")
     assert done.returncode == 0
-    assert "warning: step 4 had a learning rate of 0.01, by this schedule it is 0.02" in done.stderr
+    assert "warning: step 4 had a learning rate of 0.01, but this schedule gives 0.02" in done.stderr
 
 
 @pytest.mark.parametrize("overrides, message", [
@@ -140,6 +140,6 @@ def test_a_diffusion_transformer_keeps_its_average_when_it_cools_down(tmp_path):
                            ("branch", [*decay, f"training.cooldown_from={tmp_path}/trunk/checkpoints/step-00000004"])):
         done = tiny_run.dtopp("train", config, *overrides, f"output={tmp_path}/{run}")
         assert done.returncode == 0, done.stderr
-    assert len(tiny_run.state(tmp_path / "branch", 12)) == 4  # the average is one of the four files
+    assert len(tiny_run.state(tmp_path / "branch", 12)) == 5  # the average is one of the five files
     assert tiny_run.state(tmp_path / "branch", 12) == tiny_run.state(tmp_path / "decayed", 12)
     assert tiny_run.state(tmp_path / "branch", 12) != tiny_run.state(tmp_path / "trunk", 12)

@@ -112,7 +112,7 @@ def test_thresholds_are_solved_for_any_budget(run, tmp_path):
         return
     for target in (1.5, 2, 5):
         out = perplexity(run, text, "--target-experts", target)
-        mean = float(re.search(r"experts +([\d.]+) a token", out).group(1))
+        mean = float(re.search(r"experts +([\d.]+) per token", out).group(1))
         assert mean == pytest.approx(target, rel=0.02)
     sweep = json.loads(perplexity(run, text, "--sweep-target", "2,4", "--json"))["sweep"]
     assert [entry["target_experts"] for entry in sweep] == [2, 4]

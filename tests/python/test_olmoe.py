@@ -162,7 +162,7 @@ def test_damage_is_refused_in_a_line(own, tmp_path, dtopp_binary):
     refused(3, "config.json", "from-hf", no_json.parent, tmp_path / "here")
     text = damaged("text") / "config.json"
     text.write_text(text.read_text().replace('"vocab_size": 256', '"vocab_size": "256"'))
-    refused(3, "vocab_size: is of another type", "from-hf", text.parent, tmp_path / "here")
+    refused(3, "vocab_size: has an unexpected type", "from-hf", text.parent, tmp_path / "here")
     (damaged("empty") / "model.safetensors").unlink()
     refused(2, "holds neither model.safetensors nor", "from-hf", tmp_path / "empty", tmp_path / "here")
     for name, change, words in [

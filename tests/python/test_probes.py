@@ -67,7 +67,7 @@ def test_an_accuracy_that_cannot_be_known_is_null_and_training_goes_on(tmp_path)
     ("validation.tasks=[hellaswagg]", 2, "did you mean hellaswag?"),
     ("validation.task_data=/nowhere", 3, "/nowhere/arc_easy.jsonl"),
     ("validation.task_data=/nowhere", 3, "validation.tasks=[] trains without them"),
-    ("data.train=[/nowhere]", 3, "/nowhere: cannot open: No such file or directory"),
+    ("data.train=[/nowhere]", 3, "/nowhere: no token data"),
     ("model.sequence_length=16", 2, "model.sequence_length is 16"),
 ])
 def test_wrong_probes_end_a_run_before_its_first_step(runs, tmp_path, override, status, text):
