@@ -206,8 +206,7 @@ std::vector<Measured> measure(const Options& options, const config::RunConfig& c
 // The exposed seconds that the plan predicts for this wire and a step of this computing time.
 double planned_exposed(const Options& options, const config::RunConfig& config, const Setting& setting,
                        double compute) {
-  const plan::Plan plan =
-      plan::make_plan(config, {.world_size = kRanks, .ep_size = options.expert_parallel});
+  const plan::Plan plan = plan::make_plan(config, {.world_size = kRanks, .ep_size = options.expert_parallel});
   device::DeviceRates rates;
   rates.fp32_flops = static_cast<double>(plan.flops_per_token) * static_cast<double>(plan.tokens_per_step) /
                      kRanks / compute / device::AssumedShares::kCompute;

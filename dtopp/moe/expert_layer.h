@@ -27,7 +27,7 @@ struct ExpertLayerOutput {
 struct Routing {
   std::shared_ptr<Router> router{};          // null: a dense model
   std::shared_ptr<ExpertBackend> experts{};  // null: LocalExperts with the exact capacity
-  bool training = false;                   // the router's update will need this pass's statistics
+  bool training = false;                     // the router's update will need this pass's statistics
   distributed::Collectives* ranks =
       nullptr;  // ranks that solve for thresholds together; null: this one alone
 };

@@ -55,7 +55,7 @@ TEST(CheckpointToResume, passes_over_damage_in_any_ranks_part) {
     const std::string bytes = read_file(newest / name);
     const size_t at = bytes.size() / 2;
     checkpoint::checkpoint_test::put_byte(newest / name, static_cast<std::streamoff>(at),
-                              static_cast<char>(bytes[at] ^ 1));
+                                          static_cast<char>(bytes[at] ^ 1));
     const Resumed resumed = resume(run.path());
     EXPECT_THAT(resumed.steps, ElementsAre(10, 10, 10));
     EXPECT_THAT(resumed.warnings, ElementsAre(HasSubstr((newest / name).string() + ": ")));

@@ -175,7 +175,8 @@ TEST(Trainer, a_step_that_is_stopped_has_not_happened) {
 // The model with its total loss multiplied by `factor`, which may change during training.
 models::Model poisoned_model(const config::RunConfig& config, const double& factor) {
   models::Model model = models::make_model(config);
-  model.bind = [&factor, bind = model.bind](const models::ParameterLookup& parameter) -> models::LossFunction {
+  model.bind = [&factor,
+                bind = model.bind](const models::ParameterLookup& parameter) -> models::LossFunction {
     return [&factor, losses = bind(parameter)](const models::Batch& batch, const moe::Routing& inputs) {
       models::BatchLosses result = losses(batch, inputs);
       result.total = result.total * factor;

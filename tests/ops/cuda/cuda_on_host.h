@@ -123,7 +123,8 @@ inline unsigned __ballot_sync(unsigned mask, bool predicate,
   const unsigned char* slots = dtopp::ops::cuda_on_host::exchange(mask, &vote, 1, where);
   unsigned votes = 0;
   for (unsigned lane = 0; lane < 32; ++lane) {
-    if ((mask >> lane & 1U) != 0 && slots[dtopp::ops::cuda_on_host::kSlotBytes * lane] != 0) votes |= 1U << lane;
+    if ((mask >> lane & 1U) != 0 && slots[dtopp::ops::cuda_on_host::kSlotBytes * lane] != 0)
+      votes |= 1U << lane;
   }
   return votes;
 }
