@@ -13,7 +13,7 @@ CASES = {
     "dense": DENSE,
     "dense_sincos_without_qk_norm": DENSE | {"model": {"num_experts": 1, "position": "sincos", "qk_norm": False}},
     "dense_ddpm": DENSE | {"diffusion": {"objective": "ddpm", "timesteps": "uniform"}},
-    "top_k": {"routing": {"method": "top_k", "top_k": 3, "normalization": "fixed"}},
+    "top_k": {"routing": {"method": "top_k", "experts": 3, "normalization": "fixed"}},
     "top_p": {"routing": {"method": "top_p", "threshold": 0.6, "normalization": "none"}},
     "dtop_p": {},
     "dtop_p_layer": {"routing": {"scope": "layer", "experts": [2, 5]}},
