@@ -63,7 +63,8 @@ function(dtopp_use_torch_header target)
   endif()
   # A precompiled header needs the same flags everywhere, in programs too.
   set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
-  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fPIC>)
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fPIC>
+    $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-fPIC>)
 endfunction()
 
 function(dtopp_compile_fast target)

@@ -58,10 +58,6 @@ int64_t free_device_memory(int64_t index) {
 
 }  // namespace
 
-cuda::Stream cuda::current_stream(const at::Tensor& tensor) {
-  return c10::cuda::getCurrentCUDAStream(tensor.device().index()).stream();
-}
-
 TORCH_LIBRARY_FRAGMENT(dtopp, m) {
   m.def("device_facts(int index) -> (str, int, int, int)", device_facts);
   m.def("device_uuid(int index) -> str", device_uuid);
@@ -69,3 +65,11 @@ TORCH_LIBRARY_FRAGMENT(dtopp, m) {
 }
 
 }  // namespace dtopp::device
+
+namespace dtopp::ops::cuda {
+
+Stream current_stream(const at::Tensor& tensor) {
+  return c10::cuda::getCurrentCUDAStream(tensor.device().index()).stream();
+}
+
+}  // namespace dtopp::ops::cuda
