@@ -238,7 +238,7 @@ class Trainer(reference_model.Trainer):
         if pairs:
             active = [c / (len(batch["t"]) * tokens_of(self.config["model"])) for c in pairs]
             report["active_experts"] = sum(active) / len(active)
-            for n, p in enumerate(thresholds):
-                report[f"threshold/{n}"] = p
+            if self.config["routing"]["method"] != "top_k":  # it has no threshold
+                report |= {f"threshold/{n}": p for n, p in enumerate(thresholds)}
             self.controller.update(active)
         return report

@@ -7,6 +7,7 @@
 #include "dtopp/models/diffusion_transformer/image_batches.h"
 #include "dtopp/models/diffusion_transformer/objective.h"
 #include "dtopp/models/registry/make_model.h"
+#include "dtopp/moe/routers/make_router.h"
 #include "dtopp/moe/routers/top_p.h"
 #include "dtopp/train/trainer.h"
 #include "tensor_output.h"
@@ -63,8 +64,12 @@ void compute_diffusion(const char* config_path, const char* input_path, const ch
   const models::DiffusionTransformer model = models::bind_diffusion_transformer(
       config.model, config.routing, [&](const std::string& name) { return parameters.at(name); });
   moe::Routing inputs;
-  if (!config.model.is_dense())
-    inputs.router = std::make_shared<moe::TopPRouter>(config, read_tensor(input, "threshold"));
+  if (!config.model.is_dense()) {
+    if (config.routing.method == config::RoutingMethod::kTopK)
+      inputs.router = moe::make_router(config, at::kCPU);
+    else
+      inputs.router = std::make_shared<moe::TopPRouter>(config, read_tensor(input, "threshold"));
+  }
   models::Batch batch;
   for (const char* name : {"x0", "noise", "t", "class", "text"})
     if (input.find(name) != nullptr) batch.tensors.emplace_back(name, read_tensor(input, name));
