@@ -64,8 +64,8 @@ void train_rank(distributed::Cluster& cluster, const TrainOptions& options) {
   if (config.training.deterministic) device::make_deterministic(device);
   if (config.training.threads > 0) at::set_num_threads(static_cast<int>(config.training.threads));
 
-  runs::RunDirectory directory(config,
-                               is_main_rank);  // refuses an existing directory before anything is read
+  // Refuses another run's directory before anything is read.
+  runs::RunDirectory directory(config, is_main_rank);
   const plan::Plan plan = plan::make_plan(config, {groups.size(), 1, groups.dims().ep_size}, kind);
   const uint64_t memory = rank_memory(cluster, device);
   plan::require_memory(plan, memory);

@@ -114,7 +114,7 @@ std::vector<int32_t> Generation::choose(const at::Tensor& x_ND) const {
     for (int64_t n = 0; n < x_ND.size(0); ++n) ids.push_back(static_cast<int32_t>(id[n]));
     return ids;
   }
-  const at::Tensor logits = dtopp::ops::linear(x_ND, head_VD).to(at::kFloat).cpu();
+  const at::Tensor logits = ops::linear(x_ND, head_VD).to(at::kFloat).cpu();
   for (size_t n = 0; n < sequences_.size(); ++n) {
     const RandomStream stream(options_.seed, "generation " + std::to_string(sequences_[n]->index));
     ids.push_back(sample_token(logits[static_cast<int64_t>(n)], options_.temperature, options_.top_p,

@@ -16,7 +16,7 @@ constexpr double kStreamNormEps = 1e-6;
 
 at::Tensor affine(const DiffusionTransformer& model, const std::string& name, const at::Tensor& x) {
   const at::Tensor weight = model.parameter(name + ".weight");
-  return dtopp::ops::linear(x.to(weight.scalar_type()), weight) + model.parameter(name + ".bias");
+  return ops::linear(x.to(weight.scalar_type()), weight) + model.parameter(name + ".bias");
 }
 
 // [B, C, H, W] to [B, patches, C p p]: patches row by row, each as (channel, row, column).

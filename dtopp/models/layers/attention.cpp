@@ -34,9 +34,9 @@ at::Tensor normalize_and_rotate(const at::Tensor& x_TD, const at::Tensor& gain_D
 QueryKeyValue project(const at::Tensor& x_TD, const AttentionWeights& weights,
                       const config::ModelConfig& model, const RotaryTable& rotary) {
   const int64_t H = model.num_heads, G = model.num_kv_heads(), K = model.head_size();
-  return {normalize_and_rotate(dtopp::ops::linear(x_TD, weights.q), weights.q_norm, model, H, rotary),
-          normalize_and_rotate(dtopp::ops::linear(x_TD, weights.k), weights.k_norm, model, G, rotary),
-          dtopp::ops::linear(x_TD, weights.v).view({x_TD.size(0), G, K})};
+  return {normalize_and_rotate(ops::linear(x_TD, weights.q), weights.q_norm, model, H, rotary),
+          normalize_and_rotate(ops::linear(x_TD, weights.k), weights.k_norm, model, G, rotary),
+          ops::linear(x_TD, weights.v).view({x_TD.size(0), G, K})};
 }
 
 // Computes [T, H, K] for each type of mask.
@@ -124,7 +124,7 @@ at::Tensor attention(const at::Tensor& x_TD, const AttentionWeights& weights,
                      size_t layer) {
   const QueryKeyValue qkv = project(x_TD, weights, model, rotary);
   const at::Tensor mixed_THK = std::visit(MaskedAttention{qkv, layer}, mask);
-  return dtopp::ops::linear(mixed_THK.reshape({x_TD.size(0), weights.o.size(1)}), weights.o);
+  return ops::linear(mixed_THK.reshape({x_TD.size(0), weights.o.size(1)}), weights.o);
 }
 
 }  // namespace dtopp::models
