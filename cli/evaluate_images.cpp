@@ -78,6 +78,7 @@ void add_evaluate_images(CLI::App& evaluate) {
   verb->add_option("--dump", options->dump,
                    "write images, noise, t and predictions to this safetensors file");
   add_evaluate_options(*verb, *options);
+  verb->get_option("--dump")->excludes(verb->get_option("--processes"));
   verb->callback([options] {
     evaluate_on_ranks(*options, [&](distributed::Collectives& ranks) { evaluate_images(*options, ranks); });
   });

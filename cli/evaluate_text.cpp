@@ -121,6 +121,7 @@ void add_evaluate_text(CLI::App& evaluate) {
       ->excludes(verb->get_option("--target-experts"));
   add_sweep_option(*verb, options->sweep, {"--target-experts", "--dump-routing", "--replay-routing"});
   add_evaluate_options(*verb, *options);
+  verb->get_option("--dump-routing")->excludes(verb->get_option("--processes"));
   verb->callback([options] {
     evaluate_on_ranks(*options, [&](distributed::Collectives& ranks) { evaluate_text(*options, ranks); });
   });

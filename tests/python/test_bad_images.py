@@ -216,11 +216,11 @@ def test_another_job_in_the_same_folder_is_refused(dtopp_binary, tmp_path):
     source = write_tar(tmp_path / "a.tar", {f"x/{i}.jpg": jpeg(i) for i in range(3)})
     prepare(dtopp_binary, [source], tmp_path / "out")
     before = contents(tmp_path / "out")
-    assert "size 0, not 16" in prepare(dtopp_binary, [source], tmp_path / "out", "--size", 16, status=2).error
+    assert "--size 0, not 16" in prepare(dtopp_binary, [source], tmp_path / "out", "--size", 16, status=2).error
     assert "--channels" in prepare(dtopp_binary, [source], tmp_path / "out", "--channels", 1, status=2).error
     assert "1 sources, not 2" in prepare(dtopp_binary, [source] * 2, tmp_path / "out", status=2).error
     write_tar(source, {f"x/{i}.jpg": jpeg(i + 1) for i in range(3)})
-    assert "other images" in prepare(dtopp_binary, [source], tmp_path / "out", status=2).error
+    assert "other data" in prepare(dtopp_binary, [source], tmp_path / "out", status=2).error
     assert contents(tmp_path / "out") == before
 
 

@@ -133,6 +133,7 @@ def test_bad_input_is_one_line_and_its_exit_status(tmp_path):
     done = tiny_run.dtopp("report", fine, "--output", tmp_path / "report.html")
     assert done.returncode == 0 and "tasks.json: is not a complete file" in done.stderr and done.stderr.count("\n") == 1
     assert "tasks.json: is not a complete file" in (tmp_path / "report.html").read_text()
+    (fine / "tasks.json").unlink()
     done = tiny_run.dtopp("report", fine, "--output", tmp_path / "no/where/report.html")
     assert done.returncode == 3 and done.stderr.count("\n") == 1, done.stderr
     assert tiny_run.dtopp("report", "--output", tmp_path / "report.html").returncode == 2

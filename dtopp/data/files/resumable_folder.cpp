@@ -29,14 +29,14 @@ std::string describe(const JsonFields& source) {
 }
 
 // Returns how the job `now` differs from the job that made a folder; "" if they agree. Names are ignored.
-std::string job_difference(const JsonFields& there, const JsonFields& now) {
+std::string job_difference(const JsonFields& there, const JsonFields& now, const std::string& prefix) {
   const nlohmann::json before = parse_json(there.dump()), after = parse_json(now.dump());
   nlohmann::json keys = before;
   keys.update(after);
   for (const auto& [key, unused] : keys.items()) {
     const nlohmann::json was = before.value(key, nlohmann::json()), is = after.value(key, nlohmann::json());
     if (key != "sources" && was != is)
-      return "was made with " + key + " " + dump_json(was) + ", not " + dump_json(is);
+      return "was made with " + prefix + key + " " + dump_json(was) + ", not " + dump_json(is);
   }
   const auto old_sources = there.objects("sources"), sources = now.objects("sources");
   for (size_t i = 0; i < std::min(old_sources.size(), sources.size()); ++i) {
@@ -89,8 +89,9 @@ void ResumableFolder::require_ours() const {
 }
 
 void ResumableFolder::require_same_job(const Manifest& record, const char* name) const {
-  const std::string difference = job_difference(
-      JsonFields(record.about, (path_ / name).string()).object("job"), JsonFields(job_, "job"));
+  const std::string difference =
+      job_difference(JsonFields(record.about, (path_ / name).string()).object("job"), JsonFields(job_, "job"),
+                     kind_.setting_prefix);
   if (!difference.empty())
     throw UsageError(path_.string() + ": " + difference + "; choose another output folder");
 }

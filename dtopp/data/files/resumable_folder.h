@@ -31,6 +31,7 @@ struct FolderKind {
   std::string progress_format;        // format of progress.json
   std::vector<std::string> renamed;   // files that are written under a temporary name and renamed
   std::vector<std::string> unlisted;  // files that only an unfinished folder needs
+  std::string setting_prefix{};       // of a setting's name in messages: "--" if settings are options
 };
 
 // A file or folder that is an input of the preparation.

@@ -46,7 +46,7 @@ ImageJob read_job(const JsonFields& about) {
 }  // namespace
 
 FolderKind image_folder_kind() {
-  FolderKind kind{kImageDataFormat, kImageRecordFormat, {}, {}};
+  FolderKind kind{kImageDataFormat, kImageRecordFormat, {}, {}, "--"};
   for (const char* name :
        {"images", "bytes", "offsets", "latents", "latents_flip", "labels", "text", "text_offsets"})
     kind.unlisted.push_back(std::string(kStreamPrefix) + name);
