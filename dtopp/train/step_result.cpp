@@ -1,6 +1,5 @@
 #include "dtopp/train/step_result.h"
 
-#include <cmath>
 #include <stdexcept>
 
 namespace dtopp::train {
@@ -27,7 +26,7 @@ StepResult StepInFlight::read() const {
   result.loss = sums[0] / count;
   for (size_t i = 0; i < shape_.loss_names.size(); ++i)
     result.losses.emplace_back(shape_.loss_names[i], sums[i + 1] / count);
-  result.grad_norm = std::sqrt(numbers.number("grad_squares"));
+  result.grad_norm = numbers["grad_squares"].sqrt().item<double>();
   result.overflowed = numbers.number("overflowed") != 0;
   result.stop_requested = numbers.number("stop_requested") != 0;
   for (const double most : numbers.list("max_assignments"))
