@@ -1,6 +1,6 @@
-"""Checks the language of comments and of commit subjects ("Language" in CONTRIBUTING.md).
+"""Checks the language of comments, pages and commit subjects ("Language" in CONTRIBUTING.md).
 
-usage: check_language.py [--count] [FILE...]   comments of the given files, or of all sources
+usage: check_language.py [--count] [FILE...]   comments of the given files, text of the given pages (.md), or of all
        check_language.py --commits             subjects of the commits since the commit-msg hook exists
 
 Prints one line per problem and exits 1 if there is one. --count prints totals only."""
@@ -15,6 +15,7 @@ import tokenize
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SUBJECT_LENGTH = 72
+SENTENCE_WORDS = 35  # of a page; the aim is 25
 # A comment that opens with one of these is a noun clause without a subject.
 OPENERS = re.compile(r"^(Of|What|Where|Who|Whose|Whoever|Wherever|Whatever)\b(?!.*\?\s*$)")
 # Words for people, used for machines; dialect; and terms that dtopp no longer uses (see the vocabulary in CONTRIBUTING.md).
@@ -36,6 +37,7 @@ RETIRED = {
     r"\bso many\b|\bhow many there are\b": "state the number",
     r"\ba (token|step|second|rank|expert|layer|parameter|element|line|run|sample|row|byte) each\b": "per",
 }
+FOR_PEOPLE = {r"\b(who|whom)\b"}  # pages write about people too
 RETIRED = {re.compile(pattern, re.I): advice for pattern, advice in RETIRED.items()}
 
 
@@ -76,8 +78,30 @@ def hash_comment_blocks(text):
     return c_comment_blocks(re.sub(r"^(\s*)#(?!!)", r"\1//", text, flags=re.M))
 
 
+def page_blocks(text):
+    """(line, text) per paragraph, item of a list, heading and cell of a table; without code."""
+    blocks, in_code, in_block = [], False, False
+    for number, line in enumerate(text.splitlines(), 1):
+        fence = line.lstrip().startswith("```")
+        in_code ^= fence
+        line = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", line.strip())
+        if fence or in_code or not line or line.startswith("<!--"):
+            in_block = False
+        elif line.startswith("|"):
+            blocks += [(number, [cell]) for cell in line.strip("|").split("|")]
+            in_block = False
+        elif in_block and not re.match(r"(#|[-*] |\d+\. )", line):
+            blocks[-1][1].append(line)
+        else:
+            blocks.append((number, [re.sub(r"^(#+|[-*]|\d+\.) ", "", line)]))
+            in_block = not line.startswith("#")
+    return blocks
+
+
 def blocks_of(path):
     text = path.read_text()
+    if path.suffix == ".md":
+        return page_blocks(text)
     if path.suffix == ".py":
         return python_comment_blocks(text)
     if path.suffix in {".h", ".cpp", ".cu", ".js"}:
@@ -85,13 +109,19 @@ def blocks_of(path):
     return hash_comment_blocks(text)
 
 
-def problems_of(block):
+def problems_of(block, is_page):
     text = " ".join(part.strip() for part in block)
-    prose = re.sub(r"`[^`]*`|\"[^\"]*\"", "", text)
-    match = OPENERS.match(prose)
-    if match:
-        yield "opener", f"opens with '{match.group(1)}'"
+    prose = re.sub(r"`[^`]*`|\"[^\"]*\"", "CODE" if is_page else "", text)
+    sentences = re.split(r"(?<=[.!?:;])\s+", prose) if is_page else [prose]
+    for sentence in sentences:
+        match = OPENERS.match(sentence)
+        if match:
+            yield "opener", f"opens with '{match.group(1)}'"
+        if is_page and len(sentence.split()) > SENTENCE_WORDS:
+            yield "length", f"a sentence of {len(sentence.split())} words: {sentence[:60]}…"
     for pattern, advice in RETIRED.items():
+        if is_page and pattern.pattern in FOR_PEOPLE:
+            continue
         match = pattern.search(prose)
         if match:
             yield "term", f"'{match.group(0)}': {advice}"
@@ -101,21 +131,23 @@ def sources():
     names = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, check=True, text=True,
                            capture_output=True).stdout.split("\n")
     kinds = {".h", ".cpp", ".cu", ".py", ".sh", ".cmake", ".js"}
-    return [ROOT / name for name in names if (ROOT / name).is_file() and (pathlib.Path(name).suffix in kinds or name.endswith("CMakeLists.txt"))]
+    pages = [ROOT / name for name in names if re.fullmatch(r"docs/.+/.+\.md", name)]
+    return pages + [ROOT / name for name in names if (ROOT / name).is_file() and (pathlib.Path(name).suffix in kinds or name.endswith("CMakeLists.txt"))]
 
 
 def check_comments(files, count):
-    totals = {"blocks": 0, "opener": 0, "term": 0}
+    totals = {"blocks": 0, "opener": 0, "term": 0, "length": 0}
     for path in files:
         for line, block in blocks_of(path):
             totals["blocks"] += 1
-            for kind, problem in problems_of(block):
+            for kind, problem in problems_of(block, path.suffix == ".md"):
                 totals[kind] += 1
                 if not count:
                     name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
                     print(f"{name}:{line}: {problem}")
-    print(f"{totals['blocks']} comment blocks, {totals['opener']} noun-clause openers, {totals['term']} retired terms", file=sys.stderr)
-    return totals["opener"] + totals["term"]
+    print(f"{totals['blocks']} comments and paragraphs, {totals['opener']} noun-clause openers, {totals['term']} retired terms, "
+          f"{totals['length']} long sentences", file=sys.stderr)
+    return totals["opener"] + totals["term"] + totals["length"]
 
 
 def check_commits():

@@ -1,5 +1,6 @@
 """mkdocs hooks: generated pages, and links to files that are not on the site."""
 
+import os
 import pathlib
 import re
 import subprocess
@@ -8,7 +9,6 @@ from mkdocs.structure.files import File
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PROGRAM = ROOT / "build/release/bin/dtopp"
-ELSEWHERE = {"../benchmarks/README.md": "benchmarks.md", "../README.md": "index.md"}
 PYTHON = """\
 # The Python package, name by name
 
@@ -47,15 +47,31 @@ def commands_page():
 
 
 def on_files(files, config):
-    pages = {"commands.md": commands_page(), "python-reference.md": PYTHON,
-             "benchmarks.md": (ROOT / "benchmarks/README.md").read_text()}
-    for name, content in pages.items():
-        files.append(File.generated(config, name, content=content))
+    files.append(File.generated(config, "commands.md", content=commands_page()))
+    files.append(File.generated(config, "python-reference.md", content=PYTHON))
+    for page in ROOT.glob("benchmarks/**/*.md"):
+        files.append(File.generated(config, str(page.relative_to(ROOT)), content=page.read_text()))
     return files
 
 
+def place_on_site(path):
+    """The page of a file of the repository, relative to the site's root, or None if the site does not have it."""
+    if path == ROOT / "README.md":
+        return "index.md"
+    for folder in (ROOT / "docs", ROOT / "benchmarks"):
+        if path.is_relative_to(folder):
+            return str(path.relative_to(folder if folder.name == "docs" else ROOT))
+    return None
+
+
 def on_page_markdown(markdown, page, config, files):
-    """Redirects links out of docs/ to the page that replaces the file, or to its name alone."""
-    for path, name in ELSEWHERE.items():
-        markdown = markdown.replace(f"]({path})", f"]({name})")
-    return re.sub(r"\[([^\]]*)\]\(\.\./[^)]*\)", r"\1", markdown)
+    """Leads links from one folder to another to the page on the site. Without one, only the link's text stays."""
+    name = page.file.src_uri
+    folder = (ROOT / name if name.startswith("benchmarks/") else ROOT / "docs" / name).parent
+
+    def link(match):
+        text, target, anchor = match.groups(default="")
+        place = place_on_site((folder / target).resolve())
+        return f"[{text}]({os.path.relpath(place, os.path.dirname(name) or '.')}{anchor})" if place else text
+
+    return re.sub(r"\[([^\]]*)\]\((\.\./[^)#]*)(#[^)]*)?\)", link, markdown)
