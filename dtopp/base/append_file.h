@@ -28,12 +28,12 @@ class AppendFile {
   //                differs from a non-empty `hash`, if `path` is a symbolic link, or if a system call fails
   AppendFile(std::filesystem::path path, uint64_t size, const std::string& hash = "",
              uint64_t head_bytes = 0);
-  ~AppendFile();  // reports no errors; call sync() first to detect them
+  ~AppendFile();  // drops buffered bytes and reports no errors; call sync() first
   AppendFile(const AppendFile&) = delete;
   AppendFile& operator=(const AppendFile&) = delete;
 
   void write(std::span<const std::byte> bytes);
-  // Writes at most head_bytes bytes at the start of the file.
+  // Writes at most head_bytes bytes at the start of the file. They are on the device after the next sync().
   void write_head(std::span<const std::byte> bytes);
   // Passes the buffered bytes to the system.
   void flush();

@@ -8,9 +8,9 @@ namespace dtopp {
 // A directory that has a temporary name beside `path` (base/temporary.h) until commit().
 class AtomicDirectory {
  public:
-  // Throws DataError if `path` exists and `replace` is false. With `replace`, commit() exchanges the two
-  // directories in one step. On a file system that cannot exchange names (NFS), it takes two steps; see
-  // put_back_replaced().
+  // Throws DataError if `path` exists and `replace` is false, or if the parent of `path` is missing. With
+  // `replace`, commit() exchanges the two directories in one step. On a file system that cannot exchange
+  // names (NFS), it takes two steps; see put_back_replaced().
   explicit AtomicDirectory(std::filesystem::path path, bool replace = false);
   ~AtomicDirectory();  // removes the written files unless commit() was called
   AtomicDirectory(const AtomicDirectory&) = delete;

@@ -1,7 +1,8 @@
 // Reads values from untrusted bytes, one after another.
 //
-// Every access is checked for bounds and arithmetic overflow. Values are copied, so alignment does not
-// matter. Errors are DataErrors that name the source, the byte offset and the cause.
+// Every access is checked for bounds and arithmetic overflow. read() copies, so alignment does not matter.
+// Spans and texts are views of the caller's bytes. Errors are DataErrors that name the source, the byte
+// offset and the cause.
 #pragma once
 
 #include <cstddef>

@@ -34,7 +34,7 @@ class OutputFile {
   // written byte also updates `hasher` unless it is null.
   explicit OutputFile(std::filesystem::path path, Hasher* hasher = nullptr,
                       Existing existing = Existing::kTruncated);
-  ~OutputFile();  // reports no errors; call close() to detect them
+  ~OutputFile();  // drops buffered bytes and reports no errors; call sync_and_close() first
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;
 
@@ -42,6 +42,7 @@ class OutputFile {
   void write(std::string_view text) { write(std::as_bytes(std::span(text.data(), text.size()))); }
   // Flushes buffers and forces the bytes to the device (fsync).
   void sync();
+  // Drops bytes that are still buffered; call sync() first.
   void close();
   void sync_and_close() {
     sync();
@@ -92,20 +93,20 @@ void write_file_atomically(const std::filesystem::path& path, Fill&& fill) {
 }
 void write_file_atomically(const std::filesystem::path& path, std::string_view bytes);
 
-// The entries of a directory. Throws DataError if it cannot be listed.
+// The paths of a directory's entries, in no order. Throws DataError if it cannot be listed.
 std::vector<std::filesystem::path> list_directory(const std::filesystem::path& directory);
 
 // Creates `path` and its missing parents; each one is synced.
 void make_directories(const std::filesystem::path& path);
 
-// Renames within one directory. Returns once the new name is durable.
+// Renames within one directory and replaces an existing file `to`. Returns once the new name is durable.
 void rename_durably(const std::filesystem::path& from, const std::filesystem::path& to);
 
 // Removes a file, or a directory with everything in it. A missing path is not an error.
 void remove_tree(const std::filesystem::path& path);
 
 // Removes a path like remove_tree(), but removes its name durably before its content. If a crash interrupts
-// it, the rest has a temporary name.
+// it, the rest has a temporary name. Throws DataError if the path is missing.
 void remove_durably(const std::filesystem::path& path);
 
 // Removes the files and directories with a temporary name in `directory`, which interrupted writes and
@@ -137,9 +138,9 @@ class MappedFile {
 };
 
 // An exclusive lock on a directory (flock on "<directory>/.lock") for the lifetime of the object. It prevents
-// two processes from writing one run directory.
+// two processes from writing one run directory. The file .lock stays.
 //
-// Throws:        UsageError if another process holds the lock
+// Throws:        UsageError if another process holds the lock; DataError if the directory is missing
 class DirectoryLock {
  public:
   explicit DirectoryLock(const std::filesystem::path& directory);

@@ -23,7 +23,7 @@ std::string dump_json(const nlohmann::ordered_json& value, int indent = -1);
 std::string pack_json(const nlohmann::json& value);
 nlohmann::json unpack_json(std::string_view bytes);
 
-// The text as a JSON string. With `ascii`, every other character is escaped.
+// The text as a JSON string. With `ascii`, characters outside ASCII are escaped.
 std::string quote_json(std::string_view text, bool ascii = false);
 
 }  // namespace dtopp

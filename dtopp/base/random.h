@@ -38,6 +38,9 @@ class RandomStream {
 //
 // Over the epochs, an element is equally likely at every position. Below about 32 elements, the joint
 // distribution of two positions is not quite uniform.
+//
+// Throws:        std::invalid_argument if `size` is 0 or above 2^52; std::out_of_range if a position is not
+//                below `size`
 class Permutation {
  public:
   Permutation(const RandomStream& stream, uint64_t epoch, uint64_t size);

@@ -21,7 +21,7 @@ struct TensorView {
   std::span<const std::byte> bytes;
 };
 
-// A memory-mapped safetensors file.
+// A memory-mapped safetensors file. Its views are valid during its lifetime.
 //
 // Throws:        DataError (file, byte, cause) unless header, offsets, shapes and dtypes are consistent and
 //                in bounds, the data has no gaps or overlaps, and the header has at most 100 MB
@@ -74,8 +74,8 @@ std::string safetensors_head(const std::filesystem::path& path, const std::vecto
                              uint64_t bytes);
 
 // Writes a safetensors file while the bytes of its tensors arrive in order. The header is padded so that the
-// data begins at a multiple of 64 bytes. The file is synced; every byte also updates `hasher` unless it is
-// null.
+// data begins at a multiple of 64 bytes. An existing file is truncated. Every byte also updates `hasher`
+// unless it is null.
 //
 // Throws:        DataError if a system call fails, a name is used twice, or dtype and shape do not fit the
 //                bytes
@@ -85,7 +85,8 @@ class SafetensorsWriter {
   SafetensorsWriter(const std::filesystem::path& path, const std::vector<TensorSource>& tensors,
                     const std::map<std::string, std::string>& metadata = {}, Hasher* hasher = nullptr);
   void write(std::span<const std::byte> bytes);
-  // Returns the size of the file. Throws DataError if the bytes written are not exactly those of the tensors.
+  // Syncs and closes the file, and returns its size. Without this call the file is incomplete. Throws
+  // DataError if the bytes written are not exactly those of the tensors.
   uint64_t finish();
 
  private:

@@ -21,8 +21,10 @@
 
 namespace dtopp::checkpoint {
 
-// The contents of one checkpoint. Tensors are read one after another while they are written. If several ranks
-// save, the data comes through them (saving_ranks.h).
+// The contents of one checkpoint. Tensors are read in parts while they are written.
+//
+// If several ranks save, SavingRanks::collect supplies the bytes of parameters, optimizer and ema. The `read`
+// of these tensors may then be null.
 struct CheckpointContents {
   TrainingState state;
   std::vector<TensorSource> parameters;  // fp32, under the names of ParameterSpec
@@ -41,9 +43,9 @@ inline constexpr uint64_t kShardBytes = uint64_t{4} << 30;
 // Writes checkpoints/step-XXXXXXXX atomically and returns its path.
 //
 // It first removes the leftovers of interrupted writes. If a checkpoint of this step exists, verifies and
-// holds the same state, it stays; otherwise the new one replaces it. Afterwards it removes the checkpoints
-// that are older than the newest `keep` complete ones up to this step (0: removes none). A checkpoint is
-// complete if its manifest and file sizes match.
+// holds the same TrainingState and router, it stays; otherwise the new one replaces it. Parameters are not
+// compared. Afterwards it removes the checkpoints that are older than the newest `keep` complete ones up to
+// this step (0: removes none). A checkpoint is complete if its manifest and file sizes match.
 //
 // Each of {model,optimizer,ema}.safetensors that would exceed `shard_bytes` is split into
 // model-0000i-of-0000n.safetensors and model.safetensors.index.json.
@@ -53,19 +55,18 @@ std::filesystem::path save_checkpoint(const std::filesystem::path& checkpoints,
                                       const CheckpointContents& contents, int64_t keep,
                                       uint64_t shard_bytes = kShardBytes);
 
-// Saves one checkpoint from several ranks. Their contents differ only in which bytes of a tensor each rank
-// holds. The ranks that can access rank 0's directory share the files among them. The files are the same as
-// those of a single process.
+// Saves one checkpoint from several ranks. The tensors have the same names and sizes on all ranks. Rank 0
+// stores its own state, texts and router. The ranks that can access rank 0's directory share the tensor files
+// among them. The files are the same as those of a single process.
 //
-// Returns when the checkpoint is complete. If saving fails on one rank, it throws on all of them
-// (SavingRanks::check).
-//
+// Returns:       the path, on every rank, when the checkpoint is complete
+// Throws:        on all ranks if saving fails on one (SavingRanks::check)
 // Collective:    every rank of `ranks`, in the same order
 std::filesystem::path save_checkpoint(const std::filesystem::path& checkpoints,
                                       const CheckpointContents& contents, int64_t keep, SavingRanks& ranks,
                                       uint64_t shard_bytes = kShardBytes);
 
-// Writes the files of a checkpoint into an existing empty directory.
+// Writes the files of a checkpoint into an existing empty directory, not atomically.
 void write_checkpoint(const std::filesystem::path& directory, const CheckpointContents& contents,
                       uint64_t shard_bytes = kShardBytes);
 
@@ -83,6 +84,8 @@ using VerifyFiles = std::function<void(const std::filesystem::path& directory, c
 // Files that the manifest does not list are ignored, with one exception: an unlisted tokenizer.json is an
 // error, because it would be used as the checkpoint's tokenizer.
 //
+// The files stay mapped: returned spans are valid while this object exists.
+//
 // Throws:        UsageError if `path` is not a checkpoint; CheckpointError (file, cause) if it does not
 //                verify
 class Checkpoint {
@@ -96,10 +99,11 @@ class Checkpoint {
   // dtopp does not accept it.
   config::RunConfig config() const;
   bool has_tokenizer() const { return has_tokenizer_; }
-  std::filesystem::path tokenizer_path() const;
+  std::filesystem::path tokenizer_path() const;  // requires has_tokenizer()
   // The text of images.json; empty if there is none.
   const std::string& images_json() const { return images_json_; }
-  // The fp32 bytes of a tensor. slot() requires CheckpointUse::kTraining.
+  // The fp32 bytes of a parameter, or of its slot "<parameter>.<slot>". slot() requires
+  // CheckpointUse::kTraining.
   //
   // Throws:        CheckpointError if the tensor is missing or has another dtype or shape
   std::span<const std::byte> parameter(const std::string& name, const std::vector<int64_t>& shape) const;

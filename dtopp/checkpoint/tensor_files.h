@@ -14,29 +14,34 @@
 namespace dtopp::checkpoint {
 
 struct TensorFile {
-  std::string_view kind;  // see checkpoint_layout.h
-  std::string name;
+  std::string_view kind;  // kModel, kOptimizer or kEma (checkpoint_layout.h)
+  std::string name;       // in the checkpoint's directory
   std::vector<TensorSource> tensors;
 };
 
 struct TensorFiles {
   std::vector<TensorFile> files;
-  std::map<std::string, std::string> indexes;  // index text by file name, for each kind that is split
+  // Index text by file name, for each kind with several files. The caller writes these files.
+  std::map<std::string, std::string> indexes;
 };
 
 // Splits parameters, moments and averages into files, in order. Each file is filled up to `shard_bytes`; a
-// larger tensor gets a file of its own. The split depends only on names and sizes. Throws DataError if a
-// tensor appears twice.
+// larger tensor gets a file of its own. The split depends only on names and sizes, so it is the same on all
+// ranks.
+//
+// Throws:        DataError if a tensor appears twice in a kind with several files
 TensorFiles split_into_files(const CheckpointContents& contents, uint64_t shard_bytes);
 
 // Reads an index in Hugging Face's format, as split_into_files writes it: the file of each tensor, by tensor
 // name. Throws a DataError that names the index and the problem.
 std::map<std::string, std::string> read_tensor_index(const std::filesystem::path& path);
 
-// Writes the files and returns size and checksum of all of them. It writes as many files at a time as ranks
-// can access `directory`. Meanwhile each rank holds up to twice kCollectedBytes.
+// Writes `files` (not the indexes) into a directory that exists on rank 0. Every rank that can access the
+// directory writes one file at a time. Meanwhile each rank holds up to twice kCollectedBytes.
 //
-// Collective:    every rank of `ranks`, in the same order
+// Returns:       size and checksum of all files, on every rank
+// Throws:        DataError on a rank that cannot write; on the others the error of SavingRanks::check
+// Collective:    every rank of `ranks`, in the same order, with the same files
 ManifestFiles write_tensor_files(const std::filesystem::path& directory, const std::vector<TensorFile>& files,
                                  SavingRanks& ranks);
 

@@ -42,14 +42,14 @@ ConfigNode parse_config(const std::string& text, const std::string& source, bool
 void require_text(std::string_view text, const std::string& source);
 
 // The mapping in one file alone: it does not read `base` files and does not interpret keys. An empty file is
-// an empty mapping. Every error starts with `named_by`, the location that names the file.
+// an empty mapping. An error of reading the file starts with `named_by`, the location that names the file.
 ConfigNode read_config_file(const std::filesystem::path& path, const std::string& named_by = "");
 
 // Reads the file at `path` and merges it over the file that its top-level key `base` names, recursively. A
 // base path is relative to the file that contains it. Mappings merge; lists and scalars replace.
 //
 // `methods` holds named layers. A file or a setting `method: NAME` merges that layer over the files below it,
-// and then its other keys. The tree keeps both keys.
+// and then its other keys. The tree keeps both keys. `named_by` is as in read_config_file, for `path`.
 ConfigNode load_config_tree(const std::filesystem::path& path, std::string named_by = "");
 
 // Sets "section.key" in the tree: a mapping is merged with an existing one, any other value replaces. The key

@@ -1,4 +1,5 @@
 // Defines the diffusion transformer's part of the `model` section, and the `diffusion` section.
+// docs/configuration.md explains each key.
 #pragma once
 
 #include <array>
@@ -46,10 +47,10 @@ struct DiffusionTransformerConfig {
 struct DiffusionConfig {
   Objective objective = Objective::kFlow;
   Timesteps timesteps = Timesteps::kLogitNormal;
-  bool flip = true;  // mirror half of the training samples left to right
-  double condition_dropout = 0.1;
-  double ema_decay = 0.9999;
-  int64_t samples_every = 1000;
+  bool flip = true;                     // mirror half of the training samples left to right
+  double condition_dropout = 0.1;       // share of training samples without class and text
+  double ema_decay = 0.9999;            // of the parameters' moving average; 0: none
+  int64_t samples_every = 1000;         // steps between grids of samples; 0: none
   std::vector<int64_t> sample_classes;  // empty: the first eight classes
 };
 

@@ -75,8 +75,7 @@ void visit_fields(SectionOf<ModelConfig> auto& config, auto&& field) {
 }
 
 // Throws:        UsageError that names the key, if a size is missing, below 1 or does not divide another one,
-// or if
-//                rotary positions cannot divide the head size by 2 (language models) or by 4 (images)
+//                or if rotary positions cannot divide the head size by 2 (language models) or by 4 (images)
 void validate(const ModelConfig& config);
 
 }  // namespace dtopp::config

@@ -1,4 +1,4 @@
-// Defines the `routing` section: how each token selects its experts.
+// Defines the `routing` section: how each token selects its experts. docs/configuration.md explains each key.
 #pragma once
 
 #include <array>
@@ -15,10 +15,10 @@
 namespace dtopp::config {
 
 enum class RoutingMethod { kTopK, kTopKBias, kTopP, kDTopP };
-enum class ThresholdScope { kGlobal, kLayer };
-enum class Normalization { kNone, kFixed, kDynamic };
-enum class Controller { kPi, kSolve };
-enum class RouterZOn { kRaw, kNormalized };  // the logits that the router z-loss uses
+enum class ThresholdScope { kGlobal, kLayer };         // layers that share a threshold: all, or none
+enum class Normalization { kNone, kFixed, kDynamic };  // of the router's logits (ops/route/route.h)
+enum class Controller { kPi, kSolve };                 // the law that moves p after a step
+enum class RouterZOn { kRaw, kNormalized };            // the logits that the router z-loss uses
 
 constexpr auto enum_names(RoutingMethod) {
   return std::array<std::pair<RoutingMethod, std::string_view>, 4>{{{RoutingMethod::kTopK, "top_k"},
@@ -53,9 +53,9 @@ struct RoutingConfig {
   double threshold = 0.25;  // top_p: p; dtop_p: p_0
   ThresholdScope scope = ThresholdScope::kGlobal;
   Controller controller = Controller::kPi;
-  double kp = 0.1;  // pi: K_pro of Eq. (5)
-  double ki = 0.1;  // pi: K_int of Eq. (5)
-  bool anti_windup = true;
+  double kp = 0.1;          // pi: K_pro of Eq. (5)
+  double ki = 0.1;          // pi: K_int of Eq. (5)
+  bool anti_windup = true;  // pi: the sum skips errors that push p beyond a bound
   Normalization normalization = Normalization::kDynamic;
   bool renormalize = true;  // gates sum to 1 over the selected experts
   int64_t max_experts = 0;  // upper limit of experts per token; 0: none

@@ -85,20 +85,20 @@ struct ParallelConfig {
 };
 
 struct ValidationConfig {
-  int64_t every = 1000;
-  int64_t tokens = 1000000;
-  std::vector<std::string> tasks;
-  std::string task_data = "eval/data";
-  int64_t task_limit = 0;
+  int64_t every = 1000;                 // steps; 0: never
+  int64_t tokens = 1000000;             // held-out tokens per validation
+  std::vector<std::string> tasks;       // benchmark tasks at each validation (tasks/task.h)
+  std::string task_data = "eval/data";  // folder of their files
+  int64_t task_limit = 0;               // items per task or category; 0: all
 };
 
 struct CheckpointConfig {
-  int64_t every = 1000;
-  int64_t keep = 2;  // number of newest checkpoints to keep; 0: all
+  int64_t every = 1000;  // steps; 0: only the last one
+  int64_t keep = 2;      // number of newest checkpoints to keep; 0: all
 };
 
 struct LoggingConfig {
-  int64_t every = 1;
+  int64_t every = 1;  // steps per line of metrics
   bool tensorboard = true;
 };
 
@@ -211,7 +211,7 @@ void validate(const RunConfig& config);
 // Like validate, but data.train and output may be missing.
 void validate_values(const RunConfig& config);
 
-// The keys ("training.seed") with different values, in field order.
+// The keys of `a` ("training.seed") that `b` lacks or that have another value in `b`, in field order.
 std::vector<std::string> differing_keys(const RunConfig& a, const RunConfig& b);
 
 // True if `key` must not change between start and resume. These keys may change:

@@ -27,6 +27,8 @@ void require_olmoe(const config::RunConfig& config);
 
 // The text of config.json. `thresholds` holds p in the controller's form: one value, or one per layer.
 // `end_of_text` is the token's id, if there is one.
+//
+// Throws:        UsageError if model.attention_window is not 0
 std::string huggingface_config(const config::RunConfig& config, const std::vector<double>& thresholds,
                                std::optional<int64_t> end_of_text, HuggingFaceClass as);
 
@@ -35,7 +37,7 @@ struct ImportedConfig {
   std::vector<double> thresholds;  // p in the controller's form; empty for a dense model
 };
 
-// Reads the config.json of a model of dtopp's class or OLMoE's.
+// Reads the config.json of a model of dtopp's class or OLMoE's. Call config::validate_values on the result.
 //
 // Throws:        UsageError that names the key that dtopp does not support; DataError if the file is damaged
 ImportedConfig read_huggingface_config(const std::filesystem::path& file);

@@ -18,7 +18,7 @@
 namespace dtopp::convert {
 
 // The fp32 bytes of a parameter in the form of OLMoE's files: the parameter itself, or one or two matrices
-// per expert.
+// per expert. `bytes` must stay valid until they are written.
 std::vector<TensorSource> as_olmoe(const parameters::ParameterSpec& parameter,
                                    std::span<const std::byte> bytes);
 

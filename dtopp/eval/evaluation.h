@@ -36,6 +36,8 @@ models::ValidationResult measure_diffusion(const inference::DiffusionModel& mode
 
 // Returns the thresholds p at which the first held-out images activate `targets` experts
 // (solve_on_validation).
+//
+// Collective: if `model.routing.ranks` is set, every rank, with the same result
 moe::Routing solve_for_images(const inference::DiffusionModel& model, const models::TrainingData& data,
                               const std::vector<double>& targets);
 
@@ -58,6 +60,7 @@ std::string format_table(const DiffusionEvaluation& evaluation);
 //
 // Shapes: "x0", "noise", "prediction" f32 [N, C, H, W]; "t" f32 [N]; "condition" i64 [N] or f32 [N, L, S]
 // Throws: Stopped if a stop is requested; DataError if the file cannot be written
+// Collective: no; this rank computes all images
 void dump_predictions(const inference::DiffusionModel& model, const models::TrainingData& data,
                       int64_t images, int64_t batch_size, const std::filesystem::path& path,
                       inference::Watch& watch);

@@ -22,7 +22,7 @@ void require_writable(const std::filesystem::path& output, const inference::Pict
 //
 // The output is replaced atomically: an existing file stays until the new one is complete.
 //
-// Throws: DataError if writing fails
+// Throws: DataError if writing fails; errors of PictureSampler::next
 void write_pictures(const std::filesystem::path& output, const inference::PictureRequest& request,
                     const data::ImageLayout& layout, inference::PictureSampler& sampler);
 

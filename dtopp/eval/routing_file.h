@@ -12,7 +12,8 @@
 
 namespace dtopp::eval {
 
-// Collects the experts that a model selects. It keeps one byte per token, expert and layer in memory.
+// Collects the experts that a model selects. It keeps one byte per token, expert and layer in memory. Run
+// measure_perplexity on one rank: other ranks' batches would be missing.
 class RoutingDump final : public WindowObserver {
  public:
   // `num_tokens` is T. Throws UsageError if the model is dense.

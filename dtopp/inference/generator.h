@@ -50,7 +50,7 @@ class Generation {
 };
 
 // Samples one id from softmax(logits / temperature), truncated to top_p, with the random number `uniform` in
-// [0, 1). logits_V is f32 [V].
+// [0, 1). logits_V is f32 [V] on the host. Precondition: temperature > 0.
 int32_t sample_token(const at::Tensor& logits_V, double temperature, double top_p, double uniform);
 
 }  // namespace dtopp::inference

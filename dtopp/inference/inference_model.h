@@ -20,7 +20,7 @@ struct InferenceModel {
 };
 
 // Loads the checkpoint of a language model. Throws CheckpointError if a tensor is missing or has another
-// shape.
+// shape, or if tokens attend only within their document and the id that ends one is unknown.
 InferenceModel load_inference_model(const checkpoint::Checkpoint& checkpoint,
                                     const at::Device& device = at::kCPU);
 

@@ -1,6 +1,7 @@
 // Describes a model as one record, independent of its type.
 //
-// A model type is a folder next to this file with a make_ function, and one row of the table in model.cpp.
+// A model type is a folder next to this file with a make_ function, and one row of the table in
+// registry/make_model.cpp.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +28,8 @@ struct Batch;
 struct BatchLosses;
 struct TrainingData;
 
-// Finds the tensor of a parameter by name.
+// Finds the tensor of a parameter by name. Experts are those that moe::Routing::experts computes with: all,
+// or this rank's EP shard.
 using ParameterLookup = std::function<at::Tensor(const std::string&)>;
 
 // Computes the losses of a batch.
@@ -42,8 +44,8 @@ struct Model {
   // Groups of held-out samples ("t0", …). Validation also reports their losses and active experts. Validation
   // batches then hold "group", int64 [B], an index into this list, and their losses include SampleLosses.
   std::vector<std::string> validation_groups;
-  // Builds the loss function over the given parameters. Each is looked up when it is used, in the list's
-  // order.
+  // Builds the loss function over the given parameters. The result keeps the lookup. Each forward pass looks
+  // up every parameter when it is used, in the list's order.
   std::function<LossFunction(const ParameterLookup&)> bind;
 };
 

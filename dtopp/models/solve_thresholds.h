@@ -13,7 +13,8 @@ namespace dtopp::models {
 // The number of tokens to solve on. The mean is then accurate to a hundredth of an expert.
 inline constexpr int64_t kSolveTokens = 16384;
 
-// Runs a forward pass over these tokens. Returns the mean number of experts per token and layer.
+// Runs a forward pass over the same tokens at each call. Returns the mean number of experts per token and
+// layer. With `ranks`, the number of their rank 0 counts.
 using MeanExperts = c10::function_ref<double(const moe::Routing&)>;
 
 // Solves for p: one value for all layers, or one per layer if routing.scope is layer.
@@ -28,7 +29,11 @@ moe::Routing solve_thresholds(const config::RunConfig& config, const std::vector
                               const at::Device& device, MeanExperts forward,
                               const moe::Routing& routing = {});
 
-// Solves on the first held-out samples: kSolveTokens tokens, but at least one sample.
+// Solves on the first held-out samples: kSolveTokens tokens, but at least one sample. Every rank reads the
+// same samples.
+//
+// Preconditions: as above; there are held-out samples
+// Collective:    as above
 moe::Routing solve_on_validation(const Model& model, const config::RunConfig& config,
                                  const std::vector<double>& targets, const at::Device& device,
                                  const LossFunction& losses, const TrainingData& data,

@@ -26,13 +26,14 @@ struct ValidationResult {
   moe::ActivationStatistics activations;
   std::vector<ValidationGroup> groups{};  // groups with samples
   // The loss of the parameters' EMA, if the model has one, with thresholds at which it uses the target number
-  // of experts.
+  // of experts. Trainer::validate sets it.
   std::optional<double> ema_loss{};
 };
 
 class ValidationSums {
  public:
-  // For `samples` samples in batches of `batch_size`. The last batch may be smaller.
+  // For the first `samples` > 0 samples in batches of `batch_size`. The last batch may be smaller. `model`
+  // must outlive this object.
   ValidationSums(const Model& model, int64_t num_experts, int64_t samples, int64_t batch_size,
                  const at::Device& device);
 
@@ -41,8 +42,13 @@ class ValidationSums {
   int64_t first_sample(int64_t batch) const { return batch * batch_size_; }
   int64_t size_of(int64_t batch) const { return std::min(batch_size_, samples_ - first_sample(batch)); }
 
+  // Call it once for each batch, on any one rank. `data` and `losses` belong to the batch. Throws
+  // std::invalid_argument if the model has validation groups and `losses` has no SampleLosses.
   void add(int64_t batch, const Batch& data, const BatchLosses& losses);
-  // The bits do not depend on the distribution of batches over ranks. Collective.
+  // The result over the batches of all ranks, on every rank. Its bits do not depend on the distribution of
+  // batches over ranks.
+  //
+  // Collective: every rank of `ranks`, in the same order
   ValidationResult result(distributed::Collectives& ranks) const;
 
  private:

@@ -1,9 +1,9 @@
-// Predicts the capacity for token-expert pairs per layer, so that the host does not wait for their number.
+// Predicts the capacity of each layer, so that the host does not wait for the number of token-expert pairs.
 //
-// The prediction is the largest number of pairs in an earlier step times a margin. A step that exceeds it
-// runs again. Capacities have few sizes and change rarely, so that the allocator can reuse the memory of the
-// previous step. Example: 1000 pairs with margin 1.25 give a capacity of 1280; it stays while steps have 931
-// to 1137 pairs.
+// A capacity is the number of pairs in the largest micro-batch of the last observed step, times a margin. The
+// trainer runs a step again if a micro-batch exceeds a capacity. Capacities have few sizes and change rarely,
+// so that the allocator can reuse the memory of the previous step. Example: 1000 pairs with margin 1.25 give
+// a capacity of 1280; it stays while steps have 931 to 1137 pairs.
 #pragma once
 
 #include <algorithm>
@@ -27,13 +27,13 @@ class CapacityPredictor {
  public:
   // Predicts nothing: each micro-batch computes its own capacity.
   CapacityPredictor() = default;
-  explicit CapacityPredictor(double margin) : margin_(margin) {}
+  explicit CapacityPredictor(double margin) : margin_(margin) {}  // 0: the same
 
   // Capacity per layer; empty: each micro-batch computes its own.
   const std::vector<int64_t>& capacity_L() const { return capacity_L_; }
 
-  // Records the largest number of pairs in a micro-batch of a step. A capacity stays while its spare part is
-  // between 0.5 and 1.5 times the margin's.
+  // Takes, per layer, the largest number of pairs in a micro-batch of a step, over all ranks. A capacity
+  // stays while its spare part is between 0.5 and 1.5 times the margin's.
   void observe(std::span<const int64_t> max_assignments_L) {
     if (margin_ == 0) return;
     capacity_L_.resize(max_assignments_L.size(), -1);
@@ -45,6 +45,7 @@ class CapacityPredictor {
         capacity_L_[l] = round_up_capacity(most, margin_);
     }
   }
+  // Predicts nothing until the next observe(). For a step that exceeded a capacity.
   void forget() { capacity_L_.clear(); }
 
  private:

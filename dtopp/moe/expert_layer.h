@@ -14,12 +14,12 @@ namespace dtopp::moe {
 struct ExpertLayerWeights {
   at::Tensor router_ED;     // f32 in every compute precision
   at::Tensor router_scale;  // theta, f32 []; undefined unless normalization is dynamic
-  at::Tensor gate_up_EGD;
-  at::Tensor down_EDF;
+  at::Tensor gate_up_EGD;   // the experts that Routing::experts computes with: all, or this rank's
+  at::Tensor down_EDF;      // likewise
 };
 
 struct ExpertLayerOutput {
-  at::Tensor y_TD;
+  at::Tensor y_TD;  // the experts' outputs weighted by the gates, without the residual
   ops::RouteOutput routing;
 };
 
@@ -28,14 +28,20 @@ struct Routing {
   std::shared_ptr<Router> router{};          // null: a dense model
   std::shared_ptr<ExpertBackend> experts{};  // null: LocalExperts with the exact capacity
   bool training = false;                     // the router's update will need this pass's statistics
-  distributed::Collectives* ranks =
-      nullptr;  // ranks that solve for thresholds together; null: this one alone
+  // Ranks that solve for thresholds together (models/solve_thresholds.h); null: this one alone.
+  distributed::Collectives* ranks = nullptr;
 };
 
-// Runs the router only: selects experts and computes their gates.
+// Runs the router only: selects experts and computes their gates. `layer` counts routed layers from 0.
+// Requires routing.router.
 ops::RouteOutput route_tokens(const at::Tensor& x_TD, const ExpertLayerWeights& weights, int64_t layer,
                               const Routing& routing);
 
+// Runs router and experts. Requires routing.router.
+//
+// Shapes:        x_TD [T, D], in the compute precision -> y_TD alike
+// Collective:    if routing.experts is the token dispatcher: every rank of the EP group, in the backward pass
+//                too
 ExpertLayerOutput expert_layer(const at::Tensor& x_TD, const ExpertLayerWeights& weights, int64_t layer,
                                const Routing& routing);
 
@@ -44,10 +50,11 @@ struct RouterLosses {
   at::Tensor load_balance;  // E sum_i f_i Q_i; f is the share of tokens sent to expert i; the gradient is
                             // through Q only
   at::Tensor dynamic;       // mean entropy of P
-  at::Tensor router_z;      // mean squared logsumexp of the logits
+  at::Tensor router_z;      // mean squared logsumexp of the logits, or of the softmax's inputs
+                            // (loss.router_z_on: normalized)
 };
 
-// share_E: f, of this micro-batch or of more tokens.
+// share_E: f, of this micro-batch or of more tokens (Router::share_E).
 RouterLosses router_losses(const ops::RouteOutput& routing, const at::Tensor& share_E);
 
 }  // namespace dtopp::moe

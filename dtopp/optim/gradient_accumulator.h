@@ -24,19 +24,20 @@
 
 namespace dtopp::optim {
 
-// Gradients that an EP group reduces before each rank accumulates its part, f32 [EP shard].
+// The parameters that every rank of an EP group computes with: all but the experts. The EP group reduces
+// their gradients, and each rank sums its EP shard.
 //
 // The ranks of an EP group process alternating micro-batches of one range. Along a tree, they reduce after
 // each micro-batch; otherwise they reduce once, after the last one.
 struct SharedGradients {
   distributed::BucketedReducer* reducer = nullptr;  // null: no shared gradients
-  std::vector<size_t> parameters{};  // parameter i of the exchange is parameter parameters[i] of the model
+  std::vector<size_t> parameters{};  // parameter i of `reducer` is parameter parameters[i] of the model
 };
 
 class GradientAccumulator {
  public:
-  // Receives the sum of a parameter when its last micro-batch completes it: f32, or undefined if no
-  // micro-batch reached the parameter.
+  // Receives the sum of a parameter, once per step, when its last micro-batch completes it. The sum is f32 in
+  // the parameter's shape, or [EP shard] if shared; undefined if no micro-batch reached the parameter.
   using Take = std::function<void(size_t parameter, at::Tensor sum)>;
 
   // `parameters` are the parameters that the model computes with. Their gradients are stored only here from
@@ -48,9 +49,10 @@ class GradientAccumulator {
   ~GradientAccumulator();
 
   // Starts a step with that many micro-batches and discards earlier sums. With 0, `take` gets an undefined
-  // sum for every parameter at once.
+  // sum for every parameter at once. All ranks of an EP group pass the same number.
   void begin(int64_t micro_batches);
-  // Call after each backward pass. Collective if gradients are shared.
+  // Call it after each backward pass, and in turns in which this rank of the EP group has no micro-batch.
+  // Collective if gradients are shared.
   void end_micro_batch();
 
  private:
@@ -71,7 +73,7 @@ class GradientAccumulator {
   Take take_;
   SharedGradients shared_;
   static constexpr size_t kNotShared = SIZE_MAX;
-  std::vector<size_t> reducer_index_;  // index in the exchange, by parameter
+  std::vector<size_t> reducer_index_;  // index in shared_.reducer, by parameter
   std::vector<distributed::TreeAccumulator> sums_;
   std::vector<char> reached_;  // whether this micro-batch reached the parameter
   int64_t left_ = 0;           // remaining micro-batches, including this one

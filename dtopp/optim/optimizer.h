@@ -21,8 +21,8 @@ struct ParameterShard {
   const parameters::ParameterSpec* spec = nullptr;
   at::Tensor main_param, gradient;
   std::vector<at::Tensor> slots;  // in the order of Optimizer::slots
-  std::vector<distributed::ElementRange>
-      updates;  // ranges to update one by one: bits must not depend on the sharding
+  // Ranges of the local shard to update one by one: bits must not depend on the sharding.
+  std::vector<distributed::ElementRange> updates;
 };
 
 struct StepScalars {
@@ -40,7 +40,8 @@ class Optimizer {
   virtual distributed::ShardPolicy shard_policy(const parameters::ParameterSpec& /*spec*/) const {
     return distributed::ShardPolicy::kElements;
   }
-  // Weight decay applies to specs with weight_decay(). The host does not wait for the device.
+  // Updates main_param and slots in place. Weight decay applies to specs with weight_decay(). The host does
+  // not wait for the device.
   virtual void step(std::span<const ParameterShard> shards, const StepScalars& scalars) const = 0;
 };
 

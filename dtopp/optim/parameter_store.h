@@ -5,19 +5,34 @@
 // it holds only its EP shard. It holds its local shard (distributed/sharding/shard_layout.h) of everything
 // else. Example: a bf16 parameter of 65,536 elements (4 chunks) on 4 ranks with EP size 1:
 //
-//                                               rank 0     rank 1     rank 2     rank 3
-// model_params_    bf16                              all        all        all        all
-// main_params_    f32; slots_, gradients_ and       chunk 0    chunk 1    chunk 2    chunk 3
-//             ema_params_ alike
+//                                                rank 0     rank 1     rank 2     rank 3
+// model_params_   bf16                           all        all        all        all
+// main_params_    f32; also slots_, gradients_   chunk 0    chunk 1    chunk 2    chunk 3
+//                 and ema_params_
 //
-// A step moves gradients to the right and parameters to the left:
+// In a step, gradients move down the left side and parameters up the right side:
 //
-// model_params_ -> GradientAccumulator -> ep_reducer_ -> edp_reducer_ -> edp_inter_node_reducer_ ->
-// gradients_ -> Optimizer -> main_params_ model_params_ <----------------- ep_reducer_ <- edp_reducer_ <-
-// edp_inter_node_reducer_ <------------------------ main_params_
+//   model_params_                                        model_params_
+//         |  backward pass                                     ^  forward pass
+//         v                                                    |
+//   GradientAccumulator      micro-batches of this rank        |
+//         v                                                    |
+//   ep_reducer_              ranks of the EP group       ep_reducer_
+//         v                                                    ^
+//   edp_reducer_             EDP ranks of this node      edp_reducer_
+//         v                                                    ^
+//   edp_inter_node_reducer_  nodes                       edp_inter_node_reducer_
+//         v                                                    ^
+//   gradients_  ---------->  Optimizer  -------------->  main_params_
+//
+// Experts skip ep_reducer_. The calls of a step:
+//
+//   begin_step(n);  n times: forward pass, backward pass, end_micro_batch();
+//   finish_gradients();  squared_norms();  step(lr, divisor, applied);
 //
 // Throws:        CheckpointError if a checkpoint lacks a tensor; errors of BucketedReducer
-// Collective:    functions marked "Collective", on every rank, in the same order
+// Collective:    the calls of a step except squared_norms, and functions marked "Collective": every rank, in
+//                the same order
 #pragma once
 
 #include <memory>
@@ -47,7 +62,7 @@ class ParameterStore {
 
   void initialise(uint64_t seed);
   // Loads the parameters and, with `slots`, the optimizer's slots. CheckpointError if the checkpoint lacks a
-  // tensor.
+  // tensor. Collective.
   void load(const checkpoint::Checkpoint& checkpoint, bool slots);
 
   // Starts an EMA of the parameters at their current values. Every applied step updates it:
@@ -71,16 +86,19 @@ class ParameterStore {
   // this rank's EP shard. Waits for the gather of this parameter; later parameters are gathered while the
   // forward pass computes.
   at::Tensor model_param(const std::string& name) const;
-  // Waits for the gathers of all parameters, for a rank without a micro-batch.
+  // Waits for the gathers of all parameters. Call it on a rank that calls model_param() for none, because
+  // other ranks wait for its part.
   void finish_all_gather() const;
 
   // Starts a step with that many micro-batches of this rank. Call end_micro_batch() after each backward pass.
+  // All ranks of an EP group pass the same number (GradientAccumulator::begin).
   void begin_step(int64_t micro_batches) { gradient_accumulator_->begin(micro_batches); }
   void end_micro_batch() { gradient_accumulator_->end_micro_batch(); }
   // Waits for the sums over all ranks' micro-batches. Call after the last end_micro_batch().
   void finish_gradients() { gradients_ = edp_reducer_->finish_reduce_scatter(); }
   // Squared norms of the gradients, f64: one per chunk (distributed/sharding/shard_layout.h) of all
-  // parameters in order, 0 for the chunks of other ranks. NaN or infinite if a gradient is.
+  // parameters in order, 0 for the chunks of other ranks. The caller adds up the ranks. NaN or infinite if a
+  // gradient is.
   at::Tensor squared_norms() const;
 
   // Applies one update with gradients divided by `divisor` (f32 []), then refreshes the tensors of
@@ -90,14 +108,14 @@ class ParameterStore {
   // The tensors of a checkpoint, without `read`: collect_saved() reads their bytes.
   std::vector<TensorSource> parameter_sources() const;
   std::vector<TensorSource> slot_sources() const;
-  // Sends each rank its part of those tensors, as SavingRanks::collect. Collective.
+  // Implements SavingRanks::collect for those tensors. Collective.
   void collect_saved(const std::vector<checkpoint::TensorByteRange>& by_rank, const TakeBytes& take) const;
 
   const std::vector<parameters::ParameterSpec>& specs() const { return specs_; }
   const at::Device& device() const { return device_; }
   // A whole main parameter, f32. Collective.
   at::Tensor main_param(const std::string& name) const { return whole(main_params_, index_.at(name)); }
-  // The whole gradient of a parameter, f32, between finish_gradients() and the next step. Collective.
+  // The whole gradient of a parameter, f32, between finish_gradients() and step(). Collective.
   at::Tensor gradient(const std::string& name) const { return whole(gradients_, index_.at(name)); }
 
  private:

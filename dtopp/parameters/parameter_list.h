@@ -11,8 +11,12 @@
 
 namespace dtopp::parameters {
 
+// Functions append parameters. Call them in the order of the forward pass. Names are complete, such as
+// "model.norm.weight"; shapes of matrices are [outputs, inputs].
 class ParameterList {
  public:
+  // `model` and `routing` must outlive this object.
+  //
   // Matrices start with standard deviation model.init_std; matrices that write to the residual stream start
   // with residual_std().
   ParameterList(const config::ModelConfig& model, const config::RoutingConfig& routing)
@@ -23,10 +27,11 @@ class ParameterList {
     return model_.scale_residual_init ? model_.init_std / std::sqrt(2.0 * layers) : model_.init_std;
   }
 
+  // A gain, initially 1.
   void gain(const std::string& name, int64_t size) {
     list_.push_back({name, {size}, {Distribution::kOne}, ParameterRole::kGain});
   }
-  // A bias, or several biases in one tensor.
+  // A bias, or several biases in one tensor, initially 0.
   void shift(const std::string& name, std::vector<int64_t> shape) {
     list_.push_back({name, std::move(shape), {Distribution::kZero}, ParameterRole::kGain});
   }
@@ -70,6 +75,7 @@ class ParameterList {
     matrix(prefix + "experts.gate_up_proj", {E, 2 * F, D}, ParameterRole::kExpert);
     residual_matrix(prefix + "experts.down_proj", {E, D, F}, ParameterRole::kExpert);
   }
+  // Returns the list, which is then empty.
   std::vector<ParameterSpec> take() { return std::move(list_); }
 
  private:

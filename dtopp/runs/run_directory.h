@@ -39,7 +39,8 @@ checkpoint::Checkpoint open_checkpoint(const std::filesystem::path& path, const 
                                        checkpoint::CheckpointUse use = checkpoint::CheckpointUse::kInference,
                                        const checkpoint::VerifyFiles& verify = verify_content);
 
-// Holds config.output, which one process may use at a time. On ranks other than 0 it does nothing.
+// Holds config.output, which one process may use at a time. On ranks other than 0 it does nothing. `config`
+// must outlive it.
 class RunDirectory {
  public:
   // Locks the directory if it exists. A new run creates nothing before create().
@@ -52,10 +53,10 @@ class RunDirectory {
   RunDirectory(const RunDirectory&) = delete;
   RunDirectory& operator=(const RunDirectory&) = delete;
 
-  // Creates missing parts of the path and locks the directory, unless it is locked. Throws as the
-  // constructor, and DataError if it cannot be created.
+  // Creates missing parts of the path and locks the directory, unless this object holds the lock. Throws as
+  // the constructor, and DataError if it cannot be created.
   void create();
-  // Writes config.yaml and keeps the directory.
+  // Writes config.yaml and keeps the directory. Call it after create(), on rank 0 only.
   void keep();
 
  private:

@@ -21,10 +21,10 @@ struct RunHistory {
   Series tokens, time;                   // training lines only: tokens so far, seconds since the epoch
 };
 
-// Reads the file; a torn last line is ignored.
+// Reads the file; a torn last line is ignored. A step may have several lines with different metrics.
 //
-// Throws:        DataError with file and line, if a line is not in the format of MetricsWriter or its step
-//                does not follow that of the line before it
+// Throws:        DataError with the file if it cannot be read; with file and line if the line is not in the
+//                format of MetricsWriter or an earlier line has the same metric at this step or a later one
 RunHistory read_run_history(const std::filesystem::path& metrics_file);
 
 }  // namespace dtopp::runs

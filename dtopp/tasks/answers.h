@@ -27,6 +27,8 @@ struct Scores {
 struct Answer {
   int64_t choice = 0;     // multiple choice and schema
   std::string text = {};  // generation: the extracted answer, normalized
+  // The choice is the right one, each token was the most likely one (language modeling), or `text` begins
+  // with the normalized right answer.
   bool correct = false;
   // Sum of -log p, in nats, over the tokens of the right continuation, and their number. 0 for generation.
   double nll = 0;

@@ -23,9 +23,9 @@ struct Task {
   std::string_view area;   // one of the paper's five fields
   TaskType type = TaskType::kMultipleChoice;
   int64_t shots = 0;
-  std::string_view prelimiter;
-  std::string_view continuation_delimiter;
-  int64_t num_choices = 0;   // choices per item; 0 if there are none
+  std::string_view prelimiter;              // before each question
+  std::string_view continuation_delimiter;  // between question and answer
+  int64_t num_choices = 0;                  // choices per item; 0 if there are none
   bool by_category = false;  // each category is a separate data set; the score is their unweighted mean
   std::string_view sha256;   // checksum of the uncompressed file
 

@@ -20,11 +20,12 @@ class Periodic {
  public:
   virtual ~Periodic() = default;
 
-  // Whether to run at this state; is_last: after the run's last step.
+  // Whether to run at this state, the same on all ranks; is_last: after the run's last step.
   virtual bool is_due(const checkpoint::TrainingState& state, bool is_last) const = 0;
   // Whether an earlier process of the run has stored the results. Called on resuming; rank 0 decides.
   virtual bool is_done(const checkpoint::TrainingState& /*state*/) const { return false; }
-  // Returns nullopt, on all ranks, if a stop is requested on any rank. Collective.
+  // Returns nullopt, on all ranks, if a stop is requested on any rank. Rank 0's measurements are logged.
+  // Collective.
   virtual std::optional<Measurements> run(Trainer& trainer, const StopToken& stop) = 0;
 };
 

@@ -22,27 +22,30 @@ namespace dtopp::train {
 struct RunSummary {
   std::filesystem::path directory;
   std::filesystem::path checkpoint;  // the final checkpoint
-  int64_t steps = 0;
+  int64_t steps = 0;                 // of the whole run, as `tokens`
   int64_t tokens = 0;
-  bool already_complete = false;
+  bool already_complete = false;  // before train()
 };
 
 // Each rank has one Run. Only rank 0 writes to the directory and has a `log` that prints.
 class Run {
  public:
-  // All references must outlive this object. memory: bytes of this rank, free at the start.
+  // All references must outlive this object. The cluster is connected, and `directory` exists. train()
+  // initializes or restores the trainer. memory: bytes of this rank, free at the start.
   Run(const config::RunConfig& config, Trainer& trainer, runs::RunDirectory& directory,
       distributed::Cluster& cluster, const plan::Plan& plan, uint64_t memory, const ConsoleLog& log,
       const StopToken& stop);
 
-  // Adds an evaluation; null: none.
+  // Adds an evaluation; null: none. Call it before train(), with the same evaluations on all ranks.
   void add(std::unique_ptr<Periodic> evaluation);
 
   // Trains to config.training.steps, resuming from the newest valid checkpoint in config.output. After a
-  // request to stop, saves the state and throws Stopped.
+  // request to stop, saves the state and throws Stopped. Call it once.
   //
-  // Throws:        NumericalError after training.max_skips non-finite steps in a row; DataError if a file
-  //                cannot be read or written; errors of begin_or_resume
+  // Returns:       the summary, on every rank
+  // Throws:        NumericalError after more than training.max_skips non-finite steps in a row; ResourceError
+  //                with a smaller micro-batch size if device memory is too small; DataError if a file cannot
+  //                be read or written; errors of begin_or_resume
   // Collective:    every rank
   RunSummary train();
 

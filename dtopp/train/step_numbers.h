@@ -3,11 +3,12 @@
 // All decisions about a step (step_decision.h) and all reports of it use these numbers only. Every rank holds
 // the same numbers, so all ranks decide alike. Example with 2 micro-batches, one loss term and 3 chunks:
 //
-// field           local, on each rank       all-reduce    Reduce
-// losses          [2, 2], other rows zero   sum           kSumRows -> [2]
-// grad_squares    [3], other chunks zero    sum           kSumRows -> []
-// overflowed      []                        sum           kSum     -> []
-// max_pairs       [L], in this rank's row   sum           kMaxOverRanks -> [L]
+// field             local, on each rank       all-reduced sum           Reduce         result
+// losses            [2, 2], other rows zero   [2, 2]                    kSumRows       [2]
+// grad_squares      [3], other chunks zero    [3]                       kSumRows       []
+// overflowed        []                        []                        kSum           []
+// max_assignments   [L]                       [ranks, L]: a row per     kMaxOverRanks  [L]
+//                                             rank, made by reduce()
 #pragma once
 
 #include <string>
@@ -52,6 +53,7 @@ class StepNumbers {
   // Removes the number. It is then not copied to the host.
   at::Tensor take(std::string_view name);
   double number(std::string_view name) const { return (*this)[name].item<double>(); }
+  // Requires numbers on the host (Copy::get).
   std::vector<double> list(std::string_view name) const;
 
   // Copies all numbers to the host without blocking.

@@ -30,7 +30,7 @@ class Trainer {
   Trainer(const config::RunConfig& config, models::Model model, models::TrainingData data,
           const at::TensorOptions& compute, distributed::ProcessGroups groups = {});
 
-  // Step 0, with parameters from the seed or from a checkpoint.
+  // Call one of these three before the first step. Step 0, with parameters from the seed or a checkpoint:
   void initialise();
   void initialise_from(const checkpoint::Checkpoint& checkpoint);
   // Resumes from a checkpoint. CheckpointError if a tensor is missing.
@@ -48,8 +48,8 @@ class Trainer {
   // computes its own, for which the host waits on a device. The default is kCapacityMargin on a device with
   // EP size 1, else 0.
   void predict_capacity(double margin) { capacity_predictor_ = moe::CapacityPredictor(margin); }
-  // The mean over the first `tokens` held-out tokens. Batch b runs on rank b modulo the number of ranks.
-  // nullopt, on all ranks, if a stop is requested on any rank. Collective.
+  // The mean over the first `tokens` held-out tokens. Requires data().validation_samples > 0. Batch b runs on
+  // rank b modulo the number of ranks. nullopt, on all ranks, if a stop is requested on any rank. Collective.
   std::optional<models::ValidationResult> validate(int64_t tokens, const StopToken& stop);
   // Exchanges parameters() with their EMA until the next call. Requires a model with an EMA. Collective.
   void swap_ema() { store_.swap_ema(); }

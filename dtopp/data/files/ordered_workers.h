@@ -1,7 +1,7 @@
 // Processes items in several threads and returns the results in the order of the items.
 //
 // One thread produces items, worker threads turn each item into a result, and the caller takes the results in
-// order. At most 2 * num_workers + 2 items are in flight, which bounds the memory.
+// order. At most 2 * num_workers + 3 items exist at a time, which bounds the memory.
 #pragma once
 
 #include <condition_variable>
@@ -28,9 +28,13 @@ class OrderedWorkers {
   using Item = typename decltype(std::declval<Source&>().next())::value_type;
   using Result = std::invoke_result_t<Work&, Item, int>;
 
-  // `source.next()` returns the next item, or nullopt at the end; it runs in its own thread. `work` is called
-  // from `num_workers` threads at once; its second argument is the number of the thread, from 0. Throws
-  // ResourceError if a thread cannot be started.
+  // Starts the threads. `source.next()` returns a std::optional: the next item, or nullopt at the end. It
+  // runs in its own thread.
+  //
+  // All `num_workers` threads call the same `work` at once, so it must be thread-safe. Its second argument is
+  // the number of the thread, from 0.
+  //
+  // Throws:        ResourceError if a thread cannot be started
   OrderedWorkers(Source source, Work work, int num_workers)
       : source_(std::move(source)), work_(std::move(work)), limit_(2 * static_cast<size_t>(num_workers) + 2) {
     threads_.reserve(static_cast<size_t>(num_workers) + 1);
@@ -43,12 +47,14 @@ class OrderedWorkers {
       throw ResourceError(std::string("a thread cannot be started: ") + error.what() + "; use fewer workers");
     }
   }
+  // Waits for calls in progress and discards the remaining items.
   ~OrderedWorkers() { close(); }
   OrderedWorkers(const OrderedWorkers&) = delete;
   OrderedWorkers& operator=(const OrderedWorkers&) = delete;
 
   // Returns the next result in order, or nullopt at the end. Rethrows the exception that `source` or `work`
-  // threw for this item.
+  // threw for this item. Later items can be taken after an exception of `work`; one of `source` is the end.
+  // Call it from one thread.
   std::optional<Result> next() {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return !pending_.empty() || finished_; });

@@ -67,7 +67,7 @@ class ImagePreparation {
   const PrepareImagesProgress& progress() const { return progress_; }
   // The facts about the samples so far. The skipped samples are listed in order.
   const ImageFacts& facts() const { return facts_; }
-  // Records the progress and throws Stopped.
+  // Records the progress and throws Stopped. Precondition: the folder is not complete.
   [[noreturn]] void stop();
 
  private:

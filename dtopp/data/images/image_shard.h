@@ -18,7 +18,7 @@ class ImageShard {
   ImageShard(const std::filesystem::path& path, const ImageFacts& facts);
 
   uint64_t images() const { return images_; }
-  // As in ImageData. Precondition: index < images().
+  // As in ImageData, which checks kind and sizes first. Precondition: index < images().
   int64_t label(uint64_t index) const;
   void pixels(uint64_t index, std::span<uint8_t> out) const;
   void latent(uint64_t index, bool flipped, std::span<float> out) const;

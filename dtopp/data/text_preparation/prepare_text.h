@@ -35,7 +35,7 @@ struct PrepareTextProgress {
   uint64_t input_bytes = 0;  // bytes read, before decompression
   uint64_t input_bytes_total = 0;
   uint64_t text_bytes = 0;  // bytes of the documents that this process has encoded
-  uint64_t documents = 0;
+  uint64_t documents = 0;   // in the folder, with those of earlier processes; likewise `tokens`
   uint64_t tokens = 0;
 };
 
@@ -45,16 +45,17 @@ struct PrepareTextProgress {
 //   while (preparation.next()) show(preparation.progress());
 //
 // Throws: DataError if text is missing or damaged (naming file and line) or if the output cannot be written;
-//         UsageError if the output folder holds other files or another process writes it
+//         UsageError if options or inputs are not valid, if the output folder holds other files or another
+//         job, or if another process writes it; ResourceError if a thread cannot be started
 class TextPreparation {
  public:
-  // `encoder` must outlive the object.
+  // Checks the inputs and the folder and starts the workers. `encoder` must outlive the object.
   TextPreparation(PrepareTextOptions options, const TextEncoder& encoder);
 
-  // Encodes the next batch. Returns false if the folder is complete.
+  // Writes the next encoded batch. Returns false if the folder is complete.
   bool next();
   const PrepareTextProgress& progress() const { return progress_; }
-  // Records the progress and throws Stopped.
+  // Records the progress and throws Stopped. Precondition: the folder is not complete.
   [[noreturn]] void stop();
 
  private:

@@ -1,8 +1,15 @@
 // Reads and writes the .idx file of Megatron's IndexedDataset.
 //
 // The layout of version 1, little-endian:
-//   "MMIDIDX\0\0"  uint64 version = 1  uint8 id type  uint64 n: number of sequences  uint64 d: document
-//   bounds int32[n] lengths in ids  int64[n] byte offsets in the .bin file  int64[d] document bounds, 0 … n
+//
+//   "MMIDIDX\0\0"
+//   uint64    1, the version
+//   uint8     type of the ids
+//   uint64    n: number of sequences
+//   uint64    d: number of document bounds
+//   int32[n]  lengths in ids
+//   int64[n]  byte offsets in the .bin file
+//   int64[d]  document bounds, 0 … n
 #pragma once
 
 #include <cstdint>

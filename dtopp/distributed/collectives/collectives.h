@@ -88,6 +88,8 @@ class Collectives {
   Collectives(const Collectives&) = delete;
   Collectives& operator=(const Collectives&) = delete;
 
+  // This rank's index in the group, and the number of ranks in the group. Roots and Splits use the same
+  // index.
   int64_t rank() const { return rank_; }
   int64_t size() const { return size_; }
 
@@ -97,8 +99,8 @@ class Collectives {
   // `out` is the concatenation of the ranks' `in`, which have equal sizes. `in` may be this rank's part of
   // `out`.
   Pending all_gather(at::Tensor out, at::Tensor in, const char* what);
-  // f64 only. The order of additions must not matter: use whole numbers whose sum is below 2^53, or floats
-  // that are zero on all ranks but one.
+  // Replaces `values` by their sum over the ranks. f64 only. The order of additions must not matter: use
+  // whole numbers whose sum is below 2^53, or floats that are zero on all ranks but one.
   Pending all_reduce_sum(at::Tensor values, const char* what);
   // Copies the root's `values` to every rank.
   Pending broadcast(at::Tensor values, int64_t root, const char* what);

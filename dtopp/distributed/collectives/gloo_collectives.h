@@ -15,11 +15,12 @@ class Store;
 
 namespace dtopp::distributed {
 
-// Ranks 0 to size - 1. An EP group is `ep_size` consecutive ranks; `ep_size` divides size.
+// Ranks 0 to size - 1.
 std::vector<int64_t> all_ranks(int64_t size);
-// The ranks of this rank's EP group. Rank 5 with block 4: 4, 5, 6, 7.
+// The EP group of `rank`: `ep_size` consecutive ranks. Rank 5 with EP size 4: 4, 5, 6, 7.
 std::vector<int64_t> ep_ranks(int64_t rank, int64_t ep_size);
-// The size / block ranks with the same EP rank, which hold the same experts. Rank 5 with block 4 of 8: 1, 5.
+// The EDP group of `rank`: of ranks 0 to size - 1, those with the same EP rank, which hold the same experts.
+// Rank 5 of 8 with EP size 4: 1, 5. Throws c10::Error unless `ep_size` divides `size`.
 std::vector<int64_t> edp_ranks(int64_t rank, int64_t ep_size, int64_t size);
 
 struct GlooOptions {

@@ -11,6 +11,12 @@
 namespace dtopp::distributed {
 
 // Each group serves one purpose. Collectives of one purpose then never queue behind those of another.
+// Example: the groups of rank 5 of 8, with EP size 2 on 2 nodes:
+//
+// world            0 to 7
+// edp_intra_node   5, 7
+// edp_inter_node   1, 5
+// ep, ep_dispatch  4, 5
 struct ProcessGroups {
   std::shared_ptr<Collectives> world = std::make_shared<SingleRank>();
   // The EDP group, for gradients and parameters of this rank's EP shard: its ranks on this node, and this
@@ -30,8 +36,9 @@ struct ProcessGroups {
   ParallelDims dims() const { return {size(), edp_inter_node->size(), ep->size()}; }
 };
 
-// Connects this rank to the others. Rank 0's dims apply to all ranks. `counts`, if given, counts the
-// collectives of all groups with several ranks. Collective.
+// Connects this rank to the others. `dims` come from with_nested_nodes(). Rank 0's nodes and EP size apply to
+// all ranks. `counts`, if given, counts the collectives of all groups with several ranks. Cluster::connect
+// sets `ranks_here` and `device` afterwards. Collective.
 ProcessGroups make_process_groups(const c10::intrusive_ptr<c10d::Store>& store, int64_t rank,
                                   const ParallelDims& dims, const GlooOptions& options,
                                   const std::shared_ptr<CollectiveCounts>& counts = nullptr);

@@ -30,7 +30,8 @@ namespace dtopp::distributed {
 
 class Cluster final : private WatchedProcess {
  public:
-  // version() identifies the program, which must be the same on all ranks.
+  // version() identifies the program, which must be the same on all ranks. Call the constructor before the
+  // process has threads, because it sets environment variables (configure_transport).
   Cluster(launch::LaunchEnvironment environment, std::string (*version)());
   ~Cluster();
   Cluster(const Cluster&) = delete;
@@ -38,9 +39,11 @@ class Cluster final : private WatchedProcess {
 
   // Calls `body` and reports its exception to the other ranks, then throws it.
   //
-  // One process prints each message: rank 0 if all ranks fail alike, the launcher of --processes for a lost
-  // rank. The other ranks end here, silently, with the same status. If another rank is lost, this process
-  // ends immediately with status 5, without waiting for its threads.
+  // Only one of the ranks with the same error throws: rank 0 if it has the error. The others end here,
+  // silently, with the same status.
+  //
+  // If another rank is lost, this process ends immediately with status 5, without waiting for its threads.
+  // The launcher of --processes prints the loss; without that launcher, every rank prints it.
   void run(const std::function<void()>& body);
 
   // Finds the other ranks and watches them. A rank that is silent for `timeout` is lost

@@ -34,20 +34,28 @@ class BucketedReducer {
   BucketedReducer(Collectives& ranks, std::vector<Shards> shards, const at::Device& device,
                   BucketedReducer* next = nullptr);
 
-  // Adds this rank's contribution to the sum of one parameter: contiguous f32 of any shape, or undefined for
-  // none. Call once per parameter between two calls of finish_reduce_scatter().
+  // Adds this rank's contribution to the sum of one parameter: contiguous f32 with all elements, in any
+  // shape, or undefined for none. Call it once per parameter, in any order, before each
+  // finish_reduce_scatter(). Do not modify `part` afterwards.
   void add(size_t parameter, at::Tensor part);
-  // Waits for all buckets. Returns the local shard of each parameter's sum over all ranks, including those of
-  // `next`, added along the aligned tree (tree_sum.h): f32 [local shard], zero if no rank added anything.
+  // Waits for all buckets.
+  //
+  // Returns:       per parameter, this rank's local shard of the sum over all ranks, including those of
+  //                `next`: f32 [local shard], added along the aligned tree (tree_sum.h); zero if no rank
+  //                added anything; in a group of one rank an alias of `part`
+  // Throws:        c10::Error if a parameter was not added
   std::vector<at::Tensor> finish_reduce_scatter();
 
-  // Starts the all-gather of `whole`: one contiguous tensor per parameter with all its elements. Parameters
-  // of one type share a message.
+  // Starts the all-gather of `whole`: one contiguous tensor per parameter with all its elements. `whole`
+  // holds this rank's local shard; the gather fills in the others. An earlier gather is finished first.
+  // Parameters of one type share a message.
   //
-  // Without a source, this rank's shards must be valid now, and two buckets are in flight at a time; more
-  // would need memory for all parameters. With a source, a bucket starts when wait_all_gather() needs it,
-  // after the source has gathered its parameters. With `next`, the gather of `next` takes over the source,
-  // and `next` becomes the source of this one.
+  // Without a source, this rank's local shard must be valid now. Two buckets are in flight at a time; more
+  // would need memory for all parameters.
+  //
+  // With a source, the local shard is a result of the source's all-gather, which is still running. A bucket
+  // starts when wait_all_gather() needs it, after the source has gathered the bucket's parameters. With
+  // `next`, `next` takes over the source and becomes the source of this one.
   struct Source {
     BucketedReducer* reducer = nullptr;  // null: none
     std::vector<size_t> parameters{};    // parameter i here is parameters[i] there; empty: i
@@ -55,8 +63,9 @@ class BucketedReducer {
   void start_all_gather(std::vector<at::Tensor> whole, Source source);
   // Whether any other rank takes part.
   bool has_others() const { return ranks_.size() > 1 || (next_ && next_->has_others()); }
-  // Blocks until all elements of a parameter are valid.
+  // Blocks until all elements of a parameter are valid. Parameters may be waited for in any order.
   void wait_all_gather(size_t parameter);
+  // Waits for all parameters. A rank that needs none must call it too: other ranks wait for its buckets.
   void finish_all_gather();
 
  private:

@@ -1,12 +1,13 @@
 // Computes the elements of a parameter that each rank stores: the main parameter, its moments and its
 // gradient sum.
 //
-// A parameter is cut into chunks that are never split. Chunk sizes depend on the parameter alone, and every
-// rank stores consecutive whole chunks. Values that are computed per chunk (an update, a norm) therefore have
-// the same bits on every rank grid.
+// A parameter is cut into chunks that are never split. A chunk has 16,384 elements, or more if the parameter
+// would have over 1,024 chunks. No chunk contains elements of two experts. Every rank stores consecutive
+// whole chunks. Values that are computed per chunk (an update, a norm) therefore have the same bits on every
+// rank grid.
 //
 // The cut is nested: first over EP ranks, then over the EDP ranks of a node, then over nodes. Example with 16
-// chunks on 8 ranks (index 0, pieces 1, EP size 2, EDP size 4, 2 nodes; ranks 0 to 3 are on node 0):
+// chunks on 8 ranks (index 0, no experts, EP size 2, EDP size 4, 2 nodes; ranks 0 to 3 are on node 0):
 //
 // chunk        0    1    2    3    4    5    6    7    8    9    10   11   12   13   14   15
 // EP shard     [------------- EP rank 0 --------------][------------- EP rank 1 --------------]
@@ -45,11 +46,12 @@ enum class ShardPolicy {
   kWholeMatrix,  // one rank holds a whole matrix; of experts, whole matrices of each expert
 };
 
+// Ranges are elements of the flattened parameter, unless a name ends in "chunks". A rank is one of the run.
 class ShardLayout {
  public:
   // `index` is the parameter's index in the model. `num_experts` is the number of its experts, or 1 if it has
-  // none. The EP size divides `num_experts`, and EP ranks get whole experts. With 1 piece, EP ranks share the
-  // chunks.
+  // none. The EP size divides `num_experts`, and EP ranks get whole experts. Without experts, EP ranks share
+  // the chunks.
   ShardLayout(int64_t elements, int64_t num_experts, int64_t index, const ParallelDims& dims,
               ShardPolicy policy = ShardPolicy::kElements);
 
@@ -72,7 +74,7 @@ class ShardLayout {
 
   int64_t elements_, num_experts_, index_;
   ParallelDims dims_;
-  int64_t chunk_size_ = 0, chunks_per_expert_ = 0;  // elements per chunk; chunks per piece
+  int64_t chunk_size_ = 0, chunks_per_expert_ = 0;  // chunk_size_ in elements
 };
 
 }  // namespace dtopp::distributed

@@ -1,7 +1,7 @@
 // Stores a tensor as one shard per rank, and gathers ranges of such tensors.
 //
 // Throws:        RankLost or ResourceError as Collectives
-// Collective:    collect, on every rank of the group
+// Collective:    gather_shards, on every rank of the run
 #pragma once
 
 #include <vector>
@@ -14,10 +14,10 @@ namespace dtopp::distributed {
 // The elements that each rank of a group stores, by rank. Every element belongs to exactly one rank.
 using Shards = std::vector<ElementRange>;
 
-// The form in which parameters and moments are stored.
+// One rank's part of a parameter or moment.
 struct ShardedTensor {
   const ShardLayout* layout = nullptr;
-  at::Tensor local_shard;  // the local shard, [elements]
+  at::Tensor local_shard;  // the elements of layout->local_shard(rank), [elements]
 };
 
 // A request of one rank for elements [begin, end) of a tensor. Without a tensor the rank requests nothing.
@@ -26,9 +26,11 @@ struct ShardRequest {
   ElementRange range{};
 };
 
-// Sends each rank the elements that it requests. `by_rank` is the same on all ranks; the tensors share one
-// type and device. Peak memory is the elements sent (none if one rank gets them all) plus twice the elements
-// received.
+// Sends each rank the elements that it requests: by_rank[r] is the request of rank r.
+//
+// All ranks pass the same requests, each rank with its own local shards. The tensors share one type and
+// device. `ranks` are the ranks of the layouts. Peak memory is the elements sent (none if one rank gets them
+// all) plus twice the elements received.
 //
 // Returns:       this rank's elements [elements], undefined without a request; a view if the group has one
 //                rank

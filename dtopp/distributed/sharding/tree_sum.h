@@ -24,8 +24,11 @@ inline constexpr double kNothing = -0.0;
 struct MicroBatchRange {
   int64_t begin, end;  // end - begin may be 0
 };
-// The leaves of a rank, or of an EP group of `unit` ranks among `size` such groups. Each gets B leaves: the
-// smallest unit * 2^i with size * B >= leaves. Example: 6 leaves on 4 ranks are 2, 2, 2, 0.
+// The leaves of one EP group. `rank` is its EDP rank, and `size` is the EDP size. (With EP size 1, these are
+// the rank and the number of ranks.)
+//
+// Each EP group gets B leaves, the last ones fewer. B is the smallest ep_size * 2^i with size * B >= leaves.
+// Example: 6 leaves on 4 ranks are 2, 2, 2, 0; on 2 EP groups of 4 ranks they are 4, 2.
 MicroBatchRange local_micro_batches(int64_t leaves, int64_t rank, int64_t size, int64_t ep_size = 1);
 
 // Undefined leaves are absent. The sum is undefined if all are absent, and aliases the leaf if one is

@@ -6,7 +6,7 @@
 namespace dtopp::eval {
 
 // Prepares the tasks of config.validation.tasks from the files in config.validation.task_data. They run with
-// each validation, with the fp32 parameters and the current thresholds.
+// each validation on all ranks, with the fp32 parameters and the current thresholds.
 //
 // Prompts are encoded with the tokenizer of the training data. "all" selects the tasks that fit the model's
 // sequence length.

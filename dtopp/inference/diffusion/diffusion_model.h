@@ -26,7 +26,7 @@ DiffusionModel load_diffusion_model(const checkpoint::Checkpoint& checkpoint, Pa
 data::ImageLayout load_image_layout(const checkpoint::Checkpoint& checkpoint);
 
 // A model that denoises with these thresholds. It adds the selected experts to `activations` unless that is
-// null. All three must outlive it.
+// null. All three must outlive it. predict() is collective if `routing` has the experts of an EP group.
 class ModelDenoiser final : public Denoiser {
  public:
   ModelDenoiser(const DiffusionModel& model, const moe::Routing& routing,

@@ -58,7 +58,8 @@ class PictureSampler {
 // pictures with the conditions of `request` and other noise, sampled with the model's own thresholds. The
 // result does not depend on request.count.
 //
-// Throws: Stopped if a stop is requested
+// Throws:     Stopped if a stop is requested
+// Collective: if `model.routing.ranks` is set, every rank, with the same result
 moe::Routing solve_for_sampling(const DiffusionModel& model, const PictureRequest& request,
                                 const std::vector<double>& targets, Watch& watch);
 

@@ -57,9 +57,8 @@ BiasMask window_mask(int64_t samples, int64_t length, int64_t window, const at::
                      const at::TensorOptions& options);
 
 // Shapes:        x_TD [T, D] -> [T, D]
-// Preconditions: `rotary` has a row per token; it is defined if the model has QK norm. `layer` is the layer
-// of
-//                the caches of a SegmentMask.
+// Preconditions: `rotary` has a row per token; it is defined if the model has QK norm. `layer` selects the
+//                layer of the caches of a SegmentMask.
 at::Tensor attention(const at::Tensor& x_TD, const AttentionWeights& weights,
                      const config::ModelConfig& model, const RotaryTable& rotary, const AttentionMask& mask,
                      size_t layer);

@@ -57,6 +57,7 @@ struct Segment {
 // Lets every token attend to its segment's continued tokens and to the earlier tokens of its segment.
 class SegmentMask {
  public:
+  // `segments` must outlive the mask. A segment has a cache, a parent or neither, and no two share a cache.
   // tokens_T: int64, T the sum of the segments' lengths. end_of_text: a token attends only to its own
   // document, which ends with this id. window > 0: a token attends to itself and to window - 1 tokens before
   // it. Throws std::invalid_argument if the segments are inconsistent.

@@ -19,7 +19,8 @@ namespace dtopp::ops {
 // Shapes:        x_TD [T, D] and gain_D [D] of one type; cos_TK, sin_TK [T, K] f32 (f64 for f64 x), where K
 //                is D / num_heads and even
 // Returns:       [T, num_heads, K] of x's type
-// Throws:        c10::Error "norm_rotary…" if the shapes, types or devices do not fit
+// Throws:        c10::Error "norm_rotary…" if the shapes, types or devices do not fit, or if D exceeds
+//                kWidestNorm on a CUDA device (cuda_limits.h)
 at::Tensor norm_rotary(const at::Tensor& x_TD, const at::Tensor& gain_D, const at::Tensor& cos_TK,
                        const at::Tensor& sin_TK, int64_t num_heads, double eps, bool centred = true);
 

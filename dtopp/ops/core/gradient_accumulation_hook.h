@@ -11,13 +11,13 @@
 // The fused path also saves writing and reading the bf16 gradient. The backward pass of an op, such as
 // moe_ffn, does:
 //
-//   GradientAccumulationHook* hook = GradientAccumulationHook::of(parameter);   // null: return the gradient
-//   to autograd AccumulationTarget target = hook->target();                  // undefined sum: return the
-//   gradient to autograd
+//   GradientAccumulationHook* hook = GradientAccumulationHook::of(parameter);
+//   AccumulationTarget target = hook->target();
 //   ... the kernel writes to or adds to target.sum ...
-//   hook->complete(target);                           // and return an undefined gradient to autograd
+//   hook->complete(target);
 //
-// Autograd then calls the hook as usual. The parameter's .grad is undefined in that call.
+// The op then returns an undefined gradient to autograd, which calls the hook as usual. The parameter's .grad
+// is undefined in that call. If `hook` is null or target.sum is undefined, the op returns the gradient.
 #pragma once
 
 #include <torch/csrc/autograd/function_hook.h>

@@ -20,7 +20,8 @@ namespace dtopp::ops {
 //
 // Tokens may have any number of experts and experts any number of tokens, including none. Differentiable in
 // all four inputs; a gate of 0 has the gradient 0. Autograd saves the inputs and [A, 2F], W_gate x and W_up x
-// of each pair, and nothing else.
+// of each pair, and nothing else. If both weights have a hook with a sum (gradient_accumulation_hook.h),
+// their gradients go to the sums.
 //
 // capacity: the pairs that a CUDA device has memory for. The host does not have A in advance; with 0 it waits
 // for the device and reads A. With a capacity it does not wait in bf16 with D and F multiples of 8 on compute

@@ -23,6 +23,7 @@ struct ReportLine {
   bool of_many = false;                    // the line combines several runs; its label is `name` alone
 };
 
+// A horizontal line across a chart. With `run`, it is hidden together with that run.
 struct ReportLevel {
   double value = 0;
   std::string label;
@@ -85,11 +86,12 @@ struct ReportBlock {
 
 struct ReportSection {
   std::string id, title;
-  std::vector<std::string> answers = {};
+  std::vector<std::string> answers = {};  // sentences below the title
   std::vector<ReportBlock> blocks = {};
 };
 
-// A run's entry in the list of runs, and its clock: columns with one number per training line.
+// A run's entry in the list of runs, and its clock: columns with one number per training line. `tag` is its
+// short label, and `about` the text shown when the pointer is over it.
 struct ReportedRun {
   std::string name, tag, about;
   int style = 0;  // runs that differ only in their seed share one

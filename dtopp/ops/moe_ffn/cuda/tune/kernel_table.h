@@ -14,7 +14,7 @@
 
 namespace dtopp::ops {
 
-// Compares the fused kernel of one GEMM with torch's grouped GEMM and the kernels around it.
+// The fused kernel of one GEMM, compared with torch's grouped GEMM and the kernels around it.
 struct TunedGemm {
   ExpertGemm gemm{};
   // The reason if the test gave no numbers ("killed by signal 11 (…)", "no end in 60 s"). The numbers are

@@ -34,7 +34,7 @@ Tuner tuner_of(const at::Device& device, PrintLine print);
 // The stored table; nullopt if no usable one exists.
 std::optional<KernelTable> stored_kernels(const Tuner& tuner);
 
-// Returns the stored table, or tests the kernels and stores the result.
+// Returns the stored table, or tests the kernels and stores the result. `again`: tests in any case.
 //
 // One of several processes tests while the others wait for it, even on different hosts that share the
 // directory. Prints the result, and warns if a fused kernel is wrong, crashes or hangs; torch's kernel is
@@ -44,10 +44,13 @@ std::optional<KernelTable> tune_kernels(const Tuner& tuner, bool again = false);
 // The user's choice in DTOPP_MOE_KERNELS, if it is set. UsageError if it is invalid.
 std::optional<FusedKernelSet> requested_kernels();
 
-// Selects the kernels before training on the device. DTOPP_MOE_KERNELS takes precedence over the tuner.
+// Selects the kernels of this process before training on the device. DTOPP_MOE_KERNELS takes precedence over
+// the tuner. Every rank calls it by itself; train::agree_on_kernels then gives all ranks one choice.
 //
-// Nothing is tuned for dense models and fp32, which have no fused kernels, nor with training.deterministic,
-// where bits must not depend on measured speed.
+// Nothing is tuned for CPUs, dense models and fp32, which have no fused kernels, nor with
+// training.deterministic, where bits must not depend on measured speed.
+//
+// Throws:        UsageError if DTOPP_MOE_KERNELS is invalid
 void choose_fused_kernels(const config::RunConfig& config, const at::Device& device, PrintLine print);
 
 }  // namespace dtopp::ops
