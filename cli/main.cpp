@@ -20,6 +20,16 @@ const char* malloc_conf =
 
 namespace {
 
+// The table of docs/reference/exit-status.md.
+constexpr char kExitStatus[] = R"(Exit status:
+  0   done
+  2   wrong usage or configuration
+  3   input missing or damaged; output not writable
+  4   damaged checkpoint
+  5   out of memory, device failure, lost rank
+  6   too many non-finite steps; failed runs of a study
+  75  stopped by a signal; the same command resumes)";
+
 int fail(dtopp::ExitStatus status, const std::string& message) {
   const char* kind = status == dtopp::ExitStatus::kStopped ? "" : "error: ";
   std::fprintf(stderr, "dtopp: %s%s\n", kind, message.c_str());
@@ -31,6 +41,7 @@ int run(int argc, char** argv) {
       "dtopp trains Mixture-of-Experts transformers in which each token selects how many experts it uses.");
   app.set_version_flag("--version", "dtopp " DTOPP_VERSION);
   app.require_subcommand(1);
+  app.footer(kExitStatus);
   dtopp::cli::add_prepare(app);
   dtopp::cli::add_tokenize(app);
   dtopp::cli::add_train(app);

@@ -110,8 +110,9 @@ void add_train(CLI::App& app) {
   verb->add_option("config", options->config, "YAML configuration file of the run")->required();
   verb->add_option("overrides", options->overrides,
                    "configuration values as key.path=value, e.g. method=top_k training.steps=100");
-  verb->add_flag("--verify", options->verify,
-                 "verify every byte of the training data, including files verified before (docs/files.md)");
+  verb->add_flag(
+      "--verify", options->verify,
+      "verify every byte of the training data, including files verified before (docs/reference/files.md)");
   verb->add_option("--processes", options->processes,
                    "number of ranks to start on this machine, one process per rank (docs/scale.md)")
       ->check(CLI::Range(1, 4096));

@@ -1,5 +1,5 @@
 // Saves checkpoints and opens them. A checkpoint is a directory that is complete or absent. It is verified
-// when it is opened (format: docs/files.md):
+// when it is opened (format: docs/reference/files.md):
 //
 //   <checkpoints>/step-00001000/{model,optimizer,ema,router}.safetensors, state.json,
 //   config.yaml, {tokenizer,images}.json, manifest.json

@@ -1,6 +1,7 @@
 // Describes a model's parameters for initialization, optimizer, checkpoints, export and counting.
 //
-// Each model type has one list. Names and shapes are those of the checkpoint format (docs/files.md).
+// Each model type has one list. Names and shapes are those of the checkpoint format
+// (docs/reference/files.md).
 #pragma once
 
 #include <cstdint>

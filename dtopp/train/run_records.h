@@ -1,4 +1,4 @@
-// Writes steps and validations to metrics.jsonl, under the names of docs/files.md.
+// Writes steps and validations to metrics.jsonl, under the names of docs/reference/metrics.md.
 #pragma once
 
 #include "dtopp/runs/metrics.h"

@@ -90,7 +90,7 @@ TEST(Manifest, every_flipped_bit_of_it_and_its_files_is_found_and_named) {
   }
 }
 
-// docs/files.md promises that the last line is the checksum of the text above it.
+// docs/reference/files.md promises that the last line is the checksum of the text above it.
 TEST(Manifest, ends_with_the_checksum_of_the_text_above) {
   const auto text = text_of({{"a", {3, kHash}}});
   const auto line = text.rfind("  \"xxh3_128\"");
