@@ -3,7 +3,7 @@
 //
 // libgomp would spin for milliseconds. If another program uses the cores, such a thread takes the core of the
 // thread that it waits for. Without any spinning a step takes 8 % longer on an idle machine
-// (docs/performance.md).
+// (benchmarks/RESULTS.md).
 //
 // libgomp reads its environment when it is loaded. The program therefore sets GOMP_SPINCOUNT and executes
 // itself again, before any library is initialized.

@@ -1,5 +1,5 @@
 // Defines the diffusion transformer's part of the `model` section, and the `diffusion` section.
-// docs/configuration.md explains each key.
+// docs/reference/configuration.md explains each key.
 #pragma once
 
 #include <array>

@@ -1,4 +1,5 @@
-// Defines the `routing` section: how each token selects its experts. docs/configuration.md explains each key.
+// Defines the `routing` section: how each token selects its experts. docs/reference/configuration.md explains
+// each key.
 #pragma once
 
 #include <array>

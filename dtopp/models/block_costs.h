@@ -1,5 +1,6 @@
-// Computes the cost of a transformer block of any model type: attention and feed-forward layer. See
-// docs/plan.md.
+// Computes the cost of a transformer block of any model type: attention and feed-forward layer.
+//
+// In the formulas, Q = BlockSizes::queries, G = keys, A = pairs, c = width, and a = A / T, rounded up.
 #pragma once
 
 #include "dtopp/config/model_config.h"
@@ -22,10 +23,14 @@ struct BlockSizes {
 // Throws InvalidValue if the CUDA kernels do not support the sizes.
 BlockSizes block_sizes(const config::ModelConfig& model, const CostInputs& inputs);
 
-// Bytes that autograd stores for a block: norms, attention, feed-forward layer.
+// Bytes that autograd stores for a block: norms 4 T D c + 16 T; attention T (5 Q + G) c + 4 T H; router 8 T E
+// and experts 2 A F c, or a dense FFN 4 T F c.
 uint64_t block_activations(const BlockSizes& s);
 
-// Temporary bytes of a block's backward pass.
+// Temporary bytes of a block's backward pass: 3 T max(D, Q) c, and
+//
+// - on a CPU 3 A F c + 4 T D min(ceil(log2 E), a - 1), or dense 3 T F c;
+// - on a CUDA device A (D + 4 F) c + 4 T E, or dense 4 T F c.
 uint64_t block_workspace(const BlockSizes& s);
 
 }  // namespace dtopp::models

@@ -1,5 +1,5 @@
 // Computes the memory of a training step beyond the parameters, and its attention FLOPs, from the
-// configuration. Formulas: docs/plan.md.
+// configuration.
 #pragma once
 
 #include <cstdint>

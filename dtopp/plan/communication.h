@@ -1,4 +1,8 @@
-// Estimates the bytes that the ranks of a run send in an optimizer step. Formulas: docs/plan.md.
+// Estimates the bytes that the ranks of a run send in an optimizer step.
+//
+// n ranks; k of them form an EP group and share the experts of every layer. R = n / k EDP ranks hold the same
+// experts, q of them on each node. P_d and P_x: dense and expert parameters. D: hidden size, E: experts, c:
+// bytes per element in the compute precision.
 #pragma once
 
 #include <cstdint>
@@ -26,13 +30,20 @@ struct Communication {
   int64_t micro_steps = 1;   // forward and backward passes of the busiest rank
   double busiest_share = 1;  // its micro-batches divided by those of the mean rank
   // Ranks of the EP group that hold experts of a token, on average, itself included.
+  // r = k (1 - C(E - E / k, a) / C(E, a)) for a active experts drawn at random.
   double rows_per_token = 0;
   double bucket_share = 0;  // share of gradient and parameter bytes that nothing hides: the last bucket
-  SentBytes ep_gradients;   // gradients of dense parameters, to the EP group
+  // Gradients of dense parameters, to the EP group: (k - 1) / k 4 P_d, in each micro-step with
+  // parallel.reproducible, else once.
+  SentBytes ep_gradients;
+  // Within a node (q - 1) / q 4 (P_d + P_x) / k; then between nodes (1 - q / R) 4 (P_d + P_x) / (k q).
   SentBytes edp_gradients;
+  // The same ways with c instead of 4, and (k - 1) / k c P_d in the EP group.
   SentBytes parameters;
-  SentBytes dispatch, combine;  // rows to the ranks that hold their experts, and back
-  SentBytes step;               // the values of the step
+  // Rows to the ranks that hold their experts, and back. Per token and layer:
+  // dispatch 2 (k - 1) / k r (D c + 4 E / k), combine 2 (k - 1) / k r D c.
+  SentBytes dispatch, combine;
+  SentBytes step;  // the values of the step, 2 (n - 1) / n 8 each
 };
 
 // `dims` must have passed check_dims. `width` is bytes per element in the compute precision.

@@ -1,5 +1,4 @@
 // Estimates the cost of a run from its configuration alone: parameters, arithmetic, memory and communication.
-// Formulas: docs/plan.md.
 #pragma once
 
 #include <cstdint>
@@ -36,20 +35,27 @@ struct Plan {
 
   uint64_t gradient_sums = 1;  // held by a rank at once; more than one only with parallel.reproducible
 
-  // Peak memory of a rank, in these parts:
+  // Peak memory of a rank, in bytes, in these parts. P: parameters, n: ranks, k: size of the EP group, T:
+  // tokens per micro-batch, D: hidden size, E: experts, L: layers, c: bytes per activation.
   //
-  // - parameters: fp32 main parameters, sharded over the ranks;
-  // - optimizer_moments: two in fp32, sharded over the ranks (ZeRO-1);
-  // - average: the moving average of the parameters, if the model keeps one, sharded like them;
-  // - gradients: fp32;
-  // - compute_copies: parameters to compute with, besides the main parameters;
-  // - micro_batch_gradients: one parameter's gradient before it is added;
-  // - activations: kept for the backward pass, minus what gradients and workspace reuse;
-  // - exchange_buffers: rows of other ranks, kept for the backward pass, and data in transit;
-  // - cross_entropy or images: what the loss needs;
-  // - workspace: temporary tensors of one layer's backward pass;
+  // - parameters: fp32 main parameters, sharded over the ranks (ZeRO-1): 4 P / n;
+  // - optimizer_moments: two in fp32, sharded likewise: 8 P / n;
+  // - average: the moving average of the parameters, if the model keeps one: 4 P / n;
+  // - gradients: 4 bytes per element of each sum: with parallel.reproducible gradient_sums of P / k elements,
+  //   else one sum of the elements that the rank holds;
+  // - compute_copies: 2 bytes per bf16 parameter held, 4 per fp32 parameter whose main parameter another rank
+  //   keeps;
+  // - micro_batch_gradients: the largest parameter's gradient before it is added, in bf16 or with several
+  //   micro-batches;
+  // - activations: StepCosts::activations minus what gradients and workspace reuse: on a CPU at most 0.6 of
+  //   them, on a CUDA device all but those of the first layer;
+  // - exchange_buffers: 2 buckets of gradients in fp32, sent and received. With k > 1 also, for r =
+  //   rows_per_token, r T (L (D c + 4 E / k) + 2 D c): rows of other ranks with their gates, kept for the
+  //   backward pass, and the rows of one layer in transit;
+  // - cross_entropy or images: what the loss needs (StepCosts::loss);
+  // - workspace: temporary tensors of one layer's backward pass (StepCosts::workspace);
   // - program: the program and its libraries;
-  // - task_model: only if validation.tasks need more than a step.
+  // - task_model: 4 P minus gradients and activations, if validation.tasks need more than a step.
   std::vector<models::MemoryPart> memory;
   uint64_t memory_bytes() const;  // sum of all parts
   uint64_t memory_bytes(std::string_view part) const;

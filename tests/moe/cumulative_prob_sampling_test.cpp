@@ -9,7 +9,6 @@ int64_t stride(int64_t num_experts, int64_t tokens_per_sample = 2048, int64_t to
   return cumulative_prob_stride(num_experts, tokens_per_sample, tokens_per_step);
 }
 
-// docs/controller.md
 TEST(CumulativeProbSampling, takes_fewer_tokens_from_32_experts_on) {
   EXPECT_EQ(stride(8), 1);
   EXPECT_EQ(stride(31), 1);

@@ -1,4 +1,4 @@
-// diffusion_transformer.cpp shows which tensors are stored; docs/plan.md has the formulas.
+// diffusion_transformer.cpp shows which tensors are stored.
 #include "dtopp/models/block_costs.h"
 #include "dtopp/models/diffusion_transformer/diffusion_transformer.h"
 

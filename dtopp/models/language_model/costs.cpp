@@ -1,4 +1,4 @@
-// language_model.cpp shows which tensors are stored; docs/plan.md has the formulas.
+// language_model.cpp shows which tensors are stored.
 #include <algorithm>
 
 #include "dtopp/models/block_costs.h"

@@ -2,7 +2,7 @@
 //
 // On CPUs without bf16 instructions, bf16 layers use the kernels of linear_cpu.h. They form products in fp32
 // and round once, which is several times faster than libtorch's emulation and no less exact. In fp32 every
-// CPU uses these kernels: a whole step takes 5 % longer with libtorch's (docs/performance.md). All other
+// CPU uses these kernels: a whole step takes 5 % longer with libtorch's. All other
 // cases use libtorch's kernels.
 #pragma once
 
