@@ -72,7 +72,8 @@ void add_lm_eval(CLI::App& convert) {
 
 void add_convert(CLI::App& app) {
   CLI::App* verb = app.add_subcommand(
-      "convert", "Convert checkpoints to the formats of other programs, and back (docs/huggingface.md)");
+      "convert",
+      "Convert checkpoints to the formats of other programs, and back (docs/how-to/hugging-face.md)");
   verb->require_subcommand(1);
   add_to_hf(*verb);
   add_from_hf(*verb);

@@ -185,7 +185,7 @@ void add_devices(CLI::App& app) {
       app.add_subcommand("devices", "Show the devices of this machine and the kernels used on them");
   verb->add_flag("--check", options->check,
                  "check again which kernels for expert GEMMs are correct and fastest on each CUDA device "
-                 "(docs/gpu.md)");
+                 "(docs/how-to/gpu.md)");
   verb->add_flag("--json", options->json, "print one JSON object");
   verb->callback([options] { show_devices(*options); });
   add_check_gemm(app);

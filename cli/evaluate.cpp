@@ -39,8 +39,9 @@ void add_evaluate_options(CLI::App& verb, EvaluateOptions& options) {
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
   verb.add_flag("--json", options.json, "print the results as one JSON object");
-  verb.add_option("--processes", options.processes,
-                  "number of ranks to start on this machine, one process per rank (docs/scale.md)")
+  verb.add_option(
+          "--processes", options.processes,
+          "number of ranks to start on this machine, one process per rank (docs/how-to/many-processes.md)")
       ->check(CLI::Range(1, 4096));
 }
 

@@ -144,7 +144,8 @@ void study_run(const StudyOptions& options) {
 void add_study(CLI::App& app) {
   auto options = std::make_shared<StudyOptions>();
   CLI::App* verb = app.add_subcommand(
-      "study", "Train variants of a configuration with several seeds and compare them (docs/study.md)");
+      "study",
+      "Train variants of a configuration with several seeds and compare them (docs/how-to/compare.md)");
   verb->add_option("study", options->file, "YAML file of the study")->required();
   verb->add_option("overrides", options->overrides,
                    "seeds=, measure= and output= set keys of the study; any other key.path=value applies to "

@@ -113,8 +113,9 @@ void add_train(CLI::App& app) {
   verb->add_flag(
       "--verify", options->verify,
       "verify every byte of the training data, including files verified before (docs/reference/files.md)");
-  verb->add_option("--processes", options->processes,
-                   "number of ranks to start on this machine, one process per rank (docs/scale.md)")
+  verb->add_option(
+          "--processes", options->processes,
+          "number of ranks to start on this machine, one process per rank (docs/how-to/many-processes.md)")
       ->check(CLI::Range(1, 4096));
   verb->callback([options] { train(*options); });
 }

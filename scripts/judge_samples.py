@@ -7,6 +7,23 @@ Usage: judge_samples.py [SAMPLES.npz …] --train DIR --held-out DIR [--count N]
 SAMPLES.npz come from `dtopp sample`, DIR from `dtopp prepare images`. There is one row per file, one for
 held-out real pictures and one for noise, each of N pictures, all compared with the same training pictures.
 scripts/setup.sh judge installs the requirements.
+
+Columns: KID is the unbiased estimate of the squared maximum mean discrepancy with the kernel (x.y / 1280 + 1)^3, ±
+its standard error by the jackknife. It can be below 0. The Fréchet distance is biased upwards, more so for fewer
+pictures; the row of real pictures has the same bias. A sample counts for precision if a real picture is as near as
+that picture's third neighbour; recall exchanges the two sets. Precision alone means little: pictures that are all
+alike can be near one odd real picture. The probe is a logistic regression with decay 0.01.
+
+Sensitivity on CIFAR-10 by --size: KID, in standard errors, between 1,000 changed held-out pictures and 3,000 training
+pictures, and the probe accuracy of unchanged ones (their KID was within 1 standard error):
+
+    size   noise of 8 levels   3 x 3 mean   4 x 4 patches shifted by 8 levels   probe accuracy
+      32                  11           19                                  11            44.7 %
+      64                  25           30                                  20            64.5 %
+      96                  30           37                                  19            72.1 %
+
+2,000 held-out pictures against 10,000 of training had KID -0.0006 ± 0.0010 and a probe accuracy of 73.8 %; with noise
+of 8 levels 0.4630 ± 0.0125 and 58.0 %; uniform noise 2.8817 ± 0.0166 and 10.0 %.
 """
 
 import argparse

@@ -38,4 +38,4 @@ Files:
   configuration       configs/quickstart-images.yaml, resolved in {run / 'config.yaml'}
 Next steps:
         build/release/bin/dtopp sample {run} --classes 3,7 --count 16 --output digits.png
-        build/release/bin/dtopp train configs/cifar10.yaml     (docs/diffusion.md explains how)""")
+        build/release/bin/dtopp train configs/cifar10.yaml     (docs/how-to/pictures.md explains how)""")

@@ -1,4 +1,4 @@
-// Converts checkpoints to folders that transformers loads, and back (docs/huggingface.md).
+// Converts checkpoints to folders that transformers loads, and back (docs/how-to/hugging-face.md).
 #pragma once
 
 #include <filesystem>

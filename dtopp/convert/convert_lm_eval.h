@@ -1,4 +1,4 @@
-// Converts the 13 language tasks to files for lm-eval (docs/huggingface.md).
+// Converts the 13 language tasks to files for lm-eval (docs/how-to/hugging-face.md).
 #pragma once
 
 #include <filesystem>

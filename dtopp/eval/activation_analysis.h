@@ -31,7 +31,8 @@ ActivationAnalysis analyze_activations(const inference::InferenceModel& model, c
                                        std::vector<tasks::TokenKinds> kinds, int64_t batch_size,
                                        distributed::Collectives& ranks, inference::Watch& watch);
 
-// Returns the JSON file that docs/evaluation.md describes.
+// Returns the totals, one object per layer and one per kind of token. "histogram"[n] is the number of tokens
+// with n experts; "expert_load"[e] is the share of tokens that selected expert e.
 nlohmann::ordered_json to_json(const ActivationAnalysis& analysis, const inference::InferenceModel& model);
 
 // Returns a table with one line per layer and one line per kind of token.

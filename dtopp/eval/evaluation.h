@@ -47,7 +47,8 @@ struct DiffusionEvaluation {
   std::optional<models::ValidationResult> ema;  // the EMA's, if the run keeps one
 };
 
-// Returns the JSON file that docs/pictures.md describes.
+// Returns the losses and the active experts, in total, per interval of t ("loss_t0" is next to the picture)
+// and per layer.
 nlohmann::ordered_json to_json(const DiffusionEvaluation& evaluation);
 
 // Returns a table: totals, then one line per interval of t with active experts by layer.

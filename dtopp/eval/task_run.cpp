@@ -75,8 +75,7 @@ std::vector<tasks::TaskResult> run_tasks(const inference::InferenceModel& model,
 
 ordered_json run_key(const checkpoint::Checkpoint& checkpoint, const inference::InferenceModel& model,
                      const data::Tokenizer& tokenizer, const std::string& version) {
-  // "cpu" alone: a CPU's description names the number of threads, which the key leaves out
-  // (docs/evaluation.md).
+  // "cpu" alone: a CPU's description names the number of threads, which may differ on resume.
   const at::Device device = model.device();
   return {{"checkpoint", hash_file(checkpoint.path() / kManifestName)},
           {"thresholds",

@@ -1,4 +1,4 @@
-// Writes the prompts and the answers as JSON Lines, one item per line (docs/evaluation.md).
+// Writes the prompts and the answers as JSON Lines, one item per line (docs/reference/scoring.md).
 #pragma once
 
 #include <span>

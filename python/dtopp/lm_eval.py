@@ -1,4 +1,4 @@
-"""Computes the scores of `dtopp evaluate` with lm-eval (docs/huggingface.md):
+"""Computes the scores of `dtopp evaluate` with lm-eval (docs/how-to/hugging-face.md):
 
     dtopp convert lm-eval TASKS --data DIR
     python -m dtopp.lm_eval --model dtopp_hf --include_path TASKS --tasks dtopp --model_args pretrained=FOLDER,trust_remote_code=True

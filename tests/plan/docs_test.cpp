@@ -1,4 +1,4 @@
-// Tests that the pages on configuration, presets and scale agree with the code.
+// Tests that the pages on configuration and presets and the benchmarks of scale agree with the code.
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -85,7 +85,7 @@ std::vector<std::pair<std::string, int64_t>> product(const std::vector<std::stri
 }
 
 TEST(ScalePage, shows_the_plans_predictions) {
-  const std::string page = read_file(kRoot / "docs/scale.md");
+  const std::string page = read_file(kRoot / "benchmarks/scale.md");
   const device::PlanDevice device = device::find_device("h100");
   size_t rows = 0;
   for (const auto& entry : std::filesystem::directory_iterator(kRoot / "configs")) {

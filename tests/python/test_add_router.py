@@ -1,4 +1,4 @@
-"""docs/add-a-router.md shows the router's files as they are, and that router trains, resumes and runs on EP ranks."""
+"""docs/how-to/add-a-router.md shows the router's files as they are, and that router trains, resumes and runs on EP ranks."""
 
 import re
 
@@ -6,7 +6,7 @@ import pytest
 import tiny_run
 from tiny_run import ROOT
 
-PAGE = (ROOT / "docs/add-a-router.md").read_text()
+PAGE = (ROOT / "docs/how-to/add-a-router.md").read_text()
 OVERRIDES = ["routing.method=top_k_bias", "routing.experts=2", "loss.load_balance=0", "routing.bias_rate=0.01"]
 
 

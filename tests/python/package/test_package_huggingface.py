@@ -10,7 +10,7 @@ import transformers
 from package_forms import ROOT  # adds the package to the path
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-# The list of docs/huggingface.md.
+# The list of docs/how-to/hugging-face.md.
 MODELS = ["deepseek_v2", "ernie4_5_moe", "exaone_moe", "flex_olmo", "glm4_moe", "granitemoe", "hunyuan_v1_moe", "minimax",
           "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe"]
 # Every name that some model uses for a size.
