@@ -20,7 +20,7 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).parent.parent
 DATA = pathlib.Path(os.environ.get("DTOPP_DATA", ROOT / "../shared"))
-sys.path.insert(0, str(ROOT / "tests/python"))
+sys.path.insert(0, str(ROOT / "tests/python/support"))
 from image_files import encoded, photograph, write_tar  # noqa: E402
 
 

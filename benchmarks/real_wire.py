@@ -16,7 +16,7 @@ import tempfile
 import yaml
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests/python"))
+sys.path.insert(0, str(ROOT / "tests/python/support"))
 import tiny_run  # noqa: E402
 import two_hosts  # noqa: E402
 

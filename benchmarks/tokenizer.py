@@ -28,7 +28,7 @@ DATA = pathlib.Path(os.environ.get("DTOPP_DATA", ROOT / "../shared"))
 
 
 def read_documents(path, megabytes):
-    sys.path.insert(0, str(ROOT / "tests/python"))
+    sys.path.insert(0, str(ROOT / "tests/python/support"))
     from corpus import documents
 
     texts = documents(path) if path.suffix == ".zst" else [json.loads(line)["text"] for line in path.open() if line.strip()]

@@ -28,8 +28,8 @@ if [ "$mode" = bench ]; then
   "$python" benchmarks/gpu_ops.py | tee $results
 else
   status=0
-  "$python" scripts/run_cases.py tests/python/test_ops{,_cuda,_dispatch,_differential}.py || status=1
-  DTOPP_MOE_KERNELS=fused "$python" scripts/run_cases.py tests/python/test_ops{,_cuda,_differential}.py -- -k cuda || status=1
+  "$python" scripts/run_cases.py tests/python/ops/test_{ops,cuda,dispatch,differential}.py || status=1
+  DTOPP_MOE_KERNELS=fused "$python" scripts/run_cases.py tests/python/ops/test_{ops,cuda,differential}.py -- -k cuda || status=1
 fi
 
 program=build/carry/bin/dtopp
@@ -48,7 +48,7 @@ if [ "$mode" = bench ]; then
   "$python" benchmarks/gpu_training.py --steps 200 --seconds 240 "${@:2}" | tee -a $results
   exit
 fi
-"$python" scripts/run_cases.py tests/python/test_device.py::test_auto_takes_the_cuda_device tests/python/test_devices.py \
-  tests/python/test_{model_parity,training_parity,controller_replay}.py || status=1
-DTOPP_MOE_KERNELS=fused "$python" scripts/run_cases.py tests/python/test_{model_parity,training_parity}.py || status=1
+"$python" scripts/run_cases.py tests/python/plan/test_device.py::test_auto_takes_the_cuda_device tests/python/plan/test_devices.py \
+  tests/python/train/test_{model_parity,training_parity,controller_replay}.py || status=1
+DTOPP_MOE_KERNELS=fused "$python" scripts/run_cases.py tests/python/train/test_{model_parity,training_parity}.py || status=1
 exit $status

@@ -28,7 +28,7 @@ MUTANTS = {
         ["test_moe"], ["build/release/bin/test_moe"]),
     "missing fsync": (
         "dtopp/base/files.cpp", "retry([&] { return ::fsync(descriptor_); }) != 0", "false",
-        ["fault_shim", "checkpoint_driver"], [PYTHON, "-m", "pytest", "-q", "-x", "tests/python/test_faults.py"]),
+        ["fault_shim", "checkpoint_driver"], [PYTHON, "-m", "pytest", "-q", "-x", "tests/python/train/test_faults.py"]),
     "off-by-one window": (
         "dtopp/data/tokens/sampler.cpp", "* stride, tokens", "* stride + 1, tokens",
         ["test_data"], ["build/release/bin/test_data"]),

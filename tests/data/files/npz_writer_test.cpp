@@ -1,4 +1,4 @@
-// tests/python/test_sample.py tests that NumPy reads the files.
+// tests/python/generate/test_sample.py tests that NumPy reads the files.
 #include "dtopp/data/files/npz_writer.h"
 
 #include <stdexcept>

@@ -1,4 +1,4 @@
-// Tests decoding, orienting and resizing. tests/python/test_image_files.py compares the results with
+// Tests decoding, orienting and resizing. tests/python/data/test_image_files.py compares the results with
 // Pillow's.
 #include <cmath>
 #include <limits>

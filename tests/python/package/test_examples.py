@@ -8,8 +8,7 @@ import sys
 
 import pytest
 import torch
-from package_forms import ROOT
-from tiny_run import in_full
+from tiny_run import ROOT, in_full
 
 EXAMPLES = ROOT / "examples"
 sys.path.insert(0, str(EXAMPLES))

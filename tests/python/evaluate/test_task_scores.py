@@ -1,5 +1,5 @@
 """Tests evaluate on the 13 tasks: the model's answers against the plain PyTorch model, which has neither
-cache nor batches, and the scores. test_evaluate_tasks.py tests the prompts."""
+cache nor batches, and the scores. test_tasks.py tests the prompts."""
 
 import json
 import math

@@ -5,21 +5,13 @@ import hashlib
 import pathlib
 import re
 import shutil
-import subprocess
 import sys
 import tarfile
 
 import pytest
 import yaml
 from tiny_run import ROOT
-
-TORCH = re.search(r"^torch_version=(\S+)", (ROOT / "scripts/setup.sh").read_text(), re.M)[1]
-VERSION = re.search(r"^project\(dtopp VERSION (\S+)", (ROOT / "CMakeLists.txt").read_text(), re.M)[1]
-MINOR = ".".join(TORCH.split(".")[:2])
-
-
-def command(*arguments, **options):
-    return subprocess.run(list(map(str, arguments)), **{"capture_output": True, "text": True, "timeout": 600} | options)
+from wheel_versions import MINOR, TORCH, VERSION, command
 
 
 def pieces(folder, torch_version):

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 
 import pytest
-from test_device import CUDA_LIBRARY, built_for_cuda, carried, without_gpu  # noqa: F401 (a fixture)
+from carried_program import CUDA_LIBRARY, built_for_cuda, carried, without_gpu  # noqa: F401 (a fixture)
 from tiny_run import dtopp
 
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 import transformers
-from package_forms import ROOT  # adds the package to the path
+from tiny_run import ROOT
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 # The list of docs/how-to/hugging-face.md.

@@ -4,7 +4,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 
 import pytest
@@ -193,7 +192,3 @@ def test_another_configuration_on_one_rank_is_found(reference, tmp_path):
     errors = [rank.communicate(timeout=60)[1] for rank in ranks]
     assert ranks[1].returncode == 2, errors
     assert "another configuration" in "".join(errors)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

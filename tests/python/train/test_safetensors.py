@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 from huggingface_hub import save_torch_state_dict
 
-BUILD = Path(os.environ.get("DTOPP_BUILD", Path(__file__).parents[2] / "build" / "release"))
+BUILD = Path(os.environ.get("DTOPP_BUILD", Path(__file__).parents[3] / "build" / "release"))
 DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64", torch.uint8: "U8"}
 
 

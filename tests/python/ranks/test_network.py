@@ -7,7 +7,7 @@ import time
 import pytest
 import tiny_run
 import two_hosts
-from test_rank_failures import Process
+from rank_process import Process
 
 TIMEOUT = 2  # parallel.timeout, seconds
 

@@ -13,9 +13,9 @@ import reference_diffusion
 import tiny_diffusion
 import tiny_run
 import torch
+from diffusers_schedulers import SCHEDULERS
 from PIL import Image
 from safetensors.torch import save_file
-from test_samplers import SCHEDULERS
 
 pytestmark = pytest.mark.skipif(not tiny_run.BINARY.exists(), reason=f"{tiny_run.BINARY} is not built")
 torch.set_num_threads(1)

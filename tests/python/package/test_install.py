@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from package_forms import ROOT
+from tiny_run import ROOT
 
 LIBRARY = ROOT / "build/release/lib/libdtopp_ops.so"
 

@@ -6,16 +6,12 @@ import os
 import pathlib
 import random
 import subprocess
-import sys
 
+import make_tokenizer_golden as golden
 import pytest
 import tiny_run
+from corpus import documents
 from tiny_run import BINARY, ROOT
-
-sys.path.insert(0, str(ROOT / "tests/data"))
-
-import make_tokenizer_golden as golden  # noqa: E402
-from corpus import documents  # noqa: E402
 
 SHIPPED = ROOT / "assets/tokenizer/gpt-neox-20b.tokenizer.json"
 DATA = pathlib.Path(os.environ.get("DTOPP_DATA", ROOT / "../shared"))

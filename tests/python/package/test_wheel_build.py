@@ -12,8 +12,8 @@ import sysconfig
 import zipfile
 
 import pytest
-from test_wheel import MINOR, VERSION, command
 from tiny_run import FULL, ROOT, metrics
+from wheel_versions import MINOR, VERSION, command
 
 pytestmark = pytest.mark.skipif(not FULL, reason="builds the program once more: make nightly")
 SITE = pathlib.Path(sysconfig.get_path("purelib"))

@@ -1,17 +1,11 @@
 """Test support for the package python/dtopp: both forms, small layers, and the same layer in double
 precision."""
 
-import pathlib
-import sys
-
 import pytest
 import torch
+from ops_reference import moe_reference, route_reference
 
-ROOT = pathlib.Path(__file__).resolve().parents[3]
-sys.path[:0] = [str(ROOT / "python"), str(ROOT / "tests/python")]
-
-from dtopp import MoE, compiled, form, plain  # noqa: E402
-from ops_reference import moe_reference, route_reference  # noqa: E402
+from dtopp import MoE, compiled, form, plain
 
 FORMS = {"compiled": compiled, "plain": plain}
 

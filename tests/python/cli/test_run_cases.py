@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts/run_cases.py"
+SCRIPT = Path(__file__).resolve().parents[3] / "scripts/run_cases.py"
 CASES = """
 import os, signal, time
 import pytest

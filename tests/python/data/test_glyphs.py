@@ -9,7 +9,7 @@ import tarfile
 import numpy as np
 import pytest
 
-SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
+SCRIPTS = pathlib.Path(__file__).resolve().parents[3] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 
 import judge_glyphs  # noqa: E402

@@ -13,11 +13,10 @@ import time
 import numpy as np
 import pytest
 import tiny_run
+from corpus import documents
+from tiny_run import ROOT
 from tokenizers import Tokenizer
 from xxh3 import xxh3_128
-
-from conftest import ROOT
-from corpus import documents
 
 TOKENIZER = ROOT / "assets/tokenizer/gpt-neox-20b.tokenizer.json"
 TEXT = ROOT / "assets/text"

@@ -7,7 +7,7 @@ import subprocess
 
 import numpy as np
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 # The device of the tests' runs. Tests that compare bits need a CPU.
 DEVICE = os.environ.get("DTOPP_DEVICE", "cpu")
 BINARY = pathlib.Path(os.environ.get("DTOPP_BINARY", ROOT / "build/release/bin/dtopp"))

@@ -9,12 +9,11 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
-import threading
 import time
 
 import pytest
 import tiny_run
+from rank_process import Process
 
 TORCHRUN = tiny_run.ROOT / ".venv/bin/torchrun"
 CASES = 30 if tiny_run.FULL else 2  # random moments
@@ -37,37 +36,6 @@ def reference(tmp_path_factory):
 
 def command(reference, run, *options):
     return list(map(str, [tiny_run.BINARY, "train", reference / "run.yaml", *OVERRIDES, f"output={run}", *options]))
-
-
-class Process:
-    """A started command whose standard error is read as it arrives."""
-
-    def __init__(self, arguments, **options):
-        self.process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, **options)
-        self.pid = self.process.pid
-        self.lines = []
-        self.reader = threading.Thread(target=self.read, daemon=True)
-        self.reader.start()
-
-    def read(self):
-        for line in self.process.stderr:
-            self.lines.append(line.rstrip("\n"))
-
-    def wait_for(self, prefix, timeout=60):
-        end = time.monotonic() + timeout
-        while not any(line.startswith(prefix) for line in self.lines):
-            assert time.monotonic() < end and self.process.poll() is None, self.lines
-            time.sleep(0.005)
-
-    def end(self, timeout):
-        """Returns the exit status and all lines except those of steps."""
-        status = self.process.wait(timeout=timeout)
-        self.reader.join(timeout=10)
-        return status, [line for line in self.lines if not line.startswith("step ")]
-
-    def ranks(self):
-        with open(f"/proc/{self.pid}/task/{self.pid}/children") as children:
-            return [int(number) for number in children.read().split()]
 
 
 def naming_a_rank(lines):
@@ -259,7 +227,3 @@ def test_torchrun_starts_the_ranks_again_and_the_run_goes_on(reference, tmp_path
     assert any(line.startswith("dtopp: resuming from") for line in lines), lines
     assert len([line for line in lines if line.startswith("dtopp: error: rank 1 on")]) <= 1
     assert tiny_run.state(run, STEPS) == tiny_run.state(reference / "run", STEPS)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

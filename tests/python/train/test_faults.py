@@ -20,7 +20,7 @@ import pytest
 import tiny_run
 from power_loss import crash_states, materialise
 
-BUILD = Path(os.environ.get("DTOPP_BUILD", Path(__file__).parents[2] / "build" / "release"))
+BUILD = Path(os.environ.get("DTOPP_BUILD", Path(__file__).parents[3] / "build" / "release"))
 DRIVER = BUILD / "bin" / "checkpoint_driver"
 SHIM = BUILD / "lib" / "libfault_shim.so"
 KEEP = 2

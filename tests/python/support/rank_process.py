@@ -1,0 +1,36 @@
+"""Starts a command and reads its standard error while it runs."""
+
+import subprocess
+import threading
+import time
+
+
+class Process:
+    """A started command whose standard error is read as it arrives."""
+
+    def __init__(self, arguments, **options):
+        self.process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, **options)
+        self.pid = self.process.pid
+        self.lines = []
+        self.reader = threading.Thread(target=self.read, daemon=True)
+        self.reader.start()
+
+    def read(self):
+        for line in self.process.stderr:
+            self.lines.append(line.rstrip("\n"))
+
+    def wait_for(self, prefix, timeout=60):
+        end = time.monotonic() + timeout
+        while not any(line.startswith(prefix) for line in self.lines):
+            assert time.monotonic() < end and self.process.poll() is None, self.lines
+            time.sleep(0.005)
+
+    def end(self, timeout):
+        """Returns the exit status and all lines except those of steps."""
+        status = self.process.wait(timeout=timeout)
+        self.reader.join(timeout=10)
+        return status, [line for line in self.lines if not line.startswith("step ")]
+
+    def ranks(self):
+        with open(f"/proc/{self.pid}/task/{self.pid}/children") as children:
+            return [int(number) for number in children.read().split()]
