@@ -3,7 +3,7 @@ PRESET ?= release
 BUILD  := build/$(PRESET)
 JOBS   ?= $(shell nproc)
 
-.PHONY: help quickstart quickstart-images check test test-gpu bench-gpu nightly build wheel release bench docs format tidy clean
+.PHONY: help quickstart quickstart-images check test test-gpu bench-gpu nightly build wheel release bench docs pictures format tidy clean
 
 help:  ## print this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,6 +65,9 @@ docs:  ## install missing packages, build, build the site of docs/ in build/site
 	@scripts/setup.sh docs
 	@$(MAKE) --no-print-directory .build-dtopp
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs --quiet build && echo build/site/index.html
+
+pictures:  ## draw the SVG pictures of the documentation from benchmarks/results
+	@python3 scripts/draw_concepts.py
 
 format:  ## run clang-format on every source file
 	@scripts/lint.sh format

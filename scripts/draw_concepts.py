@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
-"""Draws the pictures of docs/concepts.md and docs/index.md as SVG.
+"""Draws the SVG pictures of docs/explanation/ in docs/images/.
 
-Usage: draw_concepts.py RUN OUTPUT_FOLDER. RUN is the run of `make quickstart`; its metrics.jsonl shows how
-the number of experts settles.
+Usage: draw_concepts.py
+
+The background is transparent, and every color is readable on white and on black: a page shows an SVG as an image, which does
+not inherit the page's colors. Data: benchmarks/results/settling_cpu.jsonl and moe_layers_cpu.jsonl.
 """
 
 import json
 import math
 import pathlib
-import sys
-import textwrap
 
-INK, PALE, GOOD, LINE = "#1f2328", "#c9d1d9", "#0969da", "#cf222e"
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+INK, BLUE, RED, ORANGE = "#737b85", "#2f81f7", "#e5534b", "#d4772a"
+FAINT = 0.35  # opacity of axes and of experts that are not chosen
 
 
 class Drawing:
@@ -25,99 +27,139 @@ class Drawing:
     def line(self, x1, y1, x2, y2, color=INK, **more):
         self.add("line", x1=f"{x1:.1f}", y1=f"{y1:.1f}", x2=f"{x2:.1f}", y2=f"{y2:.1f}", stroke=color, **more)
 
+    def curve(self, points, color):
+        self.add("polyline", points=" ".join(f"{x:.1f},{y:.1f}" for x, y in points), fill="none", stroke=color, stroke_width=1.3)
+
     def text(self, x, y, text, size=13, color=INK, anchor="start", **more):
         self.add("text", text, x=f"{x:.1f}", y=f"{y:.1f}", font_size=size, fill=color, text_anchor=anchor, **more)
 
-    def save(self, path):
+    def bold(self, x, y, text, size=14, **more):
+        self.text(x, y, text, size, font_weight="bold", **more)
+
+    def save(self, name):
+        path = ROOT / "docs/images" / name
         path.write_text(f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width} {self.height}" '
-                        f'font-family="sans-serif">\n<rect width="100%" height="100%" fill="white"/>\n'
-                        + "\n".join(self.parts) + "\n</svg>\n")
+                        f'font-family="sans-serif">\n' + "\n".join(self.parts) + "\n</svg>\n")
 
 
-def token(drawing, left, title, sharpness, p, experts=12):
-    """One token's experts, most likely first: each bar begins at the end of the previous one."""
+def rows_of(name):
+    return [json.loads(line) for line in (ROOT / "benchmarks/results" / name).read_text().splitlines()]
+
+
+def draw_token(drawing, left, title, sharpness, p, experts=12):
+    """Draws the experts of one token, likeliest first. Each bar begins at the end of the previous one."""
     weights = [math.exp(-sharpness * i) for i in range(experts)]
     shares = [w / sum(weights) for w in weights]
-    bottom, height, width = 250, 190, 24
-    drawing.text(left, 30, title, 15, font_weight="bold")
-    drawing.line(left, bottom, left + experts * width, bottom, PALE)
-    before, chosen = 0.0, 0
+    bottom, height, width = 252, 186, 25
+    drawing.bold(left, 24, title, 15)
+    drawing.line(left, bottom, left + experts * width, bottom, stroke_opacity=FAINT)
+    total = 0.0
+    chosen = 0
     for i, share in enumerate(shares):
-        taken = before < p
-        chosen += taken
-        x, top = left + i * width, bottom - height * (before + share)
+        taken = total < p
+        x, top = left + i * width, bottom - height * (total + share)
         drawing.add("rect", x=f"{x + 2:.1f}", y=f"{top:.1f}", width=width - 4, height=f"{height * share:.1f}",
-                    fill=GOOD if taken else PALE)
-        before += share
+                    fill=BLUE if taken else INK, fill_opacity=1 if taken else FAINT)
+        if taken:
+            drawing.text(x + width / 2, top - 5 if i == 0 else top + height * share + 12, f"{share:.2f}", 11, BLUE, "middle")
+            chosen += 1
+        total += share
     at = bottom - height * p
-    drawing.line(left, at, left + experts * width, at, LINE, stroke_dasharray="5 4")
-    drawing.text(left + experts * width, at - 5, f"p = {p}", 13, LINE, "end")
-    drawing.text(left, bottom + 20, "its experts, likeliest first", 12, "#57606a")
-    drawing.text(left, bottom + 42, f"uses {chosen} of them" if chosen > 1 else "uses 1 of them", 14, GOOD)
+    drawing.line(left, at, left + experts * width, at, RED, stroke_dasharray="5 4")
+    drawing.text(left + experts * width, at + 16, f"p = {p}", 13, RED, "end")
+    drawing.text(left, bottom + 20, "experts of one layer, likeliest first", 12)
+    end = f"sum {sum(shares[:chosen]):.2f} ≥ p"
+    drawing.text(left, bottom + 42, f"uses {chosen} experts: {end}" if chosen > 1 else f"uses 1 expert: {shares[0]:.2f} ≥ p", 14, BLUE)
 
 
-def draw_routing(path):
-    drawing = Drawing(680, 310)
-    token(drawing, 20, "A token the router is sure of", 1.4, 0.6)
-    token(drawing, 360, "A token it is not sure of", 0.16, 0.6)
-    drawing.save(path)
+def draw_routing():
+    drawing = Drawing(680, 304)
+    draw_token(drawing, 20, "A token with a clear favourite", 1.4, 0.6)
+    draw_token(drawing, 360, "A token without one", 0.16, 0.6)
+    drawing.save("routing.svg")
 
 
-def draw_settling(metrics, path, target=4, steps=400):
-    lines = [line for line in map(json.loads, metrics.read_text().splitlines()) if "moe/active_experts" in line]
-    points = [(line["step"], line["moe/active_experts"], line["moe/threshold"]) for line in lines if line["step"] <= steps]
-    drawing = Drawing(680, 306)
-    left, right, top, middle, bottom = 50, 660, 40, 190, 280
-    x = [left + (right - left) * step / steps for step, _, _ in points]
-    most = max(6.0, *(active for _, active, _ in points))
-
-    def y(value):
-        return middle - (middle - top) * value / most
-
-    drawing.text(left, 24, "Experts a token uses, mean of each step", 14, font_weight="bold")
-    for value in range(0, int(most) + 1, 2):
-        drawing.line(left, y(value), right, y(value), "#eaeef2")
-        drawing.text(left - 8, y(value) + 4, value, 12, "#57606a", "end")
-    drawing.line(left, y(target), right, y(target), LINE, stroke_dasharray="5 4")
-    drawing.text(right, 24, f"- - -  target {target}", 13, LINE, "end")
-    drawing.add("polyline", points=" ".join(f"{px:.1f},{y(active):.1f}" for px, (_, active, _) in zip(x, points)), fill="none",
-                stroke=GOOD, stroke_width=1.6)
-    drawing.text(left, middle + 24, "Threshold p", 14, font_weight="bold")
-    drawing.add("polyline", points=" ".join(f"{px:.1f},{bottom - (bottom - middle - 32) * p:.1f}"
-                                            for px, (_, _, p) in zip(x, points)), fill="none", stroke=INK, stroke_width=1.6)
-    for value in (0, 1):
-        drawing.text(left - 8, bottom - (bottom - middle - 32) * value + 4, value, 12, "#57606a", "end")
-    for step in range(0, steps + 1, 100):
-        drawing.text(left + (right - left) * step / steps, bottom + 16, step, 12, "#57606a", "middle")
-    drawing.text(right, middle + 24, "over optimiser steps", 12, "#57606a", "end")
-    drawing.save(path)
-
-
-def draw_control(path):
-    drawing = Drawing(680, 170)
-    boxes = [("p", "one number, or one a layer"), ("router", "each token takes experts until p"),
-             ("a", "experts a token, counted exactly"), ("e = (T − a) / E", "what is missing of the budget T")]
-    for i, (name, about) in enumerate(boxes):
-        left = 10 + 168 * i
-        drawing.add("rect", x=left, y=40, width=140, height=60, rx=6, fill="#f6f8fa", stroke=PALE)
-        drawing.text(left + 70, 67, name, 16, INK, "middle", font_weight="bold")
-        for row, text in enumerate(textwrap.wrap(about, 24)):
-            drawing.text(left + 70, 118 + 15 * row, text, 11, "#57606a", "middle")
+def draw_control():
+    drawing = Drawing(680, 190)
+    boxes = [("threshold p", "one, or one per layer", "p"), ("route", "experts join up to p", "sum of P ≥ p"),
+             ("count", "experts per token", "a"), ("compare", "with the target T", "e = (T − a) / E")]
+    for i, (name, about, formula) in enumerate(boxes):
+        left = 8 + 171 * i
+        drawing.add("rect", x=left, y=70, width=144, height=62, rx=6, fill=INK, fill_opacity=0.1, stroke=INK, stroke_opacity=FAINT)
+        drawing.bold(left + 72, 95, name, 15, anchor="middle")
+        drawing.text(left + 72, 116, about, 12, anchor="middle")
+        drawing.text(left + 72, 152, formula, 13, BLUE, "middle")
         if i < 3:
-            drawing.line(left + 142, 70, left + 164, 70, INK)
-            drawing.add("path", d=f"M{left + 168},70 l-8,-4 v8 z", fill=INK)
-    drawing.add("path", d="M584,40 V18 H80 V34", fill="none", stroke=INK)
-    drawing.add("path", d="M80,40 l-4,-8 h8 z", fill=INK)
-    drawing.text(340, 13, "after each optimiser step: p ← p₀ + K_p e + K_i Σe", 13, INK, "middle")
-    drawing.save(path)
+            drawing.line(left + 146, 101, left + 162, 101)
+            drawing.add("path", d=f"M{left + 169},101 l-8,-4 v8 z", fill=INK)
+    drawing.add("path", d="M593,70 V44 H80 V62", fill="none", stroke=INK)
+    drawing.add("path", d="M80,70 l-4,-8 h8 z", fill=INK)
+    drawing.bold(336, 16, "too few experts: raise p; too many: lower p", 14, anchor="middle")
+    drawing.text(336, 36, "after each optimiser step", 12, anchor="middle")
+    drawing.text(8, 182, "pi:  p ← p₀ + K_p e + K_i Σe", 13, BLUE)
+    drawing.text(665, 182, "solve:  the p at which the step's tokens meet T", 13, BLUE, "end")
+    drawing.save("control.svg")
 
 
-def main():
-    run, folder = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
-    draw_routing(folder / "routing.svg")
-    draw_control(folder / "control.svg")
-    draw_settling(run / "metrics.jsonl", folder / "settling.svg")
+def draw_settling(target=4):
+    runs = {run["controller"]: run for run in rows_of("settling_cpu.jsonl")}
+    steps = len(runs["pi"]["threshold"])
+    drawing = Drawing(680, 318)
+    left, right, top, middle, bottom = 40, 660, 50, 200, 290
+
+    def x(step):
+        return left + (right - left) * step / steps
+
+    def y(experts):
+        return middle - (middle - top) * experts / 6
+
+    def y_p(p):
+        return bottom - (bottom - middle - 36) * p
+
+    drawing.bold(left, 20, "Experts per token, mean of each step")
+    drawing.text(right, 20, f"- - -  target {target}", 13, RED, "end")
+    for value in range(0, 7, 2):
+        drawing.line(left, y(value), right, y(value), stroke_opacity=FAINT / 2)
+        drawing.text(left - 8, y(value) + 4, value, 12, anchor="end")
+    drawing.bold(left, middle + 28, "Threshold p")
+    for value in (0, 1):
+        drawing.line(left, y_p(value), right, y_p(value), stroke_opacity=FAINT / 2)
+        drawing.text(left - 8, y_p(value) + 4, value, 12, anchor="end")
+    for i, (controller, label, color) in enumerate([("pi", "pi, the paper's gains 0.1 and 0.1", ORANGE), ("solve", "solve", BLUE)]):
+        run = runs[controller]
+        drawing.curve([(x(i + 1), y(experts)) for i, experts in enumerate(run["active_experts"])], color)
+        drawing.curve([(x(i + 1), y_p(p)) for i, p in enumerate(run["threshold"])], color)
+        drawing.line(left + 110 * (1 - i), 36, left + 110 * (1 - i) + 24, 36, color, stroke_width=2)
+        drawing.text(left + 110 * (1 - i) + 30, 40, label, 13, color)
+    drawing.line(left, y(target), right, y(target), RED, stroke_dasharray="5 4")
+    for step in range(0, steps + 1, 100):
+        drawing.text(x(step), bottom + 18, step if step else "step 0", 12, anchor="middle")
+    drawing.save("settling.svg")
+
+
+def draw_speed():
+    """Draws tokens per second of one layer, forward, backward and AdamW."""
+    row = next(row for row in rows_of("moe_layers_cpu.jsonl")
+               if (row["part"], row["D"], row["E"], row["K"], row["T"]) == ("step", 512, 64, 8, 4096))
+    rates = {name: row["T"] / milliseconds * 1e3 for name, milliseconds in row["milliseconds"].items()}
+    names = {"dense": "dense FFN, equal FLOPs", "dtopp": "dtopp, DTop-p", "olmoe grouped": "Hugging Face, grouped_mm",
+             "olmoe eager": "Hugging Face, eager", "torch top-p": "plain PyTorch, Top-p"}
+    drawing = Drawing(680, 220)
+    left, right, top, step = 190, 600, 62, 30
+    drawing.bold(0, 18, f"dtopp: {rates['dtopp'] / rates['olmoe grouped']:.1f} × grouped_mm, "
+                        f"{rates['dtopp'] / rates['dense']:.1f} × a dense FFN")
+    drawing.text(0, 40, "One MoE layer, tokens per second: hidden 512, 8 of 64 experts of 256, 4,096 tokens, fp32, forward to AdamW", 12)
+    for i, (name, label) in enumerate(names.items()):
+        width = (right - left) * rates[name] / max(rates.values())
+        drawing.text(left - 8, top + step * i + 15, label, 13, anchor="end")
+        drawing.add("rect", x=left, y=top + step * i, width=f"{width:.1f}", height=20, fill=BLUE if name == "dtopp" else INK,
+                    fill_opacity=1 if name == "dtopp" else 2 * FAINT)
+        drawing.text(left + width + 8, top + step * i + 15, f"{rates[name]:,.0f}", 13)
+    drawing.save("speed.svg")
 
 
 if __name__ == "__main__":
-    main()
+    draw_routing()
+    draw_control()
+    draw_settling()
+    draw_speed()
