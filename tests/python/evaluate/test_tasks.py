@@ -1,8 +1,6 @@
 """Tests evaluate tasks --dry-run on the 13 tasks against a plain Python version with CPython's own random numbers
 and sets and Hugging Face `tokenizers`. Also tests the errors for wrong calls and damaged data."""
 
-import ctypes
-import ctypes.util
 import gzip
 import json
 import random
@@ -11,6 +9,7 @@ import shutil
 import pytest
 import tiny_run
 import tokenizers
+from corpus import decompress
 
 pytestmark = pytest.mark.skipif(not tiny_run.BINARY.exists(), reason=f"{tiny_run.BINARY} is not built")
 
@@ -33,16 +32,6 @@ TASKS = {
     "agi_eval_lsat_lr": (5, "", " "),
     "agi_eval_sat_en": (5, "", " "),
 }
-
-
-def decompress(path):
-    zstd = ctypes.CDLL(ctypes.util.find_library("zstd") or "libzstd.so.1")
-    zstd.ZSTD_getFrameContentSize.restype = zstd.ZSTD_decompress.restype = ctypes.c_size_t
-    compressed = path.read_bytes()
-    text = ctypes.create_string_buffer(zstd.ZSTD_getFrameContentSize(compressed, ctypes.c_size_t(len(compressed))))
-    size = zstd.ZSTD_decompress(text, ctypes.c_size_t(len(text)), compressed, ctypes.c_size_t(len(compressed)))
-    assert size == len(text)
-    return text.raw
 
 
 def data_sets(name, folder):

@@ -5,8 +5,8 @@ import ctypes.util
 import json
 
 
-def documents(path):
-    """Returns the texts of a .jsonl.zst file whose frame states its size."""
+def decompress(path):
+    """Returns the bytes in a .zst file whose frame states its size."""
     zstd = ctypes.CDLL(ctypes.util.find_library("zstd") or "libzstd.so.1")
     zstd.ZSTD_getFrameContentSize.restype = zstd.ZSTD_decompress.restype = ctypes.c_size_t
     compressed = path.read_bytes()
@@ -15,4 +15,9 @@ def documents(path):
     text = ctypes.create_string_buffer(size)
     got = zstd.ZSTD_decompress(text, ctypes.c_size_t(size), compressed, ctypes.c_size_t(len(compressed)))
     assert got == size
-    return [json.loads(line)["text"] for line in text.raw.decode().split("\n") if line]
+    return text.raw
+
+
+def documents(path):
+    """Returns the texts of a .jsonl.zst file."""
+    return [json.loads(line)["text"] for line in decompress(path).decode().split("\n") if line]
