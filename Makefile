@@ -2,8 +2,9 @@
 PRESET ?= release
 BUILD  := build/$(PRESET)
 JOBS   ?= $(shell nproc)
+TOKENIZER := assets/tokenizer/english-8k.tokenizer.json
 
-.PHONY: help quickstart quickstart-images check test test-gpu bench-gpu nightly build wheel release bench docs pictures format tidy clean
+.PHONY: help quickstart quickstart-images check test test-gpu bench-gpu nightly build wheel release lab-data bench docs pictures format tidy clean
 
 help:  ## print this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +56,10 @@ nightly: export DTOPP_FULL = 1
 nightly: test tidy  ## run every case of the suite, kernels under sanitizers, clang-tidy, a check of one definition per type
 	@cmake --preset odr >build/odr.log 2>&1 || { cat build/odr.log; exit 1; }
 	@cmake --build build/odr --target dtopp -j $(JOBS)
+
+lab-data:  ## prepare the novels of configs/lab.yaml, after make build
+	@$(BUILD)/bin/dtopp prepare text assets/text/lab-train.jsonl.zst --tokenizer $(TOKENIZER) --output data/lab/train
+	@$(BUILD)/bin/dtopp prepare text assets/text/lab-validation.jsonl.zst --tokenizer $(TOKENIZER) --output data/lab/validation
 
 bench:  ## run the benchmarks that compare with other software, one JSON line per case
 	@scripts/setup.sh test

@@ -28,12 +28,6 @@ BATCH, MICRO_BATCH = "training.global_batch_size", "training.micro_batch_size"
 ASK_DEVICE = "import torch as t; t.cuda.is_available() and print(t.cuda.mem_get_info()[0], t.cuda.get_device_name())"
 
 
-def texts():
-    """The training text below DTOPP_DATA, or else the sample in the repository."""
-    folder = pathlib.Path(os.environ.get("DTOPP_DATA", ROOT / "../shared")) / "data/text"
-    return sorted(folder.glob("train-*.jsonl.zst")) or [ROOT / "assets/text/novels-train.jsonl.zst"]
-
-
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", type=pathlib.Path, help="the run's YAML file; default: the first that fits of moe-1.3b-6.9b-64e8a "
@@ -42,7 +36,7 @@ def arguments():
     parser.add_argument("--seconds", type=float, default=float("inf"), help="time limit of training; later steps are missing")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--text", type=pathlib.Path, action="append", metavar="FILE",
-                        help="may be repeated; default: data/text of DTOPP_DATA (../shared), otherwise the sample in assets/")
+                        help="may be repeated; default: the novels of configs/lab.yaml")
     parser.add_argument("overrides", nargs="*", help="key.path=value, as in `dtopp train`")
     return parser.parse_intermixed_args()
 
@@ -111,8 +105,8 @@ def main():
     overrides = [f"{BATCH}=24", *args.overrides, f"training.device={args.device}"]
     presets = [args.preset] if args.preset else PRESETS
     preset, micro_batch, plan = find_fitting(presets, overrides, free)
-    lines, config = train(preset, [*overrides, f"{MICRO_BATCH}={micro_batch}"], args.text or texts(), args.steps,
-                          args.seconds)
+    text = args.text or [ROOT / "assets/text/lab-train.jsonl.zst"]
+    lines, config = train(preset, [*overrides, f"{MICRO_BATCH}={micro_batch}"], text, args.steps, args.seconds)
     late = lines[-min(100, max(len(lines) // 2, 1)):]
     ends = min(10, len(lines))
 

@@ -11,7 +11,6 @@ Usage: .venv/bin/python benchmarks/prepare_images.py [--workers N] [--rounds N] 
 
 import argparse
 import json
-import os
 import pathlib
 import statistics
 import subprocess
@@ -19,7 +18,7 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).parent.parent
-DATA = pathlib.Path(os.environ.get("DTOPP_DATA", ROOT / "../shared"))
+CIFAR10 = ROOT / "data/raw/cifar10/train.tar"  # from scripts/get_data.py images cifar10
 sys.path.insert(0, str(ROOT / "tests/python/support"))
 from image_files import encoded, photograph, write_tar  # noqa: E402
 
@@ -35,8 +34,8 @@ def main():
         photographs = [encoded(photograph(i, 500, 375), "JPEG", quality=92) for i in range(100)]
         tar = write_tar(folder / "photographs.tar", {f"x/{i:04}.jpg": photographs[i % 100] for i in range(800)})
         cases = [("photographs 500 x 375 to 64 x 64", tar, 64), ("photographs 500 x 375 to 256 x 256", tar, 256)]
-        if (DATA / "data/images").is_dir():
-            cases.insert(0, ("CIFAR-10, 32 x 32", DATA / "data/images/cifar10-train.tar.zst", 0))
+        if CIFAR10.exists():
+            cases.insert(0, ("CIFAR-10, 32 x 32", CIFAR10, 0))
         for name, source, size in cases:
             done = subprocess.run([ROOT / "build/release/bin/image_benchmark", source, str(size), str(arguments.workers),
                                    str(arguments.rounds), folder / "out"], stdout=subprocess.PIPE, check=True, text=True)

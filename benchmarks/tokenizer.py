@@ -24,7 +24,6 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 import tokenizers  # noqa: E402
 
 ROOT = pathlib.Path(__file__).parent.parent
-DATA = pathlib.Path(os.environ.get("DTOPP_DATA", ROOT / "../shared"))
 
 
 def read_documents(path, megabytes):
@@ -76,7 +75,7 @@ def time_hugging_face(encode_all):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--text", type=pathlib.Path, default=DATA / "data/text/train-00000-of-00004.jsonl.zst")
+    parser.add_argument("--text", type=pathlib.Path, default=ROOT / "assets/text/lab-train.jsonl.zst")
     parser.add_argument("--tokenizer", default=str(ROOT / "assets/tokenizer/gpt-neox-20b.tokenizer.json"))
     parser.add_argument("--binary", default=str(ROOT / "build/release/bin/tokenizer_benchmark"))
     parser.add_argument("--megabytes", type=float, default=10)

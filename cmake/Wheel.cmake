@@ -25,7 +25,8 @@ function(dtopp_install_wheel)
   if(DTOPP_CUDA)
     install(TARGETS dtopp_cuda LIBRARY DESTINATION lib)
   endif()
-  install(DIRECTORY assets configs examples DESTINATION files PATTERN __pycache__ EXCLUDE)
+  install(DIRECTORY assets configs examples DESTINATION files
+    PATTERN __pycache__ EXCLUDE PATTERN "lab-*.jsonl.zst" EXCLUDE)
   foreach(package libarchive-dev libboost-math-dev libcli11-dev libgloo-dev libjemalloc-dev libjpeg62-turbo-dev
       libpng-dev libsimdjson-dev libssl-dev libutf8proc-dev libwebp-dev libxxhash-dev libyaml-cpp-dev libzstd-dev nettle-dev
       nlohmann-json3-dev zlib1g-dev)
