@@ -131,7 +131,7 @@ def sources():
     names = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, check=True, text=True,
                            capture_output=True).stdout.split("\n")
     kinds = {".h", ".cpp", ".cu", ".py", ".sh", ".cmake", ".js"}
-    pages = [ROOT / name for name in names if re.fullmatch(r"docs/.+/.+\.md", name)]
+    pages = [ROOT / name for name in names if re.fullmatch(r"(README|docs/.+)\.md", name)]
     return pages + [ROOT / name for name in names if (ROOT / name).is_file() and (pathlib.Path(name).suffix in kinds or name.endswith("CMakeLists.txt"))]
 
 
