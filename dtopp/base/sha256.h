@@ -1,4 +1,5 @@
-// Computes SHA-256 as 64 lower-case hexadecimal digits, the checksum that publishers of data sets use.
+// Computes the checksums by which publishers identify files of data sets, in lower-case hexadecimal digits:
+// SHA-256, and git's blob ids.
 //
 // Files that dtopp writes use XXH3-128 (base/hash.h), which is faster: 12 against 1.1 GB/s on one core with
 // SHA instructions.
@@ -22,5 +23,8 @@ class Sha256 {
   struct State;
   std::unique_ptr<State> state_;
 };
+
+// The id that git gives to a file with these bytes.
+std::string git_blob_id(std::string_view bytes);
 
 }  // namespace dtopp

@@ -84,7 +84,7 @@ fs::path kept_results_of(const fs::path& output) {
 
 ordered_json KeptResults::key_of(const TaskRequests& requests) const {
   ordered_json key = key_;
-  key["sha256"] = requests.task.sha256;
+  key["items_sha256"] = digest_items(requests.data_sets);
   ordered_json counts = ordered_json::array();
   for (const auto& data_set : requests.requests) counts.push_back(data_set.size());
   key["items"] = std::move(counts);

@@ -27,7 +27,10 @@ struct Task {
   std::string_view continuation_delimiter;  // between question and answer
   int64_t num_choices = 0;                  // choices per item; 0 if there are none
   bool by_category = false;  // each category is a separate data set; the score is their unweighted mean
-  std::string_view sha256;   // checksum of the uncompressed file
+  // The items that scores are comparable for: their digest (digest_items), or the git blob id of
+  // llm-foundry's file, if its items have another digest.
+  std::string_view items_sha256;
+  std::string_view file_blob_id = {};
 
   // The accuracy of a random guess.
   double chance() const { return num_choices > 0 ? 1.0 / static_cast<double>(num_choices) : 0; }

@@ -20,6 +20,8 @@ namespace fs = std::filesystem;
 constexpr uint64_t kMaxItemBytes = uint64_t{1} << 20;
 constexpr uint64_t kMaxFileBytes = uint64_t{1} << 28;
 
+constexpr const char* kRemedy = "scripts/get_data.py tasks fetches it";
+
 std::string strip(const std::string& text) {
   constexpr const char* kSpace = " \t\r\n";
   const size_t begin = text.find_first_not_of(kSpace);
@@ -69,16 +71,38 @@ TaskItem parse_item(const Task& task, const JsonFields& fields) {
   return item;
 }
 
+// The length comes first, so that no two lists of strings give the same bytes.
+void add_text(Sha256& digest, std::string_view text) {
+  digest.update(std::to_string(text.size()) + ":");
+  digest.update(text);
+}
+
 }  // namespace
+
+std::string digest_items(std::span<const DataSet> data_sets) {
+  Sha256 digest;
+  for (const DataSet& data : data_sets) {
+    for (const TaskItem& item : data.items) {
+      add_text(digest, data.category);
+      add_text(digest, item.question);
+      for (const std::string& choice : item.choices) add_text(digest, choice);
+      // raw_worked_answer determines worked_answer.
+      for (const std::string& text : {item.continuation, item.raw_worked_answer, item.answer})
+        add_text(digest, text);
+      add_text(digest, std::to_string(item.gold));
+    }
+  }
+  return digest.hexdigest();
+}
 
 TaskFile read_task_file(const Task& task, const fs::path& path) {
   data::LineReader lines(path, {}, kMaxItemBytes);
   std::map<std::string, std::vector<TaskItem>> items;  // by category
-  Sha256 digest;
+  std::string bytes;
   std::string line;
   for (uint64_t offset = 0; lines.next(line); offset = lines.position().offset) {
-    digest.update(line);
-    if (lines.position().offset - offset > line.size()) digest.update("\n");
+    bytes += line;
+    if (lines.position().offset - offset > line.size()) bytes += '\n';
     const std::string location = path.string() + ": line " + std::to_string(lines.position().line);
     try {
       if (lines.position().offset > kMaxFileBytes)
@@ -87,12 +111,12 @@ TaskFile read_task_file(const Task& task, const fs::path& path) {
       const std::string category = task.by_category ? strip(text_of(fields, "category")) : "";
       items[category].push_back(parse_item(task, fields));
     } catch (const DataError& error) {
-      throw DataError(std::string(error.what()) + "; restore the file from its source");
+      throw DataError(std::string(error.what()) + "; " + kRemedy);
     }
   }
   TaskFile file;
   for (auto& [category, members] : items) file.data_sets.push_back({category, std::move(members)});
-  file.sha256 = digest.hexdigest();
+  file.blob_id = git_blob_id(bytes);
   return file;
 }
 
@@ -101,16 +125,17 @@ std::vector<DataSet> load_task(const Task& task, const fs::path& directory) {
     const fs::path path = directory / (std::string(task.name) + ending);
     if (path_kind(path) == PathKind::kNothing) continue;
     TaskFile file = read_task_file(task, path);
-    if (file.sha256 != task.sha256)
-      throw DataError(path.string() + ": its text has SHA-256 " + file.sha256.substr(0, 16) +
-                      "…, the task's is " + std::string(task.sha256.substr(0, 16)) +
-                      "…: the file has changed; restore it from its source");
+    const std::string digest = digest_items(file.data_sets);
+    if (digest != task.items_sha256 && file.blob_id != task.file_blob_id)
+      throw DataError(path.string() + ": its items have SHA-256 " + digest.substr(0, 16) +
+                      "…, the task's have " + std::string(task.items_sha256.substr(0, 16)) +
+                      "…: the file has changed; " + kRemedy);
     return std::move(file.data_sets);
   }
   throw DataError(
-      (directory / task.name).string() +
-      ".jsonl.zst: no such file; set --data, in a configuration validation.task_data, to the folder "
-      "with the task files (validation.tasks=[] trains without them)");
+      (directory / task.name).string() + ".jsonl: no such file; " + kRemedy +
+      "; set --data, in a configuration validation.task_data, to its folder (validation.tasks=[] trains "
+      "without tasks)");
 }
 
 }  // namespace dtopp::tasks

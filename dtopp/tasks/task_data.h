@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -33,9 +34,13 @@ struct DataSet {
 // The separator between a chain of thought and the answer.
 inline constexpr std::string_view kAnswerMark = " #### ";
 
+// The SHA-256 of everything that scores depend on: categories and items in order, without the form of the
+// file.
+std::string digest_items(std::span<const DataSet> data_sets);
+
 struct TaskFile {
   std::vector<DataSet> data_sets;  // by category, in byte order
-  std::string sha256;              // checksum of the uncompressed bytes
+  std::string blob_id;             // git's, of the uncompressed bytes
 };
 
 // Reads any .jsonl, .jsonl.zst or .jsonl.gz file.
@@ -46,7 +51,7 @@ TaskFile read_task_file(const Task& task, const std::filesystem::path& path);
 
 // Reads the task's file in `directory`.
 //
-// Throws:        DataError as above, and if the file is missing or its checksum is not the task's: scores on
+// Throws:        DataError as above, and if the file is missing or its items are not the task's: scores on
 //                other items would not be comparable
 std::vector<DataSet> load_task(const Task& task, const std::filesystem::path& directory);
 

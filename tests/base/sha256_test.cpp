@@ -19,5 +19,11 @@ TEST(Sha256, gives_the_digests_of_the_standard) {
   EXPECT_EQ(Sha256().hexdigest(), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
 }
 
+// `printf ... | git hash-object --stdin` prints them.
+TEST(GitBlobId, is_the_one_that_git_gives) {
+  EXPECT_EQ(git_blob_id("what is up, doc?"), "bd9dbf5aae1a3862dd1526723246b20206e5fc37");
+  EXPECT_EQ(git_blob_id(""), "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391");
+}
+
 }  // namespace
 }  // namespace dtopp

@@ -78,7 +78,7 @@ TEST_F(KeptResultsTest, a_task_counts_only_with_the_same_key_and_the_same_items)
     EXPECT_FALSE(kept(other).find(requests_of("copa")));
   EXPECT_FALSE(kept().find(requests_of("copa", 4)));
   TaskRequests changed = requests_of("copa");
-  changed.task.sha256 = "0";
+  changed.data_sets[0].items.emplace_back();
   EXPECT_FALSE(kept().find(changed));
   EXPECT_TRUE(finds_copa());
 }

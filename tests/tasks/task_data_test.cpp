@@ -1,5 +1,7 @@
 #include "dtopp/tasks/task_data.h"
 
+#include <set>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -68,13 +70,34 @@ TEST_F(TaskData, categories_are_data_sets_in_byte_order) {
   EXPECT_THAT(seen, ElementsAre("Z2", "a3", "b1", "b4"));
 }
 
-TEST_F(TaskData, hashes_the_bytes_of_the_file) {
+TEST_F(TaskData, the_blob_id_is_of_all_bytes) {
   const std::string line = R"({"context": "s", "continuation": "t"})";
-  for (const std::string& text : {line + "\n", line, line + "\n" + line + "\n"}) {
-    Sha256 digest;
-    digest.update(text);
-    EXPECT_EQ(read("lambada_openai", text).sha256, digest.hexdigest());
-  }
+  for (const std::string& text : {line + "\n", line, line + "\n" + line + "\n"})
+    EXPECT_EQ(read("lambada_openai", text).blob_id, git_blob_id(text));
+}
+
+TEST_F(TaskData, the_digest_is_of_what_scores_depend_on) {
+  const auto digest = [&](const std::string& task, const std::string& text) {
+    return digest_items(read(task, text).data_sets);
+  };
+  const std::string first = mmlu_line("a", "1"), second = mmlu_line("b", "2"), third = mmlu_line("b", "3");
+  const std::string items = digest("mmlu", first + second + third);
+  EXPECT_EQ(digest("mmlu", second + third + mmlu_line("a", " 1 ")), items);
+  EXPECT_NE(digest("mmlu", first + third + second), items);
+  EXPECT_NE(digest("mmlu", first + second + mmlu_line("c", "3")), items);
+  // Bytes that move from one string to the next make another digest, as does white space in a choice.
+  const auto copa = [&](const std::string& question, const std::string& choices, int gold) {
+    return digest("copa", R"({"query": ")" + question + R"(", "choices": [)" + choices + R"(], "gold": )" +
+                              std::to_string(gold) + "}");
+  };
+  const std::set<std::string> digests = {copa("q", R"("x", "yz")", 0),  copa("q", R"("x", "yz")", 1),
+                                         copa("qx", R"("y", "z")", 0),  copa("q", R"("xy", "z")", 0),
+                                         copa("q", R"("x", " yz")", 0), copa("q", R"("yz", "x")", 0)};
+  EXPECT_EQ(digests.size(), 6);
+  // Category, question, two choices, the three strings of other types, and the right choice.
+  Sha256 expected;
+  expected.update("0:1:q1:x1:y0:0:0:1:1");
+  EXPECT_EQ(copa("q", R"("x", "y")", 1), expected.hexdigest());
 }
 
 TEST_F(TaskData, damaged_lines_are_named) {
@@ -107,14 +130,29 @@ TEST_F(TaskData, damaged_lines_are_named) {
   EXPECT_THAT(error_in("copa", std::string(2 << 20, ' ')), HasSubstr("line 1: longer than"));
 }
 
+TEST_F(TaskData, a_file_is_accepted_for_its_items_or_its_bytes) {
+  const std::string text = R"({"query": "q", "choices": ["x", "y"], "gold": 1})";
+  data::write_bytes(scratch_ / "copa.jsonl", text);
+  Task task = task_named("copa");
+  const auto load = [&] { return load_task(task, scratch_.path()).at(0).items.size(); };
+  EXPECT_THAT(error_of<DataError>(load), HasSubstr("the file has changed"));
+  const std::string blob_id = git_blob_id(text), items = digest_items(read("copa", text).data_sets);
+  task.file_blob_id = blob_id;
+  EXPECT_EQ(load(), 1);
+  data::write_bytes(scratch_ / "copa.jsonl", text + "\n");
+  EXPECT_THAT(error_of<DataError>(load), HasSubstr("the file has changed"));
+  task.items_sha256 = items;
+  EXPECT_EQ(load(), 1);
+}
+
 TEST_F(TaskData, a_missing_or_changed_file_is_an_error) {
   const auto load = [&] { load_task(task_named("copa"), scratch_.path()); };
-  EXPECT_THAT(error_of<DataError>(load),
-              HasSubstr((scratch_ / "copa.jsonl.zst").string() + ": no such file"));
+  EXPECT_THAT(error_of<DataError>(load), HasSubstr((scratch_ / "copa.jsonl").string() +
+                                                   ": no such file; scripts/get_data.py tasks fetches it"));
   data::write_bytes(scratch_ / "copa.jsonl", R"({"query": "q", "choices": ["x", "y"], "gold": 1})");
   const std::string message = error_of<DataError>(load);
   EXPECT_THAT(message, HasSubstr((scratch_ / "copa.jsonl").string()));
-  EXPECT_THAT(message, HasSubstr("the task's is 595dca44dec54c84…: the file has changed"));
+  EXPECT_THAT(message, HasSubstr("the task's have f71e4d4149e5757a…: the file has changed"));
 }
 
 class TaskFiles : public EachTask {};

@@ -31,8 +31,8 @@ TEST(Task, every_line_of_the_table_is_filled_in) {
   std::set<std::string_view> checksums;
   for (const Task& task : all_tasks()) {
     areas.insert(task.area);
-    checksums.insert(task.sha256);
-    EXPECT_EQ(task.sha256.size(), 64) << task.name;
+    checksums.insert(task.items_sha256);
+    EXPECT_EQ(task.items_sha256.size(), 64) << task.name;
     EXPECT_FALSE(task.title.empty()) << task.name;
     const bool has_choices = task.type == TaskType::kMultipleChoice || task.type == TaskType::kSchema;
     EXPECT_EQ(task.num_choices > 0, has_choices) << task.name;

@@ -367,13 +367,13 @@ def test_verify_and_list_describe_what_is_here(command):
     assert status == 3 and f"recorded is {sha256(TEXT)}" in out
 
 
-@pytest.mark.parametrize("arguments", [[], ["fetch"], ["text"], ["text", "corpus", "other"], ["text", "other"], ["tasks", "corpus"],
-                                       ["images", "corpus"], ["list", "corpus"], ["verify"], ["verify", "corpus", "--all"],
-                                       ["text", "corpus", "--shards", "x"], ["text", "corpus", "--shards", "2"],
-                                       ["text", "corpus", "--authors"], ["verify", "corpus", "--from", "."], ["text", "corpus", "--fast"]])
+@pytest.mark.parametrize("arguments", ["", "fetch", "text", "text corpus other", "text other", "tasks corpus", "images corpus",
+                                       "list corpus", "verify", "verify corpus --all", "text corpus --shards x",
+                                       "text corpus --shards 2", "text corpus --authors", "verify corpus --from .",
+                                       "text corpus --fast"])
 def test_wrong_calls_exit_2(command, site, arguments):
     command.offer("corpus", TEXT)
-    assert command.run(*arguments)[0] == 2 and not site.requests
+    assert command.run(*arguments.split())[0] == 2 and not site.requests
 
 
 def test_a_folder_that_cannot_be_written_exits_3(command):
@@ -530,11 +530,13 @@ def planes_of(picture):
 def test_cifar10_becomes_tars_of_pictures_by_class(command, dtopp_binary):
     source = command.folder / "source.tar.gz"
     batches = cifar10_archive(source)
-    command.offer("cifar10", source.read_bytes(), group="images",
-                  files=[{"repository": "r", "path": "deep/cifar10.jsonl", "sha256": sha256(source.read_bytes()), "convert": "cifar10"}])
+    content = source.read_bytes()
+    file = {"repository": "r", "path": "deep/cifar10.jsonl", "sha256": sha256(content), "convert": "cifar10"}
+    command.offer("cifar10", content, group="images", files=[file])
     assert command.run("images", "cifar10")[0] == 0
     folder = pathlib.Path("data/raw/cifar10")
-    expected = {"train": [(0, batches["data_batch_1"]), (20000, batches["data_batch_3"])], "validation": [(0, batches["test_batch"])]}
+    expected = {"train": [(0, batches["data_batch_1"]), (20000, batches["data_batch_3"])],
+                "validation": [(0, batches["test_batch"])]}
     classes = command.script.CIFAR10_CLASSES
     for part, contents in expected.items():
         with tarfile.open(folder / f"{part}.tar") as archive:

@@ -224,7 +224,7 @@ def test_missing_damaged_or_changed_data_exits_3_and_leaves_no_dump(trained, tas
         fails(3, words, trained, "--tasks", "copa", "--data", tmp_path, "--dry-run", "--dump", tmp_path / "dump.jsonl")
         assert not list(tmp_path.glob("*dump*"))
 
-    check(["copa.jsonl.zst", "no such file"])
+    check(["copa.jsonl", "no such file", "scripts/get_data.py tasks"])
     good = (task_data / "copa.jsonl.zst").read_bytes()
     (tmp_path / "copa.jsonl.zst").write_bytes(good[:-20])
     check(["copa.jsonl.zst", "byte"])
