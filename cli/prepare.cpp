@@ -19,6 +19,7 @@ struct PrepareOptions {
   std::vector<std::string> files;
   std::string tokenizer;
   std::string output;
+  std::string split_on;
   int workers = 0;
 };
 
@@ -55,6 +56,7 @@ void prepare_text(const PrepareOptions& options) {
   data::PrepareTextOptions job;
   job.inputs.assign(options.files.begin(), options.files.end());
   job.output = options.output;
+  job.split_on = options.split_on;
   job.num_workers = options.workers > 0 ? options.workers : static_cast<int>(cpu_cores());
   const data::TokenizerEncoder encoder(tokenizer);
   data::TextPreparation preparation(job, encoder);
@@ -84,10 +86,15 @@ void add_prepare(CLI::App& app) {
   CLI::App* text = verb->add_subcommand(
       "text", "Convert text to token files; run the same command again to resume after an interruption");
   text->add_option("files", options->files,
-                   ".jsonl, .jsonl.gz or .jsonl.zst files (key \"text\"); any other name: plain text")
+                   "JSON lines (.jsonl, .ndjson, .json; key \"text\"); any other name: plain text.\n"
+                   "Each may be compressed (.gz, .zst, .zstd)")
       ->required();
   text->add_option("--tokenizer", options->tokenizer, "tokenizer.json file (byte-level BPE)")->required();
   text->add_option("--output", options->output, "folder for the token files")->required();
+  text->add_option("--split-on", options->split_on,
+                   "text between the documents of a plain text file, such as '<|endoftext|>'\n"
+                   "(default: a plain text file is one document)")
+      ->check(CLI::Validator([](const std::string& text) { return text.empty() ? "is empty" : ""; }, ""));
   text->add_option("--workers", options->workers, "encoding threads (default: one per core)")
       ->check(CLI::Range(1, 1024));
   text->callback([options] { prepare_text(*options); });

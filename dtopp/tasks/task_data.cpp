@@ -96,14 +96,14 @@ std::string digest_items(std::span<const DataSet> data_sets) {
 }
 
 TaskFile read_task_file(const Task& task, const fs::path& path) {
-  data::LineReader lines(path, {}, kMaxItemBytes);
+  data::LineReader lines(path, {}, {.max_bytes = kMaxItemBytes});
   std::map<std::string, std::vector<TaskItem>> items;  // by category
   std::string bytes;
   std::string line;
   for (uint64_t offset = 0; lines.next(line); offset = lines.position().offset) {
     bytes += line;
     if (lines.position().offset - offset > line.size()) bytes += '\n';
-    const std::string location = path.string() + ": line " + std::to_string(lines.position().line);
+    const std::string location = path.string() + ": line " + std::to_string(lines.line_number());
     try {
       if (lines.position().offset > kMaxFileBytes)
         throw DataError(location + ": the file is too long for a task");

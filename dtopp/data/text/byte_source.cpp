@@ -19,9 +19,28 @@ namespace fs = std::filesystem;
 constexpr size_t kPieceBytes = size_t{1} << 18;
 constexpr const char* kRemedy = "; restore the file from its source";
 
+enum class Compression { kNone, kGzip, kZstd };
+
+// The bytes decide; the name does where they have no mark of a format, as in an empty or damaged file.
+Compression compression_of(const fs::path& path, std::string_view first_bytes) {
+  if (first_bytes.starts_with("\x1f\x8b")) return Compression::kGzip;
+  if (first_bytes.starts_with("\x28\xb5\x2f\xfd")) return Compression::kZstd;
+  const std::string_view ending = compression_ending(path);
+  return ending.empty() ? Compression::kNone : ending == ".gz" ? Compression::kGzip : Compression::kZstd;
+}
+
 class PlainSource : public ByteSource {
  public:
   explicit PlainSource(const fs::path& path) : path_(path), file_(path_, O_RDONLY, "open") {}
+
+  // The first four bytes, or fewer. Empty for a pipe, which cannot be read twice.
+  std::string peek() const {
+    std::string bytes(4, '\0');
+    const auto count = retry([&] { return ::pread(file_.get(), bytes.data(), bytes.size(), 0); });
+    if (count < 0 && errno != ESPIPE) throw file_error("read", path_, errno);
+    bytes.resize(static_cast<size_t>(std::max<ssize_t>(count, 0)));
+    return bytes;
+  }
 
   size_t read(std::span<char> out) override {
     size_t filled = 0;
@@ -55,18 +74,19 @@ class PlainSource : public ByteSource {
 // Buffers the compressed file for a decompressor and refills the buffer chunk by chunk.
 class CompressedInput {
  public:
-  explicit CompressedInput(const fs::path& path) : path_(path), source_(path), chunk_(kPieceBytes) {}
+  CompressedInput(const fs::path& path, std::unique_ptr<PlainSource> source)
+      : path_(path), source_(std::move(source)), chunk_(kPieceBytes) {}
 
   // The bytes that are not consumed yet; empty only at the end of the file.
   std::span<char> unread() {
     if (begin_ == end_) {
       begin_ = 0;
-      end_ = source_.read(chunk_);
+      end_ = source_->read(chunk_);
     }
     return std::span(chunk_).subspan(begin_, end_ - begin_);
   }
   void consume(size_t count) { begin_ += count; }
-  uint64_t offset() const { return source_.file_bytes() - (end_ - begin_); }
+  uint64_t offset() const { return source_->file_bytes() - (end_ - begin_); }
 
   [[noreturn]] void fail(const std::string& cause) const {
     throw DataError(path_.string() + ": byte " + std::to_string(offset()) + ": " + cause + kRemedy);
@@ -74,7 +94,7 @@ class CompressedInput {
 
  private:
   fs::path path_;
-  PlainSource source_;
+  std::unique_ptr<PlainSource> source_;
   std::vector<char> chunk_;
   size_t begin_ = 0;
   size_t end_ = 0;
@@ -82,7 +102,7 @@ class CompressedInput {
 
 class GzipSource : public ByteSource {
  public:
-  explicit GzipSource(const fs::path& path) : input_(path) {
+  explicit GzipSource(CompressedInput input) : input_(std::move(input)) {
     constexpr int kGzipOnly = 16;
     if (::inflateInit2(&stream_, MAX_WBITS + kGzipOnly) != Z_OK) throw std::bad_alloc();
   }
@@ -138,7 +158,7 @@ class GzipSource : public ByteSource {
 
 class ZstdSource : public ByteSource {
  public:
-  explicit ZstdSource(const fs::path& path) : input_(path), stream_(::ZSTD_createDStream()) {
+  explicit ZstdSource(CompressedInput input) : input_(std::move(input)), stream_(::ZSTD_createDStream()) {
     if (!stream_) throw std::bad_alloc();
   }
 
@@ -185,10 +205,20 @@ class ZstdSource : public ByteSource {
 
 }  // namespace
 
+std::string_view compression_ending(const fs::path& path) {
+  const std::string_view name = path.native();
+  for (const std::string_view ending : {".gz", ".zst", ".zstd"})
+    if (name.ends_with(ending)) return ending;
+  return {};
+}
+
 std::unique_ptr<ByteSource> open_bytes(const fs::path& path) {
-  if (path.extension() == ".gz") return std::make_unique<GzipSource>(path);
-  if (path.extension() == ".zst") return std::make_unique<ZstdSource>(path);
-  return std::make_unique<PlainSource>(path);
+  auto plain = std::make_unique<PlainSource>(path);
+  const Compression compression = compression_of(path, plain->peek());
+  if (compression == Compression::kNone) return plain;
+  CompressedInput input(path, std::move(plain));
+  if (compression == Compression::kGzip) return std::make_unique<GzipSource>(std::move(input));
+  return std::make_unique<ZstdSource>(std::move(input));
 }
 
 }  // namespace dtopp::data

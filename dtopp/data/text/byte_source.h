@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <memory>
 #include <span>
+#include <string_view>
 
 namespace dtopp::data {
 
@@ -26,8 +27,12 @@ class ByteSource {
   virtual uint64_t file_bytes() const = 0;
 };
 
-// Opens a file for reading. Names ending in .gz (any number of members) or .zst (any number of frames,
-// windows up to 128 MiB) are decompressed. Other files are read unchanged.
+// The ending of `path` that names a compression (.gz, .zst, .zstd); empty if there is none.
+std::string_view compression_ending(const std::filesystem::path& path);
+
+// Opens a file for reading. Gzip (any number of members) and zstd (any number of frames, windows up to
+// 128 MiB) are decompressed, whether the file's first bytes or its name tell; the bytes win. Other files are
+// read unchanged.
 std::unique_ptr<ByteSource> open_bytes(const std::filesystem::path& path);
 
 }  // namespace dtopp::data

@@ -1,7 +1,6 @@
 #include "dtopp/data/text/text_reader.h"
 
 #include <algorithm>
-#include <cstring>
 #include <new>
 
 #include <simdjson.h>
@@ -16,76 +15,108 @@ namespace fs = std::filesystem;
 
 constexpr size_t kChunkBytes = size_t{1} << 18;
 
-bool is_plain_text(const fs::path& path) {
-  const std::string name = path.filename().string();
-  return !name.ends_with(".jsonl") && !name.ends_with(".jsonl.gz") && !name.ends_with(".jsonl.zst");
-}
-
 [[noreturn]] void fail(const fs::path& path, uint64_t line, const std::string& cause) {
   throw DataError(path.string() + ": line " + std::to_string(line) + ": " + cause);
+}
+
+uint64_t count_newlines(std::string_view text) {
+  return static_cast<uint64_t>(std::count(text.begin(), text.end(), '\n'));
 }
 
 // Reports the first invalid byte of `text`. `first_line` is the line number of the beginning of `text`.
 [[noreturn]] void fail_utf8(const fs::path& path, uint64_t first_line, std::string_view text) {
   const size_t bad = find_invalid_utf8(text).value_or(text.size());
   const size_t line_start = text.substr(0, bad).rfind('\n') + 1;  // npos + 1 is 0
-  const auto lines = std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(bad), '\n');
-  fail(path, first_line + static_cast<uint64_t>(lines),
+  fail(path, first_line + count_newlines(text.substr(0, bad)),
        "byte " + std::to_string(bad - line_start) + ": invalid UTF-8");
 }
 
 }  // namespace
 
-LineReader::LineReader(const fs::path& path, TextPosition start, uint64_t max_bytes)
-    : path_(path), max_bytes_(max_bytes) {
-  by_line_ = !is_plain_text(path);
-  source_ = open_bytes(path);
+bool is_json_lines(const fs::path& path) {
+  std::string_view name = path.native();
+  name.remove_suffix(compression_ending(path).size());
+  return name.ends_with(".jsonl") || name.ends_with(".ndjson") || name.ends_with(".json");
+}
+
+LineReader::LineReader(const fs::path& path, TextPosition start, LineOptions options)
+    : path_(path), options_(std::move(options)), json_lines_(is_json_lines(path)), source_(open_bytes(path)) {
+  if (json_lines_) options_.separator = "\n";
   chunk_.resize(kChunkBytes);
-  for (uint64_t left = start.offset; left > 0;) {
+  for (uint64_t left = start.offset; left > 0; left -= begin_) {
     if (!refill())
       throw DataError(path.string() + ": ends before byte " + std::to_string(start.offset) +
                       " of its text, which an earlier run read; the file has changed since then");
     begin_ = std::min<uint64_t>(left, end_);
-    left -= begin_;
   }
   position_ = start;
 }
 
+// Replaces the bytes before begin_, which are read, and keeps those after it.
 bool LineReader::refill() {
+  std::copy(chunk_.begin() + static_cast<ptrdiff_t>(begin_), chunk_.begin() + static_cast<ptrdiff_t>(end_),
+            chunk_.begin());
+  end_ -= begin_;
   begin_ = 0;
-  end_ = source_->read(std::span(chunk_.data(), chunk_.size()));
-  return end_ > 0;
+  const size_t count = source_->read(std::span(chunk_).subspan(end_));
+  end_ += count;
+  return count > 0;
 }
 
 void LineReader::append(std::string& line, size_t count) {
-  if (count > max_bytes_ - line.size())
-    fail(path_, position_.line + 1, "longer than the " + std::to_string(max_bytes_) + " bytes allowed");
+  if (count > options_.max_bytes - line.size())
+    fail(path_, line_number_, "longer than the " + std::to_string(options_.max_bytes) + " bytes allowed");
   line.append(chunk_, begin_, count);
   begin_ += count;
   position_.offset += count;
 }
 
 bool LineReader::next(std::string& line) {
+  const std::string& separator = options_.separator;
   line.clear();
-  bool any = false;
-  while (begin_ < end_ || refill()) {
-    any = true;
-    const char* const start = chunk_.data() + begin_;
-    const void* const found = by_line_ ? std::memchr(start, '\n', end_ - begin_) : nullptr;
-    if (!found) {
-      append(line, end_ - begin_);
-      continue;
-    }
-    append(line, static_cast<size_t>(static_cast<const char*>(found) - start));
-    ++begin_;  // the newline
-    ++position_.offset;
-    break;
+  line_number_ = position_.line + 1;
+  // The last bytes of a chunk may be the start of a separator. They stay in it until the next ones are there.
+  const size_t kept = separator.empty() ? 0 : separator.size() - 1;
+  bool found = false;
+  do {
+    const std::string_view chunk(chunk_.data() + begin_, end_ - begin_);
+    const size_t at = separator.empty() ? chunk.npos : chunk.find(separator);
+    found = at != chunk.npos;
+    append(line, found ? at : chunk.size() - std::min(chunk.size(), kept));
+  } while (!found && refill());
+  if (found) {
+    begin_ += separator.size();
+    position_.offset += separator.size();
+  } else {
+    append(line, end_ - begin_);
   }
-  position_.line += any ? 1 : 0;
-  return any;
+  if (!found && line.empty()) return false;
+  if (json_lines_) {
+    position_.line += found ? 1 : 0;
+    return true;
+  }
+  position_.line += count_newlines(line) + (found ? count_newlines(separator) : 0);
+  if (!separator.empty()) strip_line_breaks(line);
+  return true;
+}
+
+void LineReader::strip_line_breaks(std::string& document) {
+  const size_t begin = std::min(document.find_first_not_of("\r\n"), document.size());
+  line_number_ += count_newlines(std::string_view(document).substr(0, begin));
+  document.erase(document.find_last_not_of("\r\n") + 1);  // npos + 1 is 0
+  document.erase(0, begin);
 }
 
 struct DocumentParser::Impl {
+  // True if the first line that is not blank is a JSON object with the key `text`.
+  bool begins_with_json_line(std::string_view text) {
+    const size_t begin = text.find_first_not_of(" \t\r\n");
+    if (begin == text.npos || text[begin] != '{') return false;
+    const std::string_view line = text.substr(begin, text.find('\n', begin) - begin);
+    simdjson::dom::element value;
+    return parser.parse(simdjson::padded_string(line)).at_key("text").get(value) == simdjson::SUCCESS;
+  }
+
   simdjson::dom::parser parser;
 };
 
@@ -93,11 +124,17 @@ DocumentParser::DocumentParser() : impl_(std::make_unique<Impl>()) {}
 DocumentParser::~DocumentParser() = default;
 
 std::string_view DocumentParser::parse(const fs::path& path, uint64_t number, std::string& line) {
-  if (is_plain_text(path)) {
+  if (!is_json_lines(path)) {
     if (!simdjson::validate_utf8(line)) fail_utf8(path, number, line);
+    if (number == 1 && impl_->begins_with_json_line(line))
+      throw DataError(path.string() + ": looks like JSON lines; rename it to .jsonl");
     return line;
   }
-  if (line.find_first_not_of(" \t\r") == line.npos) return {};
+  const size_t first = line.find_first_not_of(" \t\r");
+  if (first == line.npos) return {};
+  if (line[first] == '[')
+    fail(path, number,
+         "a JSON array; write it as JSON lines, one object with the key \"text\" per line: jq -c '.[]'");
   line.reserve(line.size() + simdjson::SIMDJSON_PADDING);
   simdjson::dom::element value;
   const auto error = impl_->parser.parse(line.data(), line.size(), /*realloc_if_needed=*/false).get(value);
@@ -113,11 +150,12 @@ std::string_view DocumentParser::parse(const fs::path& path, uint64_t number, st
   return document;
 }
 
-TextReader::TextReader(const fs::path& path, uint64_t max_bytes) : path_(path), lines_(path, {}, max_bytes) {}
+TextReader::TextReader(const fs::path& path, uint64_t max_bytes)
+    : path_(path), lines_(path, {}, {.max_bytes = max_bytes}) {}
 
 bool TextReader::next(std::string& document) {
   while (lines_.next(line_)) {
-    const auto text = parser_.parse(path_, lines_.position().line, line_);
+    const auto text = parser_.parse(path_, lines_.line_number(), line_);
     if (text.empty()) continue;
     document.assign(text);
     return true;

@@ -1,7 +1,8 @@
 // Reads documents from text files.
 //
-// Files named .jsonl, .jsonl.gz or .jsonl.zst hold one JSON object per line, with the text under the key
-// `text`. Any other file is one document. Files are streamed; the longest line bounds the memory.
+// Files named .jsonl, .ndjson or .json hold one JSON object per line, with the text under the key `text`. Any
+// other file is plain text: one document, or several with a separator between them. A compression's ending
+// (byte_source.h) may follow the name. Files are streamed; the longest line or document bounds the memory.
 #pragma once
 
 #include <cstddef>
@@ -16,10 +17,12 @@
 
 namespace dtopp::data {
 
-// The largest size of a line, or of a file that is one document, uncompressed.
+// The largest size of a line, or of a document of plain text, uncompressed.
 inline constexpr uint64_t kMaxLineBytes = uint64_t{1} << 30;
 
-// Position in a file: uncompressed bytes and lines read so far.
+bool is_json_lines(const std::filesystem::path& path);
+
+// Position in a file: uncompressed bytes and newlines read so far.
 struct TextPosition {
   uint64_t offset = 0;
   uint64_t line = 0;
@@ -27,36 +30,47 @@ struct TextPosition {
   bool operator==(const TextPosition&) const = default;
 };
 
-// Reads the lines of a .jsonl file, without their newlines. Any other file is returned as one line.
+struct LineOptions {
+  uint64_t max_bytes = kMaxLineBytes;
+  // Separates the documents of plain text; at most kMaxSeparatorBytes. They lose the line breaks at both
+  // ends. Empty: the file is one document.
+  std::string separator{};
+};
+
+inline constexpr size_t kMaxSeparatorBytes = 1024;
+
+// Reads the lines of JSON lines, without their newlines, or the documents of plain text.
 class LineReader {
  public:
   // Resumes at `start`, the position() of an earlier reader of the same file.
-  explicit LineReader(const std::filesystem::path& path, TextPosition start = {},
-                      uint64_t max_bytes = kMaxLineBytes);
+  explicit LineReader(const std::filesystem::path& path, TextPosition start = {}, LineOptions options = {});
 
-  // Reads the next line; returns false at the end. Throws DataError if the line is too long (naming file and
-  // line) or if the file is damaged (ByteSource names file and byte).
+  // Reads the next line or document; returns false at the end. Throws DataError if it is too long (naming
+  // file and line) or if the file is damaged (ByteSource names file and byte).
   bool next(std::string& line);
-  // The position after the last line that next() read; `line` is the number of that line, from 1.
-  TextPosition position() const { return position_; }
+  // The number of the line, from 1, on which the result of the last next() begins.
+  uint64_t line_number() const { return line_number_; }
+  TextPosition position() const { return position_; }  // after that result
   uint64_t file_bytes() const { return source_->file_bytes(); }
 
  private:
   bool refill();
   void append(std::string& line, size_t count);
+  void strip_line_breaks(std::string& document);
 
   std::filesystem::path path_;
+  LineOptions options_;
+  bool json_lines_;
   std::unique_ptr<ByteSource> source_;
-  bool by_line_;
-  uint64_t max_bytes_;
+  uint64_t line_number_ = 0;
   TextPosition position_;
   std::string chunk_;
   size_t begin_ = 0;
   size_t end_ = 0;
 };
 
-// Calls `encode`, which processes the document in line `number` of `path`, and names both in a DataError that
-// it throws.
+// Calls `encode`, which processes the document that begins in line `number` of `path`, and names both in a
+// DataError that it throws.
 template <class Encode>
 auto at_line(const std::filesystem::path& path, uint64_t number, Encode encode) {
   try {
@@ -71,9 +85,10 @@ class DocumentParser {
  public:
   DocumentParser();
   ~DocumentParser();
-  // Returns the document in line `number` of `path`; empty if the line is blank. The view is valid until the
-  // next call or change of `line`, whose capacity may grow. Throws DataError, naming file and line, unless
-  // the line is valid UTF-8 and, in a .jsonl file, an object with a string under `text`.
+  // Returns the document in `line`, which LineReader read from line `number` of `path`; empty if the line is
+  // blank. The view is valid until the next call or change of `line`, whose capacity may grow. Throws
+  // DataError, naming file and line, unless the line is valid UTF-8 and, in JSON lines, an object with a
+  // string under `text`. Plain text may not begin with such an object.
   std::string_view parse(const std::filesystem::path& path, uint64_t number, std::string& line);
 
  private:
@@ -87,7 +102,7 @@ class TextReader {
   explicit TextReader(const std::filesystem::path& path, uint64_t max_bytes = kMaxLineBytes);
   // Reads the next document; returns false at the end. Throws as LineReader and DocumentParser do.
   bool next(std::string& document);
-  uint64_t line() const { return lines_.position().line; }  // of the last document
+  uint64_t line_number() const { return lines_.line_number(); }  // of the last document
 
  private:
   std::filesystem::path path_;

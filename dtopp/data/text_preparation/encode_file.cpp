@@ -12,7 +12,7 @@ std::vector<int64_t> encode_file(const std::filesystem::path& path, const Tokeni
   TextReader reader(path);
   std::string document;
   while (reader.next(document)) {
-    const auto encoded = at_line(path, reader.line(), [&] { return tokenizer.encode(document); });
+    const auto encoded = at_line(path, reader.line_number(), [&] { return tokenizer.encode(document); });
     ids.insert(ids.end(), encoded.begin(), encoded.end());
     ids.push_back(end_of_text);
   }

@@ -1,5 +1,6 @@
 #include "dtopp/data/text_preparation/prepare_text.h"
 
+#include <algorithm>
 #include <span>
 #include <utility>
 
@@ -33,13 +34,20 @@ PrepareTextOptions checked(PrepareTextOptions options) {
                        path.string() + " --output FILE.jsonl.zst");
     const MappedFile readable(path);  // fails early if any file cannot be opened, before one is read in full
   }
+  if (options.split_on.empty()) return options;
+  if (std::ranges::all_of(options.inputs, is_json_lines))
+    throw UsageError("--split-on: divides plain text, and all inputs are JSON lines");
+  if (options.split_on.size() > kMaxSeparatorBytes || find_invalid_utf8(options.split_on))
+    throw UsageError("--split-on: must be UTF-8 of at most " + std::to_string(kMaxSeparatorBytes) + " bytes");
   return options;
 }
 
-nlohmann::ordered_json settings_of(const TextEncoder& encoder) {
-  return {{"tokenizer_hash", encoder.tokenizer_hash},
-          {"vocab_size", encoder.vocab_size},
-          {"end_of_text", encoder.end_of_text}};
+nlohmann::ordered_json settings_of(const TextEncoder& encoder, const std::string& split_on) {
+  nlohmann::ordered_json settings = {{"tokenizer_hash", encoder.tokenizer_hash},
+                                     {"vocab_size", encoder.vocab_size},
+                                     {"end_of_text", encoder.end_of_text}};
+  if (!split_on.empty()) settings["split_on"] = split_on;
+  return settings;
 }
 
 std::vector<InputSource> describe_inputs(const std::vector<fs::path>& inputs) {
@@ -54,7 +62,8 @@ std::vector<InputSource> describe_inputs(const std::vector<fs::path>& inputs) {
 TextPreparation::TextPreparation(PrepareTextOptions options, const TextEncoder& encoder)
     : options_(checked(std::move(options))),
       encoder_(encoder),
-      folder_(options_.output, token_folder_kind(), settings_of(encoder), describe_inputs(options_.inputs)) {
+      folder_(options_.output, token_folder_kind(), settings_of(encoder, options_.split_on),
+              describe_inputs(options_.inputs)) {
   const auto unfinished = folder_.begin();
   if (const auto& complete = folder_.complete()) {
     const TokenFacts facts = read_facts(*complete, options_.output / kManifestName);
@@ -79,8 +88,9 @@ TextPreparation::TextPreparation(PrepareTextOptions options, const TextEncoder& 
   for (const fs::path& path : options_.inputs) progress_.input_bytes_total += fs::file_size(path);
   if (!unfinished) record(written);
   writer_.emplace(options_.output, encoder.vocab_size, written);
-  workers_.emplace(BatchReader(options_.inputs, position_, options_.batch_bytes),
-                   BatchEncoder(encoder, options_.num_workers), options_.num_workers);
+  workers_.emplace(
+      BatchReader(options_.inputs, position_, options_.batch_bytes, {.separator = options_.split_on}),
+      BatchEncoder(encoder, options_.num_workers), options_.num_workers);
   next_record_ = Clock::now() + options_.record_every;
 }
 

@@ -27,6 +27,7 @@ struct PrepareTextOptions {
   // Interval between records: a restart repeats at most this much work.
   std::chrono::milliseconds record_every{5000};
   uint64_t batch_bytes = uint64_t{1} << 18;  // text per batch, the unit of work of a worker
+  std::string split_on{};                    // LineOptions::separator
 };
 
 struct PrepareTextProgress {

@@ -16,8 +16,9 @@ TokenizerEncoder::TokenizerEncoder(const Tokenizer& tokenizer) : tokenizer_(toke
   tokenizer_hash = tokenizer.hash();
 }
 
-BatchReader::BatchReader(const std::vector<fs::path>& files, CorpusPosition start, uint64_t batch_bytes)
-    : position_(start), batch_bytes_(batch_bytes) {
+BatchReader::BatchReader(const std::vector<fs::path>& files, CorpusPosition start, uint64_t batch_bytes,
+                         LineOptions options)
+    : position_(start), batch_bytes_(batch_bytes), options_(std::move(options)) {
   for (const fs::path& path : files) files_.push_back({path, fs::file_size(path), fs::last_write_time(path)});
   for (size_t i = 0; i < start.source; ++i) bytes_before_ += files_[i].size;
 }
@@ -25,7 +26,7 @@ BatchReader::BatchReader(const std::vector<fs::path>& files, CorpusPosition star
 std::optional<TextBatch> BatchReader::next() {
   if (position_.source == files_.size()) return std::nullopt;
   const fs::path& path = files_[position_.source].path;
-  if (!lines_) lines_.emplace(path, position_.text);
+  if (!lines_) lines_.emplace(path, position_.text, options_);
   TextBatch batch{path, {}, {}};
   bool more = true;
   for (uint64_t bytes = 0; bytes < batch_bytes_;) {
@@ -33,7 +34,7 @@ std::optional<TextBatch> BatchReader::next() {
     more = lines_->next(line);
     if (!more) break;
     bytes += line.size() + 1;
-    batch.lines.push_back({lines_->position().line, std::move(line)});
+    batch.lines.push_back({lines_->line_number(), std::move(line)});
   }
   position_.text = lines_->position();
   position_.input_bytes = bytes_before_ + lines_->file_bytes();

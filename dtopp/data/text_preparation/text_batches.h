@@ -1,5 +1,5 @@
-// Reads text files as batches of lines and encodes a batch to ids: the producer and the worker of
-// prepare_text.
+// Reads text files as batches of lines, or of documents of plain text, and encodes a batch to ids: the
+// producer and the worker of prepare_text.
 #pragma once
 
 #include <cstdint>
@@ -57,7 +57,8 @@ struct TextBatch {
 
 class BatchReader {
  public:
-  BatchReader(const std::vector<std::filesystem::path>& files, CorpusPosition start, uint64_t batch_bytes);
+  BatchReader(const std::vector<std::filesystem::path>& files, CorpusPosition start, uint64_t batch_bytes,
+              LineOptions options = {});
   // Returns a batch of at least batch_bytes, or less at the end of a file; nullopt after the last file.
   // Throws DataError if a file is damaged or has changed since this object was constructed.
   std::optional<TextBatch> next();
@@ -74,6 +75,7 @@ class BatchReader {
   CorpusPosition position_;
   uint64_t bytes_before_ = 0;  // total size of the files before the current one
   uint64_t batch_bytes_;
+  LineOptions options_;
   std::optional<LineReader> lines_;
 };
 

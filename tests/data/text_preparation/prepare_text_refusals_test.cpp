@@ -32,6 +32,9 @@ TEST_P(OtherJob, in_the_same_folder_is_refused_and_the_difference_named) {
   ByteEncoder encoder;
   encoder.tokenizer_hash = "f";
   expect_refused(options_, encoder, "tokenizer_hash");
+  PrepareTextOptions divided = options_;
+  divided.split_on = "\n";
+  expect_refused(divided, ByteEncoder(), "split_on");
   PrepareTextOptions fewer = options_;
   fewer.inputs.pop_back();
   expect_refused(fewer, ByteEncoder(), "3 sources, not 2");
@@ -125,6 +128,19 @@ TEST_F(PrepareTextTest, an_error_of_the_encoder_is_named_by_file_and_line) {
   };
   const auto message = error_of<DataError>([&] { prepare_text(options_, FailingEncoder()); });
   EXPECT_NE(message.find("b.txt: line 1: the text cannot be normalized"), message.npos) << message;
+}
+
+TEST_F(PrepareTextTest, a_separator_without_plain_text_or_that_is_no_text_is_refused) {
+  const auto expect_refused = [&](const std::string& separator, const char* what) {
+    options_.split_on = separator;
+    const auto message = error_of<UsageError>([&] { prepare_text(options_); });
+    EXPECT_NE(message.find(what), message.npos) << message;
+    EXPECT_FALSE(fs::exists(options_.output));
+  };
+  expect_refused("\xff", "must be UTF-8");
+  expect_refused(std::string(1025, '-'), "at most 1024 bytes");
+  options_.inputs = {scratch_ / "a.jsonl", scratch_ / "c.jsonl"};
+  expect_refused("--", "all inputs are JSON lines");
 }
 
 TEST_F(PrepareTextTest, missing_input_leaves_no_folder_behind) {

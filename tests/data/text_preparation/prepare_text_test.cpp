@@ -32,6 +32,25 @@ TEST_F(PrepareTextTest, writes_every_document_in_order_closed_by_end_of_text) {
                                              "tokens.idx"}));
 }
 
+TEST_F(PrepareTextTest, divides_plain_text_at_the_separator) {
+  write_bytes(scratch_ / "b.txt", "one\n--\n\ntwo lines\nof it\n--\n--three");
+  const auto whole = std::ranges::find(documents_, "a file\nof its own\n");
+  documents_.insert(documents_.erase(whole), {"one", "two lines\nof it", "three"});
+  options_.split_on = "--";
+  const auto expected = contents_without_interruption();
+  int stops = 0;
+  for (bool stopped = true; stopped; ++stops) {
+    try {
+      prepare_text(options_, ByteEncoder(), 1);
+      stopped = false;
+    } catch (const Stopped&) {
+    }
+  }
+  EXPECT_GT(stops, 10);
+  EXPECT_EQ(contents(), expected);
+  EXPECT_EQ(all_tokens(TokenStream::open(options_.output)), byte_ids(documents_));
+}
+
 TEST_F(PrepareTextTest, any_number_of_workers_writes_the_same_bytes) {
   options_.num_workers = 1;
   options_.batch_bytes = 1 << 20;
