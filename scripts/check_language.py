@@ -79,13 +79,14 @@ def hash_comment_blocks(text):
 
 
 def page_blocks(text):
-    """(line, text) per paragraph, item of a list, heading and cell of a table; without code."""
+    """(line, text) per paragraph, item of a list, heading and cell of a table; without code, fenced or indented."""
     blocks, in_code, in_block = [], False, False
     for number, line in enumerate(text.splitlines(), 1):
         fence = line.lstrip().startswith("```")
         in_code ^= fence
+        is_code = fence or in_code or line.startswith("    ")
         line = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", line.strip())
-        if fence or in_code or not line or line.startswith("<!--"):
+        if is_code or not line or line.startswith("<!--"):
             in_block = False
         elif line.startswith("|"):
             blocks += [(number, [cell]) for cell in line.strip("|").split("|")]

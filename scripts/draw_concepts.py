@@ -7,9 +7,11 @@ The background is transparent, and every color is readable on white and on black
 not inherit the page's colors. Data: benchmarks/results/settling_cpu.jsonl and moe_layers_cpu.jsonl, benchmarks/studies/language.md.
 """
 
+import html
 import json
 import math
 import pathlib
+import re
 import re
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -182,9 +184,48 @@ def draw_findings():
     drawing.save("findings.svg")
 
 
+def tokens_of(name):
+    """(text, experts) per token of `dtopp generate --show-experts`. A line break is a token of its own."""
+    text = (ROOT / "benchmarks/results" / name).read_text().removesuffix("\n")
+    return [(token, float(experts)) for token, experts in re.findall(r"(.*?)\[(\d+\.\d)\]", text, re.S)]
+
+
+def draw_sample(prompt="The old man", experts=16):
+    """Draws a generated text with a bar over each token, as high as the number of its experts."""
+    width, line_height, unit, size = 7.8, 58, 3.0, 13
+    tokens = tokens_of("quickstart_sample.txt")
+    lines, used = [[(prompt, None)]], len(prompt)
+    for text, count in tokens:
+        if text.strip(" ") == "\n" or (used + len(text) > 84 and text.startswith(" ")):
+            lines.append([])
+            used = 0
+        text = text.strip("\n")
+        if text:
+            lines[-1].append((text, count))
+            used += len(text)
+    lines = [line for line in lines if line]
+    drawing = Drawing(680, 40 + line_height * len(lines))
+    counts = [count for _, count in tokens]
+    drawing.bold(8, 20, f"Experts of each token, {min(counts):g} to {max(counts):g} of {experts}, "
+                        f"{sum(counts) / len(counts):.1f} on average")
+    for row, line in enumerate(lines):
+        x, y = 8.0, 34 + line_height * (row + 1) - 12
+        for text, count in line:
+            begin = x + width * (len(text) - len(text.lstrip(" ")))
+            word, length = text.strip(" "), width * len(text.strip(" "))
+            if word:
+                drawing.text(begin, y, html.escape(word), size, font_family="monospace", textLength=f"{length:.1f}")
+            if word and count is not None:
+                drawing.add("rect", x=f"{begin + 0.5:.1f}", y=f"{y - 14 - unit * count:.1f}", width=f"{length - 1:.1f}",
+                            height=f"{unit * count:.1f}", fill=BLUE)
+            x += width * len(text)
+    drawing.save("sample.svg")
+
+
 if __name__ == "__main__":
     draw_routing()
     draw_control()
     draw_settling()
     draw_speed()
     draw_findings()
+    draw_sample()
