@@ -149,6 +149,16 @@ def test_settings_of_runs_have_values_that_can_be(name, dtopp_binary):
             assert done.returncode == 0, f"{line}\n{done.stderr}"
 
 
+def test_messages_of_troubleshooting_exist():
+    """Every part of a message between numbers and names is in a source file."""
+    sources = [*ROOT.glob("dtopp/**/*.cpp"), *ROOT.glob("cli/*.cpp"), *ROOT.glob("scripts/*.sh")]
+    text = "\n".join(re.sub(r'"\s*"', "", source.read_text()) for source in sources)
+    messages = re.findall(r"^\*\*`([^`]+)`", (ROOT / "docs/how-to/troubleshooting.md").read_text(), re.M)
+    parts = [part.strip() for message in messages for part in re.split("…|;|KEY", message) if len(part) > 3]
+    assert len(messages) > 10
+    assert [part for part in parts if part not in text] == ["dtopp: command not found"]  # the shell's
+
+
 def test_the_site_is_made_of_them(dtopp_binary, tmp_path):
     done = subprocess.run([sys.executable, "-m", "mkdocs", "--quiet", "build", "--site-dir", tmp_path / "site"], cwd=ROOT,
                           text=True, capture_output=True, timeout=300, env={"NO_MKDOCS_2_WARNING": "1", "PATH": "/usr/bin:/bin"})
