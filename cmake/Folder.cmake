@@ -1,65 +1,73 @@
-# dtopp_folder(FOLDER [LIBRARY ops] [OPTIMIZE] [DEPENDS folder...] [LINK library...] [LINK_PRIVATE library...])
+# dtopp_library(NAME [SHARED] [TORCH] [OPTIMIZE])
 #
-# Makes one target of the sources in dtopp/FOLDER, without its subfolders: dtopp_ops_route for ops/route.
-# DEPENDS lists the folders whose headers it may include; a folder may also include what those depend on.
-# scripts/check_includes.py reads these calls and checks every include against them.
+# Begins the library dtopp_NAME; the calls of dtopp_folder that follow fill it.
 #
-#   LIBRARY ops   an object library, part of libdtopp_ops.so; otherwise a static library
-#   OPTIMIZE      -O3; other folders spend no time at run time, and -O1 compiles them a third faster
+#   SHARED     a shared library; otherwise a static one
+#   TORCH      includes torch's headers
+#   OPTIMIZE   -O3; other libraries spend no time at run time, and -O1 compiles them a third faster
+function(dtopp_library name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "SHARED;TORCH;OPTIMIZE" "" "")
+  set(target dtopp_${name})
+  if(arg_SHARED)
+    add_library(${target} SHARED)
+    set_target_properties(${target} PROPERTIES DEFINE_SYMBOL "")
+  else()
+    add_library(${target} STATIC)
+  endif()
+  if(arg_TORCH)
+    dtopp_use_torch_header(${target})
+  else()
+    dtopp_use_standard_header(${target})
+  endif()
+  if(NOT arg_OPTIMIZE)
+    dtopp_compile_fast(${target})
+  endif()
+  set_property(GLOBAL PROPERTY DTOPP_LIBRARY ${target})
+endfunction()
+
+# dtopp_folder(FOLDER [DEPENDS folder...] [LINK library...] [LINK_PRIVATE library...])
+#
+# Adds the sources in dtopp/FOLDER, without its subfolders, to the library begun last. DEPENDS lists the folders
+# whose headers it may include; a folder may also include what those depend on. scripts/check_includes.py reads
+# these calls and checks every include against them.
 #
 # Sources named *_cuda.cpp and *_cuda.cu go into libdtopp_cuda.so.
 function(dtopp_folder folder)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "OPTIMIZE" "LIBRARY" "DEPENDS;LINK;LINK_PRIVATE")
-  string(REPLACE "/" "_" target "dtopp_${folder}")
-  set(path "${CMAKE_SOURCE_DIR}/dtopp/${folder}")
-  file(GLOB sources CONFIGURE_DEPENDS "${path}/*.cpp")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "DEPENDS;LINK;LINK_PRIVATE")
+  get_property(target GLOBAL PROPERTY DTOPP_LIBRARY)
+  set_property(GLOBAL PROPERTY DTOPP_LIBRARY_OF_${folder} ${target})
+  file(GLOB sources CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/dtopp/${folder}/*.cpp")
   list(FILTER sources EXCLUDE REGEX "_cuda\\.cpp$")
-  set(ops "${arg_LIBRARY}")
-  set(torch "${ops}")
-  set(libraries "")
+  target_sources(${target} PRIVATE ${sources})
+  dtopp_compile_together(${target} ${sources})
   foreach(dependency ${arg_DEPENDS})
-    string(REPLACE "/" "_" name "dtopp_${dependency}")
-    get_property(is_ops GLOBAL PROPERTY DTOPP_${dependency}_OPS)
-    get_property(uses_torch GLOBAL PROPERTY DTOPP_${dependency}_TORCH)
-    if(uses_torch)
-      set(torch TRUE)
+    get_property(library GLOBAL PROPERTY DTOPP_LIBRARY_OF_${dependency})
+    if(NOT library STREQUAL target)
+      target_link_libraries(${target} PUBLIC ${library})
     endif()
-    if(is_ops AND NOT ops)
-      set(name dtopp_ops)
-    endif()
-    list(APPEND libraries ${name})
   endforeach()
-  list(REMOVE_DUPLICATES libraries)
-  set_property(GLOBAL PROPERTY DTOPP_${folder}_OPS "${ops}")
-  set_property(GLOBAL PROPERTY DTOPP_${folder}_TORCH "${torch}")
-
-  if(NOT sources)  # headers only, or CUDA sources only
-    add_library(${target} INTERFACE)
-    target_link_libraries(${target} INTERFACE ${libraries} ${arg_LINK})
-    return()
-  endif()
-  if(ops)
-    add_library(${target} OBJECT ${sources})
-    target_link_libraries(${target} PUBLIC torch::cpu)
-    set_property(GLOBAL APPEND PROPERTY DTOPP_OPS_TARGETS ${target})
-  else()
-    add_library(${target} STATIC ${sources})
-    target_link_libraries(${target} PUBLIC ${libraries} ${arg_LINK} PRIVATE ${arg_LINK_PRIVATE})
-  endif()
-  if(torch)
-    dtopp_use_torch_header(${target})
-  endif()
-  if(NOT arg_OPTIMIZE AND NOT ops)
-    dtopp_compile_fast(${target})
-  endif()
+  target_link_libraries(${target} PUBLIC ${arg_LINK} PRIVATE ${arg_LINK_PRIVATE})
 endfunction()
 
-# torch's headers take seconds to parse: they are compiled once, for ops/core, and reused by every target.
+# Compiles the sources in units of about DTOPP_UNIT_BYTES, across folders: each unit spends seconds on headers.
+function(dtopp_compile_together target)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD_MODE GROUP)
+  get_property(bytes GLOBAL PROPERTY DTOPP_BYTES_${target})
+  foreach(source ${ARGN})
+    file(SIZE "${source}" size)
+    math(EXPR bytes "0${bytes} + ${size}")
+    math(EXPR unit "${bytes} / ${DTOPP_UNIT_BYTES}")
+    set_source_files_properties("${source}" PROPERTIES UNITY_GROUP ${unit})
+  endforeach()
+  set_property(GLOBAL PROPERTY DTOPP_BYTES_${target} ${bytes})
+endfunction()
+
+# torch's headers take seconds to parse: they are compiled once, for dtopp_ops, and reused by every target.
 function(dtopp_use_torch_header target)
-  if(target STREQUAL "dtopp_ops_core")
-    target_precompile_headers(dtopp_ops_core PRIVATE "${CMAKE_SOURCE_DIR}/dtopp/ops/core/torch.h")
+  if(target STREQUAL "dtopp_ops")
+    target_precompile_headers(dtopp_ops PRIVATE "${CMAKE_SOURCE_DIR}/dtopp/ops/core/torch.h")
   else()
-    target_precompile_headers(${target} REUSE_FROM dtopp_ops_core)
+    target_precompile_headers(${target} REUSE_FROM dtopp_ops)
   endif()
   # A precompiled header needs the same flags everywhere, in programs too.
   set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
@@ -67,17 +75,19 @@ function(dtopp_use_torch_header target)
     $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-fPIC>)
 endfunction()
 
-function(dtopp_compile_fast target)
-  target_compile_options(${target} PRIVATE $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O1>)
+# The same for the headers that most folders without torch include.
+function(dtopp_use_standard_header target)
+  if(target STREQUAL "dtopp_base")
+    target_precompile_headers(dtopp_base PRIVATE <algorithm> <array> <charconv> <chrono> <cmath> <cstdint>
+      <filesystem> <fstream> <functional> <map> <memory> <optional> <set> <span> <sstream> <string> <string_view>
+      <thread> <unordered_map> <vector> <nlohmann/json.hpp>)
+  else()
+    target_precompile_headers(${target} REUSE_FROM dtopp_base)
+  endif()
 endfunction()
 
-# libdtopp_ops.so: every folder with LIBRARY ops. It needs torch alone.
-function(dtopp_ops_library)
-  get_property(targets GLOBAL PROPERTY DTOPP_OPS_TARGETS)
-  list(TRANSFORM targets REPLACE "(.+)" "$<TARGET_OBJECTS:\\1>" OUTPUT_VARIABLE objects)
-  add_library(dtopp_ops SHARED ${objects})
-  set_target_properties(dtopp_ops PROPERTIES LINKER_LANGUAGE CXX)
-  target_link_libraries(dtopp_ops PUBLIC torch::cpu)
+function(dtopp_compile_fast target)
+  target_compile_options(${target} PRIVATE $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O1>)
 endfunction()
 
 # libdtopp_cuda.so: the sources named *_cuda.cpp and *_cuda.cu of all folders.
@@ -114,4 +124,5 @@ function(dtopp_embed target name header)
       -P "${CMAKE_SOURCE_DIR}/cmake/EmbedFiles.cmake"
     DEPENDS ${files} "${CMAKE_SOURCE_DIR}/cmake/EmbedFiles.cmake" VERBATIM)
   target_sources(${target} PRIVATE "${output}")
+  set_source_files_properties("${output}" PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
 endfunction()

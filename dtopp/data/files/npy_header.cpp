@@ -15,7 +15,8 @@ constexpr uint64_t kMaxHeaderBytes = 1 << 16;  // the headers that NumPy writes 
 // Returns the text of `key`'s value in the header's Python dictionary, up to `end`.
 std::optional<std::string_view> value_of(std::string_view header, std::string_view key,
                                          std::string_view end) {
-  const std::string quoted = "'" + std::string(key) + "':";
+  std::string quoted = "'";
+  quoted.append(key).append("':");
   const size_t found = header.find(quoted);
   if (found == header.npos) return std::nullopt;
   std::string_view rest = header.substr(found + quoted.size());

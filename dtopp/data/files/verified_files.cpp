@@ -41,7 +41,7 @@ std::optional<Identity> identify(const fs::path& path) {
   std::string text;
   for (const auto number : {static_cast<int64_t>(status.st_dev), static_cast<int64_t>(status.st_ino),
                             static_cast<int64_t>(status.st_size), nanoseconds(status.st_mtim), changed})
-    text += (text.empty() ? "" : " ") + std::to_string(number);
+    text.append(text.empty() ? "" : " ").append(std::to_string(number));
   return Identity{text, changed};
 }
 

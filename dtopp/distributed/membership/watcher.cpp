@@ -43,7 +43,7 @@ std::pair<std::string, std::string> cut_word(const std::string& line) {
   return {line.substr(0, space), line.substr(space + 1)};
 }
 
-std::string one_line(std::string text) {
+std::string without_breaks(std::string text) {
   std::replace_if(
       text.begin(), text.end(), [](char c) { return c == '\n' || c == '\t'; }, ' ');
   return text;
@@ -250,7 +250,7 @@ void Watcher::begin(int64_t step, const std::string& activity) {
 void Watcher::leave() { impl_->end("left"); }
 
 void Watcher::fail(int status, const std::string& message) {
-  impl_->end("failed " + std::to_string(status) + " " + one_line(message));
+  impl_->end("failed " + std::to_string(status) + " " + without_breaks(message));
 }
 
 bool Watcher::await_loss(milliseconds patience) {
