@@ -126,21 +126,12 @@ template <typename Real, typename Regs, Order kOrder, int kRows = Regs::kRows>
   }
 }
 
-// Multiplies the last panel, of which only `columns` columns lie in C.
-template <typename Real, typename Regs, Order kOrder>
-void multiply_edge(const Real* left, const Real* right, Coming& coming, int64_t rows, int64_t columns,
-                   int64_t depth, Real* C, int64_t ldc, bool add) {
-  constexpr int64_t kColumns = Regs::template kColumns<Real>;
-  alignas(64) std::array<Real, Regs::kRows * kColumns> tile;
-  multiply_strip<Real, Regs, kOrder>(left, right, coming, rows, depth, tile.data(), kColumns, false);
-  put_tile(tile.data(), kColumns, rows, columns, C, ldc, add);
-}
-
 template <typename Real, typename Regs, Order kOrder>
 void multiply_blocks(const Real* left, const Real* right, int64_t M, int64_t N, int64_t K, Real* C,
                      int64_t ldc, bool add, const NextRows& next) {
   constexpr int64_t kRows = Regs::kRows, kColumns = Regs::template kColumns<Real>;
   Coming coming(next);
+  alignas(64) std::array<Real, kRows * kColumns> edge;  // a tile of the last panel, partly outside C
   for (int64_t k = 0; k < K; k += kTileDepth) {
     const int64_t depth = std::min(kTileDepth, K - k);
     const int64_t strip_step =
@@ -154,12 +145,10 @@ void multiply_blocks(const Real* left, const Real* right, int64_t M, int64_t N, 
         const int64_t rows = std::min(kRows, M - m);
         const Real *strip = left + m * strip_step, *panel = right + n * depth;
         Real* to = C + m * ldc + n;
-        if (columns == kColumns) {
-          multiply_strip<Real, Regs, kOrder>(strip, panel, coming, rows, depth, to, ldc, add || k > 0);
-        } else {
-          multiply_edge<Real, Regs, kOrder>(strip, panel, coming, rows, columns, depth, to, ldc,
-                                            add || k > 0);
-        }
+        const bool inside = columns == kColumns;  // one call for both: the kernels are compiled once
+        multiply_strip<Real, Regs, kOrder>(strip, panel, coming, rows, depth, inside ? to : edge.data(),
+                                           inside ? ldc : kColumns, inside && (add || k > 0));
+        if (!inside) put_tile(edge.data(), kColumns, rows, columns, to, ldc, add || k > 0);
       }
     }
     left += kOrder == Order::kRows ? M * kStripStride : round_up(M, kRows) * depth;
@@ -236,7 +225,9 @@ template <typename Regs, typename Scalar, typename Real>
 template <typename Real>
 TileShape VectorTiles<Real>::shape() {
   TileShape shape{};
-  run_with_registers([&]<typename Regs>(Regs) { shape = {Regs::kRows, Regs::template kColumns<Real>}; });
+  run_with_registers<Real>([&]<typename Regs>(Regs) {
+    shape = {Regs::kRows, Regs::template kColumns<Real>};
+  });
   return shape;
 }
 
@@ -245,7 +236,7 @@ template <Order kOrder>
 void VectorTiles<Real>::multiply(const Packed* left, const Packed* right, int64_t M, int64_t N, int64_t K,
                                  Real* C, int64_t ldc, bool add, const NextRows& next) {
   if (K == 0) return clear_unless_added(M, N, C, ldc, add);
-  run_with_registers([&](auto registers) {
+  run_with_registers<Real>([&](auto registers) {
     multiply_blocks<Real, decltype(registers), kOrder>(left, right, M, N, K, C, ldc, add, next);
   });
 }
@@ -254,7 +245,7 @@ template <typename Real>
 template <typename Scalar>
 void VectorTiles<Real>::pack_right_transposed(const Scalar* transposed, int64_t stride, int64_t K, int64_t N,
                                               int64_t begin, int64_t end, Packed* packed) {
-  run_with_registers([&](auto registers) {
+  run_with_registers<Real>([&](auto registers) {
     using Regs = decltype(registers);
     constexpr int64_t kColumns = Regs::template kColumns<Real>;
     for (int64_t k = 0; k < K; k += kTileDepth, packed += kTileDepth * round_up(N, kColumns)) {
