@@ -1,17 +1,32 @@
 """Shared fixtures of the Python tests: the paths of programs and data, and a skip message if one is missing."""
 
-import os
 import pathlib
 
 import pytest
-from tiny_run import BINARY, ROOT
+from needs import DATA
+from tiny_run import BINARY, FULL
+
+# The tiers (scripts/test.sh): `make check` runs the fast tests, `make test` all but those of `make nightly`.
+FAST = ("first_hour", "cli", "plan/test_plan.py", "data/test_get_data.py", "train/test_model_parity.py")
+NIGHTLY = ("package/test_wheel_build.py",)
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        file = item.path.relative_to(pathlib.Path(__file__).parent).as_posix()
+        if file.startswith(NIGHTLY):
+            item.add_marker("nightly")
+        elif file.startswith(FAST):
+            item.add_marker("fast")
+        if item.get_closest_marker("nightly") and not FULL:
+            item.add_marker(pytest.mark.skip(reason="takes long: make nightly"))
 
 
 def built(name):
     """Returns the path of a program beside dtopp. Skips the test with a one-line reason if it is not built."""
     program = BINARY.with_name(name)
     if not program.exists():
-        pytest.skip(f"{program} is not built")
+        pytest.skip(f"{program} is not built: " + ("make build" if program == BINARY else "make test"))
     return program
 
 
@@ -29,7 +44,6 @@ def program():
 @pytest.fixture(scope="session")
 def dtopp_data():
     """The folder with data/ and eval/, from DTOPP_DATA."""
-    folder = pathlib.Path(os.environ.get("DTOPP_DATA", ROOT / "../shared"))
-    if not (folder / "data").is_dir():
-        pytest.skip(f"DTOPP_DATA={folder} holds no data/")
-    return folder
+    if not (DATA / "data").is_dir():
+        pytest.skip(f"{DATA} holds no data/: set DTOPP_DATA to a folder that does")
+    return DATA

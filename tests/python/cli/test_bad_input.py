@@ -1,5 +1,6 @@
 """Bad input gives one clear line and the right exit status, and leaves existing files untouched."""
 
+import errno
 import fcntl
 import os
 import pathlib
@@ -12,8 +13,10 @@ import time
 import numpy as np
 import pytest
 import tiny_run
+from needs import needs_program
+from refusal import assert_refused
 
-pytestmark = pytest.mark.skipif(not tiny_run.BINARY.exists(), reason=f"{tiny_run.BINARY} is not built")
+pytestmark = needs_program
 
 TOKENIZER = tiny_run.ROOT / "assets/tokenizer/gpt-neox-20b.tokenizer.json"
 
@@ -22,19 +25,14 @@ def snapshot(directory):
     return {path: path.read_bytes() for path in pathlib.Path(directory).rglob("*") if path.is_file()}
 
 
-def fails(status, words, *arguments, **options):
-    """Runs dtopp, checks its status and the single error line, and returns that line."""
+def fails(status, names, *arguments, **options):
+    """Runs dtopp. Checks its exit status and its error line. Returns the finished process."""
     done = tiny_run.dtopp(*arguments, **options)
-    assert done.returncode == status, (done.returncode, done.stderr)
-    lines = [line for line in done.stderr.splitlines() if "error:" in line]
-    assert len(lines) == 1, done.stderr
-    assert lines[0].startswith("dtopp: error: ")
-    for word in [words] if isinstance(words, str) else words:
-        assert word in lines[0], lines[0]
+    assert_refused(done, status, names, alone=False)
     return done
 
 
-@pytest.mark.parametrize("override,words", [
+@pytest.mark.parametrize("override,names", [
     ("optimizer.lrr=1", ["optimizer.lrr", "optimizer.lr"]),
     ("trainig.steps=1", ["trainig", "training"]),
     ("training.steps=ten", ["training.steps", "ten"]),
@@ -51,10 +49,10 @@ def fails(status, words, *arguments, **options):
     ("training.threads=4294967297", ["training.threads", "4096"]),
     ("loss.router_z_on=normalised", ["raw", "normalized"]),
 ])
-def test_configuration_mistakes_exit_2_and_write_nothing(tmp_path, override, words):
+def test_configuration_mistakes_exit_2_and_write_nothing(tmp_path, override, names):
     config = tiny_run.make(tmp_path)
     start = time.time()
-    fails(2, words, "train", config, override)
+    fails(2, names, "train", config, override)
     assert time.time() - start < 10
     assert not (tmp_path / "run").exists()
 
@@ -65,17 +63,17 @@ def test_wrong_usage_exits_2(tmp_path):
     fails(2, "checkpoint", "evaluate", "text", tmp_path, "--text", tmp_path)
 
 
-@pytest.mark.parametrize("arguments,words", [
-    (["trian"], "unknown command 'trian'; did you mean train? (see dtopp --help)"),
-    (["frobnicate"], "unknown command 'frobnicate'; known: prepare, tokenize, train, evaluate, generate, sample, plan"),
-    (["prepare", "txet", "a.txt"], "unknown command 'txet'; did you mean text?"),
-    (["--verison"], "unknown option '--verison'; did you mean --version?"),
-    (["evaluate", "tasks", "run", "--taks=copa"], "unknown option '--taks'; did you mean --tasks?"),
-    (["plan", "configs/quickstart.yaml", "--rank", "2"], "unknown option '--rank'; did you mean --ranks?"),
-    ([], "subcommand is required (see dtopp --help)"),
+@pytest.mark.parametrize("arguments,names", [
+    (["trian"], ["'trian'", "train?", "dtopp --help"]),
+    (["frobnicate"], ["'frobnicate'", "prepare, tokenize, train, evaluate, generate, sample, plan"]),
+    (["prepare", "txet", "a.txt"], ["'txet'", "text?"]),
+    (["--verison"], ["'--verison'", "--version?"]),
+    (["evaluate", "tasks", "run", "--taks=copa"], ["'--taks'", "--tasks?"]),
+    (["plan", "configs/quickstart.yaml", "--rank", "2"], ["'--rank'", "--ranks?"]),
+    ([], "dtopp --help"),
 ])
-def test_mistyped_words_are_named_with_the_nearest_one(arguments, words):
-    fails(2, words, *arguments)
+def test_mistyped_words_are_named_with_the_nearest_one(arguments, names):
+    fails(2, names, *arguments)
 
 
 @pytest.fixture
@@ -112,7 +110,7 @@ def test_a_forbidden_folder_exits_3_with_the_systems_reason(locked, arguments):
     (folder / "a.txt").write_text("text")
     for name, place in places.items():
         arguments = [str(word).replace(name, str(place)) for word in arguments]
-    fails(3, ["Permission denied", "locked"], *arguments, preexec_fn=give_up_rights, input="")
+    fails(3, [os.strerror(errno.EACCES), "locked"], *arguments, preexec_fn=give_up_rights, input="")
 
 
 def test_a_name_that_is_not_utf8_is_refused_at_the_beginning(tmp_path):
@@ -120,9 +118,7 @@ def test_a_name_that_is_not_utf8_is_refused_at_the_beginning(tmp_path):
     pathlib.Path(os.fsdecode(source)).write_text("text")
     done = subprocess.run([tiny_run.BINARY, "prepare", "text", source, "--tokenizer", TOKENIZER, "--output",
                            tmp_path / "out"], text=True, capture_output=True)
-    assert done.returncode == 2
-    assert done.stderr == (f"dtopp: error: {tmp_path}/caf\N{REPLACEMENT CHARACTER}.txt: its name is not UTF-8, "
-                           "and the output folder records names; rename it\n")
+    assert_refused(done, 2, f"{tmp_path}/caf\N{REPLACEMENT CHARACTER}.txt: ")
     assert not (tmp_path / "out").exists()
 
 
@@ -164,7 +160,8 @@ def test_the_configuration_is_compared_by_who_holds_the_directory(tmp_path):
     assert tiny_run.dtopp("train", config, "training.steps=4").returncode == 0
     with open(tmp_path / "run/.lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        fails(2, "another dtopp process", "train", config, "training.steps=4", "training.seed=4")
+        done = fails(2, tmp_path / "run", "train", config, "training.steps=4", "training.seed=4")
+        assert "training.seed" not in done.stderr
     fails(2, "training.seed", "train", config, "training.steps=4", "training.seed=4")
 
 
@@ -174,17 +171,15 @@ def prepare(directory, name, text, tokenizer=TOKENIZER):
     return tiny_run.dtopp("prepare", "text", source, "--tokenizer", tokenizer, "--output", directory / name)
 
 
-def test_a_flipped_bit_or_a_cut_in_prepared_tokens_exits_3(tmp_path):
+def test_a_flipped_bit_in_prepared_tokens_exits_3(tmp_path):
     assert prepare(tmp_path, "tokens", "It is a truth universally acknowledged. " * 200).returncode == 0
     config = tiny_run.make(tmp_path)
     overrides = [f"data.train=[{tmp_path / 'tokens'}]", "model.vocab_size=50432", "validation.every=0"]
-    for name in ("tokens.bin", "tokens.idx", "manifest.json"):
-        path = tmp_path / "tokens" / name
-        good = path.read_bytes()
-        for bad in (good[:-1], good[:10] + bytes([good[10] ^ 4]) + good[11:]):
-            path.write_bytes(bad)
-            fails(3, "tokens", "train", config, *overrides)
-        path.write_bytes(good)
+    path = tmp_path / "tokens/tokens.bin"
+    good = path.read_bytes()
+    path.write_bytes(good[:10] + bytes([good[10] ^ 4]) + good[11:])
+    fails(3, path, "train", config, *overrides)
+    path.write_bytes(good)
     assert not (tmp_path / "run").exists()
     assert tiny_run.dtopp("train", config, *overrides, "training.steps=4").returncode == 0
 
@@ -225,8 +220,7 @@ def test_a_full_disk_exits_3_and_keeps_the_last_checkpoint(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))
 
     done = tiny_run.dtopp("train", config, "training.steps=12", preexec_fn=small_files)
-    assert done.returncode == 3, done.stderr
-    assert sum("error:" in line for line in done.stderr.splitlines()) == 1
+    assert_refused(done, 3, run, alone=False)
     after = snapshot(run / "checkpoints")
     assert all(after[path] == content for path, content in before.items())
     assert tiny_run.dtopp("train", config, "training.steps=12").returncode == 0
@@ -284,4 +278,4 @@ def test_evaluate_refuses_tokens_that_do_not_fit(trained, tmp_path):
     np.array([1, 2, 300], dtype="<u2").tofile(tmp_path / "tokens.npy")
     fails(2, "300", "evaluate", "text", trained / "run", "--text", tmp_path / "tokens.npy")
     fails(2, "tokenizer", "evaluate", "text", trained / "run", "--text", __file__)
-    fails(2, "unknown task", "evaluate", "tasks", trained / "run", "--tasks", "nonsense", "--data", "/nowhere")
+    fails(2, "nonsense", "evaluate", "tasks", trained / "run", "--tasks", "nonsense", "--data", "/nowhere")

@@ -11,7 +11,7 @@ import transformers
 import yaml
 from safetensors.torch import load_file
 from huggingface_folder import LOADED, keep_modules_in, load, to_hf
-from language_program import CASES, Both
+from language_program import Both
 
 NAMES = ["dense", "dense_untied", "top_k", "top_1_without_renormalisation", "top_p", "top_p_capped", "dtop_p", "dtop_p_rms",
          "dtop_p_layer", "dtop_p_without_renormalisation", "dtop_p_gqa"]

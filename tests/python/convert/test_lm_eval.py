@@ -16,11 +16,11 @@ import tiny_language_run
 import tiny_run
 import tokenizers
 from huggingface_folder import keep_modules_in, to_hf
+from needs import TASK_DATA, needs_program, needs_task_data
+from refusal import assert_refused
 
-pytestmark = pytest.mark.skipif(not tiny_run.BINARY.exists(), reason=f"{tiny_run.BINARY} is not built")
+pytestmark = needs_program
 
-DATA = tiny_run.ROOT / os.environ.get("DTOPP_DATA", "../shared") / "eval/data"
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"{DATA} is not there")
 TOKENIZER = tiny_language_run.TOKENIZER if tiny_run.FULL else tiny_language_run.SMALL_TOKENIZER
 LIMIT = 50 if tiny_run.FULL else 2
 MODULE = (tiny_run.ROOT / "python/dtopp/lm_eval.py").read_text()
@@ -34,7 +34,7 @@ def convert(folder, *arguments):
 @pytest.fixture(scope="module")
 def tasks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lm_eval") / "tasks"
-    done = convert(folder, "--data", DATA)
+    done = convert(folder, "--data", TASK_DATA)
     assert done.returncode == 0 and done.stdout == f"{folder}\n", done.stderr
     return folder
 
@@ -54,7 +54,7 @@ def model(run, tmp_path_factory):
 def evaluated(run, tmp_path_factory):
     """The results and the dump of `dtopp evaluate`."""
     dump = tmp_path_factory.mktemp("evaluated") / "dump.jsonl"
-    done = tiny_run.dtopp("evaluate", "tasks", run, "--data", DATA, "--tasks", "all", "--limit", LIMIT, "--dump", dump, "--json", timeout=1800)
+    done = tiny_run.dtopp("evaluate", "tasks", run, "--data", TASK_DATA, "--tasks", "all", "--limit", LIMIT, "--dump", dump, "--json", timeout=1800)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout), [json.loads(line) for line in dump.read_text().split("\n")[:-1]]
 
@@ -129,7 +129,7 @@ def require_same(evaluated, results, samples):
         assert results[f"dtopp_{task}"]["acc,none"] == pytest.approx(result["accuracy"], abs=1e-12)
 
 
-@needs_data
+@needs_task_data
 def test_lm_eval_gives_the_scores_of_evaluate(evaluated, lm_eval_main, tmp_path):
     lm_eval_main("dtopp", "--limit", LIMIT, "--batch_size", 4, "--output_path", tmp_path, "--log_samples")
     results, samples = outcome(tmp_path)
@@ -137,8 +137,8 @@ def test_lm_eval_gives_the_scores_of_evaluate(evaluated, lm_eval_main, tmp_path)
     require_same(evaluated, results, samples)
 
 
-@needs_data
-@pytest.mark.skipif(not tiny_run.FULL, reason="lm-eval takes half a minute to begin: make nightly")
+@needs_task_data
+@pytest.mark.nightly  # lm-eval takes half a minute to begin
 def test_the_command_itself(evaluated, model, tasks, tmp_path):
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache"),
                    "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tiny_run.ROOT / "python")}
@@ -154,12 +154,12 @@ def test_the_command_itself(evaluated, model, tasks, tmp_path):
     require_same(of_both, *outcome(tmp_path / "out"))
 
 
-@needs_data
+@needs_task_data
 def test_requests_are_evaluates_to_the_id(run, dtopp_lm_eval, model, tasks, tmp_path):
     """Covers more items than the model evaluates, including truncated ones."""
     dump = tmp_path / "dump.jsonl"
     names = ["svamp", "copa", "winogrande", "agi_eval_sat_en"]
-    done = tiny_run.dtopp("evaluate", "tasks", run, "--data", DATA, "--tasks", ",".join(names), "--limit", "30", "--dump", dump, "--dry-run")
+    done = tiny_run.dtopp("evaluate", "tasks", run, "--data", TASK_DATA, "--tasks", ",".join(names), "--limit", "30", "--dump", dump, "--dry-run")
     assert done.returncode == 0, done.stderr
     asked = dtopp_lm_eval.DtoppHFLM(pretrained=str(model), trust_remote_code=True, device="cpu")
     documents = {name: (tasks / f"data/dtopp_{name}.jsonl").read_text().split("\n") for name in names}
@@ -181,7 +181,7 @@ def test_requests_are_evaluates_to_the_id(run, dtopp_lm_eval, model, tasks, tmp_
     assert cut > 100
 
 
-@needs_data
+@needs_task_data
 def test_documents_are_whole(tasks):
     """Every item of every data set is present, with its parts separated by the character that dtopp.lm_eval expects."""
     counts = {}
@@ -200,7 +200,7 @@ def test_documents_are_whole(tasks):
     assert len(counts) == 12 + 57
 
 
-@needs_data
+@needs_task_data
 def test_a_prompt_that_does_not_fit_ends_with_one_line(lm_eval_main, capfd):
     with pytest.raises(SystemExit) as ended:
         lm_eval_main("dtopp_copa", "--limit", "1", model_args=",max_length=64")
@@ -209,13 +209,13 @@ def test_a_prompt_that_does_not_fit_ends_with_one_line(lm_eval_main, capfd):
     assert last.startswith("dtopp.lm_eval: a prompt takes ") and "the model's sequences have 64" in last
 
 
-@needs_data
+@needs_task_data
 def test_another_model_class_is_told_which_one(lm_eval_main):
     with pytest.raises(TypeError, match="--model dtopp_hf"):
         lm_eval_main("dtopp_copa", "--limit", "1", model_class="hf")
 
 
-@needs_data
+@needs_task_data
 def test_answers_are_judged_as_specified(tasks):
     spec = importlib.util.spec_from_file_location("dtopp_tasks", tasks / "dtopp_tasks.py")
     judge = importlib.util.module_from_spec(spec)
@@ -244,8 +244,7 @@ def test_without_lm_eval_one_line_says_what_to_install():
 def test_what_cannot_be_written_or_read_is_refused(tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full/mine.txt").write_text("years of work")
-    for folder, data, status, message in [("full", DATA, 2, "is not empty"), ("new", tmp_path, 3, "no such file")]:
-        done = convert(tmp_path / folder, "--data", data)
-        assert done.returncode == status and message in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    for folder, data, status, name in [("full", TASK_DATA, 2, tmp_path / "full"), ("new", tmp_path, 3, ".jsonl")]:
+        assert_refused(convert(tmp_path / folder, "--data", data), status, name)
     assert [path.name for path in tmp_path.iterdir()] == ["full"]
     assert convert(tmp_path / "new").returncode == 2

@@ -13,6 +13,7 @@ SCRIPTS = pathlib.Path(__file__).resolve().parents[3] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 
 import judge_glyphs  # noqa: E402
+from refusal import assert_refused
 
 
 def run(script, *arguments):
@@ -72,8 +73,7 @@ def test_the_command_judges_the_samples_of_an_npz(tars, tmp_path):
 
 def test_a_missing_font_or_file_is_one_line(tars, tmp_path):
     done = run("draw_glyphs.py", tmp_path / "x.tar", "--count", 1, "--font", tmp_path / "none.ttf")
-    assert done.returncode == 1 and done.stderr.count("\n") == 1
-    assert "none.ttf" in done.stderr and "fonts-dejavu-core" in done.stderr
+    assert_refused(done, 1, ["none.ttf", "fonts-dejavu-core"], begins="draw_glyphs.py: ")
     assert list(tmp_path.iterdir()) == []
     done = run("judge_glyphs.py", *tars, tmp_path / "none.npz")
-    assert done.returncode == 1 and done.stderr.count("\n") == 1 and "none.npz" in done.stderr
+    assert_refused(done, 1, "none.npz", begins="judge_glyphs.py: ")

@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from image_files import about, contents, jpeg, prepare, write_tar
+from folder_contents import contents
+from image_files import about, jpeg, prepare, write_tar
 
 
 def link(kind, target):
@@ -24,24 +25,23 @@ def device():
 
 
 HOSTILE = {
-    "../../escaped.jpg": (jpeg(1), "(..)"),
-    "a/../../escaped.jpg": (jpeg(1), "(..)"),
-    "/tmp/dtopp-escaped.jpg": (jpeg(1), "absolute"),
-    "x/symbolic.jpg": (link(tarfile.SYMTYPE, "/etc/passwd"), "link"),
-    "x/hard.jpg": (link(tarfile.LNKTYPE, "/etc/passwd"), "link"),
-    "x/device.jpg": (device(), "regular file"),
-    "x/new\nline\x1b[2J.jpg": (jpeg(1), "control character"),
-    "x/" + 5000 * "n" + ".jpg": (jpeg(1), "5006 bytes"),
+    "../../escaped.jpg": jpeg(1),
+    "a/../../escaped.jpg": jpeg(1),
+    "/tmp/dtopp-escaped.jpg": jpeg(1),
+    "x/symbolic.jpg": link(tarfile.SYMTYPE, "/etc/passwd"),
+    "x/hard.jpg": link(tarfile.LNKTYPE, "/etc/passwd"),
+    "x/device.jpg": device(),
+    "x/new\nline\x1b[2J.jpg": jpeg(1),
+    "x/" + 5000 * "n" + ".jpg": jpeg(1),
 }
 
 
 @pytest.mark.parametrize("name", HOSTILE, ids=lambda name: name[:20].encode("unicode_escape").decode())
 def test_a_hostile_member_is_refused_and_nothing_is_written_outside(dtopp_binary, tmp_path, name):
-    content, cause = HOSTILE[name]
     (tmp_path / "inner").mkdir()
-    source = write_tar(tmp_path / "a.tar", {"x/0.jpg": jpeg(1), name: content})
-    done = prepare(dtopp_binary, [source], tmp_path / "inner/out", status=3)
-    assert cause in done.error and "\x1b" not in done.error
+    source = write_tar(tmp_path / "a.tar", {"x/0.jpg": jpeg(1), name: HOSTILE[name]})
+    done = prepare(dtopp_binary, [source], tmp_path / "inner/out", status=3, names="a.tar: ")
+    assert "\x1b" not in done.stderr
     prepare(dtopp_binary, [source], tmp_path / "inner/out", "--max-bad", 1)
     assert about(tmp_path / "inner/out")["images"] == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tar", "inner"]
@@ -69,7 +69,7 @@ def test_links_in_a_folder_are_followed_but_not_in_circles(dtopp_binary, tmp_pat
     prepare(dtopp_binary, [tmp_path / "photos"], tmp_path / "out")
     assert about(tmp_path / "out")["classes"] == ["cat"]
     (tmp_path / "store/back").symlink_to(tmp_path / "photos")
-    assert "link back" in prepare(dtopp_binary, [tmp_path / "photos"], tmp_path / "out2", status=3).error
+    prepare(dtopp_binary, [tmp_path / "photos"], tmp_path / "out2", status=3, names="back")
 
 
 def test_unreadable_files_of_a_folder_are_named(dtopp_binary, tmp_path):
@@ -77,9 +77,8 @@ def test_unreadable_files_of_a_folder_are_named(dtopp_binary, tmp_path):
     (tmp_path / "photos/x/a.jpg").write_bytes(jpeg(1))
     (tmp_path / "photos/x/b.jpg").symlink_to("nowhere")
     subprocess.run(["mkfifo", tmp_path / "photos/x/c.jpg"], check=True)
-    assert "x/b.jpg: cannot open" in prepare(dtopp_binary, [tmp_path / "photos"], tmp_path / "out", status=3).error
-    done = prepare(dtopp_binary, [tmp_path / "photos"], tmp_path / "out", "--max-bad", 1, status=3)
-    assert "x/c.jpg: " in done.error and "regular file" in done.error
+    prepare(dtopp_binary, [tmp_path / "photos"], tmp_path / "out", status=3, names="x/b.jpg: ")
+    prepare(dtopp_binary, [tmp_path / "photos"], tmp_path / "out", "--max-bad", 1, status=3, names="x/c.jpg: ")
     prepare(dtopp_binary, [tmp_path / "photos"], tmp_path / "out", "--max-bad", 2)
 
 
@@ -87,5 +86,5 @@ def test_a_folder_of_another_program_is_left_as_it_is(dtopp_binary, tmp_path):
     source = write_tar(tmp_path / "a.tar", {"x/0.jpg": jpeg(1)})
     (tmp_path / "out").mkdir()
     (tmp_path / "out/manifest.json").write_text('{"made by": "another program"}')
-    assert "manifest.json" in prepare(dtopp_binary, [source], tmp_path / "out", status=2).error
+    prepare(dtopp_binary, [source], tmp_path / "out", status=2, names="manifest.json")
     assert sorted(contents(tmp_path / "out")) == ["manifest.json"]

@@ -8,8 +8,10 @@ import tiny_language_run
 import tiny_run
 import tokenizers
 import torch
+from needs import needs_program
+from refusal import assert_refused
 
-pytestmark = pytest.mark.skipif(not tiny_run.BINARY.exists(), reason=f"{tiny_run.BINARY} is not built")
+pytestmark = needs_program
 LENGTH = 32
 
 
@@ -95,5 +97,4 @@ def test_the_table_shows_layers_and_kinds(run, text):
 
 def test_a_dense_model_has_none(tmp_path):
     dense = tiny_language_run.train(tmp_path, "dense", LENGTH)
-    done = tiny_run.dtopp("evaluate", "experts", dense, "--text", tmp_path / "source.txt")
-    assert done.returncode == 2 and "dense" in done.stderr
+    assert_refused(tiny_run.dtopp("evaluate", "experts", dense, "--text", tmp_path / "source.txt"), 2, "dense")

@@ -8,9 +8,11 @@ import pytest
 import reference_model
 import tiny_run
 import torch
+from needs import needs_program
+from refusal import assert_refused
 from safetensors.torch import load_file, save_file
 
-pytestmark = pytest.mark.skipif(not tiny_run.BINARY.exists(), reason=f"{tiny_run.BINARY} is not built")
+pytestmark = needs_program
 
 TOKENS, WINDOW = 200, 32
 
@@ -88,16 +90,15 @@ def test_what_does_not_fit_is_refused(trained, tmp_path):
     assert evaluate(trained, "--dump-routing", file).returncode == 0
     good = load_file(file)
     shorter = {name: tensor[:-1].contiguous() for name, tensor in good.items()}
-    cases = [(shorter, 2, "layer_00 is BOOL [198, 8]"), ({"layer_00": good["layer_00"]}, 2, "layer_01 is missing"),
-             ({name: tensor.float() for name, tensor in good.items()}, 2, "is F32"),
-             (good | {"layer_02": good["layer_00"].clone()}, 2, "holds 3 tensors")]
-    for tensors, status, message in cases:
+    cases = [(shorter, ["layer_00", "[198, 8]"]), ({"layer_00": good["layer_00"]}, "layer_01"),
+             ({name: tensor.float() for name, tensor in good.items()}, "F32"),
+             (good | {"layer_02": good["layer_00"].clone()}, "3 tensors")]
+    for tensors, names in cases:
         save_file(tensors, tmp_path / "bad.safetensors")
-        done = evaluate(trained, "--replay-routing", tmp_path / "bad.safetensors")
-        assert (done.returncode, done.stderr.count("\n")) == (status, 1) and message in done.stderr, done.stderr
+        assert_refused(evaluate(trained, "--replay-routing", tmp_path / "bad.safetensors"), 2, names)
     (tmp_path / "cut.safetensors").write_bytes(file.read_bytes()[:-5])
-    assert evaluate(trained, "--replay-routing", tmp_path / "cut.safetensors").returncode == 3
-    assert evaluate(trained, "--replay-routing", tmp_path / "none.safetensors").returncode == 3
+    for name in ("cut.safetensors", "none.safetensors"):
+        assert_refused(evaluate(trained, "--replay-routing", tmp_path / name), 3, name)
 
 
 @pytest.mark.parametrize("options", [["--replay-routing", "x", "--target-experts", "2"],
@@ -105,7 +106,6 @@ def test_what_does_not_fit_is_refused(trained, tmp_path):
                                      ["--dump-routing", "x", "--sweep-target", "2,3"],
                                      ["--dump-routing", "x", "--processes", "2"]])
 def test_options_that_contradict_are_refused(trained, options):
-    done = evaluate(trained, *options)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert_refused(evaluate(trained, *options), 2, options[0])
     done = tiny_run.dtopp("evaluate", "experts", trained / "run", "--text", trained / "text.npy", *options[:2])
-    assert done.returncode == 2 and "unknown option" in done.stderr
+    assert_refused(done, 2, options[0])

@@ -3,7 +3,6 @@ cache nor batches, and the scores. test_tasks.py tests the prompts."""
 
 import json
 import math
-import os
 import signal
 import subprocess
 import time
@@ -12,11 +11,11 @@ import pytest
 import tiny_language_run
 import tiny_run
 import tokenizers
+from needs import TASK_DATA, needs_program, needs_task_data
+from refusal import assert_refused
 
-pytestmark = pytest.mark.skipif(not tiny_run.BINARY.exists(), reason=f"{tiny_run.BINARY} is not built")
+pytestmark = needs_program
 
-DATA = tiny_run.ROOT / os.environ.get("DTOPP_DATA", "../shared") / "eval/data"
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"{DATA} is not there")
 ALL = ["svamp", "mmlu", "arc_easy", "arc_challenge", "copa", "piqa", "hellaswag", "winogrande", "lambada_openai",
        "boolq", "agi_eval_lsat_rc", "agi_eval_lsat_lr", "agi_eval_sat_en"]
 
@@ -27,7 +26,7 @@ def run(request, tmp_path_factory):
 
 
 def evaluate(run, *arguments, **options):
-    return tiny_run.dtopp("evaluate", "tasks", run, "--data", DATA, "--json", *arguments, **options)
+    return tiny_run.dtopp("evaluate", "tasks", run, "--data", TASK_DATA, "--json", *arguments, **options)
 
 
 def dumped(run, path, *arguments):
@@ -36,7 +35,7 @@ def dumped(run, path, *arguments):
     return [json.loads(line) for line in path.read_text().splitlines()], json.loads(done.stdout)
 
 
-@needs_data
+@needs_task_data
 def test_scores_are_those_of_a_model_without_cache_and_batch(run, tmp_path):
     items, results = dumped(run, tmp_path / "dump.jsonl", "--tasks",
                             "copa,winogrande,lambada_openai,hellaswag", "--limit", "2")
@@ -67,7 +66,7 @@ def test_scores_are_those_of_a_model_without_cache_and_batch(run, tmp_path):
     assert lambada["nll"] == pytest.approx(-sum(map(sum, words)) / sum(map(len, words)), rel=1e-5)
 
 
-@needs_data
+@needs_task_data
 def test_generation_is_greedy_from_the_prompt_alone(run, tmp_path):
     items, _ = dumped(run, tmp_path / "dump.jsonl", "--tasks", "svamp", "--limit", "2")
     reference = tiny_language_run.Reference(run)
@@ -82,7 +81,7 @@ def test_generation_is_greedy_from_the_prompt_alone(run, tmp_path):
         assert stopped[-1] or likeliest[-1] == 0 or len(generated) == 31
 
 
-@needs_data
+@needs_task_data
 def test_scores_do_not_depend_on_batch_or_threads(run, tmp_path):
     tasks = ["--tasks", "arc_easy,copa,winogrande,mmlu", "--limit", "1"]
     one, _ = dumped(run, tmp_path / "one.jsonl", *tasks, "--batch-size", "1", "--threads", "1")
@@ -93,7 +92,7 @@ def test_scores_do_not_depend_on_batch_or_threads(run, tmp_path):
             assert p == pytest.approx(q, abs=1e-4)
 
 
-@needs_data
+@needs_task_data
 def test_all_tasks_run(run, tmp_path):
     done = evaluate(run, "--tasks", "all", "--limit", "1", "--output", tmp_path / "results.json")
     assert done.returncode == 0, done.stderr
@@ -113,10 +112,10 @@ def short_run(tmp_path_factory):
 LONG = {"mmlu", "lambada_openai", "boolq", "agi_eval_lsat_rc", "agi_eval_lsat_lr", "agi_eval_sat_en"}
 
 
-@needs_data
+@needs_task_data
 def test_all_takes_what_fits_the_model_and_names_the_rest(short_run, tmp_path):
     output = tmp_path / "results.json"
-    arguments = ["evaluate", "tasks", short_run, "--data", DATA, "--limit", "2"]
+    arguments = ["evaluate", "tasks", short_run, "--data", TASK_DATA, "--limit", "2"]
     done = tiny_run.dtopp(*arguments, "--tasks", "all", "--output", output)
     assert done.returncode == 0, done.stderr
     results = json.loads(output.read_text())
@@ -130,11 +129,11 @@ def test_all_takes_what_fits_the_model_and_names_the_rest(short_run, tmp_path):
     assert f"over {13 - len(left_out)} of 13 tasks" in done.stdout.splitlines()[-1]
 
     done = tiny_run.dtopp(*arguments, "--tasks", "copa,boolq")
-    assert done.returncode == 2 and done.stdout == "", done.stderr
-    assert f"boolq: its longest prompt takes {left_out['boolq']['longest']} tokens" in done.stderr
+    assert_refused(done, 2, ["boolq", left_out["boolq"]["longest"]])
+    assert done.stdout == ""
 
 
-@needs_data
+@needs_task_data
 def test_results_of_another_checkpoint_are_not_overwritten(run, tmp_path):
     arguments = ["--tasks", "copa", "--limit", "2", "--output"]
     folder = tmp_path / "results"
@@ -146,8 +145,7 @@ def test_results_of_another_checkpoint_are_not_overwritten(run, tmp_path):
     assert ("p" in results) == ("dense" not in str(run)) and "target_experts" not in results
     assert evaluate(run, *arguments, file).returncode == 0
     file.write_text(json.dumps(results | {"step": 1}))
-    done = evaluate(run, *arguments, file)
-    assert done.returncode == 2 and "holds the results of step 1, but these are of step" in done.stderr
+    assert_refused(evaluate(run, *arguments, file), 2, [file, "step 1", f"step {results['step']}"])
     assert json.loads(file.read_text())["step"] == 1
     if "dense" in str(run):
         return
@@ -157,7 +155,7 @@ def test_results_of_another_checkpoint_are_not_overwritten(run, tmp_path):
     assert json.loads(other.read_text())["target_experts"] == 2
 
 
-@needs_data
+@needs_task_data
 def test_what_dtopp_did_not_write_stays(run, tmp_path):
     """A folder with the name of the one that stores finished tasks."""
     parts = tmp_path / "results.json.parts"
@@ -170,7 +168,7 @@ def test_what_dtopp_did_not_write_stays(run, tmp_path):
     assert [json.loads(line)["task"] for line in open(tmp_path / "dump.jsonl")] == ["copa"] * 2 + ["piqa"] * 2
 
 
-@needs_data
+@needs_task_data
 def test_a_sweep_leaves_nothing_behind(run, tmp_path):
     if "dense" in str(run):
         pytest.skip("a dense model has no budget")
@@ -183,11 +181,11 @@ def test_a_sweep_leaves_nothing_behind(run, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["sweep.json", "text.txt"]
 
 
-@needs_data
+@needs_task_data
 def test_an_interrupted_evaluation_goes_on_with_the_next_task(run, tmp_path):
     output = tmp_path / "results.json"
     arguments = ["--tasks", "copa,hellaswag", "--limit", "150", "--output", output, "--dump", tmp_path / "dump.jsonl"]
-    command = [tiny_run.BINARY, "evaluate", "tasks", run, "--data", DATA, *arguments]
+    command = [tiny_run.BINARY, "evaluate", "tasks", run, "--data", TASK_DATA, *arguments]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         deadline = time.monotonic() + 60
         while not (tmp_path / "results.json.parts/copa.json").exists() and time.monotonic() < deadline:
@@ -206,7 +204,7 @@ def test_an_interrupted_evaluation_goes_on_with_the_next_task(run, tmp_path):
     assert len(whole) == 250
 
 
-@needs_data
+@needs_task_data
 def test_a_kept_result_of_another_call_does_not_count(run, tmp_path):
     output = tmp_path / "results.json"
     parts = tmp_path / "results.json.parts"
@@ -220,9 +218,9 @@ def test_a_kept_result_of_another_call_does_not_count(run, tmp_path):
         parts.mkdir(exist_ok=True)
 
 
-@needs_data
+@needs_task_data
 def test_the_papers_columns_stand_beside_the_table(run):
-    done = tiny_run.dtopp("evaluate", "tasks", run, "--data", DATA, "--tasks", "copa", "--limit", "3", "--paper")
+    done = tiny_run.dtopp("evaluate", "tasks", run, "--data", TASK_DATA, "--tasks", "copa", "--limit", "3", "--paper")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].startswith("accuracy: this model, ") and "tokens" in lines[0]

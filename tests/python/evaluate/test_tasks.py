@@ -10,8 +10,10 @@ import pytest
 import tiny_run
 import tokenizers
 from corpus import decompress
+from needs import TASK_DATA, needs_program
+from refusal import assert_refused
 
-pytestmark = pytest.mark.skipif(not tiny_run.BINARY.exists(), reason=f"{tiny_run.BINARY} is not built")
+pytestmark = needs_program
 
 TOKENIZER = tiny_run.ROOT / "assets/tokenizer/gpt-neox-20b.tokenizer.json"
 LIMIT = 2048
@@ -126,8 +128,10 @@ def bare(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def task_data(dtopp_data):
-    return dtopp_data / "eval/data"
+def task_data():
+    if not TASK_DATA.is_dir():
+        pytest.skip(f"{TASK_DATA} is missing: scripts/get_data.py tasks")
+    return TASK_DATA
 
 
 def evaluate(run, *arguments):
@@ -193,30 +197,26 @@ def test_counts_equal_the_golden_ones(trained, task_data, dtopp_data, tmp_path):
         assert count["longest"] == min(LIMIT, want["max_untrimmed"] + want["gen_budget"])
 
 
-def fails(status, words, run, *arguments):
-    done = tiny_run.dtopp("evaluate", "tasks", run, *arguments)
-    assert done.returncode == status, (done.returncode, done.stderr)
-    assert done.stderr.startswith("dtopp: error: ") and done.stderr.count("\n") == 1, done.stderr
-    for word in words:
-        assert word in done.stderr, done.stderr
+def fails(status, names, run, *arguments):
+    assert_refused(tiny_run.dtopp("evaluate", "tasks", run, *arguments), status, names)
 
 
 def test_wrong_calls_exit_2(trained, bare, tmp_path):
     copa = ["--tasks", "copa", "--data", tmp_path]
-    fails(2, ["'copaa'", "did you mean copa?"], trained, "--tasks", "copaa", "--data", tmp_path, "--dry-run")
+    fails(2, ["'copaa'", "copa?"], trained, "--tasks", "copaa", "--data", tmp_path, "--dry-run")
     fails(2, ["--data"], trained, "--tasks", "copa", "--dry-run")
     fails(2, ["--text"], trained, *copa, "--text", TOKENIZER)
     fails(2, ["--limit"], trained, *copa, "--limit", "0")
-    fails(2, ["no checkpoint"], tmp_path / "nothing", *copa, "--dry-run")
+    fails(2, tmp_path / "nothing", tmp_path / "nothing", *copa, "--dry-run")
     fails(2, ["tokenizer.json", "--tokenizer"], bare, *copa, "--dry-run")
     fails(2, ["50277", "256"], bare, *copa, "--dry-run", "--tokenizer", TOKENIZER)
     other = tmp_path / "other.json"
     other.write_text(TOKENIZER.read_text() + "\n")
-    fails(2, ["differs from the checkpoint's own tokenizer"], trained, *copa, "--dry-run", "--tokenizer", other)
+    fails(2, other, trained, *copa, "--dry-run", "--tokenizer", other)
 
 
 def test_a_model_shorter_than_a_prompt_exits_2(trained, task_data):
-    fails(2, ["copa", "model.sequence_length is 32"], trained, "--tasks", "copa", "--data", task_data)
+    fails(2, ["copa", "model.sequence_length"], trained, "--tasks", "copa", "--data", task_data)
 
 
 def test_missing_damaged_or_changed_data_exits_3_and_leaves_no_dump(trained, task_data, tmp_path):
@@ -224,17 +224,17 @@ def test_missing_damaged_or_changed_data_exits_3_and_leaves_no_dump(trained, tas
         fails(3, words, trained, "--tasks", "copa", "--data", tmp_path, "--dry-run", "--dump", tmp_path / "dump.jsonl")
         assert not list(tmp_path.glob("*dump*"))
 
-    check(["copa.jsonl", "no such file", "scripts/get_data.py tasks"])
+    check(["copa.jsonl", "scripts/get_data.py tasks"])
     good = (task_data / "copa.jsonl.zst").read_bytes()
     (tmp_path / "copa.jsonl.zst").write_bytes(good[:-20])
-    check(["copa.jsonl.zst", "byte"])
+    check("copa.jsonl.zst")
     (tmp_path / "copa.jsonl.zst").unlink()
     text = decompress(task_data / "copa.jsonl.zst")
     (tmp_path / "copa.jsonl").write_bytes(text.replace(b'"gold": ', b'"gold": 1', 1))
     check(["copa.jsonl: line 1: ", "gold"])
     (tmp_path / "copa.jsonl").write_bytes(text.replace(b"faucet", b"fawcet", 1))
-    check(["copa.jsonl", "SHA-256", "changed"])
+    check(["copa.jsonl", "SHA-256"])
     (tmp_path / "copa.jsonl").write_bytes(text[:text.rindex(b"\n", 0, -1) + 1])
-    check(["copa.jsonl", "SHA-256", "changed"])
+    check(["copa.jsonl", "SHA-256"])
     (tmp_path / "copa.jsonl").write_bytes(text)
     fails(3, ["/proc"], trained, "--tasks", "copa", "--data", tmp_path, "--dry-run", "--dump", "/proc/dump.jsonl")

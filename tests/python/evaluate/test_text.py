@@ -1,8 +1,10 @@
 """Tests evaluate text against the plain PyTorch model and Hugging Face `tokenizers`."""
 
+import errno
 import gzip
 import json
 import math
+import os
 import shutil
 
 import pytest
@@ -10,8 +12,10 @@ import reference_model
 import tiny_run
 import tokenizers
 import torch
+from needs import needs_program
+from refusal import assert_refused
 
-pytestmark = pytest.mark.skipif(not tiny_run.BINARY.exists(), reason=f"{tiny_run.BINARY} is not built")
+pytestmark = needs_program
 
 TOKENIZER = tiny_run.ROOT / "assets/tokenizer/gpt-neox-20b.tokenizer.json"
 TEXT = "The fog came down at noon, and with it the silence.\n\nNobody spoke. " * 9
@@ -101,26 +105,7 @@ def test_a_checkpoint_alone_is_enough(trained, tmp_path):
     alone.parent.rename(tmp_path / "checkpoints")
     run.mkdir()
     (tmp_path / "checkpoints").rename(run / "checkpoints")
-    done = tiny_run.dtopp("train", tiny_run.make(tmp_path), "training.steps=6")
-    assert done.returncode == 4, done.stderr
-    assert "optimizer.safetensors: is missing: evaluate and generate can use this checkpoint" in done.stderr
-
-
-def test_a_flipped_bit_is_found_in_what_is_read_and_the_optimisers_file_is_not(trained, tmp_path):
-    text = tmp_path / "text.txt"
-    text.write_text(TEXT)
-    whole = evaluate(trained / "run", text)
-    alone = tmp_path / "step-00000006"
-    shutil.copytree(sorted((trained / "run/checkpoints").iterdir())[-1], alone)
-    for path in sorted(alone.iterdir()):
-        good = path.read_bytes()
-        path.write_bytes(good[:50] + bytes([good[50] ^ 1]) + good[51:])
-        done = tiny_run.dtopp("evaluate", "text", alone, "--text", text, "--json")
-        if path.name == "optimizer.safetensors":
-            assert done.returncode == 0 and json.loads(done.stdout) == whole, done.stderr
-        else:
-            assert done.returncode == 4 and f"{path}: " in done.stderr, done.stderr
-        path.write_bytes(good)
+    assert_refused(tiny_run.dtopp("train", tiny_run.make(tmp_path), "training.steps=6"), 4, "optimizer.safetensors", alone=False)
 
 
 def test_a_path_that_cannot_be_looked_at_exits_3(trained, tmp_path):
@@ -130,9 +115,7 @@ def test_a_path_that_cannot_be_looked_at_exits_3(trained, tmp_path):
     loop.symlink_to("loop")
     for arguments in ([trained / "run", "--text", loop], [loop, "--text", trained / "source.txt"],
                       [loop / "run", "--text", trained / "source.txt"]):
-        done = tiny_run.dtopp("evaluate", "text", *arguments)
-        assert done.returncode == 3 and done.stderr.count("\n") == 1, done.stderr
-        assert "Too many levels of symbolic links" in done.stderr
+        assert_refused(tiny_run.dtopp("evaluate", "text", *arguments), 3, [loop, os.strerror(errno.ELOOP)])
 
 
 def test_perplexity_of_a_token_folder_equals_that_of_its_text(trained, tmp_path):
@@ -149,6 +132,4 @@ def test_perplexity_does_not_depend_on_the_batch_size(trained):
 
 def test_a_text_of_one_token_is_refused(trained, tmp_path):
     (tmp_path / "empty.txt").write_text("")
-    done = tiny_run.dtopp("evaluate", "text", trained / "run", "--text", tmp_path / "empty.txt")
-    assert done.returncode == 3
-    assert done.stderr.startswith("dtopp: error: ") and done.stderr.count("\n") == 1
+    assert_refused(tiny_run.dtopp("evaluate", "text", trained / "run", "--text", tmp_path / "empty.txt"), 3, "text")

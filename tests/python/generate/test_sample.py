@@ -14,10 +14,12 @@ import tiny_diffusion
 import tiny_run
 import torch
 from diffusers_schedulers import SCHEDULERS
+from needs import needs_program
 from PIL import Image
+from refusal import assert_refused
 from safetensors.torch import save_file
 
-pytestmark = pytest.mark.skipif(not tiny_run.BINARY.exists(), reason=f"{tiny_run.BINARY} is not built")
+pytestmark = needs_program
 torch.set_num_threads(1)
 
 DENSE = {"num_experts": 1}
@@ -162,70 +164,64 @@ def test_thresholds_do_not_depend_on_how_many_pictures_are_made(pixels, tmp_path
     assert np.abs(one.astype(int) - more[:2]).max() <= 1
 
 
-@pytest.mark.parametrize("arguments, text", [
+@pytest.mark.parametrize("arguments, names", [
     (["--count", 0], "--count"),
-    (["--count", 1, "--classes", "3"], "classes 0 to 2"),
-    (["--count", 1, "--classes", "-1"], "classes 0 to 2"),
-    (["--count", 1, "--sampler", "ddim"], "objective ddpm"),
-    (["--count", 1, "--text-embeddings", "x"], "without text"),
-    (["--count", 1, "--target-experts", 9], "must be between 1 and the model's 8"),
-    (["--count", 1, "--guidance", 1, "--guidance-interval", "0,1"], "--guidance-interval: needs a --guidance other than 1"),
-    (["--count", 1, "--guidance", "nan"], "nan is not a finite number"),
-    (["--count", 1, "--guidance-interval", "nan,0.5"], "nan is not a finite number"),
-    (["--count", 1, "--sampler", "rk4"], "rk4 is not one of ddim|euler|heun"),
-    (["--count", 100000], "do not fit in one grid"),
-    (["--count", 1, "--guidance-interval", "0.5,0.2"], "the end is less than the beginning"),
+    (["--count", 1, "--classes", "3"], ["--classes", "0 to 2"]),
+    (["--count", 1, "--classes", "-1"], ["--classes", "0 to 2"]),
+    (["--count", 1, "--sampler", "ddim"], ["--sampler", "ddpm"]),
+    (["--count", 1, "--text-embeddings", "x"], "--text-embeddings"),
+    (["--count", 1, "--target-experts", 9], ["--target-experts", "8"]),
+    (["--count", 1, "--guidance", 1, "--guidance-interval", "0,1"], "--guidance-interval"),
+    (["--count", 1, "--guidance", "nan"], ["--guidance", "nan"]),
+    (["--count", 1, "--guidance-interval", "nan,0.5"], ["--guidance-interval", "nan"]),
+    (["--count", 1, "--sampler", "rk4"], ["--sampler", "rk4", "ddim|euler|heun"]),
+    (["--count", 100000], "100000"),
+    (["--count", 1, "--guidance-interval", "0.5,0.2"], "--guidance-interval"),
 ])
-def test_a_wrong_call_is_told_in_one_line(pixels, arguments, text, tmp_path):
-    done = sample(pixels, tmp_path / "a.png", *arguments, status=2)
-    assert text in done.stderr and done.stderr.count("\n") == 1
+def test_a_wrong_call_is_told_in_one_line(pixels, arguments, names, tmp_path):
+    assert_refused(sample(pixels, tmp_path / "a.png", *arguments, status=2), 2, names)
     assert not list(tmp_path.iterdir())
 
 
 def test_what_is_there_is_not_overwritten_by_a_folder(pixels, tmp_path):
     (tmp_path / "folder").mkdir()
-    done = sample(pixels, tmp_path / "folder", "--count", 1, status=2)
-    assert "already exists" in done.stderr and not list((tmp_path / "folder").iterdir())
+    assert_refused(sample(pixels, tmp_path / "folder", "--count", 1, status=2), 2, tmp_path / "folder")
+    assert not list((tmp_path / "folder").iterdir())
 
 
 def test_latents_are_no_pictures(latents, tmp_path):
     name, directory = latents
     if name == "text":
-        done = sample(directory, tmp_path / "a.npz", "--count", 1, status=2)
-        assert "--text-embeddings: is missing" in done.stderr
+        assert_refused(sample(directory, tmp_path / "a.npz", "--count", 1, status=2), 2, "--text-embeddings")
         return
     for output in ("a.png", "folder"):
-        done = sample(directory, tmp_path / output, "--count", 1, status=2)
-        assert "generates latents" in done.stderr and done.stderr.count("\n") == 1
+        assert_refused(sample(directory, tmp_path / output, "--count", 1, status=2), 2, "latents")
 
 
 def test_each_type_of_model_has_its_verbs(pixels, tmp_path):
-    done = tiny_run.dtopp("generate", pixels / "run", "--prompt", "a")
-    assert done.returncode == 2 and "use sample" in done.stderr and done.stderr.count("\n") == 1
+    assert_refused(tiny_run.dtopp("generate", pixels / "run", "--prompt", "a"), 2, "use sample")
     (tmp_path / "text.txt").write_text("a")
     for task in (["text", "--text", tmp_path / "text.txt"], ["experts", "--text", tmp_path / "text.txt"],
                  ["tasks", "--data", tmp_path]):
-        done = tiny_run.dtopp("evaluate", task[0], pixels / "run", *task[1:])
-        assert done.returncode == 2 and "use sample" in done.stderr and done.stderr.count("\n") == 1
+        assert_refused(tiny_run.dtopp("evaluate", task[0], pixels / "run", *task[1:]), 2, "use sample")
     language = tiny_run.trained(tmp_path / "language", "training.steps=2", "optimizer.warmup_steps=1", "validation.every=0")
     for verb in (["sample", language / "run", "--count", 1, "--output", tmp_path / "a.png"],
                  ["evaluate", "images", language / "run", "--images", pixels / "held-out"]):
-        done = tiny_run.dtopp(*verb)
-        assert done.returncode == 2 and "use generate" in done.stderr and done.stderr.count("\n") == 1
+        assert_refused(tiny_run.dtopp(*verb), 2, "use generate")
 
 
 def test_a_checkpoint_without_its_average_or_layout_is_damaged(pixels, tmp_path):
-    for name, text in (("ema.safetensors", "ema.safetensors"), ("images.json", "images.json")):
+    for name in ("ema.safetensors", "images.json"):
         shutil.copytree(pixels, tmp_path / name)
         (tiny_diffusion.checkpoint_of(tmp_path / name) / name).unlink()
         tiny_diffusion.write_manifest(tiny_diffusion.checkpoint_of(tmp_path / name), "dtopp checkpoint 1")
-        done = sample(tmp_path / name, tmp_path / "a.png", "--count", 1, status=4)
-        assert text in done.stderr and done.stderr.count("\n") == 1
+        assert_refused(sample(tmp_path / name, tmp_path / "a.png", "--count", 1, status=4), 4, name)
 
 
 def test_a_model_that_diverges_is_said_to(pixels, tmp_path):
     done = sample(pixels, tmp_path / "a.png", "--raw", "--count", 2, "--guidance", "1e38", "--steps", 3, status=6)
-    assert "not finite" in done.stderr and not list(tmp_path.iterdir())
+    assert_refused(done, 6, alone=False)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("output", ["a.png", "a.npz", "folder"])
@@ -236,6 +232,5 @@ def test_a_stopped_run_leaves_nothing(pixels, output, tmp_path):
             time.sleep(0.02)
         time.sleep(0.2)
         running.send_signal(signal.SIGTERM)
-        assert running.wait(60) == 75
-        assert "stopped before all pictures" in running.stderr.read()
+        assert running.wait(60) == 75, running.stderr.read()
     assert not list(tmp_path.iterdir())

@@ -6,7 +6,7 @@ import pytest
 import torch
 from ops_reference import DEVICES, gates_like, ops, randn
 
-pytestmark = pytest.mark.skipif("cuda" not in DEVICES, reason="no CUDA device, or libdtopp_cuda.so is not built")
+pytestmark = pytest.mark.skipif("cuda" not in DEVICES, reason="no CUDA device, or libdtopp_cuda.so is not built: make test-gpu")
 
 
 @pytest.fixture

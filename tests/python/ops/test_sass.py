@@ -27,7 +27,7 @@ def disassembler():
 def kernels():
     """The instructions of each kernel that multiplies by wgmma, by name."""
     if not Path(CUDA_LIBRARY).exists():
-        pytest.skip("libdtopp_cuda.so is not built")
+        pytest.skip("libdtopp_cuda.so is not built: make build CUDA=1")
     program = disassembler()
     if program is None:
         pytest.skip("neither triton nor the CUDA toolkit brings cuobjdump")

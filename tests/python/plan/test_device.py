@@ -8,6 +8,8 @@ import pytest
 import tiny_run
 import torch
 from carried_program import CUDA_LIBRARY, built_for_cuda, carried, without_gpu  # noqa: F401 (a fixture)
+from refusal import assert_refused
+
 
 def train(program, tmp_path, device):
     config = tiny_run.make(tmp_path)
@@ -15,19 +17,13 @@ def train(program, tmp_path, device):
                            "validation.every=0", "optimizer.warmup_steps=0"], text=True, capture_output=True, timeout=120)
 
 
-def refused(done, *words):
-    assert done.returncode == 2, done.stderr
-    lines = done.stderr.splitlines()
-    assert len(lines) == 1 and all(word in lines[0] for word in ("training.device: cuda", *words)), done.stderr
-
-
 def test_cuda_without_the_library_names_it(carried, tmp_path):
-    refused(train(carried, tmp_path, "cuda"), "libdtopp_cuda.so is missing from", "make build CUDA=1")
+    assert_refused(train(carried, tmp_path, "cuda"), 2, ["training.device: cuda", "libdtopp_cuda.so", "make build CUDA=1"])
 
 
 def test_cuda_with_a_library_that_is_none_says_so(carried, tmp_path):
     (tmp_path / "there/lib/libdtopp_cuda.so").write_text("nothing of use")
-    refused(train(carried, tmp_path, "cuda"), "libdtopp_cuda.so cannot be loaded")
+    assert_refused(train(carried, tmp_path, "cuda"), 2, ["training.device: cuda", "libdtopp_cuda.so cannot be loaded"])
 
 
 def test_auto_without_the_library_trains_on_the_cpu(carried, tmp_path):
@@ -40,7 +36,7 @@ def test_auto_without_the_library_trains_on_the_cpu(carried, tmp_path):
 @without_gpu
 def test_cuda_without_a_device_says_so(carried, tmp_path):
     shutil.copy(CUDA_LIBRARY, tmp_path / "there/lib")
-    refused(train(carried, tmp_path, "cuda"), "no CUDA device was found")
+    assert_refused(train(carried, tmp_path, "cuda"), 2, ["training.device: cuda", "no CUDA device"])
     done = train(carried, tmp_path, "auto")
     assert done.returncode == 0, done.stderr
     assert "training on the CPU (1 thread)" in done.stderr
@@ -54,7 +50,7 @@ def test_the_library_for_cuda_lacks_no_symbol():
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is here")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is here: make test-gpu")
 def test_auto_takes_the_cuda_device(dtopp_binary, tmp_path):
     if not CUDA_LIBRARY.exists():
         pytest.fail(f"{CUDA_LIBRARY} is not built")
@@ -71,7 +67,7 @@ def test_evaluation_and_generation_take_a_device(dtopp_binary, tmp_path):
     assert "computing on" not in done.stderr
     done = tiny_run.dtopp("evaluate", "text", tmp_path / "run", "--text", tmp_path / "validation.npy",
                           "--device", "gpu")
-    assert done.returncode == 2 and "--device" in done.stderr and len(done.stderr.splitlines()) == 1
+    assert_refused(done, 2, "--device")
 
 
 def test_plan_counts_memory_for_the_device_that_is_named(dtopp_binary, tmp_path):
@@ -93,6 +89,6 @@ def test_plan_refuses_what_the_kernels_of_a_cuda_device_do_not_take(dtopp_binary
     config = tiny_run.make(tmp_path)
     for arguments in (["--device", "h200"], ["training.device=cuda"]):
         done = tiny_run.dtopp("plan", config, f"{key}={value}", *arguments)
-        assert done.returncode == 2 and not done.stdout
-        assert f"{key}: {value}, and a CUDA device takes at most" in done.stderr, done.stderr
+        assert_refused(done, 2, f"{key}: {value}")
+        assert not done.stdout
     assert tiny_run.dtopp("plan", config, f"{key}={value}", "--device", "cpu").returncode == 0

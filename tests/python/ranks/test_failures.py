@@ -13,14 +13,13 @@ import time
 
 import pytest
 import tiny_run
+from needs import TORCHRUN, for_cpus, needs_program, needs_torchrun
 from rank_process import Process
 
-TORCHRUN = tiny_run.ROOT / ".venv/bin/torchrun"
 CASES = 30 if tiny_run.FULL else 2  # random moments
 STEPS = 60
 
-pytestmark = [pytest.mark.skipif(not tiny_run.BINARY.exists(), reason=f"{tiny_run.BINARY} is not built"),
-              pytest.mark.skipif(tiny_run.DEVICE != "cpu", reason="ranks on CUDA devices are not there yet")]
+pytestmark = [needs_program, for_cpus]
 
 OVERRIDES = ["training.micro_batch_size=1", f"training.steps={STEPS}", "parallel.timeout=2", "validation.every=0",
              "logging.tensorboard=false"]
@@ -215,7 +214,7 @@ def test_a_loss_at_any_moment_leaves_a_run_that_goes_on(reference, tmp_path, cas
     expect_to_go_on(reference, run)
 
 
-@pytest.mark.skipif(not TORCHRUN.exists(), reason=f"{TORCHRUN} is not there")
+@needs_torchrun
 def test_torchrun_starts_the_ranks_again_and_the_run_goes_on(reference, tmp_path):
     run = tmp_path / "run"
     launcher = Process([TORCHRUN, "--nproc-per-node", "2", "--max-restarts", "1", "--no-python",

@@ -7,12 +7,12 @@ import time
 import pytest
 import tiny_run
 import two_hosts
+from needs import for_cpus, needs_program
 from rank_process import Process
 
 TIMEOUT = 2  # parallel.timeout, seconds
 
-pytestmark = [pytest.mark.skipif(not tiny_run.BINARY.exists(), reason=f"{tiny_run.BINARY} is not built"),
-              pytest.mark.skipif(tiny_run.DEVICE != "cpu", reason="ranks on CUDA devices are not there yet"),
+pytestmark = [needs_program, for_cpus,
               pytest.mark.skipif(not two_hosts.possible(), reason="no right to make network namespaces")]
 
 

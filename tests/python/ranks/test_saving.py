@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 import tiny_run
+from needs import for_cpus, needs_program
 
 BUILD = Path(os.environ.get("DTOPP_BUILD", tiny_run.ROOT / "build/release"))
 SHIM = BUILD / "lib" / "libfault_shim.so"
 OVERRIDES = ["training.micro_batch_size=1", "training.steps=6", "checkpoint.every=1"]
 
-pytestmark = [pytest.mark.skipif(not tiny_run.BINARY.exists() or not SHIM.exists(), reason=f"{SHIM} is not built"),
-              pytest.mark.skipif(tiny_run.DEVICE != "cpu", reason="ranks on CUDA devices are not there yet")]
+pytestmark = [needs_program, for_cpus, pytest.mark.skipif(not SHIM.exists(), reason=f"{SHIM} is not built: make test")]
 
 
 def files(run, step):

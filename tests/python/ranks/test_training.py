@@ -9,11 +9,11 @@ import time
 import pytest
 import tiny_run
 import torch
+from needs import TORCHRUN, for_cpus, needs_program, needs_torchrun
+from refusal import assert_refused
 
-TORCHRUN = tiny_run.ROOT / ".venv/bin/torchrun"
 
-pytestmark = [pytest.mark.skipif(not tiny_run.BINARY.exists(), reason=f"{tiny_run.BINARY} is not built"),
-              pytest.mark.skipif(tiny_run.DEVICE != "cpu", reason="for CPUs: ranks were not run on CUDA devices yet")]
+pytestmark = [needs_program, for_cpus]
 
 OVERRIDES = ["training.micro_batch_size=1"]
 
@@ -66,11 +66,11 @@ def test_blocks_that_do_not_divide_are_refused(reference, tmp_path, processes, e
     done = tiny_run.dtopp(*train(reference, tmp_path / "run", "--processes", processes,
                                  f"parallel.expert_parallel={expert_parallel}"))
     assert done.returncode == 2
-    assert "parallel.expert_parallel" in done.stderr
+    assert "parallel.expert_parallel" in done.stderr  # another rank may report that it cannot reach this one
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.skipif(not TORCHRUN.exists(), reason=f"{TORCHRUN} is not there")
+@needs_torchrun
 def test_torchrun_starts_ranks(reference, tmp_path):
     done = subprocess.run([TORCHRUN, "--nproc-per-node", "2", "--no-python", tiny_run.BINARY,
                            *train(reference, tmp_path / "run")], capture_output=True, text=True, timeout=120)
@@ -78,7 +78,7 @@ def test_torchrun_starts_ranks(reference, tmp_path):
     expect_the_same(tmp_path / "run", reference)
 
 
-@pytest.mark.skipif(not TORCHRUN.exists(), reason=f"{TORCHRUN} is not there")
+@needs_torchrun
 def test_torchrun_starts_ranks_of_two_nodes(reference, tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -163,22 +163,19 @@ def test_a_launcher_that_is_killed_takes_its_ranks_along(reference, tmp_path):
 ])
 def test_variables_that_contradict_each_other_are_named(reference, tmp_path, environment, word):
     done = tiny_run.dtopp(*train(reference, tmp_path / "run"), env=os.environ | environment)
-    assert done.returncode == 2
-    assert word in done.stderr and done.stderr.count("\n") == 1
+    assert_refused(done, 2, word)
     assert not (tmp_path / "run").exists()
 
 
 def test_ranks_without_work_are_refused(reference, tmp_path):
     done = tiny_run.dtopp(*train(reference, tmp_path / "run", "--processes", 5))
-    assert done.returncode == 2
-    assert "training.global_batch_size" in done.stderr
+    assert_refused(done, 2, "training.global_batch_size", alone=False)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
 def test_ranks_without_a_cuda_device_are_refused(reference, tmp_path):
     done = tiny_run.dtopp(*train(reference, tmp_path / "run", "training.device=cuda", "--processes", 2))
-    assert done.returncode == 2
-    assert done.stderr.count("training.device: cuda cannot be used") == 1, done.stderr
+    assert_refused(done, 2, "training.device: cuda", alone=False)
 
 
 def test_another_configuration_on_one_rank_is_found(reference, tmp_path):

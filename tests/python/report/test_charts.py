@@ -6,10 +6,11 @@ import math
 import pytest
 import report_runs
 import tiny_run
+from needs import needs_program
 from report_browser import browser, open_page  # noqa: F401  fixtures
 from report_runs import charts_of, report, same, series_of, write_run
 
-pytestmark = pytest.mark.skipif(not tiny_run.BINARY.exists(), reason=f"{tiny_run.BINARY} is not built")
+pytestmark = needs_program
 
 
 CHARTS = {

@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 import tiny_run
+from refusal import assert_refused
 from report_browser import browser, open_page  # noqa: F401  fixtures
 from safetensors.numpy import load_file
 from scipy import stats
@@ -175,9 +176,7 @@ def test_variants_of_a_seed_begin_with_the_same_values(tmp_path, dtopp_binary):
 def test_failing_variant_is_reported_and_the_others_go_on(tmp_path, dtopp_binary):
     text = STUDY.replace("[1, 2, 3]", "[1]").replace("measure:", "  broken: {{data.train: [{output}/none.npy]}}\nmeasure:")
     done = tiny_run.dtopp("study", write_study(tmp_path, text))
-    assert done.returncode == 6
-    assert "broken-seed1 failed: ended with status 3: " in done.stderr
-    assert done.stderr.splitlines()[-1].startswith("dtopp: error: 1 of 3 runs failed: broken-seed1;")
+    assert_refused(done, 6, ["1 of 3 runs", "broken-seed1"], alone=False)
     document = results(tmp_path)
     assert [run["status"] for run in document["runs"]] == ["done", "done", "failed"]
     failed = run_of(document, "broken", 1)
@@ -209,7 +208,7 @@ def test_sigterm_saves_the_runs_and_the_next_start_goes_on(tmp_path, dtopp_binar
     study.send_signal(signal.SIGTERM)
     stderr = study.communicate(timeout=180)[1]
     assert study.returncode == 75
-    assert stderr.splitlines()[-1] == "dtopp: study stopped: 0 of 6 runs done; run the same command again to resume"
+    assert stderr.splitlines()[-1].startswith("dtopp: ") and "0 of 6 runs" in stderr.splitlines()[-1]
     assert {run["status"] for run in results(tmp_path)["runs"]} == {"pending"}
     stopped = [last_step(path) for path in metrics]
     for path, step in zip(metrics, stopped):
@@ -238,17 +237,17 @@ def test_killed_study_leaves_no_run_behind(tmp_path, dtopp_binary):
     assert [path.stat().st_size for path in metrics] == sizes
 
 
-@pytest.mark.parametrize("change, message", [
-    ("{routing.methd: top_k}", "unknown key 'routing.methd'; did you mean routing.method?"),
-    ("{routing.method: topk}", "routing.method: expected one of"),
+@pytest.mark.parametrize("change, names", [
+    ("{routing.methd: top_k}", ["'routing.methd'", "routing.method?"]),
+    ("{routing.method: topk}", "routing.method: "),
     ("{model.num_heads: 5}", "model.num_heads"),
 ])
-def test_impossible_variant_ends_with_2_before_any_run(tmp_path, dtopp_binary, change, message):
+def test_impossible_variant_ends_with_2_before_any_run(tmp_path, dtopp_binary, change, names):
     study = write_study(tmp_path)
     study.write_text(study.read_text().replace("{routing.method: dtop_p}", change))
     done = tiny_run.dtopp("study", study)
-    assert done.returncode == 2
-    assert message in done.stderr and f"{study}:5: " in done.stderr
+    assert_refused(done, 2, names)
+    assert f"{study}:5: " in done.stderr
     assert not (tmp_path / "out").exists()
 
 
@@ -275,7 +274,7 @@ def test_one_study_at_a_time(tmp_path, dtopp_binary):
     second = tiny_run.dtopp("study", tmp_path / "study.yaml", *SLOW)
     study.send_signal(signal.SIGTERM)
     study.communicate(timeout=180)
-    assert second.returncode == 2 and "another dtopp process is writing" in second.stderr
+    assert_refused(second, 2, tmp_path / "out")
 
 
 def test_commands_after_a_run_give_measures(tmp_path, dtopp_binary):

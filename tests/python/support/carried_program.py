@@ -10,7 +10,7 @@ from tiny_run import BINARY
 
 LIBRARIES = pathlib.Path(os.environ.get("DTOPP_OPS", BINARY.parents[1] / "lib/libdtopp_ops.so")).parent
 CUDA_LIBRARY = LIBRARIES / "libdtopp_cuda.so"
-built_for_cuda = pytest.mark.skipif(not CUDA_LIBRARY.exists(), reason=f"{CUDA_LIBRARY} is not built")
+built_for_cuda = pytest.mark.skipif(not CUDA_LIBRARY.exists(), reason=f"{CUDA_LIBRARY} is not built: make build CUDA=1")
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
 
 

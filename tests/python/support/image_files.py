@@ -7,6 +7,7 @@ import tarfile
 
 import numpy as np
 from PIL import Image, ImageOps
+from refusal import assert_refused
 from safetensors.numpy import load_file
 
 
@@ -68,16 +69,15 @@ def write_tar(path, members):
     return path
 
 
-def prepare(binary, sources, output, *options, status=0):
-    """Runs `dtopp prepare images`. Checks the exit status and, after a failure, that there is a single error
-    line."""
+def prepare(binary, sources, output, *options, status=0, names=()):
+    """Runs `dtopp prepare images`. Checks the exit status and, after a failure, that its error names each of `names`."""
     command = [binary, "prepare", "images", *sources, "--output", output, *map(str, options)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == status, (done.returncode, done.stderr)
     if status:
-        lines = [line for line in done.stderr.splitlines() if "error:" in line]
-        assert len(lines) == 1 and done.stdout == "", done.stderr
-        done.error = lines[0]
+        assert_refused(done, status, names, alone=False)
+        assert done.stdout == ""
+    else:
+        assert done.returncode == 0, done.stderr
     return done
 
 
@@ -107,7 +107,3 @@ def pictures(folder):
     ends = stored["offsets"]
     files = [stored["bytes"][begin:end].tobytes() for begin, end in zip(ends, ends[1:])]
     return [expected(file, mode=mode) for file in files]
-
-
-def contents(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}

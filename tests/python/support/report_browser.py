@@ -13,7 +13,7 @@ BROWSER = shutil.which("chromium-headless-shell") or shutil.which("chromium")
 @pytest.fixture(scope="module")
 def browser():
     if BROWSER is None:
-        pytest.skip("chromium-headless-shell is not installed")
+        pytest.skip("chromium-headless-shell is not installed: scripts/setup.sh test")
     playwright = pytest.importorskip("playwright.sync_api")
     with playwright.sync_playwright() as session:
         yield session.chromium.launch(executable_path=BROWSER)

@@ -4,6 +4,7 @@ import re
 
 import pytest
 import tiny_run
+from needs import needs_program
 from tiny_run import ROOT
 
 PAGE = (ROOT / "docs/how-to/add-a-router.md").read_text()
@@ -34,7 +35,6 @@ def test_the_page_shows_the_whole_strategy():
     assert lines == [line for line in (ROOT / path).read_text().splitlines() if line]
 
 
-needs_program = pytest.mark.skipif(not tiny_run.BINARY.exists(), reason=f"{tiny_run.BINARY} is not built")
 
 
 def train(directory, *overrides, ranks=0):

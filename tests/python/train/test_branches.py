@@ -7,9 +7,10 @@ import pytest
 import tiny_diffusion_run
 import tiny_language_run
 import tiny_run
+from needs import for_cpus, needs_program
+from refusal import assert_refused
 
-pytestmark = [pytest.mark.skipif(not tiny_run.BINARY.exists(), reason=f"{tiny_run.BINARY} is not built"),
-              pytest.mark.skipif(tiny_run.DEVICE != "cpu", reason="compares bits: for CPUs")]
+pytestmark = [needs_program, for_cpus]
 
 CONSTANT = ["optimizer.schedule=constant", "training.micro_batch_size=1"]
 DECAY = ["optimizer.schedule=wsd", "optimizer.decay_steps=6", "training.micro_batch_size=1"]
@@ -65,20 +66,19 @@ def test_a_run_stands_for_its_newest_checkpoint(trunk, tmp_path):
 def test_a_learning_rate_that_does_not_join_is_said(trunk, tmp_path):
     done = train(trunk, tmp_path / "run", "optimizer.lr=2e-2")
     assert done.returncode == 0
-    assert "warning: step 4 had a learning rate of 0.01, but this schedule gives 0.02" in done.stderr
+    (warning,) = [line for line in done.stderr.splitlines() if "warning" in line]
+    assert all(value in warning for value in ("step 4 ", " 0.01,", " 0.02"))
 
 
-@pytest.mark.parametrize("overrides, message", [
-    (["model.hidden_size=64"], "different: model.hidden_size"),
-    (["routing.experts=4", "training.seed=9"], "different: routing.experts, training.seed"),
-    (["training.steps=4", "optimizer.decay_steps=1"], "has made 4 steps, training.steps 4 leaves none"),
-    (["training.cooldown_from=nowhere"], "training.cooldown_from: nowhere: no checkpoint there"),
-    (["training.initialize_from=elsewhere"], "training.initialize_from: a run starts with another run's parameters or"),
+@pytest.mark.parametrize("overrides, names", [
+    (["model.hidden_size=64"], "model.hidden_size"),
+    (["routing.experts=4", "training.seed=9"], "routing.experts, training.seed"),
+    (["training.steps=4", "optimizer.decay_steps=1"], "training.steps 4"),
+    (["training.cooldown_from=nowhere"], "training.cooldown_from: nowhere"),
+    (["training.initialize_from=elsewhere"], "training.initialize_from"),
 ])
-def test_a_checkpoint_that_does_not_serve_is_refused(trunk, tmp_path, overrides, message):
-    done = train(trunk, tmp_path / "run", *overrides)
-    assert done.returncode == 2, done.stderr
-    assert message in done.stderr and done.stderr.count("\n") == 1
+def test_a_checkpoint_that_does_not_serve_is_refused(trunk, tmp_path, overrides, names):
+    assert_refused(train(trunk, tmp_path / "run", *overrides), 2, names)
     assert not (tmp_path / "run").exists()
 
 
@@ -92,8 +92,8 @@ def test_a_damaged_checkpoint_is_refused(trunk, tmp_path, source):
     data[-1] ^= 1
     (copy / "model.safetensors").write_bytes(data)
     done = train(trunk, tmp_path / "run", f"{source}={copy}", source=source)
-    assert done.returncode == 4
-    assert "model.safetensors" in done.stderr and not (tmp_path / "run").exists()
+    assert_refused(done, 4, "model.safetensors")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_begins_with_parameters_alone(trunk, tmp_path):
@@ -129,8 +129,7 @@ def test_data_of_another_tokenizer_are_pointed_out(tmp_path):
 def test_parameters_of_another_shape_are_refused(trunk, tmp_path):
     for override, tensor in (("model.ffn_hidden_size=24", "mlp.experts.down_proj"), ("model.num_layers=1", "model.layers.1.")):
         done = train(trunk, tmp_path / "run", override, source="training.initialize_from")
-        assert done.returncode == 2
-        assert tensor in done.stderr and done.stderr.count("\n") == 1
+        assert_refused(done, 2, tensor)
 
 
 def test_a_diffusion_transformer_keeps_its_average_when_it_cools_down(tmp_path):

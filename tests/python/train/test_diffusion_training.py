@@ -12,6 +12,7 @@ import reference_diffusion
 import tiny_diffusion_run
 import tiny_run
 import torch
+from refusal import assert_refused
 
 FIRST, LAST = 3, 12
 CASES = {
@@ -116,15 +117,14 @@ def test_a_resumed_run_goes_on_to_the_same_bits(dtopp_binary, tmp_path, lost):
     assert tiny_run.state(tmp_path / "stopped", 12) == tiny_run.state(tmp_path / "run", 12)
 
 
-@pytest.mark.parametrize("override, message", [
-    ("model.image_size=16", "holds samples of 3 x 8 x 8, but the model takes 3 x 16 x 16"),
-    ("model.channels=1", "holds samples of 3 x 8 x 8, but the model takes 1 x 8 x 8"),
-    ("model.num_classes=4", "has 5 classes, more than model.num_classes 4"),
-    ("model.text_length=2", "model.text_size: is missing"),
+@pytest.mark.parametrize("override, names", [
+    ("model.image_size=16", ["3 x 8 x 8", "3 x 16 x 16"]),
+    ("model.channels=1", ["3 x 8 x 8", "1 x 8 x 8"]),
+    ("model.num_classes=4", ["5 classes", "model.num_classes 4"]),
+    ("model.text_length=2", "model.text_size"),
 ])
-def test_a_model_that_does_not_fit_the_data_is_refused(override, message, dtopp_binary, tmp_path):
-    done = tiny_run.dtopp("train", tiny_diffusion_run.make(tmp_path), override)
-    assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
+def test_a_model_that_does_not_fit_the_data_is_refused(override, names, dtopp_binary, tmp_path):
+    assert_refused(tiny_run.dtopp("train", tiny_diffusion_run.make(tmp_path), override), 2, names)
     assert not pathlib.Path(tmp_path / "run").exists()
 
 
@@ -136,4 +136,4 @@ def test_verify_reads_known_data_again(dtopp_binary, tmp_path):
     shard.write_bytes(content)
     os.utime(shard, ns=(status.st_atime_ns, status.st_mtime_ns))
     done = tiny_run.dtopp("train", tmp_path / "run.yaml", "training.steps=4", f"output={tmp_path}/other", "--verify")
-    assert done.returncode == 3 and shard.name in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    assert_refused(done, 3, shard.name)

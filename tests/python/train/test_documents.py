@@ -9,8 +9,10 @@ import pytest
 import reference_model
 import tiny_run
 import torch
+from needs import needs_program
+from refusal import assert_refused
 
-pytestmark = pytest.mark.skipif(not tiny_run.BINARY.exists(), reason=f"{tiny_run.BINARY} is not built")
+pytestmark = needs_program
 
 DOCUMENTS = ["model.attend_across_documents=false", "data.end_of_text=7", "training.micro_batch_size=1"]
 
@@ -80,8 +82,7 @@ def test_an_end_that_never_comes_changes_no_bit(tmp_path):
 
 def test_the_end_has_to_be_known(tmp_path):
     done = tiny_run.dtopp("train", tiny_run.make(tmp_path), "model.attend_across_documents=false")
-    assert done.returncode == 2
-    assert "data.end_of_text" in done.stderr and done.stderr.count("\n") == 1
+    assert_refused(done, 2, "data.end_of_text")
     assert not (tmp_path / "run").exists()
 
 
@@ -97,4 +98,4 @@ def test_prepared_text_says_it(tmp_path):
     done = tiny_run.dtopp("generate", tmp_path / "run", "--prompt", "a<|endoftext|>document", "--max-tokens", 3, "--temperature", 0)
     assert done.returncode == 0, done.stderr
     done = tiny_run.dtopp("train", tmp_path / "run.yaml", *overrides, "data.end_of_text=5", f"output={tmp_path}/other")
-    assert done.returncode == 2 and "data.end_of_text" in done.stderr
+    assert_refused(done, 2, "data.end_of_text")

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import tiny_diffusion_run
 import tiny_run
+from needs import needs_program
+from refusal import assert_refused
 
-pytestmark = pytest.mark.skipif(not tiny_run.BINARY.exists(), reason=f"{tiny_run.BINARY} is not built")
+pytestmark = needs_program
 
 WINDOW = 32
 
@@ -61,7 +63,7 @@ def test_processes_give_the_same_bits(reference, tmp_path):
 def test_other_weights_are_another_run(reference):
     changed = [overrides(reference)[0].replace("weight: 6", "weight: 5"), *overrides(reference)[1:]]
     done = tiny_run.dtopp("train", reference / "run.yaml", *changed)
-    assert done.returncode == 2 and "data.train" in done.stderr
+    assert_refused(done, 2, "data.train")
 
 
 def test_sources_without_weights_are_one_whatever_the_form(tmp_path):
@@ -73,15 +75,13 @@ def test_sources_without_weights_are_one_whatever_the_form(tmp_path):
     assert tiny_run.state(tmp_path / "run", 12) == tiny_run.state(plain / "run", 12)
 
 
-@pytest.mark.parametrize("sources, message", [
-    ("[{path: a, weight: 0}]", "the weight of a must be above 0"), ("[{path: a, weight: -1}]", "must be above 0"),
-    ("[{path: a, weight: .inf}]", "data.train[0].weight: expected a number"),
-    ("[{path: a, weight: 1}, {path: ./a, weight: 2}]", "names ./a twice"), ("[{weight: 1}]", "data.train[0]: has no path"),
-    ("[{path: a, share: 1}]", "unknown key 'data.train[0].share'")])
-def test_sources_that_cannot_be_are_refused(tmp_path, sources, message):
-    done = tiny_run.dtopp("train", tiny_run.make(tmp_path), f"data.train={sources}")
-    assert done.returncode == 2
-    assert message in done.stderr and done.stderr.count("\n") == 1
+@pytest.mark.parametrize("sources, names", [
+    ("[{path: a, weight: 0}]", ["data.train", "weight of a"]), ("[{path: a, weight: -1}]", ["data.train", "weight of a"]),
+    ("[{path: a, weight: .inf}]", "data.train[0].weight"),
+    ("[{path: a, weight: 1}, {path: ./a, weight: 2}]", ["data.train", "./a"]), ("[{weight: 1}]", ["data.train[0]", "path"]),
+    ("[{path: a, share: 1}]", "data.train[0].share")])
+def test_sources_that_cannot_be_are_refused(tmp_path, sources, names):
+    assert_refused(tiny_run.dtopp("train", tiny_run.make(tmp_path), f"data.train={sources}"), 2, names)
 
 
 def test_a_source_that_is_too_short_is_named(reference):
@@ -89,7 +89,7 @@ def test_a_source_that_is_too_short_is_named(reference):
     done = tiny_run.dtopp("train", reference / "run.yaml",
                           f"data.train=[{{path: {reference}/short.npy, weight: 1}}, {reference}/web/train.npy]",
                           f"output={reference}/other")
-    assert done.returncode == 3 and "short.npy" in done.stderr
+    assert_refused(done, 3, "short.npy")
 
 
 def test_state_of_the_run_holds_the_position_alone(reference):

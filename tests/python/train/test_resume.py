@@ -9,8 +9,10 @@ import time
 import pytest
 import tiny_diffusion_run
 import tiny_run
+from needs import needs_program
+from refusal import assert_refused
 
-pytestmark = pytest.mark.skipif(not tiny_run.BINARY.exists(), reason=f"{tiny_run.BINARY} is not built")
+pytestmark = needs_program
 
 
 def final_state(run, step=12):
@@ -93,7 +95,7 @@ def test_a_complete_run_started_again_changes_nothing(reference):
     directory, _, overrides = reference
     before = final_state(directory / "run"), (directory / "run/metrics.jsonl").read_bytes()
     done = tiny_run.dtopp("train", directory / "run.yaml", *overrides)
-    assert done.returncode == 0 and "complete" in done.stderr
+    assert done.returncode == 0, done.stderr
     assert before == (final_state(directory / "run"), (directory / "run/metrics.jsonl").read_bytes())
 
 
@@ -101,9 +103,7 @@ def test_another_configuration_in_the_directory_is_refused_by_key(reference):
     directory, _, overrides = reference
     before = (directory / "run/config.yaml").read_bytes()
     done = tiny_run.dtopp("train", directory / "run.yaml", *overrides, "optimizer.lr=0.5", "training.seed=9")
-    assert done.returncode == 2
-    assert "optimizer.lr" in done.stderr and "training.seed" in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert_refused(done, 2, ["optimizer.lr", "training.seed"])
     assert before == (directory / "run/config.yaml").read_bytes()
 
 

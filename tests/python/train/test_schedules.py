@@ -5,8 +5,10 @@ import math
 
 import pytest
 import tiny_run
+from needs import needs_program
+from refusal import assert_refused
 
-pytestmark = pytest.mark.skipif(not tiny_run.BINARY.exists(), reason=f"{tiny_run.BINARY} is not built")
+pytestmark = needs_program
 
 PEAK, LEAST, WARMUP, STEPS, DECAY = 1e-2, 1e-4, 3, 12, 4
 
@@ -31,16 +33,14 @@ def test_each_schedule_follows_its_formula(tmp_path, schedule):
     assert rates == pytest.approx([expected(schedule, step) for step in range(1, STEPS + 1)], rel=1e-12)
 
 
-@pytest.mark.parametrize("overrides, message", [
-    (["optimizer.schedule=wsd"], "optimizer.decay_steps: is not set"),
-    (["optimizer.schedule=wsd", "optimizer.decay_steps=10"], "optimizer.decay_steps: 10 is above training.steps 12"),
-    (["optimizer.decay_steps=-1"], "optimizer.decay_steps: must be at least 0"),
-    (["optimizer.schedule=triangle"], "optimizer.schedule: expected one of cosine, wsd, constant, linear"),
+@pytest.mark.parametrize("overrides, names", [
+    (["optimizer.schedule=wsd"], "optimizer.decay_steps"),
+    (["optimizer.schedule=wsd", "optimizer.decay_steps=10"], ["optimizer.decay_steps: 10", "training.steps 12"]),
+    (["optimizer.decay_steps=-1"], "optimizer.decay_steps"),
+    (["optimizer.schedule=triangle"], ["optimizer.schedule", "cosine, wsd, constant, linear"]),
 ])
-def test_a_schedule_that_cannot_be_is_refused(tmp_path, overrides, message):
-    done = tiny_run.dtopp("train", tiny_run.make(tmp_path), *overrides)
-    assert done.returncode == 2
-    assert message in done.stderr and done.stderr.count("\n") == 1
+def test_a_schedule_that_cannot_be_is_refused(tmp_path, overrides, names):
+    assert_refused(tiny_run.dtopp("train", tiny_run.make(tmp_path), *overrides), 2, names)
     assert not (tmp_path / "run").exists()
 
 
@@ -52,5 +52,6 @@ def test_a_resolved_configuration_without_the_newer_keys_still_resumes(tmp_path)
     older = [line for line in lines if not line.strip().startswith(newer)]
     assert len(older) == len(lines) - len(newer)
     config.write_text("".join(older))
+    before = (run / "metrics.jsonl").read_bytes()
     done = tiny_run.dtopp("train", tmp_path / "run.yaml")
-    assert done.returncode == 0 and "is complete" in done.stderr
+    assert done.returncode == 0 and (run / "metrics.jsonl").read_bytes() == before, done.stderr

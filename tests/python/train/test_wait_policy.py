@@ -10,8 +10,10 @@ import time
 
 import pytest
 import tiny_run
+from needs import needs_program
+from refusal import assert_refused
 
-pytestmark = pytest.mark.skipif(not tiny_run.BINARY.exists(), reason=f"{tiny_run.BINARY} is not built")
+pytestmark = needs_program
 
 TOKENIZER = tiny_run.ROOT / "assets/tokenizer/gpt-neox-20b.tokenizer.json"
 
@@ -47,7 +49,7 @@ def test_arguments_input_and_status_are_kept():
     again = tiny_run.dtopp("tokenize", "--tokenizer", TOKENIZER, input=text, env=environment(OMP_WAIT_POLICY="passive"))
     assert done.returncode == 0 and done.stdout == again.stdout != ""
     missing = tiny_run.dtopp("train", "no such file.yaml", "", env=environment())
-    assert missing.returncode == 2 and "no such file.yaml" in missing.stderr
+    assert_refused(missing, 2, "no such file.yaml")
 
 
 def test_an_empty_environment_and_the_dynamic_linker_as_program_are_served():
