@@ -41,7 +41,6 @@ int run(int argc, char** argv) {
       "dtopp trains Mixture-of-Experts transformers in which each token selects how many experts it uses.");
   app.set_version_flag("--version", "dtopp " DTOPP_VERSION);
   app.require_subcommand(1);
-  app.footer(kExitStatus);
   dtopp::cli::add_prepare(app);
   dtopp::cli::add_tokenize(app);
   dtopp::cli::add_train(app);
@@ -53,6 +52,7 @@ int run(int argc, char** argv) {
   dtopp::cli::add_report(app);
   dtopp::cli::add_convert(app);
   dtopp::cli::add_devices(app);
+  app.footer(kExitStatus);  // after the commands, because they inherit it
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -159,6 +159,15 @@ def test_messages_of_troubleshooting_exist():
     assert [part for part in parts if part not in text] == ["dtopp: command not found"]  # the shell's
 
 
+def test_help_lists_the_exit_statuses(dtopp_binary):
+    page = (ROOT / "docs/reference/exit-status.md").read_text()
+    text = tiny_run.dtopp("--help").stdout
+    rows = re.findall(r"^\| (\d+) \| ([^|]+) \|", page, re.M)
+    assert rows
+    for status, meaning in rows:
+        assert f"\n  {status:<4}{meaning}" in text
+
+
 def test_the_site_is_made_of_them(dtopp_binary, tmp_path):
     done = subprocess.run([sys.executable, "-m", "mkdocs", "--quiet", "build", "--site-dir", tmp_path / "site"], cwd=ROOT,
                           text=True, capture_output=True, timeout=300, env={"NO_MKDOCS_2_WARNING": "1", "PATH": "/usr/bin:/bin"})
