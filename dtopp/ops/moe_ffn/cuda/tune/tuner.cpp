@@ -142,9 +142,12 @@ void choose_fused_kernels(const config::RunConfig& config, const at::Device& dev
   if (device.is_cpu() || config.model.is_dense() ||
       device::compute_type(config.training.precision, device) != at::kBFloat16)
     return;
-  if (requested_kernels() || config.training.deterministic ||
-      device::device_facts(device).capability < kFusedMinCapability)
-    return;
+  const device::DeviceFacts facts = device::device_facts(device);
+  const std::optional<FusedKernelSet> requested = requested_kernels();
+  if (requested && requested->any() && facts.capability < kFusedMinCapability)
+    throw UsageError("DTOPP_MOE_KERNELS: the fused kernels need compute capability 8.0 or higher, which " +
+                     facts.name + " does not have; use grouped_mm");
+  if (requested || config.training.deterministic || facts.capability < kFusedMinCapability) return;
   if (const auto table = tune_kernels(tuner_of(device, print))) set_fused_kernels(taken_kernels(*table));
 }
 

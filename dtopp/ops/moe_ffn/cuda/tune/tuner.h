@@ -50,7 +50,7 @@ std::optional<FusedKernelSet> requested_kernels();
 // Nothing is tuned for CPUs, dense models and fp32, which have no fused kernels, nor with
 // training.deterministic, where bits must not depend on measured speed.
 //
-// Throws:        UsageError if DTOPP_MOE_KERNELS is invalid
+// Throws:        UsageError if DTOPP_MOE_KERNELS is invalid or names fused kernels that the device cannot run
 void choose_fused_kernels(const config::RunConfig& config, const at::Device& device, PrintLine print);
 
 }  // namespace dtopp::ops
