@@ -52,7 +52,7 @@ int run(int argc, char** argv) {
   dtopp::cli::add_report(app);
   dtopp::cli::add_convert(app);
   dtopp::cli::add_devices(app);
-  app.footer(kExitStatus);  // after the commands, because they inherit it
+  app.footer(kExitStatus);  // last: a command copies the footer when it is added
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
