@@ -11,6 +11,7 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/hash.h"
+#include "tests/base/damage.h"
 #include "tests/base/scratch_directory.h"
 
 namespace dtopp::manifest_test {
@@ -70,7 +71,7 @@ TEST(Manifest, is_known_by_its_first_bytes) {
 }
 
 // Every reader of a manifest relies on this: checkpoints, prepared data, stored results, verified files.
-TEST(Manifest, every_flipped_bit_of_it_and_its_files_is_found_and_named) {
+TEST(Manifest, every_flipped_bit_cut_or_added_byte_of_it_and_its_files_is_found_and_named) {
   ScratchDirectory scratch;
   const std::string content = "sixteen bytes: a";
   const ManifestFiles files = {{"a", {content.size(), hash_bytes(std::as_bytes(std::span(content)))}}};
@@ -78,14 +79,15 @@ TEST(Manifest, every_flipped_bit_of_it_and_its_files_is_found_and_named) {
                                                   {"manifest.json", text_of(files, R"({"tokens":7})")}};
   for (const auto& [name, bytes] : all) write_file_atomically(scratch / name, bytes);
   for (const auto& [name, bytes] : all) {
-    for (size_t bit = 0; bit < bytes.size() * 8; ++bit) {
-      std::string flipped = bytes;
-      flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ (1 << bit % 8));
-      std::ofstream(scratch / name, std::ios::binary) << flipped;
+    const auto expect_named = [&, &name = name](const std::string& damaged) {
+      std::ofstream(scratch / name, std::ios::binary) << damaged;
       const auto message = error_of<DataError>(
           [&] { verify_content(scratch.path(), read_manifest(scratch.path(), kFormat).files); });
-      ASSERT_THAT(message, StartsWith((scratch / name).string() + ": ")) << "bit " << bit;
-    }
+      ASSERT_THAT(message, StartsWith((scratch / name).string() + ": ")) << damaged;
+    };
+    for (size_t bit = 0; bit < bytes.size() * 8; ++bit) expect_named(with_flipped_bit(bytes, bit));
+    for (size_t size = 0; size < bytes.size(); ++size) expect_named(bytes.substr(0, size));
+    for (const char more : {'\n', '\0'}) expect_named(bytes + more);
     std::ofstream(scratch / name, std::ios::binary) << bytes;
   }
 }

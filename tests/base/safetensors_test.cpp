@@ -217,7 +217,7 @@ std::string mutate(std::string bytes, std::mt19937& generator) {
 }
 
 // R4: for any bytes, reading ends in a DataError or in tensors that lie within the file.
-TEST(Safetensors, survive_random_mutations) {
+TEST(SafetensorsNightly, survive_random_mutations) {
   ScratchDirectory scratch;
   const std::string header =
       R"({"__metadata__":{"format":"pt"},"a":{"dtype":"F32","shape":[2,2],"data_offsets":[0,16]},)"

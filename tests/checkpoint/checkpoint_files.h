@@ -17,11 +17,6 @@ inline void overwrite(const std::filesystem::path& path, const std::string& byte
   std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
 }
 
-inline void put_byte(const std::filesystem::path& path, std::streamoff at, char byte) {
-  std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
-  file.seekp(at).put(byte);
-}
-
 inline std::vector<std::string> names_in(const std::filesystem::path& directory) {
   std::vector<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator(directory))

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "dtopp/runs/run_directory.h"
+#include "tests/base/damage.h"
 #include "tests/base/log_text.h"
 #include "tests/base/scratch_directory.h"
 #include "tests/checkpoint/checkpoint_files.h"
@@ -53,9 +54,7 @@ TEST(CheckpointToResume, passes_over_damage_in_any_ranks_part) {
   for (const std::string& name : checkpoint::checkpoint_test::names_in(newest)) {
     SCOPED_TRACE(name);
     const std::string bytes = read_file(newest / name);
-    const size_t at = bytes.size() / 2;
-    checkpoint::checkpoint_test::put_byte(newest / name, static_cast<std::streamoff>(at),
-                                          static_cast<char>(bytes[at] ^ 1));
+    checkpoint::checkpoint_test::overwrite(newest / name, with_flipped_bit(bytes, bytes.size() / 2 * 8));
     const Resumed resumed = resume(run.path());
     EXPECT_THAT(resumed.steps, ElementsAre(10, 10, 10));
     EXPECT_THAT(resumed.warnings, ElementsAre(HasSubstr((newest / name).string() + ": ")));

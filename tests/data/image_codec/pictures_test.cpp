@@ -110,7 +110,12 @@ TEST(Pictures, a_png_gives_back_its_pixels) {
   }
 }
 
-TEST(Pictures, damaged_files_give_a_picture_or_an_error) {
+TEST(Pictures, a_cut_png_is_an_error) {
+  const std::string png = encode_png(random_picture(6, 9, 9));
+  EXPECT_THROW(decode_picture(bytes_of(png.substr(0, png.size() / 2)), 3), DataError);
+}
+
+TEST(PicturesNightly, damaged_files_give_a_picture_or_an_error) {
   const std::string png = encode_png(random_picture(6, 9, 9));
   std::mt19937 random(7);  // NOLINT(cert-msc51-cpp)
   int errors = 0;

@@ -199,7 +199,13 @@ TEST(Tokenizer, refuses_missing_and_oversized_files) {
   EXPECT_THROW(load_text(std::string((64u << 20) + 1, ' ')), DataError);
 }
 
-TEST(Tokenizer, survives_every_cut_and_many_flips_of_its_file) {
+TEST(Tokenizer, refuses_a_cut_file) {
+  const std::string text = tiny_file().dump();
+  for (const size_t size : {size_t{0}, text.size() / 2, text.size() - 1})
+    EXPECT_THROW(load_text(text.substr(0, size)), DataError);
+}
+
+TEST(TokenizerNightly, survives_every_cut_and_many_flips_of_its_file) {
   auto file = tiny_file();
   file["added_tokens"].push_back(added_token("<|endoftext|>"));
   const std::string text = file.dump();
