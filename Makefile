@@ -19,13 +19,13 @@ quickstart-images:  ## the same for pictures: draw digits, train a small DTop-p 
 	@$(MAKE) --no-print-directory .build-dtopp
 	@scripts/quickstart_images.sh $(BUILD)/bin/dtopp
 
-check:  ## what to run after every change: format, includes, language, unit tests (three minutes after a build)
+check:  ## what to run after every change: format, includes, language, fast tests (three minutes after a build)
 	@scripts/setup.sh test
-	@scripts/test.sh $(JOBS) check
+	@scripts/test.sh check $(JOBS)
 
 test:  ## install missing packages, build, run the whole suite
 	@scripts/setup.sh test
-	@scripts/test.sh $(JOBS)
+	@scripts/test.sh test $(JOBS)
 
 test-gpu:  ## on a machine with a CUDA device: build the operators with its torch, run the tests on it
 	@scripts/gpu.sh test
@@ -52,10 +52,10 @@ release:  ## build wheel, sdist, checksums and notes in dist/ from the committed
 	@scripts/setup.sh wheel
 	@CUDA=$(CUDA) scripts/release.sh
 
-nightly: export DTOPP_FULL = 1
-nightly: test tidy  ## run every case of the suite, kernels under sanitizers, clang-tidy, a check of one definition per type
-	@cmake --preset odr >build/odr.log 2>&1 || { cat build/odr.log; exit 1; }
-	@cmake --build build/odr --target dtopp -j $(JOBS)
+nightly:  ## run every case of the suite, kernels under sanitizers, clang-tidy, a check of one definition per type
+	@scripts/setup.sh test
+	@scripts/setup.sh tidy
+	@scripts/test.sh nightly $(JOBS)
 
 lab-data:  ## prepare the novels of configs/lab.yaml, after make build
 	@$(BUILD)/bin/dtopp prepare text assets/text/lab-train.jsonl.zst --tokenizer $(TOKENIZER) --output data/lab/train

@@ -8,7 +8,7 @@ mapfile -t sources < <(git ls-files --cached --others --exclude-standard -- '*.c
 case ${1:-check} in
   format) clang-format -i "${sources[@]}" ;;
   check)
-    clang-format --dry-run -Werror "${sources[@]}"
+    printf '%s\n' "${sources[@]}" | xargs -P "$(nproc)" -n 50 clang-format --dry-run -Werror
     for script in scripts/*.sh .ci/run; do
       [ -x "$script" ] || { echo "$script is not executable" >&2; exit 1; }
     done

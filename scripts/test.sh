@@ -1,39 +1,84 @@
 #!/usr/bin/env bash
-# test.sh [JOBS [check]]
+# test.sh check|test|nightly [JOBS]
 #
-# Runs the whole suite: lint, unit tests, Python references, and again under sanitizers the tests of the folders
-# that read untrusted bytes. With `check` (make check) it stops after the unit tests. With DTOPP_FULL=1 (make
-# nightly) it runs every case, and the kernels under sanitizers too. If nvcc is installed, libdtopp_cuda.so is
-# compiled, linked and loaded; its kernels run on a GPU machine (make test-gpu).
+# check:    what to run after every change: lint and the fast tests, three minutes after a build
+# test:     every test, and under sanitizers those of the folders that read untrusted bytes
+# nightly:  every case of every test, all kinds of programs under sanitizers, clang-tidy, one definition per type
+#
+# At the end stand the slowest tests and the skipped ones with what they need. If nvcc is installed,
+# libdtopp_cuda.so is compiled, linked and loaded; its kernels run on a GPU machine (make test-gpu).
 set -euo pipefail
 cd "$(dirname "$0")/.."
-jobs=${1:-$(nproc)}
+tier=$1 jobs=${2:-$(nproc)}
+times=$PWD/build/test-times/$tier
 export DTOPP_DATA=${DTOPP_DATA:-../shared}
 # Spinning threads starve each other if cores are shared with other work.
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
-[ -d "$DTOPP_DATA/data" ] || echo "DTOPP_DATA=$DTOPP_DATA holds no data/; tests on the full data are skipped" >&2
 
-configure() {
+configure() {  # preset, options...
   cmake --preset "$@" >"build/$1.log" 2>&1 || { cat "build/$1.log"; exit 1; }
 }
 
-scripts/lint.sh check
+build() {  # target
+  local cuda=OFF
+  if PATH=$PATH:/usr/local/cuda/bin command -v nvcc >/dev/null; then cuda=ON; fi
+  configure release -DDTOPP_CUDA=$cuda
+  cmake --build build/release -j "$jobs" --target "$1"
+}
 
-if PATH=$PATH:/usr/local/cuda/bin command -v nvcc >/dev/null; then
-  configure release -DDTOPP_CUDA=ON
-else
-  echo "nvcc is not installed; the CUDA library is neither compiled nor linked" >&2
-  configure release
-fi
-cmake --build build/release -j "$jobs"
-ctest --test-dir build/release --output-on-failure -j "$jobs"
-[ "${2:-}" != check ] || exit 0
+# Suites whose names end in Slow or Nightly belong to these tiers.
+cpp() {  # GTEST_FILTER, preset, options of ctest...
+  GTEST_FILTER=$1 GTEST_OUTPUT=xml:$times/$2/ ctest --test-dir "build/$2" --output-on-failure -j "$jobs" "${@:3}"
+}
+
 # Each test file runs in one process, which prepares the file's shared fixtures once.
-.venv/bin/python -m pytest -q -n "$jobs" --dist loadfile --durations 20 tests/python
+python() {  # options of pytest...
+  .venv/bin/python -m pytest -q -n "$jobs" --dist loadfile --junitxml "$times/python.xml" "$@"
+}
 
 # AddressSanitizer and UndefinedBehaviorSanitizer.
-folders=(base config checkpoint data tasks)
-[ "${DTOPP_FULL:-}" != 1 ] || folders+=(launch runs study report ops ops_cuda)
-configure sanitize
-cmake --build build/sanitize -j "$jobs" --target "${folders[@]/#/test_}"
-ctest --test-dir build/sanitize --output-on-failure -j "$jobs" -R "^($(IFS='|'; echo "${folders[*]}"))$"
+sanitize() {  # GTEST_FILTER, folders...
+  local filter=$1
+  shift
+  configure sanitize
+  cmake --build build/sanitize -j "$jobs" --target "${@/#/test_}"
+  cpp "$filter" sanitize -R "^($(IFS='|'; echo "$*"))$"
+}
+
+tier_check() {
+  scripts/lint.sh check
+  build fast_tests
+  cpp '-*Slow.*:*Nightly.*' release -L fast
+  python -m fast
+}
+
+tier_test() {
+  scripts/lint.sh check
+  build all
+  cpp '-*Nightly.*' release
+  python
+  sanitize '-*Nightly.*' base config checkpoint data tasks
+}
+
+tier_nightly() {
+  # A single fast test may take 5 seconds and all of them three minutes.
+  build fast_tests
+  SECONDS=0
+  scripts/test.sh check "$jobs"
+  [ $SECONDS -le 180 ] || { echo "make check took $SECONDS seconds after a build, not 180" >&2; exit 1; }
+  python3 scripts/test_times.py build/test-times/check 5
+
+  export DTOPP_FULL=1
+  build all
+  cpp '*' release
+  python
+  sanitize '*' base config checkpoint data tasks launch runs study report ops ops_cuda
+  scripts/lint.sh tidy
+  configure odr
+  cmake --build build/odr -j "$jobs" --target dtopp
+}
+
+rm -rf "$times"
+mkdir -p "$times"
+"tier_$tier"
+python3 scripts/test_times.py "$times"
