@@ -196,14 +196,6 @@ def test_what_is_not_a_tokenizer_is_refused(tmp_path, content):
     assert_refused(tokenize(path, b"x\n", check=False), 3, path)
 
 
-def test_cut_files_are_refused(tmp_path):
-    text = json.dumps(small_file()).encode()
-    path = tmp_path / "tokenizer.json"
-    for size in range(0, len(text), len(text) // (40 if tiny_run.FULL else 8)):
-        path.write_bytes(text[:size])
-        assert tokenize(path, b"x\n", check=False).returncode == 3
-
-
 def text_files():
     return sorted((DATA / "data/text").glob("*.jsonl.zst" if tiny_run.FULL else "validation.jsonl.zst"))
 
