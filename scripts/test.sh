@@ -33,7 +33,7 @@ cpp() {  # GTEST_FILTER, preset, options of ctest...
 
 # Each test file runs in one process, which prepares the file's shared fixtures once.
 python() {  # options of pytest...
-  .venv/bin/python -m pytest -q -n "$jobs" --dist loadfile --junitxml "$times/python.xml" "$@"
+  .venv/bin/python -m pytest -q -n "$jobs" --dist loadfile --junitxml "$times/test_python.xml" "$@"
 }
 
 # AddressSanitizer and UndefinedBehaviorSanitizer.

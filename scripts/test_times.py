@@ -12,7 +12,7 @@ SLOWEST = 10
 
 def cases(folder):
     """Yields (seconds, name, reason of a skip or None) of every test."""
-    for path in sorted(folder.glob("*.xml")):
+    for path in sorted(folder.rglob("test_*.xml")):
         for case in xml.etree.ElementTree.parse(path).iter("testcase"):
             skipped = case.find("skipped")
             reason = None if skipped is None else skipped.get("message", "").strip().split("\n")[-1]
