@@ -42,12 +42,12 @@ build:  ## install missing packages, build the program (PRESET=release|debug|san
 	@cmake --preset $(PRESET) $(if $(CUDA),-DDTOPP_CUDA=$(CUDA)) >$(BUILD).log 2>&1 || { cat $(BUILD).log; exit 1; }
 	@cmake --build $(BUILD) --target dtopp dtopp_ops $(if $(filter 1,$(CUDA)),dtopp_cuda) -j $(JOBS)
 
-wheel:  ## install missing packages, build dist/dtopp-*.whl for pip (CUDA=1: also for CUDA devices)
+wheel:  ## install missing packages, build the wheels dist/dtopp-*.whl for pip (CUDA=1: also for CUDA devices)
 	@$(if $(filter 1,$(CUDA)),scripts/setup.sh cuda)
 	@scripts/setup.sh wheel
 	@CUDA=$(CUDA) scripts/wheel.sh
 
-release:  ## build wheel, sdist, checksums and notes in dist/ from the committed files
+release:  ## build wheels, sdist, checksums and notes in dist/ from the committed files
 	@$(if $(filter 1,$(CUDA)),scripts/setup.sh cuda)
 	@scripts/setup.sh wheel
 	@CUDA=$(CUDA) scripts/release.sh

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Creates a release from the committed files in dist/: the sdist, the wheel built from it, SHA256SUMS,
-# NOTES.md.
+# Creates a release from the committed files in dist/: the sdist, the wheels built from it,
+# SHA256SUMS, NOTES.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if [ -n "$(git status --porcelain)" ]; then

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # wheel.sh [FOLDER]
-# Builds the wheel into FOLDER (default dist) and prints its path. CUDA=1 includes libdtopp_cuda.so. The same
-# sources and tools give the same bytes in every folder. PYTHON names a Python, other than .venv's, with torch
-# and the packages of scripts/requirements-wheel.txt.
+# Builds two wheels into FOLDER (default dist) and prints their paths: the PyTorch layer alone for every
+# platform, and the program with the compiled operators. CUDA=1 includes libdtopp_cuda.so. The same sources and
+# tools give the same bytes in every folder. PYTHON names a Python, other than .venv's, with torch and the
+# packages of scripts/requirements-wheel.txt.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$(realpath -s "${PYTHON:-.venv/bin/python}")
@@ -17,10 +18,14 @@ export SOURCE_DATE_EPOCH CMAKE_BUILD_PARALLEL_LEVEL=${JOBS:-$(nproc)} PATH=$(dir
 rm -rf $raw
 mkdir -p $raw "$folder"
 cuda=$([ "${CUDA:-}" = 1 ] && echo ON || echo OFF)
-"$python" -m pip --disable-pip-version-check wheel --quiet --no-deps --no-build-isolation --wheel-dir $raw \
-  --config-settings cmake.define.DTOPP_CUDA=$cuda . >build/wheel.log 2>&1 || { tail -n 40 build/wheel.log >&2; exit 1; }
-# Excludes libraries that are neither Debian's nor dtopp's: torch supplies them.
+build() {  # FOLDER [option...]
+  "$python" -m pip --disable-pip-version-check wheel --quiet --no-deps --no-build-isolation --wheel-dir "$@" . \
+    >build/wheel.log 2>&1 || { tail -n 40 build/wheel.log >&2; exit 1; }
+}
 rm -f "$folder"/dtopp-*.whl
+DTOPP_PURE_WHEEL=1 build "$folder"
+build $raw --config-settings cmake.define.DTOPP_CUDA=$cuda
+# Excludes libraries that are neither Debian's nor dtopp's: torch supplies them.
 "$python" -m auditwheel repair --wheel-dir "$folder" --exclude 'libtorch*' --exclude 'libc10*' --exclude 'libgomp*' \
   --exclude 'libcudart*' $raw/*.whl >>build/wheel.log 2>&1 || { tail -n 20 build/wheel.log >&2; exit 1; }
 ls "$folder"/dtopp-*.whl

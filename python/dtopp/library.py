@@ -1,13 +1,14 @@
 """Finds and loads the compiled operators, libdtopp_ops.so, and libdtopp_cuda.so beside it."""
 
+import logging
 import os
 import pathlib
-import warnings
 
 import torch
 
 from dtopp.torch_version import BUILT_FOR, fits
 
+_logger = logging.getLogger("dtopp")
 _PACKAGE = pathlib.Path(__file__).resolve().parent
 _PLACES = (_PACKAGE / "lib/libdtopp_ops.so", _PACKAGE.parents[1] / "build/release/lib/libdtopp_ops.so")
 
@@ -29,9 +30,9 @@ def find() -> pathlib.Path | None:
         return pathlib.Path(named).resolve() if named else None
     found = next((place for place in _PLACES if place.is_file()), None)
     if found is None:
-        _warn(f"no compiled operators at {' or '.join(map(str, _PLACES))}")
+        _log("compiled operators not found")
     elif not fits(torch.__version__):
-        _warn(f"{found} is for torch {BUILT_FOR}, this is {torch.__version__}")
+        _log(f"compiled operators are for torch {BUILT_FOR}, this is {torch.__version__}")
         return None
     return found
 
@@ -59,6 +60,5 @@ def _load(path: pathlib.Path) -> None:
         raise ImportError(f"{path} cannot be loaded by torch {torch.__version__}: {error}") from error
 
 
-def _warn(reason: str) -> None:
-    warnings.warn(f"dtopp: {reason}; the plain PyTorch form is used, with the same results, slower",
-                  stacklevel=3)
+def _log(reason: str) -> None:
+    _logger.warning("dtopp: %s; using PyTorch implementations", reason)

@@ -1,7 +1,6 @@
 """PyTorch operators around either form, so that compilers, checkpoints and exports see one node per operator."""
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, List, Sequence  # torch 2.6 infers schemas from these names only
 
 import torch
 from torch import Tensor
@@ -23,7 +22,7 @@ def _(x_TD: Tensor, gates_TE: Tensor, gate_up_proj: Tensor, down_proj: Tensor) -
 
 @torch.library.custom_op("dtopp::experts_backward", mutates_args=())
 def experts_backward(grad_y_TD: Tensor, x_TD: Tensor, gates_TE: Tensor, gate_up_proj: Tensor,
-                     down_proj: Tensor, pre_activations_AG: Tensor, needed: Sequence[bool]) -> list[Tensor]:
+                     down_proj: Tensor, pre_activations_AG: Tensor, needed: Sequence[bool]) -> List[Tensor]:
     """Returns the gradients of experts' four arguments, with an empty tensor for each that is not needed."""
     grads = form.current.experts_backward(grad_y_TD, x_TD, gates_TE, gate_up_proj, down_proj,
                                           pre_activations_AG, list(needed))
@@ -32,7 +31,7 @@ def experts_backward(grad_y_TD: Tensor, x_TD: Tensor, gates_TE: Tensor, gate_up_
 
 @experts_backward.register_fake
 def _(grad_y_TD: Tensor, x_TD: Tensor, gates_TE: Tensor, gate_up_proj: Tensor, down_proj: Tensor,
-      pre_activations_AG: Tensor, needed: Sequence[bool]) -> list[Tensor]:
+      pre_activations_AG: Tensor, needed: Sequence[bool]) -> List[Tensor]:
     inputs = (x_TD, gates_TE, gate_up_proj, down_proj)
     return [torch.empty_like(t) if need else x_TD.new_empty(0) for need, t in zip(needed, inputs)]
 

@@ -31,6 +31,9 @@ def find_torch() -> pathlib.Path:
 
 
 def main() -> NoReturn:
+    if not PROGRAM.is_file():
+        print("dtopp: this package has the PyTorch layer alone: install the wheel for Linux and x86-64", file=sys.stderr)
+        sys.exit(2)
     torch = find_torch()
     # The program looks beside its own package. A torch elsewhere (the system's, for a virtual environment
     # with access to the system's packages) has to be named.

@@ -16,7 +16,7 @@ def main(arguments: list[str]) -> int:
         print("usage: python -m dtopp.unpack FOLDER", file=sys.stderr)
         return 2
     if not FILES.is_dir():
-        print("dtopp.unpack: a checkout has these files at its root; an installed wheel unpacks them", file=sys.stderr)
+        print("dtopp.unpack: this package has no such files: use a checkout, or the wheel for Linux and x86-64", file=sys.stderr)
         return 2
     folder = pathlib.Path(arguments[0])
     sources = sorted(FILES.iterdir())

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -11,8 +12,8 @@ from tiny_run import ROOT
 LIBRARY = ROOT / "build/release/lib/libdtopp_ops.so"
 
 
-def python(code, *options, **variables):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "python"), **variables}
+def python(code, *options, environment=os.environ, **variables):
+    environment = {**environment, "PYTHONPATH": str(ROOT / "python"), **variables}
     return subprocess.run([sys.executable, *options, "-c", code], env=environment, capture_output=True, text=True)
 
 
@@ -29,10 +30,9 @@ def test_library_fits_the_torch_that_setup_installs():
     assert BUILT_FOR == version
 
 
-def test_an_empty_dtopp_ops_asks_for_the_plain_form():
-    done = python("import warnings; warnings.simplefilter('error'); from dtopp import form; "
-                  "print(form.current.__name__)", DTOPP_OPS="")
-    assert done.stdout.split() == ["dtopp.plain"], done.stderr
+def test_an_empty_dtopp_ops_selects_pytorch_and_logs_nothing():
+    done = python("from dtopp import form; print(form.current.__name__)", DTOPP_OPS="")
+    assert (done.stdout, done.stderr) == ("dtopp.plain\n", "")
 
 
 def test_dtopp_ops_names_the_library(monkeypatch):
@@ -47,15 +47,23 @@ def test_dtopp_ops_names_the_library(monkeypatch):
         library.load()
 
 
-def test_another_torch_takes_the_plain_form_and_says_so(monkeypatch):
+def test_another_torch_selects_pytorch_and_logs_it(monkeypatch, caplog):
     from dtopp import library
     monkeypatch.delenv("DTOPP_OPS", raising=False)
     monkeypatch.setattr(library.torch, "__version__", "2.12.1")
-    with pytest.warns(UserWarning, match="is for torch 2.11, this is 2.12.1; the plain PyTorch form is used"):
-        assert library.find() is None
-    monkeypatch.setattr(library, "_PLACES", ())
-    with pytest.warns(UserWarning, match="no compiled operators"):
-        assert library.find() is None
+    assert library.find() is None
+    assert caplog.messages == [
+        "dtopp: compiled operators are for torch 2.11, this is 2.12.1; using PyTorch implementations"]
+
+
+def test_missing_operators_are_logged_once_at_import(tmp_path):
+    shutil.copytree(ROOT / "python/dtopp", tmp_path / "dtopp", ignore=shutil.ignore_patterns("__pycache__"))
+    environment = {name: value for name, value in os.environ.items() if name != "DTOPP_OPS"}
+    done = python("import dtopp, torch; moe = dtopp.MoE(16, 8, 4, target_experts=2); moe(torch.ones(3, 16)); "
+                  "moe(torch.ones(3, 16)); from dtopp import form; print(form.current.__name__)",
+                  environment=environment, PYTHONPATH=str(tmp_path))
+    assert done.stdout == "dtopp.plain\n"
+    assert done.stderr == "dtopp: compiled operators not found; using PyTorch implementations\n"
 
 
 def test_types_are_strict(tmp_path):

@@ -1,15 +1,17 @@
 """Tests the parts of a wheel: the command that finds torch, unpacking its files, one version everywhere,
-packaging/."""
+the Dockerfile."""
 
+import email
 import hashlib
+import os
 import pathlib
 import re
 import shutil
 import sys
 import tarfile
+import zipfile
 
 import pytest
-import yaml
 from refusal import assert_refused
 from tiny_run import ROOT
 from wheel_versions import MINOR, TORCH, VERSION, command
@@ -66,6 +68,14 @@ def test_command_refuses_another_torch(version, missing, found, tmp_path):
     assert done.stdout == ""
 
 
+def test_command_of_the_layer_alone_names_the_other_wheel(tmp_path):
+    site = pieces(tmp_path, TORCH)
+    (site / "dtopp/bin/dtopp").unlink()
+    done = start(site)
+    assert_refused(done, 2, ["install the wheel"], begins="dtopp: ")
+    assert done.stdout == ""
+
+
 def test_unpack_copies_once(tmp_path):
     site = pieces(tmp_path / "site", TORCH)
 
@@ -83,12 +93,11 @@ def test_unpack_copies_once(tmp_path):
 
 def test_versions_agree():
     project = (ROOT / "pyproject.toml").read_text()
-    assert f'dependencies = ["torch=={MINOR}.*"]' in project
+    assert f'metadata.dependencies.result = ["torch=={MINOR}.*"]' in project
     assert re.search(rf"^version: {re.escape(VERSION)}$", (ROOT / "CITATION.cff").read_text(), re.M)
     newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M)[1]
     assert newest in ("Unreleased", VERSION)
-    assert re.findall(r"torch==(\S+)", (ROOT / "packaging/Dockerfile").read_text()) == [TORCH, TORCH]
-    assert f'set torch = "{MINOR}"' in (ROOT / "packaging/conda/meta.yaml").read_text()
+    assert re.findall(r"torch==(\S+)", (ROOT / "packaging/Dockerfile").read_text()) == [TORCH]
 
 
 def configure(folder, python):
@@ -113,6 +122,20 @@ def test_no_wheel_is_built_without_torch(tmp_path):
     assert f"torch {MINOR}" in refused.stderr and "--no-build-isolation" in refused.stderr
 
 
+def test_wheel_of_the_layer_holds_python_alone(tmp_path):
+    code = "import sys; from scikit_build_core.build import build_wheel; print(build_wheel(sys.argv[1]))"
+    done = command(sys.executable, "-c", code, tmp_path, cwd=ROOT, env={**os.environ, "DTOPP_PURE_WHEEL": "1"})
+    assert done.returncode == 0, done.stderr
+    with zipfile.ZipFile(tmp_path / f"dtopp-{VERSION}-py3-none-any.whl") as archive:
+        names = set(archive.namelist())
+        read = {name: archive.read(f"dtopp-{VERSION}.dist-info/{name}").decode() for name in ("METADATA", "WHEEL")}
+    own = {f"dtopp/{path.name}" for path in (ROOT / "python/dtopp").glob("*.py")} | {"dtopp/py.typed"}
+    assert {name for name in names if ".dist-info/" not in name} == own
+    required = email.message_from_string(read["METADATA"]).get_all("Requires-Dist")
+    assert "torch>=2.6" in required and not any("torch==" in name for name in required)
+    assert "Root-Is-Purelib: true\n" in read["WHEEL"]
+
+
 def test_sdist_holds_the_sources_and_nothing_built(tmp_path):
     code = "import sys; from scikit_build_core.build import build_sdist; print(build_sdist(sys.argv[1]))"
     hashes = []
@@ -132,9 +155,3 @@ def test_sdist_holds_the_sources_and_nothing_built(tmp_path):
 def test_dockerfile_is_clean():
     done = command(pathlib.Path(sys.executable).with_name("hadolint"), ROOT / "packaging/Dockerfile")
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_conda_recipe_is_one():
-    text = re.sub(r"^{%.*%}$", "", (ROOT / "packaging/conda/meta.yaml").read_text(), flags=re.M)
-    recipe = yaml.safe_load(re.sub(r"{{.*?}}", "x", text))
-    assert set(recipe) == {"package", "source", "build", "requirements", "test", "about"}

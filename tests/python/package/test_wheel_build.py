@@ -1,14 +1,16 @@
-"""Tests the wheel: its contents, its requirements, and its use in an environment without any other part of
-dtopp."""
+"""Tests the wheel with the program: its contents, its requirements, and its use in an environment without any
+other part of dtopp. test_wheel.py tests the wheel of the layer alone."""
 
 import email
 import hashlib
+import json
 import os
 import pathlib
 import re
 import shutil
 import sys
 import sysconfig
+import tempfile
 import zipfile
 
 import pytest
@@ -32,7 +34,10 @@ def succeed(*arguments, **options):
 
 def build(checkout, folder):
     variables = {**CLEAN, "PYTHON": sys.executable, "SOURCE_DATE_EPOCH": TIME, "CUDA": ""}
-    return pathlib.Path(succeed(checkout / "scripts/wheel.sh", folder, env=variables, timeout=3000).strip())
+    printed = succeed(checkout / "scripts/wheel.sh", folder, env=variables, timeout=3000).split()
+    layer, program = sorted(map(pathlib.Path, printed), key=lambda path: "-any.whl" not in path.name)
+    assert layer == folder / f"dtopp-{VERSION}-py3-none-any.whl"
+    return program
 
 
 @pytest.fixture(scope="module")
@@ -115,9 +120,16 @@ def test_program_lends_other_libraries_its_allocator_alone(files):
 
 def test_python_takes_the_operators_of_the_wheel(environment, tmp_path):
     code = "from dtopp import MoE, form, library; print(form.current.__name__, library.find()); import dtopp.huggingface"
-    name, path = succeed(environment / "python", "-W", "error::UserWarning:dtopp", "-c", code, cwd=tmp_path).split()
+    name, path = succeed(environment / "python", "-c", code, cwd=tmp_path).split()
     assert name == "dtopp.compiled" and path.endswith(f"site-packages/{OPERATORS}")
     assert str(environment.parent) in path
+
+
+def test_pip_prefers_the_wheel_with_the_program(wheel, environment):
+    """Pip takes the wheel with the narrower tag when two have the same version."""
+    report = succeed(sys.executable, "-m", "pip", "--python", environment / "python", "install", "--quiet", "--dry-run",
+                     "--no-index", "--no-deps", "--force-reinstall", "--find-links", wheel.parent, "--report", "-", "dtopp")
+    assert json.loads(report)["install"][0]["download_info"]["url"] == wheel.as_uri()
 
 
 def test_trains_on_the_sample_text(environment, unpacked):
@@ -160,7 +172,38 @@ def test_release_in_another_folder_has_the_same_bytes(wheel, tmp_path):
     (checkout / "new").unlink()
     succeed(checkout / "scripts/release.sh", env=variables, timeout=3000)
     made = {path.name for path in (checkout / "dist").iterdir()}
-    assert made == {wheel.name, f"dtopp-{VERSION}.tar.gz", "SHA256SUMS", "NOTES.md"}
+    layer = f"dtopp-{VERSION}-py3-none-any.whl"
+    assert made == {wheel.name, layer, f"dtopp-{VERSION}.tar.gz", "SHA256SUMS", "NOTES.md"}
     succeed("sha256sum", "--check", "--strict", "SHA256SUMS", cwd=checkout / "dist")
-    assert f"{hashlib.sha256(wheel.read_bytes()).hexdigest()}  {wheel.name}" in (checkout / "dist/SHA256SUMS").read_text()
+    for path in (wheel, wheel.with_name(layer)):
+        assert f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}" in (checkout / "dist/SHA256SUMS").read_text()
     assert (checkout / "dist/NOTES.md").read_text().startswith(f"# dtopp {VERSION}\n\n- ")
+
+
+@pytest.mark.skipif(not all(map(shutil.which, ("buildah", "mmdebstrap"))), reason="buildah or mmdebstrap is missing")
+def test_image_trains(wheel):
+    """Builds the Dockerfile on a base image of Debian's packages, which needs no registry of images."""
+    certificates = "/etc/ssl/certs"
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
+        folder = pathlib.Path(name)
+
+        def buildah(*arguments):
+            return succeed("buildah", "--root", folder / "store", "--runroot", folder / "run", "--storage-driver", "vfs", *arguments)
+
+        def image(tag, *options):
+            buildah("bud", "--isolation", "chroot", "--pull-never", "--tag", tag, *options, folder)
+
+        succeed("mmdebstrap", "--variant=minbase", "--include=python3-venv", "bookworm", folder / "base.tar")
+        (folder / "Base").write_text("FROM scratch\nADD base.tar /\n")
+        image("localhost/base", "--file", folder / "Base")
+        (folder / "dist").mkdir()
+        shutil.copy(wheel, folder / "dist")
+        image("localhost/dtopp", "--file", ROOT / "packaging/Dockerfile", "--build-arg", "BASE=localhost/base",
+              "--volume", f"{certificates}:{certificates}:ro", "--env", f"PIP_CERT={certificates}/ca-certificates.crt")
+        container = buildah("from", "--pull-never", "localhost/dtopp").strip()
+        prepare = ("dtopp prepare text assets/text/novels-$part.jsonl.zst --output data/quickstart/$part "
+                   "--tokenizer assets/tokenizer/english-4k.tokenizer.json")
+        printed = buildah("run", "--isolation", "chroot", container, "--", "sh", "-ec",
+                          f"id -u; for part in train validation; do {prepare}; done; "
+                          "dtopp train configs/quickstart.yaml training.steps=10")
+        assert printed.startswith("1000\n") and "step-00000010" in printed
