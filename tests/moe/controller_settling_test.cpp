@@ -58,7 +58,7 @@ void expect_held(const std::vector<double>& off, double of_a_step, double of_twe
     EXPECT_LE(std::abs(mean_of(off, i, 20)), of_twenty) << "steps from " << i + 1;
 }
 
-TEST(SolvingController, holds_any_budget_from_the_third_step_on) {
+TEST(SolvingControllerSlow, holds_any_budget_from_the_third_step_on) {
   for (const double theta : {0.3, 1.0, 3.0}) {
     for (const int64_t experts : {8, 64, 512}) {
       const int64_t tokens = experts < 512 ? 2048 : 1024;

@@ -16,7 +16,7 @@ def pytest_collection_modifyitems(items):
         file = item.path.relative_to(pathlib.Path(__file__).parent).as_posix()
         if file.startswith(NIGHTLY):
             item.add_marker("nightly")
-        elif file.startswith(FAST):
+        elif file.startswith(FAST) and not item.get_closest_marker("slow"):
             item.add_marker("fast")
         if item.get_closest_marker("nightly") and not FULL:
             item.add_marker(pytest.mark.skip(reason="takes long: make nightly"))

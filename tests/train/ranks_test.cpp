@@ -68,9 +68,9 @@ class Ranks : public testing::Test {
   config::RunConfig config_ = tiny();
 };
 
-class RanksByMethod : public Ranks, public testing::WithParamInterface<const char*> {
+class RanksByMethodSlow : public Ranks, public testing::WithParamInterface<const char*> {
  protected:
-  RanksByMethod() {
+  RanksByMethodSlow() {
     const std::string method = GetParam();
     for (const auto& [value, name] : config::enum_names(config::RoutingMethod()))
       if (method == name) config_.routing.method = value;
@@ -101,7 +101,7 @@ std::vector<Outcome> outcomes_on(const distributed::ParallelDims& dims, const co
   return outcomes;
 }
 
-TEST_P(RanksByMethod, one_run_has_the_same_bits_on_any_grid_of_them) {
+TEST_P(RanksByMethodSlow, one_run_has_the_same_bits_on_any_grid_of_them) {
   Trainer alone = trainer_of(config_);
   alone.initialise();
   const Outcome expected = outcome_of(alone);
@@ -151,7 +151,7 @@ TEST_F(Ranks, a_run_in_bf16_has_them_in_blocks_of_one_size) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Methods, RanksByMethod,
+INSTANTIATE_TEST_SUITE_P(Methods, RanksByMethodSlow,
                          testing::Values("dtop_p", "layer", "top_p", "top_k", "top_k_bias", "dense",
                                          "global_statistics"));
 

@@ -72,7 +72,7 @@ std::map<std::string, double> measured(const config::RunConfig& config, const Sh
   return mean;
 }
 
-TEST(Traffic, is_within_two_percent_of_the_plan_by_collective) {
+TEST(TrafficSlow, is_within_two_percent_of_the_plan_by_collective) {
   const int threads = at::get_num_threads();
   for (const Shape& shape : kShapes) {
     SCOPED_TRACE(shape.name);
@@ -162,7 +162,7 @@ std::map<std::string, double> sent_by(int64_t rank, const distributed::ParallelD
 
 // The model is as wide as the paper's. A narrower one has too few chunks
 // (distributed/sharding/shard_layout.h) to share evenly among 128 ranks.
-TEST(Traffic, of_parameters_among_128_ranks_is_within_two_percent_of_the_plan) {
+TEST(TrafficSlow, of_parameters_among_128_ranks_is_within_two_percent_of_the_plan) {
   const config::RunConfig config = paper_like(2048, 128);
   const std::map<std::string, double> planned = planned_on_sixteen_nodes(config);
   const std::map<std::string, double> sent = sent_by(77, kSixteenNodes, config);
@@ -170,7 +170,7 @@ TEST(Traffic, of_parameters_among_128_ranks_is_within_two_percent_of_the_plan) {
     EXPECT_NEAR(sent.at(name), planned.at(name), 0.02 * planned.at(name)) << name;
 }
 
-TEST(Traffic, of_rows_among_128_ranks_is_within_two_percent_of_the_plan) {
+TEST(TrafficSlow, of_rows_among_128_ranks_is_within_two_percent_of_the_plan) {
   const config::RunConfig config = paper_like(128, 64);
   const std::map<std::string, double> planned = planned_on_sixteen_nodes(config);
   const std::vector<int64_t> ranks = {0, 13, 26, 39, 84, 97, 110, 123};  // one rank per EP rank

@@ -247,7 +247,7 @@ TEST(Trainer, results_read_late_are_the_same) {
   EXPECT_EQ(distance(late, prompt), 0);
 }
 
-TEST(Trainer, learns_to_repeat_a_small_batch) {
+TEST(TrainerSlow, learns_to_repeat_a_small_batch) {
   for (const auto& [method, name] : config::enum_names(config::RoutingMethod())) {
     SCOPED_TRACE(name);
     for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {

@@ -168,6 +168,7 @@ def test_help_lists_the_exit_statuses(dtopp_binary):
         assert f"\n  {status:<4}{meaning}" in text
 
 
+@pytest.mark.slow
 def test_the_site_is_made_of_them(dtopp_binary, tmp_path):
     done = subprocess.run([sys.executable, "-m", "mkdocs", "--quiet", "build", "--site-dir", tmp_path / "site"], cwd=ROOT,
                           text=True, capture_output=True, timeout=300, env={"NO_MKDOCS_2_WARNING": "1", "PATH": "/usr/bin:/bin"})

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).resolve().parents[3] / "scripts/run_cases.py"
 CASES = """
 import os, signal, time
@@ -25,6 +27,7 @@ def run(folder, *arguments):
     return subprocess.run([sys.executable, SCRIPT, *arguments], cwd=folder, capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.slow
 def test_what_is_lost_is_named_and_all_else_runs(tmp_path):
     (tmp_path / "test_cases.py").write_text(CASES)
     done = run(tmp_path, "--limit", "3", "test_cases.py")

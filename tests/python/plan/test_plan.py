@@ -43,6 +43,7 @@ def test_auto_takes_what_is_recommended():
     assert figures["expert_parallel"] == min(fitting)
 
 
+@pytest.mark.slow
 def test_the_largest_micro_batch_fits_with_room_to_spare_and_the_next_does_not():
     model = tiny_run.ROOT / "configs/moe-1.3b-6.9b-64e8a.yaml"
     for device in ("h100", "h200"):
@@ -83,6 +84,7 @@ def test_impossible_layouts_exit_2(arguments, names):
     assert not done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overrides", [
     ["training.precision=fp32", "training.micro_batch_size=8"],
     ["training.precision=bf16", "training.micro_batch_size=16"],
