@@ -11,8 +11,8 @@ version=$(sed -n 's/^project(dtopp VERSION \([^ ]*\).*/\1/p' CMakeLists.txt)
 section() { awk -v title="## $1" '$0 == title { on = 1; next } /^## / { on = 0 } on' CHANGELOG.md; }
 notes=$(section "$version")
 if [ -z "$notes" ]; then
-  echo "CHANGELOG.md has no section $version; the notes are taken from Unreleased" >&2
-  notes=$(section Unreleased)
+  echo "make release: CHANGELOG.md has no section $version; add it" >&2
+  exit 2
 fi
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
 export SOURCE_DATE_EPOCH PYTHON=$PWD/.venv/bin/python
