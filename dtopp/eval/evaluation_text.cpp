@@ -24,6 +24,12 @@ EvaluationText::EvaluationText(const std::filesystem::path& path, const data::To
     : path_(path), ids_(data::encode_file(path, tokenizer)) {}
 
 void EvaluationText::read(uint64_t offset, std::span<int64_t> out) const {
+  if (first_ && offset == 0 && !out.empty()) {
+    out[0] = *first_;
+    out = out.subspan(1);
+  } else if (first_) {
+    offset -= 1;
+  }
   if (stream_) return stream_->read(offset, out);
   std::copy_n(ids_.begin() + static_cast<int64_t>(offset), out.size(), out.begin());
 }

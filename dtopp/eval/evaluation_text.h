@@ -25,7 +25,12 @@ class EvaluationText {
   // Encodes a text file. Throws DataError if it cannot be read.
   EvaluationText(const std::filesystem::path& path, const data::Tokenizer& tokenizer);
 
-  uint64_t size() const { return stream_ ? stream_->size() : ids_.size(); }  // number of ids
+  // Puts an id in front of the text, so that the first id of the text can be predicted.
+  void begin_with(int64_t id) { first_ = id; }
+
+  uint64_t size() const {
+    return (first_ ? 1 : 0) + (stream_ ? stream_->size() : ids_.size());
+  }  // number of ids
   void read(uint64_t offset, std::span<int64_t> out) const;
 
   // Returns the first windows of the text, on which the threshold p is solved (expert_budget.h).
@@ -33,6 +38,7 @@ class EvaluationText {
 
  private:
   std::filesystem::path path_;
+  std::optional<int64_t> first_;
   std::optional<data::TokenStream> stream_;
   std::vector<int64_t> ids_;
 };

@@ -42,6 +42,17 @@ TEST(EvaluationText, of_token_data_holds_their_ids) {
   EXPECT_THROW(EvaluationText(scratch / "ids.npy", 42), UsageError);
 }
 
+TEST(EvaluationText, begins_with_an_id_in_front_of_the_text) {
+  ScratchDirectory scratch;
+  write_file_atomically(scratch / "ids.npy", std::string("\5\0\7\0\x2a\0", 6));
+  EvaluationText text(scratch / "ids.npy", 64);
+  text.begin_with(9);
+  EXPECT_EQ(ids_of(text), (std::vector<int64_t>{9, 5, 7, 42}));
+  std::vector<int64_t> last(2);
+  text.read(2, last);
+  EXPECT_EQ(last, (std::vector<int64_t>{7, 42}));
+}
+
 TEST(EvaluationText, that_cannot_be_looked_at_gives_the_systems_reason) {
   ScratchDirectory scratch;
   std::filesystem::create_symlink("loop", scratch / "loop");

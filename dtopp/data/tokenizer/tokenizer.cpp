@@ -238,6 +238,15 @@ std::string Tokenizer::decode_generated(std::span<const int32_t> ids) const {
   return impl_->join(tokens);
 }
 
+int64_t Tokenizer::text_bytes(int32_t id) const {
+  const std::string* token = impl_->spelling(id);
+  if (token == nullptr || impl_->added.special.contains(*token)) return 0;
+  std::string bytes;
+  if (!impl_->byte_level_decoder) return static_cast<int64_t>(token->size());
+  impl_->model.alphabet().append_bytes(bytes, *token);
+  return static_cast<int64_t>(bytes.size());
+}
+
 int64_t Tokenizer::vocab_size() const {
   const int64_t largest = impl_->model.vocabulary().largest_id();
   return 1 + (impl_->added.by_id.empty() ? largest

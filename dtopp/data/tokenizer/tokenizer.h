@@ -33,6 +33,9 @@ class Tokenizer {
   // model's vocabulary is often padded.
   std::string decode_generated(std::span<const int32_t> ids) const;
 
+  // Returns the bytes that the id adds to a text; 0 for special tokens and for ids that do not exist.
+  int64_t text_bytes(int32_t id) const;
+
   int64_t vocab_size() const;  // 1 + the largest id
   std::optional<int32_t> token_to_id(std::string_view token) const;
   // The id of "<|endoftext|>". Throws DataError if the tokenizer has no such token.

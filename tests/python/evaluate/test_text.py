@@ -82,6 +82,27 @@ def test_perplexity_of_text_files(trained, tmp_path):
     check(evaluate(trained / "run", tmp_path / "c.jsonl.gz"), trained / "run", ids_of(DOCUMENTS))
 
 
+def test_documents_are_predicted_on_their_own(trained, tmp_path):
+    """Each document follows an end of text and is read in windows of its own, so its first token counts."""
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": document}) + "\n" for document in DOCUMENTS))
+    result = evaluate(trained / "run", tmp_path / "a.jsonl", "--by-document")
+    documents = [[0, *ids_of([document])] for document in DOCUMENTS if document]
+    nats = sum(reference_nll(trained / "run", ids) * (len(ids) - 1) for ids in documents)
+    assert result["tokens"] == sum(len(ids) - 1 for ids in documents)
+    assert result["nll"] * result["tokens"] == pytest.approx(nats, rel=1e-5)
+    assert result["bytes"] == sum(len(document.encode()) for document in DOCUMENTS)
+    assert result["bits_per_byte"] == pytest.approx(nats / math.log(2) / result["bytes"], rel=1e-5)
+
+
+def test_bits_per_byte_count_what_the_predicted_tokens_spell(trained, tmp_path):
+    (tmp_path / "a.txt").write_text(TEXT + "Ünïcödé.")
+    result = evaluate(trained / "run", tmp_path / "a.txt")
+    ids = ids_of([TEXT + "Ünïcödé."])
+    first = len(tokenizers.Tokenizer.from_file(str(TOKENIZER)).decode(ids[:1]).encode())
+    assert result["bytes"] == len((TEXT + "Ünïcödé.").encode()) - first
+    assert result["bits_per_byte"] == pytest.approx(result["nll"] / math.log(2) * result["tokens"] / result["bytes"], rel=1e-12)
+
+
 def test_perplexity_of_any_file_that_is_text(trained):
     """README.md as text: one document, whatever its name."""
     readme = tiny_run.ROOT / "README.md"
