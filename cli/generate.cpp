@@ -1,3 +1,6 @@
+#include "cli/generate.h"
+
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -5,7 +8,6 @@
 
 #include <unistd.h>
 
-#include "cli/inference.h"
 #include "cli/option_checks.h"
 #include "cli/standard_streams.h"
 #include "cli/stop_signals.h"
@@ -13,27 +15,9 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/base/format.h"
 #include "dtopp/base/steady_seconds.h"
-#include "dtopp/inference/generator.h"
-#include "dtopp/inference/text_generation.h"
 
 namespace dtopp::cli {
 namespace {
-
-struct GenerateOptions {
-  InferenceOptions inference;
-  inference::SamplingOptions sampling{.temperature = 0.8, .top_p = 0.95, .seed = 0};
-  std::string prompt;
-  std::string prompts_file;
-  int64_t max_tokens = 128;
-  bool show_experts = false;
-};
-
-std::vector<std::string> prompts_of(const GenerateOptions& options) {
-  if (options.prompts_file.empty() == options.prompt.empty())
-    throw UsageError("generate: needs either --prompt TEXT or --prompts FILE");
-  if (options.prompts_file.empty()) return {options.prompt};
-  return inference::read_prompts(options.prompts_file);
-}
 
 // Colors the text by the share of active experts, from blue (few) over green to red (all), with 256 terminal
 // colors.
@@ -44,46 +28,11 @@ std::string coloured(const std::string& text, double share) {
   return "\x1b[38;5;" + std::to_string(kColours[step]) + "m" + text + "\x1b[0m";
 }
 
-// Formats the text of one sequence during generation.
-class Writer {
- public:
-  Writer(const data::Tokenizer& tokenizer, bool show_experts, int64_t num_experts)
-      : text_(tokenizer), show_experts_(show_experts), num_experts_(static_cast<double>(num_experts)) {}
-
-  std::string add(const inference::GeneratedToken& token) {
-    std::string text = text_.add(token.id);
-    sum_ += token.active_experts;
-    count_ += 1;
-    if (!show_experts_ || text.empty()) return text;
-    if (isatty(STDOUT_FILENO) != 0) return coloured(text, token.active_experts / num_experts_);
-    return text + format("[%.1f]", token.active_experts);
-  }
-  std::string rest() const { return text_.rest(); }
-  double experts() const { return sum_; }  // sum over all tokens
-  int64_t tokens() const { return count_; }
-
- private:
-  inference::TextStream text_;
-  bool show_experts_;
-  double num_experts_;
-  double sum_ = 0;
-  int64_t count_ = 0;
-};
-
-// Prints and flushes the text. Throws DataError if the output is closed, which ends the generation.
-void write_now(const std::string& text) {
-  std::fwrite(text.data(), 1, text.size(), stdout);
-  flush_standard_output();
-}
-
-void print_rate(int64_t tokens, double seconds, double experts, const config::ModelConfig& config) {
-  const auto count = static_cast<double>(tokens);
-  std::fprintf(stderr, "dtopp: %lld tokens, %.1f tok/s", static_cast<long long>(tokens), count / seconds);
-  if (!config.is_dense() && tokens > 0) {
-    std::fprintf(stderr, ", %.2f of %lld experts per token", experts / count,
-                 static_cast<long long>(config.num_experts));
-  }
-  std::fprintf(stderr, "\n");
+std::vector<std::string> prompts_of(const GenerateOptions& options) {
+  if (options.prompts_file.empty() == options.prompt.empty())
+    throw UsageError("generate: needs --prompt TEXT, --prompts FILE or --interactive");
+  if (options.prompts_file.empty()) return {options.prompt};
+  return inference::read_prompts(options.prompts_file);
 }
 
 void generate_texts(const GenerateOptions& options) {
@@ -134,6 +83,30 @@ void generate_texts(const GenerateOptions& options) {
 
 }  // namespace
 
+std::string Writer::add(const inference::GeneratedToken& token) {
+  std::string text = text_.add(token.id);
+  sum_ += token.active_experts;
+  count_ += 1;
+  if (!show_experts_ || text.empty()) return text;
+  if (isatty(STDOUT_FILENO) != 0) return coloured(text, token.active_experts / num_experts_);
+  return text + format("[%.1f]", token.active_experts);
+}
+
+void write_now(const std::string& text) {
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  flush_standard_output();
+}
+
+void print_rate(int64_t tokens, double seconds, double experts, const config::ModelConfig& config) {
+  const auto count = static_cast<double>(tokens);
+  std::fprintf(stderr, "dtopp: %lld tokens, %.1f tok/s", static_cast<long long>(tokens), count / seconds);
+  if (!config.is_dense() && tokens > 0) {
+    std::fprintf(stderr, ", %.2f of %lld experts per token", experts / count,
+                 static_cast<long long>(config.num_experts));
+  }
+  std::fprintf(stderr, "\n");
+}
+
 void add_generate(CLI::App& app) {
   auto options = std::make_shared<GenerateOptions>();
   CLI::App* verb = app.add_subcommand("generate", "Generate text that continues a prompt");
@@ -159,7 +132,12 @@ void add_generate(CLI::App& app) {
   verb->add_flag("--show-experts", options->show_experts,
                  "color each token by the number of active experts (without a terminal: print the number in "
                  "brackets)");
-  verb->callback([options] { generate_texts(*options); });
+  verb->add_flag("--interactive", options->interactive,
+                 "continue the lines of standard input, with commands such as /target 2 between them")
+      ->excludes("--prompt")
+      ->excludes("--prompts");
+  verb->callback(
+      [options] { options->interactive ? generate_interactively(*options) : generate_texts(*options); });
 }
 
 }  // namespace dtopp::cli

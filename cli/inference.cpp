@@ -27,11 +27,13 @@ void add_inference_options(CLI::App& verb, InferenceOptions& options) {
   add_checkpoint_options(verb, options);
   verb.add_option("--tokenizer", options.tokenizer, "tokenizer.json file, for a checkpoint without one");
   verb.add_option("--target-experts", options.target_experts,
-                  "mean number of active experts per token, for which p is solved on --target-text")
+                  "mean number of active experts per token; p is solved for it")
       ->check(finite_number())
       ->check(CLI::PositiveNumber);
   verb.add_option("--target-text", options.target_text,
-                  "text file on which p is solved for --target-experts");
+                  "text file on which p is solved for --target-experts (default: the text that is evaluated, "
+                  "or else the run's "
+                  "validation data)");
 }
 
 checkpoint::Checkpoint open_named_checkpoint(const InferenceOptions& options, config::ModelType type) {
@@ -64,10 +66,13 @@ inference::InferenceModel load_model(const InferenceOptions& options,
 at::Tensor target_windows(const InferenceOptions& options, const checkpoint::Checkpoint& checkpoint,
                           const config::ModelConfig& config, const eval::EvaluationText* text) {
   if (options.target_text.empty()) {
-    if (text == nullptr)
+    if (text != nullptr) return text->beginning(config.sequence_length);
+    const std::vector<std::string>& validation = checkpoint.config().data.validation;
+    if (validation.empty())
       throw UsageError(
-          "--target-text: is missing; p is solved for another number of experts on this text file");
-    return text->beginning(config.sequence_length);
+          "--target-text: is missing, and the run has no validation data; p is solved for another number of "
+          "experts on this text file");
+    return eval::EvaluationText(validation.front(), config.vocab_size).beginning(config.sequence_length);
   }
   const auto ids = data::encode_file(
       options.target_text, inference::load_tokenizer(checkpoint, options.tokenizer, config.vocab_size));

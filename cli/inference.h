@@ -40,8 +40,8 @@ at::Device set_up_device(const InferenceOptions& options);
 inference::InferenceModel load_model(const InferenceOptions& options,
                                      const checkpoint::Checkpoint& checkpoint);
 
-// Returns the windows, int64 [B, L], on which p is solved: the beginning of --target-text, or else of `text`.
-// Throws UsageError if there is neither.
+// Returns the windows, int64 [B, L], on which p is solved: the beginning of --target-text, or else of `text`,
+// or else of the run's validation data. Throws UsageError if there is none of them.
 at::Tensor target_windows(const InferenceOptions& options, const checkpoint::Checkpoint& checkpoint,
                           const config::ModelConfig& config, const eval::EvaluationText* text = nullptr);
 

@@ -36,8 +36,8 @@ at::Tensor active_experts(const models::HiddenStates& states, const at::Tensor& 
 struct Generation::Sequence {
   size_t index = 0;
   models::KeyValueCache cache;
-  std::vector<int32_t> coming;  // ids that are not in the cache yet; empty: the prompt is finished
-  int64_t room = 0;             // maximum of generated tokens
+  std::vector<int32_t> coming;  // ids that are not in the cache yet
+  int64_t room = 0;             // tokens that may still be generated; 0: the sequence is finished
   int64_t generated = 0;
 };
 
@@ -63,48 +63,52 @@ Generation::Generation(const InferenceModel& model, std::span<const std::vector<
     : model_(model), options_(options) {
   for (size_t i = 0; i < prompts.size(); ++i) {
     if (prompts[i].empty()) throw std::invalid_argument("a prompt has no token");
-    if (max_tokens[i] <= 0) continue;
-    sequences_.push_back(std::make_unique<Sequence>(
-        Sequence{i, models::KeyValueCache(model.config.model.num_layers), prompts[i], max_tokens[i], 0}));
+    sequences_.push_back(
+        std::make_unique<Sequence>(Sequence{i, models::KeyValueCache(model.config.model.num_layers),
+                                            prompts[i], std::max<int64_t>(max_tokens[i], 0), 0}));
   }
 }
 
 Generation::~Generation() = default;
 
-void Generation::finish(size_t sequence) {
-  for (const auto& one : sequences_) {
-    if (one->index == sequence) one->coming.clear();
-  }
+void Generation::finish(size_t sequence) { sequences_.at(sequence)->room = 0; }
+
+void Generation::extend(size_t sequence, std::span<const int32_t> ids, int64_t max_tokens) {
+  Sequence& extended = *sequences_.at(sequence);
+  extended.coming.insert(extended.coming.end(), ids.begin(), ids.end());
+  extended.room = max_tokens;
 }
 
 std::vector<GeneratedToken> Generation::step() {
   const at::NoGradGuard no_grad;
-  std::erase_if(sequences_, [](const auto& sequence) { return sequence->coming.empty(); });
-  if (sequences_.empty()) return {};
+  std::vector<Sequence*> unfinished;
   std::vector<models::Segment> segments;
   std::vector<int64_t> tokens;
   for (const auto& sequence : sequences_) {
+    if (sequence->room == 0) continue;
+    unfinished.push_back(sequence.get());
     segments.push_back({static_cast<int64_t>(sequence->coming.size()), &sequence->cache, models::kNoParent});
     tokens.insert(tokens.end(), sequence->coming.begin(), sequence->coming.end());
   }
+  if (unfinished.empty()) return {};
   models::HiddenStates states = models::segment_states(
       model_.model, ops::to_device(at::tensor(tokens, at::kLong), model_.device()), segments, model_.routing);
   const at::Tensor rows = ops::to_device(last_rows(segments), model_.device());
-  const std::vector<int32_t> ids = choose(states.x_TD.index_select(0, rows));
+  const std::vector<int32_t> ids = choose(states.x_TD.index_select(0, rows), unfinished);
   const at::Tensor active = active_experts(states, rows);
   routing_ = std::move(states.routing);
   std::vector<GeneratedToken> generated;
-  for (size_t n = 0; n < sequences_.size(); ++n) {
-    Sequence& sequence = *sequences_[n];
+  for (size_t n = 0; n < unfinished.size(); ++n) {
+    Sequence& sequence = *unfinished[n];
     sequence.coming = {ids[n]};
     sequence.generated += 1;
-    if (sequence.generated == sequence.room) sequence.coming.clear();
+    sequence.room -= 1;
     generated.push_back({sequence.index, ids[n], active.const_data_ptr<double>()[n]});
   }
   return generated;
 }
 
-std::vector<int32_t> Generation::choose(const at::Tensor& x_ND) const {
+std::vector<int32_t> Generation::choose(const at::Tensor& x_ND, std::span<Sequence* const> sequences) const {
   std::vector<int32_t> ids;
   const at::Tensor head_VD = model_.model.head_VD();
   if (options_.temperature <= 0) {
@@ -115,10 +119,10 @@ std::vector<int32_t> Generation::choose(const at::Tensor& x_ND) const {
     return ids;
   }
   const at::Tensor logits = ops::linear(x_ND, head_VD).to(at::kFloat).cpu();
-  for (size_t n = 0; n < sequences_.size(); ++n) {
-    const RandomStream stream(options_.seed, "generation " + std::to_string(sequences_[n]->index));
+  for (size_t n = 0; n < sequences.size(); ++n) {
+    const RandomStream stream(options_.seed, "generation " + std::to_string(sequences[n]->index));
     ids.push_back(sample_token(logits[static_cast<int64_t>(n)], options_.temperature, options_.top_p,
-                               stream.uniform(static_cast<uint64_t>(sequences_[n]->generated))));
+                               stream.uniform(static_cast<uint64_t>(sequences[n]->generated))));
   }
   return ids;
 }

@@ -34,14 +34,16 @@ class Generation {
 
   // Generates one token for every unfinished prompt. Returns the tokens in prompt order; none after the last.
   std::vector<GeneratedToken> step();
-  void finish(size_t sequence);  // generates no more tokens for this prompt
+  void finish(size_t sequence);  // generates no more tokens for this prompt, until it is extended
+  // Adds ids behind the tokens of a prompt and continues it by at most `max_tokens`. The cache is kept.
+  void extend(size_t sequence, std::span<const int32_t> ids, int64_t max_tokens);
 
   // The routing of the last step: one RouteOutput per layer, for all its tokens.
   const std::vector<ops::RouteOutput>& routing() const { return routing_; }
 
  private:
   struct Sequence;
-  std::vector<int32_t> choose(const at::Tensor& x_ND) const;
+  std::vector<int32_t> choose(const at::Tensor& x_ND, std::span<Sequence* const> sequences) const;
 
   const InferenceModel& model_;
   SamplingOptions options_;

@@ -141,9 +141,85 @@ def test_text_that_nobody_takes_exits_3(run, tmp_path):
         assert_refused(done, 3, ["standard output", os.strerror(errno.ENOSPC)])
 
 
+def interact(run, lines, *arguments):
+    done = tiny_run.dtopp("generate", run, "--interactive", "--max-tokens", "12", *arguments, input="\n".join(lines) + "\n")
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_lines_and_pieces_are_one_text(run, tokenizer):
+    """Every piece is the reference model's greedy continuation of all that came before it."""
+    reference = tiny_language_run.Reference(run)
+    ids, pieces = [], []
+    for line in (PROMPT, "\nNobody", ""):
+        ids += tokenizer.encode(line).ids
+        pieces.append([])
+        for _ in range(12):
+            ids.append(reference.log_probs(ids)[-1].argmax().item())
+            if ids[-1] == 0:
+                break
+            pieces[-1].append(ids[-1])
+    done = interact(run, [PROMPT, "Nobody", ""], "--temperature", "0")
+    assert done.stdout == "".join(tokenizer.decode(piece) + "\n" for piece in pieces)
+    assert "not trained to answer" in done.stderr
+
+
+def test_a_text_longer_than_the_sequence_drops_its_beginning(run):
+    done = interact(run, [PROMPT] * 12)
+    assert done.stderr.count("12 tokens") + done.stderr.count("ended the text") >= 12
+    assert "oldest" in done.stderr
+
+
+def test_commands_change_the_session(run, tmp_path):
+    (tmp_path / "text.txt").write_text(tiny_language_run.TEXT * 20)
+    plain = interact(run, [PROMPT], "--temperature", "0").stdout
+    assert interact(run, ["something else", "/reset", PROMPT], "--temperature", "0").stdout.endswith(plain)
+    assert interact(run, ["/temperature 0", PROMPT, "/quit", PROMPT]).stdout == plain
+    again = interact(run, [PROMPT, "/again"], "--temperature", "1.5", "--top-p", "1").stdout
+    once = interact(run, [PROMPT], "--temperature", "1.5", "--top-p", "1").stdout
+    assert again.startswith(once) and again != once + once
+    if "dense" in str(run):
+        return
+    options = ["--temperature", "0", "--target-text", tmp_path / "text.txt"]
+    done = interact(run, ["/experts", "/target 1", PROMPT, "/target 8", "Nobody"], *options)
+    numbers = [float(number) for number in re.findall(r"\[(\d+\.\d)\]", done.stdout)]
+    assert set(numbers[:6]) == {1.0} and numbers[-1] == 8.0
+
+
+@pytest.mark.parametrize("line, names", [
+    ("/target", "/target"), ("/target much", "/target"), ("/target 99", "/target"), ("/target 2", "--target-text"),
+    ("/temperature -1", "/temperature"), ("/again", "/again"), ("/reset now", "/reset"), ("/bogus", "/bogus"),
+])
+def test_a_wrong_command_is_told_in_one_line_and_the_session_goes_on(run, line, names):
+    usual = interact(run, [PROMPT], "--temperature", "0")
+    done = interact(run, [line, PROMPT], "--temperature", "0")
+    assert done.stdout == usual.stdout
+    added = [told for told in done.stderr.splitlines() if told not in usual.stderr.splitlines() and "tok/s" not in told]
+    assert len(added) == 1 and added[0].startswith("dtopp: ")
+    if "dense" not in str(run):
+        assert names in added[0]
+
+
+def test_input_that_is_no_text_is_told_and_the_session_goes_on(run):
+    command = [tiny_run.BINARY, "generate", run, "--interactive", "--temperature", "0", "--max-tokens", "12"]
+    lines = b"\xff\xfe\n" + b"a" * (1 << 21) + b"\n" + PROMPT.encode() + b"\n"
+    done = subprocess.run(command, input=lines, capture_output=True)
+    assert done.returncode == 0
+    assert b"not valid UTF-8" in done.stderr and b"longer than 1 MiB" in done.stderr
+    assert done.stdout.decode() == interact(run, [PROMPT], "--temperature", "0").stdout
+
+
+def test_a_closed_output_ends_the_session_with_3(run):
+    with open("/dev/full", "w") as full:
+        done = tiny_run.dtopp("generate", run, "--interactive", input=PROMPT + "\n" + PROMPT + "\n", capture_output=False,
+                              stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode == 3, done.stderr
+
+
 @pytest.mark.parametrize("arguments, names", [
     ([], "--prompt"),
     (["--prompt", "a", "--prompts", "b"], "--prompts"),
+    (["--prompt", "a", "--interactive"], ["--prompt", "--interactive"]),
     (["--prompt", PROMPT * 20], "128"),
     (["--prompt", PROMPT, "--target-experts", "2"], "--target-text"),
     (["--prompt", PROMPT, "--target-text", "x"], ["--target-text", "--target-experts"]),
